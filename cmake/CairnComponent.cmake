@@ -1,0 +1,47 @@
+# cairn_component(NAME [DEPENDS component...] [LINK library...])
+#
+# Declares the library cairn::NAME from the folder it is called in:
+#   include/cairn/NAME/*.h   public headers, checked to compile alone (VERIFY_INTERFACE_HEADER_SETS)
+#   src/*.cpp                sources of every build
+#   src/<feature>/           sources of builds with that feature (cuda, nccl, gloo); src/no_<feature>.cpp of those without
+# DEPENDS are the components whose headers it may include: nothing else is on its include path.
+# LINK are private libraries: no public header may name them.
+set(CAIRN_FEATURES cuda nccl gloo)
+
+function(cairn_component name)
+  cmake_parse_arguments(arg "" "" "DEPENDS;LINK" ${ARGN})
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS include/*.h)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS src/*.cpp)
+  foreach(feature IN LISTS CAIRN_FEATURES)
+    string(TOUPPER ${feature} upper)
+    if(CAIRN_HAS_${upper})
+      list(FILTER sources EXCLUDE REGEX "/src/no_${feature}\\.cpp$")
+      if(feature STREQUAL cuda)
+        file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS src/cuda/*.cu)
+        list(APPEND sources ${device_sources})
+      endif()
+    else()
+      list(FILTER sources EXCLUDE REGEX "/src/${feature}/")
+    endif()
+  endforeach()
+
+  add_library(cairn_${name} ${sources})
+  add_library(cairn::${name} ALIAS cairn_${name})
+  set_target_properties(cairn_${name} PROPERTIES
+    EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON VERIFY_INTERFACE_HEADER_SETS ON)
+  target_compile_features(cairn_${name} PUBLIC cxx_std_20)
+  target_sources(cairn_${name} PUBLIC FILE_SET HEADERS BASE_DIRS include FILES ${headers})
+  target_include_directories(cairn_${name} PRIVATE src)
+  list(TRANSFORM arg_DEPENDS PREPEND cairn:: OUTPUT_VARIABLE dependencies)
+  target_link_libraries(cairn_${name} PUBLIC ${dependencies} PRIVATE $<BUILD_INTERFACE:cairn_private_options> ${arg_LINK})
+  if(CAIRN_HAS_OPENMP)
+    target_link_libraries(cairn_${name} PRIVATE OpenMP::OpenMP_CXX)
+  endif()
+  if(CAIRN_HAS_CUDA)
+    target_link_libraries(cairn_${name} PRIVATE CUDA::cudart)
+    target_compile_options(cairn_${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+  endif()
+  if(CAIRN_INSTALL)
+    install(TARGETS cairn_${name} EXPORT cairnTargets FILE_SET HEADERS)
+  endif()
+endfunction()

@@ -1,0 +1,94 @@
+// Memory: one caching allocator per device, with accounting by category, peaks and an optional capacity.
+//
+// Every allocation belongs to a category, taken from the innermost MemoryCategoryGuard of the calling thread. Freed blocks are kept
+// for reuse (stream-ordered on CUDA: a block goes back to the stream it was allocated on). Where a request fails or would pass the
+// capacity (CAIRN_DEVICE_MEMORY, or set_capacity), cached blocks are released and the request tried once more; then OutOfMemory says
+// what was asked, what each category holds, the largest live tensors, and what would help.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cairn/core/device.h"
+
+namespace cairn::core {
+
+enum class MemoryCategory : std::uint8_t {
+  parameters, gradients, optimizer_state, activations, workspace, communication, other
+};
+inline constexpr int kMemoryCategories = 7;
+std::string_view name(MemoryCategory category);
+
+/// Bytes in live tensors, by category and in all; peaks since the last reset_peak; bytes the allocator holds in all (live and cached).
+struct MemoryStats {
+  std::array<std::size_t, kMemoryCategories> current{};
+  std::array<std::size_t, kMemoryCategories> peak{};
+  std::size_t current_total = 0;
+  std::size_t peak_total = 0;
+  std::size_t reserved = 0;
+  std::uint64_t allocations = 0;         // requests served
+  std::uint64_t system_allocations = 0;  // of them, not from the cache
+
+  std::size_t of(MemoryCategory category) const { return current[static_cast<std::size_t>(category)]; }
+  std::size_t peak_of(MemoryCategory category) const { return peak[static_cast<std::size_t>(category)]; }
+};
+
+MemoryStats memory_stats(Device device);
+void reset_peak_memory(Device device);
+std::size_t memory_capacity(Device device);  // bytes; SIZE_MAX where unlimited
+/// Caps the bytes of live tensors on the device; SIZE_MAX lifts the cap.
+void set_memory_capacity(Device device, std::size_t bytes);
+void release_cached_memory(Device device);
+std::string memory_report(Device device);  // a table for people
+
+class MemoryCategoryGuard {
+ public:
+  explicit MemoryCategoryGuard(MemoryCategory category);
+  ~MemoryCategoryGuard();
+  MemoryCategoryGuard(const MemoryCategoryGuard&) = delete;
+  MemoryCategoryGuard& operator=(const MemoryCategoryGuard&) = delete;
+  static MemoryCategory current();
+
+ private:
+  MemoryCategory previous_;
+};
+
+/// A block of device memory, freed with its last owner. `version` counts writes that other code must notice (cast caches, saved tensors).
+class Storage {
+ public:
+  /// Uninitialised, aligned to 64 bytes. Throws OutOfMemory.
+  static std::shared_ptr<Storage> allocate(std::size_t bytes, Device device);
+  /// Page-locked host memory where CUDA is present, ordinary host memory elsewhere; on cpu:0.
+  static std::shared_ptr<Storage> allocate_pinned(std::size_t bytes);
+  /// Memory of somebody else; `owner` is dropped with the storage.
+  static std::shared_ptr<Storage> wrap(void* data, std::size_t bytes, Device device, std::shared_ptr<void> owner);
+
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+  MemoryCategory category() const { return category_; }
+  bool pinned() const { return pinned_; }
+  void set_category(MemoryCategory category);  // moves its bytes in the accounts
+
+  std::uint64_t version() const { return version_; }
+  void bump_version() { ++version_; }
+
+ private:
+  Storage() = default;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  Device device_;
+  MemoryCategory category_ = MemoryCategory::other;
+  bool pinned_ = false;
+  std::uint64_t version_ = 0;
+  std::shared_ptr<void> owner_;  // the allocator's block, or the foreign owner
+};
+
+}  // namespace cairn::core

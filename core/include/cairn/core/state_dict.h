@@ -1,0 +1,54 @@
+// StateDict: an ordered tree of tensors, numbers and text, the one form in which everything in Cairn saves and restores its state.
+//
+// Keys keep their order. Nested dictionaries flatten to "a.b.c" in files. Stateful is what can be put into a training state.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cairn/core/tensor.h"
+
+namespace cairn::core {
+
+class StateDict {
+ public:
+  using Value = std::variant<Tensor, double, std::int64_t, std::string, StateDict>;
+  using Entry = std::pair<std::string, Value>;
+
+  void set(const std::string& key, Value value);  // replaces; keys must not contain '.' nor be empty
+  bool contains(const std::string& key) const { return find(key) != nullptr; }
+  const Value* find(const std::string& key) const;
+
+  // Typed access. Throw DataError "[state] expected <kind> 'key', got ..." where absent or of another kind.
+  const Tensor& tensor(const std::string& key) const;
+  double number(const std::string& key) const;  // also from an integer
+  std::int64_t integer(const std::string& key) const;
+  const std::string& text(const std::string& key) const;
+  const StateDict& dict(const std::string& key) const;
+
+  std::size_t size() const { return entries_.size(); }
+  bool empty() const { return entries_.empty(); }
+  std::vector<Entry>::const_iterator begin() const { return entries_.begin(); }
+  std::vector<Entry>::const_iterator end() const { return entries_.end(); }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+/// Anything with state to save. load_state_dict reports every missing, surplus and mis-shaped entry in one DataError before it changes anything.
+class Stateful {
+ public:
+  virtual ~Stateful() = default;
+  virtual StateDict state_dict() const = 0;
+  virtual void load_state_dict(const StateDict& state) = 0;
+};
+
+}  // namespace cairn::core
+
+namespace cairn {
+using core::StateDict;
+using core::Stateful;
+}
