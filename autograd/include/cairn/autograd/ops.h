@@ -1,0 +1,113 @@
+// The differentiable operations. Each is recorded on the tape where gradients are on; shapes broadcast as in NumPy; errors name the op.
+//
+// Views (reshape, transpose, permute, slice, expand) share memory with their input where the layout allows.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "cairn/core/tensor.h"
+#include "cairn/kernels/conv.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/pool.h"
+#include "cairn/kernels/softmax.h"
+
+namespace cairn::autograd {
+
+// Element-wise. a and b broadcast; mixed floating dtypes promote to the widest.
+Tensor add(const Tensor& a, const Tensor& b);
+Tensor sub(const Tensor& a, const Tensor& b);
+Tensor mul(const Tensor& a, const Tensor& b);
+Tensor div(const Tensor& a, const Tensor& b);
+Tensor maximum(const Tensor& a, const Tensor& b);
+Tensor compare(kernels::BinaryOp op, const Tensor& a, const Tensor& b);  // eq ne lt le gt ge: boolean, no gradient
+Tensor affine(const Tensor& x, double scale, double shift);              // scale * x + shift
+Tensor pow(const Tensor& x, double exponent);
+Tensor exp(const Tensor& x);
+Tensor log(const Tensor& x);
+Tensor sqrt(const Tensor& x);
+Tensor tanh(const Tensor& x);
+Tensor sigmoid(const Tensor& x);
+Tensor relu(const Tensor& x);
+Tensor leaky_relu(const Tensor& x, double slope = 0.01);
+Tensor gelu(const Tensor& x, bool tanh_approximation = false);
+Tensor silu(const Tensor& x);
+Tensor dropout(const Tensor& x, double p);  // draws from core::Generator::current()
+
+// Reductions over the given dimensions; none given means all. keep_dims leaves them with size 1.
+Tensor sum(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
+Tensor mean(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
+Tensor max(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);  // gradient split evenly among equals
+Tensor argmax(const Tensor& x);  // over the last dimension: i64, no gradient; the first of equals
+
+// Shape and type.
+Tensor reshape(const Tensor& x, const Shape& shape);  // one size may be -1; copies where it must
+Tensor flatten(const Tensor& x, int start_dim = 1);
+Tensor transpose(const Tensor& x, int dim0, int dim1);
+Tensor permute(const Tensor& x, const Shape& order);
+Tensor expand(const Tensor& x, const Shape& shape);
+Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end);
+Tensor concat(const std::vector<Tensor>& xs, int dim = 0);
+Tensor contiguous(const Tensor& x);
+Tensor channels_last(const Tensor& x);  // [N, C, H, W], stored N H W C
+Tensor to(const Tensor& x, DType dtype);
+Tensor to(const Tensor& x, Device device);
+
+// Products, convolutions, pools.
+Tensor matmul(const Tensor& a, const Tensor& b);  // [..., M, K] x [..., K, N]
+enum class Activation { none, relu, gelu_tanh, gelu };
+/// x [..., I], weight [O, I], bias [O] or undefined; the activation runs in the product's epilogue.
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Activation activation = Activation::none);
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const kernels::Conv2dOptions& options = {});
+/// x [N, I, H, W], weight [I, O / groups, kH, kW]; output size (H - 1) stride - 2 padding + dilation (kH - 1) + output_padding + 1.
+Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const kernels::Conv2dOptions& options = {},
+                        std::array<std::int64_t, 2> output_padding = {0, 0});
+Tensor max_pool2d(const Tensor& x, const kernels::Pool2dOptions& options = {});
+Tensor avg_pool2d(const Tensor& x, const kernels::Pool2dOptions& options = {});
+Tensor global_avg_pool2d(const Tensor& x);  // [N, C, H, W] -> [N, C]
+Tensor embedding(const Tensor& weight, const Tensor& index);  // weight [V, D], index [...] i64 -> [..., D]
+
+// Normalisations.
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);  // over the last dimension
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);
+struct BatchNormOptions {
+  bool training = true;
+  double momentum = 0.1;
+  double eps = 1e-5;
+  bool relu = false;  // fused
+};
+/// Training updates running_mean and running_var in place (not while recomputing).
+Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
+                  const BatchNormOptions& options = {});
+Tensor softmax(const Tensor& x, const kernels::SoftmaxOptions& options = {});  // over the last dimension
+Tensor log_softmax(const Tensor& x);
+
+// Losses.
+enum class Reduction { none, mean, sum };
+struct CrossEntropyOptions {
+  Reduction reduction = Reduction::mean;  // mean over the targets that are not ignored
+  std::int64_t ignore_index = -100;
+  double label_smoothing = 0.0;
+};
+Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyOptions& options = {});  // logits [N, V] or [..., V]; target i64; f32 result
+Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
+Tensor bce_with_logits(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
+
+/// softmax(q k^T / sqrt(D)) v. q, k, v [B, H, T, D].
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double dropout = 0.0);
+
+}  // namespace cairn::autograd
+
+// Operators live in Tensor's namespace, where argument-dependent lookup finds them.
+namespace cairn::core {
+Tensor operator+(const Tensor& a, const Tensor& b);
+Tensor operator-(const Tensor& a, const Tensor& b);
+Tensor operator*(const Tensor& a, const Tensor& b);
+Tensor operator/(const Tensor& a, const Tensor& b);
+Tensor operator+(const Tensor& a, double b);
+Tensor operator-(const Tensor& a, double b);
+Tensor operator*(const Tensor& a, double b);
+Tensor operator/(const Tensor& a, double b);
+Tensor operator*(double a, const Tensor& b);
+Tensor operator-(const Tensor& a);
+}  // namespace cairn::core

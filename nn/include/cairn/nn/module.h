@@ -1,0 +1,89 @@
+// Module: a layer or model: named parameters, buffers and children, a forward, and state.
+//
+//   class Block : public nn::Module {
+//    public:
+//     Block() : fc_(add_module("fc", nn::Linear(10, 20))) {}
+//     Tensor forward(const Tensor& x) override { return autograd::relu((*fc_)(x)); }
+//    private:
+//     std::shared_ptr<nn::Linear> fc_;
+//   };
+//
+// Modules move but do not copy (clone() does). Parameters are f32 leaves that require a gradient; amp::initialize and to() change their
+// dtype or device in place: every handle to a parameter stays valid.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cairn/core/state_dict.h"
+#include "cairn/core/tensor.h"
+
+namespace cairn::nn {
+
+class Module : public core::Stateful {
+ public:
+  using Forward = std::function<Tensor(const Tensor&)>;
+  using ForwardWrapper = std::function<Tensor(const Tensor& x, const Forward& next)>;
+
+  Module() = default;
+  Module(Module&&) = default;
+  Module& operator=(Module&&) = default;
+
+  virtual std::string kind() const = 0;  // "Linear"
+  virtual Tensor forward(const Tensor& x) = 0;
+  /// Runs the wrappers (outermost last added), then forward.
+  Tensor operator()(const Tensor& x);
+  /// Puts itself around every later call: amp's input and output casts are such wrappers.
+  void add_forward_wrapper(ForwardWrapper wrapper) { wrappers_.push_back(std::move(wrapper)); }
+
+  /// Parameters with full names ("0.weight", "block.fc.bias") in registration order; a tied parameter once, under its first name.
+  NamedTensors parameters() const;
+  NamedTensors buffers() const;
+  /// This module and all below it, parents first, with full names ("" for this one).
+  std::vector<std::pair<std::string, Module*>> modules();
+  void apply(const std::function<void(Module&)>& f);  // children first
+
+  Module& train(bool training = true);
+  Module& eval() { return train(false); }
+  bool training() const { return training_; }
+
+  Module& to(DType dtype);    // floating parameters and buffers
+  Module& to(Device device);
+  void clear_grad();
+
+  /// Parameters (the f32 master where there is one: files hold full precision) and buffers, nested by module.
+  StateDict state_dict() const override;
+  /// Writes values into the existing tensors: into the master and, rounded, into the half weight where there is a master. Reports every missing,
+  /// surplus and mis-shaped entry in one DataError before anything changes.
+  void load_state_dict(const StateDict& state) override;
+
+  std::string extra() const { return extra_; }  // sizes and options, for the summary
+
+ protected:
+  Tensor add_parameter(const std::string& name, Tensor value);  // marks it a leaf that requires a gradient
+  Tensor add_buffer(const std::string& name, Tensor value);
+  template <class M>
+  std::shared_ptr<M> add_module(const std::string& name, M module) {
+    auto shared = std::make_shared<M>(std::move(module));
+    add_child(name, shared);
+    return shared;
+  }
+  void add_child(const std::string& name, std::shared_ptr<Module> module);
+  const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const { return children_; }
+  std::string extra_;
+
+ private:
+  NamedTensors parameters_;
+  NamedTensors buffers_;
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  std::vector<ForwardWrapper> wrappers_;
+  bool training_ = true;
+};
+
+/// A table of every module with its output shape for an input of `input_shape`, its parameters and bytes, and totals.
+std::string summary(Module& module, const Shape& input_shape, DType dtype = DType::f32);
+
+}  // namespace cairn::nn
