@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "cairn/core/device.h"
 
@@ -56,6 +57,8 @@ class MemoryCategoryGuard {
   MemoryCategory previous_;
 };
 
+class Allocator;
+
 /// A block of device memory, freed with its last owner. `version` counts writes that other code must notice (cast caches, saved tensors).
 class Storage {
  public:
@@ -81,6 +84,7 @@ class Storage {
   void bump_version() { ++version_; }
 
  private:
+  friend class Allocator;
   Storage() = default;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
@@ -88,7 +92,14 @@ class Storage {
   MemoryCategory category_ = MemoryCategory::other;
   bool pinned_ = false;
   std::uint64_t version_ = 0;
-  std::shared_ptr<void> owner_;  // the allocator's block, or the foreign owner
+  std::shared_ptr<void> owner_;  // of foreign memory
+
+  // The allocator's: null for foreign memory.
+  Allocator* allocator_ = nullptr;
+  std::size_t block_bytes_ = 0;      // what the block holds, at least bytes_
+  void* stream_ = nullptr;           // CUDA: whose order the block is reused in
+  Storage* previous_ = nullptr;      // the list of live storages, for reports
+  Storage* next_ = nullptr;
 };
 
 }  // namespace cairn::core

@@ -35,6 +35,8 @@ class Stream {
   explicit Stream(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
  private:
+  friend class Event;
+  friend class StreamGuard;
   std::shared_ptr<Impl> impl_;
 };
 

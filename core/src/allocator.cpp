@@ -1,0 +1,185 @@
+#include "allocator.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "cairn/core/error.h"
+#include "poison.h"
+
+namespace cairn::core {
+
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kSlack = std::size_t{256} << 20;  // cached beyond the live peak before trimming
+
+constexpr std::size_t round_up(std::size_t bytes, std::size_t step) {
+  return (bytes + step - 1) / step * step;
+}
+
+}  // namespace
+
+std::size_t block_size(std::size_t bytes) {
+  CAIRN_CHECK(bytes <= SIZE_MAX / 4, "allocate", "expected a size that fits in memory, got ", bytes,
+              " bytes");
+  const std::size_t padded = std::max(bytes, kAlignment) + kPoisonedTail;
+  const std::size_t step = std::max(kAlignment, std::bit_floor(padded) / 8);
+  const std::size_t block = round_up(padded, step);
+  return block < kHugePage ? block : round_up(block, kHugePage);
+}
+
+Allocator::Allocator(Device device, bool pinned, SystemMemory* system)
+    : device_(device),
+      pinned_(pinned),
+      system_(system),
+      capacity_(pinned ? SIZE_MAX : capacity_from_environment(device)) {}
+
+void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory category,
+                         void* stream) {
+  const std::size_t block_bytes = block_size(bytes);
+  const std::lock_guard lock(mutex_);
+  if (over_capacity(bytes)) fail_out_of_memory(bytes, category);
+  void* data = take_block(block_bytes, stream);
+  if (data == nullptr) fail_out_of_memory(bytes, category);
+  most_live_ = std::max(most_live_, stats_.reserved - cached_);
+  if (device_.is_cpu()) unpoison(data, bytes);
+  storage.data_ = data;
+  storage.bytes_ = bytes;
+  storage.device_ = device_;
+  storage.category_ = category;
+  storage.pinned_ = pinned_;
+  storage.allocator_ = this;
+  storage.block_bytes_ = block_bytes;
+  storage.stream_ = stream;
+  link(storage);
+  count(bytes, category);
+  ++stats_.allocations;
+}
+
+void* Allocator::take_block(std::size_t block_bytes, void* stream) {
+  if (const auto found = cache_.find({block_bytes, stream});
+      found != cache_.end() && !found->second.empty()) {
+    void* data = found->second.back();
+    found->second.pop_back();
+    cached_ -= block_bytes;
+    return data;
+  }
+  trim_for(block_bytes);
+  void* data = system_->allocate(block_bytes);
+  if (data == nullptr && cached_ > 0) {
+    release_cached_locked();
+    data = system_->allocate(block_bytes);
+  }
+  if (data == nullptr) return nullptr;
+  stats_.reserved += block_bytes;
+  ++stats_.system_allocations;
+  if (device_.is_cpu()) poison(data, block_bytes);
+  return data;
+}
+
+bool Allocator::over_capacity(std::size_t bytes) const {
+  return stats_.current_total > capacity_ || bytes > capacity_ - stats_.current_total;
+}
+
+void Allocator::trim_for(std::size_t block_bytes) {
+  const std::size_t reserved = stats_.reserved + block_bytes;
+  if (reserved > capacity_ || reserved > most_live_ + most_live_ / 4 + kSlack) {
+    release_cached_locked();
+  }
+}
+
+void Allocator::free(Storage& storage) noexcept {
+  const std::lock_guard lock(mutex_);
+  unlink(storage);
+  stats_.current[static_cast<std::size_t>(storage.category_)] -= storage.bytes_;
+  stats_.current_total -= storage.bytes_;
+  if (device_.is_cpu()) poison(storage.data_, storage.block_bytes_);
+  try {
+    cache_[{storage.block_bytes_, storage.stream_}].push_back(storage.data_);
+    cached_ += storage.block_bytes_;
+  } catch (const std::bad_alloc&) {  // no room to note it: give it back instead
+    if (device_.is_cpu()) unpoison(storage.data_, storage.block_bytes_);
+    system_->release(storage.data_, storage.block_bytes_);
+    stats_.reserved -= storage.block_bytes_;
+  }
+}
+
+void Allocator::release_cached_locked() noexcept {
+  for (auto& [key, blocks] : cache_) {
+    for (void* data : blocks) {
+      if (device_.is_cpu()) unpoison(data, key.first);
+      system_->release(data, key.first);
+    }
+    stats_.reserved -= key.first * blocks.size();
+  }
+  cache_.clear();
+  cached_ = 0;
+}
+
+void Allocator::count(std::size_t bytes, MemoryCategory category) {
+  const auto c = static_cast<std::size_t>(category);
+  stats_.current[c] += bytes;
+  stats_.current_total += bytes;
+  stats_.peak[c] = std::max(stats_.peak[c], stats_.current[c]);
+  stats_.peak_total = std::max(stats_.peak_total, stats_.current_total);
+}
+
+void Allocator::move_category(Storage& storage, MemoryCategory to) {
+  const std::lock_guard lock(mutex_);
+  stats_.current[static_cast<std::size_t>(storage.category_)] -= storage.bytes_;
+  stats_.current_total -= storage.bytes_;
+  storage.category_ = to;
+  count(storage.bytes_, to);
+}
+
+void Allocator::link(Storage& storage) {
+  storage.next_ = live_;
+  storage.previous_ = nullptr;
+  if (live_ != nullptr) live_->previous_ = &storage;
+  live_ = &storage;
+}
+
+void Allocator::unlink(Storage& storage) {
+  if (storage.previous_ != nullptr) {
+    storage.previous_->next_ = storage.next_;
+  } else {
+    live_ = storage.next_;
+  }
+  if (storage.next_ != nullptr) storage.next_->previous_ = storage.previous_;
+}
+
+MemoryStats Allocator::stats() {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void Allocator::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  stats_.peak = stats_.current;
+  stats_.peak_total = stats_.current_total;
+}
+
+std::size_t Allocator::capacity() {
+  const std::lock_guard lock(mutex_);
+  return capacity_;
+}
+
+void Allocator::set_capacity(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  capacity_ = bytes;
+  if (stats_.reserved > capacity_) release_cached_locked();
+}
+
+void Allocator::release_cached() {
+  const std::lock_guard lock(mutex_);
+  release_cached_locked();
+}
+
+std::string Allocator::report() {
+  const std::lock_guard lock(mutex_);
+  return table() + largest_tensors();
+}
+
+}  // namespace cairn::core

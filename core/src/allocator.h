@@ -1,0 +1,80 @@
+// The caching allocator: one for each device, and one for pinned host memory.
+//
+// Requests are rounded up to size classes, eight to a doubling, so freed blocks fit later requests and at most an eighth is lost.
+// A freed block waits in the list of its class (and CUDA stream: work queued before it was freed is done before later work of the
+// same stream touches it again). Cached blocks go back to the system where a request fails, would take the device past its capacity,
+// or would take the allocator far past the most that was ever live.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cairn/core/memory.h"
+
+namespace cairn::core {
+
+/// Where an allocator's blocks come from.
+class SystemMemory {
+ public:
+  virtual ~SystemMemory() = default;
+  virtual void* allocate(std::size_t bytes) = 0;  // nullptr where there is not that much
+  virtual void release(void* data, std::size_t bytes) noexcept = 0;
+};
+
+/// Bytes of the block that serves a request: 64-byte steps, eight classes to a doubling, whole huge pages from 2 MiB.
+std::size_t block_size(std::size_t bytes);
+
+class Allocator {
+ public:
+  Allocator(Device device, bool pinned, SystemMemory* system);
+
+  /// Fills in storage's memory. Throws OutOfMemory.
+  void allocate(Storage& storage, std::size_t bytes, MemoryCategory category, void* stream);
+  void free(Storage& storage) noexcept;
+  void move_category(Storage& storage, MemoryCategory to);
+
+  MemoryStats stats();
+  void reset_peak();
+  std::size_t capacity();
+  void set_capacity(std::size_t bytes);
+  void release_cached();
+  std::string report();
+
+ private:
+  using CacheKey = std::pair<std::size_t, void*>;  // block size, stream
+
+  void* take_block(std::size_t block_bytes, void* stream);
+  bool over_capacity(std::size_t bytes) const;
+  void trim_for(std::size_t block_bytes);
+  void release_cached_locked() noexcept;
+  void count(std::size_t bytes, MemoryCategory category);
+  void link(Storage& storage);
+  void unlink(Storage& storage);
+  [[noreturn]] void fail_out_of_memory(std::size_t bytes, MemoryCategory category) const;
+  std::string table() const;
+  std::string largest_tensors() const;
+
+  const Device device_;
+  const bool pinned_;
+  SystemMemory* const system_;
+  std::mutex mutex_;
+  std::map<CacheKey, std::vector<void*>> cache_;
+  std::size_t cached_ = 0;       // bytes in cache_
+  std::size_t most_live_ = 0;    // bytes of live blocks, at most ever
+  std::size_t capacity_;
+  MemoryStats stats_;
+  Storage* live_ = nullptr;
+};
+
+Allocator& allocator_of(Device device);  // checks that the device exists
+Allocator& pinned_allocator();           // of page-locked host memory; CUDA builds only
+
+/// The capacity that CAIRN_DEVICE_MEMORY gives a device: "512M" for each one, or "cpu:0=1G,cpu:1=512M"; SIZE_MAX where it says nothing.
+std::size_t capacity_from_environment(Device device);
+
+/// "1.5 MiB"
+std::string readable_bytes(std::size_t bytes);
+
+}  // namespace cairn::core

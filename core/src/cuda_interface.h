@@ -1,0 +1,37 @@
+// All that core asks of CUDA. src/cuda/ implements it on the runtime API; no_cuda.cpp says no.
+// Streams and events are the driver's handles as void*. Calls throw DeviceError unless said otherwise.
+#pragma once
+
+#include <cstddef>
+
+#include "cairn/core/device.h"
+
+namespace cairn::core::cuda {
+
+int device_count();         // 0 without toolkit, driver or GPU; never throws
+const char* absence_hint();  // " (...)" for messages about a CUDA device that does not exist
+
+int current_device();
+void set_device(int index);
+
+void* allocate(int device, std::size_t bytes);  // nullptr where the device has not that much left
+void release(int device, void* data) noexcept;
+void* allocate_pinned(std::size_t bytes);  // nullptr where the host has not that much left
+void release_pinned(void* data) noexcept;
+
+void copy(void* dst, Device dst_device, const void* src, Device src_device, std::size_t bytes,
+          void* stream);
+void zero(void* data, std::size_t bytes, int device, void* stream);
+
+void* create_stream(int device, const char* name);
+void destroy_stream(void* stream) noexcept;
+void synchronize_stream(void* stream);
+void wait_event(void* stream, void* event);
+
+void* create_event(int device);
+void destroy_event(void* event) noexcept;
+void record_event(void* event, void* stream);
+bool event_done(void* event);
+void synchronize_event(void* event);
+
+}  // namespace cairn::core::cuda

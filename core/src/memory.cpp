@@ -1,0 +1,184 @@
+#include "cairn/core/memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "allocator.h"
+#include "cairn/core/error.h"
+#include "cairn/core/stream.h"
+#include "cuda_interface.h"
+#include "environment.h"
+
+namespace cairn::core {
+
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+thread_local MemoryCategory current_category = MemoryCategory::other;
+
+// Small blocks from the heap; from 2 MiB on, whole huge pages where the kernel has them: memory-bound kernels then miss the TLB less.
+class HostMemory final : public SystemMemory {
+ public:
+  void* allocate(std::size_t bytes) override {
+    return bytes < kHugePage ? std::aligned_alloc(64, bytes) : map(bytes);
+  }
+  void release(void* data, std::size_t bytes) noexcept override {
+    if (bytes < kHugePage) {
+      std::free(data);
+    } else {
+      munmap(data, bytes);
+    }
+  }
+
+ private:
+  static void* map(std::size_t bytes) {
+    const std::size_t padded = bytes + kHugePage;
+    void* raw = mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) return nullptr;
+    auto* begin = static_cast<char*>(raw);
+    const std::size_t head =
+        (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) % kHugePage;
+    if (head > 0) munmap(begin, head);
+    munmap(begin + head + bytes, padded - head - bytes);
+    madvise(begin + head, bytes, MADV_HUGEPAGE);  // advice: a refusal costs speed only
+    return begin + head;
+  }
+};
+
+class CudaMemory final : public SystemMemory {
+ public:
+  explicit CudaMemory(int device) : device_(device) {}
+  void* allocate(std::size_t bytes) override { return cuda::allocate(device_, bytes); }
+  void release(void* data, std::size_t) noexcept override { cuda::release(device_, data); }
+
+ private:
+  int device_;
+};
+
+class PinnedMemory final : public SystemMemory {
+ public:
+  void* allocate(std::size_t bytes) override { return cuda::allocate_pinned(bytes); }
+  void release(void* data, std::size_t) noexcept override { cuda::release_pinned(data); }
+};
+
+// Never destroyed: tensors in static objects may outlive everything here.
+std::vector<Allocator*> make_allocators(DeviceType type) {
+  static auto* host = new HostMemory;
+  std::vector<Allocator*> allocators;
+  for (int i = 0; i < device_count(type); ++i) {
+    SystemMemory* system = host;
+    if (type == DeviceType::cuda) system = new CudaMemory(i);
+    allocators.push_back(new Allocator({type, i}, /*pinned=*/false, system));
+  }
+  return allocators;
+}
+
+std::size_t checked_capacity(std::string_view text) {
+  return parse_bytes(text, "CAIRN_DEVICE_MEMORY");
+}
+
+}  // namespace
+
+std::size_t capacity_from_environment(Device device) {
+  const char* variable = std::getenv("CAIRN_DEVICE_MEMORY");
+  std::size_t capacity = SIZE_MAX;
+  std::string_view rest = variable == nullptr ? "" : variable;
+  while (!rest.empty()) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), item.size() + 1));
+    const std::size_t equals = item.find('=');
+    if (equals == std::string_view::npos) {
+      capacity = checked_capacity(item);
+    } else if (Device::parse(item.substr(0, equals)) == device) {
+      return checked_capacity(item.substr(equals + 1));
+    }
+  }
+  return capacity;
+}
+
+Allocator& allocator_of(Device device) {
+  check_exists(device);
+  static const auto* cpu = new std::vector<Allocator*>(make_allocators(DeviceType::cpu));
+  static const auto* cuda = new std::vector<Allocator*>(make_allocators(DeviceType::cuda));
+  return *(device.is_cpu() ? *cpu : *cuda)[static_cast<std::size_t>(device.index)];
+}
+
+Allocator& pinned_allocator() {
+  static auto* allocator = new Allocator({}, /*pinned=*/true, new PinnedMemory);
+  return *allocator;
+}
+
+std::string_view name(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::parameters: return "parameters";
+    case MemoryCategory::gradients: return "gradients";
+    case MemoryCategory::optimizer_state: return "optimizer_state";
+    case MemoryCategory::activations: return "activations";
+    case MemoryCategory::workspace: return "workspace";
+    case MemoryCategory::communication: return "communication";
+    case MemoryCategory::other: return "other";
+  }
+  return "unknown";
+}
+
+MemoryStats memory_stats(Device device) { return allocator_of(device).stats(); }
+void reset_peak_memory(Device device) { allocator_of(device).reset_peak(); }
+std::size_t memory_capacity(Device device) { return allocator_of(device).capacity(); }
+void set_memory_capacity(Device device, std::size_t bytes) {
+  allocator_of(device).set_capacity(bytes);
+}
+void release_cached_memory(Device device) { allocator_of(device).release_cached(); }
+std::string memory_report(Device device) { return allocator_of(device).report(); }
+
+MemoryCategoryGuard::MemoryCategoryGuard(MemoryCategory category) : previous_(current_category) {
+  current_category = category;
+}
+MemoryCategoryGuard::~MemoryCategoryGuard() { current_category = previous_; }
+MemoryCategory MemoryCategoryGuard::current() { return current_category; }
+
+std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
+  Allocator& allocator = allocator_of(device);
+  std::shared_ptr<Storage> storage(new Storage);
+  storage->device_ = device;
+  if (bytes == 0) return storage;
+  void* stream = device.is_cuda() ? Stream::current(device).native() : nullptr;
+  allocator.allocate(*storage, bytes, current_category, stream);
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::allocate_pinned(std::size_t bytes) {
+  if (!cuda_available() || bytes == 0) return allocate(bytes, {});
+  std::shared_ptr<Storage> storage(new Storage);
+  pinned_allocator().allocate(*storage, bytes, current_category, nullptr);
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::wrap(void* data, std::size_t bytes, Device device,
+                                       std::shared_ptr<void> owner) {
+  check_exists(device);
+  std::shared_ptr<Storage> storage(new Storage);
+  storage->data_ = data;
+  storage->bytes_ = bytes;
+  storage->device_ = device;
+  storage->owner_ = std::move(owner);
+  return storage;
+}
+
+Storage::~Storage() {
+  if (allocator_ != nullptr) allocator_->free(*this);
+}
+
+void Storage::set_category(MemoryCategory category) {
+  if (allocator_ != nullptr) {
+    allocator_->move_category(*this, category);
+  } else {
+    category_ = category;
+  }
+}
+
+}  // namespace cairn::core

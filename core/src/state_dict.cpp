@@ -1,0 +1,74 @@
+#include "cairn/core/state_dict.h"
+
+#include <algorithm>
+
+#include "cairn/core/error.h"
+
+namespace cairn::core {
+
+namespace {
+
+const char* kind_name(const StateDict::Value& value) {
+  static constexpr const char* kNames[] = {"tensor", "number", "integer", "text", "dictionary"};
+  return kNames[value.index()];
+}
+
+template <class T>
+const T& get(const StateDict& state, const std::string& key, const char* expected) {
+  const StateDict::Value* value = state.find(key);
+  if (value == nullptr) {
+    fail<DataError>("state", "expected ", expected, " '", key, "', got nothing of that name");
+  }
+  const T* result = std::get_if<T>(value);
+  if (result == nullptr) {
+    fail<DataError>("state", "expected ", expected, " '", key, "', got a ", kind_name(*value));
+  }
+  return *result;
+}
+
+}  // namespace
+
+void StateDict::set(const std::string& key, Value value) {
+  CAIRN_CHECK(!key.empty() && key.find('.') == std::string::npos, "state",
+              "expected a key without '.' and not empty, got '", key, "'");
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const Entry& entry) { return entry.first == key; });
+  if (found != entries_.end()) {
+    found->second = std::move(value);
+  } else {
+    entries_.emplace_back(key, std::move(value));
+  }
+}
+
+const StateDict::Value* StateDict::find(const std::string& key) const {
+  for (const Entry& entry : entries_) {
+    if (entry.first == key) return &entry.second;
+  }
+  return nullptr;
+}
+
+const Tensor& StateDict::tensor(const std::string& key) const {
+  return get<Tensor>(*this, key, "tensor");
+}
+
+double StateDict::number(const std::string& key) const {
+  const Value* value = find(key);
+  if (value != nullptr && std::holds_alternative<std::int64_t>(*value)) {
+    return static_cast<double>(std::get<std::int64_t>(*value));
+  }
+  return get<double>(*this, key, "number");
+}
+
+std::int64_t StateDict::integer(const std::string& key) const {
+  return get<std::int64_t>(*this, key, "integer");
+}
+
+const std::string& StateDict::text(const std::string& key) const {
+  return get<std::string>(*this, key, "text");
+}
+
+const StateDict& StateDict::dict(const std::string& key) const {
+  return get<StateDict>(*this, key, "dictionary");
+}
+
+}  // namespace cairn::core
