@@ -1,9 +1,10 @@
 // The caching allocator: one for each device, and one for pinned host memory.
 //
-// Requests are rounded up to size classes, eight to a doubling, so freed blocks fit later requests and at most an eighth is lost.
-// A freed block waits in the list of its class (and CUDA stream: work queued before it was freed is done before later work of the
-// same stream touches it again). Cached blocks go back to the system where a request fails, would take the device past its capacity,
-// or would take the allocator far past the most that was ever live.
+// Requests are rounded up to size classes, eight to a doubling, so freed blocks fit later requests
+// and at most an eighth is lost. A freed block waits in the list of its class (and CUDA stream:
+// work queued before it was freed is done before later work of the same stream touches it again).
+// Cached blocks go back to the system where a request fails, would take the device past its
+// capacity, or would take the allocator far past the most that was ever live.
 #pragma once
 
 #include <map>
@@ -23,7 +24,8 @@ class SystemMemory {
   virtual void release(void* data, std::size_t bytes) noexcept = 0;
 };
 
-/// Bytes of the block that serves a request: 64-byte steps, eight classes to a doubling, whole huge pages from 2 MiB.
+/// Bytes of the block that serves a request: 64-byte steps, eight classes to a doubling, whole huge
+/// pages from 2 MiB.
 std::size_t block_size(std::size_t bytes);
 
 class Allocator {
@@ -61,8 +63,8 @@ class Allocator {
   SystemMemory* const system_;
   std::mutex mutex_;
   std::map<CacheKey, std::vector<void*>> cache_;
-  std::size_t cached_ = 0;       // bytes in cache_
-  std::size_t most_live_ = 0;    // bytes of live blocks, at most ever
+  std::size_t cached_ = 0;     // bytes in cache_
+  std::size_t most_live_ = 0;  // bytes of live blocks, at most ever
   std::size_t capacity_;
   MemoryStats stats_;
   Storage* live_ = nullptr;
@@ -71,7 +73,8 @@ class Allocator {
 Allocator& allocator_of(Device device);  // checks that the device exists
 Allocator& pinned_allocator();           // of page-locked host memory; CUDA builds only
 
-/// The capacity that CAIRN_DEVICE_MEMORY gives a device: "512M" for each one, or "cpu:0=1G,cpu:1=512M"; SIZE_MAX where it says nothing.
+/// The capacity that CAIRN_DEVICE_MEMORY gives a device: "512M" for each one, or
+/// "cpu:0=1G,cpu:1=512M"; SIZE_MAX where it says nothing.
 std::size_t capacity_from_environment(Device device);
 
 /// "1.5 MiB"

@@ -1,5 +1,6 @@
 // All that core asks of CUDA. src/cuda/ implements it on the runtime API; no_cuda.cpp says no.
-// Streams and events are the driver's handles as void*. Calls throw DeviceError unless said otherwise.
+// Streams and events are the driver's handles as void*. Calls throw DeviceError unless said
+// otherwise.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 
 namespace cairn::core::cuda {
 
-int device_count();         // 0 without toolkit, driver or GPU; never throws
+int device_count();          // 0 without toolkit, driver or GPU; never throws
 const char* absence_hint();  // " (...)" for messages about a CUDA device that does not exist
 
 int current_device();

@@ -42,7 +42,9 @@ int device_count(DeviceType type) {
   return type == DeviceType::cpu ? cpu_device_count() : cuda::device_count();
 }
 
-bool cuda_available() { return device_count(DeviceType::cuda) > 0; }
+bool cuda_available() {
+  return device_count(DeviceType::cuda) > 0;
+}
 
 void check_exists(Device device) {
   if (device.index >= 0 && device.index < device_count(device.type)) return;
@@ -75,6 +77,8 @@ std::string to_string(Device device) {
   return (device.is_cpu() ? "cpu:" : "cuda:") + std::to_string(device.index);
 }
 
-std::ostream& operator<<(std::ostream& out, Device device) { return out << to_string(device); }
+std::ostream& operator<<(std::ostream& out, Device device) {
+  return out << to_string(device);
+}
 
 }  // namespace cairn::core

@@ -13,14 +13,19 @@ constexpr std::array kAll = {DType::f16, DType::bf16, DType::f32, DType::f64,
 // Among integers and bool the wider one holds every value of both.
 int integer_rank(DType dtype) {
   switch (dtype) {
-    case DType::boolean: return 0;
-    case DType::u8: return 1;
-    case DType::i32: return 2;
-    case DType::i64: return 3;
+    case DType::boolean:
+      return 0;
+    case DType::u8:
+      return 1;
+    case DType::i32:
+      return 2;
+    case DType::i64:
+      return 3;
     case DType::f16:
     case DType::bf16:
     case DType::f32:
-    case DType::f64: break;
+    case DType::f64:
+      break;
   }
   return 4;
 }
@@ -36,25 +41,36 @@ DType promote(DType a, DType b) {
 
 std::string_view name(DType dtype) {
   switch (dtype) {
-    case DType::f16: return "f16";
-    case DType::bf16: return "bf16";
-    case DType::f32: return "f32";
-    case DType::f64: return "f64";
-    case DType::i32: return "i32";
-    case DType::i64: return "i64";
-    case DType::u8: return "u8";
-    case DType::boolean: return "bool";
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    case DType::f32:
+      return "f32";
+    case DType::f64:
+      return "f64";
+    case DType::i32:
+      return "i32";
+    case DType::i64:
+      return "i64";
+    case DType::u8:
+      return "u8";
+    case DType::boolean:
+      return "bool";
   }
   return "unknown";
 }
 
 DType parse_dtype(std::string_view text) {
-  const auto* found = std::find_if(kAll.begin(), kAll.end(), [&](DType d) { return name(d) == text; });
+  const auto* found =
+      std::find_if(kAll.begin(), kAll.end(), [&](DType d) { return name(d) == text; });
   CAIRN_CHECK(found != kAll.end(), "dtype",
               "expected one of f16, bf16, f32, f64, i32, i64, u8, bool, got \"", text, "\"");
   return *found;
 }
 
-std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
+std::ostream& operator<<(std::ostream& out, DType dtype) {
+  return out << name(dtype);
+}
 
 }  // namespace cairn::core

@@ -13,14 +13,19 @@ namespace {
 int shift_of_suffix(char suffix) {
   switch (suffix) {
     case 'k':
-    case 'K': return 10;
+    case 'K':
+      return 10;
     case 'm':
-    case 'M': return 20;
+    case 'M':
+      return 20;
     case 'g':
-    case 'G': return 30;
+    case 'G':
+      return 30;
     case 't':
-    case 'T': return 40;
-    default: return 0;
+    case 'T':
+      return 40;
+    default:
+      return 0;
   }
 }
 

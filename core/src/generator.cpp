@@ -1,5 +1,5 @@
-// Everything here is exact arithmetic or correctly rounded IEEE operations in a fixed order (no libm, no contraction: see
-// CMakeLists.txt), so a seed gives the same values on every machine.
+// Everything here is exact arithmetic or correctly rounded IEEE operations in a fixed order (no
+// libm, no contraction: see CMakeLists.txt), so a seed gives the same values on every machine.
 #include "cairn/core/generator.h"
 
 #include <bit>
@@ -22,8 +22,8 @@ double uniform_open(std::uint32_t high, std::uint32_t low) {
   return (static_cast<double>(bits) + 0.5) * 0x1p-52;
 }
 
-// Natural logarithm of a positive normal number, about 1e-15 relative: x = m 2^e with m in [sqrt(1/2), sqrt(2)),
-// ln m = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.172.
+// Natural logarithm of a positive normal number, about 1e-15 relative: x = m 2^e with m in
+// [sqrt(1/2), sqrt(2)), ln m = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.172.
 double ln(double x) {
   auto bits = std::bit_cast<std::uint64_t>(x);
   auto exponent = static_cast<int>(bits >> 52) - 1022;
@@ -51,10 +51,14 @@ double cos_turns(double t) {
   for (int k = 19; k >= 3; k -= 2) sine = 1 - sine * a2 / (k * (k - 1));
   sine *= angle;
   switch (quarter) {
-    case 0: return cosine;
-    case 1: return -sine;
-    case 2: return -cosine;
-    default: return sine;
+    case 0:
+      return cosine;
+    case 1:
+      return -sine;
+    case 2:
+      return -cosine;
+    default:
+      return sine;
   }
 }
 
@@ -67,8 +71,8 @@ double normal_from_words(const std::array<std::uint32_t, 4>& words) {
 template <class F>
 void fill(Generator& generator, const Tensor& x, const char* where, F value_of) {
   CAIRN_CHECK(x.dtype() == DType::f32 && x.device().is_cpu() && x.view().is_dense(), where,
-              "expected a dense f32 tensor on a CPU device, got ", x.dtype(), " ", x.shape(), " on ",
-              x.device());
+              "expected a dense f32 tensor on a CPU device, got ", x.dtype(), " ", x.shape(),
+              " on ", x.device());
   const std::uint64_t seed = generator.seed();
   const std::uint64_t offset = generator.next();
   const TensorView view = x.view();
@@ -92,9 +96,8 @@ void fill(Generator& generator, const Tensor& x, const char* where, F value_of) 
 }  // namespace
 
 void Generator::fill_uniform(const Tensor& x, double low, double high) {
-  fill(*this, x, "fill_uniform", [=](const auto& words) {
-    return low + (high - low) * uniform_open(words[0], words[1]);
-  });
+  fill(*this, x, "fill_uniform",
+       [=](const auto& words) { return low + (high - low) * uniform_open(words[0], words[1]); });
 }
 
 void Generator::fill_normal(const Tensor& x, double mean, double stddev) {
@@ -120,6 +123,8 @@ Generator& Generator::current() {
   return generator;
 }
 
-void manual_seed(std::uint64_t seed) { Generator::current().set(seed); }
+void manual_seed(std::uint64_t seed) {
+  Generator::current().set(seed);
+}
 
 }  // namespace cairn::core

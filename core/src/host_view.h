@@ -21,7 +21,8 @@ inline bool same_layout(const TensorView& a, const TensorView& b) {
   return true;
 }
 
-/// The view itself on a CPU device, a copy of its span of a CUDA device; ready to read (it waits for the current stream).
+/// The view itself on a CPU device, a copy of its span of a CUDA device; ready to read (it waits
+/// for the current stream).
 class HostView {
  public:
   explicit HostView(const TensorView& source);

@@ -21,7 +21,8 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 thread_local MemoryCategory current_category = MemoryCategory::other;
 
-// Small blocks from the heap; from 2 MiB on, whole huge pages where the kernel has them: memory-bound kernels then miss the TLB less.
+// Small blocks from the heap; from 2 MiB on, whole huge pages where the kernel has them:
+// memory-bound kernels then miss the TLB less.
 class HostMemory final : public SystemMemory {
  public:
   void* allocate(std::size_t bytes) override {
@@ -115,31 +116,52 @@ Allocator& pinned_allocator() {
 
 std::string_view name(MemoryCategory category) {
   switch (category) {
-    case MemoryCategory::parameters: return "parameters";
-    case MemoryCategory::gradients: return "gradients";
-    case MemoryCategory::optimizer_state: return "optimizer_state";
-    case MemoryCategory::activations: return "activations";
-    case MemoryCategory::workspace: return "workspace";
-    case MemoryCategory::communication: return "communication";
-    case MemoryCategory::other: return "other";
+    case MemoryCategory::parameters:
+      return "parameters";
+    case MemoryCategory::gradients:
+      return "gradients";
+    case MemoryCategory::optimizer_state:
+      return "optimizer_state";
+    case MemoryCategory::activations:
+      return "activations";
+    case MemoryCategory::workspace:
+      return "workspace";
+    case MemoryCategory::communication:
+      return "communication";
+    case MemoryCategory::other:
+      return "other";
   }
   return "unknown";
 }
 
-MemoryStats memory_stats(Device device) { return allocator_of(device).stats(); }
-void reset_peak_memory(Device device) { allocator_of(device).reset_peak(); }
-std::size_t memory_capacity(Device device) { return allocator_of(device).capacity(); }
+MemoryStats memory_stats(Device device) {
+  return allocator_of(device).stats();
+}
+void reset_peak_memory(Device device) {
+  allocator_of(device).reset_peak();
+}
+std::size_t memory_capacity(Device device) {
+  return allocator_of(device).capacity();
+}
 void set_memory_capacity(Device device, std::size_t bytes) {
   allocator_of(device).set_capacity(bytes);
 }
-void release_cached_memory(Device device) { allocator_of(device).release_cached(); }
-std::string memory_report(Device device) { return allocator_of(device).report(); }
+void release_cached_memory(Device device) {
+  allocator_of(device).release_cached();
+}
+std::string memory_report(Device device) {
+  return allocator_of(device).report();
+}
 
 MemoryCategoryGuard::MemoryCategoryGuard(MemoryCategory category) : previous_(current_category) {
   current_category = category;
 }
-MemoryCategoryGuard::~MemoryCategoryGuard() { current_category = previous_; }
-MemoryCategory MemoryCategoryGuard::current() { return current_category; }
+MemoryCategoryGuard::~MemoryCategoryGuard() {
+  current_category = previous_;
+}
+MemoryCategory MemoryCategoryGuard::current() {
+  return current_category;
+}
 
 std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
   Allocator& allocator = allocator_of(device);

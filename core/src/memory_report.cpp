@@ -1,4 +1,5 @@
-// What the allocator tells people: the table by category, the largest tensors, and the OutOfMemory message.
+// What the allocator tells people: the table by category, the largest tensors, and the OutOfMemory
+// message.
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
@@ -23,9 +24,12 @@ const char* remedy(MemoryCategory category) {
     case MemoryCategory::activations:
       return "a smaller batch with gradient accumulation, half precision (O1, O2), or recomputed "
              "activations (checkpointing::checkpoint)";
-    case MemoryCategory::workspace: return "a smaller batch, which needs less scratch memory";
-    case MemoryCategory::communication: return "smaller gradient buckets";
-    case MemoryCategory::other: return "a smaller batch, or dropping tensors that are still held";
+    case MemoryCategory::workspace:
+      return "a smaller batch, which needs less scratch memory";
+    case MemoryCategory::communication:
+      return "smaller gradient buckets";
+    case MemoryCategory::other:
+      return "a smaller batch, or dropping tensors that are still held";
   }
   return "a smaller batch";
 }

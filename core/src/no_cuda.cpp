@@ -1,4 +1,5 @@
-// Builds without the CUDA toolkit: there is no CUDA device, and nothing that needs one can be reached.
+// Builds without the CUDA toolkit: there is no CUDA device, and nothing that needs one can be
+// reached.
 #include "cairn/core/error.h"
 #include "cuda_interface.h"
 
@@ -11,26 +12,54 @@ namespace {
 }
 }  // namespace
 
-int device_count() { return 0; }
+int device_count() {
+  return 0;
+}
 const char* absence_hint() {
   return " (this build has no CUDA: configure with -DCAIRN_CUDA=ON)";
 }
-int current_device() { return -1; }
-void set_device(int) { refuse(); }
-void* allocate(int, std::size_t) { refuse(); }
+int current_device() {
+  return -1;
+}
+void set_device(int) {
+  refuse();
+}
+void* allocate(int, std::size_t) {
+  refuse();
+}
 void release(int, void*) noexcept {}
-void* allocate_pinned(std::size_t) { refuse(); }
+void* allocate_pinned(std::size_t) {
+  refuse();
+}
 void release_pinned(void*) noexcept {}
-void copy(void*, Device, const void*, Device, std::size_t, void*) { refuse(); }
-void zero(void*, std::size_t, int, void*) { refuse(); }
-void* create_stream(int, const char*) { refuse(); }
+void copy(void*, Device, const void*, Device, std::size_t, void*) {
+  refuse();
+}
+void zero(void*, std::size_t, int, void*) {
+  refuse();
+}
+void* create_stream(int, const char*) {
+  refuse();
+}
 void destroy_stream(void*) noexcept {}
-void synchronize_stream(void*) { refuse(); }
-void wait_event(void*, void*) { refuse(); }
-void* create_event(int) { refuse(); }
+void synchronize_stream(void*) {
+  refuse();
+}
+void wait_event(void*, void*) {
+  refuse();
+}
+void* create_event(int) {
+  refuse();
+}
 void destroy_event(void*) noexcept {}
-void record_event(void*, void*) { refuse(); }
-bool event_done(void*) { refuse(); }
-void synchronize_event(void*) { refuse(); }
+void record_event(void*, void*) {
+  refuse();
+}
+bool event_done(void*) {
+  refuse();
+}
+void synchronize_event(void*) {
+  refuse();
+}
 
 }  // namespace cairn::core::cuda

@@ -15,11 +15,19 @@ namespace cairn::core {
 namespace {
 
 #if defined(_OPENMP)
-int default_threads() { return omp_get_max_threads(); }
-bool inside_loop() { return omp_in_parallel() != 0; }
+int default_threads() {
+  return omp_get_max_threads();
+}
+bool inside_loop() {
+  return omp_in_parallel() != 0;
+}
 #else
-int default_threads() { return 1; }
-bool inside_loop() { return true; }
+int default_threads() {
+  return 1;
+}
+bool inside_loop() {
+  return true;
+}
 #endif
 
 std::atomic<int>& thread_setting() {
@@ -27,7 +35,8 @@ std::atomic<int>& thread_setting() {
   return threads;
 }
 
-// The exception of the first chunk that threw, so that the caller sees the same one on any number of threads.
+// The exception of the first chunk that threw, so that the caller sees the same one on any number
+// of threads.
 class FirstError {
  public:
   void keep(std::int64_t chunk, std::exception_ptr error) {
@@ -48,9 +57,13 @@ class FirstError {
 
 }  // namespace
 
-int num_threads() { return thread_setting(); }
+int num_threads() {
+  return thread_setting();
+}
 
-void set_num_threads(int n) { thread_setting() = std::max(n, 1); }
+void set_num_threads(int n) {
+  thread_setting() = std::max(n, 1);
+}
 
 void parallel_for(std::int64_t n, std::int64_t grain,
                   const std::function<void(std::int64_t, std::int64_t)>& body) {

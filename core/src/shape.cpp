@@ -21,8 +21,8 @@ Strides contiguous_strides(const Shape& shape) {
 }
 
 Strides channels_last_strides(const Shape& shape) {
-  CAIRN_CHECK(shape.dims() == 4, "channels_last_strides", "expected 4 dimensions [N, C, H, W], got ",
-              shape);
+  CAIRN_CHECK(shape.dims() == 4, "channels_last_strides",
+              "expected 4 dimensions [N, C, H, W], got ", shape);
   const Strides nhwc = contiguous_strides({shape[0], shape[2], shape[3], shape[1]});
   return {nhwc[0], nhwc[3], nhwc[1], nhwc[2]};
 }

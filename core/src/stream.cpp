@@ -58,7 +58,8 @@ ImplPointer exchange_current(Device device, ImplPointer replacement) {
 
 }  // namespace
 
-// A recording is one point in one stream; recording an event again makes a new one, so earlier waits keep theirs.
+// A recording is one point in one stream; recording an event again makes a new one, so earlier
+// waits keep theirs.
 struct Event::Impl {
   Device device;
   void* cuda = nullptr;
@@ -143,9 +144,15 @@ Stream Stream::create(Device device, const char* name) {
   return Stream(std::move(impl));
 }
 
-Device Stream::device() const { return impl_->device; }
-bool Stream::is_inline() const { return impl_->device.is_cpu() && !impl_->queue; }
-void* Stream::native() const { return impl_->cuda; }
+Device Stream::device() const {
+  return impl_->device;
+}
+bool Stream::is_inline() const {
+  return impl_->device.is_cpu() && !impl_->queue;
+}
+void* Stream::native() const {
+  return impl_->cuda;
+}
 
 void Stream::submit(std::function<void()> work) const {
   if (impl_->queue) return impl_->queue->submit(std::move(work));
@@ -222,7 +229,9 @@ void Event::synchronize() const {
 StreamGuard::StreamGuard(const Stream& stream)
     : previous_(exchange_current(stream.device(), stream.impl_)), device_(stream.device()) {}
 
-StreamGuard::~StreamGuard() { exchange_current(device_, previous_); }
+StreamGuard::~StreamGuard() {
+  exchange_current(device_, previous_);
+}
 
 DeviceGuard::DeviceGuard(Device device) {
   if (device.is_cpu()) return;

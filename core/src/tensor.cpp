@@ -135,8 +135,12 @@ const Strides& Tensor::strides() const {
   CAIRN_CHECK(defined(), "tensor", "expected a tensor, got an undefined one");
   return impl_->view.strides;
 }
-DType Tensor::dtype() const { return view().dtype; }
-Device Tensor::device() const { return view().device; }
+DType Tensor::dtype() const {
+  return view().dtype;
+}
+Device Tensor::device() const {
+  return view().device;
+}
 
 const std::shared_ptr<Storage>& Tensor::storage() const {
   CAIRN_CHECK(defined(), "tensor", "expected a tensor, got an undefined one");
@@ -225,7 +229,9 @@ GradMeta& Tensor::meta() const {
   return *impl_->meta;
 }
 
-const GradMeta* Tensor::meta_or_null() const { return defined() ? impl_->meta.get() : nullptr; }
+const GradMeta* Tensor::meta_or_null() const {
+  return defined() ? impl_->meta.get() : nullptr;
+}
 
 double Tensor::item() const {
   CAIRN_CHECK(numel() == 1, "item", "expected one element, got shape ", shape());
@@ -244,9 +250,9 @@ std::vector<T> Tensor::to_vector() const {
   return values;
 }
 
-#define CAIRN_INSTANTIATE(T)                                                                     \
-  template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&, DType, Device);           \
-  template std::vector<T> Tensor::to_vector<T>() const;                                          \
+#define CAIRN_INSTANTIATE(T)                                                           \
+  template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&, DType, Device); \
+  template std::vector<T> Tensor::to_vector<T>() const;                                \
   template T* Tensor::data<T>() const;
 CAIRN_INSTANTIATE(Half)
 CAIRN_INSTANTIATE(BFloat16)
@@ -262,8 +268,8 @@ void copy_bytes(const TensorView& src, const TensorView& dst) {
   const bool alike = src.shape == dst.shape && src.dtype == dst.dtype && src.is_dense() &&
                      (same_layout(src, dst) || src.numel() == 0);
   CAIRN_CHECK(alike, "copy_bytes", "expected dense tensors of equal shape, strides and dtype, got ",
-              src.shape, " ", src.strides, " ", src.dtype, " and ", dst.shape, " ", dst.strides, " ",
-              dst.dtype);
+              src.shape, " ", src.strides, " ", src.dtype, " and ", dst.shape, " ", dst.strides,
+              " ", dst.dtype);
   if (src.nbytes() == 0 || src.data == dst.data) return;
   if (src.device.is_cuda() || dst.device.is_cuda()) {
     const Device where = dst.device.is_cuda() ? dst.device : src.device;

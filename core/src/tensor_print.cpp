@@ -1,4 +1,5 @@
-// Tensors as text: nested brackets, abridged from kThreshold elements on to the first and last kEdge of each dimension.
+// Tensors as text: nested brackets, abridged from kThreshold elements on to the first and last
+// kEdge of each dimension.
 #include <iomanip>
 #include <ostream>
 #include <sstream>

@@ -7,7 +7,8 @@ namespace cairn::core {
 
 namespace {
 
-// Strides that show the elements of (shape, strides) in row-major order under new_shape, if memory allows.
+// Strides that show the elements of (shape, strides) in row-major order under new_shape, if memory
+// allows.
 std::optional<Strides> strides_of_reshape(const Shape& shape, const Strides& strides,
                                           const Shape& new_shape) {
   Strides result = contiguous_strides(new_shape);
@@ -21,7 +22,8 @@ std::optional<Strides> strides_of_reshape(const Shape& shape, const Strides& str
   int to = new_shape.dims() - 1;
   for (int from = sizes.dims() - 1; from >= 0;) {
     const std::int64_t step = steps[from];
-    std::int64_t run = sizes[from];  // elements, step apart, of the dimensions that merge with this one
+    std::int64_t run =
+        sizes[from];  // elements, step apart, of the dimensions that merge with this one
     for (--from; from >= 0 && steps[from] == run * step; --from) run *= sizes[from];
     std::int64_t filled = 1;
     for (; to >= 0 && filled < run; --to) {
@@ -142,8 +144,9 @@ TensorView TensorView::permute(const Shape& order) const {
 
 TensorView TensorView::slice(int dim, std::int64_t begin, std::int64_t end) const {
   const int d = wrap_dim(dim, dims(), "slice");
-  CAIRN_CHECK(begin >= 0 && begin <= end && end <= shape[d], "slice", "expected 0 <= begin <= end <= ",
-              shape[d], " in dimension ", d, " of ", shape, ", got [", begin, ", ", end, ")");
+  CAIRN_CHECK(begin >= 0 && begin <= end && end <= shape[d], "slice",
+              "expected 0 <= begin <= end <= ", shape[d], " in dimension ", d, " of ", shape,
+              ", got [", begin, ", ", end, ")");
   TensorView result = *this;
   result.shape[d] = end - begin;
   if (data != nullptr) {

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <utility>
+
 #include "cairn/core/log.h"
 
 namespace cairn::core {
@@ -95,7 +97,9 @@ std::exception_ptr WorkQueue::take_error() {
   return std::exchange(state_->error, nullptr);
 }
 
-void WorkQueue::set_error(std::exception_ptr error) { state_->keep_error(std::move(error)); }
+void WorkQueue::set_error(std::exception_ptr error) {
+  state_->keep_error(std::move(error));
+}
 
 void WorkQueue::run(const std::shared_ptr<State>& state, const Work& on_start) {
   pthread_setname_np(pthread_self(), state->name.substr(0, 15).c_str());

@@ -1,4 +1,5 @@
-// One worker thread that runs work in order: what a CPU stream other than the default one is made of.
+// One worker thread that runs work in order: what a CPU stream other than the default one is made
+// of.
 #pragma once
 
 #include <condition_variable>
@@ -18,23 +19,26 @@ class WorkQueue {
 
   /// `on_start` runs first in the worker thread.
   WorkQueue(std::string name, Work on_start);
-  /// Runs what is queued, then ends the thread. Callable from the worker itself (the last handle may die in its work).
+  /// Runs what is queued, then ends the thread. Callable from the worker itself (the last handle
+  /// may die in its work).
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  /// In order, in the worker; inline if called from the worker. Dropped while an error waits to be reported.
+  /// In order, in the worker; inline if called from the worker. Dropped while an error waits to be
+  /// reported.
   void submit(Work work);
   /// Like submit, but runs also while an error waits; it gets that error (or null).
   void submit_always(std::function<void(const std::exception_ptr&)> work);
-  void drain();                    // waits until all work submitted so far is done
+  void drain();                     // waits until all work submitted so far is done
   std::exception_ptr take_error();  // the first error since the last call, or null
   void set_error(std::exception_ptr error);
 
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state, const Work& on_start);
-  std::shared_ptr<State> state_;  // shared with the thread, which may outlive this object by a moment
+  std::shared_ptr<State>
+      state_;  // shared with the thread, which may outlive this object by a moment
   std::thread thread_;
 };
 

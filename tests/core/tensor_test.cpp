@@ -1,0 +1,156 @@
+#include "cairn/core/tensor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <sstream>
+
+namespace cairn::core {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+template <class E, class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const E& e) {
+    return e.what();
+  }
+  return "nothing thrown";
+}
+
+TEST(Tensor, FactoriesFillEveryDType) {
+  for (DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32, DType::i64,
+                      DType::u8, DType::boolean}) {
+    EXPECT_THAT(Tensor::zeros({3}, dtype).to_vector(), ElementsAre(0, 0, 0)) << dtype;
+    EXPECT_THAT(Tensor::full({2}, 1, dtype).to_vector(), ElementsAre(1, 1)) << dtype;
+    EXPECT_EQ(Tensor::empty({2, 3}, dtype).nbytes(), 6 * size_of(dtype)) << dtype;
+  }
+}
+
+TEST(Tensor, FromConvertsValues) {
+  const Tensor x = Tensor::from<double>({1.5, -2.25, 70000}, {3}, DType::f16);
+  EXPECT_THAT(x.to_vector(), ElementsAre(1.5, -2.25, INFINITY));
+  EXPECT_THAT(Tensor::from<bool>({true, false}, {2}).to_vector<int>(), ElementsAre(1, 0));
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                Tensor::from<float>({1, 2}, {3});
+              }),
+              HasSubstr("[from] expected 3 values for shape [3], got 2"));
+}
+
+TEST(Tensor, EmptyAndScalarShapes) {
+  const Tensor none = Tensor::zeros({0, 4});
+  EXPECT_EQ(none.numel(), 0);
+  EXPECT_TRUE(none.to_vector().empty());
+  EXPECT_DOUBLE_EQ(Tensor::full({}, 2.5).item(), 2.5);
+  EXPECT_THAT(message_of<InvalidArgument>([] { Tensor::zeros({2}).item(); }),
+              HasSubstr("expected one element, got shape [2]"));
+}
+
+TEST(Tensor, RejectsImpossibleSizes) {
+  EXPECT_THROW(Tensor::empty({-1}), InvalidArgument);
+  EXPECT_THROW(Tensor::empty({std::int64_t{1} << 40, std::int64_t{1} << 40}), InvalidArgument);
+  EXPECT_THROW(Tensor::empty_strided({2, 2}, {4, 1}, DType::f32, {}), InvalidArgument);
+}
+
+TEST(Tensor, UndefinedTensorSaysSo) {
+  EXPECT_THAT(message_of<InvalidArgument>([] { Tensor().shape(); }),
+              HasSubstr("expected a tensor, got an undefined one"));
+}
+
+TEST(Tensor, DataChecksTheDType) {
+  EXPECT_THAT(message_of<InvalidArgument>([] { Tensor::zeros({2}).data<double>(); }),
+              HasSubstr("[data] expected a tensor of f64, got f32 [2]"));
+}
+
+TEST(Tensor, AliasSharesMemoryAndStaysInside) {
+  const Tensor x = Tensor::from<float>({0, 1, 2, 3, 4, 5}, {2, 3});
+  const Tensor column = x.alias(x.view().select(1, 1));
+  EXPECT_THAT(column.to_vector(), ElementsAre(1, 4));
+  x.data<float>()[4] = 40;
+  EXPECT_THAT(column.to_vector(), ElementsAre(1, 40));
+  TensorView beyond = x.view();
+  beyond.data = x.data<float>() + 1;
+  EXPECT_THROW(x.alias(beyond), InvalidArgument);
+}
+
+TEST(Tensor, SetDataKeepsNameAndRequiresGrad) {
+  Tensor x = Tensor::zeros({2});
+  const Tensor handle = x;
+  x.set_requires_grad(true).meta().name = "fc.weight";
+  x.set_grad(Tensor::zeros({2}));
+  x.set_data(Tensor::full({2}, 3, DType::bf16));
+  EXPECT_EQ(handle.dtype(), DType::bf16);
+  EXPECT_TRUE(handle.requires_grad());
+  EXPECT_EQ(handle.meta().name, "fc.weight");
+  EXPECT_FALSE(handle.grad().defined());
+  EXPECT_THROW(x.set_data(Tensor::zeros({2}, DType::i64)), InvalidArgument);
+}
+
+TEST(Tensor, MasterStaysWithItsDType) {
+  Tensor x = Tensor::zeros({2}, DType::f16);
+  x.meta().master = std::make_shared<Tensor>(Tensor::zeros({2}));
+  x.set_data(Tensor::zeros({2}, DType::f16));
+  EXPECT_TRUE(x.meta().master);
+  x.set_data(Tensor::zeros({2}));
+  EXPECT_FALSE(x.meta().master);
+}
+
+TEST(Tensor, GradientOfASlotCountsOnlyOnceWritten) {
+  const Tensor arena = Tensor::zeros({4});
+  Tensor x = Tensor::zeros({2});
+  GradMeta& meta = x.meta();
+  meta.slot = arena.storage();
+  meta.grad = std::make_shared<Tensor>(arena.alias(arena.view().slice(0, 0, 2)));
+  EXPECT_FALSE(x.grad().defined());
+  meta.grad_written = true;
+  EXPECT_TRUE(x.grad().defined());
+  EXPECT_THROW(x.set_grad(Tensor::zeros({2})), InvalidArgument);
+  x.clear_grad();
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_TRUE(meta.grad);
+}
+
+TEST(Tensor, RequiresGradNeedsAFloat) {
+  EXPECT_THROW(Tensor::zeros({2}, DType::i32).set_requires_grad(true), InvalidArgument);
+  EXPECT_THROW(Tensor::zeros({2}).set_grad(Tensor::zeros({3})), InvalidArgument);
+}
+
+TEST(Tensor, WrapDropsItsOwnerWithTheLastTensor) {
+  auto owner = std::make_shared<std::vector<float>>(6, 2.0f);
+  const std::weak_ptr<std::vector<float>> watch = owner;
+  Tensor x = Tensor::wrap({owner->data(), {2, 3}, DType::f32}, owner);
+  owner = nullptr;
+  const Tensor part = x.alias(x.view().select(0, 1));
+  x = {};
+  EXPECT_FALSE(watch.expired());
+  EXPECT_THAT(part.to_vector(), ElementsAre(2, 2, 2));
+}
+
+TEST(Tensor, PrintsAbridgedValues) {
+  std::ostringstream out;
+  out << Tensor::from<float>({1, 2.5, -3, 4}, {2, 2}) << '\n'
+      << Tensor::zeros({100, 9}) << '\n'
+      << Tensor() << '\n'
+      << Tensor::full({}, 1, DType::boolean);
+  EXPECT_THAT(out.str(), HasSubstr("[[1, 2.5],\n [-3, 4]] [2, 2] f32 cpu:0"));
+  EXPECT_THAT(out.str(), HasSubstr("[0, 0, 0, ..., 0, 0, 0],\n ...,\n"));
+  EXPECT_THAT(out.str(), HasSubstr("Tensor (undefined)"));
+  EXPECT_THAT(out.str(), HasSubstr("true [] bool"));
+}
+
+TEST(Tensor, CopyBytesNeedsEqualLayout) {
+  const Tensor x = Tensor::from<float>({1, 2, 3, 4}, {2, 2});
+  const Tensor y = Tensor::empty({2, 2});
+  copy_bytes(x, y);
+  EXPECT_EQ(y.to_vector(), x.to_vector());
+  EXPECT_THROW(copy_bytes(x.view().transpose(0, 1), y), InvalidArgument);
+  EXPECT_THROW(copy_bytes(x, Tensor::empty({2, 2}, DType::i32)), InvalidArgument);
+  copy_bytes(x.view().transpose(0, 1), y.view().transpose(0, 1));
+}
+
+}  // namespace
+}  // namespace cairn::core
