@@ -1,0 +1,20 @@
+# cmake -DHOW=... -DCAIRN_SOURCE=... -DCAIRN_BUILD=... -DWORK=... -P check.cmake: builds the consumer project and runs its programs.
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
+  if(status)
+    message(FATAL_ERROR "failed with ${status}: ${ARGN}")
+  endif()
+endfunction()
+
+file(REMOVE_RECURSE ${WORK})
+set(programs uses_core)
+if(HOW STREQUAL "INSTALLED")
+  run(${CMAKE_COMMAND} --install ${CAIRN_BUILD} --prefix ${WORK}/prefix)
+  list(APPEND programs trains)
+endif()
+run(${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DHOW=${HOW} -DCAIRN_SOURCE=${CAIRN_SOURCE}
+  -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_BUILD_TYPE=Release -DCAIRN_CUDA=OFF)
+run(${CMAKE_COMMAND} --build ${WORK}/build --target ${programs})
+foreach(program IN LISTS programs)
+  run(${WORK}/build/${program})
+endforeach()
