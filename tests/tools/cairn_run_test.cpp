@@ -1,0 +1,271 @@
+// cairn-run, run as a user runs it.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "shell.h"
+
+namespace cairn::test {
+namespace {
+
+using testing::AllOf;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+constexpr const char* kRun = CAIRN_RUN_PROGRAM;
+
+ShellResult run(const std::string& arguments) {
+  return shell(std::string(kRun) + " " + arguments);
+}
+
+/// A sleep that no other process on this machine has, to find it by.
+std::string unique_sleep() {
+  static int counter = 0;
+  return "sleep 60." + std::to_string(getpid()) + std::to_string(++counter);
+}
+
+bool is_running(const std::string& command) {
+  std::string words = command;
+  std::replace(words.begin(), words.end(), ' ', '\0');
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    if (read_text(entry.path() / "cmdline").starts_with(words)) return true;
+  }
+  return false;
+}
+
+bool ends_within(const std::string& command, double seconds) {
+  for (int i = 0; i < static_cast<int>(seconds * 20); ++i) {
+    if (!is_running(command)) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return !is_running(command);
+}
+
+TEST(CairnRun, ExplainsItself) {
+  const ShellResult result = run("--help");
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("PROGRAM [ARGS...]"), HasSubstr("--nproc-per-node"),
+                                HasSubstr("--log-dir")));
+}
+
+TEST(CairnRun, RefusesBadCommandLinesInOneLine) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"--bogus true", "--bogus"},
+      {"--nproc-per-node 0 true", "0"},
+      {"--nproc-per-node many true", "many"},
+      {"--nproc-per-node -2 true", "-2"},
+      {"--master-port 70000 true", "70000"},
+      {"--grace-period -1 true", "-1"},
+      {"--nnodes 2 --node-rank 2 true", "--node-rank"},
+      {"--nnodes 2 true", "--master-port"},
+      {"--nnodes 2 --master-port 29500 true", "CAIRN_JOB_TOKEN"},
+      {"--nproc-per-node 2", "no program"},
+  };
+  for (const auto& [arguments, named] : cases) {
+    const ShellResult result = run(arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_EQ(result.out, "") << arguments;
+    EXPECT_THAT(result.err, AllOf(StartsWith("cairn-run: "), HasSubstr(named))) << arguments;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+}
+
+TEST(CairnRun, NamesAProgramThatCannotStart) {
+  const ShellResult missing = run("--nproc-per-node 2 no-such-program-here");
+  EXPECT_EQ(missing.status, 127);
+  EXPECT_THAT(missing.err, HasSubstr("cannot start 'no-such-program-here'"));
+  const ShellResult folder = run("/");
+  EXPECT_EQ(folder.status, 126);
+  EXPECT_THAT(folder.err, HasSubstr("cannot start '/'"));
+}
+
+TEST(CairnRun, SetsTheEnvironmentOfEachRank) {
+  const ShellResult result =
+      run("--nproc-per-node 2 sh -c 'echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE "
+          "$GROUP_RANK $MASTER_ADDR; "
+          "test ${#CAIRN_JOB_TOKEN} -ge 32 && test $MASTER_PORT -gt 0'");
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] 0 0 2 2 0 127.0.0.1\n"));
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] 1 1 2 2 0 127.0.0.1\n"));
+}
+
+TEST(CairnRun, CountsRanksAcrossNodes) {
+  const ShellResult result = shell(
+      "CAIRN_JOB_TOKEN=secret " + std::string(kRun) +
+      " --nproc-per-node 2 --nnodes 3 --node-rank 1 --master-addr 10.1.2.3 --master-port 29500 "
+      "sh -c 'echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $MASTER_ADDR $MASTER_PORT "
+      "$CAIRN_JOB_TOKEN'");
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[rank 2] 2 0 6 1 10.1.2.3 29500 secret\n"));
+  EXPECT_THAT(result.out, HasSubstr("[rank 3] 3 1 6 1 10.1.2.3 29500 secret\n"));
+}
+
+TEST(CairnRun, DividesTheCoresUnlessTold) {
+  cpu_set_t set;
+  ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+  const std::string share = std::to_string(std::max(1, CPU_COUNT(&set) / 2));
+  const std::string command =
+      std::string(kRun) + " --nproc-per-node 2 sh -c 'echo threads $OMP_NUM_THREADS'";
+  EXPECT_THAT(shell("unset OMP_NUM_THREADS; " + command).out,
+              HasSubstr("[rank 1] threads " + share + "\n"));
+  EXPECT_THAT(shell("OMP_NUM_THREADS=7 " + command).out, HasSubstr("[rank 1] threads 7\n"));
+}
+
+TEST(CairnRun, GivesEachJobItsOwnToken) {
+  const char* print_token = "sh -c 'echo $CAIRN_JOB_TOKEN'";
+  EXPECT_NE(run(print_token).out, run(print_token).out);
+}
+
+TEST(CairnRun, PassesTheProgramsOwnFlagsOn) {
+  EXPECT_THAT(run("--nproc-per-node 1 echo --help --nproc-per-node 9 -x").out,
+              "--help --nproc-per-node 9 -x\n");
+  EXPECT_THAT(run("-- echo -n --bogus").out, "--bogus");
+}
+
+TEST(CairnRun, PrefixesLinesOfBothStreams) {
+  const ShellResult result =
+      run("--nproc-per-node 2 sh -c 'printf \"half \"; sleep 0.1; echo line; echo problem >&2; "
+          "printf last'");
+  EXPECT_EQ(result.status, 0);
+  for (const char* rank : {"[rank 0] ", "[rank 1] "}) {
+    EXPECT_THAT(result.out, HasSubstr(std::string(rank) + "half line\n"));
+    EXPECT_THAT(result.out, HasSubstr(std::string(rank) + "last\n"));
+    EXPECT_THAT(result.err, HasSubstr(std::string(rank) + "problem\n"));
+  }
+}
+
+TEST(CairnRun, KeepsProgressBarsRedrawing) {
+  const ShellResult result = run(
+      "--nproc-per-node 2 sh -c 'test $RANK = 1 || printf \"10%%\\r50%%\\r100%%\\r\\nend\\n\"'");
+  EXPECT_EQ(result.out, "[rank 0] 10%\r[rank 0] 50%\r[rank 0] 100%\r\n[rank 0] end\n");
+}
+
+TEST(CairnRun, LeavesASingleProcessOutputAlone) {
+  const ShellResult result = run("sh -c 'printf \"a\\rb\"; printf c >&2'");
+  EXPECT_EQ(result.out, "a\rb");
+  EXPECT_EQ(result.err, "c");
+}
+
+TEST(CairnRun, PassesLongOutputWhole) {
+  const ShellResult result = run("--nproc-per-node 2 sh -c 'seq 1 20000'");
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 40000);
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] 20000\n"));
+}
+
+TEST(CairnRun, WritesALogFileForEachRank) {
+  const TemporaryFolder folder;
+  const ShellResult result = run("--nproc-per-node 2 --log-dir " + (folder / "a/b").string() +
+                                 " sh -c 'echo out $RANK; echo err $RANK >&2'");
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(read_text(folder / "a/b/rank_0.log"),
+              AllOf(HasSubstr("out 0\n"), HasSubstr("err 0\n"), Not(HasSubstr("1"))));
+  EXPECT_THAT(read_text(folder / "a/b/rank_1.log"),
+              AllOf(HasSubstr("out 1\n"), HasSubstr("err 1\n")));
+}
+
+TEST(CairnRun, NamesALogFolderThatCannotBe) {
+  const ShellResult result = run("--log-dir /dev/null/logs true");
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err, HasSubstr("/dev/null/logs"));
+}
+
+TEST(CairnRun, PassesTheFirstFailureOn) {
+  const ShellResult result =
+      run("--nproc-per-node 3 sh -c 'seq 1 100; test $RANK = 1 || exec sleep 60; echo the reason "
+          ">&2; exit 42'");
+  EXPECT_EQ(result.status, 42);
+  EXPECT_LT(result.seconds, 5.0);
+  EXPECT_THAT(result.err, HasSubstr("rank 1 "));
+  EXPECT_THAT(result.err, HasSubstr("failed with exit status 42; its last lines:\n"));
+  EXPECT_THAT(result.err, HasSubstr("    100\n    the reason\n"));
+  EXPECT_THAT(result.err, Not(HasSubstr("    50\n")));
+  EXPECT_THAT(result.err, EndsWith("cairn-run: ending the other 2\n"));
+}
+
+TEST(CairnRun, ReportsSignalsAsShellsDo) {
+  const ShellResult result =
+      run("--nproc-per-node 2 sh -c 'test $RANK = 0 || kill -KILL $$; exec sleep 60'");
+  EXPECT_EQ(result.status, 128 + 9);
+  EXPECT_THAT(result.err, HasSubstr("rank 1 "));
+  EXPECT_THAT(result.err, HasSubstr("signal 9 (Killed)"));
+}
+
+TEST(CairnRun, EndsGrandchildrenThatRefuse) {
+  const std::string sleep = unique_sleep();
+  const ShellResult result =
+      run("--nproc-per-node 2 --grace-period 0.5 sh -c 'test $RANK = 0 && { sleep 0.3; exit 5; }; "
+          "trap \"\" TERM; setsid " +
+          sleep + "'");
+  EXPECT_EQ(result.status, 5);
+  EXPECT_GT(result.seconds, 0.5);
+  EXPECT_LT(result.seconds, 5.0);
+  EXPECT_FALSE(is_running(sleep));
+}
+
+TEST(CairnRun, LeavesNoBackgroundProcessAfterSuccess) {
+  const std::string sleep = unique_sleep();
+  const ShellResult result =
+      run("--nproc-per-node 2 sh -c '" + sleep + " & setsid " + sleep + " & echo started'");
+  EXPECT_EQ(result.status, 0);
+  EXPECT_LT(result.seconds, 5.0);
+  EXPECT_FALSE(is_running(sleep));
+}
+
+TEST(CairnRun, EndsTheJobOnInterrupt) {
+  const std::string sleep = unique_sleep();
+  const ShellResult result = shell("timeout --preserve-status -s INT 0.5 " + std::string(kRun) +
+                                   " --nproc-per-node 2 " + sleep);
+  EXPECT_EQ(result.status, 128 + 2);
+  EXPECT_THAT(result.err, HasSubstr("cairn-run: Interrupt: ending 2 processes\n"));
+  EXPECT_LT(result.seconds, 5.0);
+  EXPECT_FALSE(is_running(sleep));
+}
+
+TEST(CairnRun, LeavesNothingWhenItIsKilled) {
+  const std::string sleep = unique_sleep();
+  const ShellResult result =
+      shell("timeout --preserve-status -s KILL 0.5 " + std::string(kRun) +
+            " --nproc-per-node 2 sh -c '" + sleep + " & setsid " + sleep + "'");
+  EXPECT_EQ(result.status, 128 + 9);
+  EXPECT_TRUE(ends_within(sleep, 5.0));
+}
+
+TEST(CairnRun, NamesAPortInUse) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(listen(fd, 1), 0);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  const ShellResult result = run("--master-port " + port + " true");
+  close(fd);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("port " + port), HasSubstr("in use"), HasSubstr("--master-port")));
+}
+
+TEST(CairnRun, GivesRank0OfATerminalATerminal) {
+  // script(1) is a terminal to run in; where it is missing there is nothing to show.
+  if (shell("command -v script").status != 0) GTEST_SKIP() << "script(1) is not installed";
+  const std::string inner = std::string(kRun) +
+                            " --nproc-per-node 2 sh -c \"test -t 1 && echo rank \\$RANK on a "
+                            "terminal || echo rank \\$RANK piped\"";
+  const ShellResult result = shell("script -qec '" + inner + "' /dev/null");
+  EXPECT_THAT(result.out, HasSubstr("rank 0 on a terminal"));
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] rank 1 piped"));
+  EXPECT_THAT(result.out, Not(HasSubstr("[rank 0]")));
+}
+
+}  // namespace
+}  // namespace cairn::test

@@ -1,0 +1,13 @@
+// Runs a job's processes on this machine from start to end.
+#pragma once
+
+#include "environment.h"
+
+namespace cairn::run {
+
+/// Starts all processes, shows and logs their output, and returns the exit status for cairn-run: 0,
+/// that of the first process that failed (128 + n for signal n), or 128 + n where signal n ended
+/// cairn-run. No process of the job is left. Throws SpawnError.
+int launch(const Job& job);
+
+}  // namespace cairn::run

@@ -1,0 +1,34 @@
+// What cairn-run was asked to do.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace cairn::run {
+
+struct Options {
+  int nproc_per_node = 1;
+  int nnodes = 1;
+  int node_rank = 0;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;        // 0: cairn-run finds a free one
+  std::string log_dir;        // empty: no log files
+  double grace_period = 5.0;  // seconds between SIGTERM and SIGKILL
+  std::vector<std::string> command;
+  std::string help;  // set when help was asked for: print it and do nothing
+
+  int world_size() const { return nproc_per_node * nnodes; }
+  int rank(int local_rank) const { return node_rank * nproc_per_node + local_rank; }
+};
+
+/// A command line that cannot be obeyed; what() is one line for people.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Throws UsageError.
+Options parse_options(int argc, char** argv);
+
+}  // namespace cairn::run
