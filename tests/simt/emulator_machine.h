@@ -1,0 +1,389 @@
+// The machine behind emulator.h: fibers, the scheduler, barriers and warp exchanges. Include
+// emulator.h, not this.
+#pragma once
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace cairn::simt {
+
+/// A stack with its own flow of control; switches say so to the sanitizers.
+class Fiber {
+ public:
+  Fiber() {
+    memory_ = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory_ == MAP_FAILED) throw std::bad_alloc();
+#if defined(__SANITIZE_THREAD__)
+    tsan_ = __tsan_create_fiber(0);
+#endif
+  }
+  ~Fiber() {
+#if defined(__SANITIZE_THREAD__)
+    __tsan_destroy_fiber(tsan_);
+#endif
+    unpoison();
+    munmap(memory_, kStackBytes);
+  }
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  /// The next resume() starts entry() on an empty stack; a run that was abandoned is forgotten.
+  void reset(void (*entry)()) {
+    unpoison();
+    getcontext(&context_);
+    context_.uc_stack.ss_sp = memory_;
+    context_.uc_stack.ss_size = kStackBytes;
+    context_.uc_link = nullptr;
+    makecontext(&context_, entry, 0);
+  }
+
+  /// From the scheduler: runs the fiber until it calls yield() or finish().
+  void resume() {
+#if defined(__SANITIZE_THREAD__)
+    caller_tsan_ = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(tsan_, 0);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(&fake, memory_, kStackBytes);
+    swapcontext(&caller_, &context_);
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#else
+    swapcontext(&caller_, &context_);
+#endif
+  }
+
+  void entered() {
+    arrive(nullptr);
+  }  // first thing on the new stack
+  void yield() {
+    void* fake = nullptr;
+    leave(&fake);
+    swapcontext(&context_, &caller_);
+    arrive(fake);
+  }
+  [[noreturn]] void finish() {
+    leave(nullptr);
+    setcontext(&caller_);
+    std::terminate();
+  }
+
+ private:
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr std::size_t kStackBytes = 256 << 10;
+#else
+  static constexpr std::size_t kStackBytes = 64 << 10;
+#endif
+
+  void unpoison() {
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(memory_, kStackBytes);
+#endif
+  }
+  void leave([[maybe_unused]] void** fake) {
+#if defined(__SANITIZE_THREAD__)
+    __tsan_switch_to_fiber(caller_tsan_, 0);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(fake, caller_stack_, caller_bytes_);
+#endif
+  }
+  void arrive([[maybe_unused]] void* fake) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake, &caller_stack_, &caller_bytes_);
+#endif
+  }
+
+  void* memory_ = nullptr;
+  ucontext_t context_{}, caller_{};
+#if defined(__SANITIZE_ADDRESS__)
+  const void* caller_stack_ = nullptr;
+  std::size_t caller_bytes_ = 0;
+#endif
+#if defined(__SANITIZE_THREAD__)
+  void* tsan_ = nullptr;
+  void* caller_tsan_ = nullptr;
+#endif
+};
+
+class Machine {
+ public:
+  static Machine& current() {
+    static thread_local Machine machine;
+    return machine;
+  }
+
+  /// What a lane learns from the others of its mask.
+  struct Exchange {
+    std::uint64_t value = 0;
+    unsigned votes = 0;
+  };
+
+  void run(const Launch& shape, const std::function<void()>& body) {
+    check(shape);
+    ++launch_count();
+    launch_ = shape;
+    body_ = &body;
+    gridDim = shape.grid, blockDim = shape.block;
+    threads_.resize(volume(shape.block));
+    while (fibers_.size() < threads_.size()) fibers_.push_back(std::make_unique<Fiber>());
+    random_.seed(schedule().seed);
+    for (std::size_t block : visiting_order(volume(shape.grid))) {
+      blockIdx = position(block, shape.grid);
+      run_block();
+    }
+  }
+
+  void barrier(const Site& site) {
+    if (ended_ > 0) fail("a barrier waits for threads that have ended (divergent barrier)", site);
+    if (waiting_ > 0 && !same(site, barrier_site_)) {
+      fail("threads of one block wait at different barriers (divergent barrier)", site);
+    }
+    barrier_site_ = site;
+    ++waiting_;
+    wait(State::barrier);
+  }
+
+  Exchange warp_exchange(unsigned mask, std::uint64_t value, int source, const Site& site) {
+    Warp& warp = warps_[running_ / kWarpSize];
+    const unsigned lane = static_cast<unsigned>(running_ % kWarpSize), bit = 1u << lane;
+    if ((mask & bit) == 0) fail("a lane calls a warp function whose mask leaves it out", site);
+    if ((mask & ~warp.alive) != 0) fail("the mask names lanes that ended or do not exist", site);
+    if (source >= 0 && (mask >> source & 1u) == 0) fail("a shuffle reads an inactive lane", site);
+    Group& group = join(warp, mask, site);
+    group.arrived |= bit;
+    warp.values[lane] = value, warp.sources[lane] = source;
+    if (group.arrived == mask) {
+      resolve(warp, group, running_ - lane);
+    } else {
+      wait(State::warp);
+    }
+    return warp.results[lane];
+  }
+
+  void* shared_memory(const void* key, std::size_t bytes) {
+    for (const SharedArray& array : shared_) {
+      if (array.key == key) return array.memory.get();
+    }
+    shared_.push_back({key, poisoned(bytes)});
+    shared_bytes_ += bytes;
+    if (shared_bytes_ > kSharedLimit) throw Error("shared memory of a block exceeds 48 KiB");
+    return shared_.back().memory.get();
+  }
+  void* dynamic_shared_memory() { return dynamic_.get(); }
+
+ private:
+  enum class State { ready, barrier, warp, ended };
+  struct Thread {
+    State state = State::ready;
+    dim3 index;
+  };
+  struct Group {  // lanes that meet in one warp function; groups of a warp are disjoint
+    unsigned mask = 0, arrived = 0;
+    Site site;
+  };
+  struct Warp {
+    unsigned alive = 0;
+    std::vector<Group> groups;
+    std::array<std::uint64_t, kWarpSize> values{};
+    std::array<int, kWarpSize> sources{};
+    std::array<Exchange, kWarpSize> results{};
+  };
+  struct SharedArray {
+    const void* key;
+    std::unique_ptr<std::byte[]> memory;
+  };
+  static constexpr std::size_t kSharedLimit = 48 << 10;
+
+  static std::size_t volume(const dim3& d) { return std::size_t{d.x} * d.y * d.z; }
+  static dim3 position(std::size_t linear, const dim3& d) {
+    return {static_cast<unsigned>(linear % d.x), static_cast<unsigned>(linear / d.x % d.y),
+            static_cast<unsigned>(linear / d.x / d.y)};
+  }
+  static bool same(const Site& a, const Site& b) {
+    return a.line() == b.line() && a.column() == b.column() &&
+           std::strcmp(a.file_name(), b.file_name()) == 0;
+  }
+  static void check(const Launch& shape) {
+    if (volume(shape.block) == 0 || volume(shape.block) > 1024) {
+      throw Error("a block needs 1 to 1024 threads, got " + std::to_string(volume(shape.block)));
+    }
+    if (volume(shape.grid) == 0 || shape.grid.x > 0x7fffffffu || shape.grid.y > 65535 ||
+        shape.grid.z > 65535) {
+      throw Error("a grid of " + std::to_string(shape.grid.x) + " x " +
+                  std::to_string(shape.grid.y) + " x " + std::to_string(shape.grid.z) +
+                  " blocks cannot be launched");
+    }
+    if (shape.shared_bytes > kSharedLimit) throw Error("more than 48 KiB of shared memory asked");
+  }
+  [[noreturn]] void fail(const std::string& what, const Site& site) {
+    const dim3 t = threads_[running_].index;
+    throw Error(what + ": thread (" + std::to_string(t.x) + ", " + std::to_string(t.y) + ", " +
+                std::to_string(t.z) + ") of block " + std::to_string(blockIdx.x) + " at " +
+                site.file_name() + ":" + std::to_string(site.line()));
+  }
+  static std::unique_ptr<std::byte[]> poisoned(std::size_t bytes) {
+    std::unique_ptr<std::byte[]> memory(new std::byte[bytes]);
+    std::memset(memory.get(), 0xff, bytes);
+    return memory;
+  }
+
+  std::vector<std::size_t> visiting_order(std::size_t count) {
+    std::vector<std::size_t> order(count);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    if (schedule().order == Order::reverse) std::reverse(order.begin(), order.end());
+    if (schedule().order == Order::shuffled) std::shuffle(order.begin(), order.end(), random_);
+    return order;
+  }
+
+  void start_block() {
+    shared_.clear();
+    shared_bytes_ = launch_.shared_bytes;
+    dynamic_ = poisoned(launch_.shared_bytes);
+    ended_ = waiting_ = 0;
+    warps_.assign((threads_.size() + kWarpSize - 1) / kWarpSize, Warp{});
+    for (std::size_t i = 0; i < threads_.size(); ++i) {
+      threads_[i] = {State::ready, position(i, launch_.block)};
+      warps_[i / kWarpSize].alive |= 1u << (i % kWarpSize);
+      fibers_[i]->reset(&Machine::thread_main);
+    }
+  }
+
+  void run_block() {
+    start_block();
+    while (ended_ < threads_.size()) {
+      bool progress = false;
+      for (std::size_t thread : visiting_order(threads_.size())) {
+        if (threads_[thread].state != State::ready) continue;
+        progress = true;
+        resume(thread);
+      }
+      if (waiting_ > 0 && waiting_ == threads_.size()) release_barrier();
+      if (!progress) throw Error("deadlock: " + waiting_report());
+    }
+  }
+
+  void resume(std::size_t thread) {
+    running_ = thread;
+    threadIdx = threads_[thread].index;
+    fibers_[thread]->resume();
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+  void wait(State state) {  // on a fiber
+    const std::size_t self = running_;
+    threads_[self].state = state;
+    fibers_[self]->yield();
+  }
+
+  void release_barrier() {
+    waiting_ = 0;
+    for (Thread& thread : threads_) thread.state = State::ready;
+  }
+
+  Group& join(Warp& warp, unsigned mask, const Site& site) {
+    for (Group& group : warp.groups) {
+      if ((group.mask & mask) == 0) continue;
+      if (group.mask == mask && same(group.site, site)) return group;
+      fail("lanes of one warp meet in different warp functions or masks", site);
+    }
+    return warp.groups.emplace_back(Group{mask, 0, site});
+  }
+
+  void resolve(Warp& warp, Group& group, std::size_t first) {
+    const unsigned mask = group.mask;
+    unsigned votes = 0;
+    for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+      if ((mask >> lane & 1u) != 0 && warp.values[lane] != 0) votes |= 1u << lane;
+    }
+    for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+      if ((mask >> lane & 1u) == 0) continue;
+      const int source = warp.sources[lane];
+      warp.results[lane] = {source < 0 ? 0 : warp.values[static_cast<std::size_t>(source)], votes};
+      threads_[first + lane].state = State::ready;
+    }
+    warp.groups.erase(warp.groups.begin() + (&group - warp.groups.data()));
+  }
+
+  void end_thread() {  // on a fiber, when the kernel has returned
+    threads_[running_].state = State::ended;
+    ++ended_;
+    Warp& warp = warps_[running_ / kWarpSize];
+    warp.alive &= ~(1u << (running_ % kWarpSize));
+    if (waiting_ > 0) {
+      fail("a thread ends while others wait (divergent barrier)", barrier_site_);
+    }
+    for (const Group& group : warp.groups) {
+      if ((group.mask & ~warp.alive) != 0) {
+        fail("a lane ends while its warp waits for it", group.site);
+      }
+    }
+  }
+
+  std::string waiting_report() const {
+    std::array<std::size_t, 4> count{};
+    for (const Thread& thread : threads_) ++count[static_cast<std::size_t>(thread.state)];
+    return std::to_string(count[1]) + " threads wait at a barrier, " + std::to_string(count[2]) +
+           " in a warp function, " + std::to_string(count[3]) + " have ended";
+  }
+
+  static void thread_main() {
+    Machine& machine = current();
+    Fiber& fiber = *machine.fibers_[machine.running_];
+    fiber.entered();
+    try {
+      (*machine.body_)();
+      machine.end_thread();
+    } catch (...) {
+      machine.error_ = std::current_exception();
+    }
+    fiber.finish();
+  }
+
+  Launch launch_;
+  const std::function<void()>* body_ = nullptr;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Thread> threads_;
+  std::vector<Warp> warps_;
+  std::vector<SharedArray> shared_;
+  std::unique_ptr<std::byte[]> dynamic_;
+  std::size_t shared_bytes_ = 0;
+  std::size_t running_ = 0, ended_ = 0, waiting_ = 0;
+  Site barrier_site_;
+  std::exception_ptr error_;
+  std::mt19937_64 random_;
+};
+
+/// `source(lane, base)` names the lane to read, in segments of `width` lanes that start at `base`.
+template <class T, class Source>
+T shuffle(unsigned mask, T value, int width, const Site& site, Source source) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 32 or 64 bits");
+  const unsigned linear = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  const int lane = static_cast<int>(linear % kWarpSize);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  const int from = source(lane, lane / width * width);
+  const std::uint64_t got = Machine::current().warp_exchange(mask, bits, from, site).value;
+  std::memcpy(&value, &got, sizeof(T));
+  return value;
+}
+
+}  // namespace cairn::simt
