@@ -1,0 +1,195 @@
+#include "cpu/dnnl_operation.h"
+
+#include <array>
+#include <bit>
+#include <list>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "cairn/core/memory.h"
+#include "cairn/core/parallel_for.h"
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace cairn::kernels::onednn {
+
+namespace {
+
+// OpenMP keeps the thread count per thread: a worker stream's must be told.
+void adopt_thread_count() {
+#if defined(_OPENMP)
+  omp_set_num_threads(core::num_threads());
+#endif
+}
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const { return key.hash(); }
+};
+
+class Cache {
+ public:
+  OperationPtr find(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    const auto found = index_.find(key);
+    if (found == index_.end()) return nullptr;
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return found->second->second;
+  }
+
+  OperationPtr insert(const Key& key, OperationPtr operation) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = index_.find(key); found != index_.end()) return found->second->second;
+    entries_.emplace_front(key, std::move(operation));
+    index_.emplace(key, entries_.begin());
+    if (entries_.size() > kMaxOperations) {
+      index_.erase(entries_.back().first);
+      entries_.pop_back();
+    }
+    return entries_.front().second;
+  }
+
+  std::size_t size() {
+    const std::lock_guard lock(mutex_);
+    return entries_.size();
+  }
+
+ private:
+  using Entries = std::list<std::pair<Key, OperationPtr>>;
+  std::mutex mutex_;
+  Entries entries_;  // most recently used first
+  std::unordered_map<Key, Entries::iterator, KeyHash> index_;
+};
+
+Cache& cache() {
+  static Cache* const instance = new Cache;  // never destroyed: streams may outlive statics
+  return *instance;
+}
+
+dnnl::stream& thread_stream() {
+  thread_local dnnl::stream stream(engine());
+  return stream;
+}
+
+}  // namespace
+
+const dnnl::engine& engine() {
+  static const dnnl::engine instance(dnnl::engine::kind::cpu, 0);
+  return instance;
+}
+
+dnnl::primitive_attr attributes() {
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attr;
+}
+
+dnnl::memory::data_type data_type(core::DType dtype) {
+  if (dtype == core::DType::f32) return dnnl::memory::data_type::f32;
+  if (dtype == core::DType::bf16) return dnnl::memory::data_type::bf16;
+  core::fail<core::Unsupported>("onednn", "expected f32 or bf16, got ", core::name(dtype));
+}
+
+bool has_native_bf16() {
+  static const bool native = [] {
+    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+    const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+    return (isa & wanted) == wanted;
+  }();
+  return native;
+}
+
+core::DType compute_dtype(core::DType dtype) {
+  return dtype == core::DType::bf16 && has_native_bf16() ? core::DType::bf16 : core::DType::f32;
+}
+
+Desc desc(const core::TensorView& view) {
+  return Desc(Dims(view.shape.begin(), view.shape.end()), data_type(view.dtype),
+              Dims(view.strides.begin(), view.strides.end()));
+}
+
+const Desc& Operation::argument(int id) const {
+  for (const auto& [argument, layout] : arguments) {
+    if (argument == id) return layout;
+  }
+  core::fail<core::DeviceError>("onednn", "expected a bound argument, got ", id);
+}
+
+Key::Key(std::string_view kind) {
+  words_.reserve(48);
+  add(static_cast<std::int64_t>(std::hash<std::string_view>{}(kind)));
+  add(std::int64_t{core::num_threads()});
+}
+
+Key& Key::add(std::int64_t value) {
+  words_.push_back(value);
+  return *this;
+}
+
+Key& Key::add(double value) { return add(std::bit_cast<std::int64_t>(value)); }
+
+Key& Key::add(const core::Shape& values) {
+  add(std::int64_t{values.dims()});
+  words_.insert(words_.end(), values.begin(), values.end());
+  return *this;
+}
+
+Key& Key::add(const core::TensorView& view) {
+  if (!view.defined()) return add(std::int64_t{-1});
+  return add(static_cast<std::int64_t>(view.dtype)).add(view.shape).add(view.strides);
+}
+
+std::size_t Key::hash() const {
+  std::uint64_t h = 0x9E3779B97F4A7C15u;
+  for (const std::int64_t word : words_) {
+    h = (h ^ static_cast<std::uint64_t>(word)) * 0xFF51AFD7ED558CCDu;
+    h ^= h >> 32;
+  }
+  return h;
+}
+
+OperationPtr cached(const Key& key, const std::function<Operation()>& make) {
+  if (OperationPtr found = cache().find(key)) return found;
+  adopt_thread_count();
+  try {
+    return cache().insert(key, std::make_shared<const Operation>(make()));
+  } catch (const dnnl::error& error) {
+    fail("onednn", error);
+  }
+}
+
+std::size_t cached_operations() { return cache().size(); }
+
+void execute(std::string_view where, const Operation& operation, core::Device device,
+             std::initializer_list<std::pair<int, void*>> buffers) {
+  adopt_thread_count();
+  std::shared_ptr<core::Storage> scratch;
+  if (const std::size_t bytes = operation.scratchpad.get_size(); bytes > 0) {
+    const core::MemoryCategoryGuard guard(core::MemoryCategory::workspace);
+    scratch = core::Storage::allocate(bytes, device);
+  }
+  try {
+    std::unordered_map<int, dnnl::memory> arguments;
+    for (const auto& [id, data] : buffers) {
+      arguments.emplace(id, dnnl::memory(operation.argument(id), engine(), data));
+    }
+    if (scratch) {
+      arguments.emplace(DNNL_ARG_SCRATCHPAD,
+                        dnnl::memory(operation.scratchpad, engine(), scratch->data()));
+    }
+    operation.primitive.execute(thread_stream(), arguments);
+    thread_stream().wait();
+  } catch (const dnnl::error& error) {
+    fail(where, error);
+  }
+}
+
+void fail(std::string_view where, const dnnl::error& error) {
+  core::fail<core::DeviceError>(where, "oneDNN ", DNNL_VERSION_MAJOR, ".", DNNL_VERSION_MINOR,
+                                " failed: ", error.what(), " (status ",
+                                static_cast<int>(error.status),
+                                "; ONEDNN_VERBOSE=2 in the environment shows its calls)");
+}
+
+}  // namespace cairn::kernels::onednn

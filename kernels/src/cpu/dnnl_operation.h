@@ -1,0 +1,71 @@
+// oneDNN primitives, created once per shape, dtype, layout and attributes and kept in a bounded cache that all threads share.
+//
+//   const auto op = onednn::cached(onednn::Key("matmul").add(m).add(n), [&] { return make(); });
+//   onednn::execute("matmul", *op, device, {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}});
+//
+// An Operation is immutable: several threads may execute one at a time, each with a scratchpad of its own from the device's allocator.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cairn/core/tensor_view.h"
+#include "cpu/dnnl_version.h"
+
+namespace cairn::kernels::onednn {
+
+inline constexpr std::size_t kMaxOperations = 1024;  // least recently used ones are dropped beyond
+
+const dnnl::engine& engine();
+/// Attributes every operation starts from: the caller brings the scratchpad.
+dnnl::primitive_attr attributes();
+/// f32, bf16; throws Unsupported for any other (f16 goes through f32 here).
+dnnl::memory::data_type data_type(core::DType dtype);
+/// The processor multiplies bf16 itself; otherwise bf16 is computed through f32 too.
+bool has_native_bf16();
+/// The dtype products of `dtype` are computed in on this processor: bf16 or f32.
+core::DType compute_dtype(core::DType dtype);
+Desc desc(const core::TensorView& view);
+
+struct Operation {
+  dnnl::primitive primitive;
+  std::vector<std::pair<int, Desc>> arguments;  // DNNL_ARG_..., layout
+  Desc scratchpad;
+
+  const Desc& argument(int id) const;
+};
+using OperationPtr = std::shared_ptr<const Operation>;
+
+/// What an operation is: everything that its creation depends on.
+class Key {
+ public:
+  explicit Key(std::string_view kind);  // also the number of threads
+  Key& add(std::int64_t value);
+  Key& add(double value);
+  Key& add(const core::Shape& values);
+  Key& add(const core::TensorView& view);  // dtype, shape, strides; undefined views count as absent
+
+  std::size_t hash() const;
+  bool operator==(const Key&) const = default;
+
+ private:
+  std::vector<std::int64_t> words_;
+};
+
+/// The operation of that key, made by `make` where there is none. Throws DeviceError where oneDNN refuses.
+OperationPtr cached(const Key& key, const std::function<Operation()>& make);
+std::size_t cached_operations();
+
+/// Runs in the calling thread (and oneDNN's workers) and returns when done.
+void execute(std::string_view where, const Operation& operation, core::Device device,
+             std::initializer_list<std::pair<int, void*>> buffers);
+
+/// Throws DeviceError "[where] oneDNN ..." for an error of oneDNN.
+[[noreturn]] void fail(std::string_view where, const dnnl::error& error);
+
+}  // namespace cairn::kernels::onednn
