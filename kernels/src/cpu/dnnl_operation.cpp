@@ -127,7 +127,9 @@ Key& Key::add(std::int64_t value) {
   return *this;
 }
 
-Key& Key::add(double value) { return add(std::bit_cast<std::int64_t>(value)); }
+Key& Key::add(double value) {
+  return add(std::bit_cast<std::int64_t>(value));
+}
 
 Key& Key::add(const core::Shape& values) {
   add(std::int64_t{values.dims()});
@@ -159,7 +161,9 @@ OperationPtr cached(const Key& key, const std::function<Operation()>& make) {
   }
 }
 
-std::size_t cached_operations() { return cache().size(); }
+std::size_t cached_operations() {
+  return cache().size();
+}
 
 void execute(std::string_view where, const Operation& operation, core::Device device,
              std::initializer_list<std::pair<int, void*>> buffers) {

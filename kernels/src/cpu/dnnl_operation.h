@@ -1,9 +1,11 @@
-// oneDNN primitives, created once per shape, dtype, layout and attributes and kept in a bounded cache that all threads share.
+// oneDNN primitives, created once per shape, dtype, layout and attributes and kept in a bounded
+// cache that all threads share.
 //
 //   const auto op = onednn::cached(onednn::Key("matmul").add(m).add(n), [&] { return make(); });
 //   onednn::execute("matmul", *op, device, {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}});
 //
-// An Operation is immutable: several threads may execute one at a time, each with a scratchpad of its own from the device's allocator.
+// An Operation is immutable: several threads may execute one at a time, each with a scratchpad of
+// its own from the device's allocator.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +59,8 @@ class Key {
   std::vector<std::int64_t> words_;
 };
 
-/// The operation of that key, made by `make` where there is none. Throws DeviceError where oneDNN refuses.
+/// The operation of that key, made by `make` where there is none. Throws DeviceError where oneDNN
+/// refuses.
 OperationPtr cached(const Key& key, const std::function<Operation()>& make);
 std::size_t cached_operations();
 
