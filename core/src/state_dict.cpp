@@ -40,6 +40,17 @@ void StateDict::set(const std::string& key, Value value) {
   }
 }
 
+StateDict& StateDict::make_dict(const std::string& key) {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const Entry& entry) { return entry.first == key; });
+  if (found == entries_.end()) {
+    set(key, StateDict{});
+    return std::get<StateDict>(entries_.back().second);
+  }
+  if (!std::holds_alternative<StateDict>(found->second)) found->second = StateDict{};
+  return std::get<StateDict>(found->second);
+}
+
 const StateDict::Value* StateDict::find(const std::string& key) const {
   for (const Entry& entry : entries_) {
     if (entry.first == key) return &entry.second;

@@ -19,6 +19,8 @@ class StateDict {
   using Entry = std::pair<std::string, Value>;
 
   void set(const std::string& key, Value value);  // replaces; keys must not contain '.' nor be empty
+  /// The dictionary `key`, made (in place of any other value) where there is none.
+  StateDict& make_dict(const std::string& key);
   bool contains(const std::string& key) const { return find(key) != nullptr; }
   const Value* find(const std::string& key) const;
 

@@ -25,6 +25,7 @@ struct GradMeta {
   bool requires_grad = false;
   std::shared_ptr<void> graph;     // autograd's: the node that made it, or a leaf's accumulation node
   std::shared_ptr<Storage> slot;   // keeps alive the arena that `grad` is a slice of; null where the gradient is a tensor of its own
+  std::weak_ptr<void> arena;       // the optim::GradientArena it belongs to; unset: a slot of others
   std::shared_ptr<Tensor> grad;    // null until there is one; with a slot: always there
   bool grad_written = false;       // with a slot: the slot holds a gradient (it is never zeroed: the first contribution overwrites)
   std::shared_ptr<Tensor> master;  // f32 master of a half-precision parameter; null where the parameter is its own
@@ -67,8 +68,9 @@ class Tensor {
   /// A tensor over (part of) the same storage; `view` must point into it. No gradient.
   Tensor alias(const TensorView& view) const;
   Tensor detach() const { return alias(view()); }
-  /// Points this handle's tensor, and so every handle to it, at other data (used by casts of parameters). Keeps name and requires_grad,
-  /// drops gradient, slot and graph.
+  /// Points this handle's tensor, and so every handle to it, at other data (used by casts of parameters). Keeps name, requires_grad and
+  /// the arena (which gives it a new slot when refreshed), drops gradient, slot and graph, and the
+  /// master where the dtype changes.
   void set_data(const Tensor& data);
   bool same(const Tensor& other) const { return impl_ == other.impl_; }  // the same tensor, not equal values
   const void* id() const { return impl_.get(); }

@@ -1,0 +1,42 @@
+#include <cmath>
+
+#include "cairn/core/error.h"
+#include "cairn/optim/optimizer.h"
+
+namespace cairn::optim {
+
+FusedSGD::FusedSGD(NamedTensors parameters, const SgdOptions& options)
+    : FusedSGD({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
+
+FusedSGD::FusedSGD(std::vector<ParameterGroup> groups, const SgdOptions& options)
+    : Optimizer(std::move(groups)), options_(options) {
+  CAIRN_CHECK(options.momentum >= 0 && std::isfinite(options.momentum), "FusedSGD",
+              "expected a momentum >= 0, got ", options.momentum);
+  CAIRN_CHECK(std::isfinite(options.dampening), "FusedSGD", "expected a finite dampening, got ",
+              options.dampening);
+  CAIRN_CHECK(!options.nesterov || (options.momentum > 0 && options.dampening == 0), "FusedSGD",
+              "expected momentum > 0 and dampening 0 for nesterov, got ", options.momentum, " and ",
+              options.dampening);
+}
+
+std::vector<std::string> FusedSGD::moment_names() const {
+  if (options_.momentum == 0) return {};
+  return {"momentum_buffer"};
+}
+
+void FusedSGD::update_entries(const ParameterGroup& group,
+                              const std::vector<kernels::UpdateEntry>& entries,
+                              double gradient_scale, std::int64_t step) {
+  kernels::SgdOptions options;
+  options.lr = group.lr;
+  options.momentum = options_.momentum;
+  options.dampening = options_.dampening;
+  options.weight_decay = group.weight_decay;
+  options.nesterov = options_.nesterov;
+  options.wd_after_momentum = options_.wd_after_momentum;
+  options.first_step = step == 1;
+  options.gradient_scale = gradient_scale;
+  kernels::sgd_update(entries, options);
+}
+
+}  // namespace cairn::optim

@@ -1,0 +1,174 @@
+// Saving and loading an optimizer's state.
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/optim/optimizer.h"
+
+namespace cairn::optim {
+
+/// What a state holds for this optimizer, found before anything is changed.
+struct Optimizer::LoadPlan {
+  struct Parameter {
+    std::int64_t steps = 0;
+    std::array<Tensor, 2> moments;
+  };
+  std::vector<std::vector<Parameter>> parameters;
+  std::vector<std::pair<double, double>> groups;  // lr, weight_decay
+  std::int64_t steps = 0;
+};
+
+namespace {
+
+constexpr const char* kStep = "step";
+
+/// The dictionary at "a.b.c" under root.
+StateDict& make_path(StateDict& root, std::string_view path) {
+  StateDict* at = &root;
+  while (true) {
+    const std::size_t dot = path.find('.');
+    at = &at->make_dict(std::string(path.substr(0, dot)));
+    if (dot == std::string_view::npos) return *at;
+    path.remove_prefix(dot + 1);
+  }
+}
+
+const StateDict* as_dict(const StateDict::Value* value) {
+  return value == nullptr ? nullptr : std::get_if<StateDict>(value);
+}
+
+/// Every parameter's entry by its full name: a dictionary that holds a step.
+void collect_entries(const StateDict& at, const std::string& name,
+                     std::map<std::string, const StateDict*>& entries) {
+  if (!name.empty() && at.contains(kStep)) entries[name] = &at;
+  for (const auto& [key, value] : at) {
+    const StateDict* child = as_dict(&value);
+    if (child != nullptr) collect_entries(*child, name.empty() ? key : name + "." + key, entries);
+  }
+}
+
+/// Everything wrong with a state, to be told at once.
+class Problems {
+ public:
+  void add(const std::string& text) { text_ += (text_.empty() ? "" : "; ") + text; }
+  void throw_if_any(const char* kind) const {
+    if (text_.empty()) return;
+    core::fail<core::DataError>(kind, "expected a state of this optimizer, got one with ", text_,
+                                " (nothing was changed)");
+  }
+
+ private:
+  std::string text_;
+};
+
+}  // namespace
+
+StateDict Optimizer::state_dict() const {
+  StateDict state;
+  state.set("kind", std::string(kind()));
+  state.set("steps", steps_);
+  const std::vector<std::string> moments = moment_names();
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    StateDict& group = state.make_dict("groups").make_dict(std::to_string(g));
+    group.set("lr", groups_[g].lr);
+    group.set("weight_decay", groups_[g].weight_decay);
+    for (std::size_t i = 0; i < state_[g].size(); ++i) {
+      const State& own = state_[g][i];
+      StateDict& entry = make_path(state.make_dict("state"), groups_[g].parameters[i].name);
+      entry.set(kStep, own.steps);
+      for (std::size_t m = 0; m < moments.size() && own.steps > 0; ++m) {
+        entry.set(moments[m], own.moments[m]);
+      }
+    }
+  }
+  return state;
+}
+
+Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
+  Problems problems;
+  LoadPlan plan;
+  plan.steps = state.integer("steps");
+  if (state.text("kind") != kind()) problems.add("the state of a " + state.text("kind"));
+
+  const StateDict* groups = as_dict(state.find("groups"));
+  const std::size_t group_count = groups == nullptr ? 0 : groups->size();
+  if (group_count != groups_.size()) {
+    problems.add(core::str(group_count, " parameter groups instead of ", groups_.size()));
+  } else {
+    for (std::size_t g = 0; g < group_count; ++g) {
+      const StateDict& group = groups->dict(std::to_string(g));
+      plan.groups.emplace_back(group.number("lr"), group.number("weight_decay"));
+    }
+  }
+
+  std::map<std::string, const StateDict*> entries;
+  if (const StateDict* root = as_dict(state.find("state"))) collect_entries(*root, "", entries);
+  const std::vector<std::string> moments = moment_names();
+  for (const ParameterGroup& group : groups_) {
+    auto& loaded = plan.parameters.emplace_back(group.parameters.size());
+    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
+      const auto& [name, tensor] = group.parameters[i];
+      const auto found = entries.find(name);
+      if (found == entries.end()) {
+        problems.add("no '" + name + "'");
+        continue;
+      }
+      const StateDict& entry = *found->second;
+      loaded[i].steps = entry.integer(kStep);
+      for (std::size_t m = 0; m < moments.size() && loaded[i].steps > 0; ++m) {
+        const StateDict::Value* value = entry.find(moments[m]);
+        const Tensor* moment = value == nullptr ? nullptr : std::get_if<Tensor>(value);
+        if (moment == nullptr) {
+          problems.add("no '" + name + "." + moments[m] + "'");
+        } else if (moment->shape() != tensor.shape() || !core::is_floating(moment->dtype())) {
+          problems.add(core::str("'", name, ".", moments[m], "' of shape ", moment->shape(), " ",
+                                 moment->dtype(), " instead of ", tensor.shape(), " f32"));
+        } else {
+          loaded[i].moments[m] = *moment;
+        }
+      }
+      for (const auto& [key, value] : entry) {
+        const bool known = std::find(moments.begin(), moments.end(), key) != moments.end();
+        if (std::holds_alternative<Tensor>(value) && !known) {
+          problems.add("a surplus '" + name + "." + key + "'");
+        }
+      }
+      entries.erase(found);
+    }
+  }
+  for (const auto& [name, entry] : entries) problems.add("a surplus '" + name + "'");
+  problems.throw_if_any(kind());
+  return plan;
+}
+
+void Optimizer::load_state_dict(const StateDict& state) {
+  const LoadPlan plan = plan_load(state);
+  const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g].lr = plan.groups[g].first;
+    groups_[g].weight_decay = plan.groups[g].second;
+    for (std::size_t i = 0; i < state_[g].size(); ++i) {
+      const Tensor& parameter = groups_[g].parameters[i].tensor;
+      State& own = state_[g][i];
+      own.steps = plan.parameters[g][i].steps;
+      for (std::size_t m = 0; m < own.moments.size(); ++m) {
+        const Tensor& loaded = plan.parameters[g][i].moments[m];
+        if (!loaded.defined()) {
+          own.moments[m] = {};
+          continue;
+        }
+        // A new tensor, not the old one's memory: the state may share that with us.
+        Tensor moment = Tensor::empty_strided(parameter.shape(), parameter.strides(), DType::f32,
+                                              parameter.device());
+        kernels::copy(loaded, moment);
+        own.moments[m] = moment;
+      }
+    }
+  }
+  steps_ = plan.steps;
+}
+
+}  // namespace cairn::optim
