@@ -1,11 +1,22 @@
-// Optimizers that update in two passes over all parameters: check + norm, then unscale + clip + update + half write.
+// Optimizers that update in two passes over all parameters: check + norm, then unscale + clip +
+// update + half write. The host waits once a step, for what the check found.
 //
-// Parameters may be f32 (updated in place) or half. A half parameter gets an f32 master (kept in its GradMeta::master, created from its
-// f32 value by amp::initialize, or from its half value at the first step) and is rounded from it after each update; master_weights =
-// false updates the half value itself. Moments are f32. Parameters without a gradient are left alone. step() never zeroes gradients:
-// it ends by clearing them (they count as unwritten), unless asked to keep them.
+//   optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-3});
+//   optim::StepResult r = optimizer.step({.max_gradient_norm = 1.0});
+//   if (!r.applied) log::warn("{}", r.reason);   // "inf in the gradient of conv1.weight (3
+//   elements)"
+//
+// Parameters are f32 (updated in place) or half. A half parameter gets an f32 master (kept in its
+// GradMeta::master, made from its f32 value by amp::initialize, or from its half value at the first
+// step) and is rounded from it after each update; without master weights the half value itself is
+// updated. Moments are f32, laid out like the parameter. Parameters without a gradient are left
+// alone, and so are those that do not require one. step() never zeroes gradients: it ends by
+// clearing them (they count as unwritten), unless asked to keep them.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,19 +28,38 @@
 
 namespace cairn::optim {
 
+/// What the check pass found in an optimizer's gradients, as they lie (scaled). Non-finite elements
+/// are left out of the norm.
+struct GradientReport {
+  double squared_norm = std::numeric_limits<double>::quiet_NaN();  // NaN: no check was made
+  std::string
+      culprit;  // the first parameter (in registration order) with an inf or NaN; empty: none
+  bool is_nan = false;  // the culprit's gradient holds a NaN (true) or only inf (false)
+  std::int64_t nonfinite_count = 0;  // elements of the culprit's gradient
+
+  bool finite() const { return culprit.empty(); }
+  std::string describe()
+      const;  // "inf in the gradient of conv1.weight (3 elements)"; empty where finite
+};
+
 /// What a step did.
 struct StepResult {
   bool applied = true;
-  std::string reason;           // empty, or "inf in the gradient of conv1.weight (3 elements); loss scale 65536 -> 32768"
-  std::string culprit;          // the parameter with the first non-finite gradient
-  double gradient_norm = 0.0;   // of the unscaled gradients, before clipping; NaN where skipped
+  std::string reason;   // empty, or "inf in the gradient of conv1.weight (3 elements); loss scale
+                        // 65536 -> 32768"
+  std::string culprit;  // the parameter with the first non-finite gradient
+  double gradient_norm =
+      std::numeric_limits<double>::quiet_NaN();  // of the unscaled gradients, before clipping; NaN:
+                                                 // skipped, unchecked
   double clip_coefficient = 1.0;
 };
 
 struct StepOptions {
-  double gradient_scale = 1.0;   // gradients are multiplied by this: 1 / loss scale, 1 / accumulation steps
-  bool check = true;             // skip the update where a gradient is not finite
-  double max_gradient_norm = 0;  // 0: no clipping
+  double gradient_scale =
+      1.0;            // gradients are multiplied by this: 1 / loss scale, 1 / accumulation steps
+  bool check = true;  // skip the update where a gradient is not finite
+  double max_gradient_norm = 0;  // 0: no clipping; else the coefficient is max / (norm + 1e-6)
+                                 // where the norm is larger (as torch's)
   bool keep_gradients = false;
 };
 
@@ -41,39 +71,73 @@ struct ParameterGroup {
 
 class Optimizer : public core::Stateful {
  public:
+  ~Optimizer() override = default;
+  Optimizer(Optimizer&&) = default;
+  Optimizer& operator=(Optimizer&&) = default;
+
+  /// check(), then update() or skip(). Where neither check nor clipping is asked for, one pass.
   StepResult step(const StepOptions& options = {});
-  /// The two passes one by one, for callers that decide between them (the loss scaler, ranks that must agree).
-  kernels::GradientCheck check() const;
-  void update(const kernels::GradientCheck& check, const StepOptions& options, StepResult& result);
+
+  // The parts of a step, for callers that decide between them (the loss scaler, ranks that must
+  // agree).
+  GradientReport check() const;  // pass 1; the host waits for it
+  StepResult update(const GradientReport& report, const StepOptions& options);  // pass 2
+  StepResult skip(const GradientReport& report,
+                  const StepOptions& options);  // only clears the gradients
   void clear_grad();
 
-  std::vector<ParameterGroup>& groups() { return groups_; }
+  std::vector<ParameterGroup>& groups() {
+    return groups_;
+  }  // lr and weight_decay may be written; parameters come by add_group
   const std::vector<ParameterGroup>& groups() const { return groups_; }
+  /// Throws InvalidArgument, naming it, for a parameter that is there already, has no name, no
+  /// dense layout or a dtype other than f16, bf16, f32.
   void add_group(ParameterGroup group);
   double lr() const { return groups_.front().lr; }
-  void set_lr(double lr);  // of every group
+  void set_lr(double lr);                        // of every group
   std::int64_t steps() const { return steps_; }  // applied ones
-  void set_master_weights(bool value) { master_weights_ = value; }
-  /// After parameters changed dtype or device: masters and the arena are made anew where needed.
+  bool master_weights() const { return master_weights_; }
+  void set_master_weights(bool value);  // false drops the masters
+  /// After parameters changed dtype or device: the arenas are laid out anew, masters and moments
+  /// move along. (A step ends with the first of these where it is needed; calling it saves the
+  /// slower first step.)
   void refresh();
-  const std::shared_ptr<GradientArena>& arena();
+  /// Where the gradients lie: one arena, unless the parameters were attached to several before.
+  const std::vector<std::shared_ptr<GradientArena>>& arenas() const { return arenas_; }
 
-  StateDict state_dict() const override;  // step count, groups, moments by parameter name; masters are saved with the model
+  /// kind, steps; groups: lr, weight_decay; state, nested by parameter name: step and the moments
+  /// (sharing memory with this optimizer). Masters are saved with the model. The same for f32 and
+  /// half parameters.
+  StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
  protected:
   explicit Optimizer(std::vector<ParameterGroup> groups);
-  struct State {
-    Tensor moment1, moment2;
-  };
-  virtual void update_group(const ParameterGroup& group, std::vector<kernels::UpdateEntry> entries, double gradient_scale) = 0;
-  virtual int moments() const = 0;  // 0, 1 or 2 per parameter
-  std::int64_t steps_ = 0;
+  /// Updates parameters of one group, on one device, of which each is at its step-th update (from
+  /// 1).
+  virtual void update_entries(const ParameterGroup& group,
+                              const std::vector<kernels::UpdateEntry>& entries,
+                              double gradient_scale, std::int64_t step) = 0;
+  virtual const char* kind() const = 0;                       // "FusedAdam"
+  virtual std::vector<std::string> moment_names() const = 0;  // at most two; names in the state
 
  private:
+  struct State {
+    std::int64_t steps = 0;
+    std::array<Tensor, 2> moments;  // undefined before the first step
+  };
+  struct Batch;
+  struct LoadPlan;
+  void attach_arenas();
+  void add_to_batches(std::size_t group, std::size_t index, std::vector<Batch>& batches,
+                      std::vector<Tensor>& temporaries);
+  void finish(const StepOptions& options);
+  LoadPlan plan_load(const StateDict& state) const;
+
   std::vector<ParameterGroup> groups_;
   std::vector<std::vector<State>> state_;  // by group and parameter
-  std::shared_ptr<GradientArena> arena_;
+  std::vector<std::shared_ptr<GradientArena>> arenas_;
+  std::int64_t steps_ = 0;
   bool master_weights_ = true;
 };
 
@@ -85,14 +149,18 @@ struct AdamOptions {
   bool adamw = true;  // decoupled weight decay; false: L2
   bool bias_correction = true;
 };
+/// Adam and AdamW; formulas in kernels/multi_tensor.h. State: exp_avg, exp_avg_sq.
 class FusedAdam final : public Optimizer {
  public:
   explicit FusedAdam(NamedTensors parameters, const AdamOptions& options = {});
-  FusedAdam(std::vector<ParameterGroup> groups, const AdamOptions& options);
+  FusedAdam(std::vector<ParameterGroup> groups,
+            const AdamOptions& options);  // lr and weight_decay are the groups'
 
  protected:
-  void update_group(const ParameterGroup& group, std::vector<kernels::UpdateEntry> entries, double gradient_scale) override;
-  int moments() const override { return 2; }
+  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
+                      double gradient_scale, std::int64_t step) override;
+  const char* kind() const override { return "FusedAdam"; }
+  std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
 
  private:
   AdamOptions options_;
@@ -106,14 +174,17 @@ struct SgdOptions {
   bool nesterov = false;
   bool wd_after_momentum = false;
 };
+/// SGD; formulas in kernels/multi_tensor.h. State: momentum_buffer, where momentum is not 0.
 class FusedSGD final : public Optimizer {
  public:
   explicit FusedSGD(NamedTensors parameters, const SgdOptions& options = {});
   FusedSGD(std::vector<ParameterGroup> groups, const SgdOptions& options);
 
  protected:
-  void update_group(const ParameterGroup& group, std::vector<kernels::UpdateEntry> entries, double gradient_scale) override;
-  int moments() const override { return options_.momentum != 0.0 ? 1 : 0; }
+  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
+                      double gradient_scale, std::int64_t step) override;
+  const char* kind() const override { return "FusedSGD"; }
+  std::vector<std::string> moment_names() const override;
 
  private:
   SgdOptions options_;
