@@ -2,9 +2,11 @@
 //
 //   amp::Amp precision = amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
 //   precision.backward(loss);                     // scales the loss, runs backward
-//   optim::StepResult r = precision.step();       // checks, unscales, clips, updates; or skips, halves the scale and says why
+//   optim::StepResult r = precision.step();       // checks, unscales, clips, updates; or skips,
+//   halves the scale and says why
 //
-// There is no global state: the handle owns everything; two trainings in one process do not see each other.
+// There is no global state: the handle owns everything; two trainings in one process do not see
+// each other.
 //
 // | property             | O0    | O1      | O2      | O3   |
 // |----------------------|-------|---------|---------|------|
@@ -34,15 +36,16 @@ std::string_view name(OptLevel level);
 
 struct Options {
   OptLevel opt_level = OptLevel::O1;
-  DType half_dtype = DType::f16;             // or bf16
-  std::optional<bool> keep_batchnorm_fp32;   // O2, O3 only
-  std::optional<bool> master_weights;        // O2, O3 only
-  std::optional<double> loss_scale;          // a static scale; unset: the level's default
-  bool dynamic_loss_scale = false;           // insists on dynamic where the level's default is 1
+  DType half_dtype = DType::f16;            // or bf16
+  std::optional<bool> keep_batchnorm_fp32;  // O2, O3 only
+  std::optional<bool> master_weights;       // O2, O3 only
+  std::optional<double> loss_scale;         // a static scale; unset: the level's default
+  bool dynamic_loss_scale = false;          // insists on dynamic where the level's default is 1
   LossScalerOptions scaler;
-  double max_gradient_norm = 0.0;            // clips in the update pass; 0: no
-  int accumulation_steps = 1;                // gradients are averaged over this many backwards
-  /// Makes all ranks agree on an overflow: gets this rank's flag (0 or 1), returns the largest over all ranks. Unset: one rank.
+  double max_gradient_norm = 0.0;  // clips in the update pass; 0: no
+  int accumulation_steps = 1;      // gradients are averaged over this many backwards
+  /// Makes all ranks agree on an overflow: gets this rank's flag (0 or 1), returns the largest over
+  /// all ranks. Unset: one rank.
   std::function<double(double)> all_reduce_max;
 };
 
@@ -63,9 +66,9 @@ class Amp : public core::Stateful {
   void backward(const Tensor& loss) const { scale_loss(loss).backward(); }
   optim::StepResult step();
 
-  const Options& options() const;      // as resolved
+  const Options& options() const;  // as resolved
   double loss_scale() const;
-  std::string describe() const;        // the resolved options, for people
+  std::string describe() const;  // the resolved options, for people
 
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
@@ -77,8 +80,10 @@ class Amp : public core::Stateful {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Casts the model, wraps its forward and prepares the optimizer as the level says. Throws InvalidArgument for contradictory options and, naming it, for
-/// a parameter that is not f32. Call it before or after DistributedDataParallel and load_state_dict: any order works, as long as it comes before the first step.
+/// Casts the model, wraps its forward and prepares the optimizer as the level says. Throws
+/// InvalidArgument for contradictory options and, naming it, for a parameter that is not f32. Call
+/// it before or after DistributedDataParallel and load_state_dict: any order works, as long as it
+/// comes before the first step.
 Amp initialize(nn::Module& model, optim::Optimizer& optimizer, const Options& options = {});
 
 }  // namespace cairn::amp
