@@ -21,21 +21,29 @@
 // when gradients are on and an input wants one. Inputs may be undefined tensors (an absent bias).
 #pragma once
 
-#include <functional>
+#include <array>
+#include <cstdint>
 #include <memory>
-#include <string>
+#include <optional>
+#include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "cairn/autograd/observer.h"
 #include "cairn/autograd/thread_state.h"
+#include "cairn/core/memory.h"
+#include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
 
 namespace cairn::autograd {
 
 using Tensors = std::vector<Tensor>;
 
-/// What autocast does with an operation's floating inputs: half (matrix products, convolutions), f32 (sums, norms, losses, exponentials),
-/// promote (the widest of the inputs), keep (as they come).
+/// What autocast does with an operation's floating inputs (f64 is always left alone): half (matrix
+/// products, convolutions) casts to the autocast dtype; f32 (sums, norms, losses, exponentials)
+/// widens half inputs; promote casts all inputs to the widest of them, without autocast too; keep
+/// takes them as they come.
 enum class CastPolicy { keep, half, f32, promote };
 
 struct OpInfo {
@@ -45,13 +53,12 @@ struct OpInfo {
 
 class Node;
 
-/// Where a gradient lands: a leaf's arena slot (overwrite on the first contribution of a step, accumulate on later ones) or a fresh tensor.
+/// Where a gradient lands: a leaf's arena slot or own gradient (overwrite on the first contribution
+/// of a step, accumulate on later ones) or a fresh tensor (overwrite).
 struct GradTarget {
   Tensor tensor;
   bool accumulate = false;
 };
-
-class SavedTensor;  // what a pack hook made of a saved tensor
 
 /// One operation's memory between forward and backward.
 class Context {
@@ -61,50 +68,56 @@ class Context {
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
 
-  /// Keeps a tensor for the backward, through the saved-tensor hooks. Undefined tensors may be saved. No-op where nothing is recorded.
+  /// Keeps a tensor for the backward, through the saved-tensor hooks. Undefined tensors may be
+  /// saved. No-op where nothing is recorded. The graph of the tensor is not kept.
   void save(const Tensor& tensor);
-  /// The i-th saved tensor. Throws core::Error naming the op where it was written in place since, or already released.
+  /// The i-th saved tensor, without a graph; ask once per backward. Throws core::Error naming the
+  /// op where it was written in place since, or was released by an earlier backward.
   Tensor saved(int i) const;
 
-  bool needs_grad(int input) const;        // forward and backward: is a gradient wanted for this input?
-  bool recording() const;                  // forward: will backward be possible?
+  bool needs_grad(int input) const;  // is a gradient wanted for this input? false: not recording
+  bool recording() const;            // forward: will backward be possible?
+  // Of the inputs as forward saw them (after casts). Only where recording().
   const Shape& input_shape(int input) const;
   DType input_dtype(int input) const;
-  /// Where to put the gradient of the input. Call at most once per input and backward; return its tensor from backward.
-  /// dtype of a slot may be f32 where the input is half. A fresh tensor has the input's shape and dtype, contiguous (or the input's dense strides).
+  /// Where to put the gradient of the input. Call at most once per input and backward, and return
+  /// its tensor from backward. The dtype may be f32 where the input is half. A fresh tensor has the
+  /// input's shape, dtype and dense strides.
   GradTarget grad_target(int input);
 
  private:
   friend class Node;
+  friend struct NodeAccess;
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Impl> impl_;  // null: not recording
 };
 
-/// A recorded operation. Made by apply(); released iteratively, so graphs may be millions of nodes deep.
+/// A recorded operation. Made by apply(); released iteratively, so graphs may be millions of nodes
+/// deep.
 class Node {
  public:
   virtual ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+  /// Gradients of the inputs, one each; undefined where there is none (or none is wanted).
   virtual Tensors backward(const Tensor& dy) = 0;
   const char* name() const { return name_; }
 
  protected:
-  const char* name_ = "";
+  Node(const char* name, Context context) : context_(std::move(context)), name_(name) {}
   Context context_;
 
  private:
   friend struct NodeAccess;  // the engine's and apply's way in
-  struct Links;
-  std::shared_ptr<Links> links_;
+  const char* name_;
+  bool leaf_ = false;
 };
 
 namespace detail {
 template <class Op>
 class OpNode final : public Node {
  public:
-  OpNode(Op op, Context context) : op_(std::move(op)) {
-    name_ = Op::kInfo.name;
-    context_ = std::move(context);
-  }
+  OpNode(Op op, Context context) : Node(Op::kInfo.name, std::move(context)), op_(std::move(op)) {}
   Tensors backward(const Tensor& dy) override { return op_.backward(context_, dy); }
 
  private:
@@ -114,32 +127,39 @@ class OpNode final : public Node {
 /// Everything of apply that does not depend on the op's type.
 class Application {
  public:
-  Application(const OpInfo& info, Tensors& inputs);  // checks devices, casts, opens the observer's event, turns recording off
+  /// Checks devices, casts by policy, opens the observer's event, turns recording off.
+  Application(const OpInfo& info, std::span<Tensor> inputs);
   ~Application();
+  Application(const Application&) = delete;
+  Application& operator=(const Application&) = delete;
+
   Context& context() { return context_; }
-  bool recording() const { return recording_; }
-  void finish(Tensor& y, std::unique_ptr<Node> node);  // links the node and marks y; node null where nothing is recorded
+  bool recording() const { return context_.recording(); }
+  /// Makes y depend on the node; null where nothing is recorded. Closes the observer's event.
+  void finish(Tensor& y, std::shared_ptr<Node> node);
 
  private:
+  void open_event();
+
   const OpInfo& info_;
-  Tensors& inputs_;
+  std::span<Tensor> inputs_;
   Context context_;
-  bool recording_ = false;
-  bool previous_grad_mode_ = true;
-  std::int64_t event_ = 0;
+  bool previous_grad_mode_;
+  OpObserver* observer_;
+  OpEvent event_;
+  std::int64_t begin_ns_ = 0;
+  std::optional<core::MemoryCategoryGuard> category_;
+  std::optional<core::DeviceGuard> device_;
 };
 
-template <class Op, std::size_t... I>
-Tensor call_forward(Op& op, Context& context, const Tensors& inputs, std::index_sequence<I...>) {
-  return op.forward(context, inputs[I]...);
-}
-
 template <class Op, class Forward>
-Tensor apply_to(Op op, Tensors inputs, Forward forward) {
+Tensor apply_to(Op op, std::span<Tensor> inputs, Forward forward) {
   Application application(Op::kInfo, inputs);
-  Tensor y = forward(op, application.context(), inputs);
-  std::unique_ptr<Node> node;
-  if (application.recording()) node = std::make_unique<OpNode<Op>>(std::move(op), std::move(application.context()));
+  Tensor y = forward(op, application.context());
+  std::shared_ptr<Node> node;
+  if (application.recording()) {
+    node = std::make_shared<OpNode<Op>>(std::move(op), std::move(application.context()));
+  }
   application.finish(y, std::move(node));
   return y;
 }
@@ -148,15 +168,16 @@ Tensor apply_to(Op op, Tensors inputs, Forward forward) {
 /// Runs an operation on a fixed list of inputs: forward(ctx, x0, x1, ...).
 template <class Op, class... Inputs>
 Tensor apply(Op op, const Inputs&... inputs) {
-  return detail::apply_to(std::move(op), Tensors{inputs...}, [](Op& o, Context& context, const Tensors& list) {
-    return detail::call_forward(o, context, list, std::make_index_sequence<sizeof...(Inputs)>{});
+  std::array<Tensor, sizeof...(Inputs)> list{inputs...};
+  return detail::apply_to(std::move(op), list, [&](Op& o, Context& context) {
+    return std::apply([&](const auto&... x) { return o.forward(context, x...); }, list);
   });
 }
 /// Runs an operation on a list of any length: forward(ctx, inputs).
 template <class Op>
 Tensor apply_list(Op op, Tensors inputs) {
-  return detail::apply_to(std::move(op), std::move(inputs),
-                          [](Op& o, Context& context, const Tensors& list) { return o.forward(context, list); });
+  return detail::apply_to(std::move(op), std::span<Tensor>(inputs),
+                          [&](Op& o, Context& context) { return o.forward(context, inputs); });
 }
 
 }  // namespace cairn::autograd

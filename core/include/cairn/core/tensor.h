@@ -23,7 +23,8 @@ class Tensor;
 /// What autograd, optimizers and amp keep with a tensor. Everything but `requires_grad` and `graph` belongs to leaves (parameters).
 struct GradMeta {
   bool requires_grad = false;
-  std::shared_ptr<void> graph;     // autograd's: the node that made it, or a leaf's accumulation node
+  std::shared_ptr<void> graph;     // autograd's: the node that made it; null for a leaf
+  std::shared_ptr<void> leaf;      // autograd's: a leaf's gradient-ready hooks; survives set_data
   std::shared_ptr<Storage> slot;   // keeps alive the arena that `grad` is a slice of; null where the gradient is a tensor of its own
   std::weak_ptr<void> arena;       // the optim::GradientArena it belongs to; unset: a slot of others
   std::shared_ptr<Tensor> grad;    // null until there is one; with a slot: always there
@@ -74,6 +75,7 @@ class Tensor {
   void set_data(const Tensor& data);
   bool same(const Tensor& other) const { return impl_ == other.impl_; }  // the same tensor, not equal values
   const void* id() const { return impl_.get(); }
+  bool unique() const;  // no other handle, alias or view shares this memory: it may be written for reuse
   const std::shared_ptr<Storage>& storage() const;
 
   double item() const;                                // the one element, as double; waits for the device

@@ -1,0 +1,235 @@
+#include "cairn/autograd/function.h"
+
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "cairn/kernels/elementwise.h"
+#include "cast.h"
+#include "leaf.h"
+#include "local.h"
+#include "node_access.h"
+
+namespace cairn::autograd {
+
+using core::Error;
+using core::fail;
+using core::MemoryCategory;
+using core::MemoryCategoryGuard;
+
+// ---- Context
+
+Context::Context() = default;
+Context::~Context() = default;
+Context::Context(Context&&) noexcept = default;
+Context& Context::operator=(Context&&) noexcept = default;
+
+bool Context::recording() const {
+  return impl_ != nullptr;
+}
+
+void Context::save(const Tensor& tensor) {
+  if (!impl_) return;
+  impl_->saved.emplace_back(tensor);
+  if (tensor.defined() && !is_parameter(tensor)) {
+    impl_->bytes_saved += static_cast<std::int64_t>(tensor.nbytes());
+  }
+}
+
+Tensor Context::saved(int i) const {
+  if (impl_->released) {
+    fail<Error>(impl_->op, "expected saved tensors, got a graph that was released");
+  }
+  CAIRN_CHECK(i >= 0 && i < static_cast<int>(impl_->saved.size()), impl_->op, "expected one of ",
+              impl_->saved.size(), " saved tensors, got index ", i);
+  return impl_->saved[static_cast<std::size_t>(i)].unpack(impl_->op);
+}
+
+namespace {
+const InputInfo& input_of(const Context& context, const Context::Impl* impl, int input) {
+  CAIRN_CHECK(impl != nullptr, "context", "expected a recorded operation, got one without a graph");
+  CAIRN_CHECK(input >= 0 && input < static_cast<int>(impl->inputs.size()), impl->op,
+              "expected one of ", impl->inputs.size(), " inputs, got index ", input);
+  return impl->inputs[static_cast<std::size_t>(input)];
+}
+}  // namespace
+
+bool Context::needs_grad(int input) const {
+  return impl_ && input_of(*this, impl_.get(), input).needs_grad;
+}
+const Shape& Context::input_shape(int input) const {
+  return input_of(*this, impl_.get(), input).shape;
+}
+DType Context::input_dtype(int input) const {
+  return input_of(*this, impl_.get(), input).dtype;
+}
+
+GradTarget Context::grad_target(int input) {
+  InputInfo& info = const_cast<InputInfo&>(input_of(*this, impl_.get(), input));
+  if (info.edge && NodeAccess::is_leaf(*info.edge)) {
+    info.handed_out = true;
+    auto& leaf = static_cast<AccumulateGrad&>(*info.edge);
+    return leaf.target(info.shape, info.strides, info.dtype);
+  }
+  return {Tensor::empty_strided(info.shape, info.strides, info.dtype, info.device), false};
+}
+
+// ---- Node
+
+namespace {
+// Nodes waiting to be destroyed: a long chain must not recurse.
+thread_local std::vector<std::shared_ptr<Node>>* graveyard = nullptr;
+
+void bury(std::vector<std::shared_ptr<Node>> dead) {
+  graveyard = &dead;
+  while (!dead.empty()) {
+    const std::shared_ptr<Node> node = std::move(dead.back());
+    dead.pop_back();
+  }
+  graveyard = nullptr;
+}
+}  // namespace
+
+Node::~Node() {
+  if (!context_.impl_) return;
+  std::vector<std::shared_ptr<Node>> edges;
+  auto& dead = graveyard != nullptr ? *graveyard : edges;
+  for (InputInfo& input : context_.impl_->inputs) {
+    if (input.edge) dead.push_back(std::move(input.edge));
+  }
+  if (graveyard == nullptr) bury(std::move(edges));
+}
+
+std::shared_ptr<Node> gradient_edge(const Tensor& tensor) {
+  const core::GradMeta* meta = tensor.meta_or_null();
+  if (meta == nullptr || !meta->requires_grad) return nullptr;
+  if (meta->graph) return std::static_pointer_cast<Node>(meta->graph);
+  LeafState& state = leaf_state(tensor);
+  std::shared_ptr<Node> node = state.accumulate.lock();
+  if (!node) {
+    node = std::make_shared<AccumulateGrad>(tensor);
+    state.accumulate = node;
+  }
+  return node;
+}
+
+// ---- Application
+
+namespace {
+
+std::uint64_t next_sequence() {
+  static std::atomic<std::uint64_t> sequence{0};  // global: a graph may span threads
+  return sequence.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void check_inputs(const OpInfo& info, std::span<Tensor> inputs) {
+  CAIRN_CHECK(!inputs.empty() && inputs[0].defined(), info.name,
+              "expected a tensor as input 0, got none");
+  const Device device = inputs[0].device();
+  for (std::size_t i = 1; i < inputs.size(); ++i) {
+    if (!inputs[i].defined() || inputs[i].device() == device) continue;
+    fail(info.name, "expected all inputs on ", device, ", got input ", i, " on ",
+         inputs[i].device(), " (move it with autograd::to)");
+  }
+}
+
+InputInfo describe(const Tensor& x) {
+  InputInfo info;
+  if (!x.defined()) return info;
+  const core::TensorView view = x.view();
+  info.dtype = view.dtype;
+  info.device = view.device;
+  info.shape = view.shape;
+  info.strides = view.is_dense() ? view.strides : core::contiguous_strides(view.shape);
+  info.edge = gradient_edge(x);
+  info.needs_grad = info.edge != nullptr;
+  return info;
+}
+
+void record(Context& context, const char* op, std::span<Tensor> inputs) {
+  NodeAccess::start(context);
+  Context::Impl& impl = *NodeAccess::impl(context);
+  impl.op = op;
+  impl.inputs.reserve(inputs.size());
+  for (const Tensor& x : inputs) impl.inputs.push_back(describe(x));
+}
+
+bool any_requires_grad(std::span<Tensor> inputs) {
+  for (const Tensor& x : inputs) {
+    if (x.requires_grad()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+namespace detail {
+
+Application::Application(const OpInfo& info, std::span<Tensor> inputs)
+    : info_(info),
+      inputs_(inputs),
+      previous_grad_mode_(local().grad_enabled),
+      observer_(local().observer) {
+  check_inputs(info, inputs);
+  cast_inputs(info, inputs, event_);
+  if (observer_ != nullptr) open_event();
+  if (inputs[0].device().is_cuda()) device_.emplace(inputs[0].device());
+  if (MemoryCategoryGuard::current() == MemoryCategory::other) {
+    category_.emplace(MemoryCategory::activations);
+  }
+  if (previous_grad_mode_ && any_requires_grad(inputs)) record(context_, info.name, inputs);
+  local().grad_enabled = false;
+}
+
+Application::~Application() {
+  local().grad_enabled = previous_grad_mode_;
+}
+
+void Application::open_event() {
+  event_.name = info_.name;
+  event_.phase = local().recomputing ? Phase::recompute : Phase::forward;
+  event_.device = inputs_[0].device();
+  event_.dtype = inputs_[0].dtype();
+  for (const Tensor& x : inputs_) {
+    if (!x.defined() || !core::is_floating(x.dtype())) continue;
+    event_.dtype = x.dtype();
+    break;
+  }
+  observer_->begin(event_);
+  begin_ns_ = now_ns();
+}
+
+void Application::finish(Tensor& y, std::shared_ptr<Node> node) {
+  Context::Impl* impl = node ? NodeAccess::impl(*node) : nullptr;
+  if (observer_ != nullptr) {
+    event_.host_ns = now_ns() - begin_ns_;
+    event_.bytes_out = static_cast<std::int64_t>(y.nbytes());
+    event_.bytes_saved = impl != nullptr ? impl->bytes_saved : 0;
+    observer_->end(event_);
+  }
+  if (impl == nullptr || !core::is_floating(y.dtype())) return;
+  for (const Tensor& x : inputs_) {
+    if (y.same(x)) y = y.detach();  // an input keeps its own graph
+  }
+  impl->sequence = next_sequence();
+  impl->shape = y.shape();
+  impl->dtype = y.dtype();
+  impl->device = y.device();
+  core::GradMeta& meta = y.meta();
+  meta.requires_grad = true;
+  meta.graph = std::move(node);
+}
+
+}  // namespace detail
+
+OpObserver* set_observer(OpObserver* observer) {
+  return std::exchange(local().observer, observer);
+}
+
+}  // namespace cairn::autograd
