@@ -142,6 +142,10 @@ Device Tensor::device() const {
   return view().device;
 }
 
+bool Tensor::unique() const {
+  return impl_.use_count() == 1 && impl_->storage.use_count() == 1;
+}
+
 const std::shared_ptr<Storage>& Tensor::storage() const {
   CAIRN_CHECK(defined(), "tensor", "expected a tensor, got an undefined one");
   return impl_->storage;
