@@ -15,8 +15,7 @@ struct Cast {
 
   Tensor forward(Context&, const Tensor& x) {
     const core::TensorView view = x.view();
-    const Strides strides =
-        view.is_dense() ? view.strides : core::contiguous_strides(view.shape);
+    const Strides strides = view.is_dense() ? view.strides : core::contiguous_strides(view.shape);
     Tensor y = Tensor::empty_strided(view.shape, strides, dtype, view.device);
     kernels::copy(view, y);
     return y;

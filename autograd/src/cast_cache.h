@@ -26,8 +26,8 @@ class CastCache {
   };
   struct Hash {
     std::size_t operator()(const Key& key) const {
-      return std::hash<const void*>()(key.leaf) ^ (static_cast<std::size_t>(key.dtype) * 2 +
-                                                   static_cast<std::size_t>(key.grad_mode));
+      return std::hash<const void*>()(key.leaf) ^
+             (static_cast<std::size_t>(key.dtype) * 2 + static_cast<std::size_t>(key.grad_mode));
     }
   };
   struct Entry {

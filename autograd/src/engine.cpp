@@ -236,8 +236,7 @@ Tensor first_gradient(const Tensor& root, const Tensor& gradient) {
 // Makes a run the thread's current one.
 class RunGuard {
  public:
-  explicit RunGuard(Run& run)
-      : previous_(std::exchange(local().end_callbacks, &run.callbacks)) {
+  explicit RunGuard(Run& run) : previous_(std::exchange(local().end_callbacks, &run.callbacks)) {
     ThreadState state = ThreadState::capture();
     state.grad_enabled = false;
     state.autocast = {};

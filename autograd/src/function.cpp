@@ -46,7 +46,7 @@ Tensor Context::saved(int i) const {
 }
 
 namespace {
-const InputInfo& input_of(const Context& context, const Context::Impl* impl, int input) {
+InputInfo& input_of(Context::Impl* impl, int input) {
   CAIRN_CHECK(impl != nullptr, "context", "expected a recorded operation, got one without a graph");
   CAIRN_CHECK(input >= 0 && input < static_cast<int>(impl->inputs.size()), impl->op,
               "expected one of ", impl->inputs.size(), " inputs, got index ", input);
@@ -55,17 +55,17 @@ const InputInfo& input_of(const Context& context, const Context::Impl* impl, int
 }  // namespace
 
 bool Context::needs_grad(int input) const {
-  return impl_ && input_of(*this, impl_.get(), input).needs_grad;
+  return impl_ && input_of(impl_.get(), input).needs_grad;
 }
 const Shape& Context::input_shape(int input) const {
-  return input_of(*this, impl_.get(), input).shape;
+  return input_of(impl_.get(), input).shape;
 }
 DType Context::input_dtype(int input) const {
-  return input_of(*this, impl_.get(), input).dtype;
+  return input_of(impl_.get(), input).dtype;
 }
 
 GradTarget Context::grad_target(int input) {
-  InputInfo& info = const_cast<InputInfo&>(input_of(*this, impl_.get(), input));
+  InputInfo& info = input_of(impl_.get(), input);
   if (info.edge && NodeAccess::is_leaf(*info.edge)) {
     info.handed_out = true;
     auto& leaf = static_cast<AccumulateGrad&>(*info.edge);

@@ -60,8 +60,8 @@ Tensor SavedTensor::unpack(const char* op) const {
   if (packed_) {
     const OutsideHooks outside(packed_->hooks);
     const Tensor tensor = packed_->hooks->unpack(packed_->value);
-    const bool alike = tensor.defined() && tensor.shape() == packed_->shape &&
-                       tensor.dtype() == packed_->dtype;
+    const bool alike =
+        tensor.defined() && tensor.shape() == packed_->shape && tensor.dtype() == packed_->dtype;
     if (alike) return tensor;
     fail<Error>(op, "expected the unpack hook to return the packed ", packed_->shape, " ",
                 packed_->dtype, ", got ",

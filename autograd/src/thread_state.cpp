@@ -16,8 +16,7 @@ Local& local() {
 ThreadState ThreadState::capture() {
   const Local& here = local();
   const Generator& generator = Generator::current();
-  return {here.grad_enabled, here.autocast, generator.seed(), generator.offset(),
-          here.recomputing};
+  return {here.grad_enabled, here.autocast, generator.seed(), generator.offset(), here.recomputing};
 }
 
 void ThreadState::restore() const {
@@ -44,8 +43,7 @@ GradModeGuard::~GradModeGuard() {
   local().grad_enabled = previous_;
 }
 
-AutocastGuard::AutocastGuard(bool enabled, DType dtype, bool cache)
-    : previous_(local().autocast) {
+AutocastGuard::AutocastGuard(bool enabled, DType dtype, bool cache) : previous_(local().autocast) {
   CAIRN_CHECK(core::is_half(dtype), "autocast", "expected f16 or bf16, got ", dtype);
   AutocastState& state = local().autocast;
   state.enabled = enabled;

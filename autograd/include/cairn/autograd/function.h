@@ -1,4 +1,5 @@
-// How an operation is written: one struct with its name and cast policy, its attributes as members, forward and backward side by side.
+// How an operation is written: one struct with its name and cast policy, its attributes as members,
+// forward and backward side by side.
 //
 //   struct Softmax {
 //     static constexpr OpInfo kInfo{"softmax", CastPolicy::f32};
@@ -17,8 +18,9 @@
 //   };
 //   Tensor softmax(const Tensor& x) { return apply(Softmax{}, x); }
 //
-// apply() is the only way an operation runs: it casts by policy, tells the observer, runs forward with recording off, and records a node
-// when gradients are on and an input wants one. Inputs may be undefined tensors (an absent bias).
+// apply() is the only way an operation runs: it casts by policy, tells the observer, runs forward
+// with recording off, and records a node when gradients are on and an input wants one. Inputs may
+// be undefined tensors (an absent bias).
 #pragma once
 
 #include <array>
@@ -85,10 +87,11 @@ class Context {
   /// input's shape, dtype and dense strides.
   GradTarget grad_target(int input);
 
+  struct Impl;
+
  private:
   friend class Node;
   friend struct NodeAccess;
-  struct Impl;
   std::unique_ptr<Impl> impl_;  // null: not recording
 };
 
