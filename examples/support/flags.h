@@ -1,0 +1,41 @@
+// The flags that every example has, and how a program of ours starts and ends.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "cairn/amp/amp.h"
+#include "cairn/parallel/process_group.h"
+
+namespace support {
+
+struct Flags {
+  std::string opt_level = "O2";
+  std::string half_dtype = "f16";
+  std::optional<bool> keep_batchnorm_fp32;
+  std::string device = "cpu";
+  int epochs = 3;
+  std::int64_t steps = 0;  // 0: as many as the epochs hold
+  int batch_size = 50;     // per process and micro-batch
+  int accumulate = 1;
+  std::string optimizer = "adam";
+  double lr = 1e-3;
+  std::uint64_t seed = 1;
+  std::string checkpoint_dir;
+  int save_every = 100;
+  std::string resume = "auto";
+  std::string metrics;
+
+  /// Adds them to the program's command line; the values above (or changed before the call) are the defaults that --help shows.
+  void add_to(CLI::App& app);
+
+  cairn::amp::Options amp_options(const cairn::parallel::ProcessGroup& group) const;
+  std::unique_ptr<cairn::optim::Optimizer> make_optimizer(cairn::NamedTensors parameters) const;
+};
+
+/// Parses the command line and runs `body`. Bad usage ends with status 2 and one line; an error with status 1 and one line.
+int run_program(CLI::App& app, int argc, char** argv, const std::function<int()>& body);
+
+}  // namespace support

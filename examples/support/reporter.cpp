@@ -1,0 +1,104 @@
+#include "support/reporter.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <iomanip>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cairn/core/error.h"
+
+namespace support {
+
+using Clock = std::chrono::steady_clock;
+
+std::string human_bytes(std::size_t bytes) {
+  std::array<char, 32> text{};
+  const double value = static_cast<double>(bytes);
+  if (value >= 1 << 30) std::snprintf(text.data(), text.size(), "%.2f GiB", value / (1 << 30));
+  else std::snprintf(text.data(), text.size(), "%.1f MiB", value / (1 << 20));
+  return text.data();
+}
+
+Reporter::Reporter(const Options& options)
+    : options_(options), terminal_(isatty(STDOUT_FILENO) == 1), start_(Clock::now()), last_drawn_(start_ - std::chrono::hours(1)) {
+  if (!options_.active || options_.metrics_path.empty()) return;
+  const auto mode = options_.first_step > 0 ? std::ios::app : std::ios::trunc;
+  metrics_.open(options_.metrics_path, std::ios::out | mode);
+  if (!metrics_) cairn::core::fail<cairn::core::IoError>("metrics", "cannot write ", options_.metrics_path);
+}
+
+Reporter::~Reporter() {
+  if (bar_shown_) std::cout << std::endl;
+}
+
+double Reporter::images_per_second() const {
+  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  return seconds > 0 ? static_cast<double>(images_) / seconds : 0.0;
+}
+
+void Reporter::step(const StepMetrics& metrics) {
+  if (!options_.active) return;
+  images_ += metrics.images;
+  const double weight = losses_.empty() ? 1.0 : 0.1;
+  smooth_loss_ += weight * (metrics.loss - smooth_loss_);
+  smooth_accuracy_ += weight * (metrics.accuracy - smooth_accuracy_);
+  losses_.push_back(metrics.loss);
+  if (metrics_) {
+    metrics_ << nlohmann::json{{"step", metrics.step}, {"loss", metrics.loss}, {"lr", metrics.lr}, {"loss_scale", metrics.loss_scale},
+                               {options_.unit + "_per_second", images_per_second()}, {"memory_bytes", metrics.memory_bytes}}
+             << "\n" << std::flush;
+  }
+  const auto interval = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(2000);
+  const bool last = metrics.step == options_.total_steps;
+  if (last || Clock::now() - last_drawn_ >= interval) draw(metrics);
+}
+
+void Reporter::draw(const StepMetrics& metrics) {
+  last_drawn_ = Clock::now();
+  std::ostringstream line;
+  line << std::fixed;
+  if (terminal_) {
+    constexpr int kWidth = 24;
+    const auto filled = static_cast<int>(kWidth * metrics.step / std::max<std::int64_t>(1, options_.total_steps));
+    line << "\r\033[K[";
+    for (int i = 0; i < kWidth; ++i) line << (i < filled ? "█" : "·");
+    line << "] ";
+  }
+  line << "step " << metrics.step << "/" << options_.total_steps << "  loss " << std::setprecision(4) << smooth_loss_;
+  if (options_.accuracy) line << "  accuracy " << std::setprecision(1) << 100 * smooth_accuracy_ << " %";
+  line << "  " << std::setprecision(0) << images_per_second() << " " << options_.unit << "/s  scale " << metrics.loss_scale << "  memory "
+       << human_bytes(metrics.memory_bytes);
+  std::cout << line.str();
+  if (terminal_) std::cout << std::flush;
+  else std::cout << std::endl;
+  bar_shown_ = terminal_;
+}
+
+void Reporter::note(const std::string& line) {
+  if (!options_.active) return;
+  std::cout << (bar_shown_ ? "\r\033[K" : "") << line << std::endl;
+  bar_shown_ = false;
+}
+
+void Reporter::finish(const std::vector<std::pair<std::string, double>>& numbers,
+                      const std::vector<std::pair<std::string, std::string>>& texts) {
+  if (!options_.active) return;
+  if (bar_shown_) std::cout << "\n";
+  bar_shown_ = false;
+  nlohmann::json last;
+  std::cout << "\n";
+  for (const auto& [name, value] : numbers) {
+    last[name] = value;
+    std::cout << "  " << std::left << std::setw(22) << name << std::setprecision(5) << value << "\n";
+  }
+  for (const auto& [name, value] : texts) std::cout << "  " << std::left << std::setw(22) << name << value << "\n";
+  std::cout << std::flush;
+  if (metrics_) metrics_ << last << "\n" << std::flush;
+}
+
+}  // namespace support

@@ -1,0 +1,53 @@
+// What a person and a script see of a training run: a progress bar (plain lines where the output is no terminal), JSON lines, a final table.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace support {
+
+struct StepMetrics {
+  std::int64_t step = 0;
+  double loss = 0, accuracy = 0, lr = 0, loss_scale = 1;
+  std::int64_t images = 0;        // (or tokens) in this step, over all processes
+  std::size_t memory_bytes = 0;   // peak of live tensors
+};
+
+class Reporter {
+ public:
+  struct Options {
+    bool active = true;           // rank 0 reports, the others keep quiet
+    std::string metrics_path;     // empty: none
+    std::string unit = "images";
+    std::int64_t first_step = 0, total_steps = 0;
+    bool accuracy = true;
+  };
+  explicit Reporter(const Options& options);
+  ~Reporter();
+
+  void step(const StepMetrics& metrics);
+  void note(const std::string& line);  // a line of its own, above the bar
+  /// Ends the bar, prints the table, writes the last JSON line with the numeric entries.
+  void finish(const std::vector<std::pair<std::string, double>>& numbers, const std::vector<std::pair<std::string, std::string>>& texts);
+
+  double images_per_second() const;  // over the run so far
+  const std::vector<double>& losses() const { return losses_; }
+
+ private:
+  void draw(const StepMetrics& metrics);
+  Options options_;
+  std::ofstream metrics_;
+  bool terminal_ = false, bar_shown_ = false;
+  std::chrono::steady_clock::time_point start_, last_drawn_;
+  std::int64_t images_ = 0;
+  double smooth_loss_ = 0, smooth_accuracy_ = 0;
+  std::vector<double> losses_;
+};
+
+std::string human_bytes(std::size_t bytes);
+
+}  // namespace support
