@@ -24,11 +24,29 @@ std::string human_bytes(std::size_t bytes) {
   return text.data();
 }
 
+namespace {
+
+/// The lines of an earlier part of the run, up to the step that this one resumes from; their losses go to `losses`.
+std::vector<std::string> lines_until(const std::string& path, std::int64_t last_step, std::vector<double>& losses) {
+  std::vector<std::string> lines;
+  std::ifstream file(path);
+  for (std::string line; last_step > 0 && std::getline(file, line);) {
+    const nlohmann::json entry = nlohmann::json::parse(line, nullptr, false);
+    if (!entry.is_object() || !entry.contains("step") || !entry.contains("loss") || entry["step"] > last_step) break;
+    lines.push_back(line);
+    losses.push_back(entry["loss"]);
+  }
+  return lines;
+}
+
+}  // namespace
+
 Reporter::Reporter(const Options& options)
     : options_(options), terminal_(isatty(STDOUT_FILENO) == 1), start_(Clock::now()), last_drawn_(start_ - std::chrono::hours(1)) {
   if (!options_.active || options_.metrics_path.empty()) return;
-  const auto mode = options_.first_step > 0 ? std::ios::app : std::ios::trunc;
-  metrics_.open(options_.metrics_path, std::ios::out | mode);
+  const std::vector<std::string> kept = lines_until(options_.metrics_path, options_.first_step, losses_);
+  metrics_.open(options_.metrics_path, std::ios::out | std::ios::trunc);
+  for (const std::string& line : kept) metrics_ << line << "\n";
   if (!metrics_) cairn::core::fail<cairn::core::IoError>("metrics", "cannot write ", options_.metrics_path);
 }
 
@@ -36,21 +54,21 @@ Reporter::~Reporter() {
   if (bar_shown_) std::cout << std::endl;
 }
 
-double Reporter::images_per_second() const {
+double Reporter::per_second() const {
   const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-  return seconds > 0 ? static_cast<double>(images_) / seconds : 0.0;
+  return seconds > 0 ? static_cast<double>(units_) / seconds : 0.0;
 }
 
 void Reporter::step(const StepMetrics& metrics) {
   if (!options_.active) return;
-  images_ += metrics.images;
-  const double weight = losses_.empty() ? 1.0 : 0.1;
+  units_ += metrics.units;
+  const double weight = shown_++ == 0 ? 1.0 : 0.1;
   smooth_loss_ += weight * (metrics.loss - smooth_loss_);
   smooth_accuracy_ += weight * (metrics.accuracy - smooth_accuracy_);
   losses_.push_back(metrics.loss);
   if (metrics_) {
     metrics_ << nlohmann::json{{"step", metrics.step}, {"loss", metrics.loss}, {"lr", metrics.lr}, {"loss_scale", metrics.loss_scale},
-                               {options_.unit + "_per_second", images_per_second()}, {"memory_bytes", metrics.memory_bytes}}
+                               {options_.unit + "_per_second", per_second()}, {"memory_bytes", metrics.memory_bytes}}
              << "\n" << std::flush;
   }
   const auto interval = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(2000);
@@ -71,7 +89,7 @@ void Reporter::draw(const StepMetrics& metrics) {
   }
   line << "step " << metrics.step << "/" << options_.total_steps << "  loss " << std::setprecision(4) << smooth_loss_;
   if (options_.accuracy) line << "  accuracy " << std::setprecision(1) << 100 * smooth_accuracy_ << " %";
-  line << "  " << std::setprecision(0) << images_per_second() << " " << options_.unit << "/s  scale " << metrics.loss_scale << "  memory "
+  line << "  " << std::setprecision(0) << per_second() << " " << options_.unit << "/s  scale " << metrics.loss_scale << "  memory "
        << human_bytes(metrics.memory_bytes);
   std::cout << line.str();
   if (terminal_) std::cout << std::flush;

@@ -13,7 +13,7 @@ namespace support {
 struct StepMetrics {
   std::int64_t step = 0;
   double loss = 0, accuracy = 0, lr = 0, loss_scale = 1;
-  std::int64_t images = 0;        // (or tokens) in this step, over all processes
+  std::int64_t units = 0;         // images or tokens in this step, over all processes
   std::size_t memory_bytes = 0;   // peak of live tensors
 };
 
@@ -34,7 +34,8 @@ class Reporter {
   /// Ends the bar, prints the table, writes the last JSON line with the numeric entries.
   void finish(const std::vector<std::pair<std::string, double>>& numbers, const std::vector<std::pair<std::string, std::string>>& texts);
 
-  double images_per_second() const;  // over the run so far
+  double per_second() const;  // units (images or tokens) over the run so far
+  /// One loss a step, from the metrics file's earlier part on where the run was resumed.
   const std::vector<double>& losses() const { return losses_; }
 
  private:
@@ -43,7 +44,7 @@ class Reporter {
   std::ofstream metrics_;
   bool terminal_ = false, bar_shown_ = false;
   std::chrono::steady_clock::time_point start_, last_drawn_;
-  std::int64_t images_ = 0;
+  std::int64_t units_ = 0, shown_ = 0;
   double smooth_loss_ = 0, smooth_accuracy_ = 0;
   std::vector<double> losses_;
 };
