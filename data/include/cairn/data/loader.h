@@ -1,0 +1,93 @@
+// DataLoader: batches of a dataset in a sampler's order, read ahead by worker threads.
+//
+// The batches are the same, in the same order, for any number of workers. On another device than
+// cpu:0 a batch is staged in page-locked memory and copied on a stream of its own, one batch ahead,
+// while the consumer computes; it arrives ordered with the consumer's current stream. A worker's
+// exception is rethrown when its batch is due. Leaving the loop early stops the workers.
+//
+// A batch counts as read once it is handed out: a state saved at the end of the loop's body
+// continues with the next batch. begin() starts where the sampler stands; the end of the epoch
+// moves the sampler to the next one.
+//
+//   data::DataLoader loader(train, sampler, {.batch_size = 64, .normalize = data::Normalize{}});
+//   for (const data::Batch& batch : loader) step(batch.inputs, batch.labels);
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cairn/data/dataset.h"
+#include "cairn/data/samplers.h"
+
+namespace cairn::data {
+
+/// inputs become f32: (x * scale - mean) / deviation. The defaults map u8 to [0, 1]; MNIST's own
+/// are mean 0.1307, deviation 0.3081.
+struct Normalize {
+  double scale = 1.0 / 255.0;
+  double mean = 0.0;
+  double deviation = 1.0;
+};
+
+struct LoaderOptions {
+  std::int64_t batch_size = 1;         // samples of this rank
+  int workers = 1;                     // threads; 0 reads in the consumer's thread
+  int prefetch = 4;                    // batches ready or in the making ahead of the consumer
+  bool drop_last = false;              // leave out a last batch with fewer samples
+  Device device = {};                  // where the batches arrive
+  std::optional<Normalize> normalize;  // for u8 and f32 inputs
+};
+
+/// inputs [B, ...] and labels [B, ...] contiguous on the loader's device; indices: the samples'
+/// numbers in the dataset.
+struct Batch {
+  Tensor inputs;
+  Tensor labels;
+  std::vector<std::int64_t> indices;
+  std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
+};
+
+class DataLoader {
+ public:
+  /// The dataset and the sampler must outlive the loader, and have the same size.
+  DataLoader(const Dataset& dataset, Sampler& sampler, const LoaderOptions& options);
+
+  class Run;  // one pass over (the rest of) an epoch
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const Batch*;
+    using reference = const Batch&;
+
+    const Batch& operator*() const;
+    const Batch* operator->() const { return &**this; }
+    Iterator& operator++();  // fetches the next batch; rethrows what reading it threw
+    bool operator==(const Iterator& other) const { return run_ == other.run_; }
+
+   private:
+    friend class DataLoader;
+    std::shared_ptr<Run> run_;  // null: the end
+  };
+
+  /// Starts reading at the sampler's position. One pass at a time: throws InvalidArgument while
+  /// another iterator lives.
+  Iterator begin();
+  Iterator end() const { return {}; }
+
+  std::int64_t batches_per_epoch() const;
+  std::int64_t remaining_batches() const;  // from the sampler's position to the end of the epoch
+  const LoaderOptions& options() const { return options_; }
+
+ private:
+  const Dataset* dataset_;
+  Sampler* sampler_;
+  LoaderOptions options_;
+  std::weak_ptr<Run> running_;
+};
+
+}  // namespace cairn::data

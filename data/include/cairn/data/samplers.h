@@ -1,0 +1,96 @@
+// Samplers: which samples are read, in which order, and where in that order the training stands.
+//
+// A sampler orders the N samples of an epoch anew for every epoch; each of R ranks takes every R-th
+// of them. DistributedSampler's order is torch.utils.data.DistributedSampler's, index for index
+// (randperm on MT19937 seeded with seed + epoch, padded from the front to a multiple of R, or cut
+// with drop_last). Sequential and RandomSampler are the same with one rank.
+//
+// The position counts samples of the whole job, over all ranks, so one state fits every rank, and a
+// run that is resumed in the middle of an epoch with another number of ranks still reads each
+// remaining sample once. A finished epoch rolls over to the next by itself: there is no set_epoch
+// to forget (it exists; the current epoch's number leaves the position alone).
+//
+//   data::DistributedSampler sampler(train.size(), {.world_size = group.size(), .rank =
+//   group.rank(), .seed = 1}); while (sampler.epoch() < epochs)
+//     for (const data::Batch& batch : loader) ...
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cairn/core/state_dict.h"
+
+namespace cairn::data {
+
+/// A permutation of 0 ... n-1: torch.randperm(n, generator=torch.Generator().manual_seed(seed)) on
+/// the CPU.
+std::vector<std::int64_t> torch_randperm(std::int64_t n, std::uint64_t seed);
+
+class Sampler : public core::Stateful {
+ public:
+  std::int64_t dataset_size() const { return size_; }
+  /// Samples of this rank in a whole epoch: ceil(N / R), or floor(N / R) with drop_last.
+  std::int64_t samples_per_epoch() const;
+  /// Samples of this rank from the position to the end of the epoch.
+  std::int64_t remaining() const;
+  /// Their indices, in order.
+  std::vector<std::int64_t> remaining_indices() const;
+
+  std::int64_t epoch() const { return epoch_; }
+  std::int64_t position() const { return position_; }  // samples read in this epoch, over all ranks
+  /// Marks this rank's next `samples` as read, and as many of every other rank.
+  void advance(std::int64_t samples);
+  /// Goes to the start of an epoch; keeps the position where it is the current one.
+  void set_epoch(std::int64_t epoch);
+  void next_epoch() { set_epoch(epoch_ + 1); }
+
+  StateDict state_dict() const override;  // epoch, position, seed, shuffle, dataset_size
+  /// Throws DataError where the state is another dataset's or order's. The seed becomes the saved
+  /// one.
+  void load_state_dict(const StateDict& state) override;
+
+ protected:
+  struct Order {
+    std::int64_t world_size = 1;
+    std::int64_t rank = 0;
+    bool shuffle = false;
+    std::uint64_t seed = 0;
+    bool drop_last = false;
+  };
+  Sampler(const char* name, std::int64_t dataset_size, const Order& order);
+
+ private:
+  const char* name_;
+  std::int64_t size_;
+  Order order_;
+  std::int64_t epoch_ = 0;
+  std::int64_t position_ = 0;
+};
+
+/// 0 ... N-1 in order.
+class SequentialSampler : public Sampler {
+ public:
+  explicit SequentialSampler(std::int64_t dataset_size);
+};
+
+/// torch_randperm(N, seed + epoch).
+class RandomSampler : public Sampler {
+ public:
+  RandomSampler(std::int64_t dataset_size, std::uint64_t seed);
+};
+
+struct DistributedSamplerOptions {
+  std::int64_t world_size = 1;
+  std::int64_t rank = 0;
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+  bool drop_last = false;  // true: the ranks' common multiple is cut; false: padded with the
+                           // epoch's first samples
+};
+
+class DistributedSampler : public Sampler {
+ public:
+  DistributedSampler(std::int64_t dataset_size, const DistributedSamplerOptions& options);
+};
+
+}  // namespace cairn::data
