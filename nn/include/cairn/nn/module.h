@@ -33,6 +33,8 @@ class Module : public core::Stateful {
   Module& operator=(Module&&) = default;
 
   virtual std::string kind() const = 0;  // "Linear"
+  /// Batch norms of any kind: amp keeps their statistics, and at O2 their weights, in f32.
+  virtual bool is_batch_norm() const { return false; }
   virtual Tensor forward(const Tensor& x) = 0;
   /// Runs the wrappers (outermost last added), then forward.
   Tensor operator()(const Tensor& x);
