@@ -12,11 +12,15 @@ namespace {
 
 using namespace cairn;
 
-/// A model with its optimizer and opt level, ready to step on one fixed batch. bf16 is O1, which is what PyTorch's autocast does.
+/// A model with its optimizer and opt level, ready to step on one fixed batch. bf16 is O1, which is
+/// what PyTorch's autocast does.
 template <class Model>
 struct Training {
   Training(Model m, DType dtype, Tensor inputs, Tensor labels)
-      : model(std::move(m)), optimizer(model.parameters(), {.lr = 1e-3, .weight_decay = 0.01}), x(std::move(inputs)), target(std::move(labels)),
+      : model(std::move(m)),
+        optimizer(model.parameters(), {.lr = 1e-3, .weight_decay = 0.01}),
+        x(std::move(inputs)),
+        target(std::move(labels)),
         precision(amp::initialize(model, optimizer, options(dtype))) {}
 
   static amp::Options options(DType dtype) {
@@ -36,7 +40,8 @@ struct Training {
 
 template <class Model>
 std::function<void()> steps(Model model, DType dtype, Tensor x, Tensor target) {
-  const auto training = std::make_shared<Training<Model>>(std::move(model), dtype, std::move(x), std::move(target));
+  const auto training =
+      std::make_shared<Training<Model>>(std::move(model), dtype, std::move(x), std::move(target));
   return [training] { training->step(); };
 }
 
@@ -56,7 +61,8 @@ Work convnet(const char* name, DType dtype) {
 
 Work gpt(const char* name, DType dtype) {
   return {name, [dtype] {
-            support::Gpt model({.vocabulary = 256, .tokens = 256, .width = 384, .layers = 6, .heads = 6});
+            support::Gpt model(
+                {.vocabulary = 256, .tokens = 256, .width = 384, .layers = 6, .heads = 6});
             return steps(std::move(model), dtype, integers({8, 256}, 256), integers({8, 256}, 256));
           }};
 }
@@ -64,8 +70,8 @@ Work gpt(const char* name, DType dtype) {
 }  // namespace
 
 std::vector<Work> model_works() {
-  return {convnet("convnet_step_f32", DType::f32), convnet("convnet_step_bf16", DType::bf16), gpt("gpt_step_f32", DType::f32),
-          gpt("gpt_step_bf16", DType::bf16)};
+  return {convnet("convnet_step_f32", DType::f32), convnet("convnet_step_bf16", DType::bf16),
+          gpt("gpt_step_f32", DType::f32), gpt("gpt_step_bf16", DType::bf16)};
 }
 
 }  // namespace bench

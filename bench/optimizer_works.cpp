@@ -13,8 +13,9 @@ std::vector<Shape> gpt2_shapes() {
   constexpr std::int64_t d = 768;
   std::vector<Shape> shapes{{50257, d}, {1024, d}};
   for (int block = 0; block < 12; ++block) {
-    for (const Shape& shape : {Shape{d}, Shape{d}, Shape{3 * d, d}, Shape{3 * d}, Shape{d, d}, Shape{d}, Shape{d}, Shape{d}, Shape{4 * d, d},
-                               Shape{4 * d}, Shape{d, 4 * d}, Shape{d}}) {
+    for (const Shape& shape :
+         {Shape{d}, Shape{d}, Shape{3 * d, d}, Shape{3 * d}, Shape{d, d}, Shape{d}, Shape{d},
+          Shape{d}, Shape{4 * d, d}, Shape{4 * d}, Shape{d, 4 * d}, Shape{d}}) {
       shapes.push_back(shape);
     }
   }
@@ -58,12 +59,15 @@ std::function<void()> o2_update() {
   return [parameters] {
     const kernels::GradientCheck check = kernels::check_gradients(parameters->gradients);
     const double clip = 1.0 / (check.squared_norm + 1e-6);
-    kernels::adam_update(parameters->entries, {.weight_decay = 0.01, .gradient_scale = clip / 1024.0});
+    kernels::adam_update(parameters->entries,
+                         {.weight_decay = 0.01, .gradient_scale = clip / 1024.0});
   };
 }
 
 }  // namespace
 
-std::vector<Work> optimizer_works() { return {{"adamw_124m_f32", adamw}, {"o2_update_124m_bf16", o2_update}}; }
+std::vector<Work> optimizer_works() {
+  return {{"adamw_124m_f32", adamw}, {"o2_update_124m_bf16", o2_update}};
+}
 
 }  // namespace bench

@@ -1,4 +1,5 @@
-// The pieces of work that are timed against a peer. Each prepares its data once and then runs many times.
+// The pieces of work that are timed against a peer. Each prepares its data once and then runs many
+// times.
 #pragma once
 
 #include <functional>
@@ -8,7 +9,7 @@
 namespace bench {
 
 struct Work {
-  std::string name;                           // the same in bench/peer_torch.py
+  std::string name;                                // the same in bench/peer_torch.py
   std::function<std::function<void()>()> prepare;  // returns what is timed
 };
 

@@ -1,4 +1,5 @@
-// digits: the tutorials' ConvNet on drawn or real handwritten digits, in mixed precision, on one or many processes, resumable bit for bit.
+// digits: the tutorials' ConvNet on drawn or real handwritten digits, in mixed precision, on one or
+// many processes, resumable bit for bit.
 //
 //   digits                                            drawn digits, O2, one process
 //   cairn-run --nproc-per-node 2 digits --accumulate 2 --checkpoint-dir runs/digits
@@ -27,12 +28,14 @@ double test_accuracy(support::Trainer& trainer, nn::Module& model, const data::D
   autograd::NoGradGuard no_grad;
   model.eval();
   data::SequentialSampler sampler(test.size());
-  data::DataLoader loader(test, sampler, {.batch_size = 250, .device = trainer.device(), .normalize = kNormalize});
+  data::DataLoader loader(test, sampler,
+                          {.batch_size = 250, .device = trainer.device(), .normalize = kNormalize});
   double right = 0;
   int index = 0;
   for (const data::Batch& batch : loader) {
     if (index++ % trainer.group().world_size() != trainer.group().rank()) continue;
-    right += support::accuracy(model(batch.inputs), batch.labels) * static_cast<double>(batch.size());
+    right +=
+        support::accuracy(model(batch.inputs), batch.labels) * static_cast<double>(batch.size());
   }
   model.train();
   return trainer.sum(right, "test accuracy") / static_cast<double>(test.size());
@@ -42,16 +45,23 @@ int train(const Flags& flags) {
   const digits::Data images = digits::load(flags.data, flags.seed);
   manual_seed(flags.seed);
   nn::Sequential model = support::conv_net();
-  support::Trainer trainer(flags, {.model = model, .train = *images.train, .description = images.description, .normalize = kNormalize});
+  support::Trainer trainer(flags, {.model = model,
+                                   .train = *images.train,
+                                   .description = images.description,
+                                   .normalize = kNormalize});
   trainer.run();
 
   const double accuracy = test_accuracy(trainer, model, *images.test);
   support::Reporter& reporter = trainer.reporter();
   if (trainer.group().rank() == 0 && !flags.picture.empty()) {
-    digits::save_picture(flags.picture, model, *images.test, kNormalize, trainer.device(), reporter.losses());
+    digits::save_picture(flags.picture, model, *images.test, kNormalize, trainer.device(),
+                         reporter.losses());
   }
-  reporter.finish({{"test_accuracy", accuracy}, {"steps", static_cast<double>(trainer.step())}, {"images_per_second", reporter.per_second()}},
-                  {{"peak memory", support::human_bytes(core::memory_stats(trainer.device()).peak_total)}});
+  reporter.finish(
+      {{"test_accuracy", accuracy},
+       {"steps", static_cast<double>(trainer.step())},
+       {"images_per_second", reporter.per_second()}},
+      {{"peak memory", support::human_bytes(core::memory_stats(trainer.device()).peak_total)}});
   return 0;
 }
 
@@ -62,6 +72,7 @@ int main(int argc, char** argv) {
   Flags flags;
   flags.add_to(app);
   flags.data.add_to(app);
-  app.add_option("--picture", flags.picture, "PNG with test digits, predictions and the loss curve");
+  app.add_option("--picture", flags.picture,
+                 "PNG with test digits, predictions and the loss curve");
   return support::run_program(app, argc, argv, [&] { return train(flags); });
 }

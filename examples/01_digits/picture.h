@@ -9,7 +9,8 @@
 
 namespace digits {
 
-void save_picture(const std::string& path, cairn::nn::Module& model, const cairn::data::TensorDataset& test, const cairn::data::Normalize& normalize,
+void save_picture(const std::string& path, cairn::nn::Module& model,
+                  const cairn::data::TensorDataset& test, const cairn::data::Normalize& normalize,
                   cairn::Device device, const std::vector<double>& losses);
 
 }  // namespace digits

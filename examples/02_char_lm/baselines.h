@@ -1,5 +1,5 @@
-// What counting alone predicts: the marks a language model has to beat. In nats per token, with add-one smoothing, counted on the training
-// text and measured on the test text.
+// What counting alone predicts: the marks a language model has to beat. In nats per token, with
+// add-one smoothing, counted on the training text and measured on the test text.
 #pragma once
 
 #include "cairn/data/text.h"

@@ -29,14 +29,18 @@ struct Flags : support::Flags {
 
   void add_to(CLI::App& app) {
     support::Flags::add_to(app);
-    app.add_option("--text", text, "text files; default: the project's own docs")->check(CLI::ExistingFile);
+    app.add_option("--text", text, "text files; default: the project's own docs")
+        ->check(CLI::ExistingFile);
     app.add_option("--layers", sizes.layers, "blocks")->check(CLI::Range(1, 1000));
-    app.add_option("--width", sizes.width, "model width D, a multiple of --heads")->check(CLI::Range(1, 1 << 16));
+    app.add_option("--width", sizes.width, "model width D, a multiple of --heads")
+        ->check(CLI::Range(1, 1 << 16));
     app.add_option("--heads", sizes.heads, "attention heads")->check(CLI::Range(1, 1024));
-    app.add_option("--tokens", sizes.tokens, "window length T, bytes")->check(CLI::Range(2, 1 << 16));
+    app.add_option("--tokens", sizes.tokens, "window length T, bytes")
+        ->check(CLI::Range(2, 1 << 16));
     app.add_option("--dropout", sizes.dropout, "dropout probability")->check(CLI::Range(0.0, 0.99));
     app.add_option("--prompt", prompt, "start of the sample");
-    app.add_option("--sample", sample, "bytes to sample at the end; 0: none")->check(CLI::Range(0, 1 << 20));
+    app.add_option("--sample", sample, "bytes to sample at the end; 0: none")
+        ->check(CLI::Range(0, 1 << 20));
     app.add_option("--temperature", temperature, "of the sample")->check(CLI::PositiveNumber);
   }
 };
@@ -60,7 +64,8 @@ double test_loss(support::Trainer& trainer, nn::Module& model, const data::Datas
   int index = 0;
   for (const data::Batch& batch : loader) {
     if (index++ % trainer.group().world_size() != trainer.group().rank()) continue;
-    loss += nn::cross_entropy(model(batch.inputs), batch.labels).item() * static_cast<double>(batch.size());
+    loss += nn::cross_entropy(model(batch.inputs), batch.labels).item() *
+            static_cast<double>(batch.size());
   }
   model.train();
   return trainer.sum(loss, "test loss") / static_cast<double>(test.size());
@@ -70,49 +75,63 @@ std::int64_t draw(const std::vector<double>& logits, double temperature, Generat
   const double top = *std::max_element(logits.begin(), logits.end());
   std::vector<double> cumulative;
   double total = 0;
-  for (const double logit : logits) cumulative.push_back(total += std::exp((logit - top) / temperature));
-  const double at = core::uniform_from_bits(core::philox(generator.seed(), generator.next(), 0)[0]) * total;
+  for (const double logit : logits)
+    cumulative.push_back(total += std::exp((logit - top) / temperature));
+  const double at =
+      core::uniform_from_bits(core::philox(generator.seed(), generator.next(), 0)[0]) * total;
   return std::upper_bound(cumulative.begin(), cumulative.end() - 1, at) - cumulative.begin();
 }
 
-std::string sample(support::Gpt& model, const data::Vocabulary& vocabulary, const Flags& flags, Device device) {
+std::string sample(support::Gpt& model, const data::Vocabulary& vocabulary, const Flags& flags,
+                   Device device) {
   autograd::NoGradGuard no_grad;
   model.eval();
   Generator generator(flags.seed);
   std::vector<std::int64_t> tokens;
   for (const std::int32_t token : vocabulary.encode(flags.prompt)) tokens.push_back(token);
   for (int i = 0; i < flags.sample; ++i) {
-    const auto window = std::min<std::int64_t>(static_cast<std::int64_t>(tokens.size()), model.sizes().tokens);
+    const auto window =
+        std::min<std::int64_t>(static_cast<std::int64_t>(tokens.size()), model.sizes().tokens);
     const std::vector<std::int64_t> context(tokens.end() - window, tokens.end());
     const Tensor logits = model(Tensor::from(context, {1, window}, DType::i64, device));
-    tokens.push_back(draw(autograd::slice(logits, 1, window - 1, window).to_vector(), flags.temperature, generator));
+    tokens.push_back(draw(autograd::slice(logits, 1, window - 1, window).to_vector(),
+                          flags.temperature, generator));
   }
   return vocabulary.decode(tokens);
 }
 
 int train(const Flags& flags) {
-  CAIRN_CHECK(flags.sizes.width % flags.sizes.heads == 0, "char_lm", "expected --width to be a multiple of --heads, got ", flags.sizes.width, " and ",
+  CAIRN_CHECK(flags.sizes.width % flags.sizes.heads == 0, "char_lm",
+              "expected --width to be a multiple of --heads, got ", flags.sizes.width, " and ",
               flags.sizes.heads);
   CAIRN_CHECK(!flags.prompt.empty(), "char_lm", "expected a --prompt of at least one byte");
   const std::vector<std::string> files = flags.text.empty() ? project_docs() : flags.text;
-  const auto text = data::TextDataset::from_files(files, {.window = flags.sizes.tokens, .stride = flags.sizes.tokens / 2});
+  const auto text = data::TextDataset::from_files(
+      files, {.window = flags.sizes.tokens, .stride = flags.sizes.tokens / 2});
   const auto [training, test] = text.split(0.9);
   support::GptSizes sizes = flags.sizes;
   sizes.vocabulary = text.vocabulary().size();
 
   manual_seed(flags.seed);
   support::Gpt model(sizes);
-  support::Trainer trainer(flags, {.model = model, .train = training, .description = core::str(text.token_count(), " bytes of ", files.size(), " file(s)"),
-                                   .unit = "tokens", .units_per_sample = flags.sizes.tokens, .accuracy = false});
+  support::Trainer trainer(
+      flags, {.model = model,
+              .train = training,
+              .description = core::str(text.token_count(), " bytes of ", files.size(), " file(s)"),
+              .unit = "tokens",
+              .units_per_sample = flags.sizes.tokens,
+              .accuracy = false});
   trainer.run();
 
   const double loss = test_loss(trainer, model, test);
-  trainer.reporter().finish({{"test_loss", loss},
-                             {"unigram_loss", char_lm::unigram_loss(training, test)},
-                             {"bigram_loss", char_lm::bigram_loss(training, test)},
-                             {"tokens_per_second", trainer.reporter().per_second()}},
-                            {{"peak memory", support::human_bytes(core::memory_stats(trainer.device()).peak_total)}});
-  if (trainer.group().rank() == 0 && flags.sample > 0) std::cout << "\n" << sample(model, text.vocabulary(), flags, trainer.device()) << "\n";
+  trainer.reporter().finish(
+      {{"test_loss", loss},
+       {"unigram_loss", char_lm::unigram_loss(training, test)},
+       {"bigram_loss", char_lm::bigram_loss(training, test)},
+       {"tokens_per_second", trainer.reporter().per_second()}},
+      {{"peak memory", support::human_bytes(core::memory_stats(trainer.device()).peak_total)}});
+  if (trainer.group().rank() == 0 && flags.sample > 0)
+    std::cout << "\n" << sample(model, text.vocabulary(), flags, trainer.device()) << "\n";
   return 0;
 }
 

@@ -24,7 +24,8 @@ constexpr std::array<std::uint16_t, 43> kGlyphs = {
     000002, 000700, 002720, 051245, 002020, 011244, 007070};
 
 std::uint16_t glyph(char letter) {
-  const std::size_t at = kLetters.find(static_cast<char>(std::tolower(static_cast<unsigned char>(letter))));
+  const std::size_t at =
+      kLetters.find(static_cast<char>(std::tolower(static_cast<unsigned char>(letter))));
   return at == std::string_view::npos ? 0 : kGlyphs[at];
 }
 
@@ -54,7 +55,8 @@ void Canvas::rectangle(int x, int y, int width, int height, Color color) {
 }
 
 void Canvas::line(double x0, double y0, double x1, double y1, Color color) {
-  const int steps = std::max(1, static_cast<int>(std::ceil(std::max(std::abs(x1 - x0), std::abs(y1 - y0)))));
+  const int steps =
+      std::max(1, static_cast<int>(std::ceil(std::max(std::abs(x1 - x0), std::abs(y1 - y0)))));
   for (int i = 0; i <= steps; ++i) {
     const double t = static_cast<double>(i) / steps;
     const int x = static_cast<int>(std::lround(x0 + t * (x1 - x0)));
@@ -78,7 +80,8 @@ int Canvas::text(int x, int y, std::string_view text, int zoom, Color color) {
     const std::uint16_t bits = glyph(text[i]);
     for (int cell = 0; cell < 15; ++cell) {
       if (((bits >> (14 - cell)) & 1) == 0) continue;
-      rectangle(x + (static_cast<int>(i) * 4 + cell % 3) * zoom, y + cell / 3 * zoom, zoom, zoom, color);
+      rectangle(x + (static_cast<int>(i) * 4 + cell % 3) * zoom, y + cell / 3 * zoom, zoom, zoom,
+                color);
     }
   }
   return text_width(text, zoom);
@@ -98,7 +101,8 @@ void Canvas::save(const std::string& path) const {
 
 void draw_curve(Canvas& canvas, int left, int top, int width, int height, const Curve& curve) {
   constexpr int kZoom = 2, kMarginLeft = 64, kMarginBottom = 24, kMarginTop = 20, kTicks = 4;
-  const int x0 = left + kMarginLeft, y0 = top + kMarginTop, w = width - kMarginLeft - 12, h = height - kMarginTop - kMarginBottom;
+  const int x0 = left + kMarginLeft, y0 = top + kMarginTop, w = width - kMarginLeft - 12,
+            h = height - kMarginTop - kMarginBottom;
   canvas.text(x0, top, curve.title, kZoom, kBlack);
   if (curve.x.empty()) return;
 
@@ -109,16 +113,20 @@ void draw_curve(Canvas& canvas, int left, int top, int width, int height, const 
   const auto to_y = [&](double y) { return y0 + h - (y - y_low) / (y_high - y_low) * h; };
 
   for (int tick = 0; tick <= kTicks; ++tick) {
-    const double y = y_low + (y_high - y_low) * tick / kTicks, x = x_low + (x_high - x_low) * tick / kTicks;
+    const double y = y_low + (y_high - y_low) * tick / kTicks,
+                 x = x_low + (x_high - x_low) * tick / kTicks;
     canvas.rectangle(x0, static_cast<int>(to_y(y)), w, 1, kLightGrey);
     const std::string y_label = short_number(y), x_label = short_number(x);
-    canvas.text(x0 - 6 - Canvas::text_width(y_label, kZoom), static_cast<int>(to_y(y)) - 5, y_label, kZoom, kBlack);
-    canvas.text(static_cast<int>(to_x(x)) - Canvas::text_width(x_label, kZoom) / 2, y0 + h + 8, x_label, kZoom, kBlack);
+    canvas.text(x0 - 6 - Canvas::text_width(y_label, kZoom), static_cast<int>(to_y(y)) - 5, y_label,
+                kZoom, kBlack);
+    canvas.text(static_cast<int>(to_x(x)) - Canvas::text_width(x_label, kZoom) / 2, y0 + h + 8,
+                x_label, kZoom, kBlack);
   }
   canvas.rectangle(x0, y0, 1, h, kGrey);
   canvas.rectangle(x0, y0 + h, w, 1, kGrey);
   for (std::size_t i = 1; i < curve.x.size(); ++i) {
-    canvas.line(to_x(curve.x[i - 1]), to_y(curve.y[i - 1]), to_x(curve.x[i]), to_y(curve.y[i]), kBlue);
+    canvas.line(to_x(curve.x[i - 1]), to_y(curve.y[i - 1]), to_x(curve.x[i]), to_y(curve.y[i]),
+                kBlue);
   }
 }
 

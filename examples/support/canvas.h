@@ -11,8 +11,8 @@ namespace support {
 struct Color {
   std::uint8_t r = 0, g = 0, b = 0;
 };
-inline constexpr Color kBlack{20, 20, 20}, kGrey{150, 150, 150}, kLightGrey{225, 225, 225}, kBlue{40, 100, 200}, kRed{210, 50, 40},
-    kGreen{30, 140, 70};
+inline constexpr Color kBlack{20, 20, 20}, kGrey{150, 150, 150}, kLightGrey{225, 225, 225},
+    kBlue{40, 100, 200}, kRed{210, 50, 40}, kGreen{30, 140, 70};
 
 class Canvas {
  public:
@@ -26,7 +26,9 @@ class Canvas {
   void image(int x, int y, const std::uint8_t* pixels, int width, int height, int zoom);
   /// 3 x 5 pixel letters times `zoom`; (x, y) is the upper left corner. Returns the width drawn.
   int text(int x, int y, std::string_view text, int zoom, Color color);
-  static int text_width(std::string_view text, int zoom) { return static_cast<int>(text.size()) * 4 * zoom; }
+  static int text_width(std::string_view text, int zoom) {
+    return static_cast<int>(text.size()) * 4 * zoom;
+  }
 
   void save(const std::string& path) const;  // PNG; throws core::IoError
 

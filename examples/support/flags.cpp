@@ -10,22 +10,35 @@ using namespace cairn;
 
 void Flags::add_to(CLI::App& app) {
   app.option_defaults()->always_capture_default();
-  app.add_option("--opt-level", opt_level, "precision: O0 (f32), O1 (autocast), O2 (half model, f32 masters), O3 (half)")
+  app.add_option("--opt-level", opt_level,
+                 "precision: O0 (f32), O1 (autocast), O2 (half model, f32 masters), O3 (half)")
       ->check(CLI::IsMember({"O0", "O1", "O2", "O3"}));
-  app.add_option("--half-dtype", half_dtype, "the half type of O1 - O3")->check(CLI::IsMember({"f16", "bf16"}));
-  app.add_option_function<bool>("--keep-batchnorm-fp32", [this](bool keep) { keep_batchnorm_fp32 = keep; },
-                                "batch norm in f32: true or false (default: the level's)")->capture_default_str();
-  app.add_option("--device", device, "cpu, cuda or cuda:N; under cairn-run, cuda takes the process's local rank");
+  app.add_option("--half-dtype", half_dtype, "the half type of O1 - O3")
+      ->check(CLI::IsMember({"f16", "bf16"}));
+  app.add_option_function<bool>(
+         "--keep-batchnorm-fp32", [this](bool keep) { keep_batchnorm_fp32 = keep; },
+         "batch norm in f32: true or false (default: the level's)")
+      ->capture_default_str();
+  app.add_option("--device", device,
+                 "cpu, cuda or cuda:N; under cairn-run, cuda takes the process's local rank");
   app.add_option("--epochs", epochs, "passes over the data")->check(CLI::Range(1, 1000000));
-  app.add_option("--steps", steps, "end after this many optimizer steps; 0: after the epochs")->check(CLI::NonNegativeNumber);
-  app.add_option("--batch-size", batch_size, "samples per process and micro-batch")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--accumulate", accumulate, "micro-batches per optimizer step")->check(CLI::Range(1, 1 << 16));
-  app.add_option("--optimizer", optimizer, "adam (AdamW), or sgd (momentum 0.9)")->check(CLI::IsMember({"adam", "sgd"}));
+  app.add_option("--steps", steps, "end after this many optimizer steps; 0: after the epochs")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--batch-size", batch_size, "samples per process and micro-batch")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--accumulate", accumulate, "micro-batches per optimizer step")
+      ->check(CLI::Range(1, 1 << 16));
+  app.add_option("--optimizer", optimizer, "adam (AdamW), or sgd (momentum 0.9)")
+      ->check(CLI::IsMember({"adam", "sgd"}));
   app.add_option("--lr", lr, "learning rate")->check(CLI::PositiveNumber);
   app.add_option("--seed", seed, "of initialisation, order and data");
-  app.add_option("--checkpoint-dir", checkpoint_dir, "folder for checkpoints; none: nothing is saved");
-  app.add_option("--save-every", save_every, "steps between checkpoints")->check(CLI::Range(1, 1 << 30));
-  app.add_option("--resume", resume, "auto (continue what stands in the checkpoint folder), never, or a checkpoint's path");
+  app.add_option("--checkpoint-dir", checkpoint_dir,
+                 "folder for checkpoints; none: nothing is saved");
+  app.add_option("--save-every", save_every, "steps between checkpoints")
+      ->check(CLI::Range(1, 1 << 30));
+  app.add_option(
+      "--resume", resume,
+      "auto (continue what stands in the checkpoint folder), never, or a checkpoint's path");
   app.add_option("--metrics", metrics, "file for one JSON line a step");
 }
 
@@ -35,12 +48,17 @@ amp::Options Flags::amp_options(const parallel::ProcessGroup& group) const {
   options.half_dtype = core::parse_dtype(half_dtype);
   options.keep_batchnorm_fp32 = keep_batchnorm_fp32;
   options.accumulation_steps = accumulate;
-  if (group.world_size() > 1) options.all_reduce_max = [group](double flag) mutable { return group.all_reduce_max(flag, "overflow"); };
+  if (group.world_size() > 1)
+    options.all_reduce_max = [group](double flag) mutable {
+      return group.all_reduce_max(flag, "overflow");
+    };
   return options;
 }
 
 std::unique_ptr<optim::Optimizer> Flags::make_optimizer(NamedTensors parameters) const {
-  if (optimizer == "sgd") return std::make_unique<optim::FusedSGD>(std::move(parameters), optim::SgdOptions{.lr = lr, .momentum = 0.9});
+  if (optimizer == "sgd")
+    return std::make_unique<optim::FusedSGD>(std::move(parameters),
+                                             optim::SgdOptions{.lr = lr, .momentum = 0.9});
   return std::make_unique<optim::FusedAdam>(std::move(parameters), optim::AdamOptions{.lr = lr});
 }
 
@@ -50,7 +68,8 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<int()>
   } catch (const CLI::Success& done) {  // --help
     return app.exit(done);
   } catch (const CLI::ParseError& error) {
-    std::cerr << app.get_name() << ": " << error.what() << " (see " << app.get_name() << " --help)\n";
+    std::cerr << app.get_name() << ": " << error.what() << " (see " << app.get_name()
+              << " --help)\n";
     return 2;
   }
   try {

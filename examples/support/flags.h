@@ -28,14 +28,16 @@ struct Flags {
   std::string resume = "auto";
   std::string metrics;
 
-  /// Adds them to the program's command line; the values above (or changed before the call) are the defaults that --help shows.
+  /// Adds them to the program's command line; the values above (or changed before the call) are the
+  /// defaults that --help shows.
   void add_to(CLI::App& app);
 
   cairn::amp::Options amp_options(const cairn::parallel::ProcessGroup& group) const;
   std::unique_ptr<cairn::optim::Optimizer> make_optimizer(cairn::NamedTensors parameters) const;
 };
 
-/// Parses the command line and runs `body`. Bad usage ends with status 2 and one line; an error with status 1 and one line.
+/// Parses the command line and runs `body`. Bad usage ends with status 2 and one line; an error
+/// with status 1 and one line.
 int run_program(CLI::App& app, int argc, char** argv, const std::function<int()>& body);
 
 }  // namespace support

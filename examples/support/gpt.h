@@ -1,4 +1,5 @@
-// A small GPT: token and position embeddings, pre-norm blocks, logits over the vocabulary. Input [B, T] i64, output [B, T, V].
+// A small GPT: token and position embeddings, pre-norm blocks, logits over the vocabulary. Input
+// [B, T] i64, output [B, T, V].
 #pragma once
 
 #include <memory>

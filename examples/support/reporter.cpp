@@ -19,20 +19,26 @@ using Clock = std::chrono::steady_clock;
 std::string human_bytes(std::size_t bytes) {
   std::array<char, 32> text{};
   const double value = static_cast<double>(bytes);
-  if (value >= 1 << 30) std::snprintf(text.data(), text.size(), "%.2f GiB", value / (1 << 30));
-  else std::snprintf(text.data(), text.size(), "%.1f MiB", value / (1 << 20));
+  if (value >= 1 << 30)
+    std::snprintf(text.data(), text.size(), "%.2f GiB", value / (1 << 30));
+  else
+    std::snprintf(text.data(), text.size(), "%.1f MiB", value / (1 << 20));
   return text.data();
 }
 
 namespace {
 
-/// The lines of an earlier part of the run, up to the step that this one resumes from; their losses go to `losses`.
-std::vector<std::string> lines_until(const std::string& path, std::int64_t last_step, std::vector<double>& losses) {
+/// The lines of an earlier part of the run, up to the step that this one resumes from; their losses
+/// go to `losses`.
+std::vector<std::string> lines_until(const std::string& path, std::int64_t last_step,
+                                     std::vector<double>& losses) {
   std::vector<std::string> lines;
   std::ifstream file(path);
   for (std::string line; last_step > 0 && std::getline(file, line);) {
     const nlohmann::json entry = nlohmann::json::parse(line, nullptr, false);
-    if (!entry.is_object() || !entry.contains("step") || !entry.contains("loss") || entry["step"] > last_step) break;
+    if (!entry.is_object() || !entry.contains("step") || !entry.contains("loss") ||
+        entry["step"] > last_step)
+      break;
     lines.push_back(line);
     losses.push_back(entry["loss"]);
   }
@@ -42,12 +48,17 @@ std::vector<std::string> lines_until(const std::string& path, std::int64_t last_
 }  // namespace
 
 Reporter::Reporter(const Options& options)
-    : options_(options), terminal_(isatty(STDOUT_FILENO) == 1), start_(Clock::now()), last_drawn_(start_ - std::chrono::hours(1)) {
+    : options_(options),
+      terminal_(isatty(STDOUT_FILENO) == 1),
+      start_(Clock::now()),
+      last_drawn_(start_ - std::chrono::hours(1)) {
   if (!options_.active || options_.metrics_path.empty()) return;
-  const std::vector<std::string> kept = lines_until(options_.metrics_path, options_.first_step, losses_);
+  const std::vector<std::string> kept =
+      lines_until(options_.metrics_path, options_.first_step, losses_);
   metrics_.open(options_.metrics_path, std::ios::out | std::ios::trunc);
   for (const std::string& line : kept) metrics_ << line << "\n";
-  if (!metrics_) cairn::core::fail<cairn::core::IoError>("metrics", "cannot write ", options_.metrics_path);
+  if (!metrics_)
+    cairn::core::fail<cairn::core::IoError>("metrics", "cannot write ", options_.metrics_path);
 }
 
 Reporter::~Reporter() {
@@ -67,11 +78,17 @@ void Reporter::step(const StepMetrics& metrics) {
   smooth_accuracy_ += weight * (metrics.accuracy - smooth_accuracy_);
   losses_.push_back(metrics.loss);
   if (metrics_) {
-    metrics_ << nlohmann::json{{"step", metrics.step}, {"loss", metrics.loss}, {"lr", metrics.lr}, {"loss_scale", metrics.loss_scale},
-                               {options_.unit + "_per_second", per_second()}, {"memory_bytes", metrics.memory_bytes}}
-             << "\n" << std::flush;
+    metrics_ << nlohmann::json{{"step", metrics.step},
+                               {"loss", metrics.loss},
+                               {"lr", metrics.lr},
+                               {"loss_scale", metrics.loss_scale},
+                               {options_.unit + "_per_second", per_second()},
+                               {"memory_bytes", metrics.memory_bytes}}
+             << "\n"
+             << std::flush;
   }
-  const auto interval = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(2000);
+  const auto interval =
+      terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(2000);
   const bool last = metrics.step == options_.total_steps;
   if (last || Clock::now() - last_drawn_ >= interval) draw(metrics);
 }
@@ -82,18 +99,23 @@ void Reporter::draw(const StepMetrics& metrics) {
   line << std::fixed;
   if (terminal_) {
     constexpr int kWidth = 24;
-    const auto filled = static_cast<int>(kWidth * metrics.step / std::max<std::int64_t>(1, options_.total_steps));
+    const auto filled =
+        static_cast<int>(kWidth * metrics.step / std::max<std::int64_t>(1, options_.total_steps));
     line << "\r\033[K[";
     for (int i = 0; i < kWidth; ++i) line << (i < filled ? "█" : "·");
     line << "] ";
   }
-  line << "step " << metrics.step << "/" << options_.total_steps << "  loss " << std::setprecision(4) << smooth_loss_;
-  if (options_.accuracy) line << "  accuracy " << std::setprecision(1) << 100 * smooth_accuracy_ << " %";
-  line << "  " << std::setprecision(0) << per_second() << " " << options_.unit << "/s  scale " << metrics.loss_scale << "  memory "
-       << human_bytes(metrics.memory_bytes);
+  line << "step " << metrics.step << "/" << options_.total_steps << "  loss "
+       << std::setprecision(4) << smooth_loss_;
+  if (options_.accuracy)
+    line << "  accuracy " << std::setprecision(1) << 100 * smooth_accuracy_ << " %";
+  line << "  " << std::setprecision(0) << per_second() << " " << options_.unit << "/s  scale "
+       << metrics.loss_scale << "  memory " << human_bytes(metrics.memory_bytes);
   std::cout << line.str();
-  if (terminal_) std::cout << std::flush;
-  else std::cout << std::endl;
+  if (terminal_)
+    std::cout << std::flush;
+  else
+    std::cout << std::endl;
   bar_shown_ = terminal_;
 }
 
@@ -112,9 +134,11 @@ void Reporter::finish(const std::vector<std::pair<std::string, double>>& numbers
   std::cout << "\n";
   for (const auto& [name, value] : numbers) {
     last[name] = value;
-    std::cout << "  " << std::left << std::setw(22) << name << std::setprecision(5) << value << "\n";
+    std::cout << "  " << std::left << std::setw(22) << name << std::setprecision(5) << value
+              << "\n";
   }
-  for (const auto& [name, value] : texts) std::cout << "  " << std::left << std::setw(22) << name << value << "\n";
+  for (const auto& [name, value] : texts)
+    std::cout << "  " << std::left << std::setw(22) << name << value << "\n";
   std::cout << std::flush;
   if (metrics_) metrics_ << last << "\n" << std::flush;
 }

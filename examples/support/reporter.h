@@ -1,4 +1,5 @@
-// What a person and a script see of a training run: a progress bar (plain lines where the output is no terminal), JSON lines, a final table.
+// What a person and a script see of a training run: a progress bar (plain lines where the output is
+// no terminal), JSON lines, a final table.
 #pragma once
 
 #include <chrono>
@@ -13,15 +14,15 @@ namespace support {
 struct StepMetrics {
   std::int64_t step = 0;
   double loss = 0, accuracy = 0, lr = 0, loss_scale = 1;
-  std::int64_t units = 0;         // images or tokens in this step, over all processes
-  std::size_t memory_bytes = 0;   // peak of live tensors
+  std::int64_t units = 0;        // images or tokens in this step, over all processes
+  std::size_t memory_bytes = 0;  // peak of live tensors
 };
 
 class Reporter {
  public:
   struct Options {
-    bool active = true;           // rank 0 reports, the others keep quiet
-    std::string metrics_path;     // empty: none
+    bool active = true;        // rank 0 reports, the others keep quiet
+    std::string metrics_path;  // empty: none
     std::string unit = "images";
     std::int64_t first_step = 0, total_steps = 0;
     bool accuracy = true;
@@ -32,7 +33,8 @@ class Reporter {
   void step(const StepMetrics& metrics);
   void note(const std::string& line);  // a line of its own, above the bar
   /// Ends the bar, prints the table, writes the last JSON line with the numeric entries.
-  void finish(const std::vector<std::pair<std::string, double>>& numbers, const std::vector<std::pair<std::string, std::string>>& texts);
+  void finish(const std::vector<std::pair<std::string, double>>& numbers,
+              const std::vector<std::pair<std::string, std::string>>& texts);
 
   double per_second() const;  // units (images or tokens) over the run so far
   /// One loss a step, from the metrics file's earlier part on where the run was resumed.

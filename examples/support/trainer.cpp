@@ -24,10 +24,20 @@ struct Trainer::Parts {
       : optimizer(t.flags_.make_optimizer(t.task_.model.parameters())),
         precision(amp::initialize(t.task_.model, *optimizer, t.flags_.amp_options(t.group_))),
         ddp(t.task_.model, t.group_),
-        sampler(t.task_.train.size(), {.world_size = t.group_.world_size(), .rank = t.group_.rank(), .seed = t.flags_.seed}),
+        sampler(
+            t.task_.train.size(),
+            {.world_size = t.group_.world_size(), .rank = t.group_.rank(), .seed = t.flags_.seed}),
         loader(t.task_.train, sampler,
-               {.batch_size = t.flags_.batch_size, .drop_last = true, .device = t.device_, .normalize = t.task_.normalize}),
-        state({{"model", t.task_.model}, {"optimizer", *optimizer}, {"amp", precision}, {"sampler", sampler}, {"ddp", ddp}}, t.group_.world()) {}
+               {.batch_size = t.flags_.batch_size,
+                .drop_last = true,
+                .device = t.device_,
+                .normalize = t.task_.normalize}),
+        state({{"model", t.task_.model},
+               {"optimizer", *optimizer},
+               {"amp", precision},
+               {"sampler", sampler},
+               {"ddp", ddp}},
+              t.group_.world()) {}
 
   std::unique_ptr<optim::Optimizer> optimizer;
   amp::Amp precision;
@@ -38,7 +48,10 @@ struct Trainer::Parts {
 };
 
 Trainer::Trainer(const Flags& flags, Task task)
-    : flags_(flags), task_(std::move(task)), group_(parallel::ProcessGroup::from_environment()), device_(group_.device(flags.device)) {
+    : flags_(flags),
+      task_(std::move(task)),
+      group_(parallel::ProcessGroup::from_environment()),
+      device_(group_.device(flags.device)) {
   task_.model.to(device_);
 }
 
@@ -50,13 +63,22 @@ double Trainer::sum(double value, const char* name) {
 
 void Trainer::run() {
   Parts parts(*this);
-  CAIRN_CHECK(parts.loader.batches_per_epoch() > 0, "train", "expected at least one batch per process and epoch, got ", task_.train.size(),
-              " samples for ", group_.world_size(), " x ", flags_.batch_size, " (lower --batch-size)");
-  total_steps_ = flags_.steps > 0 ? flags_.steps : flags_.epochs * parts.loader.batches_per_epoch() / flags_.accumulate;
+  CAIRN_CHECK(parts.loader.batches_per_epoch() > 0, "train",
+              "expected at least one batch per process and epoch, got ", task_.train.size(),
+              " samples for ", group_.world_size(), " x ", flags_.batch_size,
+              " (lower --batch-size)");
+  total_steps_ = flags_.steps > 0
+                     ? flags_.steps
+                     : flags_.epochs * parts.loader.batches_per_epoch() / flags_.accumulate;
   step_ = resume(parts.state, flags_);
-  reporter_ = std::make_unique<Reporter>(Reporter::Options{.active = group_.rank() == 0, .metrics_path = flags_.metrics, .unit = task_.unit,
-                                                           .first_step = step_, .total_steps = total_steps_, .accuracy = task_.accuracy});
-  reporter_->note(core::str(task_.description, "; ", parts.precision.describe(), "; ", group_.world_size(), " process(es) on ", device_,
+  reporter_ = std::make_unique<Reporter>(Reporter::Options{.active = group_.rank() == 0,
+                                                           .metrics_path = flags_.metrics,
+                                                           .unit = task_.unit,
+                                                           .first_step = step_,
+                                                           .total_steps = total_steps_,
+                                                           .accuracy = task_.accuracy});
+  reporter_->note(core::str(task_.description, "; ", parts.precision.describe(), "; ",
+                            group_.world_size(), " process(es) on ", device_,
                             step_ > 0 ? core::str("; resumed at step ", step_) : ""));
   while (step_ < total_steps_) {
     for (const data::Batch& batch : parts.loader) {
@@ -81,13 +103,19 @@ void Trainer::optimizer_step(Parts& parts) {
   const optim::StepResult result = parts.precision.step();
   ++step_;
   if (!result.applied) reporter_->note(core::str("step ", step_, " skipped: ", result.reason));
-  const std::int64_t samples = std::int64_t{flags_.batch_size} * flags_.accumulate * group_.world_size();
-  reporter_->step({.step = step_, .loss = loss_sum_ / flags_.accumulate, .accuracy = accuracy_sum_ / flags_.accumulate,
-                   .lr = parts.optimizer->lr(), .loss_scale = parts.precision.loss_scale(), .units = samples * task_.units_per_sample,
+  const std::int64_t samples =
+      std::int64_t{flags_.batch_size} * flags_.accumulate * group_.world_size();
+  reporter_->step({.step = step_,
+                   .loss = loss_sum_ / flags_.accumulate,
+                   .accuracy = accuracy_sum_ / flags_.accumulate,
+                   .lr = parts.optimizer->lr(),
+                   .loss_scale = parts.precision.loss_scale(),
+                   .units = samples * task_.units_per_sample,
                    .memory_bytes = core::memory_stats(device_).peak_total});
   loss_sum_ = accuracy_sum_ = 0;
   if (flags_.checkpoint_dir.empty()) return;
-  if (step_ % flags_.save_every == 0 || step_ == total_steps_) parts.state.save(flags_.checkpoint_dir, step_);
+  if (step_ % flags_.save_every == 0 || step_ == total_steps_)
+    parts.state.save(flags_.checkpoint_dir, step_);
 }
 
 }  // namespace support

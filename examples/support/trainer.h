@@ -1,5 +1,6 @@
-// The training loop that the examples share: process group, opt level, data parallelism, accumulation, checkpoints, progress.
-// trainer.cpp is the place to read how Cairn's parts are put together.
+// The training loop that the examples share: process group, opt level, data parallelism,
+// accumulation, checkpoints, progress. trainer.cpp is the place to read how Cairn's parts are put
+// together.
 #pragma once
 
 #include <functional>
@@ -19,7 +20,7 @@ namespace support {
 struct Task {
   cairn::nn::Module& model;
   const cairn::data::Dataset& train;
-  std::string description;                                // printed first
+  std::string description;  // printed first
   std::optional<cairn::data::Normalize> normalize = {};
   std::string unit = "images";
   std::int64_t units_per_sample = 1;

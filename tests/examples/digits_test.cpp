@@ -1,0 +1,135 @@
+// digits, run as a user runs it: every opt level learns, killed runs continue bit for bit, bad
+// input ends with one clear line.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tools/shell.h"
+
+namespace cairn::test {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kDigits = CAIRN_DIGITS_PROGRAM;
+const std::string kRun = CAIRN_RUN_PROGRAM;
+const std::string kCkpt = CAIRN_CKPT_PROGRAM;
+
+std::vector<nlohmann::json> metrics(const std::filesystem::path& path) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream file(read_text(path));
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+double test_accuracy(const std::string& arguments) {
+  const TemporaryFolder folder;
+  const ShellResult result =
+      shell(kDigits + " --metrics " + (folder / "m").string() + " " + arguments);
+  EXPECT_EQ(result.status, 0) << result.out << result.err;
+  const auto lines = metrics(folder / "m");
+  return lines.empty() ? 0.0 : lines.back().value("test_accuracy", 0.0);
+}
+
+class DigitsLevels : public testing::TestWithParam<const char*> {};
+
+TEST_P(DigitsLevels, ReadsDrawnDigits) {
+  EXPECT_GE(test_accuracy(std::string("--epochs 3 ") + GetParam()), 0.99);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DigitsLevels,
+    testing::Values(
+        "--opt-level O0", "--opt-level O1 --half-dtype f16", "--opt-level O1 --half-dtype bf16",
+        "--opt-level O2 --half-dtype f16", "--opt-level O2 --half-dtype bf16",
+        "--opt-level O3 --keep-batchnorm-fp32 true --half-dtype f16 --optimizer sgd --lr 0.05",
+        "--opt-level O3 --keep-batchnorm-fp32 true --half-dtype bf16 --optimizer sgd --lr 0.05"));
+
+class DigitsMnist : public testing::TestWithParam<const char*> {};
+
+TEST_P(DigitsMnist, ReadsRealDigits) {
+  const std::filesystem::path folder = std::filesystem::path(CAIRN_TEST_DATA) / "mnist";
+  if (!std::filesystem::exists(folder)) {
+    std::cout << "no MNIST at " << folder << ": not run\n";
+    return;
+  }
+  EXPECT_GE(test_accuracy("--data " + folder.string() + " --epochs 4 --opt-level " + GetParam()),
+            0.975);
+}
+INSTANTIATE_TEST_SUITE_P(All, DigitsMnist, testing::Values("O0", "O2"));
+
+TEST(Digits, TwoKilledProcessesResumeBitForBit) {
+  const TemporaryFolder folder;
+  const std::string job =
+      kRun + " --nproc-per-node 2 " + kDigits +
+      " --train-size 2000 --test-size 500 --accumulate 2 --steps 24 --save-every 4";
+  const std::string whole = (folder / "whole").string(), broken = (folder / "broken").string();
+  const ShellResult unbroken = shell(job + " --checkpoint-dir " + whole);
+  ASSERT_EQ(unbroken.status, 0) << unbroken.out << unbroken.err;
+
+  // Ends one rank with SIGKILL once step 12 is on disk; the launcher passes the signal on as 128
+  // + 9.
+  const ShellResult killed = shell(
+      job + " --checkpoint-dir " + broken + " & launcher=$!; until [ -e " + broken +
+      "/step-00000012 ]; do kill -0 $launcher || break; sleep 0.02; done; "
+      "kill -KILL $(awk '{print $2}' /proc/$launcher/task/$launcher/children); wait $launcher");
+  EXPECT_EQ(killed.status, 137) << killed.out << killed.err;
+  EXPECT_FALSE(std::filesystem::exists(folder / "broken/step-00000024"));
+
+  const ShellResult resumed = shell(job + " --checkpoint-dir " + broken);
+  ASSERT_EQ(resumed.status, 0) << resumed.out << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("resumed at step"));
+  const ShellResult diff =
+      shell(kCkpt + " diff " + whole + "/step-00000024 " + broken + "/step-00000024");
+  EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
+}
+
+TEST(Digits, ADamagedCheckpointFallsBackToTheOneBefore) {
+  const TemporaryFolder folder;
+  const std::string dir = (folder / "run").string();
+  const std::string job =
+      kDigits + " --train-size 1000 --test-size 500 --save-every 4 --checkpoint-dir " + dir;
+  ASSERT_EQ(shell(job + " --steps 8").status, 0);
+  ASSERT_EQ(shell("f=$(ls " + dir +
+                  "/step-00000008/*.safetensors | head -n 1); printf 'x' | dd of=$f bs=1 "
+                  "seek=$(($(stat -c %s $f) - 9)) conv=notrunc")
+                .status,
+            0);
+  const ShellResult verified = shell(kCkpt + " verify " + dir + "/step-00000008");
+  EXPECT_EQ(verified.status, 1) << verified.out;
+  const ShellResult resumed = shell(job + " --steps 12");
+  ASSERT_EQ(resumed.status, 0) << resumed.out << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("resumed at step 4"));
+  EXPECT_THAT(resumed.err, HasSubstr("step-00000008"));
+}
+
+TEST(Digits, BadUsageEndsWithStatus2AndOneLine) {
+  for (const char* arguments :
+       {"--opt-level O9", "--batch-size 0", "--no-such-flag", "--lr -1", "--epochs x"}) {
+    const ShellResult result = shell(kDigits + " " + arguments);
+    EXPECT_EQ(result.status, 2) << arguments;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+  EXPECT_EQ(shell(kDigits + " --help").status, 0);
+}
+
+TEST(Digits, BadInputEndsWithStatus1AndNamesIt) {
+  const TemporaryFolder folder;
+  const auto fails_with = [](const std::string& arguments, const std::string& text) {
+    const ShellResult result = shell(kDigits + " " + arguments);
+    EXPECT_EQ(result.status, 1) << arguments;
+    EXPECT_THAT(result.err, HasSubstr(text)) << arguments;
+  };
+  fails_with("--device tpu", "tpu");
+  fails_with("--data " + folder.string(), folder.string());
+  fails_with("--train-size 10", "batch");
+  fails_with("--resume " + (folder / "none").string(), "none");
+  fails_with("--steps 1 --metrics " + (folder / "no/such/file").string(), "no/such/file");
+}
+
+}  // namespace
+}  // namespace cairn::test
