@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 #include "poison.h"
 
 namespace cairn::core {
@@ -60,6 +61,7 @@ void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory cat
 }
 
 void* Allocator::take_block(std::size_t block_bytes, void* stream) {
+  if (!pending_.empty()) collect_pending();
   if (const auto found = cache_.find({block_bytes, stream});
       found != cache_.end() && !found->second.empty()) {
     void* data = found->second.back();
@@ -68,16 +70,22 @@ void* Allocator::take_block(std::size_t block_bytes, void* stream) {
     return data;
   }
   trim_for(block_bytes);
-  void* data = system_->allocate(block_bytes);
-  if (data == nullptr && cached_ > 0) {
-    release_cached_locked();
-    data = system_->allocate(block_bytes);
-  }
+  void* data = system_block(block_bytes);
   if (data == nullptr) return nullptr;
   stats_.reserved += block_bytes;
   ++stats_.system_allocations;
   if (device_.is_cpu()) poison(data, block_bytes);
   return data;
+}
+
+// Where the system refuses, all that can be given back is, and it is asked once more.
+void* Allocator::system_block(std::size_t block_bytes) {
+  void* data = system_->allocate(block_bytes);
+  if (data != nullptr) return data;
+  wait_for_pending_cuda();
+  collect_pending();
+  release_cached_locked();
+  return system_->allocate(block_bytes);
 }
 
 bool Allocator::over_capacity(std::size_t bytes) const {
@@ -91,19 +99,62 @@ void Allocator::trim_for(std::size_t block_bytes) {
   }
 }
 
-void Allocator::free(Storage& storage) noexcept {
+namespace {
+
+// The points in the streams after which none of their work uses the storage.
+std::vector<Event> record_uses(const StorageUses* uses) {
+  std::vector<Event> events;
+  if (uses == nullptr) return events;
+  for (const Stream& stream : uses->streams) {
+    if (stream.idle()) continue;
+    events.emplace_back(stream.device());
+    events.back().record(stream);
+  }
+  return events;
+}
+
+}  // namespace
+
+void Allocator::free(Storage& storage) noexcept try {
+  std::vector<Event> uses = record_uses(storage.uses_.get());
+  const CacheKey key{storage.block_bytes_, storage.stream_};
   const std::lock_guard lock(mutex_);
   unlink(storage);
   stats_.current[static_cast<std::size_t>(storage.category_)] -= storage.bytes_;
   stats_.current_total -= storage.bytes_;
-  if (device_.is_cpu()) poison(storage.data_, storage.block_bytes_);
+  if (uses.empty()) return cache_block(key, storage.data_);
+  pending_.push_back({key, storage.data_, std::move(uses)});
+} catch (const std::exception& e) {  // a block is lost, no more
+  log::error("memory of {} on {} cannot be reused: {}", readable_bytes(storage.bytes_), device_,
+             e.what());
+}
+
+void Allocator::cache_block(const CacheKey& key, void* data) noexcept {
   try {
-    cache_[{storage.block_bytes_, storage.stream_}].push_back(storage.data_);
-    cached_ += storage.block_bytes_;
+    cache_[key].push_back(data);
+    cached_ += key.first;
+    if (device_.is_cpu()) poison(data, key.first);
   } catch (const std::bad_alloc&) {  // no room to note it: give it back instead
-    if (device_.is_cpu()) unpoison(storage.data_, storage.block_bytes_);
-    system_->release(storage.data_, storage.block_bytes_);
-    stats_.reserved -= storage.block_bytes_;
+    system_->release(data, key.first);
+    stats_.reserved -= key.first;
+  }
+}
+
+void Allocator::collect_pending() noexcept {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const bool done = std::all_of(it->uses.begin(), it->uses.end(),
+                                  [](const Event& event) { return event.done(); });
+    if (done) cache_block(it->key, it->data);
+    it = done ? pending_.erase(it) : std::next(it);
+  }
+}
+
+// CUDA's work ends by itself. A CPU stream's may need this very lock, so nobody waits for it here.
+void Allocator::wait_for_pending_cuda() {
+  for (const Pending& block : pending_) {
+    for (const Event& event : block.uses) {
+      if (event.device().is_cuda()) event.synchronize();
+    }
   }
 }
 
@@ -175,6 +226,7 @@ void Allocator::set_capacity(std::size_t bytes) {
 
 void Allocator::release_cached() {
   const std::lock_guard lock(mutex_);
+  collect_pending();
   release_cached_locked();
 }
 

@@ -7,14 +7,20 @@
 // capacity, or would take the allocator far past the most that was ever live.
 #pragma once
 
+#include <list>
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "cairn/core/memory.h"
+#include "cairn/core/stream.h"
 
 namespace cairn::core {
+
+struct StorageUses {
+  std::vector<Stream> streams;
+};
 
 /// Where an allocator's blocks come from.
 class SystemMemory {
@@ -46,11 +52,20 @@ class Allocator {
 
  private:
   using CacheKey = std::pair<std::size_t, void*>;  // block size, stream
+  struct Pending {  // a freed block and the points after which nobody uses it
+    CacheKey key;
+    void* data;
+    std::vector<Event> uses;
+  };
 
   void* take_block(std::size_t block_bytes, void* stream);
+  void* system_block(std::size_t block_bytes);
   bool over_capacity(std::size_t bytes) const;
   void trim_for(std::size_t block_bytes);
   void release_cached_locked() noexcept;
+  void cache_block(const CacheKey& key, void* data) noexcept;
+  void collect_pending() noexcept;
+  void wait_for_pending_cuda();
   void count(std::size_t bytes, MemoryCategory category);
   void link(Storage& storage);
   void unlink(Storage& storage);
@@ -63,6 +78,7 @@ class Allocator {
   SystemMemory* const system_;
   std::mutex mutex_;
   std::map<CacheKey, std::vector<void*>> cache_;
+  std::list<Pending> pending_;
   std::size_t cached_ = 0;     // bytes in cache_
   std::size_t most_live_ = 0;  // bytes of live blocks, at most ever
   std::size_t capacity_;

@@ -1,6 +1,6 @@
 // All that core asks of CUDA. src/cuda/ implements it on the runtime API; no_cuda.cpp says no.
-// Streams and events are the driver's handles as void*. Calls throw DeviceError unless said
-// otherwise.
+// Streams and events are the driver's handles as void*; a null stream is the current device's
+// default one. Calls throw DeviceError unless said otherwise.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +26,7 @@ void zero(void* data, std::size_t bytes, int device, void* stream);
 
 void* create_stream(int device, const char* name);
 void destroy_stream(void* stream) noexcept;
+bool stream_idle(void* stream);
 void synchronize_stream(void* stream);
 void wait_event(void* stream, void* event);
 

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -168,8 +169,9 @@ std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
   std::shared_ptr<Storage> storage(new Storage);
   storage->device_ = device;
   if (bytes == 0) return storage;
-  void* stream = device.is_cuda() ? Stream::current(device).native() : nullptr;
-  allocator.allocate(*storage, bytes, current_category, stream);
+  const Stream stream = Stream::current(device);
+  allocator.allocate(*storage, bytes, current_category, stream.native());
+  if (device.is_cpu()) storage->record_use(stream);
   return storage;
 }
 
@@ -193,6 +195,16 @@ std::shared_ptr<Storage> Storage::wrap(void* data, std::size_t bytes, Device dev
 
 Storage::~Storage() {
   if (allocator_ != nullptr) allocator_->free(*this);
+}
+
+void Storage::record_use(const Stream& stream) {
+  if (allocator_ == nullptr || stream.is_inline()) return;
+  if (stream.device() == device_ && device_.is_cuda() && stream.native() == stream_) return;
+  if (!uses_) uses_ = std::make_unique<StorageUses>();
+  std::vector<Stream>& streams = uses_->streams;
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
+    streams.push_back(stream);
+  }
 }
 
 void Storage::set_category(MemoryCategory category) {

@@ -42,6 +42,9 @@ void* create_stream(int, const char*) {
   refuse();
 }
 void destroy_stream(void*) noexcept {}
+bool stream_idle(void*) {
+  refuse();
+}
 void synchronize_stream(void*) {
   refuse();
 }

@@ -9,7 +9,8 @@ namespace cairn::core {
 namespace {
 
 const char* kind_name(const StateDict::Value& value) {
-  static constexpr const char* kNames[] = {"tensor", "number", "integer", "text", "dictionary"};
+  static constexpr const char* kNames[] = {"a tensor", "a number", "an integer", "text",
+                                           "a dictionary"};
   return kNames[value.index()];
 }
 
@@ -21,7 +22,7 @@ const T& get(const StateDict& state, const std::string& key, const char* expecte
   }
   const T* result = std::get_if<T>(value);
   if (result == nullptr) {
-    fail<DataError>("state", "expected ", expected, " '", key, "', got a ", kind_name(*value));
+    fail<DataError>("state", "expected ", expected, " '", key, "', got ", kind_name(*value));
   }
   return *result;
 }

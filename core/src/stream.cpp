@@ -150,6 +150,11 @@ Device Stream::device() const {
 bool Stream::is_inline() const {
   return impl_->device.is_cpu() && !impl_->queue;
 }
+bool Stream::idle() const {
+  const DeviceGuard guard(impl_->device);  // CUDA's default stream is the current device's
+  if (impl_->device.is_cuda()) return cuda::stream_idle(impl_->cuda);
+  return !impl_->queue || impl_->queue->idle();
+}
 void* Stream::native() const {
   return impl_->cuda;
 }
@@ -165,6 +170,7 @@ void Stream::submit(std::function<void()> work) const {
 void Stream::wait(const Event& event) const {
   Event::Impl& source = *event.impl_;
   if (source.device.is_cuda() && impl_->device.is_cuda()) {
+    const DeviceGuard guard(impl_->device);
     if (source.recorded) cuda::wait_event(impl_->cuda, source.cuda);
     return;
   }
@@ -181,6 +187,7 @@ void Stream::wait(const Event& event) const {
 }
 
 void Stream::synchronize() const {
+  const DeviceGuard guard(impl_->device);
   if (impl_->device.is_cuda()) return cuda::synchronize_stream(impl_->cuda);
   if (!impl_->queue) return;
   impl_->queue->drain();
@@ -193,10 +200,15 @@ Event::Event(Device device) : impl_(std::make_shared<Impl>()) {
   if (device.is_cuda()) impl_->cuda = cuda::create_event(device.index);
 }
 
+Device Event::device() const {
+  return impl_->device;
+}
+
 void Event::record(const Stream& stream) {
   CAIRN_CHECK(stream.device() == impl_->device, "event", "expected a stream of ", impl_->device,
               ", got one of ", stream.device());
   if (impl_->device.is_cuda()) {
+    const DeviceGuard guard(impl_->device);
     cuda::record_event(impl_->cuda, stream.native());
     impl_->recorded = true;
     return;

@@ -57,6 +57,25 @@ void zero_bytes(const Tensor& x) {
                });
 }
 
+void copy_host(const TensorView& src, const TensorView& dst) {
+  parallel_for(static_cast<std::int64_t>(src.nbytes()), kGrain,
+               [&](std::int64_t begin, std::int64_t end) {
+                 std::memcpy(dst.as<char>() + begin, src.as<char>() + begin,
+                             static_cast<std::size_t>(end - begin));
+               });
+}
+
+// Queued on the destination's stream if that is CUDA's, else on the source's; a CPU side's queued
+// work is waited for first.
+void copy_with_cuda(const TensorView& src, const TensorView& dst) {
+  for (const Device device : {src.device, dst.device}) {
+    if (device.is_cpu()) Stream::current(device).synchronize();
+  }
+  const Device where = dst.device.is_cuda() ? dst.device : src.device;
+  cuda::copy(dst.data, dst.device, src.data, src.device, src.nbytes(),
+             Stream::current(where).native());
+}
+
 }  // namespace
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
@@ -275,17 +294,8 @@ void copy_bytes(const TensorView& src, const TensorView& dst) {
               src.shape, " ", src.strides, " ", src.dtype, " and ", dst.shape, " ", dst.strides,
               " ", dst.dtype);
   if (src.nbytes() == 0 || src.data == dst.data) return;
-  if (src.device.is_cuda() || dst.device.is_cuda()) {
-    const Device where = dst.device.is_cuda() ? dst.device : src.device;
-    cuda::copy(dst.data, dst.device, src.data, src.device, src.nbytes(),
-               Stream::current(where).native());
-    return;
-  }
-  parallel_for(static_cast<std::int64_t>(src.nbytes()), kGrain,
-               [&](std::int64_t begin, std::int64_t end) {
-                 std::memcpy(dst.as<char>() + begin, src.as<char>() + begin,
-                             static_cast<std::size_t>(end - begin));
-               });
+  if (src.device.is_cuda() || dst.device.is_cuda()) return copy_with_cuda(src, dst);
+  Stream::current(dst.device).submit([=] { copy_host(src, dst); });
 }
 
 }  // namespace cairn::core

@@ -85,6 +85,12 @@ void WorkQueue::submit_always(std::function<void(const std::exception_ptr&)> wor
   state_->changed.notify_all();
 }
 
+bool WorkQueue::idle() const {
+  const std::uint64_t running = thread_.get_id() == std::this_thread::get_id() ? 1 : 0;
+  const std::lock_guard lock(state_->mutex);
+  return state_->finished + running == state_->submitted;
+}
+
 void WorkQueue::drain() {
   if (thread_.get_id() == std::this_thread::get_id()) return;  // its own earlier work is done
   std::unique_lock lock(state_->mutex);

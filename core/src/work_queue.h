@@ -30,6 +30,7 @@ class WorkQueue {
   void submit(Work work);
   /// Like submit, but runs also while an error waits; it gets that error (or null).
   void submit_always(std::function<void(const std::exception_ptr&)> work);
+  bool idle() const;                // nothing left but (in the worker) the running work
   void drain();                     // waits until all work submitted so far is done
   std::exception_ptr take_error();  // the first error since the last call, or null
   void set_error(std::exception_ptr error);

@@ -6,21 +6,13 @@
 #include <cmath>
 #include <sstream>
 
+#include "core/message_of.h"
+
 namespace cairn::core {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-template <class E, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "nothing thrown";
-}
 
 TEST(Tensor, FactoriesFillEveryDType) {
   for (DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32, DType::i64,

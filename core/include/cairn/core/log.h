@@ -18,7 +18,7 @@ template <class... Args>
 std::string format(std::string_view pattern, const Args&... args) {
   std::string out;
   std::size_t from = 0;
-  auto put = [&](const std::string& value) {
+  [[maybe_unused]] auto put = [&](const std::string& value) {
     const std::size_t brace = pattern.find("{}", from);
     if (brace == std::string_view::npos) return;
     out += pattern.substr(from, brace - from);

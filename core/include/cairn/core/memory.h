@@ -1,7 +1,8 @@
 // Memory: one caching allocator per device, with accounting by category, peaks and an optional capacity.
 //
 // Every allocation belongs to a category, taken from the innermost MemoryCategoryGuard of the calling thread. Freed blocks are kept
-// for reuse (stream-ordered on CUDA: a block goes back to the stream it was allocated on). Where a request fails or would pass the
+// for reuse, in stream order: a block allocated while a stream is current serves no other work before that stream's queued work is done
+// (on CUDA the same stream may have it back at once). Where a request fails or would pass the
 // capacity (CAIRN_DEVICE_MEMORY, or set_capacity), cached blocks are released and the request tried once more; then OutOfMemory says
 // what was asked, what each category holds, the largest live tensors, and what would help.
 #pragma once
@@ -58,6 +59,8 @@ class MemoryCategoryGuard {
 };
 
 class Allocator;
+class Stream;
+struct StorageUses;
 
 /// A block of device memory, freed with its last owner. `version` counts writes that other code must notice (cast caches, saved tensors).
 class Storage {
@@ -79,6 +82,9 @@ class Storage {
   MemoryCategory category() const { return category_; }
   bool pinned() const { return pinned_; }
   void set_category(MemoryCategory category);  // moves its bytes in the accounts
+  /// Work queued on `stream` uses the block too: once freed, it is not reused before that work is done. Not needed for the stream
+  /// that was current when the block was allocated, nor for foreign memory.
+  void record_use(const Stream& stream);
 
   std::uint64_t version() const { return version_; }
   void bump_version() { ++version_; }
@@ -98,6 +104,7 @@ class Storage {
   Allocator* allocator_ = nullptr;
   std::size_t block_bytes_ = 0;      // what the block holds, at least bytes_
   void* stream_ = nullptr;           // CUDA: whose order the block is reused in
+  std::unique_ptr<StorageUses> uses_;  // further streams whose work may use it; null where there are none
   Storage* previous_ = nullptr;      // the list of live storages, for reports
   Storage* next_ = nullptr;
 };

@@ -2,7 +2,9 @@
 //
 // CUDA streams wrap the driver's. On the CPU the default stream runs work inline, in the calling thread, before submit() returns;
 // further streams are worker threads that run their work in order, so code that overlaps work on CUDA overlaps it on the CPU too.
-// An error in a worker stays with its stream and is rethrown, once, by the next synchronize() of it or of an event recorded in it.
+// Kernels and copy_bytes queue on the current stream of their device; inside a worker's own work they run inline.
+// An error in a worker stays with its stream and is rethrown, once, by the next synchronize() of it or of an event recorded in it;
+// until then the stream's later work is dropped, and streams that wait for its events fail with the same error.
 #pragma once
 
 #include <functional>
@@ -24,9 +26,11 @@ class Stream {
 
   Device device() const;
   bool is_inline() const;  // the CPU's default stream
+  bool idle() const;       // no queued work left, apart from what asks from inside it
   /// Runs `work` in stream order: inline, in the worker thread, or (CUDA) now on the host with this stream current, so that what it launches is queued here.
   void submit(std::function<void()> work) const;
-  void wait(const Event& event) const;  // later work starts after the event; the host does not wait
+  /// Later work starts after the event. The host does not wait, except where the stream is inline: that waits, and rethrows, here.
+  void wait(const Event& event) const;
   void synchronize() const;             // the host waits; rethrows a worker's error
   void* native() const;                 // cudaStream_t; nullptr on the CPU
   bool operator==(const Stream& other) const { return impl_ == other.impl_; }
@@ -43,6 +47,7 @@ class Stream {
 class Event {
  public:
   explicit Event(Device device);
+  Device device() const;
   void record(const Stream& stream);  // marks the point after the work submitted so far
   bool done() const;                  // true where never recorded
   void synchronize() const;           // the host waits; rethrows the stream's error

@@ -1,0 +1,206 @@
+#include "cairn/core/stream.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "cairn/core/error.h"
+#include "cairn/core/tensor.h"
+#include "core/message_of.h"
+
+namespace cairn::core {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const Device kCpu{DeviceType::cpu, 0};
+
+TEST(Stream, DefaultRunsInline) {
+  const Stream stream = Stream::default_stream(kCpu);
+  std::thread::id ran;
+  stream.submit([&] { ran = std::this_thread::get_id(); });
+  EXPECT_EQ(ran, std::this_thread::get_id());
+  EXPECT_TRUE(stream.is_inline());
+  EXPECT_EQ(stream.native(), nullptr);
+  EXPECT_THROW(stream.submit([] { fail("work", "broken"); }), InvalidArgument);
+}
+
+TEST(Stream, WorkerKeepsOrder) {
+  const Stream stream = Stream::create(kCpu);
+  std::vector<int> order;
+  std::thread::id worker;
+  for (int i = 0; i < 100; ++i) stream.submit([&order, i] { order.push_back(i); });
+  stream.submit([&] { worker = std::this_thread::get_id(); });
+  stream.synchronize();
+  ASSERT_EQ(order.size(), 100u);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
+  EXPECT_NE(worker, std::this_thread::get_id());
+  EXPECT_TRUE(stream.idle());
+}
+
+TEST(Stream, WorkSeesItsOwnStreamAndNestsInline) {
+  const Stream stream = Stream::create(kCpu);
+  std::vector<int> order;
+  bool own = false;
+  stream.submit([&] {
+    own = Stream::current(kCpu) == stream;
+    stream.submit([&] { order.push_back(1); });
+    stream.synchronize();
+    order.push_back(2);
+  });
+  stream.synchronize();
+  EXPECT_TRUE(own);
+  EXPECT_THAT(order, ElementsAre(1, 2));
+}
+
+TEST(Stream, GuardSetsTheThreadsStream) {
+  const Stream stream = Stream::create(kCpu);
+  {
+    const StreamGuard outer(stream);
+    EXPECT_EQ(Stream::current(kCpu), stream);
+    {
+      const StreamGuard inner(Stream::default_stream(kCpu));
+      EXPECT_TRUE(Stream::current(kCpu).is_inline());
+    }
+    EXPECT_EQ(Stream::current(kCpu), stream);
+    EXPECT_TRUE(Stream::current({DeviceType::cpu, 1}).is_inline());
+  }
+  EXPECT_TRUE(Stream::current(kCpu).is_inline());
+}
+
+TEST(Stream, EventsOrderStreams) {
+  const Stream first = Stream::create(kCpu, "first");
+  const Stream second = Stream::create(kCpu, "second");
+  std::atomic<bool> go = false;
+  int value = 0;
+  Event ready(kCpu);
+  EXPECT_TRUE(ready.done());
+  first.submit([&] {
+    while (!go) std::this_thread::yield();
+    value = 1;
+  });
+  ready.record(first);
+  EXPECT_FALSE(ready.done());
+  second.wait(ready);
+  second.submit([&] { value *= 10; });
+  go = true;
+  second.synchronize();
+  EXPECT_EQ(value, 10);
+  EXPECT_TRUE(ready.done());
+}
+
+TEST(Stream, InlineStreamWaitsForAWorker) {
+  const Stream worker = Stream::create(kCpu);
+  int value = 0;
+  worker.submit([&] { value = 5; });
+  Event done(kCpu);
+  done.record(worker);
+  Stream::default_stream(kCpu).wait(done);
+  EXPECT_EQ(value, 5);
+}
+
+TEST(Stream, RecordingAgainLeavesEarlierWaitsAlone) {
+  const Stream a = Stream::create(kCpu);
+  const Stream b = Stream::create(kCpu);
+  std::atomic<bool> go = false;
+  Event event(kCpu);
+  event.record(a);
+  b.wait(event);
+  a.submit([&] {
+    while (!go) std::this_thread::yield();
+  });
+  event.record(a);
+  b.synchronize();  // waits for the first recording only
+  EXPECT_FALSE(event.done());
+  go = true;
+  event.synchronize();
+  EXPECT_TRUE(event.done());
+}
+
+TEST(Stream, ErrorIsRethrownOnceAndDropsLaterWork) {
+  const Stream stream = Stream::create(kCpu);
+  bool ran = false;
+  stream.submit([] { fail<CommunicationError>("all_reduce", "rank 1 is gone"); });
+  stream.submit([&] { ran = true; });
+  EXPECT_THAT(message_of<CommunicationError>([&] { stream.synchronize(); }),
+              HasSubstr("rank 1 is gone"));
+  EXPECT_FALSE(ran);
+  EXPECT_NO_THROW(stream.synchronize());
+  stream.submit([&] { ran = true; });
+  stream.synchronize();
+  EXPECT_TRUE(ran);
+}
+
+TEST(Stream, ErrorReachesWhoWaitsForTheEvent) {
+  const Stream stream = Stream::create(kCpu);
+  Event event(kCpu);
+  stream.submit([] { fail<DeviceError>("kernel", "failed"); });
+  event.record(stream);
+  EXPECT_THROW(event.synchronize(), DeviceError);
+  EXPECT_NO_THROW(event.synchronize());
+  EXPECT_NO_THROW(stream.synchronize());
+
+  stream.submit([] { fail<DeviceError>("kernel", "failed again"); });
+  event.record(stream);
+  EXPECT_THROW(Stream::default_stream(kCpu).wait(event), DeviceError);
+}
+
+TEST(Stream, ErrorPassesToDependentStreams) {
+  const Stream source = Stream::create(kCpu);
+  const Stream dependent = Stream::create(kCpu);
+  bool ran = false;
+  Event event(kCpu);
+  source.submit([] { fail<DeviceError>("kernel", "failed"); });
+  event.record(source);
+  dependent.wait(event);
+  dependent.submit([&] { ran = true; });
+  EXPECT_THROW(dependent.synchronize(), DeviceError);
+  EXPECT_FALSE(ran);
+  EXPECT_THROW(source.synchronize(), DeviceError);
+}
+
+TEST(Stream, LastHandleMayDieInItsOwnWork) {
+  std::atomic<bool> done = false;
+  {
+    auto stream = std::make_shared<Stream>(Stream::create(kCpu));
+    stream->submit([copy = *stream, &done] { done = true; });
+  }
+  while (!done) std::this_thread::yield();
+}
+
+TEST(Stream, EndsAfterItsWork) {
+  int count = 0;
+  {
+    const Stream stream = Stream::create(kCpu);
+    for (int i = 0; i < 50; ++i) stream.submit([&] { ++count; });
+  }
+  EXPECT_EQ(count, 50);
+}
+
+TEST(Stream, CopiesQueueOnTheCurrentStream) {
+  const Stream stream = Stream::create(kCpu);
+  std::atomic<bool> go = false;
+  const Tensor x = Tensor::full({4}, 3);
+  const Tensor y = Tensor::zeros({4});
+  stream.submit([&] {
+    while (!go) std::this_thread::yield();
+  });
+  const StreamGuard guard(stream);
+  copy_bytes(x, y);
+  EXPECT_FALSE(stream.idle());
+  go = true;
+  EXPECT_THAT(y.to_vector(), ElementsAre(3, 3, 3, 3));  // to_vector waits
+}
+
+TEST(Stream, EventsBelongToADevice) {
+  Event event(kCpu);
+  EXPECT_THROW(event.record(Stream::default_stream({DeviceType::cpu, 1})), InvalidArgument);
+  EXPECT_THROW(Stream::create({DeviceType::cpu, 9}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace cairn::core
