@@ -1,4 +1,5 @@
-// The CPU backend. Each file of this folder defines the members of one header (elementwise.cpp, matmul.cpp, ...).
+// The CPU backend. Each file of this folder defines the members of one header (elementwise.cpp,
+// matmul.cpp, ...).
 #pragma once
 
 #include "backend.h"
@@ -24,31 +25,41 @@ class CpuBackend final : public Backend {
 
   // conv.h
   void conv2d(View x, View weight, View bias, View y, const Conv2dOptions& options) const override;
-  void conv2d_backward_data(View dy, View weight, View bias, View dx, const Conv2dOptions& options) const override;
-  void conv2d_backward_weight(View x, View dy, View dweight, View dbias, const Conv2dOptions& options, bool accumulate) const override;
+  void conv2d_backward_data(View dy, View weight, View bias, View dx,
+                            const Conv2dOptions& options) const override;
+  void conv2d_backward_weight(View x, View dy, View dweight, View dbias,
+                              const Conv2dOptions& options, bool accumulate) const override;
 
   // pool.h
   void max_pool2d(View x, View y, View index, const Pool2dOptions& options) const override;
-  void max_pool2d_backward(View dy, View index, View dx, const Pool2dOptions& options) const override;
+  void max_pool2d_backward(View dy, View index, View dx,
+                           const Pool2dOptions& options) const override;
   void avg_pool2d(View x, View y, const Pool2dOptions& options) const override;
   void avg_pool2d_backward(View dy, View dx, const Pool2dOptions& options) const override;
 
   // norm.h
-  void layer_norm(View x, View weight, View bias, double eps, View y, View mean, View rstd) const override;
-  void layer_norm_backward(View x, View weight, View mean, View rstd, View dy, View dx, View dweight, View dbias, bool accumulate) const override;
+  void layer_norm(View x, View weight, View bias, double eps, View y, View mean,
+                  View rstd) const override;
+  void layer_norm_backward(View x, View weight, View mean, View rstd, View dy, View dx,
+                           View dweight, View dbias, bool accumulate) const override;
   void rms_norm(View x, View weight, double eps, View y, View rstd) const override;
-  void rms_norm_backward(View x, View weight, View rstd, View dy, View dx, View dweight, bool accumulate) const override;
-  void batch_norm(View x, View weight, View bias, View running_mean, View running_var, View y, View mean, View rstd,
-                          const BatchNormOptions& options) const override;
-  void batch_norm_eval(View x, View weight, View bias, View running_mean, View running_var, View y, const BatchNormOptions& options) const override;
-  void batch_norm_backward(View x, View y, View weight, View mean, View rstd, View dy, View dx, View dweight, View dbias,
-                                   const BatchNormBackwardOptions& options) const override;
+  void rms_norm_backward(View x, View weight, View rstd, View dy, View dx, View dweight,
+                         bool accumulate) const override;
+  void batch_norm(View x, View weight, View bias, View running_mean, View running_var, View y,
+                  View mean, View rstd, const BatchNormOptions& options) const override;
+  void batch_norm_eval(View x, View weight, View bias, View running_mean, View running_var, View y,
+                       const BatchNormOptions& options) const override;
+  void batch_norm_backward(View x, View y, View weight, View mean, View rstd, View dy, View dx,
+                           View dweight, View dbias,
+                           const BatchNormBackwardOptions& options) const override;
 
   // softmax.h, loss.h, embedding.h
   void softmax(View x, View y, const SoftmaxOptions& options) const override;
   void softmax_backward(View y, View dy, View dx, const SoftmaxOptions& options) const override;
-  void cross_entropy(View logits, View target, View loss, View lse, const CrossEntropyOptions& options) const override;
-  void cross_entropy_backward(View logits, View target, View lse, View dloss, View dlogits, const CrossEntropyOptions& options) const override;
+  void cross_entropy(View logits, View target, View loss, View lse,
+                     const CrossEntropyOptions& options) const override;
+  void cross_entropy_backward(View logits, View target, View lse, View dloss, View dlogits,
+                              const CrossEntropyOptions& options) const override;
   void mse(View x, View target, View loss) const override;
   void mse_backward(View x, View target, View dloss, View dx) const override;
   void bce_with_logits(View x, View target, View loss) const override;
@@ -57,9 +68,12 @@ class CpuBackend final : public Backend {
   void embedding_backward(View dy, View index, View dweight, bool accumulate) const override;
 
   // multi_tensor.h
-  GradientCheck check_gradients(const std::vector<TensorView>& gradients, bool per_tensor_norms) const override;
-  void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options) const override;
-  void sgd_update(const std::vector<UpdateEntry>& entries, const SgdOptions& options) const override;
+  GradientCheck check_gradients(const std::vector<TensorView>& gradients,
+                                bool per_tensor_norms) const override;
+  void adam_update(const std::vector<UpdateEntry>& entries,
+                   const AdamOptions& options) const override;
+  void sgd_update(const std::vector<UpdateEntry>& entries,
+                  const SgdOptions& options) const override;
 };
 
 }  // namespace cairn::kernels

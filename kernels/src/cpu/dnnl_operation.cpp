@@ -8,7 +8,6 @@
 #include <unordered_map>
 
 #include "cairn/core/memory.h"
-#include "cairn/core/parallel_for.h"
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -18,9 +17,9 @@ namespace cairn::kernels::onednn {
 namespace {
 
 // OpenMP keeps the thread count per thread: a worker stream's must be told.
-void adopt_thread_count() {
+void use_threads(int threads) {
 #if defined(_OPENMP)
-  omp_set_num_threads(core::num_threads());
+  if (!omp_in_parallel()) omp_set_num_threads(threads);
 #endif
 }
 
@@ -116,10 +115,10 @@ const Desc& Operation::argument(int id) const {
   core::fail<core::DeviceError>("onednn", "expected a bound argument, got ", id);
 }
 
-Key::Key(std::string_view kind) {
+Key::Key(std::string_view kind, int threads) {
   words_.reserve(48);
   add(static_cast<std::int64_t>(std::hash<std::string_view>{}(kind)));
-  add(std::int64_t{core::num_threads()});
+  add(std::int64_t{threads});
 }
 
 Key& Key::add(std::int64_t value) {
@@ -153,9 +152,11 @@ std::size_t Key::hash() const {
 
 OperationPtr cached(const Key& key, const std::function<Operation()>& make) {
   if (OperationPtr found = cache().find(key)) return found;
-  adopt_thread_count();
+  use_threads(key.threads());
   try {
-    return cache().insert(key, std::make_shared<const Operation>(make()));
+    Operation operation = make();
+    operation.threads = key.threads();
+    return cache().insert(key, std::make_shared<const Operation>(std::move(operation)));
   } catch (const dnnl::error& error) {
     fail("onednn", error);
   }
@@ -167,7 +168,7 @@ std::size_t cached_operations() {
 
 void execute(std::string_view where, const Operation& operation, core::Device device,
              std::initializer_list<std::pair<int, void*>> buffers) {
-  adopt_thread_count();
+  use_threads(operation.threads);
   std::shared_ptr<core::Storage> scratch;
   if (const std::size_t bytes = operation.scratchpad.get_size(); bytes > 0) {
     const core::MemoryCategoryGuard guard(core::MemoryCategory::workspace);
@@ -176,6 +177,7 @@ void execute(std::string_view where, const Operation& operation, core::Device de
   try {
     std::unordered_map<int, dnnl::memory> arguments;
     for (const auto& [id, data] : buffers) {
+      if (data == nullptr) continue;
       arguments.emplace(id, dnnl::memory(operation.argument(id), engine(), data));
     }
     if (scratch) {

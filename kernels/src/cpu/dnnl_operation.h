@@ -1,8 +1,8 @@
 // oneDNN primitives, created once per shape, dtype, layout and attributes and kept in a bounded
 // cache that all threads share.
 //
-//   const auto op = onednn::cached(onednn::Key("matmul").add(m).add(n), [&] { return make(); });
-//   onednn::execute("matmul", *op, device, {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}});
+//   const auto op = onednn::cached(onednn::Key("matmul", threads).add(m).add(n), [&] { return
+//   make(); }); onednn::execute("matmul", *op, device, {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, y}});
 //
 // An Operation is immutable: several threads may execute one at a time, each with a scratchpad of
 // its own from the device's allocator.
@@ -38,6 +38,7 @@ struct Operation {
   dnnl::primitive primitive;
   std::vector<std::pair<int, Desc>> arguments;  // DNNL_ARG_..., layout
   Desc scratchpad;
+  int threads = 1;  // set by cached()
 
   const Desc& argument(int id) const;
 };
@@ -46,12 +47,13 @@ using OperationPtr = std::shared_ptr<const Operation>;
 /// What an operation is: everything that its creation depends on.
 class Key {
  public:
-  explicit Key(std::string_view kind);  // also the number of threads
+  Key(std::string_view kind, int threads);  // it is made for, and run with, that many threads
   Key& add(std::int64_t value);
   Key& add(double value);
   Key& add(const core::Shape& values);
   Key& add(const core::TensorView& view);  // dtype, shape, strides; undefined views count as absent
 
+  int threads() const { return static_cast<int>(words_[1]); }
   std::size_t hash() const;
   bool operator==(const Key&) const = default;
 
@@ -64,7 +66,8 @@ class Key {
 OperationPtr cached(const Key& key, const std::function<Operation()>& make);
 std::size_t cached_operations();
 
-/// Runs in the calling thread (and oneDNN's workers) and returns when done.
+/// Runs in the calling thread (and oneDNN's workers) and returns when done. Null buffers are left
+/// out. Inside a parallel_for: one thread, for an operation made for one.
 void execute(std::string_view where, const Operation& operation, core::Device device,
              std::initializer_list<std::pair<int, void*>> buffers);
 

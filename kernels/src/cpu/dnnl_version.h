@@ -9,10 +9,9 @@ namespace cairn::kernels::onednn {
 using Desc = dnnl::memory::desc;
 using Dims = dnnl::memory::dims;
 
-/// Sizes of a convolution. Dilation as oneDNN counts it: 0 is dense. Padding after may differ from
-/// padding before where the stride leaves a rest.
+/// Dilation as oneDNN counts it: 0 is dense. Padding is the same on both sides.
 struct ConvGeometry {
-  Dims stride, dilation, padding_before, padding_after;
+  Dims stride, dilation, padding;
 };
 
 inline constexpr auto kConvAlgorithm = dnnl::algorithm::convolution_direct;
@@ -33,31 +32,29 @@ inline dnnl::convolution_forward::primitive_desc conv_forward_desc(
     const dnnl::primitive_attr& attr, const dnnl::engine& engine) {
   constexpr auto kind = dnnl::prop_kind::forward_training;
   if (bias == nullptr) {
-    return {
-        engine,          kind, kConvAlgorithm, x, weight, y, g.stride, g.dilation, g.padding_before,
-        g.padding_after, attr};
+    return {engine,   kind,       kConvAlgorithm, x,         weight, y,
+            g.stride, g.dilation, g.padding,      g.padding, attr};
   }
-  return {engine,          kind, kConvAlgorithm, x,          weight,
-          *bias,           y,    g.stride,       g.dilation, g.padding_before,
-          g.padding_after, attr};
+  return {engine, kind,     kConvAlgorithm, x,         weight,    *bias,
+          y,      g.stride, g.dilation,     g.padding, g.padding, attr};
 }
 inline dnnl::convolution_backward_data::primitive_desc conv_backward_data_desc(
     const Desc& dx, const Desc& weight, const Desc& dy, const ConvGeometry& g,
     const dnnl::primitive_attr& attr, const dnnl::engine& engine,
     const dnnl::convolution_forward::primitive_desc& forward) {
-  return {engine,           kConvAlgorithm,  dx,      weight, dy, g.stride, g.dilation,
-          g.padding_before, g.padding_after, forward, attr};
+  return {engine,     kConvAlgorithm, dx,        weight,  dy,  g.stride,
+          g.dilation, g.padding,      g.padding, forward, attr};
 }
 inline dnnl::convolution_backward_weights::primitive_desc conv_backward_weights_desc(
     const Desc& x, const Desc& dweight, const Desc* dbias, const Desc& dy, const ConvGeometry& g,
     const dnnl::primitive_attr& attr, const dnnl::engine& engine,
     const dnnl::convolution_forward::primitive_desc& forward) {
   if (dbias == nullptr) {
-    return {engine,           kConvAlgorithm,  x,       dweight, dy, g.stride, g.dilation,
-            g.padding_before, g.padding_after, forward, attr};
+    return {engine,     kConvAlgorithm, x,         dweight, dy,  g.stride,
+            g.dilation, g.padding,      g.padding, forward, attr};
   }
-  return {engine,           kConvAlgorithm,  x,       dweight, *dbias, dy, g.stride, g.dilation,
-          g.padding_before, g.padding_after, forward, attr};
+  return {engine,   kConvAlgorithm, x,         dweight,   *dbias,  dy,
+          g.stride, g.dilation,     g.padding, g.padding, forward, attr};
 }
 
 #else
@@ -77,12 +74,10 @@ inline dnnl::convolution_forward::primitive_desc conv_forward_desc(
   using Op = dnnl::convolution_forward::desc;
   constexpr auto kind = dnnl::prop_kind::forward_training;
   if (bias == nullptr) {
-    return {Op(kind, kConvAlgorithm, x, weight, y, g.stride, g.dilation, g.padding_before,
-               g.padding_after),
+    return {Op(kind, kConvAlgorithm, x, weight, y, g.stride, g.dilation, g.padding, g.padding),
             attr, engine};
   }
-  return {Op(kind, kConvAlgorithm, x, weight, *bias, y, g.stride, g.dilation, g.padding_before,
-             g.padding_after),
+  return {Op(kind, kConvAlgorithm, x, weight, *bias, y, g.stride, g.dilation, g.padding, g.padding),
           attr, engine};
 }
 inline dnnl::convolution_backward_data::primitive_desc conv_backward_data_desc(
@@ -90,9 +85,8 @@ inline dnnl::convolution_backward_data::primitive_desc conv_backward_data_desc(
     const dnnl::primitive_attr& attr, const dnnl::engine& engine,
     const dnnl::convolution_forward::primitive_desc& forward) {
   using Op = dnnl::convolution_backward_data::desc;
-  return {
-      Op(kConvAlgorithm, dx, weight, dy, g.stride, g.dilation, g.padding_before, g.padding_after),
-      attr, engine, forward};
+  return {Op(kConvAlgorithm, dx, weight, dy, g.stride, g.dilation, g.padding, g.padding), attr,
+          engine, forward};
 }
 inline dnnl::convolution_backward_weights::primitive_desc conv_backward_weights_desc(
     const Desc& x, const Desc& dweight, const Desc* dbias, const Desc& dy, const ConvGeometry& g,
@@ -100,12 +94,10 @@ inline dnnl::convolution_backward_weights::primitive_desc conv_backward_weights_
     const dnnl::convolution_forward::primitive_desc& forward) {
   using Op = dnnl::convolution_backward_weights::desc;
   if (dbias == nullptr) {
-    return {
-        Op(kConvAlgorithm, x, dweight, dy, g.stride, g.dilation, g.padding_before, g.padding_after),
-        attr, engine, forward};
+    return {Op(kConvAlgorithm, x, dweight, dy, g.stride, g.dilation, g.padding, g.padding), attr,
+            engine, forward};
   }
-  return {Op(kConvAlgorithm, x, dweight, *dbias, dy, g.stride, g.dilation, g.padding_before,
-             g.padding_after),
+  return {Op(kConvAlgorithm, x, dweight, *dbias, dy, g.stride, g.dilation, g.padding, g.padding),
           attr, engine, forward};
 }
 

@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "cairn/core/parallel_for.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/dnnl_operation.h"
 #include "cpu/matmul_layout.h"
@@ -15,6 +16,8 @@ void matmul_f64(const TensorView& a, const TensorView& b, const TensorView& y,
                 const MatmulOptions& options);  // matmul_f64.cpp
 
 namespace {
+
+constexpr const char* kOp = "matmul";
 
 std::optional<dnnl::algorithm> algorithm_of(Epilogue epilogue) {
   switch (epilogue) {
@@ -73,28 +76,46 @@ onednn::Operation make_product(const MatmulOperands& m, const MatmulOptions& opt
   return operation;
 }
 
-// y = product of operands that oneDNN takes as they are; bias dense.
-void run_product(const MatmulOperands& m, const MatmulOptions& options) {
-  const onednn::Key key = onednn::Key("matmul")
-                              .add(m.a)
-                              .add(m.b)
-                              .add(m.y)
+onednn::OperationPtr product_operation(const MatmulOperands& m, const MatmulOptions& options,
+                                       int threads) {
+  const MatmulOperands settled = for_onednn(m);
+  const onednn::Key key = onednn::Key("matmul", threads)
+                              .add(settled.a)
+                              .add(settled.b)
+                              .add(settled.y)
                               .add(options.bias)
                               .add(options.alpha)
                               .add(std::int64_t{options.accumulate})
                               .add(static_cast<std::int64_t>(options.epilogue));
-  const auto operation = onednn::cached(key, [&] { return make_product(m, options); });
-  if (options.bias.defined()) {
-    onednn::execute("matmul", *operation, m.y.device,
-                    {{DNNL_ARG_SRC, m.a.data},
-                     {DNNL_ARG_WEIGHTS, m.b.data},
-                     {DNNL_ARG_DST, m.y.data},
-                     {bias_argument(options), options.bias.data}});
-  } else {
-    onednn::execute(
-        "matmul", *operation, m.y.device,
-        {{DNNL_ARG_SRC, m.a.data}, {DNNL_ARG_WEIGHTS, m.b.data}, {DNNL_ARG_DST, m.y.data}});
+  return onednn::cached(key, [&] { return make_product(settled, options); });
+}
+
+void execute_product(const onednn::Operation& operation, const MatmulOperands& m,
+                     const MatmulOptions& options) {
+  onednn::execute(kOp, operation, m.y.device,
+                  {{DNNL_ARG_SRC, m.a.data},
+                   {DNNL_ARG_WEIGHTS, m.b.data},
+                   {DNNL_ARG_DST, m.y.data},
+                   {bias_argument(options), options.bias.data}});
+}
+
+// y = product of operands that oneDNN takes as they are; bias dense. Batches that are not packed
+// (views of a fused projection) are spread over the threads, one matrix at a time: oneDNN's batched
+// product is slow or a reference loop for them.
+void run_product(const MatmulOperands& m, const MatmulOptions& options) {
+  const std::int64_t count = matrix_count(m.y);
+  const int threads = core::num_threads();
+  if (count == 1 || is_packed(m)) {
+    execute_product(*product_operation(m, options, threads), m, options);
+    return;
   }
+  const bool spread = count >= threads;
+  const auto operation = product_operation(matrix_at(m, 0), options, spread ? 1 : threads);
+  const auto run = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      execute_product(*operation, matrix_at(m, i), options);
+  };
+  core::parallel_for(count, spread ? 1 : count, run);
 }
 
 // A copy of an operand in another dtype or a plain layout; its repeats are not multiplied out.
@@ -144,12 +165,12 @@ void product(const Backend& backend, const TensorView& a, const TensorView& b, c
   const Temporary bias = bias_operand(backend, options.bias, compute);
   options.bias = bias.view;
   if (is_direct_output(m.y, compute)) {
-    run_product(for_onednn({plain_a.view, plain_b.view, m.y}), options);
+    run_product({plain_a.view, plain_b.view, m.y}, options);
     return;
   }
   const Temporary sum = temporary(m.y.shape, DType::f32, y.device);
   const bool accumulate = std::exchange(options.accumulate, false);
-  run_product(for_onednn({plain_a.view, plain_b.view, sum.view}), options);
+  run_product({plain_a.view, plain_b.view, sum.view}, options);
   if (accumulate) {
     backend.axpby(1.0, sum.view, 1.0, m.y);
   } else {

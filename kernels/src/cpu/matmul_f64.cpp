@@ -4,22 +4,9 @@
 
 #include "cairn/core/parallel_for.h"
 #include "cairn/kernels/matmul.h"
+#include "cpu/matmul_layout.h"
 
 namespace cairn::kernels {
-
-namespace {
-
-// The element offset of matrix `index` in row-major order of the leading dimensions.
-std::int64_t matrix_offset(const TensorView& view, std::int64_t index) {
-  std::int64_t offset = 0;
-  for (int i = view.dims() - 3; i >= 0; --i) {
-    offset += index % view.shape[i] * view.strides[i];
-    index /= view.shape[i];
-  }
-  return offset;
-}
-
-}  // namespace
 
 void matmul_f64(const TensorView& a, const TensorView& b, const TensorView& y,
                 const MatmulOptions& options) {

@@ -113,4 +113,38 @@ MatmulOperands for_onednn(const MatmulOperands& operands) {
   return m;
 }
 
+bool is_packed(const MatmulOperands& m) {
+  if (m.y.dims() > 3) return false;
+  for (const TensorView* view : {&m.a, &m.b, &m.y}) {
+    if (!view->is_dense()) return false;
+    if (view->dims() == 3 && view->strides[0] != view->size(1) * view->size(2)) return false;
+  }
+  return true;
+}
+
+std::int64_t matrix_count(const TensorView& view) {
+  std::int64_t count = 1;
+  for (int i = 0; i < view.dims() - 2; ++i) count *= view.shape[i];
+  return count;
+}
+
+std::int64_t matrix_offset(const TensorView& view, std::int64_t index) {
+  std::int64_t offset = 0;
+  for (int i = view.dims() - 3; i >= 0; --i) {
+    offset += index % view.shape[i] * view.strides[i];
+    index /= view.shape[i];
+  }
+  return offset;
+}
+
+MatmulOperands matrix_at(const MatmulOperands& operands, std::int64_t index) {
+  const auto matrix = [index](const TensorView& view) {
+    const int row = view.dims() - 2, column = view.dims() - 1;
+    const auto bytes = matrix_offset(view, index) * static_cast<std::int64_t>(size_of(view.dtype));
+    return TensorView(static_cast<char*>(view.data) + bytes, {view.shape[row], view.shape[column]},
+                      Strides{view.strides[row], view.strides[column]}, view.dtype, view.device);
+  };
+  return {matrix(operands.a), matrix(operands.b), matrix(operands.y)};
+}
+
 }  // namespace cairn::kernels

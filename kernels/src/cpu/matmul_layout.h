@@ -27,4 +27,14 @@ MatmulOperands merge_batches(const MatmulOperands& operands);
 /// have unambiguous strides.
 MatmulOperands for_onednn(const MatmulOperands& operands);
 
+/// One leading dimension at most, and the matrices packed one after another: what oneDNN's batched
+/// product is fast for.
+bool is_packed(const MatmulOperands& operands);
+
+/// The number of matrices, and the offset in elements of the first element of one of them.
+std::int64_t matrix_count(const TensorView& view);
+std::int64_t matrix_offset(const TensorView& view, std::int64_t index);
+/// One of the products.
+MatmulOperands matrix_at(const MatmulOperands& operands, std::int64_t index);
+
 }  // namespace cairn::kernels
