@@ -12,10 +12,10 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
 
 Strides contiguous_strides(const Shape& shape) {
   Strides strides = shape;
-  std::int64_t step = 1;
+  std::uint64_t step = 1;  // wraps for sizes beyond 64 bits, which allocation refuses by name
   for (int i = shape.dims() - 1; i >= 0; --i) {
-    strides[i] = step;
-    step *= std::max<std::int64_t>(shape[i], 1);
+    strides[i] = static_cast<std::int64_t>(step);
+    step *= static_cast<std::uint64_t>(std::max<std::int64_t>(shape[i], 1));
   }
   return strides;
 }
