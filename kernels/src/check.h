@@ -1,4 +1,5 @@
-// What the public functions ask of their views before a backend sees them. Each throws InvalidArgument "[op] expected ..., got ...".
+// What the public functions ask of their views before a backend sees them. Each throws
+// InvalidArgument "[op] expected ..., got ...".
 #pragma once
 
 #include <initializer_list>

@@ -2,7 +2,8 @@
 //
 //   void relu(const TensorView& x, const TensorView& y) {
 //     check_same_shape("relu", "x", x, "y", y);
-//     launch(y.device, [=](const Backend& backend) { backend.relu(x, y); });  // views captured by value
+//     launch(y.device, [=](const Backend& backend) { backend.relu(x, y); });  // views captured by
+//     value
 //   }
 #pragma once
 
@@ -14,8 +15,9 @@
 
 namespace cairn::kernels {
 
-/// Calls work(backend) in the order of the device's current stream: at once where that is inline or CUDA's (whose backend queues on
-/// it), otherwise in the stream's thread, so `work` must hold all it uses by value.
+/// Calls work(backend) in the order of the device's current stream: at once where that is inline or
+/// CUDA's (whose backend queues on it), otherwise in the stream's thread, so `work` must hold all
+/// it uses by value.
 template <class Work>
 void launch(Device device, Work work) {
   if (device.is_cpu()) {

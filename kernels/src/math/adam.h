@@ -10,7 +10,8 @@
 
 CAIRN_MATH_BEGIN
 
-/// V holds the constants too, so that they are broadcast once. Options has the members of AdamOptions.
+/// V holds the constants too, so that they are broadcast once. Options has the members of
+/// AdamOptions.
 template <class V>
 struct Adam {
   V gradient_scale, beta1, beta2, one_minus_beta1, one_minus_beta2, l2, decay, step, root, eps;

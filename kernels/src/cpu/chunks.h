@@ -1,0 +1,30 @@
+// A list of tensors cut into chunks of a fixed size, so that threads share the list evenly and
+// results do not depend on how many share.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace cairn::kernels::cpu {
+
+inline constexpr std::int64_t kChunk = 65536;  // elements
+
+struct Chunk {
+  std::size_t tensor;
+  std::int64_t begin, count;  // elements
+};
+
+/// size(i) is the number of elements of tensor i.
+template <class Size>
+std::vector<Chunk> cut(std::size_t tensors, const Size& size) {
+  std::vector<Chunk> chunks;
+  for (std::size_t i = 0; i < tensors; ++i) {
+    const std::int64_t n = size(i);
+    for (std::int64_t at = 0; at < n; at += kChunk)
+      chunks.push_back({i, at, std::min(kChunk, n - at)});
+  }
+  return chunks;
+}
+
+}  // namespace cairn::kernels::cpu

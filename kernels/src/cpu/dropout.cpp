@@ -1,0 +1,128 @@
+// dropout: Philox in vectors, one lane per counter.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/dropout.cpp"
+#include "cpu/targets.h"
+// ---
+#include <algorithm>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/loop.h"
+#include "cpu/simd.h"
+#include "math/dropout.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cairn::kernels {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_SCALAR  // it cannot widen products
+HWY_INLINE void philox_vector(std::uint64_t seed, std::uint64_t offset, std::uint64_t first,
+                              std::uint32_t* words) {
+  const auto drawn = core::philox(seed, offset, first);
+  std::copy(drawn.begin(), drawn.end(), words);
+}
+#else
+using Words = hn::Vec<TagU>;
+
+struct Product {
+  Words high, low;
+};
+
+/// The 64-bit product of every lane with a constant.
+HWY_INLINE Product multiply(Words x, std::uint32_t constant) {
+  const TagU tu;
+  const hn::Repartition<std::uint64_t, TagU> tw;
+  const auto factor = hn::Set(tu, constant);
+  const auto even = hn::MulEven(x, factor);
+  const auto odd = hn::MulEven(hn::BitCast(tu, hn::ShiftRight<32>(hn::BitCast(tw, x))), factor);
+  const auto high = hn::OddEven(hn::BitCast(tu, odd), hn::BitCast(tu, hn::ShiftRight<32>(even)));
+  return {high, hn::Mul(x, factor)};
+}
+
+/// words[4 k + j] = philox(seed, offset, first + k)[j] for one vector of counters k.
+HWY_INLINE void philox_vector(std::uint64_t seed, std::uint64_t offset, std::uint64_t first,
+                              std::uint32_t* words) {
+  const TagU tu;
+  HWY_ALIGN std::uint32_t low[kLanes<Floats>], high[kLanes<Floats>];
+  for (std::int64_t k = 0; k < kLanes<Floats>; ++k) {
+    const std::uint64_t index = first + static_cast<std::uint64_t>(k);
+    low[k] = static_cast<std::uint32_t>(index);
+    high[k] = static_cast<std::uint32_t>(index >> 32);
+  }
+  Words c0 = hn::Load(tu, low), c1 = hn::Load(tu, high);
+  Words c2 = hn::Set(tu, static_cast<std::uint32_t>(offset));
+  Words c3 = hn::Set(tu, static_cast<std::uint32_t>(offset >> 32));
+  auto k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const Product p0 = multiply(c0, 0xD2511F53u), p1 = multiply(c2, 0xCD9E8D57u);
+    c0 = hn::Xor(hn::Xor(p1.high, c1), hn::Set(tu, k0));
+    c2 = hn::Xor(hn::Xor(p0.high, c3), hn::Set(tu, k1));
+    c1 = p1.low;
+    c3 = p0.low;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  hn::StoreInterleaved4(c0, c1, c2, c3, tu, words);
+}
+#endif
+
+struct Philox {
+  std::uint64_t seed, offset;
+  std::uint32_t threshold;
+  double scale;
+};
+
+constexpr std::int64_t kDraws = 512;  // elements per batch
+
+template <class T>
+void dropout_run(const Philox& philox, const T* x, T* y, std::int64_t n, std::int64_t first) {
+  HWY_ALIGN std::uint32_t words[kDraws + 8 * kLanes<Floats>];
+  using V = Compute<T>;
+  for (std::int64_t done = 0; done < n; done += kDraws) {
+    const std::int64_t count = std::min(kDraws, n - done);
+    const std::int64_t at = first + done, skip = at % 4;
+    for (std::int64_t k = 0; 4 * k < skip + count; k += kLanes<Floats>) {
+      philox_vector(philox.seed, philox.offset, static_cast<std::uint64_t>(at / 4 + k),
+                    words + 4 * k);
+    }
+    HWY_ALIGN float keep[kDraws];
+    for (std::int64_t i = 0; i < count; ++i) {
+      keep[i] = kernels::math::dropout_keeps(words[skip + i], philox.threshold) ? 1.0f : 0.0f;
+    }
+    for_vectors<V>(count, [&](auto io, std::int64_t i) HWY_ATTR {
+      const V kept = io.load(keep + i);
+      const V scaled = io.load(x + done + i) * V(philox.scale);
+      io.store(select(kept != V(0.0), scaled, V(0.0)), y + done + i);
+    });
+  }
+}
+
+void DropoutRun(DType dtype, std::uint64_t seed, std::uint64_t offset, double p, void* const* data,
+                std::int64_t n, std::int64_t first) {
+  const Philox philox{seed, offset, kernels::math::dropout_threshold(p),
+                      p < 1.0 ? 1.0 / (1.0 - p) : 0.0};
+  core::dispatch_floating(dtype, "dropout", [&](auto zero) {
+    using T = decltype(zero);
+    dropout_run(philox, static_cast<const T*>(data[0]), static_cast<T*>(data[1]), n, first);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cairn::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cairn::kernels {
+
+HWY_EXPORT(DropoutRun);
+
+void CpuBackend::dropout(View x, double p, std::uint64_t seed, std::uint64_t offset, View y) const {
+  cpu::for_each_run(
+      {cpu::in(x), cpu::out(y)},
+      [&](void* const* data, std::int64_t n, std::int64_t first) {
+        HWY_DYNAMIC_DISPATCH(DropoutRun)(y.dtype, seed, offset, p, data, n, first);
+      },
+      cpu::Order::row_major);
+}
+
+}  // namespace cairn::kernels
+#endif

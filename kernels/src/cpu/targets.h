@@ -1,0 +1,8 @@
+// The instruction sets that the vector loops are compiled for: AVX-512, AVX2 and the baseline
+// (scalar code on x86-64, NEON on 64-bit Arm). Highway picks one at run time, so one binary serves
+// all. Define HWY_TARGET_INCLUDE first; see simd.h.
+#ifndef CAIRN_KERNELS_CPU_TARGETS_H_
+#define CAIRN_KERNELS_CPU_TARGETS_H_
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#include "hwy/foreach_target.h"
+#endif

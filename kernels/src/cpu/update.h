@@ -1,0 +1,20 @@
+// One chunk of an optimizer update, as the vector loops take it.
+#pragma once
+
+#include <cstdint>
+
+#include "cairn/kernels/multi_tensor.h"
+
+namespace cairn::kernels {
+
+struct UpdateChunk {
+  DType gradient_dtype, weight_dtype;
+  const void* gradient;
+  void* weight;
+  float* master;   // null: the weight is the truth
+  float* moment1;  // null: none
+  float* moment2;
+  std::int64_t count;
+};
+
+}  // namespace cairn::kernels

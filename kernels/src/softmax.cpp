@@ -1,0 +1,39 @@
+#include "cairn/kernels/softmax.h"
+
+#include "check.h"
+#include "launch.h"
+
+namespace cairn::kernels {
+
+namespace {
+
+void check_dims(const char* op, const TensorView& x, const SoftmaxOptions& options) {
+  const int least = options.causal ? 2 : 1;
+  CAIRN_CHECK(x.dims() >= least, op, "expected at least ", least, " dimensions",
+              options.causal ? " (causal)" : "", ", got shape ", x.shape);
+}
+
+}  // namespace
+
+void softmax(const TensorView& x, const TensorView& y, const SoftmaxOptions& options) {
+  check_device("softmax", {{"x", x}, {"y", y}});
+  check_floating("softmax", {{"x", x}});
+  check_same_dtype("softmax", {{"x", x}, {"y", y}});
+  check_same_shape("softmax", {{"x", x}, {"y", y}});
+  check_dims("softmax", x, options);
+  launch(y.device, [=](const Backend& backend) { backend.softmax(x, y, options); });
+}
+
+void softmax_backward(const TensorView& y, const TensorView& dy, const TensorView& dx,
+                      const SoftmaxOptions& options) {
+  check_device("softmax_backward", {{"y", y}, {"dy", dy}, {"dx", dx}});
+  check_floating("softmax_backward", {{"y", y}});
+  check_same_dtype("softmax_backward", {{"y", y}, {"dy", dy}, {"dx", dx}});
+  check_same_shape("softmax_backward", {{"y", y}, {"dx", dx}});
+  check_dims("softmax_backward", y, options);
+  const TensorView wide_dy = broadcast_to("softmax_backward", {"dy", dy}, y.shape);
+  launch(y.device,
+         [=](const Backend& backend) { backend.softmax_backward(y, wide_dy, dx, options); });
+}
+
+}  // namespace cairn::kernels
