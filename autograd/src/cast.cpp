@@ -1,6 +1,6 @@
 #include "cast.h"
 
-#include "cairn/kernels/elementwise.h"
+#include "cairn/autograd/ops.h"
 #include "cast_cache.h"
 #include "local.h"
 #include "saved_tensor.h"
@@ -62,6 +62,10 @@ DType wanted(CastPolicy policy, const AutocastState& autocast, DType dtype) {
 
 Tensor cast(const Tensor& x, DType dtype) {
   return x.dtype() == dtype ? x : apply(Cast{dtype}, x);
+}
+
+Tensor to(const Tensor& x, DType dtype) {
+  return cast(x, dtype);
 }
 
 void cast_inputs(const OpInfo& info, std::span<Tensor> inputs, OpEvent& event) {

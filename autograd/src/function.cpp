@@ -66,12 +66,14 @@ DType Context::input_dtype(int input) const {
 
 GradTarget Context::grad_target(int input) {
   InputInfo& info = input_of(impl_.get(), input);
-  if (info.edge && NodeAccess::is_leaf(*info.edge)) {
-    info.handed_out = true;
-    auto& leaf = static_cast<AccumulateGrad&>(*info.edge);
-    return leaf.target(info.shape, info.strides, info.dtype);
-  }
-  return {Tensor::empty_strided(info.shape, info.strides, info.dtype, info.device), false};
+  if (!info.edge || !NodeAccess::is_leaf(*info.edge)) return {new_gradient(input), false};
+  info.handed_out = true;
+  return static_cast<AccumulateGrad&>(*info.edge).target(info.shape, info.strides, info.dtype);
+}
+
+Tensor Context::new_gradient(int input) const {
+  const InputInfo& info = input_of(impl_.get(), input);
+  return Tensor::empty_strided(info.shape, info.strides, info.dtype, info.device);
 }
 
 // ---- Node

@@ -86,6 +86,9 @@ class Context {
   /// its tensor from backward. The dtype may be f32 where the input is half. A fresh tensor has the
   /// input's shape, dtype and dense strides.
   GradTarget grad_target(int input);
+  /// A fresh tensor with the input's shape, dtype and dense strides: for kernels that cannot
+  /// accumulate.
+  Tensor new_gradient(int input) const;
 
   struct Impl;
 

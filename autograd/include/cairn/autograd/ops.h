@@ -3,7 +3,8 @@
 // Views (reshape, transpose, permute, slice, expand) share memory with their input where the layout allows.
 #pragma once
 
-#include <optional>
+#include <array>
+#include <cstdint>
 #include <vector>
 
 #include "cairn/core/tensor.h"
@@ -95,6 +96,8 @@ Tensor bce_with_logits(const Tensor& x, const Tensor& target, Reduction reductio
 
 /// softmax(q k^T / sqrt(D)) v. q, k, v [B, H, T, D].
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double dropout = 0.0);
+/// The same of one packed tensor, without copying heads apart: qkv [B, T, 3 C] = q | k | v, each [B, T, heads, C / heads]; result [B, T, C].
+Tensor self_attention(const Tensor& qkv, std::int64_t heads, bool causal, double dropout = 0.0);
 
 }  // namespace cairn::autograd
 

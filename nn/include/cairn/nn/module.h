@@ -8,6 +8,8 @@
 //     std::shared_ptr<nn::Linear> fc_;
 //   };
 //
+// A class of its own also says kind(), and make_like() where clone() is to work.
+//
 // Modules move but do not copy (clone() does). Parameters are f32 leaves that require a gradient; amp::initialize and to() change their
 // dtype or device in place: every handle to a parameter stays valid.
 #pragma once
@@ -15,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -40,6 +43,7 @@ class Module : public core::Stateful {
   Tensor operator()(const Tensor& x);
   /// Puts itself around every later call: amp's input and output casts are such wrappers.
   void add_forward_wrapper(ForwardWrapper wrapper) { wrappers_.push_back(std::move(wrapper)); }
+  virtual bool is_batch_norm() const { return false; }  // amp keeps those in f32
 
   /// Parameters with full names ("0.weight", "block.fc.bias") in registration order; a tied parameter once, under its first name.
   NamedTensors parameters() const;
@@ -52,8 +56,12 @@ class Module : public core::Stateful {
   Module& eval() { return train(false); }
   bool training() const { return training_; }
 
-  Module& to(DType dtype);    // floating parameters and buffers
+  Module& to(DType dtype);    // floating parameters and buffers; drops gradients
   Module& to(Device device);
+
+  /// A deep copy: same structure, own tensors with the same values, dtypes, devices, requires_grad and training mode; no gradients, hooks or
+  /// masters. Forward wrappers come along. Throws Unsupported, naming the class, where one below does not override make_like().
+  std::shared_ptr<Module> clone() const;
   void clear_grad();
 
   /// Parameters (the f32 master where there is one: files hold full precision) and buffers, nested by module.
@@ -74,10 +82,18 @@ class Module : public core::Stateful {
     return shared;
   }
   void add_child(const std::string& name, std::shared_ptr<Module> module);
+  static std::shared_ptr<Module> make_like_of(const Module& module) { return module.make_like(); }
   const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const { return children_; }
+  /// A new module built like this one (sizes and options; values do not matter): what clone() fills.
+  virtual std::shared_ptr<Module> make_like() const;
   std::string extra_;
 
  private:
+  friend std::string summary(Module& module, const Shape& input_shape, DType dtype);
+  void copy_into(Module& copy) const;
+  void check_free(const std::string& name) const;
+  StateDict state_of(std::unordered_set<const void*>& seen) const;
+  void collect(const std::string& path, NamedTensors Module::*list, std::unordered_set<const void*>& seen, NamedTensors& all) const;
   NamedTensors parameters_;
   NamedTensors buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;

@@ -1,0 +1,240 @@
+// add sub mul div maximum, comparisons, affine, pow, and the operators.
+#include "cairn/autograd/ops.h"
+#include "ops/common.h"
+
+namespace cairn::autograd {
+
+using kernels::BinaryOp;
+
+namespace {
+
+Tensor broadcast_binary(BinaryOp op, const char* name, const Tensor& a, const Tensor& b,
+                        DType dtype) {
+  // Operands of one layout keep it.
+  const bool alike = a.shape() == b.shape() && a.strides() == b.strides();
+  const Shape shape = core::broadcast_shapes(a.shape(), b.shape(), name);
+  Strides strides = core::contiguous_strides(shape);
+  if (a.shape() == shape && a.view().is_dense()) strides = a.strides();
+  if (!alike && b.shape() == shape && a.shape() != shape && b.view().is_dense()) {
+    strides = b.strides();
+  }
+  Tensor y = Tensor::empty_strided(shape, strides, dtype, a.device());
+  kernels::binary(op, a, b, y);
+  return y;
+}
+
+Tensor scaled(const Tensor& x, double scale) {
+  Tensor y = Tensor::empty_like(x);
+  kernels::affine(x, scale, 0.0, y);
+  return y;
+}
+
+Tensor product(BinaryOp op, const Tensor& a, const Tensor& b) {
+  return broadcast_binary(op, "backward", a, b, a.dtype());
+}
+
+struct Add {
+  static constexpr OpInfo kInfo{"add", CastPolicy::promote};
+  Tensor forward(Context&, const Tensor& a, const Tensor& b) {
+    return broadcast_binary(BinaryOp::add, kInfo.name, a, b, a.dtype());
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) gradients[0] = sum_to_input(ctx, 0, dy);
+    if (ctx.needs_grad(1)) gradients[1] = sum_to_input(ctx, 1, dy);
+    return gradients;
+  }
+};
+
+struct Sub {
+  static constexpr OpInfo kInfo{"sub", CastPolicy::promote};
+  Tensor forward(Context&, const Tensor& a, const Tensor& b) {
+    return broadcast_binary(BinaryOp::sub, kInfo.name, a, b, a.dtype());
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) gradients[0] = sum_to_input(ctx, 0, dy);
+    if (ctx.needs_grad(1)) gradients[1] = sum_to_input(ctx, 1, scaled(dy, -1.0));
+    return gradients;
+  }
+};
+
+struct Mul {
+  static constexpr OpInfo kInfo{"mul", CastPolicy::promote};
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    ctx.save(ctx.needs_grad(1) ? a : Tensor());
+    ctx.save(ctx.needs_grad(0) ? b : Tensor());
+    return broadcast_binary(BinaryOp::mul, kInfo.name, a, b, a.dtype());
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    Tensors gradients(2);
+    for (int i = 0; i < 2; ++i) {
+      if (!ctx.needs_grad(i)) continue;
+      gradients[static_cast<std::size_t>(i)] =
+          sum_to_input(ctx, i, product(BinaryOp::mul, dy, ctx.saved(1 - i)));
+    }
+    return gradients;
+  }
+};
+
+// db = -dy y / b.
+struct Div {
+  static constexpr OpInfo kInfo{"div", CastPolicy::promote};
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    Tensor y = broadcast_binary(BinaryOp::div, kInfo.name, a, b, a.dtype());
+    ctx.save(b);
+    ctx.save(ctx.needs_grad(1) ? y : Tensor());
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    Tensors gradients(2);
+    const Tensor over_b = product(BinaryOp::div, dy, ctx.saved(0));
+    if (ctx.needs_grad(1)) {
+      const Tensor db = product(BinaryOp::mul, over_b, ctx.saved(1));
+      kernels::affine(db, -1.0, 0.0, db);
+      gradients[1] = sum_to_input(ctx, 1, db);
+    }
+    if (ctx.needs_grad(0)) gradients[0] = sum_to_input(ctx, 0, over_b);
+    return gradients;
+  }
+};
+
+// Equal operands share the gradient evenly: each side's weight is ([a > b] + [a >= b]) / 2.
+struct Maximum {
+  static constexpr OpInfo kInfo{"maximum", CastPolicy::promote};
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    ctx.save(a);
+    ctx.save(b);
+    return broadcast_binary(BinaryOp::maximum, kInfo.name, a, b, a.dtype());
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor a = ctx.saved(0), b = ctx.saved(1);
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) gradients[0] = sum_to_input(ctx, 0, share(a, b, dy));
+    if (ctx.needs_grad(1)) gradients[1] = sum_to_input(ctx, 1, share(b, a, dy));
+    return gradients;
+  }
+
+ private:
+  static Tensor share(const Tensor& mine, const Tensor& other, const Tensor& dy) {
+    const Tensor weight = product(BinaryOp::gt, mine, other);
+    kernels::axpby(0.5, product(BinaryOp::ge, mine, other), 0.5, weight);
+    kernels::binary(BinaryOp::mul, dy, weight, weight);
+    return weight;
+  }
+};
+
+struct Compare {
+  static constexpr OpInfo kInfo{"compare", CastPolicy::promote};
+  BinaryOp op;
+  Tensor forward(Context&, const Tensor& a, const Tensor& b) {
+    return broadcast_binary(op, kInfo.name, a, b, DType::boolean);
+  }
+  Tensors backward(Context&, const Tensor&) { return Tensors(2); }
+};
+
+struct Affine {
+  static constexpr OpInfo kInfo{"affine", CastPolicy::keep};
+  double scale, shift;
+  Tensor forward(Context&, const Tensor& x) {
+    Tensor y = Tensor::empty_like(x);
+    kernels::affine(x, scale, shift, y);
+    return y;
+  }
+  Tensors backward(Context&, const Tensor& dy) {
+    if (scale == 1.0) return {dy};
+    const Tensor dx = reuse_or_new(dy, dy);
+    kernels::affine(dy, scale, 0.0, dx);
+    return {dx};
+  }
+};
+
+struct Pow {
+  static constexpr OpInfo kInfo{"pow", CastPolicy::f32};
+  double exponent;
+  Tensor forward(Context& ctx, const Tensor& x) {
+    Tensor y = Tensor::empty_like(x);
+    kernels::pow_scalar(x, exponent, y);
+    ctx.save(x);
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor x = ctx.saved(0);
+    const Tensor dx = Tensor::empty_like(x);
+    if (exponent == 0.0) {  // 0 * x^-1 would be NaN at 0
+      kernels::fill(dx, 0.0);
+      return {dx};
+    }
+    kernels::pow_scalar(x, exponent - 1.0, dx);
+    kernels::affine(dx, exponent, 0.0, dx);
+    kernels::binary(BinaryOp::mul, dy, dx, dx);
+    return {dx};
+  }
+};
+
+}  // namespace
+
+Tensor add(const Tensor& a, const Tensor& b) {
+  return apply(Add{}, a, b);
+}
+Tensor sub(const Tensor& a, const Tensor& b) {
+  return apply(Sub{}, a, b);
+}
+Tensor mul(const Tensor& a, const Tensor& b) {
+  return apply(Mul{}, a, b);
+}
+Tensor div(const Tensor& a, const Tensor& b) {
+  return apply(Div{}, a, b);
+}
+Tensor maximum(const Tensor& a, const Tensor& b) {
+  return apply(Maximum{}, a, b);
+}
+Tensor compare(BinaryOp op, const Tensor& a, const Tensor& b) {
+  const bool compares = op == BinaryOp::eq || op == BinaryOp::ne || op == BinaryOp::lt ||
+                        op == BinaryOp::le || op == BinaryOp::gt || op == BinaryOp::ge;
+  CAIRN_CHECK(compares, "compare", "expected eq, ne, lt, le, gt or ge, got ", static_cast<int>(op));
+  return apply(Compare{op}, a, b);
+}
+Tensor affine(const Tensor& x, double scale, double shift) {
+  return apply(Affine{scale, shift}, x);
+}
+Tensor pow(const Tensor& x, double exponent) {
+  return apply(Pow{exponent}, x);
+}
+
+}  // namespace cairn::autograd
+
+namespace cairn::core {
+
+Tensor operator+(const Tensor& a, const Tensor& b) {
+  return autograd::add(a, b);
+}
+Tensor operator-(const Tensor& a, const Tensor& b) {
+  return autograd::sub(a, b);
+}
+Tensor operator*(const Tensor& a, const Tensor& b) {
+  return autograd::mul(a, b);
+}
+Tensor operator/(const Tensor& a, const Tensor& b) {
+  return autograd::div(a, b);
+}
+Tensor operator+(const Tensor& a, double b) {
+  return autograd::affine(a, 1.0, b);
+}
+Tensor operator-(const Tensor& a, double b) {
+  return autograd::affine(a, 1.0, -b);
+}
+Tensor operator*(const Tensor& a, double b) {
+  return autograd::affine(a, b, 0.0);
+}
+Tensor operator/(const Tensor& a, double b) {
+  return autograd::affine(a, 1.0 / b, 0.0);
+}
+Tensor operator*(double a, const Tensor& b) {
+  return autograd::affine(b, a, 0.0);
+}
+Tensor operator-(const Tensor& a) {
+  return autograd::affine(a, -1.0, 0.0);
+}
+
+}  // namespace cairn::core

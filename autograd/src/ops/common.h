@@ -1,0 +1,42 @@
+// Small things many operations share.
+#pragma once
+
+#include <vector>
+
+#include "cairn/autograd/function.h"
+#include "cairn/kernels/elementwise.h"
+
+namespace cairn::autograd {
+
+/// Uninitialised, dense, on x's device.
+inline Tensor empty_as(const Tensor& x, const Shape& shape, DType dtype) {
+  return Tensor::empty(shape, dtype, x.device());
+}
+
+/// Uninitialised, of x's dtype and layout, with another shape of 4 dimensions: channels-last where
+/// x is.
+Tensor empty_image(const Tensor& x, const Shape& shape);
+
+/// A gradient of x's layout: dy itself where nobody else has it, else a new tensor.
+Tensor reuse_or_new(const Tensor& dy, const Tensor& x);
+
+/// x as a matrix of its last dimension: a view, or a copy where memory does not allow one.
+Tensor as_matrix(const Tensor& x);
+
+/// x, or a contiguous copy of it.
+Tensor contiguous_data(const Tensor& x);
+
+/// dims wrapped and sorted; all of them where none are given. Throws for repeated ones.
+std::vector<int> wrap_dims(const std::vector<int>& dims, int count, const char* op);
+/// The shape with those dimensions of size 1.
+Shape reduced_shape(const Shape& shape, const std::vector<int>& dims);
+
+/// dy summed over the dimensions that broadcasting gave the input: dy itself where there are none,
+/// else the sum where the input's gradient goes.
+Tensor sum_to_input(Context& ctx, int input, const Tensor& dy);
+
+/// Writes, or adds, a finished gradient where the input's gradient goes: for values that a kernel
+/// cannot accumulate. Returns dy where that is as good.
+Tensor land(Context& ctx, int input, const Tensor& dy);
+
+}  // namespace cairn::autograd

@@ -1,0 +1,180 @@
+// Losses. The kernels give one f32 loss an element (or row); the reductions happen here.
+#include "cairn/kernels/loss.h"
+
+#include "cairn/autograd/ops.h"
+#include "ops/common.h"
+
+namespace cairn::autograd {
+
+using core::TensorView;
+using kernels::BinaryOp;
+using kernels::ReduceOp;
+
+namespace {
+
+Tensor scalar_like(const Tensor& x) {
+  return empty_as(x, {}, DType::f32);
+}
+
+Tensor total(ReduceOp op, const Tensor& losses) {
+  const Tensor flat = losses.alias(losses.view().reshape({losses.numel()}));
+  const Tensor y = empty_as(losses, {1}, DType::f32);
+  kernels::reduce(op, flat, y);
+  return y.alias(y.view().reshape({}));
+}
+
+// The policy is keep, although the arithmetic is f32: the kernel widens half logits as it reads
+// them, which saves an f32 copy of the largest tensor of a language model.
+struct CrossEntropy {
+  static constexpr OpInfo kInfo{"cross_entropy"};
+  CrossEntropyOptions options;
+
+  Tensor forward(Context& ctx, const Tensor& logits, const Tensor& target) {
+    check(logits, target);
+    const Tensor rows = as_matrix(logits);
+    const Tensor whole = contiguous_data(target);
+    const Tensor classes = whole.alias(whole.view().reshape({rows.size(0)}));
+    const Tensor losses = empty_as(logits, {rows.size(0)}, DType::f32);
+    const Tensor lse = Tensor::empty_like(losses);
+    kernels::cross_entropy(rows, classes, losses, lse, kernel_options());
+    const Tensor count = options.reduction == Reduction::mean ? counted(classes) : Tensor();
+    for (const Tensor& saved : {rows, classes, lse, count}) ctx.save(saved);
+    if (options.reduction == Reduction::none) {
+      return losses.alias(losses.view().reshape(target.shape()));
+    }
+    const Tensor sum = total(ReduceOp::sum, losses);
+    if (count.defined()) kernels::binary(BinaryOp::div, sum, count, sum);
+    return sum;
+  }
+
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor rows = ctx.saved(0);
+    const Tensor dx = Tensor::empty_like(rows);
+    kernels::cross_entropy_backward(rows, ctx.saved(1), ctx.saved(2), row_weights(ctx, rows, dy),
+                                    dx, kernel_options());
+    return {dx.alias(dx.view().reshape(ctx.input_shape(0))), {}};
+  }
+
+ private:
+  static void check(const Tensor& logits, const Tensor& target) {
+    CAIRN_CHECK(logits.dims() >= 1 && target.defined(), kInfo.name,
+                "expected logits [..., V] and targets, got logits ", logits.shape());
+    const Shape rows(logits.shape().begin(), logits.shape().end() - 1);
+    CAIRN_CHECK(target.shape() == rows && target.dtype() == DType::i64, kInfo.name,
+                "expected i64 targets of shape ", rows, " for logits ", logits.shape(), ", got ",
+                target.dtype(), " ", target.shape());
+  }
+  kernels::CrossEntropyOptions kernel_options() const {
+    return {.ignore_index = options.ignore_index, .label_smoothing = options.label_smoothing};
+  }
+
+  // How many targets count, as an f32 scalar.
+  Tensor counted(const Tensor& classes) const {
+    const Tensor ignored =
+        Tensor::full({1}, static_cast<double>(options.ignore_index), DType::i64, classes.device());
+    const Tensor counts = empty_as(classes, classes.shape(), DType::boolean);
+    kernels::binary(BinaryOp::ne, classes, ignored, counts);
+    const Tensor ones = empty_as(classes, classes.shape(), DType::f32);
+    kernels::copy(counts, ones);
+    return total(ReduceOp::sum, ones);
+  }
+
+  // dloss [N] from dy: every row's own, or one for all.
+  Tensor row_weights(const Context& ctx, const Tensor& rows, const Tensor& dy) const {
+    const std::int64_t N = rows.size(0);
+    const Tensor whole = contiguous_data(dy);
+    if (options.reduction == Reduction::none) return whole.alias(whole.view().reshape({N}));
+    Tensor weight = whole;
+    if (options.reduction == Reduction::mean) {
+      weight = scalar_like(dy);
+      kernels::binary(BinaryOp::div, whole, ctx.saved(3), weight);
+    }
+    return weight.alias(weight.view().expand({N}));
+  }
+};
+
+struct Mse {
+  static constexpr OpInfo kInfo{"mse_loss", CastPolicy::f32};
+  static void forward_kernel(const TensorView& x, const TensorView& t, const TensorView& loss) {
+    kernels::mse(x, t, loss);
+  }
+  static void backward_kernel(const TensorView& x, const TensorView& t, const TensorView& dloss,
+                              const TensorView& dx) {
+    kernels::mse_backward(x, t, dloss, dx);
+  }
+  // d/dt (x - t)^2 = -d/dx.
+  static void target_gradient(const TensorView& x, const TensorView& t, const TensorView& dloss,
+                              const TensorView& dt) {
+    kernels::mse_backward(t, x, dloss, dt);
+  }
+};
+
+struct BceWithLogits {
+  static constexpr OpInfo kInfo{"bce_with_logits", CastPolicy::f32};
+  static void forward_kernel(const TensorView& x, const TensorView& t, const TensorView& loss) {
+    kernels::bce_with_logits(x, t, loss);
+  }
+  static void backward_kernel(const TensorView& x, const TensorView& t, const TensorView& dloss,
+                              const TensorView& dx) {
+    kernels::bce_with_logits_backward(x, t, dloss, dx);
+  }
+  // d/dt (... - x t ...) = -x.
+  static void target_gradient(const TensorView& x, const TensorView&, const TensorView& dloss,
+                              const TensorView& dt) {
+    kernels::affine(dloss, -1.0, 0.0, dt);
+    kernels::binary(BinaryOp::mul, dt, x, dt);
+  }
+};
+
+template <class Loss>
+struct Elementwise {
+  static constexpr OpInfo kInfo = Loss::kInfo;
+  Reduction reduction;
+
+  Tensor forward(Context& ctx, const Tensor& x, const Tensor& target) {
+    CAIRN_CHECK(target.defined() && x.shape() == target.shape(), kInfo.name,
+                "expected x and target of one shape, got ", x.shape(), " and ",
+                target.defined() ? core::str(target.shape()) : "none");
+    const Tensor losses = empty_as(x, x.shape(), DType::f32);
+    Loss::forward_kernel(x, target, losses);
+    ctx.save(x);
+    ctx.save(target);
+    if (reduction == Reduction::none) return losses;
+    return total(reduction == Reduction::mean ? ReduceOp::mean : ReduceOp::sum, losses);
+  }
+
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor x = ctx.saved(0), target = ctx.saved(1);
+    Tensor weight = dy;
+    if (reduction == Reduction::mean) {
+      weight = scalar_like(dy);
+      kernels::affine(dy, 1.0 / static_cast<double>(x.numel()), 0.0, weight);
+    }
+    const TensorView dloss = weight.view().expand(x.shape());
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) {
+      gradients[0] = Tensor::empty_like(x);
+      Loss::backward_kernel(x, target, dloss, gradients[0]);
+    }
+    if (ctx.needs_grad(1)) {
+      gradients[1] = Tensor::empty_like(target);
+      Loss::target_gradient(x, target, dloss, gradients[1]);
+    }
+    return gradients;
+  }
+};
+
+}  // namespace
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& target,
+                     const CrossEntropyOptions& options) {
+  return apply(CrossEntropy{options}, logits, target);
+}
+Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  return apply(Elementwise<Mse>{reduction}, x, target);
+}
+Tensor bce_with_logits(const Tensor& x, const Tensor& target, Reduction reduction) {
+  return apply(Elementwise<BceWithLogits>{reduction}, x, target);
+}
+
+}  // namespace cairn::autograd

@@ -1,0 +1,33 @@
+// Fully connected layer.
+#pragma once
+
+#include "cairn/autograd/ops.h"
+#include "cairn/nn/module.h"
+
+namespace cairn::nn {
+
+struct LinearOptions {
+  bool bias = true;
+  autograd::Activation activation = autograd::Activation::none;  // in the product's epilogue
+};
+
+/// y = activation(x weight^T + bias). x [..., I], weight [O, I], bias [O].
+/// Both start uniform in +-1 / sqrt(I).
+class Linear : public Module {
+ public:
+  Linear(std::int64_t in, std::int64_t out, const LinearOptions& options = {});
+
+  std::string kind() const override { return "Linear"; }
+  Tensor forward(const Tensor& x) override;
+  const Tensor& weight() const { return weight_; }
+  const Tensor& bias() const { return bias_; }  // undefined without one
+
+ protected:
+  std::shared_ptr<Module> make_like() const override;
+
+ private:
+  LinearOptions options_;
+  Tensor weight_, bias_;
+};
+
+}  // namespace cairn::nn

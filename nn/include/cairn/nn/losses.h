@@ -1,0 +1,14 @@
+// Losses: nn::cross_entropy(logits, target), ... See cairn/autograd/ops.h for shapes and options.
+#pragma once
+
+#include "cairn/autograd/ops.h"
+
+namespace cairn::nn {
+
+using autograd::bce_with_logits;
+using autograd::cross_entropy;
+using autograd::CrossEntropyOptions;
+using autograd::mse_loss;
+using autograd::Reduction;
+
+}  // namespace cairn::nn

@@ -1,0 +1,14 @@
+// Everything of cairn::nn.
+#pragma once
+
+#include "cairn/nn/activations.h"
+#include "cairn/nn/attention.h"
+#include "cairn/nn/conv.h"
+#include "cairn/nn/embedding.h"
+#include "cairn/nn/init.h"
+#include "cairn/nn/linear.h"
+#include "cairn/nn/losses.h"
+#include "cairn/nn/module.h"
+#include "cairn/nn/norm.h"
+#include "cairn/nn/pool.h"
+#include "cairn/nn/sequential.h"

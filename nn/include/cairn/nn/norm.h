@@ -1,0 +1,94 @@
+// Normalisation layers. Weights start at 1, biases at 0, running means at 0, running variances at 1.
+#pragma once
+
+#include "cairn/nn/module.h"
+
+namespace cairn::nn {
+
+struct BatchNormOptions {
+  double eps = 1e-5;
+  double momentum = 0.1;  // running = (1 - momentum) running + momentum batch
+  bool affine = true;
+  bool relu = false;  // a ReLU fused into the result
+};
+
+/// What BatchNorm1d and BatchNorm2d share: per-channel statistics of the batch in training, running ones in evaluation.
+class BatchNorm : public Module {
+ public:
+  bool is_batch_norm() const override { return true; }
+  Tensor forward(const Tensor& x) override;
+  const Tensor& weight() const { return weight_; }
+  const Tensor& bias() const { return bias_; }
+  const Tensor& running_mean() const { return running_mean_; }
+  const Tensor& running_var() const { return running_var_; }
+
+ protected:
+  BatchNorm(std::int64_t channels, int dims, const BatchNormOptions& options);
+  std::int64_t channels() const { return running_mean_.size(0); }
+  BatchNormOptions options_;
+
+ private:
+  int dims_;
+  Tensor weight_, bias_, running_mean_, running_var_;
+};
+
+class BatchNorm1d : public BatchNorm {  // x [N, C]
+ public:
+  explicit BatchNorm1d(std::int64_t channels, const BatchNormOptions& options = {})
+      : BatchNorm(channels, 2, options) {}
+  std::string kind() const override { return "BatchNorm1d"; }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override;
+};
+
+class BatchNorm2d : public BatchNorm {  // x [N, C, H, W]
+ public:
+  explicit BatchNorm2d(std::int64_t channels, const BatchNormOptions& options = {})
+      : BatchNorm(channels, 4, options) {}
+  std::string kind() const override { return "BatchNorm2d"; }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override;
+};
+
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool affine = true;
+};
+
+/// Over the last dimension: x [..., D].
+class LayerNorm : public Module {
+ public:
+  explicit LayerNorm(std::int64_t size, const LayerNormOptions& options = {});
+  std::string kind() const override { return "LayerNorm"; }
+  Tensor forward(const Tensor& x) override;
+  const Tensor& weight() const { return weight_; }
+  const Tensor& bias() const { return bias_; }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override;
+
+ private:
+  std::int64_t size_;
+  LayerNormOptions options_;
+  Tensor weight_, bias_;
+};
+
+/// x / sqrt(mean(x^2) + eps) * weight over the last dimension: x [..., D].
+class RMSNorm : public Module {
+ public:
+  explicit RMSNorm(std::int64_t size, double eps = 1e-6);
+  std::string kind() const override { return "RMSNorm"; }
+  Tensor forward(const Tensor& x) override;
+  const Tensor& weight() const { return weight_; }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override;
+
+ private:
+  double eps_;
+  Tensor weight_;
+};
+
+}  // namespace cairn::nn

@@ -1,0 +1,164 @@
+#include "cairn/nn/module.h"
+
+#include <unordered_set>
+
+#include "cairn/autograd/ops.h"
+#include "cairn/autograd/thread_state.h"
+#include "cairn/core/memory.h"
+
+namespace cairn::nn {
+
+using core::MemoryCategory;
+using core::MemoryCategoryGuard;
+
+Tensor Module::operator()(const Tensor& x) {
+  if (wrappers_.empty()) return forward(x);
+  Forward call = [this](const Tensor& input) { return forward(input); };
+  for (const ForwardWrapper& wrapper : wrappers_) {
+    call = [&wrapper, next = std::move(call)](const Tensor& input) { return wrapper(input, next); };
+  }
+  return call(x);
+}
+
+namespace {
+std::string joined(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+}  // namespace
+
+std::vector<std::pair<std::string, Module*>> Module::modules() {
+  std::vector<std::pair<std::string, Module*>> all{{"", this}};
+  for (const auto& [name, child] : children_) {
+    for (auto& [path, module] : child->modules()) {
+      all.emplace_back(path.empty() ? name : joined(name, path), module);
+    }
+  }
+  return all;
+}
+
+void Module::collect(const std::string& path, NamedTensors Module::*list,
+                     std::unordered_set<const void*>& seen, NamedTensors& all) const {
+  for (const NamedTensor& entry : this->*list) {
+    if (!seen.insert(entry.tensor.id()).second) continue;
+    all.push_back({joined(path, entry.name), entry.tensor});
+  }
+  for (const auto& [name, child] : children_) {
+    child->collect(joined(path, name), list, seen, all);
+  }
+}
+
+NamedTensors Module::parameters() const {
+  NamedTensors all;
+  std::unordered_set<const void*> seen;
+  collect("", &Module::parameters_, seen, all);
+  for (const NamedTensor& entry : all) entry.tensor.meta().name = entry.name;
+  return all;
+}
+
+NamedTensors Module::buffers() const {
+  NamedTensors all;
+  std::unordered_set<const void*> seen;
+  collect("", &Module::buffers_, seen, all);
+  return all;
+}
+
+void Module::apply(const std::function<void(Module&)>& f) {
+  for (const auto& [name, child] : children_) child->apply(f);
+  f(*this);
+}
+
+Module& Module::train(bool training) {
+  apply([training](Module& module) { module.training_ = training; });
+  return *this;
+}
+
+namespace {
+
+// Puts other data under every handle; undefined: stays.
+template <class Convert>
+void convert_all(const NamedTensors& tensors, Convert convert) {
+  const autograd::NoGradGuard no_grad;
+  const autograd::AutocastGuard no_autocast(false);
+  const MemoryCategoryGuard category(MemoryCategory::parameters);
+  for (const NamedTensor& entry : tensors) {
+    Tensor tensor = entry.tensor;
+    const Tensor converted = convert(tensor);
+    if (!converted.same(tensor)) tensor.set_data(converted);
+  }
+}
+
+}  // namespace
+
+Module& Module::to(DType dtype) {
+  CAIRN_CHECK(core::is_floating(dtype), "to", "expected a floating dtype, got ", dtype);
+  const auto cast = [dtype](const Tensor& x) {
+    return core::is_floating(x.dtype()) ? autograd::to(x, dtype) : x;
+  };
+  convert_all(parameters(), cast);
+  convert_all(buffers(), cast);
+  return *this;
+}
+
+Module& Module::to(Device device) {
+  const auto move = [device](const Tensor& x) {
+    const Tensor moved = autograd::to(x, device);
+    const core::GradMeta* meta = x.meta_or_null();
+    if (meta != nullptr && meta->master) *meta->master = autograd::to(*meta->master, device);
+    return moved;
+  };
+  convert_all(parameters(), move);
+  convert_all(buffers(), move);
+  return *this;
+}
+
+void Module::clear_grad() {
+  for (NamedTensor& entry : parameters()) entry.tensor.clear_grad();
+}
+
+namespace {
+void check_name(const std::string& name, const std::string& kind) {
+  CAIRN_CHECK(!name.empty() && name.find('.') == std::string::npos, kind,
+              "expected a name without dots, got '", name, "'");
+}
+
+template <class List, class Name>
+void check_new(const List& list, const std::string& name, const std::string& kind, Name name_of) {
+  for (const auto& entry : list) {
+    CAIRN_CHECK(name_of(entry) != name, kind, "expected a new name, got '", name, "' twice");
+  }
+}
+}  // namespace
+
+void Module::check_free(const std::string& name) const {
+  check_name(name, "module");
+  const auto tensor_name = [](const NamedTensor& entry) { return entry.name; };
+  check_new(parameters_, name, "module", tensor_name);
+  check_new(buffers_, name, "module", tensor_name);
+  check_new(children_, name, "module", [](const auto& entry) { return entry.first; });
+}
+
+Tensor Module::add_parameter(const std::string& name, Tensor value) {
+  check_free(name);
+  CAIRN_CHECK(value.defined(), "module", "expected a tensor as parameter '", name, "', got none");
+  value.set_requires_grad(true);
+  value.storage()->set_category(MemoryCategory::parameters);
+  value.meta().name = name;
+  parameters_.push_back({name, value});
+  return value;
+}
+
+Tensor Module::add_buffer(const std::string& name, Tensor value) {
+  check_free(name);
+  CAIRN_CHECK(value.defined(), "module", "expected a tensor as buffer '", name, "', got none");
+  value.storage()->set_category(MemoryCategory::parameters);
+  buffers_.push_back({name, value});
+  return value;
+}
+
+void Module::add_child(const std::string& name, std::shared_ptr<Module> module) {
+  check_free(name);
+  CAIRN_CHECK(module, "module", "expected a module as child '", name, "', got none");
+  children_.emplace_back(name, std::move(module));
+}
+
+}  // namespace cairn::nn

@@ -1,0 +1,162 @@
+// state_dict, load_state_dict and clone.
+#include <unordered_map>
+#include <unordered_set>
+
+#include "cairn/core/generator.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/nn/module.h"
+
+namespace cairn::nn {
+
+using core::DataError;
+using core::fail;
+
+namespace {
+
+// The tensor that files hold: the f32 master of a half parameter, else the tensor itself.
+Tensor full_precision(const Tensor& tensor) {
+  const core::GradMeta* meta = tensor.meta_or_null();
+  return meta != nullptr && meta->master ? *meta->master : tensor.detach();
+}
+
+void write(const Tensor& value, const Tensor& into) {
+  kernels::copy(value, into);
+  into.storage()->bump_version();
+}
+
+void write_parameter(const Tensor& value, const Tensor& tensor) {
+  const Tensor truth = full_precision(tensor);
+  write(value, truth);
+  if (truth.storage() != tensor.storage()) write(truth, tensor);
+}
+
+// "a.b.c" -> tensor.
+void flatten(const StateDict& state, const std::string& path,
+             std::vector<std::pair<std::string, const StateDict::Value*>>& all) {
+  for (const auto& [key, value] : state) {
+    const std::string name = path.empty() ? key : path + "." + key;
+    if (const auto* dict = std::get_if<StateDict>(&value)) {
+      flatten(*dict, name, all);
+    } else {
+      all.emplace_back(name, &value);
+    }
+  }
+}
+
+// What keeps the value from being loaded into the tensor; empty: nothing.
+std::string problem(const std::string& name, const StateDict::Value& value, const Tensor& tensor) {
+  const auto* given = std::get_if<Tensor>(&value);
+  if (given == nullptr || !given->defined()) return core::str("'", name, "' is not a tensor");
+  if (given->shape() != tensor.shape()) {
+    return core::str("'", name, "' has shape ", given->shape(), " instead of ", tensor.shape());
+  }
+  if (core::is_floating(given->dtype()) != core::is_floating(tensor.dtype())) {
+    return core::str("'", name, "' is ", given->dtype(), " instead of ", tensor.dtype());
+  }
+  return {};
+}
+
+}  // namespace
+
+StateDict Module::state_of(std::unordered_set<const void*>& seen) const {
+  StateDict state;
+  for (const NamedTensors* list : {&parameters_, &buffers_}) {
+    for (const NamedTensor& entry : *list) {
+      if (!seen.insert(entry.tensor.id()).second) continue;  // tied: under its first name
+      state.set(entry.name, full_precision(entry.tensor));
+    }
+  }
+  for (const auto& [name, child] : children_) {
+    StateDict inner = child->state_of(seen);
+    if (!inner.empty()) state.set(name, std::move(inner));
+  }
+  return state;
+}
+
+StateDict Module::state_dict() const {
+  std::unordered_set<const void*> seen;
+  return state_of(seen);
+}
+
+void Module::load_state_dict(const StateDict& state) {
+  NamedTensors own = parameters();
+  const NamedTensors more = buffers();
+  own.insert(own.end(), more.begin(), more.end());
+  std::vector<std::pair<std::string, const StateDict::Value*>> given;
+  flatten(state, "", given);
+
+  std::unordered_map<std::string, const StateDict::Value*> by_name(given.begin(), given.end());
+  std::vector<std::string> problems;
+  std::unordered_set<std::string> known;
+  for (const NamedTensor& entry : own) {
+    known.insert(entry.name);
+    const auto found = by_name.find(entry.name);
+    if (found == by_name.end()) {
+      problems.push_back(core::str("'", entry.name, "' is missing"));
+    } else if (std::string what = problem(entry.name, *found->second, entry.tensor);
+               !what.empty()) {
+      problems.push_back(std::move(what));
+    }
+  }
+  for (const auto& [name, value] : given) {
+    if (!known.contains(name)) problems.push_back(core::str("'", name, "' is not in the model"));
+  }
+  if (!problems.empty()) {
+    std::string text;
+    for (const std::string& what : problems) text += (text.empty() ? "" : "; ") + what;
+    fail<DataError>("load_state_dict", "expected the model's entries, got ", problems.size(),
+                    " that differ: ", text);
+  }
+  for (const NamedTensor& entry : own) {
+    write_parameter(std::get<Tensor>(*by_name.at(entry.name)), entry.tensor);
+  }
+}
+
+// ---- clone
+
+std::shared_ptr<Module> Module::make_like() const {
+  fail<core::Unsupported>("clone", "expected a module that can be built again, got ", kind(),
+                          " (override make_like)");
+}
+
+namespace {
+void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::string& kind) {
+  CAIRN_CHECK(from.size() == to.size(), "clone", "expected make_like of ", kind, " to give ",
+              from.size(), " tensors, got ", to.size());
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const Tensor& source = from[i].tensor;
+    Tensor target = to[i].tensor;
+    CAIRN_CHECK(from[i].name == to[i].name && source.shape() == target.shape(), "clone",
+                "expected make_like of ", kind, " to give '", from[i].name, "' ", source.shape(),
+                ", got '", to[i].name, "' ", target.shape());
+    const core::MemoryCategoryGuard category(core::MemoryCategory::parameters);
+    const Tensor data = Tensor::empty_like(source);
+    kernels::copy(source, data);
+    target.set_data(data);
+    target.set_requires_grad(source.requires_grad());
+  }
+}
+}  // namespace
+
+void Module::copy_into(Module& copy) const {
+  copy_tensors(parameters_, copy.parameters_, kind());
+  copy_tensors(buffers_, copy.buffers_, kind());
+  copy.training_ = training_;
+  copy.wrappers_ = wrappers_;
+  CAIRN_CHECK(children_.size() == copy.children_.size(), "clone", "expected make_like of ", kind(),
+              " to give ", children_.size(), " children, got ", copy.children_.size());
+  for (std::size_t i = 0; i < children_.size(); ++i) {
+    children_[i].second->copy_into(*copy.children_[i].second);
+  }
+}
+
+std::shared_ptr<Module> Module::clone() const {
+  const Generator before = Generator::current();  // initial values are drawn for nothing
+  const std::shared_ptr<Module> copy = make_like();
+  Generator::current() = before;
+  copy_into(*copy);
+  copy->parameters();  // full names
+  return copy;
+}
+
+}  // namespace cairn::nn

@@ -1,0 +1,409 @@
+#include "cairn/autograd/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cairn/kernels/elementwise.h"
+#include "gradient_check.h"
+
+namespace cairn::autograd {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::error_of;
+using testing::expect_close;
+using ::testing::HasSubstr;
+using testing::leaf;
+
+// y = x * w, written with either operand first.
+struct Scale {
+  static constexpr OpInfo kInfo{"scale"};
+  Tensor forward(Context& ctx, const Tensor& x, const Tensor& w) {
+    ctx.save(x);
+    ctx.save(w);
+    Tensor y = Tensor::empty_like(x);
+    kernels::binary(kernels::BinaryOp::mul, x, w, y);
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor dx = Tensor::empty_like(dy), dw = Tensor::empty_like(dy);
+    kernels::binary(kernels::BinaryOp::mul, dy, ctx.saved(1), dx);
+    kernels::binary(kernels::BinaryOp::mul, dy, ctx.saved(0), dw);
+    return {dx, dw};
+  }
+};
+
+// Its backward returns whatever a test wants.
+struct Wrong {
+  static constexpr OpInfo kInfo{"wrong"};
+  std::function<Tensors(Context&, const Tensor&)> gradients;
+  Tensor forward(Context& ctx, const Tensor& x) {
+    ctx.save(x);
+    Tensor y = Tensor::empty_like(x);
+    kernels::copy(x, y);
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) { return gradients(ctx, dy); }
+};
+
+Tensor ones_like(const Tensor& x) {
+  return Tensor::full(x.shape(), 1.0, x.dtype());
+}
+
+class HookOrder : public ::testing::TestWithParam<bool> {};
+
+TEST_P(HookOrder, IsReverseLayerOrderWhateverTheOperandOrder) {
+  const bool weight_first = GetParam();
+  Tensors weights;
+  std::vector<HookHandle> handles;
+  std::vector<int> order;
+  for (int i = 0; i < 4; ++i) {
+    weights.push_back(leaf({3}, static_cast<unsigned>(i)));
+    handles.push_back(on_gradient_ready(weights.back(), [&order, i](const Tensor& w) {
+      EXPECT_TRUE(w.grad().defined());
+      order.push_back(i);
+    }));
+  }
+  Tensor x = testing::random_tensor({3}, 7);
+  for (const Tensor& w : weights) x = weight_first ? apply(Scale{}, w, x) : apply(Scale{}, x, w);
+  backward(x, ones_like(x));
+  EXPECT_THAT(order, ElementsAre(3, 2, 1, 0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Operands, HookOrder, ::testing::Bool());
+
+TEST(Engine, FiresALeafBeforeEarlierLayersRun) {
+  const Tensor w0 = leaf({2}, 1), w1 = leaf({2}, 2);
+  bool first_layer_done = false;
+  const HookHandle h0 = on_gradient_ready(w0, [&](const Tensor&) { first_layer_done = true; });
+  const HookHandle h1 = on_gradient_ready(w1, [&](const Tensor&) {
+    EXPECT_FALSE(first_layer_done);
+    EXPECT_FALSE(w0.grad().defined());
+  });
+  const Tensor x = testing::random_tensor({2}, 3);
+  backward(sum(apply(Scale{}, apply(Scale{}, x, w0), w1)));
+  EXPECT_TRUE(first_layer_done);
+}
+
+TEST(Engine, TiedWeightsFireOnceWithTheWholeGradient) {
+  const Tensor w = leaf({3}, 1);
+  int fired = 0;
+  std::vector<double> seen;
+  const HookHandle handle = on_gradient_ready(w, [&](const Tensor& leaf) {
+    ++fired;
+    seen = leaf.grad().to_vector();
+  });
+  const Tensor y = w * w * w;
+  backward(y, ones_like(y));
+  EXPECT_EQ(fired, 1);
+  const std::vector<double> values = w.to_vector();
+  std::vector<double> expected;
+  for (double v : values) expected.push_back(3 * v * v);
+  expect_close(w.grad(), expected, 1e-12);
+  EXPECT_EQ(seen, w.grad().to_vector());
+}
+
+TEST(Engine, ARemovedHookDoesNotFireAndHooksSurviveACastOfTheLeaf) {
+  Tensor w = leaf({2}, 1);
+  int kept = 0, removed = 0;
+  const HookHandle keep = on_gradient_ready(w, [&](const Tensor&) { ++kept; });
+  on_gradient_ready(w, [&](const Tensor&) { ++removed; });
+  w.set_data(testing::random_tensor({2}, 5, -1, 1, DType::f32));
+  const Tensor y = w + w;
+  backward(y, ones_like(y));
+  EXPECT_EQ(kept, 1);
+  EXPECT_EQ(removed, 0);
+  EXPECT_EQ(w.grad().dtype(), DType::f32);
+}
+
+TEST(Engine, AMillionNodeChainRunsAndIsReleased) {
+  const Tensor x = leaf({1}, 1);
+  Tensor y = x;
+  for (int i = 0; i < 1'000'000; ++i) y = y + 1.0;
+  backward(y, ones_like(y));
+  expect_close(x.grad(), {1.0}, 0.0);
+}
+
+TEST(Engine, ALongChainThatSavesItsInputsIsReleasedWithoutRecursion) {
+  const Tensor x = leaf({1}, 1), w = leaf({1}, 2);
+  Tensor y = x;
+  for (int i = 0; i < 200'000; ++i) y = apply(Scale{}, y, w);
+  y = Tensor();
+  SUCCEED();
+}
+
+TEST(Engine, AccumulatesOverBackwards) {
+  const Tensor w = leaf({2}, 1), x = testing::random_tensor({2}, 2);
+  for (int i = 0; i < 3; ++i) {
+    const Tensor y = w * x;
+    backward(y, ones_like(y));
+  }
+  std::vector<double> expected;
+  for (double v : x.to_vector()) expected.push_back(3 * v);
+  expect_close(w.grad(), expected, 1e-12);
+}
+
+TEST(Engine, GradientsOfTwoLeavesNeverShareMemory) {
+  const Tensor a = leaf({2}, 1), b = leaf({2}, 2);
+  const Tensor y = a + b;
+  const Tensor dy = ones_like(y);
+  backward(y, dy);
+  kernels::fill(a.grad(), 5.0);
+  expect_close(b.grad(), {1.0, 1.0}, 0.0);
+  expect_close(dy, {1.0, 1.0}, 0.0);
+}
+
+TEST(Engine, AGraphServesOneBackwardUnlessRetained) {
+  const Tensor x = leaf({2}, 1);
+  const Tensor y = sum(x * x);
+  backward(y, {}, {.retain_graph = true});
+  backward(y);
+  std::vector<double> expected;
+  for (double v : x.to_vector()) expected.push_back(4 * v);
+  expect_close(x.grad(), expected, 1e-12);
+  const std::string message = error_of<core::Error>([&] { backward(y); });
+  EXPECT_THAT(message, HasSubstr("released"));
+  EXPECT_THAT(message, HasSubstr("retain_graph"));
+  expect_close(x.grad(), expected, 1e-12);  // nothing was added before the error
+}
+
+TEST(Engine, NamesAnOpWhoseSavedTensorWasWrittenInPlace) {
+  const Tensor x = leaf({2}, 1), w = leaf({2}, 2);
+  const Tensor y = sum(x * w);
+  kernels::fill(w, 3.0);
+  w.storage()->bump_version();
+  EXPECT_THAT(error_of<core::Error>([&] { backward(y); }),
+              ::testing::AllOf(HasSubstr("mul"), HasSubstr("in place")));
+}
+
+TEST(Engine, ChecksWhatABackwardReturns) {
+  const auto run = [](std::function<Tensors(Context&, const Tensor&)> gradients) {
+    const Tensor x = leaf({2, 3}, 1);
+    const Tensor y = apply(Wrong{std::move(gradients)}, x * x);
+    return error_of([&] { backward(y, ones_like(y)); });
+  };
+  const std::string shape =
+      run([](Context&, const Tensor&) { return Tensors{Tensor::zeros({3}, DType::f64)}; });
+  EXPECT_THAT(shape, HasSubstr("[backward of wrong]"));
+  EXPECT_THAT(shape, HasSubstr("[2, 3]"));
+  EXPECT_THAT(run([](Context&, const Tensor&) {
+                return Tensors{Tensor::zeros({2, 3}, DType::f32)};
+              }),
+              HasSubstr("f32"));
+  EXPECT_THAT(run([](Context&, const Tensor&) { return Tensors{}; }),
+              HasSubstr("expected 1 gradients, got 0"));
+}
+
+TEST(Engine, AGradientTargetMustComeBack) {
+  Tensor x = leaf({2}, 1);
+  x.set_grad(Tensor::zeros({2}, DType::f64));
+  const Tensor y = apply(Wrong{[](Context& ctx, const Tensor& dy) {
+                           ctx.grad_target(0);
+                           return Tensors{dy};
+                         }},
+                         x);
+  EXPECT_THAT(error_of([&] { backward(y, ones_like(y)); }), HasSubstr("grad_target"));
+}
+
+TEST(Engine, ErrorsKeepTheirTypeAndNameTheNode) {
+  const Tensor x = leaf({2}, 1);
+  const auto throwing = [&](auto error) {
+    const Tensor y = apply(Wrong{[=](Context&, const Tensor&) -> Tensors { throw error; }}, x);
+    backward(y, ones_like(y));
+  };
+  EXPECT_THAT(error_of<core::OutOfMemory>([&] { throwing(core::OutOfMemory("full")); }),
+              ::testing::AllOf(HasSubstr("wrong"), HasSubstr("full")));
+  EXPECT_THROW(throwing(std::logic_error("mine")), std::logic_error);
+  EXPECT_FALSE(in_backward());
+  EXPECT_TRUE(grad_enabled());
+}
+
+TEST(Engine, RejectsRootsWithoutAGraphAndWrongGradients) {
+  const Tensor x = leaf({2}, 1);
+  EXPECT_THAT(error_of([&] { backward(testing::random_tensor({1}, 1)); }), HasSubstr("graph"));
+  EXPECT_THAT(error_of([&] { backward(Tensor()); }), HasSubstr("undefined"));
+  EXPECT_THAT(error_of([&] { backward(x * x); }), HasSubstr("more than one element"));
+  EXPECT_THAT(error_of([&] { backward(x * x, Tensor::zeros({3}, DType::f64)); }), HasSubstr("[3]"));
+}
+
+TEST(Engine, NoGradRecordsNothing) {
+  const Tensor x = leaf({2}, 1);
+  {
+    const NoGradGuard no_grad;
+    EXPECT_FALSE((x * x).requires_grad());
+    const GradModeGuard again(true);
+    EXPECT_TRUE((x * x).requires_grad());
+  }
+  EXPECT_TRUE((x * x).requires_grad());
+}
+
+TEST(Engine, ALeafMayBeTheRoot) {
+  const Tensor x = leaf({1}, 1);
+  backward(x);
+  expect_close(x.grad(), {1.0}, 0.0);
+}
+
+TEST(Engine, TurnsAutocastAndRecordingOffAndRestoresThem) {
+  manual_seed(5);
+  const Tensor x = leaf({2}, 1, -1, 1, DType::f32);
+  bool seen = false;
+  const HookHandle handle = on_gradient_ready(x, [&](const Tensor&) {
+    seen = true;
+    EXPECT_FALSE(autocast_state().enabled);
+    EXPECT_FALSE(grad_enabled());
+    EXPECT_TRUE(in_backward());
+    Generator::current().next();
+  });
+  const AutocastGuard autocast(true, DType::bf16);
+  backward(sum(x * x));
+  EXPECT_TRUE(seen);
+  EXPECT_TRUE(autocast_state().enabled);
+  EXPECT_EQ(autocast_state().dtype, DType::bf16);
+  EXPECT_EQ(Generator::current().offset(), 0u);
+}
+
+TEST(Engine, EndCallbacksRunOnceAfterTheLastNode) {
+  const Tensor a = leaf({2}, 1), b = leaf({2}, 2);
+  std::vector<std::string> events;
+  const auto hook = [&](const char* name) {
+    return [&events, name](const Tensor&) {
+      events.push_back(name);
+      if (events.size() > 1) return;
+      on_backward_end([&events] {
+        events.push_back("end");
+        on_backward_end([&events] { events.push_back("later"); });
+      });
+    };
+  };
+  const HookHandle ha = on_gradient_ready(a, hook("a")), hb = on_gradient_ready(b, hook("b"));
+  backward(sum(a * a * b));
+  EXPECT_THAT(events, ElementsAre("b", "a", "end", "later"));
+  EXPECT_THAT(error_of([] { on_backward_end([] {}); }), HasSubstr("outside"));
+}
+
+TEST(Engine, AnErrorOfAnEndCallbackReachesTheCaller) {
+  const Tensor x = leaf({1}, 1);
+  const HookHandle handle = on_gradient_ready(
+      x, [](const Tensor&) { on_backward_end([] { throw std::runtime_error("late"); }); });
+  EXPECT_THROW(backward(x * x), std::runtime_error);
+}
+
+TEST(Engine, ABackwardInsideAHookIsAPassOfItsOwn) {
+  const Tensor a = leaf({1}, 1), b = leaf({1}, 2);
+  const HookHandle handle = on_gradient_ready(a, [&](const Tensor&) {
+    const GradModeGuard record(true);
+    backward(b * b);
+    EXPECT_TRUE(in_backward());
+  });
+  backward(a * a);
+  expect_close(b.grad(), {2 * b.item()}, 1e-12);
+  expect_close(a.grad(), {2 * a.item()}, 1e-12);
+}
+
+TEST(Engine, RunsFromAnotherThread) {
+  const Tensor x = leaf({3}, 1);
+  const Tensor y = sum(x * x);
+  std::thread([&] { backward(y); }).join();
+  std::vector<double> expected;
+  for (double v : x.to_vector()) expected.push_back(2 * v);
+  expect_close(x.grad(), expected, 1e-12);
+}
+
+TEST(Engine, ALeafMayGoBeforeItsGraph) {
+  Tensor y;
+  {
+    const Tensor x = leaf({2}, 1);
+    y = sum(x * x);
+  }
+  backward(y);
+  SUCCEED();
+}
+
+TEST(Engine, AnUnusedBranchLeavesItsLeafAlone) {
+  const Tensor a = leaf({2}, 1), b = leaf({2}, 2);
+  int fired = 0;
+  const HookHandle handle = on_gradient_ready(b, [&](const Tensor&) { ++fired; });
+  const Tensor unused = b * b;
+  backward(sum(a * a));
+  EXPECT_FALSE(b.grad().defined());
+  EXPECT_EQ(fired, 0);
+}
+
+// ---- arena slots
+
+// A leaf whose gradient is a slice of `arena`.
+Tensor leaf_with_slot(const Tensor& arena, std::int64_t begin, const Shape& shape, DType dtype,
+                      unsigned seed) {
+  Tensor x = leaf(shape, seed, -1, 1, dtype);
+  core::GradMeta& meta = x.meta();
+  meta.slot = arena.storage();
+  meta.grad = std::make_shared<Tensor>(
+      arena.alias(arena.view().slice(0, begin, begin + shape.numel()).reshape(shape)));
+  return x;
+}
+
+TEST(Slots, TheFirstContributionOverwritesAndLaterOnesAdd) {
+  const Tensor arena = Tensor::full({4}, 77.0, DType::f32);
+  Tensor x = leaf_with_slot(arena, 1, {2}, DType::f32, 1);
+  const void* place = x.meta().grad->raw_data();
+  EXPECT_FALSE(x.grad().defined());
+  const auto step = [&] { backward(sum(x * 3.0)); };
+  step();
+  expect_close(arena, {77, 3, 3, 77}, 1e-6);
+  step();
+  expect_close(arena, {77, 6, 6, 77}, 1e-6);
+  EXPECT_EQ(x.grad().raw_data(), place);
+  x.clear_grad();
+  EXPECT_FALSE(x.grad().defined());
+  step();
+  expect_close(arena, {77, 3, 3, 77}, 1e-6);
+}
+
+TEST(Slots, AMatrixProductWritesItsWeightGradientInPlace) {
+  const Tensor arena = Tensor::full({6}, 77.0, DType::f32);
+  const Tensor w = leaf_with_slot(arena, 0, {2, 3}, DType::f32, 1);
+  const Tensor x = testing::random_tensor({4, 3}, 2, -1, 1, DType::f32);
+  std::vector<double> column(3, 0.0);
+  const std::vector<double> values = x.to_vector();
+  for (std::size_t i = 0; i < values.size(); ++i) column[i % 3] += values[i];
+  std::vector<double> expected;
+  for (int repeat = 1; repeat <= 2; ++repeat) {
+    backward(sum(linear(x, w)));
+    expected.clear();
+    for (int row = 0; row < 2; ++row) {
+      for (double c : column) expected.push_back(repeat * c);
+    }
+    expect_close(arena, expected, 1e-5);
+  }
+}
+
+TEST(Slots, TiedContributionsAddUpInTheSlot) {
+  const Tensor arena = Tensor::full({4}, 77.0, DType::f32);
+  const Tensor w = leaf_with_slot(arena, 0, {2, 2}, DType::f32, 1);
+  int fired = 0;
+  const HookHandle handle = on_gradient_ready(w, [&](const Tensor&) { ++fired; });
+  backward(sum(matmul(w, w)));
+  EXPECT_EQ(fired, 1);
+  const std::vector<double> v = w.to_vector();
+  const double r0 = v[0] + v[1], r1 = v[2] + v[3], c0 = v[0] + v[2], c1 = v[1] + v[3];
+  expect_close(arena, {r0 + c0, r1 + c0, r0 + c1, r1 + c1}, 1e-5);
+}
+
+TEST(Slots, AHalfLeafMayHaveAnF32Slot) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    const Tensor arena = Tensor::zeros({2}, DType::f32);
+    const Tensor x = leaf_with_slot(arena, 0, {2}, dtype, 1);
+    const Tensor w = testing::random_tensor({2}, 2, -1, 1, dtype);
+    backward(sum(x * w));
+    EXPECT_EQ(x.grad().dtype(), DType::f32);
+    expect_close(x.grad(), w.to_vector(), 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace cairn::autograd
