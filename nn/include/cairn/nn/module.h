@@ -43,7 +43,6 @@ class Module : public core::Stateful {
   Tensor operator()(const Tensor& x);
   /// Puts itself around every later call: amp's input and output casts are such wrappers.
   void add_forward_wrapper(ForwardWrapper wrapper) { wrappers_.push_back(std::move(wrapper)); }
-  virtual bool is_batch_norm() const { return false; }  // amp keeps those in f32
 
   /// Parameters with full names ("0.weight", "block.fc.bias") in registration order; a tied parameter once, under its first name.
   NamedTensors parameters() const;
