@@ -2,6 +2,7 @@
 // are; weights, which are small, are reordered to the layout the primitive picks. Images stored
 // otherwise are brought to channels-last first.
 #include "cairn/core/parallel_for.h"
+#include "cpu/channels_last.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/dnnl_operation.h"
 #include "cpu/temporary.h"
@@ -122,24 +123,6 @@ void reorder(const char* op, const Desc& from, void* source, const Desc& to, voi
 
 Temporary bytes(std::size_t count, Device device) {
   return temporary({static_cast<std::int64_t>(count)}, DType::u8, device);
-}
-
-// An image as the primitives want it: channels-last, in the dtype computed in.
-Temporary image_input(const Backend& backend, const TensorView& image, DType dtype) {
-  if (image.dtype == dtype && image.is_channels_last()) return {Tensor(), image};
-  Temporary copy =
-      temporary(image.shape, core::channels_last_strides(image.shape), dtype, image.device);
-  backend.copy(image, copy.view);
-  return copy;
-}
-
-Temporary image_output(const TensorView& image, DType dtype) {
-  if (image.dtype == dtype && image.is_channels_last()) return {Tensor(), image};
-  return temporary(image.shape, core::channels_last_strides(image.shape), dtype, image.device);
-}
-
-void finish_output(const Backend& backend, const Temporary& written, const TensorView& image) {
-  if (written.owner.defined()) backend.copy(written.view, image);
 }
 
 void deliver(const Backend& backend, const TensorView& sum, const TensorView& target,
