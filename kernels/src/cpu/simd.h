@@ -109,8 +109,8 @@ HWY_INLINE Mask operator>=(Floats a, Floats b) {
 HWY_INLINE Mask operator==(Floats a, Floats b) {
   return hn::Eq(a.raw, b.raw);
 }
-HWY_INLINE Mask operator!=(Floats a, Floats b) {
-  return hn::Ne(a.raw, b.raw);
+HWY_INLINE Mask operator!=(Floats a, Floats b) {  // true with NaN, which Highway 1.0's Ne is not
+  return hn::Not(hn::Eq(a.raw, b.raw));
 }
 
 HWY_INLINE Floats select(Mask mask, Floats a, Floats b) {
