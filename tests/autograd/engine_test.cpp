@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
 #include "gradient_check.h"
 
