@@ -1,0 +1,194 @@
+#include "cairn/optim/arena.h"
+
+#include <gmock/gmock.h>
+
+#include <cstdint>
+
+#include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "support.h"
+
+namespace cairn::optim {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+NamedTensors three() {
+  return {make_parameter("first", {3, 5}, 1), make_parameter("second", {7}, 2),
+          make_parameter("third", {}, 3)};
+}
+
+TEST(GradientArena, LaysOutInReverseOrderAligned) {
+  const NamedTensors parameters = three();
+  const auto arena = GradientArena::attach(parameters);
+  ASSERT_EQ(arena->buffers().size(), 1u);
+  const GradientArena::Buffer& buffer = arena->buffers().front();
+  ASSERT_EQ(buffer.slots.size(), 3u);
+  EXPECT_EQ(buffer.slots[0].parameter, 2u);
+  EXPECT_EQ(buffer.slots[1].parameter, 1u);
+  EXPECT_EQ(buffer.slots[2].parameter, 0u);
+  EXPECT_EQ(buffer.slots[1].offset, 16);
+  EXPECT_EQ(buffer.slots[2].offset, 32);
+  EXPECT_EQ(buffer.data.numel(), 48);
+  EXPECT_EQ(buffer.data.storage()->category(), core::MemoryCategory::gradients);
+  for (const auto& slot : buffer.slots) {
+    const core::GradMeta& meta = parameters[slot.parameter].tensor.meta();
+    EXPECT_EQ(meta.grad->raw_data(), buffer.data.data<float>() + slot.offset);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(meta.grad->raw_data()) % 64, 0u);
+    EXPECT_EQ(meta.grad->shape(), parameters[slot.parameter].tensor.shape());
+    EXPECT_FALSE(parameters[slot.parameter].tensor.grad().defined());
+  }
+}
+
+TEST(GradientArena, OneBufferPerDtypeAndF32SlotsOnRequest) {
+  const auto make = [] {
+    return NamedTensors{make_parameter("a", {4}, 1, DType::f16), make_parameter("b", {4}, 2),
+                        make_parameter("c", {4}, 3, DType::bf16)};
+  };
+  const NamedTensors parameters = make();
+  const auto arena = GradientArena::attach(parameters);
+  ASSERT_EQ(arena->buffers().size(), 3u);
+  EXPECT_EQ(arena->buffers()[0].data.dtype(), DType::bf16);
+  EXPECT_EQ(arena->buffers()[2].data.dtype(), DType::f16);
+  EXPECT_EQ(parameters[0].tensor.meta().grad->dtype(), DType::f16);
+
+  const NamedTensors others = make();
+  const auto wide = GradientArena::attach(others, true);
+  ASSERT_EQ(wide->buffers().size(), 1u);
+  EXPECT_EQ(wide->buffers()[0].data.dtype(), DType::f32);
+  EXPECT_THROW(GradientArena::attach(parameters, true), core::InvalidArgument);
+}
+
+TEST(GradientArena, IsSharedByThoseWhoAttach) {
+  const NamedTensors parameters = three();
+  const auto arena = GradientArena::attach(parameters);
+  EXPECT_EQ(GradientArena::attach(parameters), arena);
+  EXPECT_EQ(GradientArena::attach({parameters[1]}), arena);
+  EXPECT_EQ(GradientArena::of(parameters[2].tensor), arena);
+  EXPECT_EQ(arena->generation(), 1u);
+}
+
+TEST(GradientArena, FrozenParametersStayOut) {
+  NamedTensors parameters = three();
+  parameters[1].tensor.set_requires_grad(false);
+  const auto arena = GradientArena::attach(parameters);
+  EXPECT_EQ(arena->parameters().size(), 2u);
+  EXPECT_FALSE(GradientArena::of(parameters[1].tensor));
+}
+
+TEST(GradientArena, RejectsMixedOwnersNamingThem) {
+  NamedTensors parameters = three();
+  const auto arena = GradientArena::attach({parameters[0], parameters[1]});
+  try {
+    GradientArena::attach(parameters);
+    FAIL();
+  } catch (const core::InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("'first' in one and 'third' in none"));
+  }
+  const auto other = GradientArena::attach({parameters[2]});
+  EXPECT_NE(other, arena);
+  EXPECT_THROW(GradientArena::attach(parameters), core::InvalidArgument);
+  EXPECT_THROW(GradientArena::attach({parameters[0], parameters[0]}), core::InvalidArgument);
+}
+
+TEST(GradientArena, RejectsParametersWithGaps) {
+  const Tensor whole = Tensor::zeros({4, 4});
+  Tensor column = whole.alias(whole.view().slice(1, 0, 2));
+  column.set_requires_grad(true);
+  EXPECT_THROW(GradientArena::attach({{"column", column}}), core::InvalidArgument);
+}
+
+TEST(GradientArena, ClearLeavesTheMemoryAndForgetsTheGradients) {
+  const NamedTensors parameters = three();
+  const auto arena = GradientArena::attach(parameters);
+  write_gradients(parameters, 20);
+  const std::vector<double> before = values(arena->buffers()[0].data);
+  EXPECT_TRUE(parameters[0].tensor.grad().defined());
+  arena->clear();
+  EXPECT_FALSE(parameters[0].tensor.grad().defined());
+  EXPECT_EQ(values(arena->buffers()[0].data), before);
+}
+
+TEST(GradientArena, ZeroUnwrittenFillsOnlyTheGaps) {
+  const NamedTensors parameters = three();
+  const auto arena = GradientArena::attach(parameters);
+  write_gradients(parameters, 20);
+  arena->clear();
+  write_gradient(parameters[1].tensor, {1, 2, 3, 4, 5, 6, 7});
+  arena->zero_unwritten(arena->buffers()[0], 0, 2);  // third and second, not first
+  EXPECT_THAT(values(parameters[2].tensor.grad()), ElementsAre(0.0));
+  EXPECT_THAT(values(parameters[1].tensor.grad()), ElementsAre(1, 2, 3, 4, 5, 6, 7));
+  EXPECT_FALSE(parameters[0].tensor.grad().defined());
+}
+
+TEST(GradientArena, SlotsFollowTheParametersLayout) {
+  Tensor weight = Tensor::empty_strided({2, 3, 4, 5}, core::channels_last_strides({2, 3, 4, 5}),
+                                        DType::f32, {});
+  kernels::fill(weight, 1.0);
+  weight.set_requires_grad(true);
+  const auto arena = GradientArena::attach({{"weight", weight}});
+  EXPECT_EQ(weight.meta().grad->strides(), weight.strides());
+  write_gradient(weight, test::random_values(120, 4));
+  EXPECT_EQ(values(weight.grad()).size(), 120u);
+}
+
+TEST(GradientArena, GradientsThatAreThereMoveIn) {
+  const NamedTensors parameters = three();
+  write_gradients(parameters, 30);
+  const std::vector<double> before = values(parameters[0].tensor.grad());
+  const auto arena = GradientArena::attach(parameters);
+  EXPECT_EQ(values(parameters[0].tensor.grad()), before);
+  EXPECT_EQ(parameters[0].tensor.grad().storage(), arena->buffers()[0].data.storage());
+}
+
+TEST(GradientArena, RefreshFollowsCastsAndKeepsOtherGradients) {
+  NamedTensors parameters = three();
+  const auto arena = GradientArena::attach(parameters);
+  write_gradients(parameters, 40);
+  const std::vector<double> kept = values(parameters[1].tensor.grad());
+  parameters[0].tensor.set_data(Tensor::zeros({3, 5}, DType::f16));
+  EXPECT_TRUE(arena->stale());
+  EXPECT_EQ(GradientArena::attach(parameters), arena);  // refreshes
+  EXPECT_FALSE(arena->stale());
+  EXPECT_EQ(arena->generation(), 2u);
+  EXPECT_EQ(arena->buffers().size(), 2u);
+  EXPECT_FALSE(parameters[0].tensor.grad().defined());
+  EXPECT_EQ(parameters[0].tensor.meta().grad->dtype(), DType::f16);
+  EXPECT_EQ(values(parameters[1].tensor.grad()), kept);
+}
+
+TEST(GradientArena, AnEndedArenaLeavesGradientsBehind) {
+  const NamedTensors parameters = three();
+  auto arena = GradientArena::attach(parameters);
+  write_gradient(parameters[1].tensor, {1, 2, 3, 4, 5, 6, 7});
+  arena.reset();
+  EXPECT_THAT(values(parameters[1].tensor.grad()), ElementsAre(1, 2, 3, 4, 5, 6, 7));
+  EXPECT_FALSE(parameters[1].tensor.meta().slot);
+  EXPECT_FALSE(parameters[0].tensor.meta().grad);
+  EXPECT_TRUE(GradientArena::attach(parameters));
+  EXPECT_THAT(values(parameters[1].tensor.grad()), ElementsAre(1, 2, 3, 4, 5, 6, 7));
+}
+
+TEST(GradientArena, EmptyParametersAndNoParameters) {
+  const NamedTensors parameters = {make_parameter("empty", {0, 4}, 1), make_parameter("b", {2}, 2)};
+  const auto arena = GradientArena::attach(parameters);
+  EXPECT_EQ(arena->buffers()[0].slots.size(), 2u);
+  EXPECT_TRUE(GradientArena::attach({})->buffers().empty());
+}
+
+TEST(WrapParameter, UsesForeignMemoryForBoth) {
+  std::vector<float> weight{1, 2, 3}, gradient{4, 5, 6};
+  const NamedTensor parameter = wrap_parameter("w", TensorView(weight.data(), {3}, DType::f32),
+                                               TensorView(gradient.data(), {3}, DType::f32));
+  EXPECT_EQ(parameter.tensor.raw_data(), weight.data());
+  EXPECT_EQ(parameter.tensor.grad().raw_data(), gradient.data());
+  EXPECT_TRUE(GradientArena::attach({parameter})->parameters().empty());
+  EXPECT_EQ(parameter.tensor.grad().raw_data(), gradient.data());
+  EXPECT_THROW(wrap_parameter("w", TensorView(weight.data(), {3}, DType::f32),
+                              TensorView(gradient.data(), {2}, DType::f32)),
+               core::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace cairn::optim

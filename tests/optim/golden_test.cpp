@@ -1,0 +1,93 @@
+// FusedAdam and FusedSGD against PyTorch's optimizers (tests/golden/make_optim.py).
+#include <functional>
+#include <memory>
+
+#include "support.h"
+#include "support/golden.h"
+
+namespace cairn::optim {
+namespace {
+
+constexpr int kSteps = 10;
+const std::vector<std::string> kNames = {"matrix", "vector", "scalar"};
+
+struct Case {
+  std::string name;
+  std::function<std::unique_ptr<Optimizer>(NamedTensors)> make;
+  std::vector<std::string> moments;
+  double max_norm = 0.0;
+};
+
+template <class O, class Options>
+std::function<std::unique_ptr<Optimizer>(NamedTensors)> maker(Options options) {
+  return [options](NamedTensors parameters) {
+    return std::make_unique<O>(std::move(parameters), options);
+  };
+}
+
+std::vector<Case> cases() {
+  const std::vector<std::string> adam{"exp_avg", "exp_avg_sq"}, sgd{"momentum_buffer"};
+  return {
+      {"adam", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .adamw = false}), adam},
+      {"adam_l2",
+       maker<FusedAdam>(AdamOptions{.lr = 1e-2,
+                                    .beta1 = 0.8,
+                                    .beta2 = 0.95,
+                                    .eps = 1e-6,
+                                    .weight_decay = 0.05,
+                                    .adamw = false}),
+       adam},
+      {"adamw", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam},
+      {"adamw_clipped", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam, 3.0},
+      {"sgd", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}},
+      {"sgd_decay", maker<FusedSGD>(SgdOptions{.lr = 0.1, .weight_decay = 0.05}), {}},
+      {"sgd_momentum",
+       maker<FusedSGD>(
+           SgdOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.25, .weight_decay = 0.05}),
+       sgd},
+      {"sgd_nesterov",
+       maker<FusedSGD>(
+           SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.05, .nesterov = true}),
+       sgd},
+  };
+}
+
+class Golden : public testing::TestWithParam<Device> {};
+
+TEST_P(Golden, EqualsPyTorch) {
+  const test::Golden golden("optim");
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    NamedTensors parameters;
+    for (const std::string& name : kNames) {
+      Tensor tensor = golden.tensor("init." + name, DType::f32, GetParam());
+      parameters.push_back({name, tensor.set_requires_grad(true)});
+    }
+    const auto optimizer = c.make(parameters);
+    for (int k = 0; k < kSteps; ++k) {
+      const std::string step = std::to_string(k);
+      for (const auto& [name, tensor] : parameters) {
+        write_gradient(tensor, golden.values("gradient." + step + "." + name));
+      }
+      const StepResult result = optimizer->step({.max_gradient_norm = c.max_norm});
+      EXPECT_TRUE(result.applied);
+      if (c.max_norm == 0) continue;
+      const double norm = golden.values(c.name + ".norm." + step).front();
+      EXPECT_NEAR(result.gradient_norm, norm, 1e-5 * norm);
+    }
+    const StateDict state = optimizer->state_dict();
+    for (const auto& [name, tensor] : parameters) {
+      test::expect_close(tensor, golden.values(c.name + ".weight." + name), 2e-6, 2e-7, name);
+      for (const std::string& moment : c.moments) {
+        const Tensor& actual = state.dict("state").dict(name).tensor(moment);
+        test::expect_close(actual, golden.values(c.name + "." + moment + "." + name), 2e-6, 2e-7,
+                           moment);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Golden, testing::ValuesIn(test::devices()), test::device_name);
+
+}  // namespace
+}  // namespace cairn::optim

@@ -1,0 +1,288 @@
+#include "cairn/optim/optimizer.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "reference.h"
+#include "support.h"
+
+namespace cairn::optim {
+namespace {
+
+using reference::Values;
+using testing::HasSubstr;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+NamedTensors two(DType dtype = DType::f32) {
+  return {make_parameter("a.weight", {3, 5}, 1, dtype), make_parameter("a.bias", {7}, 2, dtype)};
+}
+
+TEST(Optimizer, AttachesAnArenaAndClearsAfterAStep) {
+  const NamedTensors parameters = two();
+  FusedAdam optimizer(parameters);
+  ASSERT_EQ(optimizer.arenas().size(), 1u);
+  write_gradients(parameters, 1);
+  const StepResult result = optimizer.step();
+  EXPECT_TRUE(result.applied);
+  EXPECT_TRUE(result.reason.empty());
+  EXPECT_EQ(optimizer.steps(), 1);
+  EXPECT_FALSE(parameters[0].tensor.grad().defined());
+  write_gradients(parameters, 2);
+  optimizer.step({.keep_gradients = true});
+  EXPECT_TRUE(parameters[0].tensor.grad().defined());
+}
+
+TEST(Optimizer, BumpsTheVersionOfWrittenWeights) {
+  const NamedTensors parameters = two();
+  FusedAdam optimizer(parameters);
+  write_gradient(parameters[0].tensor, Values(15, 1.0));
+  const auto written = parameters[0].tensor.storage()->version();
+  const auto untouched = parameters[1].tensor.storage()->version();
+  optimizer.step();
+  EXPECT_GT(parameters[0].tensor.storage()->version(), written);
+  EXPECT_EQ(parameters[1].tensor.storage()->version(), untouched);
+}
+
+class NonFinite : public testing::TestWithParam<DType> {};
+
+TEST_P(NonFinite, SkipsNamesAndTouchesNothing) {
+  const NamedTensors parameters = two(GetParam());
+  FusedAdam optimizer(parameters, {.weight_decay = 0.1});
+  write_gradients(parameters, 1);
+  optimizer.step();
+  const auto snapshot_all = [&] {
+    std::vector<Values> all;
+    for (const auto& [name, tensor] : parameters) {
+      all.push_back(values(tensor));
+      if (tensor.meta().master) all.push_back(values(*tensor.meta().master));
+      const StateDict& entry = optimizer.state_dict().dict("state").dict("a").dict(name.substr(2));
+      all.push_back(values(entry.tensor("exp_avg")));
+      all.push_back(values(entry.tensor("exp_avg_sq")));
+    }
+    return all;
+  };
+  const auto before = snapshot_all();
+
+  Values bias(7, 0.5);
+  bias[2] = kInf, bias[4] = -kInf, bias[6] = kInf;
+  write_gradient(parameters[0].tensor, Values(15, 1.0));
+  write_gradient(parameters[1].tensor, bias);
+  StepResult result = optimizer.step({.max_gradient_norm = 1.0});
+  EXPECT_FALSE(result.applied);
+  EXPECT_EQ(result.culprit, "a.bias");
+  EXPECT_EQ(result.reason, "inf in the gradient of a.bias (3 elements)");
+  EXPECT_TRUE(std::isnan(result.gradient_norm));
+  EXPECT_EQ(optimizer.steps(), 1);
+  EXPECT_EQ(snapshot_all(), before);
+  EXPECT_FALSE(parameters[0].tensor.grad().defined());
+
+  Values weight(15, 1.0);
+  weight[14] = kNaN;
+  write_gradient(parameters[0].tensor, weight);
+  write_gradient(parameters[1].tensor, bias);
+  result = optimizer.step();
+  EXPECT_EQ(result.reason, "NaN in the gradient of a.weight (1 element)");
+  EXPECT_EQ(snapshot_all(), before);
+}
+INSTANTIATE_TEST_SUITE_P(DTypes, NonFinite, testing::Values(DType::f32, DType::f16, DType::bf16));
+
+TEST(Optimizer, UncheckedStepsApplyWhatComes) {
+  const NamedTensors parameters = two();
+  FusedSGD optimizer(parameters, {.lr = 1.0});
+  write_gradient(parameters[1].tensor, Values(7, kNaN));
+  const StepResult result = optimizer.step({.check = false});
+  EXPECT_TRUE(result.applied);
+  EXPECT_TRUE(std::isnan(result.gradient_norm));
+  EXPECT_TRUE(std::isnan(values(parameters[1].tensor)[0]));
+}
+
+TEST(Optimizer, ReportsTheUnscaledNormAndClips) {
+  const NamedTensors parameters = two();
+  FusedSGD optimizer(parameters, {.lr = 1.0});
+  const Values before = values(parameters[1].tensor);
+  write_gradient(parameters[0].tensor, Values(15, 0.0));
+  write_gradient(parameters[1].tensor, Values(7, 1024.0));
+  const StepResult result = optimizer.step({.gradient_scale = 1.0 / 256, .max_gradient_norm = 2.0});
+  const double norm = std::sqrt(7 * 16.0);
+  EXPECT_NEAR(result.gradient_norm, norm, 1e-6);
+  EXPECT_NEAR(result.clip_coefficient, 2.0 / (norm + 1e-6), 1e-7);
+  Values expected = before;
+  for (double& w : expected) w -= 4.0 * 2.0 / (norm + 1e-6);
+  test::expect_close(parameters[1].tensor, expected, 1e-6, 1e-6);
+
+  write_gradient(parameters[1].tensor, Values(7, 0.01));
+  EXPECT_EQ(optimizer.step({.max_gradient_norm = 2.0}).clip_coefficient, 1.0);
+}
+
+TEST(Optimizer, LeavesParametersWithoutGradientAndFrozenOnesAlone) {
+  NamedTensors parameters = two();
+  parameters.push_back(make_parameter("frozen", {4}, 3));
+  parameters[2].tensor.set_requires_grad(false);
+  FusedAdam optimizer(parameters, {.weight_decay = 0.5});
+  const Values bias = values(parameters[1].tensor), frozen = values(parameters[2].tensor);
+  write_gradient(parameters[0].tensor, Values(15, 1.0));
+  optimizer.step();
+  EXPECT_EQ(values(parameters[1].tensor), bias);
+  EXPECT_EQ(values(parameters[2].tensor), frozen);
+}
+
+TEST(Optimizer, AParameterThatJoinsLateStartsItsOwnCount) {
+  for (const bool adam : {true, false}) {
+    const NamedTensors parameters = two();
+    std::unique_ptr<Optimizer> optimizer;
+    const SgdOptions sgd{.lr = 0.1, .momentum = 0.9, .dampening = 0.5};
+    if (adam)
+      optimizer = std::make_unique<FusedAdam>(parameters, AdamOptions{.lr = 0.1});
+    else
+      optimizer = std::make_unique<FusedSGD>(parameters, sgd);
+    reference::Adam adam_reference{{.lr = 0.1}};
+    reference::Sgd sgd_reference{sgd};
+    Values expected = values(parameters[1].tensor);
+    for (int step = 0; step < 6; ++step) {
+      write_gradient(parameters[0].tensor, Values(15, 1.0));
+      if (step >= 3) {
+        write_gradient(parameters[1].tensor, Values(7, 0.5));
+        if (adam)
+          adam_reference.update(expected, Values(7, 0.5));
+        else
+          sgd_reference.update(expected, Values(7, 0.5));
+      }
+      optimizer->step();
+    }
+    test::expect_close(parameters[1].tensor, expected, 4e-6, 2e-6);
+  }
+}
+
+TEST(Optimizer, GroupsHaveTheirOwnRates) {
+  const NamedTensors parameters = two();
+  FusedSGD optimizer({{{parameters[0]}, 0.5, 0.0}}, {});
+  optimizer.add_group({{parameters[1]}, 2.0, 0.1});
+  const Values a = values(parameters[0].tensor), b = values(parameters[1].tensor);
+  write_gradient(parameters[0].tensor, Values(15, 1.0));
+  write_gradient(parameters[1].tensor, Values(7, 1.0));
+  optimizer.step();
+  Values expected_a = a, expected_b = b;
+  for (double& w : expected_a) w -= 0.5;
+  for (double& w : expected_b) w -= 2.0 * (1.0 + 0.1 * w);
+  test::expect_close(parameters[0].tensor, expected_a, 1e-6, 1e-6);
+  test::expect_close(parameters[1].tensor, expected_b, 1e-6, 1e-6);
+  optimizer.set_lr(0.0);
+  EXPECT_EQ(optimizer.groups()[1].lr, 0.0);
+}
+
+TEST(Optimizer, TwoOptimizersShareAnArenaMadeBefore) {
+  const NamedTensors parameters = two();
+  const auto arena = GradientArena::attach(parameters);
+  FusedSGD first({parameters[0]}, {.lr = 1.0}), second({parameters[1]}, {.lr = 1.0});
+  EXPECT_EQ(first.arenas().front(), arena);
+  EXPECT_EQ(second.arenas().front(), arena);
+  write_gradients(parameters, 5);
+  first.step();
+  EXPECT_FALSE(parameters[0].tensor.grad().defined());
+  EXPECT_TRUE(parameters[1].tensor.grad().defined());
+  second.step();
+  EXPECT_FALSE(parameters[1].tensor.grad().defined());
+}
+
+TEST(Optimizer, TakesParametersOfAnArenaAndOthers) {
+  NamedTensors parameters = two();
+  const auto arena = GradientArena::attach({parameters[0]});
+  FusedSGD optimizer(parameters, {.lr = 1.0});
+  EXPECT_EQ(optimizer.arenas().size(), 2u);
+  EXPECT_EQ(optimizer.arenas().front(), arena);
+}
+
+TEST(Optimizer, FollowsACastByItself) {
+  const NamedTensors parameters = two();
+  FusedAdam optimizer(parameters, {.lr = 0.1});
+  write_gradients(parameters, 1);
+  optimizer.step();
+  for (NamedTensor parameter : parameters) {
+    const Tensor half =
+        Tensor::from(values(parameter.tensor), parameter.tensor.shape(), DType::f16);
+    parameter.tensor.set_data(half);
+  }
+  EXPECT_FALSE(parameters[0].tensor.meta().slot);
+  write_gradients(parameters, 2);  // into tensors of their own
+  EXPECT_TRUE(optimizer.step().applied);
+  EXPECT_TRUE(parameters[0].tensor.meta().slot);
+  EXPECT_EQ(parameters[0].tensor.meta().grad->dtype(), DType::f16);
+  EXPECT_EQ(parameters[0].tensor.meta().master->dtype(), DType::f32);
+}
+
+TEST(Optimizer, MastersAndMomentsAreOptimizerState) {
+  const auto of = [](core::MemoryCategory category) { return core::memory_stats({}).of(category); };
+  const NamedTensors parameters = {make_parameter("w", {1024}, 1, DType::f16)};
+  const std::size_t before = of(core::MemoryCategory::optimizer_state);
+  FusedAdam optimizer(parameters);
+  EXPECT_EQ(of(core::MemoryCategory::optimizer_state), before);
+  write_gradients(parameters, 1);
+  optimizer.step();
+  EXPECT_EQ(of(core::MemoryCategory::optimizer_state), before + 3 * 4096);
+  optimizer.set_master_weights(false);
+  EXPECT_EQ(of(core::MemoryCategory::optimizer_state), before + 2 * 4096);
+}
+
+TEST(Optimizer, ForeignTensorsTakeTheSamePasses) {
+  std::vector<float> weight{1, 2, 3}, gradient{4, 5, 6};
+  FusedSGD optimizer({wrap_parameter("w", TensorView(weight.data(), {3}, DType::f32),
+                                     TensorView(gradient.data(), {3}, DType::f32))},
+                     {.lr = 0.5});
+  EXPECT_TRUE(optimizer.arenas().empty());
+  optimizer.step({.keep_gradients = true});
+  EXPECT_EQ(weight, (std::vector<float>{-1, -0.5, 0}));
+  gradient = {2, 2, std::numeric_limits<float>::infinity()};
+  EXPECT_EQ(optimizer.step({.keep_gradients = true}).culprit, "w");
+  gradient = {2, 2, 2};
+  optimizer.step();
+  EXPECT_EQ(weight, (std::vector<float>{-2, -1.5, -1}));
+  optimizer.step();  // cleared: nothing to do
+  EXPECT_EQ(weight, (std::vector<float>{-2, -1.5, -1}));
+}
+
+TEST(Optimizer, ASingleGroupWithoutParametersIsFine) {
+  FusedAdam optimizer(NamedTensors{});
+  EXPECT_TRUE(optimizer.step().applied);
+  EXPECT_EQ(optimizer.step({.max_gradient_norm = 1}).gradient_norm, 0.0);
+}
+
+TEST(Optimizer, RejectsBadParametersNamingThem) {
+  const NamedTensor good = make_parameter("good", {2}, 1);
+  const auto error_of = [](NamedTensors parameters) -> std::string {
+    try {
+      FusedSGD optimizer(std::move(parameters), {});
+    } catch (const core::InvalidArgument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(error_of({good, good}), HasSubstr("'good' again"));
+  EXPECT_THAT(error_of({good, {"good", make_parameter("x", {2}, 1).tensor}}),
+              HasSubstr("'good' again"));
+  EXPECT_THAT(error_of({{"", good.tensor}}), HasSubstr("empty name"));
+  EXPECT_THAT(error_of({{"u", Tensor()}}), HasSubstr("'u', got an undefined"));
+  EXPECT_THAT(error_of({make_parameter("wide", {2}, 1, DType::f64)}), HasSubstr("'wide' of f64"));
+  const Tensor whole = Tensor::zeros({4, 4});
+  EXPECT_THAT(error_of({{"gaps", whole.alias(whole.view().slice(1, 0, 2))}}), HasSubstr("dense"));
+}
+
+TEST(Optimizer, RejectsImpossibleOptions) {
+  const NamedTensors parameters = two();
+  EXPECT_THROW(FusedAdam(parameters, {.lr = -1}), core::InvalidArgument);
+  EXPECT_THROW(FusedAdam(parameters, {.lr = kNaN}), core::InvalidArgument);
+  EXPECT_THROW(FusedAdam(parameters, {.beta1 = 1.0}), core::InvalidArgument);
+  EXPECT_THROW(FusedAdam(parameters, {.eps = -1e-8}), core::InvalidArgument);
+  EXPECT_THROW(FusedAdam(parameters, {.weight_decay = -0.1}), core::InvalidArgument);
+  EXPECT_THROW(FusedSGD(parameters, {.momentum = -0.1}), core::InvalidArgument);
+  EXPECT_THROW(FusedSGD(parameters, {.nesterov = true}), core::InvalidArgument);
+  EXPECT_THROW(FusedSGD(std::vector<ParameterGroup>{}, SgdOptions{}), core::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace cairn::optim

@@ -1,0 +1,148 @@
+// Saving and loading optimizers.
+#include <gmock/gmock.h>
+
+#include "cairn/core/error.h"
+#include "support.h"
+
+namespace cairn::optim {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+NamedTensors make(DType dtype = DType::f32) {
+  return {make_parameter("net.0.weight", {3, 5}, 1, dtype),
+          make_parameter("net.0.bias", {7}, 2, dtype), make_parameter("scale", {}, 3, dtype)};
+}
+
+void copy_values(const NamedTensors& from, const NamedTensors& to) {
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    kernels::copy(from[i].tensor, to[i].tensor);
+    if (from[i].tensor.meta().master) {
+      to[i].tensor.meta().master =
+          std::make_shared<Tensor>(Tensor::empty_like(*from[i].tensor.meta().master));
+      kernels::copy(*from[i].tensor.meta().master, *to[i].tensor.meta().master);
+    }
+  }
+}
+
+template <class O, class Options>
+void expect_bit_exact_resume(DType dtype, const Options& options) {
+  const NamedTensors parameters = make(dtype), others = make(dtype);
+  O optimizer(parameters, options);
+  for (int step = 0; step < 5; ++step) {
+    write_gradients(parameters, 10 * step);
+    optimizer.step();
+  }
+  const StateDict state = snapshot(optimizer.state_dict());
+  copy_values(parameters, others);
+  Options different = options;
+  different.lr = 123.0;
+  O resumed(others, different);
+  resumed.load_state_dict(state);
+  EXPECT_EQ(resumed.steps(), 5);
+  for (int step = 5; step < 25; ++step) {
+    write_gradients(parameters, 10 * step);
+    write_gradients(others, 10 * step);
+    optimizer.step();
+    resumed.step();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      ASSERT_EQ(values(parameters[i].tensor), values(others[i].tensor)) << step << " " << i;
+    }
+  }
+}
+
+TEST(OptimizerState, ResumesBitExactly) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    expect_bit_exact_resume<FusedAdam>(dtype, AdamOptions{.lr = 0.01, .weight_decay = 0.1});
+    expect_bit_exact_resume<FusedSGD>(dtype, SgdOptions{.lr = 0.01, .momentum = 0.9});
+    expect_bit_exact_resume<FusedSGD>(dtype, SgdOptions{.lr = 0.01});
+  }
+}
+
+TEST(OptimizerState, LoadingCopies) {
+  const NamedTensors parameters = make(), others = make();
+  FusedAdam optimizer(parameters), resumed(others);
+  write_gradients(parameters, 1);
+  optimizer.step();
+  const StateDict state = optimizer.state_dict();
+  const std::vector<double> before = values(state.dict("state").dict("scale").tensor("exp_avg"));
+  resumed.load_state_dict(state);
+  write_gradients(others, 2);
+  resumed.step();
+  EXPECT_EQ(values(state.dict("state").dict("scale").tensor("exp_avg")), before);
+}
+
+TEST(OptimizerState, AFreshStateResetsTheMoments) {
+  const NamedTensors parameters = make();
+  FusedAdam optimizer(parameters);
+  const StateDict fresh = optimizer.state_dict();
+  write_gradients(parameters, 1);
+  optimizer.step();
+  optimizer.load_state_dict(fresh);
+  EXPECT_EQ(optimizer.steps(), 0);
+  EXPECT_FALSE(optimizer.state_dict().dict("state").dict("scale").contains("exp_avg"));
+}
+
+TEST(OptimizerState, NamesMayBePrefixesOfEachOther) {
+  const NamedTensors parameters = {make_parameter("a", {2}, 1), make_parameter("a.b", {3}, 2)};
+  FusedAdam optimizer(parameters),
+      resumed(NamedTensors{make_parameter("a", {2}, 1), make_parameter("a.b", {3}, 2)});
+  write_gradients(parameters, 1);
+  optimizer.step();
+  resumed.load_state_dict(optimizer.state_dict());
+  const StateDict state = resumed.state_dict();
+  EXPECT_EQ(state.dict("state").dict("a").integer("step"), 1);
+  EXPECT_EQ(state.dict("state").dict("a").dict("b").tensor("exp_avg").numel(), 3);
+}
+
+TEST(OptimizerState, ReportsEverythingWrongAtOnceAndChangesNothing) {
+  NamedTensors parameters = make();
+  FusedAdam optimizer(parameters, {.lr = 0.5});
+  write_gradients(parameters, 1);
+  optimizer.step();
+  const StateDict before = snapshot(optimizer.state_dict());
+
+  const NamedTensors others = {make_parameter("net.0.weight", {5, 3}, 1),
+                               make_parameter("scale", {}, 3), make_parameter("head", {2}, 4)};
+  FusedAdam other(others, {.lr = 0.25});
+  write_gradients(others, 1);
+  other.step();
+  StateDict state = snapshot(other.state_dict());
+  StateDict& scale = state.make_dict("state").make_dict("scale");
+  scale.set("exp_avg_sq", std::string("not a tensor"));
+  try {
+    optimizer.load_state_dict(state);
+    FAIL();
+  } catch (const core::DataError& error) {
+    EXPECT_THAT(
+        error.what(),
+        AllOf(HasSubstr("'net.0.weight.exp_avg' of shape [5, 3]"), HasSubstr("instead of [3, 5]"),
+              HasSubstr("no 'net.0.bias'"), HasSubstr("no 'scale.exp_avg_sq'"),
+              HasSubstr("a surplus 'head'"), HasSubstr("nothing was changed")));
+  }
+  EXPECT_EQ(optimizer.lr(), 0.5);
+  const StateDict after = optimizer.state_dict();
+  EXPECT_EQ(values(after.dict("state").dict("scale").tensor("exp_avg")),
+            values(before.dict("state").dict("scale").tensor("exp_avg")));
+}
+
+TEST(OptimizerState, RejectsOtherKindsAndGroupCounts) {
+  const NamedTensors parameters = make();
+  FusedAdam adam(parameters);
+  FusedSGD sgd(make(), {.momentum = 0.9});
+  EXPECT_THROW(adam.load_state_dict(sgd.state_dict()), core::DataError);
+  FusedAdam two({{make(), 1, 0}, {{make_parameter("x", {2}, 1)}, 1, 0}}, {});
+  EXPECT_THROW(adam.load_state_dict(two.state_dict()), core::DataError);
+  EXPECT_THROW(adam.load_state_dict({}), core::DataError);
+
+  FusedSGD with(make(), {.momentum = 0.9}), without(make(), {});
+  write_gradients(with.groups()[0].parameters, 1);
+  write_gradients(without.groups()[0].parameters, 1);
+  with.step(), without.step();
+  EXPECT_THROW(without.load_state_dict(with.state_dict()), core::DataError);
+  EXPECT_THROW(with.load_state_dict(without.state_dict()), core::DataError);
+}
+
+}  // namespace
+}  // namespace cairn::optim

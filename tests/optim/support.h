@@ -1,0 +1,64 @@
+// What the optimizer tests share.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cairn/core/tensor.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/optim/optimizer.h"
+#include "support/tensors.h"
+
+namespace cairn::optim {
+
+/// A leaf with values in [-1, 1).
+inline NamedTensor make_parameter(const std::string& name, const Shape& shape, std::uint64_t seed,
+                                  DType dtype = DType::f32, Device device = {}) {
+  Tensor tensor = test::random_tensor(shape, dtype, device, seed);
+  tensor.set_requires_grad(true);
+  return {name, tensor};
+}
+
+/// What a backward pass does with a leaf's gradient: into its slot where it has one.
+inline void write_gradient(const Tensor& parameter, const std::vector<double>& values) {
+  core::GradMeta& meta = parameter.meta();
+  const Tensor gradient = Tensor::from(values, parameter.shape(), DType::f32, parameter.device());
+  if (!meta.grad) {
+    meta.grad = std::make_shared<Tensor>(Tensor::empty_like(parameter));
+  }
+  kernels::copy(gradient, *meta.grad);
+  meta.grad_written = meta.slot != nullptr;
+}
+
+inline void write_gradients(const NamedTensors& parameters, std::uint64_t seed,
+                            double scale = 1.0) {
+  for (const NamedTensor& parameter : parameters) {
+    write_gradient(parameter.tensor,
+                   test::random_values(parameter.tensor.numel(), seed++, -scale, scale));
+  }
+}
+
+inline std::vector<double> values(const Tensor& tensor) {
+  return tensor.to_vector<double>();
+}
+
+/// A deep copy, as a file would hold it.
+inline StateDict snapshot(const StateDict& state) {
+  StateDict copy;
+  for (const auto& [key, value] : state) {
+    if (const auto* tensor = std::get_if<Tensor>(&value)) {
+      const Tensor values = Tensor::empty(tensor->shape(), tensor->dtype(), tensor->device());
+      kernels::copy(*tensor, values);
+      copy.set(key, values);
+    } else if (const auto* child = std::get_if<StateDict>(&value)) {
+      copy.set(key, snapshot(*child));
+    } else {
+      copy.set(key, value);
+    }
+  }
+  return copy;
+}
+
+}  // namespace cairn::optim
