@@ -1,0 +1,189 @@
+// What initialize does to a model: dtypes, masters, casts around forward, refusals.
+#include <gmock/gmock.h>
+
+#include "cairn/autograd/thread_state.h"
+#include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "support.h"
+
+namespace cairn::amp {
+namespace {
+
+using testing::HasSubstr;
+
+DType dtype_of(const nn::Module& model, const std::string& name) {
+  for (const NamedTensors& list : {model.parameters(), model.buffers()}) {
+    for (const NamedTensor& entry : list) {
+      if (entry.name == name) return entry.tensor.dtype();
+    }
+  }
+  ADD_FAILURE() << name;
+  return DType::boolean;
+}
+
+TEST(Initialize, CastsWhatTheLevelSays) {
+  for (const DType half : kHalves) {
+    for (const OptLevel level : kLevels) {
+      for (const std::optional<bool> keep :
+           {std::optional<bool>(), std::optional(true), std::optional(false)}) {
+        const bool casts = level == OptLevel::O2 || level == OptLevel::O3;
+        if (keep && !casts) continue;
+        nn::Sequential model = make_model();
+        optim::FusedAdam optimizer(model.parameters());
+        const Amp precision =
+            initialize(model, optimizer,
+                       {.opt_level = level, .half_dtype = half, .keep_batchnorm_fp32 = keep});
+        SCOPED_TRACE(precision.describe());
+        const DType weights = casts ? half : DType::f32;
+        const bool norm_f32 = !casts || keep.value_or(level == OptLevel::O2);
+        EXPECT_EQ(dtype_of(model, "0.weight"), weights);
+        EXPECT_EQ(dtype_of(model, "3.bias"), weights);
+        EXPECT_EQ(dtype_of(model, "1.weight"), norm_f32 ? DType::f32 : half);
+        EXPECT_EQ(dtype_of(model, "1.bias"), norm_f32 ? DType::f32 : half);
+        EXPECT_EQ(dtype_of(model, "1.running_var"), DType::f32);
+        for (const auto& [name, tensor] : model.parameters()) {
+          EXPECT_EQ(tensor.meta().grad->dtype(), tensor.dtype())
+              << name;  // a slot of its own dtype
+          EXPECT_EQ(tensor.meta().master != nullptr,
+                    level == OptLevel::O2 && tensor.dtype() == half)
+              << name;
+        }
+      }
+    }
+  }
+}
+
+TEST(Initialize, MastersHoldTheExactValueInTheOldMemory) {
+  nn::Sequential model = make_model();
+  const nn::Sequential same = make_model();
+  const void* memory = model.parameters()[0].tensor.raw_data();
+  optim::FusedAdam optimizer(model.parameters());
+  initialize(model, optimizer, {.opt_level = OptLevel::O2});
+  const NamedTensors cast = model.parameters(), exact = same.parameters();
+  for (std::size_t i = 0; i < cast.size(); ++i) {
+    const Tensor& tensor = cast[i].tensor;
+    if (tensor.dtype() == DType::f32) continue;
+    EXPECT_EQ(values(*tensor.meta().master), values(exact[i].tensor)) << cast[i].name;
+    EXPECT_EQ(values(tensor),
+              values(Tensor::from(values(exact[i].tensor), tensor.shape(), DType::f16)));
+    EXPECT_EQ(tensor.meta().master->storage()->category(), core::MemoryCategory::optimizer_state);
+  }
+  EXPECT_EQ(cast[0].tensor.meta().master->raw_data(), memory);
+}
+
+TEST(Initialize, MemoryOfOthersIsNotTakenForMasters) {
+  nn::Sequential model = make_model();
+  const Tensor shared = model.parameters()[0].tensor.detach();
+  const std::vector<double> before = values(shared);
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2});
+  EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
+  EXPECT_EQ(values(shared), before);
+}
+
+TEST(Initialize, FrozenParametersAreCastWithoutMaster) {
+  nn::Sequential model = make_model();
+  model.parameters()[0].tensor.set_requires_grad(false);
+  optim::FusedAdam optimizer(model.parameters());
+  Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2});
+  const Tensor frozen = model.parameters()[0].tensor;
+  EXPECT_EQ(frozen.dtype(), DType::f16);
+  EXPECT_FALSE(frozen.meta().master);
+  const std::vector<double> before = values(frozen);
+  EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
+  EXPECT_EQ(values(frozen), before);
+}
+
+/// Notes what it sees and passes it on.
+class Probe : public nn::Module {
+ public:
+  struct Seen {
+    DType dtype = DType::boolean;
+    bool autocast = false;
+    DType autocast_dtype = DType::boolean;
+  };
+  std::string kind() const override { return "Probe"; }
+  Tensor forward(const Tensor& x) override {
+    *seen_ = {x.dtype(), autograd::autocast_state().enabled, autograd::autocast_state().dtype};
+    return x;
+  }
+  const Seen& seen() const { return *seen_; }
+
+ private:
+  std::shared_ptr<Seen> seen_ = std::make_shared<Seen>();
+};
+
+TEST(Initialize, CastsAroundForward) {
+  for (const DType half : kHalves) {
+    for (const OptLevel level : kLevels) {
+      Probe model;
+      optim::FusedSGD optimizer(NamedTensors{}, {});
+      initialize(model, optimizer, {.opt_level = level, .half_dtype = half});
+      SCOPED_TRACE(core::str(name(level), " ", half));
+      for (const DType input : {DType::f32, half}) {
+        const DType output = model(Tensor::zeros({2, 3}, input)).dtype();
+        const bool casts = level == OptLevel::O2 || level == OptLevel::O3;
+        const DType inside = casts ? half : level == OptLevel::O0 ? DType::f32 : input;
+        EXPECT_EQ(model.seen().dtype, inside);
+        EXPECT_EQ(output, casts ? DType::f32 : inside);
+        EXPECT_EQ(model.seen().autocast, level == OptLevel::O1);
+        if (level == OptLevel::O1) {
+          EXPECT_EQ(model.seen().autocast_dtype, half);
+        }
+      }
+      EXPECT_EQ(model(Tensor::zeros({2}, DType::i64)).dtype(), DType::i64);
+      EXPECT_FALSE(autograd::autocast_state().enabled);
+    }
+  }
+}
+
+TEST(Initialize, AutocastRunsEachOperationInItsDtype) {
+  for (const DType half : kHalves) {
+    nn::Sequential model = make_model();
+    optim::FusedAdam optimizer(model.parameters());
+    Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O1, .half_dtype = half});
+    const Tensor y = model(make_batch(1).x);
+    EXPECT_EQ(y.dtype(), half);  // a matrix product
+    const Tensor loss = autograd::cross_entropy(y, make_batch(1).labels);
+    EXPECT_EQ(loss.dtype(), DType::f32);
+    precision.backward(loss);
+    for (const auto& [name, tensor] : model.parameters())
+      EXPECT_EQ(tensor.grad().dtype(), DType::f32) << name;
+  }
+}
+
+TEST(Initialize, NamesWhatIsNotF32) {
+  const auto error_of = [](nn::Module& model) -> std::string {
+    optim::FusedSGD optimizer(NamedTensors{}, {});
+    try {
+      initialize(model, optimizer, {.opt_level = OptLevel::O2});
+    } catch (const core::InvalidArgument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  nn::Sequential model = make_model();
+  model.parameters()[3].tensor.set_data(Tensor::zeros({16}, DType::bf16));
+  EXPECT_THAT(error_of(model), HasSubstr("parameter '1.bias' of bf16"));
+  EXPECT_EQ(dtype_of(model, "0.weight"), DType::f32);  // nothing was cast
+  nn::Sequential other = make_model();
+  other.buffers()[1].tensor.set_data(Tensor::zeros({16}, DType::f64));
+  EXPECT_THAT(error_of(other), HasSubstr("buffer '1.running_var' of f64"));
+  nn::Sequential twice = make_model();
+  EXPECT_EQ(error_of(twice), "no error");
+  EXPECT_THAT(error_of(twice), HasSubstr("initialized before"));
+}
+
+TEST(Initialize, WrongOptionsChangeNothing) {
+  nn::Sequential model = make_model();
+  optim::FusedAdam optimizer(model.parameters());
+  EXPECT_THROW(initialize(model, optimizer, {.opt_level = OptLevel::O1, .master_weights = true}),
+               core::InvalidArgument);
+  EXPECT_THROW(
+      initialize(model, optimizer, {.opt_level = OptLevel::O2, .scaler = {.growth_interval = 0}}),
+      core::InvalidArgument);
+  EXPECT_EQ(dtype_of(model, "0.weight"), DType::f32);
+}
+
+}  // namespace
+}  // namespace cairn::amp

@@ -1,0 +1,143 @@
+#include "cairn/amp/loss_scaler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "cairn/core/error.h"
+
+namespace cairn::amp {
+namespace {
+
+/// The rule in exponents of two and a list of what happened, independent of the scaler's counters.
+struct SimulatedScaler {
+  int exponent, least, most;
+  std::int64_t interval;
+  std::vector<bool> clean;  // steps since the scale last changed or overflowed
+
+  void update(bool overflow) {
+    if (overflow) {
+      exponent = std::max(least, exponent - 1);
+      clean.clear();
+      return;
+    }
+    clean.push_back(true);
+    if (static_cast<std::int64_t>(clean.size()) == interval) {
+      exponent = std::min(most, exponent + 1);
+      clean.clear();
+    }
+  }
+};
+
+TEST(LossScaler, FollowsTheRuleOverRandomTraces) {
+  std::mt19937 random(11);
+  for (const std::int64_t interval : {1, 3, 20}) {
+    for (const double rate : {0.0, 0.05, 0.5, 1.0}) {
+      LossScaler scaler({.growth_interval = interval});
+      SimulatedScaler expected{16, 0, 24, interval, {}};
+      std::bernoulli_distribution overflows(rate);
+      for (int step = 0; step < 2000; ++step) {
+        const bool overflow = overflows(random);
+        scaler.update(overflow);
+        expected.update(overflow);
+        ASSERT_EQ(scaler.scale(), std::ldexp(1.0, expected.exponent))
+            << "step " << step << ", interval " << interval << ", rate " << rate;
+        ASSERT_EQ(scaler.state_dict().integer("unskipped"),
+                  static_cast<std::int64_t>(expected.clean.size()));
+      }
+    }
+  }
+}
+
+TEST(LossScaler, GrowsAfterExactlyTheIntervalByDefault) {
+  LossScaler scaler;
+  EXPECT_EQ(scaler.scale(), 65536.0);
+  for (int step = 0; step < 1999; ++step) scaler.update(false);
+  EXPECT_EQ(scaler.scale(), 65536.0);
+  scaler.update(false);
+  EXPECT_EQ(scaler.scale(), 131072.0);
+}
+
+TEST(LossScaler, OverflowRestartsTheCount) {
+  LossScaler scaler({.growth_interval = 4});
+  for (int step = 0; step < 3; ++step) scaler.update(false);
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 32768.0);
+  for (int step = 0; step < 3; ++step) scaler.update(false);
+  EXPECT_EQ(scaler.scale(), 32768.0);
+  scaler.update(false);
+  EXPECT_EQ(scaler.scale(), 65536.0);
+}
+
+TEST(LossScaler, StaysWithinFloorAndCeiling) {
+  LossScaler scaler({.growth_interval = 1});
+  for (int step = 0; step < 100; ++step) scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 1.0);
+  for (int step = 0; step < 100; ++step) scaler.update(false);
+  EXPECT_EQ(scaler.scale(), 16777216.0);
+  EXPECT_EQ(LossScaler({.init_scale = 1e9}).scale(), 16777216.0);
+}
+
+TEST(LossScaler, OtherFactors) {
+  LossScaler scaler({.init_scale = 1000,
+                     .growth_factor = 3,
+                     .backoff_factor = 0.25,
+                     .growth_interval = 2,
+                     .min_scale = 100});
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 250.0);
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 100.0);
+  scaler.update(false);
+  scaler.update(false);
+  EXPECT_EQ(scaler.scale(), 300.0);
+}
+
+TEST(LossScaler, StaticNeverChanges) {
+  LossScaler scaler({.dynamic = false, .init_scale = 0.125});
+  for (int step = 0; step < 3000; ++step) scaler.update(step % 7 == 0);
+  EXPECT_EQ(scaler.scale(), 0.125);
+}
+
+TEST(LossScaler, ContinuesFromItsState) {
+  LossScaler scaler({.growth_interval = 5});
+  for (const bool overflow : {true, false, false, true, false, false, false}) {
+    scaler.update(overflow);
+  }
+  LossScaler resumed({.growth_interval = 5});
+  resumed.load_state_dict(scaler.state_dict());
+  for (int step = 0; step < 20; ++step) {
+    scaler.update(step == 13);
+    resumed.update(step == 13);
+    EXPECT_EQ(resumed.scale(), scaler.scale()) << step;
+  }
+}
+
+TEST(LossScaler, RejectsImpossibleOptions) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THROW(LossScaler({.init_scale = 0}), core::InvalidArgument);
+  EXPECT_THROW(LossScaler({.init_scale = nan}), core::InvalidArgument);
+  EXPECT_THROW(LossScaler({.growth_factor = 0.5}), core::InvalidArgument);
+  EXPECT_THROW(LossScaler({.backoff_factor = 0}), core::InvalidArgument);
+  EXPECT_THROW(LossScaler({.backoff_factor = 1.5}), core::InvalidArgument);
+  EXPECT_THROW(LossScaler({.growth_interval = 0}), core::InvalidArgument);
+  EXPECT_THROW(LossScaler({.min_scale = 8, .max_scale = 4}), core::InvalidArgument);
+}
+
+TEST(LossScaler, ADamagedStateChangesNothing) {
+  LossScaler scaler;
+  StateDict state;
+  state.set("loss_scale", 0.0);
+  state.set("unskipped", std::int64_t{1});
+  EXPECT_THROW(scaler.load_state_dict(state), core::DataError);
+  state.set("loss_scale", 8.0);
+  state.set("unskipped", std::int64_t{-1});
+  EXPECT_THROW(scaler.load_state_dict(state), core::DataError);
+  EXPECT_THROW(scaler.load_state_dict({}), core::DataError);
+  EXPECT_EQ(scaler.scale(), 65536.0);
+}
+
+}  // namespace
+}  // namespace cairn::amp

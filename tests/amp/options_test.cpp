@@ -1,0 +1,120 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cairn/amp/amp.h"
+#include "cairn/core/error.h"
+
+namespace cairn::amp {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string error_of(const Options& options) {
+  try {
+    resolve(options);
+  } catch (const core::InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(OptLevel, ParsesAndExplains) {
+  EXPECT_EQ(parse_opt_level("O0"), OptLevel::O0);
+  EXPECT_EQ(parse_opt_level("O3"), OptLevel::O3);
+  for (const char* text : {"02", "o2", "O4", "", "2", "O22"}) {
+    try {
+      parse_opt_level(text);
+      ADD_FAILURE() << text;
+    } catch (const core::InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("letter O")) << text;
+    }
+  }
+}
+
+struct Defaults {
+  OptLevel level;
+  DType half;
+  std::optional<bool> keep_batchnorm, masters;
+  bool dynamic;
+};
+
+TEST(Options, DefaultsOfEveryLevel) {
+  const std::optional<bool> unset;
+  const Defaults table[] = {
+      {OptLevel::O0, DType::f16, unset, unset, false},
+      {OptLevel::O1, DType::f16, unset, unset, true},
+      {OptLevel::O2, DType::f16, true, true, true},
+      {OptLevel::O3, DType::f16, false, false, false},
+      {OptLevel::O0, DType::bf16, unset, unset, false},
+      {OptLevel::O1, DType::bf16, unset, unset, false},
+      {OptLevel::O2, DType::bf16, true, true, false},
+      {OptLevel::O3, DType::bf16, false, false, false},
+  };
+  for (const Defaults& row : table) {
+    const Options resolved = resolve({.opt_level = row.level, .half_dtype = row.half});
+    SCOPED_TRACE(describe(resolved));
+    EXPECT_EQ(resolved.keep_batchnorm_fp32, row.keep_batchnorm);
+    EXPECT_EQ(resolved.master_weights, row.masters);
+    EXPECT_EQ(resolved.dynamic_loss_scale, row.dynamic);
+    EXPECT_EQ(resolved.scaler.dynamic, row.dynamic);
+    EXPECT_EQ(resolved.loss_scale, row.dynamic ? std::nullopt : std::optional(1.0));
+  }
+}
+
+TEST(Options, Overrides) {
+  Options o3{.opt_level = OptLevel::O3, .keep_batchnorm_fp32 = true, .dynamic_loss_scale = true};
+  EXPECT_TRUE(*resolve(o3).keep_batchnorm_fp32);
+  EXPECT_TRUE(resolve(o3).scaler.dynamic);
+  const Options o2 =
+      resolve({.opt_level = OptLevel::O2, .master_weights = false, .loss_scale = 128});
+  EXPECT_FALSE(*o2.master_weights);
+  EXPECT_FALSE(o2.scaler.dynamic);
+  EXPECT_EQ(LossScaler(o2.scaler).scale(), 128.0);
+  const Options fixed = resolve({.scaler = {.dynamic = false, .init_scale = 32}});
+  EXPECT_EQ(fixed.loss_scale, 32.0);
+}
+
+TEST(Options, ResolvingTwiceChangesNothing) {
+  for (const OptLevel level : {OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3}) {
+    const Options once = resolve({.opt_level = level});
+    EXPECT_EQ(describe(resolve(once)), describe(once));
+  }
+}
+
+TEST(Options, ContradictionsNameBoth) {
+  EXPECT_THAT(error_of({.opt_level = OptLevel::O1, .keep_batchnorm_fp32 = true}),
+              AllOf(HasSubstr("keep_batchnorm_fp32 = true"), HasSubstr("O1")));
+  EXPECT_THAT(error_of({.opt_level = OptLevel::O0, .keep_batchnorm_fp32 = false}),
+              AllOf(HasSubstr("keep_batchnorm_fp32 = false"), HasSubstr("O0")));
+  EXPECT_THAT(error_of({.opt_level = OptLevel::O1, .master_weights = true}),
+              AllOf(HasSubstr("master_weights = true"), HasSubstr("O1")));
+  EXPECT_THAT(error_of({.loss_scale = 128, .dynamic_loss_scale = true}),
+              AllOf(HasSubstr("loss_scale = 128"), HasSubstr("dynamic_loss_scale = true")));
+  EXPECT_THAT(error_of({.dynamic_loss_scale = true, .scaler = {.dynamic = false}}),
+              AllOf(HasSubstr("dynamic_loss_scale = true"), HasSubstr("scaler.dynamic = false")));
+}
+
+TEST(Options, ImpossibleValues) {
+  EXPECT_THAT(error_of({.half_dtype = DType::f32}), HasSubstr("got f32"));
+  EXPECT_THAT(error_of({.loss_scale = 0}), HasSubstr("loss_scale > 0"));
+  EXPECT_THAT(error_of({.loss_scale = std::numeric_limits<double>::infinity()}),
+              HasSubstr("finite"));
+  EXPECT_THAT(error_of({.max_gradient_norm = -1}), HasSubstr("max_gradient_norm >= 0"));
+  EXPECT_THAT(error_of({.accumulation_steps = 0}), HasSubstr("accumulation_steps >= 1"));
+}
+
+TEST(Options, DescribeTellsAll) {
+  EXPECT_EQ(describe(resolve(
+                {.opt_level = OptLevel::O2, .max_gradient_norm = 1.5, .accumulation_steps = 4})),
+            "opt level O2: model f16, batch norm f32, f32 masters, dynamic loss scale from 65536 "
+            "(times 0.5 on overflow, "
+            "2 after 2000 steps, within 1 and 16777216), clipped at norm 1.5, 4 backwards a step");
+  EXPECT_EQ(describe(resolve({.opt_level = OptLevel::O1, .half_dtype = DType::bf16})),
+            "opt level O1: model f32, autocast bf16, loss scale 1");
+  EXPECT_EQ(describe(resolve({.opt_level = OptLevel::O3})),
+            "opt level O3: model f16, batch norm f16, no masters, loss scale 1");
+}
+
+}  // namespace
+}  // namespace cairn::amp
