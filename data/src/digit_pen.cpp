@@ -169,6 +169,11 @@ double distance_squared(Point p, Point a, Point b) {
   return dot(off, off);
 }
 
+// Where pixel (x, y) lies in an image.
+std::size_t pixel(int x, int y) {
+  return static_cast<std::size_t>(y) * kDigitSide + static_cast<std::size_t>(x);
+}
+
 using Distances = std::array<double, kDigitSide * kDigitSide>;
 
 // Lowers each pixel's squared distance to the ink by one straight piece; pixels further than
@@ -182,7 +187,7 @@ void lay_piece(Distances& nearest, Point a, Point b, double reach) {
   };
   for (int y = first(std::min(a.y, b.y)); y <= last(std::max(a.y, b.y)); ++y) {
     for (int x = first(std::min(a.x, b.x)); x <= last(std::max(a.x, b.x)); ++x) {
-      double& d = nearest[static_cast<std::size_t>(y * kDigitSide + x)];
+      double& d = nearest[pixel(x, y)];
       d = std::min(d, distance_squared({x + 0.5, y + 0.5}, a, b));
     }
   }
@@ -213,7 +218,7 @@ void place_by_mass(const std::array<std::uint8_t, kDigitSide * kDigitSide>& imag
   std::int64_t mass = 0, mass_x = 0, mass_y = 0;
   for (int y = 0; y < kDigitSide; ++y) {
     for (int x = 0; x < kDigitSide; ++x) {
-      const std::int64_t v = image[static_cast<std::size_t>(y * kDigitSide + x)];
+      const std::int64_t v = image[pixel(x, y)];
       mass += v, mass_x += v * x, mass_y += v * y;
     }
   }
@@ -224,8 +229,7 @@ void place_by_mass(const std::array<std::uint8_t, kDigitSide * kDigitSide>& imag
     for (int x = 0; x < kDigitSide; ++x) {
       const int from_x = x - shift_x, from_y = y - shift_y;
       const bool inside = from_x >= 0 && from_x < kDigitSide && from_y >= 0 && from_y < kDigitSide;
-      pixels[y * kDigitSide + x] =
-          inside ? image[static_cast<std::size_t>(from_y * kDigitSide + from_x)] : 0;
+      pixels[pixel(x, y)] = inside ? image[pixel(from_x, from_y)] : 0;
     }
   }
 }

@@ -1,0 +1,342 @@
+#include "cairn/data/loader.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "cairn/core/stream.h"
+#include "cairn/data/drawn_digits.h"
+#include "cairn/data/text.h"
+#include "support.h"
+
+namespace cairn::data::testing {
+namespace {
+
+using Indices = std::vector<std::int64_t>;
+
+// A second CPU device, so that the way over a copy stream runs on every machine.
+const bool kTwoDevices = ::setenv("CAIRN_CPU_DEVICES", "2", 1) == 0;
+
+// Sample i is [i, i + 0.5] with label 10 i. Counts its reads; throws at one index; may take its
+// time.
+class Numbers : public Dataset {
+ public:
+  explicit Numbers(std::int64_t size) : size_(size) {}
+  std::int64_t size() const override { return size_; }
+  SampleSpec spec() const override { return {{2}, DType::f32, {}, DType::i64}; }
+  void read(std::int64_t index, const TensorView& input, const TensorView& label) const override {
+    ++reads;
+    if (index == throws_at) throw core::DataError("[numbers] sample is damaged");
+    if (delay.count() > 0) std::this_thread::sleep_for(delay);
+    input.as<float>()[0] = static_cast<float>(index);
+    input.as<float>()[1] = static_cast<float>(index) + 0.5f;
+    *label.as<std::int64_t>() = 10 * index;
+  }
+
+  mutable std::atomic<std::int64_t> reads{0};
+  std::int64_t throws_at = -1;
+  std::chrono::microseconds delay{0};
+
+ private:
+  std::int64_t size_;
+};
+
+struct Seen {
+  Indices indices;
+  std::vector<double> inputs;
+  Indices labels;
+  bool operator==(const Seen&) const = default;
+};
+
+Seen look(const Batch& batch) {
+  return {batch.indices, batch.inputs.to_vector(), batch.labels.to_vector<std::int64_t>()};
+}
+
+std::vector<Seen> collect(DataLoader& loader) {
+  std::vector<Seen> batches;
+  for (const Batch& batch : loader) batches.push_back(look(batch));
+  return batches;
+}
+
+Indices all_indices(const std::vector<Seen>& batches) {
+  Indices all;
+  for (const Seen& batch : batches)
+    all.insert(all.end(), batch.indices.begin(), batch.indices.end());
+  return all;
+}
+
+struct Threads {
+  int workers, prefetch;
+};
+constexpr Threads kThreads[] = {{0, 1}, {1, 1}, {1, 4}, {3, 2}, {4, 8}};
+
+TEST(DataLoader, GivesTheSamplesInTheSamplersOrder) {
+  const Numbers set(10);
+  SequentialSampler sampler(10);
+  DataLoader loader(set, sampler, {.batch_size = 4});
+  EXPECT_EQ(loader.batches_per_epoch(), 3);
+  const std::vector<Seen> batches = collect(loader);
+  ASSERT_EQ(batches.size(), 3u);
+  EXPECT_EQ(batches[0], (Seen{{0, 1, 2, 3}, {0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5}, {0, 10, 20, 30}}));
+  EXPECT_EQ(batches[2], (Seen{{8, 9}, {8, 8.5, 9, 9.5}, {80, 90}}));
+}
+
+TEST(DataLoader, IsTheSameForAnyNumberOfWorkers) {
+  Numbers set(101);
+  set.delay = std::chrono::microseconds(20);
+  std::vector<std::vector<Seen>> runs;
+  for (const Threads threads : kThreads) {
+    DistributedSampler sampler(101, {.world_size = 2, .rank = 1, .seed = 9});
+    DataLoader loader(set, sampler,
+                      {.batch_size = 7, .workers = threads.workers, .prefetch = threads.prefetch});
+    runs.push_back(collect(loader));
+    EXPECT_EQ(runs.back(), runs.front());
+  }
+  DistributedSampler expected(101, {.world_size = 2, .rank = 1, .seed = 9});
+  EXPECT_EQ(all_indices(runs.front()), expected.remaining_indices());
+}
+
+TEST(DataLoader, DropsTheLastBatchOnRequest) {
+  const Numbers set(10);
+  SequentialSampler sampler(10);
+  DataLoader loader(set, sampler, {.batch_size = 4, .drop_last = true});
+  EXPECT_EQ(loader.batches_per_epoch(), 2);
+  EXPECT_EQ(collect(loader).size(), 2u);
+  EXPECT_EQ(sampler.epoch(), 1);
+  EXPECT_EQ(sampler.position(), 0);
+}
+
+TEST(DataLoader, RollsOverToTheNextEpochAndItsOrder) {
+  const Numbers set(20);
+  RandomSampler sampler(20, 4);
+  DataLoader loader(set, sampler, {.batch_size = 6});
+  EXPECT_EQ(all_indices(collect(loader)), torch_randperm(20, 4));
+  EXPECT_EQ(sampler.epoch(), 1);
+  EXPECT_EQ(all_indices(collect(loader)), torch_randperm(20, 5));
+}
+
+TEST(DataLoader, ContinuesAfterALeftLoop) {
+  const Numbers set(20);
+  SequentialSampler sampler(20);
+  DataLoader loader(set, sampler, {.batch_size = 3, .workers = 2});
+  for (const Batch& batch : loader) {
+    if (batch.indices.front() == 6) break;
+  }
+  EXPECT_EQ(sampler.position(), 9);  // prefetched batches do not count
+  EXPECT_EQ(loader.remaining_batches(), 4);
+  EXPECT_EQ(collect(loader).front().indices, (Indices{9, 10, 11}));
+}
+
+TEST(DataLoader, ResumesExactlyFromAStateSavedBetweenBatches) {
+  const Numbers set(50);
+  for (const Threads threads : kThreads) {
+    const LoaderOptions options{
+        .batch_size = 4, .workers = threads.workers, .prefetch = threads.prefetch};
+    RandomSampler whole(50, 2);
+    DataLoader unbroken(set, whole, options);
+    std::vector<Seen> expected = collect(unbroken);
+    const std::vector<Seen> second = collect(unbroken);
+    expected.insert(expected.end(), second.begin(), second.end());
+
+    for (std::size_t saved_after : {std::size_t{1}, std::size_t{5}, std::size_t{13}}) {
+      RandomSampler first(50, 2);
+      DataLoader killed(set, first, options);
+      StateDict state;
+      std::size_t count = 0;
+      for ([[maybe_unused]] const Batch& batch : killed) {
+        if (++count < saved_after) continue;
+        state = first.state_dict();
+        break;
+      }
+      RandomSampler restored(50, 77);
+      restored.load_state_dict(state);
+      DataLoader resumed(set, restored, options);
+      std::vector<Seen> rest;
+      while (restored.epoch() < 2) {
+        for (const Batch& batch : resumed) rest.push_back(look(batch));
+      }
+      EXPECT_EQ(rest, std::vector<Seen>(expected.begin() + static_cast<std::ptrdiff_t>(saved_after),
+                                        expected.end()));
+    }
+  }
+}
+
+TEST(DataLoader, RethrowsAWorkersErrorWhenItsBatchIsDue) {
+  Numbers set(40);
+  set.throws_at = 17;
+  for (const Threads threads : kThreads) {
+    SequentialSampler sampler(40);
+    DataLoader loader(set, sampler,
+                      {.batch_size = 5, .workers = threads.workers, .prefetch = threads.prefetch});
+    std::vector<std::int64_t> seen;
+    expect_error<core::DataError>(
+        [&] {
+          for (const Batch& batch : loader) seen.push_back(batch.indices.front());
+        },
+        {"sample is damaged"});
+    EXPECT_EQ(seen, (Indices{0, 5, 10}));
+    EXPECT_EQ(sampler.position(), 15);
+  }
+}
+
+TEST(DataLoader, ReadsNoFurtherAheadThanAsked) {
+  const Numbers set(1000);
+  SequentialSampler sampler(1000);
+  DataLoader loader(set, sampler, {.batch_size = 10, .workers = 2, .prefetch = 3});
+  const DataLoader::Iterator first = loader.begin();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_LE(set.reads, 40);  // the batch handed out and three more
+  EXPECT_GE(set.reads, 10);
+}
+
+TEST(DataLoader, StopsAtOnceInTheMiddle) {
+  Numbers set(100000);
+  set.delay = std::chrono::microseconds(50);
+  SequentialSampler sampler(100000);
+  for (int i = 0; i < 20; ++i) {
+    DataLoader loader(set, sampler, {.batch_size = 2, .workers = 3, .prefetch = 16});
+    DataLoader::Iterator batch = loader.begin();
+    if (i % 2 == 0) ++batch;
+  }
+  EXPECT_EQ(sampler.position(), 60);
+}
+
+TEST(DataLoader, NormalizesBytes) {
+  const TensorDataset set(Tensor::from<std::uint8_t>({0, 51, 255, 7}, {2, 2}),
+                          Tensor::from<std::int64_t>({1, 2}, {2}));
+  SequentialSampler sampler(2);
+  DataLoader raw(set, sampler, {.batch_size = 2});
+  const DataLoader::Iterator bytes = raw.begin();
+  EXPECT_EQ(bytes->inputs.dtype(), DType::u8);
+  EXPECT_EQ(bytes->inputs.to_vector(), (std::vector<double>{0, 51, 255, 7}));
+
+  SequentialSampler again(2);
+  DataLoader loader(set, again,
+                    {.batch_size = 2, .normalize = Normalize{.mean = 0.5, .deviation = 0.25}});
+  const DataLoader::Iterator batch = loader.begin();
+  EXPECT_EQ(batch->inputs.dtype(), DType::f32);
+  const std::vector<double> values = batch->inputs.to_vector();
+  for (std::size_t i = 0; i < 4; ++i) {
+    const double byte = std::vector<double>{0, 51, 255, 7}[i];
+    EXPECT_NEAR(values[i], (byte / 255 - 0.5) / 0.25, 1e-6);
+  }
+  EXPECT_EQ(batch->labels.to_vector(), (std::vector<double>{1, 2}));
+}
+
+TEST(DataLoader, NormalizesFloats) {
+  const TensorDataset set(Tensor::from<float>({1, 2, 3}, {3}));
+  SequentialSampler sampler(3);
+  DataLoader loader(
+      set, sampler,
+      {.batch_size = 3, .normalize = Normalize{.scale = 2, .mean = 1, .deviation = 4}});
+  EXPECT_EQ(loader.begin()->inputs.to_vector(), (std::vector<double>{0.25, 0.75, 1.25}));
+}
+
+TEST(DataLoader, BatchesWindowsOfText) {
+  const TextDataset text("abcdefghi", {.window = 2});
+  SequentialSampler sampler(text.size());
+  DataLoader loader(text, sampler, {.batch_size = 3});
+  const DataLoader::Iterator batch = loader.begin();
+  EXPECT_EQ(batch->inputs.shape(), (Shape{3, 2}));
+  EXPECT_EQ(batch->labels.shape(), (Shape{3, 2}));
+  EXPECT_EQ(batch->labels.to_vector(), (std::vector<double>{'b', 'c', 'd', 'e', 'f', 'g'}));
+}
+
+std::vector<Device> other_devices() {
+  std::vector<Device> devices{{DeviceType::cpu, 1}};
+  if (core::cuda_available()) devices.push_back({DeviceType::cuda, 0});
+  return devices;
+}
+
+void expect_same_batches_on(Device device, Threads threads) {
+  const DrawnDigits digits(1, 50);
+  RandomSampler here(50, 3), there(50, 3);
+  LoaderOptions options{.batch_size = 8,
+                        .workers = threads.workers,
+                        .prefetch = threads.prefetch,
+                        .normalize = Normalize{}};
+  DataLoader local(digits, here, options);
+  options.device = device;
+  DataLoader remote(digits, there, options);
+  DataLoader::Iterator expected = local.begin();
+  for (const Batch& batch : remote) {
+    EXPECT_EQ(batch.inputs.device(), device);
+    EXPECT_EQ(batch.labels.device(), device);
+    EXPECT_EQ(look(batch), look(*expected));
+    EXPECT_EQ(there.position(), here.position());
+    ++expected;
+  }
+  EXPECT_TRUE(expected == local.end());
+}
+
+TEST(DataLoader, CopiesAheadToAnotherDevice) {
+  ASSERT_TRUE(kTwoDevices);
+  for (const Device device : other_devices()) {
+    for (const Threads threads : kThreads) expect_same_batches_on(device, threads);
+  }
+}
+
+TEST(DataLoader, RethrowsErrorsOnTheWayToAnotherDevice) {
+  Numbers set(40);
+  set.throws_at = 12;
+  SequentialSampler sampler(40);
+  DataLoader loader(set, sampler, {.batch_size = 5, .workers = 2, .device = {DeviceType::cpu, 1}});
+  EXPECT_THROW(collect(loader), core::DataError);
+  EXPECT_EQ(sampler.position(), 10);
+}
+
+TEST(DataLoader, TakesEmptySets) {
+  const Numbers set(0);
+  SequentialSampler sampler(0);
+  DataLoader loader(set, sampler, {.batch_size = 5});
+  EXPECT_EQ(loader.batches_per_epoch(), 0);
+  EXPECT_TRUE(collect(loader).empty());
+  EXPECT_EQ(sampler.epoch(), 1);
+}
+
+TEST(DataLoader, AllowsOnePassAtATime) {
+  const Numbers set(10);
+  SequentialSampler sampler(10);
+  DataLoader loader(set, sampler, {.batch_size = 2});
+  {
+    const DataLoader::Iterator first = loader.begin();
+    expect_error<core::InvalidArgument>([&] { loader.begin(); }, {"one pass at a time"});
+  }
+  EXPECT_EQ(loader.begin()->indices, (Indices{2, 3}));
+}
+
+TEST(DataLoader, RefusesImpossibleOptions) {
+  const Numbers set(10);
+  SequentialSampler sampler(10), other(11);
+  const auto refuse = [&](const LoaderOptions& options, const std::string& text) {
+    expect_error<core::InvalidArgument>([&] { DataLoader(set, sampler, options); },
+                                        {"[data_loader]", text});
+  };
+  refuse({.batch_size = 0}, "batch size >= 1, got 0");
+  refuse({.workers = -1}, "got -1");
+  refuse({.prefetch = 0}, "prefetch depth >= 1");
+  refuse({.normalize = Normalize{.deviation = 0}}, "deviation > 0");
+  EXPECT_THROW(DataLoader(set, sampler, {.device = {DeviceType::cpu, 9}}), core::InvalidArgument);
+  expect_error<core::InvalidArgument>([&] { DataLoader(set, other, {}); },
+                                      {"10 samples", "got one of 11"});
+  const TextDataset text("abcdef", {.window = 2});
+  SequentialSampler windows(text.size());
+  expect_error<core::InvalidArgument>(
+      [&] { DataLoader(text, windows, {.normalize = Normalize{}}); }, {"u8 or f32", "i64"});
+}
+
+TEST(TensorDataset, ChecksItsTensors) {
+  const Tensor inputs = Tensor::zeros({4, 3});
+  expect_error<core::InvalidArgument>(
+      [&] { TensorDataset(inputs, Tensor::zeros({5}, DType::i64)); }, {"4 inputs", "5 labels"});
+  EXPECT_THROW(TensorDataset(inputs.alias(inputs.view().transpose(0, 1))), core::InvalidArgument);
+  EXPECT_THROW(TensorDataset(Tensor::zeros({})), core::InvalidArgument);
+  const TensorDataset set(inputs);
+  const Tensor input = Tensor::empty({3}), label = Tensor::empty({}, DType::i64);
+  EXPECT_THROW(set.read(4, input, label), core::InvalidArgument);
+  EXPECT_THROW(set.read(0, label, label), core::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace cairn::data::testing
