@@ -239,6 +239,7 @@ void Watchdog::run() {
                                    static_cast<double>(heartbeat_timeout_.count()) / 1000.0, " s"));
     }
   }
+  send_reason();
 }
 
 }  // namespace cairn::parallel

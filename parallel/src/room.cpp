@@ -1,0 +1,179 @@
+// The in-process group: ranks are threads, the ledger is behind a mutex, and sending is copying.
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "cairn/core/error.h"
+#include "coordinator.h"
+#include "mesh.h"
+
+namespace cairn::parallel {
+
+class Room {
+ public:
+  explicit Room(int size)
+      : size_(size), ledger_(size), on_failure_(static_cast<std::size_t>(size)) {}
+
+  int size() const { return size_; }
+  void enter(int rank, OnFailure on_failure);
+  std::vector<std::string> report(const Ledger::Report& report, bool wait);
+  void break_group(const std::string& reason);
+  void leave(int rank, std::uint64_t collectives);
+  void exchange(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
+                const std::vector<Mesh::Receive>& receives);
+
+ private:
+  struct Result {
+    std::vector<std::string> values;
+    int readers = 0;  // that have not taken them yet
+  };
+  using Place = std::tuple<int, int, std::uint64_t>;  // sender, receiver, tag
+  using Lock = std::unique_lock<std::mutex>;
+  void throw_if_broken() const;
+  void spread_failure(Lock& lock);
+
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Ledger ledger_;
+  std::map<std::uint64_t, int> waiting_;  // by collective
+  std::map<std::uint64_t, Result> results_;
+  std::map<Place, Mesh::Send> posted_;
+  std::vector<OnFailure> on_failure_;
+};
+
+void Room::throw_if_broken() const {
+  if (!ledger_.failure().empty()) core::fail<core::CommunicationError>("group", ledger_.failure());
+}
+
+void Room::spread_failure(Lock& lock) {
+  changed_.notify_all();
+  if (ledger_.failure().empty()) return;
+  const std::string reason = ledger_.failure();
+  for (OnFailure& on_failure : on_failure_) {
+    const OnFailure once = std::exchange(on_failure, nullptr);
+    lock.unlock();
+    if (once) once(reason);
+    lock.lock();
+  }
+}
+
+void Room::enter(int rank, OnFailure on_failure) {
+  const std::lock_guard lock(mutex_);
+  on_failure_[static_cast<std::size_t>(rank)] = std::move(on_failure);
+}
+
+std::vector<std::string> Room::report(const Ledger::Report& report, bool wait) {
+  Lock lock(mutex_);
+  throw_if_broken();
+  if (wait) ++waiting_[report.sequence];
+  if (auto complete = ledger_.report(report, Ledger::Clock::now())) {
+    const int readers = std::exchange(waiting_[report.sequence], 0);
+    if (readers > 0) results_[report.sequence] = {std::move(complete->values), readers};
+    waiting_.erase(report.sequence);
+  }
+  spread_failure(lock);
+  throw_if_broken();
+  if (!wait) return {};
+  const auto deadline = Ledger::Clock::now() + report.timeout;
+  while (!results_.contains(report.sequence)) {
+    if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
+      ledger_.check_deadlines(Ledger::Clock::now());
+      spread_failure(lock);
+    }
+    throw_if_broken();
+  }
+  Result& result = results_[report.sequence];
+  std::vector<std::string> values = result.values;
+  if (--result.readers == 0) results_.erase(report.sequence);
+  return values;
+}
+
+void Room::break_group(const std::string& reason) {
+  Lock lock(mutex_);
+  ledger_.fail(reason);
+  spread_failure(lock);
+}
+
+void Room::leave(int rank, std::uint64_t collectives) {
+  Lock lock(mutex_);
+  on_failure_[static_cast<std::size_t>(rank)] = nullptr;
+  ledger_.leave(rank, collectives);
+  spread_failure(lock);
+}
+
+void Room::exchange(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
+                    const std::vector<Mesh::Receive>& receives) {
+  Lock lock(mutex_);
+  for (const Mesh::Send& send : sends) posted_[{rank, send.to, tag}] = send;
+  changed_.notify_all();
+  for (const Mesh::Receive& receive : receives) {
+    const Place place{receive.from, rank, tag};
+    changed_.wait(lock, [&] { return posted_.contains(place) || !ledger_.failure().empty(); });
+    if (!ledger_.failure().empty()) break;
+    std::memcpy(receive.data, posted_[place].data,
+                receive.bytes);  // locked: the sender's memory lives while it is posted
+    posted_.erase(place);
+    changed_.notify_all();
+  }
+  const auto taken = [&] {
+    for (const Mesh::Send& send : sends) {
+      if (posted_.contains({rank, send.to, tag})) return false;
+    }
+    return true;
+  };
+  changed_.wait(lock, [&] { return taken() || !ledger_.failure().empty(); });
+  for (const Mesh::Send& send : sends) posted_.erase({rank, send.to, tag});
+  throw_if_broken();
+}
+
+namespace {
+
+class RoomMesh : public Mesh {
+ public:
+  RoomMesh(std::shared_ptr<Room> room, int rank)
+      : Mesh(rank, room->size()), room_(std::move(room)) {}
+  void exchange(const std::vector<Send>& sends, const std::vector<Receive>& receives) override {
+    room_->exchange(rank(), tag(), sends, receives);
+  }
+  void abort() noexcept override {}  // exchange sees the ledger itself
+
+ private:
+  std::shared_ptr<Room> room_;
+};
+
+class RoomCoordinator : public Coordinator {
+ public:
+  RoomCoordinator(std::shared_ptr<Room> room, int rank) : room_(std::move(room)), rank_(rank) {}
+  std::vector<std::string> report(const Ledger::Report& report, bool wait) override {
+    return room_->report(report, wait);
+  }
+  void break_group(const std::string& reason) override { room_->break_group(reason); }
+  void leave(std::uint64_t collectives) noexcept override { room_->leave(rank_, collectives); }
+  std::unique_ptr<Collectives> connect(Device device) override {
+    if (!device.is_cpu())
+      core::fail<core::Unsupported>(
+          "group", "in-process groups reduce CPU tensors only, got one on ", device);
+    return make_mesh_collectives(std::make_unique<RoomMesh>(room_, rank_));
+  }
+
+ private:
+  std::shared_ptr<Room> room_;
+  int rank_;
+};
+
+}  // namespace
+
+std::shared_ptr<Room> make_room(int size) {
+  return std::make_shared<Room>(size);
+}
+
+std::unique_ptr<Coordinator> join_room(std::shared_ptr<Room> room, int rank, OnFailure on_failure) {
+  room->enter(rank, std::move(on_failure));
+  return std::make_unique<RoomCoordinator>(std::move(room), rank);
+}
+
+}  // namespace cairn::parallel

@@ -1,0 +1,482 @@
+// Collectives of a group: as processes over Gloo and as threads, against values computed here.
+#include "cairn/parallel/process_group.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "cairn/core/stream.h"
+#include "cairn/core/tensor.h"
+#include "combine.h"
+#include "environment.h"
+#include "expect_error.h"
+#include "ranks.h"
+
+namespace cairn::parallel {
+namespace {
+
+using core::CommunicationError;
+using core::InvalidArgument;
+using test::expect_error;
+using test::fast_options;
+using test::JobVariables;
+using test::run_ranks;
+using test::run_threads;
+using test::start_ranks;
+using testing::AllOf;
+using testing::HasSubstr;
+
+/// Rank's contribution at element i: values whose order of summation shows in the last bits.
+double value_at(int rank, std::int64_t i) {
+  return std::sin(static_cast<double>(i) * 0.37 + rank * 1.7) * (1.0 + rank);
+}
+
+Tensor contribution(int rank, std::int64_t n, DType dtype) {
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < n; ++i) {
+    values.push_back(core::is_floating(dtype)
+                         ? value_at(rank, i)
+                         : std::floor(20 + 10 * std::sin(static_cast<double>(i + rank))));
+  }
+  return Tensor::from(values, {n}, dtype);
+}
+
+/// All ranks' contributions combined in rank order, in double or as the dtype does it.
+template <class T>
+std::vector<T> expected(int world, std::int64_t n, DType dtype, ReduceOp op) {
+  std::vector<std::vector<T>> all;
+  for (int rank = 0; rank < world; ++rank)
+    all.push_back(contribution(rank, n, dtype).to_vector<T>());
+  std::vector<T> out = all[0];
+  for (int rank = 1; rank < world; ++rank) {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const T x = all[static_cast<std::size_t>(rank)][i];
+      out[i] = op == ReduceOp::max   ? std::max(out[i], x)
+               : op == ReduceOp::min ? std::min(out[i], x)
+                                     : static_cast<T>(out[i] + x);
+    }
+  }
+  if (op == ReduceOp::average) {
+    for (T& x : out) x = static_cast<T>(x / static_cast<T>(world));
+  }
+  return out;
+}
+
+const std::int64_t kSizes[] = {0, 1, 2, 63, 1000, 4097, 100'003, 2'500'001};
+
+void check_all_reduce(const ProcessGroup& group) {
+  for (const std::int64_t n : kSizes) {
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::average, ReduceOp::max, ReduceOp::min}) {
+      if (n > 200'000 && op != ReduceOp::average) continue;
+      const Tensor x = contribution(group.rank(), n, DType::f32);
+      group.all_reduce(x, op, "x");
+      EXPECT_EQ(x.to_vector<float>(), expected<float>(group.world_size(), n, DType::f32, op))
+          << n << " " << name(op);
+    }
+  }
+}
+
+void check_dtypes(const ProcessGroup& group) {
+  const int world = group.world_size();
+  for (const std::int64_t n : {5, 30'001}) {
+    for (const DType dtype : {DType::f16, DType::bf16}) {  // in f32 and rounded once
+      const Tensor x = contribution(group.rank(), n, dtype);
+      group.all_reduce(x, ReduceOp::average, "half");
+      const Tensor rounded =
+          Tensor::from(expected<float>(world, n, dtype, ReduceOp::average), {n}, dtype);
+      EXPECT_EQ(x.to_vector<float>(), rounded.to_vector<float>()) << dtype << n;
+    }
+    for (const DType dtype : {DType::f64, DType::i32, DType::i64, DType::u8}) {
+      const Tensor x = contribution(group.rank(), n, dtype);
+      group.all_reduce(x, ReduceOp::sum, "other");
+      EXPECT_EQ(x.to_vector<double>(), expected<double>(world, n, dtype, ReduceOp::sum))
+          << dtype << n;
+    }
+  }
+  const Tensor flag = Tensor::full({3}, group.rank() == 1, DType::boolean);
+  group.all_reduce(flag, ReduceOp::max, "any");
+  EXPECT_EQ(flag.to_vector(), std::vector<double>(3, group.world_size() > 1));
+}
+
+void check_broadcast(const ProcessGroup& group) {
+  for (int root = 0; root < group.world_size(); ++root) {
+    for (const std::int64_t n : {0, 1, 70'001}) {
+      const Tensor x = contribution(group.rank(), n, DType::f32);
+      group.broadcast(x, root, "b");
+      EXPECT_EQ(x.to_vector<float>(), contribution(root, n, DType::f32).to_vector<float>());
+    }
+  }
+}
+
+void check_gather_and_scatter(const ProcessGroup& group) {
+  const int world = group.world_size(), rank = group.rank();
+  for (const std::int64_t n : {0, 1, 33, 20'001}) {
+    const Tensor x = contribution(rank, n, DType::f32), all = Tensor::zeros({world, n});
+    group.all_gather(x, all, "g");
+    std::vector<float> expected_all;
+    for (int r = 0; r < world; ++r) {
+      const auto part = contribution(r, n, DType::f32).to_vector<float>();
+      expected_all.insert(expected_all.end(), part.begin(), part.end());
+    }
+    EXPECT_EQ(all.to_vector<float>(), expected_all);
+
+    const Tensor whole = contribution(rank, n * world, DType::f32), part = Tensor::zeros({n});
+    group.reduce_scatter(whole, part, ReduceOp::sum, "s");
+    const auto sums = expected<float>(world, n * world, DType::f32, ReduceOp::sum);
+    EXPECT_EQ(part.to_vector<float>(),
+              std::vector<float>(sums.begin() + rank * n, sums.begin() + (rank + 1) * n));
+  }
+}
+
+void check_host_values(const ProcessGroup& group) {
+  const auto all =
+      group.exchange(std::string("from\0", 5) + std::to_string(group.rank()), "values");
+  ASSERT_EQ(all.size(), static_cast<std::size_t>(group.world_size()));
+  for (std::size_t r = 0; r < all.size(); ++r)
+    EXPECT_EQ(all[r], std::string("from\0", 5) + std::to_string(r));
+  EXPECT_EQ(group.all_reduce_max(group.rank() * 0.5, "max"), (group.world_size() - 1) * 0.5);
+  EXPECT_EQ(group.all_reduce_sum(1.5, "sum"), 1.5 * group.world_size());
+  EXPECT_EQ(group.world().exchange("w", "world").size(), all.size());
+  EXPECT_EQ(group.world().rank, group.rank());
+  group.barrier("end");
+}
+
+void check_everything(ProcessGroup& group) {
+  check_all_reduce(group);
+  check_dtypes(group);
+  check_broadcast(group);
+  check_gather_and_scatter(group);
+  check_host_values(group);
+}
+
+TEST(ProcessGroup, AloneNeedsNoLibrary) {
+  const JobVariables variables({});
+  ProcessGroup group = ProcessGroup::from_environment();
+  EXPECT_EQ(group.rank(), 0);
+  EXPECT_EQ(group.world_size(), 1);
+  check_everything(group);
+}
+
+TEST(ProcessGroup, TwoProcesses) {
+  run_ranks(2, check_everything);
+}
+TEST(ProcessGroup, FourProcesses) {
+  run_ranks(4, check_everything);
+}
+TEST(ProcessGroup, ThreeProcesses) {
+  run_ranks(3, check_everything);
+}
+TEST(ProcessGroup, ThreeThreads) {
+  run_threads(3, check_everything);
+}
+TEST(ProcessGroup, FourThreads) {
+  run_threads(4, check_everything);
+}
+
+TEST(ProcessGroup, TakesDenseViewsOfAnyStrides) {
+  run_threads(2, [](ProcessGroup& group) {
+    const Tensor x = contribution(group.rank(), 12, DType::f32);
+    group.all_reduce(x.view().reshape({3, 4}).transpose(0, 1), ReduceOp::sum, "t");
+    EXPECT_EQ(x.to_vector<float>(), expected<float>(2, 12, DType::f32, ReduceOp::sum));
+    const auto gaps = x.view().reshape({3, 4}).slice(1, 0, 2);
+    expect_error<InvalidArgument>([&] { group.all_reduce(gaps, ReduceOp::sum, "gaps"); },
+                                  {"[all_reduce]", "dense", "'gaps'"});
+  });
+}
+
+TEST(ProcessGroup, RefusesWhatMakesNoSense) {
+  const JobVariables variables({});
+  const ProcessGroup group = ProcessGroup::from_environment();
+  const Tensor flags = Tensor::zeros({2}, DType::boolean), numbers = Tensor::zeros({2}, DType::i64),
+               x = Tensor::zeros({4});
+  expect_error<InvalidArgument>([&] { group.all_reduce(flags, ReduceOp::sum); },
+                                {"[all_reduce]", "bool"});
+  expect_error<InvalidArgument>([&] { group.all_reduce(numbers, ReduceOp::average); },
+                                {"average", "i64"});
+  expect_error<InvalidArgument>([&] { group.broadcast(x, 1); }, {"root from 0 to 0, got 1"});
+  expect_error<InvalidArgument>([&] { group.all_gather(x, numbers); }, {"dtype"});
+  expect_error<InvalidArgument>([&] { group.all_gather(x, Tensor::zeros({5})); },
+                                {"1 parts of 4 elements"});
+  expect_error<InvalidArgument>([&] { ProcessGroup::in_process(0); }, {"at least one rank"});
+}
+
+TEST(ProcessGroup, KnowsItsDevices) {
+  const JobVariables variables({});
+  const ProcessGroup group = ProcessGroup::from_environment();
+  EXPECT_EQ(group.device("cpu"), (Device{core::DeviceType::cpu, 0}));
+  expect_error<InvalidArgument>([&] { group.device("tpu"); }, {"tpu"});
+  if (core::cuda_available()) {
+    EXPECT_EQ(group.device(), (Device{core::DeviceType::cuda, 0}));
+  } else {
+    EXPECT_EQ(group.device(), (Device{core::DeviceType::cpu, 0}));
+    EXPECT_THROW(group.device("cuda"), core::Error);
+  }
+}
+
+TEST(Combine, ConvertsHalvesAsCoreDoes) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    const Tensor all = Tensor::empty({65536}, dtype), zeros = Tensor::zeros({65536}, dtype),
+                 out = Tensor::empty({65536}, dtype);
+    auto* bits = static_cast<std::uint16_t*>(all.raw_data());
+    for (int i = 0; i < 65536; ++i) bits[i] = static_cast<std::uint16_t>(i);
+    combine(ReduceOp::sum, dtype, {all.raw_data(), zeros.raw_data()}, out.raw_data(), 65536);
+    combine(ReduceOp::max, dtype, {all.raw_data(), all.raw_data()}, zeros.raw_data(), 65536);
+    const auto before = all.to_vector<float>(), sum = out.to_vector<float>(),
+               max = zeros.to_vector<float>();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      if (std::isnan(before[i])) {
+        EXPECT_TRUE(std::isnan(sum[i]) && std::isnan(max[i])) << i;
+      } else {
+        EXPECT_EQ(sum[i], before[i]) << i;
+        EXPECT_EQ(max[i], before[i]) << i;
+      }
+    }
+  }
+}
+
+TEST(Combine, RoundsHalvesOnceAndToEven) {
+  std::vector<float> a, b;
+  for (int i = 0; i < 20'000; ++i) {
+    a.push_back(static_cast<float>(std::ldexp(std::sin(i * 0.1), i % 50 - 30)));
+    b.push_back(static_cast<float>(std::ldexp(std::cos(i * 0.3), i % 41 - 25)));
+  }
+  a.insert(a.end(), {65504.0f, 65504.0f, 2048.0f, 0x1p-24f, 1.0f});
+  b.insert(b.end(), {15.9f, 65504.0f, 1.0f, 0x1p-25f, 0x1p-11f});
+  const auto n = static_cast<std::int64_t>(a.size());
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    const Tensor x = Tensor::from(a, {n}, dtype), y = Tensor::from(b, {n}, dtype);
+    auto sum = x.to_vector<float>();
+    const auto other = y.to_vector<float>();
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += other[i];
+    combine(ReduceOp::sum, dtype, {x.raw_data(), y.raw_data()}, x.raw_data(), a.size());
+    EXPECT_EQ(x.to_vector<float>(), Tensor::from(sum, {n}, dtype).to_vector<float>()) << dtype;
+  }
+}
+
+TEST(Combine, PassesNanOn) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const ReduceOp op : {ReduceOp::max, ReduceOp::min, ReduceOp::sum, ReduceOp::average}) {
+    const std::vector<float> a = {nan, 1, 1}, b = {1, nan, 1};
+    std::vector<float> out(3);
+    combine(op, DType::f32, {a.data(), b.data()}, out.data(), 3);
+    EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[1]) && !std::isnan(out[2])) << name(op);
+  }
+}
+
+TEST(ProcessGroup, QueuesOnTheCurrentStream) {
+  run_threads(2, [](ProcessGroup& group) {
+    const core::Stream stream = core::Stream::create(Device{}, "communication");
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 20; ++i) tensors.push_back(Tensor::full({100}, group.rank() + i));
+    {
+      const core::StreamGuard guard(stream);
+      for (int i = 0; i < 20; ++i)
+        group.all_reduce(tensors[static_cast<std::size_t>(i)], ReduceOp::sum, "queued");
+    }
+    EXPECT_EQ(group.all_reduce_sum(1.0, "after"), 2.0);  // comes after the queued ones
+    for (int i = 0; i < 20; ++i)
+      EXPECT_EQ(tensors[static_cast<std::size_t>(i)].to_vector(),
+                std::vector<double>(100, 2 * i + 1));
+    stream.synchronize();
+  });
+}
+
+TEST(ProcessGroup, AnErrorInAStreamBreaksTheGroupInsteadOfBlockingIt) {
+  run_threads(2, [](ProcessGroup& group) {
+    const core::Stream stream = core::Stream::create(Device{}, "communication");
+    const Tensor x = Tensor::zeros({10});
+    if (group.rank() == 0) stream.submit([] { throw std::runtime_error("disk on fire"); });
+    const core::StreamGuard guard(stream);
+    group.all_reduce(x, ReduceOp::sum, "x");
+    EXPECT_THROW(group.barrier("end"), CommunicationError);
+    EXPECT_THROW(stream.synchronize(), std::runtime_error);
+  });
+}
+
+// What goes wrong.
+
+template <class F>
+void expect_disagreement(ProcessGroup& group, F&& call, std::initializer_list<std::string> texts) {
+  const auto start = std::chrono::steady_clock::now();
+  expect_error<CommunicationError>(call, texts);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
+  expect_error<CommunicationError>([&] { group.barrier("later"); }, {"disagree"});
+}
+
+void differ_in_name(ProcessGroup& group) {
+  const Tensor x = Tensor::zeros({10});
+  const auto call =
+      [&] {  // some ranks may still be in the first when others disagree on the second
+        group.all_reduce(x, ReduceOp::sum, "same");
+        group.all_reduce(x, ReduceOp::sum, group.rank() == 1 ? "fc.bias" : "fc.weight");
+      };
+  expect_disagreement(group, call,
+                      {"disagree on collective 1", "all_reduce sum f32[10] 'fc.weight'",
+                       "rank 1 calls", "'fc.bias'"});
+}
+
+void differ_in_shape_when_known(ProcessGroup& group) {
+  const Tensor x = Tensor::zeros({10}), y = Tensor::zeros({5000});
+  for (int i = 0; i < 2; ++i) {
+    group.all_reduce(x, ReduceOp::sum, "a");
+    group.all_reduce(y, ReduceOp::sum, "b");
+  }
+  const auto call = [&] {  // both descriptions are known: nobody waits before data moves
+    group.all_reduce(group.rank() == 0 ? x : y, ReduceOp::sum, group.rank() == 0 ? "a" : "b");
+    group.barrier("end");
+  };
+  expect_disagreement(group, call, {"disagree on collective 4", "f32[10] 'a'", "f32[5000] 'b'"});
+}
+
+void differ_in_operation(ProcessGroup& group) {
+  const Tensor x = Tensor::zeros({10});
+  const auto call = [&] {
+    group.rank() == 0 ? group.all_reduce(x, ReduceOp::sum, "x") : group.broadcast(x, 0, "x");
+  };
+  expect_disagreement(group, call, {"all_reduce sum", "broadcast from 0"});
+}
+
+TEST(Mismatch, OfNamesInProcesses) {
+  run_ranks(2, differ_in_name);
+}
+TEST(Mismatch, OfNamesInThreads) {
+  run_threads(3, differ_in_name);
+}
+TEST(Mismatch, OfKnownShapesInProcesses) {
+  run_ranks(2, differ_in_shape_when_known);
+}
+TEST(Mismatch, OfOperationsInProcesses) {
+  run_ranks(2, differ_in_operation);
+}
+TEST(Mismatch, OfOperationsInThreads) {
+  run_threads(2, differ_in_operation);
+}
+
+TEST(Failure, AKilledRankEndsTheOthersAndIsNamed) {
+  const auto results = start_ranks(4, [](int rank) {
+    const ProcessGroup group = ProcessGroup::from_environment();
+    const Tensor x = Tensor::zeros({500'000});
+    expect_error<CommunicationError>(
+        [&] {
+          for (int i = 0; i < 100'000; ++i) {
+            if (rank == 2 && i == 20) raise(SIGKILL);
+            group.all_reduce(x, ReduceOp::sum, "conv1.weight");
+          }
+        },
+        {"[all_reduce]", "rank 2 died", "all_reduce sum f32[500000] 'conv1.weight'",
+         "rank " + std::to_string(rank) + " was in collective"});
+  });
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_EQ(results[rank].status, rank == 2 ? 128 + SIGKILL : 0) << rank << ":\n"
+                                                                   << results[rank].output;
+    EXPECT_LT(results[rank].seconds, 10.0);
+  }
+}
+
+TEST(Failure, KillingRankZeroEndsTheOthers) {
+  const auto results = start_ranks(3, [](int rank) {
+    const ProcessGroup group = ProcessGroup::from_environment(fast_options());
+    const Tensor x = Tensor::zeros({1000});
+    expect_error<CommunicationError>(
+        [&] {
+          for (int i = 0; i < 100'000; ++i) {
+            if (rank == 0 && i == 20) raise(SIGKILL);
+            group.all_reduce(x, ReduceOp::sum, "w");
+          }
+        },
+        {"rank 0 died", "'w'"});
+  });
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_EQ(results[rank].status, rank == 0 ? 128 + SIGKILL : 0) << rank << ":\n"
+                                                                   << results[rank].output;
+    EXPECT_LT(results[rank].seconds, 10.0);
+  }
+}
+
+TEST(Failure, AStoppedRankCountsAsDead) {
+  const auto results = start_ranks(
+      2,
+      [](int rank) {
+        const ProcessGroup group = ProcessGroup::from_environment(fast_options());
+        group.barrier("start");
+        if (rank == 1) raise(SIGSTOP);  // the harness kills it in the end
+        const Tensor x = Tensor::zeros({1000});
+        expect_error<CommunicationError>([&] { group.all_reduce(x, ReduceOp::sum, "w"); },
+                                         {"rank 1 died", "no sign of life"});
+      },
+      5.0);
+  if (results.empty()) return;
+  EXPECT_EQ(results[0].status, 0) << results[0].output;
+  EXPECT_LT(results[0].seconds, 4.5);
+}
+
+TEST(Failure, ARankThatLeavesIsNamed) {
+  run_ranks(3, [](ProcessGroup& group) {
+    group.barrier("start");
+    if (group.rank() == 1) return;
+    const Tensor x = Tensor::zeros({1000});
+    expect_error<CommunicationError>([&] { group.all_reduce(x, ReduceOp::sum, "w"); },
+                                     {"rank 1 left the group after 1 collectives", "'w'"});
+  });
+}
+
+TEST(Failure, ARankThatGivesUpSaysWhy) {
+  const auto body = [](ProcessGroup& group) {
+    group.barrier("start");
+    if (group.rank() == 0) return group.abort("the loss is NaN");
+    const Tensor x = Tensor::zeros({1000});
+    expect_error<CommunicationError>([&] { group.all_reduce(x, ReduceOp::sum, "w"); },
+                                     {"rank 0 gave up: the loss is NaN", "'w'"});
+  };
+  run_ranks(2, body);
+  if (std::getenv("CAIRN_TEST_RANK") == nullptr) run_threads(3, body);
+}
+
+TEST(Failure, ALateRankIsNamed) {
+  const auto body = [](ProcessGroup& group) {
+    group.barrier("start");
+    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    const auto call = [&] { group.barrier(std::chrono::milliseconds(300), "meeting"); };
+    expect_error<CommunicationError>(call, {"rank 1 did not come", "barrier 'meeting'", "0.3 s"});
+  };
+  run_ranks(2, body);
+  if (std::getenv("CAIRN_TEST_RANK") == nullptr) run_threads(2, body);
+}
+
+TEST(Failure, ARankThatNeverComesIsNamed) {
+  const auto results = start_ranks(3, [](int rank) {
+    if (rank == 2) return;
+    const auto start = [] {
+      ProcessGroup::from_environment({.timeout = std::chrono::milliseconds(700)});
+    };
+    expect_error<CommunicationError>(
+        start, {"[rendezvous]", "of 3 ranks (WORLD_SIZE) these never came: 2"});
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST(Failure, AMissingRankZeroIsNamed) {
+  const auto results = start_ranks(2, [](int rank) {
+    if (rank == 0) return;
+    const auto start = [] {
+      ProcessGroup::from_environment({.timeout = std::chrono::milliseconds(300)});
+    };
+    expect_error<CommunicationError>(
+        start, {"[rendezvous]", "did not answer", "is rank 0 running there?"});
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST(Failure, RankZeroOutlivesSlowerRanks) {
+  run_ranks(3, [](ProcessGroup& group) {
+    if (group.rank() == 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // work that needs no other rank
+  });
+}
+
+}  // namespace
+}  // namespace cairn::parallel
