@@ -7,9 +7,9 @@ namespace support {
 
 inline cairn::nn::Sequential conv_net() {
   using namespace cairn;
-  return nn::Sequential(nn::Conv2d(1, 16, 5, {.padding = {2, 2}}), nn::BatchNorm2d(16), nn::ReLU(),
+  return nn::Sequential(nn::Conv2d(1, 16, 5, {.padding = 2}), nn::BatchNorm2d(16, {.relu = true}),
                         nn::MaxPool2d(2),  // [N, 16, 14, 14]
-                        nn::Conv2d(16, 32, 5, {.padding = {2, 2}}), nn::BatchNorm2d(32), nn::ReLU(),
+                        nn::Conv2d(16, 32, 5, {.padding = 2}), nn::BatchNorm2d(32, {.relu = true}),
                         nn::MaxPool2d(2),  // [N, 32, 7, 7]
                         nn::Flatten(), nn::Linear(32 * 7 * 7, 10));
 }

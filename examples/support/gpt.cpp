@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "cairn/autograd/ops.h"
+#include "cairn/core/generator.h"
 
 namespace support {
 
@@ -13,14 +14,14 @@ GptBlock::GptBlock(const GptSizes& sizes)
       norm2_(add_module("norm2", nn::LayerNorm(sizes.width))),
       attention_(add_module("attention",
                             nn::MultiheadAttention(sizes.width, sizes.heads, {.causal = true}))),
-      up_(add_module("up", nn::Linear(sizes.width, 4 * sizes.width))),
+      up_(add_module("up", nn::Linear(sizes.width, 4 * sizes.width, {.activation = autograd::Activation::gelu}))),
       down_(add_module("down", nn::Linear(4 * sizes.width, sizes.width))),
       dropout_(sizes.dropout) {}
 
 Tensor GptBlock::forward(const Tensor& x) {
   const double p = training() ? dropout_ : 0.0;
   const Tensor y = x + autograd::dropout((*attention_)((*norm1_)(x)), p);
-  const Tensor hidden = autograd::gelu((*up_)((*norm2_)(y)));
+  const Tensor hidden = (*up_)((*norm2_)(y));
   return y + autograd::dropout((*down_)(hidden), p);
 }
 
