@@ -63,7 +63,12 @@ if(CAIRN_CUDA)  # AUTO or ON
   cairn_find_cuda()
   if(CAIRN_HAS_CUDA)
     enable_language(CUDA)
-    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # the one core links
+    if(CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA_STANDARD 20)
+    else()  # CMake up to 3.25 does not know that nvcc speaks C++20
+      add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>)
+    endif()
     find_package(CUDAToolkit REQUIRED)
     cairn_require_library(cudnn cudnn.h cudnn cudnn9)
     if(CAIRN_HAS_NCCL)

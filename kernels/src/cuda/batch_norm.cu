@@ -1,0 +1,112 @@
+#include "cuda/batch_norm.cuh"
+
+#include "cuda/contiguous.h"
+
+namespace cairn::kernels {
+
+using namespace cuda;  // NOLINT: this file is that namespace's host side
+
+namespace {
+
+using View = const TensorView&;
+
+constexpr auto kChannelsLast = StorageOrder::channels_last;
+
+template <class T, class F>
+void channel_map(const Queue& queue, std::int64_t columns, F f, const Input& x, const Output& y) {
+  constexpr int N = pack_width<T>;
+  const std::int64_t n = y.view().numel();
+  const bool packs = pack_aligned<N>(x.as<T>()) && pack_aligned<N>(y.as<T>());
+  launch(queue, grid_for(ceil_div(n, N)), channel_map_kernel<T, F>, n, columns, packs, f, x.as<T>(),
+         y.as<T>());
+}
+
+Grid grid_for_channels(std::int64_t columns) {
+  return {ceil_div(columns, kThreads), kThreads};
+}
+
+/// Three values a channel.
+template <class A>
+struct ChannelBuffers {
+  ChannelBuffers(const Queue& queue, std::int64_t columns)
+      : memory(queue, 3 * columns),
+        a(memory.data()),
+        b(memory.data() + columns),
+        c(memory.data() + 2 * columns) {}
+  Buffer<A> memory;
+  A *a, *b, *c;
+};
+
+}  // namespace
+
+void CudaBackend::batch_norm(View x, View weight, View bias, View running_mean, View running_var,
+                             View y, View mean, View rstd, const BatchNormOptions& options) const {
+  if (x.numel() == 0) return;
+  const Queue queue("batch_norm", x.device);
+  const Input in(*this, queue, x, kChannelsLast);
+  const Output out(*this, queue, y, kChannelsLast);
+  const std::int64_t columns = x.shape[1];
+  const ColumnSplit split = ColumnSplit::of(x.numel() / columns, columns);
+  core::dispatch_floating(x.dtype, "batch_norm", [&](auto type) {
+    using T = decltype(type);
+    using A = Arithmetic<T>;
+    const ChannelBuffers<A> channel(queue, columns);
+    const ChannelScale<A> scale{channel.a, channel.b, channel.c};
+    const auto partial = column_sums<A>(queue, split, DeviationTerms<T>{in.as<T>(), columns});
+    launch(queue, grid_for_channels(columns), batch_statistics_kernel<T>, split, partial.data(),
+           in.as<T>(), AnyFloat(weight), AnyFloat(bias), AnyFloat(running_mean),
+           AnyFloat(running_var), options.eps, options.momentum, AnyFloat(mean), AnyFloat(rstd),
+           scale);
+    channel_map<T>(queue, columns, ChannelNormalize<A>{scale, options.relu}, in, out);
+  });
+  out.finish();
+}
+
+void CudaBackend::batch_norm_eval(View x, View weight, View bias, View running_mean,
+                                  View running_var, View y, const BatchNormOptions& options) const {
+  if (x.numel() == 0) return;
+  const Queue queue("batch_norm_eval", x.device);
+  const Input in(*this, queue, x, kChannelsLast);
+  const Output out(*this, queue, y, kChannelsLast);
+  const std::int64_t columns = x.shape[1];
+  core::dispatch_floating(x.dtype, "batch_norm_eval", [&](auto type) {
+    using T = decltype(type);
+    using A = Arithmetic<T>;
+    const ChannelBuffers<A> channel(queue, columns);
+    const ChannelScale<A> scale{channel.a, channel.b, channel.c};
+    launch(queue, grid_for_channels(columns), running_statistics_kernel<A>, columns,
+           AnyFloat(weight), AnyFloat(bias), AnyFloat(running_mean), AnyFloat(running_var),
+           options.eps, scale);
+    channel_map<T>(queue, columns, ChannelNormalize<A>{scale, options.relu}, in, out);
+  });
+  out.finish();
+}
+
+void CudaBackend::batch_norm_backward(View x, View y, View weight, View mean, View rstd, View dy,
+                                      View dx, View dweight, View dbias,
+                                      const BatchNormBackwardOptions& options) const {
+  const Queue queue("batch_norm_backward", x.device);
+  const Input in(*this, queue, x, kChannelsLast), grad(*this, queue, dy, kChannelsLast);
+  const Input result(*this, queue, options.relu ? y : TensorView(), kChannelsLast);
+  const Output out(*this, queue, dx, kChannelsLast);
+  const std::int64_t columns = x.shape[1], rows = columns == 0 ? 0 : x.numel() / columns;
+  if (columns == 0) return;
+  const ColumnSplit split = ColumnSplit::of(rows, columns);
+  core::dispatch_floating(x.dtype, "batch_norm_backward", [&](auto type) {
+    using T = decltype(type);
+    using A = Arithmetic<T>;
+    const ChannelBuffers<A> channel(queue, columns);
+    const ChannelGradient<A> gradient{channel.a, channel.b, channel.c};
+    const BatchNormTerms<T> terms{in.as<T>(),     result.as<T>(), grad.as<T>(),
+                                  AnyFloat(mean), AnyFloat(rstd), columns};
+    const auto partial = column_sums<A>(queue, split, terms);
+    launch(queue, grid_for_channels(columns), channel_gradients_kernel<A>, split, partial.data(),
+           AnyFloat(weight), AnyFloat(rstd), AnyFloat(dweight), AnyFloat(dbias),
+           options.batch_statistics, options.accumulate, gradient);
+    if (rows == 0) return;
+    channel_map<T>(queue, columns, BatchNormGradient<T>{terms, gradient}, grad, out);
+  });
+  out.finish();
+}
+
+}  // namespace cairn::kernels

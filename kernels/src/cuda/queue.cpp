@@ -1,0 +1,52 @@
+#include "cuda/queue.h"
+
+#include <nvtx3/nvToolsExt.h>
+
+#include "cuda/error.h"
+
+namespace cairn::kernels::cuda {
+namespace {
+
+cudaStream_t handle(const Queue& queue) {
+  return static_cast<cudaStream_t>(queue.stream());
+}
+
+}  // namespace
+
+Queue::Queue(const char* op, Device device)
+    : op_(op), device_(device), guard_(device), stream_(core::Stream::current(device).native()) {
+  nvtxRangePushA(op);
+}
+
+Queue::~Queue() {
+  nvtxRangePop();
+}
+
+void Queue::check_launch() const {
+  check_cuda(cudaGetLastError(), op_, "the kernel launch");
+}
+
+std::shared_ptr<core::Storage> Queue::workspace(std::size_t bytes) const {
+  const core::MemoryCategoryGuard category(core::MemoryCategory::workspace);
+  return core::Storage::allocate(bytes, device_);
+}
+
+void Queue::copy(void* dst, const void* src, std::size_t bytes) const {
+  if (bytes == 0) return;
+  check_cuda(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, handle(*this)), op_,
+             "cudaMemcpyAsync");
+}
+
+void Queue::upload(void* dst, const void* src, std::size_t bytes) const {
+  check_cuda(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, handle(*this)), op_,
+             "cudaMemcpyAsync");
+  check_cuda(cudaStreamSynchronize(handle(*this)), op_, "cudaStreamSynchronize");
+}
+
+void Queue::download(void* dst, const void* src, std::size_t bytes) const {
+  check_cuda(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, handle(*this)), op_,
+             "cudaMemcpyAsync");
+  check_cuda(cudaStreamSynchronize(handle(*this)), op_, "cudaStreamSynchronize");
+}
+
+}  // namespace cairn::kernels::cuda

@@ -1,0 +1,77 @@
+#include "cuda/table.h"
+
+#include <cstring>
+#include <list>
+#include <mutex>
+
+namespace cairn::kernels::cuda {
+namespace {
+
+constexpr std::size_t kKeptTables = 32;
+
+struct KeptTable {
+  Device device;
+  const void*
+      stream;  // memory goes back to the stream it was taken on, so a table serves one stream
+  std::vector<std::byte> bytes;
+  std::shared_ptr<core::Storage> memory;
+};
+
+struct KeptTables {
+  std::mutex mutex;
+  std::list<KeptTable> tables;  // the last used first
+};
+
+KeptTables& kept_tables() {
+  static auto& kept = *new KeptTables;  // never destroyed: device memory must not be freed at exit
+  return kept;
+}
+
+std::shared_ptr<core::Storage> find_or_upload(const Queue& queue, std::vector<std::byte> bytes) {
+  KeptTables& kept = kept_tables();
+  const std::lock_guard lock(kept.mutex);
+  for (auto it = kept.tables.begin(); it != kept.tables.end(); ++it) {
+    if (it->device == queue.device() && it->stream == queue.stream() && it->bytes == bytes) {
+      kept.tables.splice(kept.tables.begin(), kept.tables, it);
+      return it->memory;
+    }
+  }
+  auto memory = queue.workspace(bytes.size());
+  queue.upload(memory->data(), bytes.data(), bytes.size());
+  kept.tables.push_front({queue.device(), queue.stream(), std::move(bytes), memory});
+  if (kept.tables.size() > kKeptTables) kept.tables.pop_back();
+  return memory;
+}
+
+template <class T>
+void put(std::byte*& at, const std::vector<T>& values) {
+  std::memcpy(at, values.data(), values.size() * sizeof(T));
+  at += values.size() * sizeof(T);
+}
+
+}  // namespace
+
+DeviceTable::DeviceTable(const Queue& queue, const std::vector<Slot>& slots) {
+  std::vector<std::int32_t> chunk_slot, first_chunk;
+  for (std::size_t k = 0; k < slots.size(); ++k) {
+    first_chunk.push_back(static_cast<std::int32_t>(chunk_slot.size()));
+    const auto chunks = static_cast<std::size_t>((slots[k].count + kChunk - 1) / kChunk);
+    chunk_slot.insert(chunk_slot.end(), chunks, static_cast<std::int32_t>(k));
+  }
+  first_chunk.push_back(static_cast<std::int32_t>(chunk_slot.size()));
+
+  std::vector<std::byte> bytes(slots.size() * sizeof(Slot) +
+                               (chunk_slot.size() + first_chunk.size()) * sizeof(std::int32_t));
+  std::byte* at = bytes.data();
+  put(at, slots), put(at, chunk_slot), put(at, first_chunk);
+
+  memory_ = find_or_upload(queue, std::move(bytes));
+  const auto* const data = static_cast<const std::byte*>(memory_->data());
+  table_.slots = reinterpret_cast<const Slot*>(data);
+  table_.chunk_slot = reinterpret_cast<const std::int32_t*>(data + slots.size() * sizeof(Slot));
+  table_.first_chunk = table_.chunk_slot + chunk_slot.size();
+  table_.slot_count = static_cast<std::int32_t>(slots.size());
+  table_.chunk_count = static_cast<std::int32_t>(chunk_slot.size());
+}
+
+}  // namespace cairn::kernels::cuda

@@ -1,0 +1,43 @@
+// Pointer tables in device memory for multi-tensor passes. The last few tables of each stream are
+// kept: a training step hands in the same list every time, and then nothing is uploaded.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cuda/queue.h"
+
+namespace cairn::kernels::cuda {
+
+inline constexpr std::int64_t kChunk = 1 << 14;  // elements
+
+/// One tensor, or one parameter with what belongs to it; absent ones are nullptr.
+struct Slot {
+  void* gradient;
+  void* weight;
+  void* master;
+  void* moment1;
+  void* moment2;
+  std::int64_t count;
+  DType gradient_dtype, weight_dtype;
+};
+
+/// In device memory.
+struct Table {
+  const Slot* slots;
+  const std::int32_t* chunk_slot;   // the slot of each chunk
+  const std::int32_t* first_chunk;  // [slots + 1]
+  std::int32_t slot_count, chunk_count;
+};
+
+class DeviceTable {
+ public:
+  DeviceTable(const Queue& queue, const std::vector<Slot>& slots);
+  const Table& table() const { return table_; }
+
+ private:
+  std::shared_ptr<core::Storage> memory_;
+  Table table_;
+};
+
+}  // namespace cairn::kernels::cuda
