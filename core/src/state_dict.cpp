@@ -1,6 +1,7 @@
 #include "cairn/core/state_dict.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cairn/core/error.h"
 
@@ -61,6 +62,10 @@ const StateDict::Value* StateDict::find(const std::string& key) const {
 
 const Tensor& StateDict::tensor(const std::string& key) const {
   return get<Tensor>(*this, key, "tensor");
+}
+
+StateDict::Value* StateDict::find(const std::string& key) {
+  return const_cast<Value*>(std::as_const(*this).find(key));
 }
 
 double StateDict::number(const std::string& key) const {

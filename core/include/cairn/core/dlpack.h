@@ -1,10 +1,13 @@
-// DLPack: tensors exchanged with other libraries (libtorch, NumPy, CuPy, JAX ...) without a copy. This header needs no dlpack.h; callers that
-// look inside include their own (version 0.x layout: struct DLManagedTensor).
+// DLPack: tensors exchanged with other libraries (libtorch, NumPy, CuPy, JAX ...) without a copy.
+// This header needs no dlpack.h; callers that look inside include their own (version 0.x layout:
+// struct DLManagedTensor).
 //
 //   DLManagedTensor* out = core::to_dlpack(x);   // x's memory lives until out->deleter(out)
-//   Tensor y = core::from_dlpack(theirs);        // calls theirs->deleter(theirs) with the last tensor that uses the memory
+//   Tensor y = core::from_dlpack(theirs);        // calls theirs->deleter(theirs) with the last
+//   tensor that uses the memory
 //
-// Stream order: none is implied. CUDA memory is exported and imported as it is; synchronize, or order the streams, around the exchange.
+// Stream order: none is implied. CUDA memory is exported and imported as it is; synchronize, or
+// order the streams, around the exchange.
 #pragma once
 
 #include "cairn/core/tensor.h"
@@ -13,14 +16,16 @@ struct DLManagedTensor;
 
 namespace cairn::core {
 
-/// Hands out the tensor's memory: shape, strides (in elements), dtype and device as they are. The receiver calls the deleter once.
-/// Throws InvalidArgument for an undefined tensor. cpu:i (i > 0) is exported as kDLCPU 0: elsewhere there is only one CPU.
+/// Hands out the tensor's memory: shape, strides (in elements), dtype and device as they are. The
+/// receiver calls the deleter once. Throws InvalidArgument for an undefined tensor. cpu:i (i > 0)
+/// is exported as kDLCPU 0: elsewhere there is only one CPU.
 DLManagedTensor* to_dlpack(const Tensor& x);
 
-/// Takes over `managed` (not null) and, on success only, the duty to call its deleter; after an exception it is still the caller's.
-/// Null strides mean row-major. CPU and pinned memory arrive on cpu:0, CUDA memory on cuda:i.
-/// Throws InvalidArgument for other devices, dtypes without a counterpart (complex, i8, vector lanes ...), more than 8 dimensions,
-/// negative strides, and data that its dtype's size does not align.
+/// Takes over `managed` (not null) and, on success only, the duty to call its deleter; after an
+/// exception it is still the caller's. Null strides mean row-major. CPU and pinned memory arrive on
+/// cpu:0, CUDA memory on cuda:i. Throws InvalidArgument for other devices, dtypes without a
+/// counterpart (complex, i8, vector lanes ...), more than 8 dimensions, negative strides, and data
+/// that its dtype's size does not align.
 Tensor from_dlpack(DLManagedTensor* managed);
 
 }  // namespace cairn::core

@@ -22,7 +22,8 @@ class StateDict {
   /// The dictionary `key`, made (in place of any other value) where there is none.
   StateDict& make_dict(const std::string& key);
   bool contains(const std::string& key) const { return find(key) != nullptr; }
-  const Value* find(const std::string& key) const;
+  const Value* find(const std::string& key) const;  // nullptr where absent
+  Value* find(const std::string& key);
 
   // Typed access. Throw DataError "[state] expected <kind> 'key', got ..." where absent or of another kind.
   const Tensor& tensor(const std::string& key) const;

@@ -1,0 +1,53 @@
+// Checkpoints as files: what one holds, whether it is whole, and its contents. TrainingState writes
+// them; tools read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cairn/core/state_dict.h"
+
+namespace cairn::checkpointing {
+
+enum class EntryKind { tensor, number, integer, text, dictionary };  // dictionary: an empty one
+const char* name(EntryKind kind);
+
+struct CheckpointEntry {
+  std::string name;  // "model.fc.weight", "rank-0.generator.seed"
+  std::string file;  // "state.safetensors"
+  EntryKind kind = EntryKind::tensor;
+  DType dtype = DType::f32;  // of tensor, number (f64) and integer (i64)
+  Shape shape;
+  std::uint64_t checksum = 0;  // XXH3 of the bytes, row-major
+  std::string text;            // of text
+
+  std::uint64_t bytes() const;  // in the file
+};
+
+struct CheckpointSummary {
+  std::int64_t step = 0;
+  int world_size = 1;
+  std::vector<CheckpointEntry> entries;
+};
+
+/// What the manifest says. Throws core::IoError where there is none, core::DataError where it is
+/// damaged.
+CheckpointSummary summarize_checkpoint(const std::string& path);
+
+/// Everything wrong with it (missing or damaged files, checksums that differ), a line each; empty
+/// for a good one.
+std::vector<std::string> find_damage(const std::string& path);
+
+/// The contents, verified: {"model": {...}, ..., "rank-0": {...}, ...}. Throws core::DataError
+/// naming all damage.
+StateDict read_checkpoint(const std::string& path);
+
+/// The folders `dir`/step-<n>, newest (largest n) first; none where there is no such folder.
+std::vector<std::string> list_checkpoints(const std::string& dir);
+
+/// Nested dictionaries as one list of "a.b.c" names, in order. An empty dictionary is an entry of
+/// its own.
+std::vector<std::pair<std::string, StateDict::Value>> flatten(const StateDict& state);
+
+}  // namespace cairn::checkpointing

@@ -1,0 +1,102 @@
+// TrainingState: everything a run needs to go on as if it had never stopped, in one checkpoint.
+//
+//   checkpointing::TrainingState state({{"model", model}, {"optimizer", optimizer}, {"amp",
+//   precision}, {"sampler", sampler}},
+//                                      group.world());
+//   state.resume_latest("runs/mnist");        // nothing there: starts fresh
+//   for (...) { ...; state.save_every(500, "runs/mnist"); }
+//
+// A checkpoint is a folder:
+//   runs/mnist/step-00000500/
+//     state.safetensors    the parts, which are the same on every rank: "model.fc.weight" ...
+//     (written by rank 0) rank-0.safetensors   what is each rank's own: the generator of the
+//     calling thread manifest.json        step, world size, and of every entry: kind, dtype, shape,
+//     XXH3 checksum; itself checksummed
+// Numbers are stored as scalar F64 and I64 tensors (every bit of them), text in the manifest. Stock
+// Python reads the .safetensors files.
+//
+// Saving is atomic: all is written under a temporary name, flushed to the disk and renamed; a
+// crash, a full disk or a kill leaves the checkpoints before it as they were. Loading verifies
+// every checksum before anything changes.
+//
+// With several ranks each call is a collective: every rank calls it, with the same arguments, and
+// the folder is one that all of them see. An error on one rank becomes an error on all of them; a
+// rank that does not come ends in the World's CommunicationError.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/core/state_dict.h"
+#include "cairn/core/world.h"
+
+namespace cairn::checkpointing {
+
+struct TrainingStateOptions {
+  int keep = 3;  // good checkpoints that stay in a folder; older ones are removed after each save
+};
+
+struct ResumeInfo {
+  std::string path;
+  std::int64_t step = 0;
+  int world_size = 1;  // of the run that saved it; any other may continue it
+};
+
+class TrainingState {
+ public:
+  /// A name (no '.', not "rank-...") and what is saved under it. Only a reference is kept.
+  struct Part {
+    Part(std::string part_name, core::Stateful& part)
+        : name(std::move(part_name)), stateful(&part) {}
+    std::string name;
+    core::Stateful* stateful;
+  };
+
+  TrainingState(std::initializer_list<Part> parts, World world = {},
+                const TrainingStateOptions& options = {});
+
+  /// Steps saved, resumed or counted by save_every; 0 at first.
+  std::int64_t step() const { return step_; }
+
+  /// Writes `dir`/step-<step> (replacing one of that step) and removes what `keep` no longer
+  /// covers. Returns its path. Throws core::IoError for a folder that cannot be written or is full:
+  /// what stood there is untouched.
+  std::string save(const std::string& dir, std::int64_t step);
+  /// Counts a step; saves each n-th. Returns whether it saved.
+  bool save_every(std::int64_t n, const std::string& dir);
+
+  /// Loads the newest good checkpoint of the folder; nothing where there is none. A damaged one is
+  /// passed over with a warning that names the damage. Throws core::DataError where all are
+  /// damaged, or the good one does not fit the parts.
+  std::optional<ResumeInfo> resume_latest(const std::string& dir);
+  /// Loads this checkpoint (a step-... folder). Throws core::IoError where it cannot be read and
+  /// core::DataError where it is damaged or does not fit, naming every missing, surplus and
+  /// mis-shaped entry; nothing has changed then.
+  ResumeInfo resume(const std::string& path);
+
+ private:
+  struct Loaded {
+    std::string path;  // empty: there was none
+    StateDict contents;
+  };
+  std::string together(const std::string& what, const std::function<std::string()>& work,
+                       std::vector<std::string>* answers = nullptr) const;
+  Loaded newest_good(const std::string& dir);
+  std::optional<ResumeInfo> load(const std::string& what, const std::function<Loaded()>& choose);
+  void apply(const Loaded& loaded, int saved_world_size);
+  std::string write_files(const std::string& folder) const;
+  void commit(const std::string& dir, std::int64_t step, const std::vector<std::string>& files);
+  void remove_old(const std::string& dir, const std::string& newest) const;
+
+  std::vector<Part> parts_;
+  World world_;
+  TrainingStateOptions options_;
+  std::int64_t step_ = 0;
+  std::vector<std::string> damaged_;  // seen while resuming: they do not count as good
+};
+
+}  // namespace cairn::checkpointing

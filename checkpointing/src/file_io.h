@@ -1,0 +1,51 @@
+// Files through POSIX calls, because a checkpoint needs what streams cannot do: flush to the disk
+// and say why something failed. Everything throws core::IoError naming the path and the system's
+// reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace cairn::checkpointing {
+
+class WritableFile {
+ public:
+  explicit WritableFile(const std::string& path);  // created, or emptied
+  ~WritableFile();
+  WritableFile(const WritableFile&) = delete;
+  WritableFile& operator=(const WritableFile&) = delete;
+
+  void write(const void* data, std::size_t bytes);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  void close();  // flushes to the disk first
+
+ private:
+  std::string path_;
+  int descriptor_;
+};
+
+class ReadableFile {
+ public:
+  explicit ReadableFile(const std::string& path);
+  ~ReadableFile();
+  ReadableFile(const ReadableFile&) = delete;
+  ReadableFile& operator=(const ReadableFile&) = delete;
+
+  std::uint64_t size() const { return size_; }
+  /// All of [offset, offset + bytes); fewer throw.
+  void read(std::uint64_t offset, void* data, std::size_t bytes) const;
+
+ private:
+  std::string path_;
+  int descriptor_;
+  std::uint64_t size_ = 0;
+};
+
+std::string read_text(const std::string& path);
+void flush_folder(const std::string& path);  // its entries: created, renamed and removed names
+/// Gives `from` the name `to`; where that exists, the two change names in one step.
+void rename_or_exchange(const std::string& from, const std::string& to);
+
+}  // namespace cairn::checkpointing

@@ -1,0 +1,22 @@
+// StateDict <-> a list of named entries, as they stand in files.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cairn/checkpointing/checkpoint_folder.h"
+
+namespace cairn::checkpointing {
+
+using FlatState = std::vector<std::pair<std::string, StateDict::Value>>;
+
+EntryKind kind_of(const StateDict::Value& value);
+/// What stands in a safetensors file for the value: scalars become 0-dimensional f64 and i64
+/// tensors. Undefined for text and empty dictionaries.
+Tensor tensor_of(const StateDict::Value& value);
+/// The value of a tensor that was read for an entry of this kind.
+StateDict::Value value_of(EntryKind kind, const Tensor& tensor, const std::string& text);
+/// Throws core::DataError where one name is both an entry and a dictionary.
+StateDict unflatten(const FlatState& entries);
+
+}  // namespace cairn::checkpointing

@@ -1,0 +1,27 @@
+// What reader and writer of safetensors share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cairn/checkpointing/safetensors.h"
+
+namespace cairn::checkpointing {
+
+inline constexpr std::uint64_t kLargestHeader =
+    100'000'000;  // bytes; the reference implementation's limit
+inline constexpr const char* kMetadataKey = "__metadata__";
+
+const char* safetensors_name(DType dtype);  // "F32"
+/// False where Cairn has no such dtype.
+bool parse_safetensors_dtype(const std::string& text, DType& dtype);
+
+std::uint64_t checksum(const void* data, std::size_t bytes);  // XXH3, 64 bits
+
+/// write_safetensors that returns each tensor's checksum.
+std::vector<std::uint64_t> write_safetensors_with_checksums(const std::string& path,
+                                                            const NamedTensors& tensors,
+                                                            const SafetensorsMetadata& metadata);
+
+}  // namespace cairn::checkpointing

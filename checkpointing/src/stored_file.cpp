@@ -1,0 +1,103 @@
+#include "stored_file.h"
+
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "cairn/checkpointing/safetensors.h"
+#include "cairn/core/error.h"
+#include "safetensors_format.h"
+
+namespace cairn::checkpointing {
+
+ManifestFile write_stored_file(const std::string& folder, const std::string& name,
+                               const FlatState& entries) {
+  ManifestFile file;
+  file.name = name;
+  NamedTensors tensors;
+  std::vector<std::size_t> entry_of_tensor;
+  for (const auto& [entry_name, value] : entries) {
+    CheckpointEntry entry;
+    entry.name = entry_name;
+    entry.file = name;
+    entry.kind = kind_of(value);
+    if (const auto* text = std::get_if<std::string>(&value)) entry.text = *text;
+    const Tensor tensor = tensor_of(value);
+    CAIRN_CHECK(tensor.defined() || entry.kind != EntryKind::tensor, "save",
+                "expected a tensor for '", entry_name, "', got an undefined one");
+    if (tensor.defined()) {
+      entry.dtype = tensor.dtype();
+      entry.shape = tensor.shape();
+      entry_of_tensor.push_back(file.entries.size());
+      tensors.push_back({entry_name, tensor});
+    }
+    file.entries.push_back(std::move(entry));
+  }
+  const std::string path = folder + "/" + name;
+  const std::vector<std::uint64_t> checksums =
+      write_safetensors_with_checksums(path, tensors, {{"format", "cairn"}});
+  for (std::size_t i = 0; i < checksums.size(); ++i) {
+    file.entries[entry_of_tensor[i]].checksum = checksums[i];
+  }
+  file.bytes = std::filesystem::file_size(path);
+  return file;
+}
+
+namespace {
+
+// The entry's tensor, or nothing and a line of damage.
+std::optional<Tensor> read_tensor(const SafetensorsReader& reader, const CheckpointEntry& entry,
+                                  std::vector<std::string>& damage) {
+  const SafetensorsEntry* stored = reader.find(entry.name);
+  if (stored == nullptr) {
+    damage.push_back(core::str(entry.file, ": '", entry.name, "' is missing"));
+    return {};
+  }
+  if (stored->dtype != entry.dtype || !(stored->shape == entry.shape)) {
+    damage.push_back(core::str(entry.file, ": '", entry.name, "' is ", stored->dtype, " ",
+                               stored->shape, " instead of ", entry.dtype, " ", entry.shape));
+    return {};
+  }
+  const Tensor tensor = reader.read(*stored);
+  if (checksum(tensor.raw_data(), tensor.nbytes()) != entry.checksum) {
+    damage.push_back(core::str(entry.file, ": '", entry.name, "' ", entry.dtype, " ", entry.shape,
+                               " is damaged: its checksum differs from the manifest's"));
+    return {};
+  }
+  return tensor;
+}
+
+void read_entries(const SafetensorsReader& reader, const ManifestFile& file, FlatState& values,
+                  std::vector<std::string>& damage) {
+  std::set<std::string> known;
+  for (const CheckpointEntry& entry : file.entries) {
+    known.insert(entry.name);
+    std::optional<Tensor> tensor = Tensor();
+    const bool in_file = entry.kind != EntryKind::text && entry.kind != EntryKind::dictionary;
+    if (in_file) tensor = read_tensor(reader, entry, damage);
+    if (tensor) values.emplace_back(entry.name, value_of(entry.kind, *tensor, entry.text));
+  }
+  for (const SafetensorsEntry& entry : reader.entries()) {
+    if (!known.contains(entry.name)) {
+      damage.push_back(core::str(file.name, ": '", entry.name, "' is not in the manifest"));
+    }
+  }
+}
+
+}  // namespace
+
+FlatState read_stored_file(const std::string& folder, const ManifestFile& file,
+                           std::vector<std::string>& damage) {
+  FlatState values;
+  try {
+    const SafetensorsReader reader(folder + "/" + file.name);
+    read_entries(reader, file, values, damage);
+  } catch (const core::DataError& e) {
+    damage.push_back(e.what());
+  } catch (const core::IoError& e) {
+    damage.push_back(e.what());
+  }
+  return values;
+}
+
+}  // namespace cairn::checkpointing

@@ -1,0 +1,23 @@
+// One .safetensors file of a checkpoint: written with its part of the manifest, read back against
+// it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "flat_state.h"
+#include "manifest.h"
+
+namespace cairn::checkpointing {
+
+/// Writes the entries to `folder`/`name`, flushed to the disk; returns what the manifest says of
+/// it.
+ManifestFile write_stored_file(const std::string& folder, const std::string& name,
+                               const FlatState& entries);
+
+/// Reads and verifies `folder`/`file.name`. Each thing wrong adds a line to `damage`; the values
+/// are complete only where none was added.
+FlatState read_stored_file(const std::string& folder, const ManifestFile& file,
+                           std::vector<std::string>& damage);
+
+}  // namespace cairn::checkpointing

@@ -1,0 +1,198 @@
+#include "cairn/checkpointing/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "cairn/core/error.h"
+#include "checkpointing/temporary_folder.h"
+
+namespace cairn::checkpointing {
+namespace {
+
+using core::DataError;
+using core::InvalidArgument;
+using core::IoError;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string file_of(const std::string& header, std::size_t data_bytes) {
+  const std::uint64_t length = header.size();
+  std::string bytes(8, '\0');
+  std::memcpy(bytes.data(), &length, 8);
+  return bytes + header + std::string(data_bytes, '\1');
+}
+
+TEST(Safetensors, ReadsWhatPythonWrote) {
+  const SafetensorsReader file(CAIRN_TEST_FOLDER "/checkpointing/data/golden.safetensors");
+  EXPECT_EQ(file.entries().size(), 9u);
+  EXPECT_THAT(file.metadata(), ElementsAre(std::pair("made_by", "safetensors.torch")));
+  const Tensor weight = file.read("weight");
+  EXPECT_EQ(weight.shape(), (Shape{2, 3}));
+  EXPECT_THAT(weight.to_vector<float>(), ElementsAre(1.5f, -2.25f, 3.f, 0.f, INFINITY, -1e-30f));
+  EXPECT_EQ(file.read("half").dtype(), DType::f16);
+  EXPECT_THAT(file.read("half").to_vector(), ElementsAre(1, -65504, std::ldexp(1, -24)));
+  EXPECT_THAT(file.read("brain").to_vector(), ElementsAre(1, 3.140625));
+  EXPECT_EQ(file.read("double").item(), 0.1);
+  EXPECT_TRUE(file.read("double").shape().empty());
+  EXPECT_THAT(file.read("count").to_vector<std::int64_t>(),
+              ElementsAre(-(std::int64_t{1} << 62), 7));
+  EXPECT_THAT(file.read("index").to_vector<std::int32_t>(), ElementsAre(-5, 2147483647));
+  EXPECT_THAT(file.read("bytes").to_vector<int>(), ElementsAre(0, 255, 17));
+  EXPECT_THAT(file.read("flags").to_vector<int>(), ElementsAre(1, 0));
+  EXPECT_EQ(file.read("empty").shape(), (Shape{0, 4}));
+  EXPECT_THAT(message_of<DataError>([&] { file.read("bias"); }), HasSubstr("'bias'"));
+}
+
+TEST(Safetensors, RoundTripKeepsEveryBit) {
+  const TemporaryFolder folder;
+  NamedTensors tensors;
+  for (DType dtype : {DType::u8, DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32,
+                      DType::i64, DType::boolean}) {
+    tensors.push_back(
+        {std::string(core::name(dtype)), Tensor::from<double>({0, 1, 1, 0, 1}, {5}, dtype)});
+  }
+  tensors.push_back({"scalar", Tensor::full({}, 0.1, DType::f64)});
+  tensors.push_back({"none", Tensor::zeros({3, 0})});
+  const Tensor x = Tensor::from<float>({1, 2, 3, 4, 5, 6}, {2, 3});
+  tensors.push_back({"transposed", x.alias(x.view().transpose(0, 1))});
+  tensors.push_back({"naïve \"name\"", x});
+  write_safetensors(folder / "x.safetensors", tensors, {{"step", "5"}});
+
+  const SafetensorsReader file(folder / "x.safetensors");
+  EXPECT_THAT(file.metadata(), ElementsAre(std::pair("step", "5")));
+  ASSERT_EQ(file.entries().size(), tensors.size());
+  for (const core::NamedTensor& entry : tensors) {
+    const Tensor read = file.read(entry.name);
+    EXPECT_EQ(read.dtype(), entry.tensor.dtype()) << entry.name;
+    EXPECT_EQ(read.shape(), entry.tensor.shape()) << entry.name;
+    EXPECT_EQ(read.to_vector(), entry.tensor.to_vector()) << entry.name;
+    const SafetensorsEntry* place = file.find(entry.name);
+    EXPECT_EQ(place->begin % core::size_of(place->dtype), 0u) << entry.name;
+  }
+}
+
+TEST(Safetensors, WriterRefusesBadNames) {
+  const TemporaryFolder folder;
+  const Tensor x = Tensor::zeros({1});
+  const std::string path = folder / "x";
+  EXPECT_THROW(write_safetensors(path, {{"", x}}), InvalidArgument);
+  EXPECT_THROW(write_safetensors(path, {{"__metadata__", x}}), InvalidArgument);
+  EXPECT_THROW(write_safetensors(path, {{"a", x}, {"a", x}}), InvalidArgument);
+  EXPECT_THROW(write_safetensors(path, {{"a", Tensor()}}), InvalidArgument);
+  EXPECT_THROW(write_safetensors(path, {{"\xff", x}}), InvalidArgument);
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(Safetensors, MissingFilesAreIoErrors) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(message_of<IoError>([&] { SafetensorsReader(folder / "none"); }),
+              AllOf(HasSubstr("none"), HasSubstr("No such file")));
+  EXPECT_THAT(message_of<IoError>([&] { SafetensorsReader(folder.string()); }),
+              HasSubstr("Is a directory"));
+  EXPECT_THROW(write_safetensors(folder / "no/such/x", {}), IoError);
+}
+
+struct BadFile {
+  const char* name;
+  std::string bytes;
+  std::vector<std::string> message;
+};
+std::ostream& operator<<(std::ostream& out, const BadFile& file) {
+  return out << file.name;
+}
+
+std::vector<BadFile> bad_files() {
+  const auto one = [](const std::string& entry) { return "{\"a\":" + entry + "}"; };
+  const std::string a = R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
+  return {
+      {"empty", "", {"at least 8 bytes, got 0"}},
+      {"short_length", "abc", {"at least 8 bytes, got 3"}},
+      {"long_header",
+       file_of(one(a), 8).replace(0, 8, std::string("\0\1\0\0\0\0\0\0", 8)),
+       {"header of at most", "length of 256"}},
+      {"huge_header", std::string(8, '\xff') + "{}", {"header of at most 2 bytes"}},
+      {"no_json", file_of("{\"a\":", 0), {"expected JSON"}},
+      {"no_object", file_of("[1]", 0), {"expected an object as header, got array"}},
+      {"repeated_name", file_of("{\"a\":" + a + ",\"a\":" + a + "}", 8), {"'a' twice"}},
+      {"repeated_member",
+       file_of(one(R"({"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]})"), 8),
+       {"'shape' twice"}},
+      {"unknown_dtype",
+       file_of(one(R"({"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]})"), 2),
+       {"'a'", "F8_E4M3", "BOOL"}},
+      {"wrong_size",
+       file_of(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), 8),
+       {"12 bytes apart for 'a' [3] f32, got [0, 8]"}},
+      {"backwards",
+       file_of(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})"), 8),
+       {"[8, 0]"}},
+      {"negative",
+       file_of(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"), 8),
+       {"non-negative integers as shape of 'a', got -2"}},
+      {"fraction",
+       file_of(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8.5]})"), 8),
+       {"8.5"}},
+      {"overflow",
+       file_of(one(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]})"), 0),
+       {"fits 64 bits for 'a'"}},
+      {"missing_member", file_of(one(R"({"dtype":"F32","shape":[2]})"), 8), {"'a'"}},
+      {"other_member",
+       file_of(one(R"({"dtype":"F32","shape":[2],"offsets":[0,8]})"), 8),
+       {"\"data_offsets\" of 'a', got none"}},
+      {"too_many_dims",
+       file_of(one(R"({"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]})"), 1),
+       {"at most 8 sizes for 'a'"}},
+      {"metadata_number", file_of(R"({"__metadata__":{"step":5}})", 0), {"text as 'step'"}},
+      {"overlap",
+       file_of("{\"a\":" + a + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12),
+       {"'b' to start at 8 or later, after 'a', got an overlap at 4"}},
+      {"hole",
+       file_of("{\"a\":" + a + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]}})", 16),
+       {"'b' to start at 8, right after 'a', got a hole up to 12"}},
+      {"truncated", file_of(one(a), 5), {"8 bytes of data up to the end of 'a'", "truncated to 5"}},
+      {"surplus", file_of(one(a), 11), {"after 'a' at 8, got 3 surplus bytes"}},
+  };
+}
+
+class BadSafetensors : public ::testing::TestWithParam<BadFile> {};
+
+TEST_P(BadSafetensors, IsADataErrorThatNamesFileAndEntry) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "bad.safetensors";
+  write_bytes(path, GetParam().bytes);
+  const std::string message = message_of<DataError>([&] { SafetensorsReader reader(path); });
+  EXPECT_THAT(message, HasSubstr("'" + path + "'"));
+  for (const std::string& part : GetParam().message) EXPECT_THAT(message, HasSubstr(part));
+}
+INSTANTIATE_TEST_SUITE_P(All, BadSafetensors, ::testing::ValuesIn(bad_files()),
+                         [](const auto& info) { return info.param.name; });
+
+// Whatever bytes change in a header, the reader answers with an error or with entries inside the
+// file.
+TEST(Safetensors, DamagedHeadersNeverPassTheFilesEnd) {
+  const TemporaryFolder folder;
+  const std::string good = read_bytes(CAIRN_TEST_FOLDER "/checkpointing/data/golden.safetensors");
+  const std::string path = folder / "damaged";
+  int refused = 0;
+  for (std::size_t at = 0; at + 60 < good.size(); at += 7) {
+    for (const char replacement : {'9', '"', '\xff'}) {
+      std::string bytes = good;
+      bytes[at] = replacement;
+      write_bytes(path, bytes);
+      try {
+        const SafetensorsReader file(path);
+        for (const SafetensorsEntry& entry : file.entries()) file.read(entry);
+      } catch (const DataError&) {
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
+}  // namespace
+}  // namespace cairn::checkpointing

@@ -1,0 +1,433 @@
+#include "cairn/checkpointing/training_state.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <thread>
+
+#include "cairn/checkpointing/checkpoint_folder.h"
+#include "cairn/checkpointing/safetensors.h"
+#include "cairn/core/generator.h"
+#include "cairn/core/parallel_for.h"
+#include "checkpointing/small_state.h"
+#include "checkpointing/temporary_folder.h"
+#include "checkpointing/threads_world.h"
+
+namespace cairn::checkpointing {
+namespace {
+
+namespace fs = std::filesystem;
+using core::DataError;
+using core::InvalidArgument;
+using core::IoError;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+std::vector<std::string> names_in(const std::string& dir) {
+  std::vector<std::string> names;
+  for (const auto& item : fs::directory_iterator(dir)) names.push_back(item.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(TrainingState, RoundTripKeepsEveryBit) {
+  const TemporaryFolder dir;
+  SmallState saved, fresh;
+  saved.change(3);
+  saved.scale = std::nextafter(0.1, 1);
+  saved.steps = std::numeric_limits<std::int64_t>::min();
+  manual_seed(0xfedcba9876543210);
+  Generator::current().next();
+  const std::string path = TrainingState({{"small", saved}}).save(dir.string(), 500);
+  EXPECT_EQ(path, dir / "step-00000500");
+  EXPECT_THAT(names_in(dir.string()), ElementsAre("step-00000500"));
+  EXPECT_THAT(names_in(path),
+              ElementsAre("manifest.json", "rank-0.safetensors", "state.safetensors"));
+
+  manual_seed(1);
+  TrainingState state({{"small", fresh}});
+  const auto info = state.resume_latest(dir.string());
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->step, 500);
+  EXPECT_EQ(info->path, path);
+  EXPECT_EQ(state.step(), 500);
+  EXPECT_TRUE(fresh == saved);
+  EXPECT_EQ(Generator::current().seed(), 0xfedcba9876543210);
+  EXPECT_EQ(Generator::current().offset(), 1u);
+}
+
+TEST(TrainingState, NumbersThatAreNotFiniteSurvive) {
+  const TemporaryFolder dir;
+  SmallState saved, fresh;
+  saved.scale = std::numeric_limits<double>::infinity();
+  TrainingState({{"small", saved}}).save(dir.string(), 1);
+  TrainingState({{"small", fresh}}).resume(dir / "step-00000001");
+  EXPECT_EQ(fresh.scale, saved.scale);
+}
+
+TEST(TrainingState, NothingThereStartsFresh) {
+  const TemporaryFolder dir;
+  SmallState small, other;
+  TrainingState state{{"small", small}, {"other", other}};
+  EXPECT_FALSE(state.resume_latest(dir.string()));
+  EXPECT_FALSE(state.resume_latest(dir / "none"));
+  EXPECT_EQ(small.loads, 0);
+  EXPECT_THAT(message_of<IoError>([&] { state.resume(dir / "step-00000009"); }),
+              HasSubstr("step-00000009"));
+}
+
+TEST(TrainingState, SaveEveryCountsAndKeepsTheLast) {
+  const TemporaryFolder dir;
+  SmallState small, other;
+  TrainingState state{{{"small", small}, {"other", other}}, {}, {.keep = 2}};
+  int saves = 0;
+  for (int i = 0; i < 35; ++i) saves += state.save_every(10, dir.string());
+  EXPECT_EQ(saves, 3);
+  EXPECT_EQ(state.step(), 35);
+  EXPECT_THAT(names_in(dir.string()), ElementsAre("step-00000020", "step-00000030"));
+}
+
+TEST(TrainingState, StateFileIsPlainSafetensors) {
+  const TemporaryFolder dir;
+  SmallState small;
+  const std::string path = TrainingState({{"model", small}}).save(dir.string(), 2);
+  const SafetensorsReader file(path + "/state.safetensors");
+  EXPECT_THAT(file.read("model.layer.weight").to_vector(), ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_EQ(file.read("model.scale").item(), 0.1);
+  EXPECT_EQ(file.read("model.layer.half").dtype(), DType::f16);
+}
+
+TEST(TrainingState, SavingAStepAgainReplacesIt) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  state.save(dir.string(), 5);
+  small.change(8);
+  state.save(dir.string(), 5);
+  EXPECT_THAT(names_in(dir.string()), ElementsAre("step-00000005"));
+  SmallState fresh;
+  TrainingState({{"small", fresh}}).resume_latest(dir.string());
+  EXPECT_TRUE(fresh == small);
+}
+
+TEST(TrainingState, LeftoversOfAKilledRunAreRemoved) {
+  const TemporaryFolder dir;
+  fs::create_directories(dir / ".step-00000003.tmp");
+  write_bytes(dir / ".step-00000003.tmp/state.safetensors", "half");
+  write_bytes(dir / "notes.txt", "mine");
+  SmallState small;
+  TrainingState({{"small", small}}).save(dir.string(), 4);
+  EXPECT_THAT(names_in(dir.string()), ElementsAre("notes.txt", "step-00000004"));
+}
+
+// Each way to damage the newest checkpoint makes resume fall back to the one before, and say why.
+class Damage : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void apply(const std::string& how, const std::string& path) {
+    const std::string state = path + "/state.safetensors", manifest = path + "/manifest.json";
+    if (how == "flipped_bit") {
+      std::string bytes = read_bytes(state);
+      bytes[bytes.size() - 3] ^= 4;
+      write_bytes(state, bytes);
+    } else if (how == "truncated") {
+      fs::resize_file(state, fs::file_size(state) - 4);
+    } else if (how == "missing_file") {
+      fs::remove(path + "/rank-0.safetensors");
+    } else if (how == "missing_manifest") {
+      fs::remove(manifest);
+    } else if (how == "edited_manifest") {
+      std::string text = read_bytes(manifest);
+      text.replace(text.find("\"step\": 20"), 10, "\"step\": 21");
+      write_bytes(manifest, text);
+    } else if (how == "truncated_manifest") {
+      fs::resize_file(manifest, fs::file_size(manifest) / 2);
+    } else if (how == "empty_manifest") {
+      fs::resize_file(manifest, 0);
+    } else if (how == "other_file") {
+      fs::copy_file(path + "/rank-0.safetensors", state, fs::copy_options::overwrite_existing);
+    }
+  }
+};
+
+TEST_P(Damage, FallsBackAndIsNamed) {
+  const TemporaryFolder dir;
+  SmallState small, fresh;
+  TrainingState state({{"small", small}}, {}, {.keep = 2});
+  state.save(dir.string(), 10);
+  small.change(2);
+  const std::string newest = state.save(dir.string(), 20);
+  EXPECT_THAT(find_damage(newest), IsEmpty());
+  apply(GetParam(), newest);
+  EXPECT_THAT(find_damage(newest), Not(IsEmpty()));
+
+  ::testing::internal::CaptureStderr();
+  TrainingState resumed({{"small", fresh}}, {}, {.keep = 2});
+  const auto info = resumed.resume_latest(dir.string());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(info);
+  EXPECT_EQ(info->step, 10);
+  EXPECT_TRUE(fresh == SmallState());
+  EXPECT_THAT(log, AllOf(HasSubstr("warn"), HasSubstr("step-00000020")));
+
+  // The damaged one does not count as good: the only good one survives the next save.
+  resumed.save(dir.string(), 15);
+  EXPECT_TRUE(fs::exists(dir / "step-00000010"));
+  EXPECT_THROW(resumed.resume(newest), core::Error);
+  EXPECT_TRUE(fresh == SmallState());
+}
+INSTANTIATE_TEST_SUITE_P(All, Damage,
+                         ::testing::Values("flipped_bit", "truncated", "missing_file",
+                                           "missing_manifest", "edited_manifest",
+                                           "truncated_manifest", "empty_manifest", "other_file"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(TrainingState, DamageNamesTheEntry) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  const std::string path = state.save(dir.string(), 1);
+  std::string bytes = read_bytes(path + "/state.safetensors");
+  bytes[bytes.size() - 1] ^= 1;  // of the narrowest element: layer.half
+  write_bytes(path + "/state.safetensors", bytes);
+  EXPECT_THAT(find_damage(path), ElementsAre(HasSubstr("'small.layer.half' f16 [2] is damaged")));
+  EXPECT_THAT(message_of<DataError>([&] { state.resume_latest(dir.string()); }),
+              AllOf(HasSubstr("1 damaged"), HasSubstr("small.layer.half")));
+  EXPECT_EQ(small.loads, 0);
+}
+
+TEST(TrainingState, AnotherTrainingsCheckpointChangesNothing) {
+  const TemporaryFolder dir;
+  SmallState first, second, third;
+  TrainingState({{"a", first}, {"b", second}, {"d", third}}).save(dir.string(), 1);
+  SmallState good, other, extra;
+  good.change(5);
+  other.weight = Tensor::zeros({3, 2});
+  const SmallState good_before = good;
+  manual_seed(99);
+  TrainingState state({{"a", good}, {"b", other}, {"c", extra}});
+  const std::string message = message_of<DataError>([&] { state.resume_latest(dir.string()); });
+  EXPECT_THAT(message, AllOf(HasSubstr("in 'b': [small] expected layer.weight [3, 2], got [2, 3]"),
+                             HasSubstr("missing: 'c'"), HasSubstr("surplus: 'd'")));
+  EXPECT_TRUE(good == good_before);
+  EXPECT_THAT(other.weight.to_vector(), ElementsAre(0, 0, 0, 0, 0, 0));
+  EXPECT_EQ(Generator::current().seed(), 99u);
+  EXPECT_EQ(state.step(), 0);
+}
+
+TEST(TrainingState, ForeignFoldersAreDataErrors) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  fs::create_directories(dir / "step-00000001");
+  write_bytes(dir / "step-00000001/manifest.json", R"({"format": "other", "version": 1})");
+  EXPECT_THAT(message_of<DataError>([&] { state.resume(dir / "step-00000001"); }),
+              HasSubstr("expected the format cairn-training-state"));
+  write_bytes(dir / "step-00000001/manifest.json",
+              R"({"format": "cairn-training-state", "version": 99})");
+  EXPECT_THAT(message_of<DataError>([&] { state.resume(dir / "step-00000001"); }),
+              HasSubstr("expected version 1"));
+}
+
+TEST(TrainingState, RejectsBadNamesAndOptions) {
+  SmallState small;
+  EXPECT_THROW(TrainingState({{"a.b", small}}), InvalidArgument);
+  EXPECT_THROW(TrainingState({{"rank-1", small}}), InvalidArgument);
+  EXPECT_THROW(TrainingState({{"a", small}, {"a", small}}), InvalidArgument);
+  EXPECT_THROW(TrainingState({{"a", small}}, {}, {.keep = 0}), InvalidArgument);
+  TrainingState state({{"a", small}});
+  EXPECT_THROW(state.save("/tmp", -1), InvalidArgument);
+  EXPECT_THROW(state.save_every(0, "/tmp"), InvalidArgument);
+}
+
+// A file that may not grow any further stands in for a full disk.
+TEST(TrainingState, FullDiskLeavesTheOldStateIntact) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  state.save(dir.string(), 1);
+  const auto previous_handler = signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit tiny = before;
+  tiny.rlim_cur = 64;
+  setrlimit(RLIMIT_FSIZE, &tiny);
+  const std::string message = message_of<IoError>([&] { state.save(dir.string(), 2); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, previous_handler);
+  EXPECT_THAT(message, AllOf(HasSubstr("state.safetensors"), HasSubstr("File too large")));
+  EXPECT_THAT(names_in(dir.string()), ElementsAre("step-00000001"));
+  EXPECT_THAT(find_damage(dir / "step-00000001"), IsEmpty());
+  EXPECT_EQ(state.step(), 1);
+}
+
+TEST(TrainingState, ReadOnlyFolderIsAnIoError) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  state.save(dir.string(), 1);
+  const auto all = fs::perms::all;
+  fs::permissions(dir.string(), fs::perms::owner_read | fs::perms::owner_exec |
+                                    fs::perms::others_read | fs::perms::others_exec);
+  const bool is_root = geteuid() == 0;
+  if (is_root) {
+    ASSERT_EQ(seteuid(65534), 0);
+  }
+  const std::string message = message_of<IoError>([&] { state.save(dir.string(), 2); });
+  if (is_root) {
+    ASSERT_EQ(seteuid(0), 0);
+  }
+  fs::permissions(dir.string(), all);
+  EXPECT_THAT(message, AllOf(HasSubstr(dir.string()), HasSubstr("Permission denied")));
+  EXPECT_THAT(names_in(dir.string()), ElementsAre("step-00000001"));
+}
+
+TEST(TrainingState, AFileInThePlaceOfTheFolderIsAnIoError) {
+  const TemporaryFolder dir;
+  write_bytes(dir / "file", "");
+  SmallState small;
+  TrainingState state({{"small", small}});
+  EXPECT_THROW(state.save(dir / "file", 1), IoError);
+  EXPECT_THROW(state.resume_latest(dir / "file"), IoError);
+}
+
+// Kills a process that saves without pause, at many moments: what it leaves always resumes, to a
+// whole state.
+TEST(TrainingState, KillsNeverLeaveADamagedState) {
+  const TemporaryFolder dir;
+  std::int64_t last = -1;
+  for (int kill_after_us = 15000; kill_after_us < 90000; kill_after_us += 5300) {
+    const pid_t child = fork();
+    if (child == 0) {
+      core::set_num_threads(1);
+      SmallState small;
+      TrainingState state({{"small", small}}, {}, {.keep = 1});
+      for (std::int64_t step = last + 1;; ++step) {
+        small.change(static_cast<float>(step));
+        state.save(dir.string(), step);
+      }
+    }
+    usleep(static_cast<useconds_t>(kill_after_us));
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    SmallState fresh, expected;
+    const auto info = TrainingState({{"small", fresh}}).resume_latest(dir.string());
+    if (!info) continue;  // killed before its first save
+    EXPECT_GE(info->step, last);
+    last = info->step;
+    expected.change(static_cast<float>(last));
+    EXPECT_TRUE(fresh == expected) << last;
+  }
+  EXPECT_GT(last, 3);
+}
+
+// ---- several ranks ----
+
+template <class F>
+void on_ranks(int size, F&& f) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back([&f, rank] { f(rank); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(TrainingStateRanks, EachKeepsItsGeneratorAndAllShareTheParts) {
+  const TemporaryFolder dir;
+  ThreadsWorld world(3);
+  on_ranks(3, [&](int rank) {
+    manual_seed(static_cast<std::uint64_t>(100 + rank));
+    SmallState small;
+    if (rank == 0) small.change(6);
+    TrainingState({{"small", small}}, world.of(rank)).save(dir.string(), 7);
+  });
+  EXPECT_THAT(names_in(dir / "step-00000007"),
+              ElementsAre("manifest.json", "rank-0.safetensors", "rank-1.safetensors",
+                          "rank-2.safetensors", "state.safetensors"));
+  on_ranks(3, [&](int rank) {
+    SmallState small, expected;
+    expected.change(6);
+    const auto info = TrainingState({{"small", small}}, world.of(rank)).resume_latest(dir.string());
+    EXPECT_EQ(info->world_size, 3);
+    EXPECT_TRUE(small == expected);
+    EXPECT_EQ(Generator::current().seed(), 100u + static_cast<unsigned>(rank));
+  });
+}
+
+TEST(TrainingStateRanks, AnotherWorldSizeContinues) {
+  const TemporaryFolder dir;
+  ThreadsWorld two(2), four(4);
+  on_ranks(2, [&](int rank) {
+    manual_seed(static_cast<std::uint64_t>(50 + rank));
+    SmallState small;
+    TrainingState({{"small", small}}, two.of(rank)).save(dir.string(), 7);
+  });
+  std::vector<std::uint64_t> seeds(4);
+  on_ranks(4, [&](int rank) {
+    SmallState small;
+    TrainingState({{"small", small}}, four.of(rank)).resume_latest(dir.string());
+    seeds[static_cast<std::size_t>(rank)] = Generator::current().seed();
+  });
+  EXPECT_EQ(seeds[0], 50u);
+  EXPECT_EQ(seeds[1], 51u);
+  EXPECT_EQ(std::set<std::uint64_t>(seeds.begin(), seeds.end()).size(), 4u);
+  SmallState alone;
+  EXPECT_TRUE(TrainingState({{"small", alone}}).resume_latest(dir.string()));
+}
+
+TEST(TrainingStateRanks, AnErrorOnOneRankIsAnErrorOnAll) {
+  const TemporaryFolder dir;
+  ThreadsWorld world(2);
+  std::vector<std::string> messages(2);
+  on_ranks(2, [&](int rank) {
+    SmallState small;
+    if (rank == 0) small.weight = Tensor();  // cannot be saved
+    TrainingState state({{"small", small}}, world.of(rank));
+    messages[static_cast<std::size_t>(rank)] =
+        message_of<core::Error>([&] { state.save(dir.string(), 7); });
+  });
+  EXPECT_THAT(messages[0], HasSubstr("expected a tensor for 'small.layer.weight'"));
+  EXPECT_THAT(messages[1], AllOf(HasSubstr("[save of step 7]"), HasSubstr("on rank 0"),
+                                 HasSubstr("small.layer.weight")));
+  EXPECT_THAT(names_in(dir.string()), IsEmpty());
+}
+
+TEST(TrainingStateRanks, SavingOnSomeRanksOnlyEndsInAnError) {
+  const TemporaryFolder dir;
+  ThreadsWorld world(2);
+  world.set_timeout(std::chrono::milliseconds(50));
+  SmallState small;
+  TrainingState state({{"small", small}}, world.of(0));
+  EXPECT_THAT(message_of<core::CommunicationError>([&] { state.save(dir.string(), 7); }),
+              HasSubstr("save of step 7"));
+  EXPECT_THAT(names_in(dir.string()), IsEmpty());
+}
+
+TEST(TrainingStateRanks, AllFallBackToTheSameCheckpoint) {
+  const TemporaryFolder dir;
+  ThreadsWorld world(2);
+  on_ranks(2, [&](int rank) {
+    SmallState small;
+    TrainingState state({{"small", small}}, world.of(rank));
+    state.save(dir.string(), 1);
+    state.save(dir.string(), 2);
+  });
+  fs::resize_file(dir / "step-00000002/rank-1.safetensors", 20);
+  ::testing::internal::CaptureStderr();
+  on_ranks(2, [&](int rank) {
+    SmallState small;
+    const auto info = TrainingState({{"small", small}}, world.of(rank)).resume_latest(dir.string());
+    EXPECT_EQ(info->step, 1) << rank;
+  });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank-1.safetensors"));
+}
+
+}  // namespace
+}  // namespace cairn::checkpointing
