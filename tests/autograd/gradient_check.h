@@ -46,7 +46,7 @@ inline Tensor strided_leaf(const Shape& shape, unsigned seed) {
 }
 
 struct CheckOptions {
-  double step = 1e-5;
+  double step = 1e-5;  // for f32 inputs: a power of two, and only where f is linear in each input
   double tolerance = 1e-7;  // absolute, plus relative to the value
 };
 
@@ -65,7 +65,11 @@ inline void nudge(const Tensor& x, std::int64_t element, double change) {
     offset += element % view.shape[d] * view.strides[d];
     element /= view.shape[d];
   }
-  view.as<double>()[offset] += change;
+  if (view.dtype == DType::f32) {
+    view.as<float>()[offset] += static_cast<float>(change);
+  } else {
+    view.as<double>()[offset] += change;
+  }
 }
 
 /// Compares every gradient of sum(f(inputs) * random weights) with central differences.

@@ -13,6 +13,11 @@ inline Tensor empty_as(const Tensor& x, const Shape& shape, DType dtype) {
   return Tensor::empty(shape, dtype, x.device());
 }
 
+/// Of statistics and losses: f32, or f64 for f64.
+inline DType wide(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
 /// Uninitialised, of x's dtype and layout, with another shape of 4 dimensions: channels-last where
 /// x is.
 Tensor empty_image(const Tensor& x, const Shape& shape);

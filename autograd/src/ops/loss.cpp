@@ -1,4 +1,5 @@
-// Losses. The kernels give one f32 loss an element (or row); the reductions happen here.
+// Losses. The kernels give one f32 loss (f64 for f64) an element or row; the reductions happen
+// here.
 #include "cairn/kernels/loss.h"
 
 #include "cairn/autograd/ops.h"
@@ -12,13 +13,9 @@ using kernels::ReduceOp;
 
 namespace {
 
-Tensor scalar_like(const Tensor& x) {
-  return empty_as(x, {}, DType::f32);
-}
-
 Tensor total(ReduceOp op, const Tensor& losses) {
   const Tensor flat = losses.alias(losses.view().reshape({losses.numel()}));
-  const Tensor y = empty_as(losses, {1}, DType::f32);
+  const Tensor y = empty_as(losses, {1}, losses.dtype());
   kernels::reduce(op, flat, y);
   return y.alias(y.view().reshape({}));
 }
@@ -34,10 +31,11 @@ struct CrossEntropy {
     const Tensor rows = as_matrix(logits);
     const Tensor whole = contiguous_data(target);
     const Tensor classes = whole.alias(whole.view().reshape({rows.size(0)}));
-    const Tensor losses = empty_as(logits, {rows.size(0)}, DType::f32);
+    const Tensor losses = empty_as(logits, {rows.size(0)}, wide(logits.dtype()));
     const Tensor lse = Tensor::empty_like(losses);
     kernels::cross_entropy(rows, classes, losses, lse, kernel_options());
-    const Tensor count = options.reduction == Reduction::mean ? counted(classes) : Tensor();
+    const Tensor count =
+        options.reduction == Reduction::mean ? counted(classes, losses.dtype()) : Tensor();
     for (const Tensor& saved : {rows, classes, lse, count}) ctx.save(saved);
     if (options.reduction == Reduction::none) {
       return losses.alias(losses.view().reshape(target.shape()));
@@ -68,13 +66,13 @@ struct CrossEntropy {
     return {.ignore_index = options.ignore_index, .label_smoothing = options.label_smoothing};
   }
 
-  // How many targets count, as an f32 scalar.
-  Tensor counted(const Tensor& classes) const {
+  // How many targets count, as a scalar of the losses' dtype.
+  Tensor counted(const Tensor& classes, DType dtype) const {
     const Tensor ignored =
         Tensor::full({1}, static_cast<double>(options.ignore_index), DType::i64, classes.device());
     const Tensor counts = empty_as(classes, classes.shape(), DType::boolean);
     kernels::binary(BinaryOp::ne, classes, ignored, counts);
-    const Tensor ones = empty_as(classes, classes.shape(), DType::f32);
+    const Tensor ones = empty_as(classes, classes.shape(), dtype);
     kernels::copy(counts, ones);
     return total(ReduceOp::sum, ones);
   }
@@ -86,7 +84,7 @@ struct CrossEntropy {
     if (options.reduction == Reduction::none) return whole.alias(whole.view().reshape({N}));
     Tensor weight = whole;
     if (options.reduction == Reduction::mean) {
-      weight = scalar_like(dy);
+      weight = Tensor::empty_like(whole);
       kernels::binary(BinaryOp::div, whole, ctx.saved(3), weight);
     }
     return weight.alias(weight.view().expand({N}));
@@ -135,7 +133,7 @@ struct Elementwise {
     CAIRN_CHECK(target.defined() && x.shape() == target.shape(), kInfo.name,
                 "expected x and target of one shape, got ", x.shape(), " and ",
                 target.defined() ? core::str(target.shape()) : "none");
-    const Tensor losses = empty_as(x, x.shape(), DType::f32);
+    const Tensor losses = empty_as(x, x.shape(), wide(x.dtype()));
     Loss::forward_kernel(x, target, losses);
     ctx.save(x);
     ctx.save(target);
@@ -147,7 +145,7 @@ struct Elementwise {
     const Tensor x = ctx.saved(0), target = ctx.saved(1);
     Tensor weight = dy;
     if (reduction == Reduction::mean) {
-      weight = scalar_like(dy);
+      weight = empty_as(dy, {}, dy.dtype());
       kernels::affine(dy, 1.0 / static_cast<double>(x.numel()), 0.0, weight);
     }
     const TensorView dloss = weight.view().expand(x.shape());

@@ -51,7 +51,7 @@ class AffineGradients {
 };
 
 Tensor statistics(const Tensor& x, std::int64_t count) {
-  return empty_as(x, {count}, DType::f32);
+  return empty_as(x, {count}, wide(x.dtype()));
 }
 
 Tensor in_shape(const Tensor& matrix, const Shape& shape) {
@@ -119,7 +119,7 @@ struct BatchNorm {
     Tensor y = Tensor::empty_like(x);
     Tensor mean, rstd;
     if (options.training) {
-      mean = statistics(x, x.size(1)), rstd = statistics(x, x.size(1));
+      mean = empty_as(x, {x.size(1)}, DType::f32), rstd = Tensor::empty_like(mean);
       train(x, weight, bias, running_mean, running_var, y, mean, rstd);
     } else {
       CAIRN_CHECK(running_mean.defined() && running_var.defined(), kInfo.name,
