@@ -119,12 +119,12 @@ void MaxPoolRow(DType dtype, const PoolGeometry& g, const void* x, void* y, std:
                 std::int64_t row) {
   core::dispatch_floating(dtype, "max_pool2d", [&](auto zero) {
     using T = decltype(zero);
-    const T* image = static_cast<const T*>(x) + row / g.out_h * g.image_size();
-    const std::int64_t at = row * g.out_w * g.channels;
-    for (std::int64_t w = 0; w < g.out_w; ++w) {
-      const std::int64_t to = at + w * g.channels;
-      max_pixel(image, static_cast<T*>(y) + to, index + to, g.window(row % g.out_h, w), g.w,
-                g.channels);
+    const std::int64_t h = row % g.target_height(), image = row / g.target_height();
+    const T* from = static_cast<const T*>(x) + image * g.source_size();
+    std::int64_t to = row * g.target_width() * g.channels();
+    for (std::int64_t w = 0; w < g.target_width(); ++w, to += g.channels()) {
+      max_pixel(from, static_cast<T*>(y) + to, index + to, g.window(h, w), g.source_width(),
+                g.channels());
     }
   });
 }
@@ -133,11 +133,12 @@ void MaxPoolBackwardRow(DType dtype, const PoolGeometry& g, const void* dy,
                         const std::int32_t* index, void* dx, std::int64_t row) {
   core::dispatch_floating(dtype, "max_pool2d_backward", [&](auto zero) {
     using T = decltype(zero);
-    const std::int64_t image = row / g.h, h = row % g.h, from = image * g.pooled_size();
-    T* to = static_cast<T*>(dx) + row * g.w * g.channels;
-    for (std::int64_t w = 0; w < g.w; ++w) {
-      max_pixel_backward(static_cast<const T*>(dy) + from, index + from, to + w * g.channels,
-                         g.windows_over(h, w), h * g.w + w, g.out_w, g.channels);
+    const std::int64_t h = row % g.target_height(), image = row / g.target_height();
+    const std::int64_t from = image * g.source_size(), first = h * g.target_width();
+    T* to = static_cast<T*>(dx) + row * g.target_width() * g.channels();
+    for (std::int64_t w = 0; w < g.target_width(); ++w, to += g.channels()) {
+      max_pixel_backward(static_cast<const T*>(dy) + from, index + from, to, g.window(h, w),
+                         first + w, g.source_width(), g.channels());
     }
   });
 }
@@ -145,23 +146,11 @@ void MaxPoolBackwardRow(DType dtype, const PoolGeometry& g, const void* dy,
 void AvgPoolRow(DType dtype, const PoolGeometry& g, const void* x, void* y, std::int64_t row) {
   core::dispatch_floating(dtype, "avg_pool2d", [&](auto zero) {
     using T = decltype(zero);
-    const T* image = static_cast<const T*>(x) + row / g.out_h * g.image_size();
-    T* to = static_cast<T*>(y) + row * g.out_w * g.channels;
-    for (std::int64_t w = 0; w < g.out_w; ++w) {
-      sum_pixel(image, to + w * g.channels, g.window(row % g.out_h, w), g.w, g.channels, g.share());
-    }
-  });
-}
-
-void AvgPoolBackwardRow(DType dtype, const PoolGeometry& g, const void* dy, void* dx,
-                        std::int64_t row) {
-  core::dispatch_floating(dtype, "avg_pool2d_backward", [&](auto zero) {
-    using T = decltype(zero);
-    const T* image = static_cast<const T*>(dy) + row / g.h * g.pooled_size();
-    T* to = static_cast<T*>(dx) + row * g.w * g.channels;
-    for (std::int64_t w = 0; w < g.w; ++w) {
-      sum_pixel(image, to + w * g.channels, g.windows_over(row % g.h, w), g.out_w, g.channels,
-                g.share());
+    const std::int64_t h = row % g.target_height(), image = row / g.target_height();
+    const T* from = static_cast<const T*>(x) + image * g.source_size();
+    T* to = static_cast<T*>(y) + row * g.target_width() * g.channels();
+    for (std::int64_t w = 0; w < g.target_width(); ++w, to += g.channels()) {
+      sum_pixel(from, to, g.window(h, w), g.source_width(), g.channels(), g.share());
     }
   });
 }
@@ -176,28 +165,36 @@ namespace cairn::kernels {
 HWY_EXPORT(MaxPoolRow);
 HWY_EXPORT(MaxPoolBackwardRow);
 HWY_EXPORT(AvgPoolRow);
-HWY_EXPORT(AvgPoolBackwardRow);
 
 namespace {
 
-// Calls body(row) for every row of `image` (all images' rows, one after another).
+// Calls body(row) for every row of the images of `target`, one after another.
 template <class Body>
-void for_rows(const TensorView& image, std::int64_t read_per_row, const Body& body) {
+void for_rows(const TensorView& target, const PoolGeometry& g, const Body& body) {
   constexpr std::int64_t kGrain = 32768;  // elements
-  const std::int64_t per_row = std::max<std::int64_t>(read_per_row, 1);
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / per_row);
-  core::parallel_for(image.size(0) * image.size(2), grain,
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / g.work_per_row());
+  core::parallel_for(target.size(0) * target.size(2), grain,
                      [&](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t row = begin; row < end; ++row) body(row);
                      });
 }
 
+// y = mean over windows; forward and, from pooled to image, backward.
+void average(const Backend& backend, const TensorView& x, const TensorView& y,
+             const PoolGeometry& g) {
+  const Temporary from = image_input(backend, x), to = image_output(y);
+  for_rows(y, g, [&](std::int64_t row) {
+    HWY_DYNAMIC_DISPATCH(AvgPoolRow)(x.dtype, g, from.view.data, to.view.data, row);
+  });
+  finish_output(backend, to, y);
+}
+
 }  // namespace
 
 void CpuBackend::max_pool2d(View x, View y, View index, const Pool2dOptions& options) const {
-  const PoolGeometry g(x.shape, y.shape, options);
+  const auto g = PoolGeometry::forward(x.shape, y.shape, options);
   const Temporary from = image_input(*this, x), to = image_output(y), winners = image_output(index);
-  for_rows(y, g.window_reads_per_row(), [&](std::int64_t row) {
+  for_rows(y, g, [&](std::int64_t row) {
     HWY_DYNAMIC_DISPATCH(MaxPoolRow)
     (x.dtype, g, from.view.data, to.view.data, winners.view.as<std::int32_t>(), row);
   });
@@ -207,10 +204,10 @@ void CpuBackend::max_pool2d(View x, View y, View index, const Pool2dOptions& opt
 
 void CpuBackend::max_pool2d_backward(View dy, View index, View dx,
                                      const Pool2dOptions& options) const {
-  const PoolGeometry g(dx.shape, dy.shape, options);
+  const auto g = PoolGeometry::backward(dx.shape, dy.shape, options);
   const Temporary from = image_input(*this, dy), winners = image_input(*this, index);
   const Temporary to = image_output(dx);
-  for_rows(dx, g.w * g.channels, [&](std::int64_t row) {
+  for_rows(dx, g, [&](std::int64_t row) {
     HWY_DYNAMIC_DISPATCH(MaxPoolBackwardRow)
     (dx.dtype, g, from.view.data, winners.view.as<std::int32_t>(), to.view.data, row);
   });
@@ -218,21 +215,11 @@ void CpuBackend::max_pool2d_backward(View dy, View index, View dx,
 }
 
 void CpuBackend::avg_pool2d(View x, View y, const Pool2dOptions& options) const {
-  const PoolGeometry g(x.shape, y.shape, options);
-  const Temporary from = image_input(*this, x), to = image_output(y);
-  for_rows(y, g.window_reads_per_row(), [&](std::int64_t row) {
-    HWY_DYNAMIC_DISPATCH(AvgPoolRow)(x.dtype, g, from.view.data, to.view.data, row);
-  });
-  finish_output(*this, to, y);
+  average(*this, x, y, PoolGeometry::forward(x.shape, y.shape, options));
 }
 
 void CpuBackend::avg_pool2d_backward(View dy, View dx, const Pool2dOptions& options) const {
-  const PoolGeometry g(dx.shape, dy.shape, options);
-  const Temporary from = image_input(*this, dy), to = image_output(dx);
-  for_rows(dx, g.w * g.channels, [&](std::int64_t row) {
-    HWY_DYNAMIC_DISPATCH(AvgPoolBackwardRow)(dx.dtype, g, from.view.data, to.view.data, row);
-  });
-  finish_output(*this, to, dx);
+  average(*this, dy, dx, PoolGeometry::backward(dx.shape, dy.shape, options));
 }
 
 }  // namespace cairn::kernels

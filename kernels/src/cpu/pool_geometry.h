@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "cairn/kernels/pool.h"
 
@@ -14,46 +15,62 @@ struct PoolWindow {
   PoolRange h, w;
 };
 
-/// Sizes of a pooling of channels-last images.
-struct PoolGeometry {
-  std::int64_t channels, h, w, out_h, out_w;
-  Pool2dOptions options;
+/// From one grid of pixels [N, height, width, C] to another: the ranges of pixels that each target
+/// pixel reads. Forward: the window of a pooled pixel. Backward: the pooled pixels whose windows
+/// cover a pixel.
+class PoolGeometry {
+ public:
+  static PoolGeometry forward(const Shape& image, const Shape& pooled, const Pool2dOptions& o) {
+    return PoolGeometry(image, pooled, o, &PoolGeometry::covered);
+  }
+  static PoolGeometry backward(const Shape& image, const Shape& pooled, const Pool2dOptions& o) {
+    return PoolGeometry(pooled, image, o, &PoolGeometry::covering);
+  }
 
-  PoolGeometry(const Shape& image, const Shape& pooled, const Pool2dOptions& options)
-      : channels(image[1]),
-        h(image[2]),
-        w(image[3]),
-        out_h(pooled[2]),
-        out_w(pooled[3]),
-        options(options) {}
-
-  std::int64_t image_size() const { return h * w * channels; }
-  std::int64_t pooled_size() const { return out_h * out_w * channels; }
-  std::int64_t window_reads_per_row() const {
-    return out_w * channels * options.kernel[0] * options.kernel[1];
+  std::int64_t channels() const { return channels_; }
+  std::int64_t source_width() const { return source_[3]; }
+  std::int64_t source_size() const { return source_[2] * source_[3] * channels_; }  // of one image
+  std::int64_t target_height() const { return static_cast<std::int64_t>(rows_.size()); }
+  std::int64_t target_width() const { return static_cast<std::int64_t>(columns_.size()); }
+  PoolWindow window(std::int64_t h, std::int64_t w) const {
+    return {rows_[static_cast<std::size_t>(h)], columns_[static_cast<std::size_t>(w)]};
   }
   /// One pixel's part of its window's mean; padding counts.
-  double share() const { return 1.0 / static_cast<double>(options.kernel[0] * options.kernel[1]); }
-
-  /// The pixels of the window at (out_h, out_w), without padding.
-  PoolWindow window(std::int64_t i, std::int64_t j) const {
-    return {covered(i, h, 0), covered(j, w, 1)};
+  double share() const {
+    return 1.0 / static_cast<double>(options_.kernel[0] * options_.kernel[1]);
   }
-  /// The windows that cover pixel (h, w).
-  PoolWindow windows_over(std::int64_t i, std::int64_t j) const {
-    return {covering(i, out_h, 0), covering(j, out_w, 1)};
+  /// Elements a target row reads, or writes where that is more.
+  std::int64_t work_per_row() const {
+    std::int64_t pixels = target_width();
+    for (const PoolRange& c : columns_) pixels += (c.end - c.begin) * options_.kernel[0];
+    return pixels * channels_;
   }
 
  private:
-  PoolRange covered(std::int64_t i, std::int64_t size, std::size_t axis) const {
-    const std::int64_t begin = i * options.stride[axis] - options.padding[axis];
-    return {std::max<std::int64_t>(begin, 0), std::min(begin + options.kernel[axis], size)};
+  using Ranges = PoolRange (PoolGeometry::*)(std::int64_t, std::size_t) const;
+
+  PoolGeometry(const Shape& source, const Shape& target, const Pool2dOptions& options,
+               Ranges ranges)
+      : channels_(source[1]), source_(source), options_(options) {
+    for (std::int64_t i = 0; i < target[2]; ++i) rows_.push_back((this->*ranges)(i, 0));
+    for (std::int64_t i = 0; i < target[3]; ++i) columns_.push_back((this->*ranges)(i, 1));
   }
-  PoolRange covering(std::int64_t i, std::int64_t size, std::size_t axis) const {
-    const std::int64_t stride = options.stride[axis], last = i + options.padding[axis];
-    const std::int64_t first = std::max<std::int64_t>(last - options.kernel[axis] + 1, 0);
-    return {(first + stride - 1) / stride, std::min(last / stride + 1, size)};
+  PoolRange covered(std::int64_t i, std::size_t axis) const {
+    const std::int64_t begin = i * options_.stride[axis] - options_.padding[axis];
+    return {std::max<std::int64_t>(begin, 0),
+            std::min(begin + options_.kernel[axis], source_[static_cast<int>(axis) + 2])};
   }
+  PoolRange covering(std::int64_t i, std::size_t axis) const {
+    const std::int64_t stride = options_.stride[axis], last = i + options_.padding[axis];
+    const std::int64_t first = std::max<std::int64_t>(last - options_.kernel[axis] + 1, 0);
+    return {(first + stride - 1) / stride,
+            std::min(last / stride + 1, source_[static_cast<int>(axis) + 2])};
+  }
+
+  std::int64_t channels_;
+  Shape source_;
+  Pool2dOptions options_;
+  std::vector<PoolRange> rows_, columns_;
 };
 
 }  // namespace cairn::kernels
