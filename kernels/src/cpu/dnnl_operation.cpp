@@ -90,17 +90,15 @@ dnnl::memory::data_type data_type(core::DType dtype) {
   core::fail<core::Unsupported>("onednn", "expected f32 or bf16, got ", core::name(dtype));
 }
 
-bool has_native_bf16() {
-  static const bool native = [] {
-    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
-    const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
-    return (isa & wanted) == wanted;
-  }();
-  return native;
+bool has_isa(dnnl::cpu_isa isa) {
+  static const auto effective = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto wanted = static_cast<unsigned>(isa);
+  return (effective & wanted) == wanted;
 }
 
 core::DType compute_dtype(core::DType dtype) {
-  return dtype == core::DType::bf16 && has_native_bf16() ? core::DType::bf16 : core::DType::f32;
+  const bool native = dtype == core::DType::bf16 && has_isa(dnnl::cpu_isa::avx512_core_bf16);
+  return native ? core::DType::bf16 : core::DType::f32;
 }
 
 Desc desc(const core::TensorView& view) {

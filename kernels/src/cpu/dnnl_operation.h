@@ -28,8 +28,8 @@ const dnnl::engine& engine();
 dnnl::primitive_attr attributes();
 /// f32, bf16; throws Unsupported for any other (f16 goes through f32 here).
 dnnl::memory::data_type data_type(core::DType dtype);
-/// The processor multiplies bf16 itself; otherwise bf16 is computed through f32 too.
-bool has_native_bf16();
+/// oneDNN uses this instruction set on this processor.
+bool has_isa(dnnl::cpu_isa isa);
 /// The dtype products of `dtype` are computed in on this processor: bf16 or f32.
 core::DType compute_dtype(core::DType dtype);
 Desc desc(const core::TensorView& view);
