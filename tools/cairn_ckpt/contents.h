@@ -1,0 +1,23 @@
+// What a path given on the command line stands for: one checkpoint, a folder of checkpoints, or a
+// safetensors file.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cairn/core/state_dict.h"
+
+namespace cairn::tools {
+
+/// The checkpoints (or the one file) of the path, newest first. Throws core::DataError for a folder
+/// that holds none.
+std::vector<std::string> stores_of(const std::string& path);
+
+bool is_file(const std::string& path);
+
+using Contents = std::vector<std::pair<std::string, StateDict::Value>>;
+/// Every entry, verified. Throws core::DataError or core::IoError naming what is wrong.
+Contents read_contents(const std::string& store);
+
+}  // namespace cairn::tools
