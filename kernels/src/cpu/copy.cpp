@@ -4,8 +4,10 @@
 #include "cpu/targets.h"
 // ---
 #include <algorithm>
+#include <array>
 #include <cstring>
 
+#include "cairn/core/parallel_for.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/loop.h"
 #include "cpu/simd.h"
@@ -73,6 +75,90 @@ void convert_block(DType from, DType to, const void* x, void* y, std::int64_t n)
   }
 }
 
+constexpr std::int64_t kTile = 64;
+
+/// Copies a transposed view tile by tile, so that whole cache lines are used on both sides.
+class TransposedCopy {
+ public:
+  TransposedCopy(const TensorView& x, const TensorView& y) : x_(x), y_(y) {
+    const std::array<const TensorView*, 2> views{&x, &y};
+    dims_ = cpu::merge_dims(views, cpu::Order::memory);
+    inner_ = dims_.shape.dims() - 1;
+    for (int d = 0; d < inner_; ++d) {
+      if (x_stride(d) == 1) across_ = d;
+    }
+  }
+
+  /// Whether the innermost dimension of y is strided in x, whose own innermost one is another, and
+  /// both are long enough.
+  bool pays() const {
+    return across_ >= 0 && y_stride(inner_) == 1 && x_stride(inner_) > 1 &&
+           dims_.shape[inner_] >= 8 && dims_.shape[across_] >= 8;
+  }
+
+  void run() const {
+    const std::int64_t tiles_across = (dims_.shape[across_] - 1) / kTile + 1;
+    const std::int64_t tiles_inner = (dims_.shape[inner_] - 1) / kTile + 1;
+    const std::int64_t tiles = tiles_across * tiles_inner;
+    std::int64_t outer = 1;
+    for (int d = 0; d < inner_; ++d) outer *= d == across_ ? 1 : dims_.shape[d];
+    core::parallel_for(outer * tiles, 8, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t k = begin; k < end; ++k) {
+        tile(k / tiles, k % tiles / tiles_inner * kTile, k % tiles_inner * kTile);
+      }
+    });
+  }
+
+ private:
+  std::int64_t x_stride(int d) const { return dims_.strides[0][d]; }
+  std::int64_t y_stride(int d) const { return dims_.strides[1][d]; }
+
+  void tile(std::int64_t outer, std::int64_t across, std::int64_t inner) const {
+    std::int64_t from = across + inner * x_stride(inner_), to = across * y_stride(across_) + inner;
+    for (int d = inner_ - 1; d >= 0; --d) {
+      if (d == across_) continue;
+      from += outer % dims_.shape[d] * x_stride(d);
+      to += outer % dims_.shape[d] * y_stride(d);
+      outer /= dims_.shape[d];
+    }
+    const std::int64_t height = std::min(kTile, dims_.shape[across_] - across);
+    const std::int64_t width = std::min(kTile, dims_.shape[inner_] - inner);
+    switch (core::size_of(x_.dtype)) {
+      case 1:
+        return transpose<std::uint8_t>(from, to, height, width);
+      case 2:
+        return transpose<std::uint16_t>(from, to, height, width);
+      case 4:
+        return transpose<std::uint32_t>(from, to, height, width);
+      default:
+        return transpose<std::uint64_t>(from, to, height, width);
+    }
+  }
+
+  template <class Element>
+  void transpose(std::int64_t from, std::int64_t to, std::int64_t height,
+                 std::int64_t width) const {
+    alignas(64) std::array<Element, kTile * kTile> buffer;
+    const Element* x = static_cast<const Element*>(x_.data) + from;
+    for (std::int64_t j = 0; j < width; ++j) {
+      for (std::int64_t i = 0; i < height; ++i) {
+        buffer[static_cast<std::size_t>(i * kTile + j)] = x[j * x_stride(inner_) + i];
+      }
+    }
+    const auto bytes = static_cast<std::int64_t>(core::size_of(y_.dtype));
+    for (std::int64_t i = 0; i < height; ++i) {
+      convert_block(x_.dtype, y_.dtype, buffer.data() + i * kTile,
+                    y_.as<char>() + (to + i * y_stride(across_)) * bytes, width);
+    }
+  }
+
+  const TensorView& x_;
+  const TensorView& y_;
+  cpu::MergedDims dims_;
+  int inner_ = 0;
+  int across_ = -1;
+};
+
 }  // namespace
 
 void CpuBackend::fill(View y, double value) const {
@@ -87,6 +173,9 @@ void CpuBackend::fill(View y, double value) const {
 
 void CpuBackend::copy(View x, View y) const {
   if (x.data == y.data && x.dtype == y.dtype && x.strides == y.strides) return;
+  if (y.numel() == 0) return;
+  const TransposedCopy transposed(x, y);
+  if (transposed.pays()) return transposed.run();
   cpu::for_each_run({cpu::in(x), cpu::out(y)},
                     [&](void* const* data, std::int64_t n, std::int64_t) {
                       convert_block(x.dtype, y.dtype, data[0], data[1], n);

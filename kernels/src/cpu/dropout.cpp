@@ -34,8 +34,8 @@ HWY_INLINE Product multiply(Words x, std::uint32_t constant) {
   const auto factor = hn::Set(tu, constant);
   const auto even = hn::MulEven(x, factor);
   const auto odd = hn::MulEven(hn::BitCast(tu, hn::ShiftRight<32>(hn::BitCast(tw, x))), factor);
-  const auto high = hn::OddEven(hn::BitCast(tu, odd), hn::BitCast(tu, hn::ShiftRight<32>(even)));
-  return {high, hn::Mul(x, factor)};
+  return {hn::OddEven(hn::BitCast(tu, odd), hn::BitCast(tu, hn::ShiftRight<32>(even))),
+          hn::OddEven(hn::BitCast(tu, hn::ShiftLeft<32>(odd)), hn::BitCast(tu, even))};
 }
 
 /// words[4 k + j] = philox(seed, offset, first + k)[j] for one vector of counters k.
