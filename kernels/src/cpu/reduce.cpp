@@ -64,25 +64,29 @@ double RunTotal(ReduceOp op, DType dtype, const void* x, std::int64_t n) {
   return result;
 }
 
+/// total[i] = total[i] op x[r * stride + i] for each row r.
 template <class T, class A>
-void add_run(ReduceOp op, const T* x, A* total, std::int64_t n) {
+void add_rows(ReduceOp op, const T* x, std::int64_t rows, std::int64_t stride, A* total,
+              std::int64_t n) {
   using V = Compute2<T, A>;
-  if (op == ReduceOp::max) {
-    for_vectors<V>(n, [&](auto io, std::int64_t i) HWY_ATTR {
-      io.store(max(io.load(x + i), io.load(total + i)), total + i);
-    });
-  } else {
-    for_vectors<V>(n, [&](auto io, std::int64_t i)
-                          HWY_ATTR { io.store(io.load(x + i) + io.load(total + i), total + i); });
-  }
+  for_vectors<V>(n, [&](auto io, std::int64_t i) HWY_ATTR {
+    V sum = io.load(total + i);
+    if (op == ReduceOp::max) {
+      for (std::int64_t r = 0; r < rows; ++r) sum = max(io.load(x + r * stride + i), sum);
+    } else {
+      for (std::int64_t r = 0; r < rows; ++r) sum = sum + io.load(x + r * stride + i);
+    }
+    io.store(sum, total + i);
+  });
 }
 
-/// total[i] = total[i] op x[i]; total is f64 for f64 and f32 otherwise.
-void RunAdd(ReduceOp op, DType dtype, const void* x, void* total, std::int64_t n) {
+/// total is f64 for f64 and f32 otherwise.
+void AddRows(ReduceOp op, DType dtype, const void* x, std::int64_t rows, std::int64_t stride,
+             void* total, std::int64_t n) {
   core::dispatch_floating(dtype, "reduce", [&](auto zero) {
     using T = decltype(zero);
     using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
-    add_run(op, static_cast<const T*>(x), static_cast<A*>(total), n);
+    add_rows(op, static_cast<const T*>(x), rows, stride, static_cast<A*>(total), n);
   });
 }
 
@@ -94,13 +98,13 @@ HWY_AFTER_NAMESPACE();
 namespace cairn::kernels {
 
 HWY_EXPORT(RunTotal);
-HWY_EXPORT(RunAdd);
+HWY_EXPORT(AddRows);
 
 namespace {
 
 constexpr std::int64_t kPiece = 16384;   // elements summed in f32 before f64 takes over
 constexpr std::int64_t kColumns = 1024;  // results worked on together going down
-constexpr std::int64_t kRows = 256;      // rows added in f32 before f64 takes over
+constexpr std::int64_t kRows = 64;       // rows added in f32 before f64 takes over
 
 /// A set of dimensions of x (some of y too), walked row-major.
 struct Dims {
@@ -288,9 +292,13 @@ class Reduction {
       std::fill_n(sums32, width, static_cast<float>(neutral()));
     }
     const std::int64_t start = plan_.kept.offset(plan_.kept.x, output) + column * plan_.x_stride;
-    for (std::int64_t r = row; r < row + n; ++r) {
+    // Together where one stride leads from row to row, otherwise one by one.
+    const bool together =
+        plan_.reduced.shape.dims() == 1 && plan_.x_stride == 1 && core::is_floating(x_.dtype);
+    const std::int64_t height = together ? n : 1, stride = together ? plan_.reduced.x[0] : 0;
+    for (std::int64_t r = row; r < row + n; r += height) {
       const void* run = run_of(start + plan_.reduced.offset(plan_.reduced.x, r), width, buffer);
-      HWY_DYNAMIC_DISPATCH(RunAdd)(op_, compute_, run, sums.data(), width);
+      HWY_DYNAMIC_DISPATCH(AddRows)(op_, compute_, run, height, stride, sums.data(), width);
     }
     for (std::int64_t i = 0; i < width; ++i) {
       totals[i] = combine(totals[i], wide ? sums64[i] : double{sums32[i]});

@@ -140,23 +140,34 @@ struct Gelu {
   }
 };
 
-/// x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), written with a sigmoid: (1 + tanh u) / 2 = 1
-/// / (1 + exp(-2 u)).
+/// sigmoid(u) and 1 - sigmoid(u), each to its own last digit.
+template <class V>
+struct Gate {
+  V open, closed;
+
+  CAIRN_MATH explicit Gate(V u) {
+    const V e = exp(-abs(u)), larger = V(1.0) / (V(1.0) + e), smaller = e * larger;
+    open = select(u < V(0.0), smaller, larger);
+    closed = select(u < V(0.0), larger, smaller);
+  }
+};
+
+/// x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), written with (1 + tanh(u / 2)) / 2 =
+/// sigmoid(u).
 struct GeluTanh {
   template <class V>
-  CAIRN_MATH V gate(V x) const {
-    const V u = x * fma(V(0.0713548162726), x * x, V(1.59576912160573));  // 2 sqrt(2 / pi) (...)
-    return V(1.0) / (V(1.0) + exp(-u));
+  CAIRN_MATH Gate<V> gate(V x) const {
+    return Gate<V>(x * fma(V(0.07135481627260025), x * x, V(1.5957691216057308)));
   }
   template <class V>
   CAIRN_MATH V forward(V x) const {
-    return x * gate(x);
+    return x * gate(x).open;
   }
   template <class V>
   CAIRN_MATH V backward(V x, V dy) const {
-    const V s = gate(x);
-    const V du = fma(V(0.2140644488178), x * x, V(1.59576912160573));
-    return dy * s * fma(x * (V(1.0) - s), du, V(1.0));
+    const Gate<V> g = gate(x);
+    const V du = fma(V(0.21406444881780076), x * x, V(1.5957691216057308));
+    return dy * g.open * fma(x * g.closed, du, V(1.0));
   }
 };
 
@@ -164,12 +175,12 @@ struct GeluTanh {
 struct Silu {
   template <class V>
   CAIRN_MATH V forward(V x) const {
-    return x / (V(1.0) + exp(-x));
+    return x * Gate<V>(x).open;
   }
   template <class V>
   CAIRN_MATH V backward(V x, V dy) const {
-    const V s = V(1.0) / (V(1.0) + exp(-x));
-    return dy * s * fma(x, V(1.0) - s, V(1.0));
+    const Gate<V> g(x);
+    return dy * g.open * fma(x, g.closed, V(1.0));
   }
 };
 
