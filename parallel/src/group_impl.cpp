@@ -139,6 +139,9 @@ std::vector<std::string> ProcessGroup::Impl::execute(const Ticket& ticket, const
                                        wait || check);
     if (work) work();
     return values;
+  } catch (const GroupBroken& error) {
+    failure_->set(error.reason());
+    explain(ticket, error.what());
   } catch (const CommunicationError& error) {
     explain(ticket, error.what());
   }

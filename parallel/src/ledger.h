@@ -14,9 +14,23 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "cairn/core/error.h"
+
 namespace cairn::parallel {
+
+/// Thrown to who needs a group that is broken; reason() is what every rank hears.
+class GroupBroken : public core::CommunicationError {
+ public:
+  GroupBroken(std::string_view where, const std::string& reason)
+      : CommunicationError(core::str("[", where, "] ", reason)), reason_(reason) {}
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::string reason_;
+};
 
 class Ledger {
  public:

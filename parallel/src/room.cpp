@@ -46,7 +46,7 @@ class Room {
 };
 
 void Room::throw_if_broken() const {
-  if (!ledger_.failure().empty()) core::fail<core::CommunicationError>("group", ledger_.failure());
+  if (!ledger_.failure().empty()) throw GroupBroken("group", ledger_.failure());
 }
 
 void Room::spread_failure(Lock& lock) {

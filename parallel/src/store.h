@@ -95,7 +95,8 @@ class StoreClient {
  public:
   StoreClient(const StoreAddress& address, int rank);
 
-  /// Returns when all ranks have joined. Throws CommunicationError naming the missing ranks.
+  /// Returns when all ranks have joined and their watchdogs are heard. Throws CommunicationError
+  /// naming the missing ranks.
   void join(int world_size, Milliseconds timeout);
   void set(const std::string& key, std::string_view value);
   /// Waits for the key. Throws CommunicationError naming it.

@@ -79,7 +79,7 @@ StoreClient::StoreClient(const StoreAddress& address, int rank)
 void StoreClient::throw_if_cancelled(std::string_view what) const {
   if (!cancelled_) return;
   const std::lock_guard lock(reason_mutex_);
-  core::fail<core::CommunicationError>(what, cancelled_reason_);
+  throw GroupBroken(what, cancelled_reason_);
 }
 
 void StoreClient::cancel(const std::string& reason) {
@@ -109,7 +109,9 @@ StoreClient::Answer StoreClient::request(std::string_view what, std::uint64_t id
     if (body.number() != id) continue;  // the late answer to a request that was given up
     Answer answer{static_cast<Reply>(body.number()), received.substr(16)};
     if (answer.reply == Reply::ok) return answer;
-    core::fail<core::CommunicationError>(what, wire::Unpacker(answer.body).text());
+    const std::string reason = wire::Unpacker(answer.body).text();
+    if (answer.reply == Reply::broken) throw GroupBroken(what, reason);
+    core::fail<core::CommunicationError>(what, reason);
   }
   core::fail<core::CommunicationError>(
       what, "the store at ", to_string(address_), " did not answer within ",

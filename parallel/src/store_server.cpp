@@ -76,6 +76,7 @@ class StoreServer::Loop {
   void on_beat(const Asker& asker, int rank);
   void store(const std::string& key, std::string value);
 
+  void check_complete();
   void check_watched();
   void check_joins();
   void check_gets();
@@ -187,9 +188,15 @@ void StoreServer::Loop::on_join(const Asker& asker, int rank, wire::Unpacker& bo
         asker, Reply::refused,
         core::str("two processes have RANK=", rank, ": ", it->second.host, " and ", host));
   }
-  if (static_cast<int>(joined_.size()) < world_size_) return;
+  check_complete();
+}
+
+/// Ranks may start when all have joined and all can be told of a failure.
+void StoreServer::Loop::check_complete() {
+  const auto all = static_cast<std::size_t>(world_size_);
+  if (complete_ || joined_.size() < all || watched_.size() < all) return;
   complete_ = true;
-  for (const auto& [other, joined] : joined_) answer_text(joined.asker, Reply::ok, "");
+  for (const auto& [rank, joined] : joined_) answer_text(joined.asker, Reply::ok, "");
 }
 
 void StoreServer::Loop::store(const std::string& key, std::string value) {
@@ -256,6 +263,7 @@ void StoreServer::Loop::on_leave(const Asker& asker, int rank, wire::Unpacker& b
 
 void StoreServer::Loop::on_beat(const Asker& asker, int rank) {
   if (!ledger_.has_left(rank)) watched_[rank] = {asker.identity, Clock::now(), true};
+  check_complete();
   const bool broken = !ledger_.failure().empty();
   send(asker.identity, Packer()
                            .number(0)
@@ -284,9 +292,12 @@ void StoreServer::Loop::check_watched() {
 }
 
 std::string StoreServer::Loop::missing_joins() const {
+  const bool all_joined =
+      static_cast<int>(joined_.size()) == world_size_;  // then a watchdog is missing
   std::string text;
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (!joined_.contains(rank)) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+    if (all_joined ? watched_.contains(rank) : joined_.contains(rank)) continue;
+    text += (text.empty() ? "" : ", ") + std::to_string(rank);
   }
   return text;
 }

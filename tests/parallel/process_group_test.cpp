@@ -66,12 +66,12 @@ std::vector<T> expected(int world, std::int64_t n, DType dtype, ReduceOp op) {
   return out;
 }
 
-const std::int64_t kSizes[] = {0, 1, 2, 63, 1000, 4097, 100'003, 2'500'001};
+const std::int64_t kSizes[] = {0, 1, 2, 63, 1000, 4097, 100'003, 2'200'003};
 
 void check_all_reduce(const ProcessGroup& group) {
   for (const std::int64_t n : kSizes) {
     for (const ReduceOp op : {ReduceOp::sum, ReduceOp::average, ReduceOp::max, ReduceOp::min}) {
-      if (n > 200'000 && op != ReduceOp::average) continue;
+      if (n > 50'000 && op != ReduceOp::average) continue;
       const Tensor x = contribution(group.rank(), n, DType::f32);
       group.all_reduce(x, op, "x");
       EXPECT_EQ(x.to_vector<float>(), expected<float>(group.world_size(), n, DType::f32, op))
@@ -401,17 +401,18 @@ TEST(Failure, AStoppedRankCountsAsDead) {
   const auto results = start_ranks(
       2,
       [](int rank) {
-        const ProcessGroup group = ProcessGroup::from_environment(fast_options());
+        const ProcessGroup group =
+            ProcessGroup::from_environment({.heartbeat_timeout = std::chrono::seconds(1)});
         group.barrier("start");
         if (rank == 1) raise(SIGSTOP);  // the harness kills it in the end
         const Tensor x = Tensor::zeros({1000});
         expect_error<CommunicationError>([&] { group.all_reduce(x, ReduceOp::sum, "w"); },
                                          {"rank 1 died", "no sign of life"});
       },
-      5.0);
+      3.5);
   if (results.empty()) return;
   EXPECT_EQ(results[0].status, 0) << results[0].output;
-  EXPECT_LT(results[0].seconds, 4.5);
+  EXPECT_LT(results[0].seconds, 3.0);
 }
 
 TEST(Failure, ARankThatLeavesIsNamed) {
@@ -426,11 +427,13 @@ TEST(Failure, ARankThatLeavesIsNamed) {
 
 TEST(Failure, ARankThatGivesUpSaysWhy) {
   const auto body = [](ProcessGroup& group) {
-    group.barrier("start");
-    if (group.rank() == 0) return group.abort("the loss is NaN");
     const Tensor x = Tensor::zeros({1000});
-    expect_error<CommunicationError>([&] { group.all_reduce(x, ReduceOp::sum, "w"); },
-                                     {"rank 0 gave up: the loss is NaN", "'w'"});
+    const auto train = [&] {
+      group.barrier("start");
+      if (group.rank() == 0) group.abort("the loss is NaN");
+      group.all_reduce(x, ReduceOp::sum, "w");
+    };
+    expect_error<CommunicationError>(train, {"rank 0 gave up: the loss is NaN", "collective"});
   };
   run_ranks(2, body);
   if (std::getenv("CAIRN_TEST_RANK") == nullptr) run_threads(3, body);
@@ -439,7 +442,7 @@ TEST(Failure, ARankThatGivesUpSaysWhy) {
 TEST(Failure, ALateRankIsNamed) {
   const auto body = [](ProcessGroup& group) {
     group.barrier("start");
-    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
     const auto call = [&] { group.barrier(std::chrono::milliseconds(300), "meeting"); };
     expect_error<CommunicationError>(call, {"rank 1 did not come", "barrier 'meeting'", "0.3 s"});
   };

@@ -284,6 +284,9 @@ TEST(Store, JoinNamesTheMissingRanks) {
 
 TEST(Store, JoinRefusesContradictions) {
   const Host host(2);
+  const auto ignore = [](const std::string&) {};
+  const Watchdog watch_a(host.address, 0, Milliseconds(2000), ignore),
+      watch_b(host.address, 1, Milliseconds(2000), ignore);
   StoreClient a(host.address, 0), again(host.address, 1), twice(host.address, 1),
       outside(host.address, 2);
   expect_error<CommunicationError>([&] { a.join(3, Milliseconds(100)); },

@@ -1,0 +1,77 @@
+#include "model_sync.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cairn/core/error.h"
+#include "sha256.h"
+
+namespace cairn::parallel {
+namespace {
+
+std::string list(const nn::Module& model) {
+  std::ostringstream out;
+  for (const auto& [name, tensor] : model.parameters()) {
+    const core::GradMeta* meta = tensor.meta_or_null();
+    out << "parameter '" << name << "' " << tensor.dtype() << tensor.shape()
+        << (meta != nullptr && meta->master ? " with a master" : "")
+        << (tensor.requires_grad() ? "" : " frozen") << "\n";
+  }
+  for (const auto& [name, tensor] : model.buffers())
+    out << "buffer '" << name << "' " << tensor.dtype() << tensor.shape() << "\n";
+  return out.str();
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  lines.push_back("nothing more");
+  return lines;
+}
+
+[[noreturn]] void fail_at_difference(const std::string& ours, const std::string& theirs,
+                                     std::size_t rank) {
+  const auto a = lines_of(ours), b = lines_of(theirs);
+  const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+  core::fail("ddp", "expected the same model on every rank, got ",
+             x == a.end() ? "nothing more" : *x, " on rank 0 and ",
+             y == b.end() ? "nothing more" : *y, " on rank ", rank);
+}
+
+void broadcast(const Tensor& tensor, const ProcessGroup& group, const std::string& name) {
+  group.broadcast(tensor, 0, name);
+  tensor.storage()->bump_version();
+}
+
+}  // namespace
+
+void check_same_model(const nn::Module& model, const ProcessGroup& group) {
+  const std::string listing = list(model);
+  const auto digest = sha256(listing);
+  const auto digests = group.exchange({digest.begin(), digest.end()}, "the model's parameters");
+  if (std::all_of(digests.begin(), digests.end(),
+                  [&](const std::string& d) { return d == digests[0]; }))
+    return;
+  const auto listings = group.exchange(listing, "the models that differ");
+  for (std::size_t rank = 1; rank < listings.size(); ++rank) {
+    if (listings[rank] != listings[0]) fail_at_difference(listings[0], listings[rank], rank);
+  }
+}
+
+void broadcast_buffers(const nn::Module& model, const ProcessGroup& group) {
+  for (const auto& [name, tensor] : model.buffers()) broadcast(tensor, group, name);
+}
+
+void broadcast_model(const nn::Module& model, const ProcessGroup& group) {
+  for (const auto& [name, tensor] : model.parameters()) {
+    broadcast(tensor, group, name);
+    const core::GradMeta* meta = tensor.meta_or_null();
+    if (meta != nullptr && meta->master) broadcast(*meta->master, group, name + " (master)");
+  }
+  broadcast_buffers(model, group);
+}
+
+}  // namespace cairn::parallel
