@@ -141,12 +141,12 @@ struct BatchNorm {
   Tensors backward(Context& ctx, const Tensor& dy) {
     const Tensor x = ctx.saved(0), dx = Tensor::empty_like(x);
     const AffineGradients affine(ctx, 1, 2);
-    kernels::batch_norm_backward(
-        x, view_or_none(ctx.saved(1)), view_or_none(ctx.saved(2)), ctx.saved(3), ctx.saved(4), dy,
-        ctx.needs_grad(0) ? dx.view() : TensorView(), affine.dweight(), affine.dbias(),
-        {.relu = options.relu,
-         .batch_statistics = options.training,
-         .accumulate = affine.accumulate()});
+    kernels::batch_norm_backward(x, view_or_none(ctx.saved(1)), view_or_none(ctx.saved(2)),
+                                 ctx.saved(3), ctx.saved(4), dy, dx, affine.dweight(),
+                                 affine.dbias(),
+                                 {.relu = options.relu,
+                                  .batch_statistics = options.training,
+                                  .accumulate = affine.accumulate()});
     Tensors gradients(5);
     affine.settle(gradients);
     if (ctx.needs_grad(0)) gradients[0] = dx;
