@@ -1,9 +1,9 @@
 #include "cast.h"
 
 #include "cairn/autograd/ops.h"
+#include "cairn/autograd/saved_tensor.h"
 #include "cast_cache.h"
 #include "local.h"
-#include "saved_tensor.h"
 
 namespace cairn::autograd {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "cairn/autograd/engine.h"
+#include "cairn/autograd/saved_tensor.h"
 #include "cairn/core/memory.h"
 #include "cairn/kernels/elementwise.h"
 #include "node_access.h"
-#include "saved_tensor.h"
 
 namespace cairn::autograd {
 

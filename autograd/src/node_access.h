@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cairn/autograd/function.h"
-#include "saved_tensor.h"
+#include "cairn/autograd/saved_tensor.h"
 
 namespace cairn::autograd {
 

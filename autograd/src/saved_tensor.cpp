@@ -1,4 +1,4 @@
-#include "saved_tensor.h"
+#include "cairn/autograd/saved_tensor.h"
 
 #include <algorithm>
 #include <iterator>
