@@ -1,6 +1,8 @@
-#include "cairn/core/generator.h"
+#include <memory>
+#include <string>
+
 #include "cairn/kernels/elementwise.h"
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/optim/optimizer.h"
 #include "works.h"
 
 namespace bench {
@@ -23,44 +25,41 @@ std::vector<Shape> gpt2_shapes() {
   return shapes;
 }
 
-struct Parameters {
-  std::vector<Tensor> owned;
-  std::vector<kernels::UpdateEntry> entries;
-  std::vector<TensorView> gradients;
-
-  Tensor make(const Shape& shape, DType dtype, double value) {
-    owned.push_back(Tensor::full(shape, value, dtype));
-    return owned.back();
+/// The optimizer as a trainer has it: gradients in its arena, written once and kept.
+struct Training {
+  explicit Training(DType dtype) : optimizer(parameters(dtype), {.weight_decay = 0.01}) {
+    for (const auto& arena : optimizer.arenas()) {
+      for (const auto& buffer : arena->buffers()) {
+        kernels::fill(buffer.data, 0.01);
+        for (const auto& slot : buffer.slots) {
+          arena->parameters()[slot.parameter].tensor.meta().grad_written = true;
+        }
+      }
+    }
   }
+
+  static NamedTensors parameters(DType dtype) {
+    NamedTensors all;
+    for (const Shape& shape : gpt2_shapes()) {
+      Tensor weight = Tensor::full(shape, 0.02, dtype);
+      all.push_back({std::to_string(all.size()), weight.set_requires_grad(true)});
+    }
+    return all;
+  }
+
+  optim::FusedAdam optimizer;
 };
 
-std::shared_ptr<Parameters> gpt2_parameters(DType half) {
-  auto parameters = std::make_shared<Parameters>();
-  for (const Shape& shape : gpt2_shapes()) {
-    kernels::UpdateEntry entry;
-    entry.gradient = parameters->make(shape, half, 0.01);
-    entry.weight = parameters->make(shape, half, 0.02);
-    if (half != DType::f32) entry.master = parameters->make(shape, DType::f32, 0.02);
-    entry.moment1 = parameters->make(shape, DType::f32, 0.0);
-    entry.moment2 = parameters->make(shape, DType::f32, 0.0);
-    parameters->entries.push_back(entry);
-    parameters->gradients.push_back(entry.gradient);
-  }
-  return parameters;
-}
-
 std::function<void()> adamw() {
-  const auto parameters = gpt2_parameters(DType::f32);
-  return [parameters] { kernels::adam_update(parameters->entries, {.weight_decay = 0.01}); };
+  const auto training = std::make_shared<Training>(DType::f32);
+  return [training] { training->optimizer.step({.check = false, .keep_gradients = true}); };
 }
 
 std::function<void()> o2_update() {
-  const auto parameters = gpt2_parameters(DType::bf16);
-  return [parameters] {
-    const kernels::GradientCheck check = kernels::check_gradients(parameters->gradients);
-    const double clip = 1.0 / (check.squared_norm + 1e-6);
-    kernels::adam_update(parameters->entries,
-                         {.weight_decay = 0.01, .gradient_scale = clip / 1024.0});
+  const auto training = std::make_shared<Training>(DType::bf16);
+  return [training] {
+    training->optimizer.step(
+        {.gradient_scale = 1.0 / 1024, .max_gradient_norm = 1.0, .keep_gradients = true});
   };
 }
 
