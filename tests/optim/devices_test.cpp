@@ -1,0 +1,73 @@
+// Parameters of one optimizer on several devices, and parameters that move.
+#include <cmath>
+#include <cstdlib>
+
+#include "reference.h"
+#include "support.h"
+
+namespace cairn::optim {
+namespace {
+
+using reference::Values;
+
+const bool kTwoDevices = ::setenv("CAIRN_CPU_DEVICES", "2", /*overwrite=*/1) == 0;
+const Device kFirst{core::DeviceType::cpu, 0}, kSecond{core::DeviceType::cpu, 1};
+
+NamedTensors on_both(DType dtype = DType::f32) {
+  return {make_parameter("a", {5}, 1, dtype, kFirst), make_parameter("b", {7}, 2, dtype, kSecond),
+          make_parameter("c", {3}, 3, dtype, kFirst)};
+}
+
+TEST(Devices, OneBufferEachAndOneNormOverAll) {
+  ASSERT_TRUE(kTwoDevices);
+  const NamedTensors parameters = on_both();
+  FusedSGD optimizer(parameters, {.lr = 1.0});
+  ASSERT_EQ(optimizer.arenas().size(), 1u);
+  EXPECT_EQ(optimizer.arenas()[0]->buffers().size(), 2u);
+  const Values before = values(parameters[1].tensor);
+  for (const auto& [name, tensor] : parameters) {
+    write_gradient(tensor, Values(static_cast<std::size_t>(tensor.numel()), 2.0));
+  }
+  const StepResult result = optimizer.step({.max_gradient_norm = 1.0});
+  const double norm = std::sqrt(15 * 4.0);
+  EXPECT_NEAR(result.gradient_norm, norm, 1e-6);
+  Values expected = before;
+  for (double& w : expected) w -= 2.0 / (norm + 1e-6);
+  test::expect_close(parameters[1].tensor, expected, 1e-6, 1e-6);
+}
+
+TEST(Devices, ACulpritOnAnyDeviceSkipsAll) {
+  const NamedTensors parameters = on_both(DType::f16);
+  FusedAdam optimizer(parameters);
+  write_gradients(parameters, 1);
+  write_gradient(parameters[1].tensor, Values(7, 1e9));
+  const Values before = values(parameters[0].tensor);
+  EXPECT_EQ(optimizer.step().culprit, "b");
+  EXPECT_EQ(values(parameters[0].tensor), before);
+}
+
+TEST(Devices, MastersAndMomentsMoveWithTheirParameter) {
+  const NamedTensors moving = {make_parameter("w", {33}, 1, DType::bf16, kFirst)};
+  const NamedTensors staying = {make_parameter("w", {33}, 1, DType::bf16, kFirst)};
+  FusedAdam mover(moving), stayer(staying);
+  for (std::uint64_t step = 0; step < 6; ++step) {
+    if (step == 3) {
+      Tensor parameter = moving[0].tensor;
+      const Tensor moved = Tensor::empty({33}, DType::bf16, kSecond);
+      kernels::copy(parameter, moved);
+      parameter.set_data(moved);
+      mover.refresh();
+    }
+    write_gradients(moving, step);
+    write_gradients(staying, step);
+    mover.step();
+    stayer.step();
+  }
+  EXPECT_EQ(moving[0].tensor.meta().master->device(), kSecond);
+  EXPECT_EQ(moving[0].tensor.meta().grad->device(), kSecond);
+  EXPECT_EQ(mover.state_dict().dict("state").dict("w").tensor("exp_avg").device(), kSecond);
+  EXPECT_EQ(values(moving[0].tensor), values(staying[0].tensor));
+}
+
+}  // namespace
+}  // namespace cairn::optim
