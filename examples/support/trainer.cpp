@@ -70,7 +70,7 @@ void Trainer::run() {
   total_steps_ = flags_.steps > 0
                      ? flags_.steps
                      : flags_.epochs * parts.loader.batches_per_epoch() / flags_.accumulate;
-  step_ = resume(parts.state, flags_);
+  step_ = resume(parts);
   reporter_ = std::make_unique<Reporter>(Reporter::Options{.active = group_.rank() == 0,
                                                            .metrics_path = flags_.metrics,
                                                            .unit = task_.unit,
@@ -86,6 +86,15 @@ void Trainer::run() {
       if (step_ == total_steps_) break;
     }
   }
+  parts.ddp.sync_buffers();  // one set of running statistics for the evaluation
+}
+
+/// The step to go on from: 0, or that of the checkpoint which --resume and --checkpoint-dir name.
+std::int64_t Trainer::resume(Parts& parts) {
+  if (flags_.resume == "never" || (flags_.resume == "auto" && flags_.checkpoint_dir.empty())) return 0;
+  if (flags_.resume != "auto") return parts.state.resume(flags_.resume).step;
+  const auto found = parts.state.resume_latest(flags_.checkpoint_dir);
+  return found ? found->step : 0;
 }
 
 void Trainer::micro_batch(Parts& parts, const data::Batch& batch) {
