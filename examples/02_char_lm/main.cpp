@@ -117,7 +117,7 @@ int train(const Flags& flags) {
   support::Trainer trainer(
       flags, {.model = model,
               .train = training,
-              .description = core::str(text.token_count(), " bytes of ", files.size(), " file(s)"),
+              .description = core::str(text.tokens().size(), " bytes of ", files.size(), " file(s)"),
               .unit = "tokens",
               .units_per_sample = flags.sizes.tokens,
               .accuracy = false});

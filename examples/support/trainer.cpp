@@ -77,7 +77,7 @@ void Trainer::run() {
                                                            .first_step = step_,
                                                            .total_steps = total_steps_,
                                                            .accuracy = task_.accuracy});
-  reporter_->note(core::str(task_.description, "; ", parts.precision.describe(), "; ",
+  reporter_->note(core::str(task_.description, "; ", flags_.opt_level, " ", flags_.half_dtype, "; ",
                             group_.world_size(), " process(es) on ", device_,
                             step_ > 0 ? core::str("; resumed at step ", step_) : ""));
   while (step_ < total_steps_) {
