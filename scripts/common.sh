@@ -4,7 +4,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 jobs=${CAIRN_JOBS:-$(nproc)}
 
+# CAIRN_PRESET, or cuda where a toolkit is found, else cpu.
 default_preset() {
+  if [ -n "${CAIRN_PRESET:-}" ]; then echo "$CAIRN_PRESET"; return; fi
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then echo cuda; else echo cpu; fi
 }
 
