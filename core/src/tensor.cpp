@@ -141,33 +141,38 @@ Tensor Tensor::wrap(const TensorView& view, std::shared_ptr<void> owner) {
   return Tensor(std::move(impl));
 }
 
-TensorView Tensor::view() const {
+const Tensor::Impl& Tensor::impl() const {
   CAIRN_CHECK(defined(), "tensor", "expected a tensor, got an undefined one");
-  return impl_->view;
+  return *impl_;
 }
 
+TensorView Tensor::view() const {
+  return impl().view;
+}
 const Shape& Tensor::shape() const {
-  CAIRN_CHECK(defined(), "tensor", "expected a tensor, got an undefined one");
-  return impl_->view.shape;
+  return impl().view.shape;
 }
 const Strides& Tensor::strides() const {
-  CAIRN_CHECK(defined(), "tensor", "expected a tensor, got an undefined one");
-  return impl_->view.strides;
+  return impl().view.strides;
 }
 DType Tensor::dtype() const {
-  return view().dtype;
+  return impl().view.dtype;
 }
 Device Tensor::device() const {
-  return view().device;
+  return impl().view.device;
+}
+bool Tensor::is_contiguous() const {
+  return impl().view.is_contiguous();
+}
+void* Tensor::raw_data() const {
+  return impl().view.data;
+}
+const std::shared_ptr<Storage>& Tensor::storage() const {
+  return impl().storage;
 }
 
 bool Tensor::unique() const {
   return impl_.use_count() == 1 && impl_->storage.use_count() == 1;
-}
-
-const std::shared_ptr<Storage>& Tensor::storage() const {
-  CAIRN_CHECK(defined(), "tensor", "expected a tensor, got an undefined one");
-  return impl_->storage;
 }
 
 template <class T>

@@ -59,12 +59,12 @@ class Tensor {
   std::size_t nbytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype()); }
   DType dtype() const;
   Device device() const;
-  bool is_contiguous() const { return view().is_contiguous(); }
+  bool is_contiguous() const;
 
   TensorView view() const;                        // throws InvalidArgument if undefined
   operator TensorView() const { return view(); }  // NOLINT: kernels take views, tensors are meant to pass
   template <class T> T* data() const;             // first element; throws InvalidArgument unless dtype_of<T>
-  void* raw_data() const { return view().data; }
+  void* raw_data() const;
 
   /// A tensor over (part of) the same storage; `view` must point into it. No gradient.
   Tensor alias(const TensorView& view) const;
@@ -92,6 +92,7 @@ class Tensor {
 
  private:
   struct Impl;
+  const Impl& impl() const;  // throws InvalidArgument if undefined
   explicit Tensor(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<Impl> impl_;
 };
