@@ -61,7 +61,8 @@ TEST_P(NonFinite, SkipsNamesAndTouchesNothing) {
     for (const auto& [name, tensor] : parameters) {
       all.push_back(values(tensor));
       if (tensor.meta().master) all.push_back(values(*tensor.meta().master));
-      const StateDict& entry = optimizer.state_dict().dict("state").dict("a").dict(name.substr(2));
+      const StateDict state = optimizer.state_dict();
+      const StateDict& entry = state.dict("state").dict("a").dict(name.substr(2));
       all.push_back(values(entry.tensor("exp_avg")));
       all.push_back(values(entry.tensor("exp_avg_sq")));
     }
