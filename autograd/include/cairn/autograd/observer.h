@@ -1,4 +1,5 @@
-// Observers see every operation: profilers, planners and explain reports are observers. None installed costs one pointer test per op.
+// Observers see every operation: profilers, planners and explain reports are observers. None
+// installed costs one pointer test per op.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,11 @@ struct OpEvent {
   const char* name = "";
   Phase phase = Phase::forward;
   Device device;
-  DType dtype = DType::f32;       // of the first floating input, after casts
-  std::int64_t bytes_out = 0;     // of the result(s)
-  std::int64_t bytes_saved = 0;   // kept for the backward
-  std::int64_t casts = 0;         // inputs that autocast converted
-  std::int64_t bytes_cast = 0;    // bytes written by those conversions
+  DType dtype = DType::f32;      // of the first floating input, after casts
+  std::int64_t bytes_out = 0;    // of the result(s)
+  std::int64_t bytes_saved = 0;  // kept for the backward
+  std::int64_t casts = 0;        // inputs that autocast converted
+  std::int64_t bytes_cast = 0;   // bytes written by those conversions
   std::int64_t host_ns = 0;
 };
 

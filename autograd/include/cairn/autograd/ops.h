@@ -1,6 +1,8 @@
-// The differentiable operations. Each is recorded on the tape where gradients are on; shapes broadcast as in NumPy; errors name the op.
+// The differentiable operations. Each is recorded on the tape where gradients are on; shapes
+// broadcast as in NumPy; errors name the op.
 //
-// Views (reshape, transpose, permute, slice, expand) share memory with their input where the layout allows.
+// Views (reshape, transpose, permute, slice, expand) share memory with their input where the layout
+// allows.
 #pragma once
 
 #include <array>
@@ -21,8 +23,9 @@ Tensor sub(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
-Tensor compare(kernels::BinaryOp op, const Tensor& a, const Tensor& b);  // eq ne lt le gt ge: boolean, no gradient
-Tensor affine(const Tensor& x, double scale, double shift);              // scale * x + shift
+/// op is eq, ne, lt, le, gt or ge. Boolean result, no gradient.
+Tensor compare(kernels::BinaryOp op, const Tensor& a, const Tensor& b);
+Tensor affine(const Tensor& x, double scale, double shift);  // scale * x + shift
 Tensor pow(const Tensor& x, double exponent);
 Tensor exp(const Tensor& x);
 Tensor log(const Tensor& x);
@@ -38,7 +41,8 @@ Tensor dropout(const Tensor& x, double p);  // draws from core::Generator::curre
 // Reductions over the given dimensions; none given means all. keep_dims leaves them with size 1.
 Tensor sum(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
 Tensor mean(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
-Tensor max(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);  // gradient split evenly among equals
+/// The gradient is split evenly among equals.
+Tensor max(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
 Tensor argmax(const Tensor& x);  // over the last dimension: i64, no gradient; the first of equals
 
 // Shape and type.
@@ -58,19 +62,26 @@ Tensor to(const Tensor& x, Device device);
 Tensor matmul(const Tensor& a, const Tensor& b);  // [..., M, K] x [..., K, N]
 enum class Activation { none, relu, gelu_tanh, gelu };
 /// x [..., I], weight [O, I], bias [O] or undefined; the activation runs in the product's epilogue.
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Activation activation = Activation::none);
-Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const kernels::Conv2dOptions& options = {});
-/// x [N, I, H, W], weight [I, O / groups, kH, kW]; output size (H - 1) stride - 2 padding + dilation (kH - 1) + output_padding + 1.
-Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, const kernels::Conv2dOptions& options = {},
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              Activation activation = Activation::none);
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              const kernels::Conv2dOptions& options = {});
+/// x [N, I, H, W], weight [I, O / groups, kH, kW]; output size (H - 1) stride - 2 padding +
+/// dilation (kH - 1) + output_padding + 1.
+Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                        const kernels::Conv2dOptions& options = {},
                         std::array<std::int64_t, 2> output_padding = {0, 0});
 Tensor max_pool2d(const Tensor& x, const kernels::Pool2dOptions& options = {});
 Tensor avg_pool2d(const Tensor& x, const kernels::Pool2dOptions& options = {});
 Tensor global_avg_pool2d(const Tensor& x);  // [N, C, H, W] -> [N, C]
-Tensor embedding(const Tensor& weight, const Tensor& index);  // weight [V, D], index [...] i64 -> [..., D]
+/// weight [V, D], index [...] i64 -> [..., D].
+Tensor embedding(const Tensor& weight, const Tensor& index);
 
 // Normalisations.
-Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);  // over the last dimension
+/// Layer and RMS norm are over the last dimension; weight and bias [D] may be undefined.
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);
+/// x [N, C] or [N, C, H, W]; weight, bias, running_mean and running_var [C] may be undefined.
 struct BatchNormOptions {
   bool training = true;
   double momentum = 0.1;
@@ -78,9 +89,11 @@ struct BatchNormOptions {
   bool relu = false;  // fused
 };
 /// Training updates running_mean and running_var in place (not while recomputing).
-Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean, const Tensor& running_var,
+Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  const Tensor& running_mean, const Tensor& running_var,
                   const BatchNormOptions& options = {});
-Tensor softmax(const Tensor& x, const kernels::SoftmaxOptions& options = {});  // over the last dimension
+/// Softmax and log-softmax are over the last dimension.
+Tensor softmax(const Tensor& x, const kernels::SoftmaxOptions& options = {});
 Tensor log_softmax(const Tensor& x);
 
 // Losses.
@@ -90,13 +103,19 @@ struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0.0;
 };
-Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyOptions& options = {});  // logits [N, V] or [..., V]; target i64; f32 result
+/// logits [..., V], target [...] i64. Losses are f32 (f64 for f64 inputs).
+Tensor cross_entropy(const Tensor& logits, const Tensor& target,
+                     const CrossEntropyOptions& options = {});
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
-Tensor bce_with_logits(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
+Tensor bce_with_logits(const Tensor& x, const Tensor& target,
+                       Reduction reduction = Reduction::mean);
 
-/// softmax(q k^T / sqrt(D)) v. q, k, v [B, H, T, D].
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double dropout = 0.0);
-/// The same of one packed tensor, without copying heads apart: qkv [B, T, 3 C] = q | k | v, each [B, T, heads, C / heads]; result [B, T, C].
+/// softmax(q k^T / sqrt(D)) v. q [B, H, T, D], k and v [B, H, S, D]; causal: row t sees columns
+/// 0 .. t + S - T.
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
+                                    double dropout = 0.0);
+/// The same of one packed tensor, without copying heads apart: qkv [B, T, 3 C] = q | k | v, each
+/// [B, T, heads, C / heads]; result [B, T, C].
 Tensor self_attention(const Tensor& qkv, std::int64_t heads, bool causal, double dropout = 0.0);
 
 }  // namespace cairn::autograd

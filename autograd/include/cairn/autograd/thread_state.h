@@ -1,5 +1,6 @@
-// What decides how an operation behaves on this thread: gradient mode, autocast, random generator. One struct, captured and restored
-// whole, so that a replay (activation recomputation) or a helper thread cannot pick up half of it. New threads start with the defaults.
+// What decides how an operation behaves on this thread: gradient mode, autocast, random generator.
+// One struct, captured and restored whole, so that a replay (activation recomputation) or a helper
+// thread cannot pick up half of it. New threads start with the defaults.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ class CastCache;  // half copies of f32 leaves made inside one autocast region
 
 struct AutocastState {
   bool enabled = false;
-  DType dtype = DType::f16;  // f16 or bf16
+  DType dtype = DType::f16;          // f16 or bf16
   std::shared_ptr<CastCache> cache;  // null: every use casts again
 };
 
@@ -21,7 +22,8 @@ struct ThreadState {
   bool grad_enabled = true;
   AutocastState autocast;
   std::uint64_t seed = 0, offset = 0;  // of core::Generator::current()
-  bool recomputing = false;            // inside the replay of a recomputed segment: batch norm leaves its running statistics alone
+  bool recomputing = false;  // inside the replay of a recomputed segment: batch norm leaves its
+                             // running statistics alone
 
   static ThreadState capture();
   void restore() const;
@@ -30,7 +32,9 @@ struct ThreadState {
 /// Restores the state at the end of the scope, after switching to `state` at its start.
 class ThreadStateGuard {
  public:
-  explicit ThreadStateGuard(const ThreadState& state) : previous_(ThreadState::capture()) { state.restore(); }
+  explicit ThreadStateGuard(const ThreadState& state) : previous_(ThreadState::capture()) {
+    state.restore();
+  }
   ~ThreadStateGuard() { previous_.restore(); }
   ThreadStateGuard(const ThreadStateGuard&) = delete;
   ThreadStateGuard& operator=(const ThreadStateGuard&) = delete;
@@ -58,8 +62,9 @@ struct NoGradGuard : GradModeGuard {
   NoGradGuard() : GradModeGuard(false) {}
 };
 
-/// An autocast region. Casts of leaves are cached until the outermost region ends; the cache knows the leaf's version and the gradient
-/// mode, so writes to a weight and no_grad evaluation inside a region are right.
+/// An autocast region. Casts of leaves are cached until the outermost region ends; the cache knows
+/// the leaf's version and the gradient mode, so writes to a weight and no_grad evaluation inside a
+/// region are right.
 class AutocastGuard {
  public:
   explicit AutocastGuard(bool enabled, DType dtype = DType::f16, bool cache = true);

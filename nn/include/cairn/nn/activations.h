@@ -75,7 +75,8 @@ class Tanh : public Module {
   std::shared_ptr<Module> make_like() const override { return std::make_shared<Tanh>(); }
 };
 
-/// In training zeroes each element with probability p and multiplies the others by 1 / (1 - p); in evaluation does nothing.
+/// In training zeroes each element with probability p and multiplies the others by 1 / (1 - p); in
+/// evaluation does nothing.
 class Dropout : public Module {
  public:
   explicit Dropout(double p = 0.5);

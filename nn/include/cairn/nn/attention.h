@@ -12,8 +12,8 @@ struct MultiheadAttentionOptions {
   bool bias = true;
 };
 
-/// x [B, T, C] -> [B, T, C]: out(attention(q, k, v)) with q | k | v = qkv(x) and C a multiple of `heads`.
-/// Weights of qkv start Xavier-uniform, biases at 0, as in PyTorch.
+/// x [B, T, C] -> [B, T, C]: out(attention(q, k, v)) with q | k | v = qkv(x) and C a multiple of
+/// `heads`. Weights of qkv start Xavier-uniform, biases at 0, as in PyTorch.
 class MultiheadAttention : public Module {
  public:
   MultiheadAttention(std::int64_t size, std::int64_t heads,

@@ -1,5 +1,6 @@
-// Initialisation: fills a floating tensor in place with numbers drawn from core::Generator::current(), on any device and in any dtype
-// (drawn in f32 in row-major order, so the same seed gives the same values everywhere).
+// Initialisation: fills a floating tensor in place with numbers drawn from
+// core::Generator::current(), on any device and in any dtype (drawn in f32 in row-major order, so
+// the same seed gives the same values everywhere).
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,11 @@ void constant(const Tensor& x, double value);
 void uniform(const Tensor& x, double low, double high);
 void normal(const Tensor& x, double mean = 0.0, double stddev = 1.0);
 
-/// Of a weight [O, I, ...]: I times the elements per pair of channels. Throws for fewer than 2 dimensions.
+/// Of a weight [O, I, ...]: I times the elements per pair of channels. Throws for fewer than 2
+/// dimensions.
 std::int64_t fan_in(const Shape& weight);
-/// Uniform in +-sqrt(6 / ((1 + a^2) fan_in)) (He et al. 2015). a = sqrt(5), PyTorch's default for layers, gives +-1 / sqrt(fan_in).
+/// Uniform in +-sqrt(6 / ((1 + a^2) fan_in)) (He et al. 2015). a = sqrt(5), PyTorch's default for
+/// layers, gives +-1 / sqrt(fan_in).
 void kaiming_uniform(const Tensor& weight, double a);
 /// Uniform in +-sqrt(6 / (fan_in + fan_out)) (Glorot & Bengio 2010).
 void xavier_uniform(const Tensor& weight);

@@ -10,8 +10,9 @@
 //
 // A class of its own also says kind(), and make_like() where clone() is to work.
 //
-// Modules move but do not copy (clone() does). Parameters are f32 leaves that require a gradient; amp::initialize and to() change their
-// dtype or device in place: every handle to a parameter stays valid.
+// Modules move but do not copy (clone() does). Parameters are f32 leaves that require a gradient;
+// amp::initialize and to() change their dtype or device in place: every handle to a parameter stays
+// valid.
 #pragma once
 
 #include <functional>
@@ -44,7 +45,8 @@ class Module : public core::Stateful {
   /// Puts itself around every later call: amp's input and output casts are such wrappers.
   void add_forward_wrapper(ForwardWrapper wrapper) { wrappers_.push_back(std::move(wrapper)); }
 
-  /// Parameters with full names ("0.weight", "block.fc.bias") in registration order; a tied parameter once, under its first name.
+  /// Parameters with full names ("0.weight", "block.fc.bias") in registration order; a tied
+  /// parameter once, under its first name.
   NamedTensors parameters() const;
   NamedTensors buffers() const;
   /// This module and all below it, parents first, with full names ("" for this one).
@@ -55,24 +57,28 @@ class Module : public core::Stateful {
   Module& eval() { return train(false); }
   bool training() const { return training_; }
 
-  Module& to(DType dtype);    // floating parameters and buffers; drops gradients
+  Module& to(DType dtype);  // floating parameters and buffers; drops gradients
   Module& to(Device device);
 
-  /// A deep copy: same structure, own tensors with the same values, dtypes, devices, requires_grad and training mode; no gradients, hooks or
-  /// masters. Forward wrappers come along. Throws Unsupported, naming the class, where one below does not override make_like().
+  /// A deep copy: same structure, own tensors with the same values, dtypes, devices, requires_grad
+  /// and training mode; no gradients, hooks or masters. Forward wrappers come along. Throws
+  /// Unsupported, naming the class, where one below does not override make_like().
   std::shared_ptr<Module> clone() const;
   void clear_grad();
 
-  /// Parameters (the f32 master where there is one: files hold full precision) and buffers, nested by module.
+  /// Parameters (the f32 master where there is one: files hold full precision) and buffers, nested
+  /// by module.
   StateDict state_dict() const override;
-  /// Writes values into the existing tensors: into the master and, rounded, into the half weight where there is a master. Reports every missing,
-  /// surplus and mis-shaped entry in one DataError before anything changes.
+  /// Writes values into the existing tensors: into the master and, rounded, into the half weight
+  /// where there is a master. Reports every missing, surplus and mis-shaped entry in one DataError
+  /// before anything changes.
   void load_state_dict(const StateDict& state) override;
 
   std::string extra() const { return extra_; }  // sizes and options, for the summary
 
  protected:
-  Tensor add_parameter(const std::string& name, Tensor value);  // marks it a leaf that requires a gradient
+  /// Marks the tensor a leaf that requires a gradient; returns it.
+  Tensor add_parameter(const std::string& name, Tensor value);
   Tensor add_buffer(const std::string& name, Tensor value);
   template <class M>
   std::shared_ptr<M> add_module(const std::string& name, M module) {
@@ -82,8 +88,11 @@ class Module : public core::Stateful {
   }
   void add_child(const std::string& name, std::shared_ptr<Module> module);
   static std::shared_ptr<Module> make_like_of(const Module& module) { return module.make_like(); }
-  const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const { return children_; }
-  /// A new module built like this one (sizes and options; values do not matter): what clone() fills.
+  const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const {
+    return children_;
+  }
+  /// A new module built like this one (sizes and options; values do not matter): what clone()
+  /// fills.
   virtual std::shared_ptr<Module> make_like() const;
   std::string extra_;
 
@@ -92,7 +101,8 @@ class Module : public core::Stateful {
   void copy_into(Module& copy) const;
   void check_free(const std::string& name) const;
   StateDict state_of(std::unordered_set<const void*>& seen) const;
-  void collect(const std::string& path, NamedTensors Module::*list, std::unordered_set<const void*>& seen, NamedTensors& all) const;
+  void collect(const std::string& path, NamedTensors Module::*list,
+               std::unordered_set<const void*>& seen, NamedTensors& all) const;
   NamedTensors parameters_;
   NamedTensors buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
@@ -100,7 +110,8 @@ class Module : public core::Stateful {
   bool training_ = true;
 };
 
-/// A table of every module with its output shape for an input of `input_shape`, its parameters and bytes, and totals.
+/// A table of every module with its output shape for an input of `input_shape`, its parameters and
+/// bytes, and totals.
 std::string summary(Module& module, const Shape& input_shape, DType dtype = DType::f32);
 
 }  // namespace cairn::nn

@@ -1,4 +1,5 @@
-// Normalisation layers. Weights start at 1, biases at 0, running means at 0, running variances at 1.
+// Normalisation layers. Weights start at 1, biases at 0, running means at 0, running variances
+// at 1.
 #pragma once
 
 #include "cairn/nn/module.h"
@@ -12,7 +13,8 @@ struct BatchNormOptions {
   bool relu = false;  // a ReLU fused into the result
 };
 
-/// What BatchNorm1d and BatchNorm2d share: per-channel statistics of the batch in training, running ones in evaluation.
+/// What BatchNorm1d and BatchNorm2d share: per-channel statistics of the batch in training, running
+/// ones in evaluation.
 class BatchNorm : public Module {
  public:
   bool is_batch_norm() const override { return true; }

@@ -1,4 +1,5 @@
-// Modules one after another: Sequential(Linear(4, 8), ReLU(), Linear(8, 2)). Children are named "0", "1", ...
+// Modules one after another: Sequential(Linear(4, 8), ReLU(), Linear(8, 2)). Children are named
+// "0", "1", ...
 #pragma once
 
 #include <concepts>

@@ -8,7 +8,7 @@ namespace cairn::nn {
 
 struct Size2 {
   std::int64_t height, width;
-  Size2(std::int64_t both) : height(both), width(both) {}  // NOLINT: a number is meant to pass
+  Size2(std::int64_t both) : height(both), width(both) {}      // NOLINT: a number is meant to pass
   Size2(int both) : Size2(static_cast<std::int64_t>(both)) {}  // NOLINT
   Size2(std::int64_t height, std::int64_t width) : height(height), width(width) {}
   std::array<std::int64_t, 2> array() const { return {height, width}; }
