@@ -134,6 +134,7 @@ class Run {
 
   Tensors run(Node& node, Context::Impl& impl, const Tensor& dy) {
     for (InputInfo& input : impl.inputs) input.handed_out = false;
+    impl.retained = retain_graph_;
     OpObserver* observer = local().observer;
     OpEvent event{node.name(), Phase::backward, dy.device(), dy.dtype()};
     if (observer != nullptr) observer->begin(event);

@@ -36,13 +36,26 @@ void Context::save(const Tensor& tensor) {
   }
 }
 
-Tensor Context::saved(int i) const {
-  if (impl_->released) {
-    fail<Error>(impl_->op, "expected saved tensors, got a graph that was released");
+namespace {
+SavedTensor& saved_of(Context::Impl& impl, int i) {
+  if (impl.released) {
+    fail<Error>(impl.op, "expected saved tensors, got a graph that was released");
   }
-  CAIRN_CHECK(i >= 0 && i < static_cast<int>(impl_->saved.size()), impl_->op, "expected one of ",
-              impl_->saved.size(), " saved tensors, got index ", i);
-  return impl_->saved[static_cast<std::size_t>(i)].unpack(impl_->op);
+  CAIRN_CHECK(i >= 0 && i < static_cast<int>(impl.saved.size()), impl.op, "expected one of ",
+              impl.saved.size(), " saved tensors, got index ", i);
+  return impl.saved[static_cast<std::size_t>(i)];
+}
+}  // namespace
+
+Tensor Context::saved(int i) const {
+  return saved_of(*impl_, i).unpack(impl_->op);
+}
+
+Tensor Context::take_saved(int i) {
+  SavedTensor& saved = saved_of(*impl_, i);
+  Tensor tensor = saved.unpack(impl_->op);
+  if (!impl_->retained) saved = SavedTensor(Tensor());
+  return tensor;
 }
 
 namespace {

@@ -27,6 +27,7 @@ struct Context::Impl {
   std::vector<SavedTensor> saved;
   std::int64_t bytes_saved = 0;
   bool released = false;
+  bool retained = false;  // the running backward keeps the saved tensors
   // Of the result.
   Shape shape;
   DType dtype = DType::f32;

@@ -143,6 +143,28 @@ TEST(Memory, ABackwardFreesWhatWasSavedAndRetainKeepsIt) {
   EXPECT_LT(live_bytes(), before + 1000);
 }
 
+TEST(Memory, CrossEntropyWritesItsGradientOverLogitsThatNobodyElseHas) {
+  const Tensor x = leaf({100, 100}, 1), target = Tensor::zeros({100}, DType::i64);
+  const auto peak = [&](const BackwardOptions& options) {
+    x.meta().grad = nullptr;
+    const Tensor loss = cross_entropy(x * 2.0, target);
+    const std::size_t before = live_bytes();
+    core::reset_peak_memory({});
+    backward(loss, {}, options);
+    return core::memory_stats({}).peak_total - before;
+  };
+  const std::size_t over = peak({});
+  const std::vector<double> gradient = x.grad().to_vector();
+  EXPECT_GE(peak({.retain_graph = true}), over + 80000);
+  EXPECT_EQ(x.grad().to_vector(), gradient);
+  x.meta().grad = nullptr;
+  const Tensor logits = x * 2.0;
+  const std::vector<double> values = logits.to_vector();
+  backward(cross_entropy(logits, target));
+  EXPECT_EQ(logits.to_vector(), values);
+  EXPECT_EQ(x.grad().to_vector(), gradient);
+}
+
 TEST(Memory, IsCountedAsActivationsAndGradients) {
   const core::MemoryStats before = core::memory_stats({});
   const Tensor x = leaf({1000}, 1);

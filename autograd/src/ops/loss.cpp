@@ -46,8 +46,9 @@ struct CrossEntropy {
   }
 
   Tensors backward(Context& ctx, const Tensor& dy) {
-    const Tensor rows = ctx.saved(0);
-    const Tensor dx = Tensor::empty_like(rows);
+    // The gradient takes the logits' place where nobody else has them.
+    const Tensor rows = ctx.take_saved(0);
+    const Tensor dx = reuse_or_new(rows, rows);
     kernels::cross_entropy_backward(rows, ctx.saved(1), ctx.saved(2), row_weights(ctx, rows, dy),
                                     dx, kernel_options());
     return {dx.alias(dx.view().reshape(ctx.input_shape(0))), {}};

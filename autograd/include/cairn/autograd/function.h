@@ -77,6 +77,10 @@ class Context {
   /// op where it was written in place since, or was released by an earlier backward.
   Tensor saved(int i) const;
 
+  /// The same, and gives the context's own handle up unless the graph is retained: where the result
+  /// is then unique(), the backward may write a gradient over it.
+  Tensor take_saved(int i);
+
   bool needs_grad(int input) const;  // is a gradient wanted for this input? false: not recording
   bool recording() const;            // forward: will backward be possible?
   // Of the inputs as forward saw them (after casts). Only where recording().
