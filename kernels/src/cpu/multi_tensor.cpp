@@ -22,10 +22,9 @@ namespace HWY_NAMESPACE {
 /// A sum of squares in f64, where the square of no finite float overflows.
 class SquareSum {
  public:
-#if HWY_TARGET == HWY_SCALAR
-  HWY_INLINE void add(Floats x) {
-    const double v = hn::GetLane(x.raw);
-    total_ += v * v;
+#if CAIRN_NO_VECTORS
+  HWY_INLINE void add(double x) {
+    total_ += x * x;
   }
   HWY_INLINE double total() const {
     return total_;
@@ -54,16 +53,16 @@ class SquareSum {
 
 template <class T>
 double square_sum(const T* x, std::int64_t n) {
-  constexpr std::int64_t kStep = 2 * kLanes<Floats>;
+  constexpr std::int64_t kStep = 2 * kLanes<Real>;
   SquareSum a, b;
-  const Whole<Floats> io;
+  const Whole<Real> io;
   std::int64_t i = 0;
   for (; i + kStep <= n; i += kStep) {
     a.add(io.load(x + i));
-    b.add(io.load(x + i + kLanes<Floats>));
+    b.add(io.load(x + i + kLanes<Real>));
   }
-  for_vectors<Floats>(n - i,
-                      [&](auto part, std::int64_t k) HWY_ATTR { a.add(part.load(x + i + k)); });
+  for_vectors<Real>(n - i,
+                    [&](auto part, std::int64_t k) HWY_ATTR { a.add(part.load(x + i + k)); });
   return a.total() + b.total();
 }
 
@@ -103,15 +102,15 @@ HWY_INLINE void update_weights(const UpdateChunk& chunk, const Update& update) {
   W* weight = static_cast<W*>(chunk.weight);
   float* master = chunk.master;
   if (master != nullptr) {
-    for_vectors<Floats>(chunk.count, [&](auto io, std::int64_t i) HWY_ATTR {
-      Floats w = io.load(master + i);
+    for_vectors<Real>(chunk.count, [&](auto io, std::int64_t i) HWY_ATTR {
+      Real w = io.load(master + i);
       update(io.load(gradient + i), w, io, i);
       io.store(w, master + i);
       io.store(w, weight + i);
     });
   } else {
-    for_vectors<Floats>(chunk.count, [&](auto io, std::int64_t i) HWY_ATTR {
-      Floats w = io.load(weight + i);
+    for_vectors<Real>(chunk.count, [&](auto io, std::int64_t i) HWY_ATTR {
+      Real w = io.load(weight + i);
       update(io.load(gradient + i), w, io, i);
       io.store(w, weight + i);
     });
@@ -119,13 +118,13 @@ HWY_INLINE void update_weights(const UpdateChunk& chunk, const Update& update) {
 }
 
 void AdamChunk(const UpdateChunk& chunk, const AdamOptions& options) {
-  const math::Adam<Floats> adam(options);
+  const math::Adam<Real> adam(options);
   float* m = chunk.moment1;
   float* v = chunk.moment2;
   dispatch_chunk(chunk, [&](auto g, auto w) {
     update_weights<decltype(g), decltype(w)>(
-        chunk, [&](Floats gradient, Floats& weight, auto io, std::int64_t i) HWY_ATTR {
-          Floats first = io.load(m + i), second = io.load(v + i);
+        chunk, [&](Real gradient, Real& weight, auto io, std::int64_t i) HWY_ATTR {
+          Real first = io.load(m + i), second = io.load(v + i);
           adam.update(gradient, first, second, weight);
           io.store(first, m + i);
           io.store(second, v + i);
@@ -134,17 +133,17 @@ void AdamChunk(const UpdateChunk& chunk, const AdamOptions& options) {
 }
 
 void SgdChunk(const UpdateChunk& chunk, const SgdOptions& options) {
-  const math::Sgd<Floats> sgd(options);
+  const math::Sgd<Real> sgd(options);
   float* buffer = chunk.moment1;
   dispatch_chunk(chunk, [&](auto g, auto w) {
     if (options.momentum == 0.0) {
-      update_weights<decltype(g), decltype(w)>(
-          chunk, [&](Floats gradient, Floats& weight, auto, std::int64_t)
-                     HWY_ATTR { sgd.update(gradient, weight); });
+      update_weights<decltype(g), decltype(w)>(chunk,
+                                               [&](Real gradient, Real& weight, auto, std::int64_t)
+                                                   HWY_ATTR { sgd.update(gradient, weight); });
     } else {
       update_weights<decltype(g), decltype(w)>(
-          chunk, [&](Floats gradient, Floats& weight, auto io, std::int64_t i) HWY_ATTR {
-            Floats momentum = io.load(buffer + i);
+          chunk, [&](Real gradient, Real& weight, auto io, std::int64_t i) HWY_ATTR {
+            Real momentum = io.load(buffer + i);
             sgd.update(gradient, momentum, weight);
             io.store(momentum, buffer + i);
           });

@@ -57,13 +57,24 @@ inline constexpr std::int64_t kLanes = 1;
 template <>
 inline constexpr std::int64_t kLanes<Floats> = static_cast<std::int64_t>(hn::MaxLanes(TagF()));
 
+/// What f16, bf16 and f32 are computed in; double where there are no vectors, since one lane makes
+/// for long sums.
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+#undef CAIRN_NO_VECTORS
+#define CAIRN_NO_VECTORS 1
+using Real = double;
+#else
+#undef CAIRN_NO_VECTORS
+#define CAIRN_NO_VECTORS 0
+using Real = Floats;
+#endif
 /// What elements of type T are computed in.
 template <class T>
-using Compute = std::conditional_t<std::is_same_v<T, double>, double, Floats>;
+using Compute = std::conditional_t<std::is_same_v<T, double>, double, Real>;
 /// What two dtypes are computed in together.
 template <class T, class U>
 using Compute2 =
-    std::conditional_t<std::is_same_v<T, double> || std::is_same_v<U, double>, double, Floats>;
+    std::conditional_t<std::is_same_v<T, double> || std::is_same_v<U, double>, double, Real>;
 
 // double's, beside the vectors' below.
 using math::abs;
@@ -270,14 +281,7 @@ HWY_INLINE void store(V x, T* p) {
     hn::StoreU(bf16_bits(x), TagU16(), reinterpret_cast<std::uint16_t*>(p));
   } else {
     static_assert(std::is_same_v<T, Half>);
-#if HWY_TARGET == HWY_SCALAR || \
-    HWY_TARGET == HWY_EMU128  // Highway cuts off there instead of rounding
-    HWY_ALIGN float lanes[kLanes<Floats>];
-    hn::Store(x.raw, TagF(), lanes);
-    for (std::int64_t i = 0; i < kLanes<Floats>; ++i) p[i] = Half(lanes[i]);
-#else
     hn::StoreU(hn::DemoteTo(TagF16(), x.raw), TagF16(), reinterpret_cast<hwy::float16_t*>(p));
-#endif
   }
 }
 
