@@ -57,7 +57,7 @@ TEST_P(DigitsMnist, ReadsRealDigits) {
     std::cout << "no MNIST at " << folder << ": not run\n";
     return;
   }
-  EXPECT_GE(test_accuracy("--data " + folder.string() + " --epochs 4 --opt-level " + GetParam()),
+  EXPECT_GE(test_accuracy("--data " + folder.string() + " --epochs 6 --opt-level " + GetParam()),
             0.975);
 }
 INSTANTIATE_TEST_SUITE_P(All, DigitsMnist, testing::Values("O0", "O2"));
