@@ -29,14 +29,21 @@ spdlog::level::level_enum to_spdlog(Level level) {
   return spdlog::level::info;
 }
 
+// Where every rank would say the same, only rank 0 says it: the others speak from warnings on.
+Level default_level() {
+  const char* rank = std::getenv("RANK");
+  return rank == nullptr || std::string_view(rank) == "0" ? Level::info : Level::warn;
+}
+
 Level level_from_environment() {
   const char* text = std::getenv("CAIRN_LOG");
   const std::string_view name = text == nullptr ? "" : text;
   if (name == "debug") return Level::debug;
+  if (name == "info") return Level::info;
   if (name == "warn") return Level::warn;
   if (name == "error") return Level::error;
   if (name == "off") return Level::off;
-  return Level::info;
+  return default_level();
 }
 
 std::string rank_prefix() {

@@ -1,5 +1,6 @@
-// Logging to standard error with time, level and, in a job of several processes, the rank: "[12:00:01 rank 1 warn] text".
-// CAIRN_LOG sets the level: debug, info (default), warn, error or off. Each {} takes one argument: log::info("{} steps", n).
+// Logging to standard error with time, level and, in a job of several processes, the rank:
+// "[12:00:01 rank 1 warn] text". CAIRN_LOG sets the level: debug, info (default), warn (default of
+// ranks other than 0), error or off. Each {} takes one argument: log::info("{} steps", n).
 #pragma once
 
 #include <string>
@@ -31,9 +32,21 @@ std::string format(std::string_view pattern, const Args&... args) {
 }
 }  // namespace detail
 
-template <class... Args> void debug(std::string_view pattern, const Args&... args) { write(Level::debug, detail::format(pattern, args...)); }
-template <class... Args> void info(std::string_view pattern, const Args&... args) { write(Level::info, detail::format(pattern, args...)); }
-template <class... Args> void warn(std::string_view pattern, const Args&... args) { write(Level::warn, detail::format(pattern, args...)); }
-template <class... Args> void error(std::string_view pattern, const Args&... args) { write(Level::error, detail::format(pattern, args...)); }
+template <class... Args>
+void debug(std::string_view pattern, const Args&... args) {
+  write(Level::debug, detail::format(pattern, args...));
+}
+template <class... Args>
+void info(std::string_view pattern, const Args&... args) {
+  write(Level::info, detail::format(pattern, args...));
+}
+template <class... Args>
+void warn(std::string_view pattern, const Args&... args) {
+  write(Level::warn, detail::format(pattern, args...));
+}
+template <class... Args>
+void error(std::string_view pattern, const Args&... args) {
+  write(Level::error, detail::format(pattern, args...));
+}
 
 }  // namespace cairn::log
