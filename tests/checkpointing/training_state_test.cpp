@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <set>
 #include <thread>
@@ -300,34 +301,52 @@ TEST(TrainingState, AFileInThePlaceOfTheFolderIsAnIoError) {
   EXPECT_THROW(state.resume_latest(dir / "file"), IoError);
 }
 
-// Kills a process that saves without pause, at many moments: what it leaves always resumes, to a
-// whole state.
+// Saves without pause, each step another state, until it is killed.
+[[noreturn]] void save_for_ever(const std::string& dir, std::int64_t first) {
+  core::set_num_threads(1);
+  SmallState small;
+  TrainingState state({{"small", small}}, {}, {.keep = 1});
+  for (std::int64_t step = first;; ++step) {
+    small.change(static_cast<float>(step));
+    state.save(dir, step);
+  }
+}
+
+std::string newest_name(const std::string& dir) {
+  const std::vector<std::string> all = list_checkpoints(dir);
+  return all.empty() ? "" : all.front();
+}
+
+std::int64_t newest_step(const std::string& dir) {
+  SmallState fresh, expected;
+  const auto info = TrainingState({{"small", fresh}}).resume_latest(dir);
+  if (!info) return -1;
+  expected.change(static_cast<float>(info->step));
+  EXPECT_TRUE(fresh == expected) << info->step;
+  return info->step;
+}
+
+// Whatever the moment of a kill, what it leaves resumes, to a whole state that is not older than
+// one seen before.
 TEST(TrainingState, KillsNeverLeaveADamagedState) {
   const TemporaryFolder dir;
   std::int64_t last = -1;
-  for (int kill_after_us = 15000; kill_after_us < 90000; kill_after_us += 5300) {
+  for (useconds_t delay = 0; delay < 12000; delay += 900) {
+    const std::string before = newest_name(dir.string());
     const pid_t child = fork();
-    if (child == 0) {
-      core::set_num_threads(1);
-      SmallState small;
-      TrainingState state({{"small", small}}, {}, {.keep = 1});
-      for (std::int64_t step = last + 1;; ++step) {
-        small.change(static_cast<float>(step));
-        state.save(dir.string(), step);
-      }
+    if (child == 0) save_for_ever(dir.string(), last + 1);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (newest_name(dir.string()) == before) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      usleep(200);
     }
-    usleep(static_cast<useconds_t>(kill_after_us));
+    usleep(delay);
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
-    SmallState fresh, expected;
-    const auto info = TrainingState({{"small", fresh}}).resume_latest(dir.string());
-    if (!info) continue;  // killed before its first save
-    EXPECT_GE(info->step, last);
-    last = info->step;
-    expected.change(static_cast<float>(last));
-    EXPECT_TRUE(fresh == expected) << last;
+    const std::int64_t step = newest_step(dir.string());
+    EXPECT_GT(step, last);
+    last = step;
   }
-  EXPECT_GT(last, 3);
 }
 
 // ---- several ranks ----
