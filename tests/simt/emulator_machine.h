@@ -2,9 +2,6 @@
 // emulator.h, not this.
 #pragma once
 
-#include <sys/mman.h>
-#include <ucontext.h>
-
 #include <algorithm>
 #include <array>
 #include <exception>
@@ -14,115 +11,9 @@
 #include <random>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
+#include "simt/fiber.h"
 
 namespace cairn::simt {
-
-/// A stack with its own flow of control; switches say so to the sanitizers.
-class Fiber {
- public:
-  Fiber() {
-    memory_ = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory_ == MAP_FAILED) throw std::bad_alloc();
-#if defined(__SANITIZE_THREAD__)
-    tsan_ = __tsan_create_fiber(0);
-#endif
-  }
-  ~Fiber() {
-#if defined(__SANITIZE_THREAD__)
-    __tsan_destroy_fiber(tsan_);
-#endif
-    unpoison();
-    munmap(memory_, kStackBytes);
-  }
-  Fiber(const Fiber&) = delete;
-  Fiber& operator=(const Fiber&) = delete;
-
-  /// The next resume() starts entry() on an empty stack; a run that was abandoned is forgotten.
-  void reset(void (*entry)()) {
-    unpoison();
-    getcontext(&context_);
-    context_.uc_stack.ss_sp = memory_;
-    context_.uc_stack.ss_size = kStackBytes;
-    context_.uc_link = nullptr;
-    makecontext(&context_, entry, 0);
-  }
-
-  /// From the scheduler: runs the fiber until it calls yield() or finish().
-  void resume() {
-#if defined(__SANITIZE_THREAD__)
-    caller_tsan_ = __tsan_get_current_fiber();
-    __tsan_switch_to_fiber(tsan_, 0);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-    void* fake = nullptr;
-    __sanitizer_start_switch_fiber(&fake, memory_, kStackBytes);
-    swapcontext(&caller_, &context_);
-    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#else
-    swapcontext(&caller_, &context_);
-#endif
-  }
-
-  void entered() {
-    arrive(nullptr);
-  }  // first thing on the new stack
-  void yield() {
-    void* fake = nullptr;
-    leave(&fake);
-    swapcontext(&context_, &caller_);
-    arrive(fake);
-  }
-  [[noreturn]] void finish() {
-    leave(nullptr);
-    setcontext(&caller_);
-    std::terminate();
-  }
-
- private:
-#if defined(__SANITIZE_ADDRESS__)
-  static constexpr std::size_t kStackBytes = 256 << 10;
-#else
-  static constexpr std::size_t kStackBytes = 64 << 10;
-#endif
-
-  void unpoison() {
-#if defined(__SANITIZE_ADDRESS__)
-    __asan_unpoison_memory_region(memory_, kStackBytes);
-#endif
-  }
-  void leave([[maybe_unused]] void** fake) {
-#if defined(__SANITIZE_THREAD__)
-    __tsan_switch_to_fiber(caller_tsan_, 0);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(fake, caller_stack_, caller_bytes_);
-#endif
-  }
-  void arrive([[maybe_unused]] void* fake) {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(fake, &caller_stack_, &caller_bytes_);
-#endif
-  }
-
-  void* memory_ = nullptr;
-  ucontext_t context_{}, caller_{};
-#if defined(__SANITIZE_ADDRESS__)
-  const void* caller_stack_ = nullptr;
-  std::size_t caller_bytes_ = 0;
-#endif
-#if defined(__SANITIZE_THREAD__)
-  void* tsan_ = nullptr;
-  void* caller_tsan_ = nullptr;
-#endif
-};
 
 class Machine {
  public:
@@ -144,7 +35,6 @@ class Machine {
     body_ = &body;
     gridDim = shape.grid, blockDim = shape.block;
     threads_.resize(volume(shape.block));
-    while (fibers_.size() < threads_.size()) fibers_.push_back(std::make_unique<Fiber>());
     random_.seed(schedule().seed);
     for (std::size_t block : visiting_order(volume(shape.grid))) {
       blockIdx = position(block, shape.grid);
@@ -191,10 +81,11 @@ class Machine {
   void* dynamic_shared_memory() { return dynamic_.get(); }
 
  private:
-  enum class State { ready, barrier, warp, ended };
+  enum class State { fresh, ready, barrier, warp, ended };
   struct Thread {
-    State state = State::ready;
+    State state = State::fresh;
     dim3 index;
+    Fiber* fiber = nullptr;  // of a thread that waits or goes on after waiting
   };
   struct Group {  // lanes that meet in one warp function; groups of a warp are disjoint
     unsigned mask = 0, arrived = 0;
@@ -261,9 +152,8 @@ class Machine {
     ended_ = waiting_ = 0;
     warps_.assign((threads_.size() + kWarpSize - 1) / kWarpSize, Warp{});
     for (std::size_t i = 0; i < threads_.size(); ++i) {
-      threads_[i] = {State::ready, position(i, launch_.block)};
+      threads_[i] = {State::fresh, position(i, launch_.block), nullptr};
       warps_[i / kWarpSize].alive |= 1u << (i % kWarpSize);
-      fibers_[i]->reset(&Machine::thread_main);
     }
   }
 
@@ -271,8 +161,11 @@ class Machine {
     start_block();
     while (ended_ < threads_.size()) {
       bool progress = false;
-      for (std::size_t thread : visiting_order(threads_.size())) {
-        if (threads_[thread].state != State::ready) continue;
+      order_ = visiting_order(threads_.size());
+      for (next_ = 0; next_ < order_.size();) {
+        const std::size_t thread = order_[next_++];
+        const State state = threads_[thread].state;
+        if (state != State::fresh && state != State::ready) continue;
         progress = true;
         resume(thread);
       }
@@ -282,16 +175,35 @@ class Machine {
   }
 
   void resume(std::size_t thread) {
+    make_current(thread);
+    if (threads_[thread].fiber == nullptr) threads_[thread].fiber = idle_fiber();
+    running_fiber_ = threads_[thread].fiber;
+    running_fiber_->resume();
+    if (!error_) return;
+    idle_.clear(), fibers_.clear();  // stacks with abandoned threads on them
+    std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+  void make_current(std::size_t thread) {
     running_ = thread;
     threadIdx = threads_[thread].index;
-    fibers_[thread]->resume();
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+  Fiber* idle_fiber() {
+    if (idle_.empty()) {
+      fibers_.push_back(std::make_unique<Fiber>(&Machine::fiber_main));
+      return fibers_.back().get();
+    }
+    Fiber* const fiber = idle_.back();
+    idle_.pop_back();
+    return fiber;
   }
 
   void wait(State state) {  // on a fiber
     const std::size_t self = running_;
     threads_[self].state = state;
-    fibers_[self]->yield();
+    threads_[self].fiber = running_fiber_;
+    running_fiber_->yield();
   }
 
   void release_barrier() {
@@ -339,28 +251,45 @@ class Machine {
   }
 
   std::string waiting_report() const {
-    std::array<std::size_t, 4> count{};
+    std::array<std::size_t, 5> count{};
     for (const Thread& thread : threads_) ++count[static_cast<std::size_t>(thread.state)];
-    return std::to_string(count[1]) + " threads wait at a barrier, " + std::to_string(count[2]) +
-           " in a warp function, " + std::to_string(count[3]) + " have ended";
+    return std::to_string(count[2]) + " threads wait at a barrier, " + std::to_string(count[3]) +
+           " in a warp function, " + std::to_string(count[4]) + " have ended";
   }
 
-  static void thread_main() {
+  /// Runs the thread it was resumed for and, as long as none has waited, those after it: threads
+  /// that never wait need no switch.
+  static void fiber_main() {
     Machine& machine = current();
-    Fiber& fiber = *machine.fibers_[machine.running_];
-    fiber.entered();
-    try {
-      (*machine.body_)();
-      machine.end_thread();
-    } catch (...) {
-      machine.error_ = std::current_exception();
+    Fiber* const fiber = machine.running_fiber_;
+    fiber->entered();
+    for (;;) {
+      try {
+        machine.run_threads();
+      } catch (...) {
+        machine.error_ = std::current_exception();
+      }
+      machine.idle_.push_back(fiber);
+      fiber->yield();
     }
-    fiber.finish();
+  }
+
+  void run_threads() {
+    for (;;) {
+      (*body_)();
+      end_thread();
+      if (next_ == order_.size() || threads_[order_[next_]].state != State::fresh) return;
+      make_current(order_[next_++]);
+    }
   }
 
   Launch launch_;
   const std::function<void()>* body_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> idle_;
+  Fiber* running_fiber_ = nullptr;
+  std::vector<std::size_t> order_;  // of this pass over the threads, and where it stands
+  std::size_t next_ = 0;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   std::vector<SharedArray> shared_;

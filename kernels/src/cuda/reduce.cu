@@ -56,7 +56,8 @@ void run(const Queue& queue, ReduceTask<T> task) {
   const bool columns = closest(task.kept) < closest(task.reduced);
   const std::int64_t tiles = columns ? ceil_div(task.outputs, kColumns) : task.outputs;
   split(task, tiles, columns ? 64 : 2048);
-  const Buffer<Arithmetic<T>> partial(queue, task.splits > 1 ? task.splits * task.outputs : 0);
+  const Buffer<TotalOf<Arithmetic<T>>> partial(queue,
+                                               task.splits > 1 ? task.splits * task.outputs : 0);
   task.partial = partial.data();
   const std::int64_t blocks = std::min(tiles * task.splits, kMaxBlocks);
   if (columns) {

@@ -3,7 +3,8 @@
 // Rows (the reduced elements lie closer together than the kept ones): a block an output. Columns
 // (the kept lie closer): a block of 32 outputs x 8 lines. Where there are few outputs, R is split
 // over blocks, and the parts are added in order. How R is split depends on the shape alone, so
-// results are the same bits on every device and in every run.
+// results are the same bits on every device and in every run. A thread adds eight elements in
+// float, everything beyond in double: long sums keep their digits.
 #pragma once
 
 #include <limits>
@@ -18,30 +19,66 @@ namespace cairn::kernels::cuda {
 
 inline constexpr int kColumns = 32, kLines = 8;  // of a column block
 
-template <class A>
 struct ReduceStep {
   ReduceOp op;
+
+  template <class A>
   __device__ A identity() const {
     if (op != ReduceOp::max) return A(0);
-    if constexpr (std::is_same_v<A, std::int64_t>)
+    if constexpr (std::is_same_v<A, std::int64_t>) {
       return std::numeric_limits<A>::lowest();
-    else
+    } else {
       return -std::numeric_limits<A>::infinity();
+    }
   }
+  template <class A>
   __device__ A operator()(A a, A b) const {
     if (op != ReduceOp::max) return a + b;
-    if constexpr (std::is_same_v<A, std::int64_t>)
+    if constexpr (std::is_same_v<A, std::int64_t>) {
       return a > b ? a : b;
-    else
+    } else {
       return math::max(a, b);
+    }
   }
+};
+
+/// What sums of an arithmetic type are kept in.
+template <class A>
+using TotalOf = std::conditional_t<std::is_same_v<A, float>, double, A>;
+
+/// One thread's share.
+template <class A>
+class Accumulator {
+ public:
+  using Total = TotalOf<A>;
+  __device__ explicit Accumulator(ReduceStep step)
+      : step_(step), part_(step.template identity<A>()), total_(step.template identity<Total>()) {}
+
+  __device__ void add(A value) {
+    part_ = step_(part_, value);
+    if (++count_ == 8) flush();
+  }
+  __device__ Total total() {
+    flush();
+    return total_;
+  }
+
+ private:
+  __device__ void flush() {
+    total_ = step_(total_, static_cast<Total>(part_));
+    part_ = step_.template identity<A>();
+    count_ = 0;
+  }
+  ReduceStep step_;
+  A part_;
+  Total total_;
+  int count_ = 0;
 };
 
 /// x [M, R] through two layouts; y of any dtype.
 template <class T>
 struct ReduceTask {
-  using A = Arithmetic<T>;
-  using Real = std::conditional_t<std::is_same_v<A, float>, float, double>;
+  using Total = TotalOf<Arithmetic<T>>;
   const T* x;
   void* y;
   DType y_dtype;
@@ -49,29 +86,29 @@ struct ReduceTask {
   Layout<1> reduced;  // offsets in x
   std::int64_t outputs, length, split_length;
   int splits;
-  ReduceStep<A> step;
+  ReduceStep step;
   bool accumulate;
-  A* partial;  // [splits, M] where splits > 1
+  Total* partial;  // [splits, M] where splits > 1
 
-  __device__ void finish(std::int64_t output, A value) const {
+  __device__ void finish(std::int64_t output, Total value) const {
     const std::int64_t at = kept.offsets(output).of[1];
     if (step.op == ReduceOp::mean) {
-      store(at, static_cast<Real>(value) / static_cast<Real>(length));
+      store(at, static_cast<double>(value) / static_cast<double>(length));
     } else {
       store(at, value);
     }
   }
-  template <class V>
+  template <class V>  // std::int64_t or double
   __device__ void store(std::int64_t at, V value) const {
     if constexpr (std::is_same_v<V, std::int64_t>) {
       if (accumulate) value += convert_any<std::int64_t>(load_any(y, y_dtype, at));
       store_any(y, y_dtype, at, {false, 0.0, value});
     } else {
       if (accumulate) value += convert_any<V>(load_any(y, y_dtype, at));
-      store_any(y, y_dtype, at, {true, static_cast<double>(value), 0});
+      store_any(y, y_dtype, at, {true, value, 0});
     }
   }
-  __device__ void put(std::int64_t output, int split, A value) const {
+  __device__ void put(std::int64_t output, int split, Total value) const {
     if (splits == 1) {
       finish(output, value);
     } else {
@@ -81,22 +118,20 @@ struct ReduceTask {
 };
 
 template <class T>
-__device__ Arithmetic<T> reduce_linear(const T* x, std::int64_t n,
-                                       const ReduceStep<Arithmetic<T>>& step) {
+__device__ void add_linear(const T* x, std::int64_t n, Accumulator<Arithmetic<T>>& sum) {
   constexpr int N = pack_width<T>;
-  auto value = step.identity();
   visit_row<N>(
-      n, elements_to_alignment<N>(x, n), [&](std::int64_t i) { value = step(value, widen(x[i])); },
+      n, elements_to_alignment<N>(x, n), [&](std::int64_t i) { sum.add(widen(x[i])); },
       [&](std::int64_t i) {
         const auto pack = load_pack<N>(x + i);
         SIMT_UNROLL
-        for (int k = 0; k < N; ++k) value = step(value, widen(pack[k]));
+        for (int k = 0; k < N; ++k) sum.add(widen(pack[k]));
       });
-  return value;
 }
 
 template <class T>
 __global__ void reduce_rows_kernel(ReduceTask<T> task) {
+  using Total = TotalOf<Arithmetic<T>>;
   const std::int64_t blocks = task.outputs * task.splits;
   for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const std::int64_t output = divide(block, task.splits);
@@ -104,23 +139,23 @@ __global__ void reduce_rows_kernel(ReduceTask<T> task) {
     const std::int64_t begin = split * task.split_length;
     const std::int64_t end = smaller(begin + task.split_length, task.length);
     const T* const x = task.x + task.kept.offsets(output).of[0];
-    auto value = task.step.identity();
+    Accumulator<Arithmetic<T>> sum(task.step);
     if (task.reduced.is_linear()) {
-      value = reduce_linear(x + begin, end - begin, task.step);
+      add_linear(x + begin, end - begin, sum);
     } else {
       for (std::int64_t r = begin + threadIdx.x; r < end; r += blockDim.x) {
-        value = task.step(value, widen(x[task.reduced.offsets(r).of[0]]));
+        sum.add(widen(x[task.reduced.offsets(r).of[0]]));
       }
     }
-    value = block_reduce(value, task.step, task.step.identity());
-    if (threadIdx.x == 0) task.put(output, split, value);
+    const Total total = block_reduce(sum.total(), task.step, task.step.template identity<Total>());
+    if (threadIdx.x == 0) task.put(output, split, total);
   }
 }
 
 template <class T>
 __global__ void reduce_columns_kernel(ReduceTask<T> task) {
-  using A = Arithmetic<T>;
-  SIMT_SHARED(A, lines, kColumns * kLines);
+  using Total = TotalOf<Arithmetic<T>>;
+  SIMT_SHARED(Total, lines, kColumns * kLines);
   const int column = static_cast<int>(threadIdx.x) % kColumns;
   const int line = static_cast<int>(threadIdx.x) / kColumns;
   const std::int64_t blocks = (task.outputs + kColumns - 1) / kColumns * task.splits;
@@ -130,13 +165,14 @@ __global__ void reduce_columns_kernel(ReduceTask<T> task) {
     const std::int64_t output = tile * kColumns + column;
     const std::int64_t begin = split * task.split_length;
     const std::int64_t end = smaller(begin + task.split_length, task.length);
-    A value = task.step.identity();
+    Accumulator<Arithmetic<T>> sum(task.step);
     if (output < task.outputs) {
       const T* const x = task.x + task.kept.offsets(output).of[0];
       for (std::int64_t r = begin + line; r < end; r += kLines) {
-        value = task.step(value, widen(x[task.reduced.offsets(r).of[0]]));
+        sum.add(widen(x[task.reduced.offsets(r).of[0]]));
       }
     }
+    Total value = sum.total();
     lines[threadIdx.x] = value;
     __syncthreads();
     if (line == 0 && output < task.outputs) {

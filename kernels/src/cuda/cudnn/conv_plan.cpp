@@ -69,7 +69,7 @@ bool take_first_usable(const Queue& queue, const Found* found, int count, ConvPl
 
 /// A search that finds the shape unsupported is an answer, not a failure.
 bool answered(cudnnStatus_t status, const Queue& queue, const char* call) {
-  if (status == CUDNN_STATUS_NOT_SUPPORTED) return false;
+  if (CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED) return false;
   check_cudnn(status, queue.op(), call);
   return true;
 }

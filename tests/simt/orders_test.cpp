@@ -1,0 +1,297 @@
+// Every own kernel gives the same bits whatever the order of threads and blocks (a missing barrier,
+// blocks that depend on each other and unordered sums would not), at sizes that leave tails, on
+// addresses that packs cannot use. What the values should be is tests/kernels' business: that suite
+// runs in this program too.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/embedding.h"
+#include "cairn/kernels/loss.h"
+#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/norm.h"
+#include "cairn/kernels/pool.h"
+#include "cairn/kernels/softmax.h"
+#include "simt/emulator.h"
+#include "support/tensors.h"
+
+namespace cairn::kernels {
+namespace {
+
+using simt::Order;
+using Tensors = std::vector<Tensor>;
+
+/// Random values; its address is `shift` elements past an aligned one.
+Tensor random(const Shape& shape, DType dtype, std::uint64_t seed, std::int64_t shift = 0) {
+  const Tensor values = test::random_tensor(shape, dtype, {}, seed);
+  const Tensor room = Tensor::zeros({shape.numel() + shift}, dtype);
+  const Tensor moved = room.alias(room.view().slice(0, shift, room.numel()).reshape(shape));
+  copy(values, moved);
+  return moved;
+}
+
+Tensor images(const Shape& shape, DType dtype, std::uint64_t seed) {
+  return test::random_channels_last(shape, dtype, {}, seed);
+}
+
+Tensor indices(std::int64_t count, std::int64_t limit, std::uint64_t seed) {
+  std::vector<std::int64_t> values;
+  for (double v : test::random_values(count, seed, 0.0, static_cast<double>(limit))) {
+    values.push_back(static_cast<std::int64_t>(v));
+  }
+  return Tensor::from(values, {count});
+}
+
+Tensors elementwise(DType dtype) {
+  Tensors results;
+  for (std::int64_t shift : {0, 1}) {
+    const Shape shape{5, 7, 61};
+    const Tensor a = random(shape, dtype, 1, shift), b = random(shape, dtype, 2);
+    const Tensor column = random({5, 1, 61}, dtype, 3);
+    for (UnaryOp op : {UnaryOp::relu, UnaryOp::gelu, UnaryOp::exp}) {
+      results.push_back(random(shape, dtype, 4, shift));
+      unary(op, a, results.back());
+      results.push_back(random(shape, dtype, 4));
+      unary_backward(op, a, b, results.back());
+    }
+    results.push_back(random(shape, dtype, 5));
+    binary(BinaryOp::mul, a, column, results.back());
+    results.push_back(random({61, 7, 5}, dtype, 6));
+    copy(a.view().permute({2, 1, 0}), results.back());
+    results.push_back(random(shape, DType::f32, 7));
+    axpby(2.0, a, -1.0, results.back());
+    results.push_back(random(shape, dtype, 8, shift));
+    dropout(a, 0.3, 11, 5, results.back());
+  }
+  return results;
+}
+
+Tensors reductions(DType dtype) {
+  Tensors results;
+  const Tensor wide = random({3, 5003}, dtype, 1, 1), tall = random({3001, 37}, dtype, 2);
+  const Tensor cube = random({9, 11, 13}, dtype, 3);
+  for (ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::max}) {
+    for (const auto& [x, shape] :
+         {std::pair{wide, Shape{3, 1}}, std::pair{wide, Shape{1, 1}}, std::pair{tall, Shape{1, 37}},
+          std::pair{cube, Shape{9, 1, 13}}, std::pair{cube, Shape{1, 11, 1}}}) {
+      results.push_back(Tensor::full(shape, 1.0, DType::f32));
+      reduce(op, x, results.back(), op != ReduceOp::max);
+    }
+  }
+  return results;
+}
+
+Tensors softmaxes(DType dtype) {
+  Tensors results;
+  for (std::int64_t columns : {1, 33, 1100}) {
+    for (const SoftmaxOptions& options :
+         {SoftmaxOptions{}, SoftmaxOptions{true, false, 0.5}, SoftmaxOptions{false, true, 1.0}}) {
+      const Tensor x = random({2, 3, columns}, dtype, 1, 1), dy = random({2, 3, columns}, dtype, 2);
+      results.push_back(random({2, 3, columns}, dtype, 3));
+      softmax(x, results.back(), options);
+      results.push_back(random({2, 3, columns}, dtype, 4));
+      softmax_backward(results[results.size() - 2], dy, results.back(), options);
+    }
+  }
+  return results;
+}
+
+Tensors cross_entropies(DType dtype) {
+  const std::int64_t rows = 9, classes = 1037;
+  const Tensor x = random({rows, classes}, dtype, 1), target = indices(rows, classes, 2);
+  const Tensor dloss = random({rows}, DType::f32, 3);
+  Tensors results{random({rows}, DType::f32, 4), random({rows}, DType::f32, 5),
+                  random({rows, classes}, dtype, 6)};
+  cross_entropy(x, target, results[0], results[1], {-100, 0.1});
+  cross_entropy_backward(x, target, results[1], dloss, results[2], {-100, 0.1});
+  return results;
+}
+
+Tensors losses(DType dtype) {
+  const Tensor x = random({131}, dtype, 1, 1), target = random({131}, dtype, 2);
+  const Tensor dloss = random({131}, DType::f32, 3);
+  Tensors results{random({131}, DType::f32, 4), random({131}, dtype, 5),
+                  random({131}, DType::f32, 6), random({131}, dtype, 7)};
+  mse(x, target, results[0]);
+  mse_backward(x, target, dloss, results[1]);
+  bce_with_logits(x, target, results[2]);
+  bce_with_logits_backward(x, target, dloss, results[3]);
+  return results;
+}
+
+Tensors row_norms(DType dtype) {
+  Tensors results;
+  for (const Shape& shape : {Shape{6, 33}, Shape{300, 72}, Shape{2, 2100}}) {
+    const std::int64_t n = shape[0], d = shape[1];
+    const Tensor x = random(shape, dtype, 1, 1), dy = random(shape, dtype, 2);
+    const Tensor weight = random({d}, DType::f32, 3), bias = random({d}, dtype, 4);
+    const Tensor y = random(shape, dtype, 5), dx = random(shape, dtype, 6);
+    const Tensor mean = random({n}, DType::f32, 7), rstd = random({n}, DType::f32, 8);
+    const Tensor dweight = random({d}, DType::f32, 9), dbias = random({d}, dtype, 10);
+    layer_norm(x, weight, bias, 1e-5, y, mean, rstd);
+    layer_norm_backward(x, weight, mean, rstd, dy, dx, dweight, dbias, true);
+    results.insert(results.end(), {y, mean, rstd, dx, dweight, dbias});
+    const Tensor z = random(shape, dtype, 11), dz = random(shape, dtype, 12);
+    const Tensor scale = random({n}, DType::f32, 13), dscale = random({d}, DType::f32, 14);
+    rms_norm(x, weight, 1e-5, z, scale);
+    rms_norm_backward(x, weight, scale, dy, dz, dscale, false);
+    results.insert(results.end(), {z, scale, dz, dscale});
+  }
+  return results;
+}
+
+Tensors batch_norms(DType dtype) {
+  Tensors results;
+  for (const Shape& shape : {Shape{700, 5}, Shape{3, 37, 9, 5}}) {
+    const bool image = shape.dims() == 4;
+    const auto make = [&](std::uint64_t seed) {
+      return image ? images(shape, dtype, seed) : random(shape, dtype, seed, 1);
+    };
+    const std::int64_t c = shape[1];
+    const Tensor x = make(1), dy = make(2), y = make(3), dx = make(4);
+    const Tensor weight = random({c}, DType::f32, 5), bias = random({c}, DType::f32, 6);
+    const Tensor running_mean = random({c}, DType::f32, 7);
+    const Tensor running_var = Tensor::full({c}, 1.0, DType::f32);
+    const Tensor mean = random({c}, DType::f32, 8), rstd = random({c}, DType::f32, 9);
+    const Tensor dweight = random({c}, DType::f32, 10), dbias = random({c}, DType::f32, 11);
+    batch_norm(x, weight, bias, running_mean, running_var, y, mean, rstd, {1e-5, 0.1, true});
+    batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, {true, true, true});
+    const Tensor z = make(12);
+    batch_norm_eval(x, weight, bias, running_mean, running_var, z, {});
+    results.insert(results.end(),
+                   {y, mean, rstd, running_mean, running_var, dx, dweight, dbias, z});
+  }
+  return results;
+}
+
+Tensors pools(DType dtype) {
+  Tensors results;
+  const Pool2dOptions options{{3, 2}, {2, 1}, {1, 1}};
+  for (const bool channels_last : {true, false}) {
+    const Shape shape{2, 5, 9, 7}, small = pool2d_shape(shape, options);
+    const auto make = [&](const Shape& s, std::uint64_t seed) {
+      return channels_last ? images(s, dtype, seed) : random(s, dtype, seed);
+    };
+    const Tensor x = make(shape, 1), dy = make(small, 2), y = make(small, 3), dx = make(shape, 4);
+    const Tensor index = Tensor::empty_strided(small, y.strides(), DType::i32, {});
+    max_pool2d(x, y, index, options);
+    max_pool2d_backward(dy, index, dx, options);
+    const Tensor mean = make(small, 5), dmean = make(shape, 6);
+    avg_pool2d(x, mean, options);
+    avg_pool2d_backward(dy, dmean, options);
+    results.insert(results.end(), {y, index, dx, mean, dmean});
+  }
+  return results;
+}
+
+Tensors embeddings(DType dtype) {
+  const std::int64_t rows = 700, vocabulary = 1500, columns = 19;
+  const Tensor weight = random({vocabulary, columns}, dtype, 1),
+               dy = random({rows, columns}, dtype, 2);
+  Tensors results{random({rows, columns}, dtype, 3), random({vocabulary, columns}, DType::f32, 4),
+                  random({vocabulary, columns}, dtype, 5)};
+  const Tensor few = indices(rows, 9, 6), many = indices(rows, vocabulary, 7);
+  embedding(weight, many, results[0]);
+  embedding_backward(dy, few, results[1], true);
+  embedding_backward(dy, many, results[2], false);
+  return results;
+}
+
+Tensors updates(DType dtype) {
+  Tensors results;
+  std::vector<UpdateEntry> adam, sgd;
+  std::vector<TensorView> gradients;
+  for (std::int64_t count : {1, 0, 37, 16384, 40001}) {
+    const auto seed = static_cast<std::uint64_t>(count);
+    const auto state = [&](std::uint64_t k) {
+      const Tensor made = random({count}, DType::f32, seed + k, count % 2);
+      unary(UnaryOp::square, made, made);
+      results.push_back(made);
+      return made;
+    };
+    const auto weight = [&](std::uint64_t k) {
+      results.push_back(random({count}, dtype, seed + k));
+      return results.back();
+    };
+    results.push_back(random({count}, dtype, seed, 1));
+    const TensorView gradient = results.back();
+    gradients.push_back(gradient);
+    adam.push_back({gradient, weight(1), state(2), state(3), state(4)});
+    sgd.push_back({gradient, weight(5), state(6), state(7), {}});
+  }
+  adam_update(adam, {.weight_decay = 0.1, .gradient_scale = 0.5});
+  sgd_update(sgd, {.momentum = 0.9, .nesterov = true});
+  fill(gradients[3].slice(0, 5, 9), std::numeric_limits<double>::infinity());
+  const GradientCheck check = check_gradients(gradients, true);
+  EXPECT_EQ(check.first_nonfinite, 3);
+  EXPECT_EQ(check.nonfinite_count, 4);
+  std::vector<double> norms = check.squared_norms;
+  norms.push_back(check.squared_norm);
+  results.push_back(Tensor::from(norms, {static_cast<std::int64_t>(norms.size())}));
+  return results;
+}
+
+struct Case {
+  const char* name;
+  std::function<Tensors(DType)> run;
+  DType dtype;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const auto& [name, run] :
+         std::initializer_list<std::pair<const char*, Tensors (*)(DType)>>{
+             {"elementwise", elementwise},
+             {"reduce", reductions},
+             {"softmax", softmaxes},
+             {"cross_entropy", cross_entropies},
+             {"losses", losses},
+             {"row_norms", row_norms},
+             {"batch_norm", batch_norms},
+             {"pool", pools},
+             {"embedding", embeddings},
+             {"multi_tensor", updates}}) {
+      all.push_back({name, run, dtype});
+    }
+  }
+  return all;
+}
+
+std::string bytes_of(const Tensor& tensor) {
+  const Tensor dense = Tensor::empty(tensor.shape(), tensor.dtype());
+  copy(tensor, dense);
+  return {static_cast<const char*>(dense.raw_data()), dense.nbytes()};
+}
+
+class Orders : public testing::TestWithParam<Case> {
+ protected:
+  ~Orders() override { simt::schedule() = {}; }
+};
+
+TEST_P(Orders, GiveTheSameBits) {
+  const std::uint64_t launches = simt::launch_count();
+  const Tensors expected = GetParam().run(GetParam().dtype);
+  EXPECT_GT(simt::launch_count(), launches);
+  for (const simt::Schedule& schedule :
+       {simt::Schedule{Order::reverse}, simt::Schedule{Order::shuffled, 3}}) {
+    simt::schedule() = schedule;
+    const Tensors actual = GetParam().run(GetParam().dtype);
+    ASSERT_EQ(actual.size(), expected.size());
+    for (std::size_t k = 0; k < actual.size(); ++k) {
+      EXPECT_EQ(bytes_of(actual[k]) == bytes_of(expected[k]), true)
+          << "result " << k << " of shape " << actual[k].shape() << " depends on the order";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Simt, Orders, testing::ValuesIn(cases()), [](const auto& info) {
+  return std::string(info.param.name) + "_" + std::string(core::name(info.param.dtype));
+});
+
+}  // namespace
+}  // namespace cairn::kernels
