@@ -39,7 +39,7 @@ TensorIds kept_in_f32(nn::Module& model, bool keep_batchnorm_fp32) {
 /// Points the tensor at its half value; returns the f32 one.
 Tensor cast_to_half(Tensor tensor, DType half) {
   const core::MemoryCategoryGuard category(tensor.storage()->category());
-  const Tensor exact = tensor.detach();
+  Tensor exact = tensor.detach();
   const Tensor cast =
       exact.view().is_dense()
           ? Tensor::empty_strided(exact.shape(), exact.strides(), half, exact.device())

@@ -44,7 +44,7 @@ NamedTensors eligible(const NamedTensors& parameters) {
 /// The one arena of all; null where none has one.
 std::shared_ptr<GradientArena> shared_arena(const NamedTensors& parameters) {
   if (parameters.empty()) return nullptr;
-  const std::shared_ptr<GradientArena> first = GradientArena::of(parameters.front().tensor);
+  std::shared_ptr<GradientArena> first = GradientArena::of(parameters.front().tensor);
   for (const NamedTensor& parameter : parameters) {
     const std::shared_ptr<GradientArena> arena = GradientArena::of(parameter.tensor);
     if (arena == first) continue;

@@ -224,7 +224,7 @@ void Optimizer::add_to_batches(std::size_t group, std::size_t index, std::vector
   if (batch == batches.end()) {
     batch = batches.insert(batch, Batch{parameter.device(), state.steps + 1, {}});
   }
-  batch->entries.push_back(std::move(entry));
+  batch->entries.push_back(entry);
 }
 
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {

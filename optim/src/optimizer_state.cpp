@@ -46,7 +46,8 @@ void collect_entries(const StateDict& at, const std::string& name,
   if (!name.empty() && at.contains(kStep)) entries[name] = &at;
   for (const auto& [key, value] : at) {
     const StateDict* child = as_dict(&value);
-    if (child != nullptr) collect_entries(*child, name.empty() ? key : name + "." + key, entries);
+    if (child == nullptr) continue;
+    collect_entries(*child, name.empty() ? key : core::str(name, ".", key), entries);
   }
 }
 
@@ -133,7 +134,7 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
       for (const auto& [key, value] : entry) {
         const bool known = std::find(moments.begin(), moments.end(), key) != moments.end();
         if (std::holds_alternative<Tensor>(value) && !known) {
-          problems.add("a surplus '" + name + "." + key + "'");
+          problems.add(core::str("a surplus '", name, ".", key, "'"));
         }
       }
       entries.erase(found);

@@ -31,7 +31,10 @@ double progress(std::int64_t step, std::int64_t total) {
 Curve step_decay(std::int64_t step_size, double gamma) {
   check_length("step_decay", step_size, 1);
   check_factor("step_decay", gamma);
-  return [=](std::int64_t step) { return std::pow(gamma, static_cast<double>(step / step_size)); };
+  return [=](std::int64_t step) {
+    const std::int64_t decays = step / step_size;
+    return std::pow(gamma, static_cast<double>(decays));
+  };
 }
 
 Curve cosine(std::int64_t total_steps, double final_factor) {
