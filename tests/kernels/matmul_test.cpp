@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cairn/core/parallel_for.h"
+#include "cairn/core/stream.h"
 #include "support/tensors.h"
 
 namespace cairn::kernels {
@@ -274,6 +275,53 @@ TEST_P(Matmul, SameBitsInEveryRun) {
       EXPECT_EQ(first.to_vector(), again.to_vector());
     }
   }
+}
+
+// More operations than the CPU backend keeps; the first ones are made again.
+TEST_P(Matmul, ManyDifferentCalls) {
+  const Tensor a = random({2, 3}, DType::f32, 1), b = random({3, 2}, DType::f32, 2);
+  const Tensor y = random({2, 2}, DType::f32, 3);
+  const Reference r = multiply(a, b, {2, 2});
+  const int calls = device().is_cpu() ? 1100 : 20;
+  for (int i = 0; i <= calls; ++i) {
+    const double alpha = i % calls + 1;
+    matmul(a, b, y, {.alpha = alpha});
+    std::vector<double> expected = r.sum;
+    for (double& x : expected) x *= alpha;
+    expect_close(y, expected, 1e-5, 1e-6 * alpha, core::str("call ", i));
+  }
+}
+
+TEST_P(Matmul, RunsInStreamOrder) {
+  const Tensor a = random({40, 30}, DType::f32, 1), b = random({30, 40}, DType::f32, 2);
+  const Tensor y = random({40, 40}, DType::f32, 3), z = random({40, 40}, DType::f32, 4);
+  const core::Stream stream = core::Stream::create(device(), "worker");
+  {
+    const core::StreamGuard guard(stream);
+    for (int i = 0; i < 10; ++i) {
+      matmul(a, b, y);
+      matmul(y, y, z);
+    }
+  }
+  stream.synchronize();
+  const Reference product = multiply(a, b, {40, 40});
+  expect_product(y, product.sum, product, "first");
+  const Reference square = multiply(y, y, {40, 40});
+  expect_product(z, square.sum, square, "second");
+}
+
+TEST_P(Matmul, AnyThreadCount) {
+  if (device().is_cuda()) GTEST_SKIP() << "processor threads";
+  const int threads = core::num_threads();
+  const Tensor a = random({5, 60, 70}, DType::f32, 1), b = random({5, 70, 50}, DType::f32, 2);
+  const Tensor y = random({5, 60, 50}, DType::f32, 3);
+  const Reference r = multiply(a, b, {5, 60, 50});
+  for (const int n : {1, 4, 2}) {
+    core::set_num_threads(n);
+    matmul(a, b, y);
+    expect_product(y, r.sum, r, core::str(n, " threads"));
+  }
+  core::set_num_threads(threads);
 }
 
 TEST_P(Matmul, ThreadsMayCallAtTheSameTime) {

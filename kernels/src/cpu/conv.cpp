@@ -108,7 +108,7 @@ onednn::Operation make_backward_weight(const ConvShapes& s, bool has_bias) {
 
 onednn::Key key_of(const char* kind, const ConvShapes& s) {
   const Conv2dOptions& o = s.options;
-  onednn::Key key(kind, core::num_threads());
+  onednn::Key key(kind, onednn::threads_for(s.y.numel() * s.weight.numel() / s.weight[0]));
   key.add(static_cast<std::int64_t>(s.dtype)).add(s.x).add(s.weight).add(s.y).add(o.groups);
   for (std::size_t i = 0; i < 2; ++i) key.add(o.stride[i]).add(o.padding[i]).add(o.dilation[i]);
   return key;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "cairn/core/memory.h"
+#include "cairn/core/parallel_for.h"
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -16,12 +17,26 @@ namespace cairn::kernels::onednn {
 
 namespace {
 
-// OpenMP keeps the thread count per thread: a worker stream's must be told.
-void use_threads(int threads) {
+// oneDNN asks OpenMP, which keeps a thread count for each calling thread. Set for one call and put
+// back: it is the caller's.
+class ThreadCount {
+ public:
 #if defined(_OPENMP)
-  if (!omp_in_parallel()) omp_set_num_threads(threads);
+  explicit ThreadCount(int threads) : before_(omp_get_max_threads()) {
+    if (!omp_in_parallel()) omp_set_num_threads(threads);
+  }
+  ~ThreadCount() {
+    if (!omp_in_parallel()) omp_set_num_threads(before_);
+  }
+#else
+  explicit ThreadCount(int threads) : before_(threads) {}
 #endif
-}
+  ThreadCount(const ThreadCount&) = delete;
+  ThreadCount& operator=(const ThreadCount&) = delete;
+
+ private:
+  [[maybe_unused]] int before_;
+};
 
 struct KeyHash {
   std::size_t operator()(const Key& key) const { return key.hash(); }
@@ -106,6 +121,12 @@ Desc desc(const core::TensorView& view) {
               Dims(view.strides.begin(), view.strides.end()));
 }
 
+int threads_for(std::int64_t multiplications) {
+  constexpr std::int64_t kWorthWaking = std::int64_t{1} << 19;  // a few microseconds of one core
+  const int threads = core::num_threads();
+  return multiplications < kWorthWaking ? 1 : threads;
+}
+
 const Desc& Operation::argument(int id) const {
   for (const auto& [argument, layout] : arguments) {
     if (argument == id) return layout;
@@ -150,7 +171,7 @@ std::size_t Key::hash() const {
 
 OperationPtr cached(const Key& key, const std::function<Operation()>& make) {
   if (OperationPtr found = cache().find(key)) return found;
-  use_threads(key.threads());
+  const ThreadCount count(key.threads());
   try {
     Operation operation = make();
     operation.threads = key.threads();
@@ -166,7 +187,7 @@ std::size_t cached_operations() {
 
 void execute(std::string_view where, const Operation& operation, core::Device device,
              std::initializer_list<std::pair<int, void*>> buffers) {
-  use_threads(operation.threads);
+  const ThreadCount count(operation.threads);
   std::shared_ptr<core::Storage> scratch;
   if (const std::size_t bytes = operation.scratchpad.get_size(); bytes > 0) {
     const core::MemoryCategoryGuard guard(core::MemoryCategory::workspace);

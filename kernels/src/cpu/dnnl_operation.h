@@ -33,6 +33,9 @@ bool has_isa(dnnl::cpu_isa isa);
 /// The dtype products of `dtype` are computed in on this processor: bf16 or f32.
 core::DType compute_dtype(core::DType dtype);
 Desc desc(const core::TensorView& view);
+/// Threads for an operation of that many multiplications (or moved elements): one where waking
+/// others costs more than they save.
+int threads_for(std::int64_t multiplications);
 
 struct Operation {
   dnnl::primitive primitive;

@@ -104,12 +104,12 @@ void execute_product(const onednn::Operation& operation, const MatmulOperands& m
 // product is slow or a reference loop for them.
 void run_product(const MatmulOperands& m, const MatmulOptions& options) {
   const std::int64_t count = matrix_count(m.y);
-  const int threads = core::num_threads();
+  const int threads = onednn::threads_for(m.y.numel() * m.a.size(-1));
   if (count == 1 || is_packed(m)) {
     execute_product(*product_operation(m, options, threads), m, options);
     return;
   }
-  const bool spread = count >= threads;
+  const bool spread = threads > 1 && count >= threads;
   const auto operation = product_operation(matrix_at(m, 0), options, spread ? 1 : threads);
   const auto run = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i)
