@@ -53,6 +53,46 @@ TEST(Initialize, CastsWhatTheLevelSays) {
   }
 }
 
+TEST(Initialize, BatchNormWithoutWeightsKeepsItsStatistics) {
+  for (const OptLevel level : {OptLevel::O2, OptLevel::O3}) {
+    nn::Sequential model(nn::Linear(8, 16), nn::BatchNorm1d(16, {.affine = false}),
+                         nn::Linear(16, 4));
+    optim::FusedAdam optimizer(model.parameters());
+    Amp precision = initialize(model, optimizer, {.opt_level = level, .half_dtype = DType::bf16});
+    EXPECT_EQ(dtype_of(model, "1.running_mean"), DType::f32);
+    const std::vector<double> before = values(model.buffers()[0].tensor);
+    EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
+    EXPECT_NE(values(model.buffers()[0].tensor), before);
+  }
+}
+
+/// One weight under two names.
+class Tied : public nn::Module {
+ public:
+  Tied() : first_(add_module("first", nn::Linear(8, 8))) {
+    add_child("second", first_);
+    head_ = add_module("head", nn::Linear(8, 4));
+  }
+  std::string kind() const override { return "Tied"; }
+  Tensor forward(const Tensor& x) override { return (*head_)((*first_)((*first_)(x))); }
+
+ private:
+  std::shared_ptr<nn::Linear> first_, head_;
+};
+
+TEST(Initialize, TiedWeightsAreCastOnceAndTrainAsOne) {
+  Tied model;
+  optim::FusedAdam optimizer(model.parameters());
+  EXPECT_EQ(model.parameters().size(), 4u);
+  const std::vector<double> exact = values(model.parameters()[0].tensor);
+  Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2});
+  EXPECT_EQ(values(*model.parameters()[0].tensor.meta().master), exact);
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    EXPECT_TRUE(train_step(model, precision, make_batch(step)).applied);
+  }
+  EXPECT_NE(values(*model.parameters()[0].tensor.meta().master), exact);
+}
+
 TEST(Initialize, MastersHoldTheExactValueInTheOldMemory) {
   nn::Sequential model = make_model();
   const nn::Sequential same = make_model();
