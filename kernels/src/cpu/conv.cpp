@@ -186,22 +186,19 @@ void CpuBackend::conv2d(View x, View weight, View bias, View y,
 
 void CpuBackend::conv2d_backward_data(View dy, View weight, View bias, View dx,
                                       const Conv2dOptions& options) const {
-  if (dy.numel() == 0) {  // an empty image on the other side
-    fill(dx, 0.0);
-  } else {
-    const DType dtype = onednn::compute_dtype(dy.dtype);
-    const ConvShapes s{dx.shape, weight.shape, dy.shape, dtype, options};
-    const onednn::Key key = key_of("conv2d_backward_data", s);
-    const auto operation = onednn::cached(key, [&] { return make_backward_data(s); });
-    const Temporary input = image_input(*this, dy, dtype), output = image_output(dx, dtype);
-    const Temporary weights = weight_input(*this, "conv2d_backward_data", weight, s,
-                                           operation->argument(DNNL_ARG_WEIGHTS), key);
-    onednn::execute("conv2d_backward_data", *operation, dx.device,
-                    {{DNNL_ARG_DIFF_SRC, output.view.data},
-                     {DNNL_ARG_WEIGHTS, weights.view.data},
-                     {DNNL_ARG_DIFF_DST, input.view.data}});
-    finish_output(*this, output, dx);
-  }
+  constexpr const char* op = "conv2d_backward_data";
+  const DType dtype = onednn::compute_dtype(dy.dtype);
+  const ConvShapes s{dx.shape, weight.shape, dy.shape, dtype, options};
+  const onednn::Key key = key_of(op, s);
+  const auto operation = onednn::cached(key, [&] { return make_backward_data(s); });
+  const Temporary input = image_input(*this, dy, dtype), output = image_output(dx, dtype);
+  const Temporary weights =
+      weight_input(*this, op, weight, s, operation->argument(DNNL_ARG_WEIGHTS), key);
+  onednn::execute(op, *operation, dx.device,
+                  {{DNNL_ARG_DIFF_SRC, output.view.data},
+                   {DNNL_ARG_WEIGHTS, weights.view.data},
+                   {DNNL_ARG_DIFF_DST, input.view.data}});
+  finish_output(*this, output, dx);
   if (bias.defined()) axpby(1.0, bias.reshape({1, bias.size(0), 1, 1}).expand(dx.shape), 1.0, dx);
 }
 
