@@ -1,5 +1,5 @@
-// Runs before main: CAIRN_TEST_INSTRUCTION_SET=avx2 or =baseline keeps the vector loops from using more than that, so that what
-// other machines would run is checked on this one.
+// Runs before main: CAIRN_TEST_INSTRUCTION_SET=avx2 or =baseline keeps the vector loops from using
+// more than that, so that what other machines would run is checked on this one.
 #include <hwy/targets.h>
 
 #include <cstdlib>

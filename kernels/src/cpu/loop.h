@@ -39,6 +39,10 @@ using RunKernel = std::function<void(void* const* data, std::int64_t n, std::int
 /// Elements per chunk of a parallel loop: enough to pay for waking a thread.
 inline constexpr std::int64_t kGrain = 32768;
 
+/// Bytes of a result from which on it is written past the caches: they could not hold it until it
+/// is read.
+inline constexpr std::int64_t kStreamedBytes = std::int64_t{64} << 20;
+
 void for_each_run(std::initializer_list<Operand> operands, const RunKernel& kernel,
                   Order order = Order::memory);
 

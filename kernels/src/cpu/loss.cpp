@@ -10,9 +10,9 @@
 
 #include "cairn/core/parallel_for.h"
 #include "cpu/cpu_backend.h"
+#include "cpu/cross_entropy.h"
 #include "cpu/element.h"
 #include "cpu/loop.h"
-#include "cpu/row_sums.h"
 #include "cpu/rows.h"
 #include "cpu/simd.h"
 #include "math/losses.h"
@@ -36,7 +36,7 @@ RowSums row_sums(const T* x, std::int64_t n) {
     for_vectors<V>(count, [&](auto io, std::int64_t i) HWY_ATTR {
       const V v = io.load(part + i);
       plain = plain + v;
-      best = select(io.keep(v, V(-inf)) > best, v, best);
+      best = larger(io.keep(v, V(-inf)), best);
     });
     sum += sum_of(plain);
     const double part_top = max_of(best);
@@ -62,27 +62,28 @@ RowSums LogitSums(DType dtype, const void* x, std::int64_t n) {
   return sums;
 }
 
-/// dx = g (exp(x - lse) - q), q = base everywhere and base + extra at the target.
 template <class T>
-void gradient_row(const T* x, T* dx, std::int64_t n, std::int64_t target, double lse, double g,
-                  double base, double extra) {
+void gradient_row(const LogitGradient& a) {
   using V = Compute<T>;
   using S = std::conditional_t<std::is_same_v<T, double>, double, float>;
-  const double at_target =
-      g * (std::exp(static_cast<double>(static_cast<S>(x[target])) - lse) - base - extra);
-  const V shift(lse), factor(g), everywhere(base);
-  for_vectors<V>(n, [&](auto io, std::int64_t i) HWY_ATTR {
-    io.store(factor * (exp(io.load(x + i) - shift) - everywhere), dx + i);
-  });
-  dx[target] = T(static_cast<S>(at_target));
+  const T* x = static_cast<const T*>(a.x);
+  T* dx = static_cast<T*>(a.dx);
+  const double p = std::exp(static_cast<double>(static_cast<S>(x[a.target])) - a.log_sum_exp);
+  const V shift(a.log_sum_exp), scale(a.scale), base(a.base);
+  const auto body = [&](auto io, std::int64_t i) HWY_ATTR {
+    io.leave(scale * (exp(io.load(x + i) - shift) - base), dx + i);
+  };
+  if (a.streamed) {
+    for_streamed_vectors<V>(a.classes, dx, body);
+  } else {
+    for_vectors<V>(a.classes, body);
+  }
+  dx[a.target] = T(static_cast<S>(a.scale * (p - a.base - a.extra)));
 }
 
-void LogitGradient(DType dtype, const void* x, void* dx, std::int64_t n, std::int64_t target,
-                   double lse, double g, double base, double extra) {
-  core::dispatch_floating(dtype, "cross_entropy_backward", [&](auto zero) {
-    using T = decltype(zero);
-    gradient_row(static_cast<const T*>(x), static_cast<T*>(dx), n, target, lse, g, base, extra);
-  });
+void LogitGradientRow(const LogitGradient& a) {
+  core::dispatch_floating(a.dtype, "cross_entropy_backward",
+                          [&](auto zero) { gradient_row<decltype(zero)>(a); });
 }
 
 /// Calls f(T{}, L{}) with the types of the inputs and of the loss.
@@ -151,7 +152,7 @@ HWY_AFTER_NAMESPACE();
 namespace cairn::kernels {
 
 HWY_EXPORT(LogitSums);
-HWY_EXPORT(LogitGradient);
+HWY_EXPORT(LogitGradientRow);
 HWY_EXPORT(MseRun);
 HWY_EXPORT(MseBackwardRun);
 HWY_EXPORT(BceRun);
@@ -205,6 +206,8 @@ void CpuBackend::cross_entropy_backward(View logits, View target, View lse, View
   const double base =
       options.label_smoothing / static_cast<double>(std::max<std::int64_t>(1, classes));
   const double extra = 1.0 - options.label_smoothing;
+  const bool streamed = static_cast<std::int64_t>(dlogits.nbytes()) >= cpu::kStreamedBytes &&
+                        dlogits.data != logits.data;
   const std::size_t row_bytes = static_cast<std::size_t>(classes) * core::size_of(dlogits.dtype);
   core::parallel_for(target.numel(), cpu::row_grain(classes),
                      [&](std::int64_t begin, std::int64_t end) {
@@ -214,9 +217,9 @@ void CpuBackend::cross_entropy_backward(View logits, View target, View lse, View
                            std::memset(out.row(i), 0, row_bytes);
                            continue;
                          }
-                         HWY_DYNAMIC_DISPATCH(LogitGradient)
-                         (logits.dtype, rows.row(i), out.row(i), classes, t, sums.get(i),
-                          gradients.get(i), base, extra);
+                         HWY_DYNAMIC_DISPATCH(LogitGradientRow)
+                         ({logits.dtype, rows.row(i), out.row(i), classes, t, sums.get(i),
+                           gradients.get(i), base, extra, streamed});
                        }
                      });
   out.finish();

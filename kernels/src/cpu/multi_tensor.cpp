@@ -10,6 +10,7 @@
 #include "cairn/core/parallel_for.h"
 #include "cpu/chunks.h"
 #include "cpu/cpu_backend.h"
+#include "cpu/loop.h"
 #include "cpu/simd.h"
 #include "cpu/update.h"
 #include "math/adam.h"
@@ -101,19 +102,24 @@ HWY_INLINE void update_weights(const UpdateChunk& chunk, const Update& update) {
   const G* gradient = static_cast<const G*>(chunk.gradient);
   W* weight = static_cast<W*>(chunk.weight);
   float* master = chunk.master;
-  if (master != nullptr) {
-    for_vectors<Real>(chunk.count, [&](auto io, std::int64_t i) HWY_ATTR {
-      Real w = io.load(master + i);
-      update(io.load(gradient + i), w, io, i);
-      io.store(w, master + i);
-      io.store(w, weight + i);
-    });
-  } else {
+  if (master == nullptr) {
     for_vectors<Real>(chunk.count, [&](auto io, std::int64_t i) HWY_ATTR {
       Real w = io.load(weight + i);
       update(io.load(gradient + i), w, io, i);
       io.store(w, weight + i);
     });
+    return;
+  }
+  const auto body = [&](auto io, std::int64_t i) HWY_ATTR {
+    Real w = io.load(master + i);
+    update(io.load(gradient + i), w, io, i);
+    io.store(w, master + i);
+    io.leave(w, weight + i);
+  };
+  if (chunk.streamed) {
+    for_streamed_vectors<Real>(chunk.count, weight, body);
+  } else {
+    for_vectors<Real>(chunk.count, body);
   }
 }
 
@@ -207,6 +213,9 @@ template <class Update>
 void for_each_chunk(const std::vector<UpdateEntry>& entries, const Update& update) {
   const std::vector<cpu::Chunk> chunks =
       cpu::cut(entries.size(), [&](std::size_t i) { return entries[i].weight.numel(); });
+  std::int64_t bytes = 0;
+  for (const UpdateEntry& e : entries) bytes += static_cast<std::int64_t>(e.weight.nbytes());
+  const bool streamed = bytes >= cpu::kStreamedBytes;
   const auto floats = [](const TensorView& view, std::int64_t at) {
     return view.defined() ? view.as<float>() + at : nullptr;
   };
@@ -218,7 +227,7 @@ void for_each_chunk(const std::vector<UpdateEntry>& entries, const Update& updat
           update(UpdateChunk{e.gradient.dtype, e.weight.dtype, bytes_at(e.gradient, chunk.begin),
                              const_cast<char*>(bytes_at(e.weight, chunk.begin)),
                              floats(e.master, chunk.begin), floats(e.moment1, chunk.begin),
-                             floats(e.moment2, chunk.begin), chunk.count});
+                             floats(e.moment2, chunk.begin), chunk.count, streamed});
         }
       });
 }

@@ -23,6 +23,7 @@
 #include <type_traits>
 
 #include "cairn/core/dtype.h"
+#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "math/functions.h"
@@ -225,6 +226,14 @@ HWY_INLINE Floats pow(Floats x, Floats y) {
   return hn::Load(TagF(), xs);
 }
 
+/// The larger of two numbers; with NaN, either.
+HWY_INLINE Floats larger(Floats a, Floats b) {
+  return hn::Max(a.raw, b.raw);
+}
+HWY_INLINE double larger(double a, double b) {
+  return a > b ? a : b;
+}
+
 // Across the lanes.
 HWY_INLINE float sum_of(Floats x) {
   return hn::GetLane(hn::SumOfLanes(TagF(), x.raw));
@@ -285,6 +294,21 @@ HWY_INLINE void store(V x, T* p) {
   }
 }
 
+/// Writes a vector past the caches, to memory that nothing reads soon; p is aligned to the vector.
+/// hwy::FlushStream() ends a series.
+template <class T>
+HWY_INLINE void stream(Floats x, T* p) {
+  if constexpr (std::is_same_v<T, float>) {
+    hn::Stream(x.raw, TagF(), p);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    hn::Stream(bf16_bits(x), TagU16(), reinterpret_cast<std::uint16_t*>(p));
+  } else {
+    static_assert(std::is_same_v<T, Half>);
+    hn::Stream(hn::BitCast(TagU16(), hn::DemoteTo(TagF16(), x.raw)), TagU16(),
+               reinterpret_cast<std::uint16_t*>(p));
+  }
+}
+
 /// Reads and writes whole vectors.
 template <class V>
 struct Whole {
@@ -296,8 +320,21 @@ struct Whole {
   HWY_INLINE void store(V x, T* p) const {
     HWY_NAMESPACE::store(x, p);
   }
+  /// Stores what is not read soon.
+  template <class T>
+  HWY_INLINE void leave(V x, T* p) const {
+    HWY_NAMESPACE::store(x, p);
+  }
   /// `x`, with lanes beyond the end replaced by `neutral`.
   HWY_INLINE V keep(V x, V) const { return x; }
+};
+
+/// Whole vectors, where leave() writes past the caches.
+struct Streamed : Whole<Floats> {
+  template <class T>
+  HWY_INLINE void leave(Floats x, T* p) const {
+    stream(x, p);
+  }
 };
 
 /// Reads and writes the first `count` lanes; the others read as 0.
@@ -315,6 +352,10 @@ struct Part {
     HWY_NAMESPACE::store(x, lanes);
     std::memcpy(p, lanes, static_cast<std::size_t>(count) * sizeof(T));
   }
+  template <class T>
+  HWY_INLINE void leave(Floats x, T* p) const {
+    store(x, p);
+  }
   HWY_INLINE Floats keep(Floats x, Floats neutral) const {
     return select(hn::FirstN(TagF(), static_cast<std::size_t>(count)), x, neutral);
   }
@@ -326,6 +367,23 @@ HWY_INLINE void for_vectors(std::int64_t n, const Body& body) {
   for (; i + kLanes<V> <= n; i += kLanes<V>) body(Whole<V>{}, i);
   if constexpr (kLanes < V >> 1) {
     if (i < n) body(Part{n - i}, i);
+  }
+}
+
+/// The same where io.leave() goes to `left`, which is written past the caches.
+template <class V, class T, class Body>
+HWY_INLINE void for_streamed_vectors(std::int64_t n, const T* left, const Body& body) {
+  if constexpr (kLanes<V> == 1) {
+    for_vectors<V>(n, body);
+  } else {
+    constexpr std::uintptr_t kBytes = kLanes<V> * sizeof(T);
+    const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(left) % kBytes;
+    const auto head = past == 0 ? 0 : static_cast<std::int64_t>((kBytes - past) / sizeof(T));
+    std::int64_t i = head < n ? head : n;
+    if (i > 0) body(Part{i}, 0);
+    for (; i + kLanes<V> <= n; i += kLanes<V>) body(Streamed{}, i);
+    if (i < n) body(Part{n - i}, i);
+    hwy::FlushStream();
   }
 }
 

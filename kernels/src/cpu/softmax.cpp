@@ -24,7 +24,7 @@ double row_max(const T* x, std::int64_t n, double scale) {
   V best = lowest;
   for_vectors<V>(n, [&](auto io, std::int64_t i) HWY_ATTR {
     const V v = io.keep(factor * io.load(x + i), lowest);
-    best = select(v > best, v, best);
+    best = larger(v, best);
   });
   return max_of(best);
 }

@@ -15,6 +15,7 @@ struct UpdateChunk {
   float* moment1;  // null: none
   float* moment2;
   std::int64_t count;
+  bool streamed;  // a half weight beside a master is written past the caches
 };
 
 }  // namespace cairn::kernels

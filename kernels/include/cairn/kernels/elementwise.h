@@ -48,7 +48,7 @@ void dropout(const TensorView& x, double p, std::uint64_t seed, std::uint64_t of
 
 enum class ReduceOp : std::uint8_t { sum, mean, max };
 /// y = op of x over the dimensions where y's size is 1 and x's is not; y has x's number of dimensions. Fixed order.
-/// Floating dtypes of x and y may differ. accumulate (sum and mean only) adds to y. A max over nothing throws.
+/// Dtypes of x and y may differ; integers and booleans are summed in f64. accumulate (sum and mean only) adds to y. A max over nothing throws.
 void reduce(ReduceOp op, const TensorView& x, const TensorView& y, bool accumulate = false);
 
 }  // namespace cairn::kernels

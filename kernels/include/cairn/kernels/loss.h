@@ -1,4 +1,4 @@
-// Losses. Per-element losses are f32; reductions (sum, mean) are the caller's: see nn/losses.
+// Losses. Per-element losses (and lse) are f32, with f64 inputs f64 is taken too; reductions (sum, mean) are the caller's: see nn/losses.
 #pragma once
 
 #include "cairn/core/tensor_view.h"

@@ -1,4 +1,5 @@
-// Normalisations. x, y, dy and dx share a floating dtype; weight and bias may be that or f32; statistics are f32.
+// Normalisations. x, y, dy and dx share a floating dtype; weight and bias may be that or f32; statistics are f32
+// (f64 is taken too with f64 inputs).
 #pragma once
 
 #include "cairn/core/tensor_view.h"

@@ -1,0 +1,56 @@
+// Results so large that the CPU writes them past its caches.
+#include <gtest/gtest.h>
+
+#include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/loss.h"
+#include "cairn/kernels/multi_tensor.h"
+#include "support/tensors.h"
+
+namespace cairn::kernels {
+namespace {
+
+// 69 MB of gradients go past the caches; each row alone does not.
+TEST(PastTheCaches, LargeGradientsHaveTheBitsOfSmallOnes) {
+  const std::int64_t rows = 173, classes = 100003;  // odd: rows start at every alignment
+  const Tensor x = Tensor::empty({rows, classes}, DType::f32), dx = Tensor::empty_like(x);
+  const Tensor pattern =
+      Tensor::from(test::random_values(classes, 4, -4, 4), {classes}, DType::f32);
+  copy(pattern, x);
+  const Tensor target = Tensor::full({rows}, 7, DType::i64);
+  const Tensor loss = Tensor::full({rows}, 1.0, DType::f32), lse = Tensor::empty_like(loss);
+  cross_entropy(x, target, loss, lse, {});
+  const Tensor dloss = Tensor::full({rows}, 1.0, DType::f32);
+  cross_entropy_backward(x, target, lse, dloss, dx, {});
+  const Tensor row = Tensor::empty({1, classes}, DType::f32);
+  for (std::int64_t i : {0, 1, 2, 3, 87, 172}) {
+    const auto part = [&](const Tensor& t) { return t.view().slice(0, i, i + 1); };
+    cross_entropy_backward(part(x), part(target), part(lse), part(dloss), row, {});
+    EXPECT_EQ(dx.alias(part(dx)).to_vector<float>(), row.to_vector<float>()) << i;
+  }
+}
+
+// 64 MiB of half weights go past the caches.
+TEST(PastTheCaches, LargeHalfWeightsAreTheirMastersRounded) {
+  const std::int64_t n = (std::int64_t{32} << 20) + 5;
+  const Tensor all = Tensor::full({n + 1}, 0.5, DType::bf16);
+  const TensorView weight = all.view().slice(0, 1, n + 1);  // aligned to its element only
+  const Tensor gradient = Tensor::full({n}, 1.0, DType::bf16);
+  const Tensor master = Tensor::empty({n}, DType::f32);
+  const Tensor pattern = test::random_tensor({64 * 1024 + 1}, DType::f32, {}, 1);
+  for (std::int64_t at = 0; at < n; at += pattern.numel()) {
+    const std::int64_t count = std::min(pattern.numel(), n - at);
+    copy(pattern.view().slice(0, 0, count), master.view().slice(0, at, at + count));
+  }
+  sgd_update({{gradient, weight, master, {}, {}}}, {.lr = 0.25});
+  const Tensor expected = Tensor::empty({n}, DType::bf16);
+  copy(master, expected);
+  const Tensor difference = Tensor::empty({n}, DType::boolean);
+  binary(BinaryOp::ne, all.alias(weight), expected, difference);
+  const Tensor count = Tensor::empty({1}, DType::i64);
+  reduce(ReduceOp::sum, difference, count);
+  EXPECT_EQ(count.item(), 0.0);
+  EXPECT_EQ(all.to_vector<float>()[0], 0.5f);
+}
+
+}  // namespace
+}  // namespace cairn::kernels
