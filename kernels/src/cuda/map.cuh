@@ -1,6 +1,6 @@
 // y[i] = f(x0[i], x1[i], ...): every element-wise operation. Moves each operand once; 128-bit packs
-// where all operands are linear and aligned, an index calculation per element where they are
-// strided.
+// where all operands are linear, or rows of whole packs, and aligned; elsewhere an index calculation
+// per element.
 #pragma once
 
 #include <array>
@@ -36,41 +36,49 @@ __global__ void map_kernel(std::int64_t n, bool packs, F f, Out* y, const In*...
 }
 
 template <class F, class Out, class... In, std::size_t... K>
-__device__ __forceinline__ void map_strided(std::int64_t n, const Layout<1 + sizeof...(In)>& layout,
-                                            F f, Out* y, std::index_sequence<K...>,
-                                            const In*... x) {
+__device__ __forceinline__ void map_strided(std::int64_t n, bool packs,
+                                            const Layout<1 + sizeof...(In)>& layout, F f, Out* y,
+                                            std::index_sequence<K...>, const In*... x) {
+  constexpr int N = pack_width<Out, In...>;
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step) {
     const auto at = layout.offsets(i);
-    y[at.of[0]] = f(x[at.of[K + 1]]...);
+    if (packs) {
+      map_pack<N>(f, y + at.of[0], load_pack<N>(x + at.of[K + 1])...);
+    } else {
+      y[at.of[0]] = f(x[at.of[K + 1]]...);
+    }
   }
 }
 
+/// n elements, or n packs where the layout is one of packs (take_packs).
 template <class F, class Out, class... In>
-__global__ void map_strided_kernel(std::int64_t n, Layout<1 + sizeof...(In)> layout, F f, Out* y,
-                                   const In*... x) {
-  map_strided(n, layout, f, y, std::index_sequence_for<In...>(), x...);
+__global__ void map_strided_kernel(std::int64_t n, bool packs, Layout<1 + sizeof...(In)> layout,
+                                   F f, Out* y, const In*... x) {
+  map_strided(n, packs, layout, f, y, std::index_sequence_for<In...>(), x...);
 }
 
 template <class Out, class... In, class F, std::size_t... K>
 void launch_map(const Queue& queue, F f, const TensorView& y,
                 const std::array<const TensorView*, sizeof...(In)>& x, std::index_sequence<K...>) {
+  constexpr int N = pack_width<Out, In...>;
   const core::Strides* const strides[] = {&y.strides, &x[K]->strides...};
-  const auto layout = make_layout(y.shape, strides, Visit::any_order);
-  const std::int64_t n = y.numel();
+  auto layout = make_layout(y.shape, strides, Visit::any_order);
+  std::int64_t n = y.numel();
   if (n == 0) return;
-  if (!layout.is_linear()) {
-    void (*kernel)(std::int64_t, Layout<1 + sizeof...(In)>, F, Out*, const In*...) =
-        map_strided_kernel<F, Out, In...>;
-    launch(queue, grid_for(n), kernel, n, layout, f, y.as<Out>(), x[K]->template as<In>()...);
+  const bool aligned =
+      pack_aligned<N>(y.as<Out>()) && (pack_aligned<N>(x[K]->template as<In>()) && ...);
+  if (layout.is_linear()) {
+    void (*kernel)(std::int64_t, bool, F, Out*, const In*...) = map_kernel<F, Out, In...>;
+    launch(queue, grid_for(ceil_div(n, N)), kernel, n, aligned, f, y.as<Out>(),
+           x[K]->template as<In>()...);
     return;
   }
-  constexpr int N = pack_width<Out, In...>;
-  const bool packs =
-      pack_aligned<N>(y.as<Out>()) && (pack_aligned<N>(x[K]->template as<In>()) && ...);
-  void (*kernel)(std::int64_t, bool, F, Out*, const In*...) = map_kernel<F, Out, In...>;
-  launch(queue, grid_for(ceil_div(n, N)), kernel, n, packs, f, y.as<Out>(),
-         x[K]->template as<In>()...);
+  const bool packs = aligned && take_packs<N>(layout);
+  if (packs) n /= N;
+  void (*kernel)(std::int64_t, bool, Layout<1 + sizeof...(In)>, F, Out*, const In*...) =
+      map_strided_kernel<F, Out, In...>;
+  launch(queue, grid_for(n), kernel, n, packs, layout, f, y.as<Out>(), x[K]->template as<In>()...);
 }
 
 /// map<Out, In...>(queue, f, y, {&x0, &x1}): all views have y's shape; f takes and returns the

@@ -68,6 +68,23 @@ struct Layout {
   }
 };
 
+/// Turns a layout of elements into one of packs of N, where all operands lie so: unit stride
+/// inside, whole packs along it, and packs that start at multiples of N. False (and unchanged)
+/// elsewhere.
+template <int N, int Operands>
+bool take_packs(Layout<Operands>& layout) {
+  if (layout.dims == 0 || layout.size[0] % N != 0) return false;
+  for (int k = 0; k < Operands; ++k) {
+    if (layout.stride[k][0] != 1) return false;
+    for (int d = 1; d < layout.dims; ++d) {
+      if (layout.stride[k][d] % N != 0) return false;
+    }
+  }
+  layout.size[0] /= N;
+  for (int k = 0; k < Operands; ++k) layout.stride[k][0] = N;
+  return true;
+}
+
 /// Whether element i means the i-th in row-major order of the shape, or any order (then memory
 /// order of operand 0 is taken).
 enum class Visit { any_order, row_major };
