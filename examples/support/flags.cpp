@@ -31,6 +31,9 @@ void Flags::add_to(CLI::App& app) {
   app.add_option("--optimizer", optimizer, "adam (AdamW), or sgd (momentum 0.9)")
       ->check(CLI::IsMember({"adam", "sgd"}));
   app.add_option("--lr", lr, "learning rate")->check(CLI::PositiveNumber);
+  app.add_option("--schedule", schedule,
+                 "of the learning rate: cosine (to 0 at the last step) or constant")
+      ->check(CLI::IsMember({"cosine", "constant"}));
   app.add_option("--seed", seed, "of initialisation, order and data");
   app.add_option("--checkpoint-dir", checkpoint_dir,
                  "folder for checkpoints; none: nothing is saved");

@@ -22,6 +22,7 @@ struct Flags {
   int accumulate = 1;
   std::string optimizer = "adam";
   double lr = 1e-3;
+  std::string schedule = "cosine";
   std::uint64_t seed = 1;
   std::string checkpoint_dir;
   int save_every = 100;

@@ -14,7 +14,8 @@ GptBlock::GptBlock(const GptSizes& sizes)
       norm2_(add_module("norm2", nn::LayerNorm(sizes.width))),
       attention_(add_module("attention",
                             nn::MultiheadAttention(sizes.width, sizes.heads, {.causal = true}))),
-      up_(add_module("up", nn::Linear(sizes.width, 4 * sizes.width, {.activation = autograd::Activation::gelu}))),
+      up_(add_module("up", nn::Linear(sizes.width, 4 * sizes.width,
+                                      {.activation = autograd::Activation::gelu}))),
       down_(add_module("down", nn::Linear(4 * sizes.width, sizes.width))),
       dropout_(sizes.dropout) {}
 

@@ -1,11 +1,14 @@
 #include "support/trainer.h"
 
+#include <algorithm>
+
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/schedule.h"
 #include "cairn/parallel/distributed.h"
 
 namespace support {
@@ -32,9 +35,13 @@ struct Trainer::Parts {
                 .drop_last = true,
                 .device = t.device_,
                 .normalize = t.task_.normalize}),
+        total_steps(t.total_steps(loader)),
+        schedule(*optimizer,
+                 t.flags_.schedule == "cosine" ? optim::cosine(total_steps) : optim::constant()),
         state({{"model", t.task_.model},
                {"optimizer", *optimizer},
                {"amp", precision},
+               {"schedule", schedule},
                {"sampler", sampler},
                {"ddp", ddp}},
               t.group_.world()) {}
@@ -44,6 +51,8 @@ struct Trainer::Parts {
   parallel::DistributedDataParallel ddp;
   data::DistributedSampler sampler;
   data::DataLoader loader;
+  std::int64_t total_steps;
+  optim::Schedule schedule;
   checkpointing::TrainingState state;
 };
 
@@ -61,15 +70,18 @@ double Trainer::sum(double value, const char* name) {
   return total.item();
 }
 
-void Trainer::run() {
-  Parts parts(*this);
-  CAIRN_CHECK(parts.loader.batches_per_epoch() > 0, "train",
+std::int64_t Trainer::total_steps(const data::DataLoader& loader) const {
+  CAIRN_CHECK(loader.batches_per_epoch() > 0, "train",
               "expected at least one batch per process and epoch, got ", task_.train.size(),
               " samples for ", group_.world_size(), " x ", flags_.batch_size,
               " (lower --batch-size)");
-  total_steps_ = flags_.steps > 0
-                     ? flags_.steps
-                     : flags_.epochs * parts.loader.batches_per_epoch() / flags_.accumulate;
+  if (flags_.steps > 0) return flags_.steps;
+  return std::max<std::int64_t>(1, flags_.epochs * loader.batches_per_epoch() / flags_.accumulate);
+}
+
+void Trainer::run() {
+  Parts parts(*this);
+  total_steps_ = parts.total_steps;
   step_ = resume(parts);
   reporter_ = std::make_unique<Reporter>(Reporter::Options{.active = group_.rank() == 0,
                                                            .metrics_path = flags_.metrics,
@@ -91,7 +103,8 @@ void Trainer::run() {
 
 /// The step to go on from: 0, or that of the checkpoint which --resume and --checkpoint-dir name.
 std::int64_t Trainer::resume(Parts& parts) {
-  if (flags_.resume == "never" || (flags_.resume == "auto" && flags_.checkpoint_dir.empty())) return 0;
+  if (flags_.resume == "never" || (flags_.resume == "auto" && flags_.checkpoint_dir.empty()))
+    return 0;
   if (flags_.resume != "auto") return parts.state.resume(flags_.resume).step;
   const auto found = parts.state.resume_latest(flags_.checkpoint_dir);
   return found ? found->step : 0;
@@ -109,7 +122,9 @@ void Trainer::micro_batch(Parts& parts, const data::Batch& batch) {
 }
 
 void Trainer::optimizer_step(Parts& parts) {
+  const double lr = parts.optimizer->lr();
   const optim::StepResult result = parts.precision.step();
+  parts.schedule.step(result);
   ++step_;
   if (!result.applied) reporter_->note(core::str("step ", step_, " skipped: ", result.reason));
   const std::int64_t samples =
@@ -117,7 +132,7 @@ void Trainer::optimizer_step(Parts& parts) {
   reporter_->step({.step = step_,
                    .loss = loss_sum_ / flags_.accumulate,
                    .accuracy = accuracy_sum_ / flags_.accumulate,
-                   .lr = parts.optimizer->lr(),
+                   .lr = lr,
                    .loss_scale = parts.precision.loss_scale(),
                    .units = samples * task_.units_per_sample,
                    .memory_bytes = core::memory_stats(device_).peak_total});

@@ -42,6 +42,7 @@ class Trainer {
 
  private:
   struct Parts;
+  std::int64_t total_steps(const cairn::data::DataLoader& loader) const;
   std::int64_t resume(Parts& parts);
   void micro_batch(Parts& parts, const cairn::data::Batch& batch);
   void optimizer_step(Parts& parts);

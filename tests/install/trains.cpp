@@ -2,6 +2,7 @@
 #include <cairn/amp/amp.h>
 #include <cairn/autograd/ops.h>
 #include <cairn/checkpointing/training_state.h>
+#include <cairn/core/generator.h>
 #include <cairn/data/samplers.h>
 #include <cairn/nn/nn.h>
 #include <cairn/optim/optimizer.h>
