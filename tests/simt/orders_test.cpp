@@ -241,6 +241,10 @@ struct Case {
   DType dtype;
 };
 
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name << " " << core::name(c.dtype);
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
