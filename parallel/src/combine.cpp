@@ -21,13 +21,19 @@ constexpr std::size_t kBlock =
 // Conversions without branches, which the compiler turns into vector code; the same values as
 // core's.
 
+std::uint32_t select(bool condition, std::uint32_t a, std::uint32_t b) {
+  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
+  return (a & mask) | (b & ~mask);
+}
+
 float widen(Half x) {
   const std::uint32_t w = std::uint32_t{x.bits} << 16;
   const std::uint32_t sign = w & 0x80000000u, twice = w + w;
   const float normal = std::bit_cast<float>((twice >> 4) + (0xe0u << 23)) * 0x1p-112f;
   const float subnormal = std::bit_cast<float>((twice >> 17) | (126u << 23)) - 0.5f;
-  const std::uint32_t magnitude = twice < (1u << 27) ? std::bit_cast<std::uint32_t>(subnormal)
-                                                     : std::bit_cast<std::uint32_t>(normal);
+  const std::uint32_t magnitude =
+      select(twice < (1u << 27), std::bit_cast<std::uint32_t>(subnormal),
+             std::bit_cast<std::uint32_t>(normal));
   return std::bit_cast<float>(sign | magnitude);
 }
 float widen(BFloat16 x) {
@@ -48,13 +54,13 @@ void narrow(float x, Half& y) {
          base;  // rounds to nearest even at the right bit
   const auto bits = std::bit_cast<std::uint32_t>(base);
   const std::uint32_t magnitude = ((bits >> 13) & 0x7c00u) + (bits & 0xfffu);
-  y.bits = static_cast<std::uint16_t>(sign >> 16 | (twice > 0xff000000u ? 0x7e00u : magnitude));
+  y.bits = static_cast<std::uint16_t>(sign >> 16 | select(twice > 0xff000000u, 0x7e00u, magnitude));
 }
 void narrow(float x, BFloat16& y) {
   const auto w = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t rounded = w + 0x7fffu + ((w >> 16) & 1u);
   const std::uint32_t nan = w | 0x400000u;
-  y.bits = static_cast<std::uint16_t>(((w & 0x7fffffffu) > 0x7f800000u ? nan : rounded) >> 16);
+  y.bits = static_cast<std::uint16_t>(select((w & 0x7fffffffu) > 0x7f800000u, nan, rounded) >> 16);
 }
 template <class T>
 void narrow(T x, T& y) {

@@ -148,7 +148,7 @@ void run_threads(int world_size, const std::function<void(parallel::ProcessGroup
 }
 
 parallel::GroupOptions fast_options() {
-  return {.timeout = std::chrono::seconds(10), .heartbeat_timeout = std::chrono::seconds(2)};
+  return {.timeout = std::chrono::seconds(10), .heartbeat_timeout = std::chrono::seconds(3)};
 }
 
 }  // namespace cairn::test
