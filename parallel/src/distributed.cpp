@@ -44,6 +44,7 @@ struct DistributedDataParallel::Impl {
   void begin();
   void reduce_complete();
   void reduce(const PlannedBucket& bucket);
+  void wait_for_streams() const;
   void finish();
   std::vector<std::string> unwritten() const;
   const Stream& stream_of(Device device);
@@ -90,7 +91,7 @@ void DistributedDataParallel::Impl::plan() {
 }
 
 void DistributedDataParallel::Impl::prepare() {
-  active = false;  // a backward that ended with an error
+  if (std::exchange(active, false)) wait_for_streams();  // a backward that ended with an error
   if (arena->stale()) arena->refresh();
   if (planned_generation != arena->generation()) plan();
 }
@@ -146,6 +147,15 @@ std::vector<std::string> DistributedDataParallel::Impl::unwritten() const {
   return names;
 }
 
+/// Work on the current streams comes after what has been reduced so far.
+void DistributedDataParallel::Impl::wait_for_streams() const {
+  for (const Stream& stream : streams) {
+    Event reduced(stream.device());
+    reduced.record(stream);
+    Stream::current(stream.device()).wait(reduced);
+  }
+}
+
 void DistributedDataParallel::Impl::finish() {
   active = false;
   const std::vector<std::string> unused = unwritten();
@@ -161,11 +171,7 @@ void DistributedDataParallel::Impl::finish() {
     arena->zero_unwritten(arena->buffers()[bucket.buffer], bucket.first_slot, bucket.last_slot);
     reduce(bucket);
   }
-  for (const Stream& stream : streams) {
-    Event reduced(stream.device());
-    reduced.record(stream);
-    Stream::current(stream.device()).wait(reduced);
-  }
+  wait_for_streams();
 }
 
 DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup group,

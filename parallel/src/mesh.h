@@ -33,12 +33,27 @@ class Mesh {
   int size() const { return size_; }
   /// Messages meet only where both sides have set the same tag.
   void set_tag(std::uint64_t tag) { tag_ = tag; }
-  std::uint64_t tag() const { return tag_; }
-  /// Sends and receives at once; returns when all is done. At most one of each with every peer,
-  /// none of zero bytes; peers call it with the matching counterparts. Throws CommunicationError
-  /// where a peer is gone or after abort().
-  virtual void exchange(const std::vector<Send>& sends, const std::vector<Receive>& receives) = 0;
+  /// Messages on their way. Its end, waited for or not, ends the use of their memory on this side.
+  class Transfer {
+   public:
+    virtual ~Transfer() = default;
+    /// Returns when all is sent and received. Throws CommunicationError where a peer is gone or
+    /// after abort().
+    virtual void wait() = 0;
+  };
+  /// Starts to send and receive. At most one of each with every peer, none of zero bytes. Peers
+  /// start the matching counterparts with the same `round`; rounds of one collective differ.
+  virtual std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
+                                          const std::vector<Receive>& receives) = 0;
+  void exchange(const std::vector<Send>& sends, const std::vector<Receive>& receives) {
+    start(0, sends, receives)->wait();
+  }
   virtual void abort() noexcept = 0;
+
+ protected:
+  std::uint64_t tag(int round) const {
+    return tag_ + 0x9e3779b97f4a7c15u * static_cast<std::uint64_t>(round);
+  }
 
  private:
   int rank_;

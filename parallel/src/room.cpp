@@ -1,4 +1,5 @@
 // The in-process group: ranks are threads, the ledger is behind a mutex, and sending is copying.
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -22,8 +23,11 @@ class Room {
   std::vector<std::string> report(const Ledger::Report& report, bool wait);
   void break_group(const std::string& reason);
   void leave(int rank, std::uint64_t collectives);
-  void exchange(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
-                const std::vector<Mesh::Receive>& receives);
+  // Sending: post, then finish (which also receives); withdraw what nobody took.
+  void post(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends);
+  void finish(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
+              const std::vector<Mesh::Receive>& receives);
+  void withdraw(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends);
 
  private:
   struct Result {
@@ -105,41 +109,71 @@ void Room::leave(int rank, std::uint64_t collectives) {
   spread_failure(lock);
 }
 
-void Room::exchange(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
-                    const std::vector<Mesh::Receive>& receives) {
-  Lock lock(mutex_);
+void Room::post(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends) {
+  const std::lock_guard lock(mutex_);
   for (const Mesh::Send& send : sends) posted_[{rank, send.to, tag}] = send;
   changed_.notify_all();
+}
+
+void Room::finish(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
+                  const std::vector<Mesh::Receive>& receives) {
+  Lock lock(mutex_);
   for (const Mesh::Receive& receive : receives) {
     const Place place{receive.from, rank, tag};
     changed_.wait(lock, [&] { return posted_.contains(place) || !ledger_.failure().empty(); });
-    if (!ledger_.failure().empty()) break;
+    throw_if_broken();
     std::memcpy(receive.data, posted_[place].data,
                 receive.bytes);  // locked: the sender's memory lives while it is posted
     posted_.erase(place);
     changed_.notify_all();
   }
   const auto taken = [&] {
-    for (const Mesh::Send& send : sends) {
-      if (posted_.contains({rank, send.to, tag})) return false;
-    }
-    return true;
+    return std::none_of(sends.begin(), sends.end(), [&](const Mesh::Send& send) {
+      return posted_.contains({rank, send.to, tag});
+    });
   };
   changed_.wait(lock, [&] { return taken() || !ledger_.failure().empty(); });
-  for (const Mesh::Send& send : sends) posted_.erase({rank, send.to, tag});
   throw_if_broken();
 }
 
+void Room::withdraw(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends) {
+  const std::lock_guard lock(mutex_);
+  for (const Mesh::Send& send : sends) posted_.erase({rank, send.to, tag});
+}
+
 namespace {
+
+class RoomTransfer : public Mesh::Transfer {
+ public:
+  RoomTransfer(Room& room, int rank, std::uint64_t tag, std::vector<Mesh::Send> sends,
+               std::vector<Mesh::Receive> receives)
+      : room_(room),
+        rank_(rank),
+        tag_(tag),
+        sends_(std::move(sends)),
+        receives_(std::move(receives)) {
+    room_.post(rank_, tag_, sends_);
+  }
+  ~RoomTransfer() override { room_.withdraw(rank_, tag_, sends_); }
+  void wait() override { room_.finish(rank_, tag_, sends_, receives_); }
+
+ private:
+  Room& room_;
+  int rank_;
+  std::uint64_t tag_;
+  std::vector<Mesh::Send> sends_;
+  std::vector<Mesh::Receive> receives_;
+};
 
 class RoomMesh : public Mesh {
  public:
   RoomMesh(std::shared_ptr<Room> room, int rank)
       : Mesh(rank, room->size()), room_(std::move(room)) {}
-  void exchange(const std::vector<Send>& sends, const std::vector<Receive>& receives) override {
-    room_->exchange(rank(), tag(), sends, receives);
+  std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
+                                  const std::vector<Receive>& receives) override {
+    return std::make_unique<RoomTransfer>(*room_, rank(), tag(round), sends, receives);
   }
-  void abort() noexcept override {}  // exchange sees the ledger itself
+  void abort() noexcept override {}  // waits see the ledger themselves
 
  private:
   std::shared_ptr<Room> room_;

@@ -64,7 +64,7 @@ bool StoreConnection::receive(std::string& message, Milliseconds timeout, const 
     poll(items, 2, timeout);
     if (!socket_->recv(frame, zmq::recv_flags::dontwait)) return false;
   }
-  message = frame.to_string();
+  message = copy_message(frame);
   return true;
 }
 

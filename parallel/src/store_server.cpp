@@ -137,7 +137,7 @@ void StoreServer::Loop::receive_all() {
   while (socket_.recv(identity, zmq::recv_flags::dontwait)) {
     if (!identity.more() || !socket_.recv(message) || message.more()) continue;
     try {
-      handle(identity.to_string(), message.to_string_view());
+      handle(copy_message(identity), copy_message(message));
     } catch (const core::Error&) {  // not one of our messages: it gets no answer
     }
   }

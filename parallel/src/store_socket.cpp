@@ -89,6 +89,10 @@ void secure_client(zmq::socket_t& socket, const std::string& token) {
   socket.set(zmq::sockopt::curve_secretkey, client.secret.data());
 }
 
+std::string copy_message(const zmq::message_t& message) {
+  return message.to_string();
+}
+
 void poll(zmq::pollitem_t* items, std::size_t count, Milliseconds timeout) {
   const int result = zmq_poll(items, static_cast<int>(count), static_cast<long>(timeout.count()));
   if (result >= 0) return;

@@ -94,23 +94,111 @@ std::string local_address_towards(const std::string& host) {
   return numeric.data();
 }
 
+/// Runs f; Gloo's errors become ours.
+template <class F>
+void translate(F&& f) {
+  const NoSigpipe guard;
+  try {
+    f();
+  } catch (const core::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    core::fail<core::CommunicationError>("gloo", error.what());
+  }
+}
+
+using Buffer = gloo::transport::UnboundBuffer;
+
+/// The buffers under way, so that another thread can end their waits.
+class OpenBuffers {
+ public:
+  void add(Buffer* buffer) {
+    const std::lock_guard lock(mutex_);
+    open_.insert(buffer);
+  }
+  void remove(Buffer* buffer) {
+    const std::lock_guard lock(mutex_);
+    open_.erase(buffer);
+  }
+  void abort() {
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    for (Buffer* buffer : open_) {
+      buffer->abortWaitRecv();
+      buffer->abortWaitSend();
+    }
+  }
+  bool aborted() const { return aborted_; }
+
+ private:
+  std::mutex mutex_;
+  std::set<Buffer*> open_;
+  std::atomic<bool> aborted_ = false;
+};
+
+class GlooTransfer : public Mesh::Transfer {
+ public:
+  explicit GlooTransfer(OpenBuffers& open) : open_(open) {}
+  ~GlooTransfer() override;
+  /// Not in the constructor: it may throw, and then the buffers must still be taken off the list.
+  void start(gloo::Context& context, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
+             const std::vector<Mesh::Receive>& receives);
+  void wait() override;
+
+ private:
+  Buffer& add(gloo::Context& context, const void* data, std::size_t bytes,
+              std::vector<std::unique_ptr<Buffer>>& to);
+  void check(bool done) const {
+    if (!done || open_.aborted())
+      core::fail<core::CommunicationError>("gloo", "the collective was aborted");
+  }
+
+  OpenBuffers& open_;
+  std::vector<std::unique_ptr<Buffer>> in_, out_;
+};
+
+void GlooTransfer::start(gloo::Context& context, std::uint64_t tag,
+                         const std::vector<Mesh::Send>& sends,
+                         const std::vector<Mesh::Receive>& receives) {
+  for (const Mesh::Receive& receive : receives)
+    add(context, receive.data, receive.bytes, in_).recv(receive.from, tag);
+  for (const Mesh::Send& send : sends) add(context, send.data, send.bytes, out_).send(send.to, tag);
+}
+
+GlooTransfer::~GlooTransfer() {
+  for (const auto& buffer : in_) open_.remove(buffer.get());
+  for (const auto& buffer : out_) open_.remove(buffer.get());
+}
+
+Buffer& GlooTransfer::add(gloo::Context& context, const void* data, std::size_t bytes,
+                          std::vector<std::unique_ptr<Buffer>>& to) {
+  to.push_back(context.createUnboundBuffer(const_cast<void*>(data), bytes));
+  open_.add(to.back().get());
+  return *to.back();
+}
+
+void GlooTransfer::wait() {
+  translate([&] {
+    for (const auto& buffer : in_) check(!open_.aborted() && buffer->waitRecv(nullptr, kForever));
+    for (const auto& buffer : out_) check(!open_.aborted() && buffer->waitSend(nullptr, kForever));
+  });
+}
+
 class GlooMesh : public Mesh {
  public:
   explicit GlooMesh(const Membership& membership);
-  void exchange(const std::vector<Send>& sends, const std::vector<Receive>& receives) override;
-  void abort() noexcept override;
+  std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
+                                  const std::vector<Receive>& receives) override {
+    auto transfer = std::make_unique<GlooTransfer>(open_);
+    translate([&] { transfer->start(*context_, tag(round), sends, receives); });
+    return transfer;
+  }
+  void abort() noexcept override { open_.abort(); }
 
  private:
-  using Buffer = gloo::transport::UnboundBuffer;
-  std::unique_ptr<Buffer> open(const void* data, std::size_t bytes);
-  void transfer(const std::vector<Send>& sends, const std::vector<Receive>& receives);
-  void check(bool done) const;
-
   std::shared_ptr<gloo::transport::Device> device_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
-  std::mutex mutex_;  // open_
-  std::set<Buffer*> open_;
-  std::atomic<bool> aborted_ = false;
+  OpenBuffers open_;
 };
 
 GlooMesh::GlooMesh(const Membership& membership) : Mesh(membership.rank, membership.world_size) {
@@ -122,59 +210,6 @@ GlooMesh::GlooMesh(const Membership& membership) : Mesh(membership.rank, members
   context_->setTimeout(membership.timeout);
   GlooStore store(*membership.store, membership.timeout);
   context_->connectFullMesh(store, device_);
-}
-
-std::unique_ptr<GlooMesh::Buffer> GlooMesh::open(const void* data, std::size_t bytes) {
-  auto buffer = context_->createUnboundBuffer(const_cast<void*>(data), bytes);
-  const std::lock_guard lock(mutex_);
-  open_.insert(buffer.get());
-  return buffer;
-}
-
-void GlooMesh::abort() noexcept {
-  const std::lock_guard lock(mutex_);
-  aborted_ = true;
-  for (Buffer* buffer : open_) {
-    buffer->abortWaitRecv();
-    buffer->abortWaitSend();
-  }
-}
-
-void GlooMesh::check(bool done) const {
-  if (!done || aborted_) core::fail<core::CommunicationError>("gloo", "the collective was aborted");
-}
-
-void GlooMesh::transfer(const std::vector<Send>& sends, const std::vector<Receive>& receives) {
-  struct Closing {  // whatever happens, abort() must not see buffers that are gone
-    GlooMesh& mesh;
-    ~Closing() {
-      const std::lock_guard lock(mesh.mutex_);
-      mesh.open_.clear();
-    }
-  };
-  std::vector<std::unique_ptr<Buffer>> in, out;
-  const Closing closing{*this};
-  for (const Receive& receive : receives) {
-    in.push_back(open(receive.data, receive.bytes));
-    in.back()->recv(receive.from, tag());
-  }
-  for (const Send& send : sends) {
-    out.push_back(open(send.data, send.bytes));
-    out.back()->send(send.to, tag());
-  }
-  for (const auto& buffer : in) check(!aborted_ && buffer->waitRecv(nullptr, kForever));
-  for (const auto& buffer : out) check(!aborted_ && buffer->waitSend(nullptr, kForever));
-}
-
-void GlooMesh::exchange(const std::vector<Send>& sends, const std::vector<Receive>& receives) {
-  const NoSigpipe guard;
-  try {
-    transfer(sends, receives);
-  } catch (const core::Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    core::fail<core::CommunicationError>("gloo", error.what());
-  }
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ std::string_view name(ReduceOp op);
 struct GroupOptions {
   std::chrono::milliseconds timeout{
       30'000};  // for ranks to meet: at the start and at each collective
-  std::chrono::milliseconds heartbeat_timeout{5'000};  // silence after which a rank counts as dead
+  std::chrono::milliseconds heartbeat_timeout{8'000};  // silence after which a rank counts as dead
 };
 
 class ProcessGroup {
