@@ -33,7 +33,8 @@ double bigram_loss(const TextDataset& train, const TextDataset& test) {
   double loss = 0;
   for (std::size_t i = 1; i < text.size(); ++i) {
     const auto previous = static_cast<std::size_t>(text[i - 1]);
-    loss -= std::log(counts[previous * symbols + static_cast<std::size_t>(text[i])] / totals[previous]);
+    loss -=
+        std::log(counts[previous * symbols + static_cast<std::size_t>(text[i])] / totals[previous]);
   }
   return loss / static_cast<double>(text.size() - 1);
 }

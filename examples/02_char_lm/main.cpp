@@ -114,13 +114,13 @@ int train(const Flags& flags) {
 
   manual_seed(flags.seed);
   support::Gpt model(sizes);
-  support::Trainer trainer(
-      flags, {.model = model,
-              .train = training,
-              .description = core::str(text.tokens().size(), " bytes of ", files.size(), " file(s)"),
-              .unit = "tokens",
-              .units_per_sample = flags.sizes.tokens,
-              .accuracy = false});
+  support::Trainer trainer(flags, {.model = model,
+                                   .train = training,
+                                   .description = core::str(text.tokens().size(), " bytes of ",
+                                                            files.size(), " file(s)"),
+                                   .unit = "tokens",
+                                   .units_per_sample = flags.sizes.tokens,
+                                   .accuracy = false});
   trainer.run();
 
   const double loss = test_loss(trainer, model, test);

@@ -1,5 +1,6 @@
-// A tensor kept for later, as it is or as the innermost saved-tensor hooks packed it: what Context::save keeps, and what code that runs
-// operations again in the backward keeps its inputs in, so that hooks around it see them.
+// A tensor kept for later, as it is or as the innermost saved-tensor hooks packed it: what
+// Context::save keeps, and what code that runs operations again in the backward keeps its inputs
+// in, so that hooks around it see them.
 #pragma once
 
 #include <any>
@@ -14,8 +15,8 @@ namespace cairn::autograd {
 class SavedTensor {
  public:
   explicit SavedTensor(const Tensor& tensor);
-  /// Without a graph. Throws core::Error naming `op` where it was written in place since, or a hook returns another
-  /// shape or dtype.
+  /// Without a graph. Throws core::Error naming `op` where it was written in place since, or a hook
+  /// returns another shape or dtype.
   Tensor unpack(const char* op) const;
 
  private:

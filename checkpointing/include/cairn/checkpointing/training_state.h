@@ -1,17 +1,20 @@
 // TrainingState: everything a run needs to go on as if it had never stopped, in one checkpoint.
 //
 //   checkpointing::TrainingState state({{"model", model}, {"optimizer", optimizer}, {"amp",
-//   precision}, {"sampler", sampler}},
-//                                      group.world());
+//   precision},
+//                                       {"sampler", sampler}}, group.world());
 //   state.resume_latest("runs/mnist");        // nothing there: starts fresh
 //   for (...) { ...; state.save_every(500, "runs/mnist"); }
 //
 // A checkpoint is a folder:
+//
 //   runs/mnist/step-00000500/
-//     state.safetensors    the parts, which are the same on every rank: "model.fc.weight" ...
-//     (written by rank 0) rank-0.safetensors   what is each rank's own: the generator of the
-//     calling thread manifest.json        step, world size, and of every entry: kind, dtype, shape,
-//     XXH3 checksum; itself checksummed
+//     state.safetensors    the parts, which are the same on every rank ("model.fc.weight" ...);
+//                          written by rank 0
+//     rank-0.safetensors   what is each rank's own: the generator of the calling thread
+//     manifest.json        step, world size, and of every entry: kind, dtype, shape, XXH3 checksum;
+//                          itself checksummed
+//
 // Numbers are stored as scalar F64 and I64 tensors (every bit of them), text in the manifest. Stock
 // Python reads the .safetensors files.
 //

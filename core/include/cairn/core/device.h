@@ -1,7 +1,8 @@
 // Devices: "cpu:0 ... cpu:N-1" and "cuda:0 ... cuda:N-1".
 //
-// CPU devices beyond cpu:0 share the processor but have their own allocator, statistics and capacity, so that multi-device and
-// out-of-memory behaviour can be exercised anywhere. CAIRN_CPU_DEVICES sets how many exist (default 1).
+// CPU devices beyond cpu:0 share the processor but have their own allocator, statistics and
+// capacity, so that multi-device and out-of-memory behaviour can be exercised anywhere.
+// CAIRN_CPU_DEVICES sets how many exist (default 1).
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,8 @@ struct Device {
   bool is_cuda() const { return type == DeviceType::cuda; }
   bool operator==(const Device&) const = default;
 
-  /// "cpu", "cpu:1", "cuda", "cuda:0". Throws InvalidArgument for other text and for a device this machine lacks, naming those it has.
+  /// "cpu", "cpu:1", "cuda", "cuda:0". Throws InvalidArgument for other text and for a device this
+  /// machine lacks, naming those it has.
   static Device parse(std::string_view text);
 };
 
@@ -39,4 +41,4 @@ void check_exists(Device device);
 namespace cairn {
 using core::Device;
 using core::DeviceType;
-}
+}  // namespace cairn

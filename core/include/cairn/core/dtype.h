@@ -16,18 +16,24 @@ enum class DType : std::uint8_t { f16, bf16, f32, f64, i32, i64, u8, boolean };
 constexpr std::size_t size_of(DType dtype) {  // bytes
   switch (dtype) {
     case DType::f16:
-    case DType::bf16: return 2;
+    case DType::bf16:
+      return 2;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::u8:
-    case DType::boolean: return 1;
+    case DType::boolean:
+      return 1;
   }
   return 0;
 }
 
-constexpr bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
+constexpr bool is_half(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::bf16;
+}
 constexpr bool is_floating(DType dtype) {
   return is_half(dtype) || dtype == DType::f32 || dtype == DType::f64;
 }
@@ -35,33 +41,65 @@ constexpr bool is_floating(DType dtype) {
 /// The type that holds every value of both: f16 with bf16 gives f32, any float beats any integer.
 DType promote(DType a, DType b);
 
-std::string_view name(DType dtype);      // "f16", "bf16", "f32", "f64", "i32", "i64", "u8", "bool"
+std::string_view name(DType dtype);  // "f16", "bf16", "f32", "f64", "i32", "i64", "u8", "bool"
 DType parse_dtype(std::string_view text);  // throws InvalidArgument with the accepted names
 std::ostream& operator<<(std::ostream& out, DType dtype);
 
-template <class T> struct DTypeOf;
-template <> struct DTypeOf<Half> { static constexpr DType value = DType::f16; };
-template <> struct DTypeOf<BFloat16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
-template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
-template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
-template <> struct DTypeOf<bool> { static constexpr DType value = DType::boolean; };
-template <class T> inline constexpr DType dtype_of = DTypeOf<T>::value;
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<Half> {
+  static constexpr DType value = DType::f16;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::u8;
+};
+template <>
+struct DTypeOf<bool> {
+  static constexpr DType value = DType::boolean;
+};
+template <class T>
+inline constexpr DType dtype_of = DTypeOf<T>::value;
 
-/// Calls f(T{}) with the C++ type of a floating dtype; throws InvalidArgument("[where] ...") for any other.
+/// Calls f(T{}) with the C++ type of a floating dtype; throws InvalidArgument("[where] ...") for
+/// any other.
 template <class F>
 decltype(auto) dispatch_floating(DType dtype, std::string_view where, F&& f) {
   switch (dtype) {
-    case DType::f16: return f(Half{});
-    case DType::bf16: return f(BFloat16{});
-    case DType::f32: return f(float{});
-    case DType::f64: return f(double{});
+    case DType::f16:
+      return f(Half{});
+    case DType::bf16:
+      return f(BFloat16{});
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
     case DType::i32:
     case DType::i64:
     case DType::u8:
-    case DType::boolean: break;
+    case DType::boolean:
+      break;
   }
   fail(where, "expected f16, bf16, f32 or f64, got ", name(dtype));
 }
@@ -70,14 +108,22 @@ decltype(auto) dispatch_floating(DType dtype, std::string_view where, F&& f) {
 template <class F>
 decltype(auto) dispatch_all(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f16: return f(Half{});
-    case DType::bf16: return f(BFloat16{});
-    case DType::f32: return f(float{});
-    case DType::f64: return f(double{});
-    case DType::i32: return f(std::int32_t{});
-    case DType::i64: return f(std::int64_t{});
-    case DType::u8: return f(std::uint8_t{});
-    case DType::boolean: return f(bool{});
+    case DType::f16:
+      return f(Half{});
+    case DType::bf16:
+      return f(BFloat16{});
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    case DType::boolean:
+      return f(bool{});
   }
   fail("dtype", "unknown dtype ", static_cast<int>(dtype));
 }

@@ -1,7 +1,7 @@
 // Typed errors. Every message reads "[where] expected ..., got ... (what to do)".
 //
-// InvalidArgument is the caller's mistake (shape, dtype, device, value); the others name what failed outside.
-// Cairn never ends the process and never prints an error instead of throwing it.
+// InvalidArgument is the caller's mistake (shape, dtype, device, value); the others name what
+// failed outside. Cairn never ends the process and never prints an error instead of throwing it.
 #pragma once
 
 #include <sstream>
@@ -19,7 +19,8 @@ class InvalidArgument : public Error {  // a wrong shape, dtype, device, option 
  public:
   using Error::Error;
 };
-class Unsupported : public Error {  // right, but this build or machine cannot do it; the message names the remedy
+class Unsupported
+    : public Error {  // right, but this build or machine cannot do it; the message names the remedy
  public:
   using Error::Error;
 };
@@ -31,7 +32,8 @@ class IoError : public Error {  // a file or folder that cannot be read or writt
  public:
   using Error::Error;
 };
-class DataError : public Error {  // a file that was read and is damaged, truncated or of another kind
+class DataError
+    : public Error {  // a file that was read and is damaged, truncated or of another kind
  public:
   using Error::Error;
 };
@@ -60,8 +62,9 @@ template <class E = InvalidArgument, class... Args>
 
 }  // namespace cairn::core
 
-/// Throws core::InvalidArgument("[where] ...") unless the condition holds. The message is built only on failure.
-#define CAIRN_CHECK(condition, where, ...)                           \
-  do {                                                               \
-    if (!(condition)) ::cairn::core::fail((where), __VA_ARGS__);     \
+/// Throws core::InvalidArgument("[where] ...") unless the condition holds. The message is built
+/// only on failure.
+#define CAIRN_CHECK(condition, where, ...)                       \
+  do {                                                           \
+    if (!(condition)) ::cairn::core::fail((where), __VA_ARGS__); \
   } while (false)

@@ -1,5 +1,6 @@
-// Counter-based randomness: Philox4x32-10 (Salmon et al., SC 2011). A stream of numbers is (seed, offset); drawing advances the offset,
-// so saving two integers saves the generator, and any element of a mask can be drawn again without storing the mask.
+// Counter-based randomness: Philox4x32-10 (Salmon et al., SC 2011). A stream of numbers is (seed,
+// offset); drawing advances the offset, so saving two integers saves the generator, and any element
+// of a mask can be drawn again without storing the mask.
 #pragma once
 
 #include <array>
@@ -11,13 +12,18 @@
 namespace cairn::core {
 
 /// Four 32-bit words for counter (offset, index) under key seed.
-CAIRN_HOST_DEVICE constexpr std::array<std::uint32_t, 4> philox(std::uint64_t seed, std::uint64_t offset, std::uint64_t index) {
-  std::uint32_t c0 = static_cast<std::uint32_t>(index), c1 = static_cast<std::uint32_t>(index >> 32);
-  std::uint32_t c2 = static_cast<std::uint32_t>(offset), c3 = static_cast<std::uint32_t>(offset >> 32);
+CAIRN_HOST_DEVICE constexpr std::array<std::uint32_t, 4> philox(std::uint64_t seed,
+                                                                std::uint64_t offset,
+                                                                std::uint64_t index) {
+  std::uint32_t c0 = static_cast<std::uint32_t>(index),
+                c1 = static_cast<std::uint32_t>(index >> 32);
+  std::uint32_t c2 = static_cast<std::uint32_t>(offset),
+                c3 = static_cast<std::uint32_t>(offset >> 32);
   std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0, p1 = std::uint64_t{0xCD9E8D57u} * c2;
-    const std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    const std::uint32_t n0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0,
+                        n2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
     c1 = static_cast<std::uint32_t>(p1), c3 = static_cast<std::uint32_t>(p0), c0 = n0, c2 = n2;
     k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
   }
@@ -25,7 +31,9 @@ CAIRN_HOST_DEVICE constexpr std::array<std::uint32_t, 4> philox(std::uint64_t se
 }
 
 /// Uniform in [0, 1) with 24 bits.
-CAIRN_HOST_DEVICE constexpr float uniform_from_bits(std::uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
+CAIRN_HOST_DEVICE constexpr float uniform_from_bits(std::uint32_t bits) {
+  return static_cast<float>(bits >> 8) * 0x1p-24f;
+}
 
 class Generator : public Stateful {
  public:
@@ -37,14 +45,16 @@ class Generator : public Stateful {
   /// Takes the next offset for one operation; inside it, element i draws philox(seed, offset, i).
   std::uint64_t next() { return offset_++; }
 
-  // Fills a CPU tensor of f32 in element order. Same values on every machine (own Box-Muller in double).
+  // Fills a CPU tensor of f32 in element order. Same values on every machine (own Box-Muller in
+  // double).
   void fill_uniform(const Tensor& x, double low, double high);
   void fill_normal(const Tensor& x, double mean, double stddev);
 
   StateDict state_dict() const override;  // seed, offset
   void load_state_dict(const StateDict& state) override;
 
-  /// The calling thread's generator: drawn from by dropout and initialisation. Seeded by manual_seed; each thread has its own.
+  /// The calling thread's generator: drawn from by dropout and initialisation. Seeded by
+  /// manual_seed; each thread has its own.
   static Generator& current();
 
  private:
@@ -60,4 +70,4 @@ void manual_seed(std::uint64_t seed);
 namespace cairn {
 using core::Generator;
 using core::manual_seed;
-}
+}  // namespace cairn

@@ -1,5 +1,5 @@
-// The two half-precision storage types, usable in host and device code. Arithmetic happens in float:
-// convert, compute, convert back (round to nearest even, as hardware does).
+// The two half-precision storage types, usable in host and device code. Arithmetic happens in
+// float: convert, compute, convert back (round to nearest even, as hardware does).
 #pragma once
 
 #include <bit>
@@ -15,21 +15,25 @@ namespace cairn::core {
 
 namespace detail {
 // std::bit_cast is constexpr and needs no CUDA header; nvcc takes it with --expt-relaxed-constexpr.
-CAIRN_HOST_DEVICE constexpr std::uint32_t float_bits(float x) { return std::bit_cast<std::uint32_t>(x); }
-CAIRN_HOST_DEVICE constexpr float bits_float(std::uint32_t x) { return std::bit_cast<float>(x); }
+CAIRN_HOST_DEVICE constexpr std::uint32_t float_bits(float x) {
+  return std::bit_cast<std::uint32_t>(x);
+}
+CAIRN_HOST_DEVICE constexpr float bits_float(std::uint32_t x) {
+  return std::bit_cast<float>(x);
+}
 
 CAIRN_HOST_DEVICE constexpr std::uint16_t f16_from_float(float value) {
   const std::uint32_t bits = float_bits(value);
   const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return sign | 0x7e00u;    // NaN stays NaN
-  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;   // rounds to infinity
-  if (magnitude >= 0x38800000u) {                        // normal
+  if (magnitude > 0x7f800000u) return sign | 0x7e00u;   // NaN stays NaN
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // rounds to infinity
+  if (magnitude >= 0x38800000u) {                       // normal
     const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
     return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
   }
-  if (magnitude < 0x33000000u) return sign;              // rounds to zero
-  const std::uint32_t exponent = magnitude >> 23;        // subnormal: shift the implicit bit into place
+  if (magnitude < 0x33000000u) return sign;        // rounds to zero
+  const std::uint32_t exponent = magnitude >> 23;  // subnormal: shift the implicit bit into place
   const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
   const std::uint32_t shift = 126u - exponent;
   const std::uint32_t half = 1u << (shift - 1u);
@@ -59,7 +63,9 @@ struct Half {
   std::uint16_t bits = 0;
   Half() = default;
   CAIRN_HOST_DEVICE constexpr explicit Half(float x) : bits(detail::f16_from_float(x)) {}
-  CAIRN_HOST_DEVICE constexpr explicit operator float() const { return detail::float_from_f16(bits); }
+  CAIRN_HOST_DEVICE constexpr explicit operator float() const {
+    return detail::float_from_f16(bits);
+  }
 };
 
 /// bfloat16: the upper half of a float, 8 exponent bits, 7 mantissa bits.

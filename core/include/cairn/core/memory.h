@@ -1,10 +1,13 @@
-// Memory: one caching allocator per device, with accounting by category, peaks and an optional capacity.
+// Memory: one caching allocator per device, with accounting by category, peaks and an optional
+// capacity.
 //
-// Every allocation belongs to a category, taken from the innermost MemoryCategoryGuard of the calling thread. Freed blocks are kept
-// for reuse, in stream order: a block allocated while a stream is current serves no other work before that stream's queued work is done
-// (on CUDA the same stream may have it back at once). Where a request fails or would pass the
-// capacity (CAIRN_DEVICE_MEMORY, or set_capacity), cached blocks are released and the request tried once more; then OutOfMemory says
-// what was asked, what each category holds, the largest live tensors, and what would help.
+// Every allocation belongs to a category, taken from the innermost MemoryCategoryGuard of the
+// calling thread. Freed blocks are kept for reuse, in stream order: a block allocated while a
+// stream is current serves no other work before that stream's queued work is done (on CUDA the same
+// stream may have it back at once). Where a request fails or would pass the capacity
+// (CAIRN_DEVICE_MEMORY, or set_capacity), cached blocks are released and the request tried once
+// more; then OutOfMemory says what was asked, what each category holds, the largest live tensors,
+// and what would help.
 #pragma once
 
 #include <array>
@@ -19,12 +22,19 @@
 namespace cairn::core {
 
 enum class MemoryCategory : std::uint8_t {
-  parameters, gradients, optimizer_state, activations, workspace, communication, other
+  parameters,
+  gradients,
+  optimizer_state,
+  activations,
+  workspace,
+  communication,
+  other
 };
 inline constexpr int kMemoryCategories = 7;
 std::string_view name(MemoryCategory category);
 
-/// Bytes in live tensors, by category and in all; peaks since the last reset_peak; bytes the allocator holds in all (live and cached).
+/// Bytes in live tensors, by category and in all; peaks since the last reset_peak; bytes the
+/// allocator holds in all (live and cached).
 struct MemoryStats {
   std::array<std::size_t, kMemoryCategories> current{};
   std::array<std::size_t, kMemoryCategories> peak{};
@@ -34,8 +44,12 @@ struct MemoryStats {
   std::uint64_t allocations = 0;         // requests served
   std::uint64_t system_allocations = 0;  // of them, not from the cache
 
-  std::size_t of(MemoryCategory category) const { return current[static_cast<std::size_t>(category)]; }
-  std::size_t peak_of(MemoryCategory category) const { return peak[static_cast<std::size_t>(category)]; }
+  std::size_t of(MemoryCategory category) const {
+    return current[static_cast<std::size_t>(category)];
+  }
+  std::size_t peak_of(MemoryCategory category) const {
+    return peak[static_cast<std::size_t>(category)];
+  }
 };
 
 MemoryStats memory_stats(Device device);
@@ -62,7 +76,8 @@ class Allocator;
 class Stream;
 struct StorageUses;
 
-/// A block of device memory, freed with its last owner. `version` counts writes that other code must notice (cast caches, saved tensors).
+/// A block of device memory, freed with its last owner. `version` counts writes that other code
+/// must notice (cast caches, saved tensors).
 class Storage {
  public:
   /// Uninitialised, aligned to 64 bytes. Throws OutOfMemory.
@@ -70,7 +85,8 @@ class Storage {
   /// Page-locked host memory where CUDA is present, ordinary host memory elsewhere; on cpu:0.
   static std::shared_ptr<Storage> allocate_pinned(std::size_t bytes);
   /// Memory of somebody else; `owner` is dropped with the storage.
-  static std::shared_ptr<Storage> wrap(void* data, std::size_t bytes, Device device, std::shared_ptr<void> owner);
+  static std::shared_ptr<Storage> wrap(void* data, std::size_t bytes, Device device,
+                                       std::shared_ptr<void> owner);
 
   ~Storage();
   Storage(const Storage&) = delete;
@@ -82,8 +98,9 @@ class Storage {
   MemoryCategory category() const { return category_; }
   bool pinned() const { return pinned_; }
   void set_category(MemoryCategory category);  // moves its bytes in the accounts
-  /// Work queued on `stream` uses the block too: once freed, it is not reused before that work is done. Not needed for the stream
-  /// that was current when the block was allocated, nor for foreign memory.
+  /// Work queued on `stream` uses the block too: once freed, it is not reused before that work is
+  /// done. Not needed for the stream that was current when the block was allocated, nor for foreign
+  /// memory.
   void record_use(const Stream& stream);
 
   std::uint64_t version() const { return version_; }
@@ -102,10 +119,11 @@ class Storage {
 
   // The allocator's: null for foreign memory.
   Allocator* allocator_ = nullptr;
-  std::size_t block_bytes_ = 0;      // what the block holds, at least bytes_
-  void* stream_ = nullptr;           // CUDA: whose order the block is reused in
-  std::unique_ptr<StorageUses> uses_;  // further streams whose work may use it; null where there are none
-  Storage* previous_ = nullptr;      // the list of live storages, for reports
+  std::size_t block_bytes_ = 0;  // what the block holds, at least bytes_
+  void* stream_ = nullptr;       // CUDA: whose order the block is reused in
+  std::unique_ptr<StorageUses>
+      uses_;                     // further streams whose work may use it; null where there are none
+  Storage* previous_ = nullptr;  // the list of live storages, for reports
   Storage* next_ = nullptr;
 };
 

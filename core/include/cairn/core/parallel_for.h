@@ -1,5 +1,6 @@
-// Data-parallel loops over the processor's threads (OpenMP). Work is cut into the same chunks for any number of threads, so a loop
-// whose chunks write apart, or whose partial results are combined in chunk order, gives the same bits on 1 and on 64 cores.
+// Data-parallel loops over the processor's threads (OpenMP). Work is cut into the same chunks for
+// any number of threads, so a loop whose chunks write apart, or whose partial results are combined
+// in chunk order, gives the same bits on 1 and on 64 cores.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,9 @@ namespace cairn::core {
 int num_threads();  // OMP_NUM_THREADS, or the processor's cores
 void set_num_threads(int n);
 
-/// Calls body(begin, end) on chunks of at most `grain` of [0, n); serially, in this thread, for a single chunk. Exceptions are rethrown here.
-void parallel_for(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
+/// Calls body(begin, end) on chunks of at most `grain` of [0, n); serially, in this thread, for a
+/// single chunk. Exceptions are rethrown here.
+void parallel_for(std::int64_t n, std::int64_t grain,
+                  const std::function<void(std::int64_t, std::int64_t)>& body);
 
 }  // namespace cairn::core

@@ -47,7 +47,9 @@ class Shape {
     for (std::int64_t size : *this) n *= size;
     return n;
   }
-  bool operator==(const Shape& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+  bool operator==(const Shape& other) const {
+    return std::equal(begin(), end(), other.begin(), other.end());
+  }
 
  private:
   std::array<std::int64_t, kMaxDims> sizes_{};
@@ -58,9 +60,11 @@ using Strides = Shape;  // in elements
 
 std::ostream& operator<<(std::ostream& out, const Shape& shape);  // "[2, 3]"
 
-Strides contiguous_strides(const Shape& shape);     // row-major
-Strides channels_last_strides(const Shape& shape);  // N C H W in shape, N H W C in memory; 4 dimensions
-/// The shape both broadcast to (aligned at the last dimension, sizes equal or 1). Throws InvalidArgument naming both.
+Strides contiguous_strides(const Shape& shape);  // row-major
+Strides channels_last_strides(
+    const Shape& shape);  // N C H W in shape, N H W C in memory; 4 dimensions
+/// The shape both broadcast to (aligned at the last dimension, sizes equal or 1). Throws
+/// InvalidArgument naming both.
 Shape broadcast_shapes(const Shape& a, const Shape& b, const char* where);
 /// Maps -dims..dims-1 to 0..dims-1; throws InvalidArgument otherwise.
 int wrap_dim(int dim, int dims, const char* where);
@@ -70,4 +74,4 @@ int wrap_dim(int dim, int dims, const char* where);
 namespace cairn {
 using core::Shape;
 using core::Strides;
-}
+}  // namespace cairn

@@ -1,6 +1,8 @@
-// StateDict: an ordered tree of tensors, numbers and text, the one form in which everything in Cairn saves and restores its state.
+// StateDict: an ordered tree of tensors, numbers and text, the one form in which everything in
+// Cairn saves and restores its state.
 //
-// Keys keep their order. Nested dictionaries flatten to "a.b.c" in files. Stateful is what can be put into a training state.
+// Keys keep their order. Nested dictionaries flatten to "a.b.c" in files. Stateful is what can be
+// put into a training state.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +20,16 @@ class StateDict {
   using Value = std::variant<Tensor, double, std::int64_t, std::string, StateDict>;
   using Entry = std::pair<std::string, Value>;
 
-  void set(const std::string& key, Value value);  // replaces; keys must not contain '.' nor be empty
+  void set(const std::string& key,
+           Value value);  // replaces; keys must not contain '.' nor be empty
   /// The dictionary `key`, made (in place of any other value) where there is none.
   StateDict& make_dict(const std::string& key);
   bool contains(const std::string& key) const { return find(key) != nullptr; }
   const Value* find(const std::string& key) const;  // nullptr where absent
   Value* find(const std::string& key);
 
-  // Typed access. Throw DataError "[state] expected <kind> 'key', got ..." where absent or of another kind.
+  // Typed access. Throw DataError "[state] expected <kind> 'key', got ..." where absent or of
+  // another kind.
   const Tensor& tensor(const std::string& key) const;
   double number(const std::string& key) const;  // also from an integer
   std::int64_t integer(const std::string& key) const;
@@ -41,7 +45,8 @@ class StateDict {
   std::vector<Entry> entries_;
 };
 
-/// Anything with state to save. load_state_dict reports every missing, surplus and mis-shaped entry in one DataError before it changes anything.
+/// Anything with state to save. load_state_dict reports every missing, surplus and mis-shaped entry
+/// in one DataError before it changes anything.
 class Stateful {
  public:
   virtual ~Stateful() = default;
@@ -54,4 +59,4 @@ class Stateful {
 namespace cairn {
 using core::StateDict;
 using core::Stateful;
-}
+}  // namespace cairn

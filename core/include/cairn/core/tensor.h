@@ -1,7 +1,8 @@
 // Tensor: a shared, strided block of elements on one device, and what autograd needs to know of it.
 //
-// Copying a Tensor copies the handle. The tensor itself has no arithmetic: `cairn/autograd/ops.h` has the differentiable operations
-// (and the operators), `cairn/kernels/` the raw ones on views. `alias` and `detach` share memory and track no gradient.
+// Copying a Tensor copies the handle. The tensor itself has no arithmetic: `cairn/autograd/ops.h`
+// has the differentiable operations (and the operators), `cairn/kernels/` the raw ones on views.
+// `alias` and `detach` share memory and track no gradient.
 //
 //   Tensor x = Tensor::zeros({2, 3}, DType::f32, Device::parse("cpu"));
 //   float* p = x.data<float>();                 // checks the dtype
@@ -20,17 +21,21 @@ namespace cairn::core {
 
 class Tensor;
 
-/// What autograd, optimizers and amp keep with a tensor. Everything but `requires_grad` and `graph` belongs to leaves (parameters).
+/// What autograd, optimizers and amp keep with a tensor. Everything but `requires_grad` and `graph`
+/// belongs to leaves (parameters).
 struct GradMeta {
   bool requires_grad = false;
-  std::shared_ptr<void> graph;     // autograd's: the node that made it; null for a leaf
-  std::shared_ptr<void> leaf;      // autograd's: a leaf's gradient-ready hooks; survives set_data
-  std::shared_ptr<Storage> slot;   // keeps alive the arena that `grad` is a slice of; null where the gradient is a tensor of its own
-  std::weak_ptr<void> arena;       // the optim::GradientArena it belongs to; unset: a slot of others
-  std::shared_ptr<Tensor> grad;    // null until there is one; with a slot: always there
-  bool grad_written = false;       // with a slot: the slot holds a gradient (it is never zeroed: the first contribution overwrites)
-  std::shared_ptr<Tensor> master;  // f32 master of a half-precision parameter; null where the parameter is its own
-  std::string name;                // full name of a parameter, for messages; may be empty
+  std::shared_ptr<void> graph;  // autograd's: the node that made it; null for a leaf
+  std::shared_ptr<void> leaf;   // autograd's: a leaf's gradient-ready hooks; survives set_data
+  std::shared_ptr<Storage>
+      slot;  // keeps alive the arena that `grad` is a slice of; null where the gradient is a tensor of its own
+  std::weak_ptr<void> arena;     // the optim::GradientArena it belongs to; unset: a slot of others
+  std::shared_ptr<Tensor> grad;  // null until there is one; with a slot: always there
+  bool grad_written =
+      false;  // with a slot: the slot holds a gradient (it is never zeroed: the first contribution overwrites)
+  std::shared_ptr<Tensor>
+      master;  // f32 master of a half-precision parameter; null where the parameter is its own
+  std::string name;  // full name of a parameter, for messages; may be empty
 };
 
 class Tensor {
@@ -38,13 +43,16 @@ class Tensor {
   Tensor() = default;  // undefined
 
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = {});
-  static Tensor empty_strided(const Shape& shape, const Strides& strides, DType dtype, Device device);  // dense strides
+  static Tensor empty_strided(const Shape& shape, const Strides& strides, DType dtype,
+                              Device device);  // dense strides
   static Tensor empty_like(const Tensor& x);  // same shape, dtype, device and, where dense, strides
   static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {});
-  static Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device device = {});
+  static Tensor full(const Shape& shape, double value, DType dtype = DType::f32,
+                     Device device = {});
   /// Copies host values, converting them to dtype.
   template <class T>
-  static Tensor from(const std::vector<T>& values, const Shape& shape, DType dtype = dtype_of<T>, Device device = {});
+  static Tensor from(const std::vector<T>& values, const Shape& shape, DType dtype = dtype_of<T>,
+                     Device device = {});
   /// Shares memory of somebody else; `owner` is dropped with the last tensor that uses it.
   static Tensor wrap(const TensorView& view, std::shared_ptr<void> owner = nullptr);
 
@@ -61,33 +69,43 @@ class Tensor {
   Device device() const;
   bool is_contiguous() const;
 
-  TensorView view() const;                        // throws InvalidArgument if undefined
-  operator TensorView() const { return view(); }  // NOLINT: kernels take views, tensors are meant to pass
-  template <class T> T* data() const;             // first element; throws InvalidArgument unless dtype_of<T>
+  TensorView view() const;  // throws InvalidArgument if undefined
+  operator TensorView() const {
+    return view();
+  }  // NOLINT: kernels take views, tensors are meant to pass
+  template <class T>
+  T* data() const;  // first element; throws InvalidArgument unless dtype_of<T>
   void* raw_data() const;
 
   /// A tensor over (part of) the same storage; `view` must point into it. No gradient.
   Tensor alias(const TensorView& view) const;
   Tensor detach() const { return alias(view()); }
-  /// Points this handle's tensor, and so every handle to it, at other data (used by casts of parameters). Keeps name, requires_grad and
-  /// the arena (which gives it a new slot when refreshed), drops gradient, slot and graph, and the
-  /// master where the dtype changes.
+  /// Points this handle's tensor, and so every handle to it, at other data (used by casts of
+  /// parameters). Keeps name, requires_grad and the arena (which gives it a new slot when
+  /// refreshed), drops gradient, slot and graph, and the master where the dtype changes.
   void set_data(const Tensor& data);
-  bool same(const Tensor& other) const { return impl_ == other.impl_; }  // the same tensor, not equal values
+  bool same(const Tensor& other) const {
+    return impl_ == other.impl_;
+  }  // the same tensor, not equal values
   const void* id() const { return impl_.get(); }
-  bool unique() const;  // no other handle, alias or view shares this memory: it may be written for reuse
+  bool unique()
+      const;  // no other handle, alias or view shares this memory: it may be written for reuse
   const std::shared_ptr<Storage>& storage() const;
 
-  double item() const;                                // the one element, as double; waits for the device
-  template <class T = double> std::vector<T> to_vector() const;  // every element in row-major order, converted; waits for the device
+  double item() const;  // the one element, as double; waits for the device
+  template <class T = double>
+  std::vector<T> to_vector()
+      const;  // every element in row-major order, converted; waits for the device
 
   // Gradient state.
   bool requires_grad() const;
-  Tensor& set_requires_grad(bool value);  // leaves of floating dtype; throws InvalidArgument otherwise
-  Tensor grad() const;                    // undefined where there is none (or the slot holds none yet)
-  void set_grad(const Tensor& grad);      // same shape; with a slot, copies are the caller's business: throws
-  void clear_grad();                      // no gradient; a slot is kept and counts as unwritten
-  GradMeta& meta() const;                 // created on first use
+  Tensor& set_requires_grad(
+      bool value);      // leaves of floating dtype; throws InvalidArgument otherwise
+  Tensor grad() const;  // undefined where there is none (or the slot holds none yet)
+  void set_grad(
+      const Tensor& grad);  // same shape; with a slot, copies are the caller's business: throws
+  void clear_grad();        // no gradient; a slot is kept and counts as unwritten
+  GradMeta& meta() const;   // created on first use
   const GradMeta* meta_or_null() const;
 
  private:
@@ -103,9 +121,11 @@ struct NamedTensor {
 };
 using NamedTensors = std::vector<NamedTensor>;
 
-std::ostream& operator<<(std::ostream& out, const Tensor& tensor);  // values (abridged), shape, dtype, device
+std::ostream& operator<<(std::ostream& out,
+                         const Tensor& tensor);  // values (abridged), shape, dtype, device
 
-/// Copies bytes between equally laid out dense tensors of any two devices, in the current streams' order. No conversion: kernels::copy has that.
+/// Copies bytes between equally laid out dense tensors of any two devices, in the current streams'
+/// order. No conversion: kernels::copy has that.
 void copy_bytes(const TensorView& src, const TensorView& dst);
 
 }  // namespace cairn::core
@@ -114,4 +134,4 @@ namespace cairn {
 using core::NamedTensor;
 using core::NamedTensors;
 using core::Tensor;
-}
+}  // namespace cairn

@@ -3,8 +3,7 @@
 //
 //   optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-3});
 //   optim::StepResult r = optimizer.step({.max_gradient_norm = 1.0});
-//   if (!r.applied) log::warn("{}", r.reason);   // "inf in the gradient of conv1.weight (3
-//   elements)"
+//   if (!r.applied) log::warn("{}", r.reason);  // "inf in the gradient of fc.weight (3 elements)"
 //
 // Parameters are f32 (updated in place) or half. A half parameter gets an f32 master (kept in its
 // GradMeta::master, made from its f32 value by amp::initialize, or from its half value at the first

@@ -5,9 +5,8 @@
 // its device's current stream: on the CPU when the call returns (inside a stream's work: in that
 // stream's thread), on CUDA queued.
 //
-//   auto group = parallel::ProcessGroup::from_environment();   // RANK, WORLD_SIZE, MASTER_ADDR,
-//   MASTER_PORT; alone: a group of one group.all_reduce(gradient, parallel::ReduceOp::average,
-//   "fc.weight");
+//   auto group = parallel::ProcessGroup::from_environment();  // RANK, WORLD_SIZE ...; alone: of one
+//   group.all_reduce(gradient, parallel::ReduceOp::average, "fc.weight");
 //
 // Backends: none for a group of one; Gloo (TCP) for CPU tensors, NCCL for CUDA tensors, each
 // connected by its first collective.
