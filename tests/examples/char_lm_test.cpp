@@ -14,7 +14,7 @@ const std::string kCharLm = CAIRN_CHAR_LM_PROGRAM;
 TEST(CharLm, BeatsUnigramsAndBigramsAndPrintsASample) {
   const TemporaryFolder folder;
   const ShellResult result = shell(kCharLm +
-                                   " --half-dtype bf16 --steps 300 --width 96 --layers 2 --tokens "
+                                   " --half-dtype bf16 --steps 800 --width 96 --layers 2 --tokens "
                                    "64 --lr 3e-3 --sample 50 --metrics " +
                                    (folder / "m").string());
   ASSERT_EQ(result.status, 0) << result.out << result.err;
