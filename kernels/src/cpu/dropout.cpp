@@ -43,12 +43,18 @@ HWY_INLINE void philox_vector(std::uint64_t seed, std::uint64_t offset, std::uin
                               std::uint32_t* words) {
   const TagU tu;
   HWY_ALIGN std::uint32_t low[kLanes<Floats>], high[kLanes<Floats>];
-  for (std::int64_t k = 0; k < kLanes<Floats>; ++k) {
-    const std::uint64_t index = first + static_cast<std::uint64_t>(k);
-    low[k] = static_cast<std::uint32_t>(index);
-    high[k] = static_cast<std::uint32_t>(index >> 32);
+  Words c0 = hn::Add(hn::Set(tu, static_cast<std::uint32_t>(first)), hn::Iota(tu, 0));
+  Words c1 = hn::Set(tu, static_cast<std::uint32_t>(first >> 32));
+  if (first >> 32 !=
+      (first + kLanes<Floats> - 1) >> 32) {  // the counter's upper half changes inside
+    for (std::int64_t k = 0; k < kLanes<Floats>; ++k) {
+      const std::uint64_t index = first + static_cast<std::uint64_t>(k);
+      low[k] = static_cast<std::uint32_t>(index);
+      high[k] = static_cast<std::uint32_t>(index >> 32);
+    }
+    c0 = hn::Load(tu, low);
+    c1 = hn::Load(tu, high);
   }
-  Words c0 = hn::Load(tu, low), c1 = hn::Load(tu, high);
   Words c2 = hn::Set(tu, static_cast<std::uint32_t>(offset));
   Words c3 = hn::Set(tu, static_cast<std::uint32_t>(offset >> 32));
   auto k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
@@ -71,6 +77,18 @@ struct Philox {
   double scale;
 };
 
+template <class Io>
+HWY_INLINE bool kept(Io, double, const std::uint32_t* words, std::uint32_t threshold) {
+  return kernels::math::dropout_keeps(*words, threshold);
+}
+template <class Io>
+HWY_INLINE Mask kept(Io io, Floats, const std::uint32_t* words, std::uint32_t threshold) {
+  const Floats bits = io.load(reinterpret_cast<const float*>(words));
+  const auto drawn = hn::BitCast(TagI(), hn::ShiftRight<8>(hn::BitCast(TagU(), bits.raw)));
+  const auto least = hn::Set(TagI(), static_cast<std::int32_t>(threshold) - 1);
+  return hn::RebindMask(TagF(), hn::Gt(drawn, least));
+}
+
 constexpr std::int64_t kDraws = 512;  // elements per batch
 
 template <class T>
@@ -84,14 +102,10 @@ void dropout_run(const Philox& philox, const T* x, T* y, std::int64_t n, std::in
       philox_vector(philox.seed, philox.offset, static_cast<std::uint64_t>(at / 4 + k),
                     words + 4 * k);
     }
-    HWY_ALIGN float keep[kDraws];
-    for (std::int64_t i = 0; i < count; ++i) {
-      keep[i] = kernels::math::dropout_keeps(words[skip + i], philox.threshold) ? 1.0f : 0.0f;
-    }
     for_vectors<V>(count, [&](auto io, std::int64_t i) HWY_ATTR {
-      const V kept = io.load(keep + i);
       const V scaled = io.load(x + done + i) * V(philox.scale);
-      io.store(select(kept != V(0.0), scaled, V(0.0)), y + done + i);
+      const auto keep = kept(io, V(0.0), words + skip + i, philox.threshold);
+      io.store(select(keep, scaled, V(0.0)), y + done + i);
     });
   }
 }

@@ -337,20 +337,47 @@ struct Streamed : Whole<Floats> {
   }
 };
 
+/// Whether a few elements of T can be read and written under a mask.
+template <class T>
+inline constexpr bool kMasked = HWY_TARGET == HWY_AVX3 ||
+                                (HWY_TARGET == HWY_AVX2 && std::is_same_v<T, float>);
+
 /// Reads and writes the first `count` lanes; the others read as 0.
 struct Part {
   std::int64_t count;
+
+  template <class Tag>
+  HWY_INLINE hn::Mask<Tag> mask(Tag tag) const {
+    return hn::FirstN(tag, static_cast<std::size_t>(count));
+  }
   template <class T>
   HWY_INLINE Floats load(const T* p) const {
     HWY_ALIGN T lanes[kLanes<Floats>] = {};
-    std::memcpy(lanes, p, static_cast<std::size_t>(count) * sizeof(T));
+    if constexpr (kMasked<T> && std::is_same_v<T, float>) {
+      return hn::MaskedLoad(mask(TagF()), TagF(), p);
+    } else if constexpr (kMasked<T>) {
+      const auto* bits = reinterpret_cast<const std::uint16_t*>(p);
+      hn::Store(hn::MaskedLoad(mask(TagU16()), TagU16(), bits), TagU16(),
+                reinterpret_cast<std::uint16_t*>(lanes));
+    } else {
+      std::memcpy(lanes, p, static_cast<std::size_t>(count) * sizeof(T));
+    }
     return HWY_NAMESPACE::load<Floats>(lanes);
   }
   template <class T>
   HWY_INLINE void store(Floats x, T* p) const {
     HWY_ALIGN T lanes[kLanes<Floats>];
+    if constexpr (kMasked<T> && std::is_same_v<T, float>) {
+      hn::BlendedStore(x.raw, mask(TagF()), TagF(), p);
+      return;
+    }
     HWY_NAMESPACE::store(x, lanes);
-    std::memcpy(p, lanes, static_cast<std::size_t>(count) * sizeof(T));
+    if constexpr (kMasked<T>) {
+      const auto bits = hn::Load(TagU16(), reinterpret_cast<const std::uint16_t*>(lanes));
+      hn::BlendedStore(bits, mask(TagU16()), TagU16(), reinterpret_cast<std::uint16_t*>(p));
+    } else {
+      std::memcpy(p, lanes, static_cast<std::size_t>(count) * sizeof(T));
+    }
   }
   template <class T>
   HWY_INLINE void leave(Floats x, T* p) const {
