@@ -1,5 +1,6 @@
-// The interface a device backend fills in. Public functions (src/<header>.cpp) validate and broadcast, then call backend(device).
-// One op = its declaration here, one place in cpu/, one in cuda/, one test.
+// The interface a device backend fills in. Public functions (src/<header>.cpp) validate and
+// broadcast, then call backend(device). One op = its declaration here, one place in cpu/, one in
+// cuda/, one test.
 #pragma once
 
 #include "cairn/kernels/conv.h"
@@ -28,39 +29,51 @@ class Backend {
   virtual void affine(View x, double scale, double shift, View y) const = 0;
   virtual void pow_scalar(View x, double exponent, View y) const = 0;
   virtual void axpby(double a, View x, double b, View y) const = 0;
-  virtual void dropout(View x, double p, std::uint64_t seed, std::uint64_t offset, View y) const = 0;
+  virtual void dropout(View x, double p, std::uint64_t seed, std::uint64_t offset,
+                       View y) const = 0;
   virtual void reduce(ReduceOp op, View x, View y, bool accumulate) const = 0;
 
   // matmul.h
   virtual void matmul(View a, View b, View y, const MatmulOptions& options) const = 0;
 
   // conv.h
-  virtual void conv2d(View x, View weight, View bias, View y, const Conv2dOptions& options) const = 0;
-  virtual void conv2d_backward_data(View dy, View weight, View bias, View dx, const Conv2dOptions& options) const = 0;
-  virtual void conv2d_backward_weight(View x, View dy, View dweight, View dbias, const Conv2dOptions& options, bool accumulate) const = 0;
+  virtual void conv2d(View x, View weight, View bias, View y,
+                      const Conv2dOptions& options) const = 0;
+  virtual void conv2d_backward_data(View dy, View weight, View bias, View dx,
+                                    const Conv2dOptions& options) const = 0;
+  virtual void conv2d_backward_weight(View x, View dy, View dweight, View dbias,
+                                      const Conv2dOptions& options, bool accumulate) const = 0;
 
   // pool.h
   virtual void max_pool2d(View x, View y, View index, const Pool2dOptions& options) const = 0;
-  virtual void max_pool2d_backward(View dy, View index, View dx, const Pool2dOptions& options) const = 0;
+  virtual void max_pool2d_backward(View dy, View index, View dx,
+                                   const Pool2dOptions& options) const = 0;
   virtual void avg_pool2d(View x, View y, const Pool2dOptions& options) const = 0;
   virtual void avg_pool2d_backward(View dy, View dx, const Pool2dOptions& options) const = 0;
 
   // norm.h
-  virtual void layer_norm(View x, View weight, View bias, double eps, View y, View mean, View rstd) const = 0;
-  virtual void layer_norm_backward(View x, View weight, View mean, View rstd, View dy, View dx, View dweight, View dbias, bool accumulate) const = 0;
+  virtual void layer_norm(View x, View weight, View bias, double eps, View y, View mean,
+                          View rstd) const = 0;
+  virtual void layer_norm_backward(View x, View weight, View mean, View rstd, View dy, View dx,
+                                   View dweight, View dbias, bool accumulate) const = 0;
   virtual void rms_norm(View x, View weight, double eps, View y, View rstd) const = 0;
-  virtual void rms_norm_backward(View x, View weight, View rstd, View dy, View dx, View dweight, bool accumulate) const = 0;
-  virtual void batch_norm(View x, View weight, View bias, View running_mean, View running_var, View y, View mean, View rstd,
-                          const BatchNormOptions& options) const = 0;
-  virtual void batch_norm_eval(View x, View weight, View bias, View running_mean, View running_var, View y, const BatchNormOptions& options) const = 0;
-  virtual void batch_norm_backward(View x, View y, View weight, View mean, View rstd, View dy, View dx, View dweight, View dbias,
+  virtual void rms_norm_backward(View x, View weight, View rstd, View dy, View dx, View dweight,
+                                 bool accumulate) const = 0;
+  virtual void batch_norm(View x, View weight, View bias, View running_mean, View running_var,
+                          View y, View mean, View rstd, const BatchNormOptions& options) const = 0;
+  virtual void batch_norm_eval(View x, View weight, View bias, View running_mean, View running_var,
+                               View y, const BatchNormOptions& options) const = 0;
+  virtual void batch_norm_backward(View x, View y, View weight, View mean, View rstd, View dy,
+                                   View dx, View dweight, View dbias,
                                    const BatchNormBackwardOptions& options) const = 0;
 
   // softmax.h, loss.h, embedding.h
   virtual void softmax(View x, View y, const SoftmaxOptions& options) const = 0;
   virtual void softmax_backward(View y, View dy, View dx, const SoftmaxOptions& options) const = 0;
-  virtual void cross_entropy(View logits, View target, View loss, View lse, const CrossEntropyOptions& options) const = 0;
-  virtual void cross_entropy_backward(View logits, View target, View lse, View dloss, View dlogits, const CrossEntropyOptions& options) const = 0;
+  virtual void cross_entropy(View logits, View target, View loss, View lse,
+                             const CrossEntropyOptions& options) const = 0;
+  virtual void cross_entropy_backward(View logits, View target, View lse, View dloss, View dlogits,
+                                      const CrossEntropyOptions& options) const = 0;
   virtual void mse(View x, View target, View loss) const = 0;
   virtual void mse_backward(View x, View target, View dloss, View dx) const = 0;
   virtual void bce_with_logits(View x, View target, View loss) const = 0;
@@ -69,14 +82,19 @@ class Backend {
   virtual void embedding_backward(View dy, View index, View dweight, bool accumulate) const = 0;
 
   // multi_tensor.h
-  virtual GradientCheck check_gradients(const std::vector<TensorView>& gradients, bool per_tensor_norms) const = 0;
-  virtual void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options) const = 0;
-  virtual void sgd_update(const std::vector<UpdateEntry>& entries, const SgdOptions& options) const = 0;
+  virtual GradientCheck check_gradients(const std::vector<TensorView>& gradients,
+                                        bool per_tensor_norms) const = 0;
+  virtual void adam_update(const std::vector<UpdateEntry>& entries,
+                           const AdamOptions& options) const = 0;
+  virtual void sgd_update(const std::vector<UpdateEntry>& entries,
+                          const SgdOptions& options) const = 0;
 };
 
 const Backend& cpu_backend();
 const Backend& cuda_backend();  // no_cuda.cpp: throws Unsupported with the remedy
 
-inline const Backend& backend(Device device) { return device.is_cuda() ? cuda_backend() : cpu_backend(); }
+inline const Backend& backend(Device device) {
+  return device.is_cuda() ? cuda_backend() : cpu_backend();
+}
 
 }  // namespace cairn::kernels

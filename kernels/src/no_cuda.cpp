@@ -5,7 +5,9 @@
 namespace cairn::kernels {
 
 const Backend& cuda_backend() {
-  core::fail<core::Unsupported>("cuda", "this build of Cairn has no CUDA backend (configure with -DCAIRN_CUDA=ON where a CUDA toolkit is installed)");
+  core::fail<core::Unsupported>("cuda",
+                                "this build of Cairn has no CUDA backend (configure with "
+                                "-DCAIRN_CUDA=ON where a CUDA toolkit is installed)");
 }
 
 }  // namespace cairn::kernels

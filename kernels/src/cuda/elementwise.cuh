@@ -179,9 +179,9 @@ struct Axpby {
 /// Each thread draws four words for four consecutive elements (row-major). Linear views move packs
 /// where aligned.
 template <class T>
-__global__ void dropout_kernel(std::int64_t n, bool linear, bool packs, Layout<2> layout, std::uint32_t threshold,
-                               Arithmetic<T> scale, std::uint64_t seed, std::uint64_t offset,
-                               const T* x, T* y) {
+__global__ void dropout_kernel(std::int64_t n, bool linear, bool packs, Layout<2> layout,
+                               std::uint32_t threshold, Arithmetic<T> scale, std::uint64_t seed,
+                               std::uint64_t offset, const T* x, T* y) {
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t group = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; group * 4 < n;
        group += step) {

@@ -1,6 +1,6 @@
 // y[i] = f(x0[i], x1[i], ...): every element-wise operation. Moves each operand once; 128-bit packs
-// where all operands are linear, or rows of whole packs, and aligned; elsewhere an index calculation
-// per element.
+// where all operands are linear, or rows of whole packs, and aligned; elsewhere an index
+// calculation per element.
 #pragma once
 
 #include <array>

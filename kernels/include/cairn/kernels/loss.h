@@ -1,4 +1,5 @@
-// Losses. Per-element losses (and lse) are f32, with f64 inputs f64 is taken too; reductions (sum, mean) are the caller's: see nn/losses.
+// Losses. Per-element losses (and lse) are f32, with f64 inputs f64 is taken too; reductions (sum,
+// mean) are the caller's: see nn/losses.
 #pragma once
 
 #include "cairn/core/tensor_view.h"
@@ -9,19 +10,25 @@ struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0.0;
 };
-/// loss[i] = (1 - s) * -log p(target) + s * mean over classes of -log p. logits [N, V] floating, target [N] i64, loss [N] f32 (0 where ignored),
-/// lse [N] f32: log sum exp of each row, for the backward. One pass over the logits. A target outside 0..V-1 (and not ignored) throws
+/// loss[i] = (1 - s) * -log p(target) + s * mean over classes of -log p. logits [N, V] floating,
+/// target [N] i64, loss [N] f32 (0 where ignored), lse [N] f32: log sum exp of each row, for the
+/// backward. One pass over the logits. A target outside 0..V-1 (and not ignored) throws
 /// InvalidArgument naming row and value (CPU; on CUDA the row's loss is NaN).
-void cross_entropy(const TensorView& logits, const TensorView& target, const TensorView& loss, const TensorView& lse, const CrossEntropyOptions& options);
-/// dlogits [N, V] = dloss[i] * (p - q); ignored rows 0. dloss [N] f32 (may be repeated with stride 0). dlogits may be logits.
-void cross_entropy_backward(const TensorView& logits, const TensorView& target, const TensorView& lse, const TensorView& dloss, const TensorView& dlogits,
-                            const CrossEntropyOptions& options);
+void cross_entropy(const TensorView& logits, const TensorView& target, const TensorView& loss,
+                   const TensorView& lse, const CrossEntropyOptions& options);
+/// dlogits [N, V] = dloss[i] * (p - q); ignored rows 0. dloss [N] f32 (may be repeated with stride
+/// 0). dlogits may be logits.
+void cross_entropy_backward(const TensorView& logits, const TensorView& target,
+                            const TensorView& lse, const TensorView& dloss,
+                            const TensorView& dlogits, const CrossEntropyOptions& options);
 
 /// loss = (x - target)^2, element by element; x and target one dtype, loss f32.
 void mse(const TensorView& x, const TensorView& target, const TensorView& loss);
-void mse_backward(const TensorView& x, const TensorView& target, const TensorView& dloss, const TensorView& dx);
+void mse_backward(const TensorView& x, const TensorView& target, const TensorView& dloss,
+                  const TensorView& dx);
 /// loss = max(x, 0) - x t + log(1 + exp(-|x|)), the stable form; loss f32.
 void bce_with_logits(const TensorView& x, const TensorView& target, const TensorView& loss);
-void bce_with_logits_backward(const TensorView& x, const TensorView& target, const TensorView& dloss, const TensorView& dx);
+void bce_with_logits_backward(const TensorView& x, const TensorView& target,
+                              const TensorView& dloss, const TensorView& dx);
 
 }  // namespace cairn::kernels

@@ -1,6 +1,7 @@
 // Matrix products: oneDNN on the CPU, cuBLASLt on CUDA.
 //
-// f16 on the CPU is computed through f32 (widened, multiplied, rounded once), bf16 on oneDNN's bf16 kernels where the processor has them.
+// f16 on the CPU is computed through f32 (widened, multiplied, rounded once), bf16 on oneDNN's bf16
+// kernels where the processor has them.
 #pragma once
 
 #include "cairn/core/tensor_view.h"
@@ -11,14 +12,19 @@ enum class Epilogue : std::uint8_t { none, relu, gelu_tanh, gelu };
 
 struct MatmulOptions {
   double alpha = 1.0;
-  bool accumulate = false;    // y += instead of y =
-  TensorView bias;            // [N], added to every row before the epilogue; undefined: none. Not with accumulate.
+  bool accumulate = false;  // y += instead of y =
+  TensorView
+      bias;  // [N], added to every row before the epilogue; undefined: none. Not with accumulate.
   Epilogue epilogue = Epilogue::none;
-  TensorView pre_activation;  // [..., M, N] of y's dtype: receives the value before the epilogue (its backward needs it); undefined: not kept
+  TensorView
+      pre_activation;  // [..., M, N] of y's dtype: receives the value before the epilogue (its backward needs it); undefined: not kept
 };
 
-/// y[..., M, N] = alpha * a[..., M, K] b[..., K, N]. Leading (batch) dimensions equal, or 1/absent in b or a. Transposes are strides: pass
-/// view.transpose(-1, -2), it is never copied. a and b share a floating dtype; y has it, or f32 (half inputs, f32 gradient slots). K = 0 gives zeros (plus bias).
-void matmul(const TensorView& a, const TensorView& b, const TensorView& y, const MatmulOptions& options = {});
+/// y[..., M, N] = alpha * a[..., M, K] b[..., K, N]. Leading (batch) dimensions equal, or 1/absent
+/// in b or a. Transposes are strides: pass view.transpose(-1, -2), it is never copied. a and b
+/// share a floating dtype; y has it, or f32 (half inputs, f32 gradient slots). K = 0 gives zeros
+/// (plus bias).
+void matmul(const TensorView& a, const TensorView& b, const TensorView& y,
+            const MatmulOptions& options = {});
 
 }  // namespace cairn::kernels

@@ -14,10 +14,14 @@ struct Pool2dOptions {
 };
 
 Shape pool2d_shape(const Shape& x, const Pool2dOptions& options);  // floor mode
-/// y = max over each window (the first of equals; NaN wins). index [N, C, OH, OW] i32, same storage order as y: h * W + w of the winner.
-void max_pool2d(const TensorView& x, const TensorView& y, const TensorView& index, const Pool2dOptions& options);
-void max_pool2d_backward(const TensorView& dy, const TensorView& index, const TensorView& dx, const Pool2dOptions& options);
-/// Mean over each window, padding counted as zeros (torch's count_include_pad). Global pooling: kernel = the image's size.
+/// y = max over each window (the first of equals; NaN wins). index [N, C, OH, OW] i32, same storage
+/// order as y: h * W + w of the winner.
+void max_pool2d(const TensorView& x, const TensorView& y, const TensorView& index,
+                const Pool2dOptions& options);
+void max_pool2d_backward(const TensorView& dy, const TensorView& index, const TensorView& dx,
+                         const Pool2dOptions& options);
+/// Mean over each window, padding counted as zeros (torch's count_include_pad). Global pooling:
+/// kernel = the image's size.
 void avg_pool2d(const TensorView& x, const TensorView& y, const Pool2dOptions& options);
 void avg_pool2d_backward(const TensorView& dy, const TensorView& dx, const Pool2dOptions& options);
 

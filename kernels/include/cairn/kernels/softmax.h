@@ -6,13 +6,15 @@
 namespace cairn::kernels {
 
 struct SoftmaxOptions {
-  bool log = false;     // log-softmax
-  bool causal = false;  // x [..., T, S]: row t sees columns 0 .. t + S - T only; the others give 0 (log: -inf)
-  double scale = 1.0;   // applied to x first
+  bool log = false;  // log-softmax
+  bool causal =
+      false;  // x [..., T, S]: row t sees columns 0 .. t + S - T only; the others give 0 (log: -inf)
+  double scale = 1.0;  // applied to x first
 };
 /// y = softmax(scale * x); y may be x.
 void softmax(const TensorView& x, const TensorView& y, const SoftmaxOptions& options = {});
 /// dx from the forward's output y; dx may be dy.
-void softmax_backward(const TensorView& y, const TensorView& dy, const TensorView& dx, const SoftmaxOptions& options = {});
+void softmax_backward(const TensorView& y, const TensorView& dy, const TensorView& dx,
+                      const SoftmaxOptions& options = {});
 
 }  // namespace cairn::kernels
