@@ -156,10 +156,11 @@ def o2_update():
     optimizer = torch.optim.AdamW(masters, lr=1e-3, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**9)
     scaler.scale(torch.ones(1))
+    for master in masters:
+        master.grad = torch.empty_like(master)
 
     def run():
-        for master, grad in zip(masters, grads):
-            master.grad = grad.float()
+        torch._foreach_copy_([master.grad for master in masters], grads)
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(masters, 1.0)
         scaler.step(optimizer)
