@@ -75,6 +75,7 @@ std::int64_t draw(const std::vector<double>& logits, double temperature, Generat
   const double top = *std::max_element(logits.begin(), logits.end());
   std::vector<double> cumulative;
   double total = 0;
+  cumulative.reserve(logits.size());
   for (const double logit : logits)
     cumulative.push_back(total += std::exp((logit - top) / temperature));
   const double at =
