@@ -10,6 +10,7 @@
 #include "cairn/kernels/matmul.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/norm.h"
+#include "cairn/kernels/optimizer_update.h"
 #include "cairn/kernels/pool.h"
 #include "cairn/kernels/softmax.h"
 
@@ -84,6 +85,8 @@ class Backend {
   // multi_tensor.h
   virtual GradientCheck check_gradients(const std::vector<TensorView>& gradients,
                                         bool per_tensor_norms) const = 0;
+
+  // optimizer_update.h
   virtual void adam_update(const std::vector<UpdateEntry>& entries,
                            const AdamOptions& options) const = 0;
   virtual void sgd_update(const std::vector<UpdateEntry>& entries,

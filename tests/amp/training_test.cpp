@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "cairn/core/error.h"
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/optimizer_update.h"
 #include "support.h"
 
 namespace cairn::amp {

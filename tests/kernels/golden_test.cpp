@@ -5,8 +5,8 @@
 
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/loss.h"
-#include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/norm.h"
+#include "cairn/kernels/optimizer_update.h"
 #include "support/golden.h"
 #include "support/tensors.h"
 

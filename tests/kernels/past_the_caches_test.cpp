@@ -3,7 +3,7 @@
 
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/loss.h"
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/optimizer_update.h"
 #include "support/tensors.h"
 
 namespace cairn::kernels {

@@ -14,6 +14,7 @@
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/norm.h"
+#include "cairn/kernels/optimizer_update.h"
 #include "cairn/kernels/pool.h"
 #include "cairn/kernels/softmax.h"
 #include "simt/emulator.h"

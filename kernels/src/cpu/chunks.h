@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cairn/core/tensor_view.h"
+
 namespace cairn::kernels::cpu {
 
 inline constexpr std::int64_t kChunk = 65536;  // elements
@@ -25,6 +27,11 @@ std::vector<Chunk> cut(std::size_t tensors, const Size& size) {
       chunks.push_back({i, at, std::min(kChunk, n - at)});
   }
   return chunks;
+}
+
+/// The bytes of a dense view from an element on.
+inline const char* bytes_at(const TensorView& view, std::int64_t element) {
+  return view.as<char>() + element * static_cast<std::int64_t>(core::size_of(view.dtype));
 }
 
 }  // namespace cairn::kernels::cpu

@@ -70,6 +70,8 @@ class CpuBackend final : public Backend {
   // multi_tensor.h
   GradientCheck check_gradients(const std::vector<TensorView>& gradients,
                                 bool per_tensor_norms) const override;
+
+  // optimizer_update.h
   void adam_update(const std::vector<UpdateEntry>& entries,
                    const AdamOptions& options) const override;
   void sgd_update(const std::vector<UpdateEntry>& entries,

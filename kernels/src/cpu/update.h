@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/optimizer_update.h"
 
 namespace cairn::kernels {
 

@@ -10,43 +10,13 @@ namespace cairn::kernels {
 
 using namespace cuda;  // NOLINT: this file is that namespace's host side
 
-namespace {
-
-Slot slot_of(const UpdateEntry& entry) {
-  Slot slot;
-  std::memset(&slot, 0, sizeof(slot));  // padding too: tables are compared as bytes
-  slot.gradient = entry.gradient.data, slot.weight = entry.weight.data;
-  slot.master = entry.master.data;
-  slot.moment1 = entry.moment1.data, slot.moment2 = entry.moment2.data;
-  slot.count = entry.gradient.numel();
-  slot.gradient_dtype = entry.gradient.dtype, slot.weight_dtype = entry.weight.dtype;
-  return slot;
-}
-
-template <class Rule>
-void update(const char* op, const std::vector<UpdateEntry>& entries, const Rule& rule) {
-  if (entries.empty()) return;
-  const Queue queue(op, entries.front().weight.device);
-  std::vector<Slot> slots;
-  for (const UpdateEntry& entry : entries) slots.push_back(slot_of(entry));
-  const DeviceTable table(queue, slots);
-  if (table.table().chunk_count == 0) return;
-  launch(queue, {table.table().chunk_count, kThreads}, update_kernel<Rule>, table.table(), rule);
-}
-
-}  // namespace
-
 GradientCheck CudaBackend::check_gradients(const std::vector<TensorView>& gradients,
                                            bool per_tensor_norms) const {
   GradientCheck check;
   if (gradients.empty()) return check;
   const Queue queue("check_gradients", gradients.front().device);
   std::vector<Slot> slots;
-  for (const TensorView& gradient : gradients) {
-    UpdateEntry entry;
-    entry.gradient = gradient;
-    slots.push_back(slot_of(entry));
-  }
+  for (const TensorView& gradient : gradients) slots.push_back(slot_of({gradient}));
   const DeviceTable kept(queue, slots);
   const Table table = kept.table();
   const std::size_t count = slots.size(), norms = per_tensor_norms ? count : 0;
@@ -71,16 +41,6 @@ GradientCheck CudaBackend::check_gradients(const std::vector<TensorView>& gradie
   check.nonfinite_count = found.nonfinite_count;
   check.squared_norms.assign(host.end() - static_cast<std::ptrdiff_t>(norms), host.end());
   return check;
-}
-
-void CudaBackend::adam_update(const std::vector<UpdateEntry>& entries,
-                              const AdamOptions& options) const {
-  update("adam_update", entries, AdamRule{math::Adam<float>(options)});
-}
-
-void CudaBackend::sgd_update(const std::vector<UpdateEntry>& entries,
-                             const SgdOptions& options) const {
-  update("sgd_update", entries, SgdRule{math::Sgd<float>(options), options.momentum != 0.0});
 }
 
 }  // namespace cairn::kernels

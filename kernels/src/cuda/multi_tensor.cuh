@@ -1,6 +1,5 @@
 // Passes over a list of tensors in one launch: a table of pointers, cut into chunks of equal
-// length, a block a chunk. Adam with f32 masters and half weights moves 30 bytes an element and is
-// bound by memory; so is the check (2 or 4 bytes).
+// length, a block a chunk. Bound by memory.
 //
 // The check is deterministic: a chunk's sum is a tree of fixed shape, chunks are added in order per
 // tensor, tensors in order in all.
@@ -11,12 +10,8 @@
 #include "cuda/device/layout.cuh"
 #include "cuda/device/packed.cuh"
 #include "cuda/table.h"
-#include "math/adam.h"
-#include "math/sgd.h"
 
 namespace cairn::kernels::cuda {
-
-inline constexpr int kLanes = 4;  // elements a thread moves at once
 
 struct CheckPart {
   double squares;
@@ -40,7 +35,7 @@ struct AddParts {
 
 static __global__ void check_chunks_kernel(Table table, CheckPart* parts) {
   const Slot& slot = table.slots[table.chunk_slot[blockIdx.x]];
-  const AnyFloat gradient = AnyFloat(slot.gradient, slot.gradient_dtype);
+  const AnyFloat gradient = AnyFloat(slot.data[0], slot.dtype[0]);
   const std::int64_t chunk = blockIdx.x - table.first_chunk[table.chunk_slot[blockIdx.x]];
   const std::int64_t begin = chunk * kChunk, end = smaller(begin + kChunk, slot.count);
   CheckPart part{0.0, 0, 0};
@@ -97,79 +92,6 @@ static __global__ void check_total_kernel(std::int32_t slots, const CheckPart* t
   const bool found = first < slots;
   *result = {squares, found ? first : -1, found ? totals[first].nan : 0,
              found ? totals[first].nonfinite : 0};
-}
-
-struct AdamRule {
-  math::Adam<float> adam;
-  __device__ void operator()(float gradient, float& weight, float& moment1, float& moment2) const {
-    adam.update(gradient, moment1, moment2, weight);
-  }
-};
-struct SgdRule {
-  math::Sgd<float> sgd;
-  bool momentum;
-  __device__ void operator()(float gradient, float& weight, float& moment1, float&) const {
-    if (momentum) {
-      sgd.update(gradient, moment1, weight);
-    } else {
-      sgd.update(gradient, weight);
-    }
-  }
-};
-
-/// What an update reads and writes; the truth is the master where there is one.
-struct UpdateViews {
-  AnyFloat gradient, weight, truth, moment1, moment2;
-  bool has_master;
-
-  __device__ explicit UpdateViews(const Slot& slot)
-      : gradient(AnyFloat(slot.gradient, slot.gradient_dtype)),
-        weight(AnyFloat(slot.weight, slot.weight_dtype)),
-        truth(slot.master != nullptr ? AnyFloat(slot.master, DType::f32) : weight),
-        moment1(AnyFloat(slot.moment1, DType::f32)),
-        moment2(AnyFloat(slot.moment2, DType::f32)),
-        has_master(slot.master != nullptr) {}
-};
-
-template <class Rule>
-__device__ void update_pack(const Rule& rule, const UpdateViews& views, std::int64_t i) {
-  const auto gradient = load_pack_or<kLanes>(views.gradient, i, 0.0f);
-  auto weight = load_pack_or<kLanes>(views.truth, i, 0.0f);
-  auto moment1 = load_pack_or<kLanes>(views.moment1, i, 0.0f);
-  auto moment2 = load_pack_or<kLanes>(views.moment2, i, 0.0f);
-  SIMT_UNROLL
-  for (int k = 0; k < kLanes; ++k) rule(gradient[k], weight[k], moment1[k], moment2[k]);
-  store_pack_any<kLanes>(views.weight, i, weight);
-  if (views.has_master) store_pack_any<kLanes>(views.truth, i, weight);
-  if (views.moment1.present()) store_pack_any<kLanes>(views.moment1, i, moment1);
-  if (views.moment2.present()) store_pack_any<kLanes>(views.moment2, i, moment2);
-}
-
-template <class Rule>
-__device__ void update_one(const Rule& rule, const UpdateViews& views, std::int64_t i) {
-  float weight = views.truth.load<float>(i);
-  float moment1 = views.moment1.load_or(i, 0.0f), moment2 = views.moment2.load_or(i, 0.0f);
-  rule(views.gradient.load<float>(i), weight, moment1, moment2);
-  views.weight.store(i, weight);
-  if (views.has_master) views.truth.store(i, weight);
-  if (views.moment1.present()) views.moment1.store(i, moment1);
-  if (views.moment2.present()) views.moment2.store(i, moment2);
-}
-
-template <class Rule>
-__global__ void update_kernel(Table table, Rule rule) {
-  const std::int32_t index = table.chunk_slot[blockIdx.x];
-  const Slot& slot = table.slots[index];
-  const UpdateViews views(slot);
-  const std::int64_t begin = (blockIdx.x - std::int64_t{table.first_chunk[index]}) * kChunk;
-  const std::int64_t end = smaller(begin + kChunk, slot.count);
-  for (std::int64_t i = begin + threadIdx.x * kLanes; i < end; i += blockDim.x * kLanes) {
-    if (i + kLanes <= end) {
-      update_pack(rule, views, i);
-    } else {
-      for (std::int64_t k = i; k < end; ++k) update_one(rule, views, k);
-    }
-  }
 }
 
 }  // namespace cairn::kernels::cuda

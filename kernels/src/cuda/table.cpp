@@ -51,6 +51,18 @@ void put(std::byte*& at, const std::vector<T>& values) {
 
 }  // namespace
 
+Slot slot_of(std::initializer_list<TensorView> views) {
+  Slot slot;
+  std::memset(&slot, 0, sizeof(slot));  // padding too: tables are compared as bytes
+  slot.count = views.begin()->numel();
+  int k = 0;
+  for (const TensorView& view : views) {
+    slot.data[k] = view.data;
+    slot.dtype[k++] = view.dtype;
+  }
+  return slot;
+}
+
 DeviceTable::DeviceTable(const Queue& queue, const std::vector<Slot>& slots) {
   std::vector<std::int32_t> chunk_slot, first_chunk;
   for (std::size_t k = 0; k < slots.size(); ++k) {

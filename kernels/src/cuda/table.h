@@ -2,6 +2,7 @@
 // kept: a training step hands in the same list every time, and then nothing is uploaded.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -10,17 +11,18 @@
 namespace cairn::kernels::cuda {
 
 inline constexpr std::int64_t kChunk = 1 << 14;  // elements
+inline constexpr int kLanes = 4;                 // elements a thread moves at once
+inline constexpr int kSlotViews = 5;
 
-/// One tensor, or one parameter with what belongs to it; absent ones are nullptr.
+/// One tensor, or several dense ones of one layout that belong together. What each is, the pass
+/// says; absent ones are nullptr.
 struct Slot {
-  void* gradient;
-  void* weight;
-  void* master;
-  void* moment1;
-  void* moment2;
+  void* data[kSlotViews];
   std::int64_t count;
-  DType gradient_dtype, weight_dtype;
+  DType dtype[kSlotViews];
 };
+
+Slot slot_of(std::initializer_list<TensorView> views);
 
 /// In device memory.
 struct Table {

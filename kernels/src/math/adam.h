@@ -1,4 +1,4 @@
-// Adam and AdamW for one element (see begin.h for V); the formula stands in multi_tensor.h.
+// Adam and AdamW for one element (see begin.h for V); the formula stands in optimizer_update.h.
 #if defined(CAIRN_KERNELS_MATH_ADAM_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CAIRN_KERNELS_MATH_ADAM_H_
 #undef CAIRN_KERNELS_MATH_ADAM_H_

@@ -1,4 +1,4 @@
-// SGD with momentum for one element (see begin.h for V); the formula stands in multi_tensor.h.
+// SGD with momentum for one element (see begin.h for V); the formula stands in optimizer_update.h.
 #if defined(CAIRN_KERNELS_MATH_SGD_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CAIRN_KERNELS_MATH_SGD_H_
 #undef CAIRN_KERNELS_MATH_SGD_H_

@@ -23,6 +23,7 @@
 #include "cairn/core/state_dict.h"
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/optimizer_update.h"
 #include "cairn/optim/arena.h"
 
 namespace cairn::optim {
@@ -148,7 +149,7 @@ struct AdamOptions {
   bool adamw = true;  // decoupled weight decay; false: L2
   bool bias_correction = true;
 };
-/// Adam and AdamW; formulas in kernels/multi_tensor.h. State: exp_avg, exp_avg_sq.
+/// Adam and AdamW; formulas in kernels/optimizer_update.h. State: exp_avg, exp_avg_sq.
 class FusedAdam final : public Optimizer {
  public:
   explicit FusedAdam(NamedTensors parameters, const AdamOptions& options = {});
@@ -173,7 +174,7 @@ struct SgdOptions {
   bool nesterov = false;
   bool wd_after_momentum = false;
 };
-/// SGD; formulas in kernels/multi_tensor.h. State: momentum_buffer, where momentum is not 0.
+/// SGD; formulas in kernels/optimizer_update.h. State: momentum_buffer, where momentum is not 0.
 class FusedSGD final : public Optimizer {
  public:
   explicit FusedSGD(NamedTensors parameters, const SgdOptions& options = {});
