@@ -8,10 +8,11 @@
 namespace cairn::checkpointing {
 
 namespace {
-constexpr std::array<std::pair<DType, const char*>, 8> kNames = {{{DType::f16, "F16"},
+constexpr std::array<std::pair<DType, const char*>, 9> kNames = {{{DType::f16, "F16"},
                                                                   {DType::bf16, "BF16"},
                                                                   {DType::f32, "F32"},
                                                                   {DType::f64, "F64"},
+                                                                  {DType::i16, "I16"},
                                                                   {DType::i32, "I32"},
                                                                   {DType::i64, "I64"},
                                                                   {DType::u8, "U8"},

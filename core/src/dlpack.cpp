@@ -26,10 +26,11 @@ struct DTypePair {
   std::uint8_t code;
   std::uint8_t bits;
 };
-constexpr std::array<DTypePair, 8> kDTypes = {{{DType::f16, kDLFloat, 16},
+constexpr std::array<DTypePair, 9> kDTypes = {{{DType::f16, kDLFloat, 16},
                                                {DType::bf16, kDLBfloat, 16},
                                                {DType::f32, kDLFloat, 32},
                                                {DType::f64, kDLFloat, 64},
+                                               {DType::i16, kDLInt, 16},
                                                {DType::i32, kDLInt, 32},
                                                {DType::i64, kDLInt, 64},
                                                {DType::u8, kDLUInt, 8},
@@ -46,7 +47,8 @@ DType dtype_from_dl(const DLDataType& theirs) {
   for (const DTypePair& pair : kDTypes) {
     if (theirs.lanes == 1 && pair.code == theirs.code && pair.bits == theirs.bits) return pair.ours;
   }
-  fail("from_dlpack", "expected f16, bf16, f32, f64, i32, i64, u8 or bool, got DLPack type code ",
+  fail("from_dlpack",
+       "expected f16, bf16, f32, f64, i16, i32, i64, u8 or bool, got DLPack type code ",
        static_cast<int>(theirs.code), " with ", static_cast<int>(theirs.bits), " bits and ",
        theirs.lanes, " lanes");
 }

@@ -7,7 +7,7 @@
 namespace cairn::core {
 
 namespace {
-constexpr std::array kAll = {DType::f16, DType::bf16, DType::f32, DType::f64,
+constexpr std::array kAll = {DType::f16, DType::bf16, DType::f32, DType::f64,    DType::i16,
                              DType::i32, DType::i64,  DType::u8,  DType::boolean};
 
 // Among integers and bool the wider one holds every value of both.
@@ -17,17 +17,19 @@ int integer_rank(DType dtype) {
       return 0;
     case DType::u8:
       return 1;
-    case DType::i32:
+    case DType::i16:
       return 2;
-    case DType::i64:
+    case DType::i32:
       return 3;
+    case DType::i64:
+      return 4;
     case DType::f16:
     case DType::bf16:
     case DType::f32:
     case DType::f64:
       break;
   }
-  return 4;
+  return 5;
 }
 }  // namespace
 
@@ -49,6 +51,8 @@ std::string_view name(DType dtype) {
       return "f32";
     case DType::f64:
       return "f64";
+    case DType::i16:
+      return "i16";
     case DType::i32:
       return "i32";
     case DType::i64:
@@ -65,7 +69,7 @@ DType parse_dtype(std::string_view text) {
   const auto* found =
       std::find_if(kAll.begin(), kAll.end(), [&](DType d) { return name(d) == text; });
   CAIRN_CHECK(found != kAll.end(), "dtype",
-              "expected one of f16, bf16, f32, f64, i32, i64, u8, bool, got \"", text, "\"");
+              "expected one of f16, bf16, f32, f64, i16, i32, i64, u8, bool, got \"", text, "\"");
   return *found;
 }
 

@@ -50,8 +50,8 @@ TEST(Safetensors, ReadsWhatPythonWrote) {
 TEST(Safetensors, RoundTripKeepsEveryBit) {
   const TemporaryFolder folder;
   NamedTensors tensors;
-  for (DType dtype : {DType::u8, DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32,
-                      DType::i64, DType::boolean}) {
+  for (DType dtype : {DType::u8, DType::f16, DType::bf16, DType::f32, DType::f64, DType::i16,
+                      DType::i32, DType::i64, DType::boolean}) {
     tensors.push_back(
         {std::string(core::name(dtype)), Tensor::from<double>({0, 1, 1, 0, 1}, {5}, dtype)});
   }

@@ -57,8 +57,8 @@ TEST(DLPack, ExportSharesMemoryAndKeepsItAlive) {
 }
 
 TEST(DLPack, RoundTripOfEveryDType) {
-  for (DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32, DType::i64,
-                      DType::u8, DType::boolean}) {
+  for (DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i16, DType::i32,
+                      DType::i64, DType::u8, DType::boolean}) {
     const Tensor x = Tensor::from<double>({0, 1, 1}, {3}, dtype);
     const Tensor y = from_dlpack(to_dlpack(x));
     EXPECT_EQ(y.dtype(), dtype);

@@ -41,6 +41,9 @@ TEST(DType, PromotesToWhatHoldsBoth) {
   EXPECT_EQ(promote(DType::f16, DType::bf16), DType::f32);
   EXPECT_EQ(promote(DType::i64, DType::f16), DType::f16);
   EXPECT_EQ(promote(DType::u8, DType::boolean), DType::u8);
+  EXPECT_EQ(promote(DType::i16, DType::u8), DType::i16);
+  EXPECT_EQ(promote(DType::i32, DType::i16), DType::i32);
+  EXPECT_EQ(parse_dtype("i16"), DType::i16);
   EXPECT_EQ(promote(DType::f32, DType::f64), DType::f64);
   EXPECT_EQ(parse_dtype("bf16"), DType::bf16);
   EXPECT_THAT(message_of<InvalidArgument>([] { parse_dtype("float"); }), HasSubstr("f16, bf16"));

@@ -15,8 +15,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(Tensor, FactoriesFillEveryDType) {
-  for (DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32, DType::i64,
-                      DType::u8, DType::boolean}) {
+  for (DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i16, DType::i32,
+                      DType::i64, DType::u8, DType::boolean}) {
     EXPECT_THAT(Tensor::zeros({3}, dtype).to_vector(), ElementsAre(0, 0, 0)) << dtype;
     EXPECT_THAT(Tensor::full({2}, 1, dtype).to_vector(), ElementsAre(1, 1)) << dtype;
     EXPECT_EQ(Tensor::empty({2, 3}, dtype).nbytes(), 6 * size_of(dtype)) << dtype;

@@ -105,7 +105,7 @@ TEST_P(Binary, BroadcastsEitherOperand) {
 }
 
 TEST_P(Binary, IntegersAndBooleansAreExact) {
-  for (DType dtype : {DType::i32, DType::i64, DType::u8, DType::boolean}) {
+  for (DType dtype : {DType::i16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
     const Shape shape{3, 41};
     const LaidOut a(random_values(shape.numel(), 5, 0, 12), shape, dtype, GetParam(),
                     Layout::row_major);
@@ -124,8 +124,8 @@ TEST_P(Binary, IntegersAndBooleansAreExact) {
 }
 
 TEST_P(Binary, ComparisonsGiveBooleansOrOnesAndZeros) {
-  for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64, DType::i32, DType::i64,
-                      DType::u8, DType::boolean}) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64, DType::i16, DType::i32,
+                      DType::i64, DType::u8, DType::boolean}) {
     const Shape shape{7, 30};
     auto values = random_values(shape.numel(), 7, 0, 4);
     for (double& v : values) v = std::floor(v);

@@ -19,7 +19,7 @@ using test::message_of;
 using test::random_values;
 using test::rounded;
 
-constexpr DType kAll[] = {DType::f16, DType::bf16, DType::f32, DType::f64,
+constexpr DType kAll[] = {DType::f16, DType::bf16, DType::f32, DType::f64,    DType::i16,
                           DType::i32, DType::i64,  DType::u8,  DType::boolean};
 
 class Copy : public testing::TestWithParam<Device> {};

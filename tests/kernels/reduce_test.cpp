@@ -142,7 +142,7 @@ TEST_P(Reduce, MaximumPassesNanOn) {
 }
 
 TEST_P(Reduce, CountsIntegersAndBooleans) {
-  for (DType dtype : {DType::boolean, DType::u8, DType::i32, DType::i64}) {
+  for (DType dtype : {DType::boolean, DType::u8, DType::i16, DType::i32, DType::i64}) {
     auto values = random_values(7 * 50, 5, 0, 2);
     for (double& v : values) v = std::floor(v);
     const LaidOut x(values, {7, 50}, dtype, GetParam(), Layout::row_major);

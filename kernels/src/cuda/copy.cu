@@ -37,6 +37,7 @@ std::uint64_t bits_of(double value, DType dtype) {
       return std::bit_cast<std::uint32_t>(static_cast<float>(value));
     case DType::f64:
       return std::bit_cast<std::uint64_t>(value);
+    case DType::i16:
     case DType::i32:
     case DType::i64:
     case DType::u8:

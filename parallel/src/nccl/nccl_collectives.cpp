@@ -26,6 +26,8 @@ ncclDataType_t type_of(DType dtype) {
       return ncclFloat32;
     case DType::f64:
       return ncclFloat64;
+    case DType::i16:
+      core::fail("nccl", "expected a dtype that NCCL computes with, got i16");
     case DType::i32:
       return ncclInt32;
     case DType::i64:
@@ -35,6 +37,11 @@ ncclDataType_t type_of(DType dtype) {
       return ncclUint8;
   }
   core::fail("nccl", "unknown dtype ", static_cast<int>(dtype));
+}
+
+/// For collectives that only move elements.
+ncclDataType_t moved_type_of(DType dtype) {
+  return dtype == DType::i16 ? ncclFloat16 : type_of(dtype);
 }
 
 ncclRedOp_t op_of(ReduceOp op) {
@@ -178,13 +185,14 @@ void NcclCollectives::all_reduce(const TensorView& x, ReduceOp op) {
 
 void NcclCollectives::broadcast(const TensorView& x, int root) {
   run("broadcast", x, [&](cudaStream_t stream) {
-    return ncclBroadcast(x.data, x.data, count(x), type_of(x.dtype), root, communicator_, stream);
+    return ncclBroadcast(x.data, x.data, count(x), moved_type_of(x.dtype), root, communicator_,
+                         stream);
   });
 }
 
 void NcclCollectives::all_gather(const TensorView& x, const TensorView& y) {
   run("all_gather", x, [&](cudaStream_t stream) {
-    return ncclAllGather(x.data, y.data, count(x), type_of(x.dtype), communicator_, stream);
+    return ncclAllGather(x.data, y.data, count(x), moved_type_of(x.dtype), communicator_, stream);
   });
 }
 

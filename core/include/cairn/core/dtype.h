@@ -11,12 +11,13 @@
 
 namespace cairn::core {
 
-enum class DType : std::uint8_t { f16, bf16, f32, f64, i32, i64, u8, boolean };
+enum class DType : std::uint8_t { f16, bf16, f32, f64, i16, i32, i64, u8, boolean };
 
 constexpr std::size_t size_of(DType dtype) {  // bytes
   switch (dtype) {
     case DType::f16:
     case DType::bf16:
+    case DType::i16:
       return 2;
     case DType::f32:
     case DType::i32:
@@ -41,7 +42,8 @@ constexpr bool is_floating(DType dtype) {
 /// The type that holds every value of both: f16 with bf16 gives f32, any float beats any integer.
 DType promote(DType a, DType b);
 
-std::string_view name(DType dtype);  // "f16", "bf16", "f32", "f64", "i32", "i64", "u8", "bool"
+std::string_view name(
+    DType dtype);  // "f16", "bf16", "f32", "f64", "i16", "i32", "i64", "u8", "bool"
 DType parse_dtype(std::string_view text);  // throws InvalidArgument with the accepted names
 std::ostream& operator<<(std::ostream& out, DType dtype);
 
@@ -62,6 +64,10 @@ struct DTypeOf<float> {
 template <>
 struct DTypeOf<double> {
   static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<std::int16_t> {
+  static constexpr DType value = DType::i16;
 };
 template <>
 struct DTypeOf<std::int32_t> {
@@ -95,6 +101,7 @@ decltype(auto) dispatch_floating(DType dtype, std::string_view where, F&& f) {
       return f(float{});
     case DType::f64:
       return f(double{});
+    case DType::i16:
     case DType::i32:
     case DType::i64:
     case DType::u8:
@@ -116,6 +123,8 @@ decltype(auto) dispatch_all(DType dtype, F&& f) {
       return f(float{});
     case DType::f64:
       return f(double{});
+    case DType::i16:
+      return f(std::int16_t{});
     case DType::i32:
       return f(std::int32_t{});
     case DType::i64:

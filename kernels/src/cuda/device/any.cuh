@@ -23,6 +23,8 @@ __device__ inline AnyValue load_any(const void* data, DType dtype, std::int64_t 
       return {true, static_cast<const float*>(data)[i], 0};
     case DType::f64:
       return {true, static_cast<const double*>(data)[i], 0};
+    case DType::i16:
+      return {false, 0, static_cast<const std::int16_t*>(data)[i]};
     case DType::i32:
       return {false, 0, static_cast<const std::int32_t*>(data)[i]};
     case DType::i64:
@@ -41,9 +43,9 @@ __device__ T convert_any(const AnyValue& value) {
     return value.floating ? value.real != 0.0 : value.integer != 0;
   } else if constexpr (std::is_same_v<T, double> || std::is_same_v<T, float>) {
     return value.floating ? static_cast<T>(value.real) : static_cast<T>(value.integer);
-  } else if constexpr (sizeof(T) == 2) {
+  } else if constexpr (is_half_type<T>) {
     return narrow<T>(convert_any<float>(value));
-  } else {  // an unsigned byte takes the low bits, as a conversion through 64 bits does
+  } else {  // a narrow integer takes the low bits, as a conversion through 64 bits does
     return static_cast<T>(value.floating ? static_cast<std::int64_t>(value.real) : value.integer);
   }
 }
@@ -61,6 +63,9 @@ __device__ inline void store_any(void* data, DType dtype, std::int64_t i, const 
       break;
     case DType::f64:
       static_cast<double*>(data)[i] = convert_any<double>(value);
+      break;
+    case DType::i16:
+      static_cast<std::int16_t*>(data)[i] = convert_any<std::int16_t>(value);
       break;
     case DType::i32:
       static_cast<std::int32_t*>(data)[i] = convert_any<std::int32_t>(value);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cairn/core/dtype.h"
 #include "cuda/device/simt.h"
@@ -11,6 +12,9 @@ namespace cairn::kernels::cuda {
 
 using core::BFloat16;
 using core::Half;
+
+template <class T>
+inline constexpr bool is_half_type = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
 template <class T>
 struct ArithmeticOf {
@@ -43,7 +47,7 @@ __device__ __forceinline__ Arithmetic<T> widen(T x) {
 /// Rounds to the nearest even, once.
 template <class T, class A>
 __device__ __forceinline__ T narrow(A x) {
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (is_half_type<T>) {
     return T(static_cast<float>(x));
   } else if constexpr (std::is_same_v<T, bool>) {
     return x != A(0);
