@@ -22,25 +22,11 @@
 
 #include "cairn/core/state_dict.h"
 #include "cairn/core/tensor.h"
-#include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/optim/arena.h"
+#include "cairn/optim/report.h"
 
 namespace cairn::optim {
-
-/// What the check pass found in an optimizer's gradients, as they lie (scaled). Non-finite elements
-/// are left out of the norm.
-struct GradientReport {
-  double squared_norm = std::numeric_limits<double>::quiet_NaN();  // NaN: no check was made
-  std::string
-      culprit;  // the first parameter (in registration order) with an inf or NaN; empty: none
-  bool is_nan = false;  // the culprit's gradient holds a NaN (true) or only inf (false)
-  std::int64_t nonfinite_count = 0;  // elements of the culprit's gradient
-
-  bool finite() const { return culprit.empty(); }
-  std::string describe()
-      const;  // "inf in the gradient of conv1.weight (3 elements)"; empty where finite
-};
 
 /// What a step did.
 struct StepResult {
@@ -49,17 +35,20 @@ struct StepResult {
                         // 65536 -> 32768"
   std::string culprit;  // the parameter with the first non-finite gradient
   double gradient_norm =
-      std::numeric_limits<double>::quiet_NaN();  // of the unscaled gradients, before clipping; NaN:
-                                                 // skipped, unchecked
-  double clip_coefficient = 1.0;
+      std::numeric_limits<double>::quiet_NaN();  // of the unscaled gradients of all groups, before
+                                                 // clipping; NaN: skipped, unchecked
+  double clip_coefficient = 1.0;                 // the smallest of the groups
 };
 
 struct StepOptions {
   double gradient_scale =
       1.0;            // gradients are multiplied by this: 1 / loss scale, 1 / accumulation steps
   bool check = true;  // skip the update where a gradient is not finite
-  double max_gradient_norm = 0;  // 0: no clipping; else the coefficient is max / (norm + 1e-6)
-                                 // where the norm is larger (as torch's)
+  double max_gradient_norm = 0;     // 0: no clipping; else the coefficient is max / (norm + 1e-6)
+                                    // where the norm is larger (as torch's)
+  double norm_type = 2;             // p of that norm: > 0, infinity for the largest magnitude
+  bool per_group_norm = false;      // clips each group by its own norm instead of that of all
+  bool error_if_nonfinite = false;  // a gradient that is not finite is an Error instead of a skip
   bool keep_gradients = false;
 };
 
@@ -75,16 +64,28 @@ class Optimizer : public core::Stateful {
   Optimizer(Optimizer&&) = default;
   Optimizer& operator=(Optimizer&&) = default;
 
-  /// check(), then update() or skip(). Where neither check nor clipping is asked for, one pass.
+  /// A check, then update() or skip(). Where neither check nor clipping is asked for, one pass.
   StepResult step(const StepOptions& options = {});
 
   // The parts of a step, for callers that decide between them (the loss scaler, ranks that must
-  // agree).
-  GradientReport check() const;  // pass 1; the host waits for it
-  StepResult update(const GradientReport& report, const StepOptions& options);  // pass 2
-  StepResult skip(const GradientReport& report,
-                  const StepOptions& options);  // only clears the gradients
-  void clear_grad();
+  // agree, several optimizers that wait together).
+  /// Launches pass 1; the host waits where the report is read. Norms are of norm_type, in (0,
+  /// infinity].
+  PendingReport begin_check(double norm_type = 2.0) const;
+  GradientReport check(double norm_type = 2.0) const { return begin_check(norm_type).read(); }
+  /// Pass 2. Clipping needs a report with norms of options.norm_type.
+  StepResult update(const GradientReport& report, const StepOptions& options);
+  /// Only clears the gradients. Throws Error with error_if_nonfinite, and clears nothing then.
+  StepResult skip(const GradientReport& report, const StepOptions& options);
+  void clear_grad();  // the stash too
+
+  /// Moves the gradients that are written, times `scale`, into f32 sums beside them (adds to what
+  /// is there) and leaves the slots unwritten: how backwards with different loss scales accumulate.
+  /// One pass, which checks what it moves. A later check() and update() use the sums, so anything
+  /// still in the slots must be stashed first: they throw InvalidArgument, naming it, for a
+  /// parameter with both. The sums' memory stays until the optimizer ends.
+  PendingReport stash(double scale = 1.0);
+  bool has_stash() const { return stashed_; }
 
   std::vector<ParameterGroup>& groups() {
     return groups_;
@@ -125,20 +126,34 @@ class Optimizer : public core::Stateful {
   struct State {
     std::int64_t steps = 0;
     std::array<Tensor, 2> moments;  // undefined before the first step
+    Tensor sum;                     // f32, laid out like the parameter; undefined: never stashed
+    bool summed = false;            // sum holds a gradient
   };
-  struct Batch;
+  /// Entries that one kernel call updates: one device, one step count.
+  struct Batch {
+    std::size_t group = 0;
+    Device device;
+    std::int64_t step = 0;
+    std::vector<kernels::UpdateEntry> entries;
+  };
   struct LoadPlan;
   void attach_arenas();
-  void add_to_batches(std::size_t group, std::size_t index, std::vector<Batch>& batches,
-                      std::vector<Tensor>& temporaries);
+  const Tensor* gradient_of(std::size_t group, std::size_t index) const;
+  kernels::UpdateEntry entry_of(std::size_t group, std::size_t index, const Tensor& gradient,
+                                std::size_t moments, std::vector<Tensor>& temporaries);
+  void add_to_batches(std::size_t group, std::int64_t step, const kernels::UpdateEntry& entry);
+  StepResult measure(const GradientReport& report, const StepOptions& options,
+                     std::vector<double>& scales) const;
   void finish(const StepOptions& options);
   LoadPlan plan_load(const StateDict& state) const;
 
   std::vector<ParameterGroup> groups_;
   std::vector<std::vector<State>> state_;  // by group and parameter
   std::vector<std::shared_ptr<GradientArena>> arenas_;
+  std::vector<Batch> batches_;  // of the running update; their memory serves the next
   std::int64_t steps_ = 0;
   bool master_weights_ = true;
+  bool stashed_ = false;
 };
 
 struct AdamOptions {

@@ -1,0 +1,86 @@
+// What a check pass found in an optimizer's gradients, and passes that were launched but not read.
+//
+// A pass runs on the device; the host waits only in read(), once for all that are read together:
+//
+//   auto reports = optim::PendingReport::read({generator.begin_check(), critic.begin_check()});
+//   for each: reports[i].finite() ? optimizer.update(reports[i], options)
+//                                 : optimizer.skip(reports[i], options);
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cairn/optim/list_passes.h"
+
+namespace cairn::optim {
+
+class Optimizer;
+
+/// A parameter whose gradient is not finite, and how many of its elements are inf and NaN.
+struct NonFinite {
+  std::string parameter;
+  std::int64_t inf = 0, nan = 0;
+};
+
+/// Norms of one type (2, p, or infinity: the largest magnitude) of single tensors, by parameter in
+/// registration order over all groups; 0 where there is no gradient.
+struct ParameterNorms {
+  double type = 2.0;
+  std::vector<double> values;
+};
+
+/// What a check found, of the gradients as they lie (scaled). Non-finite elements are left out of
+/// the norms.
+struct GradientReport {
+  double norm_type = 2.0;
+  double squared_norm = std::numeric_limits<double>::quiet_NaN();  // of the norm of all gradients
+                                                                   // together; NaN: not checked
+  std::vector<NonFinite> nonfinite;   // every such parameter, in registration order
+  std::vector<double> group_norms;    // of norm_type
+  std::vector<ParameterNorms> norms;  // of norm_type, then of the types that the optimizer needs
+  std::vector<double> weight_norms;   // 2-norms of the weights; empty unless the optimizer (LARC)
+                                      // needs them
+
+  // The first of nonfinite.
+  std::string culprit;               // empty: all are finite
+  bool is_nan = false;               // its gradient holds a NaN (true) or only inf (false)
+  std::int64_t nonfinite_count = 0;  // elements of its gradient
+
+  bool finite() const { return culprit.empty(); }
+  bool checked() const { return !norms.empty(); }
+  /// Of norm_type, of all gradients together.
+  double norm() const;
+  /// By parameter. Throws InvalidArgument where this type was not asked for.
+  const std::vector<double>& norms_of(double type) const;
+  std::string describe()
+      const;  // "inf in the gradient of conv1.weight (3 elements)"; empty where finite
+};
+
+/// Passes over an optimizer's gradients that were launched and not read. The optimizer must be
+/// there, with the groups that it had, when they are read.
+class PendingReport {
+ public:
+  GradientReport read() const;  // the host waits
+  /// Waits once for all of them.
+  static std::vector<GradientReport> read(const std::vector<PendingReport>& pending);
+
+ private:
+  friend class Optimizer;
+  enum class Of { gradients, weights };
+  /// One norm type, one device, some parameters (by index over all groups).
+  struct Pass {
+    Of of = Of::gradients;
+    double norm_type = 2.0;
+    std::vector<std::size_t> parameters;
+    passes::PendingCheck check;
+  };
+  GradientReport report(const std::vector<passes::TensorCheck>* found) const;
+
+  const Optimizer* optimizer_ = nullptr;
+  double norm_type_ = 2.0;
+  std::vector<Pass> passes_;
+};
+
+}  // namespace cairn::optim

@@ -1,0 +1,40 @@
+// Tensors beside a parameter, in its layout.
+#pragma once
+
+#include "cairn/core/memory.h"
+#include "cairn/core/tensor.h"
+#include "cairn/kernels/elementwise.h"
+
+namespace cairn::optim {
+
+/// The same elements in the same order in memory.
+inline bool same_layout(const TensorView& a, const TensorView& b) {
+  for (int i = 0; i < a.dims(); ++i) {
+    if (a.shape[i] > 1 && a.strides[i] != b.strides[i]) return false;
+  }
+  return true;
+}
+
+/// Shaped and laid out like x, on its device.
+inline Tensor empty_beside(const Tensor& x, DType dtype,
+                           core::MemoryCategory category = core::MemoryCategory::optimizer_state) {
+  const core::MemoryCategoryGuard guard(category);
+  return Tensor::empty_strided(x.shape(), x.strides(), dtype, x.device());
+}
+
+inline Tensor copy_beside(const Tensor& x, const TensorView& values, DType dtype,
+                          core::MemoryCategory category = core::MemoryCategory::optimizer_state) {
+  Tensor copy = empty_beside(x, dtype, category);
+  kernels::copy(values, copy);
+  return copy;
+}
+
+/// `values` itself where it is laid out like x, else a copy, kept alive by `temporaries`.
+inline TensorView laid_out_like(const Tensor& x, const Tensor& values,
+                                std::vector<Tensor>& temporaries) {
+  if (same_layout(values, x)) return values;
+  temporaries.push_back(copy_beside(x, values, values.dtype(), core::MemoryCategory::workspace));
+  return temporaries.back();
+}
+
+}  // namespace cairn::optim
