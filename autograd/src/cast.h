@@ -9,7 +9,11 @@ namespace cairn::autograd {
 
 Tensor cast(const Tensor& x, DType dtype);  // x itself where it has the dtype
 
-/// Converts the inputs as the op's policy and the thread's autocast say; counts in the event.
-void cast_inputs(const OpInfo& info, std::span<Tensor> inputs, OpEvent& event);
+/// The same, through the cast cache for parameters. Sets hit where the copy was there already.
+Tensor cached_cast(const Tensor& x, DType dtype, bool* hit = nullptr);
+
+/// Converts the inputs as the op's policy and the thread's autocast say; tells the event, if any.
+/// Throws core::Unsupported for half inputs of a banned op.
+void cast_inputs(const OpInfo& info, std::span<Tensor> inputs, OpEvent* event);
 
 }  // namespace cairn::autograd

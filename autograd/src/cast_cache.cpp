@@ -14,14 +14,17 @@ Tensor CastCache::find(const Tensor& leaf, DType dtype, bool grad_mode) {
 
 void CastCache::insert(const Tensor& leaf, DType dtype, bool grad_mode, const Tensor& copy) {
   const std::lock_guard lock(mutex_);
+  if (closed_) return;
   const core::Storage* storage = leaf.storage().get();
   entries_.insert_or_assign(Key{leaf.id(), dtype, grad_mode},
                             Entry{leaf, storage, storage->version(), copy});
 }
 
-void CastCache::clear() {
+void CastCache::close() {
+  std::unordered_map<Key, Entry, Hash> dead;  // released without the lock
   const std::lock_guard lock(mutex_);
-  entries_.clear();
+  closed_ = true;
+  dead.swap(entries_);
 }
 
 }  // namespace cairn::autograd

@@ -15,7 +15,8 @@ class CastCache {
   /// and one state of the leaf's memory.
   Tensor find(const Tensor& leaf, DType dtype, bool grad_mode);
   void insert(const Tensor& leaf, DType dtype, bool grad_mode, const Tensor& copy);
-  void clear();
+  /// The region has ended: gives the copies up and keeps no new ones, whoever still holds the cache.
+  void close();
 
  private:
   struct Key {
@@ -39,6 +40,7 @@ class CastCache {
 
   std::mutex mutex_;  // a captured ThreadState may be restored on another thread
   std::unordered_map<Key, Entry, Hash> entries_;
+  bool closed_ = false;
 };
 
 }  // namespace cairn::autograd

@@ -1,8 +1,11 @@
 #include "cairn/autograd/engine.h"
 
 #include <chrono>
+#include <optional>
 #include <queue>
 #include <string>
+#include <string_view>
+#include <typeinfo>
 #include <unordered_map>
 #include <vector>
 
@@ -53,6 +56,7 @@ auto naming(const Node& node, F&& f) {
   } catch (const core::CommunicationError& error) {
     rethrow_named(error, node);
   } catch (const Error& error) {
+    if (typeid(error) != typeid(Error)) throw;  // an observer's own
     rethrow_named(error, node);
   }
 }
@@ -66,6 +70,49 @@ Tensor sum_of(const Tensor& a, const Tensor& b) {
   kernels::binary(kernels::BinaryOp::add, a, b, sum);
   return sum;
 }
+
+// The leaf whose gradient the edge takes, through a cast; null where it leads elsewhere.
+const AccumulateGrad* leaf_behind(Node* edge) {
+  if (edge == nullptr) return nullptr;
+  if (NodeAccess::is_leaf(*edge)) return static_cast<AccumulateGrad*>(edge);
+  if (std::string_view(edge->name()) != "cast") return nullptr;
+  return leaf_behind(NodeAccess::impl(*edge)->inputs[0].edge.get());
+}
+
+// The observer's view of one node's backward.
+class Watch {
+ public:
+  Watch(OpObserver* observer, const Node& node, const Context::Impl& impl, const Tensor& dy)
+      : observer_(observer) {
+    for (const InputInfo& input : impl.inputs) {
+      const AccumulateGrad* leaf = leaf_behind(input.edge.get());
+      if (leaf != nullptr) parameters_.push_back(leaf->leaf());
+    }
+    event_.name = node.name();
+    event_.phase = Phase::backward;
+    event_.device = dy.device();
+    event_.dtype = dy.dtype();
+    event_.inputs = {&dy, 1};
+    event_.parameters = parameters_;
+    observer_->begin(event_);
+    begin_ns_ = now_ns();
+  }
+
+  void end(const Tensors& gradients) {
+    event_.host_ns = now_ns() - begin_ns_;
+    for (const Tensor& dx : gradients) {
+      if (dx.defined()) event_.bytes_out += static_cast<std::int64_t>(dx.nbytes());
+    }
+    event_.outputs = gradients;
+    observer_->end(event_);
+  }
+
+ private:
+  OpObserver* observer_;
+  OpEvent event_;
+  Tensors parameters_;
+  std::int64_t begin_ns_ = 0;
+};
 
 // One backward pass.
 class Run {
@@ -135,10 +182,8 @@ class Run {
   Tensors run(Node& node, Context::Impl& impl, const Tensor& dy) {
     for (InputInfo& input : impl.inputs) input.handed_out = false;
     impl.retained = retain_graph_;
-    OpObserver* observer = local().observer;
-    OpEvent event{node.name(), Phase::backward, dy.device(), dy.dtype()};
-    if (observer != nullptr) observer->begin(event);
-    const std::int64_t begin = observer != nullptr ? now_ns() : 0;
+    std::optional<Watch> watch;
+    if (OpObserver* observer = local().observer) watch.emplace(observer, node, impl, dy);
     std::optional<core::DeviceGuard> device;
     if (impl.device.is_cuda()) device.emplace(impl.device);
     Tensors gradients = naming(node, [&] {
@@ -147,13 +192,7 @@ class Run {
       return result;
     });
     if (!retain_graph_) release(impl);
-    if (observer != nullptr) {
-      event.host_ns = now_ns() - begin;
-      for (const Tensor& dx : gradients) {
-        if (dx.defined()) event.bytes_out += static_cast<std::int64_t>(dx.nbytes());
-      }
-      observer->end(event);
-    }
+    if (watch) watch->end(gradients);
     return gradients;
   }
 

@@ -182,18 +182,34 @@ bool any_requires_grad(std::span<Tensor> inputs) {
   return false;
 }
 
+Tensors parameters_of(std::span<const Tensor> inputs) {
+  Tensors parameters;
+  for (const Tensor& x : inputs) {
+    if (x.defined() && is_parameter(x)) parameters.push_back(x);
+  }
+  return parameters;
+}
+
 }  // namespace
 
 namespace detail {
 
+struct Application::Observation {
+  OpObserver* observer;
+  OpEvent event;
+  Tensors inputs, parameters;  // what the event's spans show
+  std::int64_t begin_ns = 0;
+};
+
 Application::Application(const OpInfo& info, std::span<Tensor> inputs)
-    : info_(info),
-      inputs_(inputs),
-      previous_grad_mode_(local().grad_enabled),
-      observer_(local().observer) {
+    : info_(info), inputs_(inputs), previous_grad_mode_(local().grad_enabled) {
   check_inputs(info, inputs);
-  cast_inputs(info, inputs, event_);
-  if (observer_ != nullptr) open_event();
+  if (OpObserver* observer = local().observer) {
+    observation_ = std::make_unique<Observation>(Observation{
+        observer, {}, Tensors(inputs.begin(), inputs.end()), parameters_of(inputs)});
+  }
+  cast_inputs(info, inputs, observation_ ? &observation_->event : nullptr);
+  if (observation_) open_event();
   if (inputs[0].device().is_cuda()) device_.emplace(inputs[0].device());
   if (MemoryCategoryGuard::current() == MemoryCategory::other) {
     category_.emplace(MemoryCategory::activations);
@@ -207,27 +223,34 @@ Application::~Application() {
 }
 
 void Application::open_event() {
-  event_.name = info_.name;
-  event_.phase = local().recomputing ? Phase::recompute : Phase::forward;
-  event_.device = inputs_[0].device();
-  event_.dtype = inputs_[0].dtype();
+  OpEvent& event = observation_->event;
+  event.name = info_.name;
+  event.phase = local().recomputing ? Phase::recompute : Phase::forward;
+  event.device = inputs_[0].device();
+  event.dtype = inputs_[0].dtype();
   for (const Tensor& x : inputs_) {
     if (!x.defined() || !core::is_floating(x.dtype())) continue;
-    event_.dtype = x.dtype();
+    event.dtype = x.dtype();
     break;
   }
-  observer_->begin(event_);
-  begin_ns_ = now_ns();
+  event.inputs = observation_->inputs;
+  event.parameters = observation_->parameters;
+  observation_->observer->begin(event);
+  observation_->begin_ns = now_ns();
+}
+
+void Application::close_event(const Tensor& y, const Context::Impl* impl) {
+  OpEvent& event = observation_->event;
+  event.host_ns = now_ns() - observation_->begin_ns;
+  event.bytes_out = static_cast<std::int64_t>(y.nbytes());
+  event.bytes_saved = impl != nullptr ? impl->bytes_saved : 0;
+  event.outputs = {&y, 1};
+  observation_->observer->end(event);
 }
 
 void Application::finish(Tensor& y, std::shared_ptr<Node> node) {
   Context::Impl* impl = node ? NodeAccess::impl(*node) : nullptr;
-  if (observer_ != nullptr) {
-    event_.host_ns = now_ns() - begin_ns_;
-    event_.bytes_out = static_cast<std::int64_t>(y.nbytes());
-    event_.bytes_saved = impl != nullptr ? impl->bytes_saved : 0;
-    observer_->end(event_);
-  }
+  if (observation_) close_event(y, impl);
   if (impl == nullptr || !core::is_floating(y.dtype())) return;
   for (const Tensor& x : inputs_) {
     if (y.same(x)) y = y.detach();  // an input keeps its own graph

@@ -56,8 +56,8 @@ AutocastGuard::~AutocastGuard() {
   Local& here = local();
   const std::shared_ptr<CastCache> cache = std::move(here.autocast.cache);
   here.autocast = std::move(previous_);
-  // A captured state may still hold the cache: it must not keep the copies alive.
-  if (cache && here.autocast.cache != cache) cache->clear();
+  // A captured state, or a thread in it, may still hold the cache: it must not keep the copies.
+  if (cache && here.autocast.cache != cache) cache->close();
 }
 
 }  // namespace cairn::autograd

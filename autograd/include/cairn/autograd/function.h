@@ -42,15 +42,10 @@ namespace cairn::autograd {
 
 using Tensors = std::vector<Tensor>;
 
-/// What autocast does with an operation's floating inputs (f64 is always left alone): half (matrix
-/// products, convolutions) casts to the autocast dtype; f32 (sums, norms, losses, exponentials)
-/// widens half inputs; promote casts all inputs to the widest of them, without autocast too; keep
-/// takes them as they come.
-enum class CastPolicy { keep, half, f32, promote };
-
 struct OpInfo {
   const char* name;
   CastPolicy policy = CastPolicy::keep;
+  const char* advice = "";  // for banned: what to do instead
 };
 
 class Node;
@@ -124,6 +119,11 @@ class Node {
 };
 
 namespace detail {
+/// Notes down that the program has this operation: see operations() in autocast.h.
+bool register_operation(const OpInfo& info);
+template <class Op>
+inline const bool kRegistered = register_operation(Op::kInfo);  // before main
+
 template <class Op>
 class OpNode final : public Node {
  public:
@@ -149,21 +149,22 @@ class Application {
   void finish(Tensor& y, std::shared_ptr<Node> node);
 
  private:
+  struct Observation;
   void open_event();
+  void close_event(const Tensor& y, const Context::Impl* impl);
 
   const OpInfo& info_;
   std::span<Tensor> inputs_;
   Context context_;
   bool previous_grad_mode_;
-  OpObserver* observer_;
-  OpEvent event_;
-  std::int64_t begin_ns_ = 0;
+  std::unique_ptr<Observation> observation_;  // null: nobody watches
   std::optional<core::MemoryCategoryGuard> category_;
   std::optional<core::DeviceGuard> device_;
 };
 
 template <class Op, class Forward>
 Tensor apply_to(Op op, std::span<Tensor> inputs, Forward forward) {
+  [[maybe_unused]] static constexpr const bool* registered = &kRegistered<Op>;
   Application application(Op::kInfo, inputs);
   Tensor y = forward(op, application.context());
   std::shared_ptr<Node> node;

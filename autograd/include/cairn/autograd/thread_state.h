@@ -10,12 +10,20 @@
 
 namespace cairn::autograd {
 
-class CastCache;  // half copies of f32 leaves made inside one autocast region
+/// What autocast does with an operation's floating inputs (f64 is always left alone): half (matrix
+/// products, convolutions) casts to the autocast dtype; f32 (sums, norms, losses, exponentials)
+/// widens half inputs; promote casts all inputs to the widest of them, without autocast too; keep
+/// takes them as they come; banned refuses half inputs.
+enum class CastPolicy { keep, half, f32, promote, banned };
+
+class CastCache;     // half copies of f32 leaves made inside one autocast region
+class CastPolicies;  // what CastPolicyGuards around say of single operations
 
 struct AutocastState {
   bool enabled = false;
   DType dtype = DType::f16;          // f16 or bf16
   std::shared_ptr<CastCache> cache;  // null: every use casts again
+  std::shared_ptr<const CastPolicies> policies;  // null: every operation's own
 };
 
 struct ThreadState {
@@ -64,7 +72,9 @@ struct NoGradGuard : GradModeGuard {
 
 /// An autocast region. Casts of leaves are cached until the outermost region ends; the cache knows
 /// the leaf's version and the gradient mode, so writes to a weight and no_grad evaluation inside a
-/// region are right.
+/// region are right. Regions nest. A thread that restores a ThreadState captured in a region is in
+/// that region too and shares its cache; where the region ends first, such a thread goes on and
+/// casts anew at each use.
 class AutocastGuard {
  public:
   explicit AutocastGuard(bool enabled, DType dtype = DType::f16, bool cache = true);

@@ -1,0 +1,227 @@
+// The one table of what autocast does: Apex's O1 lists, torch.amp's CUDA lists, Cairn's operations.
+#include <algorithm>
+#include <array>
+
+#include "cairn/autograd/autocast.h"
+#include "cairn/core/error.h"
+
+namespace cairn::autograd {
+
+namespace {
+
+constexpr ListPolicy kNone = ListPolicy::unlisted, kHalf = ListPolicy::half,
+                     kF32 = ListPolicy::f32, kPromote = ListPolicy::promote,
+                     kSequence = ListPolicy::sequence, kBanned = ListPolicy::banned;
+using P = CastPolicy;
+
+constexpr auto kRows = std::to_array<OpRow>({
+    // Products and convolutions.
+    {"linear", kHalf, kHalf, "linear", P::half, "matrix product", ""},
+    {"matmul, mm, __matmul__", kHalf, kHalf, "matmul", P::half, "matrix product", ""},
+    {"bmm", kHalf, kHalf, "matmul", P::half, "matrix product", "Apex: f32 before CUDA 9.1"},
+    {"mv, addmm, addmv, addr, addbmm, baddbmm", kHalf, kHalf, "", P::keep, "",
+     "matmul of reshaped operands, then add"},
+    {"chain_matmul, linalg_multi_dot, einsum, linalg_vecdot", kNone, kHalf, "", P::keep, "", ""},
+    {"conv2d", kHalf, kHalf, "conv2d", P::half, "convolution", ""},
+    {"conv_transpose2d", kHalf, kHalf, "conv_transpose2d", P::half, "convolution", ""},
+    {"conv1d, conv3d, conv_tbc, conv_transpose1d, conv_transpose3d", kHalf, kHalf, "", P::keep, "",
+     ""},
+    {"convolution, _convolution, cudnn_convolution, cudnn_convolution_transpose", kNone, kHalf, "",
+     P::keep, "", "torch's internal names"},
+    {"scaled_dot_product_attention", kNone, kHalf, "attention", P::half, "matrix products",
+     "the softmax inside sums in f32"},
+    {"self_attention", kNone, kNone, "self_attention", P::half, "matrix products",
+     "attention of one packed projection; the softmax inside sums in f32"},
+    {"prelu", kHalf, kHalf, "", P::keep, "", ""},
+    {"lstm_cell, gru_cell, rnn_tanh_cell, rnn_relu_cell", kHalf, kHalf, "", P::keep, "",
+     "nn::LSTMCell, nn::GRUCell, nn::RNNCell are made of linear, sigmoid and tanh"},
+    {"_thnn_fused_lstm_cell, _thnn_fused_gru_cell", kNone, kHalf, "", P::keep, "",
+     "torch's internal names"},
+    {"rnn, gru, lstm", kHalf, kNone, "", P::keep, "",
+     "nn::RNN, nn::GRU, nn::LSTM are made of linear, sigmoid and tanh"},
+
+    // Exponentials and powers.
+    {"exp", kF32, kF32, "exp", P::f32, "half overflows at exp(11.1)", ""},
+    {"log", kF32, kF32, "log", P::f32, "half digits vanish near 1", ""},
+    {"pow, __pow__, __rpow__, __ipow__", kF32, kF32, "pow", P::f32, "powers overflow half",
+     "no in-place operations"},
+    {"acos, asin, cosh, erfinv, expm1, log10, log2, reciprocal, rsqrt, sinh, tan", kF32, kF32, "",
+     P::keep, "", ""},
+    {"log1p", kNone, kF32, "", P::keep, "", ""},
+    {"sqrt", kNone, kNone, "sqrt", P::keep, "", ""},
+
+    // Sums.
+    {"sum", kF32, kF32, "sum", P::f32, "sums in f32", ""},
+    {"mean", kNone, kNone, "mean", P::f32, "sums in f32",
+     "a mean is a sum: its half rounding loses what the f32 sum of sum keeps (Apex listed it before "
+     "torch 1.1)"},
+    {"max, amax", kNone, kNone, "max", P::keep, "", ""},
+    {"argmax", kNone, kNone, "argmax", P::keep, "", ""},
+    {"prod, cumprod, cumsum", kF32, kF32, "", P::keep, "", ""},
+    {"norm, dist, renorm", kF32, kF32, "", P::keep, "", ""},
+    {"std, var", kF32, kNone, "", P::keep, "", ""},
+    {"pdist, cdist, logsumexp, frobenius_norm, nuclear_norm, linalg_vector_norm, "
+     "linalg_matrix_norm",
+     kNone, kF32, "", P::keep, "", ""},
+
+    // Softmax and normalisation.
+    {"softmax", kF32, kF32, "softmax", P::f32, "softmax sums", ""},
+    {"log_softmax", kF32, kF32, "log_softmax", P::f32, "softmax sums", ""},
+    {"softmin", kF32, kNone, "", P::keep, "", "softmax of -x"},
+    {"softplus", kF32, kF32, "", P::keep, "", ""},
+    {"layer_norm", kF32, kF32, "layer_norm", P::f32, "mean and variance", ""},
+    {"native_layer_norm", kNone, kF32, "layer_norm", P::f32, "mean and variance",
+     "torch's internal name"},
+    {"group_norm", kF32, kF32, "group_norm", P::f32, "mean and variance", ""},
+    {"rms_norm", kNone, kNone, "rms_norm", P::f32, "mean of squares",
+     "squares overflow f16 at 256; its siblings are f32 in both lists"},
+    {"batch_norm", kNone, kNone, "batch_norm", P::keep, "",
+     "statistics are f32 inside, whatever x is"},
+    {"local_response_norm, normalize, interpolate, grid_sample", kF32, kNone, "", P::keep, "", ""},
+    {"cosine_similarity", kF32, kF32, "", P::keep, "", ""},
+    {"upsample_nearest, upsample_bilinear, upsample_bicubic, upsample_linear, upsample_trilinear",
+     kNone, kF32, "", P::keep, "", ""},
+
+    // Losses.
+    {"cross_entropy", kF32, kNone, "cross_entropy", P::keep, "f32 inside, no copy of the logits",
+     "the kernel widens half logits as it reads them and its loss is f32: same digits as Apex's "
+     "cast, without an f32 copy of the largest tensor of a language model"},
+    {"nll_loss", kF32, kF32, "", P::keep, "", "cross_entropy"},
+    {"nll_loss2d", kNone, kF32, "", P::keep, "", ""},
+    {"mse_loss", kF32, kF32, "mse_loss", P::f32, "a loss", ""},
+    {"binary_cross_entropy_with_logits", kF32, kF32, "bce_with_logits", P::f32, "a loss", ""},
+    {"binary_cross_entropy", kBanned, kBanned, "binary_cross_entropy", P::banned,
+     "half probabilities round to 0 and 1",
+     "refuses half inputs only; f32 inputs are fine in a region, as in Apex"},
+    {"poisson_nll_loss, cosine_embedding_loss, hinge_embedding_loss, kl_div, l1_loss, "
+     "smooth_l1_loss, margin_ranking_loss, multilabel_margin_loss, soft_margin_loss, "
+     "triplet_margin_loss, multi_margin_loss",
+     kF32, kF32, "", P::keep, "", ""},
+    {"multilabel_soft_margin_loss, ctc_loss", kF32, kNone, "", P::keep, "", ""},
+    {"huber_loss", kNone, kF32, "", P::keep, "", ""},
+
+    // Promotion.
+    {"add, __add__, __radd__, __iadd__", kPromote, kNone, "add", P::promote, "",
+     "no in-place operations"},
+    {"sub, __sub__, __rsub__, __isub__", kPromote, kNone, "sub", P::promote, "",
+     "no in-place operations"},
+    {"mul, __mul__, __rmul__, __imul__", kPromote, kNone, "mul", P::promote, "",
+     "no in-place operations"},
+    {"div, __div__, __rdiv__, __idiv__, __truediv__, __rtruediv__, __itruediv__", kPromote, kNone,
+     "div", P::promote, "", "no in-place operations"},
+    {"eq, ge, gt, le, lt, ne, __eq__, __ge__, __gt__, __le__, __lt__, __ne__", kPromote, kNone,
+     "compare", P::promote, "", ""},
+    {"maximum", kNone, kNone, "maximum", P::promote, "",
+     "torch's own type promotion does the same, without a list"},
+    {"atan2", kPromote, kPromote, "atan2", P::promote, "", ""},
+    {"equal", kPromote, kNone, "", P::keep, "", ""},
+    {"addcdiv, addcmul, bilinear, cross, dot", kPromote, kPromote, "", P::keep, "", ""},
+    {"vdot, grid_sampler, index_put, tensordot, scatter_add", kNone, kPromote, "", P::keep, "", ""},
+    {"cat", kSequence, kNone, "concat", P::promote, "",
+     "f16 with bf16 gives f32, where Apex passes the mix through"},
+    {"stack", kSequence, kNone, "stack", P::promote, "",
+     "f16 with bf16 gives f32, where Apex passes the mix through"},
+
+    // As the input comes.
+    {"relu", kNone, kNone, "relu", P::keep, "", ""},
+    {"leaky_relu", kNone, kNone, "leaky_relu", P::keep, "", ""},
+    {"silu", kNone, kNone, "silu", P::keep, "", ""},
+    {"gelu", kF32, kNone, "gelu", P::keep, "",
+     "as torch; the kernel computes in f32 and rounds once"},
+    {"tanh", kNone, kNone, "tanh", P::keep, "", ""},
+    {"sigmoid", kNone, kNone, "sigmoid", P::keep, "", ""},
+    {"dropout", kNone, kNone, "dropout", P::keep, "", ""},
+    {"max_pool2d", kNone, kNone, "max_pool2d", P::keep, "", ""},
+    {"avg_pool2d", kNone, kNone, "avg_pool2d", P::keep, "", ""},
+    {"embedding", kNone, kNone, "embedding", P::keep, "", ""},
+    {"scale * x + shift", kNone, kNone, "affine", P::keep, "", ""},
+    {"reshape, view, flatten", kNone, kNone, "reshape", P::keep, "", ""},
+    {"transpose", kNone, kNone, "transpose", P::keep, "", ""},
+    {"permute", kNone, kNone, "permute", P::keep, "", ""},
+    {"expand", kNone, kNone, "expand", P::keep, "", ""},
+    {"slice, narrow", kNone, kNone, "slice", P::keep, "", ""},
+    {"contiguous", kNone, kNone, "relayout", P::keep, "", ""},
+    {"to(device), cpu", kF32, kNone, "copy_to", P::keep, "",
+     "a copy changes no digits; Apex lists Tensor.cpu so that NumPy gets f32"},
+    {"to(dtype)", kNone, kNone, "cast", P::keep, "", "the conversion itself"},
+});
+
+}  // namespace
+
+std::span<const OpRow> op_table() {
+  return kRows;
+}
+
+const OpRow* find_op(std::string_view cairn_name) {
+  const auto row = std::find_if(kRows.begin(), kRows.end(), [&](const OpRow& candidate) {
+    return !cairn_name.empty() && candidate.cairn == cairn_name;
+  });
+  return row == kRows.end() ? nullptr : &*row;
+}
+
+std::string_view name(CastPolicy policy) {
+  switch (policy) {
+    case CastPolicy::keep:
+      return "keep";
+    case CastPolicy::half:
+      return "half";
+    case CastPolicy::f32:
+      return "f32";
+    case CastPolicy::promote:
+      return "promote";
+    case CastPolicy::banned:
+      return "banned";
+  }
+  return "?";
+}
+
+std::string_view name(ListPolicy policy) {
+  switch (policy) {
+    case ListPolicy::unlisted:
+      return "-";
+    case ListPolicy::half:
+      return "half";
+    case ListPolicy::f32:
+      return "f32";
+    case ListPolicy::promote:
+      return "promote";
+    case ListPolicy::sequence:
+      return "sequence";
+    case ListPolicy::banned:
+      return "banned";
+  }
+  return "?";
+}
+
+namespace {
+
+// Markdown takes * and _ for emphasis.
+std::string code(std::string_view names) {
+  std::string quoted = "`";
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const bool separator = names.substr(i, 2) == ", ";
+    quoted += separator ? "`, `" : std::string(1, names[i]);
+    i += separator ? 1 : 0;
+  }
+  return quoted + "`";
+}
+
+}  // namespace
+
+std::string op_table_markdown() {
+  std::string text =
+      "| operation | Apex | torch.amp | Cairn | Cairn's name | why, and where it differs |\n"
+      "|---|---|---|---|---|---|\n";
+  for (const OpRow& row : kRows) {
+    const bool has = !row.cairn.empty();
+    std::string why(row.reason);
+    if (!why.empty() && !row.note.empty()) why += "; ";
+    why += row.note;
+    text += core::str("| ", code(row.name), " | ", name(row.apex), " | ", name(row.torch), " | ",
+                      has ? name(row.policy) : "", " | ", has ? code(row.cairn) : "", " | ", why,
+                      " |\n");
+  }
+  return text;
+}
+
+}  // namespace cairn::autograd
