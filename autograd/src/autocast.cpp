@@ -107,8 +107,8 @@ void CastPolicies::set(std::string_view op, CastPolicy policy) {
 CastPolicyGuard::CastPolicyGuard(
     std::initializer_list<std::pair<std::string_view, CastPolicy>> overrides)
     : previous_(local().autocast.policies) {
-  auto policies = previous_ ? std::make_shared<CastPolicies>(*previous_)
-                            : std::make_shared<CastPolicies>();
+  auto policies =
+      previous_ ? std::make_shared<CastPolicies>(*previous_) : std::make_shared<CastPolicies>();
   for (const auto& [op, policy] : overrides) policies->set(op, policy);
   local().autocast.policies = std::move(policies);
 }

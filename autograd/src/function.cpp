@@ -205,8 +205,8 @@ Application::Application(const OpInfo& info, std::span<Tensor> inputs)
     : info_(info), inputs_(inputs), previous_grad_mode_(local().grad_enabled) {
   check_inputs(info, inputs);
   if (OpObserver* observer = local().observer) {
-    observation_ = std::make_unique<Observation>(Observation{
-        observer, {}, Tensors(inputs.begin(), inputs.end()), parameters_of(inputs)});
+    observation_ = std::make_unique<Observation>(
+        Observation{observer, {}, Tensors(inputs.begin(), inputs.end()), parameters_of(inputs)});
   }
   cast_inputs(info, inputs, observation_ ? &observation_->event : nullptr);
   if (observation_) open_event();

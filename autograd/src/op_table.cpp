@@ -9,9 +9,9 @@ namespace cairn::autograd {
 
 namespace {
 
-constexpr ListPolicy kNone = ListPolicy::unlisted, kHalf = ListPolicy::half,
-                     kF32 = ListPolicy::f32, kPromote = ListPolicy::promote,
-                     kSequence = ListPolicy::sequence, kBanned = ListPolicy::banned;
+constexpr ListPolicy kNone = ListPolicy::unlisted, kHalf = ListPolicy::half, kF32 = ListPolicy::f32,
+                     kPromote = ListPolicy::promote, kSequence = ListPolicy::sequence,
+                     kBanned = ListPolicy::banned;
 using P = CastPolicy;
 
 constexpr auto kRows = std::to_array<OpRow>({
@@ -53,7 +53,8 @@ constexpr auto kRows = std::to_array<OpRow>({
     // Sums.
     {"sum", kF32, kF32, "sum", P::f32, "sums in f32", ""},
     {"mean", kNone, kNone, "mean", P::f32, "sums in f32",
-     "a mean is a sum: its half rounding loses what the f32 sum of sum keeps (Apex listed it before "
+     "a mean is a sum: its half rounding loses what the f32 sum of sum keeps (Apex listed it "
+     "before "
      "torch 1.1)"},
     {"max, amax", kNone, kNone, "max", P::keep, "", ""},
     {"argmax", kNone, kNone, "argmax", P::keep, "", ""},
@@ -141,8 +142,9 @@ constexpr auto kRows = std::to_array<OpRow>({
     {"expand", kNone, kNone, "expand", P::keep, "", ""},
     {"slice, narrow", kNone, kNone, "slice", P::keep, "", ""},
     {"contiguous", kNone, kNone, "relayout", P::keep, "", ""},
-    {"to(device), cpu", kF32, kNone, "copy_to", P::keep, "",
-     "a copy changes no digits; Apex lists Tensor.cpu so that NumPy gets f32"},
+    {"cpu", kF32, kNone, "copy_to", P::keep, "",
+     "a copy changes no digits; Apex listed it so that NumPy gets f32"},
+    {"to(device)", kNone, kNone, "copy_to", P::keep, "", ""},
     {"to(dtype)", kNone, kNone, "cast", P::keep, "", "the conversion itself"},
 });
 

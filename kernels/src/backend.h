@@ -79,6 +79,8 @@ class Backend {
   virtual void mse_backward(View x, View target, View dloss, View dx) const = 0;
   virtual void bce_with_logits(View x, View target, View loss) const = 0;
   virtual void bce_with_logits_backward(View x, View target, View dloss, View dx) const = 0;
+  virtual void bce(View p, View target, View loss) const = 0;
+  virtual void bce_backward(View p, View target, View dloss, View dp) const = 0;
   virtual void embedding(View weight, View index, View y) const = 0;
   virtual void embedding_backward(View dy, View index, View dweight, bool accumulate) const = 0;
 

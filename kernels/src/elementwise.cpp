@@ -83,7 +83,8 @@ void binary(BinaryOp op, const TensorView& a, const TensorView& b, const TensorV
   if (!is_comparison(op) || y.dtype != DType::boolean) {
     check_same_dtype("binary", {{"a", a}, {"y", y}});
   }
-  if (op == BinaryOp::div || op == BinaryOp::pow) check_floating("binary", {{"a", a}});
+  const bool fraction = op == BinaryOp::div || op == BinaryOp::pow || op == BinaryOp::atan2;
+  if (fraction) check_floating("binary", {{"a", a}});
   const TensorView wide_a = broadcast_to("binary", {"a", a}, y.shape);
   const TensorView wide_b = broadcast_to("binary", {"b", b}, y.shape);
   launch(y.device, [=](const Backend& backend) { backend.binary(op, wide_a, wide_b, y); });

@@ -101,4 +101,20 @@ void bce_with_logits_backward(const TensorView& x, const TensorView& target,
          [=](const Backend& backend) { backend.bce_with_logits_backward(x, target, wide, dx); });
 }
 
+void bce(const TensorView& p, const TensorView& target, const TensorView& loss) {
+  check_pair("bce", p, target, {"loss", loss});
+  check_same_shape("bce", {{"p", p}, {"loss", loss}});
+  launch(p.device, [=](const Backend& backend) { backend.bce(p, target, loss); });
+}
+
+void bce_backward(const TensorView& p, const TensorView& target, const TensorView& dloss,
+                  const TensorView& dp) {
+  check_pair("bce_backward", p, target, {"dloss", dloss});
+  check_device("bce_backward", {{"p", p}, {"dp", dp}});
+  check_same_dtype("bce_backward", {{"p", p}, {"dp", dp}});
+  check_same_shape("bce_backward", {{"p", p}, {"dp", dp}});
+  const TensorView wide = broadcast_to("bce_backward", {"dloss", dloss}, p.shape);
+  launch(p.device, [=](const Backend& backend) { backend.bce_backward(p, target, wide, dp); });
+}
+
 }  // namespace cairn::kernels

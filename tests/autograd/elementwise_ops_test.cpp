@@ -70,12 +70,13 @@ TEST_P(Binary, NamesShapesThatDoNotFit) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ops, Binary,
-    ::testing::Values(BinaryCase{"add", add, [](double a, double b) { return a + b; }},
-                      BinaryCase{"sub", sub, [](double a, double b) { return a - b; }},
-                      BinaryCase{"mul", mul, [](double a, double b) { return a * b; }},
-                      BinaryCase{"div", div, [](double a, double b) { return a / b; }},
-                      BinaryCase{"maximum", maximum,
-                                 [](double a, double b) { return std::max(a, b); }}),
+    ::testing::Values(
+        BinaryCase{"add", add, [](double a, double b) { return a + b; }},
+        BinaryCase{"sub", sub, [](double a, double b) { return a - b; }},
+        BinaryCase{"mul", mul, [](double a, double b) { return a * b; }},
+        BinaryCase{"div", div, [](double a, double b) { return a / b; }},
+        BinaryCase{"atan2", atan2, [](double a, double b) { return std::atan2(a, b); }},
+        BinaryCase{"maximum", maximum, [](double a, double b) { return std::max(a, b); }}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Elementwise, MaximumSharesTheGradientOfEqualOperands) {

@@ -44,6 +44,46 @@ TEST(RmsNorm, HasTheGradientsOfItsFormula) {
   check_gradients(f, {leaf({3, 7}, 1), Tensor()});
 }
 
+// By the definition.
+Tensor group_norm_reference(const Tensor& x, std::int64_t groups, const Tensor& w, const Tensor& b,
+                            double eps) {
+  const Tensor rows = reshape(x, {x.size(0), groups, -1});
+  const Tensor centred = rows - mean(rows, {2}, true);
+  const Tensor normal = centred / sqrt(mean(centred * centred, {2}, true) + eps);
+  Shape channels = Shape::filled(x.dims(), 1);
+  channels[1] = x.size(1);
+  return reshape(normal, x.shape()) * reshape(w, channels) + reshape(b, channels);
+}
+
+TEST(GroupNorm, IsItsDefinitionWithItsGradients) {
+  for (const Shape& shape : {Shape{3, 6}, Shape{2, 6, 5}, Shape{2, 6, 3, 2}}) {
+    for (const std::int64_t groups : {1, 2, 3}) {
+      const Tensor x = leaf(shape, 1), w = leaf({6}, 2), b = leaf({6}, 3);
+      const auto f = [=](const Tensors& in) { return group_norm(in[0], groups, in[1], in[2]); };
+      expect_close(f({x, w, b}), group_norm_reference(x, groups, w, b, 1e-5).to_vector(), 1e-12);
+      check_gradients(f, {x, w, b});
+      check_gradients(f, {x, Tensor(), Tensor()});
+      check_gradients(f, {x.detach(), w, Tensor()});
+    }
+  }
+  const auto f = [](const Tensors& in) { return group_norm(in[0], 2, in[1], in[2]); };
+  check_gradients(f, {strided_leaf({2, 4, 3}, 1), leaf({4}, 2), leaf({4}, 3)});
+  check_gradients(f, {leaf({0, 4, 3}, 1), leaf({4}, 2), leaf({4}, 3)});
+}
+
+TEST(GroupNorm, KeepsChannelsLast) {
+  const Tensor x = random_tensor({2, 4, 3, 3}, 1), w = leaf({4}, 2), b = leaf({4}, 3);
+  const Tensor y = group_norm(channels_last(x), 2, w, b);
+  EXPECT_TRUE(y.view().is_channels_last());
+  expect_close(y, group_norm(x, 2, w, b).to_vector(), 0);
+}
+
+TEST(GroupNorm, NamesWhatDoesNotFit) {
+  const Tensor x = random_tensor({2, 4, 3}, 1);
+  EXPECT_THAT(error_of([&] { group_norm(x, 3, {}, {}); }), HasSubstr("multiple of 3"));
+  EXPECT_THAT(error_of([&] { group_norm(x, 2, random_tensor({3}, 1), {}); }), HasSubstr("[4]"));
+}
+
 // By the definition, for any gradient check in f64 (the kernel keeps f32 statistics).
 Tensor batch_norm_reference(const Tensor& x, const Tensor& w, const Tensor& b, double eps) {
   const std::vector<int> dims = x.dims() == 4 ? std::vector<int>{0, 2, 3} : std::vector<int>{0};
@@ -238,6 +278,25 @@ TEST(BceWithLogits, HasTheGradientsOfItsFormula) {
   const Tensor x = Tensor::from(std::vector<float>{100, -100}, {2});
   const Tensor t = Tensor::from(std::vector<float>{1, 1}, {2});
   EXPECT_NEAR(bce_with_logits(x, t, Reduction::sum).item(), 100.0, 1e-4);
+}
+
+TEST(BinaryCrossEntropy, IsItsDefinitionWithItsGradients) {
+  const Tensor p = leaf({3, 4}, 1, 0.05, 0.95), t = leaf({3, 4}, 2, 0, 1);
+  const Tensor one = Tensor::full({}, 1.0, DType::f64);
+  const Tensor expected = -(t * log(p) + (one - t) * log(one - p));
+  expect_close(binary_cross_entropy(p, t, Reduction::none), expected.to_vector(), 1e-13);
+  EXPECT_NEAR(binary_cross_entropy(p, t).item(), mean(expected).item(), 1e-14);
+  for (const Reduction reduction : {Reduction::none, Reduction::mean, Reduction::sum}) {
+    const auto f = [=](const Tensors& x) { return binary_cross_entropy(x[0], x[1], reduction); };
+    check_gradients(f, {p, t});
+  }
+}
+
+TEST(BinaryCrossEntropy, IsThatOfTheLogits) {
+  const Tensor x = random_tensor({64}, 1, -9, 9, DType::f32),
+               t = random_tensor({64}, 2, 0, 1, DType::f32);
+  expect_close(binary_cross_entropy(sigmoid(x), t, Reduction::none),
+               bce_with_logits(x, t, Reduction::none).to_vector(), 2e-4);
 }
 
 }  // namespace

@@ -159,6 +159,30 @@ TEST(Concat, JoinsAlongADimension) {
   EXPECT_THAT(error_of([] { concat({}); }), HasSubstr("none"));
 }
 
+TEST(Stack, JoinsAlongANewDimension) {
+  const Tensor a = counting({2, 2}), b = a + 4.0;
+  expect_close(stack({a, b}), {0, 1, 2, 3, 4, 5, 6, 7}, 0);
+  expect_close(stack({a, b}, 1), {0, 1, 4, 5, 2, 3, 6, 7}, 0);
+  expect_close(stack({a, b}, -1), {0, 4, 1, 5, 2, 6, 3, 7}, 0);
+  EXPECT_EQ(stack({a, a, a}, 2).shape(), (Shape{2, 2, 3}));
+  EXPECT_EQ(stack({Tensor::full({}, 1.0)}).shape(), (Shape{1}));
+  check_gradients(
+      [](const Tensors& x) {
+        return stack({x[0], x[1], x[0]}, 1);
+      },
+      {leaf({2, 3}, 1), strided_leaf({2, 3}, 2)});
+  check_gradients(
+      [](const Tensors& x) {
+        return stack({x[0], x[1]});
+      },
+      {random_tensor({2}, 1), leaf({2}, 2)});
+  const Tensor half = random_tensor({2}, 1, -1, 1, DType::f16);
+  EXPECT_EQ(stack({half, random_tensor({2}, 1, -1, 1, DType::bf16)}).dtype(), DType::f32);
+  EXPECT_THAT(error_of([&] { stack({a, counting({3, 2})}); }), HasSubstr("[3, 2]"));
+  EXPECT_THAT(error_of([&] { stack({a, Tensor()}); }), HasSubstr("none"));
+  EXPECT_THAT(error_of([] { stack({}); }), HasSubstr("none"));
+}
+
 TEST(Convert, CastsBothWays) {
   const Tensor x = leaf({3}, 1, -1, 1, DType::f32);
   const Tensor y = to(x, DType::bf16);

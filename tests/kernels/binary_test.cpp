@@ -35,6 +35,7 @@ const Operation kArithmetic[] = {
 const Operation kFractions[] = {
     {BinaryOp::div, [](double a, double b) { return a / b; }},
     {BinaryOp::pow, [](double a, double b) { return std::pow(a, b); }},
+    {BinaryOp::atan2, [](double a, double b) { return std::atan2(a, b); }},
 };
 const Operation kComparisons[] = {
     {BinaryOp::eq, [](double a, double b) { return double(a == b); }},

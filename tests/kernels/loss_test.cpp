@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "cairn/core/stream.h"
 #include "layouts.h"
@@ -221,6 +222,51 @@ TEST_P(PairLoss, BceIsStableForLargeLogits) {
   expect_close(loss, {0, 0, 1000, 1000}, 1e-6, 1e-30);
   bce_with_logits_backward(x, t, Tensor::full({1}, 1.0, DType::f32, GetParam()), loss);
   expect_close(loss, {0, 0, 1, -1}, 1e-6, 1e-30);
+}
+
+TEST_P(PairLoss, BceOfProbabilitiesMatchesTheReferenceInEveryDtypeAndLayout) {
+  for (const Shape& shape : {Shape{0}, Shape{9, 77}, Shape{2, 3, 4, 5}}) {
+    for (DType dtype : kFloating) {
+      for (Layout layout : layouts(shape)) {
+        SCOPED_TRACE(describe(shape, dtype, layout));
+        const LaidOut p(random_values(shape.numel(), 1, 0.01, 0.99), shape, dtype, GetParam(),
+                        layout);
+        const LaidOut t(random_values(shape.numel(), 2, 0, 1), shape, dtype, GetParam(),
+                        Layout::row_major);
+        const LaidOut dloss(random_values(shape.numel(), 3), shape, loss_dtype(dtype), GetParam(),
+                            layout);
+        const LaidOut loss(shape, loss_dtype(dtype), GetParam(), layout),
+            dp(shape, dtype, GetParam(), layout);
+        const auto ps = p.values(), ts = t.values(), gs = dloss.values();
+        std::vector<double> expected(ps), gradient(ps);
+        for (std::size_t i = 0; i < ps.size(); ++i) {
+          expected[i] = -ts[i] * std::log(ps[i]) - (1 - ts[i]) * std::log1p(-ps[i]);
+          gradient[i] = (ps[i] - ts[i]) / (ps[i] * (1 - ps[i])) * gs[i];
+        }
+        const double fine = loss_epsilon(dtype);
+        bce(p, t, loss);
+        expect_close(loss.values(), expected, 16 * fine, 16 * fine);
+        bce_backward(p, t, dloss, dp);
+        expect_close(dp.values(), gradient, 2 * epsilon(dtype) + 16 * fine, 16 * fine);
+        EXPECT_TRUE(loss.gaps_untouched() && dp.gaps_untouched());
+      }
+    }
+  }
+}
+
+TEST_P(PairLoss, BceOfProbabilitiesHasLimitsAtItsEnds) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto tensor = [](const std::vector<double>& values) {
+    return Tensor::from(values, {static_cast<std::int64_t>(values.size())}, DType::f32, GetParam());
+  };
+  const Tensor p = tensor({0, 1, 0, 1, 1e-20, -0.5, 1.5, nan}),
+               t = tensor({0, 1, 1, 0, 0, 1, 0, 1});
+  const Tensor loss = Tensor::empty({8}, DType::f32, GetParam());
+  bce(p, t, loss);
+  expect_close(loss, {0, 0, 100, 100, 1e-20, nan, nan, nan}, 1e-6, 0);
+  bce_backward(p, t, Tensor::full({1}, 1.0, DType::f32, GetParam()), loss);
+  const std::vector<double> dp = loss.to_vector();
+  expect_close({dp.begin(), dp.begin() + 5}, {0, 0, -1e12, 1e12, 1e-8}, 1e-6, 0);
 }
 
 TEST_P(PairLoss, ErrorsNameWhatIsWrong) {

@@ -116,11 +116,14 @@ Tensors losses(DType dtype) {
   const Tensor x = random({131}, dtype, 1, 1), target = random({131}, dtype, 2);
   const Tensor dloss = random({131}, DType::f32, 3);
   Tensors results{random({131}, DType::f32, 4), random({131}, dtype, 5),
-                  random({131}, DType::f32, 6), random({131}, dtype, 7)};
+                  random({131}, DType::f32, 6), random({131}, dtype, 7),
+                  random({131}, DType::f32, 8), random({131}, dtype, 9)};
   mse(x, target, results[0]);
   mse_backward(x, target, dloss, results[1]);
   bce_with_logits(x, target, results[2]);
   bce_with_logits_backward(x, target, dloss, results[3]);
+  bce(x, target, results[4]);
+  bce_backward(x, target, dloss, results[5]);
   return results;
 }
 

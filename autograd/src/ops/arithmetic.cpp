@@ -1,4 +1,4 @@
-// add sub mul div maximum, comparisons, affine, pow, and the operators.
+// add sub mul div maximum atan2, comparisons, affine, pow, and the operators.
 #include "cairn/autograd/ops.h"
 #include "ops/common.h"
 
@@ -124,6 +124,41 @@ struct Maximum {
   }
 };
 
+// With r = a^2 + b^2: da = dy b / r, db = -dy a / r.
+struct Atan2 {
+  static constexpr OpInfo kInfo{"atan2", CastPolicy::promote};
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    ctx.save(a);
+    ctx.save(b);
+    return broadcast_binary(BinaryOp::atan2, kInfo.name, a, b, a.dtype());
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor a = ctx.saved(0), b = ctx.saved(1);
+    const Tensor wide_a = to_wide(a), wide_b = to_wide(b);  // squares overflow f16
+    const Tensor r = product(BinaryOp::add, product(BinaryOp::mul, wide_a, wide_a),
+                             product(BinaryOp::mul, wide_b, wide_b));
+    const Tensor over_r = product(BinaryOp::div, to_wide(dy), r);
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) gradients[0] = part(ctx, 0, product(BinaryOp::mul, over_r, wide_b));
+    if (ctx.needs_grad(1)) {
+      gradients[1] = part(ctx, 1, scaled(product(BinaryOp::mul, over_r, wide_a), -1.0));
+    }
+    return gradients;
+  }
+
+ private:
+  static Tensor to_wide(const Tensor& x) { return in_dtype(x, wide(x.dtype())); }
+  static Tensor in_dtype(const Tensor& x, DType dtype) {
+    if (x.dtype() == dtype) return x;
+    const Tensor y = empty_as(x, x.shape(), dtype);
+    kernels::copy(x, y);
+    return y;
+  }
+  static Tensor part(Context& ctx, int input, const Tensor& gradient) {
+    return sum_to_input(ctx, input, in_dtype(gradient, ctx.input_dtype(input)));
+  }
+};
+
 struct Compare {
   static constexpr OpInfo kInfo{"compare", CastPolicy::promote};
   BinaryOp op;
@@ -188,6 +223,9 @@ Tensor div(const Tensor& a, const Tensor& b) {
 }
 Tensor maximum(const Tensor& a, const Tensor& b) {
   return apply(Maximum{}, a, b);
+}
+Tensor atan2(const Tensor& a, const Tensor& b) {
+  return apply(Atan2{}, a, b);
 }
 Tensor compare(BinaryOp op, const Tensor& a, const Tensor& b) {
   const bool compares = op == BinaryOp::eq || op == BinaryOp::ne || op == BinaryOp::lt ||

@@ -125,6 +125,33 @@ struct BceWithLogits {
   }
 };
 
+struct Bce {
+  static constexpr OpInfo kInfo{
+      "binary_cross_entropy", CastPolicy::banned,
+      "half probabilities round to 0 and 1, where the logarithms are infinite: leave the sigmoid "
+      "out and use bce_with_logits, or compute the sigmoid in f32"};
+  static void forward_kernel(const TensorView& p, const TensorView& t, const TensorView& loss) {
+    kernels::bce(p, t, loss);
+  }
+  static void backward_kernel(const TensorView& p, const TensorView& t, const TensorView& dloss,
+                              const TensorView& dp) {
+    kernels::bce_backward(p, t, dloss, dp);
+  }
+  // The loss is linear in t: its derivative is loss(p, 1) - loss(p, 0).
+  static void target_gradient(const TensorView& p, const TensorView& t, const TensorView& dloss,
+                              const TensorView& dt) {
+    const Tensor constant = Tensor::full(t.shape, 1.0, t.dtype, t.device);
+    const Tensor one = Tensor::empty(t.shape, wide(t.dtype), t.device);
+    const Tensor zero = Tensor::empty_like(one);
+    kernels::bce(p, constant, one);
+    kernels::fill(constant, 0.0);
+    kernels::bce(p, constant, zero);
+    kernels::axpby(-1.0, zero, 1.0, one);
+    kernels::binary(BinaryOp::mul, one, dloss, one);
+    kernels::copy(one, dt);
+  }
+};
+
 template <class Loss>
 struct Elementwise {
   static constexpr OpInfo kInfo = Loss::kInfo;
@@ -174,6 +201,9 @@ Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
 }
 Tensor bce_with_logits(const Tensor& x, const Tensor& target, Reduction reduction) {
   return apply(Elementwise<BceWithLogits>{reduction}, x, target);
+}
+Tensor binary_cross_entropy(const Tensor& p, const Tensor& target, Reduction reduction) {
+  return apply(Elementwise<Bce>{reduction}, p, target);
 }
 
 }  // namespace cairn::autograd

@@ -1,4 +1,4 @@
-// layer_norm, rms_norm, batch_norm.
+// layer_norm, rms_norm, group_norm, batch_norm.
 #include "cairn/kernels/norm.h"
 
 #include "cairn/autograd/ops.h"
@@ -7,6 +7,7 @@
 namespace cairn::autograd {
 
 using core::TensorView;
+using kernels::BinaryOp;
 
 namespace {
 
@@ -108,6 +109,81 @@ struct RmsNorm {
   }
 };
 
+// Rows of one group each go through the layer norm's kernels; weight and bias are per channel.
+struct GroupNorm {
+  static constexpr OpInfo kInfo{"group_norm", CastPolicy::f32};
+  std::int64_t groups;
+  double eps;
+
+  Tensor forward(Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    check(x, weight, bias);
+    const Tensor rows = in_groups(contiguous_data(x));
+    const Tensor normal = Tensor::empty_like(rows);
+    const Tensor mean = statistics(x, rows.size(0)), rstd = statistics(x, rows.size(0));
+    kernels::layer_norm(rows, {}, {}, eps, normal, mean, rstd);
+    for (const Tensor& saved : {rows, mean, rstd, weight}) ctx.save(saved);
+    ctx.save(ctx.needs_grad(1) ? normal : Tensor());
+    Tensor y = Tensor::empty_like(x);
+    const TensorView as_x = normal.view().reshape(x.shape());
+    if (weight.defined()) {
+      kernels::binary(BinaryOp::mul, as_x, per_channel(weight, x.dims()), y);
+    } else {
+      kernels::copy(as_x, y);
+    }
+    if (bias.defined()) kernels::binary(BinaryOp::add, y, per_channel(bias, x.dims()), y);
+    return y;
+  }
+
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    Tensors gradients(3);
+    if (ctx.needs_grad(2)) gradients[2] = channel_sum(ctx, 2, dy);
+    if (ctx.needs_grad(1)) {
+      const Tensor product = Tensor::empty(dy.shape(), dy.dtype(), dy.device());
+      kernels::binary(BinaryOp::mul, dy, ctx.saved(4).view().reshape(dy.shape()), product);
+      gradients[1] = channel_sum(ctx, 1, product);
+    }
+    if (!ctx.needs_grad(0)) return gradients;
+    const Tensor weight = ctx.saved(3);
+    Tensor dnormal = contiguous_data(dy);
+    if (weight.defined()) {
+      dnormal = Tensor::empty(dy.shape(), dy.dtype(), dy.device());
+      kernels::binary(BinaryOp::mul, dy, per_channel(weight, dy.dims()), dnormal);
+    }
+    const Tensor rows = ctx.saved(0), dx = Tensor::empty_like(rows);
+    kernels::layer_norm_backward(rows, {}, ctx.saved(1), ctx.saved(2), in_groups(dnormal), dx, {},
+                                 {}, false);
+    gradients[0] = in_shape(dx, dy.shape());
+    return gradients;
+  }
+
+ private:
+  void check(const Tensor& x, const Tensor& weight, const Tensor& bias) const {
+    CAIRN_CHECK(x.dims() >= 2 && groups > 0 && x.size(1) % groups == 0, kInfo.name,
+                "expected x [N, C, ...] with C a multiple of ", groups, " groups, got ", x.shape());
+    for (const Tensor& affine : {weight, bias}) {
+      const bool fits = !affine.defined() || affine.shape() == Shape{x.size(1)};
+      CAIRN_CHECK(fits, kInfo.name, "expected weight and bias [", x.size(1), "], got ",
+                  affine.shape());
+    }
+  }
+  Tensor in_groups(const Tensor& x) const {
+    const std::int64_t rows = x.size(0) * groups;
+    return in_shape(x, {rows, rows == 0 ? 0 : x.numel() / rows});
+  }
+  static TensorView per_channel(const Tensor& values, int dims) {
+    Shape shape{1, values.size(0)};
+    for (int d = 2; d < dims; ++d) shape.push_back(1);
+    return values.view().reshape(shape);
+  }
+  // Over all but the channels, where the input's gradient goes.
+  static Tensor channel_sum(Context& ctx, int input, const Tensor& x) {
+    const GradTarget target = ctx.grad_target(input);
+    kernels::reduce(kernels::ReduceOp::sum, x, per_channel(target.tensor, x.dims()),
+                    target.accumulate);
+    return target.tensor;
+  }
+};
+
 struct BatchNorm {
   static constexpr OpInfo kInfo{"batch_norm"};
   BatchNormOptions options;
@@ -188,6 +264,10 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 }
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return apply(RmsNorm{eps}, x, weight);
+}
+Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias,
+                  double eps) {
+  return apply(GroupNorm{groups, eps}, x, weight, bias);
 }
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   const Tensor& running_mean, const Tensor& running_var,

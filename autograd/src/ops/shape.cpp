@@ -1,4 +1,4 @@
-// reshape flatten transpose permute expand slice concat contiguous channels_last.
+// reshape flatten transpose permute expand slice concat stack contiguous channels_last.
 #include "cairn/autograd/ops.h"
 #include "ops/common.h"
 
@@ -128,6 +128,39 @@ struct Concat {
   }
 };
 
+struct Stack {
+  static constexpr OpInfo kInfo{"stack", CastPolicy::promote};
+  int dim;
+
+  Tensor forward(Context&, const Tensors& xs) {
+    for (const Tensor& x : xs) {
+      CAIRN_CHECK(x.defined() && x.shape() == xs[0].shape(), kInfo.name,
+                  "expected inputs of one shape, got ", xs[0].shape(), " and ",
+                  x.defined() ? core::str(x.shape()) : "none");
+    }
+    Shape shape;
+    for (int d = 0; d <= xs[0].dims(); ++d) {
+      shape.push_back(d == dim ? static_cast<std::int64_t>(xs.size())
+                               : xs[0].shape()[d < dim ? d : d - 1]);
+    }
+    Tensor y = empty_as(xs[0], shape, xs[0].dtype());
+    for (std::size_t i = 0; i < xs.size(); ++i) kernels::copy(xs[i], entry(y, i));
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    Tensors gradients(static_cast<std::size_t>(dy.size(dim)));
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (ctx.needs_grad(static_cast<int>(i))) gradients[i] = dy.alias(entry(dy, i));
+    }
+    return gradients;
+  }
+
+ private:
+  TensorView entry(const Tensor& y, std::size_t i) const {
+    return y.view().select(dim, static_cast<std::int64_t>(i));
+  }
+};
+
 // The values do not change, so neither does the gradient, whatever its layout.
 struct Relayout {
   static constexpr OpInfo kInfo{"relayout"};
@@ -181,6 +214,11 @@ Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end) {
 Tensor concat(const std::vector<Tensor>& xs, int dim) {
   CAIRN_CHECK(!xs.empty() && xs[0].defined(), "concat", "expected at least one tensor, got none");
   return apply_list(Concat{core::wrap_dim(dim, xs[0].dims(), "concat")}, xs);
+}
+
+Tensor stack(const std::vector<Tensor>& xs, int dim) {
+  CAIRN_CHECK(!xs.empty() && xs[0].defined(), "stack", "expected at least one tensor, got none");
+  return apply_list(Stack{core::wrap_dim(dim, xs[0].dims() + 1, "stack")}, xs);
 }
 
 Tensor contiguous(const Tensor& x) {

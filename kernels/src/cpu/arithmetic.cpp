@@ -3,6 +3,8 @@
 #define HWY_TARGET_INCLUDE "cpu/arithmetic.cpp"
 #include "cpu/targets.h"
 // ---
+#include <cmath>
+
 #include "cpu/cpu_backend.h"
 #include "cpu/loop.h"
 #include "cpu/simd.h"
@@ -80,13 +82,14 @@ void arithmetic_run(BinaryOp op, void* const* data, std::int64_t n) {
       return binary_run(Maximum{}, a, b, y, n);
     case BinaryOp::minimum:
       return binary_run(Minimum{}, a, b, y, n);
+    case BinaryOp::atan2:
     case BinaryOp::eq:
     case BinaryOp::ne:
     case BinaryOp::lt:
     case BinaryOp::le:
     case BinaryOp::gt:
     case BinaryOp::ge:
-      break;  // compared by compare_run
+      break;  // by atan2_run and compare_run
   }
 }
 
@@ -242,8 +245,20 @@ void compare_run(BinaryOp op, const T* a, const T* b, Y* y, std::int64_t n) {
     case BinaryOp::pow:
     case BinaryOp::maximum:
     case BinaryOp::minimum:
+    case BinaryOp::atan2:
       break;
   }
+}
+
+/// Highway has no arc tangent of two arguments: element by element.
+void atan2_run(DType dtype, void* const* data, std::int64_t n) {
+  core::dispatch_floating(dtype, "binary", [&](auto zero) {
+    using T = decltype(zero);
+    const T* a = static_cast<const T*>(data[0]);
+    const T* b = static_cast<const T*>(data[1]);
+    T* y = static_cast<T*>(data[2]);
+    for (std::int64_t i = 0; i < n; ++i) y[i] = T(std::atan2(value_of(a[i]), value_of(b[i])));
+  });
 }
 
 /// Integers wrap around; booleans are computed as integers and are true where the result is not 0.
@@ -266,7 +281,8 @@ void integer_run(BinaryOp op, const T* a, const T* b, T* y, std::int64_t n) {
       return each([](T p, T q) { return p < q ? p : q; });
     case BinaryOp::div:
     case BinaryOp::pow:
-      core::fail("binary", "expected a floating dtype for div and pow, got ",
+    case BinaryOp::atan2:
+      core::fail("binary", "expected a floating dtype for div, pow and atan2, got ",
                  core::name(core::dtype_of<T>));
     case BinaryOp::eq:
     case BinaryOp::ne:
@@ -279,6 +295,7 @@ void integer_run(BinaryOp op, const T* a, const T* b, T* y, std::int64_t n) {
 }
 
 void binary_block(BinaryOp op, DType x, DType y, void* const* data, std::int64_t n) {
+  if (core::is_floating(x) && op == BinaryOp::atan2) return atan2_run(x, data, n);
   if (core::is_floating(x) && !is_comparison(op)) {
     HWY_DYNAMIC_DISPATCH(ArithmeticRun)(op, x, data, n);
     return;

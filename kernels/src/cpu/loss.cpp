@@ -143,6 +143,12 @@ void BceRun(DType dtype, DType loss, void* const* data, std::int64_t n) {
 void BceBackwardRun(DType dtype, DType loss, void* const* data, std::int64_t n) {
   backward<math::BinaryCrossEntropy>(dtype, loss, data, n);
 }
+void ProbabilityBceRun(DType dtype, DType loss, void* const* data, std::int64_t n) {
+  forward<math::ProbabilityCrossEntropy>(dtype, loss, data, n);
+}
+void ProbabilityBceBackwardRun(DType dtype, DType loss, void* const* data, std::int64_t n) {
+  backward<math::ProbabilityCrossEntropy>(dtype, loss, data, n);
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace cairn::kernels
@@ -157,6 +163,8 @@ HWY_EXPORT(MseRun);
 HWY_EXPORT(MseBackwardRun);
 HWY_EXPORT(BceRun);
 HWY_EXPORT(BceBackwardRun);
+HWY_EXPORT(ProbabilityBceRun);
+HWY_EXPORT(ProbabilityBceBackwardRun);
 
 namespace {
 
@@ -250,6 +258,21 @@ void CpuBackend::bce_with_logits_backward(View x, View target, View dloss, View 
   cpu::for_each_run({cpu::in(x), cpu::in(target), cpu::in(dloss), cpu::out(dx)},
                     [&](void* const* data, std::int64_t n, std::int64_t) {
                       HWY_DYNAMIC_DISPATCH(BceBackwardRun)(x.dtype, dloss.dtype, data, n);
+                    });
+}
+
+void CpuBackend::bce(View p, View target, View loss) const {
+  cpu::for_each_run({cpu::in(p), cpu::in(target), cpu::out(loss)},
+                    [&](void* const* data, std::int64_t n, std::int64_t) {
+                      HWY_DYNAMIC_DISPATCH(ProbabilityBceRun)(p.dtype, loss.dtype, data, n);
+                    });
+}
+
+void CpuBackend::bce_backward(View p, View target, View dloss, View dp) const {
+  cpu::for_each_run({cpu::in(p), cpu::in(target), cpu::in(dloss), cpu::out(dp)},
+                    [&](void* const* data, std::int64_t n, std::int64_t) {
+                      HWY_DYNAMIC_DISPATCH(ProbabilityBceBackwardRun)
+                      (p.dtype, dloss.dtype, data, n);
                     });
 }
 

@@ -64,6 +64,8 @@ class CudaBackend final : public Backend {
   void mse_backward(View x, View target, View dloss, View dx) const override;
   void bce_with_logits(View x, View target, View loss) const override;
   void bce_with_logits_backward(View x, View target, View dloss, View dx) const override;
+  void bce(View p, View target, View loss) const override;
+  void bce_backward(View p, View target, View dloss, View dp) const override;
   void embedding(View weight, View index, View y) const override;
   void embedding_backward(View dy, View index, View dweight, bool accumulate) const override;
 

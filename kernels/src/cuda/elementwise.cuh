@@ -83,6 +83,8 @@ __device__ __forceinline__ A arithmetic(BinaryOp op, A a, A b) {
       return math::pow(a, b);
     case BinaryOp::maximum:
       return math::max(a, b);
+    case BinaryOp::atan2:
+      return math::atan2(a, b);
     default:
       return math::min(a, b);
   }

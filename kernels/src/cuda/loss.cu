@@ -92,4 +92,22 @@ void CudaBackend::bce_with_logits_backward(View x, View target, View dloss, View
   });
 }
 
+void CudaBackend::bce(View p, View target, View loss) const {
+  const Queue queue("bce", loss.device);
+  dispatch_loss(p, loss, "bce", [&](auto type, auto loss_type) {
+    using T = decltype(type);
+    using L = decltype(loss_type);
+    map<L, T, T>(queue, ProbabilityCrossEntropy<T, L>{}, loss, {&p, &target});
+  });
+}
+
+void CudaBackend::bce_backward(View p, View target, View dloss, View dp) const {
+  const Queue queue("bce_backward", dp.device);
+  dispatch_loss(p, dloss, "bce_backward", [&](auto type, auto loss_type) {
+    using T = decltype(type);
+    using L = decltype(loss_type);
+    map<T, T, T, L>(queue, ProbabilityCrossEntropyBackward<T, L>{}, dp, {&p, &target, &dloss});
+  });
+}
+
 }  // namespace cairn::kernels

@@ -4,6 +4,7 @@
 
 #include "cairn/kernels/loss.h"
 #include "cuda/softmax.cuh"
+#include "math/losses.h"
 
 namespace cairn::kernels::cuda {
 
@@ -95,6 +96,21 @@ struct BinaryCrossEntropyBackward {
     using A = Arithmetic<T>;
     const A probability = A(1) / (A(1) + math::exp(-widen(logit)));
     return narrow<T>((probability - widen(target)) * static_cast<A>(dloss));
+  }
+};
+
+template <class T, class L>
+struct ProbabilityCrossEntropy {
+  __device__ L operator()(T p, T target) const {
+    return static_cast<L>(math::ProbabilityCrossEntropy{}.forward(widen(p), widen(target)));
+  }
+};
+template <class T, class L>
+struct ProbabilityCrossEntropyBackward {
+  __device__ T operator()(T p, T target, L dloss) const {
+    using A = Arithmetic<T>;
+    return narrow<T>(
+        math::ProbabilityCrossEntropy{}.backward(widen(p), widen(target), static_cast<A>(dloss)));
   }
 };
 

@@ -68,6 +68,13 @@ CAIRN_MATH double pow(double x, double y) {
   return ::pow(x, y);
 }
 
+CAIRN_MATH float atan2(float y, float x) {
+  return ::atan2f(y, x);
+}
+CAIRN_MATH double atan2(double y, double x) {
+  return ::atan2(y, x);
+}
+
 /// The larger and the smaller; NaN where either is.
 CAIRN_MATH float max(float a, float b) {
   return a > b || a != a ? a : b;

@@ -36,5 +36,21 @@ struct BinaryCrossEntropy {
   }
 };
 
+/// Of a probability p; NaN outside of [0, 1].
+struct ProbabilityCrossEntropy {
+  template <class V>
+  CAIRN_MATH V forward(V p, V target) const {
+    const V lowest(-100.0);
+    const V with = max(log(p), lowest);
+    const V log_without = select(p > V(0.5), log(V(1.0) - p), log1p(-p));
+    const V without = max(log_without, lowest);
+    return (target - V(1.0)) * without - target * with;
+  }
+  template <class V>
+  CAIRN_MATH V backward(V p, V target, V dloss) const {
+    return (p - target) / max(p * (V(1.0) - p), V(1e-12)) * dloss;
+  }
+};
+
 CAIRN_MATH_END
 #endif

@@ -104,8 +104,8 @@ struct Held {
   using type = A&&;
 };
 template <class A>
-  requires std::is_same_v<std::remove_cvref_t<A>, Tensor> ||
-           std::is_same_v<std::remove_cvref_t<A>, std::vector<Tensor>>
+requires std::is_same_v<std::remove_cvref_t<A>, Tensor> ||
+    std::is_same_v<std::remove_cvref_t<A>, std::vector<Tensor>>
 struct Held<A> {
   using type = std::remove_cvref_t<A>;
 };

@@ -1,6 +1,7 @@
 // Everything of cairn::autograd.
 #pragma once
 
+#include "cairn/autograd/autocast.h"
 #include "cairn/autograd/engine.h"
 #include "cairn/autograd/function.h"
 #include "cairn/autograd/observer.h"

@@ -23,6 +23,7 @@ Tensor sub(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
+Tensor atan2(const Tensor& a, const Tensor& b);  // the angle of the point (b, a), in radians
 /// op is eq, ne, lt, le, gt or ge. Boolean result, no gradient.
 Tensor compare(kernels::BinaryOp op, const Tensor& a, const Tensor& b);
 Tensor affine(const Tensor& x, double scale, double shift);  // scale * x + shift
@@ -53,6 +54,7 @@ Tensor permute(const Tensor& x, const Shape& order);
 Tensor expand(const Tensor& x, const Shape& shape);
 Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end);
 Tensor concat(const std::vector<Tensor>& xs, int dim = 0);
+Tensor stack(const std::vector<Tensor>& xs, int dim = 0);  // along a new dimension
 Tensor contiguous(const Tensor& x);
 Tensor channels_last(const Tensor& x);  // [N, C, H, W], stored N H W C
 Tensor to(const Tensor& x, DType dtype);
@@ -81,6 +83,10 @@ Tensor embedding(const Tensor& weight, const Tensor& index);
 /// Layer and RMS norm are over the last dimension; weight and bias [D] may be undefined.
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);
+/// x [N, C, ...]: each of the `groups` groups of channels has mean 0 and variance 1, then weight and
+/// bias [C], which may be undefined. C a multiple of groups.
+Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias,
+                  double eps = 1e-5);
 /// x [N, C] or [N, C, H, W]; weight, bias, running_mean and running_var [C] may be undefined.
 struct BatchNormOptions {
   bool training = true;
@@ -109,6 +115,10 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target,
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
 Tensor bce_with_logits(const Tensor& x, const Tensor& target,
                        Reduction reduction = Reduction::mean);
+/// Of probabilities in [0, 1] (NaN outside). Refuses half inputs in an autocast region; see
+/// docs/autocast.md.
+Tensor binary_cross_entropy(const Tensor& p, const Tensor& target,
+                            Reduction reduction = Reduction::mean);
 
 /// softmax(q k^T / sqrt(D)) v. q [B, H, T, D], k and v [B, H, S, D]; causal: row t sees columns
 /// 0 .. t + S - T.

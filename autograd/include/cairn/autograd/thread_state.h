@@ -21,8 +21,8 @@ class CastPolicies;  // what CastPolicyGuards around say of single operations
 
 struct AutocastState {
   bool enabled = false;
-  DType dtype = DType::f16;          // f16 or bf16
-  std::shared_ptr<CastCache> cache;  // null: every use casts again
+  DType dtype = DType::f16;                      // f16 or bf16
+  std::shared_ptr<CastCache> cache;              // null: every use casts again
   std::shared_ptr<const CastPolicies> policies;  // null: every operation's own
 };
 

@@ -28,6 +28,7 @@ enum class BinaryOp : std::uint8_t {
   pow,
   maximum,
   minimum,
+  atan2,  // angle of the point (b, a): b to the right, a up
   eq,
   ne,
   lt,

@@ -30,5 +30,11 @@ void mse_backward(const TensorView& x, const TensorView& target, const TensorVie
 void bce_with_logits(const TensorView& x, const TensorView& target, const TensorView& loss);
 void bce_with_logits_backward(const TensorView& x, const TensorView& target,
                               const TensorView& dloss, const TensorView& dx);
+/// The same of probabilities p in [0, 1]: loss = -t log p - (1 - t) log(1 - p), each logarithm at
+/// least -100 and the gradient's denominator p (1 - p) at least 1e-12, as PyTorch's. NaN outside
+/// of [0, 1]. loss f32.
+void bce(const TensorView& p, const TensorView& target, const TensorView& loss);
+void bce_backward(const TensorView& p, const TensorView& target, const TensorView& dloss,
+                  const TensorView& dp);
 
 }  // namespace cairn::kernels
