@@ -85,8 +85,8 @@ class Backend {
   virtual void embedding_backward(View dy, View index, View dweight, bool accumulate) const = 0;
 
   // multi_tensor.h
-  virtual GradientCheck check_gradients(const std::vector<TensorView>& gradients,
-                                        bool per_tensor_norms) const = 0;
+  virtual void check_tensors(const std::vector<TensorView>& tensors, double p,
+                             TensorCheck* checks) const = 0;  // [tensors], on the device
 
   // optimizer_update.h
   virtual void adam_update(const std::vector<UpdateEntry>& entries,

@@ -1,23 +1,96 @@
 #include "cairn/kernels/multi_tensor.h"
 
-#include "launch.h"
+#include <bit>
+#include <cmath>
+
 #include "list_check.h"
+#include "pending_check.h"
+#include "power_sum.h"
 
 namespace cairn::kernels {
 
-GradientCheck check_gradients(const std::vector<TensorView>& gradients, bool per_tensor_norms) {
-  if (gradients.empty()) return {};
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    CAIRN_CHECK(gradients[i].defined(), "check_gradients", "expected a defined gradient ", i);
-    CAIRN_CHECK(gradients[i].device == gradients[0].device, "check_gradients",
-                "expected all gradients on ", gradients[0].device, ", got gradient ", i, " on ",
-                gradients[i].device);
-    check_list_dtype("check_gradients", "gradient", i, gradients[i]);
-    check_dense("check_gradients", "gradient", i, gradients[i]);
+namespace {
+
+void check_power(const char* op, double p) {
+  CAIRN_CHECK(p >= 1.0, op, "expected p >= 1 (infinity: the largest element), got ", p);
+}
+
+PendingCheck launch_check(const std::vector<TensorView>& tensors, double p) {
+  if (tensors.empty()) return {};
+  return pending_check(tensors[0].device, tensors.size(),
+                       [=](const Backend& backend, TensorCheck* checks) {
+                         backend.check_tensors(tensors, p, checks);
+                       });
+}
+
+std::vector<TensorCheck> decoded(const std::vector<std::uint64_t>& words) {
+  std::vector<TensorCheck> checks;
+  for (std::size_t i = 0; i + kCheckWords <= words.size(); i += kCheckWords) {
+    checks.push_back({std::bit_cast<double>(words[i]), static_cast<std::int64_t>(words[i + 1]),
+                      static_cast<std::int64_t>(words[i + 2])});
   }
-  return launch_and_wait(gradients[0].device, [&](const Backend& backend) {
-    return backend.check_gradients(gradients, per_tensor_norms);
-  });
+  return checks;
+}
+
+}  // namespace
+
+std::size_t PendingCheck::size() const {
+  return impl_ ? impl_->result.size() / kCheckWords : 0;
+}
+
+std::vector<TensorCheck> PendingCheck::read() const {
+  return read({*this}).front();
+}
+
+std::vector<std::vector<TensorCheck>> PendingCheck::read(const std::vector<PendingCheck>& checks) {
+  std::vector<PendingResult> results;
+  for (const PendingCheck& check : checks) {
+    results.push_back(check.impl_ ? check.impl_->result : PendingResult());
+  }
+  PendingResult::fetch(results);
+  std::vector<std::vector<TensorCheck>> found;
+  for (const PendingResult& result : results) found.push_back(decoded(result.host()));
+  return found;
+}
+
+PendingCheck check_tensors(const std::vector<TensorView>& tensors, double p) {
+  check_power("check_tensors", p);
+  check_float_list("check_tensors", "tensor", tensors);
+  return launch_check(tensors, p);
+}
+
+double norm_of(const std::vector<TensorCheck>& checks, double p) {
+  check_power("norm_of", p);
+  const PowerSum power(p);
+  double total = 0.0;
+  for (const TensorCheck& check : checks) total = power.join(total, check.power_sum);
+  switch (power.kind()) {
+    case PowerSum::Kind::squares:
+      return std::sqrt(total);
+    case PowerSum::Kind::powers:
+      return std::pow(total, 1.0 / p);
+    default:
+      return total;
+  }
+}
+
+std::int64_t host_reads() {
+  return count_of_fetches();
+}
+
+GradientCheck check_gradients(const std::vector<TensorView>& gradients, bool per_tensor_norms) {
+  check_float_list("check_gradients", "gradient", gradients);
+  const std::vector<TensorCheck> checks = launch_check(gradients, 2.0).read();
+  GradientCheck result;
+  for (std::size_t i = 0; i < checks.size(); ++i) {
+    result.squared_norm += checks[i].power_sum;
+    if (per_tensor_norms) result.squared_norms.push_back(checks[i].power_sum);
+    if (checks[i].nonfinite == 0 || result.first_nonfinite >= 0) continue;
+    result.first_nonfinite = static_cast<std::int64_t>(i);
+    result.nonfinite_count = checks[i].nonfinite;
+    result.is_nan = checks[i].nan > 0;
+  }
+  return result;
 }
 
 }  // namespace cairn::kernels

@@ -1,4 +1,4 @@
-// check_gradients: one pass over its tensors, at the speed of memory.
+// check_tensors: one pass over its tensors, at the speed of memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/multi_tensor.cpp"
 #include "cpu/targets.h"
@@ -10,17 +10,21 @@
 #include "cpu/chunks.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/simd.h"
+#include "cpu/tensor_checks.h"
+#include "power_sum.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cairn::kernels {
 namespace HWY_NAMESPACE {
 
-/// A sum of squares in f64, where the square of no finite float overflows.
-class SquareSum {
+/// Sums in f64 of what `Term` makes of each element, where the sum over no chunk of finite floats
+/// overflows.
+template <class Term>
+class Sum {
  public:
 #if CAIRN_NO_VECTORS
   HWY_INLINE void add(double x) {
-    total_ += x * x;
+    total_ = Term::add(x, total_);
   }
   HWY_INLINE double total() const {
     return total_;
@@ -29,12 +33,10 @@ class SquareSum {
  private:
   double total_ = 0.0;
 #else
-  HWY_INLINE SquareSum() : low_(hn::Zero(Tag())), high_(hn::Zero(Tag())) {}
+  HWY_INLINE Sum() : low_(hn::Zero(Tag())), high_(hn::Zero(Tag())) {}
   HWY_INLINE void add(Floats x) {
-    const auto low = hn::PromoteTo(d_, hn::LowerHalf(x.raw));
-    const auto high = hn::PromoteTo(d_, hn::UpperHalf(hn::Half<TagF>(), x.raw));
-    low_ = hn::MulAdd(low, low, low_);
-    high_ = hn::MulAdd(high, high, high_);
+    low_ = Term::add(hn::PromoteTo(d_, hn::LowerHalf(x.raw)), low_);
+    high_ = Term::add(hn::PromoteTo(d_, hn::UpperHalf(hn::Half<TagF>(), x.raw)), high_);
   }
   HWY_INLINE double total() const {
     return hn::GetLane(hn::SumOfLanes(d_, hn::Add(low_, high_)));
@@ -45,12 +47,56 @@ class SquareSum {
   Tag d_;
   hn::Vec<Tag> low_, high_;
 #endif
+ public:
+  static HWY_INLINE double join(double a, double b) {
+    return a + b;
+  }
 };
 
-template <class T>
-double square_sum(const T* x, std::int64_t n) {
+#if CAIRN_NO_VECTORS
+struct Square {
+  static HWY_INLINE double add(double x, double sum) { return sum + x * x; }
+};
+struct Absolute {
+  static HWY_INLINE double add(double x, double sum) { return sum + abs(x); }
+};
+#else
+struct Square {
+  template <class V>
+  static HWY_INLINE V add(V x, V sum) {
+    return hn::MulAdd(x, x, sum);
+  }
+};
+struct Absolute {
+  template <class V>
+  static HWY_INLINE V add(V x, V sum) {
+    return hn::Add(sum, hn::Abs(x));
+  }
+};
+#endif
+
+/// The largest |x|; NaN where there is one.
+class Largest {
+ public:
+  HWY_INLINE Largest() : largest_(0.0) {}
+  HWY_INLINE void add(Real x) { largest_ = max(largest_, abs(x)); }
+  HWY_INLINE double total() const {
+    HWY_ALIGN float lanes[kLanes<Real>];
+    store(largest_, lanes);
+    double total = 0.0;
+    for (float x : lanes) total = join(total, x);
+    return total;
+  }
+  static HWY_INLINE double join(double a, double b) { return max(a, b); }
+
+ private:
+  Real largest_;
+};
+
+template <class Sum, class T>
+double sum_of_powers(const T* x, std::int64_t n) {
   constexpr std::int64_t kStep = 2 * kLanes<Real>;
-  SquareSum a, b;
+  Sum a, b;
   const Whole<Real> io;
   std::int64_t i = 0;
   for (; i + kStep <= n; i += kStep) {
@@ -59,18 +105,30 @@ double square_sum(const T* x, std::int64_t n) {
   }
   for_vectors<Real>(n - i,
                     [&](auto part, std::int64_t k) HWY_ATTR { a.add(part.load(x + i + k)); });
-  return a.total() + b.total();
+  return Sum::join(a.total(), b.total());
 }
 
-/// Not finite if and only if an element is not.
-double SquareSumOf(DType dtype, const void* x, std::int64_t n) {
+template <class Sum>
+double sum_of_powers(DType dtype, const void* x, std::int64_t n) {
   switch (dtype) {
     case DType::f16:
-      return square_sum(static_cast<const Half*>(x), n);
+      return sum_of_powers<Sum>(static_cast<const Half*>(x), n);
     case DType::bf16:
-      return square_sum(static_cast<const BFloat16*>(x), n);
+      return sum_of_powers<Sum>(static_cast<const BFloat16*>(x), n);
     default:
-      return square_sum(static_cast<const float*>(x), n);
+      return sum_of_powers<Sum>(static_cast<const float*>(x), n);
+  }
+}
+
+/// Of every kind but general powers. Not finite if and only if an element is not.
+double SumOfPowers(PowerSum::Kind kind, DType dtype, const void* x, std::int64_t n) {
+  switch (kind) {
+    case PowerSum::Kind::absolutes:
+      return sum_of_powers<Sum<Absolute>>(dtype, x, n);
+    case PowerSum::Kind::largest:
+      return sum_of_powers<Largest>(dtype, x, n);
+    default:
+      return sum_of_powers<Sum<Square>>(dtype, x, n);
   }
 }
 
@@ -81,71 +139,42 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace cairn::kernels {
 
-HWY_EXPORT(SquareSumOf);
+HWY_EXPORT(SumOfPowers);
 
 namespace {
 
-/// Sums the finite elements' squares and counts the others.
-double finite_square_sum(const TensorView& x, const cpu::Chunk& chunk, std::int64_t& nonfinite,
-                         bool& nan) {
-  double total = 0.0;
-  core::dispatch_floating(x.dtype, "check_gradients", [&](auto zero) {
+/// Element by element: general powers, and chunks with elements to count.
+CheckPart check_elements(const TensorView& x, const cpu::Chunk& chunk, const PowerSum& power) {
+  CheckPart part{0.0, 0, 0};
+  core::dispatch_floating(x.dtype, "check_tensors", [&](auto zero) {
     const auto* p = x.as<decltype(zero)>() + chunk.begin;
-    for (std::int64_t i = 0; i < chunk.count; ++i) {
-      const double v = static_cast<float>(p[i]);
-      if (std::isfinite(v)) {
-        total += v * v;
-      } else {
-        ++nonfinite;
-        nan = nan || std::isnan(v);
-      }
-    }
+    for (std::int64_t i = 0; i < chunk.count; ++i) part.see(static_cast<float>(p[i]), power);
   });
-  return total;
+  return part;
 }
 
-struct ChunkCheck {
-  double squared_norm = 0.0;
-  std::int64_t nonfinite = 0;
-  bool nan = false;
-};
-
-ChunkCheck check_chunk(const TensorView& x, const cpu::Chunk& chunk) {
-  ChunkCheck check;
-  check.squared_norm =
-      HWY_DYNAMIC_DISPATCH(SquareSumOf)(x.dtype, cpu::bytes_at(x, chunk.begin), chunk.count);
-  if (!std::isfinite(check.squared_norm)) {
-    check.squared_norm = finite_square_sum(x, chunk, check.nonfinite, check.nan);
-  }
-  return check;
+CheckPart check_chunk(const TensorView& x, const cpu::Chunk& chunk, const PowerSum& power) {
+  if (power.kind() == PowerSum::Kind::powers) return check_elements(x, chunk, power);
+  const double sum = HWY_DYNAMIC_DISPATCH(SumOfPowers)(power.kind(), x.dtype,
+                                                       cpu::bytes_at(x, chunk.begin), chunk.count);
+  return std::isfinite(sum) ? CheckPart{sum, 0, 0} : check_elements(x, chunk, power);
 }
 
 }  // namespace
 
-GradientCheck CpuBackend::check_gradients(const std::vector<TensorView>& gradients,
-                                          bool per_tensor_norms) const {
+void CpuBackend::check_tensors(const std::vector<TensorView>& tensors, double p,
+                               TensorCheck* checks) const {
+  const PowerSum power(p);
   const std::vector<cpu::Chunk> chunks =
-      cpu::cut(gradients.size(), [&](std::size_t i) { return gradients[i].numel(); });
-  std::vector<ChunkCheck> checks(chunks.size());
+      cpu::cut(tensors.size(), [&](std::size_t i) { return tensors[i].numel(); });
+  std::vector<CheckPart> parts(chunks.size());
   core::parallel_for(
       static_cast<std::int64_t>(chunks.size()), 1, [&](std::int64_t begin, std::int64_t end) {
         for (auto k = static_cast<std::size_t>(begin); k < static_cast<std::size_t>(end); ++k) {
-          checks[k] = check_chunk(gradients[chunks[k].tensor], chunks[k]);
+          parts[k] = check_chunk(tensors[chunks[k].tensor], chunks[k], power);
         }
       });
-  GradientCheck result;
-  if (per_tensor_norms) result.squared_norms.resize(gradients.size());
-  for (std::size_t k = 0; k < chunks.size(); ++k) {
-    const auto tensor = static_cast<std::int64_t>(chunks[k].tensor);
-    result.squared_norm += checks[k].squared_norm;
-    if (per_tensor_norms) result.squared_norms[chunks[k].tensor] += checks[k].squared_norm;
-    if (checks[k].nonfinite == 0) continue;
-    if (result.first_nonfinite < 0) result.first_nonfinite = tensor;
-    if (result.first_nonfinite != tensor) continue;
-    result.nonfinite_count += checks[k].nonfinite;
-    result.is_nan = result.is_nan || checks[k].nan;
-  }
-  return result;
+  cpu::join_chunks(chunks, parts, power, {checks, tensors.size()});
 }
 
 }  // namespace cairn::kernels

@@ -70,8 +70,8 @@ class CudaBackend final : public Backend {
   void embedding_backward(View dy, View index, View dweight, bool accumulate) const override;
 
   // multi_tensor.h
-  GradientCheck check_gradients(const std::vector<TensorView>& gradients,
-                                bool per_tensor_norms) const override;
+  void check_tensors(const std::vector<TensorView>& tensors, double p,
+                     TensorCheck* checks) const override;
 
   // optimizer_update.h
   void adam_update(const std::vector<UpdateEntry>& entries,

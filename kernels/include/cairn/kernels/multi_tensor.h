@@ -1,16 +1,61 @@
-// Passes over many tensors at once: what an optimizer must know of its gradients before a step.
+// Passes over many tensors at once: what is in them (finite? how large?), scaled copies and sums.
 //
 // The lists are pointer tables: slices of a gradient arena and tensors of a foreign trainer look
-// the same. All tensors are dense (their elements are visited in memory order), all on one device.
-// One launch on CUDA for the whole list. The update passes are in optimizer_update.h.
+// the same. All tensors of a list are dense (their elements are visited in memory order), all on
+// one device; empty lists and empty tensors are fine. One launch on CUDA for the whole list, on the
+// current stream of the device; the memory of the tensors must stay until it has run. The update
+// passes are in optimizer_update.h.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cairn/core/tensor_view.h"
 
 namespace cairn::kernels {
+
+/// What one pass found in one tensor.
+struct TensorCheck {
+  double power_sum = 0.0;  // sum of x^2 (p = 2), of |x|^p, or the largest |x| (p = infinity); of
+                           // the finite elements only
+  std::int64_t nonfinite = 0;  // elements that are inf or NaN
+  std::int64_t nan = 0;        // of these, NaN
+};
+
+/// A check that was launched and not read. What it found lies in device memory, which it owns, until
+/// the host asks; copies share it. For one thread at a time.
+class PendingCheck {
+ public:
+  PendingCheck() = default;  // of no tensors
+
+  std::size_t size() const;  // tensors
+  /// Waits for the pass, where it has not been read before; in the order of the tensors. Rethrows
+  /// the error of a CPU stream that failed before the pass.
+  std::vector<TensorCheck> read() const;
+  /// Several together: the host waits once per device.
+  static std::vector<std::vector<TensorCheck>> read(const std::vector<PendingCheck>& checks);
+
+  struct Impl;
+  explicit PendingCheck(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+/// Launches one pass over the tensors (f16, bf16, f32 in any mix) that sums |x|^p and counts what is
+/// not finite, for every tensor. p >= 1; infinity: the largest |x|. At the speed of memory for p of
+/// 1, 2 and infinity. Sums are f64, in a fixed order (the same bits in every run and on any number
+/// of threads), and exact to f64 rounding; for p > 8 the powers of the largest floats overflow to
+/// infinity. The norm of x * s is s times the norm of x: nothing needs to be unscaled for it.
+PendingCheck check_tensors(const std::vector<TensorView>& tensors, double p = 2.0);
+
+/// The p-norm of the finite elements of all tensors together. p as in the check.
+double norm_of(const std::vector<TensorCheck>& checks, double p = 2.0);
+
+/// How often reading results of this header made the host wait for a device, in this process so far
+/// (for tests: a training step may do so once).
+std::int64_t host_reads();
 
 /// What the check pass found. Norms are of the gradients as they lie (scaled); non-finite elements
 /// are left out of them.
@@ -22,8 +67,7 @@ struct GradientCheck {
   bool is_nan = false;  // in that tensor: NaN (true) or only inf (false)
   std::int64_t nonfinite_count = 0;  // elements in that tensor
 };
-/// One pass over the gradients, one read by the host. f16, bf16, f32 in any mix. Fixed order: the
-/// same bits in every run.
+/// check_tensors for callers that want the answer at once and only the first culprit.
 GradientCheck check_gradients(const std::vector<TensorView>& gradients,
                               bool per_tensor_norms = false);
 
