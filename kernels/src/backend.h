@@ -93,6 +93,12 @@ class Backend {
                            const AdamOptions& options) const = 0;
   virtual void sgd_update(const std::vector<UpdateEntry>& entries,
                           const SgdOptions& options) const = 0;
+  virtual void adagrad_update(const std::vector<UpdateEntry>& entries,
+                              const AdagradOptions& options) const = 0;
+  virtual void novograd_update(const std::vector<UpdateEntry>& entries,
+                               const NovoGradOptions& options) const = 0;
+  virtual void join_master(View weight, View remainder, View out) const = 0;
+  virtual void split_master(View in, View weight, View remainder) const = 0;
 };
 
 const Backend& cpu_backend();

@@ -25,47 +25,104 @@ void check_partner(const char* op, const char* what, std::size_t i, const Tensor
               " and ", v.strides);
 }
 
-void check_state(const char* op, const char* what, std::size_t i, const TensorView& v,
-                 const TensorView& weight, bool needed) {
-  CAIRN_CHECK(v.defined() || !needed, op, "expected a ", what, " in entry ", i, ", got none");
-  if (!v.defined()) return;
-  CAIRN_CHECK(v.dtype == DType::f32, op, "expected the ", what, " of entry ", i,
-              " of dtype f32, got ", core::name(v.dtype));
-  check_partner(op, what, i, v, weight);
+void check_moment(const char* op, const char* what, std::size_t i, const TensorView& v,
+                  const UpdateEntry& e) {
+  CAIRN_CHECK(v.defined(), op, "expected a ", what, " in entry ", i, ", got none");
+  CAIRN_CHECK(v.dtype == DType::f32 || v.dtype == DType::bf16, op, "expected the ", what,
+              " of entry ", i, " of dtype f32 or bf16, got ", core::name(v.dtype));
+  CAIRN_CHECK(v.dtype == e.moment1.dtype, op, "expected both moments of entry ", i,
+              " of one dtype, got ", core::name(e.moment1.dtype), " and ", core::name(v.dtype));
+  check_partner(op, what, i, v, e.weight);
 }
 
-void check_entries(const char* op, const std::vector<UpdateEntry>& entries, bool moment1,
-                   bool moment2) {
+void check_master(const char* op, std::size_t i, const UpdateEntry& e) {
+  if (!e.master.defined()) return;
+  if (e.master.dtype == DType::i16) {
+    CAIRN_CHECK(e.weight.dtype == DType::bf16, op,
+                "expected a bf16 weight beside the i16 remainder of entry ", i, ", got ",
+                core::name(e.weight.dtype));
+  } else {
+    CAIRN_CHECK(e.master.dtype == DType::f32, op, "expected the master of entry ", i,
+                " of dtype f32, or i16 beside a bf16 weight, got ", core::name(e.master.dtype));
+  }
+  check_partner(op, "master", i, e.master, e.weight);
+}
+
+void check_entry(const char* op, std::size_t i, const UpdateEntry& e, int moments) {
+  CAIRN_CHECK(e.weight.defined() && e.gradient.defined(), op,
+              "expected a weight and a gradient in entry ", i, ", got an undefined view");
+  check_list_dtype(op, "weight", i, e.weight);
+  check_list_dtype(op, "gradient", i, e.gradient);
+  check_dense(op, "weight", i, e.weight);
+  check_partner(op, "gradient", i, e.gradient, e.weight);
+  check_master(op, i, e);
+  if (moments > 0) check_moment(op, "moment1", i, e.moment1, e);
+  if (moments > 1) check_moment(op, "moment2", i, e.moment2, e);
+}
+
+/// The list as a backend gets it: without the moments that the rule does not use.
+std::vector<UpdateEntry> checked(const char* op, std::vector<UpdateEntry> entries, int moments) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    const UpdateEntry& e = entries[i];
-    CAIRN_CHECK(e.weight.defined() && e.gradient.defined(), op,
-                "expected a weight and a gradient in entry ", i, ", got an undefined view");
-    CAIRN_CHECK(e.weight.device == entries[0].weight.device, op, "expected all weights on ",
-                entries[0].weight.device, ", got entry ", i, " on ", e.weight.device);
-    check_list_dtype(op, "weight", i, e.weight);
-    check_list_dtype(op, "gradient", i, e.gradient);
-    check_dense(op, "weight", i, e.weight);
-    check_partner(op, "gradient", i, e.gradient, e.weight);
-    check_state(op, "master", i, e.master, e.weight, false);
-    check_state(op, "moment1", i, e.moment1, e.weight, moment1);
-    check_state(op, "moment2", i, e.moment2, e.weight, moment2);
+    check_entry(op, i, entries[i], moments);
+    CAIRN_CHECK(entries[i].weight.device == entries[0].weight.device, op,
+                "expected all weights on ", entries[0].weight.device, ", got entry ", i, " on ",
+                entries[i].weight.device);
+    if (moments < 1) entries[i].moment1 = {};
+    if (moments < 2) entries[i].moment2 = {};
+  }
+  return entries;
+}
+
+template <class Options>
+using BackendUpdate = void (Backend::*)(const std::vector<UpdateEntry>&, const Options&) const;
+
+template <class Options>
+void run(const char* op, const std::vector<UpdateEntry>& entries, const Options& options,
+         int moments, BackendUpdate<Options> update) {
+  const auto list = checked(op, entries, moments);
+  if (list.empty()) return;
+  launch(list[0].weight.device, [=](const Backend& backend) { (backend.*update)(list, options); });
+}
+
+void check_split(const char* op, const Named& truth, const Named& weight, const Named& remainder) {
+  check_device(op, {weight, remainder, truth});
+  check_dtype(op, truth, DType::f32);
+  check_dtype(op, weight, DType::bf16);
+  check_dtype(op, remainder, DType::i16);
+  check_dense(op, "weight", 0, weight.view);
+  for (const Named& v : {remainder, truth}) {
+    CAIRN_CHECK(same_layout(v.view, weight.view), op, "expected ", v.name, " of shape ",
+                weight.view.shape, " and strides ", weight.view.strides, " like the weight, got ",
+                v.view.shape, " and ", v.view.strides);
   }
 }
 
 }  // namespace
 
 void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options) {
-  check_entries("adam_update", entries, true, true);
-  if (entries.empty()) return;
-  launch(entries[0].weight.device,
-         [=](const Backend& backend) { backend.adam_update(entries, options); });
+  run("adam_update", entries, options, 2, &Backend::adam_update);
 }
 
 void sgd_update(const std::vector<UpdateEntry>& entries, const SgdOptions& options) {
-  check_entries("sgd_update", entries, options.momentum != 0.0, false);
-  if (entries.empty()) return;
-  launch(entries[0].weight.device,
-         [=](const Backend& backend) { backend.sgd_update(entries, options); });
+  run("sgd_update", entries, options, options.momentum != 0.0 ? 1 : 0, &Backend::sgd_update);
+}
+
+void adagrad_update(const std::vector<UpdateEntry>& entries, const AdagradOptions& options) {
+  run("adagrad_update", entries, options, 1, &Backend::adagrad_update);
+}
+
+void novograd_update(const std::vector<UpdateEntry>& entries, const NovoGradOptions& options) {
+  run("novograd_update", entries, options, 1, &Backend::novograd_update);
+}
+
+void join_master(const TensorView& weight, const TensorView& remainder, const TensorView& out) {
+  check_split("join_master", {"out", out}, {"weight", weight}, {"remainder", remainder});
+  launch(out.device, [=](const Backend& backend) { backend.join_master(weight, remainder, out); });
+}
+
+void split_master(const TensorView& in, const TensorView& weight, const TensorView& remainder) {
+  check_split("split_master", {"in", in}, {"weight", weight}, {"remainder", remainder});
+  launch(in.device, [=](const Backend& backend) { backend.split_master(in, weight, remainder); });
 }
 
 }  // namespace cairn::kernels

@@ -4,124 +4,128 @@
 
 #include <cmath>
 
+#include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
-#include "layouts.h"
+#include "update_cases.h"
 
 namespace cairn::kernels {
 namespace {
 
-using test::epsilon;
+using test::all_mixes;
+using test::entries_of;
 using test::expect_close;
 using test::LaidOut;
 using test::Layout;
+using test::make_parameter;
+using test::Master;
 using test::message_of;
+using test::Mix;
+using test::Parameter;
 using test::random_values;
-using Values = std::vector<double>;
+using test::Values;
 
-constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
+// What the rules should do, in double precision.
+void expect(Parameter& p, const AdamOptions& o) {
+  const Values g = p.g(o.gradient_scale);
+  for (std::size_t i = 0; i < p.w.size(); ++i) {
+    const double grad = g[i] + (o.adamw ? 0.0 : o.weight_decay * p.w[i]);
+    p.m[i] = o.beta1 * p.m[i] + (1 - o.beta1) * grad;
+    p.v[i] = o.beta2 * p.v[i] + (1 - o.beta2) * grad * grad;
+    double step = p.m[i] / o.correction1 / (std::sqrt(p.v[i] / o.correction2) + o.eps);
+    if (o.adamw) step += o.weight_decay * p.w[i];
+    p.w[i] -= o.lr * step;
+  }
+}
 
-// A parameter in double precision.
-struct Reference {
-  Values weight, moment1, moment2;
+void expect(Parameter& p, const SgdOptions& o) {
+  const Values g = p.g(o.gradient_scale);
+  for (std::size_t i = 0; i < p.w.size(); ++i) {
+    double grad = g[i];
+    if (!o.wd_after_momentum) grad += o.weight_decay * p.w[i];
+    if (o.momentum != 0) {
+      p.m[i] = o.first_step ? grad : o.momentum * p.m[i] + (1 - o.dampening) * grad;
+      grad = o.nesterov ? grad + o.momentum * p.m[i] : p.m[i];
+    }
+    if (o.wd_after_momentum) grad += o.weight_decay * p.w[i];
+    p.w[i] -= o.lr * grad;
+  }
+}
 
-  void adam(const Values& gradient, const AdamOptions& o) {
-    for (std::size_t i = 0; i < weight.size(); ++i) {
-      double g = gradient[i] * o.gradient_scale;
-      if (!o.adamw) g += o.weight_decay * weight[i];
-      moment1[i] = o.beta1 * moment1[i] + (1 - o.beta1) * g;
-      moment2[i] = o.beta2 * moment2[i] + (1 - o.beta2) * g * g;
-      double step = moment1[i] / o.correction1 / (std::sqrt(moment2[i] / o.correction2) + o.eps);
-      if (o.adamw) step += o.weight_decay * weight[i];
-      weight[i] -= o.lr * step;
+void expect(Parameter& p, const AdagradOptions& o) {
+  const Values g = p.g(o.gradient_scale);
+  for (std::size_t i = 0; i < p.w.size(); ++i) {
+    const double grad = g[i] + (o.adagrad_w ? 0.0 : o.weight_decay * p.w[i]);
+    p.m[i] += grad * grad;
+    double step = grad / (std::sqrt(p.m[i]) + o.eps);
+    if (o.adagrad_w) step += o.weight_decay * p.w[i];
+    p.w[i] -= o.lr * step;
+  }
+}
+
+void expect(Parameter& p, const NovoGradOptions& o) {
+  const Values g = p.g(o.gradient_scale);
+  const double d = p.norm / std::sqrt(o.correction2) + o.eps;
+  const double b3 = o.grad_averaging ? 1 - o.beta1 : 1;
+  for (std::size_t i = 0; i < p.w.size(); ++i) {
+    if (o.reg_inside_moment) {
+      p.m[i] = o.beta1 * p.m[i] + b3 * (g[i] / d + o.weight_decay * p.w[i]);
+      p.w[i] -= o.lr * p.m[i] / o.correction1;
+    } else {
+      p.m[i] = o.beta1 * p.m[i] + b3 * g[i];
+      p.w[i] -= o.lr * (p.m[i] / o.correction1 / d + o.weight_decay * p.w[i]);
     }
   }
+}
 
-  void sgd(const Values& gradient, const SgdOptions& o) {
-    for (std::size_t i = 0; i < weight.size(); ++i) {
-      double g = gradient[i] * o.gradient_scale;
-      if (!o.wd_after_momentum) g += o.weight_decay * weight[i];
-      if (o.momentum != 0) {
-        moment1[i] = o.first_step ? g : o.momentum * moment1[i] + (1 - o.dampening) * g;
-        g = o.nesterov ? g + o.momentum * moment1[i] : moment1[i];
-      }
-      if (o.wd_after_momentum) g += o.weight_decay * weight[i];
-      weight[i] -= o.lr * g;
-    }
-  }
-};
-
-struct Parameter {
-  Tensor gradient, weight, master, moment1, moment2;
-  Reference reference;
-
-  UpdateEntry entry() const {
-    UpdateEntry e{gradient, weight, {}, moment1, moment2};
-    if (master) e.master = master;
-    return e;
-  }
-  double precision() const {
-    return master || weight.dtype() == DType::f32 ? epsilon(DType::f32) : epsilon(weight.dtype());
-  }
-  void expect_matches() const {
-    const Tensor& truth = master ? master : weight;
-    expect_close(truth, reference.weight, 8 * precision(), 16 * precision());
-    expect_close(moment1, reference.moment1, 8 * precision(), 4 * precision());
-    expect_close(moment2, reference.moment2, 8 * precision(), 4 * precision());
-    if (!master) return;
-    const Tensor once = Tensor::from(master.to_vector(), weight.shape(), weight.dtype());
-    EXPECT_EQ(weight.to_vector(), once.to_vector());
-  }
-};
+void update(const std::vector<UpdateEntry>& list, const AdamOptions& o) {
+  adam_update(list, o);
+}
+void update(const std::vector<UpdateEntry>& list, const SgdOptions& o) {
+  sgd_update(list, o);
+}
+void update(const std::vector<UpdateEntry>& list, const NovoGradOptions& o) {
+  novograd_update(list, o);
+}
 
 class Updates : public testing::TestWithParam<Device> {
  protected:
-  Tensor make(std::int64_t n, DType dtype, std::uint64_t seed, double low = -1,
-              double high = 1) const {
-    return Tensor::from(random_values(n, seed, low, high), {n}, dtype, GetParam());
+  Tensor make(std::int64_t n, DType dtype, std::uint64_t seed) const {
+    return Tensor::from(random_values(n, seed), {n}, dtype, GetParam());
   }
-  // Every mix of dtypes, at sizes around the chunk's and the vector's.
-  std::vector<Parameter> parameters(std::int64_t n) const {
+
+  /// A step of every mix of dtypes in one list, at `n` elements and all offsets.
+  template <class Options>
+  void check(std::int64_t n, const Options& options, int moments) const {
     std::vector<Parameter> all;
-    for (DType gradient : kDtypes) {
-      for (DType weight : kDtypes) {
-        for (bool master : {false, true}) {
-          Parameter p{make(n, gradient, 1),   make(n, weight, 2),           {},
-                      make(n, DType::f32, 3), make(n, DType::f32, 4, 0, 1), {}};
-          if (master) p.master = make(n, DType::f32, 5);
-          p.reference = {(master ? p.master : p.weight).to_vector(), p.moment1.to_vector(),
-                         p.moment2.to_vector()};
-          all.push_back(p);
-        }
-      }
+    std::int64_t shift = 0;
+    for (const Mix& mix : all_mixes()) {
+      all.push_back(make_parameter(mix, n, GetParam(), moments, shift++ % 8));
+      all.back().norm = 0.5 + 0.1 * static_cast<double>(shift % 3);
     }
-    return all;
-  }
-  static std::vector<UpdateEntry> entries(const std::vector<Parameter>& all) {
-    std::vector<UpdateEntry> list;
-    for (const Parameter& p : all) list.push_back(p.entry());
-    return list;
+    update(entries_of(all), options);
+    for (Parameter& p : all) {
+      expect(p, options);
+      p.expect_matches();
+    }
   }
 };
 
+constexpr std::int64_t kSizes[] = {0, 1, 5, 77, 1031};
+constexpr std::int64_t kTwoChunks = 65536 + 19;
+
 TEST_P(Updates, AdamMatchesTheReferenceForEveryMixOfDtypes) {
-  for (std::int64_t n : {std::int64_t{1}, std::int64_t{77}, std::int64_t{65536 + 19}}) {
-    for (bool adamw : {false, true}) {
-      const AdamOptions options{.lr = 0.05,
-                                .beta1 = 0.8,
-                                .beta2 = 0.9,
-                                .eps = 1e-3,
-                                .weight_decay = 0.1,
-                                .adamw = adamw,
-                                .correction1 = 0.36,
-                                .correction2 = 0.19,
-                                .gradient_scale = 0.5};
-      auto all = parameters(n);
-      adam_update(entries(all), options);
-      for (Parameter& p : all) {
-        p.reference.adam(p.gradient.to_vector(), options);
-        p.expect_matches();
-      }
-    }
+  for (bool adamw : {false, true}) {
+    const AdamOptions options{.lr = 0.05,
+                              .beta1 = 0.8,
+                              .beta2 = 0.9,
+                              .eps = 1e-3,
+                              .weight_decay = 0.1,
+                              .adamw = adamw,
+                              .correction1 = 0.36,
+                              .correction2 = 0.19,
+                              .gradient_scale = 0.5};
+    for (std::int64_t n : kSizes) check(n, options, 2);
+    if (adamw) check(kTwoChunks, options, 2);
   }
 }
 
@@ -134,22 +138,105 @@ TEST_P(Updates, SgdMatchesTheReferenceForEveryOption) {
       {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true, .gradient_scale = 2},
       {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .wd_after_momentum = true},
       {.lr = 0.1, .weight_decay = 0.1, .wd_after_momentum = true}};
-  for (const SgdOptions& options : cases) {
-    auto all = parameters(1031);
-    sgd_update(entries(all), options);
+  for (const SgdOptions& options : cases) check(1031, options, options.momentum != 0 ? 1 : 0);
+  for (std::int64_t n : kSizes) check(n, cases[4], 1);
+}
+
+TEST_P(Updates, AdagradMatchesTheReferenceInBothModes) {
+  for (bool adagrad_w : {false, true}) {
+    const AdagradOptions options{
+        .lr = 0.1, .eps = 1e-3, .weight_decay = 0.1, .adagrad_w = adagrad_w, .gradient_scale = 0.5};
+    std::vector<Parameter> all;
+    for (std::int64_t n : kSizes) {
+      for (const Mix& mix : all_mixes()) {
+        Parameter p = make_parameter(mix, n, GetParam(), 1, n % 8);
+        p.moment1 = test::Placed(random_values(n, 9, 0, 1), mix.moments, GetParam(), 3);
+        p.m = p.moment1.values();
+        all.push_back(p);
+      }
+    }
+    adagrad_update(entries_of(all), options);
     for (Parameter& p : all) {
-      p.reference.sgd(p.gradient.to_vector(), options);
+      expect(p, options);
       p.expect_matches();
     }
   }
 }
 
-TEST_P(Updates, SgdWithoutMomentumNeedsNoBuffer) {
-  const Tensor w = make(9, DType::f32, 1), g = make(9, DType::f32, 2);
-  Reference r{w.to_vector(), {}, {}};
-  sgd_update({{g, w, {}, {}, {}}}, {.lr = 0.5});
-  r.sgd(g.to_vector(), {.lr = 0.5});
-  expect_close(w, r.weight, 1e-6, 1e-7);
+TEST_P(Updates, NovoGradMatchesTheReferenceInBothModes) {
+  for (bool inside : {false, true}) {
+    for (bool averaging : {false, true}) {
+      const NovoGradOptions options{.lr = 0.05,
+                                    .beta1 = 0.8,
+                                    .eps = 1e-3,
+                                    .weight_decay = 0.1,
+                                    .grad_averaging = averaging,
+                                    .reg_inside_moment = inside,
+                                    .correction1 = 0.36,
+                                    .correction2 = 0.19,
+                                    .gradient_scale = 0.5};
+      for (std::int64_t n : kSizes) check(n, options, 1);
+    }
+  }
+}
+
+TEST_P(Updates, NovoGradOfATensorWithoutGradientIsFinite) {
+  const Tensor w = make(40, DType::f32, 1), g = Tensor::zeros({40}, DType::f32, GetParam()),
+               m = Tensor::zeros({40}, DType::f32, GetParam());
+  const Values before = w.to_vector<double>();
+  novograd_update({{g, w, {}, m, {}}}, {});
+  EXPECT_EQ(w.to_vector<double>(), before);
+}
+
+TEST_P(Updates, EveryEntryHasItsFactorItsL2AndItsNorm) {
+  const auto with_scalars = [&](int moments, const auto& options) {
+    std::vector<Parameter> all;
+    for (std::int64_t k = 0; k < 600; ++k) {  // more than the device is told of at once
+      const auto mixes = all_mixes();
+      all.push_back(make_parameter(mixes[static_cast<std::size_t>(k) % mixes.size()], k % 23,
+                                   GetParam(), moments, k % 8, static_cast<std::uint64_t>(k)));
+      all.back().gradient_factor = 0.25 * static_cast<double>(k % 5);
+      all.back().l2 = 0.1 * static_cast<double>(k % 3);
+      all.back().norm = 0.2 * static_cast<double>(k % 7 + 1);
+    }
+    update(entries_of(all), options);
+    for (Parameter& p : all) {
+      expect(p, options);
+      p.expect_matches();
+    }
+  };
+  with_scalars(2, AdamOptions{.lr = 0.05, .eps = 1e-2, .weight_decay = 0.1, .adamw = false});
+  with_scalars(1, SgdOptions{.lr = 0.1, .momentum = 0.5, .gradient_scale = 0.5});
+  with_scalars(1, NovoGradOptions{.lr = 0.05, .eps = 1e-2});
+}
+
+TEST_P(Updates, AFirstStepFromNothing) {
+  Parameter p =
+      make_parameter({DType::bf16, DType::bf16, DType::f32, Master::f32}, 333, GetParam(), 2, 1);
+  for (test::Placed* moment : {&p.moment1, &p.moment2}) {
+    *moment = test::Placed(Values(333, 0.0), DType::f32, GetParam(), 0);
+  }
+  p.m = p.v = Values(333, 0.0);
+  const AdamOptions options{.lr = 0.01, .correction1 = 1 - 0.9, .correction2 = 1 - 0.999};
+  adam_update({p.entry()}, options);
+  expect(p, options);
+  p.expect_matches();
+}
+
+TEST_P(Updates, UnusedMomentsAreLeftAlone) {
+  const Tensor w = make(9, DType::f32, 1), g = make(9, DType::f32, 2), m = make(9, DType::i32, 3),
+               v = make(9, DType::f16, 4);
+  Values expected = w.to_vector<double>(), unused = v.to_vector<double>();
+  for (std::size_t i = 0; i < 9; ++i) expected[i] -= 0.5 * g.to_vector<double>()[i];
+  sgd_update({{g, w, {}, m, v}}, {.lr = 0.5});
+  expect_close(w, expected, 1e-6, 1e-7);
+  EXPECT_EQ(v.to_vector<double>(), unused);
+}
+
+TEST_P(Updates, EmptyListsDoNothing) {
+  adam_update({}, {}), sgd_update({}, {}), adagrad_update({}, {}), novograd_update({}, {});
+  const Tensor none = Tensor::zeros({0}, DType::f32, GetParam());
+  adam_update({{none, none, {}, none, none}}, {});
 }
 
 TEST_P(Updates, ChannelsLastParametersAreUpdatedInPlace) {
@@ -159,10 +246,12 @@ TEST_P(Updates, ChannelsLastParametersAreUpdatedInPlace) {
                    Layout::channels_last);
   };
   const LaidOut g = laid(1, -1), w = laid(2, -1), m = laid(3, -1), v = laid(4, 0);
-  Reference r{w.values(), m.values(), v.values()};
+  Parameter p;
+  p.gradient = test::Placed(g.values(), DType::f32, GetParam(), 0);
+  p.w = w.values(), p.m = m.values(), p.v = v.values();
   adam_update({{g, w, {}, m, v}}, {});
-  r.adam(g.values(), {});
-  expect_close(w.values(), r.weight, 1e-6, 1e-7);
+  expect(p, AdamOptions{});
+  expect_close(w.values(), p.w, 1e-6, 1e-7);
 }
 
 TEST(UpdatesOnStreams, FollowTheCurrentStream) {
@@ -174,7 +263,7 @@ TEST(UpdatesOnStreams, FollowTheCurrentStream) {
     sgd_update({{g, w, {}, {}, {}}}, {.lr = 0.25});
   }
   stream.synchronize();
-  EXPECT_EQ(w.to_vector(), Values(1000, 0.25));
+  EXPECT_EQ(w.to_vector<double>(), Values(1000, 0.25));
 }
 
 TEST_P(Updates, ErrorsNameTheEntry) {
@@ -184,8 +273,15 @@ TEST_P(Updates, ErrorsNameTheEntry) {
     return message_of([&] { adam_update({{g, w, {}, g, g}, second}, {}); });
   };
   EXPECT_EQ(adam({g, w, {}, g, {}}), "[adam_update] expected a moment2 in entry 1, got none");
-  EXPECT_EQ(adam({g, w, {}, g, make(6, DType::f16, 3)}),
-            "[adam_update] expected the moment2 of entry 1 of dtype f32, got f16");
+  EXPECT_EQ(adam({g, w, {}, make(6, DType::f16, 3), g}),
+            "[adam_update] expected the moment1 of entry 1 of dtype f32 or bf16, got f16");
+  EXPECT_EQ(adam({g, w, {}, g, make(6, DType::bf16, 3)}),
+            "[adam_update] expected both moments of entry 1 of one dtype, got f32 and bf16");
+  EXPECT_EQ(adam({g, w, make(6, DType::i16, 3), g, g}),
+            "[adam_update] expected a bf16 weight beside the i16 remainder of entry 1, got f32");
+  EXPECT_EQ(adam({g, w, make(6, DType::f16, 3), g, g}),
+            "[adam_update] expected the master of entry 1 of dtype f32, or i16 beside a bf16 "
+            "weight, got f16");
   EXPECT_EQ(adam({make(5, DType::f32, 3), w, {}, g, g}),
             "[adam_update] expected the gradient of entry 1 of shape [6] and strides [1] like its "
             "weight, got [5] and [1]");

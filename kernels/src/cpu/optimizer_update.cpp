@@ -1,98 +1,54 @@
-// adam_update and sgd_update: each one pass over its tensors, at the speed of memory.
+// The updates that are one pass over their tensors, at the speed of memory; LAMB is in lamb.cpp.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/optimizer_update.cpp"
 #include "cpu/targets.h"
 // ---
 #include <vector>
 
-#include "cairn/core/parallel_for.h"
-#include "cpu/chunks.h"
 #include "cpu/cpu_backend.h"
-#include "cpu/loop.h"
 #include "cpu/simd.h"
 #include "cpu/update.h"
+#include "cpu/update_loop.h"
+#include "math/adagrad.h"
 #include "math/adam.h"
+#include "math/novograd.h"
 #include "math/sgd.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cairn::kernels {
 namespace HWY_NAMESPACE {
 
-/// Calls f(G{}, W{}) with the types of gradient and weight.
-template <class F>
-void dispatch_chunk(const UpdateChunk& chunk, const F& f) {
-  const auto visit = [](DType dtype, const auto& g) {
-    switch (dtype) {
-      case DType::f16:
-        return g(Half{});
-      case DType::bf16:
-        return g(BFloat16{});
-      default:
-        return g(float{});
-    }
-  };
-  visit(chunk.gradient_dtype, [&](auto g) { visit(chunk.weight_dtype, [&](auto w) { f(g, w); }); });
-}
-
-/// Calls update(g, w, io, i) for each vector with the gradient and the weight's true value, and
-/// stores the latter back.
-template <class G, class W, class Update>
-HWY_INLINE void update_weights(const UpdateChunk& chunk, const Update& update) {
-  const G* gradient = static_cast<const G*>(chunk.gradient);
-  W* weight = static_cast<W*>(chunk.weight);
-  float* master = chunk.master;
-  if (master == nullptr) {
-    for_vectors<Real>(chunk.count, [&](auto io, std::int64_t i) HWY_ATTR {
-      Real w = io.load(weight + i);
-      update(io.load(gradient + i), w, io, i);
-      io.store(w, weight + i);
-    });
-    return;
-  }
-  const auto body = [&](auto io, std::int64_t i) HWY_ATTR {
-    Real w = io.load(master + i);
-    update(io.load(gradient + i), w, io, i);
-    io.store(w, master + i);
-    io.leave(w, weight + i);
-  };
-  if (chunk.streamed) {
-    for_streamed_vectors<Real>(chunk.count, weight, body);
-  } else {
-    for_vectors<Real>(chunk.count, body);
-  }
-}
-
 void AdamChunk(const UpdateChunk& chunk, const AdamOptions& options) {
-  const math::Adam<Real> adam(options);
-  float* m = chunk.moment1;
-  float* v = chunk.moment2;
-  dispatch_chunk(chunk, [&](auto g, auto w) {
-    update_weights<decltype(g), decltype(w)>(
-        chunk, [&](Real gradient, Real& weight, auto io, std::int64_t i) HWY_ATTR {
-          Real first = io.load(m + i), second = io.load(v + i);
-          adam.update(gradient, first, second, weight);
-          io.store(first, m + i);
-          io.store(second, v + i);
-        });
-  });
+  update_chunk(chunk, math::Adam<Real>(options));
 }
 
 void SgdChunk(const UpdateChunk& chunk, const SgdOptions& options) {
-  const math::Sgd<Real> sgd(options);
-  float* buffer = chunk.moment1;
-  dispatch_chunk(chunk, [&](auto g, auto w) {
-    if (options.momentum == 0.0) {
-      update_weights<decltype(g), decltype(w)>(chunk,
-                                               [&](Real gradient, Real& weight, auto, std::int64_t)
-                                                   HWY_ATTR { sgd.update(gradient, weight); });
-    } else {
-      update_weights<decltype(g), decltype(w)>(
-          chunk, [&](Real gradient, Real& weight, auto io, std::int64_t i) HWY_ATTR {
-            Real momentum = io.load(buffer + i);
-            sgd.update(gradient, momentum, weight);
-            io.store(momentum, buffer + i);
-          });
-    }
+  update_chunk(chunk, math::Sgd<Real>(options));
+}
+
+void AdagradChunk(const UpdateChunk& chunk, const AdagradOptions& options) {
+  update_chunk(chunk, math::Adagrad<Real>(options));
+}
+
+void NovoGradChunk(const UpdateChunk& chunk, const NovoGradOptions& options) {
+  update_chunk(chunk, math::NovoGrad<Real>(options));
+}
+
+void JoinRun(void* const* data, std::int64_t n) {
+  const auto* weight = static_cast<const BFloat16*>(data[0]);
+  const auto* remainder = static_cast<const std::int16_t*>(data[1]);
+  auto* out = static_cast<float*>(data[2]);
+  for_vectors<Real>(n, [&](auto io, std::int64_t i) HWY_ATTR {
+    io.store(Real(load_joined(io, weight + i, remainder + i)), out + i);
+  });
+}
+
+void SplitRun(void* const* data, std::int64_t n) {
+  const auto* in = static_cast<const float*>(data[0]);
+  auto* weight = static_cast<BFloat16*>(data[1]);
+  auto* remainder = static_cast<std::int16_t*>(data[2]);
+  for_vectors<Real>(n, [&](auto io, std::int64_t i) HWY_ATTR {
+    store_split(io, io.load(in + i), weight + i, remainder + i);
   });
 }
 
@@ -105,47 +61,55 @@ namespace cairn::kernels {
 
 HWY_EXPORT(AdamChunk);
 HWY_EXPORT(SgdChunk);
-
-namespace {
-
-template <class Update>
-void for_each_chunk(const std::vector<UpdateEntry>& entries, const Update& update) {
-  const std::vector<cpu::Chunk> chunks =
-      cpu::cut(entries.size(), [&](std::size_t i) { return entries[i].weight.numel(); });
-  std::int64_t bytes = 0;
-  for (const UpdateEntry& e : entries) bytes += static_cast<std::int64_t>(e.weight.nbytes());
-  const bool streamed = bytes >= cpu::kStreamedBytes;
-  const auto floats = [](const TensorView& view, std::int64_t at) {
-    return view.defined() ? view.as<float>() + at : nullptr;
-  };
-  core::parallel_for(
-      static_cast<std::int64_t>(chunks.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t k = begin; k < end; ++k) {
-          const cpu::Chunk& chunk = chunks[static_cast<std::size_t>(k)];
-          const UpdateEntry& e = entries[chunk.tensor];
-          update(UpdateChunk{e.gradient.dtype, e.weight.dtype,
-                             cpu::bytes_at(e.gradient, chunk.begin),
-                             const_cast<char*>(cpu::bytes_at(e.weight, chunk.begin)),
-                             floats(e.master, chunk.begin), floats(e.moment1, chunk.begin),
-                             floats(e.moment2, chunk.begin), chunk.count, streamed});
-        }
-      });
-}
-
-}  // namespace
+HWY_EXPORT(AdagradChunk);
+HWY_EXPORT(NovoGradChunk);
+HWY_EXPORT(JoinRun);
+HWY_EXPORT(SplitRun);
 
 void CpuBackend::adam_update(const std::vector<UpdateEntry>& entries,
                              const AdamOptions& options) const {
-  for_each_chunk(entries, [&](const UpdateChunk& chunk) {
-    HWY_DYNAMIC_DISPATCH(AdamChunk)(chunk, options);
-  });
+  cpu::for_each_chunk(entries, cpu::cut(entries), options,
+                      [&](const UpdateChunk& chunk, std::size_t) {
+                        HWY_DYNAMIC_DISPATCH(AdamChunk)(chunk, options);
+                      });
 }
 
 void CpuBackend::sgd_update(const std::vector<UpdateEntry>& entries,
                             const SgdOptions& options) const {
-  for_each_chunk(entries, [&](const UpdateChunk& chunk) {
-    HWY_DYNAMIC_DISPATCH(SgdChunk)(chunk, options);
-  });
+  cpu::for_each_chunk(entries, cpu::cut(entries), options,
+                      [&](const UpdateChunk& chunk, std::size_t) {
+                        HWY_DYNAMIC_DISPATCH(SgdChunk)(chunk, options);
+                      });
+}
+
+void CpuBackend::adagrad_update(const std::vector<UpdateEntry>& entries,
+                                const AdagradOptions& options) const {
+  cpu::for_each_chunk(entries, cpu::cut(entries), options,
+                      [&](const UpdateChunk& chunk, std::size_t) {
+                        HWY_DYNAMIC_DISPATCH(AdagradChunk)(chunk, options);
+                      });
+}
+
+void CpuBackend::novograd_update(const std::vector<UpdateEntry>& entries,
+                                 const NovoGradOptions& options) const {
+  cpu::for_each_chunk(entries, cpu::cut(entries), options,
+                      [&](const UpdateChunk& chunk, std::size_t) {
+                        HWY_DYNAMIC_DISPATCH(NovoGradChunk)(chunk, options);
+                      });
+}
+
+void CpuBackend::join_master(View weight, View remainder, View out) const {
+  cpu::for_each_run({cpu::in(weight), cpu::in(remainder), cpu::out(out)},
+                    [](void* const* data, std::int64_t n, std::int64_t) {
+                      HWY_DYNAMIC_DISPATCH(JoinRun)(data, n);
+                    });
+}
+
+void CpuBackend::split_master(View in, View weight, View remainder) const {
+  cpu::for_each_run({cpu::in(in), cpu::out(weight), cpu::out(remainder)},
+                    [](void* const* data, std::int64_t n, std::int64_t) {
+                      HWY_DYNAMIC_DISPATCH(SplitRun)(data, n);
+                    });
 }
 
 }  // namespace cairn::kernels

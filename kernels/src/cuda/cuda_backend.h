@@ -78,6 +78,12 @@ class CudaBackend final : public Backend {
                    const AdamOptions& options) const override;
   void sgd_update(const std::vector<UpdateEntry>& entries,
                   const SgdOptions& options) const override;
+  void adagrad_update(const std::vector<UpdateEntry>& entries,
+                      const AdagradOptions& options) const override;
+  void novograd_update(const std::vector<UpdateEntry>& entries,
+                       const NovoGradOptions& options) const override;
+  void join_master(View weight, View remainder, View out) const override;
+  void split_master(View in, View weight, View remainder) const override;
 };
 
 }  // namespace cairn::kernels

@@ -1,86 +1,199 @@
-// The optimizer updates over a list of parameters in one launch: a table of pointers, cut into chunks
-// of equal length, a block a chunk. Bound by memory.
+// The optimizer updates over a list of parameters in one launch: a table of pointers, cut into
+// chunks of equal length, a block a chunk. Bound by memory.
 #pragma once
 
 #include "cairn/kernels/optimizer_update.h"
 #include "cuda/device/layout.cuh"
 #include "cuda/device/packed.cuh"
 #include "cuda/table.h"
+#include "entry_scalars.h"
+#include "math/adagrad.h"
 #include "math/adam.h"
+#include "math/master.h"
+#include "math/novograd.h"
 #include "math/sgd.h"
 
 namespace cairn::kernels::cuda {
 
-struct AdamRule {
-  math::Adam<float> adam;
-  __device__ void operator()(float gradient, float& weight, float& moment1, float& moment2) const {
-    adam.update(gradient, moment1, moment2, weight);
-  }
-};
-struct SgdRule {
-  math::Sgd<float> sgd;
-  bool momentum;
-  __device__ void operator()(float gradient, float& weight, float& moment1, float&) const {
-    if (momentum) {
-      sgd.update(gradient, moment1, weight);
-    } else {
-      sgd.update(gradient, weight);
-    }
+/// The scalars of a list's entries: one set for all, unless there is one for each.
+struct ListScalars {
+  EntryScalars all;
+  const EntryScalars* each;  // [slots] in device memory, or nullptr
+
+  __device__ const EntryScalars& of(std::int32_t slot) const {
+    return each != nullptr ? each[slot] : all;
   }
 };
 
-/// What an update reads and writes; the truth is the master where there is one.
+/// Carries scalars to the device as a kernel's argument, so that the host need not wait for a copy.
+struct ScalarsBatch {
+  static constexpr int kSize = 256;
+  EntryScalars values[kSize];
+};
+static __global__ void put_scalars_kernel(ScalarsBatch batch, int count, EntryScalars* to) {
+  const int k = static_cast<int>(threadIdx.x);
+  if (k < count) to[k] = batch.values[k];
+}
+
+using PackedFloats = Packed<float, kLanes>;
+
+/// A parameter's true weights: the f32 master, a bf16 weight with its remainder, or the weight.
+struct Truth {
+  AnyFloat weight, master;  // at most one of the two masters is present
+  std::int16_t* remainder;
+
+  __device__ explicit Truth(const Slot& slot)
+      : weight(slot.data[1], slot.dtype[1]),
+        master(slot.dtype[2] == DType::f32 ? slot.data[2] : nullptr, DType::f32),
+        remainder(slot.dtype[2] == DType::i16 ? static_cast<std::int16_t*>(slot.data[2])
+                                              : nullptr) {}
+
+  __device__ float load(std::int64_t i) const {
+    if (remainder != nullptr) return math::join_master(*weight.at<BFloat16>(i), remainder[i]);
+    return master.present() ? master.load<float>(i) : weight.load<float>(i);
+  }
+  __device__ void store(std::int64_t i, float w) const {
+    if (remainder != nullptr) {
+      math::split_master(w, *weight.at<BFloat16>(i), remainder[i]);
+      return;
+    }
+    weight.store(i, w);
+    if (master.present()) master.store(i, w);
+  }
+
+  __device__ PackedFloats load_pack(std::int64_t i) const {
+    if (remainder == nullptr) {
+      return load_pack_or<kLanes>(master.present() ? master : weight, i, 0.0f);
+    }
+    PackedFloats w;
+    if (!packs_remainder(i)) {
+      for (int k = 0; k < kLanes; ++k) w[k] = load(i + k);
+      return w;
+    }
+    const auto high = cuda::load_pack<kLanes>(weight.at<const BFloat16>(i));
+    const auto low = cuda::load_pack<kLanes>(static_cast<const std::int16_t*>(remainder) + i);
+    SIMT_UNROLL
+    for (int k = 0; k < kLanes; ++k) w[k] = math::join_master(high[k], low[k]);
+    return w;
+  }
+  __device__ void store_pack(std::int64_t i, const PackedFloats& w) const {
+    if (remainder == nullptr) {
+      store_pack_any<kLanes>(weight, i, w);
+      if (master.present()) store_pack_any<kLanes>(master, i, w);
+      return;
+    }
+    if (!packs_remainder(i)) {
+      for (int k = 0; k < kLanes; ++k) store(i + k, w[k]);
+      return;
+    }
+    Packed<BFloat16, kLanes> high;
+    Packed<std::int16_t, kLanes> low;
+    SIMT_UNROLL
+    for (int k = 0; k < kLanes; ++k) math::split_master(w[k], high[k], low[k]);
+    cuda::store_pack<kLanes>(weight.at<BFloat16>(i), high);
+    cuda::store_pack<kLanes>(remainder + i, low);
+  }
+
+ private:
+  __device__ bool packs_remainder(std::int64_t i) const {
+    return pack_aligned<kLanes>(weight.at<BFloat16>(i)) && pack_aligned<kLanes>(remainder + i);
+  }
+};
+
+/// What an update reads and writes.
 struct UpdateViews {
-  AnyFloat gradient, weight, truth, moment1, moment2;
-  bool has_master;
+  AnyFloat gradient, moment1, moment2;
+  Truth truth;
 
   __device__ explicit UpdateViews(const Slot& slot)
-      : gradient(AnyFloat(slot.data[0], slot.dtype[0])),
-        weight(AnyFloat(slot.data[1], slot.dtype[1])),
-        truth(slot.data[2] != nullptr ? AnyFloat(slot.data[2], DType::f32) : weight),
-        moment1(AnyFloat(slot.data[3], slot.dtype[3])),
-        moment2(AnyFloat(slot.data[4], slot.dtype[4])),
-        has_master(slot.data[2] != nullptr) {}
+      : gradient(slot.data[0], slot.dtype[0]),
+        moment1(slot.data[3], slot.dtype[3]),
+        moment2(slot.data[4], slot.dtype[4]),
+        truth(slot) {}
 };
 
+/// One element as every rule sees it.
 template <class Rule>
-__device__ void update_pack(const Rule& rule, const UpdateViews& views, std::int64_t i) {
+__device__ void apply(const Rule& rule, const EntryScalars& scalars, float gradient, float& weight,
+                      float& moment1, float& moment2) {
+  const float g = math::fma(scalars.l2, weight, gradient * scalars.scale);
+  rule.update(g, scalars.inverse, moment1, moment2, weight);
+}
+
+template <class Rule>
+__device__ void update_pack(const Rule& rule, const EntryScalars& scalars, const UpdateViews& views,
+                            std::int64_t i) {
   const auto gradient = load_pack_or<kLanes>(views.gradient, i, 0.0f);
-  auto weight = load_pack_or<kLanes>(views.truth, i, 0.0f);
+  auto weight = views.truth.load_pack(i);
   auto moment1 = load_pack_or<kLanes>(views.moment1, i, 0.0f);
   auto moment2 = load_pack_or<kLanes>(views.moment2, i, 0.0f);
   SIMT_UNROLL
-  for (int k = 0; k < kLanes; ++k) rule(gradient[k], weight[k], moment1[k], moment2[k]);
-  store_pack_any<kLanes>(views.weight, i, weight);
-  if (views.has_master) store_pack_any<kLanes>(views.truth, i, weight);
+  for (int k = 0; k < kLanes; ++k) {
+    apply(rule, scalars, gradient[k], weight[k], moment1[k], moment2[k]);
+  }
+  views.truth.store_pack(i, weight);
   if (views.moment1.present()) store_pack_any<kLanes>(views.moment1, i, moment1);
   if (views.moment2.present()) store_pack_any<kLanes>(views.moment2, i, moment2);
 }
 
 template <class Rule>
-__device__ void update_one(const Rule& rule, const UpdateViews& views, std::int64_t i) {
-  float weight = views.truth.load<float>(i);
+__device__ void update_one(const Rule& rule, const EntryScalars& scalars, const UpdateViews& views,
+                           std::int64_t i) {
+  float weight = views.truth.load(i);
   float moment1 = views.moment1.load_or(i, 0.0f), moment2 = views.moment2.load_or(i, 0.0f);
-  rule(views.gradient.load<float>(i), weight, moment1, moment2);
-  views.weight.store(i, weight);
-  if (views.has_master) views.truth.store(i, weight);
+  apply(rule, scalars, views.gradient.load<float>(i), weight, moment1, moment2);
+  views.truth.store(i, weight);
   if (views.moment1.present()) views.moment1.store(i, moment1);
   if (views.moment2.present()) views.moment2.store(i, moment2);
 }
 
+/// The elements of a slot that a block visits.
+struct Span {
+  std::int64_t begin, end;
+};
+__device__ __host__ inline Span span_of(std::int64_t block, std::int32_t first_chunk,
+                                        std::int64_t count) {
+  const std::int64_t begin = (block - first_chunk) * kChunk;
+  return {begin, smaller(begin + kChunk, count)};
+}
+
+/// Calls pack(i) for each whole pack of a block's span and one(i) for each element that is left.
+template <class PackBody, class OneBody>
+__device__ void visit_span(const Span& span, PackBody pack, OneBody one) {
+  for (std::int64_t i = span.begin + threadIdx.x * kLanes; i < span.end; i += blockDim.x * kLanes) {
+    if (i + kLanes <= span.end) {
+      pack(i);
+    } else {
+      for (std::int64_t k = i; k < span.end; ++k) one(k);
+    }
+  }
+}
+
 template <class Rule>
-__global__ void update_kernel(Table table, Rule rule) {
+__global__ void update_kernel(Table table, ListScalars list, Rule rule) {
   const std::int32_t index = table.chunk_slot[blockIdx.x];
   const Slot& slot = table.slots[index];
   const UpdateViews views(slot);
-  const std::int64_t begin = (blockIdx.x - std::int64_t{table.first_chunk[index]}) * kChunk;
-  const std::int64_t end = smaller(begin + kChunk, slot.count);
-  for (std::int64_t i = begin + threadIdx.x * kLanes; i < end; i += blockDim.x * kLanes) {
-    if (i + kLanes <= end) {
-      update_pack(rule, views, i);
-    } else {
-      for (std::int64_t k = i; k < end; ++k) update_one(rule, views, k);
-    }
+  const EntryScalars scalars = list.of(index);
+  visit_span(
+      span_of(blockIdx.x, table.first_chunk[index], slot.count),
+      [&](std::int64_t i) { update_pack(rule, scalars, views, i); },
+      [&](std::int64_t i) { update_one(rule, scalars, views, i); });
+}
+
+static __global__ void join_master_kernel(std::int64_t n, const BFloat16* weight,
+                                          const std::int16_t* remainder, float* out) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
+    out[i] = math::join_master(weight[i], remainder[i]);
+  }
+}
+
+static __global__ void split_master_kernel(std::int64_t n, const float* in, BFloat16* weight,
+                                           std::int16_t* remainder) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
+    math::split_master(in[i], weight[i], remainder[i]);
   }
 }
 

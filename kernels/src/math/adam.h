@@ -14,24 +14,21 @@ CAIRN_MATH_BEGIN
 /// AdamOptions.
 template <class V>
 struct Adam {
-  V gradient_scale, beta1, beta2, one_minus_beta1, one_minus_beta2, l2, decay, step, root, eps;
+  V beta1, beta2, one_minus_beta1, one_minus_beta2, decay, step, root, eps;
 
   template <class Options>
   CAIRN_MATH explicit Adam(const Options& o)
-      : gradient_scale(o.gradient_scale),
-        beta1(o.beta1),
+      : beta1(o.beta1),
         beta2(o.beta2),
         one_minus_beta1(1.0 - o.beta1),
         one_minus_beta2(1.0 - o.beta2),
-        l2(o.adamw ? 0.0 : o.weight_decay),
         decay(o.adamw ? 1.0 - o.lr * o.weight_decay : 1.0),
         step(o.lr / o.correction1),
         root(1.0 / ::sqrt(o.correction2)),
         eps(o.eps) {}
 
-  /// Updates the moments m, v and the weight w with the gradient as it lies (scaled).
-  CAIRN_MATH void update(V gradient, V& m, V& v, V& w) const {
-    const V g = fma(l2, w, gradient * gradient_scale);
+  /// Updates the moments m, v and the weight w; g has the L2 term.
+  CAIRN_MATH void update(V g, V, V& m, V& v, V& w) const {
     m = fma(beta1, m, one_minus_beta1 * g);
     v = fma(beta2, v, one_minus_beta2 * g * g);
     w = w * decay - step * m / fma(sqrt(v), root, eps);

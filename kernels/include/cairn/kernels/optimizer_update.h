@@ -4,7 +4,8 @@
 // The lists are pointer tables: slices of a gradient arena and tensors of a foreign trainer look
 // the same. All tensors are dense (their elements are visited in memory order; weight, master,
 // moments and gradient of an entry share one layout), all on one device. One launch on CUDA for the
-// whole list.
+// whole list. An empty list and empty tensors do nothing. Arithmetic is in f32; updates run in the
+// order of the device's current stream and do not wait. Entries must not overlap.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +16,27 @@
 namespace cairn::kernels {
 
 /// One parameter in an update. Undefined views are absent.
+///
+/// The true weight w that a rule works on is the f32 master, or is put together from a bf16 weight
+/// and an i16 remainder (see join_master), or is the weight itself (which, if half, is then rounded
+/// each step). A half weight is rounded once from its f32 master, to nearest even.
 struct UpdateEntry {
   TensorView gradient;  // f16, bf16 or f32; read, never written
   TensorView weight;    // f16, bf16 or f32; written
-  TensorView
-      master;  // f32; the true weight of a half parameter. Absent: the weight is the truth (and for half weights, rounded each step)
-  TensorView moment1;  // f32: exp_avg, or SGD's momentum buffer
-  TensorView moment2;  // f32: exp_avg_sq
+  TensorView master;    // f32, or i16 beside a bf16 weight; written
+  TensorView moment1;   // f32 or bf16 (rounded to nearest even): exp_avg, SGD's momentum buffer,
+                        // Adagrad's state sum
+  TensorView moment2;   // of moment1's dtype: exp_avg_sq
+  /// Every rule sees g = gradient * options.gradient_scale * gradient_factor + l2 * w.
+  double gradient_factor = 1.0;  // LARC's trust ratio; clipping by group
+  double l2 = 0.0;
+  double norm = 0.0;  // NovoGrad: the tensor's running norm n, already updated
 };
 
-/// Adam, per element, with g = gradient * gradient_scale:
+/// Adam, per element:
 ///   adamw false: g += weight_decay w.  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   w -= lr * ((m / correction1) / (sqrt(v / correction2) + eps) [+ weight_decay w if adamw])
-/// Kingma & Ba 2015; Loshchilov & Hutter 2019. The weight is then rounded once from the master.
+/// m is moment1, v is moment2. Kingma & Ba 2015; Loshchilov & Hutter 2019.
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.0;
   bool adamw = true;
@@ -37,9 +46,9 @@ struct AdamOptions {
 };
 void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options);
 
-/// SGD as in apex.optimizers.FusedSGD: g = gradient * gradient_scale; [g += wd w]; buf = first ? g
-/// : momentum buf + (1 - dampening) g; g = nesterov ? g + momentum buf : buf; [g += wd w if
-/// wd_after_momentum]; w -= lr g. moment1 is buf; absent where momentum is 0.
+/// SGD as in apex.optimizers.FusedSGD: [g += wd w]; buf = first ? g : momentum buf + (1 - dampening)
+/// g; g = nesterov ? g + momentum buf : buf; [g += wd w if wd_after_momentum]; w -= lr g. moment1 is
+/// buf; absent where momentum is 0.
 struct SgdOptions {
   double lr = 1e-3, momentum = 0.0, dampening = 0.0, weight_decay = 0.0;
   bool nesterov = false, wd_after_momentum = false;
@@ -47,5 +56,40 @@ struct SgdOptions {
   double gradient_scale = 1.0;
 };
 void sgd_update(const std::vector<UpdateEntry>& entries, const SgdOptions& options);
+
+/// Adagrad, per element, with h = moment1 (the sum of squares):
+///   adagrad_w false: g += weight_decay w.  h += g^2
+///   w -= lr * (g / (sqrt(h) + eps) [+ weight_decay w if adagrad_w])
+/// Duchi, Hazan & Singer 2011. A learning rate that decays is the caller's.
+struct AdagradOptions {
+  double lr = 1e-2, eps = 1e-10, weight_decay = 0.0;
+  bool adagrad_w = false;
+  double gradient_scale = 1.0;
+};
+void adagrad_update(const std::vector<UpdateEntry>& entries, const AdagradOptions& options);
+
+/// NovoGrad, per element, with m = moment1, one running norm n = entry.norm for the whole tensor and
+/// d = n / sqrt(correction2) + eps:
+///   reg_inside_moment: g = g / d + weight_decay w;  m = b1 m + b3 g;  w -= lr m / correction1
+///   otherwise:         m = b1 m + b3 g;  w -= lr ((m / correction1) / d + weight_decay w)
+/// b3 = 1 - beta1 with grad_averaging, else 1. The caller keeps n: with the norm |g| of the scaled
+/// gradient, n = sqrt(b2 n^2 + (1 - b2) |g|^2) (2-norm) or b2 n + (1 - b2) |g| (largest element).
+/// Ginsburg et al. 2019.
+struct NovoGradOptions {
+  double lr = 1e-3, beta1 = 0.9, eps = 1e-8, weight_decay = 0.0;
+  bool grad_averaging = true, reg_inside_moment = false;
+  double correction1 = 1.0, correction2 = 1.0;  // 1 - beta^step, or 1 without bias correction
+  double gradient_scale = 1.0;
+};
+void novograd_update(const std::vector<UpdateEntry>& entries, const NovoGradOptions& options);
+
+/// out = the true weight. Its f32 bits are (bits of weight << 16) + remainder, modulo 2^32, with the
+/// remainder's sign: half the memory of an f32 master, and exact. One shape and one dense layout for
+/// all: weight bf16, remainder i16, out f32.
+void join_master(const TensorView& weight, const TensorView& remainder, const TensorView& out);
+/// The weight is `in` rounded to nearest bf16, halves away from zero (so it differs from rounding to
+/// even at exact ties only), the remainder what that leaves. Exact for every f32 but NaN, whose
+/// payload is dropped.
+void split_master(const TensorView& in, const TensorView& weight, const TensorView& remainder);
 
 }  // namespace cairn::kernels
