@@ -208,7 +208,7 @@ void Tensor::set_data(const Tensor& data) {
     meta->slot = nullptr;
     meta->grad = nullptr;
     meta->grad_written = false;
-    if (dtype_changes) meta->master = nullptr;
+    if (dtype_changes) meta->master = meta->remainder = nullptr;
   }
   impl_->storage = data.impl_->storage;
   impl_->view = data.impl_->view;

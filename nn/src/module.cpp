@@ -103,8 +103,11 @@ Module& Module::to(Device device) {
   const auto move = [device](const Tensor& x) {
     const Tensor moved = autograd::to(x, device);
     const core::GradMeta* meta = x.meta_or_null();
-    if (meta != nullptr && meta->master)
-      meta->master->set_data(autograd::to(*meta->master, device));
+    if (meta != nullptr) {
+      for (const auto& part : {meta->master, meta->remainder}) {
+        if (part) part->set_data(autograd::to(*part, device));
+      }
+    }
     return moved;
   };
   convert_all(parameters(), move);

@@ -4,6 +4,7 @@
 
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/optimizer_update.h"
 #include "cairn/nn/module.h"
 
 namespace cairn::nn {
@@ -13,10 +14,22 @@ using core::fail;
 
 namespace {
 
-// The tensor that files hold: the f32 master of a half parameter, else the tensor itself.
+const Tensor* remainder_of(const Tensor& tensor) {
+  const core::GradMeta* meta = tensor.meta_or_null();
+  return meta != nullptr && meta->remainder ? meta->remainder.get() : nullptr;
+}
+
+// The tensor that files hold: the f32 master of a half parameter (put together from weight and
+// remainder where it is kept so), else the tensor itself.
 Tensor full_precision(const Tensor& tensor) {
   const core::GradMeta* meta = tensor.meta_or_null();
-  return meta != nullptr && meta->master ? *meta->master : tensor.detach();
+  if (meta != nullptr && meta->master) return *meta->master;
+  const Tensor* remainder = remainder_of(tensor);
+  if (remainder == nullptr) return tensor.detach();
+  const Tensor whole =
+      Tensor::empty_strided(tensor.shape(), tensor.strides(), DType::f32, tensor.device());
+  kernels::join_master(tensor, *remainder, whole);
+  return whole;
 }
 
 void write(const Tensor& value, const Tensor& into) {
@@ -27,7 +40,12 @@ void write(const Tensor& value, const Tensor& into) {
 void write_parameter(const Tensor& value, const Tensor& tensor) {
   const Tensor truth = full_precision(tensor);
   write(value, truth);
-  if (truth.storage() != tensor.storage()) write(truth, tensor);
+  if (const Tensor* remainder = remainder_of(tensor)) {
+    kernels::split_master(truth, tensor, *remainder);
+    tensor.storage()->bump_version();
+  } else if (truth.storage() != tensor.storage()) {
+    write(truth, tensor);
+  }
 }
 
 // "a.b.c" -> tensor.

@@ -22,14 +22,14 @@ void FusedAdam::update_entries(const ParameterGroup& group,
                                double gradient_scale, std::int64_t step) {
   kernels::AdamOptions options;
   options.lr = group.lr;
-  options.beta1 = options_.beta1;
-  options.beta2 = options_.beta2;
-  options.eps = options_.eps;
+  options.beta1 = group.beta1.value_or(options_.beta1);
+  options.beta2 = group.beta2.value_or(options_.beta2);
+  options.eps = group.eps.value_or(options_.eps);
   options.weight_decay = group.weight_decay;
   options.adamw = options_.adamw;
   if (options_.bias_correction) {
-    options.correction1 = 1.0 - std::pow(options_.beta1, static_cast<double>(step));
-    options.correction2 = 1.0 - std::pow(options_.beta2, static_cast<double>(step));
+    options.correction1 = 1.0 - std::pow(options.beta1, static_cast<double>(step));
+    options.correction2 = 1.0 - std::pow(options.beta2, static_cast<double>(step));
   }
   options.gradient_scale = gradient_scale;
   kernels::adam_update(entries, options);

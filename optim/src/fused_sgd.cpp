@@ -20,8 +20,10 @@ FusedSGD::FusedSGD(std::vector<ParameterGroup> groups, const SgdOptions& options
 }
 
 std::vector<std::string> FusedSGD::moment_names() const {
-  if (options_.momentum == 0) return {};
-  return {"momentum_buffer"};
+  for (const ParameterGroup& group : groups()) {
+    if (momentum_of(group) != 0) return {"momentum_buffer"};
+  }
+  return {};
 }
 
 void FusedSGD::update_entries(const ParameterGroup& group,
@@ -29,10 +31,10 @@ void FusedSGD::update_entries(const ParameterGroup& group,
                               double gradient_scale, std::int64_t step) {
   kernels::SgdOptions options;
   options.lr = group.lr;
-  options.momentum = options_.momentum;
+  options.momentum = momentum_of(group);
   options.dampening = options_.dampening;
   options.weight_decay = group.weight_decay;
-  options.nesterov = options_.nesterov;
+  options.nesterov = options_.nesterov && options.momentum != 0;
   options.wd_after_momentum = options_.wd_after_momentum;
   options.first_step = step == 1;
   options.gradient_scale = gradient_scale;

@@ -22,11 +22,23 @@ void check_parameter(const NamedTensor& parameter) {
               "' with shape ", tensor.shape(), " and strides ", tensor.strides());
 }
 
-void check_group(const ParameterGroup& group, const std::vector<ParameterGroup>& others) {
+void check_rates(const ParameterGroup& group) {
   CAIRN_CHECK(std::isfinite(group.lr) && group.lr >= 0, "optimizer",
               "expected a learning rate >= 0, got ", group.lr);
   CAIRN_CHECK(std::isfinite(group.weight_decay) && group.weight_decay >= 0, "optimizer",
               "expected a weight decay >= 0, got ", group.weight_decay);
+  for (const auto& beta : {group.beta1, group.beta2}) {
+    CAIRN_CHECK(!beta || (*beta >= 0 && *beta < 1), "optimizer", "expected betas in [0, 1), got ",
+                *beta);
+  }
+  for (const auto& value : {group.eps, group.momentum}) {
+    CAIRN_CHECK(!value || (*value >= 0 && std::isfinite(*value)), "optimizer",
+                "expected an eps and a momentum >= 0, got ", *value);
+  }
+}
+
+void check_group(const ParameterGroup& group, const std::vector<ParameterGroup>& others) {
+  check_rates(group);
   std::unordered_set<const void*> tensors;
   std::unordered_set<std::string> names;
   for (const ParameterGroup& other : others) {
@@ -95,9 +107,9 @@ void Optimizer::refresh() {
           moment = copy_beside(parameter, moment, moment.dtype());
         }
       }
-      auto& master = parameter.meta().master;
-      if (master && master->device() != parameter.device()) {
-        *master = copy_beside(parameter, *master, DType::f32);
+      for (const auto& part : {parameter.meta().master, parameter.meta().remainder}) {
+        if (!part || part->device() == parameter.device()) continue;
+        *part = copy_beside(parameter, *part, part->dtype());
       }
     }
   }
@@ -111,7 +123,32 @@ void Optimizer::set_master_weights(bool value) {
   master_weights_ = value;
   if (value) return;
   for (const ParameterGroup& group : groups_) {
-    for (const NamedTensor& parameter : group.parameters) parameter.tensor.meta().master = nullptr;
+    for (const NamedTensor& parameter : group.parameters) {
+      core::GradMeta& meta = parameter.tensor.meta();
+      meta.master = meta.remainder = nullptr;
+    }
+  }
+}
+
+void Optimizer::set_state_options(const StateOptions& options) {
+  CAIRN_CHECK(options.moments == DType::f32 || options.moments == DType::bf16, "optimizer",
+              "expected moments of f32 or bf16, got ", options.moments);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::size_t i = 0; i < state_[g].size(); ++i) {
+      const auto& [name, tensor] = groups_[g].parameters[i];
+      CAIRN_CHECK(options.masters == MasterStorage::f32 || tensor.dtype() != DType::f16,
+                  "optimizer", "expected bf16 parameters for masters stored as remainders, got '",
+                  name, "' of f16 (MasterStorage::f32)");
+    }
+  }
+  state_options_ = options;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::size_t i = 0; i < state_[g].size(); ++i) {
+      for (Tensor& moment : state_[g][i].moments) {
+        if (!moment.defined() || moment.dtype() == options.moments) continue;
+        moment = copy_beside(groups_[g].parameters[i].tensor, moment, options.moments);
+      }
+    }
   }
 }
 

@@ -14,7 +14,8 @@ namespace {
 struct List {
   Device device;
   std::vector<TensorView> views;
-  std::vector<TensorView> sums;  // of stash
+  std::vector<TensorView> sums;     // of stash
+  std::vector<TensorView> weights;  // of LARC
   std::vector<std::size_t> parameters;
 };
 
@@ -47,7 +48,14 @@ const Tensor* Optimizer::gradient_of(std::size_t group, std::size_t index) const
 }
 
 PendingReport Optimizer::begin_check(double norm_type) const {
-  CAIRN_CHECK(norm_type > 0, "optimizer", "expected a norm type in (0, infinity], got ", norm_type);
+  CAIRN_CHECK(norm_type >= 1, "optimizer", "expected a norm type >= 1, got ", norm_type);
+  std::vector<double> types{norm_type};
+  const auto need = [&](double type) {
+    if (std::find(types.begin(), types.end(), type) == types.end()) types.push_back(type);
+  };
+  if (larc_ || own_max_norm() > 0) need(2.0);
+  if (const std::optional<double> type = running_norm_type()) need(*type);
+
   std::vector<List> lists;
   std::size_t parameter = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -57,15 +65,26 @@ PendingReport Optimizer::begin_check(double norm_type) const {
       List& list = list_of(lists, gradient->device());
       list.views.push_back(*gradient);
       list.parameters.push_back(parameter);
+      if (!larc_) continue;
+      const Tensor& weight = groups_[g].parameters[i].tensor;
+      const core::GradMeta& meta = weight.meta();
+      list.weights.push_back(meta.master ? *meta.master : weight);
     }
   }
 
   PendingReport pending;
   pending.optimizer_ = this;
   pending.norm_type_ = norm_type;
+  pending.types_ = types;
+  pending.has_weights_ = larc_ != nullptr;
   for (const List& list : lists) {
-    pending.passes_.push_back({PendingReport::Of::gradients, norm_type, list.parameters,
-                               passes::check_tensors(list.views, norm_type)});
+    for (const double type : types) {
+      pending.passes_.push_back({PendingReport::Of::gradients, type, list.parameters,
+                                 kernels::check_tensors(list.views, type)});
+    }
+    if (list.weights.empty()) continue;
+    pending.passes_.push_back({PendingReport::Of::weights, 2.0, list.parameters,
+                               kernels::check_tensors(list.weights, 2.0)});
   }
   return pending;
 }
@@ -96,14 +115,20 @@ PendingReport Optimizer::stash(double scale) {
 
   PendingReport pending;
   pending.optimizer_ = this;
+  pending.types_ = {2.0};
   for (const List& list : first) {
-    pending.passes_.push_back({PendingReport::Of::gradients, 2.0, list.parameters,
-                               passes::multi_tensor_scale(list.views, list.sums, scale)});
+    pending.passes_.push_back(
+        {PendingReport::Of::gradients, 2.0, list.parameters, kernels::check_tensors(list.views)});
+    for (std::size_t k = 0; k < list.views.size(); ++k) {
+      kernels::affine(list.views[k], scale, 0.0, list.sums[k]);
+    }
   }
   for (const List& list : further) {
-    pending.passes_.push_back({PendingReport::Of::gradients, 2.0, list.parameters,
-                               passes::multi_tensor_axpby(scale, list.views, 1.0, list.sums,
-                                                          list.sums, passes::CheckedArgument::x)});
+    pending.passes_.push_back(
+        {PendingReport::Of::gradients, 2.0, list.parameters, kernels::check_tensors(list.views)});
+    for (std::size_t k = 0; k < list.views.size(); ++k) {
+      kernels::axpby(scale, list.views[k], 1.0, list.sums[k]);
+    }
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {

@@ -4,9 +4,8 @@
 #include <string_view>
 
 #include "cairn/core/error.h"
-#include "cairn/core/memory.h"
-#include "cairn/kernels/elementwise.h"
 #include "cairn/optim/optimizer.h"
+#include "layout.h"
 
 namespace cairn::optim {
 
@@ -14,16 +13,28 @@ namespace cairn::optim {
 struct Optimizer::LoadPlan {
   struct Parameter {
     std::int64_t steps = 0;
+    double norm = 0.0;
     std::array<Tensor, 2> moments;
   };
   std::vector<std::vector<Parameter>> parameters;
-  std::vector<std::pair<double, double>> groups;  // lr, weight_decay
+  std::vector<ParameterGroup> groups;  // without parameters
   std::int64_t steps = 0;
 };
 
 namespace {
 
 constexpr const char* kStep = "step";
+constexpr const char* kNorm = "norm";
+constexpr std::pair<const char*, std::optional<double> ParameterGroup::*> kOwnOptions[] = {
+    {"beta1", &ParameterGroup::beta1},
+    {"beta2", &ParameterGroup::beta2},
+    {"eps", &ParameterGroup::eps},
+    {"momentum", &ParameterGroup::momentum}};
+
+/// Files hold f32 whatever the moments are kept in.
+Tensor in_f32(const Tensor& moment) {
+  return moment.dtype() == DType::f32 ? moment : copy_beside(moment, moment, DType::f32);
+}
 
 /// The dictionary at "a.b.c" under root.
 StateDict& make_path(StateDict& root, std::string_view path) {
@@ -76,12 +87,16 @@ StateDict Optimizer::state_dict() const {
     StateDict& group = state.make_dict("groups").make_dict(std::to_string(g));
     group.set("lr", groups_[g].lr);
     group.set("weight_decay", groups_[g].weight_decay);
+    for (const auto& [key, option] : kOwnOptions) {
+      if (groups_[g].*option) group.set(key, *(groups_[g].*option));
+    }
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       const State& own = state_[g][i];
       StateDict& entry = make_path(state.make_dict("state"), groups_[g].parameters[i].name);
       entry.set(kStep, own.steps);
+      if (running_norm_type()) entry.set(kNorm, own.norm);
       for (std::size_t m = 0; m < moments.size() && own.steps > 0; ++m) {
-        entry.set(moments[m], own.moments[m]);
+        entry.set(moments[m], in_f32(own.moments[m]));
       }
     }
   }
@@ -101,7 +116,12 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
   } else {
     for (std::size_t g = 0; g < group_count; ++g) {
       const StateDict& group = groups->dict(std::to_string(g));
-      plan.groups.emplace_back(group.number("lr"), group.number("weight_decay"));
+      ParameterGroup& loaded = plan.groups.emplace_back();
+      loaded.lr = group.number("lr");
+      loaded.weight_decay = group.number("weight_decay");
+      for (const auto& [key, option] : kOwnOptions) {
+        if (group.contains(key)) loaded.*option = group.number(key);
+      }
     }
   }
 
@@ -119,6 +139,7 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
       }
       const StateDict& entry = *found->second;
       loaded[i].steps = entry.integer(kStep);
+      if (running_norm_type()) loaded[i].norm = entry.number(kNorm);
       for (std::size_t m = 0; m < moments.size() && loaded[i].steps > 0; ++m) {
         const StateDict::Value* value = entry.find(moments[m]);
         const Tensor* moment = value == nullptr ? nullptr : std::get_if<Tensor>(value);
@@ -147,14 +168,15 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
 
 void Optimizer::load_state_dict(const StateDict& state) {
   const LoadPlan plan = plan_load(state);
-  const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    groups_[g].lr = plan.groups[g].first;
-    groups_[g].weight_decay = plan.groups[g].second;
+    groups_[g].lr = plan.groups[g].lr;
+    groups_[g].weight_decay = plan.groups[g].weight_decay;
+    for (const auto& [key, option] : kOwnOptions) groups_[g].*option = plan.groups[g].*option;
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       const Tensor& parameter = groups_[g].parameters[i].tensor;
       State& own = state_[g][i];
       own.steps = plan.parameters[g][i].steps;
+      own.norm = plan.parameters[g][i].norm;
       for (std::size_t m = 0; m < own.moments.size(); ++m) {
         const Tensor& loaded = plan.parameters[g][i].moments[m];
         if (!loaded.defined()) {
@@ -162,10 +184,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
           continue;
         }
         // A new tensor, not the old one's memory: the state may share that with us.
-        Tensor moment = Tensor::empty_strided(parameter.shape(), parameter.strides(), DType::f32,
-                                              parameter.device());
-        kernels::copy(loaded, moment);
-        own.moments[m] = moment;
+        own.moments[m] = copy_beside(parameter, loaded, state_options_.moments);
       }
     }
   }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
+#include "cairn/optim/larc.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
 
@@ -27,6 +28,30 @@ void check_options(const GradientReport& report, const StepOptions& options) {
               " (begin_check with that norm_type)");
 }
 
+/// LARC as a factor and an L2 term of the gradient.
+void apply_larc(const LarcOptions& options, const ParameterGroup& group, double weight_norm,
+                double gradient_norm, kernels::UpdateEntry& entry) {
+  if (weight_norm == 0 || gradient_norm == 0) return;
+  double ratio = options.trust_coefficient * weight_norm /
+                 (gradient_norm + group.weight_decay * weight_norm + options.eps);
+  if (options.clip) ratio = std::min(ratio / group.lr, 1.0);
+  entry.gradient_factor = ratio;
+  entry.l2 = group.weight_decay * ratio;
+}
+
+/// Another value while it lives.
+class Restored {
+ public:
+  Restored(double& place, double value) : place_(place), before_(place) { place = value; }
+  ~Restored() { place_ = before_; }
+  Restored(const Restored&) = delete;
+  Restored& operator=(const Restored&) = delete;
+
+ private:
+  double& place_;
+  double before_;
+};
+
 [[noreturn]] void fail_nonfinite(const GradientReport& report) {
   core::fail<core::Error>("optimizer", "expected finite gradients, got ", report.describe(),
                           report.nonfinite.size() > 1
@@ -36,9 +61,18 @@ void check_options(const GradientReport& report, const StepOptions& options) {
 
 }  // namespace
 
+double Optimizer::running_norm(const ParameterGroup&, double, double, std::int64_t) const {
+  return 0.0;
+}
+
+bool Optimizer::needs_report() const {
+  return larc_ || running_norm_type() || own_max_norm() > 0;
+}
+
 StepResult Optimizer::step(const StepOptions& options) {
   GradientReport report;
-  if (options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite) {
+  if (options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||
+      needs_report()) {
     report = check(options.norm_type);
   }
   return options.check && !report.finite() ? skip(report, options) : update(report, options);
@@ -57,28 +91,47 @@ StepResult Optimizer::measure(const GradientReport& report, const StepOptions& o
     result.clip_coefficient = std::min(result.clip_coefficient, coefficient);
     scales.push_back(options.gradient_scale * coefficient);
   }
+  if (own_max_norm() == 0) return result;
+
+  const std::vector<double>& norms = report.norms_of(2.0);
+  double sum = 0.0;
+  std::size_t parameter = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
+      sum += norms[parameter] * norms[parameter] * scales[g] * scales[g];
+    }
+  }
+  const double norm = std::sqrt(sum);
+  const double coefficient = norm > own_max_norm() ? own_max_norm() / norm : 1.0;
+  result.clip_coefficient *= coefficient;
+  for (double& scale : scales) scale *= coefficient;
   return result;
+}
+
+/// The f32 master or the remainder of a half parameter, as the options say; made where there is
+/// none.
+TensorView Optimizer::master_of(const NamedTensor& parameter) {
+  core::GradMeta& meta = parameter.tensor.meta();
+  const bool as_remainder = state_options_.masters == MasterStorage::remainder;
+  const std::shared_ptr<Tensor>& kept = as_remainder ? meta.remainder : meta.master;
+  if (!kept) set_master(parameter.tensor, master_value(parameter.tensor), state_options_.masters);
+  return *kept;
 }
 
 kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
                                          const Tensor& gradient, std::size_t moments,
                                          std::vector<Tensor>& temporaries) {
-  const Tensor& parameter = groups_[group].parameters[index].tensor;
-  core::GradMeta& meta = parameter.meta();
+  const NamedTensor& parameter = groups_[group].parameters[index];
+  const Tensor& tensor = parameter.tensor;
   State& state = state_[group][index];
 
   kernels::UpdateEntry entry;
-  entry.weight = parameter;
-  entry.gradient = laid_out_like(parameter, gradient, temporaries);
-  if (master_weights_ && core::is_half(parameter.dtype())) {
-    if (!meta.master) {
-      meta.master = std::make_shared<Tensor>(copy_beside(parameter, parameter, DType::f32));
-    }
-    entry.master = *meta.master;
-  }
+  entry.weight = tensor;
+  entry.gradient = laid_out_like(tensor, gradient, temporaries);
+  if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(parameter);
   for (std::size_t m = 0; m < moments; ++m) {
     if (state.moments[m].defined()) continue;
-    state.moments[m] = empty_beside(parameter, DType::f32);
+    state.moments[m] = empty_beside(tensor, state_options_.moments);
     kernels::fill(state.moments[m], 0.0);
   }
   if (moments > 0) entry.moment1 = state.moments[0];
@@ -100,32 +153,61 @@ void Optimizer::add_to_batches(std::size_t group, std::int64_t step,
   batch->entries.push_back(entry);
 }
 
+/// All memory is there before anything is written.
+void Optimizer::prepare_batches(const GradientReport& report, const std::vector<double>& scales,
+                                std::vector<Tensor>& temporaries) {
+  const std::size_t moments = moment_names().size();
+  const std::optional<double> running = running_norm_type();
+  const double* running_norms = running ? report.norms_of(*running).data() : nullptr;
+  const double* gradient_norms = larc_ ? report.norms_of(2.0).data() : nullptr;
+  for (Batch& batch : batches_) batch.entries.clear();
+  std::size_t parameter = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const double scale = std::abs(scales[g]);
+    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
+      const Tensor* gradient = gradient_of(g, i);
+      if (gradient == nullptr) continue;
+      State& state = state_[g][i];
+      kernels::UpdateEntry entry = entry_of(g, i, *gradient, moments, temporaries);
+      if (running) {
+        state.next_norm =
+            running_norm(groups_[g], state.norm, running_norms[parameter] * scale, state.steps + 1);
+        entry.norm = state.next_norm;
+      }
+      if (larc_) {
+        apply_larc(*larc_, groups_[g], report.weight_norms[parameter],
+                   gradient_norms[parameter] * scale, entry);
+      }
+      add_to_batches(g, state.steps + 1, entry);
+    }
+  }
+}
+
+void Optimizer::run_batches(const std::vector<double>& scales) {
+  for (const Batch& batch : batches_) {
+    if (batch.entries.empty()) return;
+    ParameterGroup& group = groups_[batch.group];
+    // LARC has put the weight decay into the gradients.
+    const Restored decay(group.weight_decay, larc_ ? 0.0 : group.weight_decay);
+    update_entries(group, batch.entries, scales[batch.group], batch.step);
+  }
+}
+
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {
   check_options(report, options);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
   std::vector<double> scales;
   const StepResult result = measure(report, options, scales);
-
-  // All memory is there before anything is written.
   std::vector<Tensor> temporaries;
-  const std::size_t moments = moment_names().size();
-  for (Batch& batch : batches_) batch.entries.clear();
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      const Tensor* gradient = gradient_of(g, i);
-      if (gradient == nullptr) continue;
-      add_to_batches(g, state_[g][i].steps + 1, entry_of(g, i, *gradient, moments, temporaries));
-    }
-  }
-  for (const Batch& batch : batches_) {
-    if (batch.entries.empty()) break;
-    update_entries(groups_[batch.group], batch.entries, scales[batch.group], batch.step);
-  }
+  prepare_batches(report, scales, temporaries);
+  run_batches(scales);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       if (gradient_of(g, i) == nullptr) continue;
+      State& state = state_[g][i];
       groups_[g].parameters[i].tensor.storage()->bump_version();
-      ++state_[g][i].steps;
+      state.norm = state.next_norm;
+      ++state.steps;
     }
   }
   ++steps_;

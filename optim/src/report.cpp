@@ -24,11 +24,42 @@ double combine(const double* norms, std::size_t count, double type) {
   return type == 2.0 ? std::sqrt(sum) : std::pow(sum, 1.0 / type);
 }
 
-ParameterNorms& table_of(std::vector<ParameterNorms>& tables, double type, std::size_t count) {
-  const auto found = std::find_if(tables.begin(), tables.end(),
-                                  [&](const ParameterNorms& t) { return t.type == type; });
-  if (found != tables.end()) return *found;
-  return tables.emplace_back(ParameterNorms{type, std::vector<double>(count, 0.0)});
+std::vector<double>& table_of(std::vector<ParameterNorms>& tables, double type) {
+  return std::find_if(tables.begin(), tables.end(),
+                      [&](const ParameterNorms& table) { return table.type == type; })
+      ->values;
+}
+
+std::vector<std::string> names_of(const Optimizer& optimizer) {
+  std::vector<std::string> names;
+  for (const ParameterGroup& group : optimizer.groups()) {
+    for (const NamedTensor& parameter : group.parameters) names.push_back(parameter.name);
+  }
+  return names;
+}
+
+void name_culprits(const std::vector<std::string>& names,
+                   const std::vector<kernels::TensorCheck>& checks, GradientReport& report) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (checks[i].nonfinite == 0) continue;
+    report.nonfinite.push_back({names[i], checks[i].nonfinite - checks[i].nan, checks[i].nan});
+  }
+  if (report.nonfinite.empty()) return;
+  const NonFinite& first = report.nonfinite.front();
+  report.culprit = first.parameter;
+  report.is_nan = first.nan > 0;
+  report.nonfinite_count = first.inf + first.nan;
+}
+
+void sum_up_norms(const Optimizer& optimizer, GradientReport& report) {
+  const double* norms = report.norms.front().values.data();
+  for (const ParameterGroup& group : optimizer.groups()) {
+    report.group_norms.push_back(combine(norms, group.parameters.size(), report.norm_type));
+    norms += group.parameters.size();
+  }
+  const double norm =
+      combine(report.group_norms.data(), report.group_norms.size(), report.norm_type);
+  report.squared_norm = norm * norm;
 }
 
 }  // namespace
@@ -57,11 +88,11 @@ GradientReport PendingReport::read() const {
 }
 
 std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>& pending) {
-  std::vector<passes::PendingCheck> checks;
+  std::vector<kernels::PendingCheck> checks;
   for (const PendingReport& one : pending) {
     for (const Pass& pass : one.passes_) checks.push_back(pass.check);
   }
-  const std::vector<std::vector<passes::TensorCheck>> found = passes::PendingCheck::read(checks);
+  const std::vector<std::vector<kernels::TensorCheck>> found = kernels::PendingCheck::read(checks);
   std::vector<GradientReport> reports;
   std::size_t next = 0;
   for (const PendingReport& one : pending) {
@@ -71,49 +102,28 @@ std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>
   return reports;
 }
 
-GradientReport PendingReport::report(const std::vector<passes::TensorCheck>* found) const {
-  std::vector<const std::string*> names;
-  for (const ParameterGroup& group : optimizer_->groups()) {
-    for (const NamedTensor& parameter : group.parameters) names.push_back(&parameter.name);
-  }
+GradientReport PendingReport::report(const std::vector<kernels::TensorCheck>* found) const {
+  const std::vector<std::string> names = names_of(*optimizer_);
   GradientReport report;
   report.norm_type = norm_type_;
-  table_of(report.norms, norm_type_, names.size());
-  std::vector<passes::TensorCheck> counts(names.size());
+  for (const double type : types_) {
+    report.norms.push_back({type, std::vector<double>(names.size(), 0.0)});
+  }
+  if (has_weights_) report.weight_norms.resize(names.size());
+  std::vector<kernels::TensorCheck> counts(names.size());
   for (const Pass& pass : passes_) {
-    const std::vector<passes::TensorCheck>& checks = *found++;
+    const std::vector<kernels::TensorCheck>& checks = *found++;
     const bool of_weights = pass.of == Of::weights;
-    if (of_weights) report.weight_norms.resize(names.size());
-    std::vector<double>& norms = of_weights
-                                     ? report.weight_norms
-                                     : table_of(report.norms, pass.norm_type, names.size()).values;
+    std::vector<double>& norms =
+        of_weights ? report.weight_norms : table_of(report.norms, pass.norm_type);
     for (std::size_t k = 0; k < checks.size(); ++k) {
       const std::size_t parameter = pass.parameters[k];
-      norms[parameter] = passes::norm_of({checks[k]}, pass.norm_type);
+      norms[parameter] = kernels::norm_of({checks[k]}, pass.norm_type);
       if (!of_weights && pass.norm_type == norm_type_) counts[parameter] = checks[k];
     }
   }
-
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (counts[i].nonfinite == 0) continue;
-    report.nonfinite.push_back({*names[i], counts[i].nonfinite - counts[i].nan, counts[i].nan});
-  }
-  if (!report.nonfinite.empty()) {
-    const NonFinite& first = report.nonfinite.front();
-    report.culprit = first.parameter;
-    report.is_nan = first.nan > 0;
-    report.nonfinite_count = first.inf + first.nan;
-  }
-
-  const std::vector<double>& norms = report.norms.front().values;
-  std::size_t begin = 0;
-  for (const ParameterGroup& group : optimizer_->groups()) {
-    const std::size_t count = group.parameters.size();
-    report.group_norms.push_back(combine(norms.data() + begin, count, norm_type_));
-    begin += count;
-  }
-  const double norm = combine(norms.data(), norms.size(), norm_type_);
-  report.squared_norm = norm * norm;
+  name_culprits(names, counts, report);
+  sum_up_norms(*optimizer_, report);
   return report;
 }
 

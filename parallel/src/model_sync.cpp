@@ -17,6 +17,7 @@ std::string list(const nn::Module& model) {
     const core::GradMeta* meta = tensor.meta_or_null();
     out << "parameter '" << name << "' " << tensor.dtype() << tensor.shape()
         << (meta != nullptr && meta->master ? " with a master" : "")
+        << (meta != nullptr && meta->remainder ? " with a remainder" : "")
         << (tensor.requires_grad() ? "" : " frozen") << "\n";
   }
   for (const auto& [name, tensor] : model.buffers())
@@ -70,6 +71,8 @@ void broadcast_model(const nn::Module& model, const ProcessGroup& group) {
     broadcast(tensor, group, name);
     const core::GradMeta* meta = tensor.meta_or_null();
     if (meta != nullptr && meta->master) broadcast(*meta->master, group, name + " (master)");
+    if (meta != nullptr && meta->remainder)
+      broadcast(*meta->remainder, group, name + " (remainder)");
   }
   broadcast_buffers(model, group);
 }

@@ -35,6 +35,8 @@ struct GradMeta {
       false;  // with a slot: the slot holds a gradient (it is never zeroed: the first contribution overwrites)
   std::shared_ptr<Tensor>
       master;  // f32 master of a half-precision parameter; null where the parameter is its own
+  std::shared_ptr<Tensor> remainder;  // i16: the lower half of a bf16 parameter's f32 value, in
+                                      // place of a master (kernels::join_master); or null
   std::string name;  // full name of a parameter, for messages; may be empty
 };
 
@@ -82,7 +84,8 @@ class Tensor {
   Tensor detach() const { return alias(view()); }
   /// Points this handle's tensor, and so every handle to it, at other data (used by casts of
   /// parameters). Keeps name, requires_grad and the arena (which gives it a new slot when
-  /// refreshed), drops gradient, slot and graph, and the master where the dtype changes.
+  /// refreshed), drops gradient, slot and graph, and the master (or
+  /// remainder) where the dtype changes.
   void set_data(const Tensor& data);
   bool same(const Tensor& other) const {
     return impl_ == other.impl_;

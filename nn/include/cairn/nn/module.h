@@ -66,8 +66,8 @@ class Module : public core::Stateful {
   std::shared_ptr<Module> clone() const;
   void clear_grad();
 
-  /// Parameters (the f32 master where there is one: files hold full precision) and buffers, nested
-  /// by module.
+  /// Parameters (the f32 master where there is one, put together where it is kept as weight and
+  /// remainder: files hold full precision) and buffers, nested by module.
   StateDict state_dict() const override;
   /// Writes values into the existing tensors: into the master and, rounded, into the half weight
   /// where there is a master. Reports every missing, surplus and mis-shaped entry in one DataError

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/optim/arena.h"
+#include "cairn/optim/master.h"
 #include "cairn/optim/report.h"
 
 namespace cairn::optim {
@@ -46,17 +48,27 @@ struct StepOptions {
   bool check = true;  // skip the update where a gradient is not finite
   double max_gradient_norm = 0;     // 0: no clipping; else the coefficient is max / (norm + 1e-6)
                                     // where the norm is larger (as torch's)
-  double norm_type = 2;             // p of that norm: > 0, infinity for the largest magnitude
+  double norm_type = 2;             // p of that norm: >= 1, infinity for the largest magnitude
   bool per_group_norm = false;      // clips each group by its own norm instead of that of all
   bool error_if_nonfinite = false;  // a gradient that is not finite is an Error instead of a skip
   bool keep_gradients = false;
+};
+
+/// How an optimizer keeps its state in memory. Files hold f32 values either way.
+struct StateOptions {
+  DType moments = DType::f32;                  // or bf16: rounded after each update
+  MasterStorage masters = MasterStorage::f32;  // or remainder: half parameters must be bf16
 };
 
 struct ParameterGroup {
   NamedTensors parameters;
   double lr = 1e-3;
   double weight_decay = 0.0;
+  // Instead of the optimizer's own, where it has such an option.
+  std::optional<double> beta1 = {}, beta2 = {}, eps = {}, momentum = {};
 };
+
+struct LarcOptions;
 
 class Optimizer : public core::Stateful {
  public:
@@ -69,8 +81,7 @@ class Optimizer : public core::Stateful {
 
   // The parts of a step, for callers that decide between them (the loss scaler, ranks that must
   // agree, several optimizers that wait together).
-  /// Launches pass 1; the host waits where the report is read. Norms are of norm_type, in (0,
-  /// infinity].
+  /// Launches pass 1; the host waits where the report is read. norm_type >= 1, or infinity.
   PendingReport begin_check(double norm_type = 2.0) const;
   GradientReport check(double norm_type = 2.0) const { return begin_check(norm_type).read(); }
   /// Pass 2. Clipping needs a report with norms of options.norm_type.
@@ -99,6 +110,10 @@ class Optimizer : public core::Stateful {
   std::int64_t steps() const { return steps_; }  // applied ones
   bool master_weights() const { return master_weights_; }
   void set_master_weights(bool value);  // false drops the masters
+  /// Converts what is there; masters at the next step. Throws InvalidArgument for moments that are
+  /// neither f32 nor bf16 and, naming it, for remainders of an f16 parameter.
+  void set_state_options(const StateOptions& options);
+  const StateOptions& state_options() const { return state_options_; }
   /// After parameters changed dtype or device: the arenas are laid out anew, masters and moments
   /// move along. (A step ends with the first of these where it is needed; calling it saves the
   /// slower first step.)
@@ -106,9 +121,9 @@ class Optimizer : public core::Stateful {
   /// Where the gradients lie: one arena, unless the parameters were attached to several before.
   const std::vector<std::shared_ptr<GradientArena>>& arenas() const { return arenas_; }
 
-  /// kind, steps; groups: lr, weight_decay; state, nested by parameter name: step and the moments
-  /// (sharing memory with this optimizer). Masters are saved with the model. The same for f32 and
-  /// half parameters.
+  /// kind, steps; groups: lr, weight_decay, and what else they have of their own; state, nested by
+  /// parameter name: step and the moments in f32 (sharing memory with this optimizer where they are
+  /// kept so). Masters are saved with the model. The same for f32 and half parameters.
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
@@ -122,10 +137,24 @@ class Optimizer : public core::Stateful {
   virtual const char* kind() const = 0;                       // "FusedAdam"
   virtual std::vector<std::string> moment_names() const = 0;  // at most two; names in the state
 
+  // Of rules that look at norms: each step then needs a checked report.
+  /// Each gradient's norm of this type goes into running_norm().
+  virtual std::optional<double> running_norm_type() const { return std::nullopt; }
+  /// UpdateEntry::norm for this update, kept in the state ("norm"), from that of the update before
+  /// (0 in the first) and the norm of the gradient (unscaled, clipped).
+  virtual double running_norm(const ParameterGroup& group, double before, double gradient_norm,
+                              std::int64_t step) const;
+  /// All gradients (unscaled, clipped as StepOptions says) are scaled to this 2-norm where theirs is
+  /// larger; 0: no.
+  virtual double own_max_norm() const { return 0.0; }
+
  private:
+  friend class LARC;
   struct State {
     std::int64_t steps = 0;
     std::array<Tensor, 2> moments;  // undefined before the first step
+    double norm = 0.0;              // of running_norm()
+    double next_norm = 0.0;         // of the running update
     Tensor sum;                     // f32, laid out like the parameter; undefined: never stashed
     bool summed = false;            // sum holds a gradient
   };
@@ -139,11 +168,16 @@ class Optimizer : public core::Stateful {
   struct LoadPlan;
   void attach_arenas();
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
-  kernels::UpdateEntry entry_of(std::size_t group, std::size_t index, const Tensor& gradient,
-                                std::size_t moments, std::vector<Tensor>& temporaries);
-  void add_to_batches(std::size_t group, std::int64_t step, const kernels::UpdateEntry& entry);
+  bool needs_report() const;
   StepResult measure(const GradientReport& report, const StepOptions& options,
                      std::vector<double>& scales) const;
+  void prepare_batches(const GradientReport& report, const std::vector<double>& scales,
+                       std::vector<Tensor>& temporaries);
+  kernels::UpdateEntry entry_of(std::size_t group, std::size_t index, const Tensor& gradient,
+                                std::size_t moments, std::vector<Tensor>& temporaries);
+  TensorView master_of(const NamedTensor& parameter);
+  void add_to_batches(std::size_t group, std::int64_t step, const kernels::UpdateEntry& entry);
+  void run_batches(const std::vector<double>& scales);
   void finish(const StepOptions& options);
   LoadPlan plan_load(const StateDict& state) const;
 
@@ -151,6 +185,8 @@ class Optimizer : public core::Stateful {
   std::vector<std::vector<State>> state_;  // by group and parameter
   std::vector<std::shared_ptr<GradientArena>> arenas_;
   std::vector<Batch> batches_;  // of the running update; their memory serves the next
+  StateOptions state_options_;
+  std::shared_ptr<const LarcOptions> larc_;  // null: none
   std::int64_t steps_ = 0;
   bool master_weights_ = true;
   bool stashed_ = false;
@@ -189,7 +225,7 @@ struct SgdOptions {
   bool nesterov = false;
   bool wd_after_momentum = false;
 };
-/// SGD; formulas in kernels/optimizer_update.h. State: momentum_buffer, where momentum is not 0.
+/// SGD; formulas in kernels/optimizer_update.h. State: momentum_buffer, where a momentum is not 0.
 class FusedSGD final : public Optimizer {
  public:
   explicit FusedSGD(NamedTensors parameters, const SgdOptions& options = {});
@@ -202,6 +238,9 @@ class FusedSGD final : public Optimizer {
   std::vector<std::string> moment_names() const override;
 
  private:
+  double momentum_of(const ParameterGroup& group) const {
+    return group.momentum.value_or(options_.momentum);
+  }
   SgdOptions options_;
 };
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "cairn/optim/list_passes.h"
+#include "cairn/kernels/multi_tensor.h"
 
 namespace cairn::optim {
 
@@ -74,12 +74,14 @@ class PendingReport {
     Of of = Of::gradients;
     double norm_type = 2.0;
     std::vector<std::size_t> parameters;
-    passes::PendingCheck check;
+    kernels::PendingCheck check;
   };
-  GradientReport report(const std::vector<passes::TensorCheck>* found) const;
+  GradientReport report(const std::vector<kernels::TensorCheck>* found) const;
 
   const Optimizer* optimizer_ = nullptr;
   double norm_type_ = 2.0;
+  std::vector<double> types_;  // of norms that the report has
+  bool has_weights_ = false;
   std::vector<Pass> passes_;
 };
 
