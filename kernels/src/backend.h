@@ -97,6 +97,8 @@ class Backend {
                               const AdagradOptions& options) const = 0;
   virtual void novograd_update(const std::vector<UpdateEntry>& entries,
                                const NovoGradOptions& options) const = 0;
+  virtual void lamb_update(const std::vector<UpdateEntry>& entries,
+                           const LambOptions& options) const = 0;
   virtual void join_master(View weight, View remainder, View out) const = 0;
   virtual void split_master(View in, View weight, View remainder) const = 0;
 };

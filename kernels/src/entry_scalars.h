@@ -23,6 +23,9 @@ inline double rule_l2(const SgdOptions& o) {
 inline double rule_l2(const AdagradOptions& o) {
   return o.adagrad_w ? 0.0 : o.weight_decay;
 }
+inline double rule_l2(const LambOptions& o) {
+  return o.adamw ? 0.0 : o.weight_decay;
+}
 inline double rule_l2(const NovoGradOptions&) {
   return 0.0;
 }

@@ -115,6 +115,10 @@ void novograd_update(const std::vector<UpdateEntry>& entries, const NovoGradOpti
   run("novograd_update", entries, options, 1, &Backend::novograd_update);
 }
 
+void lamb_update(const std::vector<UpdateEntry>& entries, const LambOptions& options) {
+  run("lamb_update", entries, options, 2, &Backend::lamb_update);
+}
+
 void join_master(const TensorView& weight, const TensorView& remainder, const TensorView& out) {
   check_split("join_master", {"out", out}, {"weight", weight}, {"remainder", remainder});
   launch(out.device, [=](const Backend& backend) { backend.join_master(weight, remainder, out); });

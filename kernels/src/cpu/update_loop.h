@@ -198,6 +198,18 @@ HWY_INLINE void for_streamed_packs(std::int64_t n, const void* left, const Body&
   }
 }
 
+/// The same for a body that ends with store_truth().
+template <class Body>
+HWY_INLINE void for_update_packs(const UpdateChunk& c, const Body& body) {
+  const bool leaves = c.streamed && c.master != nullptr && c.master_dtype == DType::f32 &&
+                      core::is_half(c.weight_dtype);
+  if (leaves) {
+    for_streamed_packs(c.count, c.weight, body);
+  } else {
+    for_packs(0, c.count, body);
+  }
+}
+
 /// One pass over a chunk: every load, the rule, every store.
 template <class Rule>
 HWY_INLINE void update_chunk(const UpdateChunk& c, const Rule& rule) {
@@ -218,13 +230,7 @@ HWY_INLINE void update_chunk(const UpdateChunk& c, const Rule& rule) {
     if (c.moment2 != nullptr) store_pack<N>(io, moment2, c.moment_dtype, c.moment2, i);
     store_truth<N>(io, w, c, i);
   };
-  const bool leaves = c.streamed && c.master != nullptr && c.master_dtype == DType::f32 &&
-                      core::is_half(c.weight_dtype);
-  if (leaves) {
-    for_streamed_packs(c.count, c.weight, body);
-  } else {
-    for_packs(0, c.count, body);
-  }
+  for_update_packs(c, body);
 }
 
 }  // namespace HWY_NAMESPACE

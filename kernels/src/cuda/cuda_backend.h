@@ -82,6 +82,8 @@ class CudaBackend final : public Backend {
                       const AdagradOptions& options) const override;
   void novograd_update(const std::vector<UpdateEntry>& entries,
                        const NovoGradOptions& options) const override;
+  void lamb_update(const std::vector<UpdateEntry>& entries,
+                   const LambOptions& options) const override;
   void join_master(View weight, View remainder, View out) const override;
   void split_master(View in, View weight, View remainder) const override;
 };

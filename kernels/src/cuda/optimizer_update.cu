@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_backend.h"
 #include "cuda/launch.cuh"
+#include "cuda/master.cuh"
 #include "cuda/optimizer_list.h"
 
 namespace cairn::kernels {

@@ -83,6 +83,23 @@ struct NovoGradOptions {
 };
 void novograd_update(const std::vector<UpdateEntry>& entries, const NovoGradOptions& options);
 
+/// LAMB, per element, with m = moment1 and v = moment2:
+///   adamw false: g += weight_decay w.  m = b1 m + b3 g;  v = b2 v + (1 - b2) g^2
+///   u = (m / correction1) / (sqrt(v / correction2) + eps) [+ weight_decay w if adamw]
+///   w -= lr r u
+/// b3 = 1 - beta1 with grad_averaging, else 1. r is the tensor's |w| / |u| (2-norms, in f64, in a
+/// fixed order) if weight_decay is not 0 or use_nvlamb is set, and 1 otherwise and where either norm
+/// is 0. Clipping by the global norm is the caller's, in gradient_scale. Two passes, with nothing
+/// between them but norms, which stay on the device: the second takes u from the moments as stored.
+/// You et al. 2020.
+struct LambOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01;
+  bool adamw = true, grad_averaging = true, use_nvlamb = false;
+  double correction1 = 1.0, correction2 = 1.0;  // 1 - beta^step, or 1 without bias correction
+  double gradient_scale = 1.0;
+};
+void lamb_update(const std::vector<UpdateEntry>& entries, const LambOptions& options);
+
 /// out = the true weight. Its f32 bits are (bits of weight << 16) + remainder, modulo 2^32, with the
 /// remainder's sign: half the memory of an f32 master, and exact. One shape and one dense layout for
 /// all: weight bf16, remainder i16, out f32.

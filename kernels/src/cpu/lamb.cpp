@@ -1,0 +1,132 @@
+// lamb_update: one pass over gradient, moments and weight for the norms, one over moments and
+// weight for the step.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/lamb.cpp"
+#include "cpu/targets.h"
+// ---
+#include <vector>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/simd.h"
+#include "cpu/update.h"
+#include "cpu/update_loop.h"
+#include "lamb_step.h"
+#include "math/lamb.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cairn::kernels {
+namespace HWY_NAMESPACE {
+
+/// A sum in f64 of squares that are taken in f32, a pack at a time.
+class PackSquares {
+ public:
+#if CAIRN_NO_VECTORS
+  template <int N, class Io>
+  HWY_INLINE void add(Io, const Pack<N>& x) {
+    for (int k = 0; k < N; ++k) total_ += x.of[k] * x.of[k];
+  }
+  HWY_INLINE double total() const {
+    return total_;
+  }
+
+ private:
+  double total_ = 0.0;
+#else
+  HWY_INLINE PackSquares() : low_(hn::Zero(Tag())), high_(hn::Zero(Tag())) {}
+  template <int N, class Io>
+  HWY_INLINE void add(Io io, const Pack<N>& x) {
+    Floats squares = x.of[0] * x.of[0];
+    for (int k = 1; k < N; ++k) squares = fma(x.of[k], x.of[k], squares);
+    squares = io.keep(squares, Floats(0.0));
+    low_ = hn::Add(low_, hn::PromoteTo(d_, hn::LowerHalf(squares.raw)));
+    high_ = hn::Add(high_, hn::PromoteTo(d_, hn::UpperHalf(hn::Half<TagF>(), squares.raw)));
+  }
+  HWY_INLINE double total() const {
+    return hn::GetLane(hn::SumOfLanes(d_, hn::Add(low_, high_)));
+  }
+
+ private:
+  using Tag = hn::Repartition<double, TagF>;
+  Tag d_;
+  hn::Vec<Tag> low_, high_;
+#endif
+};
+
+template <int N>
+HWY_INLINE Pack<N> directions(const math::Lamb<Real>& lamb, const Pack<N>& m, const Pack<N>& v,
+                              const Pack<N>& w) {
+  Pack<N> u;
+  for (int k = 0; k < N; ++k) u.of[k] = lamb.direction(m.of[k], v.of[k], w.of[k]);
+  return u;
+}
+
+void LambMomentsChunk(const UpdateChunk& c, const LambOptions& options, LambNorms& norms) {
+  const math::Lamb<Real> lamb(options);
+  const Prepared prepared(c.scalars);
+  PackSquares weight, update;
+  for_packs(0, c.count, [&](auto io, auto size, std::int64_t i) HWY_ATTR {
+    constexpr int N = decltype(size)::value;
+    const Pack<N> gradient = load_pack<N>(io, c.gradient_dtype, c.gradient, i);
+    const Pack<N> w = load_truth<N>(io, c, i);
+    Pack<N> m = load_pack<N>(io, c.moment_dtype, c.moment1, i);
+    Pack<N> v = load_pack<N>(io, c.moment_dtype, c.moment2, i);
+    for (int k = 0; k < N; ++k) {
+      lamb.update_moments(prepared(gradient.of[k], w.of[k]), m.of[k], v.of[k]);
+    }
+    store_pack<N>(io, m, c.moment_dtype, c.moment1, i);
+    store_pack<N>(io, v, c.moment_dtype, c.moment2, i);
+    if (c.moment_dtype == DType::bf16) {  // as the second pass will see them
+      m = load_pack<N>(io, c.moment_dtype, c.moment1, i);
+      v = load_pack<N>(io, c.moment_dtype, c.moment2, i);
+    }
+    weight.add(io, w);
+    update.add(io, directions(lamb, m, v, w));
+  });
+  norms = {weight.total(), update.total()};
+}
+
+void LambWeightsChunk(const UpdateChunk& c, const LambOptions& options, double step) {
+  const math::Lamb<Real> lamb(options);
+  const Real length(step);
+  const auto body = [&](auto io, auto size, std::int64_t i) HWY_ATTR {
+    constexpr int N = decltype(size)::value;
+    Pack<N> w = load_truth<N>(io, c, i);
+    const Pack<N> m = load_pack<N>(io, c.moment_dtype, c.moment1, i);
+    const Pack<N> v = load_pack<N>(io, c.moment_dtype, c.moment2, i);
+    const Pack<N> u = directions(lamb, m, v, w);
+    for (int k = 0; k < N; ++k) w.of[k] = w.of[k] - length * u.of[k];
+    store_truth<N>(io, w, c, i);
+  };
+  for_update_packs(c, body);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cairn::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cairn::kernels {
+
+HWY_EXPORT(LambMomentsChunk);
+HWY_EXPORT(LambWeightsChunk);
+
+void CpuBackend::lamb_update(const std::vector<UpdateEntry>& entries,
+                             const LambOptions& options) const {
+  const std::vector<cpu::Chunk> chunks = cpu::cut(entries);
+  std::vector<LambNorms> parts(chunks.size()), norms(entries.size(), LambNorms{0.0, 0.0});
+  cpu::for_each_chunk(entries, chunks, options, [&](const UpdateChunk& chunk, std::size_t k) {
+    HWY_DYNAMIC_DISPATCH(LambMomentsChunk)(chunk, options, parts[k]);
+  });
+  for (std::size_t k = 0; k < chunks.size(); ++k) {
+    norms[chunks[k].tensor].weight += parts[k].weight;
+    norms[chunks[k].tensor].update += parts[k].update;
+  }
+  const bool adaptive = options.use_nvlamb || options.weight_decay != 0.0;
+  cpu::for_each_chunk(entries, chunks, options, [&](const UpdateChunk& chunk, std::size_t k) {
+    const double step = lamb_step(options.lr, adaptive, norms[chunks[k].tensor]);
+    HWY_DYNAMIC_DISPATCH(LambWeightsChunk)(chunk, options, step);
+  });
+}
+
+}  // namespace cairn::kernels
+#endif

@@ -1,0 +1,21 @@
+// LAMB's trust ratio.
+#pragma once
+
+#include <cmath>
+
+#include "cairn/core/half.h"
+
+namespace cairn::kernels {
+
+/// Squared 2-norms of a tensor, or of a part of it.
+struct LambNorms {
+  double weight, update;
+};
+
+/// lr times the trust ratio |w| / |u|; lr where the ratio is off or one of the norms is 0.
+CAIRN_HOST_DEVICE inline double lamb_step(double lr, bool adaptive, const LambNorms& norms) {
+  const bool both = norms.weight > 0.0 && norms.update > 0.0;
+  return adaptive && both ? lr * ::sqrt(norms.weight / norms.update) : lr;
+}
+
+}  // namespace cairn::kernels
