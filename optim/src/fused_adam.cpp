@@ -1,7 +1,5 @@
-#include <cmath>
-
-#include "cairn/core/error.h"
 #include "cairn/optim/optimizer.h"
+#include "options.h"
 
 namespace cairn::optim {
 
@@ -10,11 +8,7 @@ FusedAdam::FusedAdam(NamedTensors parameters, const AdamOptions& options)
 
 FusedAdam::FusedAdam(std::vector<ParameterGroup> groups, const AdamOptions& options)
     : Optimizer(std::move(groups)), options_(options) {
-  const auto is_beta = [](double beta) { return beta >= 0 && beta < 1; };
-  CAIRN_CHECK(is_beta(options.beta1) && is_beta(options.beta2), "FusedAdam",
-              "expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
-  CAIRN_CHECK(options.eps >= 0 && std::isfinite(options.eps), "FusedAdam",
-              "expected eps >= 0, got ", options.eps);
+  check_betas_and_eps("FusedAdam", options.beta1, options.beta2, options.eps);
 }
 
 void FusedAdam::update_entries(const ParameterGroup& group,
@@ -28,8 +22,8 @@ void FusedAdam::update_entries(const ParameterGroup& group,
   options.weight_decay = group.weight_decay;
   options.adamw = options_.adamw;
   if (options_.bias_correction) {
-    options.correction1 = 1.0 - std::pow(options.beta1, static_cast<double>(step));
-    options.correction2 = 1.0 - std::pow(options.beta2, static_cast<double>(step));
+    options.correction1 = bias_correction(options.beta1, step);
+    options.correction2 = bias_correction(options.beta2, step);
   }
   options.gradient_scale = gradient_scale;
   kernels::adam_update(entries, options);

@@ -132,7 +132,7 @@ kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
   for (std::size_t m = 0; m < moments; ++m) {
     if (state.moments[m].defined()) continue;
     state.moments[m] = empty_beside(tensor, state_options_.moments);
-    kernels::fill(state.moments[m], 0.0);
+    kernels::fill(state.moments[m], initial_moment());
   }
   if (moments > 0) entry.moment1 = state.moments[0];
   if (moments > 1) entry.moment2 = state.moments[1];

@@ -1,9 +1,12 @@
 // The optimizers' formulas in double precision, one parameter at a time.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "cairn/optim/adagrad.h"
+#include "cairn/optim/novograd.h"
 #include "cairn/optim/optimizer.h"
 
 namespace cairn::optim::reference {
@@ -50,6 +53,60 @@ struct Sgd {
       w[i] -= options.lr * g;
     }
     first = false;
+  }
+};
+
+struct Adagrad {
+  AdagradOptions options;
+  Values h;
+  int step = 0;
+
+  void update(Values& w, const Values& gradient, double scale = 1.0) {
+    if (h.empty()) h.assign(w.size(), options.initial_accumulator);
+    const double lr = options.lr / (1 + step++ * options.lr_decay);
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      double g = gradient[i] * scale;
+      if (!options.adagrad_w) g += options.weight_decay * w[i];
+      h[i] += g * g;
+      double change = g / (std::sqrt(h[i]) + options.eps);
+      if (options.adagrad_w) change += options.weight_decay * w[i];
+      w[i] -= lr * change;
+    }
+  }
+};
+
+struct NovoGrad {
+  NovoGradOptions options;
+  Values m;
+  double n = 0.0;
+  int step = 0;
+
+  void update(Values& w, const Values& gradient, double scale = 1.0) {
+    if (m.empty()) m.assign(w.size(), 0.0);
+    ++step;
+    double norm = 0.0;
+    for (const double x : gradient) {
+      norm = options.norm_type == 2 ? norm + x * x * scale * scale
+                                    : std::max(norm, std::abs(x * scale));
+    }
+    if (options.norm_type == 2) norm = std::sqrt(norm);
+    const double b1 = options.beta1, b2 = options.beta2;
+    if (step == 1 && !options.init_zero) n = norm;
+    n = options.norm_type == 2 ? std::sqrt(b2 * n * n + (1 - b2) * norm * norm)
+                               : b2 * n + (1 - b2) * norm;
+    const double c1 = options.bias_correction ? 1 - std::pow(b1, step) : 1.0;
+    const double c2 = options.bias_correction ? std::sqrt(1 - std::pow(b2, step)) : 1.0;
+    const double b3 = options.grad_averaging ? 1 - b1 : 1.0, d = n / c2 + options.eps;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      double g = gradient[i] * scale;
+      if (options.reg_inside_moment) {
+        m[i] = b1 * m[i] + b3 * (g / d + options.weight_decay * w[i]);
+        w[i] -= options.lr * m[i] / c1;
+      } else {
+        m[i] = b1 * m[i] + b3 * g;
+        w[i] -= options.lr * (m[i] / c1 / d + options.weight_decay * w[i]);
+      }
+    }
   }
 };
 

@@ -121,6 +121,38 @@ TEST_P(Update, SgdNesterov) {
   run<reference::Sgd, FusedSGD>(
       SgdOptions{.lr = 0.02, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true}, 1.0);
 }
+TEST_P(Update, Adagrad) {
+  run<reference::Adagrad, FusedAdagrad>(AdagradOptions{.weight_decay = 0.01}, 1.0 / 64);
+}
+TEST_P(Update, AdagradWithDecoupledAndLearningRateDecay) {
+  run<reference::Adagrad, FusedAdagrad>(AdagradOptions{.lr = 0.02,
+                                                       .weight_decay = 0.1,
+                                                       .adagrad_w = true,
+                                                       .lr_decay = 0.3,
+                                                       .initial_accumulator = 0.5},
+                                        1.0);
+}
+TEST_P(Update, NovoGrad) {
+  run<reference::NovoGrad, FusedNovoGrad>(
+      NovoGradOptions{.lr = 1e-2, .beta1 = 0.95, .beta2 = 0.98, .weight_decay = 0.1}, 1.0 / 64);
+}
+TEST_P(Update, NovoGradOfTheLargestElementFromZero) {
+  run<reference::NovoGrad, FusedNovoGrad>(NovoGradOptions{.lr = 1e-2,
+                                                          .beta2 = 0.5,
+                                                          .grad_averaging = false,
+                                                          .norm_type = INFINITY,
+                                                          .init_zero = true},
+                                          1.0);
+}
+TEST_P(Update, NovoGradWithDecayInsideTheMoment) {
+  run<reference::NovoGrad, FusedNovoGrad>(NovoGradOptions{.lr = 1e-2,
+                                                          .beta1 = 0.95,
+                                                          .beta2 = 0.0,
+                                                          .weight_decay = 0.01,
+                                                          .bias_correction = false,
+                                                          .reg_inside_moment = true},
+                                          1.0);
+}
 
 INSTANTIATE_TEST_SUITE_P(Cases, Update, testing::ValuesIn(cases()), case_name);
 

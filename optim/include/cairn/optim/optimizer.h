@@ -137,6 +137,8 @@ class Optimizer : public core::Stateful {
   virtual const char* kind() const = 0;                       // "FusedAdam"
   virtual std::vector<std::string> moment_names() const = 0;  // at most two; names in the state
 
+  virtual double initial_moment() const { return 0.0; }
+
   // Of rules that look at norms: each step then needs a checked report.
   /// Each gradient's norm of this type goes into running_norm().
   virtual std::optional<double> running_norm_type() const { return std::nullopt; }
@@ -206,6 +208,7 @@ class FusedAdam final : public Optimizer {
   explicit FusedAdam(NamedTensors parameters, const AdamOptions& options = {});
   FusedAdam(std::vector<ParameterGroup> groups,
             const AdamOptions& options);  // lr and weight_decay are the groups'
+  const AdamOptions& options() const { return options_; }
 
  protected:
   void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
@@ -230,6 +233,7 @@ class FusedSGD final : public Optimizer {
  public:
   explicit FusedSGD(NamedTensors parameters, const SgdOptions& options = {});
   FusedSGD(std::vector<ParameterGroup> groups, const SgdOptions& options);
+  const SgdOptions& options() const { return options_; }
 
  protected:
   void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,

@@ -1,0 +1,34 @@
+// FusedAdagrad: Adagrad (Duchi, Hazan & Singer 2011) with L2 or decoupled weight decay.
+#pragma once
+
+#include "cairn/optim/optimizer.h"
+
+namespace cairn::optim {
+
+struct AdagradOptions {
+  double lr = 1e-2;
+  double eps = 1e-10;
+  double weight_decay = 0.0;
+  bool adagrad_w = false;            // decoupled weight decay; false: L2
+  double lr_decay = 0.0;             // the t-th update has lr / (1 + (t - 1) lr_decay), as torch's
+  double initial_accumulator = 0.0;  // where the sums of squares begin
+};
+/// Formulas in kernels/optimizer_update.h. State: sum.
+class FusedAdagrad final : public Optimizer {
+ public:
+  explicit FusedAdagrad(NamedTensors parameters, const AdagradOptions& options = {});
+  FusedAdagrad(std::vector<ParameterGroup> groups, const AdagradOptions& options);
+  const AdagradOptions& options() const { return options_; }
+
+ protected:
+  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
+                      double gradient_scale, std::int64_t step) override;
+  const char* kind() const override { return "FusedAdagrad"; }
+  std::vector<std::string> moment_names() const override { return {"sum"}; }
+  double initial_moment() const override { return options_.initial_accumulator; }
+
+ private:
+  AdagradOptions options_;
+};
+
+}  // namespace cairn::optim
