@@ -9,6 +9,7 @@
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/optimizer_update.h"
 #include "cairn/nn/nn.h"
 
 namespace cairn::nn {
@@ -207,6 +208,27 @@ TEST(State, HoldsMastersInFullPrecisionAndLoadsBoth) {
   EXPECT_EQ(weight.dtype(), DType::bf16);
   EXPECT_EQ(weight.to_vector()[0], 1.0);  // rounded
   EXPECT_EQ(weight.to_vector()[5], 6.0);
+}
+
+TEST(State, PutsBf16WeightsAndRemaindersTogetherAndSplitsThem) {
+  Sequential net(Linear(3, 2)), other(Linear(3, 2));
+  const Tensor weight = net.parameters()[0].tensor, twin = other.parameters()[0].tensor;
+  const Tensor exact = Tensor::from(std::vector<float>{1.0001f, 2.7f, -3.3f, 4, 1e-30f, 6}, {2, 3});
+  for (Sequential* model : {&net, &other}) {
+    model->to(DType::bf16);
+    const Tensor parameter = model->parameters()[0].tensor;
+    parameter.meta().remainder = std::make_shared<Tensor>(Tensor::zeros({2, 3}, DType::i16));
+  }
+  kernels::split_master(exact, weight, *weight.meta().remainder);
+  const Tensor saved = net.state_dict().dict("0").tensor("weight");
+  EXPECT_EQ(saved.dtype(), DType::f32);
+  EXPECT_EQ(saved.to_vector<float>(), exact.to_vector<float>());
+
+  other.load_state_dict(net.state_dict());
+  EXPECT_EQ(twin.to_vector(), weight.to_vector());
+  EXPECT_EQ(twin.meta().remainder->to_vector(), weight.meta().remainder->to_vector());
+  other.to(DType::f16);
+  EXPECT_FALSE(twin.meta().remainder);
 }
 
 TEST(State, EveryDifferenceIsNamedAtOnceAndNothingChanges) {

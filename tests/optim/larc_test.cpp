@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
+#include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
 #include "reference.h"
 #include "support.h"
@@ -118,6 +119,8 @@ TEST(Larc, RefusesRulesThatLookAtNormsAndBadOptions) {
   const NamedTensors parameters = {make_parameter("a", {5}, 1)};
   FusedNovoGrad novograd(parameters);
   EXPECT_THROW(LARC larc(novograd), core::InvalidArgument);
+  FusedLAMB clipping(parameters);
+  EXPECT_THROW(LARC larc(clipping), core::InvalidArgument);
   FusedSGD sgd(parameters, {});
   EXPECT_THROW(LARC larc(sgd, {.trust_coefficient = -1}), core::InvalidArgument);
   EXPECT_THROW(LARC larc(sgd, {.eps = NAN}), core::InvalidArgument);

@@ -177,6 +177,37 @@ TEST(Optimizer, GroupsHaveTheirOwnRates) {
   EXPECT_EQ(optimizer.groups()[1].lr, 0.0);
 }
 
+TEST(Optimizer, GroupsMayHaveTheirOwnBetasEpsAndMomentum) {
+  const NamedTensors parameters = two();
+  FusedAdam adam({{{parameters[0]}, 0.1, 0.0}, {{parameters[1]}, 0.1, 0.0, 0.5, 0.8, 1e-3}}, {});
+  reference::Adam plain{{.lr = 0.1}}, own{{.lr = 0.1, .beta1 = 0.5, .beta2 = 0.8, .eps = 1e-3}};
+  Values a = values(parameters[0].tensor), b = values(parameters[1].tensor);
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    write_gradients(parameters, 5 * step);
+    plain.update(a, values(parameters[0].tensor.grad()));
+    own.update(b, values(parameters[1].tensor.grad()));
+    adam.step();
+  }
+  test::expect_close(parameters[0].tensor, a, 4e-6, 2e-6);
+  test::expect_close(parameters[1].tensor, b, 4e-6, 2e-6);
+
+  FusedSGD sgd({{{parameters[0]}, 0.1, 0.0}, {{parameters[1]}, 0.1, 0.0}}, {});
+  sgd.groups()[1].momentum = 0.9;
+  reference::Sgd without{{.lr = 0.1}}, with{{.lr = 0.1, .momentum = 0.9}};
+  a = values(parameters[0].tensor), b = values(parameters[1].tensor);
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    write_gradients(parameters, 5 * step);
+    without.update(a, values(parameters[0].tensor.grad()));
+    with.update(b, values(parameters[1].tensor.grad()));
+    sgd.step();
+  }
+  test::expect_close(parameters[0].tensor, a, 4e-6, 2e-6);
+  test::expect_close(parameters[1].tensor, b, 4e-6, 2e-6);
+  ParameterGroup wrong{{make_parameter("c", {2}, 1)}, 0.1, 0.0};
+  wrong.beta1 = 1.0;
+  EXPECT_THROW(sgd.add_group(wrong), core::InvalidArgument);
+}
+
 TEST(Optimizer, TwoOptimizersShareAnArenaMadeBefore) {
   const NamedTensors parameters = two();
   const auto arena = GradientArena::attach(parameters);

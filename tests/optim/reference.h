@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cairn/optim/adagrad.h"
+#include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
 #include "cairn/optim/optimizer.h"
 
@@ -72,6 +73,39 @@ struct Adagrad {
       if (options.adagrad_w) change += options.weight_decay * w[i];
       w[i] -= lr * change;
     }
+  }
+};
+
+/// total_norm: of the scaled gradients of all tensors together.
+struct Lamb {
+  LambOptions options;
+  Values m, v;
+  int step = 0;
+
+  void update(Values& w, const Values& gradient, double scale = 1.0, double total_norm = 0.0) {
+    if (m.empty()) m.assign(w.size(), 0.0), v.assign(w.size(), 0.0);
+    ++step;
+    const bool clips = options.max_gradient_norm > 0 && total_norm > options.max_gradient_norm;
+    if (clips) scale *= options.max_gradient_norm / total_norm;
+    const double b1 = options.beta1, b2 = options.beta2;
+    const double c1 = options.bias_correction ? 1 - std::pow(b1, step) : 1.0;
+    const double c2 = options.bias_correction ? 1 - std::pow(b2, step) : 1.0;
+    Values u(w.size());
+    double w_norm = 0.0, u_norm = 0.0;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      double g = gradient[i] * scale;
+      if (!options.adamw) g += options.weight_decay * w[i];
+      m[i] = b1 * m[i] + (options.grad_averaging ? 1 - b1 : 1.0) * g;
+      v[i] = b2 * v[i] + (1 - b2) * g * g;
+      u[i] = (m[i] / c1) / (std::sqrt(v[i] / c2) + options.eps);
+      if (options.adamw) u[i] += options.weight_decay * w[i];
+      w_norm += w[i] * w[i];
+      u_norm += u[i] * u[i];
+    }
+    const bool adapts = options.weight_decay != 0 || options.use_nvlamb;
+    const double ratio =
+        adapts && w_norm > 0 && u_norm > 0 ? std::sqrt(w_norm) / std::sqrt(u_norm) : 1.0;
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] -= options.lr * ratio * u[i];
   }
 };
 

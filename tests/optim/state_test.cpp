@@ -1,7 +1,12 @@
 // Saving and loading optimizers.
 #include <gmock/gmock.h>
 
+#include <cmath>
+
 #include "cairn/core/error.h"
+#include "cairn/optim/adagrad.h"
+#include "cairn/optim/lamb.h"
+#include "cairn/optim/novograd.h"
 #include "support.h"
 
 namespace cairn::optim {
@@ -57,6 +62,9 @@ TEST(OptimizerState, ResumesBitExactly) {
     expect_bit_exact_resume<FusedAdam>(dtype, AdamOptions{.lr = 0.01, .weight_decay = 0.1});
     expect_bit_exact_resume<FusedSGD>(dtype, SgdOptions{.lr = 0.01, .momentum = 0.9});
     expect_bit_exact_resume<FusedSGD>(dtype, SgdOptions{.lr = 0.01});
+    expect_bit_exact_resume<FusedAdagrad>(dtype, AdagradOptions{.lr_decay = 0.1});
+    expect_bit_exact_resume<FusedNovoGrad>(dtype, NovoGradOptions{});
+    expect_bit_exact_resume<FusedLAMB>(dtype, LambOptions{});
   }
 }
 
@@ -142,6 +150,26 @@ TEST(OptimizerState, RejectsOtherKindsAndGroupCounts) {
   with.step(), without.step();
   EXPECT_THROW(without.load_state_dict(with.state_dict()), core::DataError);
   EXPECT_THROW(with.load_state_dict(without.state_dict()), core::DataError);
+}
+
+TEST(OptimizerState, HoldsTheRunningNormsAndWhatGroupsHaveOfTheirOwn) {
+  const NamedTensors parameters = make(), others = make();
+  const auto groups = [](const NamedTensors& p) {
+    return std::vector<ParameterGroup>{{{p[0]}, 0.1, 0.0}, {{p[1], p[2]}, 0.2, 0.3}};
+  };
+  FusedNovoGrad optimizer(groups(parameters), NovoGradOptions{});
+  optimizer.groups()[1].beta1 = 0.5;
+  write_gradient(parameters[1].tensor, std::vector<double>(7, 2.0));
+  optimizer.step();
+  const StateDict state = snapshot(optimizer.state_dict());
+  EXPECT_NEAR(state.dict("state").dict("net").dict("0").dict("bias").number("norm"),
+              std::sqrt(28.0), 1e-6);
+  EXPECT_EQ(state.dict("groups").dict("1").number("beta1"), 0.5);
+  EXPECT_FALSE(state.dict("groups").dict("0").contains("beta1"));
+  FusedNovoGrad resumed(groups(others), NovoGradOptions{});
+  resumed.load_state_dict(state);
+  EXPECT_EQ(resumed.groups()[1].beta1, 0.5);
+  EXPECT_FALSE(resumed.groups()[0].beta1);
 }
 
 }  // namespace

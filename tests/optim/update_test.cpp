@@ -153,8 +153,60 @@ TEST_P(Update, NovoGradWithDecayInsideTheMoment) {
                                                           .reg_inside_moment = true},
                                           1.0);
 }
+TEST_P(Update, Lamb) {
+  run<reference::Lamb, FusedLAMB>(
+      LambOptions{.lr = 1e-2, .weight_decay = 0.1, .max_gradient_norm = 0.0}, 1.0 / 64);
+}
+TEST_P(Update, LambWithL2AndWithoutAveraging) {
+  run<reference::Lamb, FusedLAMB>(LambOptions{.lr = 1e-2,
+                                              .beta1 = 0.5,
+                                              .beta2 = 0.9,
+                                              .weight_decay = 0.01,
+                                              .bias_correction = false,
+                                              .adamw = false,
+                                              .grad_averaging = false,
+                                              .max_gradient_norm = 0.0},
+                                  1.0);
+}
+TEST_P(Update, LambWithoutDecay) {
+  run<reference::Lamb, FusedLAMB>(
+      LambOptions{.lr = 1e-3, .weight_decay = 0.0, .max_gradient_norm = 0.0}, 1.0);
+  run<reference::Lamb, FusedLAMB>(
+      LambOptions{.lr = 1e-3, .weight_decay = 0.0, .max_gradient_norm = 0.0, .use_nvlamb = true},
+      1.0);
+}
 
 INSTANTIATE_TEST_SUITE_P(Cases, Update, testing::ValuesIn(cases()), case_name);
+
+TEST(LambClipping, ByTheUnscaledNormOfAllGroups) {
+  for (const double step_bound : {0.0, 3.0}) {
+    const NamedTensors parameters = {make_parameter("a", {40}, 1), make_parameter("b", {9}, 2)};
+    const LambOptions options{.lr = 0.1, .max_gradient_norm = 2.0};
+    FusedLAMB optimizer({{{parameters[0]}, 0.1, 0.01}, {{parameters[1]}, 0.1, 0.01}}, options);
+    std::vector<reference::Lamb> references(2, {options});
+    std::vector<Values> expected = {values(parameters[0].tensor), values(parameters[1].tensor)};
+    for (std::uint64_t step = 0; step < 4; ++step) {
+      write_gradients(parameters, 50 * step, step == 3 ? 1.0 : 1000.0);
+      std::vector<Values> gradients;
+      double norm = 0.0;
+      for (const auto& [name, tensor] : parameters) {
+        gradients.push_back(values(tensor.grad()));
+        for (const double g : gradients.back()) norm += g * g / (256.0 * 256.0);
+      }
+      norm = std::sqrt(norm);
+      for (std::size_t i = 0; i < 2; ++i) {
+        references[i].update(expected[i], gradients[i], 1.0 / 256, norm);
+      }
+      const StepResult result =
+          optimizer.step({.gradient_scale = 1.0 / 256, .max_gradient_norm = step_bound});
+      EXPECT_NEAR(result.gradient_norm, norm, 1e-5 * norm);
+      EXPECT_NEAR(result.clip_coefficient, norm > 2 ? 2 / norm : 1.0, 1e-6);
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      test::expect_close(parameters[i].tensor, expected[i], 1e-5, 1e-5);
+    }
+  }
+}
 
 TEST(UpdateLayout, ChannelsLastWeightsWithForeignGradientLayouts) {
   const Shape shape{4, 3, 5, 5};

@@ -1,0 +1,36 @@
+#include "cairn/optim/lamb.h"
+#include "options.h"
+
+namespace cairn::optim {
+
+FusedLAMB::FusedLAMB(NamedTensors parameters, const LambOptions& options)
+    : FusedLAMB({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
+
+FusedLAMB::FusedLAMB(std::vector<ParameterGroup> groups, const LambOptions& options)
+    : Optimizer(std::move(groups)), options_(options) {
+  check_betas_and_eps("FusedLAMB", options.beta1, options.beta2, options.eps);
+  CAIRN_CHECK(options.max_gradient_norm >= 0 && std::isfinite(options.max_gradient_norm),
+              "FusedLAMB", "expected max_gradient_norm >= 0, got ", options.max_gradient_norm);
+}
+
+void FusedLAMB::update_entries(const ParameterGroup& group,
+                               const std::vector<kernels::UpdateEntry>& entries,
+                               double gradient_scale, std::int64_t step) {
+  kernels::LambOptions options;
+  options.lr = group.lr;
+  options.beta1 = group.beta1.value_or(options_.beta1);
+  options.beta2 = group.beta2.value_or(options_.beta2);
+  options.eps = group.eps.value_or(options_.eps);
+  options.weight_decay = group.weight_decay;
+  options.adamw = options_.adamw;
+  options.grad_averaging = options_.grad_averaging;
+  options.use_nvlamb = options_.use_nvlamb;
+  if (options_.bias_correction) {
+    options.correction1 = bias_correction(options.beta1, step);
+    options.correction2 = bias_correction(options.beta2, step);
+  }
+  options.gradient_scale = gradient_scale;
+  kernels::lamb_update(entries, options);
+}
+
+}  // namespace cairn::optim
