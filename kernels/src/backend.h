@@ -16,6 +16,13 @@
 
 namespace cairn::kernels {
 
+/// The operands of multi_tensor_scale (y is empty) and multi_tensor_axpby.
+struct LinearLists {
+  double a, b;
+  std::vector<TensorView> x, y, out;
+  bool check_x, check_y;
+};
+
 class Backend {
  public:
   using View = const TensorView&;
@@ -87,6 +94,12 @@ class Backend {
   // multi_tensor.h
   virtual void check_tensors(const std::vector<TensorView>& tensors, double p,
                              TensorCheck* checks) const = 0;  // [tensors], on the device
+  /// out = a x + b y, or a x where y is empty; checks what is named (y empty: x).
+  virtual void multi_tensor_linear(const LinearLists& lists, TensorCheck* checks) const = 0;
+  virtual void update_scale(View scale, View growth_tracker, View hysteresis_tracker,
+                            View found_inf, const ScaleUpdateOptions& options) const = 0;
+  virtual void hash_tensors(const std::vector<TensorView>& tensors,
+                            std::uint64_t* hashes) const = 0;  // [tensors], on the device
 
   // optimizer_update.h
   virtual void adam_update(const std::vector<UpdateEntry>& entries,

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "list_check.h"
 #include "pending_check.h"
@@ -30,6 +31,15 @@ std::vector<TensorCheck> decoded(const std::vector<std::uint64_t>& words) {
                       static_cast<std::int64_t>(words[i + 2])});
   }
   return checks;
+}
+
+/// inf and NaN count as they do in a sum of all elements.
+double scaled_norm(const TensorCheck& check, double scale) {
+  using Limits = std::numeric_limits<double>;
+  const double norm = check.nan > 0         ? Limits::quiet_NaN()
+                      : check.nonfinite > 0 ? Limits::infinity()
+                                            : std::sqrt(check.power_sum);
+  return norm * std::abs(scale);
 }
 
 }  // namespace
@@ -72,6 +82,19 @@ double norm_of(const std::vector<TensorCheck>& checks, double p) {
     default:
       return total;
   }
+}
+
+Norms multi_tensor_l2norm(const std::vector<TensorView>& x, bool per_tensor, double scale) {
+  check_float_list("multi_tensor_l2norm", "tensor", x);
+  TensorCheck all;
+  Norms norms;
+  for (const TensorCheck& check : launch_check(x, 2.0).read()) {
+    all = {all.power_sum + check.power_sum, all.nonfinite + check.nonfinite, all.nan + check.nan};
+    if (per_tensor) norms.per_tensor.push_back(scaled_norm(check, scale));
+  }
+  norms.norm = scaled_norm(all, scale);
+  norms.finite = all.nonfinite == 0;
+  return norms;
 }
 
 std::int64_t host_reads() {

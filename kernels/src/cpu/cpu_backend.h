@@ -72,6 +72,10 @@ class CpuBackend final : public Backend {
   // multi_tensor.h
   void check_tensors(const std::vector<TensorView>& tensors, double p,
                      TensorCheck* checks) const override;
+  void multi_tensor_linear(const LinearLists& lists, TensorCheck* checks) const override;
+  void update_scale(View scale, View growth_tracker, View hysteresis_tracker, View found_inf,
+                    const ScaleUpdateOptions& options) const override;
+  void hash_tensors(const std::vector<TensorView>& tensors, std::uint64_t* hashes) const override;
 
   // optimizer_update.h
   void adam_update(const std::vector<UpdateEntry>& entries,

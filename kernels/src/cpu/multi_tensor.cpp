@@ -143,24 +143,23 @@ HWY_EXPORT(SumOfPowers);
 
 namespace {
 
-/// Element by element: general powers, and chunks with elements to count.
-CheckPart check_elements(const TensorView& x, const cpu::Chunk& chunk, const PowerSum& power) {
+/// Element by element: general powers, and runs with elements to count.
+CheckPart check_elements(DType dtype, const void* x, std::int64_t n, const PowerSum& power) {
   CheckPart part{0.0, 0, 0};
-  core::dispatch_floating(x.dtype, "check_tensors", [&](auto zero) {
-    const auto* p = x.as<decltype(zero)>() + chunk.begin;
-    for (std::int64_t i = 0; i < chunk.count; ++i) part.see(static_cast<float>(p[i]), power);
+  core::dispatch_floating(dtype, "check_tensors", [&](auto zero) {
+    const auto* p = static_cast<const decltype(zero)*>(x);
+    for (std::int64_t i = 0; i < n; ++i) part.see(static_cast<float>(p[i]), power);
   });
   return part;
 }
 
-CheckPart check_chunk(const TensorView& x, const cpu::Chunk& chunk, const PowerSum& power) {
-  if (power.kind() == PowerSum::Kind::powers) return check_elements(x, chunk, power);
-  const double sum = HWY_DYNAMIC_DISPATCH(SumOfPowers)(power.kind(), x.dtype,
-                                                       cpu::bytes_at(x, chunk.begin), chunk.count);
-  return std::isfinite(sum) ? CheckPart{sum, 0, 0} : check_elements(x, chunk, power);
-}
-
 }  // namespace
+
+CheckPart cpu::check_run(DType dtype, const void* x, std::int64_t n, const PowerSum& power) {
+  if (power.kind() == PowerSum::Kind::powers) return check_elements(dtype, x, n, power);
+  const double sum = HWY_DYNAMIC_DISPATCH(SumOfPowers)(power.kind(), dtype, x, n);
+  return std::isfinite(sum) ? CheckPart{sum, 0, 0} : check_elements(dtype, x, n, power);
+}
 
 void CpuBackend::check_tensors(const std::vector<TensorView>& tensors, double p,
                                TensorCheck* checks) const {
@@ -171,7 +170,9 @@ void CpuBackend::check_tensors(const std::vector<TensorView>& tensors, double p,
   core::parallel_for(
       static_cast<std::int64_t>(chunks.size()), 1, [&](std::int64_t begin, std::int64_t end) {
         for (auto k = static_cast<std::size_t>(begin); k < static_cast<std::size_t>(end); ++k) {
-          parts[k] = check_chunk(tensors[chunks[k].tensor], chunks[k], power);
+          const TensorView& x = tensors[chunks[k].tensor];
+          parts[k] =
+              cpu::check_run(x.dtype, cpu::bytes_at(x, chunks[k].begin), chunks[k].count, power);
         }
       });
   cpu::join_chunks(chunks, parts, power, {checks, tensors.size()});

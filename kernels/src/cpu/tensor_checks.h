@@ -1,4 +1,4 @@
-// What the chunks of a list found, added up per tensor.
+// Checks of parts of a list's tensors, and what they add up to.
 #pragma once
 
 #include <span>
@@ -9,7 +9,10 @@
 
 namespace cairn::kernels::cpu {
 
-/// In the chunks' order.
+/// Of n contiguous elements of f16, bf16 or f32.
+CheckPart check_run(DType dtype, const void* x, std::int64_t n, const PowerSum& power);
+
+/// Per tensor, in the chunks' order.
 inline void join_chunks(const std::vector<Chunk>& chunks, const std::vector<CheckPart>& parts,
                         const PowerSum& power, std::span<TensorCheck> checks) {
   const JoinParts join{power};

@@ -34,4 +34,24 @@ void CudaBackend::check_tensors(const std::vector<TensorView>& tensors, double p
   join_chunks(queue, table, parts, power, checks);
 }
 
+void CudaBackend::multi_tensor_linear(const LinearLists& lists, TensorCheck* checks) const {
+  const Queue queue("multi_tensor_linear", lists.x.front().device);
+  std::vector<Slot> slots;
+  for (std::size_t i = 0; i < lists.x.size(); ++i) {
+    const TensorView y = lists.y.empty() ? TensorView() : lists.y[i];
+    slots.push_back(slot_of({lists.x[i], y, lists.out[i]}));
+  }
+  const DeviceTable kept(queue, slots);
+  const Table& table = kept.table();
+  const Buffer<CheckPart> parts(queue, table.chunk_count);
+  const Linear linear{static_cast<float>(lists.a), static_cast<float>(lists.b), !lists.y.empty(),
+                      lists.check_x, lists.check_y};
+  const PowerSum squares(2.0);
+  if (table.chunk_count > 0) {
+    launch(queue, {table.chunk_count, kThreads}, linear_chunks_kernel, table, linear, squares,
+           parts.data());
+  }
+  join_chunks(queue, table, parts, squares, checks);
+}
+
 }  // namespace cairn::kernels

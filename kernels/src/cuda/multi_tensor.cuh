@@ -43,6 +43,43 @@ static __global__ void check_chunks_kernel(Table table, PowerSum power, CheckPar
   if (threadIdx.x == 0) parts[blockIdx.x] = part;
 }
 
+/// out = a x + b y, or a x, and which arguments are checked.
+struct Linear {
+  float a, b;
+  bool has_y, check_x, check_y;
+
+  __device__ float operator()(float x, float y, CheckPart& part, const PowerSum& power) const {
+    if (check_x) part.see(x, power);
+    if (check_y) part.see(y, power);
+    return has_y ? math::fma(a, x, b * y) : a * x;
+  }
+};
+
+static __global__ void linear_chunks_kernel(Table table, Linear linear, PowerSum power,
+                                            CheckPart* parts) {
+  const BlockChunk chunk(table);
+  const AnyFloat x(chunk.slot.data[0], chunk.slot.dtype[0]);
+  const AnyFloat y(chunk.slot.data[1], chunk.slot.dtype[1]);
+  const AnyFloat out(chunk.slot.data[2], chunk.slot.dtype[2]);
+  CheckPart part{0.0, 0, 0};
+  for (std::int64_t i = chunk.begin + threadIdx.x * kLanes; i < chunk.end;
+       i += blockDim.x * kLanes) {
+    if (i + kLanes <= chunk.end) {
+      auto pack = load_pack_or<kLanes>(x, i, 0.0f);
+      const auto added = load_pack_or<kLanes>(y, i, 0.0f);
+      SIMT_UNROLL
+      for (int k = 0; k < kLanes; ++k) pack[k] = linear(pack[k], added[k], part, power);
+      store_pack_any<kLanes>(out, i, pack);
+    } else {
+      for (std::int64_t k = i; k < chunk.end; ++k) {
+        out.store(k, linear(x.load<float>(k), y.load_or(k, 0.0f), part, power));
+      }
+    }
+  }
+  part = block_reduce(part, JoinParts{power}, CheckPart{0.0, 0, 0});
+  if (threadIdx.x == 0) parts[blockIdx.x] = part;
+}
+
 /// A warp a tensor: lane k adds every 32nd chunk from k on.
 static __global__ void join_chunks_kernel(Table table, const CheckPart* parts, PowerSum power,
                                           CheckPart* checks) {

@@ -53,6 +53,54 @@ PendingCheck check_tensors(const std::vector<TensorView>& tensors, double p = 2.
 /// The p-norm of the finite elements of all tensors together. p as in the check.
 double norm_of(const std::vector<TensorCheck>& checks, double p = 2.0);
 
+/// What a list adds up to.
+struct Norms {
+  double norm = 0.0;               // of all tensors together; inf or NaN where an element is
+  std::vector<double> per_tensor;  // where asked, the same of each
+  bool finite = true;              // no element is inf or NaN
+};
+/// sqrt(sum of (x scale)^2), of all and, if asked, of each; nothing is written, so `scale` = 1 / loss
+/// scale gives the norm of unscaled gradients. Waits for the host.
+Norms multi_tensor_l2norm(const std::vector<TensorView>& x, bool per_tensor = false,
+                          double scale = 1.0);
+
+/// out[i] = in[i] * scale, computed in f32 and rounded once; checks `in` (p = 2) in the same pass. The
+/// lists are equally long; out[i] has the shape, strides and device of in[i] and any of the dtypes
+/// f16, bf16, f32. In place (out[i] is in[i]) is fine; views that overlap otherwise are not.
+PendingCheck multi_tensor_scale(const std::vector<TensorView>& in,
+                                const std::vector<TensorView>& out, double scale);
+
+enum class CheckedArgument : std::uint8_t { both, x, y };
+/// out[i] = a x[i] + b y[i], as multi_tensor_scale; out[i] may be x[i] or y[i]. Checks the arguments
+/// named, as if those of an index were one tensor.
+PendingCheck multi_tensor_axpby(double a, const std::vector<TensorView>& x, double b,
+                                const std::vector<TensorView>& y,
+                                const std::vector<TensorView>& out,
+                                CheckedArgument checked = CheckedArgument::both);
+
+/// How a dynamic loss scale moves.
+struct ScaleUpdateOptions {
+  double growth_factor = 2.0;   // >= 1
+  double backoff_factor = 0.5;  // in (0, 1]
+  std::int32_t growth_interval = 2000;
+  std::int32_t hysteresis = 1;  // overflows before the scale backs off
+};
+/// One step of a loss scale that lives on the device: no host reads it. [1] each.
+///   found_inf != 0: growth_tracker = 0, hysteresis_tracker falls by 1 (not below 0); where that
+///     leaves it 0, scale *= backoff_factor
+///   else: growth_tracker += 1; at growth_interval it becomes 0 and scale *= growth_factor, unless
+///     that overflows f32; hysteresis_tracker = hysteresis
+/// As Apex's amp_C.update_scale_hysteresis: hysteresis_tracker starts at `hysteresis`, and only a
+/// step without overflow fills it again.
+void update_scale(const TensorView& scale, const TensorView& growth_tracker,
+                  const TensorView& hysteresis_tracker, const TensorView& found_inf,
+                  const ScaleUpdateOptions& options = {});  // f32, i32, i32, f32
+
+/// A 64-bit hash of each tensor's bytes in memory order, any dtype. Equal bits give equal hashes on
+/// every device and at every address; different ones do so with probability 2^-64 (no defence
+/// against bytes chosen to collide). The host waits once.
+std::vector<std::uint64_t> hash_tensors(const std::vector<TensorView>& tensors);
+
 /// How often reading results of this header made the host wait for a device, in this process so far
 /// (for tests: a training step may do so once).
 std::int64_t host_reads();

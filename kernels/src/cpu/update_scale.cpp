@@ -1,0 +1,11 @@
+#include "cpu/cpu_backend.h"
+#include "scale_update.h"
+
+namespace cairn::kernels {
+
+void CpuBackend::update_scale(View scale, View growth_tracker, View hysteresis_tracker,
+                              View found_inf, const ScaleUpdateOptions& options) const {
+  scale_state(scale, growth_tracker, hysteresis_tracker, found_inf).step(options);
+}
+
+}  // namespace cairn::kernels
