@@ -1,5 +1,6 @@
 #include "cairn/nn/module.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "cairn/autograd/ops.h"
@@ -14,10 +15,27 @@ using core::MemoryCategoryGuard;
 Tensor Module::operator()(const Tensor& x) {
   if (wrappers_.empty()) return forward(x);
   Forward call = [this](const Tensor& input) { return forward(input); };
-  for (const ForwardWrapper& wrapper : wrappers_) {
-    call = [&wrapper, next = std::move(call)](const Tensor& input) { return wrapper(input, next); };
+  for (const NamedWrapper& wrapper : wrappers_) {
+    call = [&wrapper, next = std::move(call)](const Tensor& input) {
+      return wrapper.wrap(input, next);
+    };
   }
   return call(x);
+}
+
+std::size_t Module::add_forward_wrapper(ForwardWrapper wrapper, std::string name) {
+  const std::size_t id = wrappers_.empty() ? 1 : wrappers_.back().id + 1;
+  wrappers_.push_back({id, std::move(name), std::move(wrapper)});
+  return id;
+}
+
+void Module::remove_forward_wrapper(std::size_t id) {
+  std::erase_if(wrappers_, [id](const NamedWrapper& wrapper) { return wrapper.id == id; });
+}
+
+bool Module::has_forward_wrapper(const std::string& name) const {
+  return std::any_of(wrappers_.begin(), wrappers_.end(),
+                     [&](const NamedWrapper& wrapper) { return wrapper.name == name; });
 }
 
 namespace {

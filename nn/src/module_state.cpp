@@ -32,6 +32,13 @@ Tensor full_precision(const Tensor& tensor) {
   return whole;
 }
 
+Tensor widened(const Tensor& x) {
+  if (!core::is_half(x.dtype())) return x;
+  const Tensor wide = Tensor::empty(x.shape(), DType::f32, x.device());
+  kernels::copy(x, wide);
+  return wide;
+}
+
 void write(const Tensor& value, const Tensor& into) {
   kernels::copy(value, into);
   into.storage()->bump_version();
@@ -76,16 +83,18 @@ std::string problem(const std::string& name, const StateDict::Value& value, cons
 
 }  // namespace
 
-StateDict Module::state_of(std::unordered_set<const void*>& seen) const {
+StateDict Module::state_of(std::unordered_set<const void*>& seen, bool as_f32) const {
+  as_f32 = as_f32 || saves_f32_;
   StateDict state;
   for (const NamedTensors* list : {&parameters_, &buffers_}) {
     for (const NamedTensor& entry : *list) {
       if (!seen.insert(entry.tensor.id()).second) continue;  // tied: under its first name
-      state.set(entry.name, full_precision(entry.tensor));
+      const Tensor truth = full_precision(entry.tensor);
+      state.set(entry.name, as_f32 ? widened(truth) : truth);
     }
   }
   for (const auto& [name, child] : children_) {
-    StateDict inner = child->state_of(seen);
+    StateDict inner = child->state_of(seen, as_f32);
     if (!inner.empty()) state.set(name, std::move(inner));
   }
   return state;
@@ -93,7 +102,7 @@ StateDict Module::state_of(std::unordered_set<const void*>& seen) const {
 
 StateDict Module::state_dict() const {
   std::unordered_set<const void*> seen;
-  return state_of(seen);
+  return state_of(seen, false);
 }
 
 void Module::load_state_dict(const StateDict& state) {

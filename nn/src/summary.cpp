@@ -63,20 +63,21 @@ std::string summary(Module& module, const Shape& input_shape, DType dtype) {
   auto all = module.modules();
   std::unordered_map<const Module*, std::string> outputs;
   std::vector<bool> training;
+  std::vector<std::size_t> wrappers;
   for (auto& [name, part] : all) {
     training.push_back(part->training_);
     part->training_ = false;
-    part->wrappers_.push_back(
+    wrappers.push_back(part->add_forward_wrapper(
         [&outputs, part = part](const Tensor& x, const Module::Forward& next) {
           const Tensor y = next(x);
           outputs[part] = core::str(y.shape());
           return y;
-        });
+        }));
   }
   const auto restore = [&] {
     for (std::size_t i = 0; i < all.size(); ++i) {
       all[i].second->training_ = training[i];
-      all[i].second->wrappers_.pop_back();
+      all[i].second->remove_forward_wrapper(wrappers[i]);
     }
   };
   try {

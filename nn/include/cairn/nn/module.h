@@ -43,7 +43,13 @@ class Module : public core::Stateful {
   /// Runs the wrappers (outermost last added), then forward.
   Tensor operator()(const Tensor& x);
   /// Puts itself around every later call: amp's input and output casts are such wrappers.
-  void add_forward_wrapper(ForwardWrapper wrapper) { wrappers_.push_back(std::move(wrapper)); }
+  /// Returns what remove_forward_wrapper takes; `name` says whose it is.
+  std::size_t add_forward_wrapper(ForwardWrapper wrapper, std::string name = "");
+  void remove_forward_wrapper(std::size_t id);
+  bool has_forward_wrapper(const std::string& name) const;
+  /// state_dict() of this module holds half tensors as f32 (amp: a file of any level loads at any
+  /// other). Not copied by clone().
+  void set_saves_f32(bool value) { saves_f32_ = value; }
 
   /// Parameters with full names ("0.weight", "block.fc.bias") in registration order; a tied
   /// parameter once, under its first name.
@@ -100,14 +106,20 @@ class Module : public core::Stateful {
   friend std::string summary(Module& module, const Shape& input_shape, DType dtype);
   void copy_into(Module& copy) const;
   void check_free(const std::string& name) const;
-  StateDict state_of(std::unordered_set<const void*>& seen) const;
+  StateDict state_of(std::unordered_set<const void*>& seen, bool as_f32) const;
   void collect(const std::string& path, NamedTensors Module::*list,
                std::unordered_set<const void*>& seen, NamedTensors& all) const;
   NamedTensors parameters_;
   NamedTensors buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
-  std::vector<ForwardWrapper> wrappers_;
+  struct NamedWrapper {
+    std::size_t id;
+    std::string name;
+    ForwardWrapper wrap;
+  };
+  std::vector<NamedWrapper> wrappers_;
   bool training_ = true;
+  bool saves_f32_ = false;
 };
 
 /// A table of every module with its output shape for an input of `input_shape`, its parameters and
