@@ -1,105 +1,125 @@
 #include "cairn/amp/amp.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "amp_impl.h"
 #include "cairn/autograd/engine.h"
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
-#include "cairn/core/log.h"
-#include "number.h"
 
 namespace cairn::amp {
 
-namespace {
-
-const char* scale_kind(const Options& options) {
-  return options.dynamic_loss_scale ? "dynamic" : "static";
+Amp::Impl::Impl(Options resolved, const std::vector<nn::Module*>& model_list,
+                const std::vector<optim::Optimizer*>& optimizers)
+    : options(std::move(resolved)),
+      losses(static_cast<std::size_t>(options.num_losses), Loss{LossScaler(options.scaler)}),
+      backwards(optimizers),
+      fallback(model_list, options) {
+  if (!options.enabled) return;
+  const MasterStorages storages = master_storages(optimizers);
+  for (nn::Module* model : model_list) models.emplace_back(*model, options, storages);
 }
 
-/// What became of the scale in a skipped step.
-std::string scale_change(double before, const LossScaler& scaler) {
-  if (!scaler.dynamic()) return "; loss scale stays " + number(before) + " (static)";
-  if (scaler.scale() == before) return "; loss scale stays " + number(before) + " (its minimum)";
-  return "; loss scale " + number(before) + " -> " + number(scaler.scale());
+Amp::Impl::Loss& Amp::Impl::loss(int id, const char* where) {
+  CAIRN_CHECK(id >= 0 && id < options.num_losses, where, "expected a loss_id from 0 to ",
+              options.num_losses - 1, ", got ", id, " (amp::Options::num_losses)");
+  return losses[static_cast<std::size_t>(id)];
 }
 
-}  // namespace
+std::vector<std::size_t> Amp::Impl::every_optimizer() const {
+  std::vector<std::size_t> all(backwards.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  return all;
+}
 
 void ScaledLoss::backward() const {
   autograd::backward(loss_);
 }
 
-ScaledLoss Amp::scale_loss(const Tensor& loss) const {
-  CAIRN_CHECK(loss.defined() && loss.numel() == 1 && core::is_floating(loss.dtype()), "scale_loss",
-              "expected a loss of one floating element, got ",
-              loss.defined() ? core::str(loss.shape(), " ", loss.dtype()) : "an undefined tensor");
+ScaledLoss Amp::Impl::scale_loss(const Tensor& tensor, const LossOptions& which) {
+  CAIRN_CHECK(
+      tensor.defined() && tensor.numel() == 1 && core::is_floating(tensor.dtype()), "scale_loss",
+      "expected a loss of one floating element, got ",
+      tensor.defined() ? core::str(tensor.shape(), " ", tensor.dtype()) : "an undefined tensor");
+  CAIRN_CHECK(std::isfinite(which.weight), "scale_loss", "expected a finite weight, got ",
+              which.weight);
+  const LossScaler& scaler = loss(which.loss_id, "scale_loss").scaler;
+  std::vector<std::size_t> reached;
+  for (const optim::Optimizer* optimizer : which.optimizers) {
+    reached.push_back(backwards.index_of(*optimizer, "scale_loss"));
+  }
+  std::sort(reached.begin(), reached.end());
+  if (which.optimizers.empty()) reached = every_optimizer();
+  Segment& segment = backwards.begin(which.loss_id, scaler.scale(), reached);
+  segment.unscale_delayed = which.delay_unscale;
+  segment.check_delayed = which.delay_overflow_check;
+
   // Outside of any autocast region of the caller: half would overflow at 65504.
   const autograd::AutocastGuard no_autocast(false);
-  const Tensor exact = loss.dtype() == DType::f32 ? loss : autograd::to(loss, DType::f32);
-  const double scale = impl_->scaler.scale();
-  return ScaledLoss(scale == 1.0 ? exact : autograd::affine(exact, scale, 0.0));
+  const bool as_it_is = tensor.dtype() == DType::f32 || !options.enabled;
+  const Tensor exact = as_it_is ? tensor : autograd::to(tensor, DType::f32);
+  const double factor = segment.scale * which.weight;
+  return ScaledLoss(factor == 1.0 ? exact : autograd::affine(exact, factor, 0.0));
 }
 
-optim::StepResult Amp::step() {
-  const Options& options = impl_->options;
-  const double scale = impl_->scaler.scale();
-  optim::StepOptions step;
-  step.gradient_scale = 1.0 / (scale * options.accumulation_steps);
-  step.max_gradient_norm = options.max_gradient_norm;
+ScaledLoss Amp::scale_loss(const Tensor& loss, const LossOptions& options) const {
+  return impl_->scale_loss(loss, options);
+}
 
-  optim::Optimizer& optimizer = *impl_->optimizer;
-  const optim::GradientReport report = optimizer.check();
-  bool overflow = !report.finite();
-  if (options.all_reduce_max) overflow = options.all_reduce_max(overflow ? 1.0 : 0.0) > 0.0;
-  optim::StepResult result =
-      overflow ? optimizer.skip(report, step) : optimizer.update(report, step);
-  impl_->scaler.update(overflow);
-  if (overflow) {
-    if (report.finite()) result.reason = "a gradient of another rank is not finite";
-    result.reason += scale_change(scale, impl_->scaler);
+optim::StepResult Amp::step(optim::Optimizer& optimizer, const optim::StepOptions& options) {
+  return impl_->step({impl_->backwards.index_of(optimizer, "step")}, options).front();
+}
+
+optim::StepResult Amp::step(const optim::StepOptions& options) {
+  const auto results = impl_->step(impl_->every_optimizer(), options);
+  if (results.empty()) return {};
+  optim::StepResult all = results.front();
+  double squares = all.gradient_norm * all.gradient_norm;
+  for (std::size_t i = 1; i < results.size(); ++i) {
+    const optim::StepResult& one = results[i];
+    all.applied = all.applied && one.applied;
+    if (!one.reason.empty() && all.reason.find(one.reason) == std::string::npos) {
+      all.reason += (all.reason.empty() ? "" : "; ") + one.reason;
+    }
+    if (all.culprit.empty()) all.culprit = one.culprit;
+    squares += one.gradient_norm * one.gradient_norm;
+    all.clip_coefficient = std::min(all.clip_coefficient, one.clip_coefficient);
   }
-  return result;
+  if (results.size() > 1) all.gradient_norm = std::sqrt(squares);
+  return all;
 }
 
 const Options& Amp::options() const {
   return impl_->options;
 }
 
-double Amp::loss_scale() const {
-  return impl_->scaler.scale();
+const LossScaler& Amp::scaler(int loss_id) const {
+  return impl_->loss(loss_id, "scaler").scaler;
+}
+
+double Amp::loss_scale(int loss_id) const {
+  return scaler(loss_id).scale();
 }
 
 std::string Amp::describe() const {
   return amp::describe(impl_->options);
 }
 
-StateDict Amp::state_dict() const {
-  const Options& options = impl_->options;
-  StateDict state;
-  state.set("opt_level", std::string(name(options.opt_level)));
-  state.set("half_dtype", std::string(core::name(options.half_dtype)));
-  state.set("loss_scale_kind", std::string(scale_kind(options)));
-  state.set("loss_scaler0", impl_->scaler.state_dict());
-  return state;
+std::vector<Overflow> Amp::overflows() const {
+  return {impl_->overflows.begin(), impl_->overflows.end()};
 }
 
-void Amp::load_state_dict(const StateDict& state) {
-  const Options& options = impl_->options;
-  const std::string& level = state.text("opt_level");
-  const std::string& half = state.text("half_dtype");
-  const std::string& kind = state.text("loss_scale_kind");
-  LossScaler loaded = impl_->scaler;
-  loaded.load_state_dict(state.dict("loss_scaler0"));  // throws where it is damaged
-  if (level != name(options.opt_level) || half != core::name(options.half_dtype)) {
-    log::info("amp: a state of {} {} continues at {} {}", level, half, name(options.opt_level),
-              options.half_dtype);
-  }
-  if (options.dynamic_loss_scale && kind == "dynamic") {
-    impl_->scaler = loaded;
-  } else if (kind != scale_kind(options) || loaded.scale() != impl_->scaler.scale()) {
-    log::info("amp: the loss scale stays {} ({}), the state has {} ({})",
-              number(impl_->scaler.scale()), scale_kind(options), number(loaded.scale()), kind);
-  }
+std::vector<std::string> Amp::fp32_layers() const {
+  return impl_->fallback.layers();
+}
+
+void Amp::release() {
+  impl_->fallback.release();
+  for (CastModel& model : impl_->models) model.release();
+  impl_->models.clear();
+  impl_->refresh_optimizers();
 }
 
 }  // namespace cairn::amp

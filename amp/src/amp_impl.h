@@ -1,13 +1,56 @@
 #pragma once
 
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backwards.h"
 #include "cairn/amp/amp.h"
+#include "cast_model.h"
+#include "fallback.h"
+#include "verdict.h"
 
 namespace cairn::amp {
 
 struct Amp::Impl {
-  Options options;  // resolved
-  optim::Optimizer* optimizer;
-  LossScaler scaler;
+  struct Loss {
+    LossScaler scaler;
+    bool carried = false;               // an overflow whose check was delayed
+    int collapsing = 0;                 // overflows in a row with the scale at its minimum
+    std::vector<std::string> culprits;  // parameters of each of them, sorted
+
+    void remember(const std::vector<Culprit>& found, bool at_minimum);
+  };
+
+  /// Casts the models.
+  Impl(Options resolved, const std::vector<nn::Module*>& models,
+       const std::vector<optim::Optimizer*>& optimizers);
+
+  ScaledLoss scale_loss(const Tensor& loss, const LossOptions& options);
+  /// One result for each of these optimizers.
+  std::vector<optim::StepResult> step(const std::vector<std::size_t>& which,
+                                      optim::StepOptions options);
+  std::vector<std::size_t> every_optimizer() const;
+  Loss& loss(int id, const char* where);
+  void refresh_optimizers();
+  void load_fp32_layers(const StateDict& state);
+
+  Options options;
+  std::vector<Loss> losses;
+  Backwards backwards;
+  Fallback fallback;  // its casts lie inside the models'
+  std::vector<CastModel> models;
+  std::deque<Overflow> overflows;
+  std::int64_t steps = 0;
+
+ private:
+  void check_step(const std::vector<std::size_t>& which, const optim::StepOptions& options);
+  /// Updates the scalers, remembers overflows; returns what is to be said of them.
+  std::string judge(const Backwards::Resolved& resolved, const Findings& all);
+  std::string judge_loss(int id, double scale, bool check_delayed, const Findings& all);
+  std::string fall_back_if_due(const Findings& all);
+  void throw_if_collapsed();
 };
 
 }  // namespace cairn::amp

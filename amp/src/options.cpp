@@ -1,16 +1,13 @@
 #include <cmath>
 
-#include "cairn/amp/amp.h"
+#include "cairn/amp/options.h"
+
 #include "cairn/core/error.h"
 #include "number.h"
 
 namespace cairn::amp {
 
 namespace {
-
-bool casts_model(OptLevel level) {
-  return level == OptLevel::O2 || level == OptLevel::O3;
-}
 
 const char* on_off(bool value) {
   return value ? "true" : "false";
@@ -23,19 +20,35 @@ void check_values(const Options& o) {
               "expected a finite loss_scale > 0, got ", o.loss_scale.value_or(0));
   CAIRN_CHECK(std::isfinite(o.max_gradient_norm) && o.max_gradient_norm >= 0, "amp",
               "expected max_gradient_norm >= 0, got ", o.max_gradient_norm);
-  CAIRN_CHECK(o.accumulation_steps >= 1, "amp", "expected accumulation_steps >= 1, got ",
-              o.accumulation_steps);
+  CAIRN_CHECK(o.num_losses >= 1, "amp", "expected num_losses >= 1, got ", o.num_losses);
+  CAIRN_CHECK(o.overflow_history >= 0 && o.collapse_after >= 0 && o.fallback_after >= 0, "amp",
+              "expected overflow_history, collapse_after and fallback_after >= 0, got ",
+              o.overflow_history, ", ", o.collapse_after, " and ", o.fallback_after);
+  CAIRN_CHECK(!o.cast_model_outputs || core::is_floating(*o.cast_model_outputs), "amp",
+              "expected a floating cast_model_outputs, got ",
+              o.cast_model_outputs.value_or(DType::i64));
 }
 
 void check_contradictions(const Options& o) {
-  const bool casts = casts_model(o.opt_level);
-  CAIRN_CHECK(
-      casts || !o.keep_batchnorm_fp32, "amp", "expected keep_batchnorm_fp32 with O2 or O3, ",
-      "got keep_batchnorm_fp32 = ", on_off(o.keep_batchnorm_fp32.value_or(false)),
-      " with opt_level ", name(o.opt_level), " (its model stays f32 as a whole: leave it unset)");
-  CAIRN_CHECK(casts || !o.master_weights, "amp", "expected master_weights with O2 or O3, ",
-              "got master_weights = ", on_off(o.master_weights.value_or(false)), " with opt_level ",
-              name(o.opt_level), " (its weights are f32 already: leave it unset)");
+  const bool o1 = o.opt_level == OptLevel::O1;
+  const DType cast = o.cast_model_type.value_or(DType::f32);
+  CAIRN_CHECK(cast == DType::f32 || !o1, "amp",
+              "expected cast_model_type f32 or none with O1, got ", cast,
+              " (its model stays f32 and operations cast: O2 and O3 cast the model)");
+  CAIRN_CHECK(cast == DType::f32 || cast == o.half_dtype, "amp",
+              "expected cast_model_type f32 or half_dtype, got cast_model_type = ", cast,
+              " and half_dtype = ", o.half_dtype);
+  CAIRN_CHECK(o1 || !o.autocast.value_or(false), "amp", "expected autocast with O1, got ",
+              "autocast = true with opt_level ", name(o.opt_level),
+              " (O1 is the level whose operations cast)");
+  CAIRN_CHECK(!o1 || !o.keep_batchnorm_fp32, "amp",
+              "expected no keep_batchnorm_fp32 with O1, got keep_batchnorm_fp32 = ",
+              on_off(o.keep_batchnorm_fp32.value_or(false)),
+              " with opt_level O1 (its model stays f32 as a whole: leave it unset)");
+  CAIRN_CHECK(!o1 || !o.master_weights, "amp",
+              "expected no master_weights with O1, got master_weights = ",
+              on_off(o.master_weights.value_or(false)),
+              " with opt_level O1 (its weights are f32 already: leave it unset)");
   CAIRN_CHECK(!(o.loss_scale && o.dynamic_loss_scale), "amp",
               "expected loss_scale or dynamic_loss_scale, got loss_scale = ",
               number(o.loss_scale.value_or(0)),
@@ -43,6 +56,17 @@ void check_contradictions(const Options& o) {
   CAIRN_CHECK(
       o.scaler.dynamic || !o.dynamic_loss_scale, "amp",
       "expected one kind of scale, got dynamic_loss_scale = true and scaler.dynamic = false");
+}
+
+/// What is left of the options where amp does nothing.
+Options disabled(Options o) {
+  o.opt_level = OptLevel::O0;
+  o.cast_model_type = o.cast_model_outputs = std::nullopt;
+  o.autocast = o.keep_batchnorm_fp32 = o.master_weights = std::nullopt;
+  o.dynamic_loss_scale = o.scaler.dynamic = false;
+  o.loss_scale = o.scaler.init_scale = 1.0;
+  o.fallback_after = 0;
+  return o;
 }
 
 }  // namespace
@@ -83,10 +107,19 @@ std::string_view name(OptLevel level) {
 Options resolve(Options o) {
   check_values(o);
   check_contradictions(o);
-  if (casts_model(o.opt_level)) {
-    const bool o2 = o.opt_level == OptLevel::O2;
+  if (!o.enabled) return disabled(std::move(o));
+  const bool o2 = o.opt_level == OptLevel::O2;
+  if (o.opt_level == OptLevel::O1) {
+    o.cast_model_type = std::nullopt;
+    o.autocast = o.autocast.value_or(true);
+  } else {
+    const DType by_level = o.opt_level == OptLevel::O0 ? DType::f32 : o.half_dtype;
+    o.cast_model_type = o.cast_model_type.value_or(by_level);
+  }
+  if (core::is_half(o.cast_model_type.value_or(DType::f32))) {
     o.keep_batchnorm_fp32 = o.keep_batchnorm_fp32.value_or(o2);
     o.master_weights = o.master_weights.value_or(o2);
+    o.cast_model_outputs = o.cast_model_outputs.value_or(DType::f32);
   }
   const bool scales = o.opt_level == OptLevel::O1 || o.opt_level == OptLevel::O2;
   const bool dynamic_by_default = scales && o.half_dtype == DType::f16 && o.scaler.dynamic;
@@ -101,14 +134,19 @@ Options resolve(Options o) {
 }
 
 std::string describe(const Options& o) {
+  if (!o.enabled) return "disabled: the model as it is, loss scale 1";
+  const DType model = o.cast_model_type.value_or(DType::f32);
   const std::string half(core::name(o.half_dtype));
-  std::string text = core::str("opt level ", name(o.opt_level), ": model ");
-  text += casts_model(o.opt_level) ? half : "f32";
-  if (o.opt_level == OptLevel::O1) text += ", autocast " + half;
-  if (o.keep_batchnorm_fp32) {
+  std::string text = core::str("opt level ", name(o.opt_level), ": model ", model);
+  if (o.autocast.value_or(false)) text += ", autocast " + half;
+  if (core::is_half(model)) {
     text += ", batch norm " + (*o.keep_batchnorm_fp32 ? std::string("f32") : half);
+    text += *o.master_weights ? ", f32 masters" : ", no masters";
   }
-  if (o.master_weights) text += *o.master_weights ? ", f32 masters" : ", no masters";
+  if (o.cast_model_outputs.value_or(DType::f32) != DType::f32) {
+    text += core::str(", outputs ", *o.cast_model_outputs);
+  }
+  if (o.num_losses > 1) text += core::str(", ", o.num_losses, " losses");
   if (o.dynamic_loss_scale) {
     const LossScalerOptions& s = o.scaler;
     text += ", dynamic loss scale from " + number(s.init_scale) + " (times " +
@@ -119,7 +157,9 @@ std::string describe(const Options& o) {
     text += ", loss scale " + number(o.loss_scale.value_or(1.0));
   }
   if (o.max_gradient_norm > 0) text += ", clipped at norm " + number(o.max_gradient_norm);
-  if (o.accumulation_steps > 1) text += core::str(", ", o.accumulation_steps, " backwards a step");
+  if (o.fallback_after > 0) {
+    text += core::str(", layers fall back to f32 after ", o.fallback_after, " overflows in a row");
+  }
   return text;
 }
 

@@ -50,11 +50,7 @@ amp::Options Flags::amp_options(const parallel::ProcessGroup& group) const {
   options.opt_level = amp::parse_opt_level(opt_level);
   options.half_dtype = core::parse_dtype(half_dtype);
   options.keep_batchnorm_fp32 = keep_batchnorm_fp32;
-  options.accumulation_steps = accumulate;
-  if (group.world_size() > 1)
-    options.all_reduce_max = [group](double flag) mutable {
-      return group.all_reduce_max(flag, "overflow");
-    };
+  options.world = group.world();
   return options;
 }
 

@@ -1,6 +1,8 @@
 // What initialize does to a model: dtypes, masters, casts around forward, refusals.
 #include <gmock/gmock.h>
 
+#include <functional>
+
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
@@ -211,7 +213,90 @@ TEST(Initialize, NamesWhatIsNotF32) {
   EXPECT_THAT(error_of(other), HasSubstr("buffer '1.running_var' of f64"));
   nn::Sequential twice = make_model();
   EXPECT_EQ(error_of(twice), "no error");
-  EXPECT_THAT(error_of(twice), HasSubstr("initialized before"));
+  EXPECT_THAT(error_of(twice), HasSubstr("release()"));
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const core::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Initialize, RefusesListsThatNameOneTwice) {
+  nn::Sequential model = make_model();
+  optim::FusedAdam optimizer(model.parameters());
+  EXPECT_THAT(error_of([&] {
+                initialize({&model, &model}, {&optimizer});
+              }),
+              HasSubstr("each model once"));
+  EXPECT_THAT(error_of([&] {
+                initialize({&model}, {&optimizer, &optimizer});
+              }),
+              HasSubstr("each optimizer once"));
+  EXPECT_THAT(error_of([&] { initialize({nullptr}, {&optimizer}); }), HasSubstr("null"));
+  EXPECT_EQ(error_of([&] { initialize({&model}, {}, {.opt_level = OptLevel::O2}); }), "no error");
+}
+
+TEST(Initialize, ReleaseGivesTheF32ValuesBackAndAllowsAnotherTime) {
+  for (const OptLevel level : kLevels) {
+    nn::Sequential model = make_model();
+    optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
+    Amp precision = initialize(model, optimizer, {.opt_level = level});
+    train_step(model, precision, make_batch(1));
+    const StateDict exact = snapshot(model.state_dict());
+    EXPECT_THROW(initialize(model, optimizer), core::InvalidArgument);
+    precision.release();
+    for (const NamedTensors& list : {model.parameters(), model.buffers()}) {
+      for (const auto& [name, tensor] : list) EXPECT_EQ(tensor.dtype(), DType::f32) << name;
+    }
+    for (const char* layer : {"0", "1", "3"}) {
+      const StateDict now = model.state_dict();
+      EXPECT_EQ(values(now.dict(layer).tensor("weight")),
+                values(exact.dict(layer).tensor("weight")));
+    }
+    EXPECT_EQ(model(make_batch(1).x).dtype(), DType::f32);
+    Amp again = initialize(model, optimizer, {.opt_level = OptLevel::O2});
+    EXPECT_TRUE(train_step(model, again, make_batch(2)).applied);
+  }
+}
+
+TEST(Initialize, DisabledLeavesEverythingAsItIs) {
+  nn::Sequential model = make_model();
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.5});
+  Amp precision =
+      initialize(model, optimizer, {.enabled = false, .opt_level = OptLevel::O2, .num_losses = 2});
+  EXPECT_EQ(dtype_of(model, "0.weight"), DType::f32);
+  const Tensor loss = Tensor::full({}, 3.0, DType::bf16);
+  EXPECT_TRUE(precision.scale_loss(loss, {.loss_id = 1}).tensor().same(loss));
+  nn::Sequential plain = make_model();
+  optim::FusedSGD plain_optimizer(plain.parameters(), {.lr = 0.5});
+  autograd::backward(loss_of(plain, make_batch(1)));
+  plain_optimizer.step();
+  EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
+  EXPECT_EQ(everything(model, optimizer), everything(plain, plain_optimizer));
+}
+
+TEST(Initialize, CastModelOutputs) {
+  for (const OptLevel level : kLevels) {
+    Probe model;
+    optim::FusedSGD optimizer(NamedTensors{}, {});
+    initialize(model, optimizer, {.opt_level = level, .cast_model_outputs = DType::bf16});
+    EXPECT_EQ(model(Tensor::zeros({2, 3})).dtype(), DType::bf16) << name(level);
+  }
+}
+
+TEST(Initialize, OverridesOfSingleProperties) {
+  nn::Sequential plain = make_model(), cast = make_model();
+  optim::FusedAdam plain_optimizer(plain.parameters()), cast_optimizer(cast.parameters());
+  initialize(plain, plain_optimizer, {.opt_level = OptLevel::O1, .autocast = false});
+  EXPECT_EQ(plain(make_batch(1).x).dtype(), DType::f32);
+  initialize(cast, cast_optimizer, {.opt_level = OptLevel::O0, .cast_model_type = DType::f16});
+  EXPECT_EQ(dtype_of(cast, "0.weight"), DType::f16);
+  EXPECT_EQ(dtype_of(cast, "1.weight"), DType::f16);
+  EXPECT_FALSE(cast.parameters()[0].tensor.meta().master);
 }
 
 TEST(Initialize, WrongOptionsChangeNothing) {

@@ -139,5 +139,71 @@ TEST(LossScaler, ADamagedStateChangesNothing) {
   EXPECT_EQ(scaler.scale(), 65536.0);
 }
 
+TEST(LossScaler, ConsecutiveHysteresisForgivesOverflowsInARow) {
+  LossScaler scaler({.init_scale = 1024, .growth_interval = 100, .hysteresis = 3});
+  for (const double expected : {1024.0, 1024.0, 512.0, 256.0}) {
+    scaler.update(true);
+    EXPECT_EQ(scaler.scale(), expected);
+  }
+  scaler.update(false);
+  for (const double expected : {256.0, 256.0, 128.0}) {
+    scaler.update(true);
+    EXPECT_EQ(scaler.scale(), expected);
+  }
+}
+
+TEST(LossScaler, OtherHysteresisRefillsWhenTheScaleGrows) {
+  LossScaler scaler(
+      {.init_scale = 1024, .growth_interval = 2, .hysteresis = 2, .consecutive_hysteresis = false});
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 1024);
+  scaler.update(false);  // does not refill
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 512);
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 256);
+  scaler.update(false);
+  scaler.update(false);  // grows, refills
+  EXPECT_EQ(scaler.scale(), 512);
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 512);
+  scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 256);
+}
+
+TEST(LossScaler, HysteresisIsSaved) {
+  const LossScalerOptions options{.init_scale = 1024, .hysteresis = 3};
+  LossScaler saved(options), loaded(options);
+  saved.update(true);
+  saved.update(true);
+  loaded.load_state_dict(saved.state_dict());
+  loaded.update(true);
+  EXPECT_EQ(loaded.scale(), 512);
+}
+
+TEST(LossScaler, ReadsAndWritesTorchsState) {
+  StateDict torch;  // as torch.amp.GradScaler().state_dict() after 7 steps
+  torch.set("scale", 4096.0);
+  torch.set("growth_factor", 2.0);
+  torch.set("backoff_factor", 0.5);
+  torch.set("growth_interval", std::int64_t{2000});
+  torch.set("_growth_tracker", std::int64_t{7});
+  LossScaler scaler;
+  scaler.load_state_dict(torch);
+  EXPECT_EQ(scaler.scale(), 4096);
+  EXPECT_EQ(scaler.state_dict().integer("unskipped"), 7);
+  const StateDict back = scaler.torch_state_dict();
+  ASSERT_EQ(back.size(), torch.size());
+  for (const char* key : {"scale", "growth_factor", "backoff_factor"}) {
+    EXPECT_EQ(back.number(key), torch.number(key)) << key;
+  }
+  EXPECT_EQ(back.integer("growth_interval"), 2000);
+  EXPECT_EQ(back.integer("_growth_tracker"), 7);
+}
+
+TEST(LossScaler, RefusesAnImpossibleHysteresis) {
+  EXPECT_THROW(LossScaler({.hysteresis = 0}), core::InvalidArgument);
+}
+
 }  // namespace
 }  // namespace cairn::amp

@@ -85,8 +85,12 @@ TEST(Options, ResolvingTwiceChangesNothing) {
 TEST(Options, ContradictionsNameBoth) {
   EXPECT_THAT(error_of({.opt_level = OptLevel::O1, .keep_batchnorm_fp32 = true}),
               AllOf(HasSubstr("keep_batchnorm_fp32 = true"), HasSubstr("O1")));
-  EXPECT_THAT(error_of({.opt_level = OptLevel::O0, .keep_batchnorm_fp32 = false}),
-              AllOf(HasSubstr("keep_batchnorm_fp32 = false"), HasSubstr("O0")));
+  EXPECT_THAT(error_of({.opt_level = OptLevel::O1, .cast_model_type = DType::f16}),
+              AllOf(HasSubstr("cast_model_type"), HasSubstr("O1")));
+  EXPECT_THAT(error_of({.opt_level = OptLevel::O2, .cast_model_type = DType::bf16}),
+              AllOf(HasSubstr("cast_model_type = bf16"), HasSubstr("half_dtype = f16")));
+  EXPECT_THAT(error_of({.opt_level = OptLevel::O2, .autocast = true}),
+              AllOf(HasSubstr("autocast = true"), HasSubstr("O2")));
   EXPECT_THAT(error_of({.opt_level = OptLevel::O1, .master_weights = true}),
               AllOf(HasSubstr("master_weights = true"), HasSubstr("O1")));
   EXPECT_THAT(error_of({.loss_scale = 128, .dynamic_loss_scale = true}),
@@ -101,15 +105,18 @@ TEST(Options, ImpossibleValues) {
   EXPECT_THAT(error_of({.loss_scale = std::numeric_limits<double>::infinity()}),
               HasSubstr("finite"));
   EXPECT_THAT(error_of({.max_gradient_norm = -1}), HasSubstr("max_gradient_norm >= 0"));
-  EXPECT_THAT(error_of({.accumulation_steps = 0}), HasSubstr("accumulation_steps >= 1"));
+  EXPECT_THAT(error_of({.num_losses = 0}), HasSubstr("num_losses >= 1"));
+  EXPECT_THAT(error_of({.cast_model_outputs = DType::i64}), HasSubstr("floating"));
+  EXPECT_THAT(error_of({.collapse_after = -1}), HasSubstr("collapse_after"));
 }
 
 TEST(Options, DescribeTellsAll) {
-  EXPECT_EQ(describe(resolve(
-                {.opt_level = OptLevel::O2, .max_gradient_norm = 1.5, .accumulation_steps = 4})),
-            "opt level O2: model f16, batch norm f32, f32 masters, dynamic loss scale from 65536 "
-            "(times 0.5 on overflow, "
-            "2 after 2000 steps, within 1 and 16777216), clipped at norm 1.5, 4 backwards a step");
+  EXPECT_EQ(
+      describe(resolve({.opt_level = OptLevel::O2, .num_losses = 3, .max_gradient_norm = 1.5})),
+      "opt level O2: model f16, batch norm f32, f32 masters, 3 losses, dynamic loss scale from "
+      "65536 "
+      "(times 0.5 on overflow, "
+      "2 after 2000 steps, within 1 and 16777216), clipped at norm 1.5");
   EXPECT_EQ(describe(resolve({.opt_level = OptLevel::O1, .half_dtype = DType::bf16})),
             "opt level O1: model f32, autocast bf16, loss scale 1");
   EXPECT_EQ(describe(resolve({.opt_level = OptLevel::O3})),

@@ -162,13 +162,12 @@ TEST(AmpStep, AccumulationAverages) {
     whole.load_state_dict(split.state_dict());
     optim::FusedSGD split_optimizer(split.parameters(), {.lr = 0.5});
     optim::FusedSGD whole_optimizer(whole.parameters(), {.lr = 0.5});
-    Amp split_precision =
-        initialize(split, split_optimizer, {.opt_level = level, .accumulation_steps = 2});
+    Amp split_precision = initialize(split, split_optimizer, {.opt_level = level});
     Amp whole_precision = initialize(whole, whole_optimizer, {.opt_level = level});
     const Batch a = make_batch(1), b = make_batch(2);
     split_precision.backward(loss_of(split, a));
     split_precision.backward(loss_of(split, b));
-    EXPECT_TRUE(split_precision.step().applied);
+    EXPECT_TRUE(split_precision.step({.gradient_scale = 0.5}).applied);
     const Batch both{autograd::concat({a.x, b.x}), autograd::concat({a.labels, b.labels})};
     EXPECT_TRUE(train_step(whole, whole_precision, both).applied);
     const double tolerance = level == OptLevel::O0 ? 1e-6 : 2e-3;
@@ -194,35 +193,32 @@ TEST(AmpStep, ClipsTheUnscaledGradient) {
   EXPECT_EQ(free.clip_coefficient, 1.0);
 }
 
-TEST(AmpStep, AllRanksSkipTogether) {
+TEST(AmpStep, RemainderMastersTrainTheSameTruth) {
+  std::vector<std::vector<double>> truths[2];
+  for (const auto storage : {optim::MasterStorage::f32, optim::MasterStorage::remainder}) {
+    nn::Sequential model = make_model();
+    optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
+    optimizer.set_state_options({.masters = storage});
+    Amp precision =
+        initialize(model, optimizer, {.opt_level = OptLevel::O2, .half_dtype = DType::bf16});
+    for (std::uint64_t step = 0; step < 20; ++step) train_step(model, precision, make_batch(step));
+    const bool remainder = storage == optim::MasterStorage::remainder;
+    EXPECT_EQ(model.parameters()[0].tensor.meta().master == nullptr, remainder);
+    EXPECT_EQ(model.parameters()[0].tensor.meta().remainder != nullptr, remainder);
+    for (const auto& [name, tensor] : model.parameters()) {
+      truths[remainder].push_back(values(optim::master_value(tensor)));
+    }
+    precision.release();
+    for (std::size_t i = 0; i < truths[remainder].size(); ++i) {
+      EXPECT_EQ(values(model.parameters()[i].tensor), truths[remainder][i]);
+    }
+  }
+  EXPECT_EQ(truths[0], truths[1]);
   nn::Sequential model = make_model();
   optim::FusedAdam optimizer(model.parameters());
-  double other_rank = 0.0, own = -1.0;
-  Options options{.opt_level = OptLevel::O2};
-  options.all_reduce_max = [&](double flag) {
-    own = flag;
-    return std::max(flag, other_rank);
-  };
-  Amp precision = initialize(model, optimizer, options);
-  EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
-  EXPECT_EQ(own, 0.0);
-  model.eval();
-  const auto before = everything(model, optimizer);
-  other_rank = 1.0;
-  const optim::StepResult result = train_step(model, precision, make_batch(2));
-  EXPECT_FALSE(result.applied);
-  EXPECT_EQ(result.reason, "a gradient of another rank is not finite; loss scale 65536 -> 32768");
-  EXPECT_EQ(everything(model, optimizer), before);
-}
-
-TEST(AmpStep, TheScaleStopsAtItsMinimum) {
-  nn::Sequential model = make_model();
-  optim::FusedAdam optimizer(model.parameters());
-  Options options{.opt_level = OptLevel::O2, .scaler = {.init_scale = 2.0}};
-  options.all_reduce_max = [](double) { return 1.0; };
-  Amp precision = initialize(model, optimizer, options);
-  EXPECT_THAT(precision.step().reason, HasSubstr("loss scale 2 -> 1"));
-  EXPECT_THAT(precision.step().reason, HasSubstr("loss scale stays 1 (its minimum)"));
+  optimizer.set_state_options({.masters = optim::MasterStorage::remainder});
+  EXPECT_THROW(initialize(model, optimizer, {.opt_level = OptLevel::O2}), core::InvalidArgument);
+  EXPECT_EQ(model.parameters()[0].tensor.dtype(), DType::f32);
 }
 
 TEST(AmpStep, TwoHandlesSideBySideDoNotSeeEachOther) {

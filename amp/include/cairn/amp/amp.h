@@ -5,60 +5,48 @@
 //   optim::StepResult r = precision.step();       // checks, unscales, clips, updates; or skips,
 //                                                 // halves the scale and says why
 //
+// Several models, optimizers and losses (a GAN):
+//
+//   amp::Amp precision = amp::initialize({&d, &g}, {&d_optimizer, &g_optimizer}, {.num_losses = 3});
+//   precision.backward(real, {.loss_id = 0, .optimizers = {&d_optimizer}});
+//   precision.backward(fake, {.loss_id = 1, .optimizers = {&d_optimizer}});
+//   precision.step(d_optimizer);
+//   precision.backward(fooled, {.loss_id = 2, .optimizers = {&g_optimizer}});
+//   precision.step(g_optimizer);
+//   d_optimizer.clear_grad();                     // the third loss went through d as well
+//
 // There is no global state: the handle owns everything; two trainings in one process do not see
-// each other. The model keeps its casts when the handle ends.
-//
-// | property            | O0  | O1      | O2      | O3   |
-// |---------------------|-----|---------|---------|------|
-// | model               | f32 | f32     | half    | half |
-// | autocast            | no  | yes     | no      | no   |
-// | keep_batchnorm_fp32 | -   | -       | yes     | no   |
-// | master_weights      | -   | -       | yes     | no   |
-// | loss_scale          | 1   | dynamic | dynamic | 1    |   (bf16: 1 at every level)
-//
-// Every level checks the gradients and skips an update that is not finite, static scales included
-// (Apex applies it there).
+// each other. Every level checks the gradients and skips an update that is not finite, static
+// scales included (Apex applies it there). The host waits for the device once a step.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "cairn/amp/loss_scaler.h"
+#include "cairn/amp/options.h"
+#include "cairn/amp/overflow.h"
 #include "cairn/nn/module.h"
 #include "cairn/optim/optimizer.h"
 
 namespace cairn::amp {
 
-enum class OptLevel { O0, O1, O2, O3 };
-/// "O0" ... "O3". Throws InvalidArgument that explains the letter O where a zero was typed.
-OptLevel parse_opt_level(std::string_view text);
-std::string_view name(OptLevel level);
-
-struct Options {
-  OptLevel opt_level = OptLevel::O1;
-  DType half_dtype = DType::f16;            // or bf16
-  std::optional<bool> keep_batchnorm_fp32;  // O2, O3 only
-  std::optional<bool> master_weights;       // O2, O3 only
-  std::optional<double> loss_scale;         // a static scale; unset: the level's default
-  bool dynamic_loss_scale = false;          // insists on dynamic where the level's default is 1
-  LossScalerOptions scaler;        // of a dynamic scale; dynamic is resolved from the above
-  double max_gradient_norm = 0.0;  // clips in the update pass; 0: no
-  int accumulation_steps = 1;      // gradients are averaged over this many backwards
-  /// Makes all ranks agree on an overflow: gets this rank's flag (0 or 1), returns the largest over
-  /// all ranks. Unset: one rank.
-  std::function<double(double)> all_reduce_max;
+/// Of one backward.
+struct LossOptions {
+  int loss_id = 0;  // whose scaler
+  /// Those that the loss reaches: an overflow skips the next step of each of them. Empty: all.
+  std::vector<optim::Optimizer*> optimizers;
+  /// The loss is multiplied by this as well: a micro-batch's share (optim::Accumulation).
+  double weight = 1.0;
+  /// More backwards of this loss follow before the step: step() refuses until one without it. (Apex
+  /// needs it to avoid checks; here gradients of one loss are always checked once, in the step.)
+  bool delay_unscale = false;
+  /// The loss's scaler is left alone in the next step; what this backward overflows counts in the
+  /// step after a backward without it. (The step is skipped all the same.)
+  bool delay_overflow_check = false;
 };
-
-/// Fills in the level's defaults: keep_batchnorm_fp32 and master_weights at O2 and O3, loss_scale
-/// where it is static, dynamic_loss_scale and scaler.dynamic. Throws InvalidArgument, naming both
-/// options, for a contradiction, and for impossible values.
-Options resolve(Options options);
-/// Resolved options in one line, for people.
-std::string describe(const Options& resolved);
 
 /// The scaled loss of `auto scaled = precision.scale_loss(loss); scaled.backward();`
 class ScaledLoss {
@@ -71,27 +59,51 @@ class ScaledLoss {
   Tensor loss_;
 };
 
-/// The handle. Copies share their state. The optimizer must outlive it and stay where it is.
+/// The handle. Copies share their state. Models and optimizers must outlive it and stay where they
+/// are.
 class Amp : public core::Stateful {
  public:
-  /// loss (one element, any floating dtype) in f32, times the scale.
-  ScaledLoss scale_loss(const Tensor& loss) const;
-  void backward(const Tensor& loss) const { scale_loss(loss).backward(); }
+  /// loss (one element, any floating dtype) in f32, times the scale of its scaler. Gradients of one
+  /// loss accumulate scaled, in place, until the step. Before a backward of another loss that
+  /// reaches the same optimizer, they are checked and moved, unscaled, into f32 sums: scales may
+  /// differ, and an overflow is known for the loss that caused it.
+  ScaledLoss scale_loss(const Tensor& loss, const LossOptions& options = {}) const;
+  void backward(const Tensor& loss, const LossOptions& options = {}) const {
+    scale_loss(loss, options).backward();
+  }
   /// After the step's backward(s): the optimizer's two passes with the gradients divided by the
-  /// scale and the accumulation steps, or a skip where any rank's gradients are not finite; then
-  /// the scaler's update. StepResult::reason says what was skipped and what became of the scale.
-  optim::StepResult step();
+  /// scale (options.gradient_scale multiplies on top: 1 / micro-batches, Accumulation::finish()),
+  /// or a skip where a gradient of any of its losses, on any rank, is not finite; then the update of
+  /// those losses' scalers. max_gradient_norm 0 means amp::Options'. StepResult::reason says what was skipped and what became of the scale.
+  /// Throws LossScaleCollapse where the run is broken.
+  optim::StepResult step(optim::Optimizer& optimizer, const optim::StepOptions& options = {});
+  /// Every optimizer. Of several, the result says: applied where all were; all reasons; the first
+  /// culprit; the norm of all gradients together.
+  optim::StepResult step(const optim::StepOptions& options = {});
 
   const Options& options() const;  // as resolved
-  double loss_scale() const;
+  double loss_scale(int loss_id = 0) const;
+  const LossScaler& scaler(int loss_id = 0) const;
   std::string describe() const;  // the resolved options, for people
+  /// The last Options::overflow_history overflows, the newest last; overflow_report() prints them.
+  std::vector<Overflow> overflows() const;
+  /// Layers that fell back to f32 ("encoder.fc1"; of several models "1/encoder.fc1").
+  std::vector<std::string> fp32_layers() const;
 
-  /// opt_level, half_dtype, loss_scale_kind; loss_scaler0: loss_scale, unskipped.
+  /// Gives the models back as they came: f32 values (the masters), no casts around forward. The
+  /// handle is of no use afterwards; the models may be initialized again.
+  void release();
+
+  /// opt_level, half_dtype, loss_scale_kind; loss_scaler0 ...: loss_scale, unskipped (Apex's keys);
+  /// fp32_layers, where there are any.
   StateDict state_dict() const override;
   /// The state of any level and half dtype: models and optimizers save full precision, so only the
   /// loss scale belongs to the level. It is taken over where both scales are dynamic; a static one
-  /// stays as the options say. Logs what differs.
+  /// stays as the options say. Logs what differs. Also reads the state of apex.amp (loss_scaler0
+  /// ... alone) and, for one loss, of torch.amp.GradScaler.
   void load_state_dict(const StateDict& state) override;
+  /// As apex.amp.load_state_dict takes it.
+  StateDict apex_state_dict() const;
 
   struct Impl;
   explicit Amp(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -100,17 +112,19 @@ class Amp : public core::Stateful {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Casts the model, wraps its forward and prepares the optimizer as the level says.
+/// Casts the models, wraps their forward and prepares the optimizers as the level says.
 ///   O0: forward casts floating input to f32.
 ///   O1: forward runs in an autocast region of the half dtype.
 ///   O2, O3: floating parameters and buffers become half, except batch norm's statistics and, with
 ///   keep_batchnorm_fp32, its weight and bias; forward casts floating input to half and its result
-///   to f32. With master_weights, each parameter that requires a gradient gets an f32 master of
-///   exactly its value.
+///   to f32 (cast_model_outputs). With master_weights, each parameter that requires a gradient gets
+///   an f32 master of exactly its value.
 /// Call it before or after DistributedDataParallel and load_state_dict: any order works, as long as
-/// it comes before the first step, once for a model.
-/// Throws InvalidArgument as resolve() does and, naming it, for a floating parameter or buffer that
-/// is not f32.
+/// it comes before the first step, once for a model (release() allows another time).
+/// Throws InvalidArgument as resolve() does; for a model or an optimizer given twice, a model that
+/// is initialized already and, naming it, for a floating parameter or buffer that is not f32.
+Amp initialize(const std::vector<nn::Module*>& models,
+               const std::vector<optim::Optimizer*>& optimizers, const Options& options = {});
 Amp initialize(nn::Module& model, optim::Optimizer& optimizer, const Options& options = {});
 
 }  // namespace cairn::amp

@@ -88,12 +88,11 @@ class ProcessGroup {
   void barrier(std::chrono::milliseconds timeout, std::string_view name = "") const;
 
   // The same for host values; they pass through the store.
-  double all_reduce_max(double value, std::string_view name =
-                                          "") const;  // what amp::Options::all_reduce_max asks for
+  double all_reduce_max(double value, std::string_view name = "") const;
   double all_reduce_sum(double value, std::string_view name = "") const;
   /// Every rank's value (bytes, at most a few megabytes), in rank order.
   std::vector<std::string> exchange(const std::string& value, std::string_view name = "") const;
-  core::World world() const;
+  core::World world() const;  // what amp::Options::world and TrainingState ask for
 
   /// Breaks the group for every rank: this rank cannot go on, and the others shall know why instead
   /// of waiting for it.

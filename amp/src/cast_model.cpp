@@ -1,0 +1,139 @@
+#include "cast_model.h"
+
+#include <unordered_set>
+
+#include "cairn/autograd/ops.h"
+#include "cairn/autograd/thread_state.h"
+#include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "cairn/kernels/elementwise.h"
+
+namespace cairn::amp {
+
+namespace {
+
+constexpr const char* kWrapper = "amp";
+
+using TensorIds = std::unordered_set<const void*>;
+
+void check_f32(const char* kind, const NamedTensors& tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    CAIRN_CHECK(!core::is_floating(tensor.dtype()) || tensor.dtype() == DType::f32, "initialize",
+                "expected an f32 model, got the ", kind, " '", name, "' of ", tensor.dtype(),
+                " (cast it first; initialize casts it itself)");
+  }
+}
+
+/// What stays f32: batch norm's running statistics always, its weight and bias if asked.
+TensorIds kept_in_f32(nn::Module& model, bool keep_batchnorm_fp32) {
+  TensorIds kept;
+  for (const auto& [name, module] : model.modules()) {
+    if (!module->is_batch_norm()) continue;
+    for (const NamedTensor& buffer : module->buffers()) kept.insert(buffer.tensor.id());
+    if (!keep_batchnorm_fp32) continue;
+    for (const NamedTensor& parameter : module->parameters()) kept.insert(parameter.tensor.id());
+  }
+  return kept;
+}
+
+/// Points the tensor at its value in another dtype; returns the former one.
+Tensor cast_in_place(Tensor tensor, DType dtype) {
+  const core::MemoryCategoryGuard category(tensor.storage()->category());
+  Tensor former = tensor.detach();
+  const Tensor cast =
+      former.view().is_dense()
+          ? Tensor::empty_strided(former.shape(), former.strides(), dtype, former.device())
+          : Tensor::empty(former.shape(), dtype, former.device());
+  kernels::copy(former, cast);
+  tensor.set_data(cast);
+  return former;
+}
+
+void cast_to_half(nn::Module& model, const Options& options, const MasterStorages& storages) {
+  const DType half = *options.cast_model_type;
+  const TensorIds kept = kept_in_f32(model, *options.keep_batchnorm_fp32);
+  for (const auto& [name, tensor] : model.parameters()) {
+    if (!core::is_floating(tensor.dtype()) || kept.contains(tensor.id())) continue;
+    if (tensor.dtype() == half) continue;  // shared with a model before this one
+    Tensor exact = cast_in_place(tensor, half);
+    if (!*options.master_weights || !tensor.requires_grad()) continue;
+    const auto storage = storages.find(tensor.id());
+    optim::set_master(tensor, std::move(exact),
+                      storage == storages.end() ? optim::MasterStorage::f32 : storage->second);
+  }
+  for (const auto& [name, tensor] : model.buffers()) {
+    if (core::is_floating(tensor.dtype()) && !kept.contains(tensor.id())) {
+      cast_in_place(tensor, half);
+    }
+  }
+}
+
+nn::Module::ForwardWrapper forward_wrapper(const Options& options) {
+  return [inside = options.cast_model_type, outside = options.cast_model_outputs,
+          autocast = options.autocast.value_or(false),
+          half = options.half_dtype](const Tensor& x, const nn::Module::Forward& next) {
+    const auto call = [&] { return next(inside ? to_floating(x, *inside) : x); };
+    Tensor y;
+    if (autocast) {
+      const autograd::AutocastGuard region(true, half);
+      y = call();
+    } else {
+      y = call();
+    }
+    return outside ? to_floating(y, *outside) : y;
+  };
+}
+
+}  // namespace
+
+void check_model(const nn::Module& model) {
+  CAIRN_CHECK(!model.has_forward_wrapper(kWrapper), "initialize",
+              "expected a model that is not initialized, got a ", model.kind(),
+              " that is (Amp::release() of its handle gives it back)");
+  check_f32("parameter", model.parameters());
+  check_f32("buffer", model.buffers());
+}
+
+Tensor to_floating(const Tensor& x, DType dtype) {
+  const bool casts = x.defined() && core::is_floating(x.dtype()) && x.dtype() != dtype;
+  return casts ? autograd::to(x, dtype) : x;
+}
+
+void widen_parameter(Tensor parameter) {
+  if (!core::is_half(parameter.dtype())) return;
+  const Tensor exact = optim::master_value(parameter);
+  exact.storage()->set_category(core::MemoryCategory::parameters);
+  parameter.set_data(exact);
+}
+
+MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers) {
+  MasterStorages storages;
+  for (const optim::Optimizer* optimizer : optimizers) {
+    for (const optim::ParameterGroup& group : optimizer->groups()) {
+      for (const auto& [name, tensor] : group.parameters) {
+        storages[tensor.id()] = optimizer->state_options().masters;
+      }
+    }
+  }
+  return storages;
+}
+
+CastModel::CastModel(nn::Module& model, const Options& options, const MasterStorages& storages)
+    : model_(&model) {
+  if (core::is_half(options.cast_model_type.value_or(DType::f32))) {
+    cast_to_half(model, options, storages);
+  }
+  model.set_saves_f32(true);
+  wrapper_ = model.add_forward_wrapper(forward_wrapper(options), kWrapper);
+}
+
+void CastModel::release() {
+  model_->remove_forward_wrapper(wrapper_);
+  model_->set_saves_f32(false);
+  for (const auto& [name, tensor] : model_->parameters()) widen_parameter(tensor);
+  for (const auto& [name, tensor] : model_->buffers()) {
+    if (core::is_half(tensor.dtype())) cast_in_place(tensor, DType::f32);
+  }
+}
+
+}  // namespace cairn::amp

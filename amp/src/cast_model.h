@@ -1,0 +1,39 @@
+// What an opt level does to one model, and how it is undone.
+#pragma once
+
+#include <cstddef>
+#include <unordered_map>
+#include <vector>
+
+#include "cairn/amp/options.h"
+#include "cairn/nn/module.h"
+#include "cairn/optim/master.h"
+
+namespace cairn::amp {
+
+/// Throws InvalidArgument, naming it, for a floating parameter or buffer that is not f32, and for a
+/// model that is initialized.
+void check_model(const nn::Module& model);
+
+/// A floating tensor in another dtype. Undefined and integer ones stay.
+Tensor to_floating(const Tensor& x, DType dtype);
+
+/// Points a parameter at its exact f32 value: its master, or the half value widened.
+void widen_parameter(Tensor parameter);
+
+/// How each parameter's optimizer keeps its master, by Tensor::id().
+using MasterStorages = std::unordered_map<const void*, optim::MasterStorage>;
+MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers);
+
+class CastModel {
+ public:
+  CastModel(nn::Module& model, const Options& options, const MasterStorages& storages);
+  /// f32 values, no casts around forward.
+  void release();
+
+ private:
+  nn::Module* model_;
+  std::size_t wrapper_;
+};
+
+}  // namespace cairn::amp

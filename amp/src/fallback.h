@@ -1,0 +1,46 @@
+// Layers that keep overflowing run in f32 from then on (Options::fallback_after).
+//
+// A layer is a module with parameters of its own. After an overflow, the next forwards look at each
+// layer's output: the first that is not finite is the culprit, and no loss scale will mend it.
+// Where all outputs are finite, the gradients overflowed: a dynamic scale mends that, so it counts
+// only once the scale is at its minimum, against the layer nearest to the loss.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cairn/amp/options.h"
+#include "cairn/amp/overflow.h"
+#include "cairn/nn/module.h"
+
+namespace cairn::amp {
+
+class Fallback {
+ public:
+  Fallback(const std::vector<nn::Module*>& models, const Options& options);
+
+  /// The layer whose output was not finite since the last step; empty: none, or not looked for.
+  std::string culprit() const;
+  /// After a step that overflowed: the culprit that the ranks agree on ("" for none) and the
+  /// parameters. Returns the layer that has to fall back now, or "".
+  std::string overflowed(const std::string& layer, const std::vector<Culprit>& culprits,
+                         bool scale_at_minimum);
+  void stepped();  // after a step that did not
+
+  bool has(const std::string& layer) const;
+  void fall_back(const std::string& layer);  // one that it has
+  std::vector<std::string> layers() const;   // that fell back
+  void release();
+
+ private:
+  struct Layer;
+  struct Watch;
+  std::shared_ptr<Layer> owner_of(const std::string& parameter) const;
+
+  int after_ = 0;
+  std::shared_ptr<Watch> watch_;
+  std::vector<std::shared_ptr<Layer>> layers_;  // in registration order
+};
+
+}  // namespace cairn::amp

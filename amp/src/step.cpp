@@ -1,0 +1,215 @@
+// What a step does: everything that was found, agreed over ranks, decides who updates and who
+// skips, and what becomes of the scales.
+#include <algorithm>
+
+#include "amp_impl.h"
+#include "cairn/core/error.h"
+#include "cairn/core/log.h"
+#include "number.h"
+#include "verdict.h"
+
+namespace cairn::amp {
+
+namespace {
+
+/// What became of the scale after an overflow.
+std::string scale_change(double before, const LossScaler& scaler) {
+  if (!scaler.dynamic()) return "loss scale stays " + number(before) + " (static)";
+  if (scaler.scale() != before) {
+    return "loss scale " + number(before) + " -> " + number(scaler.scale());
+  }
+  const bool least = scaler.at_minimum();
+  return "loss scale stays " + number(before) + (least ? " (its minimum)" : " (hysteresis)");
+}
+
+/// What this rank found: which losses overflowed, which optimizers must skip.
+Findings findings_of(const Backwards::Resolved& resolved, const std::vector<std::size_t>& which) {
+  Findings found;
+  for (std::size_t k = 0; k < which.size(); ++k) {
+    if (!resolved.reports[k].finite()) found.optimizers.insert(which[k]);
+  }
+  for (const SegmentPtr& segment : resolved.segments) {
+    if (segment->nonfinite.empty()) continue;
+    std::vector<Culprit>& culprits = found.losses[segment->loss_id];
+    for (const optim::NonFinite& n : segment->nonfinite) {
+      culprits.push_back({n.parameter, 0, n.inf, n.nan});
+    }
+    found.optimizers.insert(segment->optimizers.begin(), segment->optimizers.end());
+  }
+  return found;
+}
+
+std::string culprit_of(const Findings& all) {
+  for (const auto& [loss, culprits] : all.losses) {
+    if (!culprits.empty()) return culprits.front().parameter;
+  }
+  return {};
+}
+
+std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
+  std::vector<std::string> names;
+  for (const Culprit& culprit : culprits) names.push_back(culprit.parameter);
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 8;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    if (i > 0) text += ", ";
+    text += names[i];
+  }
+  if (names.size() > kShown) text += core::str(" and ", names.size() - kShown, " more");
+  return text.empty() ? "a different one each time" : text;
+}
+
+}  // namespace
+
+void Amp::Impl::Loss::remember(const std::vector<Culprit>& found, bool at_minimum) {
+  const std::vector<std::string> names = parameters_of(found);
+  collapsing = at_minimum ? collapsing + 1 : 0;
+  if (collapsing <= 1) {
+    culprits = names;
+    return;
+  }
+  std::vector<std::string> each_time;
+  std::set_intersection(culprits.begin(), culprits.end(), names.begin(), names.end(),
+                        std::back_inserter(each_time));
+  culprits = std::move(each_time);
+}
+
+void Amp::Impl::check_step(const std::vector<std::size_t>& which,
+                           const optim::StepOptions& step_options) {
+  for (const std::size_t index : which) {
+    const SegmentPtr& open = backwards.optimizers()[index].open;
+    CAIRN_CHECK(!open || !open->unscale_delayed, "step",
+                "expected a last backward without delay_unscale, got one with it (loss ",
+                open->loss_id, ")");
+  }
+  const bool dynamic = std::any_of(losses.begin(), losses.end(),
+                                   [](const Loss& loss) { return loss.scaler.dynamic(); });
+  CAIRN_CHECK(step_options.check || !dynamic, "step",
+              "expected check = true with a dynamic loss scale, got false (it needs to know of "
+              "overflows; a static loss_scale may go unchecked)");
+}
+
+std::string Amp::Impl::judge_loss(int id, double scale, bool check_delayed, const Findings& all) {
+  Loss& loss = losses[static_cast<std::size_t>(id)];
+  const auto found = all.losses.find(id);
+  const bool overflow = found != all.losses.end();
+  const bool at_minimum = loss.scaler.at_minimum();
+  const double before = loss.scaler.scale();
+  if (check_delayed) {
+    loss.carried = loss.carried || overflow;
+  } else {
+    loss.scaler.update(overflow || loss.carried);
+    loss.carried = false;
+  }
+  if (!overflow) {
+    loss.collapsing = 0;
+    return {};
+  }
+  loss.remember(found->second, at_minimum);
+  const Overflow record{steps, id, scale, found->second};
+  overflows.push_back(record);
+  while (static_cast<int>(overflows.size()) > options.overflow_history) overflows.pop_front();
+  return core::str(options.num_losses > 1 ? core::str("loss ", id, ": ") : std::string(),
+                   record.describe(options.world.size), "; ", scale_change(before, loss.scaler));
+}
+
+std::string Amp::Impl::judge(const Backwards::Resolved& resolved, const Findings& all) {
+  std::string text;
+  std::map<int, SegmentPtr> last;  // of each loss
+  for (const SegmentPtr& segment : resolved.segments) last[segment->loss_id] = segment;
+  for (const auto& [id, segment] : last) {
+    const std::string said = judge_loss(id, segment->scale, segment->check_delayed, all);
+    if (!text.empty() && !said.empty()) text += "; ";
+    text += said;
+  }
+  return text;
+}
+
+std::string Amp::Impl::fall_back_if_due(const Findings& all) {
+  if (all.losses.empty()) {
+    fallback.stepped();
+    return {};
+  }
+  const auto& [id, culprits] = *all.losses.begin();
+  const bool at_minimum = losses[static_cast<std::size_t>(id)].scaler.at_minimum();
+  const std::string layer = fallback.overflowed(all.layer, culprits, at_minimum);
+  if (layer.empty()) return {};
+  fallback.fall_back(layer);
+  refresh_optimizers();
+  log::warn("amp: layer {} overflowed {} times in a row and runs in f32 from now on", layer,
+            options.fallback_after);
+  return "; layer " + layer + " runs in f32 from now on";
+}
+
+void Amp::Impl::refresh_optimizers() {
+  for (Backwards::Optimizer& entry : backwards.optimizers()) entry.optimizer->refresh();
+}
+
+void Amp::Impl::throw_if_collapsed() {
+  for (std::size_t id = 0; id < losses.size(); ++id) {
+    Loss& loss = losses[id];
+    if (options.collapse_after == 0 || loss.collapsing < options.collapse_after) continue;
+    const int times = std::exchange(loss.collapsing, 0);
+    throw LossScaleCollapse(
+        core::str("[amp] expected a finite step, got ", times, " overflows in a row",
+                  losses.size() > 1 ? core::str(" of loss ", id) : std::string(),
+                  " with the loss scale at ", number(loss.scaler.scale()),
+                  loss.scaler.dynamic() ? " (its minimum)" : " (static)", ", the last in step ",
+                  steps, ". The gradients of ", joined(loss.culprits),
+                  " overflowed each time. (Look there for a division or log of 0, an exp of a "
+                  "large value, a broken batch or label; lower the learning rate or clip with "
+                  "max_gradient_norm; amp::AnomalyMode names the first operation that is not "
+                  "finite; half_dtype bf16 has the range of f32, and fallback_after puts a layer "
+                  "that overflows into f32)"),
+        loss.culprits);
+  }
+}
+
+std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& which,
+                                               optim::StepOptions step_options) {
+  check_step(which, step_options);
+  ++steps;
+  if (step_options.max_gradient_norm == 0) {
+    step_options.max_gradient_norm = options.max_gradient_norm;
+  }
+  const Backwards::Resolved resolved =
+      backwards.resolve(which, losses.front().scaler.scale(), step_options);
+  Findings all;
+  if (step_options.check) {
+    Findings own = findings_of(resolved, which);
+    own.layer = fallback.culprit();
+    all = agree(own, options.world, options.local_nonfinite);
+  }
+  for (const std::size_t index : all.optimizers) backwards.optimizers()[index].poisoned = true;
+  std::string reason = judge(resolved, all);
+  if (reason.empty()) reason = "a loss overflowed in the step of another optimizer";
+
+  std::vector<optim::StepResult> results;
+  for (std::size_t k = 0; k < which.size(); ++k) {
+    const Backwards::Optimizer& entry = backwards.optimizers()[which[k]];
+    optim::StepOptions own_options = step_options;
+    own_options.gradient_scale /= resolved.scales[k];
+    optim::StepResult result;
+    if (entry.poisoned) {
+      result = entry.optimizer->skip(resolved.reports[k], own_options);
+      result.reason = reason;
+      result.culprit = culprit_of(all);
+    } else {
+      result = entry.optimizer->update(resolved.reports[k], own_options);
+    }
+    results.push_back(std::move(result));
+  }
+  backwards.end(which);
+  const std::string fell = fall_back_if_due(all);
+  for (optim::StepResult& result : results) result.reason += fell;
+  throw_if_collapsed();
+  return results;
+}
+
+}  // namespace cairn::amp
