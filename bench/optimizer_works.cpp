@@ -3,6 +3,7 @@
 
 #include "cairn/kernels/elementwise.h"
 #include "cairn/optim/optimizer.h"
+#include "memory_loops.h"
 #include "works.h"
 
 namespace bench {
@@ -25,9 +26,21 @@ std::vector<Shape> gpt2_shapes() {
   return shapes;
 }
 
+std::int64_t gpt2_parameters() {
+  std::int64_t count = 0;
+  for (const Shape& shape : gpt2_shapes()) count += shape.numel();
+  return count;
+}
+
+std::function<std::function<void()>()> loop(Bytes bytes) {
+  return [bytes] { return memory_loop(bytes, gpt2_parameters()); };
+}
+
 /// The optimizer as a trainer has it: gradients in its arena, written once and kept.
 struct Training {
-  explicit Training(DType dtype) : optimizer(parameters(dtype), {.weight_decay = 0.01}) {
+  explicit Training(DType dtype, const optim::StateOptions& state = {})
+      : optimizer(parameters(dtype), {.weight_decay = 0.01}) {
+    optimizer.set_state_options(state);
     for (const auto& arena : optimizer.arenas()) {
       for (const auto& buffer : arena->buffers()) {
         kernels::fill(buffer.data, 0.01);
@@ -55,18 +68,58 @@ std::function<void()> adamw() {
   return [training] { training->optimizer.step({.check = false, .keep_gradients = true}); };
 }
 
-std::function<void()> o2_update() {
-  const auto training = std::make_shared<Training>(DType::bf16);
+std::function<void()> o2_update(const optim::StateOptions& state) {
+  const auto training = std::make_shared<Training>(DType::bf16, state);
   return [training] {
     training->optimizer.step(
         {.gradient_scale = 1.0 / 1024, .max_gradient_norm = 1.0, .keep_gradients = true});
   };
 }
 
+/// A list of bf16 weights with f32 masters and f32 moments.
+struct List {
+  explicit List(int moments) {
+    for (const Shape& shape : gpt2_shapes()) {
+      kernels::UpdateEntry e{tensor(shape, 0.01, DType::bf16), tensor(shape, 0.02, DType::bf16),
+                             tensor(shape, 0.02, DType::f32), tensor(shape, 0.001, DType::f32)};
+      if (moments > 1) e.moment2 = tensor(shape, 0.001, DType::f32);
+      e.norm = 1.0;
+      entries.push_back(e);
+    }
+  }
+  TensorView tensor(const Shape& shape, double value, DType dtype) {
+    memory.push_back(Tensor::full(shape, value, dtype));
+    return memory.back();
+  }
+
+  std::vector<Tensor> memory;
+  std::vector<kernels::UpdateEntry> entries;
+};
+
+template <class Options>
+std::function<std::function<void()>()> update(void (*run)(const std::vector<kernels::UpdateEntry>&,
+                                                          const Options&),
+                                              int moments) {
+  return [=] {
+    const auto list = std::make_shared<List>(moments);
+    return [=] { run(list->entries, {.weight_decay = 0.01}); };
+  };
+}
+
 }  // namespace
 
 std::vector<Work> optimizer_works() {
-  return {{"adamw_124m_f32", adamw}, {"o2_update_124m_bf16", o2_update}};
+  const auto o2 = [](const optim::StateOptions& state) { return [=] { return o2_update(state); }; };
+  const optim::StateOptions compact{.moments = DType::bf16,
+                                    .masters = optim::MasterStorage::remainder};
+  return {
+      {"adamw_124m_f32", adamw, loop(Bytes::adamw_f32)},
+      {"o2_update_124m_bf16", o2({}), loop(Bytes::o2)},
+      {"o2_update_124m_compact", o2(compact), loop(Bytes::o2_compact)},
+      {"lamb_update_124m", update(kernels::lamb_update, 2), loop(Bytes::lamb)},
+      {"novograd_update_124m", update(kernels::novograd_update, 1), loop(Bytes::one_moment)},
+      {"adagrad_update_124m", update(kernels::adagrad_update, 1), loop(Bytes::one_moment)},
+  };
 }
 
 }  // namespace bench

@@ -184,6 +184,7 @@ WORKS = {
     "gpt_step_bf16": lambda: gpt(torch.bfloat16),
     "adamw_124m_f32": adamw,
     "o2_update_124m_bf16": o2_update,
+    "o2_update_124m_compact": o2_update,  # has no such state
 }
 
 

@@ -1,4 +1,4 @@
-// The pieces of work that are timed against a peer. Each prepares its data once and then runs many
+// The pieces of work that are timed against a peer or against a loop over the same memory. Each prepares its data once and then runs many
 // times.
 #pragma once
 
@@ -9,8 +9,9 @@
 namespace bench {
 
 struct Work {
-  std::string name;                                // the same in bench/peer_torch.py
-  std::function<std::function<void()>()> prepare;  // returns what is timed
+  std::string name;                                  // the same in bench/peer_torch.py
+  std::function<std::function<void()>()> prepare;    // returns what is timed
+  std::function<std::function<void()>()> loop = {};  // the same bytes and no arithmetic, if any
 };
 
 std::vector<Work> kernel_works();
