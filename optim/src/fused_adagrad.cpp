@@ -2,6 +2,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/adagrad.h"
+#include "torch_options.h"
 
 namespace cairn::optim {
 
@@ -26,6 +27,30 @@ void FusedAdagrad::update_entries(const ParameterGroup& group,
   options.adagrad_w = options_.adagrad_w;
   options.gradient_scale = gradient_scale;
   kernels::adagrad_update(entries, options);
+}
+
+StateDict FusedAdagrad::torch_options(const ParameterGroup& group) const {
+  require_in_torch("FusedAdagrad", !options_.adagrad_w || group.weight_decay == 0,
+                   "weight decay in the gradient");
+  StateDict options;
+  options.set("lr", group.lr);
+  options.set("lr_decay", options_.lr_decay);
+  options.set("eps", group.eps.value_or(options_.eps));
+  options.set("weight_decay", group.weight_decay);
+  options.set("initial_accumulator_value", options_.initial_accumulator);
+  options.set("maximize", std::int64_t{0});
+  return options;
+}
+
+void FusedAdagrad::take_torch_options(const StateDict& options, StateDict& group) const {
+  require_in_torch("FusedAdagrad", !options_.adagrad_w, "weight decay in the gradient");
+  expect_torch_option("FusedAdagrad", options, "lr_decay", options_.lr_decay);
+  expect_torch_option("FusedAdagrad", options, "initial_accumulator_value",
+                      options_.initial_accumulator);
+  expect_torch_option("FusedAdagrad", options, "maximize", 0);
+  group.set("lr", torch_number(options, "lr"));
+  group.set("weight_decay", torch_number(options, "weight_decay"));
+  group.set("eps", torch_number(options, "eps"));
 }
 
 }  // namespace cairn::optim

@@ -1,5 +1,6 @@
 #include "cairn/optim/optimizer.h"
 #include "options.h"
+#include "torch_options.h"
 
 namespace cairn::optim {
 
@@ -27,6 +28,34 @@ void FusedAdam::update_entries(const ParameterGroup& group,
   }
   options.gradient_scale = gradient_scale;
   kernels::adam_update(entries, options);
+}
+
+StateDict FusedAdam::torch_options(const ParameterGroup& group) const {
+  require_in_torch("FusedAdam", options_.bias_correction, "bias correction");
+  StateDict options;
+  options.set("lr", group.lr);
+  StateDict& betas = options.make_dict("betas");
+  betas.set("0", group.beta1.value_or(options_.beta1));
+  betas.set("1", group.beta2.value_or(options_.beta2));
+  options.set("eps", group.eps.value_or(options_.eps));
+  options.set("weight_decay", group.weight_decay);
+  options.set("amsgrad", std::int64_t{0});
+  options.set("maximize", std::int64_t{0});
+  options.set("decoupled_weight_decay", std::int64_t{options_.adamw});
+  return options;
+}
+
+void FusedAdam::take_torch_options(const StateDict& options, StateDict& group) const {
+  require_in_torch("FusedAdam", options_.bias_correction, "bias correction");
+  expect_torch_option("FusedAdam", options, "amsgrad", 0);
+  expect_torch_option("FusedAdam", options, "maximize", 0);
+  expect_torch_option("FusedAdam", options, "decoupled_weight_decay", options_.adamw);
+  const StateDict& betas = options.dict("betas");
+  group.set("lr", torch_number(options, "lr"));
+  group.set("weight_decay", torch_number(options, "weight_decay"));
+  group.set("beta1", torch_number(betas, "0"));
+  group.set("beta2", torch_number(betas, "1"));
+  group.set("eps", torch_number(options, "eps"));
 }
 
 }  // namespace cairn::optim

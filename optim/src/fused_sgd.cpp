@@ -2,6 +2,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/optimizer.h"
+#include "torch_options.h"
 
 namespace cairn::optim {
 
@@ -39,6 +40,29 @@ void FusedSGD::update_entries(const ParameterGroup& group,
   options.first_step = step == 1;
   options.gradient_scale = gradient_scale;
   kernels::sgd_update(entries, options);
+}
+
+StateDict FusedSGD::torch_options(const ParameterGroup& group) const {
+  require_in_torch("FusedSGD", !options_.wd_after_momentum || group.weight_decay == 0,
+                   "weight decay before the momentum");
+  StateDict options;
+  options.set("lr", group.lr);
+  options.set("momentum", momentum_of(group));
+  options.set("dampening", options_.dampening);
+  options.set("weight_decay", group.weight_decay);
+  options.set("nesterov", std::int64_t{options_.nesterov});
+  options.set("maximize", std::int64_t{0});
+  return options;
+}
+
+void FusedSGD::take_torch_options(const StateDict& options, StateDict& group) const {
+  require_in_torch("FusedSGD", !options_.wd_after_momentum, "weight decay before the momentum");
+  expect_torch_option("FusedSGD", options, "dampening", options_.dampening);
+  expect_torch_option("FusedSGD", options, "nesterov", options_.nesterov);
+  expect_torch_option("FusedSGD", options, "maximize", 0);
+  group.set("lr", torch_number(options, "lr"));
+  group.set("weight_decay", torch_number(options, "weight_decay"));
+  group.set("momentum", torch_number(options, "momentum"));
 }
 
 }  // namespace cairn::optim

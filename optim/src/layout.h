@@ -1,6 +1,8 @@
 // Tensors beside a parameter, in its layout.
 #pragma once
 
+#include <vector>
+
 #include "cairn/core/memory.h"
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/elementwise.h"
@@ -29,10 +31,13 @@ inline Tensor copy_beside(const Tensor& x, const TensorView& values, DType dtype
   return copy;
 }
 
-/// `values` itself where it is laid out like x, else a copy, kept alive by `temporaries`.
+/// `values` itself where it is laid out like x, else a copy, kept alive by `temporaries`. Has x's
+/// strides.
 inline TensorView laid_out_like(const Tensor& x, const Tensor& values,
                                 std::vector<Tensor>& temporaries) {
-  if (same_layout(values, x)) return values;
+  if (same_layout(values, x)) {
+    return {values.raw_data(), x.shape(), x.strides(), values.dtype(), values.device()};
+  }
   temporaries.push_back(copy_beside(x, values, values.dtype(), core::MemoryCategory::workspace));
   return temporaries.back();
 }

@@ -117,18 +117,14 @@ PendingReport Optimizer::stash(double scale) {
   pending.optimizer_ = this;
   pending.types_ = {2.0};
   for (const List& list : first) {
-    pending.passes_.push_back(
-        {PendingReport::Of::gradients, 2.0, list.parameters, kernels::check_tensors(list.views)});
-    for (std::size_t k = 0; k < list.views.size(); ++k) {
-      kernels::affine(list.views[k], scale, 0.0, list.sums[k]);
-    }
+    pending.passes_.push_back({PendingReport::Of::gradients, 2.0, list.parameters,
+                               kernels::multi_tensor_scale(list.views, list.sums, scale)});
   }
   for (const List& list : further) {
     pending.passes_.push_back(
-        {PendingReport::Of::gradients, 2.0, list.parameters, kernels::check_tensors(list.views)});
-    for (std::size_t k = 0; k < list.views.size(); ++k) {
-      kernels::axpby(scale, list.views[k], 1.0, list.sums[k]);
-    }
+        {PendingReport::Of::gradients, 2.0, list.parameters,
+         kernels::multi_tensor_axpby(scale, list.views, 1.0, list.sums, list.sums,
+                                     kernels::CheckedArgument::x)});
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {

@@ -36,6 +36,12 @@ class Golden {
     }
   }
 
+  /// Of all values, sorted.
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto& [name, entry] : entries_) all.push_back(name);
+    return all;
+  }
   bool contains(const std::string& name) const { return entries_.count(name) > 0; }
   const std::vector<double>& values(const std::string& name) const { return at(name).values; }
   Shape shape(const std::string& name) const {

@@ -25,6 +25,9 @@ class FusedAdagrad final : public Optimizer {
                       double gradient_scale, std::int64_t step) override;
   const char* kind() const override { return "FusedAdagrad"; }
   std::vector<std::string> moment_names() const override { return {"sum"}; }
+  StateDict torch_options(const ParameterGroup& group) const override;
+  void take_torch_options(const StateDict& options, StateDict& group) const override;
+  bool torch_begins_with_state() const override { return true; }
   double initial_moment() const override { return options_.initial_accumulator; }
 
  private:

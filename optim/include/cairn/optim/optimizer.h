@@ -127,6 +127,16 @@ class Optimizer : public core::Stateful {
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
+  /// As torch.optim's class of that name has it (Adam, AdamW, SGD, Adagrad): state, by index in
+  /// registration order: step, exp_avg ...; param_groups: lr ..., params. Lists and tuples are
+  /// dictionaries with the keys "0", "1" ..., booleans 0 and 1. docs/optim.md has the table.
+  /// Throws Unsupported for a rule or an option that torch lacks.
+  StateDict torch_state_dict() const;
+  /// Takes such a state over: lr, weight decay, betas, eps and momentum of each group, step counts
+  /// and moments. Numbers may be tensors of one element. Throws DataError, and changes nothing, where
+  /// it differs from this optimizer in anything else.
+  void load_torch_state_dict(const StateDict& state);
+
  protected:
   explicit Optimizer(std::vector<ParameterGroup> groups);
   /// Updates parameters of one group, on one device, of which each is at its step-th update (from
@@ -138,6 +148,13 @@ class Optimizer : public core::Stateful {
   virtual std::vector<std::string> moment_names() const = 0;  // at most two; names in the state
 
   virtual double initial_moment() const { return 0.0; }
+
+  // torch's options of a group (without params), and the other way: into the group's of
+  // state_dict(). Not overridden: torch has no such optimizer.
+  virtual StateDict torch_options(const ParameterGroup& group) const;
+  virtual void take_torch_options(const StateDict& options, StateDict& group) const;
+  virtual bool torch_counts_steps() const { return true; }
+  virtual bool torch_begins_with_state() const { return false; }
 
   // Of rules that look at norms: each step then needs a checked report.
   /// Each gradient's norm of this type goes into running_norm().
@@ -215,6 +232,8 @@ class FusedAdam final : public Optimizer {
                       double gradient_scale, std::int64_t step) override;
   const char* kind() const override { return "FusedAdam"; }
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
+  StateDict torch_options(const ParameterGroup& group) const override;
+  void take_torch_options(const StateDict& options, StateDict& group) const override;
 
  private:
   AdamOptions options_;
@@ -240,6 +259,9 @@ class FusedSGD final : public Optimizer {
                       double gradient_scale, std::int64_t step) override;
   const char* kind() const override { return "FusedSGD"; }
   std::vector<std::string> moment_names() const override;
+  StateDict torch_options(const ParameterGroup& group) const override;
+  void take_torch_options(const StateDict& options, StateDict& group) const override;
+  bool torch_counts_steps() const override { return false; }
 
  private:
   double momentum_of(const ParameterGroup& group) const {

@@ -1,0 +1,218 @@
+// States of PyTorch's optimizers, in and out (tests/golden/make_torch_state.py).
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <memory>
+#include <set>
+
+#include "cairn/core/error.h"
+#include "cairn/optim/adagrad.h"
+#include "cairn/optim/lamb.h"
+#include "support.h"
+#include "support/golden.h"
+
+namespace cairn::optim {
+namespace {
+
+using testing::HasSubstr;
+
+using Groups = std::vector<ParameterGroup>;
+using Make = std::function<std::unique_ptr<Optimizer>(Groups)>;
+
+const std::vector<std::string> kNames = {"matrix", "vector", "scalar"};
+const std::set<std::string> kHowTorchComputes = {"foreach", "capturable", "differentiable",
+                                                 "fused"};
+
+const test::Golden& golden() {
+  static const test::Golden file("torch_state");
+  return file;
+}
+
+std::vector<std::string> split(const std::string& name) {
+  std::vector<std::string> parts{""};
+  for (const char c : name) {
+    if (c == '.')
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+/// The state_dict() that PyTorch saved, as StateDict: nested again, every value a tensor.
+StateDict torch_state(const std::string& name) {
+  StateDict state;
+  for (const std::string& key : golden().names()) {
+    if (key.rfind(name + ".state.", 0) != 0 && key.rfind(name + ".param_groups.", 0) != 0) continue;
+    const std::vector<std::string> path = split(key.substr(name.size() + 1));
+    StateDict* at = &state;
+    for (std::size_t i = 0; i + 1 < path.size(); ++i) at = &at->make_dict(path[i]);
+    const bool moment = path[0] == "state" && path.back() != "step";
+    at->set(path.back(), golden().tensor(key, moment ? DType::f32 : DType::f64));
+  }
+  return state;
+}
+
+void flatten(const StateDict& state, const std::string& path,
+             std::map<std::string, std::vector<double>>& flat) {
+  for (const auto& [key, value] : state) {
+    const std::string name = path.empty() ? key : path + "." + key;
+    if (const auto* dict = std::get_if<StateDict>(&value)) flatten(*dict, name, flat);
+    if (const auto* tensor = std::get_if<Tensor>(&value)) flat[name] = values(*tensor);
+    if (const auto* number = std::get_if<double>(&value)) flat[name] = {*number};
+    if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+      flat[name] = {static_cast<double>(*integer)};
+    }
+  }
+}
+
+struct Case {
+  std::string name;
+  Make make;
+  DType dtype = DType::f32;
+};
+
+template <class O, class Options>
+Make maker(Options options) {
+  return [options](Groups groups) { return std::make_unique<O>(std::move(groups), options); };
+}
+
+std::vector<Case> cases() {
+  return {
+      {"adam", maker<FusedAdam>(AdamOptions{.lr = 1, .adamw = false})},
+      {"adamw", maker<FusedAdam>(AdamOptions{.lr = 1})},
+      {"sgd", maker<FusedSGD>(SgdOptions{.lr = 1})},
+      {"sgd_momentum", maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .dampening = 0.25})},
+      {"sgd_nesterov", maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .nesterov = true})},
+      {"adagrad",
+       maker<FusedAdagrad>(AdagradOptions{.lr = 1, .lr_decay = 0.02, .initial_accumulator = 0.1})},
+  };
+}
+
+NamedTensors parameters_at(const std::string& prefix) {
+  NamedTensors parameters;
+  for (const std::string& name : kNames) {
+    Tensor tensor = golden().tensor(prefix + "." + name);
+    tensor.set_requires_grad(true);
+    parameters.push_back({"net." + name, tensor});
+  }
+  return parameters;
+}
+
+Groups groups_of(const NamedTensors& p, double lr0 = 7, double lr1 = 7, double decay = 0) {
+  return {{{p[0]}, lr0, decay}, {{p[1], p[2]}, lr1, decay}};
+}
+
+void train(Optimizer& optimizer, const NamedTensors& parameters, int begin, int end) {
+  for (int k = begin; k < end; ++k) {
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (i == 2 && k < 3) continue;  // its gradient comes late
+      write_gradient(parameters[i].tensor,
+                     golden().values(core::str("gradient.", k, ".", kNames[i])));
+    }
+    optimizer.step();
+  }
+}
+
+void expect_weights(const std::string& prefix, const NamedTensors& parameters) {
+  for (std::size_t i = 0; i < 3; ++i) {
+    test::expect_close(parameters[i].tensor, golden().values(prefix + "." + kNames[i]), 4e-6, 2e-6,
+                       prefix + "." + kNames[i]);
+  }
+}
+
+class TorchState : public testing::TestWithParam<Case> {};
+
+TEST_P(TorchState, ContinuesWhatPyTorchBegan) {
+  const Case& c = GetParam();
+  const NamedTensors parameters = parameters_at(c.name + ".weight5");
+  const auto optimizer = c.make(groups_of(parameters));
+  optimizer->load_torch_state_dict(torch_state(c.name));
+  train(*optimizer, parameters, 5, 10);
+  expect_weights(c.name + ".weight10", parameters);
+}
+
+TEST_P(TorchState, WritesWhatPyTorchWrites) {
+  const Case& c = GetParam();
+  const NamedTensors parameters = parameters_at("init");
+  const auto optimizer = c.make(groups_of(parameters));
+  StateDict begin = torch_state(c.name);  // its options, without its state
+  begin.make_dict("state") = {};
+  optimizer->load_torch_state_dict(begin);
+  train(*optimizer, parameters, 0, 5);
+  expect_weights(c.name + ".weight5", parameters);
+
+  std::map<std::string, std::vector<double>> ours, theirs;
+  flatten(optimizer->torch_state_dict(), "", ours);
+  flatten(torch_state(c.name), "", theirs);
+  for (const auto& [name, expected] : theirs) {
+    const std::string key = split(name).back();
+    if (kHowTorchComputes.count(key) > 0) continue;
+    ASSERT_TRUE(ours.count(name)) << name;
+    test::expect_close(ours[name], expected, 4e-6, 2e-6, name);
+    ours.erase(name);
+  }
+  for (const auto& [name, value] : ours) ADD_FAILURE() << "torch has no " << name;
+}
+
+TEST_P(TorchState, RoundTripsBitForBit) {
+  const Case& c = GetParam();
+  const NamedTensors a = parameters_at("init"), b = parameters_at("init");
+  const auto first = c.make(groups_of(a, 0.1, 0.05, 0.01));
+  train(*first, a, 0, 5);
+  for (std::size_t i = 0; i < 3; ++i) kernels::copy(a[i].tensor, b[i].tensor);
+  const auto second = c.make(groups_of(b));
+  second->load_torch_state_dict(snapshot(first->torch_state_dict()));
+  train(*first, a, 5, 10);
+  train(*second, b, 5, 10);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(values(a[i].tensor), values(b[i].tensor));
+}
+INSTANTIATE_TEST_SUITE_P(Optimizers, TorchState, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+std::string error_of(Optimizer& optimizer, const StateDict& state) {
+  try {
+    optimizer.load_torch_state_dict(state);
+  } catch (const core::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(TorchStateErrors, NamesWhatDiffersAndChangesNothing) {
+  const NamedTensors parameters = parameters_at("init");
+  FusedAdam adam(groups_of(parameters), AdamOptions{});
+  EXPECT_THAT(error_of(adam, torch_state("adam")), HasSubstr("decoupled_weight_decay = 1, got 0"));
+  EXPECT_THAT(error_of(adam, torch_state("sgd")), HasSubstr("betas"));
+  StateDict amsgrad = torch_state("adamw");
+  amsgrad.make_dict("param_groups").make_dict("1").set("amsgrad", std::int64_t{1});
+  EXPECT_THAT(error_of(adam, amsgrad), HasSubstr("amsgrad = 0, got 1"));
+  StateDict shape = torch_state("adamw");
+  shape.make_dict("state").make_dict("0").set("exp_avg", Tensor::zeros({5, 3}));
+  EXPECT_THAT(error_of(adam, shape), HasSubstr("'net.matrix.exp_avg' of shape"));
+  EXPECT_EQ(adam.lr(), 7);
+  FusedAdam single(parameters);
+  EXPECT_THAT(error_of(single, torch_state("adamw")), HasSubstr("1 parameter groups, got 2"));
+  FusedAdam fewer({{{parameters[0]}, 1, 0}, {{parameters[1]}, 1, 0}}, {});
+  EXPECT_THAT(error_of(fewer, torch_state("adamw")), HasSubstr("1 parameters in group 1, got 2"));
+  FusedSGD plain(groups_of(parameters), SgdOptions{.dampening = 0.25});
+  EXPECT_THAT(error_of(plain, torch_state("sgd_momentum")),
+              HasSubstr("surplus 'net.matrix.momentum_buffer'"));
+  EXPECT_THAT(error_of(plain, StateDict()), HasSubstr("2 parameter groups, got 0"));
+}
+
+TEST(TorchStateErrors, RefusesWhatTorchLacks) {
+  const NamedTensors parameters = parameters_at("init");
+  EXPECT_THROW(FusedLAMB(parameters).torch_state_dict(), core::Unsupported);
+  EXPECT_THROW(FusedAdam(parameters, {.bias_correction = false}).torch_state_dict(),
+               core::Unsupported);
+  EXPECT_THROW(
+      FusedSGD(parameters, {.weight_decay = 0.1, .wd_after_momentum = true}).torch_state_dict(),
+      core::Unsupported);
+  EXPECT_THROW(
+      FusedAdagrad(parameters, {.weight_decay = 0.1, .adagrad_w = true}).torch_state_dict(),
+      core::Unsupported);
+}
+
+}  // namespace
+}  // namespace cairn::optim
