@@ -238,11 +238,12 @@ class Run {
     if (gradient.defined()) {
       pending.touched = true;
       if (leaf) {
-        static_cast<AccumulateGrad*>(node)->add(std::move(gradient));
+        add_to_leaf(*static_cast<AccumulateGrad*>(node), std::move(gradient));
       } else if (!pending.gradient.defined()) {
         pending.gradient = std::move(gradient);
       } else {
         pending.gradient = sum_of(pending.gradient, gradient);
+        observe_sum(pending.gradient, {});
       }
     }
     if (--pending.missing > 0) return;
@@ -251,6 +252,27 @@ class Run {
     } else if (pending.touched) {
       static_cast<AccumulateGrad*>(node)->fire_hooks();
     }
+  }
+
+  static void add_to_leaf(AccumulateGrad& node, Tensor gradient) {
+    if (!node.add(std::move(gradient))) return;
+    observe_sum(*node.leaf().meta().grad, {&node.leaf(), 1});
+  }
+
+  // A sum of contributions can overflow where none of them did.
+  static void observe_sum(const Tensor& sum, std::span<const Tensor> leaf) {
+    OpObserver* observer = local().observer;
+    if (observer == nullptr) return;
+    OpEvent event;
+    event.name = "accumulate_grad";
+    event.phase = Phase::backward;
+    event.device = sum.device();
+    event.dtype = sum.dtype();
+    event.bytes_out = static_cast<std::int64_t>(sum.nbytes());
+    event.parameters = leaf;
+    observer->begin(event);
+    event.outputs = {&sum, 1};
+    observer->end(event);
   }
 
   bool retain_graph_;

@@ -48,17 +48,17 @@ bool AccumulateGrad::landed(const Tensor& gradient) const {
          gradient.raw_data() == meta->grad->raw_data();
 }
 
-void AccumulateGrad::add(Tensor gradient) {
-  if (landed(gradient)) return;
+bool AccumulateGrad::add(Tensor gradient) {
+  if (landed(gradient)) return false;
   GradMeta& meta = leaf_.meta();
   if (meta.grad && (!meta.slot || meta.grad_written)) {
     kernels::axpby(1.0, gradient, 1.0, *meta.grad);
-    return;
+    return true;
   }
   if (meta.slot) {
     kernels::copy(gradient, *meta.grad);
     meta.grad_written = true;
-    return;
+    return false;
   }
   const bool take = gradient.unique() && gradient.strides() == leaf_.strides() &&
                     gradient.dtype() == leaf_.dtype();
@@ -69,6 +69,7 @@ void AccumulateGrad::add(Tensor gradient) {
   }
   gradient.storage()->set_category(MemoryCategory::gradients);
   meta.grad = std::make_shared<Tensor>(std::move(gradient));
+  return false;
 }
 
 void AccumulateGrad::fire_hooks() const {

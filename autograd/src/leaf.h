@@ -31,7 +31,7 @@ class AccumulateGrad final : public Node {
   bool has_target() const;  // gradients land in a slot, or on top of an earlier gradient
   /// True where the gradient was written through target().
   bool landed(const Tensor& gradient) const;
-  void add(Tensor gradient);
+  bool add(Tensor gradient);  // true where it was added to an earlier one by a pass of its own
   void fire_hooks() const;
 
  private:

@@ -12,6 +12,8 @@ namespace cairn::autograd {
 
 enum class Phase { forward, backward, recompute };
 
+/// One operation; in the backward also "accumulate_grad", a sum of gradients in a pass of its own.
+
 struct OpEvent {
   const char* name = "";
   Phase phase = Phase::forward;

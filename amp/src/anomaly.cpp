@@ -1,0 +1,167 @@
+#include "cairn/amp/anomaly.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+#include "text_table.h"
+
+namespace cairn::amp {
+
+using autograd::OpEvent;
+using autograd::Phase;
+
+namespace {
+
+template <class T>
+void measure_values(const std::vector<T>& values, ValueRange& range) {
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+  for (const T x : values) {
+    if (std::isnan(x)) {
+      ++range.nan;
+    } else if (std::isinf(x)) {
+      ++range.inf;
+    } else {
+      low = std::min(low, static_cast<double>(x));
+      high = std::max(high, static_cast<double>(x));
+    }
+  }
+  if (low <= high) range.min = low, range.max = high;
+}
+
+ValueRange measure(const Tensor& x, int index) {
+  ValueRange range{index, x.dtype(), x.shape()};
+  if (x.dtype() == DType::f64) {
+    measure_values(x.to_vector<double>(), range);
+  } else {
+    measure_values(x.to_vector<float>(), range);
+  }
+  return range;
+}
+
+std::vector<ValueRange> measure_all(std::span<const Tensor> tensors) {
+  std::vector<ValueRange> ranges;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& x = tensors[i];
+    const bool floating = x.defined() && core::is_floating(x.dtype());
+    if (floating) ranges.push_back(measure(x, static_cast<int>(i)));
+  }
+  return ranges;
+}
+
+bool all_finite(const std::vector<ValueRange>& ranges) {
+  return std::all_of(ranges.begin(), ranges.end(), [](const auto& r) { return r.finite(); });
+}
+
+// "block.fc" of "block.fc.weight".
+std::string module_of(const std::string& parameter) {
+  const std::size_t dot = parameter.rfind('.');
+  return dot == parameter.npos ? parameter : parameter.substr(0, dot);
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
+std::string bad_values(const ValueRange& range) {
+  std::string text;
+  if (range.inf > 0) text += core::str(range.inf, " inf");
+  if (range.nan > 0) text += core::str(text.empty() ? "" : ", ", range.nan, " NaN");
+  return text.empty() ? "-" : text;
+}
+
+std::string number(double value) {
+  std::ostringstream out;
+  out.precision(4);
+  out << value;
+  return out.str();
+}
+
+void add_rows(TextTable& table, const MeasuredOp& op) {
+  for (const ValueRange& range : op.results) {
+    table.add({op.op, phase_name(op.phase), op.parameters.empty() ? "-" : joined(op.parameters),
+               core::str(range.dtype), core::str(range.shape), number(range.min), number(range.max),
+               bad_values(range)});
+  }
+}
+
+const ValueRange& first_bad(const std::vector<ValueRange>& ranges) {
+  return *std::find_if(ranges.begin(), ranges.end(), [](const auto& r) { return !r.finite(); });
+}
+
+}  // namespace
+
+std::string Anomaly::headline() const {
+  const ValueRange& bad = first_bad(op.results);
+  const bool backward = op.phase == Phase::backward;
+  std::ostringstream out;
+  out << (backward ? "the backward of " : "") << op.op;
+  if (!op.parameters.empty()) out << " (" << joined(op.parameters) << ")";
+  if (op.phase == Phase::recompute) out << ", recomputed,";
+  if (op.parameters.empty() && !after.empty()) out << " after " << after;
+  out << " made " << bad_values(bad) << " of " << bad.shape.numel() << " values " << bad.dtype;
+  if (backward) out << " in the gradient of input " << bad.index;
+  for (const ValueRange& input : inputs) {
+    if (input.finite()) continue;
+    out << "; its " << (backward ? "incoming gradient" : core::str("input ", input.index))
+        << " held " << bad_values(input) << " already";
+  }
+  return out.str();
+}
+
+std::string Anomaly::describe() const {
+  TextTable table(
+      {"operation", "phase", "parameters", "dtype", "shape", "min", "max", "not finite"});
+  table.align_right({5, 6});
+  for (const MeasuredOp& earlier : before) add_rows(table, earlier);
+  add_rows(table, op);
+  std::ostringstream out;
+  out << headline() << "\nits inputs:";
+  for (const ValueRange& input : inputs) {
+    out << "\n  " << input.index << ": " << input.dtype << " " << input.shape << " in "
+        << number(input.min) << " .. " << number(input.max);
+    if (!input.finite()) out << ", " << bad_values(input);
+  }
+  out << "\nthe last results, oldest first:\n" << table.str();
+  return out.str();
+}
+
+AnomalyError::AnomalyError(Anomaly anomaly)
+    : Error("[anomaly] expected finite values; " + anomaly.describe()),
+      anomaly_(std::move(anomaly)) {}
+
+void AnomalyMode::clear() {
+  first_.reset();
+  history_.clear();
+  last_module_.clear();
+}
+
+void AnomalyMode::on_end(const OpEvent& event) {
+  if (first_ && !options_.throws) return;
+  MeasuredOp measured;
+  measured.op = event.name, measured.phase = event.phase;
+  for (const Tensor& parameter : event.parameters) {
+    const std::string& name = parameter.meta().name;
+    if (!name.empty()) measured.parameters.push_back(name);
+  }
+  measured.results = measure_all(event.outputs);
+  const auto& ignored = options_.ignore;
+  const bool expected = std::find(ignored.begin(), ignored.end(), measured.op) != ignored.end();
+  if (!expected && !all_finite(measured.results)) {
+    Anomaly anomaly{std::move(measured),
+                    measure_all(event.inputs),
+                    last_module_,
+                    {history_.begin(), history_.end()}};
+    if (!first_) first_ = anomaly;
+    if (options_.throws) throw AnomalyError(std::move(anomaly));
+    return;
+  }
+  if (!measured.parameters.empty()) last_module_ = module_of(measured.parameters[0]);
+  history_.push_back(std::move(measured));
+  if (history_.size() > options_.history) history_.pop_front();
+}
+
+}  // namespace cairn::amp
