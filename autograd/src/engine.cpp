@@ -115,9 +115,14 @@ class Watch {
 };
 
 // One backward pass.
-class Run {
+class Run final : public PendingGradients {
  public:
   explicit Run(bool retain_graph) : retain_graph_(retain_graph) {}
+
+  Tensor* find(Node* node) override {
+    const auto found = pending_.find(node);
+    return found == pending_.end() ? nullptr : &found->second.gradient;
+  }
 
   void execute(const std::shared_ptr<Node>& root, const Tensor& dy) {
     count_dependencies(root.get());
@@ -180,7 +185,10 @@ class Run {
   }
 
   Tensors run(Node& node, Context::Impl& impl, const Tensor& dy) {
-    for (InputInfo& input : impl.inputs) input.handed_out = false;
+    for (InputInfo& input : impl.inputs) {
+      input.handed_out = false;
+      input.handed = Tensor();
+    }
     impl.retained = retain_graph_;
     std::optional<Watch> watch;
     if (OpObserver* observer = local().observer) watch.emplace(observer, node, impl, dy);
@@ -191,6 +199,7 @@ class Run {
       check_gradients(impl, result);
       return result;
     });
+    for (InputInfo& input : impl.inputs) input.handed = Tensor();  // whoever takes it has it alone
     if (!retain_graph_) release(impl);
     if (watch) watch->end(gradients);
     return gradients;
@@ -212,8 +221,9 @@ class Run {
   static void check_gradient(const Context::Impl& impl, std::size_t i, const Tensor& dx) {
     const InputInfo& input = impl.inputs[i];
     if (input.handed_out) {
-      const bool returned =
-          dx.defined() && (!NodeAccess::is_leaf(*input.edge) || returned_target(input, dx));
+      const bool returned = dx.defined() && (NodeAccess::is_leaf(*input.edge)
+                                                 ? returned_target(input, dx)
+                                                 : dx.raw_data() == input.handed.raw_data());
       CAIRN_CHECK(returned, impl.op, "expected the tensor of grad_target as gradient ", i,
                   ", got another one");
     }
@@ -225,7 +235,7 @@ class Run {
                 " on ", input.device, ", got ", dx.shape(), " ", dx.dtype(), " on ", dx.device());
   }
 
-  // A slot that was handed out must come back; a fresh tensor is only worth checking by its shape.
+  // What was handed out must come back; a fresh tensor is only worth checking by its shape.
   static bool returned_target(const InputInfo& input, const Tensor& dx) {
     const auto& leaf = static_cast<const AccumulateGrad&>(*input.edge);
     return !leaf.has_target() || leaf.landed(dx);
@@ -298,7 +308,9 @@ Tensor first_gradient(const Tensor& root, const Tensor& gradient) {
 // Makes a run the thread's current one.
 class RunGuard {
  public:
-  explicit RunGuard(Run& run) : previous_(std::exchange(local().end_callbacks, &run.callbacks)) {
+  explicit RunGuard(Run& run)
+      : previous_(std::exchange(local().end_callbacks, &run.callbacks)),
+        previous_pending_(std::exchange(local().pending, &run)) {
     ThreadState state = ThreadState::capture();
     state.grad_enabled = false;
     state.autocast = {};
@@ -307,12 +319,16 @@ class RunGuard {
       category_.emplace(MemoryCategory::activations);
     }
   }
-  ~RunGuard() { local().end_callbacks = previous_; }
+  ~RunGuard() {
+    local().end_callbacks = previous_;
+    local().pending = previous_pending_;
+  }
   RunGuard(const RunGuard&) = delete;
   RunGuard& operator=(const RunGuard&) = delete;
 
  private:
   std::vector<std::function<void()>>* previous_;
+  PendingGradients* previous_pending_;
   std::optional<ThreadStateGuard> guard_;
   std::optional<MemoryCategoryGuard> category_;
 };

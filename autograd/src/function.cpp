@@ -77,9 +77,27 @@ DType Context::input_dtype(int input) const {
   return input_of(impl_.get(), input).dtype;
 }
 
+namespace {
+// The sum of earlier contributions to the same gradient, where nobody else has it: adding to it
+// saves a tensor and a pass.
+Tensor take_pending(const InputInfo& info) {
+  PendingGradients* run = local().pending;
+  Tensor* gradient = run != nullptr && info.edge ? run->find(info.edge.get()) : nullptr;
+  const bool fits = gradient != nullptr && gradient->defined() && gradient->unique() &&
+                    gradient->dtype() == info.dtype && gradient->strides() == info.strides;
+  return fits ? std::exchange(*gradient, Tensor()) : Tensor();
+}
+}  // namespace
+
 GradTarget Context::grad_target(int input) {
   InputInfo& info = input_of(impl_.get(), input);
-  if (!info.edge || !NodeAccess::is_leaf(*info.edge)) return {new_gradient(input), false};
+  if (!info.edge || !NodeAccess::is_leaf(*info.edge)) {
+    Tensor pending = take_pending(info);
+    if (!pending.defined()) return {new_gradient(input), false};
+    info.handed_out = true;
+    info.handed = pending;
+    return {std::move(pending), true};
+  }
   info.handed_out = true;
   return static_cast<AccumulateGrad&>(*info.edge).target(info.shape, info.strides, info.dtype);
 }

@@ -12,7 +12,8 @@ namespace cairn::autograd {
 
 struct InputInfo {
   bool needs_grad = false;
-  bool handed_out = false;  // grad_target was asked in this backward
+  bool handed_out = false;  // grad_target was asked in this backward, and what it gave must return
+  Tensor handed;            // that, where it is a pending gradient
   DType dtype = DType::f32;
   Device device;
   Shape shape;

@@ -188,6 +188,19 @@ INSTANTIATE_TEST_SUITE_P(
                   [](double x) { return 2.5 * x - 1.0; }, -1, 1}),
     [](const auto& info) { return info.param.name; });
 
+TEST(Elementwise, PowersOfTensorsHaveTheirGradients) {
+  const auto f = [](const Tensors& x) { return pow(x[0], x[1]); };
+  check_gradients(f, {leaf({3, 4}, 1, 0.5, 2), leaf({3, 4}, 2, -2, 2)});
+  check_gradients(f, {leaf({3, 4}, 1, 0.5, 2), leaf({4}, 2, -2, 2)});
+  check_gradients(f, {leaf({}, 1, 0.5, 2), leaf({2, 3}, 2, -2, 2)});
+  const Tensor base = Tensor::from(std::vector<double>{0, 0, 2}, {3}).set_requires_grad(true);
+  const Tensor power = Tensor::from(std::vector<double>{2, 1, 3}, {3}).set_requires_grad(true);
+  backward(sum(pow(base, power)));
+  expect_close(base.grad(), {0, 1, 12}, 1e-14);
+  expect_close(power.grad(), {0, 0, 8 * std::log(2.0)}, 1e-14);
+  EXPECT_THAT(error_of([&] { pow(base, to(power, DType::f32)); }), HasSubstr("one dtype"));
+}
+
 TEST(Elementwise, APowerOfZeroHasNoGradientEverywhere) {
   Tensor x = Tensor::zeros({2}, DType::f64);
   x.set_requires_grad(true);

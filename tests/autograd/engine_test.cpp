@@ -56,6 +56,63 @@ Tensor ones_like(const Tensor& x) {
   return Tensor::full(x.shape(), 1.0, x.dtype());
 }
 
+TEST(GradTarget, OfATensorWithSeveralUsersIsTheSumOfTheirs) {
+  const Tensor w = leaf({3, 2}, 1);
+  const Tensor x = exp(w);  // no leaf
+  std::vector<bool> accumulated;
+  const auto user = [&](double slope) {
+    return Wrong{[&accumulated, slope](Context& ctx, const Tensor& dy) {
+      const GradTarget target = ctx.grad_target(0);
+      accumulated.push_back(target.accumulate);
+      kernels::axpby(slope, dy, target.accumulate ? 1.0 : 0.0, target.tensor);
+      return Tensors{target.tensor};
+    }};
+  };
+  const Tensor y = apply(user(2.0), x) + apply(user(3.0), x) + apply(user(4.0), x);
+  backward(sum(y));
+  EXPECT_THAT(accumulated, ElementsAre(false, true, true));
+  std::vector<double> expected = x.to_vector();
+  for (double& value : expected) value *= 9.0;
+  expect_close(w.grad(), expected, 1e-12);
+}
+
+TEST(GradTarget, IsNotATensorThatSomebodyElseHas) {
+  const Tensor w = leaf({3}, 1);
+  const Tensor x = exp(w);
+  // add hands one dy to both of its inputs: neither may be written over.
+  const Tensor y = (x + exp(x)) + x * 2.0 + slice(x, 0, 0, 3);
+  backward(sum(y));
+  std::vector<double> expected;
+  for (const double v : x.to_vector()) expected.push_back((4.0 + std::exp(v)) * v);
+  expect_close(w.grad(), expected, 1e-12);
+}
+
+TEST(GradTarget, MustBeReturnedWhereItHoldsASum) {
+  const Tensor w = leaf({3}, 1), x = exp(w);
+  const Wrong first{[](Context& ctx, const Tensor&) {
+    const Tensor fresh = ctx.grad_target(0).tensor;
+    kernels::fill(fresh, 1.0);
+    return Tensors{fresh};
+  }};
+  const Wrong other{[](Context& ctx, const Tensor& dy) {
+    ctx.grad_target(0);
+    return Tensors{ones_like(dy)};
+  }};
+  const Tensor earlier = apply(other, x);  // runs last
+  EXPECT_THAT(error_of([&] { backward(sum(earlier + apply(first, x))); }),
+              HasSubstr("expected the tensor of grad_target"));
+}
+
+TEST(GradTarget, OfASequenceOfSlicesIsWrittenInParts) {
+  const Tensor w = leaf({20, 3}, 1), x = exp(w);
+  Tensors steps;
+  for (std::int64_t t = 0; t < 20; ++t) steps.push_back(slice(x, 0, t, t + 1) * double(t));
+  backward(sum(concat(steps)));
+  std::vector<double> expected = x.to_vector();
+  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] *= double(i / 3);
+  expect_close(w.grad(), expected, 1e-12);
+}
+
 class HookOrder : public ::testing::TestWithParam<bool> {};
 
 TEST_P(HookOrder, IsReverseLayerOrderWhateverTheOperandOrder) {

@@ -207,6 +207,38 @@ struct Pow {
   }
 };
 
+// da = dy b a^(b - 1), db = dy y log a; db is 0 where a is.
+struct PowTensor {
+  static constexpr OpInfo kInfo{"pow", CastPolicy::f32};
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    CAIRN_CHECK(b.defined() && a.dtype() == b.dtype(), kInfo.name,
+                "expected base and exponent of one dtype, got ", a.dtype(), " and ",
+                b.defined() ? core::str(b.dtype()) : "none");
+    const Tensor y = broadcast_binary(BinaryOp::pow, kInfo.name, a, b, a.dtype());
+    for (const Tensor& saved : {a, b, ctx.needs_grad(1) ? y : Tensor()}) ctx.save(saved);
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor a = ctx.saved(0), b = ctx.saved(1);
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) {
+      const Tensor less = Tensor::empty_like(b);
+      kernels::affine(b, 1.0, -1.0, less);
+      const Tensor slope = product(BinaryOp::mul, b, product(BinaryOp::pow, a, less));
+      gradients[0] = sum_to_input(ctx, 0, product(BinaryOp::mul, dy, slope));
+    }
+    if (ctx.needs_grad(1)) {
+      const Tensor safe = Tensor::empty_like(a);  // a, and 1 for 0
+      kernels::binary(BinaryOp::eq, a, Tensor::zeros({}, a.dtype(), a.device()), safe);
+      kernels::axpby(1.0, a, 1.0, safe);
+      kernels::unary(kernels::UnaryOp::log, safe, safe);
+      const Tensor slope = product(BinaryOp::mul, ctx.saved(2), safe);
+      gradients[1] = sum_to_input(ctx, 1, product(BinaryOp::mul, dy, slope));
+    }
+    return gradients;
+  }
+};
+
 }  // namespace
 
 Tensor add(const Tensor& a, const Tensor& b) {
@@ -235,6 +267,9 @@ Tensor compare(BinaryOp op, const Tensor& a, const Tensor& b) {
 }
 Tensor affine(const Tensor& x, double scale, double shift) {
   return apply(Affine{scale, shift}, x);
+}
+Tensor pow(const Tensor& x, const Tensor& exponent) {
+  return apply(PowTensor{}, x, exponent);
 }
 Tensor pow(const Tensor& x, double exponent) {
   return apply(Pow{exponent}, x);

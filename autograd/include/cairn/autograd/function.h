@@ -51,7 +51,8 @@ struct OpInfo {
 class Node;
 
 /// Where a gradient lands: a leaf's arena slot or own gradient (overwrite on the first contribution
-/// of a step, accumulate on later ones) or a fresh tensor (overwrite).
+/// of a step, accumulate on later ones), the sum of what other users of the same tensor have
+/// contributed in this backward (accumulate), or a fresh tensor (overwrite).
 struct GradTarget {
   Tensor tensor;
   bool accumulate = false;

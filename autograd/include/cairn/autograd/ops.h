@@ -28,6 +28,7 @@ Tensor atan2(const Tensor& a, const Tensor& b);  // the angle of the point (b, a
 Tensor compare(kernels::BinaryOp op, const Tensor& a, const Tensor& b);
 Tensor affine(const Tensor& x, double scale, double shift);  // scale * x + shift
 Tensor pow(const Tensor& x, double exponent);
+Tensor pow(const Tensor& x, const Tensor& exponent);  // of one dtype, or in an autocast region
 Tensor exp(const Tensor& x);
 Tensor log(const Tensor& x);
 Tensor sqrt(const Tensor& x);
