@@ -6,6 +6,7 @@
 namespace cairn::nn {
 
 using autograd::bce_with_logits;
+using autograd::binary_cross_entropy;
 using autograd::cross_entropy;
 using autograd::CrossEntropyOptions;
 using autograd::mse_loss;

@@ -11,4 +11,5 @@
 #include "cairn/nn/module.h"
 #include "cairn/nn/norm.h"
 #include "cairn/nn/pool.h"
+#include "cairn/nn/rnn.h"
 #include "cairn/nn/sequential.h"
