@@ -82,9 +82,10 @@ std::string number(double value) {
 
 void add_rows(TextTable& table, const MeasuredOp& op) {
   for (const ValueRange& range : op.results) {
+    const bool some = range.nan + range.inf < range.shape.numel();
     table.add({op.op, phase_name(op.phase), op.parameters.empty() ? "-" : joined(op.parameters),
-               core::str(range.dtype), core::str(range.shape), number(range.min), number(range.max),
-               bad_values(range)});
+               core::str(range.dtype), core::str(range.shape), some ? number(range.min) : "-",
+               some ? number(range.max) : "-", bad_values(range)});
   }
 }
 

@@ -162,7 +162,7 @@ TEST(Explain, RendersATableAndJson) {
   const std::string table = report.table();
   EXPECT_THAT(table, HasSubstr("per step, over 2 steps: 11 casts ("));
   EXPECT_THAT(table, HasSubstr("1 of 2 products fit tensor cores"));
-  EXPECT_THAT(table, HasSubstr("linear     forward       2  bf16      5      2004 B       -  half: "
+  EXPECT_THAT(table, HasSubstr("linear     forward       2  bf16      5  2004 B       -  half: "
                                "matrix product\n"));
   EXPECT_THAT(table, HasSubstr("down.weight"));
   EXPECT_EQ(table.find(" \n"), table.npos);
