@@ -8,6 +8,7 @@
 
 #include "cairn/amp/explain.h"
 #include "cairn/autograd/autograd.h"
+#include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
 
 namespace cairn::amp {
@@ -117,6 +118,30 @@ TEST(Anomaly, FindsASumOfGradientsThatOverflows) {
   });
   EXPECT_EQ(anomaly.op.op, "accumulate_grad");
   EXPECT_THAT(anomaly.op.parameters, ElementsAre("w"));
+}
+
+// Runs operations in its backward, as recomputation does.
+struct Replays {
+  static constexpr autograd::OpInfo kInfo{"replays"};
+  Tensor forward(autograd::Context&, const Tensor& x) {
+    Tensor y = Tensor::empty_like(x);
+    kernels::copy(x, y);
+    return y;
+  }
+  autograd::Tensors backward(autograd::Context&, const Tensor& dy) {
+    autograd::ThreadState replay = autograd::ThreadState::capture();
+    replay.recomputing = true;
+    const autograd::ThreadStateGuard guard(replay);
+    return {autograd::log(dy * 0.0)};
+  }
+};
+
+TEST(Anomaly, KeepsItsTypeOutOfAReplay) {
+  const Tensor w = named({2}, 1.0, "w");
+  const Anomaly anomaly =
+      anomaly_of([&] { backward(autograd::sum(autograd::apply(Replays{}, w))); });
+  EXPECT_EQ(anomaly.op.phase, Phase::recompute);
+  EXPECT_THAT(anomaly.headline(), HasSubstr("log, recomputed,"));
 }
 
 TEST(Anomaly, SaysWhereTheInputWasBadAlready) {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <string_view>
+#include <vector>
 
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
@@ -104,6 +106,33 @@ Outcome train(How how, bool autocast, DType half) {
     outcome.values.push_back(block->running_var.to_vector());
   }
   return outcome;
+}
+
+// The dtypes that softmax ran in during replays.
+class ReplayedSoftmax : public autograd::ScopedObserver {
+ public:
+  std::vector<DType> dtypes;
+
+ private:
+  void on_end(const autograd::OpEvent& event) override {
+    const bool replayed = event.phase == autograd::Phase::recompute;
+    if (replayed && std::string_view(event.name) == "softmax") dtypes.push_back(event.dtype);
+  }
+};
+
+TEST(Recompute, ReplaysUnderTheCastPoliciesOfTheForward) {
+  const Tensor x = random({4, 8}, 1, true);
+  Tensor y;
+  {
+    const AutocastGuard autocast(true);
+    const autograd::CastPolicyGuard policies({{"softmax", autograd::CastPolicy::half}});
+    y = checkpoint([](const Tensor& z) { return autograd::softmax(z); }, x);
+  }
+  EXPECT_EQ(y.dtype(), DType::f16);
+  ReplayedSoftmax replayed;
+  autograd::backward(autograd::sum(y));
+  EXPECT_EQ(replayed.dtypes, std::vector{DType::f16});
+  EXPECT_TRUE(x.grad().defined());
 }
 
 class Precision : public ::testing::TestWithParam<int> {
