@@ -6,9 +6,10 @@
 //   digits --data MNIST_FOLDER --opt-level O0
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/generator.h"
-#include "digits_data.h"
+
 #include "picture.h"
 #include "support/conv_net.h"
+#include "support/digits_data.h"
 #include "support/flags.h"
 #include "support/trainer.h"
 
@@ -17,7 +18,7 @@ namespace {
 using namespace cairn;
 
 struct Flags : support::Flags {
-  digits::DataFlags data;
+  support::DigitsFlags data;
   std::string picture;
 };
 
@@ -42,7 +43,7 @@ double test_accuracy(support::Trainer& trainer, nn::Module& model, const data::D
 }
 
 int train(const Flags& flags) {
-  const digits::Data images = digits::load(flags.data, flags.seed);
+  const support::Digits images = support::load_digits(flags.data, flags.seed);
   manual_seed(flags.seed);
   nn::Sequential model = support::conv_net();
   support::Trainer trainer(flags, {.model = model,

@@ -31,7 +31,7 @@ std::uint16_t glyph(char letter) {
 
 std::string short_number(double value) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.3g", value);
+  std::snprintf(text.data(), text.size(), std::abs(value) < 1000 ? "%.3g" : "%.0f", value);
   return text.data();
 }
 

@@ -123,7 +123,8 @@ void Trainer::micro_batch(Parts& parts, const data::Batch& batch) {
 
 void Trainer::optimizer_step(Parts& parts) {
   const double lr = parts.optimizer->lr();
-  const optim::StepResult result = parts.precision.step({.gradient_scale = 1.0 / flags_.accumulate});
+  const optim::StepResult result =
+      parts.precision.step({.gradient_scale = 1.0 / flags_.accumulate});
   parts.schedule.step(result);
   ++step_;
   if (!result.applied) reporter_->note(core::str("step ", step_, " skipped: ", result.reason));

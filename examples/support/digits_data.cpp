@@ -1,14 +1,14 @@
-#include "digits_data.h"
+#include "support/digits_data.h"
 
 #include "cairn/core/error.h"
 #include "cairn/data/drawn_digits.h"
 #include "cairn/data/idx.h"
 
-namespace digits {
+namespace support {
 
 using namespace cairn;
 
-void DataFlags::add_to(CLI::App& app) {
+void DigitsFlags::add_to(CLI::App& app) {
   app.add_option("--data", data,
                  "IDX folder with MNIST's file names, .gz or not; default: drawn digits");
   app.add_option("--test-data", test_data, "IDX folder to test on instead");
@@ -28,8 +28,8 @@ std::shared_ptr<data::TensorDataset> dataset(const data::ImageSet& set) {
 
 }  // namespace
 
-Data load(const DataFlags& flags, std::uint64_t seed) {
-  Data result;
+Digits load_digits(const DigitsFlags& flags, std::uint64_t seed) {
+  Digits result;
   if (flags.data.empty()) {
     result.train = std::make_shared<data::DrawnDigits>(seed, flags.train_size);
     result.test = std::make_shared<data::DrawnDigits>(seed + 1000003, flags.test_size);
@@ -50,4 +50,4 @@ Data load(const DataFlags& flags, std::uint64_t seed) {
   return result;
 }
 
-}  // namespace digits
+}  // namespace support

@@ -1,4 +1,4 @@
-// The training and test images of `digits`: drawn ones, or IDX folders.
+// Training and test images of digits: drawn ones, or IDX folders.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,9 +7,9 @@
 
 #include "cairn/data/dataset.h"
 
-namespace digits {
+namespace support {
 
-struct DataFlags {
+struct DigitsFlags {
   std::string data;       // IDX folder; empty: drawn digits
   std::string test_data;  // another IDX folder to test on
   int holdout = 2000;     // of a folder with one image set
@@ -18,11 +18,11 @@ struct DataFlags {
   void add_to(CLI::App& app);
 };
 
-struct Data {
+struct Digits {
   std::shared_ptr<cairn::data::TensorDataset> train, test;
   std::string description;
 };
 
-Data load(const DataFlags& flags, std::uint64_t seed);
+Digits load_digits(const DigitsFlags& flags, std::uint64_t seed);
 
-}  // namespace digits
+}  // namespace support

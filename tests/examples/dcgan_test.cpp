@@ -1,0 +1,81 @@
+// dcgan, run as a user runs it: both networks learn at every level, a run that was cut goes on bit
+// for bit, bad input ends with one clear line.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tools/shell.h"
+
+namespace cairn::test {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kDcgan = CAIRN_DCGAN_PROGRAM;
+
+std::vector<nlohmann::json> lines_of(const std::filesystem::path& path) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream file(read_text(path));
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+class DcganLevels : public testing::TestWithParam<const char*> {};
+
+TEST_P(DcganLevels, BothNetworksLearn) {
+  const TemporaryFolder folder;
+  const ShellResult result =
+      shell(kDcgan + " --steps 150 --report-every 10 --metrics " + (folder / "m").string() +
+            " --picture " + (folder / "samples.png").string() + " " + GetParam());
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  double d_loss = 0, d_real = 0, d_fake = 0;  // means of the second half
+  const auto lines = lines_of(folder / "m");
+  ASSERT_EQ(lines.size(), 15u);
+  for (std::size_t i = 5; i < 15; ++i) {
+    d_loss += lines[i]["d_loss"].get<double>() / 10;
+    d_real += lines[i]["d_real"].get<double>() / 10;
+    d_fake += lines[i]["d_fake"].get<double>() / 10;
+  }
+  EXPECT_LT(d_loss, 1.2);  // 2 log 2 = 1.39 where it cannot tell them apart
+  EXPECT_GT(d_real, d_fake + 0.2);
+  EXPECT_GT(d_fake, 0.05);  // the generator is not beaten either
+  EXPECT_GT(std::filesystem::file_size(folder / "samples.png"), 5000u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DcganLevels,
+                         testing::Values("--opt-level O0", "--opt-level O1", "--opt-level O2",
+                                         "--opt-level O2 --half-dtype bf16"));
+
+TEST(Dcgan, ACutRunContinuesBitForBit) {
+  const TemporaryFolder folder;
+  const auto run = [&](const std::string& arguments) {
+    const ShellResult result = shell(kDcgan + " --opt-level O2 --report-every 15 " + arguments);
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    return result.out;
+  };
+  const auto metrics = [&](const char* name) {
+    nlohmann::json last = lines_of(folder / name).back();
+    last.erase("images_per_second");
+    last.erase("skipped");  // of each run
+    return last;
+  };
+  run("--steps 45 --metrics " + (folder / "whole").string());
+  const std::string checkpoints = " --checkpoint-dir " + (folder / "c").string();
+  run("--steps 30" + checkpoints);
+  const std::string out =
+      run("--steps 45 --metrics " + (folder / "resumed").string() + checkpoints);
+  EXPECT_THAT(out, HasSubstr("resumed at step 30"));
+  EXPECT_EQ(metrics("whole"), metrics("resumed"));
+}
+
+TEST(Dcgan, BadUsage) {
+  EXPECT_EQ(shell(kDcgan + " --opt-level 02").status, 1);
+  EXPECT_EQ(shell(kDcgan + " --batch-size 0").status, 2);
+  EXPECT_EQ(shell(kDcgan + " --data /no/such/folder").status, 1);
+  EXPECT_EQ(shell(kDcgan + " --batch-size 100000").status, 1);
+}
+
+}  // namespace
+}  // namespace cairn::test
