@@ -1,5 +1,4 @@
 // The explain report as text and as JSON.
-#include <array>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -8,8 +7,6 @@
 #include "text_table.h"
 
 namespace cairn::amp {
-
-using autograd::Phase;
 
 namespace {
 

@@ -66,7 +66,7 @@ Tensor sum_of(const Tensor& a, const Tensor& b) {
     kernels::axpby(1.0, b, 1.0, a);
     return a;
   }
-  const Tensor sum = Tensor::empty_like(a);
+  Tensor sum = Tensor::empty_like(a);
   kernels::binary(kernels::BinaryOp::add, a, b, sum);
   return sum;
 }

@@ -81,7 +81,7 @@ void check_state(const char* what, const Tensor& state, const Shape& shape, RnnK
 
 Tensor uniform_parameter(const Shape& shape, std::int64_t hidden) {
   const core::MemoryCategoryGuard category(core::MemoryCategory::parameters);
-  const Tensor x = Tensor::empty(shape);
+  Tensor x = Tensor::empty(shape);
   const double bound = hidden > 0 ? 1.0 / std::sqrt(static_cast<double>(hidden)) : 0.0;
   init::uniform(x, -bound, bound);
   return x;

@@ -117,7 +117,7 @@ struct Maximum {
 
  private:
   static Tensor share(const Tensor& mine, const Tensor& other, const Tensor& dy) {
-    const Tensor weight = product(BinaryOp::gt, mine, other);
+    Tensor weight = product(BinaryOp::gt, mine, other);
     kernels::axpby(0.5, product(BinaryOp::ge, mine, other), 0.5, weight);
     kernels::binary(BinaryOp::mul, dy, weight, weight);
     return weight;
@@ -150,7 +150,7 @@ struct Atan2 {
   static Tensor to_wide(const Tensor& x) { return in_dtype(x, wide(x.dtype())); }
   static Tensor in_dtype(const Tensor& x, DType dtype) {
     if (x.dtype() == dtype) return x;
-    const Tensor y = empty_as(x, x.shape(), dtype);
+    Tensor y = empty_as(x, x.shape(), dtype);
     kernels::copy(x, y);
     return y;
   }
@@ -214,7 +214,7 @@ struct PowTensor {
     CAIRN_CHECK(b.defined() && a.dtype() == b.dtype(), kInfo.name,
                 "expected base and exponent of one dtype, got ", a.dtype(), " and ",
                 b.defined() ? core::str(b.dtype()) : "none");
-    const Tensor y = broadcast_binary(BinaryOp::pow, kInfo.name, a, b, a.dtype());
+    Tensor y = broadcast_binary(BinaryOp::pow, kInfo.name, a, b, a.dtype());
     for (const Tensor& saved : {a, b, ctx.needs_grad(1) ? y : Tensor()}) ctx.save(saved);
     return y;
   }

@@ -40,7 +40,7 @@ struct CrossEntropy {
     if (options.reduction == Reduction::none) {
       return losses.alias(losses.view().reshape(target.shape()));
     }
-    const Tensor sum = total(ReduceOp::sum, losses);
+    Tensor sum = total(ReduceOp::sum, losses);
     if (count.defined()) kernels::binary(BinaryOp::div, sum, count, sum);
     return sum;
   }
@@ -161,7 +161,7 @@ struct Elementwise {
     CAIRN_CHECK(target.defined() && x.shape() == target.shape(), kInfo.name,
                 "expected x and target of one shape, got ", x.shape(), " and ",
                 target.defined() ? core::str(target.shape()) : "none");
-    const Tensor losses = empty_as(x, x.shape(), wide(x.dtype()));
+    Tensor losses = empty_as(x, x.shape(), wide(x.dtype()));
     Loss::forward_kernel(x, target, losses);
     ctx.save(x);
     ctx.save(target);
