@@ -1,6 +1,7 @@
 #include <memory>
 #include <string>
 
+#include "cairn/amp/amp.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/optim/optimizer.h"
 #include "memory_loops.h"
@@ -76,6 +77,19 @@ std::function<void()> o2_update(const optim::StateOptions& state) {
   };
 }
 
+/// The same update under a dynamic loss scale, with all that amp's step does beside it.
+std::function<void()> amp_step() {
+  const auto training = std::make_shared<Training>(DType::bf16);
+  const auto precision =
+      std::make_shared<amp::Amp>(amp::initialize(std::vector<nn::Module*>{}, {&training->optimizer},
+                                                 {.opt_level = amp::OptLevel::O2,
+                                                  .half_dtype = DType::bf16,
+                                                  .dynamic_loss_scale = true,
+                                                  .scaler = {.init_scale = 1024},
+                                                  .max_gradient_norm = 1.0}));
+  return [training, precision] { precision->step({.keep_gradients = true}); };
+}
+
 /// A list of bf16 weights with f32 masters and f32 moments.
 struct List {
   explicit List(int moments) {
@@ -116,6 +130,7 @@ std::vector<Work> optimizer_works() {
       {"adamw_124m_f32", adamw, loop(Bytes::adamw_f32)},
       {"o2_update_124m_bf16", o2({}), loop(Bytes::o2)},
       {"o2_update_124m_compact", o2(compact), loop(Bytes::o2_compact)},
+      {"amp_step_124m_bf16", amp_step, o2({})},  // its share: of the update without a scaler
       {"lamb_update_124m", update(kernels::lamb_update, 2), loop(Bytes::lamb)},
       {"novograd_update_124m", update(kernels::novograd_update, 1), loop(Bytes::one_moment)},
       {"adagrad_update_124m", update(kernels::adagrad_update, 1), loop(Bytes::one_moment)},

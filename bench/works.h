@@ -11,7 +11,8 @@ namespace bench {
 struct Work {
   std::string name;                                  // the same in bench/peer_torch.py
   std::function<std::function<void()>()> prepare;    // returns what is timed
-  std::function<std::function<void()>()> loop = {};  // the same bytes and no arithmetic, if any
+  std::function<std::function<void()>()> loop = {};  // what it takes a share of: the same bytes
+                                                     // and no arithmetic, or less work; if any
 };
 
 std::vector<Work> kernel_works();
