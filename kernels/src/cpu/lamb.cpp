@@ -66,6 +66,10 @@ void LambMomentsChunk(const UpdateChunk& c, const LambOptions& options, LambNorm
   PackSquares weight, update;
   for_packs(0, c.count, [&](auto io, auto size, std::int64_t i) HWY_ATTR {
     constexpr int N = decltype(size)::value;
+    prefetch<N>(c.gradient, c.gradient_dtype, i);
+    prefetch_truth<N>(c, i);
+    prefetch<N>(c.moment1, c.moment_dtype, i);
+    prefetch<N>(c.moment2, c.moment_dtype, i);
     const Pack<N> gradient = load_pack<N>(io, c.gradient_dtype, c.gradient, i);
     const Pack<N> w = load_truth<N>(io, c, i);
     Pack<N> m = load_pack<N>(io, c.moment_dtype, c.moment1, i);
@@ -90,6 +94,9 @@ void LambWeightsChunk(const UpdateChunk& c, const LambOptions& options, double s
   const Real length(step);
   const auto body = [&](auto io, auto size, std::int64_t i) HWY_ATTR {
     constexpr int N = decltype(size)::value;
+    prefetch_truth<N>(c, i);
+    prefetch<N>(c.moment1, c.moment_dtype, i);
+    prefetch<N>(c.moment2, c.moment_dtype, i);
     Pack<N> w = load_truth<N>(io, c, i);
     const Pack<N> m = load_pack<N>(io, c.moment_dtype, c.moment1, i);
     const Pack<N> v = load_pack<N>(io, c.moment_dtype, c.moment2, i);

@@ -44,9 +44,56 @@ HWY_INLINE Pack<N> load_pack(Io io, DType dtype, const void* p, std::int64_t i) 
   }
 }
 
+#if !CAIRN_NO_VECTORS
+/// Twice as many 16-bit lanes as floats: what two vectors of floats become.
+using TagU16s = hn::Repartition<std::uint16_t, TagF>;
+using BitsF = hn::Vec<TagU>;
+
+/// The upper halves of two vectors of 32-bit lanes, in order; and the lower ones.
+HWY_INLINE hn::Vec<TagU16s> upper_halves(BitsF a, BitsF b) {
+  const TagU16s d;
+  return hn::ConcatOdd(d, hn::BitCast(d, b), hn::BitCast(d, a));
+}
+HWY_INLINE hn::Vec<TagU16s> lower_halves(BitsF a, BitsF b) {
+  const TagU16s d;
+  return hn::ConcatEven(d, hn::BitCast(d, b), hn::BitCast(d, a));
+}
+
+/// Bits whose upper half is the bf16 that is nearest, with ties to even; NaN stays NaN.
+HWY_INLINE BitsF rounded_to_bf16(Floats x) {
+  const TagU tu;
+  const auto bits = hn::BitCast(tu, x.raw);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(tu, 1));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(tu, 0x7fff)), odd);
+  return hn::IfThenElse(hn::RebindMask(tu, x != x), hn::Or(bits, hn::Set(tu, 0x00400000u)),
+                        rounded);
+}
+
+HWY_INLINE void store_halves(Whole<Floats>, hn::Vec<TagU16s> halves, void* p) {
+  hn::StoreU(halves, TagU16s(), static_cast<std::uint16_t*>(p));
+}
+HWY_INLINE void leave_halves(Whole<Floats> io, hn::Vec<TagU16s> halves, void* p) {
+  store_halves(io, halves, p);
+}
+HWY_INLINE void leave_halves(Streamed, hn::Vec<TagU16s> halves, void* p) {
+  hn::Stream(halves, TagU16s(), static_cast<std::uint16_t*>(p));
+}
+#endif
+
+/// Whether a pack of N vectors is stored as bf16 two vectors at a time.
+template <int N, class T>
+inline constexpr bool kByPairs = N % 2 == 0 && CAIRN_NO_VECTORS == 0 && std::is_same_v<T, BFloat16>;
+
 template <int N, class Io, class T>
 HWY_INLINE void store_pack(Io io, const Pack<N>& pack, T* p) {
-  for (int k = 0; k < N; ++k) io.store(pack.of[k], p + k * kLanes<Real>);
+  if constexpr (kByPairs<N, T>) {
+    for (int k = 0; k < N; k += 2) {
+      const auto a = rounded_to_bf16(pack.of[k]), b = rounded_to_bf16(pack.of[k + 1]);
+      store_halves(io, upper_halves(a, b), p + k * kLanes<Real>);
+    }
+  } else {
+    for (int k = 0; k < N; ++k) io.store(pack.of[k], p + k * kLanes<Real>);
+  }
 }
 template <int N, class Io>
 HWY_INLINE void store_pack(Io io, const Pack<N>& pack, DType dtype, void* p, std::int64_t i) {
@@ -59,19 +106,28 @@ HWY_INLINE void store_pack(Io io, const Pack<N>& pack, DType dtype, void* p, std
       return store_pack<N>(io, pack, static_cast<float*>(p) + i);
   }
 }
+
 /// For what is not read soon.
+template <int N, class Io, class T>
+HWY_INLINE void leave_pack(Io io, const Pack<N>& pack, T* p) {
+  if constexpr (kByPairs<N, T>) {
+    for (int k = 0; k < N; k += 2) {
+      const auto a = rounded_to_bf16(pack.of[k]), b = rounded_to_bf16(pack.of[k + 1]);
+      leave_halves(io, upper_halves(a, b), p + k * kLanes<Real>);
+    }
+  } else {
+    for (int k = 0; k < N; ++k) io.leave(pack.of[k], p + k * kLanes<Real>);
+  }
+}
 template <int N, class Io>
 HWY_INLINE void leave_pack(Io io, const Pack<N>& pack, DType dtype, void* p, std::int64_t i) {
-  const auto leave = [&](auto* to) HWY_ATTR {
-    for (int k = 0; k < N; ++k) io.leave(pack.of[k], to + k * kLanes<Real>);
-  };
   switch (dtype) {
     case DType::f16:
-      return leave(static_cast<Half*>(p) + i);
+      return leave_pack<N>(io, pack, static_cast<Half*>(p) + i);
     case DType::bf16:
-      return leave(static_cast<BFloat16*>(p) + i);
+      return leave_pack<N>(io, pack, static_cast<BFloat16*>(p) + i);
     default:
-      return leave(static_cast<float*>(p) + i);
+      return leave_pack<N>(io, pack, static_cast<float*>(p) + i);
   }
 }
 
@@ -96,18 +152,30 @@ HWY_INLINE Floats load_joined(Io, const BFloat16* weight, const std::int16_t* re
   const auto low = hn::PromoteTo(TagI(), hn::LoadU(TagI16(), remainder));
   return hn::BitCast(TagF(), hn::Add(hn::ShiftLeft<16>(high), hn::BitCast(tu, low)));
 }
+/// The bits to split: those of w, or a NaN that no carry turns into a number.
+HWY_INLINE BitsF bits_to_split(Floats w) {
+  const TagU tu;
+  const auto bits = hn::BitCast(tu, w.raw);
+  const auto quiet = hn::Or(hn::And(bits, hn::Set(tu, 0xffff0000u)), hn::Set(tu, 0x00400000u));
+  return hn::IfThenElse(hn::RebindMask(tu, w != w), quiet, bits);
+}
 template <class Io>
 HWY_INLINE void store_split(Io, Floats w, BFloat16* weight, std::int16_t* remainder) {
-  const TagU tu;
   const TagI ti;
-  auto bits = hn::BitCast(tu, w.raw);
-  const auto quiet = hn::Or(hn::And(bits, hn::Set(tu, 0xffff0000u)), hn::Set(tu, 0x00400000u));
-  bits = hn::IfThenElse(hn::RebindMask(tu, w != w), quiet, bits);
-  const auto high = hn::ShiftRight<16>(hn::Add(bits, hn::Set(tu, 0x8000u)));
+  const auto bits = bits_to_split(w);
+  const auto high = hn::ShiftRight<16>(hn::Add(bits, hn::Set(TagU(), 0x8000u)));
   const auto low = hn::ShiftRight<16>(hn::BitCast(ti, hn::ShiftLeft<16>(bits)));
   hn::StoreU(hn::DemoteTo(TagU16(), hn::BitCast(ti, high)), TagU16(),
              reinterpret_cast<std::uint16_t*>(weight));
   hn::StoreU(hn::DemoteTo(TagI16(), low), TagI16(), remainder);
+}
+template <class Io>
+HWY_INLINE void store_split_pair(Io io, Floats first, Floats second, BFloat16* weight,
+                                 std::int16_t* remainder) {
+  const auto half = hn::Set(TagU(), 0x8000u);
+  const auto a = bits_to_split(first), b = bits_to_split(second);
+  store_halves(io, upper_halves(hn::Add(a, half), hn::Add(b, half)), weight);
+  store_halves(io, lower_halves(a, b), remainder);
 }
 HWY_INLINE Floats load_joined(Part io, const BFloat16* weight, const std::int16_t* remainder) {
   BFloat16 high[kLanes<Floats>] = {};
@@ -149,8 +217,34 @@ HWY_INLINE void store_truth(Io io, const Pack<N>& pack, const UpdateChunk& c, st
   }
   auto* high = static_cast<BFloat16*>(c.weight) + i;
   auto* low = static_cast<std::int16_t*>(c.master) + i;
-  for (int k = 0; k < N; ++k) {
-    store_split(io, pack.of[k], high + k * kLanes<Real>, low + k * kLanes<Real>);
+  if constexpr (kByPairs<N, BFloat16>) {
+    for (int k = 0; k < N; k += 2) {
+      store_split_pair(io, pack.of[k], pack.of[k + 1], high + k * kLanes<Real>,
+                       low + k * kLanes<Real>);
+    }
+  } else {
+    for (int k = 0; k < N; ++k) {
+      store_split(io, pack.of[k], high + k * kLanes<Real>, low + k * kLanes<Real>);
+    }
+  }
+}
+
+/// Bytes ahead of the loop at which memory is asked for: with as many streams as an update reads,
+/// that gains up to a tenth over the processor's own prefetching (1 and 3 KiB gain less).
+inline constexpr std::int64_t kAhead = 2048;
+
+template <int N>
+HWY_INLINE void prefetch(const void* p, DType dtype, std::int64_t i) {
+  if (N == 1 || p == nullptr) return;
+  const auto size = static_cast<std::int64_t>(core::size_of(dtype));
+  const char* const from = static_cast<const char*>(p) + i * size + kAhead;
+  for (std::int64_t k = 0; k < N * kLanes<Real> * size; k += 64) hwy::Prefetch(from + k);
+}
+template <int N>
+HWY_INLINE void prefetch_truth(const UpdateChunk& c, std::int64_t i) {
+  prefetch<N>(c.master, c.master_dtype, i);
+  if (c.master == nullptr || c.master_dtype == DType::i16) {
+    prefetch<N>(c.weight, c.weight_dtype, i);
   }
 }
 
@@ -183,7 +277,7 @@ template <class Body>
 HWY_INLINE void for_streamed_packs(std::int64_t n, const void* left, const Body& body) {
   if constexpr (kLanes < Real >> 1) {
     constexpr int kPack = 4;
-    constexpr std::uintptr_t kBytes = kLanes<Real> * 2;
+    constexpr std::uintptr_t kBytes = kLanes<Real> * 4;  // a whole vector, which two become
     const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(left) % kBytes;
     const auto head = past == 0 ? 0 : static_cast<std::int64_t>((kBytes - past) / 2);
     std::int64_t i = head < n ? head : n;
@@ -217,6 +311,10 @@ HWY_INLINE void update_chunk(const UpdateChunk& c, const Rule& rule) {
   const Real inverse(c.scalars.inverse);
   const auto body = [&](auto io, auto size, std::int64_t i) HWY_ATTR {
     constexpr int N = decltype(size)::value;
+    prefetch<N>(c.gradient, c.gradient_dtype, i);
+    prefetch_truth<N>(c, i);
+    prefetch<N>(c.moment1, c.moment_dtype, i);
+    prefetch<N>(c.moment2, c.moment_dtype, i);
     const Pack<N> gradient = load_pack<N>(io, c.gradient_dtype, c.gradient, i);
     Pack<N> w = load_truth<N>(io, c, i);
     Pack<N> moment1, moment2;
