@@ -281,7 +281,7 @@ HWY_INLINE void for_streamed_packs(std::int64_t n, const void* left, const Body&
     const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(left) % kBytes;
     const auto head = past == 0 ? 0 : static_cast<std::int64_t>((kBytes - past) / 2);
     std::int64_t i = head < n ? head : n;
-    if (i > 0) body(Part{i}, PackSize<1>{}, 0);
+    for_packs(0, i, body);
     for (; i + kPack * kLanes<Real> <= n; i += kPack * kLanes<Real>) {
       body(Streamed{}, PackSize<kPack>{}, i);
     }
