@@ -70,12 +70,13 @@ void cast_to_half(nn::Module& model, const Options& options, const MasterStorage
 
 nn::Module::ForwardWrapper forward_wrapper(const Options& options) {
   return [inside = options.cast_model_type, outside = options.cast_model_outputs,
-          autocast = options.autocast.value_or(false),
+          autocast = options.autocast.value_or(false), policies = options.cast_policies,
           half = options.half_dtype](const Tensor& x, const nn::Module::Forward& next) {
     const auto call = [&] { return next(inside ? to_floating(x, *inside) : x); };
     Tensor y;
     if (autocast) {
       const autograd::AutocastGuard region(true, half);
+      const autograd::CastPolicyGuard overrides(policies);
       y = call();
     } else {
       y = call();

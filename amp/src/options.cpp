@@ -41,6 +41,11 @@ void check_contradictions(const Options& o) {
   CAIRN_CHECK(o1 || !o.autocast.value_or(false), "amp", "expected autocast with O1, got ",
               "autocast = true with opt_level ", name(o.opt_level),
               " (O1 is the level whose operations cast)");
+  CAIRN_CHECK(o1 || o.cast_policies.empty(), "amp", "expected cast_policies with O1, got one for '",
+              o.cast_policies.front().first, "' with opt_level ", name(o.opt_level),
+              " (no other level casts by operation)");
+  autograd::CastPolicies known;
+  for (const auto& [op, policy] : o.cast_policies) known.set(op, policy);  // throws for a stranger
   CAIRN_CHECK(!o1 || !o.keep_batchnorm_fp32, "amp",
               "expected no keep_batchnorm_fp32 with O1, got keep_batchnorm_fp32 = ",
               on_off(o.keep_batchnorm_fp32.value_or(false)),
@@ -66,6 +71,7 @@ Options disabled(Options o) {
   o.dynamic_loss_scale = o.scaler.dynamic = false;
   o.loss_scale = o.scaler.init_scale = 1.0;
   o.fallback_after = 0;
+  o.cast_policies.clear();
   return o;
 }
 
@@ -139,6 +145,9 @@ std::string describe(const Options& o) {
   const std::string half(core::name(o.half_dtype));
   std::string text = core::str("opt level ", name(o.opt_level), ": model ", model);
   if (o.autocast.value_or(false)) text += ", autocast " + half;
+  for (std::size_t i = 0; i < o.cast_policies.size(); ++i) {
+    text += (i == 0 ? " but for " : ", ") + o.cast_policies[i].first;
+  }
   if (core::is_half(model)) {
     text += ", batch norm " + (*o.keep_batchnorm_fp32 ? std::string("f32") : half);
     text += *o.master_weights ? ", f32 masters" : ", no masters";

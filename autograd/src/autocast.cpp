@@ -104,13 +104,23 @@ void CastPolicies::set(std::string_view op, CastPolicy policy) {
   policies_.insert_or_assign(std::string(op), policy);
 }
 
-CastPolicyGuard::CastPolicyGuard(
-    std::initializer_list<std::pair<std::string_view, CastPolicy>> overrides)
-    : previous_(local().autocast.policies) {
+template <class Overrides>
+void CastPolicyGuard::install(const Overrides& overrides) {
   auto policies =
       previous_ ? std::make_shared<CastPolicies>(*previous_) : std::make_shared<CastPolicies>();
   for (const auto& [op, policy] : overrides) policies->set(op, policy);
   local().autocast.policies = std::move(policies);
+}
+
+CastPolicyGuard::CastPolicyGuard(
+    std::initializer_list<std::pair<std::string_view, CastPolicy>> overrides)
+    : previous_(local().autocast.policies) {
+  install(overrides);
+}
+
+CastPolicyGuard::CastPolicyGuard(const std::vector<std::pair<std::string, CastPolicy>>& overrides)
+    : previous_(local().autocast.policies) {
+  install(overrides);
 }
 
 CastPolicyGuard::~CastPolicyGuard() {

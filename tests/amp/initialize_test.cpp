@@ -288,6 +288,27 @@ TEST(Initialize, CastModelOutputs) {
   }
 }
 
+TEST(Initialize, OverridesOfSinglePolicies) {
+  nn::Sequential model = make_model(), other = make_model();
+  optim::FusedAdam optimizer(model.parameters()), other_optimizer(other.parameters());
+  const Amp precision =
+      initialize(model, optimizer, {.cast_policies = {{"linear", autograd::CastPolicy::f32}}});
+  initialize(other, other_optimizer);
+  EXPECT_EQ(model(make_batch(1).x).dtype(), DType::f32);
+  EXPECT_EQ(other(make_batch(1).x).dtype(), DType::f16);
+  EXPECT_THAT(precision.describe(), HasSubstr("autocast f16 but for linear"));
+  const auto refused = [&](const Options& options) {
+    nn::Sequential fresh = make_model();
+    optim::FusedAdam its(fresh.parameters());
+    return error_of([&] { initialize(fresh, its, options); });
+  };
+  EXPECT_THAT(refused({.cast_policies = {{"liner", autograd::CastPolicy::f32}}}),
+              HasSubstr("linear"));
+  EXPECT_THAT(refused({.opt_level = OptLevel::O2,
+                       .cast_policies = {{"linear", autograd::CastPolicy::f32}}}),
+              HasSubstr("with O1"));
+}
+
 TEST(Initialize, OverridesOfSingleProperties) {
   nn::Sequential plain = make_model(), cast = make_model();
   optim::FusedAdam plain_optimizer(plain.parameters()), cast_optimizer(cast.parameters());

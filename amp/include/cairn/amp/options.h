@@ -14,9 +14,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cairn/amp/loss_scaler.h"
+#include "cairn/autograd/autocast.h"
 #include "cairn/core/dtype.h"
 #include "cairn/core/world.h"
 #include "cairn/optim/optimizer.h"
@@ -41,7 +43,9 @@ struct Options {
   std::optional<DType> cast_model_outputs;  // unset: f32 where the model is cast, else as they come
   std::optional<double> loss_scale;         // a static scale
   bool dynamic_loss_scale = false;          // insists on dynamic where the level's default is 1
-  LossScalerOptions scaler;                 // of dynamic scales; dynamic is resolved from the above
+  /// O1: policies of single operations, by name, instead of their own (autograd::CastPolicyGuard).
+  std::vector<std::pair<std::string, autograd::CastPolicy>> cast_policies;
+  LossScalerOptions scaler;  // of dynamic scales; dynamic is resolved from the above
 
   int num_losses = 1;              // each has a scaler of its own: LossOptions::loss_id
   double max_gradient_norm = 0.0;  // clips in the update pass, where step() gets no other; 0: no

@@ -82,11 +82,14 @@ class CastPolicyGuard {
  public:
   explicit CastPolicyGuard(
       std::initializer_list<std::pair<std::string_view, CastPolicy>> overrides);
+  explicit CastPolicyGuard(const std::vector<std::pair<std::string, CastPolicy>>& overrides);
   ~CastPolicyGuard();
   CastPolicyGuard(const CastPolicyGuard&) = delete;
   CastPolicyGuard& operator=(const CastPolicyGuard&) = delete;
 
  private:
+  template <class Overrides>
+  void install(const Overrides& overrides);
   std::shared_ptr<const CastPolicies> previous_;
 };
 
