@@ -239,6 +239,35 @@ Tensors updates(DType dtype) {
   return results;
 }
 
+/// LAMB and NovoGrad, with remainders beside bf16 weights and scalars for each entry.
+Tensors layerwise_updates(DType dtype) {
+  Tensors results;
+  std::vector<UpdateEntry> lamb, novograd;
+  for (std::int64_t count : {1, 0, 37, 16384, 40001}) {
+    const auto seed = static_cast<std::uint64_t>(count);
+    const auto keep = [&](const Tensor& made) -> TensorView {
+      results.push_back(made);
+      return made;
+    };
+    const auto entry = [&](std::uint64_t k) {
+      const TensorView weight = keep(random({count}, dtype, seed + k, 1));
+      const DType kept = dtype == DType::bf16 ? DType::i16 : DType::f32;
+      UpdateEntry e{keep(random({count}, dtype, seed + k + 1)), weight,
+                    keep(Tensor::full({count}, 1, kept)),
+                    keep(Tensor::full({count}, 0.5, DType::bf16)),
+                    keep(Tensor::full({count}, 0.5, DType::bf16))};
+      e.gradient_factor = 1.0 + 0.1 * static_cast<double>(count % 7);
+      e.norm = 0.5;
+      return e;
+    };
+    lamb.push_back(entry(1));
+    novograd.push_back(entry(3));
+  }
+  lamb_update(lamb, {.weight_decay = 0.1});
+  novograd_update(novograd, {.weight_decay = 0.1, .reg_inside_moment = true});
+  return results;
+}
+
 struct Case {
   const char* name;
   std::function<Tensors(DType)> run;
@@ -263,7 +292,8 @@ std::vector<Case> cases() {
              {"batch_norm", batch_norms},
              {"pool", pools},
              {"embedding", embeddings},
-             {"multi_tensor", updates}}) {
+             {"multi_tensor", updates},
+             {"layerwise_updates", layerwise_updates}}) {
       all.push_back({name, run, dtype});
     }
   }

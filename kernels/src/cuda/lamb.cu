@@ -2,7 +2,7 @@
 
 #include "cuda/cuda_backend.h"
 #include "cuda/launch.cuh"
-#include "cuda/optimizer_list.h"
+#include "cuda/optimizer_list.cuh"
 
 namespace cairn::kernels {
 

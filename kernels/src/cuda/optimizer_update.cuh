@@ -25,16 +25,6 @@ struct ListScalars {
   }
 };
 
-/// Carries scalars to the device as a kernel's argument, so that the host need not wait for a copy.
-struct ScalarsBatch {
-  static constexpr int kSize = 256;
-  EntryScalars values[kSize];
-};
-static __global__ void put_scalars_kernel(ScalarsBatch batch, int count, EntryScalars* to) {
-  const int k = static_cast<int>(threadIdx.x);
-  if (k < count) to[k] = batch.values[k];
-}
-
 using PackedFloats = Packed<float, kLanes>;
 
 /// A parameter's true weights: the f32 master, a bf16 weight with its remainder, or the weight.

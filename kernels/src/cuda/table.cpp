@@ -63,14 +63,21 @@ Slot slot_of(std::initializer_list<TensorView> views) {
   return slot;
 }
 
-DeviceTable::DeviceTable(const Queue& queue, const std::vector<Slot>& slots) {
-  std::vector<std::int32_t> chunk_slot, first_chunk;
-  for (std::size_t k = 0; k < slots.size(); ++k) {
-    first_chunk.push_back(static_cast<std::int32_t>(chunk_slot.size()));
-    const auto chunks = static_cast<std::size_t>((slots[k].count + kChunk - 1) / kChunk);
-    chunk_slot.insert(chunk_slot.end(), chunks, static_cast<std::int32_t>(k));
+Chunks cut(const std::vector<std::int64_t>& counts) {
+  Chunks chunks;
+  for (std::size_t k = 0; k < counts.size(); ++k) {
+    chunks.first.push_back(static_cast<std::int32_t>(chunks.slot.size()));
+    const auto n = static_cast<std::size_t>((counts[k] + kChunk - 1) / kChunk);
+    chunks.slot.insert(chunks.slot.end(), n, static_cast<std::int32_t>(k));
   }
-  first_chunk.push_back(static_cast<std::int32_t>(chunk_slot.size()));
+  chunks.first.push_back(static_cast<std::int32_t>(chunks.slot.size()));
+  return chunks;
+}
+
+DeviceTable::DeviceTable(const Queue& queue, const std::vector<Slot>& slots) {
+  std::vector<std::int64_t> counts;
+  for (const Slot& slot : slots) counts.push_back(slot.count);
+  const auto [chunk_slot, first_chunk] = cut(counts);
 
   std::vector<std::byte> bytes(slots.size() * sizeof(Slot) +
                                (chunk_slot.size() + first_chunk.size()) * sizeof(std::int32_t));

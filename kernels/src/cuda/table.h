@@ -24,6 +24,14 @@ struct Slot {
 
 Slot slot_of(std::initializer_list<TensorView> views);
 
+/// Slots of these lengths cut into chunks, the last of each as short as need be. Elements are
+/// counted in 64 bits, chunks in 32.
+struct Chunks {
+  std::vector<std::int32_t> slot;   // of each chunk
+  std::vector<std::int32_t> first;  // of each slot, and the end
+};
+Chunks cut(const std::vector<std::int64_t>& counts);
+
 /// In device memory.
 struct Table {
   const Slot* slots;

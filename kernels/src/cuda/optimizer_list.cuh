@@ -13,6 +13,16 @@
 
 namespace cairn::kernels::cuda {
 
+/// Carries scalars to the device as a kernel's argument, so that the host need not wait for a copy.
+struct ScalarsBatch {
+  static constexpr int kSize = 256;
+  EntryScalars values[kSize];
+};
+static __global__ void put_scalars_kernel(ScalarsBatch batch, int count, EntryScalars* to) {
+  const int k = static_cast<int>(threadIdx.x);
+  if (k < count) to[k] = batch.values[k];
+}
+
 inline std::vector<Slot> slots_of(const std::vector<UpdateEntry>& entries) {
   std::vector<Slot> slots;
   for (const UpdateEntry& e : entries) {
