@@ -8,6 +8,7 @@
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/accumulation.h"
 #include "cairn/optim/schedule.h"
 #include "cairn/parallel/distributed.h"
 
@@ -38,10 +39,16 @@ struct Trainer::Parts {
         total_steps(t.total_steps(loader)),
         schedule(*optimizer,
                  t.flags_.schedule == "cosine" ? optim::cosine(total_steps) : optim::constant()),
+        accumulation(
+            {.steps = t.flags_.accumulate,
+             .set_synchronize = [this](bool on) { synchronize(on); },
+             .all_reduce_sum = [&t](double x) { return t.group_.all_reduce_sum(x, t.task_.unit); },
+             .gradients_are_averaged = true}),
         state({{"model", t.task_.model},
                {"optimizer", *optimizer},
                {"amp", precision},
                {"schedule", schedule},
+               {"accumulation", accumulation},
                {"sampler", sampler},
                {"ddp", ddp}},
               t.group_.world()) {}
@@ -53,7 +60,14 @@ struct Trainer::Parts {
   data::DataLoader loader;
   std::int64_t total_steps;
   optim::Schedule schedule;
+  std::optional<parallel::DistributedDataParallel::NoSync> no_sync;
+  optim::Accumulation accumulation;
   checkpointing::TrainingState state;
+
+  void synchronize(bool on) {
+    no_sync.reset();
+    if (!on) no_sync.emplace(ddp.no_sync());
+  }
 };
 
 Trainer::Trainer(const Flags& flags, Task task)
@@ -111,20 +125,19 @@ std::int64_t Trainer::resume(Parts& parts) {
 }
 
 void Trainer::micro_batch(Parts& parts, const data::Batch& batch) {
-  const bool boundary = ++micro_batches_ % flags_.accumulate == 0;
-  const auto guard = parts.ddp.no_sync(!boundary);
+  const auto micro = parts.accumulation.begin(batch.size());
   const Tensor y = parts.ddp(batch.inputs);
   const Tensor loss = nn::cross_entropy(y, batch.labels);
-  parts.precision.backward(loss);
+  parts.precision.backward(loss, {.weight = micro.weight()});
   loss_sum_ += loss.item();
   if (task_.accuracy) accuracy_sum_ += accuracy(y, batch.labels);
-  if (boundary) optimizer_step(parts);
+  if (micro.last()) optimizer_step(parts);
 }
 
 void Trainer::optimizer_step(Parts& parts) {
   const double lr = parts.optimizer->lr();
   const optim::StepResult result =
-      parts.precision.step({.gradient_scale = 1.0 / flags_.accumulate});
+      parts.precision.step({.gradient_scale = parts.accumulation.finish()});
   parts.schedule.step(result);
   ++step_;
   if (!result.applied) reporter_->note(core::str("step ", step_, " skipped: ", result.reason));

@@ -52,7 +52,7 @@ class Trainer {
   cairn::parallel::ProcessGroup group_;
   cairn::Device device_;
   std::unique_ptr<Reporter> reporter_;
-  std::int64_t step_ = 0, total_steps_ = 0, micro_batches_ = 0;
+  std::int64_t step_ = 0, total_steps_ = 0;
   double loss_sum_ = 0, accuracy_sum_ = 0;
 };
 

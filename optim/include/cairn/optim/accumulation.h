@@ -5,7 +5,7 @@
 //   for (const auto& batch : loader) {
 //     auto micro = accumulation.begin(batch.size(), {.last = batch.last_of_epoch});
 //     Tensor loss = nn::cross_entropy(model(batch.inputs), batch.labels);  // a mean over the batch
-//     precision.backward(autograd::affine(loss, micro.weight(), 0.0));
+//     precision.backward(loss, {.weight = micro.weight()});
 //     if (!micro.last()) continue;
 //     schedule.step(precision.step({.gradient_scale = accumulation.finish()}));
 //   }
