@@ -139,7 +139,11 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
       }
       const StateDict& entry = *found->second;
       loaded[i].steps = entry.integer(kStep);
-      if (running_norm_type()) loaded[i].norm = entry.number(kNorm);
+      if (running_norm_type() && !entry.contains(kNorm)) {
+        problems.add("no '" + name + "." + kNorm + "'");
+      } else if (running_norm_type()) {
+        loaded[i].norm = entry.number(kNorm);
+      }
       for (std::size_t m = 0; m < moments.size() && loaded[i].steps > 0; ++m) {
         const StateDict::Value* value = entry.find(moments[m]);
         const Tensor* moment = value == nullptr ? nullptr : std::get_if<Tensor>(value);

@@ -30,19 +30,20 @@ std::vector<double>& table_of(std::vector<ParameterNorms>& tables, double type) 
       ->values;
 }
 
-std::vector<std::string> names_of(const Optimizer& optimizer) {
-  std::vector<std::string> names;
-  for (const ParameterGroup& group : optimizer.groups()) {
-    for (const NamedTensor& parameter : group.parameters) names.push_back(parameter.name);
-  }
-  return names;
+std::size_t parameters_of(const Optimizer& optimizer) {
+  std::size_t count = 0;
+  for (const ParameterGroup& group : optimizer.groups()) count += group.parameters.size();
+  return count;
 }
 
-void name_culprits(const std::vector<std::string>& names,
-                   const std::vector<kernels::TensorCheck>& checks, GradientReport& report) {
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (checks[i].nonfinite == 0) continue;
-    report.nonfinite.push_back({names[i], checks[i].nonfinite - checks[i].nan, checks[i].nan});
+void name_culprits(const Optimizer& optimizer, const std::vector<kernels::TensorCheck>& checks,
+                   GradientReport& report) {
+  const kernels::TensorCheck* check = checks.data();
+  for (const ParameterGroup& group : optimizer.groups()) {
+    for (const NamedTensor& parameter : group.parameters) {
+      const auto [power_sum, nonfinite, nan] = *check++;
+      if (nonfinite > 0) report.nonfinite.push_back({parameter.name, nonfinite - nan, nan});
+    }
   }
   if (report.nonfinite.empty()) return;
   const NonFinite& first = report.nonfinite.front();
@@ -103,14 +104,14 @@ std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>
 }
 
 GradientReport PendingReport::report(const std::vector<kernels::TensorCheck>* found) const {
-  const std::vector<std::string> names = names_of(*optimizer_);
+  const std::size_t count = parameters_of(*optimizer_);
   GradientReport report;
   report.norm_type = norm_type_;
   for (const double type : types_) {
-    report.norms.push_back({type, std::vector<double>(names.size(), 0.0)});
+    report.norms.push_back({type, std::vector<double>(count, 0.0)});
   }
-  if (has_weights_) report.weight_norms.resize(names.size());
-  std::vector<kernels::TensorCheck> counts(names.size());
+  if (has_weights_) report.weight_norms.resize(count);
+  std::vector<kernels::TensorCheck> counts(count);
   for (const Pass& pass : passes_) {
     const std::vector<kernels::TensorCheck>& checks = *found++;
     const bool of_weights = pass.of == Of::weights;
@@ -122,7 +123,7 @@ GradientReport PendingReport::report(const std::vector<kernels::TensorCheck>* fo
       if (!of_weights && pass.norm_type == norm_type_) counts[parameter] = checks[k];
     }
   }
-  name_culprits(names, counts, report);
+  name_culprits(*optimizer_, counts, report);
   sum_up_norms(*optimizer_, report);
   return report;
 }
