@@ -22,7 +22,11 @@ struct Precision {
   const char* name;
   amp::OptLevel level;
   DType half;
+  optim::StateOptions storage = {};
 };
+
+constexpr optim::StateOptions kSmall{.moments = DType::bf16,
+                                     .masters = optim::MasterStorage::remainder};
 
 nn::Sequential make_model() {
   return nn::Sequential(nn::Linear(8, 16), nn::BatchNorm1d(16), nn::ReLU(), nn::Dropout(0.2),
@@ -33,6 +37,7 @@ nn::Sequential make_model() {
 struct Training {
   explicit Training(const Precision& p, std::uint64_t seed, const std::string& resume_first = "")
       : model((manual_seed(seed), make_model())), optimizer(model.parameters(), {.lr = 0.01}) {
+    optimizer.set_state_options(p.storage);
     if (!resume_first.empty()) {  // before amp knows of the model
       TrainingState({{"model", model}, {"optimizer", optimizer}, {"amp", placeholder}})
           .resume(resume_first);
@@ -114,8 +119,27 @@ INSTANTIATE_TEST_SUITE_P(All, Resume,
                                            Precision{"O1_f16", amp::OptLevel::O1, DType::f16},
                                            Precision{"O2_f16", amp::OptLevel::O2, DType::f16},
                                            Precision{"O2_bf16", amp::OptLevel::O2, DType::bf16},
+                                           Precision{"O2_bf16_small", amp::OptLevel::O2,
+                                                     DType::bf16, kSmall},
                                            Precision{"O3_bf16", amp::OptLevel::O3, DType::bf16}),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ResumeStorage, AnyStorageContinuesAnyFileAndTheFileIsTheSame) {
+  const TemporaryFolder dir;
+  const Precision small{"", amp::OptLevel::O2, DType::bf16, kSmall};
+  const Precision plain{"", amp::OptLevel::O2, DType::bf16};
+  Training begun(small, 1);
+  begun.train(1, 4);
+  const std::string file = begun.state().save(dir / "a", 4);
+  for (const Precision& storage : {plain, small}) {
+    for (const bool load_first : {false, true}) {
+      Training resumed(storage, 999, load_first ? file : "");
+      TrainingState state = resumed.state();
+      state.resume(file);
+      expect_same_contents(file, state.save(dir / "b", 4));
+    }
+  }
+}
 
 TEST(ResumeOrder, LoadingBeforeInitializeIsTheSameAsAfter) {
   const TemporaryFolder dir;

@@ -211,6 +211,43 @@ TEST(Ddp, StartsFromRankZerosModel) {
   });
 }
 
+/// bf16 weights whose truth is kept as remainders (optim::MasterStorage::remainder).
+void check_remainders(ProcessGroup& group) {
+  manual_seed(static_cast<std::uint64_t>(100 + group.rank()));
+  nn::Sequential model(nn::Linear(5, 8), nn::Linear(8, 2));
+  optim::FusedAdam optimizer(model.parameters(), {.lr = 0.1});
+  optimizer.set_state_options({.masters = optim::MasterStorage::remainder});
+  for (const auto& [name, tensor] : model.parameters()) {
+    const Tensor exact = Tensor::from(tensor.to_vector<float>(), tensor.shape());
+    Tensor(tensor).set_data(Tensor::empty(tensor.shape(), DType::bf16));
+    optim::set_master(tensor, exact, optim::MasterStorage::remainder);
+  }
+  optimizer.refresh();
+  const auto truth = [&] {
+    std::vector<std::vector<float>> values;
+    for (const auto& [name, tensor] : model.parameters()) {
+      values.push_back(optim::master_value(tensor).to_vector<float>());
+    }
+    return bytes_of(values);
+  };
+  const auto before = group.exchange(truth(), "before");
+  EXPECT_FALSE(before[0] == before[1]);
+  DistributedDataParallel ddp(model, group);
+  EXPECT_TRUE(truth() == before[0]);
+  const Tensor x = normal({4, 5}, static_cast<std::uint64_t>(group.rank()));
+  backward(ddp, autograd::to(x, DType::bf16), Tensor::zeros({4, 2}, DType::bf16));
+  EXPECT_TRUE(optimizer.step().applied);
+  EXPECT_FALSE(truth() == before[0]);
+  expect_same_on_every_rank(group, truth());
+}
+
+TEST(Ddp, RemaindersStartFromRankZerosToo) {
+  run_threads(3, check_remainders);
+}
+TEST(Ddp, RemaindersOfTwoProcesses) {
+  run_ranks(2, check_remainders);
+}
+
 TEST(Ddp, NamesWhereModelsDiffer) {
   run_threads(3, [](ProcessGroup& group) {
     nn::Sequential model(nn::Linear(5, 8), nn::Linear(8, group.rank() == 2 ? 3 : 2));
