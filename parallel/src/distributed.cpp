@@ -7,6 +7,7 @@
 #include "cairn/autograd/engine.h"
 #include "cairn/core/error.h"
 #include "cairn/core/stream.h"
+#include "local_checks.h"
 #include "model_sync.h"
 
 namespace cairn::parallel {
@@ -58,6 +59,7 @@ struct DistributedDataParallel::Impl {
   std::vector<std::size_t> bucket_of;  // by the arena's parameters
   std::vector<autograd::HookHandle> hooks;
   std::vector<Stream> streams;  // one a device
+  LocalChecks local_checks;
   int no_sync_depth = 0;
 
   // The backward pass under way.
@@ -100,6 +102,7 @@ void DistributedDataParallel::Impl::begin() {
   if (planned_generation != arena->generation()) plan();
   active = true;
   next = 0;
+  local_checks.begin_pass();
   missing.clear();
   for (const PlannedBucket& bucket : buckets)
     missing.push_back(bucket.last_slot - bucket.first_slot);
@@ -131,6 +134,7 @@ void DistributedDataParallel::Impl::reduce(const PlannedBucket& bucket) {
   written.record(Stream::current(device));
   stream.wait(written);
   const StreamGuard guard(stream);
+  if (options.check_local_gradients) local_checks.check(*arena, bucket);
   group.all_reduce(bucket.gradients, ReduceOp::average, bucket.name);
 }
 
@@ -209,6 +213,10 @@ DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool if_) {
 
 void DistributedDataParallel::sync_buffers() {
   if (impl_->group.world_size() > 1) broadcast_buffers(*impl_->model, impl_->group);
+}
+
+std::vector<optim::NonFinite> DistributedDataParallel::local_nonfinite() {
+  return impl_->local_checks.take(*impl_->arena);
 }
 
 nn::Module& DistributedDataParallel::module() const {

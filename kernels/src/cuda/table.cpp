@@ -7,7 +7,7 @@
 namespace cairn::kernels::cuda {
 namespace {
 
-constexpr std::size_t kKeptTables = 32;
+constexpr std::size_t kKeptTables = 1024;  // an optimizer has a few, DDP one a bucket
 
 struct KeptTable {
   Device device;

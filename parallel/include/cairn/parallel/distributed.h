@@ -31,6 +31,7 @@
 
 #include "cairn/core/state_dict.h"
 #include "cairn/nn/module.h"
+#include "cairn/optim/report.h"
 #include "cairn/parallel/process_group.h"
 
 namespace cairn::parallel {
@@ -42,6 +43,9 @@ struct DistributedOptions {
   /// on every rank. true: a gradient of zero, so that ranks may use different parts of the model;
   /// such buckets are reduced only at the end of backward.
   bool unused_as_zeros = false;
+  /// Each bucket is checked for inf and NaN before its reduction, on the communication stream, so
+  /// that local_nonfinite() can tell. Reads the gradients once more (less than 1 % of a step).
+  bool check_local_gradients = true;
 };
 
 class DistributedDataParallel : public core::Stateful {
@@ -74,6 +78,14 @@ class DistributedDataParallel : public core::Stateful {
   /// Gives every rank rank 0's buffers (running statistics): before an evaluation that all ranks
   /// take part in.
   void sync_buffers();
+
+  /// Which of this rank's own gradients were not finite before they were averaged (after that, every
+  /// rank has the inf), and how many elements: of all backwards since it was last asked, at most the
+  /// last 16; in registration order. Waits for their checks. For amp::Options::local_nonfinite, so
+  /// that an overflow names the rank that made it:
+  ///   options.local_nonfinite = [&ddp] { return ddp.local_nonfinite(); };
+  /// Empty without DistributedOptions::check_local_gradients, in a group of one, and for f64.
+  std::vector<optim::NonFinite> local_nonfinite();
 
   nn::Module& module() const;
   const ProcessGroup& group() const;

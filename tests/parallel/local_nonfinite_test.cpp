@@ -1,0 +1,189 @@
+// Whose gradient was not finite, although after the reduction every rank's is.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cairn/autograd/autograd.h"
+#include "cairn/kernels/multi_tensor.h"
+#include "cairn/nn/nn.h"
+#include "cairn/parallel/distributed.h"
+#include "ranks.h"
+
+namespace cairn::parallel {
+namespace {
+
+using test::run_ranks;
+using test::run_threads;
+using Found = std::vector<optim::NonFinite>;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+const double kNan = std::nan("");
+
+/// sum(a * ca) + sum(b * cb) + sum(c * cc): the gradients are the factors.
+class Weights : public nn::Module {
+ public:
+  explicit Weights(DType dtype) {
+    for (const char* name : {"a", "b", "c"}) {
+      add_parameter(name, Tensor::full({300}, 1.0, dtype));
+      factors.emplace_back(300, 0.5);
+    }
+  }
+  std::string kind() const override { return "Weights"; }
+  Tensor forward(const Tensor&) override {
+    Tensor loss;
+    std::size_t i = 0;
+    for (const auto& [name, weight] : parameters()) {
+      const Tensor factor = Tensor::from(factors[i++], {300}, weight.dtype());
+      const Tensor term = autograd::sum(weight * factor);
+      loss = loss ? loss + term : term;
+    }
+    return loss;
+  }
+  std::vector<std::vector<double>> factors;
+
+ protected:
+  std::shared_ptr<nn::Module> make_like() const override {
+    return std::make_shared<Weights>(DType::f32);
+  }
+};
+
+void expect_found(const Found& actual, const Found& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_EQ(actual[i].parameter, expected[i].parameter);
+    EXPECT_EQ(actual[i].inf, expected[i].inf);
+    EXPECT_EQ(actual[i].nan, expected[i].nan);
+  }
+}
+
+void backward(DistributedDataParallel& ddp) {
+  autograd::backward(ddp(Tensor::zeros({1})));
+}
+
+DistributedOptions bucket_each() {
+  return {.first_bucket_bytes = 1, .bucket_bytes = 1};
+}
+
+void check_attribution(ProcessGroup& group) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (bool small : {false, true}) {
+      Weights model(dtype);
+      DistributedDataParallel ddp(model, group, small ? bucket_each() : DistributedOptions{});
+      const int last = group.world_size() - 1;
+      backward(ddp);
+      expect_found(ddp.local_nonfinite(), {});
+
+      model.clear_grad();
+      if (group.rank() == last) {
+        model.factors[1][0] = kInf, model.factors[1][299] = kNan, model.factors[2][7] = -kInf;
+      }
+      if (group.rank() == 0) model.factors[0][5] = kNan;
+      backward(ddp);
+      for (const auto& [name, weight] : model.parameters()) {  // everybody has them by now
+        EXPECT_GT(kernels::check_tensors({weight.grad()}).read()[0].nonfinite, 0) << name;
+      }
+      const Found found = ddp.local_nonfinite();
+      if (group.rank() == last) {
+        expect_found(found, {{"b", 1, 1}, {"c", 1, 0}});
+      } else if (group.rank() == 0) {
+        expect_found(found, {{"a", 0, 1}});
+      } else {
+        expect_found(found, {});
+      }
+      expect_found(ddp.local_nonfinite(), {});  // told once
+    }
+  }
+}
+
+TEST(LocalNonfinite, BelongsToTheRankThatMadeItInProcesses) {
+  run_ranks(2, check_attribution);
+}
+TEST(LocalNonfinite, BelongsToTheRankThatMadeItInThreads) {
+  run_threads(2, check_attribution);
+  run_threads(4, check_attribution);
+}
+
+TEST(LocalNonfinite, CountsEveryBackwardSinceTheLastQuestion) {
+  run_threads(2, [](ProcessGroup& group) {
+    Weights model(DType::f32);
+    DistributedDataParallel ddp(model, group);
+    const auto with = [&](std::size_t parameter, double value) {
+      model.factors[parameter][3] = group.rank() == 1 ? value : 0.5;
+      backward(ddp);
+      model.factors[parameter][3] = 0.5;
+      model.clear_grad();
+    };
+    with(0, kInf);  // the losses of one step
+    with(2, kNan);
+    with(0, kInf);
+    const Found expected = {{"a", 2, 0}, {"c", 0, 1}};
+    expect_found(ddp.local_nonfinite(), group.rank() == 1 ? expected : Found{});
+  });
+}
+
+TEST(LocalNonfinite, SeesWhatMicroBatchesAddedUp) {
+  run_threads(2, [](ProcessGroup& group) {
+    Weights model(DType::f16);
+    DistributedDataParallel ddp(model, group);
+    if (group.rank() == 1) model.factors[1].assign(300, 40000.0);  // finite; twice that is not
+    for (int micro = 0; micro < 2; ++micro) {
+      const auto guard = ddp.no_sync(micro == 0);
+      backward(ddp);
+    }
+    expect_found(ddp.local_nonfinite(), group.rank() == 1 ? Found{{"b", 300, 0}} : Found{});
+  });
+}
+
+TEST(LocalNonfinite, ASumThatOverflowsIsNobodysOwn) {
+  run_threads(2, [](ProcessGroup& group) {
+    Weights model(DType::f32);
+    DistributedDataParallel ddp(model, group);
+    model.factors[0].assign(300, std::numeric_limits<float>::max());
+    backward(ddp);
+    EXPECT_EQ(kernels::check_tensors({model.parameters()[0].tensor.grad()}).read()[0].nonfinite,
+              300);
+    expect_found(ddp.local_nonfinite(), {});
+  });
+}
+
+TEST(LocalNonfinite, CostsAReadOnlyWhereItIsAskedFor) {
+  run_threads(1, [](ProcessGroup& group) {
+    Weights model(DType::f32);
+    DistributedDataParallel ddp(model, group);
+    const std::int64_t before = kernels::host_reads();
+    backward(ddp);
+    EXPECT_EQ(kernels::host_reads(), before);
+    expect_found(ddp.local_nonfinite(), {});  // in a group of one there is nothing to tell apart
+  });
+  std::int64_t before = 0;
+  run_threads(2, [&](ProcessGroup& group) {
+    Weights model(DType::f32);
+    DistributedDataParallel ddp(model, group, bucket_each());
+    group.barrier();
+    if (group.rank() == 0) before = kernels::host_reads();
+    group.barrier();
+    backward(ddp);
+    group.barrier();
+    EXPECT_EQ(kernels::host_reads(), before);
+    group.barrier();
+    ddp.local_nonfinite();
+    group.barrier();
+    EXPECT_EQ(kernels::host_reads(), before + 2);  // one a rank
+  });
+}
+
+TEST(LocalNonfinite, CanBeTurnedOff) {
+  run_threads(2, [](ProcessGroup& group) {
+    Weights model(DType::f32);
+    DistributedOptions options;
+    options.check_local_gradients = false;
+    DistributedDataParallel ddp(model, group, options);
+    model.factors[0][0] = kInf;
+    backward(ddp);
+    expect_found(ddp.local_nonfinite(), {});
+  });
+}
+
+}  // namespace
+}  // namespace cairn::parallel
