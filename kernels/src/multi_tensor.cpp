@@ -101,19 +101,4 @@ std::int64_t host_reads() {
   return count_of_fetches();
 }
 
-GradientCheck check_gradients(const std::vector<TensorView>& gradients, bool per_tensor_norms) {
-  check_float_list("check_gradients", "gradient", gradients);
-  const std::vector<TensorCheck> checks = launch_check(gradients, 2.0).read();
-  GradientCheck result;
-  for (std::size_t i = 0; i < checks.size(); ++i) {
-    result.squared_norm += checks[i].power_sum;
-    if (per_tensor_norms) result.squared_norms.push_back(checks[i].power_sum);
-    if (checks[i].nonfinite == 0 || result.first_nonfinite >= 0) continue;
-    result.first_nonfinite = static_cast<std::int64_t>(i);
-    result.nonfinite_count = checks[i].nonfinite;
-    result.is_nan = checks[i].nan > 0;
-  }
-  return result;
-}
-
 }  // namespace cairn::kernels

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <limits>
 
+#include "cairn/amp/amp.h"
 #include "cairn/autograd/autograd.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/optimizer.h"
 #include "cairn/parallel/distributed.h"
 #include "ranks.h"
 
@@ -171,6 +173,38 @@ TEST(LocalNonfinite, CostsAReadOnlyWhereItIsAskedFor) {
     group.barrier();
     EXPECT_EQ(kernels::host_reads(), before + 2);  // one a rank
   });
+}
+
+void check_with_amp(ProcessGroup& group) {
+  const int guilty = group.world_size() - 1;
+  Weights model(DType::f32);
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+  DistributedDataParallel ddp(model, group);
+  amp::Options options;
+  options.opt_level = amp::OptLevel::O2;
+  options.scaler.init_scale = 1024;
+  options.world = group.world();
+  options.local_nonfinite = [&ddp] { return ddp.local_nonfinite(); };
+  amp::Amp precision = amp::initialize(model, optimizer, options);
+  const auto step = [&](double factor) {
+    if (group.rank() == guilty) model.factors[1][0] = factor;
+    precision.backward(ddp(Tensor::zeros({1})));
+    return precision.step();
+  };
+  const optim::StepResult skipped = step(kInf);
+  EXPECT_FALSE(skipped.applied);
+  EXPECT_EQ(skipped.reason, core::str("inf in the gradient of b (1 element) on rank ", guilty,
+                                      "; loss scale 1024 -> 512"));
+  ASSERT_EQ(precision.overflows().back().culprits.size(), 1u);
+  EXPECT_EQ(precision.overflows().back().culprits[0].rank, guilty);
+  EXPECT_TRUE(step(0.5).applied);
+}
+
+TEST(LocalNonfinite, AmpNamesTheRankInProcesses) {
+  run_ranks(2, check_with_amp);
+}
+TEST(LocalNonfinite, AmpNamesTheRankInThreads) {
+  run_threads(4, check_with_amp);
 }
 
 TEST(LocalNonfinite, CanBeTurnedOff) {

@@ -105,18 +105,4 @@ std::vector<std::uint64_t> hash_tensors(const std::vector<TensorView>& tensors);
 /// (for tests: a training step may do so once).
 std::int64_t host_reads();
 
-/// What the check pass found. Norms are of the gradients as they lie (scaled); non-finite elements
-/// are left out of them.
-struct GradientCheck {
-  double squared_norm = 0.0;          // of all tensors together
-  std::vector<double> squared_norms;  // per tensor, if asked
-  std::int64_t first_nonfinite =
-      -1;               // index of the first tensor in the list with an inf or NaN; -1: none
-  bool is_nan = false;  // in that tensor: NaN (true) or only inf (false)
-  std::int64_t nonfinite_count = 0;  // elements in that tensor
-};
-/// check_tensors for callers that want the answer at once and only the first culprit.
-GradientCheck check_gradients(const std::vector<TensorView>& gradients,
-                              bool per_tensor_norms = false);
-
 }  // namespace cairn::kernels
