@@ -20,24 +20,30 @@ out = {f"init.{name}": value for name, value in init.items()}
 for k, step in enumerate(gradients):
     out.update({f"gradient.{k}.{name}": value for name, value in step.items()})
 
-CASES = {  # constructor, options, clipping norm (0: none)
+CASES = {  # constructor, options, clipping norm (0: none), its type (2)
     "adam": (torch.optim.Adam, dict(lr=1e-2), 0),
     "adam_l2": (torch.optim.Adam, dict(lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.05), 0),
     "adamw": (torch.optim.AdamW, dict(lr=1e-2, weight_decay=0.1), 0),
     "adamw_clipped": (torch.optim.AdamW, dict(lr=1e-2, weight_decay=0.1), 3.0),
+    "adamw_clipped_inf": (torch.optim.AdamW, dict(lr=1e-2, weight_decay=0.1), 1.5, float("inf")),
+    "sgd_clipped_1": (torch.optim.SGD, dict(lr=0.1), 10.0, 1.0),
+    "sgd_clipped_3": (torch.optim.SGD, dict(lr=0.1), 2.0, 3.0),
+    "adagrad": (torch.optim.Adagrad, dict(lr=0.1), 0),
+    "adagrad_decay": (torch.optim.Adagrad, dict(lr=0.1, lr_decay=0.05, weight_decay=0.05,
+                                                initial_accumulator_value=0.2, eps=1e-6), 0),
     "sgd": (torch.optim.SGD, dict(lr=0.1), 0),
     "sgd_decay": (torch.optim.SGD, dict(lr=0.1, weight_decay=0.05), 0),
     "sgd_momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, dampening=0.25, weight_decay=0.05), 0),
     "sgd_nesterov": (torch.optim.SGD, dict(lr=0.1, momentum=0.9, weight_decay=0.05, nesterov=True), 0),
 }
-for case, (make, options, max_norm) in CASES.items():
+for case, (make, options, max_norm, *norm_type) in CASES.items():
     parameters = {name: value.clone().requires_grad_() for name, value in init.items()}
     optimizer = make(parameters.values(), **options)
     for k, step in enumerate(gradients):
         for name, parameter in parameters.items():
             parameter.grad = step[name].clone()
         if max_norm:
-            out[f"{case}.norm.{k}"] = torch.nn.utils.clip_grad_norm_(parameters.values(), max_norm).clone()
+            out[f"{case}.norm.{k}"] = torch.nn.utils.clip_grad_norm_(parameters.values(), max_norm, *norm_type).clone()
         optimizer.step()
     for name, parameter in parameters.items():
         out[f"{case}.weight.{name}"] = parameter.detach().clone()

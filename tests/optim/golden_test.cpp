@@ -1,7 +1,9 @@
-// FusedAdam and FusedSGD against PyTorch's optimizers (tests/golden/make_optim.py).
+// FusedAdam, FusedSGD, FusedAdagrad and clipping against PyTorch's optimizers (tests/golden/make_optim.py).
+#include <cmath>
 #include <functional>
 #include <memory>
 
+#include "cairn/optim/adagrad.h"
 #include "support.h"
 #include "support/golden.h"
 
@@ -15,7 +17,7 @@ struct Case {
   std::string name;
   std::function<std::unique_ptr<Optimizer>(NamedTensors)> make;
   std::vector<std::string> moments;
-  double max_norm = 0.0;
+  double max_norm = 0.0, norm_type = 2.0;
 };
 
 template <class O, class Options>
@@ -39,6 +41,18 @@ std::vector<Case> cases() {
        adam},
       {"adamw", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam},
       {"adamw_clipped", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam, 3.0},
+      {"adamw_clipped_inf", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam,
+       1.5, INFINITY},
+      {"sgd_clipped_1", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 10.0, 1.0},
+      {"sgd_clipped_3", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 2.0, 3.0},
+      {"adagrad", maker<FusedAdagrad>(AdagradOptions{.lr = 0.1}), {"sum"}},
+      {"adagrad_decay",
+       maker<FusedAdagrad>(AdagradOptions{.lr = 0.1,
+                                          .eps = 1e-6,
+                                          .weight_decay = 0.05,
+                                          .lr_decay = 0.05,
+                                          .initial_accumulator = 0.2}),
+       {"sum"}},
       {"sgd", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}},
       {"sgd_decay", maker<FusedSGD>(SgdOptions{.lr = 0.1, .weight_decay = 0.05}), {}},
       {"sgd_momentum",
@@ -69,7 +83,8 @@ TEST_P(Golden, EqualsPyTorch) {
       for (const auto& [name, tensor] : parameters) {
         write_gradient(tensor, golden.values("gradient." + step + "." + name));
       }
-      const StepResult result = optimizer->step({.max_gradient_norm = c.max_norm});
+      const StepResult result =
+          optimizer->step({.max_gradient_norm = c.max_norm, .norm_type = c.norm_type});
       EXPECT_TRUE(result.applied);
       if (c.max_norm == 0) continue;
       const double norm = golden.values(c.name + ".norm." + step).front();
