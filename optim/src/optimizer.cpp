@@ -102,10 +102,10 @@ void Optimizer::refresh() {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       const Tensor& parameter = groups_[g].parameters[i].tensor;
-      for (Tensor& moment : state_[g][i].moments) {
-        if (moment.defined() && moment.device() != parameter.device()) {
-          moment = copy_beside(parameter, moment, moment.dtype());
-        }
+      State& state = state_[g][i];
+      for (Tensor* own : {&state.moments[0], &state.moments[1], &state.sum}) {
+        if (!own->defined() || own->device() == parameter.device()) continue;
+        *own = copy_beside(parameter, *own, own->dtype(), own->storage()->category());
       }
       for (const auto& part : {parameter.meta().master, parameter.meta().remainder}) {
         if (!part || part->device() == parameter.device()) continue;

@@ -193,7 +193,17 @@ void Optimizer::run_batches(const std::vector<double>& scales) {
   }
 }
 
+void Optimizer::check_report(const GradientReport& report) const {
+  if (!report.checked()) return;
+  std::size_t count = 0;
+  for (const ParameterGroup& group : groups_) count += group.parameters.size();
+  CAIRN_CHECK(report.norms.front().values.size() == count, "optimizer",
+              "expected a report of this optimizer's ", count, " parameters, got one of ",
+              report.norms.front().values.size(), " (check again after add_group)");
+}
+
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {
+  check_report(report);
   check_options(report, options);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
   std::vector<double> scales;

@@ -69,5 +69,23 @@ TEST(Devices, MastersAndMomentsMoveWithTheirParameter) {
   EXPECT_EQ(values(moving[0].tensor), values(staying[0].tensor));
 }
 
+TEST(Devices, StashedGradientsMoveWithTheirParameter) {
+  const NamedTensors parameters = {make_parameter("w", {33}, 1, DType::f32, kFirst)};
+  FusedSGD optimizer(parameters, {.lr = 1.0});
+  Values expected = values(parameters[0].tensor);
+  write_gradient(parameters[0].tensor, Values(33, 0.5));
+  optimizer.stash();
+  Tensor parameter = parameters[0].tensor;
+  const Tensor moved = Tensor::empty({33}, DType::f32, kSecond);
+  kernels::copy(parameter, moved);
+  parameter.set_data(moved);
+  optimizer.refresh();
+  write_gradient(parameter, Values(33, 0.25));
+  optimizer.stash();
+  EXPECT_TRUE(optimizer.step().applied);
+  for (double& w : expected) w -= 0.75;
+  test::expect_close(parameter, expected, 1e-6, 1e-6);
+}
+
 }  // namespace
 }  // namespace cairn::optim

@@ -172,6 +172,16 @@ TEST(Clipping, NeedsAReportOfItsNorm) {
   EXPECT_THROW(optimizer.step({.gradient_scale = kInf}), core::InvalidArgument);
 }
 
+TEST(Report, IsOfTheParametersThatWereThere) {
+  const NamedTensors parameters = three();
+  FusedSGD optimizer({parameters[0], parameters[1]}, {});
+  write_gradients(parameters, 1);
+  const GradientReport report = optimizer.check();
+  optimizer.add_group({{parameters[2]}, 0.1, 0.0});
+  EXPECT_THROW(optimizer.update(report, {}), core::InvalidArgument);
+  EXPECT_TRUE(optimizer.update(optimizer.check(), {}).applied);
+}
+
 class StashOnDevice : public testing::TestWithParam<Device> {};
 
 TEST_P(StashOnDevice, SumsBackwardsOfDifferentScales) {

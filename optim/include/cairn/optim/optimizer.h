@@ -188,6 +188,7 @@ class Optimizer : public core::Stateful {
   void attach_arenas();
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
   bool needs_report() const;
+  void check_report(const GradientReport& report) const;
   StepResult measure(const GradientReport& report, const StepOptions& options,
                      std::vector<double>& scales) const;
   void prepare_batches(const GradientReport& report, const std::vector<double>& scales,
