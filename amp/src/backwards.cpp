@@ -67,7 +67,10 @@ std::vector<SegmentPtr> Backwards::take_segments_of(const std::vector<std::size_
 Backwards::Resolved Backwards::resolve(const std::vector<std::size_t>& optimizers,
                                        double scale_without_loss,
                                        const optim::StepOptions& options) {
-  const bool reads = options.check || options.max_gradient_norm > 0;
+  const bool reads = options.check || options.max_gradient_norm > 0 ||
+                     std::any_of(optimizers.begin(), optimizers.end(), [&](std::size_t o) {
+                       return optimizers_[o].optimizer->needs_report();
+                     });
   Resolved resolved;
   std::vector<optim::PendingReport> pending;
   std::vector<SegmentPtr> sources;  // whose gradients each of them checked

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cairn/core/error.h"
+#include "cairn/optim/lamb.h"
 #include "support.h"
 
 namespace cairn::amp {
@@ -187,6 +188,15 @@ TEST(StaticScale, MayGoUnchecked) {
   optim::FusedSGD dynamic_optimizer(dynamic.parameters(), {.lr = 1.0});
   Amp checks = initialize(dynamic, dynamic_optimizer, {.opt_level = OptLevel::O2});
   EXPECT_THROW(checks.step({.check = false}), core::InvalidArgument);
+}
+
+TEST(StaticScale, UncheckedOptimizersThatNeedNormsGetThem) {
+  Weight model;
+  optim::FusedLAMB optimizer(model.parameters(), {.lr = 1e-2});
+  Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2, .loss_scale = 8});
+  precision.backward(model(coefficients(0.25)));
+  EXPECT_TRUE(precision.step({.check = false}).applied);
+  EXPECT_NE(values(*model.w().meta().master), std::vector<double>(4, 1.0));
 }
 
 TEST(LossWeight, MultipliesTheLoss) {

@@ -84,6 +84,8 @@ class Optimizer : public core::Stateful {
   /// Launches pass 1; the host waits where the report is read. norm_type >= 1, or infinity.
   PendingReport begin_check(double norm_type = 2.0) const;
   GradientReport check(double norm_type = 2.0) const { return begin_check(norm_type).read(); }
+  /// update() needs a report whatever the options say (norms of LAMB, NovoGrad, LARC).
+  bool needs_report() const;
   /// Pass 2. Clipping needs a report with norms of options.norm_type.
   StepResult update(const GradientReport& report, const StepOptions& options);
   /// Only clears the gradients. Throws Error with error_if_nonfinite, and clears nothing then.
@@ -187,7 +189,6 @@ class Optimizer : public core::Stateful {
   struct LoadPlan;
   void attach_arenas();
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
-  bool needs_report() const;
   void check_report(const GradientReport& report) const;
   StepResult measure(const GradientReport& report, const StepOptions& options,
                      std::vector<double>& scales) const;
