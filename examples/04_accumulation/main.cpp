@@ -1,6 +1,6 @@
-// accumulation: the same ConvNet trained twice, with whole batches and with uneven micro-batches that
-// add up to them (optim::Accumulation), on one or many processes: the gradients agree, the memory
-// does not.
+// accumulation: the same ConvNet trained twice, with whole batches and with uneven micro-batches
+// that add up to them (optim::Accumulation), on one or many processes: the gradients agree, the
+// memory does not.
 //
 //   accumulation                                      4 micro-batches, O2
 //   accumulation --micro-batches 8 --opt-level O0     in f32: equal up to rounding

@@ -1,7 +1,7 @@
 // Row 17: FusedAdam on a LeNet-like model, 100 iterations under a gradient scaler, against Adam in
-// double precision on the same model; weights within 1e-3, gradients within 1e-3 (f32) and 5e-3 (half). In f32, and with half
-// convolutions and f32 masters. (Apex's third axis, capturable, put lr and step on the device; here
-// the step's one host read remains, and nothing else differs.)
+// double precision on the same model; weights within 1e-3, gradients within 1e-3 (f32) and 5e-3
+// (half). In f32, and with half convolutions and f32 masters. (Apex's third axis, capturable, put lr
+// and step on the device; here the step's one host read remains, and nothing else differs.)
 #include <gtest/gtest.h>
 
 #include "cairn/amp/amp.h"

@@ -1,4 +1,5 @@
-// FusedAdam, FusedSGD, FusedAdagrad and clipping against PyTorch's optimizers (tests/golden/make_optim.py).
+// FusedAdam, FusedSGD, FusedAdagrad and clipping against PyTorch's
+// (tests/golden/make_optim.py).
 #include <cmath>
 #include <functional>
 #include <memory>

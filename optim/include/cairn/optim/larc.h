@@ -10,8 +10,9 @@
 //   a = trust_coefficient |w| / (|g| + weight_decay |w| + eps);   clip: a = min(a / lr, 1)
 //   g = (g + weight_decay w) a
 // where |w| and |g| are the 2-norms of the parameter (of its master; of the bf16 weight, where the
-// rest is kept as a remainder) and of its gradient (unscaled, clipped); a parameter where either is 0 keeps its gradient, without weight decay. Norms come from the check
-// pass: the host still waits once a step.
+// rest is kept as a remainder) and of its gradient (unscaled, clipped); a parameter where either is
+// 0 keeps its gradient, without weight decay. Norms come from the check pass: the host still waits
+// once a step.
 #pragma once
 
 #include "cairn/optim/optimizer.h"

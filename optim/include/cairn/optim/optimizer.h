@@ -8,7 +8,8 @@
 // Parameters are f32 (updated in place) or half. A half parameter gets an f32 master (kept in its
 // GradMeta::master, made from its f32 value by amp::initialize, or from its half value at the first
 // step) and is rounded from it after each update; without master weights the half value itself is
-// updated. Moments are f32, laid out like the parameter. Parameters without a gradient are left
+// updated. Moments are f32, laid out like the parameter; set_state_options() keeps both in less
+// memory. Parameters without a gradient are left
 // alone, and so are those that do not require one. step() never zeroes gradients: it ends by
 // clearing them (they count as unwritten), unless asked to keep them.
 #pragma once
@@ -135,8 +136,8 @@ class Optimizer : public core::Stateful {
   /// Throws Unsupported for a rule or an option that torch lacks.
   StateDict torch_state_dict() const;
   /// Takes such a state over: lr, weight decay, betas, eps and momentum of each group, step counts
-  /// and moments. Numbers may be tensors of one element. Throws DataError, and changes nothing, where
-  /// it differs from this optimizer in anything else.
+  /// and moments. Numbers may be tensors of one element. Throws DataError, and changes nothing,
+  /// where it differs from this optimizer in anything else.
   void load_torch_state_dict(const StateDict& state);
 
  protected:
@@ -165,8 +166,8 @@ class Optimizer : public core::Stateful {
   /// (0 in the first) and the norm of the gradient (unscaled, clipped).
   virtual double running_norm(const ParameterGroup& group, double before, double gradient_norm,
                               std::int64_t step) const;
-  /// All gradients (unscaled, clipped as StepOptions says) are scaled to this 2-norm where theirs is
-  /// larger; 0: no.
+  /// All gradients (unscaled, clipped as StepOptions says) are scaled to this 2-norm where theirs
+  /// is larger; 0: no.
   virtual double own_max_norm() const { return 0.0; }
 
  private:
