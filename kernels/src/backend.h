@@ -104,6 +104,10 @@ class Backend {
   // optimizer_update.h
   virtual void adam_update(const std::vector<UpdateEntry>& entries,
                            const AdamOptions& options) const = 0;
+  /// With options.device.
+  virtual void adam_device_update(const std::vector<UpdateEntry>& entries,
+                                  const AdamOptions& options) const = 0;
+  virtual void find_nonfinite(const std::vector<TensorView>& tensors, View found_inf) const = 0;
   virtual void sgd_update(const std::vector<UpdateEntry>& entries,
                           const SgdOptions& options) const = 0;
   virtual void adagrad_update(const std::vector<UpdateEntry>& entries,

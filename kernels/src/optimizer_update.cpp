@@ -84,6 +84,33 @@ void run(const char* op, const std::vector<UpdateEntry>& entries, const Options&
   launch(list[0].weight.device, [=](const Backend& backend) { (backend.*update)(list, options); });
 }
 
+void check_device_number(const char* op, const char* what, const TensorView& v, DType dtype,
+                         Device device) {
+  CAIRN_CHECK(v.defined(), op, "expected a ", what, " in device memory, got none");
+  CAIRN_CHECK(v.dtype == dtype && v.numel() == 1 && v.device == device, op, "expected a ", what,
+              " of one ", core::name(dtype), " on ", device, ", got shape ", v.shape, " of ",
+              core::name(v.dtype), " on ", v.device);
+}
+
+void check_device_step(const char* op, const std::vector<UpdateEntry>& entries,
+                       const DeviceStep& d) {
+  const Device device = entries[0].weight.device;
+  check_device_number(op, "lr", d.lr, DType::f32, device);
+  check_device_number(op, "step", d.step, DType::i32, device);
+  if (d.loss_scale.defined()) {
+    check_device_number(op, "loss_scale", d.loss_scale, DType::f32, device);
+  }
+  if (d.found_inf.defined()) {
+    check_device_number(op, "found_inf", d.found_inf, DType::f32, device);
+  }
+  for (std::size_t i = 1; i < entries.size(); ++i) {
+    CAIRN_CHECK(
+        entries[i].gradient_factor == entries[0].gradient_factor && entries[i].l2 == entries[0].l2,
+        op, "expected one gradient_factor and l2 for all entries of a device step, got ",
+        entries[i].gradient_factor, " and ", entries[i].l2, " in entry ", i);
+  }
+}
+
 void check_split(const char* op, const Named& truth, const Named& weight, const Named& remainder) {
   check_device(op, {weight, remainder, truth});
   check_dtype(op, truth, DType::f32);
@@ -99,7 +126,26 @@ void check_split(const char* op, const Named& truth, const Named& weight, const 
 
 }  // namespace
 
+void find_nonfinite(const std::vector<TensorView>& tensors, const TensorView& found_inf) {
+  constexpr auto op = "find_nonfinite";
+  check_device_number(op, "found_inf", found_inf, DType::f32, found_inf.device);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    CAIRN_CHECK(tensors[i].defined() && tensors[i].device == found_inf.device, op,
+                "expected tensor ", i, " on ", found_inf.device, ", the device of found_inf, got ",
+                tensors[i].device);
+    check_list_dtype(op, "tensor", i, tensors[i]);
+    check_dense(op, "tensor", i, tensors[i]);
+  }
+  launch(found_inf.device,
+         [=](const Backend& backend) { backend.find_nonfinite(tensors, found_inf); });
+}
+
 void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options) {
+  if (options.device.step.defined() || options.device.lr.defined()) {
+    if (!entries.empty()) check_device_step("adam_update", entries, options.device);
+    run("adam_update", entries, options, 2, &Backend::adam_device_update);
+    return;
+  }
   run("adam_update", entries, options, 2, &Backend::adam_update);
 }
 

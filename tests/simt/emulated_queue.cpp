@@ -11,6 +11,10 @@ Queue::~Queue() = default;
 
 void Queue::check_launch() const {}  // the emulator throws by itself
 
+bool Queue::capturing() const {
+  return false;
+}
+
 std::shared_ptr<core::Storage> Queue::workspace(std::size_t bytes) const {
   // Not from the caching allocator: a block of exactly this size lets AddressSanitizer see
   // overruns.

@@ -3,12 +3,14 @@
 #define HWY_TARGET_INCLUDE "cpu/optimizer_update.cpp"
 #include "cpu/targets.h"
 // ---
+#include <algorithm>
 #include <vector>
 
 #include "cpu/cpu_backend.h"
 #include "cpu/simd.h"
 #include "cpu/update.h"
 #include "cpu/update_loop.h"
+#include "device_step.h"
 #include "math/adagrad.h"
 #include "math/adam.h"
 #include "math/novograd.h"
@@ -72,6 +74,28 @@ void CpuBackend::adam_update(const std::vector<UpdateEntry>& entries,
                       [&](const UpdateChunk& chunk, std::size_t) {
                         HWY_DYNAMIC_DISPATCH(AdamChunk)(chunk, options);
                       });
+}
+
+void CpuBackend::adam_device_update(const std::vector<UpdateEntry>& entries,
+                                    const AdamOptions& options) const {
+  const StepState state(options.device);
+  if (state.skipped()) return;
+  ++*state.step;
+  AdamNumbers numbers(options);
+  numbers.follow(state);
+  AdamOptions now = options;
+  now.lr = numbers.lr;
+  now.correction1 = numbers.correction1, now.correction2 = numbers.correction2;
+  now.gradient_scale /= static_cast<double>(state.scale());
+  adam_update(entries, now);
+}
+
+void CpuBackend::find_nonfinite(const std::vector<TensorView>& tensors, View found_inf) const {
+  std::vector<TensorCheck> checks(tensors.size());
+  if (!tensors.empty()) check_tensors(tensors, 2.0, checks.data());
+  const bool found = std::any_of(checks.begin(), checks.end(),
+                                 [](const TensorCheck& check) { return check.nonfinite > 0; });
+  *found_inf.as<float>() = found ? 1.0f : 0.0f;
 }
 
 void CpuBackend::sgd_update(const std::vector<UpdateEntry>& entries,

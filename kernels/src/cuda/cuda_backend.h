@@ -80,6 +80,9 @@ class CudaBackend final : public Backend {
   // optimizer_update.h
   void adam_update(const std::vector<UpdateEntry>& entries,
                    const AdamOptions& options) const override;
+  void adam_device_update(const std::vector<UpdateEntry>& entries,
+                          const AdamOptions& options) const override;
+  void find_nonfinite(const std::vector<TensorView>& tensors, View found_inf) const override;
   void sgd_update(const std::vector<UpdateEntry>& entries,
                   const SgdOptions& options) const override;
   void adagrad_update(const std::vector<UpdateEntry>& entries,

@@ -159,16 +159,22 @@ __device__ void visit_span(const Span& span, PackBody pack, OneBody one) {
   }
 }
 
+/// A block's chunk.
 template <class Rule>
-__global__ void update_kernel(Table table, ListScalars list, Rule rule) {
+__device__ void update_block(const Table& table, const EntryScalars& scalars, const Rule& rule) {
   const std::int32_t index = table.chunk_slot[blockIdx.x];
   const Slot& slot = table.slots[index];
   const UpdateViews views(slot);
-  const EntryScalars scalars = list.of(index);
   visit_span(
       span_of(blockIdx.x, table.first_chunk[index], slot.count),
       [&](std::int64_t i) { update_pack(rule, scalars, views, i); },
       [&](std::int64_t i) { update_one(rule, scalars, views, i); });
+}
+
+template <class Rule>
+__global__ void update_kernel(Table table, ListScalars list, Rule rule) {
+  const EntryScalars scalars = list.of(table.chunk_slot[blockIdx.x]);
+  update_block(table, scalars, rule);
 }
 
 }  // namespace cairn::kernels::cuda

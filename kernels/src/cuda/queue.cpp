@@ -26,6 +26,12 @@ void Queue::check_launch() const {
   check_cuda(cudaGetLastError(), op_, "the kernel launch");
 }
 
+bool Queue::capturing() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(handle(*this), &status), op_, "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 std::shared_ptr<core::Storage> Queue::workspace(std::size_t bytes) const {
   const core::MemoryCategoryGuard category(core::MemoryCategory::workspace);
   return core::Storage::allocate(bytes, device_);

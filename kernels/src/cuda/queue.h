@@ -27,6 +27,9 @@ class Queue {
   /// Throws DeviceError where the launch before it was refused.
   void check_launch() const;
 
+  /// Whether what is queued here becomes part of a CUDA graph instead of running.
+  bool capturing() const;
+
   /// Device memory for the kernels queued here; reused in stream order once the last owner lets go.
   std::shared_ptr<core::Storage> workspace(std::size_t bytes) const;
 

@@ -1,8 +1,12 @@
 #include "cuda/table.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <list>
 #include <mutex>
+
+#include "cairn/core/error.h"
 
 namespace cairn::kernels::cuda {
 namespace {
@@ -15,11 +19,20 @@ struct KeptTable {
       stream;  // memory goes back to the stream it was taken on, so a table serves one stream
   std::vector<std::byte> bytes;
   std::shared_ptr<core::Storage> memory;
+  bool captured;  // a graph holds its address
 };
 
 struct KeptTables {
   std::mutex mutex;
   std::list<KeptTable> tables;  // the last used first
+
+  /// Lets go of the table unused for longest, where there are too many.
+  void forget() {
+    if (tables.size() <= kKeptTables) return;
+    const auto last = std::find_if(tables.rbegin(), tables.rend(),
+                                   [](const KeptTable& table) { return !table.captured; });
+    if (last != tables.rend()) tables.erase(std::next(last).base());
+  }
 };
 
 KeptTables& kept_tables() {
@@ -29,17 +42,23 @@ KeptTables& kept_tables() {
 
 std::shared_ptr<core::Storage> find_or_upload(const Queue& queue, std::vector<std::byte> bytes) {
   KeptTables& kept = kept_tables();
+  const bool capturing = queue.capturing();
   const std::lock_guard lock(kept.mutex);
   for (auto it = kept.tables.begin(); it != kept.tables.end(); ++it) {
     if (it->device == queue.device() && it->stream == queue.stream() && it->bytes == bytes) {
       kept.tables.splice(kept.tables.begin(), kept.tables, it);
+      it->captured = it->captured || capturing;
       return it->memory;
     }
   }
+  CAIRN_CHECK(
+      !capturing, queue.op(),
+      "expected a list that ran on this stream before the capture, got a new one (its table "
+      "of pointers cannot be uploaded while a graph is captured)");
   auto memory = queue.workspace(bytes.size());
   queue.upload(memory->data(), bytes.data(), bytes.size());
-  kept.tables.push_front({queue.device(), queue.stream(), std::move(bytes), memory});
-  if (kept.tables.size() > kKeptTables) kept.tables.pop_back();
+  kept.tables.push_front({queue.device(), queue.stream(), std::move(bytes), memory, false});
+  kept.forget();
   return memory;
 }
 

@@ -16,6 +16,7 @@ template <class V>
 struct Adam {
   V beta1, beta2, one_minus_beta1, one_minus_beta2, decay, step, root, eps;
 
+  Adam() = default;  // without values
   template <class Options>
   CAIRN_MATH explicit Adam(const Options& o)
       : beta1(o.beta1),

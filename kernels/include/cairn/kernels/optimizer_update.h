@@ -33,16 +33,35 @@ struct UpdateEntry {
   double norm = 0.0;  // NovoGrad: the tensor's running norm n, already updated
 };
 
+/// What changes from step to step, in memory of the parameters' device: with it no host takes part
+/// in a step, and a captured CUDA graph repeats whole ones. One element each.
+struct DeviceStep {
+  TensorView lr;    // f32; instead of the option
+  TensorView step;  // i32; steps taken. The update adds 1 to it first, once for the whole list
+  TensorView loss_scale;  // f32; gradients are divided by it, too. May be absent
+  TensorView found_inf;   // f32; where it is not 0 nothing is written, not even step. May be absent
+  bool bias_correction = true;  // correction1, correction2 = 1 - beta^step instead of the options
+};
+
+/// found_inf = 1 where an element of the tensors (f16, bf16, f32) is inf or NaN, else 0: what decides
+/// over a DeviceStep, and update_scale's (multi_tensor.h) argument. f32 [1]; no host waits.
+void find_nonfinite(const std::vector<TensorView>& tensors, const TensorView& found_inf);
+
 /// Adam, per element:
 ///   adamw false: g += weight_decay w.  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   w -= lr * ((m / correction1) / (sqrt(v / correction2) + eps) [+ weight_decay w if adamw])
 /// m is moment1, v is moment2. Kingma & Ba 2015; Loshchilov & Hutter 2019.
+///
+/// With `device` all entries need one gradient_factor and one l2. To capture it (and find_nonfinite)
+/// in a CUDA graph, run the same list once before on the same stream: its table of pointers is
+/// uploaded then, and stays for good once a capture used it.
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.0;
   bool adamw = true;
   double correction1 = 1.0, correction2 = 1.0;  // 1 - beta^step, or 1 without bias correction
   double gradient_scale =
       1.0;  // 1 / loss scale * clip coefficient / count: whatever multiplies the gradient
+  DeviceStep device = {};
 };
 void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options);
 
