@@ -1,8 +1,13 @@
 // Results so large that the CPU writes them past its caches.
 #include <gtest/gtest.h>
 
+#include <sys/mman.h>
+
+#include <limits>
+
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/loss.h"
+#include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "support/tensors.h"
 
@@ -50,6 +55,30 @@ TEST(PastTheCaches, LargeHalfWeightsAreTheirMastersRounded) {
   reduce(ReduceOp::sum, difference, count);
   EXPECT_EQ(count.item(), 0.0);
   EXPECT_EQ(all.to_vector<float>()[0], 0.5f);
+}
+
+// Apex's size for 64-bit indices, 4.7 GB of halves: pages that are only read are never allocated.
+TEST(PastTheCaches, ChecksAndHashesMoreThanTwoToTheThirtyFirstElements) {
+  constexpr std::int64_t kCount = 2'359'332'864;
+  void* const memory = mmap(nullptr, 2 * kCount, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no address space for 4.7 GB";
+  madvise(memory, 2 * kCount, MADV_NOHUGEPAGE);
+  const TensorView x(memory, {kCount}, DType::bf16);
+  const auto set = [&](std::int64_t at, float value) {
+    x.as<core::BFloat16>()[at] = core::BFloat16(value);
+  };
+  const std::uint64_t zeros = hash_tensors({x})[0];
+  set(5, 3.0f);
+  set(kCount - 1, 4.0f);
+  EXPECT_EQ(multi_tensor_l2norm({x}).norm, 5.0);
+  EXPECT_NE(hash_tensors({x})[0], zeros);
+  set(kCount - 3, std::numeric_limits<float>::infinity());
+  const TensorCheck check = check_tensors({x}).read()[0];
+  EXPECT_EQ(check.nonfinite, 1);
+  EXPECT_EQ(check.nan, 0);
+  EXPECT_EQ(check.power_sum, 25.0);
+  munmap(memory, 2 * kCount);
 }
 
 }  // namespace
