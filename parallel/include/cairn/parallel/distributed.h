@@ -44,8 +44,8 @@ struct DistributedOptions {
   /// such buckets are reduced only at the end of backward.
   bool unused_as_zeros = false;
   /// Each bucket is checked for inf and NaN before its reduction, on the communication stream, so
-  /// that local_nonfinite() can tell. Reads the gradients once more: about 1 % of a step with 1000 rows
-  /// (samples, tokens, pixels) a rank and less with more; 4 % with 100 (docs/parallel.md).
+  /// that local_nonfinite() can tell. Reads the gradients once more: about 1 % of a step with 500
+  /// rows (samples, tokens, pixels) a rank, less with more, 3 % with 100 (docs/parallel.md).
   bool check_local_gradients = true;
 };
 
