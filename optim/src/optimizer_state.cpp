@@ -1,25 +1,13 @@
 // Saving and loading an optimizer's state.
 #include <algorithm>
 #include <map>
-#include <string_view>
 
 #include "cairn/core/error.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
+#include "state_path.h"
 
 namespace cairn::optim {
-
-/// What a state holds for this optimizer, found before anything is changed.
-struct Optimizer::LoadPlan {
-  struct Parameter {
-    std::int64_t steps = 0;
-    double norm = 0.0;
-    std::array<Tensor, 2> moments;
-  };
-  std::vector<std::vector<Parameter>> parameters;
-  std::vector<ParameterGroup> groups;  // without parameters
-  std::int64_t steps = 0;
-};
 
 namespace {
 
@@ -31,20 +19,11 @@ constexpr std::pair<const char*, std::optional<double> ParameterGroup::*> kOwnOp
     {"eps", &ParameterGroup::eps},
     {"momentum", &ParameterGroup::momentum}};
 
-/// Files hold f32 whatever the moments are kept in.
-Tensor in_f32(const Tensor& moment) {
+/// Files hold f32 whatever the moments are kept in; zeros for one that no update has needed yet
+/// (momentum that was switched on since).
+Tensor in_f32(const Tensor& moment, const Tensor& parameter) {
+  if (!moment.defined()) return Tensor::zeros(parameter.shape(), DType::f32, parameter.device());
   return moment.dtype() == DType::f32 ? moment : copy_beside(moment, moment, DType::f32);
-}
-
-/// The dictionary at "a.b.c" under root.
-StateDict& make_path(StateDict& root, std::string_view path) {
-  StateDict* at = &root;
-  while (true) {
-    const std::size_t dot = path.find('.');
-    at = &at->make_dict(std::string(path.substr(0, dot)));
-    if (dot == std::string_view::npos) return *at;
-    path.remove_prefix(dot + 1);
-  }
 }
 
 const StateDict* as_dict(const StateDict::Value* value) {
@@ -76,7 +55,79 @@ class Problems {
   std::string text_;
 };
 
+struct LoadedParameter {
+  std::int64_t steps = 0;
+  double norm = 0.0;
+  std::array<Tensor, 2> moments;
+};
+
+/// The options of each group (no parameters).
+std::vector<ParameterGroup> read_groups(const StateDict& state, std::size_t count,
+                                        Problems& problems) {
+  const StateDict* groups = as_dict(state.find("groups"));
+  const std::size_t found = groups == nullptr ? 0 : groups->size();
+  std::vector<ParameterGroup> all;
+  if (found != count) {
+    problems.add(core::str(found, " parameter groups instead of ", count));
+    return all;
+  }
+  for (std::size_t g = 0; g < count; ++g) {
+    const StateDict& group = groups->dict(std::to_string(g));
+    ParameterGroup& loaded = all.emplace_back();
+    loaded.lr = group.number("lr");
+    loaded.weight_decay = group.number("weight_decay");
+    for (const auto& [key, option] : kOwnOptions) {
+      if (group.contains(key)) loaded.*option = group.number(key);
+    }
+  }
+  return all;
+}
+
+Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const std::string& key,
+                   Problems& problems) {
+  const StateDict::Value* value = entry.find(key);
+  const Tensor* moment = value == nullptr ? nullptr : std::get_if<Tensor>(value);
+  const Shape& shape = parameter.tensor.shape();
+  if (moment == nullptr) {
+    problems.add("no '" + parameter.name + "." + key + "'");
+  } else if (moment->shape() != shape || !core::is_floating(moment->dtype())) {
+    problems.add(core::str("'", parameter.name, ".", key, "' of shape ", moment->shape(), " ",
+                           moment->dtype(), " instead of ", shape, " f32"));
+  } else {
+    return *moment;
+  }
+  return {};
+}
+
+LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parameter,
+                               const std::vector<std::string>& moments, bool has_norm,
+                               Problems& problems) {
+  LoadedParameter loaded;
+  loaded.steps = entry.integer(kStep);
+  if (has_norm && !entry.contains(kNorm)) {
+    problems.add("no '" + parameter.name + "." + kNorm + "'");
+  } else if (has_norm) {
+    loaded.norm = entry.number(kNorm);
+  }
+  for (std::size_t m = 0; m < moments.size() && loaded.steps > 0; ++m) {
+    loaded.moments[m] = read_moment(entry, parameter, moments[m], problems);
+  }
+  for (const auto& [key, value] : entry) {
+    const bool known = std::find(moments.begin(), moments.end(), key) != moments.end();
+    if (!std::holds_alternative<Tensor>(value) || known) continue;
+    problems.add(core::str("a surplus '", parameter.name, ".", key, "'"));
+  }
+  return loaded;
+}
+
 }  // namespace
+
+/// What a state holds for this optimizer, found before anything is changed.
+struct Optimizer::LoadPlan {
+  std::vector<std::vector<LoadedParameter>> parameters;
+  std::vector<ParameterGroup> groups;  // without parameters
+  std::int64_t steps = 0;
+};
 
 StateDict Optimizer::state_dict() const {
   StateDict state;
@@ -96,7 +147,7 @@ StateDict Optimizer::state_dict() const {
       entry.set(kStep, own.steps);
       if (running_norm_type()) entry.set(kNorm, own.norm);
       for (std::size_t m = 0; m < moments.size() && own.steps > 0; ++m) {
-        entry.set(moments[m], in_f32(own.moments[m]));
+        entry.set(moments[m], in_f32(own.moments[m], groups_[g].parameters[i].tensor));
       }
     }
   }
@@ -108,60 +159,22 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
   LoadPlan plan;
   plan.steps = state.integer("steps");
   if (state.text("kind") != kind()) problems.add("the state of a " + state.text("kind"));
-
-  const StateDict* groups = as_dict(state.find("groups"));
-  const std::size_t group_count = groups == nullptr ? 0 : groups->size();
-  if (group_count != groups_.size()) {
-    problems.add(core::str(group_count, " parameter groups instead of ", groups_.size()));
-  } else {
-    for (std::size_t g = 0; g < group_count; ++g) {
-      const StateDict& group = groups->dict(std::to_string(g));
-      ParameterGroup& loaded = plan.groups.emplace_back();
-      loaded.lr = group.number("lr");
-      loaded.weight_decay = group.number("weight_decay");
-      for (const auto& [key, option] : kOwnOptions) {
-        if (group.contains(key)) loaded.*option = group.number(key);
-      }
-    }
-  }
+  plan.groups = read_groups(state, groups_.size(), problems);
 
   std::map<std::string, const StateDict*> entries;
   if (const StateDict* root = as_dict(state.find("state"))) collect_entries(*root, "", entries);
   const std::vector<std::string> moments = moment_names();
   for (const ParameterGroup& group : groups_) {
-    auto& loaded = plan.parameters.emplace_back(group.parameters.size());
-    for (std::size_t i = 0; i < group.parameters.size(); ++i) {
-      const auto& [name, tensor] = group.parameters[i];
-      const auto found = entries.find(name);
+    std::vector<LoadedParameter>& loaded = plan.parameters.emplace_back();
+    for (const NamedTensor& parameter : group.parameters) {
+      loaded.emplace_back();
+      const auto found = entries.find(parameter.name);
       if (found == entries.end()) {
-        problems.add("no '" + name + "'");
+        problems.add("no '" + parameter.name + "'");
         continue;
       }
-      const StateDict& entry = *found->second;
-      loaded[i].steps = entry.integer(kStep);
-      if (running_norm_type() && !entry.contains(kNorm)) {
-        problems.add("no '" + name + "." + kNorm + "'");
-      } else if (running_norm_type()) {
-        loaded[i].norm = entry.number(kNorm);
-      }
-      for (std::size_t m = 0; m < moments.size() && loaded[i].steps > 0; ++m) {
-        const StateDict::Value* value = entry.find(moments[m]);
-        const Tensor* moment = value == nullptr ? nullptr : std::get_if<Tensor>(value);
-        if (moment == nullptr) {
-          problems.add("no '" + name + "." + moments[m] + "'");
-        } else if (moment->shape() != tensor.shape() || !core::is_floating(moment->dtype())) {
-          problems.add(core::str("'", name, ".", moments[m], "' of shape ", moment->shape(), " ",
-                                 moment->dtype(), " instead of ", tensor.shape(), " f32"));
-        } else {
-          loaded[i].moments[m] = *moment;
-        }
-      }
-      for (const auto& [key, value] : entry) {
-        const bool known = std::find(moments.begin(), moments.end(), key) != moments.end();
-        if (std::holds_alternative<Tensor>(value) && !known) {
-          problems.add(core::str("a surplus '", name, ".", key, "'"));
-        }
-      }
+      loaded.back() = read_parameter(*found->second, parameter, moments,
+                                     running_norm_type().has_value(), problems);
       entries.erase(found);
     }
   }

@@ -5,6 +5,7 @@
 #include "cairn/core/error.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
+#include "state_path.h"
 #include "torch_options.h"
 
 namespace cairn::optim {
@@ -19,21 +20,23 @@ const StateDict& dict_or_empty(const StateDict& from, const std::string& key) {
   return dict == nullptr ? empty : *dict;
 }
 
-/// The dictionary at "a.b.c" under root.
-StateDict& make_path(StateDict& root, const std::string& path) {
-  StateDict* at = &root;
-  for (std::size_t begin = 0; begin != std::string::npos;) {
-    const std::size_t dot = path.find('.', begin);
-    at = &at->make_dict(path.substr(begin, dot - begin));
-    begin = dot == std::string::npos ? dot : dot + 1;
-  }
-  return *at;
-}
-
 bool holds_moments(const StateDict& entry) {
   return std::any_of(entry.begin(), entry.end(), [](const StateDict::Entry& value) {
     return value.first != "step" && std::holds_alternative<Tensor>(value.second);
   });
+}
+
+/// An own entry from torch's; returns its steps. SGD does not count them: 1 means "not the first".
+std::int64_t take_entry(const StateDict& torch, bool counts_steps, StateDict& own) {
+  std::int64_t steps = 0;
+  if (holds_moments(torch)) {
+    steps = counts_steps ? static_cast<std::int64_t>(torch_number(torch, "step")) : 1;
+  }
+  own.set("step", steps);
+  for (const auto& [key, value] : torch) {
+    if (key != "step" && steps > 0) own.set(key, value);
+  }
+  return steps;
 }
 
 }  // namespace
@@ -59,15 +62,18 @@ StateDict Optimizer::torch_state_dict() const {
     for (std::size_t i = 0; i < state_[g].size(); ++i, ++index) {
       indices.set(std::to_string(i), index);
       const State& own = state_[g][i];
-      const bool begins = own.steps == 0 && torch_begins_with_state();
-      if ((own.steps == 0 && !begins) || moments.empty()) continue;
+      if (moments.empty() || (own.steps == 0 && !torch_begins_with_state())) continue;
       StateDict& entry = entries.make_dict(std::to_string(index));
       if (torch_counts_steps()) entry.set("step", Tensor::full({}, static_cast<double>(own.steps)));
       const Tensor& parameter = groups_[g].parameters[i].tensor;
       for (std::size_t m = 0; m < moments.size(); ++m) {
         const Tensor moment = empty_beside(parameter, DType::f32);
-        begins ? kernels::fill(moment, initial_moment()) : kernels::copy(own.moments[m], moment);
         entry.set(moments[m], moment);
+        if (own.moments[m].defined()) {
+          kernels::copy(own.moments[m], moment);
+        } else {
+          kernels::fill(moment, initial_moment());
+        }
       }
     }
   }
@@ -98,16 +104,7 @@ void Optimizer::load_torch_state_dict(const StateDict& state) {
       const auto index = static_cast<std::int64_t>(torch_number(indices, std::to_string(i)));
       const StateDict& entry = dict_or_empty(entries, std::to_string(index));
       StateDict& target = make_path(own.make_dict("state"), parameters[i].name);
-      const bool has_state = holds_moments(entry);
-      const std::int64_t steps = !has_state ? 0
-                                 : torch_counts_steps()
-                                     ? static_cast<std::int64_t>(torch_number(entry, "step"))
-                                     : 1;  // what matters: not the first
-      most_steps = std::max(most_steps, steps);
-      target.set("step", steps);
-      for (const auto& [key, value] : entry) {
-        if (key != "step" && steps > 0) target.set(key, value);
-      }
+      most_steps = std::max(most_steps, take_entry(entry, torch_counts_steps(), target));
     }
   }
   own.set("steps", most_steps);

@@ -172,5 +172,19 @@ TEST(OptimizerState, HoldsTheRunningNormsAndWhatGroupsHaveOfTheirOwn) {
   EXPECT_FALSE(resumed.groups()[0].beta1);
 }
 
+TEST(OptimizerState, MomentumThatIsSwitchedOnLater) {
+  const NamedTensors parameters = make();
+  FusedSGD optimizer(parameters, {.lr = 0.1});
+  write_gradients(parameters, 1);
+  optimizer.step();
+  optimizer.groups()[0].momentum = 0.9;
+  const StateDict state = snapshot(optimizer.state_dict());
+  EXPECT_EQ(values(state.dict("state").dict("scale").tensor("momentum_buffer")),
+            std::vector<double>{0.0});
+  FusedSGD resumed(make(), {.lr = 0.1, .momentum = 0.5});
+  resumed.load_state_dict(state);
+  EXPECT_EQ(resumed.groups()[0].momentum, 0.9);
+}
+
 }  // namespace
 }  // namespace cairn::optim
