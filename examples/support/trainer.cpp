@@ -26,7 +26,7 @@ double accuracy(const Tensor& logits, const Tensor& labels) {
 struct Trainer::Parts {
   explicit Parts(Trainer& t)
       : optimizer(t.flags_.make_optimizer(t.task_.model.parameters())),
-        precision(amp::initialize(t.task_.model, *optimizer, t.flags_.amp_options(t.group_))),
+        precision(amp::initialize(t.task_.model, *optimizer, amp_options(t))),
         ddp(t.task_.model, t.group_),
         sampler(
             t.task_.train.size(),
@@ -64,6 +64,12 @@ struct Trainer::Parts {
   optim::Accumulation accumulation;
   checkpointing::TrainingState state;
 
+  /// An overflow names the rank that made it.
+  amp::Options amp_options(const Trainer& t) {
+    amp::Options options = t.flags_.amp_options(t.group_);
+    options.local_nonfinite = [this] { return ddp.local_nonfinite(); };
+    return options;
+  }
   void synchronize(bool on) {
     no_sync.reset();
     if (!on) no_sync.emplace(ddp.no_sync());
