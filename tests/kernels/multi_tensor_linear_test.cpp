@@ -257,6 +257,19 @@ TEST_P(MultiTensorLinear, ErrorsNameTheTensor) {
 INSTANTIATE_TEST_SUITE_P(Devices, MultiTensorLinear, testing::ValuesIn(test::devices()),
                          test::device_name);
 
+TEST(MultiTensorLinearOnDevices, ListsAreOfOneDevice) {
+  const Device other{core::DeviceType::cpu, 1};  // check_tensors_test.cpp asks for two
+  const Tensor here = Tensor::zeros({3}), there = Tensor::zeros({3}, DType::f32, other);
+  EXPECT_EQ(message_of([&] { multi_tensor_scale({here}, {there}, 1.0); }),
+            "[multi_tensor_scale] expected out 0 on cpu:0, the device of in 0, got cpu:1");
+  EXPECT_EQ(message_of([&] {
+              multi_tensor_axpby(1, {here, there}, 1, {here, here}, {here, here});
+            }),
+            "[multi_tensor_axpby] expected every x on cpu:0, the device of the first, got x 1 on "
+            "cpu:1");
+  EXPECT_EQ(multi_tensor_scale({there}, {there}, 1.0).read().size(), 1u);
+}
+
 TEST(MultiTensorLinearOnStreams, RunsInOrder) {
   const core::Stream stream = core::Stream::create(Device{});
   const Tensor x = Tensor::full({100000}, 2.0), y = Tensor::full({100000}, 1.0);
