@@ -1,5 +1,6 @@
 // Saving and loading an optimizer's state.
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "cairn/core/error.h"
@@ -76,6 +77,11 @@ std::vector<ParameterGroup> read_groups(const StateDict& state, std::size_t coun
     ParameterGroup& loaded = all.emplace_back();
     loaded.lr = group.number("lr");
     loaded.weight_decay = group.number("weight_decay");
+    const auto is_rate = [](double rate) { return rate >= 0 && std::isfinite(rate); };
+    if (!is_rate(loaded.lr) || !is_rate(loaded.weight_decay)) {
+      problems.add(core::str("lr ", loaded.lr, " and weight_decay ", loaded.weight_decay,
+                             " in group ", g));
+    }
     for (const auto& [key, option] : kOwnOptions) {
       if (group.contains(key)) loaded.*option = group.number(key);
     }
@@ -104,6 +110,9 @@ LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parame
                                Problems& problems) {
   LoadedParameter loaded;
   loaded.steps = entry.integer(kStep);
+  if (loaded.steps < 0) {
+    problems.add(core::str("step ", loaded.steps, " of '", parameter.name, "'"));
+  }
   if (has_norm && !entry.contains(kNorm)) {
     problems.add("no '" + parameter.name + "." + kNorm + "'");
   } else if (has_norm) {
@@ -158,6 +167,7 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
   Problems problems;
   LoadPlan plan;
   plan.steps = state.integer("steps");
+  if (plan.steps < 0) problems.add(core::str("steps ", plan.steps));
   if (state.text("kind") != kind()) problems.add("the state of a " + state.text("kind"));
   plan.groups = read_groups(state, groups_.size(), problems);
 

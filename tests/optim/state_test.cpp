@@ -135,6 +135,26 @@ TEST(OptimizerState, ReportsEverythingWrongAtOnceAndChangesNothing) {
             values(before.dict("state").dict("scale").tensor("exp_avg")));
 }
 
+TEST(OptimizerState, RejectsImpossibleRatesAndCounts) {
+  const Tensor w = Tensor::full({4}, 1.0);
+  FusedAdam optimizer(NamedTensors{{"w", w}}, {.lr = 0.5});
+  const StateDict good = optimizer.state_dict();
+  for (const char* key : {"lr", "weight_decay"}) {
+    for (const double value : {-1.0, std::nan("")}) {
+      StateDict bad = good;
+      bad.make_dict("groups").make_dict("0").set(key, value);
+      EXPECT_THROW(optimizer.load_state_dict(bad), core::DataError) << key << ' ' << value;
+    }
+  }
+  StateDict bad = good;
+  bad.set("steps", std::int64_t{-1});
+  EXPECT_THROW(optimizer.load_state_dict(bad), core::DataError);
+  bad = good;
+  bad.make_dict("state").make_dict("w").set("step", std::int64_t{-1});
+  EXPECT_THROW(optimizer.load_state_dict(bad), core::DataError);
+  EXPECT_EQ(optimizer.lr(), 0.5);
+}
+
 TEST(OptimizerState, RejectsOtherKindsAndGroupCounts) {
   const NamedTensors parameters = make();
   FusedAdam adam(parameters);
