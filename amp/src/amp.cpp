@@ -34,6 +34,21 @@ std::vector<std::size_t> Amp::Impl::every_optimizer() const {
   return all;
 }
 
+namespace {
+
+/// From the norms of the parts; NaN where one of them is.
+double norm_of_all(const std::vector<double>& norms, double type) {
+  if (norms.size() == 1) return norms.front();
+  double sum = 0.0;
+  for (const double norm : norms) {
+    if (std::isnan(norm)) return norm;
+    sum = std::isinf(type) ? std::max(sum, norm) : sum + std::pow(norm, type);
+  }
+  return std::isinf(type) ? sum : std::pow(sum, 1.0 / type);
+}
+
+}  // namespace
+
 void ScaledLoss::backward() const {
   autograd::backward(loss_);
 }
@@ -76,7 +91,7 @@ optim::StepResult Amp::step(const optim::StepOptions& options) {
   const auto results = impl_->step(impl_->every_optimizer(), options);
   if (results.empty()) return {};
   optim::StepResult all = results.front();
-  double squares = all.gradient_norm * all.gradient_norm;
+  std::vector<double> norms{all.gradient_norm};
   for (std::size_t i = 1; i < results.size(); ++i) {
     const optim::StepResult& one = results[i];
     all.applied = all.applied && one.applied;
@@ -84,10 +99,10 @@ optim::StepResult Amp::step(const optim::StepOptions& options) {
       all.reason += (all.reason.empty() ? "" : "; ") + one.reason;
     }
     if (all.culprit.empty()) all.culprit = one.culprit;
-    squares += one.gradient_norm * one.gradient_norm;
+    norms.push_back(one.gradient_norm);
     all.clip_coefficient = std::min(all.clip_coefficient, one.clip_coefficient);
   }
-  if (results.size() > 1) all.gradient_norm = std::sqrt(squares);
+  all.gradient_norm = norm_of_all(norms, options.norm_type);
   return all;
 }
 

@@ -49,7 +49,7 @@ struct Amp::Impl {
   /// Updates the scalers, remembers overflows; returns what is to be said of them.
   std::string judge(const Backwards::Resolved& resolved, const Findings& all);
   std::string judge_loss(int id, double scale, bool check_delayed, const Findings& all);
-  std::string fall_back_if_due(const Findings& all);
+  std::string fall_back_if_due(const Backwards::Resolved& resolved, const Findings& all);
   void throw_if_collapsed();
 };
 

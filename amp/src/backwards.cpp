@@ -67,9 +67,9 @@ std::vector<SegmentPtr> Backwards::take_segments_of(const std::vector<std::size_
 Backwards::Resolved Backwards::resolve(const std::vector<std::size_t>& optimizers,
                                        double scale_without_loss,
                                        const optim::StepOptions& options) {
-  const bool reads = options.check || options.max_gradient_norm > 0 ||
-                     std::any_of(optimizers.begin(), optimizers.end(), [&](std::size_t o) {
-                       return optimizers_[o].optimizer->needs_report();
+  const bool reads = options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||
+                     std::any_of(optimizers.begin(), optimizers.end(), [&](std::size_t index) {
+                       return optimizers_[index].optimizer->needs_report();
                      });
   Resolved resolved;
   std::vector<optim::PendingReport> pending;
@@ -111,10 +111,7 @@ Backwards::Resolved Backwards::resolve(const std::vector<std::size_t>& optimizer
 }
 
 void Backwards::end(const std::vector<std::size_t>& optimizers) {
-  for (const std::size_t index : optimizers) {
-    optimizers_[index].open = nullptr;
-    optimizers_[index].poisoned = false;
-  }
+  for (const std::size_t index : optimizers) optimizers_[index].open = nullptr;
 }
 
 }  // namespace cairn::amp

@@ -30,7 +30,7 @@ class Backwards {
   struct Optimizer {
     optim::Optimizer* optimizer = nullptr;
     SegmentPtr open;        // whose scaled gradients lie in its slots
-    bool poisoned = false;  // a segment that was resolved in another optimizer's step overflowed
+    bool poisoned = false;  // skips its next step: one of its losses overflowed
   };
   /// A step's view: every segment of its optimizers, resolved, and each optimizer's own report.
   struct Resolved {
@@ -44,8 +44,8 @@ class Backwards {
   /// Before a backward of this loss that reaches these optimizers.
   Segment& begin(int loss_id, double scale, const std::vector<std::size_t>& optimizers);
   /// In a step of these optimizers: checks what was not checked and reads everything, once.
-  /// Gradients that came without begin() count as loss 0's, at this scale. Reads nothing where no
-  /// check and no clipping is asked for.
+  /// Gradients that came without begin() count as loss 0's, at this scale. Reads nothing where
+  /// neither the options nor a rule ask for it.
   Resolved resolve(const std::vector<std::size_t>& optimizers, double scale_without_loss,
                    const optim::StepOptions& options);
   /// After a step: their gradients are gone.

@@ -16,7 +16,8 @@ struct Fallback::Layer {
   NamedTensors parameters;  // its own, with the names they have in the model
   std::size_t wrapper = 0;
   bool f32 = false;
-  int overflows = 0;  // in a row
+  int overflows = 0;  // in a row, of one loss
+  int loss_id = 0;    // this one
 };
 
 struct Fallback::Watch {
@@ -90,9 +91,10 @@ std::shared_ptr<Fallback::Layer> Fallback::owner_of(const std::string& parameter
   return nullptr;
 }
 
-std::string Fallback::overflowed(const std::string& name, const std::vector<Culprit>& culprits,
-                                 bool scale_at_minimum) {
+std::string Fallback::overflowed(int loss_id, const std::string& name,
+                                 const std::vector<Culprit>& culprits, bool scale_at_minimum) {
   if (layers_.empty()) return {};
+  overflowing_.insert(loss_id);
   watch_->armed = true;
   watch_->culprit.clear();
   std::shared_ptr<Layer> culprit;
@@ -106,15 +108,22 @@ std::string Fallback::overflowed(const std::string& name, const std::vector<Culp
     culprit = owner_of(last->parameter);
   }
   for (const auto& layer : layers_) {
-    layer->overflows = layer == culprit ? layer->overflows + 1 : 0;
+    if (layer != culprit && layer->loss_id == loss_id) layer->overflows = 0;
+  }
+  if (culprit) {
+    culprit->overflows = culprit->loss_id == loss_id ? culprit->overflows + 1 : 1;
+    culprit->loss_id = loss_id;
   }
   const bool falls = culprit && !culprit->f32 && culprit->overflows >= after_;
   return falls ? culprit->name : std::string();
 }
 
-void Fallback::stepped() {
-  *watch_ = {};
-  for (const auto& layer : layers_) layer->overflows = 0;
+void Fallback::stepped(int loss_id) {
+  overflowing_.erase(loss_id);
+  if (overflowing_.empty()) *watch_ = {};
+  for (const auto& layer : layers_) {
+    if (layer->loss_id == loss_id) layer->overflows = 0;
+  }
 }
 
 bool Fallback::has(const std::string& name) const {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,11 +23,11 @@ class Fallback {
 
   /// The layer whose output was not finite since the last step; empty: none, or not looked for.
   std::string culprit() const;
-  /// After a step that overflowed: the culprit that the ranks agree on ("" for none) and the
-  /// parameters. Returns the layer that has to fall back now, or "".
-  std::string overflowed(const std::string& layer, const std::vector<Culprit>& culprits,
-                         bool scale_at_minimum);
-  void stepped();  // after a step that did not
+  /// After a step in which this loss overflowed: the culprit that the ranks agree on ("" for none)
+  /// and the parameters. Returns the layer that has to fall back now, or "".
+  std::string overflowed(int loss_id, const std::string& layer,
+                         const std::vector<Culprit>& culprits, bool scale_at_minimum);
+  void stepped(int loss_id);  // after a step in which it did not
 
   bool has(const std::string& layer) const;
   void fall_back(const std::string& layer);  // one that it has
@@ -39,6 +40,7 @@ class Fallback {
   std::shared_ptr<Layer> owner_of(const std::string& parameter) const;
 
   int after_ = 0;
+  std::set<int> overflowing_;  // losses whose last step overflowed
   std::shared_ptr<Watch> watch_;
   std::vector<std::shared_ptr<Layer>> layers_;  // in registration order
 };

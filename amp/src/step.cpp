@@ -46,6 +46,16 @@ std::string culprit_of(const Findings& all) {
   return {};
 }
 
+/// What all ranks found, where this step judged it; else what this optimizer's own check did.
+void explain_skip(const std::string& reason, const Findings& all, optim::StepResult& result) {
+  if (!reason.empty()) {
+    result.reason = reason;
+    result.culprit = culprit_of(all);
+  } else if (result.reason.empty()) {
+    result.reason = "a loss overflowed in the step of another optimizer";
+  }
+}
+
 std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
   std::vector<std::string> names;
   for (const Culprit& culprit : culprits) names.push_back(culprit.parameter);
@@ -131,14 +141,14 @@ std::string Amp::Impl::judge(const Backwards::Resolved& resolved, const Findings
   return text;
 }
 
-std::string Amp::Impl::fall_back_if_due(const Findings& all) {
-  if (all.losses.empty()) {
-    fallback.stepped();
-    return {};
+std::string Amp::Impl::fall_back_if_due(const Backwards::Resolved& resolved, const Findings& all) {
+  for (const SegmentPtr& segment : resolved.segments) {
+    if (!all.losses.contains(segment->loss_id)) fallback.stepped(segment->loss_id);
   }
+  if (all.losses.empty()) return {};
   const auto& [id, culprits] = *all.losses.begin();
   const bool at_minimum = losses[static_cast<std::size_t>(id)].scaler.at_minimum();
-  const std::string layer = fallback.overflowed(all.layer, culprits, at_minimum);
+  const std::string layer = fallback.overflowed(id, all.layer, culprits, at_minimum);
   if (layer.empty()) return {};
   fallback.fall_back(layer);
   refresh_optimizers();
@@ -187,26 +197,23 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
     all = agree(own, options.world, options.local_nonfinite);
   }
   for (const std::size_t index : all.optimizers) backwards.optimizers()[index].poisoned = true;
-  std::string reason = judge(resolved, all);
-  if (reason.empty()) reason = "a loss overflowed in the step of another optimizer";
+  std::vector<bool> skips;  // taken over: what throws below skips no further step
+  for (const std::size_t index : which) {
+    skips.push_back(std::exchange(backwards.optimizers()[index].poisoned, false));
+  }
+  const std::string reason = judge(resolved, all);
 
   std::vector<optim::StepResult> results;
   for (std::size_t k = 0; k < which.size(); ++k) {
-    const Backwards::Optimizer& entry = backwards.optimizers()[which[k]];
+    optim::Optimizer& optimizer = *backwards.optimizers()[which[k]].optimizer;
     optim::StepOptions own_options = step_options;
     own_options.gradient_scale /= resolved.scales[k];
-    optim::StepResult result;
-    if (entry.poisoned) {
-      result = entry.optimizer->skip(resolved.reports[k], own_options);
-      result.reason = reason;
-      result.culprit = culprit_of(all);
-    } else {
-      result = entry.optimizer->update(resolved.reports[k], own_options);
-    }
-    results.push_back(std::move(result));
+    results.push_back(skips[k] ? optimizer.skip(resolved.reports[k], own_options)
+                               : optimizer.update(resolved.reports[k], own_options));
+    if (skips[k]) explain_skip(reason, all, results.back());
   }
   backwards.end(which);
-  const std::string fell = fall_back_if_due(all);
+  const std::string fell = fall_back_if_due(resolved, all);
   for (optim::StepResult& result : results) result.reason += fell;
   throw_if_collapsed();
   return results;

@@ -77,8 +77,9 @@ class Amp : public core::Stateful {
   /// those losses' scalers. max_gradient_norm 0 means amp::Options'. StepResult::reason says what was skipped and what became of the scale.
   /// Throws LossScaleCollapse where the run is broken.
   optim::StepResult step(optim::Optimizer& optimizer, const optim::StepOptions& options = {});
-  /// Every optimizer. Of several, the result says: applied where all were; all reasons; the first
-  /// culprit; the norm of all gradients together.
+  /// Every optimizer, each clipped by the norm of its own gradients. Of several, the result says:
+  /// applied where all were; all reasons; the first culprit; the norm (of options.norm_type) of all
+  /// gradients together, the smallest clip coefficient.
   optim::StepResult step(const optim::StepOptions& options = {});
 
   const Options& options() const;  // as resolved

@@ -35,7 +35,8 @@ std::string overflow_report(const std::vector<Overflow>& overflows, int world_si
 
 /// Thrown by Amp::step where step after step overflows although the scale is at its minimum: the
 /// run is broken and no scale will mend it. The message names the parameters that overflowed each
-/// time. The gradients are dropped; weights, optimizer state and scales are as before the step.
+/// time. The gradients are dropped. Optimizers that the loss reaches are as before the step, and so
+/// is its scale; others of the same step have updated.
 class LossScaleCollapse : public core::Error {
  public:
   LossScaleCollapse(const std::string& message, std::vector<std::string> parameters)
