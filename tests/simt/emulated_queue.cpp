@@ -1,4 +1,6 @@
 // The queue of the CUDA backend on the emulator: "device" memory is the CPU's, work runs at once.
+#include "simt/emulated_queue.h"
+
 #include <cstring>
 
 #include "cuda/queue.h"
@@ -11,8 +13,12 @@ Queue::~Queue() = default;
 
 void Queue::check_launch() const {}  // the emulator throws by itself
 
+bool& emulated_capture() {
+  static bool capture = false;
+  return capture;
+}
 bool Queue::capturing() const {
-  return false;
+  return emulated_capture();
 }
 
 std::shared_ptr<core::Storage> Queue::workspace(std::size_t bytes) const {
