@@ -79,8 +79,8 @@ std::vector<ParameterGroup> read_groups(const StateDict& state, std::size_t coun
     loaded.weight_decay = group.number("weight_decay");
     const auto is_rate = [](double rate) { return rate >= 0 && std::isfinite(rate); };
     if (!is_rate(loaded.lr) || !is_rate(loaded.weight_decay)) {
-      problems.add(core::str("lr ", loaded.lr, " and weight_decay ", loaded.weight_decay,
-                             " in group ", g));
+      problems.add(
+          core::str("lr ", loaded.lr, " and weight_decay ", loaded.weight_decay, " in group ", g));
     }
     for (const auto& [key, option] : kOwnOptions) {
       if (group.contains(key)) loaded.*option = group.number(key);
