@@ -16,10 +16,11 @@ Amp::Impl::Impl(Options resolved, const std::vector<nn::Module*>& model_list,
     : options(std::move(resolved)),
       losses(static_cast<std::size_t>(options.num_losses), Loss{LossScaler(options.scaler)}),
       backwards(optimizers),
-      fallback(model_list, options) {
+      fallback(model_list, options),
+      models(model_list) {
   if (!options.enabled) return;
   const MasterStorages storages = master_storages(optimizers);
-  for (nn::Module* model : model_list) models.emplace_back(*model, options, storages);
+  for (nn::Module* model : models) cast_model(*model, options, storages, fallback.any());
 }
 
 Amp::Impl::Loss& Amp::Impl::loss(int id, const char* where) {
@@ -58,6 +59,8 @@ ScaledLoss Amp::Impl::scale_loss(const Tensor& tensor, const LossOptions& which)
       tensor.defined() && tensor.numel() == 1 && core::is_floating(tensor.dtype()), "scale_loss",
       "expected a loss of one floating element, got ",
       tensor.defined() ? core::str(tensor.shape(), " ", tensor.dtype()) : "an undefined tensor");
+  CAIRN_CHECK(!released, "scale_loss",
+              "expected a handle whose models are initialized, got a released one");
   CAIRN_CHECK(std::isfinite(which.weight), "scale_loss", "expected a finite weight, got ",
               which.weight);
   const LossScaler& scaler = loss(which.loss_id, "scale_loss").scaler;
@@ -131,10 +134,14 @@ std::vector<std::string> Amp::fp32_layers() const {
 }
 
 void Amp::release() {
-  impl_->fallback.release();
-  for (CastModel& model : impl_->models) model.release();
-  impl_->models.clear();
-  impl_->refresh_optimizers();
+  Impl& impl = *impl_;
+  if (std::exchange(impl.released, true) || !impl.options.enabled) return;
+  impl.fallback.release();
+  for (nn::Module* model : impl.models) release_model(*model);
+  for (const Backwards::Optimizer& entry : impl.backwards.optimizers()) {
+    entry.optimizer->clear_grad();  // they are scaled
+  }
+  impl.refresh_optimizers();
 }
 
 }  // namespace cairn::amp

@@ -40,7 +40,8 @@ struct Amp::Impl {
   std::vector<Loss> losses;
   Backwards backwards;
   Fallback fallback;  // its casts lie inside the models'
-  std::vector<CastModel> models;
+  std::vector<nn::Module*> models;
+  bool released = false;
   std::deque<Overflow> overflows;
   std::int64_t steps = 0;
 

@@ -1,10 +1,10 @@
 // Which backwards the gradients of each optimizer come from: at which scale they lie, and what
 // their checks found.
 //
-// The backwards of one loss that reach the same optimizers, since their last step, are one Segment. The gradients that lie in an
-// optimizer's slots belong to one segment, its open one. Before a backward of another segment they
-// are stashed: checked, unscaled and added to f32 sums. A step reads what all segments of its
-// optimizers found, at once.
+// The backwards of one loss that reach the same optimizers, since their last step, are one Segment.
+// The gradients that lie in an optimizer's slots belong to one segment, its open one. Before a
+// backward of another segment they are stashed: checked, unscaled and added to f32 sums. A step
+// reads what all segments of its optimizers found, at once.
 #pragma once
 
 #include <memory>

@@ -68,13 +68,15 @@ void cast_to_half(nn::Module& model, const Options& options, const MasterStorage
   }
 }
 
-nn::Module::ForwardWrapper forward_wrapper(const Options& options) {
+nn::Module::ForwardWrapper forward_wrapper(const Options& options,
+                                           std::function<bool()> in_region) {
   return [inside = options.cast_model_type, outside = options.cast_model_outputs,
           autocast = options.autocast.value_or(false), policies = options.cast_policies,
-          half = options.half_dtype](const Tensor& x, const nn::Module::Forward& next) {
+          half = options.half_dtype,
+          in_region = std::move(in_region)](const Tensor& x, const nn::Module::Forward& next) {
     const auto call = [&] { return next(inside ? to_floating(x, *inside) : x); };
     Tensor y;
-    if (autocast) {
+    if (autocast || (in_region && in_region())) {
       const autograd::AutocastGuard region(true, half);
       const autograd::CastPolicyGuard overrides(policies);
       y = call();
@@ -119,20 +121,20 @@ MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers)
   return storages;
 }
 
-CastModel::CastModel(nn::Module& model, const Options& options, const MasterStorages& storages)
-    : model_(&model) {
+void cast_model(nn::Module& model, const Options& options, const MasterStorages& storages,
+                std::function<bool()> in_region) {
   if (core::is_half(options.cast_model_type.value_or(DType::f32))) {
     cast_to_half(model, options, storages);
   }
   model.set_saves_f32(true);
-  wrapper_ = model.add_forward_wrapper(forward_wrapper(options), kWrapper);
+  model.add_forward_wrapper(forward_wrapper(options, std::move(in_region)), kWrapper);
 }
 
-void CastModel::release() {
-  model_->remove_forward_wrapper(wrapper_);
-  model_->set_saves_f32(false);
-  for (const auto& [name, tensor] : model_->parameters()) widen_parameter(tensor);
-  for (const auto& [name, tensor] : model_->buffers()) {
+void release_model(nn::Module& model) {
+  model.remove_forward_wrappers(kWrapper);
+  model.set_saves_f32(false);
+  for (const auto& [name, tensor] : model.parameters()) widen_parameter(tensor);
+  for (const auto& [name, tensor] : model.buffers()) {
     if (core::is_half(tensor.dtype())) cast_in_place(tensor, DType::f32);
   }
 }

@@ -1,7 +1,7 @@
 // What an opt level does to one model, and how it is undone.
 #pragma once
 
-#include <cstddef>
+#include <functional>
 #include <unordered_map>
 #include <vector>
 
@@ -25,15 +25,11 @@ void widen_parameter(Tensor parameter);
 using MasterStorages = std::unordered_map<const void*, optim::MasterStorage>;
 MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers);
 
-class CastModel {
- public:
-  CastModel(nn::Module& model, const Options& options, const MasterStorages& storages);
-  /// f32 values, no casts around forward.
-  void release();
-
- private:
-  nn::Module* model_;
-  std::size_t wrapper_;
-};
+/// Casts the model and its forward. `in_region` says at each forward whether it runs in an autocast
+/// region although the level has none (a layer fell back to f32).
+void cast_model(nn::Module& model, const Options& options, const MasterStorages& storages,
+                std::function<bool()> in_region);
+/// f32 values, no casts around forward.
+void release_model(nn::Module& model);
 
 }  // namespace cairn::amp

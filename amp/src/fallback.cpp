@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cairn/autograd/autocast.h"
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
@@ -14,18 +15,20 @@ struct Fallback::Layer {
   std::string name;
   nn::Module* module;
   NamedTensors parameters;  // its own, with the names they have in the model
-  std::size_t wrapper = 0;
   bool f32 = false;
   int overflows = 0;  // in a row, of one loss
   int loss_id = 0;    // this one
 };
 
 struct Fallback::Watch {
+  bool any = false;    // layer fell back
   bool armed = false;  // look at outputs
   std::string culprit;
 };
 
 namespace {
+
+constexpr const char* kWrapper = "amp fallback";
 
 bool is_finite(const Tensor& x) {
   if (!x.defined() || !core::is_floating(x.dtype()) || x.dtype() == DType::f64) return true;
@@ -33,9 +36,16 @@ bool is_finite(const Tensor& x) {
   return kernels::check_tensors({dense}).read().front().nonfinite == 0;
 }
 
-/// The dtype that a layer's input gets: its weights'. Batch norm takes half input with f32 weights.
-Tensor input_for(const NamedTensors& parameters, bool batch_norm, const Tensor& x) {
-  return batch_norm ? x : to_floating(x, parameters.front().tensor.dtype());
+using Policies = std::vector<std::pair<std::string, autograd::CastPolicy>>;
+
+/// Every operation that is half by itself.
+std::shared_ptr<const Policies> all_in_f32() {
+  auto policies = std::make_shared<Policies>();
+  for (const autograd::Operation& operation : autograd::operations()) {
+    if (operation.policy != autograd::CastPolicy::half) continue;
+    policies->emplace_back(operation.name, autograd::CastPolicy::f32);
+  }
+  return policies;
 }
 
 }  // namespace
@@ -44,6 +54,7 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
     : after_(options.fallback_after), watch_(std::make_shared<Watch>()) {
   const bool casts_model = core::is_half(options.cast_model_type.value_or(DType::f32));
   if (after_ == 0 || !(casts_model || options.autocast.value_or(false))) return;
+  const std::shared_ptr<const Policies> in_f32 = all_in_f32();
   for (std::size_t m = 0; m < models.size(); ++m) {
     for (const auto& [path, module] : models[m]->modules()) {
       auto layer = std::make_shared<Layer>();
@@ -54,14 +65,12 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
         if (own) layer->parameters.push_back({path.empty() ? name : path + "." + name, tensor});
       }
       if (layer->parameters.empty()) continue;
-      layer->wrapper = module->add_forward_wrapper(
-          [layer, watch = watch_, casts_model](const Tensor& x, const nn::Module::Forward& next) {
+      module->add_forward_wrapper(
+          [layer, watch = watch_, in_f32](const Tensor& x, const nn::Module::Forward& next) {
             Tensor y;
             if (layer->f32) {
-              const autograd::AutocastGuard no_autocast(false);
+              const autograd::CastPolicyGuard guard(*in_f32);
               y = next(to_floating(x, DType::f32));
-            } else if (casts_model) {
-              y = next(input_for(layer->parameters, layer->module->is_batch_norm(), x));
             } else {
               y = next(x);
             }
@@ -70,7 +79,7 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
             }
             return y;
           },
-          "amp fallback");
+          kWrapper);
       layers_.push_back(std::move(layer));
     }
   }
@@ -120,7 +129,8 @@ std::string Fallback::overflowed(int loss_id, const std::string& name,
 
 void Fallback::stepped(int loss_id) {
   overflowing_.erase(loss_id);
-  if (overflowing_.empty()) *watch_ = {};
+  if (overflowing_.empty()) watch_->armed = false;
+  watch_->culprit.clear();
   for (const auto& layer : layers_) {
     if (layer->loss_id == loss_id) layer->overflows = 0;
   }
@@ -134,7 +144,7 @@ bool Fallback::has(const std::string& name) const {
 void Fallback::fall_back(const std::string& name) {
   for (const auto& layer : layers_) {
     if (layer->name != name) continue;
-    layer->f32 = true;
+    layer->f32 = watch_->any = true;
     layer->overflows = 0;
     for (const NamedTensor& parameter : layer->parameters) widen_parameter(parameter.tensor);
   }
@@ -148,8 +158,13 @@ std::vector<std::string> Fallback::layers() const {
   return names;
 }
 
+std::function<bool()> Fallback::any() const {
+  if (layers_.empty()) return nullptr;
+  return [watch = watch_] { return watch->any; };
+}
+
 void Fallback::release() {
-  for (const auto& layer : layers_) layer->module->remove_forward_wrapper(layer->wrapper);
+  for (const auto& layer : layers_) layer->module->remove_forward_wrappers(kWrapper);
   layers_.clear();
 }
 

@@ -1,4 +1,6 @@
-// Layers that keep overflowing run in f32 from then on (Options::fallback_after).
+// Layers that keep overflowing run in f32 from then on (Options::fallback_after): with f32 weights,
+// in an autocast region in which the operations that are half elsewhere are f32 inside these
+// layers. The region casts for whoever else uses these weights or takes these layers' output.
 //
 // A layer is a module with parameters of its own. After an overflow, the next forwards look at each
 // layer's output: the first that is not finite is the culprit, and no loss scale will mend it.
@@ -6,6 +8,7 @@
 // only once the scale is at its minimum, against the layer nearest to the loss.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -32,6 +35,8 @@ class Fallback {
   bool has(const std::string& layer) const;
   void fall_back(const std::string& layer);  // one that it has
   std::vector<std::string> layers() const;   // that fell back
+  /// Tells at any time whether there are some; null where there can be none.
+  std::function<bool()> any() const;
   void release();
 
  private:

@@ -97,7 +97,6 @@ void Amp::load_state_dict(const StateDict& state) {
 
 void Amp::Impl::load_fp32_layers(const StateDict& state) {
   const std::vector<std::string> already = fallback.layers();
-  bool changed = false;
   for (const auto& [key, value] : state) {
     const std::string& layer = state.text(key);
     if (std::find(already.begin(), already.end(), layer) != already.end()) continue;
@@ -109,9 +108,8 @@ void Amp::Impl::load_fp32_layers(const StateDict& state) {
       continue;
     }
     fallback.fall_back(layer);
-    changed = true;
   }
-  if (changed) refresh_optimizers();
+  refresh_optimizers();
 }
 
 }  // namespace cairn::amp

@@ -92,6 +92,8 @@ void Amp::Impl::Loss::remember(const std::vector<Culprit>& found, bool at_minimu
 
 void Amp::Impl::check_step(const std::vector<std::size_t>& which,
                            const optim::StepOptions& step_options) {
+  CAIRN_CHECK(!released, "step",
+              "expected a handle whose models are initialized, got a released one");
   for (const std::size_t index : which) {
     const SegmentPtr& open = backwards.optimizers()[index].open;
     CAIRN_CHECK(!open || !open->unscale_delayed, "step",
@@ -158,7 +160,7 @@ std::string Amp::Impl::fall_back_if_due(const Backwards::Resolved& resolved, con
 }
 
 void Amp::Impl::refresh_optimizers() {
-  for (Backwards::Optimizer& entry : backwards.optimizers()) entry.optimizer->refresh();
+  for (const Backwards::Optimizer& entry : backwards.optimizers()) entry.optimizer->refresh();
 }
 
 void Amp::Impl::throw_if_collapsed() {

@@ -8,7 +8,8 @@ namespace cairn::amp {
 
 namespace {
 
-// A line each: "layer NAME", "optimizer INDEX", "loss ID", and below its loss "own|sum INF NAN PARAMETER".
+// A line each: "layer NAME", "optimizer INDEX", "loss ID", and below its loss "own|sum INF NAN
+// PARAMETER".
 
 std::string encode(const Findings& findings, const char* source) {
   std::ostringstream out;

@@ -23,14 +23,12 @@ Tensor Module::operator()(const Tensor& x) {
   return call(x);
 }
 
-std::size_t Module::add_forward_wrapper(ForwardWrapper wrapper, std::string name) {
-  const std::size_t id = wrappers_.empty() ? 1 : wrappers_.back().id + 1;
-  wrappers_.push_back({id, std::move(name), std::move(wrapper)});
-  return id;
+void Module::add_forward_wrapper(ForwardWrapper wrapper, std::string name) {
+  wrappers_.push_back({std::move(name), std::move(wrapper)});
 }
 
-void Module::remove_forward_wrapper(std::size_t id) {
-  std::erase_if(wrappers_, [id](const NamedWrapper& wrapper) { return wrapper.id == id; });
+void Module::remove_forward_wrappers(const std::string& name) {
+  std::erase_if(wrappers_, [&](const NamedWrapper& wrapper) { return wrapper.name == name; });
 }
 
 bool Module::has_forward_wrapper(const std::string& name) const {

@@ -60,24 +60,25 @@ Row own_row(const std::string& name, const NamedTensors& tensors, const std::str
 }  // namespace
 
 std::string summary(Module& module, const Shape& input_shape, DType dtype) {
+  const char* const kWrapper = "summary";
   auto all = module.modules();
   std::unordered_map<const Module*, std::string> outputs;
   std::vector<bool> training;
-  std::vector<std::size_t> wrappers;
   for (auto& [name, part] : all) {
     training.push_back(part->training_);
     part->training_ = false;
-    wrappers.push_back(part->add_forward_wrapper(
+    part->add_forward_wrapper(
         [&outputs, part = part](const Tensor& x, const Module::Forward& next) {
           const Tensor y = next(x);
           outputs[part] = core::str(y.shape());
           return y;
-        }));
+        },
+        kWrapper);
   }
   const auto restore = [&] {
     for (std::size_t i = 0; i < all.size(); ++i) {
       all[i].second->training_ = training[i];
-      all[i].second->remove_forward_wrapper(wrappers[i]);
+      all[i].second->remove_forward_wrappers(kWrapper);
     }
   };
   try {

@@ -7,7 +7,8 @@
 //
 // Several models, optimizers and losses (a GAN):
 //
-//   amp::Amp precision = amp::initialize({&d, &g}, {&d_optimizer, &g_optimizer}, {.num_losses = 3});
+//   amp::Amp precision =
+//       amp::initialize({&d, &g}, {&d_optimizer, &g_optimizer}, {.num_losses = 3});
 //   precision.backward(real, {.loss_id = 0, .optimizers = {&d_optimizer}});
 //   precision.backward(fake, {.loss_id = 1, .optimizers = {&d_optimizer}});
 //   precision.step(d_optimizer);
@@ -73,9 +74,9 @@ class Amp : public core::Stateful {
   }
   /// After the step's backward(s): the optimizer's two passes with the gradients divided by the
   /// scale (options.gradient_scale multiplies on top: 1 / micro-batches, Accumulation::finish()),
-  /// or a skip where a gradient of any of its losses, on any rank, is not finite; then the update of
-  /// those losses' scalers. max_gradient_norm 0 means amp::Options'. StepResult::reason says what was skipped and what became of the scale.
-  /// Throws LossScaleCollapse where the run is broken.
+  /// or a skip where a gradient of any of its losses, on any rank, is not finite; then the update
+  /// of those losses' scalers. max_gradient_norm 0 means amp::Options'. StepResult::reason says
+  /// what was skipped and what became of the scale. Throws LossScaleCollapse where the run is broken.
   optim::StepResult step(optim::Optimizer& optimizer, const optim::StepOptions& options = {});
   /// Every optimizer, each clipped by the norm of its own gradients. Of several, the result says:
   /// applied where all were; all reasons; the first culprit; the norm (of options.norm_type) of all
@@ -91,8 +92,8 @@ class Amp : public core::Stateful {
   /// Layers that fell back to f32 ("encoder.fc1"; of several models "1/encoder.fc1").
   std::vector<std::string> fp32_layers() const;
 
-  /// Gives the models back as they came: f32 values (the masters), no casts around forward. The
-  /// handle is of no use afterwards; the models may be initialized again.
+  /// Gives the models back as they came: f32 values (the masters), no casts around forward, no
+  /// gradients. The handle takes no further loss and no step; the models may be initialized again.
   void release();
 
   /// opt_level, half_dtype, loss_scale_kind; loss_scaler0 ...: loss_scale, unskipped (Apex's keys);

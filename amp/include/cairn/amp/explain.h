@@ -1,4 +1,5 @@
-// Why each operation ran in the precision it ran in, what the casts cost, and why half is not faster.
+// Why each operation ran in the precision it ran in, what the casts cost, and why half is not
+// faster.
 //
 //   amp::Explain explain;                                  // watches this thread from here on
 //   for (int i = 0; i < 3; ++i, explain.step()) train_step();

@@ -54,7 +54,8 @@ struct Options {
   /// then step together. Unset: one rank.
   World world;
   /// Which of this rank's own gradients were not finite before they were summed over ranks (asked
-  /// for after an overflow only): DistributedDataParallel knows. Unset: what the step's check found.
+  /// for after an overflow only): DistributedDataParallel knows. Unset: what the step's check
+  /// found.
   std::function<std::vector<optim::NonFinite>()> local_nonfinite;
 
   int overflow_history = 16;  // overflows that Amp::overflows() keeps

@@ -43,9 +43,9 @@ class Module : public core::Stateful {
   /// Runs the wrappers (outermost last added), then forward.
   Tensor operator()(const Tensor& x);
   /// Puts itself around every later call: amp's input and output casts are such wrappers.
-  /// Returns what remove_forward_wrapper takes; `name` says whose it is.
-  std::size_t add_forward_wrapper(ForwardWrapper wrapper, std::string name = "");
-  void remove_forward_wrapper(std::size_t id);
+  /// `name` says whose it is.
+  void add_forward_wrapper(ForwardWrapper wrapper, std::string name = "");
+  void remove_forward_wrappers(const std::string& name);  // those of this name
   bool has_forward_wrapper(const std::string& name) const;
   /// state_dict() of this module holds half tensors as f32 (amp: a file of any level loads at any
   /// other). Not copied by clone().
@@ -113,7 +113,6 @@ class Module : public core::Stateful {
   NamedTensors buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   struct NamedWrapper {
-    std::size_t id;
     std::string name;
     ForwardWrapper wrap;
   };
