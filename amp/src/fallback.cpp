@@ -61,8 +61,8 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
       layer->name = models.size() > 1 ? core::str(m, "/", path) : path;
       layer->module = module;
       for (const auto& [name, tensor] : module->parameters()) {
-        const bool own = name.find('.') == std::string::npos;
-        if (own) layer->parameters.push_back({path.empty() ? name : path + "." + name, tensor});
+        if (name.find('.') != std::string::npos) continue;  // of a module below
+        layer->parameters.push_back({path.empty() ? name : core::str(path, ".", name), tensor});
       }
       if (layer->parameters.empty()) continue;
       module->add_forward_wrapper(

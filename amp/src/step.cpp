@@ -58,6 +58,7 @@ void explain_skip(const std::string& reason, const Findings& all, optim::StepRes
 
 std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
   std::vector<std::string> names;
+  names.reserve(culprits.size());
   for (const Culprit& culprit : culprits) names.push_back(culprit.parameter);
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -200,6 +201,7 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
   }
   for (const std::size_t index : all.optimizers) backwards.optimizers()[index].poisoned = true;
   std::vector<bool> skips;  // taken over: what throws below skips no further step
+  skips.reserve(which.size());
   for (const std::size_t index : which) {
     skips.push_back(std::exchange(backwards.optimizers()[index].poisoned, false));
   }

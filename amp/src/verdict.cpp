@@ -47,9 +47,9 @@ void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
       Culprit culprit;
       in >> culprit.inf >> culprit.nan >> std::ws;
       std::getline(in, culprit.parameter);
-      culprit.rank = kind == "own" ? rank : kSumOfRanks;
-      if (kind == "own") all.losses[loss].push_back(std::move(culprit));
-      if (kind == "sum" && rank == 0) sums.losses[loss].push_back(std::move(culprit));
+      const bool own = kind == "own";
+      culprit.rank = own ? rank : kSumOfRanks;
+      if (own || rank == 0) (own ? all : sums).losses[loss].push_back(std::move(culprit));
     }
     if (in.fail()) {
       core::fail<core::CommunicationError>("amp", "expected what rank ", rank,

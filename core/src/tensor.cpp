@@ -278,10 +278,12 @@ std::vector<T> Tensor::to_vector() const {
   return values;
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type.
 #define CAIRN_INSTANTIATE(T)                                                           \
   template Tensor Tensor::from<T>(const std::vector<T>&, const Shape&, DType, Device); \
   template std::vector<T> Tensor::to_vector<T>() const;                                \
   template T* Tensor::data<T>() const;
+// NOLINTEND(bugprone-macro-parentheses)
 CAIRN_INSTANTIATE(Half)
 CAIRN_INSTANTIATE(BFloat16)
 CAIRN_INSTANTIATE(float)

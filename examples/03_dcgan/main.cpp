@@ -134,7 +134,7 @@ class Gan {
     model.to(device_);
   }
   Tensor noise(std::int64_t n) const {
-    const Tensor z = Tensor::empty({n, nz_, 1, 1}, DType::f32, device_);
+    Tensor z = Tensor::empty({n, nz_, 1, 1}, DType::f32, device_);
     nn::init::normal(z);
     return z;
   }

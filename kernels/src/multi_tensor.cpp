@@ -54,11 +54,13 @@ std::vector<TensorCheck> PendingCheck::read() const {
 
 std::vector<std::vector<TensorCheck>> PendingCheck::read(const std::vector<PendingCheck>& checks) {
   std::vector<PendingResult> results;
+  results.reserve(checks.size());
   for (const PendingCheck& check : checks) {
     results.push_back(check.impl_ ? check.impl_->result : PendingResult());
   }
   PendingResult::fetch(results);
   std::vector<std::vector<TensorCheck>> found;
+  found.reserve(results.size());
   for (const PendingResult& result : results) found.push_back(decoded(result.host()));
   return found;
 }

@@ -117,7 +117,7 @@ Module& Module::to(DType dtype) {
 
 Module& Module::to(Device device) {
   const auto move = [device](const Tensor& x) {
-    const Tensor moved = autograd::to(x, device);
+    Tensor moved = autograd::to(x, device);
     const core::GradMeta* meta = x.meta_or_null();
     if (meta != nullptr) {
       for (const auto& part : {meta->master, meta->remainder}) {

@@ -26,7 +26,7 @@ Tensor full_precision(const Tensor& tensor) {
   if (meta != nullptr && meta->master) return *meta->master;
   const Tensor* remainder = remainder_of(tensor);
   if (remainder == nullptr) return tensor.detach();
-  const Tensor whole =
+  Tensor whole =
       Tensor::empty_strided(tensor.shape(), tensor.strides(), DType::f32, tensor.device());
   kernels::join_master(tensor, *remainder, whole);
   return whole;
@@ -34,7 +34,7 @@ Tensor full_precision(const Tensor& tensor) {
 
 Tensor widened(const Tensor& x) {
   if (!core::is_half(x.dtype())) return x;
-  const Tensor wide = Tensor::empty(x.shape(), DType::f32, x.device());
+  Tensor wide = Tensor::empty(x.shape(), DType::f32, x.device());
   kernels::copy(x, wide);
   return wide;
 }
@@ -59,7 +59,7 @@ void write_parameter(const Tensor& value, const Tensor& tensor) {
 void flatten(const StateDict& state, const std::string& path,
              std::vector<std::pair<std::string, const StateDict::Value*>>& all) {
   for (const auto& [key, value] : state) {
-    const std::string name = path.empty() ? key : path + "." + key;
+    const std::string name = path.empty() ? key : core::str(path, ".", key);
     if (const auto* dict = std::get_if<StateDict>(&value)) {
       flatten(*dict, name, all);
     } else {
@@ -179,7 +179,7 @@ void Module::copy_into(Module& copy) const {
 
 std::shared_ptr<Module> Module::clone() const {
   const Generator before = Generator::current();  // initial values are drawn for nothing
-  const std::shared_ptr<Module> copy = make_like();
+  std::shared_ptr<Module> copy = make_like();
   Generator::current() = before;
   copy_into(*copy);
   copy->parameters();  // full names

@@ -69,7 +69,7 @@ std::string summary(Module& module, const Shape& input_shape, DType dtype) {
     part->training_ = false;
     part->add_forward_wrapper(
         [&outputs, part = part](const Tensor& x, const Module::Forward& next) {
-          const Tensor y = next(x);
+          Tensor y = next(x);
           outputs[part] = core::str(y.shape());
           return y;
         },

@@ -51,7 +51,7 @@ Tensor master_value(const Tensor& parameter) {
   const core::GradMeta* meta = parameter.meta_or_null();
   if (meta != nullptr && meta->master) return *meta->master;
   if (meta != nullptr && meta->remainder) {
-    const Tensor whole = empty_beside(parameter, DType::f32);
+    Tensor whole = empty_beside(parameter, DType::f32);
     kernels::join_master(parameter, *meta->remainder, whole);
     return whole;
   }

@@ -207,7 +207,7 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
   check_options(report, options);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
   std::vector<double> scales;
-  const StepResult result = measure(report, options, scales);
+  StepResult result = measure(report, options, scales);
   std::vector<Tensor> temporaries;
   prepare_batches(report, scales, temporaries);
   run_batches(scales);

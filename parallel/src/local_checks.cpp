@@ -56,6 +56,7 @@ std::vector<optim::NonFinite> LocalChecks::take(const optim::GradientArena& aren
     }
   }
   std::vector<optim::NonFinite> all;
+  all.reserve(by_parameter.size());
   for (auto& [parameter, sum] : by_parameter) all.push_back(std::move(sum));
   return all;
 }

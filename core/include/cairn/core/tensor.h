@@ -37,7 +37,7 @@ struct GradMeta {
       master;  // f32 master of a half-precision parameter; null where the parameter is its own
   std::shared_ptr<Tensor> remainder;  // i16: the lower half of a bf16 parameter's f32 value, in
                                       // place of a master (kernels::join_master); or null
-  std::string name;  // full name of a parameter, for messages; may be empty
+  std::string name;                   // full name of a parameter, for messages; may be empty
 };
 
 class Tensor {
