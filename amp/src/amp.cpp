@@ -136,12 +136,16 @@ std::vector<std::string> Amp::fp32_layers() const {
 void Amp::release() {
   Impl& impl = *impl_;
   if (std::exchange(impl.released, true) || !impl.options.enabled) return;
-  impl.fallback.release();
-  for (nn::Module* model : impl.models) release_model(*model);
+  for (nn::Module* model : impl.models) amp::release(*model);
   for (const Backwards::Optimizer& entry : impl.backwards.optimizers()) {
     entry.optimizer->clear_grad();  // they are scaled
   }
   impl.refresh_optimizers();
+}
+
+void release(nn::Module& model) {
+  release_layers(model);
+  release_model(model);
 }
 
 }  // namespace cairn::amp

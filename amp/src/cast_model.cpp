@@ -92,7 +92,7 @@ nn::Module::ForwardWrapper forward_wrapper(const Options& options,
 void check_model(const nn::Module& model) {
   CAIRN_CHECK(!model.has_forward_wrapper(kWrapper), "initialize",
               "expected a model that is not initialized, got a ", model.kind(),
-              " that is (Amp::release() of its handle gives it back)");
+              " that is (amp::release(model) gives it back)");
   check_f32("parameter", model.parameters());
   check_f32("buffer", model.buffers());
 }
@@ -131,6 +131,7 @@ void cast_model(nn::Module& model, const Options& options, const MasterStorages&
 }
 
 void release_model(nn::Module& model) {
+  if (!model.has_forward_wrapper(kWrapper)) return;
   model.remove_forward_wrappers(kWrapper);
   model.set_saves_f32(false);
   for (const auto& [name, tensor] : model.parameters()) widen_parameter(tensor);

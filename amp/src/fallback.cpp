@@ -13,7 +13,6 @@ namespace cairn::amp {
 
 struct Fallback::Layer {
   std::string name;
-  nn::Module* module;
   NamedTensors parameters;  // its own, with the names they have in the model
   bool f32 = false;
   int overflows = 0;  // in a row, of one loss
@@ -59,7 +58,6 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
     for (const auto& [path, module] : models[m]->modules()) {
       auto layer = std::make_shared<Layer>();
       layer->name = models.size() > 1 ? core::str(m, "/", path) : path;
-      layer->module = module;
       for (const auto& [name, tensor] : module->parameters()) {
         if (name.find('.') != std::string::npos) continue;  // of a module below
         layer->parameters.push_back({path.empty() ? name : core::str(path, ".", name), tensor});
@@ -163,9 +161,8 @@ std::function<bool()> Fallback::any() const {
   return [watch = watch_] { return watch->any; };
 }
 
-void Fallback::release() {
-  for (const auto& layer : layers_) layer->module->remove_forward_wrappers(kWrapper);
-  layers_.clear();
+void release_layers(nn::Module& model) {
+  for (const auto& [name, module] : model.modules()) module->remove_forward_wrappers(kWrapper);
 }
 
 }  // namespace cairn::amp

@@ -37,7 +37,6 @@ class Fallback {
   std::vector<std::string> layers() const;   // that fell back
   /// Tells at any time whether there are some; null where there can be none.
   std::function<bool()> any() const;
-  void release();
 
  private:
   struct Layer;
@@ -49,5 +48,8 @@ class Fallback {
   std::shared_ptr<Watch> watch_;
   std::vector<std::shared_ptr<Layer>> layers_;  // in registration order
 };
+
+/// Layers of this model no longer fall back.
+void release_layers(nn::Module& model);
 
 }  // namespace cairn::amp

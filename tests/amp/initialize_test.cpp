@@ -213,7 +213,7 @@ TEST(Initialize, NamesWhatIsNotF32) {
   EXPECT_THAT(error_of(other), HasSubstr("buffer '1.running_var' of f64"));
   nn::Sequential twice = make_model();
   EXPECT_EQ(error_of(twice), "no error");
-  EXPECT_THAT(error_of(twice), HasSubstr("release()"));
+  EXPECT_THAT(error_of(twice), HasSubstr("amp::release(model)"));
 }
 
 std::string error_of(const std::function<void()>& f) {
@@ -260,6 +260,23 @@ TEST(Initialize, ReleaseGivesTheF32ValuesBackAndAllowsAnotherTime) {
     EXPECT_EQ(model(make_batch(1).x).dtype(), DType::f32);
     Amp again = initialize(model, optimizer, {.opt_level = OptLevel::O2});
     EXPECT_TRUE(train_step(model, again, make_batch(2)).applied);
+  }
+}
+
+TEST(Initialize, AModelWhoseHandleIsGoneIsReleasedByItself) {
+  nn::Sequential model = make_model();
+  release(model);  // not initialized: nothing happens
+  for (int fold = 0; fold < 3; ++fold) {
+    optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
+    {
+      Amp precision =
+          initialize(model, optimizer, {.opt_level = OptLevel::O2, .fallback_after = 2});
+      EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
+    }
+    const std::vector<double> truth = values(*model.parameters()[0].tensor.meta().master);
+    release(model);
+    EXPECT_EQ(dtype_of(model, "0.weight"), DType::f32);
+    EXPECT_EQ(values(model.parameters()[0].tensor), truth);
   }
 }
 

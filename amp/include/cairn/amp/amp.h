@@ -129,4 +129,7 @@ Amp initialize(const std::vector<nn::Module*>& models,
                const std::vector<optim::Optimizer*>& optimizers, const Options& options = {});
 Amp initialize(nn::Module& model, optim::Optimizer& optimizer, const Options& options = {});
 
+/// Amp::release() for one model, where the handle is gone. Nothing where it is not initialized.
+void release(nn::Module& model);
+
 }  // namespace cairn::amp
