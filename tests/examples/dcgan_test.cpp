@@ -13,7 +13,8 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::string kDcgan = CAIRN_DCGAN_PROGRAM;
+// One thread: beside other tests the networks' small operations would wait for each other.
+const std::string kDcgan = "OMP_NUM_THREADS=1 " CAIRN_DCGAN_PROGRAM;
 
 std::vector<nlohmann::json> lines_of(const std::filesystem::path& path) {
   std::vector<nlohmann::json> lines;

@@ -64,6 +64,7 @@ std::shared_ptr<core::Storage> find_or_upload(const Queue& queue, std::vector<st
 
 template <class T>
 void put(std::byte*& at, const std::vector<T>& values) {
+  if (values.empty()) return;
   std::memcpy(at, values.data(), values.size() * sizeof(T));
   at += values.size() * sizeof(T);
 }
