@@ -6,6 +6,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/multi_tensor.h"
+#include "listing.h"
 #include "sha256.h"
 
 namespace cairn::parallel {
@@ -84,26 +85,11 @@ void check_errors(const std::vector<std::string>& errors) {
   }
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  lines.push_back("nothing more");
-  return lines;
-}
-
-[[noreturn]] void fail_at_difference(const std::string& ours, const std::string& theirs,
-                                     std::size_t rank) {
-  const auto a = lines_of(ours), b = lines_of(theirs);
-  const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-  core::fail("compare_across_ranks", "expected the same list of tensors on every rank, got ",
-             x == a.end() ? "nothing more" : *x, " on rank 0 and ",
-             y == b.end() ? "nothing more" : *y, " on rank ", rank);
-}
-
 void check_listings(const std::vector<std::string>& listings) {
   for (std::size_t rank = 1; rank < listings.size(); ++rank) {
-    if (listings[rank] != listings[0]) fail_at_difference(listings[0], listings[rank], rank);
+    if (listings[rank] != listings[0])
+      fail_at_difference("compare_across_ranks", "list of tensors", listings[0], listings[rank],
+                         rank);
   }
 }
 

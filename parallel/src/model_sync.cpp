@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cairn/core/error.h"
+#include "listing.h"
 #include "sha256.h"
 
 namespace cairn::parallel {
@@ -25,23 +26,6 @@ std::string list(const nn::Module& model) {
   return out.str();
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  lines.push_back("nothing more");
-  return lines;
-}
-
-[[noreturn]] void fail_at_difference(const std::string& ours, const std::string& theirs,
-                                     std::size_t rank) {
-  const auto a = lines_of(ours), b = lines_of(theirs);
-  const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-  core::fail("ddp", "expected the same model on every rank, got ",
-             x == a.end() ? "nothing more" : *x, " on rank 0 and ",
-             y == b.end() ? "nothing more" : *y, " on rank ", rank);
-}
-
 void broadcast(const Tensor& tensor, const ProcessGroup& group, const std::string& name) {
   group.broadcast(tensor, 0, name);
   tensor.storage()->bump_version();
@@ -58,7 +42,8 @@ void check_same_model(const nn::Module& model, const ProcessGroup& group) {
     return;
   const auto listings = group.exchange(listing, "the models that differ");
   for (std::size_t rank = 1; rank < listings.size(); ++rank) {
-    if (listings[rank] != listings[0]) fail_at_difference(listings[0], listings[rank], rank);
+    if (listings[rank] != listings[0])
+      fail_at_difference("ddp", "model", listings[0], listings[rank], rank);
   }
 }
 

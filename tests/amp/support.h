@@ -13,9 +13,12 @@
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/optimizer.h"
+#include "support/state.h"
 #include "support/tensors.h"
 
 namespace cairn::amp {
+
+using test::snapshot;
 
 /// Linear 8 -> 16, batch norm, ReLU, Linear 16 -> 4; the same values for the same seed.
 inline nn::Sequential make_model(std::uint64_t seed = 1) {
@@ -69,23 +72,6 @@ inline std::vector<std::vector<double>> everything(nn::Module& model,
   };
   collect(collect, optimizer.state_dict());
   return all;
-}
-
-/// A deep copy, as a file would hold it.
-inline StateDict snapshot(const StateDict& state) {
-  StateDict copy;
-  for (const auto& [key, value] : state) {
-    if (const auto* tensor = std::get_if<Tensor>(&value)) {
-      const Tensor values = Tensor::empty(tensor->shape(), tensor->dtype(), tensor->device());
-      kernels::copy(*tensor, values);
-      copy.set(key, values);
-    } else if (const auto* child = std::get_if<StateDict>(&value)) {
-      copy.set(key, snapshot(*child));
-    } else {
-      copy.set(key, value);
-    }
-  }
-  return copy;
 }
 
 inline const OptLevel kLevels[] = {OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3};

@@ -14,6 +14,7 @@
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
 #include "cairn/parallel/distributed.h"
+#include "support/state.h"
 #include "support/tensors.h"
 
 namespace cairn::conformance {
@@ -23,22 +24,6 @@ using amp::OptLevel;
 using testing::HasSubstr;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-
-StateDict deep_copy(const StateDict& state) {
-  StateDict copy;
-  for (const auto& [key, value] : state) {
-    if (const auto* tensor = std::get_if<Tensor>(&value)) {
-      const Tensor values = Tensor::empty(tensor->shape(), tensor->dtype(), tensor->device());
-      kernels::copy(*tensor, values);
-      copy.set(key, values);
-    } else if (const auto* child = std::get_if<StateDict>(&value)) {
-      copy.set(key, deep_copy(*child));
-    } else {
-      copy.set(key, value);
-    }
-  }
-  return copy;
-}
 
 struct Trained {
   explicit Trained(const amp::Options& options, const optim::StateOptions& storage = {},
@@ -84,7 +69,7 @@ TEST(ApexCoverageGaps, AmpStateMakesTheRoundTrip) {
     saved.precision->backward(saved.loss(2), {.loss_id = id});
     EXPECT_TRUE(saved.precision->step().applied);
   }
-  loaded.precision->load_state_dict(deep_copy(saved.precision->state_dict()));
+  loaded.precision->load_state_dict(test::snapshot(saved.precision->state_dict()));
   for (int id = 0; id < 3; ++id) {
     EXPECT_EQ(loaded.precision->loss_scale(id), 65536.0 / (1 << id));
     EXPECT_EQ(loaded.precision->scaler(id).state_dict().integer("unskipped"), 1);
@@ -100,9 +85,9 @@ TEST(ApexCoverageGaps, O2WithAdamResumesBitForBit) {
         .opt_level = OptLevel::O2, .half_dtype = half, .scaler = {.init_scale = 1024}};
     Trained unbroken(options, storage);
     for (std::uint64_t at = 0; at < 7; ++at) unbroken.step(at);
-    const StateDict model = deep_copy(unbroken.model->state_dict()),
-                    optimizer = deep_copy(unbroken.optimizer->state_dict()),
-                    precision = deep_copy(unbroken.precision->state_dict());
+    const StateDict model = test::snapshot(unbroken.model->state_dict()),
+                    optimizer = test::snapshot(unbroken.optimizer->state_dict()),
+                    precision = test::snapshot(unbroken.precision->state_dict());
     Trained resumed(options, storage, 99);
     resumed.model->load_state_dict(model);
     resumed.optimizer->load_state_dict(optimizer);

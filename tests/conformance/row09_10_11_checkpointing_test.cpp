@@ -8,6 +8,7 @@
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
+#include "support/state.h"
 #include "support/tensors.h"
 
 namespace cairn::conformance {
@@ -36,22 +37,6 @@ class Net : public nn::Module {
 
 Tensor random_input(const Shape& shape, std::uint64_t seed) {
   return test::random_tensor(shape, DType::f32, Device{}, seed);
-}
-
-StateDict deep_copy(const StateDict& state) {
-  StateDict copy;
-  for (const auto& [key, value] : state) {
-    if (const auto* tensor = std::get_if<Tensor>(&value)) {
-      const Tensor values = Tensor::empty(tensor->shape(), tensor->dtype(), tensor->device());
-      kernels::copy(*tensor, values);
-      copy.set(key, values);
-    } else if (const auto* child = std::get_if<StateDict>(&value)) {
-      copy.set(key, deep_copy(*child));
-    } else {
-      copy.set(key, value);
-    }
-  }
-  return copy;
 }
 
 void expect_no_half(const StateDict& state) {
@@ -110,9 +95,9 @@ TEST(ApexRow9Restoring, ParametersStayBitEqualAfterALoadInEitherOrder) {
         Trained restored(1);
         for (std::uint64_t epoch = 0; epoch < 10; ++epoch) {
           if (epoch == 5) {
-            const StateDict model = deep_copy(run.model->state_dict());
-            const StateDict optimizer = deep_copy(run.optimizer->state_dict());
-            const StateDict precision = deep_copy(run.precision->state_dict());
+            const StateDict model = test::snapshot(run.model->state_dict());
+            const StateDict optimizer = test::snapshot(run.optimizer->state_dict());
+            const StateDict precision = test::snapshot(run.precision->state_dict());
             expect_no_half(model);
             if (amp_before_load) restored.initialize(level, num_losses);
             restored.model->load_state_dict(model);

@@ -9,9 +9,12 @@
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/optim/optimizer.h"
+#include "support/state.h"
 #include "support/tensors.h"
 
 namespace cairn::optim {
+
+using test::snapshot;
 
 /// A leaf with values in [-1, 1).
 inline NamedTensor make_parameter(const std::string& name, const Shape& shape, std::uint64_t seed,
@@ -42,23 +45,6 @@ inline void write_gradients(const NamedTensors& parameters, std::uint64_t seed,
 
 inline std::vector<double> values(const Tensor& tensor) {
   return tensor.to_vector<double>();
-}
-
-/// A deep copy, as a file would hold it.
-inline StateDict snapshot(const StateDict& state) {
-  StateDict copy;
-  for (const auto& [key, value] : state) {
-    if (const auto* tensor = std::get_if<Tensor>(&value)) {
-      const Tensor values = Tensor::empty(tensor->shape(), tensor->dtype(), tensor->device());
-      kernels::copy(*tensor, values);
-      copy.set(key, values);
-    } else if (const auto* child = std::get_if<StateDict>(&value)) {
-      copy.set(key, snapshot(*child));
-    } else {
-      copy.set(key, value);
-    }
-  }
-  return copy;
 }
 
 }  // namespace cairn::optim

@@ -1,0 +1,15 @@
+// Lists that must be the same on every rank, one line an entry.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace cairn::parallel {
+
+/// Throws InvalidArgument that names the first line in which rank 0's list and another's differ.
+/// `where` and `what` ("model"): "[where] expected the same what on every rank, got ...".
+[[noreturn]] void fail_at_difference(std::string_view where, std::string_view what,
+                                     const std::string& rank_zeros, const std::string& others,
+                                     std::size_t rank);
+
+}  // namespace cairn::parallel
