@@ -3,6 +3,7 @@
 
 #include "cairn/amp/amp.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/optimizer.h"
 #include "memory_loops.h"
 #include "works.h"

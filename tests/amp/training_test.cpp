@@ -7,6 +7,8 @@
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/optimizer_update.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 
 namespace cairn::amp {

@@ -12,7 +12,7 @@
 #include "cairn/autograd/autograd.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/module.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/sgd.h"
 
 namespace cairn {
 namespace {

@@ -8,6 +8,7 @@
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/adam.h"
 #include "optim/reference.h"
 #include "support/tensors.h"
 

@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/sgd.h"
 #include "torch_options.h"
 
 namespace cairn::optim {

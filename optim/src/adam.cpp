@@ -1,4 +1,4 @@
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/adam.h"
 #include "options.h"
 #include "torch_options.h"
 
