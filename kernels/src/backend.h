@@ -118,6 +118,7 @@ class Backend {
                            const LambOptions& options) const = 0;
   virtual void join_master(View weight, View remainder, View out) const = 0;
   virtual void split_master(View in, View weight, View remainder) const = 0;
+  virtual void reconcile_master(View weight, View master) const = 0;
 };
 
 const Backend& cpu_backend();

@@ -111,17 +111,19 @@ void check_device_step(const char* op, const std::vector<UpdateEntry>& entries,
   }
 }
 
+void check_like_weight(const char* op, const Named& v, const TensorView& weight) {
+  CAIRN_CHECK(same_layout(v.view, weight), op, "expected ", v.name, " of shape ", weight.shape,
+              " and strides ", weight.strides, " like the weight, got ", v.view.shape, " and ",
+              v.view.strides);
+}
+
 void check_split(const char* op, const Named& truth, const Named& weight, const Named& remainder) {
   check_device(op, {weight, remainder, truth});
   check_dtype(op, truth, DType::f32);
   check_dtype(op, weight, DType::bf16);
   check_dtype(op, remainder, DType::i16);
   check_dense(op, "weight", 0, weight.view);
-  for (const Named& v : {remainder, truth}) {
-    CAIRN_CHECK(same_layout(v.view, weight.view), op, "expected ", v.name, " of shape ",
-                weight.view.shape, " and strides ", weight.view.strides, " like the weight, got ",
-                v.view.shape, " and ", v.view.strides);
-  }
+  for (const Named& v : {remainder, truth}) check_like_weight(op, v, weight.view);
 }
 
 }  // namespace
@@ -173,6 +175,17 @@ void join_master(const TensorView& weight, const TensorView& remainder, const Te
 void split_master(const TensorView& in, const TensorView& weight, const TensorView& remainder) {
   check_split("split_master", {"in", in}, {"weight", weight}, {"remainder", remainder});
   launch(in.device, [=](const Backend& backend) { backend.split_master(in, weight, remainder); });
+}
+
+void reconcile_master(const TensorView& weight, const TensorView& master) {
+  constexpr auto op = "reconcile_master";
+  check_device(op, {{"weight", weight}, {"master", master}});
+  CAIRN_CHECK(core::is_half(weight.dtype), op, "expected weight of dtype f16 or bf16, got ",
+              core::name(weight.dtype));
+  check_dtype(op, {"master", master}, DType::f32);
+  check_dense(op, "weight", 0, weight);
+  check_like_weight(op, {"master", master}, weight);
+  launch(weight.device, [=](const Backend& backend) { backend.reconcile_master(weight, master); });
 }
 
 }  // namespace cairn::kernels

@@ -279,6 +279,20 @@ Tensors layerwise_updates(DType dtype) {
   return results;
 }
 
+/// Masters of which every third weight was written.
+Tensors masters(DType dtype) {
+  const DType half = core::is_half(dtype) ? dtype : DType::bf16;
+  Tensors results;
+  for (std::int64_t count : {1, 0, 37, 40001}) {
+    const Tensor master = random({count}, DType::f32, 1, 1), weight = random({count}, half, 2, 1);
+    copy(master, weight);
+    for (std::int64_t i = 0; i < count; i += 3) fill(weight.view().slice(0, i, i + 1), 0.5);
+    reconcile_master(weight, master);
+    results.push_back(master);
+  }
+  return results;
+}
+
 struct Case {
   const char* name;
   std::function<Tensors(DType)> run;
@@ -304,7 +318,8 @@ std::vector<Case> cases() {
              {"pool", pools},
              {"embedding", embeddings},
              {"multi_tensor", updates},
-             {"layerwise_updates", layerwise_updates}}) {
+             {"layerwise_updates", layerwise_updates},
+             {"masters", masters}}) {
       all.push_back({name, run, dtype});
     }
   }

@@ -4,6 +4,7 @@
 #include "cpu/targets.h"
 // ---
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "cpu/cpu_backend.h"
@@ -54,6 +55,27 @@ void SplitRun(void* const* data, std::int64_t n) {
   });
 }
 
+/// Masters whose roundings are the weights, nearly always all, are read and not written.
+template <class T>
+void reconcile(const T* weight, float* master, std::int64_t n) {
+  constexpr std::int64_t kBlock = 512;
+  T rounded[kBlock];
+  for (std::int64_t at = 0; at < n; at += kBlock, weight += kBlock, master += kBlock) {
+    const std::int64_t count = std::min(kBlock, n - at);
+    for_vectors<Real>(count, [&](auto io, std::int64_t i)
+                                 HWY_ATTR { io.store(Real(io.load(master + i)), rounded + i); });
+    if (std::memcmp(rounded, weight, static_cast<std::size_t>(count) * sizeof(T)) == 0) continue;
+    for (std::int64_t i = 0; i < count; ++i) {
+      master[i] = kernels::math::reconciled(weight[i], rounded[i], master[i]);
+    }
+  }
+}
+
+void ReconcileRun(DType dtype, const void* weight, float* master, std::int64_t n) {
+  if (dtype == DType::f16) return reconcile(static_cast<const Half*>(weight), master, n);
+  reconcile(static_cast<const BFloat16*>(weight), master, n);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace cairn::kernels
 HWY_AFTER_NAMESPACE();
@@ -67,6 +89,7 @@ HWY_EXPORT(AdagradChunk);
 HWY_EXPORT(NovoGradChunk);
 HWY_EXPORT(JoinRun);
 HWY_EXPORT(SplitRun);
+HWY_EXPORT(ReconcileRun);
 
 void CpuBackend::adam_update(const std::vector<UpdateEntry>& entries,
                              const AdamOptions& options) const {
@@ -134,6 +157,13 @@ void CpuBackend::split_master(View in, View weight, View remainder) const {
                     [](void* const* data, std::int64_t n, std::int64_t) {
                       HWY_DYNAMIC_DISPATCH(SplitRun)(data, n);
                     });
+}
+
+void CpuBackend::reconcile_master(View weight, View master) const {
+  core::parallel_for(master.numel(), cpu::kGrain, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(ReconcileRun)
+    (weight.dtype, cpu::bytes_at(weight, begin), master.as<float>() + begin, end - begin);
+  });
 }
 
 }  // namespace cairn::kernels

@@ -93,6 +93,7 @@ class CudaBackend final : public Backend {
                    const LambOptions& options) const override;
   void join_master(View weight, View remainder, View out) const override;
   void split_master(View in, View weight, View remainder) const override;
+  void reconcile_master(View weight, View master) const override;
 };
 
 }  // namespace cairn::kernels

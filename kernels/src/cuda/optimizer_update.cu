@@ -58,4 +58,17 @@ void CudaBackend::split_master(View in, View weight, View remainder) const {
          weight.as<core::BFloat16>(), remainder.as<std::int16_t>());
 }
 
+void CudaBackend::reconcile_master(View weight, View master) const {
+  const std::int64_t n = master.numel();
+  if (n == 0) return;
+  const Queue queue("reconcile_master", master.device);
+  if (weight.dtype == DType::f16) {
+    launch(queue, grid_for(n), reconcile_master_kernel<core::Half>, n,
+           weight.as<const core::Half>(), master.as<float>());
+  } else {
+    launch(queue, grid_for(n), reconcile_master_kernel<core::BFloat16>, n,
+           weight.as<const core::BFloat16>(), master.as<float>());
+  }
+}
+
 }  // namespace cairn::kernels

@@ -128,4 +128,11 @@ void join_master(const TensorView& weight, const TensorView& remainder, const Te
 /// payload is dropped.
 void split_master(const TensorView& in, const TensorView& weight, const TensorView& remainder);
 
+/// Follows what somebody else wrote into a half weight: where the bits of an element of the weight
+/// (f16 or bf16) are not those of its f32 master rounded to nearest even, the master becomes the
+/// weight's value; elsewhere, NaN and the sign of 0 included, it keeps its bits. One shape and one
+/// dense layout. A weight that split_master rounded differs at exact ties: round it anew from the
+/// joined master first.
+void reconcile_master(const TensorView& weight, const TensorView& master);
+
 }  // namespace cairn::kernels
