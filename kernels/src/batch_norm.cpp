@@ -61,6 +61,7 @@ void batch_norm(const TensorView& x, const TensorView& weight, const TensorView&
   CAIRN_CHECK(values_per_channel(x) != 1 || x.size(1) == 0, op,
               "expected more than one value per channel to train on, got x ", x.shape,
               " (a larger batch, or evaluation mode)");
+  wrote(y, mean, rstd, running_mean, running_var);
   launch(x.device, [=](const Backend& backend) {
     if (x.numel() > 0) {
       backend.batch_norm(x, weight, bias, running_mean, running_var, y, mean, rstd, options);
@@ -82,6 +83,7 @@ void batch_norm_eval(const TensorView& x, const TensorView& weight, const Tensor
   check_channels(op, {"x", x}, {"running_mean", running_mean});
   check_channels(op, {"x", x}, {"running_var", running_var});
   if (x.numel() == 0) return;
+  wrote(y);
   launch(x.device, [=](const Backend& backend) {
     backend.batch_norm_eval(x, weight, bias, running_mean, running_var, y, options);
   });
@@ -101,6 +103,7 @@ void batch_norm_backward(const TensorView& x, const TensorView& y, const TensorV
   check_channels_if_defined(op, {"x", x}, {"dbias", dbias});
   check_statistic(op, {"x", x}, {"mean", mean});
   check_statistic(op, {"x", x}, {"rstd", rstd});
+  wrote(dx, dweight, dbias);
   launch(x.device, [=](const Backend& backend) {
     if (x.numel() > 0) {
       backend.batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, options);

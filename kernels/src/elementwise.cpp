@@ -62,12 +62,14 @@ void copy_across(const TensorView& x, const TensorView& y) {
 
 void fill(const TensorView& y, double value) {
   check_defined("fill", {{"y", y}});
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.fill(y, value); });
 }
 
 void copy(const TensorView& x, const TensorView& y) {
   check_defined("copy", {{"x", x}, {"y", y}});
   const TensorView from = broadcast_to("copy", {"x", x}, y.shape);
+  wrote(y);
   if (x.device == y.device) {
     launch(y.device, [=](const Backend& backend) { backend.copy(from, y); });
   } else if (x.device.is_cpu() && y.device.is_cpu()) {
@@ -87,6 +89,7 @@ void binary(BinaryOp op, const TensorView& a, const TensorView& b, const TensorV
   if (fraction) check_floating("binary", {{"a", a}});
   const TensorView wide_a = broadcast_to("binary", {"a", a}, y.shape);
   const TensorView wide_b = broadcast_to("binary", {"b", b}, y.shape);
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.binary(op, wide_a, wide_b, y); });
 }
 
@@ -95,6 +98,7 @@ void unary(UnaryOp op, const TensorView& x, const TensorView& y, double slope) {
   check_floating("unary", {{"x", x}});
   check_same_dtype("unary", {{"x", x}, {"y", y}});
   check_same_shape("unary", {{"x", x}, {"y", y}});
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.unary(op, x, y, slope); });
 }
 
@@ -105,6 +109,7 @@ void unary_backward(UnaryOp op, const TensorView& saved, const TensorView& dy, c
   check_same_dtype("unary_backward", {{"saved", saved}, {"dy", dy}, {"dx", dx}});
   check_same_shape("unary_backward", {{"saved", saved}, {"dx", dx}});
   const TensorView wide_dy = broadcast_to("unary_backward", {"dy", dy}, dx.shape);
+  wrote(dx);
   launch(dx.device,
          [=](const Backend& backend) { backend.unary_backward(op, saved, wide_dy, dx, slope); });
 }
@@ -113,6 +118,7 @@ void affine(const TensorView& x, double scale, double shift, const TensorView& y
   check_device("affine", {{"x", x}, {"y", y}});
   check_floating("affine", {{"x", x}, {"y", y}});
   const TensorView wide = broadcast_to("affine", {"x", x}, y.shape);
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.affine(wide, scale, shift, y); });
 }
 
@@ -121,6 +127,7 @@ void pow_scalar(const TensorView& x, double exponent, const TensorView& y) {
   check_floating("pow_scalar", {{"x", x}});
   check_same_dtype("pow_scalar", {{"x", x}, {"y", y}});
   check_same_shape("pow_scalar", {{"x", x}, {"y", y}});
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.pow_scalar(x, exponent, y); });
 }
 
@@ -128,6 +135,7 @@ void axpby(double a, const TensorView& x, double b, const TensorView& y) {
   check_device("axpby", {{"x", x}, {"y", y}});
   check_floating("axpby", {{"x", x}, {"y", y}});
   const TensorView wide = broadcast_to("axpby", {"x", x}, y.shape);
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.axpby(a, wide, b, y); });
 }
 
@@ -138,6 +146,7 @@ void dropout(const TensorView& x, double p, std::uint64_t seed, std::uint64_t of
   check_same_dtype("dropout", {{"x", x}, {"y", y}});
   const TensorView wide = broadcast_to("dropout", {"x", x}, y.shape);
   CAIRN_CHECK(p >= 0.0 && p <= 1.0, "dropout", "expected p in [0, 1], got ", p);
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.dropout(wide, p, seed, offset, y); });
 }
 
@@ -153,6 +162,7 @@ void reduce(ReduceOp op, const TensorView& x, const TensorView& y, bool accumula
               "expected elements to take the maximum of, got x of shape ", x.shape);
   CAIRN_CHECK(op != ReduceOp::max || !accumulate, "reduce",
               "expected accumulate with sum or mean, got it with max");
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.reduce(op, x, y, accumulate); });
 }
 

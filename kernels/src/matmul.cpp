@@ -82,6 +82,7 @@ void matmul(const TensorView& a, const TensorView& b, const TensorView& y,
   check_shape(kOp, {"y", y}, with_matrix(batch, a.size(-2), b.size(-1)));
   check_options(a, y, options);
   if (y.numel() == 0) return;
+  wrote(y, options.pre_activation);
   if (a.size(-1) == 0) {
     launch(y.device, [=](const Backend& backend) { finish_empty_sum(backend, y, options); });
     return;

@@ -81,6 +81,7 @@ void run(const char* op, const std::vector<UpdateEntry>& entries, const Options&
          int moments, BackendUpdate<Options> update) {
   const auto list = checked(op, entries, moments);
   if (list.empty()) return;
+  for (const UpdateEntry& e : list) wrote(e.weight, e.master, e.moment1, e.moment2);
   launch(list[0].weight.device, [=](const Backend& backend) { (backend.*update)(list, options); });
 }
 
@@ -138,6 +139,7 @@ void find_nonfinite(const std::vector<TensorView>& tensors, const TensorView& fo
     check_list_dtype(op, "tensor", i, tensors[i]);
     check_dense(op, "tensor", i, tensors[i]);
   }
+  wrote(found_inf);
   launch(found_inf.device,
          [=](const Backend& backend) { backend.find_nonfinite(tensors, found_inf); });
 }
@@ -145,6 +147,7 @@ void find_nonfinite(const std::vector<TensorView>& tensors, const TensorView& fo
 void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options) {
   if (options.device.step.defined() || options.device.lr.defined()) {
     if (!entries.empty()) check_device_step("adam_update", entries, options.device);
+    wrote(options.device.step);
     run("adam_update", entries, options, 2, &Backend::adam_device_update);
     return;
   }
@@ -169,11 +172,13 @@ void lamb_update(const std::vector<UpdateEntry>& entries, const LambOptions& opt
 
 void join_master(const TensorView& weight, const TensorView& remainder, const TensorView& out) {
   check_split("join_master", {"out", out}, {"weight", weight}, {"remainder", remainder});
+  wrote(out);
   launch(out.device, [=](const Backend& backend) { backend.join_master(weight, remainder, out); });
 }
 
 void split_master(const TensorView& in, const TensorView& weight, const TensorView& remainder) {
   check_split("split_master", {"in", in}, {"weight", weight}, {"remainder", remainder});
+  wrote(weight, remainder);
   launch(in.device, [=](const Backend& backend) { backend.split_master(in, weight, remainder); });
 }
 
@@ -185,6 +190,7 @@ void reconcile_master(const TensorView& weight, const TensorView& master) {
   check_dtype(op, {"master", master}, DType::f32);
   check_dense(op, "weight", 0, weight);
   check_like_weight(op, {"master", master}, weight);
+  wrote(master);
   launch(weight.device, [=](const Backend& backend) { backend.reconcile_master(weight, master); });
 }
 

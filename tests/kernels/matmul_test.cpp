@@ -11,6 +11,7 @@
 #include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "support/tensors.h"
+#include "support/versions.h"
 
 namespace cairn::kernels {
 namespace {
@@ -386,6 +387,19 @@ TEST_P(Matmul, WrongInputIsNamed) {
               HasSubstr("without repeated dimensions"));
   const Tensor ints = Tensor::from<double>({1}, {1, 1}, DType::i32, device());
   EXPECT_THAT(message_of([&] { matmul(ints, ints, ints); }), HasSubstr("f16, bf16, f32 or f64"));
+}
+
+TEST(MatmulVersions, CountWritesToOutputsAlone) {
+  const auto f32 = [](const Shape& shape) { return test::random_tensor(shape, DType::f32, {}, 1); };
+  for (const std::int64_t inner : {4, 0}) {
+    test::expect_outputs_counted({"matmul",
+                                  {f32({3, inner}), f32({inner, 5})},
+                                  {f32({3, 5}), f32({3, 5})},
+                                  [](auto& in, auto& out) {
+                                    matmul(in[0], in[1], out[0],
+                                           {.epilogue = Epilogue::relu, .pre_activation = out[1]});
+                                  }});
+  }
 }
 
 }  // namespace

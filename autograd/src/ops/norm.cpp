@@ -245,9 +245,6 @@ struct BatchNorm {
     kernels::batch_norm(
         x, view_or_none(weight), view_or_none(bias), tracks ? running_mean.view() : TensorView(),
         tracks ? running_var.view() : TensorView(), y, mean, rstd, kernel_options());
-    if (!tracks) return;
-    running_mean.storage()->bump_version();
-    running_var.storage()->bump_version();
   }
 
   static Tensor copied(const Tensor& x, double shift) {
