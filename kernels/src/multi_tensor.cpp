@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "list_check.h"
+#include "math/power_sum.h"
 #include "pending_check.h"
-#include "power_sum.h"
 
 namespace cairn::kernels {
 

@@ -60,29 +60,42 @@ void check_entry(const char* op, std::size_t i, const UpdateEntry& e, int moment
   if (moments > 1) check_moment(op, "moment2", i, e.moment2, e);
 }
 
-/// The list as a backend gets it: without the moments that the rule does not use.
-std::vector<UpdateEntry> checked(const char* op, std::vector<UpdateEntry> entries, int moments) {
+void check_entries(const char* op, const std::vector<UpdateEntry>& entries, int moments) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     check_entry(op, i, entries[i], moments);
     CAIRN_CHECK(entries[i].weight.device == entries[0].weight.device, op,
                 "expected all weights on ", entries[0].weight.device, ", got entry ", i, " on ",
                 entries[i].weight.device);
-    if (moments < 1) entries[i].moment1 = {};
-    if (moments < 2) entries[i].moment2 = {};
   }
-  return entries;
 }
 
-template <class Options>
-using BackendUpdate = void (Backend::*)(const std::vector<UpdateEntry>&, const Options&) const;
+UpdateItem item_of(const UpdateEntry& e, int moments) {
+  return {.gradient = e.gradient.data,
+          .weight = e.weight.data,
+          .master = e.master.data,
+          .moment1 = moments > 0 ? e.moment1.data : nullptr,
+          .moment2 = moments > 1 ? e.moment2.data : nullptr,
+          .count = e.weight.numel(),
+          .gradient_factor = e.gradient_factor,
+          .l2 = e.l2,
+          .norm = e.norm,
+          .gradient_dtype = e.gradient.dtype,
+          .weight_dtype = e.weight.dtype,
+          .master_dtype = e.master.dtype,
+          .moment_dtype = moments > 0 ? e.moment1.dtype : DType::f32};
+}
 
-template <class Options>
-void run(const char* op, const std::vector<UpdateEntry>& entries, const Options& options,
-         int moments, BackendUpdate<Options> update) {
-  const auto list = checked(op, entries, moments);
-  if (list.empty()) return;
-  for (const UpdateEntry& e : list) wrote(e.weight, e.master, e.moment1, e.moment2);
-  launch(list[0].weight.device, [=](const Backend& backend) { (backend.*update)(list, options); });
+/// The entries as a backend gets them, which is about to write them.
+UpdateList listed(const std::vector<UpdateEntry>& entries, int moments) {
+  UpdateList list{entries[0].weight.device, {}};
+  list.items.reserve(entries.size());
+  for (const UpdateEntry& e : entries) {
+    list.items.push_back(item_of(e, moments));
+    wrote(e.weight, e.master);
+    if (moments > 0) wrote(e.moment1);
+    if (moments > 1) wrote(e.moment2);
+  }
+  return list;
 }
 
 void check_device_number(const char* op, const char* what, const TensorView& v, DType dtype,
@@ -144,30 +157,17 @@ void find_nonfinite(const std::vector<TensorView>& tensors, const TensorView& fo
          [=](const Backend& backend) { backend.find_nonfinite(tensors, found_inf); });
 }
 
-void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options) {
-  if (options.device.step.defined() || options.device.lr.defined()) {
-    if (!entries.empty()) check_device_step("adam_update", entries, options.device);
-    wrote(options.device.step);
-    run("adam_update", entries, options, 2, &Backend::adam_device_update);
-    return;
-  }
-  run("adam_update", entries, options, 2, &Backend::adam_update);
-}
-
-void sgd_update(const std::vector<UpdateEntry>& entries, const SgdOptions& options) {
-  run("sgd_update", entries, options, options.momentum != 0.0 ? 1 : 0, &Backend::sgd_update);
-}
-
-void adagrad_update(const std::vector<UpdateEntry>& entries, const AdagradOptions& options) {
-  run("adagrad_update", entries, options, 1, &Backend::adagrad_update);
-}
-
-void novograd_update(const std::vector<UpdateEntry>& entries, const NovoGradOptions& options) {
-  run("novograd_update", entries, options, 1, &Backend::novograd_update);
-}
-
-void lamb_update(const std::vector<UpdateEntry>& entries, const LambOptions& options) {
-  run("lamb_update", entries, options, 2, &Backend::lamb_update);
+void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule) {
+  if (entries.empty()) return;
+  const char* op = std::visit([](const auto& options) { return options.kName; }, rule);
+  const int moments = std::visit([](const auto& options) { return options.moments(); }, rule);
+  const auto* adam = std::get_if<AdamOptions>(&rule);
+  if (adam != nullptr && adam->device.defined()) check_device_step(op, entries, adam->device);
+  check_entries(op, entries, moments);
+  if (adam != nullptr) wrote(adam->device.step);
+  launch(entries[0].weight.device, [list = listed(entries, moments), rule](const Backend& backend) {
+    backend.update(list, rule);
+  });
 }
 
 void join_master(const TensorView& weight, const TensorView& remainder, const TensorView& out) {

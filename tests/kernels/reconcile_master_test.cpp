@@ -112,8 +112,8 @@ TEST_P(ReconcileMaster, LeavesWhatAnUpdateWroteAlone) {
       return test::random_tensor({n}, kind, GetParam(), seed, 0.0, 1.0);
     };
     const Tensor weight = made(dtype, 1), master = made(DType::f32, 2);
-    adam_update({{made(dtype, 3), weight, master, made(DType::f32, 4), made(DType::f32, 5)}},
-                {.lr = 0.01});
+    update({{made(dtype, 3), weight, master, made(DType::f32, 4), made(DType::f32, 5)}},
+           AdamOptions{.lr = 0.01});
     const Bits before = bits_of(master);
     reconcile_master(weight, master);
     EXPECT_EQ(bits_of(master), before) << core::name(dtype);

@@ -191,43 +191,43 @@ std::vector<Call> list_calls() {
        {f32(s)},
        {half(), f32(s), f32(s), f32(s)},
        [](auto& x, auto& y) {
-         adam_update({{x[0], y[0], y[1], y[2], y[3]}}, {});
+         update({{x[0], y[0], y[1], y[2], y[3]}}, AdamOptions{});
        }},
       {"adam_device_update",
        {f32(s), f32(one)},
        {f32(s), f32(s), f32(s), of(DType::i32, one)},
        [](auto& x, auto& y) {
-         adam_update({{x[0], y[0], {}, y[1], y[2]}}, {.device = {.lr = x[1], .step = y[3]}});
+         update({{x[0], y[0], {}, y[1], y[2]}}, AdamOptions{.device = {.lr = x[1], .step = y[3]}});
        }},
       {"sgd_update",
        {f32(s)},
        {f32(s), f32(s)},
        [](auto& x, auto& y) {
-         sgd_update({{x[0], y[0], {}, y[1]}}, {.momentum = 0.9});
+         update({{x[0], y[0], {}, y[1]}}, SgdOptions{.momentum = 0.9});
        }},
       {"sgd_update_without_momentum",
        {f32(s), f32(s)},
        {f32(s)},
        [](auto& x, auto& y) {
-         sgd_update({{x[0], y[0], {}, x[1]}}, {});
+         update({{x[0], y[0], {}, x[1]}}, SgdOptions{});
        }},
       {"adagrad_update",
        {f32(s)},
        {f32(s), f32(s)},
        [](auto& x, auto& y) {
-         adagrad_update({{x[0], y[0], {}, y[1]}}, {});
+         update({{x[0], y[0], {}, y[1]}}, AdagradOptions{});
        }},
       {"novograd_update",
        {f32(s)},
        {f32(s), f32(s)},
        [](auto& x, auto& y) {
-         novograd_update({{x[0], y[0], {}, y[1]}}, {});
+         update({{x[0], y[0], {}, y[1]}}, NovoGradOptions{});
        }},
       {"lamb_update",
        {f32(s)},
        {f32(s), f32(s), f32(s)},
        [](auto& x, auto& y) {
-         lamb_update({{x[0], y[0], {}, y[1], y[2]}}, {});
+         update({{x[0], y[0], {}, y[1], y[2]}}, LambOptions{});
        }},
       {"join_master",
        {half(), of(DType::i16, s)},

@@ -227,8 +227,8 @@ Tensors updates(DType dtype) {
     adam.push_back({gradient, weight(1), state(2), state(3), state(4)});
     sgd.push_back({gradient, weight(5), state(6), state(7), {}});
   }
-  adam_update(adam, {.weight_decay = 0.1, .gradient_scale = 0.5});
-  sgd_update(sgd, {.momentum = 0.9, .nesterov = true});
+  update(adam, AdamOptions{.weight_decay = 0.1, .gradient_scale = 0.5});
+  update(sgd, SgdOptions{.momentum = 0.9, .nesterov = true});
   fill(gradients[3].slice(0, 5, 9), std::numeric_limits<double>::infinity());
   std::vector<double> norms;
   for (double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
@@ -274,8 +274,8 @@ Tensors layerwise_updates(DType dtype) {
     lamb.push_back(entry(1));
     novograd.push_back(entry(3));
   }
-  lamb_update(lamb, {.weight_decay = 0.1});
-  novograd_update(novograd, {.weight_decay = 0.1, .reg_inside_moment = true});
+  update(lamb, LambOptions{.weight_decay = 0.1});
+  update(novograd, NovoGradOptions{.weight_decay = 0.1, .reg_inside_moment = true});
   return results;
 }
 

@@ -11,7 +11,7 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/simd.h"
 #include "cpu/tensor_checks.h"
-#include "power_sum.h"
+#include "math/power_sum.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cairn::kernels {

@@ -1,5 +1,5 @@
 #include "cpu/cpu_backend.h"
-#include "scale_update.h"
+#include "math/scale_update.h"
 
 namespace cairn::kernels {
 
