@@ -2,16 +2,19 @@
 // broadcast, then call backend(device). The operations are listed once, in operations.inc.
 #pragma once
 
+#include "cairn/kernels/batch_norm.h"
 #include "cairn/kernels/conv.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/embedding.h"
+#include "cairn/kernels/hash_tensors.h"
+#include "cairn/kernels/layer_norm.h"
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/matmul.h"
 #include "cairn/kernels/multi_tensor.h"
-#include "cairn/kernels/norm.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/kernels/pool.h"
 #include "cairn/kernels/softmax.h"
+#include "cairn/kernels/update_scale.h"
 #include "update_list.h"
 
 namespace cairn::kernels {

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "cairn/kernels/norm.h"
+#include "cairn/kernels/batch_norm.h"
 #include "check.h"
 #include "launch.h"
 
@@ -92,7 +92,7 @@ void batch_norm_eval(const TensorView& x, const TensorView& weight, const Tensor
 void batch_norm_backward(const TensorView& x, const TensorView& y, const TensorView& weight,
                          const TensorView& mean, const TensorView& rstd, const TensorView& dy,
                          const TensorView& dx, const TensorView& dweight, const TensorView& dbias,
-                         const BatchNormBackwardOptions& options) {
+                         const BatchNormOptions& options, bool accumulate) {
   constexpr const char* op = "batch_norm_backward";
   check_image(op, {"x", x});
   if (options.relu) check_like(op, {"x", x}, {"y", y});
@@ -106,10 +106,11 @@ void batch_norm_backward(const TensorView& x, const TensorView& y, const TensorV
   wrote(dx, dweight, dbias);
   launch(x.device, [=](const Backend& backend) {
     if (x.numel() > 0) {
-      backend.batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, options);
+      backend.batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, options,
+                                  accumulate);
       return;
     }
-    if (options.accumulate) return;
+    if (accumulate) return;
     if (dweight.defined()) backend.fill(dweight, 0.0);
     if (dbias.defined()) backend.fill(dbias, 0.0);
   });

@@ -1,4 +1,4 @@
-#include "cairn/kernels/norm.h"
+#include "cairn/kernels/layer_norm.h"
 #include "check.h"
 #include "launch.h"
 

@@ -1,4 +1,5 @@
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/update_scale.h"
+
 #include "check.h"
 #include "launch.h"
 

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/layer_norm.h"
 #include "cairn/kernels/loss.h"
-#include "cairn/kernels/norm.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "support/golden.h"
 #include "support/tensors.h"

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/hash_tensors.h"
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/optimizer_update.h"

@@ -6,14 +6,17 @@
 #include <string>
 #include <vector>
 
+#include "cairn/kernels/batch_norm.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/embedding.h"
+#include "cairn/kernels/hash_tensors.h"
+#include "cairn/kernels/layer_norm.h"
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/multi_tensor.h"
-#include "cairn/kernels/norm.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/kernels/pool.h"
 #include "cairn/kernels/softmax.h"
+#include "cairn/kernels/update_scale.h"
 #include "support/versions.h"
 
 namespace cairn::kernels {

@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "cairn/kernels/batch_norm.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/embedding.h"
+#include "cairn/kernels/hash_tensors.h"
+#include "cairn/kernels/layer_norm.h"
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/multi_tensor.h"
-#include "cairn/kernels/norm.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/kernels/pool.h"
 #include "cairn/kernels/softmax.h"
@@ -162,8 +164,8 @@ Tensors batch_norms(DType dtype) {
     const Tensor running_var = Tensor::full({c}, 1.0, DType::f32);
     const Tensor mean = random({c}, DType::f32, 8), rstd = random({c}, DType::f32, 9);
     const Tensor dweight = random({c}, DType::f32, 10), dbias = random({c}, DType::f32, 11);
-    batch_norm(x, weight, bias, running_mean, running_var, y, mean, rstd, {1e-5, 0.1, true});
-    batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, {true, true, true});
+    batch_norm(x, weight, bias, running_mean, running_var, y, mean, rstd, {.relu = true});
+    batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, {.relu = true}, true);
     const Tensor z = make(12);
     batch_norm_eval(x, weight, bias, running_mean, running_var, z, {});
     results.insert(results.end(),
