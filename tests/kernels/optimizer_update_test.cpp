@@ -77,16 +77,6 @@ void expect(Parameter& p, const NovoGradOptions& o) {
   }
 }
 
-void update(const std::vector<UpdateEntry>& list, const AdamOptions& o) {
-  update(list, o);
-}
-void update(const std::vector<UpdateEntry>& list, const SgdOptions& o) {
-  update(list, o);
-}
-void update(const std::vector<UpdateEntry>& list, const NovoGradOptions& o) {
-  update(list, o);
-}
-
 class Updates : public testing::TestWithParam<Device> {
  protected:
   Tensor make(std::int64_t n, DType dtype, std::uint64_t seed) const {
