@@ -3,9 +3,9 @@
 #include "cairn/core/generator.h"
 #include "cairn/kernels/conv.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/layer_norm.h"
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/matmul.h"
-#include "cairn/kernels/norm.h"
 #include "works.h"
 
 namespace bench {

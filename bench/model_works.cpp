@@ -3,6 +3,7 @@
 #include "cairn/amp/amp.h"
 #include "cairn/core/generator.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/adam.h"
 #include "support/conv_net.h"
 #include "support/gpt.h"
 #include "works.h"

@@ -3,6 +3,7 @@
 
 #include "cairn/amp/amp.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/optimizer.h"
 #include "memory_loops.h"
 #include "works.h"
@@ -111,13 +112,10 @@ struct List {
 };
 
 template <class Options>
-std::function<std::function<void()>()> update(void (*run)(const std::vector<kernels::UpdateEntry>&,
-                                                          const Options&),
-                                              int moments) {
-  return [=] {
-    const auto list = std::make_shared<List>(moments);
-    return [=] { run(list->entries, {.weight_decay = 0.01}); };
-  };
+std::function<void()> update() {
+  constexpr Options options{.weight_decay = 0.01};
+  const auto list = std::make_shared<List>(options.moments());
+  return [=] { kernels::update(list->entries, options); };
 }
 
 }  // namespace
@@ -131,9 +129,9 @@ std::vector<Work> optimizer_works() {
       {"o2_update_124m_bf16", o2({}), loop(Bytes::o2)},
       {"o2_update_124m_compact", o2(compact), loop(Bytes::o2_compact)},
       {"amp_step_124m_bf16", amp_step, o2({})},  // its share: of the update without a scaler
-      {"lamb_update_124m", update(kernels::lamb_update, 2), loop(Bytes::lamb)},
-      {"novograd_update_124m", update(kernels::novograd_update, 1), loop(Bytes::one_moment)},
-      {"adagrad_update_124m", update(kernels::adagrad_update, 1), loop(Bytes::one_moment)},
+      {"lamb_update_124m", update<kernels::LambOptions>, loop(Bytes::lamb)},
+      {"novograd_update_124m", update<kernels::NovoGradOptions>, loop(Bytes::one_moment)},
+      {"adagrad_update_124m", update<kernels::AdagradOptions>, loop(Bytes::one_moment)},
   };
 }
 

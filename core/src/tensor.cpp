@@ -147,7 +147,9 @@ const Tensor::Impl& Tensor::impl() const {
 }
 
 TensorView Tensor::view() const {
-  return impl().view;
+  TensorView view = impl().view;
+  view.version = &impl_->storage->version_counter();
+  return view;
 }
 const Shape& Tensor::shape() const {
   return impl().view.shape;
@@ -301,6 +303,7 @@ void copy_bytes(const TensorView& src, const TensorView& dst) {
               src.shape, " ", src.strides, " ", src.dtype, " and ", dst.shape, " ", dst.strides,
               " ", dst.dtype);
   if (src.nbytes() == 0 || src.data == dst.data) return;
+  dst.bump_version();
   if (src.device.is_cuda() || dst.device.is_cuda()) return copy_with_cuda(src, dst);
   Stream::current(dst.device).submit([=] { copy_host(src, dst); });
 }

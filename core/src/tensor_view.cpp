@@ -101,7 +101,10 @@ TensorView TensorView::reshape(const Shape& new_shape) const {
   const std::optional<Strides> new_strides = strides_of_reshape(shape, strides, resolved);
   CAIRN_CHECK(new_strides.has_value(), "reshape", "expected a shape that ", shape, " with strides ",
               strides, " can take without a copy, got ", new_shape, " (copy it first)");
-  return {data, resolved, *new_strides, dtype, device};
+  TensorView result = *this;
+  result.shape = resolved;
+  result.strides = *new_strides;
+  return result;
 }
 
 TensorView TensorView::expand(const Shape& new_shape) const {
@@ -114,7 +117,10 @@ TensorView TensorView::expand(const Shape& new_shape) const {
                 " broadcasts to, got ", new_shape);
     new_strides[skip + i] = size == shape[i] ? strides[i] : 0;
   }
-  return {data, new_shape, new_strides, dtype, device};
+  TensorView result = *this;
+  result.shape = new_shape;
+  result.strides = new_strides;
+  return result;
 }
 
 TensorView TensorView::transpose(int dim0, int dim1) const {
@@ -159,8 +165,9 @@ TensorView TensorView::select(int dim, std::int64_t index) const {
   const int d = wrap_dim(dim, dims(), "select");
   CAIRN_CHECK(index >= 0 && index < shape[d], "select", "expected an index from 0 to ",
               shape[d] - 1, " in dimension ", d, " of ", shape, ", got ", index);
-  const TensorView row = slice(d, index, index + 1);
-  TensorView result(row.data, {}, {}, dtype, device);
+  TensorView result = slice(d, index, index + 1);
+  result.shape = {};
+  result.strides = {};
   for (int i = 0; i < dims(); ++i) {
     if (i == d) continue;
     result.shape.push_back(shape[i]);
@@ -171,7 +178,9 @@ TensorView TensorView::select(int dim, std::int64_t index) const {
 
 TensorView TensorView::unsqueeze(int dim) const {
   const int d = wrap_dim(dim, dims() + 1, "unsqueeze");
-  TensorView result(data, {}, {}, dtype, device);
+  TensorView result = *this;
+  result.shape = {};
+  result.strides = {};
   for (int i = 0; i <= dims(); ++i) {
     if (i == d) {
       result.shape.push_back(1);

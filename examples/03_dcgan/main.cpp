@@ -14,6 +14,7 @@
 #include "cairn/core/generator.h"
 #include "cairn/data/loader.h"
 #include "cairn/data/samplers.h"
+#include "cairn/optim/adam.h"
 #include "networks.h"
 #include "picture.h"
 #include "support/digits_data.h"

@@ -19,6 +19,7 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/schedule.h"
+#include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
 #include "support/flags.h"
 #include "support/reporter.h"

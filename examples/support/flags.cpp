@@ -3,6 +3,8 @@
 #include <iostream>
 
 #include "cairn/core/device.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 
 namespace support {
 

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "cairn/kernels/norm.h"
+#include "cairn/kernels/batch_norm.h"
 #include "check.h"
 #include "launch.h"
 
@@ -61,6 +61,7 @@ void batch_norm(const TensorView& x, const TensorView& weight, const TensorView&
   CAIRN_CHECK(values_per_channel(x) != 1 || x.size(1) == 0, op,
               "expected more than one value per channel to train on, got x ", x.shape,
               " (a larger batch, or evaluation mode)");
+  wrote(y, mean, rstd, running_mean, running_var);
   launch(x.device, [=](const Backend& backend) {
     if (x.numel() > 0) {
       backend.batch_norm(x, weight, bias, running_mean, running_var, y, mean, rstd, options);
@@ -82,6 +83,7 @@ void batch_norm_eval(const TensorView& x, const TensorView& weight, const Tensor
   check_channels(op, {"x", x}, {"running_mean", running_mean});
   check_channels(op, {"x", x}, {"running_var", running_var});
   if (x.numel() == 0) return;
+  wrote(y);
   launch(x.device, [=](const Backend& backend) {
     backend.batch_norm_eval(x, weight, bias, running_mean, running_var, y, options);
   });
@@ -90,7 +92,7 @@ void batch_norm_eval(const TensorView& x, const TensorView& weight, const Tensor
 void batch_norm_backward(const TensorView& x, const TensorView& y, const TensorView& weight,
                          const TensorView& mean, const TensorView& rstd, const TensorView& dy,
                          const TensorView& dx, const TensorView& dweight, const TensorView& dbias,
-                         const BatchNormBackwardOptions& options) {
+                         const BatchNormOptions& options, bool accumulate) {
   constexpr const char* op = "batch_norm_backward";
   check_image(op, {"x", x});
   if (options.relu) check_like(op, {"x", x}, {"y", y});
@@ -101,12 +103,14 @@ void batch_norm_backward(const TensorView& x, const TensorView& y, const TensorV
   check_channels_if_defined(op, {"x", x}, {"dbias", dbias});
   check_statistic(op, {"x", x}, {"mean", mean});
   check_statistic(op, {"x", x}, {"rstd", rstd});
+  wrote(dx, dweight, dbias);
   launch(x.device, [=](const Backend& backend) {
     if (x.numel() > 0) {
-      backend.batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, options);
+      backend.batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, options,
+                                  accumulate);
       return;
     }
-    if (options.accumulate) return;
+    if (accumulate) return;
     if (dweight.defined()) backend.fill(dweight, 0.0);
     if (dbias.defined()) backend.fill(dbias, 0.0);
   });

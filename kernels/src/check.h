@@ -73,6 +73,12 @@ inline void check_dims(std::string_view op, const Named& v, int dims) {
               " dimensions, got shape ", v.view.shape);
 }
 
+/// What the call is about to write, for those who must notice (Storage::version).
+template <class... Views>
+void wrote(const Views&... views) {
+  (views.bump_version(), ...);
+}
+
 /// Broadcasts a view to a shape for reading; the message names both.
 inline TensorView broadcast_to(std::string_view op, const Named& v, const Shape& shape) {
   const int extra = shape.dims() - v.view.dims();

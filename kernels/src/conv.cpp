@@ -77,6 +77,7 @@ void conv2d(const TensorView& x, const TensorView& weight, const TensorView& bia
   check_shape(op, {"y", y}, checked_shape(op, x.shape, weight.shape, options));
   check_channels(op, {"bias", bias}, weight.size(0), {"x", x});
   if (y.numel() == 0) return;
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.conv2d(x, weight, bias, y, options); });
 }
 
@@ -89,6 +90,7 @@ void conv2d_backward_data(const TensorView& dy, const TensorView& weight, const 
   check_shape(op, {"dy", dy}, checked_shape(op, dx.shape, weight.shape, options));
   check_channels(op, {"bias", bias}, dx.size(1), {"dy", dy});
   if (dx.numel() == 0) return;
+  wrote(dx);
   launch(dx.device, [=](const Backend& backend) {
     backend.conv2d_backward_data(dy, weight, bias, dx, options);
   });
@@ -106,6 +108,7 @@ void conv2d_backward_weight(const TensorView& x, const TensorView& dy, const Ten
   check_channels(op, {"dbias", dbias}, dweight.size(0), {"x", x});
   const bool nothing = dy.numel() == 0;
   if (nothing && accumulate) return;
+  wrote(dweight, dbias);
   launch(dweight.device, [=](const Backend& backend) {
     if (!nothing) {
       backend.conv2d_backward_weight(x, dy, dweight, dbias, options, accumulate);

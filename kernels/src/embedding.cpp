@@ -12,6 +12,7 @@ void embedding(const TensorView& weight, const TensorView& index, const TensorVi
   check_dtype("embedding", {"index", index}, DType::i64);
   check_same_dtype("embedding", {{"weight", weight}, {"y", y}});
   check_shape("embedding", {"y", y}, {index.shape[0], weight.shape[1]});
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.embedding(weight, index, y); });
 }
 
@@ -23,6 +24,7 @@ void embedding_backward(const TensorView& dy, const TensorView& index, const Ten
   check_dims("embedding_backward", {"index", index}, 1);
   check_dtype("embedding_backward", {"index", index}, DType::i64);
   check_shape("embedding_backward", {"dy", dy}, {index.shape[0], dweight.shape[1]});
+  wrote(dweight);
   launch(dy.device, [=](const Backend& backend) {
     backend.embedding_backward(dy, index, dweight, accumulate);
   });

@@ -1,3 +1,5 @@
+#include "cairn/kernels/hash_tensors.h"
+
 #include "list_check.h"
 #include "pending_result.h"
 

@@ -1,4 +1,4 @@
-#include "cairn/kernels/norm.h"
+#include "cairn/kernels/layer_norm.h"
 #include "check.h"
 #include "launch.h"
 
@@ -42,6 +42,7 @@ void layer_norm(const TensorView& x, const TensorView& weight, const TensorView&
   check_optional("layer_norm", {"bias", bias}, x);
   check_statistic("layer_norm", {"mean", mean}, x);
   check_statistic("layer_norm", {"rstd", rstd}, x);
+  wrote(y, mean, rstd);
   launch(x.device,
          [=](const Backend& backend) { backend.layer_norm(x, weight, bias, eps, y, mean, rstd); });
 }
@@ -57,6 +58,7 @@ void layer_norm_backward(const TensorView& x, const TensorView& weight, const Te
   check_statistic(op, {"rstd", rstd}, x);
   check_optional(op, {"dweight", dweight}, x);
   check_optional(op, {"dbias", dbias}, x);
+  wrote(dx, dweight, dbias);
   launch(x.device, [=](const Backend& backend) {
     backend.layer_norm_backward(x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate);
   });
@@ -67,6 +69,7 @@ void rms_norm(const TensorView& x, const TensorView& weight, double eps, const T
   check_like_x("rms_norm", x, {{"y", y}});
   check_optional("rms_norm", {"weight", weight}, x);
   check_statistic("rms_norm", {"rstd", rstd}, x);
+  wrote(y, rstd);
   launch(x.device, [=](const Backend& backend) { backend.rms_norm(x, weight, eps, y, rstd); });
 }
 
@@ -79,6 +82,7 @@ void rms_norm_backward(const TensorView& x, const TensorView& weight, const Tens
   check_optional(op, {"weight", weight}, x);
   check_statistic(op, {"rstd", rstd}, x);
   check_optional(op, {"dweight", dweight}, x);
+  wrote(dx, dweight);
   launch(x.device, [=](const Backend& backend) {
     backend.rms_norm_backward(x, weight, rstd, dy, dx, dweight, accumulate);
   });

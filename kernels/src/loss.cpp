@@ -48,6 +48,7 @@ void cross_entropy(const TensorView& logits, const TensorView& target, const Ten
   check_logits("cross_entropy", logits, target, options);
   check_per_row("cross_entropy", {"loss", loss}, logits);
   check_per_row("cross_entropy", {"lse", lse}, logits);
+  wrote(loss, lse);
   launch(logits.device, [=](const Backend& backend) {
     backend.cross_entropy(logits, target, loss, lse, options);
   });
@@ -63,6 +64,7 @@ void cross_entropy_backward(const TensorView& logits, const TensorView& target,
   check_device(op, {{"logits", logits}, {"dlogits", dlogits}});
   check_same_dtype(op, {{"logits", logits}, {"dlogits", dlogits}});
   check_same_shape(op, {{"logits", logits}, {"dlogits", dlogits}});
+  wrote(dlogits);
   launch(logits.device, [=](const Backend& backend) {
     backend.cross_entropy_backward(logits, target, lse, dloss, dlogits, options);
   });
@@ -71,6 +73,7 @@ void cross_entropy_backward(const TensorView& logits, const TensorView& target,
 void mse(const TensorView& x, const TensorView& target, const TensorView& loss) {
   check_pair("mse", x, target, {"loss", loss});
   check_same_shape("mse", {{"x", x}, {"loss", loss}});
+  wrote(loss);
   launch(x.device, [=](const Backend& backend) { backend.mse(x, target, loss); });
 }
 
@@ -81,12 +84,14 @@ void mse_backward(const TensorView& x, const TensorView& target, const TensorVie
   check_same_dtype("mse_backward", {{"x", x}, {"dx", dx}});
   check_same_shape("mse_backward", {{"x", x}, {"dx", dx}});
   const TensorView wide = broadcast_to("mse_backward", {"dloss", dloss}, x.shape);
+  wrote(dx);
   launch(x.device, [=](const Backend& backend) { backend.mse_backward(x, target, wide, dx); });
 }
 
 void bce_with_logits(const TensorView& x, const TensorView& target, const TensorView& loss) {
   check_pair("bce_with_logits", x, target, {"loss", loss});
   check_same_shape("bce_with_logits", {{"x", x}, {"loss", loss}});
+  wrote(loss);
   launch(x.device, [=](const Backend& backend) { backend.bce_with_logits(x, target, loss); });
 }
 
@@ -97,6 +102,7 @@ void bce_with_logits_backward(const TensorView& x, const TensorView& target,
   check_same_dtype("bce_with_logits_backward", {{"x", x}, {"dx", dx}});
   check_same_shape("bce_with_logits_backward", {{"x", x}, {"dx", dx}});
   const TensorView wide = broadcast_to("bce_with_logits_backward", {"dloss", dloss}, x.shape);
+  wrote(dx);
   launch(x.device,
          [=](const Backend& backend) { backend.bce_with_logits_backward(x, target, wide, dx); });
 }
@@ -104,6 +110,7 @@ void bce_with_logits_backward(const TensorView& x, const TensorView& target,
 void bce(const TensorView& p, const TensorView& target, const TensorView& loss) {
   check_pair("bce", p, target, {"loss", loss});
   check_same_shape("bce", {{"p", p}, {"loss", loss}});
+  wrote(loss);
   launch(p.device, [=](const Backend& backend) { backend.bce(p, target, loss); });
 }
 
@@ -114,6 +121,7 @@ void bce_backward(const TensorView& p, const TensorView& target, const TensorVie
   check_same_dtype("bce_backward", {{"p", p}, {"dp", dp}});
   check_same_shape("bce_backward", {{"p", p}, {"dp", dp}});
   const TensorView wide = broadcast_to("bce_backward", {"dloss", dloss}, p.shape);
+  wrote(dp);
   launch(p.device, [=](const Backend& backend) { backend.bce_backward(p, target, wide, dp); });
 }
 

@@ -1,7 +1,6 @@
 #include "cairn/kernels/matmul.h"
 
 #include "check.h"
-#include "epilogue.h"
 #include "launch.h"
 
 namespace cairn::kernels {
@@ -53,8 +52,8 @@ void check_options(const TensorView& a, const TensorView& y, const MatmulOptions
   }
   CAIRN_CHECK(!options.accumulate || !options.bias.defined(), kOp,
               "expected no bias with accumulate, got one");
-  CAIRN_CHECK(!options.accumulate || options.epilogue == Epilogue::none, kOp,
-              "expected no epilogue with accumulate, got one");
+  CAIRN_CHECK(!options.accumulate || options.activation == Activation::none, kOp,
+              "expected no activation with accumulate, got one");
 }
 
 // K = 0: nothing to add up.
@@ -66,8 +65,8 @@ void finish_empty_sum(const Backend& backend, const TensorView& y, const MatmulO
   } else {
     backend.fill(sum, 0.0);
   }
-  if (options.epilogue != Epilogue::none) {
-    backend.unary(unary_of(options.epilogue), sum, y, 0.0);
+  if (options.activation != Activation::none) {
+    backend.unary(unary_of(options.activation), sum, y, 0.0);
   } else if (options.pre_activation.defined()) {
     backend.copy(sum, y);
   }
@@ -82,6 +81,7 @@ void matmul(const TensorView& a, const TensorView& b, const TensorView& y,
   check_shape(kOp, {"y", y}, with_matrix(batch, a.size(-2), b.size(-1)));
   check_options(a, y, options);
   if (y.numel() == 0) return;
+  wrote(y, options.pre_activation);
   if (a.size(-1) == 0) {
     launch(y.device, [=](const Backend& backend) { finish_empty_sum(backend, y, options); });
     return;

@@ -60,28 +60,42 @@ void check_entry(const char* op, std::size_t i, const UpdateEntry& e, int moment
   if (moments > 1) check_moment(op, "moment2", i, e.moment2, e);
 }
 
-/// The list as a backend gets it: without the moments that the rule does not use.
-std::vector<UpdateEntry> checked(const char* op, std::vector<UpdateEntry> entries, int moments) {
+void check_entries(const char* op, const std::vector<UpdateEntry>& entries, int moments) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     check_entry(op, i, entries[i], moments);
     CAIRN_CHECK(entries[i].weight.device == entries[0].weight.device, op,
                 "expected all weights on ", entries[0].weight.device, ", got entry ", i, " on ",
                 entries[i].weight.device);
-    if (moments < 1) entries[i].moment1 = {};
-    if (moments < 2) entries[i].moment2 = {};
   }
-  return entries;
 }
 
-template <class Options>
-using BackendUpdate = void (Backend::*)(const std::vector<UpdateEntry>&, const Options&) const;
+UpdateItem item_of(const UpdateEntry& e, int moments) {
+  return {.gradient = e.gradient.data,
+          .weight = e.weight.data,
+          .master = e.master.data,
+          .moment1 = moments > 0 ? e.moment1.data : nullptr,
+          .moment2 = moments > 1 ? e.moment2.data : nullptr,
+          .count = e.weight.numel(),
+          .gradient_factor = e.gradient_factor,
+          .l2 = e.l2,
+          .norm = e.norm,
+          .gradient_dtype = e.gradient.dtype,
+          .weight_dtype = e.weight.dtype,
+          .master_dtype = e.master.dtype,
+          .moment_dtype = moments > 0 ? e.moment1.dtype : DType::f32};
+}
 
-template <class Options>
-void run(const char* op, const std::vector<UpdateEntry>& entries, const Options& options,
-         int moments, BackendUpdate<Options> update) {
-  const auto list = checked(op, entries, moments);
-  if (list.empty()) return;
-  launch(list[0].weight.device, [=](const Backend& backend) { (backend.*update)(list, options); });
+/// The entries as a backend gets them, which is about to write them.
+UpdateList listed(const std::vector<UpdateEntry>& entries, int moments) {
+  UpdateList list{entries[0].weight.device, {}};
+  list.items.reserve(entries.size());
+  for (const UpdateEntry& e : entries) {
+    list.items.push_back(item_of(e, moments));
+    wrote(e.weight, e.master);
+    if (moments > 0) wrote(e.moment1);
+    if (moments > 1) wrote(e.moment2);
+  }
+  return list;
 }
 
 void check_device_number(const char* op, const char* what, const TensorView& v, DType dtype,
@@ -111,17 +125,19 @@ void check_device_step(const char* op, const std::vector<UpdateEntry>& entries,
   }
 }
 
+void check_like_weight(const char* op, const Named& v, const TensorView& weight) {
+  CAIRN_CHECK(same_layout(v.view, weight), op, "expected ", v.name, " of shape ", weight.shape,
+              " and strides ", weight.strides, " like the weight, got ", v.view.shape, " and ",
+              v.view.strides);
+}
+
 void check_split(const char* op, const Named& truth, const Named& weight, const Named& remainder) {
   check_device(op, {weight, remainder, truth});
   check_dtype(op, truth, DType::f32);
   check_dtype(op, weight, DType::bf16);
   check_dtype(op, remainder, DType::i16);
   check_dense(op, "weight", 0, weight.view);
-  for (const Named& v : {remainder, truth}) {
-    CAIRN_CHECK(same_layout(v.view, weight.view), op, "expected ", v.name, " of shape ",
-                weight.view.shape, " and strides ", weight.view.strides, " like the weight, got ",
-                v.view.shape, " and ", v.view.strides);
-  }
+  for (const Named& v : {remainder, truth}) check_like_weight(op, v, weight.view);
 }
 
 }  // namespace
@@ -136,43 +152,46 @@ void find_nonfinite(const std::vector<TensorView>& tensors, const TensorView& fo
     check_list_dtype(op, "tensor", i, tensors[i]);
     check_dense(op, "tensor", i, tensors[i]);
   }
+  wrote(found_inf);
   launch(found_inf.device,
          [=](const Backend& backend) { backend.find_nonfinite(tensors, found_inf); });
 }
 
-void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options) {
-  if (options.device.step.defined() || options.device.lr.defined()) {
-    if (!entries.empty()) check_device_step("adam_update", entries, options.device);
-    run("adam_update", entries, options, 2, &Backend::adam_device_update);
-    return;
-  }
-  run("adam_update", entries, options, 2, &Backend::adam_update);
-}
-
-void sgd_update(const std::vector<UpdateEntry>& entries, const SgdOptions& options) {
-  run("sgd_update", entries, options, options.momentum != 0.0 ? 1 : 0, &Backend::sgd_update);
-}
-
-void adagrad_update(const std::vector<UpdateEntry>& entries, const AdagradOptions& options) {
-  run("adagrad_update", entries, options, 1, &Backend::adagrad_update);
-}
-
-void novograd_update(const std::vector<UpdateEntry>& entries, const NovoGradOptions& options) {
-  run("novograd_update", entries, options, 1, &Backend::novograd_update);
-}
-
-void lamb_update(const std::vector<UpdateEntry>& entries, const LambOptions& options) {
-  run("lamb_update", entries, options, 2, &Backend::lamb_update);
+void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule) {
+  if (entries.empty()) return;
+  const char* op = std::visit([](const auto& options) { return options.kName; }, rule);
+  const int moments = std::visit([](const auto& options) { return options.moments(); }, rule);
+  const auto* adam = std::get_if<AdamOptions>(&rule);
+  if (adam != nullptr && adam->device.defined()) check_device_step(op, entries, adam->device);
+  check_entries(op, entries, moments);
+  if (adam != nullptr) wrote(adam->device.step);
+  launch(entries[0].weight.device, [list = listed(entries, moments), rule](const Backend& backend) {
+    backend.update(list, rule);
+  });
 }
 
 void join_master(const TensorView& weight, const TensorView& remainder, const TensorView& out) {
   check_split("join_master", {"out", out}, {"weight", weight}, {"remainder", remainder});
+  wrote(out);
   launch(out.device, [=](const Backend& backend) { backend.join_master(weight, remainder, out); });
 }
 
 void split_master(const TensorView& in, const TensorView& weight, const TensorView& remainder) {
   check_split("split_master", {"in", in}, {"weight", weight}, {"remainder", remainder});
+  wrote(weight, remainder);
   launch(in.device, [=](const Backend& backend) { backend.split_master(in, weight, remainder); });
+}
+
+void reconcile_master(const TensorView& weight, const TensorView& master) {
+  constexpr auto op = "reconcile_master";
+  check_device(op, {{"weight", weight}, {"master", master}});
+  CAIRN_CHECK(core::is_half(weight.dtype), op, "expected weight of dtype f16 or bf16, got ",
+              core::name(weight.dtype));
+  check_dtype(op, {"master", master}, DType::f32);
+  check_dense(op, "weight", 0, weight);
+  check_like_weight(op, {"master", master}, weight);
+  wrote(master);
+  launch(weight.device, [=](const Backend& backend) { backend.reconcile_master(weight, master); });
 }
 
 }  // namespace cairn::kernels

@@ -54,6 +54,7 @@ void max_pool2d(const TensorView& x, const TensorView& y, const TensorView& inde
   check_images("max_pool2d", {"x", x}, {"y", y}, options);
   check_index("max_pool2d", {"index", index}, {"y", y}, x.shape);
   if (y.numel() == 0) return;
+  wrote(y, index);
   launch(y.device, [=](const Backend& backend) { backend.max_pool2d(x, y, index, options); });
 }
 
@@ -62,6 +63,7 @@ void max_pool2d_backward(const TensorView& dy, const TensorView& index, const Te
   check_images("max_pool2d_backward", {"dx", dx}, {"dy", dy}, options);
   check_index("max_pool2d_backward", {"index", index}, {"dy", dy}, dx.shape);
   if (dx.numel() == 0) return;
+  wrote(dx);
   launch(dx.device,
          [=](const Backend& backend) { backend.max_pool2d_backward(dy, index, dx, options); });
 }
@@ -69,12 +71,14 @@ void max_pool2d_backward(const TensorView& dy, const TensorView& index, const Te
 void avg_pool2d(const TensorView& x, const TensorView& y, const Pool2dOptions& options) {
   check_images("avg_pool2d", {"x", x}, {"y", y}, options);
   if (y.numel() == 0) return;
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.avg_pool2d(x, y, options); });
 }
 
 void avg_pool2d_backward(const TensorView& dy, const TensorView& dx, const Pool2dOptions& options) {
   check_images("avg_pool2d_backward", {"dx", dx}, {"dy", dy}, options);
   if (dx.numel() == 0) return;
+  wrote(dx);
   launch(dx.device, [=](const Backend& backend) { backend.avg_pool2d_backward(dy, dx, options); });
 }
 

@@ -21,6 +21,7 @@ void softmax(const TensorView& x, const TensorView& y, const SoftmaxOptions& opt
   check_same_dtype("softmax", {{"x", x}, {"y", y}});
   check_same_shape("softmax", {{"x", x}, {"y", y}});
   check_dims("softmax", x, options);
+  wrote(y);
   launch(y.device, [=](const Backend& backend) { backend.softmax(x, y, options); });
 }
 
@@ -32,6 +33,7 @@ void softmax_backward(const TensorView& y, const TensorView& dy, const TensorVie
   check_same_shape("softmax_backward", {{"y", y}, {"dx", dx}});
   check_dims("softmax_backward", y, options);
   const TensorView wide_dy = broadcast_to("softmax_backward", {"dy", dy}, y.shape);
+  wrote(dx);
   launch(y.device,
          [=](const Backend& backend) { backend.softmax_backward(y, wide_dy, dx, options); });
 }

@@ -1,4 +1,5 @@
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/update_scale.h"
+
 #include "check.h"
 #include "launch.h"
 
@@ -26,6 +27,7 @@ void update_scale(const TensorView& scale, const TensorView& growth_tracker,
   CAIRN_CHECK(options.growth_interval >= 1, kOp, "expected a growth_interval >= 1, got ",
               options.growth_interval);
   CAIRN_CHECK(options.hysteresis >= 1, kOp, "expected a hysteresis >= 1, got ", options.hysteresis);
+  wrote(scale, growth_tracker, hysteresis_tracker);
   launch(scale.device, [=](const Backend& backend) {
     backend.update_scale(scale, growth_tracker, hysteresis_tracker, found_inf, options);
   });

@@ -14,13 +14,11 @@ void draw_into(const Tensor& x, Draw draw) {
   const Tensor host = Tensor::empty(x.shape());
   draw(host);
   kernels::copy(host, x);
-  x.storage()->bump_version();
 }
 }  // namespace
 
 void constant(const Tensor& x, double value) {
   kernels::fill(x, value);
-  x.storage()->bump_version();
 }
 void uniform(const Tensor& x, double low, double high) {
   draw_into(x, [&](const Tensor& host) { Generator::current().fill_uniform(host, low, high); });

@@ -30,8 +30,8 @@ Tensor BatchNorm::forward(const Tensor& x) {
               x.shape());
   return autograd::batch_norm(x, weight_, bias_, running_mean_, running_var_,
                               {.training = training(),
-                               .momentum = options_.momentum,
                                .eps = options_.eps,
+                               .momentum = options_.momentum,
                                .relu = options_.relu});
 }
 

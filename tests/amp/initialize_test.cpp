@@ -6,6 +6,8 @@
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 
 namespace cairn::amp {

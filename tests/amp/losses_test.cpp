@@ -7,6 +7,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/lamb.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 
 namespace cairn::amp {

@@ -8,9 +8,11 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/accumulation.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/novograd.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 
 namespace cairn::amp {

@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "cairn/core/error.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 
 namespace cairn::amp {

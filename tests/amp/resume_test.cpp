@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "cairn/core/error.h"
+#include "cairn/optim/adam.h"
 #include "support.h"
 
 namespace cairn::amp {

@@ -7,6 +7,8 @@
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/optimizer_update.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 
 namespace cairn::amp {
@@ -109,12 +111,12 @@ TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
         std::vector<double> unscaled = values(w.parameter.grad());
         for (double& g : unscaled) g /= scale;  // exact: a power of two
         const double count = static_cast<double>(step + 1);
-        kernels::adam_update(
+        kernels::update(
             {{Tensor::from(unscaled, w.master.shape(), DType::f32), w.master, {}, w.m, w.v}},
-            {.lr = lr,
-             .weight_decay = 0.1,
-             .correction1 = 1 - std::pow(0.9, count),
-             .correction2 = 1 - std::pow(0.999, count)});
+            kernels::AdamOptions{.lr = lr,
+                                 .weight_decay = 0.1,
+                                 .correction1 = 1 - std::pow(0.9, count),
+                                 .correction2 = 1 - std::pow(0.999, count)});
         kernels::copy(w.master, w.parameter);
         w.parameter.clear_grad();
       }

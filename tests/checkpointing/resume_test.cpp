@@ -9,6 +9,7 @@
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/optimizer.h"
 #include "checkpointing/temporary_folder.h"
 

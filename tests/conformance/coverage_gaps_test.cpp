@@ -13,6 +13,7 @@
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/adam.h"
 #include "cairn/parallel/distributed.h"
 #include "support/state.h"
 #include "support/tensors.h"

@@ -22,6 +22,7 @@
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/optim/arena.h"
+#include "cairn/optim/sgd.h"
 
 namespace cairn::conformance {
 

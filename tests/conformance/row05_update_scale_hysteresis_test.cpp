@@ -4,7 +4,7 @@
 #include <cmath>
 #include <random>
 
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/update_scale.h"
 #include "support/tensors.h"
 
 namespace cairn::conformance {

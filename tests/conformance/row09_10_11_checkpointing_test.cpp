@@ -8,6 +8,8 @@
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 #include "support/state.h"
 #include "support/tensors.h"
 

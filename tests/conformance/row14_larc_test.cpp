@@ -1,5 +1,6 @@
 // Row 14: LARC through amp at every opt level; Apex looked only whether it runs.
 #include "cairn/optim/larc.h"
+#include "cairn/optim/sgd.h"
 
 #include "multi_model.h"
 

@@ -7,7 +7,7 @@
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/autograd.h"
 #include "cairn/nn/nn.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/sgd.h"
 
 namespace cairn {
 namespace {

@@ -1,6 +1,8 @@
 // Row 16: FusedAdam, FusedAdagrad and FusedSGD at 278011 elements and 7 iterations against double
 // precision (tests/optim has the same against PyTorch's values).
 #include "cairn/optim/adagrad.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 #include "many_elements.h"
 
 namespace cairn::conformance {

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <sstream>
+#include <thread>
 
 #include "core/message_of.h"
 
@@ -120,6 +121,43 @@ TEST(Tensor, WrapDropsItsOwnerWithTheLastTensor) {
   x = {};
   EXPECT_FALSE(watch.expired());
   EXPECT_THAT(part.to_vector(), ElementsAre(2, 2, 2));
+}
+
+TEST(Tensor, ViewsCountWritesToTheirStorage) {
+  const Tensor x = Tensor::zeros({2, 3, 4}), other = Tensor::zeros({2, 3, 4});
+  const TensorView v = x;
+  std::uint64_t version = x.storage()->version();
+  for (const TensorView& part :
+       {v, v.slice(1, 0, 2), v.select(0, 1), v.unsqueeze(0), v.transpose(0, 2),
+        v.permute({2, 0, 1}), v.reshape({6, -1}), v.expand({5, 2, 3, 4}), x.alias(v).view()}) {
+    part.bump_version();
+    EXPECT_EQ(x.storage()->version(), ++version);
+  }
+  copy_bytes(other, x);
+  EXPECT_EQ(x.storage()->version(), version + 1);
+  EXPECT_EQ(other.storage()->version(), 0u);
+}
+
+TEST(Tensor, ForeignViewsCountNothing) {
+  std::vector<float> memory(4);
+  const TensorView foreign(memory.data(), {4}, DType::f32);
+  foreign.bump_version();
+  EXPECT_EQ(foreign.version, nullptr);
+  const Tensor wrapped = Tensor::wrap(foreign);
+  wrapped.view().bump_version();
+  EXPECT_EQ(wrapped.storage()->version(), 1u);
+}
+
+TEST(Tensor, NoWriteOfSeveralThreadsIsLost) {
+  const Tensor x = Tensor::zeros({2});
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([view = x.view()] {
+      for (int i = 0; i < 5000; ++i) view.bump_version();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(x.storage()->version(), 20000u);
 }
 
 TEST(Tensor, PrintsAbridgedValues) {

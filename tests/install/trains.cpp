@@ -5,7 +5,7 @@
 #include <cairn/core/generator.h>
 #include <cairn/data/samplers.h>
 #include <cairn/nn/nn.h>
-#include <cairn/optim/optimizer.h>
+#include <cairn/optim/adam.h>
 #include <cairn/parallel/distributed.h>
 
 #include <iostream>

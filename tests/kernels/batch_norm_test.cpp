@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cairn/core/parallel_for.h"
-#include "cairn/kernels/norm.h"
+#include "cairn/kernels/batch_norm.h"
 #include "support/tensors.h"
 
 namespace cairn::kernels {
@@ -152,9 +152,9 @@ TEST_P(BatchNorm, BackwardEqualsReference) {
                    magnified = *std::max_element(rstds.begin(), rstds.end());
       const double tolerance = 4e-7 * terms * (1.0 + magnified);
       for (const bool accumulate : {false, true}) {
-        batch_norm_backward(
-            x, relu ? TensorView(y) : TensorView(), weight, mean, rstd, dy, dx, dweight, dbias,
-            {.relu = relu, .batch_statistics = batch_statistics, .accumulate = accumulate});
+        batch_norm_backward(x, relu ? TensorView(y) : TensorView(), weight, mean, rstd, dy, dx,
+                            dweight, dbias, {.training = batch_statistics, .relu = relu},
+                            accumulate);
         Values total = r.dweight, total_bias = r.dbias;
         for (std::size_t c = 0; c < total.size(); ++c) {
           total[c] *= accumulate ? 2.0 : 1.0;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "support/tensors.h"
+#include "support/versions.h"
 
 namespace cairn::kernels {
 namespace {
@@ -268,6 +269,22 @@ TEST_P(Conv, WrongInputIsNamed) {
                 conv2d_shape({2, 3, 5}, weight.shape(), {});
               }),
               HasSubstr("[N, C, H, W], got [2, 3, 5]"));
+}
+
+TEST(ConvVersions, CountWritesToOutputsAlone) {
+  const auto f32 = [](const Shape& shape) { return test::random_tensor(shape, DType::f32, {}, 1); };
+  const Tensor x = f32({2, 3, 5, 5}), weight = f32({4, 3, 3, 3}), y = f32({2, 4, 3, 3});
+  const Tensor bias = f32({4});
+  test::expect_outputs_counted({"conv2d", {x, weight, bias}, {y}, [](auto& in, auto& out) {
+                                  conv2d(in[0], in[1], in[2], out[0], {});
+                                }});
+  test::expect_outputs_counted({"conv2d_backward_data", {y, weight}, {x}, [](auto& in, auto& out) {
+                                  conv2d_backward_data(in[0], in[1], {}, out[0], {});
+                                }});
+  test::expect_outputs_counted(
+      {"conv2d_backward_weight", {x, y}, {weight, bias}, [](auto& in, auto& out) {
+         conv2d_backward_weight(in[0], in[1], out[0], out[1], {}, false);
+       }});
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/update_scale.h"
 #include "update_cases.h"
 
 namespace cairn::kernels {
@@ -57,8 +58,8 @@ TEST_P(DeviceSteps, HaveTheBitsOfStepsFromTheHost) {
       AdamOptions host{.lr = rate, .weight_decay = 0.1, .gradient_scale = 1.0 / 1024};
       if (corrected)
         host.correction1 = 1 - std::pow(0.9, k), host.correction2 = 1 - std::pow(0.999, k);
-      adam_update(entries_of(on_device), device);
-      adam_update(entries_of(from_host), host);
+      update(entries_of(on_device), device);
+      update(entries_of(from_host), host);
     }
     expect_equal(on_device, from_host);
     EXPECT_EQ(step.item(), 5);
@@ -68,11 +69,11 @@ TEST_P(DeviceSteps, HaveTheBitsOfStepsFromTheHost) {
 TEST_P(DeviceSteps, AnOverflowSkipsAllOfIt) {
   const auto before = parameters(), after = parameters();
   const Tensor lr = number(0.1), step = number(7, DType::i32), found = number(1);
-  adam_update(entries_of(after), {.device = {.lr = lr, .step = step, .found_inf = found}});
+  update(entries_of(after), AdamOptions{.device = {.lr = lr, .step = step, .found_inf = found}});
   expect_equal(before, after);
   EXPECT_EQ(step.item(), 7);
   fill(found, 0.0);
-  adam_update(entries_of(after), {.device = {.lr = lr, .step = step, .found_inf = found}});
+  update(entries_of(after), AdamOptions{.device = {.lr = lr, .step = step, .found_inf = found}});
   EXPECT_NE(before.back().truth(), after.back().truth());
   EXPECT_EQ(step.item(), 8);
 }
@@ -112,8 +113,9 @@ TEST_P(DeviceSteps, AWholeTrainingStepNeedsNoHost) {
     const bool overflow = k == 2 || k == 3;
     fill(entry.gradient.slice(0, 100, 101), overflow ? HUGE_VAL : 0.5);
     find_nonfinite({entry.gradient}, found);
-    adam_update({entry},
-                {.device = {.lr = lr, .step = step, .loss_scale = scale, .found_inf = found}});
+    update(
+        {entry},
+        AdamOptions{.device = {.lr = lr, .step = step, .loss_scale = scale, .found_inf = found}});
     update_scale(scale, growth, hysteresis, found, {.growth_interval = 2});
   }
   EXPECT_EQ(host_reads(), reads);
@@ -126,14 +128,14 @@ TEST_P(DeviceSteps, ErrorsSayWhatIsMissing) {
   const auto p = make_parameter(all_mixes().front(), 5, GetParam(), 2, 0);
   UpdateEntry other = make_parameter(all_mixes().front(), 5, GetParam(), 2, 0).entry();
   const Tensor lr = number(0.1), step = number(0, DType::i32);
-  EXPECT_EQ(message_of([&] { adam_update({p.entry()}, {.device = {.lr = lr}}); }),
+  EXPECT_EQ(message_of([&] { update({p.entry()}, AdamOptions{.device = {.lr = lr}}); }),
             "[adam_update] expected a step in device memory, got none");
-  EXPECT_EQ(message_of([&] { adam_update({p.entry()}, {.device = {.lr = lr, .step = lr}}); }),
+  EXPECT_EQ(message_of([&] { update({p.entry()}, AdamOptions{.device = {.lr = lr, .step = lr}}); }),
             core::str("[adam_update] expected a step of one i32 on ", GetParam(),
                       ", got shape [1] of f32 on ", GetParam()));
   other.l2 = 0.5;
   EXPECT_EQ(message_of([&] {
-              adam_update({p.entry(), other}, {.device = {.lr = lr, .step = step}});
+              update({p.entry(), other}, AdamOptions{.device = {.lr = lr, .step = step}});
             }),
             "[adam_update] expected one gradient_factor and l2 for all entries of a device step, "
             "got 1 and 0.5 in entry 1");

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/layer_norm.h"
 #include "cairn/kernels/loss.h"
-#include "cairn/kernels/norm.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "support/golden.h"
 #include "support/tensors.h"
@@ -109,13 +109,13 @@ TEST_P(GoldenKernels, FourStepsOfEachOptimizer) {
     return [options](const std::vector<UpdateEntry>& entries, int k) mutable {
       options.correction1 = 1 - std::pow(options.beta1, k + 1);
       options.correction2 = 1 - std::pow(options.beta2, k + 1);
-      adam_update(entries, options);
+      update(entries, options);
     };
   };
   const auto sgd = [](SgdOptions options) {
     return [options](const std::vector<UpdateEntry>& entries, int k) mutable {
       options.first_step = k == 0;
-      sgd_update(entries, options);
+      update(entries, options);
     };
   };
   run("adam", adam({.lr = 1e-2, .weight_decay = 0.02, .adamw = false}));

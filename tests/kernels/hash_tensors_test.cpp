@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 
+#include "cairn/kernels/hash_tensors.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "layouts.h"
 

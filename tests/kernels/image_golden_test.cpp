@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "cairn/kernels/batch_norm.h"
 #include "cairn/kernels/conv.h"
-#include "cairn/kernels/norm.h"
 #include "cairn/kernels/pool.h"
 #include "support/golden.h"
 #include "support/tensors.h"

@@ -56,7 +56,7 @@ class Lamb : public testing::TestWithParam<Device> {
       all.back().l2 = shift % 5 == 0 ? 0.1 : 0.0;
       ++shift;
     }
-    lamb_update(entries_of(all), options);
+    update(entries_of(all), options);
     for (Parameter& p : all) {
       expect_lamb(p, p, options);
       p.expect_matches();
@@ -105,7 +105,7 @@ TEST_P(Lamb, WhereANormIsZeroTheRatioIsOne) {
   no_update.m = no_update.v = zeros;
   const LambOptions options{.weight_decay = 0.0, .use_nvlamb = true};
   const Values before = no_update.w;
-  lamb_update(entries_of({no_weight, no_update}), options);
+  update(entries_of({no_weight, no_update}), options);
   expect_lamb(no_weight, no_weight, options);
   no_weight.expect_matches();
   EXPECT_EQ(no_update.truth(), before);
@@ -119,8 +119,8 @@ TEST_P(Lamb, ManyTensorsKeepTheirOwnRatios) {
                                  GetParam(), 2, k % 8, static_cast<std::uint64_t>(k)));
   }
   const LambOptions options{.lr = 0.02, .eps = 1e-2};
-  lamb_update(entries_of(all), options);
-  lamb_update({}, options);
+  update(entries_of(all), options);
+  update({}, options);
   for (Parameter& p : all) {
     expect_lamb(p, p, options);
     p.expect_matches();
@@ -134,7 +134,7 @@ TEST(LambOnThreads, BitsDoNotDependOnTheirNumber) {
   for (int threads : {1, 2, 7}) {
     core::set_num_threads(threads);
     const Parameter p = make_parameter(mix, 300001, {}, 2, 3);
-    lamb_update({p.entry()}, {});
+    update({p.entry()}, LambOptions{});
     weights.push_back(p.truth());
   }
   core::set_num_threads(before);

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "cairn/core/parallel_for.h"
-#include "cairn/kernels/norm.h"
+#include "cairn/kernels/layer_norm.h"
 #include "layouts.h"
 
 namespace cairn::kernels {

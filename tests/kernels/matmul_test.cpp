@@ -11,6 +11,7 @@
 #include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "support/tensors.h"
+#include "support/versions.h"
 
 namespace cairn::kernels {
 namespace {
@@ -49,15 +50,15 @@ Reference multiply(const Tensor& a, const Tensor& b, const Shape& shape) {
   return result;
 }
 
-double activate(Epilogue epilogue, double x) {
-  switch (epilogue) {
-    case Epilogue::none:
+double activate(Activation activation, double x) {
+  switch (activation) {
+    case Activation::none:
       return x;
-    case Epilogue::relu:
+    case Activation::relu:
       return x > 0.0 ? x : 0.0;
-    case Epilogue::gelu:
+    case Activation::gelu:
       return 0.5 * x * std::erfc(-x * std::sqrt(0.5));
-    case Epilogue::gelu_tanh:
+    case Activation::gelu_tanh:
       return 0.5 * x *
              (1.0 +
               std::tanh(std::sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
@@ -143,10 +144,10 @@ TEST_P(Matmul, AlphaBiasAndAccumulate) {
   }
 }
 
-TEST_P(Matmul, EpilogueWithAndWithoutPreActivation) {
+TEST_P(Matmul, ActivationWithAndWithoutPreActivation) {
   for (const DType dtype : kDtypes) {
-    for (const Epilogue epilogue :
-         {Epilogue::none, Epilogue::relu, Epilogue::gelu, Epilogue::gelu_tanh}) {
+    for (const Activation activation :
+         {Activation::none, Activation::relu, Activation::gelu, Activation::gelu_tanh}) {
       const Tensor a = random({9, 40}, dtype, 1), b = transposed(random({24, 40}, dtype, 2));
       const Tensor bias =
           core::is_half(dtype) ? random({24}, DType::f32, 4) : random({24}, dtype, 4);
@@ -156,16 +157,16 @@ TEST_P(Matmul, EpilogueWithAndWithoutPreActivation) {
       std::vector<double> before, after;
       for (std::size_t i = 0; i < r.sum.size(); ++i) {
         before.push_back(r.sum[i] + biases[i % 24]);
-        after.push_back(activate(epilogue, before.back()));
+        after.push_back(activate(activation, before.back()));
       }
       const std::string what =
-          core::str(core::name(dtype), " epilogue ", static_cast<int>(epilogue));
-      matmul(a, b, y, {.bias = bias, .epilogue = epilogue});
+          core::str(core::name(dtype), " activation ", static_cast<int>(activation));
+      matmul(a, b, y, {.bias = bias, .activation = activation});
       expect_product(y, after, r, what);
-      matmul(a, b, y, {.bias = bias, .epilogue = epilogue, .pre_activation = pre});
+      matmul(a, b, y, {.bias = bias, .activation = activation, .pre_activation = pre});
       expect_product(pre, before, r, what + " pre-activation");
       for (std::size_t i = 0; i < after.size(); ++i) {
-        after[i] = activate(epilogue, pre.to_vector<double>()[i]);
+        after[i] = activate(activation, pre.to_vector<double>()[i]);
       }
       expect_product(y, after, r, what + " after pre-activation");
     }
@@ -253,7 +254,7 @@ TEST_P(Matmul, EmptySizes) {
   matmul(random({3, 0}, DType::f32, 1), random({0, 4}, DType::f32, 2), y, {.accumulate = true});
   EXPECT_EQ(y.to_vector(), random({3, 4}, DType::f32, 1).to_vector());
   matmul(random({3, 0}, DType::f32, 1), random({0, 4}, DType::f32, 2), y,
-         {.bias = bias, .epilogue = Epilogue::relu});
+         {.bias = bias, .activation = Activation::relu});
   EXPECT_THAT(y.to_vector(), testing::ElementsAre(0, 2, 0, 4, 0, 2, 0, 4, 0, 2, 0, 4));
   matmul(random({3, 0}, DType::f32, 1), random({0, 4}, DType::f32, 2), y);
   EXPECT_THAT(y.to_vector(), testing::Each(0.0));
@@ -374,8 +375,8 @@ TEST_P(Matmul, WrongInputIsNamed) {
               }),
               HasSubstr("no bias with accumulate"));
   EXPECT_THAT(
-      message_of([&] { matmul(a, b, y, {.accumulate = true, .epilogue = Epilogue::relu}); }),
-      HasSubstr("no epilogue with accumulate"));
+      message_of([&] { matmul(a, b, y, {.accumulate = true, .activation = Activation::relu}); }),
+      HasSubstr("no activation with accumulate"));
   EXPECT_THAT(message_of([&] {
                 matmul(random({2, 3, 4}, DType::f32, 1), random({3, 4, 5}, DType::f32, 1), y);
               }),
@@ -386,6 +387,19 @@ TEST_P(Matmul, WrongInputIsNamed) {
               HasSubstr("without repeated dimensions"));
   const Tensor ints = Tensor::from<double>({1}, {1, 1}, DType::i32, device());
   EXPECT_THAT(message_of([&] { matmul(ints, ints, ints); }), HasSubstr("f16, bf16, f32 or f64"));
+}
+
+TEST(MatmulVersions, CountWritesToOutputsAlone) {
+  const auto f32 = [](const Shape& shape) { return test::random_tensor(shape, DType::f32, {}, 1); };
+  for (const std::int64_t inner : {4, 0}) {
+    test::expect_outputs_counted(
+        {"matmul",
+         {f32({3, inner}), f32({inner, 5})},
+         {f32({3, 5}), f32({3, 5})},
+         [](auto& in, auto& out) {
+           matmul(in[0], in[1], out[0], {.activation = Activation::relu, .pre_activation = out[1]});
+         }});
+  }
 }
 
 }  // namespace

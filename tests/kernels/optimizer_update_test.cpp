@@ -77,16 +77,6 @@ void expect(Parameter& p, const NovoGradOptions& o) {
   }
 }
 
-void update(const std::vector<UpdateEntry>& list, const AdamOptions& o) {
-  adam_update(list, o);
-}
-void update(const std::vector<UpdateEntry>& list, const SgdOptions& o) {
-  sgd_update(list, o);
-}
-void update(const std::vector<UpdateEntry>& list, const NovoGradOptions& o) {
-  novograd_update(list, o);
-}
-
 class Updates : public testing::TestWithParam<Device> {
  protected:
   Tensor make(std::int64_t n, DType dtype, std::uint64_t seed) const {
@@ -155,7 +145,7 @@ TEST_P(Updates, AdagradMatchesTheReferenceInBothModes) {
         all.push_back(p);
       }
     }
-    adagrad_update(entries_of(all), options);
+    update(entries_of(all), options);
     for (Parameter& p : all) {
       expect(p, options);
       p.expect_matches();
@@ -184,7 +174,7 @@ TEST_P(Updates, NovoGradOfATensorWithoutGradientIsFinite) {
   const Tensor w = make(40, DType::f32, 1), g = Tensor::zeros({40}, DType::f32, GetParam()),
                m = Tensor::zeros({40}, DType::f32, GetParam());
   const Values before = w.to_vector<double>();
-  novograd_update({{g, w, {}, m, {}}}, {});
+  update({{g, w, {}, m, {}}}, NovoGradOptions{});
   EXPECT_EQ(w.to_vector<double>(), before);
 }
 
@@ -218,7 +208,7 @@ TEST_P(Updates, AFirstStepFromNothing) {
   }
   p.m = p.v = Values(333, 0.0);
   const AdamOptions options{.lr = 0.01, .correction1 = 1 - 0.9, .correction2 = 1 - 0.999};
-  adam_update({p.entry()}, options);
+  update({p.entry()}, options);
   expect(p, options);
   p.expect_matches();
 }
@@ -228,15 +218,16 @@ TEST_P(Updates, UnusedMomentsAreLeftAlone) {
                v = make(9, DType::f16, 4);
   Values expected = w.to_vector<double>(), unused = v.to_vector<double>();
   for (std::size_t i = 0; i < 9; ++i) expected[i] -= 0.5 * g.to_vector<double>()[i];
-  sgd_update({{g, w, {}, m, v}}, {.lr = 0.5});
+  update({{g, w, {}, m, v}}, SgdOptions{.lr = 0.5});
   expect_close(w, expected, 1e-6, 1e-7);
   EXPECT_EQ(v.to_vector<double>(), unused);
 }
 
 TEST_P(Updates, EmptyListsDoNothing) {
-  adam_update({}, {}), sgd_update({}, {}), adagrad_update({}, {}), novograd_update({}, {});
+  update({}, AdamOptions{}), update({}, SgdOptions{}), update({}, AdagradOptions{}),
+      update({}, NovoGradOptions{});
   const Tensor none = Tensor::zeros({0}, DType::f32, GetParam());
-  adam_update({{none, none, {}, none, none}}, {});
+  update({{none, none, {}, none, none}}, AdamOptions{});
 }
 
 TEST_P(Updates, ChannelsLastParametersAreUpdatedInPlace) {
@@ -249,7 +240,7 @@ TEST_P(Updates, ChannelsLastParametersAreUpdatedInPlace) {
   Parameter p;
   p.gradient = test::Placed(g.values(), DType::f32, GetParam(), 0);
   p.w = w.values(), p.m = m.values(), p.v = v.values();
-  adam_update({{g, w, {}, m, v}}, {});
+  update({{g, w, {}, m, v}}, AdamOptions{});
   expect(p, AdamOptions{});
   expect_close(w.values(), p.w, 1e-6, 1e-7);
 }
@@ -259,8 +250,8 @@ TEST(UpdatesOnStreams, FollowTheCurrentStream) {
   const core::Stream stream = core::Stream::create({});
   {
     const core::StreamGuard guard(stream);
-    sgd_update({{g, w, {}, {}, {}}}, {.lr = 0.5});
-    sgd_update({{g, w, {}, {}, {}}}, {.lr = 0.25});
+    update({{g, w, {}, {}, {}}}, SgdOptions{.lr = 0.5});
+    update({{g, w, {}, {}, {}}}, SgdOptions{.lr = 0.25});
   }
   stream.synchronize();
   EXPECT_EQ(w.to_vector<double>(), Values(1000, 0.25));
@@ -270,7 +261,7 @@ TEST_P(Updates, ErrorsNameTheEntry) {
   const Tensor w = make(6, DType::f32, 1), g = make(6, DType::f32, 2),
                wide = Tensor::zeros({6, 2}, DType::f32, GetParam());
   const auto adam = [&](UpdateEntry second) {
-    return message_of([&] { adam_update({{g, w, {}, g, g}, second}, {}); });
+    return message_of([&] { update({{g, w, {}, g, g}, second}, AdamOptions{}); });
   };
   EXPECT_EQ(adam({g, w, {}, g, {}}), "[adam_update] expected a moment2 in entry 1, got none");
   EXPECT_EQ(adam({g, w, {}, make(6, DType::f16, 3), g}),

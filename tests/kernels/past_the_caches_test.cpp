@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/hash_tensors.h"
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/optimizer_update.h"
@@ -46,7 +47,7 @@ TEST(PastTheCaches, LargeHalfWeightsAreTheirMastersRounded) {
     const std::int64_t count = std::min(pattern.numel(), n - at);
     copy(pattern.view().slice(0, 0, count), master.view().slice(0, at, at + count));
   }
-  sgd_update({{gradient, weight, master, {}, {}}}, {.lr = 0.25});
+  update({{gradient, weight, master, {}, {}}}, SgdOptions{.lr = 0.25});
   const Tensor expected = Tensor::empty({n}, DType::bf16);
   copy(master, expected);
   const Tensor difference = Tensor::empty({n}, DType::boolean);

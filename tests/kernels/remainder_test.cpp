@@ -100,7 +100,7 @@ TEST_P(Remainders, AThousandStepsHaveTheBitsOfF32Masters) {
                               .correction2 = 1 - std::pow(0.999, step),
                               .gradient_scale = 1.0 / 3};
     for (const Run& run : {plain, split}) {
-      adam_update({{g, run.weight, run.master, run.m, run.v}}, options);
+      update({{g, run.weight, run.master, run.m, run.v}}, options);
     }
     join_master(split.weight, split.master, joined);
     const auto bits = bits_of(plain.master);

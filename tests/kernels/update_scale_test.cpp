@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/update_scale.h"
 #include "layouts.h"
 
 namespace cairn::kernels {

@@ -5,6 +5,8 @@
 #include <memory>
 
 #include "cairn/optim/adagrad.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 #include "support/golden.h"
 

@@ -5,8 +5,10 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
+#include "cairn/optim/sgd.h"
 #include "reference.h"
 #include "support.h"
 

@@ -1,6 +1,8 @@
 // The host waits for the device once a step, in every configuration.
 #include "cairn/kernels/multi_tensor.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/larc.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 
 namespace cairn::optim {

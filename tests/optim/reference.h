@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "cairn/optim/adagrad.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/sgd.h"
 
 namespace cairn::optim::reference {
 

@@ -8,6 +8,8 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 #include "reference.h"
 #include "support.h"
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cairn/core/error.h"
+#include "cairn/optim/sgd.h"
 #include "support/golden.h"
 
 namespace cairn::optim {

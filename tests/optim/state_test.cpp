@@ -5,8 +5,10 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/adagrad.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 
 namespace cairn::optim {

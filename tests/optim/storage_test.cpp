@@ -7,8 +7,10 @@
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
 #include "cairn/optim/adagrad.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
+#include "cairn/optim/sgd.h"
 #include "reference.h"
 #include "support.h"
 

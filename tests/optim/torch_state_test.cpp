@@ -7,7 +7,9 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/adagrad.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
+#include "cairn/optim/sgd.h"
 #include "support.h"
 #include "support/golden.h"
 

@@ -9,7 +9,7 @@
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
 #include "cairn/nn/nn.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
 #include "ranks.h"
 

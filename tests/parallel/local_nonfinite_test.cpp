@@ -9,6 +9,7 @@
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/optimizer.h"
+#include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
 #include "ranks.h"
 

@@ -18,7 +18,8 @@ struct Training {
 
   static Tensor filled(double value) { return Tensor::full({100}, value); }
   void run() const {
-    adam_update({{gradient, weight, {}, moment1, moment2}}, {.device = {.lr = lr, .step = step}});
+    update({{gradient, weight, {}, moment1, moment2}},
+           AdamOptions{.device = {.lr = lr, .step = step}});
   }
   bool can_be_captured() const {
     cuda::emulated_capture() = true;

@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "cairn/kernels/batch_norm.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/embedding.h"
+#include "cairn/kernels/hash_tensors.h"
+#include "cairn/kernels/layer_norm.h"
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/multi_tensor.h"
-#include "cairn/kernels/norm.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/kernels/pool.h"
 #include "cairn/kernels/softmax.h"
@@ -162,8 +164,8 @@ Tensors batch_norms(DType dtype) {
     const Tensor running_var = Tensor::full({c}, 1.0, DType::f32);
     const Tensor mean = random({c}, DType::f32, 8), rstd = random({c}, DType::f32, 9);
     const Tensor dweight = random({c}, DType::f32, 10), dbias = random({c}, DType::f32, 11);
-    batch_norm(x, weight, bias, running_mean, running_var, y, mean, rstd, {1e-5, 0.1, true});
-    batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, {true, true, true});
+    batch_norm(x, weight, bias, running_mean, running_var, y, mean, rstd, {.relu = true});
+    batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, {.relu = true}, true);
     const Tensor z = make(12);
     batch_norm_eval(x, weight, bias, running_mean, running_var, z, {});
     results.insert(results.end(),
@@ -227,8 +229,8 @@ Tensors updates(DType dtype) {
     adam.push_back({gradient, weight(1), state(2), state(3), state(4)});
     sgd.push_back({gradient, weight(5), state(6), state(7), {}});
   }
-  adam_update(adam, {.weight_decay = 0.1, .gradient_scale = 0.5});
-  sgd_update(sgd, {.momentum = 0.9, .nesterov = true});
+  update(adam, AdamOptions{.weight_decay = 0.1, .gradient_scale = 0.5});
+  update(sgd, SgdOptions{.momentum = 0.9, .nesterov = true});
   fill(gradients[3].slice(0, 5, 9), std::numeric_limits<double>::infinity());
   std::vector<double> norms;
   for (double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
@@ -274,8 +276,22 @@ Tensors layerwise_updates(DType dtype) {
     lamb.push_back(entry(1));
     novograd.push_back(entry(3));
   }
-  lamb_update(lamb, {.weight_decay = 0.1});
-  novograd_update(novograd, {.weight_decay = 0.1, .reg_inside_moment = true});
+  update(lamb, LambOptions{.weight_decay = 0.1});
+  update(novograd, NovoGradOptions{.weight_decay = 0.1, .reg_inside_moment = true});
+  return results;
+}
+
+/// Masters of which every third weight was written.
+Tensors masters(DType dtype) {
+  const DType half = core::is_half(dtype) ? dtype : DType::bf16;
+  Tensors results;
+  for (std::int64_t count : {1, 0, 37, 40001}) {
+    const Tensor master = random({count}, DType::f32, 1, 1), weight = random({count}, half, 2, 1);
+    copy(master, weight);
+    for (std::int64_t i = 0; i < count; i += 3) fill(weight.view().slice(0, i, i + 1), 0.5);
+    reconcile_master(weight, master);
+    results.push_back(master);
+  }
   return results;
 }
 
@@ -304,7 +320,8 @@ std::vector<Case> cases() {
              {"pool", pools},
              {"embedding", embeddings},
              {"multi_tensor", updates},
-             {"layerwise_updates", layerwise_updates}}) {
+             {"layerwise_updates", layerwise_updates},
+             {"masters", masters}}) {
       all.push_back({name, run, dtype});
     }
   }

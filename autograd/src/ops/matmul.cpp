@@ -64,25 +64,6 @@ struct Matmul {
   }
 };
 
-kernels::Epilogue epilogue_of(Activation activation) {
-  switch (activation) {
-    case Activation::none:
-      return kernels::Epilogue::none;
-    case Activation::relu:
-      return kernels::Epilogue::relu;
-    case Activation::gelu_tanh:
-      return kernels::Epilogue::gelu_tanh;
-    case Activation::gelu:
-      return kernels::Epilogue::gelu;
-  }
-  return kernels::Epilogue::none;
-}
-
-UnaryOp unary_of(Activation activation) {
-  if (activation == Activation::relu) return UnaryOp::relu;
-  return activation == Activation::gelu ? UnaryOp::gelu : UnaryOp::gelu_tanh;
-}
-
 struct Linear {
   static constexpr OpInfo kInfo{"linear", CastPolicy::half};
   Activation activation;
@@ -92,7 +73,7 @@ struct Linear {
     const Tensor rows = as_matrix(x);
     const Shape flat{rows.size(0), weight.size(0)};
     const Tensor y = empty_as(x, flat, x.dtype());
-    MatmulOptions options{.epilogue = epilogue_of(activation)};
+    MatmulOptions options{.activation = activation};
     if (bias.defined()) options.bias = bias;
     Tensor pre;
     const bool gelu = activation == Activation::gelu || activation == Activation::gelu_tanh;
@@ -114,7 +95,7 @@ struct Linear {
     if (activation != Activation::none) {
       const Tensor saved = ctx.saved(2);
       const Tensor through = Tensor::empty_like(saved);
-      kernels::unary_backward(unary_of(activation), saved, dz, through);
+      kernels::unary_backward(kernels::unary_of(activation), saved, dz, through);
       dz = through;
     }
     Tensors gradients(3);

@@ -1,5 +1,6 @@
 // layer_norm, rms_norm, group_norm, batch_norm.
-#include "cairn/kernels/norm.h"
+#include "cairn/kernels/batch_norm.h"
+#include "cairn/kernels/layer_norm.h"
 
 #include "cairn/autograd/ops.h"
 #include "ops/common.h"
@@ -201,7 +202,7 @@ struct BatchNorm {
       CAIRN_CHECK(running_mean.defined() && running_var.defined(), kInfo.name,
                   "expected running statistics in evaluation, got none (use training = true)");
       kernels::batch_norm_eval(x, view_or_none(weight), view_or_none(bias), running_mean,
-                               running_var, y, kernel_options());
+                               running_var, y, options);
       if (ctx.recording()) {
         mean = copied(running_mean, 0.0);
         rstd = copied(running_var, options.eps);
@@ -219,10 +220,7 @@ struct BatchNorm {
     const AffineGradients affine(ctx, 1, 2);
     kernels::batch_norm_backward(x, view_or_none(ctx.saved(1)), view_or_none(ctx.saved(2)),
                                  ctx.saved(3), ctx.saved(4), dy, dx, affine.dweight(),
-                                 affine.dbias(),
-                                 {.relu = options.relu,
-                                  .batch_statistics = options.training,
-                                  .accumulate = affine.accumulate()});
+                                 affine.dbias(), options, affine.accumulate());
     Tensors gradients(5);
     affine.settle(gradients);
     if (ctx.needs_grad(0)) gradients[0] = dx;
@@ -230,10 +228,6 @@ struct BatchNorm {
   }
 
  private:
-  kernels::BatchNormOptions kernel_options() const {
-    return {.eps = options.eps, .momentum = options.momentum, .relu = options.relu};
-  }
-
   // A replay sees the same batch a second time: the running statistics have counted it already.
   void train(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
              const Tensor& running_var, const Tensor& y, const Tensor& mean,
@@ -242,12 +236,9 @@ struct BatchNorm {
     CAIRN_CHECK(C == 0 || x.numel() != C, kInfo.name,
                 "expected more than one value per channel in training, got ", x.shape());
     const bool tracks = running_mean.defined() && !recomputing();
-    kernels::batch_norm(
-        x, view_or_none(weight), view_or_none(bias), tracks ? running_mean.view() : TensorView(),
-        tracks ? running_var.view() : TensorView(), y, mean, rstd, kernel_options());
-    if (!tracks) return;
-    running_mean.storage()->bump_version();
-    running_var.storage()->bump_version();
+    kernels::batch_norm(x, view_or_none(weight), view_or_none(bias),
+                        tracks ? running_mean.view() : TensorView(),
+                        tracks ? running_var.view() : TensorView(), y, mean, rstd, options);
   }
 
   static Tensor copied(const Tensor& x, double shift) {

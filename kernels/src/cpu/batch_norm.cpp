@@ -326,7 +326,7 @@ void CpuBackend::batch_norm_eval(View x, View weight, View bias, View running_me
 
 void CpuBackend::batch_norm_backward(View x, View y, View weight, View mean, View rstd, View dy,
                                      View dx, View dweight, View dbias,
-                                     const BatchNormBackwardOptions& options) const {
+                                     const BatchNormOptions& options, bool accumulate) const {
   const ChannelRows m = rows_of(x);
   const auto n = static_cast<double>(m.rows);
   const auto count = static_cast<std::size_t>(m.channels);
@@ -337,13 +337,13 @@ void CpuBackend::batch_norm_backward(View x, View y, View weight, View mean, Vie
   const Channels means = channels_or(mean, m.channels, 0.0),
                  inverse = channels_or(rstd, m.channels, 1.0);
   ChannelSums sums{Channels(count), Channels(count)};
-  if (options.batch_statistics || dweight.defined() || dbias.defined()) {
+  if (options.training || dweight.defined() || dbias.defined()) {
     HWY_DYNAMIC_DISPATCH(BatchGradientSums)(m, images, means, sums);
   }
   const Channels dots = products(sums.second, inverse);  // sums of g * normalised x
-  write_channels(dots, dweight, options.accumulate ? 1.0 : 0.0);
-  write_channels(sums.first, dbias, options.accumulate ? 1.0 : 0.0);
-  const double share = options.batch_statistics ? 1.0 / n : 0.0;
+  write_channels(dots, dweight, accumulate ? 1.0 : 0.0);
+  write_channels(sums.first, dbias, accumulate ? 1.0 : 0.0);
+  const double share = options.training ? 1.0 / n : 0.0;
   const Temporary to = image_output(as_image(dx));
   HWY_DYNAMIC_DISPATCH(BatchGradientApply)
   (m, images, to.view.data, means, products(inverse, channels_or(weight, m.channels, 1.0)),

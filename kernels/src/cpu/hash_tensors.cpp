@@ -11,7 +11,7 @@
 #include "cpu/chunks.h"
 #include "cpu/cpu_backend.h"
 #include "hwy/highway.h"
-#include "word_hash.h"
+#include "math/word_hash.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cairn::kernels {

@@ -1,4 +1,4 @@
-// lamb_update: one pass over gradient, moments and weight for the norms, one over moments and
+// LAMB's update: one pass over gradient, moments and weight for the norms, one over moments and
 // weight for the step.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/lamb.cpp"
@@ -10,8 +10,8 @@
 #include "cpu/simd.h"
 #include "cpu/update.h"
 #include "cpu/update_loop.h"
-#include "lamb_step.h"
 #include "math/lamb.h"
+#include "math/lamb_step.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cairn::kernels {
@@ -117,11 +117,10 @@ namespace cairn::kernels {
 HWY_EXPORT(LambMomentsChunk);
 HWY_EXPORT(LambWeightsChunk);
 
-void CpuBackend::lamb_update(const std::vector<UpdateEntry>& entries,
-                             const LambOptions& options) const {
-  const std::vector<cpu::Chunk> chunks = cpu::cut(entries);
-  std::vector<LambNorms> parts(chunks.size()), norms(entries.size(), LambNorms{0.0, 0.0});
-  cpu::for_each_chunk(entries, chunks, options, [&](const UpdateChunk& chunk, std::size_t k) {
+void cpu::update_lamb(const UpdateList& list, const LambOptions& options) {
+  const std::vector<cpu::Chunk> chunks = cpu::cut(list);
+  std::vector<LambNorms> parts(chunks.size()), norms(list.items.size(), LambNorms{0.0, 0.0});
+  cpu::for_each_chunk(list, chunks, options, [&](const UpdateChunk& chunk, std::size_t k) {
     HWY_DYNAMIC_DISPATCH(LambMomentsChunk)(chunk, options, parts[k]);
   });
   for (std::size_t k = 0; k < chunks.size(); ++k) {
@@ -129,7 +128,7 @@ void CpuBackend::lamb_update(const std::vector<UpdateEntry>& entries,
     norms[chunks[k].tensor].update += parts[k].update;
   }
   const bool adaptive = options.use_nvlamb || options.weight_decay != 0.0;
-  cpu::for_each_chunk(entries, chunks, options, [&](const UpdateChunk& chunk, std::size_t k) {
+  cpu::for_each_chunk(list, chunks, options, [&](const UpdateChunk& chunk, std::size_t k) {
     const double step = lamb_step(options.lr, adaptive, norms[chunks[k].tensor]);
     HWY_DYNAMIC_DISPATCH(LambWeightsChunk)(chunk, options, step);
   });

@@ -8,7 +8,6 @@
 #include "cpu/dnnl_operation.h"
 #include "cpu/matmul_layout.h"
 #include "cpu/temporary.h"
-#include "epilogue.h"
 
 namespace cairn::kernels {
 
@@ -19,15 +18,15 @@ namespace {
 
 constexpr const char* kOp = "matmul";
 
-std::optional<dnnl::algorithm> algorithm_of(Epilogue epilogue) {
-  switch (epilogue) {
-    case Epilogue::none:
+std::optional<dnnl::algorithm> algorithm_of(Activation activation) {
+  switch (activation) {
+    case Activation::none:
       return std::nullopt;
-    case Epilogue::relu:
+    case Activation::relu:
       return dnnl::algorithm::eltwise_relu;
-    case Epilogue::gelu_tanh:
+    case Activation::gelu_tanh:
       return dnnl::algorithm::eltwise_gelu_tanh;
-    case Epilogue::gelu:
+    case Activation::gelu:
       return dnnl::algorithm::eltwise_gelu_erf;
   }
   return std::nullopt;
@@ -50,7 +49,7 @@ dnnl::primitive_attr attributes_of(const MatmulOptions& options,
     if (bias) ops.append_binary(dnnl::algorithm::binary_add, *bias);
   }
   if (options.accumulate) ops.append_sum(1.0f);
-  if (const auto algorithm = algorithm_of(options.epilogue)) {
+  if (const auto algorithm = algorithm_of(options.activation)) {
     onednn::append_activation(ops, *algorithm);
   }
   dnnl::primitive_attr attr = onednn::attributes();
@@ -86,7 +85,7 @@ onednn::OperationPtr product_operation(const MatmulOperands& m, const MatmulOpti
                               .add(options.bias)
                               .add(options.alpha)
                               .add(std::int64_t{options.accumulate})
-                              .add(static_cast<std::int64_t>(options.epilogue));
+                              .add(static_cast<std::int64_t>(options.activation));
   return onednn::cached(key, [&] { return make_product(settled, options); });
 }
 
@@ -185,7 +184,7 @@ void CpuBackend::matmul(View a, View b, View y, const MatmulOptions& options) co
   const bool apart = options.pre_activation.defined() || a.dtype == DType::f64;
   const TensorView& sum = options.pre_activation.defined() ? options.pre_activation : y;
   if (apart) {
-    plain.epilogue = Epilogue::none;
+    plain.activation = Activation::none;
     plain.pre_activation = {};
   }
   if (a.dtype == DType::f64) {
@@ -193,8 +192,8 @@ void CpuBackend::matmul(View a, View b, View y, const MatmulOptions& options) co
   } else {
     product(*this, a, b, sum, plain);
   }
-  if (apart && options.epilogue != Epilogue::none) {
-    unary(unary_of(options.epilogue), sum, y, 0.0);
+  if (apart && options.activation != Activation::none) {
+    unary(unary_of(options.activation), sum, y, 0.0);
   } else if (options.pre_activation.defined()) {
     copy(sum, y);
   }

@@ -4,36 +4,32 @@
 #include "cpu/targets.h"
 // ---
 #include <algorithm>
+#include <cstring>
+#include <optional>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "cpu/cpu_backend.h"
 #include "cpu/simd.h"
 #include "cpu/update.h"
 #include "cpu/update_loop.h"
-#include "device_step.h"
-#include "math/adagrad.h"
-#include "math/adam.h"
-#include "math/novograd.h"
-#include "math/sgd.h"
+#include "math/device_step.h"
+#include "math/update_rules.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cairn::kernels {
 namespace HWY_NAMESPACE {
 
-void AdamChunk(const UpdateChunk& chunk, const AdamOptions& options) {
-  update_chunk(chunk, math::Adam<Real>(options));
-}
-
-void SgdChunk(const UpdateChunk& chunk, const SgdOptions& options) {
-  update_chunk(chunk, math::Sgd<Real>(options));
-}
-
-void AdagradChunk(const UpdateChunk& chunk, const AdagradOptions& options) {
-  update_chunk(chunk, math::Adagrad<Real>(options));
-}
-
-void NovoGradChunk(const UpdateChunk& chunk, const NovoGradOptions& options) {
-  update_chunk(chunk, math::NovoGrad<Real>(options));
+/// One pass of a rule over one chunk; LAMB needs two and lies elsewhere.
+void RuleChunk(const UpdateChunk& chunk, const UpdateRule& rule) {
+  std::visit(
+      [&](const auto& options) HWY_ATTR {
+        if constexpr (!std::is_same_v<std::decay_t<decltype(options)>, LambOptions>) {
+          update_chunk(chunk, math::formula_of<Real>(options));
+        }
+      },
+      rule);
 }
 
 void JoinRun(void* const* data, std::int64_t n) {
@@ -54,6 +50,27 @@ void SplitRun(void* const* data, std::int64_t n) {
   });
 }
 
+/// Masters whose roundings are the weights, nearly always all, are read and not written.
+template <class T>
+void reconcile(const T* weight, float* master, std::int64_t n) {
+  constexpr std::int64_t kBlock = 512;
+  T rounded[kBlock];
+  for (std::int64_t at = 0; at < n; at += kBlock, weight += kBlock, master += kBlock) {
+    const std::int64_t count = std::min(kBlock, n - at);
+    for_vectors<Real>(count, [&](auto io, std::int64_t i)
+                                 HWY_ATTR { io.store(Real(io.load(master + i)), rounded + i); });
+    if (std::memcmp(rounded, weight, static_cast<std::size_t>(count) * sizeof(T)) == 0) continue;
+    for (std::int64_t i = 0; i < count; ++i) {
+      master[i] = kernels::math::reconciled(weight[i], rounded[i], master[i]);
+    }
+  }
+}
+
+void ReconcileRun(DType dtype, const void* weight, float* master, std::int64_t n) {
+  if (dtype == DType::f16) return reconcile(static_cast<const Half*>(weight), master, n);
+  reconcile(static_cast<const BFloat16*>(weight), master, n);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace cairn::kernels
 HWY_AFTER_NAMESPACE();
@@ -61,25 +78,28 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace cairn::kernels {
 
-HWY_EXPORT(AdamChunk);
-HWY_EXPORT(SgdChunk);
-HWY_EXPORT(AdagradChunk);
-HWY_EXPORT(NovoGradChunk);
+HWY_EXPORT(RuleChunk);
 HWY_EXPORT(JoinRun);
 HWY_EXPORT(SplitRun);
+HWY_EXPORT(ReconcileRun);
 
-void CpuBackend::adam_update(const std::vector<UpdateEntry>& entries,
-                             const AdamOptions& options) const {
-  cpu::for_each_chunk(entries, cpu::cut(entries), options,
-                      [&](const UpdateChunk& chunk, std::size_t) {
-                        HWY_DYNAMIC_DISPATCH(AdamChunk)(chunk, options);
-                      });
+namespace {
+
+void update_in_one_pass(const UpdateList& list, const UpdateRule& rule) {
+  const std::vector<cpu::Chunk> chunks = cpu::cut(list);
+  std::visit(
+      [&](const auto& options) {
+        cpu::for_each_chunk(list, chunks, options, [&](const UpdateChunk& chunk, std::size_t) {
+          HWY_DYNAMIC_DISPATCH(RuleChunk)(chunk, rule);
+        });
+      },
+      rule);
 }
 
-void CpuBackend::adam_device_update(const std::vector<UpdateEntry>& entries,
-                                    const AdamOptions& options) const {
+/// Counts a step that lies on the device and takes over what it says; none where it is skipped.
+std::optional<AdamOptions> advanced(const AdamOptions& options) {
   const StepState state(options.device);
-  if (state.skipped()) return;
+  if (state.skipped()) return std::nullopt;
   ++*state.step;
   AdamNumbers numbers(options);
   numbers.follow(state);
@@ -87,7 +107,16 @@ void CpuBackend::adam_device_update(const std::vector<UpdateEntry>& entries,
   now.lr = numbers.lr;
   now.correction1 = numbers.correction1, now.correction2 = numbers.correction2;
   now.gradient_scale /= static_cast<double>(state.scale());
-  adam_update(entries, now);
+  return now;
+}
+
+}  // namespace
+
+void CpuBackend::update(const UpdateList& list, const UpdateRule& rule) const {
+  if (const auto* lamb = std::get_if<LambOptions>(&rule)) return cpu::update_lamb(list, *lamb);
+  const auto* adam = std::get_if<AdamOptions>(&rule);
+  if (adam == nullptr || !adam->device.defined()) return update_in_one_pass(list, rule);
+  if (const std::optional<AdamOptions> now = advanced(*adam)) update_in_one_pass(list, *now);
 }
 
 void CpuBackend::find_nonfinite(const std::vector<TensorView>& tensors, View found_inf) const {
@@ -96,30 +125,6 @@ void CpuBackend::find_nonfinite(const std::vector<TensorView>& tensors, View fou
   const bool found = std::any_of(checks.begin(), checks.end(),
                                  [](const TensorCheck& check) { return check.nonfinite > 0; });
   *found_inf.as<float>() = found ? 1.0f : 0.0f;
-}
-
-void CpuBackend::sgd_update(const std::vector<UpdateEntry>& entries,
-                            const SgdOptions& options) const {
-  cpu::for_each_chunk(entries, cpu::cut(entries), options,
-                      [&](const UpdateChunk& chunk, std::size_t) {
-                        HWY_DYNAMIC_DISPATCH(SgdChunk)(chunk, options);
-                      });
-}
-
-void CpuBackend::adagrad_update(const std::vector<UpdateEntry>& entries,
-                                const AdagradOptions& options) const {
-  cpu::for_each_chunk(entries, cpu::cut(entries), options,
-                      [&](const UpdateChunk& chunk, std::size_t) {
-                        HWY_DYNAMIC_DISPATCH(AdagradChunk)(chunk, options);
-                      });
-}
-
-void CpuBackend::novograd_update(const std::vector<UpdateEntry>& entries,
-                                 const NovoGradOptions& options) const {
-  cpu::for_each_chunk(entries, cpu::cut(entries), options,
-                      [&](const UpdateChunk& chunk, std::size_t) {
-                        HWY_DYNAMIC_DISPATCH(NovoGradChunk)(chunk, options);
-                      });
 }
 
 void CpuBackend::join_master(View weight, View remainder, View out) const {
@@ -134,6 +139,13 @@ void CpuBackend::split_master(View in, View weight, View remainder) const {
                     [](void* const* data, std::int64_t n, std::int64_t) {
                       HWY_DYNAMIC_DISPATCH(SplitRun)(data, n);
                     });
+}
+
+void CpuBackend::reconcile_master(View weight, View master) const {
+  core::parallel_for(master.numel(), cpu::kGrain, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(ReconcileRun)
+    (weight.dtype, cpu::bytes_at(weight, begin), master.as<float>() + begin, end - begin);
+  });
 }
 
 }  // namespace cairn::kernels

@@ -3,7 +3,7 @@
 // hwy/foreach_target.h:
 //
 //   #undef HWY_TARGET_INCLUDE
-//   #define HWY_TARGET_INCLUDE "cpu/activation.cpp"
+//   #define HWY_TARGET_INCLUDE "cpu/elementwise.cpp"
 //   #include "cpu/targets.h"
 //   #include "cpu/simd.h"
 //

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cpu/chunks.h"
-#include "power_sum.h"
+#include "math/power_sum.h"
 
 namespace cairn::kernels::cpu {
 

@@ -7,7 +7,7 @@
 #include "cairn/core/parallel_for.h"
 #include "cpu/chunks.h"
 #include "cpu/loop.h"
-#include "entry_scalars.h"
+#include "math/entry_scalars.h"
 
 namespace cairn::kernels {
 
@@ -26,39 +26,53 @@ struct UpdateChunk {
 namespace cpu {
 
 /// Whether the weights of a list are more than the caches hold until they are read.
-inline bool past_the_caches(const std::vector<UpdateEntry>& entries) {
+inline bool past_the_caches(const UpdateList& list) {
   std::int64_t bytes = 0;
-  for (const UpdateEntry& e : entries) bytes += static_cast<std::int64_t>(e.weight.nbytes());
+  for (const UpdateItem& item : list.items) {
+    bytes += item.count * static_cast<std::int64_t>(core::size_of(item.weight_dtype));
+  }
   return bytes >= kStreamedBytes;
 }
 
-inline UpdateChunk chunk_of(const UpdateEntry& e, const Chunk& chunk, const EntryScalars& scalars,
+inline UpdateChunk chunk_of(const UpdateItem& item, const Chunk& chunk, const EntryScalars& scalars,
                             bool streamed) {
-  const auto at = [&](const TensorView& view) {
-    return view.defined() ? const_cast<char*>(bytes_at(view, chunk.begin)) : nullptr;
+  const auto at = [&](void* data, DType dtype) -> void* {
+    const std::int64_t bytes = chunk.begin * static_cast<std::int64_t>(core::size_of(dtype));
+    return data == nullptr ? nullptr : static_cast<char*>(data) + bytes;
   };
-  return {e.gradient.dtype, e.weight.dtype, e.master.dtype, e.moment1.dtype,
-          at(e.gradient),   at(e.weight),   at(e.master),   at(e.moment1),
-          at(e.moment2),    chunk.count,    scalars,        streamed};
+  return {item.gradient_dtype,
+          item.weight_dtype,
+          item.master_dtype,
+          item.moment_dtype,
+          at(item.gradient, item.gradient_dtype),
+          at(item.weight, item.weight_dtype),
+          at(item.master, item.master_dtype),
+          at(item.moment1, item.moment_dtype),
+          at(item.moment2, item.moment_dtype),
+          chunk.count,
+          scalars,
+          streamed};
 }
 
 /// Calls update(chunk, index of the chunk) for all chunks of a list, by all threads.
 template <class Options, class Update>
-void for_each_chunk(const std::vector<UpdateEntry>& entries, const std::vector<Chunk>& chunks,
+void for_each_chunk(const UpdateList& list, const std::vector<Chunk>& chunks,
                     const Options& options, const Update& update) {
-  const bool streamed = past_the_caches(entries);
+  const bool streamed = past_the_caches(list);
   core::parallel_for(
       static_cast<std::int64_t>(chunks.size()), 1, [&](std::int64_t begin, std::int64_t end) {
         for (auto k = static_cast<std::size_t>(begin); k < static_cast<std::size_t>(end); ++k) {
-          const UpdateEntry& e = entries[chunks[k].tensor];
-          update(chunk_of(e, chunks[k], scalars_of(e, options), streamed), k);
+          const UpdateItem& item = list.items[chunks[k].tensor];
+          update(chunk_of(item, chunks[k], scalars_of(item, options), streamed), k);
         }
       });
 }
 
-inline std::vector<Chunk> cut(const std::vector<UpdateEntry>& entries) {
-  return cut(entries.size(), [&](std::size_t i) { return entries[i].weight.numel(); });
+inline std::vector<Chunk> cut(const UpdateList& list) {
+  return cut(list.items.size(), [&](std::size_t i) { return list.items[i].count; });
 }
+
+void update_lamb(const UpdateList& list, const LambOptions& options);  // lamb.cpp
 
 }  // namespace cpu
 }  // namespace cairn::kernels

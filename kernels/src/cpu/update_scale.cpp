@@ -1,5 +1,5 @@
+#include "math/update_scale.h"
 #include "cpu/cpu_backend.h"
-#include "scale_update.h"
 
 namespace cairn::kernels {
 

@@ -84,7 +84,7 @@ void CudaBackend::batch_norm_eval(View x, View weight, View bias, View running_m
 
 void CudaBackend::batch_norm_backward(View x, View y, View weight, View mean, View rstd, View dy,
                                       View dx, View dweight, View dbias,
-                                      const BatchNormBackwardOptions& options) const {
+                                      const BatchNormOptions& options, bool accumulate) const {
   const Queue queue("batch_norm_backward", x.device);
   const Input in(*this, queue, x, kChannelsLast), grad(*this, queue, dy, kChannelsLast);
   const Input result(*this, queue, options.relu ? y : TensorView(), kChannelsLast);
@@ -101,8 +101,8 @@ void CudaBackend::batch_norm_backward(View x, View y, View weight, View mean, Vi
                                   AnyFloat(mean), AnyFloat(rstd), columns};
     const auto partial = column_sums<A>(queue, split, terms);
     launch(queue, grid_for_channels(columns), channel_gradients_kernel<A>, split, partial.data(),
-           AnyFloat(weight), AnyFloat(rstd), AnyFloat(dweight), AnyFloat(dbias),
-           options.batch_statistics, options.accumulate, gradient);
+           AnyFloat(weight), AnyFloat(rstd), AnyFloat(dweight), AnyFloat(dbias), options.training,
+           accumulate, gradient);
     if (rows == 0) return;
     channel_map<T>(queue, columns, BatchNormGradient<T>{terms, gradient}, grad, out);
   });

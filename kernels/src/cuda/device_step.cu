@@ -8,15 +8,14 @@ namespace cairn::kernels {
 
 using namespace cuda;  // NOLINT: this file is that namespace's host side
 
-void CudaBackend::adam_device_update(const std::vector<UpdateEntry>& entries,
-                                     const AdamOptions& options) const {
-  const Queue queue("adam_update", entries.front().weight.device);
+void cuda::update_on_device(const UpdateList& list, const AdamOptions& options) {
+  const Queue queue(AdamOptions::kName, list.device);
   const StepState state(options.device);
   launch(queue, {1, 32}, advance_step_kernel, state);
-  const DeviceTable table(queue, slots_of(entries));
+  const DeviceTable table(queue, slots_of(list));
   if (table.table().chunk_count == 0) return;
   launch(queue, {table.table().chunk_count, kThreads}, adam_device_kernel, table.table(),
-         scalars_of(entries.front(), options), AdamNumbers(options), state);
+         scalars_of(list.items.front(), options), AdamNumbers(options), state);
 }
 
 void CudaBackend::find_nonfinite(const std::vector<TensorView>& tensors, View found_inf) const {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "cuda/optimizer_update.cuh"
-#include "device_step.h"
+#include "math/device_step.h"
 
 namespace cairn::kernels::cuda {
 

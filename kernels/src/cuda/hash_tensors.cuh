@@ -4,7 +4,7 @@
 #include "cuda/device/block.cuh"
 #include "cuda/device/layout.cuh"
 #include "cuda/table.h"
-#include "word_hash.h"
+#include "math/word_hash.h"
 
 namespace cairn::kernels::cuda {
 

@@ -1,20 +1,16 @@
 #include "cuda/lamb.cuh"
 
-#include "cuda/cuda_backend.h"
 #include "cuda/launch.cuh"
 #include "cuda/optimizer_list.cuh"
 
-namespace cairn::kernels {
+namespace cairn::kernels::cuda {
 
-using namespace cuda;  // NOLINT: this file is that namespace's host side
-
-void CudaBackend::lamb_update(const std::vector<UpdateEntry>& entries,
-                              const LambOptions& options) const {
-  const Queue queue("lamb_update", entries.front().weight.device);
-  const DeviceTable kept(queue, slots_of(entries));
+void update_lamb(const UpdateList& list, const LambOptions& options) {
+  const Queue queue(LambOptions::kName, list.device);
+  const DeviceTable kept(queue, slots_of(list));
   const Table table = kept.table();
   if (table.chunk_count == 0) return;
-  const DeviceScalars scalars(queue, entries, options);
+  const DeviceScalars scalars(queue, list, options);
   const Buffer<LambNorms> parts(queue, table.chunk_count);
   const Buffer<float> steps(queue, table.slot_count);
   const math::Lamb<float> lamb(options);
@@ -26,4 +22,4 @@ void CudaBackend::lamb_update(const std::vector<UpdateEntry>& entries,
   launch(queue, {table.chunk_count, kThreads}, lamb_weights_kernel, table, lamb, steps.data());
 }
 
-}  // namespace cairn::kernels
+}  // namespace cairn::kernels::cuda

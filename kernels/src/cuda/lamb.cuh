@@ -3,8 +3,8 @@
 
 #include "cuda/device/block.cuh"
 #include "cuda/optimizer_update.cuh"
-#include "lamb_step.h"
 #include "math/lamb.h"
+#include "math/lamb_step.h"
 
 namespace cairn::kernels::cuda {
 

@@ -1,4 +1,4 @@
-// Masters put together from bf16 weights and remainders, and taken apart.
+// Masters put together from bf16 weights and remainders, taken apart, and made to follow weights.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,14 @@ static __global__ void split_master_kernel(std::int64_t n, const float* in, BFlo
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
     math::split_master(in[i], weight[i], remainder[i]);
+  }
+}
+
+template <class T>
+static __global__ void reconcile_master_kernel(std::int64_t n, const T* weight, float* master) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
+    master[i] = math::reconciled(weight[i], narrow<T>(master[i]), master[i]);
   }
 }
 

@@ -9,7 +9,7 @@
 #include "cuda/device/layout.cuh"
 #include "cuda/device/packed.cuh"
 #include "cuda/table.h"
-#include "power_sum.h"
+#include "math/power_sum.h"
 
 namespace cairn::kernels::cuda {
 

@@ -23,21 +23,30 @@ static __global__ void put_scalars_kernel(ScalarsBatch batch, int count, EntrySc
   if (k < count) to[k] = batch.values[k];
 }
 
-inline std::vector<Slot> slots_of(const std::vector<UpdateEntry>& entries) {
+inline Slot slot_of(const UpdateItem& item) {
+  Slot slot = empty_slot();
+  slot.count = item.count;
+  void* const data[] = {item.gradient, item.weight, item.master, item.moment1, item.moment2};
+  std::copy_n(data, kSlotViews, slot.data);
+  const DType dtypes[] = {item.gradient_dtype, item.weight_dtype, item.master_dtype,
+                          item.moment_dtype, item.moment_dtype};
+  std::copy_n(dtypes, kSlotViews, slot.dtype);
+  return slot;
+}
+
+inline std::vector<Slot> slots_of(const UpdateList& list) {
   std::vector<Slot> slots;
-  for (const UpdateEntry& e : entries) {
-    slots.push_back(slot_of({e.gradient, e.weight, e.master, e.moment1, e.moment2}));
-  }
+  slots.reserve(list.items.size());
+  for (const UpdateItem& item : list.items) slots.push_back(slot_of(item));
   return slots;
 }
 
 class DeviceScalars {
  public:
   template <class Options>
-  DeviceScalars(const Queue& queue, const std::vector<UpdateEntry>& entries,
-                const Options& options) {
+  DeviceScalars(const Queue& queue, const UpdateList& list, const Options& options) {
     std::vector<EntryScalars> values;
-    for (const UpdateEntry& e : entries) values.push_back(scalars_of(e, options));
+    for (const UpdateItem& item : list.items) values.push_back(scalars_of(item, options));
     list_ = {values.front(), nullptr};
     const auto differs = [&](const EntryScalars& s) {
       return std::memcmp(&s, values.data(), sizeof(s)) != 0;
@@ -62,5 +71,9 @@ class DeviceScalars {
   std::unique_ptr<Buffer<EntryScalars>> memory_;
   ListScalars list_;
 };
+
+// Updates that are not one pass of a formula.
+void update_on_device(const UpdateList& list, const AdamOptions& options);  // device_step.cu
+void update_lamb(const UpdateList& list, const LambOptions& options);       // lamb.cu
 
 }  // namespace cairn::kernels::cuda

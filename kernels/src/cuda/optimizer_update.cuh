@@ -6,12 +6,9 @@
 #include "cuda/device/layout.cuh"
 #include "cuda/device/packed.cuh"
 #include "cuda/table.h"
-#include "entry_scalars.h"
-#include "math/adagrad.h"
-#include "math/adam.h"
+#include "math/entry_scalars.h"
 #include "math/master.h"
-#include "math/novograd.h"
-#include "math/sgd.h"
+#include "math/update_rules.h"
 
 namespace cairn::kernels::cuda {
 

@@ -71,9 +71,14 @@ void put(std::byte*& at, const std::vector<T>& values) {
 
 }  // namespace
 
-Slot slot_of(std::initializer_list<TensorView> views) {
+Slot empty_slot() {
   Slot slot;
-  std::memset(&slot, 0, sizeof(slot));  // padding too: tables are compared as bytes
+  std::memset(&slot, 0, sizeof(slot));
+  return slot;
+}
+
+Slot slot_of(std::initializer_list<TensorView> views) {
+  Slot slot = empty_slot();
   slot.count = views.begin()->numel();
   int k = 0;
   for (const TensorView& view : views) {

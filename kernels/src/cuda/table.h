@@ -23,6 +23,7 @@ struct Slot {
   DType dtype[kSlotViews];
 };
 
+Slot empty_slot();  // its padding too is zero: tables are compared as bytes
 Slot slot_of(std::initializer_list<TensorView> views);
 
 /// Slots of these lengths cut into chunks, the last of each as short as need be. Elements are

@@ -1,6 +1,6 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/launch.cuh"
-#include "scale_update.h"
+#include "math/update_scale.h"
 
 namespace cairn::kernels {
 

@@ -6,17 +6,16 @@
 #define CAIRN_KERNELS_MATH_ADAGRAD_H_
 #endif
 
+#include "cairn/kernels/optimizer_update.h"
 #include "math/functions.h"
 
 CAIRN_MATH_BEGIN
 
-/// Options has the members of AdagradOptions.
 template <class V>
 struct Adagrad {
   V lr, eps, decay;
 
-  template <class Options>
-  CAIRN_MATH explicit Adagrad(const Options& o)
+  CAIRN_MATH explicit Adagrad(const AdagradOptions& o)
       : lr(o.lr), eps(o.eps), decay(o.adagrad_w ? 1.0 - o.lr * o.weight_decay : 1.0) {}
 
   /// Updates the sum of squares and the weight; g has the L2 term.
@@ -25,6 +24,11 @@ struct Adagrad {
     w = w * decay - lr * g / (sqrt(sum) + eps);
   }
 };
+
+template <class V>
+CAIRN_MATH Adagrad<V> formula_of(const AdagradOptions& o) {
+  return Adagrad<V>(o);
+}
 
 CAIRN_MATH_END
 #endif

@@ -6,17 +6,18 @@
 #define CAIRN_KERNELS_MATH_ADAM_H_
 #endif
 
+#include "cairn/kernels/optimizer_update.h"
 #include "math/functions.h"
 
 CAIRN_MATH_BEGIN
 
-/// V holds the constants too, so that they are broadcast once. Options has the members of
-/// AdamOptions.
+/// V holds the constants too, so that they are broadcast once.
 template <class V>
 struct Adam {
   V beta1, beta2, one_minus_beta1, one_minus_beta2, decay, step, root, eps;
 
   Adam() = default;  // without values
+  /// Options has the members of AdamOptions.
   template <class Options>
   CAIRN_MATH explicit Adam(const Options& o)
       : beta1(o.beta1),
@@ -35,6 +36,11 @@ struct Adam {
     w = w * decay - step * m / fma(sqrt(v), root, eps);
   }
 };
+
+template <class V>
+CAIRN_MATH Adam<V> formula_of(const AdamOptions& o) {
+  return Adam<V>(o);
+}
 
 CAIRN_MATH_END
 #endif

@@ -6,17 +6,16 @@
 #define CAIRN_KERNELS_MATH_LAMB_H_
 #endif
 
+#include "cairn/kernels/optimizer_update.h"
 #include "math/functions.h"
 
 CAIRN_MATH_BEGIN
 
-/// Options has the members of LambOptions.
 template <class V>
 struct Lamb {
   V beta1, beta2, beta3, one_minus_beta2, inverse_correction1, root, eps, decay;
 
-  template <class Options>
-  CAIRN_MATH explicit Lamb(const Options& o)
+  CAIRN_MATH explicit Lamb(const LambOptions& o)
       : beta1(o.beta1),
         beta2(o.beta2),
         beta3(o.grad_averaging ? 1.0 - o.beta1 : 1.0),
@@ -36,6 +35,11 @@ struct Lamb {
     return fma(decay, w, m * inverse_correction1 / fma(sqrt(v), root, eps));
   }
 };
+
+template <class V>
+CAIRN_MATH Lamb<V> formula_of(const LambOptions& o) {
+  return Lamb<V>(o);
+}
 
 CAIRN_MATH_END
 #endif

@@ -1,5 +1,5 @@
-// A true weight kept as a bf16 weight and a 16-bit remainder; what the two mean stands in
-// optimizer_update.h. One element at a time; cpu/update_loop.h does vectors.
+// A true weight kept as a bf16 weight and a 16-bit remainder, and one kept as an f32 master; what
+// they mean stands in optimizer_update.h. One element at a time; cpu/update_loop.h does vectors.
 #pragma once
 
 #include <bit>
@@ -21,6 +21,13 @@ CAIRN_HOST_DEVICE inline void split_master(float truth, core::BFloat16& weight,
   if (truth != truth) bits = (bits & 0xffff0000u) | 0x00400000u;  // stays NaN
   weight.bits = static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
   remainder = static_cast<std::int16_t>(static_cast<std::uint16_t>(bits));
+}
+
+/// A master beside a half weight, of which `rounded` is its rounding: itself, or what somebody wrote
+/// into the weight.
+template <class T>
+CAIRN_HOST_DEVICE inline float reconciled(T weight, T rounded, float master) {
+  return weight.bits == rounded.bits ? master : static_cast<float>(weight);
 }
 
 }  // namespace cairn::kernels::math

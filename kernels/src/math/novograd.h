@@ -6,18 +6,17 @@
 #define CAIRN_KERNELS_MATH_NOVOGRAD_H_
 #endif
 
+#include "cairn/kernels/optimizer_update.h"
 #include "math/functions.h"
 
 CAIRN_MATH_BEGIN
 
-/// Options has the members of NovoGradOptions.
 template <class V>
 struct NovoGrad {
   V beta1, beta3, inner_l2, decay, step;
   bool inside;
 
-  template <class Options>
-  CAIRN_MATH explicit NovoGrad(const Options& o)
+  CAIRN_MATH explicit NovoGrad(const NovoGradOptions& o)
       : beta1(o.beta1),
         beta3(o.grad_averaging ? 1.0 - o.beta1 : 1.0),
         inner_l2(o.weight_decay),
@@ -32,6 +31,11 @@ struct NovoGrad {
     w = w * decay - step * (inside ? m : m * inverse);
   }
 };
+
+template <class V>
+CAIRN_MATH NovoGrad<V> formula_of(const NovoGradOptions& o) {
+  return NovoGrad<V>(o);
+}
 
 CAIRN_MATH_END
 #endif

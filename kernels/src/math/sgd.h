@@ -6,18 +6,17 @@
 #define CAIRN_KERNELS_MATH_SGD_H_
 #endif
 
+#include "cairn/kernels/optimizer_update.h"
 #include "math/functions.h"
 
 CAIRN_MATH_BEGIN
 
-/// Options has the members of SgdOptions.
 template <class V>
 struct Sgd {
   V lr, momentum, keep, late_l2;
   bool has_momentum, first_step, nesterov;
 
-  template <class Options>
-  CAIRN_MATH explicit Sgd(const Options& o)
+  CAIRN_MATH explicit Sgd(const SgdOptions& o)
       : lr(o.lr),
         momentum(o.momentum),
         keep(1.0 - o.dampening),
@@ -35,6 +34,11 @@ struct Sgd {
     w = w - lr * fma(late_l2, w, g);
   }
 };
+
+template <class V>
+CAIRN_MATH Sgd<V> formula_of(const SgdOptions& o) {
+  return Sgd<V>(o);
+}
 
 CAIRN_MATH_END
 #endif

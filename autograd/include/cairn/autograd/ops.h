@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cairn/core/tensor.h"
+#include "cairn/kernels/batch_norm.h"
 #include "cairn/kernels/conv.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/pool.h"
@@ -63,7 +64,7 @@ Tensor to(const Tensor& x, Device device);
 
 // Products, convolutions, pools.
 Tensor matmul(const Tensor& a, const Tensor& b);  // [..., M, K] x [..., K, N]
-enum class Activation { none, relu, gelu_tanh, gelu };
+using kernels::Activation;
 /// x [..., I], weight [O, I], bias [O] or undefined; the activation runs in the product's epilogue.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               Activation activation = Activation::none);
@@ -89,12 +90,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);
 Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias,
                   double eps = 1e-5);
 /// x [N, C] or [N, C, H, W]; weight, bias, running_mean and running_var [C] may be undefined.
-struct BatchNormOptions {
-  bool training = true;
-  double momentum = 0.1;
-  double eps = 1e-5;
-  bool relu = false;  // fused
-};
+using kernels::BatchNormOptions;
 /// Training updates running_mean and running_var in place (not while recomputing).
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   const Tensor& running_mean, const Tensor& running_var,

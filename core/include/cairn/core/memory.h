@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -77,7 +78,8 @@ class Stream;
 struct StorageUses;
 
 /// A block of device memory, freed with its last owner. `version` counts writes that other code
-/// must notice (cast caches, saved tensors).
+/// must notice (cast caches, saved tensors): those of kernels, which bump it through their views,
+/// and those that somebody reports with bump_version().
 class Storage {
  public:
   /// Uninitialised, aligned to 64 bytes. Throws OutOfMemory.
@@ -103,8 +105,9 @@ class Storage {
   /// memory.
   void record_use(const Stream& stream);
 
-  std::uint64_t version() const { return version_; }
-  void bump_version() { ++version_; }
+  std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+  std::atomic<std::uint64_t>& version_counter() { return version_; }
 
  private:
   friend class Allocator;
@@ -114,7 +117,7 @@ class Storage {
   Device device_;
   MemoryCategory category_ = MemoryCategory::other;
   bool pinned_ = false;
-  std::uint64_t version_ = 0;
+  std::atomic<std::uint64_t> version_ = 0;
   std::shared_ptr<void> owner_;  // of foreign memory
 
   // The allocator's: null for foreign memory.

@@ -3,6 +3,10 @@
 // and tracks no gradient.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <type_traits>
+
 #include "cairn/core/device.h"
 #include "cairn/core/dtype.h"
 #include "cairn/core/shape.h"
@@ -15,6 +19,9 @@ struct TensorView {
   Strides strides;  // in elements; 0 repeats
   DType dtype = DType::f32;
   Device device;
+  /// The storage's count of writes, where the memory is a Tensor's: it must live as long as the view
+  /// is written through. Null: nobody counts.
+  std::atomic<std::uint64_t>* version = nullptr;
 
   TensorView() = default;
   TensorView(void* data, Shape shape, Strides strides, DType dtype, Device device = {})
@@ -46,7 +53,13 @@ struct TensorView {
   TensorView select(int dim, std::int64_t index) const;                   // drops the dimension
   TensorView unsqueeze(int dim) const;
   bool can_reshape(const Shape& shape) const;
+
+  /// Says that the memory is about to be written (Storage::version). Any thread.
+  void bump_version() const {
+    if (version != nullptr) version->fetch_add(1, std::memory_order_relaxed);
+  }
 };
+static_assert(std::is_trivially_copyable_v<TensorView>);  // device code takes it as an argument
 
 }  // namespace cairn::core
 

@@ -1,4 +1,5 @@
-// Element-wise kernels and copies on views.
+// Element-wise kernels on views. Copies, dropout and reductions come along: nearly everybody wants
+// them beside these.
 //
 // Common rules of this folder (they hold for every header in it):
 //  - Views may be strided and repeated (stride 0) on input; outputs must not overlap inputs unless a function says so.
@@ -11,14 +12,11 @@
 #include <cstdint>
 
 #include "cairn/core/tensor_view.h"
+#include "cairn/kernels/copy.h"
+#include "cairn/kernels/dropout.h"
+#include "cairn/kernels/reduce.h"
 
 namespace cairn::kernels {
-
-void fill(const TensorView& y, double value);
-
-/// y = x, converting the dtype; any two layouts of the same shape; across devices too. x broadcasts
-/// to y's shape.
-void copy(const TensorView& x, const TensorView& y);
 
 enum class BinaryOp : std::uint8_t {
   add,
@@ -68,6 +66,19 @@ constexpr bool saves_output(UnaryOp op) {
          op == UnaryOp::sigmoid || op == UnaryOp::relu;
 }
 
+/// What a product may apply to its result (matmul.h); UnaryOp has more.
+enum class Activation : std::uint8_t { none, relu, gelu_tanh, gelu };
+constexpr UnaryOp unary_of(Activation activation) {  // not of Activation::none
+  switch (activation) {
+    case Activation::gelu_tanh:
+      return UnaryOp::gelu_tanh;
+    case Activation::gelu:
+      return UnaryOp::gelu;
+    default:
+      return UnaryOp::relu;
+  }
+}
+
 /// y = scale * x + shift. Floating dtypes of x and y may differ. y may be x.
 void affine(const TensorView& x, double scale, double shift, const TensorView& y);
 /// y = x ^ exponent. y may be x.
@@ -75,16 +86,5 @@ void pow_scalar(const TensorView& x, double exponent, const TensorView& y);
 /// y = a * x + b * y element by element; x broadcasts to y's shape; floating dtypes may differ.
 /// axpby(1, x, 1, y) is y += x.
 void axpby(double a, const TensorView& x, double b, const TensorView& y);
-
-/// y = x * mask / (1 - p), where element i (row-major) is kept iff uniform(philox(seed, offset, i /
-/// 4)[i % 4]) >= p. The backward is the same call on dy: no mask is stored. y may be x.
-void dropout(const TensorView& x, double p, std::uint64_t seed, std::uint64_t offset,
-             const TensorView& y);
-
-enum class ReduceOp : std::uint8_t { sum, mean, max };
-/// y = op of x over the dimensions where y's size is 1 and x's is not; y has x's number of
-/// dimensions. Fixed order. Dtypes of x and y may differ; integers and booleans are summed in f64.
-/// accumulate (sum and mean only) adds to y. A max over nothing throws.
-void reduce(ReduceOp op, const TensorView& x, const TensorView& y, bool accumulate = false);
 
 }  // namespace cairn::kernels

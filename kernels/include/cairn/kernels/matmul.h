@@ -5,19 +5,18 @@
 #pragma once
 
 #include "cairn/core/tensor_view.h"
+#include "cairn/kernels/elementwise.h"
 
 namespace cairn::kernels {
-
-enum class Epilogue : std::uint8_t { none, relu, gelu_tanh, gelu };
 
 struct MatmulOptions {
   double alpha = 1.0;
   bool accumulate = false;  // y += instead of y =
   TensorView
-      bias;  // [N], added to every row before the epilogue; undefined: none. Not with accumulate.
-  Epilogue epilogue = Epilogue::none;
+      bias;  // [N], added to every row before the activation; undefined: none. Not with accumulate.
+  Activation activation = Activation::none;
   TensorView
-      pre_activation;  // [..., M, N] of y's dtype: receives the value before the epilogue (its backward needs it); undefined: not kept
+      pre_activation;  // [..., M, N] of y's dtype: receives the value before the activation (its backward needs it); undefined: not kept
 };
 
 /// y[..., M, N] = alpha * a[..., M, K] b[..., K, N]. Leading (batch) dimensions equal, or 1/absent

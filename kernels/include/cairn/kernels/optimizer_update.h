@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "cairn/core/tensor_view.h"
@@ -33,6 +34,9 @@ struct UpdateEntry {
   double norm = 0.0;  // NovoGrad: the tensor's running norm n, already updated
 };
 
+// A rule is its options. Each names itself in errors (kName), says how many moments an entry needs
+// and how much of the weight decay goes into g before the rule (l2).
+
 /// What changes from step to step, in memory of the parameters' device: with it no host takes part
 /// in a step, and a captured CUDA graph repeats whole ones. One element each.
 struct DeviceStep {
@@ -41,6 +45,7 @@ struct DeviceStep {
   TensorView loss_scale;  // f32; gradients are divided by it, too. May be absent
   TensorView found_inf;   // f32; where it is not 0 nothing is written, not even step. May be absent
   bool bias_correction = true;  // correction1, correction2 = 1 - beta^step instead of the options
+  bool defined() const { return lr.defined() || step.defined(); }
 };
 
 /// found_inf = 1 where an element of the tensors (f16, bf16, f32) is inf or NaN, else 0: what decides
@@ -62,8 +67,11 @@ struct AdamOptions {
   double gradient_scale =
       1.0;  // 1 / loss scale * clip coefficient / count: whatever multiplies the gradient
   DeviceStep device = {};
+
+  static constexpr const char* kName = "adam_update";
+  int moments() const { return 2; }
+  double l2() const { return adamw ? 0.0 : weight_decay; }
 };
-void adam_update(const std::vector<UpdateEntry>& entries, const AdamOptions& options);
 
 /// SGD as in apex.optimizers.FusedSGD: [g += wd w]; buf = first ? g : momentum buf + (1 - dampening)
 /// g; g = nesterov ? g + momentum buf : buf; [g += wd w if wd_after_momentum]; w -= lr g. moment1 is
@@ -73,8 +81,11 @@ struct SgdOptions {
   bool nesterov = false, wd_after_momentum = false;
   bool first_step = false;
   double gradient_scale = 1.0;
+
+  static constexpr const char* kName = "sgd_update";
+  int moments() const { return momentum != 0.0 ? 1 : 0; }
+  double l2() const { return wd_after_momentum ? 0.0 : weight_decay; }
 };
-void sgd_update(const std::vector<UpdateEntry>& entries, const SgdOptions& options);
 
 /// Adagrad, per element, with h = moment1 (the sum of squares):
 ///   adagrad_w false: g += weight_decay w.  h += g^2
@@ -84,8 +95,11 @@ struct AdagradOptions {
   double lr = 1e-2, eps = 1e-10, weight_decay = 0.0;
   bool adagrad_w = false;
   double gradient_scale = 1.0;
+
+  static constexpr const char* kName = "adagrad_update";
+  int moments() const { return 1; }
+  double l2() const { return adagrad_w ? 0.0 : weight_decay; }
 };
-void adagrad_update(const std::vector<UpdateEntry>& entries, const AdagradOptions& options);
 
 /// NovoGrad, per element, with m = moment1, one running norm n = entry.norm for the whole tensor and
 /// d = n / sqrt(correction2) + eps:
@@ -99,8 +113,11 @@ struct NovoGradOptions {
   bool grad_averaging = true, reg_inside_moment = false;
   double correction1 = 1.0, correction2 = 1.0;  // 1 - beta^step, or 1 without bias correction
   double gradient_scale = 1.0;
+
+  static constexpr const char* kName = "novograd_update";
+  int moments() const { return 1; }
+  double l2() const { return 0.0; }
 };
-void novograd_update(const std::vector<UpdateEntry>& entries, const NovoGradOptions& options);
 
 /// LAMB, per element, with m = moment1 and v = moment2:
 ///   adamw false: g += weight_decay w.  m = b1 m + b3 g;  v = b2 v + (1 - b2) g^2
@@ -116,8 +133,17 @@ struct LambOptions {
   bool adamw = true, grad_averaging = true, use_nvlamb = false;
   double correction1 = 1.0, correction2 = 1.0;  // 1 - beta^step, or 1 without bias correction
   double gradient_scale = 1.0;
+
+  static constexpr const char* kName = "lamb_update";
+  int moments() const { return 2; }
+  double l2() const { return adamw ? 0.0 : weight_decay; }
 };
-void lamb_update(const std::vector<UpdateEntry>& entries, const LambOptions& options);
+
+/// Updates every entry by the rule whose options these are: update(entries, AdamOptions{.lr = 0.1}).
+/// Throws InvalidArgument "[adam_update] expected ..." for entries that do not fit.
+using UpdateRule =
+    std::variant<AdamOptions, SgdOptions, AdagradOptions, NovoGradOptions, LambOptions>;
+void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule);
 
 /// out = the true weight. Its f32 bits are (bits of weight << 16) + remainder, modulo 2^32, with the
 /// remainder's sign: half the memory of an f32 master, and exact. One shape and one dense layout for
@@ -127,5 +153,12 @@ void join_master(const TensorView& weight, const TensorView& remainder, const Te
 /// even at exact ties only), the remainder what that leaves. Exact for every f32 but NaN, whose
 /// payload is dropped.
 void split_master(const TensorView& in, const TensorView& weight, const TensorView& remainder);
+
+/// Follows what somebody else wrote into a half weight: where the bits of an element of the weight
+/// (f16 or bf16) are not those of its f32 master rounded to nearest even, the master becomes the
+/// weight's value; elsewhere, NaN and the sign of 0 included, it keeps its bits. One shape and one
+/// dense layout. A weight that split_master rounded differs at exact ties: round it anew from the
+/// joined master first.
+void reconcile_master(const TensorView& weight, const TensorView& master);
 
 }  // namespace cairn::kernels

@@ -59,13 +59,13 @@ cublasComputeType_t compute_type(const GemmShape& shape) {
 }
 
 cublasLtEpilogue_t epilogue(const GemmShape& shape) {
-  switch (shape.epilogue) {
-    case Epilogue::relu:
+  switch (shape.activation) {
+    case Activation::relu:
       return shape.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
-    case Epilogue::gelu_tanh:
+    case Activation::gelu_tanh:
       return shape.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
-    case Epilogue::none:
-    case Epilogue::gelu:
+    case Activation::none:
+    case Activation::gelu:
       break;
   }
   return shape.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;

@@ -29,7 +29,7 @@ struct GemmShape {
   GemmMatrix a, b, y;
   bool bias = false;  // [n] of y's dtype
   bool accumulate = false;
-  Epilogue epilogue = Epilogue::none;
+  Activation activation = Activation::none;
 
   auto operator<=>(const GemmShape&) const = default;
 };

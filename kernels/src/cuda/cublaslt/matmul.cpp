@@ -5,7 +5,6 @@
 
 #include "cuda/contiguous.h"
 #include "cuda/cublaslt/gemm.h"
-#include "epilogue.h"
 
 namespace cairn::kernels {
 
@@ -90,8 +89,8 @@ class Product {
     const bool keeps = options_.pre_activation.defined();
     GemmShape fused = shape_;
     fused.bias = options_.bias.defined();
-    fused.epilogue = keeps ? Epilogue::none : options_.epilogue;
-    const bool wanted = fused.bias || fused.epilogue != Epilogue::none;
+    fused.activation = keeps ? Activation::none : options_.activation;
+    const bool wanted = fused.bias || fused.activation != Activation::none;
     if (wanted && can_fuse(fused) && gemm(queue_, fused, pointers)) return;
     if (!gemm(queue_, shape_, pointers)) {
       core::fail<core::DeviceError>(queue_.op(), "expected cuBLASLt to have an algorithm for [",
@@ -100,11 +99,12 @@ class Product {
                                     ", got none");
     }
     if (fused.bias) backend_.axpby(1.0, options_.bias.expand(sum.shape), 1.0, sum);
-    if (fused.epilogue != Epilogue::none) backend_.unary(unary_of(fused.epilogue), sum, sum, 0.0);
+    if (fused.activation != Activation::none)
+      backend_.unary(unary_of(fused.activation), sum, sum, 0.0);
   }
 
   bool can_fuse(const GemmShape& shape) const {
-    if (shape.a.dtype == DType::f64 || shape.epilogue == Epilogue::gelu) return false;
+    if (shape.a.dtype == DType::f64 || shape.activation == Activation::gelu) return false;
     View bias = options_.bias;
     if (!shape.bias) return true;
     const bool aligned = reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0;
@@ -113,10 +113,10 @@ class Product {
   }
 
   void finish(View pre_activation) const {
-    if (options_.epilogue == Epilogue::none) {
+    if (options_.activation == Activation::none) {
       backend_.copy(pre_activation, y_);
     } else {
-      backend_.unary(unary_of(options_.epilogue), pre_activation, y_, 0.0);
+      backend_.unary(unary_of(options_.activation), pre_activation, y_, 0.0);
     }
   }
 

@@ -1,5 +1,6 @@
 // Optimizers that update in two passes over all parameters: check + norm, then unscale + clip +
-// update + half write. The host waits once a step, for what the check found.
+// update + half write. The host waits once a step, for what the check found. This is what all of
+// them share; each rule has a header of its own (adam.h, sgd.h, ...; optim.h has all).
 //
 //   optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-3});
 //   optim::StepResult r = optimizer.step({.max_gradient_norm = 1.0});
@@ -212,65 +213,6 @@ class Optimizer : public core::Stateful {
   std::int64_t steps_ = 0;
   bool master_weights_ = true;
   bool stashed_ = false;
-};
-
-struct AdamOptions {
-  double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0.0;
-  bool adamw = true;  // decoupled weight decay; false: L2
-  bool bias_correction = true;
-};
-/// Adam and AdamW; formulas in kernels/optimizer_update.h. State: exp_avg, exp_avg_sq.
-class FusedAdam final : public Optimizer {
- public:
-  explicit FusedAdam(NamedTensors parameters, const AdamOptions& options = {});
-  FusedAdam(std::vector<ParameterGroup> groups,
-            const AdamOptions& options);  // lr and weight_decay are the groups'
-  const AdamOptions& options() const { return options_; }
-
- protected:
-  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
-                      double gradient_scale, std::int64_t step) override;
-  const char* kind() const override { return "FusedAdam"; }
-  std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
-  StateDict torch_options(const ParameterGroup& group) const override;
-  void take_torch_options(const StateDict& options, StateDict& group) const override;
-
- private:
-  AdamOptions options_;
-};
-
-struct SgdOptions {
-  double lr = 1e-3;
-  double momentum = 0.0;
-  double dampening = 0.0;
-  double weight_decay = 0.0;
-  bool nesterov = false;
-  bool wd_after_momentum = false;
-};
-/// SGD; formulas in kernels/optimizer_update.h. State: momentum_buffer, where a momentum is not 0.
-class FusedSGD final : public Optimizer {
- public:
-  explicit FusedSGD(NamedTensors parameters, const SgdOptions& options = {});
-  FusedSGD(std::vector<ParameterGroup> groups, const SgdOptions& options);
-  const SgdOptions& options() const { return options_; }
-
- protected:
-  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
-                      double gradient_scale, std::int64_t step) override;
-  const char* kind() const override { return "FusedSGD"; }
-  std::vector<std::string> moment_names() const override;
-  StateDict torch_options(const ParameterGroup& group) const override;
-  void take_torch_options(const StateDict& options, StateDict& group) const override;
-  bool torch_counts_steps() const override { return false; }
-
- private:
-  double momentum_of(const ParameterGroup& group) const {
-    return group.momentum.value_or(options_.momentum);
-  }
-  SgdOptions options_;
 };
 
 }  // namespace cairn::optim

@@ -1,11 +1,11 @@
-// One step of a loss scale; the formula stands in multi_tensor.h.
+// One step of a loss scale; the formula stands in update_scale.h.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
 #include "cairn/core/half.h"
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/update_scale.h"
 
 namespace cairn::kernels {
 

@@ -39,7 +39,7 @@ void FusedNovoGrad::update_entries(const ParameterGroup& group,
     options.correction2 = bias_correction(group.beta2.value_or(options_.beta2), step);
   }
   options.gradient_scale = gradient_scale;
-  kernels::novograd_update(entries, options);
+  kernels::update(entries, options);
 }
 
 }  // namespace cairn::optim

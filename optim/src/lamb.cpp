@@ -30,7 +30,7 @@ void FusedLAMB::update_entries(const ParameterGroup& group,
     options.correction2 = bias_correction(options.beta2, step);
   }
   options.gradient_scale = gradient_scale;
-  kernels::lamb_update(entries, options);
+  kernels::update(entries, options);
 }
 
 }  // namespace cairn::optim

@@ -1,4 +1,4 @@
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/adam.h"
 #include "options.h"
 #include "torch_options.h"
 
@@ -27,7 +27,7 @@ void FusedAdam::update_entries(const ParameterGroup& group,
     options.correction2 = bias_correction(options.beta2, step);
   }
   options.gradient_scale = gradient_scale;
-  kernels::adam_update(entries, options);
+  kernels::update(entries, options);
 }
 
 StateDict FusedAdam::torch_options(const ParameterGroup& group) const {

@@ -1,4 +1,4 @@
-#include "cuda/norm.cuh"
+#include "cuda/layer_norm.cuh"
 
 #include "cuda/contiguous.h"
 

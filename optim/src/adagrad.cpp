@@ -26,7 +26,7 @@ void FusedAdagrad::update_entries(const ParameterGroup& group,
   options.weight_decay = group.weight_decay;
   options.adagrad_w = options_.adagrad_w;
   options.gradient_scale = gradient_scale;
-  kernels::adagrad_update(entries, options);
+  kernels::update(entries, options);
 }
 
 StateDict FusedAdagrad::torch_options(const ParameterGroup& group) const {

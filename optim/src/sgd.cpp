@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/sgd.h"
 #include "torch_options.h"
 
 namespace cairn::optim {
@@ -39,7 +39,7 @@ void FusedSGD::update_entries(const ParameterGroup& group,
   options.wd_after_momentum = options_.wd_after_momentum;
   options.first_step = step == 1;
   options.gradient_scale = gradient_scale;
-  kernels::sgd_update(entries, options);
+  kernels::update(entries, options);
 }
 
 StateDict FusedSGD::torch_options(const ParameterGroup& group) const {

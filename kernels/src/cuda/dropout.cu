@@ -1,0 +1,28 @@
+#include "cuda/dropout.cuh"
+
+#include "cuda/cuda_backend.h"
+#include "cuda/launch.cuh"
+
+namespace cairn::kernels {
+
+using namespace cuda;  // NOLINT: this file is that namespace's host side
+
+void CudaBackend::dropout(View x, double p, std::uint64_t seed, std::uint64_t offset,
+                          View y) const {
+  const Queue queue("dropout", y.device);
+  const std::int64_t n = y.numel();
+  if (n == 0) return;
+  const core::Strides* const strides[] = {&y.strides, &x.strides};
+  const auto layout = make_layout(y.shape, strides, Visit::row_major);
+  const double scale = p < 1.0 ? 1.0 / (1.0 - p) : 0.0;
+  core::dispatch_floating(y.dtype, "dropout", [&](auto type) {
+    using T = decltype(type);
+    const bool linear = layout.is_linear();
+    const bool packs = linear && pack_aligned<4>(x.as<T>()) && pack_aligned<4>(y.as<T>());
+    launch(queue, grid_for(ceil_div(n, 4)), dropout_kernel<T>, n, linear, packs, layout,
+           math::dropout_threshold(p), static_cast<Arithmetic<T>>(scale), seed, offset, x.as<T>(),
+           y.as<T>());
+  });
+}
+
+}  // namespace cairn::kernels

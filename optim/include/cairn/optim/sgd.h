@@ -1,0 +1,39 @@
+// FusedSGD: stochastic gradient descent with momentum, dampening and Nesterov's variant.
+#pragma once
+
+#include "cairn/optim/optimizer.h"
+
+namespace cairn::optim {
+
+struct SgdOptions {
+  double lr = 1e-3;
+  double momentum = 0.0;
+  double dampening = 0.0;
+  double weight_decay = 0.0;
+  bool nesterov = false;
+  bool wd_after_momentum = false;
+};
+/// SGD; formulas in kernels/optimizer_update.h. State: momentum_buffer, where a momentum is not 0.
+class FusedSGD final : public Optimizer {
+ public:
+  explicit FusedSGD(NamedTensors parameters, const SgdOptions& options = {});
+  FusedSGD(std::vector<ParameterGroup> groups, const SgdOptions& options);
+  const SgdOptions& options() const { return options_; }
+
+ protected:
+  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
+                      double gradient_scale, std::int64_t step) override;
+  const char* kind() const override { return "FusedSGD"; }
+  std::vector<std::string> moment_names() const override;
+  StateDict torch_options(const ParameterGroup& group) const override;
+  void take_torch_options(const StateDict& options, StateDict& group) const override;
+  bool torch_counts_steps() const override { return false; }
+
+ private:
+  double momentum_of(const ParameterGroup& group) const {
+    return group.momentum.value_or(options_.momentum);
+  }
+  SgdOptions options_;
+};
+
+}  // namespace cairn::optim
