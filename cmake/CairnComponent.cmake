@@ -25,10 +25,6 @@ function(cairn_component name)
     endif()
   endforeach()
 
-  if(NOT sources)  # a folder whose sources are still to come
-    file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp CONTENT "")
-    set(sources ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
-  endif()
   add_library(cairn_${name} ${sources})
   add_library(cairn::${name} ALIAS cairn_${name})
   set_target_properties(cairn_${name} PROPERTIES

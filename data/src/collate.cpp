@@ -1,7 +1,7 @@
 #include "collate.h"
 
+#include "cairn/core/generator.h"
 #include "cairn/core/stream.h"
-#include "sample_draws.h"
 
 namespace cairn::data::detail {
 
@@ -16,6 +16,24 @@ Shape batched(const Shape& sample, std::int64_t samples) {
 float normalized(const Normalize& rule, double x) {
   return static_cast<float>((x * rule.scale - rule.mean) / rule.deviation);
 }
+
+// While it lives, the calling thread's generator draws what belongs to a sample, and nothing but
+// the seed, the epoch and the sample's number decide what that is. Then it is what it was.
+class SampleDraws {
+ public:
+  SampleDraws(std::uint64_t seed, std::int64_t epoch, std::int64_t index)
+      : saved_(Generator::current()) {
+    const auto key =
+        core::philox(seed, static_cast<std::uint64_t>(epoch), static_cast<std::uint64_t>(index));
+    Generator::current().set(std::uint64_t{key[0]} << 32 | key[1]);
+  }
+  ~SampleDraws() { Generator::current() = saved_; }
+  SampleDraws(const SampleDraws&) = delete;
+  SampleDraws& operator=(const SampleDraws&) = delete;
+
+ private:
+  Generator saved_;
+};
 
 // Sample `i` of a contiguous batch.
 TensorView sample_of(const Tensor& batch, std::int64_t i) {

@@ -1,7 +1,6 @@
 #include "cairn/data/samplers.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <sstream>
 

@@ -1,6 +1,5 @@
 #include "group/group_impl.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "cairn/core/error.h"

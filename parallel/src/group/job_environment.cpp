@@ -2,9 +2,7 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
-#include <string_view>
 
 #include "cairn/core/error.h"
 

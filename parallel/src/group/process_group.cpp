@@ -1,7 +1,6 @@
 #include "cairn/parallel/process_group.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 

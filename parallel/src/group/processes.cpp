@@ -1,5 +1,4 @@
 // The coordinator of a group of processes: the store, a client of it and the watchdog.
-#include <mutex>
 #include <utility>
 
 #include "cairn/core/error.h"

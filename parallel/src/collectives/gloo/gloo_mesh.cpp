@@ -14,7 +14,6 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <utility>
 
 #include "cairn/core/error.h"
 #include "collectives/gloo_backend.h"

@@ -1,4 +1,4 @@
-// Row 8: a parameter group that comes after amp::initialize, between steps, with and without
+// A parameter group that comes after amp::initialize, between steps, with and without
 // gradients of its own, at every opt level.
 #include "multi_model.h"
 
@@ -52,7 +52,8 @@ class AddRun {
         std::vector<optim::ParameterGroup>{{named(first_, "first"), 0.25, 0.0}},
         optim::SgdOptions{.momentum = kMomentum});
     amp::Options options{.opt_level = c.level};
-    if (c.level != amp::OptLevel::O1) options.cast_model_type = DType::f32;  // as row 6
+    if (c.level != amp::OptLevel::O1)
+      options.cast_model_type = DType::f32;  // as several_losses_test.cpp
     options.loss_scale = 4.0;
     precision_ = std::make_unique<amp::Amp>(
         amp::initialize({&first_, &second_}, {optimizer_.get()}, options));
@@ -140,7 +141,7 @@ class AddRun {
   std::unique_ptr<amp::Amp> precision_;
 };
 
-TEST(ApexRow08AddParamGroup, EveryCase) {
+TEST(LateGroup, TrainsAsTheReferenceAtEveryLevel) {
   const std::vector<AddCase> cases = add_cases();
   EXPECT_EQ(cases.size(), 48u);
   for (const AddCase& c : cases) {

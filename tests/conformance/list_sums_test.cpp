@@ -1,4 +1,4 @@
-// Row 2, test_multi_tensor_axpby: 576 configurations of flat tensors and 576 of channels-last
+// Sums of scaled lists of tensors: 576 configurations of flat tensors and 576 of channels-last
 // images, 72 a pair of sizes each.
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ struct Configuration {
   bool in_place;
 };
 
-class ApexRow2MultiTensorAxpby : public testing::TestWithParam<PairCase> {
+class ListSums : public testing::TestWithParam<PairCase> {
  protected:
   /// 2 * 4 + 8 * 16 = 136; out is y where in place.
   static void run(const Configuration& c) {
@@ -33,7 +33,7 @@ class ApexRow2MultiTensorAxpby : public testing::TestWithParam<PairCase> {
   }
 };
 
-TEST_P(ApexRow2MultiTensorAxpby, AddsScaledLists) {
+TEST_P(ListSums, AddsScaledLists) {
   for (std::int64_t offset : kOffsets) {
     for (int repeat : kRepeats) {
       for (DType x : kTypes) {
@@ -46,10 +46,10 @@ TEST_P(ApexRow2MultiTensorAxpby, AddsScaledLists) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, ApexRow2MultiTensorAxpby,
+INSTANTIATE_TEST_SUITE_P(Sizes, ListSums,
                          testing::ValuesIn(cases(std::begin(kFlatPairs), std::end(kFlatPairs))),
                          case_name);
-INSTANTIATE_TEST_SUITE_P(ChannelsLast, ApexRow2MultiTensorAxpby,
+INSTANTIATE_TEST_SUITE_P(ChannelsLast, ListSums,
                          testing::ValuesIn(cases(std::begin(kImagePairs), std::end(kImagePairs))),
                          case_name);
 

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <limits>
 #include <thread>
 
@@ -58,7 +57,7 @@ struct Trained {
   std::unique_ptr<amp::Amp> precision;
 };
 
-TEST(ApexCoverageGaps, AmpStateMakesTheRoundTrip) {
+TEST(BeyondApex, AmpStateMakesTheRoundTrip) {
   const amp::Options options{.opt_level = OptLevel::O2, .num_losses = 3};
   Trained saved(options), loaded(options);
   for (int id = 0; id < 3; ++id) {
@@ -76,7 +75,7 @@ TEST(ApexCoverageGaps, AmpStateMakesTheRoundTrip) {
   }
 }
 
-TEST(ApexCoverageGaps, O2WithAdamResumesBitForBit) {
+TEST(BeyondApex, O2WithAdamResumesBitForBit) {
   const optim::StateOptions f32{},
       compact{.moments = DType::bf16, .masters = optim::MasterStorage::remainder};
   for (const auto& [half, storage] :
@@ -100,7 +99,7 @@ TEST(ApexCoverageGaps, O2WithAdamResumesBitForBit) {
   }
 }
 
-TEST(ApexCoverageGaps, AStaticScaleSkipsWhatOverflows) {
+TEST(BeyondApex, AStaticScaleSkipsWhatOverflows) {
   Trained run({.opt_level = OptLevel::O2, .loss_scale = 128});
   const auto before = run.truths();
   const optim::StepResult result = run.step(0, kInf);
@@ -109,7 +108,7 @@ TEST(ApexCoverageGaps, AStaticScaleSkipsWhatOverflows) {
   EXPECT_EQ(run.truths(), before);
 }
 
-TEST(ApexCoverageGaps, TheScaleStaysWithinItsBounds) {
+TEST(BeyondApex, TheScaleStaysWithinItsBounds) {
   amp::Options options{.opt_level = OptLevel::O2};
   options.scaler = {.init_scale = 32, .growth_interval = 1, .min_scale = 8, .max_scale = 64};
   Trained run(options);
@@ -121,7 +120,7 @@ TEST(ApexCoverageGaps, TheScaleStaysWithinItsBounds) {
   EXPECT_THAT(scales, testing::ElementsAre(16, 8, 8, 16, 32, 64, 64));
 }
 
-TEST(ApexCoverageGaps, TheScaleGrowsAfter2000CleanSteps) {
+TEST(BeyondApex, TheScaleGrowsAfter2000CleanSteps) {
   Trained run({.opt_level = OptLevel::O2, .scaler = {.init_scale = 1024}});
   for (int k = 0; k < 1999; ++k) run.step(0);
   EXPECT_EQ(run.precision->loss_scale(), 1024.0);
@@ -129,7 +128,7 @@ TEST(ApexCoverageGaps, TheScaleGrowsAfter2000CleanSteps) {
   EXPECT_EQ(run.precision->loss_scale(), 2048.0);
 }
 
-TEST(ApexCoverageGaps, DelayedUnscalingAddsUp) {
+TEST(BeyondApex, DelayedUnscalingAddsUp) {
   const amp::Options options{.opt_level = OptLevel::O2, .scaler = {.init_scale = 1024}};
   Trained delayed(options), whole(options);
   delayed.precision->backward(delayed.loss(1), {.delay_unscale = true});
@@ -142,7 +141,7 @@ TEST(ApexCoverageGaps, DelayedUnscalingAddsUp) {
   EXPECT_NEAR(sum.gradient_norm, once.gradient_norm, 2e-3 * once.gradient_norm);
 }
 
-TEST(ApexCoverageGaps, LossScalesAreEqualOnAllRanks) {
+TEST(BeyondApex, LossScalesAreEqualOnAllRanks) {
   constexpr int kRanks = 4;
   auto groups = parallel::ProcessGroup::in_process(kRanks);
   std::vector<std::vector<double>> scales(kRanks);

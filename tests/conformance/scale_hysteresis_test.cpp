@@ -1,4 +1,4 @@
-// Row 5, test_update_scale_hysteresis: 72 cases, all exact.
+// The moves of a loss scale with hysteresis: 72 cases, all exact.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace cairn::conformance {
 namespace {
 
-class ApexRow5UpdateScaleHysteresis : public testing::TestWithParam<Device> {
+class ScaleHysteresis : public testing::TestWithParam<Device> {
  protected:
   void start(float scale, const kernels::ScaleUpdateOptions& options) {
     options_ = options;
@@ -61,7 +61,7 @@ class ApexRow5UpdateScaleHysteresis : public testing::TestWithParam<Device> {
   Tensor scale_, growth_, hysteresis_;
 };
 
-TEST_P(ApexRow5UpdateScaleHysteresis, MovesTheScaleExactly) {
+TEST_P(ScaleHysteresis, MovesTheScaleExactly) {
   std::mt19937 random(1);
   std::uniform_int_distribution<int> any(0, 1000);
   for (float scale : {1.0f, 1024.0f, 65536.0f}) {
@@ -83,7 +83,7 @@ TEST_P(ApexRow5UpdateScaleHysteresis, MovesTheScaleExactly) {
   }
 }
 
-TEST_P(ApexRow5UpdateScaleHysteresis, NeverGrowsToInfinity) {
+TEST_P(ScaleHysteresis, NeverGrowsToInfinity) {
   start(65536.0f, {4.0, 0.5, 10, 10});
   run(5);  // backs off 6 times
   for (int i = 0; i < 100; ++i) {
@@ -94,7 +94,7 @@ TEST_P(ApexRow5UpdateScaleHysteresis, NeverGrowsToInfinity) {
   EXPECT_GT(expected_, 1e37f);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, ApexRow5UpdateScaleHysteresis, testing::ValuesIn(test::devices()),
+INSTANTIATE_TEST_SUITE_P(Devices, ScaleHysteresis, testing::ValuesIn(test::devices()),
                          test::device_name);
 
 }  // namespace

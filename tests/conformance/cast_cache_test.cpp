@@ -33,9 +33,9 @@ const Use kUses[] = {
 };
 
 // Apex runs with f16 weights too, which amp::initialize refuses: the region is opened here.
-class ApexRow13Cache : public ::testing::TestWithParam<std::tuple<Use, DType, DType>> {
+class CastCache : public ::testing::TestWithParam<std::tuple<Use, DType, DType>> {
  protected:
-  ApexRow13Cache() {
+  CastCache() {
     std::vector<float> values(64);
     std::iota(values.begin(), values.end(), 1.0f);
     for (float& value : values) value = value / 64.0f + 1.0f;  // exact in both halves
@@ -83,7 +83,7 @@ class ApexRow13Cache : public ::testing::TestWithParam<std::tuple<Use, DType, DT
 };
 
 // As Apex: a region per forward.
-TEST_P(ApexRow13Cache, TrainEvalTrain) {
+TEST_P(CastCache, TrainEvalTrain) {
   if (use().name != std::string("mm")) x_ = Tensor::full({8, 8}, 1.5);
   for (int round = 0; round < 2; ++round) {
     {
@@ -97,7 +97,7 @@ TEST_P(ApexRow13Cache, TrainEvalTrain) {
 }
 
 // Harder: everything in one region, which Apex's and torch's caches do not survive.
-TEST_P(ApexRow13Cache, TrainEvalTrainInOneRegion) {
+TEST_P(CastCache, TrainEvalTrainInOneRegion) {
   if (use().name != std::string("mm")) x_ = Tensor::full({8, 8}, 1.5);
   const AutocastGuard autocast(true, half());
   evaluate();
@@ -110,7 +110,7 @@ TEST_P(ApexRow13Cache, TrainEvalTrainInOneRegion) {
   train();
 }
 
-TEST_P(ApexRow13Cache, TrainEvalLoadTrainInOneRegion) {
+TEST_P(CastCache, TrainEvalLoadTrainInOneRegion) {
   if (use().name != std::string("mm")) x_ = Tensor::full({8, 8}, 1.5);
   const AutocastGuard autocast(true, half());
   train();
@@ -122,7 +122,7 @@ TEST_P(ApexRow13Cache, TrainEvalLoadTrainInOneRegion) {
   train();
 }
 
-INSTANTIATE_TEST_SUITE_P(Uses, ApexRow13Cache,
+INSTANTIATE_TEST_SUITE_P(Uses, CastCache,
                          ::testing::Combine(::testing::ValuesIn(kUses),
                                             ::testing::Values(DType::f16, DType::bf16, DType::f32),
                                             ::testing::Values(DType::f16, DType::bf16)),
@@ -144,7 +144,7 @@ class OneWeight : public nn::Module {
   Tensor w_;
 };
 
-TEST(ApexRow13CacheOfAmp, StepsAndLoadsAreSeen) {
+TEST(CastCacheOfAmp, StepsAndLoadsAreSeen) {
   OneWeight model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.25});
   amp::Amp precision =

@@ -1,4 +1,4 @@
-// Rows 9 to 11: what a checkpoint restores, loss scales in it, its dtypes.
+// What a checkpoint restores, loss scales in it, its dtypes.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -83,7 +83,7 @@ struct Trained {
   bool applied = false;
 };
 
-TEST(ApexRow9Restoring, ParametersStayBitEqualAfterALoadInEitherOrder) {
+TEST(Restoring, ParametersStayBitEqualAfterALoadInEitherOrder) {
   for (const OptLevel level : {OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3}) {
     for (const bool amp_before_load : {true, false}) {
       for (const int num_losses : {1, 2}) {
@@ -117,7 +117,7 @@ TEST(ApexRow9Restoring, ParametersStayBitEqualAfterALoadInEitherOrder) {
   }
 }
 
-TEST(ApexRow10LossScaleDecrease, EachScalerFallsByItsOwnOverflows) {
+TEST(LossScales, EachScalerFallsByItsOwnOverflows) {
   const std::vector<int> decreases{0, 1, 2};
   for (const OptLevel level : {OptLevel::O1, OptLevel::O2}) {
     Trained run;
@@ -143,7 +143,7 @@ TEST(ApexRow10LossScaleDecrease, EachScalerFallsByItsOwnOverflows) {
   }
 }
 
-TEST(ApexRow11StateDict, HoldsNoHalfAndTheLossFalls) {
+TEST(SavedState, HoldsNoHalfAndTheLossFalls) {
   for (const OptLevel level : {OptLevel::O0, OptLevel::O1, OptLevel::O2}) {
     manual_seed(2809);
     Net model;

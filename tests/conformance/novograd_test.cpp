@@ -1,4 +1,4 @@
-// Row 19: FusedNovoGrad against double precision; lr 1e-3, betas (.95, 0), no bias correction,
+// FusedNovoGrad against double precision; lr 1e-3, betas (.95, 0), no bias correction,
 // weight decay inside the moment, 2-norms.
 #include "cairn/optim/novograd.h"
 #include "many_elements.h"
@@ -38,21 +38,21 @@ void check(const std::vector<Shape>& shapes, DType dtype, bool grad_averaging, D
 }
 
 using Axes = std::tuple<Device, bool>;
-class ApexRow19NovoGrad : public testing::TestWithParam<Axes> {};
-INSTANTIATE_TEST_SUITE_P(Axes, ApexRow19NovoGrad,
+class NovoGrad : public testing::TestWithParam<Axes> {};
+INSTANTIATE_TEST_SUITE_P(Axes, NovoGrad,
                          testing::Combine(testing::ValuesIn(test::devices()), testing::Bool()),
                          [](const auto& info) {
                            return core::str(std::get<0>(info.param).is_cuda() ? "cuda" : "cpu",
                                             std::get<1>(info.param) ? "_averaging" : "");
                          });
 
-TEST_P(ApexRow19NovoGrad, Float) {
+TEST_P(NovoGrad, Float) {
   check({{kElements}}, DType::f32, std::get<1>(GetParam()), std::get<0>(GetParam()));
 }
-TEST_P(ApexRow19NovoGrad, Half) {
+TEST_P(NovoGrad, Half) {
   check({{kElements}}, DType::f16, std::get<1>(GetParam()), std::get<0>(GetParam()));
 }
-TEST(ApexRow19NovoGradSizes, ManyParameters) {
+TEST(NovoGradSizes, ManyParameters) {
   for (const Device device : test::devices()) check(kManySizes, DType::f32, false, device);
 }
 

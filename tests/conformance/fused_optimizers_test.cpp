@@ -1,4 +1,4 @@
-// Row 16: FusedAdam, FusedAdagrad and FusedSGD at 278011 elements and 7 iterations against double
+// FusedAdam, FusedAdagrad and FusedSGD at 278011 elements and 7 iterations against double
 // precision (tests/optim has the same against PyTorch's values).
 #include "cairn/optim/adagrad.h"
 #include "many_elements.h"
@@ -48,8 +48,8 @@ double sgd(const ManyElements& all, const SgdOptions& o, std::size_t t, std::int
   return w;
 }
 
-class ApexRow16FusedOptimizer : public testing::TestWithParam<Device> {};
-INSTANTIATE_TEST_SUITE_P(Devices, ApexRow16FusedOptimizer, testing::ValuesIn(test::devices()),
+class FusedOptimizers : public testing::TestWithParam<Device> {};
+INSTANTIATE_TEST_SUITE_P(Devices, FusedOptimizers, testing::ValuesIn(test::devices()),
                          test::device_name);
 
 void check_adam(const AdamOptions& options, std::int64_t elements, DType dtype, Device device) {
@@ -60,22 +60,22 @@ void check_adam(const AdamOptions& options, std::int64_t elements, DType dtype, 
       all.compare([&](std::size_t t, std::int64_t i) { return adam(all, options, t, i); }, dtype));
 }
 
-TEST_P(ApexRow16FusedOptimizer, AdamFloat) {
+TEST_P(FusedOptimizers, AdamFloat) {
   check_adam({.lr = 5e-4, .adamw = false}, kElements, DType::f32, GetParam());
   check_adam({.lr = 5e-4, .adamw = true}, kElements, DType::f32, GetParam());
 }
-TEST_P(ApexRow16FusedOptimizer, AdamHalf) {
+TEST_P(FusedOptimizers, AdamHalf) {
   check_adam({.lr = 5e-4, .adamw = false}, kElements, DType::f16, GetParam());
 }
-TEST_P(ApexRow16FusedOptimizer, AdamBfloat16) {
+TEST_P(FusedOptimizers, AdamBfloat16) {
   check_adam({.lr = 5e-4, .adamw = false}, kElements, DType::bf16, GetParam());
 }
-TEST_P(ApexRow16FusedOptimizer, AdamOption) {
+TEST_P(FusedOptimizers, AdamOption) {
   check_adam({.lr = 0.01, .beta1 = 0.6, .beta2 = 0.9, .eps = 3e-6, .adamw = false}, 1, DType::f32,
              GetParam());
 }
 
-TEST_P(ApexRow16FusedOptimizer, AdamWithAnEmptyGroupAndAFrozenParameter) {
+TEST_P(FusedOptimizers, AdamWithAnEmptyGroupAndAFrozenParameter) {
   const ManyElements all({{kElements}, {100}}, DType::f32, GetParam());
   NamedTensors parameters = all.parameters();
   parameters[1].tensor.set_requires_grad(false);
@@ -89,7 +89,7 @@ TEST_P(ApexRow16FusedOptimizer, AdamWithAnEmptyGroupAndAFrozenParameter) {
       DType::f32));
 }
 
-TEST_P(ApexRow16FusedOptimizer, AdagradFloat) {
+TEST_P(FusedOptimizers, AdagradFloat) {
   const AdagradOptions options{.lr = 5e-4, .eps = 1e-8, .weight_decay = 1e-5};
   const ManyElements all({{kElements}}, DType::f32, GetParam());
   FusedAdagrad optimizer(all.parameters(), options);
@@ -98,7 +98,7 @@ TEST_P(ApexRow16FusedOptimizer, AdagradFloat) {
       [&](std::size_t t, std::int64_t i) { return adagrad(all, options, t, i); }, DType::f32));
 }
 
-TEST_P(ApexRow16FusedOptimizer, AdagradManyParameters) {
+TEST_P(FusedOptimizers, AdagradManyParameters) {
   const AdagradOptions options{.lr = 5e-4, .weight_decay = 0.0};
   const ManyElements all(kManySizes, DType::f32, GetParam());
   FusedAdagrad optimizer(all.parameters(), options);
@@ -107,7 +107,7 @@ TEST_P(ApexRow16FusedOptimizer, AdagradManyParameters) {
       [&](std::size_t t, std::int64_t i) { return adagrad(all, options, t, i); }, DType::f32));
 }
 
-TEST_P(ApexRow16FusedOptimizer, AdagradOption) {
+TEST_P(FusedOptimizers, AdagradOption) {
   const AdagradOptions options{.lr = 0.01, .eps = 3e-6, .weight_decay = 0.0};
   const ManyElements all({{1}}, DType::f32, GetParam());
   FusedAdagrad optimizer(all.parameters(), options);
@@ -116,7 +116,7 @@ TEST_P(ApexRow16FusedOptimizer, AdagradOption) {
       [&](std::size_t t, std::int64_t i) { return adagrad(all, options, t, i); }, DType::f32));
 }
 
-TEST_P(ApexRow16FusedOptimizer, SgdFloatAndHalf) {
+TEST_P(FusedOptimizers, SgdFloatAndHalf) {
   for (const DType dtype : {DType::f32, DType::f16}) {
     const SgdOptions options{.lr = 0.25, .momentum = 0.125};
     const ManyElements all({{kElements}}, dtype, GetParam());
@@ -129,7 +129,7 @@ TEST_P(ApexRow16FusedOptimizer, SgdFloatAndHalf) {
 }
 
 /// Apex throws for parameters on different devices, and needs the current device to be theirs.
-TEST(ApexRow16FusedOptimizerDevices, AnyDeviceIsFineAndSoAreSeveralTogether) {
+TEST(FusedOptimizersOnDevices, AnyDeviceIsFineAndSoAreSeveralTogether) {
   ASSERT_TRUE(kTwoDevices);
   const Device first = Device::parse("cpu:0"), second = Device::parse("cpu:1");
   const SgdOptions options{.lr = 0.25, .momentum = 0.125};

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -31,9 +30,9 @@ Tensor random(const Shape& shape, DType dtype = DType::f32) {
   return to(x, dtype).detach();
 }
 
-class ApexRow12Casts : public ::testing::TestWithParam<DType> {
+class Casts : public ::testing::TestWithParam<DType> {
  protected:
-  ApexRow12Casts() { manual_seed(12); }
+  Casts() { manual_seed(12); }
 
   DType expected(Result result, DType input) const {
     if (result == Result::match) return input;
@@ -57,54 +56,54 @@ class ApexRow12Casts : public ::testing::TestWithParam<DType> {
   }
 };
 
-TEST_P(ApexRow12Casts, LinearIsHalf) {
+TEST_P(Casts, LinearIsHalf) {
   nn::Linear linear(kHidden, kHidden);
   check([&](const Tensor& x) { return linear(x); }, Result::half, {kBatch, kHidden});
   check([&](const Tensor& x) { return autograd::linear(x, linear.weight(), linear.bias()); },
         Result::half, {kBatch, kHidden});
 }
 
-TEST_P(ApexRow12Casts, Conv2dIsHalf) {
+TEST_P(Casts, Conv2dIsHalf) {
   nn::Conv2d conv(kChannels, kChannels, kKernel);
   check([&](const Tensor& x) { return conv(x); }, Result::half,
         {kBatch, kChannels, kKernel, kKernel});
 }
 
-TEST_P(ApexRow12Casts, SoftmaxIsF32) {
+TEST_P(Casts, SoftmaxIsF32) {
   check([](const Tensor& x) { return softmax(x); }, Result::f32, {kBatch, kHidden});
 }
 
-TEST_P(ApexRow12Casts, GroupNormIsF32) {
+TEST_P(Casts, GroupNormIsF32) {
   check([](const Tensor& x) { return group_norm(x, 4, {}, {}); }, Result::f32,
         {kBatch, kChannels, kKernel, kKernel});
 }
 
-TEST_P(ApexRow12Casts, MseLossIsF32) {
+TEST_P(Casts, MseLossIsF32) {
   for (const DType dtype : {GetParam(), DType::f32}) {
     const Tensor target = random({kBatch, kHidden}, dtype);
     check([&](const Tensor& x) { return mse_loss(x, target); }, Result::f32, {kBatch, kHidden});
   }
 }
 
-TEST_P(ApexRow12Casts, PowIsF32) {
+TEST_P(Casts, PowIsF32) {
   check([](const Tensor& x) { return pow(x, 2.0); }, Result::f32, {kBatch, kHidden});
   const Tensor exponent = random({kBatch, kHidden}, GetParam());
   check([&](const Tensor& x) { return pow(x, exponent); }, Result::f32, {kBatch, kHidden});
 }
 
-TEST_P(ApexRow12Casts, SumIsF32) {
+TEST_P(Casts, SumIsF32) {
   check([](const Tensor& x) { return sum(x); }, Result::f32, {kBatch, kHidden});
 }
 
-TEST_P(ApexRow12Casts, ACopyToAnotherDeviceMatches) {  // Apex: .cpu() gives f32
+TEST_P(Casts, ACopyToAnotherDeviceMatches) {  // Apex: .cpu() gives f32
   check([](const Tensor& x) { return to(x, x.device()); }, Result::match, {kBatch, kHidden});
 }
 
-TEST_P(ApexRow12Casts, ReluMatches) {
+TEST_P(Casts, ReluMatches) {
   check([](const Tensor& x) { return relu(x); }, Result::match, {kBatch, kHidden});
 }
 
-TEST_P(ApexRow12Casts, BatchNormMatches) {
+TEST_P(Casts, BatchNormMatches) {
   nn::BatchNorm2d norm(kChannels);
   for (const bool training : {true, false}) {
     norm.train(training);
@@ -113,32 +112,32 @@ TEST_P(ApexRow12Casts, BatchNormMatches) {
   }
 }
 
-TEST_P(ApexRow12Casts, MatmulIsHalf) {
+TEST_P(Casts, MatmulIsHalf) {
   for (const DType dtype : {GetParam(), DType::f32}) {
     const Tensor other = random({kHidden, kHidden}, dtype);
     check([&](const Tensor& x) { return matmul(x, other); }, Result::half, {kBatch, kHidden});
   }
 }
 
-TEST_P(ApexRow12Casts, BinaryCrossEntropyIsBanned) {
+TEST_P(Casts, BinaryCrossEntropyIsBanned) {
   const Tensor target = random({kBatch, kHidden}, GetParam());
   const AutocastGuard autocast(true, GetParam());
   EXPECT_THROW(binary_cross_entropy(random({kBatch, kHidden}, GetParam()), target),
                core::Unsupported);
 }
 
-TEST_P(ApexRow12Casts, BinaryCrossEntropyIsF32WhereTheBanIsLifted) {
+TEST_P(Casts, BinaryCrossEntropyIsF32WhereTheBanIsLifted) {
   const CastPolicyGuard allowed({{"binary_cross_entropy", CastPolicy::f32}});
   const Tensor target = random({kBatch, kHidden}, GetParam());
   check([&](const Tensor& x) { return binary_cross_entropy(x, target); }, Result::f32,
         {kBatch, kHidden});
 }
 
-INSTANTIATE_TEST_SUITE_P(Halves, ApexRow12Casts, ::testing::Values(DType::f16, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(Halves, Casts, ::testing::Values(DType::f16, DType::bf16),
                          [](const auto& info) { return std::string(core::name(info.param)); });
 
 // ---- Promotion: both operands half, half with f32 both ways, both f32.
-class ApexRow12Promotion : public ::testing::TestWithParam<DType> {
+class Promotion : public ::testing::TestWithParam<DType> {
  protected:
   void check(const std::function<Tensor(const Tensor&, const Tensor&)>& f) const {
     const DType half = GetParam();
@@ -162,19 +161,19 @@ class ApexRow12Promotion : public ::testing::TestWithParam<DType> {
   }
 };
 
-TEST_P(ApexRow12Promotion, Atan2IsTheWidest) {
+TEST_P(Promotion, Atan2IsTheWidest) {
   check([](const Tensor& a, const Tensor& b) { return atan2(a, b); });
 }
-TEST_P(ApexRow12Promotion, MulIsTheWidest) {
+TEST_P(Promotion, MulIsTheWidest) {
   check([](const Tensor& a, const Tensor& b) { return mul(a, b); });
 }
-TEST_P(ApexRow12Promotion, CatIsTheWidest) {
+TEST_P(Promotion, CatIsTheWidest) {
   check([](const Tensor& a, const Tensor& b) { return concat({a, b}); });
 }
-TEST_P(ApexRow12Promotion, StackIsTheWidest) {
+TEST_P(Promotion, StackIsTheWidest) {
   check([](const Tensor& a, const Tensor& b) { return stack({a, b}); });
 }
-TEST(ApexRow12MixedHalves, GiveF32) {  // Apex: an error (#505)
+TEST(MixedHalves, GiveF32) {  // Apex: an error (#505)
   const Tensor a = random({2}, DType::f16), b = random({2}, DType::bf16);
   const AutocastGuard autocast(true);
   for (const Tensor& y : {a * b, atan2(a, b), concat({a, b}), stack({a, b})}) {
@@ -182,11 +181,11 @@ TEST(ApexRow12MixedHalves, GiveF32) {  // Apex: an error (#505)
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Halves, ApexRow12Promotion, ::testing::Values(DType::f16, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(Halves, Promotion, ::testing::Values(DType::f16, DType::bf16),
                          [](const auto& info) { return std::string(core::name(info.param)); });
 
 // ---- Recurrent cells and layers.
-class ApexRow12Rnn : public ::testing::TestWithParam<DType> {
+class RecurrentCasts : public ::testing::TestWithParam<DType> {
  protected:
   // Every result is half, every gradient has its own tensor's dtype.
   void check(nn::Module& model, const std::function<Tensors(const Tensor&)>& run,
@@ -252,7 +251,7 @@ class ApexRow12Rnn : public ::testing::TestWithParam<DType> {
   }
 };
 
-TEST_P(ApexRow12Rnn, CellsAreHalf) {
+TEST_P(RecurrentCasts, CellsAreHalf) {
   nn::RNNCell rnn(kHidden, kHidden), relu(kHidden, kHidden, {.relu = true});
   nn::GRUCell gru(kHidden, kHidden);
   nn::LSTMCell lstm(kHidden, kHidden);
@@ -261,22 +260,22 @@ TEST_P(ApexRow12Rnn, CellsAreHalf) {
   check_cell(gru, false);
   check_cell(lstm, true);
 }
-TEST_P(ApexRow12Rnn, RnnIsHalf) {
+TEST_P(RecurrentCasts, RnnIsHalf) {
   check_layers<nn::RNN>({});
 }
-TEST_P(ApexRow12Rnn, GruIsHalf) {
+TEST_P(RecurrentCasts, GruIsHalf) {
   check_layers<nn::GRU>({});
 }
-TEST_P(ApexRow12Rnn, LstmIsHalf) {
+TEST_P(RecurrentCasts, LstmIsHalf) {
   check_layers<nn::LSTM>({});
 }
-TEST_P(ApexRow12Rnn, PackedSequencesAreHalf) {
+TEST_P(RecurrentCasts, PackedSequencesAreHalf) {
   check_layers<nn::RNN>(lengths());
   check_layers<nn::GRU>(lengths());
   check_layers<nn::LSTM>(lengths());
 }
 
-INSTANTIATE_TEST_SUITE_P(Halves, ApexRow12Rnn, ::testing::Values(DType::f16, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(Halves, RecurrentCasts, ::testing::Values(DType::f16, DType::bf16),
                          [](const auto& info) { return std::string(core::name(info.param)); });
 
 }  // namespace

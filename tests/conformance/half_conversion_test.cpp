@@ -45,9 +45,9 @@ class Net : public nn::Module {
   std::shared_ptr<Block> block1_, block2_;
 };
 
-class ApexRow15Fp16Util : public ::testing::TestWithParam<DType> {};
+class HalfConversion : public ::testing::TestWithParam<DType> {};
 
-TEST_P(ApexRow15Fp16Util, AffineBatchNormsStayF32AndTheRestIsHalf) {
+TEST_P(HalfConversion, AffineBatchNormsStayF32AndTheRestIsHalf) {
   Net net;
   optim::FusedSGD optimizer(net.parameters(), {.lr = 0.1});
   amp::Amp precision =
@@ -64,7 +64,7 @@ TEST_P(ApexRow15Fp16Util, AffineBatchNormsStayF32AndTheRestIsHalf) {
   for (const auto& [name, tensor] : net.buffers()) EXPECT_EQ(tensor.dtype(), DType::f32) << name;
 }
 
-TEST_P(ApexRow15Fp16Util, TheResultIsHalf) {
+TEST_P(HalfConversion, TheResultIsHalf) {
   Net net;
   optim::FusedSGD optimizer(net.parameters(), {.lr = 0.1});
   amp::Amp precision =
@@ -80,7 +80,7 @@ TEST_P(ApexRow15Fp16Util, TheResultIsHalf) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Halves, ApexRow15Fp16Util, ::testing::Values(DType::f16, DType::bf16),
+INSTANTIATE_TEST_SUITE_P(Halves, HalfConversion, ::testing::Values(DType::f16, DType::bf16),
                          [](const auto& info) { return std::string(core::name(info.param)); });
 
 }  // namespace

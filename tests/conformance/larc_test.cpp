@@ -1,4 +1,4 @@
-// Row 14: LARC through amp at every opt level; Apex looked only whether it runs.
+// LARC through amp at every opt level; Apex looked only whether it runs.
 #include "cairn/optim/larc.h"
 
 #include "multi_model.h"
@@ -6,9 +6,9 @@
 namespace cairn::conformance {
 namespace {
 
-class ApexRow14Larc : public testing::TestWithParam<amp::OptLevel> {};
+class LarcAtEveryLevel : public testing::TestWithParam<amp::OptLevel> {};
 
-TEST_P(ApexRow14Larc, TrainsAsTheFormulaSays) {
+TEST_P(LarcAtEveryLevel, TrainsAsTheFormulaSays) {
   constexpr double kLr = 0.25, kMomentum = 0.125, kTrust = 0.02, kEps = 1e-8;
   MyModel model(1.0);
   optim::FusedSGD optimizer(model.parameters(), {.lr = kLr, .momentum = kMomentum});
@@ -43,7 +43,7 @@ TEST_P(ApexRow14Larc, TrainsAsTheFormulaSays) {
     for (std::size_t k = 0; k < 2; ++k) EXPECT_NEAR(half[k], w[1][k], 4e-3);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Levels, ApexRow14Larc,
+INSTANTIATE_TEST_SUITE_P(Levels, LarcAtEveryLevel,
                          testing::Values(amp::OptLevel::O0, amp::OptLevel::O1, amp::OptLevel::O2,
                                          amp::OptLevel::O3),
                          [](const auto& info) { return std::string(amp::name(info.param)); });

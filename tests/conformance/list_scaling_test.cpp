@@ -1,4 +1,4 @@
-// Row 1, test_multi_tensor_scale: 288 configurations, 36 a pair of sizes.
+// Scaling a list of tensors: 288 configurations, 36 a pair of sizes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ struct Configuration {
   bool in_place;
 };
 
-class ApexRow1MultiTensorScale : public testing::TestWithParam<PairCase> {
+class ListScaling : public testing::TestWithParam<PairCase> {
  protected:
   static bool scale(const List& in, const List& out) {
     return flag_of(kernels::multi_tensor_scale(in.views(), out.views(), 1.0 / kScale).read());
@@ -55,7 +55,7 @@ class ApexRow1MultiTensorScale : public testing::TestWithParam<PairCase> {
   }
 };
 
-TEST_P(ApexRow1MultiTensorScale, ScalesAndFindsInfAndNan) {
+TEST_P(ListScaling, ScalesAndFindsInfAndNan) {
   for (std::int64_t offset : kOffsets) {
     for (int repeat : kRepeats) {
       for (DType in : kTypes) {
@@ -66,7 +66,7 @@ TEST_P(ApexRow1MultiTensorScale, ScalesAndFindsInfAndNan) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, ApexRow1MultiTensorScale,
+INSTANTIATE_TEST_SUITE_P(Sizes, ListScaling,
                          testing::ValuesIn(cases(std::begin(kFlatPairs), std::end(kFlatPairs))),
                          case_name);
 

@@ -1,4 +1,4 @@
-// Row 18: FusedLAMB against a LAMB in double precision, at 18011 elements, and at Apex's list of
+// FusedLAMB against a LAMB in double precision, at 18011 elements, and at Apex's list of
 // sizes; with half parameters, as FusedMixedPrecisionLamb.
 #include "cairn/optim/lamb.h"
 
@@ -67,8 +67,8 @@ LambOptions options_of(double weight_decay, bool nvlamb) {
 }
 
 using Axes = std::tuple<Device, double, bool>;
-class ApexRow18Lamb : public testing::TestWithParam<Axes> {};
-INSTANTIATE_TEST_SUITE_P(Axes, ApexRow18Lamb,
+class Lamb : public testing::TestWithParam<Axes> {};
+INSTANTIATE_TEST_SUITE_P(Axes, Lamb,
                          testing::Combine(testing::ValuesIn(test::devices()),
                                           testing::Values(0.0, 0.01), testing::Bool()),
                          [](const auto& info) {
@@ -77,19 +77,19 @@ INSTANTIATE_TEST_SUITE_P(Axes, ApexRow18Lamb,
                                             std::get<2>(info.param) ? "_nvlamb" : "");
                          });
 
-TEST_P(ApexRow18Lamb, Float) {
+TEST_P(Lamb, Float) {
   const auto& [device, decay, nvlamb] = GetParam();
   check({{18011}}, options_of(decay, nvlamb), DType::f32, 7, device);
 }
 
-TEST_P(ApexRow18Lamb, Option) {
+TEST_P(Lamb, Option) {
   const auto& [device, decay, nvlamb] = GetParam();
   LambOptions options = options_of(decay, nvlamb);
   options.lr = 0.01, options.beta1 = 0.6, options.beta2 = 0.9, options.eps = 3e-6;
   check({{1}}, options, DType::f32, 7, device);
 }
 
-TEST_P(ApexRow18Lamb, MixedPrecision) {
+TEST_P(Lamb, MixedPrecision) {
   const auto& [device, decay, nvlamb] = GetParam();
   const LambOptions options = options_of(decay, nvlamb);
   check({{18011}}, options, DType::f32, 7, device, 4.0);
@@ -97,7 +97,7 @@ TEST_P(ApexRow18Lamb, MixedPrecision) {
   check({{18011}}, options, DType::f16, 1, device, 4.0);
 }
 
-TEST(ApexRow18LambSizes, ManyParameters) {
+TEST(LambSizes, ManyParameters) {
   for (const Device device : test::devices()) {
     check(kManySizes, options_of(0.01, false), DType::f32, 7, device);
   }

@@ -1,4 +1,4 @@
-// Row 17: FusedAdam on a LeNet-like model, 100 iterations under a gradient scaler, against Adam in
+// FusedAdam on a LeNet-like model, 100 iterations under a gradient scaler, against Adam in
 // double precision on the same model; weights within 1e-3, gradients within 1e-3 (f32) and 5e-3
 // (half). In f32, and with half convolutions and f32 masters. (Apex's third axis, capturable, put lr
 // and step on the device; here the step's one host read remains, and nothing else differs.)
@@ -51,7 +51,7 @@ std::vector<AdamCase> adam_cases() {
   return all;
 }
 
-class ApexRow17Adam : public testing::TestWithParam<AdamCase> {
+class AdamOnAModel : public testing::TestWithParam<AdamCase> {
  protected:
   /// Forward in the parameters' dtypes.
   static Tensor loss_of(nn::Sequential& model, const Tensor& x, const Tensor& target) {
@@ -74,7 +74,7 @@ class ApexRow17Adam : public testing::TestWithParam<AdamCase> {
   }
 };
 
-TEST_P(ApexRow17Adam, HundredStepsEqualAdam) {
+TEST_P(AdamOnAModel, HundredStepsEqualAdam) {
   const AdamCase& c = GetParam();
   nn::Sequential model = lenet(c.device), twin = lenet(c.device);
   optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-5, .adamw = false});
@@ -126,7 +126,7 @@ TEST_P(ApexRow17Adam, HundredStepsEqualAdam) {
                        c.casts == Casts::none ? 2e-6 : 3e-4, ours[p].name);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Cases, ApexRow17Adam, testing::ValuesIn(adam_cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, AdamOnAModel, testing::ValuesIn(adam_cases()),
                          [](const auto& info) {
                            return core::str(info.param.device.is_cuda() ? "cuda_" : "cpu_",
                                             info.param.name);
