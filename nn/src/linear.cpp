@@ -1,6 +1,5 @@
 #include "cairn/nn/linear.h"
 
-
 #include "parameters.h"
 
 namespace cairn::nn {
