@@ -1,4 +1,3 @@
-#include <memory>
 
 #include "cairn/core/generator.h"
 #include "cairn/kernels/conv.h"

@@ -3,7 +3,7 @@
 # Declares the library cairn::NAME from the folder it is called in:
 #   include/cairn/NAME/*.h   public headers, checked to compile alone (VERIFY_INTERFACE_HEADER_SETS)
 #   src/*.cpp                sources of every build
-#   src/<feature>/           sources of builds with that feature (cuda, nccl, gloo); src/no_<feature>.cpp of those without
+#   src/**/<feature>/        sources of builds with that feature (cuda, nccl, gloo); src/**/no_<feature>.cpp of those without
 # DEPENDS are the components whose headers it may include: nothing else is on its include path.
 # LINK are private libraries: no public header may name them.
 set(CAIRN_FEATURES cuda nccl gloo)
@@ -11,24 +11,20 @@ set(CAIRN_FEATURES cuda nccl gloo)
 function(cairn_component name)
   cmake_parse_arguments(arg "" "" "DEPENDS;LINK" ${ARGN})
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS include/*.h)
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS src/*.cpp)
+  file(GLOB_RECURSE sources RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS src/*.cpp)
   foreach(feature IN LISTS CAIRN_FEATURES)
     string(TOUPPER ${feature} upper)
     if(CAIRN_HAS_${upper})
-      list(FILTER sources EXCLUDE REGEX "/src/no_${feature}\\.cpp$")
+      list(FILTER sources EXCLUDE REGEX "/no_${feature}\\.cpp$")
       if(feature STREQUAL cuda)
         file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS src/cuda/*.cu)
         list(APPEND sources ${device_sources})
       endif()
     else()
-      list(FILTER sources EXCLUDE REGEX "/src/${feature}/")
+      list(FILTER sources EXCLUDE REGEX "/${feature}/")
     endif()
   endforeach()
 
-  if(NOT sources)  # a folder whose sources are still to come
-    file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp CONTENT "")
-    set(sources ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
-  endif()
   add_library(cairn_${name} ${sources})
   add_library(cairn::${name} ALIAS cairn_${name})
   set_target_properties(cairn_${name} PROPERTIES

@@ -15,7 +15,7 @@ Amp::Impl::Impl(Options resolved, const std::vector<nn::Module*>& model_list,
                 const std::vector<optim::Optimizer*>& optimizers)
     : options(std::move(resolved)),
       losses(static_cast<std::size_t>(options.num_losses), Loss{LossScaler(options.scaler)}),
-      backwards(optimizers),
+      segments(optimizers),
       fallback(model_list, options),
       models(model_list) {
   if (!options.enabled) return;
@@ -30,7 +30,7 @@ Amp::Impl::Loss& Amp::Impl::loss(int id, const char* where) {
 }
 
 std::vector<std::size_t> Amp::Impl::every_optimizer() const {
-  std::vector<std::size_t> all(backwards.size());
+  std::vector<std::size_t> all(segments.size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
   return all;
 }
@@ -66,11 +66,11 @@ ScaledLoss Amp::Impl::scale_loss(const Tensor& tensor, const LossOptions& which)
   const LossScaler& scaler = loss(which.loss_id, "scale_loss").scaler;
   std::vector<std::size_t> reached;
   for (const optim::Optimizer* optimizer : which.optimizers) {
-    reached.push_back(backwards.index_of(*optimizer, "scale_loss"));
+    reached.push_back(segments.index_of(*optimizer, "scale_loss"));
   }
   std::sort(reached.begin(), reached.end());
   if (which.optimizers.empty()) reached = every_optimizer();
-  Segment& segment = backwards.begin(which.loss_id, scaler.scale(), reached);
+  Segment& segment = segments.begin(which.loss_id, scaler.scale(), reached);
   segment.unscale_delayed = which.delay_unscale;
   segment.check_delayed = which.delay_overflow_check;
 
@@ -87,7 +87,7 @@ ScaledLoss Amp::scale_loss(const Tensor& loss, const LossOptions& options) const
 }
 
 optim::StepResult Amp::step(optim::Optimizer& optimizer, const optim::StepOptions& options) {
-  return impl_->step({impl_->backwards.index_of(optimizer, "step")}, options).front();
+  return impl_->step({impl_->segments.index_of(optimizer, "step")}, options).front();
 }
 
 optim::StepResult Amp::step(const optim::StepOptions& options) {
@@ -137,7 +137,7 @@ void Amp::release() {
   Impl& impl = *impl_;
   if (std::exchange(impl.released, true) || !impl.options.enabled) return;
   for (nn::Module* model : impl.models) amp::release(*model);
-  for (const Backwards::Optimizer& entry : impl.backwards.optimizers()) {
+  for (const GradientSegments::Optimizer& entry : impl.segments.optimizers()) {
     entry.optimizer->clear_grad();  // they are scaled
   }
   impl.refresh_optimizers();

@@ -5,11 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include "backwards.h"
 #include "cairn/amp/amp.h"
 #include "cast_model.h"
 #include "fallback.h"
-#include "verdict.h"
+#include "gradient_segments.h"
+#include "overflow_agreement.h"
 
 namespace cairn::amp {
 
@@ -38,7 +38,7 @@ struct Amp::Impl {
 
   Options options;
   std::vector<Loss> losses;
-  Backwards backwards;
+  GradientSegments segments;
   Fallback fallback;  // its casts lie inside the models'
   std::vector<nn::Module*> models;
   bool released = false;
@@ -48,9 +48,9 @@ struct Amp::Impl {
  private:
   void check_step(const std::vector<std::size_t>& which, const optim::StepOptions& options);
   /// Updates the scalers, remembers overflows; returns what is to be said of them.
-  std::string judge(const Backwards::Resolved& resolved, const Findings& all);
+  std::string judge(const GradientSegments::Resolved& resolved, const Findings& all);
   std::string judge_loss(int id, double scale, bool check_delayed, const Findings& all);
-  std::string fall_back_if_due(const Backwards::Resolved& resolved, const Findings& all);
+  std::string fall_back_if_due(const GradientSegments::Resolved& resolved, const Findings& all);
   void throw_if_collapsed();
 };
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cairn/autograd/autocast.h"
-#include "products.h"
+#include "tensor_core_fit.h"
 
 namespace cairn::amp {
 

@@ -6,7 +6,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
 #include "number.h"
-#include "verdict.h"
+#include "overflow_agreement.h"
 
 namespace cairn::amp {
 
@@ -23,7 +23,8 @@ std::string scale_change(double before, const LossScaler& scaler) {
 }
 
 /// What this rank found: which losses overflowed, which optimizers must skip.
-Findings findings_of(const Backwards::Resolved& resolved, const std::vector<std::size_t>& which) {
+Findings findings_of(const GradientSegments::Resolved& resolved,
+                     const std::vector<std::size_t>& which) {
   Findings found;
   for (std::size_t k = 0; k < which.size(); ++k) {
     if (!resolved.reports[k].finite()) found.optimizers.insert(which[k]);
@@ -96,7 +97,7 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
   CAIRN_CHECK(!released, "step",
               "expected a handle whose models are initialized, got a released one");
   for (const std::size_t index : which) {
-    const SegmentPtr& open = backwards.optimizers()[index].open;
+    const SegmentPtr& open = segments.optimizers()[index].open;
     CAIRN_CHECK(!open || !open->unscale_delayed, "step",
                 "expected a last backward without delay_unscale, got one with it (loss ",
                 open->loss_id, ")");
@@ -132,7 +133,7 @@ std::string Amp::Impl::judge_loss(int id, double scale, bool check_delayed, cons
                    record.describe(options.world.size), "; ", scale_change(before, loss.scaler));
 }
 
-std::string Amp::Impl::judge(const Backwards::Resolved& resolved, const Findings& all) {
+std::string Amp::Impl::judge(const GradientSegments::Resolved& resolved, const Findings& all) {
   std::string text;
   std::map<int, SegmentPtr> last;  // of each loss
   for (const SegmentPtr& segment : resolved.segments) last[segment->loss_id] = segment;
@@ -144,7 +145,8 @@ std::string Amp::Impl::judge(const Backwards::Resolved& resolved, const Findings
   return text;
 }
 
-std::string Amp::Impl::fall_back_if_due(const Backwards::Resolved& resolved, const Findings& all) {
+std::string Amp::Impl::fall_back_if_due(const GradientSegments::Resolved& resolved,
+                                        const Findings& all) {
   for (const SegmentPtr& segment : resolved.segments) {
     if (!all.losses.contains(segment->loss_id)) fallback.stepped(segment->loss_id);
   }
@@ -161,7 +163,7 @@ std::string Amp::Impl::fall_back_if_due(const Backwards::Resolved& resolved, con
 }
 
 void Amp::Impl::refresh_optimizers() {
-  for (const Backwards::Optimizer& entry : backwards.optimizers()) entry.optimizer->refresh();
+  for (const GradientSegments::Optimizer& entry : segments.optimizers()) entry.optimizer->refresh();
 }
 
 void Amp::Impl::throw_if_collapsed() {
@@ -191,32 +193,32 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
   if (step_options.max_gradient_norm == 0) {
     step_options.max_gradient_norm = options.max_gradient_norm;
   }
-  const Backwards::Resolved resolved =
-      backwards.resolve(which, losses.front().scaler.scale(), step_options);
+  const GradientSegments::Resolved resolved =
+      segments.resolve(which, losses.front().scaler.scale(), step_options);
   Findings all;
   if (step_options.check) {
     Findings own = findings_of(resolved, which);
     own.layer = fallback.culprit();
     all = agree(own, options.world, options.local_nonfinite);
   }
-  for (const std::size_t index : all.optimizers) backwards.optimizers()[index].poisoned = true;
+  for (const std::size_t index : all.optimizers) segments.optimizers()[index].poisoned = true;
   std::vector<bool> skips;  // taken over: what throws below skips no further step
   skips.reserve(which.size());
   for (const std::size_t index : which) {
-    skips.push_back(std::exchange(backwards.optimizers()[index].poisoned, false));
+    skips.push_back(std::exchange(segments.optimizers()[index].poisoned, false));
   }
   const std::string reason = judge(resolved, all);
 
   std::vector<optim::StepResult> results;
   for (std::size_t k = 0; k < which.size(); ++k) {
-    optim::Optimizer& optimizer = *backwards.optimizers()[which[k]].optimizer;
+    optim::Optimizer& optimizer = *segments.optimizers()[which[k]].optimizer;
     optim::StepOptions own_options = step_options;
     own_options.gradient_scale /= resolved.scales[k];
     results.push_back(skips[k] ? optimizer.skip(resolved.reports[k], own_options)
                                : optimizer.update(resolved.reports[k], own_options));
     if (skips[k]) explain_skip(reason, all, results.back());
   }
-  backwards.end(which);
+  segments.end(which);
   const std::string fell = fall_back_if_due(resolved, all);
   for (optim::StepResult& result : results) result.reason += fell;
   throw_if_collapsed();

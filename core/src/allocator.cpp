@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"

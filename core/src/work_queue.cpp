@@ -2,6 +2,9 @@
 
 #include <pthread.h>
 
+#include <condition_variable>
+#include <deque>
+#include <mutex>
 #include <utility>
 
 #include "cairn/core/log.h"

@@ -1,5 +1,6 @@
 #include "collate.h"
 
+#include "cairn/core/generator.h"
 #include "cairn/core/stream.h"
 
 namespace cairn::data::detail {
@@ -16,6 +17,24 @@ float normalized(const Normalize& rule, double x) {
   return static_cast<float>((x * rule.scale - rule.mean) / rule.deviation);
 }
 
+// While it lives, the calling thread's generator draws what belongs to a sample, and nothing but
+// the seed, the epoch and the sample's number decide what that is. Then it is what it was.
+class SampleDraws {
+ public:
+  SampleDraws(std::uint64_t seed, std::int64_t epoch, std::int64_t index)
+      : saved_(Generator::current()) {
+    const auto key =
+        core::philox(seed, static_cast<std::uint64_t>(epoch), static_cast<std::uint64_t>(index));
+    Generator::current().set(std::uint64_t{key[0]} << 32 | key[1]);
+  }
+  ~SampleDraws() { Generator::current() = saved_; }
+  SampleDraws(const SampleDraws&) = delete;
+  SampleDraws& operator=(const SampleDraws&) = delete;
+
+ private:
+  Generator saved_;
+};
+
 // Sample `i` of a contiguous batch.
 TensorView sample_of(const Tensor& batch, std::int64_t i) {
   return batch.view().select(0, i);
@@ -23,16 +42,24 @@ TensorView sample_of(const Tensor& batch, std::int64_t i) {
 
 }  // namespace
 
-Collator::Collator(const Dataset& dataset, const LoaderOptions& options)
+bool normalizes_on_device(const LoaderOptions& options) {
+  return options.normalize && options.normalize_on_device && options.device != Device{};
+}
+
+Collator::Collator(const Dataset& dataset, const LoaderOptions& options, std::uint64_t seed,
+                   std::int64_t epoch)
     : dataset_(&dataset),
       spec_(dataset.spec()),
       device_(options.device),
-      normalize_(options.normalize) {
-  if (!normalize_) return;
+      seed_(seed),
+      epoch_(epoch) {
+  if (!options.normalize) return;
   CAIRN_CHECK(spec_.input_dtype == DType::u8 || spec_.input_dtype == DType::f32, "data_loader",
               "expected u8 or f32 inputs to normalise, got ", spec_.input_dtype);
-  CAIRN_CHECK(normalize_->deviation > 0.0, "data_loader", "expected a deviation > 0, got ",
-              normalize_->deviation);
+  CAIRN_CHECK(options.normalize->deviation > 0.0, "data_loader", "expected a deviation > 0, got ",
+              options.normalize->deviation);
+  if (normalizes_on_device(options)) return;
+  normalize_ = options.normalize;
   for (int byte = 0; byte < 256; ++byte) byte_values_.push_back(normalized(*normalize_, byte));
 }
 
@@ -53,8 +80,9 @@ Batch Collator::collate(std::vector<std::int64_t> indices) const {
   const bool widen = normalize_ && spec_.input_dtype == DType::u8;
   const Tensor raw = widen ? Tensor::empty(batch.inputs.shape(), DType::u8) : batch.inputs;
   for (std::int64_t i = 0; i < samples; ++i) {
-    dataset_->read(batch.indices[static_cast<std::size_t>(i)], sample_of(raw, i),
-                   sample_of(batch.labels, i));
+    const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
+    const SampleDraws draws(seed_, epoch_, index);
+    dataset_->read(index, sample_of(raw, i), sample_of(batch.labels, i));
   }
   if (!normalize_) return batch;
   auto* out = batch.inputs.data<float>();

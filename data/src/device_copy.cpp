@@ -34,9 +34,9 @@ void DeviceCopy::start(Batch host) {
 
 Batch DeviceCopy::take() {
   while (!taken_.empty() && taken_.front().done.done()) taken_.pop_front();
+  core::Stream::current(device_).wait(under_way_.front().done);
   Copy copy = std::move(under_way_.front());
   under_way_.pop_front();
-  core::Stream::current(device_).wait(copy.done);
   Batch batch = std::move(copy.device);
   taken_.push_back(std::move(copy));
   return batch;

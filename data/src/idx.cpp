@@ -1,7 +1,6 @@
 #include "cairn/data/idx.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <filesystem>

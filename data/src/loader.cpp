@@ -1,6 +1,7 @@
 #include "cairn/data/loader.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "collate.h"
 #include "device_copy.h"
@@ -33,29 +34,55 @@ class DataLoader::Run {
  public:
   Run(const Dataset& dataset, Sampler& sampler, const LoaderOptions& options)
       : sampler_(&sampler),
+        place_(place_of(sampler)),
         options_(options),
         order_(sampler.remaining_indices()),
-        collator_(dataset, options),
+        collator_(dataset, options, sampler.seed(), sampler.epoch()),
         prefetcher_([this](std::int64_t k) { return collator_.collate(indices_of(k)); },
                     batches_of(static_cast<std::int64_t>(order_.size()), options), options.workers,
                     options.prefetch) {
     if (options.device != Device{}) copy_.emplace(options.device);
   }
 
-  /// Fetches the next batch and counts it as read; false at the end, which moves the sampler on.
+  /// Hands out the next batch and counts it as read; false at the end, which moves the sampler on.
+  /// Where it throws, the sampler stands where it stood and the next call tries the same batch.
   bool advance() {
-    const bool ended = prefetcher_.finished() && (!copy_ || copy_->empty());
-    if (ended) {
-      sampler_->next_epoch();
-      return false;
+    current_.reset();
+    CAIRN_CHECK(place_of(*sampler_) == place_, kWhere,
+                "expected the sampler where this pass left it, in epoch ", place_.epoch,
+                " at sample ", place_.position, ", got epoch ", sampler_->epoch(), ", sample ",
+                sampler_->position(),
+                " (load a state between passes: leave the loop, begin again)");
+    if (!arrived_) {
+      if (prefetcher_.finished() && !host_ && (!copy_ || copy_->empty())) {
+        sampler_->next_epoch();
+        return false;
+      }
+      arrived_ = copy_ ? fetch_on_device() : prefetcher_.next();
     }
-    current_ = copy_ ? fetch_on_device() : prefetcher_.next();
-    sampler_->advance(current_.size());
+    if (detail::normalizes_on_device(options_)) arrived_->inputs = normalized(arrived_->inputs);
+    current_ = std::exchange(arrived_, std::nullopt);
+    sampler_->advance(current_->size());
+    place_ = place_of(*sampler_);
     return true;
   }
-  const Batch& current() const { return current_; }
+  const Batch& current() const {
+    CAIRN_CHECK(current_.has_value(), kWhere, "expected a batch, got an error while it was read");
+    return *current_;
+  }
 
  private:
+  // What the order of the samples and their draws depend on.
+  struct Place {
+    std::uint64_t seed = 0;
+    std::int64_t epoch = 0;
+    std::int64_t position = 0;
+    bool operator==(const Place&) const = default;
+  };
+  static Place place_of(const Sampler& sampler) {
+    return {sampler.seed(), sampler.epoch(), sampler.position()};
+  }
+
   std::vector<std::int64_t> indices_of(std::int64_t k) const {
     const auto begin = static_cast<std::size_t>(k * options_.batch_size);
     const auto end = std::min(begin + static_cast<std::size_t>(options_.batch_size), order_.size());
@@ -63,20 +90,50 @@ class DataLoader::Run {
             order_.begin() + static_cast<std::ptrdiff_t>(end)};
   }
 
+  void start_copy() {
+    if (!host_) host_ = prefetcher_.next();
+    copy_->start(*host_);
+    host_.reset();
+  }
+
   // One batch ahead is copied while the consumer works on this one.
+  void copy_ahead() {
+    if (!host_) host_ = prefetcher_.next_if_ready();
+    if (!host_) return;
+    try {
+      start_copy();
+    } catch (const std::exception&) {
+      // Too early to tell, no memory for two batches for one: it is tried again when it is due.
+    }
+  }
+
   Batch fetch_on_device() {
-    if (copy_->empty()) copy_->start(prefetcher_.next());
+    if (copy_->empty()) start_copy();
     Batch batch = copy_->take();
-    if (std::optional<Batch> ahead = prefetcher_.next_if_ready()) copy_->start(std::move(*ahead));
+    copy_ahead();
     return batch;
   }
 
+  Tensor normalized(const Tensor& inputs) const {
+    Tensor result = options_.normalize_on_device(inputs, *options_.normalize);
+    CAIRN_CHECK(result && result.dtype() == DType::f32 && result.shape() == inputs.shape() &&
+                    result.device() == inputs.device(),
+                kWhere, "expected normalize_on_device to return f32 ", inputs.shape(), " on ",
+                inputs.device(), ", got ",
+                result ? core::str(result.dtype(), " ", result.shape(), " on ", result.device())
+                       : std::string("no tensor"));
+    return result;
+  }
+
   Sampler* sampler_;
+  Place place_;  // of the sampler, after the batch handed out last
   LoaderOptions options_;
   std::vector<std::int64_t> order_;  // this rank's samples, from the sampler's position on
   detail::Collator collator_;
   std::optional<detail::DeviceCopy> copy_;
-  Batch current_;
+  std::optional<Batch> host_;      // made, but its copy is not started
+  std::optional<Batch> arrived_;   // on the device, but not handed out
+  std::optional<Batch> current_;   // unset: reading it threw
   detail::Prefetcher prefetcher_;  // last: its workers end before what they use
 };
 
@@ -86,7 +143,7 @@ DataLoader::DataLoader(const Dataset& dataset, Sampler& sampler, const LoaderOpt
   CAIRN_CHECK(dataset.size() == sampler.dataset_size(), kWhere,
               "expected a sampler of the dataset's ", dataset.size(), " samples, got one of ",
               sampler.dataset_size());
-  const detail::Collator checks_normalisation(dataset, options);
+  const detail::Collator checks_normalisation(dataset, options, sampler.seed(), sampler.epoch());
 }
 
 DataLoader::Iterator DataLoader::begin() {

@@ -37,7 +37,7 @@ void Prefetcher::work() {
     if (stopped_ || claimed_ == count_) return;
     const std::int64_t k = claimed_++;
     lock.unlock();
-    Slot result{true, {}, nullptr};
+    Slot result{true, std::nullopt, nullptr};
     try {
       result.batch = make_(k);
     } catch (...) {
@@ -49,28 +49,33 @@ void Prefetcher::work() {
   }
 }
 
-Batch Prefetcher::take(std::unique_lock<std::mutex>& lock) {
-  Slot result = std::exchange(slot(delivered_), {});
-  ++delivered_;
-  lock.unlock();
+Batch Prefetcher::deliver(Batch batch) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!workers_.empty()) slot(delivered_) = {};
+    ++delivered_;
+  }
   room_.notify_all();
-  if (result.error) std::rethrow_exception(result.error);
-  return std::move(result.batch);
+  return batch;
 }
 
 Batch Prefetcher::next() {
-  if (workers_.empty()) return make_(delivered_++);
+  if (workers_.empty()) return deliver(make_(delivered_));
   std::unique_lock lock(mutex_);
   made_.wait(lock, [&] { return slot(delivered_).ready; });
-  return take(lock);
+  Slot& due = slot(delivered_);  // no worker touches a slot that is ready
+  lock.unlock();
+  if (due.error) std::rethrow_exception(std::exchange(due.error, nullptr));
+  return deliver(due.batch ? std::move(*due.batch) : make_(delivered_));
 }
 
 std::optional<Batch> Prefetcher::next_if_ready() {
   if (workers_.empty() || finished()) return std::nullopt;
-  std::unique_lock lock(mutex_);
-  const Slot& due = slot(delivered_);
-  if (!due.ready || due.error) return std::nullopt;
-  return take(lock);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!slot(delivered_).batch) return std::nullopt;
+  }
+  return next();
 }
 
 }  // namespace cairn::data::detail

@@ -26,22 +26,23 @@ class Prefetcher {
   Prefetcher& operator=(const Prefetcher&) = delete;
 
   bool finished() const { return delivered_ == count_; }  // for the consumer's thread
-  /// The next batch, as soon as it is made; rethrows what its making threw. Not after the last.
+  /// The next batch, as soon as it is made. Rethrows what its making threw; the call after that
+  /// makes the same batch again, in the consumer's thread. Not after the last.
   Batch next();
   /// The next batch if it is made already.
   std::optional<Batch> next_if_ready();
 
  private:
   struct Slot {
-    bool ready = false;
-    Batch batch;
+    bool ready = false;          // its maker has ended: with a batch, or with an error
+    std::optional<Batch> batch;  // neither: the error has been rethrown
     std::exception_ptr error;
   };
 
   void work();
   void stop();
   Slot& slot(std::int64_t k) { return slots_[static_cast<std::size_t>(k) % slots_.size()]; }
-  Batch take(std::unique_lock<std::mutex>& lock);
+  Batch deliver(Batch batch);
 
   Make make_;
   std::int64_t count_;

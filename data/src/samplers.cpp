@@ -150,8 +150,8 @@ RandomSampler::RandomSampler(std::int64_t dataset_size, std::uint64_t seed)
 
 DistributedSampler::DistributedSampler(std::int64_t dataset_size,
                                        const DistributedSamplerOptions& options)
-    : Sampler(
-          "distributed_sampler", dataset_size,
-          {options.world_size, options.rank, options.shuffle, options.seed, options.drop_last}) {}
+    : Sampler("distributed_sampler", dataset_size,
+              {options.world.size, options.world.rank, options.shuffle, options.seed,
+               options.drop_last}) {}
 
 }  // namespace cairn::data

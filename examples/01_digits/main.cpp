@@ -30,7 +30,10 @@ double test_accuracy(support::Trainer& trainer, nn::Module& model, const data::D
   model.eval();
   data::SequentialSampler sampler(test.size());
   data::DataLoader loader(test, sampler,
-                          {.batch_size = 250, .device = trainer.device(), .normalize = kNormalize});
+                          {.batch_size = 250,
+                           .device = trainer.device(),
+                           .normalize = kNormalize,
+                           .normalize_on_device = support::normalize});
   double right = 0;
   int index = 0;
   for (const data::Batch& batch : loader) {

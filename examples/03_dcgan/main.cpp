@@ -193,7 +193,8 @@ int train(const Flags& flags) {
                           {.batch_size = flags.batch_size,
                            .drop_last = true,
                            .device = device,
-                           .normalize = data::Normalize{.mean = 0.5, .deviation = 0.5}});
+                           .normalize = data::Normalize{.mean = 0.5, .deviation = 0.5},
+                           .normalize_on_device = support::normalize});
   CAIRN_CHECK(loader.batches_per_epoch() > 0, "dcgan", "expected at least one batch, got ",
               images.train->size(), " images for a batch of ", flags.batch_size,
               " (lower --batch-size)");

@@ -9,7 +9,6 @@
 // The net has no batch norm: its statistics are of a micro-batch, so results would differ.
 #include <cmath>
 #include <cstdio>
-#include <numeric>
 #include <optional>
 
 #include "cairn/amp/amp.h"

@@ -3,6 +3,7 @@
 #include "cairn/core/error.h"
 #include "cairn/data/drawn_digits.h"
 #include "cairn/data/idx.h"
+#include "cairn/kernels/elementwise.h"
 
 namespace support {
 
@@ -48,6 +49,13 @@ Digits load_digits(const DigitsFlags& flags, std::uint64_t seed) {
         core::str(", tested on ", result.test->size(), " images of ", flags.test_data);
   }
   return result;
+}
+
+Tensor normalize(const Tensor& inputs, const data::Normalize& rule) {
+  const Tensor y = Tensor::empty(inputs.shape(), DType::f32, inputs.device());
+  kernels::copy(inputs, y);
+  kernels::affine(y, rule.scale / rule.deviation, -rule.mean / rule.deviation, y);
+  return y;
 }
 
 }  // namespace support

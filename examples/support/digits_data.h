@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "cairn/data/dataset.h"
+#include "cairn/data/loader.h"
 
 namespace support {
 
@@ -24,5 +24,8 @@ struct Digits {
 };
 
 Digits load_digits(const DigitsFlags& flags, std::uint64_t seed);
+
+/// data::LoaderOptions::normalize_on_device: f32 of images that have travelled as bytes.
+cairn::Tensor normalize(const cairn::Tensor& inputs, const cairn::data::Normalize& rule);
 
 }  // namespace support

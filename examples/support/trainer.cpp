@@ -11,6 +11,7 @@
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/schedule.h"
 #include "cairn/parallel/distributed.h"
+#include "support/digits_data.h"
 
 namespace support {
 
@@ -28,14 +29,13 @@ struct Trainer::Parts {
       : optimizer(t.flags_.make_optimizer(t.task_.model.parameters())),
         precision(amp::initialize(t.task_.model, *optimizer, amp_options(t))),
         ddp(t.task_.model, t.group_),
-        sampler(
-            t.task_.train.size(),
-            {.world_size = t.group_.world_size(), .rank = t.group_.rank(), .seed = t.flags_.seed}),
+        sampler(t.task_.train.size(), {.world = t.group_.world(), .seed = t.flags_.seed}),
         loader(t.task_.train, sampler,
                {.batch_size = t.flags_.batch_size,
                 .drop_last = true,
                 .device = t.device_,
-                .normalize = t.task_.normalize}),
+                .normalize = t.task_.normalize,
+                .normalize_on_device = normalize}),
         total_steps(t.total_steps(loader)),
         schedule(*optimizer,
                  t.flags_.schedule == "cosine" ? optim::cosine(total_steps) : optim::constant()),

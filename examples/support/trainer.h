@@ -3,11 +3,9 @@
 // together.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "cairn/data/loader.h"
 #include "cairn/nn/module.h"

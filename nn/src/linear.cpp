@@ -1,7 +1,5 @@
 #include "cairn/nn/linear.h"
 
-#include <cmath>
-
 #include "parameters.h"
 
 namespace cairn::nn {

@@ -1,4 +1,4 @@
-// The lists of rows 1 to 4: [a, b, a, b, ...], `repeat` times, of constant values.
+// The lists of the multi-tensor tests: [a, b, a, b, ...], `repeat` times, of constant values.
 //
 // Apex ran each configuration with three chunk sizes, which decided how a list was cut over thread
 // blocks and whether its chunks began aligned. Cairn cuts lists by itself (65536 elements on the

@@ -1,7 +1,6 @@
 #include "cairn/data/drawn_digits.h"
 
 #include <array>
-#include <cstdlib>
 #include <limits>
 
 #include "cairn/core/parallel_for.h"

@@ -1,10 +1,13 @@
 #include "cairn/data/loader.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <map>
 #include <thread>
 
+#include "cairn/core/generator.h"
 #include "cairn/core/stream.h"
 #include "cairn/data/drawn_digits.h"
 #include "cairn/data/text.h"
@@ -18,8 +21,8 @@ using Indices = std::vector<std::int64_t>;
 // A second CPU device, so that the way over a copy stream runs on every machine.
 const bool kTwoDevices = ::setenv("CAIRN_CPU_DEVICES", "2", 1) == 0;
 
-// Sample i is [i, i + 0.5] with label 10 i. Counts its reads; throws at one index; may take its
-// time.
+// Sample i is [i, i + 0.5] with label 10 i. Counts its reads; throws at one index, for good or a
+// number of times; may take its time.
 class Numbers : public Dataset {
  public:
   explicit Numbers(std::int64_t size) : size_(size) {}
@@ -27,7 +30,7 @@ class Numbers : public Dataset {
   SampleSpec spec() const override { return {{2}, DType::f32, {}, DType::i64}; }
   void read(std::int64_t index, const TensorView& input, const TensorView& label) const override {
     ++reads;
-    if (index == throws_at) throw core::DataError("[numbers] sample is damaged");
+    if (index == throws_at && failures-- > 0) throw core::DataError("[numbers] sample is damaged");
     if (delay.count() > 0) std::this_thread::sleep_for(delay);
     input.as<float>()[0] = static_cast<float>(index);
     input.as<float>()[1] = static_cast<float>(index) + 0.5f;
@@ -36,6 +39,7 @@ class Numbers : public Dataset {
 
   mutable std::atomic<std::int64_t> reads{0};
   std::int64_t throws_at = -1;
+  mutable std::atomic<int> failures{1 << 30};
   std::chrono::microseconds delay{0};
 
  private:
@@ -87,13 +91,13 @@ TEST(DataLoader, IsTheSameForAnyNumberOfWorkers) {
   set.delay = std::chrono::microseconds(20);
   std::vector<std::vector<Seen>> runs;
   for (const Threads threads : kThreads) {
-    DistributedSampler sampler(101, {.world_size = 2, .rank = 1, .seed = 9});
+    DistributedSampler sampler(101, {.world = rank_of(1, 2), .seed = 9});
     DataLoader loader(set, sampler,
                       {.batch_size = 7, .workers = threads.workers, .prefetch = threads.prefetch});
     runs.push_back(collect(loader));
     EXPECT_EQ(runs.back(), runs.front());
   }
-  DistributedSampler expected(101, {.world_size = 2, .rank = 1, .seed = 9});
+  DistributedSampler expected(101, {.world = rank_of(1, 2), .seed = 9});
   EXPECT_EQ(all_indices(runs.front()), expected.remaining_indices());
 }
 
@@ -180,6 +184,211 @@ TEST(DataLoader, RethrowsAWorkersErrorWhenItsBatchIsDue) {
   }
 }
 
+const std::vector<Device> kHereAndThere{{DeviceType::cpu, 0}, {DeviceType::cpu, 1}};
+
+// Reads an epoch as a trainer that goes on after an error. Whatever was thrown, the sampler stands
+// behind the batch handed out last.
+std::vector<Seen> collect_in_spite_of_errors(DataLoader& loader, const Sampler& sampler,
+                                             int& errors) {
+  std::vector<Seen> batches;
+  std::int64_t delivered = 0;
+  const auto next = [&](auto move) {
+    while (true) {
+      try {
+        move();
+        return;
+      } catch (const core::DataError&) {
+        ++errors;
+        EXPECT_EQ(sampler.position(), delivered);
+      }
+    }
+  };
+  DataLoader::Iterator batch;
+  next([&] { batch = loader.begin(); });
+  while (batch != loader.end()) {
+    batches.push_back(look(*batch));
+    delivered += batch->size();
+    EXPECT_EQ(sampler.position(), delivered);
+    next([&] { ++batch; });
+  }
+  return batches;
+}
+
+TEST(DataLoader, GivesABatchAgainThatCouldNotBeRead) {
+  const Numbers whole(43);
+  SequentialSampler unbroken(43);
+  DataLoader reads_all(whole, unbroken, {.batch_size = 5});
+  const std::vector<Seen> expected = collect(reads_all);
+  for (const Device device : kHereAndThere) {
+    for (const Threads threads : kThreads) {
+      for (const std::int64_t damaged : {0, 17, 42}) {
+        Numbers set(43);
+        set.throws_at = damaged;
+        set.failures = 2;
+        SequentialSampler sampler(43);
+        DataLoader loader(set, sampler,
+                          {.batch_size = 5,
+                           .workers = threads.workers,
+                           .prefetch = threads.prefetch,
+                           .device = device});
+        int errors = 0;
+        EXPECT_EQ(collect_in_spite_of_errors(loader, sampler, errors), expected);
+        EXPECT_EQ(errors, 2);
+        EXPECT_EQ(sampler.epoch(), 1);
+      }
+    }
+  }
+}
+
+TEST(DataLoader, LeavesOutADamagedBatchWhereTheSamplerIsMovedPastIt) {
+  Numbers set(20);
+  set.throws_at = 7;
+  SequentialSampler sampler(20);
+  DataLoader loader(set, sampler, {.batch_size = 5, .workers = 2});
+  EXPECT_THROW(collect(loader), core::DataError);
+  EXPECT_EQ(sampler.position(), 5);
+  sampler.advance(5);
+  EXPECT_EQ(collect(loader).front().indices, (Indices{10, 11, 12, 13, 14}));
+}
+
+TEST(DataLoader, HasNoBatchAfterAnError) {
+  Numbers set(20);
+  set.throws_at = 7;
+  SequentialSampler sampler(20);
+  DataLoader loader(set, sampler, {.batch_size = 5, .workers = 2});
+  DataLoader::Iterator batch = loader.begin();
+  EXPECT_THROW(++batch, core::DataError);
+  expect_error<core::InvalidArgument>([&] { *batch; }, {"expected a batch, got an error"});
+}
+
+TEST(DataLoader, RefusesToGoOnWhereTheSamplerWasMoved) {
+  const Numbers set(20);
+  for (const Threads threads : kThreads) {
+    RandomSampler sampler(20, 1);
+    DataLoader loader(set, sampler,
+                      {.batch_size = 5, .workers = threads.workers, .prefetch = threads.prefetch});
+    DataLoader::Iterator batch = loader.begin();
+    const StateDict after_one = sampler.state_dict();
+    ++batch;
+    sampler.load_state_dict(after_one);
+    expect_error<core::InvalidArgument>([&] { ++batch; }, {"at sample 10, got epoch 0, sample 5"});
+    batch = {};
+    EXPECT_EQ(loader.begin()->indices.front(), torch_randperm(20, 1)[5]);
+  }
+}
+
+// Sample i is three random numbers.
+class Noise : public Dataset {
+ public:
+  explicit Noise(std::int64_t size) : size_(size) {}
+  std::int64_t size() const override { return size_; }
+  SampleSpec spec() const override { return {{3}, DType::f32, {}, DType::i64}; }
+  void read(std::int64_t index, const TensorView& input, const TensorView& label) const override {
+    const Tensor draws = Tensor::empty({3});
+    Generator::current().fill_uniform(draws, 0, 1);
+    Generator::current().fill_uniform(draws, 0, draws.data<float>()[0]);
+    std::copy_n(draws.data<float>(), 3, input.as<float>());
+    *label.as<std::int64_t>() = index;
+  }
+
+ private:
+  std::int64_t size_;
+};
+
+using Draws = std::map<std::int64_t, std::vector<double>>;  // by sample
+
+void add_draws(Draws& all, const Batch& batch) {
+  const std::vector<double> values = batch.inputs.to_vector();
+  for (std::size_t i = 0; i < batch.indices.size(); ++i) {
+    const auto first = values.begin() + static_cast<std::ptrdiff_t>(3 * i);
+    all[batch.indices[i]] = {first, first + 3};
+  }
+}
+
+Draws draws_of_an_epoch(DataLoader& loader) {
+  Draws all;
+  for (const Batch& batch : loader) add_draws(all, batch);
+  return all;
+}
+
+// What the header promises: a generator of its own for (seed, epoch, sample).
+Draws expected_draws(std::uint64_t seed, std::uint64_t epoch, std::int64_t size) {
+  Draws all;
+  const Noise set(size);
+  const Tensor input = Tensor::empty({3}), label = Tensor::empty({}, DType::i64);
+  const Generator before = Generator::current();
+  for (std::int64_t i = 0; i < size; ++i) {
+    const auto key = core::philox(seed, epoch, static_cast<std::uint64_t>(i));
+    manual_seed(key[0] * (std::uint64_t{1} << 32) + key[1]);
+    set.read(i, input, label);
+    all[i] = input.to_vector();
+  }
+  Generator::current() = before;
+  return all;
+}
+
+TEST(DataLoader, DrawsTheSameForASampleWhoeverReadsIt) {
+  const Noise set(40);
+  for (const Threads threads : kThreads) {
+    for (const std::int64_t batch_size : {1, 7}) {
+      RandomSampler sampler(40, 5);
+      DataLoader loader(
+          set, sampler,
+          {.batch_size = batch_size, .workers = threads.workers, .prefetch = threads.prefetch});
+      const Draws first = draws_of_an_epoch(loader), second = draws_of_an_epoch(loader);
+      EXPECT_EQ(first, expected_draws(5, 0, 40));
+      EXPECT_EQ(second, expected_draws(5, 1, 40));
+      for (std::int64_t i = 0; i < 40; ++i) EXPECT_NE(first.at(i), second.at(i));
+    }
+  }
+}
+
+TEST(DataLoader, DrawsTheSameOnAnyNumberOfRanks) {
+  const Noise set(41);
+  Draws all;
+  for (int rank = 0; rank < 3; ++rank) {
+    DistributedSampler sampler(41, {.world = rank_of(rank, 3), .seed = 6});
+    DataLoader loader(set, sampler, {.batch_size = 4});
+    all.merge(draws_of_an_epoch(loader));
+  }
+  EXPECT_EQ(all, expected_draws(6, 0, 41));
+}
+
+TEST(DataLoader, DrawsGoOnWhereAStateWasSaved) {
+  const Noise set(40);
+  RandomSampler killed(40, 5);
+  killed.next_epoch();
+  DataLoader first(set, killed, {.batch_size = 4, .workers = 2});
+  Draws all;
+  for (const Batch& batch : first) {
+    add_draws(all, batch);
+    if (all.size() == 16) break;
+  }
+  RandomSampler resumed(40, 99);  // the saved seed wins
+  resumed.load_state_dict(killed.state_dict());
+  DataLoader rest(set, resumed, {.batch_size = 6, .workers = 0});
+  all.merge(draws_of_an_epoch(rest));
+  EXPECT_EQ(all, expected_draws(5, 1, 40));
+}
+
+TEST(DataLoader, LeavesTheConsumersGeneratorAlone) {
+  Noise noise(8);
+  Numbers damaged(8);
+  damaged.throws_at = 5;
+  manual_seed(3);
+  Generator::current().next();
+  for (const Dataset* set : {static_cast<Dataset*>(&noise), static_cast<Dataset*>(&damaged)}) {
+    SequentialSampler sampler(8);
+    DataLoader loader(*set, sampler, {.batch_size = 4, .workers = 0});
+    try {
+      collect(loader);
+    } catch (const core::DataError&) {
+    }
+    EXPECT_EQ(Generator::current().seed(), 3u);
+    EXPECT_EQ(Generator::current().offset(), 1u);
+  }
+}
+
 TEST(DataLoader, ReadsNoFurtherAheadThanAsked) {
   const Numbers set(1000);
   SequentialSampler sampler(1000);
@@ -222,6 +431,73 @@ TEST(DataLoader, NormalizesBytes) {
     EXPECT_NEAR(values[i], (byte / 255 - 0.5) / 0.25, 1e-6);
   }
   EXPECT_EQ(batch->labels.to_vector(), (std::vector<double>{1, 2}));
+}
+
+// As a kernel of the device would.
+Tensor normalized(const Tensor& x, const Normalize& rule) {
+  std::vector<double> values = x.to_vector();
+  for (double& value : values) value = (value * rule.scale - rule.mean) / rule.deviation;
+  return Tensor::from(values, x.shape(), DType::f32, x.device());
+}
+
+TEST(DataLoader, NormalizesOnTheDeviceWhatTravelsAsBytes) {
+  const DrawnDigits digits(1, 50);
+  for (const Threads threads : kThreads) {
+    SequentialSampler here(50), there(50);
+    LoaderOptions options{.batch_size = 8,
+                          .workers = threads.workers,
+                          .prefetch = threads.prefetch,
+                          .normalize = Normalize{.mean = 0.1307, .deviation = 0.3081}};
+    DataLoader by_workers(digits, here, options);
+    int calls = 0;
+    options.device = {DeviceType::cpu, 1};
+    options.normalize_on_device = [&](const Tensor& inputs, const Normalize& rule) {
+      ++calls;
+      EXPECT_EQ(inputs.dtype(), DType::u8);
+      EXPECT_EQ(inputs.device(), (Device{DeviceType::cpu, 1}));
+      return normalized(inputs, rule);
+    };
+    DataLoader by_device(digits, there, options);
+    const std::vector<Seen> expected = collect(by_workers), seen = collect(by_device);
+    EXPECT_EQ(calls, 7);
+    ASSERT_EQ(seen.size(), expected.size());
+    for (std::size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], expected[i]);
+  }
+}
+
+TEST(DataLoader, NormalizesInTheWorkersWhereNothingTravels) {
+  const DrawnDigits digits(1, 4);
+  SequentialSampler sampler(4);
+  DataLoader loader(digits, sampler,
+                    {.batch_size = 4,
+                     .normalize = Normalize{},
+                     .normalize_on_device = [](const Tensor&, const Normalize&) -> Tensor {
+                       throw core::InvalidArgument("nothing for a device to do");
+                     }});
+  EXPECT_EQ(loader.begin()->inputs.dtype(), DType::f32);
+}
+
+TEST(DataLoader, LosesNoBatchWhereTheDeviceFails) {
+  const DrawnDigits digits(1, 20);
+  SequentialSampler sampler(20);
+  int calls = 0;
+  DataLoader loader(digits, sampler,
+                    {.batch_size = 5,
+                     .device = {DeviceType::cpu, 1},
+                     .normalize = Normalize{},
+                     .normalize_on_device = [&](const Tensor& inputs, const Normalize& rule) {
+                       if (++calls == 2) throw core::DataError("out of memory");
+                       return calls == 4 ? inputs : normalized(inputs, rule);
+                     }});
+  DataLoader::Iterator batch = loader.begin();
+  EXPECT_THROW(++batch, core::DataError);
+  EXPECT_EQ(sampler.position(), 5);
+  ++batch;
+  EXPECT_EQ(batch->indices, (Indices{5, 6, 7, 8, 9}));
+  expect_error<core::InvalidArgument>(
+      [&] { ++batch; }, {"expected normalize_on_device to return f32 [5, 1, 28, 28]", "got u8"});
+  ++batch;
+  EXPECT_EQ(batch->indices.front(), 10);
 }
 
 TEST(DataLoader, NormalizesFloats) {

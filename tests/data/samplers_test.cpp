@@ -1,7 +1,6 @@
 #include "cairn/data/samplers.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -35,8 +34,7 @@ std::vector<GoldenLine> read_golden() {
 
 DistributedSampler sampler_of(const std::vector<std::uint64_t>& a) {
   DistributedSampler sampler(static_cast<std::int64_t>(a[0]),
-                             {.world_size = static_cast<std::int64_t>(a[1]),
-                              .rank = static_cast<std::int64_t>(a[2]),
+                             {.world = rank_of(static_cast<int>(a[2]), static_cast<int>(a[1])),
                               .shuffle = a[5] != 0,
                               .seed = a[3],
                               .drop_last = a[6] != 0});
@@ -99,11 +97,9 @@ TEST(Sampler, SetEpochKeepsThePositionOfTheCurrentEpoch) {
 }
 
 TEST(Sampler, ResumesInTheMiddleOfAnEpochOnEveryRank) {
-  const DistributedSamplerOptions shared{.world_size = 3, .seed = 5};
   StateDict state;
-  for (std::int64_t rank = 0; rank < 3; ++rank) {
-    DistributedSamplerOptions options = shared;
-    options.rank = rank;
+  for (int rank = 0; rank < 3; ++rank) {
+    DistributedSamplerOptions options{.world = rank_of(rank, 3), .seed = 5};
     DistributedSampler whole(20, options);
     whole.set_epoch(2);
     const Indices all = whole.remaining_indices();
@@ -121,11 +117,11 @@ TEST(Sampler, ResumesInTheMiddleOfAnEpochOnEveryRank) {
 
 TEST(Sampler, AnotherWorldSizeReadsTheRestOfTheEpochOnce) {
   constexpr std::int64_t kSize = 24;
-  DistributedSampler first(kSize, {.world_size = 4, .rank = 1, .seed = 3});
+  DistributedSampler first(kSize, {.world = rank_of(1, 4), .seed = 3});
   first.advance(3);  // 12 samples over all ranks
   std::multiset<std::int64_t> rest;
-  for (std::int64_t rank = 0; rank < 3; ++rank) {
-    DistributedSampler resumed(kSize, {.world_size = 3, .rank = rank});
+  for (int rank = 0; rank < 3; ++rank) {
+    DistributedSampler resumed(kSize, {.world = rank_of(rank, 3)});
     resumed.load_state_dict(first.state_dict());
     for (std::int64_t index : resumed.remaining_indices()) rest.insert(index);
   }
@@ -134,9 +130,9 @@ TEST(Sampler, AnotherWorldSizeReadsTheRestOfTheEpochOnce) {
 }
 
 TEST(Sampler, RefusesImpossibleValues) {
-  expect_error<core::InvalidArgument>([] { DistributedSampler(5, {.world_size = 2, .rank = 2}); },
+  expect_error<core::InvalidArgument>([] { DistributedSampler(5, {.world = rank_of(2, 2)}); },
                                       {"[distributed_sampler]", "0 to 1", "got 2"});
-  EXPECT_THROW(DistributedSampler(5, {.world_size = 0}), core::InvalidArgument);
+  EXPECT_THROW(DistributedSampler(5, {.world = rank_of(0, 0)}), core::InvalidArgument);
   EXPECT_THROW(SequentialSampler(-1), core::InvalidArgument);
   SequentialSampler sampler(5);
   expect_error<core::InvalidArgument>([&] { sampler.advance(6); }, {"0 to 5", "got 6"});

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cairn/core/world.h"
 #include "cairn/data/dataset.h"
 
 namespace cairn::data::testing {
@@ -27,6 +28,13 @@ inline std::uint64_t fnv1a(const void* data, std::size_t bytes) {
 
 inline std::uint64_t fnv1a(const Tensor& x) {
   return fnv1a(x.raw_data(), x.nbytes());
+}
+
+inline World rank_of(int rank, int size) {
+  World world;
+  world.rank = rank;
+  world.size = size;
+  return world;
 }
 
 /// A folder that ends with the test.

@@ -9,12 +9,11 @@
 #include <cmath>
 #include <thread>
 
-#include "bucket_plan.h"
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
 #include "cairn/nn/nn.h"
-#include "cairn/optim/adam.h"
-#include "cairn/optim/sgd.h"
+#include "cairn/optim/optimizer.h"
+#include "ddp/bucket_plan.h"
 #include "environment.h"
 #include "expect_error.h"
 #include "ranks.h"

@@ -11,7 +11,7 @@
 
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
-#include "combine.h"
+#include "collectives/combine.h"
 #include "environment.h"
 #include "expect_error.h"
 #include "ranks.h"

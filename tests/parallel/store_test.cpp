@@ -1,5 +1,5 @@
 // The pieces below the process group: digests, the job's environment, the ledger, the store.
-#include "store.h"
+#include "store/store.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -13,10 +13,10 @@
 #include "cairn/core/error.h"
 #include "environment.h"
 #include "expect_error.h"
-#include "job_environment.h"
-#include "ledger.h"
-#include "sha256.h"
-#include "wire.h"
+#include "group/job_environment.h"
+#include "store/ledger.h"
+#include "store/sha256.h"
+#include "store/wire.h"
 
 namespace cairn::parallel {
 namespace {

@@ -15,7 +15,6 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <string_view>
 
 namespace cairn::run {
 namespace {

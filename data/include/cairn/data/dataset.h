@@ -1,7 +1,9 @@
 // Dataset: a numbered collection of samples, each an input and a label of fixed shape.
 //
 // A dataset writes a sample into memory that the caller owns, so a loader collates a batch without
-// a copy between. Reading is const and must be safe from several threads at once.
+// a copy between. Reading is const and must be safe from several threads at once. A data set that
+// draws random numbers draws them from core::Generator::current(), which the loader seeds for each
+// sample (see loader.h).
 //
 //   data::TensorDataset set(images, labels);  // [N, 1, 28, 28] u8, [N] i64
 //   data::SampleSpec spec = set.spec();       // input [1, 28, 28] u8, label [] i64

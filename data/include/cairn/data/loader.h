@@ -2,18 +2,28 @@
 //
 // The batches are the same, in the same order, for any number of workers. On another device than
 // cpu:0 a batch is staged in page-locked memory and copied on a stream of its own, one batch ahead,
-// while the consumer computes; it arrives ordered with the consumer's current stream. A worker's
-// exception is rethrown when its batch is due. Leaving the loop early stops the workers.
+// while the consumer computes; it arrives ordered with the consumer's current stream. Leaving the
+// loop early stops the workers.
 //
 // A batch counts as read once it is handed out: a state saved at the end of the loop's body
 // continues with the next batch. begin() starts where the sampler stands; the end of the epoch
 // moves the sampler to the next one.
+//
+// What reading a batch threw is rethrown when that batch is due, and no batch is lost by it: the
+// sampler stands before the batch, and the next ++ (or the next begin()) reads it again. A batch
+// whose samples are damaged for good is left out by sampler.advance() and another begin().
+//
+// A data set may draw random numbers (crops, noise) from core::Generator::current(): while sample i
+// is read, that generator is seeded from the sampler's seed, its epoch and i, and afterwards it is
+// what it was. The draws of a sample therefore differ from epoch to epoch and are the same for any
+// number of workers and ranks, any batch size, and after a resume in the middle of an epoch.
 //
 //   data::DataLoader loader(train, sampler, {.batch_size = 64, .normalize = data::Normalize{}});
 //   for (const data::Batch& batch : loader) step(batch.inputs, batch.labels);
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -39,6 +49,12 @@ struct LoaderOptions {
   bool drop_last = false;              // leave out a last batch with fewer samples
   Device device = {};                  // where the batches arrive
   std::optional<Normalize> normalize;  // for u8 and f32 inputs
+  /// Applies the rule to a batch's inputs on `device`, in the consumer's thread and stream, and
+  /// returns f32 of the same shape. Where it is set and `device` is not cpu:0, inputs travel as the
+  /// data set stores them (images: a quarter of the bytes) and are normalised there; otherwise the
+  /// workers normalise before the batch travels. data computes on no device itself, hence a
+  /// function.
+  std::function<Tensor(const Tensor& inputs, const Normalize& rule)> normalize_on_device;
 };
 
 /// inputs [B, ...] and labels [B, ...] contiguous on the loader's device; indices: the samples'
@@ -64,9 +80,11 @@ class DataLoader {
     using pointer = const Batch*;
     using reference = const Batch&;
 
-    const Batch& operator*() const;
+    const Batch& operator*() const;  // throws InvalidArgument at the end and after a ++ that threw
     const Batch* operator->() const { return &**this; }
-    Iterator& operator++();  // fetches the next batch; rethrows what reading it threw
+    /// Fetches the next batch; rethrows what reading it threw, and then the next ++ tries again.
+    /// Throws InvalidArgument where the sampler was moved since this pass's last batch.
+    Iterator& operator++();
     bool operator==(const Iterator& other) const { return run_ == other.run_; }
 
    private:

@@ -10,15 +10,17 @@
 // remaining sample once. A finished epoch rolls over to the next by itself: there is no set_epoch
 // to forget (it exists; the current epoch's number leaves the position alone).
 //
-//   data::DistributedSampler sampler(train.size(), {.world_size = group.size(), .rank =
-//   group.rank(), .seed = 1}); while (sampler.epoch() < epochs)
-//     for (const data::Batch& batch : loader) ...
+//   data::DistributedSampler sampler(train.size(), {.world = group.world(), .seed = 1});
+//   while (sampler.epoch() < epochs) {
+//     for (const data::Batch& batch : loader) step(batch);
+//   }
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "cairn/core/state_dict.h"
+#include "cairn/core/world.h"
 
 namespace cairn::data {
 
@@ -38,6 +40,7 @@ class Sampler : public core::Stateful {
 
   std::int64_t epoch() const { return epoch_; }
   std::int64_t position() const { return position_; }  // samples read in this epoch, over all ranks
+  std::uint64_t seed() const { return order_.seed; }
   /// Marks this rank's next `samples` as read, and as many of every other rank.
   void advance(std::int64_t samples);
   /// Goes to the start of an epoch; keeps the position where it is the current one.
@@ -80,8 +83,7 @@ class RandomSampler : public Sampler {
 };
 
 struct DistributedSamplerOptions {
-  std::int64_t world_size = 1;
-  std::int64_t rank = 0;
+  World world = {};  // whose samples this rank takes a share of: only rank and size are read
   bool shuffle = true;
   std::uint64_t seed = 0;
   bool drop_last = false;  // true: the ranks' common multiple is cut; false: padded with the

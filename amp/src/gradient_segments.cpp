@@ -1,0 +1,119 @@
+#include "gradient_segments.h"
+
+#include <algorithm>
+
+#include "cairn/core/error.h"
+
+namespace cairn::amp {
+
+namespace {
+
+template <class T>
+bool contains(const std::vector<T>& list, const T& value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+}  // namespace
+
+GradientSegments::GradientSegments(const std::vector<optim::Optimizer*>& optimizers) {
+  for (optim::Optimizer* optimizer : optimizers) optimizers_.push_back({optimizer, nullptr, false});
+}
+
+std::size_t GradientSegments::index_of(const optim::Optimizer& optimizer, const char* where) const {
+  const auto found = std::find_if(optimizers_.begin(), optimizers_.end(),
+                                  [&](const Optimizer& o) { return o.optimizer == &optimizer; });
+  CAIRN_CHECK(found != optimizers_.end(), where, "expected one of the ", optimizers_.size(),
+              " optimizers that were given to amp::initialize, got another");
+  return static_cast<std::size_t>(found - optimizers_.begin());
+}
+
+void GradientSegments::stash(std::size_t index) {
+  Optimizer& entry = optimizers_[index];
+  Segment& segment = *entry.open;
+  segment.pending.push_back(entry.optimizer->stash(1.0 / segment.scale));
+  entry.open = nullptr;
+}
+
+Segment& GradientSegments::begin(int loss_id, double scale,
+                                 const std::vector<std::size_t>& optimizers) {
+  auto found = std::find_if(segments_.begin(), segments_.end(), [&](const SegmentPtr& s) {
+    return s->loss_id == loss_id && s->optimizers == optimizers;
+  });
+  if (found == segments_.end()) {
+    auto segment = std::make_shared<Segment>();
+    segment->loss_id = loss_id;
+    segment->scale = scale;
+    segment->optimizers = optimizers;
+    found = segments_.insert(found, std::move(segment));
+  }
+  for (const std::size_t index : optimizers) {
+    Optimizer& entry = optimizers_[index];
+    if (entry.open && entry.open != *found) stash(index);
+    entry.open = *found;
+  }
+  return **found;
+}
+
+std::vector<SegmentPtr> GradientSegments::take_segments_of(
+    const std::vector<std::size_t>& optimizers) {
+  const auto concerned = [&](const SegmentPtr& segment) {
+    return std::any_of(optimizers.begin(), optimizers.end(),
+                       [&](std::size_t o) { return contains(segment->optimizers, o); });
+  };
+  std::vector<SegmentPtr> taken;
+  std::copy_if(segments_.begin(), segments_.end(), std::back_inserter(taken), concerned);
+  std::erase_if(segments_, concerned);
+  return taken;
+}
+
+GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size_t>& optimizers,
+                                                     double scale_without_loss,
+                                                     const optim::StepOptions& options) {
+  const bool reads = options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||
+                     std::any_of(optimizers.begin(), optimizers.end(), [&](std::size_t index) {
+                       return optimizers_[index].optimizer->needs_report();
+                     });
+  Resolved resolved;
+  std::vector<optim::PendingReport> pending;
+  std::vector<SegmentPtr> sources;  // whose gradients each of them checked
+  for (const std::size_t index : optimizers) {
+    Optimizer& entry = optimizers_[index];
+    if (!entry.open) begin(0, scale_without_loss, {index});
+    const SegmentPtr segment = entry.open;
+    const bool sums = entry.optimizer->has_stash();
+    resolved.scales.push_back(sums ? 1.0 : segment->scale);
+    if (sums) stash(index);
+    if (!reads) continue;
+    pending.push_back(entry.optimizer->begin_check(options.norm_type));
+    sources.push_back(sums ? nullptr : segment);
+  }
+  resolved.segments = take_segments_of(optimizers);
+  resolved.reports.resize(optimizers.size());
+  if (!reads) return resolved;
+
+  for (const SegmentPtr& segment : resolved.segments) {
+    for (const std::size_t index : segment->optimizers) {  // those that step later
+      const Optimizer& entry = optimizers_[index];
+      if (entry.open != segment || contains(optimizers, index)) continue;
+      segment->pending.push_back(entry.optimizer->begin_check(options.norm_type));
+    }
+    pending.insert(pending.end(), segment->pending.begin(), segment->pending.end());
+    sources.insert(sources.end(), segment->pending.size(), segment);
+    segment->pending.clear();
+  }
+  std::vector<optim::GradientReport> reports = optim::PendingReport::read(pending);
+  for (std::size_t i = 0; i < reports.size(); ++i) {
+    if (!sources[i]) continue;
+    std::vector<optim::NonFinite>& all = sources[i]->nonfinite;
+    all.insert(all.end(), reports[i].nonfinite.begin(), reports[i].nonfinite.end());
+  }
+  reports.resize(optimizers.size());
+  resolved.reports = std::move(reports);
+  return resolved;
+}
+
+void GradientSegments::end(const std::vector<std::size_t>& optimizers) {
+  for (const std::size_t index : optimizers) optimizers_[index].open = nullptr;
+}
+
+}  // namespace cairn::amp

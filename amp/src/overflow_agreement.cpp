@@ -1,0 +1,88 @@
+#include "overflow_agreement.h"
+
+#include <sstream>
+
+#include "cairn/core/error.h"
+
+namespace cairn::amp {
+
+namespace {
+
+// A line each: "layer NAME", "optimizer INDEX", "loss ID", and below its loss "own|sum INF NAN
+// PARAMETER".
+
+std::string encode(const Findings& findings, const char* source) {
+  std::ostringstream out;
+  if (!findings.layer.empty()) out << "layer " << findings.layer << '\n';
+  for (const std::size_t index : findings.optimizers) out << "optimizer " << index << '\n';
+  for (const auto& [loss, culprits] : findings.losses) {
+    out << "loss " << loss << '\n';
+    for (const Culprit& c : culprits) {
+      out << source << ' ' << c.inf << ' ' << c.nan << ' ' << c.parameter << '\n';
+    }
+  }
+  return out.str();
+}
+
+void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
+  std::istringstream lines(text);
+  std::string line;
+  int loss = 0;
+  while (std::getline(lines, line)) {
+    std::istringstream in(line);
+    std::string kind;
+    in >> kind;
+    if (kind == "layer") {
+      std::string layer;
+      std::getline(in >> std::ws, layer);
+      if (all.layer.empty()) all.layer = layer;
+    } else if (kind == "optimizer") {
+      std::size_t index = 0;
+      in >> index;
+      all.optimizers.insert(index);
+    } else if (kind == "loss") {
+      in >> loss;
+      all.losses[loss];
+    } else {
+      Culprit culprit;
+      in >> culprit.inf >> culprit.nan >> std::ws;
+      std::getline(in, culprit.parameter);
+      const bool own = kind == "own";
+      culprit.rank = own ? rank : kSumOfRanks;
+      if (own || rank == 0) (own ? all : sums).losses[loss].push_back(std::move(culprit));
+    }
+    if (in.fail()) {
+      core::fail<core::CommunicationError>("amp", "expected what rank ", rank,
+                                           " found in its gradients, got '", line, "'");
+    }
+  }
+}
+
+}  // namespace
+
+Findings agree(const Findings& own, const World& world,
+               const std::function<std::vector<optim::NonFinite>()>& local_nonfinite) {
+  std::string said;
+  if (!own.losses.empty() && local_nonfinite) {
+    Findings local = own;
+    const std::vector<optim::NonFinite> found = local_nonfinite();
+    for (auto& [loss, culprits] : local.losses) {
+      culprits.clear();
+      for (const optim::NonFinite& n : found) culprits.push_back({n.parameter, 0, n.inf, n.nan});
+    }
+    said = encode(local, "own") + encode({own.losses, {}, {}}, "sum");
+  } else {
+    said = encode(own, "own");
+  }
+  Findings all, sums;
+  const std::vector<std::string> everybody = world.exchange(said, "overflow");
+  for (std::size_t rank = 0; rank < everybody.size(); ++rank) {
+    decode(everybody[rank], static_cast<int>(rank), all, sums);
+  }
+  for (auto& [loss, culprits] : all.losses) {
+    if (culprits.empty() && sums.losses.contains(loss)) culprits = sums.losses[loss];
+  }
+  return all;
+}
+
+}  // namespace cairn::amp

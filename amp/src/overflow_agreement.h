@@ -1,0 +1,27 @@
+// How the ranks of a job agree on what overflowed: each says what it found in a few bytes (none
+// where all was finite), and all come to the same findings from what all said.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cairn/amp/options.h"
+#include "cairn/amp/overflow.h"
+
+namespace cairn::amp {
+
+/// What one rank, or all together, found.
+struct Findings {
+  std::map<int, std::vector<Culprit>> losses;  // that overflowed, by loss_id
+  std::set<std::size_t> optimizers;            // whose gradients are not finite
+  std::string layer;  // the first one whose output was not finite, where that was looked for
+};
+
+/// A collective over `world`: every rank calls it in the same order. Ranks that found nothing in
+/// their own gradients before the sum (Options::local_nonfinite) are not accused.
+Findings agree(const Findings& own, const World& world,
+               const std::function<std::vector<optim::NonFinite>()>& local_nonfinite);
+
+}  // namespace cairn::amp

@@ -1,0 +1,66 @@
+// A mesh: every rank can send bytes to every other. The CPU's collectives are written on it once,
+// for processes and for threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "collectives/collectives.h"
+
+namespace cairn::parallel {
+
+class Mesh {
+ public:
+  struct Send {
+    int to = 0;
+    const void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  struct Receive {
+    int from = 0;
+    void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  Mesh(int rank, int size) : rank_(rank), size_(size) {}
+  virtual ~Mesh() = default;
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// Messages meet only where both sides have set the same tag.
+  void set_tag(std::uint64_t tag) { tag_ = tag; }
+  /// Messages on their way. Its end, waited for or not, ends the use of their memory on this side.
+  class Transfer {
+   public:
+    virtual ~Transfer() = default;
+    /// Returns when all is sent and received. Throws CommunicationError where a peer is gone or
+    /// after abort().
+    virtual void wait() = 0;
+  };
+  /// Starts to send and receive. At most one of each with every peer, none of zero bytes. Peers
+  /// start the matching counterparts with the same `round`; rounds of one collective differ.
+  virtual std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
+                                          const std::vector<Receive>& receives) = 0;
+  void exchange(const std::vector<Send>& sends, const std::vector<Receive>& receives) {
+    start(0, sends, receives)->wait();
+  }
+  virtual void abort() noexcept = 0;
+
+ protected:
+  std::uint64_t tag(int round) const {
+    return tag_ + 0x9e3779b97f4a7c15u * static_cast<std::uint64_t>(round);
+  }
+
+ private:
+  int rank_;
+  int size_;
+  std::uint64_t tag_ = 0;
+};
+
+std::unique_ptr<Collectives> make_mesh_collectives(std::unique_ptr<Mesh> mesh);
+
+}  // namespace cairn::parallel

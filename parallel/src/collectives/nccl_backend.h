@@ -1,0 +1,12 @@
+// CUDA tensors: NCCL.
+#pragma once
+
+#include "collectives/collectives.h"
+#include "collectives/membership.h"
+
+namespace cairn::parallel {
+
+/// Throws Unsupported in a build without NCCL, CommunicationError where the ranks cannot connect.
+std::unique_ptr<Collectives> connect_nccl(const Membership& membership);
+
+}  // namespace cairn::parallel

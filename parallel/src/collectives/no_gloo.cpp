@@ -1,0 +1,12 @@
+#include "cairn/core/error.h"
+#include "collectives/gloo_backend.h"
+
+namespace cairn::parallel {
+
+std::unique_ptr<Collectives> connect_gloo(const Membership& membership) {
+  core::fail<core::Unsupported>(
+      "group", "this build cannot send CPU tensors between processes: ", membership.world_size,
+      " ranks need Gloo (apt-get install libgloo-dev, configure and build again)");
+}
+
+}  // namespace cairn::parallel

@@ -1,0 +1,13 @@
+#include "cairn/core/error.h"
+#include "collectives/nccl_backend.h"
+
+namespace cairn::parallel {
+
+std::unique_ptr<Collectives> connect_nccl(const Membership& membership) {
+  core::fail<core::Unsupported>(
+      "group", "this build cannot send CUDA tensors between processes: ", membership.world_size,
+      " ranks on ", membership.device,
+      " need NCCL (install libnccl-dev, configure with -DCAIRN_CUDA=ON and build again)");
+}
+
+}  // namespace cairn::parallel

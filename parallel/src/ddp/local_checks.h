@@ -1,0 +1,34 @@
+// Which gradients of this rank were not finite before they were reduced: every bucket is checked on
+// the communication stream, ahead of its reduction, and read by the host only when somebody asks.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "cairn/kernels/multi_tensor.h"
+#include "cairn/optim/report.h"
+#include "ddp/bucket_plan.h"
+
+namespace cairn::parallel {
+
+class LocalChecks {
+ public:
+  /// A backward pass that reduces begins. Only the last few passes are kept: who asks does so before
+  /// the next step, and before that an overflow of several losses may have come.
+  void begin_pass();
+  /// Queues the check of a bucket on the current stream.
+  void check(const optim::GradientArena& arena, const PlannedBucket& bucket);
+  /// What the kept passes found, a parameter once, by the arena's order; waits for the device. They
+  /// are forgotten then.
+  std::vector<optim::NonFinite> take(const optim::GradientArena& arena);
+
+ private:
+  struct Bucket {
+    std::vector<std::size_t> parameters;  // of the arena
+    kernels::PendingCheck check;
+  };
+  std::deque<std::vector<Bucket>> passes_;
+};
+
+}  // namespace cairn::parallel

@@ -1,0 +1,65 @@
+#include "ddp/model_sync.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cairn/core/error.h"
+#include "group/listing.h"
+#include "store/sha256.h"
+
+namespace cairn::parallel {
+namespace {
+
+std::string list(const nn::Module& model) {
+  std::ostringstream out;
+  for (const auto& [name, tensor] : model.parameters()) {
+    const core::GradMeta* meta = tensor.meta_or_null();
+    out << "parameter '" << name << "' " << tensor.dtype() << tensor.shape()
+        << (meta != nullptr && meta->master ? " with a master" : "")
+        << (meta != nullptr && meta->remainder ? " with a remainder" : "")
+        << (tensor.requires_grad() ? "" : " frozen") << "\n";
+  }
+  for (const auto& [name, tensor] : model.buffers())
+    out << "buffer '" << name << "' " << tensor.dtype() << tensor.shape() << "\n";
+  return out.str();
+}
+
+void broadcast(const Tensor& tensor, const ProcessGroup& group, const std::string& name) {
+  group.broadcast(tensor, 0, name);
+  tensor.storage()->bump_version();
+}
+
+}  // namespace
+
+void check_same_model(const nn::Module& model, const ProcessGroup& group) {
+  const std::string listing = list(model);
+  const auto digest = sha256(listing);
+  const auto digests = group.exchange({digest.begin(), digest.end()}, "the model's parameters");
+  if (std::all_of(digests.begin(), digests.end(),
+                  [&](const std::string& d) { return d == digests[0]; }))
+    return;
+  const auto listings = group.exchange(listing, "the models that differ");
+  for (std::size_t rank = 1; rank < listings.size(); ++rank) {
+    if (listings[rank] != listings[0])
+      fail_at_difference("ddp", "model", listings[0], listings[rank], rank);
+  }
+}
+
+void broadcast_buffers(const nn::Module& model, const ProcessGroup& group) {
+  for (const auto& [name, tensor] : model.buffers()) broadcast(tensor, group, name);
+}
+
+void broadcast_model(const nn::Module& model, const ProcessGroup& group) {
+  for (const auto& [name, tensor] : model.parameters()) {
+    broadcast(tensor, group, name);
+    const core::GradMeta* meta = tensor.meta_or_null();
+    if (meta != nullptr && meta->master) broadcast(*meta->master, group, name + " (master)");
+    if (meta != nullptr && meta->remainder)
+      broadcast(*meta->remainder, group, name + " (remainder)");
+  }
+  broadcast_buffers(model, group);
+}
+
+}  // namespace cairn::parallel

@@ -1,0 +1,33 @@
+#include "group/listing.h"
+
+#include <algorithm>
+#include <sstream>
+#include <vector>
+
+#include "cairn/core/error.h"
+
+namespace cairn::parallel {
+
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  lines.push_back("nothing more");
+  return lines;
+}
+
+}  // namespace
+
+void fail_at_difference(std::string_view where, std::string_view what,
+                        const std::string& rank_zeros, const std::string& others,
+                        std::size_t rank) {
+  const auto a = lines_of(rank_zeros), b = lines_of(others);
+  const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+  core::fail(where, "expected the same ", what, " on every rank, got ",
+             x == a.end() ? "nothing more" : *x, " on rank 0 and ",
+             y == b.end() ? "nothing more" : *y, " on rank ", rank);
+}
+
+}  // namespace cairn::parallel

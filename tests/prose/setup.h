@@ -1,0 +1,84 @@
+// What the code in README, docs and headers takes for granted, by name: a model, an optimizer, a loader. Fragments are compiled, not
+// linked, so a declaration is enough. A fragment may declare a name anew; it then means its own.
+#pragma once
+
+#include <cairn/amp/amp.h>
+#include <cairn/amp/anomaly.h>
+#include <cairn/amp/explain.h>
+#include <cairn/amp/loss_scaler.h>
+#include <cairn/autograd/autograd.h>
+#include <cairn/checkpointing/recompute.h>
+#include <cairn/checkpointing/safetensors.h>
+#include <cairn/checkpointing/training_state.h>
+#include <cairn/core/dlpack.h>
+#include <cairn/core/generator.h>
+#include <cairn/core/log.h>
+#include <cairn/data/csv.h>
+#include <cairn/data/drawn_digits.h>
+#include <cairn/data/idx.h>
+#include <cairn/data/loader.h>
+#include <cairn/data/text.h>
+#include <cairn/kernels/elementwise.h>
+#include <cairn/kernels/matmul.h>
+#include <cairn/kernels/multi_tensor.h>
+#include <cairn/kernels/norm.h>
+#include <cairn/kernels/optimizer_update.h>
+#include <cairn/kernels/softmax.h>
+#include <cairn/nn/nn.h>
+#include <cairn/optim/accumulation.h>
+#include <cairn/optim/arena.h>
+#include <cairn/optim/larc.h>
+#include <cairn/optim/optimizer.h>
+#include <cairn/optim/schedule.h>
+#include <cairn/parallel/compare.h>
+#include <cairn/parallel/distributed.h>
+#include <cairn/parallel/process_group.h>
+#include <dlpack/dlpack.h>
+
+#include <cmath>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace prose {
+
+using namespace cairn;
+
+// A training: what the README's step is made of.
+nn::Sequential conv_net();
+extern nn::Sequential model;
+extern optim::FusedAdam optimizer;
+extern optim::Schedule schedule;
+extern amp::Amp precision;
+extern parallel::ProcessGroup group;
+extern parallel::DistributedDataParallel ddp;
+extern std::vector<std::string> names;
+extern int epochs, step;
+void train_step();
+
+// Data.
+extern data::TensorDataset train;
+extern data::DistributedSampler sampler, order;
+extern data::DataLoader loader;
+extern data::Batch batch;
+extern Device device;
+extern std::vector<std::int64_t> tokens;
+
+// Tensors, in the terms of docs/naming.md.
+extern Tensor x, y, weight, images, labels, gradient, loss;
+
+// A GAN: two models, three losses (docs/amp.md).
+extern nn::Sequential d, g;
+extern optim::FusedAdam d_optimizer, g_optimizer;
+extern Tensor real, fake, fooled;
+
+// What a trainer brings along: its own blocks, memory and lists.
+Tensor block(const Tensor& x);
+Tensor my_fused_block(const Tensor& x);
+extern void *w_pointer, *g_pointer;
+extern amp::LossScaler scaler;
+extern DLManagedTensor* theirs;
+
+}  // namespace prose
