@@ -1,7 +1,6 @@
 #include "cairn/checkpointing/checkpoint_folder.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "cairn/core/error.h"
 #include "file_io.h"
@@ -76,13 +75,9 @@ StateDict read_checkpoint(const std::string& path) {
 
 std::vector<std::string> list_checkpoints(const std::string& dir) {
   std::vector<std::pair<std::int64_t, std::string>> found;
-  std::error_code error;
-  for (const auto& item : std::filesystem::directory_iterator(dir, error)) {
-    const std::int64_t step = step_of_folder(item.path().filename().string());
-    if (step >= 0) found.emplace_back(step, item.path().string());
-  }
-  if (error && error != std::errc::no_such_file_or_directory) {
-    core::fail<core::IoError>("checkpoint", "expected to list '", dir, "', got: ", error.message());
+  for (const std::string& name : list_folder(dir)) {
+    const std::int64_t step = step_of_folder(name);
+    if (step >= 0) found.emplace_back(step, dir + "/" + name);
   }
   std::sort(found.rbegin(), found.rend());
   std::vector<std::string> paths;

@@ -1,11 +1,11 @@
 #include "stored_file.h"
 
-#include <filesystem>
 #include <optional>
 #include <set>
 
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/core/error.h"
+#include "file_io.h"
 #include "safetensors_format.h"
 
 namespace cairn::checkpointing {
@@ -39,7 +39,7 @@ ManifestFile write_stored_file(const std::string& folder, const std::string& nam
   for (std::size_t i = 0; i < checksums.size(); ++i) {
     file.entries[entry_of_tensor[i]].checksum = checksums[i];
   }
-  file.bytes = std::filesystem::file_size(path);
+  file.bytes = file_bytes(path);
   return file;
 }
 

@@ -24,24 +24,21 @@ namespace {
 
 constexpr char kOk = '+', kFailed = '-';  // first byte of what ranks tell each other
 
-void make_empty_folder(const std::string& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  fs::create_directories(path, error);
-  if (error) {
-    core::fail<core::IoError>("save", "expected a folder that can be written, got '", path,
-                              "': ", error.message());
+// Removes what nobody needs any more; where that fails the next save tries again.
+void try_to_remove(const std::string& path) {
+  try {
+    remove_everything(path);
+  } catch (const core::IoError& e) {
+    log::warn("{}", e.what());
   }
 }
 
 // What a killed run left half written.
 void remove_leftovers(const std::string& dir) {
-  std::error_code error;
-  for (const auto& item : fs::directory_iterator(dir, error)) {
-    const std::string name = item.path().filename().string();
+  for (const std::string& name : list_folder(dir)) {
     const bool temporary = name.size() > 5 && name[0] == '.' && name.ends_with(".tmp") &&
                            step_of_folder(name.substr(1, name.size() - 5)) >= 0;
-    if (temporary) fs::remove_all(item.path(), error);
+    if (temporary) try_to_remove(dir + "/" + name);
   }
 }
 
@@ -75,10 +72,12 @@ bool has_manifest(const std::string& path) {
 void remove_checkpoint(const std::string& dir, const std::string& path) {
   const std::int64_t step = step_of_folder(fs::path(path).filename().string());
   const std::string hidden = dir + "/" + temporary_folder(step);
-  std::error_code error;
-  fs::rename(path, hidden, error);  // gone at once, whatever happens while its files are removed
-  if (!error) fs::remove_all(hidden, error);
-  if (error) log::warn("cannot remove the old checkpoint '{}': {}", path, error.message());
+  try {
+    rename_or_exchange(path, hidden);  // gone at once, whatever happens while its files are removed
+    remove_everything(hidden);
+  } catch (const core::IoError& e) {
+    log::warn("cannot remove the old checkpoint '{}': {}", path, e.what());
+  }
 }
 
 }  // namespace
@@ -137,7 +136,7 @@ std::string TrainingState::save(const std::string& dir, std::int64_t step) {
   try {
     together(what, [&] {
       if (world_.rank == 0) remove_leftovers(dir);
-      if (world_.rank == 0) make_empty_folder(temporary);
+      if (world_.rank == 0) make_folders(temporary);
       return "";
     });
     std::vector<std::string> files;
@@ -148,8 +147,7 @@ std::string TrainingState::save(const std::string& dir, std::int64_t step) {
       return "";
     });
   } catch (...) {
-    std::error_code ignored;
-    if (world_.rank == 0) fs::remove_all(temporary, ignored);
+    if (world_.rank == 0) try_to_remove(temporary);
     throw;
   }
   step_ = step;
@@ -183,7 +181,7 @@ void TrainingState::commit(const std::string& dir, std::int64_t step,
       if (text.empty()) continue;
       manifest.files.push_back(parse_manifest_file(text, temporary));
       const std::string path = temporary + "/" + manifest.files.back().name;
-      if (!fs::exists(path)) {
+      if (!exists(path)) {
         core::fail<core::IoError>("save", "expected every rank's file in '", temporary,
                                   "', got no ", manifest.files.back().name,
                                   " (is the folder shared between the machines?)");
@@ -196,8 +194,7 @@ void TrainingState::commit(const std::string& dir, std::int64_t step,
   flush_folder(temporary);
   rename_or_exchange(temporary, folder);
   flush_folder(dir);
-  std::error_code ignored;
-  fs::remove_all(temporary, ignored);  // what stood there before, if anything
+  try_to_remove(temporary);  // what stood there before, if anything
   std::erase(damaged_, folder);
   remove_old(dir, folder);
 }
