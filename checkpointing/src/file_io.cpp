@@ -149,13 +149,19 @@ void flush_folder(const std::string& path) {
   if (status != 0 && reason != EINVAL && reason != ENOTSUP) fail_io("flush the folder", path);
 }
 
-void rename_or_exchange(const std::string& from, const std::string& to) {
-  if (system_calls().exchange(from, to) == 0) return;
-  if (errno == EINVAL || errno == ENOSYS) {  // the file system cannot exchange: clear the way first
-    remove_everything(to);
-  } else if (errno != ENOENT) {
-    fail_io("replace", to);
+void flush_parents(const std::string& path) {
+  namespace fs = std::filesystem;
+  fs::path folder = fs::absolute(path);
+  while (folder.has_relative_path()) {
+    folder = folder.parent_path();
+    const int descriptor = system_calls().open(folder.string(), O_RDONLY | O_DIRECTORY);
+    if (descriptor < 0 && errno == EACCES) continue;
+    if (descriptor >= 0) system_calls().close(descriptor);
+    flush_folder(folder.string());
   }
+}
+
+void rename(const std::string& from, const std::string& to) {
   if (system_calls().rename(from, to) != 0) fail_io("rename to", to);
 }
 

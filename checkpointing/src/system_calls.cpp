@@ -76,10 +76,6 @@ int SystemCalls::rename(const std::string& from, const std::string& to) {
   return ::rename(from.c_str(), to.c_str());
 }
 
-int SystemCalls::exchange(const std::string& from, const std::string& to) {
-  return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE);
-}
-
 int SystemCalls::remove_file(const std::string& path) {
   return ::unlink(path.c_str());
 }

@@ -28,7 +28,6 @@ class SystemCalls {
   virtual int list(const std::string& folder, std::vector<std::string>& names);
   virtual int make_folder(const std::string& path);
   virtual int rename(const std::string& from, const std::string& to);
-  virtual int exchange(const std::string& from, const std::string& to);  // RENAME_EXCHANGE
   virtual int remove_file(const std::string& path);
   virtual int remove_folder(const std::string& path);  // an empty one
 };

@@ -39,6 +39,8 @@
 
 namespace cairn::checkpointing {
 
+struct Manifest;
+
 struct TrainingStateOptions {
   int keep = 3;  // good checkpoints that stay in a folder; older ones are removed after each save
 };
@@ -86,19 +88,21 @@ class TrainingState {
     std::string path;  // empty: there was none
     StateDict contents;
   };
+  using Undo = std::vector<std::function<void()>>;
   std::string together(const std::string& what, const std::function<std::string()>& work,
                        std::vector<std::string>* answers = nullptr) const;
   Loaded newest_good(const std::string& dir);
   std::optional<ResumeInfo> load(const std::string& what, const std::function<Loaded()>& choose);
-  void apply(const Loaded& loaded, int saved_world_size);
-  std::string write_files(const std::string& folder) const;
-  void commit(const std::string& dir, std::int64_t step, const std::vector<std::string>& files);
-  void remove_old(const std::string& dir, const std::string& newest) const;
+  void apply(const Loaded& loaded, int saved_world_size, Undo& undo);
+  std::string write_files(const std::string& folder, const std::string& lineage) const;
+  void commit(const std::string& dir, Manifest& manifest, const std::vector<std::string>& files);
+  void remove_old(const std::string& dir) const;
 
   std::vector<Part> parts_;
   World world_;
   TrainingStateOptions options_;
   std::int64_t step_ = 0;
+  std::vector<std::uint64_t> line_;   // checksums of the manifests that this run continues
   std::vector<std::string> damaged_;  // seen while resuming: they do not count as good
 };
 
