@@ -382,6 +382,7 @@ class Model {
     if (paths.empty()) return;
     const std::string path = paths[static_cast<std::size_t>(command.pick) % paths.size()];
     if (!damaged_.insert(step_of(path)).second) return;
+    harmed_.insert(step_of(path));
     const std::vector<std::string> names = disk_.names(path);
     const std::string file =
         path + "/" + names[static_cast<std::size_t>(command.pick) % names.size()];
@@ -394,7 +395,7 @@ class Model {
   }
 
   // What a save that returned wrote is there, unless a later one took its place. What was removed
-  // may be back, whole or not.
+  // may be back, but whole.
   void power_loss(const Command& command) {
     job_.reset();
     disk_.lose_power(static_cast<unsigned>(command.pick));
@@ -411,6 +412,8 @@ class Model {
         now[step] = value;
         continue;
       }
+      RC_ASSERT(
+          harmed_.contains(step));  // nothing is seen without its files, not even when removed
       const Folder& last = damaged_.contains(step) ? stands_ : durable_;
       if (last.contains(step)) now[step] = last.at(step);
       damaged_.insert(step);
@@ -423,8 +426,8 @@ class Model {
   std::unique_ptr<Job> job_;
   std::map<int, Save> saves_;  // every one tried
   int last_value_ = 0;
-  Folder stands_, durable_;  // values; also of damaged ones
-  std::set<std::int64_t> damaged_;
+  Folder stands_, durable_;                  // values; also of damaged ones
+  std::set<std::int64_t> damaged_, harmed_;  // of those that stand; of those that ever did
 };
 
 // The sequences are the same in every run, unless a number or RapidCheck's own variable is given.
@@ -432,7 +435,7 @@ rc::detail::TestParams params() {
   rc::detail::TestParams params = rc::detail::configuration().testParams;
   const char* sequences = std::getenv("CAIRN_STATEFUL_SEQUENCES");
   if (sequences == nullptr && std::getenv("RC_PARAMS") == nullptr) params.seed = 1;
-  params.maxSuccess = sequences == nullptr ? 1000 : std::atoi(sequences);
+  params.maxSuccess = sequences == nullptr ? 3000 : std::atoi(sequences);
   params.maxSize = 30;  // commands in a sequence
   return params;
 }
