@@ -163,7 +163,8 @@ ManifestFile file_of(const Json& json) {
     CheckpointEntry entry = entry_of(item, file.name);
     const bool of_a_rank = file.name == kStateFile && entry.name.starts_with(kRankPrefix);
     if (!usable_name(entry.name) || of_a_rank || !names.insert(entry.name).second) {
-      fail_field("distinct names of entries in ", file.name, ", got '", entry.name, "'");
+      fail_field("distinct names of entries in ", file.name, ", got '", entry.name.substr(0, 80),
+                 "'");
     }
     check_size(entry, left);
     file.entries.push_back(std::move(entry));
