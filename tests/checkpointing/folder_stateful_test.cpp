@@ -435,7 +435,7 @@ rc::detail::TestParams params() {
   rc::detail::TestParams params = rc::detail::configuration().testParams;
   const char* sequences = std::getenv("CAIRN_STATEFUL_SEQUENCES");
   if (sequences == nullptr && std::getenv("RC_PARAMS") == nullptr) params.seed = 1;
-  params.maxSuccess = sequences == nullptr ? 3000 : std::atoi(sequences);
+  params.maxSuccess = sequences == nullptr ? 2000 : std::atoi(sequences);
   params.maxSize = 30;  // commands in a sequence
   return params;
 }
