@@ -145,8 +145,9 @@ void flush_folder(const std::string& path) {
   system_calls().close(descriptor);
   errno = reason;
   // Some network file systems have no such call for folders; their renames are durable by
-  // themselves.
-  if (status != 0 && reason != EINVAL && reason != ENOTSUP) fail_io("flush the folder", path);
+  // themselves. A parent on a read-only file system has nothing to flush.
+  const bool needless = reason == EINVAL || reason == ENOTSUP || reason == EROFS;
+  if (status != 0 && !needless) fail_io("flush the folder", path);
 }
 
 void flush_parents(const std::string& path) {

@@ -229,6 +229,7 @@ void TrainingState::commit(const std::string& dir, Manifest& manifest,
   }
   for (const ManifestFile& file : manifest.files) check_written(temporary, file);
   const std::string text = manifest_text(manifest);
+  const std::uint64_t id = parse_manifest(text, temporary).checksum;  // so it can be read back
   WritableFile file(temporary + "/" + kManifestName);
   file.write(text);
   file.close();
@@ -238,7 +239,7 @@ void TrainingState::commit(const std::string& dir, Manifest& manifest,
   flush_parents(dir);
   try_to_remove(aside);
   std::erase(damaged_, folder);
-  line_.insert(line_.begin(), parse_manifest(text, folder).checksum);
+  line_.insert(line_.begin(), id);
   line_.resize(std::min(line_.size(), kLongestLine));
   remove_old(dir);
 }
