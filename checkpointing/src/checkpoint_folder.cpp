@@ -1,10 +1,7 @@
 #include "cairn/checkpointing/checkpoint_folder.h"
 
-#include <algorithm>
-#include <filesystem>
-
 #include "cairn/core/error.h"
-#include "file_io.h"
+#include "lineage.h"
 #include "manifest.h"
 #include "step_folder.h"
 #include "stored_file.h"
@@ -12,11 +9,6 @@
 namespace cairn::checkpointing {
 
 namespace {
-
-Manifest read_manifest(const std::string& path) {
-  const std::string file = path + "/" + kManifestName;
-  return parse_manifest(read_text(file), file);
-}
 
 // The contents under their names in read_checkpoint: state.safetensors as they are,
 // rank-0.safetensors below "rank-0".
@@ -31,17 +23,28 @@ FlatState read_files(const std::string& path, const Manifest& manifest,
   return values;
 }
 
+std::vector<std::string> paths_of(const std::vector<Standing>& standing) {
+  std::vector<std::string> paths;
+  for (const Standing& one : standing) paths.push_back(one.path);
+  return paths;
+}
+
 }  // namespace
 
+bool CheckpointEntry::in_file() const {
+  return kind != EntryKind::text && kind != EntryKind::dictionary;
+}
+
 std::uint64_t CheckpointEntry::bytes() const {
-  if (kind == EntryKind::text || kind == EntryKind::dictionary) return 0;
+  if (!in_file()) return 0;
   return static_cast<std::uint64_t>(shape.numel()) * core::size_of(dtype);
 }
 
 CheckpointSummary summarize_checkpoint(const std::string& path) {
   const Manifest manifest = read_manifest(path);
   CheckpointSummary summary;
-  summary.step = manifest.step;
+  summary.step = manifest.lineage.step;
+  summary.save = manifest.lineage.save;
   summary.world_size = manifest.world_size;
   for (const ManifestFile& file : manifest.files) {
     for (CheckpointEntry entry : file.entries) {
@@ -75,19 +78,11 @@ StateDict read_checkpoint(const std::string& path) {
 }
 
 std::vector<std::string> list_checkpoints(const std::string& dir) {
-  std::vector<std::pair<std::int64_t, std::string>> found;
-  std::error_code error;
-  for (const auto& item : std::filesystem::directory_iterator(dir, error)) {
-    const std::int64_t step = step_of_folder(item.path().filename().string());
-    if (step >= 0) found.emplace_back(step, item.path().string());
-  }
-  if (error && error != std::errc::no_such_file_or_directory) {
-    core::fail<core::IoError>("checkpoint", "expected to list '", dir, "', got: ", error.message());
-  }
-  std::sort(found.rbegin(), found.rend());
-  std::vector<std::string> paths;
-  for (auto& [step, path] : found) paths.push_back(std::move(path));
-  return paths;
+  return paths_of(standing_in(dir));
+}
+
+std::vector<std::string> newest_line(const std::string& dir) {
+  return paths_of(newest_line(standing_in(dir)));
 }
 
 }  // namespace cairn::checkpointing

@@ -1,17 +1,15 @@
 #include "file_io.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "system_calls.h"
 
 namespace cairn::checkpointing {
 
@@ -29,7 +27,7 @@ constexpr std::size_t kLargestCall = std::size_t{1}
 int open_or_fail(const std::string& path, int flags, const char* what) {
   int descriptor = -1;
   do {
-    descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+    descriptor = system_calls().open(path, flags);
   } while (descriptor < 0 && errno == EINTR);
   if (descriptor < 0) fail_io(what, path);
   return descriptor;
@@ -41,13 +39,13 @@ WritableFile::WritableFile(const std::string& path)
     : path_(path), descriptor_(open_or_fail(path, O_WRONLY | O_CREAT | O_TRUNC, "write")) {}
 
 WritableFile::~WritableFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+  if (descriptor_ >= 0) system_calls().close(descriptor_);
 }
 
 void WritableFile::write(const void* data, std::size_t bytes) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t n = ::write(descriptor_, at, std::min(bytes, kLargestCall));
+    const ssize_t n = system_calls().write(descriptor_, at, std::min(bytes, kLargestCall));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_io("write", path_);
     at += n;
@@ -56,35 +54,34 @@ void WritableFile::write(const void* data, std::size_t bytes) {
 }
 
 void WritableFile::close() {
-  if (::fsync(descriptor_) != 0) fail_io("flush", path_);
+  if (system_calls().fsync(descriptor_) != 0) fail_io("flush", path_);
   const int descriptor = std::exchange(descriptor_, -1);
-  if (::close(descriptor) != 0) fail_io("close", path_);
+  if (system_calls().close(descriptor) != 0) fail_io("close", path_);
 }
 
 ReadableFile::ReadableFile(const std::string& path)
     : path_(path), descriptor_(open_or_fail(path, O_RDONLY, "read")) {
   struct stat status {};
-  const bool known = ::fstat(descriptor_, &status) == 0;
+  const bool known = system_calls().status(descriptor_, status) == 0;
   if (known && S_ISREG(status.st_mode)) {
     size_ = static_cast<std::uint64_t>(status.st_size);
     return;
   }
   if (known) errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
   const int reason = errno;
-  ::close(descriptor_);
+  system_calls().close(descriptor_);
   errno = reason;
   fail_io("read", path_);
 }
 
 ReadableFile::~ReadableFile() {
-  ::close(descriptor_);
+  system_calls().close(descriptor_);
 }
 
 void ReadableFile::read(std::uint64_t offset, void* data, std::size_t bytes) const {
   char* at = static_cast<char*>(data);
   while (bytes > 0) {
-    const ssize_t n =
-        ::pread(descriptor_, at, std::min(bytes, kLargestCall), static_cast<off_t>(offset));
+    const ssize_t n = system_calls().read(descriptor_, at, std::min(bytes, kLargestCall), offset);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_io("read", path_);
     if (n == 0) {
@@ -104,26 +101,69 @@ std::string read_text(const std::string& path) {
   return text;
 }
 
-void flush_folder(const std::string& path) {
-  const int descriptor = open_or_fail(path, O_RDONLY | O_DIRECTORY, "open the folder");
-  const int status = ::fsync(descriptor);
-  const int reason = errno;
-  ::close(descriptor);
-  errno = reason;
-  // Some network file systems have no such call for folders; their renames are durable by
-  // themselves.
-  if (status != 0 && reason != EINVAL && reason != ENOTSUP) fail_io("flush the folder", path);
+bool exists(const std::string& path) {
+  struct stat status {};
+  if (system_calls().status(path, status) == 0) return true;
+  if (errno != ENOENT) fail_io("look at", path);
+  return false;
 }
 
-void rename_or_exchange(const std::string& from, const std::string& to) {
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return;
-  if (errno == EINVAL || errno == ENOSYS) {  // the file system cannot exchange: clear the way first
-    std::error_code ignored;
-    std::filesystem::remove_all(to, ignored);
-  } else if (errno != ENOENT) {
-    fail_io("replace", to);
+std::uint64_t file_bytes(const std::string& path) {
+  return ReadableFile(path).size();
+}
+
+std::vector<std::string> list_folder(const std::string& path) {
+  std::vector<std::string> names;
+  if (system_calls().list(path, names) != 0 && errno != ENOENT) fail_io("list", path);
+  return names;
+}
+
+void make_folders(const std::string& path) {
+  if (path.empty() || exists(path)) return;
+  make_folders(std::filesystem::path(path).parent_path().string());
+  if (system_calls().make_folder(path) != 0 && errno != EEXIST) fail_io("make the folder", path);
+}
+
+void remove_everything(const std::string& path) {
+  struct stat status {};
+  if (system_calls().status(path, status) != 0) {
+    if (errno == ENOENT) return;
+    fail_io("look at", path);
   }
-  if (::rename(from.c_str(), to.c_str()) != 0) fail_io("rename to", to);
+  if (!S_ISDIR(status.st_mode)) {
+    if (system_calls().remove_file(path) != 0) fail_io("remove", path);
+    return;
+  }
+  for (const std::string& name : list_folder(path)) remove_everything(path + "/" + name);
+  if (system_calls().remove_folder(path) != 0) fail_io("remove", path);
+}
+
+void flush_folder(const std::string& path) {
+  const int descriptor = open_or_fail(path, O_RDONLY | O_DIRECTORY, "open the folder");
+  const int status = system_calls().fsync(descriptor);
+  const int reason = errno;
+  system_calls().close(descriptor);
+  errno = reason;
+  // Some network file systems have no such call for folders; their renames are durable by
+  // themselves. A parent on a read-only file system has nothing to flush.
+  const bool needless = reason == EINVAL || reason == ENOTSUP || reason == EROFS;
+  if (status != 0 && !needless) fail_io("flush the folder", path);
+}
+
+void flush_parents(const std::string& path) {
+  namespace fs = std::filesystem;
+  fs::path folder = fs::absolute(path);
+  while (folder.has_relative_path()) {
+    folder = folder.parent_path();
+    const int descriptor = system_calls().open(folder.string(), O_RDONLY | O_DIRECTORY);
+    if (descriptor < 0 && errno == EACCES) continue;
+    if (descriptor >= 0) system_calls().close(descriptor);
+    flush_folder(folder.string());
+  }
+}
+
+void rename(const std::string& from, const std::string& to) {
+  if (system_calls().rename(from, to) != 0) fail_io("rename to", to);
 }
 
 }  // namespace cairn::checkpointing

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cairn::checkpointing {
 
@@ -44,8 +45,17 @@ class ReadableFile {
 };
 
 std::string read_text(const std::string& path);
-void flush_folder(const std::string& path);  // its entries: created, renamed and removed names
-/// Gives `from` the name `to`; where that exists, the two change names in one step.
-void rename_or_exchange(const std::string& from, const std::string& to);
+bool exists(const std::string& path);
+std::uint64_t file_bytes(const std::string& path);
+/// The names in a folder, in any order; none where there is no such folder.
+std::vector<std::string> list_folder(const std::string& path);
+void make_folders(const std::string& path);  // with its parents, where they are missing
+void rename(const std::string& from, const std::string& to);
+void remove_everything(const std::string& path);  // a file, or a folder and all below it, if there
+/// Makes its entries (names created, renamed and removed) outlive a loss of power.
+void flush_folder(const std::string& path);
+/// The same for the folder's own name and those of its parents. One that may not be opened is left
+/// out: it was there before any run of this user.
+void flush_parents(const std::string& path);
 
 }  // namespace cairn::checkpointing

@@ -1,5 +1,7 @@
 #include "flat_state.h"
 
+#include <algorithm>
+
 #include "cairn/core/error.h"
 
 namespace cairn::checkpointing {
@@ -37,6 +39,13 @@ void insert(StateDict& state, const std::string& path, std::size_t from, StateDi
 }
 
 }  // namespace
+
+bool usable_name(const std::string& name) {
+  constexpr std::ptrdiff_t kMostKeys = 64;
+  return !name.empty() && name.front() != '.' && name.back() != '.' &&
+         name.find("..") == std::string::npos &&
+         std::count(name.begin(), name.end(), '.') < kMostKeys;
+}
 
 const char* name(EntryKind kind) {
   switch (kind) {

@@ -1,5 +1,6 @@
 // JSON parsed strictly: nlohmann's parser keeps the last of two equal keys, which would let a
-// damaged file pass.
+// damaged file pass, and its values recurse once a level, so that a deep enough text overflows the
+// stack.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,8 +8,10 @@
 
 namespace cairn::checkpointing {
 
-/// Throws core::DataError "[where] expected ... in '<path>'" for text that is not JSON or repeats a
-/// key in one object.
+inline constexpr int kDeepestJson = 32;  // levels; what Cairn writes has five
+
+/// Throws core::DataError "[where] expected ... in '<path>'" for text that is not JSON, repeats a
+/// key in one object or nests deeper than kDeepestJson.
 nlohmann::ordered_json parse_json(const std::string& text, const char* where,
                                   const std::string& path);
 

@@ -1,11 +1,17 @@
 #include "manifest.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
+#include <set>
 
 #include "cairn/core/error.h"
+#include "file_io.h"
+#include "flat_state.h"
 #include "json_text.h"
 #include "safetensors_format.h"
+#include "step_folder.h"
 
 namespace cairn::checkpointing {
 
@@ -14,8 +20,19 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "cairn-training-state";
-constexpr int kVersion = 1;
-constexpr int kCompact = -1, kIndented = 1;  // nlohmann's indents
+constexpr int kVersion = 2;                                // 1 had no lineage
+constexpr std::uint64_t kLargestManifest = 1'000'000'000;  // bytes
+constexpr int kCompact = -1, kIndented = 1;                // nlohmann's indents
+
+// "<what was expected>, got <what is there>"; the file's name follows in parsing().
+struct BadField : core::DataError {
+  using core::DataError::DataError;
+};
+
+template <class... Args>
+[[noreturn]] void fail_field(const Args&... args) {
+  throw BadField(core::str(args...));
+}
 
 std::string hex(std::uint64_t value) {
   char text[17];
@@ -27,8 +44,7 @@ std::uint64_t parse_hex(const std::string& text) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
   if (error != std::errc{} || end != text.data() + text.size() || text.size() != 16) {
-    core::fail<core::DataError>("manifest", "expected a checksum of 16 hexadecimal digits, got '",
-                                text, "'");
+    fail_field("a checksum of 16 hexadecimal digits, got '", text, "'");
   }
   return value;
 }
@@ -67,12 +83,43 @@ std::string dump(const Json& json, int indent) {
   }
 }
 
+// Whole and in range: nlohmann's own getter takes 1.5 for 1 and wraps what does not fit.
+std::int64_t integer_of(const Json& json, const char* key, std::int64_t least,
+                        std::int64_t largest = INT64_MAX) {
+  const Json& value = json.at(key);
+  const bool fits = value.is_number_integer() &&
+                    !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) &&
+                    value.get<std::int64_t>() >= least && value.get<std::int64_t>() <= largest;
+  if (!fits) {
+    fail_field("an integer from ", least, " to ", largest, " as ", key, ", got ", value.dump());
+  }
+  return value.get<std::int64_t>();
+}
+
+const Json& list_of(const Json& json, const char* key) {
+  const Json& value = json.at(key);
+  if (!value.is_array()) fail_field("a list as ", key, ", got ", value.type_name());
+  return value;
+}
+
 EntryKind parse_kind(const std::string& text) {
   for (const EntryKind kind : {EntryKind::tensor, EntryKind::number, EntryKind::integer,
                                EntryKind::text, EntryKind::dictionary}) {
     if (text == name(kind)) return kind;
   }
-  core::fail<core::DataError>("manifest", "expected a kind of entry, got '", text, "'");
+  fail_field("a kind of entry, got '", text, "'");
+}
+
+Shape shape_of(const Json& entry, const std::string& name) {
+  const Json& sizes = list_of(entry, "shape");
+  if (sizes.size() > static_cast<std::size_t>(core::kMaxDims)) {
+    fail_field("at most ", core::kMaxDims, " sizes for '", name, "', got ", sizes.size());
+  }
+  Shape shape;
+  for (const Json& size : sizes) {
+    shape.push_back(integer_of(Json{{"size", size}}, "size", 0));
+  }
+  return shape;
 }
 
 CheckpointEntry entry_of(const Json& json, const std::string& file) {
@@ -85,18 +132,75 @@ CheckpointEntry entry_of(const Json& json, const std::string& file) {
   if (entry.kind == EntryKind::text) entry.text = json.at("text").get<std::string>();
   if (entry.kind == EntryKind::tensor) {
     entry.dtype = core::parse_dtype(json.at("dtype").get<std::string>());
-    for (const Json& size : json.at("shape")) entry.shape.push_back(size.get<std::int64_t>());
+    entry.shape = shape_of(json, entry.name);
   }
-  if (json.contains("xxh3")) entry.checksum = parse_hex(json.at("xxh3").get<std::string>());
+  if (entry.in_file()) entry.checksum = parse_hex(json.at("xxh3").get<std::string>());
   return entry;
+}
+
+// Every entry lies in the file's bytes, which bounds shapes too.
+void check_size(const CheckpointEntry& entry, std::uint64_t& left) {
+  if (!entry.in_file()) return;
+  std::uint64_t bytes = core::size_of(entry.dtype);
+  bool fits = true;
+  for (const std::int64_t size : entry.shape) {
+    fits = fits && !__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes);
+  }
+  if (!fits || bytes > left) {
+    fail_field("entries that fit the bytes of ", entry.file, ", got '", entry.name, "' ",
+               entry.dtype, " ", entry.shape);
+  }
+  left -= bytes;
 }
 
 ManifestFile file_of(const Json& json) {
   ManifestFile file;
   file.name = json.at("name").get<std::string>();
-  file.bytes = json.at("bytes").get<std::uint64_t>();
-  for (const Json& entry : json.at("entries")) file.entries.push_back(entry_of(entry, file.name));
+  file.bytes = static_cast<std::uint64_t>(integer_of(json, "bytes", 0));
+  std::uint64_t left = file.bytes;
+  std::set<std::string> names;
+  for (const Json& item : list_of(json, "entries")) {
+    CheckpointEntry entry = entry_of(item, file.name);
+    const bool of_a_rank = file.name == kStateFile && entry.name.starts_with(kRankPrefix);
+    if (!usable_name(entry.name) || of_a_rank || !names.insert(entry.name).second) {
+      fail_field("distinct names of entries in ", file.name, ", got '", entry.name.substr(0, 80),
+                 "'");
+    }
+    check_size(entry, left);
+    file.entries.push_back(std::move(entry));
+  }
   return file;
+}
+
+// The file of the parts and one a rank, each once, and no path to anywhere else.
+void check_files(const Manifest& manifest) {
+  std::set<std::string> missing = {kStateFile};
+  if (manifest.files.size() != static_cast<std::size_t>(manifest.world_size) + 1) {
+    fail_field("the files of ", manifest.world_size, " rank(s), got ", manifest.files.size());
+  }
+  for (int rank = 0; rank < manifest.world_size; ++rank) missing.insert(rank_file(rank));
+  for (const ManifestFile& file : manifest.files) {
+    if (missing.erase(file.name) == 1) continue;
+    fail_field("the files of ", manifest.world_size, " rank(s), each once, got '", file.name, "'");
+  }
+}
+
+Json json_of(const Lineage& lineage) {
+  Json continues = Json::array();
+  for (const std::uint64_t id : lineage.continues) continues.push_back(hex(id));
+  return {{"step", lineage.step}, {"save", lineage.save}, {"continues", std::move(continues)}};
+}
+
+Lineage lineage_of(const Json& json) {
+  Lineage lineage;
+  lineage.step = integer_of(json, "step", 0);
+  lineage.save = integer_of(json, "save", 1, INT64_MAX - 1);
+  const Json& continues = list_of(json, "continues");
+  if (continues.size() > kLongestLine) {
+    fail_field("at most ", kLongestLine, " saves that this one continues, got ", continues.size());
+  }
+  for (const Json& id : continues) lineage.continues.push_back(parse_hex(id.get<std::string>()));
+  return lineage;
 }
 
 // Calls f, turning what nlohmann's accessors and the parsers throw into a DataError that names the
@@ -109,29 +213,35 @@ auto parsing(const std::string& path, F&& f) {
     core::fail<core::DataError>("manifest", "expected a manifest in '", path, "', got: ", e.what());
   } catch (const core::InvalidArgument& e) {
     core::fail<core::DataError>("manifest", "expected a manifest in '", path, "', got: ", e.what());
+  } catch (const BadField& e) {
+    core::fail<core::DataError>("manifest", "expected ", e.what(), " in '", path, "'");
   }
 }
 
-void check_format(const Json& json, const std::string& path) {
+// Returns the version.
+std::int64_t check_format(const Json& json, const std::string& path) {
   if (!json.is_object() || json.value("format", "") != kFormat) {
     core::fail<core::DataError>("manifest", "expected the format ", kFormat, " in '", path,
                                 "', got another");
   }
-  const int version = json.value("version", 0);
-  if (version != kVersion) {
-    core::fail<core::DataError>("manifest", "expected version ", kVersion, " in '", path, "', got ",
-                                version, " (written by another release of Cairn)");
+  const std::int64_t version = integer_of(json, "version", INT64_MIN);
+  if (version < 1 || version > kVersion) {
+    core::fail<core::DataError>("manifest", "expected version 1 to ", kVersion, " in '", path,
+                                "', got ", version, " (written by another release of Cairn)");
   }
+  return version;
 }
 
-void check_checksum(Json json, const std::string& path) {
+std::uint64_t check_checksum(Json json, const std::string& path) {
   const std::string stored = json.value("checksum", "");
   json.erase("checksum");
   const std::string body = dump(json, kCompact);
-  if (stored != hex(checksum(body.data(), body.size()))) {
+  const std::uint64_t actual = checksum(body.data(), body.size());
+  if (stored != hex(actual)) {
     core::fail<core::DataError>("manifest", "expected the checksum ", stored, " of '", path,
                                 "', got another: the manifest is damaged");
   }
+  return actual;
 }
 
 }  // namespace
@@ -139,11 +249,10 @@ void check_checksum(Json json, const std::string& path) {
 std::string manifest_text(const Manifest& manifest) {
   Json files = Json::array();
   for (const ManifestFile& file : manifest.files) files.push_back(json_of(file));
-  Json json = {{"format", kFormat},
-               {"version", kVersion},
-               {"step", manifest.step},
-               {"world_size", manifest.world_size},
-               {"files", std::move(files)}};
+  Json json = {{"format", kFormat}, {"version", kVersion}};
+  json.update(json_of(manifest.lineage));
+  json["world_size"] = manifest.world_size;
+  json["files"] = std::move(files);
   const std::string body = dump(json, kCompact);
   json["checksum"] = hex(checksum(body.data(), body.size()));
   return dump(json, kIndented) + "\n";
@@ -152,14 +261,44 @@ std::string manifest_text(const Manifest& manifest) {
 Manifest parse_manifest(const std::string& text, const std::string& path) {
   const Json json = parse_json(text, "manifest", path);
   return parsing(path, [&] {
-    check_format(json, path);
-    check_checksum(json, path);
+    const std::int64_t version = check_format(json, path);
     Manifest manifest;
-    manifest.step = json.at("step").get<std::int64_t>();
-    manifest.world_size = json.at("world_size").get<int>();
-    for (const Json& file : json.at("files")) manifest.files.push_back(file_of(file));
+    manifest.checksum = check_checksum(json, path);
+    if (version == 1) {
+      manifest.lineage.step = integer_of(json, "step", 0);
+    } else {
+      manifest.lineage = lineage_of(json);
+    }
+    manifest.world_size = static_cast<int>(integer_of(json, "world_size", 1, INT32_MAX));
+    for (const Json& file : list_of(json, "files")) manifest.files.push_back(file_of(file));
+    check_files(manifest);
     return manifest;
   });
+}
+
+Manifest read_manifest(const std::string& folder) {
+  const std::string path = folder + "/" + kManifestName;
+  if (file_bytes(path) > kLargestManifest) {
+    core::fail<core::DataError>("manifest", "expected at most ", kLargestManifest, " bytes in '",
+                                path, "', got more");
+  }
+  Manifest manifest = parse_manifest(read_text(path), path);
+  const std::string name = std::filesystem::path(folder).filename().string();
+  const std::int64_t step = std::max(step_of_folder(name), step_of_hidden(name, kReplaced));
+  if (step >= 0 && step != manifest.lineage.step) {
+    core::fail<core::DataError>("manifest", "expected step ", step, " in '", path, "', got ",
+                                manifest.lineage.step, " (was the folder renamed?)");
+  }
+  return manifest;
+}
+
+std::string lineage_text(const Lineage& lineage) {
+  return dump(json_of(lineage), kCompact);
+}
+
+Lineage parse_lineage(const std::string& text, const std::string& path) {
+  const Json json = parse_json(text, "lineage", path);
+  return parsing(path, [&] { return lineage_of(json); });
 }
 
 std::string manifest_file_text(const ManifestFile& file) {

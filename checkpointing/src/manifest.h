@@ -1,4 +1,5 @@
-// manifest.json: what a checkpoint must hold. Its last member is the checksum of all the others.
+// manifest.json: what a checkpoint must hold, and which saves it continues (lineage.h). Its last
+// member is the checksum of all the others, by which other manifests name it.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +16,31 @@ struct ManifestFile {
   std::vector<CheckpointEntry> entries;
 };
 
-struct Manifest {
+inline constexpr std::size_t kLongestLine = 100;  // saves that a manifest names
+
+struct Lineage {
   std::int64_t step = 0;
+  std::int64_t save = 0;                 // of its folder, from 1; 0: from before they were counted
+  std::vector<std::uint64_t> continues;  // checksums of manifests, the newest save first
+};
+
+struct Manifest {
+  Lineage lineage;
   int world_size = 1;
-  std::vector<ManifestFile> files;
+  std::vector<ManifestFile> files;  // state.safetensors and one a rank, in any order
+  std::uint64_t checksum = 0;       // of one that was read
 };
 
 std::string manifest_text(const Manifest& manifest);
-/// Throws core::DataError naming `path` and what is wrong.
+/// Believes nothing that the text says. Throws core::DataError naming `path` and what is wrong.
 Manifest parse_manifest(const std::string& text, const std::string& path);
+/// That of a checkpoint's folder. Throws core::IoError where there is none.
+Manifest read_manifest(const std::string& folder);
+
+// The lineage alone, as it is repeated in the metadata of state.safetensors.
+inline constexpr const char* kLineageKey = "lineage";
+std::string lineage_text(const Lineage& lineage);
+Lineage parse_lineage(const std::string& text, const std::string& path);
 
 // One file's part, as ranks hand it to rank 0.
 std::string manifest_file_text(const ManifestFile& file);

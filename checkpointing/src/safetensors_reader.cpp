@@ -69,8 +69,8 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& value, const s
   entry.name = name;
   const Json& dtype = member(value, "dtype", path, name);
   if (!dtype.is_string() || !parse_safetensors_dtype(dtype.get<std::string>(), entry.dtype)) {
-    fail_data(path, "expected a dtype of F16, BF16, F32, F64, I32, I64, U8 or BOOL for '", name,
-              "', got ", dtype.dump());
+    fail_data(path, "expected a dtype of F16, BF16, F32, F64, I16, I32, I64, U8 or BOOL for '",
+              name, "', got ", dtype.dump());
   }
   entry.shape = shape_of(member(value, "shape", path, name), path, name);
   const Json& offsets = member(value, "data_offsets", path, name);

@@ -31,8 +31,17 @@ inline std::int64_t step_of_folder(const std::string& name) {
   return parsed.ec == std::errc{} && parsed.ptr == end && step_folder(step) == name ? step : -1;
 }
 
-inline std::string temporary_folder(std::int64_t step) {
-  return core::str(".", step_folder(step), ".tmp");
+inline constexpr const char* kTemporary = ".tmp";  // being written, or being removed
+inline constexpr const char* kReplaced = ".old";   // while a new one takes its name
+
+inline std::string hidden_folder(std::int64_t step, const std::string& suffix) {
+  return core::str(".", step_folder(step), suffix);
+}
+
+/// The step of ".step-00000500" + suffix; -1 for any other name.
+inline std::int64_t step_of_hidden(const std::string& name, const std::string& suffix) {
+  if (name.size() <= suffix.size() || name[0] != '.' || !name.ends_with(suffix)) return -1;
+  return step_of_folder(name.substr(1, name.size() - 1 - suffix.size()));
 }
 
 inline std::string rank_name(int rank) {

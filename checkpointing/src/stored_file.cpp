@@ -1,22 +1,23 @@
 #include "stored_file.h"
 
-#include <filesystem>
 #include <optional>
 #include <set>
 
-#include "cairn/checkpointing/safetensors.h"
 #include "cairn/core/error.h"
+#include "file_io.h"
 #include "safetensors_format.h"
 
 namespace cairn::checkpointing {
 
 ManifestFile write_stored_file(const std::string& folder, const std::string& name,
-                               const FlatState& entries) {
+                               const FlatState& entries, SafetensorsMetadata metadata) {
   ManifestFile file;
   file.name = name;
   NamedTensors tensors;
   std::vector<std::size_t> entry_of_tensor;
   for (const auto& [entry_name, value] : entries) {
+    CAIRN_CHECK(usable_name(entry_name), "save",
+                "expected names of at most 64 non-empty keys, got '", entry_name, "'");
     CheckpointEntry entry;
     entry.name = entry_name;
     entry.file = name;
@@ -34,12 +35,13 @@ ManifestFile write_stored_file(const std::string& folder, const std::string& nam
     file.entries.push_back(std::move(entry));
   }
   const std::string path = folder + "/" + name;
+  metadata.insert(metadata.begin(), {"format", "cairn"});
   const std::vector<std::uint64_t> checksums =
-      write_safetensors_with_checksums(path, tensors, {{"format", "cairn"}});
+      write_safetensors_with_checksums(path, tensors, metadata);
   for (std::size_t i = 0; i < checksums.size(); ++i) {
     file.entries[entry_of_tensor[i]].checksum = checksums[i];
   }
-  file.bytes = std::filesystem::file_size(path);
+  file.bytes = file_bytes(path);
   return file;
 }
 
@@ -73,8 +75,7 @@ void read_entries(const SafetensorsReader& reader, const ManifestFile& file, Fla
   for (const CheckpointEntry& entry : file.entries) {
     known.insert(entry.name);
     std::optional<Tensor> tensor = Tensor();
-    const bool in_file = entry.kind != EntryKind::text && entry.kind != EntryKind::dictionary;
-    if (in_file) tensor = read_tensor(reader, entry, damage);
+    if (entry.in_file()) tensor = read_tensor(reader, entry, damage);
     if (tensor) values.emplace_back(entry.name, value_of(entry.kind, *tensor, entry.text));
   }
   for (const SafetensorsEntry& entry : reader.entries()) {
@@ -91,6 +92,10 @@ FlatState read_stored_file(const std::string& folder, const ManifestFile& file,
   FlatState values;
   try {
     const SafetensorsReader reader(folder + "/" + file.name);
+    if (reader.file_bytes() != file.bytes) {
+      damage.push_back(
+          core::str(file.name, ": ", reader.file_bytes(), " bytes instead of ", file.bytes));
+    }
     read_entries(reader, file, values, damage);
   } catch (const core::DataError& e) {
     damage.push_back(e.what());

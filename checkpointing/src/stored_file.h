@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cairn/checkpointing/safetensors.h"
 #include "flat_state.h"
 #include "manifest.h"
 
@@ -13,7 +14,7 @@ namespace cairn::checkpointing {
 /// Writes the entries to `folder`/`name`, flushed to the disk; returns what the manifest says of
 /// it.
 ManifestFile write_stored_file(const std::string& folder, const std::string& name,
-                               const FlatState& entries);
+                               const FlatState& entries, SafetensorsMetadata metadata = {});
 
 /// Reads and verifies `folder`/`file.name`. Each thing wrong adds a line to `damage`; the values
 /// are complete only where none was added.

@@ -11,7 +11,7 @@
 #include "cairn/core/log.h"
 #include "file_io.h"
 #include "flat_state.h"
-#include "manifest.h"
+#include "lineage.h"
 #include "state_copy.h"
 #include "step_folder.h"
 #include "stored_file.h"
@@ -24,25 +24,30 @@ namespace {
 
 constexpr char kOk = '+', kFailed = '-';  // first byte of what ranks tell each other
 
-void make_empty_folder(const std::string& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  fs::create_directories(path, error);
-  if (error) {
-    core::fail<core::IoError>("save", "expected a folder that can be written, got '", path,
-                              "': ", error.message());
+// Removes what nobody needs any more; where that fails the next save tries again.
+void try_to_remove(const std::string& path) {
+  try {
+    remove_everything(path);
+  } catch (const core::IoError& e) {
+    log::warn("{}", e.what());
   }
 }
 
-// What a killed run left half written.
-void remove_leftovers(const std::string& dir) {
-  std::error_code error;
-  for (const auto& item : fs::directory_iterator(dir, error)) {
-    const std::string name = item.path().filename().string();
-    const bool temporary = name.size() > 5 && name[0] == '.' && name.ends_with(".tmp") &&
-                           step_of_folder(name.substr(1, name.size() - 5)) >= 0;
-    if (temporary) fs::remove_all(item.path(), error);
+// What a killed run left: a checkpoint whose heir did not come gets its name back, the rest goes.
+// Nothing is removed before the names that make it needless are flushed.
+void clear_leftovers(const std::string& dir) {
+  std::vector<std::string> needless;
+  for (const std::string& name : list_folder(dir)) {
+    const std::int64_t replaced = step_of_hidden(name, kReplaced);
+    if (replaced >= 0 && !exists(dir + "/" + step_folder(replaced))) {
+      rename(dir + "/" + name, dir + "/" + step_folder(replaced));
+    } else if (replaced >= 0 || step_of_hidden(name, kTemporary) >= 0) {
+      needless.push_back(dir + "/" + name);
+    }
   }
+  if (needless.empty()) return;
+  flush_folder(dir);
+  for (const std::string& path : needless) try_to_remove(path);
 }
 
 FlatState own_state() {
@@ -63,22 +68,56 @@ void restore_generator(const StateDict& contents, int rank, int saved_world_size
   generator.set(generator.seed() + kGolden * static_cast<std::uint64_t>(rank), generator.offset());
 }
 
-bool has_manifest(const std::string& path) {
+void check_written(const std::string& folder, const ManifestFile& file) {
+  const std::string path = folder + "/" + file.name;
+  const bool there = exists(path);
+  if (there && file_bytes(path) == file.bytes) return;
+  core::fail<core::IoError>("save", "expected every rank's file in '", folder, "', got ",
+                            there ? "another " : "no ", file.name,
+                            " (is the folder shared between the machines?)");
+}
+
+// All lose their names at once and for good before the first loses a file: none is ever seen
+// without one.
+void remove_checkpoints(const std::string& dir, const std::vector<std::string>& paths) {
+  if (paths.empty()) return;
+  std::vector<std::string> hidden;
   try {
-    summarize_checkpoint(path);
-    return true;
-  } catch (const core::Error&) {
-    return false;
+    for (const std::string& path : paths) {
+      const std::string name = fs::path(path).filename().string();
+      const std::int64_t step = std::max(step_of_folder(name), step_of_hidden(name, kReplaced));
+      hidden.push_back(dir + "/" + hidden_folder(step, kTemporary));
+      rename(path, hidden.back());
+    }
+    flush_folder(dir);
+  } catch (const core::IoError& e) {
+    log::warn("cannot remove old checkpoints: {}", e.what());
+    return;  // the next save clears what has lost its name
+  }
+  for (const std::string& path : hidden) try_to_remove(path);
+}
+
+// Gives `from` the name `to`. No call can do that where `to` stands, not on every file system: it
+// steps aside first, under a name by which readers know it until the new one is there.
+void replace_folder(const std::string& from, const std::string& to, const std::string& aside) {
+  const bool replaces = exists(to);
+  if (replaces) rename(to, aside);
+  try {
+    rename(from, to);
+  } catch (const core::IoError&) {
+    if (replaces) rename(aside, to);
+    throw;
   }
 }
 
-void remove_checkpoint(const std::string& dir, const std::string& path) {
-  const std::int64_t step = step_of_folder(fs::path(path).filename().string());
-  const std::string hidden = dir + "/" + temporary_folder(step);
-  std::error_code error;
-  fs::rename(path, hidden, error);  // gone at once, whatever happens while its files are removed
-  if (!error) fs::remove_all(hidden, error);
-  if (error) log::warn("cannot remove the old checkpoint '{}': {}", path, error.message());
+// The checkpoint of that path, or the one that stepped aside from it when a save was killed.
+std::string standing_path(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  const fs::path folder = path;
+  const std::int64_t step = step_of_folder(folder.filename().string());
+  if (step < 0 || exists(path)) return path;
+  const std::string aside = (folder.parent_path() / hidden_folder(step, kReplaced)).string();
+  return exists(aside) ? aside : path;
 }
 
 }  // namespace
@@ -132,87 +171,100 @@ std::string TrainingState::together(const std::string& what,
 std::string TrainingState::save(const std::string& dir, std::int64_t step) {
   CAIRN_CHECK(step >= 0, "save", "expected a step >= 0, got ", step);
   const std::string what = core::str("save of step ", step);
-  const std::string folder = dir + "/" + step_folder(step);
-  const std::string temporary = dir + "/" + temporary_folder(step);
+  const std::string temporary = dir + "/" + hidden_folder(step, kTemporary);
+  Manifest manifest;
+  manifest.world_size = world_.size;
+  manifest.lineage = {.step = step, .continues = line_};
   try {
     together(what, [&] {
-      if (world_.rank == 0) remove_leftovers(dir);
-      if (world_.rank == 0) make_empty_folder(temporary);
+      if (world_.rank != 0) return "";
+      make_folders(dir);
+      clear_leftovers(dir);
+      manifest.lineage.save = next_save(standing_in(dir));
+      make_folders(temporary);
       return "";
     });
     std::vector<std::string> files;
     together(
-        what, [&] { return write_files(temporary); }, &files);
+        what, [&] { return write_files(temporary, lineage_text(manifest.lineage)); }, &files);
     together(what, [&] {
-      if (world_.rank == 0) commit(dir, step, files);
+      if (world_.rank == 0) commit(dir, manifest, files);
       return "";
     });
   } catch (...) {
-    std::error_code ignored;
-    if (world_.rank == 0) fs::remove_all(temporary, ignored);
+    if (world_.rank == 0) try_to_remove(temporary);
     throw;
   }
   step_ = step;
-  return folder;
+  return dir + "/" + step_folder(step);
 }
 
 // Returns the manifest's part of the shared file (rank 0 only), a line feed, that of this rank's
 // own.
-std::string TrainingState::write_files(const std::string& folder) const {
+std::string TrainingState::write_files(const std::string& folder,
+                                       const std::string& lineage) const {
   std::string shared;
   if (world_.rank == 0) {
     StateDict state;
     for (const Part& part : parts_) state.set(part.name, part.stateful->state_dict());
-    shared = manifest_file_text(write_stored_file(folder, kStateFile, flatten(state)));
+    shared = manifest_file_text(
+        write_stored_file(folder, kStateFile, flatten(state), {{kLineageKey, lineage}}));
   }
   return shared + "\n" +
          manifest_file_text(write_stored_file(folder, rank_file(world_.rank), own_state()));
 }
 
 // files: what write_files returned on each rank.
-void TrainingState::commit(const std::string& dir, std::int64_t step,
+void TrainingState::commit(const std::string& dir, Manifest& manifest,
                            const std::vector<std::string>& files) {
+  const std::int64_t step = manifest.lineage.step;
   const std::string folder = dir + "/" + step_folder(step);
-  const std::string temporary = dir + "/" + temporary_folder(step);
-  Manifest manifest;
-  manifest.step = step;
-  manifest.world_size = world_.size;
+  const std::string temporary = dir + "/" + hidden_folder(step, kTemporary);
+  const std::string aside = dir + "/" + hidden_folder(step, kReplaced);
   for (const std::string& pair : files) {
     const std::size_t end = pair.find('\n');
     for (const std::string& text : {pair.substr(0, end), pair.substr(end + 1)}) {
-      if (text.empty()) continue;
-      manifest.files.push_back(parse_manifest_file(text, temporary));
-      const std::string path = temporary + "/" + manifest.files.back().name;
-      if (!fs::exists(path)) {
-        core::fail<core::IoError>("save", "expected every rank's file in '", temporary,
-                                  "', got no ", manifest.files.back().name,
-                                  " (is the folder shared between the machines?)");
-      }
+      if (!text.empty()) manifest.files.push_back(parse_manifest_file(text, temporary));
     }
   }
+  for (const ManifestFile& file : manifest.files) check_written(temporary, file);
+  const std::string text = manifest_text(manifest);
+  const std::uint64_t id = parse_manifest(text, temporary).checksum;  // so it can be read back
   WritableFile file(temporary + "/" + kManifestName);
-  file.write(manifest_text(manifest));
+  file.write(text);
   file.close();
   flush_folder(temporary);
-  rename_or_exchange(temporary, folder);
+  replace_folder(temporary, folder, aside);
   flush_folder(dir);
-  std::error_code ignored;
-  fs::remove_all(temporary, ignored);  // what stood there before, if anything
+  flush_parents(dir);
+  try_to_remove(aside);
   std::erase(damaged_, folder);
-  remove_old(dir, folder);
+  line_.insert(line_.begin(), id);
+  line_.resize(std::min(line_.size(), kLongestLine));
+  remove_old(dir);
 }
 
-void TrainingState::remove_old(const std::string& dir, const std::string& newest) const {
-  int good = 1;  // the newest
-  for (const std::string& path : list_checkpoints(dir)) {
-    if (path == newest) continue;
-    const bool counts = std::find(damaged_.begin(), damaged_.end(), path) == damaged_.end();
+// What `keep` does not cover: the newest good ones of this line come first, those of lines left
+// behind fill up. A damaged one does not count, and goes when enough good ones stand before it.
+void TrainingState::remove_old(const std::string& dir) const {
+  const std::vector<Standing> standing = standing_in(dir);
+  std::vector<Standing> order = newest_line(standing);
+  for (const Standing& one : standing) {
+    const bool on_line = std::any_of(order.begin(), order.end(),
+                                     [&](const Standing& other) { return other.path == one.path; });
+    if (!on_line) order.push_back(one);
+  }
+  int good = 0;
+  std::vector<std::string> needless;
+  for (const Standing& one : order) {
+    const bool known = std::find(damaged_.begin(), damaged_.end(), one.path) != damaged_.end();
     if (good >= options_.keep) {
-      remove_checkpoint(dir, path);
-    } else if (counts && has_manifest(path)) {
+      needless.push_back(one.path);
+    } else if (one.id != 0 && !known) {
       ++good;
     }
   }
+  remove_checkpoints(dir, needless);
 }
 
 bool TrainingState::save_every(std::int64_t n, const std::string& dir) {
@@ -224,26 +276,31 @@ bool TrainingState::save_every(std::int64_t n, const std::string& dir) {
 }
 
 TrainingState::Loaded TrainingState::newest_good(const std::string& dir) {
-  const std::vector<std::string> candidates = list_checkpoints(dir);
+  const std::vector<Standing> standing = standing_in(dir);
+  const std::vector<Standing> line = newest_line(standing);
   std::string all_damage;
-  for (const std::string& path : candidates) {
+  for (const Standing& one : line) {
+    std::string damage;
     try {
-      return {path, read_checkpoint(path)};
+      return {one.path, read_checkpoint(one.path)};
     } catch (const core::DataError& e) {
-      all_damage += core::str("\n  ", e.what());
-      damaged_.push_back(path);
-      log::warn("passing over the damaged checkpoint '{}': {}", path, e.what());
+      damage = e.what();
     } catch (const core::IoError& e) {
-      all_damage += core::str("\n  ", e.what());
-      damaged_.push_back(path);
-      log::warn("passing over the unreadable checkpoint '{}': {}", path, e.what());
+      damage = e.what();
     }
+    all_damage += "\n  " + damage;
+    damaged_.push_back(one.path);
+    log::warn("passing over the damaged checkpoint '{}': {}", one.path, damage);
   }
-  if (!candidates.empty()) {
-    core::fail<core::DataError>("resume", "expected a good checkpoint in '", dir, "', got ",
-                                candidates.size(), " damaged:", all_damage);
-  }
-  return {};
+  if (standing.empty()) return {};
+  const std::string others =
+      standing.size() == line.size()
+          ? ""
+          : core::str("\n  (", standing.size() - line.size(),
+                      " more are of runs that were left behind: resume one by its path, or start "
+                      "in another folder)");
+  core::fail<core::DataError>("resume", "expected a good checkpoint in '", dir, "', got ",
+                              line.size(), " damaged:", all_damage, others);
 }
 
 std::optional<ResumeInfo> TrainingState::load(const std::string& what,
@@ -253,18 +310,30 @@ std::optional<ResumeInfo> TrainingState::load(const std::string& what,
     if (world_.rank == 0) loaded = choose();
     return loaded.path;
   });
-  if (path.empty()) return {};
+  if (path.empty()) {
+    line_.clear();
+    return {};
+  }
   CheckpointSummary summary;
+  std::vector<std::uint64_t> line;
   together(what, [&] {
     if (world_.rank != 0) loaded = {path, read_checkpoint(path)};
     summary = summarize_checkpoint(path);
+    line = line_of(path);
     return "";
   });
-  together(what, [&] {
-    apply(loaded, summary.world_size);
-    return "";
-  });
+  Undo undo;
+  try {
+    together(what, [&] {
+      apply(loaded, summary.world_size, undo);
+      return "";
+    });
+  } catch (...) {  // here or on another rank
+    for (const auto& give_back : undo) give_back();
+    throw;
+  }
   step_ = summary.step;
+  line_ = std::move(line);
   return ResumeInfo{path, summary.step, summary.world_size};
 }
 
@@ -273,25 +342,29 @@ std::optional<ResumeInfo> TrainingState::resume_latest(const std::string& dir) {
 }
 
 ResumeInfo TrainingState::resume(const std::string& path) {
-  return *load("resume", [&] { return Loaded{path, read_checkpoint(path)}; });
+  return *load("resume", [&] {
+    const std::string standing = standing_path(path);
+    return Loaded{standing, read_checkpoint(standing)};
+  });
 }
 
-// Each part's load is all or nothing; where a later one refuses, those before it get their old
-// state back.
-void TrainingState::apply(const Loaded& loaded, int saved_world_size) {
+// Each part's load is all or nothing; `undo` gives those that have loaded, and the generator, their
+// old state back.
+void TrainingState::apply(const Loaded& loaded, int saved_world_size, Undo& undo) {
   std::string problems;
   std::set<std::string> known;
-  std::vector<std::pair<core::Stateful*, StateDict>> old_states;
-  for (const Part& part : parts_) {
+  std::vector<StateDict> before;  // of every part, ahead of the first load: they may share tensors
+  for (const Part& part : parts_) before.push_back(deep_copy(part.stateful->state_dict()));
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
     known.insert(part.name);
     if (!loaded.contents.contains(part.name)) {
       problems += core::str("\n  missing: '", part.name, "'");
       continue;
     }
     try {
-      StateDict old = deep_copy(part.stateful->state_dict());
       part.stateful->load_state_dict(loaded.contents.dict(part.name));
-      old_states.emplace_back(part.stateful, std::move(old));
+      undo.push_back([part, old = std::move(before[i])] { part.stateful->load_state_dict(old); });
     } catch (const core::Error& e) {
       problems += core::str("\n  in '", part.name, "': ", e.what());
     }
@@ -301,10 +374,13 @@ void TrainingState::apply(const Loaded& loaded, int saved_world_size) {
     if (!of_a_rank && !known.contains(name)) problems += core::str("\n  surplus: '", name, "'");
   }
   if (!problems.empty()) {
-    for (const auto& [stateful, state] : old_states) stateful->load_state_dict(state);
     core::fail<core::DataError>("resume", "expected '", loaded.path,
                                 "' to fit this training, got:", problems);
   }
+  Generator& generator = Generator::current();
+  undo.push_back([&generator, seed = generator.seed(), offset = generator.offset()] {
+    generator.set(seed, offset);
+  });
   restore_generator(loaded.contents, world_.rank, saved_world_size);
 }
 

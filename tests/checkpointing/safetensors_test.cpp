@@ -146,6 +146,13 @@ std::vector<BadFile> bad_files() {
       {"too_many_dims",
        file_of(one(R"({"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]})"), 1),
        {"at most 8 sizes for 'a'"}},
+      {"deep", file_of(std::string(200000, '[') + std::string(200000, ']'), 0), {"32 levels"}},
+      {"deep_shape",
+       file_of(R"({"a":{"dtype":"F32","data_offsets":[0,8],"shape":)" + std::string(200000, '[') +
+                   std::string(200000, ']') + "}}",
+               8),
+       {"32 levels"}},
+      {"deep_and_open", file_of(std::string(200000, '['), 0), {"32 levels"}},
       {"metadata_number", file_of(R"({"__metadata__":{"step":5}})", 0), {"text as 'step'"}},
       {"overlap",
        file_of("{\"a\":" + a + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12),

@@ -236,7 +236,7 @@ TEST(TrainingState, ForeignFoldersAreDataErrors) {
   write_bytes(dir / "step-00000001/manifest.json",
               R"({"format": "cairn-training-state", "version": 99})");
   EXPECT_THAT(message_of<DataError>([&] { state.resume(dir / "step-00000001"); }),
-              HasSubstr("expected version 1"));
+              HasSubstr("expected version 1 to 2"));
 }
 
 TEST(TrainingState, RejectsBadNamesAndOptions) {
@@ -416,6 +416,34 @@ TEST(TrainingStateRanks, AnErrorOnOneRankIsAnErrorOnAll) {
   EXPECT_THAT(messages[1], AllOf(HasSubstr("[save of step 7]"), HasSubstr("on rank 0"),
                                  HasSubstr("small.layer.weight")));
   EXPECT_THAT(names_in(dir.string()), IsEmpty());
+}
+
+// One that the model of one rank does not fit is refused by all; what had loaded is loaded back,
+// once, and what had refused is left alone.
+TEST(TrainingStateRanks, ARefusalOnOneRankChangesNothingOnAny) {
+  const TemporaryFolder dir;
+  ThreadsWorld world(2);
+  std::vector<std::string> messages(2);
+  on_ranks(2, [&](int rank) {
+    SmallState first, second;
+    TrainingState({{"first", first}, {"second", second}}, world.of(rank)).save(dir.string(), 7);
+    first.change(3);
+    second.change(4);
+    if (rank == 1) second.weight = Tensor::zeros({5});
+    const SmallState first_before = first, second_before = second;
+    TrainingState state({{"first", first}, {"second", second}}, world.of(rank));
+    manual_seed(77);
+    messages[static_cast<std::size_t>(rank)] =
+        message_of<core::Error>([&] { state.resume_latest(dir.string()); });
+    EXPECT_TRUE(first == first_before) << rank;
+    EXPECT_TRUE(second == second_before) << rank;
+    EXPECT_EQ(first.loads, 2) << rank;
+    EXPECT_EQ(second.loads, rank == 1 ? 0 : 2) << rank;
+    EXPECT_EQ(Generator::current().seed(), 77u) << rank;
+    EXPECT_EQ(state.step(), 0) << rank;
+  });
+  EXPECT_THAT(messages[0], AllOf(HasSubstr("on rank 1"), HasSubstr("layer.weight [5]")));
+  EXPECT_THAT(messages[1], HasSubstr("in 'second'"));
 }
 
 TEST(TrainingStateRanks, SavingOnSomeRanksOnlyEndsInAnError) {

@@ -22,11 +22,13 @@ struct CheckpointEntry {
   std::uint64_t checksum = 0;  // XXH3 of the bytes, row-major
   std::string text;            // of text
 
+  bool in_file() const;         // tensors, numbers and integers; text stands in the manifest
   std::uint64_t bytes() const;  // in the file
 };
 
 struct CheckpointSummary {
   std::int64_t step = 0;
+  std::int64_t save = 0;  // the how manieth of its folder; 0: from before saves were counted
   int world_size = 1;
   std::vector<CheckpointEntry> entries;
 };
@@ -43,8 +45,14 @@ std::vector<std::string> find_damage(const std::string& path);
 /// naming all damage.
 StateDict read_checkpoint(const std::string& path);
 
-/// The folders `dir`/step-<n>, newest (largest n) first; none where there is no such folder.
+/// The folders `dir`/step-<n>, the last saved first, whatever its step; before those the ones so
+/// damaged that their age is unknown. None where there is no such folder. (Where a kill fell into
+/// the replacing of a step, its old checkpoint is listed by its hidden name.)
 std::vector<std::string> list_checkpoints(const std::string& dir);
+
+/// Of those, the ones that the last saved one continues, it first: what resuming tries in turn. The
+/// others belong to runs that were left behind, by going back to an earlier step or starting anew.
+std::vector<std::string> newest_line(const std::string& dir);
 
 /// Nested dictionaries as one list of "a.b.c" names, in order. An empty dictionary is an entry of
 /// its own.

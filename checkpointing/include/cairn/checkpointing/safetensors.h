@@ -4,8 +4,8 @@
 //   u64 little-endian header length | header, JSON: {"name": {"dtype": "F32", "shape": [2, 3],
 //   "data_offsets": [0, 24]}, ...} | data
 //
-// The reader believes nothing: header length, JSON, duplicate names, dtypes, shapes against
-// offsets, overlaps, holes and the file's length are checked before the first tensor is handed out,
+// The reader believes nothing: header length, JSON and its depth, duplicate names, dtypes, shapes
+// against offsets, overlaps, holes and the file's length are checked before the first tensor is handed out,
 // and every DataError names the file and the entry.
 //
 //   checkpointing::SafetensorsReader file("model.safetensors");

@@ -1,0 +1,154 @@
+// Saves that are killed, fail or lose power at each of their calls in turn, on a simulated disk.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cairn/checkpointing/training_state.h"
+#include "checkpointing/simulated_disk.h"
+#include "checkpointing/small_state.h"
+
+namespace cairn::checkpointing {
+namespace {
+
+using ::testing::ElementsAre;
+using Fault = SimulatedDisk::Fault;
+
+constexpr const char* kFolder = "/runs/mnist";
+
+class KilledSave : public ::testing::Test {
+ protected:
+  // Saves a state that `value` fills; false where the fault that was planned stopped it.
+  bool save(std::int64_t step, float value) {
+    part_.change(value);
+    bool saved = true;
+    try {
+      TrainingState({{"part", part_}}).save(kFolder, step);
+    } catch (const SimulatedDisk::Killed&) {
+      saved = false;
+    } catch (const core::IoError&) {
+      saved = false;
+    }
+    disk_.restart();
+    return saved;
+  }
+  // What resume_latest finds: the value, or -1 for nothing.
+  static float latest() {
+    SmallState fresh;
+    const auto found = TrainingState({{"part", fresh}}).resume_latest(kFolder);
+    return found ? fresh.weight.data<float>()[0] : -1;
+  }
+
+  SimulatedDisk disk_;
+  SystemCallsGuard guard_{disk_};
+  SmallState part_;
+};
+
+// A save that takes an older one's place has no call that exchanges the two on every file system.
+TEST_F(KilledSave, OfAStepThatStandsLeavesTheOldOrTheNew) {
+  ASSERT_TRUE(save(5, 1));
+  bool saved = false;
+  for (int calls = 1; !saved; ++calls) {
+    const float before = latest();
+    disk_.plan(Fault::kill_all, calls);
+    saved = save(5, before + 1);
+    const float after = latest();
+    EXPECT_TRUE(after == before || after == before + 1) << "killed at call " << calls;
+    SmallState part;  // by its path, too
+    TrainingState({{"part", part}}).resume(core::str(kFolder, "/step-00000005"));
+    EXPECT_EQ(part.weight.data<float>()[0], after);
+  }
+}
+
+// Kills leave what the next save clears away; that one is killed too, and then the power fails.
+TEST_F(KilledSave, TwiceAndThenALossOfPowerLeaveTheOldOrTheNew) {
+  const std::string aside = ".step-00000005.old";
+  int both = 0;
+  for (int first = 1; first < 45; ++first) {
+    for (int second = 1, killed = 1; killed != 0 && second < 45; ++second) {
+      SimulatedDisk disk;
+      SystemCallsGuard guard(disk);
+      const auto save_on = [&](float value, int calls) {
+        part_.change(value);
+        disk.plan(calls == 0 ? Fault::none : Fault::kill_all, calls);
+        bool stopped = false;
+        try {
+          TrainingState({{"part", part_}}).save(kFolder, 5);
+        } catch (const SimulatedDisk::Killed&) {
+          stopped = true;
+        }
+        disk.restart();
+        return stopped;
+      };
+      save_on(1, 0);
+      save_on(2, first);
+      const std::vector<std::string> names = disk.names(kFolder);
+      if (names.size() < 2 || std::count(names.begin(), names.end(), aside) == 0) break;
+      ++both;
+      killed = save_on(3, second) ? 1 : 0;
+      disk.lose_power(static_cast<unsigned>(2 * (first + second) + 1));
+      EXPECT_GE(latest(), 1) << "killed at calls " << first << " and " << second;
+    }
+  }
+  EXPECT_GT(both, 30);
+}
+
+// The first save into new folders returns only when their names are safe, too.
+TEST_F(KilledSave, ThatReturnedOutlivesALossOfPower) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    ASSERT_TRUE(save(static_cast<int>(seed), static_cast<float>(seed)));
+    disk_.lose_power(seed);
+    EXPECT_EQ(latest(), static_cast<float>(seed));
+  }
+}
+
+// A killed run has made the folders, but no one has flushed their names.
+TEST_F(KilledSave, LeavesFoldersThatTheNextOneFlushes) {
+  disk_.plan(Fault::kill_all, 4);
+  ASSERT_FALSE(save(1, 1));
+  ASSERT_THAT(disk_.names("/runs"), ElementsAre("mnist"));
+  ASSERT_TRUE(save(2, 2));
+  disk_.lose_power(0);
+  EXPECT_EQ(latest(), 2);
+}
+
+// Each call fails in turn, and the disk is full from each call on.
+TEST_F(KilledSave, ThatFailsIsAnErrorAndLosesNothing) {
+  for (const Fault fault : {Fault::fail, Fault::full}) {
+    ASSERT_TRUE(save(5, 1));
+    bool happened = true;
+    for (int calls = 1; happened; ++calls) {
+      const float before = latest();
+      disk_.plan(fault, calls);
+      part_.change(before + 1);
+      bool threw = false;
+      try {
+        TrainingState({{"part", part_}}).save(kFolder, 5);
+      } catch (const core::IoError&) {
+        threw = true;
+      }
+      happened = disk_.fault_happened();
+      disk_.restart();
+      EXPECT_TRUE(happened || !threw);
+      const float after = latest();
+      EXPECT_TRUE(after == before + 1 || (threw && after == before)) << calls;
+    }
+  }
+}
+
+// Sequences that the stateful test has shrunk to, on the code as it was before.
+TEST_F(KilledSave, FoundSequences) {
+  ASSERT_TRUE(save(1, 1));  // [save, power loss]
+  disk_.lose_power(0);
+  EXPECT_EQ(latest(), 1);
+  ASSERT_TRUE(save(1, 2));  // [save, save the same step, killed at call 34]
+  disk_.plan(Fault::kill_all, 34);
+  save(1, 3);
+  EXPECT_GE(latest(), 2);
+  ASSERT_TRUE(save(2, 4));  // [save 2, killed, a fresh start that saves 1, resume latest]
+  ASSERT_TRUE(save(1, 5));
+  EXPECT_EQ(latest(), 5);
+}
+
+}  // namespace
+}  // namespace cairn::checkpointing

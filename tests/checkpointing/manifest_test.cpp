@@ -1,0 +1,178 @@
+// Manifests that are whole by their checksum and wrong in what they say: written by a broken
+// program, or by somebody who means harm.
+#include "manifest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "cairn/checkpointing/checkpoint_folder.h"
+#include "cairn/checkpointing/training_state.h"
+#include "cairn/core/error.h"
+#include "checkpointing/small_state.h"
+#include "checkpointing/temporary_folder.h"
+#include "safetensors_format.h"
+
+namespace cairn::checkpointing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+std::string signed_text(Json json) {
+  json.erase("checksum");
+  const std::string body = json.dump();
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx",
+                static_cast<unsigned long long>(checksum(body.data(), body.size())));
+  json["checksum"] = text;
+  return json.dump(1);
+}
+
+std::string deep(int levels) {
+  const auto n = static_cast<std::size_t>(levels);
+  return std::string(n, '[') + std::string(n, ']');
+}
+
+struct Forgery {
+  const char* name;
+  std::function<void(Json&)> change;
+  const char* message;
+};
+std::ostream& operator<<(std::ostream& out, const Forgery& forgery) {
+  return out << forgery.name;
+}
+
+std::vector<Forgery> forgeries() {
+  const auto entry = [](Json& json) -> Json& { return json["files"][0]["entries"][0]; };
+  return {
+      {"negative_step", [](Json& j) { j["step"] = -1; }, "as step, got -1"},
+      {"fractional_step", [](Json& j) { j["step"] = 7.5; }, "as step, got 7.5"},
+      {"huge_step", [](Json& j) { j["step"] = UINT64_MAX; }, "as step, got 1844"},
+      {"other_step", [](Json& j) { j["step"] = 8; }, "expected step 7"},
+      {"no_step", [](Json& j) { j.erase("step"); }, "step"},
+      {"save_zero", [](Json& j) { j["save"] = 0; }, "as save, got 0"},
+      {"continues_text", [](Json& j) { j["continues"] = "all"; }, "a list as continues"},
+      {"continues_numbers", [](Json& j) { j["continues"] = {1}; }, "must be string"},
+      {"continues_no_checksum", [](Json& j) { j["continues"] = {"xyz"}; }, "16 hexadecimal"},
+      {"continues_too_much",
+       [](Json& j) { j["continues"] = std::vector<std::string>(101, "0123456789abcdef"); },
+       "at most 100 saves"},
+      {"no_ranks", [](Json& j) { j["world_size"] = 0; }, "as world_size, got 0"},
+      {"negative_ranks", [](Json& j) { j["world_size"] = -2; }, "as world_size, got -2"},
+      {"ranks_past_32_bits", [](Json& j) { j["world_size"] = (std::int64_t{1} << 32) + 1; },
+       "as world_size, got 4294967297"},
+      {"more_ranks_than_files", [](Json& j) { j["world_size"] = 2; }, "files of 2 rank(s), got 2"},
+      {"other_rank", [](Json& j) { j["files"][1]["name"] = "rank-1.safetensors"; },
+       "got 'rank-1.safetensors'"},
+      {"same_file_twice", [](Json& j) { j["files"][1]["name"] = "state.safetensors"; },
+       "each once, got 'state.safetensors'"},
+      {"outside", [](Json& j) { j["files"][0]["name"] = "../x"; }, "got '../x'"},
+      {"absolute", [](Json& j) { j["files"][0]["name"] = "/etc/passwd"; }, "got '/etc/passwd'"},
+      {"no_files", [](Json& j) { j["files"] = 5; }, "a list as files"},
+      {"negative_bytes", [](Json& j) { j["files"][0]["bytes"] = -1; }, "as bytes, got -1"},
+      {"entry_twice",
+       [](Json& j) { j["files"][0]["entries"].push_back(j["files"][0]["entries"][0]); },
+       "distinct names"},
+      {"entry_without_name", [=](Json& j) { entry(j)["name"] = ""; }, "got ''"},
+      {"entry_with_empty_key", [=](Json& j) { entry(j)["name"] = "small..x"; }, "small..x"},
+      {"entry_of_a_rank", [=](Json& j) { entry(j)["name"] = "rank-0.x"; }, "rank-0.x"},
+      {"entry_too_deep",
+       [=](Json& j) {
+         std::string name = "small";
+         for (int i = 0; i < 200000; ++i) name += ".a";
+         entry(j)["name"] = name;
+       },
+       "distinct names"},
+      {"unknown_kind", [=](Json& j) { entry(j)["kind"] = "file"; }, "a kind of entry, got 'file'"},
+      {"unknown_dtype", [=](Json& j) { entry(j)["dtype"] = "f8"; }, "f8"},
+      {"no_checksum", [=](Json& j) { entry(j).erase("xxh3"); }, "xxh3"},
+      {"negative_size",
+       [=](Json& j) {
+         entry(j)["shape"] = {-2, 3};
+       },
+       "got -2"},
+      {"too_many_sizes", [=](Json& j) { entry(j)["shape"] = std::vector<int>(9, 1); },
+       "at most 8 sizes"},
+      {"size_overflows",
+       [=](Json& j) {
+         entry(j)["shape"] = {std::int64_t{1} << 40, std::int64_t{1} << 40};
+       },
+       "fit the bytes of state.safetensors"},
+      {"size_past_the_file", [=](Json& j) { entry(j)["shape"] = {1 << 30}; },
+       "fit the bytes of state.safetensors"},
+      {"deep", [](Json& j) { j["more"] = Json::parse(deep(40)); }, "at most 32 levels"},
+  };
+}
+
+class ForgedManifest : public ::testing::TestWithParam<Forgery> {};
+
+TEST_P(ForgedManifest, IsADataErrorThatNamesFileAndField) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  const std::string path = state.save(dir.string(), 7), file = path + "/manifest.json";
+  Json json = Json::parse(read_bytes(file));
+  write_bytes(file, signed_text(json));
+  EXPECT_EQ(summarize_checkpoint(path).step, 7);  // the signature is what the reader asks for
+  GetParam().change(json);
+  write_bytes(file, signed_text(json));
+  const std::string message = message_of<core::DataError>([&] { summarize_checkpoint(path); });
+  EXPECT_THAT(message, HasSubstr(GetParam().message));
+  EXPECT_THAT(message, HasSubstr(file));
+  EXPECT_THROW(state.resume(path), core::DataError);
+  EXPECT_THROW(state.resume_latest(dir.string()), core::DataError);
+  EXPECT_EQ(small.loads, 0);
+}
+INSTANTIATE_TEST_SUITE_P(All, ForgedManifest, ::testing::ValuesIn(forgeries()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Manifest, BytesAreComparedWithTheFile) {
+  const TemporaryFolder dir;
+  SmallState small;
+  const std::string path = TrainingState({{"small", small}}).save(dir.string(), 7);
+  Json json = Json::parse(read_bytes(path + "/manifest.json"));
+  json["files"][0]["bytes"] = json["files"][0]["bytes"].get<int>() + 8;
+  write_bytes(path + "/manifest.json", signed_text(json));
+  EXPECT_THAT(find_damage(path), ElementsAre(HasSubstr("bytes instead of")));
+}
+
+TEST(Manifest, DeepTextIsADataError) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  const std::string good = state.save(dir.string(), 7), bad = state.save(dir.string(), 8);
+  for (const std::string& text :
+       {deep(200000), deep(200000).substr(0, 200000), "{\"format\":" + deep(200000) + "}"}) {
+    write_bytes(bad + "/manifest.json", text);
+    EXPECT_THAT(message_of<core::DataError>([&] { state.resume(bad); }),
+                HasSubstr("at most 32 levels"));
+    EXPECT_EQ(state.resume_latest(dir.string())->path, good);
+  }
+}
+
+TEST(Manifest, NamesThatCannotBeReadBackAreNotWritten) {
+  struct Deep : SmallState {
+    StateDict state_dict() const override {
+      StateDict state;
+      state.set("x", 1.0);
+      for (int i = 0; i < 70; ++i) {
+        StateDict outer;
+        outer.set("a", state);
+        state = outer;
+      }
+      return state;
+    }
+  } part;
+  const TemporaryFolder dir;
+  EXPECT_THAT(message_of<core::InvalidArgument>([&] {
+                TrainingState({{"small", part}}).save(dir.string(), 7);
+              }),
+              HasSubstr("at most 64 non-empty keys"));
+}
+
+}  // namespace
+}  // namespace cairn::checkpointing
