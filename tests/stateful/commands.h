@@ -27,8 +27,10 @@ struct Case {
   /// No f32 value is kept beside the weights (O3, or to() without amp): each update rounds.
   bool coarse() const;
   bool half() const;  // the weights are
-  /// Parameters whose value a cast or a load at this level may round, a bit each.
-  unsigned rounded_by_level() const;
+  /// Parameters whose value a cast to this level may round, a bit each.
+  unsigned rounded_by_cast() const;
+  /// Those whose value a load may: a half one whose f32 value somebody is there to keep is exact.
+  unsigned rounded_by_load() const;
   unsigned all_optimizers() const { return (1U << setup.rules.size()) - 1; }
   bool any_gradient() const;
 
@@ -37,6 +39,7 @@ struct Case {
   System system;
   std::vector<std::pair<int, int>> added;  // parameter, optimizer
   DType dtype = DType::f32;                // by to()
+  bool masters = true;                     // the optimizers keep f32 values of half weights
   int backwards = 0;                       // since gradients were last cleared
   bool over = false;  // the library has refused what it may refuse: nothing can follow
 

@@ -449,6 +449,12 @@ std::string temporary_folder() {
   return mkdtemp(pattern.data()) != nullptr ? pattern : parent;
 }
 
+std::string listed(const Numbers& numbers) {
+  std::string text;
+  for (const double number : numbers) text += core::str(text.empty() ? "" : ", ", number);
+  return text;
+}
+
 bool same_bits(const Numbers& a, const Numbers& b) {
   return a.size() == b.size() &&
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
@@ -544,8 +550,8 @@ System::Outcome System::together(const std::function<Numbers(std::size_t)>& work
       throw Mismatch("one rank throws and another does not: " + outcomes[0].error + outcome.error);
     }
     if (!same_bits(outcome.numbers, outcomes[0].numbers)) {
-      throw Mismatch(core::str("ranks answer differently: ", outcomes[0].numbers[0], " and ",
-                               outcome.numbers[0]));
+      throw Mismatch("ranks answer differently: " + listed(outcomes[0].numbers) + " and " +
+                     listed(outcome.numbers));
     }
   }
   return outcomes[0];
