@@ -71,15 +71,19 @@ Case::Case(const Setup& s) : setup(s), system(s) {
     parameter.trainable = (s.frozen & bit(p)) == 0;
     reference.parameters.push_back(parameter);
   }
-  const System::Outcome built = system.rebuild(s, false);
-  // Data parallelism wants one arena: it may ask to be built before optimizers that share it out.
-  const bool shared_out =
-      s.rules.size() > 1 ||
-      std::any_of(s.optimizer_of.begin(), s.optimizer_of.end(), [](int o) { return o < 0; });
-  over = built.threw() && s.ddp && s.order != Order::ddp_optimizer_amp && shared_out;
-  if (built.threw() && !over) throw Mismatch("building threw: " + built.error);
+  build(false);
   masters = keeps_masters(s.precision, true);
   if (!over) check(rounded_by_cast());
+}
+
+/// Data parallelism wants one arena: it may ask to be built before optimizers that share it out.
+void Case::build(bool fresh) {
+  const System::Outcome built = system.rebuild(setup, fresh);
+  const bool shared_out =
+      setup.rules.size() > 1 || std::any_of(setup.optimizer_of.begin(), setup.optimizer_of.end(),
+                                            [](int o) { return o < 0; });
+  over = built.threw() && setup.ddp && setup.order != Order::ddp_optimizer_amp && shared_out;
+  if (built.threw() && !over) throw Mismatch("building threw: " + built.error);
 }
 
 bool Case::half() const {
@@ -112,14 +116,15 @@ bool Case::any_gradient() const {
                      [](const Parameter& p) { return p.gradient.exists(); });
 }
 
-void Case::check(unsigned rounds) {
+void Case::check(unsigned rounds, DType through) {
   const Rank::Seen seen = system.look();
   for (int p = 0; p < kParameters; ++p) {
     const Rank::Seen::Parameter& own = seen.parameters[at(p)];
     Parameter& expected = reference.parameters[at(p)];
     const std::string name = kNames[at(p)];
     const bool follows = (rounds & bit(p)) != 0;
-    const double tolerance = follows ? 16 * rounding(own.dtype) + kExact : kExact;
+    const double rounded = follows ? std::max(rounding(own.dtype), rounding(through)) : 0.0;
+    const double tolerance = 16 * rounded + kExact;
     compare(name, own.weight, expected.weight, tolerance);
     compare(name + " as forward sees it", own.raw, own.weight, 1.001 * rounding(own.dtype));
     if (expected.optimizer >= 0 && own.updates != expected.updates) {
@@ -141,9 +146,10 @@ void Case::check(unsigned rounds) {
     }
     if (follows) expected.weight = own.weight;
   }
-  const bool named =
-      seen.culprit.empty() || std::find(kNames.begin(), kNames.end(), seen.culprit) != kNames.end();
-  if (!named) throw Mismatch("expected a parameter's full name as culprit, got " + seen.culprit);
+  for (const std::string& name : seen.named) {
+    if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) continue;
+    throw Mismatch("expected a parameter's full name, got '" + name + "'");
+  }
   for (std::size_t o = 0; o < seen.lrs.size(); ++o) {
     compare(core::str("learning rate of optimizer ", o), {seen.lrs[o]},
             {reference.lr(static_cast<int>(o), true)}, 1e-12);
@@ -501,7 +507,7 @@ class Freeze : public Command {
 class WriteWeight : public Command {
  public:
   WriteWeight(int parameter, Write how) : parameter_(parameter), how_(how) {}
-  bool possible(const Case& now) const override { return now.setup.ranks > 0; }
+  bool possible(const Case& /*now*/) const override { return true; }
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.write(parameter_, how_); }));
     for (double& w : now.reference.parameters[at(parameter_)].weight) {
@@ -596,12 +602,12 @@ class To : public Command {
     return !now.setup.precision && now.dtype != dtype_;
   }
   void run(Case& now) const override {
-    const bool loses = now.half();
+    const DType before = now.dtype;
     must_not_throw(now.system.each([&](Rank& rank) { rank.to(dtype_); }));
     for (Parameter& p : now.reference.parameters) p.gradient = {};
     now.dtype = dtype_;
     now.backwards = 0;
-    now.check(now.half() || loses ? kAll : 0);
+    now.check(kAll, before);
   }
   void show(std::ostream& out) const override { out << "model.to(" << dtype_ << ")"; }
 
@@ -650,7 +656,7 @@ class Release : public Command {
 
 class Clone : public Command {
  public:
-  bool possible(const Case& now) const override { return now.setup.ranks > 0; }
+  bool possible(const Case& /*now*/) const override { return true; }
   void run(Case& now) const override {
     const System::Outcome outcome =
         now.system.each([](Rank& rank) { return rank.cloned_weights(); });
@@ -701,6 +707,7 @@ class Resume : public Command {
   }
   void run(Case& now) const override {
     if (fresh_) rebuild(now);
+    if (now.over) return;
     const std::string path = now.system.folder() + "/step-00000001";
     must_not_throw(now.system.each([&](Rank& rank) { rank.resume(path, amp_first_); }));
     now.reference.load(now.file->state);
@@ -729,9 +736,9 @@ class Resume : public Command {
     Setup& setup = now.setup;
     setup.precision = fresh_->precision;
     setup.frozen = fresh_->frozen;
-    // With several optimizers data parallelism comes first.
-    if (setup.order != Order::ddp_optimizer_amp) setup.order = fresh_->order;
-    must_not_throw(now.system.rebuild(setup, true));
+    setup.order = fresh_->order;
+    now.build(true);
+    if (now.over) return;
     now.added = now.file->added;
     for (const auto& [parameter, optimizer] : now.added) {
       const int p = parameter, o = optimizer;
@@ -781,7 +788,7 @@ rc::Gen<Loss> losses() {
           one_of(kLosses), choice<unsigned>({{4, 3}, {1, 1}, {1, 2}}),
           choice<double>({{3, 0.5}, {1, 0x1p-6}, {1, 0x1p-9}}), mostly(), mostly(),
           rc::gen::tuple(mostly(), seldom(), choice<int>({{20, -1}, {1, 0}, {1, 1}, {1, 2}}),
-                         choice<int>({{30, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}}), seldom())),
+                         choice<int>({{12, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}}), seldom())),
       [](const auto& drawn) {
         const auto& [id, reach, size, by_amp, by_ddp, more] = drawn;
         const auto& [to_all, delayed, overflow_rank, thrower, in_forward] = more;
@@ -855,7 +862,7 @@ rc::Gen<CommandPtr> commands() {
       {10, make<Backward>(losses(), mostly(), just(1))},
       {2, make<Backward>(losses(), mostly(), choice<int>({{1, 2}, {1, 3}}))},
       {10, make<TakeStep>(steps())},
-      {1, make<Clear>(choice<int>({{1, 0}, {1, 1}, {1, -1}}))},
+      {2, make<Clear>(choice<int>({{1, 0}, {1, 1}, {2, -1}}))},
       {1, make<Freeze>(one_of(kParameters), just(true))},
       {2, make<Freeze>(one_of(kParameters), just(false))},
       {1, make<WriteWeight>(

@@ -21,9 +21,11 @@ namespace cairn::stateful {
 struct Case {
   explicit Case(const Setup& setup);
 
-  /// Compares everything that can be seen. rounds: these parameters (a bit each) were rounded to
-  /// half by what was done, which is allowed: the reference follows them.
-  void check(unsigned rounds = 0);
+  /// Makes the system anew, from the setup; over where it refuses with right.
+  void build(bool fresh);
+  /// Compares everything that can be seen. rounds: what was done may have rounded these parameters
+  /// (a bit each) to their dtype or to `through`: the reference follows them.
+  void check(unsigned rounds = 0, DType through = DType::f32);
   /// No f32 value is kept beside the weights (O3, or to() without amp): each update rounds.
   bool coarse() const;
   bool half() const;  // the weights are

@@ -260,7 +260,13 @@ Tensor Rank::loss_of(const Loss& loss) {
   net_->set_loss(&loss);
   const DType dtype = amp_ ? DType::f32 : parameter(0).dtype();
   const Tensor input = Tensor::from(x, {kCoefficients}, dtype);
-  return ddp_ && loss.by_ddp ? (*ddp_)(input) : (*net_)(input);
+  const amp::Explain explain;
+  const Tensor value = ddp_ && loss.by_ddp ? (*ddp_)(input) : (*net_)(input);
+  named_.clear();
+  for (const amp::ExplainMisfit& misfit : explain.report().misfits) {
+    if (!misfit.where.empty()) named_.push_back(misfit.where);
+  }
+  return value;
 }
 
 void Rank::backward(const Loss& loss, bool synchronise, unsigned optimizers) {
@@ -391,7 +397,8 @@ Rank::Seen Rank::look() const {
   }
   for (const auto& optimizer : optimizers_) seen.lrs.push_back(optimizer->lr());
   for (int id = 0; amp_ && id < kLosses; ++id) seen.loss_scales.push_back(amp_->loss_scale(id));
-  seen.culprit = last_.culprit;
+  seen.named = named_;
+  if (!last_.culprit.empty()) seen.named.push_back(last_.culprit);
   return seen;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cairn/amp/amp.h"
+#include "cairn/amp/explain.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/nn/module.h"
 #include "cairn/optim/optimizer.h"
@@ -121,9 +122,9 @@ class Rank {
       bool operator==(const Parameter&) const = default;
     };
     std::vector<Parameter> parameters;
-    Values lrs;           // of each optimizer's first group
-    Values loss_scales;   // none without amp
-    std::string culprit;  // of the last step
+    Values lrs;                      // of each optimizer's first group
+    Values loss_scales;              // none without amp
+    std::vector<std::string> named;  // parameters, by messages of the last forward and step
     bool operator==(const Seen&) const = default;
   };
   Seen look() const;
@@ -146,6 +147,7 @@ class Rank {
   std::unique_ptr<parallel::DistributedDataParallel> ddp_;
   std::optional<amp::Amp> amp_;
   optim::StepResult last_;
+  std::vector<std::string> named_;
 };
 
 /// Thrown where the library did what the reference does not know.
