@@ -1,0 +1,140 @@
+// Random sequences of what a trainer may do, on one rank and on two, against the reference.
+//
+// CAIRN_STATEFUL_SEQUENCES says how many (2,000 by default, half of them on two ranks); a failure
+// prints the shortest sequence that still fails and the seed: RC_PARAMS="seed=..." runs it again.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cairn/core/log.h"
+#include "commands.h"
+
+namespace cairn::stateful {
+namespace {
+
+struct Script {
+  Setup setup;
+  std::vector<CommandPtr> commands;
+};
+
+std::ostream& operator<<(std::ostream& out, const Script& script) {
+  out << "\n  " << script.setup;
+  for (const CommandPtr& command : script.commands) {
+    out << "\n  ";
+    command->show(out);
+  }
+  return out;
+}
+
+rc::Gen<Script> scripts(int ranks) {
+  return rc::gen::map(
+      rc::gen::pair(setups(ranks), rc::gen::container<std::vector<CommandPtr>>(commands())),
+      [](const auto& drawn) {
+        return Script{drawn.first, drawn.second};
+      });
+}
+
+/// Says what it is about to do, and where and why the system parts from the reference.
+void run(const Script& script, const std::function<void(const std::string&)>& say) {
+  try {
+    say("building");
+    Case now(script.setup);
+    for (const CommandPtr& command : script.commands) {
+      if (now.over) break;
+      if (!command->possible(now)) continue;
+      std::ostringstream where;
+      command->show(where);
+      say(where.str());
+      command->run(now);
+    }
+    say("ending");
+  } catch (const Mismatch& mismatch) {
+    return say(std::string("mismatch: ") + mismatch.what());
+  }
+  say("done");
+}
+
+constexpr unsigned kSeconds = 30;  // after which a sequence counts as hung
+constexpr char kEnd = '\0';        // of each thing said
+
+/// run() in a process of its own, so that a crash and a hang are findings like others and shrink
+/// too. Empty: the two agreed; else where they parted.
+std::string run_apart(const Script& script) {
+  int ends[2] = {-1, -1};
+  if (pipe(ends) != 0) return "no pipe";
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(kSeconds);
+    run(script, [&](const std::string& text) {
+      const std::string ended = text + kEnd;
+      if (write(ends[1], ended.data(), ended.size()) < 0) _exit(1);
+    });
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string said;
+  std::array<char, 4096> block{};
+  for (ssize_t n = 0; (n = read(ends[0], block.data(), block.size())) > 0;) {
+    said.append(block.data(), static_cast<std::size_t>(n));
+  }
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  std::vector<std::string> lines;
+  std::istringstream in(said);
+  for (std::string line; std::getline(in, line, kEnd);) lines.push_back(line);
+  lines.insert(lines.begin(), 2, "starting");
+  if (WIFSIGNALED(status)) {
+    const std::string how = WTERMSIG(status) == SIGALRM
+                                ? "hung"
+                                : "ended by signal " + std::to_string(WTERMSIG(status));
+    return "in " + lines.back() + ": " + how;
+  }
+  if (lines.back() == "done") return {};
+  return "after " + lines[lines.size() - 2] + ": " + lines.back();
+}
+
+int sequences() {
+  const char* text = std::getenv("CAIRN_STATEFUL_SEQUENCES");
+  return text == nullptr ? 2000 : std::max(2, std::atoi(text));
+}
+
+void search(int ranks) {
+  log::set_level(log::Level::off);
+  rc::detail::TestParams params = rc::detail::configuration().testParams;
+  params.maxSuccess = sequences() / 2;
+  params.maxSize = 60;
+  const auto result = rc::detail::checkTestable(
+      [ranks] {
+        const Script script = *scripts(ranks).as("sequence");
+        const std::string mismatch = run_apart(script);
+        if (!mismatch.empty()) RC_FAIL(mismatch);
+      },
+      rc::detail::TestMetadata{"stateful", "stateful"}, params);
+  if (result.is<rc::detail::SuccessResult>()) return;
+  std::ostringstream text;
+  rc::detail::printResultMessage(result, text);
+  FAIL() << text.str() << "\nagain: RC_PARAMS=\"seed=" << params.seed << "\"";
+}
+
+TEST(Stateful, OneRank) {
+  search(1);
+}
+
+TEST(Stateful, TwoRanks) {
+  search(2);
+}
+
+}  // namespace
+}  // namespace cairn::stateful

@@ -1,0 +1,567 @@
+#include "system.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "cairn/autograd/engine.h"
+#include "cairn/autograd/function.h"
+#include "cairn/autograd/ops.h"
+#include "cairn/autograd/thread_state.h"
+#include "cairn/core/error.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/nn/init.h"
+#include "cairn/optim/master.h"
+
+namespace cairn::stateful {
+
+namespace fs = std::filesystem;
+
+// ---- The model
+
+namespace {
+
+constexpr std::int64_t kCoefficients = 8;
+
+/// Hands its input on; breaks off in its forward or in its backward.
+struct Thrower {
+  static constexpr autograd::OpInfo kInfo{"thrower"};
+  bool in_forward = false;
+  Tensor forward(autograd::Context& /*context*/, const Tensor& x) const {
+    if (in_forward) core::fail<core::OutOfMemory>("thrower", "expected memory, got none");
+    Tensor y = Tensor::empty_like(x);
+    kernels::copy(x, y);
+    return y;
+  }
+  autograd::Tensors backward(autograd::Context& /*context*/, const Tensor& /*dy*/) const {
+    core::fail<core::OutOfMemory>("thrower", "expected memory, got none");
+  }
+};
+
+/// A matrix [1, n], whose gradient a product makes, and a vector, whose gradient a multiplication
+/// makes.
+class Part : public nn::Module {
+ public:
+  explicit Part(int first) : first_(first) {
+    for (int k = 0; k < 2; ++k) {
+      const int p = first + k;
+      const std::string path = kNames[static_cast<std::size_t>(p)];
+      const std::int64_t n = kSizes[static_cast<std::size_t>(p)];
+      const Shape shape = k == 0 ? Shape{1, n} : Shape{n};
+      add_parameter(path.substr(2), Tensor::from(initial_weight(p, false), shape, DType::f32));
+    }
+  }
+  std::string kind() const override { return "Part"; }
+  Tensor forward(const Tensor& x) override {
+    const NamedTensors own = parameters();
+    const std::int64_t n = own[0].tensor.numel();
+    const Tensor row = autograd::reshape(autograd::slice(x, 0, 0, n), {1, n});
+    const Tensor rest = autograd::slice(x, 0, n, x.size(0));
+    const Tensor product = autograd::linear(row, throwing(own[0].tensor, 0));
+    const Tensor y = autograd::mul(throwing(own[1].tensor, 1), rest);
+    return autograd::add(autograd::sum(product), autograd::sum(y));
+  }
+  const Loss* loss = nullptr;
+
+ protected:
+  std::shared_ptr<nn::Module> make_like() const override { return std::make_shared<Part>(first_); }
+
+ private:
+  Tensor throwing(const Tensor& w, int k) const {
+    const bool throws = loss != nullptr && loss->thrower == first_ + k;
+    return throws ? autograd::apply(Thrower{loss->in_forward}, w) : w;
+  }
+  int first_;
+};
+
+}  // namespace
+
+class Net : public nn::Module {
+ public:
+  Net() : a_(add_module("a", Part(0))), b_(add_module("b", Part(2))) {}
+  std::string kind() const override { return "Net"; }
+  Tensor forward(const Tensor& x) override {
+    const std::int64_t of_a = kSizes[0] + kSizes[1];
+    Tensor sum;
+    if ((loss_->reach & 1U) != 0) sum = (*a_)(autograd::slice(x, 0, 0, of_a));
+    if ((loss_->reach & 2U) == 0) return sum;
+    const Tensor b = (*b_)(autograd::slice(x, 0, of_a, kCoefficients));
+    return sum.defined() ? autograd::add(sum, b) : b;
+  }
+  void set_loss(const Loss* loss) { loss_ = a_->loss = b_->loss = loss; }
+
+ protected:
+  std::shared_ptr<nn::Module> make_like() const override { return std::make_shared<Net>(); }
+
+ private:
+  std::shared_ptr<Part> a_, b_;
+  const Loss* loss_ = nullptr;
+};
+
+Values initial_weight(int parameter, bool fresh) {
+  Values values;
+  for (int i = 0; i < kSizes[static_cast<std::size_t>(parameter)]; ++i) {
+    values.push_back(static_cast<float>((fresh ? 2.1 : 1.1) + parameter / 3.0 - i / 7.0));
+  }
+  return values;
+}
+
+/// Small integers times a power of two: exact in every half type, and so is their mean over two
+/// ranks.
+Values Loss::coefficients(int parameter, int rank) const {
+  Values values;
+  for (int i = 0; i < kSizes[static_cast<std::size_t>(parameter)]; ++i) {
+    values.push_back(size * (1 + (parameter + i) % 3) * (rank == 0 ? 1 : 3));
+  }
+  const bool overflows = overflow_rank == 2 || overflow_rank == rank;
+  if (overflows && parameter == first()) values[0] = std::numeric_limits<double>::infinity();
+  return values;
+}
+
+// ---- One rank
+
+namespace {
+
+std::unique_ptr<optim::Optimizer> make_optimizer(NamedTensors parameters, const Rule& rule) {
+  if (rule.adam) {
+    return std::make_unique<optim::FusedAdam>(
+        std::move(parameters), optim::AdamOptions{.lr = rule.lr, .weight_decay = 0.0});
+  }
+  return std::make_unique<optim::FusedSGD>(
+      std::move(parameters), optim::SgdOptions{.lr = rule.lr, .momentum = rule.momentum});
+}
+
+const StateDict* find_path(const StateDict& root, const std::string& path) {
+  const StateDict* at = &root;
+  for (std::size_t begin = 0; at != nullptr && begin <= path.size();) {
+    const std::size_t end = std::min(path.find('.', begin), path.size());
+    const StateDict::Value* value = at->find(path.substr(begin, end - begin));
+    at = value == nullptr ? nullptr : std::get_if<StateDict>(value);
+    begin = end + 1;
+  }
+  return at;
+}
+
+/// A part of the training state that this training does not have.
+class Nothing : public core::Stateful {
+ public:
+  StateDict state_dict() const override { return {}; }
+  void load_state_dict(const StateDict& /*state*/) override {}
+};
+
+}  // namespace
+
+Rank::Rank(const Setup& setup, std::optional<parallel::ProcessGroup> group, int rank, bool fresh)
+    : setup_(setup), group_(std::move(group)), rank_(rank), net_(std::make_unique<Net>()) {
+  for (int p = 0; p < kParameters; ++p) {
+    // Another object starts elsewhere, and so does another rank: DDP takes rank 0's values.
+    Values initial = initial_weight(p, fresh);
+    if (setup_.ddp && rank_ > 0) initial.assign(initial.size(), 9.0);
+    const Tensor tensor = parameter(p);
+    kernels::copy(Tensor::from(initial, tensor.shape(), DType::f32), tensor);
+    tensor.storage()->bump_version();
+    if ((setup_.frozen >> p & 1U) != 0) set_trainable(p, false);
+  }
+  if (setup_.order == Order::ddp_optimizer_amp) build_ddp();
+  build_optimizers();
+  if (setup_.order == Order::optimizer_ddp_amp) build_ddp();
+  if (setup_.precision) initialize(*setup_.precision);
+  if (setup_.order == Order::optimizer_amp_ddp) build_ddp();
+}
+
+Rank::~Rank() = default;
+
+void Rank::build_optimizers() {
+  for (int o = 0; o < static_cast<int>(setup_.rules.size()); ++o) {
+    NamedTensors own;
+    for (int p = 0; p < kParameters; ++p) {
+      if (setup_.optimizer_of[static_cast<std::size_t>(p)] != o) continue;
+      own.push_back({kNames[static_cast<std::size_t>(p)], parameter(p)});
+    }
+    optimizers_.push_back(make_optimizer(own, setup_.rules[static_cast<std::size_t>(o)]));
+    schedules_.push_back(
+        std::make_unique<optim::Schedule>(*optimizers_.back(), optim::step_decay(2, 0.5)));
+  }
+}
+
+void Rank::build_ddp() {
+  if (!setup_.ddp) return;
+  parallel::ProcessGroup group = group_ ? *group_ : parallel::ProcessGroup::single();
+  // Buckets of one or two parameters each.
+  ddp_ = std::make_unique<parallel::DistributedDataParallel>(
+      *net_, std::move(group),
+      parallel::DistributedOptions{.first_bucket_bytes = 16,
+                                   .bucket_bytes = 128,
+                                   .unused_as_zeros = setup_.unused_as_zeros});
+}
+
+void Rank::add_group(int p, int optimizer) {
+  Tensor tensor = parameter(p);
+  tensor.clear_grad();
+  const auto o = static_cast<std::size_t>(optimizer);
+  optimizers_[o]->add_group(
+      {.parameters = {{kNames[static_cast<std::size_t>(p)], tensor}}, .lr = setup_.rules[o].lr});
+}
+
+void Rank::set_trainable(int p, bool trainable) {
+  parameter(p).set_requires_grad(trainable);
+}
+
+void Rank::to(DType dtype) {
+  net_->to(dtype);
+}
+
+void Rank::initialize(const Precision& precision) {
+  amp::Options options;
+  options.opt_level = precision.level;
+  options.half_dtype = precision.half;
+  options.num_losses = kLosses;
+  options.collapse_after = 0;
+  options.fallback_after = precision.fallback ? 1000 : 0;
+  options.scaler.init_scale = precision.scale;
+  options.scaler.growth_interval = Scale::kInterval;
+  options.scaler.max_scale = Scale::kMax;
+  if (precision.dynamic) {
+    options.dynamic_loss_scale = true;
+  } else {
+    options.loss_scale = precision.scale;
+  }
+  if (group_) {
+    options.world = group_->world();
+    options.local_nonfinite = [this] {
+      return ddp_ ? ddp_->local_nonfinite() : std::vector<optim::NonFinite>();
+    };
+  }
+  std::vector<optim::Optimizer*> optimizers;
+  for (const auto& optimizer : optimizers_) optimizers.push_back(optimizer.get());
+  amp_ = amp::initialize({net_.get()}, optimizers, options);
+}
+
+void Rank::release() {
+  amp_->release();
+  amp_.reset();
+}
+
+Tensor Rank::loss_of(const Loss& loss) {
+  Values x;
+  for (int p = 0; p < kParameters; ++p) {
+    const Values own = loss.coefficients(p, rank_);
+    x.insert(x.end(), own.begin(), own.end());
+  }
+  net_->set_loss(&loss);
+  const DType dtype = amp_ ? DType::f32 : parameter(0).dtype();
+  const Tensor input = Tensor::from(x, {kCoefficients}, dtype);
+  const amp::Explain explain;
+  const Tensor value = ddp_ && loss.by_ddp ? (*ddp_)(input) : (*net_)(input);
+  named_.clear();
+  for (const amp::ExplainMisfit& misfit : explain.report().misfits) {
+    if (!misfit.where.empty()) named_.push_back(misfit.where);
+  }
+  return value;
+}
+
+void Rank::backward(const Loss& loss, bool synchronise, unsigned optimizers) {
+  std::optional<parallel::DistributedDataParallel::NoSync> alone;
+  if (ddp_) alone.emplace(ddp_->no_sync(!synchronise));
+  const Tensor value = loss_of(loss);
+  if (!amp_ || !loss.by_amp) return autograd::backward(value);
+  amp::LossOptions options{.loss_id = loss.id, .delay_overflow_check = loss.delayed};
+  for (std::size_t o = 0; o < optimizers_.size(); ++o) {
+    if ((optimizers >> o & 1U) != 0) options.optimizers.push_back(optimizers_[o].get());
+  }
+  amp_->backward(value, options);
+}
+
+Numbers Rank::step(const Step& step) {
+  const optim::StepOptions options{.max_gradient_norm = step.max_norm};
+  const auto index = static_cast<std::size_t>(std::max(step.optimizer, 0));
+  if (!step.by_amp) {
+    last_ = optimizers_[index]->step(options);
+  } else {
+    last_ = step.optimizer < 0 ? amp_->step(options) : amp_->step(*optimizers_[index], options);
+  }
+  for (std::size_t o = 0; o < schedules_.size() && step.schedule; ++o) {
+    if (step.optimizer < 0 || o == index) schedules_[o]->step(last_);
+  }
+  return {last_.applied ? 1.0 : 0.0, last_.gradient_norm};
+}
+
+void Rank::clear(int optimizer) {
+  optimizers_[static_cast<std::size_t>(optimizer)]->clear_grad();
+}
+
+void Rank::clear_module() {
+  net_->clear_grad();
+}
+
+void Rank::write(int p, Write how) {
+  const Tensor tensor = parameter(p);
+  if (how == Write::initialise) return nn::init::constant(tensor, 0.5);
+  if (how == Write::clamp) {
+    const Tensor limit = Tensor::full(tensor.shape(), 1.0, tensor.dtype());
+    const Tensor clamped = Tensor::empty_like(tensor);
+    kernels::binary(kernels::BinaryOp::maximum, tensor, limit, clamped);
+    kernels::copy(clamped, tensor);
+  } else {
+    const Tensor other = Tensor::full(tensor.shape(), 2.0, tensor.dtype());
+    kernels::axpby(0.5, other, 0.5, tensor);
+  }
+  tensor.storage()->bump_version();
+}
+
+void Rank::save(const std::string& folder, bool amp_first) {
+  with_state(amp_first, [&](checkpointing::TrainingState& state) { state.save(folder, 1); });
+}
+
+void Rank::resume(const std::string& path, bool amp_first) {
+  with_state(amp_first, [&](checkpointing::TrainingState& state) { state.resume(path); });
+}
+
+void Rank::with_state(bool amp_first,
+                      const std::function<void(checkpointing::TrainingState&)>& work) {
+  using Part = checkpointing::TrainingState::Part;
+  Nothing nothing;
+  const auto or_nothing = [&](core::Stateful* part) -> core::Stateful& {
+    return part != nullptr ? *part : nothing;
+  };
+  const bool two = optimizers_.size() > 1;
+  const Part model("model", *net_), amp("amp", or_nothing(amp_ ? &*amp_ : nullptr));
+  checkpointing::TrainingState state(
+      {amp_first ? amp : model, amp_first ? model : amp, Part("optimizer0", *optimizers_[0]),
+       Part("optimizer1", or_nothing(two ? optimizers_[1].get() : nullptr)),
+       Part("schedule0", *schedules_[0]),
+       Part("schedule1", or_nothing(two ? schedules_[1].get() : nullptr)),
+       Part("ddp", or_nothing(ddp_.get()))},
+      group_ ? group_->world() : World{});
+  work(state);
+}
+
+Numbers Rank::give_to_another(int p, int optimizer) {
+  const auto other = make_optimizer({{kNames[static_cast<std::size_t>(p)], parameter(p)}}, Rule{});
+  Loss loss;
+  loss.by_amp = false;
+  backward(loss, true, 0);
+  optimizers_[static_cast<std::size_t>(optimizer)]->step();
+  bool refused = false;
+  try {
+    other->step();
+  } catch (const core::Error&) {
+    refused = true;
+  }
+  net_->clear_grad();
+  return {refused ? 0.0 : 1.0};
+}
+
+Tensor Rank::parameter(int p) const {
+  return net_->parameters()[static_cast<std::size_t>(p)].tensor;
+}
+
+Numbers Rank::cloned_weights() const {
+  Numbers all;
+  for (const NamedTensor& parameter : net_->clone()->parameters()) {
+    const Values own = optim::master_value(parameter.tensor).to_vector();
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+Rank::Seen Rank::look() const {
+  Seen seen;
+  std::vector<StateDict> states;
+  for (const auto& optimizer : optimizers_) states.push_back(optimizer->state_dict());
+  for (int p = 0; p < kParameters; ++p) {
+    const Tensor tensor = parameter(p);
+    Seen::Parameter& own = seen.parameters.emplace_back();
+    own.weight = optim::master_value(tensor).to_vector();
+    own.raw = tensor.to_vector();
+    own.dtype = tensor.dtype();
+    for (const StateDict& state : states) {
+      const StateDict* all = find_path(state, "state");
+      const StateDict* entry =
+          all == nullptr ? nullptr : find_path(*all, kNames[static_cast<std::size_t>(p)]);
+      if (entry == nullptr) continue;
+      own.updates = static_cast<int>(entry->integer("step"));
+      for (const char* name : {"momentum_buffer", "exp_avg", "exp_avg_sq"}) {
+        if (entry->contains(name)) own.moments.push_back(entry->tensor(name).to_vector());
+      }
+    }
+  }
+  for (const auto& optimizer : optimizers_) seen.lrs.push_back(optimizer->lr());
+  for (int id = 0; amp_ && id < kLosses; ++id) seen.loss_scales.push_back(amp_->loss_scale(id));
+  seen.named = named_;
+  if (!last_.culprit.empty()) seen.named.push_back(last_.culprit);
+  return seen;
+}
+
+// ---- The ranks together
+
+/// A thread that does what it is handed.
+class Worker {
+ public:
+  Worker() : thread_([this] { run(); }) {}
+  ~Worker() {
+    start(nullptr);
+    thread_.join();
+  }
+  /// nullptr: ends.
+  void start(std::function<void()> work) {
+    const std::lock_guard lock(mutex_);
+    work_ = std::move(work);
+    busy_ = true;
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !busy_; });
+  }
+
+ private:
+  void run() {
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return busy_; });
+      const std::function<void()> work = std::move(work_);
+      lock.unlock();
+      if (work) work();
+      lock.lock();
+      busy_ = false;
+      changed_.notify_all();
+      if (!work) return;
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> work_;
+  bool busy_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+namespace {
+
+std::string temporary_folder() {
+  // Checkpoints are flushed to the disk: one in memory is faster.
+  const std::string parent =
+      fs::exists("/dev/shm") ? "/dev/shm" : fs::temp_directory_path().string();
+  std::string pattern = parent + "/cairn-stateful-XXXXXX";
+  return mkdtemp(pattern.data()) != nullptr ? pattern : parent;
+}
+
+std::string listed(const Numbers& numbers) {
+  std::string text;
+  for (const double number : numbers) text += core::str(text.empty() ? "" : ", ", number);
+  return text;
+}
+
+bool same_bits(const Numbers& a, const Numbers& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+}
+
+}  // namespace
+
+System::System(const Setup& setup) : setup_(setup), folder_(temporary_folder()) {
+  ranks_.resize(static_cast<std::size_t>(setup.ranks));
+  if (setup.ranks == 1) return;
+  worker_ = std::make_unique<Worker>();
+  groups_ = parallel::ProcessGroup::in_process(
+      setup.ranks,
+      {.timeout = std::chrono::seconds(2), .heartbeat_timeout = std::chrono::seconds(2)});
+}
+
+System::~System() {
+  try {
+    together([&](std::size_t index) {
+      ranks_[index].reset();
+      return Numbers();
+    });
+  } catch (const std::exception&) {  // ranks that differ have been told of
+  }
+  worker_.reset();
+  std::error_code ignored;
+  fs::remove_all(folder_, ignored);
+}
+
+System::Outcome System::rebuild(const Setup& setup, bool fresh) {
+  setup_ = setup;
+  return together([&](std::size_t index) {
+    ranks_[index].reset();
+    std::optional<parallel::ProcessGroup> group;
+    if (!groups_.empty()) group = groups_[index];
+    ranks_[index] = std::make_unique<Rank>(setup, group, static_cast<int>(index), fresh);
+    return Numbers();
+  });
+}
+
+namespace {
+
+std::string difference(const Rank::Seen& a, const Rank::Seen& b) {
+  std::string text;
+  const auto compare = [&](const std::string& what, const Values& x, const Values& y) {
+    for (std::size_t i = 0; i < x.size() && i < y.size(); ++i) {
+      if (x[i] != y[i]) text += core::str("\n  ", what, "[", i, "]: ", x[i], " and ", y[i]);
+    }
+  };
+  for (std::size_t p = 0; p < a.parameters.size(); ++p) {
+    const std::string name = kNames[p];
+    compare(name, a.parameters[p].weight, b.parameters[p].weight);
+    compare(name + " as forward sees it", a.parameters[p].raw, b.parameters[p].raw);
+    for (std::size_t m = 0; m < a.parameters[p].moments.size(); ++m) {
+      if (m >= b.parameters[p].moments.size()) continue;
+      compare("a moment of " + name, a.parameters[p].moments[m], b.parameters[p].moments[m]);
+    }
+  }
+  compare("loss scale", a.loss_scales, b.loss_scales);
+  compare("learning rate", a.lrs, b.lrs);
+  return text.empty() ? " in dtype, steps or culprit" : text;
+}
+
+}  // namespace
+
+Rank::Seen System::look() {
+  std::vector<Rank::Seen> seen(ranks_.size());
+  const Outcome outcome = together([&](std::size_t index) {
+    seen[index] = ranks_[index]->look();
+    return Numbers();
+  });
+  if (outcome.threw()) throw Mismatch("looking threw: " + outcome.error);
+  for (const Rank::Seen& own : seen) {
+    if (!(own == seen[0])) throw Mismatch("ranks differ" + difference(seen[0], own));
+  }
+  return seen[0];
+}
+
+System::Outcome System::together(const std::function<Numbers(std::size_t)>& work) {
+  std::vector<Outcome> outcomes(ranks_.size());
+  const auto run = [&](std::size_t index) {
+    try {
+      outcomes[index].numbers = work(index);
+    } catch (const std::exception& error) {
+      outcomes[index].error = *error.what() == '\0' ? "an error without words" : error.what();
+    }
+  };
+  if (worker_) worker_->start([&] { run(1); });
+  run(0);
+  if (worker_) worker_->wait();
+  for (const Outcome& outcome : outcomes) {
+    if (outcome.threw() != outcomes[0].threw()) {
+      throw Mismatch("one rank throws and another does not: " + outcomes[0].error + outcome.error);
+    }
+    if (!same_bits(outcome.numbers, outcomes[0].numbers)) {
+      throw Mismatch("ranks answer differently: " + listed(outcomes[0].numbers) + " and " +
+                     listed(outcome.numbers));
+    }
+  }
+  return outcomes[0];
+}
+
+}  // namespace cairn::stateful

@@ -1,0 +1,204 @@
+// The system under test: what one rank of a job holds, and the ranks in step.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cairn/amp/amp.h"
+#include "cairn/amp/explain.h"
+#include "cairn/checkpointing/training_state.h"
+#include "cairn/nn/module.h"
+#include "cairn/optim/optimizer.h"
+#include "cairn/optim/schedule.h"
+#include "cairn/parallel/distributed.h"
+#include "reference.h"
+
+namespace cairn::stateful {
+
+inline constexpr int kParameters = 4;
+inline constexpr int kLosses = 2;
+/// Of two submodules a and b. One is called like an entry of an optimizer's state.
+inline constexpr std::array<const char*, kParameters> kNames{"a.weight", "a.step", "b.weight",
+                                                             "b.bias"};
+inline constexpr std::array<int, kParameters> kSizes{3, 2, 2, 1};
+
+/// Initial values that no half type represents; `fresh` tells those of another object apart.
+Values initial_weight(int parameter, bool fresh);
+
+/// The loss is the sum over parameters p of c_p * w_p, so that its gradient is c_p.
+struct Loss {
+  int id = 0;
+  unsigned reach = 3;  // bit 0: submodule a, bit 1: b
+  double size = 1.0;   // a power of two
+  bool by_amp = true;
+  bool by_ddp = true;      // ddp(x), or the module's own call
+  bool to_all = true;      // says that it reaches every optimizer, not only those that it does
+  bool delayed = false;    // LossOptions::delay_overflow_check
+  int overflow_rank = -1;  // whose first coefficient is inf; -1: none's, 2: all ranks'
+  int thrower = -1;        // the parameter at which an operation throws; -1: none
+  bool in_forward = false;
+
+  bool reaches(int parameter) const { return (reach >> (parameter / 2) & 1U) != 0; }
+  /// The first that it reaches.
+  int first() const { return (reach & 1U) != 0 ? 0 : 2; }
+  Values coefficients(int parameter, int rank) const;
+};
+
+struct Precision {
+  amp::OptLevel level = amp::OptLevel::O0;
+  DType half = DType::f16;
+  bool dynamic = false;
+  double scale = 1.0;  // of both losses; of a dynamic one at the start
+  bool fallback = false;
+
+  Scale scale_of_loss() const { return {dynamic, scale}; }
+};
+
+enum class Order { optimizer_ddp_amp, ddp_optimizer_amp, optimizer_amp_ddp };
+
+struct Setup {
+  int ranks = 1;
+  Order order = Order::optimizer_ddp_amp;
+  bool ddp = false;
+  bool unused_as_zeros = false;
+  std::vector<int> optimizer_of;  // by parameter; -1: add_group brings it later
+  std::vector<Rule> rules;
+  unsigned frozen = 0;  // before anything is built; a bit each
+  std::optional<Precision> precision;
+};
+
+enum class Write { initialise, clamp, average };
+
+struct Step {
+  bool by_amp = true;
+  int optimizer = -1;  // -1: all, by amp only
+  double max_norm = 0.0;
+  bool schedule = false;
+};
+
+/// Numbers that every rank must agree on, bit for bit.
+using Numbers = std::vector<double>;
+
+class Net;
+
+class Rank {
+ public:
+  Rank(const Setup& setup, std::optional<parallel::ProcessGroup> group, int rank, bool fresh);
+  ~Rank();
+
+  void add_group(int parameter, int optimizer);
+  void set_trainable(int parameter, bool trainable);
+  void to(DType dtype);
+  void initialize(const Precision& precision);
+  void release();
+  /// optimizers: those that the loss says it reaches, a bit each; 0: all.
+  void backward(const Loss& loss, bool synchronise, unsigned optimizers);
+  /// applied, norm.
+  Numbers step(const Step& step);
+  void clear(int optimizer);
+  void clear_module();
+  void write(int parameter, Write how);
+  void save(const std::string& folder, bool amp_first);
+  void resume(const std::string& path, bool amp_first);
+  /// A second optimizer of this parameter, a plain backward of every parameter, a step of its own
+  /// optimizer and one of the second. Returns whether the last went through; throws where the
+  /// construction does.
+  Numbers give_to_another(int parameter, int optimizer);
+
+  /// What can be seen from outside.
+  struct Seen {
+    struct Parameter {
+      Values weight;  // in full precision
+      Values raw;     // as a forward sees it
+      DType dtype = DType::f32;
+      int updates = 0;
+      std::vector<Values> moments;
+      bool operator==(const Parameter&) const = default;
+    };
+    std::vector<Parameter> parameters;
+    Values lrs;                      // of each optimizer's first group
+    Values loss_scales;              // none without amp
+    std::vector<std::string> named;  // parameters, by messages of the last forward and step
+    bool operator==(const Seen&) const = default;
+  };
+  Seen look() const;
+  /// A clone's weights, in full precision, one after another.
+  Numbers cloned_weights() const;
+
+ private:
+  void build_optimizers();
+  void build_ddp();
+  void with_state(bool amp_first, const std::function<void(checkpointing::TrainingState&)>& work);
+  Tensor loss_of(const Loss& loss);
+  Tensor parameter(int parameter) const;
+
+  Setup setup_;
+  std::optional<parallel::ProcessGroup> group_;
+  int rank_;
+  std::unique_ptr<Net> net_;
+  std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
+  std::vector<std::unique_ptr<optim::Schedule>> schedules_;
+  std::unique_ptr<parallel::DistributedDataParallel> ddp_;
+  std::optional<amp::Amp> amp_;
+  optim::StepResult last_;
+  std::vector<std::string> named_;
+};
+
+/// Thrown where the library did what the reference does not know.
+class Mismatch : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class Worker;
+
+/// The same work on every rank at once: rank 0 in the caller's thread, rank 1 in one of its own.
+class System {
+ public:
+  explicit System(const Setup& setup);
+  ~System();
+  System(const System&) = delete;
+  System& operator=(const System&) = delete;
+
+  struct Outcome {
+    std::string error;  // of rank 0; empty: none threw
+    Numbers numbers;
+    bool threw() const { return !error.empty(); }
+  };
+  /// work(rank), which returns Numbers or nothing. Throws Mismatch where one rank throws and another
+  /// does not, or their numbers differ.
+  template <class Work>
+  Outcome each(Work work) {
+    return together([&](std::size_t index) -> Numbers {
+      if constexpr (std::is_void_v<decltype(work(*ranks_[index]))>) {
+        work(*ranks_[index]);
+        return {};
+      } else {
+        return work(*ranks_[index]);
+      }
+    });
+  }
+  /// Ends every object and makes new ones.
+  Outcome rebuild(const Setup& setup, bool fresh);
+
+  /// Throws Mismatch, naming what, where ranks see different things.
+  Rank::Seen look();
+  const std::string& folder() const { return folder_; }
+
+ private:
+  Outcome together(const std::function<Numbers(std::size_t)>& work);
+
+  Setup setup_;
+  std::string folder_;
+  std::unique_ptr<Worker> worker_;  // rank 1's thread
+  std::vector<parallel::ProcessGroup> groups_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace cairn::stateful
