@@ -60,19 +60,47 @@ Work convnet(const char* name, DType dtype) {
           }};
 }
 
+support::Gpt small_gpt() {
+  return support::Gpt({.vocabulary = 256, .tokens = 256, .width = 384, .layers = 6, .heads = 6});
+}
+
 Work gpt(const char* name, DType dtype) {
   return {name, [dtype] {
-            support::Gpt model(
-                {.vocabulary = 256, .tokens = 256, .width = 384, .layers = 6, .heads = 6});
-            return steps(std::move(model), dtype, integers({8, 256}, 256), integers({8, 256}, 256));
+            return steps(small_gpt(), dtype, integers({8, 256}, 256), integers({8, 256}, 256));
           }};
+}
+
+/// An O2 step of two micro-batches, their gradients summed in f32 or in bf16.
+std::function<void()> accumulated_steps(bool f32_sums) {
+  struct Accumulated {
+    support::Gpt model = small_gpt();
+    optim::FusedAdam optimizer{model.parameters(), {.lr = 1e-3, .weight_decay = 0.01}};
+    amp::Amp precision = amp::initialize(
+        model, optimizer, {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16});
+    Tensor x = integers({4, 256}, 256), target = integers({4, 256}, 256);
+  };
+  const auto training = std::make_shared<Accumulated>();
+  for (const auto& arena : training->optimizer.arenas()) arena->accumulate_in_f32(f32_sums);
+  return [training] {
+    for (int k = 0; k < 2; ++k) {
+      training->precision.backward(
+          nn::cross_entropy(training->model(training->x), training->target));
+    }
+    training->precision.step();
+  };
+}
+
+/// What f32 sums cost: the share of the time that sums in bf16 take.
+Work accumulation() {
+  return {"gpt_accumulate_2_bf16", [] { return accumulated_steps(true); },
+          [] { return accumulated_steps(false); }};
 }
 
 }  // namespace
 
 std::vector<Work> model_works() {
   return {convnet("convnet_step_f32", DType::f32), convnet("convnet_step_bf16", DType::bf16),
-          gpt("gpt_step_f32", DType::f32), gpt("gpt_step_bf16", DType::bf16)};
+          gpt("gpt_step_f32", DType::f32), gpt("gpt_step_bf16", DType::bf16), accumulation()};
 }
 
 }  // namespace bench

@@ -47,7 +47,7 @@ struct Training {
       for (const auto& buffer : arena->buffers()) {
         kernels::fill(buffer.data, 0.01);
         for (const auto& slot : buffer.slots) {
-          arena->parameters()[slot.parameter].tensor.meta().grad_written = true;
+          arena->parameters()[slot.parameter].tensor.gradient_slot().mark_written();
         }
       }
     }

@@ -8,6 +8,7 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
+#include "cairn/kernels/elementwise.h"
 
 namespace cairn::amp {
 
@@ -51,7 +52,26 @@ double norm_of_all(const std::vector<double>& norms, double type) {
 }  // namespace
 
 void ScaledLoss::backward() const {
-  autograd::backward(loss_);
+  autograd::backward(loss_, {}, {.scale = scale_});
+}
+
+Segment& Amp::Impl::begin_segment(const LossOptions& which, const char* where) {
+  CAIRN_CHECK(!released, where,
+              "expected a handle whose models are initialized, got a released one");
+  const LossScaler& scaler = loss(which.loss_id, where).scaler;
+  std::vector<std::size_t> reached;
+  for (const optim::Optimizer* optimizer : which.optimizers) {
+    reached.push_back(segments.index_of(*optimizer, where));
+  }
+  std::sort(reached.begin(), reached.end());
+  if (which.optimizers.empty()) reached = every_optimizer();
+  for (const std::size_t index : reached) {
+    segments.optimizers()[index].optimizer->check_scaler(scaler_id());
+  }
+  Segment& segment = segments.begin(which.loss_id, scaler.scale(), reached);
+  segment.unscale_delayed = which.delay_unscale;
+  segment.check_delayed = which.delay_overflow_check;
+  return segment;
 }
 
 ScaledLoss Amp::Impl::scale_loss(const Tensor& tensor, const LossOptions& which) {
@@ -59,27 +79,61 @@ ScaledLoss Amp::Impl::scale_loss(const Tensor& tensor, const LossOptions& which)
       tensor.defined() && tensor.numel() == 1 && core::is_floating(tensor.dtype()), "scale_loss",
       "expected a loss of one floating element, got ",
       tensor.defined() ? core::str(tensor.shape(), " ", tensor.dtype()) : "an undefined tensor");
-  CAIRN_CHECK(!released, "scale_loss",
-              "expected a handle whose models are initialized, got a released one");
   CAIRN_CHECK(std::isfinite(which.weight), "scale_loss", "expected a finite weight, got ",
               which.weight);
-  const LossScaler& scaler = loss(which.loss_id, "scale_loss").scaler;
-  std::vector<std::size_t> reached;
-  for (const optim::Optimizer* optimizer : which.optimizers) {
-    reached.push_back(segments.index_of(*optimizer, "scale_loss"));
-  }
-  std::sort(reached.begin(), reached.end());
-  if (which.optimizers.empty()) reached = every_optimizer();
-  Segment& segment = segments.begin(which.loss_id, scaler.scale(), reached);
-  segment.unscale_delayed = which.delay_unscale;
-  segment.check_delayed = which.delay_overflow_check;
+  const Segment& segment = begin_segment(which, "scale_loss");
 
   // Outside of any autocast region of the caller: half would overflow at 65504.
   const autograd::AutocastGuard no_autocast(false);
   const bool as_it_is = tensor.dtype() == DType::f32 || !options.enabled;
   const Tensor exact = as_it_is ? tensor : autograd::to(tensor, DType::f32);
   const double factor = segment.scale * which.weight;
-  return ScaledLoss(factor == 1.0 ? exact : autograd::affine(exact, factor, 0.0));
+  return {factor == 1.0 ? exact : autograd::affine(exact, factor, 0.0),
+          {scaler_id(), segment.scale}};
+}
+
+Region::Region(const Options& options, bool autocast) {
+  if (!autocast) return;
+  autocast_.emplace(true, options.half_dtype);
+  policies_.emplace(options.cast_policies);
+}
+
+Region Amp::region() const {
+  const auto fell_back = impl_->fallback.any();
+  const bool autocast = impl_->options.autocast.value_or(false) || (fell_back && fell_back());
+  return {impl_->options, autocast && impl_->options.enabled && !impl_->released};
+}
+
+Tensor Amp::cast(const Tensor& x) const {
+  const bool casts = impl_->options.enabled && !impl_->released && impl_->options.cast_model_type;
+  return casts ? to_floating(x, *impl_->options.cast_model_type) : x;
+}
+
+void Amp::adopt_gradients(optim::Optimizer& optimizer, const LossOptions& options) const {
+  const std::size_t index = impl_->segments.index_of(optimizer, "adopt_gradients");
+  const SegmentPtr& open = impl_->segments.optimizers()[index].open;
+  CAIRN_CHECK(!open || open->loss_id == options.loss_id, "adopt_gradients",
+              "expected gradients of loss ", options.loss_id, " alone, got those of loss ",
+              open->loss_id, " in the same optimizer (step first)");
+  const double scale = impl_->loss(options.loss_id, "adopt_gradients").scaler.scale();
+  optimizer.mark_scaled({impl_->scaler_id(), scale});
+  LossOptions own = options;
+  own.optimizers = {&optimizer};
+  impl_->begin_segment(own, "adopt_gradients");
+}
+
+Tensor Amp::unscaled_gradient(const Tensor& parameter) const {
+  const core::GradientSlot* slot = parameter.gradient_slot_or_null();
+  if (slot == nullptr || !(slot->has_sum() || slot->holds_gradient())) return {};
+  Tensor result =
+      Tensor::empty_strided(parameter.shape(), parameter.strides(), DType::f32, parameter.device());
+  const bool sum = slot->has_sum();
+  kernels::affine(sum ? slot->sum() : slot->memory(), sum ? 1.0 : 1.0 / slot->scale().factor, 0.0,
+                  result);
+  if (sum && slot->holds_gradient()) {
+    kernels::axpby(1.0 / slot->scale().factor, slot->memory(), 1.0, result);
+  }
+  return result;
 }
 
 ScaledLoss Amp::scale_loss(const Tensor& loss, const LossOptions& options) const {

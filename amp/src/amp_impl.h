@@ -27,6 +27,10 @@ struct Amp::Impl {
   Impl(Options resolved, const std::vector<nn::Module*>& models,
        const std::vector<optim::Optimizer*>& optimizers);
 
+  /// The segment of a loss's gradients, now the open one of the optimizers that it reaches.
+  Segment& begin_segment(const LossOptions& options, const char* where);
+  /// Of GradientScale; 0 where no loss is ever scaled: gradients of a plain backward do no harm then.
+  std::uint64_t scaler_id() const;
   ScaledLoss scale_loss(const Tensor& loss, const LossOptions& options);
   /// One result for each of these optimizers.
   std::vector<optim::StepResult> step(const std::vector<std::size_t>& which,
@@ -34,6 +38,7 @@ struct Amp::Impl {
   std::vector<std::size_t> every_optimizer() const;
   Loss& loss(int id, const char* where);
   void refresh_optimizers();
+  void forget_pending();
   void load_fp32_layers(const StateDict& state);
 
   Options options;
@@ -46,6 +51,8 @@ struct Amp::Impl {
   std::int64_t steps = 0;
 
  private:
+  std::uint64_t id_ = core::next_scaler_id();
+  void check_world(const optim::Optimizer& optimizer) const;
   void check_step(const std::vector<std::size_t>& which, const optim::StepOptions& options);
   /// Updates the scalers, remembers overflows; returns what is to be said of them.
   std::string judge(const GradientSegments::Resolved& resolved, const Findings& all);

@@ -145,7 +145,7 @@ void AnomalyMode::on_end(const OpEvent& event) {
   MeasuredOp measured;
   measured.op = event.name, measured.phase = event.phase;
   for (const Tensor& parameter : event.parameters) {
-    const std::string& name = parameter.meta().name;
+    const std::string& name = parameter.name();
     if (!name.empty()) measured.parameters.push_back(name);
   }
   measured.results = measure_all(event.outputs);

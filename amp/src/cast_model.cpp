@@ -58,8 +58,9 @@ void cast_to_half(nn::Module& model, const Options& options, const MasterStorage
     Tensor exact = cast_in_place(tensor, half);
     if (!*options.master_weights || !tensor.requires_grad()) continue;
     const auto storage = storages.find(tensor.id());
-    optim::set_master(tensor, std::move(exact),
-                      storage == storages.end() ? optim::MasterStorage::f32 : storage->second);
+    kernels::MasterWeight::assign(
+        tensor, std::move(exact),
+        storage == storages.end() ? optim::MasterStorage::f32 : storage->second);
   }
   for (const auto& [name, tensor] : model.buffers()) {
     if (core::is_floating(tensor.dtype()) && !kept.contains(tensor.id())) {
@@ -104,7 +105,7 @@ Tensor to_floating(const Tensor& x, DType dtype) {
 
 void widen_parameter(Tensor parameter) {
   if (!core::is_half(parameter.dtype())) return;
-  const Tensor exact = optim::master_value(parameter);
+  const Tensor exact = kernels::master_value(parameter);
   exact.storage()->set_category(core::MemoryCategory::parameters);
   parameter.set_data(exact);
 }

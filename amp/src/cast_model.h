@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cairn/amp/options.h"
+#include "cairn/kernels/master_weight.h"
 #include "cairn/nn/module.h"
-#include "cairn/optim/master.h"
 
 namespace cairn::amp {
 

@@ -95,7 +95,7 @@ void Explain::check_product(const OpEvent& event, ExplainRow& row) {
     ++row.tensor_core, ++sums_.tensor_core;
     return;
   }
-  const std::string where = event.parameters.empty() ? "" : event.parameters[0].meta().name;
+  const std::string where = event.parameters.empty() ? "" : event.parameters[0].name();
   auto& list = sums_.misfits;
   const auto found = std::find_if(list.begin(), list.end(), [&](const ExplainMisfit& known) {
     return known.op == event.name && known.where == where && known.reason == *misfit;

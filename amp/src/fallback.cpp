@@ -58,6 +58,7 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
     for (const auto& [path, module] : models[m]->modules()) {
       auto layer = std::make_shared<Layer>();
       layer->name = models.size() > 1 ? core::str(m, "/", path) : path;
+      if (layer->name.empty()) layer->name = module->kind();  // the model is one layer
       for (const auto& [name, tensor] : module->parameters()) {
         if (name.find('.') != std::string::npos) continue;  // of a module below
         layer->parameters.push_back({path.empty() ? name : core::str(path, ".", name), tensor});
@@ -132,6 +133,13 @@ void Fallback::stepped(int loss_id) {
   for (const auto& layer : layers_) {
     if (layer->loss_id == loss_id) layer->overflows = 0;
   }
+}
+
+void Fallback::reset() {
+  overflowing_.clear();
+  watch_->armed = false;
+  watch_->culprit.clear();
+  for (const auto& layer : layers_) layer->overflows = 0;
 }
 
 bool Fallback::has(const std::string& name) const {

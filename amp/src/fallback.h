@@ -32,6 +32,8 @@ class Fallback {
                          const std::vector<Culprit>& culprits, bool scale_at_minimum);
   void stepped(int loss_id);  // after a step in which it did not
 
+  void reset();  // forgets overflows; layers that fell back stay so
+
   bool has(const std::string& layer) const;
   void fall_back(const std::string& layer);  // one that it has
   std::vector<std::string> layers() const;   // that fell back

@@ -48,6 +48,7 @@ Segment& GradientSegments::begin(int loss_id, double scale,
   }
   for (const std::size_t index : optimizers) {
     Optimizer& entry = optimizers_[index];
+    entry.optimizer->prepare();
     if (entry.open && entry.open != *found) stash(index);
     entry.open = *found;
   }
@@ -67,7 +68,6 @@ std::vector<SegmentPtr> GradientSegments::take_segments_of(
 }
 
 GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size_t>& optimizers,
-                                                     double scale_without_loss,
                                                      const optim::StepOptions& options) {
   const bool reads = options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||
                      std::any_of(optimizers.begin(), optimizers.end(), [&](std::size_t index) {
@@ -78,11 +78,11 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
   std::vector<SegmentPtr> sources;  // whose gradients each of them checked
   for (const std::size_t index : optimizers) {
     Optimizer& entry = optimizers_[index];
-    if (!entry.open) begin(0, scale_without_loss, {index});
-    const SegmentPtr segment = entry.open;
     const bool sums = entry.optimizer->has_stash();
-    resolved.scales.push_back(sums ? 1.0 : segment->scale);
-    if (sums) stash(index);
+    if (!entry.open && !sums && entry.optimizer->has_gradient()) begin(0, 1.0, {index});
+    const SegmentPtr segment = entry.open;
+    resolved.scales.push_back(sums || !segment ? 1.0 : segment->scale);
+    if (sums && segment) stash(index);
     if (!reads) continue;
     pending.push_back(entry.optimizer->begin_check(options.norm_type));
     sources.push_back(sums ? nullptr : segment);
@@ -95,7 +95,11 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
     for (const std::size_t index : segment->optimizers) {  // those that step later
       const Optimizer& entry = optimizers_[index];
       if (entry.open != segment || contains(optimizers, index)) continue;
-      segment->pending.push_back(entry.optimizer->begin_check(options.norm_type));
+      if (entry.optimizer->has_stash()) {
+        stash(index);
+      } else {
+        segment->pending.push_back(entry.optimizer->begin_check(options.norm_type));
+      }
     }
     pending.insert(pending.end(), segment->pending.begin(), segment->pending.end());
     sources.insert(sources.end(), segment->pending.size(), segment);
@@ -110,6 +114,15 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
   reports.resize(optimizers.size());
   resolved.reports = std::move(reports);
   return resolved;
+}
+
+void GradientSegments::reset() {
+  segments_.clear();
+  for (Optimizer& entry : optimizers_) {
+    entry.open = nullptr;
+    entry.poisoned = false;
+    entry.optimizer->clear_grad();
+  }
 }
 
 void GradientSegments::end(const std::vector<std::size_t>& optimizers) {

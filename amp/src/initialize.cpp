@@ -18,6 +18,18 @@ void check_list(const char* kind, const std::vector<T*>& list) {
   }
 }
 
+void check_one_optimizer_each(const std::vector<optim::Optimizer*>& optimizers) {
+  std::unordered_set<const void*> seen;
+  for (const optim::Optimizer* optimizer : optimizers) {
+    for (const optim::ParameterGroup& group : optimizer->groups()) {
+      for (const auto& [name, tensor] : group.parameters) {
+        CAIRN_CHECK(seen.insert(tensor.id()).second, "initialize",
+                    "expected parameters of one optimizer each, got '", name, "' in two");
+      }
+    }
+  }
+}
+
 /// Before anything is cast.
 void check_masters(const std::vector<optim::Optimizer*>& optimizers, const Options& options) {
   if (!options.master_weights.value_or(false)) return;
@@ -37,6 +49,7 @@ Amp initialize(const std::vector<nn::Module*>& models,
   const LossScaler checks_its_options(resolved.scaler);
   check_list("model", models);
   check_list("optimizer", optimizers);
+  check_one_optimizer_each(optimizers);
   for (const nn::Module* model : models) {
     if (resolved.enabled) check_model(*model);
   }

@@ -1,5 +1,6 @@
 #include "overflow_agreement.h"
 
+#include <optional>
 #include <sstream>
 
 #include "cairn/core/error.h"
@@ -8,11 +9,12 @@ namespace cairn::amp {
 
 namespace {
 
-// A line each: "layer NAME", "optimizer INDEX", "loss ID", and below its loss "own|sum INF NAN
+// A line each: "gradient", "layer NAME", "optimizer INDEX", "loss ID", and below its loss "own|sum INF NAN
 // PARAMETER".
 
 std::string encode(const Findings& findings, const char* source) {
   std::ostringstream out;
+  if (findings.gradient) out << "gradient\n";
   if (!findings.layer.empty()) out << "layer " << findings.layer << '\n';
   for (const std::size_t index : findings.optimizers) out << "optimizer " << index << '\n';
   for (const auto& [loss, culprits] : findings.losses) {
@@ -32,7 +34,9 @@ void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
     std::istringstream in(line);
     std::string kind;
     in >> kind;
-    if (kind == "layer") {
+    if (kind == "gradient") {
+      all.gradient = true;
+    } else if (kind == "layer") {
       std::string layer;
       std::getline(in >> std::ws, layer);
       if (all.layer.empty()) all.layer = layer;
@@ -60,19 +64,19 @@ void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
 
 }  // namespace
 
-Findings agree(const Findings& own, const World& world,
-               const std::function<std::vector<optim::NonFinite>()>& local_nonfinite) {
-  std::string said;
-  if (!own.losses.empty() && local_nonfinite) {
+Findings agree(const Findings& own, const World& world) {
+  std::optional<std::vector<core::NonFinite>> found;
+  if (!own.losses.empty()) found = world.take_local_nonfinite();
+  std::string said = encode(own, "own");
+  if (found) {
     Findings local = own;
-    const std::vector<optim::NonFinite> found = local_nonfinite();
     for (auto& [loss, culprits] : local.losses) {
       culprits.clear();
-      for (const optim::NonFinite& n : found) culprits.push_back({n.parameter, 0, n.inf, n.nan});
+      for (const core::NonFinite& n : *found) culprits.push_back({n.parameter, 0, n.inf, n.nan});
     }
-    said = encode(local, "own") + encode({own.losses, {}, {}}, "sum");
-  } else {
-    said = encode(own, "own");
+    Findings sum;
+    sum.losses = own.losses;
+    said = encode(local, "own") + encode(sum, "sum");
   }
   Findings all, sums;
   const std::vector<std::string> everybody = world.exchange(said, "overflow");

@@ -16,12 +16,12 @@ namespace cairn::amp {
 struct Findings {
   std::map<int, std::vector<Culprit>> losses;  // that overflowed, by loss_id
   std::set<std::size_t> optimizers;            // whose gradients are not finite
+  bool gradient = false;                       // any parameter has one
   std::string layer;  // the first one whose output was not finite, where that was looked for
 };
 
 /// A collective over `world`: every rank calls it in the same order. Ranks that found nothing in
-/// their own gradients before the sum (Options::local_nonfinite) are not accused.
-Findings agree(const Findings& own, const World& world,
-               const std::function<std::vector<optim::NonFinite>()>& local_nonfinite);
+/// their own gradients before the sum (World::take_local_nonfinite) are not accused.
+Findings agree(const Findings& own, const World& world);
 
 }  // namespace cairn::amp

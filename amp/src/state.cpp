@@ -78,6 +78,7 @@ void Amp::load_state_dict(const StateDict& state) {
     loaded.push_back(impl_->losses[id].scaler);
     loaded.back().load_state_dict(scalers[id]);  // throws where it is damaged
   }
+  impl_->forget_pending();
   if (state.contains("fp32_layers")) impl_->load_fp32_layers(state.dict("fp32_layers"));
 
   if (level != name(options.opt_level) || half != core::name(options.half_dtype)) {
@@ -92,6 +93,16 @@ void Amp::load_state_dict(const StateDict& state) {
       log::info("amp: the loss scale stays {} ({}), the state has {} ({})", number(own.scale()),
                 scale_kind(options), number(loaded[id].scale()), kind);
     }
+  }
+}
+
+void Amp::Impl::forget_pending() {
+  segments.reset();
+  fallback.reset();
+  for (Loss& loss : losses) {
+    loss.carried = false;
+    loss.collapsing = 0;
+    loss.culprits.clear();
   }
 }
 

@@ -92,11 +92,35 @@ void Amp::Impl::Loss::remember(const std::vector<Culprit>& found, bool at_minimu
   culprits = std::move(each_time);
 }
 
+std::uint64_t Amp::Impl::scaler_id() const {
+  const bool scales = std::any_of(losses.begin(), losses.end(), [](const Loss& loss) {
+    return loss.scaler.dynamic() || loss.scaler.scale() != 1.0;
+  });
+  return scales ? id_ : 0;
+}
+
+/// Ranks that step by themselves would not know of each other's overflows.
+void Amp::Impl::check_world(const optim::Optimizer& optimizer) const {
+  if (options.world.size > 1) return;
+  for (const optim::ParameterGroup& group : optimizer.groups()) {
+    for (const auto& [name, tensor] : group.parameters) {
+      const core::GradientSlot* slot = tensor.gradient_slot_or_null();
+      CAIRN_CHECK(slot == nullptr || !slot->reducer(), "step",
+                  "expected amp::Options::world of the ", "ranks over which the gradient of '",
+                  name, "' is averaged, got a world of one ",
+                  "(amp::initialize(..., {.world = ddp.world()}))");
+    }
+  }
+}
+
 void Amp::Impl::check_step(const std::vector<std::size_t>& which,
                            const optim::StepOptions& step_options) {
   CAIRN_CHECK(!released, "step",
               "expected a handle whose models are initialized, got a released one");
   for (const std::size_t index : which) {
+    optim::Optimizer& optimizer = *segments.optimizers()[index].optimizer;
+    check_world(optimizer);
+    optimizer.check_scaler(scaler_id());
     const SegmentPtr& open = segments.optimizers()[index].open;
     CAIRN_CHECK(!open || !open->unscale_delayed, "step",
                 "expected a last backward without delay_unscale, got one with it (loss ",
@@ -193,27 +217,27 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
   if (step_options.max_gradient_norm == 0) {
     step_options.max_gradient_norm = options.max_gradient_norm;
   }
-  const GradientSegments::Resolved resolved =
-      segments.resolve(which, losses.front().scaler.scale(), step_options);
-  Findings all;
-  if (step_options.check) {
-    Findings own = findings_of(resolved, which);
-    own.layer = fallback.culprit();
-    all = agree(own, options.world, options.local_nonfinite);
+  const GradientSegments::Resolved resolved = segments.resolve(which, step_options);
+  Findings all = findings_of(resolved, which);
+  for (const std::size_t index : which) {
+    all.gradient = all.gradient || segments.optimizers()[index].optimizer->has_gradient();
   }
+  all.layer = fallback.culprit();
+  if (step_options.check) all = agree(all, options.world);
   for (const std::size_t index : all.optimizers) segments.optimizers()[index].poisoned = true;
   std::vector<bool> skips;  // taken over: what throws below skips no further step
   skips.reserve(which.size());
   for (const std::size_t index : which) {
     skips.push_back(std::exchange(segments.optimizers()[index].poisoned, false));
   }
-  const std::string reason = judge(resolved, all);
+  const std::string reason = all.gradient ? judge(resolved, all) : std::string();
 
   std::vector<optim::StepResult> results;
   for (std::size_t k = 0; k < which.size(); ++k) {
     optim::Optimizer& optimizer = *segments.optimizers()[which[k]].optimizer;
     optim::StepOptions own_options = step_options;
     own_options.gradient_scale /= resolved.scales[k];
+    own_options.scaler = scaler_id();
     results.push_back(skips[k] ? optimizer.skip(resolved.reports[k], own_options)
                                : optimizer.update(resolved.reports[k], own_options));
     if (skips[k]) explain_skip(reason, all, results.back());

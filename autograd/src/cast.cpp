@@ -11,7 +11,7 @@ namespace cairn::autograd {
 namespace {
 
 struct Cast {
-  static constexpr OpInfo kInfo{"cast", CastPolicy::keep};
+  static constexpr OpInfo kInfo{.name = "cast", .converts = true};
   DType dtype;
 
   Tensor forward(Context&, const Tensor& x) {

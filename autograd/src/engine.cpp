@@ -1,10 +1,10 @@
 #include "cairn/autograd/engine.h"
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <queue>
 #include <string>
-#include <string_view>
 #include <typeinfo>
 #include <unordered_map>
 #include <vector>
@@ -71,14 +71,6 @@ Tensor sum_of(const Tensor& a, const Tensor& b) {
   return sum;
 }
 
-// The leaf whose gradient the edge takes, through a cast; null where it leads elsewhere.
-const AccumulateGrad* leaf_behind(Node* edge) {
-  if (edge == nullptr) return nullptr;
-  if (NodeAccess::is_leaf(*edge)) return static_cast<AccumulateGrad*>(edge);
-  if (std::string_view(edge->name()) != "cast") return nullptr;
-  return leaf_behind(NodeAccess::impl(*edge)->inputs[0].edge.get());
-}
-
 // The observer's view of one node's backward.
 class Watch {
  public:
@@ -114,7 +106,13 @@ class Watch {
   std::int64_t begin_ns_ = 0;
 };
 
-// One backward pass.
+void begin_leaf(RunRecord& run, const Tensor& leaf) {
+  core::GradientSlot& slot = leaf.gradient_slot();
+  slot.begin(run.id, run.scale, leaf.name());
+  run.leaves.push_back(leaf);
+}
+
+// One call of backward().
 class Run final : public PendingGradients {
  public:
   explicit Run(bool retain_graph) : retain_graph_(retain_graph) {}
@@ -126,6 +124,11 @@ class Run final : public PendingGradients {
 
   void execute(const std::shared_ptr<Node>& root, const Tensor& dy) {
     count_dependencies(root.get());
+    for (const auto& [node, pending] : pending_) {
+      if (NodeAccess::is_leaf(*node)) {
+        begin_leaf(*local().run, static_cast<const AccumulateGrad*>(node)->leaf());
+      }
+    }
     ++pending_[root.get()].missing;
     arrive(root.get(), dy);
     while (!ready_.empty()) {
@@ -133,18 +136,12 @@ class Run final : public PendingGradients {
       ready_.pop();
       process(node);
     }
-    for (std::size_t i = 0; i < callbacks.size(); ++i) {
-      const auto callback = std::move(callbacks[i]);  // it may add further ones
-      callback();
-    }
   }
-
-  std::vector<std::function<void()>> callbacks;
 
  private:
   struct Pending {
     std::int64_t missing = 0;  // contributions that have not arrived
-    bool touched = false;      // a leaf: one of them was a gradient
+    bool touched = false;      // one of them landed in the leaf that this is, or that lies behind
     Tensor gradient;
   };
 
@@ -173,14 +170,16 @@ class Run final : public PendingGradients {
   }
 
   void process(Node* node) {
-    Tensor dy = std::move(pending_[node].gradient);
+    Pending& pending = pending_[node];
+    const bool landed = pending.touched;  // of a cast: in the leaf behind it
+    Tensor dy = std::move(pending.gradient);
     Context::Impl& impl = *NodeAccess::impl(*node);
     Tensors gradients(impl.inputs.size());
     if (dy.defined()) gradients = run(*node, impl, dy);
     dy = Tensor();  // a gradient that is only handed on may now be taken over
     for (std::size_t i = 0; i < impl.inputs.size(); ++i) {
       Node* edge = impl.inputs[i].edge.get();
-      if (edge != nullptr) arrive(edge, std::move(gradients[i]));
+      if (edge != nullptr) arrive(edge, std::move(gradients[i]), landed);
     }
   }
 
@@ -228,8 +227,8 @@ class Run final : public PendingGradients {
                   ", got another one");
     }
     if (!dx.defined()) return;
-    const bool leaf = NodeAccess::is_leaf(*input.edge);
-    const bool dtype_fits = dx.dtype() == input.dtype || (leaf && core::is_floating(dx.dtype()));
+    const bool lands = NodeAccess::is_leaf(*input.edge) || landed_behind(*input.edge, dx);
+    const bool dtype_fits = dx.dtype() == input.dtype || (lands && core::is_floating(dx.dtype()));
     const bool fits = dx.shape() == input.shape && dtype_fits && dx.device() == input.device;
     CAIRN_CHECK(fits, impl.op, "expected gradient ", i, " of shape ", input.shape, " ", input.dtype,
                 " on ", input.device, ", got ", dx.shape(), " ", dx.dtype(), " on ", dx.device());
@@ -241,14 +240,25 @@ class Run final : public PendingGradients {
     return !leaf.has_target() || leaf.landed(dx);
   }
 
-  // One contribution to the node's gradient; an undefined one only counts.
-  void arrive(Node* node, Tensor gradient) {
+  // An operation wrote the gradient of a weight that was cast for it where the weight's own lies.
+  static bool landed_behind(Node& edge, const Tensor& gradient) {
+    if (!NodeAccess::is_cast(edge)) return false;
+    const AccumulateGrad* leaf = leaf_behind(&edge);
+    return leaf != nullptr && leaf->landed(gradient);
+  }
+
+  // One contribution to the node's gradient; an undefined one only counts. landed: one that was
+  // written to the leaf already.
+  void arrive(Node* node, Tensor gradient, bool landed = false) {
     Pending& pending = pending_[node];
     const bool leaf = NodeAccess::is_leaf(*node);
+    pending.touched = pending.touched || (leaf && landed);
     if (gradient.defined()) {
-      pending.touched = true;
       if (leaf) {
+        pending.touched = true;
         add_to_leaf(*static_cast<AccumulateGrad*>(node), std::move(gradient));
+      } else if (landed_behind(*node, gradient)) {
+        pending.touched = true;
       } else if (!pending.gradient.defined()) {
         pending.gradient = std::move(gradient);
       } else {
@@ -266,7 +276,7 @@ class Run final : public PendingGradients {
 
   static void add_to_leaf(AccumulateGrad& node, Tensor gradient) {
     if (!node.add(std::move(gradient))) return;
-    observe_sum(*node.leaf().meta().grad, {&node.leaf(), 1});
+    observe_sum(node.leaf().gradient_slot().memory(), {&node.leaf(), 1});
   }
 
   // A sum of contributions can overflow where none of them did.
@@ -305,12 +315,17 @@ Tensor first_gradient(const Tensor& root, const Tensor& gradient) {
   return gradient;
 }
 
-// Makes a run the thread's current one.
+core::RunId next_run() {
+  static std::atomic<core::RunId> last{0};
+  return ++last;
+}
+
+// What holds while one backward runs; the first one on its thread is the run that the others belong to.
 class RunGuard {
  public:
-  explicit RunGuard(Run& run)
-      : previous_(std::exchange(local().end_callbacks, &run.callbacks)),
-        previous_pending_(std::exchange(local().pending, &run)) {
+  RunGuard(Run& run, RunRecord& record)
+      : previous_run_(local().run), previous_pending_(std::exchange(local().pending, &run)) {
+    if (previous_run_ == nullptr) local().run = &record;
     ThreadState state = ThreadState::capture();
     state.grad_enabled = false;
     state.autocast = {};
@@ -320,18 +335,41 @@ class RunGuard {
     }
   }
   ~RunGuard() {
-    local().end_callbacks = previous_;
+    local().run = previous_run_;
     local().pending = previous_pending_;
   }
   RunGuard(const RunGuard&) = delete;
   RunGuard& operator=(const RunGuard&) = delete;
 
  private:
-  std::vector<std::function<void()>>* previous_;
+  RunRecord* previous_run_;
   PendingGradients* previous_pending_;
   std::optional<ThreadStateGuard> guard_;
   std::optional<MemoryCategoryGuard> category_;
 };
+
+void end(RunRecord& run) {
+  for (std::size_t i = 0; i < run.on_end.size(); ++i) {
+    const auto callback = std::move(run.on_end[i]);  // it may add further ones
+    callback();
+  }
+  for (const Tensor& leaf : run.leaves) leaf.gradient_slot().end();
+}
+
+void abort(RunRecord& run, const std::string& error) {
+  for (const auto& callback : run.on_abort) callback();
+  for (const Tensor& leaf : run.leaves) leaf.gradient_slot().abort(error);
+}
+
+std::string text_of_current_exception() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an error without a text";
+  }
+}
 
 }  // namespace
 
@@ -342,18 +380,33 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
               "expected a root that depends on a tensor that requires a gradient, got ",
               root.shape(), " ", root.dtype(), " without a graph (was it made under no_grad?)");
   Run run(options.retain_graph);
-  const RunGuard guard(run);
-  run.execute(node, first_gradient(root, gradient));
+  const bool outermost = !in_backward();
+  RunRecord record{outermost ? next_run() : 0, options.scale, {}, {}, {}};
+  const RunGuard guard(run, record);
+  try {
+    run.execute(node, first_gradient(root, gradient));
+    if (outermost) end(record);
+  } catch (...) {
+    if (outermost) abort(record, text_of_current_exception());
+    throw;
+  }
 }
 
-void on_backward_end(std::function<void()> callback) {
+void on_backward_end(std::function<void()> callback, std::function<void()> on_abort) {
   CAIRN_CHECK(in_backward(), "on_backward_end", "expected to be inside a backward, got a call ",
               "outside of one");
-  local().end_callbacks->push_back(std::move(callback));
+  local().run->on_end.push_back(std::move(callback));
+  if (on_abort) local().run->on_abort.push_back(std::move(on_abort));
 }
 
-bool in_backward() {
-  return local().end_callbacks != nullptr;
+void join_run(const Tensor& leaf) {
+  CAIRN_CHECK(in_backward(), "join_run", "expected to be inside a backward, got a call outside of ",
+              "one");
+  begin_leaf(*local().run, leaf);
+}
+
+core::RunId current_run() {
+  return local().run == nullptr ? 0 : local().run->id;
 }
 
 }  // namespace cairn::autograd

@@ -89,8 +89,26 @@ Tensor take_pending(const InputInfo& info) {
 }
 }  // namespace
 
+namespace {
+// A weight that autocast made half and whose f32 gradient has a slot: the product writes there, and no
+// cast follows. Whether it does never changes within a run, so replays of a segment have the same bits.
+AccumulateGrad* leaf_behind_cast(const InputInfo& info) {
+  if (!info.edge || !NodeAccess::is_cast(*info.edge) || !core::is_half(info.dtype)) return nullptr;
+  AccumulateGrad* leaf = leaf_behind(info.edge.get());
+  if (leaf == nullptr) return nullptr;
+  const core::GradientSlot& slot = leaf->leaf().gradient_slot();
+  return slot.placed() && slot.memory().dtype() == DType::f32 ? leaf : nullptr;
+}
+}  // namespace
+
 GradTarget Context::grad_target(int input) {
   InputInfo& info = input_of(impl_.get(), input);
+  if (AccumulateGrad* leaf = leaf_behind_cast(info)) {
+    GradTarget target = leaf->target(info.shape, info.strides, info.dtype);
+    info.handed_out = true;
+    info.handed = target.tensor;
+    return target;
+  }
   if (!info.edge || !NodeAccess::is_leaf(*info.edge)) {
     Tensor pending = take_pending(info);
     if (!pending.defined()) return {new_gradient(input), false};
@@ -134,9 +152,8 @@ Node::~Node() {
 }
 
 std::shared_ptr<Node> gradient_edge(const Tensor& tensor) {
-  const core::GradMeta* meta = tensor.meta_or_null();
-  if (meta == nullptr || !meta->requires_grad) return nullptr;
-  if (meta->graph) return std::static_pointer_cast<Node>(meta->graph);
+  if (!tensor.requires_grad()) return nullptr;
+  if (const auto& graph = tensor.attachments().graph) return std::static_pointer_cast<Node>(graph);
   LeafState& state = leaf_state(tensor);
   std::shared_ptr<Node> node = state.accumulate.lock();
   if (!node) {
@@ -277,9 +294,8 @@ void Application::finish(Tensor& y, std::shared_ptr<Node> node) {
   impl->shape = y.shape();
   impl->dtype = y.dtype();
   impl->device = y.device();
-  core::GradMeta& meta = y.meta();
-  meta.requires_grad = true;
-  meta.graph = std::move(node);
+  y.set_requires_grad(true);
+  y.attachments().graph = std::move(node);
 }
 
 }  // namespace detail

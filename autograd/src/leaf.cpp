@@ -10,17 +10,20 @@
 
 namespace cairn::autograd {
 
-using core::GradMeta;
+using core::GradientSlot;
 using core::MemoryCategory;
 
 LeafState& leaf_state(const Tensor& leaf) {
-  GradMeta& meta = leaf.meta();
-  if (!meta.leaf) meta.leaf = std::make_shared<LeafState>();
-  return *static_cast<LeafState*>(meta.leaf.get());
+  std::shared_ptr<void>& state = leaf.attachments().leaf;
+  if (!state) state = std::make_shared<LeafState>();
+  return *static_cast<LeafState*>(state.get());
 }
 
-AccumulateGrad::AccumulateGrad(Tensor leaf)
-    : Node("accumulate_grad", Context()), leaf_(std::move(leaf)) {
+namespace {
+constexpr OpInfo kLeaf{"accumulate_grad"};
+}  // namespace
+
+AccumulateGrad::AccumulateGrad(Tensor leaf) : Node(kLeaf, Context()), leaf_(std::move(leaf)) {
   NodeAccess::mark_leaf(*this);
 }
 
@@ -29,36 +32,43 @@ Tensors AccumulateGrad::backward(const Tensor&) {
 }
 
 bool AccumulateGrad::has_target() const {
-  const GradMeta& meta = leaf_.meta();
-  if (meta.slot) return true;
-  if (!meta.grad || !meta.grad->view().is_dense()) return false;
-  return meta.grad->dtype() == leaf_.dtype() || meta.grad->dtype() == DType::f32;
+  const GradientSlot& slot = leaf_.gradient_slot();
+  if (slot.placed()) return true;
+  if (!slot.holds_gradient() || !slot.memory().view().is_dense()) return false;
+  return slot.memory().dtype() == leaf_.dtype() || slot.memory().dtype() == DType::f32;
 }
 
 GradTarget AccumulateGrad::target(const Shape& shape, const Strides& strides, DType dtype) {
-  GradMeta& meta = leaf_.meta();
   if (!has_target()) return {Tensor::empty_strided(shape, strides, dtype, leaf_.device()), false};
-  const bool written = !meta.slot || std::exchange(meta.grad_written, true);
-  return {*meta.grad, written};
+  GradientSlot& slot = leaf_.gradient_slot();
+  const bool accumulate = slot.write();
+  return {slot.memory(), accumulate};
 }
 
 bool AccumulateGrad::landed(const Tensor& gradient) const {
-  const GradMeta* meta = leaf_.meta_or_null();
-  return meta->grad && gradient.storage() == meta->grad->storage() &&
-         gradient.raw_data() == meta->grad->raw_data();
+  const Tensor& memory = leaf_.gradient_slot().memory();
+  return memory.defined() && gradient.storage() == memory.storage() &&
+         gradient.raw_data() == memory.raw_data();
+}
+
+AccumulateGrad* leaf_behind(Node* edge) {
+  if (edge == nullptr) return nullptr;
+  if (NodeAccess::is_leaf(*edge)) return static_cast<AccumulateGrad*>(edge);
+  if (!NodeAccess::is_cast(*edge)) return nullptr;
+  return leaf_behind(NodeAccess::impl(*edge)->inputs[0].edge.get());
 }
 
 bool AccumulateGrad::add(Tensor gradient) {
   if (landed(gradient)) return false;
-  GradMeta& meta = leaf_.meta();
-  if (meta.grad && (!meta.slot || meta.grad_written)) {
-    kernels::axpby(1.0, gradient, 1.0, *meta.grad);
-    return true;
-  }
-  if (meta.slot) {
-    kernels::copy(gradient, *meta.grad);
-    meta.grad_written = true;
-    return false;
+  GradientSlot& slot = leaf_.gradient_slot();
+  if (slot.placed() || slot.holds_gradient()) {
+    const bool accumulate = slot.write();
+    if (accumulate) {
+      kernels::axpby(1.0, gradient, 1.0, slot.memory());
+    } else {
+      kernels::copy(gradient, slot.memory());
+    }
+    return accumulate;
   }
   const bool take = gradient.unique() && gradient.strides() == leaf_.strides() &&
                     gradient.dtype() == leaf_.dtype();
@@ -68,7 +78,7 @@ bool AccumulateGrad::add(Tensor gradient) {
     gradient = copy;
   }
   gradient.storage()->set_category(MemoryCategory::gradients);
-  meta.grad = std::make_shared<Tensor>(std::move(gradient));
+  slot.adopt(std::move(gradient));
   return false;
 }
 
@@ -78,13 +88,14 @@ void AccumulateGrad::fire_hooks() const {
 }
 
 HookHandle on_gradient_ready(const Tensor& leaf, std::function<void(const Tensor&)> hook) {
-  CAIRN_CHECK(is_parameter(leaf), "on_gradient_ready",
-              "expected a leaf that requires a gradient, got another tensor");
+  const core::TensorAttachments* attachments = leaf.attachments_or_null();
+  CAIRN_CHECK(leaf.defined() && (attachments == nullptr || !attachments->graph),
+              "on_gradient_ready", "expected a leaf, got the result of an operation");
   CAIRN_CHECK(hook, "on_gradient_ready", "expected a function, got an empty one");
   LeafState& state = leaf_state(leaf);
   const std::uint64_t id = state.next_id++;
   state.hooks.emplace_back(id, std::move(hook));
-  const std::weak_ptr<void> weak = leaf.meta().leaf;
+  const std::weak_ptr<void> weak = leaf.attachments().leaf;
   return HookHandle([weak, id] {
     const std::shared_ptr<void> alive = weak.lock();
     if (!alive) return;

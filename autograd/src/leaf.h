@@ -11,7 +11,7 @@
 
 namespace cairn::autograd {
 
-/// Kept by the leaf (GradMeta::leaf). The node is kept by the graphs that lead to the leaf and
+/// Kept by the leaf (TensorAttachments::leaf). The node is kept by the graphs that lead to the leaf and
 /// keeps the leaf: no cycle.
 struct LeafState {
   std::weak_ptr<Node> accumulate;
@@ -37,5 +37,8 @@ class AccumulateGrad final : public Node {
  private:
   Tensor leaf_;
 };
+
+/// The leaf whose gradient the edge takes, also through casts; null where it leads elsewhere.
+AccumulateGrad* leaf_behind(Node* edge);
 
 }  // namespace cairn::autograd

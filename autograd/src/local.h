@@ -24,14 +24,22 @@ class PendingGradients {
   ~PendingGradients() = default;
 };
 
+/// The outermost backward of a thread: what ends or throws as a whole.
+struct RunRecord {
+  core::RunId id = 0;
+  core::GradientScale scale;
+  std::vector<Tensor> leaves;  // whose slots it has begun
+  std::vector<std::function<void()>> on_end, on_abort;
+};
+
 struct Local {
   bool grad_enabled = true;
   bool recomputing = false;
   AutocastState autocast;
   HookStack hooks;
   OpObserver* observer = nullptr;
-  std::vector<std::function<void()>>* end_callbacks = nullptr;  // of the running backward
-  PendingGradients* pending = nullptr;                          // likewise
+  RunRecord* run = nullptr;             // null: outside of any backward
+  PendingGradients* pending = nullptr;  // of the innermost backward
 };
 
 Local& local();

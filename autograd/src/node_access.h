@@ -13,7 +13,7 @@ namespace cairn::autograd {
 struct InputInfo {
   bool needs_grad = false;
   bool handed_out = false;  // grad_target was asked in this backward, and what it gave must return
-  Tensor handed;            // that, where it is a pending gradient
+  Tensor handed;            // that, where it is no leaf's by itself
   DType dtype = DType::f32;
   Device device;
   Shape shape;
@@ -41,6 +41,7 @@ struct NodeAccess {
   static Context::Impl* impl(Node& node) { return node.context_.impl_.get(); }  // null: leaf
   static void mark_leaf(Node& node) { node.leaf_ = true; }
   static bool is_leaf(const Node& node) { return node.leaf_; }
+  static bool is_cast(const Node& node) { return node.info_.converts; }
 };
 
 /// The node that takes gradients of the tensor: the one that made it, or the leaf's.

@@ -37,8 +37,7 @@ class OutsideHooks {
 }  // namespace
 
 bool is_parameter(const Tensor& tensor) {
-  const core::GradMeta* meta = tensor.meta_or_null();
-  return meta != nullptr && meta->requires_grad && meta->graph == nullptr;
+  return tensor.requires_grad() && tensor.attachments().graph == nullptr;
 }
 
 SavedTensor::SavedTensor(const Tensor& tensor) {
@@ -59,7 +58,7 @@ SavedTensor::SavedTensor(const Tensor& tensor) {
 Tensor SavedTensor::unpack(const char* op) const {
   if (packed_) {
     const OutsideHooks outside(packed_->hooks);
-    const Tensor tensor = packed_->hooks->unpack(packed_->value);
+    Tensor tensor = packed_->hooks->unpack(packed_->value);
     const bool alike =
         tensor.defined() && tensor.shape() == packed_->shape && tensor.dtype() == packed_->dtype;
     if (alike) return tensor;

@@ -25,6 +25,7 @@ FlatState read_files(const std::string& path, const Manifest& manifest,
 
 std::vector<std::string> paths_of(const std::vector<Standing>& standing) {
   std::vector<std::string> paths;
+  paths.reserve(standing.size());
   for (const Standing& one : standing) paths.push_back(one.path);
   return paths;
 }

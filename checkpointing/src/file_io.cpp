@@ -134,7 +134,7 @@ void remove_everything(const std::string& path) {
     if (system_calls().remove_file(path) != 0) fail_io("remove", path);
     return;
   }
-  for (const std::string& name : list_folder(path)) remove_everything(path + "/" + name);
+  for (const std::string& name : list_folder(path)) remove_everything(core::str(path, "/", name));
   if (system_calls().remove_folder(path) != 0) fail_io("remove", path);
 }
 

@@ -56,7 +56,7 @@ std::vector<Standing> standing_in(const std::string& dir) {
     const std::int64_t replaced = step_of_hidden(name, kReplaced);
     const bool stands_in = replaced >= 0 && !there.contains(step_folder(replaced));
     const std::int64_t step = stands_in ? replaced : step_of_folder(name);
-    if (step >= 0) found.push_back({.path = dir + "/" + name, .step = step});
+    if (step >= 0) found.push_back({.path = core::str(dir, "/", name), .step = step});
   }
   for (Standing& standing : found) read_lineage(standing);
   std::sort(found.begin(), found.end(), [](const Standing& a, const Standing& b) {

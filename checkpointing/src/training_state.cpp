@@ -38,11 +38,13 @@ void try_to_remove(const std::string& path) {
 void clear_leftovers(const std::string& dir) {
   std::vector<std::string> needless;
   for (const std::string& name : list_folder(dir)) {
+    const std::string path = core::str(dir, "/", name);
     const std::int64_t replaced = step_of_hidden(name, kReplaced);
-    if (replaced >= 0 && !exists(dir + "/" + step_folder(replaced))) {
-      rename(dir + "/" + name, dir + "/" + step_folder(replaced));
+    const std::string place = core::str(dir, "/", step_folder(std::max<std::int64_t>(0, replaced)));
+    if (replaced >= 0 && !exists(place)) {
+      rename(path, place);
     } else if (replaced >= 0 || step_of_hidden(name, kTemporary) >= 0) {
-      needless.push_back(dir + "/" + name);
+      needless.push_back(path);
     }
   }
   if (needless.empty()) return;
@@ -163,7 +165,7 @@ std::string TrainingState::together(const std::string& what,
     }
     all[rank].erase(0, 1);
   }
-  const std::string first = all.front();
+  std::string first = all.front();
   if (answers != nullptr) *answers = std::move(all);
   return first;
 }

@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kSlack = std::size_t{256}
-                               << 20;  // cached beyond the live peak before trimming
+// How many bytes may be cached beyond the most that was ever live before they are trimmed.
+constexpr std::size_t kSlack = std::size_t{256} << 20;
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t step) {
   return (bytes + step - 1) / step * step;

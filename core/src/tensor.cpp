@@ -15,7 +15,18 @@ namespace cairn::core {
 struct Tensor::Impl {
   std::shared_ptr<Storage> storage;
   TensorView view;
-  std::unique_ptr<GradMeta> meta;
+  struct Meta {
+    bool requires_grad = false;
+    std::unique_ptr<GradientSlot> slot;  // null: nobody has asked for it
+    TensorAttachments attachments;
+    std::string name;
+  };
+  std::unique_ptr<Meta> meta;  // null: nobody has asked for it
+
+  Meta& need_meta() {
+    if (!meta) meta = std::make_unique<Meta>();
+    return *meta;
+  }
 };
 
 namespace {
@@ -179,8 +190,8 @@ bool Tensor::unique() const {
 
 template <class T>
 T* Tensor::data() const {
-  CAIRN_CHECK(dtype() == dtype_of<T>, "data", "expected a tensor of ", name(dtype_of<T>), ", got ",
-              dtype(), " ", shape());
+  CAIRN_CHECK(dtype() == dtype_of<T>, "data", "expected a tensor of ", core::name(dtype_of<T>),
+              ", got ", dtype(), " ", shape());
   return impl_->view.as<T>();
 }
 
@@ -203,64 +214,80 @@ Tensor Tensor::alias(const TensorView& view) const {
 void Tensor::set_data(const Tensor& data) {
   CAIRN_CHECK(defined() && data.defined(), "set_data", "expected tensors, got an undefined one");
   const bool dtype_changes = dtype() != data.dtype();
-  if (GradMeta* meta = impl_->meta.get()) {
+  if (Impl::Meta* meta = impl_->meta.get()) {
     CAIRN_CHECK(!meta->requires_grad || is_floating(data.dtype()), "set_data",
                 "expected a floating dtype for a tensor that requires grad, got ", data.dtype());
-    meta->graph = nullptr;
-    meta->slot = nullptr;
-    meta->grad = nullptr;
-    meta->grad_written = false;
-    if (dtype_changes) meta->master = meta->remainder = nullptr;
+    meta->attachments.graph = nullptr;
+    if (meta->slot) {
+      meta->slot->clear();
+      meta->slot->release_sum();
+      meta->slot->displace();
+    }
+    if (dtype_changes) meta->attachments.master = nullptr;
   }
   impl_->storage = data.impl_->storage;
   impl_->view = data.impl_->view;
 }
 
 bool Tensor::requires_grad() const {
-  const GradMeta* meta = meta_or_null();
-  return meta != nullptr && meta->requires_grad;
+  return impl_ != nullptr && impl_->meta != nullptr && impl_->meta->requires_grad;
 }
 
 Tensor& Tensor::set_requires_grad(bool value) {
-  if (!value && meta_or_null() == nullptr) return *this;
+  if (!value && !requires_grad()) return *this;
   CAIRN_CHECK(!value || is_floating(dtype()), "set_requires_grad",
               "expected a tensor of floating dtype, got ", dtype(), " ", shape());
-  meta().requires_grad = value;
+  impl_->need_meta().requires_grad = value;
   return *this;
 }
 
+GradientSlot& Tensor::gradient_slot() const {
+  impl();
+  std::unique_ptr<GradientSlot>& slot = impl_->need_meta().slot;
+  if (!slot) slot = std::make_unique<GradientSlot>();
+  return *slot;
+}
+
+const GradientSlot* Tensor::gradient_slot_or_null() const {
+  return defined() && impl_->meta ? impl_->meta->slot.get() : nullptr;
+}
+
+TensorAttachments& Tensor::attachments() const {
+  impl();
+  return impl_->need_meta().attachments;
+}
+
+const TensorAttachments* Tensor::attachments_or_null() const {
+  return defined() && impl_->meta ? &impl_->meta->attachments : nullptr;
+}
+
+const std::string& Tensor::name() const {
+  static const std::string none;
+  return impl().meta ? impl_->meta->name : none;
+}
+
+void Tensor::set_name(std::string name) {
+  impl();
+  impl_->need_meta().name = std::move(name);
+}
+
 Tensor Tensor::grad() const {
-  const GradMeta* meta = meta_or_null();
-  if (meta == nullptr || !meta->grad) return {};
-  if (meta->slot && !meta->grad_written) return {};
-  return *meta->grad;
+  const GradientSlot* slot = gradient_slot_or_null();
+  return slot == nullptr ? Tensor() : slot->gradient();
 }
 
 void Tensor::set_grad(const Tensor& grad) {
   if (!grad.defined()) return clear_grad();
   CAIRN_CHECK(grad.shape() == shape(), "set_grad", "expected a gradient of shape ", shape(),
               ", got ", grad.shape());
-  GradMeta& m = meta();
-  CAIRN_CHECK(!m.slot, "set_grad", "expected a tensor whose gradient is its own, got '", m.name,
-              "' with a slot in an arena (copy into grad() instead)");
-  m.grad = std::make_shared<Tensor>(grad);
+  GradientSlot& slot = gradient_slot();
+  CAIRN_CHECK(!slot.placed(), "set_grad", "expected a tensor whose gradient is its own, got '",
+              name(), "' with a slot in an arena (copy into grad() instead)");
+  slot.set_own(grad);
 }
 
 void Tensor::clear_grad() {
-  if (meta_or_null() == nullptr) return;
-  GradMeta& m = meta();
-  m.grad_written = false;
-  if (!m.slot) m.grad = nullptr;
-}
-
-GradMeta& Tensor::meta() const {
-  CAIRN_CHECK(defined(), "tensor", "expected a tensor, got an undefined one");
-  if (!impl_->meta) impl_->meta = std::make_unique<GradMeta>();
-  return *impl_->meta;
-}
-
-const GradMeta* Tensor::meta_or_null() const {
-  return defined() ? impl_->meta.get() : nullptr;
+  if (gradient_slot_or_null() != nullptr) gradient_slot().clear();
 }
 
 double Tensor::item() const {

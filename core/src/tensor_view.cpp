@@ -22,8 +22,8 @@ std::optional<Strides> strides_of_reshape(const Shape& shape, const Strides& str
   int to = new_shape.dims() - 1;
   for (int from = sizes.dims() - 1; from >= 0;) {
     const std::int64_t step = steps[from];
-    std::int64_t run =
-        sizes[from];  // elements, step apart, of the dimensions that merge with this one
+    // How many elements, `step` apart, the dimensions hold that merge with this one.
+    std::int64_t run = sizes[from];
     for (--from; from >= 0 && steps[from] == run * step; --from) run *= sizes[from];
     std::int64_t filled = 1;
     for (; to >= 0 && filled < run; --to) {

@@ -35,8 +35,8 @@ class WorkQueue {
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state, const Work& on_start);
-  std::shared_ptr<State>
-      state_;  // shared with the thread, which may outlive this object by a moment
+  // The thread shares it: the thread may outlive this object by a moment.
+  std::shared_ptr<State> state_;
   std::thread thread_;
 };
 

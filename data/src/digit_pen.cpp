@@ -34,8 +34,7 @@ double dot(Point a, Point b) {
 
 using Path = std::vector<Point>;
 
-// --- the hand: how this writer's digit differs from the style
-// ---------------------------------------------------------------
+// ---- the hand: how this writer's digit differs from the style
 
 struct Wave {  // one smooth sideways push of the whole plane
   Point direction, frequency;
@@ -43,8 +42,8 @@ struct Wave {  // one smooth sideways push of the whole plane
 };
 
 struct Hand {
-  double a = 1.0, b = 0.0, c = 0.0,
-         d = 1.0;  // x' = a x + b y, y' = c x + d y: stretch, slant and rotation
+  // Maps (x, y) to (a x + b y, c x + d y): stretch, slant and rotation.
+  double a = 1.0, b = 0.0, c = 0.0, d = 1.0;
   std::array<Wave, 2> waves;
   double radius = 1.2;  // of the pen, pixels
   double soft = 1.0;    // width of the pen's soft edge, pixels
@@ -58,8 +57,8 @@ Hand draw_hand(DigitRandom& random) {
   const double turn = random.bell(0.0, 0.016);
   const double sine = sine_of_turns(turn), cosine = sine_of_turns(turn + 0.25);
   Hand hand;
-  const double shear =
-      -slant * stretch_y;  // y goes down: a positive slant leans the top to the right
+  // The y axis points down, so a positive slant leans the top to the right.
+  const double shear = -slant * stretch_y;
   hand.a = cosine * stretch_x;
   hand.b = cosine * shear - sine * stretch_y;
   hand.c = sine * stretch_x;
@@ -83,8 +82,7 @@ Point apply(const Hand& hand, Point p) {
   return {hand.a * moved.x + hand.b * moved.y, hand.c * moved.x + hand.d * moved.y};
 }
 
-// --- the strokes: knots with wobble, joined by straight pieces
-// ---------------------------------------------------------------
+// ---- the strokes: knots with wobble, joined by straight pieces
 
 const DigitStyle& pick_style(DigitRandom& random, int digit) {
   const std::vector<DigitStyle>& styles = digit_styles();
@@ -140,8 +138,7 @@ Path flatten(const Stroke& stroke, const Hand& hand) {
   return path;
 }
 
-// --- the paper
-// ----------------------------------------------------------------------------------------------------------------
+// ---- the paper
 
 // Scales and moves the paths so that the inked digit fills the 20 x 20 box in the middle of the
 // image.

@@ -94,8 +94,7 @@ void swap_bytes(char* data, std::size_t bytes, std::size_t width) {
   for (std::size_t i = 0; i < bytes; i += width) std::reverse(data + i, data + i + width);
 }
 
-// --- image sets
-// ---------------------------------------------------------------------------------------------------------------
+// ---- image sets
 
 Tensor checked_images(const std::string& path) {
   Tensor images = read_idx(path);

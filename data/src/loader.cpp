@@ -103,7 +103,8 @@ class DataLoader::Run {
     try {
       start_copy();
     } catch (const std::exception&) {
-      // Too early to tell, no memory for two batches for one: it is tried again when it is due.
+      // There may be no memory for two batches at once. The copy is tried again, and its error told,
+      // when the batch is due.
     }
   }
 

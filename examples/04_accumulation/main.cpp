@@ -62,8 +62,9 @@ nn::Sequential plain_conv_net() {
 struct Training {
   Training(const Flags& flags, const parallel::ProcessGroup& group, Device device)
       : model(seeded_net(flags.common.seed)),
-        optimizer((model.to(device), model.parameters()), {.lr = flags.lr, .momentum = 0.9}),
-        precision(amp::initialize(model, optimizer, flags.common.amp_options(group))),
+        ddp((model.to(device), model), group),
+        optimizer(model.parameters(), {.lr = flags.lr, .momentum = 0.9}),
+        precision(amp::initialize(model, optimizer, flags.common.amp_options(ddp.world()))),
         schedule(optimizer, optim::cosine(flags.steps)) {}
 
   static nn::Sequential seeded_net(std::uint64_t seed) {
@@ -72,6 +73,7 @@ struct Training {
   }
 
   nn::Sequential model;
+  parallel::DistributedDataParallel ddp;
   optim::FusedSGD optimizer;
   amp::Amp precision;
   optim::Schedule schedule;
@@ -129,13 +131,8 @@ class Accumulated {
   Accumulated(Training& training, const parallel::ProcessGroup& group, int micro_batches)
       : training_(training),
         group_(group),
-        ddp_(training.model, group),
         micro_batches_(micro_batches),
-        accumulation_(
-            {.steps = micro_batches,
-             .set_synchronize = [this](bool on) { synchronize(on); },
-             .all_reduce_sum = [this](double x) { return group_.all_reduce_sum(x, "samples"); },
-             .gradients_are_averaged = true}) {}
+        accumulation_({.steps = micro_batches, .world = training.ddp.world()}) {}
 
   Step step(const data::Batch& batch) {
     Step step;
@@ -147,8 +144,8 @@ class Accumulated {
       const std::int64_t begin = part_begin(batch.size(), part, parts);
       const std::int64_t end = part_begin(batch.size(), part + 1, parts);
       const auto micro = accumulation_.begin(end - begin);
-      const Tensor loss =
-          nn::cross_entropy(ddp_(rows(batch.inputs, begin, end)), rows(batch.labels, begin, end));
+      const Tensor loss = nn::cross_entropy(training_.ddp(rows(batch.inputs, begin, end)),
+                                            rows(batch.labels, begin, end));
       training_.precision.backward(loss, {.weight = micro.weight()});
       loss_sum += loss.item() * static_cast<double>(end - begin);
     }
@@ -163,15 +160,8 @@ class Accumulated {
   }
 
  private:
-  void synchronize(bool on) {
-    no_sync_.reset();
-    if (!on) no_sync_.emplace(ddp_.no_sync());
-  }
-
   Training& training_;
   parallel::ProcessGroup group_;
-  parallel::DistributedDataParallel ddp_;
-  std::optional<parallel::DistributedDataParallel::NoSync> no_sync_;
   int micro_batches_;
   optim::Accumulation accumulation_;
 };
@@ -201,7 +191,7 @@ int run(const Flags& flags) {
                            .drop_last = true,
                            .device = device,
                            .normalize = data::Normalize{}});
-  Training whole(flags, group, device), parts(flags, group, device);
+  Training whole(flags, parallel::ProcessGroup::single(), device), parts(flags, group, device);
   Accumulated accumulated(parts, group, flags.micro_batches);
   if (speaks) {
     std::printf("%d samples a step: whole, and as %d uneven micro-batches of %d process(es)\n",

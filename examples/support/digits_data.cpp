@@ -52,7 +52,7 @@ Digits load_digits(const DigitsFlags& flags, std::uint64_t seed) {
 }
 
 Tensor normalize(const Tensor& inputs, const data::Normalize& rule) {
-  const Tensor y = Tensor::empty(inputs.shape(), DType::f32, inputs.device());
+  Tensor y = Tensor::empty(inputs.shape(), DType::f32, inputs.device());
   kernels::copy(inputs, y);
   kernels::affine(y, rule.scale / rule.deviation, -rule.mean / rule.deviation, y);
   return y;

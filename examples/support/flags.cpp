@@ -47,12 +47,12 @@ void Flags::add_to(CLI::App& app) {
   app.add_option("--metrics", metrics, "file for one JSON line a step");
 }
 
-amp::Options Flags::amp_options(const parallel::ProcessGroup& group) const {
+amp::Options Flags::amp_options(const World& world) const {
   amp::Options options;
   options.opt_level = amp::parse_opt_level(opt_level);
   options.half_dtype = core::parse_dtype(half_dtype);
   options.keep_batchnorm_fp32 = keep_batchnorm_fp32;
-  options.world = group.world();
+  options.world = world;
   return options;
 }
 

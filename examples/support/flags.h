@@ -33,7 +33,7 @@ struct Flags {
   /// defaults that --help shows.
   void add_to(CLI::App& app);
 
-  cairn::amp::Options amp_options(const cairn::parallel::ProcessGroup& group) const;
+  cairn::amp::Options amp_options(const cairn::World& world) const;
   std::unique_ptr<cairn::optim::Optimizer> make_optimizer(cairn::NamedTensors parameters) const;
 };
 

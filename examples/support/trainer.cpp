@@ -26,10 +26,11 @@ double accuracy(const Tensor& logits, const Tensor& labels) {
 /// What one run is made of, in the order in which it is built.
 struct Trainer::Parts {
   explicit Parts(Trainer& t)
-      : optimizer(t.flags_.make_optimizer(t.task_.model.parameters())),
-        precision(amp::initialize(t.task_.model, *optimizer, amp_options(t))),
-        ddp(t.task_.model, t.group_),
-        sampler(t.task_.train.size(), {.world = t.group_.world(), .seed = t.flags_.seed}),
+      : ddp(t.task_.model, t.group_),
+        world(ddp.world()),
+        optimizer(t.flags_.make_optimizer(t.task_.model.parameters())),
+        precision(amp::initialize(t.task_.model, *optimizer, t.flags_.amp_options(world))),
+        sampler(t.task_.train.size(), {.world = world, .seed = t.flags_.seed}),
         loader(t.task_.train, sampler,
                {.batch_size = t.flags_.batch_size,
                 .drop_last = true,
@@ -39,11 +40,7 @@ struct Trainer::Parts {
         total_steps(t.total_steps(loader)),
         schedule(*optimizer,
                  t.flags_.schedule == "cosine" ? optim::cosine(total_steps) : optim::constant()),
-        accumulation(
-            {.steps = t.flags_.accumulate,
-             .set_synchronize = [this](bool on) { synchronize(on); },
-             .all_reduce_sum = [&t](double x) { return t.group_.all_reduce_sum(x, t.task_.unit); },
-             .gradients_are_averaged = true}),
+        accumulation({.steps = t.flags_.accumulate, .world = world}),
         state({{"model", t.task_.model},
                {"optimizer", *optimizer},
                {"amp", precision},
@@ -51,29 +48,18 @@ struct Trainer::Parts {
                {"accumulation", accumulation},
                {"sampler", sampler},
                {"ddp", ddp}},
-              t.group_.world()) {}
+              world) {}
 
+  parallel::DistributedDataParallel ddp;
+  World world;
   std::unique_ptr<optim::Optimizer> optimizer;
   amp::Amp precision;
-  parallel::DistributedDataParallel ddp;
   data::DistributedSampler sampler;
   data::DataLoader loader;
   std::int64_t total_steps;
   optim::Schedule schedule;
-  std::optional<parallel::DistributedDataParallel::NoSync> no_sync;
   optim::Accumulation accumulation;
   checkpointing::TrainingState state;
-
-  /// An overflow names the rank that made it.
-  amp::Options amp_options(const Trainer& t) {
-    amp::Options options = t.flags_.amp_options(t.group_);
-    options.local_nonfinite = [this] { return ddp.local_nonfinite(); };
-    return options;
-  }
-  void synchronize(bool on) {
-    no_sync.reset();
-    if (!on) no_sync.emplace(ddp.no_sync());
-  }
 };
 
 Trainer::Trainer(const Flags& flags, Task task)

@@ -1,5 +1,6 @@
 #include "cairn/kernels/optimizer_update.h"
 
+#include "cairn/kernels/beside.h"
 #include "launch.h"
 #include "list_check.h"
 
@@ -8,19 +9,15 @@ namespace cairn::kernels {
 namespace {
 
 /// Equal strides wherever a dimension has more than one element.
-bool same_layout(const TensorView& a, const TensorView& b) {
-  if (a.shape != b.shape) return false;
-  for (int d = 0; d < a.dims(); ++d) {
-    if (a.shape[d] > 1 && a.strides[d] != b.strides[d]) return false;
-  }
-  return true;
+bool fits(const TensorView& a, const TensorView& b) {
+  return a.shape == b.shape && same_layout(a, b);
 }
 
 void check_partner(const char* op, const char* what, std::size_t i, const TensorView& v,
                    const TensorView& weight) {
   CAIRN_CHECK(v.device == weight.device, op, "expected the ", what, " of entry ", i, " on ",
               weight.device, ", the weight's device, got ", v.device);
-  CAIRN_CHECK(same_layout(v, weight), op, "expected the ", what, " of entry ", i, " of shape ",
+  CAIRN_CHECK(fits(v, weight), op, "expected the ", what, " of entry ", i, " of shape ",
               weight.shape, " and strides ", weight.strides, " like its weight, got ", v.shape,
               " and ", v.strides);
 }
@@ -126,7 +123,7 @@ void check_device_step(const char* op, const std::vector<UpdateEntry>& entries,
 }
 
 void check_like_weight(const char* op, const Named& v, const TensorView& weight) {
-  CAIRN_CHECK(same_layout(v.view, weight), op, "expected ", v.name, " of shape ", weight.shape,
+  CAIRN_CHECK(fits(v.view, weight), op, "expected ", v.name, " of shape ", weight.shape,
               " and strides ", weight.strides, " like the weight, got ", v.view.shape, " and ",
               v.view.strides);
 }

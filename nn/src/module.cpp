@@ -6,6 +6,7 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/memory.h"
+#include "cairn/kernels/master_weight.h"
 
 namespace cairn::nn {
 
@@ -67,7 +68,6 @@ NamedTensors Module::parameters() const {
   NamedTensors all;
   std::unordered_set<const void*> seen;
   collect("", &Module::parameters_, seen, all);
-  for (const NamedTensor& entry : all) entry.tensor.meta().name = entry.name;
   return all;
 }
 
@@ -108,7 +108,11 @@ void convert_all(const NamedTensors& tensors, Convert convert) {
 Module& Module::to(DType dtype) {
   CAIRN_CHECK(core::is_floating(dtype), "to", "expected a floating dtype, got ", dtype);
   const auto cast = [dtype](const Tensor& x) {
-    return core::is_floating(x.dtype()) ? autograd::to(x, dtype) : x;
+    if (!core::is_floating(x.dtype()) || x.dtype() == dtype) return x;
+    if (!kernels::MasterWeight::exists(x)) return autograd::to(x, dtype);
+    const Tensor exact = kernels::master_value(x);
+    exact.storage()->set_category(MemoryCategory::parameters);
+    return autograd::to(exact, dtype);
   };
   convert_all(parameters(), cast);
   convert_all(buffers(), cast);
@@ -116,17 +120,12 @@ Module& Module::to(DType dtype) {
 }
 
 Module& Module::to(Device device) {
-  const auto move = [device](const Tensor& x) {
-    Tensor moved = autograd::to(x, device);
-    const core::GradMeta* meta = x.meta_or_null();
-    if (meta != nullptr) {
-      for (const auto& part : {meta->master, meta->remainder}) {
-        if (part) part->set_data(autograd::to(*part, device));
-      }
-    }
-    return moved;
-  };
-  convert_all(parameters(), move);
+  const auto move = [device](const Tensor& x) { return autograd::to(x, device); };
+  const NamedTensors all = parameters();
+  for (const NamedTensor& entry : all)
+    kernels::MasterWeight::of(entry.tensor);  // follow what was written
+  convert_all(all, move);
+  for (const NamedTensor& entry : all) kernels::MasterWeight::of(entry.tensor);  // and the move
   convert_all(buffers(), move);
   return *this;
 }
@@ -162,8 +161,8 @@ Tensor Module::add_parameter(const std::string& name, Tensor value) {
   CAIRN_CHECK(value.defined(), "module", "expected a tensor as parameter '", name, "', got none");
   value.set_requires_grad(true);
   value.storage()->set_category(MemoryCategory::parameters);
-  value.meta().name = name;
   parameters_.push_back({name, value});
+  value.set_name(name);
   return value;
 }
 
@@ -179,6 +178,7 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> module) 
   check_free(name);
   CAIRN_CHECK(module, "module", "expected a module as child '", name, "', got none");
   children_.emplace_back(name, std::move(module));
+  for (NamedTensor& entry : parameters()) entry.tensor.set_name(entry.name);
 }
 
 }  // namespace cairn::nn

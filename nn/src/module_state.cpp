@@ -4,7 +4,7 @@
 
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
-#include "cairn/kernels/optimizer_update.h"
+#include "cairn/kernels/master_weight.h"
 #include "cairn/nn/module.h"
 
 namespace cairn::nn {
@@ -14,24 +14,6 @@ using core::fail;
 
 namespace {
 
-const Tensor* remainder_of(const Tensor& tensor) {
-  const core::GradMeta* meta = tensor.meta_or_null();
-  return meta != nullptr && meta->remainder ? meta->remainder.get() : nullptr;
-}
-
-// The tensor that files hold: the f32 master of a half parameter (put together from weight and
-// remainder where it is kept so), else the tensor itself.
-Tensor full_precision(const Tensor& tensor) {
-  const core::GradMeta* meta = tensor.meta_or_null();
-  if (meta != nullptr && meta->master) return *meta->master;
-  const Tensor* remainder = remainder_of(tensor);
-  if (remainder == nullptr) return tensor.detach();
-  Tensor whole =
-      Tensor::empty_strided(tensor.shape(), tensor.strides(), DType::f32, tensor.device());
-  kernels::join_master(tensor, *remainder, whole);
-  return whole;
-}
-
 Tensor widened(const Tensor& x) {
   if (!core::is_half(x.dtype())) return x;
   Tensor wide = Tensor::empty(x.shape(), DType::f32, x.device());
@@ -39,20 +21,9 @@ Tensor widened(const Tensor& x) {
   return wide;
 }
 
-void write(const Tensor& value, const Tensor& into) {
-  kernels::copy(value, into);
-  into.storage()->bump_version();
-}
-
-void write_parameter(const Tensor& value, const Tensor& tensor) {
-  const Tensor truth = full_precision(tensor);
-  write(value, truth);
-  if (const Tensor* remainder = remainder_of(tensor)) {
-    kernels::split_master(truth, tensor, *remainder);
-    tensor.storage()->bump_version();
-  } else if (truth.storage() != tensor.storage()) {
-    write(truth, tensor);
-  }
+// What files hold: the exact value of a half weight that has a master, else the tensor itself.
+Tensor saved_value(const Tensor& tensor) {
+  return kernels::MasterWeight::exists(tensor) ? kernels::master_value(tensor) : tensor.detach();
 }
 
 // "a.b.c" -> tensor.
@@ -89,8 +60,8 @@ StateDict Module::state_of(std::unordered_set<const void*>& seen, bool as_f32) c
   for (const NamedTensors* list : {&parameters_, &buffers_}) {
     for (const NamedTensor& entry : *list) {
       if (!seen.insert(entry.tensor.id()).second) continue;  // tied: under its first name
-      const Tensor truth = full_precision(entry.tensor);
-      state.set(entry.name, as_f32 ? widened(truth) : truth);
+      const Tensor value = saved_value(entry.tensor);
+      state.set(entry.name, as_f32 ? widened(value) : value);
     }
   }
   for (const auto& [name, child] : children_) {
@@ -135,8 +106,11 @@ void Module::load_state_dict(const StateDict& state) {
                     " that differ: ", text);
   }
   for (const NamedTensor& entry : own) {
-    write_parameter(std::get<Tensor>(*by_name.at(entry.name)), entry.tensor);
+    // What trains keeps the exact value although the weight is half; a frozen weight is its half value.
+    kernels::write_weight(entry.tensor, std::get<Tensor>(*by_name.at(entry.name)),
+                          entry.tensor.requires_grad());
   }
+  clear_grad();
 }
 
 // ---- clone
@@ -161,6 +135,9 @@ void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::s
     kernels::copy(source, data);
     target.set_data(data);
     target.set_requires_grad(source.requires_grad());
+    if (const auto* master = kernels::MasterWeight::of(source)) {
+      kernels::MasterWeight::assign(target, kernels::master_value(source), master->storage());
+    }
   }
 }
 }  // namespace
@@ -182,7 +159,6 @@ std::shared_ptr<Module> Module::clone() const {
   std::shared_ptr<Module> copy = make_like();
   Generator::current() = before;
   copy_into(*copy);
-  copy->parameters();  // full names
   return copy;
 }
 

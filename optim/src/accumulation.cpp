@@ -21,7 +21,7 @@ MicroBatch::~MicroBatch() {
   if (owner_ == nullptr || std::uncaught_exceptions() <= exceptions_) return;
   owner_->abandoned_ = true;
   try {
-    owner_->synchronize(true);
+    owner_->options_.world.synchronize(true);
   } catch (...) {  // NOLINT: the exception in flight says what went wrong
   }
 }
@@ -35,18 +35,14 @@ Accumulation::Accumulation(const AccumulationOptions& options) : options_(option
 Accumulation::~Accumulation() {
   if (!open()) return;
   try {
-    synchronize(true);
+    options_.world.synchronize(true);
   } catch (...) {  // NOLINT: a destructor
   }
 }
 
-double Accumulation::sum(double value) const {
-  return options_.all_reduce_sum ? options_.all_reduce_sum(value) : value;
-}
-
-void Accumulation::synchronize(bool on) const {
-  if (options_.set_synchronize) options_.set_synchronize(on);
-}
+namespace {
+constexpr const char* kCount = "the samples of a window";
+}  // namespace
 
 void Accumulation::check_may_begin(std::int64_t count) const {
   CAIRN_CHECK(!abandoned_, "Accumulation", "expected a whole window, got one that an exception ",
@@ -60,20 +56,20 @@ void Accumulation::check_may_begin(std::int64_t count) const {
 MicroBatch Accumulation::begin(std::int64_t count, const BeginOptions& options) {
   check_may_begin(count);
   const bool by_tokens = options_.tokens > 0;
-  if (world_size_ == 0) world_size_ = sum(1.0);
+  const auto ranks = static_cast<double>(options_.world.size);
   const auto own = static_cast<double>(count);
-  const double everywhere = by_tokens || reference_ == 0 ? sum(own) : own;
+  const double everywhere = by_tokens || reference_ == 0 ? options_.world.sum(own, kCount) : own;
   const bool knows_all = by_tokens || reference_ == 0;
   CAIRN_CHECK(!knows_all || everywhere > 0, "Accumulation",
-              "expected samples on some rank, got a count of 0 on all ", world_size_);
-  if (reference_ == 0) reference_ = everywhere / world_size_;
+              "expected samples on some rank, got a count of 0 on all ", ranks);
+  if (reference_ == 0) reference_ = everywhere / ranks;
 
   own_ += own;
   seen_ += by_tokens ? everywhere : own;
   ++micro_batches_;
   at_boundary_ = options.last || (by_tokens ? seen_ >= static_cast<double>(options_.tokens)
                                             : micro_batches_ == options_.steps);
-  synchronize(at_boundary_);
+  options_.world.synchronize(at_boundary_);
   return MicroBatch(this, own / reference_, at_boundary_);
 }
 
@@ -83,18 +79,19 @@ double Accumulation::finish() {
   CAIRN_CHECK(at_boundary_, "Accumulation", "expected finish() after the last micro-batch, got it ",
               "after ", micro_batches_,
               " (at the end of an epoch: begin(count, {.last = true}) for its last micro-batch)");
-  const double total = options_.tokens > 0 ? seen_ : sum(own_);
+  const double total = options_.tokens > 0 ? seen_ : options_.world.sum(own_, kCount);
+  const auto ranks = static_cast<double>(options_.world.size);
   CAIRN_CHECK(total > 0, "Accumulation", "expected samples in the window, got none in ",
               micro_batches_, " micro-batches on any rank (reset() and clear the gradients)");
-  const double factor = reference_ / total * (options_.gradients_are_averaged ? world_size_ : 1.0);
-  reference_ = total / (static_cast<double>(micro_batches_) * world_size_);
+  const double factor = reference_ / total * (options_.world.reduces_gradients() ? ranks : 1.0);
+  reference_ = total / (static_cast<double>(micro_batches_) * ranks);
   end_window();
   return factor;
 }
 
 void Accumulation::reset() {
   end_window();
-  synchronize(true);
+  options_.world.synchronize(true);
 }
 
 void Accumulation::end_window() {
@@ -112,13 +109,12 @@ StateDict Accumulation::state_dict() const {
 }
 
 void Accumulation::load_state_dict(const StateDict& state) {
-  CAIRN_CHECK(!open(), "Accumulation", "expected to be loaded at a boundary, got a window with ",
-              micro_batches_, " micro-batches (reset() it first)");
   const double reference = state.number("reference");
   if (!std::isfinite(reference) || reference < 0) {
     core::fail<core::DataError>("Accumulation", "expected a finite reference >= 0, got ",
                                 reference);
   }
+  reset();  // a window that was open belongs to the run before
   reference_ = reference;
 }
 

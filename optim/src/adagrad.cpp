@@ -17,6 +17,13 @@ FusedAdagrad::FusedAdagrad(std::vector<ParameterGroup> groups, const AdagradOpti
   }
 }
 
+std::vector<std::pair<std::string, double>> FusedAdagrad::rule_options() const {
+  return {{"eps", options_.eps},
+          {"adagrad_w", options_.adagrad_w ? 1.0 : 0.0},
+          {"lr_decay", options_.lr_decay},
+          {"initial_accumulator", options_.initial_accumulator}};
+}
+
 void FusedAdagrad::update_entries(const ParameterGroup& group,
                                   const std::vector<kernels::UpdateEntry>& entries,
                                   double gradient_scale, std::int64_t step) {

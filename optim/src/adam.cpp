@@ -12,6 +12,14 @@ FusedAdam::FusedAdam(std::vector<ParameterGroup> groups, const AdamOptions& opti
   check_betas_and_eps("FusedAdam", options.beta1, options.beta2, options.eps);
 }
 
+std::vector<std::pair<std::string, double>> FusedAdam::rule_options() const {
+  return {{"beta1", options_.beta1},
+          {"beta2", options_.beta2},
+          {"eps", options_.eps},
+          {"adamw", options_.adamw ? 1.0 : 0.0},
+          {"bias_correction", options_.bias_correction ? 1.0 : 0.0}};
+}
+
 void FusedAdam::update_entries(const ParameterGroup& group,
                                const std::vector<kernels::UpdateEntry>& entries,
                                double gradient_scale, std::int64_t step) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
@@ -19,11 +20,11 @@ std::int64_t align_elements(std::int64_t elements, DType dtype) {
 }
 
 bool has_foreign_slot(const Tensor& parameter) {
-  const core::GradMeta* meta = parameter.meta_or_null();
-  return meta != nullptr && meta->slot && !GradientArena::of(parameter);
+  const core::GradientSlot* slot = parameter.gradient_slot_or_null();
+  return slot != nullptr && slot->placed() && !slot->owner();
 }
 
-/// Those that get a slot. Checks that each can have one.
+/// Those that belong to an arena. Checks that each can.
 NamedTensors eligible(const NamedTensors& parameters) {
   NamedTensors chosen;
   std::unordered_set<const void*> seen;
@@ -33,7 +34,7 @@ NamedTensors eligible(const NamedTensors& parameters) {
                 "', got an undefined one");
     CAIRN_CHECK(seen.insert(tensor.id()).second, "arena", "expected each parameter once, got '",
                 parameter.name, "' twice");
-    if (!tensor.requires_grad() || has_foreign_slot(tensor)) continue;
+    if (has_foreign_slot(tensor) || !core::is_floating(tensor.dtype())) continue;
     CAIRN_CHECK(tensor.view().is_dense(), "arena", "expected dense parameters, got '",
                 parameter.name, "' with shape ", tensor.shape(), " and strides ", tensor.strides());
     chosen.push_back(parameter);
@@ -41,58 +42,76 @@ NamedTensors eligible(const NamedTensors& parameters) {
   return chosen;
 }
 
-/// The one arena of all; null where none has one.
-std::shared_ptr<GradientArena> shared_arena(const NamedTensors& parameters) {
-  if (parameters.empty()) return nullptr;
-  std::shared_ptr<GradientArena> first = GradientArena::of(parameters.front().tensor);
-  for (const NamedTensor& parameter : parameters) {
-    const std::shared_ptr<GradientArena> arena = GradientArena::of(parameter.tensor);
-    if (arena == first) continue;
-    core::fail("arena", "expected parameters that share one arena or have none, got '",
-               parameters.front().name, first ? "' in one and '" : "' in none and '",
-               parameter.name,
-               !arena  ? "' in none"
-               : first ? "' in another"
-                       : "' in one",
-               " (attach all of them, or construct DistributedDataParallel, before the optimizers "
-               "that share them out)");
-  }
-  return first;
-}
-
 }  // namespace
 
 std::shared_ptr<GradientArena> GradientArena::of(const Tensor& parameter) {
-  const core::GradMeta* meta = parameter.meta_or_null();
-  return meta == nullptr ? nullptr : std::static_pointer_cast<GradientArena>(meta->arena.lock());
+  const core::GradientSlot* slot = parameter.gradient_slot_or_null();
+  return slot == nullptr ? nullptr : std::dynamic_pointer_cast<GradientArena>(slot->owner());
 }
 
 std::shared_ptr<GradientArena> GradientArena::attach(const NamedTensors& parameters,
                                                      bool f32_slots) {
-  NamedTensors chosen = eligible(parameters);
-  if (std::shared_ptr<GradientArena> arena = shared_arena(chosen)) {
-    CAIRN_CHECK(arena->f32_slots_ || !f32_slots, "arena", "expected an arena with f32 slots, got '",
-                chosen.front().name, "' in one without (attach with f32_slots first)");
-    if (arena->stale()) arena->refresh();
-    return arena;
+  const NamedTensors chosen = eligible(parameters);
+  std::shared_ptr<GradientArena> arena;
+  for (const NamedTensor& parameter : chosen) {
+    if (!arena) arena = of(parameter.tensor);
   }
-  std::shared_ptr<GradientArena> arena(new GradientArena(std::move(chosen), f32_slots));
-  for (const NamedTensor& parameter : arena->parameters_) parameter.tensor.meta().arena = arena;
-  arena->lay_out();
+  if (!arena) arena.reset(new GradientArena());
+  arena->f32_slots_ = arena->f32_slots_ || f32_slots;
+  arena->take_in(chosen);
+  arena->order_like(chosen);
+  if (f32_slots) arena->use_f32_slots();
+  if (arena->stale()) arena->refresh();
   return arena;
 }
 
-GradientArena::GradientArena(NamedTensors parameters, bool f32_slots)
-    : parameters_(std::move(parameters)), f32_slots_(f32_slots) {}
+/// Appends those that it lacks; an arena that one of them comes from gives up all of its parameters.
+void GradientArena::take_in(const NamedTensors& parameters) {
+  NamedTensors more;
+  for (const NamedTensor& parameter : parameters) {
+    const std::shared_ptr<GradientArena> other = of(parameter.tensor);
+    if (other.get() == this) continue;
+    if (!other) {
+      parameter.tensor.gradient_slot().set_owner(weak_from_this());
+      more.push_back(parameter);
+      continue;
+    }
+    other->displace_slots();
+    for (const NamedTensor& moved : std::exchange(other->parameters_, {})) {
+      moved.tensor.gradient_slot().set_owner(weak_from_this());
+      more.push_back(moved);
+    }
+    other->buffers_.clear();
+    ++other->generation_;
+    f32_slots_ = f32_slots_ || other->f32_slots_;
+  }
+  if (more.empty()) return;
+  parameters_.insert(parameters_.end(), more.begin(), more.end());
+  refresh();
+}
+
+/// The order of registration of all of them, whoever attached some before: so that the layout does not
+/// depend on who came first.
+void GradientArena::order_like(const NamedTensors& parameters) {
+  if (parameters.size() != parameters_.size()) return;
+  const auto same = [](const NamedTensor& a, const NamedTensor& b) {
+    return a.tensor.same(b.tensor);
+  };
+  if (std::equal(parameters.begin(), parameters.end(), parameters_.begin(), same)) return;
+  parameters_ = parameters;
+  refresh();
+}
 
 GradientArena::~GradientArena() {
-  release_slots();
+  displace_slots();
 }
 
 bool GradientArena::holds_slot_of(const Tensor& parameter) const {
-  const std::shared_ptr<core::Storage>& slot = parameter.meta().slot;
-  return slot && std::any_of(buffers_.begin(), buffers_.end(),
-                             [&](const Buffer& buffer) { return buffer.data.storage() == slot; });
+  const core::GradientSlot& slot = parameter.gradient_slot();
+  if (!slot.placed()) return false;
+  const auto& storage = slot.memory().storage();
+  return std::any_of(buffers_.begin(), buffers_.end(),
+                     [&](const Buffer& buffer) { return buffer.data.storage() == storage; });
 }
 
 bool GradientArena::stale() const {
@@ -101,19 +120,37 @@ bool GradientArena::stale() const {
   });
 }
 
-/// Written gradients become tensors of their own (still in the old buffer's memory).
-void GradientArena::release_slots() {
+bool GradientArena::would_add_to_half() const {
+  if (f32_slots_ || !accumulate_in_f32_) return false;
+  return std::any_of(parameters_.begin(), parameters_.end(), [](const NamedTensor& parameter) {
+    const core::GradientSlot& slot = parameter.tensor.gradient_slot();
+    return slot.holds_gradient() && core::is_half(slot.memory().dtype());
+  });
+}
+
+void GradientArena::on_run(core::RunId run) {
+  if (std::exchange(last_run_, run) == run) return;
+  if (would_add_to_half()) return use_f32_slots();
+  if (stale()) refresh();
+}
+
+void GradientArena::use_f32_slots() {
+  const bool half_slots = std::any_of(buffers_.begin(), buffers_.end(), [](const Buffer& buffer) {
+    return core::is_half(buffer.data.dtype());
+  });
+  f32_slots_ = true;
+  if (half_slots) refresh();
+}
+
+/// Gradients become tensors of their own (still in the old buffer's memory).
+void GradientArena::displace_slots() {
   for (const NamedTensor& parameter : parameters_) {
-    core::GradMeta& meta = parameter.tensor.meta();
-    if (!holds_slot_of(parameter.tensor)) continue;
-    if (!meta.grad_written) meta.grad = nullptr;
-    meta.slot = nullptr;
-    meta.grad_written = false;
+    if (holds_slot_of(parameter.tensor)) parameter.tensor.gradient_slot().displace();
   }
 }
 
 void GradientArena::refresh() {
-  release_slots();
+  displace_slots();
   lay_out();
 }
 
@@ -146,12 +183,9 @@ void GradientArena::lay_out() {
       const TensorView start = buffer.data.view().slice(0, slot.offset, slot.offset + slot.numel);
       const TensorView place(start.data, parameter.shape(), parameter.strides(), plan.dtype,
                              plan.device);
-      core::GradMeta& meta = parameter.meta();
       const Tensor former = parameter.grad();
       if (former.defined()) kernels::copy(former, place);
-      meta.slot = buffer.data.storage();
-      meta.grad = std::make_shared<Tensor>(buffer.data.alias(place));
-      meta.grad_written = former.defined();
+      parameter.gradient_slot().place(buffer.data.alias(place));
     }
     buffers_.push_back(std::move(buffer));
   }
@@ -160,16 +194,6 @@ void GradientArena::lay_out() {
 
 void GradientArena::clear() {
   for (const NamedTensor& parameter : parameters_) Tensor(parameter.tensor).clear_grad();
-}
-
-void GradientArena::zero_unwritten(const Buffer& buffer, std::size_t first_slot,
-                                   std::size_t last_slot) {
-  for (std::size_t i = first_slot; i < last_slot; ++i) {
-    core::GradMeta& meta = parameters_[buffer.slots[i].parameter].tensor.meta();
-    if (meta.grad_written) continue;
-    kernels::fill(*meta.grad, 0.0);
-    meta.grad_written = true;
-  }
 }
 
 NamedTensor wrap_parameter(std::string name, const TensorView& weight, const TensorView& gradient,
@@ -182,11 +206,10 @@ NamedTensor wrap_parameter(std::string name, const TensorView& weight, const Ten
               "expected a gradient of f16, bf16 or f32 for '", name, "', got ", gradient.dtype);
   Tensor parameter = Tensor::wrap(weight, owner);
   parameter.set_requires_grad(true);
-  core::GradMeta& meta = parameter.meta();
-  meta.name = name;
-  meta.grad = std::make_shared<Tensor>(Tensor::wrap(gradient, std::move(owner)));
-  meta.slot = meta.grad->storage();
-  meta.grad_written = true;
+  parameter.set_name(name);
+  core::GradientSlot& slot = parameter.gradient_slot();
+  slot.place(Tensor::wrap(gradient, std::move(owner)));
+  slot.mark_written();
   return {std::move(name), std::move(parameter)};
 }
 

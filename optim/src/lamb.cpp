@@ -13,6 +13,17 @@ FusedLAMB::FusedLAMB(std::vector<ParameterGroup> groups, const LambOptions& opti
               "FusedLAMB", "expected max_gradient_norm >= 0, got ", options.max_gradient_norm);
 }
 
+std::vector<std::pair<std::string, double>> FusedLAMB::rule_options() const {
+  return {{"beta1", options_.beta1},
+          {"beta2", options_.beta2},
+          {"eps", options_.eps},
+          {"bias_correction", options_.bias_correction ? 1.0 : 0.0},
+          {"adamw", options_.adamw ? 1.0 : 0.0},
+          {"grad_averaging", options_.grad_averaging ? 1.0 : 0.0},
+          {"max_gradient_norm", options_.max_gradient_norm},
+          {"use_nvlamb", options_.use_nvlamb ? 1.0 : 0.0}};
+}
+
 void FusedLAMB::update_entries(const ParameterGroup& group,
                                const std::vector<kernels::UpdateEntry>& entries,
                                double gradient_scale, std::int64_t step) {

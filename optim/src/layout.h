@@ -1,35 +1,15 @@
-// Tensors beside a parameter, in its layout.
+// Gradients in the layout of their parameters.
 #pragma once
 
 #include <vector>
 
-#include "cairn/core/memory.h"
-#include "cairn/core/tensor.h"
-#include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/beside.h"
 
 namespace cairn::optim {
 
-/// The same elements in the same order in memory.
-inline bool same_layout(const TensorView& a, const TensorView& b) {
-  for (int i = 0; i < a.dims(); ++i) {
-    if (a.shape[i] > 1 && a.strides[i] != b.strides[i]) return false;
-  }
-  return true;
-}
-
-/// Shaped and laid out like x, on its device.
-inline Tensor empty_beside(const Tensor& x, DType dtype,
-                           core::MemoryCategory category = core::MemoryCategory::optimizer_state) {
-  const core::MemoryCategoryGuard guard(category);
-  return Tensor::empty_strided(x.shape(), x.strides(), dtype, x.device());
-}
-
-inline Tensor copy_beside(const Tensor& x, const TensorView& values, DType dtype,
-                          core::MemoryCategory category = core::MemoryCategory::optimizer_state) {
-  Tensor copy = empty_beside(x, dtype, category);
-  kernels::copy(values, copy);
-  return copy;
-}
+using kernels::copy_beside;
+using kernels::empty_beside;
+using kernels::same_layout;
 
 /// `values` itself where it is laid out like x, else a copy, kept alive by `temporaries`. Has x's
 /// strides.

@@ -24,6 +24,17 @@ double FusedNovoGrad::running_norm(const ParameterGroup& group, double before, d
   return std::sqrt(beta2 * before * before + (1.0 - beta2) * gradient_norm * gradient_norm);
 }
 
+std::vector<std::pair<std::string, double>> FusedNovoGrad::rule_options() const {
+  return {{"beta1", options_.beta1},
+          {"beta2", options_.beta2},
+          {"eps", options_.eps},
+          {"bias_correction", options_.bias_correction ? 1.0 : 0.0},
+          {"reg_inside_moment", options_.reg_inside_moment ? 1.0 : 0.0},
+          {"grad_averaging", options_.grad_averaging ? 1.0 : 0.0},
+          {"norm_type", options_.norm_type},
+          {"init_zero", options_.init_zero ? 1.0 : 0.0}};
+}
+
 void FusedNovoGrad::update_entries(const ParameterGroup& group,
                                    const std::vector<kernels::UpdateEntry>& entries,
                                    double gradient_scale, std::int64_t step) {

@@ -80,7 +80,6 @@ void Optimizer::attach_arenas() {
   NamedTensors homeless;
   for (const ParameterGroup& group : groups_) {
     for (const NamedTensor& parameter : group.parameters) {
-      if (!parameter.tensor.requires_grad()) continue;
       std::shared_ptr<GradientArena> arena = GradientArena::of(parameter.tensor);
       if (!arena) {
         homeless.push_back(parameter);
@@ -93,8 +92,36 @@ void Optimizer::attach_arenas() {
     if (arena->stale()) arena->refresh();
   }
   const bool f32_slots = !former.empty() && former.front()->f32_slots();
+  for (const ParameterGroup& group : groups_) {
+    for (const NamedTensor& parameter : group.parameters) {
+      parameter.tensor.gradient_slot().claim(identity_);  // unless one that it replaces still lives
+    }
+  }
   auto arena = GradientArena::attach(homeless, f32_slots);
   if (!arena->parameters().empty()) arenas_.push_back(std::move(arena));
+  for (const auto& used : arenas_) used->accumulate_in_f32(master_weights_);
+}
+
+Optimizer::~Optimizer() {
+  for (const ParameterGroup& group : groups_) {
+    for (const NamedTensor& parameter : group.parameters) {
+      parameter.tensor.gradient_slot().release_sum();
+    }
+  }
+}
+
+void Optimizer::prepare() {
+  const bool stale =
+      std::any_of(arenas_.begin(), arenas_.end(), [](const auto& arena) { return arena->stale(); });
+  if (stale) refresh();
+  if (!master_weights_) return;
+  for (const ParameterGroup& group : groups_) {
+    for (const auto& [name, tensor] : group.parameters) {
+      const bool lacks = tensor.requires_grad() && core::is_half(tensor.dtype()) &&
+                         !kernels::MasterWeight::exists(tensor);
+      if (lacks) kernels::MasterWeight::make(tensor, state_options_.masters);
+    }
+  }
 }
 
 void Optimizer::refresh() {
@@ -103,14 +130,11 @@ void Optimizer::refresh() {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       const Tensor& parameter = groups_[g].parameters[i].tensor;
       State& state = state_[g][i];
-      for (Tensor* own : {&state.moments[0], &state.moments[1], &state.sum}) {
-        if (!own->defined() || own->device() == parameter.device()) continue;
-        *own = copy_beside(parameter, *own, own->dtype(), own->storage()->category());
+      for (Tensor& moment : state.moments) {
+        if (!moment.defined() || moment.device() == parameter.device()) continue;
+        moment = copy_beside(parameter, moment, moment.dtype());
       }
-      for (const auto& part : {parameter.meta().master, parameter.meta().remainder}) {
-        if (!part || part->device() == parameter.device()) continue;
-        *part = copy_beside(parameter, *part, part->dtype());
-      }
+      kernels::MasterWeight::of(parameter);  // follows it to its device
     }
   }
 }
@@ -121,11 +145,11 @@ void Optimizer::set_lr(double lr) {
 
 void Optimizer::set_master_weights(bool value) {
   master_weights_ = value;
+  for (const auto& arena : arenas_) arena->accumulate_in_f32(value);
   if (value) return;
   for (const ParameterGroup& group : groups_) {
     for (const NamedTensor& parameter : group.parameters) {
-      core::GradMeta& meta = parameter.tensor.meta();
-      meta.master = meta.remainder = nullptr;
+      kernels::MasterWeight::drop(parameter.tensor);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
+#include "cairn/kernels/elementwise.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
 
@@ -28,23 +29,123 @@ List& list_of(std::vector<List>& lists, Device device) {
   return list;
 }
 
-bool is_written(const core::GradMeta* meta) {
-  return meta != nullptr && meta->requires_grad && meta->grad &&
-         (!meta->slot || meta->grad_written);
+/// What is there to be stepped or stashed; null: nothing.
+core::GradientSlot* slot_with_gradient(const Tensor& parameter) {
+  if (!parameter.requires_grad() || parameter.gradient_slot_or_null() == nullptr) return nullptr;
+  core::GradientSlot& slot = parameter.gradient_slot();
+  return slot.holds_gradient() ? &slot : nullptr;
+}
+
+/// A gradient or a stashed sum, or both.
+bool has_pending(const Tensor& parameter) {
+  if (slot_with_gradient(parameter) != nullptr) return true;
+  const core::GradientSlot* slot = parameter.gradient_slot_or_null();
+  return slot != nullptr && slot->has_sum() && parameter.requires_grad();
+}
+
+/// Gradients that one reducer has to average.
+struct Reduction {
+  std::shared_ptr<core::GradientReducer> reducer;
+  std::vector<core::GradientReducer::Part> parts;
+};
+
+std::vector<core::GradientReducer::Part>& parts_of(std::vector<Reduction>& reductions,
+                                                   std::shared_ptr<core::GradientReducer> reducer) {
+  const auto found = std::find_if(reductions.begin(), reductions.end(),
+                                  [&](const Reduction& r) { return r.reducer == reducer; });
+  if (found != reductions.end()) return found->parts;
+  return reductions.emplace_back(Reduction{std::move(reducer), {}}).parts;
 }
 
 }  // namespace
 
-/// The gradient that a step would use: the stashed sum, or what is written; null: none.
+/// Adds what a slot holds to the sum beside it.
+void add_to_sum(core::GradientSlot& slot) {
+  kernels::axpby(1.0 / slot.scale().factor, slot.memory(), 1.0, slot.sum());
+  slot.mark_stashed();
+}
+
+/// Before gradients are read: each is whole, this optimizer's own, and the average over the ranks
+/// wherever there are ranks. A collective where some are this rank's alone.
+void Optimizer::settle() const {
+  std::vector<Reduction> reductions;
+  std::vector<core::GradientSlot*> reduced;
+  for (const ParameterGroup& group : groups_) {
+    for (const auto& [name, tensor] : group.parameters) {
+      if (!tensor.requires_grad()) continue;
+      core::GradientSlot& slot = tensor.gradient_slot();
+      slot.check_whole(name);
+      CAIRN_CHECK(slot.claim(identity_), "optimizer", "expected parameters of one optimizer, got '",
+                  name, "', which another optimizer steps too");
+      if (slot.has_sum() && slot.holds_gradient()) add_to_sum(slot);
+      if (!slot.needs_reduction()) continue;
+      auto& parts = parts_of(reductions, slot.reducer());
+      if (slot.state() == core::GradientSlot::State::local) parts.push_back({slot.memory(), name});
+      if (slot.sum_is_local()) parts.push_back({slot.sum(), name + " (sum)"});
+      reduced.push_back(&slot);
+    }
+  }
+  for (const Reduction& reduction : reductions) reduction.reducer->reduce(reduction.parts);
+  for (core::GradientSlot* slot : reduced) {
+    slot->mark_reduced();
+    slot->mark_sum_reduced();
+  }
+}
+
+void Optimizer::check_scaler(std::uint64_t scaler) const {
+  for (const ParameterGroup& group : groups_) {
+    for (const auto& [name, tensor] : group.parameters) {
+      if (!has_pending(tensor)) continue;
+      const std::uint64_t whose = tensor.gradient_slot().scale().scaler;
+      CAIRN_CHECK(whose == scaler, "optimizer", "expected ",
+                  scaler == 0 ? "gradients that nobody scaled" : "gradients that amp scaled",
+                  ", got '", name, "' ",
+                  whose == 0    ? "whose loss went through a plain backward"
+                  : scaler == 0 ? "whose loss amp scaled"
+                                : "whose loss another amp::Amp scaled",
+                  whose == 0 ? " (precision.backward(loss), or precision.adopt_gradients() for "
+                               "gradients scaled by hand)"
+                             : " (step with precision.step(), the amp::Amp that scaled the loss)");
+    }
+  }
+}
+
+void Optimizer::mark_scaled(const core::GradientScale& scale) {
+  for (const ParameterGroup& group : groups_) {
+    for (const NamedTensor& parameter : group.parameters) {
+      core::GradientSlot* slot = slot_with_gradient(parameter.tensor);
+      if (slot != nullptr && slot->scale().scaler == 0) slot->set_scale(scale);
+    }
+  }
+}
+
+/// The gradient that a step would use: the stashed sum, or what the slot holds; null: none.
 const Tensor* Optimizer::gradient_of(std::size_t group, std::size_t index) const {
   const NamedTensor& parameter = groups_[group].parameters[index];
-  const State& state = state_[group][index];
-  const core::GradMeta* meta = parameter.tensor.meta_or_null();
-  const bool written = is_written(meta);
-  if (!state.summed) return written ? meta->grad.get() : nullptr;
-  CAIRN_CHECK(!written, "optimizer", "expected stashed gradients alone, got '", parameter.name,
-              "' with one in its slot too (stash() it first)");
-  return parameter.tensor.requires_grad() ? &state.sum : nullptr;
+  if (!parameter.tensor.requires_grad() || parameter.tensor.gradient_slot_or_null() == nullptr) {
+    return nullptr;
+  }
+  const core::GradientSlot& slot = parameter.tensor.gradient_slot();
+  slot.check_whole(parameter.name);
+  if (slot.has_sum()) return &slot.sum();
+  return slot.holds_gradient() ? &slot.memory() : nullptr;
+}
+
+bool Optimizer::has_gradient() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const ParameterGroup& group) {
+    return std::any_of(group.parameters.begin(), group.parameters.end(),
+                       [](const NamedTensor& parameter) { return has_pending(parameter.tensor); });
+  });
+}
+
+bool Optimizer::has_stash() const {
+  for (const ParameterGroup& group : groups_) {
+    for (const NamedTensor& parameter : group.parameters) {
+      const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+      if (slot != nullptr && slot->has_sum()) return true;
+    }
+  }
+  return false;
 }
 
 PendingReport Optimizer::begin_check(double norm_type) const {
@@ -55,6 +156,7 @@ PendingReport Optimizer::begin_check(double norm_type) const {
   };
   if (larc_ || own_max_norm() > 0) need(2.0);
   if (const std::optional<double> type = running_norm_type()) need(*type);
+  settle();
 
   std::vector<List> lists;
   std::size_t parameter = 0;
@@ -67,8 +169,9 @@ PendingReport Optimizer::begin_check(double norm_type) const {
       list.parameters.push_back(parameter);
       if (!larc_) continue;
       const Tensor& weight = groups_[g].parameters[i].tensor;
-      const core::GradMeta& meta = weight.meta();
-      list.weights.push_back(meta.master ? *meta.master : weight);
+      const auto* master = kernels::MasterWeight::of(weight);
+      const bool exact = master != nullptr && master->storage() == MasterStorage::f32;
+      list.weights.push_back(exact ? master->tensor() : weight);
     }
   }
 
@@ -92,23 +195,23 @@ PendingReport Optimizer::begin_check(double norm_type) const {
 PendingReport Optimizer::stash(double scale) {
   CAIRN_CHECK(std::isfinite(scale), "optimizer", "expected a finite scale to stash with, got ",
               scale);
+  for (const ParameterGroup& group : groups_) {
+    for (const auto& [name, tensor] : group.parameters) tensor.gradient_slot().check_whole(name);
+  }
   std::vector<Tensor> temporaries;
   std::vector<List> first, further;  // sums that are overwritten, sums that are added to
   std::size_t parameter = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
       const Tensor& tensor = groups_[g].parameters[i].tensor;
-      const core::GradMeta* meta = tensor.meta_or_null();
-      if (!is_written(meta)) continue;
-      State& state = state_[g][i];
-      if (!state.sum.defined() || state.sum.device() != tensor.device()) {
-        constexpr auto category = core::MemoryCategory::gradients;
-        state.sum = state.summed ? copy_beside(tensor, state.sum, DType::f32, category)
-                                 : empty_beside(tensor, DType::f32, category);
+      core::GradientSlot* slot = slot_with_gradient(tensor);
+      if (slot == nullptr) continue;
+      if (!slot->sum().defined()) {
+        slot->set_sum(empty_beside(tensor, DType::f32, core::MemoryCategory::gradients));
       }
-      List& list = list_of(state.summed ? further : first, tensor.device());
-      list.views.push_back(laid_out_like(tensor, *meta->grad, temporaries));
-      list.sums.push_back(state.sum);
+      List& list = list_of(slot->has_sum() ? further : first, tensor.device());
+      list.views.push_back(laid_out_like(tensor, slot->memory(), temporaries));
+      list.sums.push_back(slot->sum());
       list.parameters.push_back(parameter);
     }
   }
@@ -126,25 +229,18 @@ PendingReport Optimizer::stash(double scale) {
          kernels::multi_tensor_axpby(scale, list.views, 1.0, list.sums, list.sums,
                                      kernels::CheckedArgument::x)});
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      Tensor tensor = groups_[g].parameters[i].tensor;
-      if (!is_written(tensor.meta_or_null())) continue;
-      tensor.clear_grad();
-      state_[g][i].summed = stashed_ = true;
+  for (const ParameterGroup& group : groups_) {
+    for (const NamedTensor& entry : group.parameters) {
+      if (core::GradientSlot* slot = slot_with_gradient(entry.tensor)) slot->mark_stashed();
     }
   }
   return pending;
 }
 
 void Optimizer::clear_grad() {
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      Tensor(groups_[g].parameters[i].tensor).clear_grad();
-      state_[g][i].summed = false;
-    }
+  for (const ParameterGroup& group : groups_) {
+    for (const NamedTensor& parameter : group.parameters) Tensor(parameter.tensor).clear_grad();
   }
-  stashed_ = false;
 }
 
 }  // namespace cairn::optim

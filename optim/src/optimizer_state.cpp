@@ -4,6 +4,7 @@
 #include <map>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
 #include "state_path.h"
@@ -31,10 +32,13 @@ const StateDict* as_dict(const StateDict::Value* value) {
   return value == nullptr ? nullptr : std::get_if<StateDict>(value);
 }
 
-/// Every parameter's entry by its full name: a dictionary that holds a step.
+/// Every parameter's entry by its full name: a dictionary that holds a step count.
 void collect_entries(const StateDict& at, const std::string& name,
                      std::map<std::string, const StateDict*>& entries) {
-  if (!name.empty() && at.contains(kStep)) entries[name] = &at;
+  const StateDict::Value* step =
+      at.find(kStep);  // a dictionary: a parameter or module of that name
+  const bool is_entry = step != nullptr && std::holds_alternative<std::int64_t>(*step);
+  if (!name.empty() && is_entry) entries[name] = &at;
   for (const auto& [key, value] : at) {
     const StateDict* child = as_dict(&value);
     if (child == nullptr) continue;
@@ -89,6 +93,13 @@ std::vector<ParameterGroup> read_groups(const StateDict& state, std::size_t coun
   return all;
 }
 
+std::optional<double> ParameterGroup::*group_option(const std::string& name) {
+  for (const auto& [key, option] : kOwnOptions) {
+    if (name == key) return option;
+  }
+  return nullptr;
+}
+
 Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const std::string& key,
                    Problems& problems) {
   const StateDict::Value* value = entry.find(key);
@@ -134,21 +145,29 @@ LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parame
 /// What a state holds for this optimizer, found before anything is changed.
 struct Optimizer::LoadPlan {
   std::vector<std::vector<LoadedParameter>> parameters;
-  std::vector<ParameterGroup> groups;  // without parameters
+  std::vector<ParameterGroup> groups;     // without parameters
+  std::map<std::string, double> options;  // that the state's rule was constructed with
   std::int64_t steps = 0;
+  bool f32_slots = false;
 };
 
 StateDict Optimizer::state_dict() const {
   StateDict state;
   state.set("kind", std::string(kind()));
   state.set("steps", steps_);
+  const bool f32_slots = std::any_of(arenas_.begin(), arenas_.end(),
+                                     [](const auto& arena) { return arena->f32_slots(); });
+  state.set("f32_gradients",
+            std::int64_t{f32_slots});  // else the first step would round differently
+  StateDict& options = state.make_dict("options");
+  for (const auto& [key, own] : rule_options()) options.set(key, own);
   const std::vector<std::string> moments = moment_names();
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     StateDict& group = state.make_dict("groups").make_dict(std::to_string(g));
     group.set("lr", groups_[g].lr);
     group.set("weight_decay", groups_[g].weight_decay);
-    for (const auto& [key, option] : kOwnOptions) {
-      if (groups_[g].*option) group.set(key, *(groups_[g].*option));
+    for (const auto& [key, own] : rule_options()) {
+      if (const auto option = group_option(key)) group.set(key, (groups_[g].*option).value_or(own));
     }
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       const State& own = state_[g][i];
@@ -170,6 +189,10 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
   if (plan.steps < 0) problems.add(core::str("steps ", plan.steps));
   if (state.text("kind") != kind()) problems.add("the state of a " + state.text("kind"));
   plan.groups = read_groups(state, groups_.size(), problems);
+  plan.f32_slots = state.contains("f32_gradients") && state.integer("f32_gradients") != 0;
+  if (const StateDict* options = as_dict(state.find("options"))) {
+    for (const auto& [key, value] : *options) plan.options[key] = options->number(key);
+  }
 
   std::map<std::string, const StateDict*> entries;
   if (const StateDict* root = as_dict(state.find("state"))) collect_entries(*root, "", entries);
@@ -193,8 +216,33 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
   return plan;
 }
 
+/// A state of other options is taken over or passed over, but never without a word.
+void Optimizer::tell_differences(const LoadPlan& plan) const {
+  for (const auto& [name, own] : rule_options()) {
+    if (const auto option = group_option(name)) {
+      for (std::size_t g = 0; g < groups_.size(); ++g) {
+        const double before = (groups_[g].*option).value_or(own);
+        const double after = (plan.groups[g].*option).value_or(own);
+        if (before == after) continue;
+        log::warn("{}: group {} continues with {} {} of the state, not {}", kind(), g, name, after,
+                  before);
+      }
+      continue;
+    }
+    const auto saved = plan.options.find(name);
+    if (saved == plan.options.end() || saved->second == own) continue;
+    log::warn("{}: continues with its own {} {}, the state was trained with {}", kind(), name, own,
+              saved->second);
+  }
+}
+
 void Optimizer::load_state_dict(const StateDict& state) {
   const LoadPlan plan = plan_load(state);
+  tell_differences(plan);
+  clear_grad();
+  if (plan.f32_slots) {
+    for (const auto& arena : arenas_) arena->use_f32_slots();
+  }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     groups_[g].lr = plan.groups[g].lr;
     groups_[g].weight_decay = plan.groups[g].weight_decay;

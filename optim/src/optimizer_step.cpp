@@ -70,6 +70,7 @@ bool Optimizer::needs_report() const {
 }
 
 StepResult Optimizer::step(const StepOptions& options) {
+  check_scaler(options.scaler);
   GradientReport report;
   if (options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||
       needs_report()) {
@@ -110,12 +111,15 @@ StepResult Optimizer::measure(const GradientReport& report, const StepOptions& o
 
 /// The f32 master or the remainder of a half parameter, as the options say; made where there is
 /// none.
-TensorView Optimizer::master_of(const NamedTensor& parameter) {
-  core::GradMeta& meta = parameter.tensor.meta();
-  const bool as_remainder = state_options_.masters == MasterStorage::remainder;
-  const std::shared_ptr<Tensor>& kept = as_remainder ? meta.remainder : meta.master;
-  if (!kept) set_master(parameter.tensor, master_value(parameter.tensor), state_options_.masters);
-  return *kept;
+TensorView Optimizer::master_of(const Tensor& parameter) {
+  const auto* master = kernels::MasterWeight::of(parameter);
+  if (master == nullptr) {
+    master = &kernels::MasterWeight::make(parameter, state_options_.masters);
+  } else if (master->storage() != state_options_.masters) {
+    master = &kernels::MasterWeight::assign(parameter, kernels::master_value(parameter),
+                                            state_options_.masters);
+  }
+  return master->tensor();
 }
 
 kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
@@ -128,7 +132,8 @@ kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
   kernels::UpdateEntry entry;
   entry.weight = tensor;
   entry.gradient = laid_out_like(tensor, gradient, temporaries);
-  if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(parameter);
+  if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(tensor);
+  if (!master_weights_) kernels::MasterWeight::drop(tensor);
   for (std::size_t m = 0; m < moments; ++m) {
     if (state.moments[m].defined()) continue;
     state.moments[m] = empty_beside(tensor, state_options_.moments);
@@ -205,7 +210,16 @@ void Optimizer::check_report(const GradientReport& report) const {
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {
   check_report(report);
   check_options(report, options);
+  check_scaler(options.scaler);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
+  settle();
+  if (!has_gradient()) {
+    StepResult nothing;
+    nothing.applied = false;
+    nothing.reason = "no parameter has a gradient (was there a backward?)";
+    finish(options);
+    return nothing;
+  }
   std::vector<double> scales;
   StepResult result = measure(report, options, scales);
   std::vector<Tensor> temporaries;
@@ -215,7 +229,9 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       if (gradient_of(g, i) == nullptr) continue;
       State& state = state_[g][i];
-      groups_[g].parameters[i].tensor.storage()->bump_version();
+      const Tensor& tensor = groups_[g].parameters[i].tensor;
+      tensor.storage()->bump_version();
+      if (auto* master = kernels::MasterWeight::peek(tensor)) master->weight_written(tensor);
       state.norm = state.next_norm;
       ++state.steps;
     }

@@ -27,6 +27,13 @@ std::vector<std::string> FusedSGD::moment_names() const {
   return {};
 }
 
+std::vector<std::pair<std::string, double>> FusedSGD::rule_options() const {
+  return {{"momentum", options_.momentum},
+          {"dampening", options_.dampening},
+          {"nesterov", options_.nesterov ? 1.0 : 0.0},
+          {"wd_after_momentum", options_.wd_after_momentum ? 1.0 : 0.0}};
+}
+
 void FusedSGD::update_entries(const ParameterGroup& group,
                               const std::vector<kernels::UpdateEntry>& entries,
                               double gradient_scale, std::int64_t step) {

@@ -69,8 +69,8 @@ TEST_P(AmpAccumulation, UnevenMicroBatchesTrainAsTheWholeBatch) {
     EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 0.02 * b.gradient_norm);
   }
   for (std::size_t p = 0; p < parts.parameters().size(); ++p) {
-    test::expect_close(optim::master_value(parts.parameters()[p].tensor),
-                       values(optim::master_value(whole.parameters()[p].tensor)), 0,
+    test::expect_close(kernels::master_value(parts.parameters()[p].tensor),
+                       values(kernels::master_value(whole.parameters()[p].tensor)), 0,
                        level.tolerance);
   }
 }

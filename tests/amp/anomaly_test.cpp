@@ -35,7 +35,7 @@ Anomaly anomaly_of(const std::function<void()>& f, AnomalyOptions options = {}) 
 
 Tensor named(const Shape& shape, double value, const std::string& name) {
   Tensor leaf = Tensor::full(shape, value).set_requires_grad(true);
-  leaf.meta().name = name;
+  leaf.set_name(name);
   return leaf;
 }
 
@@ -111,7 +111,7 @@ TEST(Anomaly, FindsAScaledGradientThatOverflowsHalf) {
 TEST(Anomaly, FindsASumOfGradientsThatOverflows) {
   const Tensor w = Tensor::full({2}, 1.0, DType::f16).set_requires_grad(true);
   const Tensor dy = Tensor::full({2}, 40000.0, DType::f16);
-  w.meta().name = "w";
+  Tensor(w).set_name("w");
   const Anomaly anomaly = anomaly_of([&] {
     backward(autograd::relu(w), dy);
     backward(autograd::relu(w), dy);

@@ -46,9 +46,9 @@ TEST(Initialize, CastsWhatTheLevelSays) {
         EXPECT_EQ(dtype_of(model, "1.bias"), norm_f32 ? DType::f32 : half);
         EXPECT_EQ(dtype_of(model, "1.running_var"), DType::f32);
         for (const auto& [name, tensor] : model.parameters()) {
-          EXPECT_EQ(tensor.meta().grad->dtype(), tensor.dtype())
+          EXPECT_EQ(tensor.gradient_slot().memory().dtype(), tensor.dtype())
               << name;  // a slot of its own dtype
-          EXPECT_EQ(tensor.meta().master != nullptr,
+          EXPECT_EQ(kernels::MasterWeight::exists(tensor),
                     level == OptLevel::O2 && tensor.dtype() == half)
               << name;
         }
@@ -90,11 +90,11 @@ TEST(Initialize, TiedWeightsAreCastOnceAndTrainAsOne) {
   EXPECT_EQ(model.parameters().size(), 4u);
   const std::vector<double> exact = values(model.parameters()[0].tensor);
   Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2});
-  EXPECT_EQ(values(*model.parameters()[0].tensor.meta().master), exact);
+  EXPECT_EQ(values(kernels::MasterWeight::of(model.parameters()[0].tensor)->tensor()), exact);
   for (std::uint64_t step = 0; step < 3; ++step) {
     EXPECT_TRUE(train_step(model, precision, make_batch(step)).applied);
   }
-  EXPECT_NE(values(*model.parameters()[0].tensor.meta().master), exact);
+  EXPECT_NE(values(kernels::MasterWeight::of(model.parameters()[0].tensor)->tensor()), exact);
 }
 
 TEST(Initialize, MastersHoldTheExactValueInTheOldMemory) {
@@ -107,12 +107,14 @@ TEST(Initialize, MastersHoldTheExactValueInTheOldMemory) {
   for (std::size_t i = 0; i < cast.size(); ++i) {
     const Tensor& tensor = cast[i].tensor;
     if (tensor.dtype() == DType::f32) continue;
-    EXPECT_EQ(values(*tensor.meta().master), values(exact[i].tensor)) << cast[i].name;
+    EXPECT_EQ(values(kernels::MasterWeight::of(tensor)->tensor()), values(exact[i].tensor))
+        << cast[i].name;
     EXPECT_EQ(values(tensor),
               values(Tensor::from(values(exact[i].tensor), tensor.shape(), DType::f16)));
-    EXPECT_EQ(tensor.meta().master->storage()->category(), core::MemoryCategory::optimizer_state);
+    EXPECT_EQ(kernels::MasterWeight::of(tensor)->tensor().storage()->category(),
+              core::MemoryCategory::optimizer_state);
   }
-  EXPECT_EQ(cast[0].tensor.meta().master->raw_data(), memory);
+  EXPECT_EQ(kernels::MasterWeight::of(cast[0].tensor)->tensor().raw_data(), memory);
 }
 
 TEST(Initialize, MemoryOfOthersIsNotTakenForMasters) {
@@ -132,7 +134,7 @@ TEST(Initialize, FrozenParametersAreCastWithoutMaster) {
   Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2});
   const Tensor frozen = model.parameters()[0].tensor;
   EXPECT_EQ(frozen.dtype(), DType::f16);
-  EXPECT_FALSE(frozen.meta().master);
+  EXPECT_FALSE(kernels::MasterWeight::exists(frozen));
   const std::vector<double> before = values(frozen);
   EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
   EXPECT_EQ(values(frozen), before);
@@ -275,7 +277,8 @@ TEST(Initialize, AModelWhoseHandleIsGoneIsReleasedByItself) {
           initialize(model, optimizer, {.opt_level = OptLevel::O2, .fallback_after = 2});
       EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
     }
-    const std::vector<double> truth = values(*model.parameters()[0].tensor.meta().master);
+    const std::vector<double> truth =
+        values(kernels::MasterWeight::of(model.parameters()[0].tensor)->tensor());
     release(model);
     EXPECT_EQ(dtype_of(model, "0.weight"), DType::f32);
     EXPECT_EQ(values(model.parameters()[0].tensor), truth);
@@ -336,7 +339,7 @@ TEST(Initialize, OverridesOfSingleProperties) {
   initialize(cast, cast_optimizer, {.opt_level = OptLevel::O0, .cast_model_type = DType::f16});
   EXPECT_EQ(dtype_of(cast, "0.weight"), DType::f16);
   EXPECT_EQ(dtype_of(cast, "1.weight"), DType::f16);
-  EXPECT_FALSE(cast.parameters()[0].tensor.meta().master);
+  EXPECT_FALSE(kernels::MasterWeight::exists(cast.parameters()[0].tensor));
 }
 
 TEST(Initialize, WrongOptionsChangeNothing) {

@@ -56,7 +56,9 @@ TEST_P(Losses, GradientsOfDifferentScalesAddUpUnscaled) {
     precision.backward(model(coefficients(2 * value)), {.loss_id = 1});
   }
   EXPECT_TRUE(precision.step().applied);
-  const Tensor truth = model.w().meta().master ? *model.w().meta().master : model.w();
+  const Tensor truth = kernels::MasterWeight::exists(model.w())
+                           ? kernels::MasterWeight::of(model.w())->tensor()
+                           : model.w();
   EXPECT_EQ(values(truth), std::vector<double>(4, 1.0 - 3 * 0.375));
 }
 
@@ -80,7 +82,9 @@ TEST_P(Losses, OnlyTheLossThatOverflowedIsScaledDown) {
     EXPECT_EQ(precision.overflows().back().loss_id, bad);
     precision.backward(model(coefficients(0.25)), {.loss_id = bad});
     EXPECT_TRUE(precision.step().applied);  // nothing of the skipped step is left
-    const Tensor truth = model.w().meta().master ? *model.w().meta().master : model.w();
+    const Tensor truth = kernels::MasterWeight::exists(model.w())
+                             ? kernels::MasterWeight::of(model.w())->tensor()
+                             : model.w();
     EXPECT_EQ(values(truth), std::vector<double>(4, 0.75));
   }
 }
@@ -109,8 +113,8 @@ TEST(SeveralOptimizers, EachStepsForItselfAndWaitsOnce) {
                             {.loss_id = 2, .optimizers = {&pair.b_optimizer}});
     EXPECT_TRUE(pair.precision.step(pair.b_optimizer).applied);
   }
-  EXPECT_EQ(values(*pair.a.w().meta().master), std::vector<double>(4, 0.25));
-  EXPECT_EQ(values(*pair.b.w().meta().master), std::vector<double>(4, 0.25));
+  EXPECT_EQ(values(kernels::MasterWeight::of(pair.a.w())->tensor()), std::vector<double>(4, 0.25));
+  EXPECT_EQ(values(kernels::MasterWeight::of(pair.b.w())->tensor()), std::vector<double>(4, 0.25));
 }
 
 TEST(SeveralOptimizers, AnOverflowSkipsThoseThatItsLossReached) {
@@ -140,8 +144,8 @@ TEST(SeveralOptimizers, OneStepForAllTellsOfAll) {
                           {.loss_id = 1, .optimizers = {&pair.b_optimizer}});
   const optim::StepResult result = pair.precision.step();
   EXPECT_FALSE(result.applied);
-  EXPECT_EQ(values(*pair.a.w().meta().master), std::vector<double>(4, 1.0));
-  EXPECT_EQ(values(*pair.b.w().meta().master), std::vector<double>(4, 0.75));
+  EXPECT_EQ(values(kernels::MasterWeight::of(pair.a.w())->tensor()), std::vector<double>(4, 1.0));
+  EXPECT_EQ(values(kernels::MasterWeight::of(pair.b.w())->tensor()), std::vector<double>(4, 0.75));
 }
 
 TEST(SeveralOptimizers, AStrangerIsRefused) {
@@ -164,7 +168,7 @@ TEST(Delays, AStepWaitsForABackwardWithoutDelayUnscale) {
   EXPECT_THROW(precision.step(), core::InvalidArgument);
   precision.backward(model(coefficients(0.25)));
   EXPECT_TRUE(precision.step().applied);
-  EXPECT_EQ(values(*model.w().meta().master), std::vector<double>(4, 0.5));
+  EXPECT_EQ(values(kernels::MasterWeight::of(model.w())->tensor()), std::vector<double>(4, 0.5));
 }
 
 TEST(Delays, ADelayedOverflowCountsLater) {
@@ -197,7 +201,7 @@ TEST(StaticScale, UncheckedOptimizersThatNeedNormsGetThem) {
   Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2, .loss_scale = 8});
   precision.backward(model(coefficients(0.25)));
   EXPECT_TRUE(precision.step({.check = false}).applied);
-  EXPECT_NE(values(*model.w().meta().master), std::vector<double>(4, 1.0));
+  EXPECT_NE(values(kernels::MasterWeight::of(model.w())->tensor()), std::vector<double>(4, 1.0));
 }
 
 TEST(LossWeight, MultipliesTheLoss) {
@@ -207,7 +211,7 @@ TEST(LossWeight, MultipliesTheLoss) {
   precision.backward(model(coefficients(0.25)), {.weight = 0.5});
   precision.backward(model(coefficients(0.25)), {.weight = 1.5});
   EXPECT_TRUE(precision.step({.gradient_scale = 0.5}).applied);
-  EXPECT_EQ(values(*model.w().meta().master), std::vector<double>(4, 0.75));
+  EXPECT_EQ(values(kernels::MasterWeight::of(model.w())->tensor()), std::vector<double>(4, 0.75));
   EXPECT_THROW(precision.scale_loss(model(coefficients(1)), {.weight = kInf}),
                core::InvalidArgument);
 }

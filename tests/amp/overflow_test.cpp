@@ -9,6 +9,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/optim/sgd.h"
 #include "support.h"
+#include "support/fake_world.h"
 
 namespace cairn::amp {
 namespace {
@@ -42,7 +43,8 @@ struct Poisoned {
     for (const auto& [name, index, value] : poison) {
       for (const NamedTensor& p : model.parameters()) {
         if (p.name != name) continue;
-        const Tensor one = p.tensor.meta().grad->alias(p.tensor.meta().grad->view());
+        const Tensor one =
+            p.tensor.gradient_slot().memory().alias(p.tensor.gradient_slot().memory().view());
         std::vector<double> all = values(one);
         all[index] = value;
         kernels::copy(Tensor::from(all, one.shape(), one.dtype()), one);
@@ -112,13 +114,13 @@ TEST(Overflow, EveryRankSaysTheSame) {
 TEST(Overflow, GradientsSummedOverRanksAccuseOnlyWhoseOwnWereNotFinite) {
   for (const bool guilty : {true, false}) {
     Options options;
-    options.local_nonfinite = [guilty]() -> std::vector<optim::NonFinite> {
-      if (!guilty) return {};
-      return {{"3.weight", 2, 0}};
-    };
+    const auto link = std::make_shared<test::FakeLink>();
+    link->nonfinite = std::vector<core::NonFinite>();
+    if (guilty) link->nonfinite->push_back({"3.weight", 2, 0});
     const std::string other =
         "optimizer 0\nloss 0\noptimizer 0\nloss 0\nsum 9 0 0.weight\n";  // finite before the sum
-    options.world = world_of(1, {other});
+    link->all = [&other](const std::string& value) { return std::vector{other, value}; };
+    options.world = {1, 2, link};
     Poisoned run(options);
     const std::string reason = run.step_with({{"0.weight", 0, kInf}}).reason;
     EXPECT_THAT(reason, guilty ? HasSubstr("3.weight (2 elements) on rank 1")

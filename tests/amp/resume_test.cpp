@@ -78,7 +78,7 @@ TEST_P(Resume, FilesHoldF32Truth) {
   const Saved saved = run.save();
   EXPECT_EQ(saved.model.dict("0").tensor("weight").dtype(), DType::f32);
   EXPECT_EQ(values(saved.model.dict("0").tensor("weight")),
-            values(*run.model.parameters()[0].tensor.meta().master));
+            values(kernels::MasterWeight::of(run.model.parameters()[0].tensor)->tensor()));
 }
 
 TEST_P(Resume, AnotherLevelContinuesFromTheTruth) {
@@ -98,7 +98,7 @@ TEST_P(Resume, AnotherLevelContinuesFromTheTruth) {
     EXPECT_EQ(other.precision->loss_scale(), takes_over ? o2.precision->loss_scale() : own);
     if (level == OptLevel::O0) {
       EXPECT_EQ(values(other.model.parameters()[0].tensor),
-                values(*o2.model.parameters()[0].tensor.meta().master));
+                values(kernels::MasterWeight::of(o2.model.parameters()[0].tensor)->tensor()));
     }
     EXPECT_TRUE(train_step(other.model, *other.precision, make_batch(6)).applied);
   }

@@ -13,6 +13,7 @@
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/optimizer.h"
+#include "support/master.h"
 #include "support/state.h"
 #include "support/tensors.h"
 
@@ -61,7 +62,8 @@ inline std::vector<std::vector<double>> everything(nn::Module& model,
   std::vector<std::vector<double>> all;
   for (const auto& [name, tensor] : model.parameters()) {
     all.push_back(values(tensor));
-    if (tensor.meta().master) all.push_back(values(*tensor.meta().master));
+    if (kernels::MasterWeight::exists(tensor))
+      all.push_back(values(kernels::MasterWeight::of(tensor)->tensor()));
   }
   for (const auto& [name, tensor] : model.buffers()) all.push_back(values(tensor));
   const auto collect = [&](const auto& self, const StateDict& state) -> void {

@@ -125,8 +125,8 @@ TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const Tensor& tensor = parameters[i].tensor;
       EXPECT_EQ(values(tensor), values(weights[i].parameter)) << parameters[i].name;
-      if (tensor.meta().master) {
-        EXPECT_EQ(values(*tensor.meta().master), values(weights[i].master));
+      if (kernels::MasterWeight::exists(tensor)) {
+        EXPECT_EQ(values(kernels::MasterWeight::of(tensor)->tensor()), values(weights[i].master));
       }
     }
   }
@@ -205,10 +205,9 @@ TEST(AmpStep, RemainderMastersTrainTheSameTruth) {
         initialize(model, optimizer, {.opt_level = OptLevel::O2, .half_dtype = DType::bf16});
     for (std::uint64_t step = 0; step < 20; ++step) train_step(model, precision, make_batch(step));
     const bool remainder = storage == optim::MasterStorage::remainder;
-    EXPECT_EQ(model.parameters()[0].tensor.meta().master == nullptr, remainder);
-    EXPECT_EQ(model.parameters()[0].tensor.meta().remainder != nullptr, remainder);
+    EXPECT_EQ(test::kept_as(model.parameters()[0].tensor), storage);
     for (const auto& [name, tensor] : model.parameters()) {
-      truths[remainder].push_back(values(optim::master_value(tensor)));
+      truths[remainder].push_back(values(kernels::master_value(tensor)));
     }
     precision.release();
     for (std::size_t i = 0; i < truths[remainder].size(); ++i) {

@@ -37,6 +37,63 @@ TEST_P(Autocast, RunsProductsInHalf) {
   EXPECT_EQ(self_attention(f32({1, 3, 6}, 1), 1, true).dtype(), GetParam());
 }
 
+/// Counts the conversions of backward passes.
+class BackwardCasts : public ScopedObserver {
+ public:
+  int count = 0;
+
+ private:
+  void on_end(const OpEvent& event) override {
+    if (event.phase == Phase::backward && std::string(event.name) == "cast") ++count;
+  }
+};
+
+// A product writes the gradient of a weight that autocast made half where the weight's own f32 gradient
+// lies: no half gradient, no cast after it, and no rounding between the two.
+TEST_P(Autocast, AWeightGradientLandsInItsF32Slot) {
+  const Tensor x = f32({8, 16}, 1), g = f32({8, 4}, 5), arena = Tensor::full({64}, 77.0);
+  const Tensor w = f32_leaf({4, 16}, 2);
+  w.gradient_slot().place(arena.alias(arena.view().reshape({4, 16})));
+  const auto step = [&] {
+    const AutocastGuard autocast(true, GetParam());
+    const Tensor y = linear(x, w, Tensor());
+    backward(y, to(g, GetParam()));
+  };
+  const BackwardCasts casts;
+  step();
+  EXPECT_EQ(casts.count, 0);
+  std::vector<double> expected(64, 0.0);  // of the operands as they are in half, in double
+  const auto a = to(g, GetParam()).to_vector(), b = to(x, GetParam()).to_vector();
+  for (std::size_t n = 0; n < 8; ++n) {
+    for (std::size_t o = 0; o < 4; ++o) {
+      for (std::size_t i = 0; i < 16; ++i) expected[o * 16 + i] += a[n * 4 + o] * b[n * 16 + i];
+    }
+  }
+  expect_close(w.grad(), expected, 1e-6);
+  EXPECT_EQ(w.grad().raw_data(), arena.raw_data());
+  step();  // adds
+  for (double& value : expected) value *= 2;
+  expect_close(w.grad(), expected, 1e-6);
+}
+
+// Used twice in one region, once by an operation that cannot write there: both parts arrive.
+TEST_P(Autocast, AWeightGradientThatLandsInPartIsWhole) {
+  const Tensor x = f32({2, 4}, 1), arena = Tensor::full({16}, 77.0);
+  const Tensor w = f32_leaf({4, 4}, 2);
+  w.gradient_slot().place(arena.alias(arena.view().reshape({4, 4})));
+  {
+    const AutocastGuard autocast(true, GetParam());
+    const Tensor half = to(w, GetParam());
+    backward(sum(matmul(x, half)) + sum(half * 2.0));
+  }
+  const std::vector<double> rows = to(x, GetParam()).to_vector();
+  std::vector<double> expected;
+  for (std::size_t i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) expected.push_back(rows[i] + rows[4 + i] + 2.0);
+  }
+  expect_close(w.grad(), expected, 2e-2);
+}
+
 TEST_P(Autocast, RunsSumsNormsLossesAndExponentialsInF32) {
   const AutocastGuard autocast(true, GetParam());
   const Tensor x = to(f32({4, 4}, 1), GetParam()), w = f32({4}, 2);

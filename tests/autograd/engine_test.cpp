@@ -397,9 +397,7 @@ TEST(Engine, AnUnusedBranchLeavesItsLeafAlone) {
 Tensor leaf_with_slot(const Tensor& arena, std::int64_t begin, const Shape& shape, DType dtype,
                       unsigned seed) {
   Tensor x = leaf(shape, seed, -1, 1, dtype);
-  core::GradMeta& meta = x.meta();
-  meta.slot = arena.storage();
-  meta.grad = std::make_shared<Tensor>(
+  x.gradient_slot().place(
       arena.alias(arena.view().slice(0, begin, begin + shape.numel()).reshape(shape)));
   return x;
 }
@@ -407,7 +405,7 @@ Tensor leaf_with_slot(const Tensor& arena, std::int64_t begin, const Shape& shap
 TEST(Slots, TheFirstContributionOverwritesAndLaterOnesAdd) {
   const Tensor arena = Tensor::full({4}, 77.0, DType::f32);
   Tensor x = leaf_with_slot(arena, 1, {2}, DType::f32, 1);
-  const void* place = x.meta().grad->raw_data();
+  const void* place = x.gradient_slot().memory().raw_data();
   EXPECT_FALSE(x.grad().defined());
   const auto step = [&] { backward(sum(x * 3.0)); };
   step();

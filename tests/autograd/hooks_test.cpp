@@ -133,7 +133,7 @@ TEST(Memory, AGraphIsFreedWithItsRoot) {
 
 TEST(Memory, ABackwardFreesWhatWasSavedAndRetainKeepsIt) {
   const Tensor x = leaf({1000}, 1);
-  x.meta().grad = std::make_shared<Tensor>(Tensor::zeros({1000}, DType::f64));
+  x.gradient_slot().set_own(Tensor::zeros({1000}, DType::f64));
   const std::size_t before = live_bytes();
   const Tensor y = sum(exp(x));
   EXPECT_GT(live_bytes(), before + 7000);
@@ -146,7 +146,7 @@ TEST(Memory, ABackwardFreesWhatWasSavedAndRetainKeepsIt) {
 TEST(Memory, CrossEntropyWritesItsGradientOverLogitsThatNobodyElseHas) {
   const Tensor x = leaf({100, 100}, 1), target = Tensor::zeros({100}, DType::i64);
   const auto peak = [&](const BackwardOptions& options) {
-    x.meta().grad = nullptr;
+    x.gradient_slot().clear();
     const Tensor loss = cross_entropy(x * 2.0, target);
     const std::size_t before = live_bytes();
     core::reset_peak_memory({});
@@ -157,7 +157,7 @@ TEST(Memory, CrossEntropyWritesItsGradientOverLogitsThatNobodyElseHas) {
   const std::vector<double> gradient = x.grad().to_vector();
   EXPECT_GE(peak({.retain_graph = true}), over + 80000);
   EXPECT_EQ(x.grad().to_vector(), gradient);
-  x.meta().grad = nullptr;
+  x.gradient_slot().clear();
   const Tensor logits = x * 2.0;
   const std::vector<double> values = logits.to_vector();
   backward(cross_entropy(logits, target));

@@ -118,12 +118,12 @@ TEST(Conv2d, GivesChannelsLastImagesAndAddsToGradientsThatAreThere) {
   EXPECT_TRUE(y.view().is_channels_last());
   backward(sum(y));
   std::vector<double> dw = w.grad().to_vector();
-  b.meta().grad = nullptr;  // one of the two is fresh now, the other adds
+  b.gradient_slot().clear();  // one of the two is fresh now, the other adds
   backward(sum(conv2d(x, w, b)));
   for (double& v : dw) v *= 2;
   expect_close(w.grad(), dw, 1e-5);
   expect_close(b.grad(), {18, 18, 18, 18}, 1e-6);
-  w.meta().grad = nullptr;
+  w.gradient_slot().clear();
   backward(sum(conv2d(x, w, b)));
   for (double& v : dw) v /= 2;
   expect_close(w.grad(), dw, 1e-5);

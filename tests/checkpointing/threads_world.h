@@ -17,13 +17,10 @@ class ThreadsWorld {
   explicit ThreadsWorld(int size) : values_(static_cast<std::size_t>(size)) {}
 
   World of(int rank) {
-    World world;
-    world.rank = rank;
-    world.size = static_cast<int>(values_.size());
-    world.exchange_function = [this, rank](const std::string& value, std::string_view name) {
-      return exchange(rank, value, name);
-    };
-    return world;
+    return {rank, static_cast<int>(values_.size()),
+            [this, rank](const std::string& value, std::string_view name) {
+              return exchange(rank, value, name);
+            }};
   }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 

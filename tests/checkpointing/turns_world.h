@@ -19,13 +19,10 @@ class TurnsWorld {
   explicit TurnsWorld(int size) : ranks_(static_cast<std::size_t>(size)) {}
 
   World of(int rank) {
-    World world;
-    world.rank = rank;
-    world.size = static_cast<int>(ranks_.size());
-    world.exchange_function = [this, rank](const std::string& value, std::string_view name) {
-      return exchange(static_cast<std::size_t>(rank), value, name);
-    };
-    return world;
+    return {rank, static_cast<int>(ranks_.size()),
+            [this, rank](const std::string& value, std::string_view name) {
+              return exchange(static_cast<std::size_t>(rank), value, name);
+            }};
   }
 
   /// Calls f(rank) for every rank; f must not throw. A rank that ends while others wait for it

@@ -86,8 +86,8 @@ TEST_P(AdamOnAModel, HundredStepsEqualAdam) {
   cast(twin, c);
   for (std::size_t p = 0; p < ours.size(); ++p) {
     if (!core::is_half(ours[p].tensor.dtype())) continue;
-    optim::set_master(ours[p].tensor,
-                      Tensor::from(truths[p], ours[p].tensor.shape(), DType::f32, c.device));
+    kernels::MasterWeight::assign(
+        ours[p].tensor, Tensor::from(truths[p], ours[p].tensor.shape(), DType::f32, c.device));
   }
   optimizer.refresh();
 
@@ -120,9 +120,9 @@ TEST_P(AdamOnAModel, HundredStepsEqualAdam) {
   }
   EXPECT_EQ(scaler.scale(), 8192.0);
   for (std::size_t p = 0; p < ours.size(); ++p) {
-    test::expect_close(optim::master_value(ours[p].tensor), truths[p], 1e-3, 1e-3, ours[p].name);
+    test::expect_close(kernels::master_value(ours[p].tensor), truths[p], 1e-3, 1e-3, ours[p].name);
     // What they moved by, too: 100 steps of 1e-5 are as small as the tolerance.
-    test::expect_close(optim::master_value(ours[p].tensor), truths[p], 0,
+    test::expect_close(kernels::master_value(ours[p].tensor), truths[p], 0,
                        c.casts == Casts::none ? 2e-6 : 3e-4, ours[p].name);
   }
 }

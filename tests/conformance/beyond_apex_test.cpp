@@ -49,7 +49,7 @@ struct Trained {
     std::vector<std::vector<double>> all;
     for (const auto& [name, tensor] : model->parameters()) {
       all.push_back(tensor.to_vector<double>());
-      all.push_back(optim::master_value(tensor).to_vector<double>());
+      all.push_back(kernels::master_value(tensor).to_vector<double>());
     }
     return all;
   }

@@ -64,12 +64,11 @@ class ManyElements {
 
   void write_gradients(int step) const {
     for (std::size_t t = 0; t < parameters_.size(); ++t) {
-      core::GradMeta& meta = parameters_[t].tensor.meta();
-      if (!meta.grad)
-        meta.grad = std::make_shared<Tensor>(Tensor::empty_like(parameters_[t].tensor));
+      core::GradientSlot& slot = parameters_[t].tensor.gradient_slot();
+      if (!slot.memory().defined()) slot.set_own(Tensor::empty_like(parameters_[t].tensor));
       const std::uint64_t stream = 100 * static_cast<std::uint64_t>(step + 1) + t;
-      write(*meta.grad, [stream](std::int64_t i) { return uniform(stream, i); });
-      meta.grad_written = meta.slot != nullptr;
+      write(slot.memory(), [stream](std::int64_t i) { return uniform(stream, i); });
+      slot.mark_written();
     }
   }
   void train(optim::Optimizer& optimizer, int steps, double scale = 1.0) const {
@@ -141,7 +140,7 @@ class ManyElements {
                             : tolerance == DType::bf16 ? 1.6e-2
                                                        : 1.3e-6;
     const Tensor host = Tensor::empty(x.shape());
-    kernels::copy(optim::master_value(x), host);
+    kernels::copy(kernels::master_value(x), host);
     const float* data = host.data<float>();
     std::vector<Differences> parts(static_cast<std::size_t>((x.numel() + kGrain - 1) / kGrain));
     core::parallel_for(x.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {

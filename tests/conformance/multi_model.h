@@ -276,7 +276,8 @@ class CaseRun {
     precision_->backward(loss, options);
     if (iteration != case_.inject.iteration || b != case_.inject.backward) return;
     MyModel& model = *models_[case_.inject.model];
-    const Tensor gradient = *(case_.inject.into_half ? model.w1() : model.w0()).meta().grad;
+    const Tensor gradient =
+        (case_.inject.into_half ? model.w1() : model.w0()).gradient_slot().memory();
     const double inf = std::numeric_limits<double>::infinity();
     std::vector<double> poisoned = gradient.to_vector<double>();
     poisoned[0] = inf;
@@ -305,16 +306,20 @@ class CaseRun {
         const Tensor& tensor = p == 0 ? model.w0() : model.w1();
         const bool master = case_.level == amp::OptLevel::O2 && p == 1;
         SCOPED_TRACE(core::str("model ", group.model, " weight", p));
-        EXPECT_EQ(tensor.meta().master != nullptr, master && optimizers_[o]->steps() > 0);
+        // Made before the first backward that reaches the optimizer, at the latest by its first step.
+        if (!master || optimizers_[o]->steps() > 0) {
+          EXPECT_EQ(kernels::MasterWeight::exists(tensor), master);
+        }
         expect_close(tensor.to_vector<double>(), reference_.weight(group.model, p),
                      p == 1 || case_.level != amp::OptLevel::O0 ? DType::f16 : DType::f32);
         const StateDict& entry = state.dict("state").dict(core::str(group.model, "_weight", p));
         if (entry.integer("step") == 0) continue;
         expect_close(entry.tensor("momentum_buffer").to_vector<double>(),
                      reference_.buffer(group.model, p), DType::f16);
-        if (!tensor.meta().master) continue;
+        if (!kernels::MasterWeight::exists(tensor)) continue;
         EXPECT_EQ(tensor.to_vector<double>(),
-                  Tensor::from(tensor.meta().master->to_vector<double>(), {2}, DType::f16)
+                  Tensor::from(kernels::MasterWeight::of(tensor)->tensor().to_vector<double>(), {2},
+                               DType::f16)
                       .to_vector<double>());
       }
     }

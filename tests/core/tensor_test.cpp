@@ -73,38 +73,37 @@ TEST(Tensor, AliasSharesMemoryAndStaysInside) {
 TEST(Tensor, SetDataKeepsNameAndRequiresGrad) {
   Tensor x = Tensor::zeros({2});
   const Tensor handle = x;
-  x.set_requires_grad(true).meta().name = "fc.weight";
+  x.set_requires_grad(true).set_name("fc.weight");
   x.set_grad(Tensor::zeros({2}));
   x.set_data(Tensor::full({2}, 3, DType::bf16));
   EXPECT_EQ(handle.dtype(), DType::bf16);
   EXPECT_TRUE(handle.requires_grad());
-  EXPECT_EQ(handle.meta().name, "fc.weight");
+  EXPECT_EQ(handle.name(), "fc.weight");
   EXPECT_FALSE(handle.grad().defined());
   EXPECT_THROW(x.set_data(Tensor::zeros({2}, DType::i64)), InvalidArgument);
 }
 
 TEST(Tensor, MasterStaysWithItsDType) {
   Tensor x = Tensor::zeros({2}, DType::f16);
-  x.meta().master = std::make_shared<Tensor>(Tensor::zeros({2}));
+  x.attachments().master = std::make_shared<Tensor>(Tensor::zeros({2}));
   x.set_data(Tensor::zeros({2}, DType::f16));
-  EXPECT_TRUE(x.meta().master);
+  EXPECT_TRUE(x.attachments().master);
   x.set_data(Tensor::zeros({2}));
-  EXPECT_FALSE(x.meta().master);
+  EXPECT_FALSE(x.attachments().master);
 }
 
 TEST(Tensor, GradientOfASlotCountsOnlyOnceWritten) {
   const Tensor arena = Tensor::zeros({4});
   Tensor x = Tensor::zeros({2});
-  GradMeta& meta = x.meta();
-  meta.slot = arena.storage();
-  meta.grad = std::make_shared<Tensor>(arena.alias(arena.view().slice(0, 0, 2)));
+  GradientSlot& slot = x.gradient_slot();
+  slot.place(arena.alias(arena.view().slice(0, 0, 2)));
   EXPECT_FALSE(x.grad().defined());
-  meta.grad_written = true;
+  slot.mark_written();
   EXPECT_TRUE(x.grad().defined());
   EXPECT_THROW(x.set_grad(Tensor::zeros({2})), InvalidArgument);
   x.clear_grad();
   EXPECT_FALSE(x.grad().defined());
-  EXPECT_TRUE(meta.grad);
+  EXPECT_TRUE(slot.memory().defined());
 }
 
 TEST(Tensor, RequiresGradNeedsAFloat) {

@@ -124,8 +124,8 @@ TEST(ReadImageFolder, ReadsBothSetsUnderEveryName) {
   folder.write("train-labels.idx1-ubyte", labels_of(5));
   folder.write("t10k-images.idx3-ubyte", images_of(3));
   folder.write("t10k-labels-idx1-ubyte", labels_of(3));
-  const ImageSplit split =
-      read_image_folder(folder.path(), 2);  // both are there: nothing is held out
+  // Both sets are there, so nothing is held out.
+  const ImageSplit split = read_image_folder(folder.path(), 2);
   EXPECT_EQ(split.train.size(), 5);
   EXPECT_EQ(split.test.size(), 3);
   EXPECT_EQ(split.test.labels.to_vector(), (std::vector<double>{0, 1, 2}));

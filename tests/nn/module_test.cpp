@@ -9,6 +9,7 @@
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/master_weight.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/nn/nn.h"
 
@@ -89,7 +90,7 @@ TEST(Module, NamesItsParametersBuffersAndChildren) {
                                  "1:Sequential", "1.0:Linear"));
   for (const NamedTensor& entry : net.parameters()) {
     EXPECT_TRUE(entry.tensor.requires_grad());
-    EXPECT_EQ(entry.tensor.meta().name, entry.name);
+    EXPECT_EQ(entry.tensor.name(), entry.name);
     EXPECT_EQ(entry.tensor.storage()->category(), core::MemoryCategory::parameters);
   }
   EXPECT_THAT(names(Tied().parameters()), ElementsAre("first"));
@@ -193,7 +194,7 @@ TEST(State, HoldsMastersInFullPrecisionAndLoadsBoth) {
   const Tensor weight = net.parameters()[0].tensor;
   const Tensor exact = Tensor::from(std::vector<float>{1.0001f, 2, 3, 4, 5, 6}, {2, 3});
   net.to(DType::bf16);
-  weight.meta().master = std::make_shared<Tensor>(exact);
+  kernels::MasterWeight::assign(weight, exact);
   const Tensor saved = net.state_dict().dict("0").tensor("weight");
   EXPECT_EQ(saved.dtype(), DType::f32);
   EXPECT_EQ(saved.to_vector(), exact.to_vector());
@@ -202,9 +203,9 @@ TEST(State, HoldsMastersInFullPrecisionAndLoadsBoth) {
   other.load_state_dict(net.state_dict());
   EXPECT_EQ(other.parameters()[0].tensor.to_vector(), exact.to_vector());
 
-  kernels::fill(*weight.meta().master, 0.0);
+  kernels::fill(kernels::MasterWeight::of(weight)->tensor(), 0.0);
   net.load_state_dict(other.state_dict());
-  EXPECT_EQ(weight.meta().master->to_vector(), exact.to_vector());
+  EXPECT_EQ(kernels::MasterWeight::of(weight)->tensor().to_vector(), exact.to_vector());
   EXPECT_EQ(weight.dtype(), DType::bf16);
   EXPECT_EQ(weight.to_vector()[0], 1.0);  // rounded
   EXPECT_EQ(weight.to_vector()[5], 6.0);
@@ -217,18 +218,20 @@ TEST(State, PutsBf16WeightsAndRemaindersTogetherAndSplitsThem) {
   for (Sequential* model : {&net, &other}) {
     model->to(DType::bf16);
     const Tensor parameter = model->parameters()[0].tensor;
-    parameter.meta().remainder = std::make_shared<Tensor>(Tensor::zeros({2, 3}, DType::i16));
+    kernels::MasterWeight::assign(parameter, Tensor::zeros({2, 3}),
+                                  kernels::MasterStorage::remainder);
   }
-  kernels::split_master(exact, weight, *weight.meta().remainder);
+  kernels::MasterWeight::of(weight)->write(weight, exact);
   const Tensor saved = net.state_dict().dict("0").tensor("weight");
   EXPECT_EQ(saved.dtype(), DType::f32);
   EXPECT_EQ(saved.to_vector<float>(), exact.to_vector<float>());
 
   other.load_state_dict(net.state_dict());
   EXPECT_EQ(twin.to_vector(), weight.to_vector());
-  EXPECT_EQ(twin.meta().remainder->to_vector(), weight.meta().remainder->to_vector());
+  EXPECT_EQ(kernels::MasterWeight::of(twin)->tensor().to_vector(),
+            kernels::MasterWeight::of(weight)->tensor().to_vector());
   other.to(DType::f16);
-  EXPECT_FALSE(twin.meta().remainder);
+  EXPECT_FALSE(kernels::MasterWeight::exists(twin));
 }
 
 TEST(State, EveryDifferenceIsNamedAtOnceAndNothingChanges) {

@@ -33,10 +33,10 @@ TEST(GradientArena, LaysOutInReverseOrderAligned) {
   EXPECT_EQ(buffer.data.numel(), 48);
   EXPECT_EQ(buffer.data.storage()->category(), core::MemoryCategory::gradients);
   for (const auto& slot : buffer.slots) {
-    const core::GradMeta& meta = parameters[slot.parameter].tensor.meta();
-    EXPECT_EQ(meta.grad->raw_data(), buffer.data.data<float>() + slot.offset);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(meta.grad->raw_data()) % 64, 0u);
-    EXPECT_EQ(meta.grad->shape(), parameters[slot.parameter].tensor.shape());
+    const Tensor& memory = parameters[slot.parameter].tensor.gradient_slot().memory();
+    EXPECT_EQ(memory.raw_data(), buffer.data.data<float>() + slot.offset);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.raw_data()) % 64, 0u);
+    EXPECT_EQ(memory.shape(), parameters[slot.parameter].tensor.shape());
     EXPECT_FALSE(parameters[slot.parameter].tensor.grad().defined());
   }
 }
@@ -51,13 +51,15 @@ TEST(GradientArena, OneBufferPerDtypeAndF32SlotsOnRequest) {
   ASSERT_EQ(arena->buffers().size(), 3u);
   EXPECT_EQ(arena->buffers()[0].data.dtype(), DType::bf16);
   EXPECT_EQ(arena->buffers()[2].data.dtype(), DType::f16);
-  EXPECT_EQ(parameters[0].tensor.meta().grad->dtype(), DType::f16);
+  EXPECT_EQ(parameters[0].tensor.gradient_slot().memory().dtype(), DType::f16);
 
   const NamedTensors others = make();
   const auto wide = GradientArena::attach(others, true);
   ASSERT_EQ(wide->buffers().size(), 1u);
   EXPECT_EQ(wide->buffers()[0].data.dtype(), DType::f32);
-  EXPECT_THROW(GradientArena::attach(parameters, true), core::InvalidArgument);
+  EXPECT_EQ(GradientArena::attach(parameters, true), arena);  // the former one turns to f32
+  ASSERT_EQ(arena->buffers().size(), 1u);
+  EXPECT_EQ(arena->buffers()[0].data.dtype(), DType::f32);
 }
 
 TEST(GradientArena, IsSharedByThoseWhoAttach) {
@@ -69,26 +71,40 @@ TEST(GradientArena, IsSharedByThoseWhoAttach) {
   EXPECT_EQ(arena->generation(), 1u);
 }
 
-TEST(GradientArena, FrozenParametersStayOut) {
+TEST(GradientArena, FrozenParametersBelongToItWithoutASlot) {
   NamedTensors parameters = three();
   parameters[1].tensor.set_requires_grad(false);
   const auto arena = GradientArena::attach(parameters);
-  EXPECT_EQ(arena->parameters().size(), 2u);
-  EXPECT_FALSE(GradientArena::of(parameters[1].tensor));
+  EXPECT_EQ(arena->buffers()[0].slots.size(), 2u);
+  EXPECT_EQ(GradientArena::of(parameters[1].tensor), arena);
+  EXPECT_FALSE(parameters[1].tensor.gradient_slot().placed());
+  parameters[1].tensor.set_requires_grad(true);
+  arena->on_run(1);
+  EXPECT_EQ(arena->buffers()[0].slots.size(), 3u);
 }
 
-TEST(GradientArena, RejectsMixedOwnersNamingThem) {
+TEST(GradientArena, TakesInWhatOthersHaveInTheOrderOfRegistration) {
   NamedTensors parameters = three();
-  const auto arena = GradientArena::attach({parameters[0], parameters[1]});
-  try {
-    GradientArena::attach(parameters);
-    FAIL();
-  } catch (const core::InvalidArgument& error) {
-    EXPECT_THAT(error.what(), HasSubstr("'first' in one and 'third' in none"));
+  const auto last = GradientArena::attach({parameters[2]});
+  const auto first = GradientArena::attach({parameters[0]});
+  EXPECT_NE(first, last);
+  write_gradients(parameters, 20);
+  std::vector<std::vector<double>> before;
+  for (const NamedTensor& p : parameters) before.push_back(values(p.tensor.grad()));
+  const auto arena = GradientArena::attach(parameters);
+  EXPECT_EQ(arena, first);
+  EXPECT_TRUE(last->parameters().empty());
+  ASSERT_EQ(arena->buffers().size(), 1u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(arena->buffers()[0].slots[i].parameter, 2 - i);
+    EXPECT_TRUE(arena->parameters()[i].tensor.same(parameters[i].tensor));
+    EXPECT_EQ(values(parameters[i].tensor.grad()), before[i]);
+    EXPECT_EQ(GradientArena::of(parameters[i].tensor), arena);
   }
-  const auto other = GradientArena::attach({parameters[2]});
-  EXPECT_NE(other, arena);
-  EXPECT_THROW(GradientArena::attach(parameters), core::InvalidArgument);
+}
+
+TEST(GradientArena, RejectsAParameterGivenTwice) {
+  const NamedTensors parameters = three();
   EXPECT_THROW(GradientArena::attach({parameters[0], parameters[0]}), core::InvalidArgument);
 }
 
@@ -110,25 +126,13 @@ TEST(GradientArena, ClearLeavesTheMemoryAndForgetsTheGradients) {
   EXPECT_EQ(values(arena->buffers()[0].data), before);
 }
 
-TEST(GradientArena, ZeroUnwrittenFillsOnlyTheGaps) {
-  const NamedTensors parameters = three();
-  const auto arena = GradientArena::attach(parameters);
-  write_gradients(parameters, 20);
-  arena->clear();
-  write_gradient(parameters[1].tensor, {1, 2, 3, 4, 5, 6, 7});
-  arena->zero_unwritten(arena->buffers()[0], 0, 2);  // third and second, not first
-  EXPECT_THAT(values(parameters[2].tensor.grad()), ElementsAre(0.0));
-  EXPECT_THAT(values(parameters[1].tensor.grad()), ElementsAre(1, 2, 3, 4, 5, 6, 7));
-  EXPECT_FALSE(parameters[0].tensor.grad().defined());
-}
-
 TEST(GradientArena, SlotsFollowTheParametersLayout) {
   Tensor weight = Tensor::empty_strided({2, 3, 4, 5}, core::channels_last_strides({2, 3, 4, 5}),
                                         DType::f32, {});
   kernels::fill(weight, 1.0);
   weight.set_requires_grad(true);
   const auto arena = GradientArena::attach({{"weight", weight}});
-  EXPECT_EQ(weight.meta().grad->strides(), weight.strides());
+  EXPECT_EQ(weight.gradient_slot().memory().strides(), weight.strides());
   write_gradient(weight, test::random_values(120, 4));
   EXPECT_EQ(values(weight.grad()).size(), 120u);
 }
@@ -154,7 +158,7 @@ TEST(GradientArena, RefreshFollowsCastsAndKeepsOtherGradients) {
   EXPECT_EQ(arena->generation(), 2u);
   EXPECT_EQ(arena->buffers().size(), 2u);
   EXPECT_FALSE(parameters[0].tensor.grad().defined());
-  EXPECT_EQ(parameters[0].tensor.meta().grad->dtype(), DType::f16);
+  EXPECT_EQ(parameters[0].tensor.gradient_slot().memory().dtype(), DType::f16);
   EXPECT_EQ(values(parameters[1].tensor.grad()), kept);
 }
 
@@ -164,8 +168,8 @@ TEST(GradientArena, AnEndedArenaLeavesGradientsBehind) {
   write_gradient(parameters[1].tensor, {1, 2, 3, 4, 5, 6, 7});
   arena.reset();
   EXPECT_THAT(values(parameters[1].tensor.grad()), ElementsAre(1, 2, 3, 4, 5, 6, 7));
-  EXPECT_FALSE(parameters[1].tensor.meta().slot);
-  EXPECT_FALSE(parameters[0].tensor.meta().grad);
+  EXPECT_FALSE(parameters[1].tensor.gradient_slot().placed());
+  EXPECT_FALSE(parameters[0].tensor.gradient_slot().memory().defined());
   EXPECT_TRUE(GradientArena::attach(parameters));
   EXPECT_THAT(values(parameters[1].tensor.grad()), ElementsAre(1, 2, 3, 4, 5, 6, 7));
 }

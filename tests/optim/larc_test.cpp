@@ -79,8 +79,8 @@ TEST_P(Larc, AdamAndSgdGetItsGradients) {
     // With remainders the norms are of the bf16 weights.
     const double tolerance = c.masters == MasterStorage::remainder ? 1e-3 : 1e-5;
     for (std::size_t i = 0; i < 3; ++i) {
-      test::expect_close(master_value(parameters[i].tensor), expected[i], tolerance, tolerance,
-                         parameters[i].name);
+      test::expect_close(kernels::master_value(parameters[i].tensor), expected[i], tolerance,
+                         tolerance, parameters[i].name);
     }
   }
 }

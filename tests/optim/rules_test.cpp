@@ -53,7 +53,8 @@ NamedTensors make(DType dtype = DType::f32) {
 
 std::vector<Values> truths(const NamedTensors& parameters) {
   std::vector<Values> all;
-  for (const auto& [name, tensor] : parameters) all.push_back(values(master_value(tensor)));
+  for (const auto& [name, tensor] : parameters)
+    all.push_back(values(kernels::master_value(tensor)));
   return all;
 }
 
@@ -126,7 +127,8 @@ TEST_P(EveryRule, AGroupThatComesLaterStartsAtItsBeginning) {
     write_gradient(b[1].tensor, values(a[1].tensor.grad()));
     optimizer->step();
     alone->step();
-    EXPECT_EQ(values(master_value(a[1].tensor)), values(master_value(b[1].tensor)));
+    EXPECT_EQ(values(kernels::master_value(a[1].tensor)),
+              values(kernels::master_value(b[1].tensor)));
   }
 }
 

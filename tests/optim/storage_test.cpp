@@ -53,8 +53,9 @@ TEST_P(StorageOnDevice, RemaindersTrainAsMastersDoBitForBit) {
     with_remainders->set_state_options({.masters = MasterStorage::remainder});
     for (std::size_t i = 0; i < 2; ++i) {
       const Shape shape = a[i].tensor.shape();
-      set_master(a[i].tensor, exact_values(shape, 10 + i, GetParam()));
-      set_master(b[i].tensor, exact_values(shape, 10 + i, GetParam()), MasterStorage::remainder);
+      kernels::MasterWeight::assign(a[i].tensor, exact_values(shape, 10 + i, GetParam()));
+      kernels::MasterWeight::assign(b[i].tensor, exact_values(shape, 10 + i, GetParam()),
+                                    MasterStorage::remainder);
     }
     for (std::uint64_t step = 0; step < 20; ++step) {
       for (const NamedTensors* parameters : {&a, &b}) write_gradients(*parameters, 7 * step);
@@ -62,11 +63,13 @@ TEST_P(StorageOnDevice, RemaindersTrainAsMastersDoBitForBit) {
       with_remainders->step();
     }
     for (std::size_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(values(master_value(a[i].tensor)), values(master_value(b[i].tensor))) << kind;
+      EXPECT_EQ(values(kernels::master_value(a[i].tensor)),
+                values(kernels::master_value(b[i].tensor)))
+          << kind;
     }
-    EXPECT_FALSE(b[0].tensor.meta().master);
-    EXPECT_EQ(b[0].tensor.meta().remainder->dtype(), DType::i16);
-    EXPECT_FALSE(b[2].tensor.meta().remainder);
+    EXPECT_NE(test::kept_as(b[0].tensor), MasterStorage::f32);
+    EXPECT_EQ(kernels::MasterWeight::of(b[0].tensor)->tensor().dtype(), DType::i16);
+    EXPECT_NE(test::kept_as(b[2].tensor), MasterStorage::remainder);
   }
 }
 
@@ -91,7 +94,7 @@ TEST_P(StorageOnDevice, Bf16MomentsFollowTheRule) {
   }
   // The moments' roundings may differ at near ties: 2^-9 of an update of at most lr or so.
   for (std::size_t i = 0; i < 3; ++i) {
-    test::expect_close(master_value(parameters[i].tensor), expected[i], 0, 1e-4);
+    test::expect_close(kernels::master_value(parameters[i].tensor), expected[i], 0, 1e-4);
   }
 }
 
@@ -113,14 +116,16 @@ TEST_P(StorageOnDevice, FilesAreTheSameAndLoadsConvert) {
     plain->load_state_dict(file);
     for (std::size_t i = 0; i < 3; ++i) {
       kernels::copy(b[i].tensor, a[i].tensor);
-      if (i < 2) set_master(a[i].tensor, master_value(b[i].tensor));
+      if (i < 2) kernels::MasterWeight::assign(a[i].tensor, kernels::master_value(b[i].tensor));
     }
     plain->set_state_options(kSmall);  // exact: the moments are bf16 values
     for (const NamedTensors* parameters : {&a, &b}) write_gradients(*parameters, 99);
     plain->step();
     small->step();
     for (std::size_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(values(master_value(a[i].tensor)), values(master_value(b[i].tensor))) << kind;
+      EXPECT_EQ(values(kernels::master_value(a[i].tensor)),
+                values(kernels::master_value(b[i].tensor)))
+          << kind;
     }
     small->load_state_dict(file);  // back, and on
     EXPECT_EQ(small->steps(), 3);
@@ -149,20 +154,20 @@ TEST(Storage, ConvertsOnTheWay) {
   FusedAdam optimizer(parameters, {.lr = 1e-2});
   write_gradients(parameters, 1);
   optimizer.step();
-  const Values truth = values(master_value(parameters[0].tensor));
+  const Values truth = values(kernels::master_value(parameters[0].tensor));
   optimizer.set_state_options({.masters = MasterStorage::remainder});
   write_gradients(parameters, 2, 0.0);
   optimizer.set_lr(0.0);
   optimizer.step();
-  EXPECT_FALSE(parameters[0].tensor.meta().master);
-  EXPECT_EQ(values(master_value(parameters[0].tensor)), truth);
+  EXPECT_NE(test::kept_as(parameters[0].tensor), MasterStorage::f32);
+  EXPECT_EQ(values(kernels::master_value(parameters[0].tensor)), truth);
   optimizer.set_state_options({});
   write_gradients(parameters, 2, 0.0);
   optimizer.step();
-  EXPECT_FALSE(parameters[0].tensor.meta().remainder);
-  EXPECT_EQ(values(*parameters[0].tensor.meta().master), truth);
+  EXPECT_NE(test::kept_as(parameters[0].tensor), MasterStorage::remainder);
+  EXPECT_EQ(values(kernels::MasterWeight::of(parameters[0].tensor)->tensor()), truth);
   optimizer.set_master_weights(false);
-  EXPECT_FALSE(parameters[0].tensor.meta().master);
+  EXPECT_NE(test::kept_as(parameters[0].tensor), MasterStorage::f32);
 }
 
 TEST(Storage, RefusesWhatCannotBe) {
@@ -176,9 +181,12 @@ TEST(Storage, RefusesWhatCannotBe) {
     EXPECT_THAT(error.what(), HasSubstr("'half' of f16"));
   }
   EXPECT_THROW(optimizer.set_state_options({.moments = DType::f16}), core::InvalidArgument);
-  EXPECT_THROW(set_master(parameters[1].tensor, Tensor::zeros({4})), core::InvalidArgument);
-  EXPECT_THROW(set_master(parameters[0].tensor, Tensor::zeros({3})), core::InvalidArgument);
-  EXPECT_THROW(set_master(parameters[0].tensor, Tensor::zeros({4}), MasterStorage::remainder),
+  EXPECT_THROW(kernels::MasterWeight::assign(parameters[1].tensor, Tensor::zeros({4})),
+               core::InvalidArgument);
+  EXPECT_THROW(kernels::MasterWeight::assign(parameters[0].tensor, Tensor::zeros({3})),
+               core::InvalidArgument);
+  EXPECT_THROW(kernels::MasterWeight::assign(parameters[0].tensor, Tensor::zeros({4}),
+                                             MasterStorage::remainder),
                core::InvalidArgument);
 }
 
@@ -187,11 +195,11 @@ TEST(Storage, TheMasterTakesOverUnsharedMemory) {
   Tensor exact = test::random_tensor({8}, DType::f32, {}, 5);
   const Values truth = values(exact);
   const void* memory = exact.raw_data();
-  set_master(half, exact);  // the caller still has it
-  EXPECT_NE(half.meta().master->raw_data(), memory);
-  set_master(half, std::move(exact));
-  EXPECT_EQ(half.meta().master->raw_data(), memory);
-  EXPECT_EQ(values(master_value(half)), truth);
+  kernels::MasterWeight::assign(half, exact);  // the caller still has it
+  EXPECT_NE(kernels::MasterWeight::of(half)->tensor().raw_data(), memory);
+  kernels::MasterWeight::assign(half, std::move(exact));
+  EXPECT_EQ(kernels::MasterWeight::of(half)->tensor().raw_data(), memory);
+  EXPECT_EQ(values(kernels::master_value(half)), truth);
   EXPECT_EQ(values(half), values(Tensor::from(truth, {8}, DType::f16)));
 }
 

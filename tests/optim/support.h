@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include "support/master.h"
 
 #include <string>
 #include <vector>
@@ -26,13 +27,11 @@ inline NamedTensor make_parameter(const std::string& name, const Shape& shape, s
 
 /// What a backward pass does with a leaf's gradient: into its slot where it has one.
 inline void write_gradient(const Tensor& parameter, const std::vector<double>& values) {
-  core::GradMeta& meta = parameter.meta();
+  core::GradientSlot& slot = parameter.gradient_slot();
   const Tensor gradient = Tensor::from(values, parameter.shape(), DType::f32, parameter.device());
-  if (!meta.grad) {
-    meta.grad = std::make_shared<Tensor>(Tensor::empty_like(parameter));
-  }
-  kernels::copy(gradient, *meta.grad);
-  meta.grad_written = meta.slot != nullptr;
+  if (!slot.memory().defined()) slot.set_own(Tensor::empty_like(parameter));
+  kernels::copy(gradient, slot.memory());
+  slot.mark_written();
 }
 
 inline void write_gradients(const NamedTensors& parameters, std::uint64_t seed,

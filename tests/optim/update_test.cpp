@@ -78,13 +78,13 @@ class Update : public testing::TestWithParam<Case> {
     const Case& c = GetParam();
     if (c.weight == DType::f32) return test::expect_close(parameter, expected, 4e-6, 2e-6);
     if (!c.masters) {
-      EXPECT_FALSE(parameter.meta().master);
+      EXPECT_FALSE(kernels::MasterWeight::exists(parameter));
       // A near tie that rounds the other way once, at weights up to 1.
       const double rounding = test::epsilon(c.weight);
       return test::expect_close(parameter, expected, 2 * rounding, rounding);
     }
-    ASSERT_TRUE(parameter.meta().master);
-    const Tensor& master = *parameter.meta().master;
+    ASSERT_TRUE(kernels::MasterWeight::exists(parameter));
+    const Tensor& master = kernels::MasterWeight::of(parameter)->tensor();
     EXPECT_EQ(master.dtype(), DType::f32);
     test::expect_close(master, expected, 4e-6, 2e-6);
     EXPECT_EQ(values(parameter), values(rounded(values(master), parameter.shape(), c.weight)));

@@ -82,14 +82,8 @@ void compare(ProcessGroup& group, const Counts& counts, std::int64_t tokens) {
   DistributedDataParallel ddp(model, group);
   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.5, .momentum = 0.9});
   optim::FusedSGD reference(whole.parameters(), {.lr = 0.5, .momentum = 0.9});
-  std::optional<DistributedDataParallel::NoSync> no_sync;
   optim::Accumulation accumulation(
-      {.steps = static_cast<std::int64_t>(own.size()),
-       .tokens = tokens,
-       .set_synchronize =
-           [&](bool on) { on ? no_sync.reset() : void(no_sync.emplace(ddp.no_sync())); },
-       .all_reduce_sum = [&](double x) { return group.all_reduce_sum(x, "count"); },
-       .gradients_are_averaged = true});
+      {.steps = static_cast<std::int64_t>(own.size()), .tokens = tokens, .world = ddp.world()});
 
   for (std::uint64_t window = 0; window < kWindows; ++window) {
     autograd::backward(mean_loss(whole, take(0, total(counts), window)));

@@ -11,8 +11,11 @@
 
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
+#include "cairn/kernels/master_weight.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/adam.h"
 #include "cairn/optim/optimizer.h"
+#include "cairn/optim/sgd.h"
 #include "ddp/bucket_plan.h"
 #include "environment.h"
 #include "expect_error.h"
@@ -179,20 +182,35 @@ TEST(Ddp, AccumulatesInThreads) {
   run_threads(2, check_accumulation);
 }
 
+TEST(Ddp, StartsFromRankZerosMasters) {
+  run_threads(3, [](ProcessGroup& group) {
+    for (const auto storage : {kernels::MasterStorage::f32, kernels::MasterStorage::remainder}) {
+      nn::Linear model(5, 8);
+      model.to(DType::bf16);
+      for (const auto& [name, tensor] : model.parameters()) {
+        const Tensor exact = Tensor::full(tensor.shape(), 0.1 * (1 + group.rank()));
+        kernels::MasterWeight::assign(tensor, exact, storage);
+      }
+      DistributedDataParallel ddp(model, group);
+      for (const auto& [name, tensor] : model.parameters()) {
+        for (const double value : kernels::master_value(tensor).to_vector()) {
+          EXPECT_EQ(value, static_cast<double>(0.1F)) << name;
+        }
+      }
+    }
+  });
+}
+
 TEST(Ddp, StartsFromRankZerosModel) {
   run_threads(3, [](ProcessGroup& group) {
     manual_seed(static_cast<std::uint64_t>(100 + group.rank()));
     nn::Sequential model(nn::Linear(5, 8), nn::BatchNorm1d(8), nn::Linear(8, 2));
-    model(normal({4, 5},
-                 static_cast<std::uint64_t>(group.rank())));  // moves the running statistics apart
-    for (const auto& [name, tensor] : model.parameters()) {
-      tensor.meta().master = std::make_shared<Tensor>(Tensor::full(tensor.shape(), group.rank()));
-    }
+    // Different inputs move the running statistics apart.
+    model(normal({4, 5}, static_cast<std::uint64_t>(group.rank())));
     const auto state = [&] {
       std::vector<std::vector<float>> values;
       for (const auto& [name, tensor] : model.parameters()) {
         values.push_back(tensor.to_vector<float>());
-        values.push_back(tensor.meta().master->to_vector<float>());
       }
       for (const auto& [name, tensor] : model.buffers())
         values.push_back(tensor.to_vector<float>());
@@ -220,13 +238,13 @@ void check_remainders(ProcessGroup& group) {
   for (const auto& [name, tensor] : model.parameters()) {
     const Tensor exact = Tensor::from(tensor.to_vector<float>(), tensor.shape());
     Tensor(tensor).set_data(Tensor::empty(tensor.shape(), DType::bf16));
-    optim::set_master(tensor, exact, optim::MasterStorage::remainder);
+    kernels::MasterWeight::assign(tensor, exact, optim::MasterStorage::remainder);
   }
   optimizer.refresh();
   const auto truth = [&] {
     std::vector<std::vector<float>> values;
     for (const auto& [name, tensor] : model.parameters()) {
-      values.push_back(optim::master_value(tensor).to_vector<float>());
+      values.push_back(kernels::master_value(tensor).to_vector<float>());
     }
     return bytes_of(values);
   };
@@ -390,10 +408,11 @@ TEST(Ddp, ReducesWhileBackwardGoesOn) {
   run_threads(2, [&](ProcessGroup& group) {
     nn::Sequential model = make_mlp(7);
     DistributedDataParallel ddp(model, group, small_buckets());
-    if (group.rank() ==
-        1) {  // takes part bucket by bucket: done with one when rank 0 has sent its part
+    // This rank takes part bucket by bucket; it is done with one when rank 0 has sent its part.
+    if (group.rank() == 1) {
       const auto arena = optim::GradientArena::attach(model.parameters());
-      for (const PlannedBucket& bucket : plan_buckets(*arena, small_buckets())) {
+      for (const PlannedBucket& bucket :
+           plan_buckets(*arena, model.parameters(), small_buckets())) {
         group.all_reduce(bucket.gradients, ReduceOp::average, bucket.name);
         first_reduced = true;
       }

@@ -309,11 +309,11 @@ void expect_disagreement(ProcessGroup& group, F&& call, std::initializer_list<st
 
 void differ_in_name(ProcessGroup& group) {
   const Tensor x = Tensor::zeros({10});
-  const auto call =
-      [&] {  // some ranks may still be in the first when others disagree on the second
-        group.all_reduce(x, ReduceOp::sum, "same");
-        group.all_reduce(x, ReduceOp::sum, group.rank() == 1 ? "fc.bias" : "fc.weight");
-      };
+  // Some ranks may still be in the first when others disagree on the second.
+  const auto call = [&] {
+    group.all_reduce(x, ReduceOp::sum, "same");
+    group.all_reduce(x, ReduceOp::sum, group.rank() == 1 ? "fc.bias" : "fc.weight");
+  };
   expect_disagreement(group, call,
                       {"disagree on collective 1", "all_reduce sum f32[10] 'fc.weight'",
                        "rank 1 calls", "'fc.bias'"});

@@ -99,7 +99,6 @@ def main(mode, root, *arguments):
     blocks = [block for file in files for block in blocks_of(root, file)]
     if mode == "fragments":
         write(out, source_of_fragments([block for block in blocks if not block.is_program()]))
-        out.touch()
         return
     programs = [block for block in blocks if block.is_program()]
     for number, block in enumerate(programs):

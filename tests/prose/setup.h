@@ -1,5 +1,6 @@
-// What the code in README, docs and headers takes for granted, by name: a model, an optimizer, a loader. Fragments are compiled, not
-// linked, so a declaration is enough. A fragment may declare a name anew; it then means its own.
+// What the code in README, docs and headers takes for granted, by name: a model, an optimizer, a
+// loader. Fragments are compiled, not linked, so a declaration is enough. A fragment may declare a
+// name anew; it then means its own.
 #pragma once
 
 #include <cairn/amp/amp.h>
@@ -19,17 +20,13 @@
 #include <cairn/data/loader.h>
 #include <cairn/data/text.h>
 #include <cairn/kernels/elementwise.h>
+#include <cairn/kernels/layer_norm.h>
 #include <cairn/kernels/matmul.h>
 #include <cairn/kernels/multi_tensor.h>
-#include <cairn/kernels/norm.h>
 #include <cairn/kernels/optimizer_update.h>
 #include <cairn/kernels/softmax.h>
 #include <cairn/nn/nn.h>
-#include <cairn/optim/accumulation.h>
-#include <cairn/optim/arena.h>
-#include <cairn/optim/larc.h>
-#include <cairn/optim/optimizer.h>
-#include <cairn/optim/schedule.h>
+#include <cairn/optim/optim.h>
 #include <cairn/parallel/compare.h>
 #include <cairn/parallel/distributed.h>
 #include <cairn/parallel/process_group.h>
@@ -42,6 +39,10 @@
 #include <thread>
 #include <vector>
 
+// A fragment shows a call, not what becomes of its result.
+#pragma GCC diagnostic ignored "-Wunused-variable"
+#pragma GCC diagnostic ignored "-Wunused-but-set-variable"
+
 namespace prose {
 
 using namespace cairn;
@@ -52,22 +53,24 @@ extern nn::Sequential model;
 extern optim::FusedAdam optimizer;
 extern optim::Schedule schedule;
 extern amp::Amp precision;
+extern amp::Options options;
 extern parallel::ProcessGroup group;
 extern parallel::DistributedDataParallel ddp;
-extern std::vector<std::string> names;
 extern int epochs, step;
 void train_step();
+void train_step(const data::Batch& batch);
 
 // Data.
 extern data::TensorDataset train;
 extern data::DistributedSampler sampler, order;
 extern data::DataLoader loader;
-extern data::Batch batch;
 extern Device device;
 extern std::vector<std::int64_t> tokens;
 
 // Tensors, in the terms of docs/naming.md.
-extern Tensor x, y, weight, images, labels, gradient, loss;
+extern Tensor x, loss, weight, dweight, gradient, remainders, moment1, moment2, images, labels;
+extern std::vector<TensorView> gradients;
+extern kernels::PendingCheck other;
 
 // A GAN: two models, three losses (docs/amp.md).
 extern nn::Sequential d, g;

@@ -251,7 +251,8 @@ class Backward : public Command {
     const bool scaled = loss_.by_amp && reference.scales[at(loss_.id)].value != 1.0;
     bool mixes = false;
     for (const Parameter& p : reference.parameters) {
-      mixes = mixes || (loss_.by_amp ? p.gradient.plain : p.gradient.scaled);
+      const bool by_amp = p.gradient.exists() && !p.gradient.plain && now.setup.precision;
+      mixes = mixes || (loss_.by_amp ? p.gradient.plain : p.gradient.scaled || by_amp);
     }
     ++now.backwards;
     const System::Outcome outcome =
@@ -259,10 +260,13 @@ class Backward : public Command {
     const bool broken = loss_.thrower >= 0;
     if (broken && !outcome.threw()) throw Mismatch("expected the error to come out, got none");
     if (outcome.threw()) {
-      const bool may = broken || mixes || (reference.may_refuse && !loss_.by_ddp);
+      const bool may = broken || mixes || reference.may_refuse;
       if (!may) throw Mismatch("expected no error, got: " + outcome.error);
       if (broken && loss_.in_forward) return false;
-      reference.may_refuse = true;
+      // What was there before cannot be told from what was added; what was empty is empty again.
+      for (const Parameter& p : reference.parameters) {
+        reference.may_refuse = reference.may_refuse || (p.trainable && p.gradient.exists());
+      }
       pending.doubtful = true;
       pending.overflow = false;
       if (loss_.by_amp) reference.pending.push_back(pending);
@@ -402,6 +406,13 @@ class TakeStep : public Command {
     return expected;
   }
 
+  /// An inf of a plain backward in a gradient that amp's losses share: amp may put it down to them.
+  bool mixed_overflow(Reference& reference, unsigned which) const {
+    bool plain = false;
+    reference.each_of(which, [&](Parameter& p) { plain = plain || p.gradient.plain; });
+    return plain && !finite(reference, which);
+  }
+
   bool finite(Reference& reference, unsigned which) const {
     return std::isfinite(reference.norm(which));
   }
@@ -414,6 +425,9 @@ class TakeStep : public Command {
     const std::vector<Scale> before = reference.scales;
     if (step_.by_amp) skips = reference.judge(which, known);
     bool all = true, some_empty = false;
+    if (step_.by_amp && mixed_overflow(reference, which)) {
+      for (Answer& skip : skips) skip = skip == Answer::no ? Answer::either : skip;
+    }
     for (int o = 0; o < static_cast<int>(now.setup.rules.size()); ++o) {
       if ((which & bit(o)) == 0) continue;
       if (!reference.any_gradient(bit(o))) {

@@ -117,7 +117,7 @@ struct Reference : State {
   std::vector<Rule> rules;
   std::vector<Pending> pending;
   std::vector<Answer> skips;  // by optimizer: a loss that reaches it overflowed in another's step
-  bool may_refuse = false;    // a backward broke off: a step may refuse until all is cleared
+  bool may_refuse = false;    // a backward that added broke off: all may refuse until it is cleared
 
   double lr(int optimizer, bool driven) const {
     const auto o = static_cast<std::size_t>(optimizer);

@@ -19,8 +19,8 @@
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/master_weight.h"
 #include "cairn/nn/init.h"
-#include "cairn/optim/master.h"
 
 namespace cairn::stateful {
 
@@ -235,12 +235,7 @@ void Rank::initialize(const Precision& precision) {
   } else {
     options.loss_scale = precision.scale;
   }
-  if (group_) {
-    options.world = group_->world();
-    options.local_nonfinite = [this] {
-      return ddp_ ? ddp_->local_nonfinite() : std::vector<optim::NonFinite>();
-    };
-  }
+  if (group_) options.world = ddp_ ? ddp_->world() : group_->world();
   std::vector<optim::Optimizer*> optimizers;
   for (const auto& optimizer : optimizers_) optimizers.push_back(optimizer.get());
   amp_ = amp::initialize({net_.get()}, optimizers, options);
@@ -368,7 +363,7 @@ Tensor Rank::parameter(int p) const {
 Numbers Rank::cloned_weights() const {
   Numbers all;
   for (const NamedTensor& parameter : net_->clone()->parameters()) {
-    const Values own = optim::master_value(parameter.tensor).to_vector();
+    const Values own = kernels::master_value(parameter.tensor).to_vector();
     all.insert(all.end(), own.begin(), own.end());
   }
   return all;
@@ -381,7 +376,7 @@ Rank::Seen Rank::look() const {
   for (int p = 0; p < kParameters; ++p) {
     const Tensor tensor = parameter(p);
     Seen::Parameter& own = seen.parameters.emplace_back();
-    own.weight = optim::master_value(tensor).to_vector();
+    own.weight = kernels::master_value(tensor).to_vector();
     own.raw = tensor.to_vector();
     own.dtype = tensor.dtype();
     for (const StateDict& state : states) {

@@ -14,7 +14,7 @@
 #include "cairn/amp/explain.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/nn/module.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/optim.h"
 #include "cairn/optim/schedule.h"
 #include "cairn/parallel/distributed.h"
 #include "reference.h"

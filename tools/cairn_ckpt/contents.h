@@ -10,14 +10,15 @@
 
 namespace cairn::tools {
 
-/// The checkpoints (or the one file) of the path, newest first. Throws core::DataError for a folder
-/// that holds none.
+/// Finds the checkpoints of the path, newest first, or its one file. Throws core::DataError for a
+/// folder that holds none.
 std::vector<std::string> stores_of(const std::string& path);
 
 bool is_file(const std::string& path);
 
 using Contents = std::vector<std::pair<std::string, StateDict::Value>>;
-/// Every entry, verified. Throws core::DataError or core::IoError naming what is wrong.
+/// Reads and verifies every entry. Throws core::DataError or core::IoError, which name what is
+/// wrong.
 Contents read_contents(const std::string& store);
 
 }  // namespace cairn::tools

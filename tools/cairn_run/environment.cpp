@@ -46,8 +46,8 @@ std::string random_token() {
   return token;
 }
 
-/// 0 where the port can be bound at the address, else errno. Addresses of other machines count as
-/// free: only they can tell.
+/// Returns 0 where the port can be bound at the address, else errno. A port of another machine
+/// counts as free, because only that machine can tell.
 int bind_error(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;

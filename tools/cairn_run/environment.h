@@ -17,11 +17,11 @@ struct Job {
   int threads = 1;     // OMP_NUM_THREADS where the environment does not set it
 };
 
-/// Finds a port, a token and a share of the cores. Throws std::runtime_error (a port in use, naming
-/// it).
+/// Finds a port, a token and a share of the cores. Throws std::runtime_error where the port that
+/// was asked for is in use, and names it.
 Job prepare_job(const Options& options);
 
-/// "NAME=value" entries: this process's environment with the job's variables set.
+/// Makes this process's environment, with the job's variables set, as "NAME=value" entries.
 std::vector<std::string> environment_of(const Job& job, int local_rank);
 
 }  // namespace cairn::run

@@ -135,7 +135,7 @@ void Launcher::start(int local_rank) {
   ranks_.push_back({rank, child, RankOutput(out_, prefix), RankOutput(err_, prefix), {}, log});
 }
 
-/// Reads what is there; false where the stream has ended (and is closed now).
+/// Reads what is there. Returns false where the stream has ended; it is closed then.
 bool Launcher::read_stream(Rank& rank, int& fd, RankOutput& output) {
   std::array<char, 16384> buffer;
   for (;;) {
@@ -235,7 +235,7 @@ void Launcher::signal_tree(int signal_number) const {
   for (pid_t pid : descendants(guardian_)) kill(pid, signal_number);
 }
 
-/// False once every process of the job is gone.
+/// Whether to go on: false once every process of the job is gone, or will not go even now.
 bool Launcher::proceed() {
   if (!ending_since_) return true;
   if (running() == 0 && descendants(guardian_).empty()) return false;

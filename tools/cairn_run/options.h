@@ -22,13 +22,13 @@ struct Options {
   int rank(int local_rank) const { return node_rank * nproc_per_node + local_rank; }
 };
 
-/// A command line that cannot be obeyed; what() is one line for people.
+/// Thrown for a command line that cannot be obeyed; what() is one line for people.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Throws UsageError.
+/// Reads the command line. Throws UsageError.
 Options parse_options(int argc, char** argv);
 
 }  // namespace cairn::run

@@ -10,8 +10,8 @@ namespace {
 constexpr std::size_t kTailLines = 20;
 constexpr std::size_t kLongestLine = 64 * 1024;  // longer ones are shown in parts
 
-/// Length of the first finished piece of text (with its end: "\n", "\r\n" or "\r"); 0 where there
-/// is none yet.
+/// Returns the length of the first finished piece of text, with its end ("\n", "\r\n" or "\r"), or
+/// 0 where no piece is finished yet.
 std::size_t finished_piece(std::string_view text) {
   const std::size_t end = text.find_first_of("\r\n");
   if (end == std::string_view::npos) return text.size() > kLongestLine ? text.size() : 0;

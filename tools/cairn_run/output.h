@@ -11,13 +11,13 @@
 
 namespace cairn::run {
 
-/// Writes to one of cairn-run's own streams. Remembers whether the cursor is at the start of a
+/// Writes to one of cairn-run's own streams, and remembers whether the cursor is at the start of a
 /// line.
 class Screen {
  public:
   explicit Screen(int fd) : fd_(fd) {}
   void write(std::string_view text);
-  void start_line();  // a newline, unless the cursor is at the start of a line
+  void start_line();  // writes a newline, unless the cursor is at the start of a line
 
  private:
   int fd_;
@@ -39,10 +39,10 @@ class Tail {
 /// One output stream of one process.
 class RankOutput {
  public:
-  /// prefix: put before each line; empty: bytes pass through as they come.
+  /// `prefix` is put before each line. Where it is empty, bytes pass through as they come.
   RankOutput(Screen& screen, std::string prefix) : screen_(screen), prefix_(std::move(prefix)) {}
   void add(std::string_view text);
-  void finish();  // shows an unfinished last line
+  void finish();  // shows the last line, though it may be unfinished
 
  private:
   void show(std::string_view piece);

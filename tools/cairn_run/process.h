@@ -24,16 +24,16 @@ class SpawnError : public std::runtime_error {
   int exit_status;  // what a shell answers: 127 not found, 126 not executable
 };
 
-/// Starts a command (looked up on PATH) in a process group of its own, with no input, dying with
-/// this process. With `terminal`, its output is a pseudo terminal of this terminal's size, so that
-/// progress bars draw. Throws SpawnError.
+/// Starts a command, which is looked up on PATH, in a process group of its own. It has no input and
+/// dies with this process. With `terminal`, its output is a pseudo terminal of this terminal's
+/// size, so that progress bars draw. Throws SpawnError.
 Child spawn(const std::vector<std::string>& command, const std::vector<std::string>& environment,
             bool terminal);
 
-/// Makes processes whose parent ends children of this one, so that no descendant gets lost.
+/// Makes this process the parent of every descendant whose own parent ends, so that none gets lost.
 void adopt_orphans();
 
-/// Living descendants of this process but `except` (and zombies).
+/// The descendants of this process that live: neither `except` nor zombies.
 std::vector<pid_t> descendants(pid_t except);
 
 /// Starts a process that waits for this one to be gone, even by SIGKILL, and then kills every

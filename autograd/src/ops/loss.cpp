@@ -196,14 +196,28 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target,
                      const CrossEntropyOptions& options) {
   return apply(CrossEntropy{options}, logits, target);
 }
+
+namespace {
+// A half result of a model against an f32 target is the usual case: outside of an autocast region, which
+// casts by policy, both are taken in the wider dtype.
+template <class Loss>
+Tensor elementwise_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  const bool differ = x.defined() && target.defined() && x.dtype() != target.dtype();
+  const bool floating = differ && core::is_floating(x.dtype()) && core::is_floating(target.dtype());
+  if (!floating || autocast_state().enabled) return apply(Elementwise<Loss>{reduction}, x, target);
+  const DType wider = core::promote(x.dtype(), target.dtype());
+  return apply(Elementwise<Loss>{reduction}, to(x, wider), to(target, wider));
+}
+}  // namespace
+
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
-  return apply(Elementwise<Mse>{reduction}, x, target);
+  return elementwise_loss<Mse>(x, target, reduction);
 }
 Tensor bce_with_logits(const Tensor& x, const Tensor& target, Reduction reduction) {
-  return apply(Elementwise<BceWithLogits>{reduction}, x, target);
+  return elementwise_loss<BceWithLogits>(x, target, reduction);
 }
 Tensor binary_cross_entropy(const Tensor& p, const Tensor& target, Reduction reduction) {
-  return apply(Elementwise<Bce>{reduction}, p, target);
+  return elementwise_loss<Bce>(p, target, reduction);
 }
 
 }  // namespace cairn::autograd

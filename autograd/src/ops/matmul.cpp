@@ -8,7 +8,6 @@ namespace cairn::autograd {
 
 using core::TensorView;
 using kernels::MatmulOptions;
-using kernels::UnaryOp;
 
 namespace {
 

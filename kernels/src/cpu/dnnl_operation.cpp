@@ -64,11 +64,6 @@ class Cache {
     return entries_.front().second;
   }
 
-  std::size_t size() {
-    const std::lock_guard lock(mutex_);
-    return entries_.size();
-  }
-
  private:
   using Entries = std::list<std::pair<Key, OperationPtr>>;
   std::mutex mutex_;
@@ -179,10 +174,6 @@ OperationPtr cached(const Key& key, const std::function<Operation()>& make) {
   } catch (const dnnl::error& error) {
     fail("onednn", error);
   }
-}
-
-std::size_t cached_operations() {
-  return cache().size();
 }
 
 void execute(std::string_view where, const Operation& operation, core::Device device,

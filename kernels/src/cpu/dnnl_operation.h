@@ -67,7 +67,6 @@ class Key {
 /// The operation of that key, made by `make` where there is none. Throws DeviceError where oneDNN
 /// refuses.
 OperationPtr cached(const Key& key, const std::function<Operation()>& make);
-std::size_t cached_operations();
 
 /// Runs in the calling thread (and oneDNN's workers) and returns when done. Null buffers are left
 /// out. Inside a parallel_for: one thread, for an operation made for one.

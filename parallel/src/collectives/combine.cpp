@@ -15,8 +15,8 @@ namespace {
 using core::BFloat16;
 using core::Half;
 
-constexpr std::size_t kBlock =
-    512;  // elements combined at a time, in a buffer that stays in the first cache
+// Elements that are combined at a time: their f32 buffer stays in the first-level cache.
+constexpr std::size_t kBlock = 512;
 
 // Conversions without branches, which the compiler turns into vector code; the same values as
 // core's.
@@ -47,11 +47,11 @@ T widen(T x) {
 void narrow(float x, Half& y) {
   const auto w = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t sign = w & 0x80000000u, twice = w + w;
-  float base =
-      (std::bit_cast<float>(w & 0x7fffffffu) * 0x1p+112f) * 0x1p-110f;  // beyond 65504: infinity
+  // The first product overflows to infinity for values beyond f16's 65504.
+  float base = (std::bit_cast<float>(w & 0x7fffffffu) * 0x1p+112f) * 0x1p-110f;
   const std::uint32_t bias = std::max(twice & 0xff000000u, 0x71000000u);
-  base = std::bit_cast<float>((bias >> 1) + 0x07800000u) +
-         base;  // rounds to nearest even at the right bit
+  // The sum with this power of two rounds to nearest even at f16's last bit.
+  base = std::bit_cast<float>((bias >> 1) + 0x07800000u) + base;
   const auto bits = std::bit_cast<std::uint32_t>(base);
   const std::uint32_t magnitude = ((bits >> 13) & 0x7c00u) + (bits & 0xfffu);
   y.bits = static_cast<std::uint16_t>(sign >> 16 | select(twice > 0xff000000u, 0x7e00u, magnitude));

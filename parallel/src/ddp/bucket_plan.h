@@ -18,9 +18,10 @@ struct PlannedBucket {
   std::string name;            // for errors: "gradients fc.bias ... fc.weight"
 };
 
-/// Buckets of neighbouring slots, each as large as the caps allow, in the order in which a backward
+/// Buckets of neighbouring slots of these parameters, each as large as the caps allow, in the order in which a backward
 /// pass completes them (reverse registration): the same on every rank, whatever the ranks' timing.
 std::vector<PlannedBucket> plan_buckets(const optim::GradientArena& arena,
+                                        const NamedTensors& parameters,
                                         const DistributedOptions& options);
 
 }  // namespace cairn::parallel

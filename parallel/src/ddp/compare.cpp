@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "cairn/core/error.h"
-#include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/hash_tensors.h"
 #include "group/listing.h"
 #include "store/sha256.h"
 

@@ -1,11 +1,13 @@
 #include "cairn/parallel/distributed.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "cairn/autograd/engine.h"
 #include "cairn/core/error.h"
 #include "cairn/core/stream.h"
+#include "cairn/kernels/elementwise.h"
 #include "ddp/bucket_plan.h"
 #include "ddp/local_checks.h"
 #include "ddp/model_sync.h"
@@ -35,35 +37,44 @@ std::string join(const std::vector<std::string>& names) {
 
 }  // namespace
 
-struct DistributedDataParallel::Impl {
+struct DistributedDataParallel::Impl final : core::GradientReducer {
   Impl(nn::Module& model, ProcessGroup group, const DistributedOptions& options);
 
+  void reduce(const std::vector<Part>& parts) override;
+
+  /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.
+  void connect(const std::shared_ptr<Impl>& self);
   /// Follows the arena where amp, an optimizer or the user has changed the parameters.
   void prepare();
   void plan();
-  void on_ready(std::size_t parameter);
+  void on_ready(const void* parameter);
   void begin();
   void reduce_complete();
   void reduce(const PlannedBucket& bucket);
   void wait_for_streams() const;
   void finish();
+  void synchronize(bool on);
   std::vector<std::string> unwritten() const;
+  core::GradientSlot& slot_of(const PlannedBucket& bucket, std::size_t slot) const;
+  const NamedTensor& parameter_of(const PlannedBucket& bucket, std::size_t slot) const;
   const Stream& stream_of(Device device);
 
   nn::Module* model;
   ProcessGroup group;
   DistributedOptions options;
+  NamedTensors parameters;  // the model's
   std::shared_ptr<optim::GradientArena> arena;
   std::uint64_t planned_generation = 0;
   std::vector<PlannedBucket> buckets;
-  std::vector<std::size_t> bucket_of;  // by the arena's parameters
+  std::unordered_map<const void*, std::size_t> bucket_of;  // by Tensor::id() of what trains
   std::vector<autograd::HookHandle> hooks;
   std::vector<Stream> streams;  // one a device
   LocalChecks local_checks;
   int no_sync_depth = 0;
+  bool world_synchronizes = true;  // World::synchronize
 
-  // The backward pass under way.
-  bool active = false;
+  // The backward under way.
+  core::RunId run = 0;               // 0: none
   std::vector<std::size_t> missing;  // gradients, by bucket
   std::size_t next = 0;              // the first bucket that is not reduced yet
 };
@@ -72,47 +83,61 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Distrib
     : model(&m),
       group(std::move(g)),
       options(o),
-      arena(optim::GradientArena::attach(m.parameters())) {
+      parameters(m.parameters()),
+      arena(optim::GradientArena::attach(parameters)) {
   plan();
+}
+
+void DistributedDataParallel::Impl::connect(const std::shared_ptr<Impl>& self) {
   if (group.world_size() == 1) return;
-  for (std::size_t i = 0; i < arena->parameters().size(); ++i) {
-    hooks.push_back(autograd::on_gradient_ready(arena->parameters()[i].tensor,
-                                                [this, i](const Tensor&) { on_ready(i); }));
+  for (const auto& [name, tensor] : parameters) {
+    tensor.gradient_slot().set_reducer(self);
+    hooks.push_back(
+        autograd::on_gradient_ready(tensor, [this](const Tensor& leaf) { on_ready(leaf.id()); }));
   }
 }
 
 void DistributedDataParallel::Impl::plan() {
-  buckets = plan_buckets(*arena, options);
-  bucket_of.assign(arena->parameters().size(), 0);
+  buckets = plan_buckets(*arena, parameters, options);
+  bucket_of.clear();
   for (std::size_t b = 0; b < buckets.size(); ++b) {
-    const auto& slots = arena->buffers()[buckets[b].buffer].slots;
-    for (std::size_t s = buckets[b].first_slot; s < buckets[b].last_slot; ++s)
-      bucket_of[slots[s].parameter] = b;
+    for (std::size_t s = buckets[b].first_slot; s < buckets[b].last_slot; ++s) {
+      bucket_of[parameter_of(buckets[b], s).tensor.id()] = b;
+    }
   }
   planned_generation = arena->generation();
 }
 
 void DistributedDataParallel::Impl::prepare() {
-  if (std::exchange(active, false)) wait_for_streams();  // a backward that ended with an error
   if (arena->stale()) arena->refresh();
-  if (planned_generation != arena->generation()) plan();
+  if (planned_generation == arena->generation()) return;
+  // A parameter that was unfrozen or cast on some ranks only would be waited for without end.
+  if (group.world_size() > 1) check_same_model(*model, group);
+  plan();
 }
 
 void DistributedDataParallel::Impl::begin() {
-  if (planned_generation != arena->generation()) plan();
-  active = true;
+  prepare();
+  run = autograd::current_run();
   next = 0;
   local_checks.begin_pass();
   missing.clear();
-  for (const PlannedBucket& bucket : buckets)
+  for (const PlannedBucket& bucket : buckets) {
     missing.push_back(bucket.last_slot - bucket.first_slot);
-  autograd::on_backward_end([this] { finish(); });
+  }
+  autograd::on_backward_end([this] { finish(); },
+                            [this] {
+                              run = 0;
+                              wait_for_streams();  // before anybody writes there again
+                            });
 }
 
-void DistributedDataParallel::Impl::on_ready(std::size_t parameter) {
-  if (no_sync_depth > 0) return;
-  if (!active) begin();
-  --missing[bucket_of[parameter]];
+void DistributedDataParallel::Impl::on_ready(const void* parameter) {
+  if (no_sync_depth > 0 || !world_synchronizes) return;
+  if (run != autograd::current_run()) begin();
+  const auto bucket = bucket_of.find(parameter);
+  if (bucket == bucket_of.end()) return;
+  --missing[bucket->second];
   reduce_complete();
 }
 
@@ -127,6 +152,16 @@ const Stream& DistributedDataParallel::Impl::stream_of(Device device) {
   return streams.emplace_back(Stream::create(device, "communication"));
 }
 
+const NamedTensor& DistributedDataParallel::Impl::parameter_of(const PlannedBucket& bucket,
+                                                               std::size_t slot) const {
+  return arena->parameters()[arena->buffers()[bucket.buffer].slots[slot].parameter];
+}
+
+core::GradientSlot& DistributedDataParallel::Impl::slot_of(const PlannedBucket& bucket,
+                                                           std::size_t slot) const {
+  return parameter_of(bucket, slot).tensor.gradient_slot();
+}
+
 void DistributedDataParallel::Impl::reduce(const PlannedBucket& bucket) {
   const Device device = bucket.gradients.device;
   const Stream& stream = stream_of(device);
@@ -136,16 +171,25 @@ void DistributedDataParallel::Impl::reduce(const PlannedBucket& bucket) {
   const StreamGuard guard(stream);
   if (options.check_local_gradients) local_checks.check(*arena, bucket);
   group.all_reduce(bucket.gradients, ReduceOp::average, bucket.name);
+  for (std::size_t s = bucket.first_slot; s < bucket.last_slot; ++s)
+    slot_of(bucket, s).mark_reduced();
+}
+
+/// What no backward has reduced by the time of a step or a stash.
+void DistributedDataParallel::Impl::reduce(const std::vector<Part>& parts) {
+  for (const Part& part : parts) {
+    group.all_reduce(part.gradient, ReduceOp::average, "gradient " + part.name);
+  }
 }
 
 /// Parameters without a gradient, of this backward or an earlier one that was not reduced.
 std::vector<std::string> DistributedDataParallel::Impl::unwritten() const {
   std::vector<std::string> names;
   for (std::size_t b = next; b < buckets.size(); ++b) {
-    const auto& slots = arena->buffers()[buckets[b].buffer].slots;
     for (std::size_t s = buckets[b].first_slot; s < buckets[b].last_slot; ++s) {
-      const auto& [name, tensor] = arena->parameters()[slots[s].parameter];
-      if (!tensor.meta().grad_written) names.push_back(name);
+      if (!slot_of(buckets[b], s).holds_gradient()) {
+        names.push_back(parameter_of(buckets[b], s).name);
+      }
     }
   }
   return names;
@@ -161,7 +205,6 @@ void DistributedDataParallel::Impl::wait_for_streams() const {
 }
 
 void DistributedDataParallel::Impl::finish() {
-  active = false;
   const std::vector<std::string> unused = unwritten();
   if (!unused.empty() && !options.unused_as_zeros) {
     const std::string message =
@@ -172,11 +215,53 @@ void DistributedDataParallel::Impl::finish() {
   }
   for (; next < buckets.size(); ++next) {
     const PlannedBucket& bucket = buckets[next];
-    arena->zero_unwritten(arena->buffers()[bucket.buffer], bucket.first_slot, bucket.last_slot);
+    for (std::size_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
+      core::GradientSlot& slot = slot_of(bucket, s);
+      if (slot.holds_gradient()) continue;
+      autograd::join_run(parameter_of(bucket, s).tensor);
+      slot.write();
+      kernels::fill(slot.memory(), 0.0);
+    }
     reduce(bucket);
   }
   wait_for_streams();
+  run = 0;
 }
+
+void DistributedDataParallel::Impl::synchronize(bool on) {
+  world_synchronizes = on;
+}
+
+namespace {
+
+/// ddp.world(): the group's, and what only the model's gradients tell.
+class ModelLink final : public core::WorldLink {
+ public:
+  explicit ModelLink(std::weak_ptr<DistributedDataParallel::Impl> ddp) : ddp_(std::move(ddp)) {}
+
+  std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
+    return alive()->group.exchange(value, name);
+  }
+  bool reduces_gradients() const override { return true; }
+  void synchronize(bool on) override { alive()->synchronize(on); }
+  std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
+    const auto ddp = alive();
+    if (!ddp->options.check_local_gradients || ddp->group.world_size() == 1) return std::nullopt;
+    return ddp->local_checks.take(*ddp->arena);
+  }
+
+ private:
+  std::shared_ptr<DistributedDataParallel::Impl> alive() const {
+    std::shared_ptr<DistributedDataParallel::Impl> ddp = ddp_.lock();
+    CAIRN_CHECK(ddp, "ddp", "expected a DistributedDataParallel that lives as long as its world() ",
+                "is used, got one that has ended");
+    return ddp;
+  }
+
+  std::weak_ptr<DistributedDataParallel::Impl> ddp_;
+};
+
+}  // namespace
 
 DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup group,
                                                  const DistributedOptions& options) {
@@ -185,7 +270,12 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup
     check_same_model(model, group);
     broadcast_model(model, group);
   }
-  impl_ = std::make_unique<Impl>(model, std::move(group), options);
+  impl_ = std::make_shared<Impl>(model, std::move(group), options);
+  impl_->connect(impl_);
+}
+
+core::World DistributedDataParallel::world() const {
+  return {impl_->group.rank(), impl_->group.world_size(), std::make_shared<ModelLink>(impl_)};
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;
@@ -215,10 +305,6 @@ void DistributedDataParallel::sync_buffers() {
   if (impl_->group.world_size() > 1) broadcast_buffers(*impl_->model, impl_->group);
 }
 
-std::vector<optim::NonFinite> DistributedDataParallel::local_nonfinite() {
-  return impl_->local_checks.take(*impl_->arena);
-}
-
 nn::Module& DistributedDataParallel::module() const {
   return *impl_->model;
 }
@@ -230,9 +316,8 @@ std::vector<DistributedDataParallel::Bucket> DistributedDataParallel::buckets() 
   std::vector<Bucket> described;
   for (const PlannedBucket& planned : impl_->buckets) {
     Bucket bucket;
-    const auto& slots = impl_->arena->buffers()[planned.buffer].slots;
     for (std::size_t s = planned.first_slot; s < planned.last_slot; ++s) {
-      bucket.parameters.push_back(impl_->arena->parameters()[slots[s].parameter].name);
+      bucket.parameters.push_back(impl_->parameter_of(planned, s).name);
     }
     bucket.bytes = static_cast<std::int64_t>(planned.gradients.nbytes());
     bucket.dtype = planned.gradients.dtype;
@@ -255,6 +340,8 @@ void DistributedDataParallel::load_state_dict(const StateDict& state) {
   options.bucket_bytes = state.integer("bucket_bytes");
   check(options);
   impl_->options = options;
+  impl_->local_checks = {};  // of gradients that are gone
+  for (const auto& [name, tensor] : impl_->parameters) Tensor(tensor).clear_grad();
   impl_->plan();
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cairn/core/error.h"
+#include "cairn/kernels/master_weight.h"
 #include "group/listing.h"
 #include "store/sha256.h"
 
@@ -15,10 +16,13 @@ namespace {
 std::string list(const nn::Module& model) {
   std::ostringstream out;
   for (const auto& [name, tensor] : model.parameters()) {
-    const core::GradMeta* meta = tensor.meta_or_null();
+    const auto* master = kernels::MasterWeight::peek(tensor);
+    const bool remainder =
+        master != nullptr && master->storage() == kernels::MasterStorage::remainder;
     out << "parameter '" << name << "' " << tensor.dtype() << tensor.shape()
-        << (meta != nullptr && meta->master ? " with a master" : "")
-        << (meta != nullptr && meta->remainder ? " with a remainder" : "")
+        << (master == nullptr ? ""
+            : remainder       ? " with a remainder"
+                              : " with a master")
         << (tensor.requires_grad() ? "" : " frozen") << "\n";
   }
   for (const auto& [name, tensor] : model.buffers())
@@ -53,11 +57,11 @@ void broadcast_buffers(const nn::Module& model, const ProcessGroup& group) {
 
 void broadcast_model(const nn::Module& model, const ProcessGroup& group) {
   for (const auto& [name, tensor] : model.parameters()) {
+    auto* master = kernels::MasterWeight::of(tensor);
     broadcast(tensor, group, name);
-    const core::GradMeta* meta = tensor.meta_or_null();
-    if (meta != nullptr && meta->master) broadcast(*meta->master, group, name + " (master)");
-    if (meta != nullptr && meta->remainder)
-      broadcast(*meta->remainder, group, name + " (remainder)");
+    if (master == nullptr) continue;
+    broadcast(master->tensor(), group, name + " (master)");
+    master->weight_written(tensor);
   }
   broadcast_buffers(model, group);
 }

@@ -12,10 +12,11 @@ using core::CommunicationError;
 using core::Stream;
 using std::chrono::milliseconds;
 
-constexpr std::size_t kMostKnown =
-    4096;  // descriptions; who makes up a new name every step gets them checked every step
-constexpr auto kExplanation =
-    milliseconds(2000);  // beyond a heartbeat: for the watchdog to tell why a connection closed
+// Descriptions that the ranks have agreed on are remembered, up to this many. A caller that makes
+// up a new name every step has each of them checked, but the memory stays bounded.
+constexpr std::size_t kMostKnown = 4096;
+// How long past a heartbeat an error waits for the watchdog, which knows why a connection closed.
+constexpr auto kExplanation = milliseconds(2000);
 
 /// FNV-1a of the description, started from the number.
 std::uint64_t fingerprint(const std::string& what, std::uint64_t sequence) {

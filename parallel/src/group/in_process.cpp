@@ -122,8 +122,8 @@ void InProcessGroup::finish(int rank, std::uint64_t tag, const std::vector<Mesh:
     const Place place{receive.from, rank, tag};
     changed_.wait(lock, [&] { return posted_.contains(place) || !ledger_.failure().empty(); });
     throw_if_broken();
-    std::memcpy(receive.data, posted_[place].data,
-                receive.bytes);  // locked: the sender's memory lives while it is posted
+    // Copied under the lock, because the sender's memory lives only while it is posted.
+    std::memcpy(receive.data, posted_[place].data, receive.bytes);
     posted_.erase(place);
     changed_.notify_all();
   }

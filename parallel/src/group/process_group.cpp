@@ -175,13 +175,9 @@ double ProcessGroup::all_reduce_sum(double value, std::string_view name) const {
 }
 
 core::World ProcessGroup::world() const {
-  core::World world{rank(), world_size(), nullptr};
-  if (world_size() > 1) {
-    world.exchange_function = [group = *this](const std::string& value, std::string_view name) {
-      return group.exchange(value, name);
-    };
-  }
-  return world;
+  return {rank(), world_size(), [group = *this](const std::string& value, std::string_view name) {
+            return group.exchange(value, name);
+          }};
 }
 
 void ProcessGroup::abort(std::string_view reason) const {

@@ -292,8 +292,8 @@ void StoreServer::Loop::check_watched() {
 }
 
 std::string StoreServer::Loop::missing_joins() const {
-  const bool all_joined =
-      static_cast<int>(joined_.size()) == world_size_;  // then a watchdog is missing
+  // Where everybody has joined, it is a watchdog that is missing.
+  const bool all_joined = static_cast<int>(joined_.size()) == world_size_;
   std::string text;
   for (int rank = 0; rank < world_size_; ++rank) {
     if (all_joined ? watched_.contains(rank) : joined_.contains(rank)) continue;

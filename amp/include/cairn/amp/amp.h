@@ -52,12 +52,24 @@ struct LossOptions {
 /// The scaled loss of `auto scaled = precision.scale_loss(loss); scaled.backward();`
 class ScaledLoss {
  public:
-  explicit ScaledLoss(Tensor loss) : loss_(std::move(loss)) {}
+  ScaledLoss(Tensor loss, const core::GradientScale& scale)
+      : loss_(std::move(loss)), scale_(scale) {}
   const Tensor& tensor() const { return loss_; }
   void backward() const;
 
  private:
   Tensor loss_;
+  core::GradientScale scale_;
+};
+
+/// While it lives, operations run as inside a model's forward: `auto region = precision.region();`
+class [[nodiscard]] Region {
+ public:
+  Region(const Options& options, bool autocast);
+
+ private:
+  std::optional<autograd::AutocastGuard> autocast_;
+  std::optional<autograd::CastPolicyGuard> policies_;
 };
 
 /// The handle. Copies share their state. Models and optimizers must outlive it and stay where they
@@ -72,11 +84,27 @@ class Amp : public core::Stateful {
   void backward(const Tensor& loss, const LossOptions& options = {}) const {
     scale_loss(loss, options).backward();
   }
+  /// For gradients that were scaled by hand, with loss_scale(options.loss_id): a trainer's own backward,
+  /// or a plain one. Before the step; a step refuses gradients that nobody is known to have scaled,
+  /// unless there is no scale (O0, bf16).
+  void adopt_gradients(optim::Optimizer& optimizer, const LossOptions& options = {}) const;
+  /// A parameter's gradient as it is without the loss scale, f32; undefined where it has none. A copy.
+  Tensor unscaled_gradient(const Tensor& parameter) const;
+
+  /// Around whatever is not the model's operator(): several inputs, lstm.run(), a submodule, a loss. At
+  /// O1 an autocast region; else nothing, unless a layer fell back.
+  Region region() const;
+  /// The input of such a call: a floating tensor in the model's dtype at O2 and O3, else as it is.
+  Tensor cast(const Tensor& x) const;
+
   /// After the step's backward(s): the optimizer's two passes with the gradients divided by the
   /// scale (options.gradient_scale multiplies on top: 1 / micro-batches, Accumulation::finish()),
   /// or a skip where a gradient of any of its losses, on any rank, is not finite; then the update
   /// of those losses' scalers. max_gradient_norm 0 means amp::Options'. StepResult::reason says
-  /// what was skipped and what became of the scale. Throws LossScaleCollapse where the run is broken.
+  /// what was skipped and what became of the scale. Where no parameter has a gradient, nothing is
+  /// applied and no counter moves. Throws LossScaleCollapse where the run is broken; InvalidArgument,
+  /// before anything changes, for gradients of a plain backward (adopt_gradients) and where a
+  /// DistributedDataParallel reduces gradients of which Options::world does not know.
   optim::StepResult step(optim::Optimizer& optimizer, const optim::StepOptions& options = {});
   /// Every optimizer, each clipped by the norm of its own gradients. Of several, the result says:
   /// applied where all were; all reasons; the first culprit; the norm (of options.norm_type) of all
@@ -100,7 +128,8 @@ class Amp : public core::Stateful {
   /// fp32_layers, where there are any.
   StateDict state_dict() const override;
   /// The state of any level and half dtype: models and optimizers save full precision, so only the
-  /// loss scale belongs to the level. It is taken over where both scales are dynamic; a static one
+  /// loss scale belongs to the level. Ends what is pending: gradients, overflows, unread checks. The
+  /// scale is taken over where both scales are dynamic; a static one
   /// stays as the options say. Logs what differs. Also reads the state of apex.amp (loss_scaler0
   /// ... alone) and, for one loss, of torch.amp.GradScaler.
   void load_state_dict(const StateDict& state) override;
@@ -123,8 +152,8 @@ class Amp : public core::Stateful {
 ///   an f32 master of exactly its value.
 /// Call it before or after DistributedDataParallel and load_state_dict: any order works, as long as
 /// it comes before the first step, once for a model (release() allows another time).
-/// Throws InvalidArgument as resolve() does; for a model or an optimizer given twice, a model that
-/// is initialized already and, naming it, for a floating parameter or buffer that is not f32.
+/// Throws InvalidArgument as resolve() does; for a model or an optimizer given twice, a parameter of
+/// two optimizers, a model that is initialized already and, naming it, for a floating parameter or buffer that is not f32.
 Amp initialize(const std::vector<nn::Module*>& models,
                const std::vector<optim::Optimizer*>& optimizers, const Options& options = {});
 Amp initialize(nn::Module& model, optim::Optimizer& optimizer, const Options& options = {});

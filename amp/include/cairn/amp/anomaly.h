@@ -3,7 +3,9 @@
 //   amp::AnomalyMode anomaly;                              // watches this thread from here on
 //   train_step();                                          // throws AnomalyError where one appears
 //
-//   amp::AnomalyMode anomaly({.throws = false});           // or: goes on, and keeps the first
+// or, to go on and keep the first:
+//
+//   amp::AnomalyMode anomaly({.throws = false});
 //   train_step();
 //   if (anomaly.first()) log::warn("{}", anomaly.first()->describe());
 //

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -50,13 +49,9 @@ struct Options {
   int num_losses = 1;              // each has a scaler of its own: LossOptions::loss_id
   double max_gradient_norm = 0.0;  // clips in the update pass, where step() gets no other; 0: no
 
-  /// How this rank reaches the others, to agree on overflows: ProcessGroup::world(). All ranks
-  /// then step together. Unset: one rank.
+  /// How this rank reaches the others: DistributedDataParallel::world(). All ranks then step together,
+  /// and an overflow names the rank that made it. Unset: one rank.
   World world;
-  /// Which of this rank's own gradients were not finite before they were summed over ranks (asked
-  /// for after an overflow only): DistributedDataParallel knows. Unset: what the step's check
-  /// found.
-  std::function<std::vector<optim::NonFinite>()> local_nonfinite;
 
   int overflow_history = 16;  // overflows that Amp::overflows() keeps
   /// Skipped steps in a row with the scale at its minimum (or static) that end in

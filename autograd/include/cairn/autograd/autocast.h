@@ -1,9 +1,10 @@
 // What autocast does with which operation: the one table, overrides of it for a scope, and the
 // registration of plain functions.
 //
-//   const AutocastGuard autocast(true, DType::bf16);
-//   const CastPolicyGuard policies({{"softmax", CastPolicy::half}});   // here, and nowhere else
-//   auto fused = half_function(my_fused_block);                        // casts its arguments
+//   const autograd::AutocastGuard autocast(true, DType::bf16);
+//   const autograd::CastPolicyGuard policies(
+//       {{"softmax", autograd::CastPolicy::half}});            // here, and nowhere else
+//   auto fused = autograd::half_function(my_fused_block);      // casts its arguments
 //
 // Nothing here is global: overrides belong to the thread's AutocastState, so ThreadState hands them
 // over with it, and two trainings in one process do not see each other's.

@@ -16,11 +16,17 @@ namespace cairn::autograd {
 
 struct BackwardOptions {
   bool retain_graph = false;  // keep saved tensors for another backward through the same graph
+  /// Whoever multiplied root says so here; its gradients carry the word until a step.
+  core::GradientScale scale;
 };
 
 /// Accumulates d root / d leaf * gradient into every leaf that root depends on and that requires
 /// it. `gradient` has root's shape and dtype; undefined means 1, for a root of one element. Throws
 /// core::InvalidArgument where root has no graph, core::Error where the graph was released.
+///
+/// A backward is a run: it ends or throws as a whole (core::GradientSlot). After a throw, gradients
+/// that were empty before are empty again, and those that it has added to are refused by the next step.
+/// A backward inside an operation's backward belongs to the run around it.
 void backward(const Tensor& root, const Tensor& gradient = {}, const BackwardOptions& options = {});
 
 /// Removes its hook when destroyed.
@@ -44,12 +50,19 @@ class HookHandle {
 };
 
 /// Calls hook(leaf) in each backward when the leaf's gradient of that backward is complete (once,
-/// also for tied weights).
+/// also for tied weights). The leaf may start to require a gradient later.
 HookHandle on_gradient_ready(const Tensor& leaf, std::function<void(const Tensor&)> hook);
-/// From inside a hook: runs `callback` once when the current backward has run its last node (before
-/// backward() returns). Errors propagate.
-void on_backward_end(std::function<void()> callback);
-/// True on a thread that is inside backward().
-bool in_backward();
+/// From inside a hook: runs `callback` once when the current run has run its last node (before
+/// backward() returns); where the run throws, `on_abort` instead (which must not throw). Errors of
+/// `callback` propagate as the run's.
+void on_backward_end(std::function<void()> callback, std::function<void()> on_abort = nullptr);
+/// From inside a hook: the leaf takes part in the current run although the graph does not reach it (a
+/// gradient of zero is about to be written for it).
+void join_run(const Tensor& leaf);
+/// The run that this thread is inside of; 0: none.
+core::RunId current_run();
+inline bool in_backward() {
+  return current_run() != 0;
+}
 
 }  // namespace cairn::autograd

@@ -1,6 +1,7 @@
 // How an operation is written: one struct with its name and cast policy, its attributes as members,
 // forward and backward side by side.
 //
+//   using namespace cairn::autograd;
 //   struct Softmax {
 //     static constexpr OpInfo kInfo{"softmax", CastPolicy::f32};
 //     kernels::SoftmaxOptions options;
@@ -46,6 +47,7 @@ struct OpInfo {
   const char* name;
   CastPolicy policy = CastPolicy::keep;
   const char* advice = "";  // for banned: what to do instead
+  bool converts = false;    // only changes the dtype: a gradient may land in the leaf behind it
 };
 
 class Node;
@@ -107,15 +109,15 @@ class Node {
   Node& operator=(const Node&) = delete;
   /// Gradients of the inputs, one each; undefined where there is none (or none is wanted).
   virtual Tensors backward(const Tensor& dy) = 0;
-  const char* name() const { return name_; }
+  const char* name() const { return info_.name; }
 
  protected:
-  Node(const char* name, Context context) : context_(std::move(context)), name_(name) {}
+  Node(const OpInfo& info, Context context) : context_(std::move(context)), info_(info) {}
   Context context_;
 
  private:
   friend struct NodeAccess;  // the engine's and apply's way in
-  const char* name_;
+  const OpInfo& info_;
   bool leaf_ = false;
 };
 
@@ -128,7 +130,7 @@ inline const bool kRegistered = register_operation(Op::kInfo);  // before main
 template <class Op>
 class OpNode final : public Node {
  public:
-  OpNode(Op op, Context context) : Node(Op::kInfo.name, std::move(context)), op_(std::move(op)) {}
+  OpNode(Op op, Context context) : Node(Op::kInfo, std::move(context)), op_(std::move(op)) {}
   Tensors backward(const Tensor& dy) override { return op_.backward(context_, dy); }
 
  private:

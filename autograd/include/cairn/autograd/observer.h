@@ -1,5 +1,5 @@
-// Observers see every operation: profilers, planners and explain reports are observers. None
-// installed costs one pointer test per op.
+// Observers see every operation of the thread they are installed on: profilers, planners and
+// explain reports are observers. Where none is installed, an operation pays one pointer test.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace cairn::autograd {
 
 enum class Phase { forward, backward, recompute };
 
-/// One operation; in the backward also "accumulate_grad", a sum of gradients in a pass of its own.
-
+/// One operation. The backward has one kind more, "accumulate_grad": a sum of gradients in a pass
+/// of its own, where no operation could add to what was there.
 struct OpEvent {
   const char* name = "";
   Phase phase = Phase::forward;
@@ -24,7 +24,7 @@ struct OpEvent {
   std::int64_t casts = 0;        // inputs that a cast policy converted
   std::int64_t bytes_cast = 0;   // bytes written by those conversions
   std::int64_t cache_hits = 0;   // inputs whose half copy was there already
-  std::int64_t host_ns = 0;
+  std::int64_t host_ns = 0;      // time in the host's thread, in nanoseconds; end() only
 
   // How the dtype was chosen; forward and recompute only.
   CastPolicy policy = CastPolicy::keep;  // the one that applied
@@ -40,8 +40,9 @@ struct OpEvent {
 class OpObserver {
  public:
   virtual ~OpObserver() = default;
+  /// Called before an operation runs, with what is known by then.
   virtual void begin(const OpEvent& event) { (void)event; }
-  /// May throw: the error leaves the operation or the backward that it came from.
+  /// Called after it. May throw: the error leaves the operation or the backward that it came from.
   virtual void end(const OpEvent& event) = 0;
 };
 

@@ -4,7 +4,10 @@
 //       {{"model", model}, {"optimizer", optimizer}, {"amp", precision}, {"sampler", sampler}},
 //       group.world());
 //   state.resume_latest("runs/mnist");        // nothing there: starts fresh
-//   for (...) { ...; state.save_every(500, "runs/mnist"); }
+//   for (const data::Batch& batch : loader) {
+//     train_step(batch);
+//     state.save_every(500, "runs/mnist");
+//   }
 //
 // A checkpoint is a folder:
 //

@@ -22,8 +22,8 @@ struct Device {
   bool is_cuda() const { return type == DeviceType::cuda; }
   bool operator==(const Device&) const = default;
 
-  /// "cpu", "cpu:1", "cuda", "cuda:0". Throws InvalidArgument for other text and for a device this
-  /// machine lacks, naming those it has.
+  /// Reads "cpu", "cpu:1", "cuda" or "cuda:0". Throws InvalidArgument for other text, and for a
+  /// device that this machine lacks; the message names those it has.
   static Device parse(std::string_view text);
 };
 
@@ -33,7 +33,7 @@ std::ostream& operator<<(std::ostream& out, Device device);
 int device_count(DeviceType type);  // 0 for cuda where no toolkit, driver or GPU is found
 bool cuda_available();              // device_count(DeviceType::cuda) > 0
 
-/// Throws InvalidArgument, naming the devices there are, unless the device exists.
+/// Throws InvalidArgument where the device does not exist; the message names those that do.
 void check_exists(Device device);
 
 }  // namespace cairn::core

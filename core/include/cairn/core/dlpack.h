@@ -3,8 +3,7 @@
 // struct DLManagedTensor).
 //
 //   DLManagedTensor* out = core::to_dlpack(x);   // x's memory lives until out->deleter(out)
-//   Tensor y = core::from_dlpack(theirs);        // calls theirs->deleter(theirs) with the last
-//   tensor that uses the memory
+//   Tensor y = core::from_dlpack(theirs);        // the last tensor on it: theirs->deleter(theirs)
 //
 // Stream order: none is implied. CUDA memory is exported and imported as it is; synchronize, or
 // order the streams, around the exchange.

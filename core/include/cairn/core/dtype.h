@@ -39,11 +39,12 @@ constexpr bool is_floating(DType dtype) {
   return is_half(dtype) || dtype == DType::f32 || dtype == DType::f64;
 }
 
-/// The type that holds every value of both: f16 with bf16 gives f32, any float beats any integer.
+/// The type that holds every value of both: f16 with bf16 gives f32, and a float with an integer
+/// gives the float.
 DType promote(DType a, DType b);
 
-std::string_view name(
-    DType dtype);  // "f16", "bf16", "f32", "f64", "i16", "i32", "i64", "u8", "bool"
+/// "f16", "bf16", "f32", "f64", "i16", "i32", "i64", "u8" or "bool".
+std::string_view name(DType dtype);
 DType parse_dtype(std::string_view text);  // throws InvalidArgument with the accepted names
 std::ostream& operator<<(std::ostream& out, DType dtype);
 

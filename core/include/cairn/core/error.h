@@ -15,33 +15,38 @@ class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
-class InvalidArgument : public Error {  // a wrong shape, dtype, device, option or index
+/// A shape, dtype, device, option or index is wrong.
+class InvalidArgument : public Error {
  public:
   using Error::Error;
 };
-class Unsupported
-    : public Error {  // right, but this build or machine cannot do it; the message names the remedy
+/// The request is right, but this build or machine cannot serve it; the message names the remedy.
+class Unsupported : public Error {
  public:
   using Error::Error;
 };
+/// A device has no memory left; the message says what holds it (see memory.h).
 class OutOfMemory : public Error {
  public:
   using Error::Error;
 };
-class IoError : public Error {  // a file or folder that cannot be read or written
+/// A file or folder cannot be read or written.
+class IoError : public Error {
  public:
   using Error::Error;
 };
-class DataError
-    : public Error {  // a file that was read and is damaged, truncated or of another kind
+/// A file was read, and is damaged, truncated or of another kind.
+class DataError : public Error {
  public:
   using Error::Error;
 };
-class DeviceError : public Error {  // a failing CUDA, cuBLASLt, cuDNN or oneDNN call
+/// A call of CUDA, cuBLASLt, cuDNN or oneDNN failed.
+class DeviceError : public Error {
  public:
   using Error::Error;
 };
-class CommunicationError : public Error {  // a rank that is missing, late, dead or out of step
+/// A rank is missing, late, dead or out of step.
+class CommunicationError : public Error {
  public:
   using Error::Error;
 };

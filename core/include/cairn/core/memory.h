@@ -34,16 +34,17 @@ enum class MemoryCategory : std::uint8_t {
 inline constexpr int kMemoryCategories = 7;
 std::string_view name(MemoryCategory category);
 
-/// Bytes in live tensors, by category and in all; peaks since the last reset_peak; bytes the
-/// allocator holds in all (live and cached).
+/// What a device's memory holds: bytes of live tensors, by category and in all, now and at their
+/// peak since the last reset_peak_memory(), and the bytes that the allocator holds, live and
+/// cached.
 struct MemoryStats {
   std::array<std::size_t, kMemoryCategories> current{};
   std::array<std::size_t, kMemoryCategories> peak{};
   std::size_t current_total = 0;
   std::size_t peak_total = 0;
   std::size_t reserved = 0;
-  std::uint64_t allocations = 0;         // requests served
-  std::uint64_t system_allocations = 0;  // of them, not from the cache
+  std::uint64_t allocations = 0;         // requests that were served
+  std::uint64_t system_allocations = 0;  // those of them that the cache could not serve
 
   std::size_t of(MemoryCategory category) const {
     return current[static_cast<std::size_t>(category)];
@@ -59,7 +60,8 @@ std::size_t memory_capacity(Device device);  // bytes; SIZE_MAX where unlimited
 /// Caps the bytes of live tensors on the device; SIZE_MAX lifts the cap.
 void set_memory_capacity(Device device, std::size_t bytes);
 void release_cached_memory(Device device);
-std::string memory_report(Device device);  // a table for people
+/// The statistics and the largest live tensors as a table for people to read.
+std::string memory_report(Device device);
 
 class MemoryCategoryGuard {
  public:
@@ -82,11 +84,11 @@ struct StorageUses;
 /// and those that somebody reports with bump_version().
 class Storage {
  public:
-  /// Uninitialised, aligned to 64 bytes. Throws OutOfMemory.
+  /// A block of uninitialised memory, aligned to 64 bytes. Throws OutOfMemory.
   static std::shared_ptr<Storage> allocate(std::size_t bytes, Device device);
-  /// Page-locked host memory where CUDA is present, ordinary host memory elsewhere; on cpu:0.
+  /// Host memory, of cpu:0: page-locked where CUDA is present, ordinary elsewhere.
   static std::shared_ptr<Storage> allocate_pinned(std::size_t bytes);
-  /// Memory of somebody else; `owner` is dropped with the storage.
+  /// Memory that somebody else owns; the storage drops `owner` when it ends.
   static std::shared_ptr<Storage> wrap(void* data, std::size_t bytes, Device device,
                                        std::shared_ptr<void> owner);
 
@@ -100,9 +102,9 @@ class Storage {
   MemoryCategory category() const { return category_; }
   bool pinned() const { return pinned_; }
   void set_category(MemoryCategory category);  // moves its bytes in the accounts
-  /// Work queued on `stream` uses the block too: once freed, it is not reused before that work is
-  /// done. Not needed for the stream that was current when the block was allocated, nor for foreign
-  /// memory.
+  /// Says that work queued on `stream` uses the block too, so that the block, once freed, is not
+  /// reused before that work is done. The stream that was current when the block was allocated is
+  /// known already, and foreign memory is never reused.
   void record_use(const Stream& stream);
 
   std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
@@ -120,12 +122,12 @@ class Storage {
   std::atomic<std::uint64_t> version_ = 0;
   std::shared_ptr<void> owner_;  // of foreign memory
 
-  // The allocator's: null for foreign memory.
+  // What the allocator keeps here; null for foreign memory.
   Allocator* allocator_ = nullptr;
   std::size_t block_bytes_ = 0;  // what the block holds, at least bytes_
   void* stream_ = nullptr;       // CUDA: whose order the block is reused in
-  std::unique_ptr<StorageUses>
-      uses_;                     // further streams whose work may use it; null where there are none
+  // Further streams whose work may use it; null where there are none.
+  std::unique_ptr<StorageUses> uses_;
   Storage* previous_ = nullptr;  // the list of live storages, for reports
   Storage* next_ = nullptr;
 };

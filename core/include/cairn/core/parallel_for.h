@@ -11,8 +11,8 @@ namespace cairn::core {
 int num_threads();  // OMP_NUM_THREADS, or the processor's cores
 void set_num_threads(int n);
 
-/// Calls body(begin, end) on chunks of at most `grain` of [0, n); serially, in this thread, for a
-/// single chunk. Exceptions are rethrown here.
+/// Calls body(begin, end) for chunks of [0, n) of at most `grain` elements, on all threads; a
+/// single chunk runs in this thread. What a chunk throws is rethrown here.
 void parallel_for(std::int64_t n, std::int64_t grain,
                   const std::function<void(std::int64_t, std::int64_t)>& body);
 

@@ -61,12 +61,14 @@ using Strides = Shape;  // in elements
 std::ostream& operator<<(std::ostream& out, const Shape& shape);  // "[2, 3]"
 
 Strides contiguous_strides(const Shape& shape);  // row-major
-Strides channels_last_strides(
-    const Shape& shape);  // N C H W in shape, N H W C in memory; 4 dimensions
-/// The shape both broadcast to (aligned at the last dimension, sizes equal or 1). Throws
-/// InvalidArgument naming both.
+/// The strides of an image batch that is N C H W in shape and N H W C in memory. Throws
+/// InvalidArgument unless there are 4 dimensions.
+Strides channels_last_strides(const Shape& shape);
+/// The shape that both broadcast to: aligned at the last dimension, two sizes are equal or one of
+/// them is 1. Throws InvalidArgument, which names both shapes, where they do not.
 Shape broadcast_shapes(const Shape& a, const Shape& b, const char* where);
-/// Maps -dims..dims-1 to 0..dims-1; throws InvalidArgument otherwise.
+/// Maps a dimension of -dims..dims-1 to 0..dims-1, as negative ones count from the last. Throws
+/// InvalidArgument for any other.
 int wrap_dim(int dim, int dims, const char* where);
 
 }  // namespace cairn::core

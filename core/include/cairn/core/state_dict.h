@@ -20,16 +20,17 @@ class StateDict {
   using Value = std::variant<Tensor, double, std::int64_t, std::string, StateDict>;
   using Entry = std::pair<std::string, Value>;
 
-  void set(const std::string& key,
-           Value value);  // replaces; keys must not contain '.' nor be empty
-  /// The dictionary `key`, made (in place of any other value) where there is none.
+  /// Replaces a value that is there. Throws InvalidArgument for a key that is empty or contains
+  /// '.', which separates the levels of nested dictionaries in files.
+  void set(const std::string& key, Value value);
+  /// The dictionary under `key`. Where there is none it is made, in place of any other value.
   StateDict& make_dict(const std::string& key);
   bool contains(const std::string& key) const { return find(key) != nullptr; }
   const Value* find(const std::string& key) const;  // nullptr where absent
   Value* find(const std::string& key);
 
-  // Typed access. Throw DataError "[state] expected <kind> 'key', got ..." where absent or of
-  // another kind.
+  // Typed access. Each throws DataError "[state] expected <kind> 'key', got ..." where the key is
+  // absent or its value is of another kind.
   const Tensor& tensor(const std::string& key) const;
   double number(const std::string& key) const;  // also from an integer
   std::int64_t integer(const std::string& key) const;
@@ -45,8 +46,8 @@ class StateDict {
   std::vector<Entry> entries_;
 };
 
-/// Anything with state to save. load_state_dict reports every missing, surplus and mis-shaped entry
-/// in one DataError before it changes anything.
+/// Anything with state to save. load_state_dict() names every entry that is missing, surplus or of
+/// another shape in one DataError, which it throws before it changes anything.
 class Stateful {
  public:
   virtual ~Stateful() = default;

@@ -20,22 +20,23 @@ class Event;
 
 class Stream {
  public:
-  /// The calling thread's current stream of the device: the default one unless a StreamGuard says
-  /// otherwise.
+  /// The calling thread's current stream of the device, which is the default one unless a
+  /// StreamGuard has set another.
   static Stream current(Device device);
   static Stream default_stream(Device device);
-  /// A new stream; it ends (after its work) with its last copy. `name` appears in profiles and
-  /// errors.
+  /// A new stream. It ends with the last copy of this handle, after its work is done. `name`
+  /// appears in profiles and errors.
   static Stream create(Device device, const char* name = "stream");
 
   Device device() const;
   bool is_inline() const;  // the CPU's default stream
-  bool idle() const;       // no queued work left, apart from what asks from inside it
-  /// Runs `work` in stream order: inline, in the worker thread, or (CUDA) now on the host with this
-  /// stream current, so that what it launches is queued here.
+  bool idle() const;       // whether no work is queued; work that asks from inside does not count
+  /// Runs `work` in stream order: at once where the stream is inline, later in the stream's worker
+  /// thread, or, on CUDA, at once on the host with this stream current, so that what it launches is
+  /// queued here.
   void submit(std::function<void()> work) const;
-  /// Later work starts after the event. The host does not wait, except where the stream is inline:
-  /// that waits, and rethrows, here.
+  /// Makes later work start after the event. Only where the stream is inline does the host wait,
+  /// and an error of the event's stream is then rethrown here.
   void wait(const Event& event) const;
   void synchronize() const;  // the host waits; rethrows a worker's error
   void* native() const;      // cudaStream_t; nullptr on the CPU
@@ -65,7 +66,7 @@ class Event {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Makes a stream the calling thread's current one.
+/// Makes a stream the calling thread's current one for as long as the guard lives.
 class StreamGuard {
  public:
   explicit StreamGuard(const Stream& stream);
@@ -78,8 +79,8 @@ class StreamGuard {
   Device device_;
 };
 
-/// Makes a device the calling thread's current one (cudaSetDevice on CUDA; factories without a
-/// device still mean cpu:0).
+/// Makes a device the calling thread's current one for as long as the guard lives (cudaSetDevice on
+/// CUDA). Factories that are given no device still mean cpu:0.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Device device);

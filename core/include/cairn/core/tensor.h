@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "cairn/core/gradient_slot.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/tensor_view.h"
 
@@ -21,23 +22,11 @@ namespace cairn::core {
 
 class Tensor;
 
-/// What autograd, optimizers and amp keep with a tensor. Everything but `requires_grad` and `graph`
-/// belongs to leaves (parameters).
-struct GradMeta {
-  bool requires_grad = false;
-  std::shared_ptr<void> graph;  // autograd's: the node that made it; null for a leaf
-  std::shared_ptr<void> leaf;   // autograd's: a leaf's gradient-ready hooks; survives set_data
-  std::shared_ptr<Storage>
-      slot;  // keeps alive the arena that `grad` is a slice of; null where the gradient is a tensor of its own
-  std::weak_ptr<void> arena;     // the optim::GradientArena it belongs to; unset: a slot of others
-  std::shared_ptr<Tensor> grad;  // null until there is one; with a slot: always there
-  bool grad_written =
-      false;  // with a slot: the slot holds a gradient (it is never zeroed: the first contribution overwrites)
-  std::shared_ptr<Tensor>
-      master;  // f32 master of a half-precision parameter; null where the parameter is its own
-  std::shared_ptr<Tensor> remainder;  // i16: the lower half of a bf16 parameter's f32 value, in
-                                      // place of a master (kernels::join_master); or null
-  std::string name;                   // full name of a parameter, for messages; may be empty
+/// What other folders keep with a tensor; each touches its own only.
+struct TensorAttachments {
+  std::shared_ptr<void> graph;   // autograd's: the node that made it; null for a leaf
+  std::shared_ptr<void> leaf;    // autograd's: a leaf's node and hooks; survives set_data
+  std::shared_ptr<void> master;  // kernels::MasterWeight: the exact value of a half weight
 };
 
 class Tensor {
@@ -84,8 +73,7 @@ class Tensor {
   Tensor detach() const { return alias(view()); }
   /// Points this handle's tensor, and so every handle to it, at other data (used by casts of
   /// parameters). Keeps name, requires_grad and the arena (which gives it a new slot when
-  /// refreshed), drops gradient, slot and graph, and the master (or
-  /// remainder) where the dtype changes.
+  /// refreshed), drops gradient and graph, and the master where the dtype changes.
   void set_data(const Tensor& data);
   bool same(const Tensor& other) const {
     return impl_ == other.impl_;
@@ -103,13 +91,19 @@ class Tensor {
   // Gradient state.
   bool requires_grad() const;
   Tensor& set_requires_grad(
-      bool value);      // leaves of floating dtype; throws InvalidArgument otherwise
-  Tensor grad() const;  // undefined where there is none (or the slot holds none yet)
-  void set_grad(
-      const Tensor& grad);  // same shape; with a slot, copies are the caller's business: throws
-  void clear_grad();        // no gradient; a slot is kept and counts as unwritten
-  GradMeta& meta() const;   // created on first use
-  const GradMeta* meta_or_null() const;
+      bool value);                    // leaves of floating dtype; throws InvalidArgument otherwise
+  Tensor grad() const;                // undefined where there is none
+  void set_grad(const Tensor& grad);  // same shape; where the slot is placed in an arena: throws
+  void clear_grad();
+  /// Made on first use; shared by all handles of the tensor.
+  GradientSlot& gradient_slot() const;
+  const GradientSlot* gradient_slot_or_null() const;
+  TensorAttachments& attachments() const;  // made on first use
+  const TensorAttachments* attachments_or_null() const;
+  /// A parameter's full name, for messages ("block.fc.weight"): modules set it when the parameter, or
+  /// a module around it, is registered. May be empty.
+  const std::string& name() const;
+  void set_name(std::string name);
 
  private:
   struct Impl;

@@ -34,17 +34,17 @@ struct TensorView {
   std::int64_t size(int dim) const { return shape[wrap_dim(dim, dims(), "size")]; }
   std::int64_t numel() const { return shape.numel(); }
   std::size_t nbytes() const { return static_cast<std::size_t>(numel()) * size_of(dtype); }
+  /// The memory as elements of T. Nothing is checked, because kernels dispatch on the dtype first.
   template <class T>
   T* as() const {
     return static_cast<T*>(data);
-  }  // no check: kernels dispatch on dtype first
+  }
 
   bool is_contiguous() const;     // row-major and gapless (dimensions of size 1 do not matter)
   bool is_channels_last() const;  // 4 dimensions, stored N H W C and gapless
   bool is_dense() const;          // some permutation of it is contiguous: no gaps, no repeats
 
-  // Other looks at the same memory. Each throws InvalidArgument where it cannot be had without a
-  // copy.
+  // Other views of the same memory. Each throws InvalidArgument where only a copy could give it.
   TensorView reshape(const Shape& shape) const;  // one size may be -1
   TensorView expand(const Shape& shape) const;   // broadcasting; repeated dimensions get stride 0
   TensorView transpose(int dim0, int dim1) const;

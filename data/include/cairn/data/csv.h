@@ -13,17 +13,14 @@
 
 namespace cairn::data {
 
-enum class CsvHeader {
-  automatic,
-  present,
-  absent
-};  // automatic: the first line is a header if one of its cells is no number
+/// Whether the first line names the columns; automatic: it does if one of its cells is no number.
+enum class CsvHeader { automatic, present, absent };
 
 struct CsvOptions {
   char separator = ',';
   CsvHeader header = CsvHeader::automatic;
-  /// A name of the header or a number (0 is the first column, -1 the last); none: all columns are
-  /// features.
+  /// The column of labels: a name of the header, or a number (0 is the first column, -1 the last).
+  /// Where it is unset, all columns are features.
   std::optional<std::string> label_column;
 };
 

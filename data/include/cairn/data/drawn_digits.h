@@ -20,11 +20,13 @@ namespace cairn::data {
 
 class DrawnDigits : public TensorDataset {
  public:
-  /// Draws images 0 ... count-1 of the seed, on core::num_threads() threads. count >= 0.
+  /// Draws images 0 ... count-1 of the seed, on core::num_threads() threads. Throws InvalidArgument
+  /// for a negative count.
   DrawnDigits(std::uint64_t seed, std::int64_t count);
 
-  Tensor images() const;  // [count, 28, 28] u8, 0 = paper, 255 = ink; labels() [count] i64, 0-9. A
-                          // sample's input is [1, 28, 28]
+  /// [count, 28, 28] u8, from 0 for paper to 255 for ink; labels() are [count] i64 in 0-9. The
+  /// input of a sample is [1, 28, 28].
+  Tensor images() const;
 };
 
 }  // namespace cairn::data

@@ -14,7 +14,7 @@
 
 namespace cairn::data {
 
-/// The whole file as a contiguous CPU tensor; elements of type u8, i32, f32 or f64.
+/// Reads a whole file into a contiguous CPU tensor of u8, i32, f32 or f64.
 Tensor read_idx(const std::string& path);
 
 /// images [N, H, W] u8, labels [N] i64 in [0, classes).
@@ -26,25 +26,26 @@ struct ImageSet {
 
 inline constexpr std::int64_t kMnistClasses = 10;
 
-/// An image file and its label file.
+/// Reads an image file and its label file.
 ImageSet read_image_set(const std::string& image_path, const std::string& label_path,
                         std::int64_t classes = kMnistClasses);
 
-/// The one image set of a folder, under MNIST's names: {train,t10k}-images-idx3-ubyte and
-/// {train,t10k}-labels-idx1-ubyte, with or without .gz, also with ".idx" for "-idx". Where the
-/// folder has both sets: the test set (t10k).
+/// Reads a folder that serves as a test set: its one image set, or the test set (t10k) where it has
+/// both. The files have MNIST's names, {train,t10k}-images-idx3-ubyte and
+/// {train,t10k}-labels-idx1-ubyte, with or without .gz, or with ".idx" for "-idx".
 ImageSet read_test_folder(const std::string& folder, std::int64_t classes = kMnistClasses);
 
 struct ImageSplit {
   ImageSet train;
   ImageSet test;
 };
-/// A folder's training and test sets. Where it has only one set, its last `holdout` images are the
-/// test set (and holdout must be less than their number); where it has both, holdout is not used.
+/// Reads a folder's training and test sets. Where it has only one set, the last `holdout` images of
+/// it become the test set, and holdout must be less than their number; where it has both, holdout
+/// is not used.
 ImageSplit read_image_folder(const std::string& folder, std::int64_t holdout = 0,
                              std::int64_t classes = kMnistClasses);
 
-/// The set as samples of input [1, H, W] u8 and label i64; shares the tensors.
+/// The set as samples of input [1, H, W] u8 and label i64. The tensors are shared, not copied.
 TensorDataset image_dataset(const ImageSet& set);
 
 }  // namespace cairn::data

@@ -19,7 +19,7 @@
 // number of workers and ranks, any batch size, and after a resume in the middle of an epoch.
 //
 //   data::DataLoader loader(train, sampler, {.batch_size = 64, .normalize = data::Normalize{}});
-//   for (const data::Batch& batch : loader) step(batch.inputs, batch.labels);
+//   for (const data::Batch& batch : loader) train_step(batch);
 #pragma once
 
 #include <cstdint>

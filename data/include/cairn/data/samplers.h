@@ -3,16 +3,16 @@
 // A sampler orders the N samples of an epoch anew for every epoch; each of R ranks takes every R-th
 // of them. DistributedSampler's order is torch.utils.data.DistributedSampler's, index for index
 // (randperm on MT19937 seeded with seed + epoch, padded from the front to a multiple of R, or cut
-// with drop_last). Sequential and RandomSampler are the same with one rank.
+// with drop_last). RandomSampler is the same with one rank; SequentialSampler does not shuffle.
 //
 // The position counts samples of the whole job, over all ranks, so one state fits every rank, and a
 // run that is resumed in the middle of an epoch with another number of ranks still reads each
-// remaining sample once. A finished epoch rolls over to the next by itself: there is no set_epoch
-// to forget (it exists; the current epoch's number leaves the position alone).
+// remaining sample once. The loader moves the sampler on at the end of an epoch, so nobody has to
+// call set_epoch; a call with the number of the current epoch leaves the position alone.
 //
 //   data::DistributedSampler sampler(train.size(), {.world = group.world(), .seed = 1});
 //   while (sampler.epoch() < epochs) {
-//     for (const data::Batch& batch : loader) step(batch);
+//     for (const data::Batch& batch : loader) train_step(batch);
 //   }
 #pragma once
 
@@ -35,21 +35,23 @@ class Sampler : public core::Stateful {
   std::int64_t samples_per_epoch() const;
   /// Samples of this rank from the position to the end of the epoch.
   std::int64_t remaining() const;
-  /// Their indices, in order.
+  /// The indices of these samples, in order.
   std::vector<std::int64_t> remaining_indices() const;
 
   std::int64_t epoch() const { return epoch_; }
   std::int64_t position() const { return position_; }  // samples read in this epoch, over all ranks
   std::uint64_t seed() const { return order_.seed; }
-  /// Marks this rank's next `samples` as read, and as many of every other rank.
+  /// Marks this rank's next `samples` as read, and as many of every other rank. Throws
+  /// InvalidArgument for more than remaining().
   void advance(std::int64_t samples);
-  /// Goes to the start of an epoch; keeps the position where it is the current one.
+  /// Goes to the start of an epoch, unless it is the current one: then the position stays.
   void set_epoch(std::int64_t epoch);
   void next_epoch() { set_epoch(epoch_ + 1); }
 
   StateDict state_dict() const override;  // epoch, position, seed, shuffle, dataset_size
-  /// Throws DataError where the state is another dataset's or order's. The seed becomes the saved
-  /// one.
+  /// Goes to where the state was saved; its seed replaces this sampler's. Throws DataError, and
+  /// changes nothing, where the state belongs to a dataset of another size or to another kind of
+  /// order.
   void load_state_dict(const StateDict& state) override;
 
  protected:
@@ -70,24 +72,25 @@ class Sampler : public core::Stateful {
   std::int64_t position_ = 0;
 };
 
-/// 0 ... N-1 in order.
+/// Reads 0 ... N-1 in order, on one rank.
 class SequentialSampler : public Sampler {
  public:
   explicit SequentialSampler(std::int64_t dataset_size);
 };
 
-/// torch_randperm(N, seed + epoch).
+/// Reads torch_randperm(N, seed + epoch), on one rank.
 class RandomSampler : public Sampler {
  public:
   RandomSampler(std::int64_t dataset_size, std::uint64_t seed);
 };
 
 struct DistributedSamplerOptions {
-  World world = {};  // whose samples this rank takes a share of: only rank and size are read
+  World world = {};  // the ranks that share the samples; only rank and size are used
   bool shuffle = true;
   std::uint64_t seed = 0;
-  bool drop_last = false;  // true: the ranks' common multiple is cut; false: padded with the
-                           // epoch's first samples
+  /// Where the ranks do not divide the samples: true leaves the last ones out, false reads the
+  /// epoch's first ones once more, so that every rank has as many.
+  bool drop_last = false;
 };
 
 class DistributedSampler : public Sampler {

@@ -26,16 +26,16 @@ enum class TextUnit { bytes, characters };
 class Vocabulary {
  public:
   static Vocabulary of_bytes();
-  /// The distinct characters of the text. Throws DataError "[vocabulary] ... byte offset" where it
-  /// is not UTF-8.
+  /// Numbers the distinct characters of the text. Throws DataError, which names the byte, where the
+  /// text is not UTF-8.
   static Vocabulary of_characters(std::string_view text);
 
   std::int64_t size() const { return static_cast<std::int64_t>(symbols_.size()); }
   TextUnit unit() const { return unit_; }
-  /// Throws DataError for a character the vocabulary lacks.
+  /// The tokens of this text. Throws DataError for a character that the vocabulary lacks.
   std::vector<std::int32_t> encode(std::string_view text) const;
-  std::string decode(const std::vector<std::int64_t>& tokens)
-      const;  // throws InvalidArgument for a token out of range
+  /// The text of these tokens. Throws InvalidArgument for a token out of range.
+  std::string decode(const std::vector<std::int64_t>& tokens) const;
   const std::string& symbol(std::int64_t token) const;
 
  private:
@@ -46,17 +46,17 @@ class Vocabulary {
 
 struct TextOptions {
   std::int64_t window = 128;  // T, tokens
-  std::int64_t stride = 0;  // tokens between the starts of two samples; 0: T, so that windows share
-                            // only their border token
+  /// Tokens between the starts of two samples; 0 means T, so that windows share only a border
+  /// token.
+  std::int64_t stride = 0;
   TextUnit unit = TextUnit::bytes;
 };
 
 class TextDataset : public Dataset {
  public:
-  /// At least window + 1 tokens; throws DataError for a shorter text.
+  /// Takes a text of at least window + 1 tokens. Throws DataError for a shorter one.
   TextDataset(std::string_view text, const TextOptions& options);
-  /// The files' texts, one after the other in the order given. Throws IoError where one cannot be
-  /// read.
+  /// Takes the texts of these files, one after the other. Throws IoError where one cannot be read.
   static TextDataset from_files(const std::vector<std::string>& paths, const TextOptions& options);
 
   std::int64_t size() const override;
@@ -66,8 +66,8 @@ class TextDataset : public Dataset {
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   /// Every token of this part of the text, in order.
   std::span<const std::int32_t> tokens() const;
-  /// The first `fraction` of the tokens and the rest, with the same vocabulary; each part must hold
-  /// a window.
+  /// The first `fraction` of the tokens, and the rest, as two data sets with the same vocabulary.
+  /// Each part must hold a window.
   std::pair<TextDataset, TextDataset> split(double fraction) const;
 
  private:

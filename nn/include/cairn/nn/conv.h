@@ -15,8 +15,8 @@ struct Conv2dOptions {
   bool bias = true;
 };
 
-/// x [N, I, H, W], weight [O, I / groups, kH, kW], bias [O]; both start uniform in +-1 / sqrt(I /
-/// groups kH kW).
+/// x [N, I, H, W], weight [O, I / groups, kH, kW], bias [O]. Weight and bias start uniform in
+/// +-1 / sqrt(I / groups kH kW).
 class Conv2d : public Module {
  public:
   Conv2d(std::int64_t in, std::int64_t out, Size2 kernel, const Conv2dOptions& options = {});
@@ -45,8 +45,8 @@ struct ConvTranspose2dOptions {
   bool bias = true;
 };
 
-/// x [N, I, H, W], weight [I, O / groups, kH, kW], bias [O]; both start uniform in +-1 / sqrt(O /
-/// groups kH kW), as in PyTorch.
+/// x [N, I, H, W], weight [I, O / groups, kH, kW], bias [O]. Weight and bias start uniform in
+/// +-1 / sqrt(O / groups kH kW), as in PyTorch.
 class ConvTranspose2d : public Module {
  public:
   ConvTranspose2d(std::int64_t in, std::int64_t out, Size2 kernel,

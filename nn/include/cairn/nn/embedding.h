@@ -5,7 +5,8 @@
 
 namespace cairn::nn {
 
-/// index [...] i64 in 0..V-1 -> rows of weight [V, D]: [..., D]. The weight starts normal(0, 1).
+/// Maps index [...] i64 in 0..V-1 to rows of weight [V, D]: [..., D]. The weight starts normal(0,
+/// 1).
 class Embedding : public Module {
  public:
   Embedding(std::int64_t count, std::int64_t size);

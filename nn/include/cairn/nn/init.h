@@ -13,8 +13,8 @@ void constant(const Tensor& x, double value);
 void uniform(const Tensor& x, double low, double high);
 void normal(const Tensor& x, double mean = 0.0, double stddev = 1.0);
 
-/// Of a weight [O, I, ...]: I times the elements per pair of channels. Throws for fewer than 2
-/// dimensions.
+/// The fan-in of a weight [O, I, ...] is I times the elements of a pair of channels, its fan-out O
+/// times those. Throws InvalidArgument for fewer than 2 dimensions.
 std::int64_t fan_in(const Shape& weight);
 /// Uniform in +-sqrt(6 / ((1 + a^2) fan_in)) (He et al. 2015). a = sqrt(5), PyTorch's default for
 /// layers, gives +-1 / sqrt(fan_in).

@@ -1,14 +1,15 @@
-// Module: a layer or model: named parameters, buffers and children, a forward, and state.
+// Module: a layer or model, with named parameters, buffers and children, a forward, and state.
 //
 //   class Block : public nn::Module {
 //    public:
 //     Block() : fc_(add_module("fc", nn::Linear(10, 20))) {}
+//     std::string kind() const override { return "Block"; }
 //     Tensor forward(const Tensor& x) override { return autograd::relu((*fc_)(x)); }
 //    private:
 //     std::shared_ptr<nn::Linear> fc_;
 //   };
 //
-// A class of its own also says kind(), and make_like() where clone() is to work.
+// clone() works on a class that overrides make_like() as well.
 //
 // Modules move but do not copy (clone() does). Parameters are f32 leaves that require a gradient;
 // amp::initialize and to() change their dtype or device in place: every handle to a parameter stays
@@ -52,7 +53,8 @@ class Module : public core::Stateful {
   void set_saves_f32(bool value) { saves_f32_ = value; }
 
   /// Parameters with full names ("0.weight", "block.fc.bias") in registration order; a tied
-  /// parameter once, under its first name.
+  /// parameter once, under its first name. Each tensor carries its name in the outermost module it
+  /// was registered in.
   NamedTensors parameters() const;
   NamedTensors buffers() const;
   /// This module and all below it, parents first, with full names ("" for this one).
@@ -63,11 +65,13 @@ class Module : public core::Stateful {
   Module& eval() { return train(false); }
   bool training() const { return training_; }
 
-  Module& to(DType dtype);  // floating parameters and buffers; drops gradients
+  /// Floating parameters and buffers, from their exact values; drops gradients and masters.
+  Module& to(DType dtype);
   Module& to(Device device);
 
   /// A deep copy: same structure, own tensors with the same values, dtypes, devices, requires_grad
-  /// and training mode; no gradients, hooks or masters. Forward wrappers come along. Throws
+  /// and training mode, and the masters of half weights; no gradients or hooks. Forward wrappers come
+  /// along. Throws
   /// Unsupported, naming the class, where one below does not override make_like().
   std::shared_ptr<Module> clone() const;
   void clear_grad();
@@ -76,7 +80,8 @@ class Module : public core::Stateful {
   /// remainder: files hold full precision) and buffers, nested by module.
   StateDict state_dict() const override;
   /// Writes values into the existing tensors: into the master and, rounded, into the half weight
-  /// where there is a master. Reports every missing, surplus and mis-shaped entry in one DataError
+  /// where there is a master; a half weight that requires a gradient gets one where the value does
+  /// not fit it. Ends what is pending: gradients are dropped. Reports every missing, surplus and mis-shaped entry in one DataError
   /// before anything changes.
   void load_state_dict(const StateDict& state) override;
 

@@ -10,7 +10,7 @@ struct BatchNormOptions {
   double eps = 1e-5;
   double momentum = 0.1;  // running = (1 - momentum) running + momentum batch
   bool affine = true;
-  bool relu = false;  // a ReLU fused into the result
+  bool relu = false;  // fuses a ReLU into the result
 };
 
 /// What BatchNorm1d and BatchNorm2d share: per-channel statistics of the batch in training, running

@@ -4,11 +4,11 @@
 //   auto [y, state] = lstm.run(x);                    // x [T, B, 64] -> y [T, B, 256]
 //   auto packed = lstm.run(x, {}, {12, 9, 4});        // sequences of these lengths, zeros after
 //
-// H is the hidden size, G the gates (RNN 1, GRU 3: r z n, LSTM 4: i f g o). Layer l has weight_ih_l{l}
-// [G H, I], weight_hh_l{l} [G H, H] and bias_ih_l{l}, bias_hh_l{l} [G H], all uniform in
-// +-1 / sqrt(H) at first; the reverse direction's names end in _reverse. Layers above the first take
-// both directions: I = 2 H. Made of linear, sigmoid, tanh and element-wise operations: in an autocast
-// region the products, and so the states and results, are half.
+// H is the hidden size, G the gates (RNN 1, GRU 3: r z n, LSTM 4: i f g o). Layer l has
+// weight_ih_l{l} [G H, I], weight_hh_l{l} [G H, H] and bias_ih_l{l}, bias_hh_l{l} [G H], all
+// uniform in +-1 / sqrt(H) at first; the reverse direction's names end in _reverse. Layers above
+// the first take both directions: I = 2 H. Made of linear, sigmoid, tanh and element-wise
+// operations: in an autocast region the products, and so the states and results, are half.
 #pragma once
 
 #include <string>
@@ -25,8 +25,8 @@ struct RnnOptions {
   bool relu = false;  // RNN: relu instead of tanh
 };
 
-/// Of a layer [layers * directions, B, H], forward before reverse, lower layers first; of a cell
-/// [B, H]. c is LSTM's. Undefined: zeros.
+/// The state of a layer is [layers * directions, B, H], lower layers first and forward before
+/// reverse; that of a cell is [B, H]. Only LSTM has c. An undefined tensor stands for zeros.
 struct RnnState {
   Tensor h, c;
 };
@@ -42,11 +42,11 @@ enum class RnnKind { rnn_tanh, rnn_relu, gru, lstm };
 /// What RNN, GRU and LSTM share.
 class Recurrent : public Module {
  public:
-  /// From zeros, over whole sequences: x [T, B, I], T >= 1.
+  /// Starts from zeros and runs over whole sequences: x [T, B, I], T >= 1.
   Tensor forward(const Tensor& x) override { return run(x).y; }
-  /// lengths: of each sequence in the batch, 0 .. T, [B]; none: all T. As PyTorch's packed
-  /// sequences: a sequence's results after its end are 0, its last state is that of its end, and
-  /// the reverse direction starts there.
+  /// `lengths` are those of the B sequences, 0 .. T each; none means that all have T. As with
+  /// PyTorch's packed sequences, the results after the end of a sequence are 0, its last state is
+  /// that of its end, and the reverse direction starts there.
   RnnOutput run(const Tensor& x, const RnnState& initial = {},
                 const std::vector<std::int64_t>& lengths = {});
 

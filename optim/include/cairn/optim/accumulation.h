@@ -3,7 +3,7 @@
 //
 //   optim::Accumulation accumulation({.steps = 4});
 //   for (const auto& batch : loader) {
-//     auto micro = accumulation.begin(batch.size(), {.last = batch.last_of_epoch});
+//     auto micro = accumulation.begin(batch.size(), {.last = loader.remaining_batches() == 0});
 //     Tensor loss = nn::cross_entropy(model(batch.inputs), batch.labels);  // a mean over the batch
 //     precision.backward(loss, {.weight = micro.weight()});
 //     if (!micro.last()) continue;
@@ -22,9 +22,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
 #include "cairn/core/state_dict.h"
+#include "cairn/core/world.h"
 
 namespace cairn::optim {
 
@@ -32,12 +32,9 @@ struct AccumulationOptions {
   std::int64_t steps = 1;   // micro-batches before an update; not looked at where tokens > 0
   std::int64_t tokens = 0;  // > 0: update once that many samples (or tokens: what begin() counts)
                             // were seen on all ranks together
-  /// Turns the reduction over ranks on or off; begin() calls it: on for the last micro-batch only
-  /// (DistributedDataParallel::no_sync). Unset: nothing is reduced, or in every backward.
-  std::function<void(bool)> set_synchronize;
-  /// The sum of a number over all ranks. Unset: one rank.
-  std::function<double(double)> all_reduce_sum;
-  bool gradients_are_averaged = false;  // over the ranks, by the reduction (DDP); false: summed
+  /// DistributedDataParallel::world(): gradients are then averaged over the ranks in the last
+  /// micro-batch of a window only, and counts are summed over them. Unset: one rank.
+  World world;
 };
 
 class Accumulation;
@@ -74,13 +71,13 @@ class Accumulation : public core::Stateful {
     bool last = false;  // ends the window here (the end of an epoch); on all ranks alike
   };
   /// `count`: samples (or tokens) that the loss of this micro-batch is the mean of, on this rank.
-  /// One all_reduce_sum where tokens are counted, or in the very first window; else none.
+  /// One sum over the ranks where tokens are counted, or in the very first window; else none.
   /// Throws InvalidArgument for count < 0, for 0 on all ranks of a window's only or (by tokens) any
   /// micro-batch, after the boundary before finish(), and after an exception before reset().
   MicroBatch begin(std::int64_t count, const BeginOptions& options);
   MicroBatch begin(std::int64_t count) { return begin(count, BeginOptions()); }
   /// At the boundary: the factor for the gradients (StepOptions::gradient_scale), and a new window.
-  /// One all_reduce_sum. Throws InvalidArgument before the boundary.
+  /// One sum over the ranks. Throws InvalidArgument before the boundary.
   double finish();
   /// Gives an open window up and turns the reduction on; the caller clears the gradients.
   void reset();
@@ -96,15 +93,12 @@ class Accumulation : public core::Stateful {
 
  private:
   friend class MicroBatch;
-  double sum(double value) const;
-  void synchronize(bool on) const;
   void check_may_begin(std::int64_t count) const;
   void end_window();
 
   AccumulationOptions options_;
-  double world_size_ = 0;  // 0: not known yet
-  double reference_ = 0;   // 0: before the very first micro-batch
-  double own_ = 0;         // counted on this rank in this window
+  double reference_ = 0;  // 0: before the very first micro-batch
+  double own_ = 0;        // counted on this rank in this window
   double seen_ = 0;
   std::int64_t micro_batches_ = 0;
   bool at_boundary_ = false;

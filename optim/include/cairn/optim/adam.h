@@ -25,6 +25,7 @@ class FusedAdam final : public Optimizer {
   void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
                       double gradient_scale, std::int64_t step) override;
   const char* kind() const override { return "FusedAdam"; }
+  std::vector<std::pair<std::string, double>> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   StateDict torch_options(const ParameterGroup& group) const override;
   void take_torch_options(const StateDict& options, StateDict& group) const override;

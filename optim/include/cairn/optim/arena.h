@@ -4,12 +4,17 @@
 // buffer. Nothing is ever zeroed: the first contribution after clear() overwrites, later ones
 // accumulate.
 //
-// A parameter belongs to at most one arena, which keeps a handle to it. Casting or moving a
-// parameter (Tensor::set_data) drops its slot; refresh() gives it a new one in the same arena. An
-// arena that ends leaves written gradients behind as tensors of their own.
+// A parameter belongs to at most one arena, which keeps a handle to it. A frozen parameter belongs to it
+// without a slot: it takes no memory until it is unfrozen, and has a slot before its first backward then.
+// Casting or moving a parameter (Tensor::set_data) drops its slot; refresh() gives it a new one in the
+// same arena. An arena that ends leaves gradients behind as tensors of their own.
+//
+// Slots hold gradients in the parameters' dtype. When a second backward is about to add to half
+// gradients, the arena turns to f32 slots for good (sums of many half gradients lose theirs; a single
+// one a step pays nothing), unless accumulate_in_f32(false) says otherwise.
 //
 //   auto arena = optim::GradientArena::attach(model.parameters());
-//   for (const auto& buffer : arena->buffers()) all_reduce(buffer.data);
+//   for (const auto& buffer : arena->buffers()) group.all_reduce(buffer.data);
 #pragma once
 
 #include <cstdint>
@@ -21,7 +26,8 @@
 
 namespace cairn::optim {
 
-class GradientArena {
+class GradientArena final : public core::GradientMemory,
+                            public std::enable_shared_from_this<GradientArena> {
  public:
   struct Slot {
     std::size_t parameter = 0;  // index in parameters()
@@ -33,26 +39,30 @@ class GradientArena {
     std::vector<Slot> slots;  // ascending offsets: reverse registration order
   };
 
-  /// The arena that these parameters (those that require a gradient) share already, refreshed if it
-  /// is stale, or a new one for all of them. Parameters whose gradient lies in somebody else's
+  /// The arena of all of these parameters: a new one; the one that some of them have, which takes in
+  /// the others (and what further arenas they have). Parameters whose gradient lies in somebody else's
   /// memory (wrap_parameter) are left out. Gradients that are there already move into their slots.
-  /// f32_slots gives half parameters f32 gradients.
-  /// Throws InvalidArgument, naming one, where only some of them have an arena, where they have
-  /// different ones, where one is given twice or has no dense layout, or where f32_slots are asked
-  /// for and the shared arena was made without.
+  /// f32_slots gives half parameters f32 gradients from the start.
+  /// Throws InvalidArgument, naming it, where one is given twice or has no dense layout.
   static std::shared_ptr<GradientArena> attach(const NamedTensors& parameters,
                                                bool f32_slots = false);
   /// The arena that a parameter belongs to; null: none.
   static std::shared_ptr<GradientArena> of(const Tensor& parameter);
 
-  ~GradientArena();
+  ~GradientArena() override;
   GradientArena(const GradientArena&) = delete;
   GradientArena& operator=(const GradientArena&) = delete;
 
   const NamedTensors& parameters() const { return parameters_; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
   bool f32_slots() const { return f32_slots_; }
+  /// Lays out f32 slots from now on.
+  void use_f32_slots();
+  void accumulate_in_f32(bool value) { accumulate_in_f32_ = value; }
 
+  /// A run's first write: the moment to give slots to parameters that were unfrozen, and to turn to
+  /// f32 where it will add to half gradients.
+  void on_run(core::RunId run) override;
   /// True where a parameter has lost its slot, or stopped or started to require a gradient.
   bool stale() const;
   /// Lays out the slots anew for the parameters as they are now; written gradients move along.
@@ -61,27 +71,29 @@ class GradientArena {
   void refresh();
   std::uint64_t generation() const { return generation_; }  // counts layouts, from 1
 
-  void clear();  // every slot counts as unwritten
-  /// Zeroes the slots [first_slot, last_slot) that hold nothing and counts them as written: before
-  /// a bucket that has gaps is reduced.
-  void zero_unwritten(const Buffer& buffer, std::size_t first_slot, std::size_t last_slot);
+  void clear();  // every slot
 
  private:
-  GradientArena(NamedTensors parameters, bool f32_slots);
+  GradientArena() = default;
+  void take_in(const NamedTensors& parameters);
+  void order_like(const NamedTensors& parameters);
   void lay_out();
-  void release_slots();
+  void displace_slots();
   bool holds_slot_of(const Tensor& parameter) const;
+  bool would_add_to_half() const;
 
   NamedTensors parameters_;
   std::vector<Buffer> buffers_;
   bool f32_slots_ = false;
+  bool accumulate_in_f32_ = true;
+  core::RunId last_run_ = 0;
   std::uint64_t generation_ = 0;
 };
 
 /// A parameter and its gradient in somebody else's memory (a foreign trainer's), for an optimizer.
 /// weight and gradient: any shape, the same for both; f16, bf16 or f32; one device. `owner` is
 /// dropped with the parameter. The gradient is the parameter's slot: it counts as written now and
-/// until a step without StepOptions::keep_gradients; `meta().grad_written = true` says that it was
+/// until a step without StepOptions::keep_gradients; gradient_slot().mark_written() says that it was
 /// written again.
 NamedTensor wrap_parameter(std::string name, const TensorView& weight, const TensorView& gradient,
                            std::shared_ptr<void> owner = nullptr);

@@ -31,6 +31,7 @@ class FusedLAMB final : public Optimizer {
   void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
                       double gradient_scale, std::int64_t step) override;
   const char* kind() const override { return "FusedLAMB"; }
+  std::vector<std::pair<std::string, double>> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   double own_max_norm() const override { return options_.max_gradient_norm; }
 

@@ -3,7 +3,7 @@
 //
 //   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1, .momentum = 0.9});
 //   optim::LARC larc(optimizer, {.trust_coefficient = 0.02});
-//   amp::Amp precision = amp::initialize(model, optimizer, ...);   // as without LARC
+//   amp::Amp precision = amp::initialize(model, optimizer);   // as without LARC
 //
 // While the LARC lives, every step of the optimizer multiplies each parameter's gradient, with its
 // weight decay in it, by

@@ -31,6 +31,7 @@ class FusedNovoGrad final : public Optimizer {
   void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
                       double gradient_scale, std::int64_t step) override;
   const char* kind() const override { return "FusedNovoGrad"; }
+  std::vector<std::pair<std::string, double>> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg"}; }
   std::optional<double> running_norm_type() const override { return options_.norm_type; }
   double running_norm(const ParameterGroup& group, double before, double gradient_norm,

@@ -7,7 +7,6 @@
 #include "cairn/optim/arena.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/larc.h"
-#include "cairn/optim/master.h"
 #include "cairn/optim/novograd.h"
 #include "cairn/optim/optimizer.h"
 #include "cairn/optim/report.h"

@@ -6,9 +6,9 @@
 //   optim::StepResult r = optimizer.step({.max_gradient_norm = 1.0});
 //   if (!r.applied) log::warn("{}", r.reason);  // "inf in the gradient of fc.weight (3 elements)"
 //
-// Parameters are f32 (updated in place) or half. A half parameter gets an f32 master (kept in its
-// GradMeta::master, made from its f32 value by amp::initialize, or from its half value at the first
-// step) and is rounded from it after each update; without master weights the half value itself is
+// Parameters are f32 (updated in place) or half. A half parameter gets a master
+// (kernels::MasterWeight, made from its f32 value by amp::initialize, or from its half value at the
+// first step) and is rounded from it after each update; without master weights the half value itself is
 // updated. Moments are f32, laid out like the parameter; set_state_options() keeps both in less
 // memory. Parameters without a gradient are left
 // alone, and so are those that do not require one. step() never zeroes gradients: it ends by
@@ -21,16 +21,19 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cairn/core/state_dict.h"
 #include "cairn/core/tensor.h"
+#include "cairn/kernels/master_weight.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/optim/arena.h"
-#include "cairn/optim/master.h"
 #include "cairn/optim/report.h"
 
 namespace cairn::optim {
+
+using kernels::MasterStorage;
 
 /// What a step did.
 struct StepResult {
@@ -54,6 +57,9 @@ struct StepOptions {
   bool per_group_norm = false;      // clips each group by its own norm instead of that of all
   bool error_if_nonfinite = false;  // a gradient that is not finite is an Error instead of a skip
   bool keep_gradients = false;
+  /// Whose scaled gradients these are (core::GradientScale::scaler): gradients that amp scaled are
+  /// stepped by amp::Amp::step(), which says so here and divides by the scale. 0: nobody's.
+  std::uint64_t scaler = 0;
 };
 
 /// How an optimizer keeps its state in memory. Files hold f32 values either way.
@@ -74,11 +80,16 @@ struct LarcOptions;
 
 class Optimizer : public core::Stateful {
  public:
-  ~Optimizer() override = default;
+  ~Optimizer() override;
   Optimizer(Optimizer&&) = default;
   Optimizer& operator=(Optimizer&&) = default;
 
   /// A check, then update() or skip(). Where neither check nor clipping is asked for, one pass.
+  /// Not applied where no parameter has a gradient. Throws, and changes nothing: InvalidArgument for
+  /// gradients that somebody else scaled (StepOptions::scaler) and for a parameter that another
+  /// optimizer steps too; Error for a gradient that a backward left half-added when it threw. Gradients
+  /// that are this rank's alone although DistributedDataParallel reduces the model's (no_sync) are
+  /// averaged first.
   StepResult step(const StepOptions& options = {});
 
   // The parts of a step, for callers that decide between them (the loss scaler, ranks that must
@@ -93,14 +104,23 @@ class Optimizer : public core::Stateful {
   /// Only clears the gradients. Throws Error with error_if_nonfinite, and clears nothing then.
   StepResult skip(const GradientReport& report, const StepOptions& options);
   void clear_grad();  // the stash too
+  /// What a step does at its end and the first backward would find missing: slots and masters for
+  /// parameters that were unfrozen or cast since.
+  void prepare();
+
+  /// Any parameter has one, stashed or not.
+  bool has_gradient() const;
+  /// Throws InvalidArgument, naming the first, for gradients that another one than `scaler` scaled.
+  void check_scaler(std::uint64_t scaler) const;
+  /// Gradients that nobody is known to have scaled were scaled like this, by hand.
+  void mark_scaled(const core::GradientScale& scale);
 
   /// Moves the gradients that are written, times `scale`, into f32 sums beside them (adds to what
   /// is there) and leaves the slots unwritten: how backwards with different loss scales accumulate.
-  /// One pass, which checks what it moves. A later check() and update() use the sums, so anything
-  /// still in the slots must be stashed first: they throw InvalidArgument, naming it, for a
-  /// parameter with both. The sums' memory stays until the optimizer ends.
+  /// One pass, which checks what it moves. A later check() and update() use the sums, after
+  /// adding what came into the slots since. The sums' memory stays until the optimizer ends.
   PendingReport stash(double scale = 1.0);
-  bool has_stash() const { return stashed_; }
+  bool has_stash() const;
 
   std::vector<ParameterGroup>& groups() {
     return groups_;
@@ -125,10 +145,14 @@ class Optimizer : public core::Stateful {
   /// Where the gradients lie: one arena, unless the parameters were attached to several before.
   const std::vector<std::shared_ptr<GradientArena>>& arenas() const { return arenas_; }
 
-  /// kind, steps; groups: lr, weight_decay, and what else they have of their own; state, nested by
+  /// kind, steps; options: what the rule was constructed with; groups: lr, weight_decay, and the
+  /// betas, eps and momentum that hold for them; state, nested by
   /// parameter name: step and the moments in f32 (sharing memory with this optimizer where they are
   /// kept so). Masters are saved with the model. The same for f32 and half parameters.
   StateDict state_dict() const override;
+  /// Takes lr, weight_decay, betas, eps and momentum over from the state, with a warning where they
+  /// differ from this optimizer's. Ends what is pending: gradients are dropped. Throws DataError, and
+  /// changes nothing, naming everything that is missing, surplus, mis-shaped or of another rule.
   void load_state_dict(const StateDict& state) override;
 
   /// As torch.optim's class of that name has it (Adam, AdamW, SGD, Adagrad): state, by index in
@@ -152,6 +176,9 @@ class Optimizer : public core::Stateful {
   virtual std::vector<std::string> moment_names() const = 0;  // at most two; names in the state
 
   virtual double initial_moment() const { return 0.0; }
+  /// Everything that the rule was constructed with but lr and weight_decay, flags as 0 and 1: what a
+  /// state is compared with when it is loaded.
+  virtual std::vector<std::pair<std::string, double>> rule_options() const = 0;
 
   // torch's options of a group (without params), and the other way: into the group's of
   // state_dict(). Not overridden: torch has no such optimizer.
@@ -178,8 +205,6 @@ class Optimizer : public core::Stateful {
     std::array<Tensor, 2> moments;  // undefined before the first step
     double norm = 0.0;              // of running_norm()
     double next_norm = 0.0;         // of the running update
-    Tensor sum;                     // f32, laid out like the parameter; undefined: never stashed
-    bool summed = false;            // sum holds a gradient
   };
   /// Entries that one kernel call updates: one device, one step count.
   struct Batch {
@@ -190,6 +215,7 @@ class Optimizer : public core::Stateful {
   };
   struct LoadPlan;
   void attach_arenas();
+  void settle() const;
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
   void check_report(const GradientReport& report) const;
   StepResult measure(const GradientReport& report, const StepOptions& options,
@@ -198,11 +224,12 @@ class Optimizer : public core::Stateful {
                        std::vector<Tensor>& temporaries);
   kernels::UpdateEntry entry_of(std::size_t group, std::size_t index, const Tensor& gradient,
                                 std::size_t moments, std::vector<Tensor>& temporaries);
-  TensorView master_of(const NamedTensor& parameter);
+  TensorView master_of(const Tensor& parameter);
   void add_to_batches(std::size_t group, std::int64_t step, const kernels::UpdateEntry& entry);
   void run_batches(const std::vector<double>& scales);
   void finish(const StepOptions& options);
   LoadPlan plan_load(const StateDict& state) const;
+  void tell_differences(const LoadPlan& plan) const;
 
   std::vector<ParameterGroup> groups_;
   std::vector<std::vector<State>> state_;  // by group and parameter
@@ -210,9 +237,10 @@ class Optimizer : public core::Stateful {
   std::vector<Batch> batches_;  // of the running update; their memory serves the next
   StateOptions state_options_;
   std::shared_ptr<const LarcOptions> larc_;  // null: none
+  std::shared_ptr<const void> identity_ =
+      std::make_shared<char>();  // which parameters are claimed by
   std::int64_t steps_ = 0;
   bool master_weights_ = true;
-  bool stashed_ = false;
 };
 
 }  // namespace cairn::optim

@@ -2,9 +2,12 @@
 //
 // A pass runs on the device; the host waits only in read(), once for all that are read together:
 //
-//   auto reports = optim::PendingReport::read({generator.begin_check(), critic.begin_check()});
-//   for each: reports[i].finite() ? optimizer.update(reports[i], options)
-//                                 : optimizer.skip(reports[i], options);
+//   auto reports =
+//       optim::PendingReport::read({g_optimizer.begin_check(), d_optimizer.begin_check()});
+//   if (reports[0].finite() && reports[1].finite()) {
+//     g_optimizer.update(reports[0], {});
+//     d_optimizer.update(reports[1], {});
+//   }
 #pragma once
 
 #include <cstdint>
@@ -12,17 +15,14 @@
 #include <string>
 #include <vector>
 
+#include "cairn/core/world.h"
 #include "cairn/kernels/multi_tensor.h"
 
 namespace cairn::optim {
 
 class Optimizer;
 
-/// A parameter whose gradient is not finite, and how many of its elements are inf and NaN.
-struct NonFinite {
-  std::string parameter;
-  std::int64_t inf = 0, nan = 0;
-};
+using core::NonFinite;
 
 /// Norms of one type (2, p, or infinity: the largest magnitude) of single tensors, by parameter in
 /// registration order over all groups; 0 where there is no gradient.

@@ -3,7 +3,7 @@
 // not count.
 //
 //   optim::Schedule schedule(optimizer, optim::warm_up(500, optim::cosine(10'000)));
-//   ...
+//   autograd::backward(loss);
 //   schedule.step(optimizer.step());   // or of what amp's step() returns
 //
 // All lengths are applied optimizer steps.

@@ -3,7 +3,7 @@
 //
 //   parallel::DistributedDataParallel ddp(model, group);
 //   for (const auto& batch : loader) {
-//     Tensor loss = nn::cross_entropy(ddp(batch.images), batch.labels);
+//     Tensor loss = nn::cross_entropy(ddp(batch.inputs), batch.labels);
 //     precision.backward(loss);     // gradients are averaged when this returns
 //     precision.step();
 //   }
@@ -20,8 +20,12 @@
 // many samples. Batch norms use each rank's own statistics; buffers are shared at construction
 // only, and by sync_buffers().
 //
-// May be constructed before or after amp::initialize and load_state_dict; the model must outlive
-// it.
+// Frozen parameters take no part; one that is unfrozen later does from its first backward on, and an
+// error names the rank that did not unfreeze it. Gradients that no backward has reduced (no_sync, two
+// losses in one micro-batch) are averaged by the optimizer's step, so none is ever applied unreduced.
+//
+// May be constructed before or after amp::initialize, the optimizers and load_state_dict; the model must
+// outlive it. world() is what amp, Accumulation, samplers and TrainingState ask for.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +34,8 @@
 #include <vector>
 
 #include "cairn/core/state_dict.h"
+#include "cairn/core/world.h"
 #include "cairn/nn/module.h"
-#include "cairn/optim/report.h"
 #include "cairn/parallel/process_group.h"
 
 namespace cairn::parallel {
@@ -44,7 +48,7 @@ struct DistributedOptions {
   /// such buckets are reduced only at the end of backward.
   bool unused_as_zeros = false;
   /// Each bucket is checked for inf and NaN before its reduction, on the communication stream, so
-  /// that local_nonfinite() can tell. Reads the gradients once more: about 1 % of a step with 500
+  /// that world().take_local_nonfinite() can tell who made an overflow. Reads the gradients once more: about 1 % of a step with 500
   /// rows (samples, tokens, pixels) a rank, less with more, 3 % with 100 (docs/parallel.md).
   bool check_local_gradients = true;
 };
@@ -80,13 +84,8 @@ class DistributedDataParallel : public core::Stateful {
   /// take part in.
   void sync_buffers();
 
-  /// Which of this rank's own gradients were not finite before they were averaged (after that, every
-  /// rank has the inf), and how many elements: of all backwards since it was last asked, at most the
-  /// last 16; in registration order. Waits for their checks. For amp::Options::local_nonfinite, so
-  /// that an overflow names the rank that made it:
-  ///   options.local_nonfinite = [&ddp] { return ddp.local_nonfinite(); };
-  /// Empty without DistributedOptions::check_local_gradients, in a group of one, and for f64.
-  std::vector<optim::NonFinite> local_nonfinite();
+  /// The one handle for the others: rank, size, agreement, and what only this model's gradients tell.
+  core::World world() const;
 
   nn::Module& module() const;
   const ProcessGroup& group() const;
@@ -106,7 +105,7 @@ class DistributedDataParallel : public core::Stateful {
   struct Impl;
 
  private:
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace cairn::parallel

@@ -92,7 +92,8 @@ class ProcessGroup {
   double all_reduce_sum(double value, std::string_view name = "") const;
   /// Every rank's value (bytes, at most a few megabytes), in rank order.
   std::vector<std::string> exchange(const std::string& value, std::string_view name = "") const;
-  core::World world() const;  // what amp::Options::world and TrainingState ask for
+  /// For jobs without a DistributedDataParallel, whose world() knows of its gradients too.
+  core::World world() const;
 
   /// Breaks the group for every rank: this rank cannot go on, and the others shall know why instead
   /// of waiting for it.

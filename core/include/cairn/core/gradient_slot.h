@@ -1,0 +1,167 @@
+// GradientSlot: a parameter's gradient: where it lies, what it holds, and who may touch it when.
+//
+//   empty    nothing has been written since the last step (memory is never zeroed).
+//   writing  a backward (a run) has begun that may write it, and has not ended.
+//   local    it holds this rank's gradient, of one run or the sum of several.
+//   reduced  it holds the average over the ranks of its reducer.
+//   broken   a run threw after it had added to a gradient that was there: what it holds is neither the
+//            old gradient nor the new one. Nothing but clear() is allowed.
+//
+// A run ends or throws as a whole. When it throws, a slot that was empty before is empty again, one that
+// it has not written is as before, and one that it has added to is broken: a step refuses it and says why.
+//
+// Beside its memory a slot may hold a sum: f32, unscaled, into which gradients of runs with different
+// loss scales were moved ("stashed"). A sum with a local part is local as well.
+//
+// Autograd begins, writes and ends slots; the arena places them in its buffers; a data-parallel reducer
+// moves them from local to reduced; optimizers read, stash and clear them. A slot is used by one thread
+// at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cairn/core/tensor_view.h"
+
+namespace cairn::core {
+
+class Tensor;
+class GradientSlot;
+
+/// One outermost backward of this process, from 1; 0: none.
+using RunId = std::uint64_t;
+
+/// Who multiplied a loss before its backward, and by what: its gradients stay multiplied until a step.
+struct GradientScale {
+  std::uint64_t scaler = 0;  // next_scaler_id(); 0: nobody, the gradient is what it says
+  double factor = 1.0;
+  bool operator==(const GradientScale&) const = default;
+};
+std::uint64_t next_scaler_id();  // another one at each call, from 1
+
+/// The buffers that slots are slices of (optim::GradientArena).
+class GradientMemory {
+ public:
+  virtual ~GradientMemory() = default;
+  /// A run is about to write one of the slots, each time: the memory may lay its slots out anew when it
+  /// sees a run for the first time.
+  virtual void on_run(RunId run) = 0;
+};
+
+/// Brings what slots hold from this rank to all ranks (parallel::DistributedDataParallel).
+class GradientReducer {
+ public:
+  struct Part {
+    TensorView gradient;
+    std::string name;
+  };
+  virtual ~GradientReducer() = default;
+  /// Averages each part over the ranks in place, in the current streams' order. A collective: every
+  /// rank hands in the same parts.
+  virtual void reduce(const std::vector<Part>& parts) = 0;
+};
+
+class GradientSlot {
+ public:
+  enum class State : std::uint8_t { empty, writing, local, reduced, broken };
+
+  GradientSlot();
+  ~GradientSlot();
+  GradientSlot(const GradientSlot&) = delete;
+  GradientSlot& operator=(const GradientSlot&) = delete;
+
+  State state() const { return state_; }
+  /// It holds a gradient that may be read: local, reduced, or written by the run that has begun.
+  bool holds_gradient() const;
+  /// The gradient; undefined unless holds_gradient().
+  Tensor gradient() const;
+  /// Where it lies or will lie; undefined for an empty slot that is not placed.
+  const Tensor& memory() const;
+  /// Of what it holds, or of the sum.
+  const GradientScale& scale() const { return scale_; }
+
+  // ---- Memory
+
+  /// The buffers that the slot belongs to, whether or not it lies in one now.
+  void set_owner(std::weak_ptr<GradientMemory> owner) { owner_ = std::move(owner); }
+  std::shared_ptr<GradientMemory> owner() const { return owner_.lock(); }
+  /// From now on the slot is this memory, shaped like its parameter: an owner's, or a foreign trainer's.
+  /// The caller has copied what it held.
+  void place(Tensor memory);
+  /// Leaves its place: a gradient that it holds becomes a tensor of its own, in the same memory.
+  void displace();
+  bool placed() const { return placed_; }
+
+  // ---- Autograd
+
+  /// A run that may write the slot has begun. Once a run; the same run again does nothing. Throws
+  /// Error for a broken slot, InvalidArgument where an optimizer has a gradient of another scale to step; `name` is the
+  /// parameter's.
+  void begin(RunId run, const GradientScale& scale, const std::string& name);
+  /// The run writes memory() now. Returns true where it has to add to what is there.
+  bool write();
+  /// The first gradient of a slot that is not placed.
+  void adopt(Tensor gradient);
+  /// The same from outside of a run: a local gradient, in place of whatever was there.
+  void set_own(Tensor gradient);
+  void end();                            // the run has ended
+  void abort(const std::string& error);  // the run has thrown
+
+  // ---- Ranks
+
+  void set_reducer(std::weak_ptr<GradientReducer> reducer) { reducer_ = std::move(reducer); }
+  /// Set while the parameter belongs to a group of ranks that reduces its gradients.
+  std::shared_ptr<GradientReducer> reducer() const { return reducer_.lock(); }
+  /// A gradient or a sum is local although there is a reducer.
+  bool needs_reduction() const;
+  void mark_reduced();  // what memory() holds, or will hold when its run ends
+  void mark_sum_reduced();
+
+  // ---- Optimizers
+
+  /// A foreign trainer has written memory().
+  void mark_written(const GradientScale& scale = {});
+  /// The sum's memory, whether or not it holds something; undefined before set_sum().
+  const Tensor& sum() const;
+  void set_sum(
+      Tensor memory);  // f32, shaped like the parameter; what the former one held was copied
+  void release_sum();
+  bool has_sum() const { return summed_; }
+  bool sum_is_local() const { return summed_ && sum_is_local_; }
+  /// What it holds is scaled, as only the one who did so knows.
+  void set_scale(const GradientScale& scale) { scale_ = scale; }
+  /// memory() was moved into the sum: the slot is empty.
+  void mark_stashed();
+  /// No gradient, no sum: whatever was there or is broken is gone. Inside a run: what it writes next
+  /// is the first.
+  void clear();
+  /// Throws Error where the slot is broken, naming the parameter and what threw.
+  void check_whole(const std::string& name) const;
+  /// Makes `optimizer` the one that steps this parameter; false where another, living one does. What a
+  /// parameter of no optimizer holds gives way to a loss of another scale.
+  bool claim(const std::shared_ptr<const void>& optimizer);
+
+ private:
+  bool agrees_with(const GradientScale& scale) const;
+  void forget_scale_if_empty();
+  bool held_before() const { return before_ == State::local || before_ == State::reduced; }
+
+  State state_ = State::empty;
+  State before_ = State::empty;  // the run that is writing
+  RunId run_ = 0;                // that run, or the last one
+  bool written_ = false;         // by the run that is writing
+  bool reduced_in_run_ = false;
+  bool placed_ = false;
+  bool summed_ = false;
+  bool sum_is_local_ = false;
+  GradientScale scale_;
+  std::string error_;  // broken: what threw
+  std::unique_ptr<Tensor> memory_, sum_;
+  std::weak_ptr<GradientMemory> owner_;
+  std::weak_ptr<GradientReducer> reducer_;
+  std::weak_ptr<const void> optimizer_;
+};
+
+}  // namespace cairn::core

@@ -1,0 +1,195 @@
+#include "cairn/core/gradient_slot.h"
+
+#include <atomic>
+#include <utility>
+
+#include "cairn/core/error.h"
+#include "cairn/core/tensor.h"
+
+namespace cairn::core {
+
+std::uint64_t next_scaler_id() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
+}
+
+GradientSlot::GradientSlot()
+    : memory_(std::make_unique<Tensor>()), sum_(std::make_unique<Tensor>()) {}
+GradientSlot::~GradientSlot() = default;
+
+const Tensor& GradientSlot::memory() const {
+  return *memory_;
+}
+const Tensor& GradientSlot::sum() const {
+  return *sum_;
+}
+
+bool GradientSlot::holds_gradient() const {
+  switch (state_) {
+    case State::empty:
+    case State::broken:
+      return false;
+    case State::local:
+    case State::reduced:
+      return true;
+    case State::writing:
+      return written_ || held_before();
+  }
+  return false;
+}
+
+Tensor GradientSlot::gradient() const {
+  return holds_gradient() ? *memory_ : Tensor();
+}
+
+void GradientSlot::place(Tensor memory) {
+  *memory_ = std::move(memory);
+  placed_ = true;
+}
+
+void GradientSlot::displace() {
+  placed_ = false;
+  if (!holds_gradient()) *memory_ = Tensor();
+}
+
+namespace {
+std::string describe(const GradientScale& scale) {
+  return scale.scaler == 0 ? "that nobody scaled" : str("scaled by ", scale.factor);
+}
+}  // namespace
+
+/// Gradients of both may be added up: in memory at one scale, in the sum (which is unscaled) by one
+/// scaler.
+bool GradientSlot::agrees_with(const GradientScale& scale) const {
+  if (holds_gradient()) return scale_ == scale;
+  return !summed_ || scale_.scaler == scale.scaler;
+}
+
+void GradientSlot::begin(RunId run, const GradientScale& scale, const std::string& name) {
+  if (state_ == State::writing && run_ == run) return;
+  if (state_ == State::broken && optimizer_.expired()) clear();  // nobody would have stepped it
+  check_whole(name);
+  if (const auto memory = owner_.lock()) memory->on_run(run);
+  if (!agrees_with(scale)) {
+    CAIRN_CHECK(
+        optimizer_.expired(), "backward", "expected gradients ", describe(scale_), " in '", name,
+        "', got a loss ", describe(scale),
+        " (precision.backward() for every loss of a step; or step, or clear_grad(), first)");
+    clear();
+  }
+  before_ = state_;
+  state_ = State::writing;
+  run_ = run;
+  written_ = reduced_in_run_ = false;
+  scale_ = scale;
+}
+
+bool GradientSlot::write() {
+  CAIRN_CHECK(state_ == State::writing, "gradient",
+              "expected a slot that a backward has begun, got a write outside of one");
+  return std::exchange(written_, true) || held_before();
+}
+
+void GradientSlot::adopt(Tensor gradient) {
+  write();
+  *memory_ = std::move(gradient);
+}
+
+void GradientSlot::set_own(Tensor gradient) {
+  clear();
+  *memory_ = std::move(gradient);
+  if (state_ == State::writing) {
+    before_ = State::local;
+  } else {
+    state_ = State::local;
+  }
+}
+
+void GradientSlot::end() {
+  if (state_ != State::writing) return;
+  if (!written_) {
+    state_ = reduced_in_run_ ? State::reduced : before_;
+  } else {
+    state_ = reduced_in_run_ ? State::reduced : State::local;
+  }
+  forget_scale_if_empty();
+}
+
+void GradientSlot::abort(const std::string& error) {
+  if (state_ != State::writing) return;
+  const bool changed = written_ || reduced_in_run_;
+  state_ = changed && held_before() ? State::broken : before_;
+  if (state_ == State::broken) error_ = error;
+  if (state_ != State::empty) return;
+  if (!placed_) *memory_ = Tensor();
+  forget_scale_if_empty();
+}
+
+void GradientSlot::forget_scale_if_empty() {
+  if (state_ != State::empty) return;
+  scale_ = {summed_ ? scale_.scaler : 0, 1.0};
+}
+
+bool GradientSlot::needs_reduction() const {
+  return (state_ == State::local || sum_is_local()) && !reducer_.expired();
+}
+
+void GradientSlot::mark_reduced() {
+  reduced_in_run_ = state_ == State::writing;
+  if (state_ == State::local) state_ = State::reduced;
+}
+
+void GradientSlot::mark_sum_reduced() {
+  sum_is_local_ = false;
+}
+
+void GradientSlot::mark_written(const GradientScale& scale) {
+  state_ = State::local;
+  scale_ = scale;
+}
+
+void GradientSlot::set_sum(Tensor memory) {
+  *sum_ = std::move(memory);
+}
+
+void GradientSlot::release_sum() {
+  *sum_ = Tensor();
+  summed_ = sum_is_local_ = false;
+}
+
+void GradientSlot::mark_stashed() {
+  sum_is_local_ = sum_is_local() || state_ == State::local;
+  summed_ = true;
+  state_ = State::empty;
+  scale_.factor = 1.0;
+  if (!placed_) *memory_ = Tensor();
+}
+
+void GradientSlot::clear() {
+  summed_ = sum_is_local_ = false;
+  written_ = reduced_in_run_ = false;
+  if (!placed_) *memory_ = Tensor();
+  if (state_ == State::writing) {
+    before_ = State::empty;
+    return;
+  }
+  state_ = State::empty;
+  scale_ = {};
+  error_.clear();
+}
+
+void GradientSlot::check_whole(const std::string& name) const {
+  if (state_ != State::broken) return;
+  fail<Error>("gradient", "expected a whole gradient in '", name,
+              "', got one that a backward had added to when it threw (", error_,
+              "): clear_grad() drops it");
+}
+
+bool GradientSlot::claim(const std::shared_ptr<const void>& optimizer) {
+  const std::shared_ptr<const void> other = optimizer_.lock();
+  if (other && other != optimizer) return false;
+  optimizer_ = optimizer;
+  return true;
+}
+
+}  // namespace cairn::core

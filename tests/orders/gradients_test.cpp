@@ -1,0 +1,327 @@
+// Who owns a gradient: orders of calls that once trained silently wrong.
+#include "support.h"
+
+#include "cairn/checkpointing/training_state.h"
+#include "cairn/optim/accumulation.h"
+
+namespace cairn::orders {
+namespace {
+
+using core::GradientSlot;
+using testing::HasSubstr;
+
+const amp::Options kO2{.opt_level = amp::OptLevel::O2, .scaler = {.init_scale = 1024}};
+
+amp::Options with(amp::Options options, const World& world) {
+  options.world = world;
+  return options;
+}
+
+// Rank r's gradient is r + 1: the average over two ranks is 1.5.
+double own(const parallel::ProcessGroup& group) {
+  return group.rank() + 1.0;
+}
+
+TEST(Gradients, ALayerUnfrozenAfterDdpWasMadeIsReduced) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    model.b().set_requires_grad(false);
+    parallel::DistributedDataParallel ddp(model, group);
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    autograd::backward(ddp(input(own(group))));
+    optimizer.step();
+    model.b().set_requires_grad(true);
+    autograd::backward(ddp(input(own(group))));
+    EXPECT_EQ(model.b().gradient_slot().state(), GradientSlot::State::reduced);
+    optimizer.step();
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.3, 1e-6);
+    EXPECT_NEAR(value(model.b()), 1.1 - 0.15, 1e-6);
+  });
+}
+
+TEST(Gradients, ALayerUnfrozenOnOneRankOnlyIsAnErrorThatNamesIt) {
+  std::string text[2];
+  on_ranks(2, [&](parallel::ProcessGroup& group) {
+    Pair model;
+    model.b().set_requires_grad(false);
+    parallel::DistributedDataParallel ddp(model, group);
+    text[group.rank()] = refusal([&] {
+      autograd::backward(ddp(input(1.0)));
+      if (group.rank() == 1) model.b().set_requires_grad(true);
+      autograd::backward(ddp(input(1.0)));
+      group.barrier("the end");
+    });
+  });
+  for (const std::string& said : text) EXPECT_THAT(said, HasSubstr("rank 1"));
+}
+
+TEST(Gradients, AFrozenParameterTakesNoGradientMemory) {
+  const auto gradient_bytes = [] {
+    return core::memory_stats({}).of(core::MemoryCategory::gradients);
+  };
+  const std::size_t before = gradient_bytes();
+  nn::Sequential base(nn::Linear(512, 512)), adapter(nn::Linear(8, 8));
+  for (NamedTensor& p : base.parameters()) p.tensor.set_requires_grad(false);
+  NamedTensors all = base.parameters();
+  for (const NamedTensor& p : adapter.parameters()) all.push_back({"adapter." + p.name, p.tensor});
+  optim::FusedSGD optimizer(all);
+  EXPECT_LT(gradient_bytes() - before, 1024u);
+}
+
+TEST(Gradients, TwoLossesOfWhichTheFirstIsNotSynchronisedAreReducedByTheStep) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, group);
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    amp::Options options = with(kO2, ddp.world());
+    options.num_losses = 2;
+    amp::Amp precision = amp::initialize(model, optimizer, options);
+    for (const bool last : {false, true}) {
+      const auto guard = ddp.no_sync(!last);
+      precision.backward(ddp(input(own(group))), {.loss_id = 0});
+      precision.backward(ddp(input(own(group))), {.loss_id = 1});
+    }
+    EXPECT_TRUE(precision.step().applied);
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * 4 * 1.5, 1e-6);
+  });
+}
+
+TEST(Gradients, AStepAfterNoSyncAloneReducesFirst) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, group);
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    {
+      const auto guard = ddp.no_sync();
+      autograd::backward(ddp(input(own(group))));
+    }
+    EXPECT_TRUE(optimizer.step().applied);
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.15, 1e-6);
+  });
+}
+
+TEST(Gradients, AnErrorInsideBackwardLeavesThemAsTheyWere) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+  bool broken = true;
+  // The newest operation's backward comes first: b's gradient is written when the one of a throws.
+  const auto loss = [&](double x) {
+    const Tensor of_a =
+        autograd::sum(autograd::mul(autograd::apply(Breaks{&broken}, model.a()), input(x)));
+    const Tensor of_b = autograd::sum(autograd::mul(model.b(), input(x)));
+    return autograd::add(of_a, of_b);
+  };
+  EXPECT_THROW(autograd::backward(loss(7.0)), core::OutOfMemory);
+  EXPECT_FALSE(model.b().grad().defined());
+  EXPECT_EQ(model.b().gradient_slot().memory().to_vector().front(), 7.0);  // written all the same
+  broken = false;
+  autograd::backward(loss(1.0));  // the smaller batch
+  EXPECT_TRUE(optimizer.step().applied);
+  EXPECT_NEAR(value(model.a()), 1.0, 1e-6);
+  EXPECT_NEAR(value(model.b()), 1.0, 1e-6);
+
+  // On top of a gradient that was there nothing can be taken back: the step refuses, and says why.
+  autograd::backward(loss(1.0));
+  broken = true;
+  EXPECT_THROW(autograd::backward(loss(1.0)), core::OutOfMemory);
+  EXPECT_THAT(
+      refusal([&] { optimizer.step(); }),
+      testing::AllOf(HasSubstr("'b'"), HasSubstr("expected memory"), HasSubstr("clear_grad")));
+  EXPECT_NEAR(value(model.b()), 1.0, 1e-6);
+  optimizer.clear_grad();
+  broken = false;
+  autograd::backward(loss(1.0));
+  EXPECT_TRUE(optimizer.step().applied);
+  EXPECT_NEAR(value(model.b()), 0.9, 1e-6);
+}
+
+TEST(Gradients, LoadingAStateEndsWhatIsPending) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+  amp::Options options = kO2;
+  options.num_losses = 2;
+  amp::Amp precision = amp::initialize(model, optimizer, options);
+  checkpointing::TrainingState state(
+      {{"model", model}, {"optimizer", optimizer}, {"amp", precision}});
+  const std::string folder = testing::TempDir() + "cairn-orders-pending";
+  state.save(folder, 1);
+  precision.backward(model(input(4.0)), {.loss_id = 0});
+  precision.backward(model(input(std::numeric_limits<float>::infinity())), {.loss_id = 1});
+  state.resume_latest(folder);
+  EXPECT_FALSE(optimizer.has_gradient());
+  precision.backward(model(input(1.0)), {.loss_id = 0});
+  EXPECT_TRUE(precision.step().applied);
+  EXPECT_NEAR(value(model.a()), 1.0, 1e-6);
+}
+
+TEST(Gradients, TheModuleInPlaceOfDdpAfterAFailedBackwardStillReduces) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, group);
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    bool broken = true;
+    EXPECT_THROW(autograd::backward(autograd::apply(Breaks{&broken}, ddp(input(1.0)))),
+                 core::OutOfMemory);
+    autograd::backward(model(input(own(group))));
+    EXPECT_TRUE(optimizer.step().applied);
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.15, 1e-6);
+  });
+}
+
+TEST(Gradients, OneParameterOfTwoOptimizersIsRefused) {
+  Pair model;
+  optim::FusedSGD first(model.parameters(), {.lr = 0.1}), second(model.parameters(), {.lr = 0.1});
+  autograd::backward(model(input(1.0)));
+  EXPECT_TRUE(first.step().applied);
+  EXPECT_THAT(refusal([&] { second.step(); }), HasSubstr("another optimizer steps too"));
+  EXPECT_THAT(refusal([&] {
+                amp::initialize({&model}, {&first, &second}, kO2);
+              }),
+              HasSubstr("'a'"));
+  {
+    optim::FusedSGD owner(model.parameters(), {.lr = 0.1});
+    EXPECT_THROW(owner.step(), core::InvalidArgument);
+  }
+}
+
+TEST(Gradients, AnotherOptimizerMayTakeOverFromOneThatHasEnded) {
+  Pair model;
+  auto optimizer =
+      std::make_unique<optim::FusedSGD>(model.parameters(), optim::SgdOptions{.lr = 0.1});
+  for (int k = 0; k < 2; ++k) {
+    autograd::backward(model(input(1.0)));
+    EXPECT_TRUE(optimizer->step().applied);
+    optimizer = std::make_unique<optim::FusedSGD>(model.parameters(), optim::SgdOptions{.lr = 0.1});
+  }
+  EXPECT_NEAR(value(model.a()), 0.9, 1e-6);
+}
+
+TEST(Gradients, WhoScaledThemMustStepThem) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+  amp::Amp precision = amp::initialize(model, optimizer, kO2);
+  precision.backward(model(input(1.0)));
+  EXPECT_THAT(refusal([&] { optimizer.step(); }), HasSubstr("precision.step()"));
+  EXPECT_NEAR(precision.unscaled_gradient(model.a()).to_vector().front(), 1.0, 1e-6);
+  EXPECT_TRUE(precision.step().applied);
+  EXPECT_NEAR(value(model.a()), 1.0, 1e-6);
+
+  autograd::backward(model(input(1.0)));
+  EXPECT_THAT(refusal([&] { precision.step(); }), HasSubstr("precision.backward"));
+  EXPECT_NEAR(value(model.a()), 1.0, 1e-6);
+  optimizer.clear_grad();
+
+  autograd::backward(autograd::affine(model(input(1.0)), precision.loss_scale(), 0.0));
+  precision.adopt_gradients(optimizer);
+  EXPECT_TRUE(precision.step().applied);
+  EXPECT_NEAR(value(model.a()), 0.9, 1e-6);
+}
+
+TEST(Gradients, SumsOfManyMicroBatchesLoseNothing) {
+  constexpr int kMicroBatches = 4096;
+  for (const DType half : {DType::f16, DType::bf16}) {
+    Pair model;
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+    amp::Amp precision = amp::initialize(
+        model, optimizer, {.opt_level = amp::OptLevel::O2, .half_dtype = half, .loss_scale = 1.0});
+    for (int k = 0; k < kMicroBatches; ++k) precision.backward(model(input(0.0625)));
+    const double sum = precision.unscaled_gradient(model.a()).to_vector().front();
+    EXPECT_NEAR(sum, kMicroBatches * 0.0625, 1e-3);
+    optimizer.clear_grad();
+  }
+}
+
+TEST(Gradients, ASingleMicroBatchKeepsHalfSlots) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+  amp::Amp precision = amp::initialize(model, optimizer, kO2);
+  for (int step = 0; step < 3; ++step) {
+    precision.backward(model(input(1.0)));
+    EXPECT_EQ(model.a().grad().dtype(), DType::f16);
+    precision.step();
+  }
+  precision.backward(model(input(1.0)));
+  precision.backward(model(input(1.0)));
+  EXPECT_EQ(model.a().grad().dtype(), DType::f32);
+}
+
+TEST(Gradients, AResumedRunSumsLikeTheUnbrokenOne) {
+  const auto train = [](Pair& model, optim::Optimizer& optimizer, amp::Amp& precision, int steps) {
+    for (int step = 0; step < steps; ++step) {
+      for (const double x : {0.3, 1e-4, 0.7}) precision.backward(model(input(x)));
+      EXPECT_TRUE(precision.step().applied);
+    }
+    return std::pair(value(model.a()), optimizer.steps());
+  };
+  const amp::Options options{
+      .opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .loss_scale = 1.0};
+  Pair model, other;
+  optim::FusedAdam optimizer(model.parameters()), others(other.parameters());
+  amp::Amp precision = amp::initialize(model, optimizer, options);
+  amp::Amp other_precision = amp::initialize(other, others, options);
+  train(model, optimizer, precision, 2);
+  other.load_state_dict(model.state_dict());
+  others.load_state_dict(optimizer.state_dict());
+  EXPECT_EQ(train(model, optimizer, precision, 3), train(other, others, other_precision, 3));
+}
+
+TEST(Gradients, AStepWithoutAnyIsNotApplied) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+  optim::Schedule schedule(optimizer, optim::step_decay(1, 0.5));
+  amp::Options options = kO2;
+  options.scaler.growth_interval = 1;
+  amp::Amp precision = amp::initialize(model, optimizer, options);
+  const optim::StepResult result = precision.step();
+  schedule.step(result);
+  EXPECT_FALSE(result.applied);
+  EXPECT_THAT(result.reason, HasSubstr("no parameter has a gradient"));
+  EXPECT_EQ(optimizer.steps(), 0);
+  EXPECT_EQ(optimizer.lr(), 0.1);
+  EXPECT_EQ(precision.loss_scale(), 1024.0);
+  EXPECT_FALSE(optimizer.step().applied);
+}
+
+TEST(Gradients, TheRanksThatReduceMustBeKnownToAmp) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, group);
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    amp::Amp precision = amp::initialize(model, optimizer, kO2);  // forgets .world
+    precision.backward(ddp(input(1.0)));
+    EXPECT_THAT(refusal([&] { precision.step(); }), HasSubstr("ddp.world()"));
+  });
+}
+
+TEST(Gradients, DdpReducesOnlyItsOwnModels) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model, other;
+    NamedTensors all = model.parameters();
+    for (const NamedTensor& p : other.parameters()) all.push_back({"other." + p.name, p.tensor});
+    optim::FusedSGD optimizer(all, {.lr = 0.1});
+    parallel::DistributedDataParallel ddp(model, group);
+    std::size_t parameters = 0;
+    for (const auto& bucket : ddp.buckets()) parameters += bucket.parameters.size();
+    EXPECT_EQ(parameters, 2u);
+    autograd::backward(autograd::add(ddp(input(own(group))), other(input(own(group)))));
+    EXPECT_TRUE(optimizer.step().applied);
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.15, 1e-6);
+    EXPECT_NEAR(value(other.a()), 1.1 - 0.1 * own(group), 1e-6);
+  });
+}
+
+TEST(Gradients, OneLossOfTwoOptimizersThatStepAtDifferentRates) {
+  Pair model;
+  optim::FusedSGD a({{"a", model.a()}}, {.lr = 0.1}), b({{"b", model.b()}}, {.lr = 0.1});
+  amp::Amp precision = amp::initialize({&model}, {&a, &b}, kO2);
+  for (int k = 0; k < 3; ++k) {
+    precision.backward(model(input(1.0)));
+    EXPECT_TRUE(precision.step(a).applied);
+  }
+  EXPECT_TRUE(precision.step(b).applied);
+  EXPECT_NEAR(value(model.a()), 0.8, 1e-6);
+  EXPECT_NEAR(value(model.b()), 0.8, 1e-6);
+}
+
+}  // namespace
+}  // namespace cairn::orders
