@@ -133,7 +133,7 @@ Tensor master_value(const Tensor& weight) {
     return weight.dtype() == DType::f32 ? weight.detach() : copy_beside(weight, weight, DType::f32);
   }
   if (master->storage() == MasterStorage::f32) return master->tensor();
-  const Tensor whole = empty_beside(weight, DType::f32);
+  Tensor whole = empty_beside(weight, DType::f32);
   join_master(weight, master->tensor(), whole);
   return whole;
 }

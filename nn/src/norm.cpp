@@ -25,9 +25,8 @@ BatchNorm::BatchNorm(std::int64_t channels, int dims, const BatchNormOptions& op
 }
 
 Tensor BatchNorm::forward(const Tensor& x) {
-  CAIRN_CHECK(x.dims() == dims_ && x.size(1) == channels(), kind(), "expected x ",
-              dims_ == 2 ? "[N, " : "[N, ", channels(), dims_ == 2 ? "]" : ", H, W]", ", got ",
-              x.shape());
+  CAIRN_CHECK(x.dims() == dims_ && x.size(1) == channels(), kind(), "expected x [N, ", channels(),
+              dims_ == 2 ? "]" : ", H, W]", ", got ", x.shape());
   return autograd::batch_norm(x, weight_, bias_, running_mean_, running_var_,
                               {.training = training(),
                                .eps = options_.eps,

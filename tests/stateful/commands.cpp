@@ -299,9 +299,10 @@ class Backward : public Command {
     }
   }
 
-  static void add_zeros(Parameter& parameter, int ranks) {
+  void add_zeros(Parameter& parameter, int ranks) const {
     parameter.gradient.of_rank.assign(at(ranks), Values(parameter.weight.size(), 0.0));
     parameter.gradient.filled = true;
+    parameter.gradient.plain = !loss_.by_amp;
   }
 
   Loss loss_;
@@ -320,6 +321,8 @@ class TakeStep : public Command {
   bool possible(const Case& now) const override {
     if (step_.optimizer >= static_cast<int>(now.setup.rules.size())) return false;
     if (step_.by_amp && !now.setup.precision) return false;
+    const bool several = now.setup.rules.size() > 1;
+    if (step_.by_amp && several && plain_overflow(now.reference)) return false;
     if (step_.optimizer >= 0) return true;
     for (const Answer skip : now.reference.skips) {
       if (skip == Answer::either) return false;
@@ -406,11 +409,16 @@ class TakeStep : public Command {
     return expected;
   }
 
-  /// An inf of a plain backward in a gradient that amp's losses share: amp may put it down to them.
-  bool mixed_overflow(Reference& reference, unsigned which) const {
-    bool plain = false;
-    reference.each_of(which, [&](Parameter& p) { plain = plain || p.gradient.plain; });
-    return plain && !finite(reference, which);
+  /// An inf of a plain backward: whether amp puts it down to a loss that shares the gradient, and skips
+  /// all optimizers of that loss, is its choice.
+  static bool plain_overflow(const Reference& reference) {
+    for (const Parameter& p : reference.parameters) {
+      if (!p.gradient.plain || !p.gradient.exists()) continue;
+      for (const double g : p.gradient.mean()) {
+        if (!std::isfinite(g)) return true;
+      }
+    }
+    return false;
   }
 
   bool finite(Reference& reference, unsigned which) const {
@@ -425,9 +433,6 @@ class TakeStep : public Command {
     const std::vector<Scale> before = reference.scales;
     if (step_.by_amp) skips = reference.judge(which, known);
     bool all = true, some_empty = false;
-    if (step_.by_amp && mixed_overflow(reference, which)) {
-      for (Answer& skip : skips) skip = skip == Answer::no ? Answer::either : skip;
-    }
     for (int o = 0; o < static_cast<int>(now.setup.rules.size()); ++o) {
       if ((which & bit(o)) == 0) continue;
       if (!reference.any_gradient(bit(o))) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -68,15 +69,21 @@ void narrow(T x, T& y) {
 }
 
 template <class A>
+bool is_nan(A x) {
+  if constexpr (std::is_floating_point_v<A>) return std::isnan(x);
+  return false;
+}
+
+template <class A>
 A fold(ReduceOp op, A acc, A x) {
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::average:
       return static_cast<A>(acc + x);
     case ReduceOp::max:
-      return x > acc || x != x ? x : acc;
+      return x > acc || is_nan(x) ? x : acc;
     case ReduceOp::min:
-      return x < acc || x != x ? x : acc;
+      return x < acc || is_nan(x) ? x : acc;
   }
   return acc;
 }

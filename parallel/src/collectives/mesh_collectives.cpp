@@ -153,7 +153,7 @@ void MeshCollectives::all_reduce(const TensorView& x, ReduceOp op) {
   Gathering next = gather_parts(segments.front());
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const Segment& segment = segments[i];
-    const Gathering parts = std::move(next);
+    const Gathering parts = std::move(next);  // NOLINT(bugprone-use-after-move): set anew below
     parts.transfer->wait();
     if (i + 1 < segments.size()) next = gather_parts(segments[i + 1]);
     combine(op, x.dtype, parts.blocks, segment.at(rank), segment.bytes(rank) / segment.item);

@@ -66,8 +66,7 @@ ProcessGroup::Impl::Impl(const JobEnvironment& job, const GroupOptions& options)
     : job_(job), options_(options) {}
 
 void ProcessGroup::Impl::join(const std::function<std::unique_ptr<Coordinator>(OnFailure)>& make) {
-  coordinator_ =
-      make([this, failure = failure_](const std::string& reason) { failure->set(reason); });
+  coordinator_ = make([failure = failure_](const std::string& reason) { failure->set(reason); });
 }
 
 ProcessGroup::Impl::~Impl() {
