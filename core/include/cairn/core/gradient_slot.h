@@ -97,8 +97,8 @@ class GradientSlot {
   // ---- Autograd
 
   /// A run that may write the slot has begun. Once a run; the same run again does nothing. Throws
-  /// Error for a broken slot, InvalidArgument where an optimizer has a gradient of another scale to step; `name` is the
-  /// parameter's.
+  /// Error for a broken slot, InvalidArgument where an optimizer has a gradient of another scale to
+  /// step; `name` is the parameter's.
   void begin(RunId run, const GradientScale& scale, const std::string& name);
   /// The run writes memory() now. Returns true where it has to add to what is there.
   bool write();
@@ -125,8 +125,8 @@ class GradientSlot {
   void mark_written(const GradientScale& scale = {});
   /// The sum's memory, whether or not it holds something; undefined before set_sum().
   const Tensor& sum() const;
-  void set_sum(
-      Tensor memory);  // f32, shaped like the parameter; what the former one held was copied
+  /// f32, shaped like the parameter; the caller has copied what the former one held.
+  void set_sum(Tensor memory);
   void release_sum();
   bool has_sum() const { return summed_; }
   bool sum_is_local() const { return summed_ && sum_is_local_; }
