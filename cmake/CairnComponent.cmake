@@ -19,6 +19,9 @@ function(cairn_component name)
       if(feature STREQUAL cuda)
         file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS src/cuda/*.cu)
         list(APPEND sources ${device_sources})
+        if(CAIRN_CUDA STREQUAL "SIMULATED")
+          cairn_simulate_kernels(${device_sources})
+        endif()
       endif()
     else()
       list(FILTER sources EXCLUDE REGEX "/${feature}/")
@@ -38,10 +41,19 @@ function(cairn_component name)
     target_link_libraries(cairn_${name} PRIVATE OpenMP::OpenMP_CXX)
   endif()
   if(CAIRN_HAS_CUDA)
-    target_link_libraries(cairn_${name} PRIVATE CUDA::cudart)
+    target_link_libraries(cairn_${name} PRIVATE ${CAIRN_CUDA_RUNTIME})
     target_compile_options(cairn_${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
   endif()
   if(CAIRN_INSTALL)
     install(TARGETS cairn_${name} EXPORT cairnTargets FILE_SET HEADERS)
   endif()
+endfunction()
+
+# Kernels for the simulated GPU are plain C++ that asks before every access to memory (tests/gpu/sim/kernels.cpp answers). Vectorising and
+# merging would change how wide an access is.
+function(cairn_simulate_kernels)
+  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
+    COMPILE_DEFINITIONS CAIRN_SIMT_EMULATOR
+    INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/tests
+    COMPILE_OPTIONS "-x;c++;-fsanitize=kernel-address;--param=asan-instrumentation-with-call-threshold=0;--param=asan-stack=0;--param=asan-globals=0;-fno-tree-vectorize;-fno-store-merging")
 endfunction()

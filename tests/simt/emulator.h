@@ -19,9 +19,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <source_location>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 struct dim3 {
@@ -55,6 +57,14 @@ struct Launch {
   dim3 grid;
   dim3 block;
   std::size_t shared_bytes = 0;
+  void* stream = nullptr;
+};
+
+/// A kernel with its own copy of the parameters, as a GPU gets them.
+struct Kernel {
+  std::shared_ptr<const void> parameters;
+  std::size_t bytes = 0;
+  void (*call)(const void* parameters) = nullptr;
 };
 
 inline constexpr unsigned kWarpSize = 32;
@@ -73,10 +83,20 @@ inline std::uint64_t& launch_count() {
 
 namespace cairn::simt {
 
+/// Where launches go. The emulator runs them at once (launch_at_once.cpp), a simulated GPU in
+/// stream order.
+void submit(const Launch& shape, Kernel kernel);
+
 /// Runs kernel(args...) for every thread of the grid.
 template <class... Parameters, class... Args>
 void launch(const Launch& shape, void (*kernel)(Parameters...), Args&&... args) {
-  Machine::current().run(shape, [&] { kernel(static_cast<Parameters>(args)...); });
+  using Call = std::pair<void (*)(Parameters...), std::tuple<Parameters...>>;
+  const auto call = std::make_shared<const Call>(
+      kernel, std::tuple<Parameters...>(static_cast<Parameters>(args)...));
+  submit(shape, {call, sizeof(Call), [](const void* parameters) {
+                   const auto& [function, values] = *static_cast<const Call*>(parameters);
+                   std::apply(function, values);
+                 }});
 }
 
 }  // namespace cairn::simt

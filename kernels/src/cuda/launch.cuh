@@ -43,7 +43,7 @@ void launch(const Queue& queue, const Grid& grid, void (*kernel)(Parameters...),
       static_cast<Parameters>(args)...);
 #else
   simt::launch({dim3(static_cast<unsigned>(grid.blocks)), dim3(static_cast<unsigned>(grid.threads)),
-                grid.shared_bytes},
+                grid.shared_bytes, queue.stream()},
                kernel, std::forward<Args>(args)...);
 #endif
   queue.check_launch();

@@ -57,6 +57,9 @@ struct Work {
   std::function<bool()> ready = {};
 };
 
+/// A kernel's launch: what <<<>>> does.
+void launch(const Call& call, void* stream, std::function<void()> kernel);
+
 /// Queues work on a stream, in the order of the calling thread; the name gets the operation's
 /// (NVTX range) appended.
 void enqueue(Stream& stream, Work work);
@@ -80,6 +83,10 @@ std::size_t bytes_left(const void* data);
 
 /// Lets another thread in while the caller, who holds a Call, waits; for at most a millisecond.
 void wait_a_little();
+
+/// Whether the calling thread runs work now, and which.
+bool inside_work();
+const std::string& running_name();
 
 /// Counts a point at which the host waits for a device.
 void count_wait(const char* call);
