@@ -55,5 +55,5 @@ function(cairn_simulate_kernels)
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
     COMPILE_DEFINITIONS CAIRN_SIMT_EMULATOR
     INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/tests
-    COMPILE_OPTIONS "-x;c++;-fsanitize=kernel-address;--param=asan-instrumentation-with-call-threshold=0;--param=asan-stack=0;--param=asan-globals=0;-fno-tree-vectorize;-fno-store-merging")
+    COMPILE_OPTIONS "-x;c++;-fsanitize=kernel-address;--param=asan-instrumentation-with-call-threshold=0;--param=asan-stack=0;--param=asan-globals=0;-fno-tree-vectorize;-fno-store-merging;-fsanitize=alignment;-fsanitize-recover=alignment")
 endfunction()

@@ -29,14 +29,14 @@ void log_failure(cudaError_t status, const char* call) noexcept {
   }
 }
 
-// Null where memory is short, which the caller answers; anything else is an error.
-void* pointer_or_null(cudaError_t status, void* data, const char* call) {
+// False where memory is short, which the caller answers; anything else is an error.
+bool has_memory(cudaError_t status, const char* call) {
   if (status == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    return nullptr;
+    return false;
   }
   check(status, call);
-  return data;
+  return true;
 }
 
 cudaStream_t stream_of(void* stream) {
@@ -76,7 +76,7 @@ void set_device(int index) {
 void* allocate(int device, std::size_t bytes) {
   const DeviceGuard guard({DeviceType::cuda, device});
   void* data = nullptr;
-  return pointer_or_null(cudaMalloc(&data, bytes), data, "cudaMalloc");
+  return has_memory(cudaMalloc(&data, bytes), "cudaMalloc") ? data : nullptr;
 }
 
 void release(int, void* data) noexcept {
@@ -85,7 +85,8 @@ void release(int, void* data) noexcept {
 
 void* allocate_pinned(std::size_t bytes) {
   void* data = nullptr;
-  return pointer_or_null(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), data, "cudaHostAlloc");
+  const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
+  return has_memory(status, "cudaHostAlloc") ? data : nullptr;
 }
 
 void release_pinned(void* data) noexcept {

@@ -1,7 +1,7 @@
 // Kernels of the simulated GPUs: launches of the emulator queue here, and every access that a
 // kernel's instructions make to memory is checked. The .cu files are compiled with
-// -fsanitize=kernel-address and calls for every check, which end here; the machine's own code and
-// the emulator are not.
+// -fsanitize=kernel-address,alignment and calls for every check, which end here; the machine's own
+// code and the emulator are not.
 #include <link.h>
 
 #include "gpu/sim/scheduler.h"
@@ -63,9 +63,6 @@ void check(const void* address, std::size_t bytes, bool write) {
   Memory& memory = Machine::get().memory;
   const auto* const data = static_cast<const char*>(address);
   if (memory.is_device(data)) {
-    if (bytes <= 16 && reinterpret_cast<std::uintptr_t>(data) % bytes != 0) {
-      report("misaligned", std::to_string(bytes) + " bytes at " + memory.describe(data));
-    }
     return memory.access(data, bytes, write);
   }
   if (is_stack(data) || is_parameter(data, bytes)) return;
@@ -116,3 +113,21 @@ extern "C" void __asan_storeN_noabort(const void* address, std::size_t bytes) {
   cairn::gpusim::check(address, bytes, true);
 }
 extern "C" void __asan_handle_no_return() {}
+
+// The part of the sanitizers' interface that tells of a misaligned pack.
+struct SourceLocation {
+  const char* file;
+  std::uint32_t line, column;
+};
+struct TypeMismatch {
+  SourceLocation location;
+  const void* type;
+  unsigned char log_alignment, kind;
+};
+extern "C" void __ubsan_handle_type_mismatch_v1(const TypeMismatch* mismatch, const void* address) {
+  using namespace cairn::gpusim;
+  report("misaligned", std::string(mismatch->location.file) + ":" +
+                           std::to_string(mismatch->location.line) + " needs " +
+                           std::to_string(1u << mismatch->log_alignment) + " bytes, got " +
+                           Machine::get().memory.describe(address));
+}

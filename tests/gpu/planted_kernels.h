@@ -1,0 +1,14 @@
+// Kernels with planted faults, and clean ones.
+#pragma once
+
+#include <cstdint>
+
+namespace cairn::test {
+
+void launch_fill(void* stream, float* data, int count, float value);
+void launch_add(void* stream, const float* x, float* y, int count);  // y += x
+void launch_copy_16_bytes(void* stream, const float* x, float* y);
+void launch_shared_overrun(void* stream, float* y);
+void launch_divergent_barrier(void* stream);
+
+}  // namespace cairn::test

@@ -1,0 +1,705 @@
+// cuBLASLt: products computed in double when their work runs, and the documented rules checked when
+// they are called. What the library answers with a status is answered so (the descriptors' part was
+// compared with the real one, which makes them without a GPU); what it leaves undefined is reported.
+//
+// Faults of its own: a heuristic that is injected -1 succeeds with no algorithm.
+#include <cublasLt.h>
+
+#include <cmath>
+#include <optional>
+
+#include "gpu/sim/elements.h"
+#include "gpu/sim/machine.h"
+#include "gpu/sim/vendor_object.h"
+
+struct cublasLtContext {
+  int device = 0;
+};
+
+namespace cairn::gpusim {
+namespace {
+
+constexpr const char* kContract = "cublasLt contract";
+constexpr std::uint64_t kWorkspaceAlignment = 256;  // cublasLtMatmul: "Must be 256B aligned"
+
+struct Layout : cublasLtMatrixLayoutOpaque_t {
+  std::uint32_t type = 0;
+  std::int32_t order = CUBLASLT_ORDER_COL;
+  std::uint64_t rows = 0, columns = 0;
+  std::int64_t ld = 0;
+  std::int32_t batch = 1;
+  std::int64_t batch_stride = 0;
+};
+
+struct Operation : cublasLtMatmulDescOpaque_t {
+  std::int32_t compute = 0, scale = 0;
+  std::int32_t pointer_mode = CUBLASLT_POINTER_MODE_HOST;
+  std::int32_t transposes[2] = {CUBLAS_OP_N, CUBLAS_OP_N};
+  std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  std::int64_t bias_stride = 0;
+  std::int32_t bias_type = -1;  // as D
+};
+
+struct Preference : cublasLtMatmulPreferenceOpaque_t {
+  std::uint64_t workspace = 0;
+  std::uint32_t alignments[4] = {256, 256, 256, 256};  // of A, B, C and D
+};
+
+/// All live objects of the library.
+struct Library {
+  Objects<cublasLtContext> handles{"cublasLt handle"};
+  Objects<Layout> layouts{"matrix layout"};
+  Objects<Operation> operations{"matmul descriptor"};
+  Objects<Preference> preferences{"matmul preference"};
+  std::map<std::string, std::uint64_t> problems;  // that algorithms were chosen for
+};
+
+Library& library() {
+  static auto& all = *new Library;
+  return all;
+}
+
+struct Attribute {
+  void* value = nullptr;
+  std::size_t size = 0;
+};
+
+template <class T>
+Attribute attribute(T& value) {
+  return {&value, sizeof(value)};
+}
+
+[[noreturn]] void not_simulated(const char* what, int number) {
+  report("not simulated", std::string(what) + " " + std::to_string(number));
+}
+
+Attribute find(Layout& layout, cublasLtMatrixLayoutAttribute_t which) {
+  switch (which) {
+    case CUBLASLT_MATRIX_LAYOUT_TYPE:
+      return attribute(layout.type);
+    case CUBLASLT_MATRIX_LAYOUT_ORDER:
+      return attribute(layout.order);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS:
+      return attribute(layout.rows);
+    case CUBLASLT_MATRIX_LAYOUT_COLS:
+      return attribute(layout.columns);
+    case CUBLASLT_MATRIX_LAYOUT_LD:
+      return attribute(layout.ld);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+      return attribute(layout.batch);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+      return attribute(layout.batch_stride);
+    default:
+      not_simulated("matrix layout attribute", which);
+  }
+}
+
+Attribute find(Operation& operation, cublasLtMatmulDescAttributes_t which) {
+  switch (which) {
+    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
+      return attribute(operation.compute);
+    case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
+      return attribute(operation.scale);
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+      return attribute(operation.pointer_mode);
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return attribute(operation.transposes[0]);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return attribute(operation.transposes[1]);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return attribute(operation.epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return attribute(operation.bias);
+    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE:
+      return attribute(operation.bias_stride);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      return attribute(operation.bias_type);
+    default:
+      not_simulated("matmul descriptor attribute", which);
+  }
+}
+
+Attribute find(Preference& preference, cublasLtMatmulPreferenceAttributes_t which) {
+  switch (which) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+      return attribute(preference.workspace);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+      return attribute(preference.alignments[0]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+      return attribute(preference.alignments[1]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+      return attribute(preference.alignments[2]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+      return attribute(preference.alignments[3]);
+    default:
+      not_simulated("matmul preference attribute", which);
+  }
+}
+
+cublasStatus_t set(Attribute to, const void* from, std::size_t bytes) {
+  if (from == nullptr || bytes != to.size) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(to.value, from, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+/// With no room at all the answer is the size alone.
+cublasStatus_t get(Attribute from, void* to, std::size_t bytes, std::size_t* written) {
+  if (written != nullptr) *written = from.size;
+  if (bytes == 0) return written != nullptr ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+  if (to == nullptr || bytes < from.size) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(to, from.value, from.size);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+/// Creates an object, or answers as the library does.
+template <class T, class Handle, class Init>
+cublasStatus_t create(const char* name, Objects<T>& objects, Handle* out, Init init) {
+  const Call call(name);
+  if (call.injected() != 0) return static_cast<cublasStatus_t>(call.injected());
+  if (out == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  T* const made = objects.make();
+  init(*made);
+  *out = made;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class T>
+cublasStatus_t destroy(const char* name, Objects<T>& objects, const void* object) {
+  const Call call(name);
+  if (call.injected() != 0) return static_cast<cublasStatus_t>(call.injected());
+  if (object != nullptr) objects.destroy(object, call);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class T, class Which>
+cublasStatus_t set_attribute(const char* name, Objects<T>& objects, const void* object, Which which,
+                             const void* from, std::size_t bytes) {
+  const Call call(name);
+  if (call.injected() != 0) return static_cast<cublasStatus_t>(call.injected());
+  if (object == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  return set(find(objects.at(object, call), which), from, bytes);
+}
+
+template <class T, class Which>
+cublasStatus_t get_attribute(const char* name, Objects<T>& objects, const void* object, Which which,
+                             void* to, std::size_t bytes, std::size_t* written) {
+  const Call call(name);
+  if (call.injected() != 0) return static_cast<cublasStatus_t>(call.injected());
+  if (object == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  return get(find(objects.at(object, call), which), to, bytes, written);
+}
+
+std::optional<Element> element_of(std::uint32_t type) {
+  switch (type) {
+    case CUDA_R_16F:
+      return Element::f16;
+    case CUDA_R_16BF:
+      return Element::bf16;
+    case CUDA_R_32F:
+      return Element::f32;
+    case CUDA_R_64F:
+      return Element::f64;
+    default:
+      return {};
+  }
+}
+
+/// A product as the descriptors tell it.
+struct Problem {
+  Operation operation;
+  Layout a, b, c, d;
+
+  bool transposed(int operand) const { return operation.transposes[operand] != CUBLAS_OP_N; }
+  bool wide() const { return operation.scale == CUDA_R_64F; }
+  bool has_bias() const { return (operation.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
+  std::uint64_t m() const { return d.rows; }
+  std::uint64_t n() const { return d.columns; }
+  std::uint64_t k() const { return transposed(0) ? a.rows : a.columns; }
+  Element bias_element() const {
+    const auto type = static_cast<std::uint32_t>(operation.bias_type);
+    return *element_of(operation.bias_type < 0 ? d.type : type);
+  }
+};
+
+void describe(std::string& text, const char* name, const Layout& layout) {
+  for (const std::int64_t value :
+       {std::int64_t{layout.type}, static_cast<std::int64_t>(layout.rows),
+        static_cast<std::int64_t>(layout.columns), layout.ld, std::int64_t{layout.batch},
+        layout.batch_stride}) {
+    text += (name != nullptr ? std::string(" ") + name + " " : std::string("/")) +
+            std::to_string(value);
+    name = nullptr;
+  }
+}
+
+/// All that an algorithm is chosen for, pointers aside.
+std::string describe(const Problem& problem) {
+  const Operation& op = problem.operation;
+  std::string text = "compute " + std::to_string(op.compute) + ", scale " +
+                     std::to_string(op.scale) + ", transposes " + std::to_string(op.transposes[0]) +
+                     std::to_string(op.transposes[1]) + ", epilogue " +
+                     std::to_string(op.epilogue) + ", bias type " + std::to_string(op.bias_type) +
+                     "; type/rows/columns/ld/batch/stride:";
+  describe(text, "A", problem.a);
+  describe(text, "B", problem.b);
+  describe(text, "C", problem.c);
+  describe(text, "D", problem.d);
+  return text;
+}
+
+bool fits(const Layout& layout) {
+  const bool apart = layout.ld >= static_cast<std::int64_t>(layout.rows);
+  return layout.order == CUBLASLT_ORDER_COL && layout.rows > 0 && layout.columns > 0 && apart &&
+         layout.batch > 0;
+}
+
+/// The sizes fit one another; else the library answers INVALID_VALUE.
+bool is_consistent(const Problem& p) {
+  const std::uint64_t b_rows = p.transposed(1) ? p.b.columns : p.b.rows;
+  const std::uint64_t b_columns = p.transposed(1) ? p.b.rows : p.b.columns;
+  const std::uint64_t a_rows = p.transposed(0) ? p.a.columns : p.a.rows;
+  const bool shapes = fits(p.a) && fits(p.b) && fits(p.c) && fits(p.d) && p.k() == b_rows &&
+                      a_rows == p.m() && b_columns == p.n() && p.c.rows == p.m() &&
+                      p.c.columns == p.n();
+  const bool batches = p.a.batch == p.d.batch && p.b.batch == p.d.batch && p.c.batch == p.d.batch;
+  return shapes && batches && p.c.type == p.d.type;
+}
+
+/// Rows of the tables in cublasLtMatmul's documentation: A and B, and C and D, of one type each.
+bool has_supported_types(const Problem& p) {
+  const Operation& op = p.operation;
+  if (p.a.type != p.b.type) return false;
+  if (op.compute == CUBLAS_COMPUTE_64F || op.compute == CUBLAS_COMPUTE_64F_PEDANTIC) {
+    return op.scale == CUDA_R_64F && p.a.type == CUDA_R_64F && p.d.type == CUDA_R_64F &&
+           op.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+  }
+  if (op.compute != CUBLAS_COMPUTE_32F && op.compute != CUBLAS_COMPUTE_32F_PEDANTIC) return false;
+  if (op.scale != CUDA_R_32F) return false;
+  if (p.a.type == CUDA_R_32F) return p.d.type == CUDA_R_32F;
+  const bool half = p.a.type == CUDA_R_16F || p.a.type == CUDA_R_16BF;
+  return half && (p.d.type == p.a.type || p.d.type == CUDA_R_32F);
+}
+
+bool has_supported_epilogue(const Problem& p) {
+  switch (p.operation.epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+    case CUBLASLT_EPILOGUE_RELU:
+    case CUBLASLT_EPILOGUE_GELU:
+      return true;
+    case CUBLASLT_EPILOGUE_BIAS:
+    case CUBLASLT_EPILOGUE_RELU_BIAS:
+    case CUBLASLT_EPILOGUE_GELU_BIAS:
+      return p.operation.bias_type < 0 ||
+             static_cast<std::uint32_t>(p.operation.bias_type) == p.d.type;
+    default:
+      return false;
+  }
+}
+
+bool is_small(const Layout& layout) {
+  return layout.rows <= INT32_MAX && layout.columns <= INT32_MAX;
+}
+
+cublasStatus_t check(const Problem& p) {
+  if (!is_consistent(p)) return CUBLAS_STATUS_INVALID_VALUE;
+  const bool small = is_small(p.a) && is_small(p.b) && is_small(p.d);
+  const bool host_scalars = p.operation.pointer_mode == CUBLASLT_POINTER_MODE_HOST;
+  if (!small || !host_scalars || !has_supported_types(p) || !has_supported_epilogue(p))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+/// What lies in a cublasLtMatmulAlgo_t; it may be copied and kept.
+struct Algorithm {
+  std::uint64_t made_here = 0;
+  std::uint64_t problem = 0;  // its number in Library::problems
+  std::uint64_t workspace = 0;
+  std::uint32_t alignments[5] = {};  // of A, B, C, D and the bias
+  std::int32_t device = 0;
+};
+constexpr std::uint64_t kMadeHere = 0x43756c744c734742;
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
+
+/// Shapes with an odd size want workspace first and can do without; the others the other way
+/// around.
+std::vector<std::uint64_t> workspaces(const Problem& p) {
+  const std::uint64_t some = 65536 + 16 * (p.m() % 97 + p.n() % 89) + p.k() % 13;
+  const bool odd = ((p.m() | p.n() | p.k()) & 1) != 0;
+  if (odd) return {some, 0, 2 * some};
+  return {0, some, 2 * some};
+}
+
+cublasLtMatmulHeuristicResult_t result_of(const Algorithm& algorithm) {
+  cublasLtMatmulHeuristicResult_t result{};
+  std::memcpy(&result.algo, &algorithm, sizeof(algorithm));
+  result.workspaceSize = algorithm.workspace;
+  result.state = CUBLAS_STATUS_SUCCESS;
+  result.wavesCount = 1.0f;
+  return result;
+}
+
+int choose(const Problem& problem, const Preference& preference, int device, int most,
+           cublasLtMatmulHeuristicResult_t* results) {
+  Algorithm algorithm;
+  algorithm.made_here = kMadeHere;
+  auto& problems = library().problems;
+  algorithm.problem = problems.emplace(describe(problem), problems.size()).first->second;
+  std::copy(std::begin(preference.alignments), std::end(preference.alignments),
+            algorithm.alignments);
+  algorithm.alignments[4] = static_cast<std::uint32_t>(alignment_of(problem.operation.bias));
+  algorithm.device = device;
+  int count = 0;
+  for (const std::uint64_t workspace : workspaces(problem)) {
+    if (count == most || workspace > preference.workspace) continue;
+    algorithm.workspace = workspace;
+    results[count++] = result_of(algorithm);
+  }
+  return count;
+}
+
+/// The pointers of one call.
+struct Pointers {
+  const void *a, *b, *c;
+  void* d;
+  const void* bias;
+};
+
+void check_algorithm(const Call& call, const Algorithm& algorithm, const Problem& problem,
+                     int device) {
+  const std::string name = call.name();
+  if (algorithm.made_here != kMadeHere)
+    report(kContract, name + ": expected an algorithm from the heuristic, got other bytes");
+  if (algorithm.device != device) {
+    report(kContract, name + ": expected an algorithm chosen for device " + std::to_string(device) +
+                          ", got one for " + std::to_string(algorithm.device));
+  }
+  const std::string now = describe(problem);
+  for (const auto& [chosen, number] : library().problems) {
+    if (number != algorithm.problem || chosen == now) continue;
+    report(kContract, name + ": expected the algorithm for what it was chosen for (" + chosen +
+                          "), got " + now);
+  }
+}
+
+void check_alignments(const Call& call, const Algorithm& algorithm, const Problem& problem,
+                      const Pointers& pointers) {
+  const void* const data[] = {pointers.a, pointers.b, pointers.c, pointers.d, pointers.bias};
+  const char* const names[] = {"A", "B", "C", "D", "the bias"};
+  for (int i = 0; i < (problem.has_bias() ? 5 : 4); ++i) {
+    if (alignment_of(data[i]) >= algorithm.alignments[i]) continue;
+    report(kContract, std::string(call.name()) + ": expected " + names[i] + " aligned to " +
+                          std::to_string(algorithm.alignments[i]) +
+                          " bytes, as it was when the algorithm was chosen, got " +
+                          std::to_string(alignment_of(data[i])));
+  }
+}
+
+void check_result(const Call& call, const Problem& problem) {
+  if (problem.d.batch == 1 || problem.d.batch_stride != 0) return;
+  report(kContract, std::string(call.name()) +
+                        ": expected the batch's results apart, got a batch stride of 0 for D");
+}
+
+/// A column-major matrix without gaps.
+struct Matrix {
+  std::size_t rows, columns;
+  std::vector<double> values;
+
+  double& at(std::size_t row, std::size_t column) { return values[column * rows + row]; }
+  double at(std::size_t row, std::size_t column) const { return values[column * rows + row]; }
+};
+
+const char* address(const void* data, const Layout& layout, std::int64_t matrix) {
+  const auto size = static_cast<std::int64_t>(size_of(*element_of(layout.type)));
+  return static_cast<const char*>(data) + matrix * layout.batch_stride * size;
+}
+
+/// Calls each(column's number, address, columns at once): whole where columns have no gaps, so that
+/// only what is used is named.
+template <class Each>
+void for_columns(const Layout& layout, const char* data, Each each) {
+  const std::size_t size = size_of(*element_of(layout.type));
+  const auto ld = static_cast<std::size_t>(layout.ld);
+  if (ld == layout.rows) return each(std::size_t{0}, data, layout.columns);
+  for (std::size_t column = 0; column < layout.columns; ++column)
+    each(column, data + column * ld * size, std::size_t{1});
+}
+
+Matrix load_matrix(const Layout& layout, const void* data, std::int64_t number) {
+  Matrix matrix{layout.rows, layout.columns, {}};
+  matrix.values.resize(matrix.rows * matrix.columns);
+  const Element element = *element_of(layout.type);
+  const std::size_t size = size_of(element);
+  for_columns(layout, address(data, layout, number),
+              [&](std::size_t first, const char* from, std::size_t columns) {
+                const std::size_t count = columns * matrix.rows;
+                const auto* bytes = static_cast<const char*>(read(from, count * size));
+                for (std::size_t i = 0; i < count; ++i)
+                  matrix.values[first * matrix.rows + i] = load(element, bytes + i * size);
+              });
+  return matrix;
+}
+
+void store_matrix(const Layout& layout, void* data, std::int64_t number, const Matrix& matrix) {
+  const Element element = *element_of(layout.type);
+  const std::size_t size = size_of(element);
+  for_columns(layout, address(data, layout, number),
+              [&](std::size_t first, const char* to, std::size_t columns) {
+                const std::size_t count = columns * matrix.rows;
+                auto* bytes = static_cast<char*>(write(const_cast<char*>(to), count * size));
+                for (std::size_t i = 0; i < count; ++i)
+                  store(element, bytes + i * size, matrix.values[first * matrix.rows + i]);
+              });
+}
+
+Matrix transpose(const Matrix& x) {
+  Matrix y{x.columns, x.rows, std::vector<double>(x.values.size())};
+  for (std::size_t column = 0; column < x.columns; ++column) {
+    for (std::size_t row = 0; row < x.rows; ++row) y.at(column, row) = x.at(row, column);
+  }
+  return y;
+}
+
+/// a b, summed along k in order.
+Matrix product(const Matrix& a, const Matrix& b) {
+  Matrix y{a.rows, b.columns, std::vector<double>(a.rows * b.columns, 0.0)};
+  for (std::size_t column = 0; column < y.columns; ++column) {
+    double* const sums = &y.values[column * y.rows];
+    for (std::size_t k = 0; k < a.columns; ++k) {
+      const double scale = b.at(k, column);
+      const double* const terms = &a.values[k * a.rows];
+      for (std::size_t row = 0; row < y.rows; ++row) sums[row] += terms[row] * scale;
+    }
+  }
+  return y;
+}
+
+double gelu_tanh(double x) {
+  const double slope = 0.7978845608028654;  // sqrt(2 / pi)
+  return 0.5 * x * (1.0 + std::tanh(slope * (x + 0.044715 * x * x * x)));
+}
+
+double activate(std::uint32_t epilogue, double x) {
+  if ((epilogue & CUBLASLT_EPILOGUE_RELU) != 0) return x < 0.0 ? 0.0 : x;  // NaN stays
+  if ((epilogue & CUBLASLT_EPILOGUE_GELU) != 0) return gelu_tanh(x);
+  return x;
+}
+
+void add_bias(const Problem& problem, const void* bias, std::int64_t number, Matrix& y) {
+  const Element element = problem.bias_element();
+  const std::size_t size = size_of(element);
+  const auto* from = static_cast<const char*>(bias) +
+                     number * problem.operation.bias_stride * static_cast<std::int64_t>(size);
+  const auto* bytes = static_cast<const char*>(read(from, y.rows * size));
+  for (std::size_t row = 0; row < y.rows; ++row) {
+    const double value = load(element, bytes + row * size);
+    for (std::size_t column = 0; column < y.columns; ++column) y.at(row, column) += value;
+  }
+}
+
+void multiply_one(const Problem& problem, const Pointers& pointers, double alpha, double beta,
+                  std::int64_t number) {
+  Matrix a = load_matrix(problem.a, pointers.a, number);
+  Matrix b = load_matrix(problem.b, pointers.b, number);
+  if (problem.transposed(0)) a = transpose(a);
+  if (problem.transposed(1)) b = transpose(b);
+  Matrix y = product(a, b);
+  for (double& value : y.values) value *= alpha;
+  if (beta != 0.0) {
+    const Matrix c = load_matrix(problem.c, pointers.c, number);
+    for (std::size_t i = 0; i < y.values.size(); ++i) y.values[i] += beta * c.values[i];
+  }
+  if (problem.has_bias()) add_bias(problem, pointers.bias, number, y);
+  for (double& value : y.values) value = activate(problem.operation.epilogue, value);
+  store_matrix(problem.d, pointers.d, number, y);
+}
+
+template <class... Given>
+bool any_null(const Given*... given) {
+  return ((static_cast<const void*>(given) == nullptr) || ...);
+}
+
+/// What an algorithm leaves in its workspace is nobody's business.
+void scribble(void* workspace, std::size_t bytes) {
+  if (bytes > 0) std::memset(write(workspace, bytes), 0xa7, bytes);
+}
+
+}  // namespace
+}  // namespace cairn::gpusim
+
+using namespace cairn::gpusim;  // NOLINT: the entry points stand outside it
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  return create("cublasLtCreate", library().handles, handle,
+                [](cublasLtContext& made) { made.device = current_device(); });
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  return destroy("cublasLtDestroy", library().handles, handle);
+}
+
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+      return "CUBLAS_STATUS_INTERNAL_ERROR";
+  }
+}
+
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "success" : "a failure of the simulated cuBLASLt";
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld) {
+  return create("cublasLtMatrixLayoutCreate", library().layouts, layout, [&](Layout& made) {
+    made.type = static_cast<std::uint32_t>(type);
+    made.rows = rows, made.columns = cols, made.ld = ld;
+  });
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  return destroy("cublasLtMatrixLayoutDestroy", library().layouts, layout);
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t which,
+                                                const void* from, size_t bytes) {
+  return set_attribute("cublasLtMatrixLayoutSetAttribute", library().layouts, layout, which, from,
+                       bytes);
+}
+
+cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t which, void* to,
+                                                size_t bytes, size_t* written) {
+  return get_attribute("cublasLtMatrixLayoutGetAttribute", library().layouts, layout, which, to,
+                       bytes, written);
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation,
+                                        cublasComputeType_t compute, cudaDataType_t scale) {
+  return create("cublasLtMatmulDescCreate", library().operations, operation,
+                [&](Operation& made) { made.compute = compute, made.scale = scale; });
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
+  return destroy("cublasLtMatmulDescDestroy", library().operations, operation);
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
+                                              cublasLtMatmulDescAttributes_t which,
+                                              const void* from, size_t bytes) {
+  return set_attribute("cublasLtMatmulDescSetAttribute", library().operations, operation, which,
+                       from, bytes);
+}
+
+cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t operation,
+                                              cublasLtMatmulDescAttributes_t which, void* to,
+                                              size_t bytes, size_t* written) {
+  return get_attribute("cublasLtMatmulDescGetAttribute", library().operations, operation, which, to,
+                       bytes, written);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  return create("cublasLtMatmulPreferenceCreate", library().preferences, preference,
+                [](Preference&) {});
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  return destroy("cublasLtMatmulPreferenceDestroy", library().preferences, preference);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t which,
+                                                    const void* from, size_t bytes) {
+  return set_attribute("cublasLtMatmulPreferenceSetAttribute", library().preferences, preference,
+                       which, from, bytes);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceGetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t which,
+                                                    void* to, size_t bytes, size_t* written) {
+  return get_attribute("cublasLtMatmulPreferenceGetAttribute", library().preferences, preference,
+                       which, to, bytes, written);
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
+                                              cublasLtMatmulDesc_t operation,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int* returned) {
+  const Call call("cublasLtMatmulAlgoGetHeuristic");
+  if (returned != nullptr) *returned = 0;
+  if (call.injected() == -1) return CUBLAS_STATUS_SUCCESS;
+  if (call.injected() != 0) return static_cast<cublasStatus_t>(call.injected());
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (any_null(operation, a, b, c, d, preference, results, returned))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+  Library& all = library();
+  const int device = all.handles.at(handle, call).device;
+  check_devices(kContract, call, device, current_device());
+  const Problem problem{all.operations.at(operation, call), all.layouts.at(a, call),
+                        all.layouts.at(b, call), all.layouts.at(c, call), all.layouts.at(d, call)};
+  if (const cublasStatus_t status = check(problem); status != CUBLAS_STATUS_SUCCESS) return status;
+  *returned = choose(problem, all.preferences.at(preference, call), device, requested, results);
+  return *returned > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                              const void* alpha, const void* A, cublasLtMatrixLayout_t a,
+                              const void* B, cublasLtMatrixLayout_t b, const void* beta,
+                              const void* C, cublasLtMatrixLayout_t c, void* D,
+                              cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algo,
+                              void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+  const Call call("cublasLtMatmul");
+  if (call.injected() != 0) return static_cast<cublasStatus_t>(call.injected());
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (any_null(operation, alpha, A, a, B, b, beta, C, c, D, d)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (algo == nullptr) report("not simulated", "cublasLtMatmul without an algorithm");
+  Library& all = library();
+  Stream* const queue = find_stream(stream);
+  if (queue == nullptr) report(kContract, "cublasLtMatmul: expected a live stream, got another");
+  const int device = all.handles.at(handle, call).device;
+  check_devices(kContract, call, device, device_of(*queue));
+  const Problem problem{all.operations.at(operation, call), all.layouts.at(a, call),
+                        all.layouts.at(b, call), all.layouts.at(c, call), all.layouts.at(d, call)};
+  if (const cublasStatus_t status = check(problem); status != CUBLAS_STATUS_SUCCESS) return status;
+  const Pointers pointers{A, B, C, D, problem.operation.bias};
+  if (problem.has_bias() && pointers.bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  Algorithm algorithm;
+  std::memcpy(static_cast<void*>(&algorithm), algo, sizeof(algorithm));
+  check_algorithm(call, algorithm, problem, device);
+  check_alignments(call, algorithm, problem, pointers);
+  check_result(call, problem);
+  if (workspace_bytes < algorithm.workspace) return CUBLAS_STATUS_INVALID_VALUE;
+  if (algorithm.workspace > 0)
+    check_workspace(kContract, call, workspace, workspace_bytes, kWorkspaceAlignment);
+  const double scales[] = {scalar_at(alpha, problem.wide(), kContract, call),
+                           scalar_at(beta, problem.wide(), kContract, call)};
+  enqueue_kernel(call, *queue, [=] {
+    scribble(workspace, algorithm.workspace);
+    for (int i = 0; i < problem.d.batch; ++i)
+      multiply_one(problem, pointers, scales[0], scales[1], i);
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // extern "C"
