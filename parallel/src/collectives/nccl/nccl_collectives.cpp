@@ -25,18 +25,18 @@ using core::Event;
 using core::Stream;
 
 /// Waits between polls. NCCL's threads mostly need some microseconds for the host's part of a
-/// collective, and backward waits meanwhile: no sleep at first.
+/// collective, and backward waits meanwhile: no sleep at first, and short ones later.
 class Pause {
  public:
   void operator()() {
     if (++polls_ <= kYields) return std::this_thread::yield();
     std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min<std::chrono::microseconds>(2 * sleep_, kLongest);
+    sleep_ = std::min(2 * sleep_, kLongest);
   }
 
  private:
   static constexpr int kYields = 200;
-  static constexpr std::chrono::microseconds kLongest{1000};
+  static constexpr std::chrono::microseconds kLongest{200};
   int polls_ = 0;
   std::chrono::microseconds sleep_{20};
 };
@@ -309,7 +309,11 @@ void NcclCollectives::wait() {
     throw_if_aborted(under_way());
     for (const InFlight& collective : in_flight_) events.push_back(collective.done);
   }
-  for (const Event& event : events) event.synchronize();
+  // Polls: the device may be stuck ahead of the collectives, and then no abort frees it.
+  for (const Event& event : events) {
+    for (Pause pause; !aborted_ && !event.done(); pause()) {
+    }
+  }
   const std::lock_guard lock(mutex_);
   throw_if_aborted(under_way());
   ncclResult_t state = ncclSuccess;
