@@ -195,7 +195,10 @@ void NcclCollectives::abort() noexcept {
 /// Waits for collectives that are under way, here and on the other ranks: to end a communicator
 /// before takes the others' from them.
 void NcclCollectives::close() noexcept {
-  if (aborted_ || communicator_ == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (communicator_ == nullptr) return;
+  }
   try {
     finish_close();
   } catch (const core::Error& error) {
@@ -271,7 +274,7 @@ void NcclCollectives::forget_done() {
 }
 
 std::string NcclCollectives::under_way() const {
-  return in_flight_.empty() ? "a collective" : in_flight_.front().what;
+  return in_flight_.empty() ? "the communicator" : in_flight_.front().what;
 }
 
 std::string NcclCollectives::trouble() {
