@@ -11,7 +11,7 @@ namespace {
 
 // Row-major order of a strided host view, element by element.
 Tensor gathered(const TensorView& x) {
-  Tensor result = Tensor::empty(x.shape, x.dtype);
+  Tensor result = Tensor::empty(x.shape, x.dtype, Device{});
   const std::size_t width = core::size_of(x.dtype);
   const Strides row_major = core::contiguous_strides(x.shape);
   char* to = result.view().as<char>();

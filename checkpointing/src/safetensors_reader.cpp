@@ -180,7 +180,7 @@ Tensor SafetensorsReader::read(const std::string& name) const {
 }
 
 Tensor SafetensorsReader::read(const SafetensorsEntry& entry) const {
-  Tensor result = Tensor::empty(entry.shape, entry.dtype);
+  Tensor result = Tensor::empty(entry.shape, entry.dtype, Device{});
   file_->read(data_begin_ + entry.begin, result.raw_data(), result.nbytes());
   return result;
 }

@@ -11,7 +11,7 @@ StateDict deep_copy(const StateDict& state) {
     auto* tensor = std::get_if<Tensor>(&value);
     if (tensor == nullptr || !tensor->defined()) continue;
     const Tensor host = on_host(*tensor);
-    const Tensor copy = Tensor::empty(host.shape(), host.dtype());
+    const Tensor copy = Tensor::empty(host.shape(), host.dtype(), Device{});
     core::copy_bytes(host, copy);
     *tensor = copy;
   }

@@ -54,6 +54,23 @@ void check_exists(Device device) {
   fail_unknown(to_string(device), cuda::absence_hint());
 }
 
+namespace {
+thread_local Device current_default;
+}
+
+Device default_device() {
+  return current_default;
+}
+
+DefaultDeviceGuard::DefaultDeviceGuard(Device device) : previous_(current_default) {
+  check_exists(device);
+  current_default = device;
+}
+
+DefaultDeviceGuard::~DefaultDeviceGuard() {
+  current_default = previous_;
+}
+
 Device Device::parse(std::string_view text) {
   Device device;
   const std::size_t colon = text.find(':');

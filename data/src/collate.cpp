@@ -65,7 +65,7 @@ Collator::Collator(const Dataset& dataset, const LoaderOptions& options, std::ui
 
 Tensor Collator::host_tensor(const Shape& sample, std::int64_t samples, DType dtype) const {
   const Shape shape = batched(sample, samples);
-  if (!device_.is_cuda()) return Tensor::empty(shape, dtype);
+  if (!device_.is_cuda()) return Tensor::empty(shape, dtype, Device{});
   const core::DeviceGuard guard(device_);
   const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
   std::shared_ptr<core::Storage> pinned = core::Storage::allocate_pinned(bytes);
@@ -78,7 +78,7 @@ Batch Collator::collate(std::vector<std::int64_t> indices) const {
   Batch batch{host_tensor(spec_.input_shape, samples, dtype),
               host_tensor(spec_.label_shape, samples, spec_.label_dtype), std::move(indices)};
   const bool widen = normalize_ && spec_.input_dtype == DType::u8;
-  const Tensor raw = widen ? Tensor::empty(batch.inputs.shape(), DType::u8) : batch.inputs;
+  const Tensor raw = widen ? Tensor::empty(batch.inputs.shape(), DType::u8, Device{}) : batch.inputs;
   for (std::int64_t i = 0; i < samples; ++i) {
     const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
     const SampleDraws draws(seed_, epoch_, index);

@@ -125,8 +125,8 @@ class Reader {
   CsvTable fill(const std::vector<Line>& lines) const {
     const auto rows = static_cast<std::int64_t>(lines.size());
     const auto features = static_cast<std::int64_t>(columns_ - (label_ == kNone ? 0 : 1));
-    CsvTable table{Tensor::empty({rows, features}), {}, {}};
-    if (label_ != kNone) table.labels = Tensor::empty({rows}, DType::i64);
+    CsvTable table{Tensor::empty({rows, features}, DType::f32, Device{}), {}, {}};
+    if (label_ != kNone) table.labels = Tensor::empty({rows}, DType::i64, Device{});
     auto* feature = table.features.data<float>();
     auto* label = label_ == kNone ? nullptr : table.labels.data<std::int64_t>();
     for (const Line& line : lines) {

@@ -13,8 +13,8 @@ constexpr std::int64_t kGrain = 64;  // images one thread draws at least: about 
 
 TensorDataset draw(std::uint64_t seed, std::int64_t count) {
   CAIRN_CHECK(count >= 0, "drawn_digits", "expected a count >= 0, got ", count);
-  TensorDataset set(Tensor::empty({count, 1, kDigitSide, kDigitSide}, DType::u8),
-                    Tensor::empty({count}, DType::i64));
+  TensorDataset set(Tensor::empty({count, 1, kDigitSide, kDigitSide}, DType::u8, Device{}),
+                    Tensor::empty({count}, DType::i64, Device{}));
   auto* pixels = set.inputs().data<std::uint8_t>();
   auto* labels = set.labels().data<std::int64_t>();
   core::parallel_for(count, kGrain, [&](std::int64_t begin, std::int64_t end) {

@@ -111,7 +111,7 @@ Tensor checked_labels(const std::string& path, std::int64_t classes) {
     fail<DataError>("read_image_set", "expected labels [N] u8 in '", path, "', got ", raw.shape(),
                     " ", raw.dtype());
   }
-  Tensor labels = Tensor::empty(raw.shape(), DType::i64);
+  Tensor labels = Tensor::empty(raw.shape(), DType::i64, Device{});
   const auto* in = raw.data<std::uint8_t>();
   auto* out = labels.data<std::int64_t>();
   for (std::int64_t i = 0; i < raw.numel(); ++i) {
@@ -184,7 +184,7 @@ Tensor read_idx(const std::string& path) {
                     header.dtype, ") in '", path, "', got ", got,
                     got < expected ? " (truncated)" : " (surplus bytes)");
   }
-  Tensor result = Tensor::empty(header.shape, header.dtype);
+  Tensor result = Tensor::empty(header.shape, header.dtype, Device{});
   if (expected == 0) return result;
   char* data = static_cast<char*>(result.raw_data());
   std::memcpy(data, bytes.data() + header.bytes, expected);

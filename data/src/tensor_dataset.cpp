@@ -32,7 +32,7 @@ void copy_sample(const Tensor& tensor, std::int64_t index, const TensorView& out
 TensorDataset::TensorDataset(Tensor inputs, Tensor labels)
     : inputs_(std::move(inputs)), labels_(std::move(labels)) {
   check_batched(inputs_, "inputs");
-  if (!labels_) labels_ = Tensor::zeros({inputs_.size(0)}, DType::i64);
+  if (!labels_) labels_ = Tensor::zeros({inputs_.size(0)}, DType::i64, Device{});
   check_batched(labels_, "labels");
   CAIRN_CHECK(inputs_.size(0) == labels_.size(0), "tensor_dataset", "expected a label for each of ",
               inputs_.size(0), " inputs, got ", labels_.size(0), " labels");

@@ -11,7 +11,7 @@ namespace {
 // Draws into a host tensor and moves the values over.
 template <class Draw>
 void draw_into(const Tensor& x, Draw draw) {
-  const Tensor host = Tensor::empty(x.shape());
+  const Tensor host = Tensor::empty(x.shape(), DType::f32, Device{});
   draw(host);
   kernels::copy(host, x);
 }

@@ -36,6 +36,21 @@ bool cuda_available();              // device_count(DeviceType::cuda) > 0
 /// Throws InvalidArgument where the device does not exist; the message names those that do.
 void check_exists(Device device);
 
+/// Where tensors are made, and with them modules, that are given no device: the innermost
+/// DefaultDeviceGuard's of the calling thread, cpu:0 without one.
+Device default_device();
+
+class DefaultDeviceGuard {
+ public:
+  explicit DefaultDeviceGuard(Device device);
+  ~DefaultDeviceGuard();
+  DefaultDeviceGuard(const DefaultDeviceGuard&) = delete;
+  DefaultDeviceGuard& operator=(const DefaultDeviceGuard&) = delete;
+
+ private:
+  Device previous_;
+};
+
 }  // namespace cairn::core
 
 namespace cairn {

@@ -80,7 +80,7 @@ class StreamGuard {
 };
 
 /// Makes a device the calling thread's current one for as long as the guard lives (cudaSetDevice on
-/// CUDA). Factories that are given no device still mean cpu:0.
+/// CUDA). It does not change where tensors are made: DefaultDeviceGuard does.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Device device);

@@ -33,17 +33,17 @@ class Tensor {
  public:
   Tensor() = default;  // undefined
 
-  static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = {});
+  static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = default_device());
   static Tensor empty_strided(const Shape& shape, const Strides& strides, DType dtype,
                               Device device);  // dense strides
   static Tensor empty_like(const Tensor& x);  // same shape, dtype, device and, where dense, strides
-  static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {});
+  static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = default_device());
   static Tensor full(const Shape& shape, double value, DType dtype = DType::f32,
-                     Device device = {});
+                     Device device = default_device());
   /// Copies host values, converting them to dtype.
   template <class T>
   static Tensor from(const std::vector<T>& values, const Shape& shape, DType dtype = dtype_of<T>,
-                     Device device = {});
+                     Device device = default_device());
   /// Shares memory of somebody else; `owner` is dropped with the last tensor that uses it.
   static Tensor wrap(const TensorView& view, std::shared_ptr<void> owner = nullptr);
 
