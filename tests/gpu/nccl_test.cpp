@@ -253,18 +253,20 @@ TEST_F(SimulatedNccl, SendsAroundARing) {
 
 TEST_F(SimulatedNccl, DoesTheCollectivesOfAGroupInOrder) {
   run_ranks(3, [](Rank& me) {
-    const Buffer<float> x(50, static_cast<float>(me.rank)), y(150, -1.0f);
+    const auto rank = static_cast<float>(me.rank);
+    const Buffer<float> x(50, rank), y(150, -1.0f), z(9, rank);
     for (int i = 0; i < 20; ++i) {
       OK(ncclGroupStart());
       OK(ncclAllReduce(x.data(), x.data(), 50, ncclFloat32, ncclMax, me.comm, me.stream));
       OK(ncclGroupStart());
-      OK(ncclAllGather(x.data(), y.data(), 50, ncclFloat32, me.comm, me.stream));
+      OK(ncclAllGather(z.data(), y.data(), 9, ncclFloat32, me.comm, me.stream));
       OK(ncclGroupEnd());
-      OK(ncclBroadcast(y.data(), y.data(), 150, ncclFloat32, 1, me.comm, me.stream));
       OK(ncclGroupEnd());
+      OK(ncclBroadcast(x.data(), z.data(), 9, ncclFloat32, 1, me.comm, me.stream));
     }
     OK(cudaStreamSynchronize(me.stream));
-    EXPECT_EQ(y.values(), std::vector<float>(150, 2.0f));
+    EXPECT_EQ(x.values(), std::vector<float>(50, 2.0f));
+    EXPECT_EQ(y.values()[0], 2.0f);
   });
 }
 
@@ -546,6 +548,18 @@ TEST_F(SimulatedNcclDeathTest, BuffersThatOverlap) {
         ncclAllReduce(x.data(), x.data() + 2, 4, ncclFloat32, ncclSum, me.comm, me.stream);
       },
       "gpusim: nccl overlap: ncclAllReduce");
+}
+
+TEST_F(SimulatedNcclDeathTest, OperationsOfAGroupThatNeedEachOther) {
+  expect_report(
+      [](Rank& me) {
+        const Buffer<float> x(8, 1.0f), y(16, 1.0f);
+        ncclGroupStart();
+        ncclAllReduce(x.data(), x.data(), 8, ncclFloat32, ncclSum, me.comm, me.stream);
+        ncclAllGather(x.data(), y.data(), 8, ncclFloat32, me.comm, me.stream);
+        ncclGroupEnd();
+      },
+      "gpusim: nccl group: all_gather of 8 f32 and all_reduce sum of 8 f32 of one group");
 }
 
 TEST_F(SimulatedNcclDeathTest, PartsInTheWrongPlace) {

@@ -271,8 +271,14 @@ struct Training {
     before = weights(model);
     group.barrier("the first step");
   }
-  /// Does not wait for the device.
   void backward() { autograd::backward(autograd::mse_loss((*ddp)(x), y)); }
+
+  /// The device gets stuck half-way, before any reduction.
+  void backward_on_stuck_device() {
+    const auto hook = autograd::on_gradient_ready(model.parameters().back().tensor,
+                                                  [this](const Tensor&) { get_stuck(device); });
+    backward();
+  }
 
   ProcessGroup& group;
   Device device;
@@ -316,8 +322,7 @@ TEST(Nccl, AnErrorDuringTheDevicesPartIsNamedAndNothingIsApplied) {
   const auto results = start_ranks(2, [](int rank) {
     ProcessGroup group = ProcessGroup::from_environment(fast_options());
     Training training(group);
-    if (rank == 1) get_stuck(training.device);
-    training.backward();
+    rank == 1 ? training.backward_on_stuck_device() : training.backward();
     group.barrier("queued");
     if (rank == 0) gpusim::inject("ncclAsyncError", 1, kRemoteError, true);
     const std::initializer_list<std::string> texts = {
@@ -333,8 +338,7 @@ TEST(Nccl, NothingIsAppliedWhenARankDiesInsideOfAReduction) {
   const auto results = start_ranks(2, [](int rank) {
     ProcessGroup group = ProcessGroup::from_environment(fast_options());
     Training training(group);
-    if (rank == 1) get_stuck(training.device);
-    training.backward();
+    rank == 1 ? training.backward_on_stuck_device() : training.backward();
     group.barrier("queued");
     if (rank == 1) raise(SIGKILL);
     expect_no_step(training, {"rank 1 died", "collective", "all_reduce average f32"});
@@ -349,8 +353,7 @@ TEST(Nccl, ADeviceThatDoesNotComeIsNoticedAfterTheTimeout) {
     ProcessGroup group = ProcessGroup::from_environment(
         {.timeout = std::chrono::seconds(2), .heartbeat_timeout = std::chrono::seconds(2)});
     Training training(group);
-    if (rank == 1) get_stuck(training.device);
-    training.backward();
+    rank == 1 ? training.backward_on_stuck_device() : training.backward();
     const std::initializer_list<std::string> texts = {
         "rank 0 failed: collective", "all_reduce average f32", "did not end on cuda:0 within 2 s"};
     if (rank == 0) return expect_no_step(training, texts);

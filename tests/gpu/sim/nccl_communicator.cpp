@@ -56,6 +56,23 @@ std::uint64_t seed_from_environment() {
   return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
 }
 
+bool overlap(const void* a, std::size_t a_bytes, const void* b, std::size_t b_bytes) {
+  const char* const x = static_cast<const char*>(a);
+  const char* const y = static_cast<const char*>(b);
+  return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
+}
+
+/// The operations of a group run at the same time.
+void check_independent(const Part& a, const Part& b) {
+  if (!overlap(a.send, a.send_bytes, b.recv, b.recv_bytes) &&
+      !overlap(a.recv, a.recv_bytes, b.send, b.send_bytes) &&
+      !overlap(a.recv, a.recv_bytes, b.recv, b.recv_bytes)) {
+    return;
+  }
+  report("nccl group", describe(a.what) + " and " + describe(b.what) +
+                           " of one group use the same memory, and nothing orders the two");
+}
+
 // What an aborted operation leaves: the first half as it was, the second half numbers that look like
 // results (f32 0.748, f16 1.8), so that only who knows of the abort keeps from using them.
 constexpr int kGarbage = 0x3f;
@@ -117,6 +134,7 @@ void Communicator::add(Part part, Stream* stream) {
     report("nccl", "groups over several streams of one communicator are not simulated");
   }
   group.stream = stream;
+  for (const Part& other : group.parts) check_independent(part, other);
   const auto peer = static_cast<std::size_t>(std::max(part.peer, 0));
   part.number = part.what.kind == Kind::send   ? sends_[peer]++
                 : part.what.kind == Kind::recv ? recvs_[peer]++
