@@ -20,6 +20,7 @@ void release(int device, void* data) noexcept;
 void* allocate_pinned(std::size_t bytes);  // nullptr where the host has not that much left
 void release_pinned(void* data) noexcept;
 
+// Waits for a copy whose host side is not pinned.
 void copy(void* dst, Device dst_device, const void* src, Device src_device, std::size_t bytes,
           void* stream);
 void zero(void* data, std::size_t bytes, int device, void* stream);

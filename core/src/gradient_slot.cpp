@@ -143,6 +143,12 @@ void GradientSlot::mark_sum_reduced() {
   sum_is_local_ = false;
 }
 
+void GradientSlot::mark_broken(const std::string& error) {
+  if (!holds_gradient() && !summed_) return;
+  state_ = State::broken;
+  error_ = error;
+}
+
 void GradientSlot::mark_written(const GradientScale& scale) {
   state_ = State::local;
   scale_ = scale;
@@ -181,8 +187,8 @@ void GradientSlot::clear() {
 void GradientSlot::check_whole(const std::string& name) const {
   if (state_ != State::broken) return;
   fail<Error>("gradient", "expected a whole gradient in '", name,
-              "', got one that a backward had added to when it threw (", error_,
-              "): clear_grad() drops it");
+              "', got one that a backward or its reduction had changed in part when it failed (",
+              error_, "): clear_grad() drops it");
 }
 
 bool GradientSlot::claim(const std::shared_ptr<const void>& optimizer) {

@@ -1,6 +1,7 @@
 // Pass 1: what the gradients are, and gathering those of several backwards.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/elementwise.h"
@@ -65,9 +66,24 @@ void add_to_sum(core::GradientSlot& slot) {
   slot.mark_stashed();
 }
 
+/// What ranks have reduced must be whole on the device before a step is queued behind it: a collective
+/// that is aborted ends as if it had succeeded.
+void Optimizer::wait_for_reductions() const {
+  std::set<std::shared_ptr<core::GradientReducer>> reducers;
+  for (const ParameterGroup& group : groups_) {
+    for (const NamedTensor& parameter : group.parameters) {
+      const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+      if (slot == nullptr) continue;
+      if (auto reducer = slot->reducer()) reducers.insert(std::move(reducer));
+    }
+  }
+  for (const auto& reducer : reducers) reducer->settle();
+}
+
 /// Before gradients are read: each is whole, this optimizer's own, and the average over the ranks
 /// wherever there are ranks. A collective where some are this rank's alone.
 void Optimizer::settle() const {
+  wait_for_reductions();
   std::vector<Reduction> reductions;
   std::vector<core::GradientSlot*> reduced;
   for (const ParameterGroup& group : groups_) {
@@ -90,6 +106,7 @@ void Optimizer::settle() const {
     slot->mark_reduced();
     slot->mark_sum_reduced();
   }
+  if (!reductions.empty()) wait_for_reductions();
 }
 
 void Optimizer::check_scaler(std::uint64_t scaler) const {

@@ -96,7 +96,8 @@ std::vector<std::string> folders() {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     const std::string name = entry.path().filename();
-    if (name.starts_with("cairn-gpusim-nccl-" + std::to_string(getpid()) + "-")) names.push_back(name);
+    if (name.starts_with("cairn-gpusim-nccl-" + std::to_string(getpid()) + "-"))
+      names.push_back(name);
   }
   return names;
 }
@@ -115,16 +116,22 @@ using SimulatedNcclDeathTest = SimulatedNccl;
 
 template <class T>
 T convert(double x) {
-  if constexpr (std::is_same_v<T, __half>) return __float2half_rn(static_cast<float>(x));
-  else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(static_cast<float>(x));
-  else return static_cast<T>(x);
+  if constexpr (std::is_same_v<T, __half>)
+    return __float2half_rn(static_cast<float>(x));
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __float2bfloat16_rn(static_cast<float>(x));
+  else
+    return static_cast<T>(x);
 }
 
 template <class T>
 double to_double(T x) {
-  if constexpr (std::is_same_v<T, __half>) return __half2float(x);
-  else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(x);
-  else return static_cast<double>(x);
+  if constexpr (std::is_same_v<T, __half>)
+    return __half2float(x);
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __bfloat162float(x);
+  else
+    return static_cast<double>(x);
 }
 
 double value_at(int rank, std::size_t i) {
@@ -142,7 +149,10 @@ double reference(int ranks, std::size_t i, ncclRedOp_t op) {
   double out = value_at(0, i);
   for (int rank = 1; rank < ranks; ++rank) {
     const double x = value_at(rank, i);
-    out = op == ncclProd ? out * x : op == ncclMax ? std::max(out, x) : op == ncclMin ? std::min(out, x) : out + x;
+    out = op == ncclProd  ? out * x
+          : op == ncclMax ? std::max(out, x)
+          : op == ncclMin ? std::min(out, x)
+                          : out + x;
   }
   return op == ncclAvg ? out / ranks : out;
 }
@@ -180,12 +190,14 @@ void check_parts(const Rank& me, ncclDataType_t type) {
   OK(ncclReduceScatter(whole.data(), part, n, type, ncclSum, me.comm, me.stream));
   OK(ncclAllGather(part, all.data(), n, type, me.comm, me.stream));
   OK(cudaStreamSynchronize(me.stream));
-  expect_values(all.values(), [&](std::size_t i) { return reference(me.ranks, i, ncclSum); }, 0);
+  expect_values(
+      all.values(), [&](std::size_t i) { return reference(me.ranks, i, ncclSum); }, 0);
   for (int root = 0; root < me.ranks; ++root) {
     const Buffer<T> x(contribution<T>(me.rank, n));
     OK(ncclBroadcast(x.data(), x.data(), n, type, root, me.comm, me.stream));
     OK(cudaStreamSynchronize(me.stream));
-    expect_values(x.values(), [&](std::size_t i) { return value_at(root, i); }, 0);
+    expect_values(
+        x.values(), [&](std::size_t i) { return value_at(root, i); }, 0);
   }
 }
 
@@ -330,7 +342,9 @@ void run_two(const std::function<void(Rank&)>& body) {
       OK(cudaStreamCreateWithFlags(&me.stream, cudaStreamNonBlocking));
       OK(poll(me.comm, 5));
       body(me);
-      if (me.comm != nullptr) OK(ncclCommAbort(me.comm));
+      if (me.comm != nullptr) {
+        OK(ncclCommAbort(me.comm));
+      }
       OK(cudaStreamSynchronize(me.stream));
       OK(cudaStreamDestroy(me.stream));
     });
@@ -350,7 +364,8 @@ TEST_F(SimulatedNccl, QueuesOnlyWhenAPollSaysSuccess) {
   run_two([](Rank& me) {
     const Buffer<float> x(4, 1.0f);
     int polls = 0;
-    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 4, ncclFloat32, ncclSum, me.comm, me.stream), ncclInProgress);
+    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 4, ncclFloat32, ncclSum, me.comm, me.stream),
+              ncclInProgress);
     OK(cudaStreamSynchronize(me.stream));  // nothing is there yet
     EXPECT_EQ(x.values()[0], 1.0f);
     OK(poll(me.comm, 5, &polls));
@@ -387,9 +402,11 @@ TEST_F(SimulatedNccl, RanksInDifferentOrderHangAndAreNamed) {
   run_two([](Rank& me) {
     const Buffer<float> x(4, 1.0f);
     if (me.rank == 0) {
-      EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 4, ncclFloat32, ncclSum, me.comm, me.stream), ncclInProgress);
+      EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 4, ncclFloat32, ncclSum, me.comm, me.stream),
+                ncclInProgress);
     } else {
-      EXPECT_EQ(ncclBroadcast(x.data(), x.data(), 3, ncclFloat32, 1, me.comm, me.stream), ncclInProgress);
+      EXPECT_EQ(ncclBroadcast(x.data(), x.data(), 3, ncclFloat32, 1, me.comm, me.stream),
+                ncclInProgress);
     }
     OK(poll(me.comm, 5));
     EXPECT_TRUE(still_runs(me.stream));
@@ -408,7 +425,8 @@ TEST_F(SimulatedNccl, AnAbortedOperationLeavesGarbageAndItsStreamSucceeds) {
   run_two([](Rank& me) {
     if (me.rank == 1) return;
     const Buffer<float> x(8, 1.0f);
-    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 8, ncclFloat32, ncclSum, me.comm, me.stream), ncclInProgress);
+    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 8, ncclFloat32, ncclSum, me.comm, me.stream),
+              ncclInProgress);
     OK(poll(me.comm, 5));
     EXPECT_TRUE(still_runs(me.stream));
     OK(ncclCommAbort(std::exchange(me.comm, nullptr)));
@@ -423,14 +441,16 @@ TEST_F(SimulatedNccl, AnAsynchronousErrorShowsWhileTheOperationSpins) {
   run_two([](Rank& me) {
     if (me.rank == 1) return;
     const Buffer<float> x(8, 1.0f);
-    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 8, ncclFloat32, ncclSum, me.comm, me.stream), ncclInProgress);
+    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 8, ncclFloat32, ncclSum, me.comm, me.stream),
+              ncclInProgress);
     OK(poll(me.comm, 5));
     inject("ncclAsyncError", 2, ncclRemoteError);
     EXPECT_EQ(poll(me.comm, 5), ncclSuccess);
     EXPECT_EQ(poll(me.comm, 5), ncclRemoteError);
     EXPECT_EQ(poll(me.comm, 5), ncclRemoteError);
     EXPECT_TRUE(still_runs(me.stream));
-    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 8, ncclFloat32, ncclSum, me.comm, me.stream), ncclRemoteError);
+    EXPECT_EQ(ncclAllReduce(x.data(), x.data(), 8, ncclFloat32, ncclSum, me.comm, me.stream),
+              ncclRemoteError);
     OK(ncclCommAbort(std::exchange(me.comm, nullptr)));
     OK(cudaStreamSynchronize(me.stream));
   });

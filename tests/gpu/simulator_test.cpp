@@ -191,7 +191,7 @@ TEST_P(SimulatorDeathTest, OverrunOfAnAllocation) {
         launch_fill(nullptr, x, kCount + 1, 1.0f);
         cudaDeviceSynchronize();
       },
-      "gpusim: memory: a write of 4 bytes at .*past the allocation's end; running 'kernel'");
+      "gpusim: memory: a write of 4 bytes at .*outside the allocation; running 'kernel'");
 }
 
 TEST_P(SimulatorDeathTest, UseAfterFree) {

@@ -39,6 +39,13 @@ bool has_memory(cudaError_t status, const char* call) {
   return true;
 }
 
+// CUDA may touch such memory after the copy's call has returned, when its owner has let it go.
+bool is_pageable(const void* host) {
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, host), "cudaPointerGetAttributes");
+  return attributes.type == cudaMemoryTypeUnregistered;
+}
+
 cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
@@ -103,6 +110,8 @@ void copy(void* dst, Device dst_device, const void* src, Device src_device, std:
     return;
   }
   check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
+  const bool both = dst_device.is_cuda() && src_device.is_cuda();
+  if (!both && is_pageable(dst_device.is_cpu() ? dst : src)) synchronize_stream(stream);
 }
 
 void zero(void* data, std::size_t bytes, int device, void* stream) {

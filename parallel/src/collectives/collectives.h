@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "cairn/core/tensor_view.h"
 #include "cairn/parallel/process_group.h"
@@ -12,14 +13,23 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
   /// Before each collective: a fingerprint of its number and description. Data of different
-  /// fingerprints never meets.
-  virtual void begin(std::uint64_t fingerprint) = 0;
+  /// fingerprints never meets. `what` names it in errors: "collective 41, all_reduce sum f32[3] 'x'".
+  virtual void begin(std::uint64_t fingerprint, const std::string& what) = 0;
   virtual void all_reduce(const TensorView& x, ReduceOp op) = 0;
   virtual void broadcast(const TensorView& x, int root) = 0;
   virtual void all_gather(const TensorView& x, const TensorView& y) = 0;
   virtual void reduce_scatter(const TensorView& x, const TensorView& y, ReduceOp op) = 0;
-  /// From any thread: collectives under way end with an error soon, later ones at once.
+  /// From any thread: collectives under way end with an error soon, later ones at once. Work that
+  /// waits on a device for an aborted one goes on, with half of its result: wait() tells.
   virtual void abort() noexcept = 0;
+  /// Returns when all collectives so far are done on the device too. Throws CommunicationError where
+  /// one was aborted or failed.
+  virtual void wait() {}
+  /// Called now and then by the watchdog, from its thread: what is wrong with the collectives that
+  /// are under way on the device; empty: nothing.
+  virtual std::string check() { return ""; }
+  /// The last call: ends the connections together with the other ranks, after what is under way.
+  virtual void close() noexcept {}
 };
 
 }  // namespace cairn::parallel

@@ -23,7 +23,9 @@ constexpr std::size_t kPartAlignment = 64;      // elements
 class MeshCollectives : public Collectives {
  public:
   explicit MeshCollectives(std::unique_ptr<Mesh> mesh) : mesh_(std::move(mesh)) {}
-  void begin(std::uint64_t fingerprint) override { mesh_->set_tag(fingerprint); }
+  void begin(std::uint64_t fingerprint, const std::string& /*what*/) override {
+    mesh_->set_tag(fingerprint);
+  }
   void all_reduce(const TensorView& x, ReduceOp op) override;
   void broadcast(const TensorView& x, int root) override;
   void all_gather(const TensorView& x, const TensorView& y) override;

@@ -39,8 +39,12 @@ std::string join(const std::vector<std::string>& names) {
 
 struct DistributedDataParallel::Impl final : core::GradientReducer {
   Impl(nn::Module& model, ProcessGroup group, const DistributedOptions& options);
+  ~Impl() override;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   void reduce(const std::vector<Part>& parts) override;
+  void settle() override;
 
   /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.
   void connect(const std::shared_ptr<Impl>& self);
@@ -86,6 +90,14 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Distrib
       parameters(m.parameters()),
       arena(optim::GradientArena::attach(parameters)) {
   plan();
+}
+
+/// Gradients outlive the reducer that knows whether they are whole.
+DistributedDataParallel::Impl::~Impl() {
+  try {
+    settle();
+  } catch (const core::Error&) {  // their slots say so
+  }
 }
 
 void DistributedDataParallel::Impl::connect(const std::shared_ptr<Impl>& self) {
@@ -182,6 +194,15 @@ void DistributedDataParallel::Impl::reduce(const std::vector<Part>& parts) {
   }
 }
 
+void DistributedDataParallel::Impl::settle() {
+  try {
+    group.wait();
+  } catch (const core::CommunicationError& error) {
+    for (const auto& [name, tensor] : parameters) tensor.gradient_slot().mark_broken(error.what());
+    throw;
+  }
+}
+
 /// Parameters without a gradient, of this backward or an earlier one that was not reduced.
 std::vector<std::string> DistributedDataParallel::Impl::unwritten() const {
   std::vector<std::string> names;
@@ -225,6 +246,7 @@ void DistributedDataParallel::Impl::finish() {
     reduce(bucket);
   }
   wait_for_streams();
+  group.check();
   run = 0;
 }
 
@@ -269,6 +291,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup
   if (group.world_size() > 1) {
     check_same_model(model, group);
     broadcast_model(model, group);
+    group.wait();
   }
   impl_ = std::make_shared<Impl>(model, std::move(group), options);
   impl_->connect(impl_);
@@ -302,7 +325,9 @@ DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool if_) {
 }
 
 void DistributedDataParallel::sync_buffers() {
-  if (impl_->group.world_size() > 1) broadcast_buffers(*impl_->model, impl_->group);
+  if (impl_->group.world_size() == 1) return;
+  broadcast_buffers(*impl_->model, impl_->group);
+  impl_->group.wait();
 }
 
 nn::Module& DistributedDataParallel::module() const {

@@ -28,10 +28,12 @@ class Coordinator {
 
 /// Called once where the group breaks, from any thread.
 using OnFailure = std::function<void(const std::string& reason)>;
+/// What is wrong on this rank's devices, asked now and then from one thread; empty: nothing.
+using CheckDevices = std::function<std::string()>;
 
 /// Joins the job's other processes. Throws as ProcessGroup::from_environment.
 std::unique_ptr<Coordinator> join_processes(const JobEnvironment& job, const GroupOptions& options,
-                                            OnFailure on_failure);
+                                            OnFailure on_failure, CheckDevices check);
 
 /// What the ranks of an in-process group share.
 class InProcessGroup;

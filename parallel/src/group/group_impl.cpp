@@ -33,12 +33,30 @@ void GroupFailure::set(const std::string& reason) {
     const std::lock_guard lock(mutex_);
     if (!reason_.empty()) return;
     reason_ = reason;
-    for (const auto& backend : backends_) {
-      if (auto alive = backend.lock()) backends.push_back(std::move(alive));
-    }
+    backends = alive();
   }
   changed_.notify_all();
   for (const auto& backend : backends) backend->abort();
+}
+
+std::vector<std::shared_ptr<Collectives>> GroupFailure::alive() const {
+  std::vector<std::shared_ptr<Collectives>> backends;
+  for (const auto& weak : backends_) {
+    if (auto backend = weak.lock()) backends.push_back(std::move(backend));
+  }
+  return backends;
+}
+
+std::string GroupFailure::check_devices() const {
+  std::vector<std::shared_ptr<Collectives>> backends;
+  {
+    const std::lock_guard lock(mutex_);
+    backends = alive();
+  }
+  for (const auto& backend : backends) {
+    if (std::string trouble = backend->check(); !trouble.empty()) return trouble;
+  }
+  return "";
 }
 
 bool GroupFailure::is_set() const {
@@ -65,12 +83,18 @@ void GroupFailure::add(const std::shared_ptr<Collectives>& backend) {
 ProcessGroup::Impl::Impl(const JobEnvironment& job, const GroupOptions& options)
     : job_(job), options_(options) {}
 
-void ProcessGroup::Impl::join(const std::function<std::unique_ptr<Coordinator>(OnFailure)>& make) {
-  coordinator_ = make([failure = failure_](const std::string& reason) { failure->set(reason); });
+void ProcessGroup::Impl::join(
+    const std::function<std::unique_ptr<Coordinator>(OnFailure, CheckDevices)>& make) {
+  coordinator_ = make([failure = failure_](const std::string& reason) { failure->set(reason); },
+                      [failure = failure_] { return failure->check_devices(); });
 }
 
 ProcessGroup::Impl::~Impl() {
-  if (coordinator_) coordinator_->leave(next_);
+  if (!coordinator_) return;
+  // Ranks that still need this one hear so before it waits for them, and the watchdog ends that wait.
+  coordinator_->leave(next_);
+  if (cpu_) cpu_->close();
+  if (cuda_) cuda_->close();
 }
 
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation,
@@ -110,15 +134,18 @@ Collectives& ProcessGroup::Impl::backend(Device device) {
   return *backend;
 }
 
-void ProcessGroup::Impl::explain(const Ticket& ticket, const std::string& message) {
-  // A backend only sees a closed connection; the store knows who died. Unless nobody did: then this
-  // rank is the cause.
+/// Why a backend failed. It only sees a closed connection; the store knows who died. Unless nobody
+/// did: then this rank is the cause.
+std::string ProcessGroup::Impl::reason_of(const std::string& message) {
   std::string reason = failure_->wait(options_.heartbeat_timeout + kExplanation);
-  if (reason.empty()) {
-    reason = core::str("rank ", job_.rank, " failed: ", message);
-    abort(reason);
-  }
-  core::fail<CommunicationError>(ticket.operation, reason, "; rank ", job_.rank,
+  if (!reason.empty()) return reason;
+  reason = core::str("rank ", job_.rank, " failed: ", message);
+  abort(reason);
+  return reason;
+}
+
+void ProcessGroup::Impl::explain(const Ticket& ticket, const std::string& message) {
+  core::fail<CommunicationError>(ticket.operation, reason_of(message), "; rank ", job_.rank,
                                  " was in collective ", ticket.sequence, ", ", ticket.what);
 }
 
@@ -163,7 +190,8 @@ class ProcessGroup::Impl::Queued {
     ran_ = true;
     impl_->execute(ticket_, "", impl_->options_.timeout, false, [&] {
       Collectives& backend = impl_->backend(device);
-      backend.begin(fingerprint(ticket_.what, ticket_.sequence));
+      backend.begin(fingerprint(ticket_.what, ticket_.sequence),
+                    core::str("collective ", ticket_.sequence, ", ", ticket_.what));
       work(backend);
     });
   }
@@ -189,6 +217,21 @@ std::vector<std::string> ProcessGroup::Impl::exchange(const char* operation,
                                                       milliseconds timeout) {
   if (!coordinator_) return {value};
   return execute(take_ticket(operation, what), value, timeout, true, nullptr);
+}
+
+void ProcessGroup::Impl::check() const {
+  if (!coordinator_) return;
+  if (failure_->is_set()) core::fail<CommunicationError>("group", failure_->reason());
+}
+
+void ProcessGroup::Impl::wait() {
+  try {
+    if (cuda_) cuda_->wait();
+  } catch (const CommunicationError& error) {
+    core::fail<CommunicationError>("group", reason_of(error.what()), "; rank ", job_.rank, ": ",
+                                   error.what());
+  }
+  check();
 }
 
 void ProcessGroup::Impl::abort(const std::string& reason) {

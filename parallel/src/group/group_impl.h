@@ -24,8 +24,12 @@ class GroupFailure {
   /// The reason, waiting for one for a while.
   std::string wait(std::chrono::milliseconds timeout) const;
   void add(const std::shared_ptr<Collectives>& backend);
+  /// What the backends find wrong on their devices; empty: nothing.
+  std::string check_devices() const;
 
  private:
+  std::vector<std::shared_ptr<Collectives>> alive() const;  // needs mutex_
+
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::string reason_;
@@ -39,7 +43,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   /// Joins the other ranks; without it, it is a group of one.
-  void join(const std::function<std::unique_ptr<Coordinator>(OnFailure)>& make);
+  void join(const std::function<std::unique_ptr<Coordinator>(OnFailure, CheckDevices)>& make);
 
   const JobEnvironment& job() const { return job_; }
   const GroupOptions& options() const { return options_; }
@@ -51,6 +55,8 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   /// A collective of host values: all ranks' values.
   std::vector<std::string> exchange(const char* operation, const std::string& what,
                                     const std::string& value, std::chrono::milliseconds timeout);
+  void wait();
+  void check() const;
   void abort(const std::string& reason);
 
  private:
@@ -69,6 +75,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void pass_turn();
   bool is_new(const std::string& what);
   Collectives& backend(Device device);
+  std::string reason_of(const std::string& message);
   [[noreturn]] void explain(const Ticket& ticket, const std::string& message);
 
   JobEnvironment job_;

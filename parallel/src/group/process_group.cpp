@@ -64,8 +64,9 @@ ProcessGroup ProcessGroup::from_environment(const GroupOptions& options) {
   const JobEnvironment job = read_job_environment();
   auto impl = std::make_shared<Impl>(job, options);
   if (job.world_size > 1) {
-    impl->join(
-        [&](OnFailure on_failure) { return join_processes(job, options, std::move(on_failure)); });
+    impl->join([&](OnFailure on_failure, CheckDevices check) {
+      return join_processes(job, options, std::move(on_failure), std::move(check));
+    });
   }
   return ProcessGroup(std::move(impl));
 }
@@ -80,7 +81,7 @@ std::vector<ProcessGroup> ProcessGroup::in_process(int world_size, const GroupOp
     job.world_size = job.local_world_size = world_size;
     auto impl = std::make_shared<Impl>(job, options);
     if (world_size > 1)
-      impl->join([&](OnFailure on_failure) {
+      impl->join([&](OnFailure on_failure, const CheckDevices&) {
         return join_in_process_group(shared, rank, std::move(on_failure));
       });
     groups.push_back(ProcessGroup(std::move(impl)));
@@ -178,6 +179,14 @@ core::World ProcessGroup::world() const {
   return {rank(), world_size(), [group = *this](const std::string& value, std::string_view name) {
             return group.exchange(value, name);
           }};
+}
+
+void ProcessGroup::wait() const {
+  impl_->wait();
+}
+
+void ProcessGroup::check() const {
+  impl_->check();
 }
 
 void ProcessGroup::abort(std::string_view reason) const {

@@ -13,7 +13,8 @@ namespace {
 
 class StoreCoordinator : public Coordinator {
  public:
-  StoreCoordinator(const JobEnvironment& job, const GroupOptions& options, OnFailure on_failure);
+  StoreCoordinator(const JobEnvironment& job, const GroupOptions& options, OnFailure on_failure,
+                   CheckDevices check);
   std::vector<std::string> report(const Ledger::Report& report, bool wait) override;
   void break_group(const std::string& reason) override { watchdog_.break_group(reason); }
   void leave(std::uint64_t collectives) noexcept override;
@@ -35,17 +36,19 @@ std::unique_ptr<StoreServer> serve(const StoreAddress& address, const JobEnviron
 }
 
 StoreCoordinator::StoreCoordinator(const JobEnvironment& job, const GroupOptions& options,
-                                   OnFailure on_failure)
+                                   OnFailure on_failure, CheckDevices check)
     : job_(job),
       options_(options),
       address_{job.master_addr, job.master_port, job.token},
       server_(serve(address_, job, options)),
       client_(std::make_shared<StoreClient>(address_, job.rank)),
-      watchdog_(address_, job.rank, options.heartbeat_timeout,
-                [client = client_, on_failure = std::move(on_failure)](const std::string& reason) {
-                  client->cancel(reason);
-                  on_failure(reason);
-                }) {
+      watchdog_(
+          address_, job.rank, options.heartbeat_timeout,
+          [client = client_, on_failure = std::move(on_failure)](const std::string& reason) {
+            client->cancel(reason);
+            on_failure(reason);
+          },
+          std::move(check)) {
   client_->join(job.world_size, options.timeout);
 }
 
@@ -73,8 +76,8 @@ std::unique_ptr<Collectives> StoreCoordinator::connect(Device device) {
 }  // namespace
 
 std::unique_ptr<Coordinator> join_processes(const JobEnvironment& job, const GroupOptions& options,
-                                            OnFailure on_failure) {
-  return std::make_unique<StoreCoordinator>(job, options, std::move(on_failure));
+                                            OnFailure on_failure, CheckDevices check) {
+  return std::make_unique<StoreCoordinator>(job, options, std::move(on_failure), std::move(check));
 }
 
 }  // namespace cairn::parallel

@@ -110,12 +110,13 @@ class StoreClient {
 
   /// From any thread: ends a request that waits, and every later one, with this reason.
   void cancel(const std::string& reason);
+  /// For waits for something else than the store.
+  void throw_if_cancelled(std::string_view what) const;
 
  private:
   struct Answer;
   Answer request(std::string_view what, std::uint64_t id, const std::string& message,
                  Milliseconds timeout);
-  void throw_if_cancelled(std::string_view what) const;
 
   StoreAddress address_;
   int rank_;
@@ -128,13 +129,15 @@ class StoreClient {
   std::atomic<bool> cancelled_ = false;
 };
 
-/// Sends this rank's heartbeats from a thread of its own, learns from the server when the group is
-/// broken, and can break it.
+/// Sends this rank's heartbeats from a thread of its own, asks whether this rank's devices are well,
+/// learns from the server when the group is broken, and can break it.
 class Watchdog {
  public:
-  /// on_failure is called once, from the watchdog's thread.
+  /// Both are called from the watchdog's thread: on_failure once, check at each heartbeat. What check
+  /// returns breaks the group, unless the store soon knows of a cause (a dead rank).
   Watchdog(const StoreAddress& address, int rank, Milliseconds heartbeat_timeout,
-           std::function<void(const std::string&)> on_failure);
+           std::function<void(const std::string&)> on_failure,
+           std::function<std::string()> check = {});
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -144,12 +147,15 @@ class Watchdog {
 
  private:
   void run();
+  void check_devices();
   void send_reason();
 
   StoreAddress address_;
   int rank_;
   Milliseconds heartbeat_timeout_;
   std::function<void(const std::string&)> on_failure_;
+  std::function<std::string()> check_;
+  Ledger::Clock::time_point trouble_since_ = Ledger::Clock::time_point::max();
   StoreConnection connection_;
   Wakeup wakeup_;
   std::atomic<bool> stop_ = false;

@@ -19,6 +19,9 @@ using wire::Request;
 
 constexpr auto kAnswerTime = Milliseconds(10'000);  // for what the server can answer at once
 constexpr auto kMargin = Milliseconds(2000);        // beyond a timeout that the server keeps
+// How long the store has to say who died before a device's trouble, which follows from it, is the
+// reason.
+constexpr auto kPrecedence = Milliseconds(2000);
 
 Packer start(std::uint64_t id, int rank, Request request) {
   return Packer()
@@ -187,11 +190,13 @@ Milliseconds heartbeat_interval(Milliseconds heartbeat_timeout) {
 }
 
 Watchdog::Watchdog(const StoreAddress& address, int rank, Milliseconds heartbeat_timeout,
-                   std::function<void(const std::string&)> on_failure)
+                   std::function<void(const std::string&)> on_failure,
+                   std::function<std::string()> check)
     : address_(address),
       rank_(rank),
       heartbeat_timeout_(heartbeat_timeout),
       on_failure_(std::move(on_failure)),
+      check_(std::move(check)),
       connection_(address),
       thread_([this] { run(); }) {}
 
@@ -207,6 +212,14 @@ void Watchdog::break_group(const std::string& reason) {
     reason_ = reason;
   }
   wakeup_.signal();
+}
+
+void Watchdog::check_devices() {
+  const std::string trouble = check_ ? check_() : "";
+  if (trouble.empty()) return;
+  const auto now = Clock::now();
+  trouble_since_ = std::min(trouble_since_, now);
+  if (now - trouble_since_ >= kPrecedence) break_group(trouble);
 }
 
 void Watchdog::send_reason() {
@@ -228,6 +241,7 @@ void Watchdog::run() {
     if (now >= next_beat) {
       connection_.send(beat);
       next_beat = now + interval;
+      check_devices();
     }
     if (connection_.receive(message, std::chrono::ceil<Milliseconds>(next_beat - now), wakeup_)) {
       heard = true;

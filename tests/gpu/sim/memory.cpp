@@ -9,6 +9,7 @@
 namespace cairn::gpusim {
 namespace {
 
+constexpr std::size_t kAlignment = 256;  // of an allocation: what CUDA promises, and no more
 constexpr int kPoison = 0xff;  // NaN in every floating dtype
 
 std::uintptr_t number(const void* data) {
@@ -45,19 +46,20 @@ void Memory::start(int gpus, std::size_t bytes_of_each) {
 }
 
 void* Memory::allocate(int device, std::size_t bytes) {
-  const std::size_t mapped = whole_pages(bytes);
+  const std::size_t mapped = whole_pages(bytes + kAlignment);
   if (used_[device] + mapped > capacity_) return nullptr;
   auto made = std::make_unique<Allocation>();
-  *made = {device, reinterpret_cast<char*>(next_[device]), bytes, mapped};
+  char* const pages = reinterpret_cast<char*>(next_[device]);
+  *made = {device, pages, mapped, pages + kAlignment, bytes};
   Allocation& allocation = *made;
   next_[device] += mapped + kPage;  // a page between allocations belongs to none
   used_[device] += mapped;
   for (std::size_t at = 0; at < mapped; at += kPage) {
-    shadow(page_of(allocation.begin + at)) = new PageShadow{&allocation, allocation.begin + at, 0, {}, {}, {}, {}};
+    shadow(page_of(pages + at)) = new PageShadow{&allocation, pages + at, 0, {}, {}, {}, {}};
   }
   allocations_[allocation.begin] = std::move(made);
   open(allocation);
-  std::memset(allocation.begin, kPoison, mapped);
+  std::memset(pages, kPoison, mapped);
   return allocation.begin;
 }
 
@@ -67,11 +69,11 @@ bool Memory::release(void* data) {
   close_all();
   const Allocation& allocation = *found->second;
   for (std::size_t at = 0; at < allocation.mapped_bytes; at += kPage) {
-    PageShadow*& page = shadow(page_of(allocation.begin + at));
+    PageShadow*& page = shadow(page_of(allocation.pages + at));
     delete page;
     page = nullptr;
   }
-  madvise(allocation.begin, allocation.mapped_bytes, MADV_DONTNEED);
+  madvise(allocation.pages, allocation.mapped_bytes, MADV_DONTNEED);
   used_[allocation.device] -= allocation.mapped_bytes;
   allocations_.erase(found);
   return true;
@@ -143,14 +145,14 @@ void Memory::fail(const char* kind, const void* data, std::size_t bytes, bool wr
 
 void Memory::open(Allocation& allocation) {
   if (allocation.open) return;
-  mprotect(allocation.begin, allocation.mapped_bytes, PROT_READ | PROT_WRITE);
+  mprotect(allocation.pages, allocation.mapped_bytes, PROT_READ | PROT_WRITE);
   allocation.open = true;
   open_.push_back(&allocation);
 }
 
 void Memory::close_all() {
   for (Allocation* allocation : open_) {
-    mprotect(allocation->begin, allocation->mapped_bytes, PROT_NONE);
+    mprotect(allocation->pages, allocation->mapped_bytes, PROT_NONE);
     allocation->open = false;
   }
   open_.clear();
@@ -170,8 +172,8 @@ void Memory::access(const void* data, std::size_t bytes, bool write) {
     const std::uintptr_t base = at / kPage * kPage, stop = std::min(end, base + kPage);
     if (page == nullptr) fail("memory", data, bytes, write, "outside every allocation");
     const Allocation& allocation = *page->allocation;
-    if (stop > number(allocation.begin) + allocation.bytes) {
-      fail("memory", data, bytes, write, "past the allocation's end");
+    if (at < number(allocation.begin) || stop > number(allocation.begin) + allocation.bytes) {
+      fail("memory", data, bytes, write, "outside the allocation");
     }
     if (page->work != running_.number) {
       if (!running_.peers && !reaches(running_.device, allocation.device)) {
@@ -236,7 +238,9 @@ void Memory::settle(PageShadow& page, std::uint16_t begin, std::uint16_t end, bo
       kept.push_back(std::move(touch));
       continue;
     }
-    if ((touch.write || write) && !running_.clock->knows(touch.point)) {
+    // A work that asks whether it is ready may read before it runs.
+    const bool own = touch.point == running_.point;
+    if ((touch.write || write) && !own && !running_.clock->knows(touch.point)) {
       report("race", "'" + *running_.name + (write ? "' writes" : "' reads") + " what '" +
                          *touch.name + (touch.write ? "' wrote" : "' read") +
                          " and nothing orders the two: " +

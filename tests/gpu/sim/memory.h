@@ -23,9 +23,10 @@ inline constexpr std::size_t kPage = 4096, kCell = 2, kCells = kPage / kCell;
 
 struct Allocation {
   int device;
-  char* begin;
-  std::size_t bytes;         // as asked for
+  char* pages;
   std::size_t mapped_bytes;  // whole pages
+  char* begin;
+  std::size_t bytes;  // as asked for
   bool open = false;         // accessible now
 };
 

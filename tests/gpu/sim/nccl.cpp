@@ -162,8 +162,7 @@ Signature signature(Kind kind, std::size_t count, ncclDataType_t type, int op = 
 }
 
 std::size_t ranks_of(ncclComm_t handle) {
-  return handle == nullptr ? 0
-                           : static_cast<std::size_t>(communicator_of(handle, "nccl")->ranks());
+  return handle == nullptr ? 0 : static_cast<std::size_t>(communicator_of(handle, "nccl")->ranks());
 }
 
 int rank_of(ncclComm_t handle) {
@@ -409,12 +408,12 @@ ncclResult_t ncclReduceScatter(const void* send, void* recv, size_t count, ncclD
 
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  return operate("ncclSend", comm, stream, {signature(Kind::send, count, type), peer, send, nullptr},
-                 count, 0);
+  return operate("ncclSend", comm, stream,
+                 {signature(Kind::send, count, type), peer, send, nullptr}, count, 0);
 }
 
 ncclResult_t ncclRecv(void* recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return operate("ncclRecv", comm, stream, {signature(Kind::recv, count, type), peer, nullptr, recv},
-                 0, count);
+  return operate("ncclRecv", comm, stream,
+                 {signature(Kind::recv, count, type), peer, nullptr, recv}, 0, count);
 }

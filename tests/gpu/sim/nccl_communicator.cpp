@@ -134,9 +134,8 @@ ncclResult_t Communicator::start_added() {
 void Communicator::issue(std::shared_ptr<Group> group) {
   group->number = issued_++;
   const std::string name =
-      "nccl " + (group->parts.size() == 1
-                     ? describe(group->parts[0].what)
-                     : "group of " + std::to_string(group->parts.size()));
+      "nccl " + (group->parts.size() == 1 ? describe(group->parts[0].what)
+                                          : "group of " + std::to_string(group->parts.size()));
   count_kernel();
   Stream& stream = *group->stream;
   const auto self = shared_from_this();
@@ -312,7 +311,8 @@ void Communicator::run(const Part& part, const std::vector<std::string>& message
   void* const out = part.recv_bytes > 0 ? write(part.recv, part.recv_bytes) : nullptr;
   if (aborted_) {
     const std::size_t half = part.recv_bytes / 2;
-    if (out != nullptr) std::memset(static_cast<char*>(out) + half, kGarbage, part.recv_bytes - half);
+    if (out != nullptr)
+      std::memset(static_cast<char*>(out) + half, kGarbage, part.recv_bytes - half);
     return;
   }
   const auto me = static_cast<std::size_t>(rank());
@@ -357,7 +357,8 @@ namespace {
 
 struct Handles {
   std::mutex mutex;
-  std::map<ncclComm_t, std::unique_ptr<ncclComm>> all;  // gone ones too: their addresses stay theirs
+  std::map<ncclComm_t, std::unique_ptr<ncclComm>>
+      all;  // gone ones too: their addresses stay theirs
   std::string error;
 };
 

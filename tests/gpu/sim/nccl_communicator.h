@@ -19,7 +19,15 @@
 
 namespace cairn::gpusim {
 
-enum class Kind : std::int32_t { all_reduce, broadcast, reduce, all_gather, reduce_scatter, send, recv };
+enum class Kind : std::int32_t {
+  all_reduce,
+  broadcast,
+  reduce,
+  all_gather,
+  reduce_scatter,
+  send,
+  recv
+};
 
 /// What has to be the same on every rank.
 struct Signature {
@@ -44,7 +52,7 @@ struct Part {
 struct Group {
   std::vector<Part> parts;
   Stream* stream = nullptr;
-  std::uint64_t number = 0;  // among the communicator's groups
+  std::uint64_t number = 0;                      // among the communicator's groups
   std::vector<std::vector<std::string>> inputs;  // by part and rank, once ready
 };
 

@@ -13,7 +13,8 @@ constexpr std::size_t kAlignment = 16;  // bytes, of a ring's chunks
 
 /// Half types compute in f32 and round, which for one operation is the same as computing exactly.
 template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, float, T>;
+using Wide =
+    std::conditional_t<std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>, float, T>;
 
 template <class T>
 Wide<T> widen(T x) {

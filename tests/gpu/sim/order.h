@@ -11,6 +11,7 @@ namespace cairn::gpusim {
 /// The nth work of a stream.
 struct Point {
   std::uint32_t stream = 0, number = 0;
+  bool operator==(const Point&) const = default;
 };
 
 /// Of each stream, the work that is known to be done.

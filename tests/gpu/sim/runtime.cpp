@@ -314,6 +314,18 @@ cudaError_t cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  const Call call("cudaPointerGetAttributes");
+  if (const cudaError_t code = enter(call)) return code;
+  const int location = location_of(data);
+  *attributes = {};
+  attributes->device = std::max(location, 0);
+  attributes->type = location == kPageable ? cudaMemoryTypeUnregistered
+                     : location == kPinned ? cudaMemoryTypeHost
+                                           : cudaMemoryTypeDevice;
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, std::size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   const Call call("cudaMemcpyAsync");

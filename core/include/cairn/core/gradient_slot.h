@@ -4,8 +4,8 @@
 //   writing  a backward (a run) has begun that may write it, and has not ended.
 //   local    it holds this rank's gradient, of one run or the sum of several.
 //   reduced  it holds the average over the ranks of its reducer.
-//   broken   a run threw after it had added to a gradient that was there: what it holds is neither the
-//            old gradient nor the new one. Nothing but clear() is allowed.
+//   broken   a run threw after it had added to a gradient that was there, or its reduction failed: what
+//            it holds is neither the old gradient nor the new one. Nothing but clear() is allowed.
 //
 // A run ends or throws as a whole. When it throws, a slot that was empty before is empty again, one that
 // it has not written is as before, and one that it has added to is broken: a step refuses it and says why.
@@ -61,6 +61,9 @@ class GradientReducer {
   /// Averages each part over the ranks in place, in the current streams' order. A collective: every
   /// rank hands in the same parts.
   virtual void reduce(const std::vector<Part>& parts) = 0;
+  /// Returns when all that it has reduced so far is whole, and waits for the devices if it must.
+  /// Throws CommunicationError otherwise; the slots are broken then.
+  virtual void settle() {}
 };
 
 class GradientSlot {
@@ -118,6 +121,8 @@ class GradientSlot {
   bool needs_reduction() const;
   void mark_reduced();  // what memory() holds, or will hold when its run ends
   void mark_sum_reduced();
+  /// The reduction of what it holds, if anything, has failed.
+  void mark_broken(const std::string& error);
 
   // ---- Optimizers
 
@@ -157,7 +162,7 @@ class GradientSlot {
   bool summed_ = false;
   bool sum_is_local_ = false;
   GradientScale scale_;
-  std::string error_;  // broken: what threw
+  std::string error_;  // broken: why
   std::unique_ptr<Tensor> memory_, sum_;
   std::weak_ptr<GradientMemory> owner_;
   std::weak_ptr<GradientReducer> reducer_;

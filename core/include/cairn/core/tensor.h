@@ -122,7 +122,8 @@ std::ostream& operator<<(std::ostream& out,
                          const Tensor& tensor);  // values (abridged), shape, dtype, device
 
 /// Copies bytes between equally laid out dense tensors of any two devices, in the current streams'
-/// order. No conversion: kernels::copy has that.
+/// order. Between a GPU and host memory that is not pinned, it is done when this returns; pinned
+/// memory must stay until the stream's work is done. No conversion: kernels::copy has that.
 void copy_bytes(const TensorView& src, const TensorView& dst);
 
 }  // namespace cairn::core

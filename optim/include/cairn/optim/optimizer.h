@@ -216,6 +216,7 @@ class Optimizer : public core::Stateful {
   struct LoadPlan;
   void attach_arenas();
   void settle() const;
+  void wait_for_reductions() const;
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
   void check_report(const GradientReport& report) const;
   StepResult measure(const GradientReport& report, const StepOptions& options,

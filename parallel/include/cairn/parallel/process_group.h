@@ -87,6 +87,13 @@ class ProcessGroup {
   void barrier(std::string_view name = "") const;
   void barrier(std::chrono::milliseconds timeout, std::string_view name = "") const;
 
+  /// Returns when the collectives on CUDA tensors so far are done on the device. Throws
+  /// CommunicationError where the group is broken: what they wrote may then be half reduced.
+  /// Synchronising a stream does not tell: it ends with success when a collective is aborted.
+  void wait() const;
+  /// Throws CommunicationError where the group is known to be broken; waits for nothing.
+  void check() const;
+
   // The same for host values; they pass through the store.
   double all_reduce_max(double value, std::string_view name = "") const;
   double all_reduce_sum(double value, std::string_view name = "") const;

@@ -1,20 +1,45 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 #include "cairn/core/stream.h"
 #include "collectives/nccl_backend.h"
 
 namespace cairn::parallel {
 namespace {
 
-constexpr auto kPoll = std::chrono::milliseconds(1);
+using Clock = std::chrono::steady_clock;
+using core::Event;
+using core::Stream;
+
+/// Waits between polls. NCCL's threads mostly need some microseconds for the host's part of a
+/// collective, and backward waits meanwhile: no sleep at first.
+class Pause {
+ public:
+  void operator()() {
+    if (++polls_ <= kYields) return std::this_thread::yield();
+    std::this_thread::sleep_for(sleep_);
+    sleep_ = std::min<std::chrono::microseconds>(2 * sleep_, kLongest);
+  }
+
+ private:
+  static constexpr int kYields = 200;
+  static constexpr std::chrono::microseconds kLongest{1000};
+  int polls_ = 0;
+  std::chrono::microseconds sleep_{20};
+};
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
@@ -62,30 +87,56 @@ std::size_t count(const TensorView& x) {
   return static_cast<std::size_t>(x.numel());
 }
 
+/// A collective that the device may not have done yet.
+struct InFlight {
+  std::string what;
+  Event reached, done;                             // points in its stream before and after it
+  std::optional<Clock::time_point> reached_since;  // when the watchdog first saw the first one
+};
+
 /// A non-blocking communicator: calls return at once and are finished by polling, so that abort()
-/// ends them from another thread.
+/// ends them from another thread. Each call is finished before anything else is put into its stream,
+/// because only then NCCL's kernel is there.
+///
+/// The device's part is watched by check(): an aborted kernel ends as if it had succeeded, so nobody
+/// but wait() knows whether results are whole.
 class NcclCollectives : public Collectives {
  public:
   explicit NcclCollectives(const Membership& membership);
   ~NcclCollectives() override;
-  void begin(std::uint64_t /*fingerprint*/) override {
-  }  // NCCL has no tags; the ledger alone finds what differs
+  /// NCCL has no tags; the ledger alone finds what differs.
+  void begin(std::uint64_t /*fingerprint*/, const std::string& what) override { what_ = what; }
   void all_reduce(const TensorView& x, ReduceOp op) override;
   void broadcast(const TensorView& x, int root) override;
   void all_gather(const TensorView& x, const TensorView& y) override;
   void reduce_scatter(const TensorView& x, const TensorView& y, ReduceOp op) override;
   void abort() noexcept override;
+  void wait() override;
+  std::string check() override;
+  void close() noexcept override;
 
  private:
   template <class Call>
   void run(const char* name, const TensorView& x, Call&& call);
-  void finish(const char* name, ncclResult_t result, std::chrono::milliseconds timeout);
-  [[noreturn]] void fail(const char* name, ncclResult_t result) const;
+  void finish(const std::string& name, ncclResult_t result);
+  InFlight start(const Stream& stream);
+  void finish_close();
+  // These need mutex_.
+  void forget_done();
+  std::string trouble();
+  void throw_if_aborted(const std::string& name) const;
+  std::string under_way() const;
+  [[noreturn]] void fail(const std::string& name, ncclResult_t result) const;
 
+  int rank_;
   Device device_;
   std::chrono::milliseconds timeout_;
-  std::mutex mutex_;  // the communicator: abort() comes from the watchdog's thread
+  std::shared_ptr<StoreClient> store_;
+  std::string what_;  // the collective that is being called
+  std::mutex mutex_;  // all that follows: the watchdog's thread checks and aborts
   ncclComm_t communicator_ = nullptr;
+  std::deque<InFlight> in_flight_;
+  std::vector<InFlight> spare_;  // their events are used again
   std::atomic<bool> aborted_ = false;
 };
 
@@ -107,7 +158,10 @@ ncclUniqueId shared_id(const Membership& membership) {
 }
 
 NcclCollectives::NcclCollectives(const Membership& membership)
-    : device_(membership.device), timeout_(membership.timeout) {
+    : rank_(membership.rank),
+      device_(membership.device),
+      timeout_(membership.timeout),
+      store_(membership.store) {
   const core::DeviceGuard guard(device_);
   const ncclUniqueId id = shared_id(membership);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -115,7 +169,7 @@ NcclCollectives::NcclCollectives(const Membership& membership)
   const ncclResult_t result =
       ncclCommInitRankConfig(&communicator_, membership.world_size, id, membership.rank, &config);
   try {
-    finish("initialisation", result, timeout_);
+    finish("initialisation", result);
   } catch (...) {
     abort();
     throw;
@@ -123,40 +177,146 @@ NcclCollectives::NcclCollectives(const Membership& membership)
 }
 
 NcclCollectives::~NcclCollectives() {
-  abort();
+  close();
 }
 
 void NcclCollectives::abort() noexcept {
   aborted_ = true;
   const std::lock_guard lock(mutex_);
-  if (communicator_ != nullptr) ncclCommAbort(communicator_);
+  if (communicator_ == nullptr) return;
+  try {
+    forget_done();
+  } catch (const core::Error&) {  // what is left in flight is named; more is not lost
+  }
+  ncclCommAbort(communicator_);
   communicator_ = nullptr;
 }
 
-void NcclCollectives::fail(const char* name, ncclResult_t result) const {
+/// Waits for collectives that are under way, here and on the other ranks: to end a communicator
+/// before takes the others' from them.
+void NcclCollectives::close() noexcept {
+  if (aborted_ || communicator_ == nullptr) return;
+  try {
+    finish_close();
+  } catch (const core::Error& error) {
+    if (!aborted_) log::warn("ending NCCL: {}", error.what());
+    abort();
+  }
+}
+
+void NcclCollectives::finish_close() {
+  const core::DeviceGuard guard(device_);
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    throw_if_aborted("the end");
+    result = ncclCommFinalize(communicator_);
+  }
+  finish("the end", result);
+  const std::lock_guard lock(mutex_);
+  throw_if_aborted("the end");
+  const ncclComm_t communicator = std::exchange(communicator_, nullptr);
+  if (result = ncclCommDestroy(communicator); result != ncclSuccess) fail("the end", result);
+}
+
+void NcclCollectives::fail(const std::string& name, ncclResult_t result) const {
   core::fail<core::CommunicationError>("nccl", name, " failed on ", device_, ": ",
                                        ncclGetErrorString(result), " (NCCL_DEBUG=INFO tells more)");
 }
 
+void NcclCollectives::throw_if_aborted(const std::string& name) const {
+  if (aborted_ || communicator_ == nullptr)
+    core::fail<core::CommunicationError>("nccl", name, " was aborted on ", device_);
+}
+
 /// Waits until the call has done its work on the host; the device's part is in the stream.
-void NcclCollectives::finish(const char* name, ncclResult_t result,
-                             std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  for (;;) {
+void NcclCollectives::finish(const std::string& name, ncclResult_t result) {
+  const auto deadline = Clock::now() + timeout_;
+  for (Pause pause;; pause()) {
     if (result != ncclSuccess && result != ncclInProgress) fail(name, result);
     {
       const std::lock_guard lock(mutex_);
-      if (aborted_ || communicator_ == nullptr)
-        core::fail<core::CommunicationError>("nccl", name, " was aborted");
-      if (const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &result);
-          asked != ncclSuccess)
-        fail(name, asked);
+      throw_if_aborted(name);
+      const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &result);
+      if (asked != ncclSuccess) fail(name, asked);
     }
     if (result == ncclSuccess) return;
-    if (std::chrono::steady_clock::now() > deadline)
-      core::fail<core::CommunicationError>("nccl", name, " did not finish in time");
-    if (result == ncclInProgress) std::this_thread::sleep_for(kPoll);
+    store_->throw_if_cancelled("nccl");
+    if (Clock::now() > deadline)
+      core::fail<core::CommunicationError>("nccl", name, " did not finish in time on ", device_);
   }
+}
+
+// ---- The device's part
+
+InFlight NcclCollectives::start(const Stream& stream) {
+  const std::lock_guard lock(mutex_);
+  throw_if_aborted(what_);
+  forget_done();
+  InFlight started =
+      spare_.empty() ? InFlight{{}, Event(device_), Event(device_), {}} : std::move(spare_.back());
+  if (!spare_.empty()) spare_.pop_back();
+  started.what = what_;
+  started.reached_since.reset();
+  started.reached.record(stream);
+  return started;
+}
+
+/// The device does the collectives of one communicator in order.
+void NcclCollectives::forget_done() {
+  while (!in_flight_.empty() && in_flight_.front().done.done()) {
+    spare_.push_back(std::move(in_flight_.front()));
+    in_flight_.pop_front();
+  }
+}
+
+std::string NcclCollectives::under_way() const {
+  return in_flight_.empty() ? "a collective" : in_flight_.front().what;
+}
+
+std::string NcclCollectives::trouble() {
+  forget_done();
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &state);
+  if (asked != ncclSuccess) state = asked;
+  if (state != ncclSuccess && state != ncclInProgress)
+    return core::str(under_way(), ", failed on ", device_, ": ", ncclGetErrorString(state));
+  if (in_flight_.empty()) return "";
+  InFlight& first = in_flight_.front();
+  if (!first.reached_since && first.reached.done()) first.reached_since = Clock::now();
+  if (!first.reached_since || Clock::now() - *first.reached_since < timeout_) return "";
+  return core::str(first.what, ", did not end on ", device_, " within ",
+                   static_cast<double>(timeout_.count()) / 1000.0, " s");
+}
+
+std::string NcclCollectives::check() {
+  if (aborted_) return "";
+  cudaSetDevice(device_.index);  // the watchdog's thread uses no other
+  const std::lock_guard lock(mutex_);
+  if (communicator_ == nullptr) return "";
+  try {
+    const std::string found = trouble();
+    return found.empty() ? found : core::str("rank ", rank_, " failed: ", found);
+  } catch (const core::Error& error) {
+    return core::str("rank ", rank_, " failed: ", under_way(), ": ", error.what());
+  }
+}
+
+void NcclCollectives::wait() {
+  std::vector<Event> events;
+  {
+    const std::lock_guard lock(mutex_);
+    throw_if_aborted(under_way());
+    for (const InFlight& collective : in_flight_) events.push_back(collective.done);
+  }
+  for (const Event& event : events) event.synchronize();
+  const std::lock_guard lock(mutex_);
+  throw_if_aborted(under_way());
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &state);
+  if (asked != ncclSuccess) state = asked;
+  if (state != ncclSuccess && state != ncclInProgress) fail(under_way(), state);
+  forget_done();
 }
 
 template <class Call>
@@ -165,15 +325,18 @@ void NcclCollectives::run(const char* name, const TensorView& x, Call&& call) {
               ", got one on ", x.device);
   if (x.numel() == 0) return;
   const core::DeviceGuard guard(device_);
-  const auto stream = static_cast<cudaStream_t>(core::Stream::current(device_).native());
+  const Stream stream = Stream::current(device_);
+  InFlight started = start(stream);
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard lock(mutex_);
-    if (aborted_ || communicator_ == nullptr)
-      core::fail<core::CommunicationError>("nccl", name, " was aborted");
-    result = call(stream);
+    throw_if_aborted(what_);
+    result = call(static_cast<cudaStream_t>(stream.native()));
   }
-  finish(name, result, timeout_);
+  finish(what_, result);
+  started.done.record(stream);
+  const std::lock_guard lock(mutex_);
+  in_flight_.push_back(std::move(started));
 }
 
 void NcclCollectives::all_reduce(const TensorView& x, ReduceOp op) {

@@ -1,0 +1,37 @@
+// Linked into every test program of the simulated GPU: a test whose name says cuda must have given
+// a GPU something to do.
+#include <gtest/gtest.h>
+
+#include "gpu/sim/simulator.h"
+
+namespace cairn::test {
+namespace {
+
+std::uint64_t work_so_far() {
+  const gpusim::Counters counters = gpusim::counters();
+  std::uint64_t work = counters.kernels;
+  for (const char* call : {"cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamCreateWithFlags"}) {
+    if (const auto found = counters.calls.find(call); found != counters.calls.end()) {
+      work += found->second;
+    }
+  }
+  return work;
+}
+
+class MustWork : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo&) override { before_ = work_so_far(); }
+  void OnTestEnd(const testing::TestInfo& test) override {
+    const std::string name = std::string(test.test_suite_name()) + "." + test.name();
+    if (name.find("cuda") == std::string::npos || !test.result()->Passed()) return;
+    EXPECT_GT(work_so_far(), before_) << "a test on cuda that gave the GPU nothing to do";
+  }
+  std::uint64_t before_ = 0;
+};
+
+const bool listening = [] {
+  testing::UnitTest::GetInstance()->listeners().Append(new MustWork);
+  return true;
+}();
+
+}  // namespace
+}  // namespace cairn::test
