@@ -251,6 +251,23 @@ TEST_F(SimulatedNccl, SendsAroundARing) {
   });
 }
 
+TEST_F(SimulatedNccl, DoesTheCollectivesOfAGroupInOrder) {
+  run_ranks(3, [](Rank& me) {
+    const Buffer<float> x(50, static_cast<float>(me.rank)), y(150, -1.0f);
+    for (int i = 0; i < 20; ++i) {
+      OK(ncclGroupStart());
+      OK(ncclAllReduce(x.data(), x.data(), 50, ncclFloat32, ncclMax, me.comm, me.stream));
+      OK(ncclGroupStart());
+      OK(ncclAllGather(x.data(), y.data(), 50, ncclFloat32, me.comm, me.stream));
+      OK(ncclGroupEnd());
+      OK(ncclBroadcast(y.data(), y.data(), 150, ncclFloat32, 1, me.comm, me.stream));
+      OK(ncclGroupEnd());
+    }
+    OK(cudaStreamSynchronize(me.stream));
+    EXPECT_EQ(y.values(), std::vector<float>(150, 2.0f));
+  });
+}
+
 TEST_F(SimulatedNccl, SplitsByColorAndOrdersByKey) {
   run_ranks(4, [](Rank& me) {
     ncclComm_t half = nullptr;

@@ -28,6 +28,9 @@ void run_ranks(int world_size, const std::function<void(parallel::ProcessGroup&)
 /// The ranks are threads of this process.
 void run_threads(int world_size, const std::function<void(parallel::ProcessGroup&)>& body);
 
+/// A port of the loopback interface that nobody uses now.
+int free_port();
+
 /// Short deadlines, so that tests of failures are fast.
 parallel::GroupOptions fast_options();
 

@@ -121,6 +121,7 @@ void DistributedDataParallel::Impl::plan() {
 }
 
 void DistributedDataParallel::Impl::prepare() {
+  group.check();
   if (arena->stale()) arena->refresh();
   if (planned_generation == arena->generation()) return;
   // A parameter that was unfrozen or cast on some ranks only would be waited for without end.

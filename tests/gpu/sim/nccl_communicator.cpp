@@ -24,6 +24,10 @@ bool reduces(Kind kind) {
   return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter;
 }
 
+bool is_collective(Kind kind) {
+  return kind != Kind::send && kind != Kind::recv;
+}
+
 bool has_root(Kind kind) {
   return kind == Kind::broadcast || kind == Kind::reduce;
 }
@@ -239,7 +243,10 @@ bool Communicator::is_ready(Group& group) {
   group.inputs.resize(group.parts.size());
   bool all = true;
   for (std::size_t i = 0; i < group.parts.size(); ++i) {
-    all = is_ready(group.parts[i], group.inputs[i]) && all;
+    if (is_ready(group.parts[i], group.inputs[i])) continue;
+    all = false;
+    // Who posts to a collective has read the one before.
+    if (is_collective(group.parts[i].what.kind)) break;
   }
   return all;
 }

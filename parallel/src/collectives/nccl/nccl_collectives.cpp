@@ -25,18 +25,18 @@ using core::Event;
 using core::Stream;
 
 /// Waits between polls. NCCL's threads mostly need some microseconds for the host's part of a
-/// collective, and backward waits meanwhile: no sleep at first.
+/// collective, and backward waits meanwhile: no sleep at first, and short ones later.
 class Pause {
  public:
   void operator()() {
     if (++polls_ <= kYields) return std::this_thread::yield();
     std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min<std::chrono::microseconds>(2 * sleep_, kLongest);
+    sleep_ = std::min(2 * sleep_, kLongest);
   }
 
  private:
   static constexpr int kYields = 200;
-  static constexpr std::chrono::microseconds kLongest{1000};
+  static constexpr std::chrono::microseconds kLongest{200};
   int polls_ = 0;
   std::chrono::microseconds sleep_{20};
 };
@@ -195,7 +195,10 @@ void NcclCollectives::abort() noexcept {
 /// Waits for collectives that are under way, here and on the other ranks: to end a communicator
 /// before takes the others' from them.
 void NcclCollectives::close() noexcept {
-  if (aborted_ || communicator_ == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (communicator_ == nullptr) return;
+  }
   try {
     finish_close();
   } catch (const core::Error& error) {
@@ -271,7 +274,7 @@ void NcclCollectives::forget_done() {
 }
 
 std::string NcclCollectives::under_way() const {
-  return in_flight_.empty() ? "a collective" : in_flight_.front().what;
+  return in_flight_.empty() ? "the communicator" : in_flight_.front().what;
 }
 
 std::string NcclCollectives::trouble() {
@@ -309,7 +312,11 @@ void NcclCollectives::wait() {
     throw_if_aborted(under_way());
     for (const InFlight& collective : in_flight_) events.push_back(collective.done);
   }
-  for (const Event& event : events) event.synchronize();
+  // Polls: the device may be stuck ahead of the collectives, and then no abort frees it.
+  for (const Event& event : events) {
+    for (Pause pause; !aborted_ && !event.done(); pause()) {
+    }
+  }
   const std::lock_guard lock(mutex_);
   throw_if_aborted(under_way());
   ncclResult_t state = ncclSuccess;

@@ -1,0 +1,385 @@
+// Groups whose tensors are on GPUs: NCCL's results against the CPU's, and what its failures end in.
+// Needs two GPUs; simulated ones can also be told to fail.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+#include "cairn/autograd/autograd.h"
+#include "cairn/core/generator.h"
+#include "cairn/core/stream.h"
+#include "cairn/nn/nn.h"
+#include "cairn/optim/optimizer.h"
+#include "cairn/optim/sgd.h"
+#include "cairn/parallel/distributed.h"
+#include "expect_error.h"
+#include "group/group_impl.h"
+#include "ranks.h"
+#ifdef CAIRN_SIMULATED_GPUS
+#include "gpu/sim/machine.h"
+#include "gpu/sim/simulator.h"
+#endif
+
+namespace cairn::parallel {
+namespace {
+
+using core::CommunicationError;
+using test::expect_error;
+using test::fast_options;
+using test::start_ranks;
+using Clock = std::chrono::steady_clock;
+
+const bool kConfigured = setenv("CAIRN_SIM_GPUS", "2", 0) == 0;  // before the first call
+
+bool two_gpus() {
+  return core::device_count(core::DeviceType::cuda) >= 2;
+}
+
+Device gpu(const ProcessGroup& group) {
+  return {core::DeviceType::cuda, group.rank()};
+}
+
+Tensor on(Device device, const Tensor& x) {
+  const Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
+  core::copy_bytes(x, y);
+  core::Stream::current(device.is_cuda() ? device : x.device()).synchronize();  // x may end
+  return y;
+}
+
+using Body = std::function<void(ProcessGroup&)>;
+
+/// Two processes, each with a GPU; both must succeed.
+void run_processes(const Body& body) {
+  const auto results = start_ranks(2, [&](int) {
+    auto group = ProcessGroup::from_environment(fast_options());
+    body(group);
+  });
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_EQ(results[rank].status, 0) << "rank " << rank << ":\n" << results[rank].output;
+  }
+}
+
+/// Two threads of this process that are ranks as processes are: they meet in a store.
+void run_as_threads(const Body& body) {
+  const int port = test::free_port();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        JobEnvironment job{rank, 2, rank, 2, "127.0.0.1", port, "test"};
+        auto impl = std::make_shared<ProcessGroup::Impl>(job, fast_options());
+        impl->join([&](OnFailure on_failure, CheckDevices check) {
+          return join_processes(job, fast_options(), std::move(on_failure), std::move(check));
+        });
+        ProcessGroup group(std::move(impl));
+        body(group);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << " threw: " << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// ---- Results
+
+constexpr std::int64_t kCounts[] = {1, 1000, 40'003};
+
+Tensor contribution(int rank, std::int64_t n, DType dtype, Device device) {
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < n; ++i)
+    values.push_back(std::floor(8 * std::sin(static_cast<double>(i) + rank)) + 9);
+  return on(device, Tensor::from(values, {n}, dtype));
+}
+
+/// Every collective on the GPU and, by Gloo, on the CPU: small integers, so that no order of adding
+/// shows.
+void check_collectives(ProcessGroup& group) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64, DType::i32}) {
+    for (const std::int64_t n : kCounts) {
+      std::vector<std::vector<double>> results;
+      for (const Device device : {gpu(group), Device{}}) {
+        const Tensor x = contribution(group.rank(), n, dtype, device);
+        const Tensor all = Tensor::zeros({2, n}, dtype, device);
+        const Tensor part = Tensor::zeros({n}, dtype, device);
+        group.all_gather(x, all, "gathered");
+        group.reduce_scatter(all, part, ReduceOp::sum, "scattered");
+        group.all_reduce(x, ReduceOp::sum, "summed");
+        group.all_reduce(part, core::is_floating(dtype) ? ReduceOp::average : ReduceOp::max,
+                         "mean");
+        group.broadcast(all, 1, "shared");
+        group.wait();
+        std::vector<double> values;
+        for (const Tensor& tensor : {x, all, part}) {
+          const auto v = tensor.to_vector();
+          values.insert(values.end(), v.begin(), v.end());
+        }
+        results.push_back(std::move(values));
+      }
+      EXPECT_TRUE(results[0] == results[1]) << dtype << " " << n;
+    }
+  }
+}
+
+TEST(Nccl, ResultsAreTheCpusInProcesses) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  run_processes(check_collectives);
+}
+TEST(Nccl, ResultsAreTheCpusInThreads) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  run_as_threads(check_collectives);
+}
+
+/// Rank 1 ends its group so much later than rank 0, with three collectives under way.
+void end_groups(std::chrono::milliseconds later) {
+  run_as_threads([later](ProcessGroup& group) {
+    const Tensor x = on(gpu(group), Tensor::full({100'000}, 1.0));
+    for (int i = 0; i < 3; ++i) group.all_reduce(x, ReduceOp::sum, "x");
+    if (group.rank() == 1) std::this_thread::sleep_for(later);
+    group = ProcessGroup::single();
+    EXPECT_EQ(x.to_vector(), std::vector<double>(100'000, 8.0));
+  });
+}
+
+TEST(Nccl, AGroupThatEndsDoesFirstWhatIsUnderWay) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  end_groups(std::chrono::milliseconds(0));
+}
+TEST(Nccl, ARankMayEndItsGroupLater) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  end_groups(std::chrono::milliseconds(700));
+}
+
+// ---- Training
+
+nn::Sequential make_model(Device device) {
+  manual_seed(7);
+  nn::Sequential model(nn::Linear(20, 33), nn::ReLU(), nn::Linear(33, 17), nn::Tanh(),
+                       nn::Linear(17, 4));
+  model.to(device);
+  return model;
+}
+
+Tensor random(const Shape& shape, std::uint64_t seed, Device device) {
+  const Tensor x = Tensor::empty(shape);
+  Generator(seed).fill_normal(x, 0.0, 1.0);
+  return on(device, x);
+}
+
+template <class Model>
+void backward(Model& model, int rank, Device device) {
+  const auto seed = static_cast<std::uint64_t>(rank);
+  const Tensor y = model(random({6, 20}, 1000 + seed, device));
+  autograd::backward(autograd::mse_loss(y, random({6, 4}, 2000 + seed, device)));
+}
+
+std::vector<double> weights(const nn::Module& model) {
+  std::vector<double> all;
+  for (const auto& [name, tensor] : model.parameters()) {
+    const auto values = tensor.to_vector();
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+/// Three steps with small buckets.
+std::vector<double> train(ProcessGroup& group, Device device) {
+  nn::Sequential model = make_model(device);
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+  DistributedDataParallel ddp(model, group, {.first_bucket_bytes = 200, .bucket_bytes = 3000});
+  for (int step = 0; step < 3; ++step) {
+    backward(ddp, group.rank(), device);
+    optimizer.step();
+  }
+  return weights(model);
+}
+
+void check_training(ProcessGroup& group) {
+  const auto on_gpu = train(group, gpu(group)), on_cpu = train(group, Device{});
+  ASSERT_EQ(on_gpu.size(), on_cpu.size());
+  for (std::size_t i = 0; i < on_gpu.size(); ++i) ASSERT_NEAR(on_gpu[i], on_cpu[i], 1e-5) << i;
+}
+
+TEST(Nccl, TrainsAsTheCpuInProcesses) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  run_processes(check_training);
+}
+TEST(Nccl, TrainsAsTheCpuInThreads) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  run_as_threads(check_training);
+}
+
+// ---- Failures
+
+TEST(Nccl, AKilledRankIsNamedInTraining) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  const auto results = start_ranks(2, [](int rank) {
+    ProcessGroup group = ProcessGroup::from_environment(fast_options());
+    const Device device = gpu(group);
+    nn::Sequential model = make_model(device);
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    DistributedDataParallel ddp(model, group);
+    const auto train = [&] {
+      for (int step = 0; step < 1'000'000; ++step) {
+        if (rank == 1 && step == 5) raise(SIGKILL);
+        backward(ddp, rank, device);
+        optimizer.step();
+      }
+    };
+    expect_error<CommunicationError>(train, {"rank 1 died", "all_reduce average f32"});
+  });
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_EQ(results[rank].status, rank == 1 ? 128 + SIGKILL : 0) << results[rank].output;
+    EXPECT_LT(results[rank].seconds, 12.0);
+  }
+}
+
+#ifdef CAIRN_SIMULATED_GPUS
+
+constexpr int kRemoteError = 6;  // ncclRemoteError
+
+/// The device does nothing more that comes after what is queued now; the host goes on.
+void get_stuck(Device device) {
+  const core::DeviceGuard guard(device);
+  const gpusim::Call call("stuck");
+  gpusim::Stream* const stream = gpusim::find_stream(core::Stream::current(device).native());
+  gpusim::enqueue(*stream, {"stuck", [] {}, [] { return false; }});
+}
+
+/// A rank whose device is stuck cannot end as others do: its streams would be waited for.
+[[noreturn]] void leave_at_once() {
+  std::fflush(nullptr);
+  _exit(testing::Test::HasFailure() ? 1 : 0);
+}
+
+struct Training {
+  explicit Training(ProcessGroup& g)
+      : group(g),
+        device(gpu(g)),
+        model(make_model(device)),
+        x(random({6, 20}, 1, device)),
+        y(random({6, 4}, 2, device)),
+        optimizer(model.parameters(), {.lr = 0.1}),
+        ddp(std::make_unique<DistributedDataParallel>(model, group)) {
+    backward();
+    optimizer.step();
+    before = weights(model);
+    group.barrier("the first step");
+  }
+  /// Does not wait for the device.
+  void backward() { autograd::backward(autograd::mse_loss((*ddp)(x), y)); }
+
+  ProcessGroup& group;
+  Device device;
+  nn::Sequential model;
+  Tensor x, y;
+  optim::FusedSGD optimizer;
+  std::unique_ptr<DistributedDataParallel> ddp;
+  std::vector<double> before;  // the weights
+};
+
+/// The step of a training whose reduction has failed: it throws, again and again, and even where the
+/// group is gone nothing is applied.
+void expect_no_step(Training& training, std::initializer_list<std::string> texts) {
+  const auto step = [&] { training.optimizer.step(); };
+  const auto start = Clock::now();
+  expect_error<CommunicationError>(step, texts);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+  expect_error<CommunicationError>(step, texts);
+  expect_error<CommunicationError>([&] { training.backward(); }, {});
+  training.ddp.reset();
+  training.group = ProcessGroup::single();
+  expect_error<core::Error>(step, {"expected a whole gradient"});
+  EXPECT_EQ(weights(training.model), training.before);
+}
+
+TEST(Nccl, AnErrorDuringTheHostsPartIsNamed) {
+  const auto results = start_ranks(2, [](int) {
+    ProcessGroup group = ProcessGroup::from_environment(fast_options());
+    Training training(group);
+    gpusim::inject("ncclAsyncError", 1, kRemoteError, true);
+    const auto start = Clock::now();
+    expect_error<CommunicationError>([&] { training.backward(); },
+                                     {"rank ", "all_reduce average f32", "remote process exited"});
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+    EXPECT_EQ(weights(training.model), training.before);
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST(Nccl, AnErrorDuringTheDevicesPartIsNamedAndNothingIsApplied) {
+  const auto results = start_ranks(2, [](int rank) {
+    ProcessGroup group = ProcessGroup::from_environment(fast_options());
+    Training training(group);
+    if (rank == 1) get_stuck(training.device);
+    training.backward();
+    group.barrier("queued");
+    if (rank == 0) gpusim::inject("ncclAsyncError", 1, kRemoteError, true);
+    const std::initializer_list<std::string> texts = {
+        "rank 0 failed: collective", "all_reduce average f32", "remote process exited"};
+    if (rank == 0) return expect_no_step(training, texts);
+    expect_error<CommunicationError>([&] { training.optimizer.step(); }, texts);
+    leave_at_once();
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST(Nccl, NothingIsAppliedWhenARankDiesInsideOfAReduction) {
+  const auto results = start_ranks(2, [](int rank) {
+    ProcessGroup group = ProcessGroup::from_environment(fast_options());
+    Training training(group);
+    if (rank == 1) get_stuck(training.device);
+    training.backward();
+    group.barrier("queued");
+    if (rank == 1) raise(SIGKILL);
+    expect_no_step(training, {"rank 1 died", "collective", "all_reduce average f32"});
+  });
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_EQ(results[rank].status, rank == 1 ? 128 + SIGKILL : 0) << results[rank].output;
+  }
+}
+
+TEST(Nccl, ADeviceThatDoesNotComeIsNoticedAfterTheTimeout) {
+  const auto results = start_ranks(2, [](int rank) {
+    ProcessGroup group = ProcessGroup::from_environment(
+        {.timeout = std::chrono::seconds(2), .heartbeat_timeout = std::chrono::seconds(2)});
+    Training training(group);
+    if (rank == 1) get_stuck(training.device);
+    training.backward();
+    const std::initializer_list<std::string> texts = {
+        "rank 0 failed: collective", "all_reduce average f32", "did not end on cuda:0 within 2 s"};
+    if (rank == 0) return expect_no_step(training, texts);
+    expect_error<CommunicationError>([&] { training.optimizer.step(); }, texts);
+    leave_at_once();
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST(Nccl, ABroadcastModelIsWholeOrAnError) {
+  const auto results = start_ranks(2, [](int rank) {
+    ProcessGroup group = ProcessGroup::from_environment(fast_options());
+    const Device device = gpu(group);
+    nn::Sequential model = make_model(device);
+    if (rank == 1) {
+      get_stuck(device);
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        raise(SIGKILL);
+      }).detach();
+    }
+    expect_error<CommunicationError>([&] { DistributedDataParallel(model, group); },
+                                     {"rank 1 died", "broadcast"});
+  });
+  if (results.empty()) return;
+  EXPECT_EQ(results[0].status, 0) << results[0].output;
+}
+
+#endif
+
+}  // namespace
+}  // namespace cairn::parallel
