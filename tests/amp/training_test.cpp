@@ -60,7 +60,7 @@ TEST_P(Training, AnOverflowSkipsNamesHalvesAndTouchesNothing) {
   const double scale = precision.loss_scale();
 
   Batch bad = make_batch(9);
-  bad.x.data<float>()[5] = std::numeric_limits<float>::infinity();
+  test::set_element(bad.x, 5, std::numeric_limits<double>::infinity());
   const optim::StepResult result = train_step(model, precision, bad);
   EXPECT_FALSE(result.applied);
   EXPECT_FALSE(result.culprit.empty());
@@ -230,7 +230,7 @@ TEST(AmpStep, TwoHandlesSideBySideDoNotSeeEachOther) {
     Amp b = initialize(second, second_optimizer,
                        {.opt_level = OptLevel::O1, .half_dtype = DType::bf16});
     Batch bad = make_batch(50);
-    bad.x.data<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+    test::set_element(bad.x, 0, std::numeric_limits<double>::quiet_NaN());
     for (std::uint64_t step = 0; step < 6; ++step) {
       train_step(first, a, step == 3 ? bad : make_batch(step));
       if (interleaved) train_step(second, b, make_batch(step));

@@ -223,14 +223,14 @@ TEST(CastCache, ACapturedStateDoesNotKeepTheCopies) {
   const Tensor w = f32_leaf({64, 64}, 1), x = to(f32({1, 64}, 2), DType::f16);
   ThreadState state;
   const NoGradGuard no_grad;
-  const std::size_t before = core::memory_stats({}).current_total;
+  const std::size_t before = core::memory_stats(core::default_device()).current_total;
   {
     const AutocastGuard autocast(true);
     matmul(x, w);
-    EXPECT_GT(core::memory_stats({}).current_total, before);
+    EXPECT_GT(core::memory_stats(core::default_device()).current_total, before);
     state = ThreadState::capture();
   }
-  EXPECT_EQ(core::memory_stats({}).current_total, before);
+  EXPECT_EQ(core::memory_stats(core::default_device()).current_total, before);
   EXPECT_TRUE(state.autocast.enabled);
 }
 

@@ -269,7 +269,7 @@ TEST(Threads, EnterARegionByItsThreadState) {
 TEST(Threads, GoOnAfterTheRegionEnded) {
   const Tensor w = leaf({64, 64}, 1, 0.1, 1, DType::f32), x = half({64, 64}, 2);
   const NoGradGuard no_grad;
-  const std::size_t before = core::memory_stats({}).current_total;
+  const std::size_t before = core::memory_stats(core::default_device()).current_total;
   std::atomic<int> stage = 0;
   std::thread helper;
   {
@@ -282,10 +282,10 @@ TEST(Threads, GoOnAfterTheRegionEnded) {
       EXPECT_EQ(casts.count, 0);
       stage = 1;
       while (stage != 2) std::this_thread::yield();
-      EXPECT_EQ(core::memory_stats({}).current_total, before);  // the copy went with the region
+      EXPECT_EQ(core::memory_stats(core::default_device()).current_total, before);  // the copy went with the region
       for (int i = 0; i < 2; ++i) EXPECT_EQ(matmul(x, w).dtype(), DType::f16);
       EXPECT_EQ(casts.count, 2);  // and no new one is kept
-      EXPECT_EQ(core::memory_stats({}).current_total, before);
+      EXPECT_EQ(core::memory_stats(core::default_device()).current_total, before);
       EXPECT_TRUE(autocast_state().enabled);
     });
     while (stage != 1) std::this_thread::yield();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cairn/autograd/autograd.h"
+#include "cairn/kernels/elementwise.h"
 
 namespace cairn::autograd::testing {
 
@@ -59,17 +60,9 @@ inline double weighted_sum(const Tensor& y, const std::vector<double>& weights) 
 
 /// Adds `change` to the element of a leaf (in row-major order).
 inline void nudge(const Tensor& x, std::int64_t element, double change) {
-  core::TensorView view = x.view();
-  std::int64_t offset = 0;
-  for (int d = view.dims() - 1; d >= 0; --d) {
-    offset += element % view.shape[d] * view.strides[d];
-    element /= view.shape[d];
-  }
-  if (view.dtype == DType::f32) {
-    view.as<float>()[offset] += static_cast<float>(change);
-  } else {
-    view.as<double>()[offset] += change;
-  }
+  std::vector<double> values = x.to_vector();
+  values[static_cast<std::size_t>(element)] += change;
+  kernels::copy(Tensor::from(values, x.shape(), x.dtype(), x.device()), x);
 }
 
 /// Compares every gradient of sum(f(inputs) * random weights) with central differences.

@@ -117,7 +117,7 @@ TEST(SavedTensorHooks, AnUnpackOfAnotherShapeIsNamed) {
 
 // Bytes alive on the CPU.
 std::size_t live_bytes() {
-  return core::memory_stats({}).current_total;
+  return core::memory_stats(core::default_device()).current_total;
 }
 
 TEST(Memory, AGraphIsFreedWithItsRoot) {
@@ -151,7 +151,7 @@ TEST(Memory, CrossEntropyWritesItsGradientOverLogitsThatNobodyElseHas) {
     const std::size_t before = live_bytes();
     core::reset_peak_memory({});
     backward(loss, {}, options);
-    return core::memory_stats({}).peak_total - before;
+    return core::memory_stats(core::default_device()).peak_total - before;
   };
   const std::size_t over = peak({});
   const std::vector<double> gradient = x.grad().to_vector();
@@ -166,14 +166,14 @@ TEST(Memory, CrossEntropyWritesItsGradientOverLogitsThatNobodyElseHas) {
 }
 
 TEST(Memory, IsCountedAsActivationsAndGradients) {
-  const core::MemoryStats before = core::memory_stats({});
+  const core::MemoryStats before = core::memory_stats(core::default_device());
   const Tensor x = leaf({1000}, 1);
   const Tensor y = exp(x);
-  core::MemoryStats now = core::memory_stats({});
+  core::MemoryStats now = core::memory_stats(core::default_device());
   EXPECT_EQ(now.of(core::MemoryCategory::activations),
             before.of(core::MemoryCategory::activations) + 8000);
   backward(sum(y));
-  now = core::memory_stats({});
+  now = core::memory_stats(core::default_device());
   EXPECT_EQ(now.of(core::MemoryCategory::gradients),
             before.of(core::MemoryCategory::gradients) + 8000);
 }

@@ -183,9 +183,9 @@ TEST(Recompute, KeepsLessThanThePlainForward) {
     return y;
   };
   const auto live_after = [&](const std::function<Tensor()>& forward) {
-    const std::size_t before = core::memory_stats({}).current_total;
+    const std::size_t before = core::memory_stats(core::default_device()).current_total;
     const Tensor y = forward();
-    return core::memory_stats({}).current_total - before;
+    return core::memory_stats(core::default_device()).current_total - before;
   };
   const std::size_t result = x.nbytes();
   EXPECT_GE(live_after([&] { return layers(x); }), 8 * result);
@@ -200,14 +200,14 @@ TEST(Recompute, KeepsLessThanThePlainForward) {
 TEST(Recompute, FreesAllInTheBackward) {
   const Tensor w = random({64, 64}, 1, true);
   const Tensor x = random({256, 64}, 2, true);
-  const std::size_t before = core::memory_stats({}).current_total;
+  const std::size_t before = core::memory_stats(core::default_device()).current_total;
   {
     const Tensor y =
         checkpoint([&](const Tensor& z) { return autograd::tanh(autograd::linear(z, w)); }, x);
     autograd::backward(autograd::sum(y));
     for (Tensor t : {w, x}) t.clear_grad();
   }
-  EXPECT_EQ(core::memory_stats({}).current_total, before);
+  EXPECT_EQ(core::memory_stats(core::default_device()).current_total, before);
 }
 
 TEST(Recompute, HooksOfTiedWeightsFireOnce) {

@@ -38,7 +38,7 @@ class Net : public nn::Module {
 };
 
 Tensor random_input(const Shape& shape, std::uint64_t seed) {
-  return test::random_tensor(shape, DType::f32, Device{}, seed);
+  return test::random_tensor(shape, DType::f32, core::default_device(), seed);
 }
 
 void expect_no_half(const StateDict& state) {

@@ -255,7 +255,7 @@ TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {
   const NamedTensors parameters = {make_parameter("w", {1000}, 1)};
   FusedSGD optimizer(parameters, {.lr = 1.0});
   write_gradients(parameters, 1);
-  const auto gradients = [] { return core::memory_stats({}).of(core::MemoryCategory::gradients); };
+  const auto gradients = [] { return core::memory_stats(core::default_device()).of(core::MemoryCategory::gradients); };
   const std::size_t before = gradients();
   optimizer.stash();
   EXPECT_EQ(gradients(), before + 4000);
@@ -267,12 +267,12 @@ TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {
   const Values gradient = test::random_values(1000, 1, -1.0, 1.0);
   for (std::size_t i = 0; i < 1000; ++i) expected[i] -= 2 * static_cast<float>(gradient[i]);
   test::expect_close(parameters[0].tensor, expected, 1e-6, 1e-6);
-  const auto allocations = core::memory_stats({}).allocations;
+  const auto allocations = core::memory_stats(core::default_device()).allocations;
   write_gradient(parameters[0].tensor, gradient);
-  const auto written = core::memory_stats({}).allocations;
+  const auto written = core::memory_stats(core::default_device()).allocations;
   optimizer.stash();
   optimizer.step();
-  EXPECT_EQ(core::memory_stats({}).allocations, written) << written - allocations;
+  EXPECT_EQ(core::memory_stats(core::default_device()).allocations, written) << written - allocations;
 }
 
 }  // namespace

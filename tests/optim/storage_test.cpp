@@ -22,7 +22,7 @@ using testing::HasSubstr;
 
 constexpr StateOptions kSmall{.moments = DType::bf16, .masters = MasterStorage::remainder};
 
-NamedTensors bf16_parameters(Device device = {}) {
+NamedTensors bf16_parameters(Device device = core::default_device()) {
   return {make_parameter("layer.weight", {37, 11}, 1, DType::bf16, device),
           make_parameter("layer.bias", {7}, 2, DType::bf16, device),
           make_parameter("norm.weight", {5}, 3, DType::f32, device)};
@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, StorageOnDevice, testing::ValuesIn(test::devic
 
 TEST(Storage, BytesOfAParameter) {
   const auto state = [] {
-    return core::memory_stats({}).of(core::MemoryCategory::optimizer_state);
+    return core::memory_stats(core::default_device()).of(core::MemoryCategory::optimizer_state);
   };
   for (const bool small : {false, true}) {
     const std::size_t before = state();
@@ -192,7 +192,7 @@ TEST(Storage, RefusesWhatCannotBe) {
 
 TEST(Storage, TheMasterTakesOverUnsharedMemory) {
   const Tensor half = make_parameter("w", {8}, 1, DType::f16).tensor;
-  Tensor exact = test::random_tensor({8}, DType::f32, {}, 5);
+  Tensor exact = test::random_tensor({8}, DType::f32, core::default_device(), 5);
   const Values truth = values(exact);
   const void* memory = exact.raw_data();
   kernels::MasterWeight::assign(half, exact);  // the caller still has it

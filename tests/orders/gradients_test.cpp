@@ -57,7 +57,7 @@ TEST(Gradients, ALayerUnfrozenOnOneRankOnlyIsAnErrorThatNamesIt) {
 
 TEST(Gradients, AFrozenParameterTakesNoGradientMemory) {
   const auto gradient_bytes = [] {
-    return core::memory_stats({}).of(core::MemoryCategory::gradients);
+    return core::memory_stats(core::default_device()).of(core::MemoryCategory::gradients);
   };
   const std::size_t before = gradient_bytes();
   nn::Sequential base(nn::Linear(512, 512)), adapter(nn::Linear(8, 8));

@@ -1,5 +1,7 @@
-// What tests of saved states share.
+// What tests of states share.
 #pragma once
+
+#include <vector>
 
 #include "cairn/core/state_dict.h"
 #include "cairn/kernels/elementwise.h"
@@ -21,6 +23,13 @@ inline StateDict snapshot(const StateDict& state) {
     }
   }
   return copy;
+}
+
+/// Writes one element, in row-major order, on any device.
+inline void set_element(const Tensor& x, std::int64_t element, double value) {
+  std::vector<double> values = x.to_vector();
+  values[static_cast<std::size_t>(element)] = value;
+  kernels::copy(Tensor::from(values, x.shape(), x.dtype(), x.device()), x);
 }
 
 }  // namespace cairn::test

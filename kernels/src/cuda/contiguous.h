@@ -2,6 +2,7 @@
 // workspace.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "cuda/cuda_backend.h"
@@ -17,6 +18,10 @@ enum class StorageOrder {
 inline bool is_stored(const TensorView& view, StorageOrder storage) {
   const bool image = storage == StorageOrder::channels_last && view.dims() == 4;
   return image ? view.is_channels_last() : view.is_contiguous();
+}
+
+inline bool is_aligned(const TensorView& view, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(view.data) % bytes == 0;
 }
 
 /// A view of the same shape and dtype over fresh workspace.
@@ -37,14 +42,15 @@ class Fresh {
   TensorView view_;
 };
 
-/// An input in the wanted storage: itself or a copy. Undefined views stay so.
+/// An input in the wanted storage and alignment: itself or a copy. Undefined views stay so.
 class Input {
  public:
   explicit Input(const TensorView& x) : view_(x) {}  // as it is
   Input(const CudaBackend& backend, const Queue& queue, const TensorView& x,
-        StorageOrder storage = StorageOrder::row_major)
+        StorageOrder storage = StorageOrder::row_major, std::size_t alignment = 1)
       : view_(x) {
-    if (!x.defined() || x.numel() == 0 || is_stored(x, storage)) return;
+    if (!x.defined() || x.numel() == 0) return;
+    if (is_stored(x, storage) && is_aligned(x, alignment)) return;
     fresh_ = std::make_unique<Fresh>(queue, x, storage);
     view_ = fresh_->view();
     backend.copy(x, view_);
@@ -60,13 +66,14 @@ class Input {
   TensorView view_;
 };
 
-/// An output in the wanted storage: itself, or memory whose contents finish() copies to it.
+/// An output in the wanted storage and alignment: itself, or memory whose contents finish() copies to it.
 class Output {
  public:
   Output(const CudaBackend& backend, const Queue& queue, const TensorView& y,
-         StorageOrder storage = StorageOrder::row_major)
+         StorageOrder storage = StorageOrder::row_major, std::size_t alignment = 1)
       : backend_(backend), target_(y), view_(y) {
-    if (!y.defined() || y.numel() == 0 || is_stored(y, storage)) return;
+    if (!y.defined() || y.numel() == 0) return;
+    if (is_stored(y, storage) && is_aligned(y, alignment)) return;
     fresh_ = std::make_unique<Fresh>(queue, y, storage);
     view_ = fresh_->view();
   }

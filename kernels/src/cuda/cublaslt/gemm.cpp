@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "cuda/bounded_cache.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 constexpr std::size_t kWorkspaceBytes = 32u << 20;  // the most an algorithm may take, per stream
 constexpr std::size_t kKeptChoices = 4096;
+constexpr int kMostAlgorithms = 4;
 
 void check(cublasStatus_t status, const Queue& queue, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -61,14 +63,14 @@ cublasComputeType_t compute_type(const GemmShape& shape) {
 cublasLtEpilogue_t epilogue(const GemmShape& shape) {
   switch (shape.activation) {
     case Activation::relu:
-      return shape.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+      return shape.bias > 0 ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
     case Activation::gelu_tanh:
-      return shape.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+      return shape.bias > 0 ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
     case Activation::none:
     case Activation::gelu:
       break;
   }
-  return shape.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  return shape.bias > 0 ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 /// cuBLASLt thinks in columns: a row-major [rows, columns] matrix is its [columns, rows].
@@ -111,17 +113,17 @@ struct Problem {
     set(CUBLASLT_MATMUL_DESC_TRANSA, shape.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_TRANSB, shape.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue(shape));
-    if (shape.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (shape.bias > 0) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   }
 };
 
-struct Choice {
-  bool found = false;
+struct Algorithm {
   cublasLtMatmulAlgo_t algorithm{};
   std::size_t workspace = 0;
 };
+using Algorithms = std::shared_ptr<const std::vector<Algorithm>>;  // the fastest first
 
-Choice choose(const Queue& queue, const GemmShape& shape, const Problem& problem) {
+Algorithms choose(const Queue& queue, const GemmShape& shape, const Problem& problem) {
   cublasLtMatmulPreference_t made = nullptr;
   check(cublasLtMatmulPreferenceCreate(&made), queue, "cublasLtMatmulPreferenceCreate");
   const Preference preference(made);
@@ -137,38 +139,46 @@ Choice choose(const Queue& queue, const GemmShape& shape, const Problem& problem
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(shape.a));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(shape.y));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(shape.y));
-  cublasLtMatmulHeuristicResult_t result{};
+  cublasLtMatmulHeuristicResult_t results[kMostAlgorithms];
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle_for(queue), problem.operation.get(), problem.first.get(), problem.second.get(),
-      problem.result.get(), problem.result.get(), made, 1, &result, &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
+      problem.result.get(), problem.result.get(), made, kMostAlgorithms, results, &count);
+  auto found = std::make_shared<std::vector<Algorithm>>();
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return found;
   check(status, queue, "cublasLtMatmulAlgoGetHeuristic");
-  if (count == 0 || result.state != CUBLAS_STATUS_SUCCESS) return {};
-  return {true, result.algo, result.workspaceSize};
+  for (int i = 0; i < count; ++i) {
+    if (results[i].state == CUBLAS_STATUS_SUCCESS)
+      found->push_back({results[i].algo, results[i].workspaceSize});
+  }
+  return found;
 }
 
 }  // namespace
 
 bool gemm(const Queue& queue, const GemmShape& shape, const GemmPointers& pointers) {
-  static auto& choices = *new BoundedCache<GemmShape, Choice>(kKeptChoices);
+  static auto& choices = *new BoundedCache<GemmShape, Algorithms>(kKeptChoices);
   const Problem problem(queue, shape, pointers.bias);
   const cublasLtHandle_t handle = handle_for(queue);
-  const Choice choice = choices.get(shape, [&] { return choose(queue, shape, problem); });
-  if (!choice.found) return false;
+  const Algorithms algorithms = choices.get(shape, [&] { return choose(queue, shape, problem); });
 
-  const auto workspace = queue.workspace(choice.workspace);
   const double scales[] = {pointers.alpha, shape.accumulate ? 1.0 : 0.0};
   const float scales32[] = {static_cast<float>(scales[0]), static_cast<float>(scales[1])};
   const bool wide = shape.a.dtype == DType::f64;
   const void* const alpha = wide ? static_cast<const void*>(&scales[0]) : &scales32[0];
   const void* const beta = wide ? static_cast<const void*>(&scales[1]) : &scales32[1];
-  check(cublasLtMatmul(handle, problem.operation.get(), alpha, pointers.b, problem.first.get(),
+  for (const Algorithm& choice : *algorithms) {
+    const auto workspace = queue.workspace(choice.workspace);
+    const cublasStatus_t status =
+        cublasLtMatmul(handle, problem.operation.get(), alpha, pointers.b, problem.first.get(),
                        pointers.a, problem.second.get(), beta, pointers.y, problem.result.get(),
                        pointers.y, problem.result.get(), &choice.algorithm, workspace->data(),
-                       choice.workspace, static_cast<cudaStream_t>(queue.stream())),
-        queue, "cublasLtMatmul");
-  return true;
+                       choice.workspace, static_cast<cudaStream_t>(queue.stream()));
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) continue;  // a heuristic is no promise
+    check(status, queue, "cublasLtMatmul");
+    return true;
+  }
+  return false;
 }
 
 }  // namespace cairn::kernels::cuda

@@ -27,7 +27,7 @@ struct GemmShape {
   int device = 0;
   std::int64_t m = 0, n = 0, k = 0, batch = 1;
   GemmMatrix a, b, y;
-  bool bias = false;  // [n] of y's dtype
+  int bias = 0;  // [n] of y's dtype: the alignment of its address, in bytes, at most 256; 0: none
   bool accumulate = false;
   Activation activation = Activation::none;
 

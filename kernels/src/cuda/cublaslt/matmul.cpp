@@ -24,12 +24,21 @@ std::optional<GemmMatrix> row_major(View x) {
   return matrix;
 }
 
+/// The largest power of two, up to `most`, that divides the number.
+int power_of_two_in(std::uint64_t number, std::uint64_t most) {
+  const std::uint64_t bits = number | most;
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+std::uint64_t address(View x) {
+  return reinterpret_cast<std::uintptr_t>(x.data);
+}
+
 int alignment_of(View x, std::int64_t batch_stride, std::int64_t ld) {
   const auto bytes = static_cast<std::uint64_t>(core::size_of(x.dtype));
-  const std::uint64_t all = reinterpret_cast<std::uintptr_t>(x.data) |
-                            static_cast<std::uint64_t>(batch_stride) * bytes |
-                            static_cast<std::uint64_t>(ld) * bytes | 16u;
-  return static_cast<int>(all & (~all + 1));
+  return power_of_two_in(address(x) | static_cast<std::uint64_t>(batch_stride) * bytes |
+                             static_cast<std::uint64_t>(ld) * bytes,
+                         16);
 }
 
 /// How [batch, R, C] or [R, C] lies in memory; nothing where a copy is needed.
@@ -70,10 +79,15 @@ class Product {
   void run(const void* a, const void* b) {
     const bool keeps = options_.pre_activation.defined();
     View target = keeps ? options_.pre_activation : y_;
-    const bool fits = matrix_of(target, false).has_value();
+    shape_.y.dtype = target.dtype;
+    TensorView like = target;
+    // What kernels of their own add to a product must find it unrounded.
+    if (core::is_half(target.dtype) && wants_more(fused()) && !can_fuse(fused()))
+      like.dtype = DType::f32;
+    const bool fits = like.dtype == target.dtype && matrix_of(target, false).has_value();
     std::optional<Fresh> fresh;
     if (!fits) {
-      fresh.emplace(queue_, target, StorageOrder::row_major);
+      fresh.emplace(queue_, like, StorageOrder::row_major);
       if (options_.accumulate) backend_.copy(target, fresh->view());
     }
     View sum = fits ? target : fresh->view();
@@ -82,32 +96,39 @@ class Product {
     if (keeps) finish(target);
   }
 
-  /// The product, with bias and, unless the pre-activation is kept, epilogue.
+  /// The product with bias and, unless the pre-activation is kept, activation.
+  GemmShape fused() const {
+    GemmShape shape = shape_;
+    shape.bias = options_.bias.defined() ? power_of_two_in(address(options_.bias), 256) : 0;
+    if (!options_.pre_activation.defined()) shape.activation = options_.activation;
+    return shape;
+  }
+
+  static bool wants_more(const GemmShape& shape) {
+    return shape.bias > 0 || shape.activation != Activation::none;
+  }
+
   void multiply(const void* a, const void* b, View sum) {
     shape_.y = *matrix_of(sum, false);
     const GemmPointers pointers{a, b, sum.data, options_.bias.data, options_.alpha};
-    const bool keeps = options_.pre_activation.defined();
-    GemmShape fused = shape_;
-    fused.bias = options_.bias.defined();
-    fused.activation = keeps ? Activation::none : options_.activation;
-    const bool wanted = fused.bias || fused.activation != Activation::none;
-    if (wanted && can_fuse(fused) && gemm(queue_, fused, pointers)) return;
+    const GemmShape whole = fused();
+    if (wants_more(whole) && can_fuse(whole) && gemm(queue_, whole, pointers)) return;
     if (!gemm(queue_, shape_, pointers)) {
       core::fail<core::DeviceError>(queue_.op(), "expected cuBLASLt to have an algorithm for [",
                                     shape_.batch, ", ", shape_.m, ", ", shape_.k, "] x [", shape_.k,
                                     ", ", shape_.n, "] of ", core::name(shape_.a.dtype),
                                     ", got none");
     }
-    if (fused.bias) backend_.axpby(1.0, options_.bias.expand(sum.shape), 1.0, sum);
-    if (fused.activation != Activation::none)
-      backend_.unary(unary_of(fused.activation), sum, sum, 0.0);
+    if (whole.bias > 0) backend_.axpby(1.0, options_.bias.expand(sum.shape), 1.0, sum);
+    if (whole.activation != Activation::none)
+      backend_.unary(unary_of(whole.activation), sum, sum, 0.0);
   }
 
   bool can_fuse(const GemmShape& shape) const {
     if (shape.a.dtype == DType::f64 || shape.activation == Activation::gelu) return false;
     View bias = options_.bias;
-    if (!shape.bias) return true;
-    const bool aligned = reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0;
+    if (shape.bias == 0) return true;
+    const bool aligned = shape.bias >= 16;  // cuBLASLt's kernels may take it for granted
     const bool dense = bias.strides[0] == 1 || bias.shape[0] == 1;
     return bias.dtype == shape.y.dtype && dense && aligned;
   }
@@ -160,6 +181,16 @@ bool can_stack(View x) {
   return !x.defined() || x.can_reshape({x.numel() / x.size(-1), x.size(-1)});
 }
 
+/// The batch dimension to loop over where all together are no single stride (attention over slices
+/// of [B, T, 3 C] has two, B and the heads'): the shortest, so that the others make larger batches.
+int shortest_batch_dimension(View y) {
+  int shortest = 0;
+  for (int d = 1; d < y.dims() - 2; ++d) {
+    if (y.shape[d] < y.shape[shortest]) shortest = d;
+  }
+  return shortest;
+}
+
 void multiply(const CudaBackend& backend, const Queue& queue, View a, View b, View y,
               const MatmulOptions& options) {
   MatmulOptions inner = options;
@@ -178,10 +209,11 @@ void multiply(const CudaBackend& backend, const Queue& queue, View a, View b, Vi
             inner);
     return;
   }
-  for (std::int64_t i = 0; i < y.shape[0]; ++i) {
+  const int d = shortest_batch_dimension(y);
+  for (std::int64_t i = 0; i < y.shape[d]; ++i) {
     if (options.pre_activation.defined())
-      inner.pre_activation = options.pre_activation.select(0, i);
-    multiply(backend, queue, a.select(0, i), b.select(0, i), y.select(0, i), inner);
+      inner.pre_activation = options.pre_activation.select(d, i);
+    multiply(backend, queue, a.select(d, i), b.select(d, i), y.select(d, i), inner);
   }
 }
 

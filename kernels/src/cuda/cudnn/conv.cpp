@@ -1,9 +1,11 @@
 // Convolutions through cuDNN, channels-last first; where it has no deterministic algorithm for that
-// storage, row-major. Weights are [O, I / groups, kH, kW] row-major outside and take the images'
-// storage here: a copy of the weight a call.
+// storage, or none that runs, row-major. Weights are [O, I / groups, kH, kW] row-major outside and
+// take the images' storage here: a copy of the weight a call.
 //
 // A weight gradient in f32 beside half images is computed in half (accumulated in f32 inside cuDNN,
-// rounded once) and then added.
+// rounded once) and then added. A batch that is too large for cuDNN is computed in parts.
+#include <algorithm>
+
 #include "cuda/cudnn/conv_plan.h"
 #include "cuda/cudnn/handle.h"
 
@@ -19,28 +21,50 @@ std::array<std::int64_t, 4> sizes(View x) {
   return {x.shape[0], x.shape[1], x.shape[2], x.shape[3]};
 }
 
-/// The plan of a pass over image x, weight and result y.
-struct Convolution {
-  std::shared_ptr<const ConvPlan> plan;
-  StorageOrder storage;
+constexpr std::size_t kAlignment = 16;  // cuDNN takes it for granted; slices may have less
 
-  Convolution(const Queue& queue, ConvPass pass, View x, View weight, View y,
-              const Conv2dOptions& options) {
-    ConvShape shape;
-    shape.device = queue.device().index, shape.pass = pass, shape.dtype = x.dtype;
-    shape.x = sizes(x), shape.weight = sizes(weight), shape.y = sizes(y);
-    shape.stride = options.stride, shape.padding = options.padding;
-    shape.dilation = options.dilation, shape.groups = options.groups;
-    for (StorageOrder order : {StorageOrder::channels_last, StorageOrder::row_major}) {
-      shape.storage = storage = order;
-      plan = conv_plan_for(queue, shape);
-      if (plan) return;
-    }
-    core::fail<core::DeviceError>(
-        queue.op(), "expected cuDNN to have a deterministic algorithm for x ", x.shape,
-        " and weight ", weight.shape, " of ", core::name(x.dtype), ", got none");
+/// Tries run(plan, storage) with each storage order until it succeeds.
+template <class Run>
+void with_plan(const Queue& queue, ConvPass pass, View x, View weight, View y,
+               const Conv2dOptions& options, Run run) {
+  ConvShape shape;
+  shape.device = queue.device().index, shape.pass = pass, shape.dtype = x.dtype;
+  shape.x = sizes(x), shape.weight = sizes(weight), shape.y = sizes(y);
+  shape.stride = options.stride, shape.padding = options.padding;
+  shape.dilation = options.dilation, shape.groups = options.groups;
+  for (StorageOrder order : {StorageOrder::channels_last, StorageOrder::row_major}) {
+    shape.storage = order;
+    const auto plan = conv_plan_for(queue, shape);
+    if (!plan->algorithms.empty() && run(*plan, order)) return;
   }
-};
+  core::fail<core::DeviceError>(
+      queue.op(), "expected cuDNN to have a deterministic algorithm for x ", x.shape,
+      " and weight ", weight.shape, " of ", core::name(x.dtype), ", got none");
+}
+
+/// Tries call(algorithm, workspace) with the plan's algorithms; false where none runs.
+template <class Call>
+bool run_first_supported(const Queue& queue, const ConvPlan& plan, const char* name, Call call) {
+  for (const ConvAlgorithm& algorithm : plan.algorithms) {
+    const auto workspace = queue.workspace(algorithm.workspace);
+    const cudnnStatus_t status = call(algorithm, workspace->data());
+    if (is_unsupported(status)) continue;  // a search is no promise
+    check_cudnn(status, queue.op(), name);
+    return true;
+  }
+  return false;
+}
+
+/// Calls part(x's, y's, whether it is the first) for parts of the batch that cuDNN can take.
+template <class Part>
+void for_parts(const Queue& queue, View x, View weight, View y, Part part) {
+  const std::int64_t all = x.shape[0];
+  const std::int64_t step = images_at_once(queue.op(), x.shape, weight.shape, y.shape);
+  for (std::int64_t begin = 0; begin < all; begin += step) {
+    const std::int64_t end = std::min(all, begin + step);
+    part(x.slice(0, begin, end), y.slice(0, begin, end), begin == 0);
+  }
+}
 
 TensorView per_channel(View bias) {
   return bias.reshape({1, bias.shape[0], 1, 1});
@@ -52,6 +76,71 @@ void add_bias(const CudaBackend& backend, View bias, View y) {
 
 constexpr float kOne = 1.0f, kZero = 0.0f;
 
+void forward(const CudaBackend& backend, const Queue& queue, View x, View weight, View y,
+             const Conv2dOptions& options) {
+  const auto run = [&](const ConvPlan& plan, StorageOrder storage) {
+    const Input in(backend, queue, x, storage, kAlignment);
+    const Input w(backend, queue, weight, storage, kAlignment);
+    const Output out(backend, queue, y, storage, kAlignment);
+    const CudnnHandle handle(queue);
+    const auto call = [&](const ConvAlgorithm& a, void* workspace) {
+      return cudnnConvolutionForward(handle, &kOne, plan.x, in.view().data, plan.weight,
+                                     w.view().data, a.convolution.get(),
+                                     static_cast<cudnnConvolutionFwdAlgo_t>(a.number), workspace,
+                                     a.workspace, &kZero, plan.y, out.view().data);
+    };
+    if (!run_first_supported(queue, plan, "cudnnConvolutionForward", call)) return false;
+    out.finish();
+    return true;
+  };
+  with_plan(queue, ConvPass::forward, x, weight, y, options, run);
+}
+
+void backward_data(const CudaBackend& backend, const Queue& queue, View dy, View weight, View dx,
+                   const Conv2dOptions& options) {
+  const auto run = [&](const ConvPlan& plan, StorageOrder storage) {
+    const Input grad(backend, queue, dy, storage, kAlignment);
+    const Input w(backend, queue, weight, storage, kAlignment);
+    const Output out(backend, queue, dx, storage, kAlignment);
+    const CudnnHandle handle(queue);
+    const auto call = [&](const ConvAlgorithm& a, void* workspace) {
+      return cudnnConvolutionBackwardData(handle, &kOne, plan.weight, w.view().data, plan.y,
+                                          grad.view().data, a.convolution.get(),
+                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(a.number),
+                                          workspace, a.workspace, &kZero, plan.x, out.view().data);
+    };
+    if (!run_first_supported(queue, plan, "cudnnConvolutionBackwardData", call)) return false;
+    out.finish();
+    return true;
+  };
+  with_plan(queue, ConvPass::backward_data, dx, weight, dy, options, run);
+}
+
+void backward_weight(const CudaBackend& backend, const Queue& queue, View x, View dy, View dweight,
+                     const Conv2dOptions& options, bool accumulate) {
+  TensorView like = dweight;
+  like.dtype = x.dtype;
+  const auto run = [&](const ConvPlan& plan, StorageOrder storage) {
+    const Input in(backend, queue, x, storage, kAlignment);
+    const Input grad(backend, queue, dy, storage, kAlignment);
+    const bool in_place = like.dtype == dweight.dtype && !accumulate &&
+                          is_stored(dweight, storage) && is_aligned(dweight, kAlignment);
+    const Fresh fresh(queue, like, storage);
+    View target = in_place ? dweight : fresh.view();
+    const CudnnHandle handle(queue);
+    const auto call = [&](const ConvAlgorithm& a, void* workspace) {
+      return cudnnConvolutionBackwardFilter(
+          handle, &kOne, plan.x, in.view().data, plan.y, grad.view().data, a.convolution.get(),
+          static_cast<cudnnConvolutionBwdFilterAlgo_t>(a.number), workspace, a.workspace, &kZero,
+          plan.weight, target.data);
+    };
+    if (!run_first_supported(queue, plan, "cudnnConvolutionBackwardFilter", call)) return false;
+    if (!in_place) backend.axpby(1.0, target, accumulate ? 1.0 : 0.0, dweight);
+    return true;
+  };
+  with_plan(queue, ConvPass::backward_weight, x, dweight, dy, options, run);
+}
+
 }  // namespace
 
 void CudaBackend::conv2d(View x, View weight, View bias, View y,
@@ -59,20 +148,11 @@ void CudaBackend::conv2d(View x, View weight, View bias, View y,
   const Queue queue("conv2d", y.device);
   if (x.numel() == 0) {
     fill(y, 0.0);
-    add_bias(*this, bias, y);
-    return;
+  } else {
+    for_parts(queue, x, weight, y, [&](View x_part, View y_part, bool) {
+      forward(*this, queue, x_part, weight, y_part, options);
+    });
   }
-  const Convolution c(queue, ConvPass::forward, x, weight, y, options);
-  const Input in(*this, queue, x, c.storage), w(*this, queue, weight, c.storage);
-  const Output out(*this, queue, y, c.storage);
-  const auto workspace = queue.workspace(c.plan->workspace);
-  check_cudnn(cudnnConvolutionForward(CudnnHandle(queue), &kOne, c.plan->x, in.view().data,
-                                      c.plan->weight, w.view().data, c.plan->convolution,
-                                      static_cast<cudnnConvolutionFwdAlgo_t>(c.plan->algorithm),
-                                      workspace->data(), c.plan->workspace, &kZero, c.plan->y,
-                                      out.view().data),
-              "conv2d", "cudnnConvolutionForward");
-  out.finish();
   add_bias(*this, bias, y);
 }
 
@@ -81,20 +161,11 @@ void CudaBackend::conv2d_backward_data(View dy, View weight, View bias, View dx,
   const Queue queue("conv2d_backward_data", dx.device);
   if (dy.numel() == 0) {
     fill(dx, 0.0);
-    add_bias(*this, bias, dx);
-    return;
+  } else {
+    for_parts(queue, dx, weight, dy, [&](View dx_part, View dy_part, bool) {
+      backward_data(*this, queue, dy_part, weight, dx_part, options);
+    });
   }
-  const Convolution c(queue, ConvPass::backward_data, dx, weight, dy, options);
-  const Input grad(*this, queue, dy, c.storage), w(*this, queue, weight, c.storage);
-  const Output out(*this, queue, dx, c.storage);
-  const auto workspace = queue.workspace(c.plan->workspace);
-  check_cudnn(
-      cudnnConvolutionBackwardData(
-          CudnnHandle(queue), &kOne, c.plan->weight, w.view().data, c.plan->y, grad.view().data,
-          c.plan->convolution, static_cast<cudnnConvolutionBwdDataAlgo_t>(c.plan->algorithm),
-          workspace->data(), c.plan->workspace, &kZero, c.plan->x, out.view().data),
-      "conv2d_backward_data", "cudnnConvolutionBackwardData");
-  out.finish();
   add_bias(*this, bias, dx);
 }
 
@@ -106,21 +177,9 @@ void CudaBackend::conv2d_backward_weight(View x, View dy, View dweight, View dbi
     if (!accumulate) fill(dweight, 0.0);
     return;
   }
-  const Convolution c(queue, ConvPass::backward_weight, x, dweight, dy, options);
-  const Input in(*this, queue, x, c.storage), grad(*this, queue, dy, c.storage);
-  TensorView like = dweight;
-  like.dtype = x.dtype;
-  const bool in_place = like.dtype == dweight.dtype && !accumulate && is_stored(dweight, c.storage);
-  const Fresh fresh(queue, like, c.storage);
-  View target = in_place ? dweight : fresh.view();
-  const auto workspace = queue.workspace(c.plan->workspace);
-  check_cudnn(
-      cudnnConvolutionBackwardFilter(
-          CudnnHandle(queue), &kOne, c.plan->x, in.view().data, c.plan->y, grad.view().data,
-          c.plan->convolution, static_cast<cudnnConvolutionBwdFilterAlgo_t>(c.plan->algorithm),
-          workspace->data(), c.plan->workspace, &kZero, c.plan->weight, target.data),
-      "conv2d_backward_weight", "cudnnConvolutionBackwardFilter");
-  if (!in_place) axpby(1.0, target, accumulate ? 1.0 : 0.0, dweight);
+  for_parts(queue, x, dweight, dy, [&](View x_part, View dy_part, bool first) {
+    backward_weight(*this, queue, x_part, dy_part, dweight, options, accumulate || !first);
+  });
 }
 
 }  // namespace cairn::kernels

@@ -1,4 +1,4 @@
-// A convolution as cuDNN sees it: descriptors and the algorithm chosen for one shape, made once and
+// A convolution as cuDNN sees it: descriptors and the algorithms found for one shape, made once and
 // kept (conv_plan_for).
 #pragma once
 
@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory>
+#include <vector>
 
 #include "cairn/kernels/conv.h"
 #include "cuda/contiguous.h"
@@ -26,6 +27,19 @@ struct ConvShape {
   auto operator<=>(const ConvShape&) const = default;
 };
 
+struct DestroyConvolution {
+  void operator()(cudnnConvolutionDescriptor_t convolution) const {
+    cudnnDestroyConvolutionDescriptor(convolution);
+  }
+};
+
+/// A deterministic algorithm, with a descriptor of its own: the math type is part of that.
+struct ConvAlgorithm {
+  std::unique_ptr<cudnnConvolutionStruct, DestroyConvolution> convolution;
+  int number = 0;  // of the pass's own enumeration
+  std::size_t workspace = 0;
+};
+
 struct ConvPlan {
   ConvPlan();
   ~ConvPlan();
@@ -34,12 +48,14 @@ struct ConvPlan {
 
   cudnnTensorDescriptor_t x = nullptr, y = nullptr;
   cudnnFilterDescriptor_t weight = nullptr;
-  cudnnConvolutionDescriptor_t convolution = nullptr;
-  int algorithm = 0;  // of the pass's own enumeration; deterministic
-  std::size_t workspace = 0;
+  std::vector<ConvAlgorithm> algorithms;  // the fastest first; one may still refuse to run
 };
 
-/// nullptr where cuDNN has no deterministic algorithm for the shape.
+/// A plan without algorithms where cuDNN has no deterministic one for the shape.
 std::shared_ptr<const ConvPlan> conv_plan_for(const Queue& queue, const ConvShape& shape);
+
+/// How many images cuDNN takes at once, given its limit on a tensor's elements. Throws Unsupported
+/// where one image or the weight is past it.
+std::int64_t images_at_once(const char* op, const Shape& x, const Shape& weight, const Shape& y);
 
 }  // namespace cairn::kernels::cuda

@@ -10,6 +10,11 @@ namespace cairn::kernels::cuda {
 
 void check_cudnn(cudnnStatus_t status, const char* op, const char* call);
 
+/// An answer rather than a failure: something else may serve.
+inline bool is_unsupported(cudnnStatus_t status) {
+  return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED;
+}
+
 /// A handle of the queue's device, bound to its stream.
 class CudnnHandle {
  public:
