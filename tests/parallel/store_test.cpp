@@ -378,6 +378,28 @@ TEST(Watchdog, SpreadsAReasonToAll) {
   EXPECT_EQ(b.wait(Milliseconds(3000)), "rank 1 gave up");
 }
 
+TEST(Watchdog, SpreadsTheTroubleOfADevice) {
+  const Host host(2);
+  Failure a, b;
+  const auto trouble = [] { return std::string("rank 0 failed: collective 3"); };
+  const Watchdog first(host.address, 0, Milliseconds(2000), a.callback(), trouble);
+  const Watchdog second(host.address, 1, Milliseconds(2000), b.callback());
+  EXPECT_EQ(a.wait(Milliseconds(6000)), "rank 0 failed: collective 3");
+  EXPECT_EQ(b.wait(Milliseconds(6000)), "rank 0 failed: collective 3");
+}
+
+TEST(Watchdog, ADeathExplainsTheTroubleOfADevice) {
+  const Host host(2, "secret", Milliseconds(8000));
+  Failure failure, unused;
+  const auto trouble = [] { return std::string("the connection to rank 1 broke"); };
+  const Watchdog survivor(host.address, 0, Milliseconds(8000), failure.callback(), trouble);
+  {
+    const Watchdog victim(host.address, 1, Milliseconds(8000), unused.callback());
+    std::this_thread::sleep_for(Milliseconds(200));
+  }
+  EXPECT_THAT(failure.wait(Milliseconds(6000)), testing::HasSubstr("rank 1 died"));
+}
+
 TEST(Store, CancelEndsAWaitingRequest) {
   const Host host(2);
   StoreClient client(host.address, 0);
