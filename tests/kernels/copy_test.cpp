@@ -122,6 +122,15 @@ TEST_P(Copy, FillSetsEveryDtypeAndLeavesGapsAlone) {
   }
 }
 
+TEST_P(Copy, FullHasItsValueThroughout) {
+  for (DType dtype : kAll) {
+    for (std::int64_t n : {0, 1, 4095, 4096, 4097, 30001}) {
+      const std::vector<double> expected(static_cast<std::size_t>(n), converted(1.5, dtype));
+      EXPECT_EQ(Tensor::full({n}, 1.5, dtype, GetParam()).to_vector(), expected) << dtype << n;
+    }
+  }
+}
+
 TEST_P(Copy, CrossesToTheHostAndBack) {
   const auto values = random_values(6 * 35, 5);
   for (Layout layout : {Layout::row_major, Layout::transposed, Layout::sliced}) {

@@ -66,6 +66,30 @@ TEST_P(Embedding, GradientAddsOccurrencesAndRoundsOnce) {
   }
 }
 
+/// Many rows, most of one token, and tokens that differ in every byte of their numbers: the gradient
+/// has the bits of sums in the order of the rows, with rows that are whole packs and with others.
+TEST_P(Embedding, GradientAddsManyRowsOfOneTokenInTheirOrder) {
+  const std::int64_t rows = 2500, vocabulary = 70000;
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t n = 0; n < rows; ++n) tokens.push_back(n % 3 == 0 ? n * 27 : 65536 + n % 2);
+  const Tensor index = Tensor::from(tokens, {rows}, DType::i64, GetParam());
+  for (std::int64_t columns : {1, 4}) {
+    const std::vector<double> gradient =
+        test::rounded(random_values(rows * columns, 3), DType::f32);
+    const Tensor dy = Tensor::from(gradient, {rows, columns}, DType::f32, GetParam());
+    const Tensor dweight = Tensor::empty({vocabulary, columns}, DType::f32, GetParam());
+    embedding_backward(dy, index, dweight, false);
+    std::vector<float> expected(static_cast<std::size_t>(vocabulary * columns), 0.0f);
+    for (std::size_t k = 0; k < gradient.size(); ++k) {
+      const auto n = static_cast<std::int64_t>(k) / columns,
+                 c = static_cast<std::int64_t>(k) % columns;
+      expected[static_cast<std::size_t>(tokens[static_cast<std::size_t>(n)] * columns + c)] +=
+          static_cast<float>(gradient[k]);
+    }
+    EXPECT_EQ(dweight.to_vector<float>(), expected) << columns;
+  }
+}
+
 TEST_P(Embedding, OfNothingIsEmptyAndItsGradientZero) {
   const Tensor none = Tensor::zeros({0}, DType::i64, GetParam());
   const Tensor weight = Tensor::full({3, 2}, 5.0, DType::f32, GetParam()),

@@ -133,10 +133,11 @@ inline std::vector<Mix> all_mixes() {
   return all;
 }
 
-/// Random values; the five tensors start at five different offsets in [0, 8), which `shift` turns.
+/// Random values; the five tensors start at five different offsets in [0, 8), which `shift` turns;
+/// without a shift all start where allocations do.
 inline Parameter make_parameter(const Mix& mix, std::int64_t n, Device device, int moments,
                                 std::int64_t shift, std::uint64_t seed = 1) {
-  const auto at = [&](std::int64_t k) { return (shift * k + k / 2) % 8; };
+  const auto at = [&](std::int64_t k) { return shift == 0 ? 0 : (shift * k + k / 2) % 8; };
   Parameter p;
   p.name = core::str(n, " ", mix.gradient, " ", mix.weight, " ", mix.moments, " master ",
                      static_cast<int>(mix.master), " shift ", shift);

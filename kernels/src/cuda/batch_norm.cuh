@@ -15,11 +15,26 @@ namespace cairn::kernels::cuda {
 template <class T>
 struct DeviationTerms {
   using A = Arithmetic<T>;
+  static constexpr int kWidth = pack_width<T>;
+  using Constants = Packed<A, kWidth>;  // the first row
   const T* x;
   std::int64_t columns;
-  __device__ Two<A> operator()(std::int64_t row, std::int64_t column) const {
+
+  __device__ Constants constants(std::int64_t column) const {
+    return widened<A>(load_pack<kWidth>(x + column));
+  }
+  __device__ Two<A> value(std::int64_t row, std::int64_t column) const {
     const A d = widen(x[row * columns + column]) - widen(x[column]);
     return {d, d * d};
+  }
+  __device__ void add(const Constants& first, std::int64_t row, std::int64_t column,
+                      Packed<Two<A>, kWidth>& sums) const {
+    const auto in = load_pack<kWidth>(x + row * columns + column);
+    SIMT_UNROLL
+    for (int k = 0; k < kWidth; ++k) {
+      const A d = widen(in[k]) - first[k];
+      sums[k] = sums[k] + Two<A>{d, d * d};
+    }
   }
 };
 
@@ -29,6 +44,19 @@ struct ChannelScale {
   A* mean;
   A* scale;
   A* shift;
+
+  struct One {
+    A mean, scale, shift;
+  };
+  template <int N>
+  struct Pack {
+    Packed<A, N> mean, scale, shift;
+  };
+  __device__ One one(std::int64_t c) const { return {mean[c], scale[c], shift[c]}; }
+  template <int N>
+  __device__ Pack<N> pack(std::int64_t c) const {
+    return {load_pack<N>(mean + c), load_pack<N>(scale + c), load_pack<N>(shift + c)};
+  }
 };
 
 template <class T>
@@ -74,28 +102,28 @@ __global__ void running_statistics_kernel(std::int64_t columns, AnyFloat weight,
   out.shift[c] = bias.load_or(c, A(0));
 }
 
-/// y[i] = f(column, x[i]) over n elements of rows of `columns`; other inputs are read by f at i.
+/// y = f(x) over rows of channels. packs: rows are whole packs, and aligned; then a thread stays
+/// with its channels, and looks up what belongs to them once.
 template <class T, class F>
-__global__ void channel_map_kernel(std::int64_t n, std::int64_t columns, bool packs, F f,
+__global__ void channel_map_kernel(std::int64_t rows, std::int64_t columns, bool packs, F f,
                                    const T* x, T* y) {
   constexpr int N = pack_width<T>;
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x * N;
-  for (std::int64_t i = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N; i < n;
-       i += step) {
-    std::int64_t column = i - divide(i, columns) * columns;
-    const bool whole = packs && i + N <= n;
-    Packed<T, N> pack;
-    if (whole) pack = load_pack<N>(x + i);
-    for (int k = 0; k < N && i + k < n; ++k) {
-      const T value = narrow<T>(f(column, i + k, widen(whole ? pack[k] : x[i + k])));
-      if (whole) {
-        pack[k] = value;
-      } else {
-        y[i + k] = value;
-      }
-      column = column + 1 == columns ? 0 : column + 1;
+  const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
+  const std::int64_t thread = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (packs) {
+    const std::int64_t row_packs = columns / N, lines = divide(threads, row_packs);
+    const std::int64_t line = divide(thread, row_packs), column = (thread - line * row_packs) * N;
+    if (line >= lines) return;
+    const auto channel = f.channel.template pack<N>(column);
+    for (std::int64_t row = line; row < rows; row += lines) {
+      const std::int64_t i = row * columns + column;
+      const auto values = f.pack(channel, i, widened<Arithmetic<T>>(load_pack<N>(x + i)));
+      store_pack<N>(y + i, narrowed<T>(values));
     }
-    if (whole) store_pack<N>(y + i, pack);
+    return;
+  }
+  for (std::int64_t i = thread; i < rows * columns; i += threads) {
+    y[i] = narrow<T>(f.one(f.channel.one(i - divide(i, columns) * columns), i, widen(x[i])));
   }
 }
 
@@ -103,46 +131,96 @@ template <class A>
 struct ChannelNormalize {
   ChannelScale<A> channel;
   bool relu;
-  __device__ A operator()(std::int64_t c, std::int64_t, A x) const {
-    const A y = math::fma(x - channel.mean[c], channel.scale[c], channel.shift[c]);
+  __device__ A value(A x, A mean, A scale, A shift) const {
+    const A y = math::fma(x - mean, scale, shift);
     return relu && y < A(0) ? A(0) : y;
+  }
+  template <class C>
+  __device__ A one(const C& c, std::int64_t, A x) const {
+    return value(x, c.mean, c.scale, c.shift);
+  }
+  template <class C, int N>
+  __device__ Packed<A, N> pack(const C& c, std::int64_t, Packed<A, N> x) const {
+    SIMT_UNROLL
+    for (int k = 0; k < N; ++k) x[k] = value(x[k], c.mean[k], c.scale[k], c.shift[k]);
+    return x;
   }
 };
 
 template <class T>
 struct BatchNormTerms {  // {g xhat, g}, g = dy where the ReLU let it pass
   using A = Arithmetic<T>;
+  static constexpr int kWidth = pack_width<T>;
+  struct Constants {
+    Packed<A, kWidth> mean, rstd;
+  };
   const T* x;
   const T* y;  // nullptr: no ReLU
   const T* dy;
-  AnyFloat mean, rstd;
+  const float* mean;
+  const float* rstd;
   std::int64_t columns;
 
   __device__ A gradient(std::int64_t i, A dy_value) const {
     return y != nullptr && !(widen(y[i]) > A(0)) ? A(0) : dy_value;
   }
-  __device__ A normalized(std::int64_t i, std::int64_t c) const {
-    return (widen(x[i]) - mean.load<A>(c)) * rstd.load<A>(c);
+  __device__ Packed<A, kWidth> gradients(std::int64_t i, Packed<A, kWidth> g) const {
+    if (y == nullptr) return g;
+    const auto result = load_pack<kWidth>(y + i);
+    SIMT_UNROLL
+    for (int k = 0; k < kWidth; ++k) g[k] = widen(result[k]) > A(0) ? g[k] : A(0);
+    return g;
   }
-  __device__ Two<A> operator()(std::int64_t row, std::int64_t c) const {
+  __device__ Constants constants(std::int64_t column) const {
+    Constants c;
+    for (int k = 0; k < kWidth; ++k) c.mean[k] = mean[column + k], c.rstd[k] = rstd[column + k];
+    return c;
+  }
+  __device__ Two<A> value(std::int64_t row, std::int64_t c) const {
     const std::int64_t i = row * columns + c;
     const A g = gradient(i, widen(dy[i]));
-    return {g * normalized(i, c), g};
+    return {g * (widen(x[i]) - mean[c]) * rstd[c], g};
+  }
+  __device__ void add(const Constants& c, std::int64_t row, std::int64_t column,
+                      Packed<Two<A>, kWidth>& sums) const {
+    const std::int64_t i = row * columns + column;
+    const auto in = load_pack<kWidth>(x + i);
+    const auto g = gradients(i, widened<A>(load_pack<kWidth>(dy + i)));
+    SIMT_UNROLL
+    for (int k = 0; k < kWidth; ++k) {
+      sums[k] = sums[k] + Two<A>{g[k] * (widen(in[k]) - c.mean[k]) * c.rstd[k], g[k]};
+    }
   }
 };
 
-/// Per channel: the means that dx subtracts (0 with constant statistics) and its factor.
+/// Per channel: dx = factor (g - mean_g - (x - mean) slope); mean_g and slope are 0 with constant
+/// statistics.
 template <class A>
 struct ChannelGradient {
-  A* mean_dot;
+  A* mean;
+  A* slope;
   A* mean_g;
   A* factor;
+
+  struct One {
+    A mean, slope, mean_g, factor;
+  };
+  template <int N>
+  struct Pack {
+    Packed<A, N> mean, slope, mean_g, factor;
+  };
+  __device__ One one(std::int64_t c) const { return {mean[c], slope[c], mean_g[c], factor[c]}; }
+  template <int N>
+  __device__ Pack<N> pack(std::int64_t c) const {
+    return {load_pack<N>(mean + c), load_pack<N>(slope + c), load_pack<N>(mean_g + c),
+            load_pack<N>(factor + c)};
+  }
 };
 
 template <class A>
 __global__ void channel_gradients_kernel(ColumnSplit split, const A* partial, AnyFloat weight,
-                                         AnyFloat rstd, AnyFloat dweight, AnyFloat dbias,
-                                         bool batch_statistics, bool accumulate,
+                                         const float* mean, const float* rstd, AnyFloat dweight,
+                                         AnyFloat dbias, bool batch_statistics, bool accumulate,
                                          ChannelGradient<A> out) {
   const std::int64_t c = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (c >= split.columns) return;
@@ -150,9 +228,10 @@ __global__ void channel_gradients_kernel(ColumnSplit split, const A* partial, An
   if (dweight.present()) dweight.store(c, total.first, accumulate);
   if (dbias.present()) dbias.store(c, total.second, accumulate);
   const A n = static_cast<A>(split.rows);
-  out.mean_dot[c] = batch_statistics ? total.first / n : A(0);
+  out.mean[c] = mean[c];
+  out.slope[c] = batch_statistics ? rstd[c] * (total.first / n) : A(0);
   out.mean_g[c] = batch_statistics ? total.second / n : A(0);
-  out.factor[c] = rstd.load<A>(c) * weight.load_or(c, A(1));
+  out.factor[c] = rstd[c] * weight.load_or(c, A(1));
 }
 
 template <class T>
@@ -160,10 +239,21 @@ struct BatchNormGradient {
   using A = Arithmetic<T>;
   BatchNormTerms<T> terms;
   ChannelGradient<A> channel;
-  __device__ A operator()(std::int64_t c, std::int64_t i, A dy) const {
+
+  template <class C>
+  __device__ A one(const C& c, std::int64_t i, A dy) const {
     const A g = terms.gradient(i, dy);
-    return channel.factor[c] *
-           (g - channel.mean_g[c] - terms.normalized(i, c) * channel.mean_dot[c]);
+    return c.factor * (g - c.mean_g - (widen(terms.x[i]) - c.mean) * c.slope);
+  }
+  template <class C, int N>
+  __device__ Packed<A, N> pack(const C& c, std::int64_t i, const Packed<A, N>& dy) const {
+    const auto in = load_pack<N>(terms.x + i);
+    auto g = terms.gradients(i, dy);
+    SIMT_UNROLL
+    for (int k = 0; k < N; ++k) {
+      g[k] = c.factor[k] * (g[k] - c.mean_g[k] - (widen(in[k]) - c.mean[k]) * c.slope[k]);
+    }
+    return g;
   }
 };
 

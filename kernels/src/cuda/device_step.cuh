@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "cuda/list_chunk.cuh"
 #include "cuda/optimizer_update.cuh"
 #include "math/device_step.h"
 
@@ -40,19 +41,8 @@ static __global__ void clear_flag_kernel(float* flag) {
 
 /// Every thread that finds an inf or a NaN writes the same 1.
 static __global__ void find_nonfinite_kernel(Table table, float* flag) {
-  const std::int32_t index = table.chunk_slot[blockIdx.x];
-  const Slot& slot = table.slots[index];
-  const AnyFloat x(slot.data[0], slot.dtype[0]);
   bool found = false;
-  const auto see = [&](float value) { found = found || value - value != 0.0f; };
-  visit_span(
-      span_of(blockIdx.x, table.first_chunk[index], slot.count),
-      [&](std::int64_t i) {
-        const auto pack = load_pack_or<kLanes>(x, i, 0.0f);
-        SIMT_UNROLL
-        for (int k = 0; k < kLanes; ++k) see(pack[k]);
-      },
-      [&](std::int64_t i) { see(x.load<float>(i)); });
+  see_chunk(BlockChunk(table), [&](float x) { found = found || x - x != 0.0f; });
   if (found) *flag = 1.0f;
 }
 

@@ -17,11 +17,11 @@ void CudaBackend::dropout(View x, double p, std::uint64_t seed, std::uint64_t of
   const double scale = p < 1.0 ? 1.0 / (1.0 - p) : 0.0;
   core::dispatch_floating(y.dtype, "dropout", [&](auto type) {
     using T = decltype(type);
-    const bool linear = layout.is_linear();
-    const bool packs = linear && pack_aligned<4>(x.as<T>()) && pack_aligned<4>(y.as<T>());
-    launch(queue, grid_for(ceil_div(n, 4)), dropout_kernel<T>, n, linear, packs, layout,
-           math::dropout_threshold(p), static_cast<Arithmetic<T>>(scale), seed, offset, x.as<T>(),
-           y.as<T>());
+    const bool packs = layout.is_linear() && packs_aligned(x.as<T>(), y.as<T>());
+    const DropoutGroup<T> groups{math::dropout_threshold(p), static_cast<Arithmetic<T>>(scale),
+                                 seed, offset};
+    launch(queue, grid_for(ceil_div(n, packs ? dropout_width<T> : 4)), dropout_kernel<T>, n, packs,
+           layout, groups, x.as<T>(), y.as<T>());
   });
 }
 

@@ -9,7 +9,7 @@ using namespace cuda;  // NOLINT: this file is that namespace's host side
 
 void CudaBackend::hash_tensors(const std::vector<TensorView>& tensors,
                                std::uint64_t* hashes) const {
-  static_assert(cuda::kChunk % 8 == 0);
+  static_assert(cuda::kChunk % 16 == 0);
   const Queue queue("hash_tensors", tensors.front().device);
   std::vector<Slot> slots;
   for (const TensorView& tensor : tensors) {

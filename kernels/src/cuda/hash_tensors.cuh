@@ -3,6 +3,7 @@
 
 #include "cuda/device/block.cuh"
 #include "cuda/device/layout.cuh"
+#include "cuda/device/packed.cuh"
 #include "cuda/table.h"
 #include "math/word_hash.h"
 
@@ -14,13 +15,16 @@ static __global__ void hash_chunks_kernel(Table table, std::uint64_t* parts) {
   const auto* const bytes = static_cast<const unsigned char*>(table.slots[index].data[0]);
   const std::int64_t begin = (blockIdx.x - std::int64_t{table.first_chunk[index]}) * kChunk;
   const std::int64_t end = smaller(begin + kChunk, table.slots[index].count);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes) % 8 == 0;
+  const std::int64_t whole = packs_aligned(bytes) ? end - (end - begin) % 16 : begin;
   std::uint64_t sum = 0;
-  for (std::int64_t i = begin + threadIdx.x * 8; i < end; i += blockDim.x * 8) {
-    const bool whole = aligned && i + 8 <= end;
-    const std::uint64_t word = whole ? *reinterpret_cast<const std::uint64_t*>(bytes + i)
-                                     : WordHash::load(bytes + i, smaller(8, end - i));
-    sum += WordHash::of(word, i / 8);
+  for (std::int64_t i = begin + threadIdx.x * 16; i < whole; i += blockDim.x * 16) {
+    const Sixteen words = load_16(bytes + i);
+    std::uint64_t both[2];
+    memcpy(both, &words, 16);
+    sum += WordHash::of(both[0], i / 8) + WordHash::of(both[1], i / 8 + 1);
+  }
+  for (std::int64_t i = whole + threadIdx.x * 8; i < end; i += blockDim.x * 8) {
+    sum += WordHash::of(WordHash::load(bytes + i, smaller(8, end - i)), i / 8);
   }
   sum = block_sum(sum);
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;

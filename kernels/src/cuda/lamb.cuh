@@ -20,14 +20,10 @@ __device__ inline void lamb_moments(const math::Lamb<float>& lamb, const EntrySc
   lamb.update_moments(math::fma(scalars.l2, w, gradient * scalars.scale), m, v);
 }
 
-/// What a moment reads as once it is stored.
-__device__ inline float as_stored(float x, DType dtype) {
-  return dtype == DType::bf16 ? widen(narrow<BFloat16>(x)) : x;
-}
-
-__device__ inline void see(LambNorms& norms, const math::Lamb<float>& lamb, DType moments, float w,
-                           float m, float v) {
-  const double u = lamb.direction(as_stored(m, moments), as_stored(v, moments), w);
+/// m and v as they read once they are stored.
+__device__ inline void see(LambNorms& norms, const math::Lamb<float>& lamb, float w, float m,
+                           float v) {
+  const double u = lamb.direction(m, v, w);
   norms.weight += double{w} * w;
   norms.update += u * u;
 }
@@ -38,30 +34,29 @@ static __global__ void lamb_moments_kernel(Table table, ListScalars list, math::
   const Slot& slot = table.slots[index];
   const UpdateViews views(slot);
   const EntryScalars scalars = list.of(index);
-  const DType moments = views.moment1.dtype;
   LambNorms norms{0.0, 0.0};
-  visit_span(
-      span_of(blockIdx.x, table.first_chunk[index], slot.count),
-      [&](std::int64_t i) {
-        const auto gradient = load_pack_or<kLanes>(views.gradient, i, 0.0f);
-        const auto w = views.truth.load_pack(i);
-        auto m = load_pack_or<kLanes>(views.moment1, i, 0.0f);
-        auto v = load_pack_or<kLanes>(views.moment2, i, 0.0f);
+  visit_entry(
+      slot, span_of(blockIdx.x, table.first_chunk[index], slot.count),
+      [&](const auto& entry, std::int64_t i) {
+        const auto gradient = entry.load_gradient(i);
+        const auto w = entry.load_truth(i);
+        auto m = entry.load_moment(entry.moment1, i);
+        auto v = entry.load_moment(entry.moment2, i);
         SIMT_UNROLL
         for (int k = 0; k < kLanes; ++k) {
           lamb_moments(lamb, scalars, gradient[k], w[k], m[k], v[k]);
-          see(norms, lamb, moments, w[k], m[k], v[k]);
+          see(norms, lamb, w[k], entry.stored(m[k]), entry.stored(v[k]));
         }
-        store_pack_any<kLanes>(views.moment1, i, m);
-        store_pack_any<kLanes>(views.moment2, i, v);
+        entry.store_moment(entry.moment1, i, m);
+        entry.store_moment(entry.moment2, i, v);
       },
       [&](std::int64_t i) {
-        const float w = views.truth.load(i);
+        const float w = views.load_truth(i);
         float m = views.moment1.load<float>(i), v = views.moment2.load<float>(i);
         lamb_moments(lamb, scalars, views.gradient.load<float>(i), w, m, v);
-        see(norms, lamb, moments, w, m, v);
         views.moment1.store(i, m);
         views.moment2.store(i, v);
+        see(norms, lamb, w, views.moment1.load<float>(i), views.moment2.load<float>(i));
       });
   norms = block_reduce(norms, AddNorms{}, LambNorms{0.0, 0.0});
   if (threadIdx.x == 0) parts[blockIdx.x] = norms;
@@ -86,20 +81,20 @@ static __global__ void lamb_weights_kernel(Table table, math::Lamb<float> lamb,
   const Slot& slot = table.slots[index];
   const UpdateViews views(slot);
   const float step = steps[index];
-  visit_span(
-      span_of(blockIdx.x, table.first_chunk[index], slot.count),
-      [&](std::int64_t i) {
-        auto w = views.truth.load_pack(i);
-        const auto m = load_pack_or<kLanes>(views.moment1, i, 0.0f);
-        const auto v = load_pack_or<kLanes>(views.moment2, i, 0.0f);
+  visit_entry(
+      slot, span_of(blockIdx.x, table.first_chunk[index], slot.count),
+      [&](const auto& entry, std::int64_t i) {
+        auto w = entry.load_truth(i);
+        const auto m = entry.load_moment(entry.moment1, i);
+        const auto v = entry.load_moment(entry.moment2, i);
         SIMT_UNROLL
         for (int k = 0; k < kLanes; ++k) w[k] -= step * lamb.direction(m[k], v[k], w[k]);
-        views.truth.store_pack(i, w);
+        entry.store_truth(i, w);
       },
       [&](std::int64_t i) {
-        const float w = views.truth.load(i);
+        const float w = views.load_truth(i);
         const float m = views.moment1.load<float>(i), v = views.moment2.load<float>(i);
-        views.truth.store(i, w - step * lamb.direction(m, v, w));
+        views.store_truth(i, w - step * lamb.direction(m, v, w));
       });
 }
 

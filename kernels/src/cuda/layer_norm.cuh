@@ -9,37 +9,31 @@
 
 namespace cairn::kernels::cuda {
 
-template <bool kCenter, class T>
-__global__ void norm_kernel(std::int64_t rows, std::int64_t n, const T* x, AnyFloat weight,
-                            AnyFloat bias, double eps, T* y, AnyFloat means, AnyFloat rstds) {
+/// W is the storage type of weight and bias; RMS norm has no bias.
+template <bool kCenter, class T, class W>
+__global__ void norm_kernel(std::int64_t rows, std::int64_t n, const T* x, const W* weight,
+                            const W* bias, double eps, T* y, AnyFloat means, AnyFloat rstds) {
   using A = Arithmetic<T>;
-  constexpr int N = pack_width<T>;
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* const in = x + row * n;
-    T* const out = y + row * n;
     A mean = 0;
     if constexpr (kCenter) {
-      mean = row_sum(in, in, n, [](std::int64_t, A v, A) { return v; }) / static_cast<A>(n);
+      mean = row_sum(
+                 n, [](std::int64_t, A v) { return v; }, in) /
+             static_cast<A>(n);
     }
-    const A squares =
-        row_sum(in, in, n, [mean](std::int64_t, A v, A) { return (v - mean) * (v - mean); });
+    const auto square = [mean](std::int64_t, A v) { return (v - mean) * (v - mean); };
+    const A squares = row_sum(n, square, in);
     const A rstd = A(1) / math::sqrt(squares / static_cast<A>(n) + static_cast<A>(eps));
-    visit_row<N>(
-        n, common_head<N>(in, out, n),
-        [&](std::int64_t i) {
-          const A value = (widen(in[i]) - mean) * rstd;
-          out[i] = narrow<T>(math::fma(value, weight.load_or(i, A(1)), bias.load_or(i, A(0))));
-        },
-        [&](std::int64_t i) {
-          auto pack = load_pack<N>(in + i);
-          const auto w = load_pack_or<N>(weight, i, A(1));
-          const auto b = load_pack_or<N>(bias, i, A(0));
-          SIMT_UNROLL
-          for (int k = 0; k < N; ++k) {
-            pack[k] = narrow<T>(math::fma((widen(pack[k]) - mean) * rstd, w[k], b[k]));
-          }
-          store_pack<N>(out + i, pack);
-        });
+    if constexpr (kCenter) {
+      const auto affine = [=](std::int64_t, A v, A w, A b) {
+        return math::fma((v - mean) * rstd, w, b);
+      };
+      map_row(n, affine, y + row * n, in, weight, bias);
+    } else {
+      map_row(
+          n, [=](std::int64_t, A v, A w) { return v * rstd * w; }, y + row * n, in, weight);
+    }
     if (threadIdx.x != 0) continue;
     rstds.store(row, rstd);
     if constexpr (kCenter) means.store(row, mean);
@@ -48,27 +42,25 @@ __global__ void norm_kernel(std::int64_t rows, std::int64_t n, const T* x, AnyFl
 
 /// dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy weight; RMS norm without mean(g). dx may be
 /// dy.
-template <bool kCenter, class T>
-__global__ void norm_backward_kernel(std::int64_t rows, std::int64_t n, const T* x, AnyFloat weight,
-                                     AnyFloat means, AnyFloat rstds, const T* dy, T* dx) {
+template <bool kCenter, class T, class W>
+__global__ void norm_backward_kernel(std::int64_t rows, std::int64_t n, const T* x, const W* weight,
+                                     const Arithmetic<T>* means, const Arithmetic<T>* rstds,
+                                     const T* dy, T* dx) {
   using A = Arithmetic<T>;
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const T* const in = x + row * n;
     const T* const grad = dy + row * n;
-    const A rstd = rstds.load<A>(row);
-    const A mean = kCenter ? means.load<A>(row) : A(0);
-    const auto scaled = [&](A g, std::int64_t i) { return g * weight.load_or(i, A(1)); };
-    A sum = 0;
-    if constexpr (kCenter) {
-      sum = row_sum(in, grad, n, [&](std::int64_t i, A, A g) { return scaled(g, i); });
-    }
-    const A dot = row_sum(
-        in, grad, n, [&](std::int64_t i, A v, A g) { return scaled(g, i) * (v - mean) * rstd; });
-    const A mean_g = sum / static_cast<A>(n), mean_dot = dot / static_cast<A>(n);
-    map_row(grad, dx + row * n, n, [&](A g, std::int64_t i) {
-      const A normalized = (widen(in[i]) - mean) * rstd;
-      return rstd * (scaled(g, i) - mean_g - normalized * mean_dot);
-    });
+    const A rstd = rstds[row];
+    const A mean = kCenter ? means[row] : A(0);
+    const auto terms = [=](std::int64_t, A v, A g, A w) {
+      return Two<A>{kCenter ? g * w : A(0), g * w * (v - mean) * rstd};
+    };
+    const Two<A> sums = row_sum(n, terms, in, grad, weight);
+    const A mean_g = sums.first / static_cast<A>(n), mean_dot = sums.second / static_cast<A>(n);
+    const auto gradient = [=](std::int64_t, A v, A g, A w) {
+      return rstd * (g * w - mean_g - (v - mean) * rstd * mean_dot);
+    };
+    map_row(n, gradient, dx + row * n, in, grad, weight);
   }
 }
 
@@ -76,17 +68,30 @@ __global__ void norm_backward_kernel(std::int64_t rows, std::int64_t n, const T*
 template <class T>
 struct NormParameterTerms {
   using A = Arithmetic<T>;
+  static constexpr int kWidth = pack_width<T>;
+  struct Constants {};
   const T* x;
   const T* dy;
-  AnyFloat means;  // absent: RMS norm
-  AnyFloat rstds;
+  const A* means;  // nullptr: RMS norm
+  const A* rstds;
   std::int64_t columns;
 
-  __device__ Two<A> operator()(std::int64_t row, std::int64_t column) const {
+  __device__ Constants constants(std::int64_t) const { return {}; }
+  __device__ Two<A> value(std::int64_t row, std::int64_t column) const {
     const A g = widen(dy[row * columns + column]);
-    const A mean = means.load_or(row, A(0));
-    const A normalized = (widen(x[row * columns + column]) - mean) * rstds.load<A>(row);
-    return {g * normalized, g};
+    const A mean = element_or(means, row, A(0));
+    return {g * (widen(x[row * columns + column]) - mean) * rstds[row], g};
+  }
+  __device__ void add(Constants, std::int64_t row, std::int64_t column,
+                      Packed<Two<A>, kWidth>& sums) const {
+    const auto in = load_pack<kWidth>(x + row * columns + column);
+    const auto grad = load_pack<kWidth>(dy + row * columns + column);
+    const A mean = element_or(means, row, A(0)), rstd = rstds[row];
+    SIMT_UNROLL
+    for (int k = 0; k < kWidth; ++k) {
+      const A g = widen(grad[k]);
+      sums[k] = sums[k] + Two<A>{g * (widen(in[k]) - mean) * rstd, g};
+    }
   }
 };
 

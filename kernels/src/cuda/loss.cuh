@@ -59,10 +59,11 @@ __global__ void cross_entropy_backward_kernel(CrossEntropyShape shape, const T* 
     const bool wrong = !ignored && (target < 0 || target >= shape.classes);
     const A scale = wrong ? not_a_number<A>() : dloss.load<A>(row);
     const A log_sum = lse.load<A>(row);
-    map_row(logits + start, dlogits + start, shape.classes, [&](A x, std::int64_t i) {
+    const auto gradient = [&](std::int64_t i, A x) {
       const A p = math::exp(x - log_sum);
       return ignored ? A(0) : scale * (p - flat - (i == target ? sharp : A(0)));
-    });
+    };
+    map_row(shape.classes, gradient, dlogits + start, logits + start);
   }
 }
 

@@ -24,15 +24,9 @@ __device__ __forceinline__ void map_pack(F f, Out* y, const Packed<In, N>&... x)
 template <class F, class Out, class... In>
 __global__ void map_kernel(std::int64_t n, bool packs, F f, Out* y, const In*... x) {
   constexpr int N = pack_width<Out, In...>;
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x * N;
-  for (std::int64_t i = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N; i < n;
-       i += step) {
-    if (packs && i + N <= n) {
-      map_pack<N>(f, y + i, load_pack<N>(x + i)...);
-    } else {
-      for (std::int64_t k = i; k < n && k < i + N; ++k) y[k] = f(x[k]...);
-    }
-  }
+  visit_grid<N>(
+      n, packs, [&](std::int64_t i) { y[i] = f(x[i]...); },
+      [&](std::int64_t i) { map_pack<N>(f, y + i, load_pack<N>(x + i)...); });
 }
 
 template <class F, class Out, class... In, std::size_t... K>
@@ -41,13 +35,14 @@ __device__ __forceinline__ void map_strided(std::int64_t n, bool packs,
                                             std::index_sequence<K...>, const In*... x) {
   constexpr int N = pack_width<Out, In...>;
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step) {
+  const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (std::int64_t i = first; packs && i < n; i += step) {
     const auto at = layout.offsets(i);
-    if (packs) {
-      map_pack<N>(f, y + at.of[0], load_pack<N>(x + at.of[K + 1])...);
-    } else {
-      y[at.of[0]] = f(x[at.of[K + 1]]...);
-    }
+    map_pack<N>(f, y + at.of[0], load_pack<N>(x + at.of[K + 1])...);
+  }
+  for (std::int64_t i = first; !packs && i < n; i += step) {
+    const auto at = layout.offsets(i);
+    y[at.of[0]] = f(x[at.of[K + 1]]...);
   }
 }
 
@@ -66,8 +61,7 @@ void launch_map(const Queue& queue, F f, const TensorView& y,
   auto layout = make_layout(y.shape, strides, Visit::any_order);
   std::int64_t n = y.numel();
   if (n == 0) return;
-  const bool aligned =
-      pack_aligned<N>(y.as<Out>()) && (pack_aligned<N>(x[K]->template as<In>()) && ...);
+  const bool aligned = packs_aligned(y.as<Out>(), x[K]->template as<In>()...);
   if (layout.is_linear()) {
     void (*kernel)(std::int64_t, bool, F, Out*, const In*...) = map_kernel<F, Out, In...>;
     launch(queue, grid_for(ceil_div(n, N)), kernel, n, aligned, f, y.as<Out>(),

@@ -3,33 +3,38 @@
 
 #include <cstdint>
 
-#include "cuda/device/convert.cuh"
+#include "cuda/device/packed.cuh"
 #include "math/master.h"
 
 namespace cairn::kernels::cuda {
 
-static __global__ void join_master_kernel(std::int64_t n, const BFloat16* weight,
-                                          const std::int16_t* remainder, float* out) {
-  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
-    out[i] = math::join_master(weight[i], remainder[i]);
+struct JoinMaster {
+  __device__ float operator()(BFloat16 weight, std::int16_t remainder) const {
+    return math::join_master(weight, remainder);
   }
-}
-
-static __global__ void split_master_kernel(std::int64_t n, const float* in, BFloat16* weight,
-                                           std::int16_t* remainder) {
-  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
-    math::split_master(in[i], weight[i], remainder[i]);
-  }
-}
+};
 
 template <class T>
-static __global__ void reconcile_master_kernel(std::int64_t n, const T* weight, float* master) {
-  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
-    master[i] = math::reconciled(weight[i], narrow<T>(master[i]), master[i]);
+struct ReconcileMaster {
+  __device__ float operator()(T weight, float master) const {
+    return math::reconciled(weight, narrow<T>(master), master);
   }
+};
+
+static __global__ void split_master_kernel(std::int64_t n, bool packs, const float* in,
+                                           BFloat16* weight, std::int16_t* remainder) {
+  constexpr int N = pack_width<BFloat16>;
+  visit_grid<N>(
+      n, packs, [&](std::int64_t i) { math::split_master(in[i], weight[i], remainder[i]); },
+      [&](std::int64_t i) {
+        const auto pack = load_pack<N>(in + i);
+        Packed<BFloat16, N> high;
+        Packed<std::int16_t, N> low;
+        SIMT_UNROLL
+        for (int k = 0; k < N; ++k) math::split_master(pack[k], high[k], low[k]);
+        store_pack<N>(weight + i, high);
+        store_pack<N>(remainder + i, low);
+      });
 }
 
 }  // namespace cairn::kernels::cuda

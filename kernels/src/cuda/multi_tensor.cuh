@@ -6,39 +6,14 @@
 #pragma once
 
 #include "cuda/device/block.cuh"
-#include "cuda/device/layout.cuh"
-#include "cuda/device/packed.cuh"
-#include "cuda/table.h"
+#include "cuda/list_chunk.cuh"
 #include "math/power_sum.h"
 
 namespace cairn::kernels::cuda {
 
-/// The chunk of the table that a block works on.
-struct BlockChunk {
-  const Slot& slot;
-  std::int64_t begin, end;
-
-  __device__ explicit BlockChunk(const Table& table)
-      : slot(table.slots[table.chunk_slot[blockIdx.x]]),
-        begin((blockIdx.x - std::int64_t{table.first_chunk[table.chunk_slot[blockIdx.x]]}) *
-              kChunk),
-        end(smaller(begin + kChunk, slot.count)) {}
-};
-
 static __global__ void check_chunks_kernel(Table table, PowerSum power, CheckPart* parts) {
-  const BlockChunk chunk(table);
-  const AnyFloat x(chunk.slot.data[0], chunk.slot.dtype[0]);
   CheckPart part{0.0, 0, 0};
-  for (std::int64_t i = chunk.begin + threadIdx.x * kLanes; i < chunk.end;
-       i += blockDim.x * kLanes) {
-    if (i + kLanes <= chunk.end) {
-      const auto pack = load_pack_or<kLanes>(x, i, 0.0f);
-      SIMT_UNROLL
-      for (int k = 0; k < kLanes; ++k) part.see(static_cast<double>(pack[k]), power);
-    } else {
-      for (std::int64_t k = i; k < chunk.end; ++k) part.see(x.load<double>(k), power);
-    }
-  }
+  see_chunk(BlockChunk(table), [&](float x) { part.see(static_cast<double>(x), power); });
   part = block_reduce(part, JoinParts{power}, CheckPart{0.0, 0, 0});
   if (threadIdx.x == 0) parts[blockIdx.x] = part;
 }
@@ -55,26 +30,52 @@ struct Linear {
   }
 };
 
-static __global__ void linear_chunks_kernel(Table table, Linear linear, PowerSum power,
-                                            CheckPart* parts) {
-  const BlockChunk chunk(table);
+/// A chunk whose x is X, and whose y (where there is one) and out are Y.
+template <class X, class Y>
+__device__ __forceinline__ void linear_chunk(const BlockChunk& chunk, const Linear& linear,
+                                             const PowerSum& power, CheckPart& part) {
+  const X* const x = static_cast<const X*>(chunk.slot.data[0]) + chunk.begin;
+  const Y* y = static_cast<const Y*>(chunk.slot.data[1]);
+  if (y != nullptr) y += chunk.begin;
+  Y* const out = static_cast<Y*>(chunk.slot.data[2]) + chunk.begin;
+  const std::int64_t n = chunk.end - chunk.begin;
+  visit_row<kLanes>(
+      n, common_head(n, x, y, out),
+      [&](std::int64_t i) {
+        out[i] = narrow<Y>(linear(widen(x[i]), element_or(y, i, 0.0f), part, power));
+      },
+      [&](std::int64_t i) {
+        auto pack = widened<float>(load_pack<kLanes>(x + i));
+        const auto added = pack_or<kLanes>(y, i, 0.0f);
+        SIMT_UNROLL
+        for (int k = 0; k < kLanes; ++k) pack[k] = linear(pack[k], added[k], part, power);
+        store_pack<kLanes>(out + i, narrowed<Y>(pack));
+      });
+}
+
+/// A y of another dtype than out.
+__device__ inline void linear_chunk_any(const BlockChunk& chunk, const Linear& linear,
+                                        const PowerSum& power, CheckPart& part) {
   const AnyFloat x(chunk.slot.data[0], chunk.slot.dtype[0]);
   const AnyFloat y(chunk.slot.data[1], chunk.slot.dtype[1]);
   const AnyFloat out(chunk.slot.data[2], chunk.slot.dtype[2]);
+  for (std::int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += blockDim.x) {
+    out.store(i, linear(x.load<float>(i), y.load<float>(i), part, power));
+  }
+}
+
+static __global__ void linear_chunks_kernel(Table table, Linear linear, PowerSum power,
+                                            CheckPart* parts) {
+  const BlockChunk chunk(table);
   CheckPart part{0.0, 0, 0};
-  for (std::int64_t i = chunk.begin + threadIdx.x * kLanes; i < chunk.end;
-       i += blockDim.x * kLanes) {
-    if (i + kLanes <= chunk.end) {
-      auto pack = load_pack_or<kLanes>(x, i, 0.0f);
-      const auto added = load_pack_or<kLanes>(y, i, 0.0f);
-      SIMT_UNROLL
-      for (int k = 0; k < kLanes; ++k) pack[k] = linear(pack[k], added[k], part, power);
-      store_pack_any<kLanes>(out, i, pack);
-    } else {
-      for (std::int64_t k = i; k < chunk.end; ++k) {
-        out.store(k, linear(x.load<float>(k), y.load_or(k, 0.0f), part, power));
-      }
-    }
+  if (linear.has_y && chunk.slot.dtype[1] != chunk.slot.dtype[2]) {
+    linear_chunk_any(chunk, linear, power, part);
+  } else {
+    with_list_type(chunk.slot.dtype[0], [&](auto x) {
+      with_list_type(chunk.slot.dtype[2], [&](auto y) {
+        linear_chunk<decltype(x), decltype(y)>(chunk, linear, power, part);
+      });
+    });
   }
   part = block_reduce(part, JoinParts{power}, CheckPart{0.0, 0, 0});
   if (threadIdx.x == 0) parts[blockIdx.x] = part;

@@ -5,6 +5,7 @@
 
 #include "cuda/cuda_backend.h"
 #include "cuda/launch.cuh"
+#include "cuda/map.cuh"
 #include "cuda/master.cuh"
 #include "cuda/optimizer_list.cuh"
 
@@ -40,30 +41,27 @@ void CudaBackend::update(const UpdateList& list, const UpdateRule& rule) const {
 }
 
 void CudaBackend::join_master(View weight, View remainder, View out) const {
-  if (out.numel() == 0) return;
   const Queue queue("join_master", out.device);
-  launch(queue, grid_for(out.numel()), join_master_kernel, out.numel(),
-         weight.as<const core::BFloat16>(), remainder.as<const std::int16_t>(), out.as<float>());
+  map<float, core::BFloat16, std::int16_t>(queue, JoinMaster{}, out, {&weight, &remainder});
 }
 
 void CudaBackend::split_master(View in, View weight, View remainder) const {
-  if (in.numel() == 0) return;
+  const std::int64_t n = in.numel();
+  if (n == 0) return;
   const Queue queue("split_master", in.device);
-  launch(queue, grid_for(in.numel()), split_master_kernel, in.numel(), in.as<const float>(),
-         weight.as<core::BFloat16>(), remainder.as<std::int16_t>());
+  auto* const high = weight.as<core::BFloat16>();
+  auto* const low = remainder.as<std::int16_t>();
+  launch(queue, grid_for(ceil_div(n, pack_width<core::BFloat16>)), split_master_kernel, n,
+         packs_aligned(in.as<float>(), high, low), in.as<const float>(), high, low);
 }
 
 void CudaBackend::reconcile_master(View weight, View master) const {
-  const std::int64_t n = master.numel();
-  if (n == 0) return;
   const Queue queue("reconcile_master", master.device);
-  if (weight.dtype == DType::f16) {
-    launch(queue, grid_for(n), reconcile_master_kernel<core::Half>, n,
-           weight.as<const core::Half>(), master.as<float>());
-  } else {
-    launch(queue, grid_for(n), reconcile_master_kernel<core::BFloat16>, n,
-           weight.as<const core::BFloat16>(), master.as<float>());
-  }
+  const auto by = [&](auto half) {
+    using T = decltype(half);
+    map<float, T, float>(queue, ReconcileMaster<T>{}, master, {&weight, &master});
+  };
+  weight.dtype == DType::f16 ? by(core::Half{}) : by(core::BFloat16{});
 }
 
 }  // namespace cairn::kernels

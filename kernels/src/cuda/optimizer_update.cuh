@@ -2,6 +2,8 @@
 // chunks of equal length, a block a chunk. Bound by memory.
 #pragma once
 
+#include <type_traits>
+
 #include "cairn/kernels/optimizer_update.h"
 #include "cuda/device/layout.cuh"
 #include "cuda/device/packed.cuh"
@@ -24,79 +26,138 @@ struct ListScalars {
 
 using PackedFloats = Packed<float, kLanes>;
 
-/// A parameter's true weights: the f32 master, a bf16 weight with its remainder, or the weight.
-struct Truth {
-  AnyFloat weight, master;  // at most one of the two masters is present
-  std::int16_t* remainder;
+/// What an update reads and writes, one element at a time, of any dtypes. A parameter's true weight
+/// is its f32 master, a bf16 weight with its remainder, or the weight.
+struct UpdateViews {
+  AnyFloat gradient, weight, master, moment1, moment2;
+  std::int16_t* remainder;  // at most one of master and remainder is present
 
-  __device__ explicit Truth(const Slot& slot)
-      : weight(slot.data[1], slot.dtype[1]),
+  __device__ explicit UpdateViews(const Slot& slot)
+      : gradient(slot.data[0], slot.dtype[0]),
+        weight(slot.data[1], slot.dtype[1]),
         master(slot.dtype[2] == DType::f32 ? slot.data[2] : nullptr, DType::f32),
+        moment1(slot.data[3], slot.dtype[3]),
+        moment2(slot.data[4], slot.dtype[4]),
         remainder(slot.dtype[2] == DType::i16 ? static_cast<std::int16_t*>(slot.data[2])
                                               : nullptr) {}
 
-  __device__ float load(std::int64_t i) const {
+  __device__ float load_truth(std::int64_t i) const {
     if (remainder != nullptr) return math::join_master(*weight.at<BFloat16>(i), remainder[i]);
-    return master.present() ? master.load<float>(i) : weight.load<float>(i);
+    return master.present() ? *master.at<float>(i) : weight.load<float>(i);
   }
-  __device__ void store(std::int64_t i, float w) const {
+  __device__ void store_truth(std::int64_t i, float w) const {
     if (remainder != nullptr) {
       math::split_master(w, *weight.at<BFloat16>(i), remainder[i]);
       return;
     }
     weight.store(i, w);
-    if (master.present()) master.store(i, w);
-  }
-
-  __device__ PackedFloats load_pack(std::int64_t i) const {
-    if (remainder == nullptr) {
-      return load_pack_or<kLanes>(master.present() ? master : weight, i, 0.0f);
-    }
-    PackedFloats w;
-    if (!packs_remainder(i)) {
-      for (int k = 0; k < kLanes; ++k) w[k] = load(i + k);
-      return w;
-    }
-    const auto high = cuda::load_pack<kLanes>(weight.at<const BFloat16>(i));
-    const auto low = cuda::load_pack<kLanes>(static_cast<const std::int16_t*>(remainder) + i);
-    SIMT_UNROLL
-    for (int k = 0; k < kLanes; ++k) w[k] = math::join_master(high[k], low[k]);
-    return w;
-  }
-  __device__ void store_pack(std::int64_t i, const PackedFloats& w) const {
-    if (remainder == nullptr) {
-      store_pack_any<kLanes>(weight, i, w);
-      if (master.present()) store_pack_any<kLanes>(master, i, w);
-      return;
-    }
-    if (!packs_remainder(i)) {
-      for (int k = 0; k < kLanes; ++k) store(i + k, w[k]);
-      return;
-    }
-    Packed<BFloat16, kLanes> high;
-    Packed<std::int16_t, kLanes> low;
-    SIMT_UNROLL
-    for (int k = 0; k < kLanes; ++k) math::split_master(w[k], high[k], low[k]);
-    cuda::store_pack<kLanes>(weight.at<BFloat16>(i), high);
-    cuda::store_pack<kLanes>(remainder + i, low);
-  }
-
- private:
-  __device__ bool packs_remainder(std::int64_t i) const {
-    return pack_aligned<kLanes>(weight.at<BFloat16>(i)) && pack_aligned<kLanes>(remainder + i);
+    if (master.present()) *master.at<float>(i) = w;
   }
 };
 
-/// What an update reads and writes.
-struct UpdateViews {
-  AnyFloat gradient, moment1, moment2;
-  Truth truth;
+/// The storage types of an entry. Master: float, std::int16_t (the remainder of a bf16 weight) or
+/// None.
+struct None {};
+template <class Gradient_, class Weight_, class Master_, class Moment_>
+struct UpdateTypes {
+  using Gradient = Gradient_;
+  using Weight = Weight_;
+  using Master = Master_;
+  using Moment = Moment_;
 
-  __device__ explicit UpdateViews(const Slot& slot)
-      : gradient(slot.data[0], slot.dtype[0]),
-        moment1(slot.data[3], slot.dtype[3]),
-        moment2(slot.data[4], slot.dtype[4]),
-        truth(slot) {}
+  __device__ static bool are_of(const Slot& slot) {
+    bool same_master = slot.data[2] == nullptr;
+    if constexpr (!std::is_same_v<Master, None>) {
+      same_master = !same_master && slot.dtype[2] == core::dtype_of<Master>;
+    }
+    return slot.dtype[0] == core::dtype_of<Gradient> && slot.dtype[1] == core::dtype_of<Weight> &&
+           same_master && slot.dtype[3] == core::dtype_of<Moment>;
+  }
+};
+
+template <class... Types>
+struct TypeList {};
+
+/// The sets that the levels of amp and the states of the optimizers make: entries of these move in
+/// packs, all others one element at a time.
+using CommonUpdates =
+    TypeList<UpdateTypes<float, float, None, float>, UpdateTypes<float, float, None, BFloat16>,
+             UpdateTypes<BFloat16, BFloat16, float, float>, UpdateTypes<Half, Half, float, float>,
+             UpdateTypes<float, BFloat16, float, float>, UpdateTypes<float, Half, float, float>,
+             UpdateTypes<BFloat16, BFloat16, std::int16_t, BFloat16>,
+             UpdateTypes<BFloat16, BFloat16, std::int16_t, float>,
+             UpdateTypes<float, BFloat16, std::int16_t, BFloat16>,
+             UpdateTypes<float, BFloat16, std::int16_t, float>,
+             UpdateTypes<BFloat16, BFloat16, None, float>, UpdateTypes<Half, Half, None, float>>;
+
+/// Calls f with the first types that an entry has; no call where it has others.
+template <class F, class... Types>
+__device__ __forceinline__ void with_types(const Slot& slot, TypeList<Types...>, F f) {
+  (void)((Types::are_of(slot) && (f(Types{}), true)) || ...);
+}
+
+/// An entry whose types are known at compile time; kLanes elements at a time.
+template <class Types>
+struct TypedEntry {
+  const typename Types::Gradient* gradient;
+  typename Types::Weight* weight;
+  typename Types::Master* master;
+  typename Types::Moment* moment1;
+  typename Types::Moment* moment2;
+
+  __device__ explicit TypedEntry(const Slot& slot)
+      : gradient(static_cast<const typename Types::Gradient*>(slot.data[0])),
+        weight(static_cast<typename Types::Weight*>(slot.data[1])),
+        master(static_cast<typename Types::Master*>(slot.data[2])),
+        moment1(static_cast<typename Types::Moment*>(slot.data[3])),
+        moment2(static_cast<typename Types::Moment*>(slot.data[4])) {}
+
+  __device__ bool aligned() const {
+    return packs_aligned(gradient, weight, master, moment1, moment2);
+  }
+  __device__ PackedFloats load_gradient(std::int64_t i) const {
+    return widened<float>(load_pack<kLanes>(gradient + i));
+  }
+  __device__ PackedFloats load_moment(const typename Types::Moment* moment, std::int64_t i) const {
+    return pack_or<kLanes>(moment, i, 0.0f);
+  }
+  __device__ void store_moment(typename Types::Moment* moment, std::int64_t i,
+                               const PackedFloats& values) const {
+    if (moment != nullptr) store_pack<kLanes>(moment + i, narrowed<typename Types::Moment>(values));
+  }
+  /// What a moment reads as once it is stored.
+  __device__ float stored(float moment) const {
+    return widen(narrow<typename Types::Moment>(moment));
+  }
+  __device__ PackedFloats load_truth(std::int64_t i) const {
+    if constexpr (std::is_same_v<typename Types::Master, None>) {
+      return widened<float>(load_pack<kLanes>(weight + i));
+    } else if constexpr (std::is_same_v<typename Types::Master, float>) {
+      return load_pack<kLanes>(master + i);
+    } else {
+      const auto high = load_pack<kLanes>(weight + i);
+      const auto low = load_pack<kLanes>(master + i);
+      PackedFloats w;
+      SIMT_UNROLL
+      for (int k = 0; k < kLanes; ++k) w[k] = math::join_master(high[k], low[k]);
+      return w;
+    }
+  }
+  __device__ void store_truth(std::int64_t i, const PackedFloats& w) const {
+    if constexpr (std::is_same_v<typename Types::Master, std::int16_t>) {
+      Packed<BFloat16, kLanes> high;
+      Packed<std::int16_t, kLanes> low;
+      SIMT_UNROLL
+      for (int k = 0; k < kLanes; ++k) math::split_master(w[k], high[k], low[k]);
+      store_pack<kLanes>(weight + i, high);
+      store_pack<kLanes>(master + i, low);
+    } else {
+      store_pack<kLanes>(weight + i, narrowed<typename Types::Weight>(w));
+      if constexpr (std::is_same_v<typename Types::Master, float>) {
+        store_pack<kLanes>(master + i, w);
+      }
+    }
+  }
 };
 
 /// One element as every rule sees it.
@@ -107,29 +168,29 @@ __device__ void apply(const Rule& rule, const EntryScalars& scalars, float gradi
   rule.update(g, scalars.inverse, moment1, moment2, weight);
 }
 
-template <class Rule>
-__device__ void update_pack(const Rule& rule, const EntryScalars& scalars, const UpdateViews& views,
-                            std::int64_t i) {
-  const auto gradient = load_pack_or<kLanes>(views.gradient, i, 0.0f);
-  auto weight = views.truth.load_pack(i);
-  auto moment1 = load_pack_or<kLanes>(views.moment1, i, 0.0f);
-  auto moment2 = load_pack_or<kLanes>(views.moment2, i, 0.0f);
+template <class Rule, class Types>
+__device__ __forceinline__ void update_pack(const Rule& rule, const EntryScalars& scalars,
+                                            const TypedEntry<Types>& entry, std::int64_t i) {
+  const auto gradient = entry.load_gradient(i);
+  auto weight = entry.load_truth(i);
+  auto moment1 = entry.load_moment(entry.moment1, i);
+  auto moment2 = entry.load_moment(entry.moment2, i);
   SIMT_UNROLL
   for (int k = 0; k < kLanes; ++k) {
     apply(rule, scalars, gradient[k], weight[k], moment1[k], moment2[k]);
   }
-  views.truth.store_pack(i, weight);
-  if (views.moment1.present()) store_pack_any<kLanes>(views.moment1, i, moment1);
-  if (views.moment2.present()) store_pack_any<kLanes>(views.moment2, i, moment2);
+  entry.store_truth(i, weight);
+  entry.store_moment(entry.moment1, i, moment1);
+  entry.store_moment(entry.moment2, i, moment2);
 }
 
 template <class Rule>
 __device__ void update_one(const Rule& rule, const EntryScalars& scalars, const UpdateViews& views,
                            std::int64_t i) {
-  float weight = views.truth.load(i);
+  float weight = views.load_truth(i);
   float moment1 = views.moment1.load_or(i, 0.0f), moment2 = views.moment2.load_or(i, 0.0f);
   apply(rule, scalars, views.gradient.load<float>(i), weight, moment1, moment2);
-  views.truth.store(i, weight);
+  views.store_truth(i, weight);
   if (views.moment1.present()) views.moment1.store(i, moment1);
   if (views.moment2.present()) views.moment2.store(i, moment2);
 }
@@ -144,16 +205,21 @@ __device__ __host__ inline Span span_of(std::int64_t block, std::int32_t first_c
   return {begin, smaller(begin + kChunk, count)};
 }
 
-/// Calls pack(i) for each whole pack of a block's span and one(i) for each element that is left.
+/// A block's span of an entry: pack(entry, i) for each whole pack of common types, and one(i) for
+/// each element that is left.
 template <class PackBody, class OneBody>
-__device__ void visit_span(const Span& span, PackBody pack, OneBody one) {
-  for (std::int64_t i = span.begin + threadIdx.x * kLanes; i < span.end; i += blockDim.x * kLanes) {
-    if (i + kLanes <= span.end) {
-      pack(i);
-    } else {
-      for (std::int64_t k = i; k < span.end; ++k) one(k);
+__device__ __forceinline__ void visit_entry(const Slot& slot, const Span& span, PackBody pack,
+                                            OneBody one) {
+  std::int64_t left = span.begin;
+  with_types(slot, CommonUpdates{}, [&](auto types) {
+    const TypedEntry<decltype(types)> entry(slot);
+    if (!entry.aligned()) return;
+    left = span.end - (span.end - span.begin) % kLanes;
+    for (std::int64_t i = span.begin + threadIdx.x * kLanes; i < left; i += blockDim.x * kLanes) {
+      pack(entry, i);
     }
-  }
+  });
+  for (std::int64_t i = left + threadIdx.x; i < span.end; i += blockDim.x) one(i);
 }
 
 /// A block's chunk.
@@ -162,9 +228,9 @@ __device__ void update_block(const Table& table, const EntryScalars& scalars, co
   const std::int32_t index = table.chunk_slot[blockIdx.x];
   const Slot& slot = table.slots[index];
   const UpdateViews views(slot);
-  visit_span(
-      span_of(blockIdx.x, table.first_chunk[index], slot.count),
-      [&](std::int64_t i) { update_pack(rule, scalars, views, i); },
+  visit_entry(
+      slot, span_of(blockIdx.x, table.first_chunk[index], slot.count),
+      [&](const auto& entry, std::int64_t i) { update_pack(rule, scalars, entry, i); },
       [&](std::int64_t i) { update_one(rule, scalars, views, i); });
 }
 

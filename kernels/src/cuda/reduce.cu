@@ -51,16 +51,33 @@ ReduceTask<T> make_task(ReduceOp op, const TensorView& x, const TensorView& y, b
   return task;
 }
 
+/// Whether the outputs lie in whole, aligned packs wherever they are reduced over.
+template <class T>
+bool kept_in_packs(const ReduceTask<T>& task) {
+  constexpr int N = pack_width<T>;
+  Layout<2> kept = task.kept;
+  for (int d = 0; d < kept.dims; ++d) kept.stride[1][d] = kept.stride[0][d];  // y is not in packs
+  bool whole = packs_aligned(task.x) && take_packs<N>(kept);
+  for (int d = 0; d < task.reduced.dims; ++d) {
+    whole = whole && task.reduced.stride[0][d] % N == 0;
+  }
+  return whole;
+}
+
 template <class T>
 void run(const Queue& queue, ReduceTask<T> task) {
   const bool columns = closest(task.kept) < closest(task.reduced);
-  const std::int64_t tiles = columns ? ceil_div(task.outputs, kColumns) : task.outputs;
+  const bool packs = columns && kept_in_packs(task);
+  const int width = packs ? pack_columns<T> : columns ? kColumns : 1;
+  const std::int64_t tiles = ceil_div(task.outputs, width);
   split(task, tiles, columns ? 64 : 2048);
   const Buffer<TotalOf<Arithmetic<T>>> partial(queue,
                                                task.splits > 1 ? task.splits * task.outputs : 0);
   task.partial = partial.data();
   const std::int64_t blocks = std::min(tiles * task.splits, kMaxBlocks);
-  if (columns) {
+  if (packs) {
+    launch(queue, {blocks, kRowThreads * kRowLines}, reduce_pack_columns_kernel<T>, task);
+  } else if (columns) {
     launch(queue, {blocks, kColumns * kLines}, reduce_columns_kernel<T>, task);
   } else {
     const int threads = grid_for_rows(1, task.split_length).threads;

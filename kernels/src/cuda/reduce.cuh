@@ -1,8 +1,8 @@
 // Reductions over any set of dimensions: x seen as [M kept, R reduced], every element read once.
 //
 // Rows (the reduced elements lie closer together than the kept ones): a block an output. Columns
-// (the kept lie closer): a block of 32 outputs x 8 lines. Where there are few outputs, R is split
-// over blocks, and the parts are added in order. How R is split depends on the shape alone, so
+// (the kept lie closer): a block of 32 outputs x 8 lines, or, where the kept lie in whole packs, of 8
+// packs x 32 lines. Where there are few outputs, R is split over blocks, and the parts are added in order. How R is split depends on the shape alone, so
 // results are the same bits on every device and in every run. A thread adds eight elements in
 // float, everything beyond in double: long sums keep their digits.
 #pragma once
@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "cairn/kernels/elementwise.h"
+#include "cuda/column_sums.cuh"
 #include "cuda/device/any.cuh"
 #include "cuda/device/block.cuh"
 #include "cuda/device/layout.cuh"
@@ -121,7 +122,7 @@ template <class T>
 __device__ void add_linear(const T* x, std::int64_t n, Accumulator<Arithmetic<T>>& sum) {
   constexpr int N = pack_width<T>;
   visit_row<N>(
-      n, elements_to_alignment<N>(x, n), [&](std::int64_t i) { sum.add(widen(x[i])); },
+      n, elements_to_alignment(x, n), [&](std::int64_t i) { sum.add(widen(x[i])); },
       [&](std::int64_t i) {
         const auto pack = load_pack<N>(x + i);
         SIMT_UNROLL
@@ -180,6 +181,75 @@ __global__ void reduce_columns_kernel(ReduceTask<T> task) {
       task.put(output, split, value);
     }
     __syncthreads();
+  }
+}
+
+/// One thread's share of N columns.
+template <class A, int N>
+class PackAccumulator {
+ public:
+  using Total = TotalOf<A>;
+  __device__ explicit PackAccumulator(ReduceStep step) : step_(step) {
+    for (int k = 0; k < N; ++k) {
+      part_[k] = step.template identity<A>(), total_[k] = step.template identity<Total>();
+    }
+  }
+  template <class T>
+  __device__ void add(const Packed<T, N>& values) {
+    SIMT_UNROLL
+    for (int k = 0; k < N; ++k) part_[k] = step_(part_[k], widen(values[k]));
+    if (++count_ == 8) flush();
+  }
+  __device__ Packed<Total, N>& totals() {
+    flush();
+    return total_;
+  }
+
+ private:
+  __device__ void flush() {
+    SIMT_UNROLL
+    for (int k = 0; k < N; ++k) {
+      total_[k] = step_(total_[k], static_cast<Total>(part_[k]));
+      part_[k] = step_.template identity<A>();
+    }
+    count_ = 0;
+  }
+  ReduceStep step_;
+  Packed<A, N> part_;
+  Packed<Total, N> total_;
+  int count_ = 0;
+};
+
+/// Outputs of a block of packs.
+template <class T>
+inline constexpr int pack_columns = kRowThreads* pack_width<T>;
+
+template <class T>
+__global__ void reduce_pack_columns_kernel(ReduceTask<T> task) {
+  constexpr int N = pack_width<T>;
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t tiles = (task.outputs + pack_columns<T> - 1) / pack_columns<T>;
+  for (std::int64_t block = blockIdx.x; block < tiles * task.splits; block += gridDim.x) {
+    const std::int64_t tile = divide(block, task.splits);
+    const int split = static_cast<int>(block - tile * task.splits);
+    const std::int64_t first = tile * pack_columns<T>, begin = split * task.split_length;
+    const std::int64_t output = first + thread % kRowThreads * N;
+    const std::int64_t end = smaller(begin + task.split_length, task.length);
+    PackAccumulator<Arithmetic<T>, N> sums(task.step);
+    if (output < task.outputs) {
+      const T* const x = task.x + task.kept.offsets(output).of[0];
+      const auto row = [&](std::int64_t r) { return x + task.reduced.offsets(r).of[0]; };
+      for (std::int64_t r = begin + thread / kRowThreads; r < end; r += 2 * kRowLines) {
+        const bool more = r + kRowLines < end;  // two loads on their way at once
+        const auto one = load_pack<N>(row(r)), other = load_pack<N>(row(more ? r + kRowLines : r));
+        sums.add(one);
+        if (more) sums.add(other);
+      }
+    }
+    const auto total = join_lines(sums.totals(), true, task.step);
+    if (thread < pack_columns<T> && first + thread < task.outputs) {
+      task.put(first + thread, split, total);
+    }
   }
 }
 

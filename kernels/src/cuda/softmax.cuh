@@ -43,7 +43,7 @@ __device__ OnlineSum<Arithmetic<T>> row_online_sum(const T* x, std::int64_t n, A
   constexpr int N = pack_width<T>;
   auto sum = OnlineSum<A>::none();
   visit_row<N>(
-      n, elements_to_alignment<N>(x, n),
+      n, elements_to_alignment(x, n),
       [&](std::int64_t i) {
         const A value = widen(x[i]);
         seen(value);
@@ -66,26 +66,27 @@ __device__ OnlineSum<Arithmetic<T>> row_online_sum(const T* x, std::int64_t n, A
   return block_reduce(sum, MergeOnlineSums{}, OnlineSum<A>::none());
 }
 
-/// Where packs start in a row that is read from a and written to b: n where their alignments
-/// differ.
-template <int N, class T>
-__device__ std::int64_t common_head(const T* a, const T* b, std::int64_t n) {
-  const std::int64_t head = elements_to_alignment<N>(a, n);
-  return elements_to_alignment<N>(b, n) == head ? head : n;
+template <class T, int N, class F, class... In>
+__device__ __forceinline__ Packed<T, N> mapped(F& f, std::int64_t i, const Packed<In, N>&... x) {
+  Packed<T, N> result;
+  SIMT_UNROLL
+  for (int k = 0; k < N; ++k) result[k] = narrow<T>(f(i + k, widen(x[k])...));
+  return result;
+}
+template <int N, class S, class F, class... In>
+__device__ __forceinline__ void add_mapped(S& sum, F& f, std::int64_t i,
+                                           const Packed<In, N>&... x) {
+  SIMT_UNROLL
+  for (int k = 0; k < N; ++k) sum = sum + f(i + k, widen(x[k])...);
 }
 
-/// y[i] = f(x[i], i) for a row.
-template <class T, class F>
-__device__ void map_row(const T* x, T* y, std::int64_t n, F f) {
-  constexpr int N = pack_width<T>;
+/// y[i] = f(i, x[i]...) for a row.
+template <class T, class F, class... In>
+__device__ void map_row(std::int64_t n, F f, T* y, const In*... x) {
+  constexpr int N = pack_width<T, In...>;
   visit_row<N>(
-      n, common_head<N>(x, y, n), [&](std::int64_t i) { y[i] = narrow<T>(f(widen(x[i]), i)); },
-      [&](std::int64_t i) {
-        auto pack = load_pack<N>(x + i);
-        SIMT_UNROLL
-        for (int k = 0; k < N; ++k) pack[k] = narrow<T>(f(widen(pack[k]), i + k));
-        store_pack<N>(y + i, pack);
-      });
+      n, common_head(n, y, x...), [&](std::int64_t i) { y[i] = narrow<T>(f(i, widen(x[i])...)); },
+      [&](std::int64_t i) { store_pack<N>(y + i, mapped<T, N>(f, i, load_pack<N>(x + i)...)); });
 }
 
 struct SoftmaxShape {
@@ -115,30 +116,28 @@ __global__ void softmax_kernel(SoftmaxShape shape, const T* x, T* y) {
     const auto sum = row_online_sum(from, n, scale, [](A) {});
     if (shape.log) {
       const A log_sum = math::log(sum.sum);
-      map_row(from, to, n, [&](A v, std::int64_t) { return scale * v - sum.max - log_sum; });
+      const auto normalized = [&](std::int64_t, A v) { return scale * v - sum.max - log_sum; };
+      map_row(n, normalized, to, from);
     } else {
       const A inverse = A(1) / sum.sum;
-      map_row(from, to, n,
-              [&](A v, std::int64_t) { return math::exp(scale * v - sum.max) * inverse; });
+      const auto share = [&](std::int64_t, A v) {
+        return math::exp(scale * v - sum.max) * inverse;
+      };
+      map_row(n, share, to, from);
     }
-    for (std::int64_t i = n + threadIdx.x; i < shape.columns; i += blockDim.x)
-      to[i] = narrow<T>(hidden);
+    map_row(
+        shape.columns - n, [&](std::int64_t) { return hidden; }, to + n);
   }
 }
 
-/// Sum over a row of f(i, a[i], b[i]); the same value in every thread.
-template <class T, class F>
-__device__ Arithmetic<T> row_sum(const T* a, const T* b, std::int64_t n, F f) {
-  constexpr int N = pack_width<T>;
-  Arithmetic<T> sum = 0;
+/// Sum over a row of f(i, x[i]...); the same value in every thread.
+template <class F, class... In>
+__device__ auto row_sum(std::int64_t n, F f, const In*... x) {
+  constexpr int N = pack_width<In...>;
+  decltype(f(std::int64_t{}, widen(*x)...)) sum{};
   visit_row<N>(
-      n, common_head<N>(a, b, n), [&](std::int64_t i) { sum += f(i, widen(a[i]), widen(b[i])); },
-      [&](std::int64_t i) {
-        const auto pack_a = load_pack<N>(a + i);
-        const auto pack_b = load_pack<N>(b + i);
-        SIMT_UNROLL
-        for (int k = 0; k < N; ++k) sum += f(i + k, widen(pack_a[k]), widen(pack_b[k]));
-      });
+      n, common_head(n, x...), [&](std::int64_t i) { sum = sum + f(i, widen(x[i])...); },
+      [&](std::int64_t i) { add_mapped<N>(sum, f, i, load_pack<N>(x + i)...); });
   return block_sum(sum);
 }
 
@@ -151,15 +150,14 @@ __global__ void softmax_backward_kernel(SoftmaxShape shape, const T* y, const T*
     const std::int64_t start = row * shape.columns, n = shape.visible(row);
     const T* const out = y + start;
     const bool log = shape.log;
-    const A sum =
-        row_sum(out, dy + start, n, [&](std::int64_t, A p, A g) { return log ? g : p * g; });
-    map_row(dy + start, dx + start, n, [&](A g, std::int64_t i) {
-      const A p = widen(out[i]);
+    const auto term = [log](std::int64_t, A p, A g) { return log ? g : p * g; };
+    const A sum = row_sum(n, term, out, dy + start);
+    const auto gradient = [&](std::int64_t, A p, A g) {
       return scale * (log ? g - math::exp(p) * sum : p * (g - sum));
-    });
-    for (std::int64_t i = n + threadIdx.x; i < shape.columns; i += blockDim.x) {
-      dx[start + i] = narrow<T>(A(0));
-    }
+    };
+    map_row(n, gradient, dx + start, out, dy + start);
+    map_row(
+        shape.columns - n, [](std::int64_t) { return A(0); }, dx + start + n);
   }
 }
 

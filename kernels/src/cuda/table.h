@@ -12,7 +12,7 @@
 namespace cairn::kernels::cuda {
 
 inline constexpr std::int64_t kChunk = 1 << 14;  // elements
-inline constexpr int kLanes = 4;                 // elements a thread moves at once
+inline constexpr int kLanes = 8;                 // elements a thread moves at once
 inline constexpr int kSlotViews = 5;
 
 /// One tensor, or several dense ones of one layout that belong together. What each is, the pass

@@ -22,6 +22,15 @@ __device__ __forceinline__ T shuffle_xor(T value, int lanes) {
   return value;
 }
 
+/// Two sums that go together.
+template <class A>
+struct Two {
+  A first, second;
+  __device__ Two operator+(const Two& other) const {
+    return {first + other.first, second + other.second};
+  }
+};
+
 struct Sum {
   template <class T>
   __device__ T operator()(T a, T b) const {
@@ -58,7 +67,7 @@ __device__ T block_reduce(T value, Op op, T identity) {
 
 template <class T>
 __device__ T block_sum(T value) {
-  return block_reduce(value, Sum{}, T(0));
+  return block_reduce(value, Sum{}, T{});
 }
 
 }  // namespace cairn::kernels::cuda
