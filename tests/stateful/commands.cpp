@@ -409,16 +409,9 @@ class TakeStep : public Command {
     return expected;
   }
 
-  /// An inf of a plain backward: whether amp puts it down to a loss that shares the gradient, and skips
-  /// all optimizers of that loss, is its choice.
   static bool plain_overflow(const Reference& reference) {
-    for (const Parameter& p : reference.parameters) {
-      if (!p.gradient.plain || !p.gradient.exists()) continue;
-      for (const double g : p.gradient.mean()) {
-        if (!std::isfinite(g)) return true;
-      }
-    }
-    return false;
+    return std::any_of(reference.parameters.begin(), reference.parameters.end(),
+                       [](const Parameter& p) { return p.gradient.plain_overflow(); });
   }
 
   bool finite(Reference& reference, unsigned which) const {
@@ -447,8 +440,11 @@ class TakeStep : public Command {
       all = all && skips[at(o)] == Answer::no;
       if (skips[at(o)] == Answer::no) reference.update(o, step_.max_norm);
     }
-    reference.each_of(which, [](Parameter& p) { p.gradient = {}; });
-    if (!step_.by_amp) reference.clear(which);  // amp has not heard of it
+    if (step_.by_amp) {
+      reference.each_of(which, [](Parameter& p) { p.gradient = {}; });
+    } else {
+      reference.clear(which);  // amp has not heard of it
+    }
     if (!now.any_gradient()) now.backwards = 0;
     if (!known) {
       reference.scales = before;
@@ -503,11 +499,7 @@ class Freeze : public Command {
   bool possible(const Case& now) const override {
     const Parameter& p = now.reference.parameters[at(parameter_)];
     if (p.trainable != freeze_) return false;
-    if (!p.gradient.exists()) return true;
-    for (const double g : p.gradient.mean()) {
-      if (!std::isfinite(g)) return false;
-    }
-    return freeze_;
+    return !p.gradient.exists() || (p.gradient.finite() && freeze_);
   }
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.set_trainable(parameter_, !freeze_); }));
