@@ -63,7 +63,8 @@ void showValue(const Command& c, std::ostream& out) {
       out << "power loss " << c.pick;
       return;
   }
-  out << ", " << (c.kind == Kind::save ? "a new job: " : "") << c.ranks << " rank(s), keep " << c.keep;
+  out << ", " << (c.kind == Kind::save ? "a new job: " : "") << c.ranks << " rank(s), keep "
+      << c.keep;
 }
 
 rc::Gen<Command> any_command() {
@@ -428,9 +429,9 @@ class Model {
   std::unique_ptr<Job> job_;
   std::map<int, Save> saves_;  // every one tried
   int last_value_ = 0;
-  Folder stands_, durable_;                  // values; also of damaged ones
-  std::set<std::int64_t> damaged_;           // steps of those that stand
-  std::set<int> harmed_;                     // every value that was ever damaged
+  Folder stands_, durable_;         // values; also of damaged ones
+  std::set<std::int64_t> damaged_;  // steps of those that stand
+  std::set<int> harmed_;            // every value that was ever damaged
 };
 
 // The sequences are the same in every run, unless a number or RapidCheck's own variable is given.

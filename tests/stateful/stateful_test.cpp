@@ -19,6 +19,7 @@
 
 #include "cairn/core/log.h"
 #include "commands.h"
+#include "generators.h"
 
 namespace cairn::stateful {
 namespace {
@@ -38,8 +39,10 @@ std::ostream& operator<<(std::ostream& out, const Script& script) {
 }
 
 rc::Gen<Script> scripts(int ranks) {
+  const auto commands =
+      rc::gen::weightedOneOf<CommandPtr>({{30, training_commands()}, {8, state_commands()}});
   return rc::gen::map(
-      rc::gen::pair(setups(ranks), rc::gen::container<std::vector<CommandPtr>>(commands())),
+      rc::gen::pair(setups(ranks), rc::gen::container<std::vector<CommandPtr>>(commands)),
       [](const auto& drawn) {
         return Script{drawn.first, drawn.second};
       });
