@@ -450,6 +450,19 @@ TEST(Failure, ALateRankIsNamed) {
   if (std::getenv("CAIRN_TEST_RANK") == nullptr) run_threads(2, body);
 }
 
+// A collective that both have called before is not agreed on again: its data is what is waited for.
+TEST(Failure, ALateRankOfAKnownCollectiveIsNamedInThreads) {
+  auto groups = ProcessGroup::in_process(2, {.timeout = std::chrono::milliseconds(300)});
+  const auto call = [&](std::size_t rank) {
+    const Tensor x = Tensor::zeros({1000});
+    groups[rank].all_reduce(x, ReduceOp::sum, "w");
+  };
+  std::thread other([&] { call(1); });
+  call(0);
+  other.join();
+  expect_error<CommunicationError>([&] { call(0); }, {"rank 1 did not come", "'w'", "0.3 s"});
+}
+
 TEST(Failure, ARankThatNeverComesIsNamed) {
   const auto results = start_ranks(3, [](int rank) {
     if (rank == 2) return;
