@@ -39,6 +39,11 @@ struct Gradient {
     }
     return mean;
   }
+  void scale(double factor) {
+    for (Values& own : of_rank) {
+      for (double& g : own) g *= factor;
+    }
+  }
   bool finite() const {
     if (!exists()) return true;
     const Values all = mean();

@@ -114,7 +114,8 @@ class Resume : public Command {
     if (!fresh_) {
       return now.file->amp == now.setup.precision.has_value() && now.file->added == now.added;
     }
-    return now.file->amp == fresh_->precision.has_value();
+    const bool resized = fresh_->ranks != 0 && fresh_->ranks != now.setup.ranks;
+    return now.file->amp == fresh_->precision.has_value() && (!resized || now.setup.ddp);
   }
   void run(Case& now) const override {
     if (fresh_) rebuild(now);
@@ -132,6 +133,8 @@ class Resume : public Command {
       return;
     }
     out << "resume in fresh objects(" << order << ")";
+    if (fresh_->ranks != 0)
+      out << " on " << fresh_->ranks << (fresh_->ranks == 1 ? " rank" : " ranks");
     if (fresh_->precision) out << " at " << *fresh_->precision;
     if (fresh_->frozen != 0) out << ", frozen " << fresh_->frozen;
     out << order_name(fresh_->order);
@@ -140,6 +143,7 @@ class Resume : public Command {
  private:
   void rebuild(Case& now) const {
     Setup& setup = now.setup;
+    if (fresh_->ranks != 0) setup.ranks = fresh_->ranks;
     setup.precision = fresh_->precision;
     setup.frozen = fresh_->frozen;
     setup.order = fresh_->order;
@@ -166,10 +170,11 @@ class Resume : public Command {
 // ---- Generators
 
 rc::Gen<std::optional<Setup>> fresh_setups() {
-  return rc::gen::map(rc::gen::tuple(maybe_precision(), orders(), frozen_masks()),
+  return rc::gen::map(rc::gen::tuple(maybe_precision(), orders(), frozen_masks(),
+                                     choice<int>({{4, 0}, {1, 1}, {1, 2}})),
                       [](const auto& drawn) {
                         Setup setup;
-                        std::tie(setup.precision, setup.order, setup.frozen) = drawn;
+                        std::tie(setup.precision, setup.order, setup.frozen, setup.ranks) = drawn;
                         return std::optional<Setup>(setup);
                       });
 }

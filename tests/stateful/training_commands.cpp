@@ -18,8 +18,9 @@ constexpr int kMostBackwards = 12;  // before a step: half gradients stay far fr
 
 class Backward : public Command {
  public:
-  Backward(Loss loss, bool synchronise, int micro_batches)
-      : loss_(loss), synchronise_(synchronise), micro_batches_(micro_batches) {}
+  /// window: the micro-batches are those of an optim::Accumulation.
+  Backward(Loss loss, bool synchronise, int micro_batches, bool window = false)
+      : loss_(loss), synchronise_(synchronise), micro_batches_(micro_batches), window_(window) {}
 
   bool possible(const Case& now) const override {
     const auto& parameters = now.reference.parameters;
@@ -43,11 +44,16 @@ class Backward : public Command {
   }
 
   void run(Case& now) const override {
+    all(now);
+    now.check();
+  }
+  /// false: one of them threw.
+  bool all(Case& now) const {
     for (int k = 0; k < micro_batches_; ++k) {
       const bool last = k + 1 == micro_batches_;
-      if (!backward(now, synchronise_ && last)) return now.check();
+      if (!backward(now, synchronise_ && last)) return false;
     }
-    now.check();
+    return true;
   }
 
   void show(std::ostream& out) const override {
@@ -102,8 +108,10 @@ class Backward : public Command {
       mixes = mixes || (loss_.by_amp ? p.gradient.plain : p.gradient.scaled || by_amp);
     }
     ++now.backwards;
-    const System::Outcome outcome =
-        now.system.each([&](Rank& rank) { rank.backward(loss_, synchronise, declared); });
+    const System::Outcome outcome = now.system.each([&](Rank& rank) {
+      if (window_) return rank.accumulate(loss_, synchronise, declared);
+      rank.backward(loss_, synchronise, declared);
+    });
     const bool broken = loss_.thrower >= 0;
     if (broken && !outcome.threw()) throw Mismatch("expected the error to come out, got none");
     if (outcome.threw()) {
@@ -142,7 +150,8 @@ class Backward : public Command {
     gradient.of_rank.resize(at(ranks), Values(parameter.weight.size(), 0.0));
     for (int rank = 0; rank < ranks; ++rank) {
       const Values c = loss_.coefficients(p, rank);
-      for (std::size_t i = 0; i < c.size(); ++i) gradient.of_rank[at(rank)][i] += c[i];
+      const double weight = window_ ? weight_of(rank, ranks) : 1.0;
+      for (std::size_t i = 0; i < c.size(); ++i) gradient.of_rank[at(rank)][i] += weight * c[i];
     }
   }
 
@@ -155,6 +164,7 @@ class Backward : public Command {
   Loss loss_;
   bool synchronise_;
   int micro_batches_;
+  bool window_;
 };
 
 // ---- Steps
@@ -185,7 +195,8 @@ class TakeStep : public Command {
     const unsigned which = step_.optimizer < 0 ? now.all_optimizers() : bit(step_.optimizer);
     const bool empty = !reference.any_gradient(which);
     const Expectation expected = expectation(now, which);
-    const double norm = step_.optimizer < 0 ? 0.0 : reference.norm(which);
+    const double gradient_scale = step_.window > 0 ? 1.0 / step_.window : 1.0;
+    const double norm = step_.optimizer < 0 ? 0.0 : gradient_scale * reference.norm(which);
     const System::Outcome outcome = now.system.each([&](Rank& rank) { return rank.step(step_); });
     if (outcome.threw()) {
       if (!expected.may_throw && !expected.must_throw) {
@@ -195,6 +206,7 @@ class TakeStep : public Command {
     }
     if (expected.must_throw) throw Mismatch("expected an error: " + expected.why);
     const bool applied = outcome.numbers[0] != 0;
+    reference.each_of(which, [&](Parameter& p) { p.gradient.scale(gradient_scale); });
     take(now, which, applied, expected);
     if (empty && applied) throw Mismatch("a step without any gradient was applied");
     if (applied && step_.optimizer >= 0 && !now.coarse()) {
@@ -304,6 +316,78 @@ class TakeStep : public Command {
   }
 
   Step step_;
+};
+
+// ---- Ends of other kinds
+
+/// One rank alone breaks off: the other hears of it, at the latest in its next step, or the two agree.
+class OneRankThrows : public Command {
+ public:
+  /// drawn: false for most, as the others wait until their timeout.
+  OneRankThrows(bool drawn, Loss loss, int thrower, int rank, bool synchronise, Step step)
+      : drawn_(drawn), loss_(loss), synchronise_(synchronise), step_(step) {
+    loss_.overflow_rank = -1;
+    loss_.thrower = thrower;
+    loss_.throwing_rank = rank;
+    if (!step_.by_amp) step_.optimizer = std::max(step_.optimizer, 0);
+  }
+  bool possible(const Case& now) const override {
+    return drawn_ && now.setup.ranks == 2 && Backward(loss_, synchronise_, 1).possible(now) &&
+           step_.optimizer < static_cast<int>(now.setup.rules.size()) &&
+           (!step_.by_amp || now.setup.precision);
+  }
+  void run(Case& now) const override {
+    now.over = true;
+    const auto backward =
+        now.system.apart([&](Rank& rank) { rank.backward(loss_, synchronise_, 0); });
+    if (!backward[at(loss_.throwing_rank)].threw()) {
+      throw Mismatch("expected the error to come out, got none");
+    }
+    const std::size_t other = at(1 - loss_.throwing_rank);
+    if (backward[other].threw()) return;
+    const auto step = now.system.apart([&](Rank& rank) { rank.step(step_); });
+    if (!step[other].threw()) now.system.look();
+  }
+  void show(std::ostream& out) const override {
+    out << "rank " << loss_.throwing_rank << " alone: ";
+    Backward(loss_, synchronise_, 1).show(out);
+    out << ", ";
+    TakeStep(step_).show(out);
+  }
+
+ private:
+  bool drawn_;
+  Loss loss_;
+  bool synchronise_;
+  Step step_;
+};
+
+class AccumulationWindow : public Command {
+ public:
+  AccumulationWindow(const Loss& loss, int micro_batches, Step step)
+      : micro_batches_(loss, true, micro_batches, true), step_(ending(step, micro_batches)) {}
+  bool possible(const Case& now) const override {
+    return micro_batches_.possible(now) && step_.possible(now);
+  }
+  void run(Case& now) const override {
+    if (micro_batches_.all(now) && step_.possible(now)) return step_.run(now);
+    must_not_throw(now.system.each([](Rank& rank) { rank.give_up_window(); }));
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "window: ";
+    micro_batches_.show(out);
+    out << ", ";
+    step_.show(out);
+  }
+
+ private:
+  static Step ending(Step step, int micro_batches) {
+    step.window = micro_batches;
+    return step;
+  }
+  Backward micro_batches_;
+  TakeStep step_;
 };
 
 // ---- Between backward and step
@@ -485,6 +569,9 @@ rc::Gen<CommandPtr> training_commands() {
       {10, make<Backward>(losses(), mostly(), just(1))},
       {2, make<Backward>(losses(), mostly(), choice<int>({{1, 2}, {1, 3}}))},
       {10, make<TakeStep>(steps())},
+      {2, make<AccumulationWindow>(losses(), choice<int>({{1, 1}, {1, 2}, {1, 4}}), steps())},
+      {1, make<OneRankThrows>(choice<bool>({{30, false}, {1, true}}), losses(), one_of(kParameters),
+                              one_of(2), mostly(), steps())},
       {2, make<Clear>(choice<int>({{1, 0}, {1, 1}, {2, -1}}))},
       {1, make<Freeze>(one_of(kParameters), just(true))},
       {2, make<Freeze>(one_of(kParameters), just(false))},
