@@ -498,8 +498,10 @@ void System::resize(int ranks) {
   groups_.clear();
   if (ranks == 1) return;
   worker_ = std::make_unique<Worker>();
+  // Longer than a busy machine keeps a thread waiting; OneRankThrows waits it out.
+  constexpr std::chrono::seconds kTimeout{5};
   groups_ = parallel::ProcessGroup::in_process(
-      ranks, {.timeout = std::chrono::seconds(2), .heartbeat_timeout = std::chrono::seconds(2)});
+      ranks, {.timeout = kTimeout, .heartbeat_timeout = kTimeout});
 }
 
 System::~System() {
