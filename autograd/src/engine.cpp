@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cairn/autograd/function.h"
+#include "cairn/core/log.h"
 #include "cairn/kernels/elementwise.h"
 #include "leaf.h"
 #include "local.h"
@@ -356,11 +357,6 @@ void end(RunRecord& run) {
   for (const Tensor& leaf : run.leaves) leaf.gradient_slot().end();
 }
 
-void abort(RunRecord& run, const std::string& error) {
-  for (const auto& callback : run.on_abort) callback();
-  for (const Tensor& leaf : run.leaves) leaf.gradient_slot().abort(error);
-}
-
 std::string text_of_current_exception() {
   try {
     throw;
@@ -369,6 +365,20 @@ std::string text_of_current_exception() {
   } catch (...) {
     return "an error without a text";
   }
+}
+
+// Every callback is called and every slot aborted, whatever a callback throws: the caller gets the error
+// that ended the run.
+void abort(RunRecord& run, const std::string& error) {
+  for (const auto& callback : run.on_abort) {
+    try {
+      callback();
+    } catch (...) {
+      log::warn("backward: after '{}', a callback of on_abort threw: {}", error,
+                text_of_current_exception());
+    }
+  }
+  for (const Tensor& leaf : run.leaves) leaf.gradient_slot().abort(error);
 }
 
 }  // namespace

@@ -80,7 +80,8 @@ void check_written(const std::string& folder, const ManifestFile& file) {
 }
 
 // All lose their names at once and for good before the first loses a file: none is ever seen
-// without one.
+// without one. One beside which its predecessor still stands aside, because that could not be
+// removed, stays until the next save: without it the predecessor would be found in its place.
 void remove_checkpoints(const std::string& dir, const std::vector<std::string>& paths) {
   if (paths.empty()) return;
   std::vector<std::string> hidden;
@@ -88,6 +89,8 @@ void remove_checkpoints(const std::string& dir, const std::vector<std::string>& 
     for (const std::string& path : paths) {
       const std::string name = fs::path(path).filename().string();
       const std::int64_t step = std::max(step_of_folder(name), step_of_hidden(name, kReplaced));
+      const std::string aside = dir + "/" + hidden_folder(step, kReplaced);
+      if (aside != path && exists(aside)) continue;
       hidden.push_back(dir + "/" + hidden_folder(step, kTemporary));
       rename(path, hidden.back());
     }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cairn/core/generator.h"
+#include "cairn/core/log.h"
 #include "cairn/kernels/elementwise.h"
 #include "gradient_check.h"
 
@@ -348,6 +349,28 @@ TEST(Engine, AnErrorOfAnEndCallbackReachesTheCaller) {
   const HookHandle handle = on_gradient_ready(
       x, [](const Tensor&) { on_backward_end([] { throw std::runtime_error("late"); }); });
   EXPECT_THROW(backward(x * x), std::runtime_error);
+}
+
+TEST(Engine, AnErrorOfAnAbortCallbackKeepsNothingFromBeingAborted) {
+  const Tensor a = leaf({2}, 1), b = leaf({2}, 2);
+  backward(sum(a));
+  int aborted = 0;
+  std::vector<HookHandle> handles;
+  for (const Tensor& x : {a, b}) {
+    handles.push_back(on_gradient_ready(x, [&](const Tensor&) {
+      const auto on_end = [] { throw std::runtime_error("the run's"); };
+      on_backward_end(on_end, [&] {
+        ++aborted;
+        throw std::runtime_error("the callback's");
+      });
+    }));
+  }
+  log::set_level(log::Level::off);
+  EXPECT_EQ(error_of<std::runtime_error>([&] { backward(sum(a + b)); }), "the run's");
+  log::set_level(log::Level::info);
+  EXPECT_EQ(aborted, 2);
+  EXPECT_EQ(a.gradient_slot().state(), core::GradientSlot::State::broken);
+  EXPECT_EQ(b.gradient_slot().state(), core::GradientSlot::State::empty);
 }
 
 TEST(Engine, ABackwardInsideAHookIsAPassOfItsOwn) {

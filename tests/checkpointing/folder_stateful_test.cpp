@@ -46,7 +46,7 @@ void showValue(const Command& c, std::ostream& out) {
     case Kind::save:
       out << "save " << c.steps << " on" << kFaults[static_cast<int>(c.fault)];
       if (c.fault != Fault::none) out << " at call " << c.calls;
-      return;
+      break;
     case Kind::resume_latest:
     case Kind::resume_from:
       out << (c.kind == Kind::resume_latest ? "resume latest" : "resume pick ");
@@ -63,7 +63,8 @@ void showValue(const Command& c, std::ostream& out) {
       out << "power loss " << c.pick;
       return;
   }
-  out << ", " << c.ranks << " rank(s), keep " << c.keep;
+  out << ", " << (c.kind == Kind::save ? "a new job: " : "") << c.ranks << " rank(s), keep "
+      << c.keep;
 }
 
 rc::Gen<Command> any_command() {
@@ -382,7 +383,7 @@ class Model {
     if (paths.empty()) return;
     const std::string path = paths[static_cast<std::size_t>(command.pick) % paths.size()];
     if (!damaged_.insert(step_of(path)).second) return;
-    harmed_.insert(step_of(path));
+    harmed_.insert(stands_.at(step_of(path)));
     const std::vector<std::string> names = disk_.names(path);
     const std::string file =
         path + "/" + names[static_cast<std::size_t>(command.pick) % names.size()];
@@ -401,7 +402,7 @@ class Model {
     disk_.lose_power(static_cast<unsigned>(command.pick));
     const Folder found = look();
     for (const auto& [step, value] : durable_) {
-      if (damaged_.contains(step)) continue;
+      if (damaged_.contains(step) || harmed_.contains(value)) continue;
       const auto later = stands_.find(step);
       RC_ASSERT(stands(found, value) || (later != stands_.end() && stands(found, later->second)));
     }
@@ -412,8 +413,10 @@ class Model {
         now[step] = value;
         continue;
       }
-      RC_ASSERT(
-          harmed_.contains(step));  // nothing is seen without its files, not even when removed
+      const bool harmed = std::any_of(harmed_.begin(), harmed_.end(), [&, at = step](int one) {
+        return saves_.at(one).step == at;
+      });
+      RC_ASSERT(harmed);  // nothing is seen without its files, not even when removed
       const Folder& last = damaged_.contains(step) ? stands_ : durable_;
       if (last.contains(step)) now[step] = last.at(step);
       damaged_.insert(step);
@@ -426,8 +429,9 @@ class Model {
   std::unique_ptr<Job> job_;
   std::map<int, Save> saves_;  // every one tried
   int last_value_ = 0;
-  Folder stands_, durable_;                  // values; also of damaged ones
-  std::set<std::int64_t> damaged_, harmed_;  // of those that stand; of those that ever did
+  Folder stands_, durable_;         // values; also of damaged ones
+  std::set<std::int64_t> damaged_;  // steps of those that stand
+  std::set<int> harmed_;            // every value that was ever damaged
 };
 
 // The sequences are the same in every run, unless a number or RapidCheck's own variable is given.

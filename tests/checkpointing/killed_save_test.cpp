@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/training_state.h"
 #include "checkpointing/simulated_disk.h"
 #include "checkpointing/small_state.h"
@@ -134,6 +135,47 @@ TEST_F(KilledSave, ThatFailsIsAnErrorAndLosesNothing) {
       EXPECT_TRUE(after == before + 1 || (threw && after == before)) << calls;
     }
   }
+}
+
+// The save of a step anew is killed while the older one stands aside. The next save goes on from it,
+// cannot remove the one aside, and must not bring it back by removing the newer one.
+TEST_F(KilledSave, LeavesAnOlderOneThatNeverComesBack) {
+  int both = 0;
+  for (int first = 1; first < 45; ++first) {
+    for (int second = 1, failed = 1; failed != 0 && second < 45; ++second) {
+      SimulatedDisk disk;
+      SystemCallsGuard guard(disk);
+      const auto save_on = [&](std::int64_t step, float value, Fault fault, int calls) {
+        SmallState part;
+        TrainingState state({{"part", part}}, {}, {.keep = 1});
+        state.resume_latest(kFolder);
+        part.change(value);
+        disk.plan(fault, calls);
+        try {
+          state.save(kFolder, step);
+        } catch (const SimulatedDisk::Killed&) {
+        } catch (const core::IoError&) {
+        }
+        const bool happened = disk.fault_happened();
+        disk.restart();
+        return happened;
+      };
+      save_on(5, 1, Fault::none, 0);
+      save_on(5, 2, Fault::kill_all, first);
+      const std::vector<std::string> names = disk.names(kFolder);
+      if (std::count(names.begin(), names.end(), ".step-00000005.old") == 0 || latest() != 2) break;
+      ++both;
+      failed = save_on(6, 3, Fault::fail, second) ? 1 : 0;
+      for (const std::string& path : list_checkpoints(kFolder)) {
+        SmallState part;
+        TrainingState({{"part", part}}).resume(path);
+        EXPECT_GE(part.weight.data<float>()[0], 2) << "at calls " << first << " and " << second;
+      }
+      save_on(7, 4, Fault::none, 0);
+      EXPECT_EQ(list_checkpoints(kFolder).size(), 1U);
+    }
+  }
+  EXPECT_GT(both, 30);
 }
 
 // Sequences that the stateful test has shrunk to, on the code as it was before.

@@ -413,7 +413,7 @@ TEST(Ddp, ReducesWhileBackwardGoesOn) {
       const auto arena = optim::GradientArena::attach(model.parameters());
       for (const PlannedBucket& bucket :
            plan_buckets(*arena, model.parameters(), small_buckets())) {
-        group.all_reduce(bucket.gradients, ReduceOp::average, bucket.name);
+        group.all_reduce(bucket.gradients, ReduceOp::mean, bucket.name);
         first_reduced = true;
       }
       return;
@@ -507,7 +507,7 @@ TEST(Ddp, AKilledRankEndsTheOthersInTraining) {
       }
     };
     expect_error<CommunicationError>(
-        train, {"rank 1 died", "all_reduce average f32", "'gradients 4.bias ... 0.weight'"});
+        train, {"rank 1 died", "all_reduce mean f32", "'gradients 4.bias ... 0.weight'"});
   });
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
     EXPECT_EQ(results[rank].status, rank == 1 ? 128 + SIGKILL : 0) << results[rank].output;

@@ -60,7 +60,7 @@ std::vector<T> expected(int world, std::int64_t n, DType dtype, ReduceOp op) {
                                      : static_cast<T>(out[i] + x);
     }
   }
-  if (op == ReduceOp::average) {
+  if (op == ReduceOp::mean) {
     for (T& x : out) x = static_cast<T>(x / static_cast<T>(world));
   }
   return out;
@@ -70,8 +70,8 @@ const std::int64_t kSizes[] = {0, 1, 2, 63, 1000, 4097, 100'003, 2'200'003};
 
 void check_all_reduce(const ProcessGroup& group) {
   for (const std::int64_t n : kSizes) {
-    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::average, ReduceOp::max, ReduceOp::min}) {
-      if (n > 50'000 && op != ReduceOp::average) continue;
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::max, ReduceOp::min}) {
+      if (n > 50'000 && op != ReduceOp::mean) continue;
       const Tensor x = contribution(group.rank(), n, DType::f32);
       group.all_reduce(x, op, "x");
       EXPECT_EQ(x.to_vector<float>(), expected<float>(group.world_size(), n, DType::f32, op))
@@ -85,9 +85,9 @@ void check_dtypes(const ProcessGroup& group) {
   for (const std::int64_t n : {5, 30'001}) {
     for (const DType dtype : {DType::f16, DType::bf16}) {  // in f32 and rounded once
       const Tensor x = contribution(group.rank(), n, dtype);
-      group.all_reduce(x, ReduceOp::average, "half");
+      group.all_reduce(x, ReduceOp::mean, "half");
       const Tensor rounded =
-          Tensor::from(expected<float>(world, n, dtype, ReduceOp::average), {n}, dtype);
+          Tensor::from(expected<float>(world, n, dtype, ReduceOp::mean), {n}, dtype);
       EXPECT_EQ(x.to_vector<float>(), rounded.to_vector<float>()) << dtype << n;
     }
     for (const DType dtype : {DType::f64, DType::i32, DType::i64, DType::u8}) {
@@ -195,8 +195,8 @@ TEST(ProcessGroup, RefusesWhatMakesNoSense) {
                x = Tensor::zeros({4});
   expect_error<InvalidArgument>([&] { group.all_reduce(flags, ReduceOp::sum); },
                                 {"[all_reduce]", "bool"});
-  expect_error<InvalidArgument>([&] { group.all_reduce(numbers, ReduceOp::average); },
-                                {"average", "i64"});
+  expect_error<InvalidArgument>([&] { group.all_reduce(numbers, ReduceOp::mean); },
+                                {"mean", "i64"});
   expect_error<InvalidArgument>([&] { group.broadcast(x, 1); }, {"root from 0 to 0, got 1"});
   expect_error<InvalidArgument>([&] { group.all_gather(x, numbers); }, {"dtype"});
   expect_error<InvalidArgument>([&] { group.all_gather(x, Tensor::zeros({5})); },
@@ -259,7 +259,7 @@ TEST(Combine, RoundsHalvesOnceAndToEven) {
 
 TEST(Combine, PassesNanOn) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const ReduceOp op : {ReduceOp::max, ReduceOp::min, ReduceOp::sum, ReduceOp::average}) {
+  for (const ReduceOp op : {ReduceOp::max, ReduceOp::min, ReduceOp::sum, ReduceOp::mean}) {
     const std::vector<float> a = {nan, 1, 1}, b = {1, nan, 1};
     std::vector<float> out(3);
     combine(op, DType::f32, {a.data(), b.data()}, out.data(), 3);
@@ -448,6 +448,19 @@ TEST(Failure, ALateRankIsNamed) {
   };
   run_ranks(2, body);
   if (std::getenv("CAIRN_TEST_RANK") == nullptr) run_threads(2, body);
+}
+
+// A collective that both have called before is not agreed on again: its data is what is waited for.
+TEST(Failure, ALateRankOfAKnownCollectiveIsNamedInThreads) {
+  auto groups = ProcessGroup::in_process(2, {.timeout = std::chrono::milliseconds(300)});
+  const auto call = [&](std::size_t rank) {
+    const Tensor x = Tensor::zeros({1000});
+    groups[rank].all_reduce(x, ReduceOp::sum, "w");
+  };
+  std::thread other([&] { call(1); });
+  call(0);
+  other.join();
+  expect_error<CommunicationError>([&] { call(0); }, {"rank 1 did not come", "'w'", "0.3 s"});
 }
 
 TEST(Failure, ARankThatNeverComesIsNamed) {

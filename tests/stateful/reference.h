@@ -39,6 +39,19 @@ struct Gradient {
     }
     return mean;
   }
+  void scale(double factor) {
+    for (Values& own : of_rank) {
+      for (double& g : own) g *= factor;
+    }
+  }
+  bool finite() const {
+    if (!exists()) return true;
+    const Values all = mean();
+    return std::all_of(all.begin(), all.end(), [](double g) { return std::isfinite(g); });
+  }
+  /// Whether amp puts it down to a loss that shares the gradient, and skips all optimizers of that
+  /// loss, is its choice.
+  bool plain_overflow() const { return plain && !finite(); }
 };
 
 struct Parameter {
@@ -143,9 +156,18 @@ struct Reference : State {
     });
     return std::sqrt(sum);
   }
+  /// What amp has seen of these gradients before, it may still count.
   void clear(unsigned optimizers) {
-    each_of(optimizers, [](Parameter& p) { p.gradient = {}; });
-    for (Pending& loss : pending) loss.doubtful |= (loss.optimizers & optimizers) != 0;
+    bool plain_overflow = false;
+    each_of(optimizers, [&](Parameter& p) {
+      plain_overflow = plain_overflow || p.gradient.plain_overflow();
+      p.gradient = {};
+    });
+    for (Pending& loss : pending) {
+      if ((loss.optimizers & optimizers) == 0) continue;
+      loss.doubtful = true;
+      loss.overflow = loss.overflow || plain_overflow;
+    }
   }
   void forget_pending() {
     for (Parameter& p : parameters) p.gradient = {};

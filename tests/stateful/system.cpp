@@ -252,7 +252,9 @@ Tensor Rank::loss_of(const Loss& loss) {
     const Values own = loss.coefficients(p, rank_);
     x.insert(x.end(), own.begin(), own.end());
   }
-  net_->set_loss(&loss);
+  Loss own = loss;
+  if (own.throwing_rank >= 0 && own.throwing_rank != rank_) own.thrower = -1;
+  net_->set_loss(&own);
   const DType dtype = amp_ ? DType::f32 : parameter(0).dtype();
   const Tensor input = Tensor::from(x, {kCoefficients}, dtype);
   const amp::Explain explain;
@@ -267,9 +269,29 @@ Tensor Rank::loss_of(const Loss& loss) {
 void Rank::backward(const Loss& loss, bool synchronise, unsigned optimizers) {
   std::optional<parallel::DistributedDataParallel::NoSync> alone;
   if (ddp_) alone.emplace(ddp_->no_sync(!synchronise));
+  backward_of(loss, 1.0, optimizers);
+}
+
+void Rank::accumulate(const Loss& loss, bool last, unsigned optimizers) {
+  if (!accumulation_) {
+    accumulation_.emplace(
+        optim::AccumulationOptions{.steps = 1000, .world = ddp_ ? ddp_->world() : World{}});
+  }
+  const optim::MicroBatch micro = accumulation_->begin(samples_of(rank_), {.last = last});
+  backward_of(loss, micro.weight(), optimizers);
+}
+
+void Rank::give_up_window() {
+  accumulation_->reset();
+}
+
+void Rank::backward_of(const Loss& loss, double weight, unsigned optimizers) {
   const Tensor value = loss_of(loss);
-  if (!amp_ || !loss.by_amp) return autograd::backward(value);
-  amp::LossOptions options{.loss_id = loss.id, .delay_overflow_check = loss.delayed};
+  if (!amp_ || !loss.by_amp) {
+    return autograd::backward(weight == 1.0 ? value : autograd::affine(value, weight, 0.0));
+  }
+  amp::LossOptions options{
+      .loss_id = loss.id, .weight = weight, .delay_overflow_check = loss.delayed};
   for (std::size_t o = 0; o < optimizers_.size(); ++o) {
     if ((optimizers >> o & 1U) != 0) options.optimizers.push_back(optimizers_[o].get());
   }
@@ -277,7 +299,9 @@ void Rank::backward(const Loss& loss, bool synchronise, unsigned optimizers) {
 }
 
 Numbers Rank::step(const Step& step) {
-  const optim::StepOptions options{.max_gradient_norm = step.max_norm};
+  const optim::StepOptions options{
+      .gradient_scale = step.window > 0 ? accumulation_->finish() : 1.0,
+      .max_gradient_norm = step.max_norm};
   const auto index = static_cast<std::size_t>(std::max(step.optimizer, 0));
   if (!step.by_amp) {
     last_ = optimizers_[index]->step(options);
@@ -465,12 +489,19 @@ bool same_bits(const Numbers& a, const Numbers& b) {
 }  // namespace
 
 System::System(const Setup& setup) : setup_(setup), folder_(temporary_folder()) {
-  ranks_.resize(static_cast<std::size_t>(setup.ranks));
-  if (setup.ranks == 1) return;
+  resize(setup.ranks);
+}
+
+void System::resize(int ranks) {
+  ranks_.resize(static_cast<std::size_t>(ranks));
+  worker_.reset();
+  groups_.clear();
+  if (ranks == 1) return;
   worker_ = std::make_unique<Worker>();
+  // Longer than a busy machine keeps a thread waiting; OneRankThrows waits it out.
+  constexpr std::chrono::seconds kTimeout{5};
   groups_ = parallel::ProcessGroup::in_process(
-      setup.ranks,
-      {.timeout = std::chrono::seconds(2), .heartbeat_timeout = std::chrono::seconds(2)});
+      ranks, {.timeout = kTimeout, .heartbeat_timeout = kTimeout});
 }
 
 System::~System() {
@@ -487,6 +518,13 @@ System::~System() {
 }
 
 System::Outcome System::rebuild(const Setup& setup, bool fresh) {
+  if (setup.ranks != setup_.ranks) {
+    together([&](std::size_t index) {
+      ranks_[index].reset();
+      return Numbers();
+    });
+    resize(setup.ranks);
+  }
   setup_ = setup;
   return together([&](std::size_t index) {
     ranks_[index].reset();
@@ -535,7 +573,7 @@ Rank::Seen System::look() {
   return seen[0];
 }
 
-System::Outcome System::together(const std::function<Numbers(std::size_t)>& work) {
+std::vector<System::Outcome> System::on_each(const std::function<Numbers(std::size_t)>& work) {
   std::vector<Outcome> outcomes(ranks_.size());
   const auto run = [&](std::size_t index) {
     try {
@@ -547,6 +585,18 @@ System::Outcome System::together(const std::function<Numbers(std::size_t)>& work
   if (worker_) worker_->start([&] { run(1); });
   run(0);
   if (worker_) worker_->wait();
+  return outcomes;
+}
+
+std::vector<System::Outcome> System::apart(const std::function<void(Rank&)>& work) {
+  return on_each([&](std::size_t index) {
+    work(*ranks_[index]);
+    return Numbers();
+  });
+}
+
+System::Outcome System::together(const std::function<Numbers(std::size_t)>& work) {
+  std::vector<Outcome> outcomes = on_each(work);
   for (const Outcome& outcome : outcomes) {
     if (outcome.threw() != outcomes[0].threw()) {
       throw Mismatch("one rank throws and another does not: " + outcomes[0].error + outcome.error);

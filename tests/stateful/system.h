@@ -14,6 +14,7 @@
 #include "cairn/amp/explain.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/nn/module.h"
+#include "cairn/optim/accumulation.h"
 #include "cairn/optim/optim.h"
 #include "cairn/optim/schedule.h"
 #include "cairn/parallel/distributed.h"
@@ -31,6 +32,14 @@ inline constexpr std::array<int, kParameters> kSizes{3, 2, 2, 1};
 /// Initial values that no half type represents; `fresh` tells those of another object apart.
 Values initial_weight(int parameter, bool fresh);
 
+/// Samples of a rank's micro-batch, and by what that multiplies its loss in an accumulation.
+inline std::int64_t samples_of(int rank) {
+  return rank == 0 ? 1 : 3;
+}
+inline double weight_of(int rank, int ranks) {
+  return ranks == 1 ? 1.0 : static_cast<double>(samples_of(rank)) / 2.0;
+}
+
 /// The loss is the sum over parameters p of c_p * w_p, so that its gradient is c_p.
 struct Loss {
   int id = 0;
@@ -43,6 +52,7 @@ struct Loss {
   int overflow_rank = -1;  // whose first coefficient is inf; -1: none's, 2: all ranks'
   int thrower = -1;        // the parameter at which an operation throws; -1: none
   bool in_forward = false;
+  int throwing_rank = -1;  // -1: all of them
 
   bool reaches(int parameter) const { return (reach >> (parameter / 2) & 1U) != 0; }
   /// The first that it reaches.
@@ -63,7 +73,7 @@ struct Precision {
 enum class Order { optimizer_ddp_amp, ddp_optimizer_amp, optimizer_amp_ddp };
 
 struct Setup {
-  int ranks = 1;
+  int ranks = 1;  // of what a resume makes anew: 0 as many as before
   Order order = Order::optimizer_ddp_amp;
   bool ddp = false;
   bool unused_as_zeros = false;
@@ -80,6 +90,7 @@ struct Step {
   int optimizer = -1;  // -1: all, by amp only
   double max_norm = 0.0;
   bool schedule = false;
+  int window = 0;  // > 0: ends an accumulation of so many micro-batches
 };
 
 /// Numbers that every rank must agree on, bit for bit.
@@ -99,6 +110,9 @@ class Rank {
   void release();
   /// optimizers: those that the loss says it reaches, a bit each; 0: all.
   void backward(const Loss& loss, bool synchronise, unsigned optimizers);
+  /// The same as a micro-batch of an optim::Accumulation.
+  void accumulate(const Loss& loss, bool last, unsigned optimizers);
+  void give_up_window();
   /// applied, norm.
   Numbers step(const Step& step);
   void clear(int optimizer);
@@ -136,6 +150,7 @@ class Rank {
   void build_ddp();
   void with_state(bool amp_first, const std::function<void(checkpointing::TrainingState&)>& work);
   Tensor loss_of(const Loss& loss);
+  void backward_of(const Loss& loss, double weight, unsigned optimizers);
   Tensor parameter(int parameter) const;
 
   Setup setup_;
@@ -146,6 +161,7 @@ class Rank {
   std::vector<std::unique_ptr<optim::Schedule>> schedules_;
   std::unique_ptr<parallel::DistributedDataParallel> ddp_;
   std::optional<amp::Amp> amp_;
+  std::optional<optim::Accumulation> accumulation_;
   optim::StepResult last_;
   std::vector<std::string> named_;
 };
@@ -184,6 +200,8 @@ class System {
       }
     });
   }
+  /// The same where one rank may throw and another not: what befell each.
+  std::vector<Outcome> apart(const std::function<void(Rank&)>& work);
   /// Ends every object and makes new ones.
   Outcome rebuild(const Setup& setup, bool fresh);
 
@@ -192,6 +210,8 @@ class System {
   const std::string& folder() const { return folder_; }
 
  private:
+  void resize(int ranks);
+  std::vector<Outcome> on_each(const std::function<Numbers(std::size_t)>& work);
   Outcome together(const std::function<Numbers(std::size_t)>& work);
 
   Setup setup_;

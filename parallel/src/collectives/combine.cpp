@@ -78,7 +78,7 @@ template <class A>
 A fold(ReduceOp op, A acc, A x) {
   switch (op) {
     case ReduceOp::sum:
-    case ReduceOp::average:
+    case ReduceOp::mean:
       return static_cast<A>(acc + x);
     case ReduceOp::max:
       return x > acc || is_nan(x) ? x : acc;
@@ -99,7 +99,7 @@ void combine_block(const std::vector<const void*>& inputs, T* out, std::size_t b
     const T* x = static_cast<const T*>(inputs[k]) + begin;
     for (std::size_t i = 0; i < n; ++i) acc[i] = fold(op, acc[i], widen(x[i]));
   }
-  if constexpr (op == ReduceOp::average) {
+  if constexpr (op == ReduceOp::mean) {
     for (std::size_t i = 0; i < n; ++i)
       acc[i] = static_cast<A>(acc[i] / static_cast<A>(inputs.size()));
   }
@@ -118,8 +118,8 @@ std::string_view name(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
       return "sum";
-    case ReduceOp::average:
-      return "average";
+    case ReduceOp::mean:
+      return "mean";
     case ReduceOp::max:
       return "max";
     case ReduceOp::min:
@@ -129,8 +129,8 @@ std::string_view name(ReduceOp op) {
 }
 
 void check_reducible(const char* where, ReduceOp op, DType dtype) {
-  CAIRN_CHECK(op != ReduceOp::average || core::is_floating(dtype), where,
-              "expected a floating dtype for average, got ", dtype);
+  CAIRN_CHECK(op != ReduceOp::mean || core::is_floating(dtype), where,
+              "expected a floating dtype for mean, got ", dtype);
   CAIRN_CHECK(op != ReduceOp::sum || dtype != DType::boolean, where,
               "expected numbers to sum, got ", dtype, " (max is any, min is all)");
 }
@@ -146,8 +146,8 @@ void combine(ReduceOp op, DType dtype, const std::vector<const void*>& inputs, v
       switch (op) {
         case ReduceOp::sum:
           return combine_all<ReduceOp::sum>(inputs, y, n);
-        case ReduceOp::average:
-          return combine_all<ReduceOp::average>(inputs, y, n);
+        case ReduceOp::mean:
+          return combine_all<ReduceOp::mean>(inputs, y, n);
         case ReduceOp::max:
           return combine_all<ReduceOp::max>(inputs, y, n);
         case ReduceOp::min:

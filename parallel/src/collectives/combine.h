@@ -1,4 +1,4 @@
-// The arithmetic of all_reduce: element-wise sum, average, maximum or minimum of several arrays, in
+// The arithmetic of all_reduce: element-wise sum, mean, maximum or minimum of several arrays, in
 // their order.
 #pragma once
 

@@ -183,7 +183,7 @@ void DistributedDataParallel::Impl::reduce(const PlannedBucket& bucket) {
   stream.wait(written);
   const StreamGuard guard(stream);
   if (options.check_local_gradients) local_checks.check(*arena, bucket);
-  group.all_reduce(bucket.gradients, ReduceOp::average, bucket.name);
+  group.all_reduce(bucket.gradients, ReduceOp::mean, bucket.name);
   for (std::size_t s = bucket.first_slot; s < bucket.last_slot; ++s)
     slot_of(bucket, s).mark_reduced();
 }
@@ -191,7 +191,7 @@ void DistributedDataParallel::Impl::reduce(const PlannedBucket& bucket) {
 /// What no backward has reduced by the time of a step or a stash.
 void DistributedDataParallel::Impl::reduce(const std::vector<Part>& parts) {
   for (const Part& part : parts) {
-    group.all_reduce(part.gradient, ReduceOp::average, "gradient " + part.name);
+    group.all_reduce(part.gradient, ReduceOp::mean, "gradient " + part.name);
   }
 }
 

@@ -1,5 +1,6 @@
 // The in-process group: ranks are threads, the ledger is behind a mutex, and sending is copying.
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -38,6 +39,8 @@ class InProcessGroup {
   using Lock = std::unique_lock<std::mutex>;
   void throw_if_broken() const;
   void spread_failure(Lock& lock);
+  template <class Come>
+  void wait(Lock& lock, const Come& come);
 
   const int size_;
   std::mutex mutex_;
@@ -65,6 +68,19 @@ void InProcessGroup::spread_failure(Lock& lock) {
   }
 }
 
+// Until `come`; throws where the group breaks before. There is no server here to watch the deadlines of
+// ranks that do not come: whoever waits does.
+template <class Come>
+void InProcessGroup::wait(Lock& lock, const Come& come) {
+  constexpr std::chrono::milliseconds kWatch{50};
+  const auto over = [&] { return come() || !ledger_.failure().empty(); };
+  while (!changed_.wait_for(lock, kWatch, over)) {
+    ledger_.check_deadlines(Ledger::Clock::now());
+    spread_failure(lock);
+  }
+  throw_if_broken();
+}
+
 void InProcessGroup::enter(int rank, OnFailure on_failure) {
   const std::lock_guard lock(mutex_);
   on_failure_[static_cast<std::size_t>(rank)] = std::move(on_failure);
@@ -82,14 +98,7 @@ std::vector<std::string> InProcessGroup::report(const Ledger::Report& report, bo
   spread_failure(lock);
   throw_if_broken();
   if (!wait) return {};
-  const auto deadline = Ledger::Clock::now() + report.timeout;
-  while (!results_.contains(report.sequence)) {
-    if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
-      ledger_.check_deadlines(Ledger::Clock::now());
-      spread_failure(lock);
-    }
-    throw_if_broken();
-  }
+  InProcessGroup::wait(lock, [&] { return results_.contains(report.sequence); });
   Result& result = results_[report.sequence];
   std::vector<std::string> values = result.values;
   if (--result.readers == 0) results_.erase(report.sequence);
@@ -120,8 +129,7 @@ void InProcessGroup::finish(int rank, std::uint64_t tag, const std::vector<Mesh:
   Lock lock(mutex_);
   for (const Mesh::Receive& receive : receives) {
     const Place place{receive.from, rank, tag};
-    changed_.wait(lock, [&] { return posted_.contains(place) || !ledger_.failure().empty(); });
-    throw_if_broken();
+    wait(lock, [&] { return posted_.contains(place); });
     // Copied under the lock, because the sender's memory lives only while it is posted.
     std::memcpy(receive.data, posted_[place].data, receive.bytes);
     posted_.erase(place);
@@ -132,8 +140,7 @@ void InProcessGroup::finish(int rank, std::uint64_t tag, const std::vector<Mesh:
       return posted_.contains({rank, send.to, tag});
     });
   };
-  changed_.wait(lock, [&] { return taken() || !ledger_.failure().empty(); });
-  throw_if_broken();
+  wait(lock, taken);
 }
 
 void InProcessGroup::withdraw(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends) {

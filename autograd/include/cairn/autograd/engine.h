@@ -53,8 +53,8 @@ class HookHandle {
 /// also for tied weights). The leaf may start to require a gradient later.
 HookHandle on_gradient_ready(const Tensor& leaf, std::function<void(const Tensor&)> hook);
 /// From inside a hook: runs `callback` once when the current run has run its last node (before
-/// backward() returns); where the run throws, `on_abort` instead (which must not throw). Errors of
-/// `callback` propagate as the run's.
+/// backward() returns); where the run throws, `on_abort` instead. Errors of `callback` propagate as the
+/// run's; one of `on_abort` is logged, and the caller gets the run's own.
 void on_backward_end(std::function<void()> callback, std::function<void()> on_abort = nullptr);
 /// From inside a hook: the leaf takes part in the current run although the graph does not reach it (a
 /// gradient of zero is about to be written for it).

@@ -16,7 +16,7 @@
 // last one at the end of backward. What is averaged is all that the gradients hold: with no_sync
 // around all but the last micro-batch, one reduction serves them all.
 //
-// Gradients of an average are those of the mean loss over the whole batch where every rank has as
+// Gradients of the mean over ranks are those of the mean loss over the whole batch where every rank has as
 // many samples. Batch norms use each rank's own statistics; buffers are shared at construction
 // only, and by sync_buffers().
 //

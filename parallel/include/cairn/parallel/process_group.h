@@ -6,7 +6,7 @@
 // stream's thread), on CUDA queued.
 //
 //   auto group = parallel::ProcessGroup::from_environment();  // RANK, WORLD_SIZE ...; alone: of one
-//   group.all_reduce(gradient, parallel::ReduceOp::average, "fc.weight");
+//   group.all_reduce(gradient, parallel::ReduceOp::mean, "fc.weight");
 //
 // Backends: none for a group of one; Gloo (TCP) for CPU tensors, NCCL for CUDA tensors, each
 // connected by its first collective.
@@ -37,7 +37,7 @@
 
 namespace cairn::parallel {
 
-enum class ReduceOp : std::uint8_t { sum, average, max, min };
+enum class ReduceOp : std::uint8_t { sum, mean, max, min };
 std::string_view name(ReduceOp op);
 
 struct GroupOptions {
@@ -71,7 +71,7 @@ class ProcessGroup {
   // shape and dtype on all ranks, and changed in place. `name` appears in errors: a parameter's
   // name, a metric's.
 
-  /// x = op over all ranks' x. Any dtype but boolean sums; average is for floating dtypes.
+  /// x = op over all ranks' x. Any dtype but boolean sums; mean is for floating dtypes.
   void all_reduce(const TensorView& x, ReduceOp op = ReduceOp::sum,
                   std::string_view name = "") const;
   /// x = root's x.

@@ -73,7 +73,7 @@ ncclRedOp_t op_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
       return ncclSum;
-    case ReduceOp::average:
+    case ReduceOp::mean:
       return ncclAvg;
     case ReduceOp::max:
       return ncclMax;

@@ -1,0 +1,70 @@
+// The reference and the system side by side, and how they are compared.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reference.h"
+#include "system.h"
+
+namespace cairn::stateful {
+
+inline constexpr unsigned kAll = (1U << kParameters) - 1;
+
+inline unsigned bit(int index) {
+  return 1U << index;
+}
+
+inline std::size_t at(int index) {
+  return static_cast<std::size_t>(index);
+}
+
+/// The reference and the system side by side.
+struct Case {
+  explicit Case(const Setup& setup);
+
+  /// Makes the system anew, from the setup; over where it refuses with right.
+  void build(bool fresh);
+  /// Compares everything that can be seen. rounds: what was done may have rounded these parameters
+  /// (a bit each) to their dtype or to `through`: the reference follows them.
+  void check(unsigned rounds = 0, DType through = DType::f32);
+  /// No f32 value is kept beside the weights (O3, or to() without amp): each update rounds.
+  bool coarse() const;
+  bool half() const;  // the weights are
+  /// Parameters whose value a cast to this level may round, a bit each.
+  unsigned rounded_by_cast() const;
+  /// Those whose value a load may: a half one whose f32 value somebody is there to keep is exact.
+  unsigned rounded_by_load() const;
+  unsigned all_optimizers() const { return (1U << setup.rules.size()) - 1; }
+  bool any_gradient() const;
+
+  Setup setup;  // as it is now
+  Reference reference;
+  System system;
+  std::vector<std::pair<int, int>> added;  // parameter, optimizer
+  DType dtype = DType::f32;                // by to()
+  bool masters = true;                     // the optimizers keep f32 values of half weights
+  int backwards = 0;                       // since gradients were last cleared
+  bool over = false;  // the library has refused what it may refuse: nothing can follow
+
+  struct File {
+    State state;
+    bool amp = false;
+    std::vector<std::pair<int, int>> added;
+  };
+  std::optional<File> file;
+};
+
+/// O2 and O3 tell the optimizers to keep masters or not; other levels leave them as they are.
+bool keeps_masters(const std::optional<Precision>& precision, bool before);
+
+/// What f32 arithmetic may differ by from that in doubles, over a sequence.
+inline constexpr double kExact = 1e-5;
+
+/// Throws Mismatch, as do the following.
+void compare(const std::string& what, const Values& seen, const Values& expected, double tolerance);
+void must_not_throw(const System::Outcome& outcome);
+
+}  // namespace cairn::stateful

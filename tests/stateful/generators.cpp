@@ -1,0 +1,114 @@
+#include "generators.h"
+
+#include <algorithm>
+#include <ostream>
+
+namespace cairn::stateful {
+
+rc::Gen<bool> seldom() {
+  return choice<bool>({{6, false}, {1, true}});
+}
+
+rc::Gen<bool> mostly() {
+  return choice<bool>({{6, true}, {1, false}});
+}
+
+rc::Gen<int> one_of(int count) {
+  return rc::gen::resize(rc::kNominalSize, rc::gen::inRange(0, count));
+}
+
+rc::Gen<Precision> precisions() {
+  return rc::gen::map(
+      rc::gen::tuple(choice<amp::OptLevel>({{2, amp::OptLevel::O0},
+                                            {2, amp::OptLevel::O1},
+                                            {4, amp::OptLevel::O2},
+                                            {1, amp::OptLevel::O3}}),
+                     choice<DType>({{1, DType::f16}, {1, DType::bf16}}), rc::gen::arbitrary<bool>(),
+                     choice<double>({{1, 1.0}, {2, 16.0}}), seldom()),
+      [](const auto& drawn) {
+        const auto& [level, half, dynamic, scale, fallback] = drawn;
+        return Precision{level, half, dynamic, scale, fallback};
+      });
+}
+
+rc::Gen<std::optional<Precision>> maybe_precision() {
+  return rc::gen::map(rc::gen::pair(mostly(), precisions()), [](const auto& drawn) {
+    return drawn.first ? std::optional<Precision>(drawn.second) : std::nullopt;
+  });
+}
+
+rc::Gen<Order> orders() {
+  return choice<Order>({{2, Order::ddp_optimizer_amp},
+                        {1, Order::optimizer_ddp_amp},
+                        {1, Order::optimizer_amp_ddp}});
+}
+
+rc::Gen<unsigned> frozen_masks() {
+  return choice<unsigned>({{5, 0}, {1, 1}, {1, 4}, {1, 3}, {1, 12}});
+}
+
+rc::Gen<Setup> setups(int ranks) {
+  const auto rules =
+      choice<Rule>({{2, Rule{}}, {1, Rule{false, 0.5, 0.125}}, {1, Rule{true, 0.0, 0.125}}});
+  const auto layouts = choice<std::vector<int>>({{3, {0, 0, 0, 0}},
+                                                 {2, {0, 0, 1, 1}},
+                                                 {1, {0, 1, 0, 1}},
+                                                 {1, {0, 0, 0, -1}},
+                                                 {1, {0, -1, 1, 1}}});
+  return rc::gen::map(
+      rc::gen::tuple(orders(), rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>(), layouts,
+                     rc::gen::pair(rules, rules), rc::gen::pair(frozen_masks(), maybe_precision())),
+      [ranks](const auto& drawn) {
+        Setup setup;
+        setup.ranks = ranks;
+        std::pair<Rule, Rule> rules_of;
+        std::pair<unsigned, std::optional<Precision>> rest;
+        std::tie(setup.order, setup.ddp, setup.unused_as_zeros, setup.optimizer_of, rules_of,
+                 rest) = drawn;
+        setup.ddp = setup.ddp || ranks > 1;
+        setup.rules = {rules_of.first};
+        const auto& owners = setup.optimizer_of;
+        if (std::find(owners.begin(), owners.end(), 1) != owners.end()) {
+          setup.rules.push_back(rules_of.second);
+        }
+        setup.frozen = rest.first;
+        setup.precision = rest.second;
+        return setup;
+      });
+}
+
+const char* order_name(Order order) {
+  return order == Order::optimizer_ddp_amp   ? ", optimizers, ddp, amp"
+         : order == Order::ddp_optimizer_amp ? ", ddp, optimizers, amp"
+                                             : ", optimizers, amp, ddp";
+}
+
+std::ostream& operator<<(std::ostream& out, const Precision& precision) {
+  out << amp::name(precision.level);
+  if (precision.level != amp::OptLevel::O0) out << " " << precision.half;
+  out << (precision.dynamic ? ", dynamic scale from " : ", scale ") << precision.scale;
+  return out << (precision.fallback ? ", fallback_after" : "");
+}
+
+std::ostream& operator<<(std::ostream& out, const Setup& setup) {
+  out << setup.ranks << (setup.ranks == 1 ? " rank" : " ranks");
+  for (std::size_t o = 0; o < setup.rules.size(); ++o) {
+    const Rule& rule = setup.rules[o];
+    out << ", optimizer " << o << " (" << (rule.adam ? "Adam" : "SGD");
+    if (rule.momentum > 0) out << " with momentum";
+    out << ") of";
+    for (int p = 0; p < kParameters; ++p) {
+      if (setup.optimizer_of[at(p)] == static_cast<int>(o)) out << " " << kNames[at(p)];
+    }
+  }
+  out << "; " << (setup.ddp ? "ddp" : "no ddp")
+      << (setup.unused_as_zeros ? " with unused_as_zeros" : "") << order_name(setup.order);
+  if (setup.frozen != 0) out << "; frozen:";
+  for (int p = 0; p < kParameters; ++p) {
+    if ((setup.frozen & bit(p)) != 0) out << " " << kNames[at(p)];
+  }
+  if (setup.precision) out << "; amp::initialize(" << *setup.precision << ")";
+  return out;
+}
+
+}  // namespace cairn::stateful

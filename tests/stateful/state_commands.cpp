@@ -1,0 +1,197 @@
+#include <optional>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "commands.h"
+#include "generators.h"
+
+namespace cairn::stateful {
+
+namespace {
+
+// ---- Precision
+
+class To : public Command {
+ public:
+  explicit To(DType dtype) : dtype_(dtype) {}
+  bool possible(const Case& now) const override {
+    return !now.setup.precision && now.dtype != dtype_;
+  }
+  void run(Case& now) const override {
+    const DType before = now.dtype;
+    must_not_throw(now.system.each([&](Rank& rank) { rank.to(dtype_); }));
+    for (Parameter& p : now.reference.parameters) p.gradient = {};
+    now.dtype = dtype_;
+    now.backwards = 0;
+    now.check(kAll, before);
+  }
+  void show(std::ostream& out) const override { out << "model.to(" << dtype_ << ")"; }
+
+ private:
+  DType dtype_;
+};
+
+class Initialize : public Command {
+ public:
+  explicit Initialize(Precision precision) : precision_(precision) {}
+  bool possible(const Case& now) const override {
+    return !now.setup.precision && !now.half() && !now.any_gradient();
+  }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.initialize(precision_); }));
+    now.setup.precision = precision_;
+    now.masters = keeps_masters(precision_, now.masters);
+    now.reference.scales.assign(kLosses, precision_.scale_of_loss());
+    now.check(now.rounded_by_cast());
+  }
+  void show(std::ostream& out) const override { out << "amp::initialize(" << precision_ << ")"; }
+
+ private:
+  Precision precision_;
+};
+
+class Release : public Command {
+ public:
+  bool possible(const Case& now) const override { return now.setup.precision.has_value(); }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.release(); }));
+    now.setup.precision.reset();
+    now.reference.forget_pending();
+    now.backwards = 0;
+    now.check();
+  }
+  void show(std::ostream& out) const override { out << "precision.release()"; }
+};
+
+class Clone : public Command {
+ public:
+  bool possible(const Case& /*now*/) const override { return true; }
+  void run(Case& now) const override {
+    const System::Outcome outcome =
+        now.system.each([](Rank& rank) { return rank.cloned_weights(); });
+    must_not_throw(outcome);
+    Values expected;
+    for (const Parameter& p : now.reference.parameters) {
+      expected.insert(expected.end(), p.weight.begin(), p.weight.end());
+    }
+    compare("weights of the clone", outcome.numbers, expected, kExact);
+    now.check();
+  }
+  void show(std::ostream& out) const override { out << "model.clone()"; }
+};
+
+// ---- Files
+
+class Save : public Command {
+ public:
+  explicit Save(bool amp_first) : amp_first_(amp_first) {}
+  bool possible(const Case& /*now*/) const override { return true; }
+  void run(Case& now) const override {
+    const std::string folder = now.system.folder();
+    must_not_throw(now.system.each([&](Rank& rank) { rank.save(folder, amp_first_); }));
+    now.file = {now.reference, now.setup.precision.has_value(), now.added};
+    for (Scale& scale : now.file->state.scales) scale.carried = false;
+    for (Parameter& p : now.file->state.parameters) p.gradient = {};
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "save(" << (amp_first_ ? "amp, model, ..." : "model, ..., amp") << ")";
+  }
+
+ private:
+  bool amp_first_;
+};
+
+class Resume : public Command {
+ public:
+  /// setup: makes fresh objects at that level, built in that order; else loads into those there.
+  Resume(bool amp_first, std::optional<Setup> fresh)
+      : amp_first_(amp_first), fresh_(std::move(fresh)) {}
+  bool possible(const Case& now) const override {
+    if (!now.file) return false;
+    if (!fresh_) {
+      return now.file->amp == now.setup.precision.has_value() && now.file->added == now.added;
+    }
+    const bool resized = fresh_->ranks != 0 && fresh_->ranks != now.setup.ranks;
+    return now.file->amp == fresh_->precision.has_value() && (!resized || now.setup.ddp);
+  }
+  void run(Case& now) const override {
+    if (fresh_) rebuild(now);
+    if (now.over) return;
+    const std::string path = now.system.folder() + "/step-00000001";
+    must_not_throw(now.system.each([&](Rank& rank) { rank.resume(path, amp_first_); }));
+    now.reference.load(now.file->state);
+    now.backwards = 0;
+    now.check(now.rounded_by_load());
+  }
+  void show(std::ostream& out) const override {
+    const char* order = amp_first_ ? "amp, model, ..." : "model, ..., amp";
+    if (!fresh_) {
+      out << "resume here(" << order << ")";
+      return;
+    }
+    out << "resume in fresh objects(" << order << ")";
+    if (fresh_->ranks != 0)
+      out << " on " << fresh_->ranks << (fresh_->ranks == 1 ? " rank" : " ranks");
+    if (fresh_->precision) out << " at " << *fresh_->precision;
+    if (fresh_->frozen != 0) out << ", frozen " << fresh_->frozen;
+    out << order_name(fresh_->order);
+  }
+
+ private:
+  void rebuild(Case& now) const {
+    Setup& setup = now.setup;
+    if (fresh_->ranks != 0) setup.ranks = fresh_->ranks;
+    setup.precision = fresh_->precision;
+    setup.frozen = fresh_->frozen;
+    setup.order = fresh_->order;
+    now.build(true);
+    if (now.over) return;
+    now.added = now.file->added;
+    for (const auto& [parameter, optimizer] : now.added) {
+      const int p = parameter, o = optimizer;
+      must_not_throw(now.system.each([&](Rank& rank) { rank.add_group(p, o); }));
+    }
+    now.dtype = DType::f32;
+    now.masters = keeps_masters(setup.precision, true);
+    const Scale scale = setup.precision ? setup.precision->scale_of_loss() : Scale();
+    now.reference.scales.assign(kLosses, scale);
+    for (int p = 0; p < kParameters; ++p) {
+      now.reference.parameters[at(p)].trainable = (setup.frozen & bit(p)) == 0;
+    }
+  }
+
+  bool amp_first_;
+  std::optional<Setup> fresh_;
+};
+
+// ---- Generators
+
+rc::Gen<std::optional<Setup>> fresh_setups() {
+  return rc::gen::map(rc::gen::tuple(maybe_precision(), orders(), frozen_masks(),
+                                     choice<int>({{4, 0}, {1, 1}, {1, 2}})),
+                      [](const auto& drawn) {
+                        Setup setup;
+                        std::tie(setup.precision, setup.order, setup.frozen, setup.ranks) = drawn;
+                        return std::optional<Setup>(setup);
+                      });
+}
+
+}  // namespace
+
+rc::Gen<CommandPtr> state_commands() {
+  using rc::gen::just;
+  return rc::gen::weightedOneOf<CommandPtr>({
+      {1, make<To>(choice<DType>({{1, DType::f32}, {1, DType::bf16}, {1, DType::f16}}))},
+      {1, make<Initialize>(precisions())},
+      {1, make<Release>()},
+      {1, make<Clone>()},
+      {2, make<Save>(rc::gen::arbitrary<bool>())},
+      {1, make<Resume>(rc::gen::arbitrary<bool>(), just(std::optional<Setup>()))},
+      {1, make<Resume>(rc::gen::arbitrary<bool>(), fresh_setups())},
+  });
+}
+
+}  // namespace cairn::stateful

@@ -1,0 +1,586 @@
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "cairn/core/error.h"
+#include "commands.h"
+#include "generators.h"
+
+namespace cairn::stateful {
+
+namespace {
+
+constexpr int kMostBackwards = 12;  // before a step: half gradients stay far from their largest
+
+// ---- Backward
+
+class Backward : public Command {
+ public:
+  /// window: the micro-batches are those of an optim::Accumulation.
+  Backward(Loss loss, bool synchronise, int micro_batches, bool window = false)
+      : loss_(loss), synchronise_(synchronise), micro_batches_(micro_batches), window_(window) {}
+
+  bool possible(const Case& now) const override {
+    const auto& parameters = now.reference.parameters;
+    bool any = false;
+    bool all = true;
+    for (int p = 0; p < kParameters; ++p) {
+      const Parameter& parameter = parameters[at(p)];
+      any = any || (loss_.reaches(p) && parameter.trainable);
+      all = all && (!parameter.trainable || loss_.reaches(p));
+    }
+    const bool overflows = loss_.overflow_rank >= 0;
+    const bool throws = loss_.thrower >= 0;
+    if (!any || (overflows && throws)) return false;
+    if (overflows && !parameters[at(loss_.first())].trainable) return false;
+    if (loss_.overflow_rank == 1 && now.setup.ranks == 1) return false;
+    if (throws && !loss_.reaches(loss_.thrower)) return false;
+    if (throws && !loss_.in_forward && !parameters[at(loss_.thrower)].trainable) return false;
+    if (reduces(now) && !now.setup.unused_as_zeros && !all) return false;
+    if (loss_.by_amp != now.setup.precision.has_value() && loss_.by_amp) return false;
+    return now.backwards + micro_batches_ <= kMostBackwards;
+  }
+
+  void run(Case& now) const override {
+    all(now);
+    now.check();
+  }
+  /// false: one of them threw.
+  bool all(Case& now) const {
+    for (int k = 0; k < micro_batches_; ++k) {
+      const bool last = k + 1 == micro_batches_;
+      if (!backward(now, synchronise_ && last)) return false;
+    }
+    return true;
+  }
+
+  void show(std::ostream& out) const override {
+    out << (micro_batches_ > 1 ? "accumulate" : "backward") << "(loss " << loss_.id << " of "
+        << (loss_.reach == 3   ? "a and b"
+            : loss_.reach == 1 ? "a"
+                               : "b")
+        << ", size " << loss_.size << (loss_.by_amp ? ", by amp" : ", plain");
+    if (micro_batches_ > 1) out << ", " << micro_batches_ << " micro-batches";
+    if (!synchronise_) out << ", no_sync";
+    if (!loss_.by_ddp) out << ", the module called instead of ddp";
+    if (!loss_.to_all) out << ", for the optimizers that it reaches";
+    if (loss_.delayed) out << ", delay_overflow_check";
+    if (loss_.overflow_rank == 2) out << ", inf on every rank";
+    if (loss_.overflow_rank >= 0 && loss_.overflow_rank < 2)
+      out << ", inf on rank " << loss_.overflow_rank;
+    if (loss_.thrower >= 0)
+      out << ", throws in " << (loss_.in_forward ? "forward" : "backward") << " at "
+          << kNames[at(loss_.thrower)];
+    out << ")";
+  }
+
+ private:
+  bool reduces(const Case& now) const {
+    return now.setup.ranks > 1 && now.setup.ddp && synchronise_;
+  }
+
+  unsigned optimizers(const Case& now, bool fills) const {
+    if (loss_.to_all || fills) return 0;
+    unsigned reached = 0;
+    for (int p = 0; p < kParameters; ++p) {
+      const Parameter& parameter = now.reference.parameters[at(p)];
+      if (loss_.reaches(p) && parameter.trainable && parameter.optimizer >= 0) {
+        reached |= bit(parameter.optimizer);
+      }
+    }
+    return reached;
+  }
+
+  /// false: it threw.
+  bool backward(Case& now, bool synchronise) const {
+    Reference& reference = now.reference;
+    const bool reduces_now = synchronise && reduces(now);
+    const bool fills = reduces_now && now.setup.unused_as_zeros;
+    const unsigned declared = optimizers(now, fills);
+    Pending pending{loss_.id, declared == 0 ? now.all_optimizers() : declared,
+                    loss_.overflow_rank >= 0, loss_.delayed, false};
+    const bool scaled = loss_.by_amp && reference.scales[at(loss_.id)].value != 1.0;
+    bool mixes = false;
+    for (const Parameter& p : reference.parameters) {
+      const bool by_amp = p.gradient.exists() && !p.gradient.plain && now.setup.precision;
+      mixes = mixes || (loss_.by_amp ? p.gradient.plain : p.gradient.scaled || by_amp);
+    }
+    ++now.backwards;
+    const System::Outcome outcome = now.system.each([&](Rank& rank) {
+      if (window_) return rank.accumulate(loss_, synchronise, declared);
+      rank.backward(loss_, synchronise, declared);
+    });
+    const bool broken = loss_.thrower >= 0;
+    if (broken && !outcome.threw()) throw Mismatch("expected the error to come out, got none");
+    if (outcome.threw()) {
+      const bool may = broken || mixes || reference.may_refuse;
+      if (!may) throw Mismatch("expected no error, got: " + outcome.error);
+      if (broken && loss_.in_forward) return false;
+      // What was there before cannot be told from what was added; what was empty is empty again.
+      for (const Parameter& p : reference.parameters) {
+        reference.may_refuse = reference.may_refuse || (p.trainable && p.gradient.exists());
+      }
+      pending.doubtful = true;
+      pending.overflow = false;
+      if (loss_.by_amp) reference.pending.push_back(pending);
+      return false;
+    }
+    for (int p = 0; p < kParameters; ++p) {
+      Parameter& parameter = reference.parameters[at(p)];
+      if (!parameter.trainable) continue;
+      if (loss_.reaches(p)) add(parameter, p, now.setup.ranks, scaled);
+      if (fills && !parameter.gradient.exists()) add_zeros(parameter, now.setup.ranks);
+      if (reduces_now) {
+        parameter.gradient.local = false;
+      } else if (loss_.reaches(p) && now.setup.ranks > 1 && now.setup.ddp) {
+        parameter.gradient.local = true;
+      }
+    }
+    if (loss_.by_amp) reference.pending.push_back(pending);
+    return true;
+  }
+
+  void add(Parameter& parameter, int p, int ranks, bool scaled) const {
+    Gradient& gradient = parameter.gradient;
+    gradient.plain = gradient.plain || !loss_.by_amp;
+    gradient.scaled = gradient.scaled || scaled;
+    gradient.filled = false;
+    gradient.of_rank.resize(at(ranks), Values(parameter.weight.size(), 0.0));
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Values c = loss_.coefficients(p, rank);
+      const double weight = window_ ? weight_of(rank, ranks) : 1.0;
+      for (std::size_t i = 0; i < c.size(); ++i) gradient.of_rank[at(rank)][i] += weight * c[i];
+    }
+  }
+
+  void add_zeros(Parameter& parameter, int ranks) const {
+    parameter.gradient.of_rank.assign(at(ranks), Values(parameter.weight.size(), 0.0));
+    parameter.gradient.filled = true;
+    parameter.gradient.plain = !loss_.by_amp;
+  }
+
+  Loss loss_;
+  bool synchronise_;
+  int micro_batches_;
+  bool window_;
+};
+
+// ---- Steps
+
+class TakeStep : public Command {
+ public:
+  explicit TakeStep(Step step) : step_(step) {
+    if (!step_.by_amp) step_.optimizer = std::max(step_.optimizer, 0);
+  }
+
+  bool possible(const Case& now) const override {
+    if (step_.optimizer >= static_cast<int>(now.setup.rules.size())) return false;
+    if (step_.by_amp && !now.setup.precision) return false;
+    const bool several = now.setup.rules.size() > 1;
+    if (step_.by_amp && several && plain_overflow(now.reference)) return false;
+    if (step_.optimizer >= 0) return true;
+    for (const Answer skip : now.reference.skips) {
+      if (skip == Answer::either) return false;
+    }
+    for (const Pending& loss : now.reference.pending) {
+      if (loss.overflow && loss.doubtful) return false;
+    }
+    return true;
+  }
+
+  void run(Case& now) const override {
+    Reference& reference = now.reference;
+    const unsigned which = step_.optimizer < 0 ? now.all_optimizers() : bit(step_.optimizer);
+    const bool empty = !reference.any_gradient(which);
+    const Expectation expected = expectation(now, which);
+    const double gradient_scale = step_.window > 0 ? 1.0 / step_.window : 1.0;
+    const double norm = step_.optimizer < 0 ? 0.0 : gradient_scale * reference.norm(which);
+    const System::Outcome outcome = now.system.each([&](Rank& rank) { return rank.step(step_); });
+    if (outcome.threw()) {
+      if (!expected.may_throw && !expected.must_throw) {
+        throw Mismatch("expected no error, got: " + outcome.error);
+      }
+      return now.check();
+    }
+    if (expected.must_throw) throw Mismatch("expected an error: " + expected.why);
+    const bool applied = outcome.numbers[0] != 0;
+    reference.each_of(which, [&](Parameter& p) { p.gradient.scale(gradient_scale); });
+    take(now, which, applied, expected);
+    if (empty && applied) throw Mismatch("a step without any gradient was applied");
+    if (applied && step_.optimizer >= 0 && !now.coarse()) {
+      compare("norm of the gradients", {outcome.numbers[1]}, {norm}, kExact);
+    }
+    for (std::size_t o = 0; o < reference.positions.size(); ++o) {
+      if (step_.schedule && applied && (which & bit(static_cast<int>(o))) != 0) {
+        ++reference.positions[o];
+      }
+    }
+    now.check(now.coarse() ? kAll : 0);
+  }
+
+  void show(std::ostream& out) const override {
+    out << (step_.by_amp ? "precision.step(" : "optimizer.step(");
+    if (step_.optimizer >= 0) out << "optimizer " << step_.optimizer;
+    if (step_.max_norm > 0) out << (step_.optimizer >= 0 ? ", " : "") << "clip " << step_.max_norm;
+    out << ")" << (step_.schedule ? " and schedule" : "");
+  }
+
+ private:
+  struct Expectation {
+    bool may_throw = false, must_throw = false;
+    bool scales_known = true;
+    std::string why;
+  };
+
+  Expectation expectation(Case& now, unsigned which) const {
+    Expectation expected;
+    bool plain = false, scaled = false, local = false, filled = false, by_amp = false;
+    now.reference.each_of(which, [&](const Parameter& p) {
+      if (!p.trainable || !p.gradient.exists()) return;
+      plain = plain || p.gradient.plain;
+      scaled = scaled || p.gradient.scaled;
+      local = local || p.gradient.local;
+      filled = filled || p.gradient.filled;
+      by_amp = by_amp || !p.gradient.plain;
+    });
+    const bool scales = now.setup.precision && now.reference.scales[0].value != 1.0;
+    if (step_.by_amp && plain) {
+      expected.must_throw = scales;
+      expected.may_throw = true;
+      expected.scales_known = false;
+      expected.why = "gradients of a plain backward in amp's step, at a loss scale";
+    }
+    if (!step_.by_amp && scaled) {
+      expected.must_throw = true;
+      expected.why = "gradients that amp has scaled in the optimizer's own step";
+    }
+    const bool empty = !now.reference.any_gradient(which);
+    const bool foreign = !step_.by_amp && now.setup.precision && by_amp;
+    expected.may_throw = expected.may_throw || local || now.reference.may_refuse || empty ||
+                         foreign || (filled && now.setup.precision);
+    if (empty) {
+      for (const Pending& loss : now.reference.pending) {
+        if ((loss.optimizers & which) != 0) expected.scales_known = false;
+      }
+    }
+    return expected;
+  }
+
+  static bool plain_overflow(const Reference& reference) {
+    return std::any_of(reference.parameters.begin(), reference.parameters.end(),
+                       [](const Parameter& p) { return p.gradient.plain_overflow(); });
+  }
+
+  bool finite(Reference& reference, unsigned which) const {
+    return std::isfinite(reference.norm(which));
+  }
+
+  /// What the step did, in the reference.
+  void take(Case& now, unsigned which, bool applied, const Expectation& expected) const {
+    Reference& reference = now.reference;
+    bool known = expected.scales_known;
+    std::vector<Answer> skips(now.setup.rules.size(), Answer::no);
+    const std::vector<Scale> before = reference.scales;
+    if (step_.by_amp) skips = reference.judge(which, known);
+    bool all = true, some_empty = false;
+    for (int o = 0; o < static_cast<int>(now.setup.rules.size()); ++o) {
+      if ((which & bit(o)) == 0) continue;
+      if (!reference.any_gradient(bit(o))) {
+        some_empty = true;
+        continue;
+      }
+      if (!finite(reference, bit(o))) {
+        known = known && skips[at(o)] != Answer::no;
+        skips[at(o)] = Answer::yes;
+      }
+      if (skips[at(o)] == Answer::either) skips[at(o)] = applied ? Answer::no : Answer::yes;
+      all = all && skips[at(o)] == Answer::no;
+      if (skips[at(o)] == Answer::no) reference.update(o, step_.max_norm);
+    }
+    if (step_.by_amp) {
+      reference.each_of(which, [](Parameter& p) { p.gradient = {}; });
+    } else {
+      reference.clear(which);  // amp has not heard of it
+    }
+    if (!now.any_gradient()) now.backwards = 0;
+    if (!known) {
+      reference.scales = before;
+      for (Scale& scale : reference.scales) scale.known = false;
+    }
+    if (!some_empty && applied != all) {
+      throw Mismatch(all ? "expected the step to be applied, got a skip"
+                         : "expected a skip, got a step that was applied");
+    }
+  }
+
+  Step step_;
+};
+
+// ---- Ends of other kinds
+
+/// One rank alone breaks off: the other hears of it, at the latest in its next step, or the two agree.
+class OneRankThrows : public Command {
+ public:
+  /// drawn: false for most, as the others wait until their timeout.
+  OneRankThrows(bool drawn, Loss loss, int thrower, int rank, bool synchronise, Step step)
+      : drawn_(drawn), loss_(loss), synchronise_(synchronise), step_(step) {
+    loss_.overflow_rank = -1;
+    loss_.thrower = thrower;
+    loss_.throwing_rank = rank;
+    if (!step_.by_amp) step_.optimizer = std::max(step_.optimizer, 0);
+  }
+  bool possible(const Case& now) const override {
+    return drawn_ && now.setup.ranks == 2 && Backward(loss_, synchronise_, 1).possible(now) &&
+           step_.optimizer < static_cast<int>(now.setup.rules.size()) &&
+           (!step_.by_amp || now.setup.precision);
+  }
+  void run(Case& now) const override {
+    now.over = true;
+    const auto backward =
+        now.system.apart([&](Rank& rank) { rank.backward(loss_, synchronise_, 0); });
+    if (!backward[at(loss_.throwing_rank)].threw()) {
+      throw Mismatch("expected the error to come out, got none");
+    }
+    const std::size_t other = at(1 - loss_.throwing_rank);
+    if (backward[other].threw()) return;
+    const auto step = now.system.apart([&](Rank& rank) { rank.step(step_); });
+    if (!step[other].threw()) now.system.look();
+  }
+  void show(std::ostream& out) const override {
+    out << "rank " << loss_.throwing_rank << " alone: ";
+    Backward(loss_, synchronise_, 1).show(out);
+    out << ", ";
+    TakeStep(step_).show(out);
+  }
+
+ private:
+  bool drawn_;
+  Loss loss_;
+  bool synchronise_;
+  Step step_;
+};
+
+class AccumulationWindow : public Command {
+ public:
+  AccumulationWindow(const Loss& loss, int micro_batches, Step step)
+      : micro_batches_(loss, true, micro_batches, true), step_(ending(step, micro_batches)) {}
+  bool possible(const Case& now) const override {
+    return micro_batches_.possible(now) && step_.possible(now);
+  }
+  void run(Case& now) const override {
+    if (micro_batches_.all(now) && step_.possible(now)) return step_.run(now);
+    must_not_throw(now.system.each([](Rank& rank) { rank.give_up_window(); }));
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "window: ";
+    micro_batches_.show(out);
+    out << ", ";
+    step_.show(out);
+  }
+
+ private:
+  static Step ending(Step step, int micro_batches) {
+    step.window = micro_batches;
+    return step;
+  }
+  Backward micro_batches_;
+  TakeStep step_;
+};
+
+// ---- Between backward and step
+
+class Clear : public Command {
+ public:
+  explicit Clear(int optimizer) : optimizer_(optimizer) {}
+  bool possible(const Case& now) const override {
+    return optimizer_ < static_cast<int>(now.setup.rules.size());
+  }
+  void run(Case& now) const override {
+    Reference& reference = now.reference;
+    must_not_throw(now.system.each([&](Rank& rank) {
+      if (optimizer_ < 0) return rank.clear_module();
+      rank.clear(optimizer_);
+    }));
+    reference.clear(optimizer_ < 0 ? now.all_optimizers() : bit(optimizer_));
+    if (optimizer_ < 0) {
+      for (Parameter& p : reference.parameters) p.gradient = {};
+      reference.may_refuse = false;
+    }
+    if (!now.any_gradient()) now.backwards = 0;
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    if (optimizer_ < 0) {
+      out << "module.clear_grad()";
+    } else {
+      out << "optimizer " << optimizer_ << ".clear_grad()";
+    }
+  }
+
+ private:
+  int optimizer_;
+};
+
+class Freeze : public Command {
+ public:
+  Freeze(int parameter, bool freeze) : parameter_(parameter), freeze_(freeze) {}
+  bool possible(const Case& now) const override {
+    const Parameter& p = now.reference.parameters[at(parameter_)];
+    if (p.trainable != freeze_) return false;
+    return !p.gradient.exists() || (p.gradient.finite() && freeze_);
+  }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.set_trainable(parameter_, !freeze_); }));
+    now.reference.parameters[at(parameter_)].trainable = !freeze_;
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << (freeze_ ? "freeze(" : "unfreeze(") << kNames[at(parameter_)] << ")";
+  }
+
+ private:
+  int parameter_;
+  bool freeze_;
+};
+
+class WriteWeight : public Command {
+ public:
+  WriteWeight(int parameter, Write how) : parameter_(parameter), how_(how) {}
+  bool possible(const Case& /*now*/) const override { return true; }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.write(parameter_, how_); }));
+    for (double& w : now.reference.parameters[at(parameter_)].weight) {
+      if (how_ == Write::initialise) w = 0.5;
+      if (how_ == Write::clamp) w = std::max(w, 1.0);
+      if (how_ == Write::average) w = 0.5 * w + 1.0;
+    }
+    now.check(now.half() ? bit(parameter_) : 0);
+  }
+  void show(std::ostream& out) const override {
+    out << (how_ == Write::initialise ? "initialise("
+            : how_ == Write::clamp    ? "clamp("
+                                      : "average(")
+        << kNames[at(parameter_)] << ")";
+  }
+
+ private:
+  int parameter_;
+  Write how_;
+};
+
+class AddGroup : public Command {
+ public:
+  AddGroup(int optimizer) : optimizer_(optimizer) {}
+  bool possible(const Case& now) const override {
+    return orphan(now) >= 0 && optimizer_ < static_cast<int>(now.setup.rules.size());
+  }
+  void run(Case& now) const override {
+    const int p = orphan(now);
+    must_not_throw(now.system.each([&](Rank& rank) { rank.add_group(p, optimizer_); }));
+    Parameter& parameter = now.reference.parameters[at(p)];
+    parameter.optimizer = optimizer_;
+    parameter.driven = false;
+    parameter.gradient = {};
+    now.added.emplace_back(p, optimizer_);
+    now.check();
+  }
+  void show(std::ostream& out) const override { out << "optimizer " << optimizer_ << ".add_group"; }
+
+ private:
+  static int orphan(const Case& now) {
+    for (int p = 0; p < kParameters; ++p) {
+      if (now.reference.parameters[at(p)].optimizer < 0) return p;
+    }
+    return -1;
+  }
+  int optimizer_;
+};
+
+class GiveToAnother : public Command {
+ public:
+  explicit GiveToAnother(int parameter) : parameter_(parameter) {}
+  bool possible(const Case& now) const override {
+    const Parameter& p = now.reference.parameters[at(parameter_)];
+    return !now.setup.precision && !now.half() && !now.any_gradient() && p.optimizer >= 0 &&
+           p.trainable && !now.reference.may_refuse;
+  }
+  void run(Case& now) const override {
+    const int optimizer = now.reference.parameters[at(parameter_)].optimizer;
+    const System::Outcome outcome =
+        now.system.each([&](Rank& rank) { return rank.give_to_another(parameter_, optimizer); });
+    if (outcome.threw()) return now.check();
+    Loss loss;
+    for (int p = 0; p < kParameters; ++p) {
+      Parameter& parameter = now.reference.parameters[at(p)];
+      if (!parameter.trainable || parameter.optimizer != optimizer) continue;
+      for (int rank = 0; rank < now.setup.ranks; ++rank) {
+        parameter.gradient.of_rank.push_back(loss.coefficients(p, rank));
+      }
+    }
+    now.reference.update(optimizer, 0.0);
+    for (Parameter& parameter : now.reference.parameters) parameter.gradient = {};
+    now.check();
+    if (outcome.numbers[0] != 0) {
+      throw Mismatch("expected an error in the step of the second optimizer of one parameter");
+    }
+  }
+  void show(std::ostream& out) const override {
+    out << "give " << kNames[at(parameter_)] << " to another optimizer, backward, step both";
+  }
+
+ private:
+  int parameter_;
+};
+
+// ---- Generators
+
+rc::Gen<Loss> losses() {
+  return rc::gen::map(
+      rc::gen::tuple(
+          one_of(kLosses), choice<unsigned>({{4, 3}, {1, 1}, {1, 2}}),
+          choice<double>({{3, 0.5}, {1, 0x1p-6}, {1, 0x1p-9}}), mostly(), mostly(),
+          rc::gen::tuple(mostly(), seldom(), choice<int>({{20, -1}, {1, 0}, {1, 1}, {1, 2}}),
+                         choice<int>({{12, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}}), seldom())),
+      [](const auto& drawn) {
+        const auto& [id, reach, size, by_amp, by_ddp, more] = drawn;
+        const auto& [to_all, delayed, overflow_rank, thrower, in_forward] = more;
+        return Loss{id,     reach,   size,          by_amp,  by_ddp,
+                    to_all, delayed, overflow_rank, thrower, in_forward};
+      });
+}
+
+rc::Gen<Step> steps() {
+  return rc::gen::map(rc::gen::tuple(mostly(), choice<int>({{2, -1}, {1, 0}, {1, 1}}),
+                                     choice<double>({{3, 0.0}, {1, 0.25}}), seldom()),
+                      [](const auto& drawn) {
+                        const auto& [by_amp, optimizer, max_norm, schedule] = drawn;
+                        return Step{by_amp, optimizer, max_norm, schedule};
+                      });
+}
+
+}  // namespace
+
+rc::Gen<CommandPtr> training_commands() {
+  using rc::gen::just;
+  return rc::gen::weightedOneOf<CommandPtr>({
+      {10, make<Backward>(losses(), mostly(), just(1))},
+      {2, make<Backward>(losses(), mostly(), choice<int>({{1, 2}, {1, 3}}))},
+      {10, make<TakeStep>(steps())},
+      {2, make<AccumulationWindow>(losses(), choice<int>({{1, 1}, {1, 2}, {1, 4}}), steps())},
+      {1, make<OneRankThrows>(choice<bool>({{100, false}, {1, true}}), losses(),
+                              one_of(kParameters), one_of(2), mostly(), steps())},
+      {2, make<Clear>(choice<int>({{1, 0}, {1, 1}, {2, -1}}))},
+      {1, make<Freeze>(one_of(kParameters), just(true))},
+      {2, make<Freeze>(one_of(kParameters), just(false))},
+      {1, make<WriteWeight>(
+              one_of(kParameters),
+              choice<Write>({{1, Write::initialise}, {1, Write::clamp}, {1, Write::average}}))},
+      {1, make<AddGroup>(one_of(2))},
+      {1, make<GiveToAnother>(one_of(kParameters))},
+  });
+}
+
+}  // namespace cairn::stateful
