@@ -79,7 +79,8 @@ EntryKind kind_of(const StateDict::Value& value) {
 
 Tensor tensor_of(const StateDict::Value& value) {
   if (const auto* tensor = std::get_if<Tensor>(&value)) return *tensor;
-  if (const auto* number = std::get_if<double>(&value)) return Tensor::from<double>({*number}, {}, DType::f64, Device{});
+  if (const auto* number = std::get_if<double>(&value))
+    return Tensor::from<double>({*number}, {}, DType::f64, Device{});
   if (const auto* integer = std::get_if<std::int64_t>(&value)) {
     return Tensor::from<std::int64_t>({*integer}, {}, DType::i64, Device{});
   }

@@ -14,6 +14,9 @@ const char* absence_hint();  // " (...)" for messages about a CUDA device that d
 
 int current_device();
 void set_device(int index);
+// Where the process has used that device: one that was current only because no other was chosen yet
+// would be made ready for work by the return, in every process.
+void return_to_device(int index) noexcept;
 
 void* allocate(int device, std::size_t bytes);  // nullptr where the device has not that much left
 void release(int device, void* data) noexcept;

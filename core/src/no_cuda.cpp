@@ -21,6 +21,7 @@ const char* absence_hint() {
 int current_device() {
   return -1;
 }
+void return_to_device(int) noexcept {}
 void set_device(int) {
   refuse();
 }

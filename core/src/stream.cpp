@@ -254,11 +254,7 @@ DeviceGuard::DeviceGuard(Device device) {
 }
 
 DeviceGuard::~DeviceGuard() {
-  if (previous_ < 0) return;
-  try {
-    cuda::set_device(previous_);
-  } catch (const Error&) {  // the device that failed reports it at its next use
-  }
+  if (previous_ >= 0) cuda::return_to_device(previous_);
 }
 
 }  // namespace cairn::core

@@ -78,7 +78,8 @@ Batch Collator::collate(std::vector<std::int64_t> indices) const {
   Batch batch{host_tensor(spec_.input_shape, samples, dtype),
               host_tensor(spec_.label_shape, samples, spec_.label_dtype), std::move(indices)};
   const bool widen = normalize_ && spec_.input_dtype == DType::u8;
-  const Tensor raw = widen ? Tensor::empty(batch.inputs.shape(), DType::u8, Device{}) : batch.inputs;
+  const Tensor raw =
+      widen ? Tensor::empty(batch.inputs.shape(), DType::u8, Device{}) : batch.inputs;
   for (std::int64_t i = 0; i < samples; ++i) {
     const std::int64_t index = batch.indices[static_cast<std::size_t>(i)];
     const SampleDraws draws(seed_, epoch_, index);

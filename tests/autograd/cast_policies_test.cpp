@@ -253,7 +253,8 @@ TEST(Threads, EnterARegionByItsThreadState) {
   std::vector<std::thread> threads;
   std::atomic<int> casts = 0, right = 0;
   for (unsigned i = 0; i < 4; ++i) {
-    threads.emplace_back([&, i] {
+    threads.emplace_back([&, i, device = core::default_device()] {
+      const core::DefaultDeviceGuard on(device);
       const ThreadStateGuard guard(state);
       Casts mine;
       const Tensor y = matmul(half({8, 8}, i, DType::bf16), w);
@@ -275,14 +276,16 @@ TEST(Threads, GoOnAfterTheRegionEnded) {
   {
     const AutocastGuard autocast(true);
     matmul(x, w);
-    helper = std::thread([&, state = ThreadState::capture()] {
+    helper = std::thread([&, device = core::default_device(), state = ThreadState::capture()] {
+      const core::DefaultDeviceGuard on(device);
       const ThreadStateGuard guard(state);
       Casts casts;
       EXPECT_EQ(matmul(x, w).dtype(), DType::f16);
       EXPECT_EQ(casts.count, 0);
       stage = 1;
       while (stage != 2) std::this_thread::yield();
-      EXPECT_EQ(core::memory_stats(core::default_device()).current_total, before);  // the copy went with the region
+      EXPECT_EQ(core::memory_stats(core::default_device()).current_total,
+                before);  // the copy went with the region
       for (int i = 0; i < 2; ++i) EXPECT_EQ(matmul(x, w).dtype(), DType::f16);
       EXPECT_EQ(casts.count, 2);  // and no new one is kept
       EXPECT_EQ(core::memory_stats(core::default_device()).current_total, before);
@@ -318,7 +321,8 @@ TEST(Threads, WriteToOneCacheAtTheSameTime) {
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;
   for (unsigned i = 0; i < 4; ++i) {
-    threads.emplace_back([&, i] {
+    threads.emplace_back([&, i, device = core::default_device()] {
+      const core::DefaultDeviceGuard on(device);
       const ThreadStateGuard guard(state);
       const Tensor x = Tensor::full({1, 4}, 1.0, DType::f16);
       for (unsigned step = 0; step < 200; ++step) {

@@ -21,9 +21,9 @@ TEST(Devices, ACopyIsDifferentiable) {
   const Tensor x = leaf({2, 3}, 1), w = random_tensor({2, 3}, 2);
   const Tensor there = to(x, kSecond);
   EXPECT_EQ(there.device(), kSecond);
-  const Tensor y = to(there * to(w, kSecond), Device{}) + x;
+  const Tensor y = to(there * to(w, kSecond), x.device()) + x;
   backward(sum(y));
-  EXPECT_EQ(x.grad().device(), Device{});
+  EXPECT_EQ(x.grad().device(), x.device());
   std::vector<double> expected = w.to_vector();
   for (double& v : expected) v += 1;
   expect_close(x.grad(), expected, 1e-14);
@@ -42,7 +42,8 @@ TEST(Devices, TheWholePassMayRunOnTheSecond) {
 TEST(Devices, OperandsOnTwoAreNamed) {
   const Tensor x = random_tensor({2}, 1), y = to(x, kSecond);
   EXPECT_THAT(error_of([&] { x + y; }),
-              ::testing::AllOf(HasSubstr("add"), HasSubstr("cpu:0"), HasSubstr("cpu:1")));
+              ::testing::AllOf(HasSubstr("add"), HasSubstr(core::to_string(x.device())),
+                               HasSubstr("cpu:1")));
   EXPECT_THAT(error_of([&] { to(x, Device{DeviceType::cpu, 7}); }), HasSubstr("cpu:7"));
 }
 

@@ -149,7 +149,7 @@ TEST(Memory, CrossEntropyWritesItsGradientOverLogitsThatNobodyElseHas) {
     x.gradient_slot().clear();
     const Tensor loss = cross_entropy(x * 2.0, target);
     const std::size_t before = live_bytes();
-    core::reset_peak_memory({});
+    core::reset_peak_memory(core::default_device());
     backward(loss, {}, options);
     return core::memory_stats(core::default_device()).peak_total - before;
   };

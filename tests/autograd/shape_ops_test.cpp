@@ -193,7 +193,7 @@ TEST(Convert, CastsBothWays) {
   expect_close(x.grad(), {1.5, 1.5, 1.5}, 0);
   backward(to(x, DType::f16), Tensor::full({3}, 1.0, DType::f16));
   expect_close(x.grad(), {2.5, 2.5, 2.5}, 0);
-  EXPECT_TRUE(to(x, Device{}).same(x));
+  EXPECT_TRUE(to(x, x.device()).same(x));
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ struct Trained {
   }
   Tensor loss(std::uint64_t step, double factor = 1.0) const {
     const Tensor x = test::random_tensor({12, 8}, DType::f32, core::default_device(), step);
-    const Tensor target = test::random_tensor({12, 4}, DType::f32, core::default_device(), 1000 + step);
+    const Tensor target =
+        test::random_tensor({12, 4}, DType::f32, core::default_device(), 1000 + step);
     const Tensor y = autograd::to((*model)(x), DType::f32);
     return autograd::affine(autograd::mse_loss(y, target), factor, 0.0);
   }

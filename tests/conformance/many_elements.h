@@ -45,7 +45,8 @@ struct Differences {
 /// Weights and gradients of a list of tensors in one dtype.
 class ManyElements {
  public:
-  ManyElements(const std::vector<Shape>& shapes, DType dtype, Device device = core::default_device())
+  ManyElements(const std::vector<Shape>& shapes, DType dtype,
+               Device device = core::default_device())
       : dtype_(dtype), device_(device) {
     for (std::size_t t = 0; t < shapes.size(); ++t) {
       Tensor tensor = Tensor::empty(shapes[t], dtype, device);

@@ -119,7 +119,9 @@ TEST(Late, WhatNobodyWaitsForRunsByItself) {
   const cudaStream_t stream = new_stream();
   launch_fill(stream, device_floats(), kCount, 3.0f);
   for (int i = 0; i < 2000 && cudaStreamQuery(stream) == cudaErrorNotReady; ++i) {
-    struct timespec pause {0, 1'000'000};
+    struct timespec pause {
+      0, 1'000'000
+    };
     nanosleep(&pause, nullptr);
   }
   OK(cudaStreamQuery(stream));
@@ -322,11 +324,10 @@ TEST_P(Simulator, CountsKernelsWaitsAndContexts) {
   const auto after = gpusim::counters();
   EXPECT_EQ(after.kernels - before.kernels, 1u);
   EXPECT_TRUE(after.contexts.contains(0));
-  EXPECT_EQ(after.waits.at("cudaStreamSynchronize"),
-            (before.waits.contains("cudaStreamSynchronize")
-                 ? before.waits.at("cudaStreamSynchronize")
-                 : 0) +
-                1);
+  EXPECT_EQ(after.waits.at("cudaStreamSynchronize"), (before.waits.contains("cudaStreamSynchronize")
+                                                          ? before.waits.at("cudaStreamSynchronize")
+                                                          : 0) +
+                                                         1);
 }
 
 TEST_P(Simulator, GraphsReplayWhatWasCaptured) {

@@ -256,7 +256,9 @@ TEST(Optimizer, FollowsACastByItself) {
 }
 
 TEST(Optimizer, MastersAndMomentsAreOptimizerState) {
-  const auto of = [](core::MemoryCategory category) { return core::memory_stats(core::default_device()).of(category); };
+  const auto of = [](core::MemoryCategory category) {
+    return core::memory_stats(core::default_device()).of(category);
+  };
   const NamedTensors parameters = {make_parameter("w", {1024}, 1, DType::f16)};
   const std::size_t before = of(core::MemoryCategory::optimizer_state);
   FusedAdam optimizer(parameters);

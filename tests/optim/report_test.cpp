@@ -12,6 +12,7 @@
 #include "cairn/optim/sgd.h"
 #include "reference.h"
 #include "support.h"
+#include "support/cpu_only.h"
 
 namespace cairn::optim {
 namespace {
@@ -255,7 +256,9 @@ TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {
   const NamedTensors parameters = {make_parameter("w", {1000}, 1)};
   FusedSGD optimizer(parameters, {.lr = 1.0});
   write_gradients(parameters, 1);
-  const auto gradients = [] { return core::memory_stats(core::default_device()).of(core::MemoryCategory::gradients); };
+  const auto gradients = [] {
+    return core::memory_stats(core::default_device()).of(core::MemoryCategory::gradients);
+  };
   const std::size_t before = gradients();
   optimizer.stash();
   EXPECT_EQ(gradients(), before + 4000);
@@ -272,7 +275,8 @@ TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {
   const auto written = core::memory_stats(core::default_device()).allocations;
   optimizer.stash();
   optimizer.step();
-  EXPECT_EQ(core::memory_stats(core::default_device()).allocations, written) << written - allocations;
+  CAIRN_CPU_ONLY("on a GPU lists of pointers take memory");
+  EXPECT_EQ(core::memory_stats({}).allocations, written) << written - allocations;
 }
 
 }  // namespace

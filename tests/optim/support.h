@@ -19,7 +19,8 @@ using test::snapshot;
 
 /// A leaf with values in [-1, 1).
 inline NamedTensor make_parameter(const std::string& name, const Shape& shape, std::uint64_t seed,
-                                  DType dtype = DType::f32, Device device = core::default_device()) {
+                                  DType dtype = DType::f32,
+                                  Device device = core::default_device()) {
   Tensor tensor = test::random_tensor(shape, dtype, device, seed);
   tensor.set_requires_grad(true);
   return {name, tensor};

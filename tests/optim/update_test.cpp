@@ -211,7 +211,8 @@ TEST(LambClipping, ByTheUnscaledNormOfAllGroups) {
 TEST(UpdateLayout, ChannelsLastWeightsWithForeignGradientLayouts) {
   const Shape shape{4, 3, 5, 5};
   const Values start = test::random_values(300, 1), gradient = test::random_values(300, 2);
-  Tensor weight = Tensor::empty_strided(shape, core::channels_last_strides(shape), DType::f32, {});
+  Tensor weight = Tensor::empty_strided(shape, core::channels_last_strides(shape), DType::f32,
+                                        core::default_device());
   kernels::copy(Tensor::from(start, shape, DType::f32), weight);
   const Tensor contiguous = Tensor::from(gradient, shape, DType::f32);
   FusedAdam optimizer({wrap_parameter("w", weight, contiguous)}, {.lr = 0.1});

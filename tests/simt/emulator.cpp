@@ -26,9 +26,8 @@ void check(const Launch& shape) {
   }
   if (volume(shape.grid) == 0 || shape.grid.x > 0x7fffffffu || shape.grid.y > 65535 ||
       shape.grid.z > 65535) {
-    throw Error("a grid of " + std::to_string(shape.grid.x) + " x " +
-                std::to_string(shape.grid.y) + " x " + std::to_string(shape.grid.z) +
-                " blocks cannot be launched");
+    throw Error("a grid of " + std::to_string(shape.grid.x) + " x " + std::to_string(shape.grid.y) +
+                " x " + std::to_string(shape.grid.z) + " blocks cannot be launched");
   }
   if (shape.shared_bytes > kSharedLimit) throw Error("more than 48 KiB of shared memory asked");
 }
@@ -68,7 +67,8 @@ void Machine::barrier(const Site& site) {
   wait(State::barrier);
 }
 
-Machine::Exchange Machine::warp_exchange(unsigned mask, std::uint64_t value, int source, const Site& site) {
+Machine::Exchange Machine::warp_exchange(unsigned mask, std::uint64_t value, int source,
+                                         const Site& site) {
   Warp& warp = warps_[running_ / kWarpSize];
   const unsigned lane = static_cast<unsigned>(running_ % kWarpSize), bit = 1u << lane;
   if ((mask & bit) == 0) fail("a lane calls a warp function whose mask leaves it out", site);

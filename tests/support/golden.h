@@ -48,7 +48,8 @@ class Golden {
     const auto& sizes = at(name).shape;
     return Shape(sizes.begin(), sizes.end());
   }
-  Tensor tensor(const std::string& name, DType dtype = DType::f32, Device device = core::default_device()) const {
+  Tensor tensor(const std::string& name, DType dtype = DType::f32,
+                Device device = core::default_device()) const {
     return Tensor::from(values(name), shape(name), dtype, device);
   }
 

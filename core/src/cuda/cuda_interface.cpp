@@ -1,5 +1,6 @@
 #include "cuda_interface.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
@@ -46,6 +47,25 @@ bool is_pageable(const void* host) {
   return attributes.type == cudaMemoryTypeUnregistered;
 }
 
+// Whether the process has made the device ready for work, which takes some hundred MB of its memory.
+// Only the driver knows; it is asked without linking its library.
+bool has_context(int device) {
+  static const auto get_state = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t status = cudaGetDriverEntryPointByVersion(
+        "cuDevicePrimaryCtxGetState", &function, 7000, cudaEnableDefault, &found);
+    if (status != cudaSuccess) (void)cudaGetLastError();
+    return found == cudaDriverEntryPointSuccess
+               ? reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(function)
+               : nullptr;
+  }();
+  unsigned flags = 0;
+  int active = 0;
+  if (get_state == nullptr || get_state(device, &flags, &active) != CUDA_SUCCESS) return true;
+  return active != 0;
+}
+
 cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
@@ -78,6 +98,10 @@ int current_device() {
 
 void set_device(int index) {
   check(cudaSetDevice(index), "cudaSetDevice");
+}
+
+void return_to_device(int index) noexcept {
+  if (has_context(index)) log_failure(cudaSetDevice(index), "cudaSetDevice");
 }
 
 void* allocate(int device, std::size_t bytes) {

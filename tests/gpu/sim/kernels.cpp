@@ -93,12 +93,12 @@ void submit(const Launch& shape, Kernel kernel) {
 
 }  // namespace cairn::simt
 
-#define CHECKED(size)                                                    \
-  extern "C" void __asan_load##size##_noabort(const void* address) {    \
-    cairn::gpusim::check(address, size, false);                          \
-  }                                                                      \
-  extern "C" void __asan_store##size##_noabort(const void* address) {   \
-    cairn::gpusim::check(address, size, true);                           \
+#define CHECKED(size)                                                 \
+  extern "C" void __asan_load##size##_noabort(const void* address) {  \
+    cairn::gpusim::check(address, size, false);                       \
+  }                                                                   \
+  extern "C" void __asan_store##size##_noabort(const void* address) { \
+    cairn::gpusim::check(address, size, true);                        \
   }
 CHECKED(1)
 CHECKED(2)

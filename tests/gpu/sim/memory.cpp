@@ -10,7 +10,7 @@ namespace cairn::gpusim {
 namespace {
 
 constexpr std::size_t kAlignment = 256;  // of an allocation: what CUDA promises, and no more
-constexpr int kPoison = 0xff;  // NaN in every floating dtype
+constexpr int kPoison = 0xff;            // NaN in every floating dtype
 
 std::uintptr_t number(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data);
@@ -38,8 +38,8 @@ void Memory::start(int gpus, std::size_t bytes_of_each) {
   capacity_ = bytes_of_each;
   reserve(kArena, kArenaOfGpu * static_cast<std::size_t>(gpus), PROT_NONE);
   const std::size_t pages = kArenaOfGpu * kMostGpus / kPage;
-  shadows_ = static_cast<PageShadow**>(
-      reserve(0, pages * sizeof(PageShadow*), PROT_READ | PROT_WRITE));
+  shadows_ =
+      static_cast<PageShadow**>(reserve(0, pages * sizeof(PageShadow*), PROT_READ | PROT_WRITE));
   for (int gpu = 0; gpu < gpus; ++gpu) {
     next_[gpu] = kArena + static_cast<std::uintptr_t>(gpu) * kArenaOfGpu + kPage;
   }
@@ -80,8 +80,8 @@ bool Memory::release(void* data) {
 }
 
 void* Memory::allocate_pinned(std::size_t bytes) {
-  void* const data = mmap(nullptr, whole_pages(bytes), PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const data =
+      mmap(nullptr, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return nullptr;
   std::memset(data, kPoison, whole_pages(bytes));
   pinned_[data] = bytes;
@@ -126,8 +126,8 @@ std::string Memory::describe(const void* data) {
   std::snprintf(address, sizeof(address), "%p", data);
   if (const Allocation* allocation = allocation_of(data)) {
     return std::string(address) + ", " + std::to_string(number(data) - number(allocation->begin)) +
-           " bytes into " + std::to_string(allocation->bytes) + " of cuda:" +
-           std::to_string(allocation->device);
+           " bytes into " + std::to_string(allocation->bytes) +
+           " of cuda:" + std::to_string(allocation->device);
   }
   if (is_device(data)) {
     return std::string(address) + ", memory of cuda:" + std::to_string(gpu_of(data)) +

@@ -27,7 +27,7 @@ struct Allocation {
   std::size_t mapped_bytes;  // whole pages
   char* begin;
   std::size_t bytes;  // as asked for
-  bool open = false;         // accessible now
+  bool open = false;  // accessible now
 };
 
 /// A run of cells, and the work that last touched it.

@@ -26,8 +26,8 @@ int pop() {
 }
 
 int attach(NvtxGetExportTableFunc_t get_export_table) {
-  const auto* const callbacks = static_cast<const NvtxExportTableCallbacks*>(
-      get_export_table(NVTX_ETID_CALLBACKS));
+  const auto* const callbacks =
+      static_cast<const NvtxExportTableCallbacks*>(get_export_table(NVTX_ETID_CALLBACKS));
   NvtxFunctionTable table = nullptr;
   unsigned size = 0;
   if (callbacks == nullptr ||
@@ -49,6 +49,5 @@ const std::string& current_operation() {
 }  // namespace cairn::gpusim
 
 extern "C" {
-NvtxInitializeInjectionNvtxFunc_t InitializeInjectionNvtx2_fnptr =
-    cairn::gpusim::attach;
+NvtxInitializeInjectionNvtxFunc_t InitializeInjectionNvtx2_fnptr = cairn::gpusim::attach;
 }

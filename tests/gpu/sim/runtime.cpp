@@ -1,10 +1,12 @@
 // The CUDA runtime. What Cairn does not call is not here: its use fails to link, and
 // docs/gpu.md tells how to add it.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <string_view>
 
 #include "gpu/sim/machine.h"
 #include "gpu/sim/scheduler.h"
@@ -34,7 +36,8 @@ bool exists(int device) {
 /// What every call does before its own work: an injected error, or a lost device's.
 cudaError_t enter(const Call& call) {
   if (machine().gpus == 0) return answer(cudaErrorNoDevice);
-  if (call.injected() == cudaErrorIllegalAddress || call.injected() == cudaErrorDeviceUninitialized ||
+  if (call.injected() == cudaErrorIllegalAddress ||
+      call.injected() == cudaErrorDeviceUninitialized ||
       call.injected() == cudaErrorLaunchFailure || call.injected() == cudaErrorECCUncorrectable) {
     machine().lost = call.injected();  // sticky: no later call of this process succeeds
   }
@@ -44,6 +47,13 @@ cudaError_t enter(const Call& call) {
 
 void touch_context(int device) {
   machine().counters.contexts.insert(device);
+}
+
+CUresult primary_context_state(CUdevice device, unsigned* flags, int* active) {
+  const Call call("cuDevicePrimaryCtxGetState");
+  *flags = 0;
+  *active = machine().counters.contexts.contains(device);
+  return CUDA_SUCCESS;
 }
 
 std::set<Event*>& events() {
@@ -107,8 +117,9 @@ Work copy_work(const char* call, void* dst, const void* src, std::size_t bytes) 
   const std::uint64_t before = pageable ? digest(src, bytes) : 0;
   return {call, [=] {
             if (pageable && digest(src, bytes) != before) {
-              report("pageable copy", "the host changed or freed the source of a copy that had "
-                                      "not run: keep it until the stream was waited for, or pin it");
+              report("pageable copy",
+                     "the host changed or freed the source of a copy that had "
+                     "not run: keep it until the stream was waited for, or pin it");
             }
             std::memcpy(write(dst, bytes), read(src, bytes), bytes);
           }};
@@ -144,9 +155,9 @@ void launch(const Call& call, void* handle, std::function<void()> kernel) {
   Stream* const stream = machine().find(handle);
   if (stream == nullptr) return (void)answer(cudaErrorInvalidResourceHandle);
   if (stream->device != device_now) {
-    report("wrong device", "a kernel is launched on a stream of cuda:" +
-                               std::to_string(stream->device) + " while cuda:" +
-                               std::to_string(device_now) + " is current");
+    report("wrong device",
+           "a kernel is launched on a stream of cuda:" + std::to_string(stream->device) +
+               " while cuda:" + std::to_string(device_now) + " is current");
   }
   touch_context(device_now);
   count_kernel();
@@ -205,6 +216,18 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
     return answer(cudaErrorPeerAccessAlreadyEnabled);
   }
   machine().memory.allow_peer(device_now, peer);
+  return cudaSuccess;
+}
+
+// The one function of the driver that is asked for.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  const Call call("cudaGetDriverEntryPointByVersion");
+  if (const cudaError_t code = enter(call)) return code;
+  const bool known = std::string_view(symbol) == "cuDevicePrimaryCtxGetState";
+  *function = known ? reinterpret_cast<void*>(&primary_context_state) : nullptr;
+  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 
@@ -382,8 +405,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   const Call call("cudaStreamCreateWithFlags");
   if (const cudaError_t code = enter(call)) return code;
   if (flags != cudaStreamNonBlocking) {
-    report("not simulated", "a stream that waits for the default stream (expected "
-                            "cudaStreamNonBlocking)");
+    report("not simulated",
+           "a stream that waits for the default stream (expected "
+           "cudaStreamNonBlocking)");
   }
   touch_context(device_now);
   *stream = reinterpret_cast<cudaStream_t>(machine().make_stream(device_now));
@@ -491,9 +515,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   if (const cudaError_t code = enter(call)) return code;
   Stream* const stream = find_stream_of(handle);
   if (stream == nullptr) return answer(cudaErrorInvalidResourceHandle);
-  *status = stream->capture == nullptr   ? cudaStreamCaptureStatusNone
-            : stream->capture->broken    ? cudaStreamCaptureStatusInvalidated
-                                         : cudaStreamCaptureStatusActive;
+  *status = stream->capture == nullptr ? cudaStreamCaptureStatusNone
+            : stream->capture->broken  ? cudaStreamCaptureStatusInvalidated
+                                       : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
 

@@ -187,8 +187,8 @@ std::vector<std::uint32_t> Machine::needed_for(
   while (!open.empty()) {
     const Point point = open.back();
     open.pop_back();
-    const std::uint32_t before = std::exchange(needed[point.stream],
-                                               std::max(needed[point.stream], point.number));
+    const std::uint32_t before =
+        std::exchange(needed[point.stream], std::max(needed[point.stream], point.number));
     for (const Queued& queued : streams_[point.stream]->queue) {
       if (queued.point.number <= before || queued.point.number > point.number) continue;
       for (const Point& other : queued.after) need(other);

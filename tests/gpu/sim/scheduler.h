@@ -26,8 +26,8 @@ struct Graph;
 struct Queued {
   Work work;
   Point point;
-  Clock clock;              // what is known to be done when it runs
-  std::vector<Point> after; // of other streams
+  Clock clock;               // what is known to be done when it runs
+  std::vector<Point> after;  // of other streams
   std::chrono::steady_clock::time_point since;
 };
 
@@ -75,7 +75,7 @@ class Machine {
   std::vector<Fault> faults;
   int gpus = 1;
   int captures = 0;  // under way
-  int lost = 0;  // the error that every later call answers, as after a fault of a kernel
+  int lost = 0;      // the error that every later call answers, as after a fault of a kernel
 
   Stream* make_stream(int device);
   Stream* default_stream(int device) { return default_streams_[static_cast<std::size_t>(device)]; }

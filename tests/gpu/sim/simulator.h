@@ -29,10 +29,10 @@ enum class Schedule { late, early, shuffled };
 
 /// What this process did so far.
 struct Counters {
-  std::map<std::string, std::uint64_t> calls;   // of every entry point
-  std::map<std::string, std::uint64_t> waits;   // "cudaStreamSynchronize in adam": host waits
-  std::uint64_t kernels = 0;                    // launched, own and vendors'
-  std::set<int> contexts;                       // devices that were made ready for work
+  std::map<std::string, std::uint64_t> calls;  // of every entry point
+  std::map<std::string, std::uint64_t> waits;  // "cudaStreamSynchronize in adam": host waits
+  std::uint64_t kernels = 0;                   // launched, own and vendors'
+  std::set<int> contexts;                      // devices that were made ready for work
 };
 Counters counters();
 

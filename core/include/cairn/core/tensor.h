@@ -33,11 +33,13 @@ class Tensor {
  public:
   Tensor() = default;  // undefined
 
-  static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = default_device());
+  static Tensor empty(const Shape& shape, DType dtype = DType::f32,
+                      Device device = default_device());
   static Tensor empty_strided(const Shape& shape, const Strides& strides, DType dtype,
                               Device device);  // dense strides
   static Tensor empty_like(const Tensor& x);  // same shape, dtype, device and, where dense, strides
-  static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = default_device());
+  static Tensor zeros(const Shape& shape, DType dtype = DType::f32,
+                      Device device = default_device());
   static Tensor full(const Shape& shape, double value, DType dtype = DType::f32,
                      Device device = default_device());
   /// Copies host values, converting them to dtype.
