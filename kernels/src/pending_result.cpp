@@ -92,8 +92,8 @@ void PendingResult::fetch_from_cuda(Device device, const std::vector<State*>& st
     to += state->host.size();
   }
   std::vector<std::uint64_t> host(total);
+  // Is done when it returns: the one wait.
   core::copy_bytes(words_view(gathered->data(), total, device), words_view(host.data(), total, {}));
-  stream.synchronize();
   auto from = host.begin();
   for (State* state : states) {
     std::copy_n(from, state->host.size(), state->host.begin());

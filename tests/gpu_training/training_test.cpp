@@ -12,11 +12,11 @@
 namespace cairn::test {
 namespace {
 
-using testing::AnyOf;
+using testing::AllOf;
 using testing::HasSubstr;
 
-const std::string kDigits = std::string(CAIRN_DIGITS_PROGRAM) +
-                            " --train-size 200 --test-size 16 --batch-size 8 ";
+const std::string kDigits = std::string(CAIRN_DIGITS_PROGRAM) + " --train-size 200 --test-size 16 ";
+const std::string kSmall = " --batch-size 8 ";
 const std::string kTwo = std::string(CAIRN_RUN_PROGRAM) + " --nproc-per-node 2 ";
 
 /// Runs a program and gives each step's loss.
@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST_P(Levels, OfDigitsTrainAsOnTheCpu) {
-  const std::string run = kDigits + GetParam().arguments + " --steps 5";
+  const std::string run = kDigits + kSmall + GetParam().arguments + " --steps 5";
   const auto expected = losses(run);
   std::vector<double> first;
   for (const char* schedule : {"late", "early", "shuffled"}) {
@@ -79,7 +79,7 @@ TEST_P(Levels, OfDigitsTrainAsOnTheCpu) {
 
 TEST_P(Levels, OfDigitsTrainAsOnTheCpuInTwoProcesses) {
   const std::string run =
-      kTwo + kDigits + GetParam().arguments + " --steps 4 --accumulate 2";
+      kTwo + kDigits + kSmall + GetParam().arguments + " --steps 4 --accumulate 2";
   const auto expected = losses(run);
   expect_near(losses(with("late") + run + " --device cuda"), expected, GetParam().relative);
 }
@@ -92,12 +92,12 @@ TEST(Training, OfTheOtherExamples) {
               6e-2);
 }
 
-TEST(Training, WaitsOncePerStepAndMakesOneContext) {
+TEST(Training, WaitsForFewThingsAndMakesOneContext) {
   const auto counted = [](int steps) {
     const TemporaryFolder folder;
     const std::string file = (folder / "report").string();
     const ShellResult result =
-        shell(with("late") + "CAIRN_SIM_REPORT=" + file + " " + kDigits +
+        shell(with("late") + "CAIRN_SIM_REPORT=" + file + " " + kDigits + kSmall +
               "--opt-level O2 --device cuda:1 --steps " + std::to_string(steps));
     EXPECT_EQ(result.status, 0) << result.out << result.err;
     return nlohmann::json::parse(read_text(file));
@@ -109,14 +109,14 @@ TEST(Training, WaitsOncePerStepAndMakesOneContext) {
     for (const auto& [name, count] : report["waits"].items()) all += count.get<double>();
     return all;
   };
-  EXPECT_LE((waits(more) - waits(few)) / 6, 2.0)  // the step's verdict, and the loss for the metrics
-      << few["waits"] << more["waits"];
+  // The step's verdict; and for the program's metrics the loss, and an accuracy's two.
+  EXPECT_LE((waits(more) - waits(few)) / 6, 4.0) << few["waits"] << more["waits"];
 }
 
 TEST(Training, ResumesBitForBitAfterAKill) {
   const TemporaryFolder folder;
   const std::string whole = (folder / "whole").string(), broken = (folder / "broken").string();
-  const std::string job = with("shuffled") + kTwo + kDigits +
+  const std::string job = with("shuffled") + kTwo + kDigits + kSmall +
                           "--opt-level O2 --device cuda --steps 8 --save-every 2 "
                           "--checkpoint-dir ";
   ASSERT_EQ(shell(job + whole).status, 0);
@@ -136,19 +136,19 @@ TEST(Training, ResumesBitForBitAfterAKill) {
 // Code 6 is ncclRemoteError. The step in which it falls is not taken.
 TEST(Training, AnErrorOfNcclIsNamedWithinTenSeconds) {
   const ShellResult result = shell(with("late") + "CAIRN_SIM_FAULTS=ncclAsyncError@40+=6 " + kTwo +
-                                   kDigits + "--device cuda --steps 400");
+                                   kDigits + kSmall + "--device cuda --steps 400");
   EXPECT_NE(result.status, 0);
   EXPECT_LT(result.seconds, 20);
-  EXPECT_THAT(result.err + result.out, HasSubstr("nccl")) << result.out << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("failed on cuda:"), HasSubstr("all_reduce mean")));
 }
 
 TEST(Training, LackOfMemoryIsAnErrorThatSaysSo) {
   const ShellResult full = shell(with("late") + "CAIRN_SIM_MEMORY=1M " + kDigits +
-                                 "--device cuda --steps 3 --batch-size 64");
+                                 "--device cuda --steps 3 --batch-size 100");
   EXPECT_EQ(full.status, 1) << full.out << full.err;
   EXPECT_THAT(full.err, HasSubstr("cuda:0"));
   const ShellResult lost = shell(with("late") + "CAIRN_SIM_FAULTS=cudaStreamSynchronize@40+=700 " +
-                                 kDigits + "--device cuda --steps 30");
+                                 kDigits + kSmall + "--device cuda --steps 30");
   EXPECT_EQ(lost.status, 1) << lost.out << lost.err;
   EXPECT_THAT(lost.err, HasSubstr("cudaErrorIllegalAddress"));
 }
