@@ -99,7 +99,7 @@ struct Part : core::Stateful {
   Tensor weight = Tensor::zeros({4});
   bool refuses = false;
 
-  int value() const { return static_cast<int>(weight.data<float>()[3]); }
+  int value() const { return static_cast<int>(weight.to_vector()[3]); }
   void set_value(int value) { weight = Tensor::full({4}, value); }
   StateDict state_dict() const override {
     StateDict state;
@@ -201,8 +201,8 @@ class Model {
       int value = kBroken;
       try {
         const StateDict contents = read_checkpoint(path);
-        value = static_cast<int>(contents.dict("first").tensor("weight").data<float>()[3]);
-        RC_ASSERT(value == contents.dict("second").tensor("weight").data<float>()[0]);
+        value = static_cast<int>(contents.dict("first").tensor("weight").to_vector()[3]);
+        RC_ASSERT(value == contents.dict("second").tensor("weight").to_vector()[0]);
       } catch (const core::DataError&) {
       } catch (const core::IoError&) {
       }

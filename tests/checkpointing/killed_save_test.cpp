@@ -37,7 +37,7 @@ class KilledSave : public ::testing::Test {
   static float latest() {
     SmallState fresh;
     const auto found = TrainingState({{"part", fresh}}).resume_latest(kFolder);
-    return found ? fresh.weight.data<float>()[0] : -1;
+    return found ? static_cast<float>(fresh.weight.to_vector()[0]) : -1;
   }
 
   SimulatedDisk disk_;
@@ -57,7 +57,7 @@ TEST_F(KilledSave, OfAStepThatStandsLeavesTheOldOrTheNew) {
     EXPECT_TRUE(after == before || after == before + 1) << "killed at call " << calls;
     SmallState part;  // by its path, too
     TrainingState({{"part", part}}).resume(core::str(kFolder, "/step-00000005"));
-    EXPECT_EQ(part.weight.data<float>()[0], after);
+    EXPECT_EQ(part.weight.to_vector()[0], after);
   }
 }
 
@@ -169,7 +169,7 @@ TEST_F(KilledSave, LeavesAnOlderOneThatNeverComesBack) {
       for (const std::string& path : list_checkpoints(kFolder)) {
         SmallState part;
         TrainingState({{"part", part}}).resume(path);
-        EXPECT_GE(part.weight.data<float>()[0], 2) << "at calls " << first << " and " << second;
+        EXPECT_GE(part.weight.to_vector()[0], 2) << "at calls " << first << " and " << second;
       }
       save_on(7, 4, Fault::none, 0);
       EXPECT_EQ(list_checkpoints(kFolder).size(), 1U);

@@ -12,6 +12,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/optim/optimizer.h"
 #include "checkpointing/temporary_folder.h"
+#include "support/tensors.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -51,10 +52,10 @@ struct Training {
 
   void train(int first, int last) {
     for (int step = first; step <= last; ++step) {
-      Tensor x = Tensor::empty({32, 8});
-      Generator(static_cast<std::uint64_t>(step)).fill_normal(x, 0, 1);
+      const Tensor x = test::normal_tensor({32, 8}, static_cast<std::uint64_t>(step));
+      const std::vector<double> values = x.to_vector();
       std::vector<std::int64_t> labels(32);
-      for (std::size_t i = 0; i < 32; ++i) labels[i] = x.data<float>()[i * 8] > 0 ? 1 : 3;
+      for (std::size_t i = 0; i < 32; ++i) labels[i] = values[i * 8] > 0 ? 1 : 3;
       const Tensor logits = checkpoint([&](const Tensor& z) { return model(z); }, x);
       const Tensor loss = nn::cross_entropy(logits, Tensor::from(labels, {32}));
       precision->backward(loss);

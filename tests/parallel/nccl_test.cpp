@@ -231,7 +231,7 @@ TEST(Nccl, AKilledRankIsNamedInTraining) {
         optimizer.step();
       }
     };
-    expect_error<CommunicationError>(train, {"rank 1 died", "all_reduce average f32"});
+    expect_error<CommunicationError>(train, {"rank 1 died", "all_reduce mean f32"});
   });
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
     EXPECT_EQ(results[rank].status, rank == 1 ? 128 + SIGKILL : 0) << results[rank].output;
@@ -311,7 +311,7 @@ TEST(Nccl, AnErrorDuringTheHostsPartIsNamed) {
     gpusim::inject("ncclAsyncError", 1, kRemoteError, true);
     const auto start = Clock::now();
     expect_error<CommunicationError>([&] { training.backward(); },
-                                     {"rank ", "all_reduce average f32", "remote process exited"});
+                                     {"rank ", "all_reduce mean f32", "remote process exited"});
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
     EXPECT_EQ(weights(training.model), training.before);
   });
@@ -326,7 +326,7 @@ TEST(Nccl, AnErrorDuringTheDevicesPartIsNamedAndNothingIsApplied) {
     group.barrier("queued");
     if (rank == 0) gpusim::inject("ncclAsyncError", 1, kRemoteError, true);
     const std::initializer_list<std::string> texts = {
-        "rank 0 failed: collective", "all_reduce average f32", "remote process exited"};
+        "rank 0 failed: collective", "all_reduce mean f32", "remote process exited"};
     if (rank == 0) return expect_no_step(training, texts);
     expect_error<CommunicationError>([&] { training.optimizer.step(); }, texts);
     leave_at_once();
@@ -341,7 +341,7 @@ TEST(Nccl, NothingIsAppliedWhenARankDiesInsideOfAReduction) {
     rank == 1 ? training.backward_on_stuck_device() : training.backward();
     group.barrier("queued");
     if (rank == 1) raise(SIGKILL);
-    expect_no_step(training, {"rank 1 died", "collective", "all_reduce average f32"});
+    expect_no_step(training, {"rank 1 died", "collective", "all_reduce mean f32"});
   });
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
     EXPECT_EQ(results[rank].status, rank == 1 ? 128 + SIGKILL : 0) << results[rank].output;
@@ -355,7 +355,7 @@ TEST(Nccl, ADeviceThatDoesNotComeIsNoticedAfterTheTimeout) {
     Training training(group);
     rank == 1 ? training.backward_on_stuck_device() : training.backward();
     const std::initializer_list<std::string> texts = {
-        "rank 0 failed: collective", "all_reduce average f32", "did not end on cuda:0 within 2 s"};
+        "rank 0 failed: collective", "all_reduce mean f32", "did not end on cuda:0 within 2 s"};
     if (rank == 0) return expect_no_step(training, texts);
     expect_error<CommunicationError>([&] { training.optimizer.step(); }, texts);
     leave_at_once();

@@ -43,6 +43,15 @@ inline Tensor random_tensor(const Shape& shape, DType dtype, Device device, std:
   return Tensor::from(random_values(shape.numel(), seed, low, high), shape, dtype, device);
 }
 
+/// Standard normal f32 values of a generator of its own, on the default device.
+inline Tensor normal_tensor(const Shape& shape, std::uint64_t seed) {
+  const Tensor host = Tensor::empty(shape, DType::f32, Device{});
+  core::Generator(seed).fill_normal(host, 0, 1);
+  const Tensor x = Tensor::empty(shape);
+  core::copy_bytes(host.view(), x.view());
+  return x;
+}
+
 /// N C H W in shape, N H W C in memory.
 inline Tensor random_channels_last(const Shape& shape, DType dtype, Device device,
                                    std::uint64_t seed, double low = -1.0, double high = 1.0) {
