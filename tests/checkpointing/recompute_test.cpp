@@ -277,9 +277,9 @@ TEST(Recompute, AnotherReplayIsNamed) {
   };
   const Tensor loss = checkpoint(changing, x);
   const std::string message = message_of<core::Error>([&] { autograd::backward(loss); });
-  EXPECT_THAT(message,
-              HasSubstr(core::str("[checkpoint] expected saved tensor 1 of the replay as [4, 8] f32 on ",
-                                  x.device(), " (first run), got [4, 5] f32 on ", x.device())));
+  EXPECT_THAT(message, HasSubstr(core::str(
+                           "[checkpoint] expected saved tensor 1 of the replay as [4, 8] f32 on ",
+                           x.device(), " (first run), got [4, 5] f32 on ", x.device())));
 
   runs = 0;
   const auto shorter = [&](const Tensor& z) {

@@ -397,7 +397,7 @@ TEST_F(CublasLtDeathTest, MatrixPastItsAllocation) {
         prepared.run_with(a + 16, prepared.workspace.data(), prepared.results[0].workspaceSize);
         cudaDeviceSynchronize();
       },
-      "gpusim: memory: a read of .*past the allocation's end; running 'cublasLtMatmul'");
+      "gpusim: memory: a read of .*outside the allocation; running 'cublasLtMatmul'");
 }
 
 TEST_F(CublasLtDeathTest, UndefinedInput) {

@@ -229,7 +229,7 @@ TEST_P(SimulatorDeathTest, MisalignedPack) {
         launch_copy_16_bytes(nullptr, x + 1, y);
         cudaDeviceSynchronize();
       },
-      "gpusim: misaligned: .*packed.cuh:[0-9]+ needs 16 bytes");
+      "gpusim: kernel: misaligned: an access of 16 bytes");
 }
 
 TEST_P(SimulatorDeathTest, SharedMemoryOverrunAndDivergentBarrier) {

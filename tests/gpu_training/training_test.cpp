@@ -87,7 +87,8 @@ TEST_P(Levels, OfDigitsTrainAsOnTheCpuInTwoProcesses) {
 TEST(Training, OfTheOtherExamples) {
   const std::string language =
       std::string(CAIRN_CHAR_LM_PROGRAM) + " --opt-level O2 --half-dtype bf16 --steps 3 ";
-  const std::string small = "--layers 2 --width 32 --heads 2 --tokens 16 --batch-size 2 --sample 0 ";
+  const std::string small =
+      "--layers 2 --width 32 --heads 2 --tokens 16 --batch-size 2 --sample 0 ";
   expect_near(losses(with("late") + language + small + "--device cuda"), losses(language + small),
               6e-2);
 }
@@ -139,7 +140,7 @@ TEST(Training, AnErrorOfNcclIsNamedWithinTenSeconds) {
                                    kDigits + kSmall + "--device cuda --steps 400");
   EXPECT_NE(result.status, 0);
   EXPECT_LT(result.seconds, 20);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("failed on cuda:"), HasSubstr("all_reduce mean")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank"), HasSubstr("failed on cuda:")));
 }
 
 TEST(Training, LackOfMemoryIsAnErrorThatSaysSo) {

@@ -86,7 +86,11 @@ TEST_P(Embedding, GradientAddsManyRowsOfOneTokenInTheirOrder) {
       expected[static_cast<std::size_t>(tokens[static_cast<std::size_t>(n)] * columns + c)] +=
           static_cast<float>(gradient[k]);
     }
-    EXPECT_EQ(dweight.to_vector<float>(), expected) << columns;
+    if (GetParam().is_cuda()) {
+      EXPECT_EQ(dweight.to_vector<float>(), expected) << columns;
+    } else {  // the CPU sums in double
+      expect_close(dweight, {expected.begin(), expected.end()}, 1e-5, 1e-5);
+    }
   }
 }
 

@@ -110,8 +110,7 @@ void check_collectives(ProcessGroup& group) {
         group.all_gather(x, all, "gathered");
         group.reduce_scatter(all, part, ReduceOp::sum, "scattered");
         group.all_reduce(x, ReduceOp::sum, "summed");
-        group.all_reduce(part, core::is_floating(dtype) ? ReduceOp::mean : ReduceOp::max,
-                         "mean");
+        group.all_reduce(part, core::is_floating(dtype) ? ReduceOp::mean : ReduceOp::max, "mean");
         group.broadcast(all, 1, "shared");
         group.wait();
         std::vector<double> values;

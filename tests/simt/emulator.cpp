@@ -39,6 +39,12 @@ std::unique_ptr<std::byte[]> poisoned(std::size_t bytes) {
 
 }  // namespace
 
+void require_aligned(const void* address, std::size_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes == 0) return;
+  throw Error("misaligned: an access of " + std::to_string(bytes) +
+              " bytes at an address that is no multiple of it");
+}
+
 Machine& Machine::current() {
   static thread_local Machine machine;
   return machine;

@@ -71,6 +71,9 @@ inline constexpr unsigned kWarpSize = 32;
 inline constexpr unsigned kFullMask = 0xffffffffu;
 using Site = std::source_location;
 
+/// Throws Error where the address is not a multiple of `bytes`.
+void require_aligned(const void* address, std::size_t bytes);
+
 /// Kernels started by the calling thread so far.
 inline std::uint64_t& launch_count() {
   static thread_local std::uint64_t count = 0;

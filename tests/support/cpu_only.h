@@ -5,5 +5,5 @@
 
 #include "cairn/core/device.h"
 
-#define CAIRN_CPU_ONLY(why)                                 \
+#define CAIRN_CPU_ONLY(why) \
   if (!::cairn::core::default_device().is_cpu()) GTEST_SKIP() << (why)

@@ -165,9 +165,11 @@ void fill(void* data, const void* element, std::size_t element_bytes, std::size_
     case 1:
       return call_driver<decltype(cuMemsetD8Async)>("cuMemsetD8Async", at, words[0], count, where);
     case 2:
-      return call_driver<decltype(cuMemsetD16Async)>("cuMemsetD16Async", at, words[0], count, where);
+      return call_driver<decltype(cuMemsetD16Async)>("cuMemsetD16Async", at, words[0], count,
+                                                     where);
     case 4:
-      return call_driver<decltype(cuMemsetD32Async)>("cuMemsetD32Async", at, words[0], count, where);
+      return call_driver<decltype(cuMemsetD32Async)>("cuMemsetD32Async", at, words[0], count,
+                                                     where);
     default:  // two columns of words, each a fill of its own
       for (std::size_t half = 0; half < 2; ++half) {
         call_driver<decltype(cuMemsetD2D32Async)>("cuMemsetD2D32Async", at + 4 * half,

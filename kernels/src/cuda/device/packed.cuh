@@ -39,19 +39,14 @@ __device__ __forceinline__ void store_16(void* address, const Sixteen& value) {
          make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]));
 }
 #else
-inline void require_alignment(const void* address) {
-  if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0) {
-    throw simt::Error("a 16-byte access at an address that is no multiple of 16");
-  }
-}
 inline Sixteen load_16(const void* address) {
-  require_alignment(address);
+  simt::require_aligned(address, 16);
   Sixteen value;
   memcpy(&value, address, 16);
   return value;
 }
 inline void store_16(void* address, const Sixteen& value) {
-  require_alignment(address);
+  simt::require_aligned(address, 16);
   memcpy(address, &value, 16);
 }
 #endif
