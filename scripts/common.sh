@@ -4,10 +4,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 jobs=${CAIRN_JOBS:-$(nproc)}
 
-# CAIRN_PRESET, or cuda where a toolkit is found, else cpu.
+has_toolkit() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
+has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+
+# CAIRN_PRESET, or cuda where there are a GPU and a toolkit, else cpu.
 default_preset() {
-  if [ -n "${CAIRN_PRESET:-}" ]; then echo "$CAIRN_PRESET"; return; fi
-  if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then echo cuda; else echo cpu; fi
+  if [ -n "${CAIRN_PRESET:-}" ]; then echo "$CAIRN_PRESET"; elif has_toolkit && has_gpu; then echo cuda; else echo cpu; fi
+}
+
+# The same, but simulated GPUs where there is a toolkit and no GPU.
+test_preset() {
+  if [ -z "${CAIRN_PRESET:-}" ] && has_toolkit && ! has_gpu; then echo gpusim; else default_preset; fi
 }
 
 step() { printf '\n== %s\n' "$*"; }

@@ -224,8 +224,10 @@ def analyse(lines):
     flights = [flight for flight in flights if flight[1]]
     if flights:
         result["flight_loads"], result["flight_bytes"] = min(flights, key=lambda f: f[1])
+    in_loops = set().union(*loops.values()) if loops else set()
+    in_any = [access for block in in_loops for access in accesses(graph.blocks[block])]
     for kind in ("loads", "stores"):
         result[f"single_{kind}"] = single_widths(graph, loops, kind)
-    in_loops = set().union(*loops.values()) if loops else set()
+        result[f"wide_{kind}"] = any(k == kind and width >= WIDE for k, width in in_any)
     result["loop_local"] = sum(instruction.is_local() for b in in_loops for instruction in graph.blocks[b])
     return result

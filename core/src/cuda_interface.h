@@ -26,6 +26,9 @@ void release_pinned(void* data) noexcept;
 // Waits for a copy whose host side is not pinned.
 void copy(void* dst, Device dst_device, const void* src, Device src_device, std::size_t bytes,
           void* stream);
+// `count` elements of 1, 2, 4 or 8 bytes, each what `element` points to; nobody waits.
+void fill(void* data, const void* element, std::size_t element_bytes, std::size_t count, int device,
+          void* stream);
 void zero(void* data, std::size_t bytes, int device, void* stream);
 
 void* create_stream(int device, const char* name);

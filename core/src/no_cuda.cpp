@@ -36,6 +36,9 @@ void release_pinned(void*) noexcept {}
 void copy(void*, Device, const void*, Device, std::size_t, void*) {
   refuse();
 }
+void fill(void*, const void*, std::size_t, std::size_t, int, void*) {
+  refuse();
+}
 void zero(void*, std::size_t, int, void*) {
   refuse();
 }

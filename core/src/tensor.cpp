@@ -87,21 +87,13 @@ void copy_with_cuda(const TensorView& src, const TensorView& dst) {
              Stream::current(where).native());
 }
 
-// A few elements cross the bus; the rest is copied from them on the device, twice as many each time.
 void fill_cuda(const TensorView& view, double value) {
-  constexpr std::int64_t kSeed = 1 << 12;
-  const std::size_t bytes = view.nbytes();
-  if (bytes == 0) return;
-  const Tensor seed = Tensor::full({std::min(view.numel(), kSeed)}, value, view.dtype);
-  void* const stream = Stream::current(view.device).native();
-  char* const data = view.as<char>();
-  std::size_t done = seed.nbytes();
-  cuda::copy(data, view.device, seed.raw_data(), Device{}, done, stream);
-  while (done < bytes) {
-    const std::size_t more = std::min(done, bytes - done);
-    cuda::copy(data + done, view.device, data, view.device, more, stream);
-    done += more;
-  }
+  if (view.numel() == 0) return;
+  dispatch_all(view.dtype, [&](auto zero) {
+    const auto element = convert<decltype(zero)>(value);
+    cuda::fill(view.data, &element, sizeof(element), static_cast<std::size_t>(view.numel()),
+               view.device.index, Stream::current(view.device).native());
+  });
 }
 
 }  // namespace

@@ -2,6 +2,10 @@
 // a GPU something to do.
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
 #include "gpu/sim/simulator.h"
 
 namespace cairn::test {
@@ -26,6 +30,12 @@ class MustWork : public testing::EmptyTestEventListener {
         name.find("cuda") != std::string::npos && name.find("Empty") == std::string::npos;
     if (!wants_work || !test.result()->Passed()) return;
     EXPECT_GT(work_so_far(), before_) << "a test on cuda that gave the GPU nothing to do";
+  }
+  void OnTestProgramEnd(const testing::UnitTest& program) override {
+    if (std::getenv("CAIRN_TEST_DEVICE") == nullptr || program.successful_test_count() == 0) return;
+    if (gpusim::counters().kernels > 0) return;
+    std::fprintf(stderr, "expected the tests on CAIRN_TEST_DEVICE to launch kernels, got none\n");
+    std::_Exit(1);
   }
   std::uint64_t before_ = 0;
 };

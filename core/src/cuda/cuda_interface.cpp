@@ -4,6 +4,9 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
+#include <cstdint>
+#include <cstring>
+
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
 #include "cairn/core/stream.h"
@@ -47,23 +50,36 @@ bool is_pageable(const void* host) {
   return attributes.type == cudaMemoryTypeUnregistered;
 }
 
+// A function of the driver, whose library is not linked: machines without a GPU lack it. Null where
+// there is none.
+template <class Function>
+Function* driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  constexpr unsigned kSinceCuda = 7000;
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion(name, &function, kSinceCuda, cudaEnableDefault, &found);
+  if (status != cudaSuccess) (void)cudaGetLastError();
+  return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function*>(function) : nullptr;
+}
+
 // Whether the process has made the device ready for work, which takes some hundred MB of its memory.
-// Only the driver knows; it is asked without linking its library.
 bool has_context(int device) {
-  static const auto get_state = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t status = cudaGetDriverEntryPointByVersion(
-        "cuDevicePrimaryCtxGetState", &function, 7000, cudaEnableDefault, &found);
-    if (status != cudaSuccess) (void)cudaGetLastError();
-    return found == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(function)
-               : nullptr;
-  }();
+  static auto* const get_state =
+      driver_function<decltype(cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState");
   unsigned flags = 0;
   int active = 0;
   if (get_state == nullptr || get_state(device, &flags, &active) != CUDA_SUCCESS) return true;
   return active != 0;
+}
+
+template <class Function, class... Args>
+void call_driver(const char* name, Args... args) {
+  static auto* const function = driver_function<Function>(name);
+  const CUresult status = function == nullptr ? CUDA_ERROR_NOT_FOUND : function(args...);
+  if (status != CUDA_SUCCESS) {
+    fail<DeviceError>(name, "expected success, got CUDA driver error ", static_cast<int>(status));
+  }
 }
 
 cudaStream_t stream_of(void* stream) {
@@ -136,6 +152,29 @@ void copy(void* dst, Device dst_device, const void* src, Device src_device, std:
   check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
   const bool both = dst_device.is_cuda() && src_device.is_cuda();
   if (!both && is_pageable(dst_device.is_cpu() ? dst : src)) synchronize_stream(stream);
+}
+
+void fill(void* data, const void* element, std::size_t element_bytes, std::size_t count, int device,
+          void* stream) {
+  const DeviceGuard guard({DeviceType::cuda, device});
+  const auto at = reinterpret_cast<CUdeviceptr>(data);
+  const auto where = static_cast<CUstream>(stream);
+  std::uint32_t words[2] = {};
+  std::memcpy(words, element, element_bytes);
+  switch (element_bytes) {
+    case 1:
+      return call_driver<decltype(cuMemsetD8Async)>("cuMemsetD8Async", at, words[0], count, where);
+    case 2:
+      return call_driver<decltype(cuMemsetD16Async)>("cuMemsetD16Async", at, words[0], count, where);
+    case 4:
+      return call_driver<decltype(cuMemsetD32Async)>("cuMemsetD32Async", at, words[0], count, where);
+    default:  // two columns of words, each a fill of its own
+      for (std::size_t half = 0; half < 2; ++half) {
+        call_driver<decltype(cuMemsetD2D32Async)>("cuMemsetD2D32Async", at + 4 * half,
+                                                  std::size_t{8}, words[half], std::size_t{1},
+                                                  count, where);
+      }
+  }
 }
 
 void zero(void* data, std::size_t bytes, int device, void* stream) {

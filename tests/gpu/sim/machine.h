@@ -64,6 +64,9 @@ void launch(const Call& call, void* stream, std::function<void()> kernel);
 /// (NVTX range) appended.
 void enqueue(Stream& stream, Work work);
 
+/// A function of the CUDA driver (driver.cpp); null where it is not simulated.
+void* find_driver_function(const char* name);
+
 /// The stream of a handle as the vendor libraries get it; null means the current device's default
 /// stream. Nullptr where there is no such stream.
 Stream* find_stream(void* handle);

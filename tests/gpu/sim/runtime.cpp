@@ -49,13 +49,6 @@ void touch_context(int device) {
   machine().counters.contexts.insert(device);
 }
 
-CUresult primary_context_state(CUdevice device, unsigned* flags, int* active) {
-  const Call call("cuDevicePrimaryCtxGetState");
-  *flags = 0;
-  *active = machine().counters.contexts.contains(device);
-  return CUDA_SUCCESS;
-}
-
 std::set<Event*>& events() {
   static auto& all = *new std::set<Event*>;
   return all;
@@ -219,15 +212,14 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   return cudaSuccess;
 }
 
-// The one function of the driver that is asked for.
+// Functions of the driver are asked for by name.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
   const Call call("cudaGetDriverEntryPointByVersion");
   if (const cudaError_t code = enter(call)) return code;
-  const bool known = std::string_view(symbol) == "cuDevicePrimaryCtxGetState";
-  *function = known ? reinterpret_cast<void*>(&primary_context_state) : nullptr;
-  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  *function = find_driver_function(symbol);
+  *found = *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 

@@ -1,0 +1,157 @@
+// The example programs on simulated GPUs: their losses are the CPU's within rounding, in every
+// schedule, and what goes wrong is named.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tools/shell.h"
+
+namespace cairn::test {
+namespace {
+
+using testing::AnyOf;
+using testing::HasSubstr;
+
+const std::string kDigits = std::string(CAIRN_DIGITS_PROGRAM) +
+                            " --train-size 200 --test-size 16 --batch-size 8 ";
+const std::string kTwo = std::string(CAIRN_RUN_PROGRAM) + " --nproc-per-node 2 ";
+
+/// Runs a program and gives each step's loss.
+std::vector<double> losses(const std::string& command) {
+  const TemporaryFolder folder;
+  const ShellResult result = shell(command + " --metrics " + (folder / "m").string());
+  EXPECT_EQ(result.status, 0) << command << "\n" << result.out << result.err;
+  std::vector<double> all;
+  std::istringstream file(read_text(folder / "m"));
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line);
+    if (json.contains("loss") && json.contains("step")) all.push_back(json["loss"]);
+  }
+  return all;
+}
+
+void expect_near(const std::vector<double>& got, const std::vector<double>& expected,
+                 double relative) {
+  ASSERT_EQ(got.size(), expected.size());
+  ASSERT_GT(got.size(), 2u);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_NEAR(got[i], expected[i], relative * (std::abs(expected[i]) + 1)) << "step " << i;
+  }
+}
+
+/// An environment before the command.
+std::string with(const std::string& schedule, int gpus = 2) {
+  return "CAIRN_SIM_GPUS=" + std::to_string(gpus) + " CAIRN_SIM_SCHEDULE=" + schedule + " ";
+}
+
+struct Level {
+  const char* name;
+  const char* arguments;
+  double relative;
+};
+void PrintTo(const Level& level, std::ostream* out) {
+  *out << level.name;
+}
+
+class Levels : public testing::TestWithParam<Level> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, Levels,
+    testing::Values(Level{"O0", "--opt-level O0", 1e-4}, Level{"O1", "--opt-level O1", 2e-2},
+                    Level{"O1_bf16", "--opt-level O1 --half-dtype bf16", 6e-2},
+                    Level{"O2", "--opt-level O2", 2e-2},
+                    Level{"O3_bf16", "--opt-level O3 --half-dtype bf16", 6e-2}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(Levels, OfDigitsTrainAsOnTheCpu) {
+  const std::string run = kDigits + GetParam().arguments + " --steps 5";
+  const auto expected = losses(run);
+  std::vector<double> first;
+  for (const char* schedule : {"late", "early", "shuffled"}) {
+    const auto got = losses(with(schedule) + run + " --device cuda");
+    expect_near(got, expected, GetParam().relative);
+    if (first.empty()) first = got;
+    EXPECT_EQ(got, first) << schedule << ": a schedule changed the bits";
+  }
+}
+
+TEST_P(Levels, OfDigitsTrainAsOnTheCpuInTwoProcesses) {
+  const std::string run =
+      kTwo + kDigits + GetParam().arguments + " --steps 4 --accumulate 2";
+  const auto expected = losses(run);
+  expect_near(losses(with("late") + run + " --device cuda"), expected, GetParam().relative);
+}
+
+TEST(Training, OfTheOtherExamples) {
+  const std::string language =
+      std::string(CAIRN_CHAR_LM_PROGRAM) + " --opt-level O2 --half-dtype bf16 --steps 3 ";
+  const std::string small = "--layers 2 --width 32 --heads 2 --tokens 16 --batch-size 2 --sample 0 ";
+  expect_near(losses(with("late") + language + small + "--device cuda"), losses(language + small),
+              6e-2);
+}
+
+TEST(Training, WaitsOncePerStepAndMakesOneContext) {
+  const auto counted = [](int steps) {
+    const TemporaryFolder folder;
+    const std::string file = (folder / "report").string();
+    const ShellResult result =
+        shell(with("late") + "CAIRN_SIM_REPORT=" + file + " " + kDigits +
+              "--opt-level O2 --device cuda:1 --steps " + std::to_string(steps));
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    return nlohmann::json::parse(read_text(file));
+  };
+  const auto few = counted(3), more = counted(9);
+  EXPECT_EQ(few["contexts"], 1);
+  const auto waits = [](const nlohmann::json& report) {
+    double all = 0;
+    for (const auto& [name, count] : report["waits"].items()) all += count.get<double>();
+    return all;
+  };
+  EXPECT_LE((waits(more) - waits(few)) / 6, 2.0)  // the step's verdict, and the loss for the metrics
+      << few["waits"] << more["waits"];
+}
+
+TEST(Training, ResumesBitForBitAfterAKill) {
+  const TemporaryFolder folder;
+  const std::string whole = (folder / "whole").string(), broken = (folder / "broken").string();
+  const std::string job = with("shuffled") + kTwo + kDigits +
+                          "--opt-level O2 --device cuda --steps 8 --save-every 2 "
+                          "--checkpoint-dir ";
+  ASSERT_EQ(shell(job + whole).status, 0);
+  const ShellResult killed = shell(
+      job + broken + " & launcher=$!; until [ -e " + broken +
+      "/step-00000004 ]; do kill -0 $launcher || break; sleep 0.02; done; "
+      "kill -KILL $(awk '{print $2}' /proc/$launcher/task/$launcher/children); wait $launcher");
+  EXPECT_EQ(killed.status, 137) << killed.out << killed.err;
+  const ShellResult resumed = shell(job + broken);
+  ASSERT_EQ(resumed.status, 0) << resumed.out << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("resumed at step"));
+  const ShellResult diff = shell(std::string(CAIRN_CKPT_PROGRAM) + " diff " + whole +
+                                 "/step-00000008 " + broken + "/step-00000008");
+  EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
+}
+
+// Code 6 is ncclRemoteError. The step in which it falls is not taken.
+TEST(Training, AnErrorOfNcclIsNamedWithinTenSeconds) {
+  const ShellResult result = shell(with("late") + "CAIRN_SIM_FAULTS=ncclAsyncError@40+=6 " + kTwo +
+                                   kDigits + "--device cuda --steps 400");
+  EXPECT_NE(result.status, 0);
+  EXPECT_LT(result.seconds, 20);
+  EXPECT_THAT(result.err + result.out, HasSubstr("nccl")) << result.out << result.err;
+}
+
+TEST(Training, LackOfMemoryIsAnErrorThatSaysSo) {
+  const ShellResult full = shell(with("late") + "CAIRN_SIM_MEMORY=1M " + kDigits +
+                                 "--device cuda --steps 3 --batch-size 64");
+  EXPECT_EQ(full.status, 1) << full.out << full.err;
+  EXPECT_THAT(full.err, HasSubstr("cuda:0"));
+  const ShellResult lost = shell(with("late") + "CAIRN_SIM_FAULTS=cudaStreamSynchronize@40+=700 " +
+                                 kDigits + "--device cuda --steps 30");
+  EXPECT_EQ(lost.status, 1) << lost.out << lost.err;
+  EXPECT_THAT(lost.err, HasSubstr("cudaErrorIllegalAddress"));
+}
+
+}  // namespace
+}  // namespace cairn::test
