@@ -91,6 +91,7 @@ Run amp_step(const Gpt2& model) {
                                                   .dynamic_loss_scale = true,
                                                   .scaler = {.init_scale = 1024},
                                                   .max_gradient_norm = 1.0}));
+  precision->adopt_gradients(training->optimizer);  // as if scaled by hand
   return [training, precision] { precision->step({.keep_gradients = true}); };
 }
 
