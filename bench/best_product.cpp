@@ -33,8 +33,7 @@ struct Matrix {
     const TensorView stored = transposed ? x.transpose(0, 1) : x;
     check(cublasLtMatrixLayoutCreate(&layout, data_type(x.dtype),
                                      static_cast<std::uint64_t>(stored.size(1)),
-                                     static_cast<std::uint64_t>(stored.size(0)),
-                                     stored.strides[0]),
+                                     static_cast<std::uint64_t>(stored.size(0)), stored.strides[0]),
           "cublasLtMatrixLayoutCreate");
   }
   ~Matrix() { cublasLtMatrixLayoutDestroy(layout); }
@@ -49,7 +48,12 @@ struct Matrix {
 class Product {
  public:
   Product(const TensorView& a, const TensorView& b, const Tensor& y)
-      : first_(b), second_(a), result_(y), a_(a.data), b_(b.data), y_(y),
+      : first_(b),
+        second_(a),
+        result_(y),
+        a_(a.data),
+        b_(b.data),
+        y_(y),
         workspace_(Tensor::empty({static_cast<std::int64_t>(kWorkspaceBytes)}, DType::u8)) {
     check(cublasLtCreate(&handle_), "cublasLtCreate");
     check(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
@@ -79,9 +83,8 @@ class Product {
     void* const y = y_.raw_data();
     void* const stream = core::Stream::current(y_.device()).native();
     return cublasLtMatmul(handle_, operation_, &one, b_, first_.layout, a_, second_.layout, &zero,
-                          y, result_.layout, y, result_.layout, &found.algo,
-                          workspace_.raw_data(), found.workspaceSize,
-                          static_cast<cudaStream_t>(stream));
+                          y, result_.layout, y, result_.layout, &found.algo, workspace_.raw_data(),
+                          found.workspaceSize, static_cast<cudaStream_t>(stream));
   }
 
   double seconds(const cublasLtMatmulHeuristicResult_t& found, int runs) const {
@@ -98,8 +101,7 @@ class Product {
   void choose() {
     cublasLtMatmulPreference_t preference = nullptr;
     check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    check(cublasLtMatmulPreferenceSetAttribute(preference,
-                                               CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+    check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
           "cublasLtMatmulPreferenceSetAttribute");
     cublasLtMatmulHeuristicResult_t found[kMostAlgorithms];

@@ -134,8 +134,8 @@ bool keeps(parallel::Collectives& nccl, DType dtype) {
 int nccl() {
   using std::chrono::seconds;
   parallel::StoreServer server({"127.0.0.1", 0, ""}, 1, seconds(8));
-  const auto client =
-      std::make_shared<parallel::StoreClient>(parallel::StoreAddress{"127.0.0.1", server.port(), ""}, 0);
+  const auto client = std::make_shared<parallel::StoreClient>(
+      parallel::StoreAddress{"127.0.0.1", server.port(), ""}, 0);
   const auto group = parallel::connect_nccl({0, 1, kGpu, "127.0.0.1", client, seconds(30)});
   bool all_kept = true;
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {

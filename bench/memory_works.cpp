@@ -103,17 +103,13 @@ std::vector<Work> norm_works(const Sizes& s) {
            [s] {
              const Tensor x = s.matrix(), dy = s.matrix(), dx = s.matrix(), w = s.row();
              const Tensor mean = s.per_row(), rstd = s.per_row();
-             return [=] {
-               kernels::layer_norm_backward(x, w, mean, rstd, dy, dx, {}, {}, false);
-             };
+             return [=] { kernels::layer_norm_backward(x, w, mean, rstd, dy, dx, {}, {}, false); };
            }),
       work(s, "layer_norm_parameters_bf16", 4, "^column_sums_kernel<float, NormParameterTerms<BF",
            [s] {
              const Tensor x = s.matrix(), dy = s.matrix(), w = s.row(), dw = s.row(), db = s.row();
              const Tensor mean = s.per_row(), rstd = s.per_row();
-             return [=] {
-               kernels::layer_norm_backward(x, w, mean, rstd, dy, {}, dw, db, false);
-             };
+             return [=] { kernels::layer_norm_backward(x, w, mean, rstd, dy, {}, dw, db, false); };
            }),
       work(s, "rms_norm_bf16", 4, "^norm_kernel<false, BFloat16, float>",
            [s] {
@@ -152,8 +148,7 @@ std::vector<Work> batch_norm_works(const Sizes& s) {
            [=] {
              const Tensor x = images(), dy = images(), dx = images(), w = channel(1);
              const Tensor mean = channel(0), rstd = channel(1), dw = channel(0), db = channel(0);
-             return
-                 [=] { kernels::batch_norm_backward(x, {}, w, mean, rstd, dy, dx, dw, db, {}); };
+             return [=] { kernels::batch_norm_backward(x, {}, w, mean, rstd, dy, dx, dw, db, {}); };
            }),
   };
 }
@@ -177,11 +172,11 @@ std::vector<Work> loss_works(const Sizes& s, const char* forward, const char* ba
 std::vector<Work> table_works(const Sizes& s, std::int64_t vocabulary) {
   const auto index = [=] { return integers({s.rows}, vocabulary); };
   const auto table = [=] { return random({vocabulary, s.columns}, DType::bf16); };
-  Work backward = work(s, "embedding_backward_bf16", 2, "^embedding_backward_kernel<BFloat16, BF",
-                       [=] {
-                         const Tensor dy = s.matrix(), i = index(), dw = table();
-                         return [=] { kernels::embedding_backward(dy, i, dw, false); };
-                       });
+  Work backward =
+      work(s, "embedding_backward_bf16", 2, "^embedding_backward_kernel<BFloat16, BF", [=] {
+        const Tensor dy = s.matrix(), i = index(), dw = table();
+        return [=] { kernels::embedding_backward(dy, i, dw, false); };
+      });
   backward.bytes += 2.0 * static_cast<double>(vocabulary * s.columns);
   return {work(s, "embedding_bf16", 4, "^embedding_kernel<BFloat16>",
                [=] {

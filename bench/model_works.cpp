@@ -20,8 +20,8 @@ struct Training {
         optimizer(model.parameters(), {.lr = 1e-3, .weight_decay = 0.01}),
         x(std::move(inputs)),
         target(std::move(labels)),
-        precision(amp::initialize(model, optimizer,
-                                  {.opt_level = level, .half_dtype = DType::bf16})) {}
+        precision(
+            amp::initialize(model, optimizer, {.opt_level = level, .half_dtype = DType::bf16})) {}
 
   void step() {
     precision.backward(nn::cross_entropy(model(x), target));
@@ -113,8 +113,8 @@ struct GptJob {
   /// Of the products, forward and backward, counted with a causal mask that leaves half.
   double operations() const {
     const auto d = static_cast<double>(sizes.width), t = static_cast<double>(sizes.tokens);
-    const double weights = static_cast<double>(sizes.layers) * 12 * d * d +
-                           static_cast<double>(sizes.vocabulary) * d;
+    const double weights =
+        static_cast<double>(sizes.layers) * 12 * d * d + static_cast<double>(sizes.vocabulary) * d;
     return tokens() * (6 * weights + 6 * static_cast<double>(sizes.layers) * t * d);
   }
 };
@@ -150,10 +150,9 @@ std::vector<Work> model_works() {
 }
 
 std::vector<Work> gpu_model_works(bool tiny) {
-  const GptJob tiny_gpt{
-      {.vocabulary = 64, .tokens = 8, .width = 32, .layers = 1, .heads = 2}, 2};
-  const GptJob gpt2{
-      {.vocabulary = 50257, .tokens = 1024, .width = 768, .layers = 12, .heads = 12}, 16};
+  const GptJob tiny_gpt{{.vocabulary = 64, .tokens = 8, .width = 32, .layers = 1, .heads = 2}, 2};
+  const GptJob gpt2{{.vocabulary = 50257, .tokens = 1024, .width = 768, .layers = 12, .heads = 12},
+                    16};
   auto works = levels("gpt2_124m", tiny ? tiny_gpt : gpt2);
   for (const Work& work : levels("convnet", ConvJob{tiny ? 2 : 4096})) works.push_back(work);
   return works;

@@ -36,7 +36,7 @@ struct Gpt2 {
     return count;
   }
 };
-constexpr Gpt2 kSmall{12, 768};  // 124M parameters in 148 tensors
+constexpr Gpt2 kSmall{12, 768};   // 124M parameters in 148 tensors
 constexpr Gpt2 kLarge{48, 1600};  // 1.56G in 580
 constexpr Gpt2 kTiny{1, 16, 64, 8};
 
@@ -176,8 +176,8 @@ std::vector<Work> gpu_optimizer_works(bool tiny) {
     return with_bytes({name, [=] { return prepare(model); }}, model, bytes, kernels);
   };
   const auto rule = [=](const char* name, double bytes, const char* kernels, const auto& options) {
-    return work(name, bytes, kernels,
-                [=](const Gpt2& model) { return update(model, options); }, small);
+    return work(
+        name, bytes, kernels, [=](const Gpt2& model) { return update(model, options); }, small);
   };
   const auto o2 = [](const Gpt2& model) { return o2_update(model, {}); };
   const auto compact = [](const Gpt2& model) { return o2_update(model, kCompact); };

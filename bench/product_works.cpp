@@ -42,7 +42,7 @@ Work work_of(const Product& p) {
 }  // namespace
 
 std::vector<Work> product_works(bool tiny) {
-  const std::int64_t n = tiny ? 16 : 8192, half = n / 2;        // square
+  const std::int64_t n = tiny ? 16 : 8192, half = n / 2;         // square
   const std::int64_t t = tiny ? 16 : 16384, d = tiny ? 8 : 768;  // GPT-2's tokens and width
   const std::int64_t v = tiny ? 40 : 50257;
   std::vector<Work> works;

@@ -111,8 +111,8 @@ std::vector<bench::Work> works_of(const Flags& flags) {
 }
 
 void time_one(const std::vector<bench::Work>& works, const Flags& flags) {
-  const auto work = std::find_if(works.begin(), works.end(),
-                                 [&](const auto& w) { return w.name == flags.name; });
+  const auto work =
+      std::find_if(works.begin(), works.end(), [&](const auto& w) { return w.name == flags.name; });
   CAIRN_CHECK(work != works.end(), "cairn_works", "no work called '", flags.name,
               "' (cairn_works --list names them)");
   std::cout << measure(*work, flags) << std::endl;
