@@ -22,11 +22,11 @@ SHARE_GOAL = 0.9  # else: of the bandwidth of a loop over the same bytes
 
 
 def figures(command):
-    """Fastest and median milliseconds and, for some works, the share of a loop's bandwidth."""
+    """What a program says of its work: the median in milliseconds and, for some works, the share of a loop's bandwidth."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-    return [float(x) for x in done.stdout.split()]
+    return json.loads(done.stdout)
 
 
 def compare(name, args):
@@ -34,11 +34,12 @@ def compare(name, args):
     peer = [sys.executable, str(pathlib.Path(__file__).with_name("peer_torch.py"))] if name in WORKS else None
     ours, theirs, shares = [], [], []
     for _ in range(1 if name == "matmul_2048_f16" else args.rounds):
-        _, ms, *share = figures([args.cairn, name, str(args.seconds)])
-        ours.append(ms)
-        shares += share
+        row = figures([args.cairn, name, str(args.seconds)])
+        ours.append(row["ms"])
+        if "share" in row:
+            shares.append(row["share"])
         if peer:
-            theirs.append(figures([*peer, name, str(args.seconds)])[1])
+            theirs.append(figures([*peer, name, str(args.seconds)])["ms"])
     row = {"work": name, "cairn_ms": statistics.median(ours), "goal": GOALS.get(name)}
     if peer:
         ratios = [b / a for a, b in zip(ours, theirs)]

@@ -1,5 +1,4 @@
 
-#include "cairn/core/generator.h"
 #include "cairn/kernels/conv.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/layer_norm.h"
@@ -11,21 +10,6 @@ namespace bench {
 namespace {
 
 using namespace cairn;
-
-Tensor random(const Shape& shape, DType dtype = DType::f32) {
-  Tensor values = Tensor::empty(shape);
-  Generator(7).fill_normal(values, 0.0, 1.0);
-  if (dtype == DType::f32) return values;
-  Tensor x = Tensor::empty(shape, dtype);
-  kernels::copy(values, x);
-  return x;
-}
-
-Tensor random_channels_last(const Shape& shape, DType dtype) {
-  Tensor x = Tensor::empty_strided(shape, core::channels_last_strides(shape), dtype, {});
-  kernels::copy(random(shape), x);
-  return x;
-}
 
 Work matmul(const char* name, DType dtype) {
   return {name, [dtype] {
@@ -76,9 +60,7 @@ std::function<void()> cross_entropy() {
   constexpr std::int64_t n = 2048, v = 50257;
   const Tensor logits = random({n, v}), dlogits = Tensor::empty({n, v}), loss = Tensor::empty({n}),
                lse = Tensor::empty({n});
-  std::vector<std::int64_t> labels;
-  for (std::int64_t i = 0; i < n; ++i) labels.push_back(i * 7919 % v);
-  const Tensor target = Tensor::from(labels, {n}), dloss = Tensor::full({n}, 1.0 / n);
+  const Tensor target = integers({n}, v), dloss = Tensor::full({n}, 1.0 / n);
   return [=] {
     kernels::cross_entropy(logits, target, loss, lse, {});
     kernels::cross_entropy_backward(logits, target, lse, dloss, dlogits, {});

@@ -1,13 +1,24 @@
-"""The PyTorch side of scripts/bench_vs_torch: the same works under the same names as bench/*_works.cpp.
+"""The PyTorch side of scripts/bench_vs_torch and scripts/gpu_check: the same works under the same names as bench/*_works.cpp.
 
-peer_torch.py NAME SECONDS prints the fastest and the median run in milliseconds.
+peer_torch.py NAME SECONDS times a work and prints a JSON line: the fastest and the median run in milliseconds and, on a GPU, the peak of the
+memory that tensors held. NAME "-": lines "NAME SECONDS" are read and answered.
 """
+import argparse
+import json
+import math
 import sys
 import time
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+
+DEVICE = torch.device("cpu")  # where tensors are made; --device sets it
+
+
+def autocast(dtype):
+    return torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
 def matmul(dtype):
@@ -64,20 +75,20 @@ class ConvNet(nn.Sequential):
             nn.Flatten(), nn.Linear(32 * 7 * 7, 10))
 
 
-def convnet(dtype):
+def convnet(dtype, batch=100):
     """The better of PyTorch's two storage orders; the optimizer is part of the step."""
     def make(channels_last):
         torch.manual_seed(1)
         model = ConvNet()
-        x = torch.randn(100, 1, 28, 28)
+        x = torch.randn(batch, 1, 28, 28)
         if channels_last:
             model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-        target = torch.arange(100) % 10
+        target = torch.arange(batch) % 10
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
         def run():
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            with autocast(dtype):
                 loss = F.cross_entropy(model(x), target)
             loss.backward()
             optimizer.step()
@@ -86,7 +97,9 @@ def convnet(dtype):
     def fastest(run):
         run(), run()
         return min(timed(run) for _ in range(20))
-    return min((make(False), make(True)), key=fastest)
+    layout = fastest(make(True)) < fastest(make(False))
+    forget()
+    return make(layout)
 
 
 class Block(nn.Module):
@@ -113,31 +126,35 @@ class Gpt(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, index):
-        x = self.token(index) + self.position(torch.arange(index.shape[1]))
+        x = self.token(index) + self.position(torch.arange(index.shape[1], device=index.device))
         return self.head(self.norm(self.blocks(x)))
 
 
-def gpt(dtype):
+def gpt(dtype, batch=8, vocabulary=256, tokens=256, width=384, layers=6, heads=6):
+    """Attention is scaled_dot_product_attention, which is fused."""
     torch.manual_seed(1)
-    model = Gpt(vocabulary=256, tokens=256, width=384, layers=6, heads=6)
-    x = torch.randint(0, 256, (8, 256))
-    y = torch.randint(0, 256, (8, 256))
+    model = Gpt(vocabulary, tokens, width, layers, heads)
+    x = torch.randint(0, vocabulary, (batch, tokens))
+    y = torch.randint(0, vocabulary, (batch, tokens))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def run():
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with autocast(dtype):
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         loss.backward()
         optimizer.step()
     return run
 
 
-def gpt2_shapes():
-    """GPT-2 small's 148 tensors, 124M parameters."""
-    d = 768
+def gpt2(dtype):
+    return gpt(dtype, batch=16, vocabulary=50257, tokens=1024, width=768, layers=12, heads=12)
+
+
+def gpt2_shapes(layers=12, d=768):
+    """GPT-2 small's 148 tensors, 124M parameters; with 48 layers of 1600, 1.56G."""
     block = [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,), (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,)]
-    return [(50257, d), (1024, d)] + block * 12 + [(d,), (d,)]
+    return [(50257, d), (1024, d)] + block * layers + [(d,), (d,)]
 
 
 def adamw():
@@ -148,13 +165,14 @@ def adamw():
     return optimizer.step
 
 
-def o2_update():
+def o2_update(layers=12, width=768):
     """GradScaler.unscale_ + clip_grad_norm_ + fused AdamW on f32 masters + copies, gradients and weights bf16."""
-    weights = [torch.randn(s).mul_(0.02).bfloat16() for s in gpt2_shapes()]
-    grads = [torch.randn(s).mul_(0.01).bfloat16() for s in gpt2_shapes()]
+    shapes = gpt2_shapes(layers, width)
+    weights = [torch.randn(s).mul_(0.02).bfloat16() for s in shapes]
+    grads = [torch.randn(s).mul_(0.01).bfloat16() for s in shapes]
     masters = [w.float().requires_grad_() for w in weights]
     optimizer = torch.optim.AdamW(masters, lr=1e-3, fused=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**9)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=1024.0, growth_interval=10**9)
     scaler.scale(torch.ones(1))
     for master in masters:
         master.grad = torch.empty_like(master)
@@ -186,25 +204,84 @@ WORKS = {
     "o2_update_124m_bf16": o2_update,
     "o2_update_124m_compact": o2_update,  # has no such state
 }
+GPU_WORKS = {  # O1 and O2 beside autocast to bf16
+    "o2_update_124m_bf16": o2_update,
+    "o2_update_1558m_bf16": lambda: o2_update(48, 1600),
+    "o2_update_124m_compact": o2_update,
+    "o2_update_1558m_compact": lambda: o2_update(48, 1600),
+    "adamw_124m_f32": adamw,
+    "gpt2_124m_o0": lambda: gpt2(torch.float32),
+    "gpt2_124m_o1": lambda: gpt2(torch.bfloat16),
+    "gpt2_124m_o2": lambda: gpt2(torch.bfloat16),
+    "convnet_o0": lambda: convnet(torch.float32, 4096),
+    "convnet_o1": lambda: convnet(torch.bfloat16, 4096),
+    "convnet_o2": lambda: convnet(torch.bfloat16, 4096),
+}
 
 
-def timed(run):
+def wait():
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def forget():
+    """What the last work left: memory that is cached, and the peak."""
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def timed(run, repeats=1):
+    wait()
     start = time.perf_counter()
-    run()
-    return (time.perf_counter() - start) * 1000
+    for _ in range(repeats):
+        run()
+    wait()
+    return (time.perf_counter() - start) * 1000 / repeats
 
 
-def main():
-    name, seconds = sys.argv[1], float(sys.argv[2])
-    run = WORKS[name]()
+def repeats_of(run):
+    """As cairn_works: on a GPU so many that it is busy for 10 ms between two waits."""
+    if DEVICE.type == "cpu":
+        return 1
+    return min(1000, max(1, math.ceil(10 / timed(run, 3))))
+
+
+def measure(name, seconds):
+    forget()
+    with torch.device(DEVICE):  # for the data alone: it costs every call a little
+        run = (WORKS if DEVICE.type == "cpu" else GPU_WORKS)[name]()
     run()
     if name != "matmul_2048_f16":  # half a minute a run
         run()
-    times = [timed(run)]
-    while sum(times) < seconds * 1000 or (len(times) < 5 and times[0] < 5000):
-        times.append(timed(run))
+    repeats = repeats_of(run)
+    times = [timed(run, repeats)]
+    while sum(times) * repeats < seconds * 1000 or (len(times) < 5 and times[0] < 5000):
+        times.append(timed(run, repeats))
     times.sort()
-    print(times[0], times[len(times) // 2])
+    row = {"work": name, "fastest_ms": times[0], "ms": times[len(times) // 2]}
+    if DEVICE.type == "cuda":
+        row["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return row
+
+
+def answer(name, seconds="1"):
+    print(json.dumps(measure(name, float(seconds))), flush=True)
+
+
+def main():
+    global DEVICE
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("seconds", nargs="?", default="1")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    DEVICE = torch.device(options.device)
+    if options.name != "-":
+        answer(options.name, options.seconds)
+        return
+    for line in sys.stdin:
+        answer(*line.split())
 
 
 if __name__ == "__main__":

@@ -1,22 +1,49 @@
-// cairn_works --list, or cairn_works NAME SECONDS: times one piece of work and prints the fastest
-// and the median run in milliseconds and, for a work bound by memory, its share of the bandwidth of
-// a loop that only moves the same bytes (median over runs in turn).
+// Times pieces of work, one JSON line each: the fastest and the median run in milliseconds, the
+// share where there is something to take it of (median over runs in turn), the bytes and operations
+// of a run, the device's peak memory before that something joined it.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
+#include <cmath>
 #include <iostream>
-#include <string>
-#include <vector>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
+#include "cairn/core/memory.h"
+#include "cairn/core/stream.h"
+#include "support/flags.h"
 #include "works.h"
 
 namespace {
 
-double milliseconds(const std::function<void()>& run) {
+using cairn::Device;
+
+struct Flags {
+  std::string device = "cpu", name;
+  double seconds = 1.0;
+  bool list = false, tiny = false;
+};
+
+void wait() {
+  const Device device = cairn::core::default_device();
+  if (device.is_cuda()) cairn::core::Stream::current(device).synchronize();
+}
+
+/// Milliseconds a run; on a GPU of several that are queued one behind the other.
+double milliseconds(const bench::Run& run, int repeats) {
+  wait();
   const auto start = std::chrono::steady_clock::now();
-  run();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
+  for (int i = 0; i < repeats; ++i) run();
+  wait();
+  const auto end = std::chrono::steady_clock::now();
+  return std::chrono::duration<double, std::milli>(end - start).count() / repeats;
+}
+
+/// So many that a GPU is busy for 10 ms between two waits. The CPU's runs are timed one by one.
+int repeats_of(const bench::Run& run, bool tiny) {
+  if (tiny || cairn::core::default_device().is_cpu()) return 1;
+  milliseconds(run, 1);  // loads kernels, makes handles
+  return static_cast<int>(std::clamp(std::ceil(10.0 / milliseconds(run, 3)), 1.0, 1000.0));
 }
 
 double median(std::vector<double> values) {
@@ -24,41 +51,98 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+/// On a GPU bytes are compared with a copy of as many.
+bench::Run loop_of(const bench::Work& work) {
+  if (work.bytes > 0 && cairn::core::default_device().is_cuda())
+    return bench::device_copy(work.bytes);
+  return work.loop ? work.loop() : bench::Run();
+}
+
+nlohmann::json facts(const bench::Work& work) {
+  nlohmann::json row{{"work", work.name}};
+  if (work.bytes > 0) row["bytes"] = work.bytes;
+  if (work.operations > 0) row["operations"] = work.operations;
+  if (work.items > 0) row["items"] = work.items;
+  if (!work.kernels.empty()) row["kernels"] = work.kernels;
+  return row;
+}
+
 /// Where there is a loop it runs in turn with the work: what else the machine does meets both.
-void measure(const bench::Work& work, double seconds) {
-  const auto run = work.prepare();
-  const auto loop = work.loop ? work.loop() : std::function<void()>();
-  std::vector<double> times, shares;
+nlohmann::json measure(const bench::Work& work, const Flags& flags) {
+  const Device device = cairn::core::default_device();
+  cairn::core::release_cached_memory(device);
+  cairn::core::reset_peak_memory(device);
+  const bench::Run run = work.prepare();
+  const int repeats = repeats_of(run, flags.tiny);
+  milliseconds(run, 1);
+  nlohmann::json row = facts(work);
+  row["peak_bytes"] = cairn::core::memory_stats(device).peak_total;
+
+  const bench::Run loop = loop_of(work);
+  const int loop_repeats = loop ? repeats_of(loop, flags.tiny) : 0;
+  std::vector<double> times, loop_times, shares;
   double total = 0;
-  for (int turn = -2; turn < 5 || total < seconds * 1000; ++turn) {
-    const double loop_ms = loop ? milliseconds(loop) : 0.0;
-    const double ms = milliseconds(run);
+  const int warm = flags.tiny ? 0 : -2, least = flags.tiny ? 1 : 5;
+  for (int turn = warm; turn < least || total < flags.seconds * 1000; ++turn) {
+    const double loop_ms = loop ? milliseconds(loop, loop_repeats) : 0.0;
+    const double ms = milliseconds(run, repeats);
     if (turn < 0) continue;  // first runs touch memory for the first time
-    times.push_back(ms);
-    shares.push_back(loop_ms / ms);
-    total += ms + loop_ms;
+    times.push_back(ms), loop_times.push_back(loop_ms), shares.push_back(loop_ms / ms);
+    total += ms * repeats + loop_ms * loop_repeats;
   }
-  std::cout << *std::min_element(times.begin(), times.end()) << " " << median(times);
-  if (loop) std::cout << " " << median(shares);
-  std::cout << "\n";
+  row["fastest_ms"] = *std::min_element(times.begin(), times.end());
+  row["ms"] = median(times);
+  if (loop) row["loop_ms"] = median(loop_times), row["share"] = median(shares);
+  return row;
+}
+
+std::vector<bench::Work> works_of(const Flags& flags) {
+  std::vector<bench::Work> works;
+  const auto add = [&](const std::vector<bench::Work>& group) {
+    works.insert(works.end(), group.begin(), group.end());
+  };
+  if (cairn::core::default_device().is_cpu()) {
+    add(bench::kernel_works()), add(bench::model_works()), add(bench::optimizer_works());
+  } else {
+    add(bench::memory_works(flags.tiny)), add(bench::product_works(flags.tiny));
+    add(bench::gpu_optimizer_works(flags.tiny)), add(bench::gpu_model_works(flags.tiny));
+  }
+  return works;
+}
+
+void time_one(const std::vector<bench::Work>& works, const Flags& flags) {
+  const auto work =
+      std::find_if(works.begin(), works.end(), [&](const auto& w) { return w.name == flags.name; });
+  CAIRN_CHECK(work != works.end(), "cairn_works", "no work called '", flags.name,
+              "' (cairn_works --list names them)");
+  std::cout << measure(*work, flags) << std::endl;
+}
+
+int run(Flags flags) {
+  const cairn::core::DefaultDeviceGuard guard(Device::parse(flags.device));
+  const auto works = works_of(flags);
+  if (flags.list) {
+    for (const auto& work : works) std::cout << work.name << "\n";
+  } else if (flags.name != "-") {
+    time_one(works, flags);
+  } else {
+    for (std::string line; std::getline(std::cin, line);) {
+      std::istringstream(line) >> flags.name >> flags.seconds;
+      time_one(works, flags);
+    }
+  }
+  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<bench::Work> works;
-  for (const auto& group : {bench::kernel_works(), bench::model_works(), bench::optimizer_works()})
-    works.insert(works.end(), group.begin(), group.end());
-  const std::string name = argc > 1 ? argv[1] : "--list";
-  if (name == "--list") {
-    for (const auto& work : works) std::cout << work.name << "\n";
-    return 0;
-  }
-  const auto work =
-      std::find_if(works.begin(), works.end(), [&](const auto& w) { return w.name == name; });
-  if (work == works.end()) {
-    std::cerr << "cairn_works: no work called '" << name << "' (cairn_works --list names them)\n";
-    return 2;
-  }
-  measure(*work, argc > 2 ? std::atof(argv[2]) : 1.0);
+  CLI::App app("Times pieces of work", "cairn_works");
+  Flags flags;
+  app.add_option("name", flags.name, "a work; -: lines 'NAME SECONDS' are read and answered");
+  app.add_option("seconds", flags.seconds, "to time it for");
+  app.add_option("--device", flags.device, "cpu or cuda; each has works of its own");
+  app.add_flag("--list", flags.list, "names the works");
+  app.add_flag("--tiny", flags.tiny, "sizes for a simulated GPU; its times mean nothing");
+  return support::run_program(app, argc, argv, [&] { return run(flags); });
 }

@@ -1,0 +1,340 @@
+"""The phases of scripts/gpu_check run, in order of importance. Each has a limit in minutes; what it found is written before the next begins, so
+that a run that is cut off leaves results. docs/performance.md says how to read the page.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import gpu_check_page as page  # noqa: E402: it lies beside this script
+import gpu_check_programs as programs  # noqa: E402: it lies beside this script
+
+ROOT = programs.ROOT
+AT_A_TIME = 4  # test processes on one GPU
+
+# Test programs, what runs of each, and whether tensors that a test gives no device lie on the GPU.
+SUITES = [
+    ("test_kernels", "*/cuda*", False), ("test_core", "*uda*", False), ("test_parallel", "Nccl*:*uda*", False),
+    ("test_autograd", "*", True), ("test_nn", "*", True), ("test_optim", "*", True), ("test_amp", "*", True), ("test_data", "*", True),
+    ("test_checkpointing", "*", True), ("test_orders", "*", True), ("test_conformance", "*", True),
+]
+SIMULATED_SUITES = [("test_kernels", "*Softmax*/cuda*", False)]  # scripts/gpusim runs the rest
+
+SHARE_GOAL = 0.85      # of a copy's bytes a second, where memory bounds a kernel
+PRODUCT_GOAL = 0.95    # of cuBLASLt's best
+LEVEL_GOALS = {"gpt2_124m_o2": 3.0}  # O0's time over its own
+TORCH_GOALS = {"o2_update_124m_bf16": 1.5, "o2_update_1558m_bf16": 1.5, "gpt2_124m_o2": 1.3}
+
+# Foreseen on paper, of PyTorch's time over Cairn's and of O0's over a level's: docs/performance.md has the sums.
+TORCH_FORESEEN = {
+    "o2_update_124m_bf16": 60 / 30, "o2_update_1558m_bf16": 60 / 30, "o2_update_124m_compact": 60 / 20, "o2_update_1558m_compact": 60 / 20,
+    "adamw_124m_f32": 1.0, "gpt2_124m_o2": 0.9,
+}
+LEVEL_FORESEEN = {"gpt2_124m_o2": 6.7}
+
+
+class Check:
+    """A run: its options, what it found so far, and how long it may go on."""
+
+    def __init__(self, options):
+        self.options, self.out = options, options.out
+        self.rows, self.phase = [], ""
+        self.end = time.monotonic() + 60 * options.minutes
+        self.until = self.end
+        self.kernel_report = page.kernel_report(programs.folder_of(options))
+
+    def seconds(self):
+        """Left to this phase."""
+        return self.until - time.monotonic()
+
+    def add(self, what, measured, **facts):
+        """`ok` False: something does not work; None: nothing to judge. A goal that is missed is no failure."""
+        self.rows.append({"phase": self.phase, "what": what, "measured": measured, **facts})
+
+    def timed(self, what, value, unit, goal=None, foreseen=None, **facts):
+        """A figure. A dry run has none."""
+        if self.options.sim:
+            self.add(what, "ran", ok=True)
+        else:
+            self.add(what, value, unit=unit, goal=goal, foreseen=foreseen, met=None if goal is None else value >= goal, **facts)
+
+    def run(self, name, command, **environment):
+        """(status, output) of one of Cairn's programs; status None where time was up. The output goes to a log, too."""
+        return programs.run(self.options, self.out / "logs" / name, command, self.seconds(), environment)
+
+
+def machine(check):
+    for what, value in programs.versions(check.options).items():
+        check.add(what, value)
+
+
+# --- Tests
+
+
+def suite(check):
+    for name, pattern, on_gpu in SIMULATED_SUITES if check.options.sim else SUITES:
+        test_program(check, name, name, pattern, {"CAIRN_TEST_DEVICE": "cuda:0"} if on_gpu else {})
+
+
+def test_program(check, label, name, pattern, environment, before=()):
+    path = programs.folder_of(check.options) / "bin" / name
+    if not path.exists():
+        check.add(label, "not packed", ok=None)
+        return
+    status, listed = check.run(f"{label}.list", [path, "--gtest_list_tests", f"--gtest_filter={pattern}"], **environment)
+    count = len(re.findall(r"^  \S", listed, re.MULTILINE))
+    if status != 0 or count == 0:
+        check.add(label, f"no tests match {pattern} (status {status})", ok=False)
+        return
+    shards = min(16, max(1, count // 40))
+    with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
+        ran = list(pool.map(lambda i: shard(check, label, [*before, path, f"--gtest_filter={pattern}"], environment, i, shards), range(shards)))
+    report_tests(check, label, count, ran)
+
+
+def shard(check, label, command, environment, index, shards):
+    """What a share of the tests came to: counts, and why it did not end if it did not."""
+    results = (check.out / "logs" / f"{label}.{index}.json").resolve()
+    status, output = check.run(f"{label}.{index}", command, **environment, GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(index),
+                               GTEST_OUTPUT=f"json:{results}")
+    errors = sum(int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", output))
+    if status is None or not results.exists():
+        begun = re.findall(r"\[ RUN      \] (\S+)", output)
+        why = "time was up" if status is None else f"ended with status {status}"
+        return {"errors": errors, "trouble": f"{why} in {begun[-1] if begun else 'no test'}", "cut": status is None,
+                "passed": output.count("[       OK ]")}
+    document = json.loads(results.read_text())
+    tests = [t for group in document["testsuites"] for t in group["testsuite"]]
+    failed = [f"{t['classname']}.{t['name']}" for t in tests if t.get("failures")]
+    skipped = sum(t["result"] == "SKIPPED" for t in tests)
+    return {"errors": errors, "failed": failed, "skipped": skipped, "passed": len(tests) - len(failed) - skipped,
+            "trouble": "" if status == 0 or failed else f"ended with status {status}"}
+
+
+def report_tests(check, label, count, ran):
+    def total(key):
+        return sum(r.get(key, 0) for r in ran)
+    failed = [name for r in ran for name in r.get("failed", [])]
+    troubles = [r["trouble"] for r in ran if r["trouble"]]
+    wrong = failed or total("errors") or any(r["trouble"] and not r.get("cut") for r in ran)
+    parts = [f"{total('passed')} of {count} passed", f"{len(failed)} failed"]
+    parts += [f"{total('skipped')} skipped"] if total("skipped") else []
+    parts += [f"{total('errors')} errors of the tool"] if total("errors") else []
+    check.add(label, ", ".join(parts), ok=False if wrong else None if troubles else True, note="; ".join((failed + troubles)[:5]))
+
+
+def sanitizer(tool):
+    def phase(check):
+        found = programs.find_program("compute-sanitizer")
+        if check.options.sim or not found:
+            check.add(tool, "skipped: " + ("the simulator checks more" if check.options.sim else "no compute-sanitizer here"))
+            return
+        test_program(check, f"{tool}.test_kernels", "test_kernels", "*/cuda*", {},
+                     [found, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"])
+    return phase
+
+
+# --- Speed
+
+
+def works(check, pattern, seconds=0.5):
+    """(name, row) of each work that matches; row None where it failed, which is said here."""
+    with programs.Works(check.options, check.out / "logs") as ours:
+        for name in [n for n in ours.names() if re.search(pattern, n)]:
+            yield name, ask(check, ours, name, seconds)
+
+
+def ask(check, side, name, seconds):
+    try:
+        return side.ask(name, 0 if check.options.sim else seconds, check.seconds())
+    except programs.WorkFailed as error:
+        cut = check.seconds() < 1  # the phase ran out of time, which is nobody's fault
+        check.add(f"{name}: {side.label}", "time was up" if cut else f"failed: {error}", ok=None if cut else False)
+        return None
+
+
+def memory(check):
+    for _, row in works(check, r"^(?!.*(update|adamw|amp_step|matmul|gpt2|convnet))"):
+        if row:
+            add_share(check, row)
+
+
+def add_share(check, row):
+    check.timed(row["work"], row["share"], "of copy", SHARE_GOAL, page.foreseen_share(check.kernel_report, row["kernels"]),
+                note=f"{row['bytes'] / row['ms'] / 1e6:,.0f} GB/s, copy {row['bytes'] / row['loop_ms'] / 1e6:,.0f}")
+
+
+def products(check):
+    for _, row in works(check, r"^(matmul|gpt2_(?!124m))"):
+        if row:
+            check.timed(row["work"], row["share"], "of cuBLASLt's best", PRODUCT_GOAL, 1.0,
+                        note=f"{row['operations'] / row['ms'] / 1e9:,.0f} TFLOP/s")
+
+
+def middle(values):
+    return sorted(values)[len(values) // 2]
+
+
+def beside_torch(check, pattern, judge):
+    """Rounds of both programs in turn; medians over rounds, the ratio's taken in each. judge(check, row) adds what is Cairn's alone."""
+    rounds = 1 if check.options.sim else 3
+    with programs.Works(check.options, check.out / "logs") as ours, programs.Peer(check.options, check.out / "logs") as peer:
+        if not peer.present:
+            check.add("PyTorch", "skipped: " + ("a dry run" if check.options.sim else "no PyTorch with CUDA here"))
+        for name in [n for n in ours.names() if re.search(pattern, n)]:
+            pairs = [(ask(check, ours, name, 1), ask(check, peer, name, 1) if peer.present and peer.knows(name) else None) for _ in range(rounds)]
+            mine = [a for a, _ in pairs if a]
+            both = [(a, b) for a, b in pairs if a and b]
+            if mine:
+                judge(check, sorted(mine, key=lambda row: row["ms"])[len(mine) // 2])
+            if both:
+                add_ratio(check, name, both)
+
+
+def add_ratio(check, name, pairs):
+    ratios = [b["ms"] / a["ms"] for a, b in pairs]
+    ours, theirs = (middle([p[i]["peak_bytes"] for p in pairs]) / 2**30 for i in (0, 1))
+    check.timed(f"{name}: PyTorch's time over Cairn's", middle(ratios), "x", TORCH_GOALS.get(name), TORCH_FORESEEN.get(name),
+                note=f"{middle([a['ms'] for a, _ in pairs]):.2f} and {middle([b['ms'] for _, b in pairs]):.2f} ms; rounds {min(ratios):.2f} - {max(ratios):.2f}")
+    check.timed(f"{name}: peak memory", ours, "GiB", note=f"PyTorch {theirs:.2f} GiB")
+
+
+def updates(check):
+    def judge(check, row):
+        if "bytes" in row:
+            add_share(check, row)
+        else:
+            check.timed(row["work"], row["share"], "of the update without a scaler", 0.97, 1.0)
+    beside_torch(check, r"update|adamw|amp_step", judge)
+
+
+def steps(name):
+    def judge(check, row):
+        unit = "tokens" if name == "gpt2" else "images"
+        rate = f"{row['operations'] / row['ms'] / 1e9:,.0f} TFLOP/s, " if "operations" in row else ""
+        check.timed(row["work"], row["items"] / row["ms"] * 1000, f"{unit}/s", note=f"{rate}{row['ms']:.2f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB")
+        if "share" in row:
+            check.timed(f"{row['work']}: O0's time over its own", row["share"], "x", LEVEL_GOALS.get(row["work"]), LEVEL_FORESEEN.get(row["work"]))
+    return lambda check: beside_torch(check, rf"^{name}(_124m)?_o\d$", judge)
+
+
+# --- Whole programs
+
+
+TRAINING = {
+    "digits": ["--epochs", "5"],
+    "char_lm": ["--text", *sorted(map(str, (ROOT / "docs").glob("*.md"))), "--sample", "0", "--steps", "600"],
+}
+SIMULATED_TRAINING = {
+    "digits": ["--train-size", "64", "--test-size", "16", "--batch-size", "8", "--steps", "2"],
+    "char_lm": ["--text", str(ROOT / "docs/naming.md"), "--sample", "0", "--steps", "2", "--layers", "1", "--width", "16", "--heads", "2",
+                "--tokens", "8", "--batch-size", "2"],
+}
+
+
+def training(check):
+    arguments_of = SIMULATED_TRAINING if check.options.sim else TRAINING
+    for level in ("O0", "O1", "O2"):
+        train(check, "digits", level, arguments_of["digits"], "test_accuracy", lambda m: m["test_accuracy"] >= 0.97)
+        train(check, "char_lm", level, arguments_of["char_lm"], "test_loss", lambda m: m["test_loss"] < m["bigram_loss"])
+
+
+def train(check, program, level, arguments, figure, learned):
+    label, metrics = f"{program} {level}", check.out / "logs" / f"{program}_{level}.jsonl"
+    status, output = check.run(label.replace(" ", "_"), [f"bin/{program}", "--device", "cuda", "--opt-level", level, "--metrics", metrics.resolve(), *arguments])
+    if status != 0:
+        check.add(label, "time was up" if status is None else f"status {status}", ok=None if status is None else False, note=last_line(output))
+        return
+    last = json.loads(metrics.read_text().strip().split("\n")[-1])
+    speed = next((f", {last[key]:,.0f} {key.split('_')[0]}/s" for key in last if key.endswith("_per_second")), "")
+    if check.options.sim:
+        check.add(label, "ran", ok=True)
+    else:
+        check.add(label, f"{figure} {last[figure]:.4f}{speed}", ok=learned(last))
+
+
+def last_line(text):
+    return text.strip().split("\n")[-1][:200]
+
+
+def ranks(check):
+    alone = ("NCCL, one rank", ["bin/gpu_ranks", "nccl"])
+    staged = ("two ranks on one GPU, gradients staged through the host to Gloo", ["bin/cairn-run", "--nproc-per-node", "2", "bin/gpu_ranks", "staged"])
+    for label, command in (alone, staged):
+        status, output = check.run(command[-1], command)
+        check.add(label, "agrees" if status == 0 else f"status {status}", ok=status == 0, note=last_line(output))
+
+
+PHASES = [  # what, at most how many minutes
+    ("machine", 1, machine), ("suite", 10, suite), ("memory", 5, memory), ("updates", 6, updates), ("gpt2", 6, steps("gpt2")),
+    ("products", 4, products), ("convnet", 3, steps("convnet")), ("training", 6, training), ("ranks", 3, ranks),
+    ("memcheck", 6, sanitizer("memcheck")), ("racecheck", 5, sanitizer("racecheck")), ("synccheck", 4, sanitizer("synccheck")),
+    ("initcheck", 4, sanitizer("initcheck")),
+]
+
+
+def run_phase(check, name, minutes, phase):
+    print(f"\n== {name}", flush=True)
+    check.phase, first, start = name, len(check.rows), time.monotonic()
+    check.until = min(check.end, start + 60 * minutes)
+    if check.seconds() < 5:
+        check.add(name, "not begun: no time was left", ok=None)
+    else:
+        try:
+            phase(check)
+        except Exception as error:  # whatever it is, the other phases have their turn
+            check.add(name, f"failed: {type(error).__name__}: {error}", ok=False)
+    for row in check.rows[first:]:
+        print(page.line(row), flush=True)
+    page.write(check.out, check.rows, check.options.sim)
+
+
+def earlier_rows(out, names):
+    """Of phases that this run leaves as an earlier one wrote them."""
+    try:
+        return [row for row in json.loads((out / "results.json").read_text())["rows"] if row["phase"] not in names]
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def arguments():
+    names = [name for name, _, _ in PHASES]
+    parser = argparse.ArgumentParser(prog="gpu_check run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check", help="folder for results.md, results.json and logs")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=names, help="of " + ",".join(names) + "; results of the others in --out stay")
+    parser.add_argument("--minutes", type=float, default=55, help="for all phases together")
+    parser.add_argument("--programs", type=Path, help="a build folder or an unpacked pack; default: what 'pack' made")
+    parser.add_argument("--python", help="an interpreter with PyTorch; default: this one, or python3")
+    parser.add_argument("--sim", action="store_true", help="a dry run on simulated GPUs: tiny sizes, no figures")
+    options = parser.parse_args()
+    unknown = set(options.only) - set(names)
+    if unknown:
+        parser.error(f"no phase called {', '.join(sorted(unknown))}")
+    options.out = options.out.resolve()
+    return options
+
+
+def main():
+    options = arguments()
+    os.chdir(ROOT)
+    (options.out / "logs").mkdir(parents=True, exist_ok=True)
+    check = Check(options)
+    check.rows = earlier_rows(options.out, options.only)
+    for name, minutes, phase in PHASES:
+        if name in options.only:
+            run_phase(check, name, minutes, phase)
+    wrong = [row for row in check.rows if row.get("ok") is False]
+    if options.sim and not all(row.get("ok", True) for row in check.rows):
+        sys.exit("gpu_check: a dry run must come to the end of every phase")
+    print(f"\n{options.out / 'results.md'}: {len(check.rows)} results, {len(wrong)} failures, {sum(row.get('met') is False for row in check.rows)} goals missed")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
