@@ -93,9 +93,8 @@ bool Allocator::over_capacity(std::size_t bytes) const {
 
 void Allocator::trim_for(std::size_t block_bytes) {
   const std::size_t reserved = stats_.reserved + block_bytes;
-  if (reserved > capacity_ || reserved > most_live_ + most_live_ / 4 + kSlack) {
-    release_cached_locked();
-  }
+  const std::size_t most = std::min(capacity_, most_live_ + most_live_ / 4 + kSlack);
+  if (reserved > most) release_cached_locked(reserved - most);
 }
 
 namespace {
@@ -157,16 +156,22 @@ void Allocator::wait_for_pending_cuda() {
   }
 }
 
-void Allocator::release_cached_locked() noexcept {
-  for (auto& [key, blocks] : cache_) {
-    for (void* data : blocks) {
-      if (device_.is_cpu()) unpoison(data, key.first);
-      system_->release(data, key.first);
+// The largest first: they are the fewest, and each release may wait for the device.
+void Allocator::release_cached_locked(std::size_t bytes) noexcept {
+  std::size_t released = 0;
+  while (released < bytes && !cache_.empty()) {
+    const auto last = std::prev(cache_.end());
+    auto& [key, blocks] = *last;
+    if (!blocks.empty()) {
+      if (device_.is_cpu()) unpoison(blocks.back(), key.first);
+      system_->release(blocks.back(), key.first);
+      blocks.pop_back();
+      released += key.first;
     }
-    stats_.reserved -= key.first * blocks.size();
+    if (blocks.empty()) cache_.erase(last);
   }
-  cache_.clear();
-  cached_ = 0;
+  stats_.reserved -= released;
+  cached_ -= released;
 }
 
 void Allocator::count(std::size_t bytes, MemoryCategory category) {

@@ -3,17 +3,57 @@
 #include <dlpack/dlpack.h>
 
 #include <array>
+#include <memory>
 #include <vector>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
+#include "cairn/core/stream.h"
+#include "cuda_interface.h"
 
 namespace cairn::core {
 
 namespace {
 
+// Work that is queued on `after` later starts when `before` has done what it has now.
+void order(Device device, void* before, void* after) {
+  if (before == after) return;
+  const DeviceGuard guard(device);  // a null stream is the current device's
+  void* const event = cuda::create_event(device.index);
+  cuda::record_event(event, before);
+  cuda::wait_event(after, event);
+  cuda::destroy_event(event);
+}
+
+/// The two streams that use exchanged memory: the second starts after the first, and the first goes
+/// on after the second when the exchange ends.
+class Exchange {
+ public:
+  Exchange(Device device, void* first, void* second)
+      : device_(device), first_(first), second_(second) {
+    if (device_.is_cuda()) order(device_, first_, second_);
+  }
+  ~Exchange() {
+    if (!device_.is_cuda()) return;
+    try {
+      order(device_, second_, first_);
+    } catch (const Error& e) {
+      log::error("exchanged memory on {} goes back without order: {}", device_, e.what());
+    }
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+ private:
+  Device device_;
+  void* first_;
+  void* second_;
+};
+
 // What an exported tensor needs to stay alive: freed by its deleter.
 struct Exported {
   Tensor tensor;
+  std::unique_ptr<Exchange> exchange;  // ends before the tensor
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;
   DLManagedTensor managed{};
@@ -99,10 +139,12 @@ TensorView view_from_dl(const DLTensor& theirs) {
 
 }  // namespace
 
-DLManagedTensor* to_dlpack(const Tensor& x) {
+DLManagedTensor* to_dlpack(const Tensor& x, void* receivers_stream) {
   const TensorView view = x.view();
   auto exported = std::make_unique<Exported>();
   exported->tensor = x.detach();
+  exported->exchange = std::make_unique<Exchange>(
+      view.device, Stream::current(view.device).native(), receivers_stream);
   exported->shape.assign(view.shape.begin(), view.shape.end());
   exported->strides.assign(view.strides.begin(), view.strides.end());
   DLManagedTensor& managed = exported->managed;
@@ -118,17 +160,21 @@ DLManagedTensor* to_dlpack(const Tensor& x) {
   return &exported.release()->managed;
 }
 
-Tensor from_dlpack(DLManagedTensor* managed) {
+Tensor from_dlpack(DLManagedTensor* managed, void* senders_stream) {
   CAIRN_CHECK(managed != nullptr, "from_dlpack", "expected a DLManagedTensor, got null");
   const TensorView view = view_from_dl(managed->dl_tensor);
   // The deleter is armed only when nothing can throw any more.
   struct Owner {
+    std::unique_ptr<Exchange> exchange;
     DLManagedTensor* managed = nullptr;
     ~Owner() {
+      exchange.reset();
       if (managed != nullptr && managed->deleter != nullptr) managed->deleter(managed);
     }
   };
   auto owner = std::make_shared<Owner>();
+  owner->exchange = std::make_unique<Exchange>(view.device, senders_stream,
+                                               Stream::current(view.device).native());
   Tensor result = Tensor::wrap(view, owner);
   owner->managed = managed;
   return result;

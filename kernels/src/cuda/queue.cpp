@@ -1,5 +1,7 @@
 #include "cuda/queue.h"
 
+#include <cstring>
+
 #include <nvtx3/nvToolsExt.h>
 
 #include "cuda/error.h"
@@ -44,9 +46,11 @@ void Queue::copy(void* dst, const void* src, std::size_t bytes) const {
 }
 
 void Queue::upload(void* dst, const void* src, std::size_t bytes) const {
-  check_cuda(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, handle(*this)), op_,
-             "cudaMemcpyAsync");
-  check_cuda(cudaStreamSynchronize(handle(*this)), op_, "cudaStreamSynchronize");
+  const auto staging = core::Storage::allocate_pinned(bytes);
+  std::memcpy(staging->data(), src, bytes);
+  check_cuda(cudaMemcpyAsync(dst, staging->data(), bytes, cudaMemcpyHostToDevice, handle(*this)),
+             op_, "cudaMemcpyAsync");
+  staging->record_use(core::Stream::current(device_));
 }
 
 void Queue::download(void* dst, const void* src, std::size_t bytes) const {

@@ -34,7 +34,7 @@ class Queue {
   std::shared_ptr<core::Storage> workspace(std::size_t bytes) const;
 
   void copy(void* dst, const void* src, std::size_t bytes) const;      // within the device
-  void upload(void* dst, const void* src, std::size_t bytes) const;    // from the host, waits
+  void upload(void* dst, const void* src, std::size_t bytes) const;    // from the host; no wait
   void download(void* dst, const void* src, std::size_t bytes) const;  // to the host, waits
 
  private:

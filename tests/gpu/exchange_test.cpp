@@ -1,0 +1,75 @@
+// Memory that goes from one stream to another, or to another library's: no race, and nothing waits.
+#include <cuda_runtime_api.h>
+#include <dlpack/dlpack.h>
+#include <gtest/gtest.h>
+
+#include "cairn/core/dlpack.h"
+#include "cairn/core/stream.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/multi_tensor.h"
+#include "gpu/planted_kernels.h"
+#include "gpu/sim/simulator.h"
+
+namespace cairn::test {
+namespace {
+
+constexpr Device kGpu{DeviceType::cuda, 0};
+
+class Exchange : public testing::TestWithParam<gpusim::Schedule> {
+ protected:
+  Exchange() {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    gpusim::set_schedule(GetParam(), 3);
+    cudaStreamCreateWithFlags(&theirs_, cudaStreamNonBlocking);
+  }
+  cudaStream_t theirs_ = nullptr;
+};
+using ExchangeDeathTest = Exchange;
+constexpr auto kAll = {gpusim::Schedule::late, gpusim::Schedule::early,
+                       gpusim::Schedule::shuffled};
+INSTANTIATE_TEST_SUITE_P(Schedules, Exchange, testing::ValuesIn(kAll));
+INSTANTIATE_TEST_SUITE_P(Schedules, ExchangeDeathTest, testing::ValuesIn(kAll));
+
+TEST_P(Exchange, OfDlpackOrdersBothStreams) {
+  Tensor x = Tensor::full({64}, 1.0, DType::f32, kGpu);
+  DLManagedTensor* const out = core::to_dlpack(x, theirs_);
+  launch_fill(theirs_, static_cast<float*>(out->dl_tensor.data), 64, 2.0f);
+  out->deleter(out);
+  kernels::fill(x, 3.0);  // after theirs
+  EXPECT_EQ(x.to_vector<float>(), std::vector<float>(64, 3.0f));
+
+  void* data = nullptr;
+  ASSERT_EQ(cudaMalloc(&data, 256), cudaSuccess);
+  launch_fill(theirs_, static_cast<float*>(data), 64, 5.0f);
+  std::int64_t shape[] = {64};
+  DLManagedTensor in{};
+  in.dl_tensor = {data, {kDLCUDA, 0}, 1, {kDLFloat, 32, 1}, shape, nullptr, 0};
+  EXPECT_EQ(core::from_dlpack(&in, theirs_).to_vector<float>(), std::vector<float>(64, 5.0f));
+  launch_fill(theirs_, static_cast<float*>(data), 64, 6.0f);  // after ours
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+TEST_P(ExchangeDeathTest, OfAStreamThatNobodyNamedIsARace) {
+  Tensor x = Tensor::full({64}, 1.0, DType::f32, kGpu);
+  DLManagedTensor* const out = core::to_dlpack(x);
+  EXPECT_DEATH(
+      {
+        launch_fill(theirs_, static_cast<float*>(out->dl_tensor.data), 64, 2.0f);
+        cudaDeviceSynchronize();
+      },
+      "gpusim: race");
+  out->deleter(out);
+}
+
+// The first pass over a list uploads its table of pointers.
+TEST_P(Exchange, ANewListOfTensorsIsNotWaitedFor) {
+  const Tensor x = Tensor::full({64}, 2.0, DType::f32, kGpu);
+  kernels::fill(x, 1.0);
+  const auto before = gpusim::counters().waits;
+  kernels::multi_tensor_scale({x}, {x}, 0.5);
+  EXPECT_EQ(gpusim::counters().waits, before);
+  EXPECT_EQ(x.to_vector<float>(), std::vector<float>(64, 0.5f));
+}
+
+}  // namespace
+}  // namespace cairn::test
