@@ -22,7 +22,7 @@ int cpu_device_count() {
 std::string range_of(DeviceType type) {
   const int count = device_count(type);
   if (count == 0) return "";
-  const std::string first = to_string({type, 0});
+  std::string first = to_string({type, 0});
   if (count == 1) return first;
   return first + (count == 2 ? ", " : " ... ") + to_string({type, count - 1});
 }

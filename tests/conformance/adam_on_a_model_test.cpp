@@ -42,7 +42,7 @@ void set_value(const Tensor& parameter, const std::vector<double>& value) {
 
 std::vector<AdamCase> adam_cases() {
   std::vector<AdamCase> all;
-  for (const Device device : test::devices()) {
+  for (const Device device : test::fast_devices()) {
     all.push_back({device, "f32", Casts::none, DType::f32});
     all.push_back({device, "f16_convolutions", Casts::convolutions, DType::f16});
     all.push_back({device, "f16", Casts::all, DType::f16});

@@ -98,7 +98,7 @@ TEST_P(Lamb, MixedPrecision) {
 }
 
 TEST(LambSizes, ManyParameters) {
-  for (const Device device : test::devices()) {
+  for (const Device device : test::fast_devices()) {
     check(kManySizes, options_of(0.01, false), DType::f32, 7, device);
   }
 }

@@ -49,7 +49,7 @@ struct PairCase {
 
 inline std::vector<PairCase> cases(const Pair* first, const Pair* last) {
   std::vector<PairCase> all;
-  for (Device device : test::devices()) {
+  for (Device device : test::fast_devices()) {
     for (const Pair* pair = first; pair != last; ++pair) all.push_back({device, *pair});
   }
   return all;

@@ -22,6 +22,15 @@ inline std::vector<Device> devices() {
   return all;
 }
 
+/// Those that work fast enough for millions of elements: simulated GPUs do not.
+inline std::vector<Device> fast_devices() {
+#if defined(CAIRN_SIMULATED_GPUS)
+  return {{core::DeviceType::cpu, 0}};
+#else
+  return devices();
+#endif
+}
+
 /// Test names of a suite parameterised over devices: "cpu", "cuda".
 inline std::string device_name(const testing::TestParamInfo<Device>& info) {
   return info.param.is_cuda() ? "cuda" : "cpu";
