@@ -19,8 +19,8 @@ const std::string kDigits = std::string(CAIRN_DIGITS_PROGRAM) + " --train-size 2
 const std::string kSmall = " --batch-size 8 ";
 const std::string kTwo = std::string(CAIRN_RUN_PROGRAM) + " --nproc-per-node 2 ";
 
-/// Runs a program and gives each step's loss.
-std::vector<double> losses(const std::string& command) {
+/// Runs a program and gives each step's loss, or another of its metrics.
+std::vector<double> losses(const std::string& command, const std::string& key = "loss") {
   const TemporaryFolder folder;
   const ShellResult result = shell(command + " --metrics " + (folder / "m").string());
   EXPECT_EQ(result.status, 0) << command << "\n" << result.out << result.err;
@@ -28,7 +28,7 @@ std::vector<double> losses(const std::string& command) {
   std::istringstream file(read_text(folder / "m"));
   for (std::string line; std::getline(file, line);) {
     const auto json = nlohmann::json::parse(line);
-    if (json.contains("loss") && json.contains("step")) all.push_back(json["loss"]);
+    if (json.contains(key) && json.contains("step")) all.push_back(json[key]);
   }
   return all;
 }
@@ -91,6 +91,12 @@ TEST(Training, OfTheOtherExamples) {
       "--layers 2 --width 32 --heads 2 --tokens 16 --batch-size 2 --sample 0 ";
   expect_near(losses(with("late") + language + small + "--device cuda"), losses(language + small),
               6e-2);
+  const std::string images = std::string(CAIRN_DCGAN_PROGRAM) +
+                             " --opt-level O2 --half-dtype bf16 --steps 3 --report-every 1 "
+                             "--batch-size 4 --nz 8 --ngf 4 --ndf 4 --train-size 64 --test-size 16 ";
+  for (const char* loss : {"d_loss", "g_loss"}) {
+    expect_near(losses(with("late") + images + "--device cuda", loss), losses(images, loss), 6e-2);
+  }
 }
 
 TEST(Training, WaitsForFewThingsAndMakesOneContext) {
