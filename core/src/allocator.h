@@ -62,7 +62,8 @@ class Allocator {
   void* system_block(std::size_t block_bytes);
   bool over_capacity(std::size_t bytes) const;
   void trim_for(std::size_t block_bytes);
-  void release_cached_locked(std::size_t bytes = SIZE_MAX) noexcept;  // at least so many, where there are
+  void release_cached_locked(
+      std::size_t bytes = SIZE_MAX) noexcept;  // at least so many, where there are
   void cache_block(const CacheKey& key, void* data) noexcept;
   void collect_pending() noexcept;
   void wait_for_pending_cuda();

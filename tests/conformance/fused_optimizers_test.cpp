@@ -100,13 +100,15 @@ TEST_P(FusedOptimizers, AdagradFloat) {
       [&](std::size_t t, std::int64_t i) { return adagrad(all, options, t, i); }, DType::f32));
 }
 
-TEST_P(FusedOptimizers, AdagradManyParameters) {
+TEST(FusedOptimizersSizes, AdagradManyParameters) {
   const AdagradOptions options{.lr = 5e-4, .weight_decay = 0.0};
-  const ManyElements all(kManySizes, DType::f32, GetParam());
-  FusedAdagrad optimizer(all.parameters(), options);
-  all.train(optimizer, kIterations);
-  expect_fused(all.compare(
-      [&](std::size_t t, std::int64_t i) { return adagrad(all, options, t, i); }, DType::f32));
+  for (const Device device : test::fast_devices()) {
+    const ManyElements all(kManySizes, DType::f32, device);
+    FusedAdagrad optimizer(all.parameters(), options);
+    all.train(optimizer, kIterations);
+    expect_fused(all.compare(
+        [&](std::size_t t, std::int64_t i) { return adagrad(all, options, t, i); }, DType::f32));
+  }
 }
 
 TEST_P(FusedOptimizers, AdagradOption) {

@@ -25,8 +25,7 @@ class Exchange : public testing::TestWithParam<gpusim::Schedule> {
   cudaStream_t theirs_ = nullptr;
 };
 using ExchangeDeathTest = Exchange;
-constexpr auto kAll = {gpusim::Schedule::late, gpusim::Schedule::early,
-                       gpusim::Schedule::shuffled};
+constexpr auto kAll = {gpusim::Schedule::late, gpusim::Schedule::early, gpusim::Schedule::shuffled};
 INSTANTIATE_TEST_SUITE_P(Schedules, Exchange, testing::ValuesIn(kAll));
 INSTANTIATE_TEST_SUITE_P(Schedules, ExchangeDeathTest, testing::ValuesIn(kAll));
 

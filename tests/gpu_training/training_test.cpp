@@ -91,9 +91,10 @@ TEST(Training, OfTheOtherExamples) {
       "--layers 2 --width 32 --heads 2 --tokens 16 --batch-size 2 --sample 0 ";
   expect_near(losses(with("late") + language + small + "--device cuda"), losses(language + small),
               6e-2);
-  const std::string images = std::string(CAIRN_DCGAN_PROGRAM) +
-                             " --opt-level O2 --half-dtype bf16 --steps 3 --report-every 1 "
-                             "--batch-size 4 --nz 8 --ngf 4 --ndf 4 --train-size 64 --test-size 16 ";
+  const std::string images =
+      std::string(CAIRN_DCGAN_PROGRAM) +
+      " --opt-level O2 --half-dtype bf16 --steps 3 --report-every 1 "
+      "--batch-size 4 --nz 8 --ngf 4 --ndf 4 --train-size 64 --test-size 16 ";
   for (const char* loss : {"d_loss", "g_loss"}) {
     expect_near(losses(with("late") + images + "--device cuda", loss), losses(images, loss), 6e-2);
   }
