@@ -3,6 +3,8 @@
 #include <dlpack/dlpack.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "cairn/core/dlpack.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
@@ -58,6 +60,15 @@ TEST_P(ExchangeDeathTest, OfAStreamThatNobodyNamedIsARace) {
       },
       "gpusim: race");
   out->deleter(out);
+}
+
+// The block comes from the cache: nothing else gives the thread a context.
+TEST_P(Exchange, AThreadThatHasCalledNothingYetFillsATensor) {
+  Tensor::full({64}, 1.0, DType::f64, kGpu);
+  std::thread([] {
+    const Tensor x = Tensor::full({64}, 2.5, DType::f64, kGpu);
+    EXPECT_EQ(x.to_vector<double>(), std::vector<double>(64, 2.5));
+  }).join();
 }
 
 // The first pass over a list uploads its table of pointers.

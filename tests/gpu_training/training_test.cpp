@@ -146,7 +146,7 @@ TEST(Training, AnErrorOfNcclIsNamedWithinTenSeconds) {
   const ShellResult result = shell(with("late") + "CAIRN_SIM_FAULTS=ncclAsyncError@40+=6 " + kTwo +
                                    kDigits + kSmall + "--device cuda --steps 400");
   EXPECT_NE(result.status, 0);
-  EXPECT_LT(result.seconds, 20);
+  EXPECT_LT(result.seconds, 10);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank"), HasSubstr("failed on cuda:")));
 }
 

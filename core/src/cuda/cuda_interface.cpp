@@ -75,7 +75,7 @@ bool has_context(int device) {
 
 template <class Function, class... Args>
 void call_driver(const char* name, Args... args) {
-  static auto* const function = driver_function<Function>(name);
+  auto* const function = driver_function<Function>(name);
   const CUresult status = function == nullptr ? CUDA_ERROR_NOT_FOUND : function(args...);
   if (status != CUDA_SUCCESS) {
     fail<DeviceError>(name, "expected success, got CUDA driver error ", static_cast<int>(status));
@@ -157,6 +157,7 @@ void copy(void* dst, Device dst_device, const void* src, Device src_device, std:
 void fill(void* data, const void* element, std::size_t element_bytes, std::size_t count, int device,
           void* stream) {
   const DeviceGuard guard({DeviceType::cuda, device});
+  set_device(device);  // the driver asks for a context in this thread: cudaGetDevice makes none
   const auto at = reinterpret_cast<CUdeviceptr>(data);
   const auto where = static_cast<CUstream>(stream);
   std::uint32_t words[2] = {};

@@ -23,6 +23,7 @@ template <class Element>
 CUresult fill(const Call& call, CUdeviceptr to, std::size_t pitch, Element value,
               std::size_t height, CUstream handle) {
   if (call.injected() != 0) return static_cast<CUresult>(call.injected());
+  if (!has_bound_context()) return CUDA_ERROR_INVALID_CONTEXT;
   if (Machine::get().lost != 0) return CUDA_ERROR_ILLEGAL_ADDRESS;
   Stream* const stream = find_stream(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;

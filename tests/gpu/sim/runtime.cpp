@@ -18,6 +18,7 @@ namespace {
 
 thread_local int device_now = 0;
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local bool context_bound = false;
 
 Machine& machine() {
   return Machine::get();
@@ -46,6 +47,7 @@ cudaError_t enter(const Call& call) {
 }
 
 void touch_context(int device) {
+  context_bound = true;
   machine().counters.contexts.insert(device);
 }
 
@@ -140,6 +142,10 @@ cudaError_t copy(const Call& call, void* dst, const void* src, std::size_t bytes
 
 int current_device() {
   return device_now;
+}
+
+bool has_bound_context() {
+  return context_bound;
 }
 
 // An error of a launch is found by the next cudaGetLastError.
