@@ -126,14 +126,14 @@ bool keeps(parallel::Collectives& nccl, DType dtype) {
   next(), nccl.all_reduce(x, parallel::ReduceOp::sum);
   next(), nccl.all_reduce(x, parallel::ReduceOp::mean);
   next(), nccl.broadcast(x, 0);
-  next(), nccl.all_gather(x, y);
+  next(), nccl.all_gather(x, y, {1000});
   nccl.wait();
   return x.to_vector() == before && y.to_vector() == before;
 }
 
 int nccl() {
   using std::chrono::seconds;
-  parallel::StoreServer server({"127.0.0.1", 0, ""}, 1, seconds(8));
+  parallel::StoreServer server({"127.0.0.1", 0, ""}, 1);
   const auto client = std::make_shared<parallel::StoreClient>(
       parallel::StoreAddress{"127.0.0.1", server.port(), ""}, 0);
   const auto group = parallel::connect_nccl({0, 1, kGpu, "127.0.0.1", client, seconds(30)});

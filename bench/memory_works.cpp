@@ -205,7 +205,7 @@ std::vector<Work> list_works(const Sizes& s) {
       work(s, "find_nonfinite_bf16", 2, "^find_nonfinite_kernel",
            [s] {
              const Tensor x = s.matrix(), found = Tensor::zeros({1});
-             return [=] { kernels::find_nonfinite({x}, found); };
+             return [=] { kernels::find_nonfinite({x}, {found}); };
            }),
       work(s, "hash_tensors_bf16", 2, "^hash_chunks_kernel",
            [s] {

@@ -1,8 +1,11 @@
 #include <memory>
 
 #include "cairn/amp/amp.h"
+#include "cairn/autograd/engine.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/adam.h"
+#include "language_model.h"
+#include "resnet.h"
 #include "support/conv_net.h"
 #include "support/gpt.h"
 #include "works.h"
@@ -12,16 +15,27 @@ namespace {
 
 using namespace cairn;
 
+/// Moments and masters in the least memory; the loss in the model's dtype then.
+constexpr optim::StateOptions kCompact{DType::bf16, optim::MasterStorage::remainder};
+
+amp::Amp initialize(nn::Module& model, optim::Optimizer& optimizer, amp::OptLevel level,
+                    const optim::StateOptions& state) {
+  optimizer.set_state_options(state);
+  amp::Options options{.opt_level = level, .half_dtype = DType::bf16};
+  if (state.masters == optim::MasterStorage::remainder) options.cast_model_outputs = DType::bf16;
+  return amp::initialize(model, optimizer, options);
+}
+
 /// A model with its optimizer and opt level, ready to step on one fixed batch. Half is bf16.
 template <class Model>
 struct Training {
-  Training(Model m, amp::OptLevel level, Tensor inputs, Tensor labels)
+  Training(Model m, amp::OptLevel level, Tensor inputs, Tensor labels,
+           const optim::StateOptions& state)
       : model(std::move(m)),
         optimizer(model.parameters(), {.lr = 1e-3, .weight_decay = 0.01}),
         x(std::move(inputs)),
         target(std::move(labels)),
-        precision(
-            amp::initialize(model, optimizer, {.opt_level = level, .half_dtype = DType::bf16})) {}
+        precision(initialize(model, optimizer, level, state)) {}
 
   void step() {
     precision.backward(nn::cross_entropy(model(x), target));
@@ -35,9 +49,10 @@ struct Training {
 };
 
 template <class Model>
-Run steps(Model model, amp::OptLevel level, Tensor x, Tensor target) {
-  const auto training =
-      std::make_shared<Training<Model>>(std::move(model), level, std::move(x), std::move(target));
+Run steps(Model model, amp::OptLevel level, Tensor x, Tensor target,
+          const optim::StateOptions& state = {}) {
+  const auto training = std::make_shared<Training<Model>>(std::move(model), level, std::move(x),
+                                                          std::move(target), state);
   return [training] { training->step(); };
 }
 
@@ -53,15 +68,55 @@ Work convnet(const char* name, DType dtype) {
           }};
 }
 
-support::Gpt small_gpt() {
-  return support::Gpt({.vocabulary = 256, .tokens = 256, .width = 384, .layers = 6, .heads = 6});
+support::Gpt small_gpt(std::int64_t tokens = 256) {
+  return support::Gpt({.vocabulary = 256, .tokens = tokens, .width = 384, .layers = 6, .heads = 6});
 }
 
-Work gpt(const char* name, DType dtype) {
-  return {name, [dtype] {
-            return steps(small_gpt(), level_of(dtype), integers({8, 256}, 256),
-                         integers({8, 256}, 256));
+/// A step on 2048 tokens.
+Work gpt(const char* name, DType dtype, std::int64_t tokens = 256) {
+  return {name, [=] {
+            const Shape shape{2048 / tokens, tokens};
+            return steps(small_gpt(tokens), level_of(dtype), integers(shape, 256),
+                         integers(shape, 256));
           }};
+}
+
+Work resnet(const char* name, amp::OptLevel level) {
+  return {name, [level] {
+            return steps(ResNet18(), level, random({32, 3, 32, 32}), integers({32}, 10));
+          }};
+}
+
+Work lstm(const char* name, amp::OptLevel level, const optim::StateOptions& state = {}) {
+  return {name, [=] {
+            return steps(LanguageModel(10000, 512, 2), level, integers({250, 8}, 10000),
+                         integers({250, 8}, 10000), state);
+          }};
+}
+
+/// The last layer and the loss of a language model of 40,000 words, on 32 x 250 tokens.
+template <class Loss>
+Work vocabulary(const char* name, Loss loss) {
+  return {name, [loss] {
+            Tensor x = random({8000, 512}), weight = random({40000, 512});
+            kernels::affine(weight, 0.05, 0.0, weight);
+            const Tensor target = integers({8000}, 40000);
+            x.set_requires_grad(true), weight.set_requires_grad(true);
+            return [=] {
+              x.gradient_slot().clear(), weight.gradient_slot().clear();
+              autograd::backward(loss(x, weight, target));
+            };
+          }};
+}
+Work vocabulary_plain() {
+  return vocabulary("vocabulary_40k_plain", [](auto& x, auto& weight, auto& target) {
+    return nn::cross_entropy(autograd::linear(x, weight), target);
+  });
+}
+Work vocabulary_fused(const char* name, bool recompute) {
+  return vocabulary(name, [recompute](auto& x, auto& weight, auto& target) {
+    return nn::linear_cross_entropy(x, weight, {}, target, {}, recompute);
+  });
 }
 
 /// An O2 step of two micro-batches, their gradients summed in f32 or in bf16.
@@ -145,8 +200,23 @@ std::vector<Work> levels(const std::string& name, const Job& job) {
 }  // namespace
 
 std::vector<Work> model_works() {
-  return {convnet("convnet_step_f32", DType::f32), convnet("convnet_step_bf16", DType::bf16),
-          gpt("gpt_step_f32", DType::f32), gpt("gpt_step_bf16", DType::bf16), accumulation()};
+  using amp::OptLevel;
+  return {convnet("convnet_step_f32", DType::f32),
+          convnet("convnet_step_bf16", DType::bf16),
+          resnet("resnet18_step_f32", OptLevel::O0),
+          resnet("resnet18_step_bf16", OptLevel::O1),
+          resnet("resnet18_step_o2", OptLevel::O2),
+          lstm("lstm_step_f32", OptLevel::O0),
+          lstm("lstm_step_bf16", OptLevel::O1),
+          lstm("lstm_step_o2", OptLevel::O2, kCompact),
+          gpt("gpt_step_f32", DType::f32),
+          gpt("gpt_step_bf16", DType::bf16),
+          gpt("gpt_t1024_step_f32", DType::f32, 1024),
+          gpt("gpt_t1024_step_bf16", DType::bf16, 1024),
+          accumulation(),
+          vocabulary_plain(),
+          vocabulary_fused("vocabulary_40k", false),
+          vocabulary_fused("vocabulary_40k_recompute", true)};
 }
 
 std::vector<Work> gpu_model_works(bool tiny) {

@@ -124,10 +124,13 @@ Run update(const Gpt2& model, const Options& options) {
 
 /// Adam whose step count and learning rate stay on the device.
 Run device_adam(const Gpt2& model) {
-  const Tensor lr = Tensor::full({1}, 1e-3), step = Tensor::zeros({1}, DType::i32);
-  const kernels::AdamOptions options{.weight_decay = 0.01, .device = {.lr = lr, .step = step}};
-  const Run run = update(model, options);
-  return [=] { run(), static_cast<void>(lr), static_cast<void>(step); };
+  const Tensor lr = Tensor::full({1}, 1e-3, DType::f64), step = Tensor::zeros({1}, DType::i32);
+  const kernels::AdamOptions options{.weight_decay = 0.01};
+  const auto list = std::make_shared<List>(model, options.moments());
+  return [=] {
+    kernels::advance_step(step, {});
+    kernels::update(list->entries, options, {.lr = lr, .step = step});
+  };
 }
 
 template <class Options>

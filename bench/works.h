@@ -32,6 +32,7 @@ std::vector<Work> optimizer_works();
 // For a GPU: sizes that fill it, or, `tiny`, sizes for the simulated one.
 std::vector<Work> memory_works(bool tiny);
 std::vector<Work> product_works(bool tiny);
+std::vector<Work> attention_works(bool tiny);
 std::vector<Work> gpu_model_works(bool tiny);
 std::vector<Work> gpu_optimizer_works(bool tiny);
 

@@ -1,10 +1,12 @@
 // Times pieces of work, one JSON line each: the fastest and the median run in milliseconds, the
 // share where there is something to take it of (median over runs in turn), the bytes and operations
-// of a run, the device's peak memory before that something joined it.
+// of a run, the device's peak memory before that something joined it, and how much the process grew
+// (VmHWM over what it was).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -67,22 +69,41 @@ nlohmann::json facts(const bench::Work& work) {
   return row;
 }
 
+/// The process's own memory in bytes: VmRSS now, VmHWM at most since reset_most().
+double process_memory(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (word != field + ":") continue;
+    double kilobytes = 0;
+    status >> kilobytes;
+    return kilobytes * 1024;
+  }
+  return 0;
+}
+void reset_most() {
+  std::ofstream("/proc/self/clear_refs") << 5;
+}
+
 /// Where there is a loop it runs in turn with the work: what else the machine does meets both.
 nlohmann::json measure(const bench::Work& work, const Flags& flags) {
   const Device device = cairn::core::default_device();
   cairn::core::release_cached_memory(device);
   cairn::core::reset_peak_memory(device);
+  reset_most();
+  const double before = process_memory("VmRSS");
   const bench::Run run = work.prepare();
   const int repeats = repeats_of(run, flags.tiny);
   milliseconds(run, 1);
+  milliseconds(run, 1);  // what the first made and kept is there now
   nlohmann::json row = facts(work);
+  row["process_bytes"] = process_memory("VmHWM") - before;
   row["peak_bytes"] = cairn::core::memory_stats(device).peak_total;
 
   const bench::Run loop = loop_of(work);
   const int loop_repeats = loop ? repeats_of(loop, flags.tiny) : 0;
   std::vector<double> times, loop_times, shares;
   double total = 0;
-  const int warm = flags.tiny ? 0 : -2, least = flags.tiny ? 1 : 5;
+  const int warm = flags.tiny ? 0 : -1, least = flags.tiny ? 1 : 5;
   for (int turn = warm; turn < least || total < flags.seconds * 1000; ++turn) {
     const double loop_ms = loop ? milliseconds(loop, loop_repeats) : 0.0;
     const double ms = milliseconds(run, repeats);
@@ -105,6 +126,7 @@ std::vector<bench::Work> works_of(const Flags& flags) {
     add(bench::kernel_works()), add(bench::model_works()), add(bench::optimizer_works());
   } else {
     add(bench::memory_works(flags.tiny)), add(bench::product_works(flags.tiny));
+    add(bench::attention_works(flags.tiny));
     add(bench::gpu_optimizer_works(flags.tiny)), add(bench::gpu_model_works(flags.tiny));
   }
   return works;

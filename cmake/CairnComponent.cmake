@@ -3,10 +3,10 @@
 # Declares the library cairn::NAME from the folder it is called in:
 #   include/cairn/NAME/*.h   public headers, checked to compile alone (VERIFY_INTERFACE_HEADER_SETS)
 #   src/*.cpp                sources of every build
-#   src/**/<feature>/        sources of builds with that feature (cuda, nccl, gloo); src/**/no_<feature>.cpp of those without
+#   src/**/<feature>/        sources of builds with that feature (cuda, nccl, gloo, mpi); src/**/no_<feature>.cpp of those without
 # DEPENDS are the components whose headers it may include: nothing else is on its include path.
 # LINK are private libraries: no public header may name them.
-set(CAIRN_FEATURES cuda nccl gloo)
+set(CAIRN_FEATURES cuda nccl gloo mpi)
 
 function(cairn_component name)
   cmake_parse_arguments(arg "" "" "DEPENDS;LINK" ${ARGN})

@@ -17,6 +17,7 @@ cairn_require(cppzmq "cppzmq-dev libzmq3-dev")
 cairn_require_library(dnnl oneapi/dnnl/dnnl.hpp dnnl libdnnl-dev)
 cairn_require_library(hwy hwy/highway.h hwy libhwy-dev)
 cairn_require_library(xxhash xxhash.h xxhash libxxhash-dev)
+cairn_require_library(sodium sodium.h sodium libsodium-dev)
 find_path(CAIRN_dlpack_INCLUDE dlpack/dlpack.h)
 if(NOT CAIRN_dlpack_INCLUDE)
   message(FATAL_ERROR "Cairn needs dlpack/dlpack.h: install it with 'apt-get install libdlpack-dev'")
@@ -31,6 +32,10 @@ endif()
 
 find_package(Gloo QUIET)
 set(CAIRN_HAS_GLOO ${Gloo_FOUND})
+
+set(MPI_CXX_SKIP_MPICXX ON)  # the C interface alone
+find_package(MPI QUIET COMPONENTS CXX)
+set(CAIRN_HAS_MPI ${MPI_CXX_FOUND})
 
 set(CAIRN_HAS_CUDA OFF)
 set(CAIRN_HAS_NCCL OFF)
@@ -94,4 +99,4 @@ elseif(CAIRN_CUDA)  # AUTO or ON
     message(FATAL_ERROR "CAIRN_CUDA=ON needs ${missing}")
   endif()
 endif()
-message(STATUS "Cairn backends: cpu, cuda ${CAIRN_HAS_CUDA}, nccl ${CAIRN_HAS_NCCL}, gloo ${CAIRN_HAS_GLOO}, openmp ${CAIRN_HAS_OPENMP}")
+message(STATUS "Cairn backends: cpu, cuda ${CAIRN_HAS_CUDA}, nccl ${CAIRN_HAS_NCCL}, gloo ${CAIRN_HAS_GLOO}, mpi ${CAIRN_HAS_MPI}, openmp ${CAIRN_HAS_OPENMP}")

@@ -34,7 +34,7 @@ TORCH_GOALS = {"o2_update_124m_bf16": 1.5, "o2_update_1558m_bf16": 1.5, "gpt2_12
 # Foreseen on paper, of PyTorch's time over Cairn's and of O0's over a level's: docs/performance.md has the sums.
 TORCH_FORESEEN = {
     "o2_update_124m_bf16": 60 / 30, "o2_update_1558m_bf16": 60 / 30, "o2_update_124m_compact": 60 / 20, "o2_update_1558m_compact": 60 / 20,
-    "adamw_124m_f32": 1.0, "gpt2_124m_o2": 0.9,
+    "adamw_124m_f32": 1.0, "gpt2_124m_o2": 1.1, "attention_gpt2_forward_bf16": 1.0, "attention_gpt2_bf16": 0.8, "attention_8192x128_bf16": 0.7,
 }
 LEVEL_FORESEEN = {"gpt2_124m_o2": 6.7}
 
@@ -160,7 +160,7 @@ def ask(check, side, name, seconds):
 
 
 def memory(check):
-    for _, row in works(check, r"^(?!.*(update|adamw|amp_step|matmul|gpt2|convnet))"):
+    for _, row in works(check, r"^(?!.*(update|adamw|amp_step|matmul|attention|gpt2|convnet))"):
         if row:
             add_share(check, row)
 
@@ -224,6 +224,12 @@ def steps(name):
     return lambda check: beside_torch(check, rf"^{name}(_124m)?_o\d$", judge)
 
 
+def attention(check):
+    def judge(check, row):
+        check.timed(row["work"], row["operations"] / row["ms"] / 1e9, "TFLOP/s", note=f"{row['ms']:.2f} ms")
+    beside_torch(check, r"^attention_", judge)
+
+
 # --- Whole programs
 
 
@@ -273,7 +279,7 @@ def ranks(check):
 
 PHASES = [  # what, at most how many minutes
     ("machine", 1, machine), ("suite", 10, suite), ("memory", 5, memory), ("updates", 6, updates), ("gpt2", 6, steps("gpt2")),
-    ("products", 4, products), ("convnet", 3, steps("convnet")), ("training", 6, training), ("ranks", 3, ranks),
+    ("products", 4, products), ("attention", 3, attention), ("convnet", 3, steps("convnet")), ("training", 6, training), ("ranks", 3, ranks),
     ("memcheck", 6, sanitizer("memcheck")), ("racecheck", 5, sanitizer("racecheck")), ("synccheck", 4, sanitizer("synccheck")),
     ("initcheck", 4, sanitizer("initcheck")),
 ]

@@ -68,7 +68,9 @@ Segment& Amp::Impl::begin_segment(const LossOptions& which, const char* where) {
   for (const std::size_t index : reached) {
     segments.optimizers()[index].optimizer->check_scaler(scaler_id());
   }
-  Segment& segment = segments.begin(which.loss_id, scaler.scale(), reached);
+  const double scale =
+      device && scaler.dynamic() ? 1.0 : scaler.scale();  // else known to the device
+  Segment& segment = segments.begin(which.loss_id, scale, reached);
   segment.unscale_delayed = which.delay_unscale;
   segment.check_delayed = which.delay_overflow_check;
   return segment;
@@ -88,7 +90,9 @@ ScaledLoss Amp::Impl::scale_loss(const Tensor& tensor, const LossOptions& which)
   const bool as_it_is = tensor.dtype() == DType::f32 || !options.enabled;
   const Tensor exact = as_it_is ? tensor : autograd::to(tensor, DType::f32);
   const double factor = segment.scale * which.weight;
-  return {factor == 1.0 ? exact : autograd::affine(exact, factor, 0.0),
+  const Tensor weighted = factor == 1.0 ? exact : autograd::affine(exact, factor, 0.0);
+  const bool on_device = device && losses.front().scaler.dynamic();
+  return {on_device ? autograd::mul(weighted, device->scale()) : weighted,
           {scaler_id(), segment.scale}};
 }
 
@@ -115,6 +119,11 @@ void Amp::adopt_gradients(optim::Optimizer& optimizer, const LossOptions& option
   CAIRN_CHECK(!open || open->loss_id == options.loss_id, "adopt_gradients",
               "expected gradients of loss ", options.loss_id, " alone, got those of loss ",
               open->loss_id, " in the same optimizer (step first)");
+  if (impl_->device) {
+    core::fail<core::Unsupported>("adopt_gradients",
+                                  "expected gradients that precision.backward() ",
+                                  "scaled in a capturable step, got others");
+  }
   const double scale = impl_->loss(options.loss_id, "adopt_gradients").scaler.scale();
   optimizer.mark_scaled({impl_->scaler_id(), scale});
   LossOptions own = options;
@@ -132,6 +141,9 @@ Tensor Amp::unscaled_gradient(const Tensor& parameter) const {
                   result);
   if (sum && slot->holds_gradient()) {
     kernels::axpby(1.0 / slot->scale().factor, slot->memory(), 1.0, result);
+  }
+  if (impl_->device && impl_->losses.front().scaler.dynamic()) {
+    kernels::binary(kernels::BinaryOp::div, result, impl_->device->scale(), result);
   }
   return result;
 }
@@ -168,7 +180,7 @@ const Options& Amp::options() const {
 }
 
 const LossScaler& Amp::scaler(int loss_id) const {
-  return impl_->loss(loss_id, "scaler").scaler;
+  return impl_->current_scaler(loss_id, "scaler");
 }
 
 double Amp::loss_scale(int loss_id) const {
@@ -187,7 +199,20 @@ std::vector<std::string> Amp::fp32_layers() const {
   return impl_->fallback.layers();
 }
 
+void Amp::set_capturable(bool value) {
+  impl_->set_capturable(value);
+}
+
+bool Amp::capturable() const {
+  return impl_->device.has_value();
+}
+
+optim::StepResult Amp::report() {
+  return impl_->report();
+}
+
 void Amp::release() {
+  set_capturable(false);
   Impl& impl = *impl_;
   if (std::exchange(impl.released, true) || !impl.options.enabled) return;
   for (nn::Module* model : impl.models) amp::release(*model);

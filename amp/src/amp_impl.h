@@ -1,12 +1,14 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cairn/amp/amp.h"
 #include "cast_model.h"
+#include "device_scaler.h"
 #include "fallback.h"
 #include "gradient_segments.h"
 #include "overflow_agreement.h"
@@ -37,6 +39,13 @@ struct Amp::Impl {
                                       optim::StepOptions options);
   std::vector<std::size_t> every_optimizer() const;
   Loss& loss(int id, const char* where);
+  /// What the host believes of the scale, read from the device where it lies there.
+  LossScaler& current_scaler(int id, const char* where);
+  void set_capturable(bool value);
+  /// Moves the host's scaler, just loaded, to the device.
+  void write_scaler();
+  optim::StepResult report();
+  optim::Optimizer& only_optimizer() { return *segments.optimizers().front().optimizer; }
   void refresh_optimizers();
   void forget_pending();
   void load_fp32_layers(const StateDict& state);
@@ -49,15 +58,19 @@ struct Amp::Impl {
   bool released = false;
   std::deque<Overflow> overflows;
   std::int64_t steps = 0;
+  std::optional<DeviceScaler> device;  // of a capturable handle
 
  private:
   std::uint64_t id_ = core::next_scaler_id();
+  std::int64_t reported_steps_ = 0, reported_overflows_ = 0;  // by report()
   void check_world(const optim::Optimizer& optimizer) const;
   void check_step(const std::vector<std::size_t>& which, const optim::StepOptions& options);
   /// Updates the scalers, remembers overflows; returns what is to be said of them.
   std::string judge(const GradientSegments::Resolved& resolved, const Findings& all);
   std::string judge_loss(int id, double scale, bool check_delayed, const Findings& all);
   std::string fall_back_if_due(const GradientSegments::Resolved& resolved, const Findings& all);
+  std::vector<optim::StepResult> step_on_device(const std::vector<std::size_t>& which,
+                                                optim::StepOptions options);
   void throw_if_collapsed();
 };
 

@@ -1,6 +1,7 @@
 #include "fallback.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "cairn/autograd/autocast.h"
 #include "cairn/autograd/ops.h"
@@ -17,12 +18,6 @@ struct Fallback::Layer {
   bool f32 = false;
   int overflows = 0;  // in a row, of one loss
   int loss_id = 0;    // this one
-};
-
-struct Fallback::Watch {
-  bool any = false;    // layer fell back
-  bool armed = false;  // look at outputs
-  std::string culprit;
 };
 
 namespace {
@@ -49,6 +44,19 @@ std::shared_ptr<const Policies> all_in_f32() {
 
 }  // namespace
 
+struct Fallback::Watch {
+  /// The first output that is not finite tells the layer.
+  void look(const Tensor& y, const std::string& layer) {
+    const std::lock_guard lock(mutex);
+    if (culprit.empty() && !is_finite(y)) culprit = layer;
+  }
+
+  bool any = false;    // layer fell back
+  bool armed = false;  // look at outputs
+  std::mutex mutex;    // replicas of the model run in several threads
+  std::string culprit;
+};
+
 Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& options)
     : after_(options.fallback_after), watch_(std::make_shared<Watch>()) {
   const bool casts_model = core::is_half(options.cast_model_type.value_or(DType::f32));
@@ -73,9 +81,7 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
             } else {
               y = next(x);
             }
-            if (watch->armed && watch->culprit.empty() && !is_finite(y)) {
-              watch->culprit = layer->name;
-            }
+            if (watch->armed) watch->look(y, layer->name);
             return y;
           },
           kWrapper);

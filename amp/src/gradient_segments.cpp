@@ -129,4 +129,9 @@ void GradientSegments::end(const std::vector<std::size_t>& optimizers) {
   for (const std::size_t index : optimizers) optimizers_[index].open = nullptr;
 }
 
+void GradientSegments::forget(const std::vector<std::size_t>& optimizers) {
+  take_segments_of(optimizers);
+  end(optimizers);
+}
+
 }  // namespace cairn::amp

@@ -49,6 +49,8 @@ class GradientSegments {
   Resolved resolve(const std::vector<std::size_t>& optimizers, const optim::StepOptions& options);
   /// After a step: their gradients are gone.
   void end(const std::vector<std::size_t>& optimizers);
+  /// The same where nobody reads what was found: the segments are over.
+  void forget(const std::vector<std::size_t>& optimizers);
   /// A state was loaded: nothing is pending, no gradient is there.
   void reset();
 

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <unordered_set>
 
 #include "amp_impl.h"
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
+#include "cairn/core/memory.h"
 
 namespace cairn::amp {
 
@@ -41,6 +43,20 @@ void check_masters(const std::vector<optim::Optimizer*>& optimizers, const Optio
   }
 }
 
+/// The f32 weights that the cast replaced lie in the allocator's cache, and few later requests have
+/// their sizes.
+void release_former_weights(const std::vector<nn::Module*>& models) {
+  std::vector<Device> released;
+  for (nn::Module* model : models) {
+    for (const NamedTensor& parameter : model->parameters()) {
+      const Device device = parameter.tensor.device();
+      if (std::find(released.begin(), released.end(), device) != released.end()) continue;
+      core::release_cached_memory(device);
+      released.push_back(device);
+    }
+  }
+}
+
 }  // namespace
 
 Amp initialize(const std::vector<nn::Module*>& models,
@@ -59,6 +75,7 @@ Amp initialize(const std::vector<nn::Module*>& models,
     if (resolved.master_weights) optimizer->set_master_weights(*resolved.master_weights);
     if (resolved.enabled) optimizer->refresh();
   }
+  if (resolved.enabled && resolved.cast_model_type) release_former_weights(models);
   log::info("amp: {}", describe(resolved));
   return Amp(std::move(impl));
 }

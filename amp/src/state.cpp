@@ -37,7 +37,7 @@ std::string text_or(const StateDict& state, const std::string& key, std::string_
 StateDict Amp::apex_state_dict() const {
   StateDict state;
   for (std::size_t id = 0; id < impl_->losses.size(); ++id) {
-    StateDict scaler = impl_->losses[id].scaler.state_dict(), apex;
+    StateDict scaler = impl_->current_scaler(static_cast<int>(id), "amp").state_dict(), apex;
     apex.set("loss_scale", scaler.number("loss_scale"));
     apex.set("unskipped", scaler.integer("unskipped"));
     state.set(scaler_key(id), std::move(apex));
@@ -52,7 +52,7 @@ StateDict Amp::state_dict() const {
   state.set("half_dtype", std::string(core::name(options.half_dtype)));
   state.set("loss_scale_kind", std::string(scale_kind(options)));
   for (std::size_t id = 0; id < impl_->losses.size(); ++id) {
-    state.set(scaler_key(id), impl_->losses[id].scaler.state_dict());
+    state.set(scaler_key(id), impl_->current_scaler(static_cast<int>(id), "amp").state_dict());
   }
   const std::vector<std::string> layers = fp32_layers();
   if (!layers.empty()) {
@@ -75,7 +75,7 @@ void Amp::load_state_dict(const StateDict& state) {
   const std::string kind = text_or(state, "loss_scale_kind", "dynamic");
   std::vector<LossScaler> loaded;
   for (std::size_t id = 0; id < scalers.size(); ++id) {
-    loaded.push_back(impl_->losses[id].scaler);
+    loaded.push_back(impl_->current_scaler(static_cast<int>(id), "amp"));
     loaded.back().load_state_dict(scalers[id]);  // throws where it is damaged
   }
   impl_->forget_pending();
@@ -94,6 +94,7 @@ void Amp::load_state_dict(const StateDict& state) {
                 scale_kind(options), number(loaded[id].scale()), kind);
     }
   }
+  impl_->write_scaler();
 }
 
 void Amp::Impl::forget_pending() {

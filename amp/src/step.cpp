@@ -213,6 +213,7 @@ void Amp::Impl::throw_if_collapsed() {
 std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& which,
                                                optim::StepOptions step_options) {
   check_step(which, step_options);
+  if (device) return step_on_device(which, step_options);
   ++steps;
   if (step_options.max_gradient_norm == 0) {
     step_options.max_gradient_norm = options.max_gradient_norm;

@@ -9,6 +9,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/log.h"
+#include "cairn/kernels/product_choices.h"
 #include "file_io.h"
 #include "flat_state.h"
 #include "lineage.h"
@@ -52,12 +53,22 @@ void clear_leftovers(const std::string& dir) {
   for (const std::string& path : needless) try_to_remove(path);
 }
 
+constexpr const char* kProducts = "products";
+
 FlatState own_state() {
   FlatState entries;
   for (auto& [name, value] : Generator::current().state_dict()) {
     entries.emplace_back("generator." + name, value);
   }
+  entries.emplace_back(kProducts, kernels::product_choices());
   return entries;
+}
+
+// Bits go by how products are computed, which on another machine, or timed anew, may be chosen
+// otherwise. Checkpoints of older versions do not say.
+void restore_products(const StateDict& contents, int rank, int saved_world_size) {
+  const StateDict& own = contents.dict(rank_name(rank % saved_world_size));
+  if (own.contains(kProducts)) kernels::use_product_choices(own.text(kProducts));
 }
 
 // A rank that the saved run did not have continues another rank's draws under a seed of its own.
@@ -387,6 +398,8 @@ void TrainingState::apply(const Loaded& loaded, int saved_world_size, Undo& undo
     generator.set(seed, offset);
   });
   restore_generator(loaded.contents, world_.rank, saved_world_size);
+  undo.push_back([before = kernels::product_choices()] { kernels::use_product_choices(before); });
+  restore_products(loaded.contents, world_.rank, saved_world_size);
 }
 
 }  // namespace cairn::checkpointing

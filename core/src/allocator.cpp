@@ -5,6 +5,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
+#include "capture.h"
 #include "poison.h"
 
 namespace cairn::core {
@@ -18,6 +19,13 @@ constexpr std::size_t kSlack = std::size_t{256} << 20;
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t step) {
   return (bytes + step - 1) / step * step;
+}
+
+[[noreturn]] void fail_capture(std::size_t bytes) {
+  fail<Unsupported>("capture", "expected memory that a warm-up has left, got a request for ",
+                    readable_bytes(bytes),
+                    " that no free block of the graph fits (warm up once more before the capture; "
+                    "what is made once, make before)");
 }
 
 }  // namespace
@@ -43,6 +51,7 @@ void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory cat
   const std::lock_guard lock(mutex_);
   if (over_capacity(bytes)) fail_out_of_memory(bytes, category);
   void* data = take_block(block_bytes, stream);
+  if (data == nullptr && capturing()) fail_capture(bytes);
   if (data == nullptr) fail_out_of_memory(bytes, category);
   most_live_ = std::max(most_live_, stats_.reserved - cached_);
   if (device_.is_cpu()) unpoison(data, bytes);
@@ -60,7 +69,7 @@ void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory cat
 }
 
 void* Allocator::take_block(std::size_t block_bytes, void* stream) {
-  if (!pending_.empty()) collect_pending();
+  if (!pending_.empty() && !capturing()) collect_pending();
   if (const auto found = cache_.find({block_bytes, stream});
       found != cache_.end() && !found->second.empty()) {
     void* data = found->second.back();
@@ -68,6 +77,7 @@ void* Allocator::take_block(std::size_t block_bytes, void* stream) {
     cached_ -= block_bytes;
     return data;
   }
+  if (capturing()) return nullptr;
   trim_for(block_bytes);
   void* data = system_block(block_bytes);
   if (data == nullptr) return nullptr;
@@ -115,7 +125,9 @@ std::vector<Event> record_uses(const StorageUses* uses) {
 
 void Allocator::free(Storage& storage) noexcept try {
   std::vector<Event> uses = record_uses(storage.uses_.get());
-  const CacheKey key{storage.block_bytes_, storage.stream_};
+  // What a capture frees, the graph may have recorded the use of.
+  const bool recorded = capturing() && !pinned_ && device_.is_cuda();
+  const CacheKey key{storage.block_bytes_, recorded ? capture_stream() : storage.stream_};
   const std::lock_guard lock(mutex_);
   unlink(storage);
   stats_.current[static_cast<std::size_t>(storage.category_)] -= storage.bytes_;
@@ -159,19 +171,42 @@ void Allocator::wait_for_pending_cuda() {
 // The largest first: they are the fewest, and each release may wait for the device.
 void Allocator::release_cached_locked(std::size_t bytes) noexcept {
   std::size_t released = 0;
-  while (released < bytes && !cache_.empty()) {
-    const auto last = std::prev(cache_.end());
-    auto& [key, blocks] = *last;
-    if (!blocks.empty()) {
-      if (device_.is_cpu()) unpoison(blocks.back(), key.first);
-      system_->release(blocks.back(), key.first);
-      blocks.pop_back();
-      released += key.first;
-    }
-    if (blocks.empty()) cache_.erase(last);
+  for (auto it = cache_.end(); released < bytes && it != cache_.begin();) {
+    --it;
+    if (retained_.contains(it->first.second)) continue;
+    released += release_blocks(it, bytes - released);
+    if (it->second.empty()) it = cache_.erase(it);
+  }
+}
+
+std::size_t Allocator::release_blocks(std::map<CacheKey, std::vector<void*>>::iterator cached,
+                                      std::size_t bytes) noexcept {
+  auto& [key, blocks] = *cached;
+  std::size_t released = 0;
+  for (; released < bytes && !blocks.empty(); blocks.pop_back()) {
+    if (device_.is_cpu()) unpoison(blocks.back(), key.first);
+    system_->release(blocks.back(), key.first);
+    released += key.first;
   }
   stats_.reserved -= released;
   cached_ -= released;
+  return released;
+}
+
+void Allocator::retain(void* stream) {
+  const std::lock_guard lock(mutex_);
+  retained_.insert(stream);
+}
+
+void Allocator::release(void* stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  retained_.erase(stream);
+  collect_pending();
+  for (auto it = cache_.begin(); it != cache_.end();) {
+    const bool own = it->first.second == stream;
+    if (own) release_blocks(it, SIZE_MAX);
+    it = own ? cache_.erase(it) : std::next(it);
+  }
 }
 
 void Allocator::count(std::size_t bytes, MemoryCategory category) {

@@ -10,6 +10,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,10 @@ class Allocator {
   std::size_t capacity();
   void set_capacity(std::size_t bytes);
   void release_cached();
+  /// Blocks that are freed in this stream's order are for it alone, until release().
+  void retain(void* stream);
+  /// Gives them back to the system: nothing on the device uses them any more.
+  void release(void* stream) noexcept;
   std::string report();
 
  private:
@@ -64,6 +69,8 @@ class Allocator {
   void trim_for(std::size_t block_bytes);
   void release_cached_locked(
       std::size_t bytes = SIZE_MAX) noexcept;  // at least so many, where there are
+  std::size_t release_blocks(std::map<CacheKey, std::vector<void*>>::iterator blocks,
+                             std::size_t bytes) noexcept;
   void cache_block(const CacheKey& key, void* data) noexcept;
   void collect_pending() noexcept;
   void wait_for_pending_cuda();
@@ -80,6 +87,7 @@ class Allocator {
   std::mutex mutex_;
   std::map<CacheKey, std::vector<void*>> cache_;
   std::list<Pending> pending_;
+  std::set<void*> retained_;   // streams of graphs
   std::size_t cached_ = 0;     // bytes in cache_
   std::size_t most_live_ = 0;  // bytes of live blocks, at most ever
   std::size_t capacity_;

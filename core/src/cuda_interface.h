@@ -43,4 +43,11 @@ void record_event(void* event, void* stream);
 bool event_done(void* event);
 void synchronize_event(void* event);
 
+// Between begin and end, what this thread queues on the stream is recorded instead of run.
+void begin_capture(void* stream);
+void* end_capture(void* stream);  // what can be launched
+void drop_capture(void* stream) noexcept;
+void launch_graph(void* graph, void* stream);
+void destroy_graph(void* graph) noexcept;
+
 }  // namespace cairn::core::cuda

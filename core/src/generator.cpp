@@ -7,8 +7,10 @@
 #include <numbers>
 
 #include "cairn/core/error.h"
+#include "cairn/core/graph.h"
 #include "cairn/core/parallel_for.h"
 #include "cairn/core/tensor.h"
+#include "capture.h"
 
 namespace cairn::core {
 
@@ -42,8 +44,9 @@ double ln(double x) {
 // cos(2 pi t) for t in [0, 1): folded to |angle| <= pi / 4, then Taylor.
 double cos_turns(double t) {
   const int octant = static_cast<int>(t * 8);
-  const int quarter = ((octant + 1) / 2) % 4;  // nearest multiple of a quarter turn
-  double rest = t - ((octant + 1) / 2) * 0.25;
+  const int nearest = (octant + 1) / 2;  // multiple of a quarter turn
+  const int quarter = nearest % 4;
+  double rest = t - nearest * 0.25;
   const double angle = rest * (2 * std::numbers::pi);
   const double a2 = angle * angle;
   double cosine = 1, sine = 1;
@@ -103,6 +106,20 @@ void Generator::fill_uniform(const Tensor& x, double low, double high) {
 void Generator::fill_normal(const Tensor& x, double mean, double stddev) {
   fill(*this, x, "fill_normal",
        [=](const auto& words) { return mean + stddev * normal_from_words(words); });
+}
+
+RandomDraw Generator::draw() {
+  const Capture* capture = current_capture();
+  if (capture == nullptr) return {seed_, offset_++};
+  CAIRN_CHECK(seed_ == capture->before.seed() && offset_ >= capture->before.offset(), "random",
+              "expected a captured step to draw from the generator as the step found it, got "
+              "another seed or an earlier offset (seed outside of the step)");
+  return {0, offset_++ - capture->before.offset(), capture->random_base};
+}
+
+std::uint64_t Generator::next() {
+  refuse_in_capture("random", "an operation that takes its random numbers by value");
+  return offset_++;
 }
 
 StateDict Generator::state_dict() const {

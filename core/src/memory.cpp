@@ -9,6 +9,7 @@
 
 #include "allocator.h"
 #include "cairn/core/error.h"
+#include "cairn/core/graph.h"
 #include "cairn/core/stream.h"
 #include "cuda_interface.h"
 #include "environment.h"
@@ -175,6 +176,7 @@ std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
 }
 
 std::shared_ptr<Storage> Storage::allocate_pinned(std::size_t bytes) {
+  refuse_in_capture("allocate", "pinned memory of the host");
   if (!cuda_available() || bytes == 0) return allocate(bytes, {});
   std::shared_ptr<Storage> storage(new Storage);
   pinned_allocator().allocate(*storage, bytes, current_category, nullptr);

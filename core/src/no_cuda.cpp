@@ -68,5 +68,16 @@ bool event_done(void*) {
 void synchronize_event(void*) {
   refuse();
 }
+void begin_capture(void*) {
+  refuse();
+}
+void* end_capture(void*) {
+  refuse();
+}
+void drop_capture(void*) noexcept {}
+void launch_graph(void*, void*) {
+  refuse();
+}
+void destroy_graph(void*) noexcept {}
 
 }  // namespace cairn::core::cuda

@@ -154,7 +154,7 @@ class Reader {
 
   double number_at(const Line& line, std::size_t column) const {
     const std::optional<double> value = parse_number(line.cells[column]);
-    if (!value) bad_cell("a number", line, column);
+    if (!value || !std::isfinite(*value)) bad_cell("a finite number", line, column);
     return *value;
   }
 

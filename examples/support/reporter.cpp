@@ -4,13 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/kernels/product_choices.h"
 
 namespace support {
 
@@ -36,11 +39,12 @@ std::vector<std::string> lines_until(const std::string& path, std::int64_t last_
   std::ifstream file(path);
   for (std::string line; last_step > 0 && std::getline(file, line);) {
     const nlohmann::json entry = nlohmann::json::parse(line, nullptr, false);
-    if (!entry.is_object() || !entry.contains("step") || !entry.contains("loss") ||
-        entry["step"] > last_step)
+    if (!entry.is_object() || !entry.contains("loss") ||
+        !entry.value("step", nlohmann::json()).is_number() || entry["step"] > last_step)
       break;
     lines.push_back(line);
-    losses.push_back(entry["loss"]);
+    // JSON has no NaN: a loss that was none stands there as null.
+    losses.push_back(entry["loss"].is_number() ? entry["loss"].get<double>() : std::nan(""));
   }
   return lines;
 }
@@ -50,8 +54,7 @@ std::vector<std::string> lines_until(const std::string& path, std::int64_t last_
 Reporter::Reporter(const Options& options)
     : options_(options),
       terminal_(isatty(STDOUT_FILENO) == 1),
-      start_(Clock::now()),
-      last_drawn_(start_ - std::chrono::hours(1)) {
+      last_drawn_(Clock::now() - std::chrono::hours(1)) {
   if (!options_.active || options_.metrics_path.empty()) return;
   const std::vector<std::string> kept =
       lines_until(options_.metrics_path, options_.first_step, losses_);
@@ -65,14 +68,9 @@ Reporter::~Reporter() {
   if (bar_shown_) std::cout << std::endl;
 }
 
-double Reporter::per_second() const {
-  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-  return seconds > 0 ? static_cast<double>(units_) / seconds : 0.0;
-}
-
 void Reporter::step(const StepMetrics& metrics) {
   if (!options_.active) return;
-  units_ += metrics.units;
+  throughput_.step(metrics.units);
   const double weight = shown_++ == 0 ? 1.0 : 0.1;
   smooth_loss_ += weight * (metrics.loss - smooth_loss_);
   smooth_accuracy_ += weight * (metrics.accuracy - smooth_accuracy_);
@@ -93,6 +91,19 @@ void Reporter::step(const StepMetrics& metrics) {
   if (last || Clock::now() - last_drawn_ >= interval) draw(metrics);
 }
 
+// Why steps have just been slower than those to come.
+std::string Reporter::first_uses() {
+  const cairn::kernels::FirstUses uses = cairn::kernels::first_uses();
+  if (std::exchange(primitives_, uses.primitives) == uses.primitives) return "";
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << "  (making primitives: " << uses.primitives;
+  if (uses.timings > 0) {
+    text << "; timed " << uses.timings << " shapes in " << uses.timing_seconds << " s";
+  }
+  text << ")";
+  return text.str();
+}
+
 void Reporter::draw(const StepMetrics& metrics) {
   last_drawn_ = Clock::now();
   std::ostringstream line;
@@ -110,7 +121,7 @@ void Reporter::draw(const StepMetrics& metrics) {
   if (options_.accuracy)
     line << "  accuracy " << std::setprecision(1) << 100 * smooth_accuracy_ << " %";
   line << "  " << std::setprecision(0) << per_second() << " " << options_.unit << "/s  scale "
-       << metrics.loss_scale << "  memory " << human_bytes(metrics.memory_bytes);
+       << metrics.loss_scale << "  memory " << human_bytes(metrics.memory_bytes) << first_uses();
   std::cout << line.str();
   if (terminal_)
     std::cout << std::flush;

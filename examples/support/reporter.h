@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "support/throughput.h"
+
 namespace support {
 
 struct StepMetrics {
@@ -36,17 +38,20 @@ class Reporter {
   void finish(const std::vector<std::pair<std::string, double>>& numbers,
               const std::vector<std::pair<std::string, std::string>>& texts);
 
-  double per_second() const;  // units (images or tokens) over the run so far
+  /// Units (images or tokens) over the last steps.
+  double per_second() const { return throughput_.per_second(); }
   /// One loss a step, from the metrics file's earlier part on where the run was resumed.
   const std::vector<double>& losses() const { return losses_; }
 
  private:
   void draw(const StepMetrics& metrics);
+  std::string first_uses();
   Options options_;
   std::ofstream metrics_;
   bool terminal_ = false, bar_shown_ = false;
-  std::chrono::steady_clock::time_point start_, last_drawn_;
-  std::int64_t units_ = 0, shown_ = 0;
+  Throughput throughput_;
+  std::chrono::steady_clock::time_point last_drawn_;
+  std::int64_t shown_ = 0, primitives_ = 0;
   double smooth_loss_ = 0, smooth_accuracy_ = 0;
   std::vector<double> losses_;
 };

@@ -2,6 +2,7 @@
 // broadcast, then call backend(device). The operations are listed once, in operations.inc.
 #pragma once
 
+#include "cairn/kernels/attention.h"
 #include "cairn/kernels/batch_norm.h"
 #include "cairn/kernels/conv.h"
 #include "cairn/kernels/elementwise.h"
@@ -9,6 +10,7 @@
 #include "cairn/kernels/hash_tensors.h"
 #include "cairn/kernels/layer_norm.h"
 #include "cairn/kernels/loss.h"
+#include "cairn/kernels/lstm.h"
 #include "cairn/kernels/matmul.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/optimizer_update.h"

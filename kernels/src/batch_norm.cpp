@@ -97,7 +97,7 @@ void batch_norm_backward(const TensorView& x, const TensorView& y, const TensorV
   check_image(op, {"x", x});
   if (options.relu) check_like(op, {"x", x}, {"y", y});
   check_like(op, {"x", x}, {"dy", dy});
-  check_like(op, {"x", x}, {"dx", dx});
+  if (dx.defined()) check_like(op, {"x", x}, {"dx", dx});
   check_channels_if_defined(op, {"x", x}, {"weight", weight});
   check_channels_if_defined(op, {"x", x}, {"dweight", dweight});
   check_channels_if_defined(op, {"x", x}, {"dbias", dbias});
@@ -113,6 +113,73 @@ void batch_norm_backward(const TensorView& x, const TensorView& y, const TensorV
     if (accumulate) return;
     if (dweight.defined()) backend.fill(dweight, 0.0);
     if (dbias.defined()) backend.fill(dbias, 0.0);
+  });
+}
+
+void batch_norm_moments(const TensorView& x, const TensorView& part) {
+  constexpr const char* op = "batch_norm_moments";
+  check_image(op, {"x", x});
+  check_device(op, {{"x", x}, {"part", part}});
+  check_shape(op, {"part", part}, {2 * x.size(1) + 1});
+  check_dtype(op, {"part", part}, DType::f32);
+  wrote(part);
+  launch(x.device, [=](const Backend& backend) {
+    if (x.numel() > 0) {
+      backend.batch_norm_moments(x, part);
+    } else {
+      backend.fill(part, 0.0);
+    }
+  });
+}
+
+void batch_norm_merge(const TensorView& parts, const TensorView& running_mean,
+                      const TensorView& running_var, const TensorView& mean, const TensorView& var,
+                      const TensorView& rstd, const TensorView& count,
+                      const BatchNormOptions& options) {
+  constexpr const char* op = "batch_norm_merge";
+  check_defined(op, {{"parts", parts}, {"mean", mean}});
+  check_dtype(op, {"parts", parts}, DType::f32);
+  const std::int64_t channels = mean.numel();
+  CAIRN_CHECK(parts.dims() == 2 && parts.size(1) == 2 * channels + 1 && parts.is_contiguous(), op,
+              "expected contiguous parts [R, ", 2 * channels + 1, "], got shape ", parts.shape);
+  for (const Named& v : {Named{"mean", mean}, Named{"var", var}, Named{"rstd", rstd}}) {
+    check_device(op, {{"parts", parts}, v});
+    check_shape(op, v, {channels});
+    check_dtype(op, v, DType::f32);
+  }
+  for (const Named& v : {Named{"running_mean", running_mean}, Named{"running_var", running_var}}) {
+    if (!v.view.defined()) continue;
+    check_device(op, {{"parts", parts}, v});
+    check_floating(op, {v});
+    check_shape(op, v, {channels});
+  }
+  check_device(op, {{"parts", parts}, {"count", count}});
+  check_shape(op, {"count", count}, {1});
+  check_dtype(op, {"count", count}, DType::f32);
+  wrote(running_mean, running_var, mean, var, rstd, count);
+  launch(parts.device, [=](const Backend& backend) {
+    backend.batch_norm_merge(parts, running_mean, running_var, mean, var, rstd, count, options);
+  });
+}
+
+void batch_norm_backward_data(const TensorView& x, const TensorView& y, const TensorView& weight,
+                              const TensorView& mean, const TensorView& rstd, const TensorView& dy,
+                              const TensorView& mean_g, const TensorView& mean_gx,
+                              const TensorView& dx, const BatchNormOptions& options) {
+  constexpr const char* op = "batch_norm_backward_data";
+  check_image(op, {"x", x});
+  if (options.relu) check_like(op, {"x", x}, {"y", y});
+  check_like(op, {"x", x}, {"dy", dy});
+  check_like(op, {"x", x}, {"dx", dx});
+  check_channels_if_defined(op, {"x", x}, {"weight", weight});
+  check_statistic(op, {"x", x}, {"mean", mean});
+  check_statistic(op, {"x", x}, {"rstd", rstd});
+  check_statistic(op, {"x", x}, {"mean_g", mean_g});
+  check_statistic(op, {"x", x}, {"mean_gx", mean_gx});
+  if (x.numel() == 0) return;
+  wrote(dx);
+  launch(x.device, [=](const Backend& backend) {
+    backend.batch_norm_backward_data(x, y, weight, mean, rstd, dy, mean_g, mean_gx, dx, options);
   });
 }
 

@@ -103,23 +103,40 @@ void check_device_number(const char* op, const char* what, const TensorView& v, 
               core::name(v.dtype), " on ", v.device);
 }
 
+void check_optional_number(const char* op, const char* what, const TensorView& v, DType dtype,
+                           Device device) {
+  if (v.defined()) check_device_number(op, what, v, dtype, device);
+}
+
 void check_device_step(const char* op, const std::vector<UpdateEntry>& entries,
                        const DeviceStep& d) {
   const Device device = entries[0].weight.device;
-  check_device_number(op, "lr", d.lr, DType::f32, device);
+  check_device_number(op, "lr", d.lr, DType::f64, device);
   check_device_number(op, "step", d.step, DType::i32, device);
-  if (d.loss_scale.defined()) {
-    check_device_number(op, "loss_scale", d.loss_scale, DType::f32, device);
-  }
-  if (d.found_inf.defined()) {
-    check_device_number(op, "found_inf", d.found_inf, DType::f32, device);
-  }
+  check_optional_number(op, "loss_scale", d.loss_scale, DType::f32, device);
+  check_optional_number(op, "found_inf", d.found_inf, DType::f32, device);
+  check_optional_number(op, "clip", d.clip, DType::f64, device);
   for (std::size_t i = 1; i < entries.size(); ++i) {
     CAIRN_CHECK(
         entries[i].gradient_factor == entries[0].gradient_factor && entries[i].l2 == entries[0].l2,
         op, "expected one gradient_factor and l2 for all entries of a device step, got ",
         entries[i].gradient_factor, " and ", entries[i].l2, " in entry ", i);
   }
+}
+
+void check_found(const char* op, std::size_t tensors, const FoundNonfinite& found) {
+  const Device device = found.found_inf.device;
+  check_device_number(op, "found_inf", found.found_inf, DType::f32, device);
+  check_optional_number(op, "clip", found.clip, DType::f64, device);
+  check_optional_number(op, "loss_scale", found.loss_scale, DType::f32, device);
+  CAIRN_CHECK(!found.clip.defined() || found.max_norm > 0.0, op,
+              "expected a max_norm > 0 to clip by, got ", found.max_norm);
+  if (!found.each.defined()) return;
+  CAIRN_CHECK(found.each.dtype == DType::f32 && found.each.is_contiguous() &&
+                  found.each.numel() == static_cast<std::int64_t>(tensors) &&
+                  found.each.device == device,
+              op, "expected each of ", tensors, " f32 on ", device, ", got shape ",
+              found.each.shape, " of ", core::name(found.each.dtype), " on ", found.each.device);
 }
 
 void check_like_weight(const char* op, const Named& v, const TensorView& weight) {
@@ -139,32 +156,46 @@ void check_split(const char* op, const Named& truth, const Named& weight, const 
 
 }  // namespace
 
-void find_nonfinite(const std::vector<TensorView>& tensors, const TensorView& found_inf) {
+void advance_step(const TensorView& step, const TensorView& found_inf) {
+  constexpr auto op = "advance_step";
+  check_device_number(op, "step", step, DType::i32, step.device);
+  check_optional_number(op, "found_inf", found_inf, DType::f32, step.device);
+  wrote(step);
+  launch(step.device, [=](const Backend& backend) { backend.advance_step(step, found_inf); });
+}
+
+void find_nonfinite(const std::vector<TensorView>& tensors, const FoundNonfinite& found) {
   constexpr auto op = "find_nonfinite";
-  check_device_number(op, "found_inf", found_inf, DType::f32, found_inf.device);
+  check_found(op, tensors.size(), found);
+  const Device device = found.found_inf.device;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    CAIRN_CHECK(tensors[i].defined() && tensors[i].device == found_inf.device, op,
-                "expected tensor ", i, " on ", found_inf.device, ", the device of found_inf, got ",
-                tensors[i].device);
+    CAIRN_CHECK(tensors[i].defined() && tensors[i].device == device, op, "expected tensor ", i,
+                " on ", device, ", the device of found_inf, got ", tensors[i].device);
     check_list_dtype(op, "tensor", i, tensors[i]);
     check_dense(op, "tensor", i, tensors[i]);
   }
-  wrote(found_inf);
-  launch(found_inf.device,
-         [=](const Backend& backend) { backend.find_nonfinite(tensors, found_inf); });
+  wrote(found.found_inf, found.each, found.clip);
+  launch(device, [=](const Backend& backend) { backend.find_nonfinite(tensors, found); });
 }
 
-void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule) {
+void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule,
+            const DeviceStep& device) {
   if (entries.empty()) return;
   const char* op = std::visit([](const auto& options) { return options.kName; }, rule);
   const int moments = std::visit([](const auto& options) { return options.moments(); }, rule);
-  const auto* adam = std::get_if<AdamOptions>(&rule);
-  if (adam != nullptr && adam->device.defined()) check_device_step(op, entries, adam->device);
+  if (device.defined()) {
+    check_device_step(op, entries, device);
+    if (std::holds_alternative<NovoGradOptions>(rule)) {
+      core::fail<core::Unsupported>(op,
+                                    "expected a step from the host, got one on the device (the "
+                                    "running norms of NovoGrad are the caller's)");
+    }
+  }
   check_entries(op, entries, moments);
-  if (adam != nullptr) wrote(adam->device.step);
-  launch(entries[0].weight.device, [list = listed(entries, moments), rule](const Backend& backend) {
-    backend.update(list, rule);
-  });
+  launch(entries[0].weight.device,
+         [list = listed(entries, moments), rule, device](const Backend& backend) {
+           backend.update(list, rule, device);
+         });
 }
 
 void join_master(const TensorView& weight, const TensorView& remainder, const TensorView& out) {

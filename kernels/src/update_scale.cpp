@@ -7,7 +7,7 @@ namespace cairn::kernels {
 
 void update_scale(const TensorView& scale, const TensorView& growth_tracker,
                   const TensorView& hysteresis_tracker, const TensorView& found_inf,
-                  const ScaleUpdateOptions& options) {
+                  const ScaleUpdateOptions& options, const TensorView& overflows) {
   constexpr auto kOp = "update_scale";
   const Named views[] = {{"scale", scale},
                          {"growth_tracker", growth_tracker},
@@ -27,9 +27,18 @@ void update_scale(const TensorView& scale, const TensorView& growth_tracker,
   CAIRN_CHECK(options.growth_interval >= 1, kOp, "expected a growth_interval >= 1, got ",
               options.growth_interval);
   CAIRN_CHECK(options.hysteresis >= 1, kOp, "expected a hysteresis >= 1, got ", options.hysteresis);
-  wrote(scale, growth_tracker, hysteresis_tracker);
+  CAIRN_CHECK(options.min_scale >= 0.0 && options.min_scale <= options.max_scale, kOp,
+              "expected 0 <= min_scale <= max_scale, got ", options.min_scale, " and ",
+              options.max_scale);
+  if (overflows.defined()) {
+    check_device(kOp, {views[0], {"overflows", overflows}});
+    check_dtype(kOp, {"overflows", overflows}, DType::i32);
+    CAIRN_CHECK(overflows.numel() == 2 && overflows.is_contiguous(), kOp,
+                "expected overflows of two elements, got shape ", overflows.shape);
+  }
+  wrote(scale, growth_tracker, hysteresis_tracker, overflows);
   launch(scale.device, [=](const Backend& backend) {
-    backend.update_scale(scale, growth_tracker, hysteresis_tracker, found_inf, options);
+    backend.update_scale(scale, growth_tracker, hysteresis_tracker, found_inf, overflows, options);
   });
 }
 

@@ -121,7 +121,9 @@ std::shared_ptr<Module> Module::make_like() const {
 }
 
 namespace {
-void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::string& kind) {
+// device: where the copies lie, which have no masters then; null: where their originals do.
+void copy_tensors(const NamedTensors& from, const NamedTensors& to, const Device* device,
+                  const std::string& kind) {
   CAIRN_CHECK(from.size() == to.size(), "clone", "expected make_like of ", kind, " to give ",
               from.size(), " tensors, got ", to.size());
   for (std::size_t i = 0; i < from.size(); ++i) {
@@ -131,10 +133,14 @@ void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::s
                 "expected make_like of ", kind, " to give '", from[i].name, "' ", source.shape(),
                 ", got '", to[i].name, "' ", target.shape());
     const core::MemoryCategoryGuard category(core::MemoryCategory::parameters);
-    const Tensor data = Tensor::empty_like(source);
+    const Strides strides =
+        source.view().is_dense() ? source.strides() : core::contiguous_strides(source.shape());
+    const Tensor data = Tensor::empty_strided(source.shape(), strides, source.dtype(),
+                                              device != nullptr ? *device : source.device());
     kernels::copy(source, data);
     target.set_data(data);
     target.set_requires_grad(source.requires_grad());
+    if (device != nullptr) continue;
     if (const auto* master = kernels::MasterWeight::of(source)) {
       kernels::MasterWeight::assign(target, kernels::master_value(source), master->storage());
     }
@@ -142,23 +148,42 @@ void copy_tensors(const NamedTensors& from, const NamedTensors& to, const std::s
 }
 }  // namespace
 
-void Module::copy_into(Module& copy) const {
-  copy_tensors(parameters_, copy.parameters_, kind());
-  copy_tensors(buffers_, copy.buffers_, kind());
-  copy.training_ = training_;
-  copy.wrappers_ = wrappers_;
+void Module::copy_into(Module& copy, const Device* device) const {
+  copy_tensors(parameters_, copy.parameters_, device, kind());
+  copy_tensors(buffers_, copy.buffers_, device, kind());
   CAIRN_CHECK(children_.size() == copy.children_.size(), "clone", "expected make_like of ", kind(),
               " to give ", children_.size(), " children, got ", copy.children_.size());
   for (std::size_t i = 0; i < children_.size(); ++i) {
-    children_[i].second->copy_into(*copy.children_[i].second);
+    children_[i].second->copy_into(*copy.children_[i].second, device);
+  }
+}
+
+void Module::follow(const Module& original) {
+  CAIRN_CHECK(children_.size() == original.children_.size(), "follow", "expected a clone of ",
+              original.kind(), " with its ", original.children_.size(), " children, got ",
+              children_.size());
+  training_ = original.training_;
+  wrappers_ = original.wrappers_;
+  for (std::size_t i = 0; i < children_.size(); ++i) {
+    children_[i].second->follow(*original.children_[i].second);
   }
 }
 
 std::shared_ptr<Module> Module::clone() const {
+  return clone_on(nullptr);
+}
+
+std::shared_ptr<Module> Module::clone(Device device) const {
+  const core::DefaultDeviceGuard guard(device);
+  return clone_on(&device);
+}
+
+std::shared_ptr<Module> Module::clone_on(const Device* device) const {
   const Generator before = Generator::current();  // initial values are drawn for nothing
   std::shared_ptr<Module> copy = make_like();
   Generator::current() = before;
-  copy_into(*copy);
+  copy_into(*copy, device);
+  copy->follow(*this);
   return copy;
 }
 

@@ -1,6 +1,6 @@
 #include "cairn/nn/norm.h"
 
-#include "cairn/autograd/ops.h"
+#include "cairn/autograd/thread_state.h"
 #include "parameters.h"
 
 namespace cairn::nn {
@@ -21,24 +21,44 @@ BatchNorm::BatchNorm(std::int64_t channels, int dims, const BatchNormOptions& op
   }
   running_mean_ = add_buffer("running_mean", constant_parameter(channels, 0.0));
   running_var_ = add_buffer("running_var", constant_parameter(channels, 1.0));
+  if (!options.momentum) {
+    batches_ = add_buffer("num_batches_tracked", Tensor::zeros({}, DType::i64));
+  }
   extra_ = core::str(channels, options.relu ? ", relu" : "");
 }
 
 Tensor BatchNorm::forward(const Tensor& x) {
-  CAIRN_CHECK(x.dims() == dims_ && x.size(1) == channels(), kind(), "expected x [N, ", channels(),
-              dims_ == 2 ? "]" : ", H, W]", ", got ", x.shape());
-  return autograd::batch_norm(x, weight_, bias_, running_mean_, running_var_,
-                              {.training = training(),
-                               .eps = options_.eps,
-                               .momentum = options_.momentum,
-                               .relu = options_.relu});
+  return normalise(x, options_.relu);
+}
+
+Tensor BatchNorm::normalise(const Tensor& x, bool relu) {
+  const bool fits = x.dims() == dims_ || (dims_ == 0 && (x.dims() == 2 || x.dims() == 4));
+  CAIRN_CHECK(fits && x.size(1) == channels(), kind(), "expected x ",
+              dims_ == 4 ? "" : core::str("[N, ", channels(), "]"), dims_ == 0 ? " or " : "",
+              dims_ == 2 ? "" : core::str("[N, ", channels(), ", H, W]"), ", got ", x.shape());
+  const autograd::BatchNormOptions options{.training = training(),
+                                           .eps = options_.eps,
+                                           .momentum = training() ? next_momentum() : 0.0,
+                                           .relu = relu};
+  if (training() && function_) {
+    return function_(x, weight_, bias_, running_mean_, running_var_, options);
+  }
+  return autograd::batch_norm(x, weight_, bias_, running_mean_, running_var_, options);
+}
+
+// A replay sees the same batch a second time: it was counted before.
+double BatchNorm::next_momentum() {
+  if (options_.momentum || autograd::recomputing()) return options_.momentum.value_or(0.0);
+  const double batches = batches_.item() + 1.0;
+  kernels::fill(batches_, batches);
+  return 1.0 / batches;
 }
 
 std::shared_ptr<Module> BatchNorm1d::make_like() const {
-  return std::make_shared<BatchNorm1d>(channels(), options_);
+  return like_this<BatchNorm1d>();
 }
 std::shared_ptr<Module> BatchNorm2d::make_like() const {
-  return std::make_shared<BatchNorm2d>(channels(), options_);
+  return like_this<BatchNorm2d>();
 }
 
 LayerNorm::LayerNorm(std::int64_t size, const LayerNormOptions& options)

@@ -36,40 +36,20 @@ Tensor gru_step(const Tensor& x, const Tensor& hidden, const Tensor& h) {
   return n + z * (h - n);
 }
 
-// c' = f c + i g, h' = o tanh(c').
-RnnState lstm_step(const Tensor& gates, const Tensor& c) {
-  const std::int64_t H = c.size(-1);
-  const Tensor i = autograd::sigmoid(gate(gates, 0, H)), f = autograd::sigmoid(gate(gates, 1, H));
-  const Tensor g = autograd::tanh(gate(gates, 2, H)), o = autograd::sigmoid(gate(gates, 3, H));
-  const Tensor next = f * c + i * g;
-  return {o * autograd::tanh(next), next};
+// One step of an RNN or a GRU from the input's projection x [B, G H] and the state's.
+Tensor step_of(RnnKind kind, const Tensor& x, const Tensor& hidden, const Tensor& h) {
+  if (kind == RnnKind::gru) return gru_step(x, hidden, h);
+  return kind == RnnKind::rnn_relu ? autograd::relu(x + hidden) : autograd::tanh(x + hidden);
 }
 
-// One step from the input's projection x [B, G H] and the state's.
-RnnState step_of(RnnKind kind, const Tensor& x, const Tensor& hidden, const RnnState& state) {
-  switch (kind) {
-    case RnnKind::rnn_tanh:
-      return {autograd::tanh(x + hidden), {}};
-    case RnnKind::rnn_relu:
-      return {autograd::relu(x + hidden), {}};
-    case RnnKind::gru:
-      return {gru_step(x, hidden, state.h), {}};
-    case RnnKind::lstm:
-      return lstm_step(x + hidden, state.c);
-  }
-  return {};
+// The state in x's dtype, zeros where there is none.
+Tensor state_like(const Tensor& state, const Tensor& x, std::int64_t hidden) {
+  if (state.defined()) return autograd::to(state, x.dtype());
+  return Tensor::zeros({x.size(-2), hidden}, x.dtype(), x.device());
 }
 
-// The state in the projection's dtype, zeros where there is none.
-Tensor state_like(const Tensor& state, const Tensor& projection, std::int64_t hidden) {
-  if (state.defined()) return autograd::to(state, projection.dtype());
-  return Tensor::zeros({projection.size(-2), hidden}, projection.dtype(), projection.device());
-}
-
-RnnState start(RnnKind kind, const RnnState& given, const Tensor& projection, std::int64_t hidden) {
-  RnnState state{state_like(given.h, projection, hidden), {}};
-  if (kind == RnnKind::lstm) state.c = state_like(given.c, projection, hidden);
-  return state;
+Tensor in_dtype(const Tensor& x, DType dtype) {
+  return x.defined() ? autograd::to(x, dtype) : x;
 }
 
 void check_state(const char* what, const Tensor& state, const Shape& shape, RnnKind kind) {
@@ -87,17 +67,15 @@ Tensor uniform_parameter(const Shape& shape, std::int64_t hidden) {
   return x;
 }
 
-// Rows of [T, B, 1]: 1 inside of a sequence, 0 after its end. Undefined: all inside.
-Tensor mask_of(const std::vector<std::int64_t>& lengths, std::int64_t T, DType dtype,
-               Device device) {
-  if (lengths.empty()) return {};
+// [T, B, 1]: 1 inside of a sequence, 0 after its end.
+Tensor mask_of(const std::vector<std::int64_t>& lengths, std::int64_t T, Device device) {
   const auto B = static_cast<std::int64_t>(lengths.size());
   std::vector<float> inside(static_cast<std::size_t>(T * B));
   for (std::size_t i = 0; i < inside.size(); ++i) {
     const auto t = static_cast<std::int64_t>(i) / B;
     inside[i] = t < lengths[i % lengths.size()] ? 1.0f : 0.0f;
   }
-  return Tensor::from(inside, {T, B, 1}, dtype, device);
+  return Tensor::from(inside, {T, B, 1}, DType::f32, device);
 }
 
 Tensor at(const Tensor& x, std::int64_t t) {  // [T, ...] -> [...]
@@ -162,47 +140,55 @@ RnnState Recurrent::initial_of(const RnnState& all, int index) const {
   return one;
 }
 
-// The results of every step, in the order of time; leaves the last state in `state`.
-std::vector<Tensor> Recurrent::run_direction(const Tensor& x, int index, const Tensor& mask,
-                                             RnnState& state) const {
+// An RNN or a GRU, step by step.
+RnnOutput Recurrent::run_steps(const Tensor& x, int index, const Tensor& mask,
+                               const RnnState& initial) const {
   const Weights& w = weights_[static_cast<std::size_t>(index)];
   const Tensor projected = autograd::linear(x, w.ih, w.bias_ih);
+  const Tensor inside = in_dtype(mask, projected.dtype());
   const std::int64_t T = x.size(0);
-  const bool reverse = index % directions() == 1;
-  const Tensor inside = mask.defined() ? autograd::to(mask, projected.dtype()) : mask;
-  state = start(kind_, state, projected, hidden_);
+  Tensor h = state_like(initial.h, projected, hidden_);
   std::vector<Tensor> results(static_cast<std::size_t>(T));
   for (std::int64_t i = 0; i < T; ++i) {
-    const std::int64_t t = reverse ? T - 1 - i : i;
-    RnnState next =
-        step_of(kind_, at(projected, t), autograd::linear(state.h, w.hh, w.bias_hh), state);
+    const std::int64_t t = is_reverse(index) ? T - 1 - i : i;
+    const Tensor next = step_of(kind_, at(projected, t), autograd::linear(h, w.hh, w.bias_hh), h);
     Tensor& result = results[static_cast<std::size_t>(t)];
-    result = next.h;
-    if (inside.defined()) {
-      const Tensor now = at(inside, t);
-      result = now * next.h;
-      next.h = chosen(now, next.h, state.h);
-      if (next.c.defined()) next.c = chosen(now, next.c, state.c);
-    }
-    state = std::move(next);
+    result = inside.defined() ? at(inside, t) * next : next;
+    h = inside.defined() ? chosen(at(inside, t), next, h) : next;
   }
-  return results;
+  return {autograd::stack(results), {h, {}}};
+}
+
+RnnOutput Recurrent::run_lstm(const Tensor& x, int index, const Tensor& mask, const Tensor& lengths,
+                              const RnnState& initial) const {
+  const Weights& w = weights_[static_cast<std::size_t>(index)];
+  const autograd::LstmResult result = autograd::lstm(
+      x, {w.ih, w.hh, w.bias_ih, w.bias_hh},
+      {in_dtype(initial.h, x.dtype()), in_dtype(initial.c, x.dtype()), lengths, is_reverse(index)});
+  const Tensor y = mask.defined() ? result.y * autograd::to(mask, result.y.dtype()) : result.y;
+  return {y, {result.h, result.c}};
 }
 
 RnnOutput Recurrent::run(const Tensor& x, const RnnState& initial,
                          const std::vector<std::int64_t>& lengths) {
   check(x, initial, lengths);
-  const Tensor mask = mask_of(lengths, x.size(0), DType::f32, x.device());
+  Tensor mask, ends;
+  if (!lengths.empty()) {
+    mask = mask_of(lengths, x.size(0), x.device());
+    ends = Tensor::from(lengths, {x.size(1)}, DType::i64, x.device());
+  }
   Tensor y = x;
   std::vector<Tensor> h, c;
   for (int layer = 0; layer < options_.layers; ++layer) {
     std::vector<Tensor> sides;
     for (int side = 0; side < directions(); ++side) {
       const int index = layer * directions() + side;
-      RnnState state = initial_of(initial, index);
-      sides.push_back(autograd::stack(run_direction(y, index, mask, state)));
-      h.push_back(state.h);
-      if (state.c.defined()) c.push_back(state.c);
+      const RnnState from = initial_of(initial, index);
+      const RnnOutput out = kind_ == RnnKind::lstm ? run_lstm(y, index, mask, ends, from)
+                                                   : run_steps(y, index, mask, from);
+      sides.push_back(out.y);
+      h.push_back(out.state.h);
+      if (out.state.c.defined()) c.push_back(out.state.c);
     }
     y = sides.size() == 1 ? sides[0] : autograd::concat(sides, 2);
   }
@@ -248,9 +234,15 @@ RnnState RecurrentCell::step(const Tensor& x, const RnnState& state) {
               x.shape());
   check_state("h", state.h, {x.size(0), hidden_}, kind_);
   check_state("c", state.c, {x.size(0), hidden_}, kind_);
+  if (kind_ == RnnKind::lstm) {
+    const autograd::LstmResult result = autograd::lstm(
+        autograd::reshape(x, {1, x.size(0), input_}), {weight_ih_, weight_hh_, bias_ih_, bias_hh_},
+        {in_dtype(state.h, x.dtype()), in_dtype(state.c, x.dtype()), {}, false});
+    return {result.h, result.c};
+  }
   const Tensor projected = autograd::linear(x, weight_ih_, bias_ih_);
-  const RnnState from = start(kind_, state, projected, hidden_);
-  return step_of(kind_, projected, autograd::linear(from.h, weight_hh_, bias_hh_), from);
+  const Tensor h = state_like(state.h, projected, hidden_);
+  return {step_of(kind_, projected, autograd::linear(h, weight_hh_, bias_hh_), h), {}};
 }
 
 RNNCell::RNNCell(std::int64_t input, std::int64_t hidden, const RnnCellOptions& options)

@@ -26,14 +26,15 @@ std::vector<std::pair<std::string, double>> FusedAdagrad::rule_options() const {
 
 void FusedAdagrad::update_entries(const ParameterGroup& group,
                                   const std::vector<kernels::UpdateEntry>& entries,
-                                  double gradient_scale, std::int64_t step) {
+                                  const Call& call) {
   kernels::AdagradOptions options;
-  options.lr = group.lr / (1.0 + static_cast<double>(step - 1) * options_.lr_decay);
+  options.lr = group.lr / (1.0 + static_cast<double>(call.step - 1) * options_.lr_decay);
+  options.lr_decay = options_.lr_decay;
   options.eps = group.eps.value_or(options_.eps);
   options.weight_decay = group.weight_decay;
   options.adagrad_w = options_.adagrad_w;
-  options.gradient_scale = gradient_scale;
-  kernels::update(entries, options);
+  options.gradient_scale = call.gradient_scale;
+  kernels::update(entries, options, call.device);
 }
 
 StateDict FusedAdagrad::torch_options(const ParameterGroup& group) const {

@@ -21,8 +21,7 @@ std::vector<std::pair<std::string, double>> FusedAdam::rule_options() const {
 }
 
 void FusedAdam::update_entries(const ParameterGroup& group,
-                               const std::vector<kernels::UpdateEntry>& entries,
-                               double gradient_scale, std::int64_t step) {
+                               const std::vector<kernels::UpdateEntry>& entries, const Call& call) {
   kernels::AdamOptions options;
   options.lr = group.lr;
   options.beta1 = group.beta1.value_or(options_.beta1);
@@ -31,11 +30,13 @@ void FusedAdam::update_entries(const ParameterGroup& group,
   options.weight_decay = group.weight_decay;
   options.adamw = options_.adamw;
   if (options_.bias_correction) {
-    options.correction1 = bias_correction(options.beta1, step);
-    options.correction2 = bias_correction(options.beta2, step);
+    options.correction1 = bias_correction(options.beta1, call.step);
+    options.correction2 = bias_correction(options.beta2, call.step);
   }
-  options.gradient_scale = gradient_scale;
-  kernels::update(entries, options);
+  options.gradient_scale = call.gradient_scale;
+  kernels::DeviceStep device = call.device;
+  device.bias_correction = options_.bias_correction;
+  kernels::update(entries, options, device);
 }
 
 StateDict FusedAdam::torch_options(const ParameterGroup& group) const {

@@ -25,8 +25,7 @@ std::vector<std::pair<std::string, double>> FusedLAMB::rule_options() const {
 }
 
 void FusedLAMB::update_entries(const ParameterGroup& group,
-                               const std::vector<kernels::UpdateEntry>& entries,
-                               double gradient_scale, std::int64_t step) {
+                               const std::vector<kernels::UpdateEntry>& entries, const Call& call) {
   kernels::LambOptions options;
   options.lr = group.lr;
   options.beta1 = group.beta1.value_or(options_.beta1);
@@ -37,11 +36,13 @@ void FusedLAMB::update_entries(const ParameterGroup& group,
   options.grad_averaging = options_.grad_averaging;
   options.use_nvlamb = options_.use_nvlamb;
   if (options_.bias_correction) {
-    options.correction1 = bias_correction(options.beta1, step);
-    options.correction2 = bias_correction(options.beta2, step);
+    options.correction1 = bias_correction(options.beta1, call.step);
+    options.correction2 = bias_correction(options.beta2, call.step);
   }
-  options.gradient_scale = gradient_scale;
-  kernels::update(entries, options);
+  options.gradient_scale = call.gradient_scale;
+  kernels::DeviceStep device = call.device;
+  device.bias_correction = options_.bias_correction;
+  kernels::update(entries, options, device);
 }
 
 }  // namespace cairn::optim

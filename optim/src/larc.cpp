@@ -15,6 +15,11 @@ LARC::LARC(Optimizer& optimizer, const LarcOptions& options) : optimizer_(&optim
   CAIRN_CHECK(!optimizer.running_norm_type() && optimizer.own_max_norm() == 0, "LARC",
               "expected an optimizer that does not look at gradient norms itself, got ",
               optimizer.kind());
+  if (optimizer.capturable()) {
+    core::fail<core::Unsupported>("LARC",
+                                  "expected an optimizer that is not capturable, got one that "
+                                  "is (the host reads LARC's norms: set_capturable(false))");
+  }
   optimizer.larc_ = std::make_shared<const LarcOptions>(options);
 }
 

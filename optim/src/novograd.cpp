@@ -37,7 +37,7 @@ std::vector<std::pair<std::string, double>> FusedNovoGrad::rule_options() const 
 
 void FusedNovoGrad::update_entries(const ParameterGroup& group,
                                    const std::vector<kernels::UpdateEntry>& entries,
-                                   double gradient_scale, std::int64_t step) {
+                                   const Call& call) {
   kernels::NovoGradOptions options;
   options.lr = group.lr;
   options.beta1 = group.beta1.value_or(options_.beta1);
@@ -46,11 +46,11 @@ void FusedNovoGrad::update_entries(const ParameterGroup& group,
   options.grad_averaging = options_.grad_averaging;
   options.reg_inside_moment = options_.reg_inside_moment;
   if (options_.bias_correction) {
-    options.correction1 = bias_correction(options.beta1, step);
-    options.correction2 = bias_correction(group.beta2.value_or(options_.beta2), step);
+    options.correction1 = bias_correction(options.beta1, call.step);
+    options.correction2 = bias_correction(group.beta2.value_or(options_.beta2), call.step);
   }
-  options.gradient_scale = gradient_scale;
-  kernels::update(entries, options);
+  options.gradient_scale = call.gradient_scale;
+  kernels::update(entries, options, call.device);
 }
 
 }  // namespace cairn::optim

@@ -69,9 +69,12 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups) {
 
 void Optimizer::add_group(ParameterGroup group) {
   check_group(group, groups_);
+  const bool was_capturable = capturable();
+  set_capturable(false);
   state_.emplace_back(group.parameters.size());
   groups_.push_back(std::move(group));
   attach_arenas();
+  set_capturable(was_capturable);
 }
 
 void Optimizer::attach_arenas() {

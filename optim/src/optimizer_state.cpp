@@ -154,7 +154,7 @@ struct Optimizer::LoadPlan {
 StateDict Optimizer::state_dict() const {
   StateDict state;
   state.set("kind", std::string(kind()));
-  state.set("steps", steps_);
+  state.set("steps", steps());
   const bool f32_slots = std::any_of(arenas_.begin(), arenas_.end(),
                                      [](const auto& arena) { return arena->f32_slots(); });
   state.set("f32_gradients",
@@ -172,9 +172,10 @@ StateDict Optimizer::state_dict() const {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       const State& own = state_[g][i];
       StateDict& entry = make_path(state.make_dict("state"), groups_[g].parameters[i].name);
-      entry.set(kStep, own.steps);
+      const std::int64_t taken = steps_of(g, i);
+      entry.set(kStep, taken);
       if (running_norm_type()) entry.set(kNorm, own.norm);
-      for (std::size_t m = 0; m < moments.size() && own.steps > 0; ++m) {
+      for (std::size_t m = 0; m < moments.size() && taken > 0; ++m) {
         entry.set(moments[m], in_f32(own.moments[m], groups_[g].parameters[i].tensor));
       }
     }
@@ -264,6 +265,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
     }
   }
   steps_ = plan.steps;
+  if (capturable()) device_ = make_device_state();
 }
 
 }  // namespace cairn::optim

@@ -70,6 +70,7 @@ bool Optimizer::needs_report() const {
 }
 
 StepResult Optimizer::step(const StepOptions& options) {
+  if (capturable()) return step_on_device(options, {});
   check_scaler(options.scaler);
   GradientReport report;
   if (options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||
@@ -77,6 +78,20 @@ StepResult Optimizer::step(const StepOptions& options) {
     report = check(options.norm_type);
   }
   return options.check && !report.finite() ? skip(report, options) : update(report, options);
+}
+
+/// The 2-norm of all gradients, each multiplied by its group's scale.
+double Optimizer::scaled_norm(const GradientReport& report,
+                              const std::vector<double>& scales) const {
+  const std::vector<double>& norms = report.norms_of(2.0);
+  double sum = 0.0;
+  std::size_t parameter = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
+      sum += norms[parameter] * norms[parameter] * scales[g] * scales[g];
+    }
+  }
+  return std::sqrt(sum);
 }
 
 /// The factor of each group's gradients, and what the result says of norms.
@@ -94,15 +109,8 @@ StepResult Optimizer::measure(const GradientReport& report, const StepOptions& o
   }
   if (own_max_norm() == 0) return result;
 
-  const std::vector<double>& norms = report.norms_of(2.0);
-  double sum = 0.0;
-  std::size_t parameter = 0;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
-      sum += norms[parameter] * norms[parameter] * scales[g] * scales[g];
-    }
-  }
-  const double norm = std::sqrt(sum);
+  double norm = result.gradient_norm * result.clip_coefficient;
+  if (options.per_group_norm || report.norm_type != 2.0) norm = scaled_norm(report, scales);
   const double coefficient = norm > own_max_norm() ? own_max_norm() / norm : 1.0;
   result.clip_coefficient *= coefficient;
   for (double& scale : scales) scale *= coefficient;
@@ -194,7 +202,7 @@ void Optimizer::run_batches(const std::vector<double>& scales) {
     ParameterGroup& group = groups_[batch.group];
     // LARC has put the weight decay into the gradients.
     const Restored decay(group.weight_decay, larc_ ? 0.0 : group.weight_decay);
-    update_entries(group, batch.entries, scales[batch.group], batch.step);
+    update_entries(group, batch.entries, {scales[batch.group], batch.step, {}});
   }
 }
 
@@ -205,6 +213,18 @@ void Optimizer::check_report(const GradientReport& report) const {
   CAIRN_CHECK(report.norms.front().values.size() == count, "optimizer",
               "expected a report of this optimizer's ", count, " parameters, got one of ",
               report.norms.front().values.size(), " (check again after add_group)");
+}
+
+/// Weights that have gradients were written, and agree with their masters.
+void Optimizer::note_updates() {
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::size_t i = 0; i < state_[g].size(); ++i) {
+      if (gradient_of(g, i) == nullptr) continue;
+      const Tensor& tensor = groups_[g].parameters[i].tensor;
+      tensor.storage()->bump_version();
+      if (auto* master = kernels::MasterWeight::peek(tensor)) master->weight_written(tensor);
+    }
+  }
 }
 
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {
@@ -225,13 +245,11 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
   std::vector<Tensor> temporaries;
   prepare_batches(report, scales, temporaries);
   run_batches(scales);
+  note_updates();
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       if (gradient_of(g, i) == nullptr) continue;
       State& state = state_[g][i];
-      const Tensor& tensor = groups_[g].parameters[i].tensor;
-      tensor.storage()->bump_version();
-      if (auto* master = kernels::MasterWeight::peek(tensor)) master->weight_written(tensor);
       state.norm = state.next_norm;
       ++state.steps;
     }

@@ -52,11 +52,18 @@ void name_culprits(const Optimizer& optimizer, const std::vector<kernels::Tensor
   report.nonfinite_count = first.inf + first.nan;
 }
 
-void sum_up_norms(const Optimizer& optimizer, GradientReport& report) {
+/// The squares add up in registration order, as find_nonfinite adds them on the device.
+void sum_up_norms(const Optimizer& optimizer, const std::vector<kernels::TensorCheck>& checks,
+                  GradientReport& report) {
   const double* norms = report.norms.front().values.data();
   for (const ParameterGroup& group : optimizer.groups()) {
     report.group_norms.push_back(combine(norms, group.parameters.size(), report.norm_type));
     norms += group.parameters.size();
+  }
+  if (report.norm_type == 2.0) {
+    report.squared_norm = 0.0;
+    for (const kernels::TensorCheck& check : checks) report.squared_norm += check.power_sum;
+    return;
   }
   const double norm =
       combine(report.group_norms.data(), report.group_norms.size(), report.norm_type);
@@ -124,7 +131,7 @@ GradientReport PendingReport::report(const std::vector<kernels::TensorCheck>* fo
     }
   }
   name_culprits(*optimizer_, counts, report);
-  sum_up_norms(*optimizer_, report);
+  sum_up_norms(*optimizer_, counts, report);
   return report;
 }
 

@@ -35,8 +35,7 @@ std::vector<std::pair<std::string, double>> FusedSGD::rule_options() const {
 }
 
 void FusedSGD::update_entries(const ParameterGroup& group,
-                              const std::vector<kernels::UpdateEntry>& entries,
-                              double gradient_scale, std::int64_t step) {
+                              const std::vector<kernels::UpdateEntry>& entries, const Call& call) {
   kernels::SgdOptions options;
   options.lr = group.lr;
   options.momentum = momentum_of(group);
@@ -44,9 +43,9 @@ void FusedSGD::update_entries(const ParameterGroup& group,
   options.weight_decay = group.weight_decay;
   options.nesterov = options_.nesterov && options.momentum != 0;
   options.wd_after_momentum = options_.wd_after_momentum;
-  options.first_step = step == 1;
-  options.gradient_scale = gradient_scale;
-  kernels::update(entries, options);
+  options.first_step = call.step == 1;
+  options.gradient_scale = call.gradient_scale;
+  kernels::update(entries, options, call.device);
 }
 
 StateDict FusedSGD::torch_options(const ParameterGroup& group) const {

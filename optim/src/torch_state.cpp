@@ -62,10 +62,11 @@ StateDict Optimizer::torch_state_dict() const {
     for (std::size_t i = 0; i < state_[g].size(); ++i, ++index) {
       indices.set(std::to_string(i), index);
       const State& own = state_[g][i];
-      if (moments.empty() || (own.steps == 0 && !torch_begins_with_state())) continue;
+      const std::int64_t steps = steps_of(g, i);
+      if (moments.empty() || (steps == 0 && !torch_begins_with_state())) continue;
       StateDict& entry = entries.make_dict(std::to_string(index));
       if (torch_counts_steps())
-        entry.set("step", Tensor::full({}, static_cast<double>(own.steps), DType::f32, Device{}));
+        entry.set("step", Tensor::full({}, static_cast<double>(steps), DType::f32, Device{}));
       const Tensor& parameter = groups_[g].parameters[i].tensor;
       for (std::size_t m = 0; m < moments.size(); ++m) {
         const Tensor moment = empty_beside(parameter, DType::f32);

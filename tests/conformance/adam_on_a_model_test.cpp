@@ -1,7 +1,7 @@
 // FusedAdam on a LeNet-like model, 100 iterations under a gradient scaler, against Adam in
 // double precision on the same model; weights within 1e-3, gradients within 1e-3 (f32) and 5e-3
-// (half). In f32, and with half convolutions and f32 masters. (Apex's third axis, capturable, put lr
-// and step on the device; here the step's one host read remains, and nothing else differs.)
+// (half). In f32, and with half convolutions and f32 masters; each also capturable, with rate, step and
+// verdict on the device.
 #include <gtest/gtest.h>
 
 #include "cairn/amp/amp.h"
@@ -34,6 +34,7 @@ struct AdamCase {
   const char* name;
   Casts casts;
   DType half;
+  bool capturable = false;
 };
 
 void set_value(const Tensor& parameter, const std::vector<double>& value) {
@@ -47,6 +48,8 @@ std::vector<AdamCase> adam_cases() {
     all.push_back({device, "f16_convolutions", Casts::convolutions, DType::f16});
     all.push_back({device, "f16", Casts::all, DType::f16});
     all.push_back({device, "bf16", Casts::all, DType::bf16});
+    all.push_back({device, "f32_capturable", Casts::none, DType::f32, true});
+    all.push_back({device, "f16_convolutions_capturable", Casts::convolutions, DType::f16, true});
   }
   return all;
 }
@@ -90,6 +93,7 @@ TEST_P(AdamOnAModel, HundredStepsEqualAdam) {
         ours[p].tensor, Tensor::from(truths[p], ours[p].tensor.shape(), DType::f32, c.device));
   }
   optimizer.refresh();
+  optimizer.set_capturable(c.capturable);
 
   // Half weights that differ in their last bit switch single units of a ReLU in single images.
   const double tolerance = c.casts == Casts::none ? 1e-3 : 5e-3;

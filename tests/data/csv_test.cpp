@@ -52,13 +52,14 @@ TEST(ReadCsv, NamesTheBadCell) {
     const std::string path = folder.write("bad.csv", text);
     expect_error<DataError>([&] { read_csv(path, {.label_column = "-1"}); }, texts);
   };
-  expect_damage("1,2\n3,4x\n", {"a number", "bad.csv' line 2, column 1", "got '4x'"});
-  expect_damage("1,2\n\n,4\n", {"a number", "line 3, column 0", "got ''"});
+  expect_damage("1,2\n3,4x\n", {"a finite number", "bad.csv' line 2, column 1", "got '4x'"});
+  expect_damage("1,2\n\n,4\n", {"a finite number", "line 3, column 0", "got ''"});
   expect_damage("1,2\n3\n", {"expected 2 cells", "line 2, got 1"});
   expect_damage("a,b\n1,2,3\n", {"expected 2 cells", "line 2, got 3"});
   expect_damage("1,2\n3,4.5\n", {"a label", "line 2, column 1", "got '4.5'"});
   expect_damage("1,-2\n", {"a label", "got '-2'"});
-  expect_damage("1,nan\n", {"a label", "got 'nan'"});
+  expect_damage("1,nan\n", {"a finite number", "line 1, column 1", "got 'nan'"});
+  expect_damage("1,2\n-inf,2\n", {"a finite number", "line 2, column 0", "got '-inf'"});
   expect_damage("", {"lines of numbers", "got none"});
   expect_damage("a,b\n", {"lines of numbers", "got none"});
   expect_error<core::IoError>([&] { read_csv(folder.path() + "/absent.csv"); }, {"absent.csv"});

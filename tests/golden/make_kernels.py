@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes kernels.safetensors: PyTorch's activations, norms, losses and updates, as values for tests/kernels.
+"""Writes kernels.safetensors: PyTorch's activations, norms, losses, attention and updates, as values for tests/kernels.
 
 Needs torch and safetensors (made with torch 2.x, CPU):  python tests/golden/make_kernels.py
 Every entry was computed in f64 from inputs that are exact in f32, and stored as f32 (inputs) or f64 (results).
@@ -21,7 +21,7 @@ def given(name, *shape, scale=1.0):
 
 
 def result(name, value):
-    out[name] = value.detach().clone().double()
+    out[name] = value.detach().clone(memory_format=torch.contiguous_format).double()
 
 
 def gradients(prefix, value, inputs):
@@ -85,5 +85,13 @@ for name, (make, options) in UPDATES.items():
         parameter.grad = gradient.clone()
         optimizer.step()
     result(f"{name}.weight", parameter)
+
+B, H, D = 2, 3, 8
+for name, queries, keys, causal in [("attention.all", 5, 9, False), ("attention.causal", 7, 7, True), ("attention.causal_after", 4, 9, True)]:
+    q, k, v = given(name + ".q", B, H, queries, D), given(name + ".k", B, H, keys, D), given(name + ".v", B, H, keys, D)
+    seen = torch.ones(queries, keys).tril(keys - queries).bool() if causal else None  # the last query sees the last key
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    result(name + ".y", y)
+    gradients(name, y, {"q": q, "k": k, "v": v})
 
 save_file(out, pathlib.Path(__file__).with_name("kernels.safetensors"))

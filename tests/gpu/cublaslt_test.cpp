@@ -8,7 +8,10 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/half.h"
+#include "cairn/core/stream.h"
 #include "cairn/kernels/matmul.h"
+#include "cairn/kernels/product_choices.h"
+#include "cairn/kernels/tf32.h"
 #include "gpu/vendor_support.h"
 #include "support/tensors.h"
 
@@ -527,6 +530,122 @@ TEST_F(CublasLt, AttentionOverSlicesIsOneProductForAHeadOrASequence) {
     const Tensor k = qkv.alias(heads(1).select(0, B - 1).select(0, H - 1).transpose(0, 1));
     expect_close(last, naive(q, k), 1e-6, 1e-6);
   }
+}
+
+double worst_error(const Tensor& y, const std::vector<double>& expected) {
+  double worst = 0.0;
+  const auto actual = y.to_vector<double>();
+  for (std::size_t i = 0; i < actual.size(); ++i)
+    worst = std::max(worst, std::abs(actual[i] - expected[i]));
+  return worst;
+}
+
+TEST_F(CublasLt, MatmulComputesF32InTf32WhereItIsAllowed) {
+  const Tensor a = random_tensor({9, 64}, DType::f32, kGpu, 1);
+  const Tensor b = random_tensor({64, 7}, DType::f32, kGpu, 2);
+  const Tensor y = Tensor::empty({9, 7}, DType::f32, kGpu);
+  for (const bool allowed : {false, true, false}) {
+    kernels::allow_tf32(allowed);
+    kernels::matmul(a.view(), b.view(), y.view());
+    const double error = worst_error(y, naive(a, b));
+    EXPECT_EQ(error > 1e-4, allowed) << error;
+    EXPECT_LT(error, 2e-2);
+  }
+}
+
+/// Timings on, with choices in memory alone; off again at the end.
+class TimedCublasLt : public CublasLt {
+ protected:
+  static constexpr std::int64_t kSize = 104;  // cubed, just enough to be timed
+
+  void SetUp() override {
+    CublasLt::SetUp();
+    setenv("CAIRN_CACHE", "off", 1);
+    unsetenv("CAIRN_PRODUCTS");  // which would stand before saved choices
+    kernels::set_product_routes("time");
+  }
+  void TearDown() override {
+    kernels::set_product_routes("default");
+    setenv("CAIRN_PRODUCTS", "default", 1);
+  }
+
+  static std::uint64_t calls_of(const Tensor& a, const Tensor& b, const Tensor& y,
+                                const kernels::MatmulOptions& options = {}) {
+    const CallCount products("cublasLtMatmul");
+    kernels::matmul(a.view(), b.view(), y.view(), options);
+    return products();
+  }
+  static Tensor matrix(std::int64_t rows, std::int64_t columns, std::uint64_t seed) {
+    return random_tensor({rows, columns}, DType::f32, kGpu, seed);
+  }
+};
+
+TEST_F(TimedCublasLt, CandidatesAreTimedOnceAShape) {
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 1, 2);
+  const Tensor y = matrix(kSize, kSize + 1, 3);
+  EXPECT_GT(calls_of(a, b, y), 10u);
+  expect_close(y, naive(a, b), 1e-5, 1e-5);
+  EXPECT_EQ(calls_of(a, b, y), 1u);
+  const Tensor small = matrix(8, 8, 1), result = matrix(8, 8, 2);
+  EXPECT_EQ(calls_of(small, small, result), 1u);
+}
+
+TEST_F(TimedCublasLt, ASumIsAddedToOnce) {
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 2, 2);
+  const Tensor y = Tensor::full({kSize, kSize + 2}, 3.0, DType::f32, kGpu);
+  EXPECT_GT(calls_of(a, b, y, {.accumulate = true}), 10u);
+  auto expected = naive(a, b);
+  for (double& value : expected) value += 3.0;
+  expect_close(y, expected, 1e-5, 1e-5);
+}
+
+TEST_F(TimedCublasLt, ChoicesComeBackWithASavedState) {
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 3, 2);
+  const Tensor y = matrix(kSize, kSize + 3, 3);
+  calls_of(a, b, y);
+  const std::string saved = kernels::product_choices();
+  EXPECT_THAT(saved, HasSubstr("cublaslt_products"));
+  EXPECT_THAT(saved, HasSubstr("1 x 104 107 104 a f32 ld 104"));
+  kernels::use_product_choices(saved);
+  const CallCount checks("cublasLtMatmulAlgoCheck");
+  EXPECT_EQ(calls_of(a, b, y), 1u);
+  EXPECT_EQ(checks(), 1u);
+  expect_close(y, naive(a, b), 1e-5, 1e-5);
+}
+
+TEST_F(TimedCublasLt, AnAlgorithmOfAnotherVersionGivesWayToAProposal) {
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 4, 2);
+  const Tensor y = matrix(kSize, kSize + 4, 3);
+  calls_of(a, b, y);
+  const std::string saved = kernels::product_choices();
+  gpusim::inject("cublasLtMatmulAlgoCheck", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  kernels::use_product_choices(saved);
+  const CallCount checks("cublasLtMatmulAlgoCheck");
+  EXPECT_EQ(calls_of(a, b, y), 1u);
+  EXPECT_EQ(checks(), 1u);
+  expect_close(y, naive(a, b), 1e-5, 1e-5);
+}
+
+TEST_F(TimedCublasLt, CandidatesThatRefuseLoseTheTiming) {
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 5, 2);
+  const Tensor y = matrix(kSize, kSize + 5, 3);
+  gpusim::inject("cublasLtMatmul", 2, CUBLAS_STATUS_NOT_SUPPORTED);
+  EXPECT_GT(calls_of(a, b, y), 5u);
+  expect_close(y, naive(a, b), 1e-5, 1e-5);
+}
+
+TEST_F(TimedCublasLt, NothingIsTimedWithinACapture) {
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 6, 2);
+  const Tensor y = matrix(kSize, kSize + 6, 3);
+  const core::Stream stream = core::Stream::create(kGpu);
+  const core::StreamGuard on(stream);
+  const auto handle = static_cast<cudaStream_t>(stream.native());
+  must(cudaDeviceSynchronize());
+  must(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal));
+  EXPECT_EQ(calls_of(a, b, y), 1u);
+  cudaGraph_t graph = nullptr;
+  must(cudaStreamEndCapture(handle, &graph));
+  must(cudaGraphDestroy(graph));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/conv.h"
+#include "cairn/kernels/tf32.h"
 #include "cuda/cudnn/conv_plan.h"
 #include "gpu/vendor_support.h"
 #include "support/tensors.h"
@@ -377,6 +378,20 @@ TEST_F(Cudnn, ConvolutionsAgreeWithTheCpus) {
   }
   const Images halves(DType::bf16);
   expect_same(halves.on(kGpu), halves.on({}), 0x1p-6);
+}
+
+TEST_F(Cudnn, ConvolutionsComputeF32InTf32WhereItIsAllowed) {
+  const Images images(DType::f32);
+  const Images::Results exact = images.on({});
+  for (const bool allowed : {false, true, false}) {
+    kernels::allow_tf32(allowed);
+    const Images::Results got = images.on(kGpu);
+    double worst = 0.0;
+    for (std::size_t i = 0; i < got.y.size(); ++i)
+      worst = std::max(worst, std::abs(got.y[i] - exact.y[i]));
+    EXPECT_EQ(worst > 5e-5, allowed) << worst;
+    expect_same(got, exact, 3e-2);
+  }
 }
 
 TEST_F(Cudnn, ConvolutionsTakeTheNextAlgorithmWhereOneRefuses) {

@@ -8,6 +8,7 @@
 
 #include "cairn/core/parallel_for.h"
 #include "cairn/kernels/batch_norm.h"
+#include "cairn/kernels/elementwise.h"
 #include "support/tensors.h"
 
 namespace cairn::kernels {
@@ -249,6 +250,95 @@ TEST_P(BatchNorm, EmptyBatch) {
   EXPECT_NO_THROW(batch_norm_eval(x, {}, {}, mean, rstd, x, {}));
 }
 
+// The stages that ranks share a batch by, on parts of one batch: as the whole batch at once.
+TEST_P(BatchNorm, MomentsOfPartsMergeToThoseOfTheWhole) {
+  for_all([&](const Shape& shape, DType dtype, bool last, bool, const std::string& what) {
+    const std::int64_t channels = shape[1], first = shape[0] / 3;
+    const Tensor x = image(shape, dtype, 1, last, 40.0, 41.0);
+    const std::int64_t ends[] = {0, first, first, shape[0]};  // a part in the middle is empty
+    const Tensor parts = random({3, 2 * channels + 1}, DType::f32, 2);
+    for (int r = 0; r < 3; ++r) {
+      batch_norm_moments(x.view().slice(0, ends[r], ends[r + 1]), parts.view().select(0, r));
+    }
+    const Tensor running_mean = random({channels}, dtype, 5),
+                 running_var = random({channels}, DType::f32, 6, 0.5, 2.0);
+    Values expected_mean = running_mean.to_vector<double>(),
+           expected_var = running_var.to_vector<double>(), rstds;
+    Reference r{shape};
+    r.take_moments(x.to_vector<double>());
+    for (std::size_t c = 0; c < r.mean.size(); ++c) {
+      expected_mean[c] = 0.75 * expected_mean[c] + 0.25 * r.mean[c];
+      expected_var[c] =
+          0.75 * expected_var[c] + 0.25 * r.var[c] * r.per_channel() / (r.per_channel() - 1.0);
+      rstds.push_back(1.0 / std::sqrt(r.var[c] + kEps));
+    }
+    const Tensor mean = random({channels}, DType::f32, 7), var = random({channels}, DType::f32, 8),
+                 rstd = random({channels}, DType::f32, 9), count = random({1}, DType::f32, 10);
+    batch_norm_merge(parts, running_mean, running_var, mean, var, rstd, count,
+                     {.eps = kEps, .momentum = 0.25});
+    EXPECT_EQ(count.to_vector(), Values{r.per_channel()}) << what;
+    expect_close(mean, r.mean, 3e-7, 0.0, what + " mean");
+    // The f32 means of the parts are near 40: their rounding is squared, or times a deviation.
+    expect_close(var, r.var, 3e-5, 1e-10, what + " var");
+    expect_close(rstd, rstds, 3e-5, 1e-3, what + " rstd");
+    expect_close(running_mean, expected_mean, epsilon(dtype) + 3e-7, 0.0, what + " running mean");
+    expect_close(running_var, expected_var, 3e-5, 1e-6, what + " running var");
+  });
+}
+
+TEST_P(BatchNorm, MergingNothingLeavesTheRunningStatistics) {
+  const Tensor parts = Tensor::zeros({2, 7}, DType::f32, device());
+  const Tensor running = random({3}, DType::f32, 1), mean = random({3}, DType::f32, 2),
+               var = random({3}, DType::f32, 3), rstd = random({3}, DType::f32, 4),
+               count = random({1}, DType::f32, 5);
+  batch_norm_merge(parts, running, running, mean, var, rstd, count, {.eps = 0.25});
+  EXPECT_EQ(running.to_vector(), random({3}, DType::f32, 1).to_vector());
+  EXPECT_THAT(mean.to_vector(), testing::Each(0.0));
+  EXPECT_THAT(rstd.to_vector(), testing::Each(2.0));
+  EXPECT_THAT(count.to_vector(), testing::Each(0.0));
+}
+
+TEST_P(BatchNorm, BackwardOfPartsEqualsThatOfTheWhole) {
+  for_all([&](const Shape& shape, DType dtype, bool last, bool relu, const std::string& what) {
+    const Shape channels{shape[1]};
+    const Tensor x = image(shape, dtype, 1, last, 1.0, 3.0), y = image(shape, dtype, 2, last);
+    const Tensor dy = image(shape, dtype, 3, last), dx = image(shape, dtype, 4, last);
+    const Tensor weight = random(channels, DType::f32, 5, 0.5, 1.5);
+    const Values vx = x.to_vector<double>(), vy = y.to_vector<double>();
+    Values g = dy.to_vector<double>(), rstds;
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] = relu && !(vy[i] > 0.0) ? 0.0 : g[i];
+    Reference r{shape};
+    r.take_moments(vx);
+    r.differentiate(vx, weight.to_vector<double>(), g, true);
+    for (const double v : r.var) rstds.push_back(1.0 / std::sqrt(v + kEps));
+    const Tensor mean = Tensor::from(r.mean, channels, DType::f32, device());
+    const Tensor rstd = Tensor::from(rstds, channels, DType::f32, device());
+    const Tensor sum_gx = random(channels, DType::f32, 6), sum_g = random(channels, DType::f32, 7);
+    const Tensor count = Tensor::full({1}, r.per_channel(), DType::f32, device());
+    const auto part = [&](const Tensor& t, int i) {
+      const std::int64_t cut = shape[0] / 2;
+      return t.view().slice(0, i == 0 ? 0 : cut, i == 0 ? cut : shape[0]);
+    };
+    const auto result = [&](int i) { return relu ? part(y, i) : TensorView(); };
+    for (int i = 0; i < 2; ++i) {
+      batch_norm_backward(part(x, i), result(i), weight, mean, rstd, part(dy, i), {}, sum_gx, sum_g,
+                          {.relu = relu}, i > 0);
+    }
+    const double magnified = *std::max_element(rstds.begin(), rstds.end());
+    const double tolerance = 4e-7 * (4.0 + r.per_channel()) * (1.0 + magnified);
+    expect_close(sum_gx, r.dweight, 1e-6, tolerance, what + " sum of g xhat");
+    expect_close(sum_g, r.dbias, 1e-6, tolerance, what + " sum of g");
+    binary(BinaryOp::div, sum_gx, count, sum_gx);
+    binary(BinaryOp::div, sum_g, count, sum_g);
+    for (int i = 0; i < 2; ++i) {
+      batch_norm_backward_data(part(x, i), result(i), weight, mean, rstd, part(dy, i), sum_g,
+                               sum_gx, part(dx, i), {.relu = relu});
+    }
+    expect_close(dx, r.dx, 1.5 * epsilon(dtype), 1e-6 * magnified * (1.0 + magnified),
+                 what + " dx");
+  });
+}
+
 template <class F>
 std::string message_of(F&& f) {
   try {
@@ -279,6 +369,14 @@ TEST_P(BatchNorm, WrongInputIsNamed) {
                 batch_norm_backward(x, {}, {}, c, c, x, x, random({3}, DType::bf16, 1), {}, {});
               }),
               HasSubstr("dweight of dtype f32"));
+  EXPECT_THAT(message_of([&] { batch_norm_moments(x, c); }), HasSubstr("part of shape [7]"));
+  const Tensor parts = random({2, 7}, DType::f32, 4), count = random({1}, DType::f32, 5);
+  EXPECT_THAT(message_of([&] { batch_norm_merge(x, {}, {}, c, c, c, count, {}); }),
+              HasSubstr("contiguous parts [R, 7], got shape [4, 3]"));
+  EXPECT_THAT(message_of([&] { batch_norm_merge(parts, {}, {}, c, c, count, count, {}); }),
+              HasSubstr("rstd of shape [3]"));
+  EXPECT_THAT(message_of([&] { batch_norm_backward_data(x, {}, {}, c, c, x, count, c, x, {}); }),
+              HasSubstr("mean_g of shape [3]"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "cairn/kernels/attention.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/layer_norm.h"
 #include "cairn/kernels/loss.h"
@@ -76,6 +77,22 @@ TEST_P(GoldenKernels, CrossEntropy) {
     expect(loss, std::string("cross_entropy.") + name + ".loss");
     cross_entropy_backward(logits, target, lse, mean.view().expand({6}), dlogits, options);
     expect(dlogits, std::string("cross_entropy.") + name + ".dlogits_of_mean");
+  }
+}
+
+TEST_P(GoldenKernels, Attention) {
+  for (const std::string name : {"attention.all", "attention.causal", "attention.causal_after"}) {
+    const Tensor q = given(name + ".q"), k = given(name + ".k"), v = given(name + ".v");
+    const Tensor y = Tensor::empty_like(q), lse = empty({q.size(0), q.size(1), q.size(2)});
+    const Tensor dq = Tensor::empty_like(q), dk = Tensor::empty_like(k), dv = Tensor::empty_like(v);
+    const AttentionOptions options{.causal = name != "attention.all",
+                                   .scale = 1 / std::sqrt(static_cast<double>(q.size(3)))};
+    attention(q, k, v, y, lse, options);
+    expect(y, name + ".y");
+    attention_backward(q, k, v, y, lse, given(name + ".dy"), dq, dk, dv, options);
+    expect(dq, name + ".dq");
+    expect(dk, name + ".dk");
+    expect(dv, name + ".dv");
   }
 }
 

@@ -62,6 +62,40 @@ TEST_P(UpdateScale, GrowsAfterTheInterval) {
   expect(s, 2, 0, 0);
 }
 
+TEST_P(UpdateScale, StaysWithinItsBoundsAndCountsOverflowsAtTheLowerOne) {
+  const ScaleUpdateOptions options{.growth_interval = 1, .min_scale = 4, .max_scale = 16};
+  const State s = state(8, 0, 1);
+  const Tensor overflows = Tensor::zeros({2}, DType::i32, GetParam());
+  const auto after = [&](bool overflow) {
+    const Tensor found = Tensor::full({1}, overflow ? 1.0 : 0.0, DType::f32, GetParam());
+    update_scale(s.scale, s.growth, s.hysteresis, found, options, overflows);
+    std::vector<double> all = overflows.to_vector<double>();
+    all.push_back(s.scale.item());
+    return all;
+  };
+  using Numbers = std::vector<double>;
+  EXPECT_EQ(after(true), (Numbers{1, 0, 4}));
+  EXPECT_EQ(after(true), (Numbers{2, 1, 4}));
+  EXPECT_EQ(after(true), (Numbers{3, 2, 4}));
+  EXPECT_EQ(after(false), (Numbers{3, 0, 8}));
+  EXPECT_EQ(after(false), (Numbers{3, 0, 16}));
+  EXPECT_EQ(after(false), (Numbers{3, 0, 16}));
+}
+
+TEST_P(UpdateScale, AHysteresisThatIsNotConsecutiveStartsAnewWithGrowth) {
+  const ScaleUpdateOptions options{
+      .growth_interval = 2, .hysteresis = 3, .consecutive_hysteresis = false};
+  const State s = state(8, 0, 3);
+  step(s, true, options);
+  step(s, false, options);
+  expect(s, 8, 1, 2);
+  step(s, true, options);
+  expect(s, 8, 0, 1);
+  step(s, false, options);
+  step(s, false, options);
+  expect(s, 16, 0, 3);
+}
+
 TEST_P(UpdateScale, DoesNotGrowToInfinity) {
   const State s = state(0x1p127, 0, 1);
   step(s, false, {2.0, 0.5, 1, 1});

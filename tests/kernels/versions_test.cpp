@@ -163,6 +163,20 @@ std::vector<Call> image_calls() {
        [](auto& x, auto& y) {
          batch_norm_backward(x[0], {}, x[1], x[2], x[3], x[4], y[0], y[1], y[2], {});
        }},
+      {"batch_norm_moments",
+       {f32(image)},
+       {f32({7})},
+       [](auto& x, auto& y) { batch_norm_moments(x[0], y[0]); }},
+      {"batch_norm_merge",
+       {f32({2, 7})},
+       {c(), c(), c(), c(), c(), f32({1})},
+       [](auto& x, auto& y) { batch_norm_merge(x[0], y[0], y[1], y[2], y[3], y[4], y[5], {}); }},
+      {"batch_norm_backward_data",
+       {f32(image), c(), c(), c(), f32(image), c(), c()},
+       {f32(image)},
+       [](auto& x, auto& y) {
+         batch_norm_backward_data(x[0], {}, x[1], x[2], x[3], x[4], x[5], x[6], y[0], {});
+       }},
   };
 }
 
@@ -189,7 +203,7 @@ std::vector<Call> list_calls() {
       {"find_nonfinite",
        {f32(s)},
        {f32(one)},
-       [](auto& x, auto& y) { find_nonfinite({x[0]}, y[0]); }},
+       [](auto& x, auto& y) { find_nonfinite({x[0]}, {y[0]}); }},
       {"adam_update",
        {f32(s)},
        {half(), f32(s), f32(s), f32(s)},
@@ -197,11 +211,15 @@ std::vector<Call> list_calls() {
          update({{x[0], y[0], y[1], y[2], y[3]}}, AdamOptions{});
        }},
       {"adam_device_update",
-       {f32(s), f32(one)},
-       {f32(s), f32(s), f32(s), of(DType::i32, one)},
+       {f32(s), of(DType::f64, one), of(DType::i32, one)},
+       {f32(s), f32(s), f32(s)},
        [](auto& x, auto& y) {
-         update({{x[0], y[0], {}, y[1], y[2]}}, AdamOptions{.device = {.lr = x[1], .step = y[3]}});
+         update({{x[0], y[0], {}, y[1], y[2]}}, AdamOptions{}, {.lr = x[1], .step = x[2]});
        }},
+      {"advance_step",
+       {f32(one)},
+       {of(DType::i32, one)},
+       [](auto& x, auto& y) { advance_step(y[0], x[0]); }},
       {"sgd_update",
        {f32(s)},
        {f32(s), f32(s)},

@@ -81,11 +81,15 @@ class Gpt : public Module {
         down_(add_module("down", Linear(32, 8))) {}
   std::string kind() const override { return "Gpt"; }
   Tensor forward(const Tensor& index) override {
+    return autograd::linear(features(index), token_->weight());
+  }
+  Tensor features(const Tensor& index) {
     Tensor x = (*token_)(index);
     x = x + (*attention_)((*norm1_)(x));
     x = x + (*down_)((*up_)((*norm2_)(x)));
-    return autograd::linear((*norm3_)(x), token_->weight());
+    return (*norm3_)(x);
   }
+  const Tensor& head() const { return token_->weight(); }
 
  private:
   std::shared_ptr<Embedding> token_;
@@ -98,6 +102,22 @@ class Gpt : public Module {
 TEST(Golden, ATransformerWithTiedWeightsIsPyTorchs) {
   Gpt model;
   check(model, "gpt", golden().tensor("gpt.x", DType::i64), 2e-5);
+}
+
+TEST(Golden, TheSameWithoutLogitsIsPyTorchsToo) {
+  for (const bool recompute : {false, true}) {
+    Gpt model;
+    take_parameters(model, "gpt");
+    const Tensor x = model.features(golden().tensor("gpt.x", DType::i64));
+    const Tensor target = golden().tensor("gpt.target", DType::i64);
+    const Tensor loss =
+        linear_cross_entropy(x, model.head(), {}, target, {.label_smoothing = 0.1}, recompute);
+    expect_golden(loss, "gpt.loss", 2e-5);
+    autograd::backward(loss);
+    for (const NamedTensor& entry : model.parameters()) {
+      expect_golden(entry.tensor.grad(), "gpt.gradient." + entry.name, 2e-5);
+    }
+  }
 }
 
 TEST(Golden, AutocastStaysNearF32) {

@@ -71,12 +71,11 @@ void run_as_threads(const Body& body) {
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        JobEnvironment job{rank, 2, rank, 2, "127.0.0.1", port, "test"};
-        auto impl = std::make_shared<ProcessGroup::Impl>(job, fast_options());
-        impl->join([&](OnFailure on_failure, CheckDevices check) {
+        JobEnvironment job{rank, 2, rank, 2, "127.0.0.1", port, "0123456789abcdef0123456789abcdef"};
+        const auto join = [&](OnFailure on_failure, CheckDevices check) {
           return join_processes(job, fast_options(), std::move(on_failure), std::move(check));
-        });
-        ProcessGroup group(std::move(impl));
+        };
+        ProcessGroup group(std::make_shared<ProcessGroup::Impl>(job, fast_options(), join));
         body(group);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << " threw: " << error.what();

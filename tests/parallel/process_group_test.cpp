@@ -1,4 +1,4 @@
-// Collectives of a group: as processes over Gloo and as threads, against values computed here.
+// Collectives of a group: as processes and as threads, against values computed here.
 #include "cairn/parallel/process_group.h"
 
 #include <signal.h>
@@ -285,6 +285,108 @@ TEST(ProcessGroup, QueuesOnTheCurrentStream) {
   });
 }
 
+void check_async(ProcessGroup& group) {
+  const int world = group.world_size();
+  std::vector<Tensor> tensors;
+  std::vector<Work> works;
+  for (int i = 0; i < 20; ++i) {
+    tensors.push_back(Tensor::full({1000}, group.rank() + i));
+    works.push_back(group.async(Device{}, [&] {
+      group.all_reduce(tensors.back(), ReduceOp::max, "a");
+      group.broadcast(tensors.back(), 0, "b");
+    }));
+  }
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    works[i].wait();
+    EXPECT_TRUE(works[i].done());
+    EXPECT_EQ(works[i].error(), "");
+    EXPECT_EQ(tensors[i].to_vector(), std::vector<double>(1000, world - 1 + static_cast<int>(i)));
+  }
+  // One that waits for a late rank.
+  const Tensor x = Tensor::full({10}, 1.0);
+  if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  const Work late = group.async(Device{}, [&] { group.all_reduce(x, ReduceOp::sum, "late"); });
+  if (group.rank() == 0) {
+    EXPECT_FALSE(late.done());
+    EXPECT_FALSE(late.wait_for(std::chrono::milliseconds(50)));
+  }
+  EXPECT_TRUE(late.wait_for(std::chrono::seconds(20)));
+  EXPECT_EQ(x.to_vector(), std::vector<double>(10, world));
+  const Tensor gaps = Tensor::zeros({4, 4});
+  const auto wrong = [&] { group.all_reduce(gaps.view().slice(1, 0, 2), ReduceOp::sum); };
+  expect_error<InvalidArgument>([&] { group.async(Device{}, wrong); }, {"dense"});
+}
+// Rows and columns of a grid, both alive, used by turns and after their parent handle is gone.
+void check_split(ProcessGroup& group) {
+  const int rank = group.rank(), columns = 2;
+  const ProcessGroup row = group.split(rank / columns, -rank, "rows"),
+                     column = group.split(rank % columns);
+  const int rows = group.world_size() / columns;
+  EXPECT_EQ(row.world_size(), columns);
+  EXPECT_EQ(row.rank(), columns - 1 - rank % columns);  // by key, the last first
+  EXPECT_EQ(column.world_size(), rows);
+  EXPECT_EQ(column.rank(), rank / columns);
+  EXPECT_EQ(column.local_rank(), rank / columns);
+  for (int i = 0; i < 5; ++i) {
+    const Tensor x = Tensor::full({1000}, rank), y = Tensor::full({3}, rank);
+    row.all_reduce(x, ReduceOp::sum, "x");
+    column.all_reduce(y, ReduceOp::max, "x");
+    const int first = rank / columns * columns;
+    EXPECT_EQ(x.to_vector(), std::vector<double>(1000, first + first + 1));
+    EXPECT_EQ(y.to_vector(), std::vector<double>(3, rank % columns + columns * (rows - 1)));
+    group.barrier("both");
+  }
+  const ProcessGroup alone = row.split(rank), again = row.split(0);
+  EXPECT_EQ(alone.world_size(), 1);
+  alone.barrier("alone");
+  EXPECT_EQ(again.world_size(), columns);
+  const auto all = again.exchange(std::to_string(rank), "ranks of a group");
+  EXPECT_EQ(all[static_cast<std::size_t>(again.rank())], std::to_string(rank));
+  // Groups of the same ranks do not meet each other's data.
+  const Tensor a = Tensor::full({10}, 1.0), b = Tensor::full({10}, 2.0);
+  const Work first = row.async(Device{}, [&] { row.all_reduce(a, ReduceOp::sum, "same"); });
+  again.all_reduce(b, ReduceOp::sum, "same");
+  first.wait();
+  EXPECT_EQ(a.to_vector(), std::vector<double>(10, columns));
+  EXPECT_EQ(b.to_vector(), std::vector<double>(10, 2 * columns));
+}
+TEST(Split, InThreads) {
+  run_threads(6, check_split);
+}
+TEST(Split, InProcesses) {
+  run_ranks(4, check_split);
+}
+TEST(Split, ADisagreementNamesTheGroup) {
+  run_threads(4, [](ProcessGroup& group) {
+    const ProcessGroup half = group.split(group.rank() % 2);
+    const Tensor x = Tensor::zeros({10});
+    const std::string name = group.rank() == 3 ? "b" : "a";
+    expect_error<CommunicationError>(
+        [&] {
+          half.all_reduce(x, ReduceOp::sum, name);
+          group.barrier("end");
+        },
+        {"disagree on collective 0", "rank 1 calls", "'a' in the group of ranks 1, 3",
+         "rank 3 calls"});
+  });
+}
+
+TEST(Async, InThreads) {
+  run_threads(3, check_async);
+}
+TEST(Async, InProcesses) {
+  run_ranks(2, check_async);
+}
+TEST(Async, EndsWithTheGroupsError) {
+  run_threads(2, [](ProcessGroup& group) {
+    if (group.rank() == 1) return group.abort("the disk is full");
+    const Tensor x = Tensor::zeros({10});
+    const Work work = group.async(Device{}, [&] { group.all_reduce(x, ReduceOp::sum, "x"); });
+    expect_error<CommunicationError>([&] { work.wait(); }, {"the disk is full"});
+    EXPECT_THAT(work.error(), HasSubstr("the disk is full"));
+  });
+}
+
 TEST(ProcessGroup, AnErrorInAStreamBreaksTheGroupInsteadOfBlockingIt) {
   run_threads(2, [](ProcessGroup& group) {
     const core::Stream stream = core::Stream::create(Device{}, "communication");
@@ -467,7 +569,7 @@ TEST(Failure, ARankThatNeverComesIsNamed) {
   const auto results = start_ranks(3, [](int rank) {
     if (rank == 2) return;
     const auto start = [] {
-      ProcessGroup::from_environment({.timeout = std::chrono::milliseconds(700)});
+      ProcessGroup::from_environment({.rendezvous_timeout = std::chrono::milliseconds(700)});
     };
     expect_error<CommunicationError>(
         start, {"[rendezvous]", "of 3 ranks (WORLD_SIZE) these never came: 2"});
@@ -479,7 +581,7 @@ TEST(Failure, AMissingRankZeroIsNamed) {
   const auto results = start_ranks(2, [](int rank) {
     if (rank == 0) return;
     const auto start = [] {
-      ProcessGroup::from_environment({.timeout = std::chrono::milliseconds(300)});
+      ProcessGroup::from_environment({.rendezvous_timeout = std::chrono::milliseconds(300)});
     };
     expect_error<CommunicationError>(
         start, {"[rendezvous]", "did not answer", "is rank 0 running there?"});

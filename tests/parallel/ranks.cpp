@@ -44,7 +44,7 @@ struct Rank {
   setenv("LOCAL_WORLD_SIZE", std::to_string(world_size).c_str(), 1);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
-  setenv("CAIRN_JOB_TOKEN", "test", 1);
+  setenv("CAIRN_JOB_TOKEN", "0123456789abcdef0123456789abcdef", 1);
   setenv("CAIRN_TEST_RANK", std::to_string(rank).c_str(), 1);
   setenv("OMP_NUM_THREADS", "1", 1);
   const std::string filter = "--gtest_filter=" + this_test();
@@ -148,7 +148,9 @@ void run_threads(int world_size, const std::function<void(parallel::ProcessGroup
 }
 
 parallel::GroupOptions fast_options() {
-  return {.timeout = std::chrono::seconds(10), .heartbeat_timeout = std::chrono::seconds(3)};
+  return {.timeout = std::chrono::seconds(10),
+          .heartbeat_timeout = std::chrono::seconds(3),
+          .rendezvous_timeout = std::chrono::seconds(20)};
 }
 
 }  // namespace cairn::test

@@ -5,6 +5,7 @@
 
 #include <cairn/amp/amp.h>
 #include <cairn/amp/anomaly.h>
+#include <cairn/amp/captured_step.h>
 #include <cairn/amp/explain.h>
 #include <cairn/amp/loss_scaler.h>
 #include <cairn/autograd/autograd.h>
@@ -13,6 +14,7 @@
 #include <cairn/checkpointing/training_state.h>
 #include <cairn/core/dlpack.h>
 #include <cairn/core/generator.h>
+#include <cairn/core/graph.h>
 #include <cairn/core/log.h>
 #include <cairn/data/csv.h>
 #include <cairn/data/drawn_digits.h>
@@ -28,8 +30,12 @@
 #include <cairn/nn/nn.h>
 #include <cairn/optim/optim.h>
 #include <cairn/parallel/compare.h>
+#include <cairn/parallel/data_parallel.h>
 #include <cairn/parallel/distributed.h>
+#include <cairn/parallel/flatten.h>
+#include <cairn/parallel/pipeline.h>
 #include <cairn/parallel/process_group.h>
+#include <cairn/parallel/sync_batch_norm.h>
 #include <dlpack/dlpack.h>
 
 #include <cmath>
@@ -49,7 +55,7 @@ using namespace cairn;
 
 // A training: what the README's step is made of.
 nn::Sequential conv_net();
-extern nn::Sequential model;
+extern nn::Sequential model, encoder, decoder;
 extern optim::FusedAdam optimizer;
 extern optim::Schedule schedule;
 extern amp::Amp precision;
@@ -65,6 +71,7 @@ extern data::TensorDataset train;
 extern data::DistributedSampler sampler, order;
 extern data::DataLoader loader;
 extern Device device;
+extern std::vector<Device> devices;
 extern std::vector<std::int64_t> tokens;
 
 // Tensors, in the terms of docs/naming.md.

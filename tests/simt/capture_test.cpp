@@ -14,12 +14,11 @@ namespace {
 struct Training {
   Tensor gradient = test::random_tensor({100}, DType::bf16, {}, 1), weight = filled(1.0),
          moment1 = filled(0.0), moment2 = filled(0.0);
-  Tensor lr = Tensor::full({1}, 0.1), step = Tensor::zeros({1}, DType::i32);
+  Tensor lr = Tensor::full({1}, 0.1, DType::f64), step = Tensor::zeros({1}, DType::i32);
 
   static Tensor filled(double value) { return Tensor::full({100}, value); }
   void run() const {
-    update({{gradient, weight, {}, moment1, moment2}},
-           AdamOptions{.device = {.lr = lr, .step = step}});
+    update({{gradient, weight, {}, moment1, moment2}}, AdamOptions{}, {.lr = lr, .step = step});
   }
   bool can_be_captured() const {
     cuda::emulated_capture() = true;

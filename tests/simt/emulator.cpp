@@ -7,7 +7,8 @@
 namespace cairn::simt {
 namespace {
 
-constexpr std::size_t kSharedLimit = 48 << 10;
+constexpr std::size_t kStaticSharedLimit = 48 << 10;
+constexpr std::size_t kSharedLimit = 163 << 10;  // of sm_80, dynamic memory included
 
 std::size_t volume(const dim3& d) {
   return std::size_t{d.x} * d.y * d.z;
@@ -29,7 +30,7 @@ void check(const Launch& shape) {
     throw Error("a grid of " + std::to_string(shape.grid.x) + " x " + std::to_string(shape.grid.y) +
                 " x " + std::to_string(shape.grid.z) + " blocks cannot be launched");
   }
-  if (shape.shared_bytes > kSharedLimit) throw Error("more than 48 KiB of shared memory asked");
+  if (shape.shared_bytes > kSharedLimit) throw Error("more than 163 KiB of shared memory asked");
 }
 std::unique_ptr<std::byte[]> poisoned(std::size_t bytes) {
   std::unique_ptr<std::byte[]> memory(new std::byte[bytes]);
@@ -74,7 +75,7 @@ void Machine::barrier(const Site& site) {
 }
 
 Machine::Exchange Machine::warp_exchange(unsigned mask, std::uint64_t value, int source,
-                                         const Site& site) {
+                                         const Site& site, Together* together) {
   Warp& warp = warps_[running_ / kWarpSize];
   const unsigned lane = static_cast<unsigned>(running_ % kWarpSize), bit = 1u << lane;
   if ((mask & bit) == 0) fail("a lane calls a warp function whose mask leaves it out", site);
@@ -84,6 +85,7 @@ Machine::Exchange Machine::warp_exchange(unsigned mask, std::uint64_t value, int
   group.arrived |= bit;
   warp.values[lane] = value, warp.sources[lane] = source;
   if (group.arrived == mask) {
+    if (together != nullptr) together(warp.values);
     resolve(warp, group, running_ - lane);
   } else {
     wait(State::warp);
@@ -97,8 +99,15 @@ void* Machine::shared_memory(const void* key, std::size_t bytes) {
   }
   shared_.push_back({key, poisoned(bytes), bytes});
   shared_bytes_ += bytes;
-  if (shared_bytes_ > kSharedLimit) throw Error("shared memory of a block exceeds 48 KiB");
+  if (shared_bytes_ > kStaticSharedLimit) throw Error("shared arrays of a block exceed 48 KiB");
+  if (shared_bytes_ + launch_.shared_bytes > kSharedLimit) {
+    throw Error("shared memory of a block exceeds 163 KiB");
+  }
   return shared_.back().memory.get();
+}
+
+void* Machine::dynamic_shared_memory() {
+  return dynamic_.get();
 }
 
 bool Machine::is_shared(const void* data, std::size_t bytes) const {
@@ -110,6 +119,20 @@ bool Machine::is_shared(const void* data, std::size_t bytes) const {
   return std::any_of(shared_.begin(), shared_.end(), [&](const SharedArray& array) {
     return inside(array.memory.get(), array.bytes);
   });
+}
+
+// What is under way is rubbish until the thread that started it has waited.
+void Machine::copy_async(void* to, const void* from, const Site& site) {
+  if (!is_shared(to, 16)) fail("an asynchronous copy to memory that is not the block's", site);
+  Copy copy{to, {}};
+  std::memcpy(copy.bytes.data(), from, 16);
+  std::memset(to, 0xff, 16);
+  threads_[running_].copies.push_back(copy);
+}
+
+void Machine::wait_for_copies() {
+  for (const Copy& copy : threads_[running_].copies) std::memcpy(copy.to, copy.bytes.data(), 16);
+  threads_[running_].copies.clear();
 }
 
 void Machine::fail(const std::string& what, const Site& site) {
@@ -129,12 +152,12 @@ std::vector<std::size_t> Machine::visiting_order(std::size_t count) {
 
 void Machine::start_block() {
   shared_.clear();
-  shared_bytes_ = launch_.shared_bytes;
+  shared_bytes_ = 0;
   dynamic_ = poisoned(launch_.shared_bytes);
   ended_ = waiting_ = 0;
   warps_.assign((threads_.size() + kWarpSize - 1) / kWarpSize, Warp{});
   for (std::size_t i = 0; i < threads_.size(); ++i) {
-    threads_[i] = {State::fresh, position(i, launch_.block), nullptr};
+    threads_[i] = {State::fresh, position(i, launch_.block), nullptr, {}};
     warps_[i / kWarpSize].alive |= 1u << (i % kWarpSize);
   }
 }
@@ -218,6 +241,9 @@ void Machine::resolve(Warp& warp, Group& group, std::size_t first) {
 }
 
 void Machine::end_thread() {
+  if (!threads_[running_].copies.empty()) {
+    fail("a thread ends with asynchronous copies under way", Site::current());
+  }
   threads_[running_].state = State::ended;
   ++ended_;
   Warp& warp = warps_[running_ / kWarpSize];

@@ -9,7 +9,8 @@
 //   - a barrier that not all threads of the block reach, or that they reach at different places
 //   - shuffles and ballots whose mask names lanes that ended, do not exist or wait elsewhere; reads
 //   from lanes outside the mask
-//   - a launch beyond the hardware's limits
+//   - a launch beyond the hardware's limits (those of sm_80)
+//   - asynchronous copies that nobody waits for; what they write is NaN until somebody has
 // Shared memory is allocated exactly, afresh for each block, filled with 0xff (NaN), so
 // AddressSanitizer sees every overrun.
 //
@@ -73,6 +74,16 @@ using Site = std::source_location;
 
 /// Throws Error where the address is not a multiple of `bytes`.
 void require_aligned(const void* address, std::size_t bytes);
+
+/// The tensor cores' work, with the layouts of PTX's ldmatrix (.x4, each lane gives the address of a
+/// row) and mma.m16n8k16 (halves in pairs, f32 sums). Of whole warps.
+void load_matrices(const void* row, bool transposed, std::uint32_t (&words)[4], const Site& site);
+void multiply_matrices(float (&sums)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                       float (*widen)(std::uint16_t), const Site& site);
+
+/// PTX's cp.async and cp.async.wait_all: 16 bytes to shared memory arrive when their thread waits.
+void copy_async(void* to, const void* from, const Site& site);
+void wait_for_copies();
 
 /// Kernels started by the calling thread so far.
 inline std::uint64_t& launch_count() {

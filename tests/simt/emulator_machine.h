@@ -22,21 +22,33 @@ class Machine {
     unsigned votes = 0;
   };
 
+  /// What a whole warp does together, once: with a value of each lane.
+  using Together = void(const std::array<std::uint64_t, kWarpSize>& values);
+
   void run(const Launch& shape, const Kernel& kernel);
 
   void barrier(const Site& site);
-  Exchange warp_exchange(unsigned mask, std::uint64_t value, int source, const Site& site);
+  Exchange warp_exchange(unsigned mask, std::uint64_t value, int source, const Site& site,
+                         Together* together = nullptr);
   void* shared_memory(const void* key, std::size_t bytes);
-  void* dynamic_shared_memory() { return dynamic_.get(); }
+  void* dynamic_shared_memory();  // not inline: kernels must not read the machine itself
   /// Whether the bytes are shared memory of the block that runs.
   bool is_shared(const void* data, std::size_t bytes) const;
 
+  void copy_async(void* to, const void* from, const Site& site);
+  void wait_for_copies();
+
  private:
   enum class State { fresh, ready, barrier, warp, ended };
+  struct Copy {
+    void* to;
+    std::array<std::byte, 16> bytes;
+  };
   struct Thread {
     State state = State::fresh;
     dim3 index;
-    Fiber* fiber = nullptr;  // of a thread that waits or goes on after waiting
+    Fiber* fiber = nullptr;    // of a thread that waits or goes on after waiting
+    std::vector<Copy> copies;  // under way
   };
   struct Group {  // lanes that meet in one warp function; groups of a warp are disjoint
     unsigned mask = 0, arrived = 0;

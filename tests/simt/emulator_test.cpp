@@ -225,7 +225,52 @@ TEST(Emulator, LaunchLimits) {
             std::string::npos);
   EXPECT_NE(error_of([] { launch({dim3(1, 70000), 32}, partial_warp_kernel); }), "no error");
   EXPECT_NE(error_of([] { launch({0, 32}, partial_warp_kernel); }), "no error");
-  EXPECT_NE(error_of([] { launch({1, 32, 50000}, partial_warp_kernel); }), "no error");
+  EXPECT_NE(error_of([] { launch({1, 32, 164 << 10}, partial_warp_kernel); }), "no error");
+}
+
+__global__ void copying_kernel(const int* x, int* y, bool waits, bool ends) {
+  SIMT_DYNAMIC_SHARED(int, tile);
+  cairn::simt::copy_async(tile + 4 * threadIdx.x, x + 4 * threadIdx.x,
+                          cairn::simt::Site::current());
+  if (waits) cairn::simt::wait_for_copies();
+  __syncthreads();
+  y[threadIdx.x] = tile[(4 * threadIdx.x + 4) % 256];
+  __syncthreads();
+  if (ends) cairn::simt::wait_for_copies();
+}
+
+TEST(Emulator, CopiesArriveWhenTheirThreadHasWaited) {
+  std::vector<int> x(256), y(64);
+  std::iota(x.begin(), x.end(), 0);
+  launch({1, 64, 1024}, copying_kernel, x.data(), y.data(), true, true);
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(y[static_cast<std::size_t>(i)], (4 * i + 4) % 256);
+  launch({1, 64, 1024}, copying_kernel, x.data(), y.data(), false, true);
+  EXPECT_EQ(y, std::vector<int>(64, -1));
+  EXPECT_NE(error_of([&] {
+              launch({1, 64, 1024}, copying_kernel, x.data(), y.data(), false, false);
+            }).find("asynchronous copies under way"),
+            std::string::npos);
+}
+
+__global__ void matrices_kernel(const std::uint16_t* x, std::uint32_t* y, bool transposed) {
+  SIMT_DYNAMIC_SHARED(std::uint16_t, rows);
+  for (unsigned i = threadIdx.x; i < 256; i += 32) rows[i] = x[i];
+  __syncwarp();
+  std::uint32_t words[4];
+  cairn::simt::load_matrices(rows + 8 * threadIdx.x, transposed, words,
+                             cairn::simt::Site::current());
+  for (unsigned i = 0; i < 4; ++i) y[4 * threadIdx.x + i] = words[i];
+}
+
+// PTX ISA: lane l holds row l / 4 and columns 2 (l % 4) and the next of each 8 x 8 matrix.
+TEST(Emulator, MatricesAreSpreadOverTheLanes) {
+  std::vector<std::uint16_t> x(256);
+  std::iota(x.begin(), x.end(), std::uint16_t{0});  // 64 matrix + 8 row + column
+  std::vector<std::uint32_t> y(128);
+  launch({1, 32, 512}, matrices_kernel, x.data(), y.data(), false);
+  EXPECT_EQ(y[4 * 9 + 2], (128u + 8 * 2 + 2) | (128u + 8 * 2 + 3) << 16);
+  launch({1, 32, 512}, matrices_kernel, x.data(), y.data(), true);
+  EXPECT_EQ(y[4 * 9 + 2], (128u + 8 * 2 + 2) | (128u + 8 * 3 + 2) << 16);
 }
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cairn/kernels/attention.h"
 #include "cairn/kernels/batch_norm.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/embedding.h"
@@ -103,6 +104,25 @@ Tensors softmaxes(DType dtype) {
   return results;
 }
 
+/// A head size for each padding; the first three lie in registers otherwise than the last.
+Tensors attentions(DType dtype) {
+  Tensors results;
+  for (const std::int64_t D : {8, 40, 72, 200}) {
+    const Shape queries{1, 2, 150, D}, keys{1, 2, 90, D};
+    const AttentionOptions options{
+        .causal = D != 40, .scale = 0.3, .dropout = D == 72 ? 0.2 : 0.0, .draw = {1, 2}};
+    const Tensor q = random(queries, dtype, 1), k = random(keys, dtype, 2, 1),
+                 v = random(keys, dtype, 3), dy = random(queries, dtype, 4);
+    const Tensor y = random(queries, dtype, 5), lse = random({1, 2, 150}, DType::f32, 6);
+    const Tensor dq = random(queries, dtype, 7), dk = random(keys, dtype, 8),
+                 dv = random(keys, dtype, 9);
+    attention(q, k, v, y, lse, options);
+    attention_backward(q, k, v, y, lse, dy, dq, dk, dv, options);
+    results.insert(results.end(), {y, lse, dq, dk, dv});
+  }
+  return results;
+}
+
 Tensors cross_entropies(DType dtype) {
   const std::int64_t rows = 9, classes = 1037;
   const Tensor x = random({rows, classes}, dtype, 1), target = indices(rows, classes, 2);
@@ -168,8 +188,15 @@ Tensors batch_norms(DType dtype) {
     batch_norm_backward(x, y, weight, mean, rstd, dy, dx, dweight, dbias, {.relu = true}, true);
     const Tensor z = make(12);
     batch_norm_eval(x, weight, bias, running_mean, running_var, z, {});
-    results.insert(results.end(),
-                   {y, mean, rstd, running_mean, running_var, dx, dweight, dbias, z});
+    const Tensor parts = random({2, 2 * c + 1}, DType::f32, 13),
+                 count = random({1}, DType::f32, 14);
+    const Tensor var = random({c}, DType::f32, 15), dz = make(16);
+    batch_norm_moments(x, parts.view().select(0, 0));
+    batch_norm_moments(dy, parts.view().select(0, 1));
+    batch_norm_merge(parts, running_mean, running_var, mean, var, rstd, count, {});
+    batch_norm_backward_data(x, y, weight, mean, rstd, dy, bias, weight, dz, {.relu = true});
+    results.insert(results.end(), {y, mean, rstd, running_mean, running_var, dx, dweight, dbias, z,
+                                   parts, var, count, dz});
   }
   return results;
 }
@@ -313,6 +340,7 @@ std::vector<Case> cases() {
              {"elementwise", elementwise},
              {"reduce", reductions},
              {"softmax", softmaxes},
+             {"attention", attentions},
              {"cross_entropy", cross_entropies},
              {"losses", losses},
              {"row_norms", row_norms},

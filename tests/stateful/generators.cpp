@@ -63,8 +63,8 @@ rc::Gen<Setup> setups(int ranks) {
         setup.ranks = ranks;
         std::pair<Rule, Rule> rules_of;
         std::pair<unsigned, std::optional<Precision>> rest;
-        std::tie(setup.order, setup.ddp, setup.unused_as_zeros, setup.optimizer_of, rules_of,
-                 rest) = drawn;
+        std::tie(setup.order, setup.ddp, setup.find_unused, setup.optimizer_of, rules_of, rest) =
+            drawn;
         setup.ddp = setup.ddp || ranks > 1;
         setup.rules = {rules_of.first};
         const auto& owners = setup.optimizer_of;
@@ -102,7 +102,7 @@ std::ostream& operator<<(std::ostream& out, const Setup& setup) {
     }
   }
   out << "; " << (setup.ddp ? "ddp" : "no ddp")
-      << (setup.unused_as_zeros ? " with unused_as_zeros" : "") << order_name(setup.order);
+      << (setup.find_unused ? " with find_unused_parameters" : "") << order_name(setup.order);
   if (setup.frozen != 0) out << "; frozen:";
   for (int p = 0; p < kParameters; ++p) {
     if ((setup.frozen & bit(p)) != 0) out << " " << kNames[at(p)];

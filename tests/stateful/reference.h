@@ -27,7 +27,6 @@ struct Gradient {
   bool plain = false;           // some of it by a backward without amp
   bool scaled = false;          // some of it by amp, at a scale other than 1
   bool local = false;           // some of it in a backward that did not synchronise
-  bool filled = false;          // zeros, for want of a gradient
 
   bool exists() const { return !of_rank.empty(); }
   Values mean() const {

@@ -201,7 +201,7 @@ void Rank::build_ddp() {
       *net_, std::move(group),
       parallel::DistributedOptions{.first_bucket_bytes = 16,
                                    .bucket_bytes = 128,
-                                   .unused_as_zeros = setup_.unused_as_zeros});
+                                   .find_unused_parameters = setup_.find_unused});
 }
 
 void Rank::add_group(int p, int optimizer) {

@@ -76,7 +76,7 @@ struct Setup {
   int ranks = 1;  // of what a resume makes anew: 0 as many as before
   Order order = Order::optimizer_ddp_amp;
   bool ddp = false;
-  bool unused_as_zeros = false;
+  bool find_unused = false;
   std::vector<int> optimizer_of;  // by parameter; -1: add_group brings it later
   std::vector<Rule> rules;
   unsigned frozen = 0;  // before anything is built; a bit each

@@ -38,7 +38,7 @@ class Backward : public Command {
     if (loss_.overflow_rank == 1 && now.setup.ranks == 1) return false;
     if (throws && !loss_.reaches(loss_.thrower)) return false;
     if (throws && !loss_.in_forward && !parameters[at(loss_.thrower)].trainable) return false;
-    if (reduces(now) && !now.setup.unused_as_zeros && !all) return false;
+    if (reduces(now) && !now.setup.find_unused && !all) return false;
     if (loss_.by_amp != now.setup.precision.has_value() && loss_.by_amp) return false;
     return now.backwards + micro_batches_ <= kMostBackwards;
   }
@@ -81,8 +81,8 @@ class Backward : public Command {
     return now.setup.ranks > 1 && now.setup.ddp && synchronise_;
   }
 
-  unsigned optimizers(const Case& now, bool fills) const {
-    if (loss_.to_all || fills) return 0;
+  unsigned optimizers(const Case& now) const {
+    if (loss_.to_all) return 0;
     unsigned reached = 0;
     for (int p = 0; p < kParameters; ++p) {
       const Parameter& parameter = now.reference.parameters[at(p)];
@@ -97,8 +97,7 @@ class Backward : public Command {
   bool backward(Case& now, bool synchronise) const {
     Reference& reference = now.reference;
     const bool reduces_now = synchronise && reduces(now);
-    const bool fills = reduces_now && now.setup.unused_as_zeros;
-    const unsigned declared = optimizers(now, fills);
+    const unsigned declared = optimizers(now);
     Pending pending{loss_.id, declared == 0 ? now.all_optimizers() : declared,
                     loss_.overflow_rank >= 0, loss_.delayed, false};
     const bool scaled = loss_.by_amp && reference.scales[at(loss_.id)].value != 1.0;
@@ -131,7 +130,6 @@ class Backward : public Command {
       Parameter& parameter = reference.parameters[at(p)];
       if (!parameter.trainable) continue;
       if (loss_.reaches(p)) add(parameter, p, now.setup.ranks, scaled);
-      if (fills && !parameter.gradient.exists()) add_zeros(parameter, now.setup.ranks);
       if (reduces_now) {
         parameter.gradient.local = false;
       } else if (loss_.reaches(p) && now.setup.ranks > 1 && now.setup.ddp) {
@@ -146,19 +144,12 @@ class Backward : public Command {
     Gradient& gradient = parameter.gradient;
     gradient.plain = gradient.plain || !loss_.by_amp;
     gradient.scaled = gradient.scaled || scaled;
-    gradient.filled = false;
     gradient.of_rank.resize(at(ranks), Values(parameter.weight.size(), 0.0));
     for (int rank = 0; rank < ranks; ++rank) {
       const Values c = loss_.coefficients(p, rank);
       const double weight = window_ ? weight_of(rank, ranks) : 1.0;
       for (std::size_t i = 0; i < c.size(); ++i) gradient.of_rank[at(rank)][i] += weight * c[i];
     }
-  }
-
-  void add_zeros(Parameter& parameter, int ranks) const {
-    parameter.gradient.of_rank.assign(at(ranks), Values(parameter.weight.size(), 0.0));
-    parameter.gradient.filled = true;
-    parameter.gradient.plain = !loss_.by_amp;
   }
 
   Loss loss_;
@@ -236,13 +227,12 @@ class TakeStep : public Command {
 
   Expectation expectation(Case& now, unsigned which) const {
     Expectation expected;
-    bool plain = false, scaled = false, local = false, filled = false, by_amp = false;
+    bool plain = false, scaled = false, local = false, by_amp = false;
     now.reference.each_of(which, [&](const Parameter& p) {
       if (!p.trainable || !p.gradient.exists()) return;
       plain = plain || p.gradient.plain;
       scaled = scaled || p.gradient.scaled;
       local = local || p.gradient.local;
-      filled = filled || p.gradient.filled;
       by_amp = by_amp || !p.gradient.plain;
     });
     const bool scales = now.setup.precision && now.reference.scales[0].value != 1.0;
@@ -258,8 +248,8 @@ class TakeStep : public Command {
     }
     const bool empty = !now.reference.any_gradient(which);
     const bool foreign = !step_.by_amp && now.setup.precision && by_amp;
-    expected.may_throw = expected.may_throw || local || now.reference.may_refuse || empty ||
-                         foreign || (filled && now.setup.precision);
+    expected.may_throw =
+        expected.may_throw || local || now.reference.may_refuse || empty || foreign;
     if (empty) {
       for (const Pending& loss : now.reference.pending) {
         if ((loss.optimizers & which) != 0) expected.scales_known = false;

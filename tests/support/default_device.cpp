@@ -1,8 +1,10 @@
-// Linked into every test program: CAIRN_TEST_DEVICE=cuda:0 makes tensors and modules that a test
-// gives no device there.
+// Linked into every test program. CAIRN_TEST_DEVICE=cuda:0 makes tensors and modules that a test
+// gives no device there. Products are not timed, so that bits, and those of programs that a test
+// starts, do not depend on the machine's load; CAIRN_PRODUCTS says otherwise where it is set.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <stdlib.h>
+
 #include <memory>
 
 #include "cairn/core/device.h"
@@ -12,13 +14,14 @@ namespace {
 
 class DefaultDevice : public testing::Environment {
   void SetUp() override {
-    const char* const name = std::getenv("CAIRN_TEST_DEVICE");
+    const char* const name = getenv("CAIRN_TEST_DEVICE");
     if (name != nullptr) guard_ = std::make_unique<core::DefaultDeviceGuard>(Device::parse(name));
   }
   void TearDown() override { guard_.reset(); }
   std::unique_ptr<core::DefaultDeviceGuard> guard_;
 };
 
+[[maybe_unused]] const int products = setenv("CAIRN_PRODUCTS", "default", /*overwrite=*/0);
 const auto* const environment = testing::AddGlobalTestEnvironment(new DefaultDevice);
 
 }  // namespace

@@ -97,7 +97,7 @@ TEST_F(CairnCkpt, DiffNamesWhatDiffers) {
   const std::string b = save("b", 5);
   const ShellResult equal = ckpt("diff " + a + " " + b);
   EXPECT_EQ(equal.status, 0) << equal.out;
-  EXPECT_THAT(equal.out, HasSubstr("equal: 7 entries, bit for bit"));
+  EXPECT_THAT(equal.out, HasSubstr("equal: 8 entries, bit for bit"));
 
   model_.weight.data<float>()[2] = 3.5f;
   model_.scale = std::nextafter(0.1, 1);
@@ -110,10 +110,22 @@ TEST_F(CairnCkpt, DiffNamesWhatDiffers) {
                               "and 3.5"),
                     HasSubstr("model.scale: 0.1000000000000000"),
                     HasSubstr("model.level: \"O2\" and \"O1\""), Not(HasSubstr("model.steps")),
-                    HasSubstr("3 of 7 entries differ")));
+                    HasSubstr("3 of 8 entries differ")));
   const ShellResult steps = ckpt("diff " + a + " " + save("a", 6));
   EXPECT_EQ(steps.status, 1);
   EXPECT_THAT(steps.out, HasSubstr("(step): 5 and 6"));
+}
+
+TEST_F(CairnCkpt, ShowsNoControlCharacters) {
+  model_.level = "O2\x1b[2J\r\n\x7f";
+  const std::string a = save("a", 5);
+  model_.level = "O\a";
+  const std::string b = save("b", 5);
+  for (const std::string& command : {"inspect " + a, "diff " + a + " " + b}) {
+    const std::string out = ckpt(command).out;
+    EXPECT_THAT(out, HasSubstr("\"O2\\x1b[2J\\x0d\\x0a\\x7f\""));
+    EXPECT_EQ(out.find('\x1b'), std::string::npos);
+  }
 }
 
 TEST_F(CairnCkpt, SafetensorsFilesToo) {

@@ -27,6 +27,20 @@ std::vector<std::string> stores_of(const std::string& path) {
   return found;
 }
 
+std::string printable(std::string_view text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      out += c;
+    } else {
+      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  return out;
+}
+
 Contents read_contents(const std::string& store) {
   if (!is_file(store)) {
     Contents contents = checkpointing::flatten(checkpointing::read_checkpoint(store));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,5 +21,8 @@ using Contents = std::vector<std::pair<std::string, StateDict::Value>>;
 /// Reads and verifies every entry. Throws core::DataError or core::IoError, which name what is
 /// wrong.
 Contents read_contents(const std::string& store);
+
+/// Text from a file, safe to show on a terminal: control characters are escaped.
+std::string printable(std::string_view text);
 
 }  // namespace cairn::tools

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <iomanip>
@@ -15,7 +16,7 @@ namespace cairn::tools {
 namespace {
 
 bool same_bits(double a, double b) {
-  return std::memcmp(&a, &b, sizeof a) == 0;
+  return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
 }
 
 std::string compare_tensors(const Tensor& a, const Tensor& b) {
@@ -55,7 +56,7 @@ std::string compare(const StateDict::Value& a, const StateDict::Value& b) {
     if (*integer != other) text << *integer << " and " << other;
   } else if (const auto* words = std::get_if<std::string>(&a)) {
     const std::string& other = std::get<std::string>(b);
-    if (*words != other) text << '"' << *words << "\" and \"" << other << '"';
+    if (*words != other) text << '"' << printable(*words) << "\" and \"" << printable(other) << '"';
   }
   return text.str();
 }
@@ -69,7 +70,7 @@ int diff(const std::string& a, const std::string& b) {
   for (const auto& [name, value] : right) unmatched[name] = &value;
   std::size_t differences = 0;
   const auto report = [&](const std::string& name, const std::string& what) {
-    std::cout << name << ": " << what << '\n';
+    std::cout << printable(name) << ": " << what << '\n';
     ++differences;
   };
   for (const auto& [name, value] : left) {

@@ -27,7 +27,7 @@ std::string type_of(const StateDict::Value& value) {
 }
 
 Row row_of(const std::string& name, const StateDict::Value& value) {
-  Row row{name, type_of(value), "", 0, ""};
+  Row row{printable(name), type_of(value), "", 0, ""};
   if (const auto* tensor = std::get_if<Tensor>(&value)) {
     row.shape = core::str(tensor->shape());
     row.bytes = tensor->nbytes();
@@ -38,7 +38,7 @@ Row row_of(const std::string& name, const StateDict::Value& value) {
   } else if (const auto* integer = std::get_if<std::int64_t>(&value)) {
     row.value = std::to_string(*integer);
   } else if (const auto* text = std::get_if<std::string>(&value)) {
-    row.value = '"' + *text + '"';
+    row.value = '"' + printable(*text) + '"';
   }
   return row;
 }

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,6 +14,8 @@
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+
+#include "machine.h"
 
 extern char** environ;  // NOLINT: POSIX
 
@@ -88,13 +89,6 @@ int choose_port(const Options& options) {
   return options.master_port;
 }
 
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-}
-
 void set_variable(std::vector<std::string>& environment, const std::string& name,
                   const std::string& value) {
   const std::string prefix = name + "=";
@@ -110,27 +104,39 @@ Job prepare_job(const Options& options) {
   job.port = choose_port(options);
   const char* token = std::getenv("CAIRN_JOB_TOKEN");
   job.token = token != nullptr && *token != '\0' ? token : random_token();
-  job.run_id = random_token();
-  job.threads = std::max(1, usable_cores() / options.nproc_per_node);
+  job.id = random_token();
+  job.threads = std::max(1, Machine().cores() / options.nproc_per_node);
   return job;
+}
+
+void renew(Job& job) {
+  ++job.restarts;
+  if (job.options.master_port == 0) job.port = find_port(job.options.master_addr);
 }
 
 std::vector<std::string> environment_of(const Job& job, int local_rank) {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
+  const auto set = [&](const std::string& name, const std::string& value) {
+    set_variable(environment, name, value);
+  };
   const Options& options = job.options;
-  set_variable(environment, "RANK", std::to_string(options.rank(local_rank)));
-  set_variable(environment, "LOCAL_RANK", std::to_string(local_rank));
-  set_variable(environment, "WORLD_SIZE", std::to_string(options.world_size()));
-  set_variable(environment, "LOCAL_WORLD_SIZE", std::to_string(options.nproc_per_node));
-  set_variable(environment, "GROUP_RANK", std::to_string(options.node_rank));
-  set_variable(environment, "MASTER_ADDR", options.master_addr);
-  set_variable(environment, "MASTER_PORT", std::to_string(job.port));
-  set_variable(environment, "CAIRN_JOB_TOKEN", job.token);
-  set_variable(environment, "CAIRN_RUN_ID", job.run_id);
+  std::string incarnation = ".";
+  incarnation += std::to_string(job.restarts);
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    set_variable(environment, "OMP_NUM_THREADS", std::to_string(job.threads));
+    set("OMP_NUM_THREADS", std::to_string(job.threads));
   }
+  for (const auto& [name, value] : options.variables) set(name, value);
+  set("RANK", std::to_string(options.rank(local_rank)));
+  set("LOCAL_RANK", std::to_string(local_rank));
+  set("WORLD_SIZE", std::to_string(options.world_size()));
+  set("LOCAL_WORLD_SIZE", std::to_string(options.nproc_per_node));
+  set("GROUP_RANK", std::to_string(options.node_rank));
+  set("MASTER_ADDR", options.master_addr);
+  set("MASTER_PORT", std::to_string(job.port));
+  set("CAIRN_JOB_TOKEN", job.restarts == 0 ? job.token : job.token + incarnation);
+  set("CAIRN_RUN_ID", job.id + incarnation);
+  set("CAIRN_RESTART_COUNT", std::to_string(job.restarts));
   return environment;
 }
 

@@ -12,16 +12,22 @@ namespace cairn::run {
 struct Job {
   Options options;
   int port = 0;
-  std::string token;   // secret that lets a process into the job's store
-  std::string run_id;  // marks every process of this cairn-run, so that none outlives it
-  int threads = 1;     // OMP_NUM_THREADS where the environment does not set it
+  std::string token;  // secret that lets a process into the job's store
+  std::string id;     // CAIRN_RUN_ID begins with it: marks the processes, so that none outlives it
+  int restarts = 0;
+  int threads = 1;  // OMP_NUM_THREADS where the environment does not set it
 };
 
 /// Finds a port, a token and a share of the cores. Throws std::runtime_error where the port that
 /// was asked for is in use, and names it.
 Job prepare_job(const Options& options);
 
-/// Makes this process's environment, with the job's variables set, as "NAME=value" entries.
+/// Makes the next incarnation: one restart more, and another port where none was asked for.
+void renew(Job& job);
+
+/// Makes this process's environment, with the job's variables set, as "NAME=value" entries. After a
+/// restart the token and the run's id are others, the same on every node: who is left of the
+/// incarnation before gets no connection.
 std::vector<std::string> environment_of(const Job& job, int local_rank);
 
 }  // namespace cairn::run

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +16,8 @@
 #include <filesystem>
 #include <list>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include "output.h"
 #include "process.h"
@@ -24,6 +28,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kEndingPollMs = 20;
 constexpr auto kLastWait = std::chrono::seconds(3);  // for processes to vanish after SIGKILL
+constexpr std::size_t kTurn = 64 * 1024;  // bytes read of a stream before others have their turn
+constexpr std::size_t kMostInAPipe = 1024 * 1024;  // as large as Linux makes one
 
 struct Rank {
   int rank = 0;
@@ -45,83 +51,116 @@ std::string describe(int wait_status) {
   return "signal " + std::to_string(number) + " (" + strsignal(number) + ")";
 }
 
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return;  // a full disk must not end the training
-    text.remove_prefix(static_cast<std::size_t>(written));
+/// Both streams of cairn-run are one: text for them must keep its order.
+bool share_a_file() {
+  struct stat out {};
+  struct stat err {};
+  return fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
+         out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+}
+
+int open_file(const std::string& path, int flags) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666);
+  if (fd < 0) throw std::runtime_error("cannot write '" + path + "': " + std::strerror(errno));
+  return fd;
+}
+
+/// Makes the log folder; returns the file for what the screen gets, or -1.
+int open_screen_log(const Options& options) {
+  if (options.log_dir.empty()) return -1;
+  std::error_code error;
+  std::filesystem::create_directories(options.log_dir, error);
+  if (error) {
+    throw std::runtime_error("cannot create the log folder '" + options.log_dir +
+                             "': " + error.message());
   }
+  return options.tee ? open_file(options.log_dir + "/screen.log", O_TRUNC) : -1;
+}
+
+/// Signals are read from the descriptor that this returns. Those that were ignored when cairn-run
+/// began stay ignored; a broken pipe is an error of write() alone.
+int watch_signals() {
+  signal(SIGCHLD, SIG_DFL);  // ignored children would leave no exit status
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+    if (!is_ignored(number)) sigaddset(&set, number);
+  }
+  const int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  sigaddset(&set, SIGPIPE);
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  return fd;
 }
 
 class Launcher {
  public:
-  explicit Launcher(const Job& job) : job_(job) {}
+  explicit Launcher(Job job)
+      : job_(std::move(job)),
+        family_("CAIRN_RUN_ID=" + job_.id),
+        log_(open_screen_log(job_.options)),
+        out_(STDOUT_FILENO, room_, log_) {
+    if (!share_a_file()) own_err_.emplace(STDERR_FILENO, room_, log_);
+  }
   ~Launcher();
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
   int run();
 
  private:
-  void watch_signals();
-  void open_log_folder() const;
+  Screen& err() { return own_err_ ? *own_err_ : out_; }
+  void say(const std::string& text);
   int open_log(int rank) const;
   void start(int local_rank);
+  void run_once();
   void wait_for_events();
-  bool read_stream(Rank& rank, int& fd, RankOutput& output);
-  void read_rank(Rank& rank);
+  void read_stream(Rank& rank, int& fd, RankOutput& output, std::size_t most);
+  void read_rank(Rank& rank, std::size_t most);
+  void read_ranks();
   void take_signals();
   void reap();
   void finish(Rank& rank, int wait_status);
   void show_failure(const Rank& rank, int wait_status);
   void begin_ending(int status);
-  void signal_tree(int signal_number) const;
+  void signal_all(int signal_number) const;
+  std::vector<Process> members() const;
   bool proceed();
+  bool may_restart() const;
+  void restart();
+  void end_output();
+  void flush();
   int running() const;
 
-  const Job& job_;
-  Screen out_{STDOUT_FILENO};
-  Screen err_{STDERR_FILENO};
+  Job job_;
+  int signals_ = watch_signals();
+  int room_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // a screen has room again, or is empty
+  Family family_;                                      // before the screens' threads: it forks
+  int log_;
+  Screen out_;
+  std::optional<Screen> own_err_;
   std::list<Rank> ranks_;
-  int signals_ = -1;
-  pid_t guardian_ = -1;
   int status_ = 0;
+  bool interrupted_ = false;  // asked to end by a signal
   std::optional<Clock::time_point> ending_since_;
   bool killing_ = false;
 };
 
 Launcher::~Launcher() {
-  signal_tree(SIGKILL);  // nothing is left here unless an exception is on its way
-  if (guardian_ > 0) {
-    kill(guardian_, SIGKILL);
-    waitpid(guardian_, nullptr, 0);
-  }
+  signal_all(SIGKILL);  // nothing is left here unless an exception is on its way
 }
 
-void Launcher::watch_signals() {
-  signal(SIGPIPE, SIG_IGN);
-  sigset_t set;
-  sigemptyset(&set);
-  for (int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&set, number);
-  sigprocmask(SIG_BLOCK, &set, nullptr);
-  signals_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
-void Launcher::open_log_folder() const {
-  if (job_.options.log_dir.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(job_.options.log_dir, error);
-  if (error) {
-    throw std::runtime_error("cannot create the log folder '" + job_.options.log_dir +
-                             "': " + error.message());
-  }
+/// A message of cairn-run's own, on a line of its own.
+void Launcher::say(const std::string& text) {
+  out_.start_line();
+  err().start_line();
+  err().write("cairn-run: " + text);
 }
 
 int Launcher::open_log(int rank) const {
   if (job_.options.log_dir.empty()) return -1;
   const std::string path = job_.options.log_dir + "/rank_" + std::to_string(rank) + ".log";
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) throw std::runtime_error("cannot write '" + path + "': " + std::strerror(errno));
+  if (job_.restarts == 0) return open_file(path, O_TRUNC);
+  const int fd = open_file(path, O_APPEND);
+  write_all(fd, "cairn-run: restart " + std::to_string(job_.restarts) + "\n");
   return fd;
 }
 
@@ -132,40 +171,57 @@ void Launcher::start(int local_rank) {
   const std::string prefix = plain ? "" : "[rank " + std::to_string(rank) + "] ";
   const int log = open_log(rank);
   const Child child = spawn(job_.options.command, environment_of(job_, local_rank), terminal);
-  ranks_.push_back({rank, child, RankOutput(out_, prefix), RankOutput(err_, prefix), {}, log});
+  ranks_.push_back({rank, child, RankOutput(out_, prefix), RankOutput(err(), prefix), {}, log});
 }
 
-/// Reads what is there. Returns false where the stream has ended; it is closed then.
-bool Launcher::read_stream(Rank& rank, int& fd, RankOutput& output) {
+/// Reads what is there, up to about `most` bytes; closes a stream that has ended.
+void Launcher::read_stream(Rank& rank, int& fd, RankOutput& output, std::size_t most) {
   std::array<char, 16384> buffer;
-  for (;;) {
+  for (std::size_t total = 0; total < most;) {
     const ssize_t got = read(fd, buffer.data(), buffer.size());
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) return true;
-    if (got <= 0) break;  // EOF, or EIO from a terminal nobody holds any more
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {  // EOF, or EIO from a terminal nobody holds any more
+      close(fd);
+      fd = -1;
+      return;
+    }
+    // A terminal gives less than asked though it has more: only EAGAIN says that all is read.
     const std::string_view text(buffer.data(), static_cast<std::size_t>(got));
     output.add(text);
     rank.tail.add(text);
     if (rank.log >= 0) write_all(rank.log, text);
-    if (got < static_cast<ssize_t>(buffer.size())) return true;
+    total += text.size();
   }
-  close(fd);
-  fd = -1;
-  return false;
 }
 
-void Launcher::read_rank(Rank& rank) {
-  if (rank.child.out >= 0) read_stream(rank, rank.child.out, rank.out);
-  if (rank.child.err >= 0) read_stream(rank, rank.child.err, rank.err);
+void Launcher::read_rank(Rank& rank, std::size_t most) {
+  if (rank.child.out >= 0) read_stream(rank, rank.child.out, rank.out, most);
+  if (rank.child.err >= 0) read_stream(rank, rank.child.err, rank.err, most);
+}
+
+/// A turn: a bounded part of each stream whose screen has room, another rank first each time.
+void Launcher::read_ranks() {
+  ranks_.splice(ranks_.end(), ranks_, ranks_.begin());
+  for (Rank& rank : ranks_) {
+    if (rank.child.out >= 0 && rank.out.has_room()) {
+      read_stream(rank, rank.child.out, rank.out, kTurn);
+    }
+    if (rank.child.err >= 0 && rank.err.has_room()) {
+      read_stream(rank, rank.child.err, rank.err, kTurn);
+    }
+  }
 }
 
 void Launcher::wait_for_events() {
-  std::vector<pollfd> fds{{signals_, POLLIN, 0}};
+  std::vector<pollfd> fds{{signals_, POLLIN, 0}, {room_, POLLIN, 0}};
   for (const Rank& rank : ranks_) {
-    if (rank.child.out >= 0) fds.push_back({rank.child.out, POLLIN, 0});
-    if (rank.child.err >= 0) fds.push_back({rank.child.err, POLLIN, 0});
+    if (rank.child.out >= 0 && rank.out.has_room()) fds.push_back({rank.child.out, POLLIN, 0});
+    if (rank.child.err >= 0 && rank.err.has_room()) fds.push_back({rank.child.err, POLLIN, 0});
   }
   poll(fds.data(), fds.size(), ending_since_ ? kEndingPollMs : -1);
+  eventfd_t ignored = 0;
+  eventfd_read(room_, &ignored);
 }
 
 void Launcher::take_signals() {
@@ -173,14 +229,13 @@ void Launcher::take_signals() {
   while (read(signals_, &info, sizeof info) == sizeof info) {
     const int number = static_cast<int>(info.ssi_signo);
     if (number == SIGCHLD) continue;  // reap() looks at every turn
+    interrupted_ = true;
     if (ending_since_) {
       killing_ = true;  // asked twice: at once
-      signal_tree(SIGKILL);
+      signal_all(SIGKILL);
       continue;
     }
-    err_.start_line();
-    err_.write("cairn-run: " + std::string(strsignal(number)) + ": ending " +
-               std::to_string(running()) + " processes\n");
+    say(std::string(strsignal(number)) + ": ending " + std::to_string(running()) + " processes\n");
     begin_ending(128 + number);
   }
 }
@@ -189,7 +244,6 @@ void Launcher::reap() {
   int wait_status = 0;
   pid_t pid = 0;
   while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0) {
-    if (pid == guardian_) guardian_ = -1;
     for (Rank& rank : ranks_) {
       if (rank.running && rank.child.pid == pid) finish(rank, wait_status);
     }
@@ -198,7 +252,7 @@ void Launcher::reap() {
 
 void Launcher::finish(Rank& rank, int wait_status) {
   rank.running = false;
-  read_rank(rank);
+  read_rank(rank, kMostInAPipe);  // though the screen may be full: the error is often at the end
   rank.out.finish();
   rank.err.finish();
   const int status = exit_status_of(wait_status);
@@ -212,38 +266,52 @@ void Launcher::finish(Rank& rank, int wait_status) {
 
 void Launcher::show_failure(const Rank& rank, int wait_status) {
   const auto lines = rank.tail.lines();
-  std::string text = "cairn-run: rank " + std::to_string(rank.rank) + " (pid " +
+  std::string text = "rank " + std::to_string(rank.rank) + " (pid " +
                      std::to_string(rank.child.pid) + ") failed with " + describe(wait_status);
   text += lines.empty() ? "; it printed nothing\n" : "; its last lines:\n";
   for (const std::string& line : lines) text += "    " + line + "\n";
   if (running() > 0) text += "cairn-run: ending the other " + std::to_string(running()) + "\n";
-  out_.start_line();
-  err_.start_line();
-  err_.write(text);
+  say(text);
 }
 
 void Launcher::begin_ending(int status) {
   status_ = status;
   ending_since_ = Clock::now();
-  signal_tree(SIGTERM);
+  signal_all(SIGTERM);
 }
 
-void Launcher::signal_tree(int signal_number) const {
+std::vector<Process> Launcher::members() const {
+  std::vector<pid_t> started;
   for (const Rank& rank : ranks_) {
-    if (rank.running) kill(-rank.child.pid, signal_number);
+    if (rank.running) started.push_back(rank.child.pid);
   }
-  for (pid_t pid : descendants(guardian_)) kill(pid, signal_number);
+  return family_.members(started);
+}
+
+/// Signals the group of each rank that runs, at one stroke, and then whoever is outside of them.
+/// Each process gets the signal once.
+void Launcher::signal_all(int signal_number) const {
+  std::set<pid_t> groups;
+  const std::vector<Process> all = members();
+  for (const Rank& rank : ranks_) {
+    if (!rank.running) continue;
+    kill(-rank.child.pid, signal_number);
+    groups.insert(rank.child.pid);
+  }
+  for (const Process& process : all) {
+    if (!groups.contains(process.group)) kill(process.pid, signal_number);
+  }
 }
 
 /// Whether to go on: false once every process of the job is gone, or will not go even now.
 bool Launcher::proceed() {
   if (!ending_since_) return true;
-  if (running() == 0 && descendants(guardian_).empty()) return false;
+  if (running() == 0 && members().empty()) return false;
   const auto ending_for = Clock::now() - *ending_since_;
   const auto grace = std::chrono::duration<double>(job_.options.grace_period);
   if (killing_ || ending_for >= grace) {
     killing_ = true;
-    signal_tree(SIGKILL);
+    signal_all(SIGKILL);
   }
   return ending_for < grace + kLastWait;
 }
@@ -254,24 +322,76 @@ int Launcher::running() const {
   return count;
 }
 
-int Launcher::run() {
-  watch_signals();
-  adopt_orphans();
-  open_log_folder();
-  guardian_ = start_guardian("CAIRN_RUN_ID=" + job_.run_id);
+/// Starts all processes and returns when they are gone.
+void Launcher::run_once() {
   for (int i = 0; i < job_.options.nproc_per_node; ++i) start(i);
   while (proceed()) {
     wait_for_events();
     take_signals();
-    for (Rank& rank : ranks_) read_rank(rank);
+    read_ranks();
     reap();
   }
+  end_output();
+  take_signals();  // one that came last must not be followed by a restart
+}
+
+/// The last output of processes that the ranks left behind.
+void Launcher::end_output() {
+  for (Rank& rank : ranks_) {
+    read_rank(rank, kMostInAPipe);
+    rank.out.finish();
+    rank.err.finish();
+    for (const int fd : {rank.child.out, rank.child.err, rank.log}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+}
+
+bool Launcher::may_restart() const {
+  return status_ != 0 && !interrupted_ && job_.restarts < job_.options.max_restarts;
+}
+
+void Launcher::restart() {
+  renew(job_);
+  ranks_.clear();
+  status_ = 0;
+  ending_since_.reset();
+  killing_ = false;
+  say("restart " + std::to_string(job_.restarts) + " of " +
+      std::to_string(job_.options.max_restarts) + "\n");
+}
+
+/// Waits for the reader of cairn-run's output. A signal ends that, and so does time where a signal
+/// has ended the job.
+void Launcher::flush() {
+  const auto give_up = Clock::now() + kLastWait;
+  while (!out_.empty() || !err().empty()) {
+    if (interrupted_ && Clock::now() >= give_up) return;
+    std::array<pollfd, 2> fds{{{signals_, POLLIN, 0}, {room_, POLLIN, 0}}};
+    poll(fds.data(), fds.size(), interrupted_ ? kEndingPollMs : -1);
+    eventfd_t ignored = 0;
+    eventfd_read(room_, &ignored);
+    signalfd_siginfo info;
+    while (read(signals_, &info, sizeof info) == sizeof info) {
+      if (info.ssi_signo != SIGCHLD) return;
+    }
+  }
+}
+
+int Launcher::run() {
+  run_once();
+  while (may_restart()) {
+    restart();
+    run_once();
+  }
+  flush();
   return status_;
 }
 
 }  // namespace
 
 int launch(const Job& job) {
+  adopt_orphans();
   return Launcher(job).run();
 }
 

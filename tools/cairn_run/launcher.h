@@ -5,9 +5,10 @@
 
 namespace cairn::run {
 
-/// Starts all processes, shows and logs their output, and returns the exit status for cairn-run: 0,
-/// that of the first process that failed (128 + n for signal n), or 128 + n where signal n ended
-/// cairn-run. No process of the job is left. Throws SpawnError.
+/// Starts all processes, and again after a failure as often as the options allow; shows and logs
+/// their output. Returns the exit status for cairn-run: 0, that of the first process that failed
+/// (128 + n for signal n), or 128 + n where signal n ended cairn-run. No process of the job is left.
+/// Throws SpawnError.
 int launch(const Job& job);
 
 }  // namespace cairn::run

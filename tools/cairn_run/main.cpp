@@ -1,9 +1,24 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdio>
 
 #include "launcher.h"
 #include "process.h"
 
+namespace {
+
+/// Where cairn-run was started with a standard stream closed, no file of its own may take its place.
+void fill_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number: fd
+  }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  fill_standard_streams();
   try {
     const cairn::run::Options options = cairn::run::parse_options(argc, argv);
     if (!options.help.empty()) {

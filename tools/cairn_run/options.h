@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cairn::run {
@@ -12,9 +13,12 @@ struct Options {
   int nnodes = 1;
   int node_rank = 0;
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;        // 0: cairn-run finds a free one
+  int master_port = 0;  // 0: cairn-run finds a free one
+  int max_restarts = 0;
   std::string log_dir;        // empty: no log files
+  bool tee = false;           // with a log file of what the screen gets
   double grace_period = 5.0;  // seconds between SIGTERM and SIGKILL
+  std::vector<std::pair<std::string, std::string>> variables;  // of the processes' environment
   std::vector<std::string> command;
   std::string help;  // set when help was asked for: print it and do nothing
 

@@ -1,14 +1,22 @@
 #include "output.h"
 
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 
 namespace cairn::run {
 namespace {
 
 constexpr std::size_t kTailLines = 20;
-constexpr std::size_t kLongestLine = 64 * 1024;  // longer ones are shown in parts
+constexpr std::size_t kLongestLine = 64 * 1024;   // longer ones are shown in parts
+constexpr std::size_t kFullQueue = 256 * 1024;    // bytes waiting to be shown
+constexpr std::size_t kLongestWrite = 16 * 1024;  // so that room is noticed while a queue drains
 
 /// Returns the length of the first finished piece of text, with its end ("\n", "\r\n" or "\r"), or
 /// 0 where no piece is finished yet.
@@ -29,18 +37,73 @@ std::string visible_part(std::string_view line) {
 
 }  // namespace
 
-void Screen::write(std::string_view text) {
-  if (!text.empty()) at_line_start_ = text.back() == '\n' || text.back() == '\r';
-  while (!text.empty() && !broken_) {
-    const ssize_t written = ::write(fd_, text.data(), text.size());
+bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
-    broken_ = written < 0;
-    if (written > 0) text.remove_prefix(static_cast<std::size_t>(written));
+    if (written < 0 && errno == EAGAIN) {  // somebody else made the description non-blocking
+      pollfd writable{fd, POLLOUT, 0};
+      poll(&writable, 1, -1);
+      continue;
+    }
+    if (written <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(written));
   }
+  return true;
+}
+
+struct Screen::Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::string text;                    // not yet taken by the thread
+  std::atomic<std::size_t> unwritten;  // with what the thread has taken
+};
+
+Screen::Screen(int fd, int room, int copy) : queue_(std::make_shared<Queue>()), copy_(copy) {
+  std::thread(write_queue, queue_, fd, room).detach();
+}
+
+void Screen::write_queue(const std::shared_ptr<Queue>& queue, int fd, int room) {
+  for (;;) {
+    std::string taken;
+    {
+      std::unique_lock lock(queue->mutex);
+      queue->changed.wait(lock, [&] { return !queue->text.empty(); });
+      taken.swap(queue->text);
+    }
+    for (std::string_view rest = taken; !rest.empty();) {
+      const std::string_view piece = rest.substr(0, kLongestWrite);
+      write_all(fd, piece);  // what cannot be written is dropped
+      rest.remove_prefix(piece.size());
+      const std::size_t before = queue->unwritten.fetch_sub(piece.size());
+      const std::size_t after = before - piece.size();
+      if (after == 0 || (before >= kFullQueue && after < kFullQueue)) eventfd_write(room, 1);
+    }
+  }
+}
+
+void Screen::write(std::string_view text) {
+  if (text.empty()) return;
+  at_line_start_ = text.back() == '\n' || text.back() == '\r';
+  if (copy_ >= 0) write_all(copy_, text);
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->text += text;
+    queue_->unwritten += text.size();
+  }
+  queue_->changed.notify_one();
 }
 
 void Screen::start_line() {
   if (!at_line_start_) write("\n");
+}
+
+bool Screen::full() const {
+  return queue_->unwritten >= kFullQueue;
+}
+
+bool Screen::empty() const {
+  return queue_->unwritten == 0;
 }
 
 void Tail::add(std::string_view text) {

@@ -6,23 +6,36 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <string>
 #include <string_view>
 
 namespace cairn::run {
 
-/// Writes to one of cairn-run's own streams, and remembers whether the cursor is at the start of a
-/// line.
+/// Writes all of the text to a file, a pipe or a terminal, however long that takes. Returns false
+/// where it cannot: the reader is gone or the disk is full. The job goes on in silence.
+bool write_all(int fd, std::string_view text);
+
+/// One of cairn-run's own streams. Text is queued and a thread writes it, so a reader who is slow
+/// holds up neither signals nor other ranks, and the flags of a file description that others share
+/// stay as they are. The queue has no bound of its own: ask full() before reading more from a rank.
 class Screen {
  public:
-  explicit Screen(int fd) : fd_(fd) {}
+  /// `room` is an eventfd that is signalled when the queue is no longer full, and when it is empty.
+  /// What is shown also goes to `copy`, a file, unless that is -1.
+  Screen(int fd, int room, int copy);
   void write(std::string_view text);
   void start_line();  // writes a newline, unless the cursor is at the start of a line
+  bool full() const;
+  bool empty() const;
 
  private:
-  int fd_;
+  struct Queue;
+  static void write_queue(const std::shared_ptr<Queue>& queue, int fd, int room);
+
+  std::shared_ptr<Queue> queue_;  // the thread's too, which ends with the process
+  int copy_;
   bool at_line_start_ = true;
-  bool broken_ = false;  // the reader went away: the job goes on in silence
 };
 
 /// The last lines of a process.
@@ -43,6 +56,7 @@ class RankOutput {
   RankOutput(Screen& screen, std::string prefix) : screen_(screen), prefix_(std::move(prefix)) {}
   void add(std::string_view text);
   void finish();  // shows the last line, though it may be unfinished
+  bool has_room() const { return !screen_.full(); }
 
  private:
   void show(std::string_view piece);

@@ -8,6 +8,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -67,11 +68,10 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return out;
 }
 
-void restore_signals() {
+void unblock_signals() {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  signal(SIGPIPE, SIG_DFL);
 }
 
 [[noreturn]] void run_child(char* const* command, char* const* environment, int out, int err,
@@ -79,7 +79,7 @@ void restore_signals() {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it ended before the line above
-  restore_signals();
+  unblock_signals();                  // what was ignored when cairn-run began stays ignored
   const int null = open("/dev/null", O_RDONLY);
   dup2(null, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
@@ -106,17 +106,20 @@ void check_started(const std::string& program, pid_t pid, int failure) {
 
 struct Stat {
   pid_t parent = 0;
+  pid_t group = 0;
   bool zombie = false;
 };
 
-/// /proc/PID/stat: "pid (name) state ppid ...", where name may hold anything.
+/// /proc/PID/stat: "pid (name) state ppid pgrp ...", where name may hold anything.
 bool read_stat(const fs::path& folder, Stat& stat) {
   std::ifstream file(folder / "stat");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const std::size_t name_end = text.rfind(')');
   if (name_end == std::string::npos || name_end + 4 >= text.size()) return false;
   stat.zombie = text[name_end + 2] == 'Z';
-  stat.parent = static_cast<pid_t>(std::strtol(text.c_str() + name_end + 4, nullptr, 10));
+  char* after = nullptr;
+  stat.parent = static_cast<pid_t>(std::strtol(text.c_str() + name_end + 4, &after, 10));
+  stat.group = static_cast<pid_t>(std::strtol(after, nullptr, 10));
   return true;
 }
 
@@ -133,7 +136,7 @@ bool has_marker(const fs::path& folder, const std::string& marker) {
   std::ifstream file(folder / "environ");
   std::string entry;
   while (std::getline(file, entry, '\0')) {
-    if (entry == marker) return true;
+    if (entry.starts_with(marker)) return true;
   }
   return false;
 }
@@ -195,34 +198,67 @@ void adopt_orphans() {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
-std::vector<pid_t> descendants(pid_t except) {
+Family::Family(std::string marker) : marker_(std::move(marker)) {
+  for_each_process([&](pid_t pid, const fs::path& folder) {
+    Stat stat;
+    if (read_stat(folder, stat) && stat.parent == getpid()) inherited_.push_back(pid);
+  });
+  const Pipe lifeline = open_pipe();  // its writing end is closed with this process, never before
+  guardian_ = fork();
+  if (guardian_ == 0) {
+    close(lifeline.write);
+    guard(lifeline.read, marker_);
+  }
+  close(lifeline.read);
+}
+
+Family::~Family() {
+  if (guardian_ < 0) return;
+  kill(guardian_, SIGKILL);
+  waitpid(guardian_, nullptr, 0);
+}
+
+/// A child that nobody here started is an orphan of the run's or of an inherited child's: where
+/// there were such children, the marker tells.
+bool Family::is_member(pid_t child, const std::vector<pid_t>& started) const {
+  const auto in = [&](const std::vector<pid_t>& pids) {
+    return std::find(pids.begin(), pids.end(), child) != pids.end();
+  };
+  if (child == guardian_) return false;
+  if (in(started) || inherited_.empty()) return true;
+  return !in(inherited_) && has_marker(fs::path("/proc") / std::to_string(child), marker_);
+}
+
+std::vector<Process> Family::members(const std::vector<pid_t>& started) const {
   std::multimap<pid_t, pid_t> children;
   std::map<pid_t, Stat> stats;
   for_each_process([&](pid_t pid, const fs::path& folder) {
     Stat stat;
-    if (pid == except || !read_stat(folder, stat)) return;
+    if (!read_stat(folder, stat)) return;
     children.emplace(stat.parent, pid);
     stats[pid] = stat;
   });
-  std::vector<pid_t> below{getpid()};
-  for (std::size_t i = 0; i < below.size(); ++i) {
-    const auto [first, last] = children.equal_range(below[i]);
-    for (auto it = first; it != last; ++it) below.push_back(it->second);
+  const auto below = [&](pid_t parent) { return children.equal_range(parent); };
+  std::vector<pid_t> found;
+  for (auto [child, last] = below(getpid()); child != last; ++child) {
+    if (is_member(child->second, started)) found.push_back(child->second);
   }
-  below.erase(below.begin());
-  std::erase_if(below, [&](pid_t pid) { return stats[pid].zombie; });
-  return below;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    for (auto [child, last] = below(found[i]); child != last; ++child) {
+      found.push_back(child->second);
+    }
+  }
+  std::vector<Process> members;
+  for (const pid_t pid : found) {
+    if (!stats[pid].zombie) members.push_back({pid, stats[pid].group});
+  }
+  return members;
 }
 
-pid_t start_guardian(const std::string& marker) {
-  const Pipe lifeline = open_pipe();  // its writing end is closed with this process, never before
-  const pid_t pid = fork();
-  if (pid == 0) {
-    close(lifeline.write);
-    guard(lifeline.read, marker);
-  }
-  close(lifeline.read);
-  return pid;
+bool is_ignored(int signal_number) {
+  struct sigaction action {};
+  sigaction(signal_number, nullptr, &action);
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_IGN;
 }
 
 }  // namespace cairn::run

@@ -33,11 +33,36 @@ Child spawn(const std::vector<std::string>& command, const std::vector<std::stri
 /// Makes this process the parent of every descendant whose own parent ends, so that none gets lost.
 void adopt_orphans();
 
-/// The descendants of this process that live: neither `except` nor zombies.
-std::vector<pid_t> descendants(pid_t except);
+struct Process {
+  pid_t pid = -1;
+  pid_t group = -1;
+};
 
-/// Starts a process that waits for this one to be gone, even by SIGKILL, and then kills every
-/// process with `marker` (an entry "NAME=value") in its environment. Call before any spawn.
-pid_t start_guardian(const std::string& marker);
+/// What belongs to a run: the started processes, everything below them, and orphans of theirs.
+/// Children that this process had before (a shell that became cairn-run by exec may have some) and
+/// what they start do not.
+class Family {
+ public:
+  /// Call before any start. `marker` is the beginning of an entry "NAME=value" that every process
+  /// of the run has in its environment. Starts a guardian: a process that waits for this one to be
+  /// gone, even by SIGKILL, and then kills every process with the marker.
+  explicit Family(std::string marker);
+  ~Family();
+  Family(const Family&) = delete;
+  Family& operator=(const Family&) = delete;
+
+  /// The living members, without zombies. `started` are the processes that spawn() has returned.
+  std::vector<Process> members(const std::vector<pid_t>& started) const;
+
+ private:
+  bool is_member(pid_t child, const std::vector<pid_t>& started) const;
+
+  std::string marker_;
+  std::vector<pid_t> inherited_;
+  pid_t guardian_ = -1;
+};
+
+/// Whether this process was started with the signal ignored, as nohup and a shell's & do.
+bool is_ignored(int signal_number);
 
 }  // namespace cairn::run

@@ -36,8 +36,16 @@ Tensor as_matrix(const Tensor& x) {
   return copy.alias(copy.view().reshape(shape));
 }
 
+Tensor total(ReduceOp op, const Tensor& losses) {
+  const Tensor flat = losses.alias(losses.view().reshape({losses.numel()}));
+  const Tensor y = empty_as(losses, {1}, losses.dtype());
+  kernels::reduce(op, flat, y);
+  return y.alias(y.view().reshape({}));
+}
+
 std::vector<int> wrap_dims(const std::vector<int>& dims, int count, const char* op) {
   std::vector<int> wrapped;
+  wrapped.reserve(dims.size());
   for (int dim : dims) wrapped.push_back(core::wrap_dim(dim, count, op));
   for (int dim = 0; dims.empty() && dim < count; ++dim) wrapped.push_back(dim);
   std::sort(wrapped.begin(), wrapped.end());
@@ -68,8 +76,7 @@ Tensor sum_to_input(Context& ctx, int input, const Tensor& dy) {
   return target.tensor;
 }
 
-Tensor land(Context& ctx, int input, const Tensor& dy) {
-  const GradTarget target = ctx.grad_target(input);
+Tensor land(const GradTarget& target, const Tensor& dy) {
   if (target.accumulate) {
     kernels::axpby(1.0, dy, 1.0, target.tensor);
   } else {

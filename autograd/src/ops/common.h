@@ -18,6 +18,9 @@ inline DType wide(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
 
+/// A scalar: the sum or mean of all losses.
+Tensor total(kernels::ReduceOp op, const Tensor& losses);
+
 /// Uninitialised, of x's dtype and layout, with another shape of 4 dimensions: channels-last where
 /// x is.
 Tensor empty_image(const Tensor& x, const Shape& shape);
@@ -42,6 +45,9 @@ Tensor sum_to_input(Context& ctx, int input, const Tensor& dy);
 
 /// Writes, or adds, a finished gradient where the input's gradient goes: for values that a kernel
 /// cannot accumulate. Returns dy where that is as good.
-Tensor land(Context& ctx, int input, const Tensor& dy);
+Tensor land(const GradTarget& target, const Tensor& dy);
+inline Tensor land(Context& ctx, int input, const Tensor& dy) {
+  return land(ctx.grad_target(input), dy);
+}
 
 }  // namespace cairn::autograd

@@ -1,4 +1,4 @@
-// Losses. The kernels give one f32 loss (f64 for f64) an element or row; the reductions happen
+// Losses by element. The kernels give one f32 loss (f64 for f64) an element; the reductions happen
 // here.
 #include "cairn/kernels/loss.h"
 
@@ -12,85 +12,6 @@ using kernels::BinaryOp;
 using kernels::ReduceOp;
 
 namespace {
-
-Tensor total(ReduceOp op, const Tensor& losses) {
-  const Tensor flat = losses.alias(losses.view().reshape({losses.numel()}));
-  const Tensor y = empty_as(losses, {1}, losses.dtype());
-  kernels::reduce(op, flat, y);
-  return y.alias(y.view().reshape({}));
-}
-
-// The policy is keep, although the arithmetic is f32: the kernel widens half logits as it reads
-// them, which saves an f32 copy of the largest tensor of a language model.
-struct CrossEntropy {
-  static constexpr OpInfo kInfo{"cross_entropy"};
-  CrossEntropyOptions options;
-
-  Tensor forward(Context& ctx, const Tensor& logits, const Tensor& target) {
-    check(logits, target);
-    const Tensor rows = as_matrix(logits);
-    const Tensor whole = contiguous_data(target);
-    const Tensor classes = whole.alias(whole.view().reshape({rows.size(0)}));
-    const Tensor losses = empty_as(logits, {rows.size(0)}, wide(logits.dtype()));
-    const Tensor lse = Tensor::empty_like(losses);
-    kernels::cross_entropy(rows, classes, losses, lse, kernel_options());
-    const Tensor count =
-        options.reduction == Reduction::mean ? counted(classes, losses.dtype()) : Tensor();
-    for (const Tensor& saved : {rows, classes, lse, count}) ctx.save(saved);
-    if (options.reduction == Reduction::none) {
-      return losses.alias(losses.view().reshape(target.shape()));
-    }
-    Tensor sum = total(ReduceOp::sum, losses);
-    if (count.defined()) kernels::binary(BinaryOp::div, sum, count, sum);
-    return sum;
-  }
-
-  Tensors backward(Context& ctx, const Tensor& dy) {
-    // The gradient takes the logits' place where nobody else has them.
-    const Tensor rows = ctx.take_saved(0);
-    const Tensor dx = reuse_or_new(rows, rows);
-    kernels::cross_entropy_backward(rows, ctx.saved(1), ctx.saved(2), row_weights(ctx, rows, dy),
-                                    dx, kernel_options());
-    return {dx.alias(dx.view().reshape(ctx.input_shape(0))), {}};
-  }
-
- private:
-  static void check(const Tensor& logits, const Tensor& target) {
-    CAIRN_CHECK(logits.dims() >= 1 && target.defined(), kInfo.name,
-                "expected logits [..., V] and targets, got logits ", logits.shape());
-    const Shape rows(logits.shape().begin(), logits.shape().end() - 1);
-    CAIRN_CHECK(target.shape() == rows && target.dtype() == DType::i64, kInfo.name,
-                "expected i64 targets of shape ", rows, " for logits ", logits.shape(), ", got ",
-                target.dtype(), " ", target.shape());
-  }
-  kernels::CrossEntropyOptions kernel_options() const {
-    return {.ignore_index = options.ignore_index, .label_smoothing = options.label_smoothing};
-  }
-
-  // How many targets count, as a scalar of the losses' dtype.
-  Tensor counted(const Tensor& classes, DType dtype) const {
-    const Tensor ignored =
-        Tensor::full({1}, static_cast<double>(options.ignore_index), DType::i64, classes.device());
-    const Tensor counts = empty_as(classes, classes.shape(), DType::boolean);
-    kernels::binary(BinaryOp::ne, classes, ignored, counts);
-    const Tensor ones = empty_as(classes, classes.shape(), dtype);
-    kernels::copy(counts, ones);
-    return total(ReduceOp::sum, ones);
-  }
-
-  // dloss [N] from dy: every row's own, or one for all.
-  Tensor row_weights(const Context& ctx, const Tensor& rows, const Tensor& dy) const {
-    const std::int64_t N = rows.size(0);
-    const Tensor whole = contiguous_data(dy);
-    if (options.reduction == Reduction::none) return whole.alias(whole.view().reshape({N}));
-    Tensor weight = whole;
-    if (options.reduction == Reduction::mean) {
-      weight = Tensor::empty_like(whole);
-      kernels::binary(BinaryOp::div, whole, ctx.saved(3), weight);
-    }
-    return weight.alias(weight.view().expand({N}));
-  }
-};
 
 struct Mse {
   static constexpr OpInfo kInfo{"mse_loss", CastPolicy::f32};
@@ -191,11 +112,6 @@ struct Elementwise {
 };
 
 }  // namespace
-
-Tensor cross_entropy(const Tensor& logits, const Tensor& target,
-                     const CrossEntropyOptions& options) {
-  return apply(CrossEntropy{options}, logits, target);
-}
 
 namespace {
 // A half result of a model against an f32 target is the usual case: outside of an autocast region, which

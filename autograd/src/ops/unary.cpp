@@ -64,7 +64,7 @@ struct Unary {
 struct Dropout {
   static constexpr OpInfo kInfo{"dropout"};
   double p;
-  std::uint64_t seed, offset;
+  core::RandomDraw draw;
 
   Tensor forward(Context&, const Tensor& x) { return masked(x, Tensor::empty_like(x)); }
   Tensors backward(Context&, const Tensor& dy) { return {masked(dy, reuse_or_new(dy, dy))}; }
@@ -74,7 +74,7 @@ struct Dropout {
     if (p == 1.0) {
       kernels::fill(y, 0.0);
     } else {
-      kernels::dropout(x, p, seed, offset, y);
+      kernels::dropout(x, p, draw, y);
     }
     return y;
   }
@@ -114,9 +114,7 @@ Tensor silu(const Tensor& x) {
 Tensor dropout(const Tensor& x, double p) {
   CAIRN_CHECK(p >= 0.0 && p <= 1.0, "dropout", "expected p in 0..1, got ", p);
   if (p == 0.0) return x;
-  Generator& generator = Generator::current();
-  const std::uint64_t seed = generator.seed();
-  return apply(Dropout{p, seed, generator.next()}, x);
+  return apply(Dropout{p, Generator::current().draw()}, x);
 }
 
 }  // namespace cairn::autograd

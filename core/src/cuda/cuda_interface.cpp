@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "cairn/core/error.h"
+#include "cairn/core/graph.h"
 #include "cairn/core/log.h"
 #include "cairn/core/stream.h"
 
@@ -149,8 +150,9 @@ void copy(void* dst, Device dst_device, const void* src, Device src_device, std:
         "cudaMemcpyPeerAsync");
     return;
   }
-  check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
   const bool both = dst_device.is_cuda() && src_device.is_cuda();
+  if (!both) refuse_in_capture("copy", "a copy between the host and a GPU");
+  check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
   if (!both && is_pageable(dst_device.is_cpu() ? dst : src)) synchronize_stream(stream);
 }
 
@@ -200,6 +202,7 @@ void destroy_stream(void* stream) noexcept {
 }
 
 bool stream_idle(void* stream) {
+  refuse_in_capture("stream", "a question whether a stream is done");
   const cudaError_t status = cudaStreamQuery(stream_of(stream));
   if (status == cudaErrorNotReady) {
     (void)cudaGetLastError();
@@ -210,6 +213,7 @@ bool stream_idle(void* stream) {
 }
 
 void synchronize_stream(void* stream) {
+  refuse_in_capture("stream", "a wait of the host for a stream");
   check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
 }
 
@@ -233,6 +237,7 @@ void record_event(void* event, void* stream) {
 }
 
 bool event_done(void* event) {
+  refuse_in_capture("stream", "a question whether an event is done");
   const cudaError_t status = cudaEventQuery(event_of(event));
   if (status == cudaErrorNotReady) {
     (void)cudaGetLastError();
@@ -243,7 +248,39 @@ bool event_done(void* event) {
 }
 
 void synchronize_event(void* event) {
+  refuse_in_capture("stream", "a wait of the host for an event");
   check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize");
+}
+
+void begin_capture(void* stream) {
+  check(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal),
+        "cudaStreamBeginCapture");
+}
+
+void* end_capture(void* stream) {
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(stream_of(stream), &graph), "cudaStreamEndCapture");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+  log_failure(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  check(status, "cudaGraphInstantiate");
+  return executable;
+}
+
+// The error that broke it is known.
+void drop_capture(void* stream) noexcept {
+  cudaGraph_t graph = nullptr;
+  (void)cudaStreamEndCapture(stream_of(stream), &graph);
+  (void)cudaGetLastError();
+  if (graph != nullptr) log_failure(cudaGraphDestroy(graph), "cudaGraphDestroy");
+}
+
+void launch_graph(void* graph, void* stream) {
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)), "cudaGraphLaunch");
+}
+
+void destroy_graph(void* graph) noexcept {
+  log_failure(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)), "cudaGraphExecDestroy");
 }
 
 }  // namespace cairn::core::cuda

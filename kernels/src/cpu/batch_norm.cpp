@@ -343,11 +343,71 @@ void CpuBackend::batch_norm_backward(View x, View y, View weight, View mean, Vie
   const Channels dots = products(sums.second, inverse);  // sums of g * normalised x
   write_channels(dots, dweight, accumulate ? 1.0 : 0.0);
   write_channels(sums.first, dbias, accumulate ? 1.0 : 0.0);
+  if (!dx.defined()) return;
   const double share = options.training ? 1.0 / n : 0.0;
   const Temporary to = image_output(as_image(dx));
   HWY_DYNAMIC_DISPATCH(BatchGradientApply)
   (m, images, to.view.data, means, products(inverse, channels_or(weight, m.channels, 1.0)),
    scaled(sums.first, share), scaled(products(dots, inverse), share));
+  finish_output(*this, to, as_image(dx));
+}
+
+void CpuBackend::batch_norm_moments(View x, View part) const {
+  const ChannelRows m = rows_of(x);
+  const Temporary from = image_input(*this, as_image(x));
+  ChannelSums moments{Channels(static_cast<std::size_t>(m.channels)),
+                      Channels(static_cast<std::size_t>(m.channels))};
+  HWY_DYNAMIC_DISPATCH(BatchMoments)(m, from.view.data, moments);
+  write_channels(moments.first, part.slice(0, 0, m.channels), 0.0);
+  write_channels(moments.second, part.slice(0, m.channels, 2 * m.channels), 0.0);
+  cpu::set_element(part, 2 * m.channels * part.strides[0], static_cast<double>(m.rows));
+}
+
+void CpuBackend::batch_norm_merge(View parts, View running_mean, View running_var, View mean,
+                                  View var, View rstd, View count,
+                                  const BatchNormOptions& options) const {
+  const std::int64_t channels = mean.numel();
+  ChannelSums total{Channels(static_cast<std::size_t>(channels)),
+                    Channels(static_cast<std::size_t>(channels))};
+  double before = 0.0;
+  for (std::int64_t r = 0; r < parts.shape[0]; ++r) {
+    const auto* part = parts.as<float>() + r * parts.shape[1];
+    const double n = part[2 * channels];
+    if (n == 0.0) continue;
+    const double share = n / (before + n);
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const auto i = static_cast<std::size_t>(c);
+      const double delta = part[c] - total.first[i];
+      total.first[i] += delta * share;
+      total.second[i] += part[channels + c] + delta * delta * before * share;
+    }
+    before += n;
+  }
+  const Channels variance = scaled(total.second, before > 0.0 ? 1.0 / before : 0.0);
+  write_channels(total.first, mean, 0.0);
+  write_channels(variance, var, 0.0);
+  write_channels(rstd_of(variance, options.eps), rstd, 0.0);
+  cpu::set_element(count, 0, before);
+  if (before == 0.0) return;
+  const double momentum = options.momentum, free = std::max(before - 1.0, 1.0);
+  write_channels(scaled(total.first, momentum), running_mean, 1.0 - momentum);
+  write_channels(scaled(total.second, momentum / free), running_var, 1.0 - momentum);
+}
+
+void CpuBackend::batch_norm_backward_data(View x, View y, View weight, View mean, View rstd,
+                                          View dy, View mean_g, View mean_gx, View dx,
+                                          const BatchNormOptions& options) const {
+  const ChannelRows m = rows_of(x);
+  const Temporary from = image_input(*this, as_image(x)),
+                  gradient = image_input(*this, as_image(dy));
+  const Temporary output = options.relu ? image_input(*this, as_image(y)) : Temporary{};
+  const BatchNormImages images{from.view.data, output.view.data, gradient.view.data};
+  const Channels inverse = channels_or(rstd, m.channels, 1.0);
+  const Temporary to = image_output(as_image(dx));
+  HWY_DYNAMIC_DISPATCH(BatchGradientApply)
+  (m, images, to.view.data, channels_or(mean, m.channels, 0.0),
+   products(inverse, channels_or(weight, m.channels, 1.0)), channels_or(mean_g, m.channels, 0.0),
+   products(channels_or(mean_gx, m.channels, 0.0), inverse));
   finish_output(*this, to, as_image(dx));
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backend.h"
-#include "cpu/temporary.h"
+#include "temporary.h"
 
 namespace cairn::kernels {
 

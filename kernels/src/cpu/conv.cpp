@@ -1,11 +1,14 @@
 // Convolutions on oneDNN: images channels-last on both sides, which its fast kernels take as they
-// are; weights, which are small, are reordered to the layout the primitive picks. Images stored
-// otherwise are brought to channels-last first.
-#include "cairn/core/parallel_for.h"
+// are, or, on packed routes, reordered to the blocks that the primitive picks; weights, which are
+// small, are reordered always. Images stored otherwise are brought to channels-last first.
+#include <algorithm>
+#include <functional>
+
 #include "cpu/channels_last.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/dnnl_operation.h"
-#include "cpu/temporary.h"
+#include "cpu/routes.h"
+#include "temporary.h"
 
 namespace cairn::kernels {
 
@@ -21,20 +24,25 @@ bool is_first_layer(const TensorView& x, const TensorView& y) {
   return x.size(1) == 1 && y.size(1) == 16 && onednn::has_isa(dnnl::cpu_isa::avx512_core);
 }
 
-Desc image_desc(const Shape& shape, DType dtype, bool first_layer) {
-  using Tag = dnnl::memory::format_tag;
-  const Tag tag = !first_layer ? Tag::nhwc : shape[1] == 1 ? Tag::nchw : Tag::nChw16c;
+using Tag = dnnl::memory::format_tag;
+
+Desc image_desc(const Shape& shape, DType dtype, Tag tag = Tag::nhwc) {
   return Desc(Dims(shape.begin(), shape.end()), onednn::data_type(dtype), tag);
 }
 
 struct ConvShapes {
   Shape x, weight, y;
-  DType dtype;  // computed in
+  Route route;
   Conv2dOptions options;
   bool first_layer = false;
 
-  Desc x_desc() const { return image_desc(x, dtype, first_layer); }
-  Desc y_desc() const { return image_desc(y, dtype, first_layer); }
+  Desc x_desc() const { return desc(x); }
+  Desc y_desc() const { return desc(y); }
+  Desc desc(const Shape& image) const {
+    if (route.packed) return image_desc(image, route.compute, Tag::any);
+    if (!first_layer) return image_desc(image, route.compute);
+    return image_desc(image, route.compute, image[1] == 1 ? Tag::nchw : Tag::nChw16c);
+  }
 };
 
 // [O, I / groups, kH, kW] as oneDNN sees it: with groups, [groups, O / groups, I / groups, kH, kW].
@@ -66,8 +74,8 @@ Desc channels_desc(std::int64_t channels, DType dtype) {
 }
 
 dnnl::convolution_forward::primitive_desc forward_desc(const ConvShapes& s, const Desc* bias) {
-  return onednn::conv_forward_desc(s.x_desc(), any_weight_desc(s, s.dtype), bias, s.y_desc(),
-                                   geometry(s), onednn::attributes(), onednn::engine());
+  return onednn::conv_forward_desc(s.x_desc(), any_weight_desc(s, s.route.compute), bias,
+                                   s.y_desc(), geometry(s), onednn::attributes(), onednn::engine());
 }
 
 onednn::Operation make_forward(const ConvShapes& s, bool has_bias) {
@@ -78,18 +86,20 @@ onednn::Operation make_forward(const ConvShapes& s, bool has_bias) {
            {DNNL_ARG_WEIGHTS, pd.weights_desc()},
            {DNNL_ARG_BIAS, bias},
            {DNNL_ARG_DST, pd.dst_desc()}},
-          pd.scratchpad_desc()};
+          pd.scratchpad_desc(),
+          onednn::is_reference(pd)};
 }
 
 onednn::Operation make_backward_data(const ConvShapes& s) {
-  const auto pd = onednn::conv_backward_data_desc(s.x_desc(), any_weight_desc(s, s.dtype),
+  const auto pd = onednn::conv_backward_data_desc(s.x_desc(), any_weight_desc(s, s.route.compute),
                                                   s.y_desc(), geometry(s), onednn::attributes(),
                                                   onednn::engine(), forward_desc(s, nullptr));
   return {dnnl::convolution_backward_data(pd),
           {{DNNL_ARG_DIFF_SRC, pd.diff_src_desc()},
            {DNNL_ARG_WEIGHTS, pd.weights_desc()},
            {DNNL_ARG_DIFF_DST, pd.diff_dst_desc()}},
-          pd.scratchpad_desc()};
+          pd.scratchpad_desc(),
+          onednn::is_reference(pd)};
 }
 
 onednn::Operation make_backward_weight(const ConvShapes& s, bool has_bias) {
@@ -103,37 +113,21 @@ onednn::Operation make_backward_weight(const ConvShapes& s, bool has_bias) {
            {DNNL_ARG_DIFF_WEIGHTS, pd.diff_weights_desc()},
            {DNNL_ARG_DIFF_BIAS, dbias},
            {DNNL_ARG_DIFF_DST, pd.diff_dst_desc()}},
-          pd.scratchpad_desc()};
+          pd.scratchpad_desc(),
+          onednn::is_reference(pd)};
+}
+
+std::int64_t multiplications(const ConvShapes& s) {
+  return s.y.numel() * (s.weight.numel() / std::max<std::int64_t>(s.weight[0], 1));
 }
 
 onednn::Key key_of(const char* kind, const ConvShapes& s) {
   const Conv2dOptions& o = s.options;
-  onednn::Key key(kind, onednn::threads_for(s.y.numel() * s.weight.numel() / s.weight[0]));
-  key.add(static_cast<std::int64_t>(s.dtype)).add(s.x).add(s.weight).add(s.y).add(o.groups);
+  onednn::Key key(kind, onednn::threads_for(multiplications(s)));
+  key.add(static_cast<std::int64_t>(s.route.compute)).add(std::int64_t{s.route.packed});
+  key.add(s.x).add(s.weight).add(s.y).add(o.groups);
   for (std::size_t i = 0; i < 2; ++i) key.add(o.stride[i]).add(o.padding[i]).add(o.dilation[i]);
   return key;
-}
-
-// Copies weights between the caller's layout and a primitive's, converting f32 and bf16; accumulate
-// adds to what is there.
-void reorder(const char* op, const Desc& from, void* source, const Desc& to, void* target,
-             const onednn::Key& key, Device device, bool accumulate) {
-  const auto operation = onednn::cached(key, [&] {
-    dnnl::primitive_attr attr = onednn::attributes();
-    if (accumulate) {
-      dnnl::post_ops ops;
-      ops.append_sum(1.0f);
-      attr.set_post_ops(ops);
-    }
-    const dnnl::reorder::primitive_desc pd(onednn::engine(), from, onednn::engine(), to, attr);
-    return onednn::Operation{
-        dnnl::reorder(pd), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}, pd.scratchpad_desc()};
-  });
-  onednn::execute(op, *operation, device, {{DNNL_ARG_FROM, source}, {DNNL_ARG_TO, target}});
-}
-
-Temporary bytes(std::size_t count, Device device) {
-  return temporary({static_cast<std::int64_t>(count)}, DType::u8, device);
 }
 
 void deliver(const Backend& backend, const TensorView& sum, const TensorView& target,
@@ -154,65 +148,97 @@ Temporary converted(const Backend& backend, const TensorView& view, DType dtype)
 
 // Weights in the layout of a primitive.
 Temporary weight_input(const Backend& backend, const char* op, const TensorView& weight,
-                       const ConvShapes& s, const Desc& wanted, onednn::Key key) {
-  const Temporary plain = converted(backend, weight, s.dtype);
-  const Desc given = onednn::desc(grouped(plain.view, s.options.groups));
-  if (given == wanted) return plain;
-  Temporary blocked = bytes(wanted.get_size(), weight.device);
-  reorder(op, given, plain.view.data, wanted, blocked.view.data, key.add(std::int64_t{1}),
-          weight.device, false);
-  return blocked;
+                       const ConvShapes& s, const Desc& wanted) {
+  const bool readable = onednn::reads(weight.dtype) && weight.is_contiguous();
+  const Temporary plain =
+      readable ? Temporary{Tensor(), weight} : converted(backend, weight, s.route.compute);
+  return onednn::reordered(op, plain, onednn::desc(grouped(plain.view, s.options.groups)), wanted);
 }
 
-}  // namespace
+bool is_readable(const TensorView& image) {
+  return onednn::reads(image.dtype) && image.is_channels_last();
+}
 
-void CpuBackend::conv2d(View x, View weight, View bias, View y,
-                        const Conv2dOptions& options) const {
-  const DType dtype = onednn::compute_dtype(x.dtype);
-  const ConvShapes s{x.shape, weight.shape, y.shape, dtype, options, is_first_layer(x, y)};
-  const onednn::Key key = key_of("conv2d", s).add(std::int64_t{bias.defined()});
+// An image to read, in the layout of a primitive.
+Temporary read_image(const Backend& backend, const char* op, const TensorView& image,
+                     const ConvShapes& s, const Desc& wanted) {
+  if (!s.route.packed) return image_input(backend, image, s.route.compute);
+  const Temporary given = is_readable(image) ? Temporary{Tensor(), image}
+                                             : image_input(backend, image, s.route.compute);
+  return onednn::reordered(op, given, image_desc(image.shape, given.view.dtype), wanted);
+}
+
+// Where a primitive writes an image.
+class WrittenImage {
+ public:
+  WrittenImage(const char* op, const TensorView& image, const ConvShapes& s, const Desc& wanted)
+      : op_(op), image_(image), wanted_(wanted), compute_(s.route.compute) {
+    blocked_ = s.route.packed && wanted != image_desc(image.shape, compute_);
+    room_ = blocked_ ? onednn::workspace(wanted, image.device) : image_output(image, compute_);
+  }
+  void* data() const { return room_.view.data; }
+  void finish(const Backend& backend) const {
+    if (!blocked_) return finish_output(backend, room_, image_);
+    const Temporary plain =
+        is_readable(image_) ? Temporary{Tensor(), image_} : image_output(image_, compute_);
+    onednn::reorder(op_, wanted_, room_.view.data, image_desc(image_.shape, plain.view.dtype),
+                    plain.view.data, image_.device);
+    finish_output(backend, plain, image_);
+  }
+
+ private:
+  const char* op_;
+  TensorView image_;
+  Desc wanted_;
+  DType compute_;
+  bool blocked_;
+  Temporary room_;
+};
+
+void forward(const Backend& backend, const TensorView& x, const TensorView& weight,
+             const TensorView& bias, const TensorView& y, const ConvShapes& s) {
+  constexpr const char* op = "conv2d";
+  const onednn::Key key = key_of(op, s).add(std::int64_t{bias.defined()});
   const auto operation = onednn::cached(key, [&] { return make_forward(s, bias.defined()); });
-  const Temporary input = image_input(*this, x, dtype), output = image_output(y, dtype);
+  const Temporary input = read_image(backend, op, x, s, operation->argument(DNNL_ARG_SRC));
+  const WrittenImage output(op, y, s, operation->argument(DNNL_ARG_DST));
   const Temporary weights =
-      weight_input(*this, "conv2d", weight, s, operation->argument(DNNL_ARG_WEIGHTS), key);
-  const Temporary biases = converted(*this, bias, DType::f32);
-  onednn::execute("conv2d", *operation, y.device,
+      weight_input(backend, op, weight, s, operation->argument(DNNL_ARG_WEIGHTS));
+  const Temporary biases = converted(backend, bias, DType::f32);
+  onednn::execute(op, *operation, y.device,
                   {{DNNL_ARG_SRC, input.view.data},
                    {DNNL_ARG_WEIGHTS, weights.view.data},
                    {DNNL_ARG_BIAS, biases.view.data},
-                   {DNNL_ARG_DST, output.view.data}});
-  finish_output(*this, output, y);
+                   {DNNL_ARG_DST, output.data()}});
+  output.finish(backend);
 }
 
-void CpuBackend::conv2d_backward_data(View dy, View weight, View bias, View dx,
-                                      const Conv2dOptions& options) const {
+void backward_data(const Backend& backend, const TensorView& dy, const TensorView& weight,
+                   const TensorView& dx, const ConvShapes& s) {
   constexpr const char* op = "conv2d_backward_data";
-  const DType dtype = onednn::compute_dtype(dy.dtype);
-  const ConvShapes s{dx.shape, weight.shape, dy.shape, dtype, options};
-  const onednn::Key key = key_of(op, s);
-  const auto operation = onednn::cached(key, [&] { return make_backward_data(s); });
-  const Temporary input = image_input(*this, dy, dtype), output = image_output(dx, dtype);
+  const auto operation = onednn::cached(key_of(op, s), [&] { return make_backward_data(s); });
+  const Temporary input = read_image(backend, op, dy, s, operation->argument(DNNL_ARG_DIFF_DST));
+  const WrittenImage output(op, dx, s, operation->argument(DNNL_ARG_DIFF_SRC));
   const Temporary weights =
-      weight_input(*this, op, weight, s, operation->argument(DNNL_ARG_WEIGHTS), key);
+      weight_input(backend, op, weight, s, operation->argument(DNNL_ARG_WEIGHTS));
   onednn::execute(op, *operation, dx.device,
-                  {{DNNL_ARG_DIFF_SRC, output.view.data},
+                  {{DNNL_ARG_DIFF_SRC, output.data()},
                    {DNNL_ARG_WEIGHTS, weights.view.data},
                    {DNNL_ARG_DIFF_DST, input.view.data}});
-  finish_output(*this, output, dx);
-  if (bias.defined()) axpby(1.0, bias.reshape({1, bias.size(0), 1, 1}).expand(dx.shape), 1.0, dx);
+  output.finish(backend);
 }
 
-void CpuBackend::conv2d_backward_weight(View x, View dy, View dweight, View dbias,
-                                        const Conv2dOptions& options, bool accumulate) const {
+void backward_weight(const Backend& backend, const TensorView& x, const TensorView& dy,
+                     const TensorView& dweight, const TensorView& dbias, const ConvShapes& s,
+                     bool accumulate) {
   constexpr const char* op = "conv2d_backward_weight";
-  const DType dtype = onednn::compute_dtype(x.dtype);
-  const ConvShapes s{x.shape, dweight.shape, dy.shape, dtype, options, is_first_layer(x, dy)};
   const onednn::Key key = key_of(op, s).add(std::int64_t{dbias.defined()});
   const auto operation =
       onednn::cached(key, [&] { return make_backward_weight(s, dbias.defined()); });
-  const Temporary input = image_input(*this, x, dtype), gradient = image_input(*this, dy, dtype);
+  const Temporary input = read_image(backend, op, x, s, operation->argument(DNNL_ARG_SRC));
+  const Temporary gradient = read_image(backend, op, dy, s, operation->argument(DNNL_ARG_DIFF_DST));
   const Desc& made = operation->argument(DNNL_ARG_DIFF_WEIGHTS);
-  const Temporary sums = bytes(made.get_size(), x.device);
+  const Temporary sums = onednn::workspace(made, x.device);
   Temporary bias_sums;
   if (dbias.defined()) bias_sums = temporary(dbias.shape, DType::f32, x.device);
   onednn::execute(op, *operation, x.device,
@@ -220,17 +246,92 @@ void CpuBackend::conv2d_backward_weight(View x, View dy, View dweight, View dbia
                    {DNNL_ARG_DIFF_DST, gradient.view.data},
                    {DNNL_ARG_DIFF_WEIGHTS, sums.view.data},
                    {DNNL_ARG_DIFF_BIAS, bias_sums.view.data}});
-  // oneDNN writes f32 and bf16; f16 takes the f32 gradient and rounds it.
-  const bool direct = dweight.dtype != DType::f16 && dweight.is_dense();
+  // What oneDNN does not write takes the f32 gradient and rounds it.
+  const bool direct = onednn::reads(dweight.dtype) && dweight.is_dense();
   const Temporary plain =
       direct ? Temporary{Tensor(), dweight} : temporary(dweight.shape, DType::f32, x.device);
-  const bool add = direct && accumulate;
-  onednn::Key reorder_key = key;
-  reorder_key.add(plain.view).add(std::int64_t{add});
-  reorder(op, made, sums.view.data, onednn::desc(grouped(plain.view, options.groups)),
-          plain.view.data, reorder_key, x.device, add);
-  if (!direct) deliver(*this, plain.view, dweight, accumulate);
-  if (dbias.defined()) deliver(*this, bias_sums.view, dbias, accumulate);
+  onednn::reorder(op, made, sums.view.data, onednn::desc(grouped(plain.view, s.options.groups)),
+                  plain.view.data, x.device, direct && accumulate);
+  if (!direct) deliver(backend, plain.view, dweight, accumulate);
+  if (dbias.defined()) deliver(backend, bias_sums.view, dbias, accumulate);
+}
+
+std::string class_name(const char* op, const ConvShapes& s, DType dtype) {
+  const Conv2dOptions& o = s.options;
+  return core::str(op, " ", core::name(dtype), " ", rounded(s.x[0]), "x", rounded(s.x[1]), "x",
+                   rounded(s.x[2]), "x", rounded(s.x[3]), " to ", rounded(s.y[1]), ", kernel ",
+                   s.weight[2], "x", s.weight[3], ", stride ", o.stride[0], "x", o.stride[1],
+                   ", dilation ", o.dilation[0], "x", o.dilation[1], ", groups ", rounded(o.groups),
+                   ", ", onednn::threads_for(multiplications(s)), " threads");
+}
+
+std::vector<Route> routes_for(DType dtype) {
+  const DType own = onednn::compute_dtype(dtype);
+  std::vector<Route> routes{{own, false}};
+  if (own != DType::f32) routes.push_back({DType::f32, false});
+  routes.push_back({DType::f32, true});
+  return routes;
+}
+
+// So many of the images that a timing takes some milliseconds.
+std::int64_t images_to_time(const ConvShapes& s) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // multiplications
+  const std::int64_t images = s.y[0], of_each = multiplications(s) / images;
+  return std::clamp<std::int64_t>(kMost / std::max<std::int64_t>(of_each, 1), 1, images);
+}
+
+// The shapes by the route chosen for them. run(images, shapes) works on the first images.
+ConvShapes on_route(const char* op, const ConvShapes& s, DType dtype,
+                    const std::function<void(std::int64_t, const ConvShapes&)>& run) {
+  const auto on = [&s](const Route& route) {
+    ConvShapes shapes = s;
+    shapes.route = route;
+    shapes.first_layer = s.first_layer && !route.packed;
+    return shapes;
+  };
+  const auto time = [&](const Route& route) {
+    ConvShapes part = on(route);
+    part.x[0] = part.y[0] = images_to_time(s);
+    run(part.x[0], part);
+  };
+  return on(choose({.key = key_of(op, s).add(static_cast<std::int64_t>(dtype)),
+                    .multiplications = multiplications(s),
+                    .name = [&] { return class_name(op, s, dtype); },
+                    .routes = routes_for(dtype),
+                    .run = time}));
+}
+
+}  // namespace
+
+void CpuBackend::conv2d(View x, View weight, View bias, View y,
+                        const Conv2dOptions& options) const {
+  const ConvShapes shapes{x.shape, weight.shape, y.shape, {}, options, is_first_layer(x, y)};
+  const auto run = [&](std::int64_t n, const ConvShapes& s) {
+    forward(*this, x.slice(0, 0, n), weight, bias, y.slice(0, 0, n), s);
+  };
+  run(x.size(0), on_route("conv2d", shapes, x.dtype, run));
+}
+
+void CpuBackend::conv2d_backward_data(View dy, View weight, View bias, View dx,
+                                      const Conv2dOptions& options) const {
+  const ConvShapes shapes{dx.shape, weight.shape, dy.shape, {}, options};
+  const auto run = [&](std::int64_t n, const ConvShapes& s) {
+    backward_data(*this, dy.slice(0, 0, n), weight, dx.slice(0, 0, n), s);
+  };
+  run(dy.size(0), on_route("conv2d_backward_data", shapes, dy.dtype, run));
+  if (bias.defined()) axpby(1.0, bias.reshape({1, bias.size(0), 1, 1}).expand(dx.shape), 1.0, dx);
+}
+
+void CpuBackend::conv2d_backward_weight(View x, View dy, View dweight, View dbias,
+                                        const Conv2dOptions& options, bool accumulate) const {
+  const ConvShapes shapes{x.shape, dweight.shape, dy.shape, {}, options, is_first_layer(x, dy)};
+  // Timed on a result of its own: dweight may be what is added to.
+  const auto time = [&](std::int64_t n, const ConvShapes& s) {
+    const Temporary sums = temporary(dweight.shape, DType::f32, x.device);
+    backward_weight(*this, x.slice(0, 0, n), dy.slice(0, 0, n), sums.view, {}, s, false);
+  };
+  const ConvShapes s = on_route("conv2d_backward_weight", shapes, x.dtype, time);
+  backward_weight(*this, x, dy, dweight, dbias, s, accumulate);
 }
 
 }  // namespace cairn::kernels

@@ -2,13 +2,16 @@
 
 #include <array>
 #include <bit>
+#include <chrono>
 #include <list>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <unordered_map>
 
 #include "cairn/core/memory.h"
 #include "cairn/core/parallel_for.h"
+#include "product_setting.h"
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -36,10 +39,6 @@ class ThreadCount {
 
  private:
   [[maybe_unused]] int before_;
-};
-
-struct KeyHash {
-  std::size_t operator()(const Key& key) const { return key.hash(); }
 };
 
 class Cache {
@@ -81,6 +80,22 @@ dnnl::stream& thread_stream() {
   return stream;
 }
 
+thread_local bool refuses_references = false;
+
+OperationPtr made(const Key& key, const std::function<Operation()>& make) {
+  const ThreadCount count(key.threads());
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    Operation operation = make();
+    operation.threads = key.threads();
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    count_primitive(spent.count());
+    return std::make_shared<const Operation>(std::move(operation));
+  } catch (const dnnl::error& error) {
+    fail("onednn", error);
+  }
+}
+
 }  // namespace
 
 const dnnl::engine& engine() {
@@ -94,10 +109,18 @@ dnnl::primitive_attr attributes() {
   return attr;
 }
 
+bool reads(core::DType dtype) {
+  return dtype == core::DType::f32 || dtype == core::DType::bf16 ||
+         (dtype == core::DType::f16 && DNNL_VERSION_MAJOR >= 3);
+}
+
 dnnl::memory::data_type data_type(core::DType dtype) {
-  if (dtype == core::DType::f32) return dnnl::memory::data_type::f32;
-  if (dtype == core::DType::bf16) return dnnl::memory::data_type::bf16;
-  core::fail<core::Unsupported>("onednn", "expected f32 or bf16, got ", core::name(dtype));
+  if (!reads(dtype)) {
+    core::fail<core::Unsupported>("onednn", "expected a dtype that oneDNN reads, got ",
+                                  core::name(dtype));
+  }
+  if (dtype == core::DType::f16) return dnnl::memory::data_type::f16;
+  return dtype == core::DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
 bool has_isa(dnnl::cpu_isa isa) {
@@ -106,9 +129,21 @@ bool has_isa(dnnl::cpu_isa isa) {
   return (effective & wanted) == wanted;
 }
 
+std::string isa_name() {
+  std::ostringstream bits;
+  bits << "isa " << std::hex << static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  return bits.str();
+}
+
+std::string version() {
+  const dnnl_version_t* v = dnnl::version();
+  return core::str("oneDNN ", v->major, ".", v->minor, ".", v->patch);
+}
+
 core::DType compute_dtype(core::DType dtype) {
-  const bool native = dtype == core::DType::bf16 && has_isa(dnnl::cpu_isa::avx512_core_bf16);
-  return native ? core::DType::bf16 : core::DType::f32;
+  const bool native = (dtype == core::DType::bf16 && has_isa(dnnl::cpu_isa::avx512_core_bf16)) ||
+                      (dtype == core::DType::f16 && has_f16_products());
+  return native ? dtype : core::DType::f32;
 }
 
 Desc desc(const core::TensorView& view) {
@@ -155,6 +190,11 @@ Key& Key::add(const core::TensorView& view) {
   return add(static_cast<std::int64_t>(view.dtype)).add(view.shape).add(view.strides);
 }
 
+Key& Key::add(const Desc& desc) {
+  for_each_word(desc, [&](std::int64_t word) { add(word); });
+  return *this;
+}
+
 std::size_t Key::hash() const {
   std::uint64_t h = 0x9E3779B97F4A7C15u;
   for (const std::int64_t word : words_) {
@@ -164,16 +204,20 @@ std::size_t Key::hash() const {
   return h;
 }
 
+ReferenceRefusal::ReferenceRefusal() {
+  refuses_references = true;
+}
+ReferenceRefusal::~ReferenceRefusal() {
+  refuses_references = false;
+}
+
 OperationPtr cached(const Key& key, const std::function<Operation()>& make) {
-  if (OperationPtr found = cache().find(key)) return found;
-  const ThreadCount count(key.threads());
-  try {
-    Operation operation = make();
-    operation.threads = key.threads();
-    return cache().insert(key, std::make_shared<const Operation>(std::move(operation)));
-  } catch (const dnnl::error& error) {
-    fail("onednn", error);
+  OperationPtr operation = cache().find(key);
+  if (!operation) operation = cache().insert(key, made(key, make));
+  if (operation->reference && refuses_references) {
+    core::fail<core::Unsupported>("onednn", "expected an optimised primitive, got a reference");
   }
+  return operation;
 }
 
 void execute(std::string_view where, const Operation& operation, core::Device device,
@@ -199,6 +243,37 @@ void execute(std::string_view where, const Operation& operation, core::Device de
   } catch (const dnnl::error& error) {
     fail(where, error);
   }
+}
+
+void reorder(std::string_view where, const Desc& from, void* source, const Desc& to, void* target,
+             core::Device device, bool accumulate) {
+  const std::int64_t elements = static_cast<std::int64_t>(to.get_size());
+  const Key key =
+      Key("reorder", threads_for(elements)).add(from).add(to).add(std::int64_t{accumulate});
+  const auto operation = cached(key, [&] {
+    dnnl::primitive_attr attr = attributes();
+    if (accumulate) {
+      dnnl::post_ops ops;
+      ops.append_sum(1.0f);
+      attr.set_post_ops(ops);
+    }
+    const dnnl::reorder::primitive_desc pd(engine(), from, engine(), to, attr);
+    return Operation{
+        dnnl::reorder(pd), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}, pd.scratchpad_desc()};
+  });
+  execute(where, *operation, device, {{DNNL_ARG_FROM, source}, {DNNL_ARG_TO, target}});
+}
+
+Temporary workspace(const Desc& desc, core::Device device) {
+  return temporary({static_cast<std::int64_t>(desc.get_size())}, core::DType::u8, device);
+}
+
+Temporary reordered(std::string_view where, const Temporary& given, const Desc& from,
+                    const Desc& to) {
+  if (from == to) return given;
+  Temporary made = workspace(to, given.view.device);
+  reorder(where, from, given.view.data, to, made.view.data, given.view.device);
+  return made;
 }
 
 void fail(std::string_view where, const dnnl::error& error) {

@@ -2,7 +2,9 @@
 // operation descriptor, 3.x from its arguments.
 #pragma once
 
+#include <cstdint>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <vector>
 
 namespace cairn::kernels::onednn {
 
@@ -18,6 +20,16 @@ inline constexpr auto kConvAlgorithm = dnnl::algorithm::convolution_direct;
 
 #if DNNL_VERSION_MAJOR >= 3
 
+/// Calls f with 64-bit words that tell layouts apart.
+template <class F>
+void for_each_word(const Desc& desc, const F& f) {
+  for (const std::uint8_t byte : desc.get_blob()) f(byte);
+}
+inline bool has_f16_products() {
+  const auto effective = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_fp16);
+  return (effective & wanted) == wanted;
+}
 inline void append_activation(dnnl::post_ops& ops, dnnl::algorithm activation, float alpha = 0.0f) {
   ops.append_eltwise(activation, alpha, 0.0f);
 }
@@ -58,6 +70,23 @@ inline dnnl::convolution_backward_weights::primitive_desc conv_backward_weights_
 }
 
 #else
+
+/// Calls f with 64-bit words that tell layouts apart.
+template <class F>
+void for_each_word(const Desc& desc, const F& f) {
+  const dnnl_memory_desc_t& d = desc.data;
+  f(d.ndims), f(d.data_type), f(d.offset0), f(d.format_kind),
+      f(static_cast<std::int64_t>(d.extra.flags));
+  for (int i = 0; i < d.ndims; ++i) f(d.dims[i]), f(d.padded_dims[i]);
+  if (d.format_kind != dnnl_blocked) return;
+  const dnnl_blocking_desc_t& blocking = d.format_desc.blocking;
+  for (int i = 0; i < d.ndims; ++i) f(blocking.strides[i]);
+  for (int i = 0; i < blocking.inner_nblks; ++i)
+    f(blocking.inner_blks[i]), f(blocking.inner_idxs[i]);
+}
+inline bool has_f16_products() {
+  return false;
+}
 
 inline void append_activation(dnnl::post_ops& ops, dnnl::algorithm activation, float alpha = 0.0f) {
   ops.append_eltwise(1.0f, activation, alpha, 0.0f);

@@ -5,7 +5,6 @@
 // ---
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <type_traits>
 #include <variant>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "cpu/update.h"
 #include "cpu/update_loop.h"
 #include "math/device_step.h"
+#include "math/found_nonfinite.h"
 #include "math/update_rules.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -96,35 +96,30 @@ void update_in_one_pass(const UpdateList& list, const UpdateRule& rule) {
       rule);
 }
 
-/// Counts a step that lies on the device and takes over what it says; none where it is skipped.
-std::optional<AdamOptions> advanced(const AdamOptions& options) {
-  const StepState state(options.device);
-  if (state.skipped()) return std::nullopt;
-  ++*state.step;
-  AdamNumbers numbers(options);
-  numbers.follow(state);
-  AdamOptions now = options;
-  now.lr = numbers.lr;
-  now.correction1 = numbers.correction1, now.correction2 = numbers.correction2;
-  now.gradient_scale /= static_cast<double>(state.scale());
-  return now;
+void update_now(const UpdateList& list, const UpdateRule& rule) {
+  const auto* lamb = std::get_if<LambOptions>(&rule);
+  lamb != nullptr ? cpu::update_lamb(list, *lamb) : update_in_one_pass(list, rule);
 }
 
 }  // namespace
 
-void CpuBackend::update(const UpdateList& list, const UpdateRule& rule) const {
-  if (const auto* lamb = std::get_if<LambOptions>(&rule)) return cpu::update_lamb(list, *lamb);
-  const auto* adam = std::get_if<AdamOptions>(&rule);
-  if (adam == nullptr || !adam->device.defined()) return update_in_one_pass(list, rule);
-  if (const std::optional<AdamOptions> now = advanced(*adam)) update_in_one_pass(list, *now);
+void CpuBackend::update(const UpdateList& list, const UpdateRule& rule,
+                        const DeviceStep& device) const {
+  if (!device.defined()) return update_now(list, rule);
+  const StepState state(device);
+  if (state.skipped()) return;
+  update_now(list, std::visit([&](const auto& o) { return UpdateRule(followed(o, state)); }, rule));
 }
 
-void CpuBackend::find_nonfinite(const std::vector<TensorView>& tensors, View found_inf) const {
+void CpuBackend::advance_step(View step, View found_inf) const {
+  advance(step.as<std::int32_t>(), found_inf.as<const float>());
+}
+
+void CpuBackend::find_nonfinite(const std::vector<TensorView>& tensors,
+                                const FoundNonfinite& found) const {
   std::vector<TensorCheck> checks(tensors.size());
   if (!tensors.empty()) check_tensors(tensors, 2.0, checks.data());
-  const bool found = std::any_of(checks.begin(), checks.end(),
-                                 [](const TensorCheck& check) { return check.nonfinite > 0; });
-  *found_inf.as<float>() = found ? 1.0f : 0.0f;
+  FoundState(found).judge(checks.data(), std::ssize(checks));
 }
 
 void CpuBackend::join_master(View weight, View remainder, View out) const {

@@ -4,8 +4,9 @@
 namespace cairn::kernels {
 
 void CpuBackend::update_scale(View scale, View growth_tracker, View hysteresis_tracker,
-                              View found_inf, const ScaleUpdateOptions& options) const {
-  scale_state(scale, growth_tracker, hysteresis_tracker, found_inf).step(options);
+                              View found_inf, View overflows,
+                              const ScaleUpdateOptions& options) const {
+  scale_state(scale, growth_tracker, hysteresis_tracker, found_inf, overflows).step(options);
 }
 
 }  // namespace cairn::kernels

@@ -111,8 +111,60 @@ void CudaBackend::batch_norm_backward(View x, View y, View weight, View mean, Vi
     launch(queue, grid_for_channels(columns), channel_gradients_kernel<A>, split, partial.data(),
            AnyFloat(weight), terms.mean, terms.rstd, AnyFloat(dweight), AnyFloat(dbias),
            options.training, accumulate, gradient);
-    if (rows == 0) return;
+    if (rows == 0 || !dx.defined()) return;
     channel_map<T>(queue, columns, BatchNormGradient<T>{terms, gradient}, grad, out, packs);
+  });
+  out.finish();
+}
+
+void CudaBackend::batch_norm_moments(View x, View part) const {
+  const Queue queue("batch_norm_moments", x.device);
+  const Input in(*this, queue, x, kChannelsLast);
+  const Output out(*this, queue, part);
+  const std::int64_t columns = x.shape[1];
+  const ColumnSplit split = ColumnSplit::of(x.numel() / columns, columns, x.dtype);
+  core::dispatch_floating(x.dtype, "batch_norm_moments", [&](auto type) {
+    using T = decltype(type);
+    const auto partial = column_sums<Arithmetic<T>>(queue, split, packs_aligned(in.as<T>()),
+                                                    DeviationTerms<T>{in.as<T>(), columns});
+    launch(queue, grid_for_channels(columns), batch_moments_kernel<T>, split, partial.data(),
+           in.as<T>(), out.as<float>());
+  });
+  out.finish();
+}
+
+void CudaBackend::batch_norm_merge(View parts, View running_mean, View running_var, View mean,
+                                   View var, View rstd, View count,
+                                   const BatchNormOptions& options) const {
+  const Queue queue("batch_norm_merge", parts.device);
+  const std::int64_t columns = mean.numel();
+  launch(queue, grid_for_channels(std::max<std::int64_t>(columns, 1)), merge_moments_kernel,
+         parts.shape[0], columns, parts.as<const float>(), AnyFloat(running_mean),
+         AnyFloat(running_var), options.eps, options.momentum, AnyFloat(mean), AnyFloat(var),
+         AnyFloat(rstd), count.as<float>());
+}
+
+void CudaBackend::batch_norm_backward_data(View x, View y, View weight, View mean, View rstd,
+                                           View dy, View mean_g, View mean_gx, View dx,
+                                           const BatchNormOptions& options) const {
+  const Queue queue("batch_norm_backward_data", x.device);
+  const Input in(*this, queue, x, kChannelsLast), grad(*this, queue, dy, kChannelsLast);
+  const Input result(*this, queue, options.relu ? y : TensorView(), kChannelsLast);
+  const Input means(*this, queue, mean), rstds(*this, queue, rstd);
+  const Input means_g(*this, queue, mean_g), means_gx(*this, queue, mean_gx);
+  const Output out(*this, queue, dx, kChannelsLast);
+  const std::int64_t columns = x.shape[1];
+  core::dispatch_floating(x.dtype, "batch_norm_backward_data", [&](auto type) {
+    using T = decltype(type);
+    using A = Arithmetic<T>;
+    const ChannelBuffers<A> channel(queue, columns);
+    const ChannelGradient<A> gradient{channel.a, channel.b, channel.c, channel.d};
+    const BatchNormTerms<T> terms{in.as<T>(),        result.as<T>(),    grad.as<T>(),
+                                  means.as<float>(), rstds.as<float>(), columns};
+    launch(queue, grid_for_channels(columns), given_gradients_kernel<A>, columns, AnyFloat(weight),
+           terms.mean, terms.rstd, means_g.as<float>(), means_gx.as<float>(), gradient);
+    channel_map<T>(queue, columns, BatchNormGradient<T>{terms, gradient}, grad, out,
+                   packs_aligned(terms.x, terms.y, terms.dy));
   });
   out.finish();
 }

@@ -90,6 +90,60 @@ __global__ void batch_statistics_kernel(ColumnSplit split, const Arithmetic<T>* 
   out.shift[c] = bias.load_or(c, A(0));
 }
 
+/// part [2 C + 1]: means, sums of squared deviations, rows.
+template <class T>
+__global__ void batch_moments_kernel(ColumnSplit split, const Arithmetic<T>* partial, const T* x,
+                                     float* part) {
+  using A = Arithmetic<T>;
+  const std::int64_t c = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (c >= split.columns) return;
+  const Two<A> total = column_total(split, partial, c);
+  const double n = static_cast<double>(split.rows);
+  const double shifted = static_cast<double>(total.first) / n;
+  const double squares = static_cast<double>(total.second) - shifted * shifted * n;
+  part[c] = static_cast<float>(static_cast<double>(widen(x[c])) + shifted);
+  part[split.columns + c] = static_cast<float>(fmax(squares, 0.0));
+  if (c == 0) part[2 * split.columns] = static_cast<float>(n);
+}
+
+/// parts [R, 2 C + 1] joined in order: Chan, Golub & LeVeque 1979. One thread stands for the count too,
+/// where there is no channel as well.
+static __global__ void merge_moments_kernel(std::int64_t parts, std::int64_t columns,
+                                            const float* part, AnyFloat running_mean,
+                                            AnyFloat running_var, double eps, double momentum,
+                                            AnyFloat mean, AnyFloat var, AnyFloat rstd,
+                                            float* count) {
+  const std::int64_t c = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (c >= columns && c > 0) return;
+  double before = 0.0, average = 0.0, squares = 0.0;
+  for (std::int64_t r = 0; r < parts; ++r) {
+    const float* one = part + r * (2 * columns + 1);
+    const double n = one[2 * columns];
+    if (n == 0.0) continue;
+    if (c < columns) {
+      const double share = n / (before + n), delta = one[c] - average;
+      average += delta * share;
+      squares += one[columns + c] + delta * delta * before * share;
+    }
+    before += n;
+  }
+  if (c == 0) count[0] = static_cast<float>(before);
+  if (c >= columns) return;
+  const double variance = before > 0.0 ? squares / before : 0.0;
+  mean.store(c, average);
+  var.store(c, variance);
+  rstd.store(c, 1.0 / sqrt(variance + eps));
+  if (before == 0.0) return;
+  if (running_mean.present()) {
+    const double old = running_mean.load<double>(c);
+    running_mean.store(c, (1.0 - momentum) * old + momentum * average);
+  }
+  if (running_var.present()) {
+    const double old = running_var.load<double>(c);
+    running_var.store(c, (1.0 - momentum) * old + momentum * squares / fmax(before - 1.0, 1.0));
+  }
+}
+
 template <class A>
 __global__ void running_statistics_kernel(std::int64_t columns, AnyFloat weight, AnyFloat bias,
                                           AnyFloat mean, AnyFloat variance, double eps,
@@ -231,6 +285,19 @@ __global__ void channel_gradients_kernel(ColumnSplit split, const A* partial, An
   out.mean[c] = mean[c];
   out.slope[c] = batch_statistics ? rstd[c] * (total.first / n) : A(0);
   out.mean_g[c] = batch_statistics ? total.second / n : A(0);
+  out.factor[c] = rstd[c] * weight.load_or(c, A(1));
+}
+
+/// The same with means that are known.
+template <class A>
+__global__ void given_gradients_kernel(std::int64_t columns, AnyFloat weight, const float* mean,
+                                       const float* rstd, const float* mean_g, const float* mean_gx,
+                                       ChannelGradient<A> out) {
+  const std::int64_t c = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (c >= columns) return;
+  out.mean[c] = mean[c];
+  out.slope[c] = rstd[c] * mean_gx[c];
+  out.mean_g[c] = mean_g[c];
   out.factor[c] = rstd[c] * weight.load_or(c, A(1));
 }
 

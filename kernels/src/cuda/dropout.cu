@@ -7,8 +7,7 @@ namespace cairn::kernels {
 
 using namespace cuda;  // NOLINT: this file is that namespace's host side
 
-void CudaBackend::dropout(View x, double p, std::uint64_t seed, std::uint64_t offset,
-                          View y) const {
+void CudaBackend::dropout(View x, double p, const core::RandomDraw& draw, View y) const {
   const Queue queue("dropout", y.device);
   const std::int64_t n = y.numel();
   if (n == 0) return;
@@ -19,7 +18,7 @@ void CudaBackend::dropout(View x, double p, std::uint64_t seed, std::uint64_t of
     using T = decltype(type);
     const bool packs = layout.is_linear() && packs_aligned(x.as<T>(), y.as<T>());
     const DropoutGroup<T> groups{math::dropout_threshold(p), static_cast<Arithmetic<T>>(scale),
-                                 seed, offset};
+                                 draw};
     launch(queue, grid_for(ceil_div(n, packs ? dropout_width<T> : 4)), dropout_kernel<T>, n, packs,
            layout, groups, x.as<T>(), y.as<T>());
   });

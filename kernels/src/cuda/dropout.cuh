@@ -14,13 +14,13 @@ template <class T>
 struct DropoutGroup {
   std::uint32_t threshold;
   Arithmetic<T> scale;
-  std::uint64_t seed, offset;
+  core::RandomDraw draw;
 
   struct Words {
     std::uint32_t of[4];
   };
   __device__ Words words(std::int64_t group) const {
-    const auto drawn = core::philox(seed, offset, static_cast<std::uint64_t>(group));
+    const auto drawn = core::philox(draw.seed, draw.offset, static_cast<std::uint64_t>(group));
     return {{drawn[0], drawn[1], drawn[2], drawn[3]}};
   }
   __device__ T dropped(T value, std::uint32_t word) const {
@@ -36,6 +36,7 @@ inline constexpr int dropout_width = pack_width<T> < 4 ? 4 : pack_width<T>;
 template <class T>
 __global__ void dropout_kernel(std::int64_t n, bool packs, Layout<2> layout, DropoutGroup<T> groups,
                                const T* x, T* y) {
+  groups.draw = groups.draw.resolved();
   constexpr int N = dropout_width<T>;
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
   const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

@@ -17,6 +17,7 @@ struct Grid {
 };
 
 inline constexpr int kThreads = 256;
+inline constexpr std::size_t kDefaultSharedBytes = 48 << 10;
 inline constexpr std::int64_t kMaxBlocks = 1 << 14;  // beyond it, blocks loop
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
@@ -38,6 +39,10 @@ inline Grid grid_for_rows(std::int64_t rows, std::int64_t columns) {
 template <class... Parameters, class... Args>
 void launch(const Queue& queue, const Grid& grid, void (*kernel)(Parameters...), Args&&... args) {
 #if defined(__CUDACC__)
+  if (grid.shared_bytes > kDefaultSharedBytes) {  // more has to be asked for
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         static_cast<int>(grid.shared_bytes));
+  }
   kernel<<<static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.threads),
            grid.shared_bytes, static_cast<cudaStream_t>(queue.stream())>>>(
       static_cast<Parameters>(args)...);

@@ -72,8 +72,7 @@ class DeviceScalars {
   ListScalars list_;
 };
 
-// Updates that are not one pass of a formula.
-void update_on_device(const UpdateList& list, const AdamOptions& options);  // device_step.cu
-void update_lamb(const UpdateList& list, const LambOptions& options);       // lamb.cu
+void update_on_device(const UpdateList& list, const UpdateRule& rule,
+                      const DeviceStep& device);  // device_step.cu
 
 }  // namespace cairn::kernels::cuda

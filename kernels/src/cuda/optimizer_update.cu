@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "cuda/cuda_backend.h"
+#include "cuda/lamb.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/map.cuh"
 #include "cuda/master.cuh"
@@ -26,17 +27,18 @@ void update_by(const UpdateList& list, const Options& options) {
   launch(queue, {table.table().chunk_count, kThreads}, update_kernel<Formula>, table.table(),
          scalars.list(), formula);
 }
-void update_by(const UpdateList& list, const AdamOptions& options) {
-  options.device.defined() ? update_on_device(list, options)
-                           : update_by<AdamOptions>(list, options);
-}
 void update_by(const UpdateList& list, const LambOptions& options) {
-  update_lamb(list, options);
+  const Queue queue(LambOptions::kName, list.device);
+  const DeviceScalars scalars(queue, list, options);
+  update_lamb(queue, list, options,
+              LambOfHost{scalars.list(), math::Lamb<float>(options), options.lr});
 }
 
 }  // namespace
 
-void CudaBackend::update(const UpdateList& list, const UpdateRule& rule) const {
+void CudaBackend::update(const UpdateList& list, const UpdateRule& rule,
+                         const DeviceStep& device) const {
+  if (device.defined()) return update_on_device(list, rule, device);
   std::visit([&](const auto& options) { update_by(list, options); }, rule);
 }
 

@@ -19,9 +19,7 @@ struct ListScalars {
   EntryScalars all;
   const EntryScalars* each;  // [slots] in device memory, or nullptr
 
-  __device__ const EntryScalars& of(std::int32_t slot) const {
-    return each != nullptr ? each[slot] : all;
-  }
+  __device__ EntryScalars of(std::int32_t slot) const { return each != nullptr ? each[slot] : all; }
 };
 
 using PackedFloats = Packed<float, kLanes>;

@@ -1,4 +1,5 @@
-// What an update reads of a DeviceStep, where it lies: kernels and the CPU backend share it.
+// What an update reads of a DeviceStep, where it lies, and what becomes of a rule's options then:
+// kernels and the CPU backend share it.
 #pragma once
 
 #include <cmath>
@@ -10,46 +11,45 @@
 namespace cairn::kernels {
 
 struct StepState {
-  const float* lr;
-  std::int32_t* step;
+  const double* lr;
+  const std::int32_t* step;
   const float* loss_scale;  // or nullptr
   const float* found_inf;   // or nullptr
+  const double* clip;       // or nullptr
   bool bias_correction;
 
   explicit StepState(const DeviceStep& d)
-      : lr(d.lr.as<const float>()),
-        step(d.step.as<std::int32_t>()),
+      : lr(d.lr.as<const double>()),
+        step(d.step.as<const std::int32_t>()),
         loss_scale(d.loss_scale.as<const float>()),
         found_inf(d.found_inf.as<const float>()),
+        clip(d.clip.as<const double>()),
         bias_correction(d.bias_correction) {}
 
   CAIRN_HOST_DEVICE bool skipped() const { return found_inf != nullptr && *found_inf != 0.0f; }
-  CAIRN_HOST_DEVICE float scale() const { return loss_scale != nullptr ? *loss_scale : 1.0f; }
-};
-
-/// The numbers of AdamOptions, for math::Adam.
-struct AdamNumbers {
-  double lr, beta1, beta2, eps, weight_decay;
-  bool adamw;
-  double correction1, correction2;
-
-  explicit AdamNumbers(const AdamOptions& o)
-      : lr(o.lr),
-        beta1(o.beta1),
-        beta2(o.beta2),
-        eps(o.eps),
-        weight_decay(o.weight_decay),
-        adamw(o.adamw),
-        correction1(o.correction1),
-        correction2(o.correction2) {}
-
-  /// Takes what `state` says now.
-  CAIRN_HOST_DEVICE void follow(const StepState& state) {
-    lr = static_cast<double>(*state.lr);
-    if (!state.bias_correction) return;
-    correction1 = 1.0 - ::pow(beta1, static_cast<double>(*state.step));
-    correction2 = 1.0 - ::pow(beta2, static_cast<double>(*state.step));
+  CAIRN_HOST_DEVICE double gradient_scale(double scale) const {
+    if (loss_scale != nullptr) scale /= static_cast<double>(*loss_scale);
+    return clip != nullptr ? scale * *clip : scale;
+  }
+  CAIRN_HOST_DEVICE double correction(double beta) const {
+    return bias_correction ? 1.0 - ::pow(beta, static_cast<double>(*step)) : 1.0;
   }
 };
+
+/// The options with what `state` says now, as the host would have worked them out.
+template <class Options>
+CAIRN_HOST_DEVICE Options followed(Options options, const StepState& state) {
+  options.lr = *state.lr;
+  options.gradient_scale = state.gradient_scale(options.gradient_scale);
+  if constexpr (requires { options.beta2; }) {
+    options.correction1 = state.correction(options.beta1);
+    options.correction2 = state.correction(options.beta2);
+  }
+  if constexpr (requires { options.first_step; }) options.first_step = *state.step == 1;
+  if constexpr (requires { options.lr_decay; }) {
+    options.lr /= 1.0 + static_cast<double>(*state.step - 1) * options.lr_decay;
+  }
+  return options;
+}
 
 }  // namespace cairn::kernels

@@ -1,13 +1,18 @@
-// What a backend does: collectives on checked views, one at a time, in the order of the ledger.
+// What a backend does: collectives on checked views, one at a time, in the order of their numbers.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cairn/core/tensor_view.h"
 #include "cairn/parallel/process_group.h"
 
 namespace cairn::parallel {
+
+/// Elements of each rank, in rank order.
+using Counts = std::vector<std::int64_t>;
 
 class Collectives {
  public:
@@ -17,8 +22,23 @@ class Collectives {
   virtual void begin(std::uint64_t fingerprint, const std::string& what) = 0;
   virtual void all_reduce(const TensorView& x, ReduceOp op) = 0;
   virtual void broadcast(const TensorView& x, int root) = 0;
-  virtual void all_gather(const TensorView& x, const TensorView& y) = 0;
-  virtual void reduce_scatter(const TensorView& x, const TensorView& y, ReduceOp op) = 0;
+  // y of reduce and gather and x of scatter are undefined on other ranks than the root.
+  virtual void reduce(const TensorView& x, const TensorView& y, ReduceOp op, int root) = 0;
+  virtual void all_gather(const TensorView& x, const TensorView& y, const Counts& counts) = 0;
+  virtual void gather(const TensorView& x, const TensorView& y, const Counts& counts, int root) = 0;
+  virtual void scatter(const TensorView& x, const TensorView& y, const Counts& counts,
+                       int root) = 0;
+  virtual void reduce_scatter(const TensorView& x, const TensorView& y, const Counts& counts,
+                              ReduceOp op) = 0;
+  /// `even`: all ranks know that all counts are the same.
+  virtual void all_to_all(const TensorView& x, const Counts& send_counts, const TensorView& y,
+                          const Counts& receive_counts, bool even) = 0;
+  virtual void barrier() = 0;
+  // Between two ranks, without begin(). Waits at most `timeout` for the other one.
+  virtual void send(const TensorView& x, int to, std::uint64_t tag,
+                    std::chrono::milliseconds timeout) = 0;
+  virtual void receive(const TensorView& x, int from, std::uint64_t tag,
+                       std::chrono::milliseconds timeout) = 0;
   /// From any thread: collectives under way end with an error soon, later ones at once. Work that
   /// waits on a device for an aborted one goes on, with half of its result: wait() tells.
   virtual void abort() noexcept = 0;

@@ -74,12 +74,26 @@ bool is_nan(A x) {
   return false;
 }
 
+/// Integers wrap around.
+template <class A>
+A add(A a, A b) {
+  if constexpr (std::is_floating_point_v<A>) return a + b;
+  return static_cast<A>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+}
+template <class A>
+A multiply(A a, A b) {
+  if constexpr (std::is_floating_point_v<A>) return a * b;
+  return static_cast<A>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+}
+
 template <class A>
 A fold(ReduceOp op, A acc, A x) {
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::mean:
-      return static_cast<A>(acc + x);
+      return add(acc, x);
+    case ReduceOp::product:
+      return multiply(acc, x);
     case ReduceOp::max:
       return x > acc || is_nan(x) ? x : acc;
     case ReduceOp::min:
@@ -100,8 +114,12 @@ void combine_block(const std::vector<const void*>& inputs, T* out, std::size_t b
     for (std::size_t i = 0; i < n; ++i) acc[i] = fold(op, acc[i], widen(x[i]));
   }
   if constexpr (op == ReduceOp::mean) {
-    for (std::size_t i = 0; i < n; ++i)
-      acc[i] = static_cast<A>(acc[i] / static_cast<A>(inputs.size()));
+    const auto ranks = static_cast<A>(inputs.size());
+    if (std::has_single_bit(inputs.size())) {  // the same bits, and faster
+      for (std::size_t i = 0; i < n; ++i) acc[i] = static_cast<A>(acc[i] * (A{1} / ranks));
+    } else {
+      for (std::size_t i = 0; i < n; ++i) acc[i] = static_cast<A>(acc[i] / ranks);
+    }
   }
   for (std::size_t i = 0; i < n; ++i) narrow(acc[i], out[begin + i]);
 }
@@ -124,6 +142,8 @@ std::string_view name(ReduceOp op) {
       return "max";
     case ReduceOp::min:
       return "min";
+    case ReduceOp::product:
+      return "product";
   }
   return "?";
 }
@@ -131,8 +151,8 @@ std::string_view name(ReduceOp op) {
 void check_reducible(const char* where, ReduceOp op, DType dtype) {
   CAIRN_CHECK(op != ReduceOp::mean || core::is_floating(dtype), where,
               "expected a floating dtype for mean, got ", dtype);
-  CAIRN_CHECK(op != ReduceOp::sum || dtype != DType::boolean, where,
-              "expected numbers to sum, got ", dtype, " (max is any, min is all)");
+  CAIRN_CHECK((op != ReduceOp::sum && op != ReduceOp::product) || dtype != DType::boolean, where,
+              "expected numbers for ", name(op), ", got ", dtype, " (max is any, min is all)");
 }
 
 void combine(ReduceOp op, DType dtype, const std::vector<const void*>& inputs, void* out,
@@ -152,6 +172,8 @@ void combine(ReduceOp op, DType dtype, const std::vector<const void*>& inputs, v
           return combine_all<ReduceOp::max>(inputs, y, n);
         case ReduceOp::min:
           return combine_all<ReduceOp::min>(inputs, y, n);
+        case ReduceOp::product:
+          return combine_all<ReduceOp::product>(inputs, y, n);
       }
     }
   });

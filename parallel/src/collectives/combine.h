@@ -1,5 +1,5 @@
-// The arithmetic of all_reduce: element-wise sum, mean, maximum or minimum of several arrays, in
-// their order.
+// The arithmetic of all_reduce: element-wise sum, mean, product, maximum or minimum of several
+// arrays, in their order.
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,12 @@
-// CPU tensors between processes: Gloo's TCP transport under the mesh collectives.
+// A mesh over Gloo's TCP transport.
 #pragma once
 
-#include "collectives/collectives.h"
 #include "collectives/membership.h"
+#include "collectives/mesh.h"
 
 namespace cairn::parallel {
 
 /// Throws Unsupported in a build without Gloo, CommunicationError where a rank cannot be reached.
-std::unique_ptr<Collectives> connect_gloo(const Membership& membership);
+std::unique_ptr<Mesh> connect_gloo(const Membership& membership);
 
 }  // namespace cairn::parallel

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cairn/core/device.h"
 #include "store/store.h"
@@ -17,6 +18,13 @@ struct Membership {
   std::string master_addr;
   std::shared_ptr<StoreClient> store;
   std::chrono::milliseconds timeout{0};
+  std::string token;   // the job's secret; empty: none
+  std::string prefix;  // of the group's keys in the store
 };
+
+/// Every rank's value, in rank order, through the store. All ranks call it with the same `what`, once.
+/// Throws CommunicationError.
+std::vector<std::string> share(const Membership& membership, const std::string& what,
+                               const std::string& value);
 
 }  // namespace cairn::parallel

@@ -2,6 +2,7 @@
 // for processes and for threads.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,9 @@ namespace cairn::parallel {
 
 class Mesh {
  public:
+  /// Collectives wait without a limit of their own: who judges the job ends them, by abort().
+  static constexpr std::chrono::milliseconds kForever = std::chrono::hours(24);
+
   struct Send {
     int to = 0;
     const void* data = nullptr;
@@ -37,9 +41,10 @@ class Mesh {
   class Transfer {
    public:
     virtual ~Transfer() = default;
-    /// Returns when all is sent and received. Throws CommunicationError where a peer is gone or
-    /// after abort().
-    virtual void wait() = 0;
+    /// Returns when all is sent and received. Throws CommunicationError where a peer is gone, after
+    /// abort() and where the time is over: a mesh is of no use then.
+    virtual void wait(std::chrono::milliseconds timeout) = 0;
+    void wait() { wait(kForever); }
   };
   /// Starts to send and receive. At most one of each with every peer, none of zero bytes. Peers
   /// start the matching counterparts with the same `round`; rounds of one collective differ.
@@ -49,6 +54,8 @@ class Mesh {
     start(0, sends, receives)->wait();
   }
   virtual void abort() noexcept = 0;
+  /// How much of a tensor is reduced at a time; the same on all ranks.
+  virtual std::size_t segment_bytes() const { return 4 << 20; }
 
  protected:
   std::uint64_t tag(int round) const {

@@ -3,9 +3,9 @@
 
 namespace cairn::parallel {
 
-std::unique_ptr<Collectives> connect_gloo(const Membership& membership) {
+std::unique_ptr<Mesh> connect_gloo(const Membership& membership) {
   core::fail<core::Unsupported>(
-      "group", "this build cannot send CPU tensors between processes: ", membership.world_size,
+      "group", "this build cannot send CPU tensors between hosts: ", membership.world_size,
       " ranks need Gloo (apt-get install libgloo-dev, configure and build again)");
 }
 

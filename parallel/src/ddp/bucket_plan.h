@@ -1,27 +1,36 @@
-// Which slices of the gradient arena are reduced together, and in which order.
+// Which gradients are reduced together, and in which order.
 #pragma once
 
 #include <cstddef>
 #include <string>
 #include <vector>
 
-#include "cairn/optim/arena.h"
-#include "cairn/parallel/distributed.h"
+#include "cairn/parallel/reducer.h"
 
 namespace cairn::parallel {
 
-struct PlannedBucket {
-  std::size_t buffer = 0;      // of the arena
-  std::size_t first_slot = 0;  // of the buffer
-  std::size_t last_slot = 0;   // one behind
-  TensorView gradients;        // the slots and the gaps between them
-  std::string name;            // for errors: "gradients fc.bias ... fc.weight"
+struct Gradient {
+  std::string name;
+  TensorView view;
+  std::size_t expected = 0;  // its place in the order in which gradients become ready
+  // Neighbours in memory are a run.
+  std::size_t run = 0;      // the place of its first one
+  std::int64_t offset = 0;  // bytes from there
 };
 
-/// Buckets of neighbouring slots of these parameters, each as large as the caps allow, in the order in which a backward
-/// pass completes them (reverse registration): the same on every rank, whatever the ranks' timing.
-std::vector<PlannedBucket> plan_buckets(const optim::GradientArena& arena,
-                                        const NamedTensors& parameters,
+/// Sets run and offset: gradients of one dtype and device with at most gap_bytes between them are neighbours.
+void find_runs(std::vector<Gradient>& gradients, std::int64_t gap_bytes);
+
+struct PlannedBucket {
+  std::vector<std::size_t> gradients;  // places in the list
+  TensorView slice;  // neighbours in memory and the gaps between them; undefined: scattered
+  std::string name;  // for errors: "gradients fc.bias ... fc.weight"
+};
+
+/// Buckets as large as the options allow, in the order in which their last gradients are expected. Runs are cut
+/// into slices; gradients without a neighbour share buckets. Looks at runs and offsets, not at
+/// addresses: the same on every rank where those are.
+std::vector<PlannedBucket> plan_buckets(const std::vector<Gradient>& gradients,
                                         const DistributedOptions& options);
 
 }  // namespace cairn::parallel

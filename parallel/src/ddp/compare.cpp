@@ -7,7 +7,6 @@
 #include "cairn/core/error.h"
 #include "cairn/kernels/hash_tensors.h"
 #include "group/listing.h"
-#include "store/sha256.h"
 
 namespace cairn::parallel {
 namespace {
@@ -68,8 +67,7 @@ struct Own {
     }
   }
   std::string digest() const {
-    const auto bytes = sha256(core::str(listing.size(), " ", listing, hashes, error));
-    return {bytes.begin(), bytes.end()};
+    return parallel::digest(core::str(listing.size(), " ", listing, hashes, error));
   }
 };
 

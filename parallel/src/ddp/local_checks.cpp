@@ -1,15 +1,12 @@
 #include "ddp/local_checks.h"
 
 #include <map>
+#include <utility>
 
 namespace cairn::parallel {
 namespace {
 
 constexpr std::size_t kPasses = 16;
-
-bool can_be_checked(const PlannedBucket& bucket) {
-  return core::is_half(bucket.gradients.dtype) || bucket.gradients.dtype == DType::f32;
-}
 
 }  // namespace
 
@@ -18,21 +15,13 @@ void LocalChecks::begin_pass() {
   if (passes_.size() > kPasses) passes_.pop_front();
 }
 
-void LocalChecks::check(const optim::GradientArena& arena, const PlannedBucket& bucket) {
-  if (!can_be_checked(bucket)) return;
-  Bucket checked;
-  std::vector<TensorView> gradients;
-  const auto& buffer = arena.buffers()[bucket.buffer];
-  for (std::size_t s = bucket.first_slot; s < bucket.last_slot; ++s) {
-    const auto& slot = buffer.slots[s];
-    checked.parameters.push_back(slot.parameter);
-    gradients.push_back(buffer.data.view().slice(0, slot.offset, slot.offset + slot.numel));
-  }
-  checked.check = kernels::check_tensors(gradients);
-  passes_.back().push_back(std::move(checked));
+void LocalChecks::check(const std::vector<std::size_t>& parameters,
+                        const std::vector<TensorView>& gradients) {
+  const bool can_be_checked = core::is_half(gradients[0].dtype) || gradients[0].dtype == DType::f32;
+  if (can_be_checked) passes_.back().push_back({parameters, kernels::check_tensors(gradients)});
 }
 
-std::vector<optim::NonFinite> LocalChecks::take(const optim::GradientArena& arena) {
+std::vector<optim::NonFinite> LocalChecks::take(const NamedTensors& parameters) {
   std::vector<Bucket> buckets;
   std::vector<kernels::PendingCheck> checks;
   for (std::vector<Bucket>& pass : passes_) {
@@ -50,7 +39,7 @@ std::vector<optim::NonFinite> LocalChecks::take(const optim::GradientArena& aren
       if (check.nonfinite == 0) continue;
       const std::size_t parameter = buckets[b].parameters[k];
       optim::NonFinite& sum = by_parameter[parameter];
-      sum.parameter = arena.parameters()[parameter].name;
+      sum.parameter = parameters[parameter].name;
       sum.inf += check.nonfinite - check.nan;
       sum.nan += check.nan;
     }

@@ -2,13 +2,13 @@
 // the communication stream, ahead of its reduction, and read by the host only when somebody asks.
 #pragma once
 
+#include <cstddef>
 #include <deque>
-#include <string>
 #include <vector>
 
+#include "cairn/core/tensor.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/optim/report.h"
-#include "ddp/bucket_plan.h"
 
 namespace cairn::parallel {
 
@@ -17,15 +17,16 @@ class LocalChecks {
   /// A backward pass that reduces begins. Only the last few passes are kept: who asks does so before
   /// the next step, and before that an overflow of several losses may have come.
   void begin_pass();
-  /// Queues the check of a bucket on the current stream.
-  void check(const optim::GradientArena& arena, const PlannedBucket& bucket);
-  /// What the kept passes found, a parameter once, by the arena's order; waits for the device. They
+  /// Queues the check of a bucket on the current stream: gradients of one dtype, and their parameters' places
+  /// in the model.
+  void check(const std::vector<std::size_t>& parameters, const std::vector<TensorView>& gradients);
+  /// What the kept passes found, a parameter once, in the model's order; waits for the device. They
   /// are forgotten then.
-  std::vector<optim::NonFinite> take(const optim::GradientArena& arena);
+  std::vector<optim::NonFinite> take(const NamedTensors& parameters);
 
  private:
   struct Bucket {
-    std::vector<std::size_t> parameters;  // of the arena
+    std::vector<std::size_t> parameters;
     kernels::PendingCheck check;
   };
   std::deque<std::vector<Bucket>> passes_;

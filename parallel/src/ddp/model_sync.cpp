@@ -7,8 +7,8 @@
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/master_weight.h"
+#include "cairn/parallel/flatten.h"
 #include "group/listing.h"
-#include "store/sha256.h"
 
 namespace cairn::parallel {
 namespace {
@@ -30,17 +30,11 @@ std::string list(const nn::Module& model) {
   return out.str();
 }
 
-void broadcast(const Tensor& tensor, const ProcessGroup& group, const std::string& name) {
-  group.broadcast(tensor, 0, name);
-  tensor.storage()->bump_version();
-}
-
 }  // namespace
 
 void check_same_model(const nn::Module& model, const ProcessGroup& group) {
   const std::string listing = list(model);
-  const auto digest = sha256(listing);
-  const auto digests = group.exchange({digest.begin(), digest.end()}, "the model's parameters");
+  const auto digests = group.exchange(digest(listing), "the model's parameters");
   if (std::all_of(digests.begin(), digests.end(),
                   [&](const std::string& d) { return d == digests[0]; }))
     return;
@@ -51,19 +45,16 @@ void check_same_model(const nn::Module& model, const ProcessGroup& group) {
   }
 }
 
-void broadcast_buffers(const nn::Module& model, const ProcessGroup& group) {
-  for (const auto& [name, tensor] : model.buffers()) broadcast(tensor, group, name);
-}
-
-void broadcast_model(const nn::Module& model, const ProcessGroup& group) {
-  for (const auto& [name, tensor] : model.parameters()) {
-    auto* master = kernels::MasterWeight::of(tensor);
-    broadcast(tensor, group, name);
-    if (master == nullptr) continue;
-    broadcast(master->tensor(), group, name + " (master)");
-    master->weight_written(tensor);
+void broadcast_weights(const NamedTensors& parameters, const ProcessGroup& group) {
+  NamedTensors weights = parameters;
+  for (const auto& [name, tensor] : parameters) {
+    if (auto* master = kernels::MasterWeight::of(tensor))
+      weights.push_back({name + " (master)", master->tensor()});
   }
-  broadcast_buffers(model, group);
+  broadcast_parameters(weights, group);
+  for (const auto& [name, tensor] : parameters) {
+    if (auto* master = kernels::MasterWeight::peek(tensor)) master->weight_written(tensor);
+  }
 }
 
 }  // namespace cairn::parallel

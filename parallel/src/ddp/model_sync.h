@@ -9,8 +9,7 @@ namespace cairn::parallel {
 /// Throws InvalidArgument, on every rank, naming the first parameter or buffer whose name, dtype or
 /// shape differs between ranks.
 void check_same_model(const nn::Module& model, const ProcessGroup& group);
-/// Gives every rank rank 0's parameters, their f32 masters and buffers.
-void broadcast_model(const nn::Module& model, const ProcessGroup& group);
-void broadcast_buffers(const nn::Module& model, const ProcessGroup& group);
+/// Gives every rank rank 0's values of these parameters and their f32 masters.
+void broadcast_weights(const NamedTensors& parameters, const ProcessGroup& group);
 
 }  // namespace cairn::parallel

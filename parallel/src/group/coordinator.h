@@ -1,4 +1,5 @@
-// How the ranks of a group agree: by the store for processes, by shared memory for threads.
+// How the ranks of a job hear of each other: through a tree of connections for processes, through
+// shared memory for threads.
 #pragma once
 
 #include <functional>
@@ -7,26 +8,40 @@
 #include <vector>
 
 #include "collectives/collectives.h"
+#include "control/history.h"
 #include "group/job_environment.h"
-#include "store/ledger.h"
+#include "store/broken.h"
 
 namespace cairn::parallel {
+
+/// The ranks of a group: all of the job, or those of a part of it.
+struct Members {
+  std::uint64_t id = 0;    // of the group: 0 is the whole job
+  std::vector<int> ranks;  // the job's numbers of them, by their rank in the group
+  int place = 0;           // this rank's rank in the group
+  std::string name;        // "" or " in the group of ranks 1, 3"
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  int job_rank() const { return ranks[static_cast<std::size_t>(place)]; }
+};
+Members all_ranks(int rank, int world_size);
 
 class Coordinator {
  public:
   virtual ~Coordinator() = default;
-  /// Reports a collective; with `wait`, returns when all ranks have come, with their values. Throws
-  /// CommunicationError.
-  virtual std::vector<std::string> report(const Ledger::Report& report, bool wait) = 0;
+  /// Answers for a group's collectives from now on.
+  virtual void add(const std::shared_ptr<History>& history) = 0;
+  /// Breaks the job for every rank.
   virtual void break_group(const std::string& reason) = 0;
-  /// This rank takes part no more. Returns when others no longer need this process.
-  virtual void leave(std::uint64_t collectives) noexcept = 0;
-  /// Connects a backend for the device's kind of tensors. A collective: every rank calls it at the
+  /// This rank takes part in nothing more: its histories have left. Returns when others no longer
+  /// need this process.
+  virtual void leave() noexcept = 0;
+  /// Connects a backend for the device's kind of tensors. A collective: every member calls it at the
   /// same place.
-  virtual std::unique_ptr<Collectives> connect(Device device) = 0;
+  virtual std::unique_ptr<Collectives> connect(Device device, const Members& members) = 0;
 };
 
-/// Called once where the group breaks, from any thread.
+/// Called once where the job breaks, from any thread.
 using OnFailure = std::function<void(const std::string& reason)>;
 /// What is wrong on this rank's devices, asked now and then from one thread; empty: nothing.
 using CheckDevices = std::function<std::string()>;

@@ -1,5 +1,10 @@
 #include "group/group_impl.h"
 
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <sstream>
+#include <tuple>
 #include <utility>
 
 #include "cairn/core/error.h"
@@ -15,14 +20,48 @@ using std::chrono::milliseconds;
 // Descriptions that the ranks have agreed on are remembered, up to this many. A caller that makes
 // up a new name every step has each of them checked, but the memory stays bounded.
 constexpr std::size_t kMostKnown = 4096;
-// How long past a heartbeat an error waits for the watchdog, which knows why a connection closed.
+// How long past a heartbeat an error waits for the control thread, which hears why a connection closed.
 constexpr auto kExplanation = milliseconds(2000);
 
-/// FNV-1a of the description, started from the number.
-std::uint64_t fingerprint(const std::string& what, std::uint64_t sequence) {
-  std::uint64_t hash = 0xcbf29ce484222325u ^ (sequence * 0x9e3779b97f4a7c15u);
-  for (const char c : what) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
+std::uint64_t number_in(const std::string& bytes) {
+  std::uint64_t number = 0;
+  std::memcpy(&number, bytes.data(), std::min(bytes.size(), sizeof number));
+  return number;
+}
+
+/// A CPU view of bytes in memory.
+TensorView bytes_view(void* data, std::int64_t bytes) {
+  return {data, {bytes}, DType::u8, Device{}};
+}
+
+/// All ranks' values over the CPU's backend.
+std::vector<std::string> gather_texts(Collectives& backend, const std::string& value,
+                                      std::size_t world_size) {
+  const auto gather = [&](std::string block, const Counts& counts) {
+    std::int64_t total = 0;
+    for (const std::int64_t count : counts) total += count;
+    std::string all(static_cast<std::size_t>(total), '\0');
+    backend.all_gather(bytes_view(block.data(), std::ssize(block)), bytes_view(all.data(), total),
+                       counts);
+    return all;
+  };
+  std::uint64_t own = value.size();
+  std::string size(sizeof own, '\0');
+  std::memcpy(size.data(), &own, sizeof own);
+  const std::string sizes = gather(size, Counts(world_size, sizeof own));
+  Counts lengths;
+  for (std::size_t r = 0; r < world_size; ++r) {
+    lengths.push_back(
+        static_cast<std::int64_t>(number_in(sizes.substr(r * sizeof own, sizeof own))));
+  }
+  const std::string all = gather(value, lengths);
+  std::vector<std::string> texts;
+  std::size_t at = 0;
+  for (const std::int64_t length : lengths) {
+    texts.push_back(all.substr(at, static_cast<std::size_t>(length)));
+    at += static_cast<std::size_t>(length);
+  }
+  return texts;
 }
 
 }  // namespace
@@ -80,33 +119,113 @@ void GroupFailure::add(const std::shared_ptr<Collectives>& backend) {
   if (!reason_.empty()) backend->abort();
 }
 
-ProcessGroup::Impl::Impl(const JobEnvironment& job, const GroupOptions& options)
-    : job_(job), options_(options) {}
+Members all_ranks(int rank, int world_size) {
+  Members members{0, std::vector<int>(static_cast<std::size_t>(world_size)), rank, ""};
+  std::iota(members.ranks.begin(), members.ranks.end(), 0);
+  return members;
+}
 
-void ProcessGroup::Impl::join(
-    const std::function<std::unique_ptr<Coordinator>(OnFailure, CheckDevices)>& make) {
-  coordinator_ = make([failure = failure_](const std::string& reason) { failure->set(reason); },
-                      [failure = failure_] { return failure->check_devices(); });
+ProcessGroup::Impl::Impl(const JobEnvironment& environment, const GroupOptions& options,
+                         const MakeCoordinator& make)
+    : job_(std::make_shared<Job>(environment, options)),
+      members_(all_ranks(environment.rank, environment.world_size)),
+      local_rank_(environment.local_rank),
+      local_world_size_(environment.local_world_size),
+      failure_(job_->failure) {
+  if (!make || environment.world_size == 1) return;
+  job_->coordinator = make([failure = failure_](const std::string& why) { failure->set(why); },
+                           [failure = failure_] { return failure->check_devices(); });
+  history_ = std::make_shared<History>(0, rank(), world_size());
+  job_->coordinator->add(history_);
+}
+
+ProcessGroup::Impl::Impl(std::shared_ptr<Job> job, Members members, int local_rank,
+                         int local_world_size)
+    : job_(std::move(job)),
+      members_(std::move(members)),
+      local_rank_(local_rank),
+      local_world_size_(local_world_size),
+      failure_(job_->failure) {
+  if (world_size() == 1) return;
+  history_ = std::make_shared<History>(members_.id, members_.job_rank(), world_size());
+  job_->coordinator->add(history_);
 }
 
 ProcessGroup::Impl::~Impl() {
-  if (!coordinator_) return;
-  // Ranks that still need this one hear so before it waits for them, and the watchdog ends that wait.
-  coordinator_->leave(next_);
+  // Ranks that still need this one find that out, and the connections end without them.
+  if (history_) history_->leave();
   if (cpu_) cpu_->close();
   if (cuda_) cuda_->close();
 }
 
+namespace {
+
+/// What each rank tells the others of its wish.
+struct Wish {
+  int color = 0, key = 0;
+  int rank = 0, job_rank = 0;
+  int node = 0;  // the job's lowest rank on its machine
+
+  std::string text() const { return core::str(color, " ", key, " ", job_rank, " ", node); }
+  static Wish parse(const std::string& text, int rank) {
+    Wish wish;
+    wish.rank = rank;
+    std::istringstream(text) >> wish.color >> wish.key >> wish.job_rank >> wish.node;
+    return wish;
+  }
+};
+
+std::string name_of(const std::vector<int>& ranks) {
+  constexpr std::size_t kNamed = 8;
+  std::string name = " in the group of ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
+    name += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return ranks.size() > kNamed ? name + ", ..." : name;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key,
+                                                              const std::string& what) {
+  const JobEnvironment& environment = job_->environment;
+  const Wish own{color, key, rank(), members_.job_rank(),
+                 environment.rank - environment.local_rank};
+  const std::uint64_t number = splits_++;
+  const auto texts = exchange("split", what, own.text(), options().timeout);
+  std::vector<Wish> wishes;
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    const Wish wish = Wish::parse(texts[r], static_cast<int>(r));
+    if (wish.color == color) wishes.push_back(wish);
+  }
+  std::sort(wishes.begin(), wishes.end(), [](const Wish& a, const Wish& b) {
+    return std::tie(a.key, a.rank) < std::tie(b.key, b.rank);
+  });
+  Members members;
+  members.id = fingerprint(core::str("split ", members_.id, " ", color), number) | 1;
+  int local_rank = 0, local_world_size = 0;
+  for (const Wish& wish : wishes) {
+    if (wish.rank == rank()) {
+      members.place = static_cast<int>(members.ranks.size());
+      local_rank = local_world_size;
+    }
+    local_world_size += wish.node == own.node;
+    members.ranks.push_back(wish.job_rank);
+  }
+  members.name = name_of(members.ranks);
+  return std::make_shared<Impl>(job_, std::move(members), local_rank, local_world_size);
+}
+
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation,
-                                                           const std::string& what) {
+                                                           const std::string& what, bool pair) {
   const std::lock_guard lock(mutex_);
-  return {operation, what, next_++};
+  return {operation, what + members_.name, next_turn_++, pair ? 0 : next_++, pair};
 }
 
 void ProcessGroup::Impl::wait_for_turn(const Ticket& ticket) {
   std::unique_lock lock(mutex_);
-  const auto come = [&] { return turn_ == ticket.sequence || failure_->is_set(); };
-  // What comes first may wait for other ranks (bounded by the ledger) or sit in a stream that is
+  const auto come = [&] { return turn_ == ticket.turn || failure_->is_set(); };
+  // What comes first may wait for other ranks (bounded by its timeout) or sit in a stream that is
   // busy.
   while (!turn_changed_.wait_for(lock, milliseconds(200), come)) {
   }
@@ -128,7 +247,7 @@ bool ProcessGroup::Impl::is_new(const std::string& what) {
 Collectives& ProcessGroup::Impl::backend(Device device) {
   std::shared_ptr<Collectives>& backend = device.is_cpu() ? cpu_ : cuda_;
   if (!backend) {
-    backend = coordinator_->connect(device);
+    backend = job_->coordinator->connect(device, members_);
     failure_->add(backend);
   }
   return *backend;
@@ -137,40 +256,72 @@ Collectives& ProcessGroup::Impl::backend(Device device) {
 /// Why a backend failed. It only sees a closed connection; the store knows who died. Unless nobody
 /// did: then this rank is the cause.
 std::string ProcessGroup::Impl::reason_of(const std::string& message) {
-  std::string reason = failure_->wait(options_.heartbeat_timeout + kExplanation);
+  std::string reason = failure_->wait(options().heartbeat_timeout + kExplanation);
   if (!reason.empty()) return reason;
-  reason = core::str("rank ", job_.rank, " failed: ", message);
+  reason = core::str("rank ", members_.job_rank(), " failed: ", message);
   abort(reason);
   return reason;
 }
 
 void ProcessGroup::Impl::explain(const Ticket& ticket, const std::string& message) {
-  core::fail<CommunicationError>(ticket.operation, reason_of(message), "; rank ", job_.rank,
-                                 " was in collective ", ticket.sequence, ", ", ticket.what);
+  core::fail<CommunicationError>(ticket.operation, reason_of(message), "; rank ",
+                                 members_.job_rank(), " was in ", ticket.name());
 }
 
-std::vector<std::string> ProcessGroup::Impl::execute(const Ticket& ticket, const std::string& value,
-                                                     milliseconds timeout, bool wait,
-                                                     const std::function<void()>& work) {
+void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout,
+                                 const std::function<void()>& work) {
   wait_for_turn(ticket);
   struct Turn {
     Impl& impl;
-    ~Turn() { impl.pass_turn(); }
+    ~Turn() {
+      impl.history_->end();
+      impl.pass_turn();
+    }
   };
   const Turn turn{*this};
   try {
     if (failure_->is_set()) core::fail<CommunicationError>(ticket.operation, failure_->reason());
-    const bool check = is_new(ticket.what);
-    auto values = coordinator_->report({job_.rank, ticket.sequence, ticket.what, value, timeout},
-                                       wait || check);
-    if (work) work();
-    return values;
-  } catch (const GroupBroken& error) {
-    failure_->set(error.reason());
+    if (!ticket.pair) history_->begin(ticket.sequence, ticket.what, timeout);
+    work();
+  } catch (const GroupBroken& error) {  // the reason is known
+    abort(error.reason());
     explain(ticket, error.what());
   } catch (const CommunicationError& error) {
     explain(ticket, error.what());
+  } catch (const std::exception& error) {
+    // Others are in this collective, or will be: they must not wait for this rank. Unless two ranks
+    // were to meet, and this one has not begun.
+    const bool begun =
+        !ticket.pair || dynamic_cast<const core::InvalidArgument*>(&error) == nullptr;
+    if (begun) {
+      abort(core::str("rank ", members_.job_rank(), " failed in ", ticket.name(), ": ",
+                      error.what()));
+    }
+    throw;
   }
+}
+
+Collectives& ProcessGroup::Impl::begin(const Ticket& ticket, Device device) {
+  Collectives& backend = this->backend(device);
+  backend.begin(fingerprint(ticket.what, ticket.sequence) ^ members_.id,
+                core::str("collective ", ticket.sequence, ", ", ticket.what));
+  return backend;
+}
+
+/// For send and receive, in which two ranks take part: nobody else would connect.
+Collectives& ProcessGroup::Impl::connected(const Ticket& ticket, Device device) {
+  const auto& backend = device.is_cpu() ? cpu_ : cuda_;
+  CAIRN_CHECK(backend, ticket.operation,
+              "expected an earlier collective of all ranks on this kind of tensor, which connects "
+              "them, got none (call barrier() or broadcast())");
+  return *backend;
+}
+
+/// Data of collectives that differ must never meet. The CPU's messages carry a fingerprint; what a
+/// GPU's library moves does not, so ranks that call something for the first time compare it before.
+void ProcessGroup::Impl::agree(const Ticket& ticket) {
+  if (!is_new(ticket.what)) return;
+  gather_texts(begin(ticket, Device{}), "", static_cast<std::size_t>(world_size()));
 }
 
 /// Waits in a stream for its turn. Where the stream drops it unrun (an earlier error of its), later
@@ -181,18 +332,20 @@ class ProcessGroup::Impl::Queued {
       : impl_(std::move(impl)), ticket_(std::move(ticket)) {}
   ~Queued() {
     if (!ran_)
-      impl_->abort(core::str("rank ", impl_->job_.rank, " skipped ", ticket_.what,
+      impl_->abort(core::str("rank ", impl_->members_.job_rank(), " skipped ", ticket_.what,
                              " after an error in its stream"));
   }
   Queued(const Queued&) = delete;
   Queued& operator=(const Queued&) = delete;
   void run(Device device, const Work& work) {
     ran_ = true;
-    impl_->execute(ticket_, "", impl_->options_.timeout, false, [&] {
-      Collectives& backend = impl_->backend(device);
-      backend.begin(fingerprint(ticket_.what, ticket_.sequence),
-                    core::str("collective ", ticket_.sequence, ", ", ticket_.what));
-      work(backend);
+    impl_->execute(ticket_, impl_->options().timeout, [&] {
+      if (ticket_.pair) return work(impl_->connected(ticket_, device));
+      if (device.is_cuda()) {
+        impl_->history_->mark_untagged();
+        impl_->agree(ticket_);
+      }
+      work(impl_->begin(ticket_, device));
     });
   }
 
@@ -204,23 +357,49 @@ class ProcessGroup::Impl::Queued {
 
 void ProcessGroup::Impl::run(const char* operation, const std::string& what, Device device,
                              const Work& work) {
-  if (!coordinator_) return;
-  const auto queued = std::make_shared<Queued>(shared_from_this(), take_ticket(operation, what));
+  if (history_) queue(take_ticket(operation, what), device, work);
+}
+
+void ProcessGroup::Impl::run_pair(const char* operation, const std::string& what, Device device,
+                                  const Work& work) {
+  if (history_) queue(take_ticket(operation, what, true), device, work);
+}
+
+void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const Work& work) {
+  const auto queued = std::make_shared<Queued>(shared_from_this(), ticket);
   const Stream stream = Stream::current(device);
   if (device.is_cuda() || stream.is_inline()) return queued->run(device, work);
   stream.submit([queued, device, work] { queued->run(device, work); });
+}
+
+void ProcessGroup::Impl::run_now(const char* operation, const std::string& what,
+                                 milliseconds timeout, const Work& work) {
+  if (!history_) return;
+  const Ticket ticket = take_ticket(operation, what);
+  execute(ticket, timeout, [&] { work(begin(ticket, Device{})); });
 }
 
 std::vector<std::string> ProcessGroup::Impl::exchange(const char* operation,
                                                       const std::string& what,
                                                       const std::string& value,
                                                       milliseconds timeout) {
-  if (!coordinator_) return {value};
-  return execute(take_ticket(operation, what), value, timeout, true, nullptr);
+  std::vector<std::string> values{value};
+  run_now(operation, what, timeout, [&](Collectives& backend) {
+    values = gather_texts(backend, value, static_cast<std::size_t>(world_size()));
+  });
+  return values;
+}
+
+Stream ProcessGroup::Impl::stream(Device device) {
+  const std::lock_guard lock(streams_mutex_);
+  for (const Stream& stream : streams_) {
+    if (stream.device() == device) return stream;
+  }
+  return streams_.emplace_back(Stream::create(device, "collectives"));
 }
 
 void ProcessGroup::Impl::check() const {
-  if (!coordinator_) return;
+  if (!history_) return;
   if (failure_->is_set()) core::fail<CommunicationError>("group", failure_->reason());
 }
 
@@ -228,15 +407,15 @@ void ProcessGroup::Impl::wait() {
   try {
     if (cuda_) cuda_->wait();
   } catch (const CommunicationError& error) {
-    core::fail<CommunicationError>("group", reason_of(error.what()), "; rank ", job_.rank, ": ",
-                                   error.what());
+    core::fail<CommunicationError>("group", reason_of(error.what()), "; rank ", members_.job_rank(),
+                                   ": ", error.what());
   }
   check();
 }
 
 void ProcessGroup::Impl::abort(const std::string& reason) {
   failure_->set(reason);
-  if (coordinator_) coordinator_->break_group(reason);
+  if (job_->coordinator) job_->coordinator->break_group(reason);
 }
 
 }  // namespace cairn::parallel

@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "cairn/core/stream.h"
 #include "group/coordinator.h"
 
 namespace cairn::parallel {
@@ -36,28 +37,58 @@ class GroupFailure {
   std::vector<std::weak_ptr<Collectives>> backends_;
 };
 
+/// What all groups of a job share on a rank. The job ends, on this rank, with the last of them.
+struct Job {
+  explicit Job(JobEnvironment e, const GroupOptions& o) : environment(std::move(e)), options(o) {}
+  ~Job() {
+    if (coordinator) coordinator->leave();
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  JobEnvironment environment;
+  GroupOptions options;
+  std::shared_ptr<GroupFailure> failure = std::make_shared<GroupFailure>();
+  std::unique_ptr<Coordinator> coordinator;
+};
+
 class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Impl> {
  public:
-  Impl(const JobEnvironment& job, const GroupOptions& options);
+  using MakeCoordinator = std::function<std::unique_ptr<Coordinator>(OnFailure, CheckDevices)>;
+  /// The group of the whole job. Joins the other ranks by `make`; without, it is a group of one.
+  Impl(const JobEnvironment& job, const GroupOptions& options, const MakeCoordinator& make = {});
+  /// A part of the job, on each of its ranks. A member of one rank needs nobody.
+  Impl(std::shared_ptr<Job> job, Members members, int local_rank, int local_world_size);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-  /// Joins the other ranks; without it, it is a group of one.
-  void join(const std::function<std::unique_ptr<Coordinator>(OnFailure, CheckDevices)>& make);
+  std::shared_ptr<Impl> split(int color, int key, const std::string& what);
 
-  const JobEnvironment& job() const { return job_; }
-  const GroupOptions& options() const { return options_; }
+  int rank() const { return members_.place; }
+  int world_size() const { return members_.size(); }
+  int local_rank() const { return local_rank_; }
+  int local_world_size() const { return local_world_size_; }
+  const GroupOptions& options() const { return job_->options; }
 
   using Work = std::function<void(Collectives&)>;
   /// Runs a collective in the order of the device's current stream. `what` is its description for
-  /// the ledger.
+  /// its history.
   void run(const char* operation, const std::string& what, Device device, const Work& work);
+  /// The same for what only this rank and another take part in: in the order of this rank's
+  /// collectives, but without a number of the group.
+  void run_pair(const char* operation, const std::string& what, Device device, const Work& work);
+  /// The same over the CPU's backend in the calling thread, whatever its stream: returns when done.
+  void run_now(const char* operation, const std::string& what, std::chrono::milliseconds timeout,
+               const Work& work);
   /// A collective of host values: all ranks' values.
   std::vector<std::string> exchange(const char* operation, const std::string& what,
                                     const std::string& value, std::chrono::milliseconds timeout);
   void wait();
   void check() const;
+  std::string failure() const { return failure_->reason(); }
   void abort(const std::string& reason);
+  /// The stream of the device in which async() works.
+  core::Stream stream(Device device);
 
  private:
   class Queued;
@@ -65,12 +96,21 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   struct Ticket {
     const char* operation = "";
     std::string what;
+    std::uint64_t turn = 0;
     std::uint64_t sequence = 0;
+    bool pair = false;  // has a turn, but no number
+
+    std::string name() const {
+      return pair ? what : "collective " + std::to_string(sequence) + ", " + what;
+    }
   };
-  Ticket take_ticket(const char* operation, const std::string& what);
-  std::vector<std::string> execute(const Ticket& ticket, const std::string& value,
-                                   std::chrono::milliseconds timeout, bool wait,
-                                   const std::function<void()>& work);
+  Ticket take_ticket(const char* operation, const std::string& what, bool pair = false);
+  void queue(const Ticket& ticket, Device device, const Work& work);
+  void execute(const Ticket& ticket, std::chrono::milliseconds timeout,
+               const std::function<void()>& work);
+  Collectives& begin(const Ticket& ticket, Device device);
+  Collectives& connected(const Ticket& ticket, Device device);
+  void agree(const Ticket& ticket);
   void wait_for_turn(const Ticket& ticket);
   void pass_turn();
   bool is_new(const std::string& what);
@@ -78,18 +118,24 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   std::string reason_of(const std::string& message);
   [[noreturn]] void explain(const Ticket& ticket, const std::string& message);
 
-  JobEnvironment job_;
-  GroupOptions options_;
-  std::shared_ptr<GroupFailure> failure_ = std::make_shared<GroupFailure>();
-  std::unique_ptr<Coordinator> coordinator_;
-  std::mutex mutex_;  // next_, turn_
+  std::shared_ptr<Job> job_;
+  Members members_;
+  int local_rank_, local_world_size_;
+  std::shared_ptr<GroupFailure> failure_;
+  std::shared_ptr<History> history_;  // none: a group of one
+  std::mutex mutex_;                  // next_, next_turn_, turn_
   std::condition_variable turn_changed_;
   std::uint64_t next_ = 0;
+  std::uint64_t splits_ = 0;
+  std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
   // What follows belongs to the collective whose turn it is.
   std::unordered_set<std::string> known_;
   std::shared_ptr<Collectives> cpu_;
   std::shared_ptr<Collectives> cuda_;
+
+  std::mutex streams_mutex_;
+  std::vector<core::Stream> streams_;
 };
 
 }  // namespace cairn::parallel

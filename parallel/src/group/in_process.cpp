@@ -1,15 +1,15 @@
-// The in-process group: ranks are threads, the ledger is behind a mutex, and sending is copying.
-#include <algorithm>
+// The in-process group: ranks are threads, and one more thread watches them.
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
-#include <map>
 #include <mutex>
-#include <tuple>
+#include <thread>
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
+#include "collectives/in_process_mesh.h"
 #include "collectives/mesh.h"
+#include "control/node.h"
 #include "group/coordinator.h"
 
 namespace cairn::parallel {
@@ -17,68 +17,92 @@ namespace cairn::parallel {
 class InProcessGroup {
  public:
   explicit InProcessGroup(int size)
-      : size_(size), ledger_(size), on_failure_(static_cast<std::size_t>(size)) {}
+      : boxes_(std::make_shared<Mailboxes>(size)),
+        on_failure_(static_cast<std::size_t>(size)),
+        watcher_([this] { watch(); }) {}
+  ~InProcessGroup();
 
-  int size() const { return size_; }
   void enter(int rank, OnFailure on_failure);
-  std::vector<std::string> report(const Ledger::Report& report, bool wait);
+  void add(const std::shared_ptr<History>& history);
   void break_group(const std::string& reason);
-  void leave(int rank, std::uint64_t collectives);
-  // Sending: post, then finish (which also receives); withdraw what nobody took.
-  void post(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends);
-  void finish(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
-              const std::vector<Mesh::Receive>& receives);
-  void withdraw(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends);
+  void leave(int rank);
+  const std::shared_ptr<Mailboxes>& boxes() const { return boxes_; }
 
  private:
-  struct Result {
-    std::vector<std::string> values;
-    int readers = 0;  // that have not taken them yet
-  };
-  using Place = std::tuple<int, int, std::uint64_t>;  // sender, receiver, tag
-  using Lock = std::unique_lock<std::mutex>;
-  void throw_if_broken() const;
-  void spread_failure(Lock& lock);
-  template <class Come>
-  void wait(Lock& lock, const Come& come);
+  void watch();
 
-  const int size_;
+  const std::shared_ptr<Mailboxes> boxes_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  Ledger ledger_;
-  std::map<std::uint64_t, int> waiting_;  // by collective
-  std::map<std::uint64_t, Result> results_;
-  std::map<Place, Mesh::Send> posted_;
+  std::string failure_;
+  std::vector<std::shared_ptr<History>> histories_;
   std::vector<OnFailure> on_failure_;
+  std::mutex watcher_mutex_;
+  std::condition_variable watcher_wakeup_;
+  bool stop_ = false;
+  std::thread watcher_;
 };
 
-void InProcessGroup::throw_if_broken() const {
-  if (!ledger_.failure().empty()) throw GroupBroken("group", ledger_.failure());
+InProcessGroup::~InProcessGroup() {
+  {
+    const std::lock_guard lock(watcher_mutex_);
+    stop_ = true;
+  }
+  watcher_wakeup_.notify_all();
+  watcher_.join();
 }
 
-void InProcessGroup::spread_failure(Lock& lock) {
-  changed_.notify_all();
-  if (ledger_.failure().empty()) return;
-  const std::string reason = ledger_.failure();
-  for (OnFailure& on_failure : on_failure_) {
-    const OnFailure once = std::exchange(on_failure, nullptr);
+/// One node that knows every rank's history judges as the root of a tree does.
+void InProcessGroup::watch() {
+  constexpr std::chrono::milliseconds kInterval{50};
+  const auto histories = [this] {
+    const std::lock_guard lock(mutex_);
+    return histories_;
+  };
+  ControlNode::Own own;
+  own.stuck = [&] {
+    std::vector<Stuck> all;
+    for (const auto& history : histories()) {
+      if (const auto stuck = history->under_way(Clock::now())) all.push_back(*stuck);
+    }
+    return all;
+  };
+  own.standing = [&](std::uint64_t group, std::uint64_t sequence) {
+    std::vector<Standing> all;
+    for (const auto& history : histories()) {
+      if (history->group() == group) all.push_back(history->standing(sequence));
+    }
+    return all;
+  };
+  own.reached = [&] {
+    std::vector<Reached> all;
+    for (const auto& history : histories()) {
+      if (const auto reached = history->reached()) all.push_back(*reached);
+    }
+    return all;
+  };
+  own.warn = [](const std::string& text) { log::warn("{}", text); };
+  ControlNode judge(0, 1, "", Milliseconds(1000), own, Clock::now());
+  std::unique_lock lock(watcher_mutex_);
+  while (!watcher_wakeup_.wait_for(lock, kInterval, [this] { return stop_; })) {
     lock.unlock();
-    if (once) once(reason);
+    judge.tick(Clock::now());
+    if (!judge.failure().empty()) break_group(judge.failure());
     lock.lock();
   }
 }
 
-// Until `come`; throws where the group breaks before. There is no server here to watch the deadlines of
-// ranks that do not come: whoever waits does.
-template <class Come>
-void InProcessGroup::wait(Lock& lock, const Come& come) {
-  constexpr std::chrono::milliseconds kWatch{50};
-  const auto over = [&] { return come() || !ledger_.failure().empty(); };
-  while (!changed_.wait_for(lock, kWatch, over)) {
-    ledger_.check_deadlines(Ledger::Clock::now());
-    spread_failure(lock);
+void InProcessGroup::break_group(const std::string& reason) {
+  std::vector<OnFailure> told;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return;
+    failure_ = reason;
+    told = std::exchange(on_failure_, std::vector<OnFailure>(on_failure_.size()));
   }
-  throw_if_broken();
+  boxes_->break_all(reason);
+  for (const OnFailure& tell : told) {
+    if (tell) tell(reason);
+  }
 }
 
 void InProcessGroup::enter(int rank, OnFailure on_failure) {
@@ -86,120 +110,31 @@ void InProcessGroup::enter(int rank, OnFailure on_failure) {
   on_failure_[static_cast<std::size_t>(rank)] = std::move(on_failure);
 }
 
-std::vector<std::string> InProcessGroup::report(const Ledger::Report& report, bool wait) {
-  Lock lock(mutex_);
-  throw_if_broken();
-  if (wait) ++waiting_[report.sequence];
-  if (auto complete = ledger_.report(report, Ledger::Clock::now())) {
-    const int readers = std::exchange(waiting_[report.sequence], 0);
-    if (readers > 0) results_[report.sequence] = {std::move(complete->values), readers};
-    waiting_.erase(report.sequence);
-  }
-  spread_failure(lock);
-  throw_if_broken();
-  if (!wait) return {};
-  InProcessGroup::wait(lock, [&] { return results_.contains(report.sequence); });
-  Result& result = results_[report.sequence];
-  std::vector<std::string> values = result.values;
-  if (--result.readers == 0) results_.erase(report.sequence);
-  return values;
+void InProcessGroup::add(const std::shared_ptr<History>& history) {
+  const std::lock_guard lock(mutex_);
+  histories_.push_back(history);
 }
 
-void InProcessGroup::break_group(const std::string& reason) {
-  Lock lock(mutex_);
-  ledger_.fail(reason);
-  spread_failure(lock);
-}
-
-void InProcessGroup::leave(int rank, std::uint64_t collectives) {
-  Lock lock(mutex_);
+void InProcessGroup::leave(int rank) {
+  const std::lock_guard lock(mutex_);
   on_failure_[static_cast<std::size_t>(rank)] = nullptr;
-  ledger_.leave(rank, collectives);
-  spread_failure(lock);
-}
-
-void InProcessGroup::post(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends) {
-  const std::lock_guard lock(mutex_);
-  for (const Mesh::Send& send : sends) posted_[{rank, send.to, tag}] = send;
-  changed_.notify_all();
-}
-
-void InProcessGroup::finish(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
-                            const std::vector<Mesh::Receive>& receives) {
-  Lock lock(mutex_);
-  for (const Mesh::Receive& receive : receives) {
-    const Place place{receive.from, rank, tag};
-    wait(lock, [&] { return posted_.contains(place); });
-    // Copied under the lock, because the sender's memory lives only while it is posted.
-    std::memcpy(receive.data, posted_[place].data, receive.bytes);
-    posted_.erase(place);
-    changed_.notify_all();
-  }
-  const auto taken = [&] {
-    return std::none_of(sends.begin(), sends.end(), [&](const Mesh::Send& send) {
-      return posted_.contains({rank, send.to, tag});
-    });
-  };
-  wait(lock, taken);
-}
-
-void InProcessGroup::withdraw(int rank, std::uint64_t tag, const std::vector<Mesh::Send>& sends) {
-  const std::lock_guard lock(mutex_);
-  for (const Mesh::Send& send : sends) posted_.erase({rank, send.to, tag});
 }
 
 namespace {
-
-class InProcessTransfer : public Mesh::Transfer {
- public:
-  InProcessTransfer(InProcessGroup& group, int rank, std::uint64_t tag,
-                    std::vector<Mesh::Send> sends, std::vector<Mesh::Receive> receives)
-      : group_(group),
-        rank_(rank),
-        tag_(tag),
-        sends_(std::move(sends)),
-        receives_(std::move(receives)) {
-    group_.post(rank_, tag_, sends_);
-  }
-  ~InProcessTransfer() override { group_.withdraw(rank_, tag_, sends_); }
-  void wait() override { group_.finish(rank_, tag_, sends_, receives_); }
-
- private:
-  InProcessGroup& group_;
-  int rank_;
-  std::uint64_t tag_;
-  std::vector<Mesh::Send> sends_;
-  std::vector<Mesh::Receive> receives_;
-};
-
-class InProcessMesh : public Mesh {
- public:
-  InProcessMesh(std::shared_ptr<InProcessGroup> group, int rank)
-      : Mesh(rank, group->size()), group_(std::move(group)) {}
-  std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
-                                  const std::vector<Receive>& receives) override {
-    return std::make_unique<InProcessTransfer>(*group_, rank(), tag(round), sends, receives);
-  }
-  void abort() noexcept override {}  // waits see the ledger themselves
-
- private:
-  std::shared_ptr<InProcessGroup> group_;
-};
 
 class InProcessCoordinator : public Coordinator {
  public:
   InProcessCoordinator(std::shared_ptr<InProcessGroup> group, int rank)
       : group_(std::move(group)), rank_(rank) {}
-  std::vector<std::string> report(const Ledger::Report& report, bool wait) override {
-    return group_->report(report, wait);
-  }
+  void add(const std::shared_ptr<History>& history) override { group_->add(history); }
   void break_group(const std::string& reason) override { group_->break_group(reason); }
-  void leave(std::uint64_t collectives) noexcept override { group_->leave(rank_, collectives); }
-  std::unique_ptr<Collectives> connect(Device device) override {
+  void leave() noexcept override { group_->leave(rank_); }
+  std::unique_ptr<Collectives> connect(Device device, const Members& members) override {
     if (!device.is_cpu())
       core::fail<core::Unsupported>(
           "group", "in-process groups reduce CPU tensors only, got one on ", device);
-    return make_mesh_collectives(std::make_unique<InProcessMesh>(group_, rank_));
+    return make_mesh_collectives(
+        make_in_process_mesh(group_->boxes(), members.ranks, members.place, members.id));
   }
 
  private:

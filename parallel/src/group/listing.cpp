@@ -1,5 +1,7 @@
 #include "group/listing.h"
 
+#include <sodium.h>
+
 #include <algorithm>
 #include <sstream>
 #include <vector>
@@ -7,6 +9,13 @@
 #include "cairn/core/error.h"
 
 namespace cairn::parallel {
+
+std::string digest(std::string_view text) {
+  std::string bytes(32, '\0');
+  crypto_generichash(reinterpret_cast<unsigned char*>(bytes.data()), bytes.size(),
+                     reinterpret_cast<const unsigned char*>(text.data()), text.size(), nullptr, 0);
+  return bytes;
+}
 
 namespace {
 

@@ -6,6 +6,9 @@
 
 namespace cairn::parallel {
 
+/// 32 bytes that stand for the text: the ranks' are the same where their texts are.
+std::string digest(std::string_view text);
+
 /// Throws InvalidArgument that names the first line in which rank 0's list and another's differ.
 /// `where` and `what` ("model"): "[where] expected the same what on every rank, got ...".
 [[noreturn]] void fail_at_difference(std::string_view where, std::string_view what,

@@ -1,11 +1,10 @@
 // The rendezvous store: a small server inside rank 0 at MASTER_ADDR:MASTER_PORT, and every rank's
-// connection to it, over ZeroMQ.
+// connection to it, over ZeroMQ. The ranks find each other through it (join) and hand around small
+// values while they connect (set, get, add); afterwards nothing passes through it.
 //
-// It lets the ranks find each other (join), hands around small values (set, get, add), keeps the
-// ledger of collectives (see ledger.h) and notices dead ranks: each sends a heartbeat, and one that
-// is silent for `heartbeat_timeout`, or silent for a second with its connection closed, breaks the
-// group for all. Traffic is encrypted (CURVE) with keys derived from the job's token: who does not
-// have the token gets no connection. A job without a token may meet on the loopback interface only.
+// With a token, traffic is encrypted (CURVE) with keys derived from it: who does not have the token
+// gets no connection. Without one the store is a local socket, not a port: only processes of this
+// user on this host may join.
 #pragma once
 
 #include <atomic>
@@ -19,7 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "store/ledger.h"
+#include "control/history.h"
+#include "store/broken.h"
 
 namespace zmq {
 class context_t;
@@ -28,12 +28,10 @@ class socket_t;
 
 namespace cairn::parallel {
 
-using Milliseconds = std::chrono::milliseconds;
-
 struct StoreAddress {
   std::string host;
   int port = 0;
-  std::string token;  // empty: no encryption, loopback only
+  std::string token;  // empty: this user's processes on this host
 };
 std::string to_string(const StoreAddress& address);  // "host:port"
 
@@ -54,16 +52,15 @@ class Wakeup {
 
 class StoreServer {
  public:
-  /// Listens from here on. Throws CommunicationError: a port in use, an address that is not this
-  /// machine's; InvalidArgument: no token beyond loopback.
-  StoreServer(const StoreAddress& address, int world_size, Milliseconds heartbeat_timeout);
+  /// Listens from here on. `incarnation`: which start of the job this is; ranks of another one are
+  /// refused. Throws CommunicationError: a port in use; InvalidArgument: no token, and an address
+  /// that is not this host's.
+  StoreServer(const StoreAddress& address, int world_size, const std::string& incarnation = "");
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
   int port() const { return port_; }  // also where port 0 asked for a free one
-  /// Waits until every rank but rank 0 has left or the group is broken; at most `timeout`.
-  void wait_for_others(Milliseconds timeout) const;
 
  private:
   class Loop;
@@ -88,25 +85,20 @@ class StoreConnection {
   std::unique_ptr<zmq::socket_t> socket_;
 };
 
-/// One rank's requests. Safe to use from several threads; one request at a time. Every call throws
-/// CommunicationError where the group is broken (with the reason), where the store does not answer
-/// in time, or after cancel().
+/// One rank's requests. Safe to use from several threads; one request at a time. A request is
+/// repeated until it is answered, so that a connection may break in between. Every call throws
+/// CommunicationError where the store does not answer in time, or after cancel().
 class StoreClient {
  public:
   StoreClient(const StoreAddress& address, int rank);
 
-  /// Returns when all ranks have joined and their watchdogs are heard. Throws CommunicationError
-  /// naming the missing ranks.
-  void join(int world_size, Milliseconds timeout);
+  /// Returns the job's number when all ranks have joined. Throws CommunicationError naming the
+  /// missing ranks.
+  std::uint64_t join(int world_size, Milliseconds timeout, const std::string& incarnation = "");
   void set(const std::string& key, std::string_view value);
   /// Waits for the key. Throws CommunicationError naming it.
   std::string get(const std::string& key, Milliseconds timeout);
   std::int64_t add(const std::string& key, std::int64_t number);
-  /// Reports a collective without waiting.
-  void report(const Ledger::Report& report);
-  /// Reports it and waits for all: their values in rank order.
-  std::vector<std::string> meet(const Ledger::Report& report);
-  void leave(std::uint64_t collectives, Milliseconds timeout);
 
   /// From any thread: ends a request that waits, and every later one, with this reason.
   void cancel(const std::string& reason);
@@ -114,9 +106,8 @@ class StoreClient {
   void throw_if_cancelled(std::string_view what) const;
 
  private:
-  struct Answer;
-  Answer request(std::string_view what, std::uint64_t id, const std::string& message,
-                 Milliseconds timeout);
+  std::string request(std::string_view what, std::uint64_t id, const std::string& message,
+                      Milliseconds timeout);
 
   StoreAddress address_;
   int rank_;
@@ -129,42 +120,7 @@ class StoreClient {
   std::atomic<bool> cancelled_ = false;
 };
 
-/// Sends this rank's heartbeats from a thread of its own, asks whether this rank's devices are well,
-/// learns from the server when the group is broken, and can break it.
-class Watchdog {
- public:
-  /// Both are called from the watchdog's thread: on_failure once, check at each heartbeat. What check
-  /// returns breaks the group, unless the store soon knows of a cause (a dead rank).
-  Watchdog(const StoreAddress& address, int rank, Milliseconds heartbeat_timeout,
-           std::function<void(const std::string&)> on_failure,
-           std::function<std::string()> check = {});
-  ~Watchdog();
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
-
-  /// Breaks the group for every rank, with this reason. Returns at once.
-  void break_group(const std::string& reason);
-
- private:
-  void run();
-  void check_devices();
-  void send_reason();
-
-  StoreAddress address_;
-  int rank_;
-  Milliseconds heartbeat_timeout_;
-  std::function<void(const std::string&)> on_failure_;
-  std::function<std::string()> check_;
-  Ledger::Clock::time_point trouble_since_ = Ledger::Clock::time_point::max();
-  StoreConnection connection_;
-  Wakeup wakeup_;
-  std::atomic<bool> stop_ = false;
-  std::mutex reason_mutex_;
-  std::string reason_;  // to send; empty: none
-  std::thread thread_;
-};
-
-/// How often ranks send heartbeats.
-Milliseconds heartbeat_interval(Milliseconds heartbeat_timeout);
+/// "pid 77 on host".
+std::string this_process();
 
 }  // namespace cairn::parallel

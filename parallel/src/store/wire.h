@@ -1,8 +1,7 @@
 // The store's messages: numbers and texts packed one after another, little-endian, in one ZeroMQ
 // frame.
 //
-// Request: id u64 (0: no reply wanted), rank, Request, then what the request needs. Reply: id,
-// Reply, text or texts.
+// Request: id u64, rank, Request, then what the request needs. Reply: id, Reply, text.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +14,12 @@
 namespace cairn::parallel::wire {
 
 enum class Request : std::uint64_t {
-  join,    // world_size, host, timeout ms     -> ok when every rank has joined
-  set,     // key, value                       -> ok
-  get,     // key, timeout ms                  -> ok: the value, once there is one
-  add,     // key, number                      -> ok: the sum as text
-  report,  // sequence, description, value, timeout ms -> ok: every rank's value, once all have
-           // reported
-  leave,   // collectives started              -> ok
-  fail,    // reason                           -> no reply: everybody learns of it
-  beat,    //                                  -> ok
+  join,  // world_size, host, incarnation, timeout ms -> ok: the job's number, when all have joined
+  set,   // key, value                                -> ok
+  get,   // key, timeout ms                           -> ok: the value, once there is one
+  add,   // key, number                               -> ok: the sum as text
 };
-enum class Reply : std::uint64_t { ok, timeout, refused, broken };  // all but ok carry a reason
+enum class Reply : std::uint64_t { ok, timeout, refused };  // all but ok carry a reason
 
 class Packer {
  public:
@@ -36,11 +30,6 @@ class Packer {
   Packer& text(std::string_view value) {
     number(value.size());
     bytes_ += value;
-    return *this;
-  }
-  Packer& texts(const std::vector<std::string>& values) {
-    number(values.size());
-    for (const std::string& value : values) text(value);
     return *this;
   }
   const std::string& bytes() const { return bytes_; }
@@ -68,11 +57,13 @@ class Unpacker {
     bytes_.remove_prefix(size);
     return value;
   }
-  std::vector<std::string> texts() {
-    std::vector<std::string> values;
-    for (std::uint64_t left = number(); left > 0; --left) values.push_back(text());
-    return values;
+  /// A number of things of at least `bytes` each that follow.
+  std::uint64_t count(std::uint64_t bytes) {
+    const std::uint64_t value = number();
+    if (value > bytes_.size() / bytes) need(bytes_.size() + 1);
+    return value;
   }
+  std::string_view rest() const { return bytes_; }
 
  private:
   void need(std::uint64_t size) const {

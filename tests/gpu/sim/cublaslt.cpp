@@ -52,7 +52,7 @@ struct Library {
   Objects<Layout> layouts{"matrix layout"};
   Objects<Operation> operations{"matmul descriptor"};
   Objects<Preference> preferences{"matmul preference"};
-  std::map<std::string, std::uint64_t> problems;  // that algorithms were chosen for
+  std::map<std::uint64_t, std::string> problems;  // that algorithms were chosen for, by digest
 };
 
 Library& library() {
@@ -212,6 +212,7 @@ struct Problem {
 
   bool transposed(int operand) const { return operation.transposes[operand] != CUBLAS_OP_N; }
   bool wide() const { return operation.scale == CUDA_R_64F; }
+  bool tf32() const { return operation.compute == CUBLAS_COMPUTE_32F_FAST_TF32; }
   bool has_bias() const { return (operation.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
   std::uint64_t m() const { return d.rows; }
   std::uint64_t n() const { return d.columns; }
@@ -248,6 +249,14 @@ std::string describe(const Problem& problem) {
   return text;
 }
 
+/// The same in every process: algorithms may be kept in files.
+std::uint64_t digest(const Problem& problem) {
+  std::uint64_t sum = 14695981039346656037u;  // FNV-1a
+  for (const char byte : describe(problem))
+    sum = (sum ^ static_cast<unsigned char>(byte)) * 1099511628211u;
+  return sum;
+}
+
 bool fits(const Layout& layout) {
   const bool apart = layout.ld >= static_cast<std::int64_t>(layout.rows);
   return layout.order == CUBLASLT_ORDER_COL && layout.rows > 0 && layout.columns > 0 && apart &&
@@ -274,8 +283,10 @@ bool has_supported_types(const Problem& p) {
     return op.scale == CUDA_R_64F && p.a.type == CUDA_R_64F && p.d.type == CUDA_R_64F &&
            op.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
   }
-  if (op.compute != CUBLAS_COMPUTE_32F && op.compute != CUBLAS_COMPUTE_32F_PEDANTIC) return false;
-  if (op.scale != CUDA_R_32F) return false;
+  const bool narrow = op.compute == CUBLAS_COMPUTE_32F ||
+                      op.compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
+                      (p.tf32() && p.a.type == CUDA_R_32F);
+  if (!narrow || op.scale != CUDA_R_32F) return false;
   if (p.a.type == CUDA_R_32F) return p.d.type == CUDA_R_32F;
   const bool half = p.a.type == CUDA_R_16F || p.a.type == CUDA_R_16BF;
   return half && (p.d.type == p.a.type || p.d.type == CUDA_R_32F);
@@ -313,7 +324,7 @@ cublasStatus_t check(const Problem& p) {
 /// What lies in a cublasLtMatmulAlgo_t; it may be copied and kept.
 struct Algorithm {
   std::uint64_t made_here = 0;
-  std::uint64_t problem = 0;  // its number in Library::problems
+  std::uint64_t problem = 0;  // the digest of its description
   std::uint64_t workspace = 0;
   std::uint32_t alignments[5] = {};  // of A, B, C, D and the bias
   std::int32_t device = 0;
@@ -343,8 +354,8 @@ int choose(const Problem& problem, const Preference& preference, int device, int
            cublasLtMatmulHeuristicResult_t* results) {
   Algorithm algorithm;
   algorithm.made_here = kMadeHere;
-  auto& problems = library().problems;
-  algorithm.problem = problems.emplace(describe(problem), problems.size()).first->second;
+  algorithm.problem = digest(problem);
+  library().problems[algorithm.problem] = describe(problem);
   std::copy(std::begin(preference.alignments), std::end(preference.alignments),
             algorithm.alignments);
   algorithm.alignments[4] = static_cast<std::uint32_t>(alignment_of(problem.operation.bias));
@@ -374,11 +385,9 @@ void check_algorithm(const Call& call, const Algorithm& algorithm, const Problem
     report(kContract, name + ": expected an algorithm chosen for device " + std::to_string(device) +
                           ", got one for " + std::to_string(algorithm.device));
   }
-  const std::string now = describe(problem);
-  for (const auto& [chosen, number] : library().problems) {
-    if (number != algorithm.problem || chosen == now) continue;
-    report(kContract, name + ": expected the algorithm for what it was chosen for (" + chosen +
-                          "), got " + now);
+  if (algorithm.problem != digest(problem)) {
+    report(kContract, name + ": expected the algorithm for what it was chosen for (" +
+                          library().problems[algorithm.problem] + "), got " + describe(problem));
   }
 }
 
@@ -502,6 +511,11 @@ void multiply_one(const Problem& problem, const Pointers& pointers, double alpha
                   std::int64_t number) {
   Matrix a = load_matrix(problem.a, pointers.a, number);
   Matrix b = load_matrix(problem.b, pointers.b, number);
+  if (problem.tf32()) {
+    for (Matrix* factor : {&a, &b}) {
+      for (double& value : factor->values) value = to_tf32(value);
+    }
+  }
   if (problem.transposed(0)) a = transpose(a);
   if (problem.transposed(1)) b = transpose(b);
   Matrix y = product(a, b);
@@ -661,6 +675,31 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
   if (const cublasStatus_t status = check(problem); status != CUBLAS_STATUS_SUCCESS) return status;
   *returned = choose(problem, all.preferences.at(preference, call), device, requested, results);
   return *returned > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algo,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+  const Call call("cublasLtMatmulAlgoCheck");
+  if (call.injected() != 0) return static_cast<cublasStatus_t>(call.injected());
+  if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (any_null(operation, a, b, c, d, algo, result)) return CUBLAS_STATUS_INVALID_VALUE;
+  Library& all = library();
+  const Problem problem{all.operations.at(operation, call), all.layouts.at(a, call),
+                        all.layouts.at(b, call), all.layouts.at(c, call), all.layouts.at(d, call)};
+  if (const cublasStatus_t status = check(problem); status != CUBLAS_STATUS_SUCCESS) return status;
+  Algorithm algorithm;
+  std::memcpy(static_cast<void*>(&algorithm), algo, sizeof(algorithm));
+  const bool known = algorithm.made_here == kMadeHere && algorithm.problem == digest(problem);
+  if (!known) return CUBLAS_STATUS_INVALID_VALUE;
+  *result = result_of(algorithm);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t cublasLtGetVersion() {
+  return CUBLAS_VERSION;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,

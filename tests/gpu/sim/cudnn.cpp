@@ -321,13 +321,6 @@ void for_elements(const Tensor& tensor, Each each) {
   }
 }
 
-/// f32 as tensor operations see it: 10 bits of fraction.
-double to_tf32(double x) {
-  if (x == 0.0 || !std::isfinite(x)) return x;
-  const double unit = std::ldexp(1.0, std::ilogb(x) - 10);
-  return std::nearbyint(x / unit) * unit;
-}
-
 using Values = std::vector<double>;  // row-major
 
 Values load_tensor(const Tensor& tensor, const void* data) {

@@ -16,6 +16,13 @@ inline std::size_t size_of(Element element) {
   return element == Element::f32 ? 4 : 2;
 }
 
+/// f32 as tensor operations that take TF32 see it: 10 bits of fraction.
+inline double to_tf32(double x) {
+  if (x == 0.0 || !std::isfinite(x)) return x;
+  const double unit = std::ldexp(1.0, std::ilogb(x) - 10);
+  return std::nearbyint(x / unit) * unit;
+}
+
 namespace detail {
 
 template <class T>

@@ -190,6 +190,15 @@ cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  const Call call("cudaGetDeviceProperties");
+  if (const cudaError_t code = enter(call)) return code;
+  if (!exists(device)) return answer(cudaErrorInvalidDevice);
+  *properties = {};
+  std::strcpy(properties->name, "simulated GPU");
+  return cudaSuccess;
+}
+
 cudaError_t cudaDeviceSynchronize() {
   const Call call("cudaDeviceSynchronize");
   if (const cudaError_t code = enter(call)) return code;

@@ -120,6 +120,20 @@ class Amp : public core::Stateful {
   /// Layers that fell back to f32 ("encoder.fc1"; of several models "1/encoder.fc1").
   std::vector<std::string> fp32_layers() const;
 
+  /// From now on a step takes no host, so that a captured graph can repeat it (CapturedStep, which says
+  /// this itself): the loss scale and what decides whether a step is applied lie on the device, and
+  /// the optimizer is capturable. The bits are those of other steps. What a step did is not known
+  /// (StepResult::known): report() tells. loss_scale(), scaler() and states wait for the device;
+  /// overflows() has no step of these. Throws Unsupported for several losses or optimizers, several
+  /// ranks, fallback_after, and what the optimizer refuses.
+  void set_capturable(bool value);
+  bool capturable() const;
+  /// What the capturable steps since the last call did; waits for the device. applied: none was skipped;
+  /// reason: "3 of 50 steps skipped: inf or NaN in the gradient of conv1.weight, and 4 more parameters;
+  /// loss scale 4096"; culprit: the first of these parameters. Throws LossScaleCollapse where the last
+  /// Options::collapse_after steps, or more, were all skipped with the scale at its minimum.
+  optim::StepResult report();
+
   /// Gives the models back as they came: f32 values (the masters), no casts around forward, no
   /// gradients. The handle takes no further loss and no step; the models may be initialized again.
   void release();
@@ -140,6 +154,7 @@ class Amp : public core::Stateful {
   explicit Amp(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
  private:
+  friend class CapturedStep;
   std::shared_ptr<Impl> impl_;
 };
 

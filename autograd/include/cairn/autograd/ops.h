@@ -109,6 +109,14 @@ struct CrossEntropyOptions {
 /// logits [..., V], target [...] i64. Losses are f32 (f64 for f64 inputs).
 Tensor cross_entropy(const Tensor& logits, const Tensor& target,
                      const CrossEntropyOptions& options = {});
+/// cross_entropy(linear(x, weight, bias), target), whose logits [..., V] are never in memory: chunks
+/// of rows of some megabytes come and go. x [..., C], weight [V, C], bias [V] or none.
+/// The forward makes the gradients along with each chunk and keeps them until the backward, in f32:
+/// the size of x and weight, as long as plain in time. `recompute` keeps nothing but x and a number
+/// a row, and makes the logits twice: a third more products. So does Reduction::none.
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            const Tensor& target, const CrossEntropyOptions& options = {},
+                            bool recompute = false);
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
 Tensor bce_with_logits(const Tensor& x, const Tensor& target,
                        Reduction reduction = Reduction::mean);
@@ -116,6 +124,25 @@ Tensor bce_with_logits(const Tensor& x, const Tensor& target,
 /// docs/autocast.md.
 Tensor binary_cross_entropy(const Tensor& p, const Tensor& target,
                             Reduction reduction = Reduction::mean);
+
+/// One layer and direction of an LSTM over T steps (formulas: kernels/lstm.h). x [T, B, I]; ih [4 H, I],
+/// hh [4 H, H] and the biases [4 H], which may be undefined, hold the gates in the order i f g o.
+struct LstmWeights {
+  Tensor ih, hh, bias_ih, bias_hh;
+};
+struct LstmOptions {
+  Tensor h, c;           // [B, H], before the first step; undefined: zeros
+  Tensor lengths;        // [B] i64, on x's device; undefined: all sequences have T steps
+  bool reverse = false;  // from the last step to the first
+};
+/// y [T, B, H]; h and c [B, H] after the last step. After its end (in reverse: before it) a sequence
+/// keeps its state, in y too.
+struct LstmResult {
+  Tensor y, h, c;
+};
+/// All of one dtype. The backward keeps x, h, c and the four gates of each step, in that dtype; c is
+/// carried from step to step in f32.
+LstmResult lstm(const Tensor& x, const LstmWeights& weights, const LstmOptions& options = {});
 
 /// softmax(q k^T / sqrt(D)) v. q [B, H, T, D], k and v [B, H, S, D]; causal: row t sees columns
 /// 0 .. t + S - T.

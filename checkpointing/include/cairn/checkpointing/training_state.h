@@ -14,7 +14,8 @@
 //   runs/mnist/step-00000500/
 //     state.safetensors    the parts, which are the same on every rank ("model.fc.weight" ...);
 //                          written by rank 0
-//     rank-0.safetensors   what is each rank's own: the generator of the calling thread
+//     rank-0.safetensors   what is each rank's own: the generator of the calling thread, and by
+//                          which routes products were computed (kernels/product_choices.h)
 //     manifest.json        step, world size, which save of the folder this is and which ones it
 //                          continues, each file's bytes, and of every entry: kind, dtype, shape,
 //                          XXH3 checksum; itself checksummed

@@ -35,6 +35,18 @@ CAIRN_HOST_DEVICE constexpr float uniform_from_bits(std::uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
 }
 
+/// The numbers of one operation: element i draws philox(seed, offset, i).
+struct RandomDraw {
+  std::uint64_t seed = 0, offset = 0;
+  /// While a Graph is captured: device memory with a seed, which counts instead, and an offset, which
+  /// is added. Each replay finds others there.
+  const std::uint64_t* base = nullptr;
+
+  CAIRN_HOST_DEVICE RandomDraw resolved() const {
+    return base == nullptr ? *this : RandomDraw{base[0], base[1] + offset};
+  }
+};
+
 class Generator : public Stateful {
  public:
   explicit Generator(std::uint64_t seed = 0) : seed_(seed) {}
@@ -42,8 +54,10 @@ class Generator : public Stateful {
   std::uint64_t seed() const { return seed_; }
   std::uint64_t offset() const { return offset_; }
   void set(std::uint64_t seed, std::uint64_t offset = 0) { seed_ = seed, offset_ = offset; }
-  /// Takes the next offset for one operation; inside it, element i draws philox(seed, offset, i).
-  std::uint64_t next() { return offset_++; }
+  /// Takes the next offset for one operation.
+  RandomDraw draw();
+  /// The same as a number. A graph would repeat it: throws Unsupported while one is captured.
+  std::uint64_t next();
 
   // Fills a CPU tensor of f32 in element order. Same values on every machine (own Box-Muller in
   // double).

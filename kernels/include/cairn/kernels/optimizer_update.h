@@ -37,36 +37,48 @@ struct UpdateEntry {
 // A rule is its options. Each names itself in errors (kName), says how many moments an entry needs
 // and how much of the weight decay goes into g before the rule (l2).
 
-/// What changes from step to step, in memory of the parameters' device: with it no host takes part
-/// in a step, and a captured CUDA graph repeats whole ones. One element each.
+/// What changes from step to step, in memory of the parameters' device, one element each: with it no
+/// host takes part in a step, and a captured graph repeats whole ones. To capture an update (and
+/// find_nonfinite), run the same list once before on the same stream: its table of pointers is uploaded
+/// then, and stays for good once a capture used it.
 struct DeviceStep {
-  TensorView lr;    // f32; instead of the option
-  TensorView step;  // i32; steps taken. The update adds 1 to it first, once for the whole list
+  TensorView lr;          // f64; instead of the option
+  TensorView step;        // i32; which update of these entries this is, from 1 (advance_step)
   TensorView loss_scale;  // f32; gradients are divided by it, too. May be absent
-  TensorView found_inf;   // f32; where it is not 0 nothing is written, not even step. May be absent
-  bool bias_correction = true;  // correction1, correction2 = 1 - beta^step instead of the options
+  TensorView found_inf;   // f32; where it is not 0 nothing is written. May be absent
+  TensorView clip;        // f64; gradients are multiplied by it, too. May be absent
+  /// correction1, correction2 = 1 - beta^step, or 1; the options' own count for nothing, nor does
+  /// first_step.
+  bool bias_correction = true;
   bool defined() const { return lr.defined() || step.defined(); }
 };
 
-/// found_inf = 1 where an element of the tensors (f16, bf16, f32) is inf or NaN, else 0: what decides
-/// over a DeviceStep, and update_scale's (multi_tensor.h) argument. f32 [1]; no host waits.
-void find_nonfinite(const std::vector<TensorView>& tensors, const TensorView& found_inf);
+/// step += 1 unless found_inf (f32, may be absent) is not 0. i32 [1]; before the updates that it counts.
+void advance_step(const TensorView& step, const TensorView& found_inf);
+
+/// What find_nonfinite leaves on the device.
+struct FoundNonfinite {
+  TensorView found_inf;  // f32 [1]: 1 where an element of any tensor is inf or NaN, else 0
+  TensorView each;  // f32 [tensors]: 1 for each of those; others stay as they are. May be absent
+  /// f64 [1]: the coefficient that bounds the 2-norm n of all tensors together, times gradient_scale
+  /// / loss_scale: max_norm / (n + eps) where n is larger, else 1. May be absent: costs nothing then.
+  TensorView clip;
+  double max_norm = 0.0, gradient_scale = 1.0, eps = 1e-6;
+  TensorView loss_scale;  // f32 [1]; may be absent
+};
+/// Checks tensors (f16, bf16, f32) for a DeviceStep and for update_scale (update_scale.h); no host waits.
+void find_nonfinite(const std::vector<TensorView>& tensors, const FoundNonfinite& found);
 
 /// Adam, per element:
 ///   adamw false: g += weight_decay w.  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   w -= lr * ((m / correction1) / (sqrt(v / correction2) + eps) [+ weight_decay w if adamw])
 /// m is moment1, v is moment2. Kingma & Ba 2015; Loshchilov & Hutter 2019.
-///
-/// With `device` all entries need one gradient_factor and one l2. To capture it (and find_nonfinite)
-/// in a CUDA graph, run the same list once before on the same stream: its table of pointers is
-/// uploaded then, and stays for good once a capture used it.
 struct AdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.0;
   bool adamw = true;
   double correction1 = 1.0, correction2 = 1.0;  // 1 - beta^step, or 1 without bias correction
   double gradient_scale =
       1.0;  // 1 / loss scale * clip coefficient / count: whatever multiplies the gradient
-  DeviceStep device = {};
 
   static constexpr const char* kName = "adam_update";
   int moments() const { return 2; }
@@ -90,9 +102,10 @@ struct SgdOptions {
 /// Adagrad, per element, with h = moment1 (the sum of squares):
 ///   adagrad_w false: g += weight_decay w.  h += g^2
 ///   w -= lr * (g / (sqrt(h) + eps) [+ weight_decay w if adagrad_w])
-/// Duchi, Hazan & Singer 2011. A learning rate that decays is the caller's.
+/// Duchi, Hazan & Singer 2011. A learning rate that decays is the caller's, except in a DeviceStep,
+/// where lr is divided by 1 + (step - 1) lr_decay.
 struct AdagradOptions {
-  double lr = 1e-2, eps = 1e-10, weight_decay = 0.0;
+  double lr = 1e-2, eps = 1e-10, weight_decay = 0.0, lr_decay = 0.0;
   bool adagrad_w = false;
   double gradient_scale = 1.0;
 
@@ -140,10 +153,13 @@ struct LambOptions {
 };
 
 /// Updates every entry by the rule whose options these are: update(entries, AdamOptions{.lr = 0.1}).
-/// Throws InvalidArgument "[adam_update] expected ..." for entries that do not fit.
+/// Throws InvalidArgument "[adam_update] expected ..." for entries that do not fit. With a DeviceStep all
+/// entries need one gradient_factor and one l2; NovoGrad throws Unsupported, since its running norms are
+/// the caller's.
 using UpdateRule =
     std::variant<AdamOptions, SgdOptions, AdagradOptions, NovoGradOptions, LambOptions>;
-void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule);
+void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule,
+            const DeviceStep& device = {});
 
 /// out = the true weight. Its f32 bits are (bits of weight << 16) + remainder, modulo 2^32, with the
 /// remainder's sign: half the memory of an f32 master, and exact. One shape and one dense layout for

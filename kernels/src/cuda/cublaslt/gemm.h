@@ -30,6 +30,7 @@ struct GemmShape {
   int bias = 0;  // [n] of y's dtype: the alignment of its address, in bytes, at most 256; 0: none
   bool accumulate = false;
   Activation activation = Activation::none;
+  bool tf32 = false;  // f32 inputs may be rounded to TF32
 
   auto operator<=>(const GemmShape&) const = default;
 };

@@ -3,6 +3,7 @@
 // of another dtype) follows as kernels of its own.
 #include <optional>
 
+#include "cairn/kernels/tf32.h"
 #include "cuda/contiguous.h"
 #include "cuda/cublaslt/gemm.h"
 
@@ -67,6 +68,7 @@ class Product {
     shape_.batch = y.dims() == 3 ? y.shape[0] : 1;
     shape_.a = *matrix_of(a_in.view(), true), shape_.b = *matrix_of(b_in.view(), true);
     shape_.accumulate = options.accumulate;
+    shape_.tf32 = a.dtype == DType::f32 && tf32_allowed();
     run(a_in.view().data, b_in.view().data);
   }
 

@@ -6,6 +6,7 @@
 // rounded once) and then added. A batch that is too large for cuDNN is computed in parts.
 #include <algorithm>
 
+#include "cairn/kernels/tf32.h"
 #include "cuda/cudnn/conv_plan.h"
 #include "cuda/cudnn/handle.h"
 
@@ -32,6 +33,7 @@ void with_plan(const Queue& queue, ConvPass pass, View x, View weight, View y,
   shape.x = sizes(x), shape.weight = sizes(weight), shape.y = sizes(y);
   shape.stride = options.stride, shape.padding = options.padding;
   shape.dilation = options.dilation, shape.groups = options.groups;
+  shape.tf32 = x.dtype == DType::f32 && tf32_allowed();
   for (StorageOrder order : {StorageOrder::channels_last, StorageOrder::row_major}) {
     shape.storage = order;
     const auto plan = conv_plan_for(queue, shape);

@@ -90,9 +90,9 @@ bool answered(cudnnStatus_t status, const Queue& queue, const char* call) {
   return true;
 }
 
-/// f32 is computed in f32, not TF32.
+/// f32 is computed in f32, unless TF32 is allowed.
 cudnnMathType_t math_for(const ConvShape& shape, cudnnMathType_t wanted) {
-  return shape.dtype == DType::f32 ? CUDNN_FMA_MATH : wanted;
+  return shape.dtype == DType::f32 && !shape.tf32 ? CUDNN_FMA_MATH : wanted;
 }
 
 template <class Found>

@@ -23,6 +23,7 @@ struct ConvShape {
   std::array<std::int64_t, 4> x{}, weight{}, y{};
   std::array<std::int64_t, 2> stride{}, padding{}, dilation{};
   std::int64_t groups = 1;
+  bool tf32 = false;  // f32 may be rounded to TF32
 
   auto operator<=>(const ConvShape&) const = default;
 };

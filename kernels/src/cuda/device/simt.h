@@ -4,6 +4,7 @@
 //   SIMT_SHARED(float, tile, 32);          float tile[32] in the block's shared memory
 //   SIMT_DYNAMIC_SHARED(float, values);    float* to the launch's dynamic shared memory, 16-byte
 //   aligned
+//   SIMT_UNROLL, SIMT_UNROLL_BY(2)         before a loop: wholly, or so many turns at a time
 #pragma once
 
 #if defined(__CUDACC__)
@@ -17,12 +18,15 @@
   extern __shared__ __align__(16) unsigned char simt_dynamic_shared[]; \
   type* const name = reinterpret_cast<type*>(simt_dynamic_shared)
 #define SIMT_UNROLL _Pragma("unroll")
+#define SIMT_PRAGMA(text) _Pragma(#text)
+#define SIMT_UNROLL_BY(times) SIMT_PRAGMA(unroll times)
 
 #elif defined(CAIRN_SIMT_EMULATOR)
 
 #include "simt/emulator.h"
 
 #define SIMT_UNROLL
+#define SIMT_UNROLL_BY(times)
 
 #else
 #error "device code needs nvcc or CAIRN_SIMT_EMULATOR"

@@ -9,6 +9,7 @@ using autograd::bce_with_logits;
 using autograd::binary_cross_entropy;
 using autograd::cross_entropy;
 using autograd::CrossEntropyOptions;
+using autograd::linear_cross_entropy;
 using autograd::mse_loss;
 using autograd::Reduction;
 

@@ -74,6 +74,10 @@ class Module : public core::Stateful {
   /// along. Throws
   /// Unsupported, naming the class, where one below does not override make_like().
   std::shared_ptr<Module> clone() const;
+  /// The same on another device, without the masters: a replica, which is not trained itself.
+  std::shared_ptr<Module> clone(Device device) const;
+  /// Takes over the training modes and forward wrappers of `original`, of which this is a clone.
+  void follow(const Module& original);
   void clear_grad();
 
   /// Parameters (the f32 master where there is one, put together where it is kept as weight and
@@ -109,7 +113,8 @@ class Module : public core::Stateful {
 
  private:
   friend std::string summary(Module& module, const Shape& input_shape, DType dtype);
-  void copy_into(Module& copy) const;
+  std::shared_ptr<Module> clone_on(const Device* device) const;
+  void copy_into(Module& copy, const Device* device) const;
   void check_free(const std::string& name) const;
   StateDict state_of(std::unordered_set<const void*>& seen, bool as_f32) const;
   void collect(const std::string& path, NamedTensors Module::*list,

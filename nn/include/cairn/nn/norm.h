@@ -2,13 +2,21 @@
 // at 1.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "cairn/autograd/ops.h"
 #include "cairn/nn/module.h"
 
 namespace cairn::nn {
 
 struct BatchNormOptions {
   double eps = 1e-5;
-  double momentum = 0.1;  // running = (1 - momentum) running + momentum batch
+  /// running = (1 - momentum) running + momentum batch; none: the average of all batches so far, whose
+  /// number is the buffer "num_batches_tracked".
+  std::optional<double> momentum = 0.1;
   bool affine = true;
   bool relu = false;  // fuses a ReLU into the result
 };
@@ -17,6 +25,15 @@ struct BatchNormOptions {
 /// ones in evaluation.
 class BatchNorm : public Module {
  public:
+  /// autograd::batch_norm's signature.
+  using Function = std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                        const Tensor& running_mean, const Tensor& running_var,
+                                        const autograd::BatchNormOptions& options)>;
+  /// Stands in for autograd::batch_norm in training: statistics of more than this module's own batch
+  /// (parallel::convert_sync_batch_norm). clone() takes it along; empty: autograd::batch_norm again.
+  void set_training_function(Function function) { function_ = std::move(function); }
+  bool has_training_function() const { return function_ != nullptr; }
+
   bool is_batch_norm() const override { return true; }
   Tensor forward(const Tensor& x) override;
   const Tensor& weight() const { return weight_; }
@@ -25,13 +42,24 @@ class BatchNorm : public Module {
   const Tensor& running_var() const { return running_var_; }
 
  protected:
+  /// dims of x: 2 ([N, C]), 4 ([N, C, H, W]) or 0 (either).
   BatchNorm(std::int64_t channels, int dims, const BatchNormOptions& options);
   std::int64_t channels() const { return running_mean_.size(0); }
+  Tensor normalise(const Tensor& x, bool relu);
+  template <class M>
+  std::shared_ptr<Module> like_this() const {
+    auto like = std::make_shared<M>(channels(), options_);
+    like->set_training_function(function_);
+    return like;
+  }
   BatchNormOptions options_;
 
  private:
+  double next_momentum();
+
   int dims_;
-  Tensor weight_, bias_, running_mean_, running_var_;
+  Tensor weight_, bias_, running_mean_, running_var_, batches_;
+  Function function_;
 };
 
 class BatchNorm1d : public BatchNorm {  // x [N, C]

@@ -7,8 +7,9 @@
 // H is the hidden size, G the gates (RNN 1, GRU 3: r z n, LSTM 4: i f g o). Layer l has
 // weight_ih_l{l} [G H, I], weight_hh_l{l} [G H, H] and bias_ih_l{l}, bias_hh_l{l} [G H], all
 // uniform in +-1 / sqrt(H) at first; the reverse direction's names end in _reverse. Layers above
-// the first take both directions: I = 2 H. Made of linear, sigmoid, tanh and element-wise
-// operations: in an autocast region the products, and so the states and results, are half.
+// the first take both directions: I = 2 H. A layer of LSTM is one operation, autograd::lstm; RNN and
+// GRU are made of linear, sigmoid, tanh and element-wise operations. In an autocast region the
+// products, and so the states and results, are half.
 #pragma once
 
 #include <string>
@@ -63,8 +64,11 @@ class Recurrent : public Module {
   void check(const Tensor& x, const RnnState& initial,
              const std::vector<std::int64_t>& lengths) const;
   RnnState initial_of(const RnnState& all, int index) const;
-  std::vector<Tensor> run_direction(const Tensor& x, int index, const Tensor& mask,
-                                    RnnState& state) const;
+  bool is_reverse(int index) const { return index % directions() == 1; }
+  RnnOutput run_steps(const Tensor& x, int index, const Tensor& mask,
+                      const RnnState& initial) const;
+  RnnOutput run_lstm(const Tensor& x, int index, const Tensor& mask, const Tensor& lengths,
+                     const RnnState& initial) const;
 
   RnnKind kind_;
   std::vector<Weights> weights_;  // by layer, then direction

@@ -22,7 +22,7 @@ class FusedAdagrad final : public Optimizer {
 
  protected:
   void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
-                      double gradient_scale, std::int64_t step) override;
+                      const Call& call) override;
   const char* kind() const override { return "FusedAdagrad"; }
   std::vector<std::pair<std::string, double>> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"sum"}; }

@@ -29,7 +29,7 @@ class FusedLAMB final : public Optimizer {
 
  protected:
   void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
-                      double gradient_scale, std::int64_t step) override;
+                      const Call& call) override;
   const char* kind() const override { return "FusedLAMB"; }
   std::vector<std::pair<std::string, double>> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }

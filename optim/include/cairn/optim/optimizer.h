@@ -45,6 +45,9 @@ struct StepResult {
       std::numeric_limits<double>::quiet_NaN();  // of the unscaled gradients of all groups, before
                                                  // clipping; NaN: skipped, unchecked
   double clip_coefficient = 1.0;                 // the smallest of the groups
+  /// false: the step was capturable, and what it did is known to the device alone; the fields above say
+  /// applied.
+  bool known = true;
 };
 
 struct StepOptions {
@@ -110,6 +113,28 @@ class Optimizer : public core::Stateful {
 
   /// Any parameter has one, stashed or not.
   bool has_gradient() const;
+  /// From now on a step takes no host: rates, step counts, and what decides whether it is applied, lie on
+  /// the device, so that a captured graph (core::Graph) can repeat it. Its bits are those of other steps;
+  /// its result is not known. steps() and states wait for the device. All parameters on one device.
+  /// Throws Unsupported for FusedNovoGrad and LARC, whose norms the host reads. A capturable step throws
+  /// Unsupported for clipping by group or by another norm than the 2-norm, for error_if_nonfinite, and
+  /// for gradients that are reduced over ranks.
+  void set_capturable(bool value);
+  bool capturable() const { return device_ != nullptr; }
+
+  // The parts of a capturable step, for amp.
+  /// step() with the gradients divided by `loss_scale`, too: f32 [1] on the device, or absent.
+  StepResult step_on_device(const StepOptions& options, const TensorView& loss_scale);
+  TensorView found_inf() const;  // f32 [1]: what the last step's check found
+  /// Parameters whose gradients were not finite in a step since the last call; waits for the device.
+  std::vector<std::string> take_overflowed();
+  /// Before a replay: writes what the host has changed where the graph reads it (rates), and lets
+  /// masters follow their weights.
+  void prepare_replay();
+  /// After it: the weights were written.
+  void note_replay();
+  /// All that a captured step holds by value: where it differs, the step must be captured anew.
+  void add_fingerprint(std::vector<std::uint64_t>& words) const;
   /// Throws InvalidArgument, naming the first, for gradients that another one than `scaler` scaled.
   void check_scaler(std::uint64_t scaler) const;
   /// Gradients that nobody is known to have scaled were scaled like this, by hand.
@@ -130,8 +155,8 @@ class Optimizer : public core::Stateful {
   /// dense layout or a dtype other than f16, bf16, f32.
   void add_group(ParameterGroup group);
   double lr() const { return groups_.front().lr; }
-  void set_lr(double lr);                        // of every group
-  std::int64_t steps() const { return steps_; }  // applied ones
+  void set_lr(double lr);      // of every group
+  std::int64_t steps() const;  // applied ones
   bool master_weights() const { return master_weights_; }
   void set_master_weights(bool value);  // false drops the masters
   /// Converts what is there; masters at the next step. Throws InvalidArgument for moments that are
@@ -167,11 +192,15 @@ class Optimizer : public core::Stateful {
 
  protected:
   explicit Optimizer(std::vector<ParameterGroup> groups);
-  /// Updates parameters of one group, on one device, of which each is at its step-th update (from
-  /// 1).
+  struct Call {
+    double gradient_scale = 1.0;
+    std::int64_t step = 1;       // each entry is at its step-th update, from 1
+    kernels::DeviceStep device;  // where it is defined, it says so instead
+  };
+  /// Updates parameters of one group, on one device.
   virtual void update_entries(const ParameterGroup& group,
                               const std::vector<kernels::UpdateEntry>& entries,
-                              double gradient_scale, std::int64_t step) = 0;
+                              const Call& call) = 0;
   virtual const char* kind() const = 0;                       // "FusedAdam"
   virtual std::vector<std::string> moment_names() const = 0;  // at most two; names in the state
 
@@ -210,10 +239,11 @@ class Optimizer : public core::Stateful {
   struct Batch {
     std::size_t group = 0;
     Device device;
-    std::int64_t step = 0;
+    std::int64_t step = 0;  // of a capturable step: which count
     std::vector<kernels::UpdateEntry> entries;
   };
   struct LoadPlan;
+  struct DeviceState;
   void attach_arenas();
   void settle() const;
   void wait_for_reductions() const;
@@ -221,6 +251,7 @@ class Optimizer : public core::Stateful {
   void check_report(const GradientReport& report) const;
   StepResult measure(const GradientReport& report, const StepOptions& options,
                      std::vector<double>& scales) const;
+  double scaled_norm(const GradientReport& report, const std::vector<double>& scales) const;
   void prepare_batches(const GradientReport& report, const std::vector<double>& scales,
                        std::vector<Tensor>& temporaries);
   kernels::UpdateEntry entry_of(std::size_t group, std::size_t index, const Tensor& gradient,
@@ -228,7 +259,15 @@ class Optimizer : public core::Stateful {
   TensorView master_of(const Tensor& parameter);
   void add_to_batches(std::size_t group, std::int64_t step, const kernels::UpdateEntry& entry);
   void run_batches(const std::vector<double>& scales);
+  void note_updates();
   void finish(const StepOptions& options);
+  std::int64_t steps_of(std::size_t group, std::size_t index) const;
+  std::shared_ptr<DeviceState> make_device_state() const;
+  void check_capturable(const StepOptions& options) const;
+  void write_rates();
+  std::vector<TensorView> count_on_device();
+  void update_on_device(const StepOptions& options, const TensorView& loss_scale,
+                        const TensorView& clip, const TensorView& found_inf);
   LoadPlan plan_load(const StateDict& state) const;
   void tell_differences(const LoadPlan& plan) const;
 
@@ -238,6 +277,7 @@ class Optimizer : public core::Stateful {
   std::vector<Batch> batches_;  // of the running update; their memory serves the next
   StateOptions state_options_;
   std::shared_ptr<const LarcOptions> larc_;  // null: none
+  std::shared_ptr<DeviceState> device_;      // null: not capturable
   std::shared_ptr<const void> identity_ =
       std::make_shared<char>();  // which parameters are claimed by
   std::int64_t steps_ = 0;

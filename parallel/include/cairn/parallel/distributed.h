@@ -10,19 +10,22 @@
 //
 // At construction the ranks compare names, shapes and dtypes of all parameters and buffers, and
 // take rank 0's values (f32 masters too). Gradients live in the arena (optim::GradientArena);
-// buckets are slices of it in reverse registration order, the first small so that communication
+// a Reducer's buckets are slices of it, the first small so that communication
 // starts early. A bucket is all-reduced on a stream of its own as soon as its last gradient is
 // there, while backward goes on, in the same order on every rank; the current stream waits for the
 // last one at the end of backward. What is averaged is all that the gradients hold: with no_sync
 // around all but the last micro-batch, one reduction serves them all.
 //
 // Gradients of the mean over ranks are those of the mean loss over the whole batch where every rank has as
-// many samples. Batch norms use each rank's own statistics; buffers are shared at construction
-// only, and by sync_buffers().
+// many samples (join() is for those that have not). Batch norms use each rank's own statistics; buffers are
+// shared at construction, by sync_buffers(), and with broadcast_buffers at each forward in training.
 //
 // Frozen parameters take no part; one that is unfrozen later does from its first backward on, and an
-// error names the rank that did not unfreeze it. Gradients that no backward has reduced (no_sync, two
+// error names the rank that did not unfreeze it. Parameters that are added to the model later take part
+// from the next ddp(x) on, with rank 0's values. Gradients that no backward has reduced (no_sync, two
 // losses in one micro-batch) are averaged by the optimizer's step, so none is ever applied unreduced.
+//
+// With average = false only one backward a step may reduce: it would add up what is a sum already (an error).
 //
 // May be constructed before or after amp::initialize, the optimizers and load_state_dict; the model must
 // outlive it. world() is what amp, Accumulation, samplers and TrainingState ask for.
@@ -37,20 +40,15 @@
 #include "cairn/core/world.h"
 #include "cairn/nn/module.h"
 #include "cairn/parallel/process_group.h"
+#include "cairn/parallel/reducer.h"
 
 namespace cairn::parallel {
 
-struct DistributedOptions {
-  std::int64_t first_bucket_bytes = 1 << 20;
-  std::int64_t bucket_bytes = 25 << 20;
-  /// What a parameter without a gradient at the end of a backward means. false: an error naming it,
-  /// on every rank. true: a gradient of zero, so that ranks may use different parts of the model;
-  /// such buckets are reduced only at the end of backward.
-  bool unused_as_zeros = false;
-  /// Each bucket is checked for inf and NaN before its reduction, on the communication stream, so
-  /// that world().take_local_nonfinite() can tell who made an overflow. Reads the gradients once more: about 1 % of a step with 500
-  /// rows (samples, tokens, pixels) a rank, less with more, 3 % with 100 (docs/parallel.md).
-  bool check_local_gradients = true;
+/// By what the sum of the gradients is divided while some ranks have no more batches.
+enum class DivideBy : std::uint8_t {
+  participants,  // the ranks that have a batch
+  world,         // all ranks, as long as there are batches
+  samples,  // each gradient times its rank's samples, by all samples: the mean over these, exactly
 };
 
 class DistributedDataParallel : public core::Stateful {
@@ -80,6 +78,45 @@ class DistributedDataParallel : public core::Stateful {
   /// `if_` false gives a guard that does nothing: no_sync(!last_micro_batch).
   [[nodiscard]] NoSync no_sync(bool if_ = true);
 
+  struct Impl;
+
+  /// Uneven inputs: ranks that have run out of batches take part with zeros until all have.
+  ///
+  ///   auto join = ddp.join();
+  ///   for (const auto& batch : loader) {
+  ///     precision.backward(nn::cross_entropy(ddp(batch.inputs), batch.labels));
+  ///     precision.step();
+  ///   }
+  ///   while (join.others_go_on()) {         // false once every rank is here
+  ///     precision.backward(join.zero());
+  ///     precision.step();                   // the same step as the others': the weights stay alike
+  ///   }
+  ///
+  /// A rank without a single batch may begin with others_go_on(). Each backward that reduces costs an exchange of a
+  /// few bytes meanwhile. Collectives of the trainer's own, and steps that reduce what no_sync left behind, are
+  /// not shadowed: the latter are an error.
+  class Join {
+   public:
+    ~Join();
+    Join(Join&& other) noexcept;
+    Join& operator=(Join&&) = delete;
+
+    /// How many samples the next reducing backward of this rank averages over; for DivideBy::samples.
+    void samples(std::int64_t count);
+    /// This rank has no more batches. Waits for the others' next reducing backward, whose collectives a backward
+    /// of zero() shadows; false: they have none left either.
+    bool others_go_on();
+    /// A loss of 0 whose gradients are zeros, for every parameter that requires one.
+    Tensor zero() const;
+
+   private:
+    friend class DistributedDataParallel;
+    explicit Join(std::shared_ptr<Impl> ddp) : ddp_(std::move(ddp)) {}
+    std::shared_ptr<Impl> ddp_;
+  };
+  /// On every rank, while it lives; one at a time. Throws InvalidArgument where another one lives.
+  [[nodiscard]] Join join(DivideBy divide_by = DivideBy::participants);
+
   /// Gives every rank rank 0's buffers (running statistics): before an evaluation that all ranks
   /// take part in.
   void sync_buffers();
@@ -90,19 +127,18 @@ class DistributedDataParallel : public core::Stateful {
   nn::Module& module() const;
   const ProcessGroup& group() const;
 
-  struct Bucket {
-    std::vector<std::string> parameters;  // in the order in which their gradients are expected
-    std::int64_t bytes = 0;
-    DType dtype = DType::f32;
-  };
+  using Bucket = Reducer::Bucket;
   std::vector<Bucket> buckets() const;  // in the order of their reduction
+  /// With retain_allreduce_buffers: Reducer::reduced_buckets().
+  std::vector<TensorView> reduced_buckets() const;
+  /// With find_unused_parameters or static_graph: what the loss of the last reducing backward did not reach on
+  /// this rank.
+  const std::vector<std::string>& unused_parameters() const;
 
-  /// The bucket plan: first_bucket_bytes, bucket_bytes, buckets. NCCL's results depend on it in the
+  /// The reducer's: bucket sizes and the order of the gradients. NCCL's results depend on them in the
   /// last bit.
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
-
-  struct Impl;
 
  private:
   std::shared_ptr<Impl> impl_;

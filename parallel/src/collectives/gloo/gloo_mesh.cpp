@@ -1,4 +1,6 @@
 #include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
@@ -9,39 +11,45 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string_view>
+#include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
+#include "collectives/authenticate.h"
 #include "collectives/gloo_backend.h"
 #include "collectives/mesh.h"
 
 namespace cairn::parallel {
 namespace {
 
-constexpr auto kForever = std::chrono::hours(24);  // the ledger's deadlines end a wait, by abort()
-
 /// Gloo's way to our store.
 class GlooStore : public gloo::rendezvous::Store {
  public:
-  GlooStore(StoreClient& client, Milliseconds timeout) : client_(client), timeout_(timeout) {}
+  GlooStore(StoreClient& client, std::string prefix, Milliseconds timeout)
+      : client_(client), prefix_(std::move(prefix)), timeout_(timeout) {}
   void set(const std::string& key, const std::vector<char>& data) override {
-    client_.set("gloo/" + key, {data.data(), data.size()});
+    client_.set(prefix_ + key, {data.data(), data.size()});
   }
   std::vector<char> get(const std::string& key) override {
-    const std::string value = client_.get("gloo/" + key, timeout_);
+    const std::string value = client_.get(prefix_ + key, timeout_);
     return {value.begin(), value.end()};
   }
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, const Milliseconds& timeout) override {
-    for (const std::string& key : keys) client_.get("gloo/" + key, timeout);
+    for (const std::string& key : keys) client_.get(prefix_ + key, timeout);
   }
 
  private:
   StoreClient& client_;
+  std::string prefix_;
   Milliseconds timeout_;
 };
 
@@ -93,6 +101,41 @@ std::string local_address_towards(const std::string& host) {
   return numeric.data();
 }
 
+std::set<int> open_descriptors() {
+  std::set<int> all;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/fd"), closedir);
+  while (const dirent* entry = folder ? readdir(folder.get()) : nullptr) {
+    all.insert(std::atoi(entry->d_name));
+  }
+  if (folder) all.erase(dirfd(folder.get()));
+  return all;
+}
+
+/// Gloo's sockets would be inherited by programs that this process starts: one that outlives it
+/// would keep its port and its connections open. Closes on exec what sockets and polls were opened in
+/// a scope.
+class ClosedOnExec {
+ public:
+  ~ClosedOnExec() {
+    for (const int fd : open_descriptors()) {
+      if (!before_.contains(fd) && is_of_gloos_kind(fd)) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    }
+  }
+  ClosedOnExec() = default;
+  ClosedOnExec(const ClosedOnExec&) = delete;
+  ClosedOnExec& operator=(const ClosedOnExec&) = delete;
+
+ private:
+  static bool is_of_gloos_kind(int fd) {
+    std::array<char, 64> target{};
+    const std::string path = core::str("/proc/self/fd/", fd);
+    if (readlink(path.c_str(), target.data(), target.size() - 1) < 0) return false;
+    const std::string_view kind = target.data();
+    return kind.starts_with("socket:") || kind == "anon_inode:[eventpoll]";
+  }
+  std::set<int> before_ = open_descriptors();
+};
+
 /// Runs f; Gloo's errors become ours.
 template <class F>
 void translate(F&& f) {
@@ -142,7 +185,7 @@ class GlooTransfer : public Mesh::Transfer {
   /// Not in the constructor: it may throw, and then the buffers must still be taken off the list.
   void start(gloo::Context& context, std::uint64_t tag, const std::vector<Mesh::Send>& sends,
              const std::vector<Mesh::Receive>& receives);
-  void wait() override;
+  void wait(Milliseconds timeout) override;
 
  private:
   Buffer& add(gloo::Context& context, const void* data, std::size_t bytes,
@@ -176,16 +219,17 @@ Buffer& GlooTransfer::add(gloo::Context& context, const void* data, std::size_t 
   return *to.back();
 }
 
-void GlooTransfer::wait() {
+void GlooTransfer::wait(Milliseconds timeout) {
   translate([&] {
-    for (const auto& buffer : in_) check(!open_.aborted() && buffer->waitRecv(nullptr, kForever));
-    for (const auto& buffer : out_) check(!open_.aborted() && buffer->waitSend(nullptr, kForever));
+    for (const auto& buffer : in_) check(!open_.aborted() && buffer->waitRecv(nullptr, timeout));
+    for (const auto& buffer : out_) check(!open_.aborted() && buffer->waitSend(nullptr, timeout));
   });
 }
 
 class GlooMesh : public Mesh {
  public:
-  explicit GlooMesh(const Membership& membership);
+  /// `name` tells attempts apart.
+  GlooMesh(const Membership& membership, const std::string& name, Milliseconds timeout);
   std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
                                   const std::vector<Receive>& receives) override {
     auto transfer = std::make_unique<GlooTransfer>(open_);
@@ -200,28 +244,58 @@ class GlooMesh : public Mesh {
   OpenBuffers open_;
 };
 
-GlooMesh::GlooMesh(const Membership& membership) : Mesh(membership.rank, membership.world_size) {
+GlooMesh::GlooMesh(const Membership& membership, const std::string& name, Milliseconds timeout)
+    : Mesh(membership.rank, membership.world_size) {
   const NoSigpipe guard;
+  const ClosedOnExec closed;
   gloo::transport::tcp::attr attributes;
   attributes.hostname = local_address_towards(membership.master_addr);
   device_ = gloo::transport::tcp::CreateDevice(attributes);
   context_ = std::make_shared<gloo::rendezvous::Context>(membership.rank, membership.world_size);
-  context_->setTimeout(membership.timeout);
-  GlooStore store(*membership.store, membership.timeout);
+  context_->setTimeout(timeout);
+  GlooStore store(*membership.store, membership.prefix + name + "/", timeout);
   context_->connectFullMesh(store, device_);
+}
+
+/// Gloo's ports take whoever comes first. Where that was no rank of this job, somebody finds out, and
+/// all ranks try again with new ports.
+constexpr int kAttempts = 3;
+constexpr auto kMostTime = Milliseconds(10'000);  // to connect, and to answer
+
+std::unique_ptr<Mesh> attempt(const Membership& membership, const std::string& name,
+                              std::string& error) {
+  // Others wait `membership.timeout` for what this rank found.
+  const auto timeout = std::min(membership.timeout / 4, kMostTime);
+  try {
+    auto mesh = std::make_unique<GlooMesh>(membership, name, timeout);
+    if (!membership.token.empty()) authenticate(*mesh, membership.token, timeout);
+    return mesh;
+  } catch (const GroupBroken&) {
+    throw;
+  } catch (const std::exception& caught) {
+    error = core::str("rank ", membership.rank, ": ", caught.what());
+    return nullptr;
+  }
 }
 
 }  // namespace
 
-std::unique_ptr<Collectives> connect_gloo(const Membership& membership) {
-  try {
-    return make_mesh_collectives(std::make_unique<GlooMesh>(membership));
-  } catch (const core::Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    core::fail<core::CommunicationError>("gloo", "rank ", membership.rank,
-                                         " cannot connect to the others: ", error.what());
+std::unique_ptr<Mesh> connect_gloo(const Membership& membership) {
+  std::string error;
+  for (int i = 0; i < kAttempts; ++i) {
+    const std::string name = core::str("gloo", i);
+    std::string mine;
+    auto mesh = attempt(membership, name, mine);
+    const auto errors = share(membership, name, mine);
+    const auto found = std::find_if(errors.begin(), errors.end(),
+                                    [](const std::string& text) { return !text.empty(); });
+    if (found == errors.end()) return mesh;
+    error = *found;
+    log::debug("connecting Gloo, attempt {}: {}", i + 1, error);
   }
+  core::fail<core::CommunicationError>("gloo", "the ranks could not connect in ", kAttempts,
+                                       " attempts; does somebody else connect to their ports? ",
+                                       error);
 }
 
 }  // namespace cairn::parallel

@@ -1,0 +1,108 @@
+// Steps that take no host.
+#include "amp_impl.h"
+#include "cairn/core/error.h"
+#include "number.h"
+
+namespace cairn::amp {
+
+using core::fail;
+using core::Unsupported;
+
+namespace {
+
+/// "inf or NaN in the gradient of conv1.weight, and 4 more parameters".
+std::string nonfinite_in(const std::vector<std::string>& parameters) {
+  if (parameters.empty()) return "gradients that are not finite";
+  const std::size_t others = parameters.size() - 1;
+  std::string text = "inf or NaN in the gradient of " + parameters.front();
+  if (others > 0) text += core::str(", and ", others, " more parameter", others == 1 ? "" : "s");
+  return text;
+}
+
+void check_capturable(const Options& options, std::size_t optimizers) {
+  const auto refuse = [](const auto&... what) {
+    fail<Unsupported>("amp", "expected what a capturable step can do, got ", what...,
+                      " (set_capturable(false))");
+  };
+  if (options.num_losses != 1) refuse(options.num_losses, " losses with scales of their own");
+  if (optimizers != 1) refuse(optimizers, " optimizers");
+  if (options.world.size > 1) refuse(options.world.size, " ranks, which agree on the host");
+  if (options.fallback_after > 0) refuse("fallback_after, which looks at each layer's output");
+}
+
+}  // namespace
+
+void Amp::Impl::set_capturable(bool value) {
+  if (value == device.has_value()) return;
+  if (!value) {
+    current_scaler(0, "amp");
+    only_optimizer().set_capturable(false);
+    device.reset();
+    return;
+  }
+  check_capturable(options, segments.size());
+  optim::Optimizer& optimizer = only_optimizer();
+  CAIRN_CHECK(!optimizer.has_gradient(), "amp",
+              "expected to become capturable between two steps, got gradients of a backward");
+  optimizer.set_capturable(true);
+  device.emplace(losses.front().scaler, optimizer.found_inf().device);
+  write_scaler();
+}
+
+void Amp::Impl::write_scaler() {
+  if (!device) return;
+  device->write(losses.front().scaler);
+  reported_overflows_ = 0;
+  reported_steps_ = steps;
+}
+
+LossScaler& Amp::Impl::current_scaler(int id, const char* where) {
+  LossScaler& scaler = loss(id, where).scaler;
+  if (device) device->read(scaler);
+  return scaler;
+}
+
+std::vector<optim::StepResult> Amp::Impl::step_on_device(const std::vector<std::size_t>& which,
+                                                         optim::StepOptions step_options) {
+  const SegmentPtr open = segments.optimizers().front().open;
+  if (open && open->check_delayed) {
+    fail<Unsupported>("step",
+                      "expected backwards without delay_overflow_check in a capturable step, "
+                      "got one with it");
+  }
+  ++steps;
+  if (step_options.max_gradient_norm == 0) {
+    step_options.max_gradient_norm = options.max_gradient_norm;
+  }
+  const LossScaler& scaler = losses.front().scaler;
+  optim::Optimizer& optimizer = only_optimizer();
+  step_options.scaler = scaler_id();
+  if (open) step_options.gradient_scale /= open->scale;
+  const optim::StepResult result = optimizer.step_on_device(
+      step_options, scaler.dynamic() ? device->scale().view() : TensorView());
+  if (result.applied && step_options.check) device->update(optimizer.found_inf());
+  segments.forget(which);
+  return {result};
+}
+
+optim::StepResult Amp::Impl::report() {
+  CAIRN_CHECK(device, "report",
+              "expected a capturable handle, got another (step() itself reports)");
+  const DeviceScaler::Overflows overflows = device->overflows();
+  const std::int64_t skipped = overflows.all - std::exchange(reported_overflows_, overflows.all);
+  const std::int64_t taken = steps - std::exchange(reported_steps_, steps);
+  const std::vector<std::string> parameters = only_optimizer().take_overflowed();
+  optim::StepResult result;
+  result.applied = skipped == 0;
+  if (skipped == 0) return result;
+  result.culprit = parameters.empty() ? "" : parameters.front();
+  result.reason = core::str(skipped, " of ", taken, taken == 1 ? " step" : " steps",
+                            " skipped: ", nonfinite_in(parameters), "; loss scale ",
+                            number(current_scaler(0, "amp").scale()));
+  losses.front().collapsing = static_cast<int>(overflows.at_minimum);
+  losses.front().culprits = parameters;
+  throw_if_collapsed();
+  return result;
+}
+
+}  // namespace cairn::amp

@@ -1,0 +1,21 @@
+// The capture that is under way in this thread.
+#pragma once
+
+#include "cairn/core/generator.h"
+#include "cairn/core/graph.h"
+
+namespace cairn::core {
+
+/// What work finds while it is recorded.
+struct Capture {
+  void* stream = nullptr;
+  const std::uint64_t* random_base = nullptr;  // on the device: seed, offset
+  Generator before;                            // as the capture found it
+};
+
+const Capture* current_capture();  // null: none
+inline void* capture_stream() {
+  return current_capture()->stream;
+}
+
+}  // namespace cairn::core

@@ -1,0 +1,155 @@
+#include "cuda/attention.cuh"
+
+#include <type_traits>
+
+#include "attention_composed.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/launch.cuh"
+
+namespace cairn::kernels {
+
+using namespace cuda;  // NOLINT: this file is that namespace's host side
+
+namespace {
+
+/// f64 is for checking.
+bool is_fused(const TensorView& q) {
+  return q.dtype != DType::f64 && q.size(3) <= 256;
+}
+
+/// Calls f(T{}, D) with the element type and, as a constant, the head size to which tiles are
+/// padded.
+template <class F>
+void dispatch_tiles(const TensorView& q, const char* op, F f) {
+  const auto sized = [&](auto type) {
+    const std::int64_t columns = q.size(3);
+    if (columns <= 32) return f(type, std::integral_constant<int, 32>());
+    if (columns <= 64) return f(type, std::integral_constant<int, 64>());
+    if (columns <= 128) return f(type, std::integral_constant<int, 128>());
+    f(type, std::integral_constant<int, 256>());
+  };
+  core::dispatch_floating(q.dtype, op, [&](auto type) {
+    if constexpr (!std::is_same_v<decltype(type), double>) sized(type);
+  });
+}
+
+/// An operand as the kernels want it: itself, or workspace, with zeros beyond the rows' ends.
+class PackedHeads {
+ public:
+  PackedHeads(const CudaBackend& backend, const Queue& queue, const TensorView& x)
+      : backend_(backend), target_(x), view_(x) {
+    if (is_packed(x)) return;
+    const core::Shape shape{x.size(0), x.size(1), x.size(2), ceil_div(x.size(3), 8) * 8};
+    memory_ = queue.workspace(static_cast<std::size_t>(shape.numel()) * core::size_of(x.dtype));
+    view_ = TensorView(memory_->data(), shape, core::contiguous_strides(shape), x.dtype, x.device);
+  }
+
+  /// An operand that is read.
+  static PackedHeads of(const CudaBackend& backend, const Queue& queue, const TensorView& x) {
+    PackedHeads heads(backend, queue, x);
+    if (heads.memory_ == nullptr) return heads;
+    if (heads.columns() > x.size(3)) backend.fill(heads.view_, 0.0);
+    backend.copy(x, heads.part());
+    return heads;
+  }
+  /// Brings what was written to where it belongs.
+  void finish() const {
+    if (memory_ != nullptr) backend_.copy(part(), target_);
+  }
+
+  std::int64_t columns() const { return view_.size(3); }
+  template <class T>
+  Heads<T> as() const {
+    return Heads<T>(view_);
+  }
+
+ private:
+  static bool is_packed(const TensorView& x) {
+    const auto whole = [&](int d) { return x.size(d) == 1 || x.strides[d] % 8 == 0; };
+    return x.size(3) % 8 == 0 && x.strides[3] == 1 && whole(0) && whole(1) && whole(2) &&
+           reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
+  }
+  TensorView part() const { return view_.slice(3, 0, target_.size(3)); }
+
+  const CudaBackend& backend_;
+  TensorView target_, view_;
+  std::shared_ptr<core::Storage> memory_;
+};
+
+AttentionShape shape_of(const TensorView& q, const TensorView& k, const PackedHeads& heads,
+                        const AttentionOptions& options) {
+  AttentionShape shape{q.size(1),
+                       q.size(2),
+                       k.size(2),
+                       static_cast<int>(heads.columns()),
+                       options.causal,
+                       static_cast<float>(options.scale),
+                       {}};
+  if (options.dropout > 0.0) {
+    shape.dropout = {math::dropout_threshold(options.dropout),
+                     static_cast<float>(1.0 / (1.0 - options.dropout)), options.draw};
+  }
+  return shape;
+}
+
+}  // namespace
+
+void CudaBackend::attention(View q, View k, View v, View y, View lse,
+                            const AttentionOptions& options) const {
+  if (!is_fused(q)) return composed_attention(*this, q, k, v, y, lse, options);
+  const Queue queue("attention", y.device);
+  const auto queries = PackedHeads::of(*this, queue, q), keys = PackedHeads::of(*this, queue, k),
+             values = PackedHeads::of(*this, queue, v);
+  const PackedHeads out(*this, queue, y);
+  const AttentionShape shape = shape_of(q, k, queries, options);
+  dispatch_tiles(q, "attention", [&](auto type, auto size) {
+    using T = decltype(type);
+    constexpr int D = decltype(size)::value;
+    using Tile = ForwardTiling<T, D>;
+    const Grid grid{shape.heads * q.size(0) * ceil_div(shape.queries, Tile::kRows), Tile::kThreads,
+                    ForwardMemory<T, D>::kBytes};
+    launch(queue, grid, attention_kernel<T, D>, shape, queries.as<T>(), keys.as<T>(),
+           values.as<T>(), out.as<T>(), lse.as<float>());
+  });
+  out.finish();
+}
+
+void CudaBackend::attention_backward(View q, View k, View v, View y, View lse, View dy, View dq,
+                                     View dk, View dv, const AttentionOptions& options) const {
+  if (!is_fused(q)) return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
+  const Queue queue("attention_backward", q.device);
+  const auto in = [&](const TensorView& x) { return PackedHeads::of(*this, queue, x); };
+  const PackedHeads queries = in(q), keys = in(k), values = in(v), outs = in(y), gradients = in(dy);
+  const PackedHeads dqueries(*this, queue, dq), dkeys(*this, queue, dk), dvalues(*this, queue, dv);
+  const AttentionShape shape = shape_of(q, k, queries, options);
+  const std::int64_t heads = q.size(0) * q.size(1), rows = heads * padded_rows(q.size(2));
+  const Buffer<RowTerms> terms(queue, rows);
+  dispatch_tiles(q, "attention_backward", [&](auto type, auto size) {
+    using T = decltype(type);
+    constexpr int D = decltype(size)::value;
+    using Tile = BackwardTiling<T, D>;
+    const auto q_heads = queries.as<T>(), k_heads = keys.as<T>(), v_heads = values.as<T>(),
+               dy_heads = gradients.as<T>();
+    const auto grid = [&](std::int64_t length) {
+      return Grid{heads * ceil_div(length, Tile::kRows), Tile::kThreads,
+                  BackwardMemory<T, D>::kBytes};
+    };
+    launch(queue, grid_for(rows * (D / 8)), attention_rows_kernel<T, D>, shape, rows, outs.as<T>(),
+           dy_heads, lse.as<float>(), terms.data());
+    launch(queue, grid(shape.queries), attention_queries_kernel<T, D>, shape, q_heads, k_heads,
+           v_heads, dy_heads, terms.data(), dqueries.as<T>());
+    const auto sum_keys = [&](auto kernel) {
+      launch(queue, grid(shape.keys), kernel, shape, q_heads, k_heads, v_heads, dy_heads,
+             terms.data(), dkeys.as<T>(), dvalues.as<T>());
+    };
+    if constexpr (D <= 128) {
+      sum_keys(attention_keys_kernel<T, D, KeyGradients::both>);
+    } else {  // the sums of both do not fit into registers
+      sum_keys(attention_keys_kernel<T, D, KeyGradients::values>);
+      sum_keys(attention_keys_kernel<T, D, KeyGradients::keys>);
+    }
+  });
+  for (const PackedHeads* gradient : {&dqueries, &dkeys, &dvalues}) gradient->finish();
+}
+
+}  // namespace cairn::kernels

@@ -1,0 +1,605 @@
+// Fused attention in the shape of FlashAttention-2 (Dao 2023): a block keeps a tile of rows, of
+// queries or of keys, in shared memory and its sums in registers, and passes over tiles of the
+// others, of which the next is copied while one is worked on. The forward's softmax is online. The
+// backward makes the weights anew from each row's log of its sum, once to sum dq over keys and once
+// to sum dk and dv over queries: no atomics, a fixed order.
+#pragma once
+
+#include <limits>
+
+#include "cairn/core/generator.h"
+#include "cairn/core/tensor_view.h"
+#include "cuda/device/async_copy.cuh"
+#include "cuda/device/block.cuh"
+#include "cuda/device/layout.cuh"
+#include "cuda/device/tile.cuh"
+#include "math/dropout.h"
+
+namespace cairn::kernels::cuda {
+
+/// A [B, H, N, D] operand; strides in elements. Its rows are whole packs of 8 elements that start at
+/// multiples of 16 bytes.
+template <class T>
+struct Heads {
+  T* data;
+  std::int64_t batch, head, row;
+
+  explicit Heads(const core::TensorView& x)
+      : data(static_cast<T*>(x.data)), batch(x.strides[0]), head(x.strides[1]), row(x.strides[2]) {}
+  __device__ T* of(std::int64_t index, std::int64_t heads) const {
+    const std::int64_t b = divide(index, heads);
+    return data + b * batch + (index - b * heads) * head;
+  }
+};
+
+/// Which weights are dropped: those that dropout() drops of [B, H, T, S].
+struct WeightDropout {
+  std::uint32_t threshold = 0;  // 0: none
+  float scale = 1.0f;           // of those that stay
+  core::RandomDraw draw;
+
+  __device__ bool drops() const { return threshold != 0; }
+  /// Of 32 elements from `first` on, a bit for each that stays.
+  __device__ std::uint32_t kept(std::int64_t first) const {
+    const core::RandomDraw now = draw.resolved();
+    std::uint32_t bits = 0;
+    const int skipped = static_cast<int>(first % 4);
+    for (int i = -skipped; i < 32; i += 4) {
+      const auto words =
+          core::philox(now.seed, now.offset, static_cast<std::uint64_t>((first + i) / 4));
+      SIMT_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        const bool inside = i + k >= 0 && i + k < 32;
+        if (inside && math::dropout_keeps(words[k], threshold)) bits |= 1u << (i + k);
+      }
+    }
+    return bits;
+  }
+};
+
+struct AttentionShape {
+  std::int64_t heads, queries, keys;  // H, T, S
+  int columns;                        // D, a multiple of 8
+  bool causal;
+  float scale;
+  WeightDropout dropout;
+
+  /// Keys that query t sees: those before this one.
+  __device__ std::int64_t visible(std::int64_t t) const {
+    const std::int64_t end = causal ? t + 1 + keys - queries : keys;
+    return end < 0 ? 0 : end < keys ? end : keys;
+  }
+  /// The first query that sees key s.
+  __device__ std::int64_t first_query(std::int64_t s) const {
+    const std::int64_t first = causal ? s + queries - keys : 0;
+    return first < 0 ? 0 : first;
+  }
+};
+
+/// What the backward knows of a query: log2 of its sum of exponentials, +inf where it sees nothing
+/// (its weights are 0 then), and the sum of dy y.
+struct alignas(8) RowTerms {
+  float lse, delta;
+};
+inline constexpr int kTermsPadding = 128;  // rows of a head's terms are a multiple of this
+
+constexpr __device__ __host__ std::int64_t padded_rows(std::int64_t rows) {
+  return (rows + kTermsPadding - 1) / kTermsPadding * kTermsPadding;
+}
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+/// 2^x to about 22 bits; 0 instead of subnormal numbers.
+__device__ __forceinline__ float power_of_two(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return ::exp2f(x);
+#endif
+}
+
+/// A block of `warps` warps keeps `rows` rows, a warp 16 m of them, and takes n columns at a time.
+template <int m, int warps, int n>
+struct Tiling {
+  static constexpr int kMatrices = m, kThreads = 32 * warps, kWarpRows = 16 * m;
+  static constexpr int kRows = warps * kWarpRows, kColumns = n;
+};
+
+// Sums in registers, at most 128 a thread for results and 64 for weights; shared memory within
+// sm_80's 163 KiB.
+template <class T, int D>
+using ForwardTiling =
+    std::conditional_t<is_half_type<T>, Tiling<D <= 128 ? 2 : 1, 4, D <= 64 ? 64 : 32>,
+                       Tiling<D <= 64 ? 2 : 1, 4, D <= 128 ? 32 : 16>>;
+template <class T, int D>
+using BackwardTiling =
+    std::conditional_t<is_half_type<T>, Tiling<D <= 64 ? 2 : 1, 4, D <= 128 ? 32 : 16>,
+                       Tiling<1, D <= 128 ? 4 : 2, D <= 128 ? 32 : 16>>;
+
+/// A block's shared memory: one or two tiles of rows; two stages of two tiles of columns and of the
+/// columns' terms; bits of what dropout keeps, which each warp makes for itself.
+template <class T, int D, class Tile, int RowTiles>
+struct AttentionMemory {
+  static constexpr int kStride = tile_stride<T, D>;
+  static constexpr int kRowTile = Tile::kRows * kStride, kColumnTile = Tile::kColumns * kStride;
+  static constexpr int kTiles = RowTiles * kRowTile + 4 * kColumnTile;
+  static constexpr int kWordsPerRow = (Tile::kColumns + 31) / 32;
+  static constexpr int kKept = Tile::kWarpRows * kWordsPerRow;  // words a warp
+  static constexpr int kKeptWords = kKept > Tile::kColumns ? kKept : Tile::kColumns;
+  static constexpr std::size_t kBytes = sizeof(T) * kTiles + 2 * Tile::kColumns * sizeof(RowTerms) +
+                                        4 * kKeptWords * (Tile::kThreads / 32);
+
+  T* start;
+  __device__ T* rows(int tile) const { return start + tile * kRowTile; }
+  __device__ T* warp_rows(int tile) const {
+    return rows(tile) + static_cast<int>(threadIdx.x / 32) * Tile::kWarpRows * kStride;
+  }
+  __device__ T* columns(int stage, int tile) const {
+    return start + RowTiles * kRowTile + (2 * stage + tile) * kColumnTile;
+  }
+  __device__ RowTerms* terms(int stage) const {
+    return reinterpret_cast<RowTerms*>(start + kTiles) + stage * Tile::kColumns;
+  }
+  __device__ std::uint32_t* kept() const {
+    return reinterpret_cast<std::uint32_t*>(terms(2)) + threadIdx.x / 32 * kKeptWords;
+  }
+};
+
+template <class T, int D>
+using ForwardMemory = AttentionMemory<T, D, ForwardTiling<T, D>, 1>;
+template <class T, int D>
+using BackwardMemory = AttentionMemory<T, D, BackwardTiling<T, D>, 2>;
+
+/// Brings rows of a head's x [n, columns] into tiles of Rows x D, tile after tile from row `first` on.
+template <int Rows, int D, int Threads, class T>
+class TileLoader {
+ public:
+  __device__ TileLoader(const T* x, std::int64_t stride, std::int64_t first, std::int64_t n,
+                        int columns)
+      : from_(x + (first + thread_row()) * stride + thread_column()),
+        stride_(stride),
+        left_(n - first),
+        inside_(thread_column() < columns) {}
+
+  /// With zeros beyond x.
+  __device__ __forceinline__ void next(T* tile) {
+    T* const to = tile + thread_row() * tile_stride<T, D> + thread_column();
+    SIMT_UNROLL
+    for (int row = 0; row < Rows; row += kStep) {
+      if (inside_ && row + thread_row() < left_) {
+        copy_async_16(to + row * tile_stride<T, D>, from_);
+      } else {
+        store_shared(to + row * tile_stride<T, D>, Packed<T, kPack>{});
+      }
+      from_ += kStep * stride_;
+    }
+    left_ -= Rows;
+  }
+
+ private:
+  static constexpr int kPack = pack_width<T>, kPacks = D / kPack, kStep = Threads / kPacks;
+  static_assert(Threads % kPacks == 0 && Rows % kStep == 0);
+  static __device__ int thread_row() { return static_cast<int>(threadIdx.x) / kPacks; }
+  static __device__ int thread_column() { return static_cast<int>(threadIdx.x) % kPacks * kPack; }
+
+  const T* from_;
+  std::int64_t stride_, left_;
+  bool inside_;
+};
+
+template <int Rows, int D, int Threads, class T>
+__device__ __forceinline__ void load_rows(T* tile, const Heads<T>& x, std::int64_t head,
+                                          std::int64_t first, std::int64_t n,
+                                          const AttentionShape& shape) {
+  TileLoader<Rows, D, Threads, T>(x.of(head, shape.heads), x.row, first, n, shape.columns)
+      .next(tile);
+}
+
+/// The warp's rows of a result, times factor(m, r) for row(m, 2 r), by way of shared memory of its
+/// own: to y, of whose rows `rows` are there.
+template <int M, int D, class T, class Factor>
+__device__ __forceinline__ void store_rows(const Sums<M, D>& sums, Factor factor, T* tile, T* y,
+                                           std::int64_t stride, std::int64_t rows,
+                                           const AttentionShape& shape) {
+  constexpr int kStride = tile_stride<T, D>, kPack = pack_width<T>, kPacks = D / kPack;
+  SIMT_UNROLL
+  for (int m = 0; m < M; ++m) {
+    SIMT_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      T* const to = tile + Sums<M, D>::row(m, 2 * r) * kStride;
+      const float by = factor(m, r);
+      SIMT_UNROLL
+      for (int j = 0; j < D / 8; ++j) {
+        const float* const pair = sums.of[m][j] + 2 * r;
+        store_shared(to + Sums<M, D>::column(j, 0), narrow_pair<T>(pair[0] * by, pair[1] * by));
+      }
+    }
+  }
+  __syncwarp();
+  for (int at = lane_index(); at < 16 * M * kPacks; at += 32) {
+    const int row = at / kPacks, column = at % kPacks * kPack;
+    if (row >= rows || column >= shape.columns) continue;
+    store_pack<kPack>(y + row * stride + column, shared_pack<kPack>(tile + row * kStride + column));
+  }
+}
+
+/// work(tile, stage) for tiles [first, last), with load(tile, stage) of the next under way. What was
+/// being copied before has arrived in the first; after the last the block's memory is free.
+template <class Load, class Work>
+__device__ __forceinline__ void for_each_tile(int first, int last, Load load, Work work) {
+  int stage = 0;
+  if (first < last) load(first, stage);
+  for (int tile = first; tile < last; ++tile, stage ^= 1) {
+    wait_for_copies();
+    __syncthreads();
+    if (tile + 1 < last) load(tile + 1, stage ^ 1);
+    work(tile, stage);
+  }
+  wait_for_copies();
+  __syncthreads();
+}
+
+/// Sets what a query does not see: in rows of queries, row 0 for query t and column 0 for key s.
+template <int M, int N>
+__device__ __forceinline__ void hide(Sums<M, N>& scores, float value, const AttentionShape& shape,
+                                     std::int64_t t, std::int64_t s) {
+  SIMT_UNROLL
+  for (int m = 0; m < M; ++m) {
+    SIMT_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = Sums<M, N>::row(m, 2 * r);
+      const int end = static_cast<int>(smaller(shape.visible(t + row) - s, N));
+      SIMT_UNROLL
+      for (int j = 0; j < N / 8; ++j) {
+        SIMT_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores.of[m][j][2 * r + i];
+          if (Sums<M, N>::column(j, i) >= end) score = value;
+        }
+      }
+    }
+  }
+}
+
+/// Which of a warp's weights stay, for rows of queries: words of N bits, a row after the other. The
+/// words of the warp's last tile must have been read.
+template <int M, int N>
+__device__ __forceinline__ void draw_rows(std::uint32_t* kept, const AttentionShape& shape,
+                                          std::int64_t head, std::int64_t t, std::int64_t s) {
+  constexpr int kWords = (N + 31) / 32;
+  SIMT_UNROLL_BY(1)
+  for (int i = lane_index(); i < 16 * M * kWords; i += 32) {
+    const std::int64_t row = head * shape.queries + t + i / kWords;
+    kept[i] = shape.dropout.kept(row * shape.keys + s + i % kWords * 32);
+  }
+  __syncwarp();
+}
+template <int M, int N>
+__device__ __forceinline__ void drop_rows(Sums<M, N>& weights, const std::uint32_t* kept) {
+  constexpr int kWords = (N + 31) / 32;
+  weights.each([&](float& weight, int m, int j, int i) {
+    const int column = Sums<M, N>::column(j, i);
+    const std::uint32_t word = kept[Sums<M, N>::row(m, i) * kWords + column / 32];
+    if ((word >> column % 32 & 1u) == 0) weight = 0.0f;
+  });
+}
+
+/// The same for rows of keys: a word for each query's column, a bit for each row.
+template <int N>
+__device__ __forceinline__ void draw_columns(std::uint32_t* kept, const AttentionShape& shape,
+                                             std::int64_t head, std::int64_t t, std::int64_t s) {
+  SIMT_UNROLL_BY(1)
+  for (int i = lane_index(); i < N; i += 32) {
+    kept[i] = shape.dropout.kept((head * shape.queries + t + i) * shape.keys + s);
+  }
+  __syncwarp();
+}
+/// Gives weights, which are not negative, a sign where they are dropped.
+template <int M, int N>
+__device__ __forceinline__ void negate_dropped(Sums<M, N>& weights, const std::uint32_t* kept) {
+  weights.each([&](float& weight, int m, int j, int i) {
+    const std::uint32_t word = kept[Sums<M, N>::column(j, i)];
+    if ((word >> Sums<M, N>::row(m, i) & 1u) == 0) weight = -weight;
+  });
+}
+
+/// Softmax of rows whose columns come tile by tile.
+template <int M>
+struct OnlineSoftmax {
+  float max[M][2], sum[M][2];  // sum: of this lane's columns
+
+  __device__ OnlineSoftmax() {
+    for (int m = 0; m < M; ++m) {
+      for (int r = 0; r < 2; ++r) {
+        max[m][r] = -kInfinity;
+        sum[m][r] = 0.0f;
+      }
+    }
+  }
+
+  /// Turns scores (log2) into weights relative to the rows' maxima, and brings what was summed
+  /// before to those.
+  template <int N, int D>
+  __device__ __forceinline__ void add(Sums<M, N>& scores, Sums<M, D>& out) {
+    SIMT_UNROLL
+    for (int m = 0; m < M; ++m) {
+      SIMT_UNROLL
+      for (int r = 0; r < 2; ++r) add_row(m, r, scores.of[m], out.of[m]);
+    }
+  }
+  template <int NJ, int DJ>
+  __device__ __forceinline__ void add_row(int m, int r, float (&scores)[NJ][4],
+                                          float (&out)[DJ][4]) {
+    float top = max[m][r];
+    SIMT_UNROLL
+    for (int j = 0; j < NJ; ++j) {
+      top = fmaxf(top, fmaxf(scores[j][2 * r], scores[j][2 * r + 1]));
+    }
+    top = row_reduce(top, [](float a, float b) { return fmaxf(a, b); });
+    const float base = top == -kInfinity ? 0.0f : top;
+    const float factor = power_of_two(max[m][r] - base);
+    max[m][r] = top;
+    sum[m][r] *= factor;
+    SIMT_UNROLL
+    for (int j = 0; j < NJ; ++j) {
+      SIMT_UNROLL
+      for (int i = 2 * r; i < 2 * r + 2; ++i) {
+        scores[j][i] = power_of_two(scores[j][i] - base);
+        sum[m][r] += scores[j][i];
+      }
+    }
+    SIMT_UNROLL
+    for (int j = 0; j < DJ; ++j) {
+      out[j][2 * r] *= factor;
+      out[j][2 * r + 1] *= factor;
+    }
+  }
+  /// Once, after the last tile.
+  __device__ __forceinline__ void finish() {
+    SIMT_UNROLL
+    for (int m = 0; m < M; ++m) {
+      SIMT_UNROLL
+      for (int r = 0; r < 2; ++r) sum[m][r] = row_reduce(sum[m][r], Sum{});
+    }
+  }
+};
+
+/// Grid: a block for each tile of queries of each head, in a head those that see most first.
+template <class T, int D>
+__global__ void __launch_bounds__(ForwardTiling<T, D>::kThreads, 1)
+    attention_kernel(AttentionShape shape, Heads<T> q, Heads<T> k, Heads<T> v, Heads<T> y,
+                     float* lse) {
+  using Tile = ForwardTiling<T, D>;
+  using Memory = ForwardMemory<T, D>;
+  constexpr int M = Tile::kMatrices, N = Tile::kColumns, kThreads = Tile::kThreads;
+  SIMT_DYNAMIC_SHARED(T, start);
+  const Memory memory{start};
+  const float scale = shape.scale * kLog2E;
+  const bool drops = shape.dropout.drops();
+  const std::int64_t tiles = (shape.queries + Tile::kRows - 1) / Tile::kRows;
+  const std::int64_t head = divide(blockIdx.x, tiles);
+  const std::int64_t t0 = (tiles - 1 - (blockIdx.x - head * tiles)) * Tile::kRows;
+  const std::int64_t last_row = smaller(t0 + Tile::kRows, shape.queries) - 1;
+  const std::int64_t warp_t = t0 + threadIdx.x / 32 * Tile::kWarpRows;
+  TileLoader<N, D, kThreads, T> keys(k.of(head, shape.heads), k.row, 0, shape.keys, shape.columns);
+  TileLoader<N, D, kThreads, T> values(v.of(head, shape.heads), v.row, 0, shape.keys,
+                                       shape.columns);
+
+  Sums<M, D> out = {};
+  OnlineSoftmax<M> softmax;
+  load_rows<Tile::kRows, D, kThreads>(memory.rows(0), q, head, t0, shape.queries, shape);
+  for_each_tile(
+      0, static_cast<int>((shape.visible(last_row) + N - 1) / N),
+      [&](int, int stage) {
+        keys.next(memory.columns(stage, 0));
+        values.next(memory.columns(stage, 1));
+      },
+      [&](int tile, int stage) {
+        const std::int64_t s = std::int64_t{tile} * N;
+        if (drops) draw_rows<M, N>(memory.kept(), shape, head, warp_t, s);
+        Sums<M, N> scores = {};
+        add_product_transposed<D>(scores, memory.warp_rows(0), memory.columns(stage, 0));
+        scores.each([&](float& score, int, int, int) { score *= scale; });
+        if (s + N > shape.visible(t0)) hide(scores, -kInfinity, shape, warp_t, s);
+        softmax.add(scores, out);
+        if (drops) drop_rows(scores, memory.kept());
+        add_product(out, scores, memory.columns(stage, 1));
+      });
+
+  softmax.finish();
+  const auto factor = [&](int m, int r) {
+    return softmax.sum[m][r] == 0.0f ? 0.0f : shape.dropout.scale / softmax.sum[m][r];
+  };
+  const std::int64_t rows = shape.queries - warp_t;
+  store_rows(out, factor, memory.warp_rows(0), y.of(head, shape.heads) + warp_t * y.row, y.row,
+             rows, shape);
+  SIMT_UNROLL
+  for (int m = 0; m < M; ++m) {
+    SIMT_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = Sums<M, D>::row(m, 2 * r);
+      if (lane_index() % 4 != 0 || row >= rows) continue;
+      lse[head * shape.queries + warp_t + row] =
+          softmax.max[m][r] * kLn2 + math::log(softmax.sum[m][r]);
+    }
+  }
+}
+
+/// D / 8 neighbouring threads a row of [B, H, padded_rows(T)].
+template <class T, int D>
+__global__ void attention_rows_kernel(AttentionShape shape, std::int64_t rows, Heads<T> y,
+                                      Heads<T> dy, const float* lse, RowTerms* terms) {
+  constexpr int kLanes = D / 8;
+  const std::int64_t padded = padded_rows(shape.queries);
+  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * kLanes;
+       i += step) {
+    const std::int64_t row = i / kLanes, head = divide(row, padded), t = row - head * padded;
+    const int column = static_cast<int>(i % kLanes) * 8;
+    const bool inside = t < shape.queries && column < shape.columns;
+    const T* const left = y.of(head, shape.heads) + t * y.row + column;
+    const T* const right = dy.of(head, shape.heads) + t * dy.row + column;
+    float sum = 0.0f;
+    if (inside) {
+      const auto a = load_pack<8>(left), b = load_pack<8>(right);
+      SIMT_UNROLL
+      for (int c = 0; c < 8; ++c) sum += widen(a[c]) * widen(b[c]);
+    }
+    SIMT_UNROLL
+    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
+    if (column != 0) continue;
+    const float log_sum = inside ? lse[head * shape.queries + t] : -kInfinity;
+    const bool blind = log_sum == -kInfinity;
+    terms[row] = {blind ? kInfinity : log_sum * kLog2E, sum};
+  }
+}
+
+/// dq. Grid: as the forward's.
+template <class T, int D>
+__global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
+    attention_queries_kernel(AttentionShape shape, Heads<T> q, Heads<T> k, Heads<T> v, Heads<T> dy,
+                             const RowTerms* terms, Heads<T> dq) {
+  using Tile = BackwardTiling<T, D>;
+  using Memory = BackwardMemory<T, D>;
+  constexpr int M = Tile::kMatrices, N = Tile::kColumns, kThreads = Tile::kThreads;
+  SIMT_DYNAMIC_SHARED(T, start);
+  const Memory memory{start};
+  const float scale = shape.scale * kLog2E;
+  const bool drops = shape.dropout.drops();
+  const std::int64_t tiles = (shape.queries + Tile::kRows - 1) / Tile::kRows;
+  const std::int64_t head = divide(blockIdx.x, tiles);
+  const std::int64_t t0 = (tiles - 1 - (blockIdx.x - head * tiles)) * Tile::kRows;
+  const std::int64_t last_row = smaller(t0 + Tile::kRows, shape.queries) - 1;
+  const std::int64_t warp_t = t0 + threadIdx.x / 32 * Tile::kWarpRows;
+  TileLoader<N, D, kThreads, T> keys(k.of(head, shape.heads), k.row, 0, shape.keys, shape.columns);
+  TileLoader<N, D, kThreads, T> values(v.of(head, shape.heads), v.row, 0, shape.keys,
+                                       shape.columns);
+
+  load_rows<Tile::kRows, D, kThreads>(memory.rows(0), q, head, t0, shape.queries, shape);
+  load_rows<Tile::kRows, D, kThreads>(memory.rows(1), dy, head, t0, shape.queries, shape);
+  RowTerms row_terms[M][2];
+  SIMT_UNROLL
+  for (int m = 0; m < M; ++m) {
+    SIMT_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      row_terms[m][r] =
+          terms[head * padded_rows(shape.queries) + warp_t + Sums<M, N>::row(m, 2 * r)];
+    }
+  }
+  Sums<M, D> out = {};
+  for_each_tile(
+      0, static_cast<int>((shape.visible(last_row) + N - 1) / N),
+      [&](int, int stage) {
+        keys.next(memory.columns(stage, 0));
+        values.next(memory.columns(stage, 1));
+      },
+      [&](int tile, int stage) {
+        const std::int64_t s = std::int64_t{tile} * N;
+        if (drops) draw_rows<M, N>(memory.kept(), shape, head, warp_t, s);
+        Sums<M, N> weights = {}, gradient = {};
+        add_product_transposed<D>(weights, memory.warp_rows(0), memory.columns(stage, 0));
+        weights.each([&](float& weight, int m, int, int i) {
+          weight = power_of_two(weight * scale - row_terms[m][i / 2].lse);
+        });
+        if (s + N > shape.visible(t0)) hide(weights, 0.0f, shape, warp_t, s);
+        add_product_transposed<D>(gradient, memory.warp_rows(1), memory.columns(stage, 1));
+        if (drops) drop_rows(gradient, memory.kept());
+        weights.each([&](float& weight, int m, int j, int i) {
+          weight *= gradient.of[m][j][i] * shape.dropout.scale - row_terms[m][i / 2].delta;
+        });
+        add_product(out, weights, memory.columns(stage, 0));
+      });
+  store_rows(
+      out, [&](int, int) { return shape.scale; }, memory.warp_rows(0),
+      dq.of(head, shape.heads) + warp_t * dq.row, dq.row, shape.queries - warp_t, shape);
+}
+
+enum class KeyGradients { both, keys, values };
+
+/// dk, dv or both. Grid: a block for each tile of keys of each head, in a head those that most see
+/// first.
+template <class T, int D, KeyGradients Which>
+__global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
+    attention_keys_kernel(AttentionShape shape, Heads<T> q, Heads<T> k, Heads<T> v, Heads<T> dy,
+                          const RowTerms* terms, Heads<T> dk, Heads<T> dv) {
+  using Tile = BackwardTiling<T, D>;
+  using Memory = BackwardMemory<T, D>;
+  constexpr int M = Tile::kMatrices, N = Tile::kColumns, kThreads = Tile::kThreads;
+  constexpr bool kKeys = Which != KeyGradients::values, kValues = Which != KeyGradients::keys;
+  SIMT_DYNAMIC_SHARED(T, start);
+  const Memory memory{start};
+  const float scale = shape.scale * kLog2E;
+  const bool drops = shape.dropout.drops();
+  const std::int64_t tiles = (shape.keys + Tile::kRows - 1) / Tile::kRows;
+  const std::int64_t head = divide(blockIdx.x, tiles);
+  const std::int64_t s0 = (blockIdx.x - head * tiles) * Tile::kRows;
+  const std::int64_t warp_s = s0 + threadIdx.x / 32 * Tile::kWarpRows;
+  const auto first_tile = static_cast<int>(shape.first_query(s0) / N);
+  TileLoader<N, D, kThreads, T> queries(q.of(head, shape.heads), q.row,
+                                        std::int64_t{first_tile} * N, shape.queries, shape.columns);
+  TileLoader<N, D, kThreads, T> gradients(
+      dy.of(head, shape.heads), dy.row, std::int64_t{first_tile} * N, shape.queries, shape.columns);
+  terms += head * padded_rows(shape.queries);
+
+  load_rows<Tile::kRows, D, kThreads>(memory.rows(0), k, head, s0, shape.keys, shape);
+  if constexpr (kKeys) {
+    load_rows<Tile::kRows, D, kThreads>(memory.rows(1), v, head, s0, shape.keys, shape);
+  }
+  Sums<M, D> key_sums = {}, value_sums = {};
+  for_each_tile(
+      first_tile, static_cast<int>((shape.queries + N - 1) / N),
+      [&](int tile, int stage) {
+        queries.next(memory.columns(stage, 0));
+        gradients.next(memory.columns(stage, 1));
+        const int i = static_cast<int>(threadIdx.x) * 2;
+        if (i < N) copy_async_16(memory.terms(stage) + i, terms + std::int64_t{tile} * N + i);
+      },
+      [&](int tile, int stage) {
+        const std::int64_t t = std::int64_t{tile} * N;
+        const RowTerms* const column_terms = memory.terms(stage);
+        if (drops) draw_columns<N>(memory.kept(), shape, head, t, warp_s);
+        Sums<M, N> weights = {};
+        add_product_transposed<D>(weights, memory.warp_rows(0), memory.columns(stage, 0));
+        weights.each([&](float& weight, int, int j, int i) {
+          weight = power_of_two(weight * scale - column_terms[Sums<M, N>::column(j, i)].lse);
+        });
+        if (shape.causal && s0 + Tile::kRows > shape.visible(t)) {
+          const int diagonal = static_cast<int>(warp_s + shape.queries - shape.keys - t);
+          weights.each([&](float& weight, int m, int j, int i) {
+            if (Sums<M, N>::column(j, i) - Sums<M, N>::row(m, i) < diagonal) weight = 0.0f;
+          });
+        }
+        if (drops) negate_dropped(weights, memory.kept());
+        if constexpr (kValues) {
+          Sums<M, N> kept = weights;
+          kept.each([&](float& weight, int, int, int) { weight = weight < 0.0f ? 0.0f : weight; });
+          add_product(value_sums, kept, memory.columns(stage, 1));
+        }
+        if constexpr (kKeys) {
+          Sums<M, N> gradient = {};
+          add_product_transposed<D>(gradient, memory.warp_rows(1), memory.columns(stage, 1));
+          weights.each([&](float& weight, int m, int j, int i) {
+            const float g = weight < 0.0f ? 0.0f : gradient.of[m][j][i] * shape.dropout.scale;
+            weight = fabsf(weight) * (g - column_terms[Sums<M, N>::column(j, i)].delta);
+          });
+          add_product(key_sums, weights, memory.columns(stage, 0));
+        }
+      });
+  const std::int64_t rows = shape.keys - warp_s;
+  if constexpr (kKeys) {
+    store_rows(
+        key_sums, [&](int, int) { return shape.scale; }, memory.warp_rows(0),
+        dk.of(head, shape.heads) + warp_s * dk.row, dk.row, rows, shape);
+  }
+  if constexpr (kValues) {
+    store_rows(
+        value_sums, [&](int, int) { return shape.dropout.scale; }, memory.warp_rows(1),
+        dv.of(head, shape.heads) + warp_s * dv.row, dv.row, rows, shape);
+  }
+}
+
+}  // namespace cairn::kernels::cuda

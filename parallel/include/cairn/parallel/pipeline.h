@@ -1,0 +1,76 @@
+// A model cut into stages, each on a device of this process, and a batch cut into micro-batches that go
+// through them one behind the other.
+//
+//   parallel::Pipeline pipeline({{encoder, devices[0]}, {decoder, devices[1]}},
+//       [](const Tensor& y, const Tensor& t) { return nn::cross_entropy(y, t); },
+//       {.micro_batches = 8});
+//   Tensor mean = pipeline.train_step(images, labels);  // gradients: the unsplit model's
+//   optimizer.step();
+//
+// The calling thread starts all work, in the order of the schedule, on the devices' current streams: GPUs
+// overlap, CPU devices take turns. Each stage adds its micro-batches' gradients in one fixed order.
+//
+// Schedules. gpipe: all forwards, then all backwards; a stage keeps the activations of all m
+// micro-batches. one_forward_one_backward (PipeDream-flush): as soon as the last stage has a loss, forwards and
+// backwards alternate; stage s of p keeps those of p - s micro-batches at most. With forwards and backwards
+// that take one slot each, both leave a stage idle in (p - 1) / (m + p - 1) of all slots.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "cairn/nn/module.h"
+
+namespace cairn::parallel {
+
+enum class PipelineSchedule : std::uint8_t { gpipe, one_forward_one_backward };
+
+struct PipelineOptions {
+  int micro_batches = 4;  // fewer where the batch is smaller
+  PipelineSchedule schedule = PipelineSchedule::one_forward_one_backward;
+};
+
+/// A part of the model and the device that it lies on. The module must outlive the pipeline.
+struct PipelineStage {
+  std::reference_wrapper<nn::Module> module;
+  Device device;
+};
+
+/// What the last step was made of.
+struct PipelineReport {
+  int micro_batches = 0;
+  int slots = 0;                    // until the last backward was done
+  double bubble = 0.0;              // share of all stages' slots without work
+  std::vector<int> most_in_flight;  // micro-batches whose activations a stage kept at a time
+};
+
+class Pipeline {
+ public:
+  /// The mean over the samples of its micro-batch, as a scalar.
+  using Loss = std::function<Tensor(const Tensor& output, const Tensor& target)>;
+  /// Throws InvalidArgument without a stage, a loss or a micro-batch.
+  Pipeline(std::vector<PipelineStage> stages, Loss loss, const PipelineOptions& options = {});
+
+  /// Forward and backward of a batch x [N, ...] with target [N, ...], on any devices. Returns the mean loss
+  /// over the samples, without a graph, on the last device; gradients are added to the parameters'. Throws
+  /// InvalidArgument for an empty batch and for a stage that is not on its device. Where a stage
+  /// throws, gradients that some micro-batches have added to are broken, and the next step refuses them.
+  ///
+  /// Batch norms see micro-batches, and random numbers are drawn in the schedule's order.
+  Tensor train_step(const Tensor& x, const Tensor& target);
+
+  /// Forward of a whole batch through all stages; differentiable.
+  Tensor operator()(const Tensor& x) const;
+
+  const PipelineReport& report() const { return report_; }
+
+ private:
+  void check_stages() const;
+  std::vector<PipelineStage> stages_;
+  Loss loss_;
+  PipelineOptions options_;
+  PipelineReport report_;
+};
+
+}  // namespace cairn::parallel

@@ -1,0 +1,13 @@
+// A mesh over MPI's messages.
+#pragma once
+
+#include "collectives/membership.h"
+#include "collectives/mesh.h"
+
+namespace cairn::parallel {
+
+/// Throws Unsupported in a build without MPI, CommunicationError where the ranks are not processes of
+/// one mpirun.
+std::unique_ptr<Mesh> connect_mpi(const Membership& membership);
+
+}  // namespace cairn::parallel

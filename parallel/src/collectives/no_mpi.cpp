@@ -1,0 +1,12 @@
+#include "cairn/core/error.h"
+#include "collectives/mpi_backend.h"
+
+namespace cairn::parallel {
+
+std::unique_ptr<Mesh> connect_mpi(const Membership& /*membership*/) {
+  core::fail<core::Unsupported>("group",
+                                "this build has no MPI, which CAIRN_BACKEND=mpi asks for "
+                                "(apt-get install libopenmpi-dev, configure and build again)");
+}
+
+}  // namespace cairn::parallel

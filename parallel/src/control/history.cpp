@@ -1,0 +1,80 @@
+#include "control/history.h"
+
+#include <utility>
+
+namespace cairn::parallel {
+
+/// FNV-1a of the description, started from the number.
+std::uint64_t fingerprint(std::string_view description, std::uint64_t sequence) {
+  std::uint64_t hash = 0xcbf29ce484222325u ^ (sequence * 0x9e3779b97f4a7c15u);
+  for (const char c : description) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+History::History(std::uint64_t group, int rank, int world_size)
+    : group_(group), rank_(rank), world_size_(world_size) {}
+
+void History::begin(std::uint64_t sequence, std::string description, Milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t before = sequence == 0 ? 0 : trails_[(sequence - 1) % kTrails];
+  trails_[sequence % kTrails] = parallel::fingerprint(description, before);
+  descriptions_[sequence % kRemembered] = std::move(description);
+  started_ = sequence + 1;
+  inside_ = true;
+  since_ = Clock::now();
+  timeout_ = timeout;
+}
+
+void History::mark_untagged() {
+  const std::lock_guard lock(mutex_);
+  untagged_ = true;
+}
+
+void History::end() {
+  const std::lock_guard lock(mutex_);
+  inside_ = false;
+}
+
+void History::leave() {
+  const std::lock_guard lock(mutex_);
+  left_ = true;
+}
+
+std::optional<Stuck> History::under_way(Clock::time_point now) const {
+  const std::lock_guard lock(mutex_);
+  if (!inside_ || left_) return std::nullopt;
+  const auto waited = std::chrono::duration_cast<Milliseconds>(now - since_);
+  return Stuck{group_, started_ - 1, rank_, world_size_, waited, timeout_};
+}
+
+Standing History::standing(std::uint64_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  Standing standing{rank_, Standing::Place::absent, started_, 0, ""};
+  if (sequence >= started_) {
+    if (left_) standing.place = Standing::Place::left;
+    if (started_ > 0) standing.description = descriptions_[(started_ - 1) % kRemembered];
+    return standing;
+  }
+  const bool current = sequence + 1 == started_ && inside_;
+  standing.place = current ? Standing::Place::inside : Standing::Place::done;
+  const std::uint64_t ago = started_ - sequence;
+  if (ago <= kTrails) standing.fingerprint = trails_[sequence % kTrails];
+  if (ago <= kRemembered) standing.description = descriptions_[sequence % kRemembered];
+  return standing;
+}
+
+std::optional<Reached> History::reached() const {
+  const std::lock_guard lock(mutex_);
+  if (!untagged_ || left_) return std::nullopt;
+  return Reached{group_, started_, 1, static_cast<std::uint64_t>(world_size_)};
+}
+
+std::optional<Left> History::left() const {
+  const std::lock_guard lock(mutex_);
+  if (!left_) return std::nullopt;
+  return Left{group_, rank_, started_};
+}
+
+}  // namespace cairn::parallel

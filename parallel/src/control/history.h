@@ -1,0 +1,95 @@
+// What a rank remembers of the collectives it called: enough to say, when one does not end, who has
+// not come, who called another one, and who left. Nothing of it is sent while all goes well.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace cairn::parallel {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+/// Of a collective's number and description: data of different ones never meets.
+std::uint64_t fingerprint(std::string_view description, std::uint64_t sequence);
+
+/// A collective that has not ended on some rank.
+struct Stuck {
+  std::uint64_t group = 0;
+  std::uint64_t sequence = 0;
+  int rank = 0;
+  int world_size = 1;
+  Milliseconds waited{0};
+  Milliseconds timeout{0};
+};
+
+/// Where a rank stands, seen from one collective.
+struct Standing {
+  enum class Place : std::uint8_t { absent, left, inside, done };
+  int rank = 0;
+  Place place = Place::absent;
+  std::uint64_t started = 0;      // collectives that the rank has called
+  std::uint64_t fingerprint = 0;  // of this one and all before it; 0: not come, or forgotten
+  std::string description;        // of this one; of the last one where it has not come
+};
+
+/// How far ranks are in a group whose data cannot tell what it belongs to (a GPU library's): the
+/// least of them. Audits compare what they called.
+struct Reached {
+  std::uint64_t group = 0;
+  std::uint64_t started = 0;
+  std::uint64_t ranks = 0;
+  std::uint64_t world_size = 0;
+};
+
+/// A rank that takes part no more, after `started` collectives.
+struct Left {
+  std::uint64_t group = 0;
+  int rank = 0;
+  std::uint64_t started = 0;
+  bool operator==(const Left&) const = default;
+};
+
+/// One rank's collectives in one group. Safe to use from several threads; collectives begin and end
+/// one after the other.
+class History {
+ public:
+  History(std::uint64_t group, int rank, int world_size);
+  std::uint64_t group() const { return group_; }
+
+  void begin(std::uint64_t sequence, std::string description, Milliseconds timeout);
+  /// Data of this group moves without a fingerprint.
+  void mark_untagged();
+  void end();
+  void leave();
+
+  /// The collective that is under way.
+  std::optional<Stuck> under_way(Clock::time_point now) const;
+  Standing standing(std::uint64_t sequence) const;
+  std::optional<Reached> reached() const;
+  std::optional<Left> left() const;
+
+ private:
+  static constexpr std::size_t kRemembered = 64, kTrails = 4096;
+
+  const std::uint64_t group_;
+  const int rank_;
+  const int world_size_;
+  mutable std::mutex mutex_;
+  // Of collective s at s % size. A trail is the fingerprint of it and of all before it.
+  std::array<std::string, kRemembered> descriptions_;
+  std::array<std::uint64_t, kTrails> trails_{};
+  std::uint64_t started_ = 0;
+  bool untagged_ = false;
+  bool inside_ = false;
+  bool left_ = false;
+  Clock::time_point since_;
+  Milliseconds timeout_{0};
+};
+
+}  // namespace cairn::parallel

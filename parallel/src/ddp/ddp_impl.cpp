@@ -1,0 +1,390 @@
+#include "ddp/ddp_impl.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "cairn/core/error.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/parallel/flatten.h"
+#include "ddp/model_sync.h"
+#include "ddp/names.h"
+
+namespace cairn::parallel {
+namespace {
+
+constexpr std::int64_t kGapBytes = 63;  // the arena aligns its slots to 64
+
+DistributedOptions of_the_reducer(DistributedOptions options) {
+  options.find_unused_parameters = options.static_graph = options.broadcast_buffers = false;
+  return options;
+}
+
+bool same_tensors(const NamedTensors& a, const NamedTensors& b) {
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(),
+      [](const NamedTensor& x, const NamedTensor& y) { return x.tensor.same(y.tensor); });
+}
+
+NamedTensors without(const NamedTensors& all, const NamedTensors& known) {
+  std::unordered_set<const void*> ids;
+  for (const NamedTensor& x : known) ids.insert(x.tensor.id());
+  NamedTensors rest;
+  for (const NamedTensor& x : all) {
+    if (!ids.contains(x.tensor.id())) rest.push_back(x);
+  }
+  return rest;
+}
+
+std::vector<std::string> names_of(const NamedTensors& tensors) {
+  std::vector<std::string> names;
+  for (const NamedTensor& x : tensors) names.push_back(x.name);
+  return names;
+}
+
+}  // namespace
+
+DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const DistributedOptions& o)
+    : model(&m),
+      group(std::move(g)),
+      options(o),
+      reducer(group, of_the_reducer(o)),
+      parameters(m.parameters()),
+      buffers(m.buffers()),
+      arena(optim::GradientArena::attach(parameters)) {
+  for (const std::string& trigger : options.trigger_parameters) {
+    const auto names = names_of(parameters);
+    CAIRN_CHECK(std::find(names.begin(), names.end(), trigger) != names.end(), "ddp",
+                "expected trigger_parameters to be the model's, got '", trigger, "'");
+  }
+  reducer.before_reduction(
+      [this](const std::vector<std::size_t>& places) { before_reduction(places); });
+  plan();
+}
+
+/// Gradients outlive the reducer that knows whether they are whole.
+DistributedDataParallel::Impl::~Impl() {
+  try {
+    settle();
+  } catch (const core::Error&) {  // their slots say so
+  }
+}
+
+void DistributedDataParallel::Impl::fail_everywhere(const std::string& message) const {
+  group.abort(message);
+  core::fail("ddp", message);
+}
+
+void DistributedDataParallel::Impl::connect() {
+  if (group.world_size() == 1) return;
+  hooks.clear();
+  for (const auto& [name, tensor] : parameters) {
+    tensor.gradient_slot().set_reducer(weak_from_this());
+    hooks.push_back(
+        autograd::on_gradient_ready(tensor, [this](const Tensor& leaf) { on_ready(leaf); }));
+  }
+}
+
+void DistributedDataParallel::Impl::plan() {
+  trained.clear();
+  gradient_of.clear();
+  std::vector<std::string> names;
+  std::vector<TensorView> views;
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const Tensor& tensor = parameters[p].tensor;
+    const core::GradientSlot& slot = tensor.gradient_slot();
+    if (!tensor.requires_grad() || optim::GradientArena::of(tensor) != arena || !slot.placed())
+      continue;
+    gradient_of[tensor.id()] = trained.size();
+    trained.push_back(p);
+    names.push_back(parameters[p].name);
+    views.push_back(slot.memory());
+  }
+  reducer.register_gradients(names, views, {.gap_bytes = kGapBytes, .partial = true});
+  summed.assign(trained.size(), false);
+  graph_known = false;
+  static_reached.clear();
+  planned_generation = arena->generation();
+}
+
+void DistributedDataParallel::Impl::follow_model(bool in_backward) {
+  NamedTensors now = model->parameters();
+  if (same_tensors(now, parameters)) return;
+  const NamedTensors added = without(now, parameters);
+  if (in_backward)
+    fail_everywhere(core::str("expected ddp(x) to be called before the first backward of a model ",
+                              "whose parameters have changed, got a backward with ",
+                              added.empty() ? "some removed" : join_names(names_of(added)),
+                              " (it gives new ones rank 0's values)"));
+  const NamedTensors all_buffers = model->buffers();
+  if (group.world_size() > 1) {
+    check_same_model(*model, group);
+    broadcast_weights(added, group);
+    broadcast_parameters(without(all_buffers, buffers), group);
+    group.wait();
+    for (const NamedTensor& removed : without(parameters, now))
+      removed.tensor.gradient_slot().set_reducer({});
+  }
+  parameters = std::move(now);
+  buffers = all_buffers;
+  local_checks = {};
+  arena = optim::GradientArena::attach(parameters);
+  connect();
+  planned_generation = 0;
+}
+
+void DistributedDataParallel::Impl::prepare(bool in_backward) {
+  group.check();
+  follow_model(in_backward);
+  if (arena->stale()) arena->refresh();
+  if (planned_generation == arena->generation()) return;
+  // A parameter that was unfrozen or cast on some ranks only would be waited for without end.
+  if (group.world_size() > 1) check_same_model(*model, group);
+  plan();
+}
+
+void DistributedDataParallel::Impl::forward_begins() {
+  prepare(false);
+  for (std::size_t i = 0; i < summed.size(); ++i)
+    summed[i] = summed[i] && slot_of(i).holds_gradient();
+  const bool syncs = options.broadcast_buffers && group.world_size() > 1 && reduces() &&
+                     model->training() && !buffers.empty();
+  if (!syncs) return;
+  if (uneven) announce('f');
+  sync_buffers(0);
+}
+
+void DistributedDataParallel::Impl::sync_buffers(int root) {
+  if (group.world_size() == 1) return;
+  broadcast_parameters(model->buffers(), group, root);
+  group.wait();
+}
+
+// ---- A backward
+
+void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
+  if (seen_run != autograd::current_run()) check_sums(parameter);
+  if (!reduces()) return;
+  if (run != autograd::current_run()) begin();
+  const auto gradient = gradient_of.find(parameter.id());
+  if (gradient != gradient_of.end()) reducer.mark_ready(gradient->second);
+}
+
+/// Sums do not bear another reduction. Only slots that nothing of this run was written to tell what
+/// they held before it.
+void DistributedDataParallel::Impl::check_sums(const Tensor& ready) {
+  seen_run = autograd::current_run();
+  if (options.average) return;
+  for (std::size_t i = 0; i < summed.size(); ++i) {
+    summed[i] = summed[i] && slot_of(i).holds_gradient();
+    if (summed[i] && reduces() && !parameter_of(i).tensor.same(ready))
+      fail_everywhere(
+          core::str("expected a step or clear_grad() before the next backward that "
+                    "sums over the ranks (average = false), got '",
+                    parameter_of(i).name, "', which is a sum already"));
+  }
+}
+
+void DistributedDataParallel::Impl::begin() {
+  prepare(true);
+  begin_joined();
+  run = autograd::current_run();
+  local_checks.begin_pass();
+  autograd::on_backward_end([this] { finish(); },
+                            [this] {
+                              run = 0;
+                              reducer.abandon();  // before anybody writes there again
+                            });
+  if (finds_unused()) mark_what_is_not_reached();
+}
+
+/// The engine has begun the slots of all parameters that the loss reaches.
+void DistributedDataParallel::Impl::mark_what_is_not_reached() {
+  std::vector<bool> reached(trained.size());
+  for (std::size_t i = 0; i < reached.size(); ++i) {
+    const core::GradientSlot& slot = slot_of(i);
+    reached[i] = slot.state() == core::GradientSlot::State::writing || slot.holds_gradient();
+  }
+  if (options.static_graph) check_static(reached);
+  if (!options.static_graph || !graph_known) exchange_reached(reached);
+  graph_known = true;
+  unused.clear();
+  for (std::size_t i = 0; i < reached.size(); ++i) {
+    const core::GradientSlot& slot = slot_of(i);
+    if (slot.state() == core::GradientSlot::State::writing) continue;
+    if (reached[i]) {
+      reducer.mark_ready(i);  // what an earlier backward left here
+      continue;
+    }
+    unused.push_back(parameter_of(i).name);
+    if (reached_somewhere[i]) {
+      mark_zero(i);
+    } else {
+      reducer.mark_unused(i);
+    }
+  }
+}
+
+/// A zero() reaches everything, which says nothing.
+void DistributedDataParallel::Impl::check_static(const std::vector<bool>& reached) {
+  if (shadows()) return;
+  if (static_reached.empty()) static_reached = reached;
+  for (std::size_t i = 0; i < reached.size(); ++i) {
+    if (reached[i] == static_reached[i] && (!graph_known || !reached[i] || reached_somewhere[i]))
+      continue;
+    fail_everywhere(core::str(
+        "expected the loss to reach the same parameters in every backward (static_graph), got '",
+        parameter_of(i).name, "', which ",
+        reached[i] ? "the first one did not reach" : "only the first one reached"));
+  }
+}
+
+void DistributedDataParallel::Impl::exchange_reached(const std::vector<bool>& reached) {
+  std::string bits;
+  for (const bool bit : reached) bits += bit && !shadows() ? '1' : '0';
+  reached_somewhere.assign(reached.size(), false);
+  for (const std::string& other : group.exchange(bits, "which parameters losses reach")) {
+    for (std::size_t i = 0; i < reached.size(); ++i)
+      reached_somewhere[i] = reached_somewhere[i] || other.at(i) == '1';
+  }
+}
+
+void DistributedDataParallel::Impl::mark_zero(std::size_t gradient) {
+  autograd::join_run(parameter_of(gradient).tensor);
+  slot_of(gradient).write();
+  reducer.mark_unused(gradient);
+}
+
+void DistributedDataParallel::Impl::before_reduction(const std::vector<std::size_t>& places) {
+  if (options.check_local_gradients) {
+    std::vector<std::size_t> which;
+    std::vector<TensorView> views;
+    for (const std::size_t i : places) {
+      which.push_back(trained[i]);
+      views.push_back(slot_of(i).memory());
+    }
+    local_checks.check(which, views);
+  }
+  for (const std::size_t i : places) {
+    slot_of(i).mark_reduced();
+    summed[i] = true;
+  }
+}
+
+void DistributedDataParallel::Impl::finish() {
+  std::vector<std::size_t> without_gradient;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    if (reducer.is_marked(i) || slot_of(i).holds_gradient()) continue;
+    without_gradient.push_back(i);
+    names.push_back(parameter_of(i).name);
+  }
+  if (!names.empty() && !finds_unused())
+    fail_everywhere(core::str("expected a gradient for every parameter, got none for ",
+                              join_names(names), " on rank ", group.rank(),
+                              " (freeze them with set_requires_grad(false), or set "
+                              "find_unused_parameters)"));
+  for (const std::size_t i : without_gradient) mark_zero(i);
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    if (!reducer.is_marked(i)) reducer.mark_ready(i);  // what an earlier backward left here
+  }
+  reducer.wait();
+  run = 0;
+  for (std::size_t i = 0; finds_unused() && shadows() && i < trained.size(); ++i) {
+    if (!reached_somewhere[i]) slot_of(i).clear();  // zero() reached it, and no loss did
+  }
+  if (uneven) uneven->announced.clear();
+}
+
+// ---- What no backward has reduced by the time of a step or a stash
+
+void DistributedDataParallel::Impl::reduce(const std::vector<Part>& parts) {
+  if (uneven)
+    fail_everywhere(core::str(
+        "expected a backward that reduces before each step inside join(), got "
+        "a step that has to reduce 'gradient ",
+        parts.empty() ? "" : parts[0].name, "' (the last micro-batch of a step: no no_sync)"));
+  const ReduceOp op = options.average ? ReduceOp::mean : ReduceOp::sum;
+  for (const auto& [gradient, name] : parts) {
+    const std::string text = "gradient " + name;
+    if (!options.allreduce_always_fp32 || !core::is_half(gradient.dtype)) {
+      group.all_reduce(gradient, op, text);
+      continue;
+    }
+    const Tensor wide = Tensor::empty({gradient.numel()}, DType::f32, gradient.device);
+    flatten({gradient}, wide);
+    group.all_reduce(wide, op, text);
+    unflatten(wide, {gradient});
+  }
+}
+
+void DistributedDataParallel::Impl::settle() {
+  try {
+    group.wait();
+  } catch (const core::CommunicationError& error) {
+    for (const auto& [name, tensor] : parameters) tensor.gradient_slot().mark_broken(error.what());
+    throw;
+  }
+}
+
+// ---- Uneven inputs. Before a collective a rank says which one: 'f' the buffers of a forward, 'b' a backward's, 'd' it
+// has no batch and does what the others do.
+
+std::vector<std::string> DistributedDataParallel::Impl::announce(char what) {
+  auto heard = group.exchange(core::str(what, uneven->samples), "join");
+  char active = 'd';
+  for (const std::string& other : heard) {
+    if (other[0] == 'd') continue;
+    CAIRN_CHECK(active == 'd' || active == other[0], "ddp", "expected the ranks that have a batch ",
+                "to be at the same place inside join(), got a forward and a backward");
+    active = other[0];
+  }
+  return heard;
+}
+
+void DistributedDataParallel::Impl::begin_joined() {
+  if (!uneven) return;
+  CAIRN_CHECK(shadows() || !uneven->over, "ddp", "expected no backward after others_go_on() has ",
+              "returned false, got one");
+  const auto heard = shadows() ? uneven->announced : announce('b');
+  double active = 0, samples = 0;
+  for (const std::string& other : heard) {
+    if (other[0] != 'b') continue;
+    active += 1;
+    samples += std::stod(other.substr(1));
+  }
+  const double world = group.world_size();
+  if (uneven->divide_by == DivideBy::samples) {
+    if (samples <= 0)
+      fail_everywhere(
+          "expected samples() before a backward inside a join() that "
+          "divides by samples, got 0 on every rank");
+    const double own = shadows() ? 0.0 : static_cast<double>(uneven->samples);
+    reducer.set_weights(own * world / samples, 1.0);
+    uneven->samples = 0;
+  } else if (uneven->divide_by == DivideBy::participants && options.average) {
+    reducer.set_weights(1.0, world / active);
+  }
+}
+
+bool DistributedDataParallel::Impl::others_go_on() {
+  if (group.world_size() == 1 || uneven->over) return false;
+  CAIRN_CHECK(uneven->announced.empty(), "ddp", "expected a backward of zero() after ",
+              "others_go_on(), got others_go_on() again");
+  uneven->samples = 0;
+  while (true) {
+    prepare(false);
+    const auto heard = announce('d');
+    const auto active = std::find_if(heard.begin(), heard.end(),
+                                     [](const std::string& other) { return other[0] != 'd'; });
+    uneven->over = active == heard.end();
+    if (uneven->over) return false;
+    if ((*active)[0] == 'b') {
+      uneven->announced = heard;
+      return true;
+    }
+    sync_buffers(static_cast<int>(active - heard.begin()));
+  }
+}
+
+}  // namespace cairn::parallel

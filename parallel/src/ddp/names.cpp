@@ -1,0 +1,25 @@
+#include "ddp/names.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "cairn/core/error.h"
+
+namespace cairn::parallel {
+
+std::string join_names(const std::vector<std::string>& names) {
+  constexpr std::size_t kMost = 5;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kMost); ++i)
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  return names.size() <= kMost ? text : core::str(text, " and ", names.size() - kMost, " more");
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace cairn::parallel

@@ -1,0 +1,13 @@
+// Lists of names, in errors and between ranks.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace cairn::parallel {
+
+/// "'a', 'b' and 12 more".
+std::string join_names(const std::vector<std::string>& names);
+std::vector<std::string> lines_of(const std::string& text);
+
+}  // namespace cairn::parallel

@@ -1,0 +1,541 @@
+#include "cairn/parallel/reducer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <sstream>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "cairn/core/error.h"
+#include "cairn/core/stream.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/parallel/flatten.h"
+#include "ddp/bucket_plan.h"
+#include "ddp/check_options.h"
+#include "ddp/memory_view.h"
+#include "ddp/names.h"
+#include "group/listing.h"
+
+namespace cairn::parallel {
+namespace {
+
+using core::Event;
+using core::Stream;
+using core::StreamGuard;
+
+constexpr int kMostStreams = 64;
+
+void check_sizes(std::int64_t first_bucket_bytes, std::int64_t bucket_bytes) {
+  CAIRN_CHECK(first_bucket_bytes > 0 && bucket_bytes > 0, "ddp",
+              "expected bucket sizes above 0, got ", first_bucket_bytes, " and ", bucket_bytes,
+              " bytes");
+}
+
+void check_division(const DistributedOptions& options) {
+  const double f = options.gradient_predivide_factor;
+  CAIRN_CHECK(std::isfinite(f) && f > 0, "ddp",
+              "expected gradient_predivide_factor to be a finite number above 0, got ", f);
+  CAIRN_CHECK(options.average || f == 1.0, "ddp", "expected gradient_predivide_factor ", f,
+              " with average, got it with sums (leave it at 1)");
+  if (!options.hook) return;
+  CAIRN_CHECK(
+      options.average && f == 1.0, "ddp", "expected a hook to divide by itself, got one with ",
+      options.average ? "a gradient_predivide_factor" : "average = false", " (divide in the hook)");
+  CAIRN_CHECK(!options.allreduce_always_fp32, "ddp", "expected a hook to choose the dtype that ",
+              "travels, got one with allreduce_always_fp32 (convert in the hook)");
+}
+
+void check_schedule(const DistributedOptions& options) {
+  const int streams = options.num_allreduce_streams;
+  CAIRN_CHECK(streams >= 1 && streams <= kMostStreams, "ddp",
+              "expected num_allreduce_streams from 1 to ", kMostStreams, ", got ", streams);
+  CAIRN_CHECK(!options.delay_allreduce || streams == 1, "ddp", "expected one stream with ",
+              "delay_allreduce, got num_allreduce_streams ", streams,
+              " (nothing overlaps when everything is reduced at the end)");
+  CAIRN_CHECK(!options.delay_allreduce || options.trigger_parameters.empty(), "ddp",
+              "expected no trigger_parameters with delay_allreduce, got '",
+              options.trigger_parameters.empty() ? "" : options.trigger_parameters[0],
+              "' (nothing is reduced before the end)");
+}
+
+void check_not_of_ddp(const DistributedOptions& options) {
+  const char* wrong = options.find_unused_parameters ? "find_unused_parameters"
+                      : options.static_graph         ? "static_graph"
+                      : options.broadcast_buffers    ? "broadcast_buffers"
+                                                     : nullptr;
+  CAIRN_CHECK(wrong == nullptr, "reducer", "expected options of a reducer, got ", wrong,
+              ", which is DistributedDataParallel's (mark_unused() says what a graph would)");
+}
+
+}  // namespace
+
+void check_options(const DistributedOptions& options) {
+  check_sizes(options.first_bucket_bytes, options.bucket_bytes);
+  check_division(options);
+  check_schedule(options);
+}
+
+namespace {
+
+std::string list(const std::vector<Gradient>& gradients) {
+  std::ostringstream out;
+  for (const Gradient& gradient : gradients) {
+    out << "gradient '" << gradient.name << "' " << gradient.view.dtype << gradient.view.shape
+        << " on " << (gradient.view.device.is_cuda() ? "cuda" : "cpu") << "\n";
+  }
+  return out.str();
+}
+
+std::string list_runs(const std::vector<Gradient>& gradients) {
+  std::ostringstream out;
+  for (const Gradient& gradient : gradients) out << gradient.run << " " << gradient.offset << "\n";
+  return out.str();
+}
+
+bool all_equal(const std::vector<std::string>& texts) {
+  return std::all_of(texts.begin(), texts.end(),
+                     [&](const std::string& text) { return text == texts[0]; });
+}
+
+}  // namespace
+
+struct Reducer::Impl {
+  Impl(ProcessGroup g, const DistributedOptions& o) : group(std::move(g)), options(o) {}
+
+  void register_gradients(const std::vector<std::string>& names,
+                          const std::vector<TensorView>& views, const Layout& layout);
+  std::vector<Gradient> checked(const std::vector<std::string>& names,
+                                const std::vector<TensorView>& views, const Layout& layout) const;
+  void agree_on_list(std::vector<Gradient>& list_of_this_rank, const std::string& error) const;
+  void plan();
+  void plan_order();
+  void mark(std::size_t gradient, bool ready);
+  void reduce_complete();
+  void reduce(std::size_t bucket);
+  void exchange_data(const PlannedBucket& bucket);
+  std::vector<TensorView> parts_of(const PlannedBucket& bucket) const;
+  TensorView stage(const PlannedBucket& bucket, double before);
+  void all_reduce(const PlannedBucket& bucket, const TensorView& data) const;
+  void run_hook(const PlannedBucket& bucket, const TensorView& data);
+  bool converts(const TensorView& gradient) const;
+  const Stream& stream_of(Device device, std::size_t bucket);
+  void wait_for_streams() const;
+  void drop_staged();
+  void wait();
+  void end_pass();
+  void learn_order();
+  [[noreturn]] void fail_everywhere(const std::string& message) const;
+
+  ProcessGroup group;
+  DistributedOptions options;
+  std::vector<Gradient> gradients;
+  std::vector<Tensor> kept;  // the tensors behind them
+  std::vector<PlannedBucket> buckets;
+  std::vector<std::size_t> bucket_of;  // by gradient
+  std::vector<std::string> order;      // rank 0's, of the first pass
+  bool order_known = false;            // it is of these gradients
+  double before = 1.0, after = 1.0;
+  std::int64_t passes = 0;
+  std::function<void(const std::vector<std::size_t>&)> callback;
+  std::map<std::pair<int, int>, std::vector<Stream>> streams;  // by device
+
+  // The pass under way.
+  std::vector<bool> marked;
+  std::vector<std::size_t> missing;  // gradients, by bucket
+  bool under_way = false;
+  std::vector<std::size_t> ready;  // in the order in which they came
+  std::size_t next = 0;            // the first bucket that is not on its way
+  std::vector<Tensor> staged;      // flat buffers
+  std::vector<TensorView> reduced;
+};
+
+/// The other ranks must not wait for this one.
+void Reducer::Impl::fail_everywhere(const std::string& message) const {
+  group.abort(message);
+  core::fail("reducer", message);
+}
+
+std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& names,
+                                             const std::vector<TensorView>& views,
+                                             const Layout& layout) const {
+  CAIRN_CHECK(names.size() == views.size(), "reducer", "expected a name for each of ", views.size(),
+              " gradients, got ", names.size());
+  std::vector<Gradient> list;
+  std::unordered_set<std::string> seen;
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    const TensorView& x = views[i];
+    const bool fits = x.defined() && x.is_dense() && core::is_floating(x.dtype);
+    CAIRN_CHECK(fits, "reducer", "expected a dense gradient of a floating dtype '", names[i],
+                "', got ", x.dtype, x.shape, " with strides ", x.strides);
+    core::check_exists(x.device);
+    CAIRN_CHECK(seen.insert(names[i]).second, "reducer", "expected each gradient once, got '",
+                names[i], "' twice");
+    list.push_back({names[i], x, 0, i, 0});
+  }
+  for (const std::string& trigger : options.trigger_parameters) {
+    CAIRN_CHECK(layout.partial || seen.contains(trigger), "reducer",
+                "expected trigger_parameters to be among the gradients, got '", trigger, "'");
+  }
+  find_runs(list, layout.gap_bytes);
+  return list;
+}
+
+/// The same list on every rank, or an error on every rank. Where neighbours differ (tensors of their own may lie side by side
+/// by chance) nobody is anybody's neighbour.
+void Reducer::Impl::agree_on_list(std::vector<Gradient>& own, const std::string& error) const {
+  const std::string listing = list(own), runs = digest(list_runs(own));
+  const auto told = group.exchange((error.empty() ? "+" : "-") + digest(listing) + runs,
+                                   "the reducer's gradients");
+  const auto failed = [](const std::string& text) { return text[0] == '-'; };
+  if (std::any_of(told.begin(), told.end(), failed)) {
+    const auto errors = group.exchange(error, "the reducer's errors");
+    for (std::size_t rank = 0; rank < errors.size(); ++rank)
+      CAIRN_CHECK(errors[rank].empty(), "reducer", "rank ", rank, ": ", errors[rank]);
+  }
+  if (all_equal(told)) return;
+  const auto listings = group.exchange(listing, "the gradients that differ");
+  for (std::size_t rank = 1; rank < listings.size(); ++rank) {
+    if (listings[rank] != listings[0])
+      fail_at_difference("reducer", "list of gradients", listings[0], listings[rank], rank);
+  }
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    own[i].run = i;
+    own[i].offset = 0;
+  }
+}
+
+void Reducer::Impl::register_gradients(const std::vector<std::string>& names,
+                                       const std::vector<TensorView>& views, const Layout& layout) {
+  CAIRN_CHECK(!under_way, "reducer",
+              "expected a pass to have ended before gradients are registered, got one under way "
+              "(wait(), or abandon())");
+  std::vector<Gradient> list;
+  std::string error;
+  try {
+    list = checked(names, views, layout);
+  } catch (const core::Error& e) {
+    if (group.world_size() == 1) throw;
+    error = e.what();
+  }
+  if (group.world_size() > 1) agree_on_list(list, error);
+  gradients = std::move(list);
+  kept.clear();
+  plan();
+}
+
+void Reducer::Impl::plan() {
+  plan_order();
+  buckets = plan_buckets(gradients, options);
+  bucket_of.assign(gradients.size(), 0);
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    for (std::size_t i : buckets[b].gradients) bucket_of[i] = b;
+  }
+  end_pass();
+}
+
+/// The order of rank 0's first pass, where it is of these gradients; else the reverse of the list.
+void Reducer::Impl::plan_order() {
+  std::unordered_map<std::string, std::size_t> places;
+  for (std::size_t k = 0; k < order.size(); ++k) places[order[k]] = k;
+  order_known = places.size() == gradients.size() &&
+                std::all_of(gradients.begin(), gradients.end(), [&](const Gradient& gradient) {
+                  return places.contains(gradient.name);
+                });
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    gradients[i].expected = order_known ? places[gradients[i].name] : gradients.size() - 1 - i;
+  }
+}
+
+void Reducer::Impl::end_pass() {
+  under_way = false;
+  marked.assign(gradients.size(), false);
+  ready.clear();
+  next = 0;
+  missing.clear();
+  for (const PlannedBucket& bucket : buckets) missing.push_back(bucket.gradients.size());
+}
+
+void Reducer::Impl::mark(std::size_t gradient, bool is_ready) {
+  if (gradient >= gradients.size())
+    fail_everywhere(
+        core::str("expected the place of one of ", gradients.size(), " gradients, got ", gradient));
+  if (marked[gradient])
+    fail_everywhere(core::str("expected each gradient to be ready once, got '",
+                              gradients[gradient].name, "' twice (wait() ends a pass)"));
+  if (!is_ready) kernels::fill(gradients[gradient].view, 0.0);
+  if (!std::exchange(under_way, true)) drop_staged();
+  marked[gradient] = true;
+  if (is_ready) ready.push_back(gradient);
+  --missing[bucket_of[gradient]];
+  if (!options.delay_allreduce) reduce_complete();
+}
+
+void Reducer::Impl::reduce_complete() {
+  if (group.world_size() == 1) return;
+  while (next < buckets.size() && missing[next] == 0) reduce(next++);
+}
+
+const Stream& Reducer::Impl::stream_of(Device device, std::size_t bucket) {
+  auto& own = streams[{static_cast<int>(device.type), device.index}];
+  const auto wanted = bucket % static_cast<std::size_t>(options.num_allreduce_streams);
+  while (own.size() <= wanted) own.push_back(Stream::create(device, "communication"));
+  return own[wanted];
+}
+
+void Reducer::Impl::reduce(std::size_t bucket) {
+  const PlannedBucket& planned = buckets[bucket];
+  const Device device = gradients[planned.gradients[0]].view.device;
+  const Stream& stream = stream_of(device, bucket);
+  Event written(device);
+  written.record(Stream::current(device));
+  stream.wait(written);
+  const StreamGuard guard(stream);
+  try {
+    if (callback) callback(planned.gradients);
+    exchange_data(planned);
+  } catch (const std::exception& error) {
+    group.abort(core::str(planned.name, ": ", error.what()));
+    throw;
+  }
+}
+
+bool Reducer::Impl::converts(const TensorView& gradient) const {
+  return options.allreduce_always_fp32 && core::is_half(gradient.dtype);
+}
+
+/// What lies in it one after another.
+std::vector<TensorView> Reducer::Impl::parts_of(const PlannedBucket& bucket) const {
+  if (bucket.slice.defined()) return {bucket.slice};
+  std::vector<TensorView> parts;
+  for (std::size_t i : bucket.gradients) parts.push_back(gradients[i].view);
+  return parts;
+}
+
+/// Where the bucket is reduced: its slice, or a flat buffer that it is copied to.
+TensorView Reducer::Impl::stage(const PlannedBucket& bucket, double factor) {
+  const TensorView& first = gradients[bucket.gradients[0]].view;
+  const bool in_place = bucket.slice.defined() && !converts(first);
+  if (in_place) {
+    if (factor != 1.0) kernels::affine(bucket.slice, factor, 0.0, bucket.slice);
+    return bucket.slice;
+  }
+  const std::vector<TensorView> parts = parts_of(bucket);
+  std::int64_t elements = 0;
+  for (const TensorView& part : parts) elements += part.numel();
+  const DType dtype = converts(first) ? DType::f32 : first.dtype;
+  staged.push_back(Tensor::empty({elements}, dtype, first.device));
+  flatten(parts, staged.back(), factor);
+  return staged.back();
+}
+
+void Reducer::Impl::exchange_data(const PlannedBucket& bucket) {
+  const double f = options.gradient_predivide_factor;
+  const TensorView data = stage(bucket, before / f);
+  if (options.hook) {
+    run_hook(bucket, data);
+  } else {
+    all_reduce(bucket, data);
+  }
+  const double factor = f == 1.0 ? after : after * f / group.world_size();
+  if (data.data != bucket.slice.data) {
+    unflatten(data, parts_of(bucket), factor);
+  } else if (factor != 1.0) {
+    kernels::affine(data, factor, 0.0, data);
+  }
+  reduced.push_back(data);
+}
+
+void Reducer::Impl::all_reduce(const PlannedBucket& bucket, const TensorView& data) const {
+  const bool mean = options.average && options.gradient_predivide_factor == 1.0;
+  group.all_reduce(data, mean ? ReduceOp::mean : ReduceOp::sum, bucket.name);
+}
+
+void Reducer::Impl::run_hook(const PlannedBucket& bucket, const TensorView& data) {
+  GradientBucket handed{data, {}, {}, bucket.name, passes};
+  std::int64_t offset = 0;
+  for (std::size_t i : bucket.gradients) {
+    const TensorView& x = gradients[i].view;
+    handed.names.push_back(gradients[i].name);
+    if (bucket.slice.defined()) {
+      handed.gradients.push_back(x);
+      continue;
+    }
+    const TensorView part = data.slice(0, offset, offset + x.numel());
+    handed.gradients.emplace_back(part.data, x.shape, x.strides, data.dtype, data.device);
+    offset += x.numel();
+  }
+  options.hook->reduce(handed, group);
+}
+
+/// Whoever read a flat buffer did so in the current streams.
+void Reducer::Impl::drop_staged() {
+  for (const Tensor& flat : staged) flat.storage()->record_use(Stream::current(flat.device()));
+  staged.clear();
+  reduced.clear();
+}
+
+/// Work on the current streams comes after what has been reduced so far.
+void Reducer::Impl::wait_for_streams() const {
+  for (const auto& [device, own] : streams) {
+    for (const Stream& stream : own) {
+      Event done(stream.device());
+      done.record(stream);
+      Stream::current(stream.device()).wait(done);
+    }
+  }
+}
+
+void Reducer::Impl::wait() {
+  std::vector<std::string> missed;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!marked[i]) missed.push_back(gradients[i].name);
+  }
+  if (!missed.empty())
+    fail_everywhere(core::str("expected every gradient before wait(), got no word of ",
+                              join_names(missed), " (mark_ready() or mark_unused() each)"));
+  reduce_complete();
+  wait_for_streams();
+  group.check();
+  if (!options.retain_allreduce_buffers) drop_staged();
+  learn_order();
+  end_pass();
+  ++passes;
+}
+
+/// Gradients that did not become ready come last.
+void Reducer::Impl::learn_order() {
+  if (order_known || options.delay_allreduce || group.world_size() == 1 || gradients.size() < 2)
+    return;
+  std::string text;
+  if (group.rank() == 0) {
+    std::vector<bool> listed(gradients.size(), false);
+    for (std::size_t i : ready) {
+      text += gradients[i].name + "\n";
+      listed[i] = true;
+    }
+    for (std::size_t i = gradients.size(); i-- > 0;) {
+      if (!listed[i]) text += gradients[i].name + "\n";
+    }
+  }
+  order = lines_of(group.exchange(text, "the order of gradients")[0]);
+  plan();
+}
+
+Reducer::Reducer(ProcessGroup group, const DistributedOptions& options) {
+  check_options(options);
+  check_not_of_ddp(options);
+  impl_ = std::make_unique<Impl>(std::move(group), options);
+}
+
+Reducer::~Reducer() = default;
+Reducer::Reducer(Reducer&&) noexcept = default;
+Reducer& Reducer::operator=(Reducer&&) noexcept = default;
+
+void Reducer::register_gradients(const std::vector<std::string>& names,
+                                 const std::vector<TensorView>& gradients, const Layout& layout) {
+  impl_->register_gradients(names, gradients, layout);
+}
+
+void Reducer::register_gradients(const NamedTensors& gradients) {
+  std::vector<std::string> names;
+  std::vector<TensorView> views;
+  std::vector<Tensor> tensors;
+  for (const auto& [name, tensor] : gradients) {
+    names.push_back(name);
+    views.push_back(tensor.defined() ? tensor.view() : TensorView());
+    tensors.push_back(tensor);
+  }
+  impl_->register_gradients(names, views, {});
+  impl_->kept = std::move(tensors);
+}
+
+void Reducer::mark_ready(std::size_t gradient) {
+  impl_->mark(gradient, true);
+}
+void Reducer::mark_unused(std::size_t gradient) {
+  impl_->mark(gradient, false);
+}
+bool Reducer::is_marked(std::size_t gradient) const {
+  return impl_->marked.at(gradient);
+}
+void Reducer::wait() {
+  impl_->wait();
+}
+void Reducer::abandon() {
+  impl_->wait_for_streams();
+  impl_->end_pass();
+}
+
+void Reducer::set_weights(double before, double after) {
+  impl_->before = before;
+  impl_->after = after;
+}
+void Reducer::before_reduction(std::function<void(const std::vector<std::size_t>&)> callback) {
+  impl_->callback = std::move(callback);
+}
+
+std::vector<Reducer::Bucket> Reducer::buckets() const {
+  std::vector<Bucket> described;
+  for (const PlannedBucket& planned : impl_->buckets) {
+    const TensorView& first = impl_->gradients[planned.gradients[0]].view;
+    const bool converts = impl_->converts(first);
+    Bucket bucket;
+    std::int64_t elements = 0;
+    for (const TensorView& part : impl_->parts_of(planned)) elements += part.numel();
+    for (std::size_t i : planned.gradients) bucket.parameters.push_back(impl_->gradients[i].name);
+    bucket.dtype = converts ? DType::f32 : first.dtype;
+    bucket.bytes = elements * static_cast<std::int64_t>(core::size_of(bucket.dtype));
+    bucket.in_place = planned.slice.defined() && !converts;
+    described.push_back(std::move(bucket));
+  }
+  return described;
+}
+
+std::vector<TensorView> Reducer::reduced_buckets() const {
+  CAIRN_CHECK(impl_->options.retain_allreduce_buffers, "reducer",
+              "expected retain_allreduce_buffers, got a reducer that keeps no buffers");
+  return impl_->reduced;
+}
+
+const ProcessGroup& Reducer::group() const {
+  return impl_->group;
+}
+
+StateDict Reducer::state_dict() const {
+  StateDict state;
+  state.set("first_bucket_bytes", impl_->options.first_bucket_bytes);
+  state.set("bucket_bytes", impl_->options.bucket_bytes);
+  state.set("buckets", static_cast<std::int64_t>(impl_->buckets.size()));
+  state.set("passes", impl_->passes);
+  std::string order;
+  for (const std::string& name : impl_->order) order += name + "\n";
+  state.set("order", order);
+  if (impl_->options.hook) {
+    if (StateDict hook = impl_->options.hook->state_dict(false); !hook.empty())
+      state.make_dict("hook") = std::move(hook);
+  }
+  return state;
+}
+
+/// A state of an older version has neither passes nor order.
+void Reducer::load_state_dict(const StateDict& state) {
+  CAIRN_CHECK(!impl_->under_way, "reducer", "expected a pass to have ended before a state is ",
+              "loaded, got one under way (wait(), or abandon())");
+  const std::int64_t first = state.integer("first_bucket_bytes");
+  const std::int64_t others = state.integer("bucket_bytes");
+  check_sizes(first, others);
+  const std::int64_t passes = state.contains("passes") ? state.integer("passes") : 0;
+  std::vector<std::string> order;
+  if (state.contains("order")) order = lines_of(state.text("order"));
+  if (impl_->options.hook && state.contains("hook"))
+    impl_->options.hook->load_state_dict(state.dict("hook"));
+  impl_->options.first_bucket_bytes = first;
+  impl_->options.bucket_bytes = others;
+  impl_->passes = passes;
+  impl_->order = std::move(order);
+  impl_->plan();
+}
+
+}  // namespace cairn::parallel

@@ -1,0 +1,221 @@
+// linear_cross_entropy against what it fuses: cross_entropy(linear()).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "cairn/autograd/autocast.h"
+#include "cairn/autograd/ops.h"
+#include "cairn/core/memory.h"
+#include "gradient_check.h"
+#include "support/cpu_only.h"
+
+namespace cairn::autograd {
+namespace {
+
+using testing::check_gradients;
+using testing::error_of;
+using testing::expect_close;
+using ::testing::HasSubstr;
+using testing::leaf;
+using testing::random_tensor;
+using testing::strided_leaf;
+
+/// Targets 0..V-1, every fifth of them ignored.
+Tensor targets(const Shape& shape, std::int64_t V, unsigned seed, std::int64_t ignored = -100) {
+  std::mt19937 draw(seed);
+  std::vector<std::int64_t> classes;
+  for (std::int64_t i = 0; i < shape.numel(); ++i) {
+    const auto drawn = static_cast<std::int64_t>(draw() % static_cast<unsigned>(V));
+    classes.push_back(draw() % 5 == 0 ? ignored : drawn);
+  }
+  return Tensor::from(classes, shape);
+}
+
+struct Outcome {
+  std::vector<double> loss, dx, dweight, dbias;
+};
+
+Outcome outcome(const Tensors& leaves, const Tensor& loss, double seed = 1.0) {
+  backward(sum(loss) * seed);
+  Outcome o{loss.to_vector()};
+  std::vector<double>* const into[] = {&o.dx, &o.dweight, &o.dbias};
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (!leaves[i].defined() || !leaves[i].requires_grad()) continue;
+    *into[i] = leaves[i].grad().to_vector();
+    leaves[i].gradient_slot().clear();
+  }
+  return o;
+}
+
+/// Within `tolerance` of the largest expected: sums of as many terms, rounded in another order.
+void expect_near(const std::vector<double>& got, const std::vector<double>& expected,
+                 double tolerance) {
+  ASSERT_EQ(got.size(), expected.size());
+  double scale = 0;
+  for (const double e : expected) scale = std::max(scale, std::abs(e));
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (std::isnan(got[i]) && std::isnan(expected[i])) continue;
+    ASSERT_LE(std::abs(got[i] - expected[i]), tolerance * scale) << "element " << i;
+  }
+}
+
+void expect_near(const Outcome& got, const Outcome& expected, double tolerance) {
+  expect_near(got.loss, expected.loss, tolerance);
+  expect_near(got.dx, expected.dx, tolerance);
+  expect_near(got.dweight, expected.dweight, tolerance);
+  expect_near(got.dbias, expected.dbias, tolerance);
+}
+
+TEST(LinearCrossEntropy, HasTheGradientsOfItsFormula) {
+  const Tensor target = targets({2, 3}, 7, 1);
+  for (const bool recompute : {false, true}) {
+    for (const Reduction reduction : {Reduction::none, Reduction::mean, Reduction::sum}) {
+      const auto f = [&](const Tensors& x) {
+        return linear_cross_entropy(x[0], x[1], x[2], target,
+                                    {.reduction = reduction, .label_smoothing = 0.1}, recompute);
+      };
+      check_gradients(f, {leaf({2, 3, 4}, 1), leaf({7, 4}, 2), leaf({7}, 3)});
+      check_gradients(f, {leaf({2, 3, 4}, 1), strided_leaf({7, 4}, 2), Tensor()});
+      check_gradients(f, {random_tensor({2, 3, 4}, 1), leaf({7, 4}, 2), Tensor()});
+      check_gradients(f, {leaf({2, 3, 4}, 1), random_tensor({7, 4}, 2), leaf({7}, 3)});
+    }
+  }
+}
+
+// Shapes, options and dtypes as drawn; vocabularies of 60,000 make chunks of 70 or 140 rows.
+TEST(LinearCrossEntropy, IsCrossEntropyOfLinear) {
+  std::mt19937 draw(10);
+  const auto below = [&](unsigned n) { return static_cast<std::int64_t>(draw() % n); };
+  for (int i = 0; i < 40; ++i) {
+    const std::int64_t N = below(200), C = 1 + below(9);
+    const std::int64_t V = i % 8 == 0 ? 60000 + below(9) : 1 + below(60);
+    const DType dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+    const DType dtype = dtypes[below(4)];
+    CrossEntropyOptions options{.reduction = static_cast<Reduction>(below(3))};
+    if (below(2) == 0) options.ignore_index = 0;
+    if (below(2) == 0) options.label_smoothing = 0.2;
+    const Tensor target = targets({N}, V, static_cast<unsigned>(i), options.ignore_index);
+    const Tensors leaves{leaf({N, C}, draw(), -1, 1, dtype), leaf({V, C}, draw(), -2, 2, dtype),
+                         below(2) == 0 ? Tensor() : leaf({V}, draw(), -1, 1, dtype)};
+    const bool recompute = below(2) == 0;
+    SCOPED_TRACE(core::str(leaves[0].shape()) + " V " + std::to_string(V) + " " +
+                 std::string(core::name(dtype)) + (recompute ? " recompute" : "") + " reduction " +
+                 std::to_string(static_cast<int>(options.reduction)));
+    const Outcome expected = outcome(
+        leaves, cross_entropy(linear(leaves[0], leaves[1], leaves[2]), target, options), 3.0);
+    const Outcome got = outcome(
+        leaves, linear_cross_entropy(leaves[0], leaves[1], leaves[2], target, options, recompute),
+        3.0);
+    const double tolerance = dtype == DType::f64    ? 1e-12
+                             : dtype == DType::f32  ? 2e-5
+                             : dtype == DType::bf16 ? 2e-2
+                                                    : 3e-3;
+    expect_near(got, expected, tolerance);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(LinearCrossEntropy, AddsToGradientsThatAreThere) {
+  const Tensor target = targets({300}, 60000, 1);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Tensor x = leaf({300, 3}, 1, -1, 1, dtype), weight = leaf({60000, 3}, 2, -1, 1, dtype);
+    for (const bool recompute : {false, true}) {
+      const auto loss = [&] { return linear_cross_entropy(x, weight, {}, target, {}, recompute); };
+      const Outcome once = outcome({x, weight, {}}, loss());
+      backward(loss());
+      const Outcome twice = outcome({x, weight, {}}, loss());
+      for (std::size_t i = 0; i < once.dweight.size(); ++i) {
+        ASSERT_NEAR(twice.dweight[i], 2 * once.dweight[i], 1e-7 + 1e-2 * std::abs(once.dweight[i]));
+      }
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, MayBeDifferentiatedTwiceWithARetainedGraph) {
+  const Tensor x = leaf({5, 3}, 1), weight = leaf({9, 3}, 2), target = targets({5}, 9, 3);
+  const Tensor loss = linear_cross_entropy(x, weight, {}, target);
+  backward(loss, {}, {.retain_graph = true});
+  const std::vector<double> once = weight.grad().to_vector();
+  weight.gradient_slot().clear();
+  backward(loss);
+  EXPECT_EQ(weight.grad().to_vector(), once);
+}
+
+// 1e-6 of a probability is nothing in f16 after a mean over 5,000 rows, unless something scales it.
+TEST(LinearCrossEntropy, KeepsSmallGradientsOfHalfLogits) {
+  const std::int64_t N = 5000;
+  const Tensor x = Tensor::full({N, 1}, 1.0, DType::f16), target = Tensor::zeros({N}, DType::i64);
+  Tensor weight = Tensor::from(std::vector<double>{0.0, -13.8}, {2, 1}, DType::f16);
+  weight.set_requires_grad(true);
+  const double p = std::exp(weight.to_vector()[1]) / (1 + std::exp(weight.to_vector()[1]));
+  backward(linear_cross_entropy(x, weight, {}, target) * 65536.0);
+  EXPECT_NEAR(weight.grad().to_vector()[1], 65536 * p, 65536 * p * 0.02);
+}
+
+TEST(LinearCrossEntropy, EverythingIgnoredIsNaNAsAMeanAndHasNoGradient) {
+  const Tensor target = Tensor::full({4}, -100, DType::i64);
+  for (const bool recompute : {false, true}) {
+    const Tensor x = leaf({4, 3}, 1), weight = leaf({6, 3}, 2);
+    const Tensor loss = linear_cross_entropy(x, weight, {}, target, {}, recompute);
+    EXPECT_TRUE(std::isnan(loss.item()));
+    backward(loss);
+    EXPECT_EQ(weight.grad().to_vector(), std::vector<double>(18, 0.0));
+    EXPECT_EQ(x.grad().to_vector(), std::vector<double>(12, 0.0));
+  }
+}
+
+TEST(LinearCrossEntropy, RunsInHalfInAnAutocastRegion) {
+  const Tensor x = leaf({6, 8}, 1, -1, 1, DType::f32), weight = leaf({11, 8}, 2, -1, 1, DType::f32);
+  const Tensor target = targets({6}, 11, 1);
+  const auto in_region = [&](auto f) {
+    const AutocastGuard region(true, DType::bf16);
+    return outcome({x, weight, {}}, f());
+  };
+  const Outcome expected = in_region([&] { return cross_entropy(linear(x, weight, {}), target); });
+  const Outcome got = in_region([&] { return linear_cross_entropy(x, weight, {}, target); });
+  expect_near(got, expected, 2e-2);
+}
+
+// Beyond what the operands' gradients take, a chunk: the logits would be 96 MB.
+TEST(LinearCrossEntropy, NeverHoldsTheLogits) {
+  const std::int64_t N = 800, V = 30000, C = 8;
+  const Tensor x = leaf({N, C}, 1, -1, 1, DType::f32), weight = leaf({V, C}, 2, -1, 1, DType::f32);
+  const Tensor target = targets({N}, V, 1);
+  const auto peak = [&](auto loss) {
+    const Device device = core::default_device();
+    const std::size_t before = core::memory_stats(device).current_total;
+    core::reset_peak_memory(device);
+    backward(loss());
+    const std::size_t most = core::memory_stats(device).peak_total - before;
+    x.gradient_slot().clear(), weight.gradient_slot().clear();
+    return most;
+  };
+  const auto fused = [&](bool recompute) {
+    return peak([&] { return linear_cross_entropy(x, weight, {}, target, {}, recompute); });
+  };
+  const std::size_t plain = peak([&] { return cross_entropy(linear(x, weight, {}), target); });
+  EXPECT_GE(plain, std::size_t{96} << 20 >> 1);
+  if (!core::default_device().is_cpu()) return;  // a GPU's chunks hold all of these rows
+  EXPECT_LE(fused(false), std::size_t{38} << 20);
+  EXPECT_LE(fused(true), std::size_t{37} << 20);
+}
+
+TEST(LinearCrossEntropy, NamesWrongInputs) {
+  CAIRN_CPU_ONLY("a GPU would have to be waited for");
+  const Tensor x = random_tensor({4, 3}, 1), weight = random_tensor({6, 3}, 2);
+  const auto message = [&](const Tensor& w, const Tensor& bias, const Tensor& target) {
+    return error_of([&] { linear_cross_entropy(x, w, bias, target); });
+  };
+  const Tensor zeros = Tensor::zeros({4}, DType::i64);
+  EXPECT_THAT(message({}, {}, zeros), HasSubstr("expected weight [V, C], got none"));
+  EXPECT_THAT(message(random_tensor({6, 2}, 1), {}, zeros), HasSubstr("expected x [..., 2]"));
+  EXPECT_THAT(message(weight, random_tensor({5}, 1), zeros), HasSubstr("expected bias [6]"));
+  EXPECT_THAT(message(weight, {}, Tensor::zeros({5}, DType::i64)),
+              HasSubstr("expected i64 targets of shape [4] for logits [4, 6]"));
+  EXPECT_THAT(message(weight, {}, Tensor::full({4}, 6, DType::i64)), HasSubstr("6"));
+}
+
+}  // namespace
+}  // namespace cairn::autograd

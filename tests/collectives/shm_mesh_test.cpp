@@ -1,0 +1,172 @@
+// The shared-memory mesh: several sizes, peers that write nonsense, abort, time limits.
+#include "collectives/shm/shm_mesh.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "collectives/routed_mesh.h"
+#include "meshes.h"
+#include "parallel/expect_error.h"
+
+namespace cairn::parallel {
+namespace {
+
+using core::CommunicationError;
+using std::chrono::milliseconds;
+using test::expect_error;
+using test::in_threads;
+
+std::vector<unsigned char> bytes_of(int seed, std::size_t n) {
+  std::vector<unsigned char> bytes(n);
+  for (std::size_t i = 0; i < n; ++i)
+    bytes[i] = static_cast<unsigned char>(i * 7 + i / 251 + static_cast<std::size_t>(seed));
+  return bytes;
+}
+
+TEST(ShmMesh, CarriesMessagesOfAnySizeInOrder) {
+  const auto segment = ShmSegment::create(3);
+  in_threads(3, [&](int rank) {
+    ShmMesh mesh(segment, rank);
+    const std::size_t ring = segment->ring_bytes();
+    for (const std::size_t n :
+         {std::size_t{1}, std::size_t{15}, ring - 17, ring - 16, ring, ring + 1, 5 * ring + 3}) {
+      const int to = (rank + 1) % 3, from = (rank + 2) % 3;
+      const auto first = bytes_of(rank, n), second = bytes_of(rank + 9, n / 2 + 1);
+      std::vector<unsigned char> a(n), b(n / 2 + 1);
+      const auto one = mesh.start(0, {{to, first.data(), n}}, {{from, a.data(), n}});
+      const auto two = mesh.start(1, {{to, second.data(), b.size()}}, {{from, b.data(), b.size()}});
+      two->wait();  // moves the first as well
+      one->wait();
+      EXPECT_EQ(a, bytes_of(from, n));
+      EXPECT_EQ(b, bytes_of(from + 9, b.size()));
+    }
+  });
+}
+
+TEST(ShmMesh, IsOpenedByAnotherProcessAndByNobodyAfterwards) {
+  const auto segment = ShmSegment::create(2);
+  const std::string address = segment->address();
+  const auto opened = ShmSegment::open(address);
+  std::memset(segment->ring(0, 1), 42, 1);
+  EXPECT_EQ(static_cast<int>(*opened->ring(0, 1)), 42);
+  segment->close_file();
+  expect_error<CommunicationError>([&] { ShmSegment::open(address); }, {"[shm]"});
+}
+
+TEST(ShmMesh, OpensOnlyWhatItsHostMade) {
+  for (const std::string address : {"", "x", "1 2", "-1 0 2 0", "1 0 100000 0"})
+    expect_error<CommunicationError>([&] { ShmSegment::open(address); }, {"no address"});
+  const auto segment = ShmSegment::create(2);
+  const std::string address = segment->address();
+  const std::string prefix = address.substr(0, address.find(' ', address.find(' ') + 1));
+  expect_error<CommunicationError>([&] { ShmSegment::open(prefix + " 3 7"); }, {"not what rank 0"});
+  expect_error<CommunicationError>([&] { ShmSegment::open(prefix + " 2 7"); }, {"another job"});
+  expect_error<CommunicationError>([&] { ShmSegment::open("1 99999 2 7"); }, {"cannot open"});
+}
+
+TEST(ShmMesh, AbortEndsAWaitAndAllLaterOnes) {
+  const auto segment = ShmSegment::create(2);
+  ShmMesh mesh(segment, 0);
+  char byte = 0;
+  const auto transfer = mesh.start(0, {}, {{1, &byte, 1}});
+  std::thread waiter([&] { EXPECT_THROW(transfer->wait(), CommunicationError); });
+  mesh.abort();
+  waiter.join();
+  EXPECT_THROW(mesh.start(0, {}, {{1, &byte, 1}}), CommunicationError);
+}
+
+TEST(ShmMesh, WaitsNoLongerThanItIsTold) {
+  const auto segment = ShmSegment::create(2);
+  ShmMesh mesh(segment, 0);
+  char byte = 0;
+  const auto transfer = mesh.start(0, {}, {{1, &byte, 1}});
+  expect_error<CommunicationError>([&] { transfer->wait(milliseconds(20)); }, {"in time"});
+}
+
+// What a peer wrote that is damaged or hostile: an error, and nothing is read or written beyond the
+// ring (AddressSanitizer sees it).
+
+TEST(ShmMesh, FindsDamagedPositions) {
+  for (const std::uint64_t nonsense : {~std::uint64_t{0}, std::uint64_t{1} << 40}) {
+    const auto segment = ShmSegment::create(2);
+    ShmMesh mesh(segment, 0);
+    char byte = 0;
+    segment->positions(1, 0).written = nonsense;
+    const auto transfer = mesh.start(0, {}, {{1, &byte, 1}});
+    expect_error<CommunicationError>([&] { transfer->wait(); }, {"rank 1", "damaged"});
+  }
+  const auto segment = ShmSegment::create(2);
+  ShmMesh mesh(segment, 0);
+  const char byte = 0;
+  segment->positions(0, 1).read = 5;  // more than was written
+  expect_error<CommunicationError>([&] { mesh.start(0, {{1, &byte, 1}}, {}); }, {"damaged"});
+}
+
+TEST(ShmMesh, FindsAMessageOfAnotherSizeOrCollective) {
+  const auto exchange = [](std::size_t bytes, std::uint64_t tag) {
+    const auto segment = ShmSegment::create(2);
+    ShmMesh sender(segment, 1), receiver(segment, 0);
+    const auto data = bytes_of(0, bytes);
+    sender.set_tag(tag);
+    const auto sent = sender.start(0, {{0, data.data(), bytes}}, {});
+    std::vector<unsigned char> out(100);
+    receiver.set_tag(5);
+    receiver.start(0, {}, {{1, out.data(), out.size()}})->wait();
+    EXPECT_EQ(out, data);
+  };
+  exchange(100, 5);
+  expect_error<CommunicationError>([&] { exchange(101, 5); }, {"expected 100 bytes", "sent 101"});
+  expect_error<CommunicationError>([&] { exchange(100, 6); }, {"another collective"});
+}
+
+TEST(ShmMesh, AnyBytesInTheSegmentEndInAnErrorOrAWait) {
+  std::uint64_t random = 1;
+  for (int round = 0; round < 200; ++round) {
+    const auto segment = ShmSegment::create(2);
+    ShmMesh mesh(segment, 0);
+    std::byte* from = reinterpret_cast<std::byte*>(&segment->positions(1, 0).written);
+    for (int i = 0; i < 4; ++i) {
+      random = random * 6364136223846793005u + 1442695040888963407u;
+      std::memcpy(segment->ring(1, 0) + 8 * i, &random, 8);
+    }
+    const std::uint64_t written = round % 2 == 0 ? random >> 40 : random;
+    std::memcpy(from, &written, 8);
+    std::vector<unsigned char> out(64);
+    const auto transfer = mesh.start(0, {}, {{1, out.data(), out.size()}});
+    EXPECT_THROW(transfer->wait(milliseconds(1)), CommunicationError);
+  }
+}
+
+// Two hosts of two ranks: local messages never touch the network.
+TEST(RoutedMesh, SendsLocalMessagesThroughMemoryAndOthersOverTheNetwork) {
+  test::Post post(4);
+  const std::shared_ptr<ShmSegment> hosts[] = {ShmSegment::create(2), ShmSegment::create(2)};
+  in_threads(4, [&](int rank) {
+    std::vector<int> places{-1, -1, -1, -1};
+    places[static_cast<std::size_t>(rank % 2)] = 0;
+    places[static_cast<std::size_t>(rank % 2 + 2)] = 1;
+    RoutedMesh mesh(std::make_unique<ShmMesh>(hosts[rank % 2], rank / 2), places,
+                    std::make_unique<test::CountingMesh>(post, rank));
+    mesh.set_tag(3);
+    std::vector<int> all(4, -1);
+    std::vector<Mesh::Send> sends;
+    std::vector<Mesh::Receive> receives;
+    for (int i = 1; i < 4; ++i) {
+      const int peer = (rank + i) % 4;
+      sends.push_back({peer, &rank, sizeof rank});
+      receives.push_back({peer, &all[static_cast<std::size_t>(peer)], sizeof(int)});
+    }
+    mesh.exchange(sends, receives);
+    for (int peer = 0; peer < 4; ++peer)
+      EXPECT_EQ(all[static_cast<std::size_t>(peer)], peer == rank ? -1 : peer);
+    EXPECT_EQ(post.count(rank).messages, 2);
+  });
+}
+
+}  // namespace
+}  // namespace cairn::parallel

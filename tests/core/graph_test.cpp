@@ -1,0 +1,152 @@
+#include "cairn/core/graph.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+
+#include "cairn/core/error.h"
+#include "cairn/core/generator.h"
+#include "cairn/core/memory.h"
+#include "cairn/core/tensor.h"
+#include "core/message_of.h"
+
+namespace cairn::core {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Graphs, AreRefusedOnTheCpu) {
+  EXPECT_THAT(message_of<Unsupported>([] { Graph graph(Device{}); }),
+              HasSubstr("[graph] expected a CUDA device, got cpu:0"));
+  EXPECT_FALSE(capturing());
+}
+
+TEST(Graphs, ADrawOutsideOfACaptureIsTheNextNumber) {
+  Generator a(3), b(3);
+  for (int k = 0; k < 3; ++k) {
+    const RandomDraw draw = a.draw().resolved();
+    EXPECT_EQ(draw.seed, 3u);
+    EXPECT_EQ(draw.offset, b.next());
+  }
+  const std::uint64_t base[] = {11, 100};
+  const RandomDraw replayed = RandomDraw{0, 5, base}.resolved();
+  EXPECT_EQ(replayed.seed, 11u);
+  EXPECT_EQ(replayed.offset, 105u);
+}
+
+class GraphsOnCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda_available()) GTEST_SKIP() << "no GPU";
+  }
+  const Device device{DeviceType::cuda, 0};
+  Tensor numbers(double value) const { return Tensor::full({1000}, value, DType::f32, device); }
+  /// Reserved after all was given back that can be.
+  std::size_t reserved() const {
+    release_cached_memory(device);
+    return memory_stats(device).reserved;
+  }
+  static void expect_all(const Tensor& x, double value) {
+    EXPECT_THAT(x.to_vector<double>(), testing::Each(value));
+  }
+};
+
+TEST_F(GraphsOnCuda, ReplayOnTheCurrentStreamWhatWasRecorded) {
+  const Tensor from = numbers(1), to = numbers(0);
+  Graph graph(device);
+  const auto work = [&] {
+    const Tensor scratch = Tensor::empty_like(from);
+    copy_bytes(from, scratch);
+    copy_bytes(scratch, to);
+  };
+  EXPECT_FALSE(graph.captured());
+  EXPECT_THROW(graph.replay(), InvalidArgument);
+  graph.warm_up(work);
+  expect_all(to, 1);
+  copy_bytes(numbers(2), from);
+  graph.capture(work);
+  expect_all(to, 1);  // nothing ran
+  graph.replay();
+  expect_all(to, 2);
+  const Stream other = Stream::create(device);
+  other.submit([&] {
+    copy_bytes(numbers(3), from);
+    graph.replay();
+  });
+  other.synchronize();
+  expect_all(to, 3);
+}
+
+TEST_F(GraphsOnCuda, KeepTheirMemoryUntilTheyEnd) {
+  const Tensor from = numbers(1), to = numbers(0);
+  const std::size_t before = reserved();
+  {
+    Graph graph(device);
+    const auto work = [&] {
+      const Tensor scratch = Tensor::empty_like(from);
+      copy_bytes(from, scratch);
+      copy_bytes(scratch, to);
+    };
+    graph.warm_up(work);
+    graph.capture(work);
+    EXPECT_GE(reserved(), before + 4000);
+    std::vector<Tensor> others;
+    for (int k = 0; k < 20; ++k) others.push_back(numbers(9));
+    graph.replay();
+    for (const Tensor& other : others) expect_all(other, 9);
+    expect_all(to, 1);
+  }
+  EXPECT_EQ(reserved(), before);
+}
+
+TEST_F(GraphsOnCuda, RefuseWhatNeedsTheHost) {
+  const Tensor x = numbers(1);
+  Graph graph(device);
+  const auto refused = [&](const std::function<void()>& work) {
+    graph.warm_up(work);
+    const std::string message = message_of<Unsupported>([&] { graph.capture(work); });
+    EXPECT_FALSE(graph.captured());
+    EXPECT_FALSE(capturing());
+    expect_all(x, 1);  // the device goes on
+    return message;
+  };
+  EXPECT_THAT(refused([&] { Tensor::full({1}, 2.0, DType::f32, device).item(); }),
+              HasSubstr("[copy] expected work that a graph can repeat, got a copy between the host "
+                        "and a GPU"));
+  EXPECT_THAT(refused([&] { Stream::current(device).synchronize(); }),
+              HasSubstr("[stream] expected work that a graph can repeat, got a wait"));
+  EXPECT_THAT(refused([] { Generator::current().next(); }), HasSubstr("[random] expected"));
+  EXPECT_THAT(refused([] { Storage::allocate_pinned(10); }), HasSubstr("[allocate] expected"));
+  std::vector<Tensor> kept;
+  EXPECT_THAT(refused([&] { kept.push_back(numbers(3)); }),
+              HasSubstr("[capture] expected memory that a warm-up has left, got a request for 3.91 "
+                        "KiB"));
+  Graph inner(device);
+  EXPECT_THAT(refused([&] {
+                if (capturing()) inner.capture([] {});
+              }),
+              HasSubstr("got the capture of another graph"));
+}
+
+TEST_F(GraphsOnCuda, ReplaysDrawWhatTheWorkWould) {
+  manual_seed(5);
+  const Tensor x = numbers(1);
+  Graph graph(device);
+  std::uint64_t drawn = 0;
+  const auto work = [&] {
+    for (int k = 0; k < 3; ++k) drawn = Generator::current().draw().offset;
+  };
+  graph.warm_up(work);
+  EXPECT_EQ(drawn, 2u);
+  EXPECT_EQ(Generator::current().offset(), 3u);
+  graph.capture(work);
+  EXPECT_EQ(drawn, 2u);  // counted from the step's first
+  EXPECT_EQ(Generator::current().offset(), 3u);
+  graph.replay();
+  graph.replay();
+  EXPECT_EQ(Generator::current().offset(), 9u);
+  expect_all(x, 1);
+}
+
+}  // namespace
+}  // namespace cairn::core

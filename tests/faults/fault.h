@@ -1,0 +1,63 @@
+// One fault in one job: what is broken, where and when, and what the ranks must say of it.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace cairn::test {
+
+enum class FaultKind : std::uint8_t {
+  kill,
+  stop,
+  doze,
+  leave,
+  give_up,
+  other_collective,
+  other_shape,
+  other_dtype,
+  other_root,
+  other_name,
+  out_of_memory,
+  sleep,
+  reset_control,
+  reset_data,
+  cut,
+  short_cut,
+  signals,
+  stranger,
+  child,
+  full_disk
+};
+inline constexpr int kFaultKinds = 20;
+
+enum class Engine : std::uint8_t { shared_memory, gloo, two_machines };
+
+struct Fault {
+  FaultKind kind{};
+  Engine engine{};
+  int world = 2;
+  int victim = 0;
+  int at = 0;         // the iteration
+  bool token = true;  // without one the job meets at local sockets
+  std::uint64_t seed = 0;
+
+  /// What the error of a rank must match (a regular expression); empty: the rank must end well.
+  std::string expected(int rank) const;
+  /// Of the core::Error that the rank must end with.
+  std::string expected_type(int rank) const;
+  /// The exit status; 128 + n for signal n.
+  int expected_status(int rank) const;
+  bool breaks() const;
+
+  std::string describe() const;
+  std::string pack() const;
+  static Fault unpack(const std::string& text);
+};
+
+/// The kinds in turn, in an order of the generator's, so that a few faults are of different kinds.
+/// Without namespaces of their own jobs have one machine.
+std::vector<Fault> draw_faults(int count, std::uint64_t seed, bool namespaces);
+
+}  // namespace cairn::test

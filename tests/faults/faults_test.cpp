@@ -1,0 +1,381 @@
+// Real jobs with one fault each, drawn from a seed: what every rank says, and that nothing is left.
+//
+// CAIRN_FAULTS says how many; RC_PARAMS="seed=..." repeats a search; CAIRN_FAULT=N runs that one alone.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/close_range.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <random>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "cairn/core/error.h"
+#include "fault.h"
+#include "parallel/ranks.h"
+#include "place.h"
+#include "rank.h"
+
+namespace cairn::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr double kMostToSay = 10.0;   // seconds after the fault
+constexpr double kMostToExit = 15.0;  // likewise
+constexpr double kMostToStart = 30.0;
+constexpr auto kBlink = milliseconds(700);
+constexpr double kDoze = 4.5;  // longer than a heartbeat's timeout
+constexpr int kSideBySide = 2;
+constexpr const char* kFaultVariable = "CAIRN_TEST_FAULT";
+
+/// What a rank wrote: a line of run_rank's.
+struct Line {
+  std::string word, text;
+  std::int64_t time = 0;
+};
+
+const std::set<std::string> kWords{"at", "error", "ok", "wrong"};
+
+std::vector<Line> lines_in(const std::string& output) {
+  std::vector<Line> lines;
+  std::istringstream in(output);
+  for (std::string text; std::getline(in, text);) {
+    Line line;
+    std::istringstream words(text);
+    words >> line.word >> line.time;
+    if (words.fail() || !kWords.contains(line.word)) continue;
+    std::getline(words >> std::ws, line.text);
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+/// Processes of the job, by the variable that all of them inherit.
+std::vector<pid_t> processes_with(const std::string& variable) {
+  std::vector<pid_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const int pid = std::atoi(entry.path().filename().c_str());
+    if (pid <= 0) continue;
+    std::ifstream file(entry.path() / "environ");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    if (text.find(variable) != std::string::npos) found.push_back(pid);
+  }
+  return found;
+}
+
+class Job {
+ public:
+  Job(const Fault& fault, bool namespaces)
+      : fault_(fault),
+        place_(namespaces, fault.engine == Engine::two_machines),
+        variable_(core::str(kFaultVariable, '=', fault.pack())),
+        port_(free_port()) {
+    if (namespaces && fault_.kind == FaultKind::full_disk && fault_.victim == 0) {
+      place_.add_small_disk("checkpoints");
+    }
+    for (int rank = 0; rank < fault_.world; ++rank) start(rank);
+  }
+  ~Job() {
+    for (const Rank& rank : ranks_) {
+      if (rank.running) kill(rank.pid, SIGKILL), waitpid(rank.pid, nullptr, 0);
+    }
+    for (const int fd : strangers_) close(fd);
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  /// What went wrong; empty: all was as expected.
+  std::string run();
+  /// What was expected and what each rank said.
+  std::string report() const;
+
+ private:
+  struct Rank {
+    pid_t pid = -1;
+    bool running = true;
+    int status = 0;
+    std::int64_t ended = 0;
+    std::string output;
+  };
+  std::string path_of(int rank) const { return core::str(place_.folder(), "/rank_", rank); }
+  std::string output_of(int rank) const {
+    std::ifstream file(path_of(rank));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  double since_fault(std::int64_t time) const {
+    return static_cast<double>(time - fault_time_) / 1e9;
+  }
+  bool is_late() const;
+  void start(int rank);
+  [[noreturn]] void become(int rank, char* const* arguments, char* const* environment) const;
+  void watch();
+  void collect();
+  bool all_ended() const;
+  void inject();
+  void wake();
+  std::string judge(int rank) const;
+
+  Fault fault_;
+  Place place_;
+  std::string variable_;
+  int port_;
+  std::vector<Rank> ranks_;
+  std::vector<int> strangers_;
+  std::int64_t started_ = nanoseconds_now(), fault_time_ = 0;
+};
+
+void Job::start(int rank) {
+  const bool second = fault_.engine == Engine::two_machines && rank >= 2;
+  const int local = fault_.engine == Engine::two_machines ? 2 : fault_.world;
+  std::vector<std::string> own{
+      variable_,
+      core::str("RANK=", rank),
+      core::str("WORLD_SIZE=", fault_.world),
+      core::str("LOCAL_RANK=", second ? rank - 2 : rank),
+      core::str("LOCAL_WORLD_SIZE=", local),
+      core::str("MASTER_ADDR=", place_.master_addr()),
+      core::str("MASTER_PORT=", port_),
+      "OMP_NUM_THREADS=1",
+  };
+  if (fault_.token) own.emplace_back("CAIRN_JOB_TOKEN=0123456789abcdef0123456789abcdef");
+  if (fault_.engine == Engine::gloo) own.emplace_back("CAIRN_BACKEND=gloo");
+  std::vector<char*> environment;
+  for (std::string& text : own) environment.push_back(text.data());
+  for (char** at = environ; *at != nullptr; ++at) environment.push_back(*at);
+  environment.push_back(nullptr);
+  char program[] = "test_faults", filter[] = "--gtest_filter=Faults.EndAsTheyShould";
+  char* const arguments[] = {program, filter, nullptr};
+  const pid_t pid = fork();
+  if (pid == 0) become(rank, arguments, environment.data());
+  ranks_.push_back({.pid = pid});
+}
+
+void Job::become(int rank, char* const* arguments, char* const* environment) const {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (fault_.engine == Engine::two_machines && rank >= 2) place_.enter_second();
+  const int fd = open(path_of(rank).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+  dup2(fd, STDOUT_FILENO);
+  dup2(fd, STDERR_FILENO);
+  close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
+  if (chdir(place_.folder().c_str()) == 0) execve("/proc/self/exe", arguments, environment);
+  _exit(127);
+}
+
+void Job::collect() {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    int status = 0;
+    if (!rank.running || waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
+    rank.running = false;
+    rank.ended = nanoseconds_now();
+    rank.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  }
+}
+
+/// A stopped rank ends by the harness's hand, when the others have ended.
+bool Job::all_ended() const {
+  for (int r = 0; r < fault_.world; ++r) {
+    const bool stopped = fault_.kind == FaultKind::stop && r == fault_.victim;
+    if (!stopped && ranks_[static_cast<std::size_t>(r)].running) return false;
+  }
+  return true;
+}
+
+bool Job::is_late() const {
+  const auto now = nanoseconds_now();
+  if (fault_time_ != 0) return since_fault(now) > kMostToExit + 5.0;
+  return static_cast<double>(now - started_) / 1e9 > kMostToStart;
+}
+
+/// The faults that a rank cannot do itself.
+void Job::inject() {
+  if (fault_.kind == FaultKind::cut || fault_.kind == FaultKind::short_cut) place_.set_link(false);
+  if (fault_.kind == FaultKind::short_cut) {
+    std::this_thread::sleep_for(kBlink);
+    place_.set_link(true);
+  }
+  if (fault_.kind != FaultKind::stranger) return;
+  std::string greeting(64, '\0');  // the beginning of ZeroMQ's handshake, and then nothing of it
+  greeting[0] = '\xff', greeting[9] = '\x7f', greeting[10] = '\x03';
+  for (const std::string& words : {std::string(), std::string(4096, 'x'), std::string(64, '\0'),
+                                   greeting, greeting + std::string(500, '\x04')}) {
+    for (const int fd : place_.knock(words)) strangers_.push_back(fd);
+  }
+}
+
+void Job::wake() {
+  const Rank& rank = ranks_[static_cast<std::size_t>(fault_.victim)];
+  if (fault_.kind != FaultKind::doze || !rank.running || since_fault(nanoseconds_now()) < kDoze)
+    return;
+  kill(rank.pid, SIGCONT);
+}
+
+void Job::watch() {
+  while (!all_ended() && !is_late()) {
+    collect();
+    std::this_thread::sleep_for(milliseconds(5));
+    if (fault_time_ != 0) {
+      wake();
+      continue;
+    }
+    for (const Line& line : lines_in(output_of(fault_.victim))) {
+      if (line.word == "at") fault_time_ = line.time;
+    }
+    if (fault_time_ != 0) inject();
+  }
+  for (Rank& rank : ranks_) {
+    if (rank.running) kill(rank.pid, SIGKILL);
+  }
+  while (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; })) {
+    collect();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  for (int r = 0; r < fault_.world; ++r) {
+    ranks_[static_cast<std::size_t>(r)].output = output_of(r);
+  }
+}
+
+std::string Job::judge(int r) const {
+  const Rank& rank = ranks_[static_cast<std::size_t>(r)];
+  std::string wrong;
+  const auto complain = [&](const auto&... what) {
+    wrong += core::str("rank ", r, " ", what...) + "\n";
+  };
+  if (rank.status != fault_.expected_status(r)) complain("has the status ", rank.status);
+  if (fault_.expected_status(r) != 0) return wrong;
+  if (since_fault(rank.ended) > kMostToExit)
+    complain("ended after ", since_fault(rank.ended), " s");
+  const std::string type = fault_.expected_type(r), text = fault_.expected(r);
+  bool said = false, ok = false;
+  for (const Line& line : lines_in(rank.output)) {
+    if (line.word == "wrong") complain("says: ", line.text);
+    if (line.word == "ok") ok = true;
+    if (line.word != "error") continue;
+    said = true;
+    if (!line.text.starts_with(type + " [") || !std::regex_search(line.text, std::regex(text)) ||
+        text.empty()) {
+      complain("says: ", line.text);
+    }
+    if (since_fault(line.time) > kMostToSay) complain("spoke after ", since_fault(line.time), " s");
+  }
+  if (!text.empty() && !said) complain("said nothing");
+  if (!fault_.breaks() && !ok) complain("did not go on");
+  return wrong;
+}
+
+std::string Job::run() {
+  watch();
+  if (fault_time_ == 0) return "the fault was not reached\n";
+  std::string wrong;
+  for (int rank = 0; rank < fault_.world; ++rank) wrong += judge(rank);
+  for (const pid_t pid : processes_with(variable_))
+    wrong += core::str("process ", pid, " is left\n");
+  if (const std::string left = place_.leftovers(); !left.empty()) wrong += "left: " + left + "\n";
+  if (fault_.kind == FaultKind::stranger && strangers_.empty()) wrong += "nobody knocked\n";
+  return wrong;
+}
+
+std::string Job::report() const {
+  std::string text;
+  for (int r = 0; r < fault_.world; ++r) {
+    const Rank& rank = ranks_[static_cast<std::size_t>(r)];
+    const std::string expected = fault_.expected(r);
+    text += core::str("  rank ", r, ": expected ",
+                      fault_.expected_status(r) != 0 ? "its end"
+                      : expected.empty()             ? "all well"
+                                                     : fault_.expected_type(r) + " " + expected,
+                      "; status ", rank.status, " after ", since_fault(rank.ended), " s\n");
+    for (const Line& line : lines_in(rank.output)) {
+      if (line.word == "at") continue;
+      text += core::str("    ", since_fault(line.time), " s: ", line.word, ' ', line.text, '\n');
+    }
+  }
+  return text;
+}
+
+/// In a thread of its own, whose namespaces end with it. Returns what went wrong.
+std::string run_fault(int number, const Fault& fault, bool namespaces) {
+  std::string wrong, report;
+  std::thread([&] {
+    try {
+      Job job(fault, namespaces);
+      wrong = job.run();
+      report = job.report();
+    } catch (const std::exception& error) {
+      wrong = error.what();
+    }
+  }).join();
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  std::printf("%3d %s\n%s%s%s", number, fault.describe().c_str(), report.c_str(),
+              wrong.empty() ? "" : "  WRONG: ", wrong.c_str());
+  std::fflush(stdout);
+  return wrong.empty() ? "" : core::str("fault ", number, ", ", fault.describe(), ": ", wrong);
+}
+
+std::uint64_t chosen_seed() {
+  const char* text = std::getenv("RC_PARAMS");
+  const std::string parameters = text == nullptr ? "" : text;
+  const auto at = parameters.find("seed=");
+  if (at == std::string::npos) return std::random_device{}();
+  return std::strtoull(parameters.c_str() + at + 5, nullptr, 10);
+}
+
+int number_in(const char* variable, int otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+TEST(Faults, EndAsTheyShould) {
+  if (const char* packed = std::getenv(kFaultVariable)) {
+    return run_rank(Fault::unpack(packed), number_in("RANK", 0));
+  }
+  const bool namespaces = may_have_namespaces();
+  if (!namespaces) std::printf("no namespaces: one machine, and leftovers are not seen\n");
+  const std::uint64_t seed = chosen_seed();
+  const int count = number_in("CAIRN_FAULTS", 12), only = number_in("CAIRN_FAULT", -1);
+  std::printf("%d faults, RC_PARAMS=\"seed=%llu\"\n", count, static_cast<unsigned long long>(seed));
+  const std::vector<Fault> faults = draw_faults(count, seed, namespaces);
+  std::atomic<int> next = 0;
+  std::vector<std::string> wrong(faults.size());
+  const auto work = [&] {
+    for (int i = next++; i < count; i = next++) {
+      if (only >= 0 && i != only) continue;
+      const auto at = static_cast<std::size_t>(i);
+      wrong[at] = run_fault(i, faults[at], namespaces);
+    }
+  };
+  std::vector<std::thread> workers;
+  for (int i = 0; i < kSideBySide; ++i) workers.emplace_back(work);
+  for (std::thread& worker : workers) worker.join();
+  for (const std::string& text : wrong) EXPECT_EQ(text, "");
+}
+
+// Found by the search.
+
+TEST(Faults, ADifferenceThatBothRanksPassIsNamed) {
+  const Fault fault{FaultKind::other_root, Engine::shared_memory, 2, 1, 12, true, 7};
+  EXPECT_EQ(run_fault(0, fault, may_have_namespaces()), "");
+}
+
+TEST(Faults, AProgramThatARankStartsHoldsNoneOfGloosSockets) {
+  const Fault fault{FaultKind::child, Engine::gloo, 3, 1, 5, true, 7};
+  EXPECT_EQ(run_fault(0, fault, may_have_namespaces()), "");
+}
+
+}  // namespace
+}  // namespace cairn::test

@@ -1,0 +1,198 @@
+// Capturable optimizers have the bits of others, whatever order gradients come in.
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <random>
+
+#include "cairn/core/error.h"
+#include "cairn/optim/optim.h"
+#include "core/message_of.h"
+#include "support.h"
+
+namespace cairn::optim {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using Make = std::function<std::unique_ptr<Optimizer>(std::vector<ParameterGroup>)>;
+
+template <class T, class Options>
+Make maker(const Options& options) {
+  return [=](std::vector<ParameterGroup> groups) {
+    return std::make_unique<T>(std::move(groups), options);
+  };
+}
+
+std::vector<Make> makers() {
+  return {maker<FusedAdam>(AdamOptions{}),
+          maker<FusedAdam>(AdamOptions{.adamw = false, .bias_correction = false}),
+          maker<FusedSGD>(SgdOptions{.momentum = 0.9, .dampening = 0.1}),
+          maker<FusedSGD>(SgdOptions{}),
+          maker<FusedAdagrad>(AdagradOptions{.lr_decay = 0.1, .initial_accumulator = 0.1}),
+          maker<FusedLAMB>(LambOptions{.max_gradient_norm = 0.3}),
+          maker<FusedLAMB>(LambOptions{.max_gradient_norm = 0, .use_nvlamb = true})};
+}
+
+/// Two groups of parameters of every dtype.
+std::vector<ParameterGroup> make_groups() {
+  return {{{make_parameter("a", {5, 7}, 1), make_parameter("b", {33}, 2, DType::bf16)}, 1e-2, 0.1},
+          {{make_parameter("c", {64}, 3, DType::f16), make_parameter("d", {3}, 4)}, 3e-3, 0.0}};
+}
+
+struct Both {
+  std::unique_ptr<Optimizer> plain, capturable;
+
+  explicit Both(const Make& make) : plain(make(make_groups())), capturable(make(make_groups())) {
+    capturable->set_capturable(true);
+  }
+  void each(const std::function<void(Optimizer&)>& f) const { f(*plain), f(*capturable); }
+};
+
+void expect_same_state(const StateDict& a, const StateDict& b, const std::string& at) {
+  ASSERT_EQ(a.size(), b.size()) << at;
+  for (const auto& [key, value] : a) {
+    const std::string where = at + "." + key;
+    const StateDict::Value* other = b.find(key);
+    ASSERT_NE(other, nullptr) << where;
+    if (const auto* tensor = std::get_if<Tensor>(&value)) {
+      EXPECT_EQ(values(*tensor), values(std::get<Tensor>(*other))) << where;
+    } else if (const auto* child = std::get_if<StateDict>(&value)) {
+      expect_same_state(*child, std::get<StateDict>(*other), where);
+    } else if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+      EXPECT_EQ(*integer, std::get<std::int64_t>(*other)) << where;
+    } else if (const auto* number = std::get_if<double>(&value)) {
+      EXPECT_EQ(*number, std::get<double>(*other)) << where;
+    }
+  }
+}
+
+void expect_same(const Both& both, const std::string& when) {
+  EXPECT_EQ(both.plain->steps(), both.capturable->steps()) << when;
+  for (std::size_t g = 0; g < both.plain->groups().size(); ++g) {
+    const NamedTensors &a = both.plain->groups()[g].parameters,
+                       &b = both.capturable->groups()[g].parameters;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(values(kernels::master_value(a[i].tensor)),
+                values(kernels::master_value(b[i].tensor)))
+          << when << " " << a[i].name;
+    }
+  }
+  expect_same_state(both.plain->state_dict(), both.capturable->state_dict(), when);
+}
+
+/// Gradients for the parameters that `which` has a bit for.
+void write_some(Optimizer& optimizer, unsigned which, std::uint64_t seed, bool overflows) {
+  for (ParameterGroup& group : optimizer.groups()) {
+    for (const NamedTensor& parameter : group.parameters) {
+      if ((which & 1u) != 0) {
+        auto gradient = test::random_values(parameter.tensor.numel(), seed, -1, 1);
+        if (overflows) gradient.back() = std::numeric_limits<double>::quiet_NaN();
+        write_gradient(parameter.tensor, gradient);
+      }
+      which >>= 1, ++seed;
+    }
+  }
+}
+
+TEST(Capturable, HasTheBitsOfOtherOptimizersInRandomOrders) {
+  std::uint64_t seed = 0;
+  for (const Make& make : makers()) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(static_cast<unsigned>(++seed));
+    const Both both(make);
+    for (int k = 0; k < 40; ++k) {
+      const auto which = static_cast<unsigned>(random() % 3 == 0 ? random() % 16 : 15);
+      const bool overflows = random() % 5 == 0;
+      const std::uint64_t values_seed = random();
+      StepOptions options{.gradient_scale = random() % 2 == 0 ? 1.0 : 0.125};
+      if (random() % 3 == 0 && seed != 6) options.max_gradient_norm = 0.5;
+      both.each([&](Optimizer& one) { write_some(one, which, values_seed, overflows); });
+      const std::int64_t reads = kernels::host_reads();
+      both.capturable->step(options);
+      EXPECT_EQ(kernels::host_reads(), reads);
+      both.plain->step(options);
+      switch (random() % 8) {
+        case 0:
+          both.each([&](Optimizer& one) { one.set_lr(1e-3 * (1 + k)); });
+          break;
+        case 1: {
+          const StateDict state = both.capturable->state_dict();
+          both.each([&](Optimizer& one) { one.load_state_dict(state); });
+          break;
+        }
+        case 2:
+          both.capturable->set_capturable(false);
+          both.capturable->set_capturable(true);
+          break;
+        case 3:
+          both.each([&](Optimizer& one) { one.groups()[1].weight_decay = 0.01 * k; });
+          break;
+        default:
+          break;
+      }
+      expect_same(both, core::str("step ", k));
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(Capturable, AGroupMayComeLate) {
+  const Both both(makers().front());
+  for (int k = 0; k < 3; ++k) {
+    both.each([&](Optimizer& one) {
+      write_some(one, 255, static_cast<std::uint64_t>(k), false);
+      one.step();
+      if (k == 0) one.add_group({{make_parameter("late", {9}, 8)}, 0.1, 0.0});
+    });
+  }
+  EXPECT_TRUE(both.capturable->capturable());
+  expect_same(both, "after a late group");
+  expect_same_state(both.plain->torch_state_dict(), both.capturable->torch_state_dict(), "torch");
+}
+
+TEST(Capturable, NamesWhatOverflowedWhenItIsAsked) {
+  FusedAdam optimizer(make_groups(), {});
+  optimizer.set_capturable(true);
+  write_some(optimizer, 0b0010, 1, true);
+  EXPECT_FALSE(optimizer.step().known);
+  write_some(optimizer, 0b1000, 1, true);
+  optimizer.step();
+  write_some(optimizer, 0b1111, 1, false);
+  optimizer.step();
+  EXPECT_THAT(optimizer.take_overflowed(), ElementsAre("b", "d"));
+  EXPECT_THAT(optimizer.take_overflowed(), ElementsAre());
+  EXPECT_EQ(optimizer.steps(), 1);
+  const StepResult nothing = optimizer.step();
+  EXPECT_TRUE(nothing.known);
+  EXPECT_FALSE(nothing.applied);
+}
+
+TEST(Capturable, RefusesWhatTheHostWouldHaveToDecide) {
+  const auto message = [](const auto& f) { return core::message_of<core::Unsupported>(f); };
+  FusedNovoGrad novograd(make_groups(), {});
+  EXPECT_THAT(message([&] { novograd.set_capturable(true); }), HasSubstr("got FusedNovoGrad"));
+  FusedAdam adam(make_groups(), {});
+  {
+    const LARC larc(adam);
+    EXPECT_THAT(message([&] { adam.set_capturable(true); }),
+                HasSubstr("got LARC around FusedAdam"));
+  }
+  adam.set_capturable(true);
+  EXPECT_THAT(message([&] { const LARC larc(adam); }),
+              HasSubstr("expected an optimizer that is not"));
+  write_some(adam, 15, 1, false);
+  EXPECT_THAT(message([&] { adam.step({.max_gradient_norm = 1, .norm_type = 1}); }),
+              HasSubstr("got clipping by group or by another norm"));
+  EXPECT_THAT(message([&] { adam.step({.error_if_nonfinite = true}); }),
+              HasSubstr("got error_if_nonfinite"));
+  FusedLAMB lamb(make_groups(), {});
+  lamb.set_capturable(true);
+  EXPECT_THAT(message([&] { lamb.step({.max_gradient_norm = 1}); }),
+              HasSubstr("got max_gradient_norm beside a rule that clips by itself"));
+}
+
+}  // namespace
+}  // namespace cairn::optim
