@@ -228,7 +228,7 @@ void GlooTransfer::wait(Milliseconds timeout) {
 
 class GlooMesh : public Mesh {
  public:
-  /// `name` tells attempts apart.
+  /// `name` tells attempts apart; `timeout` is that of each connection.
   GlooMesh(const Membership& membership, const std::string& name, Milliseconds timeout);
   std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
                                   const std::vector<Receive>& receives) override {
@@ -252,20 +252,20 @@ GlooMesh::GlooMesh(const Membership& membership, const std::string& name, Millis
   attributes.hostname = local_address_towards(membership.master_addr);
   device_ = gloo::transport::tcp::CreateDevice(attributes);
   context_ = std::make_shared<gloo::rendezvous::Context>(membership.rank, membership.world_size);
-  context_->setTimeout(timeout);
+  context_->setTimeout(timeout / 5);  // Gloo waits five times as long for a connection
   GlooStore store(*membership.store, membership.prefix + name + "/", timeout);
   context_->connectFullMesh(store, device_);
 }
 
 /// Gloo's ports take whoever comes first. Where that was no rank of this job, somebody finds out, and
 /// all ranks try again with new ports.
-constexpr int kAttempts = 3;
-constexpr auto kMostTime = Milliseconds(10'000);  // to connect, and to answer
+constexpr int kAttempts = 4;
+constexpr auto kMostTime = Milliseconds(10'000);  // to connect, and as long to answer
 
 std::unique_ptr<Mesh> attempt(const Membership& membership, const std::string& name,
                               std::string& error) {
-  // Others wait `membership.timeout` for what this rank found.
-  const auto timeout = std::min(membership.timeout / 4, kMostTime);
+  // All attempts together stay within the collective's timeout.
+  const auto timeout = std::min(membership.timeout / (2 * kAttempts + 2), kMostTime);
   try {
     auto mesh = std::make_unique<GlooMesh>(membership, name, timeout);
     if (!membership.token.empty()) authenticate(*mesh, membership.token, timeout);
