@@ -181,9 +181,18 @@ TEST(Backend, IsCheckedAndTheSameOnAllRanks) {
     setenv("CAIRN_BACKEND", rank == 0 ? "gloo" : "shm", 1);
     auto group = ProcessGroup::from_environment(test::fast_options());
     const Tensor x = Tensor::zeros({4});
-    // Both read it, unless the other one's error is heard before.
-    expect_error<core::Error>([&] { group.all_reduce(x); },
-                              {"one CAIRN_BACKEND", "'gloo' on rank 0 and 'shm' on rank 1"});
+    expect_error<InvalidArgument>([&] { group.all_reduce(x); },
+                                  {"one CAIRN_BACKEND", "'gloo' on rank 0 and 'shm' on rank 1"});
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST(Backend, ThatOneRankMistypedIsToldByAll) {
+  const auto results = start_ranks(3, [](int rank) {
+    setenv("CAIRN_BACKEND", rank == 1 ? "glue" : "gloo", 1);
+    auto group = ProcessGroup::from_environment(test::fast_options());
+    expect_error<InvalidArgument>([&] { group.barrier(); },
+                                  {"shm, gloo or mpi", "got 'glue' on rank 1"});
   });
   for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
 }

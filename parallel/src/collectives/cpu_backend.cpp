@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
@@ -14,22 +15,32 @@
 namespace cairn::parallel {
 namespace {
 
-/// "": shared memory where ranks share a host, Gloo elsewhere.
-std::string backend_variable() {
-  const char* value = std::getenv("CAIRN_BACKEND");
-  std::string backend = value == nullptr ? "" : value;
-  CAIRN_CHECK(backend.empty() || backend == "shm" || backend == "gloo" || backend == "mpi", "group",
-              "expected CAIRN_BACKEND to be shm, gloo or mpi, got '", backend, "'");
-  return backend;
+/// Why the ranks' values of CAIRN_BACKEND are no choice; empty: they are.
+std::string objection(const std::vector<std::string>& values) {
+  for (std::size_t rank = 0; rank < values.size(); ++rank) {
+    const std::string& value = values[rank];
+    if (!value.empty() && value != "shm" && value != "gloo" && value != "mpi")
+      return core::str("expected CAIRN_BACKEND to be shm, gloo or mpi, got '", value, "' on rank ",
+                       rank);
+    if (value != values[0])
+      return core::str("expected one CAIRN_BACKEND for all ranks, got '", values[0],
+                       "' on rank 0 and '", value, "' on rank ", rank);
+  }
+  return "";
 }
 
+/// "": shared memory where ranks share a host, Gloo elsewhere. Every rank judges all values, and none
+/// breaks the job before all have them: the error is the same everywhere.
 std::string agreed_backend(const Membership& membership) {
-  std::string mine = backend_variable();
-  const auto all = share(membership, "backend", mine);
-  for (std::size_t rank = 0; rank < all.size(); ++rank)
-    CAIRN_CHECK(all[rank] == all[0], "group", "expected one CAIRN_BACKEND for all ranks, got '",
-                all[0], "' on rank 0 and '", all[rank], "' on rank ", rank);
-  return mine;
+  const char* mine = std::getenv("CAIRN_BACKEND");
+  const auto all = share(membership, "backend", mine == nullptr ? "" : mine);
+  const std::string why = objection(all);
+  if (why.empty()) return all[0];
+  try {
+    share(membership, "backend/judged", "");
+  } catch (const core::CommunicationError&) {  // somebody has thrown: all had them
+  }
+  core::fail("group", why);
 }
 
 std::unique_ptr<Mesh> connect(const Membership& membership) {
