@@ -1,14 +1,10 @@
-#include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +22,7 @@
 #include "collectives/authenticate.h"
 #include "collectives/gloo_backend.h"
 #include "collectives/mesh.h"
+#include "store/store_socket.h"
 
 namespace cairn::parallel {
 namespace {
@@ -77,28 +74,15 @@ class NoSigpipe {
   sigset_t before_;
 };
 
-/// This machine's address on the way to the host: a connected UDP socket knows it, without sending
-/// anything.
-std::string local_address_towards(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0)
-    core::fail<core::CommunicationError>("gloo", "cannot resolve MASTER_ADDR '", host, "'");
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  const bool known = connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
-                     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  close(fd);
-  std::array<char, NI_MAXHOST> numeric{};
-  if (!known || getnameinfo(reinterpret_cast<sockaddr*>(&address), length, numeric.data(),
-                            numeric.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
-    core::fail<core::CommunicationError>("gloo", "this machine has no route to MASTER_ADDR '", host,
-                                         "'");
-  }
-  return numeric.data();
+/// This machine's address, for the other ranks. The machine that MASTER_ADDR means may know that as
+/// loopback; it finds its own on the way to a rank elsewhere.
+std::string own_address(const Membership& membership) {
+  const std::string own = address_towards(membership.master_addr);
+  const auto all = share(membership, "gloo addresses", own);
+  if (!own.empty()) return own;
+  const auto elsewhere = std::find_if(all.begin(), all.end(),
+                                      [](const std::string& address) { return !address.empty(); });
+  return elsewhere == all.end() ? "127.0.0.1" : address_towards(*elsewhere);
 }
 
 std::set<int> open_descriptors() {
@@ -229,7 +213,8 @@ void GlooTransfer::wait(Milliseconds timeout) {
 class GlooMesh : public Mesh {
  public:
   /// `name` tells attempts apart; `timeout` is that of each connection.
-  GlooMesh(const Membership& membership, const std::string& name, Milliseconds timeout);
+  GlooMesh(const Membership& membership, const std::string& address, const std::string& name,
+           Milliseconds timeout);
   std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
                                   const std::vector<Receive>& receives) override {
     auto transfer = std::make_unique<GlooTransfer>(open_);
@@ -244,12 +229,13 @@ class GlooMesh : public Mesh {
   OpenBuffers open_;
 };
 
-GlooMesh::GlooMesh(const Membership& membership, const std::string& name, Milliseconds timeout)
+GlooMesh::GlooMesh(const Membership& membership, const std::string& address,
+                   const std::string& name, Milliseconds timeout)
     : Mesh(membership.rank, membership.world_size) {
   const NoSigpipe guard;
   const ClosedOnExec closed;
   gloo::transport::tcp::attr attributes;
-  attributes.hostname = local_address_towards(membership.master_addr);
+  attributes.hostname = address;
   device_ = gloo::transport::tcp::CreateDevice(attributes);
   context_ = std::make_shared<gloo::rendezvous::Context>(membership.rank, membership.world_size);
   context_->setTimeout(timeout / 5);  // Gloo waits five times as long for a connection
@@ -262,12 +248,12 @@ GlooMesh::GlooMesh(const Membership& membership, const std::string& name, Millis
 constexpr int kAttempts = 4;
 constexpr auto kMostTime = Milliseconds(10'000);  // to connect, and as long to answer
 
-std::unique_ptr<Mesh> attempt(const Membership& membership, const std::string& name,
-                              std::string& error) {
+std::unique_ptr<Mesh> attempt(const Membership& membership, const std::string& address,
+                              const std::string& name, std::string& error) {
   // All attempts together stay within the collective's timeout.
   const auto timeout = std::min(membership.timeout / (2 * kAttempts + 2), kMostTime);
   try {
-    auto mesh = std::make_unique<GlooMesh>(membership, name, timeout);
+    auto mesh = std::make_unique<GlooMesh>(membership, address, name, timeout);
     if (!membership.token.empty()) authenticate(*mesh, membership.token, timeout);
     return mesh;
   } catch (const GroupBroken&) {
@@ -281,11 +267,12 @@ std::unique_ptr<Mesh> attempt(const Membership& membership, const std::string& n
 }  // namespace
 
 std::unique_ptr<Mesh> connect_gloo(const Membership& membership) {
+  const std::string address = own_address(membership);
   std::string error;
   for (int i = 0; i < kAttempts; ++i) {
     const std::string name = core::str("gloo", i);
     std::string mine;
-    auto mesh = attempt(membership, name, mine);
+    auto mesh = attempt(membership, address, name, mine);
     const auto errors = share(membership, name, mine);
     const auto found = std::find_if(errors.begin(), errors.end(),
                                     [](const std::string& text) { return !text.empty(); });

@@ -5,12 +5,12 @@
 #include <cstdlib>
 #include <mutex>
 #include <sstream>
-#include <thread>
 #include <utility>
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
 #include "collectives/mpi_backend.h"
+#include "collectives/pause.h"
 
 namespace cairn::parallel {
 namespace {
@@ -67,22 +67,6 @@ class Library {
   std::mutex mutex_;
   bool serial_ = false;
   std::atomic<bool> broken_ = false;
-};
-
-/// Between polls: at once for a while, then with growing sleeps, which leave the core to others.
-class Pause {
- public:
-  void operator()() {
-    if (++polls_ <= kYields) return std::this_thread::yield();
-    std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min(2 * sleep_, kLongest);
-  }
-
- private:
-  static constexpr int kYields = 200;
-  static constexpr std::chrono::microseconds kLongest{500};
-  int polls_ = 0;
-  std::chrono::microseconds sleep_{10};
 };
 
 class MpiTransfer : public Mesh::Transfer {

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,6 +17,7 @@
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
 #include "collectives/nccl_backend.h"
+#include "collectives/pause.h"
 
 namespace cairn::parallel {
 namespace {
@@ -25,23 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using core::Event;
 using core::Stream;
-
-/// Waits between polls. NCCL's threads mostly need some microseconds for the host's part of a
-/// collective, and backward waits meanwhile: no sleep at first, and short ones later.
-class Pause {
- public:
-  void operator()() {
-    if (++polls_ <= kYields) return std::this_thread::yield();
-    std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min(2 * sleep_, kLongest);
-  }
-
- private:
-  static constexpr int kYields = 200;
-  static constexpr std::chrono::microseconds kLongest{200};
-  int polls_ = 0;
-  std::chrono::microseconds sleep_{20};
-};
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
@@ -110,11 +93,15 @@ void copy_own_part(const TensorView& x, const TensorView& y) {
                    TensorView(y.data, {y.numel()}, y.dtype, y.device));
 }
 
+bool is_error(ncclResult_t result) {
+  return result != ncclSuccess && result != ncclInProgress;
+}
+
 /// The calls of a group; what fails first is its result.
 class Calls {
  public:
   void add(ncclResult_t result) {
-    if (result_ == ncclSuccess && result != ncclInProgress) result_ = result;
+    if (result_ == ncclSuccess && is_error(result)) result_ = result;
   }
   ncclResult_t result() const { return result_; }
 
@@ -176,6 +163,7 @@ class NcclCollectives : public Collectives {
   void forget_done();
   std::string trouble();
   void throw_if_aborted(const std::string& name) const;
+  ncclResult_t state() const;
   std::string under_way() const;
   [[noreturn]] void fail(const std::string& name, ncclResult_t result) const;
 
@@ -288,12 +276,11 @@ void NcclCollectives::throw_if_aborted(const std::string& name) const {
 void NcclCollectives::finish(const std::string& name, ncclResult_t result) {
   const auto deadline = Clock::now() + timeout_;
   for (Pause pause;; pause()) {
-    if (result != ncclSuccess && result != ncclInProgress) fail(name, result);
+    if (is_error(result)) fail(name, result);
     {
       const std::lock_guard lock(mutex_);
       throw_if_aborted(name);
-      const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &result);
-      if (asked != ncclSuccess) fail(name, asked);
+      result = state();
     }
     if (result == ncclSuccess) return;
     store_->throw_if_cancelled("nccl");
@@ -325,16 +312,20 @@ void NcclCollectives::forget_done() {
   }
 }
 
+/// The communicator's, which has what its threads found too.
+ncclResult_t NcclCollectives::state() const {
+  ncclResult_t found = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &found);
+  return asked == ncclSuccess ? found : asked;
+}
+
 std::string NcclCollectives::under_way() const {
   return in_flight_.empty() ? "the communicator" : in_flight_.front().what;
 }
 
 std::string NcclCollectives::trouble() {
   forget_done();
-  ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &state);
-  if (asked != ncclSuccess) state = asked;
-  if (state != ncclSuccess && state != ncclInProgress)
+  if (const ncclResult_t state = this->state(); is_error(state))
     return core::str(under_way(), ", failed on ", device_, ": ", ncclGetErrorString(state));
   if (in_flight_.empty()) return "";
   InFlight& first = in_flight_.front();
@@ -371,10 +362,7 @@ void NcclCollectives::wait() {
   }
   const std::lock_guard lock(mutex_);
   throw_if_aborted(under_way());
-  ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &state);
-  if (asked != ncclSuccess) state = asked;
-  if (state != ncclSuccess && state != ncclInProgress) fail(under_way(), state);
+  if (const ncclResult_t state = this->state(); is_error(state)) fail(under_way(), state);
   forget_done();
 }
 
