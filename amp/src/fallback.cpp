@@ -22,7 +22,7 @@ struct Fallback::Layer {
 
 namespace {
 
-constexpr const char* kWrapper = "amp fallback";
+constexpr const char* kFallbackWrapper = "amp fallback";
 
 bool is_finite(const Tensor& x) {
   if (!x.defined() || !core::is_floating(x.dtype()) || x.dtype() == DType::f64) return true;
@@ -84,7 +84,7 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
             if (watch->armed) watch->look(y, layer->name);
             return y;
           },
-          kWrapper);
+          kFallbackWrapper);
       layers_.push_back(std::move(layer));
     }
   }
@@ -176,7 +176,8 @@ std::function<bool()> Fallback::any() const {
 }
 
 void release_layers(nn::Module& model) {
-  for (const auto& [name, module] : model.modules()) module->remove_forward_wrappers(kWrapper);
+  for (const auto& [name, module] : model.modules())
+    module->remove_forward_wrappers(kFallbackWrapper);
 }
 
 }  // namespace cairn::amp

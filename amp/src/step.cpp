@@ -66,7 +66,7 @@ std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
   return names;
 }
 
-std::string joined(const std::vector<std::string>& names) {
+std::string some_of(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 8;
   std::string text;
   for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
@@ -200,7 +200,7 @@ void Amp::Impl::throw_if_collapsed() {
                   losses.size() > 1 ? core::str(" of loss ", id) : std::string(),
                   " with the loss scale at ", number(loss.scaler.scale()),
                   loss.scaler.dynamic() ? " (its minimum)" : " (static)", ", the last in step ",
-                  steps, ". The gradients of ", joined(loss.culprits),
+                  steps, ". The gradients of ", some_of(loss.culprits),
                   " overflowed each time. (Look there for a division or log of 0, an exp of a "
                   "large value, a broken batch or label; lower the learning rate or clip with "
                   "max_gradient_norm; amp::AnomalyMode names the first operation that is not "

@@ -1,7 +1,6 @@
 #include "cairn/autograd/engine.h"
 
 #include <atomic>
-#include <chrono>
 #include <optional>
 #include <queue>
 #include <string>
@@ -25,12 +24,6 @@ using core::MemoryCategory;
 using core::MemoryCategoryGuard;
 
 namespace {
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 template <class E>
 [[noreturn]] void rethrow_named(const E& error, const Node& node) {

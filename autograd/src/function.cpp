@@ -1,7 +1,6 @@
 #include "cairn/autograd/function.h"
 
 #include <atomic>
-#include <chrono>
 #include <utility>
 
 #include "cairn/kernels/elementwise.h"
@@ -170,12 +169,6 @@ namespace {
 std::uint64_t next_sequence() {
   static std::atomic<std::uint64_t> sequence{0};  // global: a graph may span threads
   return sequence.fetch_add(1, std::memory_order_relaxed);
-}
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 void check_inputs(const OpInfo& info, std::span<Tensor> inputs) {

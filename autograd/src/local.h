@@ -1,6 +1,7 @@
 // What one thread keeps for autograd.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -14,6 +15,13 @@ namespace cairn::autograd {
 using HookStack = std::vector<std::shared_ptr<const SavedTensorHooks>>;
 
 class Node;
+
+/// The time that observers are told.
+inline std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 /// Gradients of the running backward that wait for further contributions.
 class PendingGradients {

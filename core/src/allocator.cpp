@@ -13,7 +13,6 @@ namespace cairn::core {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // How many bytes may be cached beyond the most that was ever live before they are trimmed.
 constexpr std::size_t kSlack = std::size_t{256} << 20;
 

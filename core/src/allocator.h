@@ -19,6 +19,8 @@
 
 namespace cairn::core {
 
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
 struct StorageUses {
   std::vector<Stream> streams;
 };

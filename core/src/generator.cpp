@@ -16,7 +16,7 @@ namespace cairn::core {
 
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 14;
+constexpr std::int64_t kDrawsPerThread = 1 << 14;
 
 // Uniform in (0, 1) with 53 bits: never 0, so its logarithm is finite.
 double uniform_open(std::uint32_t high, std::uint32_t low) {
@@ -82,7 +82,7 @@ void fill(Generator& generator, const Tensor& x, const char* where, F value_of) 
   const Strides row_major = contiguous_strides(view.shape);
   const bool contiguous = view.is_contiguous();
   auto* out = view.as<float>();
-  parallel_for(view.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(view.numel(), kDrawsPerThread, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       std::int64_t at = i;
       if (!contiguous) {

@@ -18,8 +18,6 @@ namespace cairn::core {
 
 namespace {
 
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-
 thread_local MemoryCategory current_category = MemoryCategory::other;
 
 // Small blocks from the heap; from 2 MiB on, whole huge pages where the kernel has them:

@@ -14,7 +14,7 @@ using core::DataError;
 using core::fail;
 using Cells = std::vector<std::string_view>;
 
-constexpr const char* kWhere = "read_csv";
+constexpr const char* kReadCsv = "read_csv";
 constexpr double kLargestLabel = 9007199254740992.0;  // 2^53: whole numbers are exact up to here
 
 struct Line {
@@ -91,7 +91,7 @@ class Reader {
       lines.erase(lines.begin());
     }
     if (lines.empty())
-      fail<DataError>(kWhere, "expected lines of numbers in '", path_, "', got none");
+      fail<DataError>(kReadCsv, "expected lines of numbers in '", path_, "', got none");
     columns_ = header_.empty() ? lines.front().cells.size() : header_.size();
     label_ = find_label();
     return fill(lines);
@@ -110,7 +110,7 @@ class Reader {
     const auto [end, error] = std::from_chars(wanted.data(), wanted.data() + wanted.size(), number);
     const auto columns = static_cast<long long>(columns_);
     const bool is_number = error == std::errc{} && end == wanted.data() + wanted.size();
-    CAIRN_CHECK(is_number && number >= -columns && number < columns, kWhere,
+    CAIRN_CHECK(is_number && number >= -columns && number < columns, kReadCsv,
                 "expected a label column of '", path_, "' (", names(), "0 to ", columns - 1,
                 ", or from -1 back to ", -columns, "), got '", wanted, "'");
     return static_cast<std::size_t>(number < 0 ? number + columns : number);
@@ -148,7 +148,7 @@ class Reader {
 
   void check_width(const Line& line) const {
     if (line.cells.size() == columns_) return;
-    fail<DataError>(kWhere, "expected ", columns_, " cells in '", path_, "' line ", line.number,
+    fail<DataError>(kReadCsv, "expected ", columns_, " cells in '", path_, "' line ", line.number,
                     ", got ", line.cells.size());
   }
 
@@ -165,7 +165,7 @@ class Reader {
   }
 
   [[noreturn]] void bad_cell(const char* expected, const Line& line, std::size_t column) const {
-    fail<DataError>(kWhere, "expected ", expected, " in '", path_, "' line ", line.number,
+    fail<DataError>(kReadCsv, "expected ", expected, " in '", path_, "' line ", line.number,
                     ", column ", column, ", got '", line.cells[column], "'");
   }
 
@@ -179,7 +179,7 @@ class Reader {
 }  // namespace
 
 CsvTable read_csv(const std::string& path, const CsvOptions& options) {
-  const std::string text = detail::read_maybe_gzip(path, kWhere);
+  const std::string text = detail::read_maybe_gzip(path, kReadCsv);
   return Reader(path, options).read(text);
 }
 

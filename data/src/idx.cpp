@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using core::DataError;
 using core::fail;
 
-constexpr const char* kWhere = "read_idx";
+constexpr const char* kReadIdx = "read_idx";
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 46;  // a larger header is damage, not data
 
 struct Header {
@@ -44,10 +44,10 @@ DType dtype_of_code(unsigned code, const std::string& path) {
       return DType::f64;
     case 0x09:
     case 0x0B:
-      fail<core::Unsupported>(kWhere, "expected elements of type u8, i32, f32 or f64 in '", path,
+      fail<core::Unsupported>(kReadIdx, "expected elements of type u8, i32, f32 or f64 in '", path,
                               "', got ", code == 0x09 ? "i8" : "i16", " (convert the file)");
     default:
-      fail<DataError>(kWhere, "expected an IDX element type (8, 9, 11-14) in '", path, "', got ",
+      fail<DataError>(kReadIdx, "expected an IDX element type (8, 9, 11-14) in '", path, "', got ",
                       code);
   }
 }
@@ -57,19 +57,20 @@ Header parse_header(const std::string& bytes, const std::string& path) {
     return static_cast<unsigned>(static_cast<unsigned char>(bytes[i]));
   };
   if (bytes.size() < 4 || byte(0) != 0 || byte(1) != 0) {
-    fail<DataError>(kWhere, "expected an IDX file (two zero bytes, element type, dimensions) in '",
-                    path, "', got ",
+    fail<DataError>(kReadIdx,
+                    "expected an IDX file (two zero bytes, element type, dimensions) in '", path,
+                    "', got ",
                     bytes.size() < 4 ? core::str(bytes.size(), " bytes")
                                      : core::str("bytes ", byte(0), " ", byte(1)),
                     " (is it another format?)");
   }
   Header header{dtype_of_code(byte(2), path), {}, 4 + 4 * std::size_t{byte(3)}};
   if (byte(3) < 1 || byte(3) > static_cast<unsigned>(core::kMaxDims)) {
-    fail<DataError>(kWhere, "expected 1 to ", core::kMaxDims, " dimensions in '", path, "', got ",
+    fail<DataError>(kReadIdx, "expected 1 to ", core::kMaxDims, " dimensions in '", path, "', got ",
                     byte(3));
   }
   if (bytes.size() < header.bytes) {
-    fail<DataError>(kWhere, "expected a header of ", header.bytes, " bytes in '", path,
+    fail<DataError>(kReadIdx, "expected a header of ", header.bytes, " bytes in '", path,
                     "', got a file of ", bytes.size(), " (truncated)");
   }
   for (unsigned i = 0; i < byte(3); ++i)
@@ -81,7 +82,7 @@ std::size_t data_bytes(const Header& header, const std::string& path) {
   auto bytes = static_cast<std::int64_t>(size_of(header.dtype));
   for (std::int64_t size : header.shape) {
     if (__builtin_mul_overflow(bytes, size, &bytes) || bytes > kMostBytes) {
-      fail<DataError>(kWhere, "expected a size that fits memory in '", path, "', got ",
+      fail<DataError>(kReadIdx, "expected a size that fits memory in '", path, "', got ",
                       header.shape, " ", header.dtype);
     }
   }
@@ -176,11 +177,11 @@ ImageSet slice(const ImageSet& set, std::int64_t begin, std::int64_t end) {
 }  // namespace
 
 Tensor read_idx(const std::string& path) {
-  const std::string bytes = detail::read_maybe_gzip(path, kWhere);
+  const std::string bytes = detail::read_maybe_gzip(path, kReadIdx);
   const Header header = parse_header(bytes, path);
   const std::size_t expected = data_bytes(header, path), got = bytes.size() - header.bytes;
   if (got != expected) {
-    fail<DataError>(kWhere, "expected ", expected, " bytes of data (", header.shape, " ",
+    fail<DataError>(kReadIdx, "expected ", expected, " bytes of data (", header.shape, " ",
                     header.dtype, ") in '", path, "', got ", got,
                     got < expected ? " (truncated)" : " (surplus bytes)");
   }

@@ -11,7 +11,7 @@ namespace cairn::data {
 
 namespace {
 
-constexpr const char* kWhere = "data_loader";
+constexpr const char* kDataLoader = "data_loader";
 
 std::int64_t batches_of(std::int64_t samples, const LoaderOptions& options) {
   const std::int64_t whole = samples / options.batch_size;
@@ -19,11 +19,11 @@ std::int64_t batches_of(std::int64_t samples, const LoaderOptions& options) {
 }
 
 void check_options(const LoaderOptions& options) {
-  CAIRN_CHECK(options.batch_size >= 1, kWhere, "expected a batch size >= 1, got ",
+  CAIRN_CHECK(options.batch_size >= 1, kDataLoader, "expected a batch size >= 1, got ",
               options.batch_size);
-  CAIRN_CHECK(options.workers >= 0, kWhere, "expected a number of workers >= 0, got ",
+  CAIRN_CHECK(options.workers >= 0, kDataLoader, "expected a number of workers >= 0, got ",
               options.workers);
-  CAIRN_CHECK(options.prefetch >= 1, kWhere, "expected a prefetch depth >= 1, got ",
+  CAIRN_CHECK(options.prefetch >= 1, kDataLoader, "expected a prefetch depth >= 1, got ",
               options.prefetch);
   core::check_exists(options.device);
 }
@@ -48,7 +48,7 @@ class DataLoader::Run {
   /// Where it throws, the sampler stands where it stood and the next call tries the same batch.
   bool advance() {
     current_.reset();
-    CAIRN_CHECK(place_of(*sampler_) == place_, kWhere,
+    CAIRN_CHECK(place_of(*sampler_) == place_, kDataLoader,
                 "expected the sampler where this pass left it, in epoch ", place_.epoch,
                 " at sample ", place_.position, ", got epoch ", sampler_->epoch(), ", sample ",
                 sampler_->position(),
@@ -67,7 +67,8 @@ class DataLoader::Run {
     return true;
   }
   const Batch& current() const {
-    CAIRN_CHECK(current_.has_value(), kWhere, "expected a batch, got an error while it was read");
+    CAIRN_CHECK(current_.has_value(), kDataLoader,
+                "expected a batch, got an error while it was read");
     return *current_;
   }
 
@@ -119,7 +120,7 @@ class DataLoader::Run {
     Tensor result = options_.normalize_on_device(inputs, *options_.normalize);
     CAIRN_CHECK(result && result.dtype() == DType::f32 && result.shape() == inputs.shape() &&
                     result.device() == inputs.device(),
-                kWhere, "expected normalize_on_device to return f32 ", inputs.shape(), " on ",
+                kDataLoader, "expected normalize_on_device to return f32 ", inputs.shape(), " on ",
                 inputs.device(), ", got ",
                 result ? core::str(result.dtype(), " ", result.shape(), " on ", result.device())
                        : std::string("no tensor"));
@@ -141,14 +142,14 @@ class DataLoader::Run {
 DataLoader::DataLoader(const Dataset& dataset, Sampler& sampler, const LoaderOptions& options)
     : dataset_(&dataset), sampler_(&sampler), options_(options) {
   check_options(options);
-  CAIRN_CHECK(dataset.size() == sampler.dataset_size(), kWhere,
+  CAIRN_CHECK(dataset.size() == sampler.dataset_size(), kDataLoader,
               "expected a sampler of the dataset's ", dataset.size(), " samples, got one of ",
               sampler.dataset_size());
   const detail::Collator checks_normalisation(dataset, options, sampler.seed(), sampler.epoch());
 }
 
 DataLoader::Iterator DataLoader::begin() {
-  CAIRN_CHECK(running_.expired(), kWhere,
+  CAIRN_CHECK(running_.expired(), kDataLoader,
               "expected one pass at a time, got a second begin() while an iterator lives");
   Iterator iterator;
   iterator.run_ = std::make_shared<Run>(*dataset_, *sampler_, options_);
@@ -166,12 +167,12 @@ std::int64_t DataLoader::remaining_batches() const {
 }
 
 const Batch& DataLoader::Iterator::operator*() const {
-  CAIRN_CHECK(run_ != nullptr, kWhere, "expected a batch, got the end");
+  CAIRN_CHECK(run_ != nullptr, kDataLoader, "expected a batch, got the end");
   return run_->current();
 }
 
 DataLoader::Iterator& DataLoader::Iterator::operator++() {
-  CAIRN_CHECK(run_ != nullptr, kWhere, "expected a batch before this one, got the end");
+  CAIRN_CHECK(run_ != nullptr, kDataLoader, "expected a batch before this one, got the end");
   if (!run_->advance()) run_.reset();
   return *this;
 }

@@ -8,14 +8,14 @@ namespace cairn::data {
 
 namespace {
 
-constexpr const char* kWhere = "text_dataset";
+constexpr const char* kTextDataset = "text_dataset";
 
 }  // namespace
 
 TextDataset::TextDataset(std::string_view text, const TextOptions& options)
     : window_(options.window), stride_(options.stride == 0 ? options.window : options.stride) {
-  CAIRN_CHECK(window_ >= 1, kWhere, "expected a window of at least 1 token, got ", window_);
-  CAIRN_CHECK(stride_ >= 1, kWhere, "expected a stride >= 0, got ", options.stride);
+  CAIRN_CHECK(window_ >= 1, kTextDataset, "expected a window of at least 1 token, got ", window_);
+  CAIRN_CHECK(stride_ >= 1, kTextDataset, "expected a stride >= 0, got ", options.stride);
   auto vocabulary = std::make_shared<Vocabulary>(
       options.unit == TextUnit::bytes ? Vocabulary::of_bytes() : Vocabulary::of_characters(text));
   tokens_ = std::make_shared<std::vector<std::int32_t>>(vocabulary->encode(text));
@@ -25,17 +25,17 @@ TextDataset::TextDataset(std::string_view text, const TextOptions& options)
 
 TextDataset TextDataset::from_files(const std::vector<std::string>& paths,
                                     const TextOptions& options) {
-  CAIRN_CHECK(!paths.empty(), kWhere, "expected at least one file, got none");
+  CAIRN_CHECK(!paths.empty(), kTextDataset, "expected at least one file, got none");
   std::string text;
-  for (const std::string& path : paths) text += detail::read_maybe_gzip(path, kWhere);
+  for (const std::string& path : paths) text += detail::read_maybe_gzip(path, kTextDataset);
   return TextDataset(text, options);
 }
 
 TextDataset TextDataset::part(std::int64_t begin, std::int64_t end) const {
   if (end - begin <= window_) {
-    core::fail<core::DataError>(kWhere, "expected at least ", window_ + 1, " tokens (a window of ",
-                                window_, " and the next one), got ", end - begin,
-                                " (shorten the window)");
+    core::fail<core::DataError>(kTextDataset, "expected at least ", window_ + 1,
+                                " tokens (a window of ", window_, " and the next one), got ",
+                                end - begin, " (shorten the window)");
   }
   TextDataset result = *this;
   result.begin_ = begin;
@@ -52,8 +52,8 @@ SampleSpec TextDataset::spec() const {
 }
 
 void TextDataset::read(std::int64_t index, const TensorView& input, const TensorView& label) const {
-  CAIRN_CHECK(index >= 0 && index < size(), kWhere, "expected a sample below ", size(), ", got ",
-              index);
+  CAIRN_CHECK(index >= 0 && index < size(), kTextDataset, "expected a sample below ", size(),
+              ", got ", index);
   const std::int32_t* from = tokens_->data() + begin_ + index * stride_;
   std::copy(from, from + window_, input.as<std::int64_t>());
   std::copy(from + 1, from + 1 + window_, label.as<std::int64_t>());
@@ -64,8 +64,8 @@ std::span<const std::int32_t> TextDataset::tokens() const {
 }
 
 std::pair<TextDataset, TextDataset> TextDataset::split(double fraction) const {
-  CAIRN_CHECK(fraction > 0.0 && fraction < 1.0, kWhere, "expected a fraction between 0 and 1, got ",
-              fraction);
+  CAIRN_CHECK(fraction > 0.0 && fraction < 1.0, kTextDataset,
+              "expected a fraction between 0 and 1, got ", fraction);
   const std::int64_t middle =
       begin_ + static_cast<std::int64_t>(fraction * static_cast<double>(end_ - begin_));
   return {part(begin_, middle), part(middle, end_)};

@@ -9,10 +9,6 @@ namespace cairn::kernels {
 
 namespace {
 
-DType wide(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
-}
-
 Shape scores_shape(const TensorView& q, const TensorView& k) {
   return {q.size(0), q.size(1), q.size(2), k.size(2)};
 }

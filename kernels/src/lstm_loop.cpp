@@ -6,10 +6,6 @@ namespace cairn::kernels {
 
 namespace {
 
-DType wide(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
-}
-
 // Step t leads from row before(t) of the states to row after(t).
 struct Rows {
   bool reverse;

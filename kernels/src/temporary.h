@@ -6,6 +6,11 @@
 
 namespace cairn::kernels {
 
+/// What sums are kept in.
+inline DType wide(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
 /// A view and, where it is not the caller's, the tensor that holds its memory.
 struct Temporary {
   Tensor owner;

@@ -18,6 +18,10 @@ inline DType wide(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
 
+inline TensorView view_or_none(const Tensor& x) {
+  return x.defined() ? x.view() : TensorView();
+}
+
 /// A scalar: the sum or mean of all losses.
 Tensor total(kernels::ReduceOp op, const Tensor& losses);
 

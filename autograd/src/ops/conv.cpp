@@ -17,10 +17,6 @@ Tensor empty_channels_last(const Tensor& x, const Shape& shape) {
   return Tensor::empty_strided(shape, core::channels_last_strides(shape), x.dtype(), x.device());
 }
 
-TensorView view_or_none(const Tensor& x) {
-  return x.defined() ? x.view() : TensorView();
-}
-
 // dbias[C] (+)= sum of dy over all but the channels.
 Tensor bias_gradient(Context& ctx, int input, const Tensor& dy) {
   const GradTarget target = ctx.grad_target(input);

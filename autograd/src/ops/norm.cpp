@@ -12,10 +12,6 @@ using kernels::BinaryOp;
 
 namespace {
 
-TensorView view_or_none(const Tensor& x) {
-  return x.defined() ? x.view() : TensorView();
-}
-
 // Where the gradients of a norm's weight and bias go. The kernels add to both or to none: where the
 // two differ, they write aside and settle() adds.
 class AffineGradients {

@@ -6,6 +6,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/hash_tensors.h"
+#include "ddp/names.h"
 #include "group/listing.h"
 
 namespace cairn::parallel {
@@ -70,11 +71,6 @@ struct Own {
     return parallel::digest(core::str(listing.size(), " ", listing, hashes, error));
   }
 };
-
-bool all_equal(const std::vector<std::string>& texts) {
-  return std::all_of(texts.begin(), texts.end(),
-                     [&](const std::string& text) { return text == texts[0]; });
-}
 
 void check_errors(const std::vector<std::string>& errors) {
   for (std::size_t rank = 0; rank < errors.size(); ++rank) {

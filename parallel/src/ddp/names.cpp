@@ -22,4 +22,9 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+bool all_equal(const std::vector<std::string>& texts) {
+  return std::all_of(texts.begin(), texts.end(),
+                     [&](const std::string& text) { return text == texts[0]; });
+}
+
 }  // namespace cairn::parallel

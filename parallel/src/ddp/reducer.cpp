@@ -94,11 +94,6 @@ std::string list_runs(const std::vector<Gradient>& gradients) {
   return out.str();
 }
 
-bool all_equal(const std::vector<std::string>& texts) {
-  return std::all_of(texts.begin(), texts.end(),
-                     [&](const std::string& text) { return text == texts[0]; });
-}
-
 }  // namespace
 
 struct Reducer::Impl {

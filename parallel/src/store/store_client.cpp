@@ -18,7 +18,7 @@ using wire::Request;
 
 constexpr auto kAnswerTime = Milliseconds(10'000);  // for what the server can answer at once
 constexpr auto kMargin = Milliseconds(2000);        // beyond a timeout that the server keeps
-constexpr auto kAgain = Milliseconds(1000);         // before a request is repeated
+constexpr auto kRepeatAfter = Milliseconds(1000);   // before a request is repeated
 
 Packer start(std::uint64_t id, int rank, Request request) {
   return Packer()
@@ -27,7 +27,7 @@ Packer start(std::uint64_t id, int rank, Request request) {
       .number(static_cast<std::uint64_t>(request));
 }
 
-std::uint64_t count(Milliseconds time) {
+std::uint64_t whole_ms(Milliseconds time) {
   return static_cast<std::uint64_t>(std::max<Milliseconds::rep>(0, time.count()));
 }
 
@@ -96,7 +96,7 @@ std::string StoreClient::request(std::string_view what, std::uint64_t id,
     throw_if_cancelled(what);
     if (now >= next) {
       connection_.send(message);
-      next = now + kAgain;
+      next = now + kRepeatAfter;
     }
     const auto left = std::chrono::ceil<Milliseconds>(std::min(next, deadline) - now);
     if (!connection_.receive(received, left, cancelled_wakeup_)) continue;
@@ -122,7 +122,7 @@ std::uint64_t StoreClient::join(int world_size, Milliseconds timeout,
                              .number(static_cast<std::uint64_t>(world_size))
                              .text(this_process())
                              .text(incarnation)
-                             .number(count(timeout));
+                             .number(whole_ms(timeout));
   return std::stoull(request("rendezvous", id, message.bytes(), timeout + Milliseconds(500)));
 }
 
@@ -135,7 +135,7 @@ void StoreClient::set(const std::string& key, std::string_view value) {
 std::string StoreClient::get(const std::string& key, Milliseconds timeout) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t id = next_id_++;
-  const Packer message = start(id, rank_, Request::get).text(key).number(count(timeout));
+  const Packer message = start(id, rank_, Request::get).text(key).number(whole_ms(timeout));
   return request("store", id, message.bytes(), timeout + kMargin);
 }
 

@@ -21,7 +21,7 @@
 namespace cairn::parallel {
 namespace {
 
-constexpr std::int64_t kMostBytes = std::int64_t{64} << 20;  // of a message
+constexpr std::int64_t kMostMessageBytes = std::int64_t{64} << 20;  // of a message
 constexpr std::size_t kStrongToken = 32;  // characters: 128 random bits in hex have as many
 
 using Secret = std::array<unsigned char, 32>;
@@ -231,7 +231,7 @@ void prepare(zmq::socket_t& socket) {
   socket.set(zmq::sockopt::linger, 500);
   socket.set(zmq::sockopt::sndhwm, 0);
   socket.set(zmq::sockopt::rcvhwm, 0);
-  socket.set(zmq::sockopt::maxmsgsize, kMostBytes);
+  socket.set(zmq::sockopt::maxmsgsize, kMostMessageBytes);
 }
 
 bool receive_frame(zmq::socket_t& socket, zmq::message_t& message) {
