@@ -15,6 +15,9 @@ add_library(cairn_private_options INTERFACE)
 target_compile_options(cairn_private_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${CAIRN_WERROR}>>:-Werror>)
+if(CMAKE_UNITY_BUILD)  # a class of one file may have a member of that file's own types
+  target_compile_options(cairn_private_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 if(CAIRN_SANITIZE)
   set(flags -fsanitize=${CAIRN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${flags}>")

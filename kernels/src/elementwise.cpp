@@ -5,14 +5,6 @@
 
 namespace cairn::kernels {
 
-namespace {
-
-constexpr bool is_comparison(BinaryOp op) {
-  return op >= BinaryOp::eq;
-}
-
-}  // namespace
-
 void binary(BinaryOp op, const TensorView& a, const TensorView& b, const TensorView& y) {
   check_device("binary", {{"y", y}, {"a", a}, {"b", b}});
   check_same_dtype("binary", {{"a", a}, {"b", b}});

@@ -66,7 +66,7 @@ Preference parse(const std::string& text, const std::string& source) {
   }
 }
 
-Preference read(const std::string& path) {
+Preference read_preference(const std::string& path) {
   std::ifstream file(path);
   if (!file) core::fail<core::IoError>(kVariable, "cannot read the choices in '", path, "'");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -74,7 +74,7 @@ Preference read(const std::string& path) {
 }
 
 Preference preference_of(const std::string& setting) {
-  if (is_path(setting)) return read(setting);
+  if (is_path(setting)) return read_preference(setting);
   CAIRN_CHECK(routes().contains(setting), kVariable,
               "expected time, default, a route (bf16, bf16_packed, f16, f16_packed, f32, "
               "f32_packed) or the path of a file of choices, got '",

@@ -12,8 +12,8 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/optim.h"
-#include "core/message_of.h"
 #include "support.h"
+#include "support/message_of.h"
 #if defined(CAIRN_SIMULATED_GPUS)
 #include "gpu/sim/simulator.h"
 #endif
@@ -346,10 +346,10 @@ TEST(CapturedStep, ErrorsSayWhatCannotBeCaptured) {
   Options two_losses = kDynamic;
   two_losses.num_losses = 2;
   Training several(rules()[0], two_losses);
-  EXPECT_THAT(core::message_of<core::Unsupported>([&] { several.capture(); }),
+  EXPECT_THAT(test::message_of<core::Unsupported>([&] { several.capture(); }),
               HasSubstr("got 2 losses with scales of their own"));
   Training novograd({"novograd", maker<optim::FusedNovoGrad>(optim::NovoGradOptions{})}, kDynamic);
-  EXPECT_THAT(core::message_of<core::Unsupported>([&] { novograd.capture(); }),
+  EXPECT_THAT(test::message_of<core::Unsupported>([&] { novograd.capture(); }),
               HasSubstr("got FusedNovoGrad"));
   EXPECT_THROW(one.capture({.warm_up = 0}), core::InvalidArgument);
   CapturedStep step = one.capture({.step = {.error_if_nonfinite = true}});

@@ -20,12 +20,12 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kMisuseInf = std::numeric_limits<double>::infinity();
 
 /// w [4] of ones, whose gradient is the coefficient of its loss: sum(coefficient * w).
-class Weight : public nn::Module {
+class MisuseWeight : public nn::Module {
  public:
-  Weight() : w_(add_parameter("w", Tensor::full({4}, 1.0))) {}
+  MisuseWeight() : w_(add_parameter("w", Tensor::full({4}, 1.0))) {}
   std::string kind() const override { return "Weight"; }
   Tensor forward(const Tensor& x) override { return autograd::sum(autograd::mul(w_, x)); }
   Tensor loss(double coefficient) { return (*this)(Tensor::full({4}, coefficient)); }
@@ -36,25 +36,25 @@ class Weight : public nn::Module {
   Tensor w_;
 };
 
-const Options kO2{.opt_level = OptLevel::O2, .scaler = {.init_scale = 1024}};
+const Options kMisuseO2{.opt_level = OptLevel::O2, .scaler = {.init_scale = 1024}};
 
-struct Pair {
-  explicit Pair(const Options& options)
+struct MisusePair {
+  explicit MisusePair(const Options& options)
       : precision(initialize({&a, &b}, {&a_optimizer, &b_optimizer}, options)) {}
   Tensor loss(double a_coefficient, double b_coefficient) {
     return autograd::add(a.loss(a_coefficient), b.loss(b_coefficient));
   }
-  Weight a, b;
+  MisuseWeight a, b;
   optim::FusedSGD a_optimizer{a.parameters(), {.lr = 1.0}};
   optim::FusedSGD b_optimizer{b.parameters(), {.lr = 1.0}};
   Amp precision;
 };
 
 TEST(Misuse, AnErrorThatIsCaughtSkipsNoFurtherStep) {
-  Weight model;
+  MisuseWeight model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
-  Amp precision = initialize(model, optimizer, kO2);
-  precision.backward(model.loss(kInf));
+  Amp precision = initialize(model, optimizer, kMisuseO2);
+  precision.backward(model.loss(kMisuseInf));
   EXPECT_THROW(precision.step({.error_if_nonfinite = true}), core::Error);
   EXPECT_EQ(precision.loss_scale(), 512.0);
   optimizer.clear_grad();
@@ -67,7 +67,7 @@ TEST(Misuse, AnErrorThatIsCaughtSkipsNoFurtherStep) {
 TEST(Misuse, RulesThatLookAtNormsMayStepUnchecked) {
   for (const int rule : {0, 1, 2}) {
     SCOPED_TRACE(rule);
-    Weight model;
+    MisuseWeight model;
     std::unique_ptr<optim::Optimizer> optimizer;
     std::unique_ptr<optim::LARC> larc;
     if (rule == 0) optimizer = std::make_unique<optim::FusedLAMB>(model.parameters());
@@ -84,17 +84,17 @@ TEST(Misuse, RulesThatLookAtNormsMayStepUnchecked) {
 }
 
 TEST(Misuse, TheNormOfAllOptimizersIsOfTheTypeAskedFor) {
-  for (const auto& [type, expected] : {std::pair{1.0, 28.0}, {2.0, 10.0}, {kInf, 4.0}}) {
-    Pair pair(kO2);
+  for (const auto& [type, expected] : {std::pair{1.0, 28.0}, {2.0, 10.0}, {kMisuseInf, 4.0}}) {
+    MisusePair pair(kMisuseO2);
     pair.precision.backward(pair.loss(3.0, 4.0));
     EXPECT_NEAR(pair.precision.step({.norm_type = type}).gradient_norm, expected, 1e-12);
   }
 }
 
 TEST(Misuse, OneLossOfTwoOptimizersCountsOnce) {
-  Options options = kO2;
+  Options options = kMisuseO2;
   options.scaler.growth_interval = 4;
-  Pair pair(options);
+  MisusePair pair(options);
   const auto step_both = [&](double b_coefficient) {
     pair.precision.backward(pair.loss(0.125, b_coefficient));
     const bool a = pair.precision.step(pair.a_optimizer).applied;
@@ -104,7 +104,7 @@ TEST(Misuse, OneLossOfTwoOptimizersCountsOnce) {
   };
   for (int step = 0; step < 4; ++step) EXPECT_EQ(step_both(0.125), "");
   EXPECT_EQ(pair.precision.loss_scale(), 2048.0);
-  EXPECT_THAT(step_both(kInf), HasSubstr("inf in the gradient of w (4 elements)"));
+  EXPECT_THAT(step_both(kMisuseInf), HasSubstr("inf in the gradient of w (4 elements)"));
   EXPECT_EQ(pair.precision.loss_scale(), 1024.0);
   EXPECT_EQ(step_both(0.125), "");
   EXPECT_EQ(pair.a.value(), 1.0 - 5 * 0.125);
@@ -112,9 +112,9 @@ TEST(Misuse, OneLossOfTwoOptimizersCountsOnce) {
 }
 
 TEST(Misuse, GradientsClearedBetweenTwoLossesAreGone) {
-  Weight model;
+  MisuseWeight model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
-  Options options = kO2;
+  Options options = kMisuseO2;
   options.num_losses = 2;
   Amp precision = initialize(model, optimizer, options);
   precision.backward(model.loss(0.25), {.loss_id = 0});
@@ -131,9 +131,9 @@ TEST(Misuse, GradientsClearedBetweenTwoLossesAreGone) {
 }
 
 TEST(Misuse, AGroupMayComeBetweenBackwardAndStep) {
-  Weight a, b;
+  MisuseWeight a, b;
   optim::FusedSGD optimizer(a.parameters(), {.lr = 1.0});
-  Options options = kO2;
+  Options options = kMisuseO2;
   options.num_losses = 2;
   Amp precision = initialize({&a, &b}, {&optimizer}, options);
   precision.backward(a.loss(0.25), {.loss_id = 0});
@@ -145,9 +145,9 @@ TEST(Misuse, AGroupMayComeBetweenBackwardAndStep) {
 }
 
 TEST(Misuse, AStateLoadedBetweenBackwardAndStepEndsTheBackward) {
-  Weight model;
+  MisuseWeight model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0, .momentum = 0.5});
-  Amp precision = initialize(model, optimizer, kO2);
+  Amp precision = initialize(model, optimizer, kMisuseO2);
   const StateDict fresh = snapshot(optimizer.state_dict());
   precision.backward(model.loss(0.25));
   EXPECT_TRUE(precision.step().applied);
@@ -162,8 +162,8 @@ TEST(Misuse, AStateLoadedBetweenBackwardAndStepEndsTheBackward) {
 TEST(Misuse, ABackwardThatThrowsLeavesNothingBehindOnceCleared) {
   nn::Sequential model = make_model(), other = make_model();
   optim::FusedAdam optimizer(model.parameters()), other_optimizer(other.parameters());
-  Amp precision = initialize(model, optimizer, kO2);
-  Amp other_precision = initialize(other, other_optimizer, kO2);
+  Amp precision = initialize(model, optimizer, kMisuseO2);
+  Amp other_precision = initialize(other, other_optimizer, kMisuseO2);
   const Tensor loss = loss_of(model, make_batch(1));
   loss_of(other, make_batch(1));  // the same running statistics
   precision.backward(loss);
@@ -177,9 +177,9 @@ TEST(Misuse, ABackwardThatThrowsLeavesNothingBehindOnceCleared) {
 }
 
 TEST(Misuse, AnAbandonedAccumulationStartsAnew) {
-  Weight model;
+  MisuseWeight model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
-  Amp precision = initialize(model, optimizer, kO2);
+  Amp precision = initialize(model, optimizer, kMisuseO2);
   optim::Accumulation accumulation({.steps = 2});
   EXPECT_THROW(
       {
@@ -231,7 +231,7 @@ TEST(Misuse, CleanStepsOfAnotherLossDoNotStopAFallback) {
   nn::Sequential bad(nn::Linear(4, 4)), good(nn::Linear(4, 4));
   kernels::fill(bad.parameters().front().tensor, 3.0);
   optim::FusedSGD bad_optimizer(bad.parameters()), good_optimizer(good.parameters());
-  Options options = kO2;
+  Options options = kMisuseO2;
   options.num_losses = 2;
   options.fallback_after = 3;
   Amp precision = initialize({&bad, &good}, {&bad_optimizer, &good_optimizer}, options);

@@ -17,7 +17,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kOverflowInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 /// A rank of a world whose other ranks say what the test wants.
@@ -60,8 +60,10 @@ struct Poisoned {
 
 TEST(Overflow, NamesEveryParameterWithItsCounts) {
   Poisoned run({});
-  const optim::StepResult result = run.step_with(
-      {{"0.weight", 3, kInf}, {"0.weight", 5, kInf}, {"0.weight", 7, kNaN}, {"3.bias", 0, kNaN}});
+  const optim::StepResult result = run.step_with({{"0.weight", 3, kOverflowInf},
+                                                  {"0.weight", 5, kOverflowInf},
+                                                  {"0.weight", 7, kNaN},
+                                                  {"3.bias", 0, kNaN}});
   EXPECT_EQ(result.culprit, "0.weight");
   EXPECT_EQ(result.reason,
             "inf and NaN in the gradient of 0.weight (3 elements), and 1 more parameter; loss "
@@ -102,7 +104,7 @@ TEST(Overflow, EveryRankSaysTheSame) {
                        }};
       Poisoned run(options);
       const optim::StepResult result =
-          rank == 1 ? run.step_with({{"0.bias", 0, kInf}}) : run.step_with({});
+          rank == 1 ? run.step_with({{"0.bias", 0, kOverflowInf}}) : run.step_with({});
       if (round == 0) continue;
       EXPECT_FALSE(result.applied);
       EXPECT_EQ(result.reason,
@@ -122,7 +124,7 @@ TEST(Overflow, GradientsSummedOverRanksAccuseOnlyWhoseOwnWereNotFinite) {
     link->all = [&other](const std::string& value) { return std::vector{other, value}; };
     options.world = {1, 2, link};
     Poisoned run(options);
-    const std::string reason = run.step_with({{"0.weight", 0, kInf}}).reason;
+    const std::string reason = run.step_with({{"0.weight", 0, kOverflowInf}}).reason;
     EXPECT_THAT(reason, guilty ? HasSubstr("3.weight (2 elements) on rank 1")
                                : HasSubstr("0.weight (9 elements) in the sum over ranks"));
   }
@@ -139,7 +141,7 @@ TEST(Overflow, TheHistoryKeepsTheLast) {
   Options options;
   options.overflow_history = 3;
   Poisoned run(options);
-  for (int step = 0; step < 5; ++step) run.step_with({{"0.bias", 0, kInf}});
+  for (int step = 0; step < 5; ++step) run.step_with({{"0.bias", 0, kOverflowInf}});
   const std::vector<Overflow> last = run.precision->overflows();
   ASSERT_EQ(last.size(), 3u);
   EXPECT_EQ(last[0].step, 3);
@@ -154,10 +156,10 @@ TEST(Collapse, NamesWhatOverflowedEachTime) {
   options.scaler.init_scale = 4;
   options.collapse_after = 3;
   Poisoned run(options);
-  run.step_with({{"0.weight", 0, kInf}});  // 4 -> 2
-  run.step_with({{"0.weight", 0, kInf}});  // 2 -> 1
-  run.step_with({{"0.bias", 0, kInf}, {"3.bias", 0, kInf}});
-  run.step_with({{"3.bias", 0, kInf}, {"0.weight", 0, kInf}});
+  run.step_with({{"0.weight", 0, kOverflowInf}});  // 4 -> 2
+  run.step_with({{"0.weight", 0, kOverflowInf}});  // 2 -> 1
+  run.step_with({{"0.bias", 0, kOverflowInf}, {"3.bias", 0, kOverflowInf}});
+  run.step_with({{"3.bias", 0, kOverflowInf}, {"0.weight", 0, kOverflowInf}});
   const auto before = everything(run.model, run.optimizer);
   try {
     run.step_with({{"3.bias", 0, kNaN}});
@@ -177,7 +179,7 @@ TEST(Collapse, ACleanStepStartsTheCountAnew) {
   options.collapse_after = 2;
   Poisoned run(options);
   for (int round = 0; round < 4; ++round) {
-    EXPECT_FALSE(run.step_with({{"0.bias", 0, kInf}}).applied);
+    EXPECT_FALSE(run.step_with({{"0.bias", 0, kOverflowInf}}).applied);
     EXPECT_TRUE(run.step_with({}).applied);
   }
 }
@@ -268,7 +270,7 @@ TEST(Fallback, AScaleThatIsTooHighIsNoReason) {
     options.fallback_after = 2;
     return options;
   }());
-  for (int step = 0; step < 6; ++step) run.step_with({{"3.weight", 0, kInf}});
+  for (int step = 0; step < 6; ++step) run.step_with({{"3.weight", 0, kOverflowInf}});
   EXPECT_TRUE(run.precision->fp32_layers().empty());
 }
 

@@ -17,24 +17,24 @@ namespace {
 using testing::HasSubstr;
 using testing::StartsWith;
 
-struct Level {
+struct LevelCase {
   OptLevel level;
   DType half;
 };
-std::string level_name(const testing::TestParamInfo<Level>& info) {
+std::string level_name(const testing::TestParamInfo<LevelCase>& info) {
   return core::str(name(info.param.level), "_", info.param.half);
 }
-std::vector<Level> all_levels() {
-  std::vector<Level> all;
+std::vector<LevelCase> all_levels() {
+  std::vector<LevelCase> all;
   for (const OptLevel level : kLevels) {
     for (const DType half : kHalves) all.push_back({level, half});
   }
   return all;
 }
 
-class Training : public testing::TestWithParam<Level> {};
+class TrainingRun : public testing::TestWithParam<LevelCase> {};
 
-TEST_P(Training, LossFalls) {
+TEST_P(TrainingRun, LossFalls) {
   nn::Sequential model = make_model();
   optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
   Amp precision =
@@ -49,7 +49,7 @@ TEST_P(Training, LossFalls) {
   EXPECT_LT(last, 0.6 * first);
 }
 
-TEST_P(Training, AnOverflowSkipsNamesHalvesAndTouchesNothing) {
+TEST_P(TrainingRun, AnOverflowSkipsNamesHalvesAndTouchesNothing) {
   nn::Sequential model = make_model();
   optim::FusedAdam optimizer(model.parameters());
   Amp precision =
@@ -78,7 +78,7 @@ TEST_P(Training, AnOverflowSkipsNamesHalvesAndTouchesNothing) {
   EXPECT_TRUE(train_step(model, precision, make_batch(10)).applied);
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, Training, testing::ValuesIn(all_levels()), level_name);
+INSTANTIATE_TEST_SUITE_P(Levels, TrainingRun, testing::ValuesIn(all_levels()), level_name);
 
 TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
   for (const DType half : kHalves) {

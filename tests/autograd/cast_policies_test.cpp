@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 using testing::leaf;
 using testing::random_tensor;
 
-Tensor f32(const Shape& shape, unsigned seed) {
+Tensor cast_policies_f32(const Shape& shape, unsigned seed) {
   return random_tensor(shape, seed, 0.1, 0.9, DType::f32);
 }
 Tensor half(const Shape& shape, unsigned seed, DType dtype = DType::f16) {
@@ -46,12 +46,12 @@ TEST(CastPolicies, OverrideAnOperationInsideTheirScopeOnly) {
   {
     const CastPolicyGuard policies({{"softmax", CastPolicy::half}, {"matmul", CastPolicy::f32}});
     EXPECT_EQ(softmax(x).dtype(), DType::f16);
-    EXPECT_EQ(softmax(f32({2, 4}, 1)).dtype(), DType::f16);
+    EXPECT_EQ(softmax(cast_policies_f32({2, 4}, 1)).dtype(), DType::f16);
     EXPECT_EQ(matmul(x, transpose(x, 0, 1)).dtype(), DType::f32);
     EXPECT_EQ(log_softmax(x).dtype(), DType::f32);  // not named
     {
       const CastPolicyGuard inner({{"softmax", CastPolicy::keep}});
-      EXPECT_EQ(softmax(f32({2, 4}, 1)).dtype(), DType::f32);
+      EXPECT_EQ(softmax(cast_policies_f32({2, 4}, 1)).dtype(), DType::f32);
       EXPECT_EQ(matmul(x, transpose(x, 0, 1)).dtype(), DType::f32);  // the outer scope's
     }
     EXPECT_EQ(softmax(x).dtype(), DType::f16);
@@ -61,19 +61,19 @@ TEST(CastPolicies, OverrideAnOperationInsideTheirScopeOnly) {
 
 TEST(CastPolicies, HoldInRegionsInsideAndNotOutsideOfRegions) {
   const CastPolicyGuard policies({{"softmax", CastPolicy::half}});
-  EXPECT_EQ(softmax(f32({2, 4}, 1)).dtype(), DType::f32);
+  EXPECT_EQ(softmax(cast_policies_f32({2, 4}, 1)).dtype(), DType::f32);
   {
     const AutocastGuard autocast(true, DType::bf16);
-    EXPECT_EQ(softmax(f32({2, 4}, 1)).dtype(), DType::bf16);
+    EXPECT_EQ(softmax(cast_policies_f32({2, 4}, 1)).dtype(), DType::bf16);
     const AutocastGuard off(false);
-    EXPECT_EQ(softmax(f32({2, 4}, 1)).dtype(), DType::f32);
+    EXPECT_EQ(softmax(cast_policies_f32({2, 4}, 1)).dtype(), DType::f32);
   }
-  EXPECT_EQ(softmax(f32({2, 4}, 1)).dtype(), DType::f32);
+  EXPECT_EQ(softmax(cast_policies_f32({2, 4}, 1)).dtype(), DType::f32);
 }
 
 TEST(CastPolicies, OfAnOperationThatPromotesLeaveOneDtype) {
   const AutocastGuard autocast(true);
-  const Tensor narrow = half({2}, 1), wide = f32({2}, 2);
+  const Tensor narrow = half({2}, 1), wide = cast_policies_f32({2}, 2);
   const CastPolicyGuard policies({{"add", CastPolicy::half}, {"mul", CastPolicy::keep}});
   EXPECT_EQ((wide + wide).dtype(), DType::f16);
   EXPECT_EQ((narrow + random_tensor({2}, 1)).dtype(), DType::f64);
@@ -126,7 +126,7 @@ struct Twice {
 
 TEST(CastPolicies, KnowAUsersOperations) {
   const AutocastGuard autocast(true);
-  EXPECT_EQ(apply(Twice{}, f32({2}, 1)).dtype(), DType::f16);
+  EXPECT_EQ(apply(Twice{}, cast_policies_f32({2}, 1)).dtype(), DType::f16);
   const CastPolicyGuard policies({{"users_twice", CastPolicy::f32}});
   EXPECT_EQ(apply(Twice{}, half({2}, 1)).dtype(), DType::f32);
 }
@@ -135,8 +135,10 @@ TEST(Ban, RefusesHalfProbabilitiesInARegionWithAdvice) {
   const Tensor p = half({4}, 1), t = half({4}, 2);
   EXPECT_EQ(binary_cross_entropy(p, t).dtype(), DType::f32);  // no region
   const AutocastGuard autocast(true);
-  EXPECT_EQ(binary_cross_entropy(f32({4}, 1), f32({4}, 2)).dtype(), DType::f32);
-  for (const auto& [x, target] : {std::pair{p, t}, {p, f32({4}, 2)}, {f32({4}, 1), t}}) {
+  EXPECT_EQ(binary_cross_entropy(cast_policies_f32({4}, 1), cast_policies_f32({4}, 2)).dtype(),
+            DType::f32);
+  for (const auto& [x, target] :
+       {std::pair{p, t}, {p, cast_policies_f32({4}, 2)}, {cast_policies_f32({4}, 1), t}}) {
     EXPECT_THAT(
         error_of<core::Unsupported>([&] { binary_cross_entropy(x, target); }),
         AllOf(HasSubstr("[binary_cross_entropy]"), HasSubstr("f16"), HasSubstr("bce_with_logits"),
@@ -145,7 +147,7 @@ TEST(Ban, RefusesHalfProbabilitiesInARegionWithAdvice) {
 }
 
 TEST(Ban, IsLiftedByAnOverride) {
-  const Tensor p = half({4}, 1), t = f32({4}, 2);
+  const Tensor p = half({4}, 1), t = cast_policies_f32({4}, 2);
   const AutocastGuard autocast(true);
   const CastPolicyGuard policies({{"binary_cross_entropy", CastPolicy::f32}});
   const Tensor loss = binary_cross_entropy(p, t);
@@ -158,7 +160,7 @@ TEST(Ban, CanBeSetOnAnyOperation) {
   const AutocastGuard autocast(true);
   const CastPolicyGuard policies({{"gelu", CastPolicy::banned}});
   EXPECT_THAT(error_of<core::Unsupported>([] { gelu(half({2}, 1)); }), HasSubstr("[gelu]"));
-  EXPECT_EQ(gelu(f32({2}, 1)).dtype(), DType::f32);
+  EXPECT_EQ(gelu(cast_policies_f32({2}, 1)).dtype(), DType::f32);
 }
 
 // ---- Plain functions
@@ -170,7 +172,8 @@ std::vector<DType> dtypes_of(const Tensor& a, const std::vector<Tensor>& more) {
 }
 
 TEST(Functions, CastEveryFloatingArgumentInARegion) {
-  const Tensor x = f32({2}, 1), narrow = half({2}, 2), brain = half({2}, 3, DType::bf16);
+  const Tensor x = cast_policies_f32({2}, 1), narrow = half({2}, 2),
+               brain = half({2}, 3, DType::bf16);
   const Tensor wide = random_tensor({2}, 4), index = Tensor::zeros({2}, DType::i64);
   const auto cast = half_function(dtypes_of), widen = float_function(dtypes_of),
              promote = promote_function(dtypes_of);
@@ -193,7 +196,7 @@ TEST(Functions, RunWithAutocastOffInside) {
   const auto sums = half_function([](const Tensor& a) { return sum(a); });
   const AutocastGuard autocast(true);
   EXPECT_EQ(product(half({2, 2}, 1), half({2, 2}, 2)).dtype(), DType::f32);
-  EXPECT_EQ(sums(f32({2, 2}, 1)).dtype(), DType::f16);
+  EXPECT_EQ(sums(cast_policies_f32({2, 2}, 1)).dtype(), DType::f16);
   EXPECT_TRUE(autocast_state().enabled);
   EXPECT_NE(autocast_state().cache, nullptr);
 }
@@ -211,7 +214,7 @@ TEST(Functions, PassOtherArgumentsAsTheyAre) {
 }
 
 TEST(Functions, UseTheCastCacheForHalfAndKeepTheGraph) {
-  const Tensor w = leaf({2, 2}, 1, 0.1, 1, DType::f32), x = f32({2, 2}, 2);
+  const Tensor w = leaf({2, 2}, 1, 0.1, 1, DType::f32), x = cast_policies_f32({2, 2}, 2);
   const auto product = half_function([](const Tensor& a, const Tensor& b) { return matmul(a, b); });
   Tensor loss;
   {
@@ -248,7 +251,7 @@ TEST(Threads, EnterARegionByItsThreadState) {
   const AutocastGuard autocast(true, DType::bf16);
   const CastPolicyGuard policies({{"softmax", CastPolicy::half}});
   Casts here;
-  matmul(f32({8, 8}, 2), w);
+  matmul(cast_policies_f32({8, 8}, 2), w);
   const ThreadState state = ThreadState::capture();
   std::vector<std::thread> threads;
   std::atomic<int> casts = 0, right = 0;

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include "cairn/core/error.h"
-#include "core/message_of.h"
+#include "support/message_of.h"
 
 namespace cairn::core {
 namespace {
+
+using test::message_of;
 
 using ::testing::HasSubstr;
 

@@ -8,10 +8,12 @@
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/tensor.h"
-#include "core/message_of.h"
+#include "support/message_of.h"
 
 namespace cairn::core {
 namespace {
+
+using test::message_of;
 
 using testing::HasSubstr;
 

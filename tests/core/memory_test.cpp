@@ -11,10 +11,12 @@
 #include "cairn/core/error.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
-#include "core/message_of.h"
+#include "support/message_of.h"
 
 namespace cairn::core {
 namespace {
+
+using test::message_of;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;

@@ -9,7 +9,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/tensor.h"
-#include "core/message_of.h"
+#include "support/message_of.h"
 
 namespace cairn::core {
 namespace {
@@ -17,10 +17,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-const Device kCpu{DeviceType::cpu, 0};
+const Device kHost{DeviceType::cpu, 0};
 
 TEST(Stream, DefaultRunsInline) {
-  const Stream stream = Stream::default_stream(kCpu);
+  const Stream stream = Stream::default_stream(kHost);
   std::thread::id ran;
   stream.submit([&] { ran = std::this_thread::get_id(); });
   EXPECT_EQ(ran, std::this_thread::get_id());
@@ -30,7 +30,7 @@ TEST(Stream, DefaultRunsInline) {
 }
 
 TEST(Stream, WorkerKeepsOrder) {
-  const Stream stream = Stream::create(kCpu);
+  const Stream stream = Stream::create(kHost);
   std::vector<int> order;
   std::thread::id worker;
   for (int i = 0; i < 100; ++i) stream.submit([&order, i] { order.push_back(i); });
@@ -43,11 +43,11 @@ TEST(Stream, WorkerKeepsOrder) {
 }
 
 TEST(Stream, WorkSeesItsOwnStreamAndNestsInline) {
-  const Stream stream = Stream::create(kCpu);
+  const Stream stream = Stream::create(kHost);
   std::vector<int> order;
   bool own = false;
   stream.submit([&] {
-    own = Stream::current(kCpu) == stream;
+    own = Stream::current(kHost) == stream;
     stream.submit([&] { order.push_back(1); });
     stream.synchronize();
     order.push_back(2);
@@ -58,26 +58,26 @@ TEST(Stream, WorkSeesItsOwnStreamAndNestsInline) {
 }
 
 TEST(Stream, GuardSetsTheThreadsStream) {
-  const Stream stream = Stream::create(kCpu);
+  const Stream stream = Stream::create(kHost);
   {
     const StreamGuard outer(stream);
-    EXPECT_EQ(Stream::current(kCpu), stream);
+    EXPECT_EQ(Stream::current(kHost), stream);
     {
-      const StreamGuard inner(Stream::default_stream(kCpu));
-      EXPECT_TRUE(Stream::current(kCpu).is_inline());
+      const StreamGuard inner(Stream::default_stream(kHost));
+      EXPECT_TRUE(Stream::current(kHost).is_inline());
     }
-    EXPECT_EQ(Stream::current(kCpu), stream);
+    EXPECT_EQ(Stream::current(kHost), stream);
     EXPECT_TRUE(Stream::current({DeviceType::cpu, 1}).is_inline());
   }
-  EXPECT_TRUE(Stream::current(kCpu).is_inline());
+  EXPECT_TRUE(Stream::current(kHost).is_inline());
 }
 
 TEST(Stream, EventsOrderStreams) {
-  const Stream first = Stream::create(kCpu, "first");
-  const Stream second = Stream::create(kCpu, "second");
+  const Stream first = Stream::create(kHost, "first");
+  const Stream second = Stream::create(kHost, "second");
   std::atomic<bool> go = false;
   int value = 0;
-  Event ready(kCpu);
+  Event ready(kHost);
   EXPECT_TRUE(ready.done());
   first.submit([&] {
     while (!go) std::this_thread::yield();
@@ -94,20 +94,20 @@ TEST(Stream, EventsOrderStreams) {
 }
 
 TEST(Stream, InlineStreamWaitsForAWorker) {
-  const Stream worker = Stream::create(kCpu);
+  const Stream worker = Stream::create(kHost);
   int value = 0;
   worker.submit([&] { value = 5; });
-  Event done(kCpu);
+  Event done(kHost);
   done.record(worker);
-  Stream::default_stream(kCpu).wait(done);
+  Stream::default_stream(kHost).wait(done);
   EXPECT_EQ(value, 5);
 }
 
 TEST(Stream, RecordingAgainLeavesEarlierWaitsAlone) {
-  const Stream a = Stream::create(kCpu);
-  const Stream b = Stream::create(kCpu);
+  const Stream a = Stream::create(kHost);
+  const Stream b = Stream::create(kHost);
   std::atomic<bool> go = false;
-  Event event(kCpu);
+  Event event(kHost);
   event.record(a);
   b.wait(event);
   a.submit([&] {
@@ -122,11 +122,11 @@ TEST(Stream, RecordingAgainLeavesEarlierWaitsAlone) {
 }
 
 TEST(Stream, ErrorIsRethrownOnceAndDropsLaterWork) {
-  const Stream stream = Stream::create(kCpu);
+  const Stream stream = Stream::create(kHost);
   bool ran = false;
   stream.submit([] { fail<CommunicationError>("all_reduce", "rank 1 is gone"); });
   stream.submit([&] { ran = true; });
-  EXPECT_THAT(message_of<CommunicationError>([&] { stream.synchronize(); }),
+  EXPECT_THAT(test::message_of<CommunicationError>([&] { stream.synchronize(); }),
               HasSubstr("rank 1 is gone"));
   EXPECT_FALSE(ran);
   EXPECT_NO_THROW(stream.synchronize());
@@ -136,8 +136,8 @@ TEST(Stream, ErrorIsRethrownOnceAndDropsLaterWork) {
 }
 
 TEST(Stream, ErrorReachesWhoWaitsForTheEvent) {
-  const Stream stream = Stream::create(kCpu);
-  Event event(kCpu);
+  const Stream stream = Stream::create(kHost);
+  Event event(kHost);
   stream.submit([] { fail<DeviceError>("kernel", "failed"); });
   event.record(stream);
   EXPECT_THROW(event.synchronize(), DeviceError);
@@ -146,14 +146,14 @@ TEST(Stream, ErrorReachesWhoWaitsForTheEvent) {
 
   stream.submit([] { fail<DeviceError>("kernel", "failed again"); });
   event.record(stream);
-  EXPECT_THROW(Stream::default_stream(kCpu).wait(event), DeviceError);
+  EXPECT_THROW(Stream::default_stream(kHost).wait(event), DeviceError);
 }
 
 TEST(Stream, ErrorPassesToDependentStreams) {
-  const Stream source = Stream::create(kCpu);
-  const Stream dependent = Stream::create(kCpu);
+  const Stream source = Stream::create(kHost);
+  const Stream dependent = Stream::create(kHost);
   bool ran = false;
-  Event event(kCpu);
+  Event event(kHost);
   source.submit([] { fail<DeviceError>("kernel", "failed"); });
   event.record(source);
   dependent.wait(event);
@@ -166,7 +166,7 @@ TEST(Stream, ErrorPassesToDependentStreams) {
 TEST(Stream, LastHandleMayDieInItsOwnWork) {
   std::atomic<bool> done = false;
   {
-    auto stream = std::make_shared<Stream>(Stream::create(kCpu));
+    auto stream = std::make_shared<Stream>(Stream::create(kHost));
     stream->submit([copy = *stream, &done] { done = true; });
   }
   while (!done) std::this_thread::yield();
@@ -175,14 +175,14 @@ TEST(Stream, LastHandleMayDieInItsOwnWork) {
 TEST(Stream, EndsAfterItsWork) {
   int count = 0;
   {
-    const Stream stream = Stream::create(kCpu);
+    const Stream stream = Stream::create(kHost);
     for (int i = 0; i < 50; ++i) stream.submit([&] { ++count; });
   }
   EXPECT_EQ(count, 50);
 }
 
 TEST(Stream, CopiesQueueOnTheCurrentStream) {
-  const Stream stream = Stream::create(kCpu);
+  const Stream stream = Stream::create(kHost);
   std::atomic<bool> go = false;
   const Tensor x = Tensor::full({4}, 3);
   const Tensor y = Tensor::zeros({4});
@@ -197,7 +197,7 @@ TEST(Stream, CopiesQueueOnTheCurrentStream) {
 }
 
 TEST(Stream, EventsBelongToADevice) {
-  Event event(kCpu);
+  Event event(kHost);
   EXPECT_THROW(event.record(Stream::default_stream({DeviceType::cpu, 1})), InvalidArgument);
   EXPECT_THROW(Stream::create({DeviceType::cpu, 9}), InvalidArgument);
 }

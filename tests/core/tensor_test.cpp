@@ -7,10 +7,12 @@
 #include <sstream>
 #include <thread>
 
-#include "core/message_of.h"
+#include "support/message_of.h"
 
 namespace cairn::core {
 namespace {
+
+using test::message_of;
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

@@ -16,7 +16,7 @@ namespace {
 using testing::HasSubstr;
 
 const std::string kDigits = CAIRN_DIGITS_PROGRAM;
-const std::string kRun = CAIRN_RUN_PROGRAM;
+const std::string kDigitsRun = CAIRN_RUN_PROGRAM;
 const std::string kCkpt = CAIRN_CKPT_PROGRAM;
 
 std::vector<nlohmann::json> metrics(const std::filesystem::path& path) {
@@ -67,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(All, DigitsMnist, testing::Values("O0", "O2"));
 TEST(Digits, TwoKilledProcessesResumeBitForBit) {
   const TemporaryFolder folder;
   const std::string job =
-      kRun + " --nproc-per-node 2 " + kDigits +
+      kDigitsRun + " --nproc-per-node 2 " + kDigits +
       " --train-size 2000 --test-size 500 --accumulate 2 --steps 24 --save-every 4";
   const std::string whole = (folder / "whole").string(), broken = (folder / "broken").string();
   const ShellResult unbroken = shell(job + " --checkpoint-dir " + whole);

@@ -15,6 +15,7 @@
 #include "cairn/kernels/copy.h"
 #include "cairn/kernels/dropout.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {
@@ -24,7 +25,7 @@ using test::message_of;
 using test::random_values;
 using testing::HasSubstr;
 
-struct Case {
+struct AttentionCase {
   std::int64_t B, H, T, S, D;
   AttentionOptions options;
 
@@ -77,7 +78,7 @@ struct Reference {
   double difference = 0;  // the largest p (|dp| + |sum of p dp|), whose rounding dq and dk carry
 };
 
-std::vector<double> mask_of(const Case& c, Device device) {
+std::vector<double> mask_of(const AttentionCase& c, Device device) {
   const Shape shape{c.B, c.H, c.T, c.S};
   const Tensor ones = Tensor::full(shape, 1.0, DType::f64, device);
   if (c.options.dropout > 0) {
@@ -86,9 +87,9 @@ std::vector<double> mask_of(const Case& c, Device device) {
   return ones.to_vector<double>();
 }
 
-Reference reference(const Case& c, const std::vector<double>& q, const std::vector<double>& k,
-                    const std::vector<double>& v, const std::vector<double>& dy,
-                    const std::vector<double>& mask) {
+Reference reference(const AttentionCase& c, const std::vector<double>& q,
+                    const std::vector<double>& k, const std::vector<double>& v,
+                    const std::vector<double>& dy, const std::vector<double>& mask) {
   Reference r{std::vector<double>(q.size()), {},
               std::vector<double>(q.size()), std::vector<double>(k.size()),
               std::vector<double>(k.size()), 0};
@@ -162,7 +163,7 @@ class Attention : public testing::TestWithParam<Device> {
     return !kEmulated || (dtype != DType::f64 && D <= 256);
   }
 
-  Result run(const Case& c, DType dtype, HeadLayout layout, std::uint64_t seed) const {
+  Result run(const AttentionCase& c, DType dtype, HeadLayout layout, std::uint64_t seed) const {
     const auto input = [&](const Shape& shape, std::uint64_t s) {
       return laid_out(shape, layout, dtype, GetParam(), random_values(shape.numel(), s, -1, 1));
     };
@@ -186,7 +187,8 @@ class Attention : public testing::TestWithParam<Device> {
     return r;
   }
 
-  void expect_reference(const Case& c, DType dtype, HeadLayout layout, std::uint64_t seed) const {
+  void expect_reference(const AttentionCase& c, DType dtype, HeadLayout layout,
+                        std::uint64_t seed) const {
     SCOPED_TRACE(c.text() + " " + std::string(core::name(dtype)) + " layout " +
                  std::to_string(static_cast<int>(layout)) + " seed " + std::to_string(seed));
     const Result r = run(c, dtype, layout, seed);
@@ -204,7 +206,7 @@ class Attention : public testing::TestWithParam<Device> {
 };
 
 TEST_P(Attention, MatchesTheReferenceInEveryDtypeAndLayout) {
-  const Case cases[] = {
+  const AttentionCase cases[] = {
       {2, 3, 5, 5, 8, {.scale = 0.35}},
       {1, 2, 67, 67, 16, {.causal = true, .scale = 0.25}},
       {1, 1, 4, 70, 33, {.causal = true, .scale = 0.2}},
@@ -212,7 +214,7 @@ TEST_P(Attention, MatchesTheReferenceInEveryDtypeAndLayout) {
       {1, 2, 33, 47, 64, {.scale = 0.125, .dropout = 0.3, .draw = {5, 9}}},
       {1, 1, 40, 40, 128, {.causal = true, .scale = 0.09, .dropout = 0.5, .draw = {2, 0}}}};
   std::uint64_t seed = 1;
-  for (const Case& c : cases) {
+  for (const AttentionCase& c : cases) {
     for (const DType dtype : test::kFloating) {
       if (!takes(dtype, c.D)) continue;
       for (const HeadLayout layout : kLayouts) expect_reference(c, dtype, layout, seed += 4);
@@ -226,7 +228,7 @@ TEST_P(Attention, MatchesTheReferenceInDrawnShapes) {
   const std::int64_t edges[] = {1, 15, 16, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 257};
   const auto length = [&] { return below(2) == 0 ? edges[below(14)] : 1 + below(150); };
   for (int i = 0; i < 40; ++i) {
-    Case c{1 + below(2), 1 + below(3), length(), length(), 1 + below(80), {}};
+    AttentionCase c{1 + below(2), 1 + below(3), length(), length(), 1 + below(80), {}};
     if (below(6) == 0) c.D = 1 + below(300);
     c.options.causal = below(2) == 0;
     c.options.scale = 1.0 / std::sqrt(static_cast<double>(c.D));
@@ -249,7 +251,8 @@ TEST_P(Attention, MatchesTheReferenceAtTheEdgesOfTiles) {
   int i = 0;
   for (const auto& [T, S] : lengths) {
     for (const std::int64_t D : {8, 32, 64, 72, 128, 256}) {
-      Case c{1, 1, T, S, D, {.causal = i % 5 < 3, .scale = 1 / std::sqrt(static_cast<double>(D))}};
+      AttentionCase c{1, 1, T,
+                      S, D, {.causal = i % 5 < 3, .scale = 1 / std::sqrt(static_cast<double>(D))}};
       if (i % 4 == 0) c.options.dropout = 0.25, c.options.draw.seed = seed;
       expect_reference(c, dtypes[(i + i / 6) % 3], kLayouts[i % 2], seed += 4);
       ++i;
@@ -282,7 +285,7 @@ TEST_P(Attention, ReadsKeysThatHeadsShare) {
 }
 
 TEST_P(Attention, LargeScoresNeitherOverflowNorVanish) {
-  const Case c{1, 1, 40, 40, 16, {.causal = true, .scale = 200.0}};
+  const AttentionCase c{1, 1, 40, 40, 16, {.causal = true, .scale = 200.0}};
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     const Result r = run(c, dtype, HeadLayout::packed, 3);
     for (const Tensor& t : {r.y, r.lse, r.dq, r.dk, r.dv}) {
@@ -292,7 +295,8 @@ TEST_P(Attention, LargeScoresNeitherOverflowNorVanish) {
 }
 
 TEST_P(Attention, GivesTheSameBitsInEveryRun) {
-  const Case c{2, 2, 130, 130, 32, {.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {1, 0}}};
+  const AttentionCase c{2,   2,  130,
+                        130, 32, {.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {1, 0}}};
   const Result once = run(c, DType::bf16, HeadLayout::interleaved, 1);
   for (int i = 0; i < 3; ++i) {
     const Result again = run(c, DType::bf16, HeadLayout::interleaved, 1);
@@ -305,7 +309,8 @@ TEST_P(Attention, GivesTheSameBitsInEveryRun) {
 
 TEST_P(Attention, SharesAHeadAmongThreads) {
   if (!GetParam().is_cpu() || kEmulated) GTEST_SKIP() << "threads are the CPU's";
-  const Case c{1, 1, 700, 600, 40, {.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {1, 0}}};
+  const AttentionCase c{1,   1,  700,
+                        600, 40, {.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {1, 0}}};
   const int threads = core::num_threads();
   for (const DType dtype : {DType::f32, DType::bf16}) {
     core::set_num_threads(1);
@@ -344,9 +349,9 @@ TEST_P(Attention, WorkspaceGrowsWithTheQueriesAlone) {
 }
 
 TEST_P(Attention, TakesEmptyBatchesAndNoKeys) {
-  const Case nobody{0, 2, 3, 3, 4, {}};
+  const AttentionCase nobody{0, 2, 3, 3, 4, {}};
   EXPECT_EQ(run(nobody, DType::f32, HeadLayout::packed, 1).y.numel(), 0);
-  const Case blind{1, 2, 3, 0, 4, {}};
+  const AttentionCase blind{1, 2, 3, 0, 4, {}};
   const Result r = run(blind, DType::f32, HeadLayout::packed, 1);
   EXPECT_EQ(r.y.to_vector<double>(), std::vector<double>(24, 0.0));
   EXPECT_EQ(r.lse.to_vector<double>(),

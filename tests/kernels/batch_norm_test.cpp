@@ -9,6 +9,7 @@
 #include "cairn/core/parallel_for.h"
 #include "cairn/kernels/batch_norm.h"
 #include "cairn/kernels/elementwise.h"
+#include "support/message_of.h"
 #include "support/tensors.h"
 
 namespace cairn::kernels {
@@ -27,7 +28,7 @@ const Shape kShapes[] = {{2, 3},          {57, 33},      {1300, 5},   {2, 1, 3, 
                          {3, 16, 14, 13}, {2, 40, 1, 9}, {1, 3, 1, 2}};
 
 // Everything in row-major order, in double.
-struct Reference {
+struct BatchNormReference {
   Shape shape;
   Values mean, var, y, dx, dweight, dbias;
 
@@ -108,7 +109,7 @@ TEST_P(BatchNorm, TrainingEqualsReference) {
     const Tensor mean = random(channels, DType::f32, 7), rstd = random(channels, DType::f32, 8);
     Values expected_mean = running_mean.to_vector<double>(),
            expected_var = running_var.to_vector<double>();
-    Reference r{shape};
+    BatchNormReference r{shape};
     r.take_moments(x.to_vector<double>());
     r.apply(x.to_vector<double>(), weight.to_vector<double>(), bias.to_vector<double>(), relu);
     Values rstds;
@@ -140,7 +141,7 @@ TEST_P(BatchNorm, BackwardEqualsReference) {
       const Values vx = x.to_vector<double>(), vy = y.to_vector<double>();
       Values g = dy.to_vector<double>();
       for (std::size_t i = 0; i < g.size(); ++i) g[i] = relu && !(vy[i] > 0.0) ? 0.0 : g[i];
-      Reference r{shape};
+      BatchNormReference r{shape};
       r.take_moments(vx);
       r.differentiate(vx, weight.to_vector<double>(), g, batch_statistics);
       Values rstds;
@@ -177,7 +178,7 @@ TEST_P(BatchNorm, EvaluationUsesRunningStatistics) {
     const Tensor weight = random(channels, dtype, 3), bias = random(channels, dtype, 4);
     const Tensor mean = random(channels, DType::f32, 5),
                  var = random(channels, DType::f32, 6, 0.5, 2.0);
-    Reference r{shape, mean.to_vector<double>(), var.to_vector<double>()};
+    BatchNormReference r{shape, mean.to_vector<double>(), var.to_vector<double>()};
     r.apply(x.to_vector<double>(), weight.to_vector<double>(), bias.to_vector<double>(), relu);
     batch_norm_eval(x, weight, bias, mean, var, y, {.eps = kEps, .relu = relu});
     expect_close(y, r.y, 1.01 * epsilon(dtype) + 1e-6, 1e-6, what);
@@ -188,7 +189,7 @@ TEST_P(BatchNorm, OptionalOperandsMayBeAbsent) {
   const Tensor x = random({40, 6}, DType::bf16, 1), y = random({40, 6}, DType::bf16, 2),
                dx = random({40, 6}, DType::bf16, 3);
   const Tensor mean = random({6}, DType::f32, 4), rstd = random({6}, DType::f32, 5);
-  Reference r{x.shape()};
+  BatchNormReference r{x.shape()};
   r.take_moments(x.to_vector<double>());
   r.apply(x.to_vector<double>(), Values(6, 1.0), Values(6, 0.0), false);
   batch_norm(x, {}, {}, {}, {}, y, mean, rstd, {});
@@ -203,7 +204,7 @@ TEST_P(BatchNorm, LargeMeanKeepsTheVariance) {
   const Tensor x = random({5000, 20}, DType::f32, 1, 1000.0, 1001.0),
                y = random({5000, 20}, DType::f32, 2);
   const Tensor mean = random({20}, DType::f32, 3), rstd = random({20}, DType::f32, 4);
-  Reference r{x.shape()};
+  BatchNormReference r{x.shape()};
   r.take_moments(x.to_vector<double>());
   Values rstds;
   for (const double v : r.var) rstds.push_back(1.0 / std::sqrt(v + kEps));
@@ -264,7 +265,7 @@ TEST_P(BatchNorm, MomentsOfPartsMergeToThoseOfTheWhole) {
                  running_var = random({channels}, DType::f32, 6, 0.5, 2.0);
     Values expected_mean = running_mean.to_vector<double>(),
            expected_var = running_var.to_vector<double>(), rstds;
-    Reference r{shape};
+    BatchNormReference r{shape};
     r.take_moments(x.to_vector<double>());
     for (std::size_t c = 0; c < r.mean.size(); ++c) {
       expected_mean[c] = 0.75 * expected_mean[c] + 0.25 * r.mean[c];
@@ -307,7 +308,7 @@ TEST_P(BatchNorm, BackwardOfPartsEqualsThatOfTheWhole) {
     const Values vx = x.to_vector<double>(), vy = y.to_vector<double>();
     Values g = dy.to_vector<double>(), rstds;
     for (std::size_t i = 0; i < g.size(); ++i) g[i] = relu && !(vy[i] > 0.0) ? 0.0 : g[i];
-    Reference r{shape};
+    BatchNormReference r{shape};
     r.take_moments(vx);
     r.differentiate(vx, weight.to_vector<double>(), g, true);
     for (const double v : r.var) rstds.push_back(1.0 / std::sqrt(v + kEps));
@@ -337,16 +338,6 @@ TEST_P(BatchNorm, BackwardOfPartsEqualsThatOfTheWhole) {
     expect_close(dx, r.dx, 1.5 * epsilon(dtype), 1e-6 * magnified * (1.0 + magnified),
                  what + " dx");
   });
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const core::InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing thrown";
 }
 
 TEST_P(BatchNorm, WrongInputIsNamed) {

@@ -5,6 +5,7 @@
 
 #include "cairn/kernels/elementwise.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {

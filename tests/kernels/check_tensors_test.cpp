@@ -12,6 +12,7 @@
 #include "cairn/core/stream.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {
@@ -26,7 +27,7 @@ const bool kTwoDevices = ::setenv("CAIRN_CPU_DEVICES", "2", /*overwrite=*/1) == 
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kPowers[] = {1.0, 2.0, 2.5, 7.0, kInf};
-constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
+constexpr DType kCheckTensorsDtypes[] = {DType::f32, DType::f16, DType::bf16};
 constexpr std::int64_t kSizes[] = {5, 0, 1, 70000, 64, 131072, 200001, 17};
 
 TensorCheck expected_check(const std::vector<double>& values, double p) {
@@ -68,14 +69,14 @@ class CheckTensors : public testing::TestWithParam<Device> {
 TEST_P(CheckTensors, SumsPowersOfEveryTensorOfAMixedList) {
   std::vector<Tensor> tensors;
   for (std::size_t i = 0; i < std::size(kSizes); ++i) {
-    tensors.push_back(make(random_values(kSizes[i], i), kDtypes[i % 3]));
+    tensors.push_back(make(random_values(kSizes[i], i), kCheckTensorsDtypes[i % 3]));
   }
   for (double p : kPowers) expect_checks(tensors, p);
 }
 
 TEST_P(CheckTensors, CountsInfAndNanOfEveryTensor) {
   const double nan = std::nan("");
-  for (DType dtype : kDtypes) {
+  for (DType dtype : kCheckTensorsDtypes) {
     std::vector<Tensor> tensors;
     for (std::int64_t n : {std::int64_t{1}, std::int64_t{3}, std::int64_t{70001}}) {
       for (const std::vector<double>& bad :
@@ -92,7 +93,7 @@ TEST_P(CheckTensors, CountsInfAndNanOfEveryTensor) {
 
 TEST_P(CheckTensors, FindsABadElementAtAnyPlace) {
   const std::int64_t n = 300;
-  for (DType dtype : kDtypes) {
+  for (DType dtype : kCheckTensorsDtypes) {
     for (std::int64_t at = 0; at < n; at += 7) {
       std::vector<double> values(n, 0.5);
       values[static_cast<std::size_t>(at)] = at % 2 == 0 ? -kInf : std::nan("");
@@ -106,7 +107,7 @@ TEST_P(CheckTensors, FindsABadElementAtAnyPlace) {
 }
 
 TEST_P(CheckTensors, TakesViewsAtEveryAlignment) {
-  for (DType dtype : kDtypes) {
+  for (DType dtype : kCheckTensorsDtypes) {
     const Tensor whole = make(random_values(3000, 5), dtype);
     std::vector<Tensor> parts;
     for (std::int64_t offset = 0; offset < 8; ++offset) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "support/message_of.h"
 #include "support/tensors.h"
 #include "support/versions.h"
 
@@ -19,13 +20,13 @@ using test::random_tensor;
 using testing::HasSubstr;
 using Values = std::vector<double>;
 
-struct Case {
+struct ConvCase {
   const char* name;
   Shape x, weight;
   Conv2dOptions options;
 };
 
-const Case kCases[] = {
+const ConvCase kCases[] = {
     {"1x1", {2, 5, 4, 3}, {7, 5, 1, 1}, {}},
     {"3x3 padded", {2, 8, 9, 7}, {16, 8, 3, 3}, {.padding = {1, 1}}},
     {"one input channel", {3, 1, 12, 12}, {16, 1, 5, 5}, {.padding = {2, 2}}},
@@ -49,9 +50,9 @@ std::size_t at(const Shape& s, std::int64_t n, std::int64_t c, std::int64_t h, s
 
 // Calls f(index into x, into weight, into y) for every product that a convolution adds up.
 template <class F>
-void for_each_product(const Case& c, const Shape& y, F&& f) {
+void for_each_product(const ConvCase& c, const Shape& y, F&& f) {
   const Conv2dOptions& o = c.options;
-  const std::int64_t in = c.weight[1], out = c.weight[0] / o.groups;
+  const std::int64_t in = c.weight[1], conv_out = c.weight[0] / o.groups;
   for (std::int64_t n = 0; n < y[0]; ++n)
     for (std::int64_t k = 0; k < y[1]; ++k)
       for (std::int64_t i = 0; i < y[2]; ++i)
@@ -62,7 +63,7 @@ void for_each_product(const Case& c, const Shape& y, F&& f) {
                 const std::int64_t h = i * o.stride[0] - o.padding[0] + r * o.dilation[0];
                 const std::int64_t w = j * o.stride[1] - o.padding[1] + s * o.dilation[1];
                 if (h < 0 || h >= c.x[2] || w < 0 || w >= c.x[3]) continue;
-                f(at(c.x, n, k / out * in + ch, h, w), at(c.weight, k, ch, r, s),
+                f(at(c.x, n, k / conv_out * in + ch, h, w), at(c.weight, k, ch, r, s),
                   at(y, n, k, i, j));
               }
 }
@@ -103,12 +104,12 @@ class Conv : public testing::TestWithParam<Device> {
 };
 INSTANTIATE_TEST_SUITE_P(Devices, Conv, testing::ValuesIn(test::devices()), test::device_name);
 
-constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
+constexpr DType kConvDtypes[] = {DType::f32, DType::f16, DType::bf16};
 
 template <class F>
-void for_all(F&& f) {
-  for (const Case& c : kCases) {
-    for (const DType dtype : kDtypes) {
+void conv_for_all(F&& f) {
+  for (const ConvCase& c : kCases) {
+    for (const DType dtype : kConvDtypes) {
       for (const bool channels_last : {false, true}) {
         f(c, dtype, channels_last,
           core::str(c.name, ", ", core::name(dtype),
@@ -119,7 +120,7 @@ void for_all(F&& f) {
 }
 
 TEST_P(Conv, ForwardEqualsReference) {
-  for_all([&](const Case& c, DType dtype, bool last, const std::string& what) {
+  conv_for_all([&](const ConvCase& c, DType dtype, bool last, const std::string& what) {
     const Shape shape = conv2d_shape(c.x, c.weight, c.options);
     const Tensor x = image(c.x, dtype, 1, last), weight = random(c.weight, dtype, 2);
     const Tensor bias = random({c.weight[0]}, dtype, 3), y = image(shape, dtype, 4, last);
@@ -137,7 +138,7 @@ TEST_P(Conv, ForwardEqualsReference) {
 }
 
 TEST_P(Conv, BackwardDataEqualsReference) {
-  for_all([&](const Case& c, DType dtype, bool last, const std::string& what) {
+  conv_for_all([&](const ConvCase& c, DType dtype, bool last, const std::string& what) {
     const Shape shape = conv2d_shape(c.x, c.weight, c.options);
     const Tensor dy = image(shape, dtype, 1, last), weight = random(c.weight, dtype, 2);
     const Tensor bias = random({c.x[1]}, DType::f32, 3), dx = image(c.x, dtype, 4, last);
@@ -155,7 +156,7 @@ TEST_P(Conv, BackwardDataEqualsReference) {
 }
 
 TEST_P(Conv, BackwardWeightEqualsReferenceAndAccumulates) {
-  for_all([&](const Case& c, DType dtype, bool last, const std::string& what) {
+  conv_for_all([&](const ConvCase& c, DType dtype, bool last, const std::string& what) {
     const Shape shape = conv2d_shape(c.x, c.weight, c.options);
     const Tensor x = image(c.x, dtype, 1, last), dy = image(shape, dtype, 2, last);
     const Values vx = x.to_vector<double>(), vdy = dy.to_vector<double>();
@@ -165,11 +166,12 @@ TEST_P(Conv, BackwardWeightEqualsReferenceAndAccumulates) {
     for (std::size_t i = 0; i < vdy.size(); ++i) bias_sum[i / plane % bias_sum.size()] += vdy[i];
     const auto terms = static_cast<double>(shape.numel() / shape[1]);
     const double rounding = rounding_of_sums(sum, dtype, device());
-    for (const DType out : {dtype, DType::f32}) {
-      const Tensor dweight = random(c.weight, out, 3), dbias = random({c.weight[0]}, out, 4);
+    for (const DType conv_out : {dtype, DType::f32}) {
+      const Tensor dweight = random(c.weight, conv_out, 3),
+                   dbias = random({c.weight[0]}, conv_out, 4);
       conv2d_backward_weight(x, dy, dweight, {}, c.options, false);
       expect_sum(dweight, sum, terms, what, rounding);
-      const Tensor more = random(c.weight, out, 5);
+      const Tensor more = random(c.weight, conv_out, 5);
       Values total = more.to_vector<double>(), bias_total = dbias.to_vector<double>();
       for (std::size_t i = 0; i < total.size(); ++i) total[i] += sum[i];
       for (std::size_t i = 0; i < bias_total.size(); ++i) bias_total[i] += bias_sum[i];
@@ -181,7 +183,7 @@ TEST_P(Conv, BackwardWeightEqualsReferenceAndAccumulates) {
 }
 
 TEST_P(Conv, TakesStridedViews) {
-  const Case c{"", {2, 4, 6, 5}, {3, 4, 3, 3}, {.padding = {1, 1}}};
+  const ConvCase c{"", {2, 4, 6, 5}, {3, 4, 3, 3}, {.padding = {1, 1}}};
   const Shape shape = conv2d_shape(c.x, c.weight, c.options);
   const Tensor wide = random({2, 6, 6, 9}, DType::f32, 1),
                all = random({3, 3, 4, 3}, DType::f32, 2);
@@ -219,7 +221,7 @@ TEST_P(Conv, EmptyBatch) {
 }
 
 TEST_P(Conv, SameBitsInEveryRun) {
-  for (const DType dtype : kDtypes) {
+  for (const DType dtype : kConvDtypes) {
     const Tensor x = image({4, 8, 13, 13}, dtype, 1, true),
                  dy = image({4, 20, 13, 13}, dtype, 2, true);
     const Tensor first = random({20, 8, 3, 3}, DType::f32, 3),
@@ -230,16 +232,6 @@ TEST_P(Conv, SameBitsInEveryRun) {
       EXPECT_EQ(first.to_vector(), again.to_vector());
     }
   }
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const core::InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing thrown";
 }
 
 TEST_P(Conv, WrongInputIsNamed) {
@@ -285,15 +277,16 @@ TEST(ConvVersions, CountWritesToOutputsAlone) {
   const auto f32 = [](const Shape& shape) { return test::random_tensor(shape, DType::f32, {}, 1); };
   const Tensor x = f32({2, 3, 5, 5}), weight = f32({4, 3, 3, 3}), y = f32({2, 4, 3, 3});
   const Tensor bias = f32({4});
-  test::expect_outputs_counted({"conv2d", {x, weight, bias}, {y}, [](auto& in, auto& out) {
-                                  conv2d(in[0], in[1], in[2], out[0], {});
-                                }});
-  test::expect_outputs_counted({"conv2d_backward_data", {y, weight}, {x}, [](auto& in, auto& out) {
-                                  conv2d_backward_data(in[0], in[1], {}, out[0], {});
+  test::expect_outputs_counted({"conv2d", {x, weight, bias}, {y}, [](auto& in, auto& conv_out) {
+                                  conv2d(in[0], in[1], in[2], conv_out[0], {});
                                 }});
   test::expect_outputs_counted(
-      {"conv2d_backward_weight", {x, y}, {weight, bias}, [](auto& in, auto& out) {
-         conv2d_backward_weight(in[0], in[1], out[0], out[1], {}, false);
+      {"conv2d_backward_data", {y, weight}, {x}, [](auto& in, auto& conv_out) {
+         conv2d_backward_data(in[0], in[1], {}, conv_out[0], {});
+       }});
+  test::expect_outputs_counted(
+      {"conv2d_backward_weight", {x, y}, {weight, bias}, [](auto& in, auto& conv_out) {
+         conv2d_backward_weight(in[0], in[1], conv_out[0], conv_out[1], {}, false);
        }});
 }
 

@@ -7,6 +7,7 @@
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {

@@ -8,6 +8,7 @@
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/update_scale.h"
+#include "support/message_of.h"
 #include "update_cases.h"
 
 namespace cairn::kernels {

@@ -3,6 +3,7 @@
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {

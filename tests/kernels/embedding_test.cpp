@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {

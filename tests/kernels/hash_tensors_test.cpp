@@ -7,6 +7,7 @@
 #include "cairn/kernels/hash_tensors.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {

@@ -13,7 +13,7 @@
 namespace cairn::kernels {
 namespace {
 
-constexpr double kTolerance = 5e-6;
+constexpr double kImageGoldenTolerance = 5e-6;
 
 class GoldenImages : public testing::TestWithParam<Device> {
  protected:
@@ -24,7 +24,8 @@ class GoldenImages : public testing::TestWithParam<Device> {
     return Tensor::empty(golden_.shape(name), DType::f32, GetParam());
   }
   void expect(const Tensor& actual, const std::string& name) const {
-    test::expect_close(actual, golden_.values(name), kTolerance, kTolerance, name);
+    test::expect_close(actual, golden_.values(name), kImageGoldenTolerance, kImageGoldenTolerance,
+                       name);
   }
   void check_conv(const std::string& name, const Conv2dOptions& options) const;
   void check_transposed(const std::string& name, const Conv2dOptions& options) const;

@@ -5,6 +5,7 @@
 #include "cairn/core/parallel_for.h"
 #include "cairn/kernels/layer_norm.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {
@@ -20,26 +21,26 @@ using test::message_of;
 using test::random_values;
 using Values = std::vector<double>;
 
-constexpr double kEps = 1e-5;
-const Shape kShapes[] = {{0, 5}, {1, 1}, {3, 7}, {40, 65}, {5, 768}, {1300, 9}};
+constexpr double kLayerNormEps = 1e-5;
+const Shape kLayerNormShapes[] = {{0, 5}, {1, 1}, {3, 7}, {40, 65}, {5, 768}, {1300, 9}};
 
-struct Reference {
+struct LayerNormReference {
   Values y, mean, rstd, dx, dweight, dbias;
 };
 
 // layer_norm where centred, else rms_norm (without bias).
-Reference reference(const Values& x, const Values& weight, const Values& bias, const Values& dy,
-                    const Shape& shape, bool centred) {
+LayerNormReference reference(const Values& x, const Values& weight, const Values& bias,
+                             const Values& dy, const Shape& shape, bool centred) {
   const auto rows = static_cast<std::size_t>(shape[0]), width = static_cast<std::size_t>(shape[1]);
   const double n = static_cast<double>(width);
-  Reference r{Values(x.size()), Values(rows),  Values(rows),
-              Values(x.size()), Values(width), Values(width)};
+  LayerNormReference r{Values(x.size()), Values(rows),  Values(rows),
+                       Values(x.size()), Values(width), Values(width)};
   for (std::size_t i = 0; i < rows; ++i) {
     const double *row = x.data() + i * width, *g = dy.data() + i * width;
     double mean = 0, variance = 0, sum = 0, dot = 0;
     for (std::size_t j = 0; j < width && centred; ++j) mean += row[j] / n;
     for (std::size_t j = 0; j < width; ++j) variance += (row[j] - mean) * (row[j] - mean) / n;
-    const double rstd = 1 / std::sqrt(variance + kEps);
+    const double rstd = 1 / std::sqrt(variance + kLayerNormEps);
     for (std::size_t j = 0; j < width; ++j) {
       const double normal = (row[j] - mean) * rstd;
       r.y[i * width + j] = normal * weight[j] + bias[j];
@@ -81,7 +82,7 @@ class LayerNorm : public testing::TestWithParam<Device> {
 };
 
 TEST_P(LayerNorm, LayerAndRmsNormMatchTheReferenceInEveryDtypeAndLayout) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kLayerNormShapes) {
     for (DType dtype : kFloating) {
       for (DType weight_dtype : {dtype, statistic(dtype)}) {
         for (Layout layout : layouts(shape)) {
@@ -100,14 +101,14 @@ TEST_P(LayerNorm, LayerAndRmsNormMatchTheReferenceInEveryDtypeAndLayout) {
             const Tensor dweight = filled(shape[1], 9, weight_dtype),
                          dbias = filled(shape[1], 9, weight_dtype);
             if (centred) {
-              layer_norm(x, weight, bias, kEps, y, mean, rstd);
+              layer_norm(x, weight, bias, kLayerNormEps, y, mean, rstd);
               layer_norm_backward(x, weight, mean, rstd, dy, dx, dweight, dbias, false);
             } else {
-              rms_norm(x, weight, kEps, y, rstd);
+              rms_norm(x, weight, kLayerNormEps, y, rstd);
               rms_norm_backward(x, weight, rstd, dy, dx, dweight, false);
             }
-            const Reference r = reference(x.values(), weight.to_vector(), bias.to_vector(),
-                                          dy.values(), shape, centred);
+            const LayerNormReference r = reference(x.values(), weight.to_vector(), bias.to_vector(),
+                                                   dy.values(), shape, centred);
             const double rows = static_cast<double>(std::max<std::int64_t>(1, shape[0]));
             expect_close(y.values(), r.y, coarse(dtype), 16 * fine(dtype));
             expect_close(rstd, r.rstd, 8 * fine(dtype), 0);
@@ -131,8 +132,8 @@ TEST_P(LayerNorm, WeightsBiasAndGradientsMayBeAbsent) {
   const Tensor y = Tensor::empty_like(x), dx = Tensor::empty_like(x), mean = filled(6, 0),
                rstd = filled(6, 0);
   const Values ones(50, 1.0), zeros(50, 0.0);
-  const Reference r = reference(x.to_vector(), ones, zeros, dy.to_vector(), shape, true);
-  layer_norm(x, {}, {}, kEps, y, mean, rstd);
+  const LayerNormReference r = reference(x.to_vector(), ones, zeros, dy.to_vector(), shape, true);
+  layer_norm(x, {}, {}, kLayerNormEps, y, mean, rstd);
   expect_close(y, r.y, 1e-6, 1e-6);
   layer_norm_backward(x, {}, mean, rstd, dy, dx, {}, {}, false);
   expect_close(dx, r.dx, 1e-6, 1e-6);
@@ -148,7 +149,7 @@ TEST_P(LayerNorm, AccumulatesWeightGradientsAndOverwritesDy) {
   const Tensor y = Tensor::empty_like(x), dx = Tensor::empty_like(x), mean = filled(70, 0),
                rstd = filled(70, 0);
   const Tensor weight = filled(33, 1.5), dweight = filled(33, 0), dbias = filled(33, 0);
-  layer_norm(x, weight, {}, kEps, y, mean, rstd);
+  layer_norm(x, weight, {}, kLayerNormEps, y, mean, rstd);
   layer_norm_backward(x, weight, mean, rstd, dy, dx, dweight, dbias, false);
   const Values once = dweight.to_vector(), once_bias = dbias.to_vector();
   layer_norm_backward(x, weight, mean, rstd, dy, dy, dweight, dbias, true);
@@ -166,9 +167,9 @@ TEST_P(LayerNorm, LargeOffsetsDoNotSpoilTheVariance) {
   for (double& v : values) v += 4096;
   const Tensor x = Tensor::from(values, shape, DType::f32, GetParam()), y = Tensor::empty_like(x);
   const Tensor mean = filled(2, 0), rstd = filled(2, 0);
-  layer_norm(x, {}, {}, kEps, y, mean, rstd);
+  layer_norm(x, {}, {}, kLayerNormEps, y, mean, rstd);
   const Values in = x.to_vector();
-  const Reference r = reference(in, Values(512, 1.0), Values(512, 0.0), in, shape, true);
+  const LayerNormReference r = reference(in, Values(512, 1.0), Values(512, 0.0), in, shape, true);
   expect_close(y, r.y, 1e-5, 2e-3);  // the mean itself is rounded at 4096
   expect_close(rstd, r.rstd, 1e-5, 0);
 }
@@ -184,7 +185,7 @@ TEST(LayerNormThreads, BitsDoNotDependOnTheirNumber) {
     const Tensor y = Tensor::empty(shape), dx = Tensor::empty(shape), mean = Tensor::empty({1000}),
                  rstd = Tensor::empty({1000});
     const Tensor dweight = Tensor::empty({96}), dbias = Tensor::empty({96});
-    layer_norm(x, {}, {}, kEps, y, mean, rstd);
+    layer_norm(x, {}, {}, kLayerNormEps, y, mean, rstd);
     layer_norm_backward(x, {}, mean, rstd, dy, dx, dweight, dbias, false);
     std::vector<float> all;
     for (const Tensor& t : {y, dx, dweight, dbias}) {
@@ -200,14 +201,15 @@ TEST(LayerNormThreads, BitsDoNotDependOnTheirNumber) {
 
 TEST_P(LayerNorm, ErrorsNameWhatIsWrong) {
   const Tensor x = Tensor::zeros({3, 4}, DType::f16, GetParam()), row = filled(3, 0);
-  EXPECT_EQ(message_of([&] { layer_norm(x, filled(3, 1), {}, kEps, x, row, row); }),
+  EXPECT_EQ(message_of([&] { layer_norm(x, filled(3, 1), {}, kLayerNormEps, x, row, row); }),
             "[layer_norm] expected weight of shape [4], got [3]");
-  EXPECT_EQ(message_of([&] { layer_norm(x, {}, {}, kEps, x, filled(3, 0, DType::f16), row); }),
-            "[layer_norm] expected mean of dtype f32, got f16");
-  EXPECT_EQ(message_of([&] { rms_norm(row, {}, kEps, row, row); }),
+  EXPECT_EQ(
+      message_of([&] { layer_norm(x, {}, {}, kLayerNormEps, x, filled(3, 0, DType::f16), row); }),
+      "[layer_norm] expected mean of dtype f32, got f16");
+  EXPECT_EQ(message_of([&] { rms_norm(row, {}, kLayerNormEps, row, row); }),
             "[rms_norm] expected x of 2 dimensions, got shape [3]");
   EXPECT_EQ(message_of([&] {
-              rms_norm(x, {}, kEps, Tensor::zeros({3, 4}, DType::f32, GetParam()), row);
+              rms_norm(x, {}, kLayerNormEps, Tensor::zeros({3, 4}, DType::f32, GetParam()), row);
             }),
             "[rms_norm] expected y of dtype f16 like x, got f32");
 }

@@ -127,15 +127,4 @@ inline std::string describe(const Shape& shape, DType dtype, Layout layout) {
   return core::str(shape, " ", core::name(dtype), " ", name(layout));
 }
 
-/// The message of the E that f throws; "nothing thrown" where it does not.
-template <class E = core::InvalidArgument, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "nothing thrown";
-}
-
 }  // namespace cairn::test

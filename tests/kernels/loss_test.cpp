@@ -7,6 +7,7 @@
 
 #include "cairn/core/stream.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {
@@ -28,13 +29,13 @@ double loss_epsilon(DType dtype) {
   return std::min(epsilon(dtype), epsilon(DType::f32));
 }
 
-struct Rows {
+struct LossRows {
   std::vector<double> loss, lse, p;
 };
 
-Rows reference(const std::vector<double>& x, const std::vector<std::int64_t>& target,
-               std::int64_t classes, const CrossEntropyOptions& o) {
-  Rows r;
+LossRows reference(const std::vector<double>& x, const std::vector<std::int64_t>& target,
+                   std::int64_t classes, const CrossEntropyOptions& o) {
+  LossRows r;
   for (std::size_t i = 0; i < target.size(); ++i) {
     const double* row = x.data() + static_cast<std::int64_t>(i) * classes;
     double top = -1e300, sum = 0.0, plain = 0.0;
@@ -51,7 +52,7 @@ Rows reference(const std::vector<double>& x, const std::vector<std::int64_t>& ta
   return r;
 }
 
-std::vector<double> gradient(const Rows& rows, const std::vector<std::int64_t>& target,
+std::vector<double> gradient(const LossRows& rows, const std::vector<std::int64_t>& target,
                              const std::vector<double>& dloss, std::int64_t classes,
                              const CrossEntropyOptions& o) {
   std::vector<double> dx(rows.p.size(), 0.0);
@@ -65,18 +66,18 @@ std::vector<double> gradient(const Rows& rows, const std::vector<std::int64_t>& 
   return dx;
 }
 
-struct Case {
+struct LossCase {
   std::int64_t rows, classes;
   CrossEntropyOptions options;
 };
-const Case kCases[] = {{0, 5, {}},
-                       {1, 1, {}},
-                       {7, 10, {}},
-                       {7, 10, {.ignore_index = 3, .label_smoothing = 0.1}},
-                       {5, 1031, {.label_smoothing = 0.2}},
-                       {3, 5003, {.ignore_index = -1}}};
+const LossCase kLossCases[] = {{0, 5, {}},
+                               {1, 1, {}},
+                               {7, 10, {}},
+                               {7, 10, {.ignore_index = 3, .label_smoothing = 0.1}},
+                               {5, 1031, {.label_smoothing = 0.2}},
+                               {3, 5003, {.ignore_index = -1}}};
 
-std::vector<std::int64_t> targets(const Case& c) {
+std::vector<std::int64_t> targets(const LossCase& c) {
   std::vector<std::int64_t> all;
   for (std::int64_t i = 0; i < c.rows; ++i)
     all.push_back(i % 3 == 2 ? c.options.ignore_index : i * 7 % c.classes);
@@ -86,7 +87,7 @@ std::vector<std::int64_t> targets(const Case& c) {
 class CrossEntropy : public testing::TestWithParam<Device> {};
 
 TEST_P(CrossEntropy, LossAndGradientMatchTheReferenceInEveryDtypeAndLayout) {
-  for (const Case& c : kCases) {
+  for (const LossCase& c : kLossCases) {
     const Shape shape{c.rows, c.classes};
     const auto labels = targets(c);
     const Tensor target = Tensor::from(labels, {c.rows}, DType::i64, GetParam());
@@ -97,7 +98,7 @@ TEST_P(CrossEntropy, LossAndGradientMatchTheReferenceInEveryDtypeAndLayout) {
         const Tensor loss = Tensor::empty({c.rows}, loss_dtype(dtype), GetParam()),
                      lse = Tensor::empty_like(loss);
         cross_entropy(x, target, loss, lse, c.options);
-        const Rows expected = reference(x.values(), labels, c.classes, c.options);
+        const LossRows expected = reference(x.values(), labels, c.classes, c.options);
         expect_close(loss, expected.loss, 8 * loss_epsilon(dtype), 60 * loss_epsilon(dtype));
         expect_close(lse, expected.lse, 4 * loss_epsilon(dtype), 16 * loss_epsilon(dtype));
 
@@ -122,7 +123,7 @@ TEST_P(CrossEntropy, TakesRepeatedLossGradientsAndOverwritesLogits) {
   const Tensor target = Tensor::from(labels, {4}, DType::i64, GetParam());
   const Tensor loss = Tensor::empty({4}, DType::f32, GetParam()), lse = Tensor::empty_like(loss);
   cross_entropy(x, target, loss, lse, {});
-  const Rows rows = reference(x.to_vector(), labels, 300, {});
+  const LossRows rows = reference(x.to_vector(), labels, 300, {});
   const Tensor quarter = Tensor::full({1}, 0.25, DType::f32, GetParam());
   cross_entropy_backward(x, target, lse, quarter.view().expand({4}), x, {});
   expect_close(x, gradient(rows, labels, std::vector<double>(4, 0.25), 300, {}), 1e-5, 1e-8);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {
@@ -32,7 +33,7 @@ double sigmoid(double x) {
   return 1.0 / (1.0 + std::exp(-x));
 }
 
-struct Case {
+struct LstmCase {
   std::int64_t B, H;
   DType dtype;
   std::vector<std::int64_t> lengths;
@@ -51,12 +52,12 @@ struct Case {
 };
 
 /// 1 to 5 sequences of up to 70 units: none, some and whole packs and vectors, with a rest or not.
-Case drawn(std::mt19937& draw) {
+LstmCase drawn(std::mt19937& draw) {
   const DType dtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
-  Case c{1 + static_cast<std::int64_t>(draw() % 5),
-         1 + static_cast<std::int64_t>(draw() % 70),
-         dtypes[draw() % 4],
-         {}};
+  LstmCase c{1 + static_cast<std::int64_t>(draw() % 5),
+             1 + static_cast<std::int64_t>(draw() % 70),
+             dtypes[draw() % 4],
+             {}};
   if (draw() % 3 == 0) c.H = 16 * (1 + c.H / 16);
   for (std::int64_t b = 0; draw() % 2 == 0 && b < c.B; ++b) {
     c.lengths.push_back(static_cast<std::int64_t>(draw() % 5));
@@ -68,7 +69,7 @@ Case drawn(std::mt19937& draw) {
 TEST_P(Lstm, CellIsItsFormula) {
   std::mt19937 draw(4);
   for (int trial = 0; trial < 60; ++trial) {
-    const Case c = drawn(draw);
+    const LstmCase c = drawn(draw);
     SCOPED_TRACE(c.text());
     const Shape state{c.B, c.H}, all{c.B, 4 * c.H};
     const Tensor gates = random_tensor(all, c.dtype, GetParam(), draw(), -3, 3);
@@ -107,7 +108,7 @@ TEST_P(Lstm, CellIsItsFormula) {
 TEST_P(Lstm, CellBackwardIsTheDerivative) {
   std::mt19937 draw(5);
   for (int trial = 0; trial < 60; ++trial) {
-    const Case c = drawn(draw);
+    const LstmCase c = drawn(draw);
     SCOPED_TRACE(c.text());
     const Shape state{c.B, c.H}, all{c.B, 4 * c.H};
     const auto tensor = [&](const Shape& shape, DType dtype, double low, double high) {

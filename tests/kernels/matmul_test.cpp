@@ -10,6 +10,7 @@
 
 #include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
+#include "support/message_of.h"
 #include "support/tensors.h"
 #include "support/versions.h"
 
@@ -24,17 +25,17 @@ using testing::HasSubstr;
 
 // sum over k of a[..., m, k] b[..., k, n], and the sum of the terms' magnitudes, which bounds the
 // rounding error.
-struct Reference {
+struct MatmulReference {
   std::vector<double> sum, magnitude;
 };
 
-Reference multiply(const Tensor& a, const Tensor& b, const Shape& shape) {
+MatmulReference multiply(const Tensor& a, const Tensor& b, const Shape& shape) {
   const std::int64_t rows = shape[shape.dims() - 2], columns = shape.back(), depth = a.size(-1);
   Shape shape_a = shape, shape_b = shape;
   shape_a[shape.dims() - 1] = shape_b[shape.dims() - 2] = depth;
   const auto va = a.alias(a.view().expand(shape_a)).to_vector<double>();
   const auto vb = b.alias(b.view().expand(shape_b)).to_vector<double>();
-  Reference result;
+  MatmulReference result;
   for (std::int64_t i = 0; i < shape.numel(); ++i) {
     const std::int64_t row = i / columns, batch = row / rows;
     double sum = 0.0, magnitude = 0.0;
@@ -67,7 +68,7 @@ double activate(Activation activation, double x) {
 }
 
 // f32 accumulation over the terms, one rounding of the result.
-void expect_product(const Tensor& y, const std::vector<double>& expected, const Reference& r,
+void expect_product(const Tensor& y, const std::vector<double>& expected, const MatmulReference& r,
                     const std::string& what) {
   double magnitude = 1.0;
   for (const double m : r.magnitude) magnitude = std::max(magnitude, m);
@@ -85,12 +86,12 @@ class Matmul : public testing::TestWithParam<Device> {
 };
 INSTANTIATE_TEST_SUITE_P(Devices, Matmul, testing::ValuesIn(test::devices()), test::device_name);
 
-constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
+constexpr DType kMatmulDtypes[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
 
 TEST_P(Matmul, EqualsReferenceForShapesTransposesAndDtypes) {
   const Shape sizes[] = {{1, 1, 1},    {1, 5, 3},    {7, 1, 4},     {5, 6, 1},
                          {17, 33, 65}, {64, 48, 32}, {100, 10, 157}};
-  for (const DType dtype : kDtypes) {
+  for (const DType dtype : kMatmulDtypes) {
     for (const Shape& s : sizes) {
       for (int layout = 0; layout < 8; ++layout) {
         const std::int64_t m = s[0], n = s[1], k = s[2];
@@ -101,7 +102,7 @@ TEST_P(Matmul, EqualsReferenceForShapesTransposesAndDtypes) {
         const Tensor y =
             layout & 4 ? transposed(random({n, m}, dtype, 3)) : random({m, n}, dtype, 3);
         matmul(a, b, y);
-        const Reference r = multiply(a, b, {m, n});
+        const MatmulReference r = multiply(a, b, {m, n});
         expect_product(y, r.sum, r, core::str(core::name(dtype), " ", s, " layout ", layout));
       }
     }
@@ -113,7 +114,7 @@ TEST_P(Matmul, HalfInputsGiveF32Output) {
     const Tensor a = transposed(random({50, 33}, dtype, 1)), b = random({50, 20}, dtype, 2);
     const Tensor y = random({33, 20}, DType::f32, 3);
     auto expected = y.to_vector<double>();
-    const Reference r = multiply(a, b, {33, 20});
+    const MatmulReference r = multiply(a, b, {33, 20});
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += r.sum[i];
     matmul(a, b, y, {.accumulate = true});
     expect_product(y, expected, r, "accumulated");
@@ -123,11 +124,11 @@ TEST_P(Matmul, HalfInputsGiveF32Output) {
 }
 
 TEST_P(Matmul, AlphaBiasAndAccumulate) {
-  for (const DType dtype : kDtypes) {
+  for (const DType dtype : kMatmulDtypes) {
     const Tensor a = random({13, 21}, dtype, 1), b = random({21, 18}, dtype, 2);
     const Tensor y = random({13, 18}, dtype, 3), bias = random({18}, dtype, 4);
     const Tensor y2 = transposed(random({18, 13}, dtype, 3));
-    const Reference r = multiply(a, b, {13, 18});
+    const MatmulReference r = multiply(a, b, {13, 18});
     auto expected = y.to_vector<double>(), expected2 = y2.to_vector<double>();
     for (std::size_t i = 0; i < expected.size(); ++i) {
       expected[i] += -0.5 * r.sum[i];
@@ -145,14 +146,14 @@ TEST_P(Matmul, AlphaBiasAndAccumulate) {
 }
 
 TEST_P(Matmul, ActivationWithAndWithoutPreActivation) {
-  for (const DType dtype : kDtypes) {
+  for (const DType dtype : kMatmulDtypes) {
     for (const Activation activation :
          {Activation::none, Activation::relu, Activation::gelu, Activation::gelu_tanh}) {
       const Tensor a = random({9, 40}, dtype, 1), b = transposed(random({24, 40}, dtype, 2));
       const Tensor bias =
           core::is_half(dtype) ? random({24}, DType::f32, 4) : random({24}, dtype, 4);
       const Tensor y = random({9, 24}, dtype, 3), pre = random({9, 24}, dtype, 5);
-      const Reference r = multiply(a, b, {9, 24});
+      const MatmulReference r = multiply(a, b, {9, 24});
       const auto biases = bias.to_vector<double>();
       std::vector<double> before, after;
       for (std::size_t i = 0; i < r.sum.size(); ++i) {
@@ -186,11 +187,11 @@ TEST_P(Matmul, BatchesBroadcast) {
                         {{2, 1, 4, 5}, {1, 3, 5, 6}, {2, 3, 4, 6}},
                         {{2, 3, 1, 5}, {5, 6}, {2, 3, 1, 6}},
                         {{2, 2, 3, 4, 5}, {2, 1, 3, 5, 6}, {2, 2, 3, 4, 6}}};
-  for (const DType dtype : kDtypes) {
+  for (const DType dtype : kMatmulDtypes) {
     for (const Case& c : cases) {
       const Tensor a = random(c.a, dtype, 1), b = random(c.b, dtype, 2), y = random(c.y, dtype, 3);
       matmul(a, b, y);
-      const Reference r = multiply(a, b, c.y);
+      const MatmulReference r = multiply(a, b, c.y);
       expect_product(y, r.sum, r, core::str(core::name(dtype), " ", c.a, " x ", c.b));
     }
   }
@@ -199,7 +200,7 @@ TEST_P(Matmul, BatchesBroadcast) {
 // Attention on a fused projection [B, T, 3, H, hd], seen as q, k, v [B, H, T, hd].
 TEST_P(Matmul, ViewsOfFusedProjection) {
   const std::int64_t B = 2, T = 9, H = 3, hd = 8;
-  for (const DType dtype : kDtypes) {
+  for (const DType dtype : kMatmulDtypes) {
     const Tensor fused = random({B, T, 3, H, hd}, dtype, 1);
     auto part = [&](std::int64_t i) {
       return fused.alias(fused.view().select(2, i).permute({0, 2, 1, 3}));
@@ -207,7 +208,7 @@ TEST_P(Matmul, ViewsOfFusedProjection) {
     const Tensor q = part(0), k = part(1), v = part(2);
     const Tensor scores = random({B, H, T, T}, dtype, 2);
     matmul(q, transposed(k), scores, {.alpha = 0.25});
-    Reference r = multiply(q, transposed(k), {B, H, T, T});
+    MatmulReference r = multiply(q, transposed(k), {B, H, T, T});
     for (double& x : r.sum) x *= 0.25;
     expect_product(scores, r.sum, r, "scores");
     const Tensor out = random({B, T, H, hd}, dtype, 3);
@@ -224,7 +225,7 @@ TEST_P(Matmul, ViewsOfFusedProjection) {
 }
 
 TEST_P(Matmul, StridedAndRepeatedOperands) {
-  for (const DType dtype : kDtypes) {
+  for (const DType dtype : kMatmulDtypes) {
     const Tensor wide = random({12, 40}, dtype, 1), row = random({1, 10}, dtype, 2);
     const Tensor every_second =
         wide.alias(TensorView(wide.raw_data(), {6, 10}, Strides{80, 4}, dtype, wide.device()));
@@ -232,7 +233,7 @@ TEST_P(Matmul, StridedAndRepeatedOperands) {
     const Tensor slice = wide.alias(wide.view().slice(1, 3, 13));
     const Tensor y = random({6, 7}, dtype, 3), y2 = random({12, 7}, dtype, 4);
     matmul(every_second, repeated, y);
-    Reference r = multiply(every_second, repeated, {6, 7});
+    MatmulReference r = multiply(every_second, repeated, {6, 7});
     expect_product(y, r.sum, r, "every second row");
     matmul(slice, repeated, y2);
     r = multiply(slice, repeated, {12, 7});
@@ -282,7 +283,7 @@ TEST_P(Matmul, SameBitsInEveryRun) {
 TEST_P(Matmul, ManyDifferentCalls) {
   const Tensor a = random({2, 3}, DType::f32, 1), b = random({3, 2}, DType::f32, 2);
   const Tensor y = random({2, 2}, DType::f32, 3);
-  const Reference r = multiply(a, b, {2, 2});
+  const MatmulReference r = multiply(a, b, {2, 2});
   const int calls = device().is_cpu() ? 1100 : 20;
   for (int i = 0; i <= calls; ++i) {
     const double alpha = i % calls + 1;
@@ -305,9 +306,9 @@ TEST_P(Matmul, RunsInStreamOrder) {
     }
   }
   stream.synchronize();
-  const Reference product = multiply(a, b, {40, 40});
+  const MatmulReference product = multiply(a, b, {40, 40});
   expect_product(y, product.sum, product, "first");
-  const Reference square = multiply(y, y, {40, 40});
+  const MatmulReference square = multiply(y, y, {40, 40});
   expect_product(z, square.sum, square, "second");
 }
 
@@ -316,7 +317,7 @@ TEST_P(Matmul, AnyThreadCount) {
   const int threads = core::num_threads();
   const Tensor a = random({5, 60, 70}, DType::f32, 1), b = random({5, 70, 50}, DType::f32, 2);
   const Tensor y = random({5, 60, 50}, DType::f32, 3);
-  const Reference r = multiply(a, b, {5, 60, 50});
+  const MatmulReference r = multiply(a, b, {5, 60, 50});
   for (const int n : {1, 4, 2}) {
     core::set_num_threads(n);
     matmul(a, b, y);
@@ -327,7 +328,7 @@ TEST_P(Matmul, AnyThreadCount) {
 
 TEST_P(Matmul, ThreadsMayCallAtTheSameTime) {
   const Tensor a = random({64, 96}, DType::bf16, 1), b = random({96, 40}, DType::bf16, 2);
-  const Reference r = multiply(a, b, {64, 40});
+  const MatmulReference r = multiply(a, b, {64, 40});
   std::vector<Tensor> results;
   for (int i = 0; i < 4; ++i) results.push_back(random({64, 40}, DType::bf16, 3));
   std::vector<std::thread> threads;
@@ -338,16 +339,6 @@ TEST_P(Matmul, ThreadsMayCallAtTheSameTime) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const Tensor& y : results) expect_product(y, r.sum, r, "concurrent");
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing thrown";
 }
 
 TEST_P(Matmul, WrongInputIsNamed) {

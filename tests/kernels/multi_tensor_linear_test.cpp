@@ -8,6 +8,7 @@
 #include "cairn/core/stream.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {
@@ -21,9 +22,9 @@ using testing::HasSubstr;
 using Views = std::vector<TensorView>;
 using Values = std::vector<double>;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
-constexpr std::int64_t kSizes[] = {7, 0, 1, 70001, 4096, 8193};
+constexpr double kMultiTensorLinearInf = std::numeric_limits<double>::infinity();
+constexpr DType kMultiTensorLinearDtypes[] = {DType::f32, DType::f16, DType::bf16};
+constexpr std::int64_t kMultiTensorLinearSizes[] = {7, 0, 1, 70001, 4096, 8193};
 constexpr double kUntouched = 77.0;
 
 struct List {
@@ -39,12 +40,13 @@ class MultiTensorLinear : public testing::TestWithParam<Device> {
   }
   List random_list(DType dtype, std::uint64_t seed) const {
     List list;
-    for (std::int64_t n : kSizes) list.tensors.push_back(make(random_values(n, seed++), dtype));
+    for (std::int64_t n : kMultiTensorLinearSizes)
+      list.tensors.push_back(make(random_values(n, seed++), dtype));
     return list;
   }
   List blank_list(DType dtype) const {
     List list;
-    for (std::int64_t n : kSizes) {
+    for (std::int64_t n : kMultiTensorLinearSizes) {
       list.tensors.push_back(Tensor::full({n}, kUntouched, dtype, GetParam()));
     }
     return list;
@@ -66,14 +68,15 @@ double tolerance(DType dtype) {
 }
 
 TEST_P(MultiTensorLinear, ScalesBetweenAllTypes) {
-  for (DType in : kDtypes) {
-    for (DType out : kDtypes) {
+  for (DType in : kMultiTensorLinearDtypes) {
+    for (DType out : kMultiTensorLinearDtypes) {
       const List x = random_list(in, 1), y = blank_list(out);
       const auto checks = multi_tensor_scale(x.views(), y.views(), -0.3).read();
-      for (std::size_t i = 0; i < std::size(kSizes); ++i) {
+      for (std::size_t i = 0; i < std::size(kMultiTensorLinearSizes); ++i) {
         const Values values = x[i].to_vector();
         expect_close(y[i], linear(-0.3, values, 0, {}), tolerance(out), 1e-7);
-        EXPECT_NEAR(checks[i].power_sum, sum_of_squares(values), 1e-10 * kSizes[i]);
+        EXPECT_NEAR(checks[i].power_sum, sum_of_squares(values),
+                    1e-10 * kMultiTensorLinearSizes[i]);
         EXPECT_EQ(checks[i].nonfinite, 0);
       }
     }
@@ -81,16 +84,16 @@ TEST_P(MultiTensorLinear, ScalesBetweenAllTypes) {
 }
 
 TEST_P(MultiTensorLinear, AddsInAllTypes) {
-  for (DType dx : kDtypes) {
-    for (DType dy : kDtypes) {
-      for (DType out : kDtypes) {
+  for (DType dx : kMultiTensorLinearDtypes) {
+    for (DType dy : kMultiTensorLinearDtypes) {
+      for (DType out : kMultiTensorLinearDtypes) {
         const List x = random_list(dx, 1), y = random_list(dy, 50), z = blank_list(out);
         const auto checks = multi_tensor_axpby(0.7, x.views(), -3.0, y.views(), z.views()).read();
-        for (std::size_t i = 0; i < std::size(kSizes); ++i) {
+        for (std::size_t i = 0; i < std::size(kMultiTensorLinearSizes); ++i) {
           const Values vx = x[i].to_vector(), vy = y[i].to_vector();
           expect_close(z[i], linear(0.7, vx, -3.0, vy), tolerance(out), 1e-6);
           EXPECT_NEAR(checks[i].power_sum, sum_of_squares(vx) + sum_of_squares(vy),
-                      1e-10 * kSizes[i]);
+                      1e-10 * kMultiTensorLinearSizes[i]);
         }
       }
     }
@@ -98,7 +101,7 @@ TEST_P(MultiTensorLinear, AddsInAllTypes) {
 }
 
 TEST_P(MultiTensorLinear, WorksInPlace) {
-  for (DType dtype : kDtypes) {
+  for (DType dtype : kMultiTensorLinearDtypes) {
     const List x = random_list(dtype, 1), y = random_list(DType::f32, 50),
                z = random_list(dtype, 9);
     const List old_x = random_list(dtype, 1), old_y = random_list(DType::f32, 50),
@@ -106,7 +109,7 @@ TEST_P(MultiTensorLinear, WorksInPlace) {
     multi_tensor_axpby(0.5, x.views(), 2.0, y.views(), y.views()).read();
     multi_tensor_axpby(0.5, x.views(), 2.0, z.views(), x.views()).read();
     multi_tensor_scale(z.views(), z.views(), 4.0).read();
-    for (std::size_t i = 0; i < std::size(kSizes); ++i) {
+    for (std::size_t i = 0; i < std::size(kMultiTensorLinearSizes); ++i) {
       const Values vx = old_x[i].to_vector(), vy = old_y[i].to_vector(), vz = old_z[i].to_vector();
       expect_close(y[i], linear(0.5, vx, 2.0, vy), tolerance(DType::f32), 1e-6);
       expect_close(x[i], linear(0.5, vx, 2.0, vz), tolerance(dtype), 1e-6);
@@ -117,7 +120,7 @@ TEST_P(MultiTensorLinear, WorksInPlace) {
 
 TEST_P(MultiTensorLinear, TakesViewsAtEveryAlignmentAndLeavesTheirNeighbours) {
   const std::int64_t n = 1000;
-  for (DType dtype : kDtypes) {
+  for (DType dtype : kMultiTensorLinearDtypes) {
     for (std::int64_t offset = 0; offset < 8; ++offset) {
       const std::int64_t count = n - 7 - offset, start = 7 - offset;
       const Tensor x = make(random_values(n, 1), dtype), y = make(random_values(n, 2), DType::f32);
@@ -136,10 +139,10 @@ TEST_P(MultiTensorLinear, TakesViewsAtEveryAlignmentAndLeavesTheirNeighbours) {
 
 TEST_P(MultiTensorLinear, ChecksTheArgumentsNamedAndWritesAllTheSame) {
   const double nan = std::nan("");
-  for (DType dtype : kDtypes) {
+  for (DType dtype : kMultiTensorLinearDtypes) {
     Values vx(5003, 0.5), vy(5003, 0.25);
-    vx[4999] = kInf, vx[5002] = nan;
-    vy[0] = nan, vy[1] = -kInf, vy[2] = nan;
+    vx[4999] = kMultiTensorLinearInf, vx[5002] = nan;
+    vy[0] = nan, vy[1] = -kMultiTensorLinearInf, vy[2] = nan;
     const Tensor x = make(vx, dtype), y = make(vy, dtype), z = make(vy, dtype);
     const Tensor fine = make(Values(64, 1.0), dtype);
     struct Case {
@@ -169,7 +172,7 @@ TEST_P(MultiTensorLinear, ChecksTheArgumentsNamedAndWritesAllTheSame) {
 TEST_P(MultiTensorLinear, AnOverflowOfTheResultIsNotOneOfTheInput) {
   const Tensor x = Tensor::full({10}, 60000.0, DType::f16, GetParam());
   EXPECT_EQ(multi_tensor_scale({x}, {x}, 2.0).read()[0].nonfinite, 0);
-  EXPECT_EQ(x.to_vector(), Values(10, kInf));
+  EXPECT_EQ(x.to_vector(), Values(10, kMultiTensorLinearInf));
 }
 
 TEST_P(MultiTensorLinear, TakesChannelsLastImagesAmongThemselves) {
@@ -206,12 +209,12 @@ TEST_P(MultiTensorLinear, NormsAreOfTheScaledValues) {
 }
 
 TEST_P(MultiTensorLinear, NormsOfTheNonFiniteAreNotFinite) {
-  const Tensor fine = make({3, 4}, DType::f32), inf = make({1, -kInf}, DType::f16),
-               nan = make({std::nan(""), kInf}, DType::bf16);
+  const Tensor fine = make({3, 4}, DType::f32), inf = make({1, -kMultiTensorLinearInf}, DType::f16),
+               nan = make({std::nan(""), kMultiTensorLinearInf}, DType::bf16);
   const Norms with_inf = multi_tensor_l2norm({fine, inf}, true);
   EXPECT_FALSE(with_inf.finite);
-  EXPECT_EQ(with_inf.norm, kInf);
-  EXPECT_EQ(with_inf.per_tensor, (Values{5.0, kInf}));
+  EXPECT_EQ(with_inf.norm, kMultiTensorLinearInf);
+  EXPECT_EQ(with_inf.per_tensor, (Values{5.0, kMultiTensorLinearInf}));
   const Norms with_nan = multi_tensor_l2norm({inf, nan, fine}, true);
   EXPECT_TRUE(std::isnan(with_nan.norm));
   EXPECT_TRUE(std::isnan(with_nan.per_tensor[1]));

@@ -6,6 +6,7 @@
 
 #include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
+#include "support/message_of.h"
 #include "update_cases.h"
 
 namespace cairn::kernels {
@@ -102,7 +103,7 @@ class Updates : public testing::TestWithParam<Device> {
   }
 };
 
-constexpr std::int64_t kSizes[] = {0, 1, 5, 77, 1031};
+constexpr std::int64_t kOptimizerUpdateSizes[] = {0, 1, 5, 77, 1031};
 constexpr std::int64_t kTwoChunks = 65536 + 19;
 
 TEST_P(Updates, AdamMatchesTheReferenceForEveryMixOfDtypes) {
@@ -116,7 +117,7 @@ TEST_P(Updates, AdamMatchesTheReferenceForEveryMixOfDtypes) {
                               .correction1 = 0.36,
                               .correction2 = 0.19,
                               .gradient_scale = 0.5};
-    for (std::int64_t n : kSizes) check(n, options, 2);
+    for (std::int64_t n : kOptimizerUpdateSizes) check(n, options, 2);
     if (adamw) check(kTwoChunks, options, 2);
   }
 }
@@ -131,7 +132,7 @@ TEST_P(Updates, SgdMatchesTheReferenceForEveryOption) {
       {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .wd_after_momentum = true},
       {.lr = 0.1, .weight_decay = 0.1, .wd_after_momentum = true}};
   for (const SgdOptions& options : cases) check(1031, options, options.momentum != 0 ? 1 : 0);
-  for (std::int64_t n : kSizes) check(n, cases[4], 1);
+  for (std::int64_t n : kOptimizerUpdateSizes) check(n, cases[4], 1);
 }
 
 TEST_P(Updates, AdagradMatchesTheReferenceInBothModes) {
@@ -139,7 +140,7 @@ TEST_P(Updates, AdagradMatchesTheReferenceInBothModes) {
     const AdagradOptions options{
         .lr = 0.1, .eps = 1e-3, .weight_decay = 0.1, .adagrad_w = adagrad_w, .gradient_scale = 0.5};
     std::vector<Parameter> all;
-    for (std::int64_t n : kSizes) {
+    for (std::int64_t n : kOptimizerUpdateSizes) {
       for (const Mix& mix : all_mixes()) {
         const std::int64_t shift = all.size() % 2 == 0 ? 0 : 3;
         Parameter p = make_parameter(mix, n, GetParam(), 1, shift);
@@ -168,7 +169,7 @@ TEST_P(Updates, NovoGradMatchesTheReferenceInBothModes) {
                                     .correction1 = 0.36,
                                     .correction2 = 0.19,
                                     .gradient_scale = 0.5};
-      for (std::int64_t n : kSizes) check(n, options, 1);
+      for (std::int64_t n : kOptimizerUpdateSizes) check(n, options, 1);
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/message_of.h"
 #include "support/tensors.h"
 
 namespace cairn::kernels {
@@ -21,13 +22,13 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using Values = std::vector<double>;
 
-struct Case {
+struct PoolCase {
   const char* name;
   Shape x;
   Pool2dOptions options;
 };
 
-const Case kCases[] = {
+const PoolCase kPoolCases[] = {
     {"2x2", {2, 16, 8, 6}, {}},
     {"2x2 with a rest", {3, 5, 7, 9}, {}},
     {"3x3 overlapping, padded", {2, 19, 7, 8}, {{3, 3}, {2, 2}, {1, 1}}},
@@ -35,7 +36,7 @@ const Case kCases[] = {
     {"one channel", {2, 1, 6, 6}, {{3, 2}, {1, 2}, {1, 0}}},
     {"global", {4, 10, 5, 7}, {{5, 7}, {1, 1}, {0, 0}}},
 };
-constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
+constexpr DType kPoolDtypes[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
 
 std::int64_t flat(const Shape& s, std::int64_t plane, std::int64_t h, std::int64_t w) {
   return (plane * s[2] + h) * s[3] + w;
@@ -43,7 +44,7 @@ std::int64_t flat(const Shape& s, std::int64_t plane, std::int64_t h, std::int64
 
 // Calls f(plane, element of y, pixel h, pixel w) for every pixel of every window, in order.
 template <class F>
-void for_each_pixel(const Case& c, const Shape& y, F&& f) {
+void for_each_pixel(const PoolCase& c, const Shape& y, F&& f) {
   const Pool2dOptions& o = c.options;
   for (std::int64_t plane = 0; plane < y[0] * y[1]; ++plane)
     for (std::int64_t i = 0; i < y[2]; ++i)
@@ -72,16 +73,16 @@ class Pool : public testing::TestWithParam<Device> {
 INSTANTIATE_TEST_SUITE_P(Devices, Pool, testing::ValuesIn(test::devices()), test::device_name);
 
 template <class F>
-void for_all(F&& f) {
-  for (const Case& c : kCases)
-    for (const DType dtype : kDtypes)
+void pool_for_all(F&& f) {
+  for (const PoolCase& c : kPoolCases)
+    for (const DType dtype : kPoolDtypes)
       for (const bool last : {false, true})
         f(c, dtype, last,
           core::str(c.name, ", ", core::name(dtype), last ? ", channels-last" : ", row-major"));
 }
 
 TEST_P(Pool, MaxAndItsGradientEqualReference) {
-  for_all([&](const Case& c, DType dtype, bool last, const std::string& what) {
+  pool_for_all([&](const PoolCase& c, DType dtype, bool last, const std::string& what) {
     const Shape shape = pool2d_shape(c.x, c.options);
     const Tensor x = image(c.x, dtype, 1, last), y = image(shape, dtype, 2, last);
     const Tensor dy = image(shape, dtype, 3, last), dx = image(c.x, dtype, 4, last),
@@ -108,7 +109,7 @@ TEST_P(Pool, MaxAndItsGradientEqualReference) {
 }
 
 TEST_P(Pool, AverageAndItsGradientEqualReference) {
-  for_all([&](const Case& c, DType dtype, bool last, const std::string& what) {
+  pool_for_all([&](const PoolCase& c, DType dtype, bool last, const std::string& what) {
     const Shape shape = pool2d_shape(c.x, c.options);
     const Tensor x = image(c.x, dtype, 1, last), y = image(shape, dtype, 2, last);
     const Tensor dy = image(shape, dtype, 3, last), dx = image(c.x, dtype, 4, last);
@@ -152,16 +153,6 @@ TEST_P(Pool, EmptyBatch) {
   EXPECT_NO_THROW(max_pool2d_backward(y, index, x, {}));
   EXPECT_NO_THROW(avg_pool2d(x, y, {}));
   EXPECT_NO_THROW(avg_pool2d_backward(y, x, {}));
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const core::InvalidArgument& error) {
-    return error.what();
-  }
-  return "nothing thrown";
 }
 
 TEST_P(Pool, WrongInputIsNamed) {

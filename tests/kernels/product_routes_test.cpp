@@ -60,7 +60,7 @@ class ProductRoutes : public testing::Test {
   int threads_ = core::num_threads();
 };
 
-double activate(Activation activation, double x) {
+double product_routes_activate(Activation activation, double x) {
   switch (activation) {
     case Activation::relu:
       return std::max(x, 0.0);
@@ -100,7 +100,7 @@ TEST_F(ProductRoutes, EqualTheReferenceForRandomProducts) {
         double& e = expected[static_cast<std::size_t>(row * n + column)];
         e = options.alpha * sum + (options.accumulate ? e : 0.0) +
             (bias.defined() ? biases[static_cast<std::size_t>(column)] : 0.0);
-        e = activate(options.activation, e);
+        e = product_routes_activate(options.activation, e);
       }
     }
     core::set_num_threads(static_cast<int>(draw(1, 3)));

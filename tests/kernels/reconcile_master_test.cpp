@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cairn/kernels/elementwise.h"
+#include "support/message_of.h"
 #include "update_cases.h"
 
 namespace cairn::kernels {

@@ -6,6 +6,7 @@
 #include "cairn/core/parallel_for.h"
 #include "cairn/kernels/elementwise.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {
@@ -29,16 +30,17 @@ Shape without(const Shape& x, unsigned bits) {
   return y;
 }
 
-struct Reference {
+struct ReduceReference {
   std::vector<double> values, absolute;  // absolute: sums of |x|, what rounding is measured against
 };
 
-Reference reference(ReduceOp op, const std::vector<double>& x, const Shape& shape,
-                    const Shape& reduced) {
+ReduceReference reference(ReduceOp op, const std::vector<double>& x, const Shape& shape,
+                          const Shape& reduced) {
   const auto outputs = static_cast<std::size_t>(reduced.numel());
   const bool is_max = op == ReduceOp::max;
-  Reference r{std::vector<double>(outputs, is_max ? -std::numeric_limits<double>::infinity() : 0.0),
-              std::vector<double>(outputs, 0.0)};
+  ReduceReference r{
+      std::vector<double>(outputs, is_max ? -std::numeric_limits<double>::infinity() : 0.0),
+      std::vector<double>(outputs, 0.0)};
   const Strides strides = core::contiguous_strides(reduced);
   for (std::size_t i = 0; i < x.size(); ++i) {
     std::int64_t rest = static_cast<std::int64_t>(i), at = 0;
@@ -76,7 +78,7 @@ TEST_P(Reduce, AnyDimensionsOfAnyLayoutMatchTheReference) {
             if (op == ReduceOp::mean && shape.numel() == 0) continue;
             const LaidOut y(reduced, dtype, GetParam(), Layout::row_major);
             reduce(op, x, y);
-            const Reference expected = reference(op, x.values(), shape, reduced);
+            const ReduceReference expected = reference(op, x.values(), shape, reduced);
             const double largest =
                 expected.absolute.empty()
                     ? 0

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "support/message_of.h"
 #include "update_cases.h"
 
 namespace cairn::kernels {
@@ -16,13 +17,13 @@ using test::Values;
 
 class Remainders : public testing::TestWithParam<Device> {};
 
-Tensor of_bits(const std::vector<std::uint32_t>& bits, Device device) {
+Tensor remainder_of_bits(const std::vector<std::uint32_t>& bits, Device device) {
   std::vector<float> values;
   for (std::uint32_t b : bits) values.push_back(std::bit_cast<float>(b));
   return Tensor::from(values, {std::ssize(values)}, DType::f32, device);
 }
 
-std::vector<std::uint32_t> bits_of(const Tensor& x) {
+std::vector<std::uint32_t> remainder_bits_of(const Tensor& x) {
   std::vector<std::uint32_t> bits;
   for (float v : x.to_vector<float>()) bits.push_back(std::bit_cast<std::uint32_t>(v));
   return bits;
@@ -30,7 +31,7 @@ std::vector<std::uint32_t> bits_of(const Tensor& x) {
 
 // Every upper half with lower halves around the tie, the ends and at random: all finite exponents,
 // subnormals, zeros and infinities of both signs.
-std::vector<std::uint32_t> telling_bits() {
+std::vector<std::uint32_t> remainder_telling_bits() {
   std::vector<std::uint32_t> all;
   std::uint32_t random = 12345;
   for (std::uint32_t high = 0; high < 0x10000; high += 3) {
@@ -44,15 +45,15 @@ std::vector<std::uint32_t> telling_bits() {
 }
 
 TEST_P(Remainders, SplitAndJoinAreExactForEveryKindOfFloat) {
-  const auto bits = telling_bits();
-  const Tensor x = of_bits(bits, GetParam());
+  const auto bits = remainder_telling_bits();
+  const Tensor x = remainder_of_bits(bits, GetParam());
   const Shape shape = x.shape();
   const Tensor weight = Tensor::empty(shape, DType::bf16, GetParam());
   const Tensor remainder = Tensor::empty(shape, DType::i16, GetParam());
   const Tensor back = Tensor::empty(shape, DType::f32, GetParam());
   split_master(x, weight, remainder);
   join_master(weight, remainder, back);
-  EXPECT_EQ(bits_of(back), bits);
+  EXPECT_EQ(remainder_bits_of(back), bits);
 
   const Values rounded = weight.to_vector<double>();
   const Values even = test::rounded(x.to_vector<double>(), DType::bf16);
@@ -67,8 +68,8 @@ TEST_P(Remainders, SplitAndJoinAreExactForEveryKindOfFloat) {
 }
 
 TEST_P(Remainders, NanStaysNan) {
-  const Tensor x =
-      of_bits({0x7fc00000u, 0x7fffffffu, 0xffc00000u, 0x7f800001u, 0xffffffffu}, GetParam());
+  const Tensor x = remainder_of_bits(
+      {0x7fc00000u, 0x7fffffffu, 0xffc00000u, 0x7f800001u, 0xffffffffu}, GetParam());
   const Tensor weight = Tensor::empty({5}, DType::bf16, GetParam());
   const Tensor remainder = Tensor::empty({5}, DType::i16, GetParam());
   const Tensor back = Tensor::empty({5}, DType::f32, GetParam());
@@ -103,8 +104,8 @@ TEST_P(Remainders, AThousandStepsHaveTheBitsOfF32Masters) {
       update({{g, run.weight, run.master, run.m, run.v}}, options);
     }
     join_master(split.weight, split.master, joined);
-    const auto bits = bits_of(plain.master);
-    ASSERT_EQ(bits_of(joined), bits) << "step " << step;
+    const auto bits = remainder_bits_of(plain.master);
+    ASSERT_EQ(remainder_bits_of(joined), bits) << "step " << step;
     const Values a = plain.weight.to_vector<double>(), b = split.weight.to_vector<double>();
     for (std::size_t i = 0; i < a.size(); ++i) {
       const bool tie = (bits[i] & 0xffffu) == 0x8000u;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {
@@ -27,7 +28,8 @@ const SoftmaxOptions kOptions[] = {{},
                                    {.log = true, .scale = 0.5},
                                    {.causal = true, .scale = 0.7},
                                    {.log = true, .causal = true}};
-const Shape kShapes[] = {{1}, {5}, {0, 4}, {3, 0}, {4, 65}, {6, 3}, {2, 3, 5, 37}, {3, 2100}};
+const Shape kSoftmaxShapes[] = {{1},     {5},    {0, 4},        {3, 0},
+                                {4, 65}, {6, 3}, {2, 3, 5, 37}, {3, 2100}};
 
 std::int64_t visible(const Shape& shape, std::int64_t row, bool causal) {
   const std::int64_t columns = shape.back();
@@ -83,7 +85,7 @@ bool fits(const Shape& shape, const SoftmaxOptions& o) {
 class Softmax : public testing::TestWithParam<Device> {};
 
 TEST_P(Softmax, MatchesTheReferenceInEveryDtypeAndLayout) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kSoftmaxShapes) {
     for (const SoftmaxOptions& options : kOptions) {
       if (!fits(shape, options)) continue;
       for (DType dtype : kFloating) {
@@ -103,7 +105,7 @@ TEST_P(Softmax, MatchesTheReferenceInEveryDtypeAndLayout) {
 }
 
 TEST_P(Softmax, GradientMatchesTheReferenceInEveryDtypeAndLayout) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kSoftmaxShapes) {
     for (const SoftmaxOptions& options : kOptions) {
       if (!fits(shape, options)) continue;
       for (DType dtype : kFloating) {

@@ -6,6 +6,7 @@
 
 #include "cairn/kernels/elementwise.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {
@@ -25,7 +26,7 @@ using Function = double (*)(double);
 
 constexpr double kSlope = 0.125;
 
-double sigmoid(double x) {
+double unary_sigmoid(double x) {
   return 1.0 / (1.0 + std::exp(-x));
 }
 double cdf(double x) {
@@ -34,7 +35,7 @@ double cdf(double x) {
 double density(double x) {
   return std::exp(-0.5 * x * x) / std::sqrt(2.0 * M_PI);
 }
-// (1 + tanh(u / 2)) / 2 is sigmoid(u).
+// (1 + tanh(u / 2)) / 2 is unary_sigmoid(u).
 double tanh_argument(double x) {
   return 2.0 * std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
 }
@@ -44,7 +45,7 @@ double gelu_tanh(double x) {
 double gelu_tanh_derivative(double x) {
   const double u = tanh_argument(x),
                du = 2.0 * std::sqrt(2.0 / M_PI) * (1.0 + 3.0 * 0.044715 * x * x);
-  return sigmoid(u) * (1.0 + x * sigmoid(-u) * du);
+  return unary_sigmoid(u) * (1.0 + x * unary_sigmoid(-u) * du);
 }
 
 struct Activation {
@@ -54,7 +55,7 @@ struct Activation {
   Function f, derivative;
 };
 
-const Activation kActivations[] = {
+const Activation kUnaryActivations[] = {
     {"neg", UnaryOp::neg, -5, 5, [](double x) { return -x; }, [](double) { return -1.0; }},
     {"abs", UnaryOp::abs, -5, 5, [](double x) { return std::abs(x); },
      [](double x) { return x > 0 ? 1.0 : -1.0; }},
@@ -68,8 +69,8 @@ const Activation kActivations[] = {
      [](double x) { return -0.5 / (x * std::sqrt(x)); }},
     {"tanh", UnaryOp::tanh, -4, 4, [](double x) { return std::tanh(x); },
      [](double x) { return 1 - std::tanh(x) * std::tanh(x); }},
-    {"sigmoid", UnaryOp::sigmoid, -12, 12, sigmoid,
-     [](double x) { return sigmoid(x) * (1 - sigmoid(x)); }},
+    {"sigmoid", UnaryOp::sigmoid, -12, 12, unary_sigmoid,
+     [](double x) { return unary_sigmoid(x) * (1 - unary_sigmoid(x)); }},
     {"relu", UnaryOp::relu, -5, 5, [](double x) { return std::max(x, 0.0); },
      [](double x) { return x > 0 ? 1.0 : 0.0; }},
     {"leaky_relu", UnaryOp::leaky_relu, -5, 5, [](double x) { return x > 0 ? x : kSlope * x; },
@@ -77,20 +78,20 @@ const Activation kActivations[] = {
     {"gelu", UnaryOp::gelu, -6, 6, [](double x) { return x * cdf(x); },
      [](double x) { return cdf(x) + x * density(x); }},
     {"gelu_tanh", UnaryOp::gelu_tanh, -6, 6, gelu_tanh, gelu_tanh_derivative},
-    {"silu", UnaryOp::silu, -12, 12, [](double x) { return x * sigmoid(x); },
-     [](double x) { return sigmoid(x) * (1 + x * sigmoid(-x)); }},
+    {"silu", UnaryOp::silu, -12, 12, [](double x) { return x * unary_sigmoid(x); },
+     [](double x) { return unary_sigmoid(x) * (1 + x * unary_sigmoid(-x)); }},
     {"square", UnaryOp::square, -5, 5, [](double x) { return x * x; },
      [](double x) { return 2 * x; }},
 };
 
-const Shape kShapes[] = {{}, {0}, {1}, {7}, {3, 0, 2}, {5, 67}, {2, 3, 5, 7}, {40001}};
+const Shape kUnaryShapes[] = {{}, {0}, {1}, {7}, {3, 0, 2}, {5, 67}, {2, 3, 5, 7}, {40001}};
 
 class Unary : public testing::TestWithParam<Device> {};
 
 TEST_P(Unary, MatchesTheReferenceInEveryDtypeAndLayout) {
-  for (const Activation& a : kActivations) {
+  for (const Activation& a : kUnaryActivations) {
     for (DType dtype : kFloating) {
-      for (const Shape& shape : kShapes) {
+      for (const Shape& shape : kUnaryShapes) {
         for (Layout layout : test::layouts(shape)) {
           SCOPED_TRACE(core::str(a.name, " ", describe(shape, dtype, layout)));
           const auto values = random_values(shape.numel(), 1, a.low, a.high);
@@ -108,9 +109,9 @@ TEST_P(Unary, MatchesTheReferenceInEveryDtypeAndLayout) {
 }
 
 TEST_P(Unary, GradientsMatchTheReferenceInEveryDtypeAndLayout) {
-  for (const Activation& a : kActivations) {
+  for (const Activation& a : kUnaryActivations) {
     for (DType dtype : kFloating) {
-      for (const Shape& shape : kShapes) {
+      for (const Shape& shape : kUnaryShapes) {
         for (Layout layout : test::layouts(shape)) {
           SCOPED_TRACE(core::str(a.name, " ", describe(shape, dtype, layout)));
           const auto x = rounded(random_values(shape.numel(), 2, a.low, a.high), dtype);
@@ -139,7 +140,7 @@ TEST_P(Unary, GradientsMatchTheReferenceInEveryDtypeAndLayout) {
 }
 
 TEST_P(Unary, WorksInPlace) {
-  for (const Activation& a : kActivations) {
+  for (const Activation& a : kUnaryActivations) {
     const Tensor x =
         Tensor::from(random_values(1003, 4, a.low, a.high), {1003}, DType::f32, GetParam());
     const Tensor y = Tensor::empty_like(x), dx = Tensor::empty_like(x);
@@ -156,7 +157,7 @@ TEST_P(Unary, WorksInPlace) {
 TEST_P(Unary, TreatsInfinitiesNansAndExtremesAsTheMathematicsDoes) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
   const std::vector<double> x{inf, -inf, nan, 0.0, -0.0, 88.0, 89.0, -87.0, -100.0, 1e-40, 3e38};
-  for (const Activation& a : kActivations) {
+  for (const Activation& a : kUnaryActivations) {
     if (a.op == UnaryOp::gelu || a.op == UnaryOp::gelu_tanh || a.op == UnaryOp::silu) continue;
     const Tensor tensor =
         Tensor::from(x, {static_cast<std::int64_t>(x.size())}, DType::f32, GetParam());

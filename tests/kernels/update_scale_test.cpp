@@ -5,6 +5,7 @@
 
 #include "cairn/kernels/update_scale.h"
 #include "layouts.h"
+#include "support/message_of.h"
 
 namespace cairn::kernels {
 namespace {

@@ -69,7 +69,7 @@ std::vector<std::string> names(const NamedTensors& tensors) {
 }
 
 template <class E = core::InvalidArgument, class F>
-std::string error_of(F&& f) {
+std::string module_error_of(F&& f) {
   try {
     f();
   } catch (const E& error) {
@@ -104,9 +104,9 @@ TEST(Module, RejectsNamesThatCannotBe) {
       add_parameter(name, Tensor::zeros({1}));
     }
   };
-  EXPECT_THAT(error_of([] { Twice("a"); }), HasSubstr("'a' twice"));
-  EXPECT_THAT(error_of([] { Twice("a.b"); }), HasSubstr("a.b"));
-  EXPECT_THAT(error_of([] { Twice(""); }), HasSubstr("''"));
+  EXPECT_THAT(module_error_of([] { Twice("a"); }), HasSubstr("'a' twice"));
+  EXPECT_THAT(module_error_of([] { Twice("a.b"); }), HasSubstr("a.b"));
+  EXPECT_THAT(module_error_of([] { Twice(""); }), HasSubstr("''"));
 }
 
 TEST(Module, AppliesChildrenFirst) {
@@ -157,7 +157,7 @@ TEST(Module, CastsInPlace) {
   EXPECT_EQ(net.buffers()[0].tensor.dtype(), DType::bf16);
   const Tensor y = net(Tensor::full({2, 1, 4, 4}, 0.5, DType::bf16));
   EXPECT_EQ(y.dtype(), DType::bf16);
-  EXPECT_THAT(error_of([&] { net.to(DType::i32); }), HasSubstr("i32"));
+  EXPECT_THAT(module_error_of([&] { net.to(DType::i32); }), HasSubstr("i32"));
 }
 
 TEST(Module, ClearsGradients) {
@@ -244,7 +244,7 @@ TEST(State, EveryDifferenceIsNamedAtOnceAndNothingChanges) {
   state.set("0", first);
   state.set("2", surplus);
   state.set("step", std::int64_t{3});
-  const std::string message = error_of<core::DataError>([&] { net.load_state_dict(state); });
+  const std::string message = module_error_of<core::DataError>([&] { net.load_state_dict(state); });
   for (const char* text :
        {"'0.weight' has shape [3, 3] instead of [2, 3]", "'1.weight' is missing",
         "'1.bias' is missing", "'2.scale' is not in the model", "'step' is not in the model"}) {
@@ -280,7 +280,7 @@ TEST(Clone, IsIndependent) {
 
 TEST(Clone, NamesAClassThatCannot) {
   Sequential net(Linear(1, 1), Plain());
-  EXPECT_THAT(error_of<core::Unsupported>([&] { net.clone(); }),
+  EXPECT_THAT(module_error_of<core::Unsupported>([&] { net.clone(); }),
               ::testing::AllOf(HasSubstr("Plain"), HasSubstr("make_like")));
 }
 

@@ -18,15 +18,15 @@ namespace {
 
 constexpr double kTolerance = 2e-6;
 
-const test::Golden& golden() {
+const test::Golden& rnn_values() {
   static const test::Golden values("rnn");
   return values;
 }
 
 void expect_golden(const Tensor& got, const std::string& name) {
   ASSERT_TRUE(got.defined()) << name;
-  ASSERT_EQ(got.shape(), golden().shape(name)) << name;
-  const std::vector<double>& expected = golden().values(name);
+  ASSERT_EQ(got.shape(), rnn_values().shape(name)) << name;
+  const std::vector<double>& expected = rnn_values().values(name);
   const std::vector<double> values = got.to_vector();
   for (std::size_t i = 0; i < values.size(); ++i) {
     ASSERT_NEAR(values[i], expected[i], kTolerance * (1 + std::abs(expected[i])))
@@ -34,20 +34,20 @@ void expect_golden(const Tensor& got, const std::string& name) {
   }
 }
 
-void take_parameters(Module& model, const std::string& name) {
+void take_rnn_parameters(Module& model, const std::string& name) {
   for (const NamedTensor& entry : model.parameters()) {
-    const Tensor value = golden().tensor(name + ".parameter." + entry.name);
+    const Tensor value = rnn_values().tensor(name + ".parameter." + entry.name);
     ASSERT_EQ(value.shape(), entry.tensor.shape()) << entry.name;
     kernels::copy(value, entry.tensor);
   }
 }
 
 Tensor leaf(const std::string& name) {
-  return golden().contains(name) ? golden().tensor(name).set_requires_grad(true) : Tensor();
+  return rnn_values().contains(name) ? rnn_values().tensor(name).set_requires_grad(true) : Tensor();
 }
 
 Tensor weighted(const Tensor& x, const std::string& weights) {
-  return autograd::sum(x * golden().tensor(weights));
+  return autograd::sum(x * rnn_values().tensor(weights));
 }
 
 void check_gradients(Module& model, const std::string& name, const Tensor& loss, const Tensor& x,
@@ -64,14 +64,14 @@ void check_gradients(Module& model, const std::string& name, const Tensor& loss,
 void check_layer(Recurrent& model, const std::string& name,
                  const std::vector<std::int64_t>& lengths = {}) {
   SCOPED_TRACE(name);
-  take_parameters(model, name);
+  take_rnn_parameters(model, name);
   const Tensor x = leaf(name + ".x");
   const RnnState initial{leaf(name + ".h0"), leaf(name + ".c0")};
   const RnnOutput out = model.run(x, initial, lengths);
   expect_golden(out.y, name + ".y");
   expect_golden(out.state.h, name + ".h");
   Tensor loss = weighted(out.y, name + ".wy") + weighted(out.state.h, name + ".wh");
-  EXPECT_EQ(out.state.c.defined(), golden().contains(name + ".c"));
+  EXPECT_EQ(out.state.c.defined(), rnn_values().contains(name + ".c"));
   if (out.state.c.defined()) {
     expect_golden(out.state.c, name + ".c");
     loss = loss + weighted(out.state.c, name + ".wh");
@@ -105,7 +105,7 @@ TEST(Lstm, IsPyTorchs) {
 
 void check_cell(RecurrentCell& cell, const std::string& name) {
   SCOPED_TRACE(name);
-  take_parameters(cell, name);
+  take_rnn_parameters(cell, name);
   const Tensor x = leaf(name + ".x");
   const RnnState initial{leaf(name + ".h0"), leaf(name + ".c0")};
   const RnnState out = cell.step(x, initial);

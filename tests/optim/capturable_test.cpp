@@ -8,8 +8,8 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/optim.h"
-#include "core/message_of.h"
 #include "support.h"
+#include "support/message_of.h"
 
 namespace cairn::optim {
 namespace {
@@ -171,7 +171,7 @@ TEST(Capturable, NamesWhatOverflowedWhenItIsAsked) {
 }
 
 TEST(Capturable, RefusesWhatTheHostWouldHaveToDecide) {
-  const auto message = [](const auto& f) { return core::message_of<core::Unsupported>(f); };
+  const auto message = [](const auto& f) { return test::message_of<core::Unsupported>(f); };
   FusedNovoGrad novograd(make_groups(), {});
   EXPECT_THAT(message([&] { novograd.set_capturable(true); }), HasSubstr("got FusedNovoGrad"));
   FusedAdam adam(make_groups(), {});

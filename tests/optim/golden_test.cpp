@@ -24,7 +24,7 @@ struct Case {
 };
 
 template <class O, class Options>
-std::function<std::unique_ptr<Optimizer>(NamedTensors)> maker(Options options) {
+std::function<std::unique_ptr<Optimizer>(NamedTensors)> golden_maker(Options options) {
   return [options](NamedTensors parameters) {
     return std::make_unique<O>(std::move(parameters), options);
   };
@@ -33,37 +33,38 @@ std::function<std::unique_ptr<Optimizer>(NamedTensors)> maker(Options options) {
 std::vector<Case> cases() {
   const std::vector<std::string> adam{"exp_avg", "exp_avg_sq"}, sgd{"momentum_buffer"};
   return {
-      {"adam", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .adamw = false}), adam},
+      {"adam", golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2, .adamw = false}), adam},
       {"adam_l2",
-       maker<FusedAdam>(AdamOptions{.lr = 1e-2,
-                                    .beta1 = 0.8,
-                                    .beta2 = 0.95,
-                                    .eps = 1e-6,
-                                    .weight_decay = 0.05,
-                                    .adamw = false}),
+       golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2,
+                                           .beta1 = 0.8,
+                                           .beta2 = 0.95,
+                                           .eps = 1e-6,
+                                           .weight_decay = 0.05,
+                                           .adamw = false}),
        adam},
-      {"adamw", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam},
-      {"adamw_clipped", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam, 3.0},
-      {"adamw_clipped_inf", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam,
-       1.5, INFINITY},
-      {"sgd_clipped_1", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 10.0, 1.0},
-      {"sgd_clipped_3", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 2.0, 3.0},
-      {"adagrad", maker<FusedAdagrad>(AdagradOptions{.lr = 0.1}), {"sum"}},
+      {"adamw", golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam},
+      {"adamw_clipped", golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam,
+       3.0},
+      {"adamw_clipped_inf", golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}),
+       adam, 1.5, INFINITY},
+      {"sgd_clipped_1", golden_maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 10.0, 1.0},
+      {"sgd_clipped_3", golden_maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 2.0, 3.0},
+      {"adagrad", golden_maker<FusedAdagrad>(AdagradOptions{.lr = 0.1}), {"sum"}},
       {"adagrad_decay",
-       maker<FusedAdagrad>(AdagradOptions{.lr = 0.1,
-                                          .eps = 1e-6,
-                                          .weight_decay = 0.05,
-                                          .lr_decay = 0.05,
-                                          .initial_accumulator = 0.2}),
+       golden_maker<FusedAdagrad>(AdagradOptions{.lr = 0.1,
+                                                 .eps = 1e-6,
+                                                 .weight_decay = 0.05,
+                                                 .lr_decay = 0.05,
+                                                 .initial_accumulator = 0.2}),
        {"sum"}},
-      {"sgd", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}},
-      {"sgd_decay", maker<FusedSGD>(SgdOptions{.lr = 0.1, .weight_decay = 0.05}), {}},
+      {"sgd", golden_maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}},
+      {"sgd_decay", golden_maker<FusedSGD>(SgdOptions{.lr = 0.1, .weight_decay = 0.05}), {}},
       {"sgd_momentum",
-       maker<FusedSGD>(
+       golden_maker<FusedSGD>(
            SgdOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.25, .weight_decay = 0.05}),
        sgd},
       {"sgd_nesterov",
-       maker<FusedSGD>(
+       golden_maker<FusedSGD>(
            SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.05, .nesterov = true}),
        sgd},
   };

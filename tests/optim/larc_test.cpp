@@ -34,17 +34,17 @@ Values larc_gradient(const Values& w, Values g, const LarcOptions& options, doub
   return g;
 }
 
-struct Case {
+struct LarcCase {
   Device device;
   DType dtype;
   MasterStorage masters;
   bool clip;
 };
 
-class Larc : public testing::TestWithParam<Case> {};
+class Larc : public testing::TestWithParam<LarcCase> {};
 
 TEST_P(Larc, AdamAndSgdGetItsGradients) {
-  const Case& c = GetParam();
+  const LarcCase& c = GetParam();
   const LarcOptions options{.trust_coefficient = 0.02, .clip = c.clip};
   const double decay = 0.1, lr = 0.05, scale = 1.0 / 128;
   for (const bool adam : {true, false}) {
@@ -85,8 +85,8 @@ TEST_P(Larc, AdamAndSgdGetItsGradients) {
   }
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<LarcCase> larc_cases() {
+  std::vector<LarcCase> all;
   for (const Device device : test::devices()) {
     for (const bool clip : {true, false}) {
       all.push_back({device, DType::f32, MasterStorage::f32, clip});
@@ -97,7 +97,7 @@ std::vector<Case> cases() {
   }
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(Cases, Larc, testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Cases, Larc, testing::ValuesIn(larc_cases()));
 
 TEST(Larc, EndsWithTheWrapper) {
   const NamedTensors parameters = {make_parameter("a", {5}, 1)};

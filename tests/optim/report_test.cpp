@@ -20,10 +20,10 @@ namespace {
 using reference::Values;
 using testing::HasSubstr;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kReportInf = std::numeric_limits<double>::infinity();
+constexpr double kReportNaN = std::numeric_limits<double>::quiet_NaN();
 
-NamedTensors three() {
+NamedTensors report_three() {
   return {make_parameter("a", {3, 5}, 1, DType::f16), make_parameter("b", {7}, 2, DType::bf16),
           make_parameter("c", {4}, 3)};
 }
@@ -49,11 +49,11 @@ std::vector<Values> gradients_of(const NamedTensors& parameters) {
 }
 
 TEST(Report, NamesEveryParameterThatIsNotFinite) {
-  const NamedTensors parameters = three();
+  const NamedTensors parameters = report_three();
   FusedSGD optimizer({{{parameters[0]}, 0.1, 0}, {{parameters[1], parameters[2]}, 0.1, 0}}, {});
   write_gradients(parameters, 1);
-  Values bad(7, 1.0), worse(4, -kInf);
-  bad[1] = kNaN, bad[3] = kInf, bad[4] = kNaN;
+  Values bad(7, 1.0), worse(4, -kReportInf);
+  bad[1] = kReportNaN, bad[3] = kReportInf, bad[4] = kReportNaN;
   write_gradient(parameters[1].tensor, bad);
   write_gradient(parameters[2].tensor, worse);
   const GradientReport report = optimizer.check();
@@ -71,12 +71,12 @@ TEST(Report, NamesEveryParameterThatIsNotFinite) {
 }
 
 TEST(Report, NormsByParameterAndGroupOfEveryType) {
-  const NamedTensors parameters = three();
+  const NamedTensors parameters = report_three();
   FusedSGD optimizer(
       {{{parameters[0]}, 0.1, 0}, {{}, 0.1, 0}, {{parameters[1], parameters[2]}, 0.1, 0}}, {});
   write_gradients(parameters, 5, 3.0);
   const auto gradients = gradients_of(parameters);
-  for (const double type : {2.0, 1.0, 3.5, kInf}) {
+  for (const double type : {2.0, 1.0, 3.5, kReportInf}) {
     const GradientReport report = optimizer.check(type);
     EXPECT_TRUE(report.checked());
     EXPECT_EQ(report.norm_type, type);
@@ -89,18 +89,18 @@ TEST(Report, NormsByParameterAndGroupOfEveryType) {
     EXPECT_NEAR(report.group_norms[2], norm_of(joined({gradients[1], gradients[2]}), type), 1e-4);
     EXPECT_NEAR(report.norm(), norm_of(joined(gradients), type), 1e-4);
   }
-  EXPECT_THROW(optimizer.check(2.0).norms_of(kInf), core::InvalidArgument);
+  EXPECT_THROW(optimizer.check(2.0).norms_of(kReportInf), core::InvalidArgument);
   EXPECT_THROW(GradientReport().norms_of(2.0), core::InvalidArgument);
   EXPECT_THROW(optimizer.check(0.5), core::InvalidArgument);
-  EXPECT_THROW(optimizer.check(kNaN), core::InvalidArgument);
+  EXPECT_THROW(optimizer.check(kReportNaN), core::InvalidArgument);
 }
 
 TEST(Report, SeveralOptimizersAreReadTogether) {
-  const NamedTensors parameters = three();
+  const NamedTensors parameters = report_three();
   FusedSGD first({parameters[0], parameters[1]}, {});
   FusedAdam second({parameters[2]});
   write_gradients(parameters, 1);
-  write_gradient(parameters[2].tensor, Values(4, kNaN));
+  write_gradient(parameters[2].tensor, Values(4, kReportNaN));
   const auto reports = PendingReport::read({first.begin_check(), second.begin_check()});
   ASSERT_EQ(reports.size(), 2u);
   EXPECT_TRUE(reports[0].finite());
@@ -110,7 +110,7 @@ TEST(Report, SeveralOptimizersAreReadTogether) {
 }
 
 TEST(Clipping, ByEveryTypeOfNorm) {
-  for (const double type : {2.0, 1.0, 3.5, kInf}) {
+  for (const double type : {2.0, 1.0, 3.5, kReportInf}) {
     const NamedTensors parameters = {make_parameter("a", {15}, 1), make_parameter("b", {7}, 2)};
     FusedSGD optimizer(parameters, {.lr = 1.0});
     write_gradients(parameters, 5, 256.0);
@@ -144,11 +144,11 @@ TEST(Clipping, EachGroupByItsOwnNorm) {
 }
 
 TEST(Clipping, NonFiniteGradientsAreAnErrorIfAsked) {
-  const NamedTensors parameters = three();
+  const NamedTensors parameters = report_three();
   FusedSGD optimizer(parameters, {});
   write_gradients(parameters, 1);
-  write_gradient(parameters[1].tensor, Values(7, kInf));
-  write_gradient(parameters[2].tensor, Values(4, kNaN));
+  write_gradient(parameters[1].tensor, Values(7, kReportInf));
+  write_gradient(parameters[2].tensor, Values(4, kReportNaN));
   const Values before = values(parameters[0].tensor);
   for (const bool check : {true, false}) {
     try {
@@ -165,18 +165,18 @@ TEST(Clipping, NonFiniteGradientsAreAnErrorIfAsked) {
 }
 
 TEST(Clipping, NeedsAReportOfItsNorm) {
-  const NamedTensors parameters = three();
+  const NamedTensors parameters = report_three();
   FusedSGD optimizer(parameters, {});
   write_gradients(parameters, 1);
   EXPECT_THROW(optimizer.update({}, {.max_gradient_norm = 1.0}), core::InvalidArgument);
   EXPECT_THROW(optimizer.update(optimizer.check(2.0), {.max_gradient_norm = 1.0, .norm_type = 1.0}),
                core::InvalidArgument);
   EXPECT_THROW(optimizer.step({.max_gradient_norm = -1.0}), core::InvalidArgument);
-  EXPECT_THROW(optimizer.step({.gradient_scale = kInf}), core::InvalidArgument);
+  EXPECT_THROW(optimizer.step({.gradient_scale = kReportInf}), core::InvalidArgument);
 }
 
 TEST(Report, IsOfTheParametersThatWereThere) {
-  const NamedTensors parameters = three();
+  const NamedTensors parameters = report_three();
   FusedSGD optimizer({parameters[0], parameters[1]}, {});
   write_gradients(parameters, 1);
   const GradientReport report = optimizer.check();
@@ -226,7 +226,7 @@ TEST_P(StashOnDevice, ChecksWhatItMoves) {
   write_gradients(parameters, 1);
   optimizer.stash(1.0);
   write_gradients(parameters, 1);
-  write_gradient(parameters[0].tensor, {1.0, kInf, 1e9});
+  write_gradient(parameters[0].tensor, {1.0, kReportInf, 1e9});
   GradientReport report = optimizer.stash(0.5).read();
   EXPECT_EQ(report.describe(), "inf in the gradient of a (2 elements)");
   report = optimizer.check();
@@ -238,7 +238,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, StashOnDevice, testing::ValuesIn(test::devices
                          test::device_name);
 
 TEST(Stash, TakesInWhatCameIntoTheSlotsSince) {
-  const NamedTensors parameters = three();
+  const NamedTensors parameters = report_three();
   FusedSGD optimizer(parameters, {});
   optimizer.clear_grad();
   write_gradient(parameters[1].tensor, Values(7, 2.0));
@@ -249,7 +249,7 @@ TEST(Stash, TakesInWhatCameIntoTheSlotsSince) {
   optimizer.clear_grad();
   EXPECT_FALSE(optimizer.has_stash());
   EXPECT_EQ(optimizer.check().norm(), 0.0);
-  EXPECT_THROW(optimizer.stash(kInf), core::InvalidArgument);
+  EXPECT_THROW(optimizer.stash(kReportInf), core::InvalidArgument);
 }
 
 TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {

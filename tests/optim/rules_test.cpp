@@ -22,7 +22,7 @@ namespace {
 
 using reference::Values;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kRulesInf = std::numeric_limits<double>::infinity();
 
 struct Rule {
   std::string name;
@@ -42,11 +42,11 @@ std::vector<Rule> rules() {
           rule<FusedSGD>("SgdMomentum", SgdOptions{.momentum = 0.9}),
           rule<FusedAdagrad, AdagradOptions>("Adagrad"),
           rule<FusedNovoGrad, NovoGradOptions>("NovoGrad"),
-          rule<FusedNovoGrad>("NovoGradInf", NovoGradOptions{.norm_type = kInf}),
+          rule<FusedNovoGrad>("NovoGradInf", NovoGradOptions{.norm_type = kRulesInf}),
           rule<FusedLAMB, LambOptions>("Lamb")};
 }
 
-NamedTensors make(DType dtype = DType::f32) {
+NamedTensors rule_parameters(DType dtype = DType::f32) {
   return {make_parameter("a", {3, 5}, 1, dtype), make_parameter("b", {7}, 2, dtype),
           make_parameter("c", {2}, 3, dtype)};
 }
@@ -64,13 +64,13 @@ INSTANTIATE_TEST_SUITE_P(Rules, EveryRule, testing::ValuesIn(rules()),
 
 TEST_P(EveryRule, ASkippedStepLeavesNoTrace) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    const NamedTensors a = make(dtype), b = make(dtype);
+    const NamedTensors a = rule_parameters(dtype), b = rule_parameters(dtype);
     const auto skipping = GetParam().make({{a, 0.1, 0.01}});
     const auto clean = GetParam().make({{b, 0.1, 0.01}});
     for (std::uint64_t step = 0; step < 6; ++step) {
       if (step % 2 == 0) {
         write_gradients(a, 50 + step, 4.0);
-        write_gradient(a[1].tensor, Values(7, step == 0 ? kInf : std::nan("")));
+        write_gradient(a[1].tensor, Values(7, step == 0 ? kRulesInf : std::nan("")));
         const StepResult result = skipping->step({.max_gradient_norm = 1.0});
         EXPECT_FALSE(result.applied);
         EXPECT_EQ(result.culprit, "b");
@@ -84,7 +84,7 @@ TEST_P(EveryRule, ASkippedStepLeavesNoTrace) {
 }
 
 TEST_P(EveryRule, ParametersComeLateOrNeverOrStandStill) {
-  const NamedTensors a = make(), b = make();
+  const NamedTensors a = rule_parameters(), b = rule_parameters();
   NamedTensors frozen = {a[2]};
   frozen[0].tensor.set_requires_grad(false);
   // a: a group without parameters, b only from the fourth step on, c frozen.
@@ -112,7 +112,7 @@ TEST_P(EveryRule, ParametersComeLateOrNeverOrStandStill) {
 
 TEST_P(EveryRule, AGroupThatComesLaterStartsAtItsBeginning) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    const NamedTensors a = make(dtype), b = make(dtype);
+    const NamedTensors a = rule_parameters(dtype), b = rule_parameters(dtype);
     const auto optimizer = GetParam().make({{{a[0]}, 0.1, 0.01}});
     const auto alone = GetParam().make({{{b[1]}, 0.2, 0.0}});
     for (std::uint64_t step = 0; step < 3; ++step) {
@@ -133,9 +133,9 @@ TEST_P(EveryRule, AGroupThatComesLaterStartsAtItsBeginning) {
 }
 
 TEST_P(EveryRule, WaitsOnceWithClippingOfAnotherNorm) {
-  const NamedTensors parameters = make();
+  const NamedTensors parameters = rule_parameters();
   const auto optimizer = GetParam().make({{parameters, 0.1, 0.01}});
-  for (const double type : {1.0, 2.0, kInf}) {
+  for (const double type : {1.0, 2.0, kRulesInf}) {
     write_gradients(parameters, 5);
     const std::int64_t reads = kernels::host_reads();
     EXPECT_TRUE(optimizer->step({.max_gradient_norm = 0.5, .norm_type = type}).applied);
@@ -145,7 +145,7 @@ TEST_P(EveryRule, WaitsOnceWithClippingOfAnotherNorm) {
 
 TEST(NovoGrad, LooksAtItsOwnNormOfClippedGradients) {
   const NamedTensors parameters = {make_parameter("a", {9}, 1)};
-  const NovoGradOptions options{.lr = 0.1, .norm_type = kInf};
+  const NovoGradOptions options{.lr = 0.1, .norm_type = kRulesInf};
   FusedNovoGrad optimizer(parameters, options);
   reference::NovoGrad reference{options};
   Values expected = values(parameters[0].tensor);
@@ -162,7 +162,7 @@ TEST(NovoGrad, LooksAtItsOwnNormOfClippedGradients) {
 }
 
 TEST(NovoGrad, WorksOnStashedGradients) {
-  const NamedTensors a = make(), b = make();
+  const NamedTensors a = rule_parameters(), b = rule_parameters();
   FusedNovoGrad stashing(a), plain(b);
   for (std::uint64_t step = 0; step < 3; ++step) {
     for (const NamedTensors* parameters : {&a, &b}) write_gradients(*parameters, step);
@@ -174,7 +174,7 @@ TEST(NovoGrad, WorksOnStashedGradients) {
 }
 
 TEST(NovoGrad, NamesAMissingNorm) {
-  const NamedTensors parameters = make();
+  const NamedTensors parameters = rule_parameters();
   FusedNovoGrad optimizer(parameters);
   StateDict state = snapshot(optimizer.state_dict());
   StateDict entry;

@@ -17,7 +17,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-NamedTensors make(DType dtype = DType::f32) {
+NamedTensors make_parameters(DType dtype = DType::f32) {
   return {make_parameter("net.0.weight", {3, 5}, 1, dtype),
           make_parameter("net.0.bias", {7}, 2, dtype), make_parameter("scale", {}, 3, dtype)};
 }
@@ -33,7 +33,7 @@ void copy_values(const NamedTensors& from, const NamedTensors& to) {
 
 template <class O, class Options>
 void expect_bit_exact_resume(DType dtype, const Options& options) {
-  const NamedTensors parameters = make(dtype), others = make(dtype);
+  const NamedTensors parameters = make_parameters(dtype), others = make_parameters(dtype);
   O optimizer(parameters, options);
   for (int step = 0; step < 5; ++step) {
     write_gradients(parameters, 10 * step);
@@ -69,7 +69,7 @@ TEST(OptimizerState, ResumesBitExactly) {
 }
 
 TEST(OptimizerState, LoadingCopies) {
-  const NamedTensors parameters = make(), others = make();
+  const NamedTensors parameters = make_parameters(), others = make_parameters();
   FusedAdam optimizer(parameters), resumed(others);
   write_gradients(parameters, 1);
   optimizer.step();
@@ -82,7 +82,7 @@ TEST(OptimizerState, LoadingCopies) {
 }
 
 TEST(OptimizerState, AFreshStateResetsTheMoments) {
-  const NamedTensors parameters = make();
+  const NamedTensors parameters = make_parameters();
   FusedAdam optimizer(parameters);
   const StateDict fresh = optimizer.state_dict();
   write_gradients(parameters, 1);
@@ -105,7 +105,7 @@ TEST(OptimizerState, NamesMayBePrefixesOfEachOther) {
 }
 
 TEST(OptimizerState, ReportsEverythingWrongAtOnceAndChangesNothing) {
-  NamedTensors parameters = make();
+  NamedTensors parameters = make_parameters();
   FusedAdam optimizer(parameters, {.lr = 0.5});
   write_gradients(parameters, 1);
   optimizer.step();
@@ -156,15 +156,15 @@ TEST(OptimizerState, RejectsImpossibleRatesAndCounts) {
 }
 
 TEST(OptimizerState, RejectsOtherKindsAndGroupCounts) {
-  const NamedTensors parameters = make();
+  const NamedTensors parameters = make_parameters();
   FusedAdam adam(parameters);
-  FusedSGD sgd(make(), {.momentum = 0.9});
+  FusedSGD sgd(make_parameters(), {.momentum = 0.9});
   EXPECT_THROW(adam.load_state_dict(sgd.state_dict()), core::DataError);
-  FusedAdam two({{make(), 1, 0}, {{make_parameter("x", {2}, 1)}, 1, 0}}, {});
+  FusedAdam two({{make_parameters(), 1, 0}, {{make_parameter("x", {2}, 1)}, 1, 0}}, {});
   EXPECT_THROW(adam.load_state_dict(two.state_dict()), core::DataError);
   EXPECT_THROW(adam.load_state_dict({}), core::DataError);
 
-  FusedSGD with(make(), {.momentum = 0.9}), without(make(), {});
+  FusedSGD with(make_parameters(), {.momentum = 0.9}), without(make_parameters(), {});
   write_gradients(with.groups()[0].parameters, 1);
   write_gradients(without.groups()[0].parameters, 1);
   with.step(), without.step();
@@ -173,7 +173,7 @@ TEST(OptimizerState, RejectsOtherKindsAndGroupCounts) {
 }
 
 TEST(OptimizerState, HoldsTheRunningNormsAndWhatGroupsHaveOfTheirOwn) {
-  const NamedTensors parameters = make(), others = make();
+  const NamedTensors parameters = make_parameters(), others = make_parameters();
   const auto groups = [](const NamedTensors& p) {
     return std::vector<ParameterGroup>{{{p[0]}, 0.1, 0.0}, {{p[1], p[2]}, 0.2, 0.3}};
   };
@@ -193,7 +193,7 @@ TEST(OptimizerState, HoldsTheRunningNormsAndWhatGroupsHaveOfTheirOwn) {
 }
 
 TEST(OptimizerState, MomentumThatIsSwitchedOnLater) {
-  const NamedTensors parameters = make();
+  const NamedTensors parameters = make_parameters();
   FusedSGD optimizer(parameters, {.lr = 0.1});
   write_gradients(parameters, 1);
   optimizer.step();
@@ -201,7 +201,7 @@ TEST(OptimizerState, MomentumThatIsSwitchedOnLater) {
   const StateDict state = snapshot(optimizer.state_dict());
   EXPECT_EQ(values(state.dict("state").dict("scale").tensor("momentum_buffer")),
             std::vector<double>{0.0});
-  FusedSGD resumed(make(), {.lr = 0.1, .momentum = 0.5});
+  FusedSGD resumed(make_parameters(), {.lr = 0.1, .momentum = 0.5});
   resumed.load_state_dict(state);
   EXPECT_EQ(resumed.groups()[0].momentum, 0.9);
 }

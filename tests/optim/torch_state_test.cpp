@@ -21,7 +21,7 @@ using testing::HasSubstr;
 using Groups = std::vector<ParameterGroup>;
 using Make = std::function<std::unique_ptr<Optimizer>(Groups)>;
 
-const std::vector<std::string> kNames = {"matrix", "vector", "scalar"};
+const std::vector<std::string> kTorchStateNames = {"matrix", "vector", "scalar"};
 const std::set<std::string> kHowTorchComputes = {"foreach", "capturable", "differentiable",
                                                  "fused"};
 
@@ -68,32 +68,34 @@ void flatten(const StateDict& state, const std::string& path,
   }
 }
 
-struct Case {
+struct TorchStateCase {
   std::string name;
   Make make;
   DType dtype = DType::f32;
 };
 
 template <class O, class Options>
-Make maker(Options options) {
+Make state_maker(Options options) {
   return [options](Groups groups) { return std::make_unique<O>(std::move(groups), options); };
 }
 
-std::vector<Case> cases() {
+std::vector<TorchStateCase> torch_state_cases() {
   return {
-      {"adam", maker<FusedAdam>(AdamOptions{.lr = 1, .adamw = false})},
-      {"adamw", maker<FusedAdam>(AdamOptions{.lr = 1})},
-      {"sgd", maker<FusedSGD>(SgdOptions{.lr = 1})},
-      {"sgd_momentum", maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .dampening = 0.25})},
-      {"sgd_nesterov", maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .nesterov = true})},
-      {"adagrad",
-       maker<FusedAdagrad>(AdagradOptions{.lr = 1, .lr_decay = 0.02, .initial_accumulator = 0.1})},
+      {"adam", state_maker<FusedAdam>(AdamOptions{.lr = 1, .adamw = false})},
+      {"adamw", state_maker<FusedAdam>(AdamOptions{.lr = 1})},
+      {"sgd", state_maker<FusedSGD>(SgdOptions{.lr = 1})},
+      {"sgd_momentum",
+       state_maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .dampening = 0.25})},
+      {"sgd_nesterov",
+       state_maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .nesterov = true})},
+      {"adagrad", state_maker<FusedAdagrad>(
+                      AdagradOptions{.lr = 1, .lr_decay = 0.02, .initial_accumulator = 0.1})},
   };
 }
 
 NamedTensors parameters_at(const std::string& prefix) {
   NamedTensors parameters;
-  for (const std::string& name : kNames) {
+  for (const std::string& name : kTorchStateNames) {
     Tensor tensor = golden().tensor(prefix + "." + name);
     tensor.set_requires_grad(true);
     parameters.push_back({"net." + name, tensor});
@@ -110,7 +112,7 @@ void train(Optimizer& optimizer, const NamedTensors& parameters, int begin, int 
     for (std::size_t i = 0; i < 3; ++i) {
       if (i == 2 && k < 3) continue;  // its gradient comes late
       write_gradient(parameters[i].tensor,
-                     golden().values(core::str("gradient.", k, ".", kNames[i])));
+                     golden().values(core::str("gradient.", k, ".", kTorchStateNames[i])));
     }
     optimizer.step();
   }
@@ -118,15 +120,15 @@ void train(Optimizer& optimizer, const NamedTensors& parameters, int begin, int 
 
 void expect_weights(const std::string& prefix, const NamedTensors& parameters) {
   for (std::size_t i = 0; i < 3; ++i) {
-    test::expect_close(parameters[i].tensor, golden().values(prefix + "." + kNames[i]), 4e-6, 2e-6,
-                       prefix + "." + kNames[i]);
+    test::expect_close(parameters[i].tensor, golden().values(prefix + "." + kTorchStateNames[i]),
+                       4e-6, 2e-6, prefix + "." + kTorchStateNames[i]);
   }
 }
 
-class TorchState : public testing::TestWithParam<Case> {};
+class TorchState : public testing::TestWithParam<TorchStateCase> {};
 
 TEST_P(TorchState, ContinuesWhatPyTorchBegan) {
-  const Case& c = GetParam();
+  const TorchStateCase& c = GetParam();
   const NamedTensors parameters = parameters_at(c.name + ".weight5");
   const auto optimizer = c.make(groups_of(parameters));
   optimizer->load_torch_state_dict(torch_state(c.name));
@@ -135,7 +137,7 @@ TEST_P(TorchState, ContinuesWhatPyTorchBegan) {
 }
 
 TEST_P(TorchState, WritesWhatPyTorchWrites) {
-  const Case& c = GetParam();
+  const TorchStateCase& c = GetParam();
   const NamedTensors parameters = parameters_at("init");
   const auto optimizer = c.make(groups_of(parameters));
   StateDict begin = torch_state(c.name);  // its options, without its state
@@ -158,7 +160,7 @@ TEST_P(TorchState, WritesWhatPyTorchWrites) {
 }
 
 TEST_P(TorchState, RoundTripsBitForBit) {
-  const Case& c = GetParam();
+  const TorchStateCase& c = GetParam();
   const NamedTensors a = parameters_at("init"), b = parameters_at("init");
   const auto first = c.make(groups_of(a, 0.1, 0.05, 0.01));
   train(*first, a, 0, 5);
@@ -169,7 +171,7 @@ TEST_P(TorchState, RoundTripsBitForBit) {
   train(*second, b, 5, 10);
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(values(a[i].tensor), values(b[i].tensor));
 }
-INSTANTIATE_TEST_SUITE_P(Optimizers, TorchState, testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Optimizers, TorchState, testing::ValuesIn(torch_state_cases()),
                          [](const auto& info) { return info.param.name; });
 
 std::string error_of(Optimizer& optimizer, const StateDict& state) {

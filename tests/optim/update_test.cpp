@@ -9,20 +9,20 @@ namespace {
 
 using reference::Values;
 
-struct Case {
+struct UpdateCase {
   Device device;
   DType weight, gradient;
   bool masters;
 };
 
-std::string case_name(const testing::TestParamInfo<Case>& info) {
-  const Case& c = info.param;
+std::string case_name(const testing::TestParamInfo<UpdateCase>& info) {
+  const UpdateCase& c = info.param;
   return core::str(c.device.is_cuda() ? "cuda_" : "cpu_", c.weight, "_gradient_", c.gradient,
                    c.masters ? "_masters" : "");
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<UpdateCase> update_cases() {
+  std::vector<UpdateCase> all;
   for (const Device device : test::devices()) {
     all.push_back({device, DType::f32, DType::f32, true});
     for (const DType half : {DType::f16, DType::bf16}) {
@@ -40,13 +40,13 @@ Tensor rounded(const Values& values, const Shape& shape, DType dtype) {
   return Tensor::from(values, shape, dtype);
 }
 
-class Update : public testing::TestWithParam<Case> {
+class Update : public testing::TestWithParam<UpdateCase> {
  protected:
   /// Trains 7 steps with gradients of up to 8 that are multiplied by `scale`; f32 slots where
   /// asked.
   template <class Reference, class O, class Options>
   void run(const Options& options, double scale) {
-    const Case& c = GetParam();
+    const UpdateCase& c = GetParam();
     NamedTensors parameters;
     for (std::size_t i = 0; i < kShapes.size(); ++i) {
       parameters.push_back(
@@ -75,7 +75,7 @@ class Update : public testing::TestWithParam<Case> {
   }
 
   void check(const Tensor& parameter, const Values& expected) {
-    const Case& c = GetParam();
+    const UpdateCase& c = GetParam();
     if (c.weight == DType::f32) return test::expect_close(parameter, expected, 4e-6, 2e-6);
     if (!c.masters) {
       EXPECT_FALSE(kernels::MasterWeight::exists(parameter));
@@ -176,7 +176,7 @@ TEST_P(Update, LambWithoutDecay) {
       1.0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Update, testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Cases, Update, testing::ValuesIn(update_cases()), case_name);
 
 TEST(LambClipping, ByTheUnscaledNormOfAllGroups) {
   for (const double step_bound : {0.0, 3.0}) {

@@ -266,10 +266,6 @@ HWY_EXPORT(UnaryBackwardRun);
 
 namespace {
 
-constexpr bool is_comparison(BinaryOp op) {
-  return op >= BinaryOp::eq;
-}
-
 /// What comparisons and integer arithmetic see of an element: halves as float, integers as
 /// themselves.
 template <class T>

@@ -9,10 +9,6 @@ using namespace cuda;  // NOLINT: this file is that namespace's host side
 
 namespace {
 
-bool is_comparison(BinaryOp op) {
-  return op >= BinaryOp::eq;
-}
-
 /// f(X{}, Y{}) with the storage types of two floating views.
 template <class F>
 void dispatch_two(const TensorView& x, const TensorView& y, const char* op, F f) {

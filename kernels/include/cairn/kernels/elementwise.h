@@ -34,6 +34,10 @@ enum class BinaryOp : std::uint8_t {
   gt,
   ge
 };
+/// Whether the op asks a question: eq and those after it.
+constexpr bool is_comparison(BinaryOp op) {
+  return op >= BinaryOp::eq;
+}
 /// y = a op b with broadcasting to y's shape. a and b share one dtype; y has it too, or boolean for
 /// comparisons. y may be a or b.
 void binary(BinaryOp op, const TensorView& a, const TensorView& b, const TensorView& y);

@@ -2,10 +2,12 @@
 
 #include <string>
 
-namespace cairn::core {
+#include "cairn/core/error.h"
+
+namespace cairn::test {
 
 /// The message of the E that f throws; "nothing thrown" where it does not.
-template <class E, class F>
+template <class E = core::InvalidArgument, class F>
 std::string message_of(F&& f) {
   try {
     f();
@@ -15,4 +17,4 @@ std::string message_of(F&& f) {
   return "nothing thrown";
 }
 
-}  // namespace cairn::core
+}  // namespace cairn::test
