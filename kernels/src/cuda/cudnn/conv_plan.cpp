@@ -14,7 +14,7 @@ constexpr std::size_t kMostWorkspace = std::size_t{1} << 30;
 constexpr int kMostAlgorithms = 16;
 constexpr std::int64_t kMostElements = std::numeric_limits<std::int32_t>::max();
 
-cudnnDataType_t data_type(DType dtype) {
+cudnnDataType_t cudnn_type(DType dtype) {
   switch (dtype) {
     case DType::f16:
       return CUDNN_DATA_HALF;
@@ -32,7 +32,7 @@ int to_int(std::int64_t size) {
 void describe(const Queue& queue, const ConvShape& shape, ConvPlan& plan) {
   const auto format =
       shape.storage == StorageOrder::channels_last ? CUDNN_TENSOR_NHWC : CUDNN_TENSOR_NCHW;
-  const auto type = data_type(shape.dtype);
+  const auto type = cudnn_type(shape.dtype);
   const auto tensor = [&](cudnnTensorDescriptor_t descriptor,
                           const std::array<std::int64_t, 4>& s) {
     check_cudnn(cudnnSetTensor4dDescriptor(descriptor, format, type, to_int(s[0]), to_int(s[1]),
