@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 
 #include "parallel/environment.h"
@@ -81,6 +82,22 @@ TEST_P(Engines, RefuseBadArgumentsBeforeAnythingIsSent) {
     group.barrier("still well");
     const Tensor own = y.view().dims() == 1 ? y : Tensor();
     group.all_gather(own.view().slice(0, 4 * rank, 4 * rank + 4), own, "in its place");
+  });
+}
+
+TEST_P(Engines, TellWhoStandsWhereInMessagesThatNeverCome) {
+  run(GetParam(), [](ProcessGroup& group) {
+    const int world = group.world_size(), next = (group.rank() + 1) % world;
+    const Tensor x = Tensor::zeros({4});
+    group.barrier("connect");
+    if (group.rank() == 0) group.send(x, next, 6, "x");  // sends wait, on some engines
+    group.recv(x, (group.rank() + world - 1) % world, 6, "x");
+    if (group.rank() != 0) group.send(x, next, 6, "x");
+    const auto begin = std::chrono::steady_clock::now();
+    expect_error<CommunicationError>([&] { group.recv(x, next, 7, "x"); },
+                                     {"ranks wait for each other: rank 0 is in recv from 1 tag 7 "
+                                      "f32[4] 'x'; rank 1 is in recv from "});
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
   });
 }
 

@@ -12,10 +12,10 @@ namespace cairn::test {
 namespace {
 
 constexpr std::array<const char*, kFaultKinds> kNames{
-    "kill",          "stop",        "doze",       "leave",      "give up",       "other collective",
-    "other shape",   "other dtype", "other root", "other name", "out of memory", "sleep",
-    "reset control", "reset data",  "cut",        "short cut",  "signals",       "stranger",
-    "child",         "full disk"};
+    "kill",        "stop",          "doze",       "leave",      "give up",      "other collective",
+    "other shape", "other dtype",   "other root", "other name", "lost message", "out of memory",
+    "sleep",       "reset control", "reset data", "cut",        "short cut",    "signals",
+    "stranger",    "child",         "full disk"};
 constexpr std::array<const char*, 3> kEngines{"shared memory", "gloo", "two machines"};
 
 bool is_mismatch(FaultKind kind) {
@@ -80,6 +80,9 @@ std::string Fault::expected(int rank) const {
       return is_victim ? "" : culprit + " left the group after .* needs it for collective ";
     case FaultKind::give_up:
       return is_victim ? "" : culprit + " gave up: the loss is NaN";
+    case FaultKind::lost_message:
+      return core::str("ranks wait for each other: (?=.*rank ", (victim + 1) % world,
+                       " is in recv from ", victim, " ).*", culprit, " is in ");
     case FaultKind::out_of_memory:
       return is_victim ? "cpu:0" : culprit + " failed in collective .*'meeting'.*cpu:0";
     case FaultKind::sleep:

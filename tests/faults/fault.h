@@ -19,6 +19,7 @@ enum class FaultKind : std::uint8_t {
   other_dtype,
   other_root,
   other_name,
+  lost_message,
   out_of_memory,
   sleep,
   reset_control,
@@ -30,7 +31,7 @@ enum class FaultKind : std::uint8_t {
   child,
   full_disk
 };
-inline constexpr int kFaultKinds = 20;
+inline constexpr int kFaultKinds = 21;
 
 enum class Engine : std::uint8_t { shared_memory, gloo, two_machines };
 

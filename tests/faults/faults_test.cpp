@@ -377,5 +377,10 @@ TEST(Faults, AProgramThatARankStartsHoldsNoneOfGloosSockets) {
   EXPECT_EQ(run_fault(0, fault, may_have_namespaces()), "");
 }
 
+TEST(Faults, AMessageThatNeverComesIsTraced) {
+  const Fault fault{FaultKind::lost_message, Engine::gloo, 4, 1, 5, true, 7};
+  EXPECT_EQ(run_fault(0, fault, may_have_namespaces()), "");
+}
+
 }  // namespace
 }  // namespace cairn::test

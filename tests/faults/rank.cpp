@@ -257,14 +257,15 @@ class Loop {
     }
   }
 
-  /// To the next rank, from the one before.
+  /// To the next rank, from the one before. A message that is lost is never sent.
   void pass_on(const Tensor& x, std::int64_t n, int k) const {
     const int to = (rank_ + 1) % world_, from = (rank_ + world_ - 1) % world_;
     const Tensor y = Tensor::zeros({n}, x.dtype());
     const auto tag = static_cast<std::uint64_t>(k);
-    if (rank_ % 2 == 0) group_.send(x, to, tag, "x");
+    const bool lost = fault_.kind == FaultKind::lost_message && is_victim() && k == fault_.at;
+    if (rank_ % 2 == 0 && !lost) group_.send(x, to, tag, "x");
     group_.recv(y, from, tag, "y");
-    if (rank_ % 2 == 1) group_.send(x, to, tag, "x");
+    if (rank_ % 2 == 1 && !lost) group_.send(x, to, tag, "x");
     expect("recv", y, [&](std::int64_t i) { return value(from, i, k); });
   }
 
@@ -279,6 +280,8 @@ class Loop {
   }
 
   void call_meeting() const {
+    if (fault_.kind == FaultKind::lost_message)
+      pass_on(pattern(rank_, 9, fault_.at, DType::f32), 9, fault_.at);
     const FaultKind own = is_victim() ? fault_.kind : FaultKind::kill;
     const std::int64_t n = fault_.kind == FaultKind::out_of_memory ? 300'000 : 20'000;
     const Tensor x = Tensor::zeros({own == FaultKind::other_shape ? n + 1 : n},

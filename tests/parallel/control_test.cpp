@@ -10,6 +10,7 @@
 #include <set>
 
 #include "control/control.h"
+#include "control/meetings.h"
 #include "control/node.h"
 #include "expect_error.h"
 
@@ -127,6 +128,163 @@ TEST(ControlNode, NamesWhatRanksCalledBeforeTheCollectiveTheyAreStuckIn) {
   EXPECT_EQ(judge.failure(),
             "ranks disagree on collective 6: rank 0 calls broadcast from 0; rank 1 calls broadcast "
             "from 1");
+}
+
+/// Ranks that run scripts of messages and barriers; what they do is in real histories.
+class ScriptedRanks {
+ public:
+  ScriptedRanks(std::mt19937& random, bool eager) : random_(random), eager_(eager) {
+    const int size = 2 + static_cast<int>(random() % 4);
+    for (int r = 0; r < size; ++r) {
+      ranks_.emplace_back();
+      ranks_.back().history = std::make_unique<History>(0, r, size);
+    }
+    const int count = 1 + static_cast<int>(random() % 12);
+    for (int i = 0; i < count; ++i) add_call();
+    Script& lossy = ranks_[random() % ranks_.size()].script;  // one call is forgotten, at times
+    if (random() % 2 == 0 && !lossy.empty()) {
+      lossy.erase(lossy.begin() + static_cast<std::ptrdiff_t>(random() % lossy.size()));
+    }
+    for (const Rank& rank : ranks_) {
+      if (rank.done()) rank.history->leave();
+    }
+  }
+  /// A random rank does its next thing, if it can. False: nobody can.
+  bool step() {
+    std::vector<int> order;
+    for (int r = 0; r < size(); ++r) order.push_back(r);
+    std::shuffle(order.begin(), order.end(), random_);
+    return std::any_of(order.begin(), order.end(), [&](int r) { return advance(r); });
+  }
+  bool all_done() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.done(); });
+  }
+  /// Where a barrier waits for one that is done, the census says so.
+  bool barrier_is_left() const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+      return rank.inside && rank.script[rank.at].peer < 0 &&
+             std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& other) {
+               return other.done() && other.barriers < rank.barriers;
+             });
+    });
+  }
+  std::string judge() const {
+    Meetings sum;
+    const auto later = Clock::now() + Milliseconds(10'000);
+    int stuck = 0;
+    for (int r = 0; r < size(); ++r) {
+      Meetings part;
+      part.add(*ranks_[static_cast<std::size_t>(r)].history->meeting(later));
+      wire::Packer to;
+      part.pack(to);
+      wire::Unpacker from(to.bytes());
+      sum.add(Meetings::unpack(from));
+      if (ranks_[static_cast<std::size_t>(r)].inside) stuck = r;
+    }
+    return sum.judge({0, Stuck::kPair, stuck, size(), Milliseconds(5000), Milliseconds(60'000)});
+  }
+
+ private:
+  struct Call {
+    int peer = -1;  // none: a barrier
+    bool sends = false;
+  };
+  using Script = std::vector<Call>;
+  struct Rank {
+    std::unique_ptr<History> history;
+    Script script;
+    std::size_t at = 0;
+    bool inside = false;
+    std::uint64_t barriers = 0;                            // begun
+    std::map<std::pair<int, bool>, int> begun, completed;  // messages, by peer
+    bool done() const { return at == script.size(); }
+  };
+  int size() const { return static_cast<int>(ranks_.size()); }
+
+  void add_call() {
+    if (random_() % 4 == 0) {
+      for (Rank& rank : ranks_) rank.script.push_back({});
+      return;
+    }
+    const int from = static_cast<int>(random_() % ranks_.size());
+    const int to = (from + 1 + static_cast<int>(random_() % (ranks_.size() - 1))) % size();
+    ranks_[static_cast<std::size_t>(from)].script.push_back({to, true});
+    ranks_[static_cast<std::size_t>(to)].script.push_back({from, false});
+  }
+  bool can_end(int r, const Call& call) {
+    Rank& rank = ranks_[static_cast<std::size_t>(r)];
+    if (call.peer < 0) {
+      return std::all_of(ranks_.begin(), ranks_.end(),
+                         [&](const Rank& other) { return other.barriers >= rank.barriers; });
+    }
+    if (call.sends && eager_) return true;
+    Rank& other = ranks_[static_cast<std::size_t>(call.peer)];
+    return other.begun[{r, !call.sends}] > rank.completed[{call.peer, call.sends}];
+  }
+  bool advance(int r) {
+    Rank& rank = ranks_[static_cast<std::size_t>(r)];
+    if (rank.done()) return false;
+    const Call call = rank.script[rank.at];
+    if (!rank.inside) {
+      rank.inside = true;
+      if (call.peer < 0) {
+        rank.history->begin(rank.barriers++, "barrier", Milliseconds(60'000));
+      } else {
+        rank.history->begin_pair(call.peer, call.sends, "message", Milliseconds(60'000));
+        ++rank.begun[{call.peer, call.sends}];
+      }
+      if (!call.sends || !eager_) return true;
+    }
+    if (!can_end(r, call)) return false;
+    if (call.peer >= 0) ++rank.completed[{call.peer, call.sends}];
+    rank.history->end();
+    rank.inside = false;
+    if (++rank.at == rank.script.size()) rank.history->leave();
+    return true;
+  }
+
+  std::mt19937& random_;
+  bool eager_;
+  std::vector<Rank> ranks_;
+};
+
+// Random scripts, stopped at random: whoever is told to wait for ever does, and who does is told.
+TEST(Meetings, NameThoseWhoWaitForEachOtherAndNobodyElse) {
+  std::mt19937 random(20261122);
+  int told = 0, well = 0;
+  for (int round = 0; round < 4000; ++round) {
+    ScriptedRanks ranks(random, round % 2 == 0);
+    const auto steps = random() % 40;
+    for (unsigned i = 0; i < steps && ranks.step(); ++i) {
+    }
+    const std::string early = ranks.judge();
+    while (ranks.step()) {
+    }
+    if (ranks.all_done()) {
+      ASSERT_EQ(early, "") << round;
+      ++well;
+      continue;
+    }
+    const std::string late = ranks.judge();
+    ASSERT_TRUE(!late.empty() || ranks.barrier_is_left()) << round;
+    told += !late.empty();
+  }
+  EXPECT_GT(told, 500);
+  EXPECT_GT(well, 500);
+}
+
+TEST(Meetings, SayAtTheLimitWhoDidNotCome) {
+  History waiting(0, 3, 4), busy(0, 1, 4);
+  waiting.begin_pair(1, false, "recv from 1 tag 7 f32[4] 'x'", Milliseconds(1000));
+  Meetings all;
+  for (const History* history : {&waiting, &busy}) {
+    all.add(*history->meeting(Clock::now() + Milliseconds(2000)));
+  }
+  const Stuck stuck{0, Stuck::kPair, 3, 4, Milliseconds(900), Milliseconds(1000)};
+  EXPECT_EQ(all.judge(stuck), "");
+  EXPECT_EQ(all.judge({0, Stuck::kPair, 3, 4, Milliseconds(1500), Milliseconds(1000)}),
+            "rank 3 has waited 1.5 s in recv from 1 tag 7 f32[4] 'x'; rank 1 is in none, after 0 "
+            "collectives (the limit is 1 s)");
 }
 
 /// Ranks in a network with a clock of its own.

@@ -1,7 +1,6 @@
 // What a backend does: collectives on checked views, one at a time, in the order of their numbers.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -34,11 +33,9 @@ class Collectives {
   virtual void all_to_all(const TensorView& x, const Counts& send_counts, const TensorView& y,
                           const Counts& receive_counts, bool even) = 0;
   virtual void barrier() = 0;
-  // Between two ranks, without begin(). Waits at most `timeout` for the other one.
-  virtual void send(const TensorView& x, int to, std::uint64_t tag,
-                    std::chrono::milliseconds timeout) = 0;
-  virtual void receive(const TensorView& x, int from, std::uint64_t tag,
-                       std::chrono::milliseconds timeout) = 0;
+  // Between two ranks, without begin().
+  virtual void send(const TensorView& x, int to, std::uint64_t tag) = 0;
+  virtual void receive(const TensorView& x, int from, std::uint64_t tag) = 0;
   /// From any thread: collectives under way end with an error soon, later ones at once. Work that
   /// waits on a device for an aborted one goes on, with half of its result: wait() tells.
   virtual void abort() noexcept = 0;

@@ -210,27 +210,25 @@ void MeshCollectives::set_pair_tag(int from, int to, std::uint64_t number) {
   mesh_->set_tag(hash);
 }
 
-void MeshCollectives::send(const TensorView& x, int to, std::uint64_t tag,
-                           std::chrono::milliseconds timeout) {
+void MeshCollectives::send(const TensorView& x, int to, std::uint64_t tag) {
   set_pair_tag(rank(), to, sent_[static_cast<std::size_t>(to)]++);
   const PairHeader header = header_of(x, tag);
   const auto first = mesh_->start(0, {{to, &header, sizeof header}}, {});
   std::unique_ptr<Mesh::Transfer> second;
   if (x.nbytes() > 0) second = mesh_->start(1, {{to, x.data, x.nbytes()}}, {});
-  first->wait(timeout);
-  if (second) second->wait(timeout);
+  first->wait();
+  if (second) second->wait();
 }
 
-void MeshCollectives::receive(const TensorView& x, int from, std::uint64_t tag,
-                              std::chrono::milliseconds timeout) {
+void MeshCollectives::receive(const TensorView& x, int from, std::uint64_t tag) {
   set_pair_tag(from, rank(), received_[static_cast<std::size_t>(from)]++);
   PairHeader header;
-  mesh_->start(0, {}, {{from, &header, sizeof header}})->wait(timeout);
+  mesh_->start(0, {}, {{from, &header, sizeof header}})->wait();
   const PairHeader expected = header_of(x, tag);
   if (header != expected)
     throw GroupBroken("recv", core::str("rank ", rank(), " expected ", to_string(expected),
                                         " from rank ", from, ", which sent ", to_string(header)));
-  if (x.nbytes() > 0) mesh_->start(1, {}, {{from, x.data, x.nbytes()}})->wait(timeout);
+  if (x.nbytes() > 0) mesh_->start(1, {}, {{from, x.data, x.nbytes()}})->wait();
 }
 
 std::unique_ptr<Collectives> make_mesh_collectives(std::unique_ptr<Mesh> mesh) {

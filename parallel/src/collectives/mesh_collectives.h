@@ -34,10 +34,8 @@ class MeshCollectives : public Collectives {
   void all_to_all(const TensorView& x, const Counts& send_counts, const TensorView& y,
                   const Counts& receive_counts, bool even) override;
   void barrier() override;
-  void send(const TensorView& x, int to, std::uint64_t tag,
-            std::chrono::milliseconds timeout) override;
-  void receive(const TensorView& x, int from, std::uint64_t tag,
-               std::chrono::milliseconds timeout) override;
+  void send(const TensorView& x, int to, std::uint64_t tag) override;
+  void receive(const TensorView& x, int from, std::uint64_t tag) override;
 
  private:
   /// A piece of memory and its parts, in rank order: part r is [begin[r], begin[r + 1]).

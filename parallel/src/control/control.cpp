@@ -126,31 +126,9 @@ Control::~Control() {
 void Control::start(std::uint64_t job, const StoreAddress& parent) {
   job_ = job;
   if (options_.rank != 0) sockets_->connect(parent);
-  ControlNode::Own own;
-  own.stuck = [this] {
-    std::vector<Stuck> all;
-    for (const auto& history : histories()) {
-      if (const auto stuck = history->under_way(Clock::now())) all.push_back(*stuck);
-    }
-    return all;
-  };
-  own.standing = [this](std::uint64_t group, std::uint64_t sequence) {
-    std::vector<Standing> all;
-    for (const auto& history : histories()) {
-      if (history->group() == group) all.push_back(history->standing(sequence));
-    }
-    return all;
-  };
-  own.reached = [this] {
-    std::vector<Reached> all;
-    for (const auto& history : histories()) {
-      if (const auto reached = history->reached()) all.push_back(*reached);
-    }
-    return all;
-  };
-  own.warn = [](const std::string& text) { log::warn("{}", text); };
-  node_ = std::make_unique<ControlNode>(options_.rank, options_.world_size, this_process(),
-                                        options_.heartbeat_timeout, std::move(own), Clock::now());
+  node_ = std::make_unique<ControlNode>(
+      options_.rank, options_.world_size, this_process(), options_.heartbeat_timeout,
+      ControlNode::own_of([this] { return histories(); }), Clock::now());
   {
     const BlockedSignals blocked;
     thread_ = std::thread([this] { run(); });

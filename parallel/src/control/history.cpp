@@ -1,5 +1,6 @@
 #include "control/history.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace cairn::parallel {
@@ -27,6 +28,18 @@ void History::begin(std::uint64_t sequence, std::string description, Millisecond
   timeout_ = timeout;
 }
 
+void History::begin_pair(int peer, bool sends, std::string description, Milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  auto at = std::find_if(messages_.begin(), messages_.end(), [&](const auto& messages) {
+    return messages.peer == peer && messages.sends == sends;
+  });
+  if (at == messages_.end()) at = messages_.insert(at, {peer, sends, 0});
+  const auto place = sends ? Meeting::Place::sending : Meeting::Place::receiving;
+  pair_ = Meeting{rank_, place, peer, at->count++, 0, {}, std::move(description), {}};
+  since_ = Clock::now();
+  timeout_ = timeout;
+}
+
 void History::mark_untagged() {
   const std::lock_guard lock(mutex_);
   untagged_ = true;
@@ -35,6 +48,7 @@ void History::mark_untagged() {
 void History::end() {
   const std::lock_guard lock(mutex_);
   inside_ = false;
+  pair_.reset();
 }
 
 void History::leave() {
@@ -44,9 +58,10 @@ void History::leave() {
 
 std::optional<Stuck> History::under_way(Clock::time_point now) const {
   const std::lock_guard lock(mutex_);
-  if (!inside_ || left_) return std::nullopt;
+  if ((!inside_ && !pair_) || left_) return std::nullopt;
   const auto waited = std::chrono::duration_cast<Milliseconds>(now - since_);
-  return Stuck{group_, started_ - 1, rank_, world_size_, waited, timeout_};
+  const std::uint64_t sequence = pair_ ? Stuck::kPair : started_ - 1;
+  return Stuck{group_, sequence, rank_, world_size_, waited, timeout_};
 }
 
 Standing History::standing(std::uint64_t sequence) const {
@@ -63,6 +78,22 @@ Standing History::standing(std::uint64_t sequence) const {
   if (ago <= kTrails) standing.fingerprint = trails_[sequence % kTrails];
   if (ago <= kRemembered) standing.description = descriptions_[sequence % kRemembered];
   return standing;
+}
+
+std::optional<Meeting> History::meeting(Clock::time_point now) const {
+  const std::lock_guard lock(mutex_);
+  if (messages_.size() > kMostPeers) return std::nullopt;
+  Meeting meeting = pair_.value_or(Meeting{});
+  meeting.rank = rank_;
+  meeting.started = started_;
+  meeting.begun = messages_;
+  if (inside_ || pair_) meeting.waited = std::chrono::duration_cast<Milliseconds>(now - since_);
+  if (left_) meeting.place = Meeting::Place::left;
+  if (left_ || !inside_) return meeting;
+  meeting.place = Meeting::Place::collective;
+  meeting.number = started_ - 1;
+  meeting.what = descriptions_[meeting.number % kRemembered];
+  return meeting;
 }
 
 std::optional<Reached> History::reached() const {

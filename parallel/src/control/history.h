@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cairn::parallel {
 
@@ -18,8 +19,9 @@ using Milliseconds = std::chrono::milliseconds;
 /// Of a collective's number and description: data of different ones never meets.
 std::uint64_t fingerprint(std::string_view description, std::uint64_t sequence);
 
-/// A collective that has not ended on some rank.
+/// A collective, or a message between two ranks, that has not ended on some rank.
 struct Stuck {
+  static constexpr std::uint64_t kPair = ~std::uint64_t{1};  // a sequence: that of messages
   std::uint64_t group = 0;
   std::uint64_t sequence = 0;
   int rank = 0;
@@ -36,6 +38,24 @@ struct Standing {
   std::uint64_t started = 0;      // collectives that the rank has called
   std::uint64_t fingerprint = 0;  // of this one and all before it; 0: not come, or forgotten
   std::string description;        // of this one; of the last one where it has not come
+};
+
+/// Where a rank stands among the messages between two ranks of a group.
+struct Meeting {
+  enum class Place : std::uint8_t { outside, collective, sending, receiving, left };
+  struct Messages {
+    int peer = 0;
+    bool sends = false;       // to the peer; false: receives from it
+    std::uint64_t count = 0;  // begun
+  };
+  int rank = 0;
+  Place place = Place::outside;
+  int peer = 0;               // of sending and receiving
+  std::uint64_t number = 0;   // the collective's; the message's, among those of its direction
+  std::uint64_t started = 0;  // collectives that the rank has called
+  Milliseconds waited{0};
+  std::string what;
+  std::vector<Messages> begun;
 };
 
 /// How far ranks are in a group whose data cannot tell what it belongs to (a GPU library's): the
@@ -63,19 +83,23 @@ class History {
   std::uint64_t group() const { return group_; }
 
   void begin(std::uint64_t sequence, std::string description, Milliseconds timeout);
+  /// A message between CPU tensors of this rank and the job's rank `peer`.
+  void begin_pair(int peer, bool sends, std::string description, Milliseconds timeout);
   /// Data of this group moves without a fingerprint.
   void mark_untagged();
   void end();
   void leave();
 
-  /// The collective that is under way.
+  /// The collective or message that is under way.
   std::optional<Stuck> under_way(Clock::time_point now) const;
   Standing standing(std::uint64_t sequence) const;
+  /// Empty where the rank has exchanged messages with too many others to tell.
+  std::optional<Meeting> meeting(Clock::time_point now) const;
   std::optional<Reached> reached() const;
   std::optional<Left> left() const;
 
  private:
-  static constexpr std::size_t kRemembered = 64, kTrails = 4096;
+  static constexpr std::size_t kRemembered = 64, kTrails = 4096, kMostPeers = 64;
 
   const std::uint64_t group_;
   const int rank_;
@@ -88,6 +112,8 @@ class History {
   bool untagged_ = false;
   bool inside_ = false;
   bool left_ = false;
+  std::vector<Meeting::Messages> messages_;
+  std::optional<Meeting> pair_;  // under way
   Clock::time_point since_;
   Milliseconds timeout_{0};
 };

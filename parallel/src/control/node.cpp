@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 
 namespace cairn::parallel {
 namespace {
@@ -67,7 +68,7 @@ std::string ControlNode::Report::pack() const {
     to.number(one.group).number(one.started).number(one.ranks).number(one.world_size);
   }
   to.number(answered);
-  if (answered != 0) census.pack(to);
+  if (answered != 0) census.pack(to), meetings.pack(to);
   return to.bytes();
 }
 
@@ -95,7 +96,9 @@ ControlNode::Report ControlNode::Report::unpack(std::string_view bytes) {
     report.reached.push_back(one);
   }
   report.answered = from.number();
-  if (report.answered != 0) report.census = Census::unpack(from);
+  if (report.answered == 0) return report;
+  report.census = Census::unpack(from);
+  report.meetings = Meetings::unpack(from);
   return report;
 }
 
@@ -118,6 +121,31 @@ ControlNode::Word ControlNode::Word::unpack(std::string_view bytes) {
   word.question.sequence = from.number();
   word.heard_left = from.number() != 0;
   return word;
+}
+
+ControlNode::Own ControlNode::own_of(std::function<Histories()> histories) {
+  /// Of each history, what f(history) gives, if anything.
+  const auto each = [histories = std::move(histories)](auto f) {
+    std::vector<typename decltype(f(*histories().front()))::value_type> all;
+    for (const auto& history : histories()) {
+      if (auto one = f(*history)) all.push_back(*std::move(one));
+    }
+    return all;
+  };
+  Own own;
+  own.stuck = [each] { return each([](History& h) { return h.under_way(Clock::now()); }); };
+  own.reached = [each] { return each([](History& h) { return h.reached(); }); };
+  own.standing = [each](std::uint64_t group, std::uint64_t sequence) {
+    return each([&](History& h) {
+      return h.group() == group ? std::optional(h.standing(sequence)) : std::nullopt;
+    });
+  };
+  own.meetings = [each](std::uint64_t group) {
+    return each(
+        [&](History& h) { return h.group() == group ? h.meeting(Clock::now()) : std::nullopt; });
+  };
+  own.warn = [](const std::string& text) { log::warn("{}", text); };
+  return own;
 }
 
 std::vector<int> ControlNode::children_of(int rank, int world_size) {
@@ -225,16 +253,30 @@ void ControlNode::answer() {
     return !peer.has_left() && (!peer.last || peer.last->answered != question_.id);
   };
   if (std::any_of(children_.begin(), children_.end(), waits)) return;
+  const bool pairs = question_.sequence == Stuck::kPair;
   Census census;
+  meetings_ = {};
   const auto add_left = [&](const std::vector<Left>& all) {
     for (const Left& left : all) {
-      if (left.group == question_.group) census.add(left, question_.sequence);
+      if (left.group != question_.group) continue;
+      pairs ? meetings_.add(Meeting{
+                  .rank = left.rank, .place = Meeting::Place::left, .started = left.started})
+            : census.add(left, question_.sequence);
     }
   };
-  for (const Standing& own : own_.standing(question_.group, question_.sequence)) census.add(own);
+  if (pairs) {
+    for (const Meeting& own : own_.meetings(question_.group)) meetings_.add(own);
+  } else {
+    for (const Standing& own : own_.standing(question_.group, question_.sequence)) census.add(own);
+  }
   add_left(left_groups_);
   for (const auto& [rank, child] : children_) {
-    child.has_left() ? add_left(child.last->left) : census.add(child.last->census);
+    if (child.has_left()) {
+      add_left(child.last->left);
+      continue;
+    }
+    census.add(child.last->census);
+    meetings_.add(child.last->meetings);
   }
   census_ = std::move(census);
   news_up_ = true;
@@ -329,6 +371,10 @@ void ControlNode::ask_about(std::uint64_t group, std::uint64_t sequence) {
 /// stuck in a later one, to which not all have to come: the root asks its way back to it.
 void ControlNode::judge() {
   judged_ = true;
+  if (question_.sequence == Stuck::kPair) {
+    fail(meetings_.judge(asked_));
+    return warn();
+  }
   Stuck about = asked_;
   about.sequence = question_.sequence;
   fail(auditing_ ? census_->disagreement(question_.sequence) : census_->judge(about));
@@ -340,7 +386,8 @@ void ControlNode::judge() {
 void ControlNode::warn() {
   if (asked_.waited < kLong || warned_[asked_.group] == asked_.sequence + 1) return;
   warned_[asked_.group] = asked_.sequence + 1;
-  own_.warn(census_->describe(asked_));
+  const bool pair = asked_.sequence == Stuck::kPair;
+  own_.warn(pair ? meetings_.describe(asked_) : census_->describe(asked_));
 }
 
 std::string ControlNode::death(int rank, const Peer& peer, Clock::time_point now) const {
@@ -402,7 +449,10 @@ ControlNode::Report ControlNode::report() const {
       report.left.insert(report.left.end(), child.last->left.begin(), child.last->left.end());
     }
   }
-  if (census_) report.answered = question_.id, report.census = *census_;
+  if (!census_) return report;
+  report.answered = question_.id;
+  report.census = *census_;
+  report.meetings = meetings_;
   return report;
 }
 

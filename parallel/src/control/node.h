@@ -11,18 +11,21 @@
 // Where a collective takes longer than a moment, the root asks everybody where they stand in it
 // (Census) and judges: ranks that called something else or left end the job at once, ranks that do
 // not come when its deadline is over. Where data moves without a fingerprint, it asks for those of
-// all collectives up to the last that everybody has called, as often. Failures that ranks find are proposals: the first that reaches
-// the root is everybody's, unless the way to the root is what failed.
+// all collectives up to the last that everybody has called, as often. Where a message between two
+// ranks does, it asks who waits for whom (Meetings). Failures that ranks find are proposals: the
+// first that reaches the root is everybody's, unless the way to the root is what failed.
 #pragma once
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "control/census.h"
 #include "control/history.h"
+#include "control/meetings.h"
 
 namespace cairn::parallel {
 
@@ -47,6 +50,7 @@ class ControlNode {
     std::vector<Reached> reached;
     std::uint64_t answered = 0;  // the question's id, where everybody below has answered
     Census census;
+    Meetings meetings;  // instead, where it is about messages between two
 
     std::string pack() const;
     static Report unpack(std::string_view bytes);
@@ -65,8 +69,12 @@ class ControlNode {
     std::function<std::vector<Stuck>()> stuck;
     std::function<std::vector<Standing>(std::uint64_t group, std::uint64_t sequence)> standing;
     std::function<std::vector<Reached>()> reached;
+    std::function<std::vector<Meeting>(std::uint64_t group)> meetings;
     std::function<void(const std::string& text)> warn;  // where the root waits for long
   };
+  using Histories = std::vector<std::shared_ptr<History>>;
+  /// What these tell, and warnings to the log.
+  static Own own_of(std::function<Histories()> histories);
 
   ControlNode(int rank, int world_size, std::string host, Milliseconds heartbeat_timeout, Own own,
               Clock::time_point now);
@@ -141,6 +149,7 @@ class ControlNode {
   std::vector<Left> left_groups_;
   Question question_;
   std::optional<Census> census_;  // the whole subtree's answer to the question
+  Meetings meetings_;             // with it
   Clock::time_point next_heartbeat_;
   bool news_up_ = false, news_down_ = false;  // that others should hear of before it
   std::map<std::uint64_t, std::pair<std::uint64_t, bool>> told_;  // stuck, and late, by group

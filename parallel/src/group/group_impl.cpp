@@ -217,7 +217,8 @@ std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key
 }
 
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation,
-                                                           const std::string& what, bool pair) {
+                                                           const std::string& what,
+                                                           std::optional<Pair> pair) {
   const std::lock_guard lock(mutex_);
   return {operation, what + members_.name, next_turn_++, pair ? 0 : next_++, pair};
 }
@@ -308,12 +309,17 @@ Collectives& ProcessGroup::Impl::begin(const Ticket& ticket, Device device) {
   return backend;
 }
 
-/// For send and receive, in which two ranks take part: nobody else would connect.
-Collectives& ProcessGroup::Impl::connected(const Ticket& ticket, Device device) {
+/// For send and receive, in which two ranks take part: nobody else would connect. What waits on a
+/// device is not in the history; its watchdog looks after it.
+Collectives& ProcessGroup::Impl::begin_pair(const Ticket& ticket, Device device) {
   const auto& backend = device.is_cpu() ? cpu_ : cuda_;
   CAIRN_CHECK(backend, ticket.operation,
               "expected an earlier collective of all ranks on this kind of tensor, which connects "
               "them, got none (call barrier() or broadcast())");
+  if (device.is_cpu()) {
+    const int peer = members_.ranks[static_cast<std::size_t>(ticket.pair->peer)];
+    history_->begin_pair(peer, ticket.pair->sends, ticket.what, options().timeout);
+  }
   return *backend;
 }
 
@@ -340,7 +346,7 @@ class ProcessGroup::Impl::Queued {
   void run(Device device, const Work& work) {
     ran_ = true;
     impl_->execute(ticket_, impl_->options().timeout, [&] {
-      if (ticket_.pair) return work(impl_->connected(ticket_, device));
+      if (ticket_.pair) return work(impl_->begin_pair(ticket_, device));
       if (device.is_cuda()) {
         impl_->history_->mark_untagged();
         impl_->agree(ticket_);
@@ -360,9 +366,9 @@ void ProcessGroup::Impl::run(const char* operation, const std::string& what, Dev
   if (history_) queue(take_ticket(operation, what), device, work);
 }
 
-void ProcessGroup::Impl::run_pair(const char* operation, const std::string& what, Device device,
+void ProcessGroup::Impl::run_pair(const Pair& pair, const std::string& what, Device device,
                                   const Work& work) {
-  if (history_) queue(take_ticket(operation, what, true), device, work);
+  if (history_) queue(take_ticket(pair.operation, what, pair), device, work);
 }
 
 void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const Work& work) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -76,7 +77,12 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void run(const char* operation, const std::string& what, Device device, const Work& work);
   /// The same for what only this rank and another take part in: in the order of this rank's
   /// collectives, but without a number of the group.
-  void run_pair(const char* operation, const std::string& what, Device device, const Work& work);
+  struct Pair {
+    const char* operation = "";
+    int peer = 0;
+    bool sends = false;
+  };
+  void run_pair(const Pair& pair, const std::string& what, Device device, const Work& work);
   /// The same over the CPU's backend in the calling thread, whatever its stream: returns when done.
   void run_now(const char* operation, const std::string& what, std::chrono::milliseconds timeout,
                const Work& work);
@@ -98,18 +104,18 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
     std::string what;
     std::uint64_t turn = 0;
     std::uint64_t sequence = 0;
-    bool pair = false;  // has a turn, but no number
+    std::optional<Pair> pair;  // has a turn, but no number
 
     std::string name() const {
       return pair ? what : "collective " + std::to_string(sequence) + ", " + what;
     }
   };
-  Ticket take_ticket(const char* operation, const std::string& what, bool pair = false);
+  Ticket take_ticket(const char* operation, const std::string& what, std::optional<Pair> pair = {});
   void queue(const Ticket& ticket, Device device, const Work& work);
   void execute(const Ticket& ticket, std::chrono::milliseconds timeout,
                const std::function<void()>& work);
   Collectives& begin(const Ticket& ticket, Device device);
-  Collectives& connected(const Ticket& ticket, Device device);
+  Collectives& begin_pair(const Ticket& ticket, Device device);
   void agree(const Ticket& ticket);
   void wait_for_turn(const Ticket& ticket);
   void pass_turn();

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "cairn/core/error.h"
-#include "cairn/core/log.h"
 #include "collectives/in_process_mesh.h"
 #include "collectives/mesh.h"
 #include "control/node.h"
@@ -54,33 +53,10 @@ InProcessGroup::~InProcessGroup() {
 /// One node that knows every rank's history judges as the root of a tree does.
 void InProcessGroup::watch() {
   constexpr std::chrono::milliseconds kInterval{50};
-  const auto histories = [this] {
+  const auto own = ControlNode::own_of([this] {
     const std::lock_guard lock(mutex_);
     return histories_;
-  };
-  ControlNode::Own own;
-  own.stuck = [&] {
-    std::vector<Stuck> all;
-    for (const auto& history : histories()) {
-      if (const auto stuck = history->under_way(Clock::now())) all.push_back(*stuck);
-    }
-    return all;
-  };
-  own.standing = [&](std::uint64_t group, std::uint64_t sequence) {
-    std::vector<Standing> all;
-    for (const auto& history : histories()) {
-      if (history->group() == group) all.push_back(history->standing(sequence));
-    }
-    return all;
-  };
-  own.reached = [&] {
-    std::vector<Reached> all;
-    for (const auto& history : histories()) {
-      if (const auto reached = history->reached()) all.push_back(*reached);
-    }
-    return all;
-  };
-  own.warn = [](const std::string& text) { log::warn("{}", text); };
+  });
   ControlNode judge(0, 1, "", Milliseconds(1000), own, Clock::now());
   std::unique_lock lock(watcher_mutex_);
   while (!watcher_wakeup_.wait_for(lock, kInterval, [this] { return stop_; })) {

@@ -140,10 +140,8 @@ class NcclCollectives : public Collectives {
                   const Counts& receive_counts, bool even) override;
   void barrier() override;
   /// The device waits for the other rank; the watchdog's time limit ends that.
-  void send(const TensorView& x, int to, std::uint64_t tag,
-            std::chrono::milliseconds timeout) override;
-  void receive(const TensorView& x, int from, std::uint64_t tag,
-               std::chrono::milliseconds timeout) override;
+  void send(const TensorView& x, int to, std::uint64_t tag) override;
+  void receive(const TensorView& x, int from, std::uint64_t tag) override;
   void abort() noexcept override;
   void wait() override;
   std::string check() override;
@@ -530,14 +528,12 @@ void NcclCollectives::receive_from(const TensorView& x, int from) {
   });
 }
 
-void NcclCollectives::send(const TensorView& x, int to, std::uint64_t tag,
-                           std::chrono::milliseconds /*timeout*/) {
+void NcclCollectives::send(const TensorView& x, int to, std::uint64_t tag) {
   what_ = core::str("send to ", to, " tag ", tag, " ", x.dtype, x.shape);
   send_to(x, to);
 }
 
-void NcclCollectives::receive(const TensorView& x, int from, std::uint64_t tag,
-                              std::chrono::milliseconds /*timeout*/) {
+void NcclCollectives::receive(const TensorView& x, int from, std::uint64_t tag) {
   what_ = core::str("recv from ", from, " tag ", tag, " ", x.dtype, x.shape);
   receive_from(x, from);
 }
