@@ -10,7 +10,7 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
-#include "parallel_models/ranks.h"
+#include "parallel/ranks.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {
