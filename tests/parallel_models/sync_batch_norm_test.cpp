@@ -11,6 +11,7 @@
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
 #include "parallel/ranks.h"
+#include "support/batch_norm_reference.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {
@@ -19,57 +20,15 @@ namespace {
 using test::epsilon;
 using test::expect_close;
 using test::random_tensor;
+using test::rows_of;
 using test::run_ranks;
 using test::run_threads;
 using testing::HasSubstr;
+using Reference = test::BatchNormReference;
 using Values = std::vector<double>;
 
 constexpr double kEps = 1e-3;
 constexpr Device kCpu{};
-
-/// Batch norm of a whole batch [N, C, ...], its loss sum(y * dy), and all gradients, in double.
-struct Reference {
-  Shape shape;
-  Values x, z, dy, weight, bias;  // z: added before the ReLU; empty: nothing
-  bool relu = false;
-  Values mean, var, y, dx, dweight, dbias;
-
-  std::size_t channels() const { return static_cast<std::size_t>(shape[1]); }
-  std::size_t channel(std::size_t i) const {
-    const auto plane = static_cast<std::size_t>(shape.numel() / (shape[0] * shape[1]));
-    return i / plane % channels();
-  }
-  double count() const { return static_cast<double>(shape.numel() / shape[1]); }
-
-  void run() {
-    mean.assign(channels(), 0), var = dweight = dbias = mean;
-    for (std::size_t i = 0; i < x.size(); ++i) mean[channel(i)] += x[i] / count();
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      var[channel(i)] += std::pow(x[i] - mean[channel(i)], 2) / count();
-    }
-    Values xhat(x.size()), g = dy;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const std::size_t c = channel(i);
-      xhat[i] = (x[i] - mean[c]) / std::sqrt(var[c] + kEps);
-      double v = xhat[i] * weight[c] + bias[c] + (z.empty() ? 0.0 : z[i]);
-      if (relu && v <= 0.0) v = g[i] = 0.0;
-      y.push_back(v);
-      dweight[c] += g[i] * xhat[i];
-      dbias[c] += g[i];
-    }
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const std::size_t c = channel(i);
-      const double mean_part = (dbias[c] + xhat[i] * dweight[c]) / count();
-      dx.push_back((g[i] - mean_part) * weight[c] / std::sqrt(var[c] + kEps));
-    }
-  }
-};
-
-/// Samples [begin, end) of values of that shape.
-Values rows_of(const Values& values, const Shape& shape, std::int64_t begin, std::int64_t end) {
-  const std::int64_t row = shape.numel() / shape[0];
-  return {values.begin() + begin * row, values.begin() + end * row};
-}
 
 struct Case {
   Shape shape;                     // the whole batch
@@ -95,7 +54,7 @@ Tensor rank_tensor(const Values& whole, const Case& c, int rank) {
 
 /// Values that every rank can make, and what comes of them.
 Reference reference_of(const Case& c) {
-  Reference r{c.shape};
+  Reference r{.shape = c.shape, .eps = kEps};
   const auto channels = c.shape[1];
   const auto values = [&](std::uint64_t seed, double low, double high) {
     return random_tensor(c.shape, c.dtype, kCpu, seed, low, high).to_vector();
@@ -190,7 +149,12 @@ TEST(SyncBatchNorm, MeansThatDifferBetweenRanks) {
   const Values a = test::random_values(16 * 3, 1), b = test::random_values(8 * 3, 2, 900, 1000);
   Values all = a;
   all.insert(all.end(), b.begin(), b.end());
-  Reference r{{24, 3}, all, {}, Values(all.size(), 1.0), Values(3, 1.0), Values(3, 0.0)};
+  Reference r{.shape = {24, 3},
+              .x = all,
+              .dy = Values(all.size(), 1.0),
+              .weight = Values(3, 1.0),
+              .bias = Values(3, 0.0),
+              .eps = kEps};
   r.run();
   run_threads(2, [&](ProcessGroup& group) {
     SyncBatchNorm norm(3, group, {.eps = kEps, .momentum = 1.0});
