@@ -82,6 +82,8 @@ constexpr auto kRows = std::to_array<OpRow>({
      "squares overflow f16 at 256; its siblings are f32 in both lists"},
     {"batch_norm", kNone, kNone, "batch_norm", P::keep, "",
      "statistics are f32 inside, whatever x is"},
+    {"SyncBatchNorm", kNone, kNone, "sync_batch_norm", P::keep, "",
+     "as batch_norm; what travels between ranks is f32"},
     {"local_response_norm, normalize, interpolate, grid_sample", kF32, kNone, "", P::keep, "", ""},
     {"cosine_similarity", kF32, kF32, "", P::keep, "", ""},
     {"upsample_nearest, upsample_bilinear, upsample_bicubic, upsample_linear, upsample_trilinear",

@@ -38,23 +38,23 @@ Sampler::Sampler(const char* name, std::int64_t dataset_size, const Order& order
   CAIRN_CHECK(order_.world_size >= 1, name_, "expected a world size >= 1, got ", order_.world_size);
   CAIRN_CHECK(order_.rank >= 0 && order_.rank < order_.world_size, name_,
               "expected a rank of 0 to ", order_.world_size - 1, ", got ", order_.rank);
+  CAIRN_CHECK(!order_.drop_last || !order_.exact, name_,
+              "expected drop_last or exact, got both (exact reads every sample)");
 }
 
-namespace {
-
-// Samples of each of `ranks` ranks where they share `samples`.
-std::int64_t share(std::int64_t samples, std::int64_t ranks, bool drop_last) {
-  return samples <= 0 ? 0 : drop_last ? samples / ranks : (samples - 1) / ranks + 1;
+// Samples of this rank where the ranks share `samples`: all that rank 0 has, or its own.
+std::int64_t Sampler::share(std::int64_t samples) const {
+  if (order_.drop_last) return std::max<std::int64_t>(samples, 0) / order_.world_size;
+  const std::int64_t first = order_.exact ? order_.rank : 0;
+  return samples <= first ? 0 : (samples - first - 1) / order_.world_size + 1;
 }
-
-}  // namespace
 
 std::int64_t Sampler::samples_per_epoch() const {
-  return share(size_, order_.world_size, order_.drop_last);
+  return share(size_);
 }
 
 std::int64_t Sampler::remaining() const {
-  return share(size_ - position_, order_.world_size, order_.drop_last);
+  return share(size_ - position_);
 }
 
 // The job's order is the permutation, repeated as often as padding needs; this rank takes every
@@ -78,6 +78,7 @@ void Sampler::advance(std::int64_t samples) {
   CAIRN_CHECK(samples >= 0 && samples <= remaining(), name_, "expected to advance by 0 to ",
               remaining(), " samples, got ", samples);
   position_ += samples * order_.world_size;
+  if (order_.exact) position_ = std::min(position_, size_);
 }
 
 void Sampler::set_epoch(std::int64_t epoch) {
@@ -152,6 +153,6 @@ DistributedSampler::DistributedSampler(std::int64_t dataset_size,
                                        const DistributedSamplerOptions& options)
     : Sampler("distributed_sampler", dataset_size,
               {options.world.size, options.world.rank, options.shuffle, options.seed,
-               options.drop_last}) {}
+               options.drop_last, options.exact}) {}
 
 }  // namespace cairn::data

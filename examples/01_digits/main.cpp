@@ -6,6 +6,7 @@
 //   digits --data MNIST_FOLDER --opt-level O0
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/generator.h"
+#include "cairn/data/mean.h"
 
 #include "picture.h"
 #include "support/conv_net.h"
@@ -24,25 +25,24 @@ struct Flags : support::Flags {
 
 constexpr data::Normalize kNormalize{.mean = 0.1307, .deviation = 0.3081};  // MNIST's own
 
-/// Share of the test images read right, over all processes; each reads its part of the batches.
+/// Share of the test images read right; each process reads its part of them.
 double test_accuracy(support::Trainer& trainer, nn::Module& model, const data::Dataset& test) {
   autograd::NoGradGuard no_grad;
   model.eval();
-  data::SequentialSampler sampler(test.size());
+  const World world = trainer.group().world();
+  data::DistributedSampler sampler(test.size(), {.world = world, .shuffle = false, .exact = true});
   data::DataLoader loader(test, sampler,
                           {.batch_size = 250,
                            .device = trainer.device(),
                            .normalize = kNormalize,
                            .normalize_on_device = support::normalize});
-  double right = 0;
-  int index = 0;
+  data::Mean accuracy;
   for (const data::Batch& batch : loader) {
-    if (index++ % trainer.group().world_size() != trainer.group().rank()) continue;
-    right +=
-        support::accuracy(model(batch.inputs), batch.labels) * static_cast<double>(batch.size());
+    accuracy.add(support::accuracy(model(batch.inputs), batch.labels),
+                 static_cast<double>(batch.size()));
   }
   model.train();
-  return trainer.sum(right, "test accuracy") / static_cast<double>(test.size());
+  return accuracy.over(world, "test accuracy");
 }
 
 int train(const Flags& flags) {

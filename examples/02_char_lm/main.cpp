@@ -11,6 +11,7 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/generator.h"
+#include "cairn/data/mean.h"
 #include "cairn/data/text.h"
 #include "support/flags.h"
 #include "support/gpt.h"
@@ -54,21 +55,20 @@ std::vector<std::string> project_docs() {
   return files;
 }
 
-/// Mean loss per byte on the test text; the processes share the batches.
+/// Mean loss per byte on the test text; the processes share its windows.
 double test_loss(support::Trainer& trainer, nn::Module& model, const data::Dataset& test) {
   autograd::NoGradGuard no_grad;
   model.eval();
-  data::SequentialSampler sampler(test.size());
+  const World world = trainer.group().world();
+  data::DistributedSampler sampler(test.size(), {.world = world, .shuffle = false, .exact = true});
   data::DataLoader loader(test, sampler, {.batch_size = 16, .device = trainer.device()});
-  double loss = 0;
-  int index = 0;
+  data::Mean loss;
   for (const data::Batch& batch : loader) {
-    if (index++ % trainer.group().world_size() != trainer.group().rank()) continue;
-    loss += nn::cross_entropy(model(batch.inputs), batch.labels).item() *
-            static_cast<double>(batch.size());
+    loss.add(nn::cross_entropy(model(batch.inputs), batch.labels).item(),
+             static_cast<double>(batch.size()));
   }
   model.train();
-  return trainer.sum(loss, "test loss") / static_cast<double>(test.size());
+  return loss.over(world, "test loss");
 }
 
 std::int64_t draw(const std::vector<double>& logits, double temperature, Generator& generator) {

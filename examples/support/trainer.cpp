@@ -70,12 +70,6 @@ Trainer::Trainer(const Flags& flags, Task task)
   task_.model.to(device_);
 }
 
-double Trainer::sum(double value, const char* name) {
-  const Tensor total = Tensor::full({1}, value, DType::f32, device_);
-  group_.all_reduce(total, parallel::ReduceOp::sum, name);
-  return total.item();
-}
-
 std::int64_t Trainer::total_steps(const data::DataLoader& loader) const {
   CAIRN_CHECK(loader.batches_per_epoch() > 0, "train",
               "expected at least one batch per process and epoch, got ", task_.train.size(),

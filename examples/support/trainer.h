@@ -35,8 +35,6 @@ class Trainer {
   cairn::Device device() const { return device_; }
   Reporter& reporter() { return *reporter_; }
   std::int64_t step() const { return step_; }
-  /// Sums a number over all processes.
-  double sum(double value, const char* name);
 
  private:
   struct Parts;

@@ -1,6 +1,7 @@
 #include "cairn/data/samplers.h"
 
 #include <algorithm>
+#include <random>
 #include <set>
 #include <sstream>
 
@@ -127,6 +128,96 @@ TEST(Sampler, AnotherWorldSizeReadsTheRestOfTheEpochOnce) {
   }
   const Indices order = torch_randperm(kSize, 3);
   EXPECT_EQ(rest, std::multiset<std::int64_t>(order.begin() + 12, order.end()));
+}
+
+// A job's life in one epoch: worlds that come and go, and how often each sample was read.
+struct Life {
+  std::vector<int> reads;
+  std::int64_t last_world = 1;
+};
+
+/// Every rank reads batches of that size, in step; after some of them the job goes on with another
+/// world, from rank 0's state.
+Life live(std::int64_t size, std::mt19937& draw, const DistributedSamplerOptions& chosen) {
+  const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(1, most)(draw); };
+  Life life{std::vector<int>(static_cast<std::size_t>(size), 0), 1};
+  StateDict state;
+  for (bool first = true;; first = false) {
+    const int world = up_to(5), batch_size = up_to(4), steps = up_to(6);
+    life.last_world = world;
+    std::vector<DistributedSampler> ranks;
+    for (int rank = 0; rank < world; ++rank) {
+      DistributedSamplerOptions options = chosen;
+      options.world = rank_of(rank, world);
+      ranks.emplace_back(size, options);
+      if (first) ranks.back().set_epoch(3);
+      if (!first) ranks.back().load_state_dict(state);
+    }
+    bool ended = false;
+    for (int step = 0; step < steps && !ended; ++step) {
+      for (DistributedSampler& sampler : ranks) {
+        const Indices rest = sampler.remaining_indices();
+        EXPECT_EQ(sampler.remaining(), static_cast<std::int64_t>(rest.size()));
+        const auto n = std::min<std::int64_t>(batch_size, sampler.remaining());
+        for (std::int64_t i = 0; i < n; ++i) {
+          ++life.reads[static_cast<std::size_t>(rest[static_cast<std::size_t>(i)])];
+        }
+        sampler.advance(n);
+      }
+      for (const DistributedSampler& sampler : ranks) {  // none goes on longer than rank 0
+        EXPECT_LE(sampler.remaining(), ranks[0].remaining());
+        EXPECT_LE(ranks[0].remaining() - sampler.remaining(), chosen.exact ? 1 : 0);
+      }
+      ended = ranks[0].remaining() == 0;
+    }
+    if (ended) return life;
+    state = ranks[0].state_dict();
+  }
+}
+
+TEST(Sampler, AnyWorldsInOneEpochReadEachSampleAsOftenAsTheyPromise) {
+  std::mt19937 draw(20261122);
+  for (int round = 0; round < 600; ++round) {
+    const std::int64_t size = std::uniform_int_distribution<int>(0, 60)(draw);
+    const int kind = round % 3;
+    const DistributedSamplerOptions options{.shuffle = draw() % 2 == 0,
+                                            .seed = draw() % 100,
+                                            .drop_last = kind == 1,
+                                            .exact = kind == 2};
+    const Life life = live(size, draw, options);
+    std::int64_t none = 0, extra = 0;
+    for (const int reads : life.reads) {
+      none += reads == 0 ? 1 : 0;
+      extra += std::max(0, reads - 1);
+    }
+    const std::string what = core::str("round ", round, ", ", size, " samples");
+    EXPECT_LT(none, kind == 1 ? life.last_world : 1) << what;
+    EXPECT_LT(extra, kind == 0 ? life.last_world : 1) << what;
+  }
+}
+
+TEST(DistributedSampler, ExactIsTorchsOrderWithoutThePadding) {
+  for (std::int64_t size = 0; size <= 13; ++size) {
+    for (int world = 1; world <= 6; ++world) {
+      const Indices order = torch_randperm(size, 9);
+      std::int64_t together = 0;
+      for (int rank = 0; rank < world; ++rank) {
+        const DistributedSampler sampler(size,
+                                         {.world = rank_of(rank, world), .seed = 9, .exact = true});
+        Indices expected;
+        for (std::int64_t i = rank; i < size; i += world) {
+          expected.push_back(order[static_cast<std::size_t>(i)]);
+        }
+        EXPECT_EQ(sampler.remaining_indices(), expected) << size << " on " << world;
+        EXPECT_EQ(sampler.samples_per_epoch(), static_cast<std::int64_t>(expected.size()));
+        together += sampler.samples_per_epoch();
+      }
+      EXPECT_EQ(together, size);
+    }
+  }
+  expect_error<core::InvalidArgument>(
+      [] { DistributedSampler(5, {.drop_last = true, .exact = true}); },
+      {"[distributed_sampler]", "drop_last or exact, got both"});
 }
 
 TEST(Sampler, RefusesImpossibleValues) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cairn/core/error.h"
+#include "cairn/optim/sgd.h"
 #include "ddp_support.h"
 #include "ranks.h"
 
@@ -344,6 +345,77 @@ TEST(DdpSearch, OptionsModelsAndEventsGiveTheMeanOfAllRanks) {
     const std::string errors = run(scenario);
     if (!errors.empty()) RC_FAIL(describe(scenario) + "\n" + errors);
   }));
+}
+
+// Between processes: every hook with every way to divide, and what else may happen to a model.
+TEST(DdpSearch, JoinsAndHooksOnProcesses) {
+  test::run_ranks(3, [](const ProcessGroup& group) {
+    using Kind = Event::Kind;
+    for (const Hook hook : {Hook::none, Hook::f16, Hook::bf16, Hook::power_sgd}) {
+      Scenario scenario{.world = 3, .layers = 3, .hook = hook};
+      scenario.options.first_bucket_bytes = 100;
+      scenario.options.bucket_bytes = 200;
+      scenario.options.find_unused_parameters = true;
+      std::uint64_t seed = 1;
+      const auto add_event = [&](Kind kind, DivideBy divide_by, std::vector<int> batches) {
+        scenario.events.push_back({.kind = kind,
+                                   .micro_batches = 2,
+                                   .reach = {7, 3, 5},
+                                   .batches = std::move(batches),
+                                   .divide_by = divide_by,
+                                   .layer = 1,
+                                   .seed = seed++});
+      };
+      for (const DivideBy by : {DivideBy::participants, DivideBy::world, DivideBy::samples}) {
+        add_event(Kind::uneven, by, {2, 0, 3});
+        add_event(Kind::step, by, {});
+        add_event(Kind::freeze, by, {});
+        add_event(Kind::uneven, by, {1, 3, 2});
+        add_event(Kind::reload, by, {});
+      }
+      add_event(Kind::grow, DivideBy::world, {});
+      add_event(Kind::step, DivideBy::world, {});
+      Rank(scenario, group).live();
+    }
+  });
+}
+
+/// Weights after steps of a rank whose inputs run out after rank + 1 batches, with approximated gradients
+/// whose errors are fed back.
+test::Gradients train_approximately(const ProcessGroup& group) {
+  Tower model(3);
+  DistributedOptions options{.first_bucket_bytes = 100, .bucket_bytes = 300};
+  options.hook = power_sgd({.rank = 1, .start_step = 1, .min_compression_rate = 0.0});
+  DistributedDataParallel ddp(model, group, options);
+  optim::FusedSGD sgd(model.parameters(), {.lr = 0.1, .momentum = 0.9});
+  const auto seed = static_cast<std::uint64_t>(10 * group.rank());
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    autograd::backward(loss_of(ddp, seed + step));
+    sgd.step();
+  }
+  auto join = ddp.join();
+  for (int k = 0; k <= group.rank(); ++k) {
+    autograd::backward(loss_of(ddp, 100 + seed + static_cast<std::uint64_t>(k)));
+    sgd.step();
+  }
+  while (join.others_go_on()) {
+    autograd::backward(join.zero());
+    sgd.step();
+  }
+  test::Gradients weights;
+  for (const auto& [name, tensor] : model.parameters()) weights[name] = tensor.to_vector<double>();
+  return weights;
+}
+
+TEST(DdpSearch, PowerSgdHasTheBitsOfThreadsOnProcesses) {
+  test::run_ranks(3, [](const ProcessGroup& group) {
+    const test::Gradients own = train_approximately(group);
+    test::run_threads(3, [&](const ProcessGroup& threads) {
+      EXPECT_EQ(train_approximately(threads), own) << "thread " << threads.rank();
+    });
+    Tower untrained(3);  // it has moved at all
+    EXPECT_NE(untrained.parameters()[0].tensor.to_vector<double>(), own.at("l0.weight"));
+  });
 }
 
 }  // namespace

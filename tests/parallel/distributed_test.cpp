@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <thread>
 
 #include "cairn/autograd/autograd.h"
@@ -54,7 +55,7 @@ Tensor targets(int rank) {
   return normal({kBatch, 4}, 2000 + static_cast<std::uint64_t>(rank));
 }
 
-Tensor all_ranks(int world, Tensor (*make)(int)) {
+Tensor all_ranks(int world, const std::function<Tensor(int)>& make) {
   std::vector<float> values;
   Shape shape;
   for (int rank = 0; rank < world; ++rank) {
@@ -133,19 +134,68 @@ void check_gradients(ProcessGroup& group) {
   expect_same_on_every_rank(group, first_bits);
 }
 
+/// Weights after some steps; x and y make the batch of a step.
+std::vector<std::vector<float>> trained(nn::Module& model,
+                                        const std::function<Tensor(const Tensor&)>& forward,
+                                        const std::function<Tensor(int step)>& x,
+                                        const std::function<Tensor(int step)>& y) {
+  optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
+  for (int step = 0; step < 20; ++step) {
+    backward(forward, x(step), y(step));
+    optimizer.step();
+  }
+  std::vector<std::vector<float>> weights;
+  for (const auto& [name, tensor] : model.parameters())
+    weights.push_back(tensor.to_vector<float>());
+  return weights;
+}
+
+/// One process with the whole batch; and again, with other buckets: the same bits.
+void check_training(ProcessGroup& group) {
+  const int world = group.world_size();
+  const auto x = [&](int step, int rank) { return inputs(step * world + rank); };
+  const auto y = [&](int step, int rank) { return targets(step * world + rank); };
+  const auto all = [&](const auto& make) {
+    return [&, make](int step) {
+      return all_ranks(world, [&](int rank) { return make(step, rank); });
+    };
+  };
+  nn::Sequential alone = make_mlp(7);
+  const auto expected = trained(
+      alone, [&](const Tensor& in) { return alone(in); }, all(x), all(y));
+  std::string first_bits;
+  for (const bool small : {false, true, false}) {
+    nn::Sequential model = make_mlp(7);
+    DistributedDataParallel ddp(model, group, small ? small_buckets() : DistributedOptions{});
+    const auto got = trained(
+        model, [&](const Tensor& in) { return ddp(in); },
+        [&](int step) { return x(step, group.rank()); },
+        [&](int step) { return y(step, group.rank()); });
+    expect_near(got, expected, 1e-4);
+    if (first_bits.empty()) first_bits = bytes_of(got);
+    EXPECT_TRUE(bytes_of(got) == first_bits);
+  }
+  expect_same_on_every_rank(group, first_bits);
+}
+
+void check_all(ProcessGroup& group) {
+  check_gradients(group);
+  check_training(group);
+}
+
 TEST(Ddp, OneProcess) {
   const JobVariables variables({});
   ProcessGroup group = ProcessGroup::from_environment();
-  check_gradients(group);
+  check_all(group);
 }
 TEST(Ddp, TwoProcesses) {
-  run_ranks(2, check_gradients);
+  run_ranks(2, check_all);
 }
 TEST(Ddp, FourProcesses) {
-  run_ranks(4, check_gradients);
+  run_ranks(4, check_all);
 }
 TEST(Ddp, ThreeThreads) {
-  run_threads(3, check_gradients);
+  run_threads(3, check_all);
 }
 
 void check_accumulation(ProcessGroup& group) {

@@ -415,6 +415,38 @@ TEST(PowerSgd, IsExactAtFullRank) {
   }
 }
 
+// An overflow, which amp answers with a skipped step, must not stay in what is fed back.
+TEST(PowerSgd, ForgetsAnOverflow) {
+  run_threads(2, [](ProcessGroup& group) {
+    const Tensor w = Tensor::empty({5, 4});
+    const auto hook = power_sgd({.rank = 4, .start_step = 0, .min_compression_rate = 0.0});
+    Reducer reducer(group, {.hook = hook});
+    reducer.register_gradients({{"w", w}});
+    for (std::uint64_t pass = 0; pass < 4; ++pass) {
+      std::vector<double> mean(20, 0.0);
+      for (int rank = 0; rank < 2; ++rank) {
+        const Tensor own = normal(w.shape(), 40 + 2 * pass + static_cast<std::uint64_t>(rank));
+        const auto values = own.to_vector<double>();
+        for (std::size_t k = 0; k < mean.size(); ++k) mean[k] += values[k] / 2;
+        if (rank == group.rank()) kernels::copy(own, w);
+      }
+      const bool overflows = pass == 1;
+      if (overflows && group.rank() == 1)
+        w.data<float>()[7] = std::numeric_limits<float>::infinity();
+      reducer.mark_ready(0);
+      reducer.wait();
+      const auto got = w.to_vector<double>();
+      if (overflows) {
+        EXPECT_TRUE(
+            std::any_of(got.begin(), got.end(), [](double v) { return !std::isfinite(v); }));
+        EXPECT_EQ(hook->state_dict(true).size(), 0u);
+        continue;
+      }
+      for (std::size_t k = 0; k < mean.size(); ++k) ASSERT_NEAR(got[k], mean[k], 2e-5) << pass;
+    }
+  });
+}
+
 TEST(PowerSgd, TravelsExactlyBeforeItsStartAndWhereNothingIsSaved) {
   const Course before = power_sgd_course({.rank = 1, .start_step = 3}, 3, 20, 20);
   EXPECT_LT(distance(before), 1e-4);

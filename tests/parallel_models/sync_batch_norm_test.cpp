@@ -10,7 +10,8 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
-#include "parallel_models/ranks.h"
+#include "parallel/ranks.h"
+#include "support/batch_norm_reference.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {
@@ -19,56 +20,15 @@ namespace {
 using test::epsilon;
 using test::expect_close;
 using test::random_tensor;
+using test::rows_of;
+using test::run_ranks;
 using test::run_threads;
 using testing::HasSubstr;
+using Reference = test::BatchNormReference;
 using Values = std::vector<double>;
 
 constexpr double kEps = 1e-3;
 constexpr Device kCpu{};
-
-/// Batch norm of a whole batch [N, C, ...], its loss sum(y * dy), and all gradients, in double.
-struct Reference {
-  Shape shape;
-  Values x, z, dy, weight, bias;  // z: added before the ReLU; empty: nothing
-  bool relu = false;
-  Values mean, var, y, dx, dweight, dbias;
-
-  std::size_t channels() const { return static_cast<std::size_t>(shape[1]); }
-  std::size_t channel(std::size_t i) const {
-    const auto plane = static_cast<std::size_t>(shape.numel() / (shape[0] * shape[1]));
-    return i / plane % channels();
-  }
-  double count() const { return static_cast<double>(shape.numel() / shape[1]); }
-
-  void run() {
-    mean.assign(channels(), 0), var = dweight = dbias = mean;
-    for (std::size_t i = 0; i < x.size(); ++i) mean[channel(i)] += x[i] / count();
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      var[channel(i)] += std::pow(x[i] - mean[channel(i)], 2) / count();
-    }
-    Values xhat(x.size()), g = dy;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const std::size_t c = channel(i);
-      xhat[i] = (x[i] - mean[c]) / std::sqrt(var[c] + kEps);
-      double v = xhat[i] * weight[c] + bias[c] + (z.empty() ? 0.0 : z[i]);
-      if (relu && v <= 0.0) v = g[i] = 0.0;
-      y.push_back(v);
-      dweight[c] += g[i] * xhat[i];
-      dbias[c] += g[i];
-    }
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const std::size_t c = channel(i);
-      const double mean_part = (dbias[c] + xhat[i] * dweight[c]) / count();
-      dx.push_back((g[i] - mean_part) * weight[c] / std::sqrt(var[c] + kEps));
-    }
-  }
-};
-
-/// Samples [begin, end) of values of that shape.
-Values rows_of(const Values& values, const Shape& shape, std::int64_t begin, std::int64_t end) {
-  const std::int64_t row = shape.numel() / shape[0];
-  return {values.begin() + begin * row, values.begin() + end * row};
-}
 
 struct Case {
   Shape shape;                     // the whole batch
@@ -92,9 +52,9 @@ Tensor rank_tensor(const Values& whole, const Case& c, int rank) {
   return c.channels_last && end > begin ? autograd::channels_last(x).detach() : x;
 }
 
-void check(const Case& c) {
-  const std::string what = name_of(c);
-  Reference r{c.shape};
+/// Values that every rank can make, and what comes of them.
+Reference reference_of(const Case& c) {
+  Reference r{.shape = c.shape, .eps = kEps};
   const auto channels = c.shape[1];
   const auto values = [&](std::uint64_t seed, double low, double high) {
     return random_tensor(c.shape, c.dtype, kCpu, seed, low, high).to_vector();
@@ -105,36 +65,51 @@ void check(const Case& c) {
   r.bias = c.affine ? test::random_values(channels, 5) : Values(r.channels(), 0.0);
   r.relu = c.relu;
   r.run();
+  return r;
+}
+
+/// The sum over the ranks, of f32 values.
+Values summed(const Tensor& x, const ProcessGroup& group) {
+  const Tensor sum = Tensor::from(x.to_vector(), x.shape(), DType::f32);
+  group.all_reduce(sum);
+  return sum.to_vector();
+}
+
+/// One rank's part.
+void check_on(const ProcessGroup& group, const Case& c) {
+  const std::string what = name_of(c);
+  const Reference r = reference_of(c);
+  const std::int64_t channels = c.shape[1];
   const double loose = 2.0 * epsilon(c.dtype);
-  std::mutex mutex;
-  Values dweight(r.channels(), 0.0), dbias(r.channels(), 0.0);
-  run_threads(static_cast<int>(c.ends.size()), [&](ProcessGroup& group) {
-    SyncBatchNorm norm(channels, group, {.eps = kEps, .affine = c.affine, .relu = c.relu});
-    if (c.affine) {
-      kernels::copy(Tensor::from(r.weight, {channels}, DType::f32), norm.weight());
-      kernels::copy(Tensor::from(r.bias, {channels}, DType::f32), norm.bias());
-    }
-    Tensor x = rank_tensor(r.x, c, group.rank());
-    x.set_requires_grad(true);
-    const Tensor y = c.adds ? norm.forward(x, rank_tensor(r.z, c, group.rank())) : norm(x);
-    autograd::backward(y, rank_tensor(r.dy, c, group.rank()));
-    const auto rank = static_cast<std::size_t>(group.rank());
-    const std::int64_t begin = rank == 0 ? 0 : c.ends[rank - 1], end = c.ends[rank];
-    const auto own = [&](const Values& v) { return rows_of(v, c.shape, begin, end); };
-    const std::lock_guard lock(mutex);
-    expect_close(y, own(r.y), loose, loose + 2e-6, what + " y");
-    expect_close(x.grad(), own(r.dx), loose, loose + 4e-6, what + " dx");
-    for (std::size_t i = 0; i < r.channels(); ++i) {
-      const double unbiased = r.var[i] * r.count() / (r.count() - 1.0);
-      EXPECT_NEAR(norm.running_mean().to_vector()[i], 0.1 * r.mean[i], 1e-6) << what;
-      EXPECT_NEAR(norm.running_var().to_vector()[i], 0.9 + 0.1 * unbiased, 1e-6) << what;
-      if (c.affine) dweight[i] += norm.weight().grad().to_vector()[i];
-      if (c.affine) dbias[i] += norm.bias().grad().to_vector()[i];
-    }
-  });
+  SyncBatchNorm norm(channels, group, {.eps = kEps, .affine = c.affine, .relu = c.relu});
+  if (c.affine) {
+    kernels::copy(Tensor::from(r.weight, {channels}, DType::f32), norm.weight());
+    kernels::copy(Tensor::from(r.bias, {channels}, DType::f32), norm.bias());
+  }
+  Tensor x = rank_tensor(r.x, c, group.rank());
+  x.set_requires_grad(true);
+  const Tensor y = c.adds ? norm.forward(x, rank_tensor(r.z, c, group.rank())) : norm(x);
+  autograd::backward(y, rank_tensor(r.dy, c, group.rank()));
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const std::int64_t begin = rank == 0 ? 0 : c.ends[rank - 1], end = c.ends[rank];
+  const auto own = [&](const Values& v) { return rows_of(v, c.shape, begin, end); };
+  expect_close(y, own(r.y), loose, loose + 2e-6, what + " y");
+  expect_close(x.grad(), own(r.dx), loose, loose + 4e-6, what + " dx");
+  for (std::size_t i = 0; i < r.channels(); ++i) {
+    const double unbiased = r.var[i] * r.count() / (r.count() - 1.0);
+    EXPECT_NEAR(norm.running_mean().to_vector()[i], 0.1 * r.mean[i], 1e-6) << what;
+    EXPECT_NEAR(norm.running_var().to_vector()[i], 0.9 + 0.1 * unbiased, 1e-6) << what;
+  }
   if (!c.affine) return;
+  const Values dweight = summed(norm.weight().grad(), group);
+  const Values dbias = summed(norm.bias().grad(), group);
   expect_close(dweight, r.dweight, 1e-5, 1e-4 + 30.0 * loose, what + " dweight");
   expect_close(dbias, r.dbias, 1e-5, 1e-4 + 30.0 * loose, what + " dbias");
+}
+
+void check(const Case& c) {
+  run_threads(static_cast<int>(c.ends.size()),
+              [&](const ProcessGroup& group) { check_on(group, c); });
 }
 
 TEST(SyncBatchNorm, EqualsTheWholeBatchOnOneTwoAndFourRanks) {
@@ -174,7 +149,12 @@ TEST(SyncBatchNorm, MeansThatDifferBetweenRanks) {
   const Values a = test::random_values(16 * 3, 1), b = test::random_values(8 * 3, 2, 900, 1000);
   Values all = a;
   all.insert(all.end(), b.begin(), b.end());
-  Reference r{{24, 3}, all, {}, Values(all.size(), 1.0), Values(3, 1.0), Values(3, 0.0)};
+  Reference r{.shape = {24, 3},
+              .x = all,
+              .dy = Values(all.size(), 1.0),
+              .weight = Values(3, 1.0),
+              .bias = Values(3, 0.0),
+              .eps = kEps};
   r.run();
   run_threads(2, [&](ProcessGroup& group) {
     SyncBatchNorm norm(3, group, {.eps = kEps, .momentum = 1.0});
@@ -214,22 +194,24 @@ TEST(SyncBatchNorm, EvaluationUsesRunningStatisticsAndTalksToNobody) {
   });
 }
 
+void average_all_batches(const ProcessGroup& group) {  // of two ranks
+  SyncBatchNorm norm(1, group, {.momentum = std::nullopt});
+  double mean = 0.0;
+  for (int step = 1; step <= 3; ++step) {
+    const double a = step * step, b = 10.0 * step;
+    norm(Tensor::from(Values{group.rank() == 0 ? a : b}, {1, 1}, DType::f32));
+    mean += (a + b) / 2.0 / 3.0;
+  }
+  EXPECT_NEAR(norm.running_mean().item(), mean, 1e-5);
+  EXPECT_EQ(norm.state_dict().tensor("num_batches_tracked").item(), 3.0);
+  SyncBatchNorm later(1, group, {.momentum = std::nullopt});
+  later.load_state_dict(norm.state_dict());
+  later(Tensor::from(Values{group.rank() == 0 ? 0.0 : 2.0}, {1, 1}, DType::f32));
+  EXPECT_NEAR(later.running_mean().item(), (3.0 * mean + 1.0) / 4.0, 1e-5);
+}
+
 TEST(SyncBatchNorm, NoMomentumAveragesAllBatches) {
-  run_threads(2, [](ProcessGroup& group) {
-    SyncBatchNorm norm(1, group, {.momentum = std::nullopt});
-    double mean = 0.0;
-    for (int step = 1; step <= 3; ++step) {
-      const double a = step * step, b = 10.0 * step;
-      norm(Tensor::from(Values{group.rank() == 0 ? a : b}, {1, 1}, DType::f32));
-      mean += (a + b) / 2.0 / 3.0;
-    }
-    EXPECT_NEAR(norm.running_mean().item(), mean, 1e-5);
-    EXPECT_EQ(norm.state_dict().tensor("num_batches_tracked").item(), 3.0);
-    SyncBatchNorm later(1, group, {.momentum = std::nullopt});
-    later.load_state_dict(norm.state_dict());
-    later(Tensor::from(Values{group.rank() == 0 ? 0.0 : 2.0}, {1, 1}, DType::f32));
-    EXPECT_NEAR(later.running_mean().item(), (3.0 * mean + 1.0) / 4.0, 1e-5);
-  });
+  run_threads(2, average_all_batches);
 }
 
 nn::Sequential conv_net() {
@@ -259,34 +241,32 @@ void train(nn::Module& model, optim::Optimizer& optimizer, const Tensor& x, cons
 }
 
 // The optimizer is made before the conversion: it must still hold the parameters.
-TEST(SyncBatchNorm, ConvertedModelTrainsAsOneProcessOnTheWholeBatch) {
+void train_as_one_process(const ProcessGroup& group) {
   nn::Sequential alone = conv_net();
   optim::FusedSGD sgd(alone.parameters(), {.lr = 0.1, .momentum = 0.9});
+  nn::Sequential model = conv_net();
+  optim::FusedSGD own(model.parameters(), {.lr = 0.1, .momentum = 0.9});
+  EXPECT_EQ(convert_sync_batch_norm(model, group), 2);
+  DistributedDataParallel ddp(model, group);
   for (int step = 0; step < 3; ++step) {
     train(alone, sgd, images(), answers(), [&](const Tensor& x) { return alone(x); });
+    train(model, own, part(images(), group), part(answers(), group),
+          [&](const Tensor& x) { return ddp(x); });
   }
-  for (const int world : {1, 2, 4}) {
-    run_threads(world, [&](ProcessGroup& group) {
-      nn::Sequential model = conv_net();
-      optim::FusedSGD own(model.parameters(), {.lr = 0.1, .momentum = 0.9});
-      EXPECT_EQ(convert_sync_batch_norm(model, group), 2);
-      DistributedDataParallel ddp(model, group);
-      for (int step = 0; step < 3; ++step) {
-        train(model, own, part(images(), group), part(answers(), group),
-              [&](const Tensor& x) { return ddp(x); });
-      }
-      const auto expect_same = [&](const NamedTensors& got, const NamedTensors& expected) {
-        ASSERT_EQ(got.size(), expected.size());
-        for (std::size_t i = 0; i < got.size(); ++i) {
-          EXPECT_EQ(got[i].name, expected[i].name);
-          expect_close(got[i].tensor, expected[i].tensor.to_vector(), 1e-4, 2e-5,
-                       core::str(world, " ranks, ", got[i].name));
-        }
-      };
-      expect_same(model.parameters(), alone.parameters());
-      expect_same(model.buffers(), alone.buffers());
-    });
-  }
+  const auto expect_same = [&](const NamedTensors& got, const NamedTensors& expected) {
+    ASSERT_EQ(got.size(), expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].name, expected[i].name);
+      expect_close(got[i].tensor, expected[i].tensor.to_vector(), 1e-4, 2e-5,
+                   core::str(group.world_size(), " ranks, ", got[i].name));
+    }
+  };
+  expect_same(model.parameters(), alone.parameters());
+  expect_same(model.buffers(), alone.buffers());
+}
+
+TEST(SyncBatchNorm, ConvertedModelTrainsAsOneProcessOnTheWholeBatch) {
+  for (const int world : {1, 2, 4}) run_threads(world, train_as_one_process);
 }
 
 TEST(SyncBatchNorm, ConversionKeepsTensorsNamesAndModeAndClones) {
@@ -354,6 +334,47 @@ TEST(SyncBatchNorm, RanksThatDifferInChannelsAreNamed) {
   }
   groups.clear();
   for (std::thread& thread : threads) thread.join();
+}
+
+// ---- Between processes
+
+TEST(SyncBatchNorm, OnProcesses) {
+  run_ranks(4, [](const ProcessGroup& group) {
+    check_on(group, {{8, 10, 5, 7}, {2, 4, 6, 8}, DType::f32, false, true});
+    check_on(group, {{9, 6}, {1, 1, 8, 9}, DType::f32, false, true});  // uneven, one empty
+    check_on(group, {{6, 4, 3, 3}, {0, 0, 6, 6}, DType::f32, true});
+    check_on(group, {{4, 7}, {1, 2, 3, 4}});  // one value a channel on each rank
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      check_on(group, {{8, 6, 9, 9}, {3, 4, 4, 8}, dtype, true, true});
+    }
+    check_on(group, {{6, 4, 5, 5}, {1, 3, 5, 6}, DType::f32, true, true, false});
+    check_on(group, {{6, 4, 5, 5}, {1, 3, 5, 6}, DType::f32, true, true, true, true});
+    train_as_one_process(group);
+    SyncBatchNorm norm(2, group);
+    const Tensor x = Tensor::zeros({group.rank() == 1 ? 1 : 0, 2});
+    EXPECT_THAT(error_of([&] { norm(x); }), HasSubstr("over all ranks, got one"));
+  });
+}
+
+// Two groups at once, each with a batch of its own; their ranks in another order than the job's.
+TEST(SyncBatchNorm, SubgroupsOnProcesses) {
+  run_ranks(4, [](const ProcessGroup& group) {
+    const int color = group.rank() % 2;
+    const ProcessGroup pair = group.split(color, -group.rank());
+    ASSERT_EQ(pair.world_size(), 2);
+    EXPECT_EQ(pair.rank(), group.rank() < 2 ? 1 : 0);
+    for (int round = 0; round < 3; ++round) {
+      if (color == 0) {
+        check_on(pair, {{6, 5, 3, 3}, {1, 6}, DType::f32, true, true});
+      } else {
+        check_on(pair, {{7, 3}, {7, 7}});
+      }
+    }
+    average_all_batches(pair);
+    check_on(group, {{8, 5}, {2, 4, 6, 8}});  // and the job's own afterwards
+    const ProcessGroup one = group.split(group.rank());
+    check_on(one, {{4, 5}, {4}});
+  });
 }
 
 }  // namespace

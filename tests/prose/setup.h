@@ -20,6 +20,7 @@
 #include <cairn/data/drawn_digits.h>
 #include <cairn/data/idx.h>
 #include <cairn/data/loader.h>
+#include <cairn/data/mean.h>
 #include <cairn/data/text.h>
 #include <cairn/kernels/elementwise.h>
 #include <cairn/kernels/layer_norm.h>
@@ -73,6 +74,7 @@ extern data::DataLoader loader;
 extern Device device;
 extern std::vector<Device> devices;
 extern std::vector<std::int64_t> tokens;
+double hit_rate(const Tensor& logits, const Tensor& labels);
 
 // Tensors, in the terms of docs/naming.md.
 extern Tensor x, loss, weight, dweight, gradient, remainders, moment1, moment2, images, labels;

@@ -10,6 +10,7 @@
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/matmul.h"
+#include "cairn/kernels/multi_tensor.h"
 #include "cairn/parallel/communication_hook.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/memory_view.h"
@@ -39,6 +40,7 @@ class Parts {
   void average(const ProcessGroup& group, const std::string& name) const {
     group.all_reduce(flat_, ReduceOp::mean, name);
   }
+  kernels::PendingCheck check() const { return kernels::check_tensors({flat_}); }
 
  private:
   Tensor flat_;
@@ -110,6 +112,7 @@ class PowerSgd final : public CommunicationHook {
     StateDict state;
     std::int64_t number = 0;
     for (const auto& [name, memory] : memories_) {
+      if (!memory.finite()) continue;
       StateDict& entry = state.make_dict(std::to_string(number++));
       entry.set("name", name);
       entry.set("q", memory.q);
@@ -133,6 +136,15 @@ class PowerSgd final : public CommunicationHook {
   struct Memory {
     Tensor q;      // transposed, [rank, n], the same on every rank
     Tensor error;  // [m, n], this rank's
+    kernels::PendingCheck q_check;
+
+    /// The same answer on every rank. Waits for the last pass.
+    bool finite() const {
+      for (const kernels::TensorCheck& check : q_check.read()) {
+        if (check.nonfinite > 0) return false;
+      }
+      return true;
+    }
   };
   struct Compressed {
     std::string name;
@@ -154,6 +166,7 @@ class PowerSgd final : public CommunicationHook {
   Compressed begin(const std::string& name, const TensorView& x, std::int64_t pass) {
     const std::int64_t m = x.size(0), n = x.numel() / m;
     Memory& memory = memories_[name];
+    if (!memory.finite()) memory = {};
     const Tensor matrix = Tensor::empty({m, n}, DType::f32, x.device);
     kernels::copy(memory_of(x), memory_of(matrix));
     if (memory.error.defined()) {
@@ -218,7 +231,11 @@ class PowerSgd final : public CommunicationHook {
       if (options_.error_feedback) keep_error(matrices[i], p[i], q[i]);
     }
     q.average(group, bucket.name + " (Q)");
-    for (std::size_t i = 0; i < matrices.size(); ++i) finish(matrices[i], p[i], q[i], bucket.pass);
+    const kernels::PendingCheck q_check = q.check();
+    for (std::size_t i = 0; i < matrices.size(); ++i) {
+      finish(matrices[i], p[i], q[i], bucket.pass);
+      matrices[i].memory->q_check = q_check;
+    }
   }
 
   /// What this rank's part of the approximation leaves out.

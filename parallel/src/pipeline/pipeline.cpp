@@ -1,100 +1,65 @@
 #include "cairn/parallel/pipeline.h"
 
-#include <algorithm>
 #include <exception>
 #include <utility>
 
-#include "cairn/autograd/engine.h"
 #include "cairn/autograd/ops.h"
-#include "cairn/autograd/thread_state.h"
 #include "pipeline/schedule.h"
+#include "pipeline/stage_run.h"
 
 namespace cairn::parallel {
 namespace {
 
-Tensor part_of(const Tensor& x, std::int64_t each, int micro_batch) {
-  const std::int64_t begin = each * micro_batch, end = std::min(begin + each, x.size(0));
-  return x.alias(x.view().slice(0, begin, end));
-}
-
-/// One step: what goes from stage to stage. A stage's graph ends at its input, so each backward is its own.
+/// One step: what goes from stage to stage.
 class Step {
  public:
   Step(const std::vector<PipelineStage>& stages, const Pipeline::Loss& loss, const Tensor& x,
-       const Tensor& target, std::int64_t each, int micro_batches)
-      : stages_(stages),
-        loss_(loss),
-        x_(x),
-        target_(target),
-        each_(each),
-        ends_(stages.size(), std::vector<Ends>(static_cast<std::size_t>(micro_batches))) {}
+       const Tensor& target, const MicroBatches& micro_batches)
+      : x_(x), micro_batches_(micro_batches), loss_(loss, target, micro_batches) {
+    for (const PipelineStage& stage : stages) runs_.emplace_back(stage, micro_batches.count);
+    between_.assign(stages.size(),
+                    std::vector<Tensor>(static_cast<std::size_t>(micro_batches.count)));
+  }
 
   void run(const PipelineTask& task) { task.backward ? backward(task) : forward(task); }
-  const Tensor& mean_loss() const { return total_; }
+  const Tensor& mean_loss() const { return loss_.mean(); }
 
  private:
-  /// What a stage keeps of a micro-batch between its forward and its backward.
-  struct Ends {
-    Tensor input, output;
-    Tensor dy;  // of the output, from the next stage
-  };
-
-  Ends& ends(int stage, int micro_batch) {
-    return ends_[static_cast<std::size_t>(stage)][static_cast<std::size_t>(micro_batch)];
+  /// What has left a stage: forward its output, later the gradient of it.
+  Tensor& left(int stage, int micro_batch) {
+    return between_[static_cast<std::size_t>(stage)][static_cast<std::size_t>(micro_batch)];
   }
-  bool is_last(int stage) const { return stage + 1 == static_cast<int>(stages_.size()); }
+  StageRun& run_of(int stage) { return runs_[static_cast<std::size_t>(stage)]; }
+  bool is_last(int stage) const { return stage + 1 == static_cast<int>(runs_.size()); }
 
   void forward(const PipelineTask& task) {
-    const PipelineStage& stage = stages_[static_cast<std::size_t>(task.stage)];
-    const core::DefaultDeviceGuard here(stage.device);
-    const bool first = task.stage == 0;
-    const Tensor from = first ? part_of(x_, each_, task.micro_batch)
-                              : ends(task.stage - 1, task.micro_batch).output.detach();
-    Ends& own = ends(task.stage, task.micro_batch);
-    own.input = autograd::to(from, stage.device);
-    const bool sends_back = !first && ends(task.stage - 1, task.micro_batch).output.requires_grad();
-    if (sends_back) own.input.set_requires_grad(true);
-    own.output = stage.module(own.input);
-    if (is_last(task.stage)) add_loss(task, own);
-  }
-
-  /// The micro-batch's share of the mean over the batch.
-  void add_loss(const PipelineTask& task, Ends& own) {
-    const Tensor target = part_of(target_, each_, task.micro_batch);
-    const double share = static_cast<double>(target.size(0)) / static_cast<double>(x_.size(0));
-    const Tensor loss = loss_(own.output, autograd::to(target, own.output.device()));
-    CAIRN_CHECK(loss.defined() && loss.numel() == 1, "pipeline", "expected a scalar loss, got ",
-                loss.defined() ? core::str(loss.shape()) : "an undefined tensor");
-    own.output = autograd::affine(loss, share, 0.0);
-    const autograd::NoGradGuard no_grad;
-    total_ = total_.defined() ? autograd::add(total_, own.output) : own.output.detach();
+    const auto [stage, m, backward] = task;
+    const Tensor before = stage > 0 ? std::exchange(left(stage - 1, m), {}) : Tensor();
+    const Tensor x = stage > 0 ? before.detach() : micro_batches_.part(x_, m);
+    const bool sends_back = stage > 0 && before.requires_grad();
+    const Tensor output = run_of(stage).forward(m, x, sends_back);
+    if (!is_last(stage)) {
+      left(stage, m) = output;
+    } else {
+      run_of(stage).replace_output(m, loss_.add(m, output));
+    }
   }
 
   void backward(const PipelineTask& task) {
-    const Ends own = std::exchange(ends(task.stage, task.micro_batch), {});
-    const bool reached = is_last(task.stage) || own.dy.defined();
-    if (!reached || !own.output.requires_grad()) return;  // all that is frozen
-    autograd::backward(own.output, own.dy);
-    if (task.stage == 0 || !own.input.grad().defined()) return;
-    Ends& before = ends(task.stage - 1, task.micro_batch);
-    before.dy = autograd::to(own.input.grad().detach(), before.output.device());
+    const auto [stage, m, backward] = task;
+    const Tensor dy = std::exchange(left(stage, m), {});
+    const bool reached = is_last(stage) || dy.defined();
+    if (!reached || !run_of(stage).needs_gradient(m)) return run_of(stage).drop(m);  // frozen
+    const Tensor dx = run_of(stage).backward(m, dy);
+    if (stage > 0 && dx.defined()) left(stage - 1, m) = dx;
   }
 
-  const std::vector<PipelineStage>& stages_;
-  const Pipeline::Loss& loss_;
-  const Tensor &x_, &target_;
-  std::int64_t each_;
-  std::vector<std::vector<Ends>> ends_;  // [stage][micro-batch]
-  Tensor total_;
+  const Tensor& x_;
+  const MicroBatches& micro_batches_;
+  MeanLoss loss_;
+  std::vector<StageRun> runs_;
+  std::vector<std::vector<Tensor>> between_;  // [stage][micro-batch]
 };
-
-void break_gradients(const std::vector<PipelineStage>& stages, const char* error) {
-  for (const PipelineStage& stage : stages) {
-    for (const auto& [name, tensor] : stage.module.get().parameters()) {
-      tensor.gradient_slot().mark_broken(error);
-    }
-  }
-}
 
 }  // namespace
 
@@ -110,39 +75,30 @@ Pipeline::Pipeline(std::vector<PipelineStage> stages, Loss loss, const PipelineO
 void Pipeline::check_stages() const {
   for (std::size_t s = 0; s < stages_.size(); ++s) {
     core::check_exists(stages_[s].device);
-    for (const auto& [name, tensor] : stages_[s].module.get().parameters()) {
-      CAIRN_CHECK(tensor.device() == stages_[s].device, "pipeline", "expected stage ", s, " on ",
-                  stages_[s].device, ", got '", name, "' on ", tensor.device(),
-                  " (module.to(device))");
-    }
+    check(problem_of_stage(stages_[s], s));
   }
 }
 
 Tensor Pipeline::train_step(const Tensor& x, const Tensor& target) {
-  CAIRN_CHECK(x.defined() && x.dims() > 0 && x.size(0) > 0, "pipeline", "expected x [N, ...] with ",
-              "one sample at least, got ",
-              x.defined() ? core::str(x.shape()) : "an undefined tensor");
+  check(problem_of_batch("x", x));
   CAIRN_CHECK(target.defined() && target.dims() > 0 && target.size(0) == x.size(0), "pipeline",
               "expected a target [", x.size(0), ", ...], got ",
               target.defined() ? core::str(target.shape()) : "an undefined tensor");
-  CAIRN_CHECK(autograd::grad_enabled(), "pipeline", "expected gradients to be on, got a step ",
-              "under no_grad (call the pipeline itself to evaluate)");
+  check(problem_of_grad_mode());
   check_stages();
-  const std::int64_t n = x.size(0),
-                     each = (n + options_.micro_batches - 1) / options_.micro_batches;
-  const int micro_batches = static_cast<int>((n + each - 1) / each);
+  const MicroBatches micro_batches(x.size(0), options_.micro_batches);
   const int stages = static_cast<int>(stages_.size());
-  const PipelinePlan plan = plan_pipeline(stages, micro_batches, options_.schedule);
-  Step step(stages_, loss_, x, target, each, micro_batches);
+  const PipelinePlan plan = plan_pipeline(stages, micro_batches.count, options_.schedule);
+  Step step(stages_, loss_, x, target, micro_batches);
   try {
     for (const std::vector<PipelineTask>& slot : plan) {
       for (const PipelineTask& task : slot) step.run(task);
     }
   } catch (const std::exception& error) {
-    break_gradients(stages_, error.what());
+    for (const PipelineStage& stage : stages_) break_gradients(stage, error.what());
     throw;
   }
-  report_ = report_of(plan, stages, micro_batches);
+  report_ = report_of(plan, stages, micro_batches.count);
   return step.mean_loss();
 }
 

@@ -3,11 +3,8 @@
 #include <algorithm>
 
 namespace cairn::parallel {
-namespace {
-
-/// What a stage does, in its order.
-std::vector<PipelineTask> tasks_of(int stage, int stages, int micro_batches,
-                                   PipelineSchedule schedule) {
+std::vector<PipelineTask> stage_tasks(int stage, int stages, int micro_batches,
+                                      PipelineSchedule schedule) {
   const bool gpipe = schedule == PipelineSchedule::gpipe;
   const int ahead = gpipe ? micro_batches : std::min(stages - stage, micro_batches);
   std::vector<PipelineTask> tasks;
@@ -19,6 +16,8 @@ std::vector<PipelineTask> tasks_of(int stage, int stages, int micro_batches,
   }
   return tasks;
 }
+
+namespace {
 
 /// How many micro-batches each stage has done.
 struct Progress {
@@ -42,7 +41,7 @@ PipelinePlan plan_pipeline(int stages, int micro_batches, PipelineSchedule sched
   std::vector<std::vector<PipelineTask>> waiting;
   waiting.reserve(count);
   for (int s = 0; s < stages; ++s) {
-    waiting.push_back(tasks_of(s, stages, micro_batches, schedule));
+    waiting.push_back(stage_tasks(s, stages, micro_batches, schedule));
   }
   std::vector<std::size_t> next(count, 0);
   Progress progress{std::vector<int>(count, 0), std::vector<int>(count, 0)};

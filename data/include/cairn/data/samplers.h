@@ -7,8 +7,10 @@
 //
 // The position counts samples of the whole job, over all ranks, so one state fits every rank, and a
 // run that is resumed in the middle of an epoch with another number of ranks still reads each
-// remaining sample once. The loader moves the sampler on at the end of an epoch, so nobody has to
-// call set_epoch; a call with the number of the current epoch leaves the position alone.
+// remaining sample. How often is said by what happens where R does not divide the samples: padding
+// reads fewer than R of them twice, drop_last leaves fewer than R out, and `exact` reads each once,
+// ranks ending one sample apart. The loader moves the sampler on at the end of an epoch, so nobody
+// has to call set_epoch; a call with the number of the current epoch leaves the position alone.
 //
 //   data::DistributedSampler sampler(train.size(), {.world = group.world(), .seed = 1});
 //   while (sampler.epoch() < epochs) {
@@ -31,7 +33,8 @@ std::vector<std::int64_t> torch_randperm(std::int64_t n, std::uint64_t seed);
 class Sampler : public core::Stateful {
  public:
   std::int64_t dataset_size() const { return size_; }
-  /// Samples of this rank in a whole epoch: ceil(N / R), or floor(N / R) with drop_last.
+  /// Samples of this rank in a whole epoch: ceil(N / R), floor(N / R) with drop_last, and with
+  /// `exact` one or the other.
   std::int64_t samples_per_epoch() const;
   /// Samples of this rank from the position to the end of the epoch.
   std::int64_t remaining() const;
@@ -61,10 +64,12 @@ class Sampler : public core::Stateful {
     bool shuffle = false;
     std::uint64_t seed = 0;
     bool drop_last = false;
+    bool exact = false;
   };
   Sampler(const char* name, std::int64_t dataset_size, const Order& order);
 
  private:
+  std::int64_t share(std::int64_t samples) const;
   const char* name_;
   std::int64_t size_;
   Order order_;
@@ -91,10 +96,16 @@ struct DistributedSamplerOptions {
   /// Where the ranks do not divide the samples: true leaves the last ones out, false reads the
   /// epoch's first ones once more, so that every rank has as many.
   bool drop_last = false;
+  /// Reads each sample once: the first ranks may have one sample, and one batch, more than the others.
+  /// For evaluation (with data::Mean) and for training under DistributedDataParallel::join. Save rank
+  /// 0's state, which never ends first. Not with drop_last.
+  bool exact = false;
 };
 
 class DistributedSampler : public Sampler {
  public:
+  /// Throws InvalidArgument for a negative size, a rank outside of the world and options that
+  /// contradict each other.
   DistributedSampler(std::int64_t dataset_size, const DistributedSamplerOptions& options);
 };
 

@@ -70,6 +70,8 @@ struct PowerSgdOptions {
 /// PowerSGD (Vogels, Karimireddy, Jaggi 2019): one step of a power iteration in f32, two small all-reduces for
 /// the matrices of a bucket and one for its vectors. P Q^T is exact where the rank of the averaged gradient is
 /// not above `rank`; with error feedback the sum over passes follows the truth, short of the last error.
+/// A pass with an inf or NaN on any rank gives NaN to all, and what was left out before it is forgotten (a loss
+/// scale will be another one afterwards).
 std::shared_ptr<CommunicationHook> power_sgd(const PowerSgdOptions& options = {});
 
 }  // namespace cairn::parallel
