@@ -44,8 +44,8 @@ class File {
 
  private:
   [[noreturn]] void fail(const std::string& what, int error) const {
-    core::fail<core::IoError>("offload", "expected to ", what, " in ", folder_, ", got: ",
-                              std::strerror(error),
+    core::fail<core::IoError>("offload", "expected to ", what, " in ", folder_,
+                              ", got: ", std::strerror(error),
                               " (OffloadOptions::folder can be a folder with more room)");
   }
 

@@ -67,11 +67,11 @@ struct Record {
   std::size_t bytes = 0;
   Device device;
   std::weak_ptr<Storage> origin;
-  std::uint64_t version = 0;        // of the origin
-  Tensor source;                    // the origin's bytes, until they are copied
+  std::uint64_t version = 0;  // of the origin
+  Tensor source;              // the origin's bytes, until they are copied
   std::shared_ptr<Stored> stored;
   std::shared_ptr<Event> out;
-  Tensor fetched;                   // bytes; undefined: not asked for yet
+  Tensor fetched;  // bytes; undefined: not asked for yet
   std::shared_ptr<Event> in;
   std::weak_ptr<Record> before;  // the one that was offloaded before it
   bool changed = false;          // written while it was copied
@@ -97,14 +97,14 @@ class Offload::Impl {
 
   std::any pack(const Tensor& x) {
     const std::shared_ptr<Storage>& storage = x.storage();
-    const bool stays = autograd::is_parameter(x) || storage->pinned() ||
-                       storage->bytes() < options_.min_bytes;
+    const bool stays =
+        autograd::is_parameter(x) || storage->pinned() || storage->bytes() < options_.min_bytes;
     if (stays) return Packed(std::make_shared<SavedTensor>(x));
     const std::lock_guard lock(mutex_);
     View view;
     view.record = record_of(x);
-    view.offset = static_cast<const char*>(x.raw_data()) -
-                  static_cast<const char*>(storage->data());
+    view.offset =
+        static_cast<const char*>(x.raw_data()) - static_cast<const char*>(storage->data());
     view.shape = x.shape();
     view.strides = x.strides();
     view.dtype = x.dtype();
@@ -200,7 +200,8 @@ class Offload::Impl {
 
   // What the operation gets: the origin where it has not left yet.
   Tensor arrived(Record& record) {
-    if (record.changed || (record.source.defined() && record.source.storage()->version() != record.version)) {
+    if (record.changed ||
+        (record.source.defined() && record.source.storage()->version() != record.version)) {
       core::fail<core::Error>("offload", "expected the saved tensor of ", record.bytes,
                               " bytes unchanged since the forward, got one written in place ",
                               "(run backward first, or write to a copy)");

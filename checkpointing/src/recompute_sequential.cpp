@@ -37,8 +37,7 @@ class Runner {
     check(strategy.count, 1, part, "segments");
     const auto count = static_cast<std::size_t>(strategy.count);
     const std::size_t recomputed = (count - 1) * (part.size() / count);
-    return run(part.after(recomputed),
-               in_groups(part.first(recomputed), part.size() / count, x));
+    return run(part.after(recomputed), in_groups(part.first(recomputed), part.size() / count, x));
   }
   Tensor operator()(const SqrtSegments&, const Part& part, const Tensor& x) const {
     const int root = static_cast<int>(std::lround(std::sqrt(static_cast<double>(part.size()))));
@@ -80,9 +79,9 @@ class Runner {
   Tensor nested(Part part, Tensor x, std::size_t (*split)(std::size_t)) const {
     while (part.size() > 1) {
       const Part head = part.first(split(part.size()));
-      x = checkpoint([self = *this, head, split](
-                         const Tensor& y) { return self.nested(head, y, split); },
-                     x, options_);
+      x = checkpoint(
+          [self = *this, head, split](const Tensor& y) { return self.nested(head, y, split); }, x,
+          options_);
       part = part.after(head.size());
     }
     return run(part, std::move(x));

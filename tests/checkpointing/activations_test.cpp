@@ -250,8 +250,8 @@ TEST(Policies, KeptOperationsDoNotRunAgain) {
   autograd::backward(autograd::sum(mlp(x)));
   const Values plain = mlp.gradients();
   const auto replays = [&](const CheckpointOptions& options) {
-    const Tensor loss =
-        autograd::sum(autograd::tanh(checkpoint([&](const Tensor& z) { return mlp(z); }, x, options)));
+    const Tensor loss = autograd::sum(
+        autograd::tanh(checkpoint([&](const Tensor& z) { return mlp(z); }, x, options)));
     Replays replays;
     autograd::backward(loss);
     mlp.gradients();
@@ -312,8 +312,8 @@ TEST(Strategies, AllHaveTheBitsOfThePlainChain) {
     EXPECT_EQ(gradients_of(model, [&] { return checkpoint_sequential(model, all[i], x); }), plain)
         << "strategy " << i;
   }
-  const std::vector<Strategy> refused{Segments{0}, Segments{11}, Uniform{0}, Uniform{11},
-                                      FirstBlocks{-1}, FirstBlocks{11}};
+  const std::vector<Strategy> refused{Segments{0}, Segments{11},    Uniform{0},
+                                      Uniform{11}, FirstBlocks{-1}, FirstBlocks{11}};
   for (const Strategy& strategy : refused) {
     EXPECT_THROW(checkpoint_sequential(model, strategy, x), core::InvalidArgument);
   }
