@@ -149,8 +149,8 @@ ChainProgramme::ChainProgramme(const std::vector<BlockProfile>& blocks, std::siz
   std::size_t most = 0, highest = 0;
   for (const BlockProfile& b : blocks) {
     most += b.saved + b.cached + b.output;
-    highest = std::max({highest, b.forward_peak + b.cached, b.light_peak + b.cached,
-                        b.backward_peak + b.cached});
+    highest = std::max(
+        {highest, b.forward_peak + b.cached, b.light_peak + b.cached, b.backward_peak + b.cached});
   }
   std::size_t largest_gradient = 0;
   for (const BlockProfile& b : blocks) {

@@ -31,7 +31,7 @@ class ChainProgramme {
   /// Counts memory in `slots` steps, rounded up; 0: in bytes.
   ChainProgramme(const std::vector<BlockProfile>& blocks, std::size_t slots);
 
-  std::size_t steps() const { return steps_; }           // memory amounts are 0 .. steps()
+  std::size_t steps() const { return steps_; }  // memory amounts are 0 .. steps()
   std::size_t bytes_of(std::size_t m) const { return m * unit_; }
   /// Of the fastest schedule within m steps; infinite where there is none. Never grows with m.
   double seconds(std::size_t m) const;

@@ -14,9 +14,9 @@ namespace cairn::checkpointing {
 
 namespace {
 
-class File {
+class NamelessFile {
  public:
-  explicit File(const std::string& folder) : folder_(folder) {
+  explicit NamelessFile(const std::string& folder) : folder_(folder) {
     // A file system without O_TMPFILE gets a name for a moment.
     file_ = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (file_ >= 0) return;
@@ -26,9 +26,9 @@ class File {
     if (file_ < 0) fail("create a file", errno);
     ::unlink(name.c_str());
   }
-  ~File() { ::close(file_); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+  ~NamelessFile() { ::close(file_); }
+  NamelessFile(const NamelessFile&) = delete;
+  NamelessFile& operator=(const NamelessFile&) = delete;
 
   void reserve(std::size_t bytes) {
     // A full disk is found here, not by a signal at the first write.
@@ -56,7 +56,7 @@ class File {
 }  // namespace
 
 std::shared_ptr<void> map_nameless_file(const std::string& folder, std::size_t bytes) {
-  File file(folder);
+  NamelessFile file(folder);
   file.reserve(bytes);
   return {file.map(bytes), [bytes](void* memory) { ::munmap(memory, bytes); }};
 }

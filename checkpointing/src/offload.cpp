@@ -27,14 +27,14 @@ using core::Storage;
 using core::Stream;
 using core::StreamGuard;
 
-constexpr std::size_t kInFlight = 2;  // tensors on their way out
+constexpr std::size_t kMostOnTheWayOut = 2;  // tensors on their way out
 
-TensorView bytes_of(const Storage& storage) {
+TensorView as_bytes(const Storage& storage) {
   const auto bytes = static_cast<std::int64_t>(storage.bytes());
   return {storage.data(), {bytes}, DType::u8, storage.device()};
 }
 
-std::int64_t length(std::size_t bytes) {
+std::int64_t signed_size(std::size_t bytes) {
   return static_cast<std::int64_t>(bytes);
 }
 
@@ -63,7 +63,7 @@ class Stored {
 };
 
 // One offloaded storage.
-struct Record {
+struct OffloadedStorage {
   std::size_t bytes = 0;
   Device device;
   std::weak_ptr<Storage> origin;
@@ -73,19 +73,19 @@ struct Record {
   std::shared_ptr<Event> out;
   Tensor fetched;  // bytes; undefined: not asked for yet
   std::shared_ptr<Event> in;
-  std::weak_ptr<Record> before;  // the one that was offloaded before it
-  bool changed = false;          // written while it was copied
+  std::weak_ptr<OffloadedStorage> before;  // the one that was offloaded before it
+  bool changed = false;                    // written while it was copied
 };
 
 // What the node has.
-struct View {
-  std::shared_ptr<Record> record;
+struct StorageView {
+  std::shared_ptr<OffloadedStorage> record;
   std::ptrdiff_t offset = 0;  // bytes
   Shape shape;
   Strides strides;
   DType dtype = DType::f32;
 };
-using Packed = std::variant<std::shared_ptr<SavedTensor>, View>;
+using PackedView = std::variant<std::shared_ptr<SavedTensor>, StorageView>;
 
 }  // namespace
 
@@ -99,27 +99,27 @@ class Offload::Impl {
     const std::shared_ptr<Storage>& storage = x.storage();
     const bool stays =
         autograd::is_parameter(x) || storage->pinned() || storage->bytes() < options_.min_bytes;
-    if (stays) return Packed(std::make_shared<SavedTensor>(x));
+    if (stays) return PackedView(std::make_shared<SavedTensor>(x));
     const std::lock_guard lock(mutex_);
-    View view;
+    StorageView view;
     view.record = record_of(x);
     view.offset =
         static_cast<const char*>(x.raw_data()) - static_cast<const char*>(storage->data());
     view.shape = x.shape();
     view.strides = x.strides();
     view.dtype = x.dtype();
-    return Packed(std::move(view));
+    return PackedView(std::move(view));
   }
 
   Tensor unpack(const std::any& value) {
-    const auto& packed = std::any_cast<const Packed&>(value);
+    const auto& packed = std::any_cast<const PackedView&>(value);
     if (const auto* kept = std::get_if<std::shared_ptr<SavedTensor>>(&packed)) {
       return (*kept)->unpack("offload");
     }
-    const View& view = std::get<View>(packed);
+    const StorageView& view = std::get<StorageView>(packed);
     const std::lock_guard lock(mutex_);
     const Tensor bytes = arrived(*view.record);
-    if (const std::shared_ptr<Record> next = view.record->before.lock()) prefetch(*next);
+    if (const std::shared_ptr<OffloadedStorage> next = view.record->before.lock()) prefetch(*next);
     void* data = static_cast<char*>(bytes.raw_data()) + view.offset;
     return bytes.alias({data, view.shape, view.strides, view.dtype, bytes.device()});
   }
@@ -143,22 +143,22 @@ class Offload::Impl {
     return streams_.emplace_back(device, Streams(device)).second;
   }
 
-  std::shared_ptr<Record> record_of(const Tensor& x) {
+  std::shared_ptr<OffloadedStorage> record_of(const Tensor& x) {
     const Storage& storage = *x.storage();
-    if (const std::shared_ptr<Record> known = known_[&storage].lock()) {
+    if (const std::shared_ptr<OffloadedStorage> known = known_[&storage].lock()) {
       const bool same = known->origin.lock().get() == &storage;
       if (same && known->version == storage.version()) return known;
     }
-    const std::shared_ptr<Record> record = send(x.alias(bytes_of(storage)));
+    const std::shared_ptr<OffloadedStorage> record = send(x.alias(as_bytes(storage)));
     known_[&storage] = record;
     return record;
   }
 
-  std::shared_ptr<Record> send(const Tensor& source) {
+  std::shared_ptr<OffloadedStorage> send(const Tensor& source) {
     const std::shared_ptr<Storage>& storage = source.storage();
     forget_the_dead();
-    while (leaving_.size() >= kInFlight) finish_oldest();
-    auto record = std::make_shared<Record>();
+    while (leaving_.size() >= kMostOnTheWayOut) finish_oldest();
+    auto record = std::make_shared<OffloadedStorage>();
     record->bytes = storage->bytes();
     record->device = storage->device();
     record->origin = storage;
@@ -174,7 +174,7 @@ class Offload::Impl {
       out.wait(ready);
     }
     out.submit([source, stored = record->stored] {
-      core::copy_bytes(source, bytes_of(stored->storage()));
+      core::copy_bytes(source, as_bytes(stored->storage()));
     });
     record->out = std::make_shared<Event>(record->device);
     record->out->record(out);
@@ -191,7 +191,7 @@ class Offload::Impl {
   }
 
   void finish_oldest() {
-    const std::shared_ptr<Record> record = std::move(leaving_.front());
+    const std::shared_ptr<OffloadedStorage> record = std::move(leaving_.front());
     leaving_.pop_front();
     record->out->synchronize();
     record->changed = record->source.storage()->version() != record->version;
@@ -199,7 +199,7 @@ class Offload::Impl {
   }
 
   // What the operation gets: the origin where it has not left yet.
-  Tensor arrived(Record& record) {
+  Tensor arrived(OffloadedStorage& record) {
     if (record.changed ||
         (record.source.defined() && record.source.storage()->version() != record.version)) {
       core::fail<core::Error>("offload", "expected the saved tensor of ", record.bytes,
@@ -215,19 +215,19 @@ class Offload::Impl {
     return record.fetched;
   }
 
-  void prefetch(Record& record) {
+  void prefetch(OffloadedStorage& record) {
     if (record.fetched.defined() || record.source.defined()) return;
     const core::MemoryCategoryGuard category(core::MemoryCategory::activations);
     const Stream current = Stream::current(record.device);
     const Stream& in = streams_of(record.device).in;
     {
       const StreamGuard guard(in);
-      record.fetched = Tensor::empty({length(record.bytes)}, DType::u8, record.device);
+      record.fetched = Tensor::empty({signed_size(record.bytes)}, DType::u8, record.device);
     }
     record.fetched.storage()->record_use(current);
     in.wait(*record.out);
     in.submit([stored = record.stored, fetched = record.fetched] {
-      core::copy_bytes(bytes_of(stored->storage()), fetched);
+      core::copy_bytes(as_bytes(stored->storage()), fetched);
     });
     record.in = std::make_shared<Event>(record.device);
     record.in->record(in);
@@ -241,9 +241,9 @@ class Offload::Impl {
   OffloadOptions options_;
   mutable std::mutex mutex_;
   std::vector<std::pair<Device, Streams>> streams_;
-  std::map<const Storage*, std::weak_ptr<Record>> known_;
-  std::deque<std::shared_ptr<Record>> leaving_;  // oldest first
-  std::weak_ptr<Record> last_;
+  std::map<const Storage*, std::weak_ptr<OffloadedStorage>> known_;
+  std::deque<std::shared_ptr<OffloadedStorage>> leaving_;  // oldest first
+  std::weak_ptr<OffloadedStorage> last_;
   std::shared_ptr<std::atomic<std::size_t>> stored_bytes_ =
       std::make_shared<std::atomic<std::size_t>>(0);
   std::size_t copied_bytes_ = 0, fetched_bytes_ = 0;

@@ -26,24 +26,23 @@ namespace cairn::checkpointing {
 
 namespace {
 
-constexpr const char* kOp = "plan_recomputation";
+constexpr const char* kPlanner = "plan_recomputation";
 
 // ---- Measuring a block by itself
 
 double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // The input as the block before would hand it over: its gradient goes nowhere.
-struct Before {
+struct BlockBefore {
   static constexpr autograd::OpInfo kInfo{"plan_before"};
   Tensor forward(autograd::Context&, const Tensor&, const Tensor& x) { return x.detach(); }
   autograd::Tensors backward(autograd::Context&, const Tensor&) { return {{}, {}}; }
 };
 
 // Stands for the blocks behind: its backward makes the gradient of the result, then `begins`.
-struct Behind {
+struct BlocksBehind {
   static constexpr autograd::OpInfo kInfo{"plan_behind"};
   std::function<void()> begins;
   Tensor forward(autograd::Context&, const Tensor& y) {
@@ -69,8 +68,9 @@ class Parameters : public autograd::ScopedObserver {
   void on_begin(const autograd::OpEvent& event) override {
     if (event.phase != autograd::Phase::recompute) return;
     for (const Tensor& p : event.parameters) {
-      CAIRN_CHECK(!p.grad().defined(), kOp, "expected parameters without gradients, got one in '",
-                  p.name(), "' (plan before the first backward, or after clear_grad())");
+      CAIRN_CHECK(!p.grad().defined(), kPlanner,
+                  "expected parameters without gradients, got one in '", p.name(),
+                  "' (plan before the first backward, or after clear_grad())");
       seen_.push_back(p);
     }
   }
@@ -99,7 +99,9 @@ class BlockMeter {
   bool result_wants_gradient() const { return differentiable_; }
 
  private:
-  Tensor input() const { return anchor_.defined() ? autograd::apply(Before{}, anchor_, x_) : x_; }
+  Tensor input() const {
+    return anchor_.defined() ? autograd::apply(BlockBefore{}, anchor_, x_) : x_;
+  }
 
   std::size_t level() const {
     core::Stream::current(device_).synchronize();
@@ -114,11 +116,11 @@ class BlockMeter {
   Tensor pass() {
     const std::size_t base = level();
     core::reset_peak_memory(device_);
-    const autograd::SavedTensorHooksGuard drop({[](const Tensor&) { return std::any(); },
-                                                [](const std::any&) { return Tensor(); }});
+    const autograd::SavedTensorHooksGuard drop(
+        {[](const Tensor&) { return std::any(); }, [](const std::any&) { return Tensor(); }});
     const Tensor y = block_(input());
     profile_.light_peak = peak() - base;
-    CAIRN_CHECK(y.defined() && y.device() == device_, kOp, "expected blocks with a result on ",
+    CAIRN_CHECK(y.defined() && y.device() == device_, kPlanner, "expected blocks with a result on ",
                 device_, ", got another one");
     profile_.output = y.storage() == x_.storage() ? 0 : y.storage()->bytes();
     profile_.gradient = y.nbytes();
@@ -143,16 +145,15 @@ class BlockMeter {
     double backward_begin = 0;
     std::size_t begin_level = 0;
     profile_.lead = 0;
-    Tensor loss = autograd::apply(Behind{[&] {
-                          core::Stream::current(device_).synchronize();
-                          core::reset_peak_memory(device_);
-                          begin_level = level();
-                          backward_begin = now_seconds();
-                        }},
-                        y);
+    Tensor loss = autograd::apply(BlocksBehind{[&] {
+                                    core::Stream::current(device_).synchronize();
+                                    core::reset_peak_memory(device_);
+                                    begin_level = level();
+                                    backward_begin = now_seconds();
+                                  }},
+                                  y);
     y = Tensor();
-    profile_.saved =
-        level() - base - loss.nbytes() - (profile_.saves_output ? profile_.output : 0);
+    profile_.saved = level() - base - loss.nbytes() - (profile_.saves_output ? profile_.output : 0);
     bool asked = false;
     on_asked_ = [&] {
       if (!std::exchange(asked, true)) profile_.lead = level() - begin_level;
@@ -182,7 +183,7 @@ class BlockMeter {
          [this](const std::any& value) {
            const auto& kept = std::any_cast<const std::shared_ptr<Kept>&>(value);
            if (!kept->parameter) on_asked_();
-           return kept->tensor.unpack(kOp);
+           return kept->tensor.unpack(kPlanner);
          }});
     return block_(input());
   }
@@ -199,8 +200,8 @@ class BlockMeter {
   std::function<void()> on_asked_;  // when the backward asks for what was kept
 };
 
-std::vector<BlockProfile> measure(const std::vector<Segment>& blocks, const Tensor& input,
-                                  int repeats) {
+std::vector<BlockProfile> measure_blocks(const std::vector<Segment>& blocks, const Tensor& input,
+                                         int repeats) {
   // As in a replay, batch norms leave their statistics alone; the generator is put back.
   autograd::ThreadState state = autograd::ThreadState::capture();
   state.recomputing = true;
@@ -215,7 +216,8 @@ std::vector<BlockProfile> measure(const std::vector<Segment>& blocks, const Tens
     x = meter.result();
     wants_gradient = meter.result_wants_gradient();
   }
-  CAIRN_CHECK(wants_gradient, kOp, "expected blocks whose result depends on a parameter or an ",
+  CAIRN_CHECK(wants_gradient, kPlanner,
+              "expected blocks whose result depends on a parameter or an ",
               "input that requires a gradient, got a result without a graph");
   return profile;
 }
@@ -224,7 +226,7 @@ std::vector<BlockProfile> measure(const std::vector<Segment>& blocks, const Tens
 
 // The simple strategies: segments of each length, blocks recomputed from the first on, halves
 // within halves.
-SchedulePart segment(std::size_t begin, std::size_t end) {
+SchedulePart recomputed_segment(std::size_t begin, std::size_t end) {
   SchedulePart part{begin, end, {}};
   for (std::size_t i = begin; i < end; ++i) part.inner.push_back({i, i + 1, {}});
   return part;
@@ -245,10 +247,10 @@ std::vector<Schedule> simple_schedules(std::size_t n) {
   for (std::size_t length = 1; length < n; ++length) {
     Schedule segments, first;
     std::size_t i = 0;
-    for (; i + length < n; i += length) segments.push_back(segment(i, i + length));
+    for (; i + length < n; i += length) segments.push_back(recomputed_segment(i, i + length));
     for (; i < n; ++i) segments.push_back({i, i + 1, {}});
     for (i = 0; i < n; ++i) {
-      first.push_back(i < length ? segment(i, i + 1) : SchedulePart{i, i + 1, {}});
+      first.push_back(i < length ? recomputed_segment(i, i + 1) : SchedulePart{i, i + 1, {}});
     }
     all.push_back(std::move(segments));
     all.push_back(std::move(first));
@@ -256,9 +258,9 @@ std::vector<Schedule> simple_schedules(std::size_t n) {
   return all;
 }
 
-class Choice {
+class BestSchedule {
  public:
-  Choice(const std::vector<BlockProfile>& profile, std::size_t room)
+  BestSchedule(const std::vector<BlockProfile>& profile, std::size_t room)
       : profile_(profile), room_(room) {}
 
   bool offer(const Schedule& schedule) {
@@ -283,7 +285,7 @@ class Choice {
 };
 
 // The programme is more careful than the simulation: the most memory whose schedule fits is taken.
-void offer_programme(Choice& choice, const std::vector<BlockProfile>& profile, int slots) {
+void offer_programme(BestSchedule& choice, const std::vector<BlockProfile>& profile, int slots) {
   const ChainProgramme programme(profile, static_cast<std::size_t>(slots));
   for (std::size_t m = programme.steps() + 1; m-- > 0;) {
     const std::optional<Schedule> schedule = programme.schedule(m);
@@ -293,14 +295,14 @@ void offer_programme(Choice& choice, const std::vector<BlockProfile>& profile, i
 
 Schedule choose(const std::vector<BlockProfile>& profile, std::size_t standing, std::size_t budget,
                 int slots) {
-  Choice choice(profile, budget > standing ? budget - standing : 0);
+  BestSchedule choice(profile, budget > standing ? budget - standing : 0);
   for (const Schedule& schedule : simple_schedules(profile.size())) choice.offer(schedule);
   if (profile.size() <= ChainProgramme::kMostBlocks) offer_programme(choice, profile, slots);
   if (choice.best().empty()) {
-    core::fail<core::OutOfMemory>(
-        kOp, "expected a budget of at least ", standing + choice.smallest(), " bytes, of which ",
-        standing, " stand when the step begins, got ", budget,
-        " (smaller batches, or smaller blocks, take less)");
+    core::fail<core::OutOfMemory>(kPlanner, "expected a budget of at least ",
+                                  standing + choice.smallest(), " bytes, of which ", standing,
+                                  " stand when the step begins, got ", budget,
+                                  " (smaller batches, or smaller blocks, take less)");
   }
   return choice.best();
 }
@@ -320,14 +322,14 @@ Tensor run_schedule(const std::shared_ptr<const std::vector<Segment>>& blocks,
   return x;
 }
 
-void write(std::ostream& out, const Schedule& schedule) {
+void write_schedule(std::ostream& out, const Schedule& schedule) {
   for (std::size_t i = 0; i < schedule.size(); ++i) {
     if (i > 0) out << ' ';
     if (schedule[i].inner.empty()) {
       out << schedule[i].begin;
     } else {
       out << '[';
-      write(out, schedule[i].inner);
+      write_schedule(out, schedule[i].inner);
       out << ']';
     }
   }
@@ -361,7 +363,7 @@ Tensor RecomputationPlan::run(const Tensor& x) const {
 }
 
 void RecomputationPlan::apply(nn::Sequential& model) const {
-  CAIRN_CHECK(model.size() == profile_.size(), kOp, "expected the planned Sequential of ",
+  CAIRN_CHECK(model.size() == profile_.size(), kPlanner, "expected the planned Sequential of ",
               profile_.size(), " modules, got one of ", model.size());
   model.set_runner([schedule = schedule_](nn::Sequential& modules, const Tensor& x) {
     const auto blocks = std::make_shared<const std::vector<Segment>>(modules_of(modules));
@@ -373,22 +375,22 @@ std::string RecomputationPlan::report() const {
   std::ostringstream out;
   out.precision(3);
   out << "blocks ";
-  write(out, *schedule_);
-  out << ": peak " << static_cast<double>(peak_bytes_) / 1e6
-      << " MB instead of " << static_cast<double>(plain_peak_bytes_) / 1e6 << " MB, step "
-      << 1e3 * seconds_ << " ms instead of " << 1e3 * plain_seconds_ << " ms (predicted)";
+  write_schedule(out, *schedule_);
+  out << ": peak " << static_cast<double>(peak_bytes_) / 1e6 << " MB instead of "
+      << static_cast<double>(plain_peak_bytes_) / 1e6 << " MB, step " << 1e3 * seconds_
+      << " ms instead of " << 1e3 * plain_seconds_ << " ms (predicted)";
   return out.str();
 }
 
 RecomputationPlan plan_recomputation(const std::vector<Segment>& blocks, const Tensor& input,
                                      std::size_t budget, const PlanOptions& options) {
-  CAIRN_CHECK(!blocks.empty(), kOp, "expected blocks, got none");
-  CAIRN_CHECK(options.repeats > 0 && options.memory_slots > 0, kOp,
+  CAIRN_CHECK(!blocks.empty(), kPlanner, "expected blocks, got none");
+  CAIRN_CHECK(options.repeats > 0 && options.memory_slots > 0, kPlanner,
               "expected repeats and memory_slots above 0, got ", options.repeats, " and ",
               options.memory_slots);
   core::Stream::current(input.device()).synchronize();
   std::size_t standing = core::memory_stats(input.device()).current_total;
-  std::vector<BlockProfile> profile = measure(blocks, input, options.repeats);
+  std::vector<BlockProfile> profile = measure_blocks(blocks, input, options.repeats);
   for (BlockProfile& block : profile) {
     if (!options.accumulates) break;
     standing += std::exchange(block.parameter_gradients, 0);
@@ -397,8 +399,8 @@ RecomputationPlan plan_recomputation(const std::vector<Segment>& blocks, const T
   return {blocks, std::move(profile), std::move(schedule), standing};
 }
 
-RecomputationPlan plan_recomputation(nn::Sequential& model, const Tensor& input,
-                                     std::size_t budget, const PlanOptions& options) {
+RecomputationPlan plan_recomputation(nn::Sequential& model, const Tensor& input, std::size_t budget,
+                                     const PlanOptions& options) {
   // Inside of a call, so that the input is cast and autocast is on where they will be.
   std::optional<RecomputationPlan> plan;
   const nn::Sequential::Runner before = model.runner();

@@ -30,7 +30,7 @@ using autograd::SavedTensorHooksGuard;
 using autograd::ThreadState;
 using autograd::ThreadStateGuard;
 
-constexpr const char* kAdvice = "(does the function depend on something that changed since?)";
+constexpr const char* kReplayAdvice = "(does the function depend on something that changed since?)";
 
 class Frame;
 
@@ -45,7 +45,7 @@ bool is_offload(Treatment treatment) {
 }
 
 // An operation of the segment's first run.
-struct Operation {
+struct RecordedOperation {
   const char* name = "";
   std::size_t begin = 0, end = 0;  // the positions of what it saved
   Treatment treatment = Treatment::must_recompute;
@@ -118,14 +118,14 @@ class Frame : public std::enable_shared_from_this<Frame> {
   Device default_device_;
   std::vector<SavedTensor> inputs_;
   std::vector<bool> requires_grad_, is_leaf_;
-  std::vector<Operation> operations_;
+  std::vector<RecordedOperation> operations_;
   std::vector<std::weak_ptr<Holder>> holders_;
   bool replayed_ = false;
 };
 
 // What the node has: a tensor that lives on anyway (a parameter, or what a kept operation made for
 // its own backward), or the place of one that a replay makes.
-using Packed = std::variant<std::shared_ptr<SavedTensor>, std::shared_ptr<Holder>>;
+using PackedActivation = std::variant<std::shared_ptr<SavedTensor>, std::shared_ptr<Holder>>;
 
 // Notes the operations of the first run, and keeps the results that the policy wants.
 class Frame::Recorder : public autograd::OpRecall {
@@ -134,7 +134,7 @@ class Frame::Recorder : public autograd::OpRecall {
 
   Tensor recall(const char* name, std::span<const Tensor> inputs) override {
     inputs_ = inputs;
-    Operation& operation = frame_.operations_.emplace_back();
+    RecordedOperation& operation = frame_.operations_.emplace_back();
     operation.name = name;
     operation.begin = frame_.holders_.size();
     operation.treatment = treatment_of(name);
@@ -144,7 +144,7 @@ class Frame::Recorder : public autograd::OpRecall {
 
   void ran(const Tensor& result) override {
     running_ = false;
-    Operation& operation = frame_.operations_.back();
+    RecordedOperation& operation = frame_.operations_.back();
     operation.end = frame_.holders_.size();
     if (!is_kept(operation.treatment) || is_view(result)) {
       operation.treatment = Treatment::must_recompute;
@@ -155,7 +155,9 @@ class Frame::Recorder : public autograd::OpRecall {
   }
 
   // The operation that saves; null where none does: a segment inside keeps its inputs.
-  const Operation* operation() const { return running_ ? &frame_.operations_.back() : nullptr; }
+  const RecordedOperation* operation() const {
+    return running_ ? &frame_.operations_.back() : nullptr;
+  }
   bool keeping() const { return keeping_; }
 
   std::optional<Source> source_of(const Tensor& x) const {
@@ -181,7 +183,7 @@ class Frame::Recorder : public autograd::OpRecall {
 
   bool is_view(const Tensor& result) const { return source_of(result).has_value(); }
 
-  void keep(Operation& operation, const Tensor& result) {
+  void keep(RecordedOperation& operation, const Tensor& result) {
     keeping_ = true;
     try {
       if (is_offload(operation.treatment)) {
@@ -210,7 +212,7 @@ class Frame::Replayer : public autograd::OpRecall {
   explicit Replayer(Frame& frame) : frame_(frame) {}
 
   Tensor recall(const char* name, std::span<const Tensor> inputs) override {
-    const Operation& operation = next(name);
+    const RecordedOperation& operation = next(name);
     if (!operation.result) return {};
     for (; position_ < operation.end; ++position_) take_input(position_, inputs);
     Tensor result = operation.result->unpack("checkpoint");
@@ -219,11 +221,11 @@ class Frame::Replayer : public autograd::OpRecall {
   }
 
   void ran(const Tensor&) override {
-    const Operation& operation = frame_.operations_[index_ - 1];
+    const RecordedOperation& operation = frame_.operations_[index_ - 1];
     if (position_ == operation.end) return;
     core::fail<core::Error>("checkpoint", "expected ", operation.name, " to save ",
                             operation.end - operation.begin, " tensors in the replay as in the ",
-                            "first run, got ", position_ - operation.begin, " ", kAdvice);
+                            "first run, got ", position_ - operation.begin, " ", kReplayAdvice);
   }
 
   SavedTensorHooks hooks() {
@@ -236,17 +238,17 @@ class Frame::Replayer : public autograd::OpRecall {
   }
 
  private:
-  const Operation& next(const char* name) {
+  const RecordedOperation& next(const char* name) {
     const std::size_t count = frame_.operations_.size();
     if (index_ == count) {
       core::fail<core::Error>("checkpoint", "expected ", count, " operations in the replay as in ",
-                              "the first run, got a further one, ", name, " ", kAdvice);
+                              "the first run, got a further one, ", name, " ", kReplayAdvice);
     }
-    const Operation& operation = frame_.operations_[index_++];
+    const RecordedOperation& operation = frame_.operations_[index_++];
     if (std::string_view(operation.name) == name) return operation;
     core::fail<core::Error>("checkpoint", "expected operation ", index_ - 1,
                             " of the replay to be ", operation.name, " (first run), got ", name,
-                            " ", kAdvice);
+                            " ", kReplayAdvice);
   }
 
   void take_input(std::size_t position, std::span<const Tensor> inputs) {
@@ -257,7 +259,7 @@ class Frame::Replayer : public autograd::OpRecall {
     if (x.shape() != source.input_shape || x.strides() != source.input_strides) {
       core::fail<core::Error>("checkpoint", "expected input ", source.input, " of ",
                               holder->operation, " in the replay as ", source.input_shape,
-                              " (first run), got ", x.shape(), " ", kAdvice);
+                              " (first run), got ", x.shape(), " ", kReplayAdvice);
     }
     void* data = static_cast<char*>(x.raw_data()) + source.offset;
     frame_.arrive(position,
@@ -275,16 +277,16 @@ class Frame::Replayer : public autograd::OpRecall {
 SavedTensorHooks Frame::first_run_hooks(Recorder& recorder) {
   // Not the frame's owner: results that it keeps have these hooks.
   const auto pack = [this, &recorder](const Tensor& x) -> std::any {
-    if (recorder.keeping()) return Packed(std::make_shared<SavedTensor>(x));
+    if (recorder.keeping()) return PackedActivation(std::make_shared<SavedTensor>(x));
     auto holder = std::make_shared<Holder>();
     holder->position = holders_.size();
     holders_.push_back(holder);
-    if (x.requires_grad()) return Packed(std::make_shared<SavedTensor>(x));
-    if (const Operation* operation = recorder.operation()) {
+    if (x.requires_grad()) return PackedActivation(std::make_shared<SavedTensor>(x));
+    if (const RecordedOperation* operation = recorder.operation()) {
       holder->operation = operation->name;
       if (is_kept(operation->treatment)) {
         holder->source = recorder.source_of(x);
-        if (!holder->source) return Packed(std::make_shared<SavedTensor>(x));
+        if (!holder->source) return PackedActivation(std::make_shared<SavedTensor>(x));
       }
     }
     holder->frame = shared_from_this();
@@ -292,10 +294,10 @@ SavedTensorHooks Frame::first_run_hooks(Recorder& recorder) {
     holder->dtype = x.dtype();
     holder->device = x.device();
     if (options_.check_bits) holder->hash = kernels::hash_tensors({x.view()})[0];
-    return Packed(holder);
+    return PackedActivation(holder);
   };
   const auto unpack = [](const std::any& value) -> Tensor {
-    const auto& packed = std::any_cast<const Packed&>(value);
+    const auto& packed = std::any_cast<const PackedActivation&>(value);
     if (const auto* kept = std::get_if<std::shared_ptr<SavedTensor>>(&packed)) {
       return (*kept)->unpack("checkpoint");
     }
@@ -317,7 +319,7 @@ Tensor Frame::tensor_of(Holder& holder) {
   if (!holder.replayed.defined()) {
     core::fail<core::Error>("checkpoint", "expected the replay to save at least ",
                             holder.position + 1, " tensors as the first run did (the last by ",
-                            holder.operation, "), got fewer ", kAdvice);
+                            holder.operation, "), got fewer ", kReplayAdvice);
   }
   return holder.replayed;
 }
@@ -387,12 +389,12 @@ void Frame::arrive(std::size_t position, const Tensor& x) {
     core::fail<core::Error>("checkpoint", "expected saved tensor ", position, " of the replay, by ",
                             holder->operation, ", as ", holder->shape, " ", holder->dtype, " on ",
                             holder->device, " (first run), got ", x.shape(), " ", x.dtype(), " on ",
-                            x.device(), " ", kAdvice);
+                            x.device(), " ", kReplayAdvice);
   }
   if (options_.check_bits && kernels::hash_tensors({x.view()})[0] != holder->hash) {
     core::fail<core::Error>("checkpoint", "expected saved tensor ", position, " of the replay, by ",
                             holder->operation, ", ", holder->shape, " ", holder->dtype,
-                            ", with the bits of the first run, got others ", kAdvice);
+                            ", with the bits of the first run, got others ", kReplayAdvice);
   }
   holder->replayed = x.detach();
 }
@@ -412,7 +414,7 @@ void check_names(const std::vector<std::string>& names, const char* op) {
   }
 }
 
-bool contains(const std::vector<std::string>& names, std::string_view name) {
+bool names_contain(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -421,16 +423,16 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
 Policy save_only(const std::vector<std::string>& operations) {
   check_names(operations, "save_only");
   return [operations](const SegmentOperation& operation) {
-    return contains(operations, operation.name) ? Treatment::must_save
-                                                : Treatment::prefer_recompute;
+    return names_contain(operations, operation.name) ? Treatment::must_save
+                                                     : Treatment::prefer_recompute;
   };
 }
 
 Policy recompute_only(const std::vector<std::string>& operations) {
   check_names(operations, "recompute_only");
   return [operations](const SegmentOperation& operation) {
-    return contains(operations, operation.name) ? Treatment::must_recompute
-                                                : Treatment::prefer_save;
+    return names_contain(operations, operation.name) ? Treatment::must_recompute
+                                                     : Treatment::prefer_save;
   };
 }
 
@@ -443,7 +445,8 @@ Policy recompute_cheap() {
                                              "lstm",
                                              "linear_cross_entropy"};
   return [](const SegmentOperation& operation) {
-    return contains(dear, operation.name) ? Treatment::prefer_save : Treatment::prefer_recompute;
+    return names_contain(dear, operation.name) ? Treatment::prefer_save
+                                               : Treatment::prefer_recompute;
   };
 }
 

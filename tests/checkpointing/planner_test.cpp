@@ -29,7 +29,9 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // ---- An oracle: every schedule, written out and walked through
 
 std::vector<BlockProfile> random_chain(std::mt19937& random, int n) {
-  const auto draw = [&](int low, int high) { return low + static_cast<int>(random() % (high - low + 1)); };
+  const auto draw = [&](int low, int high) {
+    return low + static_cast<int>(random() % (high - low + 1));
+  };
   std::vector<BlockProfile> chain(static_cast<std::size_t>(n));
   for (BlockProfile& b : chain) {
     b.forward_seconds = draw(1, 9);

@@ -31,8 +31,8 @@ namespace cairn::checkpointing {
 struct BlockProfile {
   double forward_seconds = 0;
   double backward_seconds = 0;
-  std::size_t output = 0;         // of the result; 0 where it is a view of the input
-  std::size_t saved = 0;          // kept for the backward beside input and output
+  std::size_t output = 0;  // of the result; 0 where it is a view of the input
+  std::size_t saved = 0;   // kept for the backward beside input and output
   bool saves_input = false;
   bool saves_output = false;
   std::size_t forward_peak = 0;   // running and keeping what the backward needs
@@ -41,8 +41,8 @@ struct BlockProfile {
   std::size_t gradient = 0;       // of the output
   std::size_t lead = 0;  // that the backward has made when it first asks for what was kept: then a
                          // replay begins
-  std::size_t cached = 0;         // half copies of weights: until the autocast region ends, or the
-                                  // backward, or in each replay anew
+  std::size_t cached = 0;  // half copies of weights: until the autocast region ends, or the
+                           // backward, or in each replay anew
   std::size_t parameter_gradients = 0;  // that the backward leaves in memory of their own
 };
 
@@ -101,7 +101,7 @@ class RecomputationPlan {
 RecomputationPlan plan_recomputation(const std::vector<Segment>& blocks, const Tensor& input,
                                      std::size_t budget, const PlanOptions& options = {});
 /// The same over a Sequential's modules, which must live as long as the plan.
-RecomputationPlan plan_recomputation(nn::Sequential& model, const Tensor& input,
-                                     std::size_t budget, const PlanOptions& options = {});
+RecomputationPlan plan_recomputation(nn::Sequential& model, const Tensor& input, std::size_t budget,
+                                     const PlanOptions& options = {});
 
 }  // namespace cairn::checkpointing
