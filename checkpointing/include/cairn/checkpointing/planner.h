@@ -2,9 +2,9 @@
 // time.
 //
 //   checkpointing::RecomputationPlan plan =
-//       checkpointing::plan_recomputation(model, batch.inputs, 2ull << 30);
+//       checkpointing::plan_recomputation(model, x, 2ull << 30);
 //   log::info("{}", plan.report());
-//   plan.apply(model);                     // or: Tensor y = plan.run(batch.inputs);
+//   plan.apply(model);                     // or: Tensor y = plan.run(x);
 //
 // Planning runs each block a few times by itself, forward and backward, and measures its time, what
 // it keeps for its backward, and its peaks; no more memory is used than one block takes, beside one
