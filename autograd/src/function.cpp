@@ -230,24 +230,38 @@ struct Application::Observation {
 };
 
 Application::Application(const OpInfo& info, std::span<Tensor> inputs)
-    : info_(info), inputs_(inputs), previous_grad_mode_(local().grad_enabled) {
+    : info_(info),
+      inputs_(inputs),
+      previous_grad_mode_(local().grad_enabled),
+      recall_(info.converts ? nullptr : local().recall) {
   check_inputs(info, inputs);
   if (OpObserver* observer = local().observer) {
     observation_ = std::make_unique<Observation>(
         Observation{observer, {}, Tensors(inputs.begin(), inputs.end()), parameters_of(inputs)});
   }
   cast_inputs(info, inputs, observation_ ? &observation_->event : nullptr);
-  if (observation_) open_event();
   if (inputs[0].device().is_cuda()) device_.emplace(inputs[0].device());
   if (MemoryCategoryGuard::current() == MemoryCategory::other) {
     category_.emplace(MemoryCategory::activations);
   }
   if (previous_grad_mode_ && any_requires_grad(inputs)) record(context_, info.name, inputs);
+  previous_recall_ = std::exchange(local().recall, nullptr);
   local().grad_enabled = false;
 }
 
 Application::~Application() {
   local().grad_enabled = previous_grad_mode_;
+  local().recall = previous_recall_;
+}
+
+Tensor Application::recalled() {
+  Tensor y = recall_ != nullptr ? recall_->recall(info_.name, inputs_) : Tensor();
+  if (y.defined()) {
+    recall_ = nullptr;
+    observation_ = nullptr;
+  }
+  if (observation_) open_event();
+  return y;
 }
 
 void Application::open_event() {
@@ -279,6 +293,7 @@ void Application::close_event(const Tensor& y, const Context::Impl* impl) {
 void Application::finish(Tensor& y, std::shared_ptr<Node> node) {
   Context::Impl* impl = node ? NodeAccess::impl(*node) : nullptr;
   if (observation_) close_event(y, impl);
+  if (recall_ != nullptr) recall_->ran(y);
   if (impl == nullptr || !core::is_floating(y.dtype())) return;
   for (const Tensor& x : inputs_) {
     if (y.same(x)) y = y.detach();  // an input keeps its own graph
@@ -292,6 +307,11 @@ void Application::finish(Tensor& y, std::shared_ptr<Node> node) {
 }
 
 }  // namespace detail
+
+OpRecallGuard::OpRecallGuard(OpRecall* recall) : previous_(std::exchange(local().recall, recall)) {}
+OpRecallGuard::~OpRecallGuard() {
+  local().recall = previous_;
+}
 
 OpObserver* set_observer(OpObserver* observer) {
   return std::exchange(local().observer, observer);

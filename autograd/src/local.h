@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cairn/autograd/observer.h"
+#include "cairn/autograd/op_recall.h"
 #include "cairn/autograd/saved_tensor_hooks.h"
 #include "cairn/autograd/thread_state.h"
 
@@ -46,6 +47,7 @@ struct Local {
   AutocastState autocast;
   HookStack hooks;
   OpObserver* observer = nullptr;
+  OpRecall* recall = nullptr;           // null also inside of an operation
   RunRecord* run = nullptr;             // null: outside of any backward
   PendingGradients* pending = nullptr;  // of the innermost backward
 };

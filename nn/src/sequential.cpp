@@ -8,6 +8,7 @@ Module& Sequential::at(std::size_t i) const {
 }
 
 Tensor Sequential::forward(const Tensor& x) {
+  if (const Runner runner = runner_) return runner(*this, x);
   Tensor y = x;
   for (const auto& [name, child] : children()) y = (*child)(y);
   return y;
@@ -16,6 +17,7 @@ Tensor Sequential::forward(const Tensor& x) {
 std::shared_ptr<Module> Sequential::make_like() const {
   auto copy = std::make_shared<Sequential>();
   for (const auto& [name, child] : children()) copy->add(make_like_of(*child));
+  copy->set_runner(runner_);
   return copy;
 }
 

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "cairn/autograd/observer.h"
+#include "cairn/autograd/op_recall.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
@@ -148,6 +149,8 @@ class Application {
 
   Context& context() { return context_; }
   bool recording() const { return context_.recording(); }
+  /// What stands in for the forward; undefined: it runs.
+  Tensor recalled();
   /// Makes y depend on the node; null where nothing is recorded. Closes the observer's event.
   void finish(Tensor& y, std::shared_ptr<Node> node);
 
@@ -160,6 +163,8 @@ class Application {
   std::span<Tensor> inputs_;
   Context context_;
   bool previous_grad_mode_;
+  OpRecall* recall_;                          // to be asked; null: none
+  OpRecall* previous_recall_;                 // of the thread
   std::unique_ptr<Observation> observation_;  // null: nobody watches
   std::optional<core::MemoryCategoryGuard> category_;
   std::optional<core::DeviceGuard> device_;
@@ -169,7 +174,8 @@ template <class Op, class Forward>
 Tensor apply_to(Op op, std::span<Tensor> inputs, Forward forward) {
   [[maybe_unused]] static constexpr const bool* registered = &kRegistered<Op>;
   Application application(Op::kInfo, inputs);
-  Tensor y = forward(op, application.context());
+  Tensor y = application.recalled();
+  if (!y.defined()) y = forward(op, application.context());
   std::shared_ptr<Node> node;
   if (application.recording()) {
     node = std::make_shared<OpNode<Op>>(std::move(op), std::move(application.context()));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,11 +30,20 @@ class Sequential : public Module {
   /// The i-th module. Throws InvalidArgument.
   Module& at(std::size_t i) const;
 
+  /// Runs the modules in forward()'s stead, for example with some of them recomputed; clones take it
+  /// along. Empty: one after another.
+  using Runner = std::function<Tensor(Sequential& modules, const Tensor& x)>;
+  void set_runner(Runner runner) { runner_ = std::move(runner); }
+  const Runner& runner() const { return runner_; }
+
   std::string kind() const override { return "Sequential"; }
   Tensor forward(const Tensor& x) override;
 
  protected:
   std::shared_ptr<Module> make_like() const override;
+
+ private:
+  Runner runner_;
 };
 
 }  // namespace cairn::nn

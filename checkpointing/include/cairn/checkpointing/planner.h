@@ -1,0 +1,107 @@
+// Which blocks of a chain to recompute so that a training step fits a budget of memory in the least
+// time.
+//
+//   checkpointing::RecomputationPlan plan =
+//       checkpointing::plan_recomputation(model, x, 2ull << 30);
+//   log::info("{}", plan.report());
+//   plan.apply(model);                     // or: Tensor y = plan.run(x);
+//
+// Planning runs each block a few times by itself, forward and backward, and measures its time, what
+// it keeps for its backward, and its peaks; no more memory is used than one block takes, beside one
+// activation. Then the dynamic programme of Rotor (Beaumont et al., "Optimal checkpointing for
+// heterogeneous chains", arXiv 1911.13214) finds the fastest schedule among those that keep what
+// they have stored until it is used, and a simulation of the schedule with what was really measured
+// says its peak. Chains of more than 128 blocks get the best of the simple strategies instead.
+//
+// What is outside of the chain when the plan is made, weights and optimizer state for example, is
+// part of the peak; a loss that is computed afterwards is not, so make it the last block.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cairn/checkpointing/recompute.h"
+
+namespace cairn::checkpointing {
+
+/// One block as it was measured. Bytes; peaks are above what stands when it begins, its input
+/// included.
+struct BlockProfile {
+  double forward_seconds = 0;
+  double backward_seconds = 0;
+  std::size_t output = 0;  // of the result; 0 where it is a view of the input
+  std::size_t saved = 0;   // kept for the backward beside input and output
+  bool saves_input = false;
+  bool saves_output = false;
+  std::size_t forward_peak = 0;   // running and keeping what the backward needs
+  std::size_t light_peak = 0;     // running and keeping nothing
+  std::size_t backward_peak = 0;  // with what was kept, and the gradient of the output
+  std::size_t gradient = 0;       // of the output
+  std::size_t lead = 0;  // that the backward has made when it first asks for what was kept: then a
+                         // replay begins
+  std::size_t cached = 0;  // half copies of weights: until the autocast region ends, or the
+                           // backward, or in each replay anew
+  std::size_t parameter_gradients = 0;  // that the backward leaves in memory of their own
+};
+
+struct PlanOptions {
+  /// Several backwards run before gradients are cleared: the peak counts all of them from the
+  /// start.
+  bool accumulates = false;
+  int repeats = 3;         // runs of each block; the fastest counts
+  int memory_slots = 500;  // in how many steps the programme counts memory
+};
+
+/// A run of the schedule: one block that is kept, or several that are recomputed, as `inner` says.
+struct SchedulePart {
+  std::size_t begin = 0, end = 0;
+  std::vector<SchedulePart> inner;  // empty: one block, kept
+};
+using Schedule = std::vector<SchedulePart>;
+
+class RecomputationPlan {
+ public:
+  RecomputationPlan(std::vector<Segment> blocks, std::vector<BlockProfile> profile,
+                    Schedule schedule, std::size_t standing_bytes);
+
+  /// The blocks one after another, recomputed by the schedule. For inputs of the planned shape.
+  Tensor run(const Tensor& x) const;
+  /// From now on a call of the Sequential runs its modules by the schedule, inside of what amp has
+  /// put around it; so do its clones. Of the one that was planned, or a clone.
+  void apply(nn::Sequential& model) const;
+
+  // Predictions for a step: the device's peak of live tensors (core::MemoryStats::peak_total), and
+  // forward and backward. `plain`: without recomputation.
+  std::size_t peak_bytes() const { return peak_bytes_; }
+  double seconds() const { return seconds_; }
+  std::size_t plain_peak_bytes() const { return plain_peak_bytes_; }
+  double plain_seconds() const { return plain_seconds_; }
+
+  const std::vector<BlockProfile>& profile() const { return profile_; }
+  const Schedule& schedule() const { return *schedule_; }
+  /// The schedule and the predictions, for people: "[0-3 4] 5 6" keeps blocks 5 and 6 and recomputes
+  /// 0 to 4, of which 0 to 3 once more before.
+  std::string report() const;
+
+ private:
+  std::shared_ptr<const std::vector<Segment>> blocks_;
+  std::vector<BlockProfile> profile_;
+  std::shared_ptr<const Schedule> schedule_;
+  std::size_t peak_bytes_ = 0, plain_peak_bytes_ = 0;
+  double seconds_ = 0, plain_seconds_ = 0;
+};
+
+/// The fastest schedule whose predicted peak is at most `budget` bytes on input's device. Generator
+/// and batch norms' statistics stand afterwards where they stood. Gradients must be empty, and
+/// hooks of a data-parallel model see the backwards: plan before it is made. Throws
+/// core::InvalidArgument where a parameter has a gradient, core::OutOfMemory where no schedule fits;
+/// it says what the smallest takes.
+RecomputationPlan plan_recomputation(const std::vector<Segment>& blocks, const Tensor& input,
+                                     std::size_t budget, const PlanOptions& options = {});
+/// The same over a Sequential's modules, which must live as long as the plan.
+RecomputationPlan plan_recomputation(nn::Sequential& model, const Tensor& input, std::size_t budget,
+                                     const PlanOptions& options = {});
+
+}  // namespace cairn::checkpointing

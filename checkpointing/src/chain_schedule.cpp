@@ -1,0 +1,251 @@
+#include "chain_schedule.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "cairn/core/error.h"
+
+namespace cairn::checkpointing {
+
+// ---- Simulation
+
+namespace {
+
+class Simulation {
+ public:
+  explicit Simulation(const std::vector<BlockProfile>& blocks)
+      : blocks_(blocks), users_(blocks.size() + 1), memory_(blocks.size() + 1) {
+    // A result that is a view lies in the memory of the input.
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      memory_[i + 1] = blocks[i].output == 0 ? memory_[i] : i + 1;
+    }
+    users_[0] = 1;  // the caller has the input
+  }
+
+  ScheduleCost run(const Schedule& schedule) {
+    first_ = true;
+    forward(schedule);
+    first_ = false;
+    for (const SchedulePart& part : schedule) {
+      // The region's copies for blocks that were not kept end with it.
+      for (std::size_t i = part.begin; i < part.end && !part.inner.empty(); ++i) {
+        level_ -= blocks_[i].cached;
+      }
+    }
+    gradient_ = blocks_.back().gradient;
+    level_ += gradient_;
+    backward(schedule);
+    return cost_;
+  }
+
+ private:
+  std::size_t bytes(std::size_t i) const { return i == 0 ? 0 : blocks_[i - 1].output; }
+
+  // The i-th activation, the input of block i.
+  void hold(std::size_t i) {
+    i = memory_[i];
+    if (users_[i]++ == 0) level_ += bytes(i);
+  }
+  void release(std::size_t i) {
+    i = memory_[i];
+    if (--users_[i] == 0) level_ -= bytes(i);
+  }
+  void reach(std::size_t above) { cost_.peak = std::max(cost_.peak, level_ + above); }
+
+  // Leaves the result held, and the input as it was.
+  void forward(const Schedule& schedule) {
+    hold(schedule.front().begin);
+    for (const SchedulePart& part : schedule) {
+      if (part.inner.empty()) {
+        keep(part.begin);
+      } else {
+        hold(part.begin);  // the segment's
+        pass(part.begin, part.end);
+      }
+      release(part.begin);
+    }
+  }
+
+  void keep(std::size_t i) {
+    const BlockProfile& block = blocks_[i];
+    level_ += block.cached;
+    reach(block.forward_peak);
+    cost_.seconds += block.forward_seconds;
+    level_ += block.saved;
+    if (block.saves_input) hold(i);
+    if (block.saves_output) hold(i + 1);
+    hold(i + 1);
+  }
+
+  // Runs without keeping anything but the result.
+  void pass(std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      if (first_) level_ += blocks_[i].cached;
+      reach(blocks_[i].light_peak + (first_ ? 0 : blocks_[i].cached));
+      cost_.seconds += blocks_[i].forward_seconds;
+      hold(i + 1);
+      if (i > begin) release(i);
+    }
+  }
+
+  void backward(const Schedule& schedule) {
+    for (auto part = schedule.rbegin(); part != schedule.rend(); ++part) {
+      if (part->inner.empty()) {
+        backward_of(part->begin);
+        continue;
+      }
+      const std::size_t lead = blocks_[part->end - 1].lead;
+      level_ += lead;
+      forward(part->inner);
+      level_ -= lead;
+      release(part->end);
+      release(part->begin);
+      backward(part->inner);
+    }
+  }
+
+  void backward_of(std::size_t i) {
+    const BlockProfile& block = blocks_[i];
+    const std::size_t there =
+        block.saved + (block.saves_output ? block.output : 0) + block.gradient;
+    reach(block.backward_peak > there ? block.backward_peak - there : 0);
+    cost_.seconds += block.backward_seconds;
+    level_ -= block.saved + block.cached + gradient_;
+    if (block.saves_output) release(i + 1);
+    if (block.saves_input) release(i);
+    gradient_ = i == 0 ? 0 : blocks_[i - 1].gradient;
+    level_ += gradient_ + block.parameter_gradients;
+    // The caller of the backward has the result's.
+    if (i + 1 == blocks_.size()) level_ += block.gradient;
+  }
+
+  const std::vector<BlockProfile>& blocks_;
+  std::vector<int> users_;           // of each activation's memory
+  std::vector<std::size_t> memory_;  // whose memory each activation lies in
+  std::size_t level_ = 0;
+  bool first_ = false;        // the chain runs for the first time, in the autocast region
+  std::size_t gradient_ = 0;  // of what the backward has come to
+  ScheduleCost cost_;
+};
+
+}  // namespace
+
+ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& schedule) {
+  return Simulation(blocks).run(schedule);
+}
+
+Schedule plain_schedule(std::size_t blocks) {
+  Schedule schedule;
+  for (std::size_t i = 0; i < blocks; ++i) schedule.push_back({i, i + 1, {}});
+  return schedule;
+}
+
+// ---- The dynamic programme
+
+ChainProgramme::ChainProgramme(const std::vector<BlockProfile>& blocks, std::size_t slots)
+    : blocks_(blocks) {
+  const std::size_t n = blocks.size();
+  std::size_t most = 0, highest = 0;
+  for (const BlockProfile& b : blocks) {
+    most += b.saved + b.cached + b.output;
+    highest = std::max(
+        {highest, b.forward_peak + b.cached, b.light_peak + b.cached, b.backward_peak + b.cached});
+  }
+  std::size_t largest_gradient = 0;
+  for (const BlockProfile& b : blocks) {
+    largest_gradient = std::max(largest_gradient, b.gradient + b.lead);
+  }
+  most += highest + largest_gradient;
+  unit_ = slots == 0 ? 1 : std::max<std::size_t>(1, most / slots);
+  // Rounding up may take a step for each block and condition.
+  steps_ = most / unit_ + (slots == 0 ? 0 : n + 4);
+  const auto up = [this](std::size_t bytes) { return (bytes + unit_ - 1) / unit_; };
+  for (const BlockProfile& b : blocks) {
+    sizes_.push_back({up(b.output), up(b.saved + b.cached + b.output),
+                      up(b.forward_peak + b.cached), up(b.light_peak + b.cached),
+                      up(b.backward_peak + b.cached), up(b.gradient + b.lead)});
+  }
+  sizes_.back().gradient = 0;  // the backward has not begun when the chain first runs
+  cost_.assign(index(n - 1, n - 1, steps_) + 1, std::numeric_limits<float>::infinity());
+  choice_.assign(cost_.size(), kNone);
+  for (std::size_t length = 1; length <= n; ++length) {
+    for (std::size_t s = 0; s + length <= n; ++s) solve(s, s + length - 1);
+  }
+}
+
+// Ranges s .. t in rows of t.
+std::size_t ChainProgramme::index(std::size_t s, std::size_t t, std::size_t m) const {
+  return (t * (t + 1) / 2 + s) * (steps_ + 1) + m;
+}
+
+void ChainProgramme::offer(std::size_t s, std::size_t t, std::size_t m, double cost,
+                           Choice choice) {
+  const std::size_t at = index(s, t, m);
+  if (static_cast<float>(cost) >= cost_[at]) return;
+  cost_[at] = static_cast<float>(cost);
+  choice_[at] = choice;
+}
+
+void ChainProgramme::solve(std::size_t s, std::size_t t) {
+  try_keep(s, t);
+  std::size_t least = 0;
+  for (std::size_t count = 1; s + count <= t; ++count) {
+    const std::size_t last = s + count - 1;
+    const std::size_t input = last > s ? sizes_[last - 1].output : 0;
+    least = std::max(least, sizes_[t].gradient + input + sizes_[last].light);
+    try_recompute(s, t, count, least);
+  }
+}
+
+void ChainProgramme::try_keep(std::size_t s, std::size_t t) {
+  const Sizes& block = sizes_[s];
+  const std::size_t least = std::max(sizes_[t].gradient + block.forward, block.backward);
+  const double own = blocks_[s].forward_seconds + blocks_[s].backward_seconds;
+  for (std::size_t m = std::max(least, s == t ? 0 : block.kept); m <= steps_; ++m) {
+    offer(s, t, m, own + (s == t ? 0.0 : cost(s + 1, t, m - block.kept)), kKeep);
+  }
+}
+
+void ChainProgramme::try_recompute(std::size_t s, std::size_t t, std::size_t count,
+                                   std::size_t least) {
+  const std::size_t next = s + count;
+  const std::size_t output = sizes_[next - 1].output;
+  double first_run = 0;
+  for (std::size_t i = s; i < next; ++i) first_run += blocks_[i].forward_seconds;
+  for (std::size_t m = std::max(least, output); m <= steps_; ++m) {
+    offer(s, t, m, first_run + cost(next, t, m - output) + cost(s, next - 1, m),
+          static_cast<Choice>(count));
+  }
+}
+
+double ChainProgramme::seconds(std::size_t m) const {
+  return cost(0, blocks_.size() - 1, std::min(m, steps_));
+}
+
+std::optional<Schedule> ChainProgramme::schedule(std::size_t m) const {
+  m = std::min(m, steps_);
+  const std::size_t last = blocks_.size() - 1;
+  if (choice_[index(0, last, m)] == kNone) return std::nullopt;
+  return collect(0, last, m);
+}
+
+Schedule ChainProgramme::collect(std::size_t s, std::size_t t, std::size_t m) const {
+  Schedule schedule;
+  while (s <= t) {
+    const Choice choice = choice_[index(s, t, m)];
+    if (choice == kKeep) {
+      schedule.push_back({s, s + 1, {}});
+      m -= s == t ? 0 : sizes_[s].kept;
+      ++s;
+    } else {
+      const std::size_t next = s + choice;
+      schedule.push_back({s, next, collect(s, next - 1, m)});
+      m -= sizes_[next - 1].output;
+      s = next;
+    }
+  }
+  return schedule;
+}
+
+}  // namespace cairn::checkpointing

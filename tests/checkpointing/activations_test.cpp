@@ -1,0 +1,450 @@
+// Every way to keep less for the backward, against plain training: bits, memory, operations run.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cairn/autograd/autograd.h"
+#include "cairn/checkpointing/offload.h"
+#include "cairn/checkpointing/recompute.h"
+#include "cairn/core/generator.h"
+#include "cairn/core/memory.h"
+#include "cairn/nn/nn.h"
+#include "checkpointing/temporary_folder.h"
+#include "support/tensors.h"
+
+namespace cairn::checkpointing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Tensors = std::vector<Tensor>;
+using Values = std::vector<std::vector<double>>;
+
+constexpr std::int64_t kRows = 6, kWidth = 8;
+
+Tensor leaf(const Shape& shape, std::uint64_t seed) {
+  Tensor x = test::normal_tensor(shape, seed);
+  return x.set_requires_grad(true);
+}
+
+std::size_t live() {
+  return core::memory_stats(core::default_device()).current_total;
+}
+
+/// Counts replayed operations by name.
+class Replays : public autograd::ScopedObserver {
+ public:
+  std::map<std::string, int> count;
+
+ private:
+  void on_end(const autograd::OpEvent& event) override {
+    if (event.phase == autograd::Phase::recompute) ++count[event.name];
+  }
+};
+
+// ---- A search: random nets, cut at random, against the plain run
+
+// A layer maps two streams [rows, width] to two.
+using Layer = std::function<Tensors(const Tensors&)>;
+
+struct Net {
+  std::vector<Layer> layers;
+  Tensors parameters, statistics;
+};
+
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : random_(seed) {}
+  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+  bool maybe() { return below(2) == 0; }
+
+ private:
+  std::mt19937 random_;
+};
+
+Layer draw_layer(Net& net, Draw& draw) {
+  const auto parameter = [&](const Shape& shape) {
+    net.parameters.push_back(leaf(shape, 100 + net.parameters.size()));
+    return net.parameters.back();
+  };
+  switch (draw.below(11)) {
+    case 0: {  // sometimes tied
+      const bool tied = draw.maybe() && !net.parameters.empty() && net.parameters[0].dims() == 2;
+      const Tensor w = tied ? net.parameters[0] : parameter({kWidth, kWidth});
+      return [w](const Tensors& x) { return Tensors{autograd::linear(x[0], w), x[1]}; };
+    }
+    case 1: {
+      const Tensor w = parameter({kWidth, kWidth}), bias = parameter({kWidth});
+      return [=](const Tensors& x) {
+        return Tensors{x[0], autograd::linear(x[0], w, bias) + x[1]};
+      };
+    }
+    case 2:
+      return [](const Tensors& x) { return Tensors{autograd::gelu(x[0]), x[1]}; };
+    case 3: {
+      const Tensor w = parameter({kWidth}), b = parameter({kWidth});
+      return [=](const Tensors& x) { return Tensors{autograd::layer_norm(x[0], w, b), x[1]}; };
+    }
+    case 4: {
+      const Tensor mean = Tensor::zeros({kWidth}), variance = Tensor::full({kWidth}, 1);
+      net.statistics.push_back(mean);
+      net.statistics.push_back(variance);
+      return [=](const Tensors& x) {
+        return Tensors{autograd::batch_norm(x[0], {}, {}, mean, variance), x[1]};
+      };
+    }
+    case 5:
+      return [](const Tensors& x) { return Tensors{x[1], autograd::dropout(x[0], 0.3)}; };
+    case 6:
+      return [](const Tensors& x) { return Tensors{autograd::softmax(x[0]), x[0] + x[1]}; };
+    case 7:
+      return [](const Tensors& x) {
+        const Tensor half = autograd::slice(x[0], 1, 0, kWidth / 2);
+        return Tensors{autograd::concat({half, autograd::tanh(half)}, 1), x[1]};
+      };
+    case 8:
+      return [](const Tensors& x) {
+        const Tensor folded = autograd::reshape(x[0], {kRows / 2, 2 * kWidth});
+        return Tensors{autograd::reshape(autograd::sigmoid(folded), {kRows, kWidth}), x[1]};
+      };
+    case 9:
+      return [](const Tensors& x) {
+        Tensor gate;
+        {
+          const autograd::NoGradGuard no_grad;
+          gate = autograd::sigmoid(autograd::mean(x[1], {1}, true));
+        }
+        return Tensors{x[0] * gate, x[1]};
+      };
+    default:
+      return [](const Tensors& x) { return Tensors{x[0] * x[1], x[1]}; };
+  }
+}
+
+Tensors run_layers(const std::vector<Layer>& layers, Tensors x) {
+  for (const Layer& layer : layers) x = layer(x);
+  return x;
+}
+
+CheckpointOptions draw_options(Draw& draw, const std::shared_ptr<Offload>& offload) {
+  CheckpointOptions options;
+  options.check_bits = draw.maybe();
+  if (draw.maybe()) return options;
+  options.offload = offload;
+  if (draw.maybe()) options.preferred_bytes = static_cast<std::size_t>(draw.below(2000));
+  const int salt = draw.below(1000);
+  options.policy = [salt](const SegmentOperation& operation) {
+    const std::size_t h = std::hash<std::string_view>()(operation.name) + 7u * operation.occurrence;
+    return static_cast<Treatment>((h + salt) % 6);
+  };
+  return options;
+}
+
+// Parts of the layers in segments, some within others.
+Layer cut(const std::vector<Layer>& layers, Draw& draw, const std::shared_ptr<Offload>& offload,
+          int depth = 0) {
+  std::vector<Layer> parts;
+  for (std::size_t begin = 0; begin < layers.size();) {
+    const int left = static_cast<int>(layers.size() - begin);
+    const std::size_t end = begin + 1 + draw.below(left);
+    const std::vector<Layer> part(layers.begin() + begin, layers.begin() + end);
+    begin = end;
+    Layer inner = [part](const Tensors& x) { return run_layers(part, x); };
+    if (depth < 3 && part.size() > 1 && draw.maybe()) inner = cut(part, draw, offload, depth + 1);
+    if (draw.below(4) == 0) {
+      parts.push_back(inner);
+      continue;
+    }
+    const CheckpointOptions options = draw_options(draw, offload);
+    parts.push_back([inner, options](const Tensors& x) {
+      return checkpoint(SegmentToMany(inner), x, options);
+    });
+  }
+  return [parts](const Tensors& x) { return run_layers(parts, x); };
+}
+
+struct Outcome {
+  Values values;
+  std::uint64_t offset = 0;
+  bool operator==(const Outcome&) const = default;
+};
+
+Outcome train(std::uint64_t seed, int precision, bool plain,
+              const std::shared_ptr<Offload>& offload) {
+  Draw draw(seed);
+  Net net;
+  const int count = 2 + draw.below(8);
+  for (int i = 0; i < count; ++i) net.layers.push_back(draw_layer(net, draw));
+  const Tensors x{leaf({kRows, kWidth}, 1), leaf({kRows, kWidth}, 2)};
+  const Layer model = plain ? Layer([&](const Tensors& in) { return run_layers(net.layers, in); })
+                            : cut(net.layers, draw, offload);
+  const std::size_t before = live();
+  manual_seed(seed);
+  Outcome outcome;
+  {
+    Tensor loss;
+    {
+      const autograd::AutocastGuard autocast(precision > 0,
+                                             precision == 2 ? DType::bf16 : DType::f16);
+      const Tensors y = model(x);
+      loss = autograd::mean(y[0] * y[0]) + autograd::mean(autograd::tanh(y[1]));
+    }
+    autograd::backward(loss);
+    outcome.values.push_back(loss.to_vector());
+  }
+  outcome.offset = Generator::current().offset();
+  for (const Tensors& list : {x, net.parameters}) {
+    for (Tensor t : list) {
+      outcome.values.push_back(t.grad().defined() ? t.grad().to_vector() : std::vector<double>{});
+      t.clear_grad();
+    }
+  }
+  for (const Tensor& s : net.statistics) outcome.values.push_back(s.to_vector());
+  if (offload) offload->synchronize();
+  EXPECT_EQ(live(), before) << "left behind, seed " << seed;
+  return outcome;
+}
+
+TEST(Activations, RandomNetsCutAtRandomHaveTheBitsOfPlainTraining) {
+  const TemporaryFolder folder;
+  const auto offload =
+      std::make_shared<Offload>(OffloadOptions{.folder = folder.string(), .min_bytes = 1});
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+    const int precision = static_cast<int>(seed % 3);
+    const Outcome plain = train(seed, precision, true, nullptr);
+    const Outcome cut = train(seed, precision, false, offload);
+    ASSERT_EQ(plain.values, cut.values) << "seed " << seed << ", precision " << precision;
+    ASSERT_EQ(plain.offset, cut.offset) << "seed " << seed;
+  }
+  EXPECT_GT(offload->stats().fetched_bytes, 0u);
+  EXPECT_EQ(offload->stats().stored_bytes, 0u);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.string()));
+}
+
+// ---- Policies
+
+struct Mlp {
+  Tensor w1 = leaf({64, 16}, 1), w2 = leaf({16, 64}, 2);
+  Tensor operator()(const Tensor& x) const {
+    return autograd::linear(autograd::gelu(autograd::linear(x, w1)), w2);
+  }
+  Values gradients() {
+    Values all;
+    for (Tensor* w : {&w1, &w2}) {
+      all.push_back(w->grad().to_vector());
+      w->clear_grad();
+    }
+    return all;
+  }
+};
+
+TEST(Policies, KeptOperationsDoNotRunAgain) {
+  Mlp mlp;
+  const Tensor x = test::normal_tensor({32, 16}, 3);
+  autograd::backward(autograd::sum(mlp(x)));
+  const Values plain = mlp.gradients();
+  const auto replays = [&](const CheckpointOptions& options) {
+    const Tensor loss = autograd::sum(
+        autograd::tanh(checkpoint([&](const Tensor& z) { return mlp(z); }, x, options)));
+    Replays replays;
+    autograd::backward(loss);
+    mlp.gradients();
+    return replays.count;
+  };
+  using Count = std::map<std::string, int>;
+  EXPECT_EQ(replays({}), (Count{{"linear", 1}, {"gelu", 1}}));  // early stop: not the second one
+  EXPECT_EQ(replays({.policy = recompute_only({"gelu"})}), (Count{{"gelu", 1}}));
+  EXPECT_EQ(replays({.policy = recompute_cheap()}), (Count{{"gelu", 1}}));
+  EXPECT_EQ(replays({.policy = save_only({"gelu"})}), (Count{{"linear", 1}}));
+  EXPECT_EQ(replays({.policy = recompute_cheap(), .preferred_bytes = 0}),
+            (Count{{"linear", 1}, {"gelu", 1}}));
+  EXPECT_EQ(replays({.policy = save_only({"linear"}), .preferred_bytes = 0}), (Count{{"gelu", 1}}));
+  EXPECT_THAT(message_of<core::InvalidArgument>([] { recompute_only({"gelo"}); }),
+              HasSubstr("got 'gelo'"));
+  const CheckpointOptions no_offload{
+      .policy = [](const SegmentOperation&) { return Treatment::must_offload; }};
+  EXPECT_THAT(message_of<core::InvalidArgument>([&] { replays(no_offload); }),
+              HasSubstr("CheckpointOptions::offload"));
+}
+
+TEST(Policies, RecomputingActivationsOnlyKeepsTheProductsOnly) {
+  const Mlp mlp;
+  const Tensor x = test::normal_tensor({32, 16}, 3);
+  const auto kept = [&](const CheckpointOptions& options) {
+    const std::size_t before = live();
+    const Tensor y = checkpoint([&](const Tensor& z) { return mlp(z); }, x, options);
+    return live() - before;
+  };
+  const std::size_t hidden = 32 * 64 * 4, result = 32 * 16 * 4;
+  EXPECT_EQ(kept({}), result);
+  EXPECT_EQ(kept({.policy = recompute_only({"gelu"})}), hidden + result);
+  EXPECT_EQ(kept({.policy = save_only({"linear", "gelu"})}), 2 * hidden + result);  // as plain
+}
+
+// ---- Strategies
+
+Values gradients_of(nn::Sequential& model, const std::function<Tensor()>& forward) {
+  model.clear_grad();
+  autograd::backward(autograd::mean(forward()));
+  Values all;
+  for (const auto& p : model.parameters()) all.push_back(p.tensor.grad().to_vector());
+  return all;
+}
+
+TEST(Strategies, AllHaveTheBitsOfThePlainChain) {
+  nn::Sequential model;
+  manual_seed(1);
+  for (int i = 0; i < 5; ++i) {
+    model.add(nn::Linear(8, 8));
+    model.add(nn::Tanh());
+  }
+  const Tensor x = test::normal_tensor({4, 8}, 3);
+  const Values plain = gradients_of(model, [&] { return model(x); });
+  const std::vector<Strategy> all{Segments{3},    SqrtSegments{}, Uniform{1},  Uniform{4},
+                                  FirstBlocks{0}, FirstBlocks{7}, Recursive{}, ConstantMemory{}};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(gradients_of(model, [&] { return checkpoint_sequential(model, all[i], x); }), plain)
+        << "strategy " << i;
+  }
+  const std::vector<Strategy> refused{Segments{0}, Segments{11},    Uniform{0},
+                                      Uniform{11}, FirstBlocks{-1}, FirstBlocks{11}};
+  for (const Strategy& strategy : refused) {
+    EXPECT_THROW(checkpoint_sequential(model, strategy, x), core::InvalidArgument);
+  }
+}
+
+// The peak of a step over a chain of n functions, in activations above what stands before, and the
+// operations that were replayed.
+struct Cost {
+  double peak = 0;
+  int replays = 0;
+};
+Cost cost_of(int n, const Strategy& strategy) {
+  const Tensor x = leaf({64, 64}, 1);
+  const std::vector<Segment> chain(static_cast<std::size_t>(n),
+                                   [](const Tensor& y) { return autograd::tanh(y); });
+  const std::size_t before = live();
+  core::reset_peak_memory(core::default_device());
+  Replays replays;
+  autograd::backward(autograd::sum(checkpoint_sequential(chain, strategy, x)));
+  const std::size_t peak = core::memory_stats(core::default_device()).peak_total - before;
+  return {static_cast<double>(peak) / static_cast<double>(x.nbytes()), replays.count["tanh"]};
+}
+
+TEST(Strategies, MemoryScalesAsPromised) {
+  std::map<int, Cost> sqrt, recursive, constant;
+  for (const int n : {16, 64, 256}) {
+    EXPECT_NEAR(cost_of(n, Segments{1}).peak, n, 4) << n;
+    sqrt[n] = cost_of(n, SqrtSegments{});
+    recursive[n] = cost_of(n, Recursive{});
+    if (n < 256) constant[n] = cost_of(n, ConstantMemory{});
+    EXPECT_LE(sqrt[n].peak, 2 * std::sqrt(n) + 4) << n;
+    EXPECT_LE(sqrt[n].replays, n) << n;
+    EXPECT_LE(recursive[n].peak, std::log2(n) + 4) << n;
+    EXPECT_LE(recursive[n].replays, n * std::log2(n) / 2) << n;
+  }
+  EXPECT_EQ(constant[16].peak, constant[64].peak);
+  EXPECT_LE(constant[64].peak, 5);
+  EXPECT_LE(constant[64].replays, 64 * 64 / 2);
+}
+
+// ---- Offload
+
+TEST(Offload, TheBackwardHasTheSameBitsAndTheMemoryIsElsewhere) {
+  const TemporaryFolder folder;
+  Offload offload({.folder = folder.string(), .min_bytes = 1 << 10});
+  nn::Sequential model;
+  manual_seed(1);
+  for (int i = 0; i < 12; ++i) {
+    model.add(nn::Linear(64, 64));
+    model.add(nn::GELU());
+  }
+  const Tensor x = test::normal_tensor({256, 64}, 3);
+  const Values plain = gradients_of(model, [&] { return model(x); });
+  model.clear_grad();
+  Tensor loss;
+  const std::size_t before = live();
+  core::reset_peak_memory(core::default_device());
+  {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    loss = autograd::mean(model(x));
+  }
+  offload.synchronize();
+  const std::size_t activation = x.nbytes();
+  EXPECT_LE(live() - before, activation / 4);
+  EXPECT_GE(offload.stats().stored_bytes, 23 * activation);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.string()));  // the files have no names
+  autograd::backward(loss);
+  Values gradients;
+  for (const auto& p : model.parameters()) gradients.push_back(p.tensor.grad().to_vector());
+  EXPECT_EQ(gradients, plain);
+  EXPECT_EQ(offload.stats().fetched_bytes, offload.stats().copied_bytes);  // each once
+  EXPECT_EQ(offload.stats().stored_bytes, 0u);
+  // Two on their way, one fetched ahead, and what an operation works on.
+  std::size_t parameters = 0;
+  for (const auto& p : model.parameters()) parameters += p.tensor.nbytes();
+  EXPECT_LE(core::memory_stats(core::default_device()).peak_total - before,
+            parameters + 7 * activation);
+}
+
+TEST(Offload, AStorageThatManyShareGoesOnceAndComesBackAsOne) {
+  Offload offload({.min_bytes = 1});
+  const Tensor qkv = leaf({32, 3 * 16}, 1);
+  const auto loss_of = [&] {
+    const Tensor base = autograd::tanh(qkv);
+    const Tensor q = autograd::slice(base, 1, 0, 16), k = autograd::slice(base, 1, 16, 32);
+    return autograd::sum(q * k * autograd::slice(base, 1, 32, 48));
+  };
+  autograd::backward(loss_of());
+  const auto plain = qkv.grad().to_vector();
+  Tensor(qkv).clear_grad();
+  Tensor loss;
+  {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    loss = loss_of();
+  }
+  EXPECT_EQ(offload.stats().copied_bytes, qkv.nbytes() + qkv.nbytes() / 3);  // base and q * k
+  autograd::backward(loss);
+  EXPECT_EQ(qkv.grad().to_vector(), plain);
+}
+
+TEST(Offload, ErrorsLeaveNothingBehind) {
+  const TemporaryFolder folder;
+  Offload missing({.folder = folder / "missing", .min_bytes = 1});
+  const Tensor x = leaf({32, 16}, 1);
+  const std::size_t before = live();
+  EXPECT_THAT(message_of<core::IoError>([&] {
+                const autograd::SavedTensorHooksGuard hooks(missing.hooks());
+                autograd::tanh(autograd::tanh(x));
+              }),
+              AllOf(HasSubstr("[offload]"), HasSubstr("missing"), HasSubstr("No such file")));
+  EXPECT_EQ(live(), before);
+  Offload offload({.folder = folder.string(), .min_bytes = 1});
+  {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    const Tensor y = autograd::tanh(autograd::tanh(x));  // no backward
+  }
+  offload.synchronize();
+  EXPECT_EQ(live(), before);
+  EXPECT_EQ(offload.stats().stored_bytes, 0u);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.string()));
+}
+
+TEST(Offload, WritesInBetweenAreAnError) {
+  Offload offload({.min_bytes = 1});
+  const Tensor x = test::normal_tensor({32, 16}, 1), w = leaf({32, 16}, 2);
+  const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+  const Tensor loss = autograd::sum(x * w);
+  x.storage()->bump_version();
+  EXPECT_THAT(message_of<core::Error>([&] { autograd::backward(loss); }),
+              HasSubstr("written in place"));
+}
+
+}  // namespace
+}  // namespace cairn::checkpointing

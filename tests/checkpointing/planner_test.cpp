@@ -1,0 +1,285 @@
+// The planner: its programme against all schedules of small chains, its predictions against steps.
+#include "cairn/checkpointing/planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cairn/amp/amp.h"
+#include "cairn/autograd/autograd.h"
+#include "cairn/core/generator.h"
+#include "cairn/core/memory.h"
+#include "cairn/nn/nn.h"
+#include "cairn/optim/sgd.h"
+#include "chain_schedule.h"
+#include "checkpointing/temporary_folder.h"
+#include "support/tensors.h"
+
+namespace cairn::checkpointing {
+namespace {
+
+using ::testing::HasSubstr;
+using Values = std::vector<std::vector<double>>;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// ---- An oracle: every schedule, written out and walked through
+
+std::vector<BlockProfile> random_chain(std::mt19937& random, int n) {
+  const auto draw = [&](int low, int high) {
+    return low + static_cast<int>(random() % (high - low + 1));
+  };
+  std::vector<BlockProfile> chain(static_cast<std::size_t>(n));
+  for (BlockProfile& b : chain) {
+    b.forward_seconds = draw(1, 9);
+    b.backward_seconds = draw(1, 9);
+    b.output = draw(1, 4);
+    b.gradient = b.output;
+    b.lead = draw(0, 3);
+    b.saved = draw(0, 6);
+    b.saves_output = true;
+    b.light_peak = b.output + draw(0, 3);
+    b.forward_peak = b.output + b.saved + draw(0, 3);
+    b.backward_peak = b.output + b.saved + b.gradient + b.lead + draw(0, 5);
+  }
+  return chain;
+}
+
+// All schedules of the blocks s .. t.
+std::vector<Schedule> all_schedules(std::size_t s, std::size_t t) {
+  if (s > t) return {{}};
+  std::vector<Schedule> all;
+  const auto add = [&](const SchedulePart& head) {
+    for (const Schedule& rest : all_schedules(head.end, t)) {
+      Schedule schedule{head};
+      schedule.insert(schedule.end(), rest.begin(), rest.end());
+      all.push_back(schedule);
+    }
+  };
+  add({s, s + 1, {}});
+  for (std::size_t end = s + 1; end <= t; ++end) {  // the last block's backward comes at once
+    for (const Schedule& inner : all_schedules(s, end - 1)) add({s, end, inner});
+  }
+  return all;
+}
+
+// The programme's model, plainly: what stands is a sum, each operation needs so much above it.
+struct Walk {
+  const std::vector<BlockProfile>& chain;
+  std::size_t peak = 0;
+  double seconds = 0;
+
+  void need(std::size_t bytes) { peak = std::max(peak, bytes); }
+
+  // A run of the schedule and the backward through it; `standing` without gradients, `gradient` of
+  // the result and what else stands with it.
+  void run(const Schedule& schedule, std::size_t standing, std::size_t gradient) {
+    std::vector<std::size_t> before;
+    for (const SchedulePart& part : schedule) {
+      before.push_back(standing);
+      if (part.inner.empty()) {
+        const BlockProfile& b = chain[part.begin];
+        need(standing + gradient + b.forward_peak);
+        seconds += b.forward_seconds;
+        standing += b.saved + b.output;
+        continue;
+      }
+      for (std::size_t i = part.begin; i < part.end; ++i) {
+        const std::size_t input = i > part.begin ? chain[i - 1].output : 0;
+        need(standing + gradient + input + chain[i].light_peak);
+        seconds += chain[i].forward_seconds;
+      }
+      standing += chain[part.end - 1].output;
+    }
+    for (std::size_t k = schedule.size(); k-- > 0;) {
+      const SchedulePart& part = schedule[k];
+      if (part.inner.empty()) {
+        need(before[k] + chain[part.begin].backward_peak);
+        seconds += chain[part.begin].backward_seconds;
+      } else {
+        const BlockProfile& last = chain[part.end - 1];
+        run(part.inner, before[k], last.gradient + last.lead);
+      }
+    }
+  }
+};
+
+TEST(ChainProgramme, IsTheBestOfAllSchedulesForEveryAmountOfMemory) {
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 60; ++trial) {
+    const int n = 1 + trial % 6;
+    const std::vector<BlockProfile> chain = random_chain(random, n);
+    const ChainProgramme programme(chain, 0);
+    std::vector<Walk> walks;
+    for (const Schedule& schedule : all_schedules(0, chain.size() - 1)) {
+      walks.push_back({chain});
+      walks.back().run(schedule, 0, 0);
+    }
+    for (std::size_t m = 0; m <= programme.steps(); ++m) {
+      double best = kNever;
+      for (const Walk& walk : walks) {
+        if (walk.peak <= m) best = std::min(best, walk.seconds);
+      }
+      ASSERT_EQ(programme.seconds(m), best) << "trial " << trial << ", " << m << " bytes";
+      const auto schedule = programme.schedule(m);
+      ASSERT_EQ(schedule.has_value(), best < kNever);
+      if (!schedule) continue;
+      Walk walk{chain};
+      walk.run(*schedule, 0, 0);
+      ASSERT_LE(walk.peak, m);
+      ASSERT_EQ(walk.seconds, best);
+      // The simulation is never above the programme, but for the gradient that its caller has.
+      ASSERT_LE(simulate(chain, *schedule).peak, m + 2 * chain.back().gradient);
+      ASSERT_EQ(simulate(chain, *schedule).seconds, best);
+    }
+  }
+}
+
+TEST(ChainProgramme, ReversesUniformChainsAsRevolveDoes) {
+  // Blocks that are only ever kept at the moment of their backward, and activations of one byte: the
+  // fewest further runs forward of n blocks from c stored activations are those of Griewank and
+  // Walther's Revolve, r n - beta(c + 1, r - 1), where beta(c, r) = (c + r)! / (c! r!) and r is the
+  // least with beta(c, r) >= n.
+  const auto beta = [](int c, int r) {
+    double result = 1;
+    for (int i = 1; i <= r; ++i) result = result * (c + i) / i;
+    return result;
+  };
+  BlockProfile block;
+  block.forward_seconds = 1;
+  block.output = 1;
+  block.saved = 50;
+  for (const int n : {2, 5, 10, 20, 40}) {
+    const ChainProgramme programme(std::vector<BlockProfile>(n, block), 0);
+    for (int c = 1; c <= n; ++c) {
+      int r = 0;
+      while (beta(c, r) < n) ++r;
+      EXPECT_EQ(programme.seconds(static_cast<std::size_t>(c)), n + r * n - beta(c + 1, r - 1))
+          << n << " blocks, " << c << " activations";
+    }
+  }
+}
+
+// ---- Plans of real models
+
+class Mlp : public nn::Module {
+ public:
+  Mlp(std::int64_t width, std::int64_t hidden)
+      : up_(add_module("up", nn::Linear(width, hidden))),
+        down_(add_module("down", nn::Linear(hidden, width))) {}
+  std::string kind() const override { return "Mlp"; }
+  Tensor forward(const Tensor& x) override {
+    return x + (*down_)(autograd::dropout(autograd::gelu((*up_)(x)), 0.1));
+  }
+
+ private:
+  std::shared_ptr<nn::Linear> up_, down_;
+};
+
+/// The end of a chain: its loss.
+class MeanSquare : public nn::Module {
+ public:
+  std::string kind() const override { return "MeanSquare"; }
+  Tensor forward(const Tensor& x) override { return autograd::mean(x * x); }
+};
+
+nn::Sequential unequal_chain() {
+  manual_seed(1);
+  nn::Sequential model;
+  for (const int hidden : {256, 64, 512, 128, 64, 512, 256, 128}) {
+    model.add(Mlp(64, hidden));
+    model.add(nn::LayerNorm(64));
+  }
+  model.add(MeanSquare());
+  return model;
+}
+
+struct Step {
+  Values gradients;
+  std::size_t peak = 0;
+};
+Step step_of(nn::Sequential& model, const Tensor& x) {
+  Step step;
+  manual_seed(3);
+  core::reset_peak_memory(core::default_device());
+  autograd::backward(model(x));
+  step.peak = core::memory_stats(core::default_device()).peak_total;
+  for (const auto& p : model.parameters()) step.gradients.push_back(p.tensor.grad().to_vector());
+  model.clear_grad();
+  return step;
+}
+
+TEST(Planner, MeetsEveryBudgetWithTheBitsOfPlainTraining) {
+  nn::Sequential model = unequal_chain();
+  const Tensor x = test::normal_tensor({512, 64}, 2);
+  const Step plain = step_of(model, x);
+  const std::size_t standing = core::memory_stats(core::default_device()).current_total;
+  for (const double share : {1.02, 0.8, 0.6, 0.52}) {
+    const auto budget = static_cast<std::size_t>(share * static_cast<double>(plain.peak));
+    const RecomputationPlan plan = plan_recomputation(model, x, budget, {.repeats = 2});
+    EXPECT_EQ(core::memory_stats(core::default_device()).current_total, standing);
+    plan.apply(model);
+    const Step step = step_of(model, x);
+    model.set_runner({});
+    EXPECT_EQ(step.gradients, plain.gradients) << plan.report();
+    EXPECT_LE(step.peak, budget) << plan.report();
+    EXPECT_LE(plan.peak_bytes(), budget);
+    const double predicted = static_cast<double>(plan.peak_bytes());
+    EXPECT_NEAR(static_cast<double>(step.peak) / predicted, 1.0, 0.05) << plan.report();
+  }
+  EXPECT_THAT(message_of<core::OutOfMemory>([&] { plan_recomputation(model, x, standing + 1000); }),
+              HasSubstr("expected a budget of at least"));
+}
+
+TEST(Planner, SeesWhatAmpPutsAroundAModel) {
+  for (const auto level : {amp::OptLevel::O1, amp::OptLevel::O2}) {
+    nn::Sequential model = unequal_chain();
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    amp::Amp precision =
+        amp::initialize(model, optimizer, {.opt_level = level, .half_dtype = DType::bf16});
+    const Tensor x = test::normal_tensor({512, 64}, 2);
+    const Step plain = step_of(model, x);
+    const std::size_t budget = plain.peak * 7 / 10;
+    const RecomputationPlan plan = plan_recomputation(model, x, budget, {.repeats = 1});
+    plan.apply(model);
+    const Step step = step_of(model, x);
+    EXPECT_EQ(step.gradients, plain.gradients) << plan.report();
+    EXPECT_LE(step.peak, budget) << plan.report();
+    EXPECT_GE(static_cast<double>(step.peak), 0.9 * static_cast<double>(plan.peak_bytes()));
+  }
+}
+
+TEST(Planner, LeavesGeneratorAndStatisticsAloneAndRefusesPendingGradients) {
+  nn::Sequential model;
+  model.add(nn::Linear(8, 8));
+  model.add(nn::BatchNorm1d(8));
+  model.add(nn::Dropout(0.5));
+  const Tensor x = test::normal_tensor({16, 8}, 2);
+  manual_seed(4);
+  const Tensor mean = model.buffers()[0].tensor;
+  const auto before = mean.to_vector();
+  plan_recomputation(model, x, SIZE_MAX);
+  EXPECT_EQ(mean.to_vector(), before);
+  EXPECT_EQ(Generator::current().offset(), 0u);
+  autograd::backward(autograd::sum(model(x)));
+  EXPECT_THAT(message_of<core::InvalidArgument>([&] { plan_recomputation(model, x, SIZE_MAX); }),
+              HasSubstr("got one in '0.weight'"));
+}
+
+TEST(Planner, LongChainsGetASimpleStrategy) {
+  const Tensor x = test::normal_tensor({64, 16}, 2).set_requires_grad(true);
+  std::vector<Segment> blocks(200, [](const Tensor& y) { return autograd::tanh(y); });
+  blocks.push_back([](const Tensor& y) { return autograd::sum(y); });
+  const std::size_t standing = core::memory_stats(core::default_device()).current_total;
+  const RecomputationPlan plan =
+      plan_recomputation(blocks, x, standing + 40 * x.nbytes(), {.repeats = 1});
+  core::reset_peak_memory(core::default_device());
+  autograd::backward(plan.run(x));
+  EXPECT_LE(core::memory_stats(core::default_device()).peak_total, standing + 40 * x.nbytes());
+}
+
+}  // namespace
+}  // namespace cairn::checkpointing
