@@ -114,7 +114,7 @@ void BackgroundSave::finish_rank() {
     if (!first) return leave_note(note_of(plan_.rank), core::str(kWritten, written_));
     committed_ = commit(plan_, gather());
   } catch (const std::exception& e) {
-    if (first) try_to_remove(plan_.temporary());
+    if (first) give_up(plan_);
     if (!first) tell_failure(e.what());
     throw;
   }

@@ -17,23 +17,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What a killed run left: a checkpoint whose heir did not come gets its name back, the rest goes.
-// Nothing is removed before the names that make it needless are flushed.
-void clear_leftovers(const std::string& dir) {
-  std::vector<std::string> needless;
-  for (const std::string& name : list_folder(dir)) {
-    const std::string path = core::str(dir, "/", name);
-    const std::int64_t replaced = step_of_hidden(name, kReplaced);
-    const std::string place = core::str(dir, "/", step_folder(std::max<std::int64_t>(0, replaced)));
-    if (replaced >= 0 && !exists(place)) {
-      rename(path, place);
-    } else if (replaced >= 0 || step_of_hidden(name, kTemporary) >= 0) {
-      needless.push_back(path);
-    }
+// Removes what nobody needs any more; where that fails the next save tries again.
+void try_to_remove(const std::string& path) {
+  try {
+    remove_everything(path);
+  } catch (const core::IoError& e) {
+    log::warn("{}", e.what());
   }
-  if (needless.empty()) return;
-  flush_folder(dir);
-  for (const std::string& path : needless) try_to_remove(path);
 }
 
 void check_written(const std::string& folder, const ManifestFile& file) {
@@ -93,21 +83,28 @@ std::set<std::string> best_of(std::vector<Standing> standing, const TrainingStat
   return paths;
 }
 
+// The line of these ids first, the others behind it.
+std::vector<Standing> in_order(const std::vector<Standing>& standing,
+                               const std::vector<std::uint64_t>& line) {
+  const auto place = [&](const Standing& one) {
+    return std::find(line.begin(), line.end(), one.id) - line.begin();
+  };
+  std::vector<Standing> order = standing;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const Standing& a, const Standing& b) { return place(a) < place(b); });
+  return order;
+}
+
 // What the options do not keep: the newest good ones of this line come first, those of lines left
 // behind fill up. A damaged one does not count, and goes when enough good ones stand before it.
-void remove_old(const SavePlan& plan) {
+void remove_old(const SavePlan& plan, const std::vector<std::uint64_t>& line) {
   const TrainingStateOptions& options = plan.options;
-  const std::vector<Standing> standing = standing_in(plan.dir);
-  std::vector<Standing> order = newest_line(standing), whole;
-  for (const Standing& one : standing) {
-    const bool on_line = std::any_of(order.begin(), order.end(),
-                                     [&](const Standing& other) { return other.path == one.path; });
-    if (!on_line) order.push_back(one);
-  }
+  const std::vector<Standing> order = in_order(standing_in(plan.dir), line);
   const auto is_whole = [&](const Standing& one) {
     return one.id != 0 &&
            std::find(plan.damaged.begin(), plan.damaged.end(), one.path) == plan.damaged.end();
   };
+  std::vector<Standing> whole;
   std::copy_if(order.begin(), order.end(), std::back_inserter(whole), is_whole);
   const std::set<std::string> best = best_of(whole, options);
   int good = 0;
@@ -135,13 +132,21 @@ std::string SavePlan::temporary() const {
   return core::str(dir, "/", hidden_folder(manifest.lineage.step, kTemporary));
 }
 
-// Removes what nobody needs any more; where that fails the next save tries again.
-void try_to_remove(const std::string& path) {
-  try {
-    remove_everything(path);
-  } catch (const core::IoError& e) {
-    log::warn("{}", e.what());
+void clear_leftovers(const std::string& dir) {
+  std::vector<std::string> needless;
+  for (const std::string& name : list_folder(dir)) {
+    const std::string path = core::str(dir, "/", name);
+    const std::int64_t replaced = step_of_hidden(name, kReplaced);
+    const std::string place = core::str(dir, "/", step_folder(std::max<std::int64_t>(0, replaced)));
+    if (replaced >= 0 && !exists(place)) {
+      rename(path, place);
+    } else if (replaced >= 0 || step_of_hidden(name, kTemporary) >= 0) {
+      needless.push_back(path);
+    }
   }
+  if (needless.empty()) return;
+  flush_folder(dir);
+  for (const std::string& path : needless) try_to_remove(path);
 }
 
 void prepare(SavePlan& plan) {
@@ -188,8 +193,19 @@ Committed commit(SavePlan& plan, const std::vector<std::string>& files) {
   flush_parents(plan.dir);
   try_to_remove(aside);
   std::erase(plan.damaged, folder);
-  remove_old(plan);
+  std::vector<std::uint64_t> line = manifest.lineage.continues;
+  line.insert(line.begin(), done.id);
+  remove_old(plan, line);
   return done;
+}
+
+void give_up(const SavePlan& plan) {
+  try_to_remove(plan.temporary());
+  try {
+    remove_old(plan, plan.manifest.lineage.continues);
+  } catch (const core::IoError& e) {
+    log::warn("{}", e.what());
+  }
 }
 
 }  // namespace cairn::checkpointing

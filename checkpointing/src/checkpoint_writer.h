@@ -28,8 +28,9 @@ struct SavePlan {
   std::string temporary() const;  // dir/.step-00000500.tmp
 };
 
-/// Removes what nobody needs any more; where that fails, with a warning.
-void try_to_remove(const std::string& path);
+/// What a killed run left: a checkpoint whose heir did not come gets its name back, the rest goes.
+/// Nothing is removed before the names that make it needless are flushed.
+void clear_leftovers(const std::string& dir);
 
 /// Rank 0, who holds the folder's lock: makes the temporary folder, clears what killed saves have
 /// left, and gives the save its number.
@@ -46,5 +47,9 @@ struct Committed {
 /// Rank 0, with what write_rank_files returned on each rank: gives the checkpoint its name, for
 /// good, and removes those that the options do not keep.
 Committed commit(SavePlan& plan, const std::vector<std::string>& files);
+
+/// Rank 0, where a save failed: removes what it has written, and what the options do not keep. On a
+/// full disk a killed run's one too many would otherwise stand in the way for ever.
+void give_up(const SavePlan& plan);
 
 }  // namespace cairn::checkpointing

@@ -75,8 +75,9 @@ std::shared_ptr<FolderLock> FolderLock::take(const std::string& folder) {
   const int file = system_calls().open(path, O_RDWR | O_CREAT);
   struct stat status {};
   if (file < 0 || system_calls().status(file, status) != 0) {
-    core::fail<core::IoError>("folder", "expected to open '", path,
-                              "', got: ", std::strerror(errno));
+    core::fail<core::IoError>(
+        "folder", "expected a folder that checkpoints can be written to, got '", folder,
+        "', in which ", kLockName, " cannot be opened: ", std::strerror(errno));
   }
   std::shared_ptr<FolderLock> lock(new FolderLock(file));  // closes it
   std::weak_ptr<FolderLock>& known = held[{status.st_dev, status.st_ino}];

@@ -161,9 +161,17 @@ std::string TrainingState::together(const std::string& what,
 // every rank, and whether nobody else saves there.
 void TrainingState::open(const std::string& dir) {
   if (impl_->opened == dir) return;
-  together(core::str("open the folder '", dir, "'"), [&] {
+  const std::string what = core::str("open the folder '", dir, "'");
+  together(what, [&] {
+    if (world_.rank != 0) return "";
+    make_folders(dir);
+    impl_->lock_folder(dir);
+    const SaveTurn turn(impl_->lock);
+    clear_leftovers(dir);  // of a killed save: it may have filled the disk
+    return "";
+  });
+  together(what, [&] {
     check_writable(dir, core::str(".probe-", rank_name(world_.rank)));
-    if (world_.rank == 0) impl_->lock_folder(dir);
     return "";
   });
   impl_->opened = dir;
@@ -234,7 +242,7 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
       report.bytes = std::stoull(bytes);
     }
   } catch (...) {
-    if (world_.rank == 0) try_to_remove(plan.temporary());
+    if (world_.rank == 0 && turn) give_up(plan);
     throw;
   }
   step_ = step;
