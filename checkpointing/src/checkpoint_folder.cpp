@@ -1,6 +1,7 @@
 #include "cairn/checkpointing/checkpoint_folder.h"
 
 #include "cairn/core/error.h"
+#include "checkpoint_reader.h"
 #include "lineage.h"
 #include "manifest.h"
 #include "step_folder.h"
@@ -12,15 +13,21 @@ namespace {
 
 // The contents under their names in read_checkpoint: state.safetensors as they are,
 // rank-0.safetensors below "rank-0".
-FlatState read_files(const std::string& path, const Manifest& manifest,
-                     std::vector<std::string>& damage) {
+FlatState values_of(const std::string& path, const Manifest& manifest, ReadBy by,
+                    const std::function<bool(const std::string&)>& wanted,
+                    std::vector<std::string>& damage) {
   FlatState values;
   for (const ManifestFile& file : manifest.files) {
-    for (auto& [name, value] : read_stored_file(path, file, damage)) {
+    if (!wanted(file.name)) continue;
+    for (auto& [name, value] : read_stored_file(path, file, by, damage)) {
       values.emplace_back(entry_prefix(file.name) + name, std::move(value));
     }
   }
   return values;
+}
+
+bool all_files(const std::string& /*file*/) {
+  return true;
 }
 
 std::vector<std::string> paths_of(const std::vector<Standing>& standing) {
@@ -47,6 +54,8 @@ CheckpointSummary summarize_checkpoint(const std::string& path) {
   summary.step = manifest.lineage.step;
   summary.save = manifest.lineage.save;
   summary.world_size = manifest.world_size;
+  summary.metric = manifest.metric;
+  summary.libraries = manifest.libraries;
   for (const ManifestFile& file : manifest.files) {
     for (CheckpointEntry entry : file.entries) {
       entry.name = entry_prefix(file.name) + entry.name;
@@ -59,7 +68,7 @@ CheckpointSummary summarize_checkpoint(const std::string& path) {
 std::vector<std::string> find_damage(const std::string& path) {
   std::vector<std::string> damage;
   try {
-    read_files(path, read_manifest(path), damage);
+    values_of(path, read_manifest(path), ReadBy::map, all_files, damage);
   } catch (const core::DataError& e) {
     damage.push_back(e.what());
   } catch (const core::IoError& e) {
@@ -68,14 +77,24 @@ std::vector<std::string> find_damage(const std::string& path) {
   return damage;
 }
 
-StateDict read_checkpoint(const std::string& path) {
+StateDict read_files(const std::string& path, const Manifest& manifest, ReadBy by,
+                     const std::function<bool(const std::string&)>& wanted) {
   std::vector<std::string> damage;
-  const FlatState values = read_files(path, read_manifest(path), damage);
+  const FlatState values = values_of(path, manifest, by, wanted, damage);
   if (damage.empty()) return unflatten(values);
   std::string list;
   for (const std::string& line : damage) list += "\n  " + line;
   core::fail<core::DataError>("checkpoint", "expected a whole checkpoint in '", path,
                               "', got:", list);
+}
+
+StateDict read_checkpoint(const std::string& path) {
+  return read_files(path, read_manifest(path), ReadBy::copy, all_files);
+}
+
+bool falls_to(const std::string& file, int rank, int world_size) {
+  if (file == kStateFile) return true;
+  return std::stoi(file.substr(std::string(kRankPrefix).size())) % world_size == rank;
 }
 
 std::vector<std::string> list_checkpoints(const std::string& dir) {

@@ -42,13 +42,19 @@ WritableFile::~WritableFile() {
   if (descriptor_ >= 0) system_calls().close(descriptor_);
 }
 
-void WritableFile::write(const void* data, std::size_t bytes) {
+void WritableFile::write(std::string_view text) {
+  write_at(end_, text.data(), text.size());
+  end_ += text.size();
+}
+
+void WritableFile::write_at(std::uint64_t offset, const void* data, std::size_t bytes) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t n = system_calls().write(descriptor_, at, std::min(bytes, kLargestCall));
+    const ssize_t n = system_calls().write(descriptor_, at, std::min(bytes, kLargestCall), offset);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_io("write", path_);
     at += n;
+    offset += static_cast<std::uint64_t>(n);
     bytes -= static_cast<std::size_t>(n);
   }
 }
@@ -75,7 +81,17 @@ ReadableFile::ReadableFile(const std::string& path)
 }
 
 ReadableFile::~ReadableFile() {
+  if (mapped_ != nullptr) system_calls().unmap(mapped_, size_);
   system_calls().close(descriptor_);
+}
+
+char* ReadableFile::map(std::uint64_t offset, std::size_t bytes) const {
+  std::call_once(mapping_, [&] {
+    if (size_ > 0) mapped_ = static_cast<char*>(system_calls().map(descriptor_, size_));
+  });
+  if (mapped_ == nullptr || bytes == 0 || offset > size_ || bytes > size_ - offset) return nullptr;
+  char* data = mapped_ + offset;
+  return system_calls().populate(data, bytes) == 0 ? data : nullptr;
 }
 
 void ReadableFile::read(std::uint64_t offset, void* data, std::size_t bytes) const {
@@ -136,6 +152,21 @@ void remove_everything(const std::string& path) {
   }
   for (const std::string& name : list_folder(path)) remove_everything(core::str(path, "/", name));
   if (system_calls().remove_folder(path) != 0) fail_io("remove", path);
+}
+
+void check_writable(const std::string& folder, const std::string& probe) {
+  const std::string path = core::str(folder, "/", probe);
+  try {
+    make_folders(folder);
+    WritableFile file(path);
+    file.write("probe");
+    file.close();
+    remove_everything(path);
+  } catch (const core::IoError& e) {
+    core::fail<core::IoError>("folder",
+                              "expected a folder that checkpoints can be written to, got '", folder,
+                              "': ", e.what());
+  }
 }
 
 void flush_folder(const std::string& path) {

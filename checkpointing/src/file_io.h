@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,13 +19,15 @@ class WritableFile {
   WritableFile(const WritableFile&) = delete;
   WritableFile& operator=(const WritableFile&) = delete;
 
-  void write(const void* data, std::size_t bytes);
-  void write(std::string_view text) { write(text.data(), text.size()); }
+  void write(std::string_view text);  // after what was written last
+  /// At a place of its own; several threads may.
+  void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
   void close();  // flushes to the disk first
 
  private:
   std::string path_;
   int descriptor_;
+  std::uint64_t end_ = 0;
 };
 
 class ReadableFile {
@@ -35,13 +38,18 @@ class ReadableFile {
   ReadableFile& operator=(const ReadableFile&) = delete;
 
   std::uint64_t size() const { return size_; }
-  /// All of [offset, offset + bytes); fewer throw.
+  /// All of [offset, offset + bytes); fewer throw. Several threads may.
   void read(std::uint64_t offset, void* data, std::size_t bytes) const;
+  /// [offset, offset + bytes) in pages shared with the file, read now, written for this process
+  /// alone; gone with this object. nullptr where they cannot be had: read() then says why, or works.
+  char* map(std::uint64_t offset, std::size_t bytes) const;
 
  private:
   std::string path_;
   int descriptor_;
   std::uint64_t size_ = 0;
+  mutable std::once_flag mapping_;
+  mutable char* mapped_ = nullptr;
 };
 
 std::string read_text(const std::string& path);
@@ -52,6 +60,8 @@ std::vector<std::string> list_folder(const std::string& path);
 void make_folders(const std::string& path);  // with its parents, where they are missing
 void rename(const std::string& from, const std::string& to);
 void remove_everything(const std::string& path);  // a file, or a folder and all below it, if there
+/// Throws unless a file can be made, written and flushed there.
+void check_writable(const std::string& folder, const std::string& probe);
 /// Makes its entries (names created, renamed and removed) outlive a loss of power.
 void flush_folder(const std::string& path);
 /// The same for the folder's own name and those of its parents. One that may not be opened is left

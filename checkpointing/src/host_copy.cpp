@@ -25,6 +25,10 @@ Tensor gathered(const TensorView& x) {
 
 }  // namespace
 
+void wait_for_device(const Tensor& x) {
+  core::Stream::current(x.device()).synchronize();
+}
+
 Tensor on_host(const Tensor& x) {
   Tensor host = x;
   if (!x.device().is_cpu()) {
@@ -33,7 +37,7 @@ Tensor on_host(const Tensor& x) {
     host = Tensor::empty_strided(x.shape(), x.strides(), x.dtype(), {});
     core::copy_bytes(x, host);
   }
-  core::Stream::current(x.device()).synchronize();
+  wait_for_device(x);
   return host.is_contiguous() ? host : gathered(host);
 }
 

@@ -21,6 +21,7 @@ void read_lineage(Standing& standing) {
     const Manifest manifest = read_manifest(standing.path);
     standing.id = manifest.checksum;
     standing.lineage = manifest.lineage;
+    standing.metric = manifest.metric;
     standing.known = true;
   } catch (const core::Error&) {
     try {

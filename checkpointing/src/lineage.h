@@ -21,6 +21,7 @@ struct Standing {
   std::uint64_t id = 0;  // the manifest's checksum; 0 where it cannot be read
   bool known = false;    // whether its lineage is: by the manifest, else by the file of the parts
   Lineage lineage;
+  std::optional<double> metric;
 };
 
 /// All checkpoints of `dir`, the newest save first; before those the ones of unknown lineage, which

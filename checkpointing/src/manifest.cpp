@@ -20,7 +20,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "cairn-training-state";
-constexpr int kVersion = 2;                                // 1 had no lineage
+// 1 had no lineage. A member that older readers may pass over (metric, libraries,
+// header) keeps the number.
+constexpr int kVersion = 2;
 constexpr std::uint64_t kLargestManifest = 1'000'000'000;  // bytes
 constexpr int kCompact = -1, kIndented = 1;                // nlohmann's indents
 
@@ -72,7 +74,10 @@ Json json_of(const CheckpointEntry& entry) {
 Json json_of(const ManifestFile& file) {
   Json entries = Json::array();
   for (const CheckpointEntry& entry : file.entries) entries.push_back(json_of(entry));
-  return {{"name", file.name}, {"bytes", file.bytes}, {"entries", std::move(entries)}};
+  Json json = {{"name", file.name}, {"bytes", file.bytes}};
+  if (file.header) json["header"] = hex(*file.header);
+  json["entries"] = std::move(entries);
+  return json;
 }
 
 std::string dump(const Json& json, int indent) {
@@ -157,6 +162,7 @@ ManifestFile file_of(const Json& json) {
   ManifestFile file;
   file.name = json.at("name").get<std::string>();
   file.bytes = static_cast<std::uint64_t>(integer_of(json, "bytes", 0));
+  if (json.contains("header")) file.header = parse_hex(json.at("header").get<std::string>());
   std::uint64_t left = file.bytes;
   std::set<std::string> names;
   for (const Json& item : list_of(json, "entries")) {
@@ -218,6 +224,32 @@ auto parsing(const std::string& path, F&& f) {
   }
 }
 
+LibraryVersions libraries_of(const Json& json) {
+  LibraryVersions libraries;
+  const auto found = json.find("libraries");
+  if (found == json.end()) return libraries;
+  for (const auto& [library, version] : found->items()) {
+    libraries.emplace_back(library, version.get<std::string>());
+  }
+  return libraries;
+}
+
+std::optional<double> metric_of(const Json& json) {
+  if (!json.contains("metric")) return {};
+  const Json& metric = json.at("metric");
+  if (!metric.is_number()) fail_field("a number as metric, got ", metric.dump());
+  return metric.get<double>();
+}
+
+// " by Cairn 0.2.0", where the manifest of another version tells.
+std::string writer_of(const Json& json) {
+  const auto found = json.find("libraries");
+  if (found == json.end() || !found->is_object()) return "";
+  const auto cairn = found->find("cairn");
+  if (cairn == found->end() || !cairn->is_string()) return "";
+  return core::str(" by Cairn ", cairn->get<std::string>());
+}
+
 // Returns the version.
 std::int64_t check_format(const Json& json, const std::string& path) {
   if (!json.is_object() || json.value("format", "") != kFormat) {
@@ -227,7 +259,8 @@ std::int64_t check_format(const Json& json, const std::string& path) {
   const std::int64_t version = integer_of(json, "version", INT64_MIN);
   if (version < 1 || version > kVersion) {
     core::fail<core::DataError>("manifest", "expected version 1 to ", kVersion, " in '", path,
-                                "', got ", version, " (written by another release of Cairn)");
+                                "', got ", version, " (written", writer_of(json),
+                                ", a newer release than this one, ", CAIRN_VERSION, ")");
   }
   return version;
 }
@@ -252,10 +285,16 @@ std::string manifest_text(const Manifest& manifest) {
   Json json = {{"format", kFormat}, {"version", kVersion}};
   json.update(json_of(manifest.lineage));
   json["world_size"] = manifest.world_size;
+  if (manifest.metric) json["metric"] = *manifest.metric;
+  for (const auto& [library, version] : manifest.libraries) json["libraries"][library] = version;
   json["files"] = std::move(files);
   const std::string body = dump(json, kCompact);
   json["checksum"] = hex(checksum(body.data(), body.size()));
   return dump(json, kIndented) + "\n";
+}
+
+LibraryVersions library_versions() {
+  return {{"cairn", CAIRN_VERSION}, {"compiler", __VERSION__}};
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& path) {
@@ -270,6 +309,8 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
       manifest.lineage = lineage_of(json);
     }
     manifest.world_size = static_cast<int>(integer_of(json, "world_size", 1, INT32_MAX));
+    manifest.metric = metric_of(json);
+    manifest.libraries = libraries_of(json);
     for (const Json& file : list_of(json, "files")) manifest.files.push_back(file_of(file));
     check_files(manifest);
     return manifest;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@ namespace cairn::checkpointing {
 struct ManifestFile {
   std::string name;  // "state.safetensors"
   std::uint64_t bytes = 0;
+  std::optional<std::uint64_t> header;  // XXH3 of all before the data; older writers did not tell
   std::vector<CheckpointEntry> entries;
 };
 
@@ -27,9 +29,14 @@ struct Lineage {
 struct Manifest {
   Lineage lineage;
   int world_size = 1;
+  std::optional<double> metric;     // finite
+  LibraryVersions libraries;        // of the run that saved
   std::vector<ManifestFile> files;  // state.safetensors and one a rank, in any order
   std::uint64_t checksum = 0;       // of one that was read
 };
+
+/// Those of this program.
+LibraryVersions library_versions();
 
 std::string manifest_text(const Manifest& manifest);
 /// Believes nothing that the text says. Throws core::DataError naming `path` and what is wrong.

@@ -19,9 +19,14 @@ bool parse_safetensors_dtype(const std::string& text, DType& dtype);
 
 std::uint64_t checksum(const void* data, std::size_t bytes);  // XXH3, 64 bits
 
-/// write_safetensors that returns each tensor's checksum.
-std::vector<std::uint64_t> write_safetensors_with_checksums(const std::string& path,
-                                                            const NamedTensors& tensors,
-                                                            const SafetensorsMetadata& metadata);
+struct SafetensorsChecksums {
+  std::uint64_t header = 0;  // of all before the data
+  std::vector<std::uint64_t> tensors;
+};
+
+/// write_safetensors that returns the checksums.
+SafetensorsChecksums write_safetensors_with_checksums(const std::string& path,
+                                                      const NamedTensors& tensors,
+                                                      const SafetensorsMetadata& metadata);
 
 }  // namespace cairn::checkpointing

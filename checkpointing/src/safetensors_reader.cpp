@@ -135,7 +135,7 @@ class SafetensorsReader::File : public ReadableFile {
 };
 
 SafetensorsReader::SafetensorsReader(const std::string& path)
-    : path_(path), file_(std::make_unique<File>(path)), file_bytes_(file_->size()) {
+    : path_(path), file_(std::make_shared<File>(path)), file_bytes_(file_->size()) {
   std::uint64_t length = 0;
   if (file_bytes_ < sizeof length) {
     fail_data(path, "expected at least 8 bytes, got ", file_bytes_);
@@ -146,8 +146,10 @@ SafetensorsReader::SafetensorsReader(const std::string& path)
               std::min(kLargestHeader, file_bytes_ - sizeof length), " bytes, got a length of ",
               length);
   }
-  std::string text(length, '\0');
-  file_->read(sizeof length, text.data(), length);
+  std::string text(sizeof length + length, '\0');
+  file_->read(0, text.data(), text.size());
+  header_checksum_ = checksum(text.data(), text.size());
+  text.erase(0, sizeof length);
   const Json header = parse_json(text, "safetensors", path);
   if (!header.is_object())
     fail_data(path, "expected an object as header, got ", header.type_name());
@@ -183,6 +185,14 @@ Tensor SafetensorsReader::read(const SafetensorsEntry& entry) const {
   Tensor result = Tensor::empty(entry.shape, entry.dtype, Device{});
   file_->read(data_begin_ + entry.begin, result.raw_data(), result.nbytes());
   return result;
+}
+
+Tensor SafetensorsReader::map(const SafetensorsEntry& entry) const {
+  const std::uint64_t offset = data_begin_ + entry.begin;
+  const bool aligned = offset % core::size_of(entry.dtype) == 0;
+  char* data = aligned ? file_->map(offset, entry.end - entry.begin) : nullptr;
+  if (data == nullptr) return read(entry);
+  return Tensor::wrap(TensorView(data, entry.shape, entry.dtype), file_);
 }
 
 }  // namespace cairn::checkpointing

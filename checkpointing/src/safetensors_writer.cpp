@@ -8,6 +8,7 @@
 #include "file_io.h"
 #include "host_copy.h"
 #include "safetensors_format.h"
+#include "work_threads.h"
 
 namespace cairn::checkpointing {
 
@@ -65,24 +66,34 @@ std::string header_text(const NamedTensors& tensors, const std::vector<std::size
 
 }  // namespace
 
-std::vector<std::uint64_t> write_safetensors_with_checksums(const std::string& path,
-                                                            const NamedTensors& tensors,
-                                                            const SafetensorsMetadata& metadata) {
+SafetensorsChecksums write_safetensors_with_checksums(const std::string& path,
+                                                      const NamedTensors& tensors,
+                                                      const SafetensorsMetadata& metadata) {
   check_names(path, tensors);
   const std::vector<std::size_t> order = data_order(tensors);
   const std::string header = header_text(tensors, order, metadata);
   const std::uint64_t length = header.size();
   CAIRN_CHECK(length <= kLargestHeader, "safetensors", "expected a header of at most ",
               kLargestHeader, " bytes, got ", length);
-  std::vector<std::uint64_t> checksums(tensors.size());
+  const std::string beginning =
+      std::string(reinterpret_cast<const char*>(&length), sizeof length) + header;
   WritableFile file(path);
-  file.write(&length, sizeof length);
-  file.write(header);
+  file.write(beginning);
+  SafetensorsChecksums checksums{checksum(beginning.data(), beginning.size()), {}};
+  checksums.tensors.resize(tensors.size());
+  std::vector<std::uint64_t> offsets;
+  std::uint64_t end = beginning.size();
   for (const std::size_t i : order) {
-    const Tensor host = on_host(tensors[i].tensor);
-    checksums[i] = checksum(host.raw_data(), host.nbytes());
-    file.write(host.raw_data(), host.nbytes());
+    offsets.push_back(end);
+    end += tensors[i].tensor.nbytes();
+    wait_for_device(tensors[i].tensor);  // in this thread, whose streams wrote it
   }
+  on_threads(threads_for(end), order.size(), [&](std::size_t job) {
+    const std::size_t i = order[job];
+    const Tensor host = on_host(tensors[i].tensor);
+    checksums.tensors[i] = checksum(host.raw_data(), host.nbytes());
+    file.write_at(offsets[job], host.raw_data(), host.nbytes());
+  });
   file.close();
   return checksums;
 }

@@ -6,6 +6,7 @@
 #include "cairn/core/error.h"
 #include "file_io.h"
 #include "safetensors_format.h"
+#include "work_threads.h"
 
 namespace cairn::checkpointing {
 
@@ -36,10 +37,10 @@ ManifestFile write_stored_file(const std::string& folder, const std::string& nam
   }
   const std::string path = folder + "/" + name;
   metadata.insert(metadata.begin(), {"format", "cairn"});
-  const std::vector<std::uint64_t> checksums =
-      write_safetensors_with_checksums(path, tensors, metadata);
-  for (std::size_t i = 0; i < checksums.size(); ++i) {
-    file.entries[entry_of_tensor[i]].checksum = checksums[i];
+  const SafetensorsChecksums checksums = write_safetensors_with_checksums(path, tensors, metadata);
+  file.header = checksums.header;
+  for (std::size_t i = 0; i < entry_of_tensor.size(); ++i) {
+    file.entries[entry_of_tensor[i]].checksum = checksums.tensors[i];
   }
   file.bytes = file_bytes(path);
   return file;
@@ -47,36 +48,42 @@ ManifestFile write_stored_file(const std::string& folder, const std::string& nam
 
 namespace {
 
-// The entry's tensor, or nothing and a line of damage.
+// The entry's tensor, or nothing and what is wrong with it.
 std::optional<Tensor> read_tensor(const SafetensorsReader& reader, const CheckpointEntry& entry,
-                                  std::vector<std::string>& damage) {
+                                  ReadBy by, std::string& damage) {
   const SafetensorsEntry* stored = reader.find(entry.name);
   if (stored == nullptr) {
-    damage.push_back(core::str(entry.file, ": '", entry.name, "' is missing"));
+    damage = core::str(entry.file, ": '", entry.name, "' is missing");
     return {};
   }
   if (stored->dtype != entry.dtype || !(stored->shape == entry.shape)) {
-    damage.push_back(core::str(entry.file, ": '", entry.name, "' is ", stored->dtype, " ",
-                               stored->shape, " instead of ", entry.dtype, " ", entry.shape));
+    damage = core::str(entry.file, ": '", entry.name, "' is ", stored->dtype, " ", stored->shape,
+                       " instead of ", entry.dtype, " ", entry.shape);
     return {};
   }
-  const Tensor tensor = reader.read(*stored);
+  const Tensor tensor = by == ReadBy::map ? reader.map(*stored) : reader.read(*stored);
   if (checksum(tensor.raw_data(), tensor.nbytes()) != entry.checksum) {
-    damage.push_back(core::str(entry.file, ": '", entry.name, "' ", entry.dtype, " ", entry.shape,
-                               " is damaged: its checksum differs from the manifest's"));
+    damage = core::str(entry.file, ": '", entry.name, "' ", entry.dtype, " ", entry.shape,
+                       " is damaged: its checksum differs from the manifest's");
     return {};
   }
   return tensor;
 }
 
-void read_entries(const SafetensorsReader& reader, const ManifestFile& file, FlatState& values,
-                  std::vector<std::string>& damage) {
+void read_entries(const SafetensorsReader& reader, const ManifestFile& file, ReadBy by,
+                  FlatState& values, std::vector<std::string>& damage) {
+  std::vector<std::optional<Tensor>> tensors(file.entries.size());
+  std::vector<std::string> wrong(file.entries.size());
+  on_threads(threads_for(file.bytes), file.entries.size(), [&](std::size_t i) {
+    const CheckpointEntry& entry = file.entries[i];
+    tensors[i] = entry.in_file() ? read_tensor(reader, entry, by, wrong[i]) : Tensor();
+  });
   std::set<std::string> known;
-  for (const CheckpointEntry& entry : file.entries) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const CheckpointEntry& entry = file.entries[i];
     known.insert(entry.name);
-    std::optional<Tensor> tensor = Tensor();
-    if (entry.in_file()) tensor = read_tensor(reader, entry, damage);
-    if (tensor) values.emplace_back(entry.name, value_of(entry.kind, *tensor, entry.text));
+    if (tensors[i]) values.emplace_back(entry.name, value_of(entry.kind, *tensors[i], entry.text));
+    if (!tensors[i]) damage.push_back(wrong[i]);
   }
   for (const SafetensorsEntry& entry : reader.entries()) {
     if (!known.contains(entry.name)) {
@@ -87,7 +94,7 @@ void read_entries(const SafetensorsReader& reader, const ManifestFile& file, Fla
 
 }  // namespace
 
-FlatState read_stored_file(const std::string& folder, const ManifestFile& file,
+FlatState read_stored_file(const std::string& folder, const ManifestFile& file, ReadBy by,
                            std::vector<std::string>& damage) {
   FlatState values;
   try {
@@ -96,7 +103,11 @@ FlatState read_stored_file(const std::string& folder, const ManifestFile& file,
       damage.push_back(
           core::str(file.name, ": ", reader.file_bytes(), " bytes instead of ", file.bytes));
     }
-    read_entries(reader, file, values, damage);
+    if (file.header && reader.header_checksum() != *file.header) {
+      damage.push_back(core::str(
+          file.name, ": its header is damaged: its checksum differs from the manifest's"));
+    }
+    read_entries(reader, file, by, values, damage);
   } catch (const core::DataError& e) {
     damage.push_back(e.what());
   } catch (const core::IoError& e) {

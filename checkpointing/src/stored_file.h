@@ -16,9 +16,12 @@ namespace cairn::checkpointing {
 ManifestFile write_stored_file(const std::string& folder, const std::string& name,
                                const FlatState& entries, SafetensorsMetadata metadata = {});
 
+/// How tensors come into memory: by copy, or as the file's own pages (SafetensorsReader::map).
+enum class ReadBy { copy, map };
+
 /// Reads and verifies `folder`/`file.name`. Each thing wrong adds a line to `damage`; the values
 /// are complete only where none was added.
-FlatState read_stored_file(const std::string& folder, const ManifestFile& file,
+FlatState read_stored_file(const std::string& folder, const ManifestFile& file, ReadBy by,
                            std::vector<std::string>& damage);
 
 }  // namespace cairn::checkpointing

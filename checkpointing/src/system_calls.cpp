@@ -2,6 +2,8 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -33,12 +35,37 @@ ssize_t SystemCalls::read(int file, void* data, std::size_t bytes, std::uint64_t
   return ::pread(file, data, bytes, static_cast<off_t>(offset));
 }
 
-ssize_t SystemCalls::write(int file, const void* data, std::size_t bytes) {
-  return ::write(file, data, bytes);
+ssize_t SystemCalls::write(int file, const void* data, std::size_t bytes, std::uint64_t offset) {
+  return ::pwrite(file, data, bytes, static_cast<off_t>(offset));
 }
 
 int SystemCalls::fsync(int file) {
   return ::fsync(file);
+}
+
+int SystemCalls::lock(int file) {
+  return ::flock(file, LOCK_EX | LOCK_NB);
+}
+
+void* SystemCalls::map(int file, std::size_t bytes) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+  return data == MAP_FAILED ? nullptr : data;
+}
+
+int SystemCalls::populate(void* data, std::size_t bytes) {
+#ifdef MADV_POPULATE_READ
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<std::uintptr_t>(data) / page * page;
+  const auto last = reinterpret_cast<std::uintptr_t>(data) + bytes;
+  return ::madvise(reinterpret_cast<void*>(first), last - first, MADV_POPULATE_READ);
+#else
+  errno = ENOSYS;
+  return -1;
+#endif
+}
+
+void SystemCalls::unmap(void* data, std::size_t bytes) {
+  ::munmap(data, bytes);
 }
 
 int SystemCalls::close(int file) {

@@ -12,15 +12,23 @@
 
 namespace cairn::checkpointing {
 
-/// Each does what the POSIX call of its name does: -1 and errno where it fails.
+/// Each does what the POSIX call of its name does: -1 and errno where it fails. Called by several
+/// threads at once.
 class SystemCalls {
  public:
   virtual ~SystemCalls() = default;
 
   virtual int open(const std::string& path, int flags);
   virtual ssize_t read(int file, void* data, std::size_t bytes, std::uint64_t offset);
-  virtual ssize_t write(int file, const void* data, std::size_t bytes);
+  virtual ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset);
   virtual int fsync(int file);
+  virtual int lock(int file);  // exclusive, without waiting: EWOULDBLOCK where another has it
+  /// Shares the file's bytes, read as they are touched, written for this process alone. nullptr and
+  /// errno where the file system has no such call.
+  virtual void* map(int file, std::size_t bytes);
+  /// Reads pages of a map now, so that what cannot be read is an error and not a signal.
+  virtual int populate(void* data, std::size_t bytes);
+  virtual void unmap(void* data, std::size_t bytes);
   virtual int close(int file);
   virtual int status(int file, struct stat& status);
 

@@ -1,21 +1,30 @@
 #include "cairn/checkpointing/training_state.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <set>
+#include <sstream>
 
+#include "background_save.h"
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/core/error.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/log.h"
 #include "cairn/kernels/product_choices.h"
+#include "checkpoint_reader.h"
+#include "checkpoint_writer.h"
 #include "file_io.h"
 #include "flat_state.h"
+#include "folder_lock.h"
 #include "lineage.h"
-#include "state_copy.h"
+#include "partial_load.h"
+#include "signal_watch.h"
+#include "snapshot.h"
 #include "step_folder.h"
-#include "stored_file.h"
 
 namespace cairn::checkpointing {
 
@@ -23,34 +32,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr char kOk = '+', kFailed = '-';  // first byte of what ranks tell each other
 
-// Removes what nobody needs any more; where that fails the next save tries again.
-void try_to_remove(const std::string& path) {
-  try {
-    remove_everything(path);
-  } catch (const core::IoError& e) {
-    log::warn("{}", e.what());
-  }
-}
-
-// What a killed run left: a checkpoint whose heir did not come gets its name back, the rest goes.
-// Nothing is removed before the names that make it needless are flushed.
-void clear_leftovers(const std::string& dir) {
-  std::vector<std::string> needless;
-  for (const std::string& name : list_folder(dir)) {
-    const std::string path = core::str(dir, "/", name);
-    const std::int64_t replaced = step_of_hidden(name, kReplaced);
-    const std::string place = core::str(dir, "/", step_folder(std::max<std::int64_t>(0, replaced)));
-    if (replaced >= 0 && !exists(place)) {
-      rename(path, place);
-    } else if (replaced >= 0 || step_of_hidden(name, kTemporary) >= 0) {
-      needless.push_back(path);
-    }
-  }
-  if (needless.empty()) return;
-  flush_folder(dir);
-  for (const std::string& path : needless) try_to_remove(path);
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 constexpr const char* kProducts = "products";
@@ -81,51 +68,6 @@ void restore_generator(const StateDict& contents, int rank, int saved_world_size
   generator.set(generator.seed() + kGolden * static_cast<std::uint64_t>(rank), generator.offset());
 }
 
-void check_written(const std::string& folder, const ManifestFile& file) {
-  const std::string path = folder + "/" + file.name;
-  const bool there = exists(path);
-  if (there && file_bytes(path) == file.bytes) return;
-  core::fail<core::IoError>("save", "expected every rank's file in '", folder, "', got ",
-                            there ? "another " : "no ", file.name,
-                            " (is the folder shared between the machines?)");
-}
-
-// All lose their names at once and for good before the first loses a file: none is ever seen
-// without one. One beside which its predecessor still stands aside, because that could not be
-// removed, stays until the next save: without it the predecessor would be found in its place.
-void remove_checkpoints(const std::string& dir, const std::vector<std::string>& paths) {
-  if (paths.empty()) return;
-  std::vector<std::string> hidden;
-  try {
-    for (const std::string& path : paths) {
-      const std::string name = fs::path(path).filename().string();
-      const std::int64_t step = std::max(step_of_folder(name), step_of_hidden(name, kReplaced));
-      const std::string aside = dir + "/" + hidden_folder(step, kReplaced);
-      if (aside != path && exists(aside)) continue;
-      hidden.push_back(dir + "/" + hidden_folder(step, kTemporary));
-      rename(path, hidden.back());
-    }
-    flush_folder(dir);
-  } catch (const core::IoError& e) {
-    log::warn("cannot remove old checkpoints: {}", e.what());
-    return;  // the next save clears what has lost its name
-  }
-  for (const std::string& path : hidden) try_to_remove(path);
-}
-
-// Gives `from` the name `to`. No call can do that where `to` stands, not on every file system: it
-// steps aside first, under a name by which readers know it until the new one is there.
-void replace_folder(const std::string& from, const std::string& to, const std::string& aside) {
-  const bool replaces = exists(to);
-  if (replaces) rename(to, aside);
-  try {
-    rename(from, to);
-  } catch (const core::IoError&) {
-    if (replaces) rename(aside, to);
-    throw;
-  }
-}
-
 // The checkpoint of that path, or the one that stepped aside from it when a save was killed.
 std::string standing_path(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -138,10 +80,38 @@ std::string standing_path(std::string path) {
 
 }  // namespace
 
+struct TrainingState::Loaded {
+  std::string path;  // empty: there was none
+  StateDict contents;
+  Manifest manifest;
+  std::vector<std::uint64_t> line;
+};
+
+struct TrainingState::Impl {
+  std::string opened;  // the folder that was found fit to save in
+  std::string locked;  // rank 0: the folder of the lock
+  std::shared_ptr<FolderLock> lock;
+  std::string last_dir;  // of the last save that was begun
+  std::int64_t last_step = -1;
+  std::unique_ptr<SignalWatch> watch;
+  std::string signal_dir;
+  SaveReport report;                           // of the save in the background
+  std::unique_ptr<BackgroundSave> background;  // last: it ends before the lock
+
+  void lock_folder(const std::string& dir) {
+    if (locked == dir) return;
+    lock.reset();
+    lock = FolderLock::take(dir);
+    locked = dir;
+  }
+};
+
 TrainingState::TrainingState(std::initializer_list<Part> parts, World world,
                              const TrainingStateOptions& options)
-    : parts_(parts), world_(std::move(world)), options_(options) {
-  CAIRN_CHECK(options.keep >= 1, "training_state", "expected keep >= 1, got ", options.keep);
+    : parts_(parts), world_(std::move(world)), options_(options), impl_(std::make_unique<Impl>()) {
+  CAIRN_CHECK(options.keep >= 1 && options.keep_every >= 0 && options.keep_best >= 0,
+              "training_state", "expected keep >= 1, keep_every >= 0 and keep_best >= 0, got ",
+              options.keep, ", ", options.keep_every, " and ", options.keep_best);
   std::set<std::string> names;
   for (const Part& part : parts_) {
     const bool usable = !part.name.empty() && part.name.find('.') == std::string::npos &&
@@ -151,6 +121,9 @@ TrainingState::TrainingState(std::initializer_list<Part> parts, World world,
                 kRankPrefix, "', got '", part.name, "'");
   }
 }
+
+TrainingState::~TrainingState() = default;
+TrainingState::TrainingState(TrainingState&&) noexcept = default;
 
 // Runs work on every rank; returns when all are done. Where it fails on one rank it fails on all:
 // none goes on alone.
@@ -184,210 +157,349 @@ std::string TrainingState::together(const std::string& what,
   return first;
 }
 
-std::string TrainingState::save(const std::string& dir, std::int64_t step) {
+// Before the first step, rather than at the first save: whether files can be written there, by
+// every rank, and whether nobody else saves there.
+void TrainingState::open(const std::string& dir) {
+  if (impl_->opened == dir) return;
+  const std::string what = core::str("open the folder '", dir, "'");
+  together(what, [&] {
+    if (world_.rank != 0) return "";
+    make_folders(dir);
+    impl_->lock_folder(dir);
+    const SaveTurn turn(impl_->lock);
+    clear_leftovers(dir);  // of a killed save: it may have filled the disk
+    return "";
+  });
+  together(what, [&] {
+    check_writable(dir, core::str(".probe-", rank_name(world_.rank)));
+    return "";
+  });
+  impl_->opened = dir;
+}
+
+void TrainingState::check_save(const std::string& dir, std::int64_t step) const {
   CAIRN_CHECK(step >= 0, "save", "expected a step >= 0, got ", step);
+  CAIRN_CHECK(!dir.empty(), "save", "expected a folder, got ''");
+  CAIRN_CHECK(!options_.read_only, "save", "expected a training state that is not read_only");
+}
+
+std::string TrainingState::save(const std::string& dir, std::int64_t step,
+                                std::optional<double> metric) {
+  start_save(dir, step, metric, /*asynchronous=*/false);
+  return last_save_->path;
+}
+
+void TrainingState::save_async(const std::string& dir, std::int64_t step,
+                               std::optional<double> metric) {
+  start_save(dir, step, metric, /*asynchronous=*/true);
+}
+
+void TrainingState::start_save(const std::string& dir, std::int64_t step,
+                               std::optional<double> metric, bool asynchronous) {
+  check_save(dir, step);
+  const Clock::time_point start = Clock::now();
+  finish();
   const std::string what = core::str("save of step ", step);
-  const std::string temporary = dir + "/" + hidden_folder(step, kTemporary);
-  Manifest manifest;
-  manifest.world_size = world_.size;
-  manifest.lineage = {.step = step, .continues = line_};
+  SavePlan plan{.dir = dir, .rank = world_.rank, .options = options_, .damaged = damaged_};
+  plan.manifest.world_size = world_.size;
+  plan.manifest.lineage = {.step = step, .continues = line_};
+  if (metric && std::isfinite(*metric)) plan.manifest.metric = metric;
+  plan.manifest.libraries = library_versions();
+  std::unique_ptr<SaveTurn> turn;
+  std::optional<RankContents> copy;
+  std::string written;
+  SaveReport report{.path = plan.folder(), .step = step};
+  Committed committed;
   try {
     together(what, [&] {
       if (world_.rank != 0) return "";
       make_folders(dir);
-      clear_leftovers(dir);
-      manifest.lineage.save = next_save(standing_in(dir));
-      make_folders(temporary);
+      impl_->lock_folder(dir);
+      turn = std::make_unique<SaveTurn>(impl_->lock);
+      prepare(plan);
       return "";
     });
     std::vector<std::string> files;
     together(
-        what, [&] { return write_files(temporary, lineage_text(manifest.lineage)); }, &files);
-    together(what, [&] {
-      if (world_.rank == 0) commit(dir, manifest, files);
-      return "";
-    });
+        what,
+        [&] {
+          RankContents contents = contents_of_rank();
+          const std::uint64_t bytes = bytes_of(contents.shared) + bytes_of(contents.own);
+          if (asynchronous && bytes <= options_.snapshot_bytes) {
+            copy = {contents.has_shared, snapshot_of(contents.shared), snapshot_of(contents.own)};
+            report.snapshot_bytes = bytes;
+          } else {
+            written = write_rank_files(plan, contents);
+          }
+          return written;
+        },
+        &files);
+    if (!asynchronous) {
+      const std::string bytes = together(what, [&] {
+        if (world_.rank == 0) committed = commit(plan, files);
+        return std::to_string(committed.bytes);
+      });
+      report.bytes = std::stoull(bytes);
+    }
   } catch (...) {
-    if (world_.rank == 0) try_to_remove(temporary);
+    if (world_.rank == 0 && turn) give_up(plan);
     throw;
   }
   step_ = step;
-  return dir + "/" + step_folder(step);
+  impl_->last_dir = dir;
+  impl_->last_step = step;
+  report.blocked_seconds = report.seconds = seconds_since(start);
+  if (!asynchronous) return saved(report, committed.id, plan.damaged);
+  impl_->report = report;
+  impl_->background = std::make_unique<BackgroundSave>(std::move(plan), std::move(copy),
+                                                       std::move(written), std::move(turn));
 }
 
-// Returns the manifest's part of the shared file (rank 0 only), a line feed, that of this rank's
-// own.
-std::string TrainingState::write_files(const std::string& folder,
-                                       const std::string& lineage) const {
-  std::string shared;
-  if (world_.rank == 0) {
-    StateDict state;
-    for (const Part& part : parts_) state.set(part.name, part.stateful->state_dict());
-    shared = manifest_file_text(
-        write_stored_file(folder, kStateFile, flatten(state), {{kLineageKey, lineage}}));
-  }
-  return shared + "\n" +
-         manifest_file_text(write_stored_file(folder, rank_file(world_.rank), own_state()));
+RankContents TrainingState::contents_of_rank() const {
+  RankContents contents{.own = own_state()};
+  if (world_.rank != 0) return contents;
+  StateDict state;
+  for (const Part& part : parts_) state.set(part.name, part.stateful->state_dict());
+  contents.has_shared = true;
+  contents.shared = flatten(state);
+  return contents;
 }
 
-// files: what write_files returned on each rank.
-void TrainingState::commit(const std::string& dir, Manifest& manifest,
-                           const std::vector<std::string>& files) {
-  const std::int64_t step = manifest.lineage.step;
-  const std::string folder = dir + "/" + step_folder(step);
-  const std::string temporary = dir + "/" + hidden_folder(step, kTemporary);
-  const std::string aside = dir + "/" + hidden_folder(step, kReplaced);
-  for (const std::string& pair : files) {
-    const std::size_t end = pair.find('\n');
-    for (const std::string& text : {pair.substr(0, end), pair.substr(end + 1)}) {
-      if (!text.empty()) manifest.files.push_back(parse_manifest_file(text, temporary));
-    }
-  }
-  for (const ManifestFile& file : manifest.files) check_written(temporary, file);
-  const std::string text = manifest_text(manifest);
-  const std::uint64_t id = parse_manifest(text, temporary).checksum;  // so it can be read back
-  WritableFile file(temporary + "/" + kManifestName);
-  file.write(text);
-  file.close();
-  flush_folder(temporary);
-  replace_folder(temporary, folder, aside);
-  flush_folder(dir);
-  flush_parents(dir);
-  try_to_remove(aside);
-  std::erase(damaged_, folder);
+void TrainingState::saved(const SaveReport& report, std::uint64_t id,
+                          const std::vector<std::string>& damaged) {
+  last_save_ = report;
+  if (world_.rank != 0) return;
+  damaged_ = damaged;
   line_.insert(line_.begin(), id);
   line_.resize(std::min(line_.size(), kLongestLine));
-  remove_old(dir);
 }
 
-// What `keep` does not cover: the newest good ones of this line come first, those of lines left
-// behind fill up. A damaged one does not count, and goes when enough good ones stand before it.
-void TrainingState::remove_old(const std::string& dir) const {
-  const std::vector<Standing> standing = standing_in(dir);
-  std::vector<Standing> order = newest_line(standing);
-  for (const Standing& one : standing) {
-    const bool on_line = std::any_of(order.begin(), order.end(),
-                                     [&](const Standing& other) { return other.path == one.path; });
-    if (!on_line) order.push_back(one);
-  }
-  int good = 0;
-  std::vector<std::string> needless;
-  for (const Standing& one : order) {
-    const bool known = std::find(damaged_.begin(), damaged_.end(), one.path) != damaged_.end();
-    if (good >= options_.keep) {
-      needless.push_back(one.path);
-    } else if (one.id != 0 && !known) {
-      ++good;
-    }
-  }
-  remove_checkpoints(dir, needless);
+void TrainingState::finish() {
+  if (!impl_->background) return;
+  const std::unique_ptr<BackgroundSave> background = std::move(impl_->background);
+  SaveReport report = impl_->report;
+  Committed committed;
+  std::vector<std::string> answers;
+  together(
+      core::str("save of step ", report.step, " in the background"),
+      [&] {
+        committed = background->wait();
+        return core::str(committed.bytes, " ", background->seconds());
+      },
+      &answers);
+  std::istringstream(answers.front()) >> report.bytes >> report.seconds;
+  report.seconds += report.blocked_seconds;
+  saved(report, committed.id, background->plan().damaged);
 }
 
 bool TrainingState::save_every(std::int64_t n, const std::string& dir) {
   CAIRN_CHECK(n >= 1, "save_every", "expected n >= 1, got ", n);
+  if (!dir.empty()) {
+    check_save(dir, step_ + 1);
+    open(dir);
+  }
   ++step_;
-  if (step_ % n != 0) return false;
-  save(dir, step_);
-  return true;
+  const bool due = step_ % n == 0 && !dir.empty();
+  if (due) start_save(dir, step_, {}, options_.asynchronous);
+  end_on_signal(step_);
+  return due;
 }
 
+void TrainingState::save_on_signal(int signal, const std::string& dir) {
+  check_save(dir, 0);
+  impl_->watch.reset();
+  impl_->watch = std::make_unique<SignalWatch>(signal);
+  impl_->signal_dir = dir;
+}
+
+// The same answer on every rank.
+bool TrainingState::signal_came() const {
+  const std::vector<std::string> all = world_.exchange(impl_->watch->came() ? "1" : "0", "signals");
+  return std::find(all.begin(), all.end(), "1") != all.end();
+}
+
+void TrainingState::end_on_signal(std::int64_t step) {
+  if (!impl_->watch || !signal_came()) return;
+  const bool there = impl_->last_step == step && impl_->last_dir == impl_->signal_dir;
+  if (!there) save(impl_->signal_dir, step);
+  finish();
+  if (world_.rank == 0) {
+    log::warn("a signal has come: saved '{}', ending with status {}", last_save_->path,
+              kSavedOnSignal);
+  }
+  world_.barrier("end on a signal");  // none is seen to be gone before all have saved
+  std::exit(kSavedOnSignal);
+}
+
+// This rank's share of the files, verified.
+TrainingState::Loaded TrainingState::read(const std::string& path) const {
+  Loaded loaded{.path = path, .contents = {}, .manifest = read_manifest(path), .line = {}};
+  const int saved_world = loaded.manifest.world_size, own = world_.rank % saved_world;
+  loaded.contents = read_files(path, loaded.manifest, ReadBy::map, [&](const std::string& file) {
+    return file == rank_file(own) || falls_to(file, world_.rank, world_.size);
+  });
+  loaded.line = line_of(path);
+  return loaded;
+}
+
+// Tries this checkpoint on all ranks. Returns what is wrong with it on one of them, "" where it is
+// whole; the same on every rank.
+std::string TrainingState::try_to_read(const std::string& path, Loaded& loaded) const {
+  std::vector<std::string> answers;
+  together(
+      "resume",
+      [&] {
+        try {
+          loaded = read(path);
+          return core::str(kOk, loaded.manifest.checksum);
+        } catch (const core::DataError& e) {
+          return core::str(kFailed, e.what());
+        } catch (const core::IoError& e) {
+          return core::str(kFailed, e.what());
+        }
+      },
+      &answers);
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+    const std::string where = rank == 0 ? "" : core::str("on rank ", rank, ": ");
+    if (answers[rank][0] != kOk) return where + answers[rank].substr(1);
+    if (answers[rank] != answers[0]) return where + "it has another manifest there";
+  }
+  return "";
+}
+
+// Rank 0 says what there is, in which order; the first that is whole on all ranks is taken.
 TrainingState::Loaded TrainingState::newest_good(const std::string& dir) {
-  const std::vector<Standing> standing = standing_in(dir);
-  const std::vector<Standing> line = newest_line(standing);
-  std::string all_damage;
-  for (const Standing& one : line) {
-    std::string damage;
-    try {
-      return {one.path, read_checkpoint(one.path)};
-    } catch (const core::DataError& e) {
-      damage = e.what();
-    } catch (const core::IoError& e) {
-      damage = e.what();
-    }
-    all_damage += "\n  " + damage;
-    damaged_.push_back(one.path);
-    log::warn("passing over the damaged checkpoint '{}': {}", one.path, damage);
+  std::string known = together("resume", [&] {
+    if (world_.rank != 0) return std::string();
+    const std::vector<Standing> standing = standing_in(dir), line = newest_line(standing);
+    std::string text = core::str(standing.size() - line.size(), '\0');
+    for (const Standing& one : line) text += one.path + '\0';
+    return text;
+  });
+  std::vector<std::string> paths;
+  for (std::size_t end = 0; (end = known.find('\0')) != std::string::npos;) {
+    paths.push_back(known.substr(0, end));
+    known.erase(0, end + 1);
   }
-  if (standing.empty()) return {};
+  const std::string left_behind = paths.front();
+  paths.erase(paths.begin());
+  if (paths.empty()) return {};
+  std::string all_damage;
+  for (const std::string& path : paths) {
+    Loaded loaded;
+    const std::string damage = try_to_read(path, loaded);
+    if (damage.empty()) return loaded;
+    all_damage += "\n  " + damage;
+    damaged_.push_back(path);
+    if (world_.rank == 0) log::warn("passing over the damaged checkpoint '{}': {}", path, damage);
+  }
   const std::string others =
-      standing.size() == line.size()
-          ? ""
-          : core::str("\n  (", standing.size() - line.size(),
-                      " more are of runs that were left behind: resume one by its path, or start "
-                      "in another folder)");
+      left_behind == "0" ? ""
+                         : core::str("\n  (", left_behind,
+                                     " more are of runs that were left behind: resume one by its "
+                                     "path, or start in another folder)");
   core::fail<core::DataError>("resume", "expected a good checkpoint in '", dir, "', got ",
-                              line.size(), " damaged:", all_damage, others);
+                              paths.size(), " damaged:", all_damage, others);
 }
 
-std::optional<ResumeInfo> TrainingState::load(const std::string& what,
-                                              const std::function<Loaded()>& choose) {
-  Loaded loaded;
-  const std::string path = together(what, [&] {  // rank 0's choice is everybody's
-    if (world_.rank == 0) loaded = choose();
-    return loaded.path;
-  });
-  if (path.empty()) {
-    line_.clear();
-    return {};
-  }
-  CheckpointSummary summary;
-  std::vector<std::uint64_t> line;
-  together(what, [&] {
-    if (world_.rank != 0) loaded = {path, read_checkpoint(path)};
-    summary = summarize_checkpoint(path);
-    line = line_of(path);
-    return "";
-  });
+ResumeInfo TrainingState::load(Loaded loaded, const ResumeOptions& how) {
+  ResumeInfo info{.path = loaded.path,
+                  .step = loaded.manifest.lineage.step,
+                  .world_size = loaded.manifest.world_size};
   Undo undo;
   try {
-    together(what, [&] {
-      apply(loaded, summary.world_size, undo);
+    together("resume", [&] {
+      apply(loaded, how, undo, info);
       return "";
     });
   } catch (...) {  // here or on another rank
     for (const auto& give_back : undo) give_back();
     throw;
   }
-  step_ = summary.step;
-  line_ = std::move(line);
-  return ResumeInfo{path, summary.step, summary.world_size};
+  step_ = info.step;
+  line_ = std::move(loaded.line);
+  return info;
 }
 
-std::optional<ResumeInfo> TrainingState::resume_latest(const std::string& dir) {
-  return load("resume", [&] { return newest_good(dir); });
+std::optional<ResumeInfo> TrainingState::resume_latest(const std::string& dir,
+                                                       const ResumeOptions& how) {
+  finish();
+  Loaded loaded;
+  if (!dir.empty()) {
+    if (!options_.read_only) open(dir);
+    loaded = newest_good(dir);
+  }
+  if (!loaded.path.empty()) return load(std::move(loaded), how);
+  line_.clear();
+  return {};
 }
 
-ResumeInfo TrainingState::resume(const std::string& path) {
-  return *load("resume", [&] {
-    const std::string standing = standing_path(path);
-    return Loaded{standing, read_checkpoint(standing)};
-  });
+ResumeInfo TrainingState::resume(const std::string& path, const ResumeOptions& how) {
+  finish();
+  const std::string standing = together("resume", [&] { return standing_path(path); });
+  Loaded loaded;
+  std::vector<std::string> ids;
+  together(
+      "resume",
+      [&] {
+        loaded = read(standing);
+        return std::to_string(loaded.manifest.checksum);
+      },
+      &ids);
+  if (std::count(ids.begin(), ids.end(), ids.front()) != static_cast<std::ptrdiff_t>(ids.size())) {
+    core::fail<core::DataError>("resume", "expected the same checkpoint in '", standing,
+                                "' on all ranks, got different ones");
+  }
+  return load(std::move(loaded), how);
+}
+
+// Loads one part; where the options allow it and the state does not fit as it is, what of it fits.
+void TrainingState::load_part(const Part& part, const StateDict& loaded, const StateDict& before,
+                              const ResumeOptions& how, ResumeInfo& info) {
+  if (how.strict) return part.stateful->load_state_dict(loaded);
+  std::vector<std::string> kept, ignored;
+  const StateDict fitting = merged(before, loaded, part.name + ".", kept, ignored);
+  try {
+    return part.stateful->load_state_dict(loaded);
+  } catch (const core::DataError&) {
+    if (kept.empty() && ignored.empty()) throw;
+  }
+  part.stateful->load_state_dict(fitting);
+  info.kept.insert(info.kept.end(), kept.begin(), kept.end());
+  info.ignored.insert(info.ignored.end(), ignored.begin(), ignored.end());
 }
 
 // Each part's load is all or nothing; `undo` gives those that have loaded, and the generator, their
 // old state back.
-void TrainingState::apply(const Loaded& loaded, int saved_world_size, Undo& undo) {
+void TrainingState::apply(const Loaded& loaded, const ResumeOptions& how, Undo& undo,
+                          ResumeInfo& info) {
+  const StateDict contents = renamed(loaded.contents, how.rename);
+  const int saved_world_size = loaded.manifest.world_size;
   std::string problems;
   std::set<std::string> known;
   std::vector<StateDict> before;  // of every part, ahead of the first load: they may share tensors
-  for (const Part& part : parts_) before.push_back(deep_copy(part.stateful->state_dict()));
+  for (const Part& part : parts_) {
+    before.push_back(unflatten(snapshot_of(flatten(part.stateful->state_dict()))));
+  }
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Part& part = parts_[i];
     known.insert(part.name);
-    if (!loaded.contents.contains(part.name)) {
-      problems += core::str("\n  missing: '", part.name, "'");
+    if (!contents.contains(part.name)) {
+      if (how.strict) problems += core::str("\n  missing: '", part.name, "'");
+      if (!how.strict) info.kept.push_back(part.name);
       continue;
     }
     try {
-      part.stateful->load_state_dict(loaded.contents.dict(part.name));
+      load_part(part, contents.dict(part.name), before[i], how, info);
       undo.push_back([part, old = std::move(before[i])] { part.stateful->load_state_dict(old); });
     } catch (const core::Error& e) {
       problems += core::str("\n  in '", part.name, "': ", e.what());
     }
   }
-  for (const auto& [name, value] : loaded.contents) {
-    const bool of_a_rank = name.rfind(kRankPrefix, 0) == 0;
-    if (!of_a_rank && !known.contains(name)) problems += core::str("\n  surplus: '", name, "'");
+  for (const auto& [name, value] : contents) {
+    if (name.rfind(kRankPrefix, 0) == 0 || known.contains(name)) continue;
+    if (how.strict) problems += core::str("\n  surplus: '", name, "'");
+    if (!how.strict) info.ignored.push_back(name);
   }
   if (!problems.empty()) {
     core::fail<core::DataError>("resume", "expected '", loaded.path,
@@ -397,9 +509,9 @@ void TrainingState::apply(const Loaded& loaded, int saved_world_size, Undo& undo
   undo.push_back([&generator, seed = generator.seed(), offset = generator.offset()] {
     generator.set(seed, offset);
   });
-  restore_generator(loaded.contents, world_.rank, saved_world_size);
+  restore_generator(contents, world_.rank, saved_world_size);
   undo.push_back([before = kernels::product_choices()] { kernels::use_product_choices(before); });
-  restore_products(loaded.contents, world_.rank, saved_world_size);
+  restore_products(contents, world_.rank, saved_world_size);
 }
 
 }  // namespace cairn::checkpointing

@@ -30,9 +30,10 @@ using Fault = SimulatedDisk::Fault;
 
 struct Command {
   Kind kind = Kind::save;
-  int steps = 1;               // of a save: after the last one
-  Fault fault = Fault::none;   // of a save
-  int calls = 1;               // into it
+  int steps = 1;              // of a save: after the last one
+  Fault fault = Fault::none;  // of a save
+  int calls = 1;              // into it
+  bool asynchronous = false;
   int ranks = 1, keep = 1;     // of a new job
   int refusing = -1;           // of a resume: the rank whose part refuses the state
   int pick = 0;                // which checkpoint (resume_from, damage) and which of its files
@@ -44,7 +45,8 @@ void showValue(const Command& c, std::ostream& out) {
   static constexpr const char* kHarms[] = {"flip a byte", "truncate", "delete a file"};
   switch (c.kind) {
     case Kind::save:
-      out << "save " << c.steps << " on" << kFaults[static_cast<int>(c.fault)];
+      out << (c.asynchronous ? "asynchronous " : "") << "save " << c.steps << " on"
+          << kFaults[static_cast<int>(c.fault)];
       if (c.fault != Fault::none) out << " at call " << c.calls;
       break;
     case Kind::resume_latest:
@@ -87,8 +89,9 @@ rc::Gen<Command> any_command() {
                                                        {1, Fault::kill_one},
                                                        {1, Fault::fail},
                                                        {1, Fault::full}})),
-          set(&Command::calls, inRange(1, 60)), set(&Command::ranks, inRange(1, 4)),
-          set(&Command::keep, inRange(1, 4)),
+          set(&Command::calls, inRange(1, 60)),
+          set(&Command::asynchronous, weightedElement<bool>({{3, false}, {1, true}})),
+          set(&Command::ranks, inRange(1, 4)), set(&Command::keep, inRange(1, 4)),
           set(&Command::refusing, weightedElement<int>({{8, -1}, {1, 0}, {1, 1}})),
           set(&Command::pick, inRange(0, 12)), set(&Command::harm, inRange(0, 3)),
           set(&Command::position, inRange(0, 10000))));
@@ -125,7 +128,7 @@ struct Job {
       rank.state = std::make_unique<TrainingState>(
           std::initializer_list<TrainingState::Part>{{"first", rank.first},
                                                      {"second", rank.second}},
-          world.of(r), TrainingStateOptions{.keep = keep});
+          world.of(r), TrainingStateOptions{.keep = keep, .patience = std::chrono::seconds(2)});
     }
   }
   int keep;
@@ -249,17 +252,28 @@ class Model {
                  job_->line};
     attempt.line.insert(attempt.line.begin(), value);
     saves_[value] = attempt;
-    disk_.plan(command.fault, command.calls);
+    // A rank's main thread survives its writer's: killed means all.
+    const bool one = command.fault == Fault::kill_one && command.asynchronous;
+    disk_.plan(one ? Fault::kill_all : command.fault, command.calls);
     const Outcome outcome = everywhere(*job_, [&](int r, Job::Rank& rank) {
       rank.first.set_value(value);
       rank.second.set_value(value);
       manual_seed(seed_of(value, r));
-      rank.state->save(kFolder, attempt.step);
+      if (!command.asynchronous) rank.state->save(kFolder, attempt.step);
+      if (command.asynchronous) {
+        rank.state->save_async(kFolder, attempt.step);
+        rank.first.set_value(kBroken);  // the copy counts
+        rank.second.set_value(kBroken);
+        job_->world.of(r).barrier("begun");  // a rank that waits for its writer keeps its turn
+        rank.state->finish();
+      }
     });
     const bool faulty = disk_.fault_happened();
     disk_.restart();
     RC_ASSERT(outcome == Outcome::done || faulty);
-    after_save(attempt, value, outcome, faulty);
+    // A rank that lives gives up; what `keep` does not cover goes then.
+    const bool gave_up = outcome == Outcome::error || command.fault == Fault::kill_one;
+    after_save(attempt, value, outcome, faulty, gave_up);
     if (outcome == Outcome::killed) {
       job_.reset();
     } else if (outcome == Outcome::done) {
@@ -268,7 +282,7 @@ class Model {
     }
   }
 
-  void after_save(const Save& attempt, int value, Outcome outcome, bool faulty) {
+  void after_save(const Save& attempt, int value, Outcome outcome, bool faulty, bool gave_up) {
     const Folder before = stands_, found = look();
     const bool there = stands(found, value);
     RC_ASSERT(there || outcome != Outcome::done);
@@ -276,11 +290,11 @@ class Model {
       stands_[attempt.step] = value;
       damaged_.erase(attempt.step);
     }
-    // Without the new one everything before must still be there; with it, what `keep` covers.
+    // What `keep` covers must be there; after a kill without the new one, everything before.
     std::vector<int> required;
-    if (there) required = kept(attempt);
+    if (there || gave_up) required = kept(attempt);
     for (const auto& [step, old] : before) {
-      if (!there && old != kBroken) required.push_back(old);
+      if (!there && !gave_up && old != kBroken) required.push_back(old);
     }
     for (const int must : required) {
       const std::int64_t step = saves_.at(must).step;

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 #include <string>
@@ -23,6 +24,8 @@
 namespace cairn::checkpointing {
 
 class SimulatedDisk : public SystemCalls {
+  using Guard = std::lock_guard<std::recursive_mutex>;
+
  public:
   /// Thrown out of the call at which a process is killed. No std::exception: no handler of the code
   /// under test may take it for an error.
@@ -42,6 +45,7 @@ class SimulatedDisk : public SystemCalls {
   void restart() {
     plan(Fault::none, 0);
     open_files_.clear();
+    locks_.clear();
     dead_threads_.clear();
     all_dead_ = false;
   }
@@ -74,6 +78,7 @@ class SimulatedDisk : public SystemCalls {
   }
 
   int open(const std::string& path, int flags) override {
+    const Guard guard(mutex_);
     const bool create = (flags & O_CREAT) != 0;
     if (refused(create, /*takes_space=*/create)) return -1;
     NodePtr node = find(path);
@@ -91,19 +96,37 @@ class SimulatedDisk : public SystemCalls {
     return last_file_;
   }
   ssize_t read(int file, void* data, std::size_t bytes, std::uint64_t offset) override {
+    const Guard guard(mutex_);
     if (refused(false)) return -1;
     const std::string& all = open_files_.at(file)->bytes;
     const std::size_t from = std::min<std::size_t>(offset, all.size());
     return static_cast<ssize_t>(all.copy(static_cast<char*>(data), bytes, from));
   }
-  ssize_t write(int file, const void* data, std::size_t bytes) override {
+  ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
     constexpr std::size_t kLargestWrite = 512;  // so that a kill may fall into the midst of a file
+    const Guard guard(mutex_);
     if (refused(true, true)) return -1;
     const std::size_t n = std::min(bytes, kLargestWrite);
-    open_files_.at(file)->bytes.append(static_cast<const char*>(data), n);
+    std::string& all = open_files_.at(file)->bytes;
+    if (all.size() < offset + n) all.resize(offset + n);
+    all.replace(offset, n, static_cast<const char*>(data), n);
     return static_cast<ssize_t>(n);
   }
+  int lock(int file) override {
+    const Guard guard(mutex_);
+    if (refused(false)) return -1;
+    for (const auto& [other, node] : locks_) {
+      if (other != file && node == open_files_.at(file)) return failed(EWOULDBLOCK);
+    }
+    locks_[file] = open_files_.at(file);
+    return 0;
+  }
+  void* map(int /*file*/, std::size_t /*bytes*/) override {
+    errno = ENODEV;
+    return nullptr;
+  }
   int fsync(int file) override {
+    const Guard guard(mutex_);
     if (refused(true)) return -1;
     Node& node = *open_files_.at(file);
     node.flushed = node.bytes;
@@ -111,25 +134,31 @@ class SimulatedDisk : public SystemCalls {
     return 0;
   }
   int close(int file) override {  // never throws: destructors call it
+    const Guard guard(mutex_);
+    locks_.erase(file);
     open_files_.erase(file);
     return 0;
   }
   int status(int file, struct stat& status) override {
+    const Guard guard(mutex_);
     if (refused(false)) return -1;
     return describe(*open_files_.at(file), status);
   }
   int status(const std::string& path, struct stat& status) override {
+    const Guard guard(mutex_);
     if (refused(false)) return -1;
     const NodePtr node = find(path);
     return node ? describe(*node, status) : failed(ENOENT);
   }
   int list(const std::string& path, std::vector<std::string>& found) override {
+    const Guard guard(mutex_);
     if (refused(false)) return -1;
     if (!find_folder(path)) return failed(find(path) ? ENOTDIR : ENOENT);
     found = names(path);
     return 0;
   }
   int make_folder(const std::string& path) override {
+    const Guard guard(mutex_);
     if (refused(true, true)) return -1;
     const NodePtr folder = find_folder(parent(path));
     if (!folder) return failed(ENOENT);
@@ -140,6 +169,7 @@ class SimulatedDisk : public SystemCalls {
     return 0;
   }
   int rename(const std::string& from, const std::string& to) override {  // in one folder
+    const Guard guard(mutex_);
     if (refused(true)) return -1;
     const NodePtr node = find(from), there = find(to);
     if (!node) return failed(ENOENT);
@@ -150,6 +180,7 @@ class SimulatedDisk : public SystemCalls {
     return 0;
   }
   int remove_file(const std::string& path) override {
+    const Guard guard(mutex_);
     if (refused(true)) return -1;
     const NodePtr node = find(path);
     if (!node || node->folder) return failed(node ? EISDIR : ENOENT);
@@ -157,6 +188,7 @@ class SimulatedDisk : public SystemCalls {
     return 0;
   }
   int remove_folder(const std::string& path) override {
+    const Guard guard(mutex_);
     if (refused(true)) return -1;
     const NodePtr node = find(path);
     if (!node || !node->entries.empty()) return failed(node ? ENOTEMPTY : ENOENT);
@@ -188,6 +220,7 @@ class SimulatedDisk : public SystemCalls {
   static int describe(const Node& node, struct stat& status) {
     status.st_mode = node.folder ? S_IFDIR : S_IFREG;
     status.st_size = static_cast<off_t>(node.bytes.size());
+    status.st_ino = reinterpret_cast<ino_t>(&node);
     return 0;
   }
 
@@ -247,7 +280,9 @@ class SimulatedDisk : public SystemCalls {
     root->folder = true;
     return root;
   }();
-  std::map<int, NodePtr> open_files_;
+
+  std::recursive_mutex mutex_;
+  std::map<int, NodePtr> open_files_, locks_;
   int last_file_ = 2;
   Fault fault_ = Fault::none;
   int calls_left_ = 0;

@@ -350,6 +350,28 @@ TEST(CairnRun, DoesNotStartAgainWhenItIsToEnd) {
   EXPECT_EQ(result.out, "started\n");
 }
 
+// What TrainingState::save_on_signal does, in a shell.
+TEST(CairnRun, EndsWithAStatusOfItsOwnWhereEveryRankSavedOnASignal) {
+  const std::string saves = "trap \"echo saved; exit 75\" TERM; while :; do sleep 0.02; done";
+  for (const char* signalled : {"$PPID", "$$"}) {  // cairn-run, or one rank
+    const ShellResult result = cairn_run(
+        "--nproc-per-node 2 --max-restarts 5 sh -c 'test $RANK = 0 && { sleep 0.3; kill "
+        "-TERM " +
+        std::string(signalled) + "; } & " + saves + "'");
+    EXPECT_EQ(result.status, 75) << result.err;
+    EXPECT_THAT(result.out, AllOf(HasSubstr("[rank 0] saved"), HasSubstr("[rank 1] saved")));
+    EXPECT_THAT(result.err, Not(HasSubstr("failed")));
+  }
+}
+
+TEST(CairnRun, DoesNotSayThatAllSavedWhereOneDidNot) {
+  const ShellResult result = cairn_run(
+      "--nproc-per-node 2 sh -c 'test $RANK = 0 && { sleep 0.3; kill -TERM $PPID; } & test $RANK = "
+      "0 "
+      "&& trap \"exit 75\" TERM; while :; do sleep 0.02; done'");
+  EXPECT_EQ(result.status, 128 + 15) << result.err;
+}
+
 TEST(CairnRun, KeepsTheLogOfEveryIncarnation) {
   const TemporaryFolder folder;
   cairn_run("--max-restarts 1 --log-dir " + folder.string() +

@@ -41,6 +41,9 @@ struct Rank {
   bool running = true;
 };
 
+/// That of a rank whose training state a signal had it save (checkpointing::kSavedOnSignal).
+constexpr int kSavedOnSignal = 75;
+
 int exit_status_of(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
@@ -140,6 +143,7 @@ class Launcher {
   std::list<Rank> ranks_;
   int status_ = 0;
   bool interrupted_ = false;  // asked to end by a signal
+  int saved_ = 0;             // ranks that ended with kSavedOnSignal
   std::optional<Clock::time_point> ending_since_;
   bool killing_ = false;
 };
@@ -256,7 +260,13 @@ void Launcher::finish(Rank& rank, int wait_status) {
   rank.out.finish();
   rank.err.finish();
   const int status = exit_status_of(wait_status);
-  if (status != 0 && !ending_since_) {
+  saved_ += status == kSavedOnSignal ? 1 : 0;
+  if (status == kSavedOnSignal && !ending_since_) {
+    interrupted_ = true;
+    say("rank " + std::to_string(rank.rank) + " has saved its state, as a signal asked (status " +
+        std::to_string(status) + "): ending\n");
+    begin_ending(status);
+  } else if (status != 0 && !ending_since_) {
     show_failure(rank, wait_status);
     begin_ending(status);
   } else if (running() == 0 && !ending_since_) {
@@ -333,6 +343,7 @@ void Launcher::run_once() {
   }
   end_output();
   take_signals();  // one that came last must not be followed by a restart
+  if (interrupted_ && saved_ == static_cast<int>(ranks_.size())) status_ = kSavedOnSignal;
 }
 
 /// The last output of processes that the ranks left behind.
@@ -354,7 +365,7 @@ bool Launcher::may_restart() const {
 void Launcher::restart() {
   renew(job_);
   ranks_.clear();
-  status_ = 0;
+  status_ = saved_ = 0;
   ending_since_.reset();
   killing_ = false;
   say("restart " + std::to_string(job_.restarts) + " of " +

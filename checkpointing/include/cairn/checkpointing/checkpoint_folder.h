@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cairn/core/state_dict.h"
@@ -26,10 +28,15 @@ struct CheckpointEntry {
   std::uint64_t bytes() const;  // in the file
 };
 
+/// {"cairn", "0.1.0"}, {"compiler", "12.2.0"} ...
+using LibraryVersions = std::vector<std::pair<std::string, std::string>>;
+
 struct CheckpointSummary {
   std::int64_t step = 0;
   std::int64_t save = 0;  // the how manieth of its folder; 0: from before saves were counted
   int world_size = 1;
+  std::optional<double> metric;  // that the save was given
+  LibraryVersions libraries;     // of the run that saved; empty where it did not tell
   std::vector<CheckpointEntry> entries;
 };
 

@@ -44,21 +44,27 @@ class SafetensorsReader {
   std::uint64_t file_bytes() const { return file_bytes_; }
   const std::vector<SafetensorsEntry>& entries() const {
     return entries_;
-  }                                                                  // in the order of their data
-  const SafetensorsMetadata& metadata() const { return metadata_; }  // "__metadata__"
+  }                                                                   // in the order of their data
+  const SafetensorsMetadata& metadata() const { return metadata_; }   // "__metadata__"
+  std::uint64_t header_checksum() const { return header_checksum_; }  // XXH3 of all before the data
   const SafetensorsEntry* find(const std::string& name) const;
 
-  /// A contiguous tensor on cpu:0. Throws core::DataError for a name the file lacks, core::IoError
+  /// A contiguous tensor on cpu:0. Several threads may read at once. Throws core::DataError for a name the file lacks, core::IoError
   /// where reading fails.
   Tensor read(const std::string& name) const;
   Tensor read(const SafetensorsEntry& entry) const;
+  /// The same without a copy, where the system can: the tensor is the file's own pages, which are
+  /// read now. What is written to it stays in this process. The file may be removed or replaced by
+  /// renaming, but must not be written or cut short while the tensor lives.
+  Tensor map(const SafetensorsEntry& entry) const;
 
  private:
   class File;
   std::string path_;
-  std::unique_ptr<File> file_;
+  std::shared_ptr<File> file_;
   std::uint64_t file_bytes_ = 0;
   std::uint64_t data_begin_ = 0;
+  std::uint64_t header_checksum_ = 0;
   std::vector<SafetensorsEntry> entries_;
   SafetensorsMetadata metadata_;
 };

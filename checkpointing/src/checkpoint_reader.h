@@ -1,0 +1,21 @@
+// A checkpoint's contents, as one rank of a job needs them.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "manifest.h"
+#include "stored_file.h"
+
+namespace cairn::checkpointing {
+
+/// The contents of the manifest's files for which `wanted` says yes, verified: "model" ..., and
+/// "rank-0" ... of the ranks' own. Throws core::DataError naming all damage.
+StateDict read_files(const std::string& path, const Manifest& manifest, ReadBy by,
+                     const std::function<bool(const std::string& file)>& wanted);
+
+/// The ranks of a job read all files between them: each the shared one, and of the ranks' own those
+/// that fall to it, its own among them.
+bool falls_to(const std::string& file, int rank, int world_size);
+
+}  // namespace cairn::checkpointing

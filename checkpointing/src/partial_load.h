@@ -1,0 +1,22 @@
+// States that do not fit exactly: entries under other names, missing and surplus ones.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cairn/core/state_dict.h"
+
+namespace cairn::checkpointing {
+
+/// The state with its entries under other names; of the pairs {old, new} the first counts that is
+/// an entry's name or a dictionary around it. Throws core::DataError where two come to one name.
+StateDict renamed(const StateDict& state,
+                  const std::vector<std::pair<std::string, std::string>>& names);
+
+/// `now`, with what `loaded` has of its entries. Adds the names, after `prefix`, of those that
+/// loaded lacks to kept, and of those that now lacks to ignored.
+StateDict merged(const StateDict& now, const StateDict& loaded, const std::string& prefix,
+                 std::vector<std::string>& kept, std::vector<std::string>& ignored);
+
+}  // namespace cairn::checkpointing

@@ -1,0 +1,283 @@
+// Saves that a thread finishes while the training goes on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "cairn/checkpointing/checkpoint_folder.h"
+#include "cairn/checkpointing/training_state.h"
+#include "cairn/core/generator.h"
+#include "checkpointing/small_state.h"
+#include "checkpointing/temporary_folder.h"
+#include "checkpointing/threads_world.h"
+#include "system_calls.h"
+
+namespace cairn::checkpointing {
+namespace {
+
+namespace fs = std::filesystem;
+using core::CommunicationError;
+using core::IoError;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// The real disk, whose writes of tensors wait at a gate or fail.
+class Gate : public SystemCalls {
+ public:
+  void close_gate() {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  void open_gate() {
+    const std::lock_guard lock(mutex_);
+    closed_ = false;
+    changed_.notify_all();
+  }
+  std::atomic<int> fails_with{0};  // errno
+  std::atomic<int> waiting{0};
+
+  ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    {
+      std::unique_lock lock(mutex_);
+      if (closed_) ++waiting;
+      changed_.wait(lock, [&] { return !closed_; });
+    }
+    if (fails_with == 0) return SystemCalls::write(file, data, bytes, offset);
+    errno = fails_with;
+    return -1;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closed_ = false;
+};
+
+class BackgroundSave : public ::testing::Test {
+ protected:
+  Gate gate_;
+  SystemCallsGuard guard_{gate_};
+  TemporaryFolder dir_;
+};
+
+TEST_F(BackgroundSave, WritesTheBytesOfASynchronousOne) {
+  SmallState small;
+  small.change(3);
+  TrainingState now({{"small", small}}), later({{"small", small}});
+  for (int step = 1; step <= 2; ++step) {
+    manual_seed(5);
+    now.save(dir_ / "now", step, 0.5);
+    later.save_async(dir_ / "later", step, 0.5);
+    later.finish();
+    for (const char* file : {"manifest.json", "rank-0.safetensors", "state.safetensors"}) {
+      const std::string name = core::str("/step-0000000", step, "/", file);
+      EXPECT_EQ(read_bytes(dir_ / "now" + name), read_bytes(dir_ / "later" + name)) << name;
+    }
+  }
+}
+
+TEST_F(BackgroundSave, HoldsWhatTheStateWasAtTheCall) {
+  SmallState small, fresh;
+  small.change(3);
+  const std::int64_t steps = small.steps;
+  TrainingState state({{"small", small}});
+  manual_seed(42);
+  state.save_every(1, dir_.string());  // opens the folder
+  gate_.close_gate();
+  // The lock and the folders are this call's; only what the thread writes waits.
+  std::thread opens([&] {
+    while (gate_.waiting == 0) std::this_thread::yield();
+    gate_.open_gate();
+  });
+  state.save_async(dir_.string(), 2);
+  core::copy_bytes(Tensor::full({2, 3}, 99), small.weight);
+  small.steps = 0;
+  manual_seed(1);
+  opens.join();
+  state.finish();
+  TrainingState({{"small", fresh}}).resume(dir_ / "step-00000002");
+  EXPECT_EQ(fresh.weight.to_vector(), std::vector<double>(6, 3));
+  EXPECT_EQ(fresh.steps, steps);
+  EXPECT_EQ(Generator::current().seed(), 42u);
+}
+
+TEST_F(BackgroundSave, OneIsInFlightAndItsMemoryIsAccounted) {
+  struct Large : SmallState {
+    Large() { weight = Tensor::zeros({1024, 256}); }
+  } large;
+  const std::uint64_t bytes = large.weight.nbytes();
+  TrainingState state({{"large", large}});
+  state.save(dir_.string(), 1);
+  const std::size_t idle = core::memory_stats({}).current_total;
+  gate_.close_gate();
+  state.save_async(dir_.string(), 2);
+  EXPECT_GE(core::memory_stats({}).current_total, idle + bytes);
+  std::thread opens([&] {
+    while (gate_.waiting == 0) std::this_thread::yield();
+    EXPECT_TRUE(list_checkpoints(dir_.string()).size() == 1);
+    gate_.open_gate();
+  });
+  state.save_async(dir_.string(), 3);  // waits for the one before
+  opens.join();
+  ASSERT_TRUE(state.last_save());
+  EXPECT_EQ(state.last_save()->step, 2);
+  EXPECT_GE(state.last_save()->snapshot_bytes, bytes);
+  EXPECT_GE(state.last_save()->bytes, bytes);
+  EXPECT_GT(state.last_save()->seconds, state.last_save()->blocked_seconds);
+  state.finish();
+  EXPECT_EQ(core::memory_stats({}).current_total, idle);
+  EXPECT_EQ(list_checkpoints(dir_.string()).size(), 3u);
+}
+
+TEST_F(BackgroundSave, WhatPassesTheLimitIsWrittenBeforeTheCallReturns) {
+  SmallState small, fresh;
+  small.change(4);
+  TrainingState state({{"small", small}}, {}, {.snapshot_bytes = 8});
+  state.save_async(dir_.string(), 1);
+  small.change(5);
+  state.finish();
+  EXPECT_EQ(state.last_save()->snapshot_bytes, 0u);
+  TrainingState({{"small", fresh}}).resume_latest(dir_.string());
+  EXPECT_EQ(fresh.weight.to_vector()[0], 4);
+}
+
+TEST_F(BackgroundSave, AnErrorComesAtTheNextCall) {
+  SmallState small;
+  TrainingState state({{"small", small}});
+  state.save(dir_.string(), 1);
+  state.save_async(dir_.string(), 2);
+  state.finish();
+  const std::string before = read_bytes(dir_ / "step-00000002/manifest.json");
+  gate_.fails_with = ENOSPC;
+  state.save_async(dir_.string(), 2);
+  EXPECT_THAT(message_of<IoError>([&] { state.save_async(dir_.string(), 3); }),
+              AllOf(HasSubstr("state.safetensors"), HasSubstr("No space left on device")));
+  gate_.fails_with = 0;
+  EXPECT_EQ(read_bytes(dir_ / "step-00000002/manifest.json"), before);
+  EXPECT_FALSE(fs::exists(dir_ / ".step-00000002.tmp"));
+  state.save_async(dir_.string(), 3);
+  state.finish();
+  EXPECT_EQ(list_checkpoints(dir_.string()).size(), 3u);
+}
+
+TEST_F(BackgroundSave, AnErrorAtTheEndIsLogged) {
+  SmallState small;
+  ::testing::internal::CaptureStderr();
+  {
+    TrainingState state({{"small", small}});
+    state.save(dir_.string(), 1);
+    gate_.fails_with = EIO;
+    state.save_async(dir_.string(), 2);
+  }
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      AllOf(HasSubstr("save of step 2 in the background failed"), HasSubstr("Input/output error")));
+}
+
+TEST_F(BackgroundSave, TheEndWaitsForIt) {
+  SmallState small;
+  { TrainingState({{"small", small}}).save_async(dir_.string(), 7); }
+  EXPECT_THAT(find_damage(dir_ / "step-00000007"), IsEmpty());
+}
+
+TEST_F(BackgroundSave, SaveEveryWritesSoWhereAsked) {
+  SmallState small;
+  TrainingState state({{"small", small}}, {}, {.keep = 2, .asynchronous = true});
+  for (int i = 0; i < 10; ++i) state.save_every(3, dir_.string());
+  state.finish();
+  EXPECT_EQ(state.last_save()->step, 9);
+  EXPECT_GT(state.last_save()->snapshot_bytes, 0u);
+  EXPECT_EQ(list_checkpoints(dir_.string()).size(), 2u);
+}
+
+// ---- several ranks
+
+template <class F>
+void on_ranks(int size, F&& f) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back([&f, rank] { f(rank); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(BackgroundSave, OfSeveralRanksIsOneCheckpoint) {
+  ThreadsWorld world(3);
+  for (const bool copies : {true, false}) {
+    const std::string dir = dir_ / (copies ? "copied" : "written");
+    on_ranks(3, [&](int rank) {
+      SmallState small;
+      TrainingState state({{"small", small}}, world.of(rank),
+                          {.keep = 2, .snapshot_bytes = copies ? SIZE_MAX : 0});
+      for (int step = 1; step <= 4; ++step) {
+        small.change(static_cast<float>(step));
+        manual_seed(static_cast<std::uint64_t>(10 * step + rank));
+        state.save_async(dir, step);
+      }
+      state.finish();
+      EXPECT_EQ(state.last_save()->step, 4);
+      EXPECT_GT(state.last_save()->bytes, 0u);
+    });
+    EXPECT_EQ(list_checkpoints(dir).size(), 2u);
+    EXPECT_FALSE(fs::exists(dir + "/step-00000004/rank-1.note"));
+    on_ranks(3, [&](int rank) {
+      SmallState small;
+      EXPECT_EQ(TrainingState({{"small", small}}, world.of(rank)).resume_latest(dir)->step, 4);
+      EXPECT_EQ(small.weight.to_vector()[0], 4);
+      EXPECT_EQ(Generator::current().seed(), 40u + static_cast<unsigned>(rank));
+    });
+  }
+}
+
+TEST_F(BackgroundSave, AnErrorOnOneRankIsAnErrorOnAll) {
+  ThreadsWorld world(2);
+  std::vector<std::string> messages(2);
+  on_ranks(2, [&](int rank) {
+    SmallState small;
+    TrainingState state({{"small", small}}, world.of(rank));
+    state.save(dir_.string(), 1);
+    if (rank == 0) gate_.close_gate();
+    world.of(rank).barrier("closed");
+    state.save_async(dir_.string(), 2);
+    if (rank == 1) {
+      while (gate_.waiting < 2) std::this_thread::yield();
+      fs::remove_all(dir_ / ".step-00000002.tmp");  // nobody's files have a name any more
+      gate_.open_gate();
+    }
+    messages[static_cast<std::size_t>(rank)] = message_of<core::Error>([&] { state.finish(); });
+  });
+  for (const std::string& message : messages) {
+    EXPECT_THAT(message, HasSubstr("No such file or directory"));
+  }
+  EXPECT_EQ(list_checkpoints(dir_.string()).size(), 1u);
+}
+
+TEST_F(BackgroundSave, ARankThatWritesNothingEndsInAnError) {
+  ThreadsWorld world(2);
+  std::vector<std::string> messages(2);
+  on_ranks(2, [&](int rank) {
+    SmallState small;
+    TrainingState state({{"small", small}}, world.of(rank),
+                        {.patience = std::chrono::milliseconds(50)});
+    state.save(dir_.string(), 1);
+    if (rank == 0) gate_.close_gate();
+    world.of(rank).barrier("closed");
+    state.save_async(dir_.string(), 2);
+    world.of(rank).barrier("begun");
+    if (rank == 1) {
+      while (gate_.waiting < 2) std::this_thread::yield();
+      gate_.fails_with = ENOSPC;  // not even a note that it failed
+      gate_.open_gate();
+    }
+    messages[static_cast<std::size_t>(rank)] = message_of<core::Error>([&] { state.finish(); });
+  });
+  EXPECT_THAT(messages[1], HasSubstr("No space left on device"));
+  EXPECT_NE(messages[0], "nothing thrown");
+  EXPECT_EQ(list_checkpoints(dir_.string()).size(), 1u);
+}
+
+}  // namespace
+}  // namespace cairn::checkpointing

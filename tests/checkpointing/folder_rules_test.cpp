@@ -1,0 +1,259 @@
+// What stays in a folder of checkpoints, who may save there, and that no flipped bit passes.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+
+#include "cairn/checkpointing/checkpoint_folder.h"
+#include "cairn/checkpointing/training_state.h"
+#include "cairn/core/parallel_for.h"
+#include "checkpointing/small_state.h"
+#include "checkpointing/temporary_folder.h"
+
+namespace cairn::checkpointing {
+namespace {
+
+namespace fs = std::filesystem;
+using core::InvalidArgument;
+using core::IoError;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::vector<std::int64_t> steps_in(const std::string& dir) {
+  std::vector<std::int64_t> steps;
+  for (const std::string& path : list_checkpoints(dir)) {
+    steps.push_back(summarize_checkpoint(path).step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+TEST(Keep, EveryNthStaysBesideTheLast) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}}, {}, {.keep = 2, .keep_every = 40});
+  for (int i = 0; i < 130; ++i) state.save_every(10, dir.string());
+  EXPECT_THAT(steps_in(dir.string()), ElementsAre(40, 80, 120, 130));
+}
+
+TEST(Keep, TheBestByAMetricStay) {
+  const TemporaryFolder dir;
+  const std::vector<double> losses = {5, 1, 4, 2, std::numeric_limits<double>::quiet_NaN(), 3, 6};
+  for (const bool lower : {true, false}) {
+    SmallState small;
+    const std::string folder = dir / (lower ? "lower" : "higher");
+    TrainingState state({{"small", small}}, {},
+                        {.keep = 1, .keep_best = 2, .lower_is_better = lower});
+    for (std::size_t i = 0; i < losses.size(); ++i) {
+      state.save(folder, static_cast<std::int64_t>(i + 1), losses[i]);
+    }
+    const std::vector<std::int64_t> lowest = {2, 4, 7}, highest = {1, 7};  // 7 is the last, too
+    EXPECT_EQ(steps_in(folder), lower ? lowest : highest);
+    EXPECT_EQ(summarize_checkpoint(folder + "/step-00000007").metric, 6);
+  }
+}
+
+TEST(Keep, AMetricThatIsNoNumberIsNone) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  const std::string path = state.save(dir.string(), 1, std::numeric_limits<double>::infinity());
+  EXPECT_FALSE(summarize_checkpoint(path).metric);
+}
+
+TEST(Folder, ManifestNamesTheLibraries) {
+  const TemporaryFolder dir;
+  SmallState small;
+  const std::string path = TrainingState({{"small", small}}).save(dir.string(), 1);
+  const LibraryVersions libraries = summarize_checkpoint(path).libraries;
+  ASSERT_FALSE(libraries.empty());
+  EXPECT_EQ(libraries[0].first, "cairn");
+}
+
+TEST(Folder, NoFolderOnlyCounts) {
+  SmallState small;
+  TrainingState state({{"small", small}});
+  EXPECT_FALSE(state.resume_latest(""));
+  while (state.step() < 5) EXPECT_FALSE(state.save_every(1, ""));
+  EXPECT_THROW(state.save("", 6), InvalidArgument);
+}
+
+TEST(Folder, AProgramThatOnlyLoadsLeavesNothing) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState({{"small", small}}).save(dir / "a", 1);
+  fs::remove(dir / "a/.lock");
+  TrainingState reader({{"small", small}}, {}, {.read_only = true});
+  EXPECT_TRUE(reader.resume_latest(dir / "a"));
+  EXPECT_FALSE(fs::exists(dir / "a/.lock"));
+  EXPECT_FALSE(reader.resume_latest(dir / "none"));
+  EXPECT_FALSE(fs::exists(dir / "none"));
+  EXPECT_THROW(reader.save(dir / "a", 2), InvalidArgument);
+}
+
+// ---- what cannot be written is known before the first step
+
+class Unprivileged {
+ public:
+  Unprivileged() {
+    if (geteuid() == 0) changed_ = seteuid(65534) == 0;
+  }
+  ~Unprivileged() {
+    if (changed_) changed_ = seteuid(0) != 0;
+  }
+
+ private:
+  bool changed_ = false;
+};
+
+TEST(Folder, ThatCannotBeWrittenIsFoundBeforeTheFirstSave) {
+  const TemporaryFolder dir;
+  SmallState small;
+  fs::permissions(dir.string(), fs::perms::owner_read | fs::perms::owner_exec |
+                                    fs::perms::others_read | fs::perms::others_exec);
+  for (const bool resumes : {true, false}) {
+    TrainingState state({{"small", small}});
+    const Unprivileged user;
+    const std::string message = message_of<IoError>([&] {
+      if (resumes) state.resume_latest(dir.string());
+      if (!resumes) state.save_every(1000000, dir.string());
+    });
+    EXPECT_THAT(message, AllOf(HasSubstr("expected a folder that checkpoints can be written to"),
+                               HasSubstr(dir.string()), HasSubstr("Permission denied")));
+    EXPECT_EQ(state.step(), 0);
+  }
+  fs::permissions(dir.string(), fs::perms::owner_all);
+}
+
+// ---- one writer
+
+// A process that has resumed from `dir`, saves every `pause` microseconds (0: never), and lives
+// until it is killed. Returns when it holds the folder.
+pid_t start_writer(const std::string& dir) {
+  int ready[2];
+  EXPECT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    core::set_num_threads(1);
+    SmallState small;
+    TrainingState state({{"small", small}});
+    state.resume_latest(dir);
+    [[maybe_unused]] const auto told = write(ready[1], "+", 1);
+    while (true) pause();
+  }
+  char byte = 0;
+  EXPECT_EQ(read(ready[0], &byte, 1), 1);
+  close(ready[0]);
+  close(ready[1]);
+  return child;
+}
+
+TEST(Writer, ASecondOneIsToldWhoTheFirstIs) {
+  const TemporaryFolder dir;
+  SmallState small;
+  const std::string path = TrainingState({{"small", small}}).save(dir.string(), 1);
+  const std::string before = read_bytes(path + "/manifest.json");
+  const pid_t other = start_writer(dir.string());
+  TrainingState state({{"small", small}});
+  const std::string who = "process " + std::to_string(other) + " on ";
+  EXPECT_THAT(message_of<IoError>([&] { state.resume_latest(dir.string()); }),
+              AllOf(HasSubstr("the only one that saves in '" + dir.string()), HasSubstr(who)));
+  TrainingState reader({{"small", small}}, {}, {.read_only = true});
+  EXPECT_TRUE(reader.resume_latest(dir.string()));
+  EXPECT_TRUE(state.resume(path).step == 1);
+  kill(other, SIGKILL);
+  waitpid(other, nullptr, 0);
+  EXPECT_EQ(read_bytes(path + "/manifest.json"), before);
+  EXPECT_TRUE(state.resume_latest(dir.string()));  // the lock died with its holder
+  state.save(dir.string(), 2);
+}
+
+TEST(Writer, StatesOfOneProcessShareTheFolder) {
+  const TemporaryFolder dir;
+  SmallState a, b;
+  TrainingState first({{"small", a}}), second({{"small", b}});
+  for (int step = 1; step < 6; ++step) {
+    first.save_async(dir.string(), step);
+    second.save(dir.string(), step + 100);
+  }
+  first.finish();
+  for (const std::string& path : list_checkpoints(dir.string())) {
+    EXPECT_THAT(find_damage(path), IsEmpty());
+  }
+}
+
+// ---- no flipped bit passes
+
+// Flips the bit in the file, looks whether that is found, and flips it back.
+bool is_found(const std::string& checkpoint, const std::string& file, std::uint64_t bit) {
+  const int descriptor = ::open((checkpoint + "/" + file).c_str(), O_RDWR | O_CLOEXEC);
+  const auto at = static_cast<off_t>(bit / 8);
+  unsigned char byte = 0;
+  EXPECT_EQ(pread(descriptor, &byte, 1, at), 1);
+  const auto flipped = static_cast<unsigned char>(byte ^ (1U << bit % 8));
+  EXPECT_EQ(pwrite(descriptor, &flipped, 1, at), 1);
+  const bool found = !find_damage(checkpoint).empty();
+  EXPECT_EQ(pwrite(descriptor, &byte, 1, at), 1);
+  close(descriptor);
+  return found;
+}
+
+struct Weights : core::Stateful {
+  explicit Weights(std::int64_t n) : weight(Tensor::full({n}, 0.25)) {}
+  Tensor weight;
+  StateDict state_dict() const override {
+    StateDict state;
+    state.set("weight", weight);
+    state.set("rate", 0.1);
+    return state;
+  }
+  void load_state_dict(const StateDict& state) override {
+    core::copy_bytes(state.tensor("weight"), weight);
+  }
+};
+
+const std::vector<std::string> kFiles = {"manifest.json", "rank-0.safetensors",
+                                         "state.safetensors"};
+
+TEST(FlippedBit, EveryOneOfASmallCheckpointIsFound) {
+  const TemporaryFolder dir;
+  Weights weights(3);
+  const std::string path = TrainingState({{"w", weights}}).save(dir.string(), 1, 0.5);
+  std::uint64_t bits = 0, missed = 0;
+  for (const std::string& file : kFiles) {
+    const std::uint64_t n = fs::file_size(path + "/" + file) * 8;
+    for (std::uint64_t bit = 0; bit < n; ++bit) {
+      const bool found = is_found(path, file, bit);
+      if (!found && missed++ < 5) ADD_FAILURE() << file << " bit " << bit;
+    }
+    bits += n;
+  }
+  EXPECT_EQ(missed, 0u);
+  EXPECT_GT(bits, 10000u);
+  EXPECT_THAT(find_damage(path), IsEmpty());
+}
+
+TEST(FlippedBit, RandomOnesOfALargerCheckpointAreFound) {
+  const TemporaryFolder dir;
+  Weights weights(1 << 16);
+  const std::string path = TrainingState({{"w", weights}}).save(dir.string(), 1);
+  std::mt19937_64 random(1);
+  int missed = 0;
+  for (int i = 0; i < 10000; ++i) {
+    const std::string& file = kFiles[i % 10 == 0 ? 0 : i % 10 == 1 ? 1 : 2];
+    missed += !is_found(path, file, random() % (fs::file_size(path + "/" + file) * 8));
+  }
+  EXPECT_EQ(missed, 0);
+  EXPECT_THAT(find_damage(path), IsEmpty());
+}
+
+}  // namespace
+}  // namespace cairn::checkpointing
