@@ -72,7 +72,7 @@ namespace {
 
 constexpr const char* kBatches = "num_batches_tracked";  // a count that nothing depends on
 
-std::string join(const std::vector<std::string>& names) {
+std::string quoted(const std::vector<std::string>& names) {
   std::string all;
   for (const std::string& name : names) all += (all.empty() ? "'" : ", '") + name + "'";
   return all;
@@ -86,7 +86,7 @@ StateDict part_of(StateDict state, const std::string& part, const std::string& p
   std::vector<std::string> keys;
   for (const auto& [key, value] : state) keys.push_back(key);
   core::fail<core::DataError>("load", "expected a dictionary '", part, "' in '", path, "', got ",
-                              keys.empty() ? "nothing" : join(keys));
+                              keys.empty() ? "nothing" : quoted(keys));
 }
 
 std::string name_in_model(const std::string& name, const LoadOptions& options) {
@@ -115,8 +115,8 @@ class Matching {
 
   void check(const std::string& path, bool strict) const {
     std::string text = problems_;
-    if (strict && !report_.missing.empty()) text += "; missing: " + join(report_.missing);
-    if (strict && !report_.surplus.empty()) text += "; surplus: " + join(report_.surplus);
+    if (strict && !report_.missing.empty()) text += "; missing: " + quoted(report_.missing);
+    if (strict && !report_.surplus.empty()) text += "; surplus: " + quoted(report_.surplus);
     if (text.empty()) return;
     core::fail<core::DataError>("load", "expected the model's entries in '", path, "', got others",
                                 text);

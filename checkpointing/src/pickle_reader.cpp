@@ -15,15 +15,14 @@ namespace cairn::checkpointing {
 
 const char* name(Pickle::Kind kind) {
   static constexpr const char* kNames[] = {
-      "None",         "a bool", "an integer", "a number",  "text",        "bytes", "a list", "a tuple",
-      "a dictionary", "a tensor", "a storage", "a numpy dtype", "a name"};
+      "None",    "a bool",       "an integer", "a number",  "text",          "bytes", "a list",
+      "a tuple", "a dictionary", "a tensor",   "a storage", "a numpy dtype", "a name"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
 class PickleMachine {
  public:
-  PickleMachine(Pickle& pickle, std::string_view bytes, std::uint64_t base,
-                const std::string& path)
+  PickleMachine(Pickle& pickle, std::string_view bytes, std::uint64_t base, const std::string& path)
       : pickle_(pickle), bytes_(bytes), base_(base), path_(path) {}
 
   void run() {
@@ -54,7 +53,8 @@ class PickleMachine {
 
   std::string_view take(std::uint64_t count) {
     if (count > bytes_.size() - at_) {
-      fail("expected ", count, " more bytes, got ", bytes_.size() - at_, " up to the end of the pickle,");
+      fail("expected ", count, " more bytes, got ", bytes_.size() - at_,
+           " up to the end of the pickle,");
     }
     const std::string_view taken = bytes_.substr(at_, count);
     at_ += count;
@@ -79,7 +79,8 @@ class PickleMachine {
   }
   std::int64_t long_integer() {
     const std::string_view digits = take(number<std::uint8_t>());
-    if (digits.size() > 8) fail("expected an integer of 64 bits, got one of ", digits.size(), " bytes");
+    if (digits.size() > 8)
+      fail("expected an integer of 64 bits, got one of ", digits.size(), " bytes");
     const bool negative = !digits.empty() && (digits.back() & 0x80) != 0;
     std::uint64_t value = negative ? ~std::uint64_t{0} : 0;
     std::memcpy(&value, digits.data(), digits.size());
@@ -144,14 +145,16 @@ class PickleMachine {
     all.insert(all.end(), more.begin(), more.end());
   }
   void set_items(Ref dictionary, const Refs& more) {
-    if (more.size() % 2 != 0) fail("expected pairs of keys and values, got ", more.size(), " values");
+    if (more.size() % 2 != 0)
+      fail("expected pairs of keys and values, got ", more.size(), " values");
     Refs& all = items(dictionary, Kind::dictionary, "target of items");
     all.insert(all.end(), more.begin(), more.end());
   }
   void put(std::uint64_t index) { memo_[index] = top(); }
   void get(std::uint64_t index) {
     const auto found = memo_.find(index);
-    if (found == memo_.end()) fail("expected a value that the pickle has kept, got none of number ", index);
+    if (found == memo_.end())
+      fail("expected a value that the pickle has kept, got none of number ", index);
     stack_.push_back(found->second);
   }
 
@@ -223,7 +226,8 @@ class PickleMachine {
   // Text in UTF-8 whose characters are bytes: how protocol 2 writes bytes.
   void push_bytes(const Refs& given) {
     const std::string_view from = short_text(given[0], "bytes");
-    if (text(given[1], "an encoding") != "latin1") fail("expected bytes as latin1, got another encoding");
+    if (text(given[1], "an encoding") != "latin1")
+      fail("expected bytes as latin1, got another encoding");
     std::string& bytes = pickle_.made_.emplace_back();
     for (std::size_t i = 0; i < from.size(); ++i) {
       const auto lead = static_cast<unsigned char>(from[i]);
@@ -236,7 +240,8 @@ class PickleMachine {
   }
 
   void push_numpy_scalar(const Refs& given) {
-    const auto dtype = std::get<std::string_view>(expect(given[0], Kind::numpy_dtype, "a scalar's dtype").data);
+    const auto dtype =
+        std::get<std::string_view>(expect(given[0], Kind::numpy_dtype, "a scalar's dtype").data);
     const auto bytes = std::get<std::string_view>(expect(given[1], Kind::bytes, "a scalar").data);
     if (dtype == "f8") return push(Kind::number, scalar<double>(bytes));
     if (dtype == "f4") return push(Kind::number, static_cast<double>(scalar<float>(bytes)));
@@ -248,7 +253,8 @@ class PickleMachine {
   template <class T>
   T scalar(std::string_view bytes) const {
     T value;
-    if (bytes.size() != sizeof value) fail("expected ", sizeof value, " bytes of a scalar, got ", bytes.size());
+    if (bytes.size() != sizeof value)
+      fail("expected ", sizeof value, " bytes of a scalar, got ", bytes.size());
     std::memcpy(&value, bytes.data(), sizeof value);
     return value;
   }
@@ -286,7 +292,8 @@ class PickleMachine {
   void push_tensor(const Refs& given) {
     const Value& storage = expect(given[0], Kind::storage, "a tensor's storage");
     Pickle::TensorOf tensor;
-    tensor.storage = pickle_.storages_[static_cast<std::size_t>(std::get<std::int64_t>(storage.data))];
+    tensor.storage =
+        pickle_.storages_[static_cast<std::size_t>(std::get<std::int64_t>(storage.data))];
     tensor.offset = integer(given[1], "a tensor's offset");
     tensor.shape = sizes(given[2], "sizes");
     tensor.strides = sizes(given[3], "strides");
@@ -320,7 +327,8 @@ class PickleMachine {
     const Ref state = pop();
     const Value& target = value(top());
     if (target.kind == Kind::dictionary) return;
-    if (target.kind != Kind::numpy_dtype) fail("expected a dictionary that gets attributes, got ", name(target.kind));
+    if (target.kind != Kind::numpy_dtype)
+      fail("expected a dictionary that gets attributes, got ", name(target.kind));
     const Refs& parts = items(state, Kind::tuple, "a numpy dtype's state");
     if (parts.size() < 2 || text(parts[1], "a byte order") == ">") {
       fail("expected numbers with the low byte first, got others");
@@ -338,7 +346,8 @@ class PickleMachine {
         check_protocol(number<std::uint8_t>());
         break;
       case PickleOp::frame:
-        if (number<std::uint64_t>() > bytes_.size() - at_) fail("expected a frame inside of the pickle, got a longer one");
+        if (number<std::uint64_t>() > bytes_.size() - at_)
+          fail("expected a frame inside of the pickle, got a longer one");
         break;
       case PickleOp::stop:
         return false;

@@ -24,7 +24,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::uint64_t kLargestIndex = 100'000'000;  // bytes
 
 // Reads the file's tensors, and returns them under their other names.
-FlatState read_file(const std::string& path, FlatState& state) {
+FlatState read_model_file(const std::string& path, FlatState& state) {
   const SafetensorsReader file(path);
   std::map<std::string, Tensor> stored;
   for (const SafetensorsEntry& entry : file.entries()) {
@@ -38,7 +38,7 @@ FlatState read_file(const std::string& path, FlatState& state) {
   return tied;
 }
 
-void append(FlatState& state, const FlatState& more) {
+void append_to(FlatState& state, const FlatState& more) {
   state.insert(state.end(), more.begin(), more.end());
 }
 
@@ -75,18 +75,19 @@ FlatState read_indexed(const std::string& path) {
       continue;
     }
     FlatState stored;
-    append(tied, read_file(full, stored));
-    append(state, stored);
+    append_to(tied, read_model_file(full, stored));
+    append_to(state, stored);
     for (const auto& entry : stored) {
       if (names.erase(entry.first) == 1) continue;
       problems += core::str("; '", entry.first, "' in ", file, " is not in the index");
     }
-    for (const std::string& name : names) problems += core::str("; '", name, "' is missing in ", file);
+    for (const std::string& name : names)
+      problems += core::str("; '", name, "' is missing in ", file);
   }
-  append(state, tied);
+  append_to(state, tied);
   if (problems.empty()) return state;
-  core::fail<core::DataError>("safetensors", "expected the files that '", path, "' tells of, got others",
-                              problems);
+  core::fail<core::DataError>("safetensors", "expected the files that '", path,
+                              "' tells of, got others", problems);
 }
 
 }  // namespace
@@ -99,7 +100,7 @@ FlatState read_safetensors_model(const std::string& path) {
   }
   if (path.ends_with(".json")) return read_indexed(path);
   FlatState state;
-  append(state, read_file(path, state));
+  append_to(state, read_model_file(path, state));
   return state;
 }
 

@@ -15,13 +15,13 @@ namespace cairn::checkpointing {
 
 namespace {
 
-constexpr int kDeepest = 64;                         // dictionaries in dictionaries
-constexpr std::uint64_t kAlignment = 8;              // of the widest element
-constexpr std::uint64_t kLeastBudget = 64'000'000;   // bytes
-constexpr std::uint64_t kBudgetForAByte = 16;        // of the file
+constexpr int kDeepest = 64;                        // dictionaries in dictionaries
+constexpr std::uint64_t kWidestElement = 8;         // of the widest element
+constexpr std::uint64_t kLeastBudget = 64'000'000;  // bytes
+constexpr std::uint64_t kBudgetForAByte = 16;       // of the file
 
 template <class... Args>
-[[noreturn]] void fail(const Args&... args) {
+[[noreturn]] void fail_torch(const Args&... args) {
   core::fail<core::DataError>("torch", args...);
 }
 
@@ -53,8 +53,11 @@ class TorchFile {
 
   static std::string_view check_kind(const MappedFile& file) {
     if (file.bytes().starts_with("PK")) return file.bytes();
-    fail("expected a zip archive, as torch.save writes it since PyTorch 1.6, got another kind of file at byte 0 "
-         "in '", file.path(), "' (an older file: load and save it again in Python)");
+    fail_torch(
+        "expected a zip archive, as torch.save writes it since PyTorch 1.6, got another kind of "
+        "file at byte 0 "
+        "in '",
+        file.path(), "' (an older file: load and save it again in Python)");
   }
 
   // All of an archive lies in one folder, of any name.
@@ -65,28 +68,32 @@ class TorchFile {
       folder_ = entry.name.substr(0, slash + 1);
       return;
     }
-    fail("expected an archive of torch.save's with data.pkl, got a zip archive without, '", path(), "'");
+    fail_torch("expected an archive of torch.save's with data.pkl, got a zip archive without, '",
+               path(), "'");
   }
 
   void check_all() const {
     std::string damaged;
     for (const ZipEntry& entry : zip_.entries()) {
       if (zip_.intact(entry)) continue;
-      damaged += core::str("; '", printable(entry.name), "' at bytes ", entry.offset, " to ", entry.offset + entry.size);
+      damaged += core::str("; '", printable(entry.name), "' at bytes ", entry.offset, " to ",
+                           entry.offset + entry.size);
     }
     if (damaged.empty()) return;
-    fail("expected the checksums that '", path(), "' states, got others: it is damaged", damaged);
+    fail_torch("expected the checksums that '", path(), "' states, got others: it is damaged",
+               damaged);
   }
 
   void check_byte_order() const {
     const ZipEntry* order = zip_.find(folder_ + "byteorder");
     if (order == nullptr || zip_.bytes_of(*order) == "little") return;
-    fail("expected the byte order 'little' at byte ", order->offset, " in '", path(), "', got another");
+    fail_torch("expected the byte order 'little' at byte ", order->offset, " in '", path(),
+               "', got another");
   }
 
   template <class... Args>
   [[noreturn]] void fail_at(const Pickle::Value& value, const Args&... args) const {
-    fail(args..., " at byte ", value.at, " in '", path(), "'");
+    fail_torch(args..., " at byte ", value.at, " in '", path(), "'");
   }
 
   // What is handed out may be larger than the file, which shares, but not by much.
@@ -134,7 +141,8 @@ class TorchFile {
             "', got ", checkpointing::name(value.kind));
   }
 
-  void add_items(const Pickle& pickle, const Pickle::Value& value, const std::string& name, int depth) {
+  void add_items(const Pickle& pickle, const Pickle::Value& value, const std::string& name,
+                 int depth) {
     if (value.kind != Pickle::Kind::list && value.kind != Pickle::Kind::tuple &&
         value.kind != Pickle::Kind::dictionary) {
       fail_at(value, "expected a dictionary or a tensor, got ", checkpointing::name(value.kind));
@@ -147,16 +155,19 @@ class TorchFile {
     if (value.kind == Pickle::Kind::dictionary) {
       const std::set<std::size_t> stale = replaced_keys(pickle, items);
       for (std::size_t i = 0; i < items.size(); i += 2) {
-        if (!stale.contains(i)) add(pickle, items[i + 1], prefix + key_of(pickle[items[i]]), depth + 1);
+        if (!stale.contains(i))
+          add(pickle, items[i + 1], prefix + key_of(pickle[items[i]]), depth + 1);
       }
     } else {
-      for (std::size_t i = 0; i < items.size(); ++i) add(pickle, items[i], prefix + std::to_string(i), depth + 1);
+      for (std::size_t i = 0; i < items.size(); ++i)
+        add(pickle, items[i], prefix + std::to_string(i), depth + 1);
     }
     if (flat_.size() == before && !name.empty()) flat_.emplace_back(name, StateDict{});
   }
 
   // A key that is set again replaces the value before.
-  std::set<std::size_t> replaced_keys(const Pickle& pickle, const std::vector<Pickle::Ref>& items) const {
+  std::set<std::size_t> replaced_keys(const Pickle& pickle,
+                                      const std::vector<Pickle::Ref>& items) const {
     std::map<std::string, std::size_t> latest;
     std::set<std::size_t> replaced;
     for (std::size_t i = 0; i < items.size(); i += 2) {
@@ -197,11 +208,12 @@ class TorchFile {
   const Tensor& storage_of(const Pickle::Value& value, const Pickle::Storage& storage) {
     const std::string name = folder_ + "data/" + std::string(storage.key.substr(0, 100));
     const ZipEntry* entry = zip_.find(name);
-    if (entry == nullptr) fail_at(value, "expected the entry '", printable(name), "' of a tensor, got none; needed");
+    if (entry == nullptr)
+      fail_at(value, "expected the entry '", printable(name), "' of a tensor, got none; needed");
     const auto needed = static_cast<std::uint64_t>(storage.numel);
     if (needed > entry->size / core::size_of(storage.dtype)) {
-      fail_at(value, "expected ", storage.numel, " elements of ", storage.dtype, " in '", printable(name),
-              "', got ", entry->size, " bytes; needed");
+      fail_at(value, "expected ", storage.numel, " elements of ", storage.dtype, " in '",
+              printable(name), "', got ", entry->size, " bytes; needed");
     }
     Tensor& bytes = storages_[entry];
     if (!bytes.defined()) bytes = bytes_of(*entry);
@@ -211,7 +223,7 @@ class TorchFile {
   Tensor bytes_of(const ZipEntry& entry) const {
     char* data = file_->data() + entry.offset;
     const Shape shape{static_cast<std::int64_t>(entry.size)};
-    if (reinterpret_cast<std::uintptr_t>(data) % kAlignment == 0) {
+    if (reinterpret_cast<std::uintptr_t>(data) % kWidestElement == 0) {
       return Tensor::wrap(TensorView(data, shape, DType::u8), file_);
     }
     Tensor aligned = Tensor::empty(shape, DType::u8, Device{});

@@ -115,8 +115,9 @@ class Exporter {
       const char* end = key.data() + key.size();
       const auto parsed = std::from_chars(key.data(), end, index);
       const bool is_index = parsed.ec == std::errc{} && parsed.ptr == end;
-      CAIRN_CHECK(is_index, "torch", "expected indices of parameters in an optimizer's state, got '",
-                  key, "' (torch_state_dict() has them)");
+      CAIRN_CHECK(is_index, "torch",
+                  "expected indices of parameters in an optimizer's state, got '", key,
+                  "' (torch_state_dict() has them)");
       pickle_.integer(index);
       value(inner);
     }
@@ -127,7 +128,8 @@ class Exporter {
     pickle_.begin_list();
     for (const auto& [index, group] : groups) {
       const auto* options = std::get_if<StateDict>(&group);
-      CAIRN_CHECK(options != nullptr, "torch", "expected a dictionary as group ", index, ", got a value");
+      CAIRN_CHECK(options != nullptr, "torch", "expected a dictionary as group ", index,
+                  ", got a value");
       pickle_.begin_dictionary();
       for (const auto& [key, option] : *options) {
         pickle_.text(key);

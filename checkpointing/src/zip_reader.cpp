@@ -16,16 +16,16 @@ namespace {
 using zip::field;
 
 // What the end of the archive says of its table of contents.
-struct Contents {
+struct ZipContents {
   std::uint64_t entries = 0, bytes = 0, offset = 0;
 };
 
-class Parser {
+class ZipParser {
  public:
-  Parser(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}
+  ZipParser(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}
 
   std::vector<ZipEntry> entries() const {
-    const Contents contents = find_contents();
+    const ZipContents contents = find_contents();
     std::vector<ZipEntry> entries;
     std::uint64_t at = contents.offset;
     const std::uint64_t end = contents.offset + contents.bytes;
@@ -65,12 +65,12 @@ class Parser {
          "expected the end record of a zip archive, got a truncated file or another kind, up to");
   }
 
-  Contents find_contents() const {
+  ZipContents find_contents() const {
     const std::uint64_t end = find_end();
     const auto entries = field<std::uint16_t>(bytes_, end + 10);
     const auto size = field<std::uint32_t>(bytes_, end + 12);
     const auto offset = field<std::uint32_t>(bytes_, end + 16);
-    Contents contents{entries, size, offset};
+    ZipContents contents{entries, size, offset};
     std::uint64_t limit = end;
     if (entries == zip::kCountIn64 || size == zip::kIn64 || offset == zip::kIn64) {
       contents = contents_in_64(end, limit);
@@ -86,7 +86,7 @@ class Parser {
     return contents;
   }
 
-  Contents contents_in_64(std::uint64_t end, std::uint64_t& limit) const {
+  ZipContents contents_in_64(std::uint64_t end, std::uint64_t& limit) const {
     if (end < zip::kLocator64Bytes ||
         field<std::uint32_t>(bytes_, end - zip::kLocator64Bytes) != zip::kLocator64) {
       fail(end, "expected a zip64 record before");
@@ -103,8 +103,7 @@ class Parser {
 
   // Reads the entry of the table at `at` and moves past it.
   ZipEntry entry_at(std::uint64_t& at, std::uint64_t end) const {
-    if (!fits(at, zip::kCentralBytes, end) ||
-        field<std::uint32_t>(bytes_, at) != zip::kCentral) {
+    if (!fits(at, zip::kCentralBytes, end) || field<std::uint32_t>(bytes_, at) != zip::kCentral) {
       fail(at, "expected an entry of the table of contents at");
     }
     const auto flags = field<std::uint16_t>(bytes_, at + 8);
@@ -119,7 +118,8 @@ class Parser {
     entry.name = std::string(bytes_.substr(body, name_bytes));
     entry.crc32 = field<std::uint32_t>(bytes_, at + 16);
     if ((flags & 1) != 0 || method != 0) {
-      fail(at, "expected entries neither compressed nor encrypted, as torch.save writes them, got '",
+      fail(at,
+           "expected entries neither compressed nor encrypted, as torch.save writes them, got '",
            printable(entry.name), "' with method ", method, " and flags ", flags, " at");
     }
     const Sizes sizes = sizes_of(at, bytes_.substr(body + name_bytes, extra_bytes));
@@ -179,14 +179,13 @@ class Parser {
   }
 
   void check_overlaps(std::vector<ZipEntry>& entries, std::uint64_t end) const {
-    std::stable_sort(entries.begin(), entries.end(), [](const ZipEntry& a, const ZipEntry& b) {
-      return a.offset < b.offset;
-    });
+    std::stable_sort(entries.begin(), entries.end(),
+                     [](const ZipEntry& a, const ZipEntry& b) { return a.offset < b.offset; });
     std::uint64_t at = 0;
     for (const ZipEntry& entry : entries) {
       if (entry.offset < at || !fits(entry.offset, entry.size, end)) {
-        fail(entry.offset, "expected '", printable(entry.name), "' to lie between ", at, " and ", end,
-             ", got ", entry.size, " bytes at");
+        fail(entry.offset, "expected '", printable(entry.name), "' to lie between ", at, " and ",
+             end, ", got ", entry.size, " bytes at");
       }
       at = entry.offset + entry.size;
     }
@@ -199,7 +198,7 @@ class Parser {
 }  // namespace
 
 ZipReader::ZipReader(std::string_view bytes, const std::string& path)
-    : bytes_(bytes), entries_(Parser(bytes, path).entries()), by_name_(entries_.size()) {
+    : bytes_(bytes), entries_(ZipParser(bytes, path).entries()), by_name_(entries_.size()) {
   std::iota(by_name_.begin(), by_name_.end(), std::size_t{0});
   const auto name_of = [this](std::size_t i) -> const std::string& { return entries_[i].name; };
   std::sort(by_name_.begin(), by_name_.end(),

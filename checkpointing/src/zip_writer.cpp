@@ -8,11 +8,12 @@ namespace cairn::checkpointing {
 
 namespace {
 
-constexpr std::uint64_t kAlignment = 64;        // as torch's
-constexpr std::uint16_t kVersion = 45;          // of the format: zip64
-constexpr std::uint16_t kUtf8 = 0x800;          // names
-constexpr std::uint16_t kMidnight = 0, kFirstDay = 0x21;  // 1980-01-01: the same state, the same file
-constexpr std::uint16_t kPadding = 0x4246;      // an extra field that torch pads with, too
+constexpr std::uint64_t kZipAlignment = 64;  // as torch's
+constexpr std::uint16_t kVersion = 45;       // of the format: zip64
+constexpr std::uint16_t kUtf8 = 0x800;       // names
+constexpr std::uint16_t kMidnight = 0,
+                        kFirstDay = 0x21;   // 1980-01-01: the same state, the same file
+constexpr std::uint16_t kPadding = 0x4246;  // an extra field that torch pads with, too
 
 void put_bytes(std::string& out, const void* data, std::size_t bytes) {
   out.append(static_cast<const char*>(data), bytes);
@@ -25,7 +26,9 @@ std::string fields(T... values) {
   return out;
 }
 
-constexpr std::uint16_t u16(std::uint64_t value) { return static_cast<std::uint16_t>(value); }
+constexpr std::uint16_t u16(std::uint64_t value) {
+  return static_cast<std::uint16_t>(value);
+}
 
 }  // namespace
 
@@ -49,7 +52,7 @@ void ZipWriter::add(const std::string& name, std::string_view bytes) {
                    std::uint64_t{bytes.size()});
   }
   const std::uint64_t body = at_ + zip::kLocalBytes + name.size() + extra.size() + 4;
-  const std::uint64_t padding = (kAlignment - body % kAlignment) % kAlignment;
+  const std::uint64_t padding = (kZipAlignment - body % kZipAlignment) % kZipAlignment;
   extra += fields(kPadding, u16(padding)) + std::string(padding, ' ');
   write(fields(zip::kLocal, kVersion, kUtf8, std::uint16_t{0}, kMidnight, kFirstDay,
                written.entry.crc32, size, size, u16(name.size()), u16(extra.size())));
@@ -83,8 +86,8 @@ void ZipWriter::close() {
                std::uint32_t{0}, std::uint32_t{0}, count, count, bytes, contents));
   write(fields(zip::kLocator64, std::uint32_t{0}, end64, std::uint32_t{1}));
   const std::uint16_t entries = count >= zip::kCountIn64 ? zip::kCountIn64 : u16(count);
-  write(fields(zip::kEnd, std::uint16_t{0}, std::uint16_t{0}, entries, entries,
-               short_value(bytes), short_value(contents), std::uint16_t{0}));
+  write(fields(zip::kEnd, std::uint16_t{0}, std::uint16_t{0}, entries, entries, short_value(bytes),
+               short_value(contents), std::uint16_t{0}));
   file_.close();
 }
 

@@ -34,23 +34,27 @@ std::string golden(const std::string& name) {
 /// make_torch_files.py's. No bias before the batch norm: its gradient is rounding alone, which Adam
 /// scales to a step.
 nn::Sequential net() {
-  return nn::Sequential(nn::Linear(4, 8, {.bias = false}), nn::BatchNorm1d(8), nn::Tanh(), nn::Linear(8, 3));
+  return nn::Sequential(nn::Linear(4, 8, {.bias = false}), nn::BatchNorm1d(8), nn::Tanh(),
+                        nn::Linear(8, 3));
 }
 
-void train(nn::Module& model, optim::Optimizer& optimizer, const Tensor& x, const Tensor& target, int steps) {
+void train(nn::Module& model, optim::Optimizer& optimizer, const Tensor& x, const Tensor& target,
+           int steps) {
   for (int i = 0; i < steps; ++i) {
     autograd::backward(nn::mse_loss(model(x), target));
     optimizer.step();
   }
 }
 
-void expect_near(const nn::Module& model, const SafetensorsReader& expected, const std::string& prefix) {
+void expect_near(const nn::Module& model, const SafetensorsReader& expected,
+                 const std::string& prefix) {
   int compared = 0;
   for (const auto& [name, value] : flatten(model.state_dict())) {
     const auto ours = std::get<Tensor>(value).to_vector();
     const auto theirs = expected.read(prefix + name).to_vector();
     ASSERT_EQ(ours.size(), theirs.size()) << name;
-    for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i], theirs[i], 2e-6) << name << " " << i;
+    for (std::size_t i = 0; i < ours.size(); ++i)
+      EXPECT_NEAR(ours[i], theirs[i], 2e-6) << name << " " << i;
     ++compared;
   }
   EXPECT_EQ(compared, 7);
@@ -100,8 +104,9 @@ TEST(ModelFile, EverythingThatDiffersIsNamedAtOnce) {
   other.set("3", last);
   write_torch(folder / "x.pt", other);
   const std::string message = message_of<DataError>([&] { load(model, folder / "x.pt"); });
-  EXPECT_THAT(message, AllOf(HasSubstr("'1.bias' [9] instead of [8]"), HasSubstr("missing: '3.bias'"),
-                             HasSubstr("surplus: '3.scale'"), HasSubstr("x.pt")));
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("'1.bias' [9] instead of [8]"), HasSubstr("missing: '3.bias'"),
+                    HasSubstr("surplus: '3.scale'"), HasSubstr("x.pt")));
   EXPECT_THAT(message_of<DataError>([&] { load(model, folder / "x.pt", {.strict = false}); }),
               AllOf(HasSubstr("'1.bias' [9]"), Not(HasSubstr("3.bias"))));
   EXPECT_NE(model.parameters()[0].tensor.to_vector(), bias.to_vector()) << "nothing has changed";
@@ -126,7 +131,8 @@ TEST(ModelFile, NamesAreMapped) {
   load(copy, folder / "x.pt", {.part = "state_dict", .names = {{"module.", ""}}});
   EXPECT_EQ(copy.parameters()[0].tensor.to_vector(), model.parameters()[0].tensor.to_vector());
   EXPECT_THAT(message_of<DataError>([&] {
-                load(copy, folder / "x.pt", {.part = "state_dict", .names = {{"module.0.", "3."}, {"module.", ""}}});
+                load(copy, folder / "x.pt",
+                     {.part = "state_dict", .names = {{"module.0.", "3."}, {"module.", ""}}});
               }),
               HasSubstr("twice"));
 }
@@ -141,20 +147,23 @@ TEST(ModelFile, EveryKindOfFileLoads) {
   EXPECT_EQ(kind_of_file(folder / "x.pt"), FileKind::torch);
   EXPECT_EQ(kind_of_file(folder / "one"), FileKind::safetensors_model);
   EXPECT_EQ(kind_of_file(folder / "one/model.safetensors"), FileKind::safetensors);
-  EXPECT_EQ(kind_of_file(folder / "many/model.safetensors.index.json"), FileKind::safetensors_model);
+  EXPECT_EQ(kind_of_file(folder / "many/model.safetensors.index.json"),
+            FileKind::safetensors_model);
   EXPECT_EQ(kind_of_file(folder / "run"), FileKind::checkpoint);
-  for (const std::string& path : {folder / "x.pt", folder / "one", folder / "one/model.safetensors", folder / "many",
-                                  folder / "many/model.safetensors.index.json"}) {
+  for (const std::string& path : {folder / "x.pt", folder / "one", folder / "one/model.safetensors",
+                                  folder / "many", folder / "many/model.safetensors.index.json"}) {
     nn::Sequential copy = net();
     EXPECT_EQ(load(copy, path).loaded.size(), 7u) << path;
-    EXPECT_EQ(copy.parameters()[3].tensor.to_vector(), model.parameters()[3].tensor.to_vector()) << path;
+    EXPECT_EQ(copy.parameters()[3].tensor.to_vector(), model.parameters()[3].tensor.to_vector())
+        << path;
   }
   for (const std::string& path : {folder / "run", step}) {
     nn::Sequential copy = net();
     EXPECT_EQ(load(copy, path, {.part = "model"}).loaded.size(), 7u) << path;
   }
   write_bytes(folder / "text", "hello, world");
-  EXPECT_THAT(message_of<DataError>([&] { kind_of_file(folder / "text"); }), HasSubstr("none of them"));
+  EXPECT_THAT(message_of<DataError>([&] { kind_of_file(folder / "text"); }),
+              HasSubstr("none of them"));
   EXPECT_THROW(kind_of_file(folder / "nothing"), core::IoError);
 }
 
@@ -173,12 +182,13 @@ TEST(ModelFile, HuggingFaceLayout) {
   EXPECT_EQ(index["weight_map"]["wte.weight"], "model-00001-of-00002.safetensors");
   EXPECT_EQ(index["weight_map"]["h.0.bias"], "model-00002-of-00002.safetensors");
   const SafetensorsReader first(folder / "x/model-00001-of-00002.safetensors");
-  EXPECT_THAT(first.metadata(), UnorderedElementsAre(std::pair("format", "pt"), std::pair("lm_head.weight", "wte.weight")));
+  EXPECT_THAT(first.metadata(), UnorderedElementsAre(std::pair("format", "pt"),
+                                                     std::pair("lm_head.weight", "wte.weight")));
   EXPECT_EQ(first.read("wte.weight").dtype(), DType::bf16);
 
-
   const StateDict read = read_state(folder / "x");
-  EXPECT_EQ(read.dict("lm_head").tensor("weight").raw_data(), read.dict("wte").tensor("weight").raw_data());
+  EXPECT_EQ(read.dict("lm_head").tensor("weight").raw_data(),
+            read.dict("wte").tensor("weight").raw_data());
   EXPECT_THAT(read.dict("h").dict("0").tensor("bias").to_vector(), ElementsAre(0.5, 0.5, 0.5));
 }
 
@@ -194,11 +204,15 @@ TEST(ModelFile, DamagedIndexesAreRefused) {
     write_bytes(path, json.dump());
     return message_of<DataError>([&] { read_state(folder / "x"); });
   };
-  EXPECT_THAT(message_with([](auto& j) { j["weight_map"]["more"] = j["weight_map"]["0.weight"]; }), HasSubstr("'more' is missing"));
-  EXPECT_THAT(message_with([](auto& j) { j["weight_map"]["0.weight"] = "../model.safetensors"; }), HasSubstr("'0.weight'"));
+  EXPECT_THAT(message_with([](auto& j) { j["weight_map"]["more"] = j["weight_map"]["0.weight"]; }),
+              HasSubstr("'more' is missing"));
+  EXPECT_THAT(message_with([](auto& j) { j["weight_map"]["0.weight"] = "../model.safetensors"; }),
+              HasSubstr("'0.weight'"));
   EXPECT_THAT(message_with([](auto& j) { j["weight_map"]["0.weight"] = 5; }), HasSubstr("got 5"));
-  EXPECT_THAT(message_with([](auto& j) { j["weight_map"]["0.weight"] = "none"; }), HasSubstr("'none' is missing"));
-  EXPECT_THAT(message_with([](auto& j) { j["weight_map"].erase("1.bias"); }), HasSubstr("'1.bias'"));
+  EXPECT_THAT(message_with([](auto& j) { j["weight_map"]["0.weight"] = "none"; }),
+              HasSubstr("'none' is missing"));
+  EXPECT_THAT(message_with([](auto& j) { j["weight_map"].erase("1.bias"); }),
+              HasSubstr("'1.bias'"));
   EXPECT_THAT(message_with([](auto& j) { j.erase("weight_map"); }), HasSubstr("a weight_map"));
   EXPECT_THAT(message_with([](auto& j) { j = 5; }), HasSubstr("a weight_map"));
 }
@@ -213,8 +227,9 @@ class WithTorch : public testing::TestWithParam<const char*> {
     python_ = python;
   }
   void run(const std::string& what) const {
-    const std::string command = core::str(python_, " ", CAIRN_TEST_FOLDER, "/checkpointing/torch_both_ways.py ",
-                                          what, " ", GetParam(), " ", folder_.string());
+    const std::string command =
+        core::str(python_, " ", CAIRN_TEST_FOLDER, "/checkpointing/torch_both_ways.py ", what, " ",
+                  GetParam(), " ", folder_.string());
     ASSERT_EQ(std::system(command.c_str()), 0) << command;  // NOLINT: a fixed command
   }
   std::string python_;
@@ -228,7 +243,8 @@ TEST_P(WithTorch, NextStepsAreEqualBothWays) {
   if (GetParam() == std::string("adamw")) {
     optimizer = std::make_unique<optim::FusedAdam>(model.parameters());
   } else {
-    optimizer = std::make_unique<optim::FusedSGD>(model.parameters(), optim::SgdOptions{.lr = 1, .momentum = 0.9});
+    optimizer = std::make_unique<optim::FusedSGD>(model.parameters(),
+                                                  optim::SgdOptions{.lr = 1, .momentum = 0.9});
   }
   load(model, folder_ / "begin.pt", {.part = "model"});
   optimizer->load_torch_state_dict(read_torch(folder_ / "begin.pt").dict("optimizer"));
@@ -237,13 +253,15 @@ TEST_P(WithTorch, NextStepsAreEqualBothWays) {
   train(model, *optimizer, x, target, 3);
   expect_near(model, then, "");
 
-  write_torch(folder_ / "ours.pt", {{"model", model.state_dict()}, {"optimizer", optimizer->torch_state_dict()}});
+  write_torch(folder_ / "ours.pt",
+              {{"model", model.state_dict()}, {"optimizer", optimizer->torch_state_dict()}});
   write_safetensors_model(folder_ / "ours", model.state_dict(), {.file_bytes = 100});
   run("continue");  // three more steps from each of the two
   train(model, *optimizer, x, target, 3);
   expect_near(model, SafetensorsReader(folder_ / "end.safetensors"), "");
 }
-INSTANTIATE_TEST_SUITE_P(ModelFile, WithTorch, testing::Values("adamw", "sgd"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(ModelFile, WithTorch, testing::Values("adamw", "sgd"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace cairn::checkpointing

@@ -47,7 +47,8 @@ int compare_with_python(const std::string& file) {
   const SafetensorsReader python(golden("torch_files.safetensors"));
   int compared = 0, expected = 0;
   for (const auto& [name, value] : flatten(read_torch(golden(file + ".pt")))) {
-    if (std::holds_alternative<std::string>(value) || std::holds_alternative<StateDict>(value)) continue;
+    if (std::holds_alternative<std::string>(value) || std::holds_alternative<StateDict>(value))
+      continue;
     const std::string full = core::str(file, ".", name);
     if (python.find(full) == nullptr) {
       ADD_FAILURE() << full << " is not in Python's file";
@@ -132,12 +133,8 @@ TorchParts small_parts() {
   optimizer.make_dict("param_groups").set("0", group);
   StateDict scaler;
   scaler.make_dict("loss_scaler0").set("loss_scale", 512.0);
-  return {{"model", model_state()},
-          {"optimizer", optimizer},
-          {"amp", scaler},
-          {"epoch", std::int64_t{1} << 40},
-          {"negative", std::int64_t{-7}},
-          {"best", 0.1},
+  return {{"model", model_state()},         {"optimizer", optimizer},       {"amp", scaler},
+          {"epoch", std::int64_t{1} << 40}, {"negative", std::int64_t{-7}}, {"best", 0.1},
           {"note", std::string("naïve")}};
 }
 
@@ -184,12 +181,15 @@ TEST(TorchFile, StockPythonReadsIt) {
   EXPECT_EQ(python_view(folder / "x.pt"),
             "x/data.pkl x/byteorder x/data/0 x/data/1 x/data/2 x/data/3 x/data/4 x/version\n"
             "aligned to 64\n"
-            "{'model': {'0.weight': FloatStorage 0 (2, 3) (3, 1) 1.0, '0.half': BFloat16Storage 1 (2,) (1,), "
+            "{'model': {'0.weight': FloatStorage 0 (2, 3) (3, 1) 1.0, '0.half': BFloat16Storage 1 "
+            "(2,) (1,), "
             "'1.weight': FloatStorage 0 (2, 3) (3, 1) 1.0, '1.half': BFloat16Storage 1 (2,) (1,), "
             "'1.tied': FloatStorage 0 (2, 3) (3, 1) 1.0, '1.none': FloatStorage 2 (0, 3) (3, 1)}, "
-            "'optimizer': {'state': {1: {'step': FloatStorage 3 () () 5.0, 'exp_avg': FloatStorage 4 (2, 3) (3, 1) 0.25}}, "
+            "'optimizer': {'state': {1: {'step': FloatStorage 3 () () 5.0, 'exp_avg': FloatStorage "
+            "4 (2, 3) (3, 1) 0.25}}, "
             "'param_groups': [{'lr': 0.001, 'betas': (0.9, 0.999), 'params': [0, 1]}]}, "
-            "'amp': {'loss_scaler0': {'loss_scale': 512.0}}, 'epoch': 1099511627776, 'negative': -7, 'best': 0.1, "
+            "'amp': {'loss_scaler0': {'loss_scale': 512.0}}, 'epoch': 1099511627776, 'negative': "
+            "-7, 'best': 0.1, "
             "'note': 'naïve'}\n");
 }
 
@@ -207,8 +207,9 @@ TEST(TorchFile, Zip64RecordsAreReadAndWritten) {
   EXPECT_EQ(read.bytes_of(*read.find("x/long")), std::string(1000, 'a'));
   EXPECT_TRUE(read.intact(*read.find("x/long")));
   EXPECT_TRUE(read_torch(folder / "x.zip").empty());
-  const std::string python = core::str("python3 -c \"import zipfile; z = zipfile.ZipFile('", folder / "x.zip",
-                                       "'); assert z.testzip() is None; assert len(z.read('x/long')) == 1000\"");
+  const std::string python =
+      core::str("python3 -c \"import zipfile; z = zipfile.ZipFile('", folder / "x.zip",
+                "'); assert z.testzip() is None; assert len(z.read('x/long')) == 1000\"");
   EXPECT_EQ(std::system(python.c_str()), 0);  // NOLINT: a fixed command
 }
 
@@ -232,8 +233,9 @@ std::string integer(std::int64_t value) {
 std::string tensor(const std::string& offset, const std::string& sizes, const std::string& strides,
                    const std::string& key = "0", const std::string& type = "FloatStorage",
                    std::int64_t count = 4) {
-  return "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\n" + type + "\n" + text(key) +
-         text("cpu") + integer(count) + "tQ" + offset + "(" + sizes + "t(" + strides + "t\x89}tR";
+  return "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\n" + type + "\n" +
+         text(key) + text("cpu") + integer(count) + "tQ" + offset + "(" + sizes + "t(" + strides +
+         "t\x89}tR";
 }
 std::string under(const std::string& key, const std::string& value) {
   return kProto + "}" + text(key) + value + "s.";
@@ -253,7 +255,8 @@ std::vector<BadPickle> bad_pickles() {
   for (int i = 0; i < 100; ++i) deep += "}" + text("k");
   deep += "N" + std::string(100, 's') + ".";
   for (char i = 1; i < 60; ++i) {  // each list holds the one before twice
-    bomb += std::string("0](h") + static_cast<char>(i - 1) + "h" + static_cast<char>(i - 1) + "eq" + i;
+    bomb +=
+        std::string("0](h") + static_cast<char>(i - 1) + "h" + static_cast<char>(i - 1) + "eq" + i;
   }
   bomb += ".";
   return {
@@ -265,7 +268,8 @@ std::vector<BadPickle> bad_pickles() {
       {"system", under("a", "cos\nsystem\n" + text("true") + "\x85R"), "got 'os.system'"},
       {"eval", under("a", "cbuiltins\neval\n" + text("1") + "\x85R"), "got 'builtins.eval'"},
       {"stack_global", under("a", text("posix") + text("system") + "\x93"), "got 'posix.system'"},
-      {"module", under("a", "ctorch.nn.modules.linear\nLinear\n)\x81"), "got 'torch.nn.modules.linear.Linear'"},
+      {"module", under("a", "ctorch.nn.modules.linear\nLinear\n)\x81"),
+       "got 'torch.nn.modules.linear.Linear'"},
       {"new_kind", under("a", "ctorch._utils\n_rebuild_tensor_v3\n"), "_rebuild_tensor_v3"},
       {"int8", under("a", "ctorch\nCharStorage\n"), "torch.CharStorage"},
       {"name_alone", under("a", "ctorch\nFloatStorage\n"), "got a name at byte"},
@@ -287,25 +291,36 @@ std::vector<BadPickle> bad_pickles() {
       {"key_none", kProto + "}NNs.", "as key, got None"},
       {"key_empty", under("", "N"), "expected a key"},
       {"key_dots", under("a..b", "N"), "'a..b'"},
-      {"key_twice", kProto + "}(" + text("1") + "K\1K\1" + text("a") + text("1.b") + "K\1u.", "distinct"},
+      {"key_twice", kProto + "}(" + text("1") + "K\1K\1" + text("a") + text("1.b") + "K\1u.",
+       "distinct"},
       {"bytes_value", under("a", "C\1a"), "got bytes"},
       {"root_number", kProto + "K\1.", "a dictionary or a tensor, got an integer"},
       {"deep", deep, "at most 64 levels"},
-      {"itself", kProto + "]q" + std::string(1, '\0') + "h" + std::string(1, '\0') + "a.", "at most 64 levels"},
+      {"itself", kProto + "]q" + std::string(1, '\0') + "h" + std::string(1, '\0') + "a.",
+       "at most 64 levels"},
       {"bomb", bomb, "times the file's size"},
       {"persistent", under("a", text("x") + "\x85Q"), "persistent id"},
       {"no_entry", under("a", tensor("K\0"s, "K\1", "K\1", "9")), "x/data/9"},
       {"escape", under("a", tensor("K\0"s, "K\1", "K\1", "../../etc/passwd")), "got none"},
-      {"storage_larger", under("a", tensor("K\0"s, "K\1", "K\1", "0", "FloatStorage", 5)), "5 elements of f32"},
-      {"storage_huge", under("a", tensor("K\0"s, "K\1", "K\1", "0", "DoubleStorage", INT64_MAX)), "got 16 bytes"},
-      {"storage_negative", under("a", tensor("K\0"s, "K\1", "K\1", "0", "FloatStorage", -1)), "0 or more, got -1"},
+      {"storage_larger", under("a", tensor("K\0"s, "K\1", "K\1", "0", "FloatStorage", 5)),
+       "5 elements of f32"},
+      {"storage_huge", under("a", tensor("K\0"s, "K\1", "K\1", "0", "DoubleStorage", INT64_MAX)),
+       "got 16 bytes"},
+      {"storage_negative", under("a", tensor("K\0"s, "K\1", "K\1", "0", "FloatStorage", -1)),
+       "0 or more, got -1"},
       {"past_end", under("a", tensor("K\1", "K\4", "K\1")), "inside of its storage of 4"},
       {"stride_past_end", under("a", tensor("K\0"s, "K\2", "K\4")), "inside of its storage"},
-      {"negative_offset", under("a", tensor("J\xff\xff\xff\xff", "K\1", "K\1")), "inside of its storage"},
-      {"negative_size", under("a", tensor("K\0"s, "J\xff\xff\xff\xff", "K\1")), "0 or more, got -1"},
-      {"overflow", under("a", tensor("K\0"s, integer(INT64_MAX) + integer(INT64_MAX), integer(2) + integer(2))), "inside of its"},
-      {"repeated", under("a", tensor("K\0"s, integer(std::int64_t{1} << 40), integer(0))), "times the file's size"},
-      {"nine_sizes", under("a", tensor("K\0"s, "K\1K\1K\1K\1K\1K\1K\1K\1K\1", "K\1")), "at most 8 dimensions"},
+      {"negative_offset", under("a", tensor("J\xff\xff\xff\xff", "K\1", "K\1")),
+       "inside of its storage"},
+      {"negative_size", under("a", tensor("K\0"s, "J\xff\xff\xff\xff", "K\1")),
+       "0 or more, got -1"},
+      {"overflow",
+       under("a", tensor("K\0"s, integer(INT64_MAX) + integer(INT64_MAX), integer(2) + integer(2))),
+       "inside of its"},
+      {"repeated", under("a", tensor("K\0"s, integer(std::int64_t{1} << 40), integer(0))),
+       "times the file's size"},
+      {"nine_sizes", under("a", tensor("K\0"s, "K\1K\1K\1K\1K\1K\1K\1K\1K\1", "K\1")),
+       "at most 8 dimensions"},
       {"other_strides", under("a", tensor("K\0"s, "K\1K\1", "K\1")), "inside of its storage"},
   };
 }
@@ -336,28 +351,35 @@ TEST(TorchFile, BooleansAreZeroOrOne) {
   zip.add("x/data.pkl", under("a", tensor("K\0"s, "K\2", "K\1", "0", "BoolStorage", 2)));
   zip.add("x/data/0", "\1\2");
   zip.close();
-  EXPECT_THAT(message_of<DataError>([&] { read_torch(folder / "x.pt"); }), HasSubstr("booleans of 0 and 1"));
+  EXPECT_THAT(message_of<DataError>([&] { read_torch(folder / "x.pt"); }),
+              HasSubstr("booleans of 0 and 1"));
 }
 
 TEST(TorchFile, OtherFilesAreToldApart) {
   const TemporaryFolder folder;
-  write_bytes(folder / "old.pt", "\x80\2\x8a\nl\xfc\x9c" "F\xf9 j\xa8P\x19.");  // PyTorch before 1.6
-  EXPECT_THAT(message_of<DataError>([&] { read_torch(folder / "old.pt"); }), HasSubstr("since PyTorch 1.6"));
+  write_bytes(folder / "old.pt",
+              "\x80\2\x8a\nl\xfc\x9c"
+              "F\xf9 j\xa8P\x19.");  // PyTorch before 1.6
+  EXPECT_THAT(message_of<DataError>([&] { read_torch(folder / "old.pt"); }),
+              HasSubstr("since PyTorch 1.6"));
   ZipWriter zip(folder / "other.zip");
   zip.add("readme", "hello");
   zip.close();
-  EXPECT_THAT(message_of<DataError>([&] { read_torch(folder / "other.zip"); }), HasSubstr("data.pkl"));
+  EXPECT_THAT(message_of<DataError>([&] { read_torch(folder / "other.zip"); }),
+              HasSubstr("data.pkl"));
   EXPECT_THROW(read_torch(folder / "none"), core::IoError);
   EXPECT_THROW(read_torch(folder.string()), core::IoError);
   const std::string python =
       core::str("python3 -c \"import zipfile; z = zipfile.ZipFile('", folder / "packed.pt",
                 "', 'w', zipfile.ZIP_DEFLATED); z.writestr('x/data.pkl', 'aaaaaaaaaaaaaaaa')\"");
   ASSERT_EQ(std::system(python.c_str()), 0);  // NOLINT: a fixed command
-  EXPECT_THAT(message_of<DataError>([&] { read_torch(folder / "packed.pt"); }), HasSubstr("method 8"));
+  EXPECT_THAT(message_of<DataError>([&] { read_torch(folder / "packed.pt"); }),
+              HasSubstr("method 8"));
 }
 
 /// Reads a damaged file: a DataError or, where the damage lies in bytes without a meaning, the same values.
-void expect_refused_or_same(const std::string& path, const std::string& expected, const std::string& what) {
+void expect_refused_or_same(const std::string& path, const std::string& expected,
+                            const std::string& what) {
   try {
     std::string all;
     for (const auto& [name, value] : flatten(read_torch(path))) {
