@@ -1,15 +1,30 @@
-// Room in a file that has no name, mapped into memory: it is gone when nobody has it any more, or
-// with the process.
+// A whole file as memory, read when it is touched. Writes to the memory stay private to it.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace cairn::checkpointing {
 
-/// Writable memory backed by a nameless file in `folder`, whose blocks are allocated. Throws
-/// core::IoError.
-std::shared_ptr<void> map_nameless_file(const std::string& folder, std::size_t bytes);
+class MappedFile {
+ public:
+  /// Throws core::IoError naming the path and the system's reason.
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+  char* data() const { return data_; }  // null for an empty file
+  std::string_view bytes() const { return {data_, size_}; }
+
+ private:
+  std::string path_;
+  std::uint64_t size_ = 0;
+  char* data_ = nullptr;
+};
 
 }  // namespace cairn::checkpointing

@@ -15,7 +15,7 @@
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
-#include "mapped_file.h"
+#include "nameless_file.h"
 
 namespace cairn::checkpointing {
 

@@ -128,6 +128,15 @@ void check_tiling(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
   }
 }
 
+// Any other byte in a bool is undefined.
+void check_booleans(const Tensor& x, const std::string& path, const std::string& name) {
+  const auto* bytes = static_cast<const unsigned char*>(x.raw_data());
+  const auto* bad = std::find_if(bytes, bytes + x.nbytes(), [](unsigned char c) { return c > 1; });
+  if (bad != bytes + x.nbytes()) {
+    fail_data(path, "expected 0 or 1 as elements of '", name, "' BOOL, got ", int{*bad});
+  }
+}
+
 }  // namespace
 
 class SafetensorsReader::File : public ReadableFile {
@@ -184,6 +193,7 @@ Tensor SafetensorsReader::read(const std::string& name) const {
 Tensor SafetensorsReader::read(const SafetensorsEntry& entry) const {
   Tensor result = Tensor::empty(entry.shape, entry.dtype, Device{});
   file_->read(data_begin_ + entry.begin, result.raw_data(), result.nbytes());
+  if (entry.dtype == DType::boolean) check_booleans(result, path_, entry.name);
   return result;
 }
 

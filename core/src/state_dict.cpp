@@ -1,6 +1,5 @@
 #include "cairn/core/state_dict.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "cairn/core/error.h"
@@ -8,6 +7,8 @@
 namespace cairn::core {
 
 namespace {
+
+constexpr std::size_t kScanned = 16;  // keys that are compared one by one
 
 const char* kind_name(const StateDict::Value& value) {
   static constexpr const char* kNames[] = {"a tensor", "a number", "an integer", "text",
@@ -33,27 +34,30 @@ const T& get(const StateDict& state, const std::string& key, const char* expecte
 void StateDict::set(const std::string& key, Value value) {
   CAIRN_CHECK(!key.empty() && key.find('.') == std::string::npos, "state",
               "expected a key without '.' and not empty, got '", key, "'");
-  const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                  [&](const Entry& entry) { return entry.first == key; });
-  if (found != entries_.end()) {
-    found->second = std::move(value);
-  } else {
-    entries_.emplace_back(key, std::move(value));
+  if (Value* found = find(key)) {
+    *found = std::move(value);
+    return;
   }
+  entries_.emplace_back(key, std::move(value));
+  if (entries_.size() <= kScanned) return;
+  for (std::size_t i = places_.size(); i < entries_.size(); ++i) places_[entries_[i].first] = i;
 }
 
 StateDict& StateDict::make_dict(const std::string& key) {
-  const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                  [&](const Entry& entry) { return entry.first == key; });
-  if (found == entries_.end()) {
+  Value* found = find(key);
+  if (found == nullptr) {
     set(key, StateDict{});
-    return std::get<StateDict>(entries_.back().second);
+    found = &entries_.back().second;
   }
-  if (!std::holds_alternative<StateDict>(found->second)) found->second = StateDict{};
-  return std::get<StateDict>(found->second);
+  if (!std::holds_alternative<StateDict>(*found)) *found = StateDict{};
+  return std::get<StateDict>(*found);
 }
 
 const StateDict::Value* StateDict::find(const std::string& key) const {
+  if (entries_.size() > kScanned) {
+    const auto place = places_.find(key);
+    return place == places_.end() ? nullptr : &entries_[place->second].second;
+  }
   for (const Entry& entry : entries_) {
     if (entry.first == key) return &entry.second;
   }

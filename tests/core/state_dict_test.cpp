@@ -27,6 +27,20 @@ TEST(StateDict, KeepsOrderAndReplaces) {
   EXPECT_EQ(state.number("a"), 7.0);
 }
 
+TEST(StateDict, ManyKeysAreFoundAsFewAre) {
+  StateDict state;
+  for (int i = 0; i < 200; ++i) state.set(std::to_string(i), std::int64_t{i});
+  state.set("150", std::int64_t{-1});
+  state.make_dict("7").set("inner", 1.0);
+  const StateDict copy = state;
+  EXPECT_EQ(copy.size(), 200u);
+  EXPECT_EQ(copy.integer("150"), -1);
+  EXPECT_EQ(copy.integer("199"), 199);
+  EXPECT_EQ(copy.dict("7").number("inner"), 1.0);
+  EXPECT_FALSE(copy.contains("200"));
+  EXPECT_EQ((copy.begin() + 150)->first, "150");
+}
+
 TEST(StateDict, Nests) {
   StateDict inner, outer;
   inner.set("weight", Tensor::full({2}, 3));

@@ -11,8 +11,10 @@
 #include <cairn/autograd/autograd.h>
 #include <cairn/checkpointing/offload.h>
 #include <cairn/checkpointing/planner.h>
+#include <cairn/checkpointing/model_file.h>
 #include <cairn/checkpointing/recompute.h>
 #include <cairn/checkpointing/safetensors.h>
+#include <cairn/checkpointing/torch_file.h>
 #include <cairn/checkpointing/training_state.h>
 #include <cairn/core/dlpack.h>
 #include <cairn/core/generator.h>

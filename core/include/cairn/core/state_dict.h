@@ -5,8 +5,10 @@
 // put into a training state.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -44,6 +46,7 @@ class StateDict {
 
  private:
   std::vector<Entry> entries_;
+  std::unordered_map<std::string, std::size_t> places_;  // by key, where there are many
 };
 
 /// Anything with state to save. load_state_dict() names every entry that is missing, surplus or of

@@ -1,0 +1,51 @@
+// PyTorch's files: what torch.save wrote is read, and what is written here torch.load reads, with
+// weights_only=True.
+//
+//   StateDict state = checkpointing::read_torch("run.pt");     // {"model", "optimizer", "epoch"}
+//   model.load_state_dict(state.dict("model"));
+//   optimizer.load_torch_state_dict(state.dict("optimizer"));
+//
+//   checkpointing::write_torch("run.pt", {{"model", model.state_dict()},
+//                                         {"optimizer", optimizer.torch_state_dict()}});
+//
+// A file is a zip archive of a pickle and the tensors' bytes. The pickle is read by a machine that
+// executes nothing: it knows the opcodes and names that tensors, numbers, text, lists and
+// dictionaries need, and any other is an error that names it. Tensors are mapped, not copied: the
+// file must stay as it is while they live. What is written to them stays in memory.
+//
+// In a StateDict, lists and tuples are dictionaries with the keys "0", "1" ..., booleans are 0 and
+// 1, None is absent, dtypes and devices are text, names with dots ("0.weight") are nested.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cairn/core/state_dict.h"
+
+namespace cairn::checkpointing {
+
+struct TorchReadOptions {
+  /// Compares the checksum of every entry, which reads the file once. False: for files that
+  /// torch.serialization.set_crc32_options(False) left without.
+  bool verify = true;
+};
+
+/// The tensors lie on cpu:0 with the file's strides; those that share a storage share memory. A file
+/// of one tensor is {"tensor"}. Throws core::IoError where the file cannot be read; core::DataError,
+/// naming the byte, where it is damaged, holds anything but state, a dtype that Cairn lacks or a
+/// number that does not fit 64 bits, or stands for much more memory than it has bytes.
+StateDict read_torch(const std::string& path, const TorchReadOptions& options = {});
+
+using TorchParts = std::vector<std::pair<std::string, StateDict::Value>>;
+
+/// Writes {"model": ..., ...} and flushes it to the disk; replaces the file. What Python finds of a
+/// dictionary: an optimizer's where it has "param_groups" (state by index, lists of groups and
+/// indices); names with dots where it holds tensors, as Module.load_state_dict takes them; else it is
+/// nested as it is here. The same tensor twice (tied weights) is stored once and shared by torch.load.
+/// Throws core::InvalidArgument for undefined tensors and core::IoError where writing fails.
+void write_torch(const std::string& path, const TorchParts& parts);
+/// Writes one dictionary, by the same rules.
+void write_torch(const std::string& path, const StateDict& state);
+
+}  // namespace cairn::checkpointing

@@ -1,0 +1,15 @@
+// Room in a file that has no name, mapped into memory: it is gone when nobody has it any more, or
+// with the process.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace cairn::checkpointing {
+
+/// Writable memory backed by a nameless file in `folder`, whose blocks are allocated. Throws
+/// core::IoError.
+std::shared_ptr<void> map_nameless_file(const std::string& folder, std::size_t bytes);
+
+}  // namespace cairn::checkpointing
