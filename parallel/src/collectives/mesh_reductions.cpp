@@ -141,17 +141,21 @@ void MeshCollectives::reduce_segments(const std::vector<Segment>& segments,
   const auto me = static_cast<std::size_t>(rank());
   const std::size_t item = core::size_of(reduction.dtype);
   std::unique_ptr<Mesh::Transfer> spreading;
+  std::unique_ptr<Mesh::Transfer> last;  // whose pieces the others may still read
   Gathering next = gather_segment(segments.front(), reduction);
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const Segment& segment = segments[i];
-    const Gathering pieces = std::move(next);  // NOLINT(bugprone-use-after-move): set anew below
-    pieces.transfer->wait();
+    Gathering pieces = std::move(next);  // NOLINT(bugprone-use-after-move): set anew below
+    const bool ended = pieces.transfer->wait_received();
     if (i + 1 < segments.size()) next = gather_segment(segments[i + 1], reduction);
     combine(reduction.op, reduction.dtype, pieces.blocks, reduction.result(segment),
             segment.bytes[me] / item);
     if (spreading) spreading->wait();
+    if (last) last->wait();
+    last = ended ? nullptr : std::move(pieces.transfer);
     if (reduction.spread) spreading = reduction.spread(segment);
   }
+  if (last) last->wait();
   if (spreading) spreading->wait();
 }
 
