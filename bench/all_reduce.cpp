@@ -22,9 +22,8 @@ int main(int argc, char** argv) {
     setenv("RANK", std::to_string(rank).c_str(), 1);
     const auto group = parallel::ProcessGroup::from_environment();
     const Tensor x = Tensor::full({static_cast<std::int64_t>(bytes / 4)}, 1.0);
-    const bench::Times times = bench::time_runs(bench::repeats_of(bytes), [&] {
-      group.all_reduce(x, parallel::ReduceOp::mean, "x");
-    });
+    const bench::Times times = bench::time_runs(
+        bench::repeats_of(bytes), [&] { group.all_reduce(x, parallel::ReduceOp::mean, "x"); });
     group.barrier();
     if (rank == 0) bench::print(times);
   });

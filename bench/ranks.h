@@ -52,13 +52,13 @@ inline void pin(int rank) {
   sched_setaffinity(0, sizeof cores, &cores);
 }
 
-/// body(rank) in a process for each rank; 0 where all of them returned.
-inline int run_ranks(int ranks, const std::function<void(int)>& body) {
+/// body(rank) in a process for each rank, pinned or not; 0 where all of them returned.
+inline int run_ranks(int ranks, const std::function<void(int)>& body, bool pinned = true) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
-      pin(rank);
+      if (pinned) pin(rank);
       try {
         body(rank);
       } catch (const std::exception& error) {

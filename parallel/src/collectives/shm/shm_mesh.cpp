@@ -307,6 +307,7 @@ void ShmMesh::wait_for(const std::size_t& messages, std::chrono::milliseconds ti
       idle_since = now;
       segment_->owner(rank()).core = sched_getcpu() + 1;
       shared = shares_core();
+      if (shared) sched_yield();
       continue;
     }
     if (!shared && now - idle_since < kSpin) continue;
