@@ -99,6 +99,10 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+double least(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
+}
+
 int turns(const std::string& model, int ranks, int steps, const char* port) {
   return bench::run_ranks(ranks, [&](int rank) {
     core::set_num_threads(1);
@@ -110,11 +114,12 @@ int turns(const std::string& model, int ranks, int steps, const char* port) {
     std::vector<Tensor> buckets;
     for (const auto& bucket : overlapped->buckets())
       buckets.push_back(Tensor::zeros({bucket.bytes / 4}));
-    const std::function<void()> kinds[] = {
-        [&] { overlapped->step(); }, [&] { delayed->step(); }, [&] { alone->step(); },
-        [&] {
-          for (const Tensor& bucket : buckets) group.all_reduce(bucket, parallel::ReduceOp::mean);
-        }};
+    const std::function<void()> kinds[] = {[&] { overlapped->step(); }, [&] { delayed->step(); },
+                                           [&] { alone->step(); },
+                                           [&] {
+                                             for (const Tensor& bucket : buckets)
+                                               group.all_reduce(bucket, parallel::ReduceOp::mean);
+                                           }};
     std::vector<double> times[4];
     for (int turn = -2; turn < steps; ++turn) {
       for (std::size_t kind = 0; kind < 4; ++kind) {
@@ -135,24 +140,22 @@ int turns(const std::string& model, int ranks, int steps, const char* port) {
     }
     std::printf(
         "{\"overlapped_ms\": %.4f, \"delayed_ms\": %.4f, \"compute_ms\": %.4f, "
-        "\"communication_ms\": %.4f, \"share\": %.4f, \"gain\": %.4f}\n",
+        "\"communication_ms\": %.4f, \"share\": %.4f, \"gain\": %.4f, \"fastest_ms\": [%.4f, "
+        "%.4f, %.4f, %.4f]}\n",
         median(times[0]), median(times[1]), median(times[2]), median(times[3]), median(shares),
-        median(gains));
+        median(gains), least(times[0]), least(times[1]), least(times[2]), least(times[3]));
   });
 }
 
 int train(const std::string& model, int ranks, int threads, int steps, const char* port) {
-  return bench::run_ranks(
-      ranks,
-      [&](int rank) {
-        core::set_num_threads(threads);
-        const auto group = ranks > 1 ? join(rank, ranks, port) : parallel::ProcessGroup::single();
-        const auto work = training(model, threads, group);
-        const bench::Times times = bench::time_runs(steps, [&] { work->step(); });
-        group.barrier();
-        if (rank == 0) bench::print(times);
-      },
-      threads == 1);
+  return bench::run_ranks(ranks, [&](int rank) {
+    core::set_num_threads(threads);
+    const auto group = ranks > 1 ? join(rank, ranks, port) : parallel::ProcessGroup::single();
+    const auto work = training(model, threads, group);
+    const bench::Times times = bench::time_runs(steps, [&] { work->step(); });
+    group.barrier();
+    if (rank == 0) bench::print(times);
+  });
 }
 
 double cpu_seconds(int who) {

@@ -55,7 +55,6 @@ def train(model, steps):
 
 
 def work(rank, ranks, meeting, arguments):
-    os.sched_setaffinity(0, {rank % os.cpu_count()})
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     torch.manual_seed(1)

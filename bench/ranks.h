@@ -2,7 +2,6 @@
 // often a collective is timed.
 #pragma once
 
-#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,7 +10,6 @@
 #include <cstdio>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace bench {
@@ -44,21 +42,12 @@ inline void print(const Times& times) {
   std::fflush(stdout);
 }
 
-/// This process stays on one core: ranks take the cores in turn.
-inline void pin(int rank) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(rank % static_cast<int>(std::thread::hardware_concurrency()), &cores);
-  sched_setaffinity(0, sizeof cores, &cores);
-}
-
-/// body(rank) in a process for each rank, pinned or not; 0 where all of them returned.
-inline int run_ranks(int ranks, const std::function<void(int)>& body, bool pinned = true) {
+/// body(rank) in a process for each rank; 0 where all of them returned.
+inline int run_ranks(int ranks, const std::function<void(int)>& body) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
-      if (pinned) pin(rank);
       try {
         body(rank);
       } catch (const std::exception& error) {
