@@ -50,7 +50,7 @@ def step(n, compute, gradient_bytes, all_reduce):
 
 
 # Measured here (docs/performance.md): Gloo's connections over loopback. A network adds to alpha and bounds beta.
-LOOPBACK = Link(34 * US, 1.1e9)
+LOOPBACK = Link(35 * US, 1.1e9)
 # Assumed: 25 Gbit/s Ethernet and a switch between hosts; NVLink 4 and 400 Gbit/s InfiniBand a GPU, as NCCL uses them.
 ETHERNET = Link(LOOPBACK.alpha + 10 * US, min(1 / LOOPBACK.beta, 25e9 / 8))
 NVLINK, INFINIBAND = Link(3 * US, 370e9), Link(10 * US, 45e9)

@@ -27,8 +27,9 @@ class ShmMesh : public Mesh {
   std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
                                   const std::vector<Receive>& receives) override;
   void abort() noexcept override;
-  /// A rank's pieces of it stay in a core's cache; and few enough that ranks seldom wait for each other.
-  std::size_t segment_bytes() const override { return 2 << 20; }
+  /// Few, so that ranks seldom wait for each other: where other programs want the cores too, each wait
+  /// costs a time slice.
+  std::size_t segment_bytes() const override { return 8 << 20; }
 
  private:
   class ShmTransfer;
