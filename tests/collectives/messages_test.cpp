@@ -24,10 +24,11 @@ int log2_up(int n) {
 using Body = std::function<void(Collectives&, int rank)>;
 
 /// Each rank's counts after body.
+template <class SomeMesh = CountingMesh>
 std::vector<Post::Count> counts_of(int world, const Body& body) {
   Post post(world);
   test::in_threads(world, [&](int rank) {
-    const auto collectives = make_mesh_collectives(std::make_unique<CountingMesh>(post, rank));
+    const auto collectives = make_mesh_collectives(std::make_unique<SomeMesh>(post, rank));
     collectives->begin(77, "test");
     body(*collectives, rank);
   });
@@ -108,6 +109,30 @@ TEST(Messages, LargeAllReduceSendsTwiceTheTensorAtMost) {
       total += count.bytes;
     }
     EXPECT_EQ(total, 2u * static_cast<std::size_t>(world - 1) * static_cast<std::size_t>(n) * 4u);
+  }
+}
+
+class SmallSegments : public CountingMesh {
+ public:
+  using CountingMesh::CountingMesh;
+  std::size_t segment_bytes() const override { return 64 << 10; }
+};
+
+// A rank's piece is never cut smaller than 64 KiB, so the messages do not grow with ranks and bytes alike.
+TEST(Messages, SegmentsGrowWithTheRanks) {
+  for (const int world : {2, 4, 6}) {
+    const std::int64_t n = (64 << 10) / 4 * world;
+    const auto reduced = counts_of<SmallSegments>(world, [&](Collectives& c, int rank) {
+      const Tensor x = test::pattern(rank, n, DType::f32);
+      c.all_reduce(x, ReduceOp::sum);
+      EXPECT_EQ(x.to_vector(), test::reduced(world, n, DType::f32, ReduceOp::sum));
+    });
+    const auto scattered = counts_of<SmallSegments>(world, [&](Collectives& c, int rank) {
+      const Tensor x = test::pattern(rank, n, DType::f32), y = Tensor::zeros({n / world});
+      c.reduce_scatter(x, y, even(world, n / world), ReduceOp::sum);
+    });
+    for (const auto& count : reduced) EXPECT_EQ(count.messages, 2 * (world - 1)) << world;
+    for (const auto& count : scattered) EXPECT_EQ(count.messages, world - 1) << world;
   }
 }
 

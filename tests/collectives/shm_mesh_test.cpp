@@ -34,7 +34,7 @@ TEST(ShmMesh, CarriesMessagesOfAnySizeInOrder) {
     ShmMesh mesh(segment, rank);
     const std::size_t ring = segment->ring_bytes();
     for (const std::size_t n :
-         {std::size_t{1}, std::size_t{15}, ring - 17, ring - 16, ring, ring + 1, 5 * ring + 3}) {
+         {std::size_t{1}, std::size_t{15}, ring - 25, ring - 24, ring, ring + 1, 5 * ring + 3}) {
       const int to = (rank + 1) % 3, from = (rank + 2) % 3;
       const auto first = bytes_of(rank, n), second = bytes_of(rank + 9, n / 2 + 1);
       std::vector<unsigned char> a(n), b(n / 2 + 1);
@@ -86,6 +86,99 @@ TEST(ShmMesh, WaitsNoLongerThanItIsTold) {
   char byte = 0;
   const auto transfer = mesh.start(0, {}, {{1, &byte, 1}});
   expect_error<CommunicationError>([&] { transfer->wait(milliseconds(20)); }, {"in time"});
+}
+
+// Large messages are read from the sender's memory; each pair finds out with its first message whether
+// it may.
+
+constexpr std::size_t kLarge = 1 << 20;
+
+/// Two ranks that have found out.
+struct Acquainted {
+  Acquainted() {
+    in_threads(2, [&](int rank) {
+      char mine = 'a', theirs = 0;
+      mesh(rank).exchange({{1 - rank, &mine, 1}}, {{1 - rank, &theirs, 1}});
+    });
+  }
+  ShmMesh& mesh(int rank) { return rank == 0 ? first : second; }
+
+  std::shared_ptr<ShmSegment> segment = ShmSegment::create(2);
+  ShmMesh first{segment, 0}, second{segment, 1};
+};
+
+/// What went through the ring of rank 0 to rank 1 while both exchanged large messages.
+std::uint64_t ring_bytes_of_an_exchange(Acquainted& ranks) {
+  const std::uint64_t before = ranks.segment->positions(0, 1).written;
+  in_threads(2, [&](int rank) {
+    const auto mine = bytes_of(rank, kLarge + 3);
+    std::vector<unsigned char> theirs(mine.size());
+    ranks.mesh(rank).exchange({{1 - rank, mine.data(), mine.size()}},
+                              {{1 - rank, theirs.data(), theirs.size()}});
+    EXPECT_EQ(theirs, bytes_of(1 - rank, kLarge + 3));
+  });
+  return ranks.segment->positions(0, 1).written - before;
+}
+
+TEST(ShmMesh, ReadsLargeMessagesFromTheSendersMemory) {
+  Acquainted ranks;
+  EXPECT_LT(ring_bytes_of_an_exchange(ranks), 100u);
+}
+
+TEST(ShmMesh, SendsThemThroughTheRingWhereItMayNotReadThem) {
+  Acquainted ranks;
+  ranks.segment->positions(0, 1).reads_memory = 0;
+  EXPECT_GT(ring_bytes_of_an_exchange(ranks), kLarge);
+}
+
+TEST(ShmMesh, DoesNotReadMemoryOfAProcessThatIsNotThePeer) {
+  const auto segment = ShmSegment::create(2);
+  ShmMesh sender(segment, 1), receiver(segment, 0);
+  const std::uint64_t other = segment->nonce() + 1;
+  segment->owner(1).nonce_at = reinterpret_cast<std::uint64_t>(&other);
+  char byte = 'a';
+  const auto sent = sender.start(0, {{0, &byte, 1}}, {});
+  receiver.exchange({}, {{1, &byte, 1}});
+  EXPECT_EQ(segment->positions(1, 0).reads_memory, 0u);
+}
+
+TEST(ShmMesh, ASenderThatReceivesNothingWaitsForNobody) {
+  Acquainted ranks;
+  const auto data = bytes_of(0, kLarge);
+  ranks.first.start(0, {{1, data.data(), kLarge}}, {})->wait(milliseconds(100));
+}
+
+TEST(ShmMesh, HasReceivedBeforeItsOwnMessageIsRead) {
+  Acquainted ranks;
+  const auto mine = bytes_of(0, kLarge), other = bytes_of(1, kLarge);
+  std::vector<unsigned char> a(kLarge), b(kLarge);
+  const auto one = ranks.first.start(0, {{1, mine.data(), kLarge}}, {{1, a.data(), kLarge}});
+  const auto two = ranks.second.start(0, {{0, other.data(), kLarge}}, {{0, b.data(), kLarge}});
+  EXPECT_FALSE(one->wait_received());
+  EXPECT_EQ(a, other);
+  EXPECT_TRUE(two->wait_received());
+  EXPECT_EQ(b, mine);
+  one->wait();
+}
+
+TEST(ShmMesh, TakesNothingFromARankThatGaveUp) {
+  Acquainted ranks;
+  std::vector<unsigned char> data(kLarge), out(kLarge);
+  ranks.first.start(0, {{1, data.data(), kLarge}}, {{1, out.data(), kLarge}});  // and drops it
+  const auto transfer = ranks.second.start(0, {}, {{0, out.data(), kLarge}});
+  expect_error<CommunicationError>([&] { transfer->wait(); }, {"rank 0", "given up"});
+}
+
+TEST(ShmMesh, FindsAnAddressThatCannotBeRead) {
+  const auto segment = ShmSegment::create(2);
+  ShmMesh mesh(segment, 0);
+  segment->owner(1).pid = getpid();
+  const std::uint64_t header[] = {0, kLarge, 4096};  // tag, bytes, address
+  std::memcpy(segment->ring(1, 0), header, sizeof header);
+  segment->positions(1, 0).written = sizeof header;
+  std::vector<unsigned char> out(kLarge);
+  const auto transfer = mesh.start(0, {}, {{1, out.data(), kLarge}});
+  expect_error<CommunicationError>([&] { transfer->wait(); }, {"cannot read", "rank 1"});
 }
 
 // What a peer wrote that is damaged or hostile: an error, and nothing is read or written beyond the

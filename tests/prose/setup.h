@@ -9,9 +9,9 @@
 #include <cairn/amp/explain.h>
 #include <cairn/amp/loss_scaler.h>
 #include <cairn/autograd/autograd.h>
+#include <cairn/checkpointing/model_file.h>
 #include <cairn/checkpointing/offload.h>
 #include <cairn/checkpointing/planner.h>
-#include <cairn/checkpointing/model_file.h>
 #include <cairn/checkpointing/recompute.h>
 #include <cairn/checkpointing/safetensors.h>
 #include <cairn/checkpointing/torch_file.h>

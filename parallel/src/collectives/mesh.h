@@ -45,6 +45,11 @@ class Mesh {
     /// abort() and where the time is over: a mesh is of no use then.
     virtual void wait(std::chrono::milliseconds timeout) = 0;
     void wait() { wait(kForever); }
+    /// Returns when all is received: whether all is sent too. If not, wait() is still to come.
+    virtual bool wait_received() {
+      wait();
+      return true;
+    }
   };
   /// Starts to send and receive. At most one of each with every peer, none of zero bytes. Peers
   /// start the matching counterparts with the same `round`; rounds of one collective differ.

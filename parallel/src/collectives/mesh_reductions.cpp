@@ -17,6 +17,9 @@ constexpr std::size_t kSmallBytes = 16 << 10;        // sent whole to everybody
 constexpr std::size_t kSmallTotalBytes = 256 << 10;  // of all ranks together
 constexpr int kDirectRanks = 8;                      // up to which everybody sends to everybody
 constexpr std::size_t kPieceAlignment = 64;          // elements
+// Of one rank's piece of a segment, in bytes: with many ranks segments grow, because what a message
+// costs however short it is would count for more than its data.
+constexpr std::size_t kLeastPiece = 64 << 10;
 
 }  // namespace
 
@@ -83,7 +86,7 @@ std::vector<MeshCollectives::Segment> MeshCollectives::segments_of(const TensorV
   const std::size_t item = core::size_of(x.dtype);
   const auto n = static_cast<std::size_t>(size());
   const auto count = static_cast<std::size_t>(x.numel());
-  const std::size_t most = mesh_->segment_bytes() / item;
+  const std::size_t most = std::max(mesh_->segment_bytes(), n * kLeastPiece) / item;
   std::vector<Segment> segments;
   for (std::size_t at = 0; at < count; at += most) {
     const std::size_t here = std::min(most, count - at);
@@ -104,8 +107,7 @@ std::vector<MeshCollectives::Segment> MeshCollectives::segments_of_parts(const P
                                                                          std::size_t item) const {
   const auto n = static_cast<std::size_t>(size());
   const std::size_t most =
-      std::max<std::size_t>(mesh_->segment_bytes() / item / n, kPieceAlignment) *
-      item;  // of each part
+      std::max(mesh_->segment_bytes() / n, kLeastPiece) / item * item;  // of each part
   std::size_t longest = 0;
   for (int r = 0; r < size(); ++r) longest = std::max(longest, parts.bytes(r));
   std::vector<Segment> segments;
@@ -141,17 +143,21 @@ void MeshCollectives::reduce_segments(const std::vector<Segment>& segments,
   const auto me = static_cast<std::size_t>(rank());
   const std::size_t item = core::size_of(reduction.dtype);
   std::unique_ptr<Mesh::Transfer> spreading;
+  std::unique_ptr<Mesh::Transfer> last;  // whose pieces the others may still read
   Gathering next = gather_segment(segments.front(), reduction);
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const Segment& segment = segments[i];
-    const Gathering pieces = std::move(next);  // NOLINT(bugprone-use-after-move): set anew below
-    pieces.transfer->wait();
+    Gathering pieces = std::move(next);  // NOLINT(bugprone-use-after-move): set anew below
+    const bool ended = pieces.transfer->wait_received();
     if (i + 1 < segments.size()) next = gather_segment(segments[i + 1], reduction);
     combine(reduction.op, reduction.dtype, pieces.blocks, reduction.result(segment),
             segment.bytes[me] / item);
     if (spreading) spreading->wait();
+    if (last) last->wait();
+    last = ended ? nullptr : std::move(pieces.transfer);
     if (reduction.spread) spreading = reduction.spread(segment);
   }
+  if (last) last->wait();
   if (spreading) spreading->wait();
 }
 

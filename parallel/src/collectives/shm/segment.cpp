@@ -53,7 +53,8 @@ std::size_t ring_bytes_for(int ranks) {
 ShmSegment::ShmSegment(int fd, int ranks, std::size_t ring_bytes, std::uint64_t nonce)
     : fd_(fd), ranks_(ranks), ring_bytes_(ring_bytes), nonce_(nonce) {
   const auto n = static_cast<std::size_t>(ranks_);
-  bytes_ = kHeaderBytes + n * sizeof(Bell) + n * n * (sizeof(Positions) + ring_bytes_);
+  bytes_ =
+      kHeaderBytes + n * (sizeof(Bell) + sizeof(Owner)) + n * n * (sizeof(Positions) + ring_bytes_);
 }
 
 void ShmSegment::map() {
@@ -124,14 +125,20 @@ ShmSegment::Bell& ShmSegment::bell(int rank) const {
   return reinterpret_cast<Bell*>(data_ + kHeaderBytes)[rank];
 }
 
+ShmSegment::Owner& ShmSegment::owner(int rank) const {
+  const auto n = static_cast<std::size_t>(ranks_);
+  return reinterpret_cast<Owner*>(data_ + kHeaderBytes + n * sizeof(Bell))[rank];
+}
+
 ShmSegment::Positions& ShmSegment::positions(int from, int to) const {
-  std::byte* first = data_ + kHeaderBytes + static_cast<std::size_t>(ranks_) * sizeof(Bell);
+  const auto n = static_cast<std::size_t>(ranks_);
+  std::byte* first = data_ + kHeaderBytes + n * (sizeof(Bell) + sizeof(Owner));
   return reinterpret_cast<Positions*>(first)[pair(from, to)];
 }
 
 std::byte* ShmSegment::ring(int from, int to) const {
   const auto n = static_cast<std::size_t>(ranks_);
-  return data_ + kHeaderBytes + n * sizeof(Bell) + n * n * sizeof(Positions) +
+  return data_ + kHeaderBytes + n * (sizeof(Bell) + sizeof(Owner)) + n * n * sizeof(Positions) +
          pair(from, to) * ring_bytes_;
 }
 

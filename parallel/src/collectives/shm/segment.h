@@ -1,5 +1,5 @@
-// Memory that the ranks of one host share: a ring of bytes from each rank to each other one, and a
-// place to sleep for each rank.
+// Memory that the ranks of one host share: a ring of bytes from each rank to each other one, and for
+// each rank a place to sleep and what the others need to know of it.
 //
 // It is a memfd, which has no name and ends with the last process that maps it. The first rank makes
 // it, the others open it through /proc. Whoever maps it may write anything: what is read from it is
@@ -27,6 +27,7 @@ class ShmSegment {
   ShmSegment& operator=(const ShmSegment&) = delete;
 
   int ranks() const { return ranks_; }
+  std::uint64_t nonce() const { return nonce_; }
   std::size_t ring_bytes() const { return ring_bytes_; }
   /// For open(), as long as close_file() has not been called.
   std::string address() const;
@@ -36,6 +37,7 @@ class ShmSegment {
   struct Positions {
     alignas(128) std::atomic<std::uint64_t> written;
     alignas(128) std::atomic<std::uint64_t> read;
+    std::atomic<std::uint32_t> reads_memory;  // 1: the reader can read the writer's own memory
   };
   Positions& positions(int from, int to) const;
   std::byte* ring(int from, int to) const;
@@ -45,6 +47,15 @@ class ShmSegment {
     std::atomic<std::uint32_t> asleep;
   };
   Bell& bell(int rank) const;
+
+  /// Written by the rank.
+  struct Owner {
+    alignas(128) std::atomic<std::int32_t> pid;
+    std::atomic<std::uint64_t> nonce_at;  // an address in its memory, where the nonce is
+    std::atomic<std::uint32_t> gave_up;   // 1: what it had offered of its memory may have changed
+    std::atomic<std::int32_t> core;       // where it last waited, + 1; 0: nowhere yet
+  };
+  Owner& owner(int rank) const;
   /// Wakes the rank if it sleeps; what it shall find was written before.
   void wake(int rank) const;
   /// Sleeps until somebody wakes this rank, or a while. `find` looks once more before.

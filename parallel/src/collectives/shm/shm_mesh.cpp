@@ -1,8 +1,11 @@
 #include "collectives/shm/shm_mesh.h"
 
 #include <sched.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -17,18 +20,16 @@ using Clock = std::chrono::steady_clock;
 struct MessageHeader {
   std::uint64_t tag = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t address = 0;  // of the data in the sender's memory; 0: it follows
 };
 constexpr std::size_t kHeader = sizeof(MessageHeader);
 // What is copied before the other side hears of it: it stays in a core's cache, and the other side
 // copies it on meanwhile.
 constexpr std::size_t kChunk = 64 << 10;
+// What a transfer sends altogether from which on it is offered: less stays in the cores' caches, where
+// a copy costs less than a system call and the pages that it has to find.
+constexpr std::size_t kLeastOffered = 768 << 10;
 constexpr auto kSpin = std::chrono::microseconds(50);
-
-int cores_of_this_process() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 void copy_in(std::byte* ring, std::size_t size, std::uint64_t at, const void* data,
              std::size_t bytes) {
@@ -44,6 +45,19 @@ void copy_out(const std::byte* ring, std::size_t size, std::uint64_t at, void* d
   if (bytes > first) std::memcpy(static_cast<std::byte*>(data) + first, ring, bytes - first);
 }
 
+/// What of another process's memory could be read.
+std::size_t read_process(pid_t pid, std::uint64_t address, void* data, std::size_t bytes) {
+  std::size_t done = 0;
+  while (done < bytes) {
+    const iovec here{static_cast<std::byte*>(data) + done, bytes - done};
+    const iovec there{reinterpret_cast<void*>(address + done), bytes - done};
+    const ssize_t some = process_vm_readv(pid, &here, 1, &there, 1, 0);
+    if (some <= 0) break;
+    done += static_cast<std::size_t>(some);
+  }
+  return done;
+}
+
 }  // namespace
 
 class ShmMesh::ShmTransfer : public Mesh::Transfer {
@@ -52,9 +66,14 @@ class ShmMesh::ShmTransfer : public Mesh::Transfer {
   ~ShmTransfer() override {
     if (open > 0) mesh_.forget(*this);
   }
-  void wait(std::chrono::milliseconds timeout) override { mesh_.wait_for(*this, timeout); }
+  void wait(std::chrono::milliseconds timeout) override { mesh_.wait_for(open, timeout); }
+  bool wait_received() override {
+    mesh_.wait_for(receiving, kForever);
+    return open == 0;
+  }
 
-  std::size_t open = 0;  // messages that are under way
+  // Messages that are under way.
+  std::size_t open = 0, receiving = 0;
 
  private:
   ShmMesh& mesh_;
@@ -64,8 +83,11 @@ ShmMesh::ShmMesh(std::shared_ptr<ShmSegment> segment, int rank)
     : Mesh(rank, segment->ranks()),
       segment_(std::move(segment)),
       peers_(static_cast<std::size_t>(size())),
-      headers_(static_cast<std::size_t>(size()) * kHeader),
-      yields_(cores_of_this_process() < size()) {}
+      nonce_(segment_->nonce()) {
+  ShmSegment::Owner& mine = segment_->owner(rank);
+  mine.nonce_at = reinterpret_cast<std::uint64_t>(&nonce_);
+  mine.pid = getpid();
+}
 
 void ShmMesh::throw_if_ended() const {
   if (aborted_ || torn_) core::fail<CommunicationError>("shm", "the collective was aborted");
@@ -75,15 +97,19 @@ std::unique_ptr<Mesh::Transfer> ShmMesh::start(int round, const std::vector<Send
                                                const std::vector<Receive>& receives) {
   throw_if_ended();
   auto transfer = std::make_unique<ShmTransfer>(*this);
+  std::size_t bytes = 0;
+  for (const Send& send : sends) bytes += send.bytes;
+  const bool offers = !receives.empty() && bytes >= kLeastOffered;
   for (const Send& send : sends) {
     auto* data = static_cast<std::byte*>(const_cast<void*>(send.data));
-    peer(send.to).sends.push_back({data, send.bytes, tag(round), 0, transfer.get()});
+    const bool offered = offers && segment_->positions(rank(), send.to).reads_memory == 1;
+    peer(send.to).sends.push_back({data, send.bytes, tag(round), 0, transfer.get(), offered});
     ++transfer->open;
   }
   for (const Receive& receive : receives) {
     auto* data = static_cast<std::byte*>(receive.data);
     peer(receive.from).receives.push_back({data, receive.bytes, tag(round), 0, transfer.get()});
-    ++transfer->open;
+    ++transfer->open, ++transfer->receiving;
   }
   for (const Send& send : sends) push(send.to);
   return transfer;
@@ -100,8 +126,10 @@ void ShmMesh::abort() noexcept {
 void ShmMesh::forget(ShmTransfer& transfer) {
   const auto belongs = [&](const Message& message) { return message.transfer == &transfer; };
   torn_ = true;
+  segment_->owner(rank()).gave_up = 1;  // before anybody writes to what was offered
   for (Peer& p : peers_) {
     std::erase_if(p.sends, belongs);
+    std::erase_if(p.offers, belongs);
     std::erase_if(p.receives, belongs);
   }
 }
@@ -118,9 +146,10 @@ bool ShmMesh::progress() {
 
 bool ShmMesh::push(int to) {
   Peer& p = peer(to);
-  if (p.sends.empty()) return false;
+  if (p.sends.empty() && p.offers.empty()) return false;
   ShmSegment::Positions& positions = segment_->positions(rank(), to);
-  bool moved = false;
+  const std::uint64_t read = positions.read.load(std::memory_order_acquire);
+  bool moved = end_offers(p, read);
   while (!p.sends.empty()) {
     const std::uint64_t used = p.written - positions.read.load(std::memory_order_acquire);
     if (used > segment_->ring_bytes())
@@ -132,9 +161,25 @@ bool ShmMesh::push(int to) {
     positions.written.store(p.written, std::memory_order_release);
     segment_->wake(to);
     moved = true;
-    if (message.done < kHeader + message.bytes) continue;
-    --message.transfer->open;
+    if (message.offered) {
+      message.end = p.written;
+      p.offers.push_back(message);
+    } else {
+      if (message.done < kHeader + message.bytes) continue;
+      --message.transfer->open;
+    }
     p.sends.pop_front();
+  }
+  return moved;
+}
+
+/// Those whose header is behind the reader's position have been read.
+bool ShmMesh::end_offers(Peer& p, std::uint64_t read) {
+  bool moved = false;
+  while (!p.offers.empty() && p.offers.front().end <= read) {
+    --p.offers.front().transfer->open;
+    p.offers.pop_front();
+    moved = true;
   }
   return moved;
 }
@@ -146,10 +191,12 @@ std::size_t ShmMesh::push_some(Message& message, int to, std::size_t room) {
   std::size_t some = 0;
   if (message.done == 0) {
     if (room < kHeader) return 0;
-    const MessageHeader header{message.tag, message.bytes};
+    const auto address = reinterpret_cast<std::uint64_t>(message.data);
+    const MessageHeader header{message.tag, message.bytes, message.offered ? address : 0};
     copy_in(ring, segment_->ring_bytes(), p.written, &header, kHeader);
     message.done = some = kHeader;
   }
+  if (message.offered) return some;
   const std::size_t sent = message.done - kHeader;
   const std::size_t bytes = std::min({message.bytes - sent, room - some, kChunk});
   copy_in(ring, segment_->ring_bytes(), p.written + some, message.data + sent, bytes);
@@ -174,25 +221,27 @@ bool ShmMesh::pull(int from) {
     segment_->wake(from);
     moved = true;
     if (message.done < kHeader + message.bytes) continue;
-    --message.transfer->open;
+    --message.transfer->open, --message.transfer->receiving;
     p.receives.pop_front();
   }
   return moved;
 }
 
-/// What is there of a header and its data; 0 where nothing has come.
+/// What is there of a header and its data; 0 where nothing has come. A header comes as a whole.
 std::size_t ShmMesh::pull_some(Message& message, int from, std::size_t there) {
   Peer& p = peer(from);
-  const std::byte* ring = segment_->ring(from, rank());
-  std::byte* header = headers_.data() + static_cast<std::size_t>(from) * kHeader;
   std::size_t some = 0;
-  if (message.done < kHeader) {
-    some = std::min(there, kHeader - message.done);
-    copy_out(ring, segment_->ring_bytes(), p.read, header + message.done, some);
-    message.done += some;
-    if (message.done < kHeader) return some;
-    check_header(message, from, header);
+  if (message.done == 0) {
+    if (there < kHeader) return 0;
+    const std::uint64_t address = pull_header(message, from);
+    message.done = some = kHeader;
+    if (address != 0) {
+      read_memory(message, from, address);
+      message.done += message.bytes;
+      return some;
+    }
   }
+  const std::byte* ring = segment_->ring(from, rank());
   const std::size_t got = message.done - kHeader;
   const std::size_t bytes = std::min({message.bytes - got, there - some, kChunk});
   copy_out(ring, segment_->ring_bytes(), p.read + some, message.data + got, bytes);
@@ -200,22 +249,54 @@ std::size_t ShmMesh::pull_some(Message& message, int from, std::size_t there) {
   return some + bytes;
 }
 
-void ShmMesh::check_header(const Message& message, int from, const std::byte* header) const {
+/// The address.
+std::uint64_t ShmMesh::pull_header(const Message& message, int from) {
   MessageHeader came;
-  std::memcpy(&came, header, kHeader);
-  if (came.tag == message.tag && came.bytes == message.bytes) return;
-  core::fail<CommunicationError>("shm", "rank ", rank(), " expected ", message.bytes,
-                                 " bytes from rank ", from, ", which sent ", came.bytes,
-                                 came.tag == message.tag ? "" : " of another collective");
+  copy_out(segment_->ring(from, rank()), segment_->ring_bytes(), peer(from).read, &came, kHeader);
+  if (came.tag != message.tag || came.bytes != message.bytes) {
+    core::fail<CommunicationError>("shm", "rank ", rank(), " expected ", message.bytes,
+                                   " bytes from rank ", from, ", which sent ", came.bytes,
+                                   came.tag == message.tag ? "" : " of another collective");
+  }
+  if (!std::exchange(peer(from).probed, true)) probe(from);
+  return came.address;
 }
 
-void ShmMesh::wait_for(const ShmTransfer& transfer, std::chrono::milliseconds timeout) {
+/// Tells the peer whether this rank can read its memory.
+void ShmMesh::probe(int from) {
+  const ShmSegment::Owner& theirs = segment_->owner(from);
+  std::uint64_t nonce = 0;
+  const bool read = read_process(theirs.pid, theirs.nonce_at, &nonce, sizeof nonce) == sizeof nonce;
+  segment_->positions(from, rank()).reads_memory = read && nonce == nonce_ ? 1 : 0;
+}
+
+void ShmMesh::read_memory(const Message& message, int from, std::uint64_t address) const {
+  const ShmSegment::Owner& theirs = segment_->owner(from);
+  const std::size_t done = read_process(theirs.pid, address, message.data, message.bytes);
+  if (theirs.gave_up != 0)
+    core::fail<CommunicationError>("shm", "rank ", from, " has given up the collective");
+  if (done < message.bytes)
+    core::fail<CommunicationError>("shm", "cannot read the memory of rank ", from, ": ",
+                                   std::strerror(errno));
+}
+
+/// Whether a rank that this one may wait for last ran where this one runs.
+bool ShmMesh::shares_core() const {
+  const std::int32_t core = segment_->owner(rank()).core;
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank() && segment_->owner(other).core == core) return true;
+  }
+  return false;
+}
+
+/// Until none of them is left.
+void ShmMesh::wait_for(const std::size_t& messages, std::chrono::milliseconds timeout) {
   throw_if_ended();
   const auto deadline = Clock::now() + timeout;
   const auto moves = [&] { return aborted_ || progress(); };
   auto idle_since = Clock::now();
-  bool idle = false;
-  while (transfer.open > 0) {
+  bool idle = false, shared = false;
+  while (messages > 0) {
     throw_if_ended();
     if (progress()) {
       idle = false;
@@ -224,10 +305,12 @@ void ShmMesh::wait_for(const ShmTransfer& transfer, std::chrono::milliseconds ti
     const auto now = Clock::now();
     if (!std::exchange(idle, true)) {
       idle_since = now;
-      if (yields_) sched_yield();
+      segment_->owner(rank()).core = sched_getcpu() + 1;
+      shared = shares_core();
+      if (shared) sched_yield();
       continue;
     }
-    if (!yields_ && now - idle_since < kSpin) continue;
+    if (!shared && now - idle_since < kSpin) continue;
     if (!segment_->sleep(rank(), moves) && now >= deadline)
       core::fail<CommunicationError>("shm", "the other rank did not come in time");
   }

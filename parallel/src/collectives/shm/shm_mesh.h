@@ -1,8 +1,14 @@
 // A mesh of processes of one host: messages pass through rings in shared memory.
 //
-// A message is a header (tag, bytes) and its data, in pieces as the ring has room. Both sides start
-// the messages of a pair in the same order. Whoever waits moves all messages of this rank, also those
-// of other transfers; start() moves what fits at once.
+// A message is a header (tag, bytes, address) and its data, in pieces as the ring has room. Both sides
+// start the messages of a pair in the same order. Whoever waits moves all messages of this rank, also
+// those of other transfers; start() moves what fits at once.
+//
+// A large message of a transfer that also receives is offered: the ring carries its header alone, and
+// the receiver reads the sender's memory (process_vm_readv), one copy instead of two. It has been read
+// when the receiver's position is behind the header. Where the system forbids that, which each pair
+// finds out with its first message, data goes through the ring. A transfer that only sends is never
+// offered: its end does not wait for the reader then.
 #pragma once
 
 #include <atomic>
@@ -21,8 +27,9 @@ class ShmMesh : public Mesh {
   std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
                                   const std::vector<Receive>& receives) override;
   void abort() noexcept override;
-  /// What a core's cache holds: memory is read from far away once.
-  std::size_t segment_bytes() const override { return 256 << 10; }
+  /// Few, so that ranks seldom wait for each other: where other programs want the cores too, each wait
+  /// costs a time slice.
+  std::size_t segment_bytes() const override { return 8 << 20; }
 
  private:
   class ShmTransfer;
@@ -32,11 +39,15 @@ class ShmMesh : public Mesh {
     std::uint64_t tag = 0;
     std::size_t done = 0;  // bytes, those of the header included
     ShmTransfer* transfer = nullptr;
+    bool offered = false;
+    std::uint64_t end = 0;  // of an offered one's header, in the ring
   };
   /// What is under way with one peer, and this side's own positions: the segment's may be wrong.
   struct Peer {
     std::deque<Message> sends, receives;
+    std::deque<Message> offers;  // whose header is written and not yet read
     std::uint64_t written = 0, read = 0;
+    bool probed = false;  // whether this rank can read the peer's memory
   };
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   bool progress();
@@ -44,16 +55,19 @@ class ShmMesh : public Mesh {
   bool pull(int from);
   std::size_t push_some(Message& message, int to, std::size_t room);
   std::size_t pull_some(Message& message, int from, std::size_t there);
-  void check_header(const Message& message, int from, const std::byte* header) const;
-  void wait_for(const ShmTransfer& transfer, std::chrono::milliseconds timeout);
+  std::uint64_t pull_header(const Message& message, int from);
+  bool end_offers(Peer& p, std::uint64_t read);
+  void probe(int from);
+  void read_memory(const Message& message, int from, std::uint64_t address) const;
+  bool shares_core() const;
+  void wait_for(const std::size_t& messages, std::chrono::milliseconds timeout);
   void forget(ShmTransfer& transfer);
   void throw_if_ended() const;
 
   std::shared_ptr<ShmSegment> segment_;
   std::vector<Peer> peers_;
-  std::vector<std::byte> headers_;  // the part of a header that has come, by peer
-  bool yields_ = false;             // more ranks than cores: spinning takes them from who works
-  bool torn_ = false;               // a message was given up half way
+  const std::uint64_t nonce_;  // for others to find here
+  bool torn_ = false;          // a message was given up half way
   std::atomic<bool> aborted_ = false;
 };
 

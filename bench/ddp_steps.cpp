@@ -1,0 +1,205 @@
+// ddp_steps turns MODEL RANKS STEPS PORT    a step of DDP, with overlap and without, the same without DDP on
+//                                           as many ranks at once, and its buckets' all_reduces alone, by turns
+// ddp_steps train MODEL RANKS THREADS STEPS PORT    a step of ranks of so many threads; one rank has no DDP
+// ddp_steps control PORT                    the CPU time of the control plane
+//
+// MODEL is convnet (100 images a thread) or gpt (6 layers of 384, two rows of 256 tokens a thread); f32.
+// One JSON line: medians in milliseconds.
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "cairn/amp/amp.h"
+#include "cairn/core/generator.h"
+#include "cairn/core/parallel_for.h"
+#include "cairn/nn/nn.h"
+#include "cairn/optim/adam.h"
+#include "cairn/parallel/distributed.h"
+#include "ranks.h"
+#include "support/conv_net.h"
+#include "support/gpt.h"
+
+namespace {
+
+using namespace cairn;
+
+struct Batch {
+  Tensor x, target;
+};
+
+Tensor integers(const Shape& shape, std::int64_t below) {
+  Tensor x = Tensor::empty(shape, DType::i64);
+  for (std::int64_t i = 0; i < x.numel(); ++i) x.data<std::int64_t>()[i] = i * 7919 % below;
+  return x;
+}
+
+Batch images(std::int64_t count) {
+  Tensor x = Tensor::empty({count, 1, 28, 28});
+  Generator(5).fill_normal(x, 0.0, 1.0);
+  return {x, integers({count}, 10)};
+}
+Batch texts(std::int64_t rows) {
+  return {integers({rows, 256}, 256), integers({rows, 256}, 256)};
+}
+
+/// A model with all that a step needs; with DDP where there are several ranks.
+class Training {
+ public:
+  Training(std::shared_ptr<nn::Module> model, Batch batch, const parallel::ProcessGroup& group,
+           const parallel::DistributedOptions& options)
+      : model_(std::move(model)),
+        batch_(std::move(batch)),
+        optimizer_(model_->parameters(), {.lr = 1e-3, .weight_decay = 0.01}) {
+    if (group.world_size() > 1) ddp_.emplace(*model_, group, options);
+    amp::Options o0{.opt_level = amp::OptLevel::O0};
+    if (ddp_) o0.world = ddp_->world();
+    precision_.emplace(amp::initialize(*model_, optimizer_, o0));
+  }
+  void step() {
+    const Tensor y = ddp_ ? (*ddp_)(batch_.x) : (*model_)(batch_.x);
+    precision_->backward(nn::cross_entropy(y, batch_.target));
+    precision_->step();
+  }
+  std::vector<parallel::Reducer::Bucket> buckets() const { return ddp_->buckets(); }
+
+ private:
+  std::shared_ptr<nn::Module> model_;
+  Batch batch_;
+  optim::FusedAdam optimizer_;
+  std::optional<parallel::DistributedDataParallel> ddp_;
+  std::optional<amp::Amp> precision_;
+};
+
+std::unique_ptr<Training> training(const std::string& model, std::int64_t threads,
+                                   const parallel::ProcessGroup& group,
+                                   const parallel::DistributedOptions& options = {}) {
+  manual_seed(1);
+  if (model == "convnet")
+    return std::make_unique<Training>(std::make_shared<nn::Sequential>(support::conv_net()),
+                                      images(100 * threads), group, options);
+  const support::GptSizes sizes{
+      .vocabulary = 256, .tokens = 256, .width = 384, .layers = 6, .heads = 6};
+  return std::make_unique<Training>(std::make_shared<support::Gpt>(sizes), texts(2 * threads),
+                                    group, options);
+}
+
+parallel::ProcessGroup join(int rank, int ranks, const char* port) {
+  setenv("RANK", std::to_string(rank).c_str(), 1);
+  setenv("WORLD_SIZE", std::to_string(ranks).c_str(), 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  setenv("MASTER_PORT", port, 1);
+  return parallel::ProcessGroup::from_environment();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double least(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
+}
+
+int turns(const std::string& model, int ranks, int steps, const char* port) {
+  return bench::run_ranks(ranks, [&](int rank) {
+    core::set_num_threads(1);
+    const auto group = join(rank, ranks, port);
+    const auto overlapped = training(model, 1, group);
+    const auto delayed = training(model, 1, group, {.delay_allreduce = true});
+    const auto alone = training(model, 1, parallel::ProcessGroup::single());
+    overlapped->step();  // buckets follow the first backward
+    std::vector<Tensor> buckets;
+    for (const auto& bucket : overlapped->buckets())
+      buckets.push_back(Tensor::zeros({bucket.bytes / 4}));
+    const std::function<void()> kinds[] = {[&] { overlapped->step(); }, [&] { delayed->step(); },
+                                           [&] { alone->step(); },
+                                           [&] {
+                                             for (const Tensor& bucket : buckets)
+                                               group.all_reduce(bucket, parallel::ReduceOp::mean);
+                                           }};
+    std::vector<double> times[4];
+    for (int turn = -2; turn < steps; ++turn) {
+      for (std::size_t kind = 0; kind < 4; ++kind) {
+        group.barrier();
+        const auto begin = std::chrono::steady_clock::now();
+        kinds[kind]();
+        group.barrier();  // the slower rank counts
+        const std::chrono::duration<double, std::milli> taken =
+            std::chrono::steady_clock::now() - begin;
+        if (turn >= 0) times[kind].push_back(taken.count());
+      }
+    }
+    if (rank != 0) return;
+    std::vector<double> shares, gains;
+    for (std::size_t i = 0; i < times[0].size(); ++i) {
+      shares.push_back(times[0][i] / std::max(times[2][i], times[3][i]));
+      gains.push_back(times[1][i] / times[0][i]);
+    }
+    std::printf(
+        "{\"overlapped_ms\": %.4f, \"delayed_ms\": %.4f, \"compute_ms\": %.4f, "
+        "\"communication_ms\": %.4f, \"share\": %.4f, \"gain\": %.4f, \"fastest_ms\": [%.4f, "
+        "%.4f, %.4f, %.4f]}\n",
+        median(times[0]), median(times[1]), median(times[2]), median(times[3]), median(shares),
+        median(gains), least(times[0]), least(times[1]), least(times[2]), least(times[3]));
+  });
+}
+
+int train(const std::string& model, int ranks, int threads, int steps, const char* port) {
+  return bench::run_ranks(ranks, [&](int rank) {
+    core::set_num_threads(threads);
+    const auto group = ranks > 1 ? join(rank, ranks, port) : parallel::ProcessGroup::single();
+    const auto work = training(model, threads, group);
+    const bench::Times times = bench::time_runs(steps, [&] { work->step(); });
+    group.barrier();
+    if (rank == 0) bench::print(times);
+  });
+}
+
+double cpu_seconds(int who) {
+  rusage usage{};
+  getrusage(who, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+/// Two ranks that do nothing but two collectives every 10 ms: the CPU time of all threads but the one
+/// that calls them, and what a collective of 4 bytes takes that one, of the time that passes.
+int control(const char* port) {
+  return bench::run_ranks(2, [&](int rank) {
+    constexpr int kSteps = 300;
+    const auto group = join(rank, 2, port);
+    const Tensor flag = Tensor::zeros({1});
+    group.all_reduce(flag);
+    const auto begin = std::chrono::steady_clock::now();
+    const double process = cpu_seconds(RUSAGE_SELF), caller = cpu_seconds(RUSAGE_THREAD);
+    for (int i = 0; i < kSteps; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      group.all_reduce(flag);
+    }
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    const double called = cpu_seconds(RUSAGE_THREAD) - caller;
+    const double control = cpu_seconds(RUSAGE_SELF) - process - called;
+    group.barrier();
+    if (rank == 0)
+      std::printf("{\"share\": %.6f, \"ms\": %.6f}\n", control / passed.count(),
+                  1000 * control / kSteps);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (mode == "turns" && argc == 6)
+    return turns(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), argv[5]);
+  if (mode == "train" && argc == 7)
+    return train(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]), argv[6]);
+  if (mode == "control" && argc == 3) return control(argv[2]);
+  std::fprintf(stderr, "expected turns, train or control; the source's first lines say what of\n");
+  return 2;
+}
