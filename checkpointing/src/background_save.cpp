@@ -12,7 +12,7 @@ namespace cairn::checkpointing {
 
 namespace {
 
-constexpr char kWritten = '+', kFailed = '-';  // first byte of a note
+constexpr char kWritten = '+', kNotWritten = '-';  // first byte of a note
 constexpr auto kPause = std::chrono::milliseconds(5);
 
 // No note is ever seen in part.
@@ -101,7 +101,7 @@ std::vector<std::string> BackgroundSave::gather() const {
 // Where not even that can be written, rank 0 hears of it by its patience.
 void BackgroundSave::tell_failure(const std::string& reason) const {
   try {
-    leave_note(note_of(plan_.rank), core::str(kFailed, reason));
+    leave_note(note_of(plan_.rank), core::str(kNotWritten, reason));
   } catch (const core::IoError& e) {
     log::warn("{}", e.what());
   }

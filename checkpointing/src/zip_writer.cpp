@@ -9,7 +9,7 @@ namespace cairn::checkpointing {
 namespace {
 
 constexpr std::uint64_t kZipAlignment = 64;  // as torch's
-constexpr std::uint16_t kVersion = 45;       // of the format: zip64
+constexpr std::uint16_t kZipVersion = 45;    // of the format: zip64
 constexpr std::uint16_t kUtf8 = 0x800;       // names
 constexpr std::uint16_t kMidnight = 0,
                         kFirstDay = 0x21;   // 1980-01-01: the same state, the same file
@@ -54,7 +54,7 @@ void ZipWriter::add(const std::string& name, std::string_view bytes) {
   const std::uint64_t body = at_ + zip::kLocalBytes + name.size() + extra.size() + 4;
   const std::uint64_t padding = (kZipAlignment - body % kZipAlignment) % kZipAlignment;
   extra += fields(kPadding, u16(padding)) + std::string(padding, ' ');
-  write(fields(zip::kLocal, kVersion, kUtf8, std::uint16_t{0}, kMidnight, kFirstDay,
+  write(fields(zip::kLocal, kZipVersion, kUtf8, std::uint16_t{0}, kMidnight, kFirstDay,
                written.entry.crc32, size, size, u16(name.size()), u16(extra.size())));
   write(name);
   write(extra);
@@ -72,8 +72,8 @@ void ZipWriter::close() {
     if (size == zip::kIn64) wide += fields(entry.size, entry.size);
     if (offset == zip::kIn64) wide += fields(header);
     if (!wide.empty()) wide = fields(zip::kExtra64, u16(wide.size())) + wide;
-    write(fields(zip::kCentral, kVersion, kVersion, kUtf8, std::uint16_t{0}, kMidnight, kFirstDay,
-                 entry.crc32, size, size, u16(entry.name.size()), u16(wide.size()),
+    write(fields(zip::kCentral, kZipVersion, kZipVersion, kUtf8, std::uint16_t{0}, kMidnight,
+                 kFirstDay, entry.crc32, size, size, u16(entry.name.size()), u16(wide.size()),
                  std::uint16_t{0}, std::uint16_t{0}, std::uint16_t{0}, std::uint32_t{0}, offset));
     write(entry.name);
     write(wide);
@@ -82,7 +82,7 @@ void ZipWriter::close() {
   const std::uint64_t bytes = end64 - contents;
   const std::uint64_t count = written_.size();
   // Always there, as torch's: its reader and ours look there where a value does not fit.
-  write(fields(zip::kEnd64, std::uint64_t{zip::kEnd64Bytes - 12}, kVersion, kVersion,
+  write(fields(zip::kEnd64, std::uint64_t{zip::kEnd64Bytes - 12}, kZipVersion, kZipVersion,
                std::uint32_t{0}, std::uint32_t{0}, count, count, bytes, contents));
   write(fields(zip::kLocator64, std::uint32_t{0}, end64, std::uint32_t{1}));
   const std::uint16_t entries = count >= zip::kCountIn64 ? zip::kCountIn64 : u16(count);

@@ -11,7 +11,7 @@ namespace {
 using Place = Meeting::Place;
 
 constexpr std::size_t kNamed = 8;  // ranks whose place is told
-constexpr std::size_t kLongestText = 200;
+constexpr std::size_t kMostNamed = 200;
 // What sends may end without the other rank, where buffers take it: not within this.
 constexpr auto kPatience = Milliseconds(3000);
 
@@ -45,7 +45,7 @@ void Meetings::add(const Meeting& meeting) {
       std::lower_bound(all_.begin(), all_.end(), meeting,
                        [](const Meeting& a, const Meeting& b) { return a.rank < b.rank; });
   if (at != all_.end() && at->rank == meeting.rank) return;
-  all_.insert(at, meeting)->what.resize(std::min(meeting.what.size(), kLongestText));
+  all_.insert(at, meeting)->what.resize(std::min(meeting.what.size(), kMostNamed));
 }
 
 void Meetings::add(const Meetings& other) {

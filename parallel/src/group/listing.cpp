@@ -19,7 +19,7 @@ std::string digest(std::string_view text) {
 
 namespace {
 
-std::vector<std::string> lines_of(const std::string& text) {
+std::vector<std::string> lines_and_end(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) lines.push_back(line);
@@ -32,7 +32,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 void fail_at_difference(std::string_view where, std::string_view what,
                         const std::string& rank_zeros, const std::string& others,
                         std::size_t rank) {
-  const auto a = lines_of(rank_zeros), b = lines_of(others);
+  const auto a = lines_and_end(rank_zeros), b = lines_and_end(others);
   const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
   core::fail(where, "expected the same ", what, " on every rank, got ",
              x == a.end() ? "nothing more" : *x, " on rank 0 and ",

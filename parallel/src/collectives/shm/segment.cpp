@@ -28,7 +28,7 @@ constexpr std::size_t kAllRingBytes = 64 << 20;  // memory is taken when it is f
 constexpr std::uint64_t kMagic = 0x636169726e73686dULL;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-struct Header {
+struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t nonce;
 };
@@ -78,7 +78,7 @@ std::shared_ptr<ShmSegment> ShmSegment::create(int ranks) {
     fail_with_errno("size shared memory");
   if (fcntl(fd, F_ADD_SEALS, kSeals) != 0) fail_with_errno("seal shared memory");
   segment->map();  // of zeros, which is where all counts begin
-  const Header header{kMagic, nonce};
+  const SegmentHeader header{kMagic, nonce};
   std::memcpy(segment->data_, &header, sizeof header);
   return segment;
 }
@@ -99,7 +99,7 @@ std::shared_ptr<ShmSegment> ShmSegment::open(const std::string& address) {
   if (!whole || (fcntl(fd, F_GET_SEALS) & kSeals) != kSeals)
     core::fail<CommunicationError>("shm", path, " is not what rank 0 of this host made");
   segment->map();
-  Header header{};
+  SegmentHeader header{};
   std::memcpy(&header, segment->data_, sizeof header);
   if (header.magic != kMagic || header.nonce != nonce)
     core::fail<CommunicationError>("shm", path, " is of another job");
