@@ -418,6 +418,11 @@ ResumeInfo TrainingState::load(Loaded loaded, const ResumeOptions& how) {
   }
   step_ = info.step;
   line_ = std::move(loaded.line);
+  if (info.world_size != world_.size && world_.rank == 0)
+    log::warn(
+        "'{}' was saved by a world of {} and goes on in one of {}: the same batch on each rank is "
+        "another global batch now",
+        info.path, info.world_size, world_.size);
   return info;
 }
 

@@ -7,6 +7,7 @@
 #include "cairn/core/error.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
+#include "ddp/likely_mistakes.h"
 #include "ddp/model_sync.h"
 #include "ddp/names.h"
 
@@ -143,13 +144,13 @@ void DistributedDataParallel::Impl::prepare(bool in_backward) {
   plan();
 }
 
-void DistributedDataParallel::Impl::forward_begins() {
+void DistributedDataParallel::Impl::forward_begins(const Tensor& x) {
   prepare(false);
+  const bool in_training = group.world_size() > 1 && reduces() && model->training();
+  if (in_training && !batches_known && first_batch.empty()) first_batch = digest_of_batch(x);
   for (std::size_t i = 0; i < summed.size(); ++i)
     summed[i] = summed[i] && slot_of(i).holds_gradient();
-  const bool syncs = options.broadcast_buffers && group.world_size() > 1 && reduces() &&
-                     model->training() && !buffers.empty();
-  if (!syncs) return;
+  if (!in_training || !options.broadcast_buffers || buffers.empty()) return;
   if (uneven) announce('f');
   sync_buffers(0);
 }
@@ -188,6 +189,7 @@ void DistributedDataParallel::Impl::check_sums(const Tensor& ready) {
 void DistributedDataParallel::Impl::begin() {
   prepare(true);
   begin_joined();
+  if (!std::exchange(batches_known, true)) warn_of_same_batches(first_batch, group);
   run = autograd::current_run();
   local_checks.begin_pass();
   autograd::on_backward_end([this] { finish(); },

@@ -30,7 +30,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   void prepare(bool in_backward);
   void follow_model(bool in_backward);
   void plan();
-  void forward_begins();
+  void forward_begins(const Tensor& x);
   void sync_buffers(int root);
 
   // A backward.
@@ -73,6 +73,9 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   int no_sync_depth = 0;
   bool world_synchronizes = true;  // World::synchronize
   std::vector<bool> summed;        // by gradient: holds a sum over the ranks (average = false)
+
+  std::string first_batch;     // its digest
+  bool batches_known = false;  // to be other ones on every rank, or warned of
 
   core::RunId run = 0;       // the reducing backward under way; 0: none
   core::RunId seen_run = 0;  // the last one that a hook was called in

@@ -7,6 +7,7 @@
 #include "cairn/parallel/flatten.h"
 #include "ddp/check_options.h"
 #include "ddp/ddp_impl.h"
+#include "ddp/likely_mistakes.h"
 #include "ddp/model_sync.h"
 
 namespace cairn::parallel {
@@ -46,6 +47,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup
   check_options(options);
   if (group.world_size() > 1) {
     check_same_model(model, group);
+    warn_of_devices(model, group);
     broadcast_weights(model.parameters(), group);
     broadcast_parameters(model.buffers(), group);
     group.wait();
@@ -64,7 +66,7 @@ DistributedDataParallel& DistributedDataParallel::operator=(DistributedDataParal
     default;
 
 Tensor DistributedDataParallel::operator()(const Tensor& x) {
-  impl_->forward_begins();
+  impl_->forward_begins(x);
   return (*impl_->model)(x);
 }
 

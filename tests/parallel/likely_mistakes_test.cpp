@@ -1,0 +1,82 @@
+// What is legal and mostly a mistake is said once, by rank 0.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "cairn/autograd/autograd.h"
+#include "cairn/checkpointing/training_state.h"
+#include "cairn/core/generator.h"
+#include "cairn/nn/nn.h"
+#include "cairn/parallel/distributed.h"
+#include "ranks.h"
+
+namespace cairn::parallel {
+namespace {
+
+/// How often each rank says it in three steps with these batches.
+std::vector<int> count(const std::string& text, Tensor (*batch)(int rank, int step)) {
+  const auto results = test::start_ranks(3, [&](int rank) {
+    auto group = ProcessGroup::from_environment(test::fast_options());
+    nn::Linear model(4, 2);
+    DistributedDataParallel ddp(model, group);
+    for (int step = 0; step < 3; ++step)
+      autograd::backward(autograd::sum(ddp(batch(rank, step))));
+  });
+  std::vector<int> counts;
+  for (const auto& result : results) {
+    EXPECT_EQ(result.status, 0) << result.output;
+    counts.push_back(0);
+    for (auto at = result.output.find(text); at != std::string::npos;
+         at = result.output.find(text, at + 1))
+      ++counts.back();
+  }
+  return counts;
+}
+
+Tensor drawn(int seed) {
+  Tensor x = Tensor::empty({5, 4});
+  Generator(static_cast<std::uint64_t>(seed)).fill_normal(x, 0.0, 1.0);
+  return x;
+}
+
+constexpr const char* kSame = "all 3 ranks were given the same first batch";
+
+TEST(LikelyMistakes, TheSameBatchOnEveryRank) {
+  const auto counts = count(kSame, [](int, int step) { return drawn(step); });
+  const std::vector<int> expected{1, 0, 0};
+  EXPECT_TRUE(counts.empty() || counts == expected) << testing::PrintToString(counts);
+}
+
+TEST(LikelyMistakes, BatchesThatMeetLaterOrOnSomeRanksAreNone) {
+  const auto counts = count(kSame, [](int rank, int step) {
+    return drawn(step == 0 ? rank / 2 : step);
+  });
+  const std::vector<int> expected{0, 0, 0};
+  EXPECT_TRUE(counts.empty() || counts == expected) << testing::PrintToString(counts);
+}
+
+/// What all ranks say when so many resume what one has saved.
+std::string said_on_resume(int size) {
+  const std::string folder = testing::TempDir() + "cairn_likely_mistakes";
+  std::filesystem::remove_all(folder);
+  nn::Linear saved(4, 2);
+  checkpointing::TrainingState({{"model", saved}}, World()).save(folder, 7);
+  testing::internal::CaptureStderr();
+  test::run_threads(size, [&](ProcessGroup& group) {
+    nn::Linear model(4, 2);
+    checkpointing::TrainingState({{"model", model}}, group.world()).resume_latest(folder);
+  });
+  std::filesystem::remove_all(folder);
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(LikelyMistakes, AWorldOfAnotherSizeHasAnotherGlobalBatch) {
+  const std::string text = said_on_resume(2), warning = "was saved by a world of 1 and goes on in one of 2";
+  EXPECT_THAT(text, testing::HasSubstr(warning));
+  EXPECT_EQ(text.find(warning), text.rfind(warning));
+  EXPECT_EQ(said_on_resume(1), "");
+}
+
+}  // namespace
+}  // namespace cairn::parallel
