@@ -15,7 +15,7 @@
 #include "cairn/parallel/data_parallel.h"
 #include "cairn/parallel/distributed.h"
 #include "cairn/parallel/pipeline.h"
-#include "parallel_models/ranks.h"
+#include "parallel/ranks.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {

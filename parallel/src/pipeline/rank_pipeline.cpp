@@ -15,10 +15,10 @@ namespace cairn::parallel {
 namespace {
 
 /// What is said ahead of a tensor, or instead of one.
-struct Header {
+struct TensorHeader {
   static constexpr std::int64_t kNumbers = 4 + 2 * core::kMaxDims;
 
-  Header() : numbers(Tensor::zeros({kNumbers}, DType::i64, Device{})) {}
+  TensorHeader() : numbers(Tensor::zeros({kNumbers}, DType::i64, Device{})) {}
   std::int64_t& at(int i) const { return numbers.view().as<std::int64_t>()[i]; }
   std::int64_t& defined() const { return at(0); }
   std::int64_t& needs_gradient() const { return at(1); }
@@ -59,7 +59,7 @@ class OneWay {
   /// Returns at once; x, undefined or not, is left alone until it is sent.
   void send(const Tensor& x, bool needs_gradient) {
     while (!under_way_.empty() && under_way_.front().work.done()) under_way_.pop_front();
-    const Header header;
+    const TensorHeader header;
     header.needs_gradient() = needs_gradient ? 1 : 0;
     const Tensor dense = !x.defined() || x.view().is_dense() ? x : autograd::contiguous(x);
     if (dense.defined()) header.describe(dense);
@@ -72,7 +72,7 @@ class OneWay {
   }
 
   std::pair<Tensor, bool> receive() {
-    const Header header;
+    const TensorHeader header;
     pair_.recv(header.numbers, other(), 0, "pipeline's header");
     if (header.defined() == 0) return {Tensor(), false};
     const Tensor x = header.make(device_);
@@ -105,8 +105,8 @@ class OneWay {
 };
 
 /// All ranks' values. What is wrong on one rank is an error on all.
-std::vector<std::string> share(const ProcessGroup& group, const std::string& value,
-                               const std::string& problem) {
+std::vector<std::string> tell_all(const ProcessGroup& group, const std::string& value,
+                                  const std::string& problem) {
   const bool well = problem.empty();
   auto all = group.exchange((well ? "+" : "-") + (well ? value : problem), "pipeline");
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -234,7 +234,7 @@ void RankPipeline::agree_on_options() const {
   }
   const std::string own =
       core::str(options_.micro_batches, " micro-batches by ", name_of(options_.schedule));
-  const std::vector<std::string> all = share(group_, own, problem);
+  const std::vector<std::string> all = tell_all(group_, own, problem);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     CAIRN_CHECK(all[rank] == all[0], "pipeline", "expected the same options on all ranks, got ",
                 all[0], " on rank 0 and ", all[rank], " on rank ", rank);
@@ -250,7 +250,7 @@ std::int64_t RankPipeline::agree_on_samples(const Tensor& x, const Tensor& targe
   std::string samples, targets;
   if (problem.empty() && first) samples = std::to_string(x.size(0));
   if (problem.empty() && last) targets = std::to_string(target.size(0));
-  const std::vector<std::string> all = share(group_, first ? samples : targets, problem);
+  const std::vector<std::string> all = tell_all(group_, first ? samples : targets, problem);
   const std::string& of_target = group_.world_size() == 1 ? targets : all.back();
   CAIRN_CHECK(all[0] == of_target, "pipeline", "expected a target [", all[0],
               ", ...] on the last rank, got ", of_target, " samples");

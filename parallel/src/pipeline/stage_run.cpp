@@ -30,7 +30,7 @@ Tensor MeanLoss::add(int micro_batch, const Tensor& output) {
   const Tensor loss = loss_(output, autograd::to(target, output.device()));
   CAIRN_CHECK(loss.defined() && loss.numel() == 1, "pipeline", "expected a scalar loss, got ",
               loss.defined() ? core::str(loss.shape()) : "an undefined tensor");
-  const Tensor part = autograd::affine(loss, share, 0.0);
+  Tensor part = autograd::affine(loss, share, 0.0);
   const autograd::NoGradGuard no_grad;
   total_ = total_.defined() ? autograd::add(total_, part) : part.detach();
   return part;
