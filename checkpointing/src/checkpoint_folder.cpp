@@ -127,7 +127,8 @@ SalvagedCheckpoint salvage_checkpoint(const std::string& path) {
   SalvagedCheckpoint salvaged;
   try {
     const Manifest manifest = read_manifest(path);
-    salvaged.contents = unflatten(values_of(path, manifest, ReadBy::copy, all_files, salvaged.damage));
+    salvaged.contents =
+        unflatten(values_of(path, manifest, ReadBy::copy, all_files, salvaged.damage));
   } catch (const core::DataError& e) {
     salvaged.damage.push_back(e.what());
     salvaged.contents = unflatten(read_unlisted(path, salvaged.damage));

@@ -94,8 +94,9 @@ std::string signed_again(std::string_view text) {
   body.erase("checksum");
   const std::string dumped = body.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
   char hex[17];
-  std::snprintf(hex, sizeof hex, "%016llx",
-                static_cast<unsigned long long>(checkpointing::checksum(dumped.data(), dumped.size())));
+  std::snprintf(
+      hex, sizeof hex, "%016llx",
+      static_cast<unsigned long long>(checkpointing::checksum(dumped.data(), dumped.size())));
   body["checksum"] = hex;
   return body.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }

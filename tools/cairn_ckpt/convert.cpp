@@ -40,7 +40,8 @@ const StateDict& model_beside(const StateDict& state, const std::string& optimiz
   const StateDict* found = nullptr;
   for (const auto& [name, value] : state) {
     const auto* part = std::get_if<StateDict>(&value);
-    if (part == nullptr || name == optimizer || is_own_optimizer(*part) || is_torch_optimizer(*part)) {
+    if (part == nullptr || name == optimizer || is_own_optimizer(*part) ||
+        is_torch_optimizer(*part)) {
       continue;
     }
     if (found != nullptr) found = nullptr;
@@ -131,7 +132,8 @@ void write_as_checkpoint(const StateDict& given, const fs::path& out, std::int64
     }
   }
   if (!values.empty()) add("values", values);
-  checkpointing::TrainingState(named, {}, {.keep = 1'000'000}).save(out.parent_path().string(), step);
+  checkpointing::TrainingState(named, {}, {.keep = 1'000'000})
+      .save(out.parent_path().string(), step);
 }
 
 // n of "step-<n>", or -1.
@@ -172,9 +174,12 @@ int repair(const std::string& in, const std::string& out) {
   const std::string store = stores_of(in).front();
   const checkpointing::SalvagedCheckpoint salvaged = checkpointing::salvage_checkpoint(store);
   std::cout << store << ": " << (salvaged.damage.empty() ? "good" : "damaged") << '\n';
-  for (const std::string& line : salvaged.damage) std::cout << "  lost: " << printable(line) << '\n';
+  for (const std::string& line : salvaged.damage)
+    std::cout << "  lost: " << printable(line) << '\n';
   const StateDict rest = without_ranks(salvaged.contents);
-  if (rest.empty()) core::fail<core::DataError>("repair", "expected anything that can be read in '", store, "', got nothing");
+  if (rest.empty())
+    core::fail<core::DataError>("repair", "expected anything that can be read in '", store,
+                                "', got nothing");
   write_state(rest, out);
   std::cout << checkpointing::flatten(rest).size() << " good entries -> " << out << '\n';
   return salvaged.damage.empty() ? 0 : 1;

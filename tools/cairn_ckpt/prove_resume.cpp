@@ -50,16 +50,17 @@ class Training {
       : command_(command_for(options, dir)), dir_(dir), log_(dir + ".log") {
     fs::create_directories(dir);
     if (!steps_in(dir).empty()) {
-      core::fail<core::DataError>("prove-resume", "expected a folder without checkpoints, got '", dir,
-                                  "'");
+      core::fail<core::DataError>("prove-resume", "expected a folder without checkpoints, got '",
+                                  dir, "'");
     }
   }
 
   void to_its_end(const char* what) const {
     const RunResult result = run_until(command_, log_, [] { return false; });
     if (result.status != 0) {
-      core::fail<core::Error>("prove-resume", "expected the ", what, " run to end with status 0, got ",
-                              result.status, " (its output: ", log_, ")");
+      core::fail<core::Error>("prove-resume", "expected the ", what,
+                              " run to end with status 0, got ", result.status,
+                              " (its output: ", log_, ")");
     }
   }
 
@@ -91,15 +92,16 @@ int compare_runs(const std::string& unbroken, const std::string& resumed) {
   const auto theirs = steps_in(unbroken), ours = steps_in(resumed);
   if (theirs.empty() || ours.empty() || theirs.rbegin()->first != ours.rbegin()->first) {
     const auto last = [](const auto& steps) { return steps.empty() ? -1 : steps.rbegin()->first; };
-    core::fail<core::Error>("prove-resume", "expected both runs to end with the same checkpoint, got steps ",
+    core::fail<core::Error>("prove-resume",
+                            "expected both runs to end with the same checkpoint, got steps ",
                             last(theirs), " and ", last(ours));
   }
   std::size_t entries = 0;
   for (const auto& [step, path] : theirs) {
     const auto other = ours.find(step);
     if (other == ours.end()) continue;
-    const Differences all =
-        compare(read_contents(path), read_contents(other->second), "the unbroken run", "the resumed run");
+    const Differences all = compare(read_contents(path), read_contents(other->second),
+                                    "the unbroken run", "the resumed run");
     entries = all.entries;
     if (all.lines.empty()) continue;
     std::cout << "resume: differs first at step " << step << ", in " << all.lines.front() << '\n'
@@ -110,7 +112,8 @@ int compare_runs(const std::string& unbroken, const std::string& resumed) {
     std::cout << '\n';
     return 1;
   }
-  std::cout << "resume: bit-exact, " << entries << " entries at step " << theirs.rbegin()->first << '\n';
+  std::cout << "resume: bit-exact, " << entries << " entries at step " << theirs.rbegin()->first
+            << '\n';
   return 0;
 }
 
