@@ -1,7 +1,10 @@
 #include "cairn/checkpointing/checkpoint_folder.h"
 
+#include <algorithm>
+
 #include "cairn/core/error.h"
 #include "checkpoint_reader.h"
+#include "file_io.h"
 #include "lineage.h"
 #include "manifest.h"
 #include "step_folder.h"
@@ -95,6 +98,42 @@ StateDict read_checkpoint(const std::string& path) {
 bool falls_to(const std::string& file, int rank, int world_size) {
   if (file == kStateFile) return true;
   return std::stoi(file.substr(std::string(kRankPrefix).size())) % world_size == rank;
+}
+
+namespace {
+
+// Everything in the checkpoint's files, whatever it is: there is no manifest that would tell.
+FlatState read_unlisted(const std::string& path, std::vector<std::string>& damage) {
+  FlatState values;
+  std::vector<std::string> files = list_folder(path);
+  std::sort(files.begin(), files.end());
+  for (const std::string& file : files) {
+    if (!file.ends_with(".safetensors")) continue;
+    try {
+      const SafetensorsReader reader(path + "/" + file);
+      for (const SafetensorsEntry& entry : reader.entries()) {
+        values.emplace_back(entry_prefix(file) + entry.name, reader.read(entry));
+      }
+    } catch (const core::DataError& e) {
+      damage.push_back(e.what());
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+SalvagedCheckpoint salvage_checkpoint(const std::string& path) {
+  SalvagedCheckpoint salvaged;
+  try {
+    const Manifest manifest = read_manifest(path);
+    salvaged.contents =
+        unflatten(values_of(path, manifest, ReadBy::copy, all_files, salvaged.damage));
+  } catch (const core::DataError& e) {
+    salvaged.damage.push_back(e.what());
+    salvaged.contents = unflatten(read_unlisted(path, salvaged.damage));
+  }
+  return salvaged;
 }
 
 std::vector<std::string> list_checkpoints(const std::string& dir) {

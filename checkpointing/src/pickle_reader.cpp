@@ -309,11 +309,11 @@ class PickleMachine {
     std::int64_t count = 1;
     bool fits = strided && tensor.offset >= 0;
     const bool empty = std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end();
-    for (int d = 0; d < tensor.shape.dims() && fits && !empty; ++d) {
+    for (int d = 0; d < tensor.shape.dims() && fits; ++d) {
       std::int64_t step = 0;
-      fits = !__builtin_mul_overflow(tensor.shape[d] - 1, tensor.strides[d], &step) &&
-             !__builtin_add_overflow(last, step, &last) &&
-             !__builtin_mul_overflow(count, tensor.shape[d], &count);
+      fits = !__builtin_mul_overflow(count, tensor.shape[d], &count) &&
+             (empty || (!__builtin_mul_overflow(tensor.shape[d] - 1, tensor.strides[d], &step) &&
+                        !__builtin_add_overflow(last, step, &last)));
     }
     const std::int64_t end = tensor.storage.numel;
     if (!fits || (empty ? last > end : last >= end) || count > INT64_MAX / 8) {
@@ -346,8 +346,7 @@ class PickleMachine {
         check_protocol(number<std::uint8_t>());
         break;
       case PickleOp::frame:
-        if (number<std::uint64_t>() > bytes_.size() - at_)
-          fail("expected a frame inside of the pickle, got a longer one");
+        check_frame(number<std::uint64_t>());
         break;
       case PickleOp::stop:
         return false;
@@ -479,6 +478,10 @@ class PickleMachine {
         fail("expected an opcode of torch.save's, got ", static_cast<int>(code));
     }
     return true;
+  }
+
+  void check_frame(std::uint64_t size) const {
+    if (size > bytes_.size() - at_) fail("expected a frame inside of the pickle, got a longer one");
   }
 
   void check_protocol(int version) const {

@@ -108,6 +108,7 @@ class TorchFile {
   void add(const Pickle& pickle, Pickle::Ref ref, const std::string& name, int depth) {
     const Pickle::Value& value = pickle[ref];
     charge(value, name.size() + sizeof(FlatState::value_type));
+    if (!usable_name(name)) fail_at(value, "expected at most 64 keys in a name, got more");
     switch (value.kind) {
       case Pickle::Kind::none:
         return;

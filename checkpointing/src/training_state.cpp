@@ -106,9 +106,12 @@ struct TrainingState::Impl {
   }
 };
 
-TrainingState::TrainingState(std::initializer_list<Part> parts, World world,
+TrainingState::TrainingState(std::vector<Part> parts, World world,
                              const TrainingStateOptions& options)
-    : parts_(parts), world_(std::move(world)), options_(options), impl_(std::make_unique<Impl>()) {
+    : parts_(std::move(parts)),
+      world_(std::move(world)),
+      options_(options),
+      impl_(std::make_unique<Impl>()) {
   CAIRN_CHECK(options.keep >= 1 && options.keep_every >= 0 && options.keep_best >= 0,
               "training_state", "expected keep >= 1, keep_every >= 0 and keep_best >= 0, got ",
               options.keep, ", ", options.keep_every, " and ", options.keep_best);

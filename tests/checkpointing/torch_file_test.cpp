@@ -241,6 +241,12 @@ std::string under(const std::string& key, const std::string& value) {
   return kProto + "}" + text(key) + value + "s.";
 }
 
+std::string repeated(const std::string& what, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += what;
+  return all;
+}
+
 struct BadPickle {
   const char* name;
   std::string pickle;
@@ -319,6 +325,10 @@ std::vector<BadPickle> bad_pickles() {
        "inside of its"},
       {"repeated", under("a", tensor("K\0"s, integer(std::int64_t{1} << 40), integer(0))),
        "times the file's size"},
+      {"empty_overflow",
+       under("a", tensor("K\0"s, integer(INT64_MAX) + integer(4) + "K\0"s, "K\1K\1K\1")),
+       "inside of its"},
+      {"many_keys", under("a" + repeated(".a", 64), "N"), "expected a key"},
       {"nine_sizes", under("a", tensor("K\0"s, "K\1K\1K\1K\1K\1K\1K\1K\1K\1", "K\1")),
        "at most 8 dimensions"},
       {"other_strides", under("a", tensor("K\0"s, "K\1K\1", "K\1")), "inside of its storage"},

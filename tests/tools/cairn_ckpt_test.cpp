@@ -5,9 +5,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cairn/checkpointing/checkpoint_folder.h"
+#include "cairn/checkpointing/model_file.h"
 #include "cairn/checkpointing/safetensors.h"
+#include "cairn/checkpointing/torch_file.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
+#include "cairn/nn/nn.h"
+#include "cairn/optim/optim.h"
 #include "shell.h"
 
 namespace cairn::test {
@@ -55,7 +60,8 @@ class CairnCkpt : public testing::Test {
 TEST_F(CairnCkpt, ExplainsItself) {
   const ShellResult result = ckpt("--help");
   EXPECT_EQ(result.status, 0);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("inspect"), HasSubstr("verify"), HasSubstr("diff")));
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("inspect"), HasSubstr("convert"), HasSubstr("prove-resume")));
 }
 
 TEST_F(CairnCkpt, WrongUsageIsOneLineAndStatus2) {
@@ -148,6 +154,150 @@ TEST_F(CairnCkpt, AFolderWithoutCheckpointsIsAnError) {
   const ShellResult result = ckpt("verify " + folder_.string());
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(result.err, HasSubstr("expected a checkpoint"));
+}
+
+// ---- other people's files
+
+std::string golden(const std::string& name) {
+  return std::string(CAIRN_GOLDEN_DIR) + "/" + name;
+}
+
+nn::Sequential net() {  // make_torch_files.py's
+  return nn::Sequential(nn::Linear(4, 8, {.bias = false}), nn::BatchNorm1d(8), nn::Tanh(),
+                        nn::Linear(8, 3));
+}
+
+TEST_F(CairnCkpt, FilesOfPyTorchAndHuggingFaceToo) {
+  const std::string out = folder_.string();
+  const std::string file = golden("torch_training.pt");
+  EXPECT_EQ(ckpt("verify " + file).status, 0);
+  EXPECT_THAT(ckpt("inspect " + file).out,
+              AllOf(HasSubstr("model.0.weight"), HasSubstr("optimizer.state.0.exp_avg"),
+                    HasSubstr("epoch"), HasSubstr("model: 8 entries")));
+  ASSERT_EQ(ckpt("convert " + file + " " + out + "/model --part model").status, 0);
+  ASSERT_EQ(ckpt("convert " + out + "/model " + out + "/model.pt").status, 0);
+  ASSERT_EQ(ckpt("convert " + out + "/model.pt " + out + "/model.safetensors").status, 0);
+  EXPECT_EQ(ckpt("diff " + out + "/model " + out + "/model.safetensors").status, 0);
+  EXPECT_THAT(ckpt("diff " + out + "/model " + out + "/model.pt").out,
+              HasSubstr("equal: 8 entries"));
+  EXPECT_THAT(ckpt("convert " + file + " " + out + "/model.pt").err, HasSubstr("exists"));
+  flip_last_byte(out + "/model.pt");
+  EXPECT_EQ(ckpt("inspect " + file + "x").status, 2);
+  std::string bytes = read_text(out + "/model.pt");
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  std::ofstream(out + "/model.pt", std::ios::binary) << bytes;
+  EXPECT_EQ(ckpt("verify " + out + "/model.pt").status, 1);
+}
+
+TEST_F(CairnCkpt, ATrainingOfPyTorchsBecomesACheckpointAndBack) {
+  const std::string step = folder_.string() + "/run/step-00000005";
+  const ShellResult made = ckpt("convert " + golden("torch_sgd.pt") + " " + step);
+  ASSERT_EQ(made.status, 0) << made.err;
+  nn::Sequential model = net(), straight = net();
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1, .momentum = 0.9});
+  optim::FusedSGD same(straight.parameters(), {.lr = 1, .momentum = 0.9});
+  checkpointing::TrainingState state({{"model", model}, {"optimizer", optimizer}});
+  EXPECT_EQ(state.resume_latest(folder_.string() + "/run")->step, 5);
+  checkpointing::load(straight, golden("torch_sgd.pt"), {.part = "model"});
+  same.load_torch_state_dict(checkpointing::read_torch(golden("torch_sgd.pt")).dict("optimizer"));
+  const auto left = checkpointing::flatten(optimizer.state_dict()),
+             right = checkpointing::flatten(same.state_dict());
+  ASSERT_EQ(left.size(), right.size());
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    EXPECT_EQ(left[i].first, right[i].first);
+    if (const auto* x = std::get_if<Tensor>(&left[i].second)) {
+      EXPECT_EQ(x->to_vector(), std::get<Tensor>(right[i].second).to_vector()) << left[i].first;
+    }
+  }
+  const std::string back = folder_.string() + "/back.pt";
+  ASSERT_EQ(ckpt("convert " + step + " " + back).status, 0);
+  const ShellResult diff = ckpt("diff " + golden("torch_sgd.pt") + " " + back);
+  for (const std::string line : {"exp", "momentum_buffer", "weight:", "bias:", "lr", "momentum:"}) {
+    EXPECT_THAT(diff.out, Not(HasSubstr(line))) << "only what torch alone has may differ";
+  }
+  const ShellResult groups =
+      ckpt("convert " + golden("torch_training.pt") + " " + folder_.string() + "/x/step-00000001");
+  EXPECT_EQ(groups.status, 1);
+  EXPECT_THAT(groups.err, HasSubstr("one parameter group, got 2"));
+}
+
+TEST_F(CairnCkpt, PruneKeepsTheNewestGoodOnes) {
+  checkpointing::TrainingState state({{"model", model_}}, {}, {.keep = 10});
+  const std::string dir = folder_.string() + "/run";
+  for (int step = 1; step <= 5; ++step) state.save(dir, step);
+  flip_last_byte(dir + "/step-00000005/state.safetensors");
+  EXPECT_THAT(ckpt("prune --dry-run --keep 2 " + dir).out, HasSubstr("step-00000002: would go"));
+  EXPECT_EQ(ckpt("prune --keep 2 " + dir).status, 0);
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(dir)) {
+    if (entry.path().filename() != ".lock") left.push_back(entry.path().filename());
+  }
+  EXPECT_THAT(left,
+              testing::UnorderedElementsAre("step-00000005", "step-00000004", "step-00000003"))
+      << "a damaged one does not count";
+  EXPECT_EQ(ckpt("prune " + folder_.string()).status, 1);
+}
+
+TEST_F(CairnCkpt, RepairSavesWhatCanBeReadAndNamesTheRest) {
+  const std::string step = save("run", 6);
+  flip_last_byte(step + "/state.safetensors");
+  const std::string out = folder_.string() + "/mended.safetensors";
+  const ShellResult result = ckpt("repair " + step + " " + out);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("lost: "), HasSubstr("3 good entries")));
+  const ShellResult diff = ckpt("diff " + save("good", 6) + " " + out);
+  EXPECT_THAT(diff.out, HasSubstr("only in")) << "one entry is lost";
+  EXPECT_THAT(diff.out, Not(HasSubstr("elements differ")));
+
+  std::ofstream(step + "/manifest.json") << "{";
+  const ShellResult unlisted = ckpt("repair " + step + " " + folder_.string() + "/all.safetensors");
+  EXPECT_THAT(unlisted.out, AllOf(HasSubstr("expected JSON"), HasSubstr("3 good entries")));
+}
+
+// A "training" whose state after step s is a file made before: resumes after the newest step there.
+class ProveResume : public CairnCkpt {
+ protected:
+  void SetUp() override {
+    for (int step = 1; step <= 6; ++step) {
+      checkpointing::write_safetensors(
+          (folder_ / ("w" + std::to_string(step) + ".safetensors")).string(),
+          {{"x", Tensor::full({2}, step)}, {"y", Tensor::full({1}, 7)}});
+    }
+  }
+  std::string program(const std::string& file_of_step) {
+    const std::string path = (folder_ / "train.sh").string();
+    std::ofstream(path) << "#!/bin/bash\nset -e\n"
+                        << "cd '" << folder_.string() << "'\nmkdir -p \"$2\"\n"
+                        << "first=$(ls \"$2\" | wc -l)\n"
+                        << "for ((s = first + 1; s <= 6; s++)); do\n  " << file_of_step << "\n  "
+                        << CAIRN_CKPT_PROGRAM
+                        << " convert w$w.safetensors $2/step-0000000$s\n  sleep 0.05\ndone\n";
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+};
+
+TEST_F(ProveResume, SaysBitExact) {
+  const ShellResult result = ckpt("prove-resume --kill-at 2 -- " + program("w=$s"));
+  EXPECT_EQ(result.status, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("killed: after the checkpoint of step"),
+                                HasSubstr("resume: bit-exact")));
+}
+
+TEST_F(ProveResume, NamesTheFirstTensorAndStepThatDiffer) {
+  const ShellResult result = ckpt("prove-resume --kill-at 2 --out " + (folder_ / "out").string() +
+                                  " -- " + program("w=$s; ((first > 0 && s >= 5)) && w=1"));
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("differs first at step 5, in model.x: 2 of 2 elements"),
+                                HasSubstr("by at most 4 in model.x")));
+}
+
+TEST_F(ProveResume, SaysWhatWentWrong) {
+  EXPECT_THAT(ckpt("prove-resume -- /no/such/program").err, HasSubstr("No such file"));
+  EXPECT_THAT(ckpt("prove-resume -- false {dir}").err,
+              HasSubstr("the unbroken run to end with status 0, got 1"));
+  EXPECT_THAT(ckpt("prove-resume --kill-at 50 -- " + program("w=$s")).err,
+              HasSubstr("a checkpoint of step 50"));
 }
 
 }  // namespace

@@ -3,28 +3,24 @@
 #include <filesystem>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
-#include "cairn/checkpointing/safetensors.h"
-#include "cairn/core/error.h"
+#include "cairn/checkpointing/model_file.h"
 
 namespace cairn::tools {
 
 namespace fs = std::filesystem;
 
-bool is_file(const std::string& path) {
-  return fs::is_regular_file(path);
+bool is_checkpoint(const std::string& store) {
+  return fs::is_directory(store) &&
+         checkpointing::kind_of_file(store) == checkpointing::FileKind::checkpoint;
 }
 
 std::vector<std::string> stores_of(const std::string& path) {
-  if (is_file(path) || fs::exists(fs::path(path) / "manifest.json")) return {path};
+  if (!fs::is_directory(path) || fs::exists(fs::path(path) / "manifest.json")) return {path};
   std::vector<std::string> found = checkpointing::list_checkpoints(path);
-  if (found.empty() && fs::exists(fs::path(path) / "state.safetensors")) return {path};
-  if (found.empty()) {
-    core::fail<core::DataError>("cairn-ckpt",
-                                "expected a checkpoint, a folder of checkpoints or a "
-                                "safetensors file, got '",
-                                path, "' with neither");
-  }
-  return found;
+  if (!found.empty()) return found;
+  if (fs::exists(fs::path(path) / "state.safetensors")) return {path};  // its manifest is lost
+  checkpointing::kind_of_file(path);
+  return {path};
 }
 
 std::string printable(std::string_view text) {
@@ -42,15 +38,14 @@ std::string printable(std::string_view text) {
 }
 
 Contents read_contents(const std::string& store) {
-  if (!is_file(store)) {
-    Contents contents = checkpointing::flatten(checkpointing::read_checkpoint(store));
-    const auto summary = checkpointing::summarize_checkpoint(store);
-    contents.insert(contents.begin(), {"(step)", summary.step});
-    return contents;
+  const bool lost_manifest =
+      fs::is_directory(store) && fs::exists(fs::path(store) / "state.safetensors");
+  if (!lost_manifest && !is_checkpoint(store)) {
+    return checkpointing::flatten(checkpointing::read_state(store));
   }
-  Contents contents;
-  const checkpointing::SafetensorsReader file(store);
-  for (const auto& entry : file.entries()) contents.emplace_back(entry.name, file.read(entry));
+  Contents contents = checkpointing::flatten(checkpointing::read_checkpoint(store));
+  const auto summary = checkpointing::summarize_checkpoint(store);
+  contents.insert(contents.begin(), {"(step)", summary.step});
   return contents;
 }
 

@@ -3,7 +3,6 @@
 #include <map>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
-#include "cairn/checkpointing/safetensors.h"
 #include "cairn/core/error.h"
 #include "commands.h"
 #include "contents.h"
@@ -79,7 +78,7 @@ void print_totals(const std::vector<Row>& rows) {
 int inspect(const std::string& path) {
   const std::string store = stores_of(path).front();
   std::cout << store;
-  if (!is_file(store)) {
+  if (is_checkpoint(store)) {
     const auto summary = checkpointing::summarize_checkpoint(store);
     std::cout << ": step " << summary.step << ", saved by " << summary.world_size << " rank(s)";
   }

@@ -10,8 +10,8 @@ namespace cairn::tools {
 namespace {
 
 std::vector<std::string> damage_of(const std::string& store) {
-  if (!is_file(store)) return checkpointing::find_damage(store);
   try {
+    if (is_checkpoint(store)) return checkpointing::find_damage(store);
     read_contents(store);
   } catch (const core::Error& e) {
     return {e.what()};

@@ -52,6 +52,14 @@ std::vector<std::string> find_damage(const std::string& path);
 /// naming all damage.
 StateDict read_checkpoint(const std::string& path);
 
+/// What can still be read of a damaged one, and a line for all that cannot. Where the manifest is
+/// damaged nothing is verified, and numbers and integers are tensors.
+struct SalvagedCheckpoint {
+  StateDict contents;
+  std::vector<std::string> damage;
+};
+SalvagedCheckpoint salvage_checkpoint(const std::string& path);
+
 /// The folders `dir`/step-<n>, the last saved first, whatever its step; before those the ones so
 /// damaged that their age is unknown. None where there is no such folder. (Where a kill fell into
 /// the replacing of a step, its old checkpoint is listed by its hidden name.)

@@ -118,7 +118,10 @@ class TrainingState {
   };
 
   TrainingState(std::initializer_list<Part> parts, World world = {},
-                const TrainingStateOptions& options = {});
+                const TrainingStateOptions& options = {})
+      : TrainingState(std::vector<Part>(parts), std::move(world), options) {}
+  explicit TrainingState(std::vector<Part> parts, World world = {},
+                         const TrainingStateOptions& options = {});
   /// Waits for a save in the background; one that failed is logged.
   ~TrainingState();
   TrainingState(TrainingState&&) noexcept;
