@@ -145,11 +145,11 @@ class Offload::Impl {
 
   std::shared_ptr<OffloadedStorage> record_of(const Tensor& x) {
     const Storage& storage = *x.storage();
-    if (const std::shared_ptr<OffloadedStorage> known = known_[&storage].lock()) {
+    if (std::shared_ptr<OffloadedStorage> known = known_[&storage].lock()) {
       const bool same = known->origin.lock().get() == &storage;
       if (same && known->version == storage.version()) return known;
     }
-    const std::shared_ptr<OffloadedStorage> record = send(x.alias(as_bytes(storage)));
+    std::shared_ptr<OffloadedStorage> record = send(x.alias(as_bytes(storage)));
     known_[&storage] = record;
     return record;
   }

@@ -18,7 +18,7 @@
 #include "checkpointing/temporary_folder.h"
 #include "support/tensors.h"
 
-namespace cairn::checkpointing {
+namespace cairn::checkpointing::activations {
 namespace {
 
 using ::testing::AllOf;
@@ -447,4 +447,4 @@ TEST(Offload, WritesInBetweenAreAnError) {
 }
 
 }  // namespace
-}  // namespace cairn::checkpointing
+}  // namespace cairn::checkpointing::activations

@@ -19,7 +19,7 @@
 #include "checkpointing/temporary_folder.h"
 #include "support/tensors.h"
 
-namespace cairn::checkpointing {
+namespace cairn::checkpointing::planner {
 namespace {
 
 using ::testing::HasSubstr;
@@ -282,4 +282,4 @@ TEST(Planner, LongChainsGetASimpleStrategy) {
 }
 
 }  // namespace
-}  // namespace cairn::checkpointing
+}  // namespace cairn::checkpointing::planner

@@ -18,7 +18,7 @@
 #include "parallel/ranks.h"
 #include "support/tensors.h"
 
-namespace cairn::parallel {
+namespace cairn::parallel::recomputation {
 namespace {
 
 using Values = std::vector<std::vector<double>>;
@@ -170,4 +170,4 @@ TEST(RecomputeInside, PipelinesStages) {
 }
 
 }  // namespace
-}  // namespace cairn::parallel
+}  // namespace cairn::parallel::recomputation
