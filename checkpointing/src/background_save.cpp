@@ -12,8 +12,8 @@ namespace cairn::checkpointing {
 
 namespace {
 
-constexpr char kWritten = '+', kNotWritten = '-';  // first byte of a note
-constexpr auto kPause = std::chrono::milliseconds(5);
+constexpr char kNoteOfFiles = '+', kNoteOfFailure = '-';  // first byte
+constexpr auto kBetweenLooks = std::chrono::milliseconds(2);
 
 // No note is ever seen in part.
 void leave_note(const std::string& path, const std::string& text) {
@@ -85,10 +85,15 @@ std::vector<std::string> BackgroundSave::gather() const {
             abandoned_ ? core::str(" when the job ended")
                        : core::str(" in ", plan_.options.patience.count(), " ms"));
       }
-      std::this_thread::sleep_for(kPause);
+      if (!exists(plan_.temporary())) {
+        core::fail<core::IoError>(what,
+                                  "expected every rank to succeed, got one that could not "
+                                  "even write why not (its log says)");
+      }
+      std::this_thread::sleep_for(kBetweenLooks);
     }
     const std::string note = read_text(note_of(rank));
-    if (note.empty() || note[0] != kWritten) {
+    if (note.empty() || note[0] != kNoteOfFiles) {
       core::fail<core::IoError>(what, "expected every rank to succeed, got on rank ", rank, ": ",
                                 note.substr(std::min<std::size_t>(1, note.size())));
     }
@@ -98,12 +103,13 @@ std::vector<std::string> BackgroundSave::gather() const {
   return files;
 }
 
-// Where not even that can be written, rank 0 hears of it by its patience.
+// Where not even that can be written, as on a full disk, everything goes, which rank 0 sees too.
 void BackgroundSave::tell_failure(const std::string& reason) const {
   try {
-    leave_note(note_of(plan_.rank), core::str(kNotWritten, reason));
-  } catch (const core::IoError& e) {
-    log::warn("{}", e.what());
+    leave_note(note_of(plan_.rank), core::str(kNoteOfFailure, reason));
+  } catch (const core::IoError&) {
+    log::error("save of step {}: {}", plan_.manifest.lineage.step, reason);
+    try_to_remove(plan_.temporary());
   }
 }
 
@@ -111,7 +117,7 @@ void BackgroundSave::finish_rank() {
   const bool first = plan_.rank == 0;
   try {
     if (contents_) written_ = write_rank_files(plan_, *contents_);
-    if (!first) return leave_note(note_of(plan_.rank), core::str(kWritten, written_));
+    if (!first) return leave_note(note_of(plan_.rank), core::str(kNoteOfFiles, written_));
     committed_ = commit(plan_, gather());
   } catch (const std::exception& e) {
     if (first) give_up(plan_);

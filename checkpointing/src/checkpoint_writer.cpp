@@ -17,15 +17,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Removes what nobody needs any more; where that fails the next save tries again.
-void try_to_remove(const std::string& path) {
-  try {
-    remove_everything(path);
-  } catch (const core::IoError& e) {
-    log::warn("{}", e.what());
-  }
-}
-
 void check_written(const std::string& folder, const ManifestFile& file) {
   const std::string path = folder + "/" + file.name;
   const bool there = exists(path);
@@ -130,6 +121,14 @@ std::string SavePlan::folder() const {
 
 std::string SavePlan::temporary() const {
   return core::str(dir, "/", hidden_folder(manifest.lineage.step, kTemporary));
+}
+
+void try_to_remove(const std::string& path) {
+  try {
+    remove_everything(path);
+  } catch (const core::IoError& e) {
+    log::warn("{}", e.what());
+  }
 }
 
 void clear_leftovers(const std::string& dir) {

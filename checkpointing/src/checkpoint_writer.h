@@ -28,6 +28,9 @@ struct SavePlan {
   std::string temporary() const;  // dir/.step-00000500.tmp
 };
 
+/// Removes what nobody needs any more; where that fails, with a warning.
+void try_to_remove(const std::string& path);
+
 /// What a killed run left: a checkpoint whose heir did not come gets its name back, the rest goes.
 /// Nothing is removed before the names that make it needless are flushed.
 void clear_leftovers(const std::string& dir);

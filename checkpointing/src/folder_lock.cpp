@@ -20,7 +20,7 @@ namespace cairn::checkpointing {
 
 namespace {
 
-constexpr auto kLockPause = std::chrono::milliseconds(20);
+constexpr auto kBetweenTries = std::chrono::milliseconds(20);
 constexpr int kTries = 100;  // 2 seconds: what a killed process takes to be gone
 
 using Identity = std::pair<dev_t, ino_t>;
@@ -61,7 +61,7 @@ void wait_for_lock(int file, const std::string& folder) {
                                 ", which does (end it, or use another folder; a program that only "
                                 "loads sets read_only)");
     }
-    std::this_thread::sleep_for(kLockPause);
+    std::this_thread::sleep_for(kBetweenTries);
   }
 }
 
