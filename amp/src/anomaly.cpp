@@ -73,7 +73,7 @@ std::string bad_values(const ValueRange& range) {
   return text.empty() ? "-" : text;
 }
 
-std::string number(double value) {
+std::string short_number(double value) {
   std::ostringstream out;
   out.precision(4);
   out << value;
@@ -84,8 +84,8 @@ void add_rows(TextTable& table, const MeasuredOp& op) {
   for (const ValueRange& range : op.results) {
     const bool some = range.nan + range.inf < range.shape.numel();
     table.add({op.op, phase_name(op.phase), op.parameters.empty() ? "-" : joined(op.parameters),
-               core::str(range.dtype), core::str(range.shape), some ? number(range.min) : "-",
-               some ? number(range.max) : "-", bad_values(range)});
+               core::str(range.dtype), core::str(range.shape), some ? short_number(range.min) : "-",
+               some ? short_number(range.max) : "-", bad_values(range)});
   }
 }
 
@@ -123,7 +123,7 @@ std::string Anomaly::describe() const {
   out << headline() << "\nits inputs:";
   for (const ValueRange& input : inputs) {
     out << "\n  " << input.index << ": " << input.dtype << " " << input.shape << " in "
-        << number(input.min) << " .. " << number(input.max);
+        << short_number(input.min) << " .. " << short_number(input.max);
     if (!input.finite()) out << ", " << bad_values(input);
   }
   out << "\nthe last results, oldest first:\n" << table.str();
