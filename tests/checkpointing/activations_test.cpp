@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cairn/autograd/autograd.h"
+#include "cairn/autograd/saved_bytes.h"
 #include "cairn/checkpointing/offload.h"
 #include "cairn/checkpointing/recompute.h"
 #include "cairn/core/generator.h"
@@ -285,6 +286,36 @@ TEST(Policies, RecomputingActivationsOnlyKeepsTheProductsOnly) {
   EXPECT_EQ(kept({}), result);
   EXPECT_EQ(kept({.policy = recompute_only({"gelu"})}), hidden + result);
   EXPECT_EQ(kept({.policy = save_only({"linear", "gelu"})}), 2 * hidden + result);  // as plain
+}
+
+// ---- What is kept, counted
+
+TEST(SavedBytes, AreCountedByOperationAndModule) {
+  manual_seed(1);
+  nn::Sequential model;
+  model.add(nn::Linear(16, 64));
+  model.add(nn::GELU());
+  model.add(nn::Linear(64, 8));
+  model.add(nn::Tanh());
+  const Tensor x = test::normal_tensor({32, 16}, 3);
+  const auto kept_of = [](const std::function<Tensor()>& forward) {
+    const std::size_t before = live();
+    const autograd::SavedBytes kept = autograd::saved_bytes(forward);
+    EXPECT_EQ(live(), before);
+    return kept;
+  };
+  using Bytes = std::map<std::string, std::int64_t>;
+  // The first layer keeps x, the GELU its input, the second layer the GELU's result, tanh its own.
+  const auto plain = kept_of([&] { return model(x); });
+  EXPECT_EQ(
+      plain.by_operation,
+      (Bytes{{"linear", 32 * 16 * 4 + 32 * 64 * 4}, {"gelu", 32 * 64 * 4}, {"tanh", 32 * 8 * 4}}));
+  EXPECT_EQ(plain.by_module,
+            (Bytes{{"0", 32 * 16 * 4 + 32 * 64 * 4}, {"2", 32 * 64 * 4 + 32 * 8 * 4}}));
+  EXPECT_EQ(plain.total, 32 * 4 * (16 + 64 + 64 + 8));
+  const auto recomputed =
+      kept_of([&] { return checkpoint([&](const Tensor& z) { return model(z); }, x); });
+  EXPECT_EQ(recomputed.by_operation, (Bytes{{"", 32 * 16 * 4}}));
 }
 
 // ---- Strategies

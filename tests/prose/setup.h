@@ -9,6 +9,7 @@
 #include <cairn/amp/explain.h>
 #include <cairn/amp/loss_scaler.h>
 #include <cairn/autograd/autograd.h>
+#include <cairn/autograd/saved_bytes.h>
 #include <cairn/checkpointing/model_file.h>
 #include <cairn/checkpointing/offload.h>
 #include <cairn/checkpointing/planner.h>
