@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   setenv("MASTER_PORT", argv[4], 1);
   return bench::run_ranks(ranks, [&](int rank) {
+    bench::bind_to_core(rank);
     setenv("RANK", std::to_string(rank).c_str(), 1);
     const auto group = parallel::ProcessGroup::from_environment();
     const Tensor x = Tensor::full({static_cast<std::int64_t>(bytes / 4)}, 1.0);

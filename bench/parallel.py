@@ -1,6 +1,6 @@
 """Times Cairn's ranks and their peers by turns and prints a table. Each ratio is the peer's time over Cairn's, taken between runs that follow
 each other, once of the runs' medians and once of their fastest repeats, which other work on the machine disturbs less; the table and the file have
-the medians over rounds."""
+the medians over rounds. Ranks that all_reduce are bound to the cores in turn; those that train go where the system puts them."""
 import argparse
 import importlib.util
 import json

@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   const auto bytes = static_cast<std::size_t>(std::atoll(argv[2]));
   const std::string folder = argv[3];
   return bench::run_ranks(ranks, [&](int rank) {
+    bench::bind_to_core(rank);
     auto context = std::make_shared<gloo::rendezvous::Context>(rank, ranks);
     gloo::rendezvous::FileStore store(folder);
     gloo::transport::tcp::attr address;

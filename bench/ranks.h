@@ -2,6 +2,7 @@
 // often a collective is timed.
 #pragma once
 
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace bench {
@@ -40,6 +42,14 @@ inline int repeats_of(std::size_t bytes) {
 inline void print(const Times& times) {
   std::printf("{\"ms\": %.6f, \"fastest_ms\": %.6f}\n", times.ms, times.fastest_ms);
   std::fflush(stdout);
+}
+
+/// This process stays on one core; ranks take the cores in turn.
+inline void bind_to_core(int rank) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(static_cast<unsigned>(rank) % std::thread::hardware_concurrency(), &cores);
+  sched_setaffinity(0, sizeof cores, &cores);
 }
 
 /// body(rank) in a process for each rank; 0 where all of them returned.
