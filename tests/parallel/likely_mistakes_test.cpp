@@ -20,8 +20,7 @@ std::vector<int> count(const std::string& text, Tensor (*batch)(int rank, int st
     auto group = ProcessGroup::from_environment(test::fast_options());
     nn::Linear model(4, 2);
     DistributedDataParallel ddp(model, group);
-    for (int step = 0; step < 3; ++step)
-      autograd::backward(autograd::sum(ddp(batch(rank, step))));
+    for (int step = 0; step < 3; ++step) autograd::backward(autograd::sum(ddp(batch(rank, step))));
   });
   std::vector<int> counts;
   for (const auto& result : results) {
@@ -49,9 +48,8 @@ TEST(LikelyMistakes, TheSameBatchOnEveryRank) {
 }
 
 TEST(LikelyMistakes, BatchesThatMeetLaterOrOnSomeRanksAreNone) {
-  const auto counts = count(kSame, [](int rank, int step) {
-    return drawn(step == 0 ? rank / 2 : step);
-  });
+  const auto counts =
+      count(kSame, [](int rank, int step) { return drawn(step == 0 ? rank / 2 : step); });
   const std::vector<int> expected{0, 0, 0};
   EXPECT_TRUE(counts.empty() || counts == expected) << testing::PrintToString(counts);
 }
@@ -72,7 +70,8 @@ std::string said_on_resume(int size) {
 }
 
 TEST(LikelyMistakes, AWorldOfAnotherSizeHasAnotherGlobalBatch) {
-  const std::string text = said_on_resume(2), warning = "was saved by a world of 1 and goes on in one of 2";
+  const std::string text = said_on_resume(2),
+                    warning = "was saved by a world of 1 and goes on in one of 2";
   EXPECT_THAT(text, testing::HasSubstr(warning));
   EXPECT_EQ(text.find(warning), text.rfind(warning));
   EXPECT_EQ(said_on_resume(1), "");

@@ -25,7 +25,8 @@ std::string misplacement(const nn::Module& model, const ProcessGroup& group) {
 
 void warn_of_devices(const nn::Module& model, const ProcessGroup& group) {
   std::string all;
-  for (const std::string& text : group.exchange(misplacement(model, group), "the model's devices")) {
+  for (const std::string& text :
+       group.exchange(misplacement(model, group), "the model's devices")) {
     if (!text.empty()) all += (all.empty() ? "" : ", ") + text;
   }
   if (all.empty() || group.rank() != 0) return;
@@ -44,9 +45,10 @@ void warn_of_same_batches(const std::string& own, const ProcessGroup& group) {
       !own.empty() && std::all_of(digests.begin(), digests.end(),
                                   [&](const std::string& other) { return other == own; });
   if (!same || group.rank() != 0) return;
-  log::warn("all {} ranks were given the same first batch: is the sampler a DistributedSampler "
-            "with .world = group.world()?",
-            group.world_size());
+  log::warn(
+      "all {} ranks were given the same first batch: is the sampler a DistributedSampler "
+      "with .world = group.world()?",
+      group.world_size());
 }
 
 }  // namespace cairn::parallel
