@@ -11,7 +11,7 @@ namespace cairn::parallel {
 namespace {
 
 #ifdef CAIRN_SIMULATED_GPUS
-const bool kConfigured = setenv("CAIRN_SIM_GPUS", "2", 0) == 0;  // before the first call
+const bool kConfigured = setenv("CAIRN_SIM_GPUS", "4", 0) == 0;  // before the first call
 #endif
 
 TEST(NcclEngine, HasEveryCollective) {
@@ -34,6 +34,33 @@ TEST(NcclEngine, HasEveryCollective) {
     }
     group.wait();
     group.barrier("end");
+  });
+}
+
+// Four ranks find each other by two ids; parts of a group that is connected are split from it.
+TEST(NcclEngine, SplitsGroupsThatAreConnectedAndThatAreNot) {
+  if (core::device_count(core::DeviceType::cuda) < 4) GTEST_SKIP() << "needs four GPUs";
+  test::run_ranks(4, [](ProcessGroup& group) {
+    const int rank = group.rank();
+    const core::DefaultDeviceGuard guard(group.device("cuda"));
+    const auto sum_in = [&](const ProcessGroup& part) {
+      const Tensor x = Tensor::full({1000}, rank + 1.0);
+      part.all_reduce(x, ReduceOp::sum, "x");
+      part.wait();
+      return x.to_vector()[999];
+    };
+    const ProcessGroup early = group.split(rank % 2, 0, "early");
+    EXPECT_EQ(sum_in(group), 10.0);
+    const ProcessGroup late = group.split(rank / 2, -rank, "late"), alone = late.split(rank);
+    const ProcessGroup three = group.split(rank == 2 ? 7 : -7);
+    EXPECT_EQ(sum_in(early), rank % 2 == 0 ? 4.0 : 6.0);
+    EXPECT_EQ(sum_in(late), rank / 2 == 0 ? 3.0 : 7.0);
+    EXPECT_EQ(sum_in(three), rank == 2 ? 3.0 : 7.0);
+    EXPECT_EQ(sum_in(alone), rank + 1.0);
+    const Tensor x = Tensor::full({3}, static_cast<double>(rank));
+    late.broadcast(x, 0, "of the highest, by its key");
+    late.wait();
+    EXPECT_EQ(x.to_vector()[0], rank / 2 == 0 ? 1.0 : 3.0);
   });
 }
 

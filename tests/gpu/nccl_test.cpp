@@ -289,6 +289,45 @@ TEST_F(SimulatedNccl, SplitsByColorAndOrdersByKey) {
   });
 }
 
+/// Every rank's result where rank r has the ids that ids_of(r) gives it.
+std::vector<ncclResult_t> init_scalable(
+    int ranks, const std::function<std::vector<ncclUniqueId>(int rank)>& ids_of) {
+  std::vector<ncclResult_t> results(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::vector<ncclUniqueId> ids = ids_of(rank);
+      ncclComm_t comm = nullptr;
+      OK(cudaSetDevice(rank));
+      ncclResult_t& result = results[static_cast<std::size_t>(rank)];
+      result = ncclCommInitRankScalable(&comm, ranks, rank, static_cast<int>(ids.size()),
+                                        ids.data(), nullptr);
+      if (result == ncclSuccess) {
+        const Buffer<float> x(3, 1.0f);
+        OK(ncclAllReduce(x.data(), x.data(), 3, ncclFloat32, ncclSum, comm, nullptr));
+        EXPECT_EQ(x.values()[2], static_cast<float>(ranks));
+        OK(ncclCommFinalize(comm));
+        OK(ncclCommDestroy(comm));
+      } else {
+        OK(ncclCommAbort(comm));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+std::vector<ncclUniqueId> new_ids(int count) {
+  std::vector<ncclUniqueId> ids(static_cast<std::size_t>(count));
+  for (ncclUniqueId& id : ids) EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  return ids;
+}
+
+TEST_F(SimulatedNccl, SeveralIdsMakeOneCommunicator) {
+  const auto ids = new_ids(2);
+  EXPECT_THAT(init_scalable(4, [&](int) { return ids; }), testing::Each(ncclSuccess));
+}
+
 TEST_F(SimulatedNccl, OneThreadMayHoldSeveralRanks) {
   ncclUniqueId id;
   OK(ncclGetUniqueId(&id));
@@ -498,6 +537,19 @@ TEST_F(SimulatedNccl, TwoRanksOnOneDeviceAreRefused) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST_F(SimulatedNccl, RanksWithOtherIdsAreRefused) {
+  const auto ids = new_ids(2), others = new_ids(1);
+  const auto results = init_scalable(2, [&](int rank) {
+    return rank == 0 ? ids : std::vector<ncclUniqueId>{ids[0], others[0]};
+  });
+  EXPECT_THAT(results, testing::Each(ncclInvalidUsage));
+  EXPECT_THAT(ncclGetLastError(nullptr), HasSubstr("has other ids"));
+  EXPECT_THAT(init_scalable(2, [&](int) { return new_ids(3); }),
+              testing::Each(ncclInvalidArgument));
+  EXPECT_THAT(init_scalable(2, [](int) { return std::vector<ncclUniqueId>(2); }),
+              testing::Each(ncclInvalidArgument));
+}
+
 /// The process must end with this line.
 void expect_report(const std::function<void(Rank&)>& fault, const std::string& line) {
   EXPECT_DEATH(run_ranks(2, fault), line);
@@ -520,6 +572,18 @@ TEST_F(SimulatedNcclDeathTest, MemoryOfAnotherDevice) {
         ncclBroadcast(x.data(), x.data(), 4, ncclFloat32, 0, me.comm, me.stream);
       },
       "gpusim: nccl memory: .* is memory of device 2, the communicator is device");
+}
+
+TEST_F(SimulatedNcclDeathTest, ASplitAheadOfWhatIsPending) {
+  expect_report(
+      [](Rank& me) {
+        const Buffer<float> x(4, 1.0f);
+        if (me.rank == 0)
+          ncclAllReduce(x.data(), x.data(), 4, ncclFloat32, ncclSum, me.comm, me.stream);
+        ncclComm_t child = nullptr;
+        ncclCommSplit(me.comm, 0, 0, &child, nullptr);
+      },
+      "gpusim: nccl split: ncclCommSplit with 1 operations pending");
 }
 
 TEST_F(SimulatedNcclDeathTest, BeyondTheEnd) {

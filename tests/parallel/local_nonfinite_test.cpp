@@ -169,6 +169,8 @@ TEST(LocalNonfinite, CostsAReadOnlyWhereItIsAskedFor) {
   run_threads(2, [&](ProcessGroup& group) {
     Weights model(DType::f32);
     DistributedDataParallel ddp(model, group, bucket_each());
+    backward(ddp);  // the first one compares batches
+    local_nonfinite(ddp);
     group.barrier();
     if (group.rank() == 0) before = kernels::host_reads();
     group.barrier();

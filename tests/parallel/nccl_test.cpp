@@ -133,6 +133,22 @@ TEST(Nccl, ResultsAreTheCpusInThreads) {
   run_as_threads(check_collectives);
 }
 
+#ifdef CAIRN_SIMULATED_GPUS
+TEST(Nccl, APartOfAConnectedGroupNeedsNoNewRendezvous) {
+  run_as_threads([](ProcessGroup& group) {
+    const Tensor x = on(gpu(group), Tensor::full({100}, 1.0));
+    group.all_reduce(x, ReduceOp::sum, "connect");
+    const auto before = gpusim::counters().calls["ncclCommInitRankScalable"];
+    const ProcessGroup part = group.split(0, -group.rank());
+    part.all_reduce(x, ReduceOp::sum, "x");
+    part.wait();
+    EXPECT_EQ(x.to_vector(), std::vector<double>(100, 4.0));
+    group.barrier("both have");
+    EXPECT_EQ(gpusim::counters().calls["ncclCommInitRankScalable"], before);
+  });
+}
+#endif
+
 /// Rank 1 ends its group so much later than rank 0, with three collectives under way.
 void end_groups(std::chrono::milliseconds later) {
   run_as_threads([later](ProcessGroup& group) {

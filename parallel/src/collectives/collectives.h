@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,9 @@ class Collectives {
   /// Called now and then by the watchdog, from its thread: what is wrong with the collectives that
   /// are under way on the device; empty: nothing.
   virtual std::string check() { return ""; }
+  /// A collective: connects parts of the ranks, each those with its `color` (0 or more; -1: none), in
+  /// the order of `place`. Null: parts connect by themselves.
+  virtual std::unique_ptr<Collectives> split(int /*color*/, int /*place*/) { return nullptr; }
   /// The last call: ends the connections together with the other ranks, after what is under way.
   virtual void close() noexcept {}
 };

@@ -175,6 +175,19 @@ struct Wish {
   }
 };
 
+/// Those of this color, in their order.
+std::vector<Wish> alike(const std::vector<std::string>& texts, int color) {
+  std::vector<Wish> wishes;
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    const Wish wish = Wish::parse(texts[r], static_cast<int>(r));
+    if (wish.color == color) wishes.push_back(wish);
+  }
+  std::sort(wishes.begin(), wishes.end(), [](const Wish& a, const Wish& b) {
+    return std::tie(a.key, a.rank) < std::tie(b.key, b.rank);
+  });
+  return wishes;
+}
+
 std::string name_of(const std::vector<int>& ranks) {
   constexpr std::size_t kNamed = 8;
   std::string name = " in the group of ranks ";
@@ -192,14 +205,16 @@ std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key
   const Wish own{color, key, rank(), members_.job_rank(),
                  environment.rank - environment.local_rank};
   const std::uint64_t number = splits_++;
-  const auto texts = exchange("split", what, own.text(), options().timeout);
-  std::vector<Wish> wishes;
-  for (std::size_t r = 0; r < texts.size(); ++r) {
-    const Wish wish = Wish::parse(texts[r], static_cast<int>(r));
-    if (wish.color == color) wishes.push_back(wish);
-  }
-  std::sort(wishes.begin(), wishes.end(), [](const Wish& a, const Wish& b) {
-    return std::tie(a.key, a.rank) < std::tie(b.key, b.rank);
+  std::vector<Wish> wishes{own};
+  std::shared_ptr<Collectives> cuda;
+  run_now("split", what, options().timeout, [&](Collectives& backend) {
+    wishes =
+        alike(gather_texts(backend, own.text(), static_cast<std::size_t>(world_size())), color);
+    if (!cuda_) return;
+    const auto place = std::find_if(wishes.begin(), wishes.end(),
+                                    [&](const Wish& wish) { return wish.rank == rank(); });
+    cuda = cuda_->split(wishes.size() == 1 ? -1 : wishes.front().rank,
+                        static_cast<int>(place - wishes.begin()));
   });
   Members members;
   members.id = fingerprint(core::str("split ", members_.id, " ", color), number) | 1;
@@ -213,7 +228,10 @@ std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key
     members.ranks.push_back(wish.job_rank);
   }
   members.name = name_of(members.ranks);
-  return std::make_shared<Impl>(job_, std::move(members), local_rank, local_world_size);
+  auto part = std::make_shared<Impl>(job_, std::move(members), local_rank, local_world_size);
+  part->cuda_ = cuda;
+  if (cuda) failure_->add(cuda);
+  return part;
 }
 
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -169,15 +170,25 @@ int rank_of(ncclComm_t handle) {
   return handle == nullptr ? 0 : communicator_of(handle, "nccl")->rank();
 }
 
-ncclResult_t init(const char* name, ncclComm_t* handle, int ranks, const ncclUniqueId& id, int rank,
-                  bool blocking) {
+/// Of a communicator that several ids together name.
+ncclResult_t init(const char* name, ncclComm_t* handle, int ranks, const ncclUniqueId* ids,
+                  int id_count, int rank, const ncclConfig_t* config) {
   const Call call(name);
   if (call.injected() != 0) return static_cast<ncclResult_t>(call.injected());
   if (handle == nullptr) return invalid("comm is NULL");
   *handle = nullptr;
   if (ranks < 1 || rank < 0 || rank >= ranks) return invalid("no such rank");
-  if (std::memchr(id.internal, 0, sizeof id.internal) == nullptr) return invalid("no such id");
-  auto comm = std::make_shared<Communicator>(id.internal, ranks, rank, current_device(), blocking);
+  if (config != nullptr && config->magic != 0xcafebeef) return invalid("config is not initialized");
+  if (ids == nullptr || id_count < 1 || id_count > ranks)
+    return invalid("expected 1 to nranks ids");
+  for (int i = 0; i < id_count; ++i) {
+    if (!Board::is_name(std::string(ids[i].internal, strnlen(ids[i].internal, sizeof *ids))))
+      return invalid("id " + std::to_string(i) + " is not ncclGetUniqueId's");
+  }
+  const std::string_view bytes(ids->internal, sizeof *ids * static_cast<std::size_t>(id_count));
+  const bool blocking = config == nullptr || config->blocking != 0;
+  auto comm = std::make_shared<Communicator>(ids->internal, ranks, rank, current_device(), blocking,
+                                             std::hash<std::string_view>{}(bytes));
   const ncclResult_t result = comm->join();
   if (result != ncclInProgress) return result;
   *handle = make_handle(comm);
@@ -226,14 +237,17 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
-  return init("ncclCommInitRank", comm, nranks, id, rank, true);
+  return init("ncclCommInitRank", comm, nranks, &id, 1, rank, nullptr);
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
-  if (config != nullptr && config->magic != 0xcafebeef) return invalid("config is not initialized");
-  const bool blocking = config == nullptr || config->blocking != 0;
-  return init("ncclCommInitRankConfig", comm, nranks, id, rank, blocking);
+  return init("ncclCommInitRankConfig", comm, nranks, &id, 1, rank, config);
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int nId,
+                                      ncclUniqueId* ids, ncclConfig_t* config) {
+  return init("ncclCommInitRankScalable", comm, nranks, ids, nId, rank, config);
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t handle) {
@@ -305,6 +319,10 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ch
   if (call.injected() != 0) return static_cast<ncclResult_t>(call.injected());
   comm->check_usable(call.name());
   if (color < 0 && color != NCCL_SPLIT_NOCOLOR) return invalid("no such color");
+  if (comm->pending() > 0) {
+    report("nccl split", "ncclCommSplit with " + std::to_string(comm->pending()) +
+                             " operations pending, which may wait for ranks that are in it");
+  }
   const bool inherits = config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT;
   return comm->split(color, key, child, inherits ? comm->blocking() : config->blocking != 0);
 }

@@ -37,11 +37,12 @@ std::optional<std::string> contents(const fs::path& path) {
 struct Member {
   pid_t pid = 0;
   int device = 0, ranks = 0;
+  std::uint64_t ids = 0;
 };
 
 Member parse_member(const std::string& text) {
   Member member;
-  std::istringstream(text) >> member.pid >> member.device >> member.ranks;
+  std::istringstream(text) >> member.pid >> member.device >> member.ranks >> member.ids;
   return member;
 }
 
@@ -73,8 +74,12 @@ std::string Board::new_name() {
   return name.str();
 }
 
-Board::Board(const std::string& name, int ranks, int rank)
-    : name_(name), folder_(kParent / name), ranks_(ranks), rank_(rank) {}
+bool Board::is_name(const std::string& text) {
+  return text.starts_with(kPrefix);
+}
+
+Board::Board(const std::string& name, int ranks, int rank, std::uint64_t ids)
+    : name_(name), folder_(kParent / name), ranks_(ranks), rank_(rank), ids_(ids) {}
 
 fs::path Board::file(const std::string& key, int rank) const {
   return folder_ / (key + ".r" + std::to_string(rank));
@@ -86,7 +91,7 @@ std::string Board::join(int device) {
   fs::create_directory(folder_, ignored);
   if (lives(rank_)) return "rank " + std::to_string(rank_) + " is taken";
   std::ostringstream member;
-  member << getpid() << " " << device << " " << ranks_;
+  member << getpid() << " " << device << " " << ranks_ << " " << ids_;
   post("joined", member.str());
   joined_ = true;
   return "";
@@ -109,6 +114,10 @@ std::string Board::conflict() const {
     const Member one = parse_member((*members)[static_cast<std::size_t>(a)]);
     if (one.ranks != ranks_) {
       text << "rank " << a << " has " << one.ranks << " ranks, rank " << rank_ << " " << ranks_;
+      return text.str();
+    }
+    if (one.ids != ids_) {
+      text << "rank " << a << " has other ids than rank " << rank_;
       return text.str();
     }
     for (int b = 0; b < a; ++b) {

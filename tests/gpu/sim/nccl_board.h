@@ -5,6 +5,7 @@
 // of ranks that are all dead are removed when the next communicator begins.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -16,13 +17,16 @@ class Board {
  public:
   /// A name that no other communicator of the machine has.
   static std::string new_name();
+  static bool is_name(const std::string& text);
 
-  Board(const std::string& name, int ranks, int rank);
+  /// `ids` stands for all names that the rank was given.
+  Board(const std::string& name, int ranks, int rank, std::uint64_t ids);
 
   /// Takes the rank's place; what is wrong with that: empty, or "rank 1 is taken" and the like.
   std::string join(int device);
   bool all_joined() const;
-  /// What is wrong with the ranks that have joined: empty, or two on one device, or of two sizes.
+  /// What is wrong with the ranks that have joined: empty, or two on one device, or of two sizes, or
+  /// with other ids.
   std::string conflict() const;
   void leave();
 
@@ -49,6 +53,7 @@ class Board {
   std::filesystem::path folder_;
   int ranks_;
   int rank_;
+  std::uint64_t ids_;
   bool joined_ = false;
 };
 

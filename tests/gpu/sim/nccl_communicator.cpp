@@ -89,8 +89,9 @@ std::string describe(const Signature& signature) {
   return text.str();
 }
 
-Communicator::Communicator(const std::string& name, int ranks, int rank, int device, bool blocking)
-    : board_(name, ranks, rank),
+Communicator::Communicator(const std::string& name, int ranks, int rank, int device, bool blocking,
+                           std::uint64_t ids)
+    : board_(name, ranks, rank, ids),
       device_(device),
       blocking_(blocking),
       random_(seed_from_environment() * 1000 + static_cast<std::uint64_t>(rank)),

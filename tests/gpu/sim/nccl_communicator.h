@@ -60,7 +60,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   enum class Stage { connecting, open, finalizing, finalized, ended };
 
-  Communicator(const std::string& name, int ranks, int rank, int device, bool blocking);
+  Communicator(const std::string& name, int ranks, int rank, int device, bool blocking,
+               std::uint64_t ids = 0);
 
   // What the entry points ask for, under the machine's lock.
   ncclResult_t join();

@@ -77,7 +77,7 @@ class NoSigpipe {
 /// This machine's address, for the other ranks. The machine that MASTER_ADDR means may know that as
 /// loopback; it finds its own on the way to a rank elsewhere.
 std::string own_address(const Membership& membership) {
-  const std::string own = address_towards(membership.master_addr);
+  std::string own = address_towards(membership.master_addr);
   const auto all = share(membership, "gloo addresses", own);
   if (!own.empty()) return own;
   const auto elsewhere = std::find_if(all.begin(), all.end(),

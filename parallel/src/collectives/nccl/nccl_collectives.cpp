@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -125,6 +126,8 @@ struct InFlight {
 class NcclCollectives : public Collectives {
  public:
   explicit NcclCollectives(const Membership& membership);
+  /// Of a part of parent's ranks, in which this one is `rank`; takes the communicator.
+  NcclCollectives(const NcclCollectives& parent, int rank, ncclComm_t communicator);
   ~NcclCollectives() override;
   /// NCCL has no tags; audits of what was called find what differs.
   void begin(std::uint64_t /*fingerprint*/, const std::string& what) override { what_ = what; }
@@ -139,6 +142,7 @@ class NcclCollectives : public Collectives {
   void all_to_all(const TensorView& x, const Counts& send_counts, const TensorView& y,
                   const Counts& receive_counts, bool even) override;
   void barrier() override;
+  std::unique_ptr<Collectives> split(int color, int place) override;
   /// The device waits for the other rank; the watchdog's time limit ends that.
   void send(const TensorView& x, int to, std::uint64_t tag) override;
   void receive(const TensorView& x, int from, std::uint64_t tag) override;
@@ -154,6 +158,7 @@ class NcclCollectives : public Collectives {
   void run_group(const char* name, const TensorView& x, F&& calls);
   void send_to(const TensorView& x, int to);
   void receive_from(const TensorView& x, int from);
+  void finish_start(ncclResult_t result);
   void finish(const std::string& name, ncclResult_t result);
   InFlight start(const Stream& stream);
   void finish_close();
@@ -177,22 +182,40 @@ class NcclCollectives : public Collectives {
   std::atomic<bool> aborted_ = false;
 };
 
-ncclUniqueId shared_id(const Membership& membership) {
-  ncclUniqueId id;
-  if (membership.rank == 0) {
-    if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) {
+/// The ids by which ranks find each other, made by ranks that lie evenly apart: each is asked by as
+/// many ranks as there are ids.
+std::vector<ncclUniqueId> shared_ids(const Membership& membership) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 23, 0)
+  const int count = std::max(1, static_cast<int>(std::sqrt(membership.world_size)));
+#else
+  const int count = 1;
+#endif
+  std::vector<int> makers;
+  for (int i = 0; i < count; ++i) makers.push_back(i * membership.world_size / count);
+  ncclUniqueId id{};
+  std::string own;
+  if (std::find(makers.begin(), makers.end(), membership.rank) != makers.end()) {
+    if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)
       core::fail<core::CommunicationError>("nccl", "cannot start: ", ncclGetErrorString(result));
-    }
-    membership.store->set(membership.prefix + "nccl/id", {id.internal, sizeof id.internal});
-    return id;
+    own.assign(id.internal, sizeof id.internal);
   }
-  const std::string bytes =
-      membership.store->get(membership.prefix + "nccl/id", membership.timeout);
-  if (bytes.size() != sizeof id.internal)
-    core::fail<core::CommunicationError>("nccl", "got an id of ", bytes.size(),
-                                         " bytes from rank 0");
-  std::memcpy(id.internal, bytes.data(), bytes.size());
-  return id;
+  const auto all = share(membership, "nccl", own);
+  std::vector<ncclUniqueId> ids;
+  for (const int maker : makers) {
+    const std::string& bytes = all[static_cast<std::size_t>(maker)];
+    if (bytes.size() != sizeof id.internal)
+      core::fail<core::CommunicationError>("nccl", "got an id of ", bytes.size(),
+                                           " bytes from rank ", maker);
+    std::memcpy(id.internal, bytes.data(), bytes.size());
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+ncclConfig_t nonblocking() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
 }
 
 NcclCollectives::NcclCollectives(const Membership& membership)
@@ -201,17 +224,54 @@ NcclCollectives::NcclCollectives(const Membership& membership)
       timeout_(membership.timeout),
       store_(membership.store) {
   const core::DeviceGuard guard(device_);
-  const ncclUniqueId id = shared_id(membership);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  const ncclResult_t result =
-      ncclCommInitRankConfig(&communicator_, membership.world_size, id, membership.rank, &config);
+  auto ids = shared_ids(membership);
+  ncclConfig_t config = nonblocking();
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 23, 0)
+  finish_start(ncclCommInitRankScalable(&communicator_, membership.world_size, rank_,
+                                        static_cast<int>(ids.size()), ids.data(), &config));
+#else
+  finish_start(
+      ncclCommInitRankConfig(&communicator_, membership.world_size, ids[0], rank_, &config));
+#endif
+}
+
+NcclCollectives::NcclCollectives(const NcclCollectives& parent, int rank, ncclComm_t communicator)
+    : rank_(rank),
+      device_(parent.device_),
+      timeout_(parent.timeout_),
+      store_(parent.store_),
+      communicator_(communicator) {
+  finish_start(ncclInProgress);
+}
+
+void NcclCollectives::finish_start(ncclResult_t result) {
   try {
     finish("initialisation", result);
   } catch (...) {
     abort();
     throw;
   }
+}
+
+/// Before it everything of this communicator must be done.
+std::unique_ptr<Collectives> NcclCollectives::split([[maybe_unused]] int color,
+                                                    [[maybe_unused]] int place) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
+  wait();
+  const core::DeviceGuard guard(device_);
+  ncclConfig_t config = nonblocking();
+  ncclComm_t part = nullptr;
+  ncclResult_t result = ncclSuccess;
+  {
+    const std::lock_guard lock(mutex_);
+    throw_if_aborted("a split");
+    result =
+        ncclCommSplit(communicator_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, place, &part, &config);
+  }
+  finish("a split", result);
+  if (color >= 0) return std::make_unique<NcclCollectives>(*this, place, part);
+#endif
+  return nullptr;
 }
 
 NcclCollectives::~NcclCollectives() {
