@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
 
+#include "cairn/checkpointing/training_state.h"
 #include "cairn/core/error.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
@@ -413,6 +416,31 @@ TEST(PowerSgd, IsExactAtFullRank) {
         ASSERT_NEAR(course.got[i], course.truth[i], 2e-5) << rows << " x " << columns << " " << i;
     }
   }
+}
+
+// The file that the state came from is closed by then.
+TEST(PowerSgd, GoesOnFromATrainingState) {
+  std::string folder = "/tmp/cairn_power_sgd_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  run_threads(2, [&](ProcessGroup& group) {
+    const PowerSgdOptions options{.rank = 9, .start_step = 1, .min_compression_rate = 0.0};
+    nn::Sequential model(nn::Linear(3, 2));
+    DistributedDataParallel ddp(model, group, {.hook = power_sgd(options)});
+    const auto backward = [&] {
+      autograd::backward(autograd::sum(ddp(Tensor::full({2, 3}, 1.0 + group.rank()))));
+    };
+    backward();
+    backward();
+    checkpointing::TrainingState state({{"model", model}, {"ddp", ddp}}, group.world());
+    state.save(folder, 1);
+    state.resume(folder + "/step-00000001");
+    model.clear_grad();
+    backward();
+    for (const double g : model.parameters()[0].tensor.grad().to_vector<double>()) {
+      EXPECT_NEAR(g, 3.0, 1e-5);  // of 2 samples: 2 on rank 0, 4 on rank 1
+    }
+  });
+  std::filesystem::remove_all(folder);
 }
 
 // An overflow, which amp answers with a skipped step, must not stay in what is fed back.

@@ -126,8 +126,8 @@ class PowerSgd final : public CommunicationHook {
     for (const auto& [key, value] : state) {
       const StateDict& entry = state.dict(key);
       Memory& memory = loaded[entry.text("name")];
-      memory.q = entry.tensor("q");
-      if (entry.contains("error")) memory.error = entry.tensor("error");
+      memory.q = copy_of(entry.tensor("q"));
+      if (entry.contains("error")) memory.error = copy_of(entry.tensor("error"));
     }
     memories_ = std::move(loaded);
   }
@@ -146,6 +146,12 @@ class PowerSgd final : public CommunicationHook {
       return true;
     }
   };
+  /// The tensors of a state may lie in a file that is closed when it is loaded.
+  static Tensor copy_of(const Tensor& x) {
+    Tensor own = Tensor::empty_like(x);
+    kernels::copy(x, own);
+    return own;
+  }
   struct Compressed {
     std::string name;
     Memory* memory;
