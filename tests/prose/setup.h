@@ -12,6 +12,7 @@
 #include <cairn/autograd/saved_bytes.h>
 #include <cairn/checkpointing/model_file.h>
 #include <cairn/checkpointing/offload.h>
+#include <cairn/checkpointing/parts.h>
 #include <cairn/checkpointing/planner.h>
 #include <cairn/checkpointing/recompute.h>
 #include <cairn/checkpointing/safetensors.h>

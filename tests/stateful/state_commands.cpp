@@ -86,22 +86,24 @@ class Clone : public Command {
 
 class Save : public Command {
  public:
-  explicit Save(bool amp_first) : amp_first_(amp_first) {}
+  Save(bool amp_first, bool asynchronous) : amp_first_(amp_first), asynchronous_(asynchronous) {}
   bool possible(const Case& /*now*/) const override { return true; }
   void run(Case& now) const override {
     const std::string folder = now.system.folder();
-    must_not_throw(now.system.each([&](Rank& rank) { rank.save(folder, amp_first_); }));
+    must_not_throw(
+        now.system.each([&](Rank& rank) { rank.save(folder, amp_first_, asynchronous_); }));
     now.file = {now.reference, now.setup.precision.has_value(), now.added};
     for (Scale& scale : now.file->state.scales) scale.carried = false;
     for (Parameter& p : now.file->state.parameters) p.gradient = {};
     now.check();
   }
   void show(std::ostream& out) const override {
-    out << "save(" << (amp_first_ ? "amp, model, ..." : "model, ..., amp") << ")";
+    out << (asynchronous_ ? "save_async(" : "save(")
+        << (amp_first_ ? "amp, model, ..." : "model, ..., amp") << ")";
   }
 
  private:
-  bool amp_first_;
+  bool amp_first_, asynchronous_;
 };
 
 class Resume : public Command {
@@ -188,7 +190,7 @@ rc::Gen<CommandPtr> state_commands() {
       {1, make<Initialize>(precisions())},
       {1, make<Release>()},
       {1, make<Clone>()},
-      {2, make<Save>(rc::gen::arbitrary<bool>())},
+      {2, make<Save>(rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>())},
       {1, make<Resume>(rc::gen::arbitrary<bool>(), just(std::optional<Setup>()))},
       {1, make<Resume>(rc::gen::arbitrary<bool>(), fresh_setups())},
   });

@@ -483,8 +483,12 @@ void Rank::write(int p, Write how) {
   tensor.storage()->bump_version();
 }
 
-void Rank::save(const std::string& folder, bool amp_first) {
-  with_state(amp_first, [&](checkpointing::TrainingState& state) { state.save(folder, 1); });
+void Rank::save(const std::string& folder, bool amp_first, bool asynchronous) {
+  with_state(amp_first, [&](checkpointing::TrainingState& state) {
+    if (!asynchronous) state.save(folder, 1);
+    if (asynchronous) state.save_async(folder, 1);
+    state.finish();
+  });
 }
 
 void Rank::resume(const std::string& path, bool amp_first) {

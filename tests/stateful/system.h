@@ -150,7 +150,7 @@ class Rank {
   void clear(int optimizer);
   void clear_module();
   void write(int parameter, Write how);
-  void save(const std::string& folder, bool amp_first);
+  void save(const std::string& folder, bool amp_first, bool asynchronous);
   void resume(const std::string& path, bool amp_first);
   /// A second optimizer of this parameter, a plain backward of every parameter, a step of its own
   /// optimizer and one of the second. Returns whether the last went through; throws where the

@@ -29,6 +29,7 @@
 #include <optional>
 #include <vector>
 
+#include "cairn/core/state_dict.h"
 #include "cairn/data/dataset.h"
 #include "cairn/data/samplers.h"
 
@@ -66,7 +67,8 @@ struct Batch {
   std::int64_t size() const { return static_cast<std::int64_t>(indices.size()); }
 };
 
-class DataLoader {
+/// In a training state it stands for its sampler: give one of the two.
+class DataLoader : public core::Stateful {
  public:
   /// The dataset and the sampler must outlive the loader, and have the same size.
   DataLoader(const Dataset& dataset, Sampler& sampler, const LoaderOptions& options);
@@ -96,6 +98,9 @@ class DataLoader {
   /// another iterator lives.
   Iterator begin();
   Iterator end() const { return {}; }
+
+  StateDict state_dict() const override { return sampler_->state_dict(); }
+  void load_state_dict(const StateDict& state) override { sampler_->load_state_dict(state); }
 
   std::int64_t batches_per_epoch() const;
   std::int64_t remaining_batches() const;  // from the sampler's position to the end of the epoch

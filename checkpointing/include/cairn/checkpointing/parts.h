@@ -1,0 +1,64 @@
+// Ready parts of a training state: a program's own numbers, and tensors of its own.
+//
+//   double best = 1e9;
+//   std::int64_t epoch = 0;
+//   checkpointing::Variables variables({{"best", best}, {"epoch", epoch}});
+//   checkpointing::Tensors average({{"fc.weight", weight}});
+//   checkpointing::TrainingState state({{"model", model}, {"mine", variables}, {"ema", average}});
+//
+// Both keep references: what they refer to stays where it is for as long as they live.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cairn/core/state_dict.h"
+
+namespace cairn::checkpointing {
+
+/// Variables of a program, by name.
+class Variables : public core::Stateful {
+ public:
+  using Reference = std::variant<bool*, int*, std::int64_t*, float*, double*, std::string*>;
+  struct Variable {
+    template <class T>
+    Variable(std::string variable_name, T& variable)
+        : name(std::move(variable_name)), reference(&variable) {}
+    std::string name;
+    Reference reference;
+  };
+
+  /// Throws core::InvalidArgument for names that are empty, equal or contain '.'.
+  Variables(std::initializer_list<Variable> variables);
+
+  StateDict state_dict() const override;
+  /// Throws core::DataError, before anything changes, that names every missing and surplus one and
+  /// every number that the variable cannot hold.
+  void load_state_dict(const StateDict& state) override;
+
+ private:
+  std::vector<Variable> variables_;
+};
+
+/// Named tensors of any device and strides. Memory of others comes as views: Tensors({{"weight",
+/// Tensor::wrap(view)}}); it must not move (a vector that grows does) while this lives.
+class Tensors : public core::Stateful {
+ public:
+  /// Names may nest: "layer.0.weight". Throws core::InvalidArgument for names that are empty, equal
+  /// or end within another, and for undefined tensors.
+  explicit Tensors(NamedTensors tensors);
+
+  StateDict state_dict() const override;
+  /// Copies the values into the tensors' memory, between floating dtypes by conversion. Throws
+  /// core::DataError, before anything changes, that names every missing, surplus and mis-shaped one.
+  void load_state_dict(const StateDict& state) override;
+
+ private:
+  NamedTensors tensors_;
+};
+
+}  // namespace cairn::checkpointing
