@@ -198,7 +198,7 @@ TEST_F(BackgroundSave, SaveEveryWritesSoWhereAsked) {
 // ---- several ranks
 
 template <class F>
-void on_ranks(int size, F&& f) {
+void on_all_ranks(int size, F&& f) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back([&f, rank] { f(rank); });
   for (std::thread& thread : threads) thread.join();
@@ -208,7 +208,7 @@ TEST_F(BackgroundSave, OfSeveralRanksIsOneCheckpoint) {
   ThreadsWorld world(3);
   for (const bool copies : {true, false}) {
     const std::string dir = dir_ / (copies ? "copied" : "written");
-    on_ranks(3, [&](int rank) {
+    on_all_ranks(3, [&](int rank) {
       SmallState small;
       TrainingState state({{"small", small}}, world.of(rank),
                           {.keep = 2, .snapshot_bytes = copies ? SIZE_MAX : 0});
@@ -223,7 +223,7 @@ TEST_F(BackgroundSave, OfSeveralRanksIsOneCheckpoint) {
     });
     EXPECT_EQ(list_checkpoints(dir).size(), 2u);
     EXPECT_FALSE(fs::exists(dir + "/step-00000004/rank-1.note"));
-    on_ranks(3, [&](int rank) {
+    on_all_ranks(3, [&](int rank) {
       SmallState small;
       EXPECT_EQ(TrainingState({{"small", small}}, world.of(rank)).resume_latest(dir)->step, 4);
       EXPECT_EQ(small.weight.to_vector()[0], 4);
@@ -235,7 +235,7 @@ TEST_F(BackgroundSave, OfSeveralRanksIsOneCheckpoint) {
 TEST_F(BackgroundSave, AnErrorOnOneRankIsAnErrorOnAll) {
   ThreadsWorld world(2);
   std::vector<std::string> messages(2);
-  on_ranks(2, [&](int rank) {
+  on_all_ranks(2, [&](int rank) {
     SmallState small;
     TrainingState state({{"small", small}}, world.of(rank));
     state.save(dir_.string(), 1);
@@ -258,7 +258,7 @@ TEST_F(BackgroundSave, AnErrorOnOneRankIsAnErrorOnAll) {
 TEST_F(BackgroundSave, ARankThatWritesNothingEndsInAnError) {
   ThreadsWorld world(2);
   std::vector<std::string> messages(2);
-  on_ranks(2, [&](int rank) {
+  on_all_ranks(2, [&](int rank) {
     SmallState small;
     TrainingState state({{"small", small}}, world.of(rank),
                         {.patience = std::chrono::milliseconds(50)});

@@ -26,14 +26,14 @@
 namespace cairn::checkpointing {
 namespace {
 
-struct Weights : core::Stateful {
+struct KilledWeights : core::Stateful {
   Tensor weight = Tensor::zeros({1 << 14}), padding = Tensor::zeros({0});
   void set(std::int64_t value) {
     weight = Tensor::full(weight.shape(), static_cast<double>(value));
     padding = Tensor::full({value * 7919 % 5 * 4096}, static_cast<double>(-value));
   }
   bool is(std::int64_t value) const {
-    Weights expected;
+    KilledWeights expected;
     expected.set(value);
     return weight.to_vector() == expected.weight.to_vector() &&
            padding.to_vector() == (value == 0 ? Tensor::zeros({0}) : expected.padding).to_vector();
@@ -60,7 +60,7 @@ struct Progress {
 
 // Saves without pause, in the background or not, until it is killed.
 [[noreturn]] void save_for_ever(const std::string& dir, bool asynchronous, Progress& progress) {
-  Weights weights;
+  KilledWeights weights;
   TrainingState state({{"weights", weights}}, {}, {.keep = 2});
   state.resume_latest(dir);
   for (std::int64_t step = state.step() + 1;; ++step) {
@@ -129,7 +129,7 @@ Found kill_saves(const std::string& dir, int kills, bool asynchronous, unsigned 
     for (const std::string& path : list_checkpoints(dir)) {
       found.unreadable += find_damage(path).empty() ? 0 : 1;
     }
-    Weights weights;
+    KilledWeights weights;
     const std::int64_t newest = std::max<std::int64_t>(before, progress.complete);
     try {
       TrainingState state({{"weights", weights}}, {}, {.read_only = true});
