@@ -6,6 +6,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -40,6 +41,7 @@ TEST(Census, IsTheSameSumInAnyOrder) {
   for (int round = 0; round < 200; ++round) {
     const int ranks = 1 + static_cast<int>(random() % 40);
     std::vector<Standing> all;
+    all.reserve(static_cast<std::size_t>(ranks));
     for (int r = 0; r < ranks; ++r) all.push_back(random_standing(random, r));
     Census whole;
     for (const Standing& standing : all) whole.add(standing);
@@ -151,8 +153,8 @@ class ScriptedRanks {
   }
   /// A random rank does its next thing, if it can. False: nobody can.
   bool step() {
-    std::vector<int> order;
-    for (int r = 0; r < size(); ++r) order.push_back(r);
+    std::vector<int> order(ranks_.size());
+    std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random_);
     return std::any_of(order.begin(), order.end(), [&](int r) { return advance(r); });
   }
