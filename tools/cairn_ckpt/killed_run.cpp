@@ -32,6 +32,7 @@ void become(const std::vector<std::string>& command, int log, int failed) {
   dup2(log, STDOUT_FILENO);
   dup2(log, STDERR_FILENO);
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   execvp(arguments[0], arguments.data());
