@@ -16,14 +16,14 @@ namespace {
 class SavedBytesCounter : public ScopedObserver {
  public:
   SavedTensorHooks hooks() {
-    return {[this](const Tensor& x) -> std::any {
-              if (!is_parameter(x)) count(x);
-              return std::make_shared<SavedTensor>(x);
-            },
-            [](const std::any& kept) {
-              return std::any_cast<const std::shared_ptr<SavedTensor>&>(kept)->unpack(
-                  "saved_bytes");
-            }};
+    return {
+        [this](const Tensor& x) -> std::any {
+          if (!is_parameter(x)) count(x);
+          return std::make_shared<SavedTensor>(x);
+        },
+        [](const std::any& kept) {
+          return std::any_cast<const std::shared_ptr<SavedTensor>&>(kept)->unpack("saved_bytes");
+        }};
   }
   const SavedBytes& result() const { return result_; }
 

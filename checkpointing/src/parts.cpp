@@ -18,9 +18,12 @@ StateDict::Value value_of_variable(const Variables::Reference& reference) {
   return std::visit(
       [](auto* variable) -> StateDict::Value {
         using T = std::remove_pointer_t<decltype(variable)>;
-        if constexpr (std::is_integral_v<T>) return static_cast<std::int64_t>(*variable);
-        else if constexpr (std::is_floating_point_v<T>) return static_cast<double>(*variable);
-        else return *variable;
+        if constexpr (std::is_integral_v<T>)
+          return static_cast<std::int64_t>(*variable);
+        else if constexpr (std::is_floating_point_v<T>)
+          return static_cast<double>(*variable);
+        else
+          return *variable;
       },
       reference);
 }
@@ -91,9 +94,8 @@ void Variables::load_state_dict(const StateDict& state) {
       std::visit(
           [&](auto* place) {
             using T = std::remove_pointer_t<decltype(place)>;
-            assignments.push_back([place, value = loaded_value<T>(state, variable.name)] {
-              *place = value;
-            });
+            assignments.push_back(
+                [place, value = loaded_value<T>(state, variable.name)] { *place = value; });
           },
           variable.reference);
     } catch (const core::DataError& e) {

@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using Fault = SimulatedDisk::Fault;
 
-constexpr const char* kFolder = "/runs/mnist";
+constexpr const char* kKilledSaveFolder = "/runs/mnist";
 
 class KilledSave : public ::testing::Test {
  protected:
@@ -24,7 +24,7 @@ class KilledSave : public ::testing::Test {
     part_.change(value);
     bool saved = true;
     try {
-      TrainingState({{"part", part_}}).save(kFolder, step);
+      TrainingState({{"part", part_}}).save(kKilledSaveFolder, step);
     } catch (const SimulatedDisk::Killed&) {
       saved = false;
     } catch (const core::IoError&) {
@@ -36,7 +36,7 @@ class KilledSave : public ::testing::Test {
   // What resume_latest finds: the value, or -1 for nothing.
   static float latest() {
     SmallState fresh;
-    const auto found = TrainingState({{"part", fresh}}).resume_latest(kFolder);
+    const auto found = TrainingState({{"part", fresh}}).resume_latest(kKilledSaveFolder);
     return found ? static_cast<float>(fresh.weight.to_vector()[0]) : -1;
   }
 
@@ -56,7 +56,7 @@ TEST_F(KilledSave, OfAStepThatStandsLeavesTheOldOrTheNew) {
     const float after = latest();
     EXPECT_TRUE(after == before || after == before + 1) << "killed at call " << calls;
     SmallState part;  // by its path, too
-    TrainingState({{"part", part}}).resume(core::str(kFolder, "/step-00000005"));
+    TrainingState({{"part", part}}).resume(core::str(kKilledSaveFolder, "/step-00000005"));
     EXPECT_EQ(part.weight.to_vector()[0], after);
   }
 }
@@ -74,7 +74,7 @@ TEST_F(KilledSave, TwiceAndThenALossOfPowerLeaveTheOldOrTheNew) {
         disk.plan(calls == 0 ? Fault::none : Fault::kill_all, calls);
         bool stopped = false;
         try {
-          TrainingState({{"part", part_}}).save(kFolder, 5);
+          TrainingState({{"part", part_}}).save(kKilledSaveFolder, 5);
         } catch (const SimulatedDisk::Killed&) {
           stopped = true;
         }
@@ -83,7 +83,7 @@ TEST_F(KilledSave, TwiceAndThenALossOfPowerLeaveTheOldOrTheNew) {
       };
       save_on(1, 0);
       save_on(2, first);
-      const std::vector<std::string> names = disk.names(kFolder);
+      const std::vector<std::string> names = disk.names(kKilledSaveFolder);
       if (names.size() < 2 || std::count(names.begin(), names.end(), aside) == 0) break;
       ++both;
       killed = save_on(3, second) ? 1 : 0;
@@ -124,7 +124,7 @@ TEST_F(KilledSave, ThatFailsIsAnErrorAndLosesNothing) {
       part_.change(before + 1);
       bool threw = false;
       try {
-        TrainingState({{"part", part_}}).save(kFolder, 5);
+        TrainingState({{"part", part_}}).save(kKilledSaveFolder, 5);
       } catch (const core::IoError&) {
         threw = true;
       }
@@ -148,11 +148,11 @@ TEST_F(KilledSave, LeavesAnOlderOneThatNeverComesBack) {
       const auto save_on = [&](std::int64_t step, float value, Fault fault, int calls) {
         SmallState part;
         TrainingState state({{"part", part}}, {}, {.keep = 1});
-        state.resume_latest(kFolder);
+        state.resume_latest(kKilledSaveFolder);
         part.change(value);
         disk.plan(fault, calls);
         try {
-          state.save(kFolder, step);
+          state.save(kKilledSaveFolder, step);
         } catch (const SimulatedDisk::Killed&) {
         } catch (const core::IoError&) {
         }
@@ -162,17 +162,17 @@ TEST_F(KilledSave, LeavesAnOlderOneThatNeverComesBack) {
       };
       save_on(5, 1, Fault::none, 0);
       save_on(5, 2, Fault::kill_all, first);
-      const std::vector<std::string> names = disk.names(kFolder);
+      const std::vector<std::string> names = disk.names(kKilledSaveFolder);
       if (std::count(names.begin(), names.end(), ".step-00000005.old") == 0 || latest() != 2) break;
       ++both;
       failed = save_on(6, 3, Fault::fail, second) ? 1 : 0;
-      for (const std::string& path : list_checkpoints(kFolder)) {
+      for (const std::string& path : list_checkpoints(kKilledSaveFolder)) {
         SmallState part;
         TrainingState({{"part", part}}).resume(path);
         EXPECT_GE(part.weight.to_vector()[0], 2) << "at calls " << first << " and " << second;
       }
       save_on(7, 4, Fault::none, 0);
-      EXPECT_EQ(list_checkpoints(kFolder).size(), 1U);
+      EXPECT_EQ(list_checkpoints(kKilledSaveFolder).size(), 1U);
     }
   }
   EXPECT_GT(both, 30);

@@ -26,8 +26,12 @@ TEST(Parts, VariablesComeBack) {
   float rate = 0.1F;
   double best = 1.0 / 3;
   std::string name = "run";
-  Variables all({{"warm", warm}, {"epoch", epoch}, {"samples", samples}, {"rate", rate},
-                 {"best", best}, {"name", name}});
+  Variables all({{"warm", warm},
+                 {"epoch", epoch},
+                 {"samples", samples},
+                 {"rate", rate},
+                 {"best", best},
+                 {"name", name}});
   TrainingState state({{"mine", all}});
   state.save(dir.string(), 1);
   warm = false, epoch = 0, samples = 0, rate = 0, best = 0, name = "";
@@ -109,8 +113,10 @@ TEST(PartialLoad, TakesWhatFitsAndSaysWhatDoesNot) {
   ASSERT_TRUE(info);
   EXPECT_THAT(info->kept, ElementsAre("head.1.weight", "head.1.bias", "mine"));
   EXPECT_THAT(info->ignored, ElementsAre("gone"));
-  EXPECT_EQ(now.body.parameters()[0].tensor.to_vector(), old.body.parameters()[0].tensor.to_vector());
-  EXPECT_EQ(now.head.parameters()[0].tensor.to_vector(), old.head.parameters()[0].tensor.to_vector());
+  EXPECT_EQ(now.body.parameters()[0].tensor.to_vector(),
+            old.body.parameters()[0].tensor.to_vector());
+  EXPECT_EQ(now.head.parameters()[0].tensor.to_vector(),
+            old.head.parameters()[0].tensor.to_vector());
   EXPECT_EQ(now.head.parameters()[2].tensor.to_vector(), before);
 }
 
@@ -129,8 +135,10 @@ TEST(PartialLoad, NamesAreMapped) {
   TrainingState({{"body", old.body}, {"head", old.head}}).save(dir.string(), 4);
   TrainingState state({{"net", now.body}, {"top", now.head}});
   state.resume_latest(dir.string(), {.rename = {{"body", "net"}, {"head.0", "top.0"}}});
-  EXPECT_EQ(now.body.parameters()[0].tensor.to_vector(), old.body.parameters()[0].tensor.to_vector());
-  EXPECT_EQ(now.head.parameters()[1].tensor.to_vector(), old.head.parameters()[1].tensor.to_vector());
+  EXPECT_EQ(now.body.parameters()[0].tensor.to_vector(),
+            old.body.parameters()[0].tensor.to_vector());
+  EXPECT_EQ(now.head.parameters()[1].tensor.to_vector(),
+            old.head.parameters()[1].tensor.to_vector());
   EXPECT_THROW(state.resume_latest(dir.string(), {.rename = {{"body", "head"}}}), DataError);
 }
 

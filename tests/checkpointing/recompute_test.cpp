@@ -64,20 +64,20 @@ struct Block {
   Tensor running_mean = Tensor::zeros({16}), running_var = Tensor::full({16}, 1);
 };
 
-struct Outcome {
+struct StepOutcome {
   std::vector<std::vector<double>>
       values;  // loss, input gradient, parameter gradients, running statistics
   std::uint64_t offset = 0;
-  bool operator==(const Outcome&) const = default;
+  bool operator==(const StepOutcome&) const = default;
 };
 
 enum class How { plain, checkpointed, nested };
 
-Outcome train(How how, bool autocast, DType half) {
+StepOutcome train(How how, bool autocast, DType half) {
   const Block a(10), b(20);
   const Tensor x = random({32, 8}, 1, true);
   manual_seed(5);
-  Outcome outcome;
+  StepOutcome outcome;
   const auto plain = [&](const Tensor& y) { return b(a(y)); };
   Tensor loss;
   {
@@ -140,15 +140,15 @@ class Precision : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(Precision, GradientsAreTheSameBits) {
-  const Outcome plain = train(How::plain, autocast(), half());
-  const Outcome checkpointed = train(How::checkpointed, autocast(), half());
+  const StepOutcome plain = train(How::plain, autocast(), half());
+  const StepOutcome checkpointed = train(How::checkpointed, autocast(), half());
   EXPECT_EQ(plain.values, checkpointed.values);
   EXPECT_EQ(plain.offset, checkpointed.offset);
 }
 
 TEST_P(Precision, NestedToo) {
-  const Outcome plain = train(How::plain, autocast(), half());
-  const Outcome nested = train(How::nested, autocast(), half());
+  const StepOutcome plain = train(How::plain, autocast(), half());
+  const StepOutcome nested = train(How::nested, autocast(), half());
   EXPECT_EQ(plain.offset, nested.offset);
   EXPECT_EQ(plain.values, nested.values);
 }

@@ -20,7 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Precision {
+struct ResumePrecision {
   const char* name;
   amp::OptLevel level;
   DType half;
@@ -37,7 +37,8 @@ nn::Sequential make_model() {
 
 // Everything of one run, as a fresh process would build it.
 struct Training {
-  explicit Training(const Precision& p, std::uint64_t seed, const std::string& resume_first = "")
+  explicit Training(const ResumePrecision& p, std::uint64_t seed,
+                    const std::string& resume_first = "")
       : model((manual_seed(seed), make_model())), optimizer(model.parameters(), {.lr = 0.01}) {
     optimizer.set_state_options(p.storage);
     if (!resume_first.empty()) {  // before amp knows of the model
@@ -86,7 +87,7 @@ void expect_same_contents(const std::string& a, const std::string& b) {
   }
 }
 
-class Resume : public ::testing::TestWithParam<Precision> {};
+class Resume : public ::testing::TestWithParam<ResumePrecision> {};
 
 TEST_P(Resume, ContinuesTheBitsOfTheUnbrokenRun) {
   const TemporaryFolder dir;
@@ -116,24 +117,24 @@ TEST_P(Resume, FilesHoldFullPrecision) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Resume,
-                         ::testing::Values(Precision{"O0", amp::OptLevel::O0, DType::f16},
-                                           Precision{"O1_f16", amp::OptLevel::O1, DType::f16},
-                                           Precision{"O2_f16", amp::OptLevel::O2, DType::f16},
-                                           Precision{"O2_bf16", amp::OptLevel::O2, DType::bf16},
-                                           Precision{"O2_bf16_small", amp::OptLevel::O2,
-                                                     DType::bf16, kSmall},
-                                           Precision{"O3_bf16", amp::OptLevel::O3, DType::bf16}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    All, Resume,
+    ::testing::Values(ResumePrecision{"O0", amp::OptLevel::O0, DType::f16},
+                      ResumePrecision{"O1_f16", amp::OptLevel::O1, DType::f16},
+                      ResumePrecision{"O2_f16", amp::OptLevel::O2, DType::f16},
+                      ResumePrecision{"O2_bf16", amp::OptLevel::O2, DType::bf16},
+                      ResumePrecision{"O2_bf16_small", amp::OptLevel::O2, DType::bf16, kSmall},
+                      ResumePrecision{"O3_bf16", amp::OptLevel::O3, DType::bf16}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST(ResumeStorage, AnyStorageContinuesAnyFileAndTheFileIsTheSame) {
   const TemporaryFolder dir;
-  const Precision small{"", amp::OptLevel::O2, DType::bf16, kSmall};
-  const Precision plain{"", amp::OptLevel::O2, DType::bf16};
+  const ResumePrecision small{"", amp::OptLevel::O2, DType::bf16, kSmall};
+  const ResumePrecision plain{"", amp::OptLevel::O2, DType::bf16};
   Training begun(small, 1);
   begun.train(1, 4);
   const std::string file = begun.state().save(dir / "a", 4);
-  for (const Precision& storage : {plain, small}) {
+  for (const ResumePrecision& storage : {plain, small}) {
     for (const bool load_first : {false, true}) {
       Training resumed(storage, 999, load_first ? file : "");
       TrainingState state = resumed.state();
@@ -145,7 +146,7 @@ TEST(ResumeStorage, AnyStorageContinuesAnyFileAndTheFileIsTheSame) {
 
 TEST(ResumeOrder, LoadingBeforeInitializeIsTheSameAsAfter) {
   const TemporaryFolder dir;
-  const Precision o2{"O2", amp::OptLevel::O2, DType::bf16};
+  const ResumePrecision o2{"O2", amp::OptLevel::O2, DType::bf16};
   Training run(o2, 1);
   run.train(1, 3);
   const std::string saved = run.state().save(dir / "a", 3);
@@ -175,7 +176,7 @@ TEST(ResumeOrder, AnotherOptLevelTakesTheFullPrecisionValues) {
 
 TEST(ResumeMismatch, NamesEveryEntryOfAnotherModel) {
   const TemporaryFolder dir;
-  const Precision o0{"O0", amp::OptLevel::O0, DType::f16};
+  const ResumePrecision o0{"O0", amp::OptLevel::O0, DType::f16};
   Training run(o0, 1);
   run.train(1, 2);
   run.state().save(dir.string(), 2);

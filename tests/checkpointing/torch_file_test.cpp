@@ -23,7 +23,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string golden(const std::string& name) {
+std::string torch_file_golden(const std::string& name) {
   return std::string(CAIRN_GOLDEN_DIR) + "/" + name;
 }
 
@@ -44,9 +44,9 @@ Tensor flat_tensor(const StateDict::Value& value) {
 
 /// Every tensor and number of the file equals what Python has of it; returns how many.
 int compare_with_python(const std::string& file) {
-  const SafetensorsReader python(golden("torch_files.safetensors"));
+  const SafetensorsReader python(torch_file_golden("torch_files.safetensors"));
   int compared = 0, expected = 0;
-  for (const auto& [name, value] : flatten(read_torch(golden(file + ".pt")))) {
+  for (const auto& [name, value] : flatten(read_torch(torch_file_golden(file + ".pt")))) {
     if (std::holds_alternative<std::string>(value) || std::holds_alternative<StateDict>(value))
       continue;
     const std::string full = core::str(file, ".", name);
@@ -74,7 +74,7 @@ TEST(TorchFile, ReadsWhatPyTorchWrote) {
 }
 
 TEST(TorchFile, KeepsTextStridesAndSharedMemory) {
-  const StateDict state = read_torch(golden("torch_values.pt"));
+  const StateDict state = read_torch(torch_file_golden("torch_values.pt"));
   EXPECT_EQ(state.dict("text").text("word"), "naïve");
   EXPECT_EQ(state.dict("text").text("empty"), "");
   EXPECT_EQ(state.dict("text").text("dtype"), "torch.bfloat16");
@@ -92,12 +92,16 @@ TEST(TorchFile, KeepsTextStridesAndSharedMemory) {
   EXPECT_EQ(strides.tensor("transposed").raw_data(), strides.tensor("base").raw_data());
   strides.tensor("base").data<float>()[6] = 99;
   EXPECT_EQ(strides.tensor("transposed").to_vector()[1], 99);
-  EXPECT_EQ(read_torch(golden("torch_values.pt")).dict("strides").tensor("base").to_vector()[6], 6)
+  EXPECT_EQ(read_torch(torch_file_golden("torch_values.pt"))
+                .dict("strides")
+                .tensor("base")
+                .to_vector()[6],
+            6)
       << "writes stay in memory";
 }
 
 TEST(TorchFile, ScalersAreTakenOver) {
-  const StateDict state = read_torch(golden("torch_training.pt"));
+  const StateDict state = read_torch(torch_file_golden("torch_training.pt"));
   amp::LossScaler apex, torch;
   apex.load_state_dict(state.dict("amp").dict("loss_scaler0"));
   EXPECT_EQ(apex.scale(), 512);
@@ -404,9 +408,9 @@ void expect_refused_or_same(const std::string& path, const std::string& expected
 
 TEST(TorchFile, EveryFlippedBitIsSeenOrHarmless) {
   const TemporaryFolder folder;
-  const std::string good = read_bytes(golden("torch_sgd.pt"));
+  const std::string good = read_bytes(torch_file_golden("torch_sgd.pt"));
   std::string expected;
-  for (const auto& [name, value] : flatten(read_torch(golden("torch_sgd.pt")))) {
+  for (const auto& [name, value] : flatten(read_torch(torch_file_golden("torch_sgd.pt")))) {
     expected += name + "=";
     if (const auto* x = std::get_if<Tensor>(&value)) expected += bytes_of(*x);
   }

@@ -58,8 +58,8 @@ void expect_equal(nn::Module& a, nn::Module& b) {
   }
 }
 
-struct Trained {
-  explicit Trained(std::uint64_t seed = 2809) {
+struct CheckpointsTrained {
+  explicit CheckpointsTrained(std::uint64_t seed = 2809) {
     manual_seed(seed);
     model = std::make_unique<Net>();
     optimizer =
@@ -92,9 +92,9 @@ TEST(Restoring, ParametersStayBitEqualAfterALoadInEitherOrder) {
         SCOPED_TRACE(core::str(amp::name(level),
                                amp_before_load ? ", initialize first, " : ", load first, ",
                                num_losses, " losses"));
-        Trained run;
+        CheckpointsTrained run;
         run.initialize(level, num_losses);
-        Trained restored(1);
+        CheckpointsTrained restored(1);
         for (std::uint64_t epoch = 0; epoch < 10; ++epoch) {
           if (epoch == 5) {
             const StateDict model = test::snapshot(run.model->state_dict());
@@ -122,7 +122,7 @@ TEST(Restoring, ParametersStayBitEqualAfterALoadInEitherOrder) {
 TEST(LossScales, EachScalerFallsByItsOwnOverflows) {
   const std::vector<int> decreases{0, 1, 2};
   for (const OptLevel level : {OptLevel::O1, OptLevel::O2}) {
-    Trained run;
+    CheckpointsTrained run;
     run.initialize(level, static_cast<int>(decreases.size()));
     const double initial = run.precision->loss_scale();
     for (std::size_t id = 0; id < decreases.size(); ++id) {

@@ -7,7 +7,7 @@
 namespace cairn::conformance {
 namespace {
 
-struct Configuration {
+struct ListSumsConfiguration {
   int repeat;
   std::int64_t offset;
   DType x, y, out;
@@ -17,7 +17,7 @@ struct Configuration {
 class ListSums : public testing::TestWithParam<PairCase> {
  protected:
   /// 2 * 4 + 8 * 16 = 136; out is y where in place.
-  static void run(const Configuration& c) {
+  static void run(const ListSumsConfiguration& c) {
     SCOPED_TRACE(core::str(c.x, " and ", c.y, " to ", c.out, c.in_place ? " in place" : "",
                            ", repeat ", c.repeat, ", offset ", c.offset));
     const List x("x", GetParam(), c.repeat, c.x, c.offset);

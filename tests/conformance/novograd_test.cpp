@@ -37,9 +37,9 @@ void check(const std::vector<Shape>& shapes, DType dtype, bool grad_averaging, D
       dtype));
 }
 
-using Axes = std::tuple<Device, bool>;
-class NovoGrad : public testing::TestWithParam<Axes> {};
-INSTANTIATE_TEST_SUITE_P(Axes, NovoGrad,
+using NovogradAxes = std::tuple<Device, bool>;
+class NovoGrad : public testing::TestWithParam<NovogradAxes> {};
+INSTANTIATE_TEST_SUITE_P(NovogradAxes, NovoGrad,
                          testing::Combine(testing::ValuesIn(test::devices()), testing::Bool()),
                          [](const auto& info) {
                            return core::str(std::get<0>(info.param).is_cuda() ? "cuda" : "cpu",

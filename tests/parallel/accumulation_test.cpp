@@ -16,7 +16,7 @@
 namespace cairn::parallel {
 namespace {
 
-using Counts = std::vector<std::vector<std::int64_t>>;  // samples by rank and micro-batch
+using SampleCounts = std::vector<std::vector<std::int64_t>>;  // samples by rank and micro-batch
 
 constexpr int kInputs = 12, kClasses = 5, kWindows = 3;
 
@@ -62,7 +62,7 @@ void expect_near(const std::vector<std::vector<double>>& a,
   }
 }
 
-std::int64_t total(const Counts& counts) {
+std::int64_t total(const SampleCounts& counts) {
   std::int64_t sum = 0;
   for (const auto& rank : counts) sum = std::accumulate(rank.begin(), rank.end(), sum);
   return sum;
@@ -70,7 +70,7 @@ std::int64_t total(const Counts& counts) {
 
 /// Trains kWindows steps with the micro-batches of `counts` and with one batch of all their samples;
 /// gradients and weights agree within f32 rounding.
-void compare(ProcessGroup& group, const Counts& counts, std::int64_t tokens) {
+void compare(ProcessGroup& group, const SampleCounts& counts, std::int64_t tokens) {
   const auto& own = counts[static_cast<std::size_t>(group.rank())];
   std::int64_t first = 0;
   for (int rank = 0; rank < group.rank(); ++rank) {
@@ -103,7 +103,7 @@ void compare(ProcessGroup& group, const Counts& counts, std::int64_t tokens) {
   }
 }
 
-const Counts kUneven = {{5, 3, 7, 1}, {2, 6, 1, 9}, {4, 4, 0, 1}};
+const SampleCounts kUneven = {{5, 3, 7, 1}, {2, 6, 1, 9}, {4, 4, 0, 1}};
 
 TEST(Accumulation, UnevenMicroBatchesOfThreeThreads) {
   test::run_threads(3, [](ProcessGroup& group) { compare(group, kUneven, 0); });

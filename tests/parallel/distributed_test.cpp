@@ -35,7 +35,7 @@ using test::start_ranks;
 
 constexpr std::int64_t kBatch = 6;  // samples a rank
 
-Tensor normal(const Shape& shape, std::uint64_t seed) {
+Tensor distributed_normal(const Shape& shape, std::uint64_t seed) {
   Tensor x = Tensor::empty(shape);
   Generator(seed).fill_normal(x, 0.0, 1.0);
   return x;
@@ -49,10 +49,10 @@ nn::Sequential make_mlp(std::uint64_t seed) {
 
 /// Rank's samples: [kBatch, 20] of a batch that is the same for any number of ranks.
 Tensor inputs(int rank, std::uint64_t step = 0) {
-  return normal({kBatch, 20}, 1000 + 10 * step + static_cast<std::uint64_t>(rank));
+  return distributed_normal({kBatch, 20}, 1000 + 10 * step + static_cast<std::uint64_t>(rank));
 }
 Tensor targets(int rank) {
-  return normal({kBatch, 4}, 2000 + static_cast<std::uint64_t>(rank));
+  return distributed_normal({kBatch, 4}, 2000 + static_cast<std::uint64_t>(rank));
 }
 
 Tensor all_ranks(int world, const std::function<Tensor(int)>& make) {
@@ -255,7 +255,7 @@ TEST(Ddp, StartsFromRankZerosModel) {
     manual_seed(static_cast<std::uint64_t>(100 + group.rank()));
     nn::Sequential model(nn::Linear(5, 8), nn::BatchNorm1d(8), nn::Linear(8, 2));
     // Different inputs move the running statistics apart.
-    model(normal({4, 5}, static_cast<std::uint64_t>(group.rank())));
+    model(distributed_normal({4, 5}, static_cast<std::uint64_t>(group.rank())));
     const auto state = [&] {
       std::vector<std::vector<float>> values;
       for (const auto& [name, tensor] : model.parameters()) {
@@ -270,7 +270,7 @@ TEST(Ddp, StartsFromRankZerosModel) {
     DistributedDataParallel ddp(model, group);
     EXPECT_TRUE(state() == before[0]);
 
-    ddp(normal({4, 5}, static_cast<std::uint64_t>(group.rank())));
+    ddp(distributed_normal({4, 5}, static_cast<std::uint64_t>(group.rank())));
     const auto apart = group.exchange(state(), "apart");
     EXPECT_FALSE(apart[0] == apart[1]);
     ddp.sync_buffers();
@@ -301,7 +301,7 @@ void check_remainders(ProcessGroup& group) {
   EXPECT_FALSE(before[0] == before[1]);
   DistributedDataParallel ddp(model, group);
   EXPECT_TRUE(truth() == before[0]);
-  const Tensor x = normal({4, 5}, static_cast<std::uint64_t>(group.rank()));
+  const Tensor x = distributed_normal({4, 5}, static_cast<std::uint64_t>(group.rank()));
   backward(ddp, autograd::to(x, DType::bf16), Tensor::zeros({4, 2}, DType::bf16));
   EXPECT_TRUE(optimizer.step().applied);
   EXPECT_FALSE(truth() == before[0]);
@@ -494,11 +494,11 @@ nn::Sequential make_conv_net() {
 
 /// Noisy pictures of ten patterns: [8, 1, 28, 28].
 Tensor pictures(std::uint64_t seed, const std::vector<std::int64_t>& labels) {
-  const Tensor x = normal({8, 1, 28, 28}, 50 + seed);
+  const Tensor x = distributed_normal({8, 1, 28, 28}, 50 + seed);
   float* pixel = x.data<float>();
   for (const std::int64_t label : labels) {
     const auto pattern =
-        normal({28 * 28}, 9000 + static_cast<std::uint64_t>(label)).to_vector<float>();
+        distributed_normal({28 * 28}, 9000 + static_cast<std::uint64_t>(label)).to_vector<float>();
     for (const float p : pattern) {
       *pixel = 0.3f * *pixel + p;
       ++pixel;

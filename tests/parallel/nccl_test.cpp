@@ -213,7 +213,7 @@ std::vector<double> train(ProcessGroup& group, Device device) {
   return weights(model);
 }
 
-void check_training(ProcessGroup& group) {
+void nccl_check_training(ProcessGroup& group) {
   const auto on_gpu = train(group, gpu(group)), on_cpu = train(group, Device{});
   ASSERT_EQ(on_gpu.size(), on_cpu.size());
   for (std::size_t i = 0; i < on_gpu.size(); ++i) ASSERT_NEAR(on_gpu[i], on_cpu[i], 1e-5) << i;
@@ -221,11 +221,11 @@ void check_training(ProcessGroup& group) {
 
 TEST(Nccl, TrainsAsTheCpuInProcesses) {
   if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
-  run_processes(check_training);
+  run_processes(nccl_check_training);
 }
 TEST(Nccl, TrainsAsTheCpuInThreads) {
   if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
-  run_as_threads(check_training);
+  run_as_threads(nccl_check_training);
 }
 
 // ---- Failures

@@ -24,7 +24,7 @@ constexpr std::int64_t kWidth = 8;
 constexpr PipelineSchedule kSchedules[] = {PipelineSchedule::gpipe,
                                            PipelineSchedule::one_forward_one_backward};
 
-Device cpu(int i) {
+Device pipeline_cpu(int i) {
   return {core::DeviceType::cpu, i};
 }
 
@@ -41,8 +41,8 @@ struct Layers {
       modules.back()->add(layer);
     }
     for (std::size_t s = 0; s < modules.size(); ++s) {
-      modules[s]->to(cpu(static_cast<int>(s)));
-      list.push_back({*modules[s], cpu(static_cast<int>(s))});
+      modules[s]->to(pipeline_cpu(static_cast<int>(s)));
+      list.push_back({*modules[s], pipeline_cpu(static_cast<int>(s))});
     }
   }
   NamedTensors parameters() const {
@@ -68,7 +68,7 @@ struct Layers {
 };
 
 Tensor batch(std::int64_t n, std::uint64_t seed) {
-  return random_tensor({n, kWidth}, DType::f32, cpu(0), seed);
+  return random_tensor({n, kWidth}, DType::f32, pipeline_cpu(0), seed);
 }
 
 Tensor loss_of(const Tensor& y, const Tensor& t) {
@@ -86,7 +86,7 @@ TEST(Pipeline, GradientsAndLossAreTheUnsplitModels) {
         Pipeline pipeline(cut.list, loss_of,
                           {.micro_batches = micro_batches, .schedule = schedule});
         const Tensor mean = pipeline.train_step(batch(7, 1), batch(7, 2));
-        EXPECT_EQ(mean.device(), cpu(stages - 1));
+        EXPECT_EQ(mean.device(), pipeline_cpu(stages - 1));
         EXPECT_FALSE(mean.requires_grad());
         EXPECT_NEAR(mean.item(), loss.item(), 1e-6) << what;
         expect_close(cut.gradients(), whole.gradients(), 1e-5, 1e-7, what);
@@ -124,9 +124,9 @@ TEST(Pipeline, OneForwardOneBackwardKeepsFewerActivations) {
     Pipeline pipeline(cut.list, loss_of, {.micro_batches = 16, .schedule = schedule});
     const Tensor x = batch(16 * 256, 1), t = batch(16 * 256, 2);
     pipeline.train_step(x, t);
-    core::reset_peak_memory(cpu(0));
+    core::reset_peak_memory(pipeline_cpu(0));
     pipeline.train_step(x, t);
-    return core::memory_stats(cpu(0)).peak_of(core::MemoryCategory::activations);
+    return core::memory_stats(pipeline_cpu(0)).peak_of(core::MemoryCategory::activations);
   };
   EXPECT_LT(3 * peak(kSchedules[1]), peak(kSchedules[0]));
 }
@@ -162,7 +162,7 @@ TEST(Pipeline, FrozenStagesSendNothingBack) {
 }
 
 template <class E = core::InvalidArgument, class F>
-std::string error_of(F&& f) {
+std::string pipeline_error_of(F&& f) {
   try {
     f();
   } catch (const E& error) {
@@ -179,9 +179,9 @@ TEST(Pipeline, AFailedStepLeavesNoGradientToStepWith) {
     if (++calls == 3) core::fail("loss", "expected luck, got none");
     return loss_of(y, t);
   });
-  EXPECT_THAT(error_of([&] { pipeline.train_step(batch(8, 1), batch(8, 2)); }),
+  EXPECT_THAT(pipeline_error_of([&] { pipeline.train_step(batch(8, 1), batch(8, 2)); }),
               HasSubstr("expected luck"));
-  EXPECT_THAT(error_of<core::Error>([&] { sgd.step(); }), HasSubstr("expected luck"));
+  EXPECT_THAT(pipeline_error_of<core::Error>([&] { sgd.step(); }), HasSubstr("expected luck"));
   sgd.clear_grad();
   pipeline.train_step(batch(8, 1), batch(8, 2));
   EXPECT_TRUE(sgd.step().applied);
@@ -189,24 +189,25 @@ TEST(Pipeline, AFailedStepLeavesNoGradientToStepWith) {
 
 TEST(Pipeline, WrongInputIsNamed) {
   Layers cut(2);
-  EXPECT_THAT(error_of([&] { Pipeline({}, loss_of); }), HasSubstr("at least one stage"));
-  EXPECT_THAT(error_of([&] { Pipeline(cut.list, nullptr); }), HasSubstr("a loss function"));
-  EXPECT_THAT(error_of([&] { Pipeline(cut.list, loss_of, {.micro_batches = 0}); }),
+  EXPECT_THAT(pipeline_error_of([&] { Pipeline({}, loss_of); }), HasSubstr("at least one stage"));
+  EXPECT_THAT(pipeline_error_of([&] { Pipeline(cut.list, nullptr); }),
+              HasSubstr("a loss function"));
+  EXPECT_THAT(pipeline_error_of([&] { Pipeline(cut.list, loss_of, {.micro_batches = 0}); }),
               HasSubstr("at least one micro-batch, got 0"));
-  EXPECT_THAT(error_of([&] {
-                Pipeline({{*cut.modules[0], cpu(1)}}, loss_of);
+  EXPECT_THAT(pipeline_error_of([&] {
+                Pipeline({{*cut.modules[0], pipeline_cpu(1)}}, loss_of);
               }),
-              HasSubstr("expected stage 0 on cpu:1, got '0.0.weight' on cpu:0"));
+              HasSubstr("expected stage 0 on pipeline_cpu:1, got '0.0.weight' on pipeline_cpu:0"));
   Pipeline pipeline(cut.list, loss_of);
-  EXPECT_THAT(error_of([&] { pipeline.train_step(batch(0, 1), batch(0, 2)); }),
+  EXPECT_THAT(pipeline_error_of([&] { pipeline.train_step(batch(0, 1), batch(0, 2)); }),
               HasSubstr("one sample at least, got [0, 8]"));
-  EXPECT_THAT(error_of([&] { pipeline.train_step(batch(4, 1), batch(3, 2)); }),
+  EXPECT_THAT(pipeline_error_of([&] { pipeline.train_step(batch(4, 1), batch(3, 2)); }),
               HasSubstr("expected a target [4, ...], got [3, 8]"));
   Pipeline many(cut.list, [](const Tensor& y, const Tensor&) { return y; });
-  EXPECT_THAT(error_of([&] { many.train_step(batch(4, 1), batch(4, 2)); }),
+  EXPECT_THAT(pipeline_error_of([&] { many.train_step(batch(4, 1), batch(4, 2)); }),
               HasSubstr("a scalar loss, got [1, 8]"));
   const autograd::NoGradGuard no_grad;
-  EXPECT_THAT(error_of([&] { pipeline.train_step(batch(4, 1), batch(4, 2)); }),
+  EXPECT_THAT(pipeline_error_of([&] { pipeline.train_step(batch(4, 1), batch(4, 2)); }),
               HasSubstr("under no_grad"));
 }
 

@@ -26,13 +26,14 @@ using test::run_threads;
 using testing::HasSubstr;
 using Values = std::vector<double>;
 
-constexpr std::int64_t kWidth = 8;
+constexpr std::int64_t kRankPipelineWidth = 8;
 constexpr int kLayers = 4;
-constexpr PipelineSchedule kSchedules[] = {PipelineSchedule::gpipe,
-                                           PipelineSchedule::one_forward_one_backward};
+constexpr PipelineSchedule kRankPipelineSchedules[] = {PipelineSchedule::gpipe,
+                                                       PipelineSchedule::one_forward_one_backward};
 
 /// Layers first ... last of the model, with the whole model's weights.
-std::shared_ptr<nn::Sequential> layers(int first, int last, std::int64_t width = kWidth) {
+std::shared_ptr<nn::Sequential> layers(int first, int last,
+                                       std::int64_t width = kRankPipelineWidth) {
   manual_seed(4);
   auto part = std::make_shared<nn::Sequential>();
   for (int i = 0; i < kLayers; ++i) {
@@ -45,10 +46,10 @@ std::shared_ptr<nn::Sequential> stage_of(int rank, int ranks) {
   return layers(rank * kLayers / ranks, (rank + 1) * kLayers / ranks);
 }
 
-Tensor batch(std::int64_t n, std::uint64_t seed) {
-  return random_tensor({n, kWidth}, DType::f32, Device{}, seed);
+Tensor rank_pipeline_batch(std::int64_t n, std::uint64_t seed) {
+  return random_tensor({n, kRankPipelineWidth}, DType::f32, Device{}, seed);
 }
-Tensor loss_of(const Tensor& y, const Tensor& t) {
+Tensor rank_pipeline_loss_of(const Tensor& y, const Tensor& t) {
   return nn::mse_loss(y, t);
 }
 
@@ -74,21 +75,22 @@ Result in_one_process(int stages, std::int64_t n, const PipelineOptions& options
     modules.push_back(stage_of(s, stages));
     list.push_back({*modules.back(), Device{}});
   }
-  Pipeline pipeline(list, loss_of, options);
-  Result result{pipeline.train_step(batch(n, 1), batch(n, 2)).to_vector(), {}};
+  Pipeline pipeline(list, rank_pipeline_loss_of, options);
+  Result result{
+      pipeline.train_step(rank_pipeline_batch(n, 1), rank_pipeline_batch(n, 2)).to_vector(), {}};
   for (const auto& module : modules) result.gradients.push_back(gradients_of(*module));
   return result;
 }
 
-/// The unsplit model, micro-batch by micro-batch: all gradients in the order of the layers.
+/// The unsplit model, micro-rank_pipeline_batch by micro-rank_pipeline_batch: all gradients in the order of the layers.
 Values in_one_piece(std::int64_t n, int micro_batches) {
   const auto model = layers(0, kLayers);
-  const Tensor x = batch(n, 1), t = batch(n, 2);
+  const Tensor x = rank_pipeline_batch(n, 1), t = rank_pipeline_batch(n, 2);
   const std::int64_t each = (n + micro_batches - 1) / micro_batches;
   for (std::int64_t begin = 0; begin < n; begin += each) {
     const std::int64_t end = std::min(begin + each, n);
-    const Tensor loss =
-        loss_of((*model)(autograd::slice(x, 0, begin, end)), autograd::slice(t, 0, begin, end));
+    const Tensor loss = rank_pipeline_loss_of((*model)(autograd::slice(x, 0, begin, end)),
+                                              autograd::slice(t, 0, begin, end));
     const double share = static_cast<double>(end - begin) / static_cast<double>(n);
     autograd::backward(autograd::affine(loss, share, 0.0));
   }
@@ -99,19 +101,20 @@ Values in_one_piece(std::int64_t n, int micro_batches) {
 Tensor step(RankPipeline& pipeline, const ProcessGroup& group, std::int64_t n,
             std::uint64_t seed = 1) {
   const bool last = group.rank() + 1 == group.world_size();
-  return pipeline.train_step(group.rank() == 0 ? batch(n, seed) : Tensor(),
-                             last ? batch(n, seed + 1) : Tensor());
+  return pipeline.train_step(group.rank() == 0 ? rank_pipeline_batch(n, seed) : Tensor(),
+                             last ? rank_pipeline_batch(n, seed + 1) : Tensor());
 }
 
 void expect_the_same_bits(const ProcessGroup& group) {
   const int rank = group.rank(), ranks = group.world_size();
-  for (const PipelineSchedule schedule : kSchedules) {
+  for (const PipelineSchedule schedule : kRankPipelineSchedules) {
     for (const int micro_batches : {1, 3, 4, 9}) {  // 7 samples: 7; 3, 3, 1; 2, 2, 2, 1; 7 of 1
       const PipelineOptions options{micro_batches, schedule};
       const std::string what = core::str(ranks, " ranks, ", micro_batches, " micro-batches");
       const auto own = stage_of(rank, ranks);
       const bool last = rank + 1 == ranks;
-      RankPipeline pipeline({*own, Device{}}, group, last ? loss_of : Pipeline::Loss(), options);
+      RankPipeline pipeline({*own, Device{}}, group,
+                            last ? rank_pipeline_loss_of : Pipeline::Loss(), options);
       const Tensor mean = step(pipeline, group, 7);
       const Result expected = in_one_process(ranks, 7, options);
       EXPECT_EQ(mean.to_vector(), expected.loss) << what;
@@ -127,10 +130,11 @@ void expect_the_same_bits(const ProcessGroup& group) {
       const Values mine = gradients_of(*own);
       EXPECT_TRUE(std::equal(mine.begin(), mine.end(), begin)) << what;
       EXPECT_EQ(pipeline.report().slots, 2 * (pipeline.report().micro_batches + ranks - 1)) << what;
-      const Tensor y = pipeline(rank == 0 ? batch(7, 1) : Tensor());
+      const Tensor y = pipeline(rank == 0 ? rank_pipeline_batch(7, 1) : Tensor());
       EXPECT_EQ(y.defined(), last);
       if (last) {
-        EXPECT_EQ(y.to_vector(), (*layers(0, kLayers))(batch(7, 1)).to_vector()) << what;
+        EXPECT_EQ(y.to_vector(), (*layers(0, kLayers))(rank_pipeline_batch(7, 1)).to_vector())
+            << what;
       }
     }
   }
@@ -145,12 +149,12 @@ TEST(RankPipeline, HasTheBitsOfOneProcessOnProcesses) {
 
 // Activations that no buffer between ranks holds, in both directions at once.
 void train_on_large_activations(const ProcessGroup& group) {
-  constexpr std::int64_t kWide = 64, kRows = 6 * 16384;  // 4 MiB a micro-batch
+  constexpr std::int64_t kWide = 64, kRows = 6 * 16384;  // 4 MiB a micro-rank_pipeline_batch
   const int rank = group.rank(), ranks = group.world_size();
   const auto own = layers(rank * kLayers / ranks, (rank + 1) * kLayers / ranks, kWide);
   optim::FusedSGD sgd(own->parameters(), {.lr = 0.1});
-  for (const PipelineSchedule schedule : kSchedules) {
-    RankPipeline pipeline({*own, Device{}}, group, loss_of, {6, schedule});
+  for (const PipelineSchedule schedule : kRankPipelineSchedules) {
+    RankPipeline pipeline({*own, Device{}}, group, rank_pipeline_loss_of, {6, schedule});
     const Tensor x = random_tensor({kRows, kWide}, DType::f32, Device{}, 1);
     const double first = pipeline.train_step(x, x).item();
     sgd.step();
@@ -172,7 +176,8 @@ TEST(RankPipeline, TrainsAccumulatesAndFollowsOtherBatchSizes) {
   Values expected;
   const std::int64_t sizes[] = {6, 1, 7, 12};
   for (std::uint64_t i = 0; i < 4; ++i) {
-    const Tensor loss = loss_of((*whole)(batch(sizes[i], i)), batch(sizes[i], i + 1));
+    const Tensor loss = rank_pipeline_loss_of((*whole)(rank_pipeline_batch(sizes[i], i)),
+                                              rank_pipeline_batch(sizes[i], i + 1));
     autograd::backward(loss);
     expected.push_back(loss.item());
     if (i % 2 == 1) sgd.step();
@@ -180,7 +185,7 @@ TEST(RankPipeline, TrainsAccumulatesAndFollowsOtherBatchSizes) {
   run_threads(4, [&](const ProcessGroup& group) {
     const auto own = stage_of(group.rank(), 4);
     optim::FusedSGD its(own->parameters(), {.lr = 0.5});
-    RankPipeline pipeline({*own, Device{}}, group, loss_of, {.micro_batches = 3});
+    RankPipeline pipeline({*own, Device{}}, group, rank_pipeline_loss_of, {.micro_batches = 3});
     Values got;
     for (std::uint64_t i = 0; i < 4; ++i) {
       got.push_back(step(pipeline, group, sizes[i], i).item());
@@ -199,17 +204,17 @@ TEST(RankPipeline, FrozenStagesSendNothingBack) {
         Tensor(tensor).set_requires_grad(false);
     };
     std::vector<std::shared_ptr<nn::Sequential>> alone;
-    Tensor y = batch(8, 1);
+    Tensor y = rank_pipeline_batch(8, 1);
     for (int i = 0; i < kLayers; ++i) {
       alone.push_back(stage_of(i, kLayers));
       if (is_frozen(i)) freeze(*alone.back());
       y = (*alone.back())(y);
     }
-    if (frozen != 0b1111u) autograd::backward(loss_of(y, batch(8, 2)));
+    if (frozen != 0b1111u) autograd::backward(rank_pipeline_loss_of(y, rank_pipeline_batch(8, 2)));
     run_threads(kLayers, [&](const ProcessGroup& group) {
       const auto own = stage_of(group.rank(), kLayers);
       if (is_frozen(group.rank())) freeze(*own);
-      RankPipeline pipeline({*own, Device{}}, group, loss_of, {.micro_batches = 1});
+      RankPipeline pipeline({*own, Device{}}, group, rank_pipeline_loss_of, {.micro_batches = 1});
       step(pipeline, group, 8);
       EXPECT_EQ(gradients_of(*own), gradients_of(*alone[static_cast<std::size_t>(group.rank())]))
           << frozen;
@@ -234,11 +239,11 @@ TEST(RankPipeline, KeepsDtypesAndLayouts) {
       autograd::channels_last(random_tensor({5, 3, 8, 8}, DType::bf16, Device{}, 1)).detach();
   const Tensor t = random_tensor({5, 3}, DType::bf16, Device{}, 2);
   const auto a = image_stage(0), b = image_stage(1);
-  Pipeline alone({{*a, Device{}}, {*b, Device{}}}, loss_of, {.micro_batches = 2});
+  Pipeline alone({{*a, Device{}}, {*b, Device{}}}, rank_pipeline_loss_of, {.micro_batches = 2});
   const Values loss = alone.train_step(x, t).to_vector();
   run_threads(2, [&](const ProcessGroup& group) {
     const auto own = image_stage(group.rank());
-    RankPipeline pipeline({*own, Device{}}, group, loss_of, {.micro_batches = 2});
+    RankPipeline pipeline({*own, Device{}}, group, rank_pipeline_loss_of, {.micro_batches = 2});
     const Tensor mean = pipeline.train_step(x, t);
     EXPECT_EQ(mean.dtype(), DType::f32);
     EXPECT_EQ(mean.to_vector(), loss);
@@ -254,7 +259,7 @@ TEST(RankPipeline, OneForwardOneBackwardKeepsFewerActivations) {
       const Device own{core::DeviceType::cpu, group.rank()};
       const auto part = stage_of(group.rank(), 2);
       part->to(own);
-      RankPipeline pipeline({*part, own}, group, loss_of, {16, schedule});
+      RankPipeline pipeline({*part, own}, group, rank_pipeline_loss_of, {16, schedule});
       step(pipeline, group, 16 * 256);
       group.barrier();
       core::reset_peak_memory(own);
@@ -265,7 +270,7 @@ TEST(RankPipeline, OneForwardOneBackwardKeepsFewerActivations) {
     });
     return most;
   };
-  const double few = peak(kSchedules[1]), all = peak(kSchedules[0]);
+  const double few = peak(kRankPipelineSchedules[1]), all = peak(kRankPipelineSchedules[0]);
   EXPECT_GT(few, 0);
   EXPECT_LT(2.5 * few, all);
 }
@@ -273,7 +278,7 @@ TEST(RankPipeline, OneForwardOneBackwardKeepsFewerActivations) {
 // ---- Errors
 
 template <class E, class F>
-std::string error_of(F&& f) {
+std::string rank_pipeline_error_of(F&& f) {
   try {
     f();
   } catch (const E& error) {
@@ -304,7 +309,8 @@ struct Fails {
 class Unlucky : public nn::Module {
  public:
   explicit Unlucky(bool in_forward)
-      : linear_(add_module("linear", nn::Linear(kWidth, kWidth))), in_forward_(in_forward) {}
+      : linear_(add_module("linear", nn::Linear(kRankPipelineWidth, kRankPipelineWidth))),
+        in_forward_(in_forward) {}
   std::string kind() const override { return "Unlucky"; }
   Tensor forward(const Tensor& x) override {
     const Fails fails{in_forward_ ? &calls_ : nullptr, in_forward_ ? nullptr : &calls_};
@@ -322,18 +328,19 @@ void expect_an_error_everywhere(const ProcessGroup& group, int unlucky, bool in_
   Unlucky other(in_forward);
   nn::Module& module = group.rank() == unlucky ? static_cast<nn::Module&>(other) : *own;
   optim::FusedSGD sgd(module.parameters(), {.lr = 0.5});
-  RankPipeline pipeline({module, Device{}}, group, loss_of, {.micro_batches = 4});
+  RankPipeline pipeline({module, Device{}}, group, rank_pipeline_loss_of, {.micro_batches = 4});
   const auto run = [&] { step(pipeline, group, 8); };
   if (group.rank() == unlucky) {
-    EXPECT_THAT(error_of<core::InvalidArgument>(run), HasSubstr("expected luck, got none"));
+    EXPECT_THAT(rank_pipeline_error_of<core::InvalidArgument>(run),
+                HasSubstr("expected luck, got none"));
   } else {
-    const std::string error = error_of<core::CommunicationError>(run);
+    const std::string error = rank_pipeline_error_of<core::CommunicationError>(run);
     EXPECT_THAT(error,
                 HasSubstr(core::str("rank ", unlucky, " gave up: pipeline stage ", unlucky)));
     EXPECT_THAT(error, HasSubstr("expected luck, got none"));
   }
   // Gradients of some micro-batches; none where the failure came before the first backward.
-  const std::string outcome = error_of<core::Error>([&] {
+  const std::string outcome = rank_pipeline_error_of<core::Error>([&] {
     if (!sgd.step().applied) core::fail("step", "nothing to step with");
   });
   EXPECT_THAT(outcome, testing::AnyOf(HasSubstr("expected luck"), HasSubstr("nothing to step")));
@@ -358,30 +365,34 @@ TEST(RankPipeline, WrongInputIsNamedOnAllRanksAndBreaksNothing) {
     const auto own = stage_of(group.rank(), 2);
     const PipelineStage stage{*own, Device{}};
     const auto make = [&](const PipelineStage& its, const Pipeline::Loss& loss, int micro_batches) {
-      return error_of<core::InvalidArgument>(
+      return rank_pipeline_error_of<core::InvalidArgument>(
           [&] { RankPipeline(its, group, loss, {.micro_batches = micro_batches}); });
     };
     EXPECT_THAT(make(stage, {}, 4), HasSubstr("a loss function on the last rank, got none"));
-    EXPECT_THAT(make(stage, loss_of, first ? 4 : 0),
-                HasSubstr("at least one micro-batch, got 0, on rank 1"));
-    EXPECT_THAT(make(stage, loss_of, first ? 4 : 5),
+    EXPECT_THAT(make(stage, rank_pipeline_loss_of, first ? 4 : 0),
+                HasSubstr("at least one micro-rank_pipeline_batch, got 0, on rank 1"));
+    EXPECT_THAT(make(stage, rank_pipeline_loss_of, first ? 4 : 5),
                 HasSubstr("got 4 micro-batches by one_forward_one_backward on rank 0 and 5"));
     const PipelineStage elsewhere{*own, Device{core::DeviceType::cpu, first ? 1 : 0}};
-    EXPECT_THAT(make(elsewhere, loss_of, 4), HasSubstr("expected stage 0 on cpu:1"));
+    EXPECT_THAT(make(elsewhere, rank_pipeline_loss_of, 4), HasSubstr("expected stage 0 on cpu:1"));
 
-    RankPipeline pipeline(stage, group, loss_of);
+    RankPipeline pipeline(stage, group, rank_pipeline_loss_of);
     const auto run = [&](const Tensor& x, const Tensor& t) {
-      return error_of<core::InvalidArgument>([&] { pipeline.train_step(x, t); });
+      return rank_pipeline_error_of<core::InvalidArgument>([&] { pipeline.train_step(x, t); });
     };
-    EXPECT_THAT(run(batch(0, 1), batch(0, 2)), HasSubstr("one sample at least, got [0, 8]"));
-    EXPECT_THAT(run({}, batch(4, 2)), HasSubstr("got an undefined tensor, on rank 0"));
-    EXPECT_THAT(run(batch(4, 1), {}), HasSubstr("got an undefined tensor, on rank 1"));
-    EXPECT_THAT(run(batch(4, 1), batch(3, 2)),
+    EXPECT_THAT(run(rank_pipeline_batch(0, 1), rank_pipeline_batch(0, 2)),
+                HasSubstr("one sample at least, got [0, 8]"));
+    EXPECT_THAT(run({}, rank_pipeline_batch(4, 2)),
+                HasSubstr("got an undefined tensor, on rank 0"));
+    EXPECT_THAT(run(rank_pipeline_batch(4, 1), {}),
+                HasSubstr("got an undefined tensor, on rank 1"));
+    EXPECT_THAT(run(rank_pipeline_batch(4, 1), rank_pipeline_batch(3, 2)),
                 HasSubstr("a target [4, ...] on the last rank, got 3"));
     {
       std::optional<autograd::NoGradGuard> no_grad;
       if (first) no_grad.emplace();
-      EXPECT_THAT(run(batch(4, 1), batch(4, 2)), HasSubstr("under no_grad"));
+      EXPECT_THAT(run(rank_pipeline_batch(4, 1), rank_pipeline_batch(4, 2)),
+                  HasSubstr("under no_grad"));
     }
     EXPECT_GT(step(pipeline, group, 4).item(), 0.0);
   });
@@ -414,7 +425,7 @@ struct Sleeps {
 class Sleeper : public nn::Module {
  public:
   std::string kind() const override { return "Sleeper"; }
-  Sleeper() : linear_(add_module("linear", nn::Linear(kWidth, kWidth))) {}
+  Sleeper() : linear_(add_module("linear", nn::Linear(kRankPipelineWidth, kRankPipelineWidth))) {}
   Tensor forward(const Tensor& x) override {
     return autograd::apply(Sleeps{&seconds}, (*linear_)(x));
   }
@@ -430,7 +441,7 @@ double bubble_of(int ranks, int micro_batches, PipelineSchedule schedule) {
   double busy = 0.0, all = 0.0;
   run_threads(ranks, [&](const ProcessGroup& group) {
     Sleeper own;
-    RankPipeline pipeline({own, Device{}}, group, loss_of, {micro_batches, schedule});
+    RankPipeline pipeline({own, Device{}}, group, rank_pipeline_loss_of, {micro_batches, schedule});
     step(pipeline, group, micro_batches);
     own.seconds = 0.0;
     group.barrier();
@@ -446,7 +457,7 @@ double bubble_of(int ranks, int micro_batches, PipelineSchedule schedule) {
 
 TEST(RankPipeline, BubbleIsThatOfTheFormula) {
   constexpr int kRanks = 3;
-  for (const PipelineSchedule schedule : kSchedules) {
+  for (const PipelineSchedule schedule : kRankPipelineSchedules) {
     for (const int m : {1, 2, 4, 8}) {
       const double formula = (kRanks - 1.0) / (m + kRanks - 1.0);
       double best = 1.0;  // of a few: other work on the machine only adds to it

@@ -293,7 +293,7 @@ TEST(SyncBatchNorm, ConversionKeepsTensorsNamesAndModeAndClones) {
 }
 
 template <class F>
-std::string error_of(F&& f) {
+std::string sync_batch_norm_error_of(F&& f) {
   try {
     f();
   } catch (const core::InvalidArgument& error) {
@@ -306,12 +306,15 @@ TEST(SyncBatchNorm, OneValueOverAllRanksIsAnErrorOnEachOfThem) {
   run_threads(3, [](ProcessGroup& group) {
     SyncBatchNorm norm(2, group);
     const Tensor x = Tensor::zeros({group.rank() == 1 ? 1 : 0, 2});
-    EXPECT_THAT(error_of([&] { norm(x); }),
+    EXPECT_THAT(sync_batch_norm_error_of([&] { norm(x); }),
                 HasSubstr("more than one value per channel to train on over all ranks, got one"));
   });
   SyncBatchNorm alone(2, ProcessGroup::single());
-  EXPECT_THAT(error_of([&] { alone(Tensor::zeros({1, 2})); }), HasSubstr("more than one value"));
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(sync_batch_norm_error_of([&] {
+                alone(Tensor::zeros({1, 2}));
+              }),
+              HasSubstr("more than one value"));
+  EXPECT_THAT(sync_batch_norm_error_of([&] {
                 alone(Tensor::zeros({4, 3}));
               }),
               HasSubstr("expected x [N, 2] or [N, 2, H, W], got [4, 3]"));
@@ -352,7 +355,7 @@ TEST(SyncBatchNorm, OnProcesses) {
     train_as_one_process(group);
     SyncBatchNorm norm(2, group);
     const Tensor x = Tensor::zeros({group.rank() == 1 ? 1 : 0, 2});
-    EXPECT_THAT(error_of([&] { norm(x); }), HasSubstr("over all ranks, got one"));
+    EXPECT_THAT(sync_batch_norm_error_of([&] { norm(x); }), HasSubstr("over all ranks, got one"));
   });
 }
 

@@ -22,10 +22,10 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-constexpr const char* kRun = CAIRN_RUN_PROGRAM;
+constexpr const char* kLauncher = CAIRN_RUN_PROGRAM;
 
 ShellResult cairn_run(const std::string& arguments) {
-  return shell(std::string(kRun) + " " + arguments);
+  return shell(std::string(kLauncher) + " " + arguments);
 }
 
 /// A sleep that no other process on this machine has, to find it by.
@@ -110,7 +110,7 @@ TEST(CairnRun, SetsTheEnvironmentOfEachRank) {
 
 TEST(CairnRun, CountsRanksAcrossNodes) {
   const ShellResult result = shell(
-      "CAIRN_JOB_TOKEN=secret " + std::string(kRun) +
+      "CAIRN_JOB_TOKEN=secret " + std::string(kLauncher) +
       " --nproc-per-node 2 --nnodes 3 --node-rank 1 --master-addr 10.1.2.3 --master-port 29500 "
       "sh -c 'echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $MASTER_ADDR $MASTER_PORT "
       "$CAIRN_JOB_TOKEN'");
@@ -122,7 +122,7 @@ TEST(CairnRun, CountsRanksAcrossNodes) {
 TEST(CairnRun, DividesTheCoresUnlessTold) {
   const std::string share = std::to_string(std::max(1, run::Machine().cores() / 2));
   const std::string command =
-      std::string(kRun) + " --nproc-per-node 2 sh -c 'echo threads $OMP_NUM_THREADS'";
+      std::string(kLauncher) + " --nproc-per-node 2 sh -c 'echo threads $OMP_NUM_THREADS'";
   EXPECT_THAT(shell("unset OMP_NUM_THREADS; " + command).out,
               HasSubstr("[rank 1] threads " + share + "\n"));
   EXPECT_THAT(shell("OMP_NUM_THREADS=7 " + command).out, HasSubstr("[rank 1] threads 7\n"));
@@ -230,8 +230,8 @@ TEST(CairnRun, LeavesNoBackgroundProcessAfterSuccess) {
 
 TEST(CairnRun, EndsTheJobOnInterrupt) {
   const std::string sleep = unique_sleep();
-  const ShellResult result = shell("timeout --preserve-status -s INT 0.5 " + std::string(kRun) +
-                                   " --nproc-per-node 2 " + sleep);
+  const ShellResult result = shell("timeout --preserve-status -s INT 0.5 " +
+                                   std::string(kLauncher) + " --nproc-per-node 2 " + sleep);
   EXPECT_EQ(result.status, 128 + 2);
   EXPECT_THAT(result.err, HasSubstr("cairn-run: Interrupt: ending 2 processes\n"));
   EXPECT_LT(result.seconds, 5.0);
@@ -241,7 +241,7 @@ TEST(CairnRun, EndsTheJobOnInterrupt) {
 TEST(CairnRun, LeavesNothingWhenItIsKilled) {
   const std::string sleep = unique_sleep();
   const ShellResult result =
-      shell("timeout --preserve-status -s KILL 0.5 " + std::string(kRun) +
+      shell("timeout --preserve-status -s KILL 0.5 " + std::string(kLauncher) +
             " --nproc-per-node 2 sh -c '" + sleep + " & setsid " + sleep + "'");
   EXPECT_EQ(result.status, 128 + 9);
   EXPECT_TRUE(ends_within(sleep, 5.0));
@@ -265,7 +265,7 @@ TEST(CairnRun, NamesAPortInUse) {
 }
 
 TEST(CairnRun, SaysWhatAnEmptyTokenLacks) {
-  const ShellResult result = shell("CAIRN_JOB_TOKEN= " + std::string(kRun) +
+  const ShellResult result = shell("CAIRN_JOB_TOKEN= " + std::string(kLauncher) +
                                    " --nnodes 2 --master-addr 10.0.0.1 --master-port 29500 true");
   EXPECT_EQ(result.status, 2);
   EXPECT_THAT(result.err, AllOf(HasSubstr("CAIRN_JOB_TOKEN"), HasSubstr("it is empty")));
@@ -285,7 +285,7 @@ TEST(CairnRun, SetsVariablesForTheProcesses) {
 
 TEST(CairnRun, CountsProcessesByWhatTheMachineHas) {
   const auto count = [](const std::string& devices, const std::string& how) {
-    return shell("CUDA_VISIBLE_DEVICES=" + devices + " " + kRun + " --nproc-per-node " + how +
+    return shell("CUDA_VISIBLE_DEVICES=" + devices + " " + kLauncher + " --nproc-per-node " + how +
                  " sh -c 'test $RANK != 0 || echo $WORLD_SIZE'");
   };
   EXPECT_THAT(count("0,1", "gpu").out, HasSubstr("2\n"));
@@ -334,7 +334,8 @@ TEST(CairnRun, GivesEachIncarnationAMeetingPlaceOfItsOwn) {
 
 TEST(CairnRun, GivesAllNodesTheSameIncarnation) {
   const auto node = [](const char* rank) {
-    return shell("CAIRN_JOB_TOKEN=secret " + std::string(kRun) + " --nnodes 2 --node-rank " + rank +
+    return shell("CAIRN_JOB_TOKEN=secret " + std::string(kLauncher) + " --nnodes 2 --node-rank " +
+                 rank +
                  " --master-addr 192.0.2.1 --master-port 29500 --max-restarts 1 sh -c 'echo "
                  "$CAIRN_JOB_TOKEN $MASTER_PORT; exit 4'")
         .out;
@@ -391,7 +392,7 @@ TEST(CairnRun, LogsWhatTheScreenGets) {
 
 TEST(CairnRun, LeavesAnIgnoredSignalIgnored) {
   const std::string command =
-      std::string(kRun) + " sh -c 'kill -HUP $PPID; echo done; exec sleep 0.2'";
+      std::string(kLauncher) + " sh -c 'kill -HUP $PPID; echo done; exec sleep 0.2'";
   EXPECT_EQ(shell(command).status, 128 + 1);
   const ShellResult protected_run = shell("trap '' HUP; " + command);
   EXPECT_EQ(protected_run.status, 0) << protected_run.err;
@@ -401,7 +402,7 @@ TEST(CairnRun, LeavesAnIgnoredSignalIgnored) {
 TEST(CairnRun, SeesExitsThoughItsStarterIgnoresThem) {
   const std::string ignoring = "env --ignore-signal=CHLD ";
   if (shell(ignoring + "true").status != 0) GTEST_SKIP() << "this env(1) cannot ignore signals";
-  EXPECT_EQ(shell(ignoring + "timeout 60 " + kRun + " sh -c 'exit 7'").status, 7);
+  EXPECT_EQ(shell(ignoring + "timeout 60 " + kLauncher + " sh -c 'exit 7'").status, 7);
 }
 
 TEST(CairnRun, SendsEachRankOneSigterm) {
@@ -428,8 +429,9 @@ TEST(CairnRun, LeavesChildrenAloneThatItInherited) {
   const TemporaryFolder folder;
   const std::string theirs = unique_sleep();
   const std::string ours = unique_sleep();
-  const ShellResult result = shell("sh -c '" + theirs + " & echo $! >" + (folder / "pid").string() +
-                                   "; exec " + kRun + " sh -c \"setsid " + ours + " & exit 3\"'");
+  const ShellResult result =
+      shell("sh -c '" + theirs + " & echo $! >" + (folder / "pid").string() + "; exec " +
+            kLauncher + " sh -c \"setsid " + ours + " & exit 3\"'");
   EXPECT_EQ(result.status, 3);
   EXPECT_FALSE(is_running(ours));
   EXPECT_TRUE(is_running(theirs));
@@ -439,7 +441,7 @@ TEST(CairnRun, LeavesChildrenAloneThatItInherited) {
 TEST(CairnRun, GivesRank0OfATerminalATerminal) {
   // script(1) is a terminal to run in; where it is missing there is nothing to show.
   if (shell("command -v script").status != 0) GTEST_SKIP() << "script(1) is not installed";
-  const std::string inner = std::string(kRun) +
+  const std::string inner = std::string(kLauncher) +
                             " --nproc-per-node 2 sh -c \"test -t 1 && echo rank \\$RANK on a "
                             "terminal || echo rank \\$RANK piped\"";
   const ShellResult result = shell("script -qec '" + inner + "' /dev/null");
