@@ -173,7 +173,7 @@ class Resume : public Command {
 
 rc::Gen<std::optional<Setup>> fresh_setups() {
   return rc::gen::map(rc::gen::tuple(maybe_precision(), orders(), frozen_masks(),
-                                     choice<int>({{4, 0}, {1, 1}, {1, 2}, {1, 4}})),
+                                     choice<int>({{4, 0}, {1, 1}, {1, 2}})),
                       [](const auto& drawn) {
                         Setup setup;
                         std::tie(setup.precision, setup.order, setup.frozen, setup.ranks) = drawn;

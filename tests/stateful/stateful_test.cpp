@@ -1,6 +1,6 @@
-// Random sequences of what a trainer may do, on one rank, on two and on four, against the reference.
+// Random sequences of what a trainer may do, on one rank and on two, against the reference.
 //
-// CAIRN_STATEFUL_SEQUENCES says how many (2,000 by default); a failure
+// CAIRN_STATEFUL_SEQUENCES says how many (2,000 by default, half of them on two ranks); a failure
 // prints the shortest sequence that still fails and the seed: RC_PARAMS="seed=..." runs it again.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -113,11 +113,10 @@ int sequences() {
   return text == nullptr ? 2000 : std::max(2, std::atoi(text));
 }
 
-/// share: of all sequences.
-void search(int ranks, double share) {
+void search(int ranks) {
   log::set_level(log::Level::off);
   rc::detail::TestParams params = rc::detail::configuration().testParams;
-  params.maxSuccess = std::max(1, static_cast<int>(sequences() * share));
+  params.maxSuccess = sequences() / 2;
   params.maxSize = 60;
   std::string first;  // before it was shrunk: all that tells of a sequence that fails by chance
   const auto result = rc::detail::checkTestable(
@@ -136,15 +135,11 @@ void search(int ranks, double share) {
 }
 
 TEST(Stateful, OneRank) {
-  search(1, 0.4);
+  search(1);
 }
 
 TEST(Stateful, TwoRanks) {
-  search(2, 0.4);
-}
-
-TEST(Stateful, FourRanks) {
-  search(4, 0.2);
+  search(2);
 }
 
 }  // namespace

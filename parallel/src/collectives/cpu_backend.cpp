@@ -29,18 +29,24 @@ std::string objection(const std::vector<std::string>& values) {
   return "";
 }
 
-/// "": shared memory where ranks share a host, Gloo elsewhere. Every rank judges all values, and none
-/// breaks the job before all have them: the error is the same everywhere.
+/// Throws what every rank has found: none breaks the job before all know, so it is the same error
+/// everywhere.
+template <class E>
+[[noreturn]] void fail_together(const Membership& membership, const std::string& why) {
+  try {
+    share(membership, "backend/judged", "");
+  } catch (const core::CommunicationError&) {  // somebody has thrown: all knew
+  }
+  core::fail<E>("group", why);
+}
+
+/// "": shared memory where ranks share a host, Gloo elsewhere. Every rank judges all values.
 std::string agreed_backend(const Membership& membership) {
   const char* mine = std::getenv("CAIRN_BACKEND");
   const auto all = share(membership, "backend", mine == nullptr ? "" : mine);
   const std::string why = objection(all);
-  if (why.empty()) return all[0];
-  try {
-    share(membership, "backend/judged", "");
-  } catch (const core::CommunicationError&) {  // somebody has thrown: all had them
-  }
-  core::fail("group", why);
+  if (!why.empty()) fail_together<core::InvalidArgument>(membership, why);
+  return all[0];
 }
 
 std::unique_ptr<Mesh> connect(const Membership& membership) {
@@ -50,8 +56,8 @@ std::unique_ptr<Mesh> connect(const Membership& membership) {
   Host host = find_host(membership);
   if (host.is_whole_job) return std::make_unique<ShmMesh>(host.segment, membership.rank);
   if (backend == "shm")
-    core::fail<core::Unsupported>("group", "CAIRN_BACKEND=shm expected all ranks on one host, got ",
-                                  host.why_not);
+    fail_together<core::Unsupported>(
+        membership, "CAIRN_BACKEND=shm expected all ranks on one host, got " + host.why_not);
   log::debug("CPU tensors between hosts go over Gloo: {}", host.why_not);
   auto network = connect_gloo(membership);
   if (!host.segment) return network;
