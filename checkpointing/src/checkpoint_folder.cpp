@@ -112,7 +112,7 @@ FlatState read_unlisted(const std::string& path, std::vector<std::string>& damag
     try {
       const SafetensorsReader reader(path + "/" + file);
       for (const SafetensorsEntry& entry : reader.entries()) {
-        values.emplace_back(entry_prefix(file) + entry.name, reader.read(entry));
+        values.emplace_back(core::str(entry_prefix(file), entry.name), reader.read(entry));
       }
     } catch (const core::DataError& e) {
       damage.push_back(e.what());

@@ -202,7 +202,7 @@ Tensor SafetensorsReader::map(const SafetensorsEntry& entry) const {
   const bool aligned = offset % core::size_of(entry.dtype) == 0;
   char* data = aligned ? file_->map(offset, entry.end - entry.begin) : nullptr;
   if (data == nullptr) return read(entry);
-  const Tensor result = Tensor::wrap(TensorView(data, entry.shape, entry.dtype), file_);
+  Tensor result = Tensor::wrap(TensorView(data, entry.shape, entry.dtype), file_);
   if (entry.dtype == DType::boolean) check_booleans(result, path_, entry.name);
   return result;
 }

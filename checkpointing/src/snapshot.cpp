@@ -29,15 +29,15 @@ Tensor page_locked(const Tensor& x) {
 Tensor copied_from_gpu(const Tensor& x) {
   CAIRN_CHECK(x.view().is_dense(), "state", "expected dense memory on ", x.device(), ", got ",
               x.shape(), " with strides ", x.strides(), " (make it contiguous first)");
-  const Tensor copy = page_locked(x);
+  Tensor copy = page_locked(x);
   core::copy_bytes(x, copy);
   return copy;
 }
 
 Tensor copied_on_host(const Tensor& x) {
-  const Tensor host = on_host(x);
+  Tensor host = on_host(x);
   if (!host.same(x)) return host;  // gathered: a copy already
-  const Tensor copy = Tensor::empty(host.shape(), host.dtype(), Device{});
+  Tensor copy = Tensor::empty(host.shape(), host.dtype(), Device{});
   const auto bytes = static_cast<std::int64_t>(host.nbytes());
   const char* from = static_cast<const char*>(host.raw_data());
   char* to = static_cast<char*>(copy.raw_data());

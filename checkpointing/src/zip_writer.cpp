@@ -71,7 +71,7 @@ void ZipWriter::close() {
     std::string wide;
     if (size == zip::kIn64) wide += fields(entry.size, entry.size);
     if (offset == zip::kIn64) wide += fields(header);
-    if (!wide.empty()) wide = fields(zip::kExtra64, u16(wide.size())) + wide;
+    if (!wide.empty()) wide.insert(0, fields(zip::kExtra64, u16(wide.size())));
     write(fields(zip::kCentral, kZipVersion, kZipVersion, kUtf8, std::uint16_t{0}, kMidnight,
                  kFirstDay, entry.crc32, size, size, u16(entry.name.size()), u16(wide.size()),
                  std::uint16_t{0}, std::uint16_t{0}, std::uint16_t{0}, std::uint32_t{0}, offset));

@@ -149,7 +149,6 @@ Plan make_plan(const TensorView& x, const TensorView& y) {
   Plan plan;
   const auto is_reduced = [&](int d) { return y.shape[d] == 1; };
   plan.inner_reduced = dims.empty() || is_reduced(dims.back());
-  Dims inner;
   while (!dims.empty() &&
          is_reduced(dims.back()) == plan.inner_reduced) {  // all that merge with the innermost
     const int d = dims.back();
