@@ -153,6 +153,8 @@ constexpr auto kRows = std::to_array<OpRow>({
     {"cpu", kF32, kNone, "copy_to", P::keep, "",
      "a copy changes no digits; Apex listed it so that NumPy gets f32"},
     {"to(device)", kNone, kNone, "copy_to", P::keep, "", ""},
+    {"replicate", kNone, kNone, "replicate", P::keep, "",
+     "of DataParallel: a handle, no arithmetic"},
     {"to(dtype)", kNone, kNone, "cast", P::keep, "", "the conversion itself"},
 });
 

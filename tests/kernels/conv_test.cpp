@@ -52,7 +52,7 @@ std::size_t at(const Shape& s, std::int64_t n, std::int64_t c, std::int64_t h, s
 template <class F>
 void for_each_product(const ConvCase& c, const Shape& y, F&& f) {
   const Conv2dOptions& o = c.options;
-  const std::int64_t in = c.weight[1], conv_out = c.weight[0] / o.groups;
+  const std::int64_t in = c.weight[1], out = c.weight[0] / o.groups;
   for (std::int64_t n = 0; n < y[0]; ++n)
     for (std::int64_t k = 0; k < y[1]; ++k)
       for (std::int64_t i = 0; i < y[2]; ++i)
@@ -63,7 +63,7 @@ void for_each_product(const ConvCase& c, const Shape& y, F&& f) {
                 const std::int64_t h = i * o.stride[0] - o.padding[0] + r * o.dilation[0];
                 const std::int64_t w = j * o.stride[1] - o.padding[1] + s * o.dilation[1];
                 if (h < 0 || h >= c.x[2] || w < 0 || w >= c.x[3]) continue;
-                f(at(c.x, n, k / conv_out * in + ch, h, w), at(c.weight, k, ch, r, s),
+                f(at(c.x, n, k / out * in + ch, h, w), at(c.weight, k, ch, r, s),
                   at(y, n, k, i, j));
               }
 }
@@ -166,12 +166,11 @@ TEST_P(Conv, BackwardWeightEqualsReferenceAndAccumulates) {
     for (std::size_t i = 0; i < vdy.size(); ++i) bias_sum[i / plane % bias_sum.size()] += vdy[i];
     const auto terms = static_cast<double>(shape.numel() / shape[1]);
     const double rounding = rounding_of_sums(sum, dtype, device());
-    for (const DType conv_out : {dtype, DType::f32}) {
-      const Tensor dweight = random(c.weight, conv_out, 3),
-                   dbias = random({c.weight[0]}, conv_out, 4);
+    for (const DType out : {dtype, DType::f32}) {
+      const Tensor dweight = random(c.weight, out, 3), dbias = random({c.weight[0]}, out, 4);
       conv2d_backward_weight(x, dy, dweight, {}, c.options, false);
       expect_sum(dweight, sum, terms, what, rounding);
-      const Tensor more = random(c.weight, conv_out, 5);
+      const Tensor more = random(c.weight, out, 5);
       Values total = more.to_vector<double>(), bias_total = dbias.to_vector<double>();
       for (std::size_t i = 0; i < total.size(); ++i) total[i] += sum[i];
       for (std::size_t i = 0; i < bias_total.size(); ++i) bias_total[i] += bias_sum[i];
@@ -277,16 +276,15 @@ TEST(ConvVersions, CountWritesToOutputsAlone) {
   const auto f32 = [](const Shape& shape) { return test::random_tensor(shape, DType::f32, {}, 1); };
   const Tensor x = f32({2, 3, 5, 5}), weight = f32({4, 3, 3, 3}), y = f32({2, 4, 3, 3});
   const Tensor bias = f32({4});
-  test::expect_outputs_counted({"conv2d", {x, weight, bias}, {y}, [](auto& in, auto& conv_out) {
-                                  conv2d(in[0], in[1], in[2], conv_out[0], {});
+  test::expect_outputs_counted({"conv2d", {x, weight, bias}, {y}, [](auto& in, auto& out) {
+                                  conv2d(in[0], in[1], in[2], out[0], {});
+                                }});
+  test::expect_outputs_counted({"conv2d_backward_data", {y, weight}, {x}, [](auto& in, auto& out) {
+                                  conv2d_backward_data(in[0], in[1], {}, out[0], {});
                                 }});
   test::expect_outputs_counted(
-      {"conv2d_backward_data", {y, weight}, {x}, [](auto& in, auto& conv_out) {
-         conv2d_backward_data(in[0], in[1], {}, conv_out[0], {});
-       }});
-  test::expect_outputs_counted(
-      {"conv2d_backward_weight", {x, y}, {weight, bias}, [](auto& in, auto& conv_out) {
-         conv2d_backward_weight(in[0], in[1], conv_out[0], conv_out[1], {}, false);
+      {"conv2d_backward_weight", {x, y}, {weight, bias}, [](auto& in, auto& out) {
+         conv2d_backward_weight(in[0], in[1], out[0], out[1], {}, false);
        }});
 }
 

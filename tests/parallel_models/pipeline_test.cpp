@@ -197,7 +197,7 @@ TEST(Pipeline, WrongInputIsNamed) {
   EXPECT_THAT(pipeline_error_of([&] {
                 Pipeline({{*cut.modules[0], pipeline_cpu(1)}}, loss_of);
               }),
-              HasSubstr("expected stage 0 on pipeline_cpu:1, got '0.0.weight' on pipeline_cpu:0"));
+              HasSubstr("expected stage 0 on cpu:1, got '0.0.weight' on cpu:0"));
   Pipeline pipeline(cut.list, loss_of);
   EXPECT_THAT(pipeline_error_of([&] { pipeline.train_step(batch(0, 1), batch(0, 2)); }),
               HasSubstr("one sample at least, got [0, 8]"));

@@ -82,7 +82,7 @@ Result in_one_process(int stages, std::int64_t n, const PipelineOptions& options
   return result;
 }
 
-/// The unsplit model, micro-rank_pipeline_batch by micro-rank_pipeline_batch: all gradients in the order of the layers.
+/// The unsplit model, micro-batch by micro-batch: all gradients in the order of the layers.
 Values in_one_piece(std::int64_t n, int micro_batches) {
   const auto model = layers(0, kLayers);
   const Tensor x = rank_pipeline_batch(n, 1), t = rank_pipeline_batch(n, 2);
@@ -149,7 +149,7 @@ TEST(RankPipeline, HasTheBitsOfOneProcessOnProcesses) {
 
 // Activations that no buffer between ranks holds, in both directions at once.
 void train_on_large_activations(const ProcessGroup& group) {
-  constexpr std::int64_t kWide = 64, kRows = 6 * 16384;  // 4 MiB a micro-rank_pipeline_batch
+  constexpr std::int64_t kWide = 64, kRows = 6 * 16384;  // 4 MiB a micro-batch
   const int rank = group.rank(), ranks = group.world_size();
   const auto own = layers(rank * kLayers / ranks, (rank + 1) * kLayers / ranks, kWide);
   optim::FusedSGD sgd(own->parameters(), {.lr = 0.1});
@@ -370,7 +370,7 @@ TEST(RankPipeline, WrongInputIsNamedOnAllRanksAndBreaksNothing) {
     };
     EXPECT_THAT(make(stage, {}, 4), HasSubstr("a loss function on the last rank, got none"));
     EXPECT_THAT(make(stage, rank_pipeline_loss_of, first ? 4 : 0),
-                HasSubstr("at least one micro-rank_pipeline_batch, got 0, on rank 1"));
+                HasSubstr("at least one micro-batch, got 0, on rank 1"));
     EXPECT_THAT(make(stage, rank_pipeline_loss_of, first ? 4 : 5),
                 HasSubstr("got 4 micro-batches by one_forward_one_backward on rank 0 and 5"));
     const PipelineStage elsewhere{*own, Device{core::DeviceType::cpu, first ? 1 : 0}};
