@@ -70,7 +70,9 @@ optim::FusedAdam adamw(nn::Sequential& model) {  // groups as make_torch_files.p
 
 TEST(ModelFile, TrainingThatPyTorchBeganGoesOn) {
   const SafetensorsReader expected(golden("torch_files.safetensors"));
-  const Tensor x = expected.read("x"), target = expected.read("target");
+  const core::Device here = core::default_device();
+  const Tensor x = autograd::to(expected.read("x"), here),
+               target = autograd::to(expected.read("target"), here);
   {
     nn::Sequential model = net();
     optim::FusedAdam optimizer = adamw(model);

@@ -12,6 +12,7 @@
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/core/error.h"
 #include "checkpointing/temporary_folder.h"
+#include "host_copy.h"
 #include "zip_writer.h"
 
 namespace cairn::checkpointing {
@@ -28,7 +29,8 @@ std::string torch_file_golden(const std::string& name) {
 }
 
 std::string bytes_of(const Tensor& x) {
-  return {static_cast<const char*>(x.raw_data()), x.nbytes()};
+  const Tensor host = on_host(x);
+  return {static_cast<const char*>(host.raw_data()), host.nbytes()};
 }
 
 /// The value as a tensor, as make_torch_files.py keeps it in the flat file.

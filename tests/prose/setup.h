@@ -44,6 +44,7 @@
 #include <cairn/parallel/process_group.h>
 #include <cairn/parallel/sync_batch_norm.h>
 #include <dlpack/dlpack.h>
+#include <csignal>
 
 #include <cmath>
 #include <iostream>
