@@ -44,9 +44,9 @@
 #include <cairn/parallel/process_group.h>
 #include <cairn/parallel/sync_batch_norm.h>
 #include <dlpack/dlpack.h>
-#include <csignal>
 
 #include <cmath>
+#include <csignal>
 #include <iostream>
 #include <optional>
 #include <string>
