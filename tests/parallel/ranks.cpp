@@ -107,6 +107,9 @@ std::vector<RankResult> start_ranks(int world_size, const std::function<void(int
   std::vector<Rank> ranks;
   for (int rank = 0; rank < world_size; ++rank) ranks.push_back(start(rank, world_size, port));
   const auto begin = Clock::now();
+#ifdef __SANITIZE_THREAD__
+  seconds *= 4;
+#endif
   for (;;) {
     const double elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
     bool all_ended = true;
