@@ -110,7 +110,7 @@ FlatState read_unlisted(const std::string& path, std::vector<std::string>& damag
   for (const std::string& file : files) {
     if (!file.ends_with(".safetensors")) continue;
     try {
-      const SafetensorsReader reader(path + "/" + file);
+      const SafetensorsReader reader(core::str(path, "/", file));
       for (const SafetensorsEntry& entry : reader.entries()) {
         values.emplace_back(core::str(entry_prefix(file), entry.name), reader.read(entry));
       }

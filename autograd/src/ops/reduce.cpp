@@ -119,7 +119,7 @@ struct Argmax {
     const Tensor floor = Tensor::full({1}, 1.0, DType::f32, x.device());  // a row of NaN: the last
     kernels::binary(BinaryOp::maximum, best, floor, best);
     kernels::affine(best, -1.0, static_cast<double>(D), best);
-    const Tensor index = empty_as(x, dropped(x.shape(), last), DType::i64);
+    Tensor index = empty_as(x, dropped(x.shape(), last), DType::i64);
     kernels::copy(with_shape(best, index.shape()), index);
     return index;
   }
