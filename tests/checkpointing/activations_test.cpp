@@ -208,7 +208,7 @@ Outcome train(std::uint64_t seed, int precision, bool plain,
   }
   for (const Tensor& s : net.statistics) outcome.values.push_back(s.to_vector());
   if (offload) offload->synchronize();
-  if (core::default_device().is_cpu()) {  // a GPU's last copies are given back later
+  if (core::default_device().is_cpu()) {  // open: on a GPU blocks of workspace stay
     EXPECT_EQ(live(), before) << "left behind, seed " << seed;
   }
   return outcome;
