@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cairn/core/error.h"
+#include "cairn/core/version.h"
 #include "file_io.h"
 #include "flat_state.h"
 #include "json_text.h"
