@@ -1,12 +1,15 @@
 #include "cairn/checkpointing/checkpoint_folder.h"
 
 #include <algorithm>
+#include <cstring>
+#include <map>
 
 #include "cairn/core/error.h"
 #include "checkpoint_reader.h"
 #include "file_io.h"
 #include "lineage.h"
 #include "manifest.h"
+#include "shards.h"
 #include "step_folder.h"
 #include "stored_file.h"
 
@@ -80,24 +83,81 @@ std::vector<std::string> find_damage(const std::string& path) {
   return damage;
 }
 
-StateDict read_files(const std::string& path, const Manifest& manifest, ReadBy by,
-                     const std::function<bool(const std::string&)>& wanted) {
-  std::vector<std::string> damage;
-  const FlatState values = values_of(path, manifest, by, wanted, damage);
-  if (damage.empty()) return unflatten(values);
+namespace {
+
+// Pieces that have been read, by their names in the whole checkpoint.
+class PiecesRead {
+ public:
+  explicit PiecesRead(const FlatState& values) {
+    for (const auto& [name, value] : values) {
+      if (const Tensor* tensor = tensor_in(value)) tensors_.emplace(name, *tensor);
+    }
+  }
+  const Tensor* find(const CheckpointEntry& piece) const {
+    const auto found = tensors_.find(entry_prefix(piece.file) + piece.name);
+    return found == tensors_.end() ? nullptr : &found->second;
+  }
+  PieceReader reader() const {
+    return [this](const CheckpointEntry& piece) { return *find(piece); };
+  }
+
+ private:
+  std::map<std::string, Tensor> tensors_;
+};
+
+// The values, with every sharded tensor whole in the place of its pieces. One of which a piece is
+// lost is lost.
+FlatState with_whole_tensors(const FlatState& values, const Manifest& manifest) {
+  const PiecesRead pieces(values);
+  FlatState whole;
+  for (const auto& [name, value] : values) {
+    const std::size_t rank_end = name.starts_with(kRankPrefix) ? name.find('.') + 1 : 0;
+    const bool piece =
+        rank_end > 0 && name.compare(rank_end, std::strlen(kShardPrefix), kShardPrefix) == 0;
+    if (!piece) whole.emplace_back(name, value);
+  }
+  for (const ShardedTensor& tensor : sharded_tensors(manifest)) {
+    const bool there =
+        std::all_of(tensor.pieces.begin(), tensor.pieces.end(),
+                    [&](const ShardPiece& piece) { return pieces.find(*piece.entry) != nullptr; });
+    if (there) whole.emplace_back(tensor.name, read_whole(tensor, pieces.reader()));
+  }
+  return whole;
+}
+
+[[noreturn]] void fail_damaged(const std::string& path, const std::vector<std::string>& damage) {
   std::string list;
   for (const std::string& line : damage) list += "\n  " + line;
   core::fail<core::DataError>("checkpoint", "expected a whole checkpoint in '", path,
                               "', got:", list);
 }
 
+}  // namespace
+
+StateDict read_files(const std::string& path, const Manifest& manifest, ReadBy by,
+                     const std::function<bool(const std::string&)>& wanted) {
+  std::vector<std::string> damage;
+  const FlatState values = values_of(path, manifest, by, wanted, damage);
+  if (!damage.empty()) fail_damaged(path, damage);
+  return unflatten(values);
+}
+
 StateDict read_checkpoint(const std::string& path) {
-  return read_files(path, read_manifest(path), ReadBy::copy, all_files);
+  const Manifest manifest = read_manifest(path);
+  std::vector<std::string> damage;
+  const FlatState values = values_of(path, manifest, ReadBy::copy, all_files, damage);
+  if (!damage.empty()) fail_damaged(path, damage);
+  return unflatten(with_whole_tensors(values, manifest));
 }
 
 bool falls_to(const std::string& file, int rank, int world_size) {
   if (file == kStateFile) return true;
   return std::stoi(file.substr(std::string(kRankPrefix).size())) % world_size == rank;
+}
+
+std::uint64_t seed_of_new_rank(std::uint64_t seed, int rank) {
+  constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;  // spreads neighbouring ranks' seeds
+  return seed + kGolden * static_cast<std::uint64_t>(rank);
 }
 
 namespace {
@@ -127,8 +187,8 @@ SalvagedCheckpoint salvage_checkpoint(const std::string& path) {
   SalvagedCheckpoint salvaged;
   try {
     const Manifest manifest = read_manifest(path);
-    salvaged.contents =
-        unflatten(values_of(path, manifest, ReadBy::copy, all_files, salvaged.damage));
+    const FlatState values = values_of(path, manifest, ReadBy::copy, all_files, salvaged.damage);
+    salvaged.contents = unflatten(with_whole_tensors(values, manifest));
   } catch (const core::DataError& e) {
     salvaged.damage.push_back(e.what());
     salvaged.contents = unflatten(read_unlisted(path, salvaged.damage));

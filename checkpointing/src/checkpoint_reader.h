@@ -18,4 +18,8 @@ StateDict read_files(const std::string& path, const Manifest& manifest, ReadBy b
 /// that fall to it, its own among them.
 bool falls_to(const std::string& file, int rank, int world_size);
 
+/// The seed of a rank that the saved job did not have: it draws on from another rank's place, under
+/// a seed of its own.
+std::uint64_t seed_of_new_rank(std::uint64_t seed, int rank);
+
 }  // namespace cairn::checkpointing

@@ -7,6 +7,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
 #include "file_io.h"
+#include "folder_lock.h"
 #include "lineage.h"
 #include "step_folder.h"
 #include "stored_file.h"
@@ -63,12 +64,12 @@ void replace_folder(const std::string& from, const std::string& to, const std::s
 }
 
 // The paths of the `keep_best` whole ones with the best metrics; of equal ones the newer.
-std::set<std::string> best_of(std::vector<Standing> standing, const TrainingStateOptions& options) {
+std::set<std::string> best_of(std::vector<Standing> standing, const KeepRules& rules) {
   std::erase_if(standing, [](const Standing& one) { return !one.metric; });
   std::stable_sort(standing.begin(), standing.end(), [&](const Standing& a, const Standing& b) {
-    return options.lower_is_better ? *a.metric < *b.metric : *a.metric > *b.metric;
+    return rules.lower_is_better ? *a.metric < *b.metric : *a.metric > *b.metric;
   });
-  const auto count = std::min(standing.size(), static_cast<std::size_t>(options.keep_best));
+  const auto count = std::min(standing.size(), static_cast<std::size_t>(rules.keep_best));
   std::set<std::string> paths;
   for (std::size_t i = 0; i < count; ++i) paths.insert(standing[i].path);
   return paths;
@@ -86,31 +87,38 @@ std::vector<Standing> in_order(const std::vector<Standing>& standing,
   return order;
 }
 
-// What the options do not keep: the newest good ones of this line come first, those of lines left
-// behind fill up. A damaged one does not count, and goes when enough good ones stand before it.
-void remove_old(const SavePlan& plan, const std::vector<std::uint64_t>& line) {
-  const TrainingStateOptions& options = plan.options;
-  const std::vector<Standing> order = in_order(standing_in(plan.dir), line);
+// What the rules do not keep: of this order the first good ones stay. A damaged one does not count,
+// and goes when enough good ones stand before it.
+std::vector<std::string> needless_in(const std::vector<Standing>& order, const KeepRules& rules,
+                                     const std::vector<std::string>& damaged) {
   const auto is_whole = [&](const Standing& one) {
-    return one.id != 0 &&
-           std::find(plan.damaged.begin(), plan.damaged.end(), one.path) == plan.damaged.end();
+    return one.id != 0 && std::find(damaged.begin(), damaged.end(), one.path) == damaged.end();
   };
   std::vector<Standing> whole;
   std::copy_if(order.begin(), order.end(), std::back_inserter(whole), is_whole);
-  const std::set<std::string> best = best_of(whole, options);
+  const std::set<std::string> best = best_of(whole, rules);
   int good = 0;
   std::vector<std::string> needless;
   for (const Standing& one : order) {
     const bool counts = is_whole(one);
-    const bool every = options.keep_every > 0 && one.step % options.keep_every == 0;
+    const bool every = rules.keep_every > 0 && one.step % rules.keep_every == 0;
     const bool stays = counts && (every || best.contains(one.path));
-    if (good < options.keep) {
+    if (good < rules.keep) {
       good += counts ? 1 : 0;
     } else if (!stays) {
       needless.push_back(one.path);
     }
   }
-  remove_checkpoints(plan.dir, needless);
+  return needless;
+}
+
+// The newest good ones of this line come first, those of lines left behind fill up.
+void remove_old(const SavePlan& plan, const std::vector<std::uint64_t>& line) {
+  const TrainingStateOptions& options = plan.options;
+  const KeepRules rules{options.keep, options.keep_every, options.keep_best,
+                        options.lower_is_better};
+  const std::vector<Standing> order = in_order(standing_in(plan.dir), line);
+  remove_checkpoints(plan.dir, needless_in(order, rules, plan.damaged));
 }
 
 }  // namespace
@@ -196,6 +204,25 @@ Committed commit(SavePlan& plan, const std::vector<std::string>& files) {
   line.insert(line.begin(), done.id);
   remove_old(plan, line);
   return done;
+}
+
+std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRules& rules,
+                                           bool only_say) {
+  CAIRN_CHECK(rules.keep >= 1 && rules.keep_every >= 0 && rules.keep_best >= 0, "prune",
+              "expected keep >= 1, keep_every >= 0 and keep_best >= 0, got ", rules.keep, ", ",
+              rules.keep_every, " and ", rules.keep_best);
+  std::unique_ptr<SaveTurn> turn;
+  if (!only_say) turn = std::make_unique<SaveTurn>(FolderLock::take(dir));
+  const std::vector<Standing> standing = standing_in(dir);
+  std::vector<std::uint64_t> line;
+  std::vector<std::string> damaged;
+  for (const Standing& one : newest_line(standing)) line.push_back(one.id);
+  for (const Standing& one : standing) {
+    if (!find_damage(one.path).empty()) damaged.push_back(one.path);
+  }
+  const std::vector<std::string> needless = needless_in(in_order(standing, line), rules, damaged);
+  if (!only_say) remove_checkpoints(dir, needless);
+  return needless;
 }
 
 void give_up(const SavePlan& plan) {

@@ -59,6 +59,10 @@ void WritableFile::write_at(std::uint64_t offset, const void* data, std::size_t 
   }
 }
 
+void WritableFile::start_flush(std::uint64_t offset, std::size_t bytes) {
+  system_calls().start_flush(descriptor_, offset, bytes);
+}
+
 void WritableFile::close() {
   if (system_calls().fsync(descriptor_) != 0) fail_io("flush", path_);
   const int descriptor = std::exchange(descriptor_, -1);

@@ -22,6 +22,8 @@ class WritableFile {
   void write(std::string_view text);  // after what was written last
   /// At a place of its own; several threads may.
   void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
+  /// Has the disk begin with that part; several threads may.
+  void start_flush(std::uint64_t offset, std::size_t bytes);
   void close();  // flushes to the disk first
 
  private:

@@ -69,8 +69,13 @@ FlatState flatten(const StateDict& state) {
   return entries;
 }
 
+const Tensor* tensor_in(const StateDict::Value& value) {
+  if (const auto* shard = std::get_if<Shard>(&value)) return &shard->tensor;
+  return std::get_if<Tensor>(&value);
+}
+
 EntryKind kind_of(const StateDict::Value& value) {
-  if (std::holds_alternative<Tensor>(value)) return EntryKind::tensor;
+  if (tensor_in(value) != nullptr) return EntryKind::tensor;
   if (std::holds_alternative<double>(value)) return EntryKind::number;
   if (std::holds_alternative<std::int64_t>(value)) return EntryKind::integer;
   if (std::holds_alternative<std::string>(value)) return EntryKind::text;
@@ -78,7 +83,7 @@ EntryKind kind_of(const StateDict::Value& value) {
 }
 
 Tensor tensor_of(const StateDict::Value& value) {
-  if (const auto* tensor = std::get_if<Tensor>(&value)) return *tensor;
+  if (const Tensor* tensor = tensor_in(value)) return *tensor;
   if (const auto* number = std::get_if<double>(&value))
     return Tensor::from<double>({*number}, {}, DType::f64, Device{});
   if (const auto* integer = std::get_if<std::int64_t>(&value)) {

@@ -13,6 +13,8 @@ using FlatState = std::vector<std::pair<std::string, StateDict::Value>>;
 /// "a.b.c" of non-empty keys, not more than 64: dictionaries recurse.
 bool usable_name(const std::string& name);
 
+/// The tensor or the shard's; nullptr for other values.
+const Tensor* tensor_in(const StateDict::Value& value);
 EntryKind kind_of(const StateDict::Value& value);
 /// What stands in a safetensors file for the value: scalars become 0-dimensional f64 and i64
 /// tensors. Undefined for text and empty dictionaries.

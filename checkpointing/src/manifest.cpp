@@ -12,6 +12,7 @@
 #include "flat_state.h"
 #include "json_text.h"
 #include "safetensors_format.h"
+#include "shards.h"
 #include "step_folder.h"
 
 namespace cairn::checkpointing {
@@ -21,9 +22,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "cairn-training-state";
-// 1 had no lineage. A member that older readers may pass over (metric, libraries,
-// header) keeps the number.
-constexpr int kVersion = 2;
+// 1 had no lineage, 2 no shards: without any it is what is written, for older readers. A member that
+// they may pass over (metric, libraries, header) keeps the number.
+constexpr int kVersion = 3, kVersionWithoutShards = 2;
 constexpr std::uint64_t kLargestManifest = 1'000'000'000;  // bytes
 constexpr int kCompact = -1, kIndented = 1;                // nlohmann's indents
 
@@ -52,12 +53,18 @@ std::uint64_t parse_hex(const std::string& text) {
   return value;
 }
 
+std::vector<std::int64_t> sizes_of(const Shape& shape) {
+  return {shape.begin(), shape.end()};
+}
+
 Json json_of(const CheckpointEntry& entry) {
   Json json = {{"name", entry.name}, {"kind", name(entry.kind)}};
   switch (entry.kind) {
     case EntryKind::tensor:
       json["dtype"] = core::name(entry.dtype);
-      json["shape"] = std::vector<std::int64_t>(entry.shape.begin(), entry.shape.end());
+      json["shape"] = sizes_of(entry.shape);
+      if (entry.shard)
+        json["shard"] = {{"whole", sizes_of(entry.shard->whole)}, {"begin", entry.shard->begin}};
       [[fallthrough]];
     case EntryKind::number:
     case EntryKind::integer:
@@ -116,8 +123,8 @@ EntryKind parse_kind(const std::string& text) {
   fail_field("a kind of entry, got '", text, "'");
 }
 
-Shape shape_of(const Json& entry, const std::string& name) {
-  const Json& sizes = list_of(entry, "shape");
+Shape shape_of(const Json& entry, const char* key, const std::string& name) {
+  const Json& sizes = list_of(entry, key);
   if (sizes.size() > static_cast<std::size_t>(core::kMaxDims)) {
     fail_field("at most ", core::kMaxDims, " sizes for '", name, "', got ", sizes.size());
   }
@@ -126,6 +133,10 @@ Shape shape_of(const Json& entry, const std::string& name) {
     shape.push_back(integer_of(Json{{"size", size}}, "size", 0));
   }
   return shape;
+}
+
+ShardPlace place_of(const Json& shard, const std::string& name) {
+  return {shape_of(shard, "whole", name), integer_of(shard, "begin", 0)};
 }
 
 CheckpointEntry entry_of(const Json& json, const std::string& file) {
@@ -138,7 +149,8 @@ CheckpointEntry entry_of(const Json& json, const std::string& file) {
   if (entry.kind == EntryKind::text) entry.text = json.at("text").get<std::string>();
   if (entry.kind == EntryKind::tensor) {
     entry.dtype = core::parse_dtype(json.at("dtype").get<std::string>());
-    entry.shape = shape_of(json, entry.name);
+    entry.shape = shape_of(json, "shape", entry.name);
+    if (json.contains("shard")) entry.shard = place_of(json.at("shard"), entry.name);
   }
   if (entry.in_file()) entry.checksum = parse_hex(json.at("xxh3").get<std::string>());
   return entry;
@@ -173,6 +185,11 @@ ManifestFile file_of(const Json& json) {
       fail_field("distinct names of entries in ", file.name, ", got '", entry.name.substr(0, 80),
                  "'");
     }
+    const bool named_shard = file.name != kStateFile && entry.name.starts_with(kShardPrefix);
+    if (entry.shard.has_value() != named_shard) {
+      fail_field("shards, and nothing else, in a rank's file under ", kShardPrefix, ", got '",
+                 entry.name.substr(0, 80), "' in ", file.name);
+    }
     check_size(entry, left);
     file.entries.push_back(std::move(entry));
   }
@@ -190,6 +207,23 @@ void check_files(const Manifest& manifest) {
     if (missing.erase(file.name) == 1) continue;
     fail_field("the files of ", manifest.world_size, " rank(s), each once, got '", file.name, "'");
   }
+}
+
+// What is cut is there once, whole.
+void check_shards(const std::vector<ManifestFile>& files) {
+  std::string problems;
+  std::set<std::string> shared;
+  for (const ManifestFile& file : files) {
+    if (file.name != kStateFile) continue;
+    for (const CheckpointEntry& entry : file.entries) shared.insert(entry.name);
+  }
+  for (const ShardedTensor& tensor : sharded_tensors(files, problems)) {
+    if (shared.contains(tensor.name)) {
+      problems += core::str("\n  '", tensor.name, "': in shards and in ", kStateFile);
+    }
+  }
+  if (problems.empty()) return;
+  fail_field("shards that make up each tensor, every element once, got:", problems, "\n ");
 }
 
 Json json_of(const Lineage& lineage) {
@@ -280,10 +314,23 @@ std::uint64_t check_checksum(Json json, const std::string& path) {
 
 }  // namespace
 
+namespace {
+
+int version_of(const Manifest& manifest) {
+  const auto is_shard = [](const CheckpointEntry& entry) { return entry.shard.has_value(); };
+  const bool shards =
+      std::any_of(manifest.files.begin(), manifest.files.end(), [&](const ManifestFile& file) {
+        return std::any_of(file.entries.begin(), file.entries.end(), is_shard);
+      });
+  return shards ? kVersion : kVersionWithoutShards;
+}
+
+}  // namespace
+
 std::string manifest_text(const Manifest& manifest) {
   Json files = Json::array();
   for (const ManifestFile& file : manifest.files) files.push_back(json_of(file));
-  Json json = {{"format", kFormat}, {"version", kVersion}};
+  Json json = {{"format", kFormat}, {"version", version_of(manifest)}};
   json.update(json_of(manifest.lineage));
   json["world_size"] = manifest.world_size;
   if (manifest.metric) json["metric"] = *manifest.metric;
@@ -292,10 +339,6 @@ std::string manifest_text(const Manifest& manifest) {
   const std::string body = dump(json, kCompact);
   json["checksum"] = hex(checksum(body.data(), body.size()));
   return dump(json, kIndented) + "\n";
-}
-
-LibraryVersions library_versions() {
-  return {{"cairn", CAIRN_VERSION}, {"compiler", __VERSION__}};
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& path) {
@@ -314,6 +357,7 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
     manifest.libraries = libraries_of(json);
     for (const Json& file : list_of(json, "files")) manifest.files.push_back(file_of(file));
     check_files(manifest);
+    check_shards(manifest.files);
     return manifest;
   });
 }

@@ -35,9 +35,6 @@ struct Manifest {
   std::uint64_t checksum = 0;       // of one that was read
 };
 
-/// Those of this program.
-LibraryVersions library_versions();
-
 std::string manifest_text(const Manifest& manifest);
 /// Believes nothing that the text says. Throws core::DataError naming `path` and what is wrong.
 Manifest parse_manifest(const std::string& text, const std::string& path);

@@ -12,6 +12,8 @@ bool lies_in(const std::string& name, const std::string& place) {
   return name == place || name.starts_with(place + ".");
 }
 
+}  // namespace
+
 std::string new_name(const std::string& name,
                      const std::vector<std::pair<std::string, std::string>>& names) {
   for (const auto& [from, to] : names) {
@@ -19,8 +21,6 @@ std::string new_name(const std::string& name,
   }
   return name;
 }
-
-}  // namespace
 
 StateDict renamed(const StateDict& state,
                   const std::vector<std::pair<std::string, std::string>>& names) {

@@ -9,8 +9,11 @@
 
 namespace cairn::checkpointing {
 
-/// The state with its entries under other names; of the pairs {old, new} the first counts that is
-/// an entry's name or a dictionary around it. Throws core::DataError where two come to one name.
+/// The entry's other name: of the pairs {old, new} the first counts that is the name or a dictionary
+/// around it.
+std::string new_name(const std::string& name,
+                     const std::vector<std::pair<std::string, std::string>>& names);
+/// The state with its entries under other names. Throws core::DataError where two come to one name.
 StateDict renamed(const StateDict& state,
                   const std::vector<std::pair<std::string, std::string>>& names);
 

@@ -9,6 +9,7 @@
 #include "cairn/core/error.h"
 #include "cairn/kernels/copy.h"
 #include "flat_state.h"
+#include "shards.h"
 
 namespace cairn::checkpointing {
 
@@ -106,44 +107,89 @@ void Variables::load_state_dict(const StateDict& state) {
   for (const auto& assign : assignments) assign();
 }
 
-Tensors::Tensors(NamedTensors tensors) : tensors_(std::move(tensors)) {
-  FlatState entries;
-  for (const auto& [name, tensor] : tensors_) {
-    CAIRN_CHECK(usable_name(name) && tensor.defined(), "tensors",
+namespace {
+
+// Throws core::InvalidArgument for names that cannot stand beside each other in a state.
+void check_names(const char* what, const FlatState& entries) {
+  for (const auto& [name, value] : entries) {
+    CAIRN_CHECK(usable_name(name) && tensor_in(value)->defined(), what,
                 "expected a name and a tensor, got '", name, "'");
-    entries.emplace_back(name, tensor);
   }
   try {
     unflatten(entries);
   } catch (const core::DataError& e) {
-    core::fail("tensors", e.what());
+    core::fail(what, e.what());
   }
+}
+
+std::string text_of(const StateDict::Value& value) {
+  const Tensor* tensor = tensor_in(value);
+  if (tensor == nullptr) return "no tensor";
+  const auto* shard = std::get_if<Shard>(&value);
+  if (shard == nullptr) return core::str(tensor->dtype(), " ", tensor->shape());
+  return core::str(tensor->dtype(), " ", tensor->shape(), " of ", shard->whole, " from ",
+                   shard->begin, " on");
+}
+
+bool fits(const StateDict::Value& from, const StateDict::Value& to) {
+  if (from.index() != to.index() || !can_load(*tensor_in(from), *tensor_in(to))) return false;
+  const auto *a = std::get_if<Shard>(&from), *b = std::get_if<Shard>(&to);
+  return a == nullptr || (a->whole == b->whole && a->begin == b->begin);
+}
+
+// Copies the values into the tensors of `own`; all or nothing.
+void load_tensors(const char* what, const FlatState& own, const StateDict& state) {
+  const FlatState entries = flatten(state);
+  std::map<std::string, const StateDict::Value*> loaded;
+  for (const auto& [name, value] : entries) loaded[name] = &value;
+  std::string problems;
+  std::set<std::string> known;
+  for (const auto& [name, value] : own) {
+    known.insert(name);
+    const StateDict::Value* from = loaded[name];
+    if (from == nullptr) {
+      problems += core::str("\n  missing: '", name, "'");
+    } else if (!fits(*from, value)) {
+      problems +=
+          core::str("\n  '", name, "': expected ", text_of(value), ", got ", text_of(*from));
+    }
+  }
+  fail_with(what, problems + surplus_in(entries, known));
+  for (const auto& [name, value] : own) {
+    kernels::copy(*tensor_in(*loaded[name]), *tensor_in(value));
+  }
+}
+
+}  // namespace
+
+Tensors::Tensors(NamedTensors tensors) {
+  for (auto& [name, tensor] : tensors) entries_.emplace_back(name, std::move(tensor));
+  check_names("tensors", entries_);
 }
 
 StateDict Tensors::state_dict() const {
-  FlatState entries;
-  for (const auto& [name, tensor] : tensors_) entries.emplace_back(name, tensor);
-  return unflatten(entries);
+  return unflatten(entries_);
 }
 
 void Tensors::load_state_dict(const StateDict& state) {
-  const FlatState entries = flatten(state);
-  std::map<std::string, const Tensor*> loaded;
-  for (const auto& [name, value] : entries) loaded[name] = std::get_if<Tensor>(&value);
-  std::string problems;
-  std::set<std::string> known;
-  for (const auto& [name, tensor] : tensors_) {
-    known.insert(name);
-    const Tensor* from = loaded[name];
-    if (from == nullptr) {
-      problems += core::str("\n  missing: '", name, "'");
-    } else if (!can_load(*from, tensor)) {
-      problems += core::str("\n  '", name, "': expected ", tensor.dtype(), " ", tensor.shape(),
-                            ", got ", from->dtype(), " ", from->shape());
-    }
+  load_tensors("tensors", entries_, state);
+}
+
+Shards::Shards(const NamedShards& shards) : entries_(shards.begin(), shards.end()) {
+  check_names("shards", entries_);
+  for (const auto& [name, shard] : shards) {
+    CAIRN_CHECK(elements_of(shard.tensor.shape(), {shard.whole, shard.begin}), "shards",
+                "expected rows or elements within ", shard.whole, " as '", name, "', got ",
+                shard.tensor.shape(), " from ", shard.begin, " on");
   }
-  fail_with("tensors", problems + surplus_in(entries, known));
-  for (const auto& [name, tensor] : tensors_) kernels::copy(*loaded[name], tensor);
+}
+
+StateDict Shards::state_dict() const {
+  return unflatten(entries_);
+}
+
+void Shards::load_state_dict(const StateDict& state) {
+  load_tensors("shards", entries_, state);
 }
 
 }  // namespace cairn::checkpointing

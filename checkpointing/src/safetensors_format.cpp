@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <array>
+#include <new>
 #include <utility>
 
 namespace cairn::checkpointing {
@@ -37,6 +38,29 @@ bool parse_safetensors_dtype(const std::string& text, DType& dtype) {
 
 std::uint64_t checksum(const void* data, std::size_t bytes) {
   return XXH3_64bits(data, bytes);
+}
+
+namespace {
+XXH3_state_t* xxh3(void* state) {
+  return static_cast<XXH3_state_t*>(state);
+}
+}  // namespace
+
+RunningChecksum::RunningChecksum() : state_(XXH3_createState()) {
+  if (state_ == nullptr) throw std::bad_alloc();
+  XXH3_64bits_reset(xxh3(state_));
+}
+
+RunningChecksum::~RunningChecksum() {
+  XXH3_freeState(xxh3(state_));
+}
+
+void RunningChecksum::add(const void* data, std::size_t bytes) {
+  XXH3_64bits_update(xxh3(state_), data, bytes);
+}
+
+std::uint64_t RunningChecksum::value() const {
+  return XXH3_64bits_digest(xxh3(state_));
 }
 
 }  // namespace cairn::checkpointing

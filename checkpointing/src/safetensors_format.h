@@ -19,6 +19,20 @@ bool parse_safetensors_dtype(const std::string& text, DType& dtype);
 
 std::uint64_t checksum(const void* data, std::size_t bytes);  // XXH3, 64 bits
 
+/// The same of bytes that come piece by piece.
+class RunningChecksum {
+ public:
+  RunningChecksum();
+  ~RunningChecksum();
+  RunningChecksum(const RunningChecksum&) = delete;
+  RunningChecksum& operator=(const RunningChecksum&) = delete;
+  void add(const void* data, std::size_t bytes);
+  std::uint64_t value() const;
+
+ private:
+  void* state_;
+};
+
 struct SafetensorsChecksums {
   std::uint64_t header = 0;  // of all before the data
   std::vector<std::uint64_t> tensors;

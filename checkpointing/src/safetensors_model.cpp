@@ -107,14 +107,14 @@ FlatState read_safetensors_model(const std::string& path) {
 namespace {
 
 // The tensors of one file, and other names of theirs.
-struct Shard {
+struct OutputFile {
   NamedTensors tensors;
   SafetensorsMetadata metadata = {{"format", "pt"}};
   std::uint64_t bytes = 0;
 };
 
-std::vector<Shard> shards_of(const StateDict& state, std::uint64_t limit) {
-  std::vector<Shard> shards(1);
+std::vector<OutputFile> files_of_state(const StateDict& state, std::uint64_t limit) {
+  std::vector<OutputFile> shards(1);
   std::map<std::tuple<const void*, DType, std::string>, std::pair<std::size_t, std::string>> stored;
   for (const auto& [name, value] : flatten(state)) {
     const auto* tensor = std::get_if<Tensor>(&value);
@@ -147,7 +147,7 @@ std::string shard_name(std::size_t i, std::size_t count) {
 
 void write_safetensors_model(const std::string& folder, const StateDict& state,
                              const SafetensorsModelOptions& options) {
-  const std::vector<Shard> shards = shards_of(state, options.file_bytes);
+  const std::vector<OutputFile> shards = files_of_state(state, options.file_bytes);
   const fs::path path = folder;
   make_folders(folder);
   if (shards.size() == 1) {

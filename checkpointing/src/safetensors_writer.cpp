@@ -64,6 +64,21 @@ std::string header_text(const NamedTensors& tensors, const std::vector<std::size
   return text;
 }
 
+// A piece is summed and written while it is in the cache; then the disk begins, while the next one
+// comes. Returns the checksum.
+std::uint64_t write_and_sum(WritableFile& file, std::uint64_t offset, const Tensor& host) {
+  constexpr std::size_t kPiece = std::size_t{4} << 20, kWorthACall = std::size_t{1} << 20;
+  const auto* data = static_cast<const char*>(host.raw_data());
+  RunningChecksum sum;
+  for (std::size_t at = 0; at < host.nbytes(); at += kPiece) {
+    const std::size_t bytes = std::min(kPiece, host.nbytes() - at);
+    sum.add(data + at, bytes);
+    file.write_at(offset + at, data + at, bytes);
+    if (bytes >= kWorthACall) file.start_flush(offset + at, bytes);
+  }
+  return sum.value();
+}
+
 }  // namespace
 
 SafetensorsChecksums write_safetensors_with_checksums(const std::string& path,
@@ -91,8 +106,7 @@ SafetensorsChecksums write_safetensors_with_checksums(const std::string& path,
   on_threads(threads_for(end), order.size(), [&](std::size_t job) {
     const std::size_t i = order[job];
     const Tensor host = on_host(tensors[i].tensor);
-    checksums.tensors[i] = checksum(host.raw_data(), host.nbytes());
-    file.write_at(offsets[job], host.raw_data(), host.nbytes());
+    checksums.tensors[i] = write_and_sum(file, offsets[job], host);
   });
   file.close();
   return checksums;

@@ -4,19 +4,23 @@
 #include <cstring>
 
 #include "cairn/core/error.h"
-#include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "host_copy.h"
+#include "work_threads.h"
 
 namespace cairn::checkpointing {
 
 namespace {
 
-constexpr std::int64_t kPiece = 1 << 20;  // bytes that one thread copies at once
-
-const Tensor* tensor_in(const StateDict::Value& value) {
-  const auto* tensor = std::get_if<Tensor>(&value);
+const Tensor* defined_tensor(const StateDict::Value& value) {
+  const Tensor* tensor = tensor_in(value);
   return tensor != nullptr && tensor->defined() ? tensor : nullptr;
+}
+
+void put_tensor(StateDict::Value& value, const Tensor& tensor) {
+  auto* shard = std::get_if<Shard>(&value);
+  if (shard != nullptr) shard->tensor = tensor;
+  if (shard == nullptr) value = tensor;
 }
 
 Tensor page_locked(const Tensor& x) {
@@ -34,17 +38,35 @@ Tensor copied_from_gpu(const Tensor& x) {
   return copy;
 }
 
-Tensor copied_on_host(const Tensor& x) {
+struct Piece {
+  const char* from;
+  char* to;
+  std::size_t bytes;
+};
+
+// Memory for a copy, or the copy itself where gathering made one. What is left to do goes to
+// `pieces`.
+Tensor copied_on_host(const Tensor& x, std::vector<Piece>& pieces) {
+  constexpr std::size_t kPiece = std::size_t{2} << 20;
   Tensor host = on_host(x);
-  if (!host.same(x)) return host;  // gathered: a copy already
+  if (!host.same(x)) return host;
   Tensor copy = Tensor::empty(host.shape(), host.dtype(), Device{});
-  const auto bytes = static_cast<std::int64_t>(host.nbytes());
-  const char* from = static_cast<const char*>(host.raw_data());
-  char* to = static_cast<char*>(copy.raw_data());
-  core::parallel_for(bytes, kPiece, [&](std::int64_t begin, std::int64_t end) {
-    std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
-  });
+  const auto* from = static_cast<const char*>(host.raw_data());
+  auto* to = static_cast<char*>(copy.raw_data());
+  for (std::size_t at = 0; at < host.nbytes(); at += kPiece) {
+    pieces.push_back({from + at, to + at, std::min(kPiece, host.nbytes() - at)});
+  }
   return copy;
+}
+
+// All pieces by whichever thread is free, and one wait for all: a wait a tensor would cost a time
+// slice each where other programs share the cores.
+void copy(const std::vector<Piece>& pieces) {
+  constexpr std::uint64_t kMostThreads = 16;  // a socket's memory is busy by then
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  on_threads(threads_for(bytes, kMostThreads), pieces.size(),
+             [&](std::size_t i) { std::memcpy(pieces[i].to, pieces[i].from, pieces[i].bytes); });
 }
 
 }  // namespace
@@ -52,7 +74,7 @@ Tensor copied_on_host(const Tensor& x) {
 std::uint64_t bytes_of(const FlatState& state) {
   std::uint64_t bytes = 0;
   for (const auto& [name, value] : state) {
-    if (const Tensor* tensor = tensor_in(value)) bytes += tensor->nbytes();
+    if (const Tensor* tensor = defined_tensor(value)) bytes += tensor->nbytes();
   }
   return bytes;
 }
@@ -60,13 +82,15 @@ std::uint64_t bytes_of(const FlatState& state) {
 FlatState snapshot_of(const FlatState& state) {
   FlatState copies = state;
   std::vector<Tensor> on_gpus;
+  std::vector<Piece> pieces;
   for (auto& [name, value] : copies) {
-    const Tensor* tensor = tensor_in(value);
+    const Tensor* tensor = defined_tensor(value);
     if (tensor == nullptr) continue;
     const Tensor x = *tensor;
     if (!x.device().is_cpu()) on_gpus.push_back(x);
-    value = x.device().is_cpu() ? copied_on_host(x) : copied_from_gpu(x);
+    put_tensor(value, x.device().is_cpu() ? copied_on_host(x, pieces) : copied_from_gpu(x));
   }
+  copy(pieces);
   for (const Tensor& x : on_gpus) wait_for_device(x);
   return copies;
 }

@@ -24,6 +24,7 @@ ManifestFile write_stored_file(const std::string& folder, const std::string& nam
     entry.file = name;
     entry.kind = kind_of(value);
     if (const auto* text = std::get_if<std::string>(&value)) entry.text = *text;
+    if (const auto* shard = std::get_if<Shard>(&value)) entry.shard = {shard->whole, shard->begin};
     const Tensor tensor = tensor_of(value);
     CAIRN_CHECK(tensor.defined() || entry.kind != EntryKind::tensor, "save",
                 "expected a tensor for '", entry_name, "', got an undefined one");

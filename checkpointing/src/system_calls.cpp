@@ -43,6 +43,13 @@ int SystemCalls::fsync(int file) {
   return ::fsync(file);
 }
 
+void SystemCalls::start_flush(int file, std::uint64_t offset, std::size_t bytes) {
+#ifdef SYNC_FILE_RANGE_WRITE
+  (void)::sync_file_range(file, static_cast<off64_t>(offset), static_cast<off64_t>(bytes),
+                          SYNC_FILE_RANGE_WRITE);
+#endif
+}
+
 int SystemCalls::lock(int file) {
   return ::flock(file, LOCK_EX | LOCK_NB);
 }

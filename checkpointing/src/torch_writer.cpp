@@ -36,8 +36,10 @@ class Exporter {
       pickle_.integer(*integer);
     } else if (const auto* text = std::get_if<std::string>(&value)) {
       pickle_.text(*text);
+    } else if (const auto* state = std::get_if<StateDict>(&value)) {
+      nested(*state);
     } else {
-      nested(std::get<StateDict>(value));
+      core::fail("torch", "expected whole tensors, got a rank's shard of one");
     }
   }
 

@@ -15,6 +15,7 @@
 #include "cairn/core/generator.h"
 #include "cairn/core/log.h"
 #include "cairn/kernels/product_choices.h"
+#include "cairn/kernels/versions.h"
 #include "checkpoint_reader.h"
 #include "checkpoint_writer.h"
 #include "file_io.h"
@@ -22,6 +23,7 @@
 #include "folder_lock.h"
 #include "lineage.h"
 #include "partial_load.h"
+#include "shards.h"
 #include "signal_watch.h"
 #include "snapshot.h"
 #include "step_folder.h"
@@ -58,14 +60,21 @@ void restore_products(const StateDict& contents, int rank, int saved_world_size)
   if (own.contains(kProducts)) kernels::use_product_choices(own.text(kProducts));
 }
 
-// A rank that the saved run did not have continues another rank's draws under a seed of its own.
 void restore_generator(const StateDict& contents, int rank, int saved_world_size) {
   const StateDict& own = contents.dict(rank_name(rank % saved_world_size));
   Generator& generator = Generator::current();
   generator.load_state_dict(own.dict("generator"));
   if (rank < saved_world_size) return;
-  constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15;  // spreads neighbouring ranks' seeds
-  generator.set(generator.seed() + kGolden * static_cast<std::uint64_t>(rank), generator.offset());
+  generator.set(seed_of_new_rank(generator.seed(), rank), generator.offset());
+}
+
+LibraryVersions all_libraries(const World& world) {
+  LibraryVersions all = {{"cairn", CAIRN_VERSION}};
+  for (const LibraryVersions& some :
+       {core::library_versions(), kernels::library_versions(), world.libraries()}) {
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
 }
 
 // The checkpoint of that path, or the one that stepped aside from it when a save was killed.
@@ -207,7 +216,7 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
   plan.manifest.world_size = world_.size;
   plan.manifest.lineage = {.step = step, .continues = line_};
   if (metric && std::isfinite(*metric)) plan.manifest.metric = metric;
-  plan.manifest.libraries = library_versions();
+  plan.manifest.libraries = all_libraries(world_);
   std::unique_ptr<SaveTurn> turn;
   std::optional<RankContents> copy;
   std::string written;
@@ -259,12 +268,16 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
 }
 
 RankContents TrainingState::contents_of_rank() const {
-  RankContents contents{.own = own_state()};
-  if (world_.rank != 0) return contents;
+  RankContents contents{.has_shared = world_.rank == 0, .shared = {}, .own = own_state()};
   StateDict state;
   for (const Part& part : parts_) state.set(part.name, part.stateful->state_dict());
-  contents.has_shared = true;
-  contents.shared = flatten(state);
+  for (auto& [name, value] : flatten(state)) {
+    if (std::holds_alternative<Shard>(value)) {
+      contents.own.emplace_back(kShardPrefix + name, std::move(value));
+    } else if (contents.has_shared) {
+      contents.shared.emplace_back(name, std::move(value));
+    }
+  }
   return contents;
 }
 
@@ -477,18 +490,29 @@ void TrainingState::load_part(const Part& part, const StateDict& loaded, const S
   info.ignored.insert(info.ignored.end(), ignored.begin(), ignored.end());
 }
 
+// What was saved, under its new names, in shards where the parts here have them.
+StateDict TrainingState::in_form_of(const StateDict& wanted, const Loaded& loaded,
+                                    const ResumeOptions& how) {
+  std::vector<ShardedTensor> sharded = sharded_tensors(loaded.manifest);
+  for (ShardedTensor& tensor : sharded) tensor.name = new_name(tensor.name, how.rename);
+  return unflatten(in_wanted_form(flatten(renamed(loaded.contents, how.rename)), sharded,
+                                  flatten(wanted), piece_reader(loaded.path)));
+}
+
 // Each part's load is all or nothing; `undo` gives those that have loaded, and the generator, their
 // old state back.
 void TrainingState::apply(const Loaded& loaded, const ResumeOptions& how, Undo& undo,
                           ResumeInfo& info) {
-  const StateDict contents = renamed(loaded.contents, how.rename);
   const int saved_world_size = loaded.manifest.world_size;
   std::string problems;
   std::set<std::string> known;
   std::vector<StateDict> before;  // of every part, ahead of the first load: they may share tensors
+  StateDict wanted;
   for (const Part& part : parts_) {
-    before.push_back(unflatten(snapshot_of(flatten(part.stateful->state_dict()))));
+    wanted.set(part.name, part.stateful->state_dict());
+    before.push_back(unflatten(snapshot_of(flatten(wanted.dict(part.name)))));
   }
+  const StateDict contents = in_form_of(wanted, loaded, how);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Part& part = parts_[i];
     known.insert(part.name);

@@ -10,11 +10,11 @@
 
 namespace cairn::checkpointing {
 
-int threads_for(std::uint64_t bytes) {
+int threads_for(std::uint64_t bytes, std::uint64_t most) {
   constexpr std::uint64_t kWorthAThread = std::uint64_t{8} << 20;
   const std::uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const std::uint64_t most = std::min<std::uint64_t>(kFileThreads, cores);
-  return static_cast<int>(std::clamp<std::uint64_t>(bytes / kWorthAThread, 1, most));
+  return static_cast<int>(
+      std::clamp<std::uint64_t>(bytes / kWorthAThread, 1, std::min(most, cores)));
 }
 
 void on_threads(int threads, std::size_t jobs, const std::function<void(std::size_t)>& work) {

@@ -10,6 +10,8 @@
 namespace cairn::core::cuda {
 
 int device_count();          // 0 without toolkit, driver or GPU; never throws
+int runtime_version();       // 13020 is 13.2; 0 without; never throws
+int driver_version();        // the same
 const char* absence_hint();  // " (...)" for messages about a CUDA device that does not exist
 
 int current_device();

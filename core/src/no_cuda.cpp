@@ -15,6 +15,12 @@ namespace {
 int device_count() {
   return 0;
 }
+int runtime_version() {
+  return 0;
+}
+int driver_version() {
+  return 0;
+}
 const char* absence_hint() {
   return " (this build has no CUDA: configure with -DCAIRN_CUDA=ON)";
 }

@@ -11,8 +11,8 @@ namespace {
 constexpr std::size_t kScanned = 16;  // keys that are compared one by one
 
 const char* kind_name(const StateDict::Value& value) {
-  static constexpr const char* kNames[] = {"a tensor", "a number", "an integer", "text",
-                                           "a dictionary"};
+  static constexpr const char* kNames[] = {"a tensor", "a number",     "an integer",
+                                           "text",     "a dictionary", "a shard"};
   return kNames[value.index()];
 }
 
@@ -90,6 +90,10 @@ const std::string& StateDict::text(const std::string& key) const {
 
 const StateDict& StateDict::dict(const std::string& key) const {
   return get<StateDict>(*this, key, "dictionary");
+}
+
+const Shard& StateDict::shard(const std::string& key) const {
+  return get<Shard>(*this, key, "shard");
 }
 
 }  // namespace cairn::core

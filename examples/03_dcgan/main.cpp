@@ -4,6 +4,7 @@
 //   dcgan --picture samples.png                   drawn digits, O1
 //   dcgan --data MNIST_FOLDER --opt-level O2 --half-dtype bf16
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -60,8 +61,10 @@ struct Flags {
         ->check(CLI::PositiveNumber);
     app.add_option("--picture", picture, "PNG with a grid of samples and the loss curves");
     app.add_option("--metrics", metrics, "file that gets a JSON line a report");
-    app.add_option("--checkpoint-dir", checkpoint_dir,
-                   "saves there at each report, and continues what it finds");
+    app.add_option(
+        "--checkpoint-dir", checkpoint_dir,
+        "saves there at each report, and continues what it finds. SIGTERM saves and ends "
+        "with status 75");
   }
 };
 
@@ -201,6 +204,7 @@ int train(const Flags& flags) {
   checkpointing::TrainingState state = gan.state(sampler);
   std::int64_t step = 0;
   if (!flags.checkpoint_dir.empty()) {
+    state.save_on_signal(SIGTERM, flags.checkpoint_dir);
     if (const auto found = state.resume_latest(flags.checkpoint_dir)) step = found->step;
   }
   std::printf("%s; %s%s\n", images.description.c_str(),
@@ -222,6 +226,7 @@ int train(const Flags& flags) {
         if (!flags.checkpoint_dir.empty()) state.save(flags.checkpoint_dir, step);
         begin = std::chrono::steady_clock::now();
       }
+      state.end_on_signal(step);
       if (step == flags.steps) break;
     }
   }

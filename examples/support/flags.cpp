@@ -38,7 +38,8 @@ void Flags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"cosine", "constant"}));
   app.add_option("--seed", seed, "of initialisation, order and data");
   app.add_option("--checkpoint-dir", checkpoint_dir,
-                 "folder for checkpoints; none: nothing is saved");
+                 "folder for checkpoints; none: nothing is saved. SIGTERM then saves and ends with "
+                 "status 75; the next start goes on from there");
   app.add_option("--save-every", save_every, "steps between checkpoints")
       ->check(CLI::Range(1, 1 << 30));
   app.add_option(

@@ -1,6 +1,7 @@
 #include "support/trainer.h"
 
 #include <algorithm>
+#include <csignal>
 
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/ops.h"
@@ -82,6 +83,7 @@ std::int64_t Trainer::total_steps(const data::DataLoader& loader) const {
 void Trainer::run() {
   Parts parts(*this);
   total_steps_ = parts.total_steps;
+  if (!flags_.checkpoint_dir.empty()) parts.state.save_on_signal(SIGTERM, flags_.checkpoint_dir);
   step_ = resume(parts);
   reporter_ = std::make_unique<Reporter>(Reporter::Options{.active = group_.rank() == 0,
                                                            .metrics_path = flags_.metrics,
@@ -140,6 +142,7 @@ void Trainer::optimizer_step(Parts& parts) {
   if (flags_.checkpoint_dir.empty()) return;
   if (step_ % flags_.save_every == 0 || step_ == total_steps_)
     parts.state.save(flags_.checkpoint_dir, step_);
+  parts.state.end_on_signal(step_);
 }
 
 }  // namespace support

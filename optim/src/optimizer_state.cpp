@@ -140,6 +140,13 @@ LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parame
   return loaded;
 }
 
+/// One a line.
+std::string names_in(const ParameterGroup& group) {
+  std::string names;
+  for (const NamedTensor& parameter : group.parameters) names += parameter.name + "\n";
+  return names;
+}
+
 }  // namespace
 
 /// What a state holds for this optimizer, found before anything is changed.
@@ -166,6 +173,7 @@ StateDict Optimizer::state_dict() const {
     StateDict& group = state.make_dict("groups").make_dict(std::to_string(g));
     group.set("lr", groups_[g].lr);
     group.set("weight_decay", groups_[g].weight_decay);
+    if (groups_.size() > 1) group.set("parameters", names_in(groups_[g]));  // torch's state asks
     for (const auto& [key, own] : rule_options()) {
       if (const auto option = group_option(key)) group.set(key, (groups_[g].*option).value_or(own));
     }

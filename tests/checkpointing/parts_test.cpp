@@ -4,6 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <thread>
+
+#include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/error.h"
 #include "cairn/nn/nn.h"
@@ -98,6 +102,40 @@ struct TwoNets {
       : body(nn::Linear(4, 3), nn::ReLU()), head(nn::Linear(3, classes)) {}
   nn::Sequential body, head;
 };
+
+// Large enough for several threads within a save and a load, of tensors of one piece and of many.
+TEST(Parts, SeveralThreadsWriteAndMapOneState) {
+  const TemporaryFolder dir;
+  const auto tensors_of = [](std::int64_t value) {
+    NamedTensors tensors = {{"large", Tensor::full({9 << 18}, value, DType::f32, Device{})}};
+    for (std::int64_t i = 0; i < 12; ++i) {
+      tensors.push_back({core::str("t", i), Tensor::full({1 << 18}, value + i, DType::i64, {})});
+    }
+    return tensors;
+  };
+  const NamedTensors saved = tensors_of(7);
+  saved[0].tensor.data<float>()[(9 << 18) - 1] = 0.5F;
+  Tensors part(saved);
+  TrainingState state({{"part", part}});
+  state.save_async(dir.string(), 1);
+  state.save(dir.string(), 2);
+  EXPECT_THAT(find_damage(dir / "step-00000001"), ::testing::IsEmpty());
+  std::vector<std::thread> readers;
+  for (int reader = 0; reader < 3; ++reader) {
+    readers.emplace_back([&] {
+      const NamedTensors loaded = tensors_of(0);
+      Tensors own(loaded);
+      TrainingState({{"part", own}}, {}, {.read_only = true}).resume_latest(dir.string());
+      for (std::size_t i = 0; i < saved.size(); ++i) {
+        EXPECT_EQ(std::memcmp(loaded[i].tensor.raw_data(), saved[i].tensor.raw_data(),
+                              saved[i].tensor.nbytes()),
+                  0)
+            << saved[i].name;
+      }
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+}
 
 TEST(PartialLoad, TakesWhatFitsAndSaysWhatDoesNot) {
   const TemporaryFolder dir;

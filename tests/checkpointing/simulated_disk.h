@@ -102,6 +102,7 @@ class SimulatedDisk : public SystemCalls {
     const std::size_t from = std::min<std::size_t>(offset, all.size());
     return static_cast<ssize_t>(all.copy(static_cast<char*>(data), bytes, from));
   }
+  void start_flush(int, std::uint64_t, std::size_t) override {}  // a hint: nothing is promised
   ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
     constexpr std::size_t kLargestWrite = 512;  // so that a kill may fall into the midst of a file
     const Guard guard(mutex_);

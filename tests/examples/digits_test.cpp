@@ -90,6 +90,35 @@ TEST(Digits, TwoKilledProcessesResumeBitForBit) {
   EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
 }
 
+// What a cluster does before it takes a machine away; saved is the very step, which no other save
+// would have had.
+TEST(Digits, ATerminatedJobSavesAndResumesBitForBit) {
+  for (const std::string& launcher : {std::string(), kDigitsRun + " --nproc-per-node 2 "}) {
+    const TemporaryFolder folder;
+    const std::string whole = (folder / "whole").string(), broken = (folder / "broken").string();
+    const std::string seen = (folder / "metrics").string();
+    const std::string job = launcher + kDigits +
+                            " --train-size 1000 --test-size 250 --batch-size 25 --steps 40 "
+                            "--save-every 1000";
+    const ShellResult unbroken = shell(job + " --checkpoint-dir " + whole);
+    ASSERT_EQ(unbroken.status, 0) << unbroken.out << unbroken.err;
+    const ShellResult ended =
+        shell(job + " --metrics " + seen + " --checkpoint-dir " + broken +
+              " & job=$!; until [ \"$(cat " + seen +
+              " 2>/dev/null | wc -l)\" -ge 5 ]; do kill -0 $job || break; sleep 0.01; done; "
+              "kill -TERM $job; wait $job");
+    EXPECT_EQ(ended.status, 75) << ended.out << ended.err;
+    EXPECT_THAT(ended.err, HasSubstr("a signal has come"));
+    EXPECT_FALSE(std::filesystem::exists(folder / "broken/step-00000040"));
+    const ShellResult resumed = shell(job + " --checkpoint-dir " + broken);
+    ASSERT_EQ(resumed.status, 0) << resumed.out << resumed.err;
+    EXPECT_THAT(resumed.out, HasSubstr("resumed at step"));
+    const ShellResult diff =
+        shell(kCkpt + " diff " + whole + "/step-00000040 " + broken + "/step-00000040");
+    EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
+  }
+}
+
 TEST(Digits, ADamagedCheckpointFallsBackToTheOneBefore) {
   const TemporaryFolder folder;
   const std::string dir = (folder / "run").string();

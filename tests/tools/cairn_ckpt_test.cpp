@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <cmath>
+#include <thread>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/model_file.h"
@@ -215,10 +217,128 @@ TEST_F(CairnCkpt, ATrainingOfPyTorchsBecomesACheckpointAndBack) {
   for (const std::string line : {"exp", "momentum_buffer", "weight:", "bias:", "lr", "momentum:"}) {
     EXPECT_THAT(diff.out, Not(HasSubstr(line))) << "only what torch alone has may differ";
   }
-  const ShellResult groups =
-      ckpt("convert " + golden("torch_training.pt") + " " + folder_.string() + "/x/step-00000001");
-  EXPECT_EQ(groups.status, 1);
-  EXPECT_THAT(groups.err, HasSubstr("one parameter group, got 2"));
+}
+
+// Two groups of AdamW's, which the shapes tell apart.
+TEST_F(CairnCkpt, ParameterGroupsArePutTogetherAgain) {
+  const std::string file = golden("torch_training.pt");
+  const std::string step = folder_.string() + "/run/step-00000005";
+  const ShellResult made = ckpt("convert " + file + " " + step);
+  ASSERT_EQ(made.status, 0) << made.err;
+  const auto optimizer_of = [](const nn::Sequential& model) {
+    const NamedTensors all = model.parameters();
+    return optim::FusedAdam(
+        {{.parameters = {all[0]}}, {.parameters = {all.begin() + 1, all.end()}}},
+        optim::AdamOptions{});
+  };
+  nn::Sequential model = net(), straight = net();
+  optim::FusedAdam optimizer = optimizer_of(model), same = optimizer_of(straight);
+  optimizer.load_state_dict(checkpointing::read_checkpoint(step).dict("optimizer"));
+  same.load_torch_state_dict(checkpointing::read_torch(file).dict("optimizer"));
+  const auto left = checkpointing::flatten(optimizer.state_dict()),
+             right = checkpointing::flatten(same.state_dict());
+  ASSERT_EQ(left.size(), right.size());
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    EXPECT_EQ(left[i].first, right[i].first);
+    if (const auto* x = std::get_if<Tensor>(&left[i].second)) {
+      EXPECT_EQ(x->to_vector(), std::get<Tensor>(right[i].second).to_vector()) << left[i].first;
+    } else if (const auto* number = std::get_if<double>(&left[i].second)) {
+      EXPECT_EQ(*number, std::get<double>(right[i].second)) << left[i].first;
+    }
+  }
+  const std::string back = folder_.string() + "/back.pt";
+  ASSERT_EQ(ckpt("convert " + step + " " + back).status, 0);
+  const std::string diff = ckpt("diff " + file + " " + back).out;
+  for (const std::string line : {"exp_avg", "params", "lr:", "betas", "weight_decay:"}) {
+    EXPECT_THAT(diff, Not(HasSubstr(line))) << "only what torch alone has may differ";
+  }
+}
+
+// Two parameters of one shape: only names tell.
+TEST_F(CairnCkpt, ParameterGroupsThatCannotBeToldApartAreRefused) {
+  const Tensor x = Tensor::zeros({2});
+  StateDict model, optimizer;
+  model.set("a", x);
+  model.set("b", x);
+  for (const std::string name : {"b", "a"}) {
+    const std::int64_t index = name == "b" ? 0 : 1;
+    StateDict& group = optimizer.make_dict("param_groups").make_dict(std::to_string(index));
+    group.set("lr", 0.5 + static_cast<double>(index));
+    group.set("weight_decay", 0.0);
+    group.set("momentum", 0.9);
+    group.make_dict("params").set("0", index);
+    optimizer.make_dict("state")
+        .make_dict(std::to_string(index))
+        .set("momentum_buffer", Tensor::full({2}, index));
+  }
+  const std::string file = folder_.string() + "/a.pt", named = folder_.string() + "/b.pt";
+  checkpointing::write_torch(file, {{"model", model}, {"optimizer", optimizer}});
+  const ShellResult refused = ckpt("convert " + file + " " + folder_.string() + "/x/step-00000001");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.err, HasSubstr("2 that they fit in several ways"));
+  for (const std::string name : {"b", "a"}) {
+    StateDict& groups = optimizer.make_dict("param_groups");
+    groups.make_dict(name == "b" ? "0" : "1").make_dict("param_names").set("0", name);
+  }
+  checkpointing::write_torch(named, {{"model", model}, {"optimizer", optimizer}});
+  const std::string step = folder_.string() + "/y/step-00000001";
+  const ShellResult taken = ckpt("convert " + named + " " + step);
+  ASSERT_EQ(taken.status, 0) << taken.err;
+  const StateDict state = checkpointing::read_checkpoint(step).dict("optimizer").dict("state");
+  EXPECT_EQ(state.dict("a").tensor("momentum_buffer").to_vector()[0], 1);
+  EXPECT_EQ(state.dict("b").tensor("momentum_buffer").to_vector()[0], 0);
+}
+
+// ---- several ranks
+
+struct RankModel : core::Stateful {
+  explicit RankModel(int rank)
+      : rows(Tensor::full({rank == 0 ? 3 : 1, 2}, rank)), begin(3 * rank) {}
+  Tensor rows;
+  std::int64_t begin;
+  StateDict state_dict() const override {
+    StateDict state;
+    state.set("cut", Shard{rows, {4, 2}, begin});
+    state.set("scale", 0.25);
+    return state;
+  }
+  void load_state_dict(const StateDict& state) override { rows = state.shard("cut").tensor; }
+};
+
+TEST_F(CairnCkpt, MergesAndReshards) {
+  const std::string dir = folder_.string();
+  std::vector<std::string> seen(2);
+  std::barrier<> meets(2);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      RankModel model(rank);
+      World world(rank, 2, [&, rank](const std::string& value, std::string_view) {
+        meets.arrive_and_wait();
+        seen[static_cast<std::size_t>(rank)] = value;
+        meets.arrive_and_wait();
+        return seen;
+      });
+      checkpointing::TrainingState({{"model", model}}, world).save(dir + "/run", 7);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  const ShellResult merged = ckpt("merge " + dir + "/run " + dir + "/one");
+  EXPECT_EQ(merged.status, 0) << merged.err;
+  EXPECT_THAT(merged.out, HasSubstr("1 rank(s), 3 entries, bit for bit the same"));
+  const ShellResult cut = ckpt("reshard " + dir + "/run " + dir + "/three/step-00000007 --world 3");
+  EXPECT_EQ(cut.status, 0) << cut.err;
+  for (const std::string made : {"/one", "/three"}) {
+    EXPECT_EQ(ckpt("verify " + dir + made).status, 0);
+    const StateDict state = checkpointing::read_checkpoint(dir + made + "/step-00000007");
+    EXPECT_EQ(state.dict("model").tensor("cut").to_vector(),
+              (std::vector<double>{0, 0, 0, 0, 0, 0, 1, 1}));
+  }
+  EXPECT_THAT(ckpt("inspect " + dir + "/three").out, HasSubstr("saved by 3 rank(s)"));
+  EXPECT_EQ(ckpt("reshard " + dir + "/run " + dir + "/one --world 0").status, 2);
+  EXPECT_THAT(ckpt("reshard " + dir + "/run " + dir + "/one --world 2").err, HasSubstr("exists"));
+  flip_last_byte(dir + "/run/step-00000007/rank-1.safetensors");
+  EXPECT_THAT(ckpt("merge " + dir + "/run " + dir + "/again").err, HasSubstr("rank-1.safetensors"));
 }
 
 TEST_F(CairnCkpt, PruneKeepsTheNewestGoodOnes) {
@@ -236,6 +356,25 @@ TEST_F(CairnCkpt, PruneKeepsTheNewestGoodOnes) {
               testing::UnorderedElementsAre("step-00000005", "step-00000004", "step-00000003"))
       << "a damaged one does not count";
   EXPECT_EQ(ckpt("prune " + folder_.string()).status, 1);
+}
+
+TEST_F(CairnCkpt, PruneKeepsTheBestAndWaitsForNobodyWhoSaves) {
+  const std::string dir = folder_.string() + "/run";
+  {
+    checkpointing::TrainingState state({{"model", model_}}, {}, {.keep = 10});
+    for (int step = 1; step <= 6; ++step) state.save(dir, step, step == 2 ? 0.5 : step);
+    const ShellResult busy = ckpt("prune --keep 1 " + dir);  // this process has the lock
+    EXPECT_EQ(busy.status, 1);
+    EXPECT_THAT(busy.err, HasSubstr("expected to be the only one that saves"));
+    EXPECT_THAT(ckpt("prune --dry-run --keep 1 " + dir).out, HasSubstr("step-00000005: would go"));
+    EXPECT_EQ(checkpointing::list_checkpoints(dir).size(), 6u);
+  }
+  EXPECT_EQ(ckpt("prune --keep 1 --keep-best 1 --keep-every 4 " + dir).status, 0);
+  std::vector<std::string> left;
+  for (const std::string& path : checkpointing::list_checkpoints(dir)) {
+    left.push_back(path.substr(dir.size() + 1));
+  }
+  EXPECT_THAT(left, testing::ElementsAre("step-00000006", "step-00000004", "step-00000002"));
 }
 
 TEST_F(CairnCkpt, RepairSavesWhatCanBeReadAndNamesTheRest) {

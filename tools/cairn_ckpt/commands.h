@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cairn/checkpointing/checkpoint_folder.h"
+
 namespace cairn::tools {
 
 int inspect(const std::string& path);
@@ -13,8 +15,11 @@ int verify(const std::string& path);
 int diff(const std::string& a, const std::string& b);
 /// Writes what `in` holds, or one dictionary of it, as the kind of file that the name `out` says.
 int convert(const std::string& in, const std::string& out, const std::string& part);
-/// Removes all but the `keep` newest good checkpoints of a folder.
-int prune(const std::string& dir, int keep, bool only_say);
+/// Writes a checkpoint once more as a job of `world_size` ranks would have saved it, and compares
+/// the two bit for bit.
+int reshard(const std::string& in, const std::string& out, int world_size);
+/// Removes what the rules do not keep of a folder's checkpoints.
+int prune(const std::string& dir, const checkpointing::KeepRules& rules, bool only_say);
 /// Writes what can still be read of a damaged checkpoint to `out`, and names what is lost.
 int repair(const std::string& in, const std::string& out);
 

@@ -1,5 +1,5 @@
-// cairn-ckpt: inspect PATH | verify PATH | diff A B | convert IN OUT | prune DIR | repair IN OUT |
-// prove-resume -- PROGRAM ARGS...
+// cairn-ckpt: inspect PATH | verify PATH | diff A B | convert IN OUT | merge IN OUT |
+// reshard IN OUT --world N | prune DIR | repair IN OUT | prove-resume -- PROGRAM ARGS...
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <iostream>
@@ -13,8 +13,9 @@ using cairn::tools::ProveResume;
 
 struct Arguments {
   std::string a, b, part;
-  int keep = 3;
-  bool only_say = false;
+  int world_size = 1;
+  cairn::checkpointing::KeepRules rules;
+  bool higher_is_better = false, only_say = false;
   ProveResume prove;
 };
 
@@ -37,10 +38,28 @@ std::function<int()> add_commands(CLI::App& app, Arguments& given) {
   path(convert, "IN", given.a);
   convert->add_option("OUT", given.b)->required();
   convert->add_option("--part", given.part, "only this dictionary of IN (model)");
-  CLI::App* prune =
-      app.add_subcommand("prune", "remove old checkpoints, but not the newest good ones");
+  CLI::App* merge = app.add_subcommand(
+      "merge",
+      "write a checkpoint whose ranks hold shards as one of a single rank, whole, and compare");
+  path(merge, "IN", given.a);
+  merge->add_option("OUT", given.b, "step-<8 digits>, or a folder for it")->required();
+  CLI::App* reshard = app.add_subcommand(
+      "reshard", "write a checkpoint as a job of another size would have saved it, and compare");
+  path(reshard, "IN", given.a);
+  reshard->add_option("OUT", given.b, "step-<8 digits>, or a folder for it")->required();
+  reshard->add_option("--world", given.world_size, "ranks")
+      ->required()
+      ->check(CLI::Range(1, 1 << 20));
+  CLI::App* prune = app.add_subcommand(
+      "prune", "remove old checkpoints, but not the newest good ones; nobody may save there");
   path(prune, "DIR", given.a);
-  prune->add_option("--keep", given.keep, "good ones that stay")->check(CLI::Range(1, 1000000));
+  prune->add_option("--keep", given.rules.keep, "good ones that stay")
+      ->check(CLI::Range(1, 1000000));
+  prune->add_option("--keep-every", given.rules.keep_every, "and every one of a step it divides")
+      ->check(CLI::NonNegativeNumber);
+  prune->add_option("--keep-best", given.rules.keep_best, "and so many with the lowest metric")
+      ->check(CLI::NonNegativeNumber);
+  prune->add_flag("--higher-is-better", given.higher_is_better, "the highest metric");
   prune->add_flag("--dry-run", given.only_say, "only say what would go");
   CLI::App* repair = app.add_subcommand(
       "repair", "write what can be read of a damaged checkpoint to OUT, and name what is lost");
@@ -63,7 +82,10 @@ std::function<int()> add_commands(CLI::App& app, Arguments& given) {
     if (verify->parsed()) return cairn::tools::verify(given.a);
     if (diff->parsed()) return cairn::tools::diff(given.a, given.b);
     if (convert->parsed()) return cairn::tools::convert(given.a, given.b, given.part);
-    if (prune->parsed()) return cairn::tools::prune(given.a, given.keep, given.only_say);
+    if (merge->parsed()) return cairn::tools::reshard(given.a, given.b, 1);
+    if (reshard->parsed()) return cairn::tools::reshard(given.a, given.b, given.world_size);
+    given.rules.lower_is_better = !given.higher_is_better;
+    if (prune->parsed()) return cairn::tools::prune(given.a, given.rules, given.only_say);
     if (repair->parsed()) return cairn::tools::repair(given.a, given.b);
     return cairn::tools::prove_resume(given.prove);
   };

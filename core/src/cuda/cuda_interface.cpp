@@ -102,6 +102,16 @@ int device_count() {
   return count;
 }
 
+int runtime_version() {
+  int version = 0;
+  return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+int driver_version() {
+  int version = 0;
+  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
 const char* absence_hint() {
   return device_count() == 0 ? " (the CUDA runtime finds no driver or no GPU: see nvidia-smi)"
                              : " (CUDA_VISIBLE_DEVICES chooses which GPUs a process sees)";

@@ -9,4 +9,7 @@ namespace cairn::parallel {
 /// Throws Unsupported in a build without Gloo, CommunicationError where a rank cannot be reached.
 std::unique_ptr<Mesh> connect_gloo(const Membership& membership);
 
+/// "0.5.0"; "" in a build without.
+std::string gloo_version();
+
 }  // namespace cairn::parallel

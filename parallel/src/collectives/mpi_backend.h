@@ -10,4 +10,7 @@ namespace cairn::parallel {
 /// one mpirun.
 std::unique_ptr<Mesh> connect_mpi(const Membership& membership);
 
+/// "Open MPI v4.1.4"; "" in a build without.
+std::string mpi_version();
+
 }  // namespace cairn::parallel

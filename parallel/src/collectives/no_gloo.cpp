@@ -9,4 +9,8 @@ std::unique_ptr<Mesh> connect_gloo(const Membership& membership) {
       " ranks need Gloo (apt-get install libgloo-dev, configure and build again)");
 }
 
+std::string gloo_version() {
+  return "";
+}
+
 }  // namespace cairn::parallel

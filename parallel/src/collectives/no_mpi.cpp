@@ -9,4 +9,8 @@ std::unique_ptr<Mesh> connect_mpi(const Membership& /*membership*/) {
                                 "(apt-get install libopenmpi-dev, configure and build again)");
 }
 
+std::string mpi_version() {
+  return "";
+}
+
 }  // namespace cairn::parallel

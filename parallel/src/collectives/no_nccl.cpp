@@ -10,4 +10,8 @@ std::unique_ptr<Collectives> connect_nccl(const Membership& membership) {
       " need NCCL (install libnccl-dev, configure with -DCAIRN_CUDA=ON and build again)");
 }
 
+std::string nccl_version() {
+  return "";
+}
+
 }  // namespace cairn::parallel

@@ -9,6 +9,7 @@
 #include "ddp/ddp_impl.h"
 #include "ddp/likely_mistakes.h"
 #include "ddp/model_sync.h"
+#include "group/library_versions.h"
 
 namespace cairn::parallel {
 namespace {
@@ -21,6 +22,7 @@ class ModelLink final : public core::WorldLink {
   std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
     return alive()->group.exchange(value, name);
   }
+  core::LibraryVersions libraries() const override { return library_versions(); }
   bool reduces_gradients() const override { return true; }
   void synchronize(bool on) override { alive()->world_synchronizes = on; }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {

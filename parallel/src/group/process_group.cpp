@@ -13,6 +13,7 @@
 #include "collectives/combine.h"
 #include "group/group_impl.h"
 #include "group/job_environment.h"
+#include "group/library_versions.h"
 
 namespace cairn::parallel {
 namespace {
@@ -405,10 +406,24 @@ double ProcessGroup::all_reduce_sum(double value, std::string_view name) const {
   return sum;
 }
 
+namespace {
+
+class GroupLink final : public core::WorldLink {
+ public:
+  explicit GroupLink(ProcessGroup group) : group_(std::move(group)) {}
+  std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
+    return group_.exchange(value, name);
+  }
+  core::LibraryVersions libraries() const override { return library_versions(); }
+
+ private:
+  ProcessGroup group_;
+};
+
+}  // namespace
+
 core::World ProcessGroup::world() const {
-  return {rank(), world_size(), [group = *this](const std::string& value, std::string_view name) {
-            return group.exchange(value, name);
-          }};
+  return {rank(), world_size(), std::make_shared<GroupLink>(*this)};
 }
 
 struct Work::Impl {

@@ -536,6 +536,10 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   return CUDNN_STATUS_SUCCESS;
 }
 
+size_t cudnnGetVersion() {
+  return CUDNN_VERSION;
+}
+
 const char* cudnnGetErrorString(cudnnStatus_t status) {
   switch (CUDNN_STATUS_CATEGORY(status)) {
     case CUDNN_STATUS_SUCCESS:

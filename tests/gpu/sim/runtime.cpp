@@ -175,6 +175,18 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return enter(call);
 }
 
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  const Call call("cudaRuntimeGetVersion");
+  *version = CUDART_VERSION;
+  return enter(call);
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  const Call call("cudaDriverGetVersion");
+  *version = machine().gpus > 0 ? CUDART_VERSION : 0;
+  return enter(call);
+}
+
 cudaError_t cudaGetDevice(int* device) {
   const Call call("cudaGetDevice");
   *device = device_now;

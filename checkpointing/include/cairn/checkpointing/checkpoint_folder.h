@@ -9,27 +9,35 @@
 #include <vector>
 
 #include "cairn/core/state_dict.h"
+#include "cairn/core/version.h"
 
 namespace cairn::checkpointing {
 
 enum class EntryKind { tensor, number, integer, text, dictionary };  // dictionary: an empty one
 const char* name(EntryKind kind);
 
+/// Where a rank's shard of a tensor lies in it (core::Shard).
+struct ShardPlace {
+  Shape whole;
+  std::int64_t begin = 0;
+};
+
 struct CheckpointEntry {
-  std::string name;  // "model.fc.weight", "rank-0.generator.seed"
+  std::string name;  // "model.fc.weight", "rank-0.generator.seed", "rank-0.shards.model.fc.weight"
   std::string file;  // "state.safetensors"
   EntryKind kind = EntryKind::tensor;
   DType dtype = DType::f32;  // of tensor, number (f64) and integer (i64)
   Shape shape;
   std::uint64_t checksum = 0;  // XXH3 of the bytes, row-major
   std::string text;            // of text
+  std::optional<ShardPlace> shard;
 
   bool in_file() const;         // tensors, numbers and integers; text stands in the manifest
   std::uint64_t bytes() const;  // in the file
 };
 
-/// {"cairn", "0.1.0"}, {"compiler", "12.2.0"} ...
-using LibraryVersions = std::vector<std::pair<std::string, std::string>>;
+/// {"cairn", "0.1.0"}, {"compiler", "GCC 12.2.0"}, {"oneDNN", "2.6.0"} ...
+using core::LibraryVersions;
 
 struct CheckpointSummary {
   std::int64_t step = 0;
@@ -48,8 +56,8 @@ CheckpointSummary summarize_checkpoint(const std::string& path);
 /// for a good one.
 std::vector<std::string> find_damage(const std::string& path);
 
-/// The contents, verified: {"model": {...}, ..., "rank-0": {...}, ...}. Throws core::DataError
-/// naming all damage.
+/// The contents, verified: {"model": {...}, ..., "rank-0": {...}, ...}; what the ranks held as
+/// shards is whole. Throws core::DataError naming all damage.
 StateDict read_checkpoint(const std::string& path);
 
 /// What can still be read of a damaged one, and a line for all that cannot. Where the manifest is
@@ -59,6 +67,26 @@ struct SalvagedCheckpoint {
   std::vector<std::string> damage;
 };
 SalvagedCheckpoint salvage_checkpoint(const std::string& path);
+
+/// Writes a checkpoint once more, as `to` (".../step-<n>" of the same step, or a folder for it), as a
+/// job of `world_size` ranks would have saved it: shards are cut anew, evenly, and joined for a
+/// world of one. Ranks that the job did not have get what they would have on resuming. Returns the
+/// new one's path. Throws core::DataError for damage, core::IoError where `to` exists or cannot be
+/// written.
+std::string reshard_checkpoint(const std::string& from, const std::string& to, int world_size);
+
+/// What TrainingStateOptions of the same names keep.
+struct KeepRules {
+  int keep = 3;
+  std::int64_t keep_every = 0;
+  int keep_best = 0;
+  bool lower_is_better = true;
+};
+/// Removes the checkpoints of a folder that the rules do not keep; damaged ones do not count. Each
+/// is verified. Returns the paths that went, or would. Throws core::IoError where another process
+/// saves there.
+std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRules& rules,
+                                           bool only_say = false);
 
 /// The folders `dir`/step-<n>, the last saved first, whatever its step; before those the ones so
 /// damaged that their age is unknown. None where there is no such folder. (Where a kill fell into

@@ -1,4 +1,5 @@
-// Ready parts of a training state: a program's own numbers, and tensors of its own.
+// Ready parts of a training state: a program's own numbers, tensors of its own, and what it holds
+// of tensors that are cut over the ranks.
 //
 //   double best = 1e9;
 //   std::int64_t epoch = 0;
@@ -6,7 +7,9 @@
 //   checkpointing::Tensors average({{"fc.weight", weight}});
 //   checkpointing::TrainingState state({{"model", model}, {"mine", variables}, {"ema", average}});
 //
-// Both keep references: what they refer to stays where it is for as long as they live.
+//   checkpointing::Shards moments({{"fc.weight", {weight, {1000, 64}, 250}}});  // 250 of the 1000
+//
+// All keep references: what they refer to stays where it is for as long as they live.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +61,24 @@ class Tensors : public core::Stateful {
   void load_state_dict(const StateDict& state) override;
 
  private:
-  NamedTensors tensors_;
+  std::vector<StateDict::Entry> entries_;
+};
+
+/// This rank's shards (core::Shard) of named tensors, of any device and dense strides. A save writes
+/// each rank's own, and is an error where they do not make up every tensor once; a state is loaded
+/// from any other cut and world size, or from whole tensors.
+class Shards : public core::Stateful {
+ public:
+  using NamedShards = std::vector<std::pair<std::string, Shard>>;
+
+  /// Throws core::InvalidArgument as Tensors does, and for shards that do not lie within the whole.
+  explicit Shards(const NamedShards& shards);
+
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;  // as Tensors does
+
+ private:
+  std::vector<StateDict::Entry> entries_;
 };
 
 }  // namespace cairn::checkpointing

@@ -185,6 +185,8 @@ class TrainingState {
   ResumeInfo load(Loaded loaded, const ResumeOptions& how);
   static void load_part(const Part& part, const StateDict& loaded, const StateDict& before,
                         const ResumeOptions& how, ResumeInfo& info);
+  static StateDict in_form_of(const StateDict& wanted, const Loaded& loaded,
+                              const ResumeOptions& how);
   void apply(const Loaded& loaded, const ResumeOptions& how, Undo& undo, ResumeInfo& info);
 
   std::vector<Part> parts_;

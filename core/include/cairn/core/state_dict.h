@@ -2,7 +2,7 @@
 // Cairn saves and restores its state.
 //
 // Keys keep their order. Nested dictionaries flatten to "a.b.c" in files. Stateful is what can be
-// put into a training state.
+// put into a training state. A Shard stands where a rank holds only its part of a tensor.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,22 @@
 
 namespace cairn::core {
 
+/// A rank's part of a tensor that the ranks of a job hold between them, of each element one copy
+/// (the moments of a sharded optimizer). Either rows, [n, whole[1], ...] from row `begin` on, or
+/// elements in row-major order, [n] from element `begin` on; n may be 0.
+///
+/// Each rank saves its own. A state that is loaded has, for each shard that state_dict() hands out,
+/// one of the same place, whatever the cuts were when it was saved; where that cannot be, because
+/// the stored tensor is of another shape, one of that shape that holds nothing ([0]).
+struct Shard {
+  Tensor tensor;
+  Shape whole;
+  std::int64_t begin = 0;
+};
+
 class StateDict {
  public:
-  using Value = std::variant<Tensor, double, std::int64_t, std::string, StateDict>;
+  using Value = std::variant<Tensor, double, std::int64_t, std::string, StateDict, Shard>;
   using Entry = std::pair<std::string, Value>;
 
   /// Replaces a value that is there. Throws InvalidArgument for a key that is empty or contains
@@ -38,6 +51,7 @@ class StateDict {
   std::int64_t integer(const std::string& key) const;
   const std::string& text(const std::string& key) const;
   const StateDict& dict(const std::string& key) const;
+  const Shard& shard(const std::string& key) const;
 
   std::size_t size() const { return entries_.size(); }
   bool empty() const { return entries_.empty(); }
@@ -61,6 +75,7 @@ class Stateful {
 }  // namespace cairn::core
 
 namespace cairn {
+using core::Shard;
 using core::StateDict;
 using core::Stateful;
 }  // namespace cairn

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/core/version.h"
+
 namespace cairn::core {
 
 /// A parameter whose gradient is not finite, and how many of its elements are inf and NaN.
@@ -35,6 +37,7 @@ class WorldLink {
   virtual bool reduces_gradients() const { return false; }
   virtual void synchronize(bool /*on*/) {}
   virtual std::optional<std::vector<NonFinite>> take_local_nonfinite() { return std::nullopt; }
+  virtual LibraryVersions libraries() const { return {}; }
 };
 
 class World {
@@ -74,6 +77,8 @@ class World {
   std::optional<std::vector<NonFinite>> take_local_nonfinite() const {
     return link_ ? link_->take_local_nonfinite() : std::nullopt;
   }
+  /// Those that reach the other ranks.
+  LibraryVersions libraries() const { return link_ ? link_->libraries() : LibraryVersions{}; }
 
  private:
   std::shared_ptr<WorldLink> link_;  // null: a world of one

@@ -1,5 +1,6 @@
 #include <dirent.h>
 #include <fcntl.h>
+#include <gloo/config.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
@@ -283,6 +284,10 @@ std::unique_ptr<Mesh> connect_gloo(const Membership& membership) {
   core::fail<core::CommunicationError>("gloo", "the ranks could not connect in ", kAttempts,
                                        " attempts; does somebody else connect to their ports? ",
                                        error);
+}
+
+std::string gloo_version() {
+  return core::str(GLOO_VERSION_MAJOR, ".", GLOO_VERSION_MINOR, ".", GLOO_VERSION_PATCH);
 }
 
 }  // namespace cairn::parallel

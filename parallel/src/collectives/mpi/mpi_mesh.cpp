@@ -215,4 +215,11 @@ std::unique_ptr<Mesh> connect_mpi(const Membership& membership) {
   return std::make_unique<MpiMesh>(membership, world_ranks(membership));
 }
 
+std::string mpi_version() {
+  std::string text(MPI_MAX_LIBRARY_VERSION_STRING, '\0');
+  int length = 0;
+  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "";
+  return text.substr(0, text.find_first_of(",\n", 0));
+}
+
 }  // namespace cairn::parallel

@@ -604,4 +604,10 @@ std::unique_ptr<Collectives> connect_nccl(const Membership& membership) {
   return std::make_unique<NcclCollectives>(membership);
 }
 
+std::string nccl_version() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return "";
+  return core::str(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
 }  // namespace cairn::parallel

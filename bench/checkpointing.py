@@ -1,0 +1,101 @@
+"""Times saves and loads of state files beside dd, safetensors' Python loader and torch.load, by turns, and prints a table. Each ratio is the peer's time
+over Cairn's, of runs that follow each other; the table and the file have the medians over rounds, and the same of each side's fastest."""
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+
+from parallel import answer, line, measure, say
+
+BLOCKING = 0.05  # of a plain save
+
+
+def row(work, cairn, peer, goal):
+    ratios = [b / a for a, b in zip(cairn, peer)]
+    return {"work": work, "cairn": statistics.median(cairn), "peer": statistics.median(peer), "ratio": statistics.median(ratios), "goal": goal,
+            "fastest": min(peer) / min(cairn), "ratios": ratios}
+
+
+class Programs:
+    def __init__(self, folder, scratch, mib):
+        self.folder, self.scratch, self.mib = pathlib.Path(folder), scratch, mib
+        self.torch = importlib.util.find_spec("torch") is not None
+        self.safetensors = self.torch and importlib.util.find_spec("safetensors") is not None
+
+    def own(self, *arguments):
+        return answer([str(self.folder / "state_files"), *map(str, arguments)])
+
+    def peer(self, *arguments):
+        return answer([sys.executable, str(pathlib.Path(__file__).with_name("peer_state_files.py")), *map(str, arguments)])
+
+
+def save(programs, rounds):
+    with tempfile.TemporaryDirectory(dir=programs.scratch) as folder:
+        found = programs.own("save", folder, programs.mib, rounds)
+    return [row(f"save {programs.mib} MiB: dd with fsync of the same bytes", found["ms"], found["peer_ms"], 0.9)]
+
+
+def blocking(programs, rounds):
+    with tempfile.TemporaryDirectory(dir=programs.scratch) as folder:
+        found = programs.own("async", folder, programs.mib, rounds)
+    return [row(f"what a background save of {programs.mib} MiB blocks: a plain save", found["ms"], found["peer_ms"], 1 / BLOCKING)]
+
+
+def load(programs, rounds, own, file, peer, label, goal):
+    """Both sides' files are in the page cache."""
+    with tempfile.TemporaryDirectory(dir=programs.scratch) as folder:
+        programs.own("files", folder, programs.mib)
+        path = pathlib.Path(folder) / file
+        pairs = [(programs.own(own, path, 5)["ms"], programs.peer(peer, path, 5)["ms"]) for _ in range(rounds)]
+    return [row(f"load {file[6:]}, {programs.mib} MiB: {label}", [min(a) for a, _ in pairs], [min(b) for _, b in pairs], goal)]
+
+
+def works(programs, rounds):
+    """Names and what measures them: a list of rows each. Recomputation's come here too, as programs of their own."""
+    yield "save", lambda: save(programs, rounds)
+    yield "blocking", lambda: blocking(programs, rounds)
+    if programs.safetensors:
+        yield "load safetensors", lambda: load(programs, rounds, "load", "state.safetensors", "safetensors", "safetensors.torch.load_file", 1.0)
+    if programs.torch:
+        yield "load torch", lambda: load(programs, rounds, "load_torch", "state.pt", "torch", "torch.load", 1.5)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/bench_checkpointing", description=__doc__)
+    parser.add_argument("--programs", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="file for one line a figure: work, cairn and peer (milliseconds), ratio, goal, the ratio of the fastest, the rounds' ratios")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mib", type=int, default=256, help="of the state")
+    parser.add_argument("--folder", default=".", help="on the disk that is measured")
+    parser.add_argument("--only", default="", help="works whose name has this in it: save, blocking, load ...")
+    parser.add_argument("--list", action="store_true", help="names the works")
+    args = parser.parse_args()
+
+    programs = Programs(args.programs, args.folder, args.mib)
+    chosen = [(name, run) for name, run in works(programs, args.rounds) if args.only in name]
+    if args.list:
+        print("\n".join(name for name, _ in chosen))
+        return
+    if not programs.safetensors:
+        print("loaders of Python's are left out: .venv/bin/pip install torch numpy safetensors")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; milliseconds, medians of {args.rounds} rounds; ratio: the peer's time over Cairn's\n")
+    print(f"{'work: peer':<66}{'Cairn':>11}{'peer':>11}{'ratio':>8}{'fastest':>9}{'goal':>7}", flush=True)
+    rows, failed = [], False
+    for name, run in chosen:
+        found = measure(name, run)
+        failed |= found is None
+        rows += found or []
+        say("")
+        for each in found or []:
+            print(line(each), flush=True)
+        if args.json:
+            pathlib.Path(args.json).write_text("".join(json.dumps(each) + "\n" for each in rows))
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+// Saves and loads states of so many MiB, for scripts/bench_checkpointing: 24 blocks of four matrices
+// each, as a language model has them. Prints one JSON line, times in milliseconds.
+//
+//   state_files save FOLDER MIB ROUNDS    saves, and dd with fsync of the same bytes, by turns
+//   state_files async FOLDER MIB ROUNDS   what a save in the background blocks, and a plain save, by turns
+//   state_files load FILE ROUNDS          the tensors of a .safetensors file, in memory
+//   state_files load_torch FILE ROUNDS    those of a .pt file, without checksums, as torch.load reads it
+//   state_files files FOLDER MIB          makes state.safetensors and state.pt for the two
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cairn/checkpointing/checkpoint_folder.h"
+#include "cairn/checkpointing/model_file.h"
+#include "cairn/checkpointing/parts.h"
+#include "cairn/checkpointing/torch_file.h"
+#include "cairn/checkpointing/training_state.h"
+#include "cairn/core/error.h"
+#include "cairn/core/generator.h"
+
+namespace {
+
+using namespace cairn;
+namespace fs = std::filesystem;
+
+NamedTensors weights(std::int64_t mib) {
+  constexpr std::int64_t kBlocks = 24,
+                         kWidthRatios = 1 + 3 + 4 + 4;  // projection, q k v, two of the MLP
+  const std::int64_t elements = (mib << 20) / 4 / kBlocks / kWidthRatios;
+  NamedTensors all;
+  std::uint32_t bits = 1;
+  for (std::int64_t block = 0; block < kBlocks; ++block) {
+    for (const auto& [name, ratio] :
+         {std::pair("project", 1), {"qkv", 3}, {"up", 4}, {"down", 4}}) {
+      Tensor x = Tensor::empty({ratio, elements}, DType::f32, Device{});
+      float* values = x.data<float>();
+      for (std::int64_t i = 0; i < x.numel(); ++i) {
+        bits = bits * 1664525 + 1013904223;
+        values[i] = static_cast<float>(bits >> 8) * 0x1p-24f - 0.5f;
+      }
+      all.push_back({core::str("block.", block, ".", name), x});
+    }
+  }
+  return all;
+}
+
+double milliseconds_of(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+using Times = std::vector<double>;
+
+nlohmann::json save(const std::string& folder, std::int64_t mib, int rounds) {
+  checkpointing::Tensors part(weights(mib));
+  checkpointing::TrainingState state({{"model", part}}, {}, {.keep = 1});
+  const std::string copy = folder + "/copy";
+  Times cairn, peer;
+  state.save(folder, 1);
+  for (int i = 0; i < rounds; ++i) {
+    std::string path;
+    cairn.push_back(milliseconds_of([&] { path = state.save(folder, i + 2); }));
+    const std::string dd =
+        "dd bs=1M conv=fsync status=none if='" + path + "/state.safetensors' of='" + copy + "'";
+    peer.push_back(milliseconds_of([&] {
+      if (std::system(dd.c_str()) != 0)
+        core::fail<core::IoError>("bench", "expected dd to copy, got an error");
+    }));
+    fs::remove(copy);
+  }
+  return {{"ms", cairn}, {"peer_ms", peer}};
+}
+
+nlohmann::json asynchronous(const std::string& folder, std::int64_t mib, int rounds) {
+  checkpointing::Tensors part(weights(mib));
+  checkpointing::TrainingState state({{"model", part}}, {}, {.keep = 1});
+  state.save_async(folder, 1);
+  state.finish();
+  Times blocked, plain;
+  for (int i = 0; i < rounds; ++i) {
+    plain.push_back(milliseconds_of([&] { state.save(folder, 2 * i + 2); }));
+    blocked.push_back(milliseconds_of([&] { state.save_async(folder, 2 * i + 3); }));
+    state.finish();
+  }
+  return {{"ms", blocked}, {"peer_ms", plain}};
+}
+
+// A byte of every page: what is mapped lazily is read here.
+std::size_t touch(const StateDict& state) {
+  std::size_t sum = 0;
+  for (const auto& [name, value] : checkpointing::flatten(state)) {
+    const auto& x = std::get<Tensor>(value);
+    const auto* bytes = static_cast<const unsigned char*>(x.raw_data());
+    for (std::size_t i = 0; i < x.nbytes(); i += 4096) sum += bytes[i];
+  }
+  return sum;
+}
+
+nlohmann::json load(int rounds, const std::function<StateDict()>& read) {
+  Times times;
+  volatile std::size_t sum = touch(read());
+  for (int i = 0; i < rounds; ++i) {
+    times.push_back(milliseconds_of([&] { sum = sum + touch(read()); }));
+  }
+  return {{"ms", times}};
+}
+
+nlohmann::json files(const std::string& folder, std::int64_t mib) {
+  checkpointing::Tensors part(weights(mib));
+  const StateDict state = part.state_dict();
+  checkpointing::write_safetensors_model(folder + "/hf", state);
+  fs::rename(folder + "/hf/model.safetensors", folder + "/state.safetensors");
+  checkpointing::write_torch(folder + "/state.pt", state);
+  return {};
+}
+
+nlohmann::json run(const std::vector<std::string>& given) {
+  const auto number = [&](std::size_t i) { return std::stoi(given.at(i)); };
+  const std::string& what = given.at(0);
+  if (what == "save") return save(given.at(1), number(2), number(3));
+  if (what == "async") return asynchronous(given.at(1), number(2), number(3));
+  if (what == "files") return files(given.at(1), number(2));
+  if (what == "load") {
+    return load(number(2), [&] { return checkpointing::read_state(given.at(1)); });
+  }
+  if (what == "load_torch") {
+    return load(number(2),
+                [&] { return checkpointing::read_torch(given.at(1), {.verify = false}); });
+  }
+  core::fail("state_files", "expected save, async, load, load_torch or files, got '", what, "'");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    std::cout << run({argv + 1, argv + argc}).dump() << std::endl;
+    return 0;
+  } catch (const std::exception& e) {
+    std::cerr << "state_files: " << e.what() << '\n';
+    return 1;
+  }
+}
