@@ -69,13 +69,9 @@ class MeteredParameters : public autograd::ScopedObserver {
     if (event.phase != autograd::Phase::recompute) return;
     for (const Tensor& p : event.parameters) {
       if (!ids_.insert(p.id()).second) continue;
+      CAIRN_CHECK(!p.grad().defined(), op_, "expected parameters without gradients, got one in '",
+                  p.name(), "' (plan before the first backward, or after clear_grad())");
       seen_.push_back(p);
-      if (!p.grad().defined()) continue;
-      const std::string name = p.name();
-      seen_.pop_back();
-      core::fail<core::InvalidArgument>(
-          op_, "expected parameters without gradients, got one in '", name,
-          "' (plan before the first backward, or after clear_grad())");
     }
   }
   void on_end(const autograd::OpEvent&) override {}
