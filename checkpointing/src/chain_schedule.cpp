@@ -58,7 +58,7 @@ class Simulation {
     hold(schedule.front().begin);
     for (const SchedulePart& part : schedule) {
       if (part.inner.empty()) {
-        keep(part.begin);
+        keep(part);
       } else {
         hold(part.begin);  // the segment's
         pass(part.begin, part.end);
@@ -67,14 +67,20 @@ class Simulation {
     }
   }
 
-  void keep(std::size_t i) {
-    const BlockProfile& block = blocks_[i];
-    level_ += block.cached;
-    reach(block.forward_peak);
-    cost_.seconds += block.forward_seconds;
-    level_ += block.saved;
-    if (block.saves_input) hold(i);
-    if (block.saves_output) hold(i + 1);
+  const KeptBlock& kept_as(const SchedulePart& part) const {
+    const BlockProfile& block = blocks_[part.begin];
+    return part.offloaded ? *block.offloaded : block;
+  }
+
+  void keep(const SchedulePart& part) {
+    const KeptBlock& kept = kept_as(part);
+    const std::size_t i = part.begin;
+    level_ += blocks_[i].cached;
+    reach(kept.forward_peak);
+    cost_.seconds += kept.forward_seconds;
+    level_ += kept.saved;
+    if (kept.saves_input) hold(i);
+    if (kept.saves_output) hold(i + 1);
     hold(i + 1);
   }
 
@@ -92,7 +98,7 @@ class Simulation {
   void backward(const Schedule& schedule) {
     for (auto part = schedule.rbegin(); part != schedule.rend(); ++part) {
       if (part->inner.empty()) {
-        backward_of(part->begin);
+        backward_of(*part);
         continue;
       }
       const std::size_t lead = blocks_[part->end - 1].lead;
@@ -105,15 +111,16 @@ class Simulation {
     }
   }
 
-  void backward_of(std::size_t i) {
+  void backward_of(const SchedulePart& part) {
+    const KeptBlock& kept = kept_as(part);
+    const std::size_t i = part.begin;
     const BlockProfile& block = blocks_[i];
-    const std::size_t there =
-        block.saved + (block.saves_output ? block.output : 0) + block.gradient;
-    reach(block.backward_peak > there ? block.backward_peak - there : 0);
-    cost_.seconds += block.backward_seconds;
-    level_ -= block.saved + block.cached + gradient_;
-    if (block.saves_output) release(i + 1);
-    if (block.saves_input) release(i);
+    const std::size_t there = kept.saved + (kept.saves_output ? block.output : 0) + block.gradient;
+    reach(kept.backward_peak > there ? kept.backward_peak - there : 0);
+    cost_.seconds += kept.backward_seconds;
+    level_ -= kept.saved + block.cached + gradient_;
+    if (kept.saves_output) release(i + 1);
+    if (kept.saves_input) release(i);
     gradient_ = i == 0 ? 0 : blocks_[i - 1].gradient;
     level_ += gradient_ + block.parameter_gradients;
     // The caller of the backward has the result's.
@@ -137,11 +144,19 @@ ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& s
 
 Schedule plain_schedule(std::size_t blocks) {
   Schedule schedule;
-  for (std::size_t i = 0; i < blocks; ++i) schedule.push_back({i, i + 1, {}});
+  for (std::size_t i = 0; i < blocks; ++i) schedule.push_back({i, i + 1});
   return schedule;
 }
 
 // ---- The dynamic programme
+
+namespace {
+
+std::size_t highest_of(const KeptBlock& block) {
+  return std::max(block.forward_peak, block.backward_peak);
+}
+
+}  // namespace
 
 ChainProgramme::ChainProgramme(const std::vector<BlockProfile>& blocks, std::size_t slots)
     : blocks_(blocks) {
@@ -149,8 +164,8 @@ ChainProgramme::ChainProgramme(const std::vector<BlockProfile>& blocks, std::siz
   std::size_t most = 0, highest = 0;
   for (const BlockProfile& b : blocks) {
     most += b.saved + b.cached + b.output;
-    highest = std::max(
-        {highest, b.forward_peak + b.cached, b.light_peak + b.cached, b.backward_peak + b.cached});
+    highest = std::max({highest, b.light_peak + b.cached, highest_of(b) + b.cached});
+    if (b.offloaded) highest = std::max(highest, highest_of(*b.offloaded) + b.cached);
   }
   std::size_t largest_gradient = 0;
   for (const BlockProfile& b : blocks) {
@@ -162,9 +177,12 @@ ChainProgramme::ChainProgramme(const std::vector<BlockProfile>& blocks, std::siz
   steps_ = most / unit_ + (slots == 0 ? 0 : n + 4);
   const auto up = [this](std::size_t bytes) { return (bytes + unit_ - 1) / unit_; };
   for (const BlockProfile& b : blocks) {
-    sizes_.push_back({up(b.output), up(b.saved + b.cached + b.output),
-                      up(b.forward_peak + b.cached), up(b.light_peak + b.cached),
-                      up(b.backward_peak + b.cached), up(b.gradient + b.lead)});
+    const auto kept = [&](const KeptBlock& k) {
+      return KeptSizes{up(k.saved + b.cached + b.output), up(k.forward_peak + b.cached),
+                       up(k.backward_peak + b.cached), k.forward_seconds + k.backward_seconds};
+    };
+    sizes_.push_back({up(b.output), up(b.light_peak + b.cached), up(b.gradient + b.lead), kept(b),
+                      kept(b.offloaded.value_or(KeptBlock{}))});
   }
   sizes_.back().gradient = 0;  // the backward has not begun when the chain first runs
   cost_.assign(index(n - 1, n - 1, steps_) + 1, std::numeric_limits<float>::infinity());
@@ -188,7 +206,12 @@ void ChainProgramme::offer(std::size_t s, std::size_t t, std::size_t m, double c
 }
 
 void ChainProgramme::solve(std::size_t s, std::size_t t) {
-  try_keep(s, t);
+  try_keep(s, t, sizes_[s].here, kKeep);
+  // A replay has what it makes at hand; so has the block whose backward comes next.
+  const bool in_segment = t + 1 < blocks_.size();
+  if (blocks_[s].offloaded && !in_segment && s < t) {
+    try_keep(s, t, sizes_[s].elsewhere, kOffload);
+  }
   std::size_t least = 0;
   for (std::size_t count = 1; s + count <= t; ++count) {
     const std::size_t last = s + count - 1;
@@ -198,12 +221,11 @@ void ChainProgramme::solve(std::size_t s, std::size_t t) {
   }
 }
 
-void ChainProgramme::try_keep(std::size_t s, std::size_t t) {
-  const Sizes& block = sizes_[s];
+void ChainProgramme::try_keep(std::size_t s, std::size_t t, const KeptSizes& block,
+                              Choice choice) {
   const std::size_t least = std::max(sizes_[t].gradient + block.forward, block.backward);
-  const double own = blocks_[s].forward_seconds + blocks_[s].backward_seconds;
   for (std::size_t m = std::max(least, s == t ? 0 : block.kept); m <= steps_; ++m) {
-    offer(s, t, m, own + (s == t ? 0.0 : cost(s + 1, t, m - block.kept)), kKeep);
+    offer(s, t, m, block.seconds + (s == t ? 0.0 : cost(s + 1, t, m - block.kept)), choice);
   }
 }
 
@@ -234,9 +256,10 @@ Schedule ChainProgramme::collect(std::size_t s, std::size_t t, std::size_t m) co
   Schedule schedule;
   while (s <= t) {
     const Choice choice = choice_[index(s, t, m)];
-    if (choice == kKeep) {
-      schedule.push_back({s, s + 1, {}});
-      m -= s == t ? 0 : sizes_[s].kept;
+    if (choice == kKeep || choice == kOffload) {
+      const bool offloaded = choice == kOffload;
+      schedule.push_back({s, s + 1, {}, offloaded});
+      m -= s == t ? 0 : (offloaded ? sizes_[s].elsewhere : sizes_[s].here).kept;
       ++s;
     } else {
       const std::size_t next = s + choice;

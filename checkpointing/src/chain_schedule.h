@@ -24,7 +24,8 @@ ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& s
 Schedule plain_schedule(std::size_t blocks);
 
 /// Rotor's dynamic programme, for each amount of memory up to what plain training takes. In its
-/// model a kept block keeps `saved` and `output`.
+/// model a kept block keeps `saved` and `output`, an offloaded one the same of `offloaded`: a third way
+/// for the blocks outside of segments.
 class ChainProgramme {
  public:
   static constexpr std::size_t kMostBlocks = 128;
@@ -38,18 +39,24 @@ class ChainProgramme {
   std::optional<Schedule> schedule(std::size_t m) const;
 
  private:
-  struct Sizes {
-    std::size_t output, kept, forward, light, backward, gradient;  // steps; gradient with the lead
+  struct KeptSizes {
+    std::size_t kept, forward, backward;  // steps
+    double seconds;
   };
-  // How a range begins: a kept block, or that many blocks recomputed.
+  struct Sizes {
+    std::size_t output, light, gradient;  // steps; gradient with the lead
+    KeptSizes here, elsewhere;
+  };
+  // How a range begins: a kept block, an offloaded one, or that many blocks recomputed.
   using Choice = std::uint16_t;
   static constexpr Choice kKeep = 0;
   static constexpr Choice kNone = UINT16_MAX;
+  static constexpr Choice kOffload = UINT16_MAX - 1;
 
   std::size_t index(std::size_t s, std::size_t t, std::size_t m) const;
   double cost(std::size_t s, std::size_t t, std::size_t m) const { return cost_[index(s, t, m)]; }
   void solve(std::size_t s, std::size_t t);
-  void try_keep(std::size_t s, std::size_t t);
+  void try_keep(std::size_t s, std::size_t t, const KeptSizes& block, Choice choice);
   void try_recompute(std::size_t s, std::size_t t, std::size_t count, std::size_t least);
   void offer(std::size_t s, std::size_t t, std::size_t m, double cost, Choice choice);
   Schedule collect(std::size_t s, std::size_t t, std::size_t m) const;

@@ -119,7 +119,8 @@ class Offload::Impl {
     const StorageView& view = std::get<StorageView>(packed);
     const std::lock_guard lock(mutex_);
     const Tensor bytes = arrived(*view.record);
-    if (const std::shared_ptr<OffloadedStorage> next = view.record->before.lock()) prefetch(*next);
+    const std::shared_ptr<OffloadedStorage> next = view.record->before.lock();
+    if (options_.fetch_ahead && next) prefetch(*next);
     void* data = static_cast<char*>(bytes.raw_data()) + view.offset;
     return bytes.alias({data, view.shape, view.strides, view.dtype, bytes.device()});
   }

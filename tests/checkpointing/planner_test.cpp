@@ -48,20 +48,36 @@ std::vector<BlockProfile> random_chain(std::mt19937& random, int n) {
   return chain;
 }
 
-// All schedules of the blocks s .. t.
-std::vector<Schedule> all_schedules(std::size_t s, std::size_t t) {
+// The same with blocks that may be offloaded, some for little and some for much time.
+std::vector<BlockProfile> random_chain_with_offload(std::mt19937& random, int n) {
+  std::vector<BlockProfile> chain = random_chain(random, n);
+  for (BlockProfile& b : chain) {
+    if (random() % 4 == 0) continue;
+    b.offloaded = b;
+    b.offloaded->forward_seconds += static_cast<double>(random() % 6);
+    b.offloaded->backward_seconds += static_cast<double>(random() % 6);
+    b.offloaded->saved = random() % (b.saved + 1);
+    b.offloaded->backward_peak += random() % 3;
+  }
+  return chain;
+}
+
+// All schedules of the blocks s .. t; outside of segments, blocks may be offloaded.
+std::vector<Schedule> all_schedules(const std::vector<BlockProfile>& chain, std::size_t s,
+                                    std::size_t t) {
   if (s > t) return {{}};
   std::vector<Schedule> all;
   const auto add = [&](const SchedulePart& head) {
-    for (const Schedule& rest : all_schedules(head.end, t)) {
+    for (const Schedule& rest : all_schedules(chain, head.end, t)) {
       Schedule schedule{head};
       schedule.insert(schedule.end(), rest.begin(), rest.end());
       all.push_back(schedule);
     }
   };
-  add({s, s + 1, {}});
+  add({s, s + 1});
+  if (chain[s].offloaded && t + 1 == chain.size()) add({s, s + 1, {}, true});
   for (std::size_t end = s + 1; end <= t; ++end) {  // the last block's backward comes at once
-    for (const Schedule& inner : all_schedules(s, end - 1)) add({s, end, inner});
+    for (const Schedule& inner : all_schedules(chain, s, end - 1)) add({s, end, inner});
   }
   return all;
 }
@@ -73,6 +89,10 @@ struct Walk {
   double seconds = 0;
 
   void need(std::size_t bytes) { peak = std::max(peak, bytes); }
+  const KeptBlock& kept_as(const SchedulePart& part) const {
+    const BlockProfile& block = chain[part.begin];
+    return part.offloaded ? *block.offloaded : block;
+  }
 
   // A run of the schedule and the backward through it; `standing` without gradients, `gradient` of
   // the result and what else stands with it.
@@ -81,10 +101,10 @@ struct Walk {
     for (const SchedulePart& part : schedule) {
       before.push_back(standing);
       if (part.inner.empty()) {
-        const BlockProfile& b = chain[part.begin];
+        const KeptBlock& b = kept_as(part);
         need(standing + gradient + b.forward_peak);
         seconds += b.forward_seconds;
-        standing += b.saved + b.output;
+        standing += b.saved + chain[part.begin].output;
         continue;
       }
       for (std::size_t i = part.begin; i < part.end; ++i) {
@@ -97,8 +117,8 @@ struct Walk {
     for (std::size_t k = schedule.size(); k-- > 0;) {
       const SchedulePart& part = schedule[k];
       if (part.inner.empty()) {
-        need(before[k] + chain[part.begin].backward_peak);
-        seconds += chain[part.begin].backward_seconds;
+        need(before[k] + kept_as(part).backward_peak);
+        seconds += kept_as(part).backward_seconds;
       } else {
         const BlockProfile& last = chain[part.end - 1];
         run(part.inner, before[k], last.gradient + last.lead);
@@ -107,14 +127,21 @@ struct Walk {
   }
 };
 
+bool offloads(const Schedule& schedule) {
+  return std::any_of(schedule.begin(), schedule.end(),
+                     [](const SchedulePart& part) { return part.offloaded; });
+}
+
 TEST(ChainProgramme, IsTheBestOfAllSchedulesForEveryAmountOfMemory) {
   std::mt19937 random(7);
-  for (int trial = 0; trial < 60; ++trial) {
+  int offloading = 0;
+  for (int trial = 0; trial < 120; ++trial) {
     const int n = 1 + trial % 6;
-    const std::vector<BlockProfile> chain = random_chain(random, n);
+    const std::vector<BlockProfile> chain =
+        trial < 60 ? random_chain(random, n) : random_chain_with_offload(random, n);
     const ChainProgramme programme(chain, 0);
     std::vector<Walk> walks;
-    for (const Schedule& schedule : all_schedules(0, chain.size() - 1)) {
+    for (const Schedule& schedule : all_schedules(chain, 0, chain.size() - 1)) {
       walks.push_back({chain});
       walks.back().run(schedule, 0, 0);
     }
@@ -127,6 +154,7 @@ TEST(ChainProgramme, IsTheBestOfAllSchedulesForEveryAmountOfMemory) {
       const auto schedule = programme.schedule(m);
       ASSERT_EQ(schedule.has_value(), best < kNever);
       if (!schedule) continue;
+      offloading += offloads(*schedule) ? 1 : 0;
       Walk walk{chain};
       walk.run(*schedule, 0, 0);
       ASSERT_LE(walk.peak, m);
@@ -136,6 +164,7 @@ TEST(ChainProgramme, IsTheBestOfAllSchedulesForEveryAmountOfMemory) {
       ASSERT_EQ(simulate(chain, *schedule).seconds, best);
     }
   }
+  EXPECT_GT(offloading, 100);
 }
 
 TEST(ChainProgramme, ReversesUniformChainsAsRevolveDoes) {
@@ -232,6 +261,37 @@ TEST(Planner, MeetsEveryBudgetWithTheBitsOfPlainTraining) {
   }
   EXPECT_THAT(message_of<core::OutOfMemory>([&] { plan_recomputation(model, x, standing + 1000); }),
               HasSubstr("expected a budget of at least"));
+}
+
+TEST(Planner, OffloadsWhereThatIsFasterThanToRunAgain) {
+  // The hidden layer is dear to run again, and what it keeps is most of the memory.
+  manual_seed(1);
+  nn::Sequential model;
+  for (int i = 0; i < 3; ++i) {
+    model.add(nn::Linear(256, 256));
+    model.add(nn::GELU());
+  }
+  model.add(MeanSquare());
+  const Tensor x = test::normal_tensor({1024, 256}, 2);
+  const Step plain = step_of(model, x);
+  const TemporaryFolder folder;
+  const PlanOptions options{.repeats = 2, .offload = OffloadOptions{.folder = folder.string()}};
+  bool offloaded = false;
+  for (const double share : {0.9, 0.8, 0.7}) {
+    const auto budget = static_cast<std::size_t>(share * static_cast<double>(plain.peak));
+    const RecomputationPlan plan = plan_recomputation(model, x, budget, options);
+    plan.apply(model);
+    const Step step = step_of(model, x);
+    model.set_runner({});
+    EXPECT_EQ(step.gradients, plain.gradients) << plan.report();
+    EXPECT_LE(step.peak, plan.peak_bytes()) << plan.report();
+    EXPECT_GE(static_cast<double>(step.peak), 0.95 * static_cast<double>(plan.peak_bytes()));
+    offloaded = offloaded || plan.report().find('(') < plan.report().find(':');
+  }
+  // Which is faster is the machine's business; that offload takes less memory is not.
+  const RecomputationPlan plan = plan_recomputation(model, x, SIZE_MAX, options);
+  EXPECT_TRUE(plan.profile()[0].offloaded.has_value());
+  RecordProperty("offloaded", offloaded);
 }
 
 TEST(Planner, SeesWhatAmpPutsAroundAModel) {

@@ -16,8 +16,8 @@ void CudaBackend::hash_tensors(const std::vector<TensorView>& tensors,
     const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
     slots.push_back(slot_of({TensorView(tensor.data, {bytes}, DType::u8, tensor.device)}));
   }
-  const DeviceTable kept(queue, slots);
-  const Table& table = kept.table();
+  const DeviceTable list(queue, slots, TableUse::once);
+  const Table& table = list.table();
   const Buffer<std::uint64_t> parts(queue, table.chunk_count);
   if (table.chunk_count > 0) {
     launch(queue, {table.chunk_count, kThreads}, hash_chunks_kernel, table, parts.data());

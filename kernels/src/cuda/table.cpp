@@ -40,6 +40,12 @@ KeptTables& kept_tables() {
   return kept;
 }
 
+std::shared_ptr<core::Storage> upload(const Queue& queue, const std::vector<std::byte>& bytes) {
+  auto memory = queue.workspace(bytes.size());
+  queue.upload(memory->data(), bytes.data(), bytes.size());
+  return memory;
+}
+
 std::shared_ptr<core::Storage> find_or_upload(const Queue& queue, std::vector<std::byte> bytes) {
   KeptTables& kept = kept_tables();
   const bool capturing = queue.capturing();
@@ -55,8 +61,7 @@ std::shared_ptr<core::Storage> find_or_upload(const Queue& queue, std::vector<st
       !capturing, queue.op(),
       "expected a list that ran on this stream before the capture, got a new one (its table "
       "of pointers cannot be uploaded while a graph is captured)");
-  auto memory = queue.workspace(bytes.size());
-  queue.upload(memory->data(), bytes.data(), bytes.size());
+  auto memory = upload(queue, bytes);
   kept.tables.push_front({queue.device(), queue.stream(), std::move(bytes), memory, false});
   kept.forget();
   return memory;
@@ -99,7 +104,7 @@ Chunks cut(const std::vector<std::int64_t>& counts) {
   return chunks;
 }
 
-DeviceTable::DeviceTable(const Queue& queue, const std::vector<Slot>& slots) {
+DeviceTable::DeviceTable(const Queue& queue, const std::vector<Slot>& slots, TableUse use) {
   std::vector<std::int64_t> counts;
   for (const Slot& slot : slots) counts.push_back(slot.count);
   const auto [chunk_slot, first_chunk] = cut(counts);
@@ -109,7 +114,8 @@ DeviceTable::DeviceTable(const Queue& queue, const std::vector<Slot>& slots) {
   std::byte* at = bytes.data();
   put(at, slots), put(at, chunk_slot), put(at, first_chunk);
 
-  memory_ = find_or_upload(queue, std::move(bytes));
+  memory_ =
+      use == TableUse::once ? upload(queue, bytes) : find_or_upload(queue, std::move(bytes));
   const auto* const data = static_cast<const std::byte*>(memory_->data());
   table_.slots = reinterpret_cast<const Slot*>(data);
   table_.chunk_slot = reinterpret_cast<const std::int32_t*>(data + slots.size() * sizeof(Slot));

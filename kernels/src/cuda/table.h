@@ -42,9 +42,13 @@ struct Table {
   std::int32_t slot_count, chunk_count;
 };
 
+/// once: of tensors that come and go; the table ends with its owner, and a capture cannot have it.
+enum class TableUse { each_step, once };
+
 class DeviceTable {
  public:
-  DeviceTable(const Queue& queue, const std::vector<Slot>& slots);
+  DeviceTable(const Queue& queue, const std::vector<Slot>& slots,
+              TableUse use = TableUse::each_step);
   const Table& table() const { return table_; }
 
  private:

@@ -30,6 +30,8 @@ struct OffloadOptions {
   /// Of the files, on the CPU; empty: the system's temporary folder. On a GPU not used.
   std::string folder;
   std::size_t min_bytes = 64 << 10;
+  /// Fetches, beside what is asked for, what was offloaded before it.
+  bool fetch_ahead = true;
 };
 
 class Offload {

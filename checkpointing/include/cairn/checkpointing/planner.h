@@ -1,5 +1,5 @@
-// Which blocks of a chain to recompute so that a training step fits a budget of memory in the least
-// time.
+// Which blocks of a chain to recompute, and which to offload, so that a training step fits a budget
+// of memory in the least time.
 //
 //   checkpointing::RecomputationPlan plan =
 //       checkpointing::plan_recomputation(model, x, 2ull << 30);
@@ -19,31 +19,40 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cairn/checkpointing/offload.h"
 #include "cairn/checkpointing/recompute.h"
 
 namespace cairn::checkpointing {
 
-/// One block as it was measured. Bytes; peaks are above what stands when it begins, its input
-/// included.
-struct BlockProfile {
+/// A block that is kept, as it was measured. Bytes; peaks are above what stands when it begins, its
+/// input included.
+struct KeptBlock {
   double forward_seconds = 0;
   double backward_seconds = 0;
-  std::size_t output = 0;  // of the result; 0 where it is a view of the input
-  std::size_t saved = 0;   // kept for the backward beside input and output
+  std::size_t saved = 0;  // kept for the backward beside input and output
   bool saves_input = false;
   bool saves_output = false;
   std::size_t forward_peak = 0;   // running and keeping what the backward needs
-  std::size_t light_peak = 0;     // running and keeping nothing
   std::size_t backward_peak = 0;  // with what was kept, and the gradient of the output
-  std::size_t gradient = 0;       // of the output
+};
+
+/// One block as it was measured.
+struct BlockProfile : KeptBlock {
+  std::size_t output = 0;      // of the result; 0 where it is a view of the input
+  std::size_t light_peak = 0;  // running and keeping nothing
+  std::size_t gradient = 0;    // of the output
   std::size_t lead = 0;  // that the backward has made when it first asks for what was kept: then a
                          // replay begins
   std::size_t cached = 0;  // half copies of weights: until the autocast region ends, or the
                            // backward, or in each replay anew
   std::size_t parameter_gradients = 0;  // that the backward leaves in memory of their own
+  /// The same with what its operations save offloaded: the times hold the copies, which nothing
+  /// else waits for.
+  std::optional<KeptBlock> offloaded;
 };
 
 struct PlanOptions {
@@ -52,19 +61,24 @@ struct PlanOptions {
   bool accumulates = false;
   int repeats = 3;         // runs of each block; the fastest counts
   int memory_slots = 500;  // in how many steps the programme counts memory
+  /// Given: blocks may be offloaded, where that is faster than to run them again. Each goes out
+  /// before the next one runs and comes back when its backward asks.
+  std::optional<OffloadOptions> offload;
 };
 
 /// A run of the schedule: one block that is kept, or several that are recomputed, as `inner` says.
 struct SchedulePart {
   std::size_t begin = 0, end = 0;
-  std::vector<SchedulePart> inner;  // empty: one block, kept
+  std::vector<SchedulePart> inner = {};  // empty: one block, kept
+  bool offloaded = false;                // one that is kept elsewhere; outside of segments only
 };
 using Schedule = std::vector<SchedulePart>;
 
 class RecomputationPlan {
  public:
   RecomputationPlan(std::vector<Segment> blocks, std::vector<BlockProfile> profile,
-                    Schedule schedule, std::size_t standing_bytes);
+                    Schedule schedule, std::size_t standing_bytes,
+                    std::shared_ptr<Offload> offload = nullptr);
 
   /// The blocks one after another, recomputed by the schedule. For inputs of the planned shape.
   Tensor run(const Tensor& x) const;
@@ -81,14 +95,15 @@ class RecomputationPlan {
 
   const std::vector<BlockProfile>& profile() const { return profile_; }
   const Schedule& schedule() const { return *schedule_; }
-  /// The schedule and the predictions, for people: "[0-3 4] 5 6" keeps blocks 5 and 6 and recomputes
-  /// 0 to 4, of which 0 to 3 once more before.
+  /// The schedule and the predictions, for people: "[0 1 [2 3]] 4 (5) 6" keeps blocks 4 and 6, offloads
+  /// 5 and recomputes 0 to 3, of which 2 and 3 once more.
   std::string report() const;
 
  private:
   std::shared_ptr<const std::vector<Segment>> blocks_;
   std::vector<BlockProfile> profile_;
   std::shared_ptr<const Schedule> schedule_;
+  std::shared_ptr<Offload> offload_;
   std::size_t peak_bytes_ = 0, plain_peak_bytes_ = 0;
   double seconds_ = 0, plain_seconds_ = 0;
 };

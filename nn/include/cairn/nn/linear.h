@@ -21,6 +21,7 @@ class Linear : public Module {
   Tensor forward(const Tensor& x) override;
   const Tensor& weight() const { return weight_; }
   const Tensor& bias() const { return bias_; }  // undefined without one
+  const LinearOptions& options() const { return options_; }
 
  protected:
   std::shared_ptr<Module> make_like() const override;

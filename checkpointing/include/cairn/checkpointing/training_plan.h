@@ -1,0 +1,155 @@
+// What a training step takes with which means of saving memory, before anything is trained.
+//
+//   checkpointing::TrainingPlan plan =
+//       checkpointing::plan_training(model, {x, labels}, 1ull << 30);
+//   log::info("\n{}", plan.table());
+//   const checkpointing::TrainingChoice& choice = plan.best();  // throws OutOfMemory: nothing fits
+//   for (const auto& batch : loader) {                          // of choice.micro_batch samples
+//     precision.backward(choice.loss(model, batch.inputs, batch.labels));
+//   }
+//
+// The choice says how amp is to be initialized, the optimizer's state kept and the batch cut; its loss()
+// runs the model as planned.
+//
+// Planning runs each module a few times by itself, forward and backward, at each precision and size of
+// micro-batch, with the device capped at the budget: it takes one block's memory and some steps' time.
+// Sizes that do not run in the budget are extrapolated from smaller ones. Weights, gradients and
+// optimizer state are counted. Peaks are those of core::MemoryStats::peak_total from the second step on
+// (the first step of a half model that accumulates turns its gradients to f32 and holds both for a
+// moment, unless GradientArena::use_f32_slots() came first).
+//
+// Nothing here knows of amp, optimizers or ranks: their means are described (Precision, Sharding), and
+// who reads a choice acts on it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/checkpointing/planner.h"
+#include "cairn/core/dtype.h"
+#include "cairn/core/tensor.h"
+
+namespace cairn::nn {
+class Sequential;
+}
+
+namespace cairn::checkpointing {
+
+// ---- Model states: weights, gradients, optimizer state
+
+/// Bytes a parameter. The default is Adam in mixed precision: a half weight, a half gradient, and K = 12
+/// for the f32 master and two f32 moments.
+struct ModelStates {
+  double weight = 2, gradient = 2, optimizer = 12;
+  double total() const { return weight + gradient + optimizer; }
+};
+
+/// What is cut into as many parts as there are ranks, each kept by one: nothing; the optimizer state;
+/// that and gradients; that and weights (ZeRO's stages 0 to 3).
+enum class Sharding { none, optimizer_state, gradients, parameters };
+const char* name(Sharding sharding);
+
+/// Bytes of model states on each of `ranks` devices. Rajbhandari et al., "ZeRO: Memory optimizations
+/// toward training trillion parameter models" (2020), figure 1.
+double sharded_bytes(double parameters, const ModelStates& states, Sharding sharding, int ranks);
+
+// ---- The plan
+
+/// How a level of amp computes.
+struct Precision {
+  std::string name = "O0";
+  DType half = DType::f32;    // f32: everything is
+  bool autocast = false;      // O1: products in half, weights stay f32
+  bool half_weights = false;  // O2: all but batch norms' are half, beside f32 masters
+};
+/// O0, O1 in bf16 and f16, O2 in bf16 and f16.
+std::vector<Precision> precisions();
+
+/// One batch of one rank. Micro-batches are slices along `dimension`.
+struct TrainingBatch {
+  Tensor x, target;
+  int dimension = 0;
+};
+
+/// Who trains beside this device.
+struct TrainingWorld {
+  int ranks = 1;    // processes with a batch each, whose gradients are averaged
+  int devices = 1;  // of this process, that share a batch (parallel::DataParallel)
+  /// Bytes a second of an all-reduce, as each rank sends and receives them; 0: not counted in the
+  /// time.
+  double bandwidth = 0;
+};
+
+struct TrainingPlanOptions {
+  /// Mean over the batch. Unset: cross-entropy; then a Linear at the model's end can be fused with it.
+  std::function<Tensor(const Tensor& y, const Tensor& target)> loss;
+  std::vector<Precision> precisions = checkpointing::precisions();
+  std::vector<std::int64_t> micro_batches;  // empty: the batch, a half of it, a quarter ... 1
+  int moments = 2;  // that the optimizer keeps of each parameter: 2 Adam, 1 momentum, 0 plain SGD
+  bool compact_state = true;  // offers moments in bf16 and, for bf16 weights, masters as remainders
+  bool fused_loss = true;     // offers nn::linear_cross_entropy
+  std::optional<OffloadOptions> offload;  // given: offers it
+  int repeats = 1;                        // timed runs of each module
+};
+
+/// One combination of means, with what it is predicted to take.
+struct TrainingChoice {
+  Precision precision;
+  std::int64_t micro_batch = 0;   // samples of each forward (over all devices of the process)
+  std::int64_t micro_batches = 1; // before an update
+  bool compact_state = false;     // optim::StateOptions{bf16, remainder (bf16 weights)}
+  bool fused_loss = false;
+  bool balanced_loss = true;      // several devices: outputs stay where they are (DataParallelModel)
+  Sharding sharding = Sharding::none;
+  Schedule schedule;              // of the modules, without the one that is fused, and the loss
+  bool recomputes = false, offloads = false;
+
+  bool fits = false;
+  bool extrapolated = false;  // from smaller micro-batches, because this one does not run
+  std::size_t peak_bytes = 0;
+  double seconds = 0;  // a step: all micro-batches and the update
+  // What stands through the step, and what comes on top at its peak.
+  std::size_t weights = 0, gradients = 0, optimizer_state = 0, other = 0, activations = 0;
+
+  /// The loss of a micro-batch by this choice. The model may have been initialized by amp since, and is
+  /// the planned one or one that is built alike. On several devices: for each of them.
+  Tensor loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const;
+  std::string levers() const;  // "O2 bf16, 4 x 8, recompute, compact state"
+
+  // How loss() runs.
+  std::function<Tensor(const Tensor& y, const Tensor& target)> loss_function;
+  std::shared_ptr<Offload> offload;
+};
+
+class TrainingPlan {
+ public:
+  TrainingPlan(std::vector<TrainingChoice> choices, std::size_t budget);
+
+  /// Those that fit, the fastest first; then the others, the smallest first. Of each, those with sharded
+  /// states come last.
+  const std::vector<TrainingChoice>& choices() const { return choices_; }
+  /// The fastest that fits without sharded states, which Cairn does not train with. Throws
+  /// core::OutOfMemory, which says what the smallest takes.
+  const TrainingChoice& best() const;
+  std::size_t budget() const { return budget_; }
+  /// For people: the `rows` fastest choices that fit, and as many of those that do not.
+  std::string table(std::size_t rows = 12) const;
+
+ private:
+  std::vector<TrainingChoice> choices_;
+  std::size_t budget_;
+};
+
+/// Before amp::initialize, with an f32 model that has no gradients, on the batch's device. An optimizer
+/// may exist or not. Throws core::InvalidArgument where that is not so, and core::Unsupported, naming it,
+/// for a module that cannot be cloned (at precisions with half weights).
+TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,
+                           const TrainingWorld& world = {},
+                           const TrainingPlanOptions& options = {});
+
+}  // namespace cairn::checkpointing

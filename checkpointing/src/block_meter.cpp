@@ -1,0 +1,263 @@
+#include "block_meter.h"
+
+#include <algorithm>
+#include <any>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include "cairn/autograd/engine.h"
+#include "cairn/autograd/function.h"
+#include "cairn/autograd/observer.h"
+#include "cairn/autograd/saved_tensor.h"
+#include "cairn/autograd/saved_tensor_hooks.h"
+#include "cairn/autograd/thread_state.h"
+#include "cairn/checkpointing/offload.h"
+#include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "cairn/core/stream.h"
+#include "cairn/kernels/elementwise.h"
+
+namespace cairn::checkpointing {
+
+namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// The input as the block before would hand it over: its gradient goes nowhere.
+struct BlockBefore {
+  static constexpr autograd::OpInfo kInfo{"plan_before"};
+  Tensor forward(autograd::Context&, const Tensor&, const Tensor& x) { return x.detach(); }
+  autograd::Tensors backward(autograd::Context&, const Tensor&) { return {{}, {}}; }
+};
+
+// Stands for the blocks behind: its backward makes the gradient of the result, then `begins`.
+struct BlocksBehind {
+  static constexpr autograd::OpInfo kInfo{"plan_behind"};
+  std::function<void()> begins;
+  Tensor forward(autograd::Context&, const Tensor& y) {
+    return Tensor::zeros({1}, DType::f32, y.device());
+  }
+  autograd::Tensors backward(autograd::Context& ctx, const Tensor&) {
+    const Tensor dy = ctx.new_gradient(0);
+    kernels::fill(dy, 0.0);
+    begins();
+    return {dy};
+  }
+};
+
+// The parameters that operations take; none has a gradient before and afterwards.
+class MeteredParameters : public autograd::ScopedObserver {
+ public:
+  explicit MeteredParameters(const char* op) : op_(op) {}
+  ~MeteredParameters() override { clear(); }
+  MeteredParameters(const MeteredParameters&) = delete;
+  MeteredParameters& operator=(const MeteredParameters&) = delete;
+
+  void clear() {
+    for (Tensor& p : seen_) p.clear_grad();
+    seen_.clear();
+    ids_.clear();
+  }
+
+ private:
+  void on_begin(const autograd::OpEvent& event) override {
+    if (event.phase != autograd::Phase::recompute) return;
+    for (const Tensor& p : event.parameters) {
+      if (!ids_.insert(p.id()).second) continue;
+      CAIRN_CHECK(!p.grad().defined(), op_, "expected parameters without gradients, got one in '",
+                  p.name(), "' (plan before the first backward, or after clear_grad())");
+      seen_.push_back(p);
+    }
+  }
+  void on_end(const autograd::OpEvent&) override {}
+
+  const char* op_;
+  std::vector<Tensor> seen_;
+  std::unordered_set<const void*> ids_;
+};
+
+class BlockMeter {
+ public:
+  BlockMeter(const char* op, const Segment& block, const Tensor& x, bool wants_gradient,
+             const MeterOptions& options)
+      : op_(op), block_(block), options_(options), x_(x), device_(x.device()), parameters_(op) {
+    if (wants_gradient) anchor_ = Tensor::zeros({1}, DType::f32, device_).set_requires_grad(true);
+  }
+
+  MeasuredBlock measure() {
+    const std::size_t before = level();
+    pass();  // the first run of anything is slow, and autocast keeps what it casts
+    profile_.cached = level() - before;
+    if (options_.accumulates) step(profile_, nullptr);
+    static_cast<KeptBlock&>(profile_) = measure_kept(nullptr);
+    if (options_.offload != nullptr) {
+      const KeptBlock elsewhere = measure_kept(options_.offload);
+      if (bytes_of(elsewhere) < bytes_of(profile_)) profile_.offloaded = elsewhere;
+    }
+    const Tensor result = pass();
+    return {profile_, result, differentiable_};
+  }
+
+ private:
+  KeptBlock measure_kept(Offload* offload) {
+    KeptBlock kept;
+    for (int i = 0; i < options_.repeats; ++i) step(kept, offload);
+    return kept;
+  }
+
+  std::size_t bytes_of(const KeptBlock& kept) const {
+    return kept.saved + (kept.saves_input ? x_.nbytes() : 0) +
+           (kept.saves_output ? profile_.output : 0);
+  }
+
+  Tensor input() const {
+    return anchor_.defined() ? autograd::apply(BlockBefore{}, anchor_, x_) : x_;
+  }
+
+  std::size_t level() const {
+    core::Stream::current(device_).synchronize();
+    return core::memory_stats(device_).current_total;
+  }
+  std::size_t peak() const {
+    core::Stream::current(device_).synchronize();
+    return core::memory_stats(device_).peak_total;
+  }
+
+  // A run that keeps nothing, as the first run of a segment.
+  Tensor pass() {
+    const std::size_t base = level();
+    core::reset_peak_memory(device_);
+    const autograd::SavedTensorHooksGuard drop(
+        {[](const Tensor&) { return std::any(); }, [](const std::any&) { return Tensor(); }});
+    const Tensor y = block_(input());
+    profile_.light_peak = peak() - base;
+    CAIRN_CHECK(y.defined() && y.device() == device_, op_, "expected blocks with a result on ",
+                device_, ", got another one");
+    profile_.output = y.storage() == x_.storage() ? 0 : y.storage()->bytes();
+    profile_.gradient = y.nbytes();
+    return y.detach();
+  }
+
+  // Forward and backward as in a chain where all is kept, here or elsewhere.
+  void step(KeptBlock& kept, Offload* offload) {
+    std::unordered_set<const core::Storage*> saved;
+    const std::size_t base = level();
+    core::reset_peak_memory(device_);
+    const double begin = now_seconds();
+    Tensor y = forward(saved, offload);
+    const std::size_t forward_peak = peak() - base;
+    fastest(kept.forward_seconds, now_seconds() - begin);
+    kept.forward_peak = forward_peak;
+    kept.saves_input = saved.contains(x_.storage().get());
+    kept.saves_output = profile_.output > 0 && saved.contains(y.storage().get());
+    differentiable_ = y.requires_grad();
+    if (!differentiable_) return;
+    double backward_begin = 0;
+    std::size_t begin_level = 0;
+    Tensor loss = autograd::apply(BlocksBehind{[&] {
+                                    core::Stream::current(device_).synchronize();
+                                    core::reset_peak_memory(device_);
+                                    begin_level = level();
+                                    backward_begin = now_seconds();
+                                  }},
+                                  y);
+    y = Tensor();
+    kept.saved = level() - base - loss.nbytes() - (kept.saves_output ? profile_.output : 0);
+    bool asked = false;
+    std::size_t lead = 0;
+    on_asked_ = [&] {
+      if (!std::exchange(asked, true)) lead = level() - begin_level;
+    };
+    autograd::backward(loss);
+    on_asked_ = nullptr;
+    if (offload == nullptr) profile_.lead = lead;
+    kept.backward_peak = peak() - base - loss.nbytes();
+    fastest(kept.backward_seconds, now_seconds() - backward_begin);
+    loss = Tensor();
+    if (level() > base) profile_.parameter_gradients = level() - base;
+    if (!options_.accumulates) parameters_.clear();
+  }
+
+  // What a parameter is saved as is no business of replays.
+  struct Kept {
+    autograd::SavedTensor tensor;
+    bool parameter;
+  };
+
+  Tensor forward(std::unordered_set<const core::Storage*>& saved, Offload* offload) {
+    const autograd::SavedTensorHooksGuard hooks(
+        {[&](const Tensor& x) -> std::any {
+           const bool parameter = autograd::is_parameter(x);
+           if (!parameter) saved.insert(x.storage().get());
+           return std::make_shared<Kept>(Kept{autograd::SavedTensor(x), parameter});
+         },
+         [this](const std::any& value) {
+           const auto& kept = std::any_cast<const std::shared_ptr<Kept>&>(value);
+           if (!kept->parameter) on_asked_();
+           return kept->tensor.unpack(op_);
+         }});
+    return offload == nullptr ? block_(input()) : run_offloaded(block_, input(), *offload);
+  }
+
+  static void fastest(double& seconds, double measured) {
+    seconds = seconds == 0 ? measured : std::min(seconds, measured);
+  }
+
+  const char* op_;
+  const Segment& block_;
+  MeterOptions options_;
+  Tensor x_, anchor_;
+  Device device_;
+  MeteredParameters parameters_;
+  BlockProfile profile_;
+  bool differentiable_ = false;
+  std::function<void()> on_asked_;  // when the backward asks for what was kept
+};
+
+}  // namespace
+
+std::shared_ptr<Offload> planned_offload(std::optional<OffloadOptions> options) {
+  if (!options) return nullptr;
+  options->fetch_ahead = false;
+  return std::make_shared<Offload>(std::move(*options));
+}
+
+Tensor run_offloaded(const Segment& block, const Tensor& x, Offload& offload) {
+  Tensor y;
+  {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    y = block(x);
+  }
+  offload.synchronize();
+  return y;
+}
+
+MeasuredBlock measure_block(const char* op, const Segment& block, const Tensor& x,
+                            bool wants_gradient, const MeterOptions& options) {
+  autograd::ThreadState state = autograd::ThreadState::capture();
+  state.recomputing = true;
+  state.grad_enabled = true;
+  const autograd::ThreadStateGuard guard(state);
+  return BlockMeter(op, block, x, wants_gradient, options).measure();
+}
+
+std::vector<BlockProfile> measure_blocks(const char* op, const std::vector<Segment>& blocks,
+                                         const Tensor& input, const MeterOptions& options) {
+  std::vector<BlockProfile> profile;
+  MeasuredBlock last{{}, input.detach(), input.requires_grad()};
+  for (const Segment& block : blocks) {
+    last = measure_block(op, block, last.result, last.result_wants_gradient, options);
+    profile.push_back(last.profile);
+  }
+  CAIRN_CHECK(last.result_wants_gradient, op,
+              "expected blocks whose result depends on a parameter or an ",
+              "input that requires a gradient, got a result without a graph");
+  return profile;
+}
+
+}  // namespace cairn::checkpointing

@@ -1,0 +1,40 @@
+// What one block of a chain takes, measured by running it alone, forward and backward.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cairn/checkpointing/planner.h"
+
+namespace cairn::checkpointing {
+
+struct MeterOptions {
+  int repeats = 1;          // timed runs, of which the fastest counts
+  bool accumulates = false;  // gradients of parameters have memory before the backward
+  Offload* offload = nullptr;  // given: the block is measured with it, too
+};
+
+struct MeasuredBlock {
+  BlockProfile profile;
+  Tensor result;  // without a graph
+  bool result_wants_gradient = false;
+};
+
+/// As in a replay, batch norms leave their statistics alone; generator and gradients are as before.
+/// Throws core::InvalidArgument, as `op`, where a parameter has a gradient.
+MeasuredBlock measure_block(const char* op, const Segment& block, const Tensor& x,
+                            bool wants_gradient, const MeterOptions& options);
+
+/// One that brings back what is asked for and nothing more, so that its peak is known; null where no
+/// options are given.
+std::shared_ptr<Offload> planned_offload(std::optional<OffloadOptions> options);
+
+/// A run of which nothing is left here but the result: what its operations save has gone out.
+Tensor run_offloaded(const Segment& block, const Tensor& x, Offload& offload);
+
+/// Each by itself, on the result of the one before.
+std::vector<BlockProfile> measure_blocks(const char* op, const std::vector<Segment>& blocks,
+                                         const Tensor& input, const MeterOptions& options);
+
+}  // namespace cairn::checkpointing

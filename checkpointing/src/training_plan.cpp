@@ -1,0 +1,449 @@
+#include "cairn/checkpointing/training_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "cairn/autograd/ops.h"
+#include "cairn/autograd/thread_state.h"
+#include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "cairn/core/stream.h"
+#include "cairn/nn/linear.h"
+#include "cairn/nn/sequential.h"
+#include "block_meter.h"
+#include "model_bytes.h"
+#include "schedule_choice.h"
+#include "schedule_run.h"
+
+namespace cairn::checkpointing {
+
+namespace {
+
+constexpr const char* kTrainingPlanner = "plan_training";
+constexpr std::size_t kPlannedSlots = 500;  // of memory, in the programme
+
+using LossFunction = std::function<Tensor(const Tensor&, const Tensor&)>;
+
+Tensor micro_batch_of(const Tensor& x, int dimension, std::int64_t size) {
+  return x.alias(x.view().slice(dimension, 0, std::min(size, x.size(dimension))));
+}
+
+nn::Linear* fusable_end(nn::Sequential& model) {
+  if (model.size() == 0) return nullptr;
+  auto* linear = dynamic_cast<nn::Linear*>(&model.at(model.size() - 1));
+  const bool plain = linear != nullptr && linear->options().activation == autograd::Activation::none;
+  return plain ? linear : nullptr;
+}
+
+Segment fused_end(const nn::Linear& linear, const Tensor& target) {
+  return [weight = linear.weight(), bias = linear.bias(), target](const Tensor& x) {
+    return autograd::linear_cross_entropy(x, weight, bias, target);
+  };
+}
+
+// Caps the device for a scope.
+class CapacityGuard {
+ public:
+  CapacityGuard(Device device, std::size_t bytes)
+      : device_(device), before_(core::memory_capacity(device)) {
+    core::set_memory_capacity(device, std::min(before_, bytes));
+  }
+  ~CapacityGuard() { core::set_memory_capacity(device_, before_); }
+  CapacityGuard(const CapacityGuard&) = delete;
+  CapacityGuard& operator=(const CapacityGuard&) = delete;
+
+ private:
+  Device device_;
+  std::size_t before_;
+};
+
+class RunnerGuard {
+ public:
+  RunnerGuard(nn::Sequential& model, nn::Sequential::Runner runner)
+      : model_(model), before_(model.runner()) {
+    model_.set_runner(std::move(runner));
+  }
+  ~RunnerGuard() { model_.set_runner(std::move(before_)); }
+  RunnerGuard(const RunnerGuard&) = delete;
+  RunnerGuard& operator=(const RunnerGuard&) = delete;
+
+ private:
+  nn::Sequential& model_;
+  nn::Sequential::Runner before_;
+};
+
+// ---- Measured chains
+
+// What decides a chain's profile, beside its precision.
+struct ChainKind {
+  bool fused = false, balanced = true;
+};
+
+struct MeasuredChain {
+  std::vector<BlockProfile> profile;
+  std::size_t input = 0;  // bytes of the model's half input beside the batch
+  bool extrapolated = false;
+};
+
+std::size_t extended(std::size_t near, std::size_t far, double ratio) {
+  const double slope = static_cast<double>(near) - static_cast<double>(far);
+  return static_cast<std::size_t>(std::max(0.0, static_cast<double>(near) + ratio * slope));
+}
+
+KeptBlock extended(const KeptBlock& near, const KeptBlock& far, double ratio) {
+  KeptBlock block = near;
+  block.forward_seconds += ratio * std::max(0.0, near.forward_seconds - far.forward_seconds);
+  block.backward_seconds += ratio * std::max(0.0, near.backward_seconds - far.backward_seconds);
+  block.saved = extended(near.saved, far.saved, ratio);
+  block.forward_peak = extended(near.forward_peak, far.forward_peak, ratio);
+  block.backward_peak = extended(near.backward_peak, far.backward_peak, ratio);
+  return block;
+}
+
+// Everything grows by a line through two sizes: near + ratio (near - far).
+BlockProfile extended(const BlockProfile& near, const BlockProfile& far, double ratio) {
+  BlockProfile block = near;
+  static_cast<KeptBlock&>(block) =
+      extended(static_cast<const KeptBlock&>(near), static_cast<const KeptBlock&>(far), ratio);
+  block.offloaded.reset();
+  if (near.offloaded && far.offloaded) {
+    block.offloaded = extended(*near.offloaded, *far.offloaded, ratio);
+  }
+  block.output = extended(near.output, far.output, ratio);
+  block.light_peak = extended(near.light_peak, far.light_peak, ratio);
+  block.gradient = extended(near.gradient, far.gradient, ratio);
+  block.lead = extended(near.lead, far.lead, ratio);
+  return block;
+}
+
+// Outputs of all devices, copied together on this one.
+BlockProfile gathering(std::size_t part, std::size_t devices) {
+  BlockProfile block;
+  block.output = block.gradient = part * devices;
+  block.forward_peak = block.light_peak = block.output;
+  block.backward_peak = block.output + part;
+  return block;
+}
+
+class TrainingPlanner {
+ public:
+  TrainingPlanner(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,
+                  const TrainingWorld& world, const TrainingPlanOptions& options)
+      : model_(model),
+        batch_(batch),
+        budget_(budget),
+        world_(world),
+        options_(options),
+        device_(batch.x.device()),
+        loss_(options.loss ? options.loss
+                           : [](const Tensor& y, const Tensor& t) {
+                               return autograd::cross_entropy(y, t);
+                             }),
+        offload_(planned_offload(options.offload)),
+        bytes_(model, device_),
+        sizes_(micro_batches()) {}
+
+  std::vector<TrainingChoice> choices() {
+    for (const Precision& precision : options_.precisions) {
+      for (const bool fused : {false, true}) {
+        if (fused && (!options_.fused_loss || options_.loss || !fusable_end(model_))) continue;
+        for (const bool balanced : {true, false}) {
+          if (!balanced && (world_.devices == 1 || fused)) continue;
+          add_choices(precision, {fused, balanced});
+        }
+      }
+    }
+    return std::move(choices_);
+  }
+
+ private:
+  std::int64_t samples() const { return batch_.x.size(batch_.dimension); }
+
+  std::vector<std::int64_t> micro_batches() const {
+    std::vector<std::int64_t> sizes = options_.micro_batches;
+    for (std::int64_t n = samples(); sizes.empty() || (options_.micro_batches.empty() && n > 1);) {
+      if (!sizes.empty()) n = (n + 1) / 2;
+      sizes.push_back(n);
+    }
+    std::sort(sizes.begin(), sizes.end());
+    return sizes;
+  }
+
+  void add_choices(const Precision& precision, const ChainKind& kind) {
+    std::map<std::int64_t, MeasuredChain> chains;
+    for (const std::int64_t size : sizes_) {
+      const std::optional<MeasuredChain> chain = chain_of(precision, kind, size, chains);
+      if (!chain) continue;
+      chains[size] = *chain;
+      add_choices(precision, kind, size, *chain);
+    }
+  }
+
+  // Measured; where it does not run in the budget, from smaller ones; nothing where no size runs.
+  std::optional<MeasuredChain> chain_of(const Precision& precision, const ChainKind& kind,
+                                        std::int64_t size,
+                                        const std::map<std::int64_t, MeasuredChain>& smaller) {
+    if (smaller.empty() || !smaller.rbegin()->second.extrapolated) {
+      try {
+        return measure(precision, kind, size);
+      } catch (const core::OutOfMemory&) {
+        if (smaller.empty()) return std::nullopt;
+      }
+    }
+    return extrapolate(size, smaller);
+  }
+
+  static MeasuredChain extrapolate(std::int64_t size,
+                                   const std::map<std::int64_t, MeasuredChain>& smaller) {
+    const auto near = smaller.rbegin();
+    const auto far = std::next(near);
+    const double step = static_cast<double>(size - near->first);
+    MeasuredChain chain = near->second;
+    chain.extrapolated = true;
+    if (far == smaller.rend()) {  // in proportion
+      BlockProfile none;
+      none.offloaded = KeptBlock();
+      const std::vector<BlockProfile> nothing(chain.profile.size(), none);
+      extend(chain, nothing, 0, step / static_cast<double>(near->first));
+    } else {
+      extend(chain, far->second.profile, far->second.input,
+             step / static_cast<double>(near->first - far->first));
+    }
+    return chain;
+  }
+
+  static void extend(MeasuredChain& chain, const std::vector<BlockProfile>& far, std::size_t input,
+                     double ratio) {
+    for (std::size_t i = 0; i < chain.profile.size(); ++i) {
+      chain.profile[i] = extended(chain.profile[i], far[i], ratio);
+    }
+    chain.input = extended(chain.input, input, ratio);
+  }
+
+  MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size) {
+    const CapacityGuard capacity(device_, budget_);
+    const std::int64_t part = (size + world_.devices - 1) / world_.devices;
+    const Tensor target = micro_batch_of(batch_.target, batch_.dimension,
+                                         kind.balanced ? part : size);
+    MeasuredChain chain;
+    Tensor x = micro_batch_of(batch_.x, batch_.dimension, part).detach();
+    if (precision.half_weights && core::is_floating(x.dtype())) {
+      x = autograd::to(x, precision.half);
+      chain.input = x.nbytes();
+    }
+    MeasuredBlock last{{}, x, false};
+    for (std::size_t i = 0; i < model_.size(); ++i) {
+      const bool fuses = kind.fused && i + 1 == model_.size();
+      last = measure_module(precision, model_.at(i), last, fuses ? target : Tensor());
+      chain.profile.push_back(last.profile);
+    }
+    if (!kind.balanced) {
+      chain.profile.push_back(gathering(last.profile.gradient, world_.devices));
+      last.result = autograd::concat(
+          std::vector<Tensor>(static_cast<std::size_t>(world_.devices), last.result),
+          batch_.dimension);
+      last.result = micro_batch_of(last.result, batch_.dimension, size).detach();
+    }
+    if (!kind.fused) {
+      last = measure_loss(precision, last, target);
+      chain.profile.push_back(last.profile);
+    }
+    CAIRN_CHECK(last.result_wants_gradient, kTrainingPlanner,
+                "expected a model whose loss depends on a parameter, got one without a graph");
+    // They stand before the step.
+    for (BlockProfile& block : chain.profile) block.parameter_gradients = 0;
+    return chain;
+  }
+
+  MeasuredBlock measure_module(const Precision& precision, nn::Module& original,
+                               const MeasuredBlock& before, const Tensor& fused_target) {
+    std::shared_ptr<nn::Module> half;
+    if (precision.half_weights) half = half_clone(original, precision.half);
+    nn::Module& module = half ? *half : original;
+    Segment block = [&module](const Tensor& x) { return module(x); };
+    if (fused_target.defined()) {
+      block = fused_end(dynamic_cast<nn::Linear&>(module), fused_target);
+    }
+    std::optional<autograd::AutocastGuard> region;
+    if (precision.autocast) region.emplace(true, precision.half);
+    return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
+                         {options_.repeats, true, offload_.get()});
+  }
+
+  MeasuredBlock measure_loss(const Precision& precision, const MeasuredBlock& before,
+                             const Tensor& target) {
+    const bool widens = precision.half_weights && core::is_half(before.result.dtype());
+    const Segment block = [&](const Tensor& y) {
+      return loss_(widens ? autograd::to(y, DType::f32) : y, target);
+    };
+    return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
+                         {options_.repeats, true, nullptr});
+  }
+
+  void add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size,
+                   const MeasuredChain& chain) {
+    const ScheduleChoice schedules(chain.profile, kPlannedSlots);
+    TrainingChoice choice;
+    choice.precision = precision;
+    choice.micro_batch = size;
+    choice.micro_batches = (samples() + size - 1) / size;
+    choice.fused_loss = kind.fused;
+    choice.balanced_loss = kind.balanced;
+    choice.extrapolated = chain.extrapolated;
+    choice.other = bytes_.other() + chain.input;
+    choice.loss_function = loss_;
+    choice.offload = offload_;
+    for (const bool compact : {false, true}) {
+      if (compact && (!options_.compact_state || options_.moments + precision.half_weights == 0)) {
+        continue;
+      }
+      choice.compact_state = compact;
+      for (const Sharding sharding : shardings()) {
+        choice.sharding = sharding;
+        add_choices(choice, schedules);
+      }
+    }
+  }
+
+  std::vector<Sharding> shardings() const {
+    if (world_.ranks == 1) return {Sharding::none};
+    return {Sharding::none, Sharding::optimizer_state, Sharding::gradients, Sharding::parameters};
+  }
+
+  // The plain one, and where it does not fit the fastest that does, or the smallest.
+  void add_choices(TrainingChoice choice, const ScheduleChoice& schedules) {
+    const StepBytes all =
+        bytes_.of(choice.precision, choice.compact_state, options_.moments, choice.micro_batches > 1);
+    const auto share = [&](std::size_t bytes, Sharding from) {
+      return choice.sharding >= from ? bytes / static_cast<std::size_t>(world_.ranks) : bytes;
+    };
+    choice.weights = share(all.weights, Sharding::parameters);
+    choice.gradients = share(all.gradients, Sharding::gradients);
+    choice.optimizer_state = share(all.optimizer_state, Sharding::optimizer_state);
+    const double update = bytes_.update_seconds(choice.precision, choice.compact_state,
+                                                options_.moments, choice.micro_batches > 1);
+    const double fixed =
+        share_of(update, choice.sharding) + exchange_seconds(all, choice.sharding);
+    add_choice(choice, schedules.plain(), fixed);
+    const std::size_t standing = standing_of(choice);
+    const std::size_t room = budget_ > standing ? budget_ - standing : 0;
+    if (schedules.plain().cost.peak <= room) return;
+    const CostedSchedule* best = schedules.fastest(room);
+    add_choice(choice, best == nullptr ? schedules.smallest() : *best, fixed);
+  }
+
+  static std::size_t standing_of(const TrainingChoice& choice) {
+    return choice.weights + choice.gradients + choice.optimizer_state + choice.other;
+  }
+
+  double share_of(double seconds, Sharding sharding) const {
+    return sharding == Sharding::none ? seconds : seconds / world_.ranks;
+  }
+
+  // Of a ring: gradients summed and scattered, then they or the weights collected; with sharded weights
+  // these once for the forward, once for the backward.
+  double exchange_seconds(const StepBytes& all, Sharding sharding) const {
+    if (world_.ranks == 1 || world_.bandwidth <= 0) return 0;
+    const auto gradients = static_cast<double>(all.gradients);
+    const auto weights = static_cast<double>(all.weights);
+    double bytes = 2 * gradients;
+    if (sharding == Sharding::optimizer_state || sharding == Sharding::gradients) {
+      bytes = gradients + weights;
+    }
+    if (sharding == Sharding::parameters) bytes = gradients + 2 * weights;
+    return bytes * (world_.ranks - 1) / world_.ranks / world_.bandwidth;
+  }
+
+  void add_choice(TrainingChoice choice, const CostedSchedule& costed, double fixed) {
+    choice.schedule = costed.schedule;
+    if (!choice.balanced_loss) choice.schedule.erase(choice.schedule.end() - 2);  // the gathering
+    for (const SchedulePart& part : choice.schedule) {
+      choice.recomputes = choice.recomputes || !part.inner.empty();
+      choice.offloads = choice.offloads || part.offloaded;
+    }
+    choice.activations = costed.cost.peak;
+    choice.peak_bytes = standing_of(choice) + choice.activations;
+    const double share = static_cast<double>(samples()) / static_cast<double>(choice.micro_batch);
+    choice.seconds = share * costed.cost.seconds + fixed;
+    choice.fits = choice.peak_bytes <= budget_;
+    choices_.push_back(std::move(choice));
+  }
+
+  nn::Sequential& model_;
+  TrainingBatch batch_;
+  std::size_t budget_;
+  TrainingWorld world_;
+  TrainingPlanOptions options_;
+  Device device_;
+  LossFunction loss_;
+  std::shared_ptr<Offload> offload_;
+  ModelBytes bytes_;
+  std::vector<std::int64_t> sizes_;
+  std::vector<TrainingChoice> choices_;
+};
+
+void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const TrainingWorld& world,
+                     const TrainingPlanOptions& options) {
+  CAIRN_CHECK(model.size() > 0, kTrainingPlanner, "expected modules, got an empty Sequential");
+  CAIRN_CHECK(batch.x.defined() && batch.target.defined() && batch.dimension >= 0 &&
+                  batch.dimension < batch.x.dims() && batch.dimension < batch.target.dims() &&
+                  batch.x.size(batch.dimension) > 0,
+              kTrainingPlanner, "expected a batch of inputs and targets with samples along dimension ",
+              batch.dimension, ", got none");
+  CAIRN_CHECK(batch.x.size(batch.dimension) == batch.target.size(batch.dimension), kTrainingPlanner,
+              "expected as many targets as inputs, got ", batch.target.size(batch.dimension), " and ",
+              batch.x.size(batch.dimension));
+  CAIRN_CHECK(world.ranks > 0 && world.devices > 0, kTrainingPlanner,
+              "expected ranks and devices above 0, got ", world.ranks, " and ", world.devices);
+  CAIRN_CHECK(!options.precisions.empty() && options.repeats > 0 && options.moments >= 0 &&
+                  options.moments <= 2,
+              kTrainingPlanner, "expected precisions, repeats above 0 and 0 to 2 moments, got ",
+              options.precisions.size(), " precisions, ", options.repeats, " and ", options.moments);
+  for (const std::int64_t size : options.micro_batches) {
+    CAIRN_CHECK(size > 0 && size <= batch.x.size(batch.dimension), kTrainingPlanner,
+                "expected micro-batches of 1 to ", batch.x.size(batch.dimension), " samples, got ",
+                size);
+  }
+}
+
+}  // namespace
+
+std::vector<Precision> precisions() {
+  return {{"O0"},
+          {"O1 bf16", DType::bf16, true, false},
+          {"O1 f16", DType::f16, true, false},
+          {"O2 bf16", DType::bf16, false, true},
+          {"O2 f16", DType::f16, false, true}};
+}
+
+Tensor TrainingChoice::loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const {
+  const std::size_t blocks = model.size() + (fused_loss ? 0 : 1);
+  CAIRN_CHECK(!schedule.empty() && schedule.back().end == blocks, kTrainingPlanner,
+              "expected the planned Sequential, got one of ", model.size(), " modules");
+  const RunnerGuard guard(model, [&](nn::Sequential& modules, const Tensor& in) {
+    std::vector<Segment> parts = modules_of(modules);
+    Schedule order = schedule;
+    if (fused_loss) {
+      nn::Linear* end = fusable_end(modules);
+      CAIRN_CHECK(end != nullptr, kTrainingPlanner,
+                  "expected the planned Sequential, which ends with a Linear, got another one");
+      parts.back() = fused_end(*end, target);
+    } else {
+      order.pop_back();
+    }
+    return run_schedule(parts, order, offload, in);
+  });
+  const Tensor y = model(x);
+  return fused_loss ? y : loss_function(y, target);
+}
+
+TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,
+                           const TrainingWorld& world, const TrainingPlanOptions& options) {
+  check_arguments(model, batch, world, options);
+  core::Stream::current(batch.x.device()).synchronize();
+  return {TrainingPlanner(model, batch, budget, world, options).choices(), budget};
+}
+
+}  // namespace cairn::checkpointing

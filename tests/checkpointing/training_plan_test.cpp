@@ -1,0 +1,243 @@
+// plan_training: the arithmetic of sharding, and what it predicts against real training by each choice.
+#include "cairn/checkpointing/training_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cairn/amp/amp.h"
+#include "cairn/autograd/autograd.h"
+#include "cairn/core/generator.h"
+#include "cairn/core/memory.h"
+#include "cairn/nn/nn.h"
+#include "cairn/optim/adam.h"
+#include "checkpointing/temporary_folder.h"
+#include "support/tensors.h"
+
+namespace cairn::checkpointing::training_plans {
+namespace {
+
+using ::testing::HasSubstr;
+
+// ---- ZeRO's figure 1: 7.5e9 parameters, mixed-precision Adam, 64 devices; bytes on each
+
+TEST(Sharding, TakesWhatZeroSaysOfSevenAndAHalfBillionParameters) {
+  const auto gigabytes = [](Sharding sharding) {
+    return sharded_bytes(7.5e9, ModelStates(), sharding, 64) / 1e9;
+  };
+  EXPECT_EQ(ModelStates().total(), 16);
+  EXPECT_NEAR(gigabytes(Sharding::none), 120, 0.05);
+  EXPECT_NEAR(gigabytes(Sharding::optimizer_state), 31.4, 0.05);
+  EXPECT_NEAR(gigabytes(Sharding::gradients), 16.6, 0.05);
+  EXPECT_NEAR(gigabytes(Sharding::parameters), 1.9, 0.05);
+  EXPECT_THROW(sharded_bytes(1, ModelStates(), Sharding::none, 0), core::InvalidArgument);
+}
+
+// ---- Small models
+
+constexpr std::int64_t kWidth = 64, kTokens = 32, kWords = 1000, kSamples = 8;
+
+class Block : public nn::Module {
+ public:
+  Block()
+      : norm1_(add_module("norm1", nn::LayerNorm(kWidth))),
+        norm2_(add_module("norm2", nn::LayerNorm(kWidth))),
+        attention_(add_module("attention", nn::MultiheadAttention(kWidth, 4, {.causal = true}))),
+        up_(add_module("up",
+                       nn::Linear(kWidth, 4 * kWidth, {.activation = autograd::Activation::gelu}))),
+        down_(add_module("down", nn::Linear(4 * kWidth, kWidth))) {}
+  std::string kind() const override { return "Block"; }
+  Tensor forward(const Tensor& x) override {
+    const Tensor y = x + (*attention_)((*norm1_)(x));
+    return y + (*down_)((*up_)((*norm2_)(y)));
+  }
+
+ protected:
+  std::shared_ptr<nn::Module> make_like() const override { return std::make_shared<Block>(); }
+
+ private:
+  std::shared_ptr<nn::LayerNorm> norm1_, norm2_;
+  std::shared_ptr<nn::MultiheadAttention> attention_;
+  std::shared_ptr<nn::Linear> up_, down_;
+};
+
+Tensor random_classes(const Shape& shape, std::int64_t classes, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::int64_t> values(static_cast<std::size_t>(shape.numel()));
+  for (std::int64_t& value : values) value = static_cast<std::int64_t>(random() % classes);
+  return Tensor::from(values, shape, DType::i64, core::default_device());
+}
+
+struct Task {
+  nn::Sequential model;
+  TrainingBatch batch;
+};
+
+Task gpt() {
+  manual_seed(1);
+  Task task;
+  task.model.add(nn::Embedding(kWords, kWidth));
+  for (int i = 0; i < 4; ++i) task.model.add(Block());
+  task.model.add(nn::LayerNorm(kWidth));
+  task.model.add(nn::Linear(kWidth, kWords, {.bias = false}));
+  task.batch.x = random_classes({kSamples, kTokens}, kWords, 2);
+  task.batch.target = random_classes({kSamples, kTokens}, kWords, 3);
+  return task;
+}
+
+Task conv_net() {
+  manual_seed(1);
+  Task task;
+  task.model = nn::Sequential(
+      nn::Conv2d(1, 16, 5, {.padding = 2}), nn::BatchNorm2d(16, {.relu = true}), nn::MaxPool2d(2),
+      nn::Conv2d(16, 32, 5, {.padding = 2}), nn::BatchNorm2d(32, {.relu = true}), nn::MaxPool2d(2),
+      nn::Flatten(), nn::Linear(32 * 7 * 7, 10));
+  task.batch.x = test::normal_tensor({32, 1, 28, 28}, 2);
+  task.batch.target = random_classes({32}, 10, 3);
+  return task;
+}
+
+// ---- Real training
+
+Tensor part_of(const Tensor& x, std::int64_t begin, std::int64_t size) {
+  return x.alias(x.view().slice(0, begin, std::min(begin + size, x.size(0))));
+}
+
+amp::Options options_of(const TrainingChoice& choice) {
+  const Precision& precision = choice.precision;
+  amp::Options options{.opt_level = amp::OptLevel::O0};
+  if (precision.autocast) options.opt_level = amp::OptLevel::O1;
+  if (precision.half_weights) options.opt_level = amp::OptLevel::O2;
+  if (options.opt_level != amp::OptLevel::O0) options.half_dtype = precision.half;
+  return options;
+}
+
+// The device's peak in the second step.
+std::size_t trained_peak(Task& task, const TrainingChoice& choice) {
+  optim::FusedAdam optimizer(task.model.parameters(), {.lr = 1e-3});
+  if (choice.compact_state) {
+    const bool remainder = choice.precision.half_weights && choice.precision.half == DType::bf16;
+    optimizer.set_state_options(
+        {DType::bf16, remainder ? optim::MasterStorage::remainder : optim::MasterStorage::f32});
+  }
+  amp::Amp precision = amp::initialize(task.model, optimizer, options_of(choice));
+  if (choice.micro_batches > 1) optimizer.arenas()[0]->use_f32_slots();
+  const double weight = 1.0 / static_cast<double>(choice.micro_batches);
+  std::size_t peak = 0;
+  for (int step = 0; step < 2; ++step) {
+    core::reset_peak_memory(task.batch.x.device());
+    for (std::int64_t i = 0; i < choice.micro_batches; ++i) {
+      const std::int64_t begin = i * choice.micro_batch;
+      const Tensor x = part_of(task.batch.x, begin, choice.micro_batch);
+      const Tensor target = part_of(task.batch.target, begin, choice.micro_batch);
+      precision.backward(choice.loss(task.model, x, target), {.weight = weight});
+    }
+    EXPECT_TRUE(precision.step().applied) << choice.levers();
+    peak = core::memory_stats(task.batch.x.device()).peak_total;
+  }
+  precision.release();
+  return peak;
+}
+
+void expect_predicted(Task task, std::size_t budget, const std::vector<std::int64_t>& sizes,
+                      std::size_t at_least) {
+  const TemporaryFolder folder;
+  TrainingPlanOptions options;
+  options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[1],
+                        checkpointing::precisions()[3]};
+  options.micro_batches = sizes;
+  options.offload = OffloadOptions{.folder = folder.string(), .min_bytes = 4096};
+  const std::size_t before = core::memory_stats(task.batch.x.device()).current_total;
+  const TrainingPlan plan = plan_training(task.model, task.batch, budget, {}, options);
+  // A GPU keeps the pointer tables of the last lists that it updated.
+  const std::size_t tables = task.batch.x.device().is_cuda() ? 64 << 10 : 0;
+  EXPECT_LE(core::memory_stats(task.batch.x.device()).current_total, before + tables);
+  EXPECT_GE(plan.choices().size(), at_least) << plan.table(100);
+  for (const TrainingChoice& choice : plan.choices()) {
+    const std::size_t measured = trained_peak(task, choice);
+    EXPECT_LE(measured, choice.peak_bytes + tables) << choice.levers() << ": over";
+    EXPECT_GE(static_cast<double>(measured),
+              (tables > 0 ? 0.88 : 0.9) * static_cast<double>(choice.peak_bytes))
+        << choice.levers();
+    EXPECT_TRUE(!choice.fits || measured <= budget + tables) << choice.levers();
+  }
+}
+
+TEST(TrainingPlan, PredictsThePeakOfEveryChoiceOfASmallGpt) {
+  expect_predicted(gpt(), 10'000'000, {8, 2}, 20);
+}
+
+TEST(TrainingPlan, PredictsThePeakOfEveryChoiceOfAConvNet) {
+  expect_predicted(conv_net(), 6'000'000, {32, 8}, 12);
+}
+
+TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
+  Task task = gpt();
+  TrainingPlanOptions options;
+  options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[3]};
+  const TrainingPlan plan = plan_training(task.model, task.batch, 9'000'000, {.ranks = 4}, options);
+  EXPECT_TRUE(plan.best().fits && plan.best().sharding == Sharding::none);
+  const auto& all = plan.choices();
+  EXPECT_TRUE(std::is_partitioned(all.begin(), all.end(), [](const auto& c) { return c.fits; }));
+  EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const auto& c) { return !c.fits; }));
+  for (const TrainingChoice& c : all) {
+    EXPECT_EQ(c.peak_bytes, c.weights + c.gradients + c.optimizer_state + c.other + c.activations);
+    EXPECT_EQ(c.micro_batch * c.micro_batches, kSamples);
+  }
+  // A quarter of the states: Adam in f32 has 8 bytes of moments a parameter.
+  const auto state_of = [&](Sharding sharding) {
+    return std::find_if(all.begin(), all.end(),
+                        [&](const TrainingChoice& c) {
+                          return c.sharding == sharding && c.precision.name == "O0" &&
+                                 !c.compact_state;
+                        })
+        ->optimizer_state;
+  };
+  EXPECT_EQ(state_of(Sharding::optimizer_state), state_of(Sharding::none) / 4);
+  EXPECT_THAT(plan.table(), HasSubstr("\nO2 bf16    1 x 8    keep"));
+  EXPECT_THAT(plan.table(), HasSubstr(" choices fit"));
+
+  const TrainingPlan hopeless = plan_training(task.model, task.batch, 2'000'000, {}, options);
+  EXPECT_THAT(message_of<core::OutOfMemory>([&] { hopeless.best(); }),
+              HasSubstr("expected a budget"));
+  const auto refused = [&](const TrainingBatch& batch, const TrainingWorld& world) {
+    return message_of<core::InvalidArgument>(
+        [&] { plan_training(task.model, batch, 9'000'000, world, options); });
+  };
+  EXPECT_THAT(refused({task.batch.x, part_of(task.batch.target, 0, 4)}, {}),
+              HasSubstr("expected as many targets as inputs, got 4 and 8"));
+  EXPECT_THAT(refused({}, {}), HasSubstr("expected a batch"));
+  EXPECT_THAT(refused(task.batch, {.ranks = 0}), HasSubstr("expected ranks"));
+  optim::FusedAdam optimizer(task.model.parameters());
+  const amp::Amp precision =
+      amp::initialize(task.model, optimizer, {.opt_level = amp::OptLevel::O2});
+  EXPECT_THAT(refused(task.batch, {}), HasSubstr("plan before amp::initialize"));
+}
+
+TEST(TrainingPlan, ExtrapolatesSizesThatDoNotRun) {
+  Task task = gpt();
+  TrainingPlanOptions options;
+  options.precisions = {checkpointing::precisions()[0]};
+  const TrainingPlan exact = plan_training(task.model, task.batch, 100'000'000, {}, options);
+  const TrainingPlan capped = plan_training(task.model, task.batch, 2'500'000, {}, options);
+  int extrapolated = 0;
+  for (const TrainingChoice& guess : capped.choices()) {
+    if (!guess.extrapolated || guess.recomputes) continue;
+    ++extrapolated;
+    for (const TrainingChoice& truth : exact.choices()) {
+      if (truth.recomputes || truth.levers() != guess.levers()) continue;
+      const double ratio =
+          static_cast<double>(guess.peak_bytes) / static_cast<double>(truth.peak_bytes);
+      EXPECT_NEAR(ratio, 1.0, 0.05) << guess.levers();
+    }
+  }
+  EXPECT_GE(extrapolated, 2) << capped.table();
+}
+
+}  // namespace
+}  // namespace cairn::checkpointing::training_plans
