@@ -172,7 +172,7 @@ void try_random_cuts(std::uint64_t seed) {
 TEST(Shards, RandomCutsLoadAtAnyOther) {
   log::set_level(log::Level::off);
   const char* number = std::getenv("CAIRN_STATEFUL_SEQUENCES");
-  const int cuts = number == nullptr ? 60 : std::atoi(number);
+  const int cuts = number == nullptr ? 15 : std::atoi(number);
   for (int i = 0; i < cuts && !HasFailure(); ++i) {
     try_random_cuts(static_cast<std::uint64_t>(number == nullptr ? i : 1000 + i));
   }

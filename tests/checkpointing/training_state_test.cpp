@@ -237,12 +237,12 @@ TEST(TrainingState, ForeignFoldersAreDataErrors) {
   write_bytes(dir / "step-00000001/manifest.json",
               R"({"format": "cairn-training-state", "version": 99})");
   EXPECT_THAT(message_of<DataError>([&] { state.resume(dir / "step-00000001"); }),
-              AllOf(HasSubstr("expected version 1 to 2"), HasSubstr("a newer release")));
+              AllOf(HasSubstr("expected version 1 to 3"), HasSubstr("a newer release")));
   write_bytes(
       dir / "step-00000001/manifest.json",
-      R"({"format": "cairn-training-state", "version": 3, "libraries": {"cairn": "9.1.2"}})");
+      R"({"format": "cairn-training-state", "version": 4, "libraries": {"cairn": "9.1.2"}})");
   EXPECT_THAT(message_of<DataError>([&] { state.resume(dir / "step-00000001"); }),
-              HasSubstr("got 3 (written by Cairn 9.1.2, a newer release"));
+              HasSubstr("got 4 (written by Cairn 9.1.2, a newer release"));
 }
 
 TEST(TrainingState, RejectsBadNamesAndOptions) {

@@ -342,9 +342,11 @@ TEST_F(CairnCkpt, MergesAndReshards) {
 }
 
 TEST_F(CairnCkpt, PruneKeepsTheNewestGoodOnes) {
-  checkpointing::TrainingState state({{"model", model_}}, {}, {.keep = 10});
   const std::string dir = folder_.string() + "/run";
-  for (int step = 1; step <= 5; ++step) state.save(dir, step);
+  {
+    checkpointing::TrainingState state({{"model", model_}}, {}, {.keep = 10});
+    for (int step = 1; step <= 5; ++step) state.save(dir, step);
+  }
   flip_last_byte(dir + "/step-00000005/state.safetensors");
   EXPECT_THAT(ckpt("prune --dry-run --keep 2 " + dir).out, HasSubstr("step-00000002: would go"));
   EXPECT_EQ(ckpt("prune --keep 2 " + dir).status, 0);
