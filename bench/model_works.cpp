@@ -37,8 +37,10 @@ struct Training {
         target(std::move(labels)),
         precision(initialize(model, optimizer, level, state)) {}
 
-  void step() {
-    precision.backward(nn::cross_entropy(model(x), target));
+  void step(int micro_batches) {
+    for (int k = 0; k < micro_batches; ++k) {
+      precision.backward(nn::cross_entropy(model(x), target));
+    }
     precision.step();
   }
 
@@ -50,10 +52,10 @@ struct Training {
 
 template <class Model>
 Run steps(Model model, amp::OptLevel level, Tensor x, Tensor target,
-          const optim::StateOptions& state = {}) {
+          const optim::StateOptions& state = {}, int micro_batches = 1) {
   const auto training = std::make_shared<Training<Model>>(std::move(model), level, std::move(x),
                                                           std::move(target), state);
-  return [training] { training->step(); };
+  return [=] { training->step(micro_batches); };
 }
 
 /// bf16 is O1, which is what PyTorch's autocast does.
@@ -84,6 +86,14 @@ Work gpt(const char* name, DType dtype, std::int64_t tokens = 256) {
 Work resnet(const char* name, amp::OptLevel level) {
   return {name, [level] {
             return steps(ResNet18(), level, random({32, 3, 32, 32}), integers({32}, 10));
+          }};
+}
+
+/// Two micro-batches: what half precision saves of the process's memory.
+Work resnet_accumulated(const char* name, amp::OptLevel level,
+                        const optim::StateOptions& state = {}) {
+  return {name, [=] {
+            return steps(ResNet18(), level, random({32, 3, 32, 32}), integers({32}, 10), state, 2);
           }};
 }
 
@@ -206,6 +216,9 @@ std::vector<Work> model_works() {
           resnet("resnet18_step_f32", OptLevel::O0),
           resnet("resnet18_step_bf16", OptLevel::O1),
           resnet("resnet18_step_o2", OptLevel::O2),
+          resnet_accumulated("resnet18_accumulate_2_f32", OptLevel::O0),
+          resnet_accumulated("resnet18_accumulate_2_o2", OptLevel::O2),
+          resnet_accumulated("resnet18_accumulate_2_o2_compact", OptLevel::O2, kCompact),
           lstm("lstm_step_f32", OptLevel::O0),
           lstm("lstm_step_bf16", OptLevel::O1),
           lstm("lstm_step_o2", OptLevel::O2, kCompact),

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -14,6 +13,7 @@
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "support/flags.h"
+#include "support/process_memory.h"
 #include "works.h"
 
 namespace {
@@ -69,34 +69,19 @@ nlohmann::json facts(const bench::Work& work) {
   return row;
 }
 
-/// The process's own memory in bytes: VmRSS now, VmHWM at most since reset_most().
-double process_memory(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    if (word != field + ":") continue;
-    double kilobytes = 0;
-    status >> kilobytes;
-    return kilobytes * 1024;
-  }
-  return 0;
-}
-void reset_most() {
-  std::ofstream("/proc/self/clear_refs") << 5;
-}
-
 /// Where there is a loop it runs in turn with the work: what else the machine does meets both.
 nlohmann::json measure(const bench::Work& work, const Flags& flags) {
   const Device device = cairn::core::default_device();
   cairn::core::release_cached_memory(device);
   cairn::core::reset_peak_memory(device);
-  reset_most();
-  const double before = process_memory("VmRSS");
+  support::reset_most_memory();
+  const auto before = static_cast<double>(support::process_memory("VmRSS"));
   const bench::Run run = work.prepare();
   const int repeats = repeats_of(run, flags.tiny);
   milliseconds(run, 1);
   milliseconds(run, 1);  // what the first made and kept is there now
   nlohmann::json row = facts(work);
-  row["process_bytes"] = process_memory("VmHWM") - before;
+  row["process_bytes"] = static_cast<double>(support::process_memory("VmHWM")) - before;
   row["peak_bytes"] = cairn::core::memory_stats(device).peak_total;
 
   const bench::Run loop = loop_of(work);

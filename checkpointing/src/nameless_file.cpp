@@ -61,4 +61,8 @@ std::shared_ptr<void> map_nameless_file(const std::string& folder, std::size_t b
   return {file.map(bytes), [bytes](void* memory) { ::munmap(memory, bytes); }};
 }
 
+void leave_to_file(void* memory, std::size_t bytes) {
+  ::madvise(memory, bytes, MADV_DONTNEED);  // of a shared mapping: the file keeps what was written
+}
+
 }  // namespace cairn::checkpointing

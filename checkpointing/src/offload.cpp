@@ -1,5 +1,6 @@
 #include "cairn/checkpointing/offload.h"
 
+#include <algorithm>
 #include <any>
 #include <atomic>
 #include <deque>
@@ -32,6 +33,28 @@ constexpr std::size_t kMostOnTheWayOut = 2;  // tensors on their way out
 TensorView as_bytes(const Storage& storage) {
   const auto bytes = static_cast<std::int64_t>(storage.bytes());
   return {storage.data(), {bytes}, DType::u8, storage.device()};
+}
+
+// A part at a time: of a mapped file, the process then holds no more than that.
+constexpr std::int64_t kPart = 4 << 20;
+
+void copy_by_parts(const TensorView& from, const TensorView& to, const TensorView& mapped) {
+  const std::int64_t bytes = mapped.numel();
+  for (std::int64_t begin = 0; begin < bytes; begin += kPart) {
+    const std::int64_t end = std::min(begin + kPart, bytes);
+    core::copy_bytes(from.slice(0, begin, end), to.slice(0, begin, end));
+    leave_to_file(mapped.slice(0, begin, end).data, static_cast<std::size_t>(end - begin));
+  }
+}
+
+void copy_out(const TensorView& from, const Storage& to) {
+  if (from.device.is_cuda()) return core::copy_bytes(from, as_bytes(to));
+  copy_by_parts(from, as_bytes(to), as_bytes(to));
+}
+
+void copy_in(const Storage& from, const TensorView& to) {
+  if (to.device.is_cuda()) return core::copy_bytes(as_bytes(from), to);
+  copy_by_parts(as_bytes(from), to, as_bytes(from));
 }
 
 std::int64_t signed_size(std::size_t bytes) {
@@ -174,9 +197,7 @@ class Offload::Impl {
       ready.record(current);
       out.wait(ready);
     }
-    out.submit([source, stored = record->stored] {
-      core::copy_bytes(source, as_bytes(stored->storage()));
-    });
+    out.submit([source, stored = record->stored] { copy_out(source, stored->storage()); });
     record->out = std::make_shared<Event>(record->device);
     record->out->record(out);
     copied_bytes_ += record->bytes;
@@ -228,7 +249,7 @@ class Offload::Impl {
     record.fetched.storage()->record_use(current);
     in.wait(*record.out);
     in.submit([stored = record.stored, fetched = record.fetched] {
-      core::copy_bytes(as_bytes(stored->storage()), fetched);
+      copy_in(stored->storage(), fetched);
     });
     record.in = std::make_shared<Event>(record.device);
     record.in->record(in);

@@ -77,6 +77,9 @@ void* Allocator::take_block(std::size_t block_bytes, void* stream) {
     return data;
   }
   if (capturing()) return nullptr;
+  if (system_->moves_pages() && block_bytes >= kHugePage) {
+    if (void* data = joined_block(block_bytes, stream)) return data;
+  }
   trim_for(block_bytes);
   void* data = system_block(block_bytes);
   if (data == nullptr) return nullptr;
@@ -84,6 +87,49 @@ void* Allocator::take_block(std::size_t block_bytes, void* stream) {
   ++stats_.system_allocations;
   if (device_.is_cpu()) poison(data, block_bytes);
   return data;
+}
+
+void SystemMemory::move_pages(void* /*from*/, void* /*to*/, std::size_t /*bytes*/) noexcept {}
+
+// A block from the pages of cached ones, as far as they go; nullptr where there are none.
+void* Allocator::joined_block(std::size_t block_bytes, void* stream) {
+  CachedPages pages = take_cached_pages(block_bytes, stream);
+  if (pages.data == nullptr || pages.bytes == block_bytes) return pages.data;
+  auto* data = static_cast<char*>(system_->allocate(block_bytes));
+  if (data == nullptr) {
+    cache_block({pages.bytes, stream}, pages.data);
+    return nullptr;
+  }
+  std::size_t filled = 0;
+  for (; pages.data != nullptr; pages = take_cached_pages(block_bytes - filled, stream)) {
+    unpoison(pages.data, pages.bytes);
+    system_->move_pages(pages.data, data + filled, pages.bytes);
+    filled += pages.bytes;
+    if (filled == block_bytes) break;
+  }
+  stats_.reserved += block_bytes - filled;
+  if (filled < block_bytes) ++stats_.system_allocations;
+  poison(data, block_bytes);
+  return data;
+}
+
+// From the smallest cached block of at least `bytes`, whose rest stays cached; or else the largest.
+Allocator::CachedPages Allocator::take_cached_pages(std::size_t bytes, void* stream) {
+  auto best = cache_.end();
+  for (auto it = cache_.lower_bound({kHugePage, nullptr}); it != cache_.end(); ++it) {
+    if (it->first.second != stream || it->second.empty()) continue;
+    best = it;
+    if (it->first.first >= bytes) break;
+  }
+  if (best == cache_.end()) return {};
+  const std::size_t whole = best->first.first;
+  const CachedPages taken{best->second.back(), std::min(bytes, whole)};
+  best->second.pop_back();
+  if (best->second.empty()) cache_.erase(best);
+  cached_ -= whole;
+  const std::size_t rest = whole - taken.bytes;
+  if (rest > 0) cache_block({rest, stream}, static_cast<char*>(taken.data) + taken.bytes);
+  return taken;
 }
 
 // Where the system refuses, all that can be given back is, and it is asked once more.

@@ -3,8 +3,10 @@
 // Requests are rounded up to size classes, eight to a doubling, so freed blocks fit later requests
 // and at most an eighth is lost. A freed block waits in the list of its class (and CUDA stream:
 // work queued before it was freed is done before later work of the same stream touches it again).
-// Cached blocks go back to the system where a request fails, would take the device past its
-// capacity, or would take the allocator far past the most that was ever live.
+// Where no block fits and the system can move pages (host memory), cached blocks are cut and put
+// together: the system is asked for what they lack. Elsewhere cached blocks go back to the system
+// where a request fails, would take the device past its capacity, or would take the allocator far
+// past the most that was ever live.
 #pragma once
 
 #include <list>
@@ -31,6 +33,12 @@ class SystemMemory {
   virtual ~SystemMemory() = default;
   virtual void* allocate(std::size_t bytes) = 0;  // nullptr where there is not that much
   virtual void release(void* data, std::size_t bytes) noexcept = 0;
+
+  /// Blocks from kHugePage on may be cut anywhere between huge pages, their parts released apart,
+  /// and pages moved between them.
+  virtual bool moves_pages() const { return false; }
+  /// Moves whole huge pages, with their physical memory, onto those at `to`; none are left at `from`.
+  virtual void move_pages(void* from, void* to, std::size_t bytes) noexcept;
 };
 
 /// Bytes of the block that serves a request: 64-byte steps, eight classes to a doubling, whole huge
@@ -65,7 +73,14 @@ class Allocator {
     std::vector<Event> uses;
   };
 
+  struct CachedPages {  // whole huge pages of a cached block
+    void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+
   void* take_block(std::size_t block_bytes, void* stream);
+  void* joined_block(std::size_t block_bytes, void* stream);
+  CachedPages take_cached_pages(std::size_t bytes, void* stream);
   void* system_block(std::size_t block_bytes);
   bool over_capacity(std::size_t bytes) const;
   void trim_for(std::size_t block_bytes);

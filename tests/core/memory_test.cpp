@@ -173,6 +173,45 @@ TEST(Memory, RecordedUseHoldsABlock) {
   EXPECT_TRUE(first->data() == address || second->data() == address);
 }
 
+// Whatever the sizes: what the allocator holds is what was live at most. Each block keeps its bytes
+// while pages of others move.
+TEST(Memory, PagesOfCachedBlocksServeOtherSizes) {
+  constexpr std::size_t kPage = std::size_t{2} << 20;
+  release_cached_memory(kCpu);
+  const std::size_t before = memory_stats(kCpu).reserved;
+  std::mt19937 random(7);
+  std::vector<std::pair<std::shared_ptr<Storage>, unsigned char>> held;
+  std::size_t live = 0, most = 0;
+  for (int i = 0; i < 300; ++i) {
+    while (held.size() > 6 || (!held.empty() && random() % 3 == 0)) {
+      const std::size_t k = random() % held.size();
+      const auto& [block, mark] = held[k];
+      const auto* data = static_cast<const unsigned char*>(block->data());
+      for (std::size_t at = 0; at < block->bytes(); at += 4096) ASSERT_EQ(data[at], mark);
+      live -= block->bytes();
+      held.erase(held.begin() + static_cast<std::ptrdiff_t>(k));
+    }
+    const std::size_t bytes = (1 + random() % 8) * kPage;  // less the tail that ASan's build adds
+    held.emplace_back(Storage::allocate(bytes - 64, kCpu), static_cast<unsigned char>(i));
+    std::memset(held.back().first->data(), held.back().second, bytes - 64);
+    live += bytes - 64;
+    most = std::max(most, live + held.size() * 64);
+  }
+  EXPECT_EQ(memory_stats(kCpu).reserved - before, most);
+}
+
+TEST(Memory, ABlockCutFromALargerOneGoesBackApart) {
+  constexpr std::size_t kPage = std::size_t{2} << 20;
+  release_cached_memory(kCpu);
+  void* whole = Storage::allocate(4 * kPage - 64, kCpu)->data();
+  const auto part = Storage::allocate(kPage - 64, kCpu);
+  EXPECT_EQ(part->data(), whole);
+  const std::size_t with_rest = memory_stats(kCpu).reserved;
+  release_cached_memory(kCpu);
+  EXPECT_EQ(memory_stats(kCpu).reserved, with_rest - 3 * kPage);
+  std::memset(part->data(), 1, part->bytes());
+}
+
 // Threads allocate, mark, check and free at random: a block handed out twice shows as a torn mark
 // (and under TSan as a race).
 TEST(Memory, ThreadsNeverShareABlock) {

@@ -9,7 +9,8 @@
 //   autograd::backward(loss);
 //
 // On a GPU it lies in pinned memory; on the CPU in files of `folder` that are mapped into memory,
-// nameless from their first moment, so that nothing is left behind however the process ends.
+// nameless from their first moment, so that nothing is left behind however the process ends. Of
+// these the process holds a few megabytes at a time: the rest is the system's to keep or write out.
 //
 // Copies run on two streams of their own, one each way, beside the computation. At most two
 // tensors are on their way out: the third waits, so memory is bounded. In the backward, the tensor
