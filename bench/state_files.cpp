@@ -59,7 +59,7 @@ using Times = std::vector<double>;
 
 nlohmann::json save(const std::string& folder, std::int64_t mib, int rounds) {
   checkpointing::Tensors part(weights(mib));
-  checkpointing::TrainingState state({{"model", part}}, {}, {.keep = 1});
+  checkpointing::TrainingState state({{"model", part}}, {}, {.keep = rounds + 1});
   const std::string copy = folder + "/copy";
   Times cairn, peer;
   state.save(folder, 1);
@@ -79,7 +79,7 @@ nlohmann::json save(const std::string& folder, std::int64_t mib, int rounds) {
 
 nlohmann::json asynchronous(const std::string& folder, std::int64_t mib, int rounds) {
   checkpointing::Tensors part(weights(mib));
-  checkpointing::TrainingState state({{"model", part}}, {}, {.keep = 1});
+  checkpointing::TrainingState state({{"model", part}}, {}, {.keep = 2 * rounds + 1});
   state.save_async(folder, 1);
   state.finish();
   Times blocked, plain;

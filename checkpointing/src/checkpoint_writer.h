@@ -23,6 +23,7 @@ struct SavePlan {
   int rank = 0;
   TrainingStateOptions options;
   std::vector<std::string> damaged;  // paths of checkpoints that do not count as good
+  bool parents_flushed = false;      // the folder's name is on the disk already
 
   std::string folder() const;     // dir/step-00000500
   std::string temporary() const;  // dir/.step-00000500.tmp

@@ -13,6 +13,7 @@
 #include "cairn/core/error.h"
 #include "file_io.h"
 #include "json_text.h"
+#include "work_threads.h"
 
 namespace cairn::checkpointing {
 
@@ -23,12 +24,16 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::uint64_t kLargestIndex = 100'000'000;  // bytes
 
-// Reads the file's tensors, and returns them under their other names.
+// Maps the file's tensors, and returns them under their other names.
 FlatState read_model_file(const std::string& path, FlatState& state) {
   const SafetensorsReader file(path);
+  std::vector<Tensor> tensors(file.entries().size());
+  on_threads(threads_for(file.file_bytes()), tensors.size(),
+             [&](std::size_t i) { tensors[i] = file.map(file.entries()[i]); });
   std::map<std::string, Tensor> stored;
-  for (const SafetensorsEntry& entry : file.entries()) {
-    state.emplace_back(entry.name, stored[entry.name] = file.read(entry));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& name = file.entries()[i].name;
+    state.emplace_back(name, stored[name] = tensors[i]);
   }
   FlatState tied;
   for (const auto& [name, kept] : file.metadata()) {

@@ -102,6 +102,7 @@ struct TrainingState::Impl {
   std::shared_ptr<FolderLock> lock;
   std::string last_dir;  // of the last save that was begun
   std::int64_t last_step = -1;
+  std::string flushed;  // the folder whose own name and parents' are on the disk
   std::unique_ptr<SignalWatch> watch;
   std::string signal_dir;
   SaveReport report;                           // of the save in the background
@@ -225,6 +226,8 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
   try {
     together(what, [&] {
       if (world_.rank != 0) return "";
+      if (!exists(dir)) impl_->flushed.clear();
+      plan.parents_flushed = impl_->flushed == dir;
       make_folders(dir);
       impl_->lock_folder(dir);
       turn = std::make_unique<SaveTurn>(impl_->lock);
@@ -285,6 +288,7 @@ void TrainingState::saved(const SaveReport& report, std::uint64_t id,
                           const std::vector<std::string>& damaged) {
   last_save_ = report;
   if (world_.rank != 0) return;
+  impl_->flushed = impl_->last_dir;
   damaged_ = damaged;
   line_.insert(line_.begin(), id);
   line_.resize(std::min(line_.size(), kLongestLine));

@@ -27,7 +27,8 @@ enum class FileKind { checkpoint, torch, safetensors, safetensors_model };
 /// folder. A folder of checkpoints is a checkpoint: the one saved last.
 FileKind kind_of_file(const std::string& path);
 
-/// All of it. Throws core::IoError and core::DataError, which name what is missing or damaged.
+/// All of it. Tensors of PyTorch's and Hugging Face's files are mapped: those must not change while
+/// the tensors live. Throws core::IoError and core::DataError, which name what is missing or damaged.
 StateDict read_state(const std::string& path);
 
 struct LoadOptions {
