@@ -58,6 +58,9 @@
 #pragma GCC diagnostic ignored "-Wunused-variable"
 #pragma GCC diagnostic ignored "-Wunused-but-set-variable"
 
+#ifdef CAIRN_PROSE_LIBTORCH
+#include "setup_libtorch.h"
+#else
 namespace prose {
 
 using namespace cairn;
@@ -102,3 +105,4 @@ extern amp::LossScaler scaler;
 extern DLManagedTensor* theirs;
 
 }  // namespace prose
+#endif

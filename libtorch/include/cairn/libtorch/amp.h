@@ -1,0 +1,46 @@
+// Mixed precision for a Model: amp::Amp, whose losses are libtorch's.
+//
+//   auto precision = libtorch::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
+//   precision.backward(loss);
+//   optim::StepResult r = precision.step();
+//
+// Everything else is amp::Amp's: levels and overrides, several losses, scalers, attribution, states (amp.h).
+// amp::Options::cast_policies and fallback_after speak of Cairn's operations and are refused; so are capturable
+// steps.
+#pragma once
+
+#include <vector>
+
+#include "cairn/amp/amp.h"
+#include "cairn/libtorch/model.h"
+
+namespace cairn::libtorch {
+
+class Amp : public amp::Amp {
+ public:
+  /// loss: one element of a floating dtype, which depends on a parameter. Not inside of an autocast region.
+  void backward(const torch::Tensor& loss, const amp::LossOptions& options = {},
+                bool retain_graph = false) const;
+  /// As amp::Amp's; gradients are gone afterwards: .grad is undefined.
+  optim::StepResult step(optim::Optimizer& optimizer, const optim::StepOptions& options = {});
+  optim::StepResult step(const optim::StepOptions& options = {});
+  /// As amp::Amp's: parameters are f32 again.
+  void release();
+
+ private:
+  friend Amp initialize(const std::vector<Model*>& models,
+                        const std::vector<optim::Optimizer*>& optimizers,
+                        const amp::Options& options);
+  Amp(amp::Amp handle, std::vector<Model*> models);
+  void before_step() const;
+  void after_step() const;
+
+  std::vector<Model*> models_;
+};
+
+/// As amp::initialize. Models and optimizers must outlive the handle.
+Amp initialize(const std::vector<Model*>& models, const std::vector<optim::Optimizer*>& optimizers,
+               const amp::Options& options = {});
+Amp initialize(Model& model, optim::Optimizer& optimizer, const amp::Options& options = {});
+
+}  // namespace cairn::libtorch

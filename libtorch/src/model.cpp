@@ -1,0 +1,237 @@
+#include "cairn/libtorch/model.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+#include "backward.h"
+#include "cairn/core/error.h"
+#include "cairn/libtorch/tensors.h"
+#include "model_impl.h"
+
+namespace cairn::libtorch {
+
+namespace {
+
+const std::vector<Model::Impl::Shared>*& running() {
+  thread_local const std::vector<Model::Impl::Shared>* buffers = nullptr;
+  return buffers;
+}
+
+/// Says whose buffers a replay must leave alone.
+class RunningModel {
+ public:
+  explicit RunningModel(const std::vector<Model::Impl::Shared>* buffers)
+      : before_(std::exchange(running(), buffers)) {}
+  ~RunningModel() { running() = before_; }
+  RunningModel(const RunningModel&) = delete;
+  RunningModel& operator=(const RunningModel&) = delete;
+
+ private:
+  const std::vector<Model::Impl::Shared>* before_;
+};
+
+class OnGradient final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  OnGradient(Model::Impl& model, std::size_t parameter) : model_(model), parameter_(parameter) {}
+  void operator()(const torch::Tensor&) override { model_.on_gradient(parameter_); }
+
+ private:
+  Model::Impl& model_;
+  std::size_t parameter_;
+};
+
+/// Each of Cairn's tensors beside the one of libtorch that shares its memory.
+std::vector<Model::Impl::Shared> shared_of(const NamedTensors& ours, const KnownTensors& known,
+                                           const torch::nn::Module& module) {
+  std::unordered_map<const void*, const at::TensorImpl*> theirs;
+  for (const auto& [impl, tensor] : known) theirs[tensor.id()] = impl;
+  std::unordered_map<const at::TensorImpl*, torch::Tensor> handles;
+  for (const auto& x : module.parameters()) handles[x.unsafeGetTensorImpl()] = x;
+  for (const auto& x : module.buffers()) handles[x.unsafeGetTensorImpl()] = x;
+  std::vector<Model::Impl::Shared> all;
+  for (const auto& [name, tensor] : ours) {
+    const torch::Tensor& handle = handles.at(theirs.at(tensor.id()));
+    all.push_back({name, handle, tensor, static_cast<std::uint32_t>(handle._version())});
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<torch::Tensor> running_buffers() {
+  std::vector<torch::Tensor> buffers;
+  if (running() == nullptr) return buffers;
+  for (const Model::Impl::Shared& shared : *running()) buffers.push_back(shared.theirs);
+  return buffers;
+}
+
+Model::Impl::Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group,
+                  const parallel::DistributedOptions& options)
+    : module(theirs),
+      mirror(theirs, known),
+      parameters(shared_of(mirror.parameters(), known, theirs)),
+      buffers(shared_of(mirror.buffers(), known, theirs)) {
+  for (const Shared& parameter : parameters) {
+    CAIRN_CHECK(!torch::autograd::impl::post_acc_grad_hooks(parameter.theirs), "libtorch",
+                "expected parameters of one Model, got '", parameter.name,
+                "' that another one (or a hook) waits for");
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    index[parameters[i].theirs.unsafeGetTensorImpl()] = i;
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters[i].theirs,
+                                                   std::make_unique<OnGradient>(*this, i));
+  }
+  arena = optim::GradientArena::attach(mirror.parameters());
+  if (group != nullptr && group->world_size() > 1) ddp.emplace(mirror, *group, options);
+}
+
+Model::Impl::~Impl() {
+  for (const Shared& parameter : parameters) {
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter.theirs, nullptr);
+  }
+}
+
+void Model::Impl::follow_cairn() {
+  const torch::NoGradGuard no_grad;
+  for (auto* list : {&parameters, &buffers}) {
+    for (Shared& shared : *list) {
+      if (shared.theirs.data_ptr() == shared.ours.raw_data()) continue;
+      shared.theirs.mutable_grad().reset();
+      shared.theirs.set_data(to_torch(shared.ours));
+    }
+  }
+}
+
+void Model::Impl::follow_torch() {
+  for (auto* list : {&parameters, &buffers}) {
+    for (Shared& shared : *list) {
+      CAIRN_CHECK(shared.theirs.data_ptr() == shared.ours.raw_data(), "libtorch",
+                  "expected the memory of '", shared.name, "' to stay where it was, got other ",
+                  "memory (move or cast the module before its Model is made)");
+      const auto version = static_cast<std::uint32_t>(shared.theirs._version());
+      if (std::exchange(shared.version, version) != version) shared.ours.storage()->bump_version();
+    }
+  }
+  for (Shared& parameter : parameters) {
+    if (parameter.ours.requires_grad() != parameter.theirs.requires_grad()) {
+      parameter.ours.set_requires_grad(parameter.theirs.requires_grad());
+    }
+  }
+}
+
+void Model::Impl::note_written() {
+  for (Shared& parameter : parameters) {
+    parameter.theirs.unsafeGetTensorImpl()->bump_version();
+    parameter.version = static_cast<std::uint32_t>(parameter.theirs._version());
+  }
+}
+
+void Model::Impl::place_gradients() {
+  for (const Shared& parameter : parameters) {
+    const core::GradientSlot& slot = parameter.ours.gradient_slot();
+    torch::Tensor& gradient = parameter.theirs.mutable_grad();
+    if (!slot.holds_gradient()) {
+      gradient.reset();
+    } else if (!gradient.defined() || gradient.data_ptr() != slot.memory().raw_data()) {
+      gradient = to_torch(slot.memory());
+    }
+  }
+}
+
+void Model::Impl::on_gradient(std::size_t i) {
+  const Shared& parameter = parameters[i];
+  torch::Tensor& gradient = parameter.theirs.mutable_grad();
+  const Tensor slot = land_gradient(parameter.ours, gradient);
+  if (gradient.data_ptr() != slot.raw_data()) gradient = to_torch(slot);
+}
+
+Model::Model(torch::nn::Module& module)
+    : impl_(std::make_unique<Impl>(module, nullptr, parallel::DistributedOptions{})) {}
+
+Model::Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
+             const parallel::DistributedOptions& options)
+    : impl_(std::make_unique<Impl>(module, &group, options)) {}
+
+Model::~Model() = default;
+
+NamedTensors Model::parameters() const {
+  return impl_->mirror.parameters();
+}
+
+NamedTensors Model::buffers() const {
+  return impl_->mirror.buffers();
+}
+
+core::World Model::world() const {
+  return impl_->ddp ? impl_->ddp->world() : core::World();
+}
+
+nn::Module& Model::module() {
+  return impl_->mirror;
+}
+
+parallel::DistributedDataParallel* Model::ddp() {
+  return impl_->ddp ? &*impl_->ddp : nullptr;
+}
+
+std::optional<parallel::DistributedDataParallel::NoSync> Model::no_sync(bool if_) {
+  if (!impl_->ddp) return std::nullopt;
+  return impl_->ddp->no_sync(if_);
+}
+
+StateDict Model::state_dict() const {
+  impl_->follow_torch();
+  return impl_->mirror.state_dict();
+}
+
+void Model::load_state_dict(const StateDict& state) {
+  impl_->follow_torch();
+  impl_->mirror.load_state_dict(state);
+  impl_->follow_cairn();
+  impl_->note_written();
+  impl_->place_gradients();
+}
+
+namespace {
+/// What holds while a forward runs.
+struct Running {
+  RunningModel model;
+  std::unique_ptr<AutocastGuard> region;
+};
+}  // namespace
+
+/// DDP hears that a forward begins, and its first sample, which tells ranks that read the same batch.
+std::shared_ptr<void> Model::begin_forward(const torch::Tensor& first) {
+  impl_->follow_torch();
+  if (impl_->ddp) {
+    impl_->mirror.train(impl_->module.is_training());
+    const bool samples = first.defined() && first.dim() > 0;
+    (*impl_->ddp)(samples ? to_cairn(first.detach().slice(0, 0, 1)) : Tensor::zeros({1}));
+  }
+  return std::shared_ptr<Running>(new Running{RunningModel(&impl_->buffers), region()});
+}
+
+std::unique_ptr<AutocastGuard> Model::region() const {
+  const std::optional<amp::Options>& precision = impl_->precision;
+  if (!precision || !precision->enabled || !precision->autocast.value_or(false)) return nullptr;
+  const auto device =
+      impl_->parameters.empty() ? c10::kCPU : impl_->parameters.front().theirs.device().type();
+  return std::make_unique<AutocastGuard>(device, to_torch(precision->half_dtype));
+}
+
+namespace {
+torch::Tensor cast_floating(const torch::Tensor& x, std::optional<DType> dtype) {
+  return dtype && x.defined() && x.is_floating_point() ? x.to(to_torch(*dtype)) : x;
+}
+}  // namespace
+
+torch::Tensor Model::cast_input(const torch::Tensor& x) const {
+  const auto& precision = impl_->precision;
+  return precision && precision->enabled ? cast_floating(x, precision->cast_model_type) : x;
+}
+
+torch::Tensor Model::cast_output(const torch::Tensor& x) const {
+  const auto& precision = impl_->precision;
+  return precision && precision->enabled ? cast_floating(x, precision->cast_model_outputs) : x;
+}
+
+}  // namespace cairn::libtorch

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "cairn/libtorch/model.h"
+#include "cairn/optim/arena.h"
+#include "mirror.h"
+
+namespace cairn::libtorch {
+
+struct Model::Impl {
+  /// One tensor, as both see it.
+  struct Shared {
+    std::string name;
+    torch::Tensor theirs;
+    Tensor ours;
+    std::uint32_t version = 0;  // of theirs, when ours last knew what was written
+  };
+
+  Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group,
+       const parallel::DistributedOptions& options);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  /// Cairn may have given a tensor other memory: libtorch's points there from now on.
+  void follow_cairn();
+  /// What libtorch's side changed since: what was written, frozen or unfrozen. Throws where memory has moved.
+  void follow_torch();
+  /// Cairn has written parameters in place.
+  void note_written();
+  /// Each .grad is its slot's view where that holds a gradient, else undefined.
+  void place_gradients();
+  /// A parameter's .grad is complete: it moves into its slot, and whoever waits for it is told.
+  void on_gradient(std::size_t parameter);
+
+  torch::nn::Module& module;
+  KnownTensors known;  // while it is built
+  Mirror mirror;
+  std::vector<Shared> parameters, buffers;
+  std::unordered_map<const at::TensorImpl*, std::size_t> index;  // of parameters
+  std::shared_ptr<optim::GradientArena> arena;
+  std::optional<parallel::DistributedDataParallel> ddp;
+  std::optional<amp::Options> precision;  // resolved; unset: not initialized
+};
+
+/// Buffers of the model whose run() this thread is inside of; none outside of one.
+std::vector<torch::Tensor> running_buffers();
+
+}  // namespace cairn::libtorch
