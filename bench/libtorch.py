@@ -1,0 +1,86 @@
+"""Times libtorch with Cairn beside libtorch alone and PyTorch, by turns, and prints a table. Each ratio is the peer's over Cairn's (milliseconds; of memory: bytes), taken
+between runs that follow each other; the table and the file have medians over rounds."""
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from parallel import answer, free_port, line, measure, row, say
+
+
+class Programs:
+    def __init__(self, folder):
+        self.steps = str(pathlib.Path(folder) / "libtorch_steps")
+        self.torch = importlib.util.find_spec("torch") is not None
+
+    def own(self, *arguments):
+        return answer([self.steps, *map(str, arguments)])
+
+    def python(self, program, *arguments):
+        return answer([sys.executable, str(pathlib.Path(__file__).with_name(program)), *map(str, arguments)])
+
+    def ranks(self, size, *arguments):
+        """Rank 0's answer."""
+        port, children = free_port(), []
+        for rank in range(size):
+            environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
+                           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "CAIRN_LOG": "warn"}
+            children.append(subprocess.Popen([self.steps, "ranks", *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=environment))
+        answers = [child.communicate(timeout=300)[0] for child in children]
+        if any(child.returncode for child in children):
+            raise RuntimeError("a rank failed")
+        return json.loads(answers[0].strip().splitlines()[-1])
+
+
+def works(programs, rounds):
+    """Names and what measures them."""
+    def pairs(name, own, peer, goal):
+        return name, lambda: [row(name, [(own(), peer()) for _ in range(rounds)], goal)]
+
+    yield pairs("update, 124M: torch::optim::AdamW", lambda: programs.own("update", "cairn"), lambda: programs.own("update", "torch"), 8.0)
+    for net, steps in (("convnet", 60), ("resnet", 6)):
+        yield pairs(f"step at O0, {net}: libtorch alone", lambda n=net, s=steps: programs.own("step", "cairn", n, s), lambda n=net, s=steps: programs.own("step", "torch", n, s), 1 / 1.02)
+    yield pairs("memory of O2: of O0", lambda: programs.own("memory", "O2"), lambda: programs.own("memory", "O0"), 1.3)
+    if not programs.torch:
+        return
+    yield pairs("update, 124M: PyTorch's fused AdamW", lambda: programs.own("update", "cairn"), lambda: programs.python("peer_torch_libtorch.py", "update"), 1.1)
+    yield pairs("step, convnet, 2 ranks: PyTorch's DDP", lambda: programs.ranks(2, "convnet", 40), lambda: programs.python("peer_torch_ranks.py", "train", "convnet", 2, 40), 1.2)
+    yield pairs("recomputation: PyTorch's checkpoint", lambda: programs.own("recompute", 10), lambda: programs.python("peer_torch_libtorch.py", "recompute", 10), 1.0)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/bench_libtorch", description=__doc__)
+    parser.add_argument("--programs", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="file for one line a figure: work, cairn and peer, ratio, goal, the ratio of the fastest repeats, the rounds' ratios")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="works whose name has this in it: update, step, memory, recomputation ...")
+    parser.add_argument("--list", action="store_true", help="names the works")
+    args = parser.parse_args()
+
+    programs = Programs(args.programs)
+    chosen = [(name, run) for name, run in works(programs, args.rounds) if args.only in name]
+    if args.list:
+        print("\n".join(name for name, _ in chosen))
+        return
+    if not programs.torch:
+        print("PyTorch is left out: this Python has no torch (.venv/bin/pip install torch numpy)")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {args.rounds} rounds; ratio: the peer's over Cairn's\n")
+    print(f"{'work: peer':<66}{'Cairn':>11}{'peer':>11}{'ratio':>8}{'fastest':>9}{'goal':>7}", flush=True)
+    rows, failed = [], False
+    for name, run in chosen:
+        found = measure(name, run)
+        failed |= found is None
+        rows += found or []
+        say("")
+        for each in found or []:
+            print(line(each), flush=True)
+        if args.json:
+            pathlib.Path(args.json).write_text("".join(json.dumps(each) + "\n" for each in rows))
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
