@@ -1,4 +1,4 @@
-# cairn_component(NAME [DEPENDS component...] [LINK library...])
+# cairn_component(NAME [DEPENDS component...] [LINK library...] [GRAPH regex [GRAPH_DEPENDS component...]])
 #
 # Declares the library cairn::NAME from the folder it is called in:
 #   include/cairn/NAME/*.h   public headers, checked to compile alone (VERIFY_INTERFACE_HEADER_SETS)
@@ -6,11 +6,15 @@
 #   src/**/<feature>/        sources of builds with that feature (cuda, nccl, gloo, mpi); src/**/no_<feature>.cpp of those without
 # DEPENDS are the components whose headers it may include: nothing else is on its include path.
 # LINK are private libraries: no public header may name them.
+#
+# With GRAPH the folder is two libraries. Files whose path in src or in the include folder matches the regex need a graph; they are
+# cairn::NAME, which links and hands on the other. The rest is cairn::NAME_base, for trainers with tensors of their own: it depends on
+# DEPENDS alone, while cairn::NAME has GRAPH_DEPENDS too. A base source or header that includes more does not compile.
 set(CAIRN_FEATURES cuda nccl gloo mpi)
 
 function(cairn_component name)
-  cmake_parse_arguments(arg "" "" "DEPENDS;LINK" ${ARGN})
-  file(GLOB_RECURSE headers CONFIGURE_DEPENDS include/*.h)
+  cmake_parse_arguments(arg "" "GRAPH" "DEPENDS;LINK;GRAPH_DEPENDS" ${ARGN})
+  file(GLOB_RECURSE headers RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS include/*.h)
   file(GLOB_RECURSE sources RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS src/*.cpp)
   foreach(feature IN LISTS CAIRN_FEATURES)
     string(TOUPPER ${feature} upper)
@@ -28,7 +32,23 @@ function(cairn_component name)
     endif()
   endforeach()
 
-  add_library(cairn_${name} ${sources})
+  if(arg_GRAPH)
+    set(base_sources ${sources})
+    set(base_headers ${headers})
+    list(FILTER base_sources EXCLUDE REGEX "${arg_GRAPH}")
+    list(FILTER base_headers EXCLUDE REGEX "${arg_GRAPH}")
+    list(REMOVE_ITEM sources ${base_sources})
+    list(REMOVE_ITEM headers ${base_headers})
+    cairn_library(${name}_base SOURCES ${base_sources} HEADERS ${base_headers} DEPENDS ${arg_DEPENDS} LINK ${arg_LINK})
+    list(APPEND arg_DEPENDS ${name}_base ${arg_GRAPH_DEPENDS})
+  endif()
+  cairn_library(${name} SOURCES ${sources} HEADERS ${headers} DEPENDS ${arg_DEPENDS} LINK ${arg_LINK})
+endfunction()
+
+# cairn_library(NAME SOURCES file... HEADERS file... DEPENDS component... LINK library...): the library cairn::NAME of these files.
+function(cairn_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;HEADERS;DEPENDS;LINK" ${ARGN})
+  add_library(cairn_${name} ${arg_SOURCES})
   add_library(cairn::${name} ALIAS cairn_${name})
   set_target_properties(cairn_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON VERIFY_INTERFACE_HEADER_SETS ON
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
@@ -38,7 +58,7 @@ function(cairn_component name)
     set_target_properties(cairn_${name} PROPERTIES LINK_DEPENDS ${exports})
   endif()
   target_compile_features(cairn_${name} PUBLIC cxx_std_20)
-  target_sources(cairn_${name} PUBLIC FILE_SET HEADERS BASE_DIRS include FILES ${headers})
+  target_sources(cairn_${name} PUBLIC FILE_SET HEADERS BASE_DIRS include FILES ${arg_HEADERS})
   target_include_directories(cairn_${name} PRIVATE src)
   list(TRANSFORM arg_DEPENDS PREPEND cairn:: OUTPUT_VARIABLE dependencies)
   target_link_libraries(cairn_${name} PUBLIC ${dependencies} PRIVATE $<BUILD_INTERFACE:cairn_private_options> ${arg_LINK})

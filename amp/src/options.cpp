@@ -77,13 +77,6 @@ Options disabled(Options o) {
 
 }  // namespace
 
-std::string number(double value) {
-  if (value == std::floor(value) && std::abs(value) < 0x1p53) {
-    return std::to_string(static_cast<long long>(value));
-  }
-  return core::str(value);
-}
-
 OptLevel parse_opt_level(std::string_view text) {
   for (const OptLevel level : {OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3}) {
     if (text == name(level)) return level;

@@ -1,6 +1,7 @@
 #include "cairn/amp/overflow.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iomanip>
 #include <set>
 #include <sstream>
@@ -34,6 +35,13 @@ std::string ranks_of(const Overflow& overflow, const std::string& parameter, int
 }
 
 }  // namespace
+
+std::string number(double value) {
+  if (value == std::floor(value) && std::abs(value) < 0x1p53) {
+    return std::to_string(static_cast<long long>(value));
+  }
+  return core::str(value);
+}
 
 std::string Overflow::describe(int world_size) const {
   if (culprits.empty()) return "a gradient that is not finite";

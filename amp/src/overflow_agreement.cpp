@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cairn/core/error.h"
+#include "number.h"
 
 namespace cairn::amp {
 
@@ -87,6 +88,15 @@ Findings agree(const Findings& own, const World& world) {
     if (culprits.empty() && sums.losses.contains(loss)) culprits = sums.losses[loss];
   }
   return all;
+}
+
+std::string scale_change(double before, const LossScaler& scaler) {
+  if (!scaler.dynamic()) return "loss scale stays " + number(before) + " (static)";
+  if (scaler.scale() != before) {
+    return "loss scale " + number(before) + " -> " + number(scaler.scale());
+  }
+  const bool least = scaler.at_minimum();
+  return "loss scale stays " + number(before) + (least ? " (its minimum)" : " (hysteresis)");
 }
 
 }  // namespace cairn::amp

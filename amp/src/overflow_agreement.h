@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cairn/amp/options.h"
+#include "cairn/amp/loss_scaler.h"
 #include "cairn/amp/overflow.h"
+#include "cairn/core/world.h"
 
 namespace cairn::amp {
 
@@ -23,5 +24,8 @@ struct Findings {
 /// A collective over `world`: every rank calls it in the same order. Ranks that found nothing in
 /// their own gradients before the sum (World::take_local_nonfinite) are not accused.
 Findings agree(const Findings& own, const World& world);
+
+/// What became of the scale after an overflow: "loss scale 65536 -> 32768".
+std::string scale_change(double before, const LossScaler& scaler);
 
 }  // namespace cairn::amp

@@ -12,16 +12,6 @@ namespace cairn::amp {
 
 namespace {
 
-/// What became of the scale after an overflow.
-std::string scale_change(double before, const LossScaler& scaler) {
-  if (!scaler.dynamic()) return "loss scale stays " + number(before) + " (static)";
-  if (scaler.scale() != before) {
-    return "loss scale " + number(before) + " -> " + number(scaler.scale());
-  }
-  const bool least = scaler.at_minimum();
-  return "loss scale stays " + number(before) + (least ? " (its minimum)" : " (hysteresis)");
-}
-
 /// What this rank found: which losses overflowed, which optimizers must skip.
 Findings findings_of(const GradientSegments::Resolved& resolved,
                      const std::vector<std::size_t>& which) {

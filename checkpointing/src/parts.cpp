@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "cairn/core/error.h"
-#include "cairn/kernels/copy.h"
+#include "cairn/kernels/master_weight.h"
 #include "flat_state.h"
 #include "shards.h"
 
@@ -64,6 +64,11 @@ std::string surplus_in(const FlatState& state, const std::set<std::string>& know
 bool can_load(const Tensor& from, const Tensor& to) {
   const bool floats = core::is_floating(from.dtype()) && core::is_floating(to.dtype());
   return from.shape() == to.shape() && (from.dtype() == to.dtype() || floats);
+}
+
+// What files hold: the exact value of a half weight that has a master, else the tensor itself.
+Tensor saved_value(const Tensor& tensor) {
+  return kernels::MasterWeight::exists(tensor) ? kernels::master_value(tensor) : tensor;
 }
 
 }  // namespace
@@ -156,7 +161,8 @@ void load_tensors(const char* what, const FlatState& own, const StateDict& state
   }
   fail_with(what, problems + surplus_in(entries, known));
   for (const auto& [name, value] : own) {
-    kernels::copy(*tensor_in(*loaded[name]), *tensor_in(value));
+    const Tensor& tensor = *tensor_in(value);
+    kernels::write_weight(tensor, *tensor_in(*loaded[name]), tensor.requires_grad());
   }
 }
 
@@ -168,7 +174,9 @@ Tensors::Tensors(NamedTensors tensors) {
 }
 
 StateDict Tensors::state_dict() const {
-  return unflatten(entries_);
+  FlatState values;
+  for (const auto& [name, value] : entries_) values.emplace_back(name, saved_value(*tensor_in(value)));
+  return unflatten(values);
 }
 
 void Tensors::load_state_dict(const StateDict& state) {

@@ -158,6 +158,24 @@ Tensor Tensor::wrap(const TensorView& view, std::shared_ptr<void> owner) {
   return Tensor(std::move(impl));
 }
 
+Tensor Tensor::wrap_within(const TensorView& view, std::size_t begin, std::size_t elements,
+                           std::function<const void*()> whereabouts) {
+  const auto wanted = static_cast<std::size_t>(view.numel());
+  CAIRN_CHECK(begin <= elements && wanted <= elements - begin, "wrap", "expected ", wanted,
+              " elements for ", view.shape, ", got a vector of ", elements, " from element ", begin,
+              " on");
+  Tensor tensor = wrap(view);
+  if (wanted > 0) tensor.storage()->set_whereabouts(std::move(whereabouts));
+  return tensor;
+}
+
+void Tensor::fail_moved() const {
+  fail("tensor", "expected the elements of ", name().empty() ? "a tensor" : name(), " ", shape(),
+       " to stay where they were when the vector was wrapped, got a vector that has moved them "
+       "since "
+       "(it has grown, or was moved from: give it its size first, wrap it then)");
+}
+
 const Tensor::Impl& Tensor::impl() const {
   CAIRN_CHECK(defined(), "tensor", "expected a tensor, got an undefined one");
   return *impl_;
@@ -165,6 +183,8 @@ const Tensor::Impl& Tensor::impl() const {
 
 TensorView Tensor::view() const {
   TensorView view = impl().view;
+  const Storage& storage = *impl_->storage;
+  if (storage.whereabouts() != storage.data()) fail_moved();
   view.version = &impl_->storage->version_counter();
   return view;
 }

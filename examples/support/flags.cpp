@@ -17,10 +17,13 @@ void Flags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"O0", "O1", "O2", "O3"}));
   app.add_option("--half-dtype", half_dtype, "the half type of O1 - O3")
       ->check(CLI::IsMember({"f16", "bf16"}));
-  app.add_option_function<bool>(
-         "--keep-batchnorm-fp32", [this](bool keep) { keep_batchnorm_fp32 = keep; },
-         "batch norm in f32: true or false (default: the level's)")
-      ->capture_default_str();
+  app.add_option_function<std::string>(
+         "--keep-batchnorm-fp32",
+         [this](const std::string& keep) { keep_batchnorm_fp32 = keep != "false"; },
+         "batch norm in f32: true (also without a value) or false (default: the level's)")
+      ->expected(0, 1)
+      ->check(CLI::IsMember({"true", "false"}))
+      ->default_str("");
   app.add_option("--device", device,
                  "cpu, cuda or cuda:N; under cairn-run, cuda takes the process's local rank");
   app.add_option("--epochs", epochs, "passes over the data")->check(CLI::Range(1, 1000000));

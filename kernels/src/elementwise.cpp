@@ -11,7 +11,8 @@ void binary(BinaryOp op, const TensorView& a, const TensorView& b, const TensorV
   if (!is_comparison(op) || y.dtype != DType::boolean) {
     check_same_dtype("binary", {{"a", a}, {"y", y}});
   }
-  const bool fraction = op == BinaryOp::div || op == BinaryOp::pow || op == BinaryOp::atan2;
+  const bool fraction = op == BinaryOp::div || op == BinaryOp::pow || op == BinaryOp::atan2 ||
+                        op == BinaryOp::add_relu || op == BinaryOp::mask;
   if (fraction) check_floating("binary", {{"a", a}});
   const TensorView wide_a = broadcast_to("binary", {"a", a}, y.shape);
   const TensorView wide_b = broadcast_to("binary", {"b", b}, y.shape);

@@ -1,6 +1,7 @@
 #include "cairn/nn/init.h"
 
 #include <cmath>
+#include <vector>
 
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
@@ -38,6 +39,52 @@ void kaiming_uniform(const Tensor& weight, double a) {
   if (fan == 0) return;
   const double bound = std::sqrt(6.0 / ((1.0 + a * a) * static_cast<double>(fan)));
   uniform(weight, -bound, bound);
+}
+
+void kaiming_normal(const Tensor& weight, double gain) {
+  const std::int64_t fan = fan_in(weight.shape());
+  if (fan > 0) normal(weight, 0.0, gain / std::sqrt(static_cast<double>(fan)));
+}
+
+namespace {
+
+// Gram-Schmidt, twice over for the digits, on the vectors x[i * step + j * stride], j = 0 .. length - 1.
+void make_orthonormal(std::vector<double>& x, std::int64_t count, std::int64_t length,
+                      std::int64_t step, std::int64_t stride) {
+  const auto at = [&](std::int64_t i, std::int64_t j) -> double& {
+    return x[static_cast<std::size_t>(i * step + j * stride)];
+  };
+  const auto product = [&](std::int64_t a, std::int64_t b) {
+    double sum = 0.0;
+    for (std::int64_t j = 0; j < length; ++j) sum += at(a, j) * at(b, j);
+    return sum;
+  };
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t k = 0; k < 2 * i; ++k) {
+      const double share = product(i, k % i);
+      for (std::int64_t j = 0; j < length; ++j) at(i, j) -= share * at(k % i, j);
+    }
+    const double norm = std::sqrt(product(i, i));
+    for (std::int64_t j = 0; j < length; ++j) at(i, j) /= norm;
+  }
+}
+
+}  // namespace
+
+void orthogonal(const Tensor& weight, double gain) {
+  const std::int64_t columns = fan_in(weight.shape());
+  if (weight.numel() == 0) return;
+  const std::int64_t rows = weight.size(0);
+  const Tensor drawn = Tensor::empty({rows, columns}, DType::f32, Device{});
+  Generator::current().fill_normal(drawn, 0.0, 1.0);
+  std::vector<double> values = drawn.to_vector();
+  if (rows <= columns) {
+    make_orthonormal(values, rows, columns, columns, 1);
+  } else {
+    make_orthonormal(values, columns, rows, 1, columns);
+  }
+  for (double& value : values) value *= gain;
+  kernels::copy(Tensor::from(values, weight.shape(), DType::f32, Device{}), weight);
 }
 
 void xavier_uniform(const Tensor& weight) {

@@ -14,6 +14,15 @@ using core::MemoryCategory;
 using core::MemoryCategoryGuard;
 
 Tensor Module::operator()(const Tensor& x) {
+  try {
+    return run_wrapped(x);
+  } catch (core::Error& error) {
+    if (!name_.empty()) error.add_layer(name_);
+    throw;
+  }
+}
+
+Tensor Module::run_wrapped(const Tensor& x) {
   if (wrappers_.empty()) return forward(x);
   Forward call = [this](const Tensor& input) { return forward(input); };
   for (const NamedWrapper& wrapper : wrappers_) {
@@ -177,6 +186,7 @@ Tensor Module::add_buffer(const std::string& name, Tensor value) {
 void Module::add_child(const std::string& name, std::shared_ptr<Module> module) {
   check_free(name);
   CAIRN_CHECK(module, "module", "expected a module as child '", name, "', got none");
+  module->name_ = name;
   children_.emplace_back(name, std::move(module));
   for (NamedTensor& entry : parameters()) entry.tensor.set_name(entry.name);
 }

@@ -79,6 +79,27 @@ std::shared_ptr<Module> LayerNorm::make_like() const {
   return std::make_shared<LayerNorm>(size_, options_);
 }
 
+GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const GroupNormOptions& options)
+    : groups_(groups), channels_(channels), options_(options) {
+  CAIRN_CHECK(groups > 0 && channels > 0 && channels % groups == 0, "GroupNorm",
+              "expected channels that are a multiple of the groups, got ", channels,
+              " channels and ", groups, " groups");
+  if (options.affine) {
+    weight_ = add_parameter("weight", constant_parameter(channels, 1.0));
+    bias_ = add_parameter("bias", constant_parameter(channels, 0.0));
+  }
+  extra_ = core::str(channels, " in ", groups, " groups");
+}
+
+Tensor GroupNorm::forward(const Tensor& x) {
+  CAIRN_CHECK(x.dims() >= 2 && x.size(1) == channels_, "GroupNorm", "expected x [N, ", channels_,
+              ", ...], got ", x.shape());
+  return autograd::group_norm(x, groups_, weight_, bias_, options_.eps);
+}
+std::shared_ptr<Module> GroupNorm::make_like() const {
+  return std::make_shared<GroupNorm>(groups_, channels_, options_);
+}
+
 RMSNorm::RMSNorm(std::int64_t size, double eps) : eps_(eps) {
   CAIRN_CHECK(size > 0, "RMSNorm", "expected a positive size, got ", size);
   weight_ = add_parameter("weight", constant_parameter(size, 1.0));

@@ -98,6 +98,8 @@ Recurrent::Recurrent(RnnKind kind, std::int64_t input, std::int64_t hidden,
   CAIRN_CHECK(input > 0 && hidden > 0 && options.layers > 0, "rnn",
               "expected positive sizes and at least one layer, got ", input, ", ", hidden, " and ",
               options.layers);
+  CAIRN_CHECK(options.dropout >= 0.0 && options.dropout <= 1.0, "rnn",
+              "expected dropout in 0..1, got ", options.dropout);
   const std::int64_t rows = gates_of(kind) * hidden;
   for (int i = 0; i < options.layers * directions(); ++i) {
     const int layer = i / directions();
@@ -171,6 +173,15 @@ RnnOutput Recurrent::run_lstm(const Tensor& x, int index, const Tensor& mask, co
 
 RnnOutput Recurrent::run(const Tensor& x, const RnnState& initial,
                          const std::vector<std::int64_t>& lengths) {
+  if (!options_.batch_first) return run_layers(x, initial, lengths);
+  CAIRN_CHECK(x.dims() == 3, "rnn", "expected x [B, T, ", input_, "], got ", x.shape());
+  RnnOutput out = run_layers(autograd::transpose(x, 0, 1), initial, lengths);
+  out.y = autograd::transpose(out.y, 0, 1);
+  return out;
+}
+
+RnnOutput Recurrent::run_layers(const Tensor& x, const RnnState& initial,
+                                const std::vector<std::int64_t>& lengths) {
   check(x, initial, lengths);
   Tensor mask, ends;
   if (!lengths.empty()) {
@@ -191,6 +202,8 @@ RnnOutput Recurrent::run(const Tensor& x, const RnnState& initial,
       if (out.state.c.defined()) c.push_back(out.state.c);
     }
     y = sides.size() == 1 ? sides[0] : autograd::concat(sides, 2);
+    const bool last = layer + 1 == options_.layers;
+    if (training() && !last) y = autograd::dropout(y, options_.dropout);
   }
   return {y, {autograd::stack(h), c.empty() ? Tensor() : autograd::stack(c)}};
 }

@@ -196,21 +196,27 @@ void GradientArena::clear() {
   for (const NamedTensor& parameter : parameters_) Tensor(parameter.tensor).clear_grad();
 }
 
+NamedTensor wrap_parameter(std::string name, Tensor weight, Tensor gradient) {
+  CAIRN_CHECK(weight.shape() == gradient.shape() && weight.device() == gradient.device(),
+              "wrap_parameter", "expected a weight and a gradient of one shape and device for '",
+              name, "', got ", weight.shape(), " on ", weight.device(), " and ", gradient.shape(),
+              " on ", gradient.device());
+  CAIRN_CHECK(core::is_half(gradient.dtype()) || gradient.dtype() == DType::f32, "wrap_parameter",
+              "expected a gradient of f16, bf16 or f32 for '", name, "', got ", gradient.dtype());
+  weight.set_requires_grad(true);
+  weight.set_name(name);
+  gradient.set_name("the gradient of " + name);
+  core::GradientSlot& slot = weight.gradient_slot();
+  slot.place(std::move(gradient));
+  slot.mark_written();
+  return {std::move(name), std::move(weight)};
+}
+
 NamedTensor wrap_parameter(std::string name, const TensorView& weight, const TensorView& gradient,
                            std::shared_ptr<void> owner) {
-  CAIRN_CHECK(weight.shape == gradient.shape && weight.device == gradient.device, "wrap_parameter",
-              "expected a weight and a gradient of one shape and device for '", name, "', got ",
-              weight.shape, " on ", weight.device, " and ", gradient.shape, " on ",
-              gradient.device);
-  CAIRN_CHECK(core::is_half(gradient.dtype) || gradient.dtype == DType::f32, "wrap_parameter",
-              "expected a gradient of f16, bf16 or f32 for '", name, "', got ", gradient.dtype);
-  Tensor parameter = Tensor::wrap(weight, owner);
-  parameter.set_requires_grad(true);
-  parameter.set_name(name);
-  core::GradientSlot& slot = parameter.gradient_slot();
-  slot.place(Tensor::wrap(gradient, std::move(owner)));
-  slot.mark_written();
-  return {std::move(name), std::move(parameter)};
+  Tensor wrapped = Tensor::wrap(weight, owner);
+  return wrap_parameter(std::move(name), std::move(wrapped),
+                        Tensor::wrap(gradient, std::move(owner)));
 }
 
 }  // namespace cairn::optim

@@ -75,7 +75,9 @@ INSTANTIATE_TEST_SUITE_P(
         BinaryCase{"mul", mul, [](double a, double b) { return a * b; }},
         BinaryCase{"div", div, [](double a, double b) { return a / b; }},
         BinaryCase{"atan2", atan2, [](double a, double b) { return std::atan2(a, b); }},
-        BinaryCase{"maximum", maximum, [](double a, double b) { return std::max(a, b); }}),
+        BinaryCase{"maximum", maximum, [](double a, double b) { return std::max(a, b); }},
+        BinaryCase{"minimum", minimum, [](double a, double b) { return std::min(a, b); }},
+        BinaryCase{"add_relu", add_relu, [](double a, double b) { return std::max(a + b, 0.0); }}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Elementwise, MaximumSharesTheGradientOfEqualOperands) {

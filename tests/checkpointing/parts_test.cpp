@@ -10,6 +10,8 @@
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/error.h"
+#include "cairn/kernels/copy.h"
+#include "cairn/kernels/master_weight.h"
 #include "cairn/nn/nn.h"
 #include "checkpointing/temporary_folder.h"
 
@@ -64,6 +66,27 @@ TEST(Parts, VariablesThatDoNotFitAreAllNamedAndNoneChanges) {
   EXPECT_EQ(text, "a");
   EXPECT_THROW(Variables({{"a.b", count}}), InvalidArgument);
   EXPECT_THROW(Variables({{"a", count}, {"a", text}}), InvalidArgument);
+}
+
+// A trainer's half weights, which an optimizer has given masters: the exact values come back, before and after
+// there is a master to put them in.
+TEST(Parts, HalfWeightsComeBackWithTheirExactValues) {
+  const TemporaryFolder dir;
+  std::vector<core::BFloat16> weight(3, core::BFloat16(1.0f));
+  Tensor x = Tensor::wrap(weight, {3});
+  x.set_requires_grad(true);
+  kernels::MasterWeight::assign(x, Tensor::from<float>({1.001f, 2.002f, 3.003f}, {3}));
+  Tensors part({{"w", x}});
+  TrainingState state({{"weights", part}});
+  state.save(dir.string(), 1);
+  for (const bool has_master : {true, false}) {
+    kernels::MasterWeight::drop(x);
+    if (has_master) kernels::MasterWeight::make(x);
+    kernels::fill(x, 9.0);
+    state.resume_latest(dir.string());
+    EXPECT_THAT(kernels::master_value(x).to_vector<float>(), ElementsAre(1.001f, 2.002f, 3.003f));
+    EXPECT_EQ(weight[2].bits, core::BFloat16(3.003f).bits);
+  }
 }
 
 // A trainer's own arrays, one of them a column, and a bf16 copy that a file of f32 fills.

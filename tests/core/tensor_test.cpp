@@ -124,6 +124,31 @@ TEST(Tensor, WrapDropsItsOwnerWithTheLastTensor) {
   EXPECT_THAT(part.to_vector(), ElementsAre(2, 2, 2));
 }
 
+TEST(Tensor, AWrappedVectorThatMovesIsSaid) {
+  std::vector<float> memory(6, 2.0f);
+  Tensor x = Tensor::wrap(memory, {2, 2}, 1);
+  x.set_name("weight");
+  memory[4] = 7;
+  EXPECT_THAT(x.to_vector(), ElementsAre(2, 2, 2, 7));
+  EXPECT_EQ(x.raw_data(), memory.data() + 1);
+  const Tensor part = x.alias(x.view().select(0, 1));
+  const std::vector<float> former = std::move(memory);  // the elements are another vector's now
+  for (const Tensor& moved : {x, part}) {
+    EXPECT_THROW(moved.view(), InvalidArgument);
+    EXPECT_THROW(moved.to_vector(), InvalidArgument);
+  }
+  try {
+    x.view();
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("the elements of weight [2, 2]"));
+  }
+  memory.assign(100000, 1.0f);
+  EXPECT_THROW(x.view(), InvalidArgument);
+  EXPECT_THROW(Tensor::wrap(memory, {100000}, 1), InvalidArgument);
+  EXPECT_THROW(Tensor::wrap(memory, {1}, 100001), InvalidArgument);
+  EXPECT_EQ(Tensor::wrap(memory, {0}, 100000).numel(), 0);
+}
+
 TEST(Tensor, ViewsCountWritesToTheirStorage) {
   const Tensor x = Tensor::zeros({2, 3, 4}), other = Tensor::zeros({2, 3, 4});
   const TensorView v = x;

@@ -162,5 +162,13 @@ TEST(Digits, BadInputEndsWithStatus1AndNamesIt) {
   fails_with("--steps 1 --metrics " + (folder / "no/such/file").string(), "no/such/file");
 }
 
+TEST(Digits, KeepBatchnormTakesNoValueToo) {
+  EXPECT_EQ(shell(kDigits + " --opt-level O3 --steps 1 --keep-batchnorm-fp32").status, 0);
+  EXPECT_EQ(shell(kDigits + " --opt-level O2 --steps 1 --keep-batchnorm-fp32 false").status, 0);
+  const ShellResult wrong = shell(kDigits + " --keep-batchnorm-fp32 maybe");
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.err, testing::AllOf(HasSubstr("true"), HasSubstr("false"), HasSubstr("maybe")));
+}
+
 }  // namespace
 }  // namespace cairn::test

@@ -37,6 +37,8 @@ const Operation kFractions[] = {
     {BinaryOp::div, [](double a, double b) { return a / b; }},
     {BinaryOp::pow, [](double a, double b) { return std::pow(a, b); }},
     {BinaryOp::atan2, [](double a, double b) { return std::atan2(a, b); }},
+    {BinaryOp::add_relu, [](double a, double b) { return std::max(a + b, 0.0); }},
+    {BinaryOp::mask, [](double a, double b) { return b != 0 ? a : 0.0; }},
 };
 const Operation kComparisons[] = {
     {BinaryOp::eq, [](double a, double b) { return double(a == b); }},

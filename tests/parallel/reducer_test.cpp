@@ -7,10 +7,12 @@
 #include <filesystem>
 #include <limits>
 
+#include "cairn/amp/scaled_step.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/error.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/optim/adam.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp_support.h"
 #include "expect_error.h"
@@ -691,6 +693,62 @@ TEST(Flatten, GoesThereAndBack) {
   const Tensor half = Tensor::zeros({2}, DType::f16);
   expect_error<InvalidArgument>([&] { flatten({a, half}); }, {"one dtype and device", "f16"});
   expect_error<InvalidArgument>([&] { unflatten(flat, {a, b}); }, {"10 elements", "16"});
+}
+
+// A trainer's own arrays on two ranks: whose gradient overflowed is known on both, although their sum holds the inf.
+TEST(Reducer, ItsWorldTellsWhoseGradientsWereNotFinite) {
+  run_threads(2, [](ProcessGroup& group) {
+    std::vector<float> weights(6, 1.0f), gradients(6, 0.5f);
+    const auto wrapped = [&](const std::string& name, std::size_t begin) {
+      return optim::wrap_parameter(name, Tensor::wrap(weights, {3}, begin),
+                                   Tensor::wrap(gradients, {3}, begin));
+    };
+    const NamedTensors parameters = {wrapped("a", 0), wrapped("b", 3)};
+    Reducer reducer(group);
+    reducer.register_gradients({{"a", parameters[0].tensor.gradient_slot().memory()},
+                                {"b", parameters[1].tensor.gradient_slot().memory()}});
+    optim::FusedAdam optimizer(parameters, {.lr = 0.1});
+    amp::ScaledStep scaled(optimizer, {.init_scale = 1024.0}, reducer.world());
+    const auto pass = [&](float b) {
+      std::fill(gradients.begin(), gradients.end(), 0.5f);
+      gradients[4] = b;
+      reducer.mark_ready(1);
+      reducer.mark_ready(0);
+      reducer.wait();
+      return scaled.step();
+    };
+    const optim::StepResult skipped =
+        pass(group.rank() == 1 ? std::numeric_limits<float>::infinity() : 0.5f);
+    EXPECT_FALSE(skipped.applied);
+    EXPECT_EQ(skipped.culprit, "b");
+    EXPECT_EQ(skipped.reason,
+              "inf in the gradient of b (1 element) on rank 1; loss scale 1024 -> 512");
+    EXPECT_EQ(weights, std::vector<float>(6, 1.0f));
+    EXPECT_EQ(scaled.last_overflow()->step, 1);
+    EXPECT_TRUE(pass(0.5f).applied);
+    EXPECT_NEAR(weights[0], 0.9f, 1e-3f);
+    EXPECT_EQ(optimizer.steps(), 1);
+    EXPECT_EQ(scaled.scale(), 512.0);
+    EXPECT_THROW(scaled.step({.check = false}), InvalidArgument);
+  });
+}
+
+TEST(Reducer, AVectorThatHasMovedIsNamedOnEveryRank) {
+  run_threads(2, [](ProcessGroup& group) {
+    std::vector<float> gradient(3, 1.0f);
+    Reducer reducer(group);
+    reducer.register_gradients({{"w", Tensor::wrap(gradient, {3})}});
+    if (group.rank() == 1) gradient = std::vector<float>(3, 2.0f);
+    const auto pass = [&] {
+      reducer.mark_ready(0);
+      reducer.wait();
+    };
+    if (group.rank() == 1) {
+      expect_error<InvalidArgument>(pass, {"gradient 'w'", "has moved them"});
+    } else {
+      expect_error<CommunicationError>(pass, {"gradient 'w'", "has moved them"});
+    }
+  });
 }
 
 TEST(Flatten, BroadcastsParametersOfAnyDtype) {

@@ -8,6 +8,7 @@
 #include <cairn/amp/captured_step.h>
 #include <cairn/amp/explain.h>
 #include <cairn/amp/loss_scaler.h>
+#include <cairn/amp/scaled_step.h>
 #include <cairn/autograd/autograd.h>
 #include <cairn/autograd/saved_bytes.h>
 #include <cairn/checkpointing/model_file.h>

@@ -1,4 +1,4 @@
-// add sub mul div maximum atan2, comparisons, affine, pow, and the operators.
+// add sub mul div maximum minimum atan2 add_relu where clamp, comparisons, affine, pow, and the operators.
 #include "cairn/autograd/ops.h"
 #include "ops/common.h"
 
@@ -99,13 +99,15 @@ struct Div {
   }
 };
 
-// Equal operands share the gradient evenly: each side's weight is ([a > b] + [a >= b]) / 2.
-struct Maximum {
-  static constexpr OpInfo kInfo{"maximum", CastPolicy::promote};
+// Equal operands share the gradient evenly: each side's weight is ([a > b] + [a >= b]) / 2, and with < the other way round.
+template <bool largest>
+struct Extremum {
+  static constexpr OpInfo kInfo{largest ? "maximum" : "minimum", CastPolicy::promote};
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
     ctx.save(a);
     ctx.save(b);
-    return broadcast_binary(BinaryOp::maximum, kInfo.name, a, b, a.dtype());
+    const BinaryOp op = largest ? BinaryOp::maximum : BinaryOp::minimum;
+    return broadcast_binary(op, kInfo.name, a, b, a.dtype());
   }
   Tensors backward(Context& ctx, const Tensor& dy) {
     const Tensor a = ctx.saved(0), b = ctx.saved(1);
@@ -117,10 +119,91 @@ struct Maximum {
 
  private:
   static Tensor share(const Tensor& mine, const Tensor& other, const Tensor& dy) {
-    Tensor weight = product(BinaryOp::gt, mine, other);
-    kernels::axpby(0.5, product(BinaryOp::ge, mine, other), 0.5, weight);
+    Tensor weight = product(largest ? BinaryOp::gt : BinaryOp::lt, mine, other);
+    const Tensor not_beyond = product(largest ? BinaryOp::ge : BinaryOp::le, mine, other);
+    kernels::axpby(0.5, not_beyond, 0.5, weight);
     kernels::binary(BinaryOp::mul, dy, weight, weight);
     return weight;
+  }
+};
+
+// relu(a + b) in one pass; the result alone is kept.
+struct AddRelu {
+  static constexpr OpInfo kInfo{"add_relu", CastPolicy::promote};
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    Tensor y = broadcast_binary(BinaryOp::add_relu, kInfo.name, a, b, a.dtype());
+    ctx.save(y);
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor y = ctx.saved(0), dx = reuse_or_new(dy, y);
+    kernels::unary_backward(kernels::UnaryOp::relu, y, dy, dx);
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) gradients[0] = sum_to_input(ctx, 0, dx);
+    if (ctx.needs_grad(1)) gradients[1] = sum_to_input(ctx, 1, dx);
+    return gradients;
+  }
+};
+
+// mask(a, c) + mask(b, not c): what is not taken is 0 there, whatever it was.
+struct Where {
+  static constexpr OpInfo kInfo{"where", CastPolicy::promote};
+  Tensor condition;  // no input: it stays boolean
+  Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
+    CAIRN_CHECK(condition.defined() && condition.dtype() == DType::boolean, kInfo.name,
+                "expected a boolean condition, got ",
+                condition.defined() ? core::str(condition.dtype()) : "none");
+    ctx.save(condition);
+    const Tensor yes = in_dtype_of(a, condition), no = inverse(yes);
+    return product(BinaryOp::add, product(BinaryOp::mask, a, yes), product(BinaryOp::mask, b, no));
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor yes = in_dtype_of(dy, ctx.saved(0));
+    Tensors gradients(2);
+    if (ctx.needs_grad(0)) {
+      gradients[0] = sum_to_input(ctx, 0, product(BinaryOp::mask, dy, yes));
+    }
+    if (ctx.needs_grad(1)) {
+      gradients[1] = sum_to_input(ctx, 1, product(BinaryOp::mask, dy, inverse(yes)));
+    }
+    return gradients;
+  }
+
+ private:
+  static Tensor in_dtype_of(const Tensor& x, const Tensor& condition) {
+    Tensor values = empty_as(x, condition.shape(), x.dtype());
+    kernels::copy(condition, values);
+    return values;
+  }
+  static Tensor inverse(const Tensor& yes) {
+    Tensor no = Tensor::empty_like(yes);
+    kernels::affine(yes, -1.0, 1.0, no);
+    return no;
+  }
+};
+
+// The gradient passes where the value stayed, at both ends too.
+struct Clamp {
+  static constexpr OpInfo kInfo{"clamp"};
+  double low, high;
+  Tensor forward(Context& ctx, const Tensor& x) {
+    ctx.save(x);
+    Tensor y = Tensor::empty_like(x);
+    kernels::binary(BinaryOp::maximum, x, end(low, x), y);
+    kernels::binary(BinaryOp::minimum, y, end(high, x), y);
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor x = ctx.saved(0), inside = Tensor::empty_like(x);
+    kernels::binary(BinaryOp::ge, x, end(low, x), inside);
+    kernels::binary(BinaryOp::mask, product(BinaryOp::le, x, end(high, x)), inside, inside);
+    kernels::binary(BinaryOp::mask, dy, inside, inside);
+    return {inside};
+  }
+
+ private:
+  static Tensor end(double value, const Tensor& x) {
+    return Tensor::full({}, value, x.dtype(), x.device());
   }
 };
 
@@ -254,7 +337,20 @@ Tensor div(const Tensor& a, const Tensor& b) {
   return apply(Div{}, a, b);
 }
 Tensor maximum(const Tensor& a, const Tensor& b) {
-  return apply(Maximum{}, a, b);
+  return apply(Extremum<true>{}, a, b);
+}
+Tensor minimum(const Tensor& a, const Tensor& b) {
+  return apply(Extremum<false>{}, a, b);
+}
+Tensor add_relu(const Tensor& a, const Tensor& b) {
+  return apply(AddRelu{}, a, b);
+}
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  return apply(Where{condition}, a, b);
+}
+Tensor clamp(const Tensor& x, double low, double high) {
+  CAIRN_CHECK(low <= high, "clamp", "expected low <= high, got ", low, " and ", high);
+  return apply(Clamp{low, high}, x);
 }
 Tensor atan2(const Tensor& a, const Tensor& b) {
   return apply(Atan2{}, a, b);
@@ -264,6 +360,24 @@ Tensor compare(BinaryOp op, const Tensor& a, const Tensor& b) {
                         op == BinaryOp::le || op == BinaryOp::gt || op == BinaryOp::ge;
   CAIRN_CHECK(compares, "compare", "expected eq, ne, lt, le, gt or ge, got ", static_cast<int>(op));
   return apply(Compare{op}, a, b);
+}
+Tensor eq(const Tensor& a, const Tensor& b) {
+  return compare(BinaryOp::eq, a, b);
+}
+Tensor ne(const Tensor& a, const Tensor& b) {
+  return compare(BinaryOp::ne, a, b);
+}
+Tensor lt(const Tensor& a, const Tensor& b) {
+  return compare(BinaryOp::lt, a, b);
+}
+Tensor le(const Tensor& a, const Tensor& b) {
+  return compare(BinaryOp::le, a, b);
+}
+Tensor gt(const Tensor& a, const Tensor& b) {
+  return compare(BinaryOp::gt, a, b);
+}
+Tensor ge(const Tensor& a, const Tensor& b) {
+  return compare(BinaryOp::ge, a, b);
 }
 Tensor affine(const Tensor& x, double scale, double shift) {
   return apply(Affine{scale, shift}, x);

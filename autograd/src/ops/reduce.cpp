@@ -140,5 +140,8 @@ Tensor max(const Tensor& x, const std::vector<int>& dims, bool keep_dims) {
 Tensor argmax(const Tensor& x) {
   return apply(Argmax{}, x);
 }
+Tensor argmin(const Tensor& x) {
+  return argmax(neg(x.detach()));
+}
 
 }  // namespace cairn::autograd

@@ -211,6 +211,16 @@ Tensor expand(const Tensor& x, const Shape& shape) {
 Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end) {
   return apply(Slice{dim, begin, end}, x);
 }
+Tensor select(const Tensor& x, int dim, std::int64_t index) {
+  const int at = core::wrap_dim(dim, x.dims(), "select");
+  CAIRN_CHECK(index >= 0 && index < x.size(at), "select", "expected an index in 0..",
+              x.size(at) - 1, " of dimension ", at, " of ", x.shape(), ", got ", index);
+  Shape rest;
+  for (int d = 0; d < x.dims(); ++d) {
+    if (d != at) rest.push_back(x.size(d));
+  }
+  return reshape(slice(x, at, index, index + 1), rest);
+}
 Tensor concat(const std::vector<Tensor>& xs, int dim) {
   CAIRN_CHECK(!xs.empty() && xs[0].defined(), "concat", "expected at least one tensor, got none");
   return apply_list(Concat{core::wrap_dim(dim, xs[0].dims(), "concat")}, xs);

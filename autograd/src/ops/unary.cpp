@@ -82,6 +82,18 @@ struct Dropout {
 
 }  // namespace
 
+Tensor abs(const Tensor& x) {
+  return apply(Unary<UnaryOp::abs>{}, x);
+}
+Tensor neg(const Tensor& x) {
+  return apply(Unary<UnaryOp::neg>{}, x);
+}
+Tensor rsqrt(const Tensor& x) {
+  return apply(Unary<UnaryOp::rsqrt>{}, x);
+}
+Tensor square(const Tensor& x) {
+  return apply(Unary<UnaryOp::square>{}, x);
+}
 Tensor exp(const Tensor& x) {
   return apply(Unary<UnaryOp::exp>{}, x);
 }

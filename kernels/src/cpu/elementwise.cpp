@@ -56,6 +56,18 @@ struct Minimum {
     return min(a, b);
   }
 };
+struct AddRelu {
+  template <class V>
+  HWY_INLINE V operator()(V a, V b) const {
+    return math::Relu{}.forward(a + b);
+  }
+};
+struct Masked {
+  template <class V>
+  HWY_INLINE V operator()(V a, V b) const {
+    return select(b != V(0.0), a, V(0.0));
+  }
+};
 
 template <class F, class T>
 void binary_run(const F& f, const T* a, const T* b, T* y, std::int64_t n) {
@@ -83,6 +95,10 @@ void arithmetic_run(BinaryOp op, void* const* data, std::int64_t n) {
       return binary_run(Maximum{}, a, b, y, n);
     case BinaryOp::minimum:
       return binary_run(Minimum{}, a, b, y, n);
+    case BinaryOp::add_relu:
+      return binary_run(AddRelu{}, a, b, y, n);
+    case BinaryOp::mask:
+      return binary_run(Masked{}, a, b, y, n);
     case BinaryOp::atan2:
     case BinaryOp::eq:
     case BinaryOp::ne:
@@ -312,6 +328,8 @@ void compare_run(BinaryOp op, const T* a, const T* b, Y* y, std::int64_t n) {
     case BinaryOp::maximum:
     case BinaryOp::minimum:
     case BinaryOp::atan2:
+    case BinaryOp::add_relu:
+    case BinaryOp::mask:
       break;
   }
 }
@@ -348,8 +366,9 @@ void integer_run(BinaryOp op, const T* a, const T* b, T* y, std::int64_t n) {
     case BinaryOp::div:
     case BinaryOp::pow:
     case BinaryOp::atan2:
-      core::fail("binary", "expected a floating dtype for div, pow and atan2, got ",
-                 core::name(core::dtype_of<T>));
+    case BinaryOp::add_relu:
+    case BinaryOp::mask:
+      core::fail("binary", "expected a floating dtype, got ", core::name(core::dtype_of<T>));
     case BinaryOp::eq:
     case BinaryOp::ne:
     case BinaryOp::lt:

@@ -84,6 +84,10 @@ __device__ __forceinline__ A arithmetic(BinaryOp op, A a, A b) {
       return math::max(a, b);
     case BinaryOp::atan2:
       return math::atan2(a, b);
+    case BinaryOp::add_relu:
+      return math::Relu{}.forward(a + b);
+    case BinaryOp::mask:
+      return b != A(0) ? a : A(0);
     default:
       return math::min(a, b);
   }

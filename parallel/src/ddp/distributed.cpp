@@ -28,7 +28,9 @@ class ModelLink final : public core::WorldLink {
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
     const auto ddp = alive();
     if (!ddp->options.check_local_gradients || ddp->group.world_size() == 1) return std::nullopt;
-    return ddp->local_checks.take(ddp->parameters);
+    std::vector<std::string> names;
+    for (const NamedTensor& parameter : ddp->parameters) names.push_back(parameter.name);
+    return ddp->local_checks.take(names);
   }
 
  private:

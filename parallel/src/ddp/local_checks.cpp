@@ -21,7 +21,7 @@ void LocalChecks::check(const std::vector<std::size_t>& parameters,
   if (can_be_checked) passes_.back().push_back({parameters, kernels::check_tensors(gradients)});
 }
 
-std::vector<optim::NonFinite> LocalChecks::take(const NamedTensors& parameters) {
+std::vector<core::NonFinite> LocalChecks::take(const std::vector<std::string>& names) {
   std::vector<Bucket> buckets;
   std::vector<kernels::PendingCheck> checks;
   for (std::vector<Bucket>& pass : passes_) {
@@ -32,19 +32,19 @@ std::vector<optim::NonFinite> LocalChecks::take(const NamedTensors& parameters) 
   }
   passes_.clear();
   const auto found = kernels::PendingCheck::read(checks);
-  std::map<std::size_t, optim::NonFinite> by_parameter;
+  std::map<std::size_t, core::NonFinite> by_parameter;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     for (std::size_t k = 0; k < found[b].size(); ++k) {
       const kernels::TensorCheck& check = found[b][k];
       if (check.nonfinite == 0) continue;
       const std::size_t parameter = buckets[b].parameters[k];
-      optim::NonFinite& sum = by_parameter[parameter];
-      sum.parameter = parameters[parameter].name;
+      core::NonFinite& sum = by_parameter[parameter];
+      sum.parameter = names[parameter];
       sum.inf += check.nonfinite - check.nan;
       sum.nan += check.nan;
     }
   }
-  std::vector<optim::NonFinite> all;
+  std::vector<core::NonFinite> all;
   all.reserve(by_parameter.size());
   for (auto& [parameter, sum] : by_parameter) all.push_back(std::move(sum));
   return all;

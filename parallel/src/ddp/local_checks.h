@@ -4,11 +4,11 @@
 
 #include <cstddef>
 #include <deque>
+#include <string>
 #include <vector>
 
-#include "cairn/core/tensor.h"
+#include "cairn/core/world.h"
 #include "cairn/kernels/multi_tensor.h"
-#include "cairn/optim/report.h"
 
 namespace cairn::parallel {
 
@@ -20,9 +20,9 @@ class LocalChecks {
   /// Queues the check of a bucket on the current stream: gradients of one dtype, and their parameters' places
   /// in the model.
   void check(const std::vector<std::size_t>& parameters, const std::vector<TensorView>& gradients);
-  /// What the kept passes found, a parameter once, in the model's order; waits for the device. They
-  /// are forgotten then.
-  std::vector<optim::NonFinite> take(const NamedTensors& parameters);
+  /// What the kept passes found, a parameter once, in the order of `names`, which are the parameters'; waits
+  /// for the device. They are forgotten then.
+  std::vector<core::NonFinite> take(const std::vector<std::string>& names);
 
  private:
   struct Bucket {

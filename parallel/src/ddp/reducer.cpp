@@ -14,6 +14,7 @@
 #include "cairn/parallel/flatten.h"
 #include "ddp/bucket_plan.h"
 #include "ddp/check_options.h"
+#include "ddp/local_checks.h"
 #include "ddp/memory_view.h"
 #include "ddp/names.h"
 #include "group/listing.h"
@@ -96,6 +97,34 @@ std::string list_runs(const std::vector<Gradient>& gradients) {
 
 }  // namespace
 
+namespace {
+
+/// What a reducer's world tells of this rank's own gradients.
+struct OwnGradients {
+  LocalChecks checks;
+  std::vector<std::string> names;
+};
+
+class ReducerLink final : public core::WorldLink {
+ public:
+  ReducerLink(ProcessGroup group, std::shared_ptr<OwnGradients> own)
+      : group_(std::move(group)), own_(std::move(own)) {}
+
+  std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
+    return group_.exchange(value, name);
+  }
+  std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
+    if (!own_) return std::nullopt;
+    return own_->checks.take(own_->names);
+  }
+
+ private:
+  ProcessGroup group_;
+  std::shared_ptr<OwnGradients> own_;
+};
+
+}  // namespace
+
 struct Reducer::Impl {
   Impl(ProcessGroup g, const DistributedOptions& o) : group(std::move(g)), options(o) {}
 
@@ -107,6 +136,9 @@ struct Reducer::Impl {
   void plan();
   void plan_order();
   void mark(std::size_t gradient, bool ready);
+  void check_in_place(std::size_t gradient) const;
+  void begin_pass();
+  void check_own(const PlannedBucket& bucket);
   void reduce_complete();
   void reduce(std::size_t bucket);
   void exchange_data(const PlannedBucket& bucket);
@@ -133,6 +165,7 @@ struct Reducer::Impl {
   bool order_known = false;            // it is of these gradients
   double before = 1.0, after = 1.0;
   std::int64_t passes = 0;
+  std::shared_ptr<OwnGradients> own;  // null: nobody has asked for world()
   std::function<void(const std::vector<std::size_t>&)> callback;
   std::map<std::pair<int, int>, std::vector<Stream>> streams;  // by device
 
@@ -216,6 +249,7 @@ void Reducer::Impl::register_gradients(const std::vector<std::string>& names,
   }
   if (group.world_size() > 1) agree_on_list(list, error);
   gradients = std::move(list);
+  if (own) own->names = names;
   kept.clear();
   plan();
 }
@@ -259,12 +293,34 @@ void Reducer::Impl::mark(std::size_t gradient, bool is_ready) {
   if (marked[gradient])
     fail_everywhere(core::str("expected each gradient to be ready once, got '",
                               gradients[gradient].name, "' twice (wait() ends a pass)"));
+  check_in_place(gradient);
   if (!is_ready) kernels::fill(gradients[gradient].view, 0.0);
-  if (!std::exchange(under_way, true)) drop_staged();
+  if (!std::exchange(under_way, true)) begin_pass();
   marked[gradient] = true;
   if (is_ready) ready.push_back(gradient);
   --missing[bucket_of[gradient]];
   if (!options.delay_allreduce) reduce_complete();
+}
+
+void Reducer::Impl::check_in_place(std::size_t gradient) const {
+  if (kept.empty()) return;
+  try {
+    kept[gradient].view();
+  } catch (const core::InvalidArgument& error) {
+    fail_everywhere(core::str("gradient '", gradients[gradient].name, "': ", error.what()));
+  }
+}
+
+void Reducer::Impl::begin_pass() {
+  drop_staged();
+  if (own) own->checks.begin_pass();
+}
+
+void Reducer::Impl::check_own(const PlannedBucket& bucket) {
+  if (!own) return;
+  std::vector<TensorView> views;
+  for (const std::size_t i : bucket.gradients) views.push_back(gradients[i].view);
+  own->checks.check(bucket.gradients, views);
 }
 
 void Reducer::Impl::reduce_complete() {
@@ -288,6 +344,7 @@ void Reducer::Impl::reduce(std::size_t bucket) {
   stream.wait(written);
   const StreamGuard guard(stream);
   try {
+    check_own(planned);
     if (callback) callback(planned.gradients);
     exchange_data(planned);
   } catch (const std::exception& error) {
@@ -492,6 +549,16 @@ std::vector<TensorView> Reducer::reduced_buckets() const {
   CAIRN_CHECK(impl_->options.retain_allreduce_buffers, "reducer",
               "expected retain_allreduce_buffers, got a reducer that keeps no buffers");
   return impl_->reduced;
+}
+
+core::World Reducer::world() {
+  const ProcessGroup& group = impl_->group;
+  if (group.world_size() > 1 && impl_->options.check_local_gradients && !impl_->own) {
+    impl_->own = std::make_shared<OwnGradients>();
+    for (const Gradient& gradient : impl_->gradients) impl_->own->names.push_back(gradient.name);
+    if (impl_->under_way) impl_->own->checks.begin_pass();
+  }
+  return {group.rank(), group.world_size(), std::make_shared<ReducerLink>(group, impl_->own)};
 }
 
 const ProcessGroup& Reducer::group() const {

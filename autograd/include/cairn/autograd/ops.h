@@ -20,14 +20,31 @@ namespace cairn::autograd {
 
 // Element-wise. a and b broadcast; mixed floating dtypes promote to the widest.
 Tensor add(const Tensor& a, const Tensor& b);
+Tensor add_relu(const Tensor& a, const Tensor& b);  // relu(a + b) in one pass: of a residual sum
 Tensor sub(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
+Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor atan2(const Tensor& a, const Tensor& b);  // the angle of the point (b, a), in radians
 /// op is eq, ne, lt, le, gt or ge. Boolean result, no gradient.
 Tensor compare(kernels::BinaryOp op, const Tensor& a, const Tensor& b);
+Tensor eq(const Tensor& a, const Tensor& b);
+Tensor ne(const Tensor& a, const Tensor& b);
+Tensor lt(const Tensor& a, const Tensor& b);
+Tensor le(const Tensor& a, const Tensor& b);
+Tensor gt(const Tensor& a, const Tensor& b);
+Tensor ge(const Tensor& a, const Tensor& b);
+/// a where the condition (boolean) holds, else b; all three broadcast. What is not taken may be inf or
+/// NaN: its gradient is 0.
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 Tensor affine(const Tensor& x, double scale, double shift);  // scale * x + shift
+/// x between low and high, which may be infinite; the gradient passes where low <= x <= high.
+Tensor clamp(const Tensor& x, double low, double high);
+Tensor abs(const Tensor& x);
+Tensor neg(const Tensor& x);
+Tensor rsqrt(const Tensor& x);
+Tensor square(const Tensor& x);
 Tensor pow(const Tensor& x, double exponent);
 Tensor pow(const Tensor& x, const Tensor& exponent);  // of one dtype, or in an autocast region
 Tensor exp(const Tensor& x);
@@ -47,6 +64,9 @@ Tensor mean(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims =
 /// The gradient is split evenly among equals.
 Tensor max(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
 Tensor argmax(const Tensor& x);  // over the last dimension: i64, no gradient; the first of equals
+Tensor argmin(const Tensor& x);
+/// x [..., V], index [..., K] i64 in 0..V-1: the elements of each row at these places, [..., K].
+Tensor gather(const Tensor& x, const Tensor& index);
 
 // Shape and type.
 Tensor reshape(const Tensor& x, const Shape& shape);  // one size may be -1; copies where it must
@@ -55,6 +75,7 @@ Tensor transpose(const Tensor& x, int dim0, int dim1);
 Tensor permute(const Tensor& x, const Shape& order);
 Tensor expand(const Tensor& x, const Shape& shape);
 Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end);
+Tensor select(const Tensor& x, int dim, std::int64_t index);  // drops the dimension
 Tensor concat(const std::vector<Tensor>& xs, int dim = 0);
 Tensor stack(const std::vector<Tensor>& xs, int dim = 0);  // along a new dimension
 Tensor contiguous(const Tensor& x);
@@ -117,7 +138,26 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target,
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& target, const CrossEntropyOptions& options = {},
                             bool recompute = false);
+struct NllOptions {
+  Reduction reduction = Reduction::mean;  // mean over the targets that are not ignored
+  std::int64_t ignore_index = -100;
+};
+/// -x at the target: x [..., V] holds log-probabilities, target [...] i64. (cross_entropy takes logits.)
+Tensor nll_loss(const Tensor& x, const Tensor& target, const NllOptions& options = {});
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
+/// |x - target|.
+Tensor l1_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
+/// With d = |x - target|: d^2 / (2 beta) where d < beta, else d - beta / 2. beta > 0.
+Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean,
+                      double beta = 1.0);
+/// delta times smooth_l1_loss with beta = delta > 0.
+Tensor huber_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean,
+                  double delta = 1.0);
+/// target (log target - x), 0 where the target is: x holds log-probabilities, target probabilities, or
+/// with log_target their logarithms. The mean is over all elements; divide the sum by the rows for the
+/// divergence of distributions (PyTorch's batchmean).
+Tensor kl_div(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean,
+              bool log_target = false);
 Tensor bce_with_logits(const Tensor& x, const Tensor& target,
                        Reduction reduction = Reduction::mean);
 /// Of probabilities in [0, 1] (NaN outside). Refuses half inputs in an autocast region; see

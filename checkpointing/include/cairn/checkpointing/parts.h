@@ -47,8 +47,10 @@ class Variables : public core::Stateful {
   std::vector<Variable> variables_;
 };
 
-/// Named tensors of any device and strides. Memory of others comes as views: Tensors({{"weight",
-/// Tensor::wrap(view)}}); it must not move (a vector that grows does) while this lives.
+/// Named tensors of any device and strides. Memory of others comes wrapped: Tensors({{"weight",
+/// Tensor::wrap(vector, shape)}}), or Tensor::wrap(view); it must not move while this lives, which is
+/// checked of vectors. A half weight with a master (kernels::MasterWeight: a wrapped parameter of an
+/// optimizer) is saved and loaded with its exact value.
 class Tensors : public core::Stateful {
  public:
   /// Names may nest: "layer.0.weight". Throws core::InvalidArgument for names that are empty, equal

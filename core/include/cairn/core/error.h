@@ -14,6 +14,13 @@ namespace cairn::core {
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+  const char* what() const noexcept override;
+  /// It came out of the forward of this layer: what() ends with "(in layer3.0.conv1)". Each layer around
+  /// puts its own name in front.
+  void add_layer(const std::string& name);
+
+ private:
+  std::string layer_, text_;  // both empty where it is of no layer
 };
 /// A shape, dtype, device, option or index is wrong.
 class InvalidArgument : public Error {

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -106,6 +107,10 @@ class Storage {
   /// reused before that work is done. The stream that was current when the block was allocated is
   /// known already, and foreign memory is never reused.
   void record_use(const Stream& stream);
+  /// Of foreign memory that a container owns: where the container holds its elements now.
+  void set_whereabouts(std::function<const void*()> now) { whereabouts_ = std::move(now); }
+  /// Where the container holds them: data(), unless it has moved them, as a vector does that grows.
+  const void* whereabouts() const { return whereabouts_ ? whereabouts_() : data_; }
 
   std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
@@ -121,6 +126,7 @@ class Storage {
   bool pinned_ = false;
   std::atomic<std::uint64_t> version_ = 0;
   std::shared_ptr<void> owner_;  // of foreign memory
+  std::function<const void*()> whereabouts_;
 
   // What the allocator keeps here; null for foreign memory.
   Allocator* allocator_ = nullptr;

@@ -9,6 +9,7 @@
 //   TensorView half = x.view().slice(1, 0, 2);  // no copy
 #pragma once
 
+#include <functional>
 #include <iosfwd>
 #include <memory>
 #include <string>
@@ -48,6 +49,10 @@ class Tensor {
                      Device device = default_device());
   /// Shares memory of somebody else; `owner` is dropped with the last tensor that uses it.
   static Tensor wrap(const TensorView& view, std::shared_ptr<void> owner = nullptr);
+  /// Shares the elements of a vector from `begin` on, row-major. The vector stays where it is and must
+  /// not move its elements (by growing, or by being moved from): the next use of the tensor throws then.
+  template <class T>
+  static Tensor wrap(std::vector<T>& memory, const Shape& shape, std::size_t begin = 0);
 
   bool defined() const { return impl_ != nullptr; }
   explicit operator bool() const { return defined(); }
@@ -62,7 +67,8 @@ class Tensor {
   Device device() const;
   bool is_contiguous() const;
 
-  TensorView view() const;  // throws InvalidArgument if undefined
+  /// Throws InvalidArgument if undefined, and where a wrapped vector has moved its elements.
+  TensorView view() const;
   operator TensorView() const {
     return view();
   }  // NOLINT: kernels take views, tensors are meant to pass
@@ -109,10 +115,21 @@ class Tensor {
 
  private:
   struct Impl;
+  static Tensor wrap_within(const TensorView& view, std::size_t begin, std::size_t elements,
+                            std::function<const void*()> whereabouts);
+  [[noreturn]] void fail_moved() const;
   const Impl& impl() const;  // throws InvalidArgument if undefined
   explicit Tensor(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<Impl> impl_;
 };
+
+template <class T>
+Tensor Tensor::wrap(std::vector<T>& memory, const Shape& shape, std::size_t begin) {
+  const bool fits = begin <= memory.size();
+  const TensorView view(fits ? memory.data() + begin : nullptr, shape, dtype_of<T>);
+  return wrap_within(view, begin, memory.size(),
+                     [&memory, begin] { return memory.empty() ? nullptr : memory.data() + begin; });
+}
 
 struct NamedTensor {
   std::string name;

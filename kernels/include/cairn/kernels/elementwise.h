@@ -26,7 +26,9 @@ enum class BinaryOp : std::uint8_t {
   pow,
   maximum,
   minimum,
-  atan2,  // angle of the point (b, a): b to the right, a up
+  atan2,     // angle of the point (b, a): b to the right, a up
+  add_relu,  // a + b where that is not below 0, else 0
+  mask,      // a where b is not 0, else 0, whatever a is
   eq,
   ne,
   lt,

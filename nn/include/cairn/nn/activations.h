@@ -1,4 +1,4 @@
-// Layers without parameters: activations, Dropout, Flatten.
+// Layers without parameters: activations, Dropout, Flatten, Identity.
 #pragma once
 
 #include "cairn/autograd/ops.h"
@@ -98,6 +98,16 @@ class Flatten : public Module {
 
  protected:
   std::shared_ptr<Module> make_like() const override { return std::make_shared<Flatten>(); }
+};
+
+/// Its input: in the place of a layer that is left out.
+class Identity : public Module {
+ public:
+  std::string kind() const override { return "Identity"; }
+  Tensor forward(const Tensor& x) override { return x; }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override { return std::make_shared<Identity>(); }
 };
 
 }  // namespace cairn::nn

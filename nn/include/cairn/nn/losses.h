@@ -9,8 +9,14 @@ using autograd::bce_with_logits;
 using autograd::binary_cross_entropy;
 using autograd::cross_entropy;
 using autograd::CrossEntropyOptions;
+using autograd::huber_loss;
+using autograd::kl_div;
+using autograd::l1_loss;
 using autograd::linear_cross_entropy;
 using autograd::mse_loss;
+using autograd::nll_loss;
+using autograd::NllOptions;
 using autograd::Reduction;
+using autograd::smooth_l1_loss;
 
 }  // namespace cairn::nn

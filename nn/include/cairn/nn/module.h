@@ -9,7 +9,7 @@
 //     std::shared_ptr<nn::Linear> fc_;
 //   };
 //
-// clone() works on a class that overrides make_like() as well.
+// clone() works on a class that overrides make_like() as well. layer.h says the same in fewer lines.
 //
 // Modules move but do not copy (clone() does). Parameters are f32 leaves that require a gradient;
 // amp::initialize and to() change their dtype or device in place: every handle to a parameter stays
@@ -41,7 +41,8 @@ class Module : public core::Stateful {
   /// Batch norms of any kind: amp keeps their statistics, and at O2 their weights, in f32.
   virtual bool is_batch_norm() const { return false; }
   virtual Tensor forward(const Tensor& x) = 0;
-  /// Runs the wrappers (outermost last added), then forward.
+  /// Runs the wrappers (outermost last added), then forward. An error of Cairn's says in which layer it
+  /// came: "... (in layer3.0.conv1)".
   Tensor operator()(const Tensor& x);
   /// Puts itself around every later call: amp's input and output casts are such wrappers.
   /// `name` says whose it is.
@@ -113,6 +114,9 @@ class Module : public core::Stateful {
 
  private:
   friend std::string summary(Module& module, const Shape& input_shape, DType dtype);
+  template <class M>
+  friend class Child;
+  Tensor run_wrapped(const Tensor& x);
   std::shared_ptr<Module> clone_on(const Device* device) const;
   void copy_into(Module& copy, const Device* device) const;
   void check_free(const std::string& name) const;
@@ -127,6 +131,7 @@ class Module : public core::Stateful {
     ForwardWrapper wrap;
   };
   std::vector<NamedWrapper> wrappers_;
+  std::string name_;  // in the module around it; empty: the outermost
   bool training_ = true;
   bool saves_f32_ = false;
 };

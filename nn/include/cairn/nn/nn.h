@@ -6,6 +6,7 @@
 #include "cairn/nn/conv.h"
 #include "cairn/nn/embedding.h"
 #include "cairn/nn/init.h"
+#include "cairn/nn/layer.h"
 #include "cairn/nn/linear.h"
 #include "cairn/nn/losses.h"
 #include "cairn/nn/module.h"

@@ -105,6 +105,29 @@ class LayerNorm : public Module {
   Tensor weight_, bias_;
 };
 
+struct GroupNormOptions {
+  double eps = 1e-5;
+  bool affine = true;
+};
+
+/// x [N, C, ...]: each of `groups` groups of channels to mean 0 and variance 1; C a multiple of groups.
+class GroupNorm : public Module {
+ public:
+  GroupNorm(std::int64_t groups, std::int64_t channels, const GroupNormOptions& options = {});
+  std::string kind() const override { return "GroupNorm"; }
+  Tensor forward(const Tensor& x) override;
+  const Tensor& weight() const { return weight_; }
+  const Tensor& bias() const { return bias_; }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override;
+
+ private:
+  std::int64_t groups_, channels_;
+  GroupNormOptions options_;
+  Tensor weight_, bias_;
+};
+
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimension: x [..., D].
 class RMSNorm : public Module {
  public:

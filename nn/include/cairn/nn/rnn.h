@@ -23,7 +23,9 @@ struct RnnOptions {
   int layers = 1;
   bool bidirectional = false;
   bool bias = true;
-  bool relu = false;  // RNN: relu instead of tanh
+  bool relu = false;         // RNN: relu instead of tanh
+  bool batch_first = false;  // x is [B, T, I] and y [B, T, H directions]; states stay as they are
+  double dropout = 0.0;      // in training, of the results of each layer but the last
 };
 
 /// The state of a layer is [layers * directions, B, H], lower layers first and forward before
@@ -33,7 +35,7 @@ struct RnnState {
 };
 
 struct RnnOutput {
-  Tensor y;  // [T, B, H * directions]
+  Tensor y;  // [T, B, H * directions]; [B, T, ...] where batch_first
   RnnState state;
 };
 
@@ -63,6 +65,8 @@ class Recurrent : public Module {
   int directions() const { return options_.bidirectional ? 2 : 1; }
   void check(const Tensor& x, const RnnState& initial,
              const std::vector<std::int64_t>& lengths) const;
+  RnnOutput run_layers(const Tensor& x, const RnnState& initial,
+                       const std::vector<std::int64_t>& lengths);
   RnnState initial_of(const RnnState& all, int index) const;
   bool is_reverse(int index) const { return index % directions() == 1; }
   RnnOutput run_steps(const Tensor& x, int index, const Tensor& mask,

@@ -97,5 +97,7 @@ class GradientArena final : public core::GradientMemory,
 /// written again.
 NamedTensor wrap_parameter(std::string name, const TensorView& weight, const TensorView& gradient,
                            std::shared_ptr<void> owner = nullptr);
+/// The same of wrapped tensors (Tensor::wrap of a vector: a vector that moves its elements is an error).
+NamedTensor wrap_parameter(std::string name, Tensor weight, Tensor gradient);
 
 }  // namespace cairn::optim

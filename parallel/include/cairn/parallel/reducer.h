@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "cairn/core/state_dict.h"
+#include "cairn/core/world.h"
 #include "cairn/parallel/communication_hook.h"
 #include "cairn/parallel/process_group.h"
 
@@ -48,6 +49,11 @@ struct DistributedOptions {
   int num_allreduce_streams = 1;
   /// Reducer::reduced_buckets() has what the last pass reduced.
   bool retain_allreduce_buffers = false;
+  /// Each bucket is checked for inf and NaN before its reduction, on the communication stream, so
+  /// that world().take_local_nonfinite() can tell who made an overflow. Reads the gradients once more: about 1 % of a step with 500
+  /// rows (samples, tokens, pixels) a rank, less with more, 3 % with 100 (docs/parallel.md). A Reducer
+  /// does so once world() was called.
+  bool check_local_gradients = true;
   /// Takes the place of the all-reduce and its division: only with average, gradient_predivide_factor 1 and
   /// without allreduce_always_fp32.
   std::shared_ptr<CommunicationHook> hook;
@@ -63,10 +69,6 @@ struct DistributedOptions {
   bool static_graph = false;
   /// Every forward in training that a reducing backward follows gives all ranks rank 0's buffers.
   bool broadcast_buffers = false;
-  /// Each bucket is checked for inf and NaN before its reduction, on the communication stream, so
-  /// that world().take_local_nonfinite() can tell who made an overflow. Reads the gradients once more: about 1 % of a step with 500
-  /// rows (samples, tokens, pixels) a rank, less with more, 3 % with 100 (docs/parallel.md).
-  bool check_local_gradients = true;
 };
 
 class Reducer : public core::Stateful {
@@ -92,7 +94,7 @@ class Reducer : public core::Stateful {
                           const std::vector<TensorView>& gradients) {
     register_gradients(names, gradients, {});
   }
-  /// The same, and keeps the tensors.
+  /// The same, and keeps the tensors. A wrapped vector that has moved its elements is a mistake.
   void register_gradients(const NamedTensors& gradients);
 
   /// The gradient (its place in the list) is complete, in the order of the current stream of its device. It is left alone
@@ -126,6 +128,9 @@ class Reducer : public core::Stateful {
   std::vector<TensorView> reduced_buckets() const;
 
   const ProcessGroup& group() const;
+  /// The group's, for a scaler and training states; it also knows which of this rank's own gradients were
+  /// not finite before they were reduced (take_local_nonfinite()).
+  core::World world();
 
   /// The bucket sizes, the order of the gradients and the hook's state.
   StateDict state_dict() const override;

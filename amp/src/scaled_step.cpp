@@ -1,0 +1,55 @@
+#include "cairn/amp/scaled_step.h"
+
+#include <utility>
+
+#include "cairn/core/error.h"
+#include "overflow_agreement.h"
+
+namespace cairn::amp {
+
+namespace {
+
+// A load of the optimizer's state drops gradients; the trainer has written its own since.
+void mark_wrapped_gradients_written(const optim::Optimizer& optimizer) {
+  for (const optim::ParameterGroup& group : optimizer.groups()) {
+    for (const auto& [name, tensor] : group.parameters) {
+      core::GradientSlot& slot = tensor.gradient_slot();
+      if (slot.placed() && !slot.owner()) slot.mark_written();
+    }
+  }
+}
+
+}  // namespace
+
+ScaledStep::ScaledStep(optim::Optimizer& optimizer, const LossScalerOptions& options, World world)
+    : optimizer_(&optimizer), scaler_(options), world_(std::move(world)) {}
+
+optim::StepResult ScaledStep::step(optim::StepOptions options) {
+  CAIRN_CHECK(options.check, "step", "expected check = true, got false (the scale follows what ",
+              "the check finds; optimizer.step() takes gradients as they come)");
+  ++steps_;
+  mark_wrapped_gradients_written(*optimizer_);
+  const double scale = scaler_.scale();
+  options.gradient_scale /= scale;
+  options.keep_gradients = true;
+  const optim::GradientReport report = optimizer_->check(options.norm_type);
+  Findings own;
+  for (const optim::NonFinite& n : report.nonfinite) {
+    own.losses[0].push_back({n.parameter, world_.rank, n.inf, n.nan});
+  }
+  const Findings all = agree(own, world_);
+  const bool overflow = !all.losses.empty();
+  optim::StepResult result =
+      overflow ? optimizer_->skip(report, options) : optimizer_->update(report, options);
+  scaler_.update(overflow);
+  if (!overflow) return result;
+  last_overflow_ = Overflow{steps_, 0, scale, all.losses.at(0)};
+  result.reason =
+      core::str(last_overflow_->describe(world_.size), "; ", scale_change(scale, scaler_));
+  if (!last_overflow_->culprits.empty()) {
+    result.culprit = last_overflow_->culprits.front().parameter;
+  }
+  return result;
+}
+
+}  // namespace cairn::amp
