@@ -98,6 +98,7 @@ std::vector<std::uint64_t> line_of(const std::string& path) {
     }
   }
   line.insert(line.end(), lineage.continues.begin(), lineage.continues.end());
+  if (line.size() > kLongestLine) line.erase(line.begin() + kLongestLine, line.end());
   return line;
 }
 

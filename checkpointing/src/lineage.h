@@ -35,7 +35,8 @@ std::vector<Standing> newest_line(const std::vector<Standing>& standing);
 /// The number of the next save.
 std::int64_t next_save(const std::vector<Standing>& standing);
 
-/// What a run that loads this checkpoint continues: itself and what it continues.
+/// What a run that loads this checkpoint continues: itself and what it continues, kLongestLine at
+/// most.
 std::vector<std::uint64_t> line_of(const std::string& path);
 
 }  // namespace cairn::checkpointing

@@ -86,8 +86,6 @@ std::string reshard_checkpoint(const std::string& from, const std::string& to, i
   const Manifest source = read_manifest(from);
   SavePlan plan{.dir = folder_for(to, source.lineage.step), .options = {.keep = 1'000'000}};
   plan.manifest.lineage = {.step = source.lineage.step, .continues = line_of(from)};
-  plan.manifest.lineage.continues.resize(
-      std::min(plan.manifest.lineage.continues.size(), kLongestLine));
   plan.manifest.world_size = world_size;
   plan.manifest.metric = source.metric;
   plan.manifest.libraries = source.libraries;

@@ -8,6 +8,7 @@
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
+#include "checkpointing/simulated_disk.h"
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
 #include "checkpointing/threads_world.h"
@@ -130,6 +131,19 @@ TEST(Lineage, HoldsAcrossProcessesWorldSizesAndKeep) {
   EXPECT_EQ(trainer.state.resume_latest(dir.string())->step, 25);
   trainer.save(dir, {27});
   EXPECT_THAT(steps_of(list_checkpoints(dir.string())), ElementsAre(27, 25));
+}
+
+// A manifest names a hundred saves at most; a job has more, and goes on after each.
+TEST(Lineage, HasNoEnd) {
+  SimulatedDisk disk;
+  const SystemCallsGuard guard(disk);
+  SmallState part;
+  for (int job = 0; job < 3; ++job) {
+    TrainingState state({{"small", part}});
+    state.resume_latest("/runs");
+    EXPECT_EQ(state.step(), 60 * job);
+    for (int i = 0; i < 60; ++i) state.save("/runs", state.step() + 1);
+  }
 }
 
 TEST(Lineage, AnotherFolderStartsALineThatTheFirstDoesNotDisturb) {
