@@ -1,16 +1,21 @@
 #include "language_model.h"
 
 #include <cmath>
+#include <cstdint>
+#include <cstdio>
 
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/autograd.h"
 #include "cairn/checkpointing/offload.h"
 #include "cairn/checkpointing/recompute.h"
+#include "cairn/checkpointing/training_plan.h"
 #include "cairn/core/generator.h"
+#include "cairn/core/memory.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/data_parallel.h"
+#include "support/process_memory.h"
 
 namespace memory_pressure {
 
@@ -77,8 +82,7 @@ Batch draw(const Job& job, int step) {
 
 struct Training {
   explicit Training(const Job& job)
-      : model(language_model(job)),
-        optimizer(model.parameters(), {.lr = 4.0, .momentum = 0.9}) {}
+      : model(language_model(job)), optimizer(model.parameters(), {.lr = 4.0, .momentum = 0.9}) {}
   nn::Sequential model;
   optim::FusedSGD optimizer;
 };
@@ -118,8 +122,8 @@ Tensor in_pieces(nn::Sequential& model, const Batch& batch, int pieces, const Pi
   for (int k = 0; k < pieces; ++k) {
     const std::int64_t begin = n * k / pieces, end = n * (k + 1) / pieces;
     if (begin == end) continue;
-    const Tensor mean = piece(autograd::slice(hidden, 0, begin, end),
-                              autograd::slice(batch.next, 0, begin, end));
+    const Tensor mean =
+        piece(autograd::slice(hidden, 0, begin, end), autograd::slice(batch.next, 0, begin, end));
     const double share = static_cast<double>(end - begin) / static_cast<double>(n);
     const Tensor loss = autograd::affine(mean, share, 0.0);
     total = total.defined() ? total + loss : loss;
@@ -149,8 +153,8 @@ Tensor offloaded_loss(nn::Sequential& model, const Batch& batch, const Job& job)
 
 Tensor fused_loss(nn::Sequential& model, const Batch& batch, bool recompute) {
   const auto& out = dynamic_cast<nn::Linear&>(model.at(2));
-  return nn::linear_cross_entropy(hidden_of(model, batch.x), out.weight(), out.bias(), batch.next, {},
-                                  recompute);
+  return nn::linear_cross_entropy(hidden_of(model, batch.x), out.weight(), out.bias(), batch.next,
+                                  {}, recompute);
 }
 
 std::vector<double> accumulate(const Job& job, const std::function<void()>& stepped) {
@@ -201,6 +205,56 @@ std::vector<double> balanced(const Job& job, const std::function<void()>& steppe
   });
 }
 
+amp::Options amp_options(const checkpointing::Precision& precision) {
+  amp::Options options;
+  options.opt_level = precision.half_weights ? amp::OptLevel::O2
+                      : precision.autocast   ? amp::OptLevel::O1
+                                             : amp::OptLevel::O0;
+  if (core::is_half(precision.half)) options.half_dtype = precision.half;
+  return options;
+}
+
+/// It tried every size and precision; what is told is of the training.
+void forget_planning() {
+  core::release_cached_memory(Device{});
+  core::reset_peak_memory(Device{});
+  support::reset_most_memory();
+}
+
+/// What plan_training takes for the fastest within the budget.
+std::vector<double> planned(const Job& job, const std::function<void()>& stepped) {
+  Training training(job);
+  checkpointing::TrainingPlanOptions options;
+  options.moments = 1;
+  options.compact_state = false;
+  std::erase_if(options.precisions, [](const auto& p) { return p.half == DType::f16; });
+  const Batch first = draw(job, 0);
+  const std::size_t budget = job.budget > 0 ? job.budget : SIZE_MAX / 4;
+  const auto choice =
+      checkpointing::plan_training(training.model, {first.x, first.next}, budget, {}, options)
+          .best();
+  std::fprintf(stderr, "planned: %s\n", choice.levers().c_str());
+  forget_planning();
+  amp::Amp precision =
+      amp::initialize(training.model, training.optimizer, amp_options(choice.precision));
+  if (choice.micro_batches > 1) {
+    for (const auto& arena : training.optimizer.arenas()) arena->use_f32_slots();
+  }
+  return steps_of(job, stepped, [&](const Batch& batch) {
+    const double share = 1.0 / static_cast<double>(choice.micro_batches);
+    double loss = 0.0;
+    for (std::int64_t k = 0; k < choice.micro_batches; ++k) {
+      const Batch part = batch.part(k * choice.micro_batch, (k + 1) * choice.micro_batch);
+      const auto region = precision.region();
+      const Tensor mean = choice.loss(training.model, part.x, part.next);
+      precision.backward(mean);
+      loss += mean.item() * share;
+    }
+    precision.step({.gradient_scale = share});
+    return loss;
+  });
+}
+
 }  // namespace
 
 std::vector<Way> language_model_ways() {
@@ -221,6 +275,7 @@ std::vector<Way> language_model_ways() {
                 return fused_loss(model, batch, true);
               }),
       {"balanced", "a part of the batch and its loss on each device", balanced},
+      {"planned", "the fastest that plan_training finds within the budget", planned},
   };
 }
 

@@ -1,0 +1,182 @@
+// gpt2: fine-tunes GPT-2 from Hugging Face's files (model.safetensors, config.json) on a text, within a
+// budget of the process's memory, and exports it to the same layout.
+//
+//   gpt2 --write-random random                 weights of 124M parameters, where the real ones are not to be had
+//   gpt2 --model random --text shakespeare.txt --steps 10 --budget 3G --export tuned
+//   python3 compare.py tuned logits.safetensors     PyTorch's own computation (gpt2 --logits wrote ours)
+//
+// Text is taken as GPT-2's 256 byte tokens, without its merges.
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <optional>
+
+#include "cairn/amp/amp.h"
+#include "cairn/autograd/thread_state.h"
+#include "cairn/checkpointing/safetensors.h"
+#include "cairn/core/generator.h"
+#include "cairn/core/memory.h"
+#include "cairn/data/loader.h"
+#include "cairn/data/text.h"
+#include "cairn/optim/adam.h"
+#include "model.h"
+#include "support/flags.h"
+#include "support/process_memory.h"
+#include "support/reporter.h"
+
+namespace {
+
+using namespace cairn;
+
+struct Flags {
+  std::string write_random, model, export_to, logits;
+  std::vector<std::string> text;
+  gpt2::Config config;
+  std::uint64_t budget = std::uint64_t{3} << 30, seed = 1;
+  int steps = 10, batch_size = 4;
+  std::int64_t tokens = 256;
+  double lr = 1e-4;
+  bool recompute = false, full_state = false;
+  support::Flags common;  // of them: opt level, half dtype
+
+  void add_to(CLI::App& app) {
+    common.half_dtype = "bf16";
+    app.option_defaults()->always_capture_default();
+    app.add_option("--model", model, "folder with model.safetensors and config.json");
+    app.add_option("--text", text, "text files to learn")->check(CLI::ExistingFile);
+    app.add_option("--steps", steps, "optimizer steps; 0: none")->check(CLI::Range(0, 1 << 20));
+    app.add_option("--batch-size", batch_size, "windows of a step")->check(CLI::Range(1, 1 << 16));
+    app.add_option("--tokens", tokens, "tokens of a window")->check(CLI::Range(2, 1 << 16));
+    app.add_option("--lr", lr, "learning rate of AdamW")->check(CLI::PositiveNumber);
+    app.add_option("--opt-level", common.opt_level, "precision: O0, O1, O2 or O3")
+        ->check(CLI::IsMember({"O0", "O1", "O2", "O3"}));
+    app.add_option("--half-dtype", common.half_dtype, "the half type of O1 - O3")
+        ->check(CLI::IsMember({"f16", "bf16"}));
+    app.add_flag("--full-state", full_state,
+                 "masters and moments in f32, not as bf16 with 16-bit remainders");
+    app.add_flag("--recompute", recompute, "blocks keep their inputs only");
+    app.add_option("--budget", budget, "memory of the whole process: 3G")
+        ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+        ->default_str("3G");
+    app.add_option("--export", export_to, "folder for the fine-tuned model; none: not written");
+    app.add_option("--logits", logits, "file for the tokens and f32 logits of one window");
+    app.add_option("--seed", seed, "of the order of windows, and of random weights");
+    app.add_option("--write-random", write_random, "writes random weights to this folder, and ends");
+    app.add_option("--layers", config.layers, "of random weights")->check(CLI::Range(1, 1000));
+    app.add_option("--heads", config.heads, "of random weights")->check(CLI::Range(1, 1000));
+    app.add_option("--width", config.width, "of random weights")->check(CLI::Range(1, 1 << 16));
+    app.add_option("--positions", config.positions, "of random weights")
+        ->check(CLI::Range(2, 1 << 16));
+    app.add_option("--words", config.words, "of random weights")->check(CLI::Range(256, 1 << 24));
+  }
+};
+
+/// GPT-2's tokens of the 256 bytes: printable ones first, in their order.
+std::array<std::int64_t, 256> byte_tokens() {
+  std::array<std::int64_t, 256> tokens{};
+  const auto printable = [](int byte) {
+    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 255 && byte != 173);
+  };
+  std::int64_t next = 0;
+  for (const bool wanted : {true, false}) {
+    for (int byte = 0; byte < 256; ++byte) {
+      if (printable(byte) == wanted) tokens[static_cast<std::size_t>(byte)] = next++;
+    }
+  }
+  return tokens;
+}
+
+Tensor to_tokens(const Tensor& bytes) {
+  static const auto table = byte_tokens();
+  std::vector<std::int64_t> tokens;
+  for (const auto byte : bytes.to_vector<std::int64_t>()) {
+    tokens.push_back(table[static_cast<std::size_t>(byte)]);
+  }
+  return Tensor::from(tokens, bytes.shape(), DType::i64);
+}
+
+/// Live tensors may have what the program leaves of the budget.
+void cap_memory(std::uint64_t budget) {
+  constexpr std::size_t kLibraries = std::size_t{96} << 20;  // what they still load and keep
+  const std::size_t taken = support::process_memory("VmRSS") + kLibraries;
+  CAIRN_CHECK(budget > taken, "gpt2", "expected a --budget over ", support::human_bytes(taken),
+              ", which the program takes, got ", support::human_bytes(budget));
+  core::set_memory_capacity(Device{}, budget - taken);
+}
+
+void train(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags) {
+  optim::FusedAdam optimizer(model.parameters(), {.lr = flags.lr, .weight_decay = 0.01});
+  if (!flags.full_state && flags.common.half_dtype == "bf16") {
+    optimizer.set_state_options({DType::bf16, optim::MasterStorage::remainder});
+  }
+  amp::Amp precision = amp::initialize(model, optimizer, flags.common.amp_options({}));
+  data::RandomSampler sampler(text.size(), flags.seed);
+  data::DataLoader loader(text, sampler, {.batch_size = flags.batch_size, .drop_last = true});
+  for (int step = 1; step <= flags.steps;) {
+    for (const data::Batch& batch : loader) {
+      const auto start = std::chrono::steady_clock::now();
+      double loss = 0.0;
+      {
+        const auto region = precision.region();
+        const Tensor value =
+            model.loss(to_tokens(batch.inputs), to_tokens(batch.labels), flags.recompute);
+        precision.backward(value);
+        loss = value.item();
+      }
+      const optim::StepResult result = precision.step();
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+      std::printf("step %d/%d: loss %.4f, %.2f s, process %s%s%s\n", step, flags.steps, loss,
+                  spent.count(), support::human_bytes(support::process_memory("VmHWM")).c_str(),
+                  result.applied ? "" : "; skipped: ", result.reason.c_str());
+      std::fflush(stdout);
+      if (++step > flags.steps) break;
+    }
+  }
+  precision.release();  // f32 again
+}
+
+void write_logits(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags) {
+  const autograd::NoGradGuard no_grad;
+  const Tensor window = Tensor::zeros({1, flags.tokens}, DType::i64);
+  const Tensor label = Tensor::zeros({1, flags.tokens}, DType::i64);
+  text.read(0, window.view().select(0, 0), label.view().select(0, 0));
+  const Tensor tokens = to_tokens(window);
+  checkpointing::write_safetensors(flags.logits, {{"tokens", tokens}, {"logits", model(tokens)}});
+  std::printf("wrote %s\n", flags.logits.c_str());
+}
+
+int run(const Flags& flags) {
+  if (!flags.write_random.empty()) {
+    gpt2::write_random(flags.config, flags.write_random, flags.seed);
+    std::printf("wrote %s\n", flags.write_random.c_str());
+    return 0;
+  }
+  CAIRN_CHECK(!flags.model.empty() && !flags.text.empty(), "gpt2",
+              "expected --model and --text (or --write-random), got one or none");
+  cap_memory(flags.budget);
+  gpt2::Gpt2 model(gpt2::read_config(flags.model));
+  gpt2::load(model, flags.model);
+  std::int64_t count = 0;
+  for (const auto& [name, parameter] : model.parameters()) count += parameter.numel();
+  std::printf("%s: %.1f million parameters\n", flags.model.c_str(), static_cast<double>(count) / 1e6);
+  const auto text = data::TextDataset::from_files(flags.text, {.window = flags.tokens});
+  if (flags.steps > 0) train(model, text, flags);
+  if (!flags.export_to.empty()) {
+    gpt2::save(model, flags.export_to);
+    std::printf("wrote %s\n", flags.export_to.c_str());
+  }
+  if (!flags.logits.empty()) write_logits(model, text, flags);
+  const std::size_t most = support::process_memory("VmHWM");
+  std::printf("the process took %s at most, of %s\n", support::human_bytes(most).c_str(),
+              support::human_bytes(flags.budget).c_str());
+  return most <= flags.budget ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Fine-tunes GPT-2 from Hugging Face's files within a budget of memory", "gpt2");
+  Flags flags;
+  flags.add_to(app);
+  return support::run_program(app, argc, argv, [&] { return run(flags); });
+}

@@ -1,0 +1,103 @@
+// gpt2: a tiny model in Hugging Face's layout is read, fine-tuned and written again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <regex>
+
+#include "cairn/checkpointing/safetensors.h"
+#include "tools/shell.h"
+
+namespace cairn::test {
+namespace {
+
+using checkpointing::SafetensorsReader;
+using testing::HasSubstr;
+
+const std::string kGpt2 = "OMP_NUM_THREADS=1 " CAIRN_GPT2_PROGRAM;
+
+class Gpt2Example : public testing::Test {
+ protected:
+  void SetUp() override {
+    const ShellResult made =
+        run("--layers 2 --heads 2 --width 32 --positions 64 --words 300 --write-random " + random_);
+    ASSERT_EQ(made.status, 0) << made.err;
+    std::ofstream text(text_);
+    for (int i = 0; i < 200; ++i) text << "the quick brown fox jumps over the lazy dog, ";
+  }
+  ShellResult run(const std::string& arguments) const { return shell(kGpt2 + " " + arguments); }
+  std::string train(const std::string& arguments) const {
+    return "--model " + random_ + " --text " + text_ + " --tokens 32 --batch-size 4 --lr 3e-3 " +
+           arguments;
+  }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  const TemporaryFolder folder_;
+  const std::string random_ = path("random"), text_ = path("text.txt");
+};
+
+TEST_F(Gpt2Example, WritesWhatHuggingFaceWrites) {
+  const SafetensorsReader file(random_ + "/model.safetensors");
+  const std::pair<const char*, Shape> expected[] = {{"wte.weight", {300, 32}},
+                                                    {"wpe.weight", {64, 32}},
+                                                    {"h.0.ln_1.weight", {32}},
+                                                    {"h.0.attn.bias", {1, 1, 64, 64}},
+                                                    {"h.0.attn.c_attn.weight", {32, 96}},
+                                                    {"h.1.attn.c_proj.bias", {32}},
+                                                    {"h.1.mlp.c_fc.weight", {32, 128}},
+                                                    {"h.1.mlp.c_proj.weight", {128, 32}},
+                                                    {"ln_f.bias", {32}}};
+  for (const auto& [name, shape] : expected) {
+    ASSERT_NE(file.find(name), nullptr) << name;
+    EXPECT_EQ(file.find(name)->shape, shape) << name;
+  }
+  EXPECT_EQ(file.entries().size(), 2u + 2 * 13 + 2);
+}
+
+TEST_F(Gpt2Example, WithoutStepsTheExportHasTheSameBits) {
+  const ShellResult result = run(train("--steps 0 --export " + path("same")));
+  ASSERT_EQ(result.status, 0) << result.err;
+  const SafetensorsReader before(random_ + "/model.safetensors"),
+      after(path("same") + "/model.safetensors");
+  EXPECT_EQ(after.entries().size() + 2, before.entries().size());  // the masks
+  for (const auto& entry : after.entries()) {
+    EXPECT_EQ(after.read(entry).to_vector(), before.read(entry.name).to_vector()) << entry.name;
+  }
+}
+
+TEST_F(Gpt2Example, LearnsAndIsReadByPyTorch) {
+  for (const std::string level : {"--opt-level O0", "--opt-level O2", "--opt-level O2 --recompute"}) {
+    const ShellResult result =
+        run(train(level + " --steps 12 --budget 500M --export " + path("tuned") + " --logits " +
+                  path("logits")));
+    ASSERT_EQ(result.status, 0) << result.out << result.err;
+    std::vector<double> losses;
+    const std::regex loss("loss ([.0-9]+)");
+    for (std::sregex_iterator it(result.out.begin(), result.out.end(), loss), end; it != end; ++it) {
+      losses.push_back(std::stod((*it)[1]));
+    }
+    ASSERT_EQ(losses.size(), 12u) << result.out;
+    EXPECT_NEAR(losses.front(), std::log(300.0), 0.2) << level;
+    EXPECT_LT(losses.back(), losses.front() - 1.0) << level;
+    const char* python = std::getenv("CAIRN_TORCH_PYTHON");
+    if (python == nullptr) continue;
+    const ShellResult theirs = shell(std::string(python) + " -B " CAIRN_GPT2_COMPARE " " +
+                                     path("tuned") + " " + path("logits"));
+    EXPECT_EQ(theirs.status, 0) << theirs.out << theirs.err;
+  }
+}
+
+TEST_F(Gpt2Example, SaysWhatIsWrong) {
+  const ShellResult small = run(train("--budget 20M"));
+  EXPECT_EQ(small.status, 1);
+  EXPECT_THAT(small.err, HasSubstr("expected a --budget over"));
+  EXPECT_THAT(run("--model " + path("nowhere") + " --text " + text_).err,
+              HasSubstr("config.json, got nothing to read"));
+  EXPECT_THAT(run("").err, HasSubstr("expected --model and --text"));
+  EXPECT_EQ(run("--words 3").status, 2);
+}
+
+}  // namespace
+}  // namespace cairn::test
