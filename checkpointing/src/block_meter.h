@@ -10,8 +10,8 @@
 namespace cairn::checkpointing {
 
 struct MeterOptions {
-  int repeats = 1;          // timed runs, of which the fastest counts
-  bool accumulates = false;  // gradients of parameters have memory before the backward
+  int repeats = 1;             // timed runs, of which the fastest counts
+  bool accumulates = false;    // gradients of parameters have memory before the backward
   Offload* offload = nullptr;  // given: the block is measured with it, too
 };
 

@@ -221,8 +221,7 @@ void ChainProgramme::solve(std::size_t s, std::size_t t) {
   }
 }
 
-void ChainProgramme::try_keep(std::size_t s, std::size_t t, const KeptSizes& block,
-                              Choice choice) {
+void ChainProgramme::try_keep(std::size_t s, std::size_t t, const KeptSizes& block, Choice choice) {
   const std::size_t least = std::max(sizes_[t].gradient + block.forward, block.backward);
   for (std::size_t m = std::max(least, s == t ? 0 : block.kept); m <= steps_; ++m) {
     offer(s, t, m, block.seconds + (s == t ? 0.0 : cost(s + 1, t, m - block.kept)), choice);

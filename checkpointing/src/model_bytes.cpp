@@ -63,8 +63,8 @@ void set_half(const Tensor& tensor, DType half) {
 ModelBytes::ModelBytes(nn::Module& model, Device device) : device_(device) {
   const core::MemoryStats stats = core::memory_stats(device);
   const std::unordered_set<const void*> batch_norms = batch_norm_tensors(model);
-  std::size_t own = stats.of(core::MemoryCategory::gradients) +
-                    stats.of(core::MemoryCategory::optimizer_state);
+  std::size_t own =
+      stats.of(core::MemoryCategory::gradients) + stats.of(core::MemoryCategory::optimizer_state);
   for (const auto& [name, tensor] : model.parameters()) {
     CAIRN_CHECK(tensor.dtype() == DType::f32 && tensor.device() == device, "plan_training",
                 "expected an f32 model on the batch's device, ", device, ", got '", name, "' of ",

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <tuple>
-#include <map>
 #include <vector>
 
 #include "cairn/checkpointing/training_plan.h"

@@ -175,7 +175,8 @@ Tensors::Tensors(NamedTensors tensors) {
 
 StateDict Tensors::state_dict() const {
   FlatState values;
-  for (const auto& [name, value] : entries_) values.emplace_back(name, saved_value(*tensor_in(value)));
+  for (const auto& [name, value] : entries_)
+    values.emplace_back(name, saved_value(*tensor_in(value)));
   return unflatten(values);
 }
 

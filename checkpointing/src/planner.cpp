@@ -56,10 +56,10 @@ Tensor RecomputationPlan::run(const Tensor& x) const {
 void RecomputationPlan::apply(nn::Sequential& model) const {
   CAIRN_CHECK(model.size() == profile_.size(), kPlanner, "expected the planned Sequential of ",
               profile_.size(), " modules, got one of ", model.size());
-  model.set_runner([schedule = schedule_, offload = offload_](nn::Sequential& modules,
-                                                              const Tensor& x) {
-    return run_schedule(modules_of(modules), *schedule, offload, x);
-  });
+  model.set_runner(
+      [schedule = schedule_, offload = offload_](nn::Sequential& modules, const Tensor& x) {
+        return run_schedule(modules_of(modules), *schedule, offload, x);
+      });
 }
 
 std::string RecomputationPlan::report() const {
@@ -81,8 +81,8 @@ RecomputationPlan plan_recomputation(const std::vector<Segment>& blocks, const T
   core::Stream::current(input.device()).synchronize();
   std::size_t standing = core::memory_stats(input.device()).current_total;
   std::shared_ptr<Offload> offload = planned_offload(options.offload);
-  std::vector<BlockProfile> profile =
-      measure_blocks(kPlanner, blocks, input, {options.repeats, options.accumulates, offload.get()});
+  std::vector<BlockProfile> profile = measure_blocks(
+      kPlanner, blocks, input, {options.repeats, options.accumulates, offload.get()});
   for (BlockProfile& block : profile) {
     if (!options.accumulates) break;
     standing += std::exchange(block.parameter_gradients, 0);

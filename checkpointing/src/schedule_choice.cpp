@@ -80,9 +80,8 @@ const CostedSchedule* ScheduleChoice::fastest(std::size_t room) const {
 }
 
 const CostedSchedule& ScheduleChoice::smallest() const {
-  return *std::min_element(all_.begin(), all_.end(), [](const auto& a, const auto& b) {
-    return a.cost.peak < b.cost.peak;
-  });
+  return *std::min_element(all_.begin(), all_.end(),
+                           [](const auto& a, const auto& b) { return a.cost.peak < b.cost.peak; });
 }
 
 }  // namespace cairn::checkpointing

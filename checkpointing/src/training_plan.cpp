@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "block_meter.h"
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
@@ -12,7 +13,6 @@
 #include "cairn/core/stream.h"
 #include "cairn/nn/linear.h"
 #include "cairn/nn/sequential.h"
-#include "block_meter.h"
 #include "model_bytes.h"
 #include "schedule_choice.h"
 #include "schedule_run.h"
@@ -33,7 +33,8 @@ Tensor micro_batch_of(const Tensor& x, int dimension, std::int64_t size) {
 nn::Linear* fusable_end(nn::Sequential& model) {
   if (model.size() == 0) return nullptr;
   auto* linear = dynamic_cast<nn::Linear*>(&model.at(model.size() - 1));
-  const bool plain = linear != nullptr && linear->options().activation == autograd::Activation::none;
+  const bool plain =
+      linear != nullptr && linear->options().activation == autograd::Activation::none;
   return plain ? linear : nullptr;
 }
 
@@ -137,10 +138,9 @@ class TrainingPlanner {
         world_(world),
         options_(options),
         device_(batch.x.device()),
-        loss_(options.loss ? options.loss
-                           : [](const Tensor& y, const Tensor& t) {
-                               return autograd::cross_entropy(y, t);
-                             }),
+        loss_(options.loss
+                  ? options.loss
+                  : [](const Tensor& y, const Tensor& t) { return autograd::cross_entropy(y, t); }),
         offload_(planned_offload(options.offload)),
         bytes_(model, device_),
         sizes_(micro_batches()) {}
@@ -225,8 +225,8 @@ class TrainingPlanner {
   MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size) {
     const CapacityGuard capacity(device_, budget_);
     const std::int64_t part = (size + world_.devices - 1) / world_.devices;
-    const Tensor target = micro_batch_of(batch_.target, batch_.dimension,
-                                         kind.balanced ? part : size);
+    const Tensor target =
+        micro_batch_of(batch_.target, batch_.dimension, kind.balanced ? part : size);
     MeasuredChain chain;
     Tensor x = micro_batch_of(batch_.x, batch_.dimension, part).detach();
     if (precision.half_weights && core::is_floating(x.dtype())) {
@@ -314,8 +314,8 @@ class TrainingPlanner {
 
   // The plain one, and where it does not fit the fastest that does, or the smallest.
   void add_choices(TrainingChoice choice, const ScheduleChoice& schedules) {
-    const StepBytes all =
-        bytes_.of(choice.precision, choice.compact_state, options_.moments, choice.micro_batches > 1);
+    const StepBytes all = bytes_.of(choice.precision, choice.compact_state, options_.moments,
+                                    choice.micro_batches > 1);
     const auto share = [&](std::size_t bytes, Sharding from) {
       return choice.sharding >= from ? bytes / static_cast<std::size_t>(world_.ranks) : bytes;
     };
@@ -324,8 +324,7 @@ class TrainingPlanner {
     choice.optimizer_state = share(all.optimizer_state, Sharding::optimizer_state);
     const double update = bytes_.update_seconds(choice.precision, choice.compact_state,
                                                 options_.moments, choice.micro_batches > 1);
-    const double fixed =
-        share_of(update, choice.sharding) + exchange_seconds(all, choice.sharding);
+    const double fixed = share_of(update, choice.sharding) + exchange_seconds(all, choice.sharding);
     add_choice(choice, schedules.plain(), fixed);
     const std::size_t standing = standing_of(choice);
     const std::size_t room = budget_ > standing ? budget_ - standing : 0;
@@ -390,17 +389,19 @@ void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const Tr
   CAIRN_CHECK(batch.x.defined() && batch.target.defined() && batch.dimension >= 0 &&
                   batch.dimension < batch.x.dims() && batch.dimension < batch.target.dims() &&
                   batch.x.size(batch.dimension) > 0,
-              kTrainingPlanner, "expected a batch of inputs and targets with samples along dimension ",
+              kTrainingPlanner,
+              "expected a batch of inputs and targets with samples along dimension ",
               batch.dimension, ", got none");
   CAIRN_CHECK(batch.x.size(batch.dimension) == batch.target.size(batch.dimension), kTrainingPlanner,
-              "expected as many targets as inputs, got ", batch.target.size(batch.dimension), " and ",
-              batch.x.size(batch.dimension));
+              "expected as many targets as inputs, got ", batch.target.size(batch.dimension),
+              " and ", batch.x.size(batch.dimension));
   CAIRN_CHECK(world.ranks > 0 && world.devices > 0, kTrainingPlanner,
               "expected ranks and devices above 0, got ", world.ranks, " and ", world.devices);
   CAIRN_CHECK(!options.precisions.empty() && options.repeats > 0 && options.moments >= 0 &&
                   options.moments <= 2,
               kTrainingPlanner, "expected precisions, repeats above 0 and 0 to 2 moments, got ",
-              options.precisions.size(), " precisions, ", options.repeats, " and ", options.moments);
+              options.precisions.size(), " precisions, ", options.repeats, " and ",
+              options.moments);
   for (const std::int64_t size : options.micro_batches) {
     CAIRN_CHECK(size > 0 && size <= batch.x.size(batch.dimension), kTrainingPlanner,
                 "expected micro-batches of 1 to ", batch.x.size(batch.dimension), " samples, got ",

@@ -86,13 +86,14 @@ const char* name(Sharding sharding) {
 
 double sharded_bytes(double parameters, const ModelStates& states, Sharding sharding, int ranks) {
   CAIRN_CHECK(parameters >= 0 && ranks > 0, "sharded_bytes",
-              "expected parameters of 0 or more and ranks above 0, got ", parameters, " and ", ranks);
+              "expected parameters of 0 or more and ranks above 0, got ", parameters, " and ",
+              ranks);
   const auto share = [&](double bytes, Sharding from) {
     return sharding >= from ? bytes / ranks : bytes;
   };
-  return parameters * (share(states.weight, Sharding::parameters) +
-                       share(states.gradient, Sharding::gradients) +
-                       share(states.optimizer, Sharding::optimizer_state));
+  return parameters *
+         (share(states.weight, Sharding::parameters) + share(states.gradient, Sharding::gradients) +
+          share(states.optimizer, Sharding::optimizer_state));
 }
 
 std::string TrainingChoice::levers() const {
@@ -121,7 +122,8 @@ TrainingPlan::TrainingPlan(std::vector<TrainingChoice> choices, std::size_t budg
 
 const TrainingChoice& TrainingPlan::best() const {
   if (choices_.empty()) {
-    core::fail<core::OutOfMemory>("plan_training", "expected a budget in which one module runs on the ",
+    core::fail<core::OutOfMemory>("plan_training",
+                                  "expected a budget in which one module runs on the ",
                                   "smallest micro-batch, got ", budget_, " bytes");
   }
   const TrainingChoice& first = choices_.front();

@@ -39,9 +39,10 @@ class HostMemory final : public SystemMemory {
   void move_pages(void* from, void* to, std::size_t bytes) noexcept override {
     auto *source = static_cast<char*>(from), *target = static_cast<char*>(to);
     for (std::size_t at = 0; at < bytes; at += kHugePage) {
-      const void* moved = mremap(source + at, kHugePage, kHugePage, MREMAP_MAYMOVE | MREMAP_FIXED,
-                                 target + at);
-      if (moved == MAP_FAILED) munmap(source + at, kHugePage);  // the target keeps a page of its own
+      const void* moved =
+          mremap(source + at, kHugePage, kHugePage, MREMAP_MAYMOVE | MREMAP_FIXED, target + at);
+      if (moved == MAP_FAILED)
+        munmap(source + at, kHugePage);  // the target keeps a page of its own
     }
   }
 

@@ -40,7 +40,8 @@ Outcome from_json(const std::string& text) {
 }  // namespace
 
 Outcome run_child(const std::vector<std::string>& arguments) {
-  std::string command = core::str("'", std::filesystem::read_symlink("/proc/self/exe").string(), "'");
+  std::string command =
+      core::str("'", std::filesystem::read_symlink("/proc/self/exe").string(), "'");
   for (const std::string& argument : arguments) command += core::str(" '", argument, "'");
   std::FILE* pipe = popen(command.c_str(), "r");
   CAIRN_CHECK(pipe != nullptr, "memory_pressure", "expected to start a process, got none");

@@ -118,18 +118,18 @@ double difference(const Outcome& a, const Outcome& b) {
 }
 
 void print_header() {
-  std::printf("%-16s %10s %9s %8s %10s %10s %10s %10s %6s\n", "way", "last loss", "differs", "s/step",
-              "a device", "tensors", "+ program", "process", "ratio");
+  std::printf("%-16s %10s %9s %8s %10s %10s %10s %10s %6s\n", "way", "last loss", "differs",
+              "s/step", "a device", "tensors", "+ program", "process", "ratio");
 }
 
 void print_row(const std::string& name, const Outcome& outcome, const Outcome& plain) {
   const std::size_t accounted = outcome.tensors + outcome.program;
-  std::printf("%-16s %10.5f %9.1e %8.2f %10s %10s %10s %10s %6.2f\n", name.c_str(),
-              outcome.losses.back(), difference(outcome, plain), outcome.seconds,
-              support::human_bytes(outcome.device).c_str(),
-              support::human_bytes(outcome.tensors).c_str(), support::human_bytes(accounted).c_str(),
-              support::human_bytes(outcome.process).c_str(),
-              static_cast<double>(accounted) / static_cast<double>(outcome.process));
+  std::printf(
+      "%-16s %10.5f %9.1e %8.2f %10s %10s %10s %10s %6.2f\n", name.c_str(), outcome.losses.back(),
+      difference(outcome, plain), outcome.seconds, support::human_bytes(outcome.device).c_str(),
+      support::human_bytes(outcome.tensors).c_str(), support::human_bytes(accounted).c_str(),
+      support::human_bytes(outcome.process).c_str(),
+      static_cast<double>(accounted) / static_cast<double>(outcome.process));
   std::fflush(stdout);
 }
 
@@ -188,7 +188,8 @@ int run(const Flags& flags) {
   std::printf(
       "differs: the losses of all steps from plain's, at most, relative. a device: peak of live\n"
       "tensors on the fullest one. tensors: the same, all devices together. program: the process\n"
-      "with its code and libraries, before. process: what the operating system saw at most (VmHWM).\n"
+      "with its code and libraries, before. process: what the operating system saw at most "
+      "(VmHWM).\n"
       "ratio: of what is accounted to that.\n");
   if (!flags.picture.empty()) {
     memory_pressure::save_picture(flags.picture, panels);

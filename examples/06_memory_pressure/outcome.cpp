@@ -14,8 +14,13 @@ using namespace cairn;
 namespace {
 
 Job small(Job job) {
-  job.sizes = {.words = 500, .width = job.sizes.width, .length = 8, .sentences = job.pieces,
-               .blocks = 8, .channels = job.sizes.channels, .side = 16};
+  job.sizes = {.words = 500,
+               .width = job.sizes.width,
+               .length = 8,
+               .sentences = job.pieces,
+               .blocks = 8,
+               .channels = job.sizes.channels,
+               .side = 16};
   job.steps = 1;
   return job;
 }

@@ -58,7 +58,9 @@ class PanelDrawing {
   }
 
  private:
-  int y_of(double bytes) const { return top_ + kHeight - static_cast<int>(bytes / highest_ * kHeight); }
+  int y_of(double bytes) const {
+    return top_ + kHeight - static_cast<int>(bytes / highest_ * kHeight);
+  }
   int x_of(double seconds) const { return left_ + static_cast<int>(seconds / longest_ * kPlot); }
 
   void axes() {

@@ -61,7 +61,8 @@ struct Flags {
     app.add_option("--export", export_to, "folder for the fine-tuned model; none: not written");
     app.add_option("--logits", logits, "file for the tokens and f32 logits of one window");
     app.add_option("--seed", seed, "of the order of windows, and of random weights");
-    app.add_option("--write-random", write_random, "writes random weights to this folder, and ends");
+    app.add_option("--write-random", write_random,
+                   "writes random weights to this folder, and ends");
     app.add_option("--layers", config.layers, "of random weights")->check(CLI::Range(1, 1000));
     app.add_option("--heads", config.heads, "of random weights")->check(CLI::Range(1, 1000));
     app.add_option("--width", config.width, "of random weights")->check(CLI::Range(1, 1 << 16));
@@ -158,7 +159,8 @@ int run(const Flags& flags) {
   gpt2::load(model, flags.model);
   std::int64_t count = 0;
   for (const auto& [name, parameter] : model.parameters()) count += parameter.numel();
-  std::printf("%s: %.1f million parameters\n", flags.model.c_str(), static_cast<double>(count) / 1e6);
+  std::printf("%s: %.1f million parameters\n", flags.model.c_str(),
+              static_cast<double>(count) / 1e6);
   const auto text = data::TextDataset::from_files(flags.text, {.window = flags.tokens});
   if (flags.steps > 0) train(model, text, flags);
   if (!flags.export_to.empty()) {

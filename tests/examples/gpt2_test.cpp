@@ -68,14 +68,15 @@ TEST_F(Gpt2Example, WithoutStepsTheExportHasTheSameBits) {
 }
 
 TEST_F(Gpt2Example, LearnsAndIsReadByPyTorch) {
-  for (const std::string level : {"--opt-level O0", "--opt-level O2", "--opt-level O2 --recompute"}) {
-    const ShellResult result =
-        run(train(level + " --steps 12 --budget 500M --export " + path("tuned") + " --logits " +
-                  path("logits")));
+  for (const std::string level :
+       {"--opt-level O0", "--opt-level O2", "--opt-level O2 --recompute"}) {
+    const ShellResult result = run(train(level + " --steps 12 --budget 500M --export " +
+                                         path("tuned") + " --logits " + path("logits")));
     ASSERT_EQ(result.status, 0) << result.out << result.err;
     std::vector<double> losses;
     const std::regex loss("loss ([.0-9]+)");
-    for (std::sregex_iterator it(result.out.begin(), result.out.end(), loss), end; it != end; ++it) {
+    for (std::sregex_iterator it(result.out.begin(), result.out.end(), loss), end; it != end;
+         ++it) {
       losses.push_back(std::stod((*it)[1]));
     }
     ASSERT_EQ(losses.size(), 12u) << result.out;

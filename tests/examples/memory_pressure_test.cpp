@@ -50,8 +50,10 @@ TEST(MemoryPressureExample, EveryWayButPlainFitsAndLearnsTheSame) {
 
   const std::size_t second = result.out.find("a chain of");
   ASSERT_NE(second, std::string::npos) << result.out;
-  const auto words = rows_of(result.out.substr(0, second)), chain = rows_of(result.out.substr(second));
-  ASSERT_THAT(result.out.substr(0, second), HasSubstr("plain, within it:\n[allocate] expected at most"));
+  const auto words = rows_of(result.out.substr(0, second)),
+             chain = rows_of(result.out.substr(second));
+  ASSERT_THAT(result.out.substr(0, second),
+              HasSubstr("plain, within it:\n[allocate] expected at most"));
   for (const char* way : {"accumulation", "o2", "recomputation", "offload", "fused",
                           "fused-recompute", "balanced", "planned"}) {
     ASSERT_TRUE(words.contains(way)) << way << "\n" << result.out;

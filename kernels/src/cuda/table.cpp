@@ -114,8 +114,7 @@ DeviceTable::DeviceTable(const Queue& queue, const std::vector<Slot>& slots, Tab
   std::byte* at = bytes.data();
   put(at, slots), put(at, chunk_slot), put(at, first_chunk);
 
-  memory_ =
-      use == TableUse::once ? upload(queue, bytes) : find_or_upload(queue, std::move(bytes));
+  memory_ = use == TableUse::once ? upload(queue, bytes) : find_or_upload(queue, std::move(bytes));
   const auto* const data = static_cast<const std::byte*>(memory_->data());
   table_.slots = reinterpret_cast<const Slot*>(data);
   table_.chunk_slot = reinterpret_cast<const std::int32_t*>(data + slots.size() * sizeof(Slot));

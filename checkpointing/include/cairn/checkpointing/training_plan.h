@@ -100,13 +100,13 @@ struct TrainingPlanOptions {
 /// One combination of means, with what it is predicted to take.
 struct TrainingChoice {
   Precision precision;
-  std::int64_t micro_batch = 0;   // samples of each forward (over all devices of the process)
-  std::int64_t micro_batches = 1; // before an update
-  bool compact_state = false;     // optim::StateOptions{bf16, remainder (bf16 weights)}
+  std::int64_t micro_batch = 0;    // samples of each forward (over all devices of the process)
+  std::int64_t micro_batches = 1;  // before an update
+  bool compact_state = false;      // optim::StateOptions{bf16, remainder (bf16 weights)}
   bool fused_loss = false;
-  bool balanced_loss = true;      // several devices: outputs stay where they are (DataParallelModel)
+  bool balanced_loss = true;  // several devices: outputs stay where they are (DataParallelModel)
   Sharding sharding = Sharding::none;
-  Schedule schedule;              // of the modules, without the one that is fused, and the loss
+  Schedule schedule;  // of the modules, without the one that is fused, and the loss
   bool recomputes = false, offloads = false;
 
   bool fits = false;

@@ -15,7 +15,8 @@
 #define CAIRN_VERSION_TEXT_(major, minor, patch) #major "." #minor "." #patch
 #define CAIRN_VERSION_TEXT(major, minor, patch) CAIRN_VERSION_TEXT_(major, minor, patch)
 /// "0.1.0": of the headers that a program is compiled with.
-#define CAIRN_VERSION CAIRN_VERSION_TEXT(CAIRN_VERSION_MAJOR, CAIRN_VERSION_MINOR, CAIRN_VERSION_PATCH)
+#define CAIRN_VERSION \
+  CAIRN_VERSION_TEXT(CAIRN_VERSION_MAJOR, CAIRN_VERSION_MINOR, CAIRN_VERSION_PATCH)
 
 namespace cairn::core {
 
