@@ -118,11 +118,7 @@ class Run final : public PendingGradients {
 
   void execute(const std::shared_ptr<Node>& root, const Tensor& dy) {
     count_dependencies(root.get());
-    for (const auto& [node, pending] : pending_) {
-      if (NodeAccess::is_leaf(*node)) {
-        begin_leaf(*local().run, static_cast<const AccumulateGrad*>(node)->leaf());
-      }
-    }
+    begin_leaves(*local().run);
     ++pending_[root.get()].missing;
     arrive(root.get(), dy);
     while (!ready_.empty()) {
@@ -138,6 +134,19 @@ class Run final : public PendingGradients {
     bool touched = false;      // one of them landed in the leaf that this is, or that lies behind
     Tensor gradient;
   };
+
+  /// All memory is laid out anew, where it must be, before a slot may refuse: in any order of the leaves, and so on every rank.
+  void begin_leaves(RunRecord& run) const {
+    std::vector<Tensor> leaves;
+    for (const auto& [node, pending] : pending_) {
+      if (NodeAccess::is_leaf(*node))
+        leaves.push_back(static_cast<const AccumulateGrad*>(node)->leaf());
+    }
+    for (const Tensor& leaf : leaves) {
+      if (const auto memory = leaf.gradient_slot().owner()) memory->on_run(run.id);
+    }
+    for (const Tensor& leaf : leaves) begin_leaf(run, leaf);
+  }
 
   void count_dependencies(Node* root) {
     std::vector<Node*> stack{root};

@@ -76,15 +76,26 @@ void copy_host(const TensorView& src, const TensorView& dst) {
                });
 }
 
+// What the earlier device's current stream has so far comes before what the later one's gets from now on.
+void order(Device earlier, Device later) {
+  Event done(earlier);
+  done.record(Stream::current(earlier));
+  Stream::current(later).wait(done);
+}
+
 // Queued on the destination's stream if that is CUDA's, else on the source's; a CPU side's queued
-// work is waited for first.
+// work is waited for first. Between two GPUs the source's stream comes before and after.
 void copy_with_cuda(const TensorView& src, const TensorView& dst) {
   for (const Device device : {src.device, dst.device}) {
     if (device.is_cpu()) Stream::current(device).synchronize();
   }
   const Device where = dst.device.is_cuda() ? dst.device : src.device;
+  const bool between_gpus =
+      src.device.is_cuda() && dst.device.is_cuda() && src.device != dst.device;
+  if (between_gpus) order(src.device, dst.device);
   cuda::copy(dst.data, dst.device, src.data, src.device, src.nbytes(),
              Stream::current(where).native());
+  if (between_gpus) order(dst.device, src.device);
 }
 
 void fill_cuda(const TensorView& view, double value) {

@@ -149,10 +149,34 @@ SequentialSampler::SequentialSampler(std::int64_t dataset_size)
 RandomSampler::RandomSampler(std::int64_t dataset_size, std::uint64_t seed)
     : Sampler("random_sampler", dataset_size, {.shuffle = true, .seed = seed}) {}
 
+namespace {
+
+std::string words_for(std::int64_t dataset_size, const DistributedSamplerOptions& options) {
+  return core::str(dataset_size, " samples ",
+                   options.shuffle ? core::str("shuffled by seed ", options.seed) : "in order",
+                   options.drop_last ? " with drop_last" : "", options.exact ? ", exact" : "");
+}
+
+/// Shares of different orders overlap, and leave samples out.
+void check_same_order(const World& world, const std::string& own) {
+  if (world.size == 1) return;
+  const auto ranks = world.exchange(own, "the sampler's order");
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    CAIRN_CHECK(ranks[rank] == ranks[0], "distributed_sampler",
+                "expected one order of the samples, of which each rank takes its share, got ",
+                ranks[0], " on rank 0 and ", ranks[rank], " on rank ", rank,
+                " (give every rank the same seed, dataset and options)");
+  }
+}
+
+}  // namespace
+
 DistributedSampler::DistributedSampler(std::int64_t dataset_size,
                                        const DistributedSamplerOptions& options)
     : Sampler("distributed_sampler", dataset_size,
               {options.world.size, options.world.rank, options.shuffle, options.seed,
-               options.drop_last, options.exact}) {}
+               options.drop_last, options.exact}) {
+  check_same_order(options.world, words_for(dataset_size, options));
+}
 
 }  // namespace cairn::data

@@ -1,7 +1,6 @@
 // Pass 1: what the gradients are, and gathering those of several backwards.
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/elementwise.h"
@@ -69,12 +68,14 @@ void add_to_sum(core::GradientSlot& slot) {
 /// What ranks have reduced must be whole on the device before a step is queued behind it: a collective
 /// that is aborted ends as if it had succeeded.
 void Optimizer::wait_for_reductions() const {
-  std::set<std::shared_ptr<core::GradientReducer>> reducers;
+  std::vector<std::shared_ptr<core::GradientReducer>> reducers;  // in the same order on every rank
   for (const ParameterGroup& group : groups_) {
     for (const NamedTensor& parameter : group.parameters) {
       const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
       if (slot == nullptr) continue;
-      if (auto reducer = slot->reducer()) reducers.insert(std::move(reducer));
+      auto reducer = slot->reducer();
+      if (reducer && std::find(reducers.begin(), reducers.end(), reducer) == reducers.end())
+        reducers.push_back(std::move(reducer));
     }
   }
   for (const auto& reducer : reducers) reducer->settle();

@@ -220,6 +220,38 @@ TEST(DistributedSampler, ExactIsTorchsOrderWithoutThePadding) {
       {"[distributed_sampler]", "drop_last or exact, got both"});
 }
 
+/// Rank 1 of two, whose rank 0 says of its sampler what `other` would.
+std::string error_beside(const DistributedSamplerOptions& other, DistributedSamplerOptions own,
+                         std::int64_t size = 10) {
+  std::string said;
+  DistributedSamplerOptions first = other;
+  first.world = World(0, 2, [&](const std::string& value, std::string_view) {
+    said = value;
+    return std::vector<std::string>{value, value};
+  });
+  const DistributedSampler sampler(10, first);
+  own.world = World(1, 2, [&](const std::string& value, std::string_view) {
+    return std::vector<std::string>{said, value};
+  });
+  try {
+    const DistributedSampler beside(size, own);
+  } catch (const core::InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(DistributedSampler, RanksMustHaveOneOrder) {
+  using ::testing::HasSubstr;
+  EXPECT_EQ(error_beside({.seed = 3}, {.seed = 3}), "");
+  EXPECT_EQ(error_beside({.shuffle = false, .seed = 3}, {.shuffle = false, .seed = 4}), "");
+  EXPECT_THAT(error_beside({.seed = 3}, {.seed = 4}),
+              HasSubstr("10 samples shuffled by seed 3 on rank 0 and 10 samples shuffled by seed 4 on rank 1"));
+  EXPECT_THAT(error_beside({.seed = 3}, {.seed = 3}, 11), HasSubstr("11 samples"));
+  EXPECT_THAT(error_beside({.seed = 3}, {.shuffle = false}), HasSubstr("in order on rank 1"));
+  EXPECT_THAT(error_beside({.drop_last = true}, {.exact = true}), HasSubstr("seed 0, exact on rank 1"));
+}
+
 TEST(Sampler, RefusesImpossibleValues) {
   expect_error<core::InvalidArgument>([] { DistributedSampler(5, {.world = rank_of(2, 2)}); },
                                       {"[distributed_sampler]", "0 to 1", "got 2"});

@@ -227,6 +227,100 @@ TEST(DdpOrders, TwoModelsTwoOptimizersAndSeveralForwards) {
   });
 }
 
+std::vector<double> weights_of(const nn::Module& model) {
+  std::vector<double> all;
+  for (const auto& [name, tensor] : model.parameters()) {
+    const auto own = tensor.to_vector<double>();
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+/// No backward reduces: the step does, whatever each rank's loss has reached. What none reached does not move, in spite of its
+/// momentum.
+TEST(DdpOrders, AStepAveragesGradientsThatOtherRanksDoNotHave) {
+  const unsigned reach[3][3] = {{1, 2, 1}, {4, 4, 4}, {2, 1, 5}};  // by step and rank
+  for (const int world : {2, 3}) {
+    run_threads(world, [&](ProcessGroup& group) {
+      Tower plain(3), tower(3);
+      const optim::SgdOptions options{.lr = 0.1, .momentum = 0.9};
+      optim::FusedSGD reference(plain.parameters(), options), sgd(tower.parameters(), options);
+      DistributedDataParallel ddp(tower, group, {.find_unused_parameters = true});
+      for (std::uint64_t step = 0; step < 3; ++step) {
+        for (std::uint64_t rank = 0; rank < static_cast<std::uint64_t>(world); ++rank) {
+          plain.reach = reach[step][rank];
+          autograd::backward(loss_of(plain, 10 * step + rank));
+        }
+        reference.step({.gradient_scale = 1.0 / world});
+        tower.reach = reach[step][rank_of(group)];
+        const auto guard = ddp.no_sync();
+        autograd::backward(loss_of(ddp, 10 * step + rank_of(group)));
+        EXPECT_TRUE(sgd.step().applied);
+        const auto expected = weights_of(plain), got = weights_of(tower);
+        for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-6);
+      }
+    });
+  }
+}
+
+TEST(DdpOrders, AStepWhoseRanksHaveGradientsOfOtherParametersSaysSo) {
+  run_threads(2, [](ProcessGroup& group) {
+    Tower tower(2);
+    optim::FusedSGD sgd(tower.parameters(), {.lr = 0.1});
+    DistributedDataParallel ddp(tower, group);
+    tower.reach = group.rank() == 0 ? 1 : 2;
+    {
+      const auto guard = ddp.no_sync();
+      autograd::backward(loss_of(ddp, 0));
+    }
+    expect_error<InvalidArgument>([&] { sgd.step(); },
+                                  {"'l0.weight', 'l0.bias' on rank 0 and 'l1.weight', 'l1.bias' on rank 1",
+                                   "no no_sync", "find_unused_parameters"});
+    tower.clear_grad();  // nothing else is lost
+    tower.reach = 3;
+    autograd::backward(loss_of(ddp, rank_of(group)));
+    EXPECT_TRUE(sgd.step().applied);
+    group.barrier();
+  });
+}
+
+/// Ranks meet leaves in orders of their own: what a run does before one refuses must not depend on it.
+TEST(DdpOrders, ARunThatCannotBeginHasLaidOutAllMemory) {
+  Tower a(1, 1), b(1, 2);
+  a.to(DType::bf16);
+  b.to(DType::bf16);
+  optim::FusedSGD sgd_a(a.parameters(), {.lr = 0.1}), sgd_b(b.parameters(), {.lr = 0.1});
+  const auto loss = [&] {
+    return autograd::add(loss_of(a, 1, DType::bf16), loss_of(b, 2, DType::bf16));
+  };
+  autograd::backward(loss());
+  expect_error<InvalidArgument>(
+      [&] { autograd::backward(loss(), {}, {.scale = {core::next_scaler_id(), 4.0}}); },
+      {"got a loss scaled by 4"});
+  for (const Tower* tower : {&a, &b}) {
+    EXPECT_TRUE(optim::GradientArena::of(tower->parameters()[0].tensor)->f32_slots());
+  }
+}
+
+/// A loss of another scale, where only one rank still has a gradient to step.
+TEST(DdpOrders, ABackwardThatOneRankRefusesEndsOnAll) {
+  run_threads(2, [](ProcessGroup& group) {
+    Tower tower(2);
+    optim::FusedSGD sgd(tower.parameters(), {.lr = 0.1});
+    DistributedDataParallel ddp(tower, group, {.find_unused_parameters = true});
+    tower.reach = 1;
+    autograd::backward(loss_of(ddp, 0));
+    tower.reach = group.rank() == 0 ? 1 : 2;
+    const core::GradientScale scale{core::next_scaler_id(), 4.0};
+    expect_error<InvalidArgument>([&] { autograd::backward(loss_of(ddp, 0), {}, {.scale = scale}); },
+                                  {"that nobody scaled", "'l0.", "clear_grad()"});
+    tower.clear_grad();
+    autograd::backward(loss_of(ddp, 0), {}, {.scale = scale});
+    EXPECT_EQ(gradients_of(tower).size(), 4U);
+    group.barrier();
+  });
+}
+
 TEST(DdpOrders, AnAddedParameterNeedsAForwardOfDdp) {
   run_threads(2, [](ProcessGroup& group) {
     Tower tower(1);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <stdlib.h>
+
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -323,12 +325,14 @@ class Unlucky : public nn::Module {
   int calls_ = 0;
 };
 
-void expect_an_error_everywhere(const ProcessGroup& group, int unlucky, bool in_forward) {
+void expect_an_error_everywhere(const ProcessGroup& group, int unlucky, bool in_forward,
+                                Device device = {}) {
   const auto own = stage_of(group.rank(), group.world_size());
   Unlucky other(in_forward);
   nn::Module& module = group.rank() == unlucky ? static_cast<nn::Module&>(other) : *own;
+  module.to(device);
   optim::FusedSGD sgd(module.parameters(), {.lr = 0.5});
-  RankPipeline pipeline({module, Device{}}, group, rank_pipeline_loss_of, {.micro_batches = 4});
+  RankPipeline pipeline({module, device}, group, rank_pipeline_loss_of, {.micro_batches = 4});
   const auto run = [&] { step(pipeline, group, 8); };
   if (group.rank() == unlucky) {
     EXPECT_THAT(rank_pipeline_error_of<core::InvalidArgument>(run),
@@ -395,6 +399,63 @@ TEST(RankPipeline, WrongInputIsNamedOnAllRanksAndBreaksNothing) {
                   HasSubstr("under no_grad"));
     }
     EXPECT_GT(step(pipeline, group, 4).item(), 0.0);
+  });
+}
+
+// ---- A GPU for each rank: activations by NCCL, headers by the CPU's engine
+
+const bool kPipelineGpus = setenv("CAIRN_SIM_GPUS", "3", 0) == 0;  // before the first call
+
+Device gpu_of(int rank) {
+  return {core::DeviceType::cuda, rank};
+}
+bool three_gpus() {
+  return core::device_count(core::DeviceType::cuda) >= 3;
+}
+
+/// The pipeline of one process has its stages on the same GPUs.
+void expect_the_same_bits_on_gpus(const ProcessGroup& group) {
+  const int rank = group.rank(), ranks = group.world_size();
+  for (const PipelineSchedule schedule : kRankPipelineSchedules) {
+    for (const int micro_batches : {1, 3}) {
+      const PipelineOptions options{micro_batches, schedule};
+      std::vector<std::shared_ptr<nn::Sequential>> modules;
+      std::vector<PipelineStage> list;
+      for (int s = 0; s < ranks; ++s) {
+        modules.push_back(stage_of(s, ranks));
+        modules.back()->to(gpu_of(s));
+        list.push_back({*modules.back(), gpu_of(s)});
+      }
+      Pipeline alone(list, rank_pipeline_loss_of, options);
+      const auto own = stage_of(rank, ranks);
+      own->to(gpu_of(rank));
+      RankPipeline pipeline({*own, gpu_of(rank)}, group, rank_pipeline_loss_of, options);
+      for (const std::int64_t samples : {7, 2}) {  // gradients are added up
+        const Values loss =
+            alone.train_step(rank_pipeline_batch(samples, 1), rank_pipeline_batch(samples, 2))
+                .to_vector();
+        EXPECT_EQ(step(pipeline, group, samples).to_vector(), loss) << micro_batches;
+        EXPECT_EQ(gradients_of(*own), gradients_of(*modules[static_cast<std::size_t>(rank)]));
+      }
+      const Tensor y = pipeline(rank == 0 ? rank_pipeline_batch(7, 1) : Tensor());
+      EXPECT_EQ(y.defined(), rank + 1 == ranks);
+      if (!y.defined()) continue;
+      EXPECT_EQ(y.device(), gpu_of(rank));
+      test::expect_close(y.to_vector(), (*layers(0, kLayers))(rank_pipeline_batch(7, 1)).to_vector(),
+                         1e-5, 1e-6);
+    }
+  }
+}
+
+TEST(NcclRankPipeline, HasTheBitsOfOneProcess) {
+  if (!three_gpus()) GTEST_SKIP() << "needs three GPUs";
+  run_ranks(3, expect_the_same_bits_on_gpus);
+}
+
+TEST(NcclRankPipeline, AFailureOfOneRankReachesAll) {
+  if (!three_gpus()) GTEST_SKIP() << "needs three GPUs";
+  run_ranks(3, [](const ProcessGroup& group) {
+    expect_an_error_everywhere(group, 1, false, gpu_of(group.rank()));
   });
 }
 

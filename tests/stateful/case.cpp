@@ -61,9 +61,9 @@ Case::Case(const Setup& s) : setup(s), system(s) {
 /// Data parallelism wants one arena: it may ask to be built before optimizers that share it out.
 void Case::build(bool fresh) {
   const System::Outcome built = system.rebuild(setup, fresh);
-  const bool shared_out =
-      setup.rules.size() > 1 || std::any_of(setup.optimizer_of.begin(), setup.optimizer_of.end(),
-                                            [](int o) { return o < 0; });
+  const bool shared_out = setup.rules.size() > 1 || setup.wiring.two_ddps ||
+                          std::any_of(setup.optimizer_of.begin(), setup.optimizer_of.end(),
+                                      [](int o) { return o < 0; });
   over = built.threw() && setup.ddp && setup.order != Order::ddp_optimizer_amp && shared_out;
   if (built.threw() && !over) throw Mismatch("building threw: " + built.error);
 }

@@ -33,6 +33,12 @@ struct Case {
   /// No f32 value is kept beside the weights (O3, or to() without amp): each update rounds.
   bool coarse() const;
   bool half() const;  // the weights are
+  /// Losses may reach other parameters on each rank.
+  bool finds_unused() const { return setup.find_unused || setup.wiring.static_graph; }
+  /// Gradients travel rounded to f16.
+  bool travels_rounded() const {
+    return setup.ddp && setup.ranks > 1 && setup.wiring.hook == Hook::f16;
+  }
   /// Parameters whose value a cast to this level may round, a bit each.
   unsigned rounded_by_cast() const;
   /// Those whose value a load may: a half one whose f32 value somebody is there to keep is exact.

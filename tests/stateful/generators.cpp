@@ -47,6 +47,30 @@ rc::Gen<unsigned> frozen_masks() {
   return choice<unsigned>({{5, 0}, {1, 1}, {1, 4}, {1, 3}, {1, 12}});
 }
 
+rc::Gen<Wiring> wirings() {
+  const auto hooks =
+      choice<Hook>({{6, Hook::none}, {1, Hook::function}, {1, Hook::f16}, {1, Hook::power_sgd}});
+  return rc::gen::map(
+      rc::gen::tuple(hooks, rc::gen::tuple(seldom(), seldom(), seldom(), seldom()),
+                     rc::gen::tuple(seldom(), seldom(), seldom()),
+                     rc::gen::pair(seldom(), one_of(3))),
+      [](const auto& drawn) {
+        Wiring wiring;
+        std::tuple<bool, bool, bool, bool> first;
+        std::tuple<bool, bool, bool> second;
+        std::pair<bool, int> graph;
+        std::tie(wiring.hook, first, second, graph) = drawn;
+        std::tie(wiring.delay, wiring.streams, wiring.predivide, wiring.fp32) = first;
+        std::tie(wiring.retain, wiring.unchecked, wiring.two_ddps) = second;
+        wiring.streams = wiring.streams && !wiring.delay;  // what does not go together is an error
+        wiring.predivide = wiring.predivide && wiring.hook == Hook::none;
+        wiring.fp32 = wiring.fp32 && wiring.hook == Hook::none;
+        wiring.static_graph = graph.first;
+        if (graph.first && !wiring.two_ddps) wiring.static_odd_reach = static_cast<unsigned>(graph.second);
+        return wiring;
+      });
+}
+
 rc::Gen<Setup> setups(int ranks) {
   const auto rules =
       choice<Rule>({{2, Rule{}}, {1, Rule{false, 0.5, 0.125}}, {1, Rule{true, 0.0, 0.125}}});
@@ -57,12 +81,13 @@ rc::Gen<Setup> setups(int ranks) {
                                                  {1, {0, -1, 1, 1}}});
   return rc::gen::map(
       rc::gen::tuple(orders(), rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>(), layouts,
-                     rc::gen::pair(rules, rules), rc::gen::pair(frozen_masks(), maybe_precision())),
+                     rc::gen::pair(rules, rules),
+                     rc::gen::tuple(frozen_masks(), maybe_precision(), wirings())),
       [ranks](const auto& drawn) {
         Setup setup;
         setup.ranks = ranks;
         std::pair<Rule, Rule> rules_of;
-        std::pair<unsigned, std::optional<Precision>> rest;
+        std::tuple<unsigned, std::optional<Precision>, Wiring> rest;
         std::tie(setup.order, setup.ddp, setup.find_unused, setup.optimizer_of, rules_of, rest) =
             drawn;
         setup.ddp = setup.ddp || ranks > 1;
@@ -71,8 +96,8 @@ rc::Gen<Setup> setups(int ranks) {
         if (std::find(owners.begin(), owners.end(), 1) != owners.end()) {
           setup.rules.push_back(rules_of.second);
         }
-        setup.frozen = rest.first;
-        setup.precision = rest.second;
+        std::tie(setup.frozen, setup.precision, setup.wiring) = rest;
+        if (ranks == 1) setup.wiring.static_odd_reach = 0;
         return setup;
       });
 }
@@ -90,6 +115,20 @@ std::ostream& operator<<(std::ostream& out, const Precision& precision) {
   return out << (precision.fallback ? ", fallback_after" : "");
 }
 
+std::ostream& operator<<(std::ostream& out, const Wiring& wiring) {
+  const char* const hooks[] = {"", ", a function for a hook", ", f16 hook", ", PowerSGD"};
+  out << hooks[static_cast<int>(wiring.hook)];
+  if (wiring.delay) out << ", delay_allreduce";
+  if (wiring.streams) out << ", three streams";
+  if (wiring.predivide) out << ", predivided";
+  if (wiring.fp32) out << ", allreduce_always_fp32";
+  if (wiring.retain) out << ", retained buffers";
+  if (wiring.unchecked) out << ", gradients unchecked";
+  if (wiring.static_graph) out << ", static_graph";
+  if (wiring.static_odd_reach != 0) out << " of " << wiring.static_odd_reach << " on odd ranks";
+  return out << (wiring.two_ddps ? ", one ddp for a and one for b" : "");
+}
+
 std::ostream& operator<<(std::ostream& out, const Setup& setup) {
   out << setup.ranks << (setup.ranks == 1 ? " rank" : " ranks");
   for (std::size_t o = 0; o < setup.rules.size(); ++o) {
@@ -102,7 +141,8 @@ std::ostream& operator<<(std::ostream& out, const Setup& setup) {
     }
   }
   out << "; " << (setup.ddp ? "ddp" : "no ddp")
-      << (setup.find_unused ? " with find_unused_parameters" : "") << order_name(setup.order);
+      << (setup.find_unused ? " with find_unused_parameters" : "") << setup.wiring
+      << order_name(setup.order);
   if (setup.frozen != 0) out << "; frozen:";
   for (int p = 0; p < kParameters; ++p) {
     if ((setup.frozen & bit(p)) != 0) out << " " << kNames[at(p)];

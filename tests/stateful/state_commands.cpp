@@ -117,7 +117,8 @@ class Resume : public Command {
       return now.file->amp == now.setup.precision.has_value() && now.file->added == now.added;
     }
     const bool resized = fresh_->ranks != 0 && fresh_->ranks != now.setup.ranks;
-    return now.file->amp == fresh_->precision.has_value() && (!resized || now.setup.ddp);
+    return now.file->amp == fresh_->precision.has_value() &&
+           (!resized || (now.setup.ddp && !now.setup.wiring.two_ddps));
   }
   void run(Case& now) const override {
     if (fresh_) rebuild(now);
@@ -173,7 +174,7 @@ class Resume : public Command {
 
 rc::Gen<std::optional<Setup>> fresh_setups() {
   return rc::gen::map(rc::gen::tuple(maybe_precision(), orders(), frozen_masks(),
-                                     choice<int>({{4, 0}, {1, 1}, {1, 2}})),
+                                     choice<int>({{4, 0}, {1, 1}, {1, 2}, {1, 4}})),
                       [](const auto& drawn) {
                         Setup setup;
                         std::tie(setup.precision, setup.order, setup.frozen, setup.ranks) = drawn;

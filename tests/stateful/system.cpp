@@ -90,13 +90,21 @@ class Net : public nn::Module {
   Net() : a_(add_module("a", Part(0))), b_(add_module("b", Part(2))) {}
   std::string kind() const override { return "Net"; }
   Tensor forward(const Tensor& x) override {
+    return through([&](const Tensor& of_a) { return (*a_)(of_a); },
+                   [&](const Tensor& of_b) { return (*b_)(of_b); }, x);
+  }
+  /// The same with the submodules called by others.
+  template <class A, class B>
+  Tensor through(A&& a, B&& b, const Tensor& x) const {
     const std::int64_t of_a = kSizes[0] + kSizes[1];
     Tensor sum;
-    if ((loss_->reach & 1U) != 0) sum = (*a_)(autograd::slice(x, 0, 0, of_a));
+    if ((loss_->reach & 1U) != 0) sum = a(autograd::slice(x, 0, 0, of_a));
     if ((loss_->reach & 2U) == 0) return sum;
-    const Tensor b = (*b_)(autograd::slice(x, 0, of_a, kCoefficients));
-    return sum.defined() ? autograd::add(sum, b) : b;
+    const Tensor rest = b(autograd::slice(x, 0, of_a, kCoefficients));
+    return sum.defined() ? autograd::add(sum, rest) : rest;
   }
+  nn::Module& a() const { return *a_; }
+  nn::Module& b() const { return *b_; }
   void set_loss(const Loss* loss) { loss_ = a_->loss = b_->loss = loss; }
 
  protected:
@@ -115,12 +123,12 @@ Values initial_weight(int parameter, bool fresh) {
   return values;
 }
 
-/// Small integers times a power of two: exact in every half type, and so is their mean over two
+/// Small integers times a power of two: exact in every half type, and so is their mean over two or four
 /// ranks.
 Values Loss::coefficients(int parameter, int rank) const {
   Values values;
   for (int i = 0; i < kSizes[static_cast<std::size_t>(parameter)]; ++i) {
-    values.push_back(size * (1 + (parameter + i) % 3) * (rank == 0 ? 1 : 3));
+    values.push_back(size * (1 + (parameter + i) % 3) * (rank % 2 == 0 ? 1 : 3));
   }
   const bool overflows = overflow_rank == 2 || overflow_rank == rank;
   if (overflows && parameter == first()) values[0] = std::numeric_limits<double>::infinity();
@@ -193,15 +201,52 @@ void Rank::build_optimizers() {
   }
 }
 
+namespace {
+
+parallel::DistributedOptions options_of(const Setup& setup) {
+  const Wiring& wiring = setup.wiring;
+  parallel::DistributedOptions options;  // buckets of one or two parameters each
+  options.first_bucket_bytes = 16;
+  options.bucket_bytes = 128;
+  options.find_unused_parameters = setup.find_unused;
+  options.static_graph = wiring.static_graph;
+  options.delay_allreduce = wiring.delay;
+  options.num_allreduce_streams = wiring.streams ? 3 : 1;
+  options.gradient_predivide_factor = wiring.predivide ? 2.0 : 1.0;
+  options.allreduce_always_fp32 = wiring.fp32;
+  options.retain_allreduce_buffers = wiring.retain;
+  options.check_local_gradients = !wiring.unchecked;
+  if (wiring.hook == Hook::f16) options.hook = parallel::compress_to(DType::f16);
+  if (wiring.hook == Hook::power_sgd) {
+    options.hook = parallel::power_sgd({.rank = 9, .start_step = 1, .min_compression_rate = 0.0});
+  }
+  if (wiring.hook == Hook::function) {
+    options.hook = parallel::communication_hook(
+        [](const parallel::GradientBucket& bucket, const parallel::ProcessGroup& group) {
+          group.all_reduce(bucket.data, parallel::ReduceOp::mean, bucket.name);
+        });
+  }
+  return options;
+}
+
+}  // namespace
+
 void Rank::build_ddp() {
   if (!setup_.ddp) return;
-  parallel::ProcessGroup group = group_ ? *group_ : parallel::ProcessGroup::single();
-  // Buckets of one or two parameters each.
-  ddp_ = std::make_unique<parallel::DistributedDataParallel>(
-      *net_, std::move(group),
-      parallel::DistributedOptions{.first_bucket_bytes = 16,
-                                   .bucket_bytes = 128,
-                                   .find_unused_parameters = setup_.find_unused});
+  const parallel::ProcessGroup group = group_ ? *group_ : parallel::ProcessGroup::single();
+  const auto add = [&](nn::Module& module) {
+    ddps_.push_back(
+        std::make_unique<parallel::DistributedDataParallel>(module, group, options_of(setup_)));
+  };
+  if (!setup_.wiring.two_ddps) return add(*net_);
+  add(net_->a());
+  add(net_->b());
+}
+
+/// What amp is given: that of the one DDP, or the group's, which knows of no model.
+World Rank::world() const {
+  if (ddps_.size() == 1) return ddps_[0]->world();
+  return group_ ? group_->world() : World{};
 }
 
 void Rank::add_group(int p, int optimizer) {
@@ -235,7 +280,7 @@ void Rank::initialize(const Precision& precision) {
   } else {
     options.loss_scale = precision.scale;
   }
-  if (group_) options.world = ddp_ ? ddp_->world() : group_->world();
+  if (group_) options.world = world();
   std::vector<optim::Optimizer*> optimizers;
   for (const auto& optimizer : optimizers_) optimizers.push_back(optimizer.get());
   amp_ = amp::initialize({net_.get()}, optimizers, options);
@@ -253,32 +298,134 @@ Tensor Rank::loss_of(const Loss& loss) {
     x.insert(x.end(), own.begin(), own.end());
   }
   Loss own = loss;
+  own.reach = loss.reach_of(rank_);
   if (own.throwing_rank >= 0 && own.throwing_rank != rank_) own.thrower = -1;
   net_->set_loss(&own);
   const DType dtype = amp_ ? DType::f32 : parameter(0).dtype();
   const Tensor input = Tensor::from(x, {kCoefficients}, dtype);
   const amp::Explain explain;
-  const Tensor value = ddp_ && loss.by_ddp ? (*ddp_)(input) : (*net_)(input);
+  const auto forward = [&] {
+    if (ddps_.empty() || !loss.by_ddp) return (*net_)(input);
+    if (ddps_.size() == 1) return (*ddps_[0])(input);
+    // amp casts what enters and leaves the model, which nobody calls here.
+    const auto half = [&](const Tensor& x) { return autograd::to(x, parameter(0).dtype()); };
+    const auto a = [&](const Tensor& x) { return (*ddps_[0])(half(x)); };
+    const auto b = [&](const Tensor& x) { return (*ddps_[1])(half(x)); };
+    return autograd::to(net_->through(a, b, input), dtype);
+  };
+  const Tensor value = forward();
   named_.clear();
   for (const amp::ExplainMisfit& misfit : explain.report().misfits) {
-    if (!misfit.where.empty()) named_.push_back(misfit.where);
+    const bool same_on_all = loss.odd_reach == 0 && loss.throwing_rank < 0;
+    if (same_on_all && !misfit.where.empty()) named_.push_back(misfit.where);
   }
   return value;
 }
 
 void Rank::backward(const Loss& loss, bool synchronise, unsigned optimizers) {
-  std::optional<parallel::DistributedDataParallel::NoSync> alone;
-  if (ddp_) alone.emplace(ddp_->no_sync(!synchronise));
+  std::vector<parallel::DistributedDataParallel::NoSync> alone;
+  for (const auto& ddp : ddps_) alone.push_back(ddp->no_sync(!synchronise));
   backward_of(loss, 1.0, optimizers);
 }
 
 void Rank::accumulate(const Loss& loss, bool last, unsigned optimizers) {
   if (!accumulation_) {
     accumulation_.emplace(
-        optim::AccumulationOptions{.steps = 1000, .world = ddp_ ? ddp_->world() : World{}});
+        optim::AccumulationOptions{.steps = 1000, .world = ddps_.empty() ? World{} : world()});
   }
   const optim::MicroBatch micro = accumulation_->begin(samples_of(rank_), {.last = last});
   backward_of(loss, micro.weight(), optimizers);
+}
+
+Numbers Rank::epoch(const Epoch& epoch) {
+  Numbers applied;
+  const auto take_step = [&] {
+    if (epoch.by_amp) {
+      last_ = amp_->step();
+      return applied.push_back(last_.applied ? 1.0 : 0.0);
+    }
+    for (const auto& optimizer : optimizers_) {
+      last_ = optimizer->step();
+      applied.push_back(last_.applied ? 1.0 : 0.0);
+    }
+  };
+  auto join = ddps_[0]->join(epoch.divide_by);
+  for (int k = 0; k < epoch.batches[static_cast<std::size_t>(rank_)]; ++k) {
+    join.samples(samples_of(rank_));
+    backward_of(epoch.loss, 1.0, 0);
+    take_step();
+  }
+  while (join.others_go_on()) {
+    if (epoch.by_amp) {
+      amp_->backward(join.zero(), {.loss_id = epoch.loss.id});
+    } else {
+      autograd::backward(join.zero());
+    }
+    take_step();
+  }
+  named_.clear();  // of a forward that some ranks did not make
+  return applied;
+}
+
+Values Rank::view_values(std::uint64_t seed, int rank) {
+  Values values;
+  for (std::uint64_t i = 0; i < 10; ++i) {
+    values.push_back(
+        static_cast<double>((seed * 7 + i * 5 + static_cast<std::uint64_t>(rank) * 3) % 16));
+  }
+  return values;
+}
+
+// The first two are neighbours, the others lie apart.
+Numbers Rank::reduce_views(std::uint64_t seed) {
+  if (!reducer_) {
+    const parallel::ProcessGroup group = group_ ? *group_ : parallel::ProcessGroup::single();
+    reducer_ = std::make_unique<parallel::Reducer>(
+        group, parallel::DistributedOptions{.first_bucket_bytes = 1, .bucket_bytes = 20});
+    const Tensor together = Tensor::zeros({4});
+    views_ = {together.alias(together.view().slice(0, 0, 3)),
+              together.alias(together.view().slice(0, 3, 4)), Tensor::zeros({4}),
+              Tensor::zeros({2})};
+    reducer_->register_gradients(
+        {{"a", views_[0]}, {"b", views_[1]}, {"c", views_[2]}, {"d", views_[3]}});
+  }
+  const Values values = view_values(seed, rank_);
+  std::size_t at = 0;
+  for (const Tensor& view : views_) {
+    for (std::int64_t i = 0; i < view.numel(); ++i) {
+      view.data<float>()[i] = static_cast<float>(values[at++]);
+    }
+  }
+  for (std::size_t k = 0; k < views_.size(); ++k) {
+    reducer_->mark_ready(
+        (k * 3 + static_cast<std::size_t>(seed) + static_cast<std::size_t>(rank_)) % 4);
+  }
+  reducer_->wait();
+  Numbers averages;
+  for (const Tensor& view : views_) {
+    const Values own = view.to_vector();
+    averages.insert(averages.end(), own.begin(), own.end());
+  }
+  return averages;
+}
+
+Numbers Rank::split(int colors, bool reversed) {
+  const int color = rank_ % colors;
+  Part part{group_->split(color, reversed ? -rank_ : rank_), {}};
+  for (int rank = 0; rank < group_->world_size(); ++rank) {
+    if (rank % colors == color) part.ranks.push_back(rank);
+  }
+  if (reversed) std::reverse(part.ranks.begin(), part.ranks.end());
+  parts_.push_back(part);
+  if (parts_.size() > 3) parts_.erase(parts_.begin());
+  bool right = true;
+  for (const Part& each : parts_) {
+    const auto size = static_cast<std::int64_t>(each.ranks.size());
+    const Tensor own = Tensor::full({1}, rank_), all = Tensor::zeros({size});
+    each.group.all_gather(own, all, "part");
+    right = right && all.to_vector() == Values(each.ranks.begin(), each.ranks.end());
+  }
+  return {right ? 1.0 : 0.0};
 }
 
 void Rank::give_up_window() {
@@ -363,7 +510,8 @@ void Rank::with_state(bool amp_first,
        Part("optimizer1", or_nothing(two ? optimizers_[1].get() : nullptr)),
        Part("schedule0", *schedules_[0]),
        Part("schedule1", or_nothing(two ? schedules_[1].get() : nullptr)),
-       Part("ddp", or_nothing(ddp_.get()))},
+       Part("ddp", or_nothing(ddps_.empty() ? nullptr : ddps_.front().get())),
+       Part("ddp of b", or_nothing(ddps_.size() < 2 ? nullptr : ddps_.back().get()))},
       group_ ? group_->world() : World{});
   work(state);
 }
@@ -498,10 +646,10 @@ System::System(const Setup& setup) : setup_(setup), folder_(temporary_folder()) 
 
 void System::resize(int ranks) {
   ranks_.resize(static_cast<std::size_t>(ranks));
-  worker_.reset();
+  workers_.clear();
   groups_.clear();
   if (ranks == 1) return;
-  worker_ = std::make_unique<Worker>();
+  for (int rank = 1; rank < ranks; ++rank) workers_.push_back(std::make_unique<Worker>());
   // Longer than a busy machine keeps a thread waiting; OneRankThrows waits it out.
   constexpr std::chrono::seconds kTimeout{5};
   groups_ = parallel::ProcessGroup::in_process(
@@ -516,7 +664,7 @@ System::~System() {
     });
   } catch (const std::exception&) {  // ranks that differ have been told of
   }
-  worker_.reset();
+  workers_.clear();
   std::error_code ignored;
   fs::remove_all(folder_, ignored);
 }
@@ -586,9 +734,11 @@ std::vector<System::Outcome> System::on_each(const std::function<Numbers(std::si
       outcomes[index].error = *error.what() == '\0' ? "an error without words" : error.what();
     }
   };
-  if (worker_) worker_->start([&] { run(1); });
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    workers_[i]->start([&run, i] { run(i + 1); });
+  }
   run(0);
-  if (worker_) worker_->wait();
+  for (const auto& worker : workers_) worker->wait();
   return outcomes;
 }
 

@@ -32,9 +32,10 @@ inline constexpr std::array<int, kParameters> kSizes{3, 2, 2, 1};
 /// Initial values that no half type represents; `fresh` tells those of another object apart.
 Values initial_weight(int parameter, bool fresh);
 
-/// Samples of a rank's micro-batch, and by what that multiplies its loss in an accumulation.
+/// Samples of a rank's micro-batch, and by what that multiplies its loss in an accumulation. Two or four ranks have 2 on
+/// average.
 inline std::int64_t samples_of(int rank) {
-  return rank == 0 ? 1 : 3;
+  return rank % 2 == 0 ? 1 : 3;
 }
 inline double weight_of(int rank, int ranks) {
   return ranks == 1 ? 1.0 : static_cast<double>(samples_of(rank)) / 2.0;
@@ -53,8 +54,14 @@ struct Loss {
   int thrower = -1;        // the parameter at which an operation throws; -1: none
   bool in_forward = false;
   int throwing_rank = -1;  // -1: all of them
+  unsigned odd_reach = 0;  // reach of ranks with odd numbers; 0: as that of the others
 
-  bool reaches(int parameter) const { return (reach >> (parameter / 2) & 1U) != 0; }
+  unsigned reach_of(int rank) const { return rank % 2 == 1 && odd_reach != 0 ? odd_reach : reach; }
+  bool reaches(int parameter, int rank) const {
+    return (reach_of(rank) >> (parameter / 2) & 1U) != 0;
+  }
+  /// On any rank.
+  bool reaches(int parameter) const { return reaches(parameter, 0) || reaches(parameter, 1); }
   /// The first that it reaches.
   int first() const { return (reach & 1U) != 0 ? 0 : 2; }
   Values coefficients(int parameter, int rank) const;
@@ -72,11 +79,23 @@ struct Precision {
 
 enum class Order { optimizer_ddp_amp, ddp_optimizer_amp, optimizer_amp_ddp };
 
+/// How gradients travel: whatever is chosen, the same ones come out.
+enum class Hook { none, function, f16, power_sgd };
+struct Wiring {
+  Hook hook = Hook::none;
+  bool delay = false, streams = false, predivide = false, fp32 = false, retain = false;
+  bool unchecked = false;  // check_local_gradients off
+  bool two_ddps = false;   // one of each submodule
+  bool static_graph = false;
+  unsigned static_odd_reach = 0;  // odd_reach of all losses then
+};
+
 struct Setup {
   int ranks = 1;  // of what a resume makes anew: 0 as many as before
   Order order = Order::optimizer_ddp_amp;
   bool ddp = false;
   bool find_unused = false;
+  Wiring wiring;
   std::vector<int> optimizer_of;  // by parameter; -1: add_group brings it later
   std::vector<Rule> rules;
   unsigned frozen = 0;  // before anything is built; a bit each
@@ -91,6 +110,14 @@ struct Step {
   double max_norm = 0.0;
   bool schedule = false;
   int window = 0;  // > 0: ends an accumulation of so many micro-batches
+};
+
+/// An epoch whose ranks have batches of their own number.
+struct Epoch {
+  Loss loss;
+  std::vector<int> batches;  // by rank
+  parallel::DivideBy divide_by = parallel::DivideBy::participants;
+  bool by_amp = false;
 };
 
 /// Numbers that every rank must agree on, bit for bit.
@@ -113,6 +140,13 @@ class Rank {
   /// The same as a micro-batch of an optim::Accumulation.
   void accumulate(const Loss& loss, bool last, unsigned optimizers);
   void give_up_window();
+  /// Whether each of its steps was applied.
+  Numbers epoch(const Epoch& epoch);
+  /// A pass of a reducer over gradients of this rank's own, marked in an order of its own; averages.
+  Numbers reduce_views(std::uint64_t seed);
+  static Values view_values(std::uint64_t seed, int rank);
+  /// Splits the group, keeps the part and sums up over every part so far: 1 where all sums are right.
+  Numbers split(int colors, bool reversed);
   /// applied, norm.
   Numbers step(const Step& step);
   void clear(int optimizer);
@@ -148,6 +182,7 @@ class Rank {
  private:
   void build_optimizers();
   void build_ddp();
+  World world() const;
   void with_state(bool amp_first, const std::function<void(checkpointing::TrainingState&)>& work);
   Tensor loss_of(const Loss& loss);
   void backward_of(const Loss& loss, double weight, unsigned optimizers);
@@ -159,7 +194,15 @@ class Rank {
   std::unique_ptr<Net> net_;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
   std::vector<std::unique_ptr<optim::Schedule>> schedules_;
-  std::unique_ptr<parallel::DistributedDataParallel> ddp_;
+  std::vector<std::unique_ptr<parallel::DistributedDataParallel>>
+      ddps_;  // none, one, or one a submodule
+  std::unique_ptr<parallel::Reducer> reducer_;
+  std::vector<Tensor> views_;  // of reducer_
+  struct Part {
+    parallel::ProcessGroup group;
+    std::vector<int> ranks;
+  };
+  std::vector<Part> parts_;
   std::optional<amp::Amp> amp_;
   std::optional<optim::Accumulation> accumulation_;
   optim::StepResult last_;
@@ -174,7 +217,7 @@ class Mismatch : public std::runtime_error {
 
 class Worker;
 
-/// The same work on every rank at once: rank 0 in the caller's thread, rank 1 in one of its own.
+/// The same work on every rank at once: rank 0 in the caller's thread, the others in one of their own each.
 class System {
  public:
   explicit System(const Setup& setup);
@@ -216,7 +259,7 @@ class System {
 
   Setup setup_;
   std::string folder_;
-  std::unique_ptr<Worker> worker_;  // rank 1's thread
+  std::vector<std::unique_ptr<Worker>> workers_;  // of ranks 1, 2 ...
   std::vector<parallel::ProcessGroup> groups_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };

@@ -24,21 +24,30 @@ class Backward : public Command {
 
   bool possible(const Case& now) const override {
     const auto& parameters = now.reference.parameters;
-    bool any = false;
-    bool all = true;
-    for (int p = 0; p < kParameters; ++p) {
-      const Parameter& parameter = parameters[at(p)];
-      any = any || (loss_.reaches(p) && parameter.trainable);
-      all = all && (!parameter.trainable || loss_.reaches(p));
-    }
     const bool overflows = loss_.overflow_rank >= 0;
     const bool throws = loss_.thrower >= 0;
-    if (!any || (overflows && throws)) return false;
+    if (overflows && throws) return false;
+    bool all = true;
+    for (int rank = 0; rank < 2; ++rank) {
+      bool any = false;
+      for (int p = 0; p < kParameters; ++p) {
+        const bool trains = parameters[at(p)].trainable, reached = loss_.reaches(p, rank);
+        any = any || (reached && trains);
+        all = all && (!trains || reached);
+      }
+      if (!any) return false;
+    }
+    const bool apart = loss_.odd_reach != 0;
+    // What only some ranks hold until a step, and lose by an error, the others cannot know: they wait for their timeout.
+    if (apart && (!synchronise_ || now.setup.ranks == 1 || overflows || throws)) return false;
+    if (apart && (!now.finds_unused() || now.setup.wiring.two_ddps)) return false;
+    if (now.setup.wiring.static_graph && !is_the_static_one(now)) return false;
+    if (window_ && now.setup.ddp && now.setup.wiring.two_ddps) return false;  // whose world?
     if (overflows && !parameters[at(loss_.first())].trainable) return false;
     if (loss_.overflow_rank == 1 && now.setup.ranks == 1) return false;
     if (throws && !loss_.reaches(loss_.thrower)) return false;
     if (throws && !loss_.in_forward && !parameters[at(loss_.thrower)].trainable) return false;
-    if (reduces(now) && !now.setup.find_unused && !all) return false;
+    if (reduces(now) && !now.finds_unused() && !all) return false;
     if (loss_.by_amp != now.setup.precision.has_value() && loss_.by_amp) return false;
     return now.backwards + micro_batches_ <= kMostBackwards;
   }
@@ -60,8 +69,9 @@ class Backward : public Command {
     out << (micro_batches_ > 1 ? "accumulate" : "backward") << "(loss " << loss_.id << " of "
         << (loss_.reach == 3   ? "a and b"
             : loss_.reach == 1 ? "a"
-                               : "b")
-        << ", size " << loss_.size << (loss_.by_amp ? ", by amp" : ", plain");
+                               : "b");
+    if (loss_.odd_reach != 0) out << ", of " << loss_.odd_reach << " on odd ranks";
+    out << ", size " << loss_.size << (loss_.by_amp ? ", by amp" : ", plain");
     if (micro_batches_ > 1) out << ", " << micro_batches_ << " micro-batches";
     if (!synchronise_) out << ", no_sync";
     if (!loss_.by_ddp) out << ", the module called instead of ddp";
@@ -77,6 +87,9 @@ class Backward : public Command {
   }
 
  private:
+  bool is_the_static_one(const Case& now) const {
+    return loss_.reach == 3 && loss_.odd_reach == now.setup.wiring.static_odd_reach;
+  }
   bool reduces(const Case& now) const {
     return now.setup.ranks > 1 && now.setup.ddp && synchronise_;
   }
@@ -131,7 +144,8 @@ class Backward : public Command {
       if (!parameter.trainable) continue;
       if (loss_.reaches(p)) add(parameter, p, now.setup.ranks, scaled);
       if (reduces_now) {
-        parameter.gradient.local = false;
+        const bool own_ddp_ran = !now.setup.wiring.two_ddps || loss_.reaches(p);
+        if (own_ddp_ran) parameter.gradient.local = false;
       } else if (loss_.reaches(p) && now.setup.ranks > 1 && now.setup.ddp) {
         parameter.gradient.local = true;
       }
@@ -146,6 +160,7 @@ class Backward : public Command {
     gradient.scaled = gradient.scaled || scaled;
     gradient.of_rank.resize(at(ranks), Values(parameter.weight.size(), 0.0));
     for (int rank = 0; rank < ranks; ++rank) {
+      if (!loss_.reaches(p, rank)) continue;
       const Values c = loss_.coefficients(p, rank);
       const double weight = window_ ? weight_of(rank, ranks) : 1.0;
       for (std::size_t i = 0; i < c.size(); ++i) gradient.of_rank[at(rank)][i] += weight * c[i];
@@ -201,14 +216,16 @@ class TakeStep : public Command {
     take(now, which, applied, expected);
     if (empty && applied) throw Mismatch("a step without any gradient was applied");
     if (applied && step_.optimizer >= 0 && !now.coarse()) {
-      compare("norm of the gradients", {outcome.numbers[1]}, {norm}, kExact);
+      compare("norm of the gradients", {outcome.numbers[1]}, {norm},
+              now.travels_rounded() ? 1e-3 : kExact);
     }
     for (std::size_t o = 0; o < reference.positions.size(); ++o) {
       if (step_.schedule && applied && (which & bit(static_cast<int>(o))) != 0) {
         ++reference.positions[o];
       }
     }
-    now.check(now.coarse() ? kAll : 0);
+    now.check(now.coarse() || now.travels_rounded() ? kAll : 0,
+              now.travels_rounded() ? DType::f16 : DType::f32);
   }
 
   void show(std::ostream& out) const override {
@@ -380,6 +397,134 @@ class AccumulationWindow : public Command {
   TakeStep step_;
 };
 
+/// Ranks with batches of different numbers, under ddp.join(): a step for each of the longest.
+class UnevenEpoch : public Command {
+ public:
+  explicit UnevenEpoch(Epoch epoch) : epoch_(std::move(epoch)) {}
+  bool possible(const Case& now) const override {
+    const Reference& reference = now.reference;
+    if (now.setup.ranks == 1 || now.setup.wiring.two_ddps || now.any_gradient()) return false;
+    if (now.setup.wiring.static_odd_reach != 0) return false;
+    if (!reference.pending.empty() || reference.may_refuse) return false;
+    if (epoch_.by_amp != now.setup.precision.has_value()) return false;
+    for (const Answer skip : reference.skips) {
+      if (skip != Answer::no) return false;
+    }
+    for (const Scale& scale : reference.scales) {
+      if (!scale.known || scale.carried) return false;
+    }
+    bool any = false;
+    for (const Parameter& p : reference.parameters) {
+      if (p.trainable && p.optimizer < 0) return false;
+      any = any || p.trainable;
+    }
+    return any;
+  }
+  void run(Case& now) const override {
+    const System::Outcome outcome = now.system.each([&](Rank& rank) { return rank.epoch(epoch_); });
+    must_not_throw(outcome);
+    const auto begin = epoch_.batches.begin();
+    const int steps = *std::max_element(begin, begin + now.setup.ranks);
+    Values applied;
+    bool some_idle = false;
+    for (int k = 0; k < steps; ++k) some_idle = step(now, k, applied) || some_idle;
+    const bool either = epoch_.by_amp && some_idle;  // whether amp's step counts is its choice
+    if (!either) compare("applied steps", outcome.numbers, applied, 0.0);
+    now.check(kAll, now.half() ? DType::bf16 : DType::f16);
+  }
+  void show(std::ostream& out) const override {
+    const char* const by[] = {"participants", "world", "samples"};
+    out << "join(by " << by[static_cast<int>(epoch_.divide_by)] << "), loss " << epoch_.loss.id
+        << " of size " << epoch_.loss.size << (epoch_.by_amp ? ", by amp" : ", plain")
+        << ", batches";
+    for (const int batches : epoch_.batches) out << " " << batches;
+  }
+
+ private:
+  /// Whether some optimizer had nothing to do.
+  bool step(Case& now, int k, Values& applied) const {
+    Reference& reference = now.reference;
+    const int ranks = now.setup.ranks;
+    const auto weight_of = [&](int rank) {
+      if (k >= epoch_.batches[at(rank)]) return 0.0;
+      const bool by_samples = epoch_.divide_by == parallel::DivideBy::samples;
+      return by_samples ? static_cast<double>(samples_of(rank)) : 1.0;
+    };
+    double divisor = 0.0;
+    for (int rank = 0; rank < ranks; ++rank) divisor += weight_of(rank);
+    if (epoch_.divide_by == parallel::DivideBy::world) divisor = ranks;
+    for (int p = 0; p < kParameters; ++p) {
+      Parameter& parameter = reference.parameters[at(p)];
+      if (!parameter.trainable) continue;
+      for (int rank = 0; rank < ranks; ++rank) {
+        Values own = epoch_.loss.coefficients(p, rank);
+        for (double& g : own) g *= weight_of(rank) * ranks / divisor;
+        parameter.gradient.of_rank.push_back(own);
+      }
+    }
+    if (epoch_.by_amp) {
+      bool known = true;
+      reference.pending.push_back({epoch_.loss.id, now.all_optimizers()});
+      reference.judge(now.all_optimizers(), known);
+      applied.push_back(1.0);
+    }
+    bool some_idle = false;
+    for (int o = 0; o < static_cast<int>(now.setup.rules.size()); ++o) {
+      const bool steps = reference.any_gradient(bit(o));
+      if (steps) reference.update(o, 0.0);
+      if (!epoch_.by_amp) applied.push_back(steps ? 1.0 : 0.0);
+      some_idle = some_idle || !steps;
+    }
+    for (Parameter& parameter : reference.parameters) parameter.gradient = {};
+    return some_idle;
+  }
+  Epoch epoch_;
+};
+
+/// A reducer of the trainer's own beside DDP.
+class ReduceViews : public Command {
+ public:
+  explicit ReduceViews(int seed) : seed_(static_cast<std::uint64_t>(seed)) {}
+  bool possible(const Case& /*now*/) const override { return true; }
+  void run(Case& now) const override {
+    const System::Outcome outcome =
+        now.system.each([&](Rank& rank) { return rank.reduce_views(seed_); });
+    must_not_throw(outcome);
+    Values expected(10, 0.0);
+    for (int rank = 0; rank < now.setup.ranks; ++rank) {
+      const Values own = Rank::view_values(seed_, rank);
+      for (std::size_t i = 0; i < own.size(); ++i) expected[i] += own[i] / now.setup.ranks;
+    }
+    compare("averages of views", outcome.numbers, expected, 0.0);
+    now.check();
+  }
+  void show(std::ostream& out) const override { out << "a reducer on views, seed " << seed_; }
+
+ private:
+  std::uint64_t seed_;
+};
+
+/// Parts of the group, beside it and each other.
+class SplitGroup : public Command {
+ public:
+  SplitGroup(int colors, bool reversed) : colors_(colors), reversed_(reversed) {}
+  bool possible(const Case& now) const override { return now.setup.ranks > 1; }
+  void run(Case& now) const override {
+    const System::Outcome outcome =
+        now.system.each([&](Rank& rank) { return rank.split(colors_, reversed_); });
+    must_not_throw(outcome);
+    if (outcome.numbers[0] != 1.0) throw Mismatch("a part of the group gathered other values");
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "split into " << colors_ << (reversed_ ? ", reversed" : "");
+  }
+
+ private:
+  int colors_;
+  bool reversed_;
+};
+
 // ---- Between backward and step
 
 class Clear : public Command {
@@ -495,7 +640,7 @@ class GiveToAnother : public Command {
   bool possible(const Case& now) const override {
     const Parameter& p = now.reference.parameters[at(parameter_)];
     return !now.setup.precision && !now.half() && !now.any_gradient() && p.optimizer >= 0 &&
-           p.trainable && !now.reference.may_refuse;
+           p.trainable && !now.reference.may_refuse && now.setup.wiring.static_odd_reach == 0;
   }
   void run(Case& now) const override {
     const int optimizer = now.reference.parameters[at(parameter_)].optimizer;
@@ -542,6 +687,36 @@ rc::Gen<Loss> losses() {
       });
 }
 
+/// Odd ranks reach another part of the model than the others.
+rc::Gen<Loss> losses_of_ranks() {
+  return rc::gen::map(rc::gen::pair(losses(), choice<unsigned>({{1, 3}, {1, 1}, {1, 2}})),
+                      [](const auto& drawn) {
+                        Loss loss = drawn.first;
+                        loss.odd_reach = drawn.second;
+                        loss.overflow_rank = loss.thrower = -1;
+                        return loss;
+                      });
+}
+
+rc::Gen<Epoch> epochs() {
+  using By = parallel::DivideBy;
+  const auto batches = [] { return choice<int>({{1, 0}, {1, 1}, {1, 2}, {1, 3}}); };
+  return rc::gen::map(
+      rc::gen::tuple(losses(), rc::gen::tuple(batches(), batches(), batches(), batches()),
+                     choice<By>({{1, By::participants}, {1, By::world}, {1, By::samples}}),
+                     mostly()),
+      [](const auto& drawn) {
+        const auto& [loss, each, divide_by, by_amp] = drawn;
+        Epoch epoch{.divide_by = divide_by, .by_amp = by_amp};
+        epoch.loss.id = loss.id;
+        epoch.loss.size = loss.size;
+        epoch.loss.by_amp = by_amp;
+        epoch.batches = {std::get<0>(each), std::get<1>(each), std::get<2>(each),
+                         std::get<3>(each)};
+        return epoch;
+      });
+}
+
 rc::Gen<Step> steps() {
   return rc::gen::map(rc::gen::tuple(mostly(), choice<int>({{2, -1}, {1, 0}, {1, 1}}),
                                      choice<double>({{3, 0.0}, {1, 0.25}}), seldom()),
@@ -558,8 +733,13 @@ rc::Gen<CommandPtr> training_commands() {
   return rc::gen::weightedOneOf<CommandPtr>({
       {10, make<Backward>(losses(), mostly(), just(1))},
       {2, make<Backward>(losses(), mostly(), choice<int>({{1, 2}, {1, 3}}))},
+      {2, make<Backward>(losses_of_ranks(), mostly(), choice<int>({{2, 1}, {1, 2}}))},
       {10, make<TakeStep>(steps())},
+      {2, make<UnevenEpoch>(epochs())},
+      {1, make<ReduceViews>(one_of(8))},
+      {1, make<SplitGroup>(choice<int>({{1, 1}, {2, 2}, {1, 4}}), rc::gen::arbitrary<bool>())},
       {2, make<AccumulationWindow>(losses(), choice<int>({{1, 1}, {1, 2}, {1, 4}}), steps())},
+      {1, make<AccumulationWindow>(losses_of_ranks(), choice<int>({{1, 1}, {1, 2}}), steps())},
       {1, make<OneRankThrows>(choice<bool>({{100, false}, {1, true}}), losses(),
                               one_of(kParameters), one_of(2), mostly(), steps())},
       {2, make<Clear>(choice<int>({{1, 0}, {1, 1}, {2, -1}}))},

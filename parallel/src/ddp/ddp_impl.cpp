@@ -66,7 +66,7 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Distrib
 /// Gradients outlive the reducer that knows whether they are whole.
 DistributedDataParallel::Impl::~Impl() {
   try {
-    settle();
+    wait_for_reductions();
   } catch (const core::Error&) {  // their slots say so
   }
 }
@@ -106,6 +106,7 @@ void DistributedDataParallel::Impl::plan() {
   graph_known = false;
   static_reached.clear();
   planned_generation = arena->generation();
+  agreed = false;
 }
 
 void DistributedDataParallel::Impl::follow_model(bool in_backward) {
@@ -164,7 +165,11 @@ void DistributedDataParallel::Impl::sync_buffers(int root) {
 // ---- A backward
 
 void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
-  if (seen_run != autograd::current_run()) check_sums(parameter);
+  if (seen_run != autograd::current_run()) {
+    scale = parameter.gradient_slot().scale();
+    check_sums(parameter);
+    check_what_is_left();
+  }
   if (!reduces()) return;
   if (run != autograd::current_run()) begin();
   const auto gradient = gradient_of.find(parameter.id());
@@ -186,6 +191,26 @@ void DistributedDataParallel::Impl::check_sums(const Tensor& ready) {
   }
 }
 
+/// Where ranks may reach other parameters, one whose loss reaches a gradient that is broken, or that another scaler's loss has left,
+/// cannot begin its backward; nor may the others, who would wait for it.
+void DistributedDataParallel::Impl::check_what_is_left() const {
+  using State = core::GradientSlot::State;
+  for (std::size_t i = 0; finds_unused() && i < trained.size(); ++i) {
+    core::GradientSlot& slot = slot_of(i);
+    const bool holds = slot.state() != State::writing && (slot.holds_gradient() || slot.has_sum());
+    const bool other = holds && slot.scale().scaler != scale.scaler;
+    if (!other && slot.state() != State::broken) continue;
+    if (slot.claim(std::make_shared<char>())) continue;  // nobody would have stepped it
+    slot.check_whole(parameter_of(i).name);
+    const auto whose = [](std::uint64_t scaler) {
+      return scaler == 0 ? "that nobody scaled" : "that an amp::Amp scaled";
+    };
+    core::fail("ddp", "expected gradients ", whose(slot.scale().scaler), " in '",
+               parameter_of(i).name, "', got a loss ", whose(scale.scaler),
+               " (precision.backward() for every loss of a step; or step, or clear_grad(), first)");
+  }
+}
+
 void DistributedDataParallel::Impl::begin() {
   prepare(true);
   begin_joined();
@@ -202,18 +227,18 @@ void DistributedDataParallel::Impl::begin() {
 
 /// The engine has begun the slots of all parameters that the loss reaches.
 void DistributedDataParallel::Impl::mark_what_is_not_reached() {
-  std::vector<bool> reached(trained.size());
+  std::vector<bool> reaches(trained.size()), reached(trained.size());  // by this loss; by this or an earlier one
   for (std::size_t i = 0; i < reached.size(); ++i) {
     const core::GradientSlot& slot = slot_of(i);
-    reached[i] = slot.state() == core::GradientSlot::State::writing || slot.holds_gradient();
+    reaches[i] = slot.state() == core::GradientSlot::State::writing;
+    reached[i] = reaches[i] || slot.holds_gradient();
   }
-  if (options.static_graph) check_static(reached);
+  if (options.static_graph) check_static(reaches);
   if (!options.static_graph || !graph_known) exchange_reached(reached);
   graph_known = true;
   unused.clear();
   for (std::size_t i = 0; i < reached.size(); ++i) {
-    const core::GradientSlot& slot = slot_of(i);
-    if (slot.state() == core::GradientSlot::State::writing) continue;
+    if (reaches[i]) continue;
     if (reached[i]) {
       reducer.mark_ready(i);  // what an earlier backward left here
       continue;
@@ -228,16 +253,16 @@ void DistributedDataParallel::Impl::mark_what_is_not_reached() {
 }
 
 /// A zero() reaches everything, which says nothing.
-void DistributedDataParallel::Impl::check_static(const std::vector<bool>& reached) {
+void DistributedDataParallel::Impl::check_static(const std::vector<bool>& reaches) {
   if (shadows()) return;
-  if (static_reached.empty()) static_reached = reached;
-  for (std::size_t i = 0; i < reached.size(); ++i) {
-    if (reached[i] == static_reached[i] && (!graph_known || !reached[i] || reached_somewhere[i]))
+  if (static_reached.empty()) static_reached = reaches;
+  for (std::size_t i = 0; i < reaches.size(); ++i) {
+    if (reaches[i] == static_reached[i] && (!graph_known || !reaches[i] || reached_somewhere[i]))
       continue;
     fail_everywhere(core::str(
         "expected the loss to reach the same parameters in every backward (static_graph), got '",
         parameter_of(i).name, "', which ",
-        reached[i] ? "the first one did not reach" : "only the first one reached"));
+        reaches[i] ? "the first one did not reach" : "only the first one reached"));
   }
 }
 
@@ -298,29 +323,12 @@ void DistributedDataParallel::Impl::finish() {
   if (uneven) uneven->announced.clear();
 }
 
-// ---- What no backward has reduced by the time of a step or a stash
-
-void DistributedDataParallel::Impl::reduce(const std::vector<Part>& parts) {
-  if (uneven)
-    fail_everywhere(core::str(
-        "expected a backward that reduces before each step inside join(), got "
-        "a step that has to reduce 'gradient ",
-        parts.empty() ? "" : parts[0].name, "' (the last micro-batch of a step: no no_sync)"));
-  const ReduceOp op = options.average ? ReduceOp::mean : ReduceOp::sum;
-  for (const auto& [gradient, name] : parts) {
-    const std::string text = "gradient " + name;
-    if (!options.allreduce_always_fp32 || !core::is_half(gradient.dtype)) {
-      group.all_reduce(gradient, op, text);
-      continue;
-    }
-    const Tensor wide = Tensor::empty({gradient.numel()}, DType::f32, gradient.device);
-    flatten({gradient}, wide);
-    group.all_reduce(wide, op, text);
-    unflatten(wide, {gradient});
-  }
+void DistributedDataParallel::Impl::settle() {
+  wait_for_reductions();
+  share_what_is_local();
 }
 
-void DistributedDataParallel::Impl::settle() {
+void DistributedDataParallel::Impl::wait_for_reductions() {
   try {
     group.wait();
   } catch (const core::CommunicationError& error) {

@@ -38,13 +38,19 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   void begin();
   void mark_what_is_not_reached();
   void exchange_reached(const std::vector<bool>& reached);
-  void check_static(const std::vector<bool>& reached);
+  void check_static(const std::vector<bool>& reaches);
   void mark_zero(std::size_t gradient);
   void check_sums(const Tensor& ready);
+  void check_what_is_left() const;
   void before_reduction(const std::vector<std::size_t>& places);
   void finish();
   bool reduces() const { return no_sync_depth == 0 && world_synchronizes; }
   bool finds_unused() const { return options.find_unused_parameters || options.static_graph; }
+
+  // A step.
+  void wait_for_reductions();
+  void share_what_is_local();
+  void check_same_parts(const std::vector<Part>& parts) const;
 
   // Uneven inputs.
   std::vector<std::string> announce(char what);
@@ -78,7 +84,9 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   bool batches_known = false;  // to be other ones on every rank, or warned of
 
   core::RunId run = 0;       // the reducing backward under way; 0: none
-  core::RunId seen_run = 0;  // the last one that a hook was called in
+  core::RunId seen_run = 0;   // the last one that a hook was called in
+  core::GradientScale scale;  // of its loss
+  bool agreed = false;        // the ranks have told each other what is local, and no backward without a reduction came since
 
   // What losses reach.
   std::vector<std::string> unused;

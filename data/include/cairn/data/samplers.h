@@ -90,7 +90,7 @@ class RandomSampler : public Sampler {
 };
 
 struct DistributedSamplerOptions {
-  World world = {};  // the ranks that share the samples; only rank and size are used
+  World world = {};  // the ranks that share the samples
   bool shuffle = true;
   std::uint64_t seed = 0;
   /// Where the ranks do not divide the samples: true leaves the last ones out, false reads the
@@ -104,8 +104,9 @@ struct DistributedSamplerOptions {
 
 class DistributedSampler : public Sampler {
  public:
-  /// Throws InvalidArgument for a negative size, a rank outside of the world and options that
-  /// contradict each other.
+  /// A collective of the world, if that can exchange. Throws InvalidArgument for a negative size, a rank outside of the
+  /// world and options that contradict each other, and on every rank where these differ between ranks (with
+  /// seeds of their own they would read some samples several times and others never).
   DistributedSampler(std::int64_t dataset_size, const DistributedSamplerOptions& options);
 };
 
