@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "block_meter.h"
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
@@ -12,7 +13,6 @@
 #include "cairn/core/stream.h"
 #include "cairn/nn/linear.h"
 #include "cairn/nn/sequential.h"
-#include "block_meter.h"
 #include "model_bytes.h"
 #include "schedule_choice.h"
 #include "schedule_run.h"
@@ -24,6 +24,8 @@ namespace {
 constexpr const char* kTrainingPlanner = "plan_training";
 constexpr std::size_t kPlannedSlots = 500;  // of memory, in the programme
 
+constexpr std::size_t kScaledLoss = 16;  // bytes: the loss times its scale and weight
+
 using LossFunction = std::function<Tensor(const Tensor&, const Tensor&)>;
 
 Tensor micro_batch_of(const Tensor& x, int dimension, std::int64_t size) {
@@ -33,7 +35,8 @@ Tensor micro_batch_of(const Tensor& x, int dimension, std::int64_t size) {
 nn::Linear* fusable_end(nn::Sequential& model) {
   if (model.size() == 0) return nullptr;
   auto* linear = dynamic_cast<nn::Linear*>(&model.at(model.size() - 1));
-  const bool plain = linear != nullptr && linear->options().activation == autograd::Activation::none;
+  const bool plain =
+      linear != nullptr && linear->options().activation == autograd::Activation::none;
   return plain ? linear : nullptr;
 }
 
@@ -137,10 +140,9 @@ class TrainingPlanner {
         world_(world),
         options_(options),
         device_(batch.x.device()),
-        loss_(options.loss ? options.loss
-                           : [](const Tensor& y, const Tensor& t) {
-                               return autograd::cross_entropy(y, t);
-                             }),
+        loss_(options.loss
+                  ? options.loss
+                  : [](const Tensor& y, const Tensor& t) { return autograd::cross_entropy(y, t); }),
         offload_(planned_offload(options.offload)),
         bytes_(model, device_),
         sizes_(micro_batches()) {}
@@ -225,8 +227,8 @@ class TrainingPlanner {
   MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size) {
     const CapacityGuard capacity(device_, budget_);
     const std::int64_t part = (size + world_.devices - 1) / world_.devices;
-    const Tensor target = micro_batch_of(batch_.target, batch_.dimension,
-                                         kind.balanced ? part : size);
+    const Tensor target =
+        micro_batch_of(batch_.target, batch_.dimension, kind.balanced ? part : size);
     MeasuredChain chain;
     Tensor x = micro_batch_of(batch_.x, batch_.dimension, part).detach();
     if (precision.half_weights && core::is_floating(x.dtype())) {
@@ -235,19 +237,17 @@ class TrainingPlanner {
     }
     MeasuredBlock last{{}, x, false};
     for (std::size_t i = 0; i < model_.size(); ++i) {
-      const bool fuses = kind.fused && i + 1 == model_.size();
-      last = measure_module(precision, model_.at(i), last, fuses ? target : Tensor());
+      const bool with_loss = kind.balanced && i + 1 == model_.size();
+      const Tensor own_target = with_loss ? target : Tensor();
+      last = measure_module(precision, kind, model_.at(i), last, own_target);
       chain.profile.push_back(last.profile);
     }
     if (!kind.balanced) {
       chain.profile.push_back(gathering(last.profile.gradient, world_.devices));
-      last.result = autograd::concat(
-          std::vector<Tensor>(static_cast<std::size_t>(world_.devices), last.result),
-          batch_.dimension);
-      last.result = micro_batch_of(last.result, batch_.dimension, size).detach();
-    }
-    if (!kind.fused) {
-      last = measure_loss(precision, last, target);
+      last.result = gathered(last.result, size);
+      const auto loss = [&](const Tensor& y) { return loss_of(y, precision, target); };
+      last = measure_block(kTrainingPlanner, loss, last.result, last.result_wants_gradient,
+                           {options_.repeats, true, nullptr});
       chain.profile.push_back(last.profile);
     }
     CAIRN_CHECK(last.result_wants_gradient, kTrainingPlanner,
@@ -257,29 +257,47 @@ class TrainingPlanner {
     return chain;
   }
 
-  MeasuredBlock measure_module(const Precision& precision, nn::Module& original,
-                               const MeasuredBlock& before, const Tensor& fused_target) {
+  // The last one with the loss, whose backward writes over outputs that nobody else holds.
+  MeasuredBlock measure_module(const Precision& precision, const ChainKind& kind,
+                               nn::Module& original, const MeasuredBlock& before,
+                               const Tensor& target) {
     std::shared_ptr<nn::Module> half;
     if (precision.half_weights) half = half_clone(original, precision.half);
     nn::Module& module = half ? *half : original;
-    Segment block = [&module](const Tensor& x) { return module(x); };
-    if (fused_target.defined()) {
-      block = fused_end(dynamic_cast<nn::Linear&>(module), fused_target);
+    Segment forward = [&module](const Tensor& x) { return module(x); };
+    if (kind.fused && target.defined()) {
+      forward = fused_end(dynamic_cast<nn::Linear&>(module), target);
     }
+    Segment block = forward;
     std::optional<autograd::AutocastGuard> region;
-    if (precision.autocast) region.emplace(true, precision.half);
+    if (target.defined()) {
+      block = [&](const Tensor& x) {
+        const Tensor y = in_region(precision, forward, x);
+        return kind.fused ? y : loss_of(y, precision, target);
+      };
+    } else if (precision.autocast) {
+      region.emplace(true, precision.half);
+    }
+    Offload* offload = target.defined() ? nullptr : offload_.get();
     return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                         {options_.repeats, true, offload_.get()});
+                         {options_.repeats, true, offload});
   }
 
-  MeasuredBlock measure_loss(const Precision& precision, const MeasuredBlock& before,
-                             const Tensor& target) {
-    const bool widens = precision.half_weights && core::is_half(before.result.dtype());
-    const Segment block = [&](const Tensor& y) {
-      return loss_(widens ? autograd::to(y, DType::f32) : y, target);
-    };
-    return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                         {options_.repeats, true, nullptr});
+  static Tensor in_region(const Precision& precision, const Segment& forward, const Tensor& x) {
+    std::optional<autograd::AutocastGuard> region;
+    if (precision.autocast) region.emplace(true, precision.half);
+    return forward(x);
+  }
+
+  Tensor loss_of(const Tensor& y, const Precision& precision, const Tensor& target) const {
+    const bool widens = precision.half_weights && core::is_half(y.dtype());
+    return loss_(widens ? autograd::to(y, DType::f32) : y, target);
+  }
+
+  Tensor gathered(const Tensor& part, std::int64_t size) const {
+    const std::vector<Tensor> parts(static_cast<std::size_t>(world_.devices), part);
+    const Tensor all = autograd::concat(parts, batch_.dimension);
+    return micro_batch_of(all, batch_.dimension, size).detach();
   }
 
   void add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size,
@@ -314,8 +332,8 @@ class TrainingPlanner {
 
   // The plain one, and where it does not fit the fastest that does, or the smallest.
   void add_choices(TrainingChoice choice, const ScheduleChoice& schedules) {
-    const StepBytes all =
-        bytes_.of(choice.precision, choice.compact_state, options_.moments, choice.micro_batches > 1);
+    const StepBytes all = bytes_.of(choice.precision, choice.compact_state, options_.moments,
+                                    choice.micro_batches > 1);
     const auto share = [&](std::size_t bytes, Sharding from) {
       return choice.sharding >= from ? bytes / static_cast<std::size_t>(world_.ranks) : bytes;
     };
@@ -324,8 +342,7 @@ class TrainingPlanner {
     choice.optimizer_state = share(all.optimizer_state, Sharding::optimizer_state);
     const double update = bytes_.update_seconds(choice.precision, choice.compact_state,
                                                 options_.moments, choice.micro_batches > 1);
-    const double fixed =
-        share_of(update, choice.sharding) + exchange_seconds(all, choice.sharding);
+    const double fixed = share_of(update, choice.sharding) + exchange_seconds(all, choice.sharding);
     add_choice(choice, schedules.plain(), fixed);
     const std::size_t standing = standing_of(choice);
     const std::size_t room = budget_ > standing ? budget_ - standing : 0;
@@ -358,12 +375,14 @@ class TrainingPlanner {
 
   void add_choice(TrainingChoice choice, const CostedSchedule& costed, double fixed) {
     choice.schedule = costed.schedule;
-    if (!choice.balanced_loss) choice.schedule.erase(choice.schedule.end() - 2);  // the gathering
+    if (!choice.balanced_loss) {  // the gathering and the loss are no modules
+      choice.schedule.erase(choice.schedule.end() - 2, choice.schedule.end());
+    }
     for (const SchedulePart& part : choice.schedule) {
       choice.recomputes = choice.recomputes || !part.inner.empty();
       choice.offloads = choice.offloads || part.offloaded;
     }
-    choice.activations = costed.cost.peak;
+    choice.activations = costed.cost.peak + kScaledLoss;
     choice.peak_bytes = standing_of(choice) + choice.activations;
     const double share = static_cast<double>(samples()) / static_cast<double>(choice.micro_batch);
     choice.seconds = share * costed.cost.seconds + fixed;
@@ -390,17 +409,19 @@ void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const Tr
   CAIRN_CHECK(batch.x.defined() && batch.target.defined() && batch.dimension >= 0 &&
                   batch.dimension < batch.x.dims() && batch.dimension < batch.target.dims() &&
                   batch.x.size(batch.dimension) > 0,
-              kTrainingPlanner, "expected a batch of inputs and targets with samples along dimension ",
+              kTrainingPlanner,
+              "expected a batch of inputs and targets with samples along dimension ",
               batch.dimension, ", got none");
   CAIRN_CHECK(batch.x.size(batch.dimension) == batch.target.size(batch.dimension), kTrainingPlanner,
-              "expected as many targets as inputs, got ", batch.target.size(batch.dimension), " and ",
-              batch.x.size(batch.dimension));
+              "expected as many targets as inputs, got ", batch.target.size(batch.dimension),
+              " and ", batch.x.size(batch.dimension));
   CAIRN_CHECK(world.ranks > 0 && world.devices > 0, kTrainingPlanner,
               "expected ranks and devices above 0, got ", world.ranks, " and ", world.devices);
   CAIRN_CHECK(!options.precisions.empty() && options.repeats > 0 && options.moments >= 0 &&
                   options.moments <= 2,
               kTrainingPlanner, "expected precisions, repeats above 0 and 0 to 2 moments, got ",
-              options.precisions.size(), " precisions, ", options.repeats, " and ", options.moments);
+              options.precisions.size(), " precisions, ", options.repeats, " and ",
+              options.moments);
   for (const std::int64_t size : options.micro_batches) {
     CAIRN_CHECK(size > 0 && size <= batch.x.size(batch.dimension), kTrainingPlanner,
                 "expected micro-batches of 1 to ", batch.x.size(batch.dimension), " samples, got ",
@@ -419,21 +440,17 @@ std::vector<Precision> precisions() {
 }
 
 Tensor TrainingChoice::loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const {
-  const std::size_t blocks = model.size() + (fused_loss ? 0 : 1);
-  CAIRN_CHECK(!schedule.empty() && schedule.back().end == blocks, kTrainingPlanner,
+  CAIRN_CHECK(!schedule.empty() && schedule.back().end == model.size(), kTrainingPlanner,
               "expected the planned Sequential, got one of ", model.size(), " modules");
   const RunnerGuard guard(model, [&](nn::Sequential& modules, const Tensor& in) {
     std::vector<Segment> parts = modules_of(modules);
-    Schedule order = schedule;
     if (fused_loss) {
       nn::Linear* end = fusable_end(modules);
       CAIRN_CHECK(end != nullptr, kTrainingPlanner,
                   "expected the planned Sequential, which ends with a Linear, got another one");
       parts.back() = fused_end(*end, target);
-    } else {
-      order.pop_back();
     }
-    return run_schedule(parts, order, offload, in);
+    return run_schedule(parts, schedule, offload, in);
   });
   const Tensor y = model(x);
   return fused_loss ? y : loss_function(y, target);
