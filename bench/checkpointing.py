@@ -1,4 +1,5 @@
-"""Times saves and loads of state files beside dd, safetensors' Python loader and torch.load, by turns, and prints a table. Each ratio is the peer's time
+"""Times saves and loads of state files beside dd, safetensors' Python loader and torch.load, and recomputation by the planner beside segments and
+PyTorch's, by turns, and prints a table. Each ratio is the peer's time
 over Cairn's, of runs that follow each other; the table and the file have the medians over rounds, and the same of each side's fastest."""
 import argparse
 import importlib.util
@@ -29,6 +30,9 @@ class Programs:
     def own(self, *arguments):
         return answer([str(self.folder / "state_files"), *map(str, arguments)])
 
+    def recompute(self, work, rounds):
+        return answer([str(self.folder / "recompute_works"), work, str(rounds)])
+
     def peer(self, *arguments):
         return answer([sys.executable, str(pathlib.Path(__file__).with_name("peer_state_files.py")), *map(str, arguments)])
 
@@ -54,8 +58,35 @@ def load(programs, rounds, own, file, peer, label, goal):
     return [row(f"load {file[6:]}, {programs.mib} MiB: {label}", [min(a) for a, _ in pairs], [min(b) for _, b in pairs], goal)]
 
 
+SEGMENTS = 5  # sqrt(24 blocks)
+
+
+def planner(programs, rounds):
+    """At equal memory: what segments of square-root length take."""
+    found = programs.recompute("equal_memory", rounds)
+    own, segments = found["planner"], found["segments"]
+    say(f"peak {own['peak'] / 1e6:.1f} MB (predicted {own['predicted_peak'] / 1e6:.1f}), segments {segments['peak'] / 1e6:.1f}, plain "
+        f"{found['plain']['peak'] / 1e6:.1f}; predicted {own['predicted_ms']:.1f} ms; {own['report']}\n")
+    rows = [row("planner, 24-block GPT: segments in equal memory", own["ms"], segments["ms"], 1 / 0.85)]
+    if programs.torch:
+        script = str(pathlib.Path(__file__).with_name("peer_recompute.py"))
+        peer = answer([sys.executable, script, str(SEGMENTS), str(rounds)])["ms"]
+        rows.append(row("planner, 24-block GPT: torch's checkpoint_sequential", own["ms"], peer, 1.2))
+    return rows
+
+
+def thousand_layers(programs, rounds):
+    """Chen et al. 2016: 48 GB to 7 GB for 30 % more time."""
+    found = programs.recompute("thousand_layers", rounds)
+    plain, segments = found["plain"], found["segments"]
+    say(f"1,000 layers: {plain['peak'] / 1e6:.1f} MB plain, {segments['peak'] / 1e6:.1f} MB in segments, {found['standing'] / 1e6:.1f} MB stand\n")
+    return [row("1,000 layers in sqrt(n) segments: plain", segments["ms"], plain["ms"], 1 / 1.3)]
+
+
 def works(programs, rounds):
-    """Names and what measures them: a list of rows each. Recomputation's come here too, as programs of their own."""
+    """Names and what measures them: a list of rows each."""
+    yield "planner", lambda: planner(programs, rounds)
+    yield "thousand layers", lambda: thousand_layers(programs, rounds)
     yield "save", lambda: save(programs, rounds)
     yield "blocking", lambda: blocking(programs, rounds)
     if programs.safetensors:

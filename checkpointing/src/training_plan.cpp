@@ -24,6 +24,8 @@ namespace {
 constexpr const char* kTrainingPlanner = "plan_training";
 constexpr std::size_t kPlannedSlots = 500;  // of memory, in the programme
 
+constexpr std::size_t kScaledLoss = 16;  // bytes: the loss times its scale and weight
+
 using LossFunction = std::function<Tensor(const Tensor&, const Tensor&)>;
 
 Tensor micro_batch_of(const Tensor& x, int dimension, std::int64_t size) {
@@ -235,19 +237,17 @@ class TrainingPlanner {
     }
     MeasuredBlock last{{}, x, false};
     for (std::size_t i = 0; i < model_.size(); ++i) {
-      const bool fuses = kind.fused && i + 1 == model_.size();
-      last = measure_module(precision, model_.at(i), last, fuses ? target : Tensor());
+      const bool with_loss = kind.balanced && i + 1 == model_.size();
+      const Tensor own_target = with_loss ? target : Tensor();
+      last = measure_module(precision, kind, model_.at(i), last, own_target);
       chain.profile.push_back(last.profile);
     }
     if (!kind.balanced) {
       chain.profile.push_back(gathering(last.profile.gradient, world_.devices));
-      last.result = autograd::concat(
-          std::vector<Tensor>(static_cast<std::size_t>(world_.devices), last.result),
-          batch_.dimension);
-      last.result = micro_batch_of(last.result, batch_.dimension, size).detach();
-    }
-    if (!kind.fused) {
-      last = measure_loss(precision, last, target);
+      last.result = gathered(last.result, size);
+      const auto loss = [&](const Tensor& y) { return loss_of(y, precision, target); };
+      last = measure_block(kTrainingPlanner, loss, last.result, last.result_wants_gradient,
+                           {options_.repeats, true, nullptr});
       chain.profile.push_back(last.profile);
     }
     CAIRN_CHECK(last.result_wants_gradient, kTrainingPlanner,
@@ -257,29 +257,47 @@ class TrainingPlanner {
     return chain;
   }
 
-  MeasuredBlock measure_module(const Precision& precision, nn::Module& original,
-                               const MeasuredBlock& before, const Tensor& fused_target) {
+  // The last one with the loss, whose backward writes over outputs that nobody else holds.
+  MeasuredBlock measure_module(const Precision& precision, const ChainKind& kind,
+                               nn::Module& original, const MeasuredBlock& before,
+                               const Tensor& target) {
     std::shared_ptr<nn::Module> half;
     if (precision.half_weights) half = half_clone(original, precision.half);
     nn::Module& module = half ? *half : original;
-    Segment block = [&module](const Tensor& x) { return module(x); };
-    if (fused_target.defined()) {
-      block = fused_end(dynamic_cast<nn::Linear&>(module), fused_target);
+    Segment forward = [&module](const Tensor& x) { return module(x); };
+    if (kind.fused && target.defined()) {
+      forward = fused_end(dynamic_cast<nn::Linear&>(module), target);
     }
+    Segment block = forward;
     std::optional<autograd::AutocastGuard> region;
-    if (precision.autocast) region.emplace(true, precision.half);
+    if (target.defined()) {
+      block = [&](const Tensor& x) {
+        const Tensor y = in_region(precision, forward, x);
+        return kind.fused ? y : loss_of(y, precision, target);
+      };
+    } else if (precision.autocast) {
+      region.emplace(true, precision.half);
+    }
+    Offload* offload = target.defined() ? nullptr : offload_.get();
     return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                         {options_.repeats, true, offload_.get()});
+                         {options_.repeats, true, offload});
   }
 
-  MeasuredBlock measure_loss(const Precision& precision, const MeasuredBlock& before,
-                             const Tensor& target) {
-    const bool widens = precision.half_weights && core::is_half(before.result.dtype());
-    const Segment block = [&](const Tensor& y) {
-      return loss_(widens ? autograd::to(y, DType::f32) : y, target);
-    };
-    return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                         {options_.repeats, true, nullptr});
+  static Tensor in_region(const Precision& precision, const Segment& forward, const Tensor& x) {
+    std::optional<autograd::AutocastGuard> region;
+    if (precision.autocast) region.emplace(true, precision.half);
+    return forward(x);
+  }
+
+  Tensor loss_of(const Tensor& y, const Precision& precision, const Tensor& target) const {
+    const bool widens = precision.half_weights && core::is_half(y.dtype());
+    return loss_(widens ? autograd::to(y, DType::f32) : y, target);
+  }
+
+  Tensor gathered(const Tensor& part, std::int64_t size) const {
+    const std::vector<Tensor> parts(static_cast<std::size_t>(world_.devices), part);
+    const Tensor all = autograd::concat(parts, batch_.dimension);
+    return micro_batch_of(all, batch_.dimension, size).detach();
   }
 
   void add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size,
@@ -357,12 +375,14 @@ class TrainingPlanner {
 
   void add_choice(TrainingChoice choice, const CostedSchedule& costed, double fixed) {
     choice.schedule = costed.schedule;
-    if (!choice.balanced_loss) choice.schedule.erase(choice.schedule.end() - 2);  // the gathering
+    if (!choice.balanced_loss) {  // the gathering and the loss are no modules
+      choice.schedule.erase(choice.schedule.end() - 2, choice.schedule.end());
+    }
     for (const SchedulePart& part : choice.schedule) {
       choice.recomputes = choice.recomputes || !part.inner.empty();
       choice.offloads = choice.offloads || part.offloaded;
     }
-    choice.activations = costed.cost.peak;
+    choice.activations = costed.cost.peak + kScaledLoss;
     choice.peak_bytes = standing_of(choice) + choice.activations;
     const double share = static_cast<double>(samples()) / static_cast<double>(choice.micro_batch);
     choice.seconds = share * costed.cost.seconds + fixed;
@@ -420,21 +440,17 @@ std::vector<Precision> precisions() {
 }
 
 Tensor TrainingChoice::loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const {
-  const std::size_t blocks = model.size() + (fused_loss ? 0 : 1);
-  CAIRN_CHECK(!schedule.empty() && schedule.back().end == blocks, kTrainingPlanner,
+  CAIRN_CHECK(!schedule.empty() && schedule.back().end == model.size(), kTrainingPlanner,
               "expected the planned Sequential, got one of ", model.size(), " modules");
   const RunnerGuard guard(model, [&](nn::Sequential& modules, const Tensor& in) {
     std::vector<Segment> parts = modules_of(modules);
-    Schedule order = schedule;
     if (fused_loss) {
       nn::Linear* end = fusable_end(modules);
       CAIRN_CHECK(end != nullptr, kTrainingPlanner,
                   "expected the planned Sequential, which ends with a Linear, got another one");
       parts.back() = fused_end(*end, target);
-    } else {
-      order.pop_back();
     }
-    return run_schedule(parts, order, offload, in);
+    return run_schedule(parts, schedule, offload, in);
   });
   const Tensor y = model(x);
   return fused_loss ? y : loss_function(y, target);

@@ -1,0 +1,168 @@
+#include "cairn/checkpointing/timeline.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "cairn/core/error.h"
+#include "cairn/core/stream.h"
+#include "timeline_page.h"
+
+namespace cairn::checkpointing {
+
+namespace {
+
+using nlohmann::json;
+
+const char* phase_name(autograd::Phase phase) {
+  switch (phase) {
+    case autograd::Phase::forward:
+      return "forward";
+    case autograd::Phase::backward:
+      return "backward";
+    case autograd::Phase::recompute:
+      return "recompute";
+  }
+  return "unknown";
+}
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+json categories() {
+  json names = json::array();
+  for (int i = 0; i < core::kMemoryCategories; ++i) {
+    names.push_back(core::name(static_cast<core::MemoryCategory>(i)));
+  }
+  return names;
+}
+
+json as_json(const TimelineRecord& record) {
+  json all{{"name", record.name}, {"device", core::str(record.device)}};
+  for (const auto& s : record.samples) {
+    all["samples"].push_back({s.seconds, s.bytes, s.total, s.peak, s.during});
+  }
+  all["operations"] = json::array();
+  for (const auto& o : record.operations) {
+    all["operations"].push_back({o.name, phase_name(o.phase), o.begin, o.end});
+  }
+  all["peak"] = record.peak_sample();
+  return all;
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) {
+    core::fail<core::IoError>("timeline", "expected to write ", path, ", got an error (is there such a ",
+                              "folder, and room?)");
+  }
+}
+
+// "</script>" in a name must not end the script.
+std::string embedded(const json& value) {
+  std::string text = value.dump();
+  for (std::size_t at = 0; (at = text.find("</", at)) != std::string::npos;) text.replace(at, 2, "<\\/");
+  return text;
+}
+
+}  // namespace
+
+std::size_t TimelineRecord::peak_sample() const {
+  const auto highest = std::max_element(
+      samples.begin(), samples.end(), [](const Sample& a, const Sample& b) { return a.peak < b.peak; });
+  return static_cast<std::size_t>(highest - samples.begin());
+}
+
+Timeline::Timeline(std::string name, Device device) : began_(steady_seconds()) {
+  record_.name = std::move(name);
+  record_.device = device;
+  core::reset_peak_memory(device);
+  sample();
+}
+
+double Timeline::now() const {
+  return steady_seconds() - began_;
+}
+
+void Timeline::sample() {
+  const core::MemoryStats stats = core::memory_stats(record_.device);
+  core::reset_peak_memory(record_.device);
+  const std::string during = open_.empty() ? "" : record_.operations[open_.back()].name;
+  record_.samples.push_back({now(), stats.current, stats.current_total, stats.peak_total, during});
+}
+
+void Timeline::on_begin(const autograd::OpEvent& event) {
+  sample();
+  open_.push_back(record_.operations.size());
+  record_.operations.push_back({event.name, event.phase, now(), 0});
+}
+
+void Timeline::on_end(const autograd::OpEvent& event) {
+  // An operation that threw has begun and not ended.
+  while (!open_.empty() && record_.operations[open_.back()].name != event.name) open_.pop_back();
+  if (open_.empty()) return;
+  sample();
+  record_.operations[open_.back()].end = now();
+  open_.pop_back();
+}
+
+void Timeline::count(const std::string& name, double value) {
+  record_.counts.push_back({name, now(), value});
+}
+
+TimelineRecord Timeline::finish() {
+  core::Stream::current(record_.device).synchronize();
+  sample();
+  return record_;
+}
+
+void write_page(const std::string& path, const std::vector<TimelineRecord>& records) {
+  CAIRN_CHECK(!records.empty(), "timeline", "expected records, got none");
+  json data{{"categories", categories()}, {"records", json::array()}};
+  for (const TimelineRecord& record : records) data["records"].push_back(as_json(record));
+  std::string page = kTimelinePage;
+  const std::string place = "DATA";
+  page.replace(page.find(place), place.size(), embedded(data));
+  write_text(path, page);
+}
+
+void write_trace(const std::string& path, const TimelineRecord& record) {
+  const auto micros = [](double seconds) { return 1e6 * seconds; };
+  json events = json::array();
+  events.push_back({{"name", "process_name"}, {"ph", "M"}, {"pid", 0}, {"args", {{"name", record.name}}}});
+  for (const auto& o : record.operations) {
+    events.push_back({{"name", o.name},
+                      {"cat", phase_name(o.phase)},
+                      {"ph", "X"},
+                      {"pid", 0},
+                      {"tid", 0},
+                      {"ts", micros(o.begin)},
+                      {"dur", micros(std::max(0.0, o.end - o.begin))},
+                      {"args", {{"phase", phase_name(o.phase)}}}});
+  }
+  for (const auto& s : record.samples) {
+    json bytes;
+    for (int i = 0; i < core::kMemoryCategories; ++i) {
+      bytes[std::string(core::name(static_cast<core::MemoryCategory>(i)))] =
+          s.bytes[static_cast<std::size_t>(i)];
+    }
+    const std::string name = core::str("memory of ", record.device);
+    events.push_back({{"name", name}, {"ph", "C"}, {"pid", 0}, {"ts", micros(s.seconds)}, {"args", bytes}});
+  }
+  for (const auto& c : record.counts) {
+    events.push_back({{"name", c.name},
+                      {"ph", "C"},
+                      {"pid", 0},
+                      {"ts", micros(c.seconds)},
+                      {"args", {{c.name, c.value}}}});
+  }
+  write_text(path, json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump());
+}
+
+}  // namespace cairn::checkpointing
