@@ -76,6 +76,7 @@ extern amp::Amp precision;
 extern amp::Options options;
 extern parallel::ProcessGroup group;
 extern parallel::DistributedDataParallel ddp;
+extern parallel::Reducer reducer;
 extern int epochs, step;
 void train_step();
 void train_step(const data::Batch& batch);
