@@ -21,7 +21,8 @@ using namespace cairn;
 using nlohmann::json;
 
 // As in bench/peer_recompute.py.
-constexpr std::int64_t kBlocks = 24, kWidth = 128, kHeads = 4, kTokens = 128, kSamples = 8, kWords = 256;
+constexpr std::int64_t kBlocks = 24, kWidth = 128, kHeads = 4, kTokens = 128, kSamples = 8,
+                       kWords = 256;
 constexpr std::int64_t kLayers = 1000, kLayerWidth = 64, kRows = 256;
 
 class Embedding : public nn::Module {
@@ -139,15 +140,15 @@ void predict(json& row, const checkpointing::RecomputationPlan& plan) {
 json equal_memory(int rounds) {
   Chain chain = gpt();
   const auto segments = [&] {
-    return checkpointing::checkpoint_sequential(chain.model, checkpointing::SqrtSegments{}, chain.x);
+    return checkpointing::checkpoint_sequential(chain.model, checkpointing::SqrtSegments{},
+                                                chain.x);
   };
   step(chain.model, segments);
   const std::size_t budget = step(chain.model, segments).peak;
   const auto plan = checkpointing::plan_recomputation(chain.model, chain.x, budget, {.repeats = 5});
-  const auto rows = by_turns(chain.model,
-                             {[&] { return plan.run(chain.x); }, segments,
-                              [&] { return chain.model(chain.x); }},
-                             rounds);
+  const auto rows = by_turns(
+      chain.model,
+      {[&] { return plan.run(chain.x); }, segments, [&] { return chain.model(chain.x); }}, rounds);
   json all{{"planner", rows[0]}, {"segments", rows[1]}, {"plain", rows[2]}, {"budget", budget}};
   predict(all["planner"], plan);
   return all;
@@ -157,13 +158,16 @@ json equal_memory(int rounds) {
 json curve(int rounds, int points) {
   Chain chain = gpt();
   const auto plain_plan = checkpointing::plan_recomputation(chain.model, chain.x, SIZE_MAX);
-  const std::size_t most = plain_plan.plain_peak_bytes(), standing = core::memory_stats({}).current_total;
+  const std::size_t most = plain_plan.plain_peak_bytes(),
+                    standing = core::memory_stats({}).current_total;
   json all = json::array();
   for (int i = 0; i < points; ++i) {
     const double share = 1.0 - static_cast<double>(i) / points;
-    const auto budget = standing + static_cast<std::size_t>(share * static_cast<double>(most - standing));
+    const auto budget =
+        standing + static_cast<std::size_t>(share * static_cast<double>(most - standing));
     try {
-      const auto plan = checkpointing::plan_recomputation(chain.model, chain.x, budget, {.repeats = 5});
+      const auto plan =
+          checkpointing::plan_recomputation(chain.model, chain.x, budget, {.repeats = 5});
       json row = by_turns(chain.model, {[&] { return plan.run(chain.x); }}, rounds)[0];
       row["budget"] = budget;
       predict(row, plan);

@@ -59,23 +59,25 @@ void write_text(const std::string& path, const std::string& text) {
   file << text;
   file.close();
   if (!file) {
-    core::fail<core::IoError>("timeline", "expected to write ", path, ", got an error (is there such a ",
-                              "folder, and room?)");
+    core::fail<core::IoError>("timeline", "expected to write ", path,
+                              ", got an error (is there such a ", "folder, and room?)");
   }
 }
 
 // "</script>" in a name must not end the script.
 std::string embedded(const json& value) {
   std::string text = value.dump();
-  for (std::size_t at = 0; (at = text.find("</", at)) != std::string::npos;) text.replace(at, 2, "<\\/");
+  for (std::size_t at = 0; (at = text.find("</", at)) != std::string::npos;)
+    text.replace(at, 2, "<\\/");
   return text;
 }
 
 }  // namespace
 
 std::size_t TimelineRecord::peak_sample() const {
-  const auto highest = std::max_element(
-      samples.begin(), samples.end(), [](const Sample& a, const Sample& b) { return a.peak < b.peak; });
+  const auto highest =
+      std::max_element(samples.begin(), samples.end(),
+                       [](const Sample& a, const Sample& b) { return a.peak < b.peak; });
   return static_cast<std::size_t>(highest - samples.begin());
 }
 
@@ -135,7 +137,8 @@ void write_page(const std::string& path, const std::vector<TimelineRecord>& reco
 void write_trace(const std::string& path, const TimelineRecord& record) {
   const auto micros = [](double seconds) { return 1e6 * seconds; };
   json events = json::array();
-  events.push_back({{"name", "process_name"}, {"ph", "M"}, {"pid", 0}, {"args", {{"name", record.name}}}});
+  events.push_back(
+      {{"name", "process_name"}, {"ph", "M"}, {"pid", 0}, {"args", {{"name", record.name}}}});
   for (const auto& o : record.operations) {
     events.push_back({{"name", o.name},
                       {"cat", phase_name(o.phase)},
@@ -153,7 +156,8 @@ void write_trace(const std::string& path, const TimelineRecord& record) {
           s.bytes[static_cast<std::size_t>(i)];
     }
     const std::string name = core::str("memory of ", record.device);
-    events.push_back({{"name", name}, {"ph", "C"}, {"pid", 0}, {"ts", micros(s.seconds)}, {"args", bytes}});
+    events.push_back(
+        {{"name", name}, {"ph", "C"}, {"pid", 0}, {"ts", micros(s.seconds)}, {"args", bytes}});
   }
   for (const auto& c : record.counts) {
     events.push_back({{"name", c.name},

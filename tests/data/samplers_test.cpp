@@ -245,11 +245,14 @@ TEST(DistributedSampler, RanksMustHaveOneOrder) {
   using ::testing::HasSubstr;
   EXPECT_EQ(error_beside({.seed = 3}, {.seed = 3}), "");
   EXPECT_EQ(error_beside({.shuffle = false, .seed = 3}, {.shuffle = false, .seed = 4}), "");
-  EXPECT_THAT(error_beside({.seed = 3}, {.seed = 4}),
-              HasSubstr("10 samples shuffled by seed 3 on rank 0 and 10 samples shuffled by seed 4 on rank 1"));
+  EXPECT_THAT(
+      error_beside({.seed = 3}, {.seed = 4}),
+      HasSubstr(
+          "10 samples shuffled by seed 3 on rank 0 and 10 samples shuffled by seed 4 on rank 1"));
   EXPECT_THAT(error_beside({.seed = 3}, {.seed = 3}, 11), HasSubstr("11 samples"));
   EXPECT_THAT(error_beside({.seed = 3}, {.shuffle = false}), HasSubstr("in order on rank 1"));
-  EXPECT_THAT(error_beside({.drop_last = true}, {.exact = true}), HasSubstr("seed 0, exact on rank 1"));
+  EXPECT_THAT(error_beside({.drop_last = true}, {.exact = true}),
+              HasSubstr("seed 0, exact on rank 1"));
 }
 
 TEST(Sampler, RefusesImpossibleValues) {

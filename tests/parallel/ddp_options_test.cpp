@@ -273,9 +273,10 @@ TEST(DdpOrders, AStepWhoseRanksHaveGradientsOfOtherParametersSaysSo) {
       const auto guard = ddp.no_sync();
       autograd::backward(loss_of(ddp, 0));
     }
-    expect_error<InvalidArgument>([&] { sgd.step(); },
-                                  {"'l0.weight', 'l0.bias' on rank 0 and 'l1.weight', 'l1.bias' on rank 1",
-                                   "no no_sync", "find_unused_parameters"});
+    expect_error<InvalidArgument>(
+        [&] { sgd.step(); },
+        {"'l0.weight', 'l0.bias' on rank 0 and 'l1.weight', 'l1.bias' on rank 1", "no no_sync",
+         "find_unused_parameters"});
     tower.clear_grad();  // nothing else is lost
     tower.reach = 3;
     autograd::backward(loss_of(ddp, rank_of(group)));
@@ -295,7 +296,9 @@ TEST(DdpOrders, ARunThatCannotBeginHasLaidOutAllMemory) {
   };
   autograd::backward(loss());
   expect_error<InvalidArgument>(
-      [&] { autograd::backward(loss(), {}, {.scale = {core::next_scaler_id(), 4.0}}); },
+      [&] {
+        autograd::backward(loss(), {}, {.scale = {core::next_scaler_id(), 4.0}});
+      },
       {"got a loss scaled by 4"});
   for (const Tower* tower : {&a, &b}) {
     EXPECT_TRUE(optim::GradientArena::of(tower->parameters()[0].tensor)->f32_slots());
@@ -312,8 +315,9 @@ TEST(DdpOrders, ABackwardThatOneRankRefusesEndsOnAll) {
     autograd::backward(loss_of(ddp, 0));
     tower.reach = group.rank() == 0 ? 1 : 2;
     const core::GradientScale scale{core::next_scaler_id(), 4.0};
-    expect_error<InvalidArgument>([&] { autograd::backward(loss_of(ddp, 0), {}, {.scale = scale}); },
-                                  {"that nobody scaled", "'l0.", "clear_grad()"});
+    expect_error<InvalidArgument>(
+        [&] { autograd::backward(loss_of(ddp, 0), {}, {.scale = scale}); },
+        {"that nobody scaled", "'l0.", "clear_grad()"});
     tower.clear_grad();
     autograd::backward(loss_of(ddp, 0), {}, {.scale = scale});
     EXPECT_EQ(gradients_of(tower).size(), 4U);

@@ -441,8 +441,8 @@ void expect_the_same_bits_on_gpus(const ProcessGroup& group) {
       EXPECT_EQ(y.defined(), rank + 1 == ranks);
       if (!y.defined()) continue;
       EXPECT_EQ(y.device(), gpu_of(rank));
-      test::expect_close(y.to_vector(), (*layers(0, kLayers))(rank_pipeline_batch(7, 1)).to_vector(),
-                         1e-5, 1e-6);
+      test::expect_close(y.to_vector(),
+                         (*layers(0, kLayers))(rank_pipeline_batch(7, 1)).to_vector(), 1e-5, 1e-6);
     }
   }
 }

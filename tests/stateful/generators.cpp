@@ -66,7 +66,8 @@ rc::Gen<Wiring> wirings() {
         wiring.predivide = wiring.predivide && wiring.hook == Hook::none;
         wiring.fp32 = wiring.fp32 && wiring.hook == Hook::none;
         wiring.static_graph = graph.first;
-        if (graph.first && !wiring.two_ddps) wiring.static_odd_reach = static_cast<unsigned>(graph.second);
+        if (graph.first && !wiring.two_ddps)
+          wiring.static_odd_reach = static_cast<unsigned>(graph.second);
         return wiring;
       });
 }

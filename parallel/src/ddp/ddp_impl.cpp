@@ -227,7 +227,8 @@ void DistributedDataParallel::Impl::begin() {
 
 /// The engine has begun the slots of all parameters that the loss reaches.
 void DistributedDataParallel::Impl::mark_what_is_not_reached() {
-  std::vector<bool> reaches(trained.size()), reached(trained.size());  // by this loss; by this or an earlier one
+  std::vector<bool> reaches(trained.size()),
+      reached(trained.size());  // by this loss; by this or an earlier one
   for (std::size_t i = 0; i < reached.size(); ++i) {
     const core::GradientSlot& slot = slot_of(i);
     reaches[i] = slot.state() == core::GradientSlot::State::writing;

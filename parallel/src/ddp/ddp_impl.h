@@ -83,10 +83,11 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   std::string first_batch;     // its digest
   bool batches_known = false;  // to be other ones on every rank, or warned of
 
-  core::RunId run = 0;       // the reducing backward under way; 0: none
+  core::RunId run = 0;        // the reducing backward under way; 0: none
   core::RunId seen_run = 0;   // the last one that a hook was called in
   core::GradientScale scale;  // of its loss
-  bool agreed = false;        // the ranks have told each other what is local, and no backward without a reduction came since
+  bool agreed =
+      false;  // the ranks have told each other what is local, and no backward without a reduction came since
 
   // What losses reach.
   std::vector<std::string> unused;

@@ -71,8 +71,9 @@ void DistributedDataParallel::Impl::share_what_is_local() {
   for (std::size_t i = 0; i < trained.size(); ++i) {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       if (ranks[rank].at(i).is_broken())
-        core::fail<core::Error>("ddp", "expected whole gradients on all ranks, got '", parameter_of(i).name,
-                                "' on rank ", rank, ", which a backward that failed there had changed in part: "
+        core::fail<core::Error>("ddp", "expected whole gradients on all ranks, got '",
+                                parameter_of(i).name, "' on rank ", rank,
+                                ", which a backward that failed there had changed in part: "
                                 "clear_grad() drops it");
     }
     const auto first = std::find_if(ranks.begin(), ranks.end(), [&](const std::vector<Held>& rank) {

@@ -106,7 +106,7 @@ struct TrainingChoice {
   bool fused_loss = false;
   bool balanced_loss = true;  // several devices: outputs stay where they are (DataParallelModel)
   Sharding sharding = Sharding::none;
-  Schedule schedule;              // of the modules; the loss runs with the last
+  Schedule schedule;  // of the modules; the loss runs with the last
   bool recomputes = false, offloads = false;
 
   bool fits = false;
