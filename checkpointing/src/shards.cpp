@@ -201,7 +201,7 @@ PieceReader piece_reader(const std::string& folder) {
     const SafetensorsEntry* stored = file->find(piece.name);
     const bool same =
         stored != nullptr && stored->dtype == piece.dtype && stored->shape == piece.shape;
-    const Tensor values = same ? file->map(*stored) : Tensor();
+    Tensor values = same ? file->map(*stored) : Tensor();
     if (!same || checksum(values.raw_data(), values.nbytes()) != piece.checksum) {
       core::fail<core::DataError>("checkpoint", "expected '", piece.name, "' ", piece.dtype, " ",
                                   piece.shape, " in '", path,

@@ -7,7 +7,7 @@
 //   checkpointing::Tensors average({{"fc.weight", weight}});
 //   checkpointing::TrainingState state({{"model", model}, {"mine", variables}, {"ema", average}});
 //
-//   checkpointing::Shards moments({{"fc.weight", {weight, {1000, 64}, 250}}});  // 250 of the 1000
+//   checkpointing::Shards moments({{"fc.weight", {weight, {1000, 64}, 250}}});  // rows from 250 on
 //
 // All keep references: what they refer to stays where it is for as long as they live.
 #pragma once
