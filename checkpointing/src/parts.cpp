@@ -168,8 +168,8 @@ void load_tensors(const char* what, const FlatState& own, const StateDict& state
 
 }  // namespace
 
-Tensors::Tensors(NamedTensors tensors) {
-  for (auto& [name, tensor] : tensors) entries_.emplace_back(name, std::move(tensor));
+Tensors::Tensors(const NamedTensors& tensors) {
+  for (const auto& [name, tensor] : tensors) entries_.emplace_back(name, tensor);
   check_names("tensors", entries_);
 }
 

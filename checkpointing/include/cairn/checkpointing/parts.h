@@ -55,7 +55,7 @@ class Tensors : public core::Stateful {
  public:
   /// Names may nest: "layer.0.weight". Throws core::InvalidArgument for names that are empty, equal
   /// or end within another, and for undefined tensors.
-  explicit Tensors(NamedTensors tensors);
+  explicit Tensors(const NamedTensors& tensors);
 
   StateDict state_dict() const override;
   /// Copies the values into the tensors' memory, between floating dtypes by conversion. Throws
