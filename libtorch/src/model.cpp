@@ -50,7 +50,8 @@ std::vector<Model::Impl::Shared> shared_of(const NamedTensors& ours, const Known
   std::vector<Model::Impl::Shared> all;
   for (const auto& [name, tensor] : ours) {
     const torch::Tensor& handle = handles.at(theirs.at(tensor.id()));
-    all.push_back({name, handle, tensor, static_cast<std::uint32_t>(handle._version())});
+    all.push_back({name, handle, tensor, static_cast<std::uint32_t>(handle._version()),
+                   tensor.storage()->version()});
   }
   return all;
 }
@@ -108,7 +109,10 @@ void Model::Impl::follow_torch() {
                   "expected the memory of '", shared.name, "' to stay where it was, got other ",
                   "memory (move or cast the module before its Model is made)");
       const auto version = static_cast<std::uint32_t>(shared.theirs._version());
-      if (std::exchange(shared.version, version) != version) shared.ours.storage()->bump_version();
+      if (std::exchange(shared.version, version) == version) continue;
+      const bool known = shared.written == shared.ours.storage()->version();
+      shared.ours.storage()->bump_version();
+      if (known) shared.written = shared.ours.storage()->version();
     }
   }
   for (Shared& parameter : parameters) {
@@ -120,6 +124,8 @@ void Model::Impl::follow_torch() {
 
 void Model::Impl::note_written() {
   for (Shared& parameter : parameters) {
+    const std::uint64_t version = parameter.ours.storage()->version();
+    if (std::exchange(parameter.written, version) == version) continue;
     parameter.theirs.unsafeGetTensorImpl()->bump_version();
     parameter.version = static_cast<std::uint32_t>(parameter.theirs._version());
   }

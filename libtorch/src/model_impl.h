@@ -18,6 +18,7 @@ struct Model::Impl {
     torch::Tensor theirs;
     Tensor ours;
     std::uint32_t version = 0;  // of theirs, when ours last knew what was written
+    std::uint64_t written = 0;  // of ours' storage, when theirs last knew
   };
 
   Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group,
@@ -30,7 +31,7 @@ struct Model::Impl {
   void follow_cairn();
   /// What libtorch's side changed since: what was written, frozen or unfrozen. Throws where memory has moved.
   void follow_torch();
-  /// Cairn has written parameters in place.
+  /// Cairn may have written parameters in place: libtorch hears of those that it has.
   void note_written();
   /// Each .grad is its slot's view where that holds a gradient, else undefined.
   void place_gradients();

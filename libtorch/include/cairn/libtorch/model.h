@@ -59,19 +59,19 @@ class Model : public core::Stateful {
   core::World world() const;
 
   /// forward(inputs...) as the opt level says: in an autocast region at O1; at O2 and O3 floating tensors in the inputs, in
-  /// any nesting (nested.h), arrive in half, and those in the result leave in f32. What is no tensor is handed on.
+  /// any nesting (nested.h), arrive in half, and those in the result leave in f32. What is no tensor is handed on. `forward`: a function, or a
+  /// module (net, an nn::Sequential).
   template <class F, class... Inputs>
   auto run(F&& forward, Inputs&&... inputs) {
     torch::Tensor first;
     (find_first(first, inputs), ...);
     const std::shared_ptr<void> running = begin_forward(first);
-    using Result = std::invoke_result_t<F&, decltype(cast(std::forward<Inputs>(inputs)))...>;
+    using Result = decltype(call(forward, cast(std::forward<Inputs>(inputs))...));
     if constexpr (std::is_void_v<Result>) {
-      std::invoke(forward, cast(std::forward<Inputs>(inputs))...);
+      call(forward, cast(std::forward<Inputs>(inputs))...);
     } else {
-      return map_tensors(
-          std::decay_t<Result>(std::invoke(forward, cast(std::forward<Inputs>(inputs))...)),
-          [this](const torch::Tensor& x) { return cast_output(x); });
+      return map_tensors(std::decay_t<Result>(call(forward, cast(std::forward<Inputs>(inputs))...)),
+                         [this](const torch::Tensor& x) { return cast_output(x); });
     }
   }
   /// At O1 an autocast region, else nothing: for what runs outside of run(), a loss say.
@@ -98,6 +98,14 @@ class Model : public core::Stateful {
   Impl& impl() const { return *impl_; }
 
  private:
+  template <class F, class... X>
+  static decltype(auto) call(F& f, X&&... x) {
+    if constexpr (requires { f->forward(std::forward<X>(x)...); }) {
+      return f->forward(std::forward<X>(x)...);
+    } else {
+      return std::invoke(f, std::forward<X>(x)...);
+    }
+  }
   template <class T>
   static void find_first(torch::Tensor& first, T& value) {
     for_each_tensor(value, [&](const torch::Tensor& x) {
