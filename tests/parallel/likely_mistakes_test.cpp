@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <stdlib.h>
+
 #include <filesystem>
 
 #include "cairn/autograd/autograd.h"
@@ -52,6 +54,48 @@ TEST(LikelyMistakes, BatchesThatMeetLaterOrOnSomeRanksAreNone) {
       count(kSame, [](int rank, int step) { return drawn(step == 0 ? rank / 2 : step); });
   const std::vector<int> expected{0, 0, 0};
   EXPECT_TRUE(counts.empty() || counts == expected) << testing::PrintToString(counts);
+}
+
+const bool kGpusForMistakes = setenv("CAIRN_SIM_GPUS", "2", 0) == 0;  // before the first call
+
+/// What two ranks say whose models are on these devices when DDP is made.
+void expect_said_of_devices(Device (*place)(const ProcessGroup& group),
+                            const std::vector<std::string>& expected) {
+  const auto results = test::start_ranks(2, [&](int) {
+    auto group = ProcessGroup::from_environment(test::fast_options());
+    nn::Linear model(4, 2);
+    model.to(place(group));
+    DistributedDataParallel ddp(model, group);
+  });
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_EQ(results[rank].status, 0) << results[rank].output;
+    const std::string text = "the model may be on a wrong device: ";
+    const auto at = results[rank].output.find(text);
+    const std::string said =
+        at == std::string::npos ? "" : results[rank].output.substr(at + text.size());
+    EXPECT_THAT(said, testing::StartsWith(expected[rank]));
+    EXPECT_EQ(said.empty(), expected[rank].empty()) << said;
+    EXPECT_EQ(said.find(text), std::string::npos) << "said twice";
+  }
+}
+
+TEST(NcclLikelyMistakes, AModelOnTheCpuBesideGpus) {
+  if (core::device_count(core::DeviceType::cuda) < 2) GTEST_SKIP() << "needs two GPUs";
+  expect_said_of_devices(
+      [](const ProcessGroup&) { return Device{}; },
+      {"rank 0's on cpu:0 instead of cuda:0, rank 1's on cpu:0 instead of cuda:1 "
+       "(model.to(group.device()))",
+       ""});
+}
+
+TEST(NcclLikelyMistakes, ModelsOnTheirRanksGpusAreNone) {
+  if (core::device_count(core::DeviceType::cuda) < 2) GTEST_SKIP() << "needs two GPUs";
+  expect_said_of_devices([](const ProcessGroup& group) { return group.device(""); }, {"", ""});
+}
+
+TEST(LikelyMistakes, AnyCpuDeviceIsRightWithoutGpus) {
+  if (core::device_count(core::DeviceType::cuda) > 0) GTEST_SKIP() << "needs a machine without GPUs";
+  expect_said_of_devices([](const ProcessGroup&) { return Device{}; }, {"", ""});
 }
 
 /// What all ranks say when so many resume what one has saved.
