@@ -42,7 +42,7 @@ class Cairn(ConanFile):
     def generate(self):
         CMakeDeps(self).generate()
         toolchain = CMakeToolchain(self)
-        toolchain.cache_variables.update({"CAIRN_BUILD_TESTS": "OFF", "CAIRN_BUILD_EXAMPLES": "OFF", "CMAKE_UNITY_BUILD": "ON"})
+        toolchain.cache_variables.update({"CAIRN_BUILD_TESTS": "OFF", "CAIRN_BUILD_EXAMPLES": "OFF", "CAIRN_TORCH": "OFF", "CMAKE_UNITY_BUILD": "ON"})
         toolchain.generate()
 
     def build(self):
