@@ -52,7 +52,7 @@ struct Gpt2Weights : torch::nn::Module {
     add({d}), add({d});
   }
   void add(at::IntArrayRef shape) {
-    register_parameter("w" + std::to_string(count++), torch::randn(shape));
+    register_parameter(std::to_string(count++), torch::randn(shape));
   }
   int count = 0;
 };
