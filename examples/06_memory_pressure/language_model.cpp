@@ -222,7 +222,7 @@ void forget_planning() {
 }
 
 /// What plan_training takes for the fastest within the budget.
-std::vector<double> planned(const Job& job, const std::function<void()>& stepped) {
+std::vector<double> trained_by_plan(const Job& job, const std::function<void()>& stepped) {
   Training training(job);
   checkpointing::TrainingPlanOptions options;
   options.moments = 1;
@@ -275,7 +275,7 @@ std::vector<Way> language_model_ways() {
                 return fused_loss(model, batch, true);
               }),
       {"balanced", "a part of the batch and its loss on each device", balanced},
-      {"planned", "the fastest that plan_training finds within the budget", planned},
+      {"planned", "the fastest that plan_training finds within the budget", trained_by_plan},
   };
 }
 
