@@ -90,7 +90,7 @@ struct Nll {
     if (options.reduction == Reduction::none) {
       return losses.alias(losses.view().reshape(target.shape()));
     }
-    const Tensor sum = total(kernels::ReduceOp::sum, losses);
+    Tensor sum = total(kernels::ReduceOp::sum, losses);
     if (options.reduction == Reduction::mean) divide(sum, kept);
     return sum;
   }

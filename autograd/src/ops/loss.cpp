@@ -75,7 +75,7 @@ struct Bce {
 
 // x - t, in the dtype of losses.
 Tensor difference(const TensorView& x, const TensorView& t, DType dtype) {
-  const Tensor d = Tensor::empty(x.shape, dtype, x.device);
+  Tensor d = Tensor::empty(x.shape, dtype, x.device);
   kernels::copy(x, d);
   kernels::axpby(-1.0, t, 1.0, d);
   return d;
