@@ -220,7 +220,7 @@ std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRul
   for (const Standing& one : standing) {
     if (!find_damage(one.path).empty()) damaged.push_back(one.path);
   }
-  const std::vector<std::string> needless = needless_in(in_order(standing, line), rules, damaged);
+  std::vector<std::string> needless = needless_in(in_order(standing, line), rules, damaged);
   if (!only_say) remove_checkpoints(dir, needless);
   return needless;
 }
