@@ -51,6 +51,7 @@ function(cairn_library name)
   add_library(cairn_${name} ${arg_SOURCES})
   add_library(cairn::${name} ALIAS cairn_${name})
   set_target_properties(cairn_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON VERIFY_INTERFACE_HEADER_SETS ON
+    DEFINE_SYMBOL ""  # archives and shared libraries compile alike, so that ccache has one for the other
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
   if(BUILD_SHARED_LIBS)  # exports what is cairn's, and nothing of the libraries that were compiled in
     set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)

@@ -17,6 +17,11 @@ test_preset() {
   if [ -z "${CAIRN_PRESET:-}" ] && has_toolkit && ! has_gpu; then echo gpusim; else default_preset; fi
 }
 
+# Presets that compile alike share their objects.
+if command -v ccache >/dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+fi
+
 step() { printf '\n== %s\n' "$*"; }
 
 # build PRESET [TARGET...]
