@@ -1,8 +1,5 @@
 #include "cairn/core/log.h"
 
-// spdlog calls this level "warning"; here it is "warn", as in the API and in CAIRN_LOG.
-#define SPDLOG_LEVEL_NAMES \
-  { "trace", "debug", "info", "warn", "error", "critical", "off" }
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -27,6 +24,12 @@ spdlog::level::level_enum to_spdlog(Level level) {
       return spdlog::level::off;
   }
   return spdlog::level::info;
+}
+
+// As in the API and in CAIRN_LOG: spdlog calls one of them "warning".
+const char* name_of(Level level) {
+  constexpr const char* kNames[] = {"debug", "info", "warn", "error", "off"};
+  return kNames[static_cast<int>(level)];
 }
 
 // Where every rank would say the same, only rank 0 says it: the others speak from warnings on.
@@ -59,7 +62,7 @@ std::string rank_prefix() {
 spdlog::logger& logger() {
   static auto* const instance = [] {
     auto* made = new spdlog::logger("cairn", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_pattern("[%H:%M:%S " + rank_prefix() + "%l] %v");
+    made->set_pattern("[%H:%M:%S " + rank_prefix() + "%v");
     made->set_level(to_spdlog(level_from_environment()));
     made->flush_on(spdlog::level::debug);
     return made;
@@ -75,7 +78,9 @@ void set_level(Level level) {
 
 void write(Level level, std::string_view message) {
   if (level == Level::off) return;
-  logger().log(to_spdlog(level), spdlog::string_view_t(message.data(), message.size()));
+  if (!logger().should_log(to_spdlog(level))) return;
+  const std::string text = core::str(name_of(level), "] ", message);
+  logger().log(to_spdlog(level), spdlog::string_view_t(text));
 }
 
 }  // namespace cairn::log

