@@ -193,6 +193,7 @@ std::vector<double> half(const Job& job, const std::function<void()>& stepped) {
 std::vector<double> balanced(const Job& job, const std::function<void()>& stepped) {
   Training training(job);
   std::vector<Device> devices;
+  devices.reserve(static_cast<std::size_t>(job.devices));
   for (int i = 0; i < job.devices; ++i) devices.push_back({core::DeviceType::cpu, i});
   parallel::DataParallelModel net(training.model, devices);
   parallel::DataParallelCriterion criterion(

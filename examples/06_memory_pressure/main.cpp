@@ -182,6 +182,7 @@ int run(const Flags& flags) {
   const std::vector<Part> all = parts(flags.job());
   check_names(flags, all);
   std::vector<memory_pressure::Panel> panels;
+  panels.reserve(all.size());
   for (const Part& part : all) {
     panels.push_back({part.title, run_part(part, flags), flags.job().budget});
   }

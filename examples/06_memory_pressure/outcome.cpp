@@ -27,6 +27,7 @@ Job small(Job job) {
 
 std::vector<Device> cpus(int count) {
   std::vector<Device> devices;
+  devices.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) devices.push_back({core::DeviceType::cpu, i});
   return devices;
 }

@@ -94,7 +94,8 @@ TEST(NcclLikelyMistakes, ModelsOnTheirRanksGpusAreNone) {
 }
 
 TEST(LikelyMistakes, AnyCpuDeviceIsRightWithoutGpus) {
-  if (core::device_count(core::DeviceType::cuda) > 0) GTEST_SKIP() << "needs a machine without GPUs";
+  if (core::device_count(core::DeviceType::cuda) > 0)
+    GTEST_SKIP() << "needs a machine without GPUs";
   expect_said_of_devices([](const ProcessGroup&) { return Device{}; }, {"", ""});
 }
 
