@@ -3,14 +3,12 @@ PyTorch's, by turns, and prints a table. Each ratio is the peer's time
 over Cairn's, of runs that follow each other; the table and the file have the medians over rounds, and the same of each side's fastest."""
 import argparse
 import importlib.util
-import json
-import os
 import pathlib
 import statistics
 import sys
 import tempfile
 
-from parallel import answer, line, measure, say
+from parallel import answer, report
 
 BLOCKING = 0.05  # of a plain save
 
@@ -107,25 +105,8 @@ def main():
     args = parser.parse_args()
 
     programs = Programs(args.programs, args.folder, args.mib)
-    chosen = [(name, run) for name, run in works(programs, args.rounds) if args.only in name]
-    if args.list:
-        print("\n".join(name for name, _ in chosen))
-        return
-    if not programs.safetensors:
-        print("loaders of Python's are left out: .venv/bin/pip install torch numpy safetensors")
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; milliseconds, medians of {args.rounds} rounds; ratio: the peer's time over Cairn's\n")
-    print(f"{'work: peer':<66}{'Cairn':>11}{'peer':>11}{'ratio':>8}{'fastest':>9}{'goal':>7}", flush=True)
-    rows, failed = [], False
-    for name, run in chosen:
-        found = measure(name, run)
-        failed |= found is None
-        rows += found or []
-        say("")
-        for each in found or []:
-            print(line(each), flush=True)
-        if args.json:
-            pathlib.Path(args.json).write_text("".join(json.dumps(each) + "\n" for each in rows))
-    sys.exit(failed)
+    missing = [] if programs.safetensors else ["loaders of Python's are left out: .venv/bin/pip install torch numpy safetensors"]
+    report(works(programs, args.rounds), args, missing, "milliseconds, medians of {} rounds; ratio: the peer's time over Cairn's")
 
 
 if __name__ == "__main__":

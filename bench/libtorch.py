@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 
-from parallel import answer, free_port, line, measure, row, say
+from parallel import answer, free_port, report, row
 
 
 class Programs:
@@ -61,25 +61,8 @@ def main():
     args = parser.parse_args()
 
     programs = Programs(args.programs)
-    chosen = [(name, run) for name, run in works(programs, args.rounds) if args.only in name]
-    if args.list:
-        print("\n".join(name for name, _ in chosen))
-        return
-    if not programs.torch:
-        print("PyTorch is left out: this Python has no torch (.venv/bin/pip install torch numpy)")
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {args.rounds} rounds; ratio: the peer's over Cairn's\n")
-    print(f"{'work: peer':<66}{'Cairn':>11}{'peer':>11}{'ratio':>8}{'fastest':>9}{'goal':>7}", flush=True)
-    rows, failed = [], False
-    for name, run in chosen:
-        found = measure(name, run)
-        failed |= found is None
-        rows += found or []
-        say("")
-        for each in found or []:
-            print(line(each), flush=True)
-        if args.json:
-            pathlib.Path(args.json).write_text("".join(json.dumps(each) + "\n" for each in rows))
-    sys.exit(failed)
+    missing = [] if programs.torch else ["PyTorch is left out: this Python has no torch (.venv/bin/pip install torch numpy)"]
+    report(works(programs, args.rounds), args, missing, "medians of {} rounds; ratio: the peer's over Cairn's")
 
 
 if __name__ == "__main__":

@@ -158,24 +158,15 @@ def measure(name, run):
         return None
 
 
-def main():
-    parser = argparse.ArgumentParser(prog="scripts/bench_parallel", description=__doc__)
-    parser.add_argument("--programs", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--json", help="file for one line a figure: work, cairn and peer (milliseconds), ratio, goal, the ratio of the fastest repeats, the rounds' ratios")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="works whose name has this in it: all_reduce, '25 MiB, 2 ranks', overlap, torch, threads, control ...")
-    parser.add_argument("--list", action="store_true", help="names the works")
-    args = parser.parse_args()
-
-    programs = Programs(args.programs)
-    chosen = [(name, run) for name, run in works(programs, args.rounds) if args.only in name]
+def report(works, args, missing, heading):
+    """Runs the works that args.only chooses (or lists them), prints a line a figure and writes it to args.json. Ends the program; 1: one failed."""
+    chosen = [(name, run) for name, run in works if args.only in name]
     if args.list:
         print("\n".join(name for name, _ in chosen))
-        return
-    for note in programs.missing():
+        sys.exit()
+    for note in missing:
         print(note)
-    load = os.getloadavg()[0]
-    print(f"{os.cpu_count()} cores, load {load:.1f}; milliseconds, medians of {args.rounds} rounds; ratio: the peer's time over Cairn's\n")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {heading.format(args.rounds)}\n")
     print(f"{'work: peer':<66}{'Cairn':>11}{'peer':>11}{'ratio':>8}{'fastest':>9}{'goal':>7}", flush=True)
     rows, failed = [], False
     for name, run in chosen:
@@ -188,6 +179,19 @@ def main():
         if args.json:
             pathlib.Path(args.json).write_text("".join(json.dumps(each) + "\n" for each in rows))
     sys.exit(failed)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/bench_parallel", description=__doc__)
+    parser.add_argument("--programs", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="file for one line a figure: work, cairn and peer (milliseconds), ratio, goal, the ratio of the fastest repeats, the rounds' ratios")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="works whose name has this in it: all_reduce, '25 MiB, 2 ranks', overlap, torch, threads, control ...")
+    parser.add_argument("--list", action="store_true", help="names the works")
+    args = parser.parse_args()
+
+    programs = Programs(args.programs)
+    report(works(programs, args.rounds), args, programs.missing(), "milliseconds, medians of {} rounds; ratio: the peer's time over Cairn's")
 
 
 if __name__ == "__main__":
