@@ -8,7 +8,7 @@ import statistics
 import sys
 import tempfile
 
-from parallel import answer, report
+from parallel import answer, report, say
 
 BLOCKING = 0.05  # of a plain save
 
