@@ -3,6 +3,8 @@
 // all. Define HWY_TARGET_INCLUDE first; see simd.h.
 #ifndef CAIRN_KERNELS_CPU_TARGETS_H_
 #define CAIRN_KERNELS_CPU_TARGETS_H_
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+// A vector of SVE has no size at compile time, so that no struct can hold one.
+#define CAIRN_SVE_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | CAIRN_SVE_TARGETS)
 #include "hwy/foreach_target.h"
 #endif
