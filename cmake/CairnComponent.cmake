@@ -32,6 +32,16 @@ function(cairn_component name)
     endif()
   endforeach()
 
+  # Compiled by themselves, with and without a feature: all other files compile alike in every build, so that ccache has one for the other.
+  list(JOIN CAIRN_FEATURES "|" features)
+  set(feature_sources ${sources})
+  list(FILTER feature_sources INCLUDE REGEX "/(no_)?(${features})[/.]")
+  set_source_files_properties(${feature_sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  if(CAIRN_CUDA STREQUAL "SIMULATED")
+    list(FILTER feature_sources INCLUDE REGEX "/(cuda|nccl)/")
+    set_property(SOURCE ${feature_sources} APPEND PROPERTY INCLUDE_DIRECTORIES $<TARGET_PROPERTY:cairn_gpusim,INTERFACE_INCLUDE_DIRECTORIES>)
+  endif()
+
   if(arg_GRAPH)
     set(base_sources ${sources})
     set(base_headers ${headers})

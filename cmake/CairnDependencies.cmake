@@ -71,9 +71,9 @@ if(CAIRN_CUDA STREQUAL "SIMULATED")
   endif()
   set(CAIRN_HAS_CUDA ON)
   set(CAIRN_HAS_NCCL ON)
-  set(CAIRN_CUDA_RUNTIME cairn_gpusim)
-  set(CAIRN_CUDA_KERNEL_LIBRARIES cairn_gpusim)
-  set(CAIRN_NCCL cairn_gpusim)
+  set(CAIRN_CUDA_RUNTIME $<LINK_ONLY:cairn_gpusim>)  # cairn_component gives its headers to the files that name them
+  set(CAIRN_CUDA_KERNEL_LIBRARIES ${CAIRN_CUDA_RUNTIME})
+  set(CAIRN_NCCL ${CAIRN_CUDA_RUNTIME})
 elseif(CAIRN_CUDA)  # AUTO or ON
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80 90)
