@@ -374,7 +374,7 @@ std::string text_of_current_exception() {
 void abort(RunRecord& run, const std::string& error) {
   for (const auto& callback : run.on_abort) {
     try {
-      callback();
+      callback(error);
     } catch (...) {
       log::warn("backward: after '{}', a callback of on_abort threw: {}", error,
                 text_of_current_exception());
@@ -404,7 +404,7 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
   }
 }
 
-void on_backward_end(std::function<void()> callback, std::function<void()> on_abort) {
+void on_backward_end(std::function<void()> callback, OnAbort on_abort) {
   CAIRN_CHECK(in_backward(), "on_backward_end", "expected to be inside a backward, got a call ",
               "outside of one");
   local().run->on_end.push_back(std::move(callback));
