@@ -41,7 +41,8 @@ class Backward : public Command {
     if (apart && (now.setup.ranks == 1 || !now.finds_unused() || now.setup.wiring.two_ddps))
       return false;
     // Some may wait for the rank that throws, which may come back: until their timeout (OneRankThrows).
-    if (apart && throws && synchronise_) return false;
+    // With half weights memory is laid out by what a rank holds, and ranks that disagree on it break.
+    if (apart && throws && (synchronise_ || now.half())) return false;
     if (apart && overflows && !overflow_is_reached()) return false;
     if (now.setup.wiring.static_graph && !is_the_static_one(now)) return false;
     if (window_ && now.setup.ddp && now.setup.wiring.two_ddps) return false;  // whose world?
