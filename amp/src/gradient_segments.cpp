@@ -78,6 +78,7 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
   std::vector<SegmentPtr> sources;  // whose gradients each of them checked
   for (const std::size_t index : optimizers) {
     Optimizer& entry = optimizers_[index];
+    entry.optimizer->wait_for_reductions();  // after which all ranks have sums, or none
     const bool sums = entry.optimizer->has_stash();
     if (!entry.open && !sums && entry.optimizer->has_gradient()) begin(0, 1.0, {index});
     const SegmentPtr segment = entry.open;
@@ -95,6 +96,7 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
     for (const std::size_t index : segment->optimizers) {  // those that step later
       const Optimizer& entry = optimizers_[index];
       if (entry.open != segment || contains(optimizers, index)) continue;
+      entry.optimizer->wait_for_reductions();
       if (entry.optimizer->has_stash()) {
         stash(index);
       } else {

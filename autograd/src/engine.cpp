@@ -135,17 +135,12 @@ class Run final : public PendingGradients {
     Tensor gradient;
   };
 
-  /// All memory is laid out anew, where it must be, before a slot may refuse: in any order of the leaves, and so on every rank.
+  /// All memory is laid out anew, where it must be, before a slot may refuse. In the graph's order, which ranks share.
   void begin_leaves(RunRecord& run) const {
-    std::vector<Tensor> leaves;
-    for (const auto& [node, pending] : pending_) {
-      if (NodeAccess::is_leaf(*node))
-        leaves.push_back(static_cast<const AccumulateGrad*>(node)->leaf());
-    }
-    for (const Tensor& leaf : leaves) {
+    for (const Tensor& leaf : leaves_) {
       if (const auto memory = leaf.gradient_slot().owner()) memory->on_run(run.id);
     }
-    for (const Tensor& leaf : leaves) begin_leaf(run, leaf);
+    for (const Tensor& leaf : leaves_) begin_leaf(run, leaf);
   }
 
   void count_dependencies(Node* root) {
@@ -154,6 +149,8 @@ class Run final : public PendingGradients {
     while (!stack.empty()) {
       Node* node = stack.back();
       stack.pop_back();
+      if (NodeAccess::is_leaf(*node))
+        leaves_.push_back(static_cast<const AccumulateGrad*>(node)->leaf());
       const Context::Impl* impl = NodeAccess::impl(*node);
       if (impl == nullptr) continue;
       check_not_released(*node, *impl);
@@ -300,6 +297,7 @@ class Run final : public PendingGradients {
 
   bool retain_graph_;
   std::unordered_map<Node*, Pending> pending_;
+  std::vector<Tensor> leaves_;
   std::priority_queue<std::pair<std::uint64_t, Node*>> ready_;  // newest first
 };
 
@@ -374,7 +372,7 @@ std::string text_of_current_exception() {
 void abort(RunRecord& run, const std::string& error) {
   for (const auto& callback : run.on_abort) {
     try {
-      callback();
+      callback(error);
     } catch (...) {
       log::warn("backward: after '{}', a callback of on_abort threw: {}", error,
                 text_of_current_exception());
@@ -404,7 +402,7 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
   }
 }
 
-void on_backward_end(std::function<void()> callback, std::function<void()> on_abort) {
+void on_backward_end(std::function<void()> callback, OnAbort on_abort) {
   CAIRN_CHECK(in_backward(), "on_backward_end", "expected to be inside a backward, got a call ",
               "outside of one");
   local().run->on_end.push_back(std::move(callback));

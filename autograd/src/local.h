@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cairn/autograd/observer.h"
@@ -38,7 +39,8 @@ struct RunRecord {
   core::RunId id = 0;
   core::GradientScale scale;
   std::vector<Tensor> leaves;  // whose slots it has begun
-  std::vector<std::function<void()>> on_end, on_abort;
+  std::vector<std::function<void()>> on_end;
+  std::vector<std::function<void(const std::string& error)>> on_abort;
 };
 
 struct Local {

@@ -67,15 +67,14 @@ bool GradientSlot::agrees_with(const GradientScale& scale) const {
 
 void GradientSlot::begin(RunId run, const GradientScale& scale, const std::string& name) {
   if (state_ == State::writing && run_ == run) return;
-  if (state_ == State::broken && optimizer_.expired()) clear();  // nobody would have stepped it
-  check_whole(name);
   if (const auto memory = owner_.lock()) memory->on_run(run);
-  if (!agrees_with(scale)) {
-    CAIRN_CHECK(
-        optimizer_.expired(), "backward", "expected gradients ", describe(scale_), " in '", name,
-        "', got a loss ", describe(scale),
-        " (precision.backward() for every loss of a step; or step, or clear_grad(), first)");
-    clear();
+  const bool fits = state_ != State::broken && agrees_with(scale);
+  if (!fits && optimizer_.expired()) clear();  // nobody would have stepped it
+  try {
+    check_may_begin(scale, name);
+  } catch (const Error& error) {
+    if (const auto reducer = reducer_.lock()) reducer->refuse(error.what());
+    throw;
   }
   before_ = state_;
   state_ = State::writing;
@@ -84,10 +83,18 @@ void GradientSlot::begin(RunId run, const GradientScale& scale, const std::strin
   scale_ = scale;
 }
 
+void GradientSlot::check_may_begin(const GradientScale& scale, const std::string& name) const {
+  check_whole(name);
+  CAIRN_CHECK(agrees_with(scale), "backward", "expected gradients ", describe(scale_), " in '",
+              name, "', got a loss ", describe(scale),
+              " (precision.backward() for every loss of a step; or step, or clear_grad(), first)");
+}
+
 bool GradientSlot::write() {
   CAIRN_CHECK(state_ == State::writing, "gradient",
               "expected a slot that a backward has begun, got a write outside of one");
-  return std::exchange(written_, true) || held_before();
+  if (std::exchange(written_, true)) return true;
+  return before_ == State::local || (before_ == State::reduced && !drops_reduced());
 }
 
 void GradientSlot::adopt(Tensor gradient) {
@@ -130,6 +137,16 @@ void GradientSlot::forget_scale_if_empty() {
   scale_ = {summed_ ? scale_.scaler : 0, 1.0};
 }
 
+bool GradientSlot::holds_reduced() const {
+  if (state_ == State::writing) return before_ == State::reduced && !written_;
+  return state_ == State::reduced;
+}
+
+bool GradientSlot::drops_reduced() const {
+  const auto reducer = reducer_.lock();
+  return reducer && !reducer->keeps_reduced();
+}
+
 bool GradientSlot::needs_reduction() const {
   return (state_ == State::local || sum_is_local()) && !reducer_.expired();
 }
@@ -161,6 +178,13 @@ void GradientSlot::set_sum(Tensor memory) {
 void GradientSlot::release_sum() {
   *sum_ = Tensor();
   summed_ = sum_is_local_ = false;
+}
+
+GradientSlot::Stash GradientSlot::stash() const {
+  if (!summed_) return Stash::overwrite;
+  const bool is_local = state_ == State::local;
+  if (is_local == sum_is_local_ || !drops_reduced()) return Stash::add;
+  return is_local ? Stash::overwrite : Stash::drop;
 }
 
 void GradientSlot::mark_stashed() {

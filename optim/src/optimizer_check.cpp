@@ -59,9 +59,19 @@ std::vector<core::GradientReducer::Part>& parts_of(std::vector<Reduction>& reduc
 
 }  // namespace
 
-/// Adds what a slot holds to the sum beside it.
+/// Moves what a slot holds into the sum beside it.
 void add_to_sum(core::GradientSlot& slot) {
-  kernels::axpby(1.0 / slot.scale().factor, slot.memory(), 1.0, slot.sum());
+  const double scale = 1.0 / slot.scale().factor;
+  switch (slot.stash()) {
+    case core::GradientSlot::Stash::add:
+      kernels::axpby(scale, slot.memory(), 1.0, slot.sum());
+      break;
+    case core::GradientSlot::Stash::overwrite:
+      kernels::affine(slot.memory(), scale, 0.0, slot.sum());
+      break;
+    case core::GradientSlot::Stash::drop:
+      break;
+  }
   slot.mark_stashed();
 }
 
@@ -227,7 +237,10 @@ PendingReport Optimizer::stash(double scale) {
       if (!slot->sum().defined()) {
         slot->set_sum(empty_beside(tensor, DType::f32, core::MemoryCategory::gradients));
       }
-      List& list = list_of(slot->has_sum() ? further : first, tensor.device());
+      const auto how = slot->stash();
+      if (how == core::GradientSlot::Stash::drop) continue;
+      const bool adds = how == core::GradientSlot::Stash::add;
+      List& list = list_of(adds ? further : first, tensor.device());
       list.views.push_back(laid_out_like(tensor, slot->memory(), temporaries));
       list.sums.push_back(slot->sum());
       list.parameters.push_back(parameter);

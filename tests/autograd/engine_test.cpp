@@ -359,7 +359,8 @@ TEST(Engine, AnErrorOfAnAbortCallbackKeepsNothingFromBeingAborted) {
   for (const Tensor& x : {a, b}) {
     handles.push_back(on_gradient_ready(x, [&](const Tensor&) {
       const auto on_end = [] { throw std::runtime_error("the run's"); };
-      on_backward_end(on_end, [&] {
+      on_backward_end(on_end, [&](const std::string& error) {
+        EXPECT_EQ(error, "the run's");
         ++aborted;
         throw std::runtime_error("the callback's");
       });

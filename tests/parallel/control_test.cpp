@@ -31,9 +31,12 @@ std::string packed(const Census& census) {
 Standing random_standing(std::mt19937& random, int rank) {
   static const std::string descriptions[] = {"all_reduce 'a'", "all_reduce 'b'", "barrier 'c'"};
   const auto place = static_cast<Place>(random() % 4);
-  if (place == Place::absent || place == Place::left) return {rank, place, random() % 7, 0, "x"};
+  const bool gave_up = random() % 2 == 0;
+  const std::string why = gave_up && place == Place::absent ? core::str("why ", random() % 3) : "";
+  if (place == Place::absent || place == Place::left)
+    return {rank, place, random() % 7, 0, "x", gave_up, why};
   const std::string& description = descriptions[random() % 3];
-  return {rank, place, 8, fingerprint(description, 7), description};
+  return {rank, place, 8, fingerprint(description, 7), description, gave_up, ""};
 }
 
 TEST(Census, IsTheSameSumInAnyOrder) {
@@ -74,6 +77,28 @@ TEST(Census, NothingFollowsWhereNobodyWaitsAnyMore) {
   census.add({0, Place::done, 4, 1, "a"});
   census.add({1, Place::left, 2, 0, "a"});
   EXPECT_EQ(census.judge({0, 3, 0, 2, Milliseconds(2000), Milliseconds(1000)}), "");
+}
+
+/// A rank that gave up is waited for in vain by those that did not, after the same collective.
+TEST(Census, NamesWhoGaveUpWhereOthersDidNot) {
+  const Stuck stuck{0, 5, 0, 3, Milliseconds(0), Milliseconds(1000)};
+  const auto judged = [&](bool others_gave_up) {
+    Census census;
+    for (int rank = 0; rank < 3; ++rank) {
+      History history(0, rank, 3);
+      for (std::uint64_t s = 0; s < 5; ++s) {
+        history.begin(s, "call", Milliseconds(1000));
+        history.end();
+      }
+      if (rank == 1 || others_gave_up) history.give_up("no memory");
+      if (rank != 1) history.begin(5, "call", Milliseconds(1000));
+      census.add(history.standing(5));
+    }
+    return census.judge(stuck);
+  };
+  EXPECT_THAT(judged(false), AllOf(HasSubstr("rank 1 gave up: no memory"),
+                                   HasSubstr("ranks 0, 2 wait for it in collective 5, call")));
+  EXPECT_EQ(judged(true), "");
 }
 
 TEST(History, RemembersWhatItCalled) {

@@ -1,8 +1,12 @@
 // DistributedDataParallel's options and orders of calls: each against one process on the whole batch.
 #include <atomic>
+#include <chrono>
+#include <thread>
 
+#include "cairn/autograd/function.h"
 #include "cairn/checkpointing/recompute.h"
 #include "cairn/core/error.h"
+#include "cairn/kernels/copy.h"
 #include "cairn/optim/sgd.h"
 #include "ddp_support.h"
 #include "expect_error.h"
@@ -23,6 +27,15 @@ using test::normal;
 using test::run_ranks;
 using test::run_threads;
 using test::Tower;
+
+bool is_broken(const ProcessGroup& group) {
+  try {
+    group.check();
+  } catch (const CommunicationError&) {
+    return true;
+  }
+  return false;
+}
 
 std::uint64_t rank_of(const ProcessGroup& group) {
   return static_cast<std::uint64_t>(group.rank());
@@ -109,18 +122,6 @@ TEST(DdpOptions, AStaticGraphThatChangesIsAnErrorThatNamesAParameter) {
       }
     };
     expect_error<core::Error>(train, {"static_graph", "'l1.", "the first one did not reach"});
-  });
-}
-
-TEST(DdpOptions, ASumIsNotSummedTwice) {
-  run_threads(2, [](ProcessGroup& group) {
-    Tower tower(2);
-    const auto train = [&] {
-      DistributedDataParallel ddp(tower, group, {.average = false});
-      autograd::backward(loss_of(ddp, 0));
-      autograd::backward(loss_of(ddp, 1));
-    };
-    expect_error<core::Error>(train, {"average = false", "a sum already"});
   });
 }
 
@@ -236,6 +237,46 @@ std::vector<double> weights_of(const nn::Module& model) {
   return all;
 }
 
+/// Whichever of a step's backwards reduce, it applies what one process gets that adds up all losses.
+void check_sums(ProcessGroup& group, bool find_unused) {
+  const auto world = static_cast<std::uint64_t>(group.world_size());
+  const auto reach = [&](std::uint64_t seed, std::uint64_t rank) {
+    return find_unused ? static_cast<unsigned>(1 + (5 * seed + 3 * rank) % 7) : 7U;
+  };
+  Tower plain(3), tower(3);
+  optim::FusedSGD reference(plain.parameters(), {.lr = 0.1}), sgd(tower.parameters(), {.lr = 0.1});
+  DistributedDataParallel ddp(tower, group,
+                              {.average = false, .find_unused_parameters = find_unused});
+  const std::vector<std::vector<bool>> steps = {{true, false},
+                                                {true, true},
+                                                {false, true, false},
+                                                {true, false, true, false}};  // who reduces
+  std::uint64_t seed = 0;
+  for (const std::vector<bool>& backwards : steps) {
+    for (const bool reduces : backwards) {
+      ++seed;
+      for (std::uint64_t rank = 0; rank < world; ++rank) {
+        plain.reach = reach(seed, rank);
+        autograd::backward(loss_of(plain, 10 * seed + rank));
+      }
+      const auto guard = ddp.no_sync(!reduces);
+      tower.reach = reach(seed, rank_of(group));
+      autograd::backward(loss_of(ddp, 10 * seed + rank_of(group)));
+    }
+    reference.step();
+    EXPECT_TRUE(sgd.step().applied);
+    const auto expected = weights_of(plain), got = weights_of(tower);
+    for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-5);
+  }
+}
+
+TEST(DdpOrders, ASumCountsEachBackwardOnce) {
+  for (const int world : {2, 3}) {
+    for (const bool find_unused : {false, true})
+      run_threads(world, [&](ProcessGroup& group) { check_sums(group, find_unused); });
+  }
+}
+
 /// No backward reduces: the step does, whatever each rank's loss has reached. What none reached does not move, in spite of its
 /// momentum.
 TEST(DdpOrders, AStepAveragesGradientsThatOtherRanksDoNotHave) {
@@ -281,6 +322,91 @@ TEST(DdpOrders, AStepWhoseRanksHaveGradientsOfOtherParametersSaysSo) {
     tower.reach = 3;
     autograd::backward(loss_of(ddp, rank_of(group)));
     EXPECT_TRUE(sgd.step().applied);
+    group.barrier();
+  });
+}
+
+/// Multiplies by 1; its backward throws.
+struct Failing {
+  static constexpr autograd::OpInfo kInfo{"failing"};
+  Tensor forward(autograd::Context& /*context*/, const Tensor& x) const {
+    Tensor y = Tensor::empty_like(x);
+    kernels::copy(x, y);
+    return y;
+  }
+  autograd::Tensors backward(autograd::Context& /*context*/, const Tensor& /*dy*/) const {
+    core::fail<core::OutOfMemory>("failing", "expected memory, got none");
+  }
+};
+
+/// The first layer's backward, which comes last, throws.
+Tensor failing_loss(Tower& tower) {
+  const Tensor weight = autograd::apply(Failing{}, tower.parameters()[0].tensor);
+  const Tensor first = autograd::linear(normal({2, test::kWidth}, 1), weight);
+  return autograd::mean(tower.layer(1).forward(first));
+}
+
+/// Nothing was reduced yet: no rank waits, and the group lives.
+TEST(DdpOrders, WhatOneRankLostAStepRefusesOnAll) {
+  for (const bool find_unused : {false, true}) {
+    run_threads(2, [&](ProcessGroup& group) {
+      Tower tower(2);
+      optim::FusedSGD sgd(tower.parameters(), {.lr = 0.1});
+      DistributedDataParallel ddp(tower, group, {.find_unused_parameters = find_unused});
+      for (const bool broken : {false, true}) {
+        const auto guard = ddp.no_sync();
+        if (broken) autograd::backward(loss_of(ddp, rank_of(group)));
+        if (group.rank() == 0) autograd::backward(loss_of(ddp, 0));
+        if (group.rank() == 1)
+          expect_error<core::OutOfMemory>([&] { autograd::backward(failing_loss(tower)); }, {});
+        const auto step = [&] { sgd.step(); };
+        if (broken) {
+          expect_error<core::Error>(step, {"'l1.", "on rank 1", "clear_grad()"});
+        } else if (!find_unused) {
+          expect_error<InvalidArgument>(step, {"'l0.weight'", "none on rank 1"});
+        } else {
+          step();  // it counts as zero
+        }
+        tower.clear_grad();
+      }
+      autograd::backward(loss_of(ddp, rank_of(group)));
+      EXPECT_TRUE(sgd.step().applied);
+      group.barrier();
+    });
+  }
+}
+
+/// Some buckets were reduced: the others cannot go on, and need not wait for their timeout to know it.
+TEST(DdpOrders, ARankThatBreaksOffAloneIsNamedAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+  run_threads(3, [](ProcessGroup& group) {
+    Tower tower(2);
+    DistributedDataParallel ddp(tower, group, {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    autograd::backward(loss_of(ddp, rank_of(group)));  // the order is known
+    tower.clear_grad();
+    if (group.rank() == 1) {
+      expect_error<core::OutOfMemory>([&] { autograd::backward(failing_loss(tower)); }, {});
+      while (!is_broken(group)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    } else {
+      expect_error<CommunicationError>([&] { autograd::backward(loss_of(ddp, 0)); },
+                                       {"rank 1 gave up", "expected memory, got none"});
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(9));
+}
+
+/// All break off after the same bucket: none waits for another.
+TEST(DdpOrders, RanksThatAllBreakOffGoOn) {
+  run_threads(2, [](ProcessGroup& group) {
+    Tower tower(2);
+    DistributedDataParallel ddp(tower, group, {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    for (int round = 0; round < 2; ++round) {
+      expect_error<core::OutOfMemory>([&] { autograd::backward(failing_loss(tower)); }, {});
+      if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+      tower.clear_grad();
+      autograd::backward(loss_of(ddp, rank_of(group)));
+      tower.clear_grad();
+    }
     group.barrier();
   });
 }

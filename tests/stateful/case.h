@@ -35,6 +35,8 @@ struct Case {
   bool half() const;  // the weights are
   /// Losses may reach other parameters on each rank.
   bool finds_unused() const { return setup.find_unused || setup.wiring.static_graph; }
+  /// What each rank's gradient counts in their mean.
+  double share() const { return setup.ddp && setup.wiring.sum ? setup.ranks : 1.0; }
   /// Gradients travel rounded to f16.
   bool travels_rounded() const {
     return setup.ddp && setup.ranks > 1 && setup.wiring.hook == Hook::f16;

@@ -52,18 +52,19 @@ rc::Gen<Wiring> wirings() {
       choice<Hook>({{6, Hook::none}, {1, Hook::function}, {1, Hook::f16}, {1, Hook::power_sgd}});
   return rc::gen::map(
       rc::gen::tuple(hooks, rc::gen::tuple(seldom(), seldom(), seldom(), seldom()),
-                     rc::gen::tuple(seldom(), seldom(), seldom()),
+                     rc::gen::tuple(seldom(), seldom(), seldom(), seldom()),
                      rc::gen::pair(seldom(), one_of(3))),
       [](const auto& drawn) {
         Wiring wiring;
         std::tuple<bool, bool, bool, bool> first;
-        std::tuple<bool, bool, bool> second;
+        std::tuple<bool, bool, bool, bool> second;
         std::pair<bool, int> graph;
         std::tie(wiring.hook, first, second, graph) = drawn;
         std::tie(wiring.delay, wiring.streams, wiring.predivide, wiring.fp32) = first;
-        std::tie(wiring.retain, wiring.unchecked, wiring.two_ddps) = second;
+        std::tie(wiring.retain, wiring.unchecked, wiring.two_ddps, wiring.sum) = second;
+        wiring.sum = wiring.sum && wiring.hook == Hook::none;
         wiring.streams = wiring.streams && !wiring.delay;  // what does not go together is an error
-        wiring.predivide = wiring.predivide && wiring.hook == Hook::none;
+        wiring.predivide = wiring.predivide && wiring.hook == Hook::none && !wiring.sum;
         wiring.fp32 = wiring.fp32 && wiring.hook == Hook::none;
         wiring.static_graph = graph.first;
         if (graph.first && !wiring.two_ddps)
@@ -121,6 +122,7 @@ std::ostream& operator<<(std::ostream& out, const Wiring& wiring) {
   out << hooks[static_cast<int>(wiring.hook)];
   if (wiring.delay) out << ", delay_allreduce";
   if (wiring.streams) out << ", three streams";
+  if (wiring.sum) out << ", sums";
   if (wiring.predivide) out << ", predivided";
   if (wiring.fp32) out << ", allreduce_always_fp32";
   if (wiring.retain) out << ", retained buffers";

@@ -26,7 +26,6 @@ struct Gradient {
   std::vector<Values> of_rank;  // of each rank's own losses, summed; empty: there is none
   bool plain = false;           // some of it by a backward without amp
   bool scaled = false;          // some of it by amp, at a scale other than 1
-  bool local = false;           // some of it in a backward that did not synchronise
 
   bool exists() const { return !of_rank.empty(); }
   Values mean() const {

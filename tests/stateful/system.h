@@ -84,6 +84,7 @@ enum class Hook { none, function, f16, power_sgd };
 struct Wiring {
   Hook hook = Hook::none;
   bool delay = false, streams = false, predivide = false, fp32 = false, retain = false;
+  bool sum = false;        // average off
   bool unchecked = false;  // check_local_gradients off
   bool two_ddps = false;   // one of each submodule
   bool static_graph = false;

@@ -38,9 +38,12 @@ class Backward : public Command {
       if (!any) return false;
     }
     const bool apart = loss_.odd_reach != 0;
-    // What only some ranks hold until a step, and lose by an error, the others cannot know: they wait for their timeout.
-    if (apart && (!synchronise_ || now.setup.ranks == 1 || overflows || throws)) return false;
-    if (apart && (!now.finds_unused() || now.setup.wiring.two_ddps)) return false;
+    if (apart && (now.setup.ranks == 1 || !now.finds_unused() || now.setup.wiring.two_ddps))
+      return false;
+    // Some may wait for the rank that throws, which may come back: until their timeout (OneRankThrows).
+    // With half weights memory is laid out by what a rank holds, and ranks that disagree on it break.
+    if (apart && throws && (synchronise_ || now.half())) return false;
+    if (apart && overflows && !overflow_is_reached()) return false;
     if (now.setup.wiring.static_graph && !is_the_static_one(now)) return false;
     if (window_ && now.setup.ddp && now.setup.wiring.two_ddps) return false;  // whose world?
     if (overflows && !parameters[at(loss_.first())].trainable) return false;
@@ -87,6 +90,10 @@ class Backward : public Command {
   }
 
  private:
+  bool overflow_is_reached() const {
+    const int p = loss_.first();
+    return loss_.overflow_rank == 0 ? loss_.reaches(p, 0) : loss_.reaches(p, 1);
+  }
   bool is_the_static_one(const Case& now) const {
     return loss_.reach == 3 && loss_.odd_reach == now.setup.wiring.static_odd_reach;
   }
@@ -109,7 +116,6 @@ class Backward : public Command {
   /// false: it threw.
   bool backward(Case& now, bool synchronise) const {
     Reference& reference = now.reference;
-    const bool reduces_now = synchronise && reduces(now);
     const unsigned declared = optimizers(now);
     Pending pending{loss_.id, declared == 0 ? now.all_optimizers() : declared,
                     loss_.overflow_rank >= 0, loss_.delayed, false};
@@ -120,11 +126,13 @@ class Backward : public Command {
       mixes = mixes || (loss_.by_amp ? p.gradient.plain : p.gradient.scaled || by_amp);
     }
     ++now.backwards;
-    const System::Outcome outcome = now.system.each([&](Rank& rank) {
+    const auto work = [&](Rank& rank) {
       if (window_) return rank.accumulate(loss_, synchronise, declared);
       rank.backward(loss_, synchronise, declared);
-    });
+    };
     const bool broken = loss_.thrower >= 0;
+    if (broken && loss_.odd_reach != 0) return break_apart(now, work, pending, scaled);
+    const System::Outcome outcome = now.system.each(work);
     if (broken && !outcome.threw()) throw Mismatch("expected the error to come out, got none");
     if (outcome.threw()) {
       const bool may = broken || mixes || reference.may_refuse;
@@ -142,27 +150,54 @@ class Backward : public Command {
     for (int p = 0; p < kParameters; ++p) {
       Parameter& parameter = reference.parameters[at(p)];
       if (!parameter.trainable) continue;
-      if (loss_.reaches(p)) add(parameter, p, now.setup.ranks, scaled);
-      if (reduces_now) {
-        const bool own_ddp_ran = !now.setup.wiring.two_ddps || loss_.reaches(p);
-        if (own_ddp_ran) parameter.gradient.local = false;
-      } else if (loss_.reaches(p) && now.setup.ranks > 1 && now.setup.ddp) {
-        parameter.gradient.local = true;
-      }
+      if (loss_.reaches(p)) add(parameter, p, now, scaled);
     }
     if (loss_.by_amp) reference.pending.push_back(pending);
     return true;
   }
 
-  void add(Parameter& parameter, int p, int ranks, bool scaled) const {
+  /// Only the ranks that reach it throw, in a backward that does not synchronise: what they had there may be broken, or is as
+  /// if they had not begun.
+  bool break_apart(Case& now, const std::function<void(Rank&)>& work, Pending pending,
+                   bool scaled) const {
+    Reference& reference = now.reference;
+    const std::vector<System::Outcome> outcomes = now.system.apart(work);
+    std::vector<bool> threw;
+    for (const System::Outcome& outcome : outcomes) threw.push_back(outcome.threw());
+    for (int rank = 0; rank < now.setup.ranks; ++rank) {
+      if (loss_.reaches(loss_.thrower, rank) && !threw[at(rank)])
+        throw Mismatch("expected the error to come out, got none");
+    }
+    for (int p = 0; p < kParameters; ++p) {
+      Parameter& parameter = reference.parameters[at(p)];
+      if (!parameter.trainable || !loss_.reaches(p)) continue;
+      reference.may_refuse = reference.may_refuse || parameter.gradient.exists();
+      add(parameter, p, now, scaled, threw);
+    }
+    pending.doubtful = true;
+    pending.overflow = false;
+    if (loss_.by_amp) reference.pending.push_back(pending);
+    return false;
+  }
+
+  /// without: what these ranks have of it.
+  void add(Parameter& parameter, int p, const Case& now, bool scaled,
+           const std::vector<bool>& without = {}) const {
+    const int ranks = now.setup.ranks;
+    const auto adds = [&](int rank) {
+      return loss_.reaches(p, rank) && (without.empty() || !without[at(rank)]);
+    };
+    bool any = false;
+    for (int rank = 0; rank < ranks; ++rank) any = any || adds(rank);
+    if (!any) return;
     Gradient& gradient = parameter.gradient;
     gradient.plain = gradient.plain || !loss_.by_amp;
     gradient.scaled = gradient.scaled || scaled;
     gradient.of_rank.resize(at(ranks), Values(parameter.weight.size(), 0.0));
     for (int rank = 0; rank < ranks; ++rank) {
-      if (!loss_.reaches(p, rank)) continue;
+      if (!adds(rank)) continue;
       const Values c = loss_.coefficients(p, rank);
-      const double weight = window_ ? weight_of(rank, ranks) : 1.0;
+      const double weight = now.share() * (window_ ? weight_of(rank, ranks) : 1.0);
       for (std::size_t i = 0; i < c.size(); ++i) gradient.of_rank[at(rank)][i] += weight * c[i];
     }
   }
@@ -244,12 +279,11 @@ class TakeStep : public Command {
 
   Expectation expectation(Case& now, unsigned which) const {
     Expectation expected;
-    bool plain = false, scaled = false, local = false, by_amp = false;
+    bool plain = false, scaled = false, by_amp = false;
     now.reference.each_of(which, [&](const Parameter& p) {
       if (!p.trainable || !p.gradient.exists()) return;
       plain = plain || p.gradient.plain;
       scaled = scaled || p.gradient.scaled;
-      local = local || p.gradient.local;
       by_amp = by_amp || !p.gradient.plain;
     });
     const bool scales = now.setup.precision && now.reference.scales[0].value != 1.0;
@@ -265,8 +299,7 @@ class TakeStep : public Command {
     }
     const bool empty = !now.reference.any_gradient(which);
     const bool foreign = !step_.by_amp && now.setup.precision && by_amp;
-    expected.may_throw =
-        expected.may_throw || local || now.reference.may_refuse || empty || foreign;
+    expected.may_throw = expected.may_throw || now.reference.may_refuse || empty || foreign;
     if (empty) {
       for (const Pending& loss : now.reference.pending) {
         if ((loss.optimizers & which) != 0) expected.scales_known = false;
@@ -339,7 +372,12 @@ class OneRankThrows : public Command {
     if (!step_.by_amp) step_.optimizer = std::max(step_.optimizer, 0);
   }
   bool possible(const Case& now) const override {
-    return drawn_ && now.setup.ranks == 2 && Backward(loss_, synchronise_, 1).possible(now) &&
+    Loss whole = loss_;
+    whole.thrower = -1;
+    const bool throws = loss_.reaches(loss_.thrower, loss_.throwing_rank) &&
+                        now.reference.parameters[at(loss_.thrower)].trainable;
+    return drawn_ && now.setup.ranks == 2 && throws &&
+           Backward(whole, synchronise_, 1).possible(now) &&
            step_.optimizer < static_cast<int>(now.setup.rules.size()) &&
            (!step_.by_amp || now.setup.precision);
   }
@@ -405,6 +443,7 @@ class UnevenEpoch : public Command {
     const Reference& reference = now.reference;
     if (now.setup.ranks == 1 || now.setup.wiring.two_ddps || now.any_gradient()) return false;
     if (now.setup.wiring.static_odd_reach != 0) return false;
+    if (now.setup.wiring.sum && epoch_.divide_by == parallel::DivideBy::samples) return false;
     if (!reference.pending.empty() || reference.may_refuse) return false;
     if (epoch_.by_amp != now.setup.precision.has_value()) return false;
     for (const Answer skip : reference.skips) {
@@ -453,6 +492,7 @@ class UnevenEpoch : public Command {
     double divisor = 0.0;
     for (int rank = 0; rank < ranks; ++rank) divisor += weight_of(rank);
     if (epoch_.divide_by == parallel::DivideBy::world) divisor = ranks;
+    if (now.setup.wiring.sum) divisor = 1.0;
     for (int p = 0; p < kParameters; ++p) {
       Parameter& parameter = reference.parameters[at(p)];
       if (!parameter.trainable) continue;
@@ -652,7 +692,9 @@ class GiveToAnother : public Command {
       Parameter& parameter = now.reference.parameters[at(p)];
       if (!parameter.trainable || parameter.optimizer != optimizer) continue;
       for (int rank = 0; rank < now.setup.ranks; ++rank) {
-        parameter.gradient.of_rank.push_back(loss.coefficients(p, rank));
+        Values own = loss.coefficients(p, rank);
+        for (double& g : own) g *= now.share();
+        parameter.gradient.of_rank.push_back(own);
       }
     }
     now.reference.update(optimizer, 0.0);
@@ -693,9 +735,12 @@ rc::Gen<Loss> losses_of_ranks() {
                       [](const auto& drawn) {
                         Loss loss = drawn.first;
                         loss.odd_reach = drawn.second;
-                        loss.overflow_rank = loss.thrower = -1;
                         return loss;
                       });
+}
+
+rc::Gen<Loss> any_losses() {
+  return rc::gen::oneOf(losses(), losses_of_ranks());
 }
 
 rc::Gen<Epoch> epochs() {
@@ -740,7 +785,7 @@ rc::Gen<CommandPtr> training_commands() {
       {1, make<SplitGroup>(choice<int>({{1, 1}, {2, 2}, {1, 4}}), rc::gen::arbitrary<bool>())},
       {2, make<AccumulationWindow>(losses(), choice<int>({{1, 1}, {1, 2}, {1, 4}}), steps())},
       {1, make<AccumulationWindow>(losses_of_ranks(), choice<int>({{1, 1}, {1, 2}}), steps())},
-      {1, make<OneRankThrows>(choice<bool>({{100, false}, {1, true}}), losses(),
+      {1, make<OneRankThrows>(choice<bool>({{100, false}, {1, true}}), any_losses(),
                               one_of(kParameters), one_of(2), mostly(), steps())},
       {2, make<Clear>(choice<int>({{1, 0}, {1, 1}, {2, -1}}))},
       {1, make<Freeze>(one_of(kParameters), just(true))},

@@ -52,9 +52,19 @@ void Census::add_kind(const Kind& kind) {
   if (kinds_.size() > kNamed) kinds_.pop_back();
 }
 
+/// Before the ranks are added to gave_up_, whose lowest tells why.
+void Census::add_gave_up(const Ranks& ranks, const std::string& why) {
+  if (ranks.count == 0) return;
+  if (gave_up_.count == 0 || ranks.lowest.front() < gave_up_.lowest.front()) why_ = why;
+  gave_up_.add(ranks);
+}
+
 void Census::add(const Standing& standing) {
   switch (standing.place) {
     case Standing::Place::absent:
+      if (standing.gave_up) {
+        add_gave_up({1, {standing.rank}}, standing.why.substr(0, kLongestText));
+      }
       return absent_.add(standing.rank);
     case Standing::Place::left:
       if (left_.lowest.empty() || standing.rank < left_.lowest.front()) {
@@ -62,6 +72,7 @@ void Census::add(const Standing& standing) {
       }
       return left_.add(standing.rank);
     case Standing::Place::inside:
+      if (!standing.gave_up) went_on_.add(standing.rank);
       inside_.add(standing.rank);
       break;
     case Standing::Place::done:
@@ -76,8 +87,9 @@ void Census::add(const Standing& standing) {
 
 void Census::add(const Left& left, std::uint64_t sequence) {
   const bool needed = sequence >= left.started;
-  add(Standing{left.rank, needed ? Standing::Place::left : Standing::Place::done, left.started, 0,
-               ""});
+  add(Standing{.rank = left.rank,
+               .place = needed ? Standing::Place::left : Standing::Place::done,
+               .started = left.started});
 }
 
 void Census::add(const Census& other) {
@@ -85,6 +97,8 @@ void Census::add(const Census& other) {
   if (!theirs.empty() && (left_.lowest.empty() || theirs.front() < left_.lowest.front())) {
     left_after_ = other.left_after_;
   }
+  add_gave_up(other.gave_up_, other.why_);
+  went_on_.add(other.went_on_);
   absent_.add(other.absent_);
   left_.add(other.left_);
   inside_.add(other.inside_);
@@ -145,6 +159,10 @@ std::string Census::judge(const Stuck& stuck) const {
     return core::str("rank ", left_.lowest.front(), " left the group after ", left_after_,
                      " collectives, but rank ", stuck.rank, " needs it for ", name(stuck));
   }
+  if (gave_up_.count > 0 && went_on_.count > 0) {
+    return core::str("rank ", gave_up_.lowest.front(), " gave up: ", why_, "; ", went_on_.text(),
+                     went_on_.count == 1 ? " waits" : " wait", " for it in ", name(stuck));
+  }
   if (stuck.waited < stuck.timeout) return "";
   const std::uint64_t unknown = static_cast<std::uint64_t>(stuck.world_size) - counted();
   if (absent_.count > 0 || unknown > 0) {
@@ -173,8 +191,10 @@ void unpack_ranks(wire::Unpacker& from, Ranks& ranks) {
 }  // namespace
 
 void Census::pack(wire::Packer& to) const {
-  for (const Ranks* ranks : {&absent_, &left_, &inside_, &done_}) pack_ranks(to, *ranks);
-  to.number(left_after_).number(kinds_.size());
+  for (const Ranks* ranks : {&absent_, &left_, &inside_, &done_, &gave_up_, &went_on_}) {
+    pack_ranks(to, *ranks);
+  }
+  to.number(left_after_).text(why_).number(kinds_.size());
   for (const Kind& kind : kinds_) {
     to.number(kind.fingerprint).text(kind.description);
     pack_ranks(to, kind.ranks);
@@ -183,10 +203,12 @@ void Census::pack(wire::Packer& to) const {
 
 Census Census::unpack(wire::Unpacker& from) {
   Census census;
-  for (Ranks* ranks : {&census.absent_, &census.left_, &census.inside_, &census.done_}) {
+  for (Ranks* ranks : {&census.absent_, &census.left_, &census.inside_, &census.done_,
+                       &census.gave_up_, &census.went_on_}) {
     unpack_ranks(from, *ranks);
   }
   census.left_after_ = from.number();
+  census.why_ = from.text();
   for (std::uint64_t left = from.count(32); left > 0; --left) {
     Kind kind;
     kind.fingerprint = from.number();

@@ -54,6 +54,7 @@ class Census {
     bool operator==(const Kind&) const = default;
   };
   void add_kind(const Kind& kind);
+  void add_gave_up(const Ranks& ranks, const std::string& why);
   bool parted_before() const;
   bool same_descriptions() const;
   std::string name(const Stuck& stuck) const;  // "collective 41, all_reduce ..."
@@ -64,6 +65,9 @@ class Census {
   std::vector<Kind> kinds_;  // by fingerprint, at most kNamed
   Ranks absent_, left_, inside_, done_;
   std::uint64_t left_after_ = 0;  // collectives that the lowest rank of left_ had called
+  Ranks gave_up_;                 // of absent_
+  std::string why_;               // the lowest of them did
+  Ranks went_on_;                 // of inside_: those that had not given up there
 };
 
 }  // namespace cairn::parallel

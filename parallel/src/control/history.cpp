@@ -51,6 +51,12 @@ void History::end() {
   pair_.reset();
 }
 
+void History::give_up(std::string why) {
+  const std::lock_guard lock(mutex_);
+  gave_up_ = started_;
+  why_ = std::move(why);
+}
+
 void History::leave() {
   const std::lock_guard lock(mutex_);
   left_ = true;
@@ -66,9 +72,11 @@ std::optional<Stuck> History::under_way(Clock::time_point now) const {
 
 Standing History::standing(std::uint64_t sequence) const {
   const std::lock_guard lock(mutex_);
-  Standing standing{rank_, Standing::Place::absent, started_, 0, ""};
+  Standing standing{.rank = rank_, .started = started_};
+  standing.gave_up = gave_up_ == std::min(sequence, started_);
   if (sequence >= started_) {
     if (left_) standing.place = Standing::Place::left;
+    if (standing.gave_up) standing.why = why_;
     if (started_ > 0) standing.description = descriptions_[(started_ - 1) % kRemembered];
     return standing;
   }

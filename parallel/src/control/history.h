@@ -38,6 +38,8 @@ struct Standing {
   std::uint64_t started = 0;      // collectives that the rank has called
   std::uint64_t fingerprint = 0;  // of this one and all before it; 0: not come, or forgotten
   std::string description;        // of this one; of the last one where it has not come
+  bool gave_up = false;  // between the one before and this one (the next one, if it has not come)
+  std::string why;       // it gave up and has not come
 };
 
 /// Where a rank stands among the messages between two ranks of a group.
@@ -88,6 +90,8 @@ class History {
   /// Data of this group moves without a fingerprint.
   void mark_untagged();
   void end();
+  /// Until its next collective the rank leaves out some that others may be in.
+  void give_up(std::string why);
   void leave();
 
   /// The collective or message that is under way.
@@ -109,6 +113,8 @@ class History {
   std::array<std::string, kRemembered> descriptions_;
   std::array<std::uint64_t, kTrails> trails_{};
   std::uint64_t started_ = 0;
+  std::optional<std::uint64_t> gave_up_;  // after so many
+  std::string why_;
   bool untagged_ = false;
   bool inside_ = false;
   bool left_ = false;

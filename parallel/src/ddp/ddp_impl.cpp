@@ -15,6 +15,8 @@ namespace cairn::parallel {
 namespace {
 
 constexpr std::int64_t kGapBytes = 63;  // the arena aligns its slots to 64
+constexpr const char* kReach = "which parameters losses reach";
+constexpr char kRefusal = '!';  // in its place, before why
 
 DistributedOptions of_the_reducer(DistributedOptions options) {
   options.find_unused_parameters = options.static_graph = options.broadcast_buffers = false;
@@ -102,7 +104,6 @@ void DistributedDataParallel::Impl::plan() {
     views.push_back(slot.memory());
   }
   reducer.register_gradients(names, views, {.gap_bytes = kGapBytes, .partial = true});
-  summed.assign(trained.size(), false);
   graph_known = false;
   static_reached.clear();
   planned_generation = arena->generation();
@@ -149,8 +150,6 @@ void DistributedDataParallel::Impl::forward_begins(const Tensor& x) {
   prepare(false);
   const bool in_training = group.world_size() > 1 && reduces() && model->training();
   if (in_training && !batches_known && first_batch.empty()) first_batch = digest_of_batch(x);
-  for (std::size_t i = 0; i < summed.size(); ++i)
-    summed[i] = summed[i] && slot_of(i).holds_gradient();
   if (!in_training || !options.broadcast_buffers || buffers.empty()) return;
   if (uneven) announce('f');
   sync_buffers(0);
@@ -167,7 +166,7 @@ void DistributedDataParallel::Impl::sync_buffers(int root) {
 void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
   if (seen_run != autograd::current_run()) {
     scale = parameter.gradient_slot().scale();
-    check_sums(parameter);
+    seen_run = autograd::current_run();
     check_what_is_left();
   }
   if (!reduces()) return;
@@ -176,24 +175,9 @@ void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
   if (gradient != gradient_of.end()) reducer.mark_ready(gradient->second);
 }
 
-/// Sums do not bear another reduction. Only slots that nothing of this run was written to tell what
-/// they held before it.
-void DistributedDataParallel::Impl::check_sums(const Tensor& ready) {
-  seen_run = autograd::current_run();
-  if (options.average) return;
-  for (std::size_t i = 0; i < summed.size(); ++i) {
-    summed[i] = summed[i] && slot_of(i).holds_gradient();
-    if (summed[i] && reduces() && !parameter_of(i).tensor.same(ready))
-      fail_everywhere(
-          core::str("expected a step or clear_grad() before the next backward that "
-                    "sums over the ranks (average = false), got '",
-                    parameter_of(i).name, "', which is a sum already"));
-  }
-}
-
 /// Where ranks may reach other parameters, one whose loss reaches a gradient that is broken, or that another scaler's loss has left,
 /// cannot begin its backward; nor may the others, who would wait for it.
-void DistributedDataParallel::Impl::check_what_is_left() const {
+void DistributedDataParallel::Impl::check_what_is_left() {
   using State = core::GradientSlot::State;
   for (std::size_t i = 0; finds_unused() && i < trained.size(); ++i) {
     core::GradientSlot& slot = slot_of(i);
@@ -201,28 +185,55 @@ void DistributedDataParallel::Impl::check_what_is_left() const {
     const bool other = holds && slot.scale().scaler != scale.scaler;
     if (!other && slot.state() != State::broken) continue;
     if (slot.claim(std::make_shared<char>())) continue;  // nobody would have stepped it
-    slot.check_whole(parameter_of(i).name);
+    const std::string& name = parameter_of(i).name;
+    if (!other) refuse(core::str("a broken gradient of '", name, "'"));
+    slot.check_whole(name);
     const auto whose = [](std::uint64_t scaler) {
       return scaler == 0 ? "that nobody scaled" : "that an amp::Amp scaled";
     };
-    core::fail("ddp", "expected gradients ", whose(slot.scale().scaler), " in '",
-               parameter_of(i).name, "', got a loss ", whose(scale.scaler),
-               " (precision.backward() for every loss of a step; or step, or clear_grad(), first)");
+    const std::string why = core::str(
+        "expected gradients ", whose(slot.scale().scaler), " in '", name, "', got a loss ",
+        whose(scale.scaler),
+        " (precision.backward() for every loss of a step; or step, or clear_grad(), first)");
+    refuse(why);
+    core::fail("ddp", why);
   }
 }
 
 void DistributedDataParallel::Impl::begin() {
+  meet();
+  run = autograd::current_run();
+  met = false;
+  local_checks.begin_pass();
+  autograd::on_backward_end([this] { finish(); },
+                            [this](const std::string& error) { break_off(error); });
+  if (finds_unused()) mark_what_is_not_reached();
+}
+
+/// What the ranks tell each other at the start of a backward that reduces.
+void DistributedDataParallel::Impl::meet() {
   prepare(true);
   begin_joined();
   if (!std::exchange(batches_known, true)) warn_of_same_batches(first_batch, group);
-  run = autograd::current_run();
-  local_checks.begin_pass();
-  autograd::on_backward_end([this] { finish(); },
-                            [this] {
-                              run = 0;
-                              reducer.abandon();  // before anybody writes there again
-                            });
-  if (finds_unused()) mark_what_is_not_reached();
+}
+
+void DistributedDataParallel::Impl::break_off(const std::string& error) {
+  run = 0;
+  agreed = false;
+  reducer.abandon();  // before anybody writes there again
+  if (met) group.give_up(core::str("its backward failed: ", error));
+}
+
+bool DistributedDataParallel::Impl::asks_what_is_reached() const {
+  return finds_unused() && (!options.static_graph || !graph_known || !agreed);
+}
+
+/// The others hear of it where they ask what this rank's loss reaches.
+void DistributedDataParallel::Impl::refuse(const std::string& why) {
+  if (!reduces() || run == autograd::current_run() || !asks_what_is_reached()) return;
+  meet();
+  group.exchange(kRefusal + why, kReach);
+  group.give_up(why);
 }
 
 /// The engine has begun the slots of all parameters that the loss reaches.
@@ -235,7 +246,7 @@ void DistributedDataParallel::Impl::mark_what_is_not_reached() {
     reached[i] = reaches[i] || slot.holds_gradient();
   }
   if (options.static_graph) check_static(reaches);
-  if (!options.static_graph || !graph_known) exchange_reached(reached);
+  if (asks_what_is_reached()) exchange_reached(reached);
   graph_known = true;
   unused.clear();
   for (std::size_t i = 0; i < reached.size(); ++i) {
@@ -271,9 +282,13 @@ void DistributedDataParallel::Impl::exchange_reached(const std::vector<bool>& re
   std::string bits;
   for (const bool bit : reached) bits += bit && !shadows() ? '1' : '0';
   reached_somewhere.assign(reached.size(), false);
-  for (const std::string& other : group.exchange(bits, "which parameters losses reach")) {
+  met = true;
+  const auto ranks = group.exchange(bits, kReach);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank][0] == kRefusal)
+      core::fail("ddp", "rank ", rank, " cannot begin its backward: ", ranks[rank].substr(1));
     for (std::size_t i = 0; i < reached.size(); ++i)
-      reached_somewhere[i] = reached_somewhere[i] || other.at(i) == '1';
+      reached_somewhere[i] = reached_somewhere[i] || ranks[rank].at(i) == '1';
   }
 }
 
@@ -284,6 +299,7 @@ void DistributedDataParallel::Impl::mark_zero(std::size_t gradient) {
 }
 
 void DistributedDataParallel::Impl::before_reduction(const std::vector<std::size_t>& places) {
+  met = true;
   if (options.check_local_gradients) {
     std::vector<std::size_t> which;
     std::vector<TensorView> views;
@@ -294,8 +310,9 @@ void DistributedDataParallel::Impl::before_reduction(const std::vector<std::size
     local_checks.check(which, views);
   }
   for (const std::size_t i : places) {
-    slot_of(i).mark_reduced();
-    summed[i] = true;
+    core::GradientSlot& slot = slot_of(i);
+    if (slot.holds_reduced() && !keeps_reduced()) kernels::fill(slot.memory(), 0.0);
+    slot.mark_reduced();
   }
 }
 
@@ -318,6 +335,11 @@ void DistributedDataParallel::Impl::finish() {
   }
   reducer.wait();
   run = 0;
+  const auto has_sum = [](const NamedTensor& parameter) {
+    const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+    return slot != nullptr && slot->has_sum();
+  };
+  if (!finds_unused() && std::none_of(parameters.begin(), parameters.end(), has_sum)) agreed = true;
   for (std::size_t i = 0; finds_unused() && shadows() && i < trained.size(); ++i) {
     if (!reached_somewhere[i]) slot_of(i).clear();  // zero() reached it, and no loss did
   }
@@ -326,7 +348,7 @@ void DistributedDataParallel::Impl::finish() {
 
 void DistributedDataParallel::Impl::settle() {
   wait_for_reductions();
-  share_what_is_local();
+  if (!agreed || !reduces()) share_what_is_local();
 }
 
 void DistributedDataParallel::Impl::wait_for_reductions() {

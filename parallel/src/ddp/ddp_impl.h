@@ -23,6 +23,8 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
 
   void reduce(const std::vector<Part>& parts) override;
   void settle() override;
+  bool keeps_reduced() const override { return options.average || group.rank() == 0; }
+  void refuse(const std::string& why) override;
 
   /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.
   void connect();
@@ -36,12 +38,14 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   // A backward.
   void on_ready(const Tensor& parameter);
   void begin();
+  void meet();
+  void break_off(const std::string& error);
+  bool asks_what_is_reached() const;
   void mark_what_is_not_reached();
   void exchange_reached(const std::vector<bool>& reached);
   void check_static(const std::vector<bool>& reaches);
   void mark_zero(std::size_t gradient);
-  void check_sums(const Tensor& ready);
-  void check_what_is_left() const;
+  void check_what_is_left();
   void before_reduction(const std::vector<std::size_t>& places);
   void finish();
   bool reduces() const { return no_sync_depth == 0 && world_synchronizes; }
@@ -50,7 +54,6 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   // A step.
   void wait_for_reductions();
   void share_what_is_local();
-  void check_same_parts(const std::vector<Part>& parts) const;
 
   // Uneven inputs.
   std::vector<std::string> announce(char what);
@@ -78,16 +81,15 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   LocalChecks local_checks;
   int no_sync_depth = 0;
   bool world_synchronizes = true;  // World::synchronize
-  std::vector<bool> summed;        // by gradient: holds a sum over the ranks (average = false)
 
   std::string first_batch;     // its digest
   bool batches_known = false;  // to be other ones on every rank, or warned of
 
   core::RunId run = 0;        // the reducing backward under way; 0: none
+  bool met = false;           // the others are in it too
   core::RunId seen_run = 0;   // the last one that a hook was called in
   core::GradientScale scale;  // of its loss
-  bool agreed =
-      false;  // the ranks have told each other what is local, and no backward without a reduction came since
+  bool agreed = false;        // the ranks know of each other what a step has to reduce
 
   // What losses reach.
   std::vector<std::string> unused;

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cairn/core/error.h"
+#include "cairn/kernels/beside.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/ddp_impl.h"
@@ -18,99 +19,152 @@ struct Held {
   char place = '-';     // 'l': this rank's own, 'r': reduced
   double factor = 1.0;  // of a gradient's scale
 
+  bool operator==(const Held&) const = default;
   bool is_nothing() const { return kind == '-'; }
   bool is_broken() const { return kind == 'b'; }
+  bool is_sum() const { return kind == 's'; }
   bool is_local() const { return place == 'l'; }
-  bool adds_up_with(const Held& other) const {
-    return kind == other.kind && factor == other.factor;
-  }
 };
+using AllHeld = std::vector<Held>;  // by parameter
 
-Held held_by(const core::GradientSlot& slot) {
-  if (slot.state() == core::GradientSlot::State::broken) return {'b', '-', 1.0};
-  if (!slot.has_sum() && !slot.holds_gradient()) return {};
-  const char place = slot.needs_reduction() ? 'l' : 'r';
-  return slot.has_sum() ? Held{'s', place, 1.0} : Held{'g', place, slot.scale().factor};
+Held held_of(const Tensor& parameter) {
+  const core::GradientSlot* slot = parameter.gradient_slot_or_null();
+  if (slot == nullptr || !parameter.requires_grad()) return {};
+  if (slot->state() == core::GradientSlot::State::broken) return {'b', '-', 1.0};
+  if (!slot->has_sum() && !slot->holds_gradient()) return {};
+  const char place = slot->needs_reduction() ? 'l' : 'r';
+  return slot->has_sum() ? Held{'s', place, 1.0} : Held{'g', place, slot->scale().factor};
 }
 
-std::string text_of(const Held& held) {
-  return core::str(held.kind, " ", held.place, " ", std::bit_cast<std::uint64_t>(held.factor),
-                   "\n");
+/// Neighbours that are alike are told once.
+std::string text_of(const AllHeld& all) {
+  std::string text;
+  for (std::size_t i = 0, end = 0; i < all.size(); i = end) {
+    while (end < all.size() && all[end] == all[i]) ++end;
+    text += core::str(end - i, " ", all[i].kind, " ", all[i].place, " ",
+                      std::bit_cast<std::uint64_t>(all[i].factor), "\n");
+  }
+  return text;
 }
 
-std::vector<Held> parse_held(const std::string& text) {
-  std::vector<Held> all;
+AllHeld parse_held(const std::string& text) {
+  AllHeld all;
   std::istringstream in(text);
+  std::size_t count = 0;
   std::uint64_t bits = 0;
-  for (Held held; in >> held.kind >> held.place >> bits;) {
+  for (Held held; in >> count >> held.kind >> held.place >> bits;) {
     held.factor = std::bit_cast<double>(bits);
-    all.push_back(held);
+    all.insert(all.end(), count, held);
   }
   return all;
 }
 
-std::string words_for(const Held& held) {
-  if (held.is_nothing()) return "none";
-  return core::str(held.is_local() ? "one of its own" : "a reduced one",
-                   held.kind == 's' ? " that is a sum" : "",
-                   held.factor == 1.0 ? "" : core::str(" scaled by ", held.factor));
+/// What the ranks have of one parameter that some have a local part of.
+struct Whole {
+  bool is_local = false;
+  bool as_sum = false;  // the parts add up in sums only
+  double factor = 1.0;  // of a gradient's scale
+};
+
+Whole whole_of(const std::vector<AllHeld>& ranks, std::size_t parameter) {
+  Whole whole;
+  const Held* first = nullptr;
+  for (const AllHeld& rank : ranks) {
+    const Held& held = rank.at(parameter);
+    whole.is_local = whole.is_local || held.is_local();
+    if (held.is_nothing()) continue;
+    if (first == nullptr) first = &held;
+    whole.as_sum = whole.as_sum || held.is_sum() || held.factor != first->factor;
+  }
+  if (first != nullptr) whole.factor = first->factor;
+  return whole;
+}
+
+/// The slot's part of a gradient that is reduced now.
+void take_part(const Tensor& parameter, const Held& held, const Whole& whole, std::uint64_t scaler,
+               bool keeps_reduced) {
+  core::GradientSlot& slot = parameter.gradient_slot();
+  const bool only_sum = held.is_sum() && !slot.holds_gradient();
+  if (held.is_nothing() && !slot.placed()) slot.set_own(Tensor::empty_like(parameter));
+  if (held.is_nothing() || (!held.is_local() && !keeps_reduced)) {
+    if (slot.has_sum()) kernels::fill(slot.sum(), 0.0);
+    if (!only_sum) kernels::fill(slot.memory(), 0.0);
+  }
+  if (held.is_nothing()) {
+    slot.mark_written({scaler, whole.factor});
+  } else if (!held.is_local()) {
+    slot.mark_written(slot.scale());
+    if (only_sum) slot.mark_stashed();
+  }
+  if (!whole.as_sum || slot.has_sum()) return;
+  if (!slot.sum().defined()) {
+    slot.set_sum(kernels::empty_beside(parameter, DType::f32, core::MemoryCategory::gradients));
+  }
+  kernels::affine(slot.memory(), 1.0 / slot.scale().factor, 0.0, slot.sum());
+  slot.mark_stashed();
+}
+
+void check_whole(const std::vector<AllHeld>& ranks, const NamedTensors& parameters) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (std::size_t p = 0; p < parameters.size(); ++p) {
+      if (!ranks[rank].at(p).is_broken()) continue;
+      core::fail<core::Error>(
+          "ddp", "expected whole gradients on all ranks, got '", parameters[p].name, "' on rank ",
+          rank,
+          ", which a backward that failed there had changed in part: ", "clear_grad() drops it");
+    }
+  }
+}
+
+std::string list_of_local(const AllHeld& held, const NamedTensors& parameters) {
+  std::vector<std::string> names;
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    if (held.at(p).is_local()) names.push_back(parameters[p].name);
+  }
+  return names.empty() ? "none" : join_names(names);
+}
+
+void check_same_parts(const std::vector<AllHeld>& ranks, const NamedTensors& parameters) {
+  const auto same = [](const Held& a, const Held& b) { return a.is_local() == b.is_local(); };
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    const AllHeld &first = ranks[0], &own = ranks[rank];
+    CAIRN_CHECK(std::equal(first.begin(), first.end(), own.begin(), own.end(), same), "ddp",
+                "expected gradients of the same parameters in a step that has to reduce them, got ",
+                list_of_local(first, parameters), " on rank 0 and ", list_of_local(own, parameters),
+                " on rank ", rank,
+                " (the last micro-batch of a step: no no_sync; or find_unused_parameters)");
+  }
 }
 
 }  // namespace
 
-/// Where losses may reach other parameters on each rank, zeros stand for what only other ranks' losses reached. Throws on every
-/// rank, before anything is changed, where what the ranks have does not add up.
+/// Afterwards every rank has a part, local and of one kind, of whatever some rank has a local part of. Where losses may reach
+/// other parameters on each rank, zeros stand for what only other ranks' losses reached. Throws on every rank, before anything is
+/// changed, where that cannot be.
 void DistributedDataParallel::Impl::share_what_is_local() {
-  if (!finds_unused() || (agreed && reduces())) return;
-  std::string own;
-  for (std::size_t i = 0; i < trained.size(); ++i) own += text_of(held_by(slot_of(i)));
-  std::vector<std::vector<Held>> ranks;
-  for (const std::string& text : group.exchange(own, "what a step has to reduce"))
-    ranks.push_back(parse_held(text));
-  std::vector<const Held*> local(trained.size(), nullptr);
-  for (std::size_t i = 0; i < trained.size(); ++i) {
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      if (ranks[rank].at(i).is_broken())
-        core::fail<core::Error>("ddp", "expected whole gradients on all ranks, got '",
-                                parameter_of(i).name, "' on rank ", rank,
-                                ", which a backward that failed there had changed in part: "
-                                "clear_grad() drops it");
-    }
-    const auto first = std::find_if(ranks.begin(), ranks.end(), [&](const std::vector<Held>& rank) {
-      return rank.at(i).is_local();
-    });
-    if (first == ranks.end()) continue;
-    local[i] = &first->at(i);
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      const Held& other = ranks[rank].at(i);
-      const bool is_zero = other.is_nothing() && local[i]->kind == 'g';
-      CAIRN_CHECK(is_zero || other.adds_up_with(*local[i]), "ddp",
-                  "expected gradients that add up on all ranks in a step that has to reduce '",
-                  parameter_of(i).name, "', got ", words_for(*local[i]), " on rank ",
-                  first - ranks.begin(), " and ", words_for(other), " on rank ", rank,
-                  " (the last micro-batch of a step: no no_sync)");
-    }
+  AllHeld own;
+  for (const auto& [name, tensor] : parameters) {
+    own.push_back(held_of(tensor));
+    if (!uneven || !own.back().is_local()) continue;
+    fail_everywhere(
+        core::str("expected a backward that reduces before each step inside join(), got ",
+                  "a step that has to reduce 'gradient ", name,
+                  "' (the last micro-batch of a step: no no_sync)"));
   }
-  for (std::size_t i = 0; i < trained.size(); ++i) {
-    core::GradientSlot& slot = slot_of(i);
-    const Held held = held_by(slot);
-    if (local[i] == nullptr || held.is_local()) continue;
-    if (held.is_nothing()) kernels::fill(slot.memory(), 0.0);
-    const bool only_sum = held.kind == 's' && !slot.holds_gradient();
-    slot.mark_written(held.is_nothing() ? core::GradientScale{scale.scaler, local[i]->factor}
-                                        : core::GradientScale(slot.scale()));
-    if (only_sum) slot.mark_stashed();
+  std::vector<AllHeld> ranks;
+  for (const std::string& text : group.exchange(text_of(own), "what a step has to reduce"))
+    ranks.push_back(parse_held(text));
+  check_whole(ranks, parameters);
+  if (!finds_unused()) check_same_parts(ranks, parameters);
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const Whole whole = whole_of(ranks, p);
+    if (!whole.is_local) continue;
+    take_part(parameters[p].tensor, own[p], whole, scale.scaler, keeps_reduced());
   }
   agreed = true;
 }
 
 void DistributedDataParallel::Impl::reduce(const std::vector<Part>& parts) {
-  if (uneven)
-    fail_everywhere(core::str(
-        "expected a backward that reduces before each step inside join(), got "
-        "a step that has to reduce 'gradient ",
-        parts.empty() ? "" : parts[0].name, "' (the last micro-batch of a step: no no_sync)"));
-  if (!finds_unused()) check_same_parts(parts);
   const ReduceOp op = options.average ? ReduceOp::mean : ReduceOp::sum;
   for (const auto& [gradient, name] : parts) {
     const std::string text = "gradient " + name;
@@ -122,19 +176,6 @@ void DistributedDataParallel::Impl::reduce(const std::vector<Part>& parts) {
     flatten({gradient}, wide);
     group.all_reduce(wide, op, text);
     unflatten(wide, {gradient});
-  }
-}
-
-void DistributedDataParallel::Impl::check_same_parts(const std::vector<Part>& parts) const {
-  std::string own;
-  for (const Part& part : parts) own += part.name + "\n";
-  const auto ranks = group.exchange(own, "the gradients that a step has to reduce");
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    CAIRN_CHECK(ranks[rank] == ranks[0], "ddp",
-                "expected gradients of the same parameters in a step that has to reduce them, got ",
-                join_names(lines_of(ranks[0])), " on rank 0 and ",
-                join_names(lines_of(ranks[rank])), " on rank ", rank,
-                " (the last micro-batch of a step: no no_sync; or find_unused_parameters)");
   }
 }
 

@@ -437,6 +437,10 @@ void ProcessGroup::Impl::wait() {
   check();
 }
 
+void ProcessGroup::Impl::give_up(const std::string& reason) {
+  if (history_) history_->give_up(reason);
+}
+
 void ProcessGroup::Impl::abort(const std::string& reason) {
   failure_->set(reason);
   if (job_->coordinator) job_->coordinator->break_group(reason);

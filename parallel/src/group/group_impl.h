@@ -93,6 +93,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void check() const;
   std::string failure() const { return failure_->reason(); }
   void abort(const std::string& reason);
+  void give_up(const std::string& reason);
   /// The stream of the device in which async() works.
   core::Stream stream(Device device);
 

@@ -478,6 +478,10 @@ void ProcessGroup::check() const {
   impl_->check();
 }
 
+void ProcessGroup::give_up(std::string_view reason) const {
+  impl_->give_up(std::string(reason));
+}
+
 void ProcessGroup::abort(std::string_view reason) const {
   impl_->abort(core::str("rank ", rank(), " gave up: ", reason));
 }

@@ -53,9 +53,10 @@ class HookHandle {
 /// also for tied weights). The leaf may start to require a gradient later.
 HookHandle on_gradient_ready(const Tensor& leaf, std::function<void(const Tensor&)> hook);
 /// From inside a hook: runs `callback` once when the current run has run its last node (before
-/// backward() returns); where the run throws, `on_abort` instead. Errors of `callback` propagate as the
+/// backward() returns); where the run throws, `on_abort` with its error instead. Errors of `callback` propagate as the
 /// run's; one of `on_abort` is logged, and the caller gets the run's own.
-void on_backward_end(std::function<void()> callback, std::function<void()> on_abort = nullptr);
+using OnAbort = std::function<void(const std::string& error)>;
+void on_backward_end(std::function<void()> callback, OnAbort on_abort = nullptr);
 /// From inside a hook: the leaf takes part in the current run although the graph does not reach it (a
 /// gradient of zero is about to be written for it).
 void join_run(const Tensor& leaf);

@@ -3,7 +3,7 @@
 //   empty    nothing has been written since the last step (memory is never zeroed).
 //   writing  a backward (a run) has begun that may write it, and has not ended.
 //   local    it holds this rank's gradient, of one run or the sum of several.
-//   reduced  it holds the average over the ranks of its reducer.
+//   reduced  it holds the average (or the sum) over the ranks of its reducer.
 //   broken   a run threw after it had added to a gradient that was there, or its reduction failed: what
 //            it holds is neither the old gradient nor the new one. Nothing but clear() is allowed.
 //
@@ -64,6 +64,11 @@ class GradientReducer {
   /// Returns when all that it has reduced so far is whole, and waits for the devices if it must.
   /// Throws CommunicationError otherwise; the slots are broken then.
   virtual void settle() {}
+  /// Whether this rank keeps what is reduced when something of its own is added, so that both are
+  /// reduced together: an average is kept by every rank, a sum by one.
+  virtual bool keeps_reduced() const { return true; }
+  /// A run cannot begin on this rank, because of what a slot holds; it throws next.
+  virtual void refuse(const std::string& /*why*/) {}
 };
 
 class GradientSlot {
@@ -103,7 +108,8 @@ class GradientSlot {
   /// Error for a broken slot, InvalidArgument where an optimizer has a gradient of another scale to
   /// step; `name` is the parameter's.
   void begin(RunId run, const GradientScale& scale, const std::string& name);
-  /// The run writes memory() now. Returns true where it has to add to what is there.
+  /// The run writes memory() now. Returns true where it has to add to what is there; false too where
+  /// the reducer keeps that on another rank.
   bool write();
   /// The first gradient of a slot that is not placed.
   void adopt(Tensor gradient);
@@ -117,6 +123,8 @@ class GradientSlot {
   void set_reducer(std::weak_ptr<GradientReducer> reducer) { reducer_ = std::move(reducer); }
   /// Set while the parameter belongs to a group of ranks that reduces its gradients.
   std::shared_ptr<GradientReducer> reducer() const { return reducer_.lock(); }
+  /// It holds a reduced gradient, and nothing was added since.
+  bool holds_reduced() const;
   /// A gradient or a sum is local although there is a reducer.
   bool needs_reduction() const;
   void mark_reduced();  // what memory() holds, or will hold when its run ends
@@ -135,6 +143,10 @@ class GradientSlot {
   void release_sum();
   bool has_sum() const { return summed_; }
   bool sum_is_local() const { return summed_ && sum_is_local_; }
+  /// How the gradient gets into the sum: one of them, local or reduced unlike the other, may be kept
+  /// on another rank (GradientReducer::keeps_reduced()).
+  enum class Stash : std::uint8_t { add, overwrite, drop };
+  Stash stash() const;
   /// What it holds is scaled, as only the one who did so knows.
   void set_scale(const GradientScale& scale) { scale_ = scale; }
   /// memory() was moved into the sum: the slot is empty.
@@ -150,8 +162,10 @@ class GradientSlot {
 
  private:
   bool agrees_with(const GradientScale& scale) const;
+  void check_may_begin(const GradientScale& scale, const std::string& name) const;
   void forget_scale_if_empty();
   bool held_before() const { return before_ == State::local || before_ == State::reduced; }
+  bool drops_reduced() const;
 
   State state_ = State::empty;
   State before_ = State::empty;  // the run that is writing

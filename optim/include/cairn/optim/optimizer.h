@@ -110,6 +110,9 @@ class Optimizer : public core::Stateful {
   /// What a step does at its end and the first backward would find missing: slots and masters for
   /// parameters that were unfrozen or cast since.
   void prepare();
+  /// Before the gradients are looked at: what ranks have reduced is whole, and they agree on what a
+  /// step reduces. A collective where they do not know. begin_check() and step() do it too.
+  void wait_for_reductions() const;
 
   /// Any parameter has one, stashed or not.
   bool has_gradient() const;
@@ -246,7 +249,6 @@ class Optimizer : public core::Stateful {
   struct DeviceState;
   void attach_arenas();
   void settle() const;
-  void wait_for_reductions() const;
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
   void check_report(const GradientReport& report) const;
   StepResult measure(const GradientReport& report, const StepOptions& options,

@@ -25,7 +25,11 @@
 // from the next ddp(x) on, with rank 0's values. Gradients that no backward has reduced (no_sync, two
 // losses in one micro-batch) are averaged by the optimizer's step, so none is ever applied unreduced.
 //
-// With average = false only one backward a step may reduce: it would add up what is a sum already (an error).
+// With average = false a sum that has been reduced counts once, however many backwards follow: rank 0 keeps it, and in the
+// others' slots the next backward takes its place until the next reduction.
+//
+// What one rank's error has broken or lost, the others learn at once: from the step or the backward that would need it, as an error
+// on every rank, or, where that rank broke off between the buckets of a backward, from a group that breaks and names it.
 //
 // May be constructed before or after amp::initialize, the optimizers and load_state_dict; the model must
 // outlive it. world() is what amp, Accumulation, samplers and TrainingState ask for.

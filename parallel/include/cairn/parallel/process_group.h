@@ -189,6 +189,10 @@ class ProcessGroup {
   /// Breaks the group for every rank: this rank cannot go on, and the others shall know why instead
   /// of waiting for it.
   void abort(std::string_view reason) const;
+  /// This rank leaves out collectives that others may be in: where some are, the group breaks and
+  /// they learn why instead of waiting for it. Ranks that all give up after the same collective go
+  /// on with the next one.
+  void give_up(std::string_view reason) const;
 
   class Impl;
   explicit ProcessGroup(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
