@@ -8,6 +8,7 @@ import statistics
 import sys
 import tempfile
 
+import recompute_curve
 from parallel import answer, report, say
 
 BLOCKING = 0.05  # of a plain save
@@ -76,9 +77,20 @@ def planner(programs, rounds):
 def thousand_layers(programs, rounds):
     """Chen et al. 2016: 48 GB to 7 GB for 30 % more time."""
     found = programs.recompute("thousand_layers", rounds)
-    plain, segments = found["plain"], found["segments"]
-    say(f"1,000 layers: {plain['peak'] / 1e6:.1f} MB plain, {segments['peak'] / 1e6:.1f} MB in segments, {found['standing'] / 1e6:.1f} MB stand\n")
-    return [row("1,000 layers in sqrt(n) segments: plain", segments["ms"], plain["ms"], 1 / 1.3)]
+    plain, planner, segments = found["plain"], found["planner"], found["segments"]
+    say(f"1,000 layers: {plain['peak'] / 1e6:.1f} MB plain, {planner['peak'] / 1e6:.1f} MB planned (predicted {planner['predicted_peak'] / 1e6:.1f} and "
+        f"{planner['predicted_ms']:.1f} ms), {segments['peak'] / 1e6:.1f} MB in segments, {found['standing'] / 1e6:.1f} MB stand\n")
+    return [row("1,000 layers by the planner in 7/48: plain", planner["ms"], plain["ms"], 1 / 1.3),
+            row("1,000 layers in sqrt(n) segments: plain", segments["ms"], plain["ms"], 1 / 1.3)]
+
+
+def curve(programs, rounds, path):
+    """Draws time against budget, and prints what was predicted and measured."""
+    found = programs.recompute("curve", rounds)
+    for point in found["points"]:
+        say(f"budget {point['budget'] / 1e6:.1f} MB: peak {point['peak'] / 1e6:.1f} (predicted {point['predicted_peak'] / 1e6:.1f}), "
+            f"{statistics.median(point['ms']):.1f} ms (predicted {point['predicted_ms']:.1f})\n")
+    pathlib.Path(path).write_text(recompute_curve.draw(found))
 
 
 def works(programs, rounds):
@@ -102,9 +114,12 @@ def main():
     parser.add_argument("--folder", default=".", help="on the disk that is measured")
     parser.add_argument("--only", default="", help="works whose name has this in it: save, blocking, load ...")
     parser.add_argument("--list", action="store_true", help="names the works")
+    parser.add_argument("--curve", metavar="FILE.svg", help="draws a step's time against its budget, and does nothing else")
     args = parser.parse_args()
 
     programs = Programs(args.programs, args.folder, args.mib)
+    if args.curve:
+        return curve(programs, args.rounds, args.curve)
     missing = [] if programs.safetensors else ["loaders of Python's are left out: .venv/bin/pip install torch numpy safetensors"]
     report(works(programs, args.rounds), args, missing, "milliseconds, medians of {} rounds; ratio: the peer's time over Cairn's")
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -19,6 +20,7 @@
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
+#include "operation_meter.h"
 
 namespace cairn::checkpointing {
 
@@ -93,21 +95,71 @@ class BlockMeter {
     const std::size_t before = level();
     pass();  // the first run of anything is slow, and autocast keeps what it casts
     profile_.cached = level() - before;
-    if (options_.accumulates) step(profile_, nullptr);
-    static_cast<KeptBlock&>(profile_) = measure_kept(nullptr);
-    if (options_.offload != nullptr) {
-      const KeptBlock elsewhere = measure_kept(options_.offload);
-      if (bytes_of(elsewhere) < bytes_of(profile_)) profile_.offloaded = elsewhere;
+    if (options_.accumulates) step(profile_, block_);
+    static_cast<KeptBlock&>(profile_) = measure_kept(block_, 1);
+    profile_.lead = lead_;
+    MeteredForward forward = measure_operations(block_, input(), 1);
+    if (const BlockProfile* known = known_as(forward)) {
+      profile_ = *known;
+    } else {
+      measure_ways();
+      if (options_.known != nullptr) options_.known->all.push_back({std::move(forward), profile_});
     }
     const Tensor result = pass();
     return {profile_, result, differentiable_};
   }
 
  private:
-  KeptBlock measure_kept(Offload* offload) {
+  KeptBlock measure_kept(const Segment& run, int repeats) {
     KeptBlock kept;
-    for (int i = 0; i < options_.repeats; ++i) step(kept, offload);
+    for (int i = 0; i < repeats; ++i) step(kept, run);
     return kept;
+  }
+
+  const BlockProfile* known_as(const MeteredForward& forward) const {
+    if (options_.known == nullptr) return nullptr;
+    for (const KnownBlocks::Known& known : options_.known->all) {
+      if (forward.same_operations(known.forward) && alike(known.profile)) return &known.profile;
+    }
+    return nullptr;
+  }
+
+  // The times of one run beside the fastest of several.
+  bool alike(const BlockProfile& known) const {
+    const auto memory = [](const BlockProfile& b) {
+      return std::tuple(b.saved, b.saves_input, b.saves_output, b.forward_peak, b.backward_peak,
+                        b.output, b.light_peak, b.gradient, b.lead, b.cached,
+                        b.parameter_gradients);
+    };
+    const double share = (profile_.forward_seconds + profile_.backward_seconds) /
+                         (known.forward_seconds + known.backward_seconds);
+    return memory(profile_) == memory(known) && share > 0.5 && share < 2;
+  }
+
+  void measure_ways() {
+    static_cast<KeptBlock&>(profile_) = measure_kept(block_, options_.repeats);
+    profile_.lead = lead_;
+    if (options_.offload != nullptr) {
+      const KeptBlock elsewhere = measure_kept(
+          [this](const Tensor& x) { return run_offloaded(block_, x, *options_.offload); },
+          options_.repeats);
+      if (bytes_of(elsewhere) < bytes_of(profile_)) profile_.offloaded = elsewhere;
+    }
+    if (differentiable_) measure_selective();
+  }
+
+  void measure_selective() {
+    const MeteredForward metered = measure_operations(block_, input(), options_.repeats);
+    profile_.tail_seconds = metered.tail_seconds;
+    for (const KeptResults& results : metered.selections()) {
+      SelectiveBlock way;
+      static_cast<KeptBlock&>(way) = measure_kept(
+          [&](const Tensor& x) { return run_selective(block_, x, results); }, options_.repeats);
+      if (bytes_of(way) >= bytes_of(profile_)) continue;
+      way.tail_seconds = metered.tail_seconds_of(results);
+      way.results = results;
+      profile_.selective.push_back(std::move(way));
+    }
   }
 
   std::size_t bytes_of(const KeptBlock& kept) const {
@@ -143,13 +195,13 @@ class BlockMeter {
     return y.detach();
   }
 
-  // Forward and backward as in a chain where all is kept, here or elsewhere.
-  void step(KeptBlock& kept, Offload* offload) {
+  // Forward and backward as in a chain, of what `run` keeps.
+  void step(KeptBlock& kept, const Segment& run) {
     std::unordered_set<const core::Storage*> saved;
     const std::size_t base = level();
     core::reset_peak_memory(device_);
     const double begin = now_seconds();
-    Tensor y = forward(saved, offload);
+    Tensor y = forward(saved, run);
     const std::size_t forward_peak = peak() - base;
     fastest(kept.forward_seconds, now_seconds() - begin);
     kept.forward_peak = forward_peak;
@@ -169,13 +221,11 @@ class BlockMeter {
     y = Tensor();
     kept.saved = level() - base - loss.nbytes() - (kept.saves_output ? profile_.output : 0);
     bool asked = false;
-    std::size_t lead = 0;
     on_asked_ = [&] {
-      if (!std::exchange(asked, true)) lead = level() - begin_level;
+      if (!std::exchange(asked, true)) lead_ = level() - begin_level;
     };
     autograd::backward(loss);
     on_asked_ = nullptr;
-    if (offload == nullptr) profile_.lead = lead;
     kept.backward_peak = peak() - base - loss.nbytes();
     fastest(kept.backward_seconds, now_seconds() - backward_begin);
     loss = Tensor();
@@ -189,7 +239,7 @@ class BlockMeter {
     bool parameter;
   };
 
-  Tensor forward(std::unordered_set<const core::Storage*>& saved, Offload* offload) {
+  Tensor forward(std::unordered_set<const core::Storage*>& saved, const Segment& run) {
     const autograd::SavedTensorHooksGuard hooks(
         {[&](const Tensor& x) -> std::any {
            const bool parameter = autograd::is_parameter(x);
@@ -201,7 +251,7 @@ class BlockMeter {
            if (!kept->parameter) on_asked_();
            return kept->tensor.unpack(op_);
          }});
-    return offload == nullptr ? block_(input()) : run_offloaded(block_, input(), *offload);
+    return run(input());
   }
 
   static void fastest(double& seconds, double measured) {
@@ -216,6 +266,7 @@ class BlockMeter {
   MeteredParameters parameters_;
   BlockProfile profile_;
   bool differentiable_ = false;
+  std::size_t lead_ = 0;  // of the last step: what stood when the backward asked for the first time
   std::function<void()> on_asked_;  // when the backward asks for what was kept
 };
 
@@ -237,6 +288,15 @@ Tensor run_offloaded(const Segment& block, const Tensor& x, Offload& offload) {
   return y;
 }
 
+Tensor run_selective(const Segment& block, const Tensor& x, const KeptResults& results) {
+  if (results->empty()) return checkpoint(block, x);
+  const auto policy = [results](const SegmentOperation& operation) {
+    const bool kept = std::find(results->begin(), results->end(), operation) != results->end();
+    return kept ? Treatment::must_save : Treatment::must_recompute;
+  };
+  return checkpoint(block, x, {.policy = policy});
+}
+
 MeasuredBlock measure_block(const char* op, const Segment& block, const Tensor& x,
                             bool wants_gradient, const MeterOptions& options) {
   autograd::ThreadState state = autograd::ThreadState::capture();
@@ -249,9 +309,12 @@ MeasuredBlock measure_block(const char* op, const Segment& block, const Tensor& 
 std::vector<BlockProfile> measure_blocks(const char* op, const std::vector<Segment>& blocks,
                                          const Tensor& input, const MeterOptions& options) {
   std::vector<BlockProfile> profile;
+  KnownBlocks known;
+  MeterOptions own = options;
+  own.known = &known;
   MeasuredBlock last{{}, input.detach(), input.requires_grad()};
   for (const Segment& block : blocks) {
-    last = measure_block(op, block, last.result, last.result_wants_gradient, options);
+    last = measure_block(op, block, last.result, last.result_wants_gradient, own);
     profile.push_back(last.profile);
   }
   CAIRN_CHECK(last.result_wants_gradient, op,

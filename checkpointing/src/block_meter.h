@@ -6,13 +6,26 @@
 #include <vector>
 
 #include "cairn/checkpointing/planner.h"
+#include "operation_meter.h"
 
 namespace cairn::checkpointing {
 
+/// Blocks as they were measured. A later one that runs the same operations in the same memory and in
+/// about the same time is taken for another of them, so that equal blocks have equal times, whatever
+/// else the machine does, and each kind is measured once.
+struct KnownBlocks {
+  struct Known {
+    MeteredForward forward;
+    BlockProfile profile;
+  };
+  std::vector<Known> all;
+};
+
 struct MeterOptions {
-  int repeats = 1;             // timed runs, of which the fastest counts
-  bool accumulates = false;    // gradients of parameters have memory before the backward
-  Offload* offload = nullptr;  // given: the block is measured with it, too
+  int repeats = 1;               // timed runs, of which the fastest counts
+  bool accumulates = false;      // gradients of parameters have memory before the backward
+  Offload* offload = nullptr;    // given: the block is measured with it, too
+  KnownBlocks* known = nullptr;  // given: of the same options
 };
 
 struct MeasuredBlock {
@@ -32,6 +45,9 @@ std::shared_ptr<Offload> planned_offload(std::optional<OffloadOptions> options);
 
 /// A run of which nothing is left here but the result: what its operations save has gone out.
 Tensor run_offloaded(const Segment& block, const Tensor& x, Offload& offload);
+
+/// A run that keeps the input and these results; all else is recomputed.
+Tensor run_selective(const Segment& block, const Tensor& x, const KeptResults& results);
 
 /// Each by itself, on the result of the one before.
 std::vector<BlockProfile> measure_blocks(const char* op, const std::vector<Segment>& blocks,

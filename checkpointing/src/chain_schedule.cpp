@@ -28,10 +28,9 @@ class Simulation {
     forward(schedule);
     first_ = false;
     for (const SchedulePart& part : schedule) {
+      if (keeps_graph(part)) continue;
       // The region's copies for blocks that were not kept end with it.
-      for (std::size_t i = part.begin; i < part.end && !part.inner.empty(); ++i) {
-        level_ -= blocks_[i].cached;
-      }
+      for (std::size_t i = part.begin; i < part.end; ++i) level_ -= blocks_[i].cached;
     }
     gradient_ = blocks_.back().gradient;
     level_ += gradient_;
@@ -40,6 +39,8 @@ class Simulation {
   }
 
  private:
+  static bool keeps_graph(const SchedulePart& part) { return part.inner.empty() && !part.results; }
+
   std::size_t bytes(std::size_t i) const { return i == 0 ? 0 : blocks_[i - 1].output; }
 
   // The i-th activation, the input of block i.
@@ -69,14 +70,20 @@ class Simulation {
 
   const KeptBlock& kept_as(const SchedulePart& part) const {
     const BlockProfile& block = blocks_[part.begin];
-    return part.offloaded ? *block.offloaded : block;
+    if (!part.results) return part.offloaded ? *block.offloaded : block;
+    const auto way = std::find_if(block.selective.begin(), block.selective.end(),
+                                  [&](const auto& w) { return w.results == part.results; });
+    CAIRN_CHECK(way != block.selective.end(), "simulate", "expected a way of block ", part.begin,
+                " that was measured, got another one");
+    return *way;
   }
 
   void keep(const SchedulePart& part) {
     const KeptBlock& kept = kept_as(part);
     const std::size_t i = part.begin;
-    level_ += blocks_[i].cached;
-    reach(kept.forward_peak);
+    const bool casts_stay = first_ || keeps_graph(part);
+    if (casts_stay) level_ += blocks_[i].cached;
+    reach(kept.forward_peak + (casts_stay ? 0 : blocks_[i].cached));
     cost_.seconds += kept.forward_seconds;
     level_ += kept.saved;
     if (kept.saves_input) hold(i);
@@ -104,6 +111,8 @@ class Simulation {
       const std::size_t lead = blocks_[part->end - 1].lead;
       level_ += lead;
       forward(part->inner);
+      const SchedulePart& end = part->inner.back();
+      if (end.inner.empty()) cost_.seconds -= kept_as(end).tail_seconds;
       level_ -= lead;
       release(part->end);
       release(part->begin);
@@ -118,7 +127,7 @@ class Simulation {
     const std::size_t there = kept.saved + (kept.saves_output ? block.output : 0) + block.gradient;
     reach(kept.backward_peak > there ? kept.backward_peak - there : 0);
     cost_.seconds += kept.backward_seconds;
-    level_ -= kept.saved + block.cached + gradient_;
+    level_ -= kept.saved + (keeps_graph(part) ? block.cached : 0) + gradient_;
     if (kept.saves_output) release(i + 1);
     if (kept.saves_input) release(i);
     gradient_ = i == 0 ? 0 : blocks_[i - 1].gradient;
@@ -158,13 +167,42 @@ std::size_t highest_of(const KeptBlock& block) {
 
 }  // namespace
 
+std::size_t ChainProgramme::steps_of(std::size_t bytes) const {
+  return (bytes + unit_ - 1) / unit_;
+}
+
+// In the order of part_of.
+std::vector<ChainProgramme::Way> ChainProgramme::ways_of(const BlockProfile& block) const {
+  const auto way = [&](const KeptBlock& k, std::size_t casts) {
+    return Way{steps_of(k.saved + casts + block.output), steps_of(k.forward_peak + block.cached),
+               steps_of(k.backward_peak + block.cached), k.forward_seconds + k.backward_seconds,
+               k.tail_seconds};
+  };
+  std::vector<Way> ways{way(block, block.cached)};
+  for (const SelectiveBlock& selective : block.selective) ways.push_back(way(selective, 0));
+  if (block.offloaded) {
+    ways.push_back(way(*block.offloaded, block.cached));
+    ways.back().outside_only = true;
+  }
+  return ways;
+}
+
+SchedulePart ChainProgramme::part_of(std::size_t block, std::size_t way) const {
+  SchedulePart part{block, block + 1};
+  const auto& selective = blocks_[block].selective;
+  if (way > selective.size()) part.offloaded = true;
+  if (way > 0 && !part.offloaded) part.results = selective[way - 1].results;
+  return part;
+}
+
 ChainProgramme::ChainProgramme(const std::vector<BlockProfile>& blocks, std::size_t slots)
-    : blocks_(blocks) {
+    : blocks_(blocks), later_(blocks.size()) {
   const std::size_t n = blocks.size();
   std::size_t most = 0, highest = 0;
   for (const BlockProfile& b : blocks) {
-    most += b.saved + b.cached + b.output;
+    most += b.saved + b.cached + b.output + b.parameter_gradients;
     highest = std::max({highest, b.light_peak + b.cached, highest_of(b) + b.cached});
+    for (const auto& way : b.selective) highest = std::max(highest, highest_of(way) + b.cached);
     if (b.offloaded) highest = std::max(highest, highest_of(*b.offloaded) + b.cached);
   }
   std::size_t largest_gradient = 0;
@@ -175,16 +213,15 @@ ChainProgramme::ChainProgramme(const std::vector<BlockProfile>& blocks, std::siz
   unit_ = slots == 0 ? 1 : std::max<std::size_t>(1, most / slots);
   // Rounding up may take a step for each block and condition.
   steps_ = most / unit_ + (slots == 0 ? 0 : n + 4);
-  const auto up = [this](std::size_t bytes) { return (bytes + unit_ - 1) / unit_; };
   for (const BlockProfile& b : blocks) {
-    const auto kept = [&](const KeptBlock& k) {
-      return KeptSizes{up(k.saved + b.cached + b.output), up(k.forward_peak + b.cached),
-                       up(k.backward_peak + b.cached), k.forward_seconds + k.backward_seconds};
-    };
-    sizes_.push_back({up(b.output), up(b.light_peak + b.cached), up(b.gradient + b.lead), kept(b),
-                      kept(b.offloaded.value_or(KeptBlock{}))});
+    sizes_.push_back({steps_of(b.output), steps_of(b.light_peak + b.cached),
+                      steps_of(b.gradient + b.lead), ways_of(b)});
   }
   sizes_.back().gradient = 0;  // the backward has not begun when the chain first runs
+  std::size_t gradients = 0;
+  for (std::size_t i = n; i-- > 0; gradients += blocks[i].parameter_gradients) {
+    later_[i] = steps_of(gradients);
+  }
   cost_.assign(index(n - 1, n - 1, steps_) + 1, std::numeric_limits<float>::infinity());
   choice_.assign(cost_.size(), kNone);
   for (std::size_t length = 1; length <= n; ++length) {
@@ -206,25 +243,34 @@ void ChainProgramme::offer(std::size_t s, std::size_t t, std::size_t m, double c
 }
 
 void ChainProgramme::solve(std::size_t s, std::size_t t) {
-  try_keep(s, t, sizes_[s].here, kKeep);
   // A replay has what it makes at hand; so has the block whose backward comes next.
-  const bool in_segment = t + 1 < blocks_.size();
-  if (blocks_[s].offloaded && !in_segment && s < t) {
-    try_keep(s, t, sizes_[s].elsewhere, kOffload);
+  const bool offloads = t + 1 == blocks_.size() && s < t;
+  const std::vector<Way>& ways = sizes_[s].ways;
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    if (offloads || !ways[way].outside_only) try_keep(s, t, way);
   }
   std::size_t least = 0;
   for (std::size_t count = 1; s + count <= t; ++count) {
     const std::size_t last = s + count - 1;
     const std::size_t input = last > s ? sizes_[last - 1].output : 0;
-    least = std::max(least, sizes_[t].gradient + input + sizes_[last].light);
+    least = std::max(least, later_[t] + sizes_[t].gradient + input + sizes_[last].light);
     try_recompute(s, t, count, least);
   }
 }
 
-void ChainProgramme::try_keep(std::size_t s, std::size_t t, const KeptSizes& block, Choice choice) {
-  const std::size_t least = std::max(sizes_[t].gradient + block.forward, block.backward);
-  for (std::size_t m = std::max(least, s == t ? 0 : block.kept); m <= steps_; ++m) {
-    offer(s, t, m, block.seconds + (s == t ? 0.0 : cost(s + 1, t, m - block.kept)), choice);
+void ChainProgramme::try_keep(std::size_t s, std::size_t t, std::size_t number) {
+  const Way& way = sizes_[s].ways[number];
+  const auto choice = static_cast<Choice>(kWays + number);
+  const std::size_t least =
+      std::max(later_[t] + sizes_[t].gradient + way.forward, later_[s] + way.backward);
+  if (s == t) {
+    const bool replayed = t + 1 < blocks_.size();
+    const double seconds = way.seconds - (replayed ? way.tail_seconds : 0);
+    for (std::size_t m = least; m <= steps_; ++m) offer(s, t, m, seconds, choice);
+    return;
+  }
+  for (std::size_t m = std::max(least, way.kept); m <= steps_; ++m) {
+    offer(s, t, m, way.seconds + cost(s + 1, t, m - way.kept), choice);
   }
 }
 
@@ -255,10 +301,10 @@ Schedule ChainProgramme::collect(std::size_t s, std::size_t t, std::size_t m) co
   Schedule schedule;
   while (s <= t) {
     const Choice choice = choice_[index(s, t, m)];
-    if (choice == kKeep || choice == kOffload) {
-      const bool offloaded = choice == kOffload;
-      schedule.push_back({s, s + 1, {}, offloaded});
-      m -= s == t ? 0 : (offloaded ? sizes_[s].elsewhere : sizes_[s].here).kept;
+    if (choice >= kWays) {
+      const std::size_t way = choice - kWays;
+      schedule.push_back(part_of(s, way));
+      m -= s == t ? 0 : sizes_[s].ways[way].kept;
       ++s;
     } else {
       const std::size_t next = s + choice;

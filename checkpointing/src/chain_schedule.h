@@ -24,8 +24,9 @@ ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& s
 Schedule plain_schedule(std::size_t blocks);
 
 /// Rotor's dynamic programme, for each amount of memory up to what plain training takes. In its
-/// model a kept block keeps `saved` and `output`, an offloaded one the same of `offloaded`: a third way
-/// for the blocks outside of segments.
+/// model a kept block keeps `saved` and `output`, and so does each further way of it, of which the
+/// offloaded one is for blocks outside of segments. The gradients of parameters that the backward has
+/// passed stand beside.
 class ChainProgramme {
  public:
   static constexpr std::size_t kMostBlocks = 128;
@@ -39,30 +40,37 @@ class ChainProgramme {
   std::optional<Schedule> schedule(std::size_t m) const;
 
  private:
-  struct KeptSizes {
+  // How a block is kept.
+  struct Way {
     std::size_t kept, forward, backward;  // steps
-    double seconds;
+    double seconds, tail_seconds;
+    bool outside_only = false;
   };
   struct Sizes {
     std::size_t output, light, gradient;  // steps; gradient with the lead
-    KeptSizes here, elsewhere;
+    std::vector<Way> ways;
   };
-  // How a range begins: a kept block, an offloaded one, or that many blocks recomputed.
+  // How a range begins: that many blocks recomputed, or, from kWays on, a block kept in one of its
+  // ways.
   using Choice = std::uint16_t;
-  static constexpr Choice kKeep = 0;
+  static constexpr Choice kWays = 256;
   static constexpr Choice kNone = UINT16_MAX;
-  static constexpr Choice kOffload = UINT16_MAX - 1;
+  static_assert(kMostBlocks < kWays);
 
+  std::size_t steps_of(std::size_t bytes) const;
+  std::vector<Way> ways_of(const BlockProfile& block) const;
+  SchedulePart part_of(std::size_t block, std::size_t way) const;
   std::size_t index(std::size_t s, std::size_t t, std::size_t m) const;
   double cost(std::size_t s, std::size_t t, std::size_t m) const { return cost_[index(s, t, m)]; }
   void solve(std::size_t s, std::size_t t);
-  void try_keep(std::size_t s, std::size_t t, const KeptSizes& block, Choice choice);
+  void try_keep(std::size_t s, std::size_t t, std::size_t way);
   void try_recompute(std::size_t s, std::size_t t, std::size_t count, std::size_t least);
   void offer(std::size_t s, std::size_t t, std::size_t m, double cost, Choice choice);
   Schedule collect(std::size_t s, std::size_t t, std::size_t m) const;
 
   std::vector<BlockProfile> blocks_;
   std::vector<Sizes> sizes_;
+  std::vector<std::size_t> later_;  // steps of the gradients of the blocks behind each
   std::size_t unit_ = 1, steps_ = 0;
   std::vector<float> cost_;
   std::vector<Choice> choice_;

@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "merged_chain.h"
+
 namespace cairn::checkpointing {
 
 namespace {
@@ -54,12 +56,12 @@ ScheduleChoice::ScheduleChoice(const std::vector<BlockProfile>& profile, std::si
     offer(profile, segments_of(n, k));
     offer(profile, first_recomputed(n, k));
   }
-  if (n > ChainProgramme::kMostBlocks) return;
   // The programme is more careful than the simulation, so the amount it counts with is only a guide.
-  const ChainProgramme programme(profile, slots);
+  const MergedChain merged(profile, ChainProgramme::kMostBlocks);
+  const ChainProgramme programme(merged.blocks(), slots);
   for (std::size_t m = 0; m <= programme.steps(); ++m) {
-    if (std::optional<Schedule> schedule = programme.schedule(m)) {
-      offer(profile, std::move(*schedule));
+    if (const std::optional<Schedule> schedule = programme.schedule(m)) {
+      offer(profile, merged.expanded(*schedule));
     }
   }
 }

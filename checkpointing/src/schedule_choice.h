@@ -14,8 +14,8 @@ struct CostedSchedule {
 };
 
 /// The simple strategies (plain; segments of each length; the first blocks recomputed; halves within
-/// halves) and, for chains of at most ChainProgramme::kMostBlocks, what the programme finds for each
-/// amount of memory.
+/// halves) and what the programme finds for each amount of memory, for neighbours together where there
+/// are more than ChainProgramme::kMostBlocks.
 class ScheduleChoice {
  public:
   ScheduleChoice(const std::vector<BlockProfile>& profile, std::size_t slots);

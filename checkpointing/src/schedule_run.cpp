@@ -1,5 +1,6 @@
 #include "schedule_run.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "block_meter.h"
@@ -19,7 +20,9 @@ struct ScheduledBlocks {
 Tensor run_parts(const std::shared_ptr<const ScheduledBlocks>& all, const Schedule& schedule,
                  Tensor x) {
   for (const SchedulePart& part : schedule) {
-    if (part.offloaded) {
+    if (part.results) {
+      x = run_selective(all->blocks[part.begin], x, part.results);
+    } else if (part.offloaded) {
       x = run_offloaded(all->blocks[part.begin], x, *all->offload);
     } else if (part.inner.empty()) {
       x = all->blocks[part.begin](x);
@@ -31,20 +34,59 @@ Tensor run_parts(const std::shared_ptr<const ScheduledBlocks>& all, const Schedu
   return x;
 }
 
-void write_parts(std::ostream& out, const Schedule& schedule) {
-  for (std::size_t i = 0; i < schedule.size(); ++i) {
-    if (i > 0) out << ' ';
-    if (schedule[i].offloaded) {
-      out << '(' << schedule[i].begin << ')';
-    } else if (schedule[i].inner.empty()) {
-      out << schedule[i].begin;
-    } else {
-      out << '[';
-      write_parts(out, schedule[i].inner);
-      out << ']';
+class ScheduleText {
+ public:
+  explicit ScheduleText(const Schedule& schedule) {
+    write(schedule);
+    for (std::size_t i = 0; i < sets_.size(); ++i) {
+      out_ << (i == 0 ? " (" : "; ") << letter(i) << ":";
+      for (std::size_t k = 0; k < sets_[i]->size(); ++k) {
+        const SegmentOperation& operation = (*sets_[i])[k];
+        out_ << (k == 0 ? " " : ", ") << operation.name << ' ' << operation.occurrence;
+      }
+    }
+    if (!sets_.empty()) out_ << ')';
+  }
+  std::string str() const { return out_.str(); }
+
+ private:
+  void write(const Schedule& schedule) {
+    for (std::size_t i = 0; i < schedule.size(); ++i) {
+      if (i > 0) out_ << ' ';
+      write(schedule[i]);
     }
   }
-}
+
+  void write(const SchedulePart& part) {
+    if (part.results) {
+      out_ << '[' << part.begin << ']';
+      if (!part.results->empty()) out_ << letter(number_of(part.results));
+    } else if (part.offloaded) {
+      out_ << '(' << part.begin << ')';
+    } else if (part.inner.empty()) {
+      out_ << part.begin;
+    } else {
+      out_ << '[';
+      write(part.inner);
+      out_ << ']';
+    }
+  }
+
+  std::size_t number_of(const KeptResults& results) {
+    const auto known = std::find_if(sets_.begin(), sets_.end(),
+                                    [&](const KeptResults& set) { return *set == *results; });
+    const auto number = static_cast<std::size_t>(known - sets_.begin());
+    if (known == sets_.end()) sets_.push_back(results);
+    return number;
+  }
+
+  static std::string letter(std::size_t number) {
+    return static_cast<char>('a' + number % 26) + (number < 26 ? "" : std::to_string(number / 26));
+  }
+
+  std::ostringstream out_;
+  std::vector<KeptResults> sets_;  // in order of their first use
+};
 
 }  // namespace
 
@@ -56,9 +98,7 @@ Tensor run_schedule(const std::vector<Segment>& blocks, const Schedule& schedule
 }
 
 std::string schedule_text(const Schedule& schedule) {
-  std::ostringstream out;
-  write_parts(out, schedule);
-  return out.str();
+  return ScheduleText(schedule).str();
 }
 
 std::vector<Segment> modules_of(nn::Sequential& model) {

@@ -17,7 +17,7 @@ namespace cairn::checkpointing {
 Tensor run_schedule(const std::vector<Segment>& blocks, const Schedule& schedule,
                     const std::shared_ptr<Offload>& offload, const Tensor& x);
 
-/// "[0 1 [2 3]] 4 (5)".
+/// As RecomputationPlan::report() has it.
 std::string schedule_text(const Schedule& schedule);
 
 /// The modules as functions; they must live as long.

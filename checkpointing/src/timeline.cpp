@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -118,10 +119,37 @@ void Timeline::count(const std::string& name, double value) {
   record_.counts.push_back({name, now(), value});
 }
 
+void Timeline::ran(const core::ObservedWork& work) {
+  const std::lock_guard lock(work_mutex_);
+  work_.push_back(work);
+}
+
+namespace {
+
+// Streams of one name are told apart by their threads.
+int row_of(const core::ObservedWork& work,
+           std::map<std::pair<std::string, std::thread::id>, int>& known,
+           std::vector<std::string>& rows) {
+  const std::string name = work.stream.empty() ? "collectives" : work.stream;
+  const auto [row, fresh] = known.try_emplace({name, work.thread}, static_cast<int>(rows.size()));
+  if (fresh) rows.push_back(name);
+  return row->second;
+}
+
+}  // namespace
+
 TimelineRecord Timeline::finish() {
   core::Stream::current(record_.device).synchronize();
   sample();
-  return record_;
+  TimelineRecord record = record_;
+  std::map<std::pair<std::string, std::thread::id>, int> known;
+  const std::lock_guard lock(work_mutex_);
+  for (const core::ObservedWork& work : work_) {
+    const bool collective = work.kind == core::ObservedWork::Kind::collective;
+    record.work.push_back({work.name, row_of(work, known, record.rows), collective,
+                           work.begin - began_, work.end - began_});
+  }
+  return record;
 }
 
 void write_page(const std::string& path, const std::vector<TimelineRecord>& records) {
@@ -134,20 +162,51 @@ void write_page(const std::string& path, const std::vector<TimelineRecord>& reco
   write_text(path, page);
 }
 
+namespace {
+
+double micros(double seconds) {
+  return 1e6 * seconds;
+}
+
+json named_row(int row, const std::string& name) {
+  return {
+      {"name", "thread_name"}, {"ph", "M"}, {"pid", 0}, {"tid", row}, {"args", {{"name", name}}}};
+}
+
+json span(const std::string& name, const char* category, int row, double begin, double end) {
+  return {{"name", name},
+          {"cat", category},
+          {"ph", "X"},
+          {"pid", 0},
+          {"tid", row},
+          {"ts", micros(begin)},
+          {"dur", micros(std::max(0.0, end - begin))}};
+}
+
+json counter(const std::string& name, double seconds, json values) {
+  return {{"name", name},
+          {"ph", "C"},
+          {"pid", 0},
+          {"ts", micros(seconds)},
+          {"args", std::move(values)}};
+}
+
+}  // namespace
+
 void write_trace(const std::string& path, const TimelineRecord& record) {
-  const auto micros = [](double seconds) { return 1e6 * seconds; };
   json events = json::array();
   events.push_back(
       {{"name", "process_name"}, {"ph", "M"}, {"pid", 0}, {"args", {{"name", record.name}}}});
+  events.push_back(named_row(0, "operations"));
+  for (std::size_t i = 0; i < record.rows.size(); ++i) {
+    events.push_back(named_row(static_cast<int>(i) + 1, record.rows[i]));
+  }
   for (const auto& o : record.operations) {
-    events.push_back({{"name", o.name},
-                      {"cat", phase_name(o.phase)},
-                      {"ph", "X"},
-                      {"pid", 0},
-                      {"tid", 0},
-                      {"ts", micros(o.begin)},
-                      {"dur", micros(std::max(0.0, o.end - o.begin))},
-                      {"args", {{"phase", phase_name(o.phase)}}}});
+    events.push_back(span(o.name, phase_name(o.phase), 0, o.begin, o.end));
+  }
+  for (const auto& w : record.work) {
+    events.push_back(
+        span(w.name, w.collective ? "collective" : "stream", w.row + 1, w.begin, w.end));
   }
   for (const auto& s : record.samples) {
     json bytes;
@@ -155,16 +214,10 @@ void write_trace(const std::string& path, const TimelineRecord& record) {
       bytes[std::string(core::name(static_cast<core::MemoryCategory>(i)))] =
           s.bytes[static_cast<std::size_t>(i)];
     }
-    const std::string name = core::str("memory of ", record.device);
-    events.push_back(
-        {{"name", name}, {"ph", "C"}, {"pid", 0}, {"ts", micros(s.seconds)}, {"args", bytes}});
+    events.push_back(counter(core::str("memory of ", record.device), s.seconds, bytes));
   }
   for (const auto& c : record.counts) {
-    events.push_back({{"name", c.name},
-                      {"ph", "C"},
-                      {"pid", 0},
-                      {"ts", micros(c.seconds)},
-                      {"args", {{c.name, c.value}}}});
+    events.push_back(counter(c.name, c.seconds, {{c.name, c.value}}));
   }
   write_text(path, json{{"traceEvents", events}, {"displayTimeUnit", "ms"}}.dump());
 }

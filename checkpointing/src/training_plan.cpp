@@ -102,7 +102,21 @@ KeptBlock extended(const KeptBlock& near, const KeptBlock& far, double ratio) {
   block.saved = extended(near.saved, far.saved, ratio);
   block.forward_peak = extended(near.forward_peak, far.forward_peak, ratio);
   block.backward_peak = extended(near.backward_peak, far.backward_peak, ratio);
+  block.tail_seconds += ratio * std::max(0.0, near.tail_seconds - far.tail_seconds);
   return block;
+}
+
+// Those that both sizes were measured with.
+std::vector<SelectiveBlock> extended(const std::vector<SelectiveBlock>& near,
+                                     const std::vector<SelectiveBlock>& far, double ratio) {
+  std::vector<SelectiveBlock> all;
+  for (const SelectiveBlock& way : near) {
+    const auto same = std::find_if(
+        far.begin(), far.end(), [&](const auto& other) { return *other.results == *way.results; });
+    if (same == far.end()) continue;
+    all.push_back({extended(static_cast<const KeptBlock&>(way), *same, ratio), way.results});
+  }
+  return all;
 }
 
 // Everything grows by a line through two sizes: near + ratio (near - far).
@@ -114,6 +128,7 @@ BlockProfile extended(const BlockProfile& near, const BlockProfile& far, double 
   if (near.offloaded && far.offloaded) {
     block.offloaded = extended(*near.offloaded, *far.offloaded, ratio);
   }
+  block.selective = extended(near.selective, far.selective, ratio);
   block.output = extended(near.output, far.output, ratio);
   block.light_peak = extended(near.light_peak, far.light_peak, ratio);
   block.gradient = extended(near.gradient, far.gradient, ratio);
@@ -205,9 +220,13 @@ class TrainingPlanner {
     MeasuredChain chain = near->second;
     chain.extrapolated = true;
     if (far == smaller.rend()) {  // in proportion
-      BlockProfile none;
-      none.offloaded = KeptBlock();
-      const std::vector<BlockProfile> nothing(chain.profile.size(), none);
+      std::vector<BlockProfile> nothing(chain.profile.size());
+      for (std::size_t i = 0; i < nothing.size(); ++i) {
+        nothing[i].offloaded = KeptBlock();
+        for (const SelectiveBlock& way : chain.profile[i].selective) {
+          nothing[i].selective.push_back({{}, way.results});
+        }
+      }
       extend(chain, nothing, 0, step / static_cast<double>(near->first));
     } else {
       extend(chain, far->second.profile, far->second.input,
@@ -236,10 +255,11 @@ class TrainingPlanner {
       chain.input = x.nbytes();
     }
     MeasuredBlock last{{}, x, false};
+    KnownBlocks known;
     for (std::size_t i = 0; i < model_.size(); ++i) {
       const bool with_loss = kind.balanced && i + 1 == model_.size();
       const Tensor own_target = with_loss ? target : Tensor();
-      last = measure_module(precision, kind, model_.at(i), last, own_target);
+      last = measure_module(precision, kind, model_.at(i), last, own_target, known);
       chain.profile.push_back(last.profile);
     }
     if (!kind.balanced) {
@@ -247,7 +267,7 @@ class TrainingPlanner {
       last.result = gathered(last.result, size);
       const auto loss = [&](const Tensor& y) { return loss_of(y, precision, target); };
       last = measure_block(kTrainingPlanner, loss, last.result, last.result_wants_gradient,
-                           {options_.repeats, true, nullptr});
+                           {options_.repeats, true});
       chain.profile.push_back(last.profile);
     }
     CAIRN_CHECK(last.result_wants_gradient, kTrainingPlanner,
@@ -260,7 +280,7 @@ class TrainingPlanner {
   // The last one with the loss, whose backward writes over outputs that nobody else holds.
   MeasuredBlock measure_module(const Precision& precision, const ChainKind& kind,
                                nn::Module& original, const MeasuredBlock& before,
-                               const Tensor& target) {
+                               const Tensor& target, KnownBlocks& known) {
     std::shared_ptr<nn::Module> half;
     if (precision.half_weights) half = half_clone(original, precision.half);
     nn::Module& module = half ? *half : original;
@@ -278,9 +298,12 @@ class TrainingPlanner {
     } else if (precision.autocast) {
       region.emplace(true, precision.half);
     }
-    Offload* offload = target.defined() ? nullptr : offload_.get();
+    if (target.defined()) {
+      return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
+                           {options_.repeats, true});
+    }
     return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                         {options_.repeats, true, offload});
+                         {options_.repeats, true, offload_.get(), &known});
   }
 
   static Tensor in_region(const Precision& precision, const Segment& forward, const Tensor& x) {
@@ -379,7 +402,7 @@ class TrainingPlanner {
       choice.schedule.erase(choice.schedule.end() - 2, choice.schedule.end());
     }
     for (const SchedulePart& part : choice.schedule) {
-      choice.recomputes = choice.recomputes || !part.inner.empty();
+      choice.recomputes = choice.recomputes || !part.inner.empty() || part.results;
       choice.offloads = choice.offloads || part.offloaded;
     }
     choice.activations = costed.cost.peak + kScaledLoss;

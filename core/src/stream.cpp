@@ -3,9 +3,11 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "cairn/core/error.h"
+#include "cairn/core/work_observer.h"
 #include "cuda_interface.h"
 #include "work_queue.h"
 
@@ -13,6 +15,7 @@ namespace cairn::core {
 
 struct Stream::Impl {
   Device device;
+  std::string name;                  // empty for the default ones
   std::unique_ptr<WorkQueue> queue;  // CPU streams but the default
   void* cuda = nullptr;              // null also for CUDA's default stream
   bool owns_cuda = false;
@@ -134,6 +137,7 @@ Stream Stream::create(Device device, const char* name) {
   check_exists(device);
   auto impl = std::make_shared<Impl>();
   impl->device = device;
+  impl->name = name;
   if (device.is_cuda()) {
     impl->cuda = cuda::create_stream(device.index, name);
     impl->owns_cuda = true;
@@ -160,10 +164,19 @@ void* Stream::native() const {
 }
 
 void Stream::submit(std::function<void()> work) const {
-  if (impl_->queue) return impl_->queue->submit(std::move(work));
+  if (impl_->queue) {
+    impl_->queue->submit([name = impl_->name, work = std::move(work)] {
+      const WorkSpan span(ObservedWork::Kind::stream, name);
+      work();
+    });
+    return;
+  }
   if (is_inline()) return work();
   const DeviceGuard device(impl_->device);
   const StreamGuard stream(*this);
+  if (impl_->name.empty()) return work();
+  const WorkStreamGuard owner(impl_->name);
+  const WorkSpan span(ObservedWork::Kind::stream, impl_->name);
   work();
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cairn/core/log.h"
+#include "cairn/core/work_observer.h"
 
 namespace cairn::core {
 
@@ -113,6 +114,7 @@ void WorkQueue::set_error(std::exception_ptr error) {
 void WorkQueue::run(const std::shared_ptr<State>& state, const Work& on_start) {
   pthread_setname_np(pthread_self(), state->name.substr(0, 15).c_str());
   on_start();
+  const WorkStreamGuard stream(state->name);
   std::unique_lock lock(state->mutex);
   while (true) {
     state->changed.wait(lock, [&] { return state->closed || !state->items.empty(); });

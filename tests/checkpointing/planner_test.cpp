@@ -17,6 +17,7 @@
 #include "cairn/optim/sgd.h"
 #include "chain_schedule.h"
 #include "checkpointing/temporary_folder.h"
+#include "schedule_choice.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing::planner {
@@ -62,6 +63,30 @@ std::vector<BlockProfile> random_chain_with_offload(std::mt19937& random, int n)
   return chain;
 }
 
+// Blocks that may keep a part, for more or less time, and gradients that stay where the backward has
+// been.
+std::vector<BlockProfile> random_chain_with_ways(std::mt19937& random, int n) {
+  std::vector<BlockProfile> chain = random_chain_with_offload(random, n);
+  const auto below = [&](double limit) {
+    return static_cast<double>(random() % static_cast<unsigned>(limit + 1));
+  };
+  for (BlockProfile& b : chain) {
+    b.parameter_gradients = random() % 3;
+    b.backward_peak += b.parameter_gradients;
+    if (b.offloaded) b.offloaded->backward_peak += b.parameter_gradients;
+    b.tail_seconds = below(b.forward_seconds);
+    for (unsigned ways = random() % 3; ways > 0; --ways) {
+      SelectiveBlock way{b, std::make_shared<const std::vector<SegmentOperation>>()};
+      way.saved = random() % (b.saved + 1);
+      way.forward_peak = b.output + way.saved + random() % 3;
+      way.backward_seconds += below(5);
+      way.tail_seconds = below(way.forward_seconds);
+      b.selective.push_back(way);
+    }
+  }
+  return chain;
+}
+
 // All schedules of the blocks s .. t; outside of segments, blocks may be offloaded.
 std::vector<Schedule> all_schedules(const std::vector<BlockProfile>& chain, std::size_t s,
                                     std::size_t t) {
@@ -75,6 +100,7 @@ std::vector<Schedule> all_schedules(const std::vector<BlockProfile>& chain, std:
     }
   };
   add({s, s + 1});
+  for (const SelectiveBlock& way : chain[s].selective) add({s, s + 1, {}, false, way.results});
   if (chain[s].offloaded && t + 1 == chain.size()) add({s, s + 1, {}, true});
   for (std::size_t end = s + 1; end <= t; ++end) {  // the last block's backward comes at once
     for (const Schedule& inner : all_schedules(chain, s, end - 1)) add({s, end, inner});
@@ -91,13 +117,25 @@ struct Walk {
   void need(std::size_t bytes) { peak = std::max(peak, bytes); }
   const KeptBlock& kept_as(const SchedulePart& part) const {
     const BlockProfile& block = chain[part.begin];
+    for (const SelectiveBlock& way : block.selective) {
+      if (way.results == part.results) return way;
+    }
     return part.offloaded ? *block.offloaded : block;
+  }
+  // Of the parameters of the blocks from i on.
+  std::size_t gradients_from(std::size_t i) const {
+    std::size_t sum = 0;
+    for (; i < chain.size(); ++i) sum += chain[i].parameter_gradients;
+    return sum;
   }
 
   // A run of the schedule and the backward through it; `standing` without gradients, `gradient` of
-  // the result and what else stands with it.
+  // the result and what else stands with it. A replay ends with the last tensor that is kept.
   void run(const Schedule& schedule, std::size_t standing, std::size_t gradient) {
     std::vector<std::size_t> before;
+    const SchedulePart& last_part = schedule.back();
+    if (last_part.end < chain.size()) seconds -= kept_as(last_part).tail_seconds;
+    gradient += gradients_from(last_part.end);
     for (const SchedulePart& part : schedule) {
       before.push_back(standing);
       if (part.inner.empty()) {
@@ -117,7 +155,7 @@ struct Walk {
     for (std::size_t k = schedule.size(); k-- > 0;) {
       const SchedulePart& part = schedule[k];
       if (part.inner.empty()) {
-        need(before[k] + kept_as(part).backward_peak);
+        need(before[k] + kept_as(part).backward_peak + gradients_from(part.end));
         seconds += kept_as(part).backward_seconds;
       } else {
         const BlockProfile& last = chain[part.end - 1];
@@ -131,14 +169,20 @@ bool offloads(const Schedule& schedule) {
   return std::any_of(schedule.begin(), schedule.end(),
                      [](const SchedulePart& part) { return part.offloaded; });
 }
+bool keeps_results(const Schedule& schedule) {
+  return std::any_of(schedule.begin(), schedule.end(), [](const SchedulePart& part) {
+    return part.results != nullptr || keeps_results(part.inner);
+  });
+}
 
 TEST(ChainProgramme, IsTheBestOfAllSchedulesForEveryAmountOfMemory) {
   std::mt19937 random(7);
-  int offloading = 0;
-  for (int trial = 0; trial < 120; ++trial) {
-    const int n = 1 + trial % 6;
-    const std::vector<BlockProfile> chain =
-        trial < 60 ? random_chain(random, n) : random_chain_with_offload(random, n);
+  int offloading = 0, selective = 0;
+  for (int trial = 0; trial < 180; ++trial) {
+    const int n = 1 + trial % (trial < 120 ? 6 : 5);
+    const std::vector<BlockProfile> chain = trial < 60    ? random_chain(random, n)
+                                            : trial < 120 ? random_chain_with_offload(random, n)
+                                                          : random_chain_with_ways(random, n);
     const ChainProgramme programme(chain, 0);
     std::vector<Walk> walks;
     for (const Schedule& schedule : all_schedules(chain, 0, chain.size() - 1)) {
@@ -155,6 +199,7 @@ TEST(ChainProgramme, IsTheBestOfAllSchedulesForEveryAmountOfMemory) {
       ASSERT_EQ(schedule.has_value(), best < kNever);
       if (!schedule) continue;
       offloading += offloads(*schedule) ? 1 : 0;
+      selective += keeps_results(*schedule) ? 1 : 0;
       Walk walk{chain};
       walk.run(*schedule, 0, 0);
       ASSERT_LE(walk.peak, m);
@@ -165,6 +210,7 @@ TEST(ChainProgramme, IsTheBestOfAllSchedulesForEveryAmountOfMemory) {
     }
   }
   EXPECT_GT(offloading, 100);
+  EXPECT_GT(selective, 100);
 }
 
 TEST(ChainProgramme, ReversesUniformChainsAsRevolveDoes) {
@@ -263,6 +309,88 @@ TEST(Planner, MeetsEveryBudgetWithTheBitsOfPlainTraining) {
               HasSubstr("expected a budget of at least"));
 }
 
+class AttentionBlock : public nn::Module {
+ public:
+  explicit AttentionBlock(std::int64_t width)
+      : norm_(add_module("norm", nn::LayerNorm(width))),
+        attention_(add_module("attention", nn::MultiheadAttention(width, 4, {.dropout = 0.1}))),
+        mlp_(add_module("mlp", Mlp(width, 4 * width))) {}
+  std::string kind() const override { return "AttentionBlock"; }
+  Tensor forward(const Tensor& x) override { return (*mlp_)(x + (*attention_)((*norm_)(x))); }
+
+ private:
+  std::shared_ptr<nn::LayerNorm> norm_;
+  std::shared_ptr<nn::MultiheadAttention> attention_;
+  std::shared_ptr<Mlp> mlp_;
+};
+
+nn::Sequential attention_chain() {
+  manual_seed(1);
+  nn::Sequential model;
+  for (int i = 0; i < 5; ++i) model.add(AttentionBlock(64));
+  model.add(MeanSquare());
+  return model;
+}
+
+std::vector<Segment> blocks_of(nn::Sequential& model) {
+  std::vector<Segment> blocks;
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    blocks.push_back([&module = model.at(i)](const Tensor& x) { return module(x); });
+  }
+  return blocks;
+}
+
+TEST(Planner, EveryWayToKeepABlockInPartHasThePredictedPeakAndTheBitsOfPlainTraining) {
+  nn::Sequential model = attention_chain();
+  const Tensor x = test::normal_tensor({8, 64, 64}, 2);
+  const Step plain = step_of(model, x);
+  const std::size_t standing = core::memory_stats(core::default_device()).current_total;
+  const RecomputationPlan all = plan_recomputation(model, x, SIZE_MAX, {.repeats = 1});
+  std::size_t most = 0, smallest = SIZE_MAX;
+  for (const BlockProfile& block : all.profile()) most = std::max(most, block.selective.size());
+  ASSERT_GE(most, 4u);
+  for (std::size_t way = 0; way < most; ++way) {
+    for (const bool nested : {false, true}) {
+      Schedule schedule;
+      for (std::size_t i = 0; i < model.size(); ++i) {
+        const auto& ways = all.profile()[i].selective;
+        const KeptResults results = way < ways.size() ? ways[way].results : nullptr;
+        schedule.push_back({i, i + 1, {}, false, results});
+      }
+      // The first three once more, in a segment.
+      if (nested) {
+        const Schedule inner(schedule.begin(), schedule.begin() + 3);
+        schedule.erase(schedule.begin(), schedule.begin() + 2);
+        schedule.front() = {0, 3, inner};
+      }
+      const RecomputationPlan plan(blocks_of(model), all.profile(), schedule, standing);
+      plan.apply(model);
+      const Step step = step_of(model, x);
+      model.set_runner({});
+      ASSERT_EQ(step.gradients, plain.gradients) << plan.report();
+      EXPECT_LE(step.peak, plan.peak_bytes()) << plan.report();
+      EXPECT_GE(static_cast<double>(step.peak), 0.95 * static_cast<double>(plan.peak_bytes()))
+          << plan.report();
+      smallest = std::min(smallest, step.peak);
+    }
+  }
+  EXPECT_LT(smallest - standing, (plain.peak - standing) / 2);
+}
+
+TEST(Planner, ReportsWhichResultsAreKept) {
+  std::vector<BlockProfile> profile(4);
+  const auto keeps = [](std::vector<SegmentOperation> results) {
+    return std::make_shared<const std::vector<SegmentOperation>>(std::move(results));
+  };
+  const KeptResults both = keeps({{"self_attention", 0}, {"linear", 1}}), none = keeps({});
+  for (BlockProfile& block : profile) block.selective = {{{}, none}, {{}, both}};
+  const Schedule schedule{
+      {0, 1, {}, false, both}, {1, 2, {}, false, none}, {2, 3}, {3, 4, {}, false, both}};
+  const RecomputationPlan plan(std::vector<Segment>(4), profile, schedule, 0);
+  EXPECT_THAT(plan.report(),
+              HasSubstr("blocks [0]a [1] 2 [3]a (a: self_attention 0, linear 1): peak"));
+}
+
 TEST(Planner, OffloadsWhereThatIsFasterThanToRunAgain) {
   // The hidden layer is dear to run again, and what it keeps is most of the memory.
   manual_seed(1);
@@ -329,16 +457,60 @@ TEST(Planner, LeavesGeneratorAndStatisticsAloneAndRefusesPendingGradients) {
               HasSubstr("got one in '0.weight'"));
 }
 
-TEST(Planner, LongChainsGetASimpleStrategy) {
+TEST(Planner, LongChainsAreCutIntoNeighbours) {
   const Tensor x = test::normal_tensor({64, 16}, 2).set_requires_grad(true);
-  std::vector<Segment> blocks(200, [](const Tensor& y) { return autograd::tanh(y); });
+  std::vector<Segment> blocks(300, [](const Tensor& y) { return autograd::tanh(y); });
   blocks.push_back([](const Tensor& y) { return autograd::sum(y); });
   const std::size_t standing = core::memory_stats(core::default_device()).current_total;
-  const RecomputationPlan plan =
-      plan_recomputation(blocks, x, standing + 40 * x.nbytes(), {.repeats = 1});
-  core::reset_peak_memory(core::default_device());
-  autograd::backward(plan.run(x));
-  EXPECT_LE(core::memory_stats(core::default_device()).peak_total, standing + 40 * x.nbytes());
+  autograd::backward(plan_recomputation(blocks, x, SIZE_MAX, {.repeats = 1}).run(x));
+  const auto plain = x.grad().to_vector();
+  for (const std::size_t activations : {20, 40, 150}) {
+    Tensor(x).clear_grad();
+    const std::size_t budget = standing + activations * x.nbytes();
+    const RecomputationPlan plan = plan_recomputation(blocks, x, budget, {.repeats = 1});
+    EXPECT_EQ(plan.schedule().back().end, blocks.size());
+    core::reset_peak_memory(core::default_device());
+    autograd::backward(plan.run(x));
+    const std::size_t peak = core::memory_stats(core::default_device()).peak_total;
+    EXPECT_EQ(x.grad().to_vector(), plain) << plan.report();
+    EXPECT_LE(peak, budget) << plan.report();
+    EXPECT_LE(peak, plan.peak_bytes()) << plan.report();
+    EXPECT_GE(static_cast<double>(peak), 0.95 * static_cast<double>(plan.peak_bytes()));
+  }
+}
+
+TEST(ChainProgramme, FindsMoreForLongChainsThanSegmentsOfEqualLength) {
+  // Of 260 blocks that keep two bytes each, 200 bytes hold 100: segments of equal length keep the last
+  // one whole and no more, the programme all that fits.
+  BlockProfile block;
+  block.forward_seconds = 1;
+  block.output = block.gradient = 1;
+  block.light_peak = block.forward_peak = 1;
+  block.saved = 1;
+  block.backward_peak = 3;
+  const std::vector<BlockProfile> chain(260, block);
+  const ScheduleChoice choice(chain, 0);
+  const CostedSchedule* best = choice.fastest(200);
+  ASSERT_NE(best, nullptr);
+  EXPECT_LE(best->cost.peak, 200u);
+  EXPECT_EQ(simulate(chain, best->schedule).seconds, best->cost.seconds);
+  double segments = kNever;
+  for (std::size_t length = 1; length < chain.size(); ++length) {
+    Schedule schedule;
+    for (std::size_t i = 0; i < chain.size(); i += length) {
+      const std::size_t end = std::min(i + length, chain.size());
+      Schedule inner;
+      for (std::size_t k = i; k < end; ++k) inner.push_back({k, k + 1});
+      if (end == chain.size()) {
+        schedule.insert(schedule.end(), inner.begin(), inner.end());
+      } else {
+        schedule.push_back({i, end, inner});
+      }
+    }
+    const ScheduleCost cost = simulate(chain, schedule);
+    if (cost.peak <= 200) segments = std::min(segments, cost.seconds);
+  }
+  EXPECT_LT(best->cost.seconds, segments - 50);
 }
 
 }  // namespace

@@ -190,6 +190,20 @@ TEST(Recompute, ReplaysOnceAndStopsEarly) {
   EXPECT_EQ(counter.replays_of("linear"), 1);  // the last one's result is not needed again
 }
 
+TEST(Recompute, TheReplayEndsBeforeTheLastProductIsComputed) {
+  // Its result would stand beside its gradient, which is as large.
+  const Tensor w = random({4096, 8}, 1, true), x = random({256, 8}, 2, true);
+  const Tensor y = checkpoint([&](const Tensor& z) { return autograd::linear(z, w); }, x);
+  const std::size_t result = y.nbytes();
+  const Tensor loss = autograd::sum(y);
+  const std::size_t before = core::memory_stats(core::default_device()).current_total;
+  core::reset_peak_memory(core::default_device());
+  autograd::backward(loss);
+  const std::size_t above = core::memory_stats(core::default_device()).peak_total - before;
+  EXPECT_GE(above, result);
+  EXPECT_LT(above, result + result / 2);
+}
+
 TEST(Recompute, KeepsLessThanThePlainForward) {
   const Tensor w = random({64, 64}, 1, true);
   const Tensor x = random({256, 64}, 2);

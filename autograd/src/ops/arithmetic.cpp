@@ -271,9 +271,9 @@ struct Pow {
   static constexpr OpInfo kInfo{"pow", CastPolicy::f32};
   double exponent;
   Tensor forward(Context& ctx, const Tensor& x) {
+    ctx.save(x);
     Tensor y = Tensor::empty_like(x);
     kernels::pow_scalar(x, exponent, y);
-    ctx.save(x);
     return y;
   }
   Tensors backward(Context& ctx, const Tensor& dy) {

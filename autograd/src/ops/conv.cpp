@@ -30,10 +30,11 @@ struct Conv2d {
   Conv2dOptions options;
 
   Tensor forward(Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-    Tensor y = empty_channels_last(x, kernels::conv2d_shape(x.shape(), weight.shape(), options));
-    kernels::conv2d(x, weight, view_or_none(bias), y, options);
+    const Shape shape = kernels::conv2d_shape(x.shape(), weight.shape(), options);
     ctx.save(ctx.needs_grad(1) ? x : Tensor());
     ctx.save(ctx.needs_grad(0) ? weight : Tensor());
+    Tensor y = empty_channels_last(x, shape);
+    kernels::conv2d(x, weight, view_or_none(bias), y, options);
     return y;
   }
 
@@ -79,10 +80,11 @@ struct ConvTranspose2d {
   std::array<std::int64_t, 2> output_padding;
 
   Tensor forward(Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-    Tensor y = empty_channels_last(x, output_shape(x.shape(), weight.shape()));
-    kernels::conv2d_backward_data(x, weight, view_or_none(bias), y, options);
+    const Shape shape = output_shape(x.shape(), weight.shape());
     ctx.save(ctx.needs_grad(1) ? x : Tensor());
     ctx.save(ctx.needs_grad(0) ? weight : Tensor());
+    Tensor y = empty_channels_last(x, shape);
+    kernels::conv2d_backward_data(x, weight, view_or_none(bias), y, options);
     return y;
   }
 

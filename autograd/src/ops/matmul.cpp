@@ -39,10 +39,11 @@ struct Matmul {
   static constexpr OpInfo kInfo{"matmul", CastPolicy::half};
 
   Tensor forward(Context& ctx, const Tensor& a, const Tensor& b) {
-    Tensor y = empty_as(a, product_shape(a.shape(), b.shape()), a.dtype());
-    kernels::matmul(a, b, y);
+    const Shape shape = product_shape(a.shape(), b.shape());
     ctx.save(ctx.needs_grad(1) ? a : Tensor());
     ctx.save(ctx.needs_grad(0) ? b : Tensor());
+    Tensor y = empty_as(a, shape, a.dtype());
+    kernels::matmul(a, b, y);
     return y;
   }
   Tensors backward(Context& ctx, const Tensor& dy) {
@@ -70,6 +71,8 @@ struct Linear {
   Tensor forward(Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& bias) {
     check(x, weight, bias);
     const Tensor rows = as_matrix(x);
+    ctx.save(ctx.needs_grad(1) ? rows : Tensor());
+    ctx.save(ctx.needs_grad(0) ? weight : Tensor());
     const Shape flat{rows.size(0), weight.size(0)};
     const Tensor y = empty_as(x, flat, x.dtype());
     MatmulOptions options{.activation = activation};
@@ -81,8 +84,6 @@ struct Linear {
       options.pre_activation = pre;
     }
     kernels::matmul(rows, weight.view().transpose(0, 1), y, options);
-    ctx.save(ctx.needs_grad(1) ? rows : Tensor());
-    ctx.save(ctx.needs_grad(0) ? weight : Tensor());
     ctx.save(activation == Activation::relu ? y : pre);
     Shape shape = x.shape();
     shape[shape.dims() - 1] = weight.size(0);

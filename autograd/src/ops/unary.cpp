@@ -48,9 +48,11 @@ struct Unary {
   double slope = 0.01;
 
   Tensor forward(Context& ctx, const Tensor& x) {
+    const bool saves_output = kernels::saves_output(op);
+    if (!saves_output) ctx.save(x);
     Tensor y = Tensor::empty_like(x);
     kernels::unary(op, x, y, slope);
-    ctx.save(kernels::saves_output(op) ? y : x);
+    if (saves_output) ctx.save(y);
     return y;
   }
   Tensors backward(Context& ctx, const Tensor& dy) {

@@ -9,6 +9,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/stream.h"
+#include "cairn/core/work_observer.h"
 
 namespace cairn::parallel {
 namespace {
@@ -298,6 +299,7 @@ void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout,
     }
   };
   const Turn turn{*this};
+  const core::WorkSpan span(core::ObservedWork::Kind::collective, ticket.what);
   try {
     if (failure_->is_set()) core::fail<CommunicationError>(ticket.operation, failure_->reason());
     if (!ticket.pair) history_->begin(ticket.sequence, ticket.what, timeout);

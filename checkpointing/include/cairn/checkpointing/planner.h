@@ -1,5 +1,5 @@
-// Which blocks of a chain to recompute, and which to offload, so that a training step fits a budget
-// of memory in the least time.
+// Which blocks of a chain to recompute, whole or but for the results of some operations, and which to
+// offload, so that a training step fits a budget of memory in the least time.
 //
 //   checkpointing::RecomputationPlan plan =
 //       checkpointing::plan_recomputation(model, x, 2ull << 30);
@@ -7,11 +7,14 @@
 //   plan.apply(model);                     // or: Tensor y = plan.run(x);
 //
 // Planning runs each block a few times by itself, forward and backward, and measures its time, what
-// it keeps for its backward, and its peaks; no more memory is used than one block takes, beside one
-// activation. Then the dynamic programme of Rotor (Beaumont et al., "Optimal checkpointing for
-// heterogeneous chains", arXiv 1911.13214) finds the fastest schedule among those that keep what
-// they have stored until it is used, and a simulation of the schedule with what was really measured
-// says its peak. Chains of more than 128 blocks get the best of the simple strategies instead.
+// it keeps for its backward, and its peaks: kept whole, recomputed, and with the results of those
+// operations kept that take the most time for their bytes, one after another. Blocks that run the same
+// operations in the same memory are measured once. No more memory is used than one block takes, beside
+// one activation. Then the dynamic programme of Rotor (Beaumont et al., "Optimal checkpointing for
+// heterogeneous chains", arXiv 1911.13214), with these ways for each block, finds the fastest schedule
+// among those that keep what they have stored until it is used, and a simulation of the schedule with
+// what was really measured says its peak. Of chains of more than 128 blocks, neighbours are treated
+// alike.
 //
 // What is outside of the chain when the plan is made, weights and optimizer state for example, is
 // part of the peak; a loss that is computed afterwards is not, so make it the last block.
@@ -38,6 +41,18 @@ struct KeptBlock {
   bool saves_output = false;
   std::size_t forward_peak = 0;   // running and keeping what the backward needs
   std::size_t backward_peak = 0;  // with what was kept, and the gradient of the output
+  /// Of the forward, what comes after the last tensor that is kept. The replay of a segment leaves it
+  /// out in its last block.
+  double tail_seconds = 0;
+};
+
+/// Operations of a block whose results it keeps while it recomputes the others; none: it keeps its
+/// input alone. Null: it is not recomputed.
+using KeptResults = std::shared_ptr<const std::vector<SegmentOperation>>;
+
+/// A block that is a recomputed segment of its own; its backward has the replay.
+struct SelectiveBlock : KeptBlock {
+  KeptResults results;
 };
 
 /// One block as it was measured.
@@ -53,24 +68,28 @@ struct BlockProfile : KeptBlock {
   /// The same with what its operations save offloaded: the times hold the copies, which nothing
   /// else waits for.
   std::optional<KeptBlock> offloaded;
+  /// From the one that keeps its input alone to the one that keeps all that is worth its bytes.
+  std::vector<SelectiveBlock> selective;
 };
 
 struct PlanOptions {
   /// Several backwards run before gradients are cleared: the peak counts all of them from the
   /// start.
   bool accumulates = false;
-  int repeats = 3;         // runs of each block; the fastest counts
+  int repeats = 3;         // runs of each kind of block in each way; the fastest counts
   int memory_slots = 500;  // in how many steps the programme counts memory
   /// Given: blocks may be offloaded, where that is faster than to run them again. Each goes out
   /// before the next one runs and comes back when its backward asks.
   std::optional<OffloadOptions> offload;
 };
 
-/// A run of the schedule: one block that is kept, or several that are recomputed, as `inner` says.
+/// A run of the schedule: one block that is kept, here, elsewhere or in part, or several that are
+/// recomputed, as `inner` says.
 struct SchedulePart {
   std::size_t begin = 0, end = 0;
   std::vector<SchedulePart> inner = {};  // empty: one block, kept
   bool offloaded = false;                // one that is kept elsewhere; outside of segments only
+  KeptResults results = nullptr;         // not null: one of which only these are kept
 };
 using Schedule = std::vector<SchedulePart>;
 
@@ -95,8 +114,9 @@ class RecomputationPlan {
 
   const std::vector<BlockProfile>& profile() const { return profile_; }
   const Schedule& schedule() const { return *schedule_; }
-  /// The schedule and the predictions, for people: "[0 1 [2 3]] 4 (5) 6" keeps blocks 4 and 6, offloads
-  /// 5 and recomputes 0 to 3, of which 2 and 3 once more.
+  /// The schedule and the predictions, for people: "[0 1 [2 3]] 4 (5) 6 [7]a" keeps blocks 4 and 6,
+  /// offloads 5 and recomputes 0 to 3, of which 2 and 3 once more, and 7 but for the results that
+  /// "a: linear 0, self_attention" names, each with its number among the operations of this name.
   std::string report() const;
 
  private:

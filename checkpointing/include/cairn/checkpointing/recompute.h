@@ -58,8 +58,9 @@ enum class Treatment {
 
 /// One operation of a segment, as a policy sees it.
 struct SegmentOperation {
-  std::string_view name;  // as observers and autocast's table name it
+  std::string_view name;  // as observers and autocast's table name it; lives as long as the program
   int occurrence = 0;     // of this name in the segment, from 0
+  bool operator==(const SegmentOperation&) const = default;
 };
 using Policy = std::function<Treatment(const SegmentOperation&)>;
 

@@ -1,4 +1,5 @@
-// What a device's memory holds in the course of a step, by category and by operation.
+// What a device's memory holds in the course of a step, by category and by operation, and what streams
+// and ranks do meanwhile.
 //
 //   checkpointing::Timeline timeline("plain");
 //   precision.backward(nn::cross_entropy(model(x), labels));
@@ -7,19 +8,22 @@
 //   checkpointing::write_page("memory.html", {timeline.finish()});     // any browser
 //   checkpointing::write_trace("trace.json", timeline.finish());       // ui.perfetto.dev
 //
-// A timeline observes the operations of its thread (autograd's observer) and the accounts of the
-// allocator (core::MemoryStats). It resets the device's peak at every beginning and end of an operation,
+// A timeline observes the operations of its thread (autograd's observer), the accounts of the
+// allocator (core::MemoryStats) and the work of all streams and process groups of the process
+// (core::WorkObserver). It resets the device's peak at every beginning and end of an operation,
 // so that the peak within each is known: whoever reads peak_total in between reads too little. Times are
 // the host's: on a GPU, when work was queued.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "cairn/autograd/observer.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/work_observer.h"
 
 namespace cairn::checkpointing {
 
@@ -42,10 +46,19 @@ struct TimelineRecord {
     std::string name;
     double seconds = 0, value = 0;
   };
+  /// A piece of work of a stream, or a collective (in a stream, or outside of any).
+  struct Work {
+    std::string name;
+    int row = 0;  // of `rows`
+    bool collective = false;
+    double begin = 0, end = 0;
+  };
   std::string name;
   Device device;
   std::vector<Operation> operations;
-  std::vector<Sample> samples;  // the first as the timeline began
+  std::vector<Work> work;
+  std::vector<std::string> rows;  // streams by name, "collectives" for those outside of any
+  std::vector<Sample> samples;    // the first as the timeline began
   std::vector<Count> counts;
 
   double seconds() const { return samples.back().seconds; }
@@ -54,7 +67,7 @@ struct TimelineRecord {
   std::size_t peak_sample() const;
 };
 
-class Timeline : public autograd::ScopedObserver {
+class Timeline : public autograd::ScopedObserver, private core::WorkObserver {
  public:
   explicit Timeline(std::string name, Device device = core::default_device());
 
@@ -66,18 +79,23 @@ class Timeline : public autograd::ScopedObserver {
  private:
   void on_begin(const autograd::OpEvent& event) override;
   void on_end(const autograd::OpEvent& event) override;
+  void ran(const core::ObservedWork& work) override;
   double now() const;
   void sample();
 
   TimelineRecord record_;
   double began_ = 0;
   std::vector<std::size_t> open_;  // operations that have begun, the innermost last
+  std::mutex work_mutex_;
+  std::vector<core::ObservedWork> work_;
+  core::WorkObservation observation_{*this};  // ends first
 };
 
 /// One self-contained HTML page: the first record's memory over time and what its peak holds, and a bar
 /// for each record's peak, with its time. Throws core::IoError.
 void write_page(const std::string& path, const std::vector<TimelineRecord>& records);
-/// The same record as Chrome's trace events: operations by phase, memory by category, counts.
+/// The same record as Chrome's trace events: operations by phase, each stream's work and the
+/// collectives in it in a row of its own, memory by category, counts.
 void write_trace(const std::string& path, const TimelineRecord& record);
 
 }  // namespace cairn::checkpointing
