@@ -124,17 +124,19 @@ struct ResNet18Impl : torch::nn::Module {
 };
 TORCH_MODULE(ResNet18);
 
-void to_channels_last(torch::nn::Module& net) {
+/// As Python's to(memory_format=...). contiguous() would leave a tensor of one channel as it is, and what is made of it in the other order.
+void to_order(torch::nn::Module& net, at::MemoryFormat order) {
   for (auto& x : net.parameters()) {
-    if (x.dim() == 4) x.set_data(x.contiguous(at::MemoryFormat::ChannelsLast));
+    if (x.dim() == 4) x.set_data(x.clone(order));
   }
 }
 
 template <class Net>
 Times step_of(Net net, const torch::Tensor& images, const std::string& whose, int steps,
-              const parallel::ProcessGroup& group = parallel::ProcessGroup::single()) {
-  to_channels_last(*net);
-  const auto x = images.contiguous(at::MemoryFormat::ChannelsLast);
+              const parallel::ProcessGroup& group = parallel::ProcessGroup::single(),
+              at::MemoryFormat order = at::MemoryFormat::ChannelsLast) {
+  to_order(*net, order);
+  const auto x = images.clone(order);
   const auto y = torch::arange(x.size(0)) % 10;
   if (whose == "torch") {
     torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));
@@ -161,6 +163,15 @@ Times step_of(Net net, const torch::Tensor& images, const std::string& whose, in
 Times step(const std::string& whose, const std::string& net, int steps) {
   if (net == "resnet") return step_of(ResNet18(), torch::randn({32, 3, 32, 32}), whose, steps);
   return step_of(ConvNet(), torch::randn({100, 1, 28, 28}), whose, steps);
+}
+
+/// In the better of the two storage orders, as PyTorch's side.
+Times step_of_ranks(int steps, const parallel::ProcessGroup& group) {
+  const auto in = [&](at::MemoryFormat order) {
+    return step_of(ConvNet(), torch::randn({100, 1, 28, 28}), "cairn", steps, group, order);
+  };
+  const Times last = in(at::MemoryFormat::ChannelsLast), first = in(at::MemoryFormat::Contiguous);
+  return last.ms < first.ms ? last : first;
 }
 
 Times recompute(int steps) {
@@ -230,8 +241,7 @@ int main(int argc, char** argv) {
   } else if (word(0) == "ranks") {
     torch::set_num_threads(1);
     const auto group = parallel::ProcessGroup::from_environment();
-    const Times found =
-        step_of(ConvNet(), torch::randn({100, 1, 28, 28}), "cairn", number(2), group);
+    const Times found = step_of_ranks(number(2), group);
     group.barrier();
     if (group.rank() == 0) print(found);
   } else if (word(0) == "recompute") {

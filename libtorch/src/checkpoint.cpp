@@ -11,22 +11,22 @@
 #include "cairn/core/error.h"
 #include "cairn/libtorch/autocast.h"
 #include "cairn/libtorch/generator.h"
-#include "model_impl.h"
+#include "operation_watch.h"
 #include "saved_tensors.h"
 
 namespace cairn::libtorch {
 
 namespace {
 
-/// Buffers of the model that runs get back what a replay wrote to them.
+/// What the first run wrote is written once: buffers get back what a replay wrote to them.
 class KeptBuffers {
  public:
   explicit KeptBuffers(const std::vector<torch::Tensor>& buffers) {
-    for (const torch::Tensor& x : buffers) kept_.emplace_back(x, x.detach().clone());
+    for (const torch::Tensor& x : buffers) kept_.emplace_back(x, x.clone());
   }
   ~KeptBuffers() {
     const torch::NoGradGuard no_grad;
-    for (auto& [buffer, value] : kept_) buffer.variable_data().copy_(value);
+    for (auto& [buffer, value] : kept_) buffer.copy_(value);
   }
   KeptBuffers(const KeptBuffers&) = delete;
   KeptBuffers& operator=(const KeptBuffers&) = delete;
@@ -42,7 +42,7 @@ class Surroundings {
     bool enabled;
     at::ScalarType dtype;
   };
-  Surroundings() : generators_(Generators().state_dict()), model_buffers_(running_buffers()) {
+  Surroundings() : generators_(Generators().state_dict()) {
     for (std::size_t i = 0; i < kDevices.size(); ++i) {
       autocast_[i] = {at::autocast::is_autocast_enabled(kDevices[i]),
                       at::autocast::get_autocast_dtype(kDevices[i])};
@@ -61,7 +61,6 @@ class Surroundings {
     for (std::size_t i = 0; i < kDevices.size(); ++i) {
       regions[i].emplace(kDevices[i], autocast_[i].dtype, autocast_[i].enabled);
     }
-    const KeptBuffers kept(model_buffers_);
     Generators generators;
     const StateDict now = generators.state_dict();
     generators.load_state_dict(generators_);
@@ -80,7 +79,6 @@ class Surroundings {
   };
   std::array<Autocast, kDevices.size()> autocast_{};
   StateDict generators_;
-  std::vector<torch::Tensor> model_buffers_;
 };
 
 struct ReplayIsOver {};
@@ -91,8 +89,13 @@ namespace detail {
 
 class Segment {
  public:
-  explicit Segment(std::function<void()> replay) : replay_(std::move(replay)) {}
+  explicit Segment(std::function<void()> replay)
+      : replay_(std::move(replay)), first_run_(std::make_unique<OperationWatch>()) {}
 
+  void first_run_ends() {
+    buffers_ = first_run_->written();
+    first_run_.reset();
+  }
   /// A tensor that an operation saves: its place.
   std::size_t note(const at::Tensor& tensor) {
     described_.push_back(describe(tensor));
@@ -134,6 +137,7 @@ class Segment {
 
   void replay() {
     replayed_.clear();
+    const KeptBuffers kept(buffers_);
     push_hooks([this] { return std::make_unique<Collects>(*this); });
     try {
       surroundings_.run(replay_);
@@ -151,6 +155,8 @@ class Segment {
 
   std::function<void()> replay_;
   Surroundings surroundings_;
+  std::unique_ptr<OperationWatch> first_run_;  // null after it
+  std::vector<at::Tensor> buffers_;
   std::vector<std::string> described_;
   std::vector<at::Tensor> replayed_;
 };
@@ -170,13 +176,14 @@ class Notes final : public torch::autograd::SavedVariableHooks {
 
 }  // namespace
 
-SegmentGuard::SegmentGuard(std::function<void()> replay) {
-  const auto segment = std::make_shared<Segment>(std::move(replay));
-  push_hooks([segment] { return std::make_unique<Notes>(segment); });
+SegmentGuard::SegmentGuard(std::function<void()> replay)
+    : segment_(std::make_shared<Segment>(std::move(replay))) {
+  push_hooks([segment = segment_] { return std::make_unique<Notes>(segment); });
 }
 
 SegmentGuard::~SegmentGuard() {
   pop_hooks();
+  segment_->first_run_ends();
 }
 
 bool records() {

@@ -11,24 +11,6 @@ namespace cairn::libtorch {
 
 namespace {
 
-const std::vector<Model::Impl::Shared>*& running() {
-  thread_local const std::vector<Model::Impl::Shared>* buffers = nullptr;
-  return buffers;
-}
-
-/// Says whose buffers a replay must leave alone.
-class RunningModel {
- public:
-  explicit RunningModel(const std::vector<Model::Impl::Shared>* buffers)
-      : before_(std::exchange(running(), buffers)) {}
-  ~RunningModel() { running() = before_; }
-  RunningModel(const RunningModel&) = delete;
-  RunningModel& operator=(const RunningModel&) = delete;
-
- private:
-  const std::vector<Model::Impl::Shared>* before_;
-};
-
 class OnGradient final : public torch::autograd::PostAccumulateGradHook {
  public:
   OnGradient(Model::Impl& model, std::size_t parameter) : model_(model), parameter_(parameter) {}
@@ -57,13 +39,6 @@ std::vector<Model::Impl::Shared> shared_of(const NamedTensors& ours, const Known
 }
 
 }  // namespace
-
-std::vector<torch::Tensor> running_buffers() {
-  std::vector<torch::Tensor> buffers;
-  if (running() == nullptr) return buffers;
-  for (const Model::Impl::Shared& shared : *running()) buffers.push_back(shared.theirs);
-  return buffers;
-}
 
 Model::Impl::Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group,
                   const parallel::DistributedOptions& options)
@@ -97,6 +72,7 @@ void Model::Impl::follow_cairn() {
     for (Shared& shared : *list) {
       if (shared.theirs.data_ptr() == shared.ours.raw_data()) continue;
       shared.theirs.mutable_grad().reset();
+      shared.shows_gradient = false;
       shared.theirs.set_data(to_torch(shared.ours));
     }
   }
@@ -119,6 +95,10 @@ void Model::Impl::follow_torch() {
     if (parameter.ours.requires_grad() != parameter.theirs.requires_grad()) {
       parameter.ours.set_requires_grad(parameter.theirs.requires_grad());
     }
+    if (parameter.shows_gradient && !parameter.theirs.grad().defined()) {  // zero_grad()
+      parameter.ours.clear_grad();
+      parameter.shows_gradient = false;
+    }
   }
 }
 
@@ -132,7 +112,7 @@ void Model::Impl::note_written() {
 }
 
 void Model::Impl::place_gradients() {
-  for (const Shared& parameter : parameters) {
+  for (Shared& parameter : parameters) {
     const core::GradientSlot& slot = parameter.ours.gradient_slot();
     torch::Tensor& gradient = parameter.theirs.mutable_grad();
     if (!slot.holds_gradient()) {
@@ -140,14 +120,16 @@ void Model::Impl::place_gradients() {
     } else if (!gradient.defined() || gradient.data_ptr() != slot.memory().raw_data()) {
       gradient = to_torch(slot.memory());
     }
+    parameter.shows_gradient = gradient.defined();
   }
 }
 
 void Model::Impl::on_gradient(std::size_t i) {
-  const Shared& parameter = parameters[i];
+  Shared& parameter = parameters[i];
   torch::Tensor& gradient = parameter.theirs.mutable_grad();
   const Tensor slot = land_gradient(parameter.ours, gradient);
   if (gradient.data_ptr() != slot.raw_data()) gradient = to_torch(slot);
+  parameter.shows_gradient = true;
 }
 
 Model::Model(torch::nn::Module& module)
@@ -197,23 +179,15 @@ void Model::load_state_dict(const StateDict& state) {
   impl_->place_gradients();
 }
 
-namespace {
-/// What holds while a forward runs.
-struct Running {
-  RunningModel model;
-  std::unique_ptr<AutocastGuard> region;
-};
-}  // namespace
-
 /// DDP hears that a forward begins, and its first sample, which tells ranks that read the same batch.
-std::shared_ptr<void> Model::begin_forward(const torch::Tensor& first) {
+std::unique_ptr<AutocastGuard> Model::begin_forward(const torch::Tensor& first) {
   impl_->follow_torch();
   if (impl_->ddp) {
     impl_->mirror.train(impl_->module.is_training());
     const bool samples = first.defined() && first.dim() > 0;
     (*impl_->ddp)(samples ? to_cairn(first.detach().slice(0, 0, 1)) : Tensor::zeros({1}));
   }
-  return std::shared_ptr<Running>(new Running{RunningModel(&impl_->buffers), region()});
+  return region();
 }
 
 std::unique_ptr<AutocastGuard> Model::region() const {

@@ -17,8 +17,9 @@ struct Model::Impl {
     std::string name;
     torch::Tensor theirs;
     Tensor ours;
-    std::uint32_t version = 0;  // of theirs, when ours last knew what was written
-    std::uint64_t written = 0;  // of ours' storage, when theirs last knew
+    std::uint32_t version = 0;    // of theirs, when ours last knew what was written
+    std::uint64_t written = 0;    // of ours' storage, when theirs last knew
+    bool shows_gradient = false;  // theirs' .grad is the slot's
   };
 
   Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group,
@@ -29,7 +30,7 @@ struct Model::Impl {
 
   /// Cairn may have given a tensor other memory: libtorch's points there from now on.
   void follow_cairn();
-  /// What libtorch's side changed since: what was written, frozen or unfrozen. Throws where memory has moved.
+  /// What libtorch's side changed since: what was written, frozen, unfrozen, or lost its gradient. Throws where memory has moved.
   void follow_torch();
   /// Cairn may have written parameters in place: libtorch hears of those that it has.
   void note_written();
@@ -47,8 +48,5 @@ struct Model::Impl {
   std::optional<parallel::DistributedDataParallel> ddp;
   std::optional<amp::Options> precision;  // resolved; unset: not initialized
 };
-
-/// Buffers of the model whose run() this thread is inside of; none outside of one.
-std::vector<torch::Tensor> running_buffers();
 
 }  // namespace cairn::libtorch

@@ -54,7 +54,6 @@ class InFull {
       : theirs_(std::move(theirs)) {
     CAIRN_CHECK(!entry.master.defined() || entry.master.dtype == DType::f32, "TorchOptimizer",
                 "expected masters in f32 (set_state_options), got ", entry.master.dtype);
-    theirs_.mutable_grad().reset();
     if (entry.master.defined()) {
       half_ = theirs_.variable_data();
       theirs_.set_data(to_torch(Tensor::wrap(entry.master)));
@@ -66,8 +65,8 @@ class InFull {
     theirs_.mutable_grad() = std::move(unscaled);
   }
   ~InFull() {
-    theirs_.mutable_grad().reset();
     if (!half_.defined()) return;
+    theirs_.mutable_grad().reset();
     half_.copy_(theirs_.variable_data());
     theirs_.set_data(half_);
   }
@@ -76,6 +75,26 @@ class InFull {
 
  private:
   torch::Tensor theirs_, half_;
+};
+
+/// Takes .grad of all of an optimizer's parameters, and gives it back.
+class Gradients {
+ public:
+  explicit Gradients(torch::optim::Optimizer& optimizer) {
+    for (auto& group : optimizer.param_groups()) {
+      for (torch::Tensor& x : group.params()) {
+        all_.emplace_back(x, std::exchange(x.mutable_grad(), {}));
+      }
+    }
+  }
+  ~Gradients() {
+    for (auto& [x, gradient] : all_) x.mutable_grad() = gradient;
+  }
+  Gradients(const Gradients&) = delete;
+  Gradients& operator=(const Gradients&) = delete;
+
+ private:
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> all_;
 };
 
 }  // namespace
@@ -110,9 +129,7 @@ void TorchOptimizer::update_entries(const optim::ParameterGroup& group,
                                     const Call& call) {
   agree_on_rates();
   const torch::NoGradGuard no_grad;
-  for (auto& theirs : optimizer_.param_groups()) {
-    for (torch::Tensor& x : theirs.params()) x.mutable_grad().reset();
-  }
+  const Gradients as_they_are(optimizer_);
   std::unordered_map<const void*, torch::Tensor> by_memory;
   for (const auto& [ours, theirs] : parameters_) by_memory[ours.raw_data()] = theirs;
   std::vector<std::unique_ptr<InFull>> in_full;

@@ -8,6 +8,7 @@
 
 #include "cairn/libtorch/checkpoint.h"
 #include "cairn/libtorch/tensors.h"
+#include "operation_watch.h"
 
 namespace cairn::libtorch {
 
@@ -43,10 +44,10 @@ void install_engine() {
 /// A saved tensor in the hands of Cairn's hooks.
 class CairnHooks final : public torch::autograd::SavedVariableHooks {
  public:
-  explicit CairnHooks(std::shared_ptr<const autograd::SavedTensorHooks> hooks)
-      : hooks_(std::move(hooks)) {}
+  CairnHooks(std::shared_ptr<const autograd::SavedTensorHooks> hooks, const OperationWatch& watch)
+      : hooks_(std::move(hooks)), watch_(watch) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    packs_ = tensor.defined() && tensor.layout() == at::kStrided && !tensor.requires_grad();
+    packs_ = tensor.defined() && tensor.layout() == at::kStrided && !watch_.existed(tensor);
     packed_ = packs_ ? hooks_->pack(to_cairn(tensor)) : std::any(tensor);
   }
   at::Tensor call_unpack_hook() override {
@@ -55,6 +56,7 @@ class CairnHooks final : public torch::autograd::SavedVariableHooks {
 
  private:
   std::shared_ptr<const autograd::SavedTensorHooks> hooks_;
+  const OperationWatch& watch_;
   std::any packed_;
   bool packs_ = false;
 };
@@ -70,9 +72,11 @@ void pop_hooks() {
   hook_stack().pop_back();
 }
 
-SavedTensorHooksGuard::SavedTensorHooksGuard(autograd::SavedTensorHooks hooks) {
+SavedTensorHooksGuard::SavedTensorHooksGuard(autograd::SavedTensorHooks hooks)
+    : watch_(std::make_unique<OperationWatch>()) {
   auto shared = std::make_shared<const autograd::SavedTensorHooks>(std::move(hooks));
-  push_hooks([shared] { return std::make_unique<CairnHooks>(shared); });
+  push_hooks(
+      [shared, watch = watch_.get()] { return std::make_unique<CairnHooks>(shared, *watch); });
 }
 
 SavedTensorHooksGuard::~SavedTensorHooksGuard() {

@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <set>
 
 #include "cairn/checkpointing/offload.h"
 #include "cairn/checkpointing/torch_file.h"
@@ -275,6 +277,81 @@ TEST(LibtorchCheckpoint, KeepsNoActivationsAndNestsAndNamesOtherReplays) {
     const torch::NoGradGuard no_grad;
     EXPECT_FALSE(libtorch::checkpoint(chain, x).requires_grad());
   }
+}
+
+/// Writes to a buffer of its own in each forward, through a view of it too.
+struct AveragesImpl : torch::nn::Module {
+  AveragesImpl() : mean(register_buffer("mean", torch::zeros({2, 6}))) {}
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::NoGradGuard no_grad;
+    mean[0].mul_(0.5).add_(x.mean(0), 0.5);
+    mean[1] += 1;
+    return x;
+  }
+  torch::Tensor mean;
+};
+
+TEST(LibtorchCheckpoint, WritesBuffersOnceOutsideOfAModelToo) {
+  const auto buffers = [](int depth) {
+    torch::manual_seed(6);
+    Block net;
+    AveragesImpl averages;
+    const auto x = torch::randn({16, 6}).requires_grad_();
+    const std::function<torch::Tensor(torch::Tensor)> block = [&](const torch::Tensor& in) {
+      return net->forward(averages.forward(torch::sin(in)));
+    };
+    const std::function<torch::Tensor(torch::Tensor)> nested = [&](const torch::Tensor& in) {
+      return torch::tanh(libtorch::checkpoint(block, in));
+    };
+    for (int i = 0; i < 2; ++i) {
+      const auto y = depth == 0 ? torch::tanh(block(x))
+                     : depth == 1
+                         ? libtorch::checkpoint([&](auto in) { return torch::tanh(block(in)); }, x)
+                         : libtorch::checkpoint(nested, x);
+      y.square().sum().backward();
+    }
+    std::vector<torch::Tensor> all = net->buffers();
+    all.push_back(averages.mean);
+    for (const auto& p : net->parameters()) all.push_back(p.grad());
+    all.push_back(x.grad());
+    return all;
+  };
+  const auto expected = buffers(0);
+  EXPECT_EQ(expected[2].item<std::int64_t>(), 2);
+  for (const int depth : {1, 2}) {
+    const auto got = buffers(depth);
+    ASSERT_EQ(got.size(), expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(got[i].equal(expected[i])) << "depth " << depth << ", tensor " << i;
+    }
+  }
+}
+
+TEST(LibtorchSavedTensors, LeaveWhatWasThereBefore) {
+  torch::manual_seed(7);
+  torch::nn::Sequential net(torch::nn::Linear(6, 8), torch::nn::Tanh(), torch::nn::Linear(8, 8),
+                            torch::nn::GELU(), torch::nn::Linear(8, 2));
+  net[2]->as<torch::nn::Linear>()->weight.set_requires_grad(false);  // frozen
+  const auto x = torch::randn({4, 6}).requires_grad_();
+  net->forward(x).sum().backward();
+  const auto dx = x.grad().clone();
+  x.mutable_grad().reset();
+  std::set<const void*> before{x.data_ptr()};
+  for (const auto& p : net->parameters()) before.insert(p.data_ptr());
+
+  int packed = 0;
+  {
+    const libtorch::SavedTensorHooksGuard hooks(
+        {[&](const Tensor& tensor) {
+           EXPECT_FALSE(before.contains(tensor.raw_data()));
+           ++packed;
+           return std::any(tensor);
+         },
+         [](const std::any& value) { return std::any_cast<Tensor>(value); }});
+    net->forward(x).sum().backward();
+  }
+  EXPECT_GE(packed, 3) << "tanh's result, and what is given to GELU and to the last layer";
+  EXPECT_TRUE(x.grad().equal(dx));
 }
 
 // ---- Python's side

@@ -254,6 +254,19 @@ TEST(LibtorchModel, FollowsFreezingAndWritesInPlace) {
   EXPECT_LE(cairn.exact("fc.weight").abs().max().item<double>(), 0.01 + 2 * 1e-2);
 }
 
+TEST(LibtorchModel, FollowsZeroGrad) {
+  CairnLoop cairn({.opt_level = OptLevel::O0}), undisturbed({.opt_level = OptLevel::O0});
+  const Batch first = batch_of(8, 0), second = batch_of(8, 1);
+  cairn.precision.backward(torch::nll_loss(cairn.net->forward(first.data), first.target));
+  cairn.net->zero_grad();
+  EXPECT_FALSE(cairn.precision.step().applied) << "there is no gradient";
+  cairn.precision.backward(torch::nll_loss(cairn.net->forward(first.data), first.target));
+  cairn.net->zero_grad();
+  cairn.step(second);
+  undisturbed.step(second);
+  EXPECT_TRUE(cairn.exact("fc.weight").equal(undisturbed.exact("fc.weight")));
+}
+
 TEST(LibtorchModel, TrainsTwoModelsWithThreeLosses) {
   torch::manual_seed(3);
   torch::nn::Linear g(4, 6), d(6, 1);

@@ -9,8 +9,8 @@
 //   }
 //
 // There is one graph: hooks of parameters fire once, so both go with data parallel training. Gradients are the same bits
-// as without. A replay runs under the first run's autocast and random numbers and leaves the generators where they stood; batch
-// norms of the Model that runs keep their running statistics. It ends with the last tensor that the backward needs.
+// as without. A replay runs under the first run's autocast and random numbers and leaves the generators where they stood; what the
+// first run wrote beside its results (running statistics, counters) is written once. It ends with the last tensor that the backward needs.
 #pragma once
 
 #include <torch/types.h>
@@ -28,6 +28,8 @@ class Module;
 
 namespace cairn::libtorch {
 
+class OperationWatch;
+
 namespace detail {
 
 class Segment;
@@ -39,6 +41,9 @@ class SegmentGuard {
   ~SegmentGuard();
   SegmentGuard(const SegmentGuard&) = delete;
   SegmentGuard& operator=(const SegmentGuard&) = delete;
+
+ private:
+  std::shared_ptr<Segment> segment_;
 };
 
 bool records();
@@ -58,14 +63,17 @@ auto checkpoint(F function, Inputs... inputs) {
   return std::invoke(function, inputs...);
 }
 
-/// While it lives, what libtorch saves for its backward on this thread passes through these hooks (checkpointing::Offload::hooks()). The
-/// innermost guard counts.
+/// While it lives, what operations make and libtorch saves for its backward on this thread passes through these hooks
+/// (checkpointing::Offload::hooks()). What was there before, parameters and inputs, stays where it is. The innermost guard counts.
 class SavedTensorHooksGuard {
  public:
   explicit SavedTensorHooksGuard(autograd::SavedTensorHooks hooks);
   ~SavedTensorHooksGuard();
   SavedTensorHooksGuard(const SavedTensorHooksGuard&) = delete;
   SavedTensorHooksGuard& operator=(const SavedTensorHooksGuard&) = delete;
+
+ private:
+  std::unique_ptr<OperationWatch> watch_;
 };
 
 }  // namespace cairn::libtorch

@@ -65,7 +65,7 @@ class Model : public core::Stateful {
   auto run(F&& forward, Inputs&&... inputs) {
     torch::Tensor first;
     (find_first(first, inputs), ...);
-    const std::shared_ptr<void> running = begin_forward(first);
+    const std::unique_ptr<AutocastGuard> running = begin_forward(first);
     using Result = decltype(call(forward, cast(std::forward<Inputs>(inputs))...));
     if constexpr (std::is_void_v<Result>) {
       call(forward, cast(std::forward<Inputs>(inputs))...);
@@ -121,7 +121,7 @@ class Model : public core::Stateful {
       return std::forward<T>(value);
     }
   }
-  std::shared_ptr<void> begin_forward(const torch::Tensor& first);
+  std::unique_ptr<AutocastGuard> begin_forward(const torch::Tensor& first);
   torch::Tensor cast_input(const torch::Tensor& x) const;
   torch::Tensor cast_output(const torch::Tensor& x) const;
 
