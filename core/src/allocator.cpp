@@ -89,7 +89,9 @@ void* Allocator::take_block(std::size_t block_bytes, void* stream) {
   return data;
 }
 
-void SystemMemory::move_pages(void* /*from*/, void* /*to*/, std::size_t /*bytes*/) noexcept {}
+std::size_t SystemMemory::move_pages(void* /*from*/, void* /*to*/, std::size_t bytes) noexcept {
+  return bytes;
+}
 
 // A block from the pages of cached ones, as far as they go; nullptr where there are none.
 void* Allocator::joined_block(std::size_t block_bytes, void* stream) {
@@ -103,7 +105,12 @@ void* Allocator::joined_block(std::size_t block_bytes, void* stream) {
   std::size_t filled = 0;
   for (; pages.data != nullptr; pages = take_cached_pages(block_bytes - filled, stream)) {
     unpoison(pages.data, pages.bytes);
-    system_->move_pages(pages.data, data + filled, pages.bytes);
+    const std::size_t moved = system_->move_pages(pages.data, data + filled, pages.bytes);
+    if (moved < pages.bytes) {
+      stats_.reserved -= filled + pages.bytes;
+      give_up_joining(data, filled + moved, block_bytes);
+      return nullptr;
+    }
     filled += pages.bytes;
     if (filled == block_bytes) break;
   }
@@ -111,6 +118,13 @@ void* Allocator::joined_block(std::size_t block_bytes, void* stream) {
   if (filled < block_bytes) ++stats_.system_allocations;
   poison(data, block_bytes);
   return data;
+}
+
+// All but the page at `gap`, which is not mapped any more.
+void Allocator::give_up_joining(char* data, std::size_t gap, std::size_t block_bytes) noexcept {
+  const std::size_t after = gap + kHugePage;
+  if (gap > 0) system_->release(data, gap);
+  if (after < block_bytes) system_->release(data + after, block_bytes - after);
 }
 
 // From the smallest cached block of at least `bytes`, whose rest stays cached; or else the largest.

@@ -38,7 +38,8 @@ class SystemMemory {
   /// and pages moved between them.
   virtual bool moves_pages() const { return false; }
   /// Moves whole huge pages, with their physical memory, onto those at `to`; none are left at `from`.
-  virtual void move_pages(void* from, void* to, std::size_t bytes) noexcept;
+  /// Returns how many bytes of `to` are in order: all, or the next page is not mapped any more.
+  virtual std::size_t move_pages(void* from, void* to, std::size_t bytes) noexcept;
 };
 
 /// Bytes of the block that serves a request: 64-byte steps, eight classes to a doubling, whole huge
@@ -80,6 +81,7 @@ class Allocator {
 
   void* take_block(std::size_t block_bytes, void* stream);
   void* joined_block(std::size_t block_bytes, void* stream);
+  void give_up_joining(char* data, std::size_t gap, std::size_t block_bytes) noexcept;
   CachedPages take_cached_pages(std::size_t bytes, void* stream);
   void* system_block(std::size_t block_bytes);
   bool over_capacity(std::size_t bytes) const;

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -31,22 +32,38 @@ class HostMemory final : public SystemMemory {
     if (bytes < kHugePage) {
       std::free(data);
     } else {
-      munmap(data, bytes);
+      unmap(data, bytes);
     }
   }
   bool moves_pages() const override { return true; }
   // Page by page: a block that was put together is several mappings, and a call moves one.
-  void move_pages(void* from, void* to, std::size_t bytes) noexcept override {
+  std::size_t move_pages(void* from, void* to, std::size_t bytes) noexcept override {
     auto *source = static_cast<char*>(from), *target = static_cast<char*>(to);
     for (std::size_t at = 0; at < bytes; at += kHugePage) {
       const void* moved =
           mremap(source + at, kHugePage, kHugePage, MREMAP_MAYMOVE | MREMAP_FIXED, target + at);
-      if (moved == MAP_FAILED)
-        munmap(source + at, kHugePage);  // the target keeps a page of its own
+      if (moved != MAP_FAILED) continue;
+      if (!has_page(target + at)) {
+        unmap(source + at, bytes - at);
+        return at;
+      }
+      unmap(source + at, kHugePage);  // the target keeps a page of its own
     }
+    return bytes;
   }
 
  private:
+  // A process has so many mappings at most, and a part that goes can make one into two. Where it may not
+  // go its memory does.
+  static void unmap(void* data, std::size_t bytes) noexcept {
+    if (munmap(data, bytes) != 0) madvise(data, bytes, MADV_DONTNEED);
+  }
+  // A move that fails may have unmapped its target before.
+  static bool has_page(void* page) noexcept {
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    return mmap(page, kHugePage, PROT_READ | PROT_WRITE, kFlags, -1, 0) != MAP_FAILED ||
+           errno == EEXIST;
+  }
   static void* map(std::size_t bytes) {
     const std::size_t padded = bytes + kHugePage;
     void* raw = mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
