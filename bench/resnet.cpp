@@ -26,7 +26,7 @@ ResidualBlock::ResidualBlock(std::int64_t in, std::int64_t out, int stride)
 
 Tensor ResidualBlock::forward(const Tensor& x) {
   const Tensor y = (*norm2_)((*conv2_)((*norm1_)((*conv1_)(x))));
-  return autograd::relu(y + (shortcut_ ? (*shortcut_norm_)((*shortcut_)(x)) : x));
+  return autograd::add_relu(y, shortcut_ ? (*shortcut_norm_)((*shortcut_)(x)) : x);
 }
 
 ResNet18::ResNet18()

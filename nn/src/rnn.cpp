@@ -39,7 +39,7 @@ Tensor gru_step(const Tensor& x, const Tensor& hidden, const Tensor& h) {
 // One step of an RNN or a GRU from the input's projection x [B, G H] and the state's.
 Tensor step_of(RnnKind kind, const Tensor& x, const Tensor& hidden, const Tensor& h) {
   if (kind == RnnKind::gru) return gru_step(x, hidden, h);
-  return kind == RnnKind::rnn_relu ? autograd::relu(x + hidden) : autograd::tanh(x + hidden);
+  return kind == RnnKind::rnn_relu ? autograd::add_relu(x, hidden) : autograd::tanh(x + hidden);
 }
 
 // The state in x's dtype, zeros where there is none.

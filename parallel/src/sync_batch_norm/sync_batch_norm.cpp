@@ -122,13 +122,13 @@ Tensor sync_batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias
 
 SyncBatchNorm::SyncBatchNorm(std::int64_t channels, ProcessGroup group,
                              const nn::BatchNormOptions& options)
-    : BatchNorm(channels, 0, options), group_(std::move(group)) {
+    : BatchNorm(channels, 2, 5, options), group_(std::move(group)) {
   set_training_function(over(group_));
 }
 
 Tensor SyncBatchNorm::forward(const Tensor& x, const Tensor& z) {
-  const Tensor y = autograd::add(normalise(x, false), z);
-  return options_.relu ? autograd::relu(y) : y;
+  const Tensor y = normalise(x, false);
+  return options_.relu ? autograd::add_relu(y, z) : y + z;
 }
 
 std::shared_ptr<nn::Module> SyncBatchNorm::make_like() const {
