@@ -351,6 +351,35 @@ TEST(Engine, AnErrorOfAnEndCallbackReachesTheCaller) {
   EXPECT_THROW(backward(x * x), std::runtime_error);
 }
 
+/// Ranks whose runs are refused tell each other in the same order.
+TEST(Engine, LeavesBeginInTheOrderOfTheGraph) {
+  struct Recorder final : core::GradientMemory {
+    Recorder(std::vector<int>* all, int own) : order(all), index(own) {}
+    void on_run(core::RunId /*run*/) override {
+      if (std::find(order->begin(), order->end(), index) == order->end()) order->push_back(index);
+    }
+    std::vector<int>* order;
+    int index;
+  };
+  std::vector<Tensor> leaves;  // of all runs: at other addresses in each
+  const auto order_of_one_run = [&leaves] {
+    std::vector<int> order;
+    std::vector<std::shared_ptr<Recorder>> recorders;
+    Tensor total;
+    for (int i = 0; i < 40; ++i) {
+      leaves.push_back(leaf({1}, static_cast<std::uint64_t>(i)));
+      recorders.push_back(std::make_shared<Recorder>(&order, i));
+      leaves.back().gradient_slot().set_owner(recorders.back());
+      total = total.defined() ? total + leaves.back() : leaves.back() + leaves.back();
+    }
+    backward(sum(total));
+    return order;
+  };
+  const std::vector<int> first = order_of_one_run();
+  EXPECT_EQ(first.size(), 40U);
+  EXPECT_EQ(order_of_one_run(), first);
+}
+
 TEST(Engine, AnErrorOfAnAbortCallbackKeepsNothingFromBeingAborted) {
   const Tensor a = leaf({2}, 1), b = leaf({2}, 2);
   backward(sum(a));
