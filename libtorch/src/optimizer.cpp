@@ -167,6 +167,7 @@ void TorchOptimizer::load_state_dict(const StateDict& state) {
     if (key != kTheirs) rest.set(key, value);
   }
   Optimizer::load_state_dict(rest);
+  optimizer_.state().clear();  // load() leaves moments that the archive has none of
   optimizer_.load(archive);
   auto& theirs = optimizer_.param_groups();
   for (std::size_t i = 0; i < rates_.size(); ++i) {

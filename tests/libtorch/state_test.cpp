@@ -152,6 +152,19 @@ TEST(LibtorchTorchOptimizer, StepsAsItDoesAlone) {
   EXPECT_EQ(optimizer.lr(), 0.25);
 }
 
+TEST(LibtorchTorchOptimizer, LoadsAStateOfBeforeTheFirstStep) {
+  torch::nn::Linear net(3, 2);
+  libtorch::Model model(*net);
+  torch::optim::SGD theirs(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  libtorch::TorchOptimizer optimizer(model, theirs);
+  const StateDict before = optimizer.state_dict();
+  model.backward(net->weight.sum());
+  optimizer.step();
+  EXPECT_EQ(theirs.state().size(), 1u);
+  optimizer.load_state_dict(before);
+  EXPECT_TRUE(theirs.state().empty()) << "momentum of a step that the state knows nothing of";
+}
+
 TEST(LibtorchTorchOptimizer, IsSkippedAndUpdatesMasters) {
   ConvNet net = conv_net();
   libtorch::Model model(*net);
