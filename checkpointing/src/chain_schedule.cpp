@@ -8,6 +8,21 @@
 
 namespace cairn::checkpointing {
 
+namespace {
+
+bool needs_something(const KeptBlock& block) {
+  return block.saved > 0 || block.saves_input || block.saves_output;
+}
+
+// What a backward has made when the replay of a segment that ends with this block begins: in the last
+// block that needs something of it.
+std::size_t lead_of(const std::vector<BlockProfile>& blocks, std::size_t last) {
+  while (last > 0 && !needs_something(blocks[last])) --last;
+  return blocks[last].lead;
+}
+
+}  // namespace
+
 // ---- Simulation
 
 namespace {
@@ -108,7 +123,7 @@ class Simulation {
         backward_of(*part);
         continue;
       }
-      const std::size_t lead = blocks_[part->end - 1].lead;
+      const std::size_t lead = lead_of(blocks_, part->end - 1);
       level_ += lead;
       forward(part->inner);
       const SchedulePart& end = part->inner.back();
@@ -206,16 +221,17 @@ ChainProgramme::ChainProgramme(const std::vector<BlockProfile>& blocks, std::siz
     if (b.offloaded) highest = std::max(highest, highest_of(*b.offloaded) + b.cached);
   }
   std::size_t largest_gradient = 0;
-  for (const BlockProfile& b : blocks) {
-    largest_gradient = std::max(largest_gradient, b.gradient + b.lead);
+  for (std::size_t i = 0; i < n; ++i) {
+    largest_gradient = std::max(largest_gradient, blocks[i].gradient + lead_of(blocks, i));
   }
   most += highest + largest_gradient;
   unit_ = slots == 0 ? 1 : std::max<std::size_t>(1, most / slots);
   // Rounding up may take a step for each block and condition.
   steps_ = most / unit_ + (slots == 0 ? 0 : n + 4);
-  for (const BlockProfile& b : blocks) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const BlockProfile& b = blocks[i];
     sizes_.push_back({steps_of(b.output), steps_of(b.light_peak + b.cached),
-                      steps_of(b.gradient + b.lead), ways_of(b)});
+                      steps_of(b.gradient + lead_of(blocks, i)), ways_of(b)});
   }
   sizes_.back().gradient = 0;  // the backward has not begun when the chain first runs
   std::size_t gradients = 0;

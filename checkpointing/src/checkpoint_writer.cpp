@@ -30,24 +30,28 @@ void check_written(const std::string& folder, const ManifestFile& file) {
 // All lose their names at once and for good before the first loses a file: none is ever seen
 // without one. One beside which its predecessor still stands aside, because that could not be
 // removed, stays until the next save: without it the predecessor would be found in its place.
-void remove_checkpoints(const std::string& dir, const std::vector<std::string>& paths) {
-  if (paths.empty()) return;
-  std::vector<std::string> hidden;
+// Returns those that went.
+std::vector<std::string> remove_checkpoints(const std::string& dir,
+                                            const std::vector<std::string>& paths) {
+  std::vector<std::string> gone, hidden;
   try {
     for (const std::string& path : paths) {
       const std::string name = fs::path(path).filename().string();
       const std::int64_t step = std::max(step_of_folder(name), step_of_hidden(name, kReplaced));
       const std::string aside = dir + "/" + hidden_folder(step, kReplaced);
       if (aside != path && exists(aside)) continue;
-      hidden.push_back(dir + "/" + hidden_folder(step, kTemporary));
-      rename(path, hidden.back());
+      const std::string nameless = dir + "/" + hidden_folder(step, kTemporary);
+      rename(path, nameless);
+      gone.push_back(path);
+      hidden.push_back(nameless);
     }
-    flush_folder(dir);
+    if (!gone.empty()) flush_folder(dir);
   } catch (const core::IoError& e) {
     log::warn("cannot remove old checkpoints: {}", e.what());
-    return;  // the next save clears what has lost its name
+    return gone;  // the next save clears what has lost its name
   }
   for (const std::string& path : hidden) try_to_remove(path);
+  return gone;
 }
 
 // Gives `from` the name `to`. No call can do that where `to` stands, not on every file system: it
@@ -212,7 +216,10 @@ std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRul
               "expected keep >= 1, keep_every >= 0 and keep_best >= 0, got ", rules.keep, ", ",
               rules.keep_every, " and ", rules.keep_best);
   std::unique_ptr<SaveTurn> turn;
-  if (!only_say) turn = std::make_unique<SaveTurn>(FolderLock::take(dir));
+  if (!only_say) {
+    turn = std::make_unique<SaveTurn>(FolderLock::take(dir));
+    clear_leftovers(dir);
+  }
   const std::vector<Standing> standing = standing_in(dir);
   std::vector<std::uint64_t> line;
   std::vector<std::string> damaged;
@@ -221,8 +228,7 @@ std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRul
     if (!find_damage(one.path).empty()) damaged.push_back(one.path);
   }
   std::vector<std::string> needless = needless_in(in_order(standing, line), rules, damaged);
-  if (!only_say) remove_checkpoints(dir, needless);
-  return needless;
+  return only_say ? needless : remove_checkpoints(dir, needless);
 }
 
 void give_up(const SavePlan& plan) {

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
@@ -61,7 +60,7 @@ void wait_for_lock(int file, const std::string& folder) {
                                 ", which does (end it, or use another folder; a program that only "
                                 "loads sets read_only)");
     }
-    std::this_thread::sleep_for(kBetweenTries);
+    system_calls().sleep(kBetweenTries);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <thread>
 #include <utility>
 
 namespace cairn::checkpointing {
@@ -52,6 +53,9 @@ void SystemCalls::start_flush(int file, std::uint64_t offset, std::size_t bytes)
 
 int SystemCalls::lock(int file) {
   return ::flock(file, LOCK_EX | LOCK_NB);
+}
+void SystemCalls::sleep(std::chrono::milliseconds time) {
+  std::this_thread::sleep_for(time);
 }
 
 void* SystemCalls::map(int file, std::size_t bytes) {

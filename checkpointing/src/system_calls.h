@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -25,6 +26,7 @@ class SystemCalls {
   /// Has the disk begin with what was written there, so that fsync finds less to do. A hint.
   virtual void start_flush(int file, std::uint64_t offset, std::size_t bytes);
   virtual int lock(int file);  // exclusive, without waiting: EWOULDBLOCK where another has it
+  virtual void sleep(std::chrono::milliseconds time);  // between tries of lock
   /// Shares the file's bytes, read as they are touched, written for this process alone. nullptr and
   /// errno where the file system has no such call.
   virtual void* map(int file, std::size_t bytes);

@@ -185,6 +185,7 @@ class TrainingPlanner {
       sizes.push_back(n);
     }
     std::sort(sizes.begin(), sizes.end());
+    sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
     return sizes;
   }
 

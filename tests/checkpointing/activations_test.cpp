@@ -8,9 +8,9 @@
 #include <cmath>
 #include <condition_variable>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <mutex>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -33,8 +33,6 @@ using ::testing::HasSubstr;
 using Tensors = std::vector<Tensor>;
 using Values = std::vector<std::vector<double>>;
 
-constexpr std::int64_t kRows = 6, kWidth = 8;
-
 Tensor leaf(const Shape& shape, std::uint64_t seed) {
   Tensor x = test::normal_tensor(shape, seed);
   return x.set_requires_grad(true);
@@ -54,185 +52,6 @@ class Replays : public autograd::ScopedObserver {
     if (event.phase == autograd::Phase::recompute) ++count[event.name];
   }
 };
-
-// ---- A search: random nets, cut at random, against the plain run
-
-// A layer maps two streams [rows, width] to two.
-using Layer = std::function<Tensors(const Tensors&)>;
-
-struct Net {
-  std::vector<Layer> layers;
-  Tensors parameters, statistics;
-};
-
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : random_(seed) {}
-  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
-  bool maybe() { return below(2) == 0; }
-
- private:
-  std::mt19937 random_;
-};
-
-Layer draw_layer(Net& net, Draw& draw) {
-  const auto parameter = [&](const Shape& shape) {
-    net.parameters.push_back(leaf(shape, 100 + net.parameters.size()));
-    return net.parameters.back();
-  };
-  switch (draw.below(11)) {
-    case 0: {  // sometimes tied
-      const bool tied = draw.maybe() && !net.parameters.empty() && net.parameters[0].dims() == 2;
-      const Tensor w = tied ? net.parameters[0] : parameter({kWidth, kWidth});
-      return [w](const Tensors& x) { return Tensors{autograd::linear(x[0], w), x[1]}; };
-    }
-    case 1: {
-      const Tensor w = parameter({kWidth, kWidth}), bias = parameter({kWidth});
-      return [=](const Tensors& x) {
-        return Tensors{x[0], autograd::linear(x[0], w, bias) + x[1]};
-      };
-    }
-    case 2:
-      return [](const Tensors& x) { return Tensors{autograd::gelu(x[0]), x[1]}; };
-    case 3: {
-      const Tensor w = parameter({kWidth}), b = parameter({kWidth});
-      return [=](const Tensors& x) { return Tensors{autograd::layer_norm(x[0], w, b), x[1]}; };
-    }
-    case 4: {
-      const Tensor mean = Tensor::zeros({kWidth}), variance = Tensor::full({kWidth}, 1);
-      net.statistics.push_back(mean);
-      net.statistics.push_back(variance);
-      return [=](const Tensors& x) {
-        return Tensors{autograd::batch_norm(x[0], {}, {}, mean, variance), x[1]};
-      };
-    }
-    case 5:
-      return [](const Tensors& x) { return Tensors{x[1], autograd::dropout(x[0], 0.3)}; };
-    case 6:
-      return [](const Tensors& x) { return Tensors{autograd::softmax(x[0]), x[0] + x[1]}; };
-    case 7:
-      return [](const Tensors& x) {
-        const Tensor half = autograd::slice(x[0], 1, 0, kWidth / 2);
-        return Tensors{autograd::concat({half, autograd::tanh(half)}, 1), x[1]};
-      };
-    case 8:
-      return [](const Tensors& x) {
-        const Tensor folded = autograd::reshape(x[0], {kRows / 2, 2 * kWidth});
-        return Tensors{autograd::reshape(autograd::sigmoid(folded), {kRows, kWidth}), x[1]};
-      };
-    case 9:
-      return [](const Tensors& x) {
-        Tensor gate;
-        {
-          const autograd::NoGradGuard no_grad;
-          gate = autograd::sigmoid(autograd::mean(x[1], {1}, true));
-        }
-        return Tensors{x[0] * gate, x[1]};
-      };
-    default:
-      return [](const Tensors& x) { return Tensors{x[0] * x[1], x[1]}; };
-  }
-}
-
-Tensors run_layers(const std::vector<Layer>& layers, Tensors x) {
-  for (const Layer& layer : layers) x = layer(x);
-  return x;
-}
-
-CheckpointOptions draw_options(Draw& draw, const std::shared_ptr<Offload>& offload) {
-  CheckpointOptions options;
-  options.check_bits = draw.maybe();
-  if (draw.maybe()) return options;
-  options.offload = offload;
-  if (draw.maybe()) options.preferred_bytes = static_cast<std::size_t>(draw.below(2000));
-  const int salt = draw.below(1000);
-  options.policy = [salt](const SegmentOperation& operation) {
-    const std::size_t h = std::hash<std::string_view>()(operation.name) + 7u * operation.occurrence;
-    return static_cast<Treatment>((h + salt) % 6);
-  };
-  return options;
-}
-
-// Parts of the layers in segments, some within others.
-Layer cut(const std::vector<Layer>& layers, Draw& draw, const std::shared_ptr<Offload>& offload,
-          int depth = 0) {
-  std::vector<Layer> parts;
-  for (std::size_t begin = 0; begin < layers.size();) {
-    const int left = static_cast<int>(layers.size() - begin);
-    const std::size_t end = begin + 1 + draw.below(left);
-    const std::vector<Layer> part(layers.begin() + begin, layers.begin() + end);
-    begin = end;
-    Layer inner = [part](const Tensors& x) { return run_layers(part, x); };
-    if (depth < 3 && part.size() > 1 && draw.maybe()) inner = cut(part, draw, offload, depth + 1);
-    if (draw.below(4) == 0) {
-      parts.push_back(inner);
-      continue;
-    }
-    const CheckpointOptions options = draw_options(draw, offload);
-    parts.push_back([inner, options](const Tensors& x) {
-      return checkpoint(SegmentToMany(inner), x, options);
-    });
-  }
-  return [parts](const Tensors& x) { return run_layers(parts, x); };
-}
-
-struct Outcome {
-  Values values;
-  std::uint64_t offset = 0;
-  bool operator==(const Outcome&) const = default;
-};
-
-Outcome train(std::uint64_t seed, int precision, bool plain,
-              const std::shared_ptr<Offload>& offload) {
-  Draw draw(seed);
-  Net net;
-  const int count = 2 + draw.below(8);
-  for (int i = 0; i < count; ++i) net.layers.push_back(draw_layer(net, draw));
-  const Tensors x{leaf({kRows, kWidth}, 1), leaf({kRows, kWidth}, 2)};
-  const Layer model = plain ? Layer([&](const Tensors& in) { return run_layers(net.layers, in); })
-                            : cut(net.layers, draw, offload);
-  const std::size_t before = live();
-  manual_seed(seed);
-  Outcome outcome;
-  {
-    Tensor loss;
-    {
-      const autograd::AutocastGuard autocast(precision > 0,
-                                             precision == 2 ? DType::bf16 : DType::f16);
-      const Tensors y = model(x);
-      loss = autograd::mean(y[0] * y[0]) + autograd::mean(autograd::tanh(y[1]));
-    }
-    autograd::backward(loss);
-    outcome.values.push_back(loss.to_vector());
-  }
-  outcome.offset = Generator::current().offset();
-  for (const Tensors& list : {x, net.parameters}) {
-    for (Tensor t : list) {
-      outcome.values.push_back(t.grad().defined() ? t.grad().to_vector() : std::vector<double>{});
-      t.clear_grad();
-    }
-  }
-  for (const Tensor& s : net.statistics) outcome.values.push_back(s.to_vector());
-  if (offload) offload->synchronize();
-  EXPECT_EQ(live(), before) << "left behind, seed " << seed;
-  return outcome;
-}
-
-TEST(Activations, RandomNetsCutAtRandomHaveTheBitsOfPlainTraining) {
-  const TemporaryFolder folder;
-  const auto offload =
-      std::make_shared<Offload>(OffloadOptions{.folder = folder.string(), .min_bytes = 1});
-  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
-    const int precision = static_cast<int>(seed % 3);
-    const Outcome plain = train(seed, precision, true, nullptr);
-    const Outcome cut = train(seed, precision, false, offload);
-    ASSERT_EQ(plain.values, cut.values) << "seed " << seed << ", precision " << precision;
-    ASSERT_EQ(plain.offset, cut.offset) << "seed " << seed;
-  }
-  EXPECT_GT(offload->stats().fetched_bytes, 0u);
-  EXPECT_EQ(offload->stats().stored_bytes, 0u);
-  EXPECT_TRUE(std::filesystem::is_empty(folder.string()));
-}
 
 // ---- Policies
 

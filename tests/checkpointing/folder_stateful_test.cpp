@@ -1,7 +1,8 @@
 // Random sequences of what may befall a folder of checkpoints (saves, kills between any two system
 // calls, full disks, losses of power, damage, resumes from anywhere, fresh starts, other world
-// sizes) against a small model of what must be found afterwards. A sequence that fails is shrunk to
-// a shortest one. CAIRN_STATEFUL_SEQUENCES says how many are tried.
+// sizes and other cuts of what the ranks hold between them, reshards, prunes, rival writers) against
+// a small model of what must be found afterwards. A sequence that fails is shrunk to a shortest one.
+// CAIRN_STATEFUL_SEQUENCES says how many are tried.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -24,30 +25,45 @@ namespace cairn::checkpointing {
 namespace {
 
 constexpr const char* kFolder = "/runs/mnist";
+constexpr const char* kResharded = "/runs/resharded";
 
-enum class Kind { save, resume_latest, resume_from, fresh_start, damage, power_loss };
+enum class Kind {
+  save,
+  resume_latest,
+  resume_from,
+  fresh_start,
+  damage,
+  power_loss,
+  reshard,
+  prune,
+  rival
+};
 using Fault = SimulatedDisk::Fault;
 
 struct Command {
   Kind kind = Kind::save;
   int steps = 1;              // of a save: after the last one
-  Fault fault = Fault::none;  // of a save
+  Fault fault = Fault::none;  // of a save, a reshard, a prune
   int calls = 1;              // into it
   bool asynchronous = false;
-  int ranks = 1, keep = 1;     // of a new job
-  int refusing = -1;           // of a resume: the rank whose part refuses the state
-  int pick = 0;                // which checkpoint (resume_from, damage) and which of its files
+  int ranks = 1, keep = 1;  // of a new job, of what is resharded, of a prune
+  int cut = 0;              // of a new job: how its ranks hold what they share out
+  int refusing = -1;        // of a resume: the rank whose part refuses the state
+  int pick = 0;             // which checkpoint (resume_from, damage, reshard), which of its files
   int harm = 0, position = 0;  // of damage: flip a byte, truncate, delete; where
 };
 
-void showValue(const Command& c, std::ostream& out) {
+std::string fault_of(const Command& c) {
   static constexpr const char* kFaults[] = {"", " killed", " one rank killed", " failing", " full"};
+  const std::string call = c.fault == Fault::none ? "" : " at call " + std::to_string(c.calls);
+  return kFaults[static_cast<int>(c.fault)] + call;
+}
+
+void showValue(const Command& c, std::ostream& out) {
   static constexpr const char* kHarms[] = {"flip a byte", "truncate", "delete a file"};
   switch (c.kind) {
     case Kind::save:
-      out << (c.asynchronous ? "asynchronous " : "") << "save " << c.steps << " on"
-          << kFaults[static_cast<int>(c.fault)];
-      if (c.fault != Fault::none) out << " at call " << c.calls;
+      out << (c.asynchronous ? "asynchronous " : "") << "save " << c.steps << " on" << fault_of(c);
       break;
     case Kind::resume_latest:
     case Kind::resume_from:
@@ -64,9 +80,18 @@ void showValue(const Command& c, std::ostream& out) {
     case Kind::power_loss:
       out << "power loss " << c.pick;
       return;
+    case Kind::reshard:
+      out << "reshard pick " << c.pick << " for " << c.ranks << " rank(s)" << fault_of(c);
+      return;
+    case Kind::prune:
+      out << (c.pick % 4 == 0 ? "say what a prune" : "prune") << ", keep " << c.keep << fault_of(c);
+      return;
+    case Kind::rival:
+      out << "a rival saves, meanwhile " << (c.pick % 2 == 0 ? "a save" : "a resume");
+      break;
   }
-  out << ", " << (c.kind == Kind::save ? "a new job: " : "") << c.ranks << " rank(s), keep "
-      << c.keep;
+  out << ", " << (c.kind == Kind::save ? "a new job: " : "") << c.ranks << " rank(s), cut " << c.cut
+      << ", keep " << c.keep;
 }
 
 rc::Gen<Command> any_command() {
@@ -82,7 +107,10 @@ rc::Gen<Command> any_command() {
                                                      {3, Kind::resume_from},
                                                      {2, Kind::fresh_start},
                                                      {3, Kind::damage},
-                                                     {2, Kind::power_loss}})),
+                                                     {2, Kind::power_loss},
+                                                     {2, Kind::reshard},
+                                                     {2, Kind::prune},
+                                                     {1, Kind::rival}})),
           set(&Command::steps, weightedElement<int>({{3, 1}, {1, 0}, {1, 2}})),
           set(&Command::fault, weightedElement<Fault>({{6, Fault::none},
                                                        {4, Fault::kill_all},
@@ -92,6 +120,7 @@ rc::Gen<Command> any_command() {
           set(&Command::calls, inRange(1, 60)),
           set(&Command::asynchronous, weightedElement<bool>({{3, false}, {1, true}})),
           set(&Command::ranks, inRange(1, 4)), set(&Command::keep, inRange(1, 4)),
+          set(&Command::cut, inRange(0, 6)),
           set(&Command::refusing, weightedElement<int>({{8, -1}, {1, 0}, {1, 1}})),
           set(&Command::pick, inRange(0, 12)), set(&Command::harm, inRange(0, 3)),
           set(&Command::position, inRange(0, 10000))));
@@ -115,19 +144,96 @@ struct Part : core::Stateful {
   }
 };
 
+// What the ranks of a job hold between them, cut by rows or elements: all of it on every rank, even rows,
+// even elements, everything on the last rank, a row for each rank but the last, and one tensor of two
+// whole.
+constexpr int kCuts = 6;
+
+struct SharedOut : core::Stateful {
+  static constexpr std::int64_t kRows = 5, kColumns = 3;
+
+  SharedOut(int cut, int rank, int ranks) {
+    const bool by_rows = cut == 1 || cut == 4;
+    add("table", {kRows, kColumns}, cut == 0 || cut == 5, by_rows,
+        bounds(cut, by_rows ? kRows : kRows * kColumns, rank, ranks));
+    add("list", {kRows}, cut == 0, by_rows, bounds(cut, kRows, rank, ranks));
+  }
+  StateDict state_dict() const override { return state; }
+  void load_state_dict(const StateDict& loaded) override {
+    for (const auto& [name, value] : loaded)
+      core::copy_bytes(tensor_in(loaded, name), tensor_in(state, name));
+  }
+  void set_value(int value) {
+    for (const Piece& piece : pieces) {
+      auto* elements = piece.tensor.data<float>();
+      for (std::int64_t i = 0; i < piece.tensor.numel(); ++i) {
+        elements[i] = static_cast<float>(element(value, piece.first + i));
+      }
+    }
+  }
+  bool has_value(int value) const {
+    return std::all_of(pieces.begin(), pieces.end(),
+                       [&](const Piece& piece) { return is(piece.tensor, value, piece.first); });
+  }
+  /// Whether the tensor holds the elements from `first` on of a whole that was saved with this value.
+  static bool is(const Tensor& x, int value, std::int64_t first = 0) {
+    for (const double seen : x.to_vector()) {
+      if (seen != element(value, first++)) return false;
+    }
+    return true;
+  }
+
+ private:
+  struct Piece {
+    Tensor tensor;
+    std::int64_t first;  // element of the whole
+  };
+  struct Bounds {
+    std::int64_t begin, end;
+  };
+
+  static double element(int value, std::int64_t index) {
+    return value == 0 ? 0 : value + static_cast<double>(index) / 16;
+  }
+  static const Tensor& tensor_in(const StateDict& dict, const std::string& name) {
+    const bool sharded = std::holds_alternative<Shard>(*dict.find(name));
+    return sharded ? dict.shard(name).tensor : dict.tensor(name);
+  }
+  static Bounds bounds(int cut, std::int64_t units, int rank, int ranks) {
+    if (cut == 3) return {0, rank + 1 == ranks ? units : 0};
+    if (cut == 4) return {rank, rank + 1 == ranks ? units : rank + 1};
+    return {rank * units / ranks, (rank + 1) * units / ranks};
+  }
+  void add(const std::string& name, Shape shape, bool all, bool by_rows, const Bounds& own) {
+    const Shape whole = shape;
+    if (!all && !by_rows) shape = {0};
+    if (!all) shape[0] = own.end - own.begin;
+    const std::int64_t unit = by_rows ? whole.numel() / whole[0] : 1;
+    const Tensor tensor = Tensor::zeros(shape, DType::f32, Device{});
+    pieces.push_back({tensor, all ? 0 : own.begin * unit});
+    if (all) state.set(name, tensor);
+    if (!all) state.set(name, Shard{tensor, whole, own.begin});
+  }
+
+  StateDict state;
+  std::vector<Piece> pieces;
+};
+
 // The processes of one job.
 struct Job {
   struct Rank {
     Part first, second;
+    std::unique_ptr<SharedOut> shared_out;
     std::unique_ptr<TrainingState> state;
   };
   explicit Job(const Command& command)
       : keep(command.keep), world(command.ranks), ranks(static_cast<std::size_t>(command.ranks)) {
     for (int r = 0; r < command.ranks; ++r) {
       Rank& rank = ranks[static_cast<std::size_t>(r)];
+      rank.shared_out = std::make_unique<SharedOut>(command.cut, r, command.ranks);
       rank.state = std::make_unique<TrainingState>(
-          std::initializer_list<TrainingState::Part>{{"first", rank.first},
-                                                     {"second", rank.second}},
+          std::initializer_list<TrainingState::Part>{
+              {"first", rank.first}, {"shared_out", *rank.shared_out}, {"second", rank.second}},
           world.of(r), TrainingStateOptions{.keep = keep, .patience = std::chrono::seconds(2)});
     }
   }
@@ -191,6 +297,12 @@ class Model {
         return damage(command);
       case Kind::power_loss:
         return power_loss(command);
+      case Kind::reshard:
+        return reshard(command);
+      case Kind::prune:
+        return prune(command);
+      case Kind::rival:
+        return rival(command);
     }
   }
 
@@ -198,22 +310,31 @@ class Model {
   using Folder = std::map<std::int64_t, int>;  // step -> value, or kBroken
 
   // What stands now, read by the reader of files rather than by a resume.
-  Folder look() const {
+  Folder look(const char* folder = kFolder) const {
     Folder found;
-    for (const std::string& path : list_checkpoints(kFolder)) {
-      int value = kBroken;
-      try {
-        const StateDict contents = read_checkpoint(path);
-        value = static_cast<int>(contents.dict("first").tensor("weight").to_vector()[3]);
-        RC_ASSERT(value == contents.dict("second").tensor("weight").to_vector()[0]);
-      } catch (const core::DataError&) {
-      } catch (const core::IoError&) {
-      }
+    for (const std::string& path : list_checkpoints(folder)) {
+      const int value = value_in(path);
       const std::int64_t step = value == kBroken ? step_of(path) : saves_.at(value).step;
       RC_ASSERT(step == step_of(path));
       found[step] = value;
     }
     return found;
+  }
+  static int value_in(const std::string& path) {
+    try {
+      const StateDict contents = read_checkpoint(path), &shared_out = contents.dict("shared_out");
+      const int value = static_cast<int>(contents.dict("first").tensor("weight").to_vector()[3]);
+      RC_ASSERT(value == contents.dict("second").tensor("weight").to_vector()[0]);
+      RC_ASSERT(shared_out.tensor("table").shape() ==
+                Shape({SharedOut::kRows, SharedOut::kColumns}));
+      RC_ASSERT(shared_out.tensor("list").shape() == Shape({SharedOut::kRows}));
+      RC_ASSERT(SharedOut::is(shared_out.tensor("table"), value));
+      RC_ASSERT(SharedOut::is(shared_out.tensor("list"), value));
+      return value;
+    } catch (const core::DataError&) {
+    } catch (const core::IoError&) {
+    }
+    return kBroken;
   }
   static std::int64_t step_of(const std::string& path) {
     return std::stoll(path.substr(path.find("step-") + 5));
@@ -258,12 +379,14 @@ class Model {
     const Outcome outcome = everywhere(*job_, [&](int r, Job::Rank& rank) {
       rank.first.set_value(value);
       rank.second.set_value(value);
+      rank.shared_out->set_value(value);
       manual_seed(seed_of(value, r));
       if (!command.asynchronous) rank.state->save(kFolder, attempt.step);
       if (command.asynchronous) {
         rank.state->save_async(kFolder, attempt.step);
         rank.first.set_value(kBroken);  // the copy counts
         rank.second.set_value(kBroken);
+        rank.shared_out->set_value(kBroken);
         job_->world.of(r).barrier("begun");  // a rank that waits for its writer keeps its turn
         rank.state->finish();
       }
@@ -322,8 +445,8 @@ class Model {
   }
 
   // A new job whose every rank calls `resume`, which must find `expected`: a value, nothing (0) or
-  // an error (kBroken).
-  void resume(const Command& command, int expected,
+  // an error (kBroken). saved_ranks: whose files it finds.
+  void resume(const Command& command, int expected, int saved_ranks,
               const std::function<std::optional<ResumeInfo>(TrainingState&)>& resume) {
     auto job = std::make_unique<Job>(command);
     const bool refused = expected > 0 && command.refusing >= 0 && command.refusing < command.ranks;
@@ -349,16 +472,18 @@ class Model {
         const Save& save = saves_.at(expected);
         RC_ASSERT(infos[r].has_value());
         RC_ASSERT(infos[r]->step == save.step);
-        RC_ASSERT(infos[r]->world_size == save.ranks);
+        RC_ASSERT(infos[r]->world_size == saved_ranks);
         RC_ASSERT(rank.first.value() == expected);
         RC_ASSERT(rank.second.value() == expected);
+        RC_ASSERT(rank.shared_out->has_value(expected));
         RC_ASSERT(rank.state->step() == save.step);
-        const bool had_it = static_cast<int>(r) < save.ranks;
+        const bool had_it = static_cast<int>(r) < std::min(save.ranks, saved_ranks);
         if (had_it) RC_ASSERT(seeds[r] == seed_of(expected, static_cast<int>(r)));
       } else {  // nothing has changed
         RC_ASSERT(!infos[r].has_value());
         RC_ASSERT(rank.first.value() == 0);
         RC_ASSERT(rank.second.value() == 0);
+        RC_ASSERT(rank.shared_out->has_value(0));
         RC_ASSERT(rank.state->step() == 0);
         RC_ASSERT(seeds[r] == 7u);
       }
@@ -379,16 +504,120 @@ class Model {
     }
     return kBroken;
   }
+  int ranks_of(int value) const { return value > 0 ? saves_.at(value).ranks : 0; }
+
   void resume_latest(const Command& command) {
-    resume(command, expected_latest(),
+    const int expected = expected_latest();
+    resume(command, expected, ranks_of(expected),
            [](TrainingState& state) { return state.resume_latest(kFolder); });
   }
   void resume_from(const Command& command) {
+    std::vector<std::string> paths = list_checkpoints(kFolder);
+    const std::size_t own = paths.size();
+    for (const auto& [step, made] : resharded_) paths.push_back(made.path);
+    if (paths.empty()) return;
+    const std::size_t at = static_cast<std::size_t>(command.pick) % paths.size();
+    const std::string& path = paths[at];
+    const int expected = at < own ? look().at(step_of(path)) : resharded_.at(step_of(path)).value;
+    const int ranks = at < own ? ranks_of(expected) : resharded_.at(step_of(path)).ranks;
+    resume(command, expected, ranks,
+           [&](TrainingState& state) { return std::optional(state.resume(path)); });
+  }
+
+  // Work of one process outside of a job, with the fault that is planned.
+  Outcome alone(const Command& command, const std::function<void()>& work) {
+    // Its only thread is the one that a fault kills.
+    disk_.plan(command.fault, command.calls);
+    Outcome outcome = Outcome::done;
+    try {
+      work();
+    } catch (const core::Error&) {
+      outcome = Outcome::error;
+    } catch (const SimulatedDisk::Killed&) {
+      outcome = Outcome::killed;
+    }
+    return outcome;
+  }
+
+  // A checkpoint, written for another world size into a folder of its own.
+  void reshard(const Command& command) {
     const std::vector<std::string> paths = list_checkpoints(kFolder);
     if (paths.empty()) return;
     const std::string path = paths[static_cast<std::size_t>(command.pick) % paths.size()];
-    resume(command, look().at(step_of(path)),
-           [&](TrainingState& state) { return std::optional(state.resume(path)); });
+    const std::int64_t step = step_of(path);
+    const Folder before = look();
+    const int value = before.at(step);
+    const bool refused = value == kBroken || resharded_.contains(step);
+    std::string made;
+    const Outcome outcome =
+        alone(command, [&] { made = reshard_checkpoint(path, kResharded, command.ranks); });
+    RC_ASSERT(outcome != Outcome::done || !refused);
+    RC_ASSERT(outcome == Outcome::done || refused || disk_.fault_happened());
+    disk_.restart();
+    RC_ASSERT(look() == before);
+    const Folder now = look(kResharded);
+    if (now.contains(step) && !resharded_.contains(step)) {
+      RC_ASSERT(now.at(step) == value);
+      const std::string whole = list_checkpoints(kResharded).front();
+      resharded_[step] = {whole, value, command.ranks, outcome == Outcome::done};
+      RC_ASSERT(summarize_checkpoint(whole).world_size == command.ranks);
+    }
+    if (outcome == Outcome::done) RC_ASSERT(made == resharded_.at(step).path);
+    check_resharded(now);
+  }
+  void check_resharded(const Folder& found) const {
+    RC_ASSERT(found.size() == resharded_.size());
+    for (const auto& [step, made] : resharded_) RC_ASSERT(found.at(step) == made.value);
+  }
+
+  // What the rules keep stays, and everything else goes; nothing of it in part.
+  void prune(const Command& command) {
+    if (list_checkpoints(kFolder).empty()) return;
+    const bool only_say = command.pick % 4 == 0;
+    const Folder before = look();
+    std::vector<std::string> gone;
+    const Outcome outcome = alone(
+        command, [&] { gone = prune_checkpoints(kFolder, {.keep = command.keep}, only_say); });
+    RC_ASSERT(outcome == Outcome::done || disk_.fault_happened());
+    const bool faulty = disk_.fault_happened();
+    disk_.restart();
+    const Folder found = look();
+    const std::vector<int> required = kept_by_prune(before, command.keep);
+    for (const int must : required) RC_ASSERT(stands(found, must));
+    if (only_say) RC_ASSERT(found == before);
+    if (outcome == Outcome::done && !faulty) {
+      const std::size_t left = only_say ? before.size() - gone.size() : found.size();
+      RC_ASSERT(left + gone.size() == before.size());
+      if (damaged_.empty()) RC_ASSERT(left == required.size());
+    }
+    adopt(found);
+    std::erase_if(durable_, [&](const auto& entry) { return !found.contains(entry.first); });
+  }
+  // The newest good ones of the newest line, then the newest of the others. Where one is damaged its
+  // line may be unknown: nothing is said then.
+  std::vector<int> kept_by_prune(const Folder& before, int keep) const {
+    if (!damaged_.empty()) return {};
+    int newest = 0;
+    for (const auto& [step, value] : before) newest = std::max(newest, value);
+    return kept({.keep = keep, .line = saves_.at(newest).line});
+  }
+
+  // Another process has the folder: nobody else gets in, and nothing changes.
+  void rival(const Command& command) {
+    job_.reset();
+    const std::string lock = std::string(kFolder) + "/.lock";
+    if (disk_.bytes_of(lock) == nullptr) return;
+    const Folder before = look();
+    disk_.lock_from_elsewhere(lock);
+    Job late(command);
+    const Outcome outcome = everywhere(late, [&](int, Job::Rank& rank) {
+      if (command.pick % 2 == 0) rank.state->save(kFolder, 1000);
+      if (command.pick % 2 == 1) rank.state->resume_latest(kFolder);
+    });
+    RC_ASSERT(outcome == Outcome::error);
+    RC_ASSERT(alone({}, [] { prune_checkpoints(kFolder, {.keep = 1}); }) == Outcome::error);
+    disk_.restart();
+    RC_ASSERT(look() == before);
   }
 
   // One file of a checkpoint whose files are all in order.
@@ -409,6 +638,16 @@ class Model {
     disk_.set_bytes(file, bytes);
   }
 
+  // What a reshard that returned wrote is there; of one that was killed it may be.
+  void check_power_loss_of_resharded() {
+    const Folder found = look(kResharded);
+    std::erase_if(resharded_, [&](const auto& entry) {
+      return !entry.second.durable && !found.contains(entry.first);
+    });
+    for (auto& [step, made] : resharded_) made.durable = true;
+    check_resharded(found);
+  }
+
   // What a save that returned wrote is there, unless a later one took its place. What was removed
   // may be back, but whole.
   void power_loss(const Command& command) {
@@ -420,6 +659,7 @@ class Model {
       const auto later = stands_.find(step);
       RC_ASSERT(stands(found, value) || (later != stands_.end() && stands(found, later->second)));
     }
+    check_power_loss_of_resharded();
     std::erase_if(damaged_, [&](std::int64_t step) { return !found.contains(step); });
     Folder now;
     for (const auto& [step, value] : found) {
@@ -446,6 +686,12 @@ class Model {
   Folder stands_, durable_;         // values; also of damaged ones
   std::set<std::int64_t> damaged_;  // steps of those that stand
   std::set<int> harmed_;            // every value that was ever damaged
+  struct Resharded {
+    std::string path;
+    int value = 0, ranks = 1;
+    bool durable = false;
+  };
+  std::map<std::int64_t, Resharded> resharded_;  // by step
 };
 
 // The sequences are the same in every run, unless a number or RapidCheck's own variable is given.

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,6 +70,8 @@ class SimulatedDisk : public SystemCalls {
     folder->entries.erase(leaf(path));
     for (Entries& before : folder->before) before.erase(leaf(path));
   }
+  /// As a process that is not this one would have it, until restart().
+  void lock_from_elsewhere(const std::string& path) { locks_[++last_file_] = find(path); }
   std::vector<std::string> names(const std::string& path) {
     std::vector<std::string> found;
     if (const NodePtr node = find(path)) {
@@ -126,6 +129,7 @@ class SimulatedDisk : public SystemCalls {
     errno = ENODEV;
     return nullptr;
   }
+  void sleep(std::chrono::milliseconds) override {}  // nobody else does anything meanwhile
   int fsync(int file) override {
     const Guard guard(mutex_);
     if (refused(true)) return -1;

@@ -16,6 +16,7 @@
 #include "cairn/core/memory.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/adam.h"
+#include "checkpointing/planned_training.h"
 #include "checkpointing/temporary_folder.h"
 #include "support/tensors.h"
 
@@ -66,18 +67,6 @@ class Block : public nn::Module {
   std::shared_ptr<nn::Linear> up_, down_;
 };
 
-Tensor random_classes(const Shape& shape, std::int64_t classes, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<std::int64_t> values(static_cast<std::size_t>(shape.numel()));
-  for (std::int64_t& value : values) value = static_cast<std::int64_t>(random() % classes);
-  return Tensor::from(values, shape, DType::i64, core::default_device());
-}
-
-struct Task {
-  nn::Sequential model;
-  TrainingBatch batch;
-};
-
 Task gpt() {
   manual_seed(1);
   Task task;
@@ -103,46 +92,6 @@ Task conv_net() {
 }
 
 // ---- Real training
-
-Tensor part_of(const Tensor& x, std::int64_t begin, std::int64_t size) {
-  return x.alias(x.view().slice(0, begin, std::min(begin + size, x.size(0))));
-}
-
-amp::Options options_of(const TrainingChoice& choice) {
-  const Precision& precision = choice.precision;
-  amp::Options options{.opt_level = amp::OptLevel::O0};
-  if (precision.autocast) options.opt_level = amp::OptLevel::O1;
-  if (precision.half_weights) options.opt_level = amp::OptLevel::O2;
-  if (options.opt_level != amp::OptLevel::O0) options.half_dtype = precision.half;
-  return options;
-}
-
-// The device's peak in the second step.
-std::size_t trained_peak(Task& task, const TrainingChoice& choice) {
-  optim::FusedAdam optimizer(task.model.parameters(), {.lr = 1e-3});
-  if (choice.compact_state) {
-    const bool remainder = choice.precision.half_weights && choice.precision.half == DType::bf16;
-    optimizer.set_state_options(
-        {DType::bf16, remainder ? optim::MasterStorage::remainder : optim::MasterStorage::f32});
-  }
-  amp::Amp precision = amp::initialize(task.model, optimizer, options_of(choice));
-  if (choice.micro_batches > 1) optimizer.arenas()[0]->use_f32_slots();
-  const double weight = 1.0 / static_cast<double>(choice.micro_batches);
-  std::size_t peak = 0;
-  for (int step = 0; step < 2; ++step) {
-    core::reset_peak_memory(task.batch.x.device());
-    for (std::int64_t i = 0; i < choice.micro_batches; ++i) {
-      const std::int64_t begin = i * choice.micro_batch;
-      const Tensor x = part_of(task.batch.x, begin, choice.micro_batch);
-      const Tensor target = part_of(task.batch.target, begin, choice.micro_batch);
-      precision.backward(choice.loss(task.model, x, target), {.weight = weight});
-    }
-    EXPECT_TRUE(precision.step().applied) << choice.levers();
-    peak = core::memory_stats(task.batch.x.device()).peak_total;
-  }
-  precision.release();
-  return peak;
-}
 
 void expect_predicted(Task task, std::size_t budget, const std::vector<std::int64_t>& sizes,
                       std::size_t at_least) {
