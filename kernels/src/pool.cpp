@@ -9,6 +9,13 @@ namespace {
 
 Shape checked_shape(const char* op, const Shape& x, const Pool2dOptions& options) {
   CAIRN_CHECK(x.dims() == 4, op, "expected an image [N, C, H, W], got ", x);
+  if (options.output) {
+    const auto [height, width] = *options.output;
+    CAIRN_CHECK(height >= 1 && width >= 1 && x[2] >= 1 && x[3] >= 1, op,
+                "expected an image and an output of at least one pixel, got ", x, " and ", height,
+                " x ", width);
+    return {x[0], x[1], height, width};
+  }
   Shape y{x[0], x[1], 0, 0};
   for (std::size_t i = 0; i < 2; ++i) {
     const std::int64_t kernel = options.kernel[i], stride = options.stride[i];
@@ -32,6 +39,12 @@ void check_images(const char* op, const Named& image, const Named& pooled,
   check_floating(op, {image});
   check_same_dtype(op, {image, pooled});
   check_shape(op, pooled, checked_shape(op, image.view.shape, options));
+}
+
+void check_fixed(const char* op, const Pool2dOptions& options) {
+  CAIRN_CHECK(!options.output, op,
+              "expected a kernel and a stride, got an output size (resample2d "
+              "has the means of such windows)");
 }
 
 void check_index(const char* op, const Named& index, const Named& pooled, const Shape& image) {
@@ -69,6 +82,7 @@ void max_pool2d_backward(const TensorView& dy, const TensorView& index, const Te
 }
 
 void avg_pool2d(const TensorView& x, const TensorView& y, const Pool2dOptions& options) {
+  check_fixed("avg_pool2d", options);
   check_images("avg_pool2d", {"x", x}, {"y", y}, options);
   if (y.numel() == 0) return;
   wrote(y);
@@ -76,6 +90,7 @@ void avg_pool2d(const TensorView& x, const TensorView& y, const Pool2dOptions& o
 }
 
 void avg_pool2d_backward(const TensorView& dy, const TensorView& dx, const Pool2dOptions& options) {
+  check_fixed("avg_pool2d_backward", options);
   check_images("avg_pool2d_backward", {"dx", dx}, {"dy", dy}, options);
   if (dx.numel() == 0) return;
   wrote(dx);

@@ -23,8 +23,28 @@ MultiheadAttention::MultiheadAttention(std::int64_t size, std::int64_t heads,
 Tensor MultiheadAttention::forward(const Tensor& x) {
   CAIRN_CHECK(x.dims() == 3 && x.size(2) == size_, "MultiheadAttention", "expected x [B, T, ",
               size_, "], got ", x.shape());
-  const double dropout = training() ? options_.dropout : 0.0;
-  return (*out_)(autograd::self_attention((*qkv_)(x), heads_, options_.causal, dropout));
+  return (*out_)(autograd::self_attention((*qkv_)(x), heads_, options_.causal, dropout()));
+}
+
+// x [B, T, C] through that third of the projection: [B, H, T, D], which lies as [B, T, H, D].
+Tensor MultiheadAttention::heads_of(const Tensor& x, std::int64_t third) const {
+  const std::int64_t begin = third * size_, end = begin + size_;
+  const Tensor weight = autograd::slice(qkv_->weight(), 0, begin, end);
+  const Tensor bias = options_.bias ? autograd::slice(qkv_->bias(), 0, begin, end) : Tensor();
+  const Tensor y = autograd::linear(x, weight, bias);
+  const Shape heads{x.size(0), x.size(1), heads_, size_ / heads_};
+  return autograd::transpose(autograd::reshape(y, heads), 1, 2);
+}
+
+Tensor MultiheadAttention::run(const Tensor& query, const Tensor& key, const Tensor& value) {
+  for (const Tensor& x : {query, key, value}) {
+    CAIRN_CHECK(x.dims() == 3 && x.size(2) == size_ && x.size(0) == query.size(0),
+                "MultiheadAttention", "expected query [B, T, ", size_, "], key and value [B, S, ",
+                size_, "], got ", query.shape(), ", ", key.shape(), " and ", value.shape());
+  }
+  const Tensor y = autograd::scaled_dot_product_attention(
+      heads_of(query, 0), heads_of(key, 1), heads_of(value, 2), options_.causal, dropout());
+  return (*out_)(autograd::reshape(autograd::transpose(y, 1, 2), query.shape()));
 }
 
 std::shared_ptr<Module> MultiheadAttention::make_like() const {

@@ -20,4 +20,26 @@ std::shared_ptr<Module> Linear::make_like() const {
   return std::make_shared<Linear>(weight_.size(1), weight_.size(0), options_);
 }
 
+Bilinear::Bilinear(std::int64_t in_a, std::int64_t in_b, std::int64_t out, bool bias) {
+  CAIRN_CHECK(in_a > 0 && in_b > 0 && out > 0, "Bilinear", "expected positive sizes, got ", in_a,
+              ", ", in_b, " and ", out);
+  const double bound = 1.0 / std::sqrt(static_cast<double>(in_a));
+  weight_ = add_parameter("weight", Tensor::empty({out, in_a, in_b}));
+  init::uniform(weight_, -bound, bound);
+  if (bias) {
+    bias_ = add_parameter("bias", Tensor::empty({out}));
+    init::uniform(bias_, -bound, bound);
+  }
+  extra_ = core::str(in_a, ", ", in_b, " -> ", out, bias ? "" : ", no bias");
+}
+
+Tensor Bilinear::forward(const Tensor&) {
+  core::fail("Bilinear", "expected run(a, b), got a call with one tensor");
+}
+
+std::shared_ptr<Module> Bilinear::make_like() const {
+  return std::make_shared<Bilinear>(weight_.size(1), weight_.size(2), weight_.size(0),
+                                    bias_.defined());
+}
+
 }  // namespace cairn::nn

@@ -10,10 +10,22 @@ void check_last(const char* kind, const Tensor& x, std::int64_t size) {
   CAIRN_CHECK(x.dims() >= 1 && x.size(-1) == size, kind, "expected x [..., ", size, "], got ",
               x.shape());
 }
+
+std::string shape_in_words(std::int64_t channels, int dims) {
+  constexpr const char* kPixels[] = {"", ", L", ", H, W", ", D, H, W"};
+  return core::str("[N, ", channels, kPixels[dims - 2], "]");
+}
+
+/// [N, C, L] and [N, C, D, H, W] as images.
+Tensor as_image(const Tensor& x) {
+  if (x.dims() == 3) return autograd::reshape(x, {x.size(0), x.size(1), 1, x.size(2)});
+  if (x.dims() != 5) return x;
+  return autograd::reshape(x, {x.size(0), x.size(1), x.size(2) * x.size(3), x.size(4)});
+}
 }  // namespace
 
-BatchNorm::BatchNorm(std::int64_t channels, int dims, const BatchNormOptions& options)
-    : options_(options), dims_(dims) {
+BatchNorm::BatchNorm(std::int64_t channels, int least, int most, const BatchNormOptions& options)
+    : options_(options), least_(least), most_(most) {
   CAIRN_CHECK(channels > 0, "BatchNorm", "expected at least one channel, got ", channels);
   if (options.affine) {
     weight_ = add_parameter("weight", constant_parameter(channels, 1.0));
@@ -31,19 +43,27 @@ Tensor BatchNorm::forward(const Tensor& x) {
   return normalise(x, options_.relu);
 }
 
-Tensor BatchNorm::normalise(const Tensor& x, bool relu) {
-  const bool fits = x.dims() == dims_ || (dims_ == 0 && (x.dims() == 2 || x.dims() == 4));
-  CAIRN_CHECK(fits && x.size(1) == channels(), kind(), "expected x ",
-              dims_ == 4 ? "" : core::str("[N, ", channels(), "]"), dims_ == 0 ? " or " : "",
-              dims_ == 2 ? "" : core::str("[N, ", channels(), ", H, W]"), ", got ", x.shape());
+void BatchNorm::check(const Tensor& x) const {
+  if (x.dims() >= least_ && x.dims() <= most_ && x.size(1) == channels()) return;
+  std::string expected;
+  for (int dims = least_; dims <= most_; ++dims) {
+    expected += (expected.empty() ? "" : " or ") + shape_in_words(channels(), dims);
+  }
+  core::fail(kind(), "expected x ", expected, ", got ", x.shape());
+}
+
+Tensor BatchNorm::normalise(const Tensor& given, bool relu) {
+  check(given);
+  const Tensor x = as_image(given);
   const autograd::BatchNormOptions options{.training = training(),
                                            .eps = options_.eps,
                                            .momentum = training() ? next_momentum() : 0.0,
                                            .relu = relu};
-  if (training() && function_) {
-    return function_(x, weight_, bias_, running_mean_, running_var_, options);
-  }
-  return autograd::batch_norm(x, weight_, bias_, running_mean_, running_var_, options);
+  const Tensor y =
+      training() && function_
+          ? function_(x, weight_, bias_, running_mean_, running_var_, options)
+          : autograd::batch_norm(x, weight_, bias_, running_mean_, running_var_, options);
+  return x.same(given) ? y : autograd::reshape(y, given.shape());
 }
 
 // A replay sees the same batch a second time: it was counted before.
@@ -59,6 +79,9 @@ std::shared_ptr<Module> BatchNorm1d::make_like() const {
 }
 std::shared_ptr<Module> BatchNorm2d::make_like() const {
   return like_this<BatchNorm2d>();
+}
+std::shared_ptr<Module> BatchNorm3d::make_like() const {
+  return like_this<BatchNorm3d>();
 }
 
 LayerNorm::LayerNorm(std::int64_t size, const LayerNormOptions& options)
@@ -98,6 +121,10 @@ Tensor GroupNorm::forward(const Tensor& x) {
 }
 std::shared_ptr<Module> GroupNorm::make_like() const {
   return std::make_shared<GroupNorm>(groups_, channels_, options_);
+}
+
+std::shared_ptr<Module> InstanceNorm::make_like() const {
+  return std::make_shared<InstanceNorm>(channels(), options_);
 }
 
 RMSNorm::RMSNorm(std::int64_t size, double eps) : eps_(eps) {

@@ -40,6 +40,33 @@ std::shared_ptr<Module> AvgPool2d::make_like() const {
   return std::make_shared<AvgPool2d>(kernel_, options_);
 }
 
+AdaptiveAvgPool2d::AdaptiveAvgPool2d(Size2 size) : Layer(size) {
+  extra_ = "to " + describe(size);
+}
+Tensor AdaptiveAvgPool2d::forward(const Tensor& x) {
+  return autograd::adaptive_avg_pool2d(x, argument<0>().array());
+}
+
+AdaptiveMaxPool2d::AdaptiveMaxPool2d(Size2 size) : Layer(size) {
+  extra_ = "to " + describe(size);
+}
+Tensor AdaptiveMaxPool2d::forward(const Tensor& x) {
+  return autograd::adaptive_max_pool2d(x, argument<0>().array());
+}
+
+Upsample::Upsample(double scale, const UpsampleOptions& options) : Layer(scale, options) {
+  CAIRN_CHECK(scale > 0.0, "Upsample", "expected a positive scale, got ", scale);
+  extra_ = core::str("times ", scale);
+}
+Tensor Upsample::forward(const Tensor& x) {
+  CAIRN_CHECK(x.dims() == 4, "Upsample", "expected x [N, C, H, W], got ", x.shape());
+  const auto scaled = [&](int dim) {
+    return static_cast<std::int64_t>(static_cast<double>(x.size(dim)) * argument<0>());
+  };
+  const UpsampleOptions& options = argument<1>();
+  return autograd::interpolate(x, {scaled(2), scaled(3)}, {options.mode, options.align_corners});
+}
+
 Tensor GlobalAvgPool2d::forward(const Tensor& x) {
   return autograd::global_avg_pool2d(x);
 }

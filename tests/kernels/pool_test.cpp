@@ -5,7 +5,9 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/message_of.h"
@@ -16,6 +18,7 @@ namespace {
 
 using test::epsilon;
 using test::expect_close;
+using test::message_of;
 using test::random_channels_last;
 using test::random_tensor;
 using testing::ElementsAre;
@@ -28,6 +31,12 @@ struct PoolCase {
   Pool2dOptions options;
 };
 
+const PoolCase kAdaptiveCases[] = {
+    {"adaptive, overlapping", {2, 5, 7, 8}, {.output = {{3, 5}}}},
+    {"adaptive, larger", {1, 3, 3, 2}, {.output = {{5, 4}}}},
+    {"adaptive, even", {2, 16, 8, 6}, {.output = {{4, 3}}}},
+    {"adaptive, one", {2, 1, 5, 6}, {.output = {{1, 1}}}},
+};
 const PoolCase kPoolCases[] = {
     {"2x2", {2, 16, 8, 6}, {}},
     {"2x2 with a rest", {3, 5, 7, 9}, {}},
@@ -42,17 +51,28 @@ std::int64_t flat(const Shape& s, std::int64_t plane, std::int64_t h, std::int64
   return (plane * s[2] + h) * s[3] + w;
 }
 
+/// Begin and end of the i-th window along H (0) or W (1), padding included.
+std::pair<std::int64_t, std::int64_t> window_of(const PoolCase& c, std::size_t axis,
+                                                std::int64_t i) {
+  const Pool2dOptions& o = c.options;
+  if (!o.output) {
+    const std::int64_t begin = i * o.stride[axis] - o.padding[axis];
+    return {begin, begin + o.kernel[axis]};
+  }
+  const auto size = static_cast<double>(c.x[static_cast<int>(axis) + 2]);
+  const double share = size / static_cast<double>((*o.output)[axis]);
+  return {static_cast<std::int64_t>(std::floor(static_cast<double>(i) * share + 1e-9)),
+          static_cast<std::int64_t>(std::ceil(static_cast<double>(i + 1) * share - 1e-9))};
+}
+
 // Calls f(plane, element of y, pixel h, pixel w) for every pixel of every window, in order.
 template <class F>
 void for_each_pixel(const PoolCase& c, const Shape& y, F&& f) {
-  const Pool2dOptions& o = c.options;
   for (std::int64_t plane = 0; plane < y[0] * y[1]; ++plane)
     for (std::int64_t i = 0; i < y[2]; ++i)
       for (std::int64_t j = 0; j < y[3]; ++j)
-        for (std::int64_t h = i * o.stride[0] - o.padding[0];
-             h < i * o.stride[0] - o.padding[0] + o.kernel[0]; ++h)
-          for (std::int64_t w = j * o.stride[1] - o.padding[1];
-               w < j * o.stride[1] - o.padding[1] + o.kernel[1]; ++w)
+        for (std::int64_t h = window_of(c, 0, i).first; h < window_of(c, 0, i).second; ++h)
+          for (std::int64_t w = window_of(c, 1, j).first; w < window_of(c, 1, j).second; ++w)
             if (h >= 0 && h < c.x[2] && w >= 0 && w < c.x[3])
               f(plane, static_cast<std::size_t>(flat(y, plane, i, j)), h, w);
 }
@@ -73,8 +93,8 @@ class Pool : public testing::TestWithParam<Device> {
 INSTANTIATE_TEST_SUITE_P(Devices, Pool, testing::ValuesIn(test::devices()), test::device_name);
 
 template <class F>
-void pool_for_all(F&& f) {
-  for (const PoolCase& c : kPoolCases)
+void pool_for_all(F&& f, std::span<const PoolCase> cases = kPoolCases) {
+  for (const PoolCase& c : cases)
     for (const DType dtype : kPoolDtypes)
       for (const bool last : {false, true})
         f(c, dtype, last,
@@ -82,7 +102,7 @@ void pool_for_all(F&& f) {
 }
 
 TEST_P(Pool, MaxAndItsGradientEqualReference) {
-  pool_for_all([&](const PoolCase& c, DType dtype, bool last, const std::string& what) {
+  const auto check = [&](const PoolCase& c, DType dtype, bool last, const std::string& what) {
     const Shape shape = pool2d_shape(c.x, c.options);
     const Tensor x = image(c.x, dtype, 1, last), y = image(shape, dtype, 2, last);
     const Tensor dy = image(shape, dtype, 3, last), dx = image(c.x, dtype, 4, last),
@@ -105,7 +125,9 @@ TEST_P(Pool, MaxAndItsGradientEqualReference) {
     EXPECT_EQ(index.to_vector<double>(), winner) << what;
     max_pool2d_backward(dy, index, dx, c.options);
     expect_close(dx, gradient, 1.01 * epsilon(dtype), 1e-6, what);
-  });
+  };
+  pool_for_all(check);
+  pool_for_all(check, kAdaptiveCases);
 }
 
 TEST_P(Pool, AverageAndItsGradientEqualReference) {

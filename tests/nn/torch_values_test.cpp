@@ -4,13 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <string>
 
 #include "autograd/gradient_check.h"
 #include "cairn/nn/nn.h"
-#include "support/golden.h"
+#include "torch_cases.h"
 
 namespace cairn::nn {
 namespace {
@@ -26,32 +25,13 @@ std::string refusal_of(F&& f) {
   return autograd::testing::error_of(std::forward<F>(f));
 }
 
-const test::Golden& torch_values() {
-  static const test::Golden values("losses");
-  return values;
+const TorchCases& torch_values() {
+  static const TorchCases cases("losses");
+  return cases;
 }
 
-void expect_torchs(const Tensor& got, const std::string& name) {
-  ASSERT_TRUE(got.defined()) << name;
-  ASSERT_EQ(got.shape(), torch_values().shape(name)) << name;
-  const std::vector<double>& expected = torch_values().values(name);
-  const std::vector<double> values = got.to_vector();
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    ASSERT_NEAR(values[i], expected[i], 3e-6 * (1 + std::abs(expected[i]))) << name << " " << i;
-  }
-}
-
-using Two = std::function<Tensor(const Tensor& a, const Tensor& b)>;
-
-void compare_with_torch(const std::string& name, const Two& f) {
-  const Tensor a = torch_values().tensor(name + ".a").set_requires_grad(true);
-  const bool two = torch_values().contains(name + ".b");
-  const Tensor b = two ? torch_values().tensor(name + ".b").set_requires_grad(true) : Tensor();
-  const Tensor y = f(a, b);
-  expect_torchs(y, name + ".y");
-  autograd::backward(autograd::sum(y * torch_values().tensor(name + ".weight")));
-  expect_torchs(a.grad(), name + ".da");
-  if (two) expect_torchs(b.grad(), name + ".db");
+void compare_with_torch(const std::string& name, const OfTwo& f) {
+  torch_values().compare(name, f);
 }
 
 struct LossCase {
@@ -95,8 +75,10 @@ TEST(TorchValues, LossesHaveTheirCentralDifferences) {
 TEST(TorchValues, LossesOfHalvesAreTakenInF32) {
   for (const LossCase& c : kLosses) {
     const std::string name = std::string(c.name) + ".mean";
-    const Tensor a = autograd::to(torch_values().tensor(name + ".a"), DType::bf16).detach();
-    const Tensor b = autograd::to(torch_values().tensor(name + ".b"), DType::bf16).detach();
+    const Tensor a =
+        autograd::to(torch_values().values().tensor(name + ".a"), DType::bf16).detach();
+    const Tensor b =
+        autograd::to(torch_values().values().tensor(name + ".b"), DType::bf16).detach();
     Tensor loss = c.loss(Tensor(a).set_requires_grad(true), b, Reduction::mean);
     EXPECT_EQ(loss.dtype(), DType::f32);
     const Tensor wide =
@@ -108,7 +90,7 @@ TEST(TorchValues, LossesOfHalvesAreTakenInF32) {
 }
 
 TEST(TorchValues, NllLossIsPyTorchs) {
-  const Tensor labels = torch_values().tensor("nll_loss.mean.index", DType::i64);
+  const Tensor labels = torch_values().values().tensor("nll_loss.mean.index", DType::i64);
   for (const auto& [reduced, reduction] : kReductions) {
     compare_with_torch(std::string("nll_loss.") + reduced, [&](const Tensor& a, const Tensor&) {
       return nll_loss(a, labels, {.reduction = reduction});
@@ -138,7 +120,7 @@ TEST(TorchValues, SmallOperationsArePyTorchs) {
   });
   compare_with_torch("select",
                      [](const Tensor& a, const Tensor&) { return autograd::select(a, 1, 2); });
-  const Tensor places = torch_values().tensor("gather.index", DType::i64);
+  const Tensor places = torch_values().values().tensor("gather.index", DType::i64);
   compare_with_torch("gather",
                      [&](const Tensor& a, const Tensor&) { return autograd::gather(a, places); });
   compare_with_torch("group_norm", [](const Tensor& a, const Tensor& b) {

@@ -314,10 +314,11 @@ TEST(SyncBatchNorm, OneValueOverAllRanksIsAnErrorOnEachOfThem) {
                 alone(Tensor::zeros({1, 2}));
               }),
               HasSubstr("more than one value"));
-  EXPECT_THAT(sync_batch_norm_error_of([&] {
-                alone(Tensor::zeros({4, 3}));
-              }),
-              HasSubstr("expected x [N, 2] or [N, 2, H, W], got [4, 3]"));
+  EXPECT_THAT(
+      sync_batch_norm_error_of([&] {
+        alone(Tensor::zeros({4, 3}));
+      }),
+      HasSubstr("expected x [N, 2] or [N, 2, L] or [N, 2, H, W] or [N, 2, D, H, W], got [4, 3]"));
 }
 
 TEST(SyncBatchNorm, RanksThatDifferInChannelsAreNamed) {

@@ -7,7 +7,7 @@ int main(int argc, char** argv) {
   GTEST_FLAG_SET(
       filter,
       "-*Threads.*:EmbeddingIndices.*:CrossEntropyTargets.*:*LongSums*:GoldenImages.*Conv*"
-      ":*/GoldenImages.*Conv*");
+      ":*/GoldenImages.*Conv*:*Ctc.SaysWhatIsOutOfRange*");
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -11,6 +11,7 @@
 
 #include "cairn/kernels/attention.h"
 #include "cairn/kernels/batch_norm.h"
+#include "cairn/kernels/ctc.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/embedding.h"
 #include "cairn/kernels/hash_tensors.h"
@@ -18,7 +19,9 @@
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/optimizer_update.h"
+#include "cairn/kernels/order.h"
 #include "cairn/kernels/pool.h"
+#include "cairn/kernels/resample.h"
 #include "cairn/kernels/softmax.h"
 #include "simt/emulator.h"
 #include "support/tensors.h"
@@ -217,8 +220,35 @@ Tensors pools(DType dtype) {
     avg_pool2d(x, mean, options);
     avg_pool2d_backward(dy, dmean, options);
     results.insert(results.end(), {y, index, dx, mean, dmean});
+    const Shape other{2, 5, 4, 11};
+    const Tensor z = make(other, 7), dz = make(shape, 8), most = make(other, 9);
+    resample2d(x, z, {ResampleMode::bilinear});
+    resample2d_backward(z, dz, {ResampleMode::area});
+    const Tensor winner = Tensor::empty_strided(other, most.strides(), DType::i32, {});
+    max_pool2d(x, most, winner, {.output = {{4, 11}}});
+    results.insert(results.end(), {z, dz, most, winner});
   }
   return results;
+}
+
+Tensors along_rows(DType dtype) {
+  const Tensor x = random({5, 700}, dtype, 1, 1), y = random({5, 700}, dtype, 2);
+  const Tensor index = Tensor::empty({5, 9}, DType::i64);
+  topk(x, index);
+  cumsum(x, y, true);
+  return {index, y};
+}
+
+Tensors ctc_losses(DType dtype) {
+  const DType wide = dtype == DType::f64 ? dtype : DType::f32;
+  const Tensor x = random({6, 3, 5}, wide, 1, 1), dx = random({6, 3, 5}, wide, 2);
+  const Tensor targets = indices(12, 4, 3), steps = Tensor::full({3}, 6, DType::i64),
+               lengths = Tensor::full({3}, 2, DType::i64);
+  const Tensor loss = random({3}, wide, 4), alpha = Tensor::zeros({3, 6, 9}, wide);
+  const CtcTargets all{targets.view().reshape({3, 4}), steps, lengths, 4};
+  ctc_loss(x, all, loss, alpha);
+  ctc_loss_backward(x, all, loss, alpha, loss, dx);
+  return {loss, dx};
 }
 
 Tensors embeddings(DType dtype) {
@@ -346,6 +376,8 @@ std::vector<Case> cases() {
              {"row_norms", row_norms},
              {"batch_norm", batch_norms},
              {"pool", pools},
+             {"along_rows", along_rows},
+             {"ctc", ctc_losses},
              {"embedding", embeddings},
              {"multi_tensor", updates},
              {"layerwise_updates", layerwise_updates},

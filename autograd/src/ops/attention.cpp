@@ -55,7 +55,7 @@ struct Attention {
 
   Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v) {
     check(q, k, v);
-    Tensor y = empty_as(q, q.shape(), q.dtype());
+    Tensor y = Tensor::empty_like(q);
     const Tensor lse = job.forward({q, k, v}, y);
     for (const Tensor& saved : {q, k, v, y, lse}) ctx.save(saved);
     return y;

@@ -1,10 +1,13 @@
-// Small things many operations share.
+// What many operations share.
 #pragma once
 
+#include <array>
+#include <tuple>
 #include <vector>
 
 #include "cairn/autograd/function.h"
 #include "cairn/kernels/elementwise.h"
+#include "cast.h"
 
 namespace cairn::autograd {
 
@@ -52,6 +55,22 @@ Tensor sum_to_input(Context& ctx, int input, const Tensor& dy);
 Tensor land(const GradTarget& target, const Tensor& dy);
 inline Tensor land(Context& ctx, int input, const Tensor& dy) {
   return land(ctx.grad_target(input), dy);
+}
+
+namespace detail {
+template <const OpInfo& info>
+inline const bool kRegisteredComposition = register_operation(info);  // before main
+}
+
+/// An operation made of others, f(inputs...): autocast casts its inputs by its own name and policy, and
+/// those inside take what they get.
+template <const OpInfo& info, class F, class... Inputs>
+Tensor composed(const F& f, const Inputs&... inputs) {
+  [[maybe_unused]] static constexpr const bool* registered = &detail::kRegisteredComposition<info>;
+  std::array<Tensor, sizeof...(Inputs)> list{inputs...};
+  cast_inputs(info, list, nullptr);
+  const AutocastGuard inside(false, DType::f16, /*cache=*/false);
+  return std::apply(f, list);
 }
 
 }  // namespace cairn::autograd

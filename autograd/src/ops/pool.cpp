@@ -1,4 +1,4 @@
-// Pools. A result has its input's storage order.
+// Pools and resampling. A result has its input's storage order.
 #include "cairn/kernels/pool.h"
 
 #include "cairn/autograd/ops.h"
@@ -44,7 +44,42 @@ struct AvgPool2d {
   }
 };
 
+constexpr OpInfo kInterpolate{"interpolate", CastPolicy::f32};
+constexpr OpInfo kAdaptiveAvgPool2d{"adaptive_avg_pool2d"};
+
+template <const OpInfo& info>
+struct Resample {
+  static constexpr OpInfo kInfo = info;
+  std::array<std::int64_t, 2> size;
+  ResampleOptions options;
+
+  Tensor forward(Context&, const Tensor& x) {
+    CAIRN_CHECK(x.dims() == 4 && size[0] > 0 && size[1] > 0, kInfo.name,
+                "expected x [N, C, H, W] and a positive size, got ", x.shape(), " and ", size[0],
+                " x ", size[1]);
+    Tensor y = empty_image(x, {x.size(0), x.size(1), size[0], size[1]});
+    kernels::resample2d(x, y, options);
+    return y;
+  }
+  Tensors backward(Context& ctx, const Tensor& dy) {
+    const Tensor dx = ctx.new_gradient(0);
+    kernels::resample2d_backward(dy, dx, options);
+    return {dx};
+  }
+};
+
 }  // namespace
+
+Tensor interpolate(const Tensor& x, std::array<std::int64_t, 2> size,
+                   const ResampleOptions& options) {
+  return apply(Resample<kInterpolate>{size, options}, x);
+}
+Tensor adaptive_avg_pool2d(const Tensor& x, std::array<std::int64_t, 2> size) {
+  return apply(Resample<kAdaptiveAvgPool2d>{size, {ResampleMode::area}}, x);
+}
+Tensor adaptive_max_pool2d(const Tensor& x, std::array<std::int64_t, 2> size) {
+  return max_pool2d(x, {.output = size});
+}
 
 Tensor max_pool2d(const Tensor& x, const Pool2dOptions& options) {
   return apply(MaxPool2d{options}, x);

@@ -1,5 +1,5 @@
-// sum mean max argmax.
-#include <numeric>
+// sum mean max argmax topk cumsum.
+#include "cairn/kernels/order.h"
 
 #include "cairn/autograd/ops.h"
 #include "ops/common.h"
@@ -98,32 +98,49 @@ struct Max {
   }
 };
 
-// From D .. 1 over the last dimension: the largest entry of [x == max] * weight stands first.
+// Where the k first of each row's elements are, [..., k].
+Tensor ranked(const Tensor& x, std::int64_t k, bool largest) {
+  const Tensor rows = as_matrix(x), index = empty_as(x, {rows.size(0), k}, DType::i64);
+  kernels::topk(rows, index, largest);
+  Shape shape = x.shape();
+  shape[x.dims() - 1] = k;
+  return with_shape(index, shape);
+}
+
 struct Argmax {
   static constexpr OpInfo kInfo{"argmax"};
   Tensor forward(Context&, const Tensor& x) {
     CAIRN_CHECK(x.dims() > 0 && x.size(-1) > 0, kInfo.name,
                 "expected a last dimension with elements, got ", x.shape());
-    const std::int64_t D = x.size(-1);
-    CAIRN_CHECK(D <= (1 << 24), kInfo.name, "expected at most 2^24 elements a row, got ", D);
-    const std::vector<int> last{x.dims() - 1};
-    const Tensor equal = empty_as(x, x.shape(), DType::boolean);
-    kernels::binary(BinaryOp::eq, x, reduced(ReduceOp::max, x, last), equal);
-    const Tensor score = empty_as(x, x.shape(), DType::f32);
-    kernels::copy(equal, score);
-    std::vector<float> weights(static_cast<std::size_t>(D));
-    std::iota(weights.rbegin(), weights.rend(), 1.0f);
-    kernels::binary(BinaryOp::mul, score, Tensor::from(weights, {D}, DType::f32, x.device()),
-                    score);
-    const Tensor best = reduced(ReduceOp::max, score, last);
-    const Tensor floor = Tensor::full({1}, 1.0, DType::f32, x.device());  // a row of NaN: the last
-    kernels::binary(BinaryOp::maximum, best, floor, best);
-    kernels::affine(best, -1.0, static_cast<double>(D), best);
-    Tensor index = empty_as(x, dropped(x.shape(), last), DType::i64);
-    kernels::copy(with_shape(best, index.shape()), index);
-    return index;
+    return with_shape(ranked(x, 1, true), dropped(x.shape(), {x.dims() - 1}));
   }
   Tensors backward(Context&, const Tensor&) { return Tensors(1); }
+};
+
+struct Ranking {
+  static constexpr OpInfo kInfo{"topk"};
+  std::int64_t k;
+  bool largest;
+  Tensor forward(Context&, const Tensor& x) {
+    CAIRN_CHECK(x.dims() > 0 && k >= 0 && k <= x.size(-1), kInfo.name,
+                "expected x [..., V] and k in 0..V, got ", x.shape(), " and ", k);
+    return ranked(x, k, largest);
+  }
+  Tensors backward(Context&, const Tensor&) { return Tensors(1); }
+};
+
+struct Cumsum {
+  static constexpr OpInfo kInfo{"cumsum", CastPolicy::f32};
+  int dim;
+  Tensor forward(Context&, const Tensor& x) { return running(x, false); }
+  Tensors backward(Context&, const Tensor& dy) { return {running(dy, true)}; }
+
+ private:
+  Tensor running(const Tensor& x, bool reverse) const {
+    const Tensor y = Tensor::empty_like(x);
+    kernels::cumsum(x.view().transpose(dim, -1), y.view().transpose(dim, -1), reverse);
+    return y;
+  }
 };
 
 }  // namespace
@@ -139,6 +156,13 @@ Tensor max(const Tensor& x, const std::vector<int>& dims, bool keep_dims) {
 }
 Tensor argmax(const Tensor& x) {
   return apply(Argmax{}, x);
+}
+TopK topk(const Tensor& x, std::int64_t k, bool largest) {
+  const Tensor index = apply(Ranking{k, largest}, x);
+  return {gather(x, index), index};
+}
+Tensor cumsum(const Tensor& x, int dim) {
+  return apply(Cumsum{core::wrap_dim(dim, x.dims(), "cumsum")}, x);
 }
 Tensor argmin(const Tensor& x) {
   return argmax(neg(x.detach()));

@@ -42,7 +42,8 @@ class PoolGeometry {
   /// Elements a target row reads, or writes where that is more.
   std::int64_t work_per_row() const {
     std::int64_t pixels = target_width();
-    for (const PoolRange& c : columns_) pixels += (c.end - c.begin) * options_.kernel[0];
+    const std::int64_t rows = rows_.empty() ? 0 : rows_[0].end - rows_[0].begin;
+    for (const PoolRange& c : columns_) pixels += (c.end - c.begin) * rows;
     return pixels * channels_;
   }
 
@@ -52,8 +53,20 @@ class PoolGeometry {
   PoolGeometry(const Shape& source, const Shape& target, const Pool2dOptions& options,
                Ranges ranges)
       : channels_(source[1]), source_(source), options_(options) {
+    if (options
+            .output) {  // either way: windows over a pixel are pixels under a window, turned round
+      for (std::int64_t i = 0; i < target[2]; ++i)
+        rows_.push_back(adaptive(i, source[2], target[2]));
+      for (std::int64_t i = 0; i < target[3]; ++i) {
+        columns_.push_back(adaptive(i, source[3], target[3]));
+      }
+      return;
+    }
     for (std::int64_t i = 0; i < target[2]; ++i) rows_.push_back((this->*ranges)(i, 0));
     for (std::int64_t i = 0; i < target[3]; ++i) columns_.push_back((this->*ranges)(i, 1));
+  }
+  static PoolRange adaptive(std::int64_t i, std::int64_t from, std::int64_t to) {
+    return {i * from / to, ((i + 1) * from + to - 1) / to};
   }
   PoolRange covered(std::int64_t i, std::size_t axis) const {
     const std::int64_t begin = i * options_.stride[axis] - options_.padding[axis];

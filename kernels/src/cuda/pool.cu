@@ -7,14 +7,6 @@ namespace cairn::kernels {
 
 using namespace cuda;  // NOLINT: this file is that namespace's host side
 
-namespace {
-
-Image image(const TensorView& view) {
-  return Image(view.shape, view.strides);
-}
-
-}  // namespace
-
 void CudaBackend::max_pool2d(View x, View y, View index, const Pool2dOptions& options) const {
   if (y.numel() == 0) return;
   const Queue queue("max_pool2d", y.device);

@@ -30,6 +30,10 @@ struct Image {  // [N, C, H, W] with any strides
   }
 };
 
+inline Image image(const core::TensorView& view) {
+  return Image(view.shape, view.strides);
+}
+
 struct Place {
   std::int64_t n, c, h, w;
 };
@@ -53,6 +57,7 @@ __device__ inline Place place(const Image& image, std::int64_t i) {
 
 struct Windows {
   std::int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
+  bool adaptive;
 
   explicit Windows(const Pool2dOptions& o)
       : kernel_h(o.kernel[0]),
@@ -60,7 +65,8 @@ struct Windows {
         stride_h(o.stride[0]),
         stride_w(o.stride[1]),
         padding_h(o.padding[0]),
-        padding_w(o.padding[1]) {}
+        padding_w(o.padding[1]),
+        adaptive(o.output.has_value()) {}
 };
 
 struct Range {
@@ -80,6 +86,11 @@ __device__ inline Range covering(std::int64_t index, std::int64_t kernel, std::i
           smaller(divide(last, stride) + 1, windows)};
 }
 
+/// Both of an adaptive pool: elements of `from` that belong to place `index` of `to`.
+__device__ inline Range adaptive(std::int64_t index, std::int64_t from, std::int64_t to) {
+  return {divide(index * from, to), divide((index + 1) * from + to - 1, to)};
+}
+
 template <class T>
 __global__ void max_pool_kernel(Windows w, Image x, Image y, Image index, const T* in, T* out,
                                 std::int32_t* winner) {
@@ -87,8 +98,10 @@ __global__ void max_pool_kernel(Windows w, Image x, Image y, Image index, const 
   const std::int64_t n = y.n * y.c * y.h * y.w, step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step) {
     const Place p = place(y, i);
-    const Range rows = covered(p.h, w.kernel_h, w.stride_h, w.padding_h, x.h);
-    const Range columns = covered(p.w, w.kernel_w, w.stride_w, w.padding_w, x.w);
+    const Range rows = w.adaptive ? adaptive(p.h, x.h, y.h)
+                                  : covered(p.h, w.kernel_h, w.stride_h, w.padding_h, x.h);
+    const Range columns = w.adaptive ? adaptive(p.w, x.w, y.w)
+                                     : covered(p.w, w.kernel_w, w.stride_w, w.padding_w, x.w);
     A best = 0;
     std::int64_t at = -1;
     for (std::int64_t h = rows.begin; h < rows.end; ++h) {
@@ -111,8 +124,10 @@ __global__ void max_pool_backward_kernel(Windows w, Image dy, Image index, Image
   const std::int64_t n = dx.n * dx.c * dx.h * dx.w, step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step) {
     const Place p = place(dx, i);
-    const Range rows = covering(p.h, w.kernel_h, w.stride_h, w.padding_h, dy.h);
-    const Range columns = covering(p.w, w.kernel_w, w.stride_w, w.padding_w, dy.w);
+    const Range rows = w.adaptive ? adaptive(p.h, dy.h, dx.h)
+                                  : covering(p.h, w.kernel_h, w.stride_h, w.padding_h, dy.h);
+    const Range columns = w.adaptive ? adaptive(p.w, dy.w, dx.w)
+                                     : covering(p.w, w.kernel_w, w.stride_w, w.padding_w, dy.w);
     A sum = 0;
     for (std::int64_t h = rows.begin; h < rows.end; ++h) {
       for (std::int64_t v = columns.begin; v < columns.end; ++v) {

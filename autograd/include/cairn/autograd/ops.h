@@ -14,6 +14,7 @@
 #include "cairn/kernels/conv.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/pool.h"
+#include "cairn/kernels/resample.h"
 #include "cairn/kernels/softmax.h"
 
 namespace cairn::autograd {
@@ -63,8 +64,17 @@ Tensor sum(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = 
 Tensor mean(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
 /// The gradient is split evenly among equals.
 Tensor max(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = false);
-Tensor argmax(const Tensor& x);  // over the last dimension: i64, no gradient; the first of equals
+Tensor argmax(
+    const Tensor& x);  // over the last dimension: i64, no gradient; the first of equals, or of NaN
 Tensor argmin(const Tensor& x);
+/// The k largest elements of each row of x [..., V], or the smallest, in order: values [..., k], which have
+/// a gradient, and their places [..., k] i64. Of equals the first comes first; NaN is larger than all.
+struct TopK {
+  Tensor values, index;
+};
+TopK topk(const Tensor& x, std::int64_t k, bool largest = true);
+/// Along a dimension: y[i] = x[0] + ... + x[i].
+Tensor cumsum(const Tensor& x, int dim);
 /// x [..., V], index [..., K] i64 in 0..V-1: the elements of each row at these places, [..., K].
 Tensor gather(const Tensor& x, const Tensor& index);
 
@@ -89,8 +99,24 @@ using kernels::Activation;
 /// x [..., I], weight [O, I], bias [O] or undefined; the activation runs in the product's epilogue.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               Activation activation = Activation::none);
+/// y[..., o] = a^T weight[o] b + bias[o]. a [..., I], b [..., J], weight [O, I, J], bias [O] or undefined.
+Tensor bilinear(const Tensor& a, const Tensor& b, const Tensor& weight, const Tensor& bias = {});
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const kernels::Conv2dOptions& options = {});
+struct Conv1dOptions {
+  std::int64_t stride = 1, padding = 0, dilation = 1, groups = 1;
+};
+/// conv2d of images of height 1: x [N, I, L], weight [O, I / groups, k].
+Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              const Conv1dOptions& options = {});
+struct Conv3dOptions {  // depth, height, width
+  std::array<std::int64_t, 3> stride{1, 1, 1}, padding{0, 0, 0}, dilation{1, 1, 1};
+  std::int64_t groups = 1;
+};
+/// x [N, I, D, H, W], weight [O, I / groups, kD, kH, kW]. conv2d of the kD slices of the depth under the kernel side by
+/// side, as channels: the backward keeps these, kD / stride times the size of x. Results lie N D H W C.
+Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              const Conv3dOptions& options = {});
 /// x [N, I, H, W], weight [I, O / groups, kH, kW]; output size (H - 1) stride - 2 padding +
 /// dilation (kH - 1) + output_padding + 1.
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
@@ -99,6 +125,15 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 Tensor max_pool2d(const Tensor& x, const kernels::Pool2dOptions& options = {});
 Tensor avg_pool2d(const Tensor& x, const kernels::Pool2dOptions& options = {});
 Tensor global_avg_pool2d(const Tensor& x);  // [N, C, H, W] -> [N, C]
+/// [N, C, H, W] -> [N, C, size[0], size[1]]: means and maxima of windows that share the image out evenly,
+/// from floor(i H / size) to ceil((i + 1) H / size).
+Tensor adaptive_avg_pool2d(const Tensor& x, std::array<std::int64_t, 2> size);
+Tensor adaptive_max_pool2d(const Tensor& x, std::array<std::int64_t, 2> size);
+/// [N, C, H, W] -> [N, C, size[0], size[1]] by the nearest pixel, bilinearly or by areas.
+using kernels::ResampleMode;
+using kernels::ResampleOptions;
+Tensor interpolate(const Tensor& x, std::array<std::int64_t, 2> size,
+                   const ResampleOptions& options = {});
 /// weight [V, D], index [...] i64 -> [..., D].
 Tensor embedding(const Tensor& weight, const Tensor& index);
 
@@ -165,6 +200,32 @@ Tensor bce_with_logits(const Tensor& x, const Tensor& target,
 Tensor binary_cross_entropy(const Tensor& p, const Tensor& target,
                             Reduction reduction = Reduction::mean);
 
+/// The cosine of the angle between a and b along a dimension, which goes: a b / (max(|a|, eps) max(|b|, eps)).
+Tensor cosine_similarity(const Tensor& a, const Tensor& b, int dim = 1, double eps = 1e-8);
+/// a, b [..., D], target [...] of 1 and -1: 1 - cos where a and b belong together, max(0, cos - margin) where
+/// they do not.
+Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& target,
+                             Reduction reduction = Reduction::mean, double margin = 0.0);
+struct TripletOptions {
+  Reduction reduction = Reduction::mean;
+  double margin = 1.0;
+  double p = 2.0;  // of the norm
+  double eps = 1e-6;
+  bool swap = false;  // the negative's distance: from anchor or positive, whichever is nearer
+};
+/// max(0, margin + |anchor - positive| - |anchor - negative|), all [..., D], with |x| = (sum |x + eps|^p)^(1/p).
+Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const Tensor& negative,
+                           const TripletOptions& options = {});
+struct CtcOptions {
+  std::int64_t blank = 0;
+  Reduction reduction = Reduction::mean;  // of the losses over their targets' lengths
+  bool zero_infinity = false;  // sequences too short for their targets: loss and gradient are 0
+};
+/// Graves et al. 2006 (formula: kernels/ctc.h). log_probs [T, N, C], from log_softmax; targets [N, S] i64, of which the
+/// first target_lengths[n] count; input_lengths and target_lengths [N] i64.
+Tensor ctc_loss(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
+                const Tensor& target_lengths, const CtcOptions& options = {});
+
 /// One layer and direction of an LSTM over T steps (formulas: kernels/lstm.h). x [T, B, I]; ih [4 H, I],
 /// hh [4 H, H] and the biases [4 H], which may be undefined, hold the gates in the order i f g o.
 struct LstmWeights {
@@ -185,7 +246,7 @@ struct LstmResult {
 LstmResult lstm(const Tensor& x, const LstmWeights& weights, const LstmOptions& options = {});
 
 /// softmax(q k^T / sqrt(D)) v. q [B, H, T, D], k and v [B, H, S, D]; causal: row t sees columns
-/// 0 .. t + S - T.
+/// 0 .. t + S - T. The result lies as q does.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
                                     double dropout = 0.0);
 /// The same of one packed tensor, without copying heads apart: qkv [B, T, 3 C] = q | k | v, each

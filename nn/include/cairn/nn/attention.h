@@ -1,4 +1,4 @@
-// Multi-head self-attention (Vaswani et al. 2017).
+// Multi-head attention (Vaswani et al. 2017).
 #pragma once
 
 #include "cairn/nn/linear.h"
@@ -7,7 +7,8 @@
 namespace cairn::nn {
 
 struct MultiheadAttentionOptions {
-  bool causal = true;    // a token sees itself and those before it
+  bool causal =
+      true;  // a token sees itself and those before it; run(): row t columns 0 .. t + S - T
   double dropout = 0.0;  // on the attention weights, in training
   bool bias = true;
 };
@@ -20,11 +21,17 @@ class MultiheadAttention : public Module {
                      const MultiheadAttentionOptions& options = {});
   std::string kind() const override { return "MultiheadAttention"; }
   Tensor forward(const Tensor& x) override;
+  /// Attention to another tensor: query [B, T, C], key and value [B, S, C] -> [B, T, C]. Weights are the
+  /// same: q | k | v = qkv's thirds of query, key and value. Of one tensor x it is forward(x).
+  Tensor run(const Tensor& query, const Tensor& key, const Tensor& value);
 
  protected:
   std::shared_ptr<Module> make_like() const override;
 
  private:
+  Tensor heads_of(const Tensor& x, std::int64_t third) const;
+  double dropout() const { return training() ? options_.dropout : 0.0; }
+
   std::int64_t size_, heads_;
   MultiheadAttentionOptions options_;
   std::shared_ptr<Linear> qkv_, out_;

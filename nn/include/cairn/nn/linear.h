@@ -1,4 +1,4 @@
-// Fully connected layer.
+// Fully connected layers.
 #pragma once
 
 #include "cairn/autograd/ops.h"
@@ -28,6 +28,23 @@ class Linear : public Module {
 
  private:
   LinearOptions options_;
+  Tensor weight_, bias_;
+};
+
+/// y[..., o] = a^T weight[o] b + bias[o] of two inputs. a [..., I], b [..., J], weight [O, I, J], bias [O].
+/// Both start uniform in +-1 / sqrt(I).
+class Bilinear : public Module {
+ public:
+  Bilinear(std::int64_t in_a, std::int64_t in_b, std::int64_t out, bool bias = true);
+
+  std::string kind() const override { return "Bilinear"; }
+  Tensor run(const Tensor& a, const Tensor& b) { return autograd::bilinear(a, b, weight_, bias_); }
+  Tensor forward(const Tensor& x) override;  // throws: use run
+
+ protected:
+  std::shared_ptr<Module> make_like() const override;
+
+ private:
   Tensor weight_, bias_;
 };
 

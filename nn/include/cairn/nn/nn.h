@@ -14,3 +14,4 @@
 #include "cairn/nn/pool.h"
 #include "cairn/nn/rnn.h"
 #include "cairn/nn/sequential.h"
+#include "cairn/nn/transformer.h"

@@ -21,7 +21,7 @@ struct BatchNormOptions {
   bool relu = false;  // fuses a ReLU into the result
 };
 
-/// What BatchNorm1d and BatchNorm2d share: per-channel statistics of the batch in training, running
+/// What BatchNorm1d, BatchNorm2d and BatchNorm3d share: per-channel statistics of the batch in training, running
 /// ones in evaluation.
 class BatchNorm : public Module {
  public:
@@ -42,8 +42,8 @@ class BatchNorm : public Module {
   const Tensor& running_var() const { return running_var_; }
 
  protected:
-  /// dims of x: 2 ([N, C]), 4 ([N, C, H, W]) or 0 (either).
-  BatchNorm(std::int64_t channels, int dims, const BatchNormOptions& options);
+  /// Of x with `least` to `most` dimensions: [N, C], [N, C, L], [N, C, H, W], [N, C, D, H, W].
+  BatchNorm(std::int64_t channels, int least, int most, const BatchNormOptions& options);
   std::int64_t channels() const { return running_mean_.size(0); }
   Tensor normalise(const Tensor& x, bool relu);
   template <class M>
@@ -55,17 +55,18 @@ class BatchNorm : public Module {
   BatchNormOptions options_;
 
  private:
+  void check(const Tensor& x) const;
   double next_momentum();
 
-  int dims_;
+  int least_, most_;
   Tensor weight_, bias_, running_mean_, running_var_, batches_;
   Function function_;
 };
 
-class BatchNorm1d : public BatchNorm {  // x [N, C]
+class BatchNorm1d : public BatchNorm {  // x [N, C] or [N, C, L]
  public:
   explicit BatchNorm1d(std::int64_t channels, const BatchNormOptions& options = {})
-      : BatchNorm(channels, 2, options) {}
+      : BatchNorm(channels, 2, 3, options) {}
   std::string kind() const override { return "BatchNorm1d"; }
 
  protected:
@@ -75,8 +76,18 @@ class BatchNorm1d : public BatchNorm {  // x [N, C]
 class BatchNorm2d : public BatchNorm {  // x [N, C, H, W]
  public:
   explicit BatchNorm2d(std::int64_t channels, const BatchNormOptions& options = {})
-      : BatchNorm(channels, 4, options) {}
+      : BatchNorm(channels, 4, 4, options) {}
   std::string kind() const override { return "BatchNorm2d"; }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override;
+};
+
+class BatchNorm3d : public BatchNorm {  // x [N, C, D, H, W]
+ public:
+  explicit BatchNorm3d(std::int64_t channels, const BatchNormOptions& options = {})
+      : BatchNorm(channels, 5, 5, options) {}
+  std::string kind() const override { return "BatchNorm3d"; }
 
  protected:
   std::shared_ptr<Module> make_like() const override;
@@ -120,12 +131,33 @@ class GroupNorm : public Module {
   const Tensor& bias() const { return bias_; }
 
  protected:
+  std::int64_t channels() const { return channels_; }
   std::shared_ptr<Module> make_like() const override;
 
  private:
   std::int64_t groups_, channels_;
   GroupNormOptions options_;
   Tensor weight_, bias_;
+};
+
+struct InstanceNormOptions {
+  double eps = 1e-5;
+  bool affine = false;
+};
+
+/// x [N, C, ...]: each channel of each sample to mean 0 and variance 1: GroupNorm of as many groups as
+/// channels, without weight and bias unless `affine`. In training and evaluation alike.
+class InstanceNorm : public GroupNorm {
+ public:
+  explicit InstanceNorm(std::int64_t channels, const InstanceNormOptions& options = {})
+      : GroupNorm(channels, channels, {options.eps, options.affine}), options_(options) {}
+  std::string kind() const override { return "InstanceNorm"; }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override;
+
+ private:
+  InstanceNormOptions options_;
 };
 
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimension: x [..., D].

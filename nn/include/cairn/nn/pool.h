@@ -1,9 +1,11 @@
-// Pools of images [N, C, H, W].
+// Pools of images [N, C, H, W], and images of another size.
 #pragma once
 
 #include <optional>
 
+#include "cairn/autograd/ops.h"
 #include "cairn/kernels/pool.h"
+#include "cairn/nn/layer.h"
 #include "cairn/nn/module.h"
 #include "cairn/nn/size2.h"
 
@@ -41,6 +43,29 @@ class AvgPool2d : public Module {
  private:
   Size2 kernel_;
   Pool2dOptions options_;
+};
+
+/// To images of that size: means, and maxima, of windows that share the image out evenly.
+class AdaptiveAvgPool2d : public Layer<AdaptiveAvgPool2d, Size2> {
+ public:
+  explicit AdaptiveAvgPool2d(Size2 size);
+  Tensor forward(const Tensor& x) override;
+};
+class AdaptiveMaxPool2d : public Layer<AdaptiveMaxPool2d, Size2> {
+ public:
+  explicit AdaptiveMaxPool2d(Size2 size);
+  Tensor forward(const Tensor& x) override;
+};
+
+struct UpsampleOptions {
+  autograd::ResampleMode mode = autograd::ResampleMode::nearest;
+  bool align_corners = false;  // bilinear
+};
+/// To images `scale` times as high and wide, the sizes rounded down.
+class Upsample : public Layer<Upsample, double, UpsampleOptions> {
+ public:
+  explicit Upsample(double scale, const UpsampleOptions& options = {});
+  Tensor forward(const Tensor& x) override;
 };
 
 /// [N, C, H, W] -> [N, C].

@@ -24,7 +24,7 @@ Tensor sync_batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias
                        const Tensor& running_mean, const Tensor& running_var,
                        const autograd::BatchNormOptions& options, const ProcessGroup& group);
 
-/// x [N, C] or [N, C, H, W].
+/// x [N, C], [N, C, L], [N, C, H, W] or [N, C, D, H, W].
 class SyncBatchNorm : public nn::BatchNorm {
  public:
   SyncBatchNorm(std::int64_t channels, ProcessGroup group,
