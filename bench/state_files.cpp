@@ -92,10 +92,8 @@ nlohmann::json asynchronous(const std::string& folder, std::int64_t mib, int rou
   state.finish();
   Times blocked, plain;
   for (int i = 0; i < rounds; ++i) {
-    plain.push_back(
-        milliseconds_on_a_still_disk([&] { state.save(folder, 2 * i + 2); }));
-    blocked.push_back(
-        milliseconds_on_a_still_disk([&] { state.save_async(folder, 2 * i + 3); }));
+    plain.push_back(milliseconds_on_a_still_disk([&] { state.save(folder, 2 * i + 2); }));
+    blocked.push_back(milliseconds_on_a_still_disk([&] { state.save_async(folder, 2 * i + 3); }));
     state.finish();
   }
   return {{"ms", blocked}, {"peer_ms", plain}};

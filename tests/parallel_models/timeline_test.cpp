@@ -83,7 +83,8 @@ TEST(TimelineOfRanks, ARowOfTheTraceIsOneThread) {
     if (event["name"] == "thread_name") rows.push_back(event["args"]["name"]);
   }
   EXPECT_EQ(std::count(rows.begin(), rows.end(), "operations"), 1);
-  EXPECT_EQ(std::count(rows.begin(), rows.end(), "collectives"), 4);  // outside and inside of streams
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), "collectives"),
+            4);  // outside and inside of streams
   EXPECT_EQ(std::count(rows.begin(), rows.end(), "copies"), 1);
   // What shares a row lies side by side or within: a viewer shows nothing else.
   for (const json& a : events) {
