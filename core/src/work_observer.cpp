@@ -47,8 +47,9 @@ WorkSpan::WorkSpan(ObservedWork::Kind kind, std::string_view name) : kind_(kind)
 WorkSpan::~WorkSpan() {
   if (!begin_) return;
   const double end = steady_now();
-  const ObservedWork work{kind_, std::string(name_), std::string(stream_of_thread),
-                          std::this_thread::get_id(), *begin_, end};
+  const ObservedWork work{
+      kind_, std::string(name_), std::string(stream_of_thread), std::this_thread::get_id(), *begin_,
+      end};
   const std::lock_guard lock(observers().mutex);
   for (WorkObserver* observer : observers().all) observer->ran(work);
 }

@@ -31,7 +31,7 @@ using nlohmann::json;
 TimelineRecord exchange_and_copy() {
   const std::vector<ProcessGroup> groups = ProcessGroup::in_process(2);
   const auto rank = [](const ProcessGroup& group) {
-    const Tensor x = Tensor::full({16}, 1);
+    const Tensor x = Tensor::full({16}, 1, DType::f32, Device{});
     group.all_reduce(x, ReduceOp::sum, "metric");
     group.async(x.device(), [&] { group.all_reduce(x, ReduceOp::max, "weight"); }).wait();
   };
@@ -83,7 +83,8 @@ TEST(TimelineOfRanks, ARowOfTheTraceIsOneThread) {
     if (event["name"] == "thread_name") rows.push_back(event["args"]["name"]);
   }
   EXPECT_EQ(std::count(rows.begin(), rows.end(), "operations"), 1);
-  EXPECT_EQ(std::count(rows.begin(), rows.end(), "collectives"), 4);  // outside and inside of streams
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), "collectives"),
+            4);  // outside and inside of streams
   EXPECT_EQ(std::count(rows.begin(), rows.end(), "copies"), 1);
   // What shares a row lies side by side or within: a viewer shows nothing else.
   for (const json& a : events) {
