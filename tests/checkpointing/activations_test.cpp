@@ -2,15 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <chrono>
-#include <climits>
 #include <cmath>
-#include <condition_variable>
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,7 +15,6 @@
 #include "cairn/checkpointing/recompute.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
-#include "cairn/core/work_observer.h"
 #include "cairn/nn/nn.h"
 #include "checkpointing/temporary_folder.h"
 #include "support/tensors.h"
@@ -247,79 +241,6 @@ TEST(Offload, TheBackwardHasTheSameBitsAndTheMemoryIsElsewhere) {
   for (const auto& p : model.parameters()) parameters += p.tensor.nbytes();
   EXPECT_LE(core::memory_stats(core::default_device()).peak_total - before,
             parameters + 7 * activation);
-}
-
-// Holds each copy until the operation after it has ended, and each operation's backward until the copy
-// for the next one has: neither comes where one waits for the other.
-class CopiesBesideOperations : public autograd::ScopedObserver, private core::WorkObserver {
- public:
-  explicit CopiesBesideOperations(int copies) : copies_(copies) {}
-  int late = 0, out = 0, in = 0;  // copies
-
-  void end_of_forward() {
-    const std::lock_guard lock(mutex_);
-    forward_ended_ = INT_MAX;
-    changed_.notify_all();
-  }
-
- private:
-  void on_end(const autograd::OpEvent& event) override {
-    const std::string_view name = event.name;
-    if (name != "linear" && name != "gelu") return;
-    std::unique_lock lock(mutex_);
-    if (event.phase == autograd::Phase::forward) {
-      ++forward_ended_;
-      changed_.notify_all();
-    } else {
-      const int next = std::min(++backward_ended_ + 1, copies_);
-      wait(lock, [&] { return in >= next; });
-    }
-  }
-
-  void ran(const core::ObservedWork& work) override {
-    std::unique_lock lock(mutex_);
-    if (work.stream == "offload in") ++in;
-    if (work.stream == "offload out") {
-      const int after = ++out + 1;
-      wait(lock, [&] { return forward_ended_ >= after; });
-    }
-    changed_.notify_all();
-  }
-
-  template <class Come>
-  void wait(std::unique_lock<std::mutex>& lock, Come come) {
-    if (!changed_.wait_for(lock, std::chrono::seconds(5), come)) ++late;
-  }
-
-  int copies_, forward_ended_ = 0, backward_ended_ = 0;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  core::WorkObservation observation_{*this};
-};
-
-TEST(Offload, CopiesRunBesideOperationsBothWays) {
-  if (core::default_device().is_cuda()) GTEST_SKIP() << "a GPU's copies end unobserved";
-  const TemporaryFolder folder;
-  Offload offload({.folder = folder.string(), .min_bytes = 1 << 10});
-  nn::Sequential model;
-  for (int i = 0; i < 4; ++i) {
-    model.add(nn::Linear(64, 64));
-    model.add(nn::GELU());
-  }
-  const Tensor x = test::normal_tensor({256, 64}, 3);
-  CopiesBesideOperations copies(8);
-  Tensor loss;
-  {
-    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
-    loss = autograd::mean(model(x));
-  }
-  copies.end_of_forward();
-  offload.synchronize();
-  autograd::backward(loss);
-  offload.synchronize();
-  EXPECT_EQ(copies.out, 8);
-  EXPECT_EQ(copies.in, 8);
-  EXPECT_EQ(copies.late, 0);
 }
 
 TEST(Offload, AStorageThatManyShareGoesOnceAndComesBackAsOne) {

@@ -31,7 +31,7 @@ using nlohmann::json;
 TimelineRecord exchange_and_copy() {
   const std::vector<ProcessGroup> groups = ProcessGroup::in_process(2);
   const auto rank = [](const ProcessGroup& group) {
-    const Tensor x = Tensor::full({16}, 1);
+    const Tensor x = Tensor::full({16}, 1, DType::f32, Device{});
     group.all_reduce(x, ReduceOp::sum, "metric");
     group.async(x.device(), [&] { group.all_reduce(x, ReduceOp::max, "weight"); }).wait();
   };
