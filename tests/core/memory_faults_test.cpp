@@ -37,9 +37,11 @@ RefusedCalls refused;
 
 }  // namespace
 
-// In the place of the C library's; its own calls, malloc's, do not come here. ThreadSanitizer has wrappers
-// of its own.
-#if !defined(__SANITIZE_THREAD__)
+// In the place of the C library's; its own calls, malloc's, do not come here. Sanitizers have wrappers of
+// their own.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define CAIRN_TEST_SANITIZED
+#else
 extern "C" {
 
 void* mmap(void* address, size_t bytes, int protection, int flags, int file,
@@ -144,8 +146,8 @@ Tally churn(unsigned seed, int steps) {
 }
 
 TEST(MemoryFaults, RefusedCallsTearNoBlockAndLoseNoMemory) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "its calls are ThreadSanitizer's";
+#if defined(CAIRN_TEST_SANITIZED)
+  GTEST_SKIP() << "the calls are the sanitizer's";
 #endif
   churn(1, 50);
   release_cached_memory(kCpu);
@@ -167,6 +169,9 @@ TEST(MemoryFaults, RefusedCallsTearNoBlockAndLoseNoMemory) {
 // What really limits a process: the number of its mappings. Each of its own pages is one here, until
 // there are no more.
 TEST(MemoryFaults, AProcessOutOfMappingsGoesOnOrSaysSo) {
+#if defined(CAIRN_TEST_SANITIZED)
+  GTEST_SKIP() << "sanitizers have mappings of their own";
+#endif
   const pid_t child = fork();
   if (child == 0) {
     churn(3, 30);
