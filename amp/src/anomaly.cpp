@@ -83,7 +83,7 @@ std::string short_number(double value) {
 void add_rows(TextTable& table, const MeasuredOp& op) {
   for (const ValueRange& range : op.results) {
     const bool some = range.nan + range.inf < range.shape.numel();
-    table.add({op.op, phase_name(op.phase), op.parameters.empty() ? "-" : joined(op.parameters),
+    table.add({op.op, name(op.phase), op.parameters.empty() ? "-" : joined(op.parameters),
                core::str(range.dtype), core::str(range.shape), some ? short_number(range.min) : "-",
                some ? short_number(range.max) : "-", bad_values(range)});
   }

@@ -50,7 +50,7 @@ std::string ExplainReport::table() const {
   TextTable table({"operation", "phase", "count", "in", "casts", "cast", "cached", "why"});
   table.align_right({2, 4, 5, 6});
   for (const ExplainRow& row : rows) {
-    table.add({row.op, phase_name(row.phase), per_step(row.count, steps),
+    table.add({row.op, name(row.phase), per_step(row.count, steps),
                std::string(core::name(row.dtype)), or_dash(row.casts, per_step(row.casts, steps)),
                or_dash(row.bytes_cast, bytes(row.bytes_cast, steps)),
                or_dash(row.cache_hits, per_step(row.cache_hits, steps)), row.why});
@@ -79,7 +79,7 @@ std::string ExplainReport::json() const {
   all["rows"] = nlohmann::ordered_json::array();
   for (const ExplainRow& row : rows) {
     all["rows"].push_back({{"op", row.op},
-                           {"phase", phase_name(row.phase)},
+                           {"phase", name(row.phase)},
                            {"dtype", core::name(row.dtype)},
                            {"why", row.why},
                            {"count", row.count},

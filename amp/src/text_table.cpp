@@ -22,16 +22,4 @@ std::string TextTable::str() const {
   return text;
 }
 
-std::string phase_name(autograd::Phase phase) {
-  switch (phase) {
-    case autograd::Phase::forward:
-      return "forward";
-    case autograd::Phase::backward:
-      return "backward";
-    case autograd::Phase::recompute:
-      return "recompute";
-  }
-  return "?";
-}
-
 }  // namespace cairn::amp

@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "cairn/autograd/observer.h"
-
 namespace cairn::amp {
 
 class TextTable {
@@ -21,7 +19,5 @@ class TextTable {
   std::vector<std::vector<std::string>> rows_;
   std::set<std::size_t> right_;
 };
-
-std::string phase_name(autograd::Phase phase);  // "forward"
 
 }  // namespace cairn::amp

@@ -313,6 +313,18 @@ OpRecallGuard::~OpRecallGuard() {
   local().recall = previous_;
 }
 
+const char* name(Phase phase) {
+  switch (phase) {
+    case Phase::forward:
+      return "forward";
+    case Phase::backward:
+      return "backward";
+    case Phase::recompute:
+      return "recompute";
+  }
+  return "unknown";
+}
+
 OpObserver* set_observer(OpObserver* observer) {
   return std::exchange(local().observer, observer);
 }

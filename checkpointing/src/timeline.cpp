@@ -18,18 +18,6 @@ namespace {
 
 using nlohmann::json;
 
-const char* phase_name(autograd::Phase phase) {
-  switch (phase) {
-    case autograd::Phase::forward:
-      return "forward";
-    case autograd::Phase::backward:
-      return "backward";
-    case autograd::Phase::recompute:
-      return "recompute";
-  }
-  return "unknown";
-}
-
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -49,7 +37,7 @@ json as_json(const TimelineRecord& record) {
   }
   all["operations"] = json::array();
   for (const auto& o : record.operations) {
-    all["operations"].push_back({o.name, phase_name(o.phase), o.begin, o.end});
+    all["operations"].push_back({o.name, autograd::name(o.phase), o.begin, o.end});
   }
   all["peak"] = record.peak_sample();
   return all;
@@ -202,7 +190,7 @@ void write_trace(const std::string& path, const TimelineRecord& record) {
     events.push_back(named_row(static_cast<int>(i) + 1, record.rows[i]));
   }
   for (const auto& o : record.operations) {
-    events.push_back(span(o.name, phase_name(o.phase), 0, o.begin, o.end));
+    events.push_back(span(o.name, autograd::name(o.phase), 0, o.begin, o.end));
   }
   for (const auto& w : record.work) {
     events.push_back(

@@ -11,6 +11,7 @@
 namespace cairn::autograd {
 
 enum class Phase { forward, backward, recompute };
+const char* name(Phase phase);  // "forward"
 
 /// One operation. The backward has one kind more, "accumulate_grad": a sum of gradients in a pass
 /// of its own, where no operation could add to what was there.
