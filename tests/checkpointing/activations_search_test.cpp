@@ -419,6 +419,7 @@ TEST_F(ActivationsSearch, WhatALayerThrowsComesOutAndLeavesNothing) {
     ASSERT_EQ(step(net, model, scenario), expected) << "seed " << seed << ", after the error";
   }
   EXPECT_GT(in_replays, nets(200) / 10);
+  offload_->synchronize();
   EXPECT_EQ(offload_->stats().stored_bytes, 0u);
 }
 
