@@ -78,7 +78,6 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
   std::vector<SegmentPtr> sources;  // whose gradients each of them checked
   for (const std::size_t index : optimizers) {
     Optimizer& entry = optimizers_[index];
-    entry.optimizer->wait_for_reductions();  // after which all ranks have sums, or none
     const bool sums = entry.optimizer->has_stash();
     if (!entry.open && !sums && entry.optimizer->has_gradient()) begin(0, 1.0, {index});
     const SegmentPtr segment = entry.open;

@@ -107,6 +107,10 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
                            const optim::StepOptions& step_options) {
   CAIRN_CHECK(!released, "step",
               "expected a handle whose models are initialized, got a released one");
+  for (const std::size_t index :
+       which) {  // all ranks have then what some have, or refuse it together
+    segments.optimizers()[index].optimizer->wait_for_reductions();
+  }
   for (const std::size_t index : which) {
     optim::Optimizer& optimizer = *segments.optimizers()[index].optimizer;
     check_world(optimizer);

@@ -71,6 +71,7 @@ bool Optimizer::needs_report() const {
 
 StepResult Optimizer::step(const StepOptions& options) {
   if (capturable()) return step_on_device(options, {});
+  wait_for_reductions();  // all ranks have then what some have: they refuse it together
   check_scaler(options.scaler);
   GradientReport report;
   if (options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||

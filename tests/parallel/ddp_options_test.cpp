@@ -451,6 +451,27 @@ TEST(DdpOrders, ABackwardThatOneRankRefusesEndsOnAll) {
   });
 }
 
+/// The optimizer's own parameters have a gradient on one rank only, and one that it may not step.
+TEST(DdpOrders, AStepThatOneRankRefusesEndsOnAll) {
+  run_threads(2, [](ProcessGroup& group) {
+    Tower tower(2);
+    optim::FusedSGD sgd(tower.layer(0).parameters(), {.lr = 0.1});
+    DistributedDataParallel ddp(tower, group, {.find_unused_parameters = true});
+    tower.reach = group.rank() == 0 ? 1 : 2;
+    {
+      const auto guard = ddp.no_sync();
+      const core::GradientScale scale{core::next_scaler_id(), 4.0};
+      autograd::backward(loss_of(ddp, 0), {}, {.scale = scale});
+    }
+    expect_error<InvalidArgument>([&] { sgd.step(); },
+                                  {"gradients that nobody scaled", "'weight'"});
+    tower.clear_grad();
+    autograd::backward(loss_of(ddp, 0));
+    EXPECT_TRUE(sgd.step().applied);
+    group.barrier();
+  });
+}
+
 TEST(DdpOrders, AnAddedParameterNeedsAForwardOfDdp) {
   run_threads(2, [](ProcessGroup& group) {
     Tower tower(1);
