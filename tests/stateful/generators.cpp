@@ -27,7 +27,7 @@ rc::Gen<Precision> precisions() {
                      choice<double>({{1, 1.0}, {2, 16.0}}), seldom()),
       [](const auto& drawn) {
         const auto& [level, half, dynamic, scale, fallback] = drawn;
-        return Precision{level, half, dynamic, scale, fallback};
+        return possible(Precision{level, half, dynamic, scale, fallback});
       });
 }
 
@@ -100,7 +100,7 @@ rc::Gen<Setup> setups(int ranks) {
         }
         std::tie(setup.frozen, setup.precision, setup.wiring) = rest;
         if (ranks == 1) setup.wiring.static_odd_reach = 0;
-        return setup;
+        return possible(setup);
       });
 }
 

@@ -17,7 +17,7 @@ class To : public Command {
  public:
   explicit To(DType dtype) : dtype_(dtype) {}
   bool possible(const Case& now) const override {
-    return !now.setup.precision && now.dtype != dtype_;
+    return casts_without_amp() && !now.setup.precision && now.dtype != dtype_;
   }
   void run(Case& now) const override {
     const DType before = now.dtype;

@@ -13,107 +13,11 @@
 #include <thread>
 #include <utility>
 
-#include "cairn/autograd/engine.h"
-#include "cairn/autograd/function.h"
-#include "cairn/autograd/ops.h"
-#include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
-#include "cairn/kernels/elementwise.h"
-#include "cairn/kernels/master_weight.h"
-#include "cairn/nn/init.h"
 
 namespace cairn::stateful {
 
 namespace fs = std::filesystem;
-
-// ---- The model
-
-namespace {
-
-constexpr std::int64_t kCoefficients = 8;
-
-/// Hands its input on; breaks off in its forward or in its backward.
-struct Thrower {
-  static constexpr autograd::OpInfo kInfo{"thrower"};
-  bool in_forward = false;
-  Tensor forward(autograd::Context& /*context*/, const Tensor& x) const {
-    if (in_forward) core::fail<core::OutOfMemory>("thrower", "expected memory, got none");
-    Tensor y = Tensor::empty_like(x);
-    kernels::copy(x, y);
-    return y;
-  }
-  autograd::Tensors backward(autograd::Context& /*context*/, const Tensor& /*dy*/) const {
-    core::fail<core::OutOfMemory>("thrower", "expected memory, got none");
-  }
-};
-
-/// A matrix [1, n], whose gradient a product makes, and a vector, whose gradient a multiplication
-/// makes.
-class Part : public nn::Module {
- public:
-  explicit Part(int first) : first_(first) {
-    for (int k = 0; k < 2; ++k) {
-      const int p = first + k;
-      const std::string path = kNames[static_cast<std::size_t>(p)];
-      const std::int64_t n = kSizes[static_cast<std::size_t>(p)];
-      const Shape shape = k == 0 ? Shape{1, n} : Shape{n};
-      add_parameter(path.substr(2), Tensor::from(initial_weight(p, false), shape, DType::f32));
-    }
-  }
-  std::string kind() const override { return "Part"; }
-  Tensor forward(const Tensor& x) override {
-    const NamedTensors own = parameters();
-    const std::int64_t n = own[0].tensor.numel();
-    const Tensor row = autograd::reshape(autograd::slice(x, 0, 0, n), {1, n});
-    const Tensor rest = autograd::slice(x, 0, n, x.size(0));
-    const Tensor product = autograd::linear(row, throwing(own[0].tensor, 0));
-    const Tensor y = autograd::mul(throwing(own[1].tensor, 1), rest);
-    return autograd::add(autograd::sum(product), autograd::sum(y));
-  }
-  const Loss* loss = nullptr;
-
- protected:
-  std::shared_ptr<nn::Module> make_like() const override { return std::make_shared<Part>(first_); }
-
- private:
-  Tensor throwing(const Tensor& w, int k) const {
-    const bool throws = loss != nullptr && loss->thrower == first_ + k;
-    return throws ? autograd::apply(Thrower{loss->in_forward}, w) : w;
-  }
-  int first_;
-};
-
-}  // namespace
-
-class Net : public nn::Module {
- public:
-  Net() : a_(add_module("a", Part(0))), b_(add_module("b", Part(2))) {}
-  std::string kind() const override { return "Net"; }
-  Tensor forward(const Tensor& x) override {
-    return through([&](const Tensor& of_a) { return (*a_)(of_a); },
-                   [&](const Tensor& of_b) { return (*b_)(of_b); }, x);
-  }
-  /// The same with the submodules called by others.
-  template <class A, class B>
-  Tensor through(A&& a, B&& b, const Tensor& x) const {
-    const std::int64_t of_a = kSizes[0] + kSizes[1];
-    Tensor sum;
-    if ((loss_->reach & 1U) != 0) sum = a(autograd::slice(x, 0, 0, of_a));
-    if ((loss_->reach & 2U) == 0) return sum;
-    const Tensor rest = b(autograd::slice(x, 0, of_a, kCoefficients));
-    return sum.defined() ? autograd::add(sum, rest) : rest;
-  }
-  nn::Module& a() const { return *a_; }
-  nn::Module& b() const { return *b_; }
-  void set_loss(const Loss* loss) { loss_ = a_->loss = b_->loss = loss; }
-
- protected:
-  std::shared_ptr<nn::Module> make_like() const override { return std::make_shared<Net>(); }
-
- private:
-  std::shared_ptr<Part> a_, b_;
-  const Loss* loss_ = nullptr;
-};
 
 Values initial_weight(int parameter, bool fresh) {
   Values values;
@@ -135,6 +39,7 @@ Values Loss::coefficients(int parameter, int rank) const {
   return values;
 }
 
+<<<<<<< HEAD
 // ---- One rank
 
 namespace {
@@ -368,6 +273,8 @@ Numbers Rank::epoch(const Epoch& epoch) {
   return applied;
 }
 
+=======
+>>>>>>> torch
 Values Rank::view_values(std::uint64_t seed, int rank) {
   Values values;
   for (std::uint64_t i = 0; i < 10; ++i) {
@@ -375,203 +282,6 @@ Values Rank::view_values(std::uint64_t seed, int rank) {
         static_cast<double>((seed * 7 + i * 5 + static_cast<std::uint64_t>(rank) * 3) % 16));
   }
   return values;
-}
-
-// The first two are neighbours, the others lie apart.
-Numbers Rank::reduce_views(std::uint64_t seed) {
-  if (!reducer_) {
-    const parallel::ProcessGroup group = group_ ? *group_ : parallel::ProcessGroup::single();
-    reducer_ = std::make_unique<parallel::Reducer>(
-        group, parallel::DistributedOptions{.first_bucket_bytes = 1, .bucket_bytes = 20});
-    const Tensor together = Tensor::zeros({4});
-    views_ = {together.alias(together.view().slice(0, 0, 3)),
-              together.alias(together.view().slice(0, 3, 4)), Tensor::zeros({4}),
-              Tensor::zeros({2})};
-    reducer_->register_gradients(
-        {{"a", views_[0]}, {"b", views_[1]}, {"c", views_[2]}, {"d", views_[3]}});
-  }
-  const Values values = view_values(seed, rank_);
-  std::size_t at = 0;
-  for (const Tensor& view : views_) {
-    for (std::int64_t i = 0; i < view.numel(); ++i) {
-      view.data<float>()[i] = static_cast<float>(values[at++]);
-    }
-  }
-  for (std::size_t k = 0; k < views_.size(); ++k) {
-    reducer_->mark_ready(
-        (k * 3 + static_cast<std::size_t>(seed) + static_cast<std::size_t>(rank_)) % 4);
-  }
-  reducer_->wait();
-  Numbers averages;
-  for (const Tensor& view : views_) {
-    const Values own = view.to_vector();
-    averages.insert(averages.end(), own.begin(), own.end());
-  }
-  return averages;
-}
-
-Numbers Rank::split(int colors, bool reversed) {
-  const int color = rank_ % colors;
-  Part part{group_->split(color, reversed ? -rank_ : rank_), {}};
-  for (int rank = 0; rank < group_->world_size(); ++rank) {
-    if (rank % colors == color) part.ranks.push_back(rank);
-  }
-  if (reversed) std::reverse(part.ranks.begin(), part.ranks.end());
-  parts_.push_back(part);
-  if (parts_.size() > 3) parts_.erase(parts_.begin());
-  bool right = true;
-  for (const Part& each : parts_) {
-    const auto size = static_cast<std::int64_t>(each.ranks.size());
-    const Tensor own = Tensor::full({1}, rank_), all = Tensor::zeros({size});
-    each.group.all_gather(own, all, "part");
-    right = right && all.to_vector() == Values(each.ranks.begin(), each.ranks.end());
-  }
-  return {right ? 1.0 : 0.0};
-}
-
-void Rank::give_up_window() {
-  accumulation_->reset();
-}
-
-void Rank::backward_of(const Loss& loss, double weight, unsigned optimizers) {
-  const Tensor value = loss_of(loss);
-  if (!amp_ || !loss.by_amp) {
-    return autograd::backward(weight == 1.0 ? value : autograd::affine(value, weight, 0.0));
-  }
-  amp::LossOptions options{
-      .loss_id = loss.id, .weight = weight, .delay_overflow_check = loss.delayed};
-  for (std::size_t o = 0; o < optimizers_.size(); ++o) {
-    if ((optimizers >> o & 1U) != 0) options.optimizers.push_back(optimizers_[o].get());
-  }
-  amp_->backward(value, options);
-}
-
-Numbers Rank::step(const Step& step) {
-  const optim::StepOptions options{
-      .gradient_scale = step.window > 0 ? accumulation_->finish() : 1.0,
-      .max_gradient_norm = step.max_norm};
-  const auto index = static_cast<std::size_t>(std::max(step.optimizer, 0));
-  if (!step.by_amp) {
-    last_ = optimizers_[index]->step(options);
-  } else {
-    last_ = step.optimizer < 0 ? amp_->step(options) : amp_->step(*optimizers_[index], options);
-  }
-  for (std::size_t o = 0; o < schedules_.size() && step.schedule; ++o) {
-    if (step.optimizer < 0 || o == index) schedules_[o]->step(last_);
-  }
-  return {last_.applied ? 1.0 : 0.0, last_.gradient_norm};
-}
-
-void Rank::clear(int optimizer) {
-  optimizers_[static_cast<std::size_t>(optimizer)]->clear_grad();
-}
-
-void Rank::clear_module() {
-  net_->clear_grad();
-}
-
-void Rank::write(int p, Write how) {
-  const Tensor tensor = parameter(p);
-  if (how == Write::initialise) return nn::init::constant(tensor, 0.5);
-  if (how == Write::clamp) {
-    const Tensor limit = Tensor::full(tensor.shape(), 1.0, tensor.dtype());
-    const Tensor clamped = Tensor::empty_like(tensor);
-    kernels::binary(kernels::BinaryOp::maximum, tensor, limit, clamped);
-    kernels::copy(clamped, tensor);
-  } else {
-    const Tensor other = Tensor::full(tensor.shape(), 2.0, tensor.dtype());
-    kernels::axpby(0.5, other, 0.5, tensor);
-  }
-  tensor.storage()->bump_version();
-}
-
-void Rank::save(const std::string& folder, bool amp_first, bool asynchronous) {
-  with_state(amp_first, [&](checkpointing::TrainingState& state) {
-    if (!asynchronous) state.save(folder, 1);
-    if (asynchronous) state.save_async(folder, 1);
-    state.finish();
-  });
-}
-
-void Rank::resume(const std::string& path, bool amp_first) {
-  with_state(amp_first, [&](checkpointing::TrainingState& state) { state.resume(path); });
-}
-
-void Rank::with_state(bool amp_first,
-                      const std::function<void(checkpointing::TrainingState&)>& work) {
-  using Part = checkpointing::TrainingState::Part;
-  Nothing nothing;
-  const auto or_nothing = [&](core::Stateful* part) -> core::Stateful& {
-    return part != nullptr ? *part : nothing;
-  };
-  const bool two = optimizers_.size() > 1;
-  const Part model("model", *net_), amp("amp", or_nothing(amp_ ? &*amp_ : nullptr));
-  checkpointing::TrainingState state(
-      {amp_first ? amp : model, amp_first ? model : amp, Part("optimizer0", *optimizers_[0]),
-       Part("optimizer1", or_nothing(two ? optimizers_[1].get() : nullptr)),
-       Part("schedule0", *schedules_[0]),
-       Part("schedule1", or_nothing(two ? schedules_[1].get() : nullptr)),
-       Part("ddp", or_nothing(ddps_.empty() ? nullptr : ddps_.front().get())),
-       Part("ddp of b", or_nothing(ddps_.size() < 2 ? nullptr : ddps_.back().get()))},
-      group_ ? group_->world() : World{});
-  work(state);
-}
-
-Numbers Rank::give_to_another(int p, int optimizer) {
-  const auto other = make_optimizer({{kNames[static_cast<std::size_t>(p)], parameter(p)}}, Rule{});
-  Loss loss;
-  loss.by_amp = false;
-  backward(loss, true, 0);
-  optimizers_[static_cast<std::size_t>(optimizer)]->step();
-  bool refused = false;
-  try {
-    other->step();
-  } catch (const core::Error&) {
-    refused = true;
-  }
-  net_->clear_grad();
-  return {refused ? 0.0 : 1.0};
-}
-
-Tensor Rank::parameter(int p) const {
-  return net_->parameters()[static_cast<std::size_t>(p)].tensor;
-}
-
-Numbers Rank::cloned_weights() const {
-  Numbers all;
-  for (const NamedTensor& parameter : net_->clone()->parameters()) {
-    const Values own = kernels::master_value(parameter.tensor).to_vector();
-    all.insert(all.end(), own.begin(), own.end());
-  }
-  return all;
-}
-
-Rank::Seen Rank::look() const {
-  Seen seen;
-  std::vector<StateDict> states;
-  for (const auto& optimizer : optimizers_) states.push_back(optimizer->state_dict());
-  for (int p = 0; p < kParameters; ++p) {
-    const Tensor tensor = parameter(p);
-    Seen::Parameter& own = seen.parameters.emplace_back();
-    own.weight = kernels::master_value(tensor).to_vector();
-    own.raw = tensor.to_vector();
-    own.dtype = tensor.dtype();
-    for (const StateDict& state : states) {
-      const StateDict* all = find_path(state, "state");
-      const StateDict* entry =
-          all == nullptr ? nullptr : find_path(*all, kNames[static_cast<std::size_t>(p)]);
-      if (entry == nullptr) continue;
-      own.updates = static_cast<int>(entry->integer("step"));
-      for (const char* name : {"momentum_buffer", "exp_avg", "exp_avg_sq"}) {
-        if (entry->contains(name)) own.moments.push_back(entry->tensor(name).to_vector());
-      }
-    }
-  }
-  for (const auto& optimizer : optimizers_) seen.lrs.push_back(optimizer->lr());
-  for (int id = 0; amp_ && id < kLosses; ++id) seen.loss_scales.push_back(amp_->loss_scale(id));
-  seen.named = named_;
-  if (!last_.culprit.empty()) seen.named.push_back(last_.culprit);
-  return seen;
 }
 
 // ---- The ranks together
@@ -683,7 +393,7 @@ System::Outcome System::rebuild(const Setup& setup, bool fresh) {
     ranks_[index].reset();
     std::optional<parallel::ProcessGroup> group;
     if (!groups_.empty()) group = groups_[index];
-    ranks_[index] = std::make_unique<Rank>(setup, group, static_cast<int>(index), fresh);
+    ranks_[index] = make_rank(setup, group, static_cast<int>(index), fresh);
     return Numbers();
   });
 }

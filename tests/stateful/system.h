@@ -124,41 +124,39 @@ struct Epoch {
 /// Numbers that every rank must agree on, bit for bit.
 using Numbers = std::vector<double>;
 
-class Net;
-
+/// What one rank of a job holds: modules of Cairn's (rank.cpp), or of libtorch's (../stateful_libtorch).
 class Rank {
  public:
-  Rank(const Setup& setup, std::optional<parallel::ProcessGroup> group, int rank, bool fresh);
-  ~Rank();
+  virtual ~Rank() = default;
 
-  void add_group(int parameter, int optimizer);
-  void set_trainable(int parameter, bool trainable);
-  void to(DType dtype);
-  void initialize(const Precision& precision);
-  void release();
+  virtual void add_group(int parameter, int optimizer) = 0;
+  virtual void set_trainable(int parameter, bool trainable) = 0;
+  virtual void to(DType dtype) = 0;
+  virtual void initialize(const Precision& precision) = 0;
+  virtual void release() = 0;
   /// optimizers: those that the loss says it reaches, a bit each; 0: all.
-  void backward(const Loss& loss, bool synchronise, unsigned optimizers);
+  virtual void backward(const Loss& loss, bool synchronise, unsigned optimizers) = 0;
   /// The same as a micro-batch of an optim::Accumulation.
-  void accumulate(const Loss& loss, bool last, unsigned optimizers);
-  void give_up_window();
+  virtual void accumulate(const Loss& loss, bool last, unsigned optimizers) = 0;
+  virtual void give_up_window() = 0;
   /// Whether each of its steps was applied.
-  Numbers epoch(const Epoch& epoch);
+  virtual Numbers epoch(const Epoch& epoch) = 0;
   /// A pass of a reducer over gradients of this rank's own, marked in an order of its own; averages.
-  Numbers reduce_views(std::uint64_t seed);
+  virtual Numbers reduce_views(std::uint64_t seed) = 0;
   static Values view_values(std::uint64_t seed, int rank);
   /// Splits the group, keeps the part and sums up over every part so far: 1 where all sums are right.
-  Numbers split(int colors, bool reversed);
+  virtual Numbers split(int colors, bool reversed) = 0;
   /// applied, norm.
-  Numbers step(const Step& step);
-  void clear(int optimizer);
-  void clear_module();
-  void write(int parameter, Write how);
-  void save(const std::string& folder, bool amp_first, bool asynchronous);
-  void resume(const std::string& path, bool amp_first);
+  virtual Numbers step(const Step& step) = 0;
+  virtual void clear(int optimizer) = 0;
+  virtual void clear_module() = 0;
+  virtual void write(int parameter, Write how) = 0;
+  virtual void save(const std::string& folder, bool amp_first, bool asynchronous) = 0;
+  virtual void resume(const std::string& path, bool amp_first) = 0;
   /// A second optimizer of this parameter, a plain backward of every parameter, a step of its own
   /// optimizer and one of the second. Returns whether the last went through; throws where the
   /// construction does.
-  Numbers give_to_another(int parameter, int optimizer);
+  virtual Numbers give_to_another(int parameter, int optimizer) = 0;
 
   /// What can be seen from outside.
   struct Seen {
@@ -166,7 +164,7 @@ class Rank {
       Values weight;  // in full precision
       Values raw;     // as a forward sees it
       DType dtype = DType::f32;
-      int updates = 0;
+      std::optional<int> updates;  // unset: the optimizer does not count
       std::vector<Values> moments;
       bool operator==(const Parameter&) const = default;
     };
@@ -176,39 +174,19 @@ class Rank {
     std::vector<std::string> named;  // parameters, by messages of the last forward and step
     bool operator==(const Seen&) const = default;
   };
-  Seen look() const;
+  virtual Seen look() const = 0;
   /// A clone's weights, in full precision, one after another.
-  Numbers cloned_weights() const;
-
- private:
-  void build_optimizers();
-  void build_ddp();
-  World world() const;
-  void with_state(bool amp_first, const std::function<void(checkpointing::TrainingState&)>& work);
-  Tensor loss_of(const Loss& loss);
-  void backward_of(const Loss& loss, double weight, unsigned optimizers);
-  Tensor parameter(int parameter) const;
-
-  Setup setup_;
-  std::optional<parallel::ProcessGroup> group_;
-  int rank_;
-  std::unique_ptr<Net> net_;
-  std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
-  std::vector<std::unique_ptr<optim::Schedule>> schedules_;
-  std::vector<std::unique_ptr<parallel::DistributedDataParallel>>
-      ddps_;  // none, one, or one a submodule
-  std::unique_ptr<parallel::Reducer> reducer_;
-  std::vector<Tensor> views_;  // of reducer_
-  struct Part {
-    parallel::ProcessGroup group;
-    std::vector<int> ranks;
-  };
-  std::vector<Part> parts_;
-  std::optional<amp::Amp> amp_;
-  std::optional<optim::Accumulation> accumulation_;
-  optim::StepResult last_;
-  std::vector<std::string> named_;
+  virtual Numbers cloned_weights() const = 0;
 };
+
+/// fresh: with other weights.
+std::unique_ptr<Rank> make_rank(const Setup& setup, std::optional<parallel::ProcessGroup> group,
+                                int rank, bool fresh);
+/// What ranks of this kind are tried with: drawn, or the nearest that they can do.
+Setup possible(Setup drawn);
+Precision possible(Precision drawn);
+/// Whether weights may change their dtype without amp.
+bool casts_without_amp();
 
 /// Thrown where the library did what the reference does not know.
 class Mismatch : public std::runtime_error {
