@@ -242,6 +242,7 @@ parallel::DistributedOptions options_of(const Setup& setup) {
   options.gradient_predivide_factor = wiring.predivide ? 2.0 : 1.0;
   options.allreduce_always_fp32 = wiring.fp32;
   options.retain_allreduce_buffers = wiring.retain;
+  options.average = !wiring.sum;
   options.check_local_gradients = !wiring.unchecked;
   if (wiring.hook == Hook::f16) options.hook = parallel::compress_to(DType::f16);
   if (wiring.hook == Hook::power_sgd) {

@@ -99,6 +99,7 @@ parallel::DistributedOptions options_of(const Setup& setup) {
   options.gradient_predivide_factor = setup.wiring.predivide ? 2.0 : 1.0;
   options.allreduce_always_fp32 = setup.wiring.fp32;
   options.retain_allreduce_buffers = setup.wiring.retain;
+  options.average = !setup.wiring.sum;
   options.check_local_gradients = !setup.wiring.unchecked;
   if (setup.wiring.hook == Hook::f16) options.hook = parallel::compress_to(DType::f16);
   return options;
