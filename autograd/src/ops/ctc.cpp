@@ -20,7 +20,7 @@ struct Ctc {
     check(given, targets, input_lengths, target_lengths);
     const Tensor log_probs = contiguous_data(given), labels = contiguous_data(targets);
     const std::int64_t T = given.size(0), N = given.size(1);
-    const Tensor loss = empty_as(given, {N}, given.dtype());
+    Tensor loss = empty_as(given, {N}, given.dtype());
     const Tensor alpha = empty_as(given, {N, T, 2 * targets.size(1) + 1}, given.dtype());
     kernels::ctc_loss(log_probs, {labels, input_lengths, target_lengths, blank}, loss, alpha);
     for (const Tensor& saved : {log_probs, labels, input_lengths, target_lengths, loss, alpha}) {

@@ -137,7 +137,7 @@ struct Cumsum {
 
  private:
   Tensor running(const Tensor& x, bool reverse) const {
-    const Tensor y = Tensor::empty_like(x);
+    Tensor y = Tensor::empty_like(x);
     kernels::cumsum(x.view().transpose(dim, -1), y.view().transpose(dim, -1), reverse);
     return y;
   }
