@@ -79,6 +79,8 @@ class Stored {
   Stored(const Stored&) = delete;
   Stored& operator=(const Stored&) = delete;
   const Storage& storage() const { return *storage_; }
+  /// A GPU's copy is queued there, and may run when nobody has these bytes any more.
+  void record_use(const Stream& stream) { storage_->record_use(stream); }
 
  private:
   std::shared_ptr<Storage> storage_;
@@ -197,6 +199,7 @@ class Offload::Impl {
       ready.record(current);
       out.wait(ready);
     }
+    record->stored->record_use(out);
     out.submit([source, stored = record->stored] { copy_out(source, stored->storage()); });
     record->out = std::make_shared<Event>(record->device);
     record->out->record(out);
@@ -248,6 +251,7 @@ class Offload::Impl {
     }
     record.fetched.storage()->record_use(current);
     in.wait(*record.out);
+    record.stored->record_use(in);
     in.submit([stored = record.stored, fetched = record.fetched] {
       copy_in(stored->storage(), fetched);
     });

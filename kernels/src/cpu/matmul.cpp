@@ -62,8 +62,16 @@ void run_to_time(const Backend& backend, const MatmulOperands& m, MatmulOptions 
   multiply(backend, part, options, route);
 }
 
+// Halves that are multiplied in f32 have a large result summed in blocks of rows alone: whole in f32
+// it would be memory that nobody planned for.
+bool takes_blocks(const MatmulOperands& m, DType compute) {
+  constexpr std::int64_t kMostWhole = std::int64_t{4} << 20;  // elements
+  return m.a.dtype != compute && matrix_count(m.y) == 1 && m.y.numel() > kMostWhole;
+}
+
 std::vector<Route> routes_of(const MatmulOperands& m) {
   const DType dtype = m.a.dtype, own = onednn::compute_dtype(dtype);
+  if (takes_blocks(m, own)) return {{own, true}};
   std::vector<Route> routes{{own, false}};
   if (matrix_count(m.y) == 1) routes.push_back({own, true});
   if (own != DType::f32) routes.push_back({DType::f32, true});

@@ -23,7 +23,7 @@ struct Image {  // [N, C, H, W] with any strides
         stride_c(t[1]),
         stride_h(t[2]),
         stride_w(t[3]) {}
-  std::int64_t numel() const { return n * c * h * w; }
+  CAIRN_HOST_DEVICE std::int64_t numel() const { return n * c * h * w; }
   __device__ std::int64_t at(std::int64_t in, std::int64_t ic, std::int64_t ih,
                              std::int64_t iw) const {
     return in * stride_n + ic * stride_c + ih * stride_h + iw * stride_w;
