@@ -1,4 +1,5 @@
 // Matrix products: the layout they are told in, and the choice of their route.
+#include <algorithm>
 #include <cmath>
 
 #include "cpu/cpu_backend.h"
@@ -62,11 +63,12 @@ void run_to_time(const Backend& backend, const MatmulOperands& m, MatmulOptions 
   multiply(backend, part, options, route);
 }
 
-// Halves that are multiplied in f32 have a large result summed in blocks of rows alone: whole in f32
-// it would be memory that nobody planned for.
+// Large halves that are multiplied in f32 go through it in blocks alone: whole in f32 they would be
+// memory that nobody planned for.
 bool takes_blocks(const MatmulOperands& m, DType compute) {
   constexpr std::int64_t kMostWhole = std::int64_t{4} << 20;  // elements
-  return m.a.dtype != compute && matrix_count(m.y) == 1 && m.y.numel() > kMostWhole;
+  const std::int64_t most = std::max({m.a.numel(), m.b.numel(), m.y.numel()});
+  return m.a.dtype != compute && matrix_count(m.y) == 1 && most > kMostWhole;
 }
 
 std::vector<Route> routes_of(const MatmulOperands& m) {
