@@ -41,14 +41,14 @@ void Amp::after_step() const {
 
 optim::StepResult Amp::step(optim::Optimizer& optimizer, const optim::StepOptions& options) {
   before_step();
-  const optim::StepResult result = amp::Amp::step(optimizer, options);
+  optim::StepResult result = amp::Amp::step(optimizer, options);
   after_step();
   return result;
 }
 
 optim::StepResult Amp::step(const optim::StepOptions& options) {
   before_step();
-  const optim::StepResult result = amp::Amp::step(options);
+  optim::StepResult result = amp::Amp::step(options);
   after_step();
   return result;
 }

@@ -124,7 +124,7 @@ void TorchOptimizer::agree_on_rates() {
   }
 }
 
-void TorchOptimizer::update_entries(const optim::ParameterGroup& group,
+void TorchOptimizer::update_entries(const optim::ParameterGroup& /*group*/,
                                     const std::vector<kernels::UpdateEntry>& entries,
                                     const Call& call) {
   agree_on_rates();
@@ -133,6 +133,7 @@ void TorchOptimizer::update_entries(const optim::ParameterGroup& group,
   std::unordered_map<const void*, torch::Tensor> by_memory;
   for (const auto& [ours, theirs] : parameters_) by_memory[ours.raw_data()] = theirs;
   std::vector<std::unique_ptr<InFull>> in_full;
+  in_full.reserve(entries.size());
   for (const kernels::UpdateEntry& entry : entries) {
     in_full.push_back(
         std::make_unique<InFull>(by_memory.at(entry.weight.data), entry, call.gradient_scale));

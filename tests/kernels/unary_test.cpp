@@ -48,14 +48,14 @@ double gelu_tanh_derivative(double x) {
   return unary_sigmoid(u) * (1.0 + x * unary_sigmoid(-u) * du);
 }
 
-struct Activation {
+struct ActivationCase {
   const char* name;
   UnaryOp op;
   double low, high;  // inputs
   Function f, derivative;
 };
 
-const Activation kUnaryActivations[] = {
+const ActivationCase kUnaryActivations[] = {
     {"neg", UnaryOp::neg, -5, 5, [](double x) { return -x; }, [](double) { return -1.0; }},
     {"abs", UnaryOp::abs, -5, 5, [](double x) { return std::abs(x); },
      [](double x) { return x > 0 ? 1.0 : -1.0; }},
@@ -89,7 +89,7 @@ const Shape kUnaryShapes[] = {{}, {0}, {1}, {7}, {3, 0, 2}, {5, 67}, {2, 3, 5, 7
 class Unary : public testing::TestWithParam<Device> {};
 
 TEST_P(Unary, MatchesTheReferenceInEveryDtypeAndLayout) {
-  for (const Activation& a : kUnaryActivations) {
+  for (const ActivationCase& a : kUnaryActivations) {
     for (DType dtype : kFloating) {
       for (const Shape& shape : kUnaryShapes) {
         for (Layout layout : test::layouts(shape)) {
@@ -109,7 +109,7 @@ TEST_P(Unary, MatchesTheReferenceInEveryDtypeAndLayout) {
 }
 
 TEST_P(Unary, GradientsMatchTheReferenceInEveryDtypeAndLayout) {
-  for (const Activation& a : kUnaryActivations) {
+  for (const ActivationCase& a : kUnaryActivations) {
     for (DType dtype : kFloating) {
       for (const Shape& shape : kUnaryShapes) {
         for (Layout layout : test::layouts(shape)) {
@@ -140,7 +140,7 @@ TEST_P(Unary, GradientsMatchTheReferenceInEveryDtypeAndLayout) {
 }
 
 TEST_P(Unary, WorksInPlace) {
-  for (const Activation& a : kUnaryActivations) {
+  for (const ActivationCase& a : kUnaryActivations) {
     const Tensor x =
         Tensor::from(random_values(1003, 4, a.low, a.high), {1003}, DType::f32, GetParam());
     const Tensor y = Tensor::empty_like(x), dx = Tensor::empty_like(x);
@@ -157,7 +157,7 @@ TEST_P(Unary, WorksInPlace) {
 TEST_P(Unary, TreatsInfinitiesNansAndExtremesAsTheMathematicsDoes) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
   const std::vector<double> x{inf, -inf, nan, 0.0, -0.0, 88.0, 89.0, -87.0, -100.0, 1e-40, 3e38};
-  for (const Activation& a : kUnaryActivations) {
+  for (const ActivationCase& a : kUnaryActivations) {
     if (a.op == UnaryOp::gelu || a.op == UnaryOp::gelu_tanh || a.op == UnaryOp::silu) continue;
     const Tensor tensor =
         Tensor::from(x, {static_cast<std::int64_t>(x.size())}, DType::f32, GetParam());
