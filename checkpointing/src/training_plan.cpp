@@ -273,6 +273,8 @@ class TrainingPlanner {
     }
     CAIRN_CHECK(last.result_wants_gradient, kTrainingPlanner,
                 "expected a model whose loss depends on a parameter, got one without a graph");
+    // The loss's backward follows at once, and writes over results that nobody keeps.
+    chain.profile.back().selective.clear();
     // They stand before the step.
     for (BlockProfile& block : chain.profile) block.parameter_gradients = 0;
     return chain;
