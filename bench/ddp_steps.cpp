@@ -2,6 +2,7 @@
 //                                           as many ranks at once, and its buckets' all_reduces alone, by turns
 // ddp_steps train MODEL RANKS THREADS STEPS PORT    a step of ranks of so many threads; one rank has no DDP
 // ddp_steps control PORT                    the CPU time of the control plane
+// ddp_steps pipeline RANKS MICRO_BATCHES SCHEDULE PORT    a step of stages that sleep in both directions; SCHEDULE is gpipe or 1f1b
 //
 // MODEL is convnet (100 images a thread) or gpt (6 layers of 384, two rows of 256 tokens a thread); f32.
 // One JSON line: medians in milliseconds.
@@ -13,11 +14,14 @@
 #include <thread>
 
 #include "cairn/amp/amp.h"
+#include "cairn/autograd/function.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/parallel_for.h"
+#include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/adam.h"
 #include "cairn/parallel/distributed.h"
+#include "cairn/parallel/pipeline.h"
 #include "ranks.h"
 #include "support/conv_net.h"
 #include "support/gpt.h"
@@ -191,6 +195,51 @@ int control(const char* port) {
   });
 }
 
+constexpr std::chrono::milliseconds kSlot{10};  // of a pipeline's forwards and backwards
+
+struct Sleeps {
+  static constexpr autograd::OpInfo kInfo{"sleeps"};
+  static Tensor forward(autograd::Context& /*ctx*/, const Tensor& x, const Tensor& /*weight*/) {
+    std::this_thread::sleep_for(kSlot);
+    Tensor y = Tensor::empty_like(x);
+    kernels::copy(x, y);
+    return y;
+  }
+  static autograd::Tensors backward(autograd::Context& /*ctx*/, const Tensor& dy) {
+    std::this_thread::sleep_for(kSlot);
+    return {dy, Tensor()};
+  }
+};
+
+class Sleeper : public nn::Module {
+ public:
+  std::string kind() const override { return "Sleeper"; }
+  Sleeper() : weight_(add_parameter("weight", Tensor::zeros({}))) {}
+  Tensor forward(const Tensor& x) override { return autograd::apply(Sleeps{}, x, weight_); }
+
+ private:
+  Tensor weight_;
+};
+
+int pipeline(int ranks, int micro_batches, const std::string& schedule, const char* port) {
+  return bench::run_ranks(ranks, [&](int rank) {
+    core::set_num_threads(1);
+    const auto group = join(rank, ranks, port);
+    Sleeper stage;
+    const auto loss = [](const Tensor& y, const Tensor&) { return autograd::mean(y); };
+    parallel::RankPipeline part(
+        {stage, Device{}}, group, loss,
+        {.micro_batches = micro_batches,
+         .schedule = schedule == "gpipe" ? parallel::PipelineSchedule::gpipe
+                                         : parallel::PipelineSchedule::one_forward_one_backward});
+    const Tensor batch = Tensor::zeros({micro_batches, 256});
+    const bench::Times times = bench::time_runs(10, [&] {
+      part.train_step(rank == 0 ? batch : Tensor(), rank + 1 == ranks ? batch : Tensor());
+    });
+    if (rank == 0) bench::print(times);
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -200,6 +249,9 @@ int main(int argc, char** argv) {
   if (mode == "train" && argc == 7)
     return train(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]), argv[6]);
   if (mode == "control" && argc == 3) return control(argv[2]);
-  std::fprintf(stderr, "expected turns, train or control; the source's first lines say what of\n");
+  if (mode == "pipeline" && argc == 6)
+    return pipeline(std::atoi(argv[2]), std::atoi(argv[3]), argv[4], argv[5]);
+  std::fprintf(
+      stderr, "expected turns, train, control or pipeline; the source's first lines say what of\n");
   return 2;
 }

@@ -124,6 +124,13 @@ def control(programs, rounds):
     return [row("control plane, a step of 10 ms: 1 % of it", [({"ms": ms, "fastest_ms": ms}, allowed) for ms in found], 1.0)]
 
 
+def pipeline(programs, rounds, schedule, micro_batches):
+    """Three stages that sleep 10 ms forward and 10 ms backward, against the time in which each is idle for (p - 1) / (m + p - 1) of it."""
+    ideal = 20.0 * (micro_batches + 2)
+    found = [programs.own("ddp_steps", "pipeline", 3, micro_batches, schedule, free_port()) for _ in range(rounds)]
+    return [row(f"pipeline {schedule}, 3 ranks, {micro_batches} micro-batches: the formula", [(own, {"ms": ideal, "fastest_ms": ideal}) for own in found], None)]
+
+
 def works(programs, rounds):
     """Names and what measures them."""
     for ranks in (2, 4):
@@ -134,6 +141,9 @@ def works(programs, rounds):
         yield f"torch, {model}", lambda m=model, s=steps: against_torch(programs, rounds, m, s)
         yield f"threads, {model}", lambda m=model, s=steps: against_threads(programs, rounds, m, s)
     yield "control", lambda: control(programs, rounds)
+    for schedule in ("gpipe", "1f1b"):
+        for micro_batches in (1, 2, 4, 8):
+            yield f"pipeline {schedule}, {micro_batches}", lambda s=schedule, m=micro_batches: pipeline(programs, rounds, s, m)
 
 
 def line(found):
@@ -186,7 +196,7 @@ def main():
     parser.add_argument("--programs", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--json", help="file for one line a figure: work, cairn and peer (milliseconds), ratio, goal, the ratio of the fastest repeats, the rounds' ratios")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="works whose name has this in it: all_reduce, '25 MiB, 2 ranks', overlap, torch, threads, control ...")
+    parser.add_argument("--only", default="", help="works whose name has this in it: all_reduce, '25 MiB, 2 ranks', overlap, torch, threads, control, pipeline ...")
     parser.add_argument("--list", action="store_true", help="names the works")
     args = parser.parse_args()
 

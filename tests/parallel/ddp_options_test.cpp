@@ -27,15 +27,7 @@ using test::normal;
 using test::run_ranks;
 using test::run_threads;
 using test::Tower;
-
-bool is_broken(const ProcessGroup& group) {
-  try {
-    group.check();
-  } catch (const CommunicationError&) {
-    return true;
-  }
-  return false;
-}
+using test::wait_until_broken;
 
 std::uint64_t rank_of(const ProcessGroup& group) {
   return static_cast<std::uint64_t>(group.rank());
@@ -386,7 +378,7 @@ TEST(DdpOrders, ARankThatBreaksOffAloneIsNamedAtOnce) {
     tower.clear_grad();
     if (group.rank() == 1) {
       expect_error<core::OutOfMemory>([&] { autograd::backward(failing_loss(tower)); }, {});
-      while (!is_broken(group)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      wait_until_broken(group);
     } else {
       expect_error<CommunicationError>([&] { autograd::backward(loss_of(ddp, 0)); },
                                        {"rank 1 gave up", "expected memory, got none"});

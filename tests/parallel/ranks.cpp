@@ -150,6 +150,17 @@ void run_threads(int world_size, const std::function<void(parallel::ProcessGroup
   for (std::thread& thread : threads) thread.join();
 }
 
+void wait_until_broken(const parallel::ProcessGroup& group) {
+  const auto end = Clock::now() + std::chrono::seconds(20);
+  try {
+    while (Clock::now() < end) {
+      group.check();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  } catch (const core::CommunicationError&) {
+  }
+}
+
 parallel::GroupOptions fast_options() {
   return {.timeout = std::chrono::seconds(10),
           .heartbeat_timeout = std::chrono::seconds(3),

@@ -28,6 +28,9 @@ void run_ranks(int world_size, const std::function<void(parallel::ProcessGroup&)
 /// The ranks are threads of this process.
 void run_threads(int world_size, const std::function<void(parallel::ProcessGroup&)>& body);
 
+/// Stays away from what the other ranks are in until they have given up; 20 s at most.
+void wait_until_broken(const parallel::ProcessGroup& group);
+
 /// A port of the loopback interface that nobody uses now.
 int free_port();
 

@@ -36,7 +36,7 @@ void* reserve(std::uintptr_t at, std::size_t bytes, int protection) {
 
 void Memory::start(int gpus, std::size_t bytes_of_each) {
   capacity_ = bytes_of_each;
-  reserve(kArena, kArenaOfGpu * static_cast<std::size_t>(gpus), PROT_NONE);
+  if (gpus > 0) reserve(kArena, kArenaOfGpu * static_cast<std::size_t>(gpus), PROT_NONE);
   const std::size_t pages = kArenaOfGpu * kMostGpus / kPage;
   shadows_ =
       static_cast<PageShadow**>(reserve(0, pages * sizeof(PageShadow*), PROT_READ | PROT_WRITE));
