@@ -1,10 +1,10 @@
 #include "snapshot.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "cairn/core/error.h"
 #include "cairn/core/stream.h"
+#include "cairn/kernels/copy.h"
 #include "host_copy.h"
 #include "work_threads.h"
 
@@ -65,8 +65,9 @@ void copy(const std::vector<Piece>& pieces) {
   constexpr std::uint64_t kMostThreads = 16;  // a socket's memory is busy by then
   std::uint64_t bytes = 0;
   for (const Piece& piece : pieces) bytes += piece.bytes;
-  on_threads(threads_for(bytes, kMostThreads), pieces.size(),
-             [&](std::size_t i) { std::memcpy(pieces[i].to, pieces[i].from, pieces[i].bytes); });
+  on_threads(threads_for(bytes, kMostThreads), pieces.size(), [&](std::size_t i) {
+    kernels::copy_past_caches(pieces[i].from, pieces[i].to, pieces[i].bytes);
+  });
 }
 
 }  // namespace

@@ -3,7 +3,10 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <limits>
+#include <random>
+#include <vector>
 
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/hash_tensors.h"
@@ -14,6 +17,22 @@
 
 namespace cairn::kernels {
 namespace {
+
+TEST(PastTheCaches, CopiesBytesFromAnywhereToAnywhere) {
+  std::mt19937 random(8);
+  std::vector<unsigned char> from(4096), to(4096);
+  for (unsigned char& byte : from) byte = static_cast<unsigned char>(random());
+  for (int round = 0; round < 3000; ++round) {
+    const std::size_t bytes = random() % (round % 2 == 0 ? 200 : 3900);
+    const std::size_t first = random() % 190, second = random() % 190;
+    std::vector<unsigned char> expected = to;
+    std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(first), bytes,
+                expected.begin() + static_cast<std::ptrdiff_t>(second));
+    copy_past_caches(from.data() + first, to.data() + second, bytes);
+    ASSERT_EQ(to, expected) << bytes << " from " << first << " to " << second;
+    std::shuffle(from.begin(), from.end(), random);
+  }
+}
 
 // 69 MB of gradients go past the caches; each row alone does not.
 TEST(PastTheCaches, LargeGradientsHaveTheBitsOfSmallOnes) {

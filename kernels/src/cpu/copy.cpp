@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "cairn/core/parallel_for.h"
+#include "cairn/kernels/copy.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/loop.h"
 #include "cpu/simd.h"
@@ -30,6 +31,25 @@ void ConvertFloats(DType from, DType to, const void* x, void* y, std::int64_t n)
   });
 }
 
+// In whole lines of the caches: a line that is filled in part goes to the memory in pieces.
+void CopyPastCaches(const std::uint8_t* from, std::uint8_t* to, std::size_t bytes) {
+  const hn::ScalableTag<std::uint8_t> d;
+  constexpr std::size_t kLine = 64;
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(to) % kLine;
+  const std::size_t head = std::min(bytes, past == 0 ? 0 : kLine - past);
+  std::memcpy(to, from, head);
+  std::size_t at = head;
+  if (kLine % hn::Lanes(d) == 0 && hn::Lanes(d) > 1) {
+    for (; at + kLine <= bytes; at += kLine) {
+      for (std::size_t i = 0; i < kLine; i += hn::Lanes(d)) {
+        hn::Stream(hn::LoadU(d, from + at + i), d, to + at + i);
+      }
+    }
+    hwy::FlushStream();
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace cairn::kernels
 HWY_AFTER_NAMESPACE();
@@ -38,6 +58,7 @@ HWY_AFTER_NAMESPACE();
 namespace cairn::kernels {
 
 HWY_EXPORT(ConvertFloats);
+HWY_EXPORT(CopyPastCaches);
 
 namespace {
 
@@ -160,6 +181,11 @@ class TransposedCopy {
 };
 
 }  // namespace
+
+void copy_past_caches(const void* from, void* to, std::size_t bytes) {
+  HWY_DYNAMIC_DISPATCH(CopyPastCaches)
+  (static_cast<const std::uint8_t*>(from), static_cast<std::uint8_t*>(to), bytes);
+}
 
 void CpuBackend::fill(View y, double value) const {
   core::dispatch_all(y.dtype, [&](auto zero) {
