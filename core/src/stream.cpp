@@ -1,9 +1,12 @@
 #include "cairn/core/stream.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cairn/core/error.h"
@@ -33,6 +36,8 @@ using ImplPointer = std::shared_ptr<Stream::Impl>;
 thread_local std::vector<ImplPointer> current_streams;
 // In a worker thread: the stream it belongs to.
 thread_local std::weak_ptr<Stream::Impl> own_stream;
+
+std::atomic<CurrentStreamSource> current_source = nullptr;
 
 std::vector<Stream> make_default_streams(DeviceType type) {
   std::vector<Stream> streams;
@@ -130,7 +135,24 @@ Stream Stream::current(Device device) {
     if (impl->device == device) return Stream(impl);
   }
   if (ImplPointer own = own_stream.lock(); own && own->device == device) return Stream(own);
+  const CurrentStreamSource source = current_source;
+  if (source != nullptr && device.is_cuda()) return wrap(device, source(device.index));
   return default_stream(device);
+}
+
+Stream Stream::wrap(Device device, void* native) {
+  CAIRN_CHECK(device.is_cuda(), "stream", "expected a CUDA device, got ", device);
+  if (native == nullptr) return default_stream(device);
+  check_exists(device);
+  static std::mutex mutex;
+  static auto* const wrapped = new std::map<std::pair<int, void*>, Stream>;
+  const std::lock_guard lock(mutex);
+  const auto found = wrapped->find({device.index, native});
+  if (found != wrapped->end()) return found->second;
+  auto impl = std::make_shared<Impl>();
+  impl->device = device;
+  impl->cuda = native;
+  return wrapped->try_emplace({device.index, native}, std::move(impl)).first->second;
 }
 
 Stream Stream::create(Device device, const char* name) {
@@ -249,6 +271,10 @@ void Event::synchronize() const {
     return;
   }
   if (const std::shared_ptr<Impl::Point> point = impl_->current_point()) wait_for(*point);
+}
+
+void follow_current_stream(CurrentStreamSource source) {
+  current_source = source;
 }
 
 StreamGuard::StreamGuard(const Stream& stream)

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "current_stream.h"
 
 namespace cairn::libtorch {
 
@@ -49,11 +50,13 @@ core::Device to_cairn(at::Device device) {
   if (device.is_cpu()) return {};
   CAIRN_CHECK(device.is_cuda(), "to_cairn", "expected a tensor on a CPU or CUDA device, got ",
               device.str());
+  follow_torchs_streams();
   return {core::DeviceType::cuda, device.index()};
 }
 
 at::Device to_torch(core::Device device) {
   if (device.is_cpu()) return at::Device(at::kCPU);
+  follow_torchs_streams();
   return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device.index));
 }
 

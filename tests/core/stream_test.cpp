@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -194,6 +195,64 @@ TEST(Stream, CopiesQueueOnTheCurrentStream) {
   EXPECT_FALSE(stream.idle());
   go = true;
   EXPECT_THAT(y.to_vector(), ElementsAre(3, 3, 3, 3));  // to_vector waits
+}
+
+TEST(Stream, OnlyCudaStreamsAreWrapped) {
+  EXPECT_THROW(Stream::wrap(kHost, nullptr), InvalidArgument);
+}
+
+class StreamOnCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda_available()) GTEST_SKIP() << "no GPU";
+    foreign = std::make_unique<Stream>(Stream::create(gpu));  // as if another library had made it
+  }
+  void TearDown() override { follow_current_stream(nullptr); }
+
+  static thread_local void* others_current;  // of the other library
+  const Device gpu{DeviceType::cuda, 0};
+  std::unique_ptr<Stream> foreign;
+};
+thread_local void* StreamOnCuda::others_current = nullptr;
+
+TEST_F(StreamOnCuda, WrapsAStreamOfAnotherLibrary) {
+  const Stream wrapped = Stream::wrap(gpu, foreign->native());
+  EXPECT_EQ(wrapped.native(), foreign->native());
+  EXPECT_TRUE(wrapped == Stream::wrap(gpu, foreign->native()));
+  EXPECT_FALSE(wrapped == Stream::default_stream(gpu));
+  EXPECT_TRUE(Stream::wrap(gpu, nullptr) == Stream::default_stream(gpu));
+  EXPECT_THROW(Stream::wrap({DeviceType::cuda, 99}, foreign->native()), InvalidArgument);
+}
+
+TEST_F(StreamOnCuda, FollowsTheCurrentStreamOfAnotherLibrary) {
+  follow_current_stream([](int) { return others_current; });
+  EXPECT_TRUE(Stream::current(gpu) == Stream::default_stream(gpu));
+  others_current = foreign->native();
+  EXPECT_EQ(Stream::current(gpu).native(), foreign->native());
+  EXPECT_EQ(Stream::current(kHost).native(), nullptr);
+  const Stream own = Stream::create(gpu);
+  {
+    const StreamGuard guard(own);
+    EXPECT_TRUE(Stream::current(gpu) == own);
+  }
+  std::thread([&] { EXPECT_TRUE(Stream::current(gpu) == Stream::default_stream(gpu)); }).join();
+  follow_current_stream(nullptr);
+  EXPECT_TRUE(Stream::current(gpu) == Stream::default_stream(gpu));
+}
+
+// No event orders the two: only one stream does. The simulated machine names a race otherwise.
+TEST_F(StreamOnCuda, WorkOfBothLibrariesIsInOneOrder) {
+  const Tensor x = Tensor::full({1000}, 1.0, DType::f32, gpu), y = Tensor::empty_like(x);
+  const Tensor seven = Tensor::full({1000}, 7.0, DType::f32, gpu);
+  Stream::default_stream(gpu).synchronize();
+  {
+    const StreamGuard theirs(*foreign);
+    copy_bytes(seven, x);
+  }
+  others_current = foreign->native();
+  follow_current_stream([](int) { return others_current; });
+  copy_bytes(x, y);
+  EXPECT_THAT(y.to_vector(), testing::Each(7));
 }
 
 TEST(Stream, EventsBelongToADevice) {

@@ -4,6 +4,9 @@
 //   torch::Tensor y = libtorch::to_torch(ours);    // the same the other way
 //
 // Shape, strides, dtype and device stay. Neither carries a gradient or a graph along.
+//
+// From the first CUDA tensor that crosses on, Cairn's current stream of a CUDA device is libtorch's current one, in
+// every thread and wherever no core::StreamGuard says otherwise: neither waits for the other.
 #pragma once
 
 #include <torch/types.h>
