@@ -170,7 +170,7 @@ class BlockMeter {
 
   static Tensor copy_of(const Tensor& x) {
     if (!x.view().is_dense()) return x;
-    const Tensor copy = Tensor::empty_like(x);
+    Tensor copy = Tensor::empty_like(x);
     core::copy_bytes(x, copy);
     return copy;
   }
