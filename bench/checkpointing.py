@@ -78,8 +78,8 @@ def thousand_layers(programs, rounds):
     """Chen et al. 2016: 48 GB to 7 GB for 30 % more time."""
     found = programs.recompute("thousand_layers", rounds)
     plain, planner, segments = found["plain"], found["planner"], found["segments"]
-    say(f"1,000 layers: {plain['peak'] / 1e6:.1f} MB plain, {planner['peak'] / 1e6:.1f} MB planned (predicted {planner['predicted_peak'] / 1e6:.1f} and "
-        f"{planner['predicted_ms']:.1f} ms), {segments['peak'] / 1e6:.1f} MB in segments, {found['standing'] / 1e6:.1f} MB stand\n")
+    say(f"1,000 layers: {plain['peak'] / 1e6:.1f} MB plain (predicted {plain['predicted_ms']:.1f} ms), {planner['peak'] / 1e6:.1f} MB planned (predicted "
+        f"{planner['predicted_peak'] / 1e6:.1f} and {planner['predicted_ms']:.1f} ms), {segments['peak'] / 1e6:.1f} MB in segments, {found['standing'] / 1e6:.1f} MB stand\n")
     return [row("1,000 layers by the planner in 7/48: plain", planner["ms"], plain["ms"], 1 / 1.3),
             row("1,000 layers in sqrt(n) segments: plain", segments["ms"], plain["ms"], 1 / 1.3)]
 

@@ -52,9 +52,10 @@ struct Training {
 
 template <class Model>
 Run steps(Model model, amp::OptLevel level, Tensor x, Tensor target,
-          const optim::StateOptions& state = {}, int micro_batches = 1) {
+          const optim::StateOptions& state = {}, int micro_batches = 1, bool f32_sums = true) {
   const auto training = std::make_shared<Training<Model>>(std::move(model), level, std::move(x),
                                                           std::move(target), state);
+  for (const auto& arena : training->optimizer.arenas()) arena->accumulate_in_f32(f32_sums);
   return [=] { training->step(micro_batches); };
 }
 
@@ -91,9 +92,10 @@ Work resnet(const char* name, amp::OptLevel level) {
 
 /// Two micro-batches: what half precision saves of the process's memory.
 Work resnet_accumulated(const char* name, amp::OptLevel level,
-                        const optim::StateOptions& state = {}) {
+                        const optim::StateOptions& state = {}, bool f32_sums = true) {
   return {name, [=] {
-            return steps(ResNet18(), level, random({32, 3, 32, 32}), integers({32}, 10), state, 2);
+            return steps(ResNet18(), level, random({32, 3, 32, 32}), integers({32}, 10), state, 2,
+                         f32_sums);
           }};
 }
 
@@ -219,6 +221,7 @@ std::vector<Work> model_works() {
           resnet_accumulated("resnet18_accumulate_2_f32", OptLevel::O0),
           resnet_accumulated("resnet18_accumulate_2_o2", OptLevel::O2),
           resnet_accumulated("resnet18_accumulate_2_o2_compact", OptLevel::O2, kCompact),
+          resnet_accumulated("resnet18_accumulate_2_o2_bf16_sums", OptLevel::O2, kCompact, false),
           lstm("lstm_step_f32", OptLevel::O0),
           lstm("lstm_step_bf16", OptLevel::O1),
           lstm("lstm_step_o2", OptLevel::O2, kCompact),

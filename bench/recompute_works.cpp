@@ -217,6 +217,7 @@ json thousand_layers(int rounds) {
                               }},
                              rounds);
   json all{{"plain", rows[0]}, {"planner", rows[1]}, {"segments", rows[2]}, {"standing", standing}};
+  all["plain"]["predicted_ms"] = 1e3 * plan.plain_seconds();
   all["planner"]["predicted_ms"] = 1e3 * plan.seconds();
   all["planner"]["predicted_peak"] = plan.peak_bytes();
   return all;

@@ -26,6 +26,9 @@ namespace cairn::checkpointing {
 
 namespace {
 
+// What a chain keeps is no burden to caches below the first, and in no cache beyond the second.
+constexpr std::size_t kInTheCaches = 4 << 20, kPastTheCaches = 64 << 20;
+
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -52,7 +55,7 @@ struct BlocksBehind {
   }
 };
 
-// The parameters that operations take; none has a gradient before and afterwards.
+// The parameters that operations take; none has a gradient when it is first seen and afterwards.
 class MeteredParameters : public autograd::ScopedObserver {
  public:
   explicit MeteredParameters(const char* op) : op_(op) {}
@@ -62,8 +65,6 @@ class MeteredParameters : public autograd::ScopedObserver {
 
   void clear() {
     for (Tensor& p : seen_) p.clear_grad();
-    seen_.clear();
-    ids_.clear();
   }
 
  private:
@@ -96,67 +97,124 @@ class BlockMeter {
     pass();  // the first run of anything is slow, and autocast keeps what it casts
     profile_.cached = level() - before;
     if (options_.accumulates) step(profile_, block_);
-    static_cast<KeptBlock&>(profile_) = measure_kept(block_, 1);
+    step(profile_, block_);
     profile_.lead = lead_;
-    MeteredForward forward = measure_operations(block_, input(), 1);
-    if (const BlockProfile* known = known_as(forward)) {
+    const double seconds = profile_.forward_seconds + profile_.backward_seconds;
+    MeteredForward forward = measure_operations(block_, input(x_), 1);
+    if (const BlockProfile* known = known_as(forward, seconds)) {
       profile_ = *known;
     } else {
       measure_ways();
-      if (options_.known != nullptr) options_.known->all.push_back({std::move(forward), profile_});
+      if (options_.known != nullptr) {
+        options_.known->all.push_back({std::move(forward), profile_, seconds});
+      }
     }
     const Tensor result = pass();
     return {profile_, result, differentiable_};
   }
 
  private:
-  KeptBlock measure_kept(const Segment& run, int repeats) {
+  KeptBlock measure_kept(const Segment& run) {
     KeptBlock kept;
-    for (int i = 0; i < repeats; ++i) step(kept, run);
+    step(kept, run);
+    const std::size_t times = runs_at_a_time(kept);
+    if (times > 1) {
+      run_times(run, times);  // the first use of memory is slow
+      kept.forward_seconds = kept.backward_seconds = 0;
+    }
+    for (int i = 0; i < options_.repeats; ++i) {
+      const auto [forward, backward] = run_times(run, times);
+      fastest(kept.forward_seconds, forward);
+      fastest(kept.backward_seconds, backward);
+    }
     return kept;
   }
 
-  const BlockProfile* known_as(const MeteredForward& forward) const {
+  // As many as keep what caches do not hold, and no more than the chain has or memory has room for.
+  std::size_t runs_at_a_time(const KeptBlock& kept) const {
+    const std::size_t bytes = bytes_of(kept);
+    if (device_.is_cuda() || bytes * options_.chain < kInTheCaches) return 1;
+    const std::size_t capacity = core::memory_capacity(device_), standing = level();
+    const std::size_t one = std::max(kept.forward_peak, kept.backward_peak) + x_.nbytes();
+    const std::size_t room = capacity - std::min(capacity, standing + one);
+    const std::size_t most = std::min(kPastTheCaches, room);
+    return std::clamp<std::size_t>(most / (bytes + x_.nbytes()), 1, options_.chain);
+  }
+
+  // The seconds of a forward and of a backward, of so many one after another and back.
+  std::pair<double, double> run_times(const Segment& run, std::size_t times) {
+    std::vector<Tensor> losses;
+    double forward = 0, backward = 0, begun = 0;
+    for (std::size_t i = 0; i < times; ++i) {
+      const Tensor x = times > 1 ? copy_of(x_) : x_;
+      const double begin = now_seconds();
+      const Tensor y = run(input(x));
+      core::Stream::current(device_).synchronize();
+      forward += now_seconds() - begin;
+      if (!y.requires_grad()) continue;
+      losses.push_back(autograd::apply(BlocksBehind{[&] {
+                                         core::Stream::current(device_).synchronize();
+                                         begun = now_seconds();
+                                       }},
+                                       y));
+    }
+    for (; !losses.empty(); losses.pop_back()) {
+      autograd::backward(losses.back());
+      core::Stream::current(device_).synchronize();
+      backward += now_seconds() - begun;
+      if (!options_.accumulates) parameters_.clear();
+    }
+    const auto count = static_cast<double>(times);
+    return {forward / count, backward / count};
+  }
+
+  static Tensor copy_of(const Tensor& x) {
+    if (!x.view().is_dense()) return x;
+    Tensor copy = Tensor::empty_like(x);
+    core::copy_bytes(x, copy);
+    return copy;
+  }
+
+  const BlockProfile* known_as(const MeteredForward& forward, double seconds) const {
     if (options_.known == nullptr) return nullptr;
     for (const KnownBlocks::Known& known : options_.known->all) {
-      if (forward.same_operations(known.forward) && alike(known.profile)) return &known.profile;
+      const double share = seconds / known.seconds;
+      const bool alike = share > 0.5 && share < 2 && same_memory(known.profile);
+      if (alike && forward.same_operations(known.forward)) return &known.profile;
     }
     return nullptr;
   }
 
-  // The times of one run beside the fastest of several.
-  bool alike(const BlockProfile& known) const {
+  bool same_memory(const BlockProfile& known) const {
     const auto memory = [](const BlockProfile& b) {
       return std::tuple(b.saved, b.saves_input, b.saves_output, b.forward_peak, b.backward_peak,
                         b.output, b.light_peak, b.gradient, b.lead, b.cached,
                         b.parameter_gradients);
     };
-    const double share = (profile_.forward_seconds + profile_.backward_seconds) /
-                         (known.forward_seconds + known.backward_seconds);
-    return memory(profile_) == memory(known) && share > 0.5 && share < 2;
+    return memory(profile_) == memory(known);
   }
 
   void measure_ways() {
-    static_cast<KeptBlock&>(profile_) = measure_kept(block_, options_.repeats);
+    static_cast<KeptBlock&>(profile_) = measure_kept(block_);
     profile_.lead = lead_;
     if (options_.offload != nullptr) {
       const KeptBlock elsewhere = measure_kept(
-          [this](const Tensor& x) { return run_offloaded(block_, x, *options_.offload); },
-          options_.repeats);
+          [this](const Tensor& x) { return run_offloaded(block_, x, *options_.offload); });
       if (bytes_of(elsewhere) < bytes_of(profile_)) profile_.offloaded = elsewhere;
     }
     if (differentiable_) measure_selective();
   }
 
   void measure_selective() {
-    const MeteredForward metered = measure_operations(block_, input(), options_.repeats);
-    profile_.tail_seconds = metered.tail_seconds;
+    const MeteredForward metered = measure_operations(block_, input(x_), options_.repeats);
+    // Of another run: what else the machine did then must not make a replay take less than nothing.
+    profile_.tail_seconds = std::min(metered.tail_seconds, profile_.forward_seconds);
     for (const KeptResults& results : metered.selections()) {
       SelectiveBlock way;
-      static_cast<KeptBlock&>(way) = measure_kept(
-          [&](const Tensor& x) { return run_selective(block_, x, results); }, options_.repeats);
+      static_cast<KeptBlock&>(way) =
+          measure_kept([&](const Tensor& x) { return run_selective(block_, x, results); });
       if (bytes_of(way) >= bytes_of(profile_)) continue;
-      way.tail_seconds = metered.tail_seconds_of(results);
+      way.tail_seconds = std::min(metered.tail_seconds_of(results), way.forward_seconds);
       way.results = results;
       profile_.selective.push_back(std::move(way));
     }
@@ -167,8 +225,8 @@ class BlockMeter {
            (kept.saves_output ? profile_.output : 0);
   }
 
-  Tensor input() const {
-    return anchor_.defined() ? autograd::apply(BlockBefore{}, anchor_, x_) : x_;
+  Tensor input(const Tensor& x) const {
+    return anchor_.defined() ? autograd::apply(BlockBefore{}, anchor_, x) : x;
   }
 
   std::size_t level() const {
@@ -186,7 +244,7 @@ class BlockMeter {
     core::reset_peak_memory(device_);
     const autograd::SavedTensorHooksGuard drop(
         {[](const Tensor&) { return std::any(); }, [](const std::any&) { return Tensor(); }});
-    const Tensor y = block_(input());
+    const Tensor y = block_(input(x_));
     profile_.light_peak = peak() - base;
     CAIRN_CHECK(y.defined() && y.device() == device_, op_, "expected blocks with a result on ",
                 device_, ", got another one");
@@ -251,7 +309,7 @@ class BlockMeter {
            if (!kept->parameter) on_asked_();
            return kept->tensor.unpack(op_);
          }});
-    return run(input());
+    return run(input(x_));
   }
 
   static void fastest(double& seconds, double measured) {
@@ -312,6 +370,7 @@ std::vector<BlockProfile> measure_blocks(const char* op, const std::vector<Segme
   KnownBlocks known;
   MeterOptions own = options;
   own.known = &known;
+  own.chain = blocks.size();
   MeasuredBlock last{{}, input.detach(), input.requires_grad()};
   for (const Segment& block : blocks) {
     last = measure_block(op, block, last.result, last.result_wants_gradient, own);

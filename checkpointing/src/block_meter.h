@@ -17,6 +17,7 @@ struct KnownBlocks {
   struct Known {
     MeteredForward forward;
     BlockProfile profile;
+    double seconds = 0;  // of the one run that others are compared with
   };
   std::vector<Known> all;
 };
@@ -26,6 +27,7 @@ struct MeterOptions {
   bool accumulates = false;      // gradients of parameters have memory before the backward
   Offload* offload = nullptr;    // given: the block is measured with it, too
   KnownBlocks* known = nullptr;  // given: of the same options
+  std::size_t chain = 1;         // blocks that the chain has
 };
 
 struct MeasuredBlock {
@@ -34,7 +36,9 @@ struct MeasuredBlock {
   bool result_wants_gradient = false;
 };
 
-/// As in a replay, batch norms leave their statistics alone; generator and gradients are as before.
+/// Times are those of a chain: where one of `chain` such blocks keeps more than caches hold, a block is
+/// run so often before the first backward that what it kept comes from memory, as far as the device's
+/// capacity goes. As in a replay, batch norms leave their statistics alone; generator and gradients are as before.
 /// Throws core::InvalidArgument, as `op`, where a parameter has a gradient.
 MeasuredBlock measure_block(const char* op, const Segment& block, const Tensor& x,
                             bool wants_gradient, const MeterOptions& options);

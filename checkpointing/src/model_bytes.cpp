@@ -45,6 +45,16 @@ ElementBytes element_bytes(const Precision& precision, bool half, bool compact, 
   return bytes;
 }
 
+// Tables of pointers that a GPU keeps of the lists that a step checks and updates: so much a tensor,
+// and a chunk of each.
+constexpr std::size_t kListsOfAStep = 3, kTableSlotBytes = 64, kChunkElements = 1 << 14,
+                      kChunkBytes = 4;
+
+std::size_t table_bytes(std::size_t elements) {
+  const std::size_t chunks = (elements + kChunkElements - 1) / kChunkElements;
+  return kListsOfAStep * (kTableSlotBytes + chunks * kChunkBytes);
+}
+
 std::size_t align_slot(std::size_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
@@ -77,6 +87,9 @@ ModelBytes::ModelBytes(nn::Module& model, Device device) : device_(device) {
   CAIRN_CHECK(!model.has_forward_wrapper("amp"), "plan_training",
               "expected a model before amp::initialize, got one after it");
   other_ = stats.current_total > own ? stats.current_total - own : 0;
+  for (const Parameter& p : parameters_) {
+    if (device.is_cuda() && p.trained) other_ += table_bytes(p.elements);
+  }
 }
 
 StepBytes ModelBytes::of(const Precision& precision, bool compact, int moments,

@@ -13,6 +13,7 @@
 
 #include "cairn/autograd/saved_tensor.h"
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
@@ -29,6 +30,10 @@ using core::Stream;
 using core::StreamGuard;
 
 constexpr std::size_t kMostOnTheWayOut = 2;  // tensors on their way out
+constexpr int kFetchedAhead = 2;             // tensors
+// A GPU's backward is queued long before it runs, and a fetched tensor's memory serves again once it
+// has run: so many fetches at most are ahead of it.
+constexpr std::size_t kMostFetchesQueued = 3;
 
 TensorView as_bytes(const Storage& storage) {
   const auto bytes = static_cast<std::int64_t>(storage.bytes());
@@ -66,6 +71,7 @@ struct Streams {
   explicit Streams(Device device)
       : out(Stream::create(device, "offload out")), in(Stream::create(device, "offload in")) {}
   Stream out, in;
+  std::deque<Event> asked;  // of a GPU's last fetches: where the backward stood
 };
 
 // Bytes that lie elsewhere, counted while they do.
@@ -120,6 +126,14 @@ class Offload::Impl {
     if (options_.folder.empty()) options_.folder = std::filesystem::temp_directory_path().string();
   }
 
+  // A stream whose last handle its own work has does not wait for it.
+  ~Impl() {
+    for (auto& [device, streams] : streams_) {
+      finish(streams.out);
+      finish(streams.in);
+    }
+  }
+
   std::any pack(const Tensor& x) {
     const std::shared_ptr<Storage>& storage = x.storage();
     const bool stays =
@@ -144,8 +158,7 @@ class Offload::Impl {
     const StorageView& view = std::get<StorageView>(packed);
     const std::lock_guard lock(mutex_);
     const Tensor bytes = arrived(*view.record);
-    const std::shared_ptr<OffloadedStorage> next = view.record->before.lock();
-    if (options_.fetch_ahead && next) prefetch(*next);
+    if (options_.fetch_ahead) fetch_ahead(*view.record);
     void* data = static_cast<char*>(bytes.raw_data()) + view.offset;
     return bytes.alias({data, view.shape, view.strides, view.dtype, bytes.device()});
   }
@@ -167,6 +180,12 @@ class Offload::Impl {
       if (known == device) return streams;
     }
     return streams_.emplace_back(device, Streams(device)).second;
+  }
+
+  static void finish(const Stream& stream) noexcept try {
+    stream.synchronize();
+  } catch (const std::exception& e) {
+    log::error("[offload] a copy that nobody waited for failed: {}", e.what());
   }
 
   std::shared_ptr<OffloadedStorage> record_of(const Tensor& x) {
@@ -232,7 +251,7 @@ class Offload::Impl {
                               "(run backward first, or write to a copy)");
     }
     if (record.source.defined() && !record.fetched.defined()) return record.source;
-    prefetch(record);
+    fetch(record);
     if (record.in) {
       Stream::current(record.device).wait(*record.in);
       record.in = nullptr;
@@ -240,10 +259,16 @@ class Offload::Impl {
     return record.fetched;
   }
 
-  void prefetch(OffloadedStorage& record) {
+  void fetch_ahead(const OffloadedStorage& record) {
+    std::shared_ptr<OffloadedStorage> next = record.before.lock();
+    for (int i = 0; next && i < kFetchedAhead; ++i, next = next->before.lock()) fetch(*next);
+  }
+
+  void fetch(OffloadedStorage& record) {
     if (record.fetched.defined() || record.source.defined()) return;
     const core::MemoryCategoryGuard category(core::MemoryCategory::activations);
     const Stream current = Stream::current(record.device);
+    wait_for_earlier(current);
     const Stream& in = streams_of(record.device).in;
     {
       const StreamGuard guard(in);
@@ -258,6 +283,15 @@ class Offload::Impl {
     record.in = std::make_shared<Event>(record.device);
     record.in->record(in);
     fetched_bytes_ += record.bytes;
+  }
+
+  void wait_for_earlier(const Stream& backward) {
+    if (!backward.device().is_cuda()) return;
+    std::deque<Event>& asked = streams_of(backward.device()).asked;
+    asked.emplace_back(backward.device()).record(backward);
+    if (asked.size() <= kMostFetchesQueued) return;
+    asked.front().synchronize();
+    asked.pop_front();
   }
 
   void forget_the_dead() {

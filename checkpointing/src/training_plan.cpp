@@ -306,7 +306,7 @@ class TrainingPlanner {
                            {options_.repeats, true});
     }
     return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                         {options_.repeats, true, offload_.get(), &known});
+                         {options_.repeats, true, offload_.get(), &known, model_.size()});
   }
 
   static Tensor in_region(const Precision& precision, const Segment& forward, const Tensor& x) {

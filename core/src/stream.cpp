@@ -36,6 +36,28 @@ using ImplPointer = std::shared_ptr<Stream::Impl>;
 thread_local std::vector<ImplPointer> current_streams;
 // In a worker thread: the stream it belongs to.
 thread_local std::weak_ptr<Stream::Impl> own_stream;
+// Whose work the thread runs; only compared.
+thread_local const Stream::Impl* running_for = nullptr;
+
+class RunningGuard {
+ public:
+  explicit RunningGuard(const Stream::Impl* stream)
+      : previous_(std::exchange(running_for, stream)) {}
+  ~RunningGuard() { running_for = previous_; }
+  RunningGuard(const RunningGuard&) = delete;
+  RunningGuard& operator=(const RunningGuard&) = delete;
+
+ private:
+  const Stream::Impl* previous_;
+};
+
+void run_observed(const Stream::Impl* stream, const std::string& name,
+                  const std::function<void()>& work) {
+  if (running_for == stream) return work();  // part of the work that asks
+  const RunningGuard running(stream);
+  const WorkSpan span(ObservedWork::Kind::stream, name);
+  work();
+}
 
 std::atomic<CurrentStreamSource> current_source = nullptr;
 
@@ -187,9 +209,8 @@ void* Stream::native() const {
 
 void Stream::submit(std::function<void()> work) const {
   if (impl_->queue) {
-    impl_->queue->submit([name = impl_->name, work = std::move(work)] {
-      const WorkSpan span(ObservedWork::Kind::stream, name);
-      work();
+    impl_->queue->submit([stream = impl_.get(), name = impl_->name, work = std::move(work)] {
+      run_observed(stream, name, work);
     });
     return;
   }
@@ -198,8 +219,7 @@ void Stream::submit(std::function<void()> work) const {
   const StreamGuard stream(*this);
   if (impl_->name.empty()) return work();
   const WorkStreamGuard owner(impl_->name);
-  const WorkSpan span(ObservedWork::Kind::stream, impl_->name);
-  work();
+  run_observed(impl_.get(), impl_->name, work);
 }
 
 void Stream::wait(const Event& event) const {

@@ -2,11 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cairn/autograd/autograd.h"
@@ -15,9 +20,13 @@
 #include "cairn/checkpointing/recompute.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/work_observer.h"
 #include "cairn/nn/nn.h"
 #include "checkpointing/temporary_folder.h"
 #include "support/tensors.h"
+#ifdef CAIRN_SIMULATED_GPUS
+#include "gpu/sim/simulator.h"
+#endif
 
 namespace cairn::checkpointing::activations {
 namespace {
@@ -296,6 +305,162 @@ TEST(Offload, WritesInBetweenAreAnError) {
   x.storage()->bump_version();
   EXPECT_THAT(message_of<core::Error>([&] { autograd::backward(loss); }),
               HasSubstr("written in place"));
+}
+
+// ---- Offload beside the computation
+
+/// Linear and GELU in turn: each operation saves its input and nothing else that goes out.
+struct Chain {
+  explicit Chain(int pairs) {
+    manual_seed(1);
+    for (int i = 0; i < pairs; ++i) {
+      model.add(nn::Linear(64, 64));
+      model.add(nn::GELU());
+    }
+  }
+  Tensor loss(Offload& offload) {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    return autograd::mean(model(x));
+  }
+  nn::Sequential model;
+  Tensor x = test::normal_tensor({256, 64}, 3);
+};
+
+// Holds each copy out until the operation after its own has ended, and each operation's backward until
+// the copies for the two next ones have: neither comes where one waits for the other.
+class Gates : public autograd::ScopedObserver, private core::WorkObserver {
+ public:
+  explicit Gates(int operations) : operations_(operations) {}
+  int out = 0, in = 0, missed = 0;
+
+  void end_of_forward() {
+    const std::lock_guard lock(mutex_);
+    forward_ended_ = operations_ + 1;
+    changed_.notify_all();
+  }
+
+ private:
+  void on_end(const autograd::OpEvent& event) override {
+    const std::string_view name = event.name;
+    if (name != "linear" && name != "gelu") return;
+    std::unique_lock lock(mutex_);
+    if (event.phase == autograd::Phase::forward) {
+      ++forward_ended_;
+      changed_.notify_all();
+      return;
+    }
+    const int fetched = std::min(++backward_ended_ + 2, operations_);
+    wait(lock, [&] { return in >= fetched; });
+  }
+
+  void ran(const core::ObservedWork& work) override {
+    std::unique_lock lock(mutex_);
+    if (work.stream == "offload in") ++in;
+    if (work.stream == "offload out") {
+      const int own = ++out;
+      wait(lock, [&] { return forward_ended_ > own; });
+    }
+    changed_.notify_all();
+  }
+
+  template <class Come>
+  void wait(std::unique_lock<std::mutex>& lock, Come come) {
+    if (!changed_.wait_for(lock, std::chrono::seconds(10), come)) ++missed;
+  }
+
+  int operations_, forward_ended_ = 0, backward_ended_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  core::WorkObservation observation_{*this};
+};
+
+TEST(Offload, OnTheCpuCopiesRunBesideOperationsBothWays) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "a GPU's copies end unobserved";
+  const TemporaryFolder folder;
+  Offload offload({.folder = folder.string(), .min_bytes = 1 << 10});
+  Chain chain(4);
+  Gates gates(8);
+  const Tensor loss = chain.loss(offload);
+  gates.end_of_forward();
+  offload.synchronize();
+  autograd::backward(loss);
+  offload.synchronize();
+  EXPECT_EQ(gates.out, 8);
+  EXPECT_EQ(gates.in, 8);
+  EXPECT_EQ(gates.missed, 0);
+}
+
+#ifdef CAIRN_SIMULATED_GPUS
+
+struct TracedStep {
+  std::vector<gpusim::TracedWork> copies;                   // in the offload's streams
+  std::vector<std::vector<gpusim::TracedWork>> operations;  // the works of each
+};
+
+/// Takes apart what a chain of Linear and GELU queued.
+TracedStep taken_apart(const std::vector<gpusim::TracedWork>& works) {
+  TracedStep step;
+  bool in_gelu = true;
+  for (const gpusim::TracedWork& work : works) {
+    const auto has = [&](const char* text) { return work.name.find(text) != std::string::npos; };
+    if (work.point.stream != 0) {
+      step.copies.push_back(work);
+      continue;
+    }
+    const bool gelu = has("unary"), linear = has("matmul") || (!in_gelu && has("reduce"));
+    if (!gelu && !linear) continue;  // the loss
+    if (gelu || in_gelu || step.operations.empty()) step.operations.emplace_back();
+    step.operations.back().push_back(work);
+    in_gelu = gelu;
+  }
+  return step;
+}
+
+bool runs_beside_all(const gpusim::TracedWork& copy, const std::vector<gpusim::TracedWork>& works) {
+  return std::all_of(works.begin(), works.end(),
+                     [&](const auto& work) { return work.runs_beside(copy); });
+}
+
+TEST(Offload, OnAGpuCopiesRunBesideTheNextOperationBothWays) {
+  if (core::default_device().is_cpu()) GTEST_SKIP() << "takes a GPU";
+  Offload offload({.min_bytes = 1 << 10});
+  Chain chain(6);
+  // In the others the host sees works done that need not be.
+  const gpusim::Schedule before = gpusim::set_schedule(gpusim::Schedule::late, 1);
+  gpusim::begin_trace();
+  const Tensor loss = chain.loss(offload);
+  const TracedStep forward = taken_apart(gpusim::end_trace());
+  offload.synchronize();
+  gpusim::begin_trace();
+  autograd::backward(loss);
+  const TracedStep backward = taken_apart(gpusim::end_trace());
+  gpusim::set_schedule(before, 1);
+  for (const TracedStep& step : {forward, backward}) {
+    ASSERT_EQ(step.copies.size(), 12u);
+    ASSERT_EQ(step.operations.size(), 12u);
+  }
+  for (std::size_t i = 0; i + 1 < 12; ++i) {
+    EXPECT_TRUE(runs_beside_all(forward.copies[i], forward.operations[i + 1])) << i;
+    EXPECT_TRUE(runs_beside_all(backward.copies[i + 1], backward.operations[i])) << i;
+  }
+}
+
+#endif
+
+// A GPU's host is ahead of it: it must not fetch everything before the first operation has run.
+TEST(Offload, TheBackwardReusesTheMemoryOfWhatItFetched) {
+  const Device device = core::default_device();
+  const TemporaryFolder folder;
+  Offload offload({.folder = folder.string(), .min_bytes = 1 << 10});
+  Chain chain(20);
+  const Tensor loss = chain.loss(offload);
+  offload.synchronize();
+  core::release_cached_memory(device);
+  std::size_t parameters = 0;
+  for (const auto& p : chain.model.parameters()) parameters += p.tensor.nbytes();
+  const std::size_t before = core::memory_stats(device).reserved;
+  autograd::backward(loss);
+  EXPECT_LE(core::memory_stats(device).reserved - before, 2 * parameters + 12 * chain.x.nbytes());
 }
 
 }  // namespace

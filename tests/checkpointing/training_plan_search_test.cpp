@@ -162,7 +162,9 @@ class PlanSearch {
   TrainingPlan plan_with(std::size_t budget, const TrainingWorld& world) {
     TrainingPlan plan =
         plan_training(random_.task.model, random_.task.batch, budget, world, random_.options);
-    EXPECT_LE(core::memory_stats(device()).current_total, before_);
+    // A GPU keeps the tables of pointers of what was timed.
+    const std::size_t tables = device().is_cuda() ? 64 << 10 : 0;
+    EXPECT_LE(core::memory_stats(device()).current_total, before_ + tables);
     return plan;
   }
   // Around the peaks of plain training.
@@ -261,9 +263,10 @@ class PlanSearch {
 };
 
 TEST(TrainingPlanSearch, WhatFitsFitsAndWhatIsRefusedDoesNot) {
-  if (core::default_device().is_cuda()) GTEST_SKIP() << "takes its time on a simulated GPU";
   const char* number = std::getenv("CAIRN_STATEFUL_SEQUENCES");
-  const int plans = number == nullptr ? 14 : std::max(1, std::atoi(number) / 50);
+  const bool on_gpu = core::default_device().is_cuda();  // a simulated one takes its time
+  const int usual = on_gpu ? 3 : 14;
+  const int plans = number == nullptr ? usual : std::max(1, std::atoi(number) / 50);
   const std::uint64_t first = number == nullptr ? 1 : 1'000'000;
   log::set_level(log::Level::off);
   for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>(plans); ++seed) {

@@ -5,11 +5,13 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "cairn/core/error.h"
 #include "cairn/core/tensor.h"
+#include "cairn/core/work_observer.h"
 #include "support/message_of.h"
 
 namespace cairn::core {
@@ -56,6 +58,27 @@ TEST(Stream, WorkSeesItsOwnStreamAndNestsInline) {
   stream.synchronize();
   EXPECT_TRUE(own);
   EXPECT_THAT(order, ElementsAre(1, 2));
+}
+
+class Pieces : public WorkObserver {
+ public:
+  std::vector<std::string> streams;
+  void ran(const ObservedWork& work) override { streams.push_back(work.name); }
+};
+
+TEST(Stream, WorkWithinWorkIsAPartOfItToObservers) {
+  const Device device = default_device();
+  const Stream outer = Stream::create(device, "outer"), inner = Stream::create(device, "inner");
+  Pieces pieces;
+  const WorkObservation observation(pieces);
+  outer.submit([&] {
+    outer.submit([] {});
+    inner.submit([] {});
+    inner.synchronize();
+  });
+  outer.submit([] {});
+  outer.synchronize();
+  EXPECT_THAT(pieces.streams, ElementsAre("inner", "outer", "outer"));
 }
 
 TEST(Stream, GuardSetsTheThreadsStream) {

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 #include "gpu/sim/scheduler.h"
 
@@ -168,9 +169,9 @@ Counters counters() {
   return Machine::get().counters;
 }
 
-void set_schedule(Schedule schedule, std::uint64_t seed) {
+Schedule set_schedule(Schedule schedule, std::uint64_t seed) {
   const std::lock_guard lock(Machine::get().mutex);
-  Machine::get().set_schedule(schedule, seed);
+  return Machine::get().set_schedule(schedule, seed);
 }
 
 void inject(const std::string& call, std::uint64_t nth, int code, bool and_later) {
@@ -182,6 +183,16 @@ void inject(const std::string& call, std::uint64_t nth, int code, bool and_later
 void clear_injected() {
   const std::lock_guard lock(Machine::get().mutex);
   Machine::get().faults.clear();
+}
+
+void begin_trace() {
+  const std::lock_guard lock(Machine::get().mutex);
+  Machine::get().trace.emplace();
+}
+
+std::vector<TracedWork> end_trace() {
+  const std::lock_guard lock(Machine::get().mutex);
+  return std::exchange(Machine::get().trace, std::nullopt).value_or(std::vector<TracedWork>());
 }
 
 }  // namespace cairn::gpusim

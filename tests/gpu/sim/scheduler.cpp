@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include "gpu/sim/settings.h"
 
@@ -59,9 +60,9 @@ Machine::Machine() {
   for (int device = 0; device < gpus; ++device) default_streams_.push_back(make_stream(device));
 }
 
-void Machine::set_schedule(Schedule schedule, std::uint64_t seed) {
-  schedule_ = schedule;
+Schedule Machine::set_schedule(Schedule schedule, std::uint64_t seed) {
   random_.seed(seed);
+  return std::exchange(schedule_, schedule);
 }
 
 Stream* Machine::make_stream(int device) {
@@ -88,6 +89,7 @@ void Machine::queue(Stream& stream, Work work) {
   start_background();
   stream.clock.learn(host_);
   const Point point{stream.id, ++stream.queued};
+  if (trace) trace->push_back({work.name, point, stream.clock});
   stream.queue.push_back({std::move(work), point, stream.clock, {}, Time::now()});
   stream.clock.learn(point);
   progress();
@@ -245,6 +247,7 @@ void Machine::progress() {
 }
 
 void Machine::run_overdue() {
+  if (trace) return;
   const auto now = Time::now();
   for (bool ran = true; ran;) {
     ran = false;

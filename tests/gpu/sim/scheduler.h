@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -73,6 +74,7 @@ class Machine {
   Memory memory;
   Counters counters;
   std::vector<Fault> faults;
+  std::optional<std::vector<TracedWork>> trace;
   int gpus = 1;
   int captures = 0;  // under way
   int lost = 0;      // the error that every later call answers, as after a fault of a kernel
@@ -80,7 +82,7 @@ class Machine {
   Stream* make_stream(int device);
   Stream* default_stream(int device) { return default_streams_[static_cast<std::size_t>(device)]; }
   Stream* find(void* handle);
-  void set_schedule(Schedule schedule, std::uint64_t seed);
+  Schedule set_schedule(Schedule schedule, std::uint64_t seed);
 
   void queue(Stream& stream, Work work);
   void record(Event& event, Stream& stream);

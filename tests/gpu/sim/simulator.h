@@ -22,6 +22,9 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
+
+#include "gpu/sim/order.h"
 
 namespace cairn::gpusim {
 
@@ -36,12 +39,30 @@ struct Counters {
 };
 Counters counters();
 
-/// For the launches from now on.
-void set_schedule(Schedule schedule, std::uint64_t seed);
+/// For the launches from now on; returns the one before.
+Schedule set_schedule(Schedule schedule, std::uint64_t seed);
 
 /// The nth next call of an entry point (1: the next one) answers `code` instead of being done; with
 /// `and_later`, every one after it too.
 void inject(const std::string& call, std::uint64_t nth, int code, bool and_later = false);
 void clear_injected();
+
+/// A work of a stream, and what is known to be done when it runs: by the order of its stream, by
+/// events, and by what the host had waited for or seen done when it was queued.
+struct TracedWork {
+  std::string name;  // "cudaMemcpyAsync in gelu"
+  Point point;
+  Clock clock;
+  bool runs_after(const TracedWork& other) const { return clock.knows(other.point); }
+  /// Whether a GPU may run both at a time.
+  bool runs_beside(const TracedWork& other) const {
+    return !runs_after(other) && !other.runs_after(*this);
+  }
+};
+
+/// Keeps the works that are queued from now on, in order; end_trace() returns them. Meanwhile nothing
+/// runs that nobody waits for (Schedule::late), so that the host sees done only what must be.
+void begin_trace();
+std::vector<TracedWork> end_trace();
 
 }  // namespace cairn::gpusim

@@ -13,10 +13,11 @@
 // these the process holds a few megabytes at a time: the rest is the system's to keep or write out.
 //
 // Copies run on two streams of their own, one each way, beside the computation. At most two
-// tensors are on their way out: the third waits, so memory is bounded. In the backward, the tensor
-// that was offloaded before the one asked for is fetched ahead. A storage that several operations
-// save, whole or in views, is copied once and comes back as one. Parameters and storages below
-// `min_bytes` stay where they are.
+// tensors are on their way out: the third waits, so memory is bounded. In the backward, the two that
+// were offloaded before the one asked for are fetched ahead: where no operation saves more than two,
+// none waits for all of its own. A GPU's host keeps at most three fetches ahead of the backward that
+// runs. A storage that several operations save, whole or in views, is copied once and comes back as
+// one. Parameters and storages below `min_bytes` stay where they are.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,7 @@ struct OffloadOptions {
   /// Of the files, on the CPU; empty: the system's temporary folder. On a GPU not used.
   std::string folder;
   std::size_t min_bytes = 64 << 10;
-  /// Fetches, beside what is asked for, what was offloaded before it.
+  /// Fetches, beside what is asked for, the two tensors that were offloaded before it.
   bool fetch_ahead = true;
 };
 
