@@ -25,6 +25,16 @@ struct UpdateTypes {
   bool operator==(const UpdateTypes&) const = default;
 };
 
+// What training has most.
+inline constexpr UpdateTypes kPlain{DType::f32, DType::f32, DType::f32, Truth::weight};
+inline constexpr UpdateTypes kO2F16{DType::f16, DType::f16, DType::f32, Truth::master};
+inline constexpr UpdateTypes kO2BF16{DType::bf16, DType::bf16, DType::f32, Truth::master};
+// gradients of several backwards
+inline constexpr UpdateTypes kSumsF16{DType::f32, DType::f16, DType::f32, Truth::master};
+inline constexpr UpdateTypes kSumsBF16{DType::f32, DType::bf16, DType::f32, Truth::master};
+inline constexpr UpdateTypes kRemainder{DType::bf16, DType::bf16, DType::f32, Truth::joined};
+inline constexpr UpdateTypes kCompact{DType::bf16, DType::bf16, DType::bf16, Truth::joined};
+
 struct UpdateChunk {
   UpdateTypes types;
   const void* gradient;

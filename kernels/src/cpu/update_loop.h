@@ -275,21 +275,13 @@ struct Told {
 template <class Loop>
 HWY_INLINE void with_types(const UpdateTypes& types, const Loop& loop) {
   if constexpr (kLanes < Real >> 1) {
-    constexpr auto f32 = DType::f32, f16 = DType::f16, bf16 = DType::bf16;
-    constexpr UpdateTypes plain{f32, f32, f32, Truth::weight};
-    constexpr UpdateTypes o2_f16{f16, f16, f32, Truth::master};
-    constexpr UpdateTypes o2_bf16{bf16, bf16, f32, Truth::master};
-    constexpr UpdateTypes sums_f16{f32, f16, f32, Truth::master};  // of several backwards
-    constexpr UpdateTypes sums_bf16{f32, bf16, f32, Truth::master};
-    constexpr UpdateTypes remainder{bf16, bf16, f32, Truth::joined};
-    constexpr UpdateTypes compact{bf16, bf16, bf16, Truth::joined};
-    if (types == plain) return loop(Known<plain>{});
-    if (types == o2_f16) return loop(Known<o2_f16>{});
-    if (types == o2_bf16) return loop(Known<o2_bf16>{});
-    if (types == sums_f16) return loop(Known<sums_f16>{});
-    if (types == sums_bf16) return loop(Known<sums_bf16>{});
-    if (types == remainder) return loop(Known<remainder>{});
-    if (types == compact) return loop(Known<compact>{});
+    if (types == kPlain) return loop(Known<kPlain>{});
+    if (types == kO2F16) return loop(Known<kO2F16>{});
+    if (types == kO2BF16) return loop(Known<kO2BF16>{});
+    if (types == kSumsF16) return loop(Known<kSumsF16>{});
+    if (types == kSumsBF16) return loop(Known<kSumsBF16>{});
+    if (types == kRemainder) return loop(Known<kRemainder>{});
+    if (types == kCompact) return loop(Known<kCompact>{});
   }
   loop(Told{types});
 }
