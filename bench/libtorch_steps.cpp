@@ -1,6 +1,7 @@
 // The C++ side of scripts/bench_libtorch. Prints a JSON line: median and fastest milliseconds of a repeat, or bytes.
 //
-//   libtorch_steps update cairn|torch            AdamW on GPT-2's 124M parameters in 148 tensors, f32
+//   libtorch_steps update cairn|checked|torch    AdamW on GPT-2's 124M parameters in 148 tensors, f32; checked: gradients
+//                                                are looked through first, as step() does unless told otherwise
 //   libtorch_steps step cairn|torch NET STEPS    a training step at O0, both with torch::optim::AdamW's rule; NET: convnet, resnet
 //   libtorch_steps ranks convnet STEPS           the convnet's step of RANK of WORLD_SIZE
 //   libtorch_steps recompute STEPS               forward and backward of 12 blocks, each recomputed
@@ -64,7 +65,7 @@ Times update_of_torch() {
   return times([&] { optimizer.step(); }, 5);
 }
 
-Times update_of_cairn() {
+Times update_of_cairn(bool check) {
   Gpt2Weights weights;
   libtorch::Model model(weights);
   optim::FusedAdam optimizer(model.parameters(), {.weight_decay = 0.01});
@@ -72,7 +73,7 @@ Times update_of_cairn() {
     libtorch::to_torch(tensor.gradient_slot().memory()).normal_();
     tensor.gradient_slot().mark_written();
   }
-  return times([&] { optimizer.step({.keep_gradients = true}); }, 15);
+  return times([&] { optimizer.step({.check = check, .keep_gradients = true}); }, 15);
 }
 
 // ---- Steps
@@ -235,7 +236,7 @@ int main(int argc, char** argv) {
   const auto number = [&](std::size_t i) { return std::max(1, std::atoi(word(i).c_str())); };
   torch::manual_seed(1);
   if (word(0) == "update") {
-    print(word(1) == "torch" ? update_of_torch() : update_of_cairn());
+    print(word(1) == "torch" ? update_of_torch() : update_of_cairn(word(1) == "checked"));
   } else if (word(0) == "step") {
     print(step(word(1), word(2), number(3)));
   } else if (word(0) == "ranks") {

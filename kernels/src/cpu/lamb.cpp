@@ -64,47 +64,51 @@ void LambMomentsChunk(const UpdateChunk& c, const LambOptions& options, LambNorm
   const math::Lamb<Real> lamb(options);
   const Prepared prepared(c.scalars);
   PackSquares weight, update;
-  for_packs(0, c.count, [&](auto io, auto size, std::int64_t i) HWY_ATTR {
+  const auto body = [=, &weight, &update](auto types, auto io, auto size,
+                                          std::int64_t i) CAIRN_PACK_BODY {
     constexpr int N = decltype(size)::value;
-    prefetch<N>(c.gradient, c.gradient_dtype, i);
-    prefetch_truth<N>(c, i);
-    prefetch<N>(c.moment1, c.moment_dtype, i);
-    prefetch<N>(c.moment2, c.moment_dtype, i);
-    const Pack<N> gradient = load_pack<N>(io, c.gradient_dtype, c.gradient, i);
-    const Pack<N> w = load_truth<N>(io, c, i);
-    Pack<N> m = load_pack<N>(io, c.moment_dtype, c.moment1, i);
-    Pack<N> v = load_pack<N>(io, c.moment_dtype, c.moment2, i);
+    const UpdateTypes t = types.get();
+    prefetch<N>(c.gradient, t.gradient, i);
+    prefetch_truth<N>(t, c, i);
+    prefetch<N>(c.moment1, t.moment, i);
+    prefetch<N>(c.moment2, t.moment, i);
+    const Pack<N> gradient = load_pack<N>(io, t.gradient, c.gradient, i);
+    const Pack<N> w = load_truth<N>(io, t, c, i);
+    Pack<N> m = load_pack<N>(io, t.moment, c.moment1, i);
+    Pack<N> v = load_pack<N>(io, t.moment, c.moment2, i);
     for (int k = 0; k < N; ++k) {
       lamb.update_moments(prepared(gradient.of[k], w.of[k]), m.of[k], v.of[k]);
     }
-    store_pack<N>(io, m, c.moment_dtype, c.moment1, i);
-    store_pack<N>(io, v, c.moment_dtype, c.moment2, i);
-    if (c.moment_dtype == DType::bf16) {  // as the second pass will see them
-      m = load_pack<N>(io, c.moment_dtype, c.moment1, i);
-      v = load_pack<N>(io, c.moment_dtype, c.moment2, i);
+    store_pack<N>(io, m, t.moment, c.moment1, i);
+    store_pack<N>(io, v, t.moment, c.moment2, i);
+    if (t.moment == DType::bf16) {  // as the second pass will see them
+      m = load_pack<N>(io, t.moment, c.moment1, i);
+      v = load_pack<N>(io, t.moment, c.moment2, i);
     }
     weight.add(io, w);
     update.add(io, directions(lamb, m, v, w));
-  });
+  };
+  with_types(c.types, [&](auto types) HWY_ATTR { for_packs(types, c, body); });
   norms = {weight.total(), update.total()};
 }
 
 void LambWeightsChunk(const UpdateChunk& c, const LambOptions& options, double step) {
   const math::Lamb<Real> lamb(options);
   const Real length(step);
-  const auto body = [&](auto io, auto size, std::int64_t i) HWY_ATTR {
+  const auto body = [=](auto types, auto io, auto size, std::int64_t i) CAIRN_PACK_BODY {
     constexpr int N = decltype(size)::value;
-    prefetch_truth<N>(c, i);
-    prefetch<N>(c.moment1, c.moment_dtype, i);
-    prefetch<N>(c.moment2, c.moment_dtype, i);
-    Pack<N> w = load_truth<N>(io, c, i);
-    const Pack<N> m = load_pack<N>(io, c.moment_dtype, c.moment1, i);
-    const Pack<N> v = load_pack<N>(io, c.moment_dtype, c.moment2, i);
+    const UpdateTypes t = types.get();
+    prefetch_truth<N>(t, c, i);
+    prefetch<N>(c.moment1, t.moment, i);
+    prefetch<N>(c.moment2, t.moment, i);
+    Pack<N> w = load_truth<N>(io, t, c, i);
+    const Pack<N> m = load_pack<N>(io, t.moment, c.moment1, i);
+    const Pack<N> v = load_pack<N>(io, t.moment, c.moment2, i);
     const Pack<N> u = directions(lamb, m, v, w);
     for (int k = 0; k < N; ++k) w.of[k] = w.of[k] - length * u.of[k];
-    store_truth<N>(io, w, c, i);
+    store_truth<N>(io, w, t, c, i);
   };
-  for_update_packs(c, body);
+  with_types(c.types, [&](auto types) HWY_ATTR { for_update_packs(types, c, body); });
 }
 
 }  // namespace HWY_NAMESPACE

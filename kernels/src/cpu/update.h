@@ -11,11 +11,35 @@
 
 namespace cairn::kernels {
 
+/// Where the f32 value of a weight is.
+enum class Truth : std::uint8_t {
+  weight,  // in the weight itself; there is no master
+  master,  // in an f32 master beside it
+  joined,  // in a bf16 weight and an i16 remainder; see math/master.h
+};
+
+/// What the tensors of a chunk hold; absent moments count as f32.
+struct UpdateTypes {
+  DType gradient, weight, moment;
+  Truth truth;
+  bool operator==(const UpdateTypes&) const = default;
+};
+
+// What training has most.
+inline constexpr UpdateTypes kPlain{DType::f32, DType::f32, DType::f32, Truth::weight};
+inline constexpr UpdateTypes kO2F16{DType::f16, DType::f16, DType::f32, Truth::master};
+inline constexpr UpdateTypes kO2BF16{DType::bf16, DType::bf16, DType::f32, Truth::master};
+// gradients of several backwards
+inline constexpr UpdateTypes kSumsF16{DType::f32, DType::f16, DType::f32, Truth::master};
+inline constexpr UpdateTypes kSumsBF16{DType::f32, DType::bf16, DType::f32, Truth::master};
+inline constexpr UpdateTypes kRemainder{DType::bf16, DType::bf16, DType::f32, Truth::joined};
+inline constexpr UpdateTypes kCompact{DType::bf16, DType::bf16, DType::bf16, Truth::joined};
+
 struct UpdateChunk {
-  DType gradient_dtype, weight_dtype, master_dtype, moment_dtype;
+  UpdateTypes types;
   const void* gradient;
   void* weight;
-  void* master;   // null: the weight is the truth
+  void* master;   // Truth::weight: null
   void* moment1;  // null: none
   void* moment2;
   std::int64_t count;
@@ -34,16 +58,18 @@ inline bool past_the_caches(const UpdateList& list) {
   return bytes >= kStreamedBytes;
 }
 
+inline Truth truth_of(const UpdateItem& item) {
+  if (item.master == nullptr) return Truth::weight;
+  return item.master_dtype == DType::i16 ? Truth::joined : Truth::master;
+}
+
 inline UpdateChunk chunk_of(const UpdateItem& item, const Chunk& chunk, const EntryScalars& scalars,
                             bool streamed) {
   const auto at = [&](void* data, DType dtype) -> void* {
     const std::int64_t bytes = chunk.begin * static_cast<std::int64_t>(core::size_of(dtype));
     return data == nullptr ? nullptr : static_cast<char*>(data) + bytes;
   };
-  return {item.gradient_dtype,
-          item.weight_dtype,
-          item.master_dtype,
-          item.moment_dtype,
+  return {{item.gradient_dtype, item.weight_dtype, item.moment_dtype, truth_of(item)},
           at(item.gradient, item.gradient_dtype),
           at(item.weight, item.weight_dtype),
           at(item.master, item.master_dtype),

@@ -1,9 +1,9 @@
 // The vector loop of an optimizer update over one chunk. Included once per instruction set, after
 // cpu/simd.h.
 //
-// Dtypes are told apart inside the loop, once for each pack of vectors: the branches are always
-// predicted and the loop waits for memory, whereas a loop for each of the 42 mixes of dtypes would
-// be compiled for each rule and instruction set.
+// The mixes of dtypes that training has most have loops of their own. In the others dtypes are told
+// apart inside the loop, once for each pack of vectors: that takes up to 1.5 times as long, but a
+// loop for each of the 42 mixes would be compiled for each rule and instruction set.
 #if defined(CAIRN_KERNELS_CPU_UPDATE_LOOP_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CAIRN_KERNELS_CPU_UPDATE_LOOP_H_
 #undef CAIRN_KERNELS_CPU_UPDATE_LOOP_H_
@@ -14,6 +14,9 @@
 #include "cpu/simd.h"
 #include "cpu/update.h"
 #include "math/master.h"
+
+#undef CAIRN_PACK_BODY
+#define CAIRN_PACK_BODY HWY_ATTR __attribute__((always_inline))  // a call for each pack is dear
 
 HWY_BEFORE_NAMESPACE();
 namespace cairn::kernels {
@@ -194,9 +197,10 @@ HWY_INLINE void store_split(Part io, Floats w, BFloat16* weight, std::int16_t* r
 #endif
 
 template <int N, class Io>
-HWY_INLINE Pack<N> load_truth(Io io, const UpdateChunk& c, std::int64_t i) {
-  if (c.master == nullptr) return load_pack<N>(io, c.weight_dtype, c.weight, i);
-  if (c.master_dtype == DType::f32) {
+HWY_INLINE Pack<N> load_truth(Io io, const UpdateTypes& types, const UpdateChunk& c,
+                              std::int64_t i) {
+  if (types.truth == Truth::weight) return load_pack<N>(io, types.weight, c.weight, i);
+  if (types.truth == Truth::master) {
     return load_pack<N>(io, static_cast<const float*>(c.master) + i);
   }
   const auto* high = static_cast<const BFloat16*>(c.weight) + i;
@@ -209,11 +213,12 @@ HWY_INLINE Pack<N> load_truth(Io io, const UpdateChunk& c, std::int64_t i) {
 }
 
 template <int N, class Io>
-HWY_INLINE void store_truth(Io io, const Pack<N>& pack, const UpdateChunk& c, std::int64_t i) {
-  if (c.master == nullptr) return store_pack<N>(io, pack, c.weight_dtype, c.weight, i);
-  if (c.master_dtype == DType::f32) {
+HWY_INLINE void store_truth(Io io, const Pack<N>& pack, const UpdateTypes& types,
+                            const UpdateChunk& c, std::int64_t i) {
+  if (types.truth == Truth::weight) return store_pack<N>(io, pack, types.weight, c.weight, i);
+  if (types.truth == Truth::master) {
     store_pack<N>(io, pack, static_cast<float*>(c.master) + i);
-    return leave_pack<N>(io, pack, c.weight_dtype, c.weight, i);
+    return leave_pack<N>(io, pack, types.weight, c.weight, i);
   }
   auto* high = static_cast<BFloat16*>(c.weight) + i;
   auto* low = static_cast<std::int16_t*>(c.master) + i;
@@ -229,23 +234,23 @@ HWY_INLINE void store_truth(Io io, const Pack<N>& pack, const UpdateChunk& c, st
   }
 }
 
-/// Bytes ahead of the loop at which memory is asked for: with as many streams as an update reads,
-/// that gains up to a tenth over the processor's own prefetching (1 and 3 KiB gain less).
-inline constexpr std::int64_t kAhead = 2048;
+/// Bytes ahead of the loop at which memory is asked for; 0: that is left to the processor. With as
+/// many streams as an update reads, processors with AVX-512 gain up to a tenth by it (at 1 and 3 KiB
+/// less), and one without loses as much.
+inline constexpr std::int64_t kAhead = HWY_TARGET == HWY_AVX3 ? 2048 : 0;
 
 template <int N>
 HWY_INLINE void prefetch(const void* p, DType dtype, std::int64_t i) {
-  if (N == 1 || p == nullptr) return;
+  if (kAhead == 0 || N == 1 || p == nullptr) return;
   const auto size = static_cast<std::int64_t>(core::size_of(dtype));
   const char* const from = static_cast<const char*>(p) + i * size + kAhead;
   for (std::int64_t k = 0; k < N * kLanes<Real> * size; k += 64) hwy::Prefetch(from + k);
 }
 template <int N>
-HWY_INLINE void prefetch_truth(const UpdateChunk& c, std::int64_t i) {
-  prefetch<N>(c.master, c.master_dtype, i);
-  if (c.master == nullptr || c.master_dtype == DType::i16) {
-    prefetch<N>(c.weight, c.weight_dtype, i);
-  }
+HWY_INLINE void prefetch_truth(const UpdateTypes& types, const UpdateChunk& c, std::int64_t i) {
+  if (types.truth == Truth::master) return prefetch<N>(c.master, DType::f32, i);
+  if (types.truth == Truth::joined) prefetch<N>(c.master, DType::i16, i);
+  prefetch<N>(c.weight, types.weight, i);
 }
 
 /// g of every rule, from the gradient as it lies.
@@ -255,53 +260,81 @@ struct Prepared {
   HWY_INLINE Real operator()(Real gradient, Real w) const { return fma(l2, w, gradient * scale); }
 };
 
-/// Calls body(io, pack size, i) so that every element of a chunk is visited once.
+/// Types that the compiler knows.
+template <UpdateTypes kTypes>
+struct Known {
+  HWY_INLINE UpdateTypes get() const { return kTypes; }
+};
+/// Types that are told apart in the loop.
+struct Told {
+  UpdateTypes types;
+  HWY_INLINE UpdateTypes get() const { return types; }
+};
+
+/// Calls loop(types), known ones for the mixes that training has most.
+template <class Loop>
+HWY_INLINE void with_types(const UpdateTypes& types, const Loop& loop) {
+  if constexpr (kLanes < Real >> 1) {
+    if (types == kPlain) return loop(Known<kPlain>{});
+    if (types == kO2F16) return loop(Known<kO2F16>{});
+    if (types == kO2BF16) return loop(Known<kO2BF16>{});
+    if (types == kSumsF16) return loop(Known<kSumsF16>{});
+    if (types == kSumsBF16) return loop(Known<kSumsBF16>{});
+    if (types == kRemainder) return loop(Known<kRemainder>{});
+    if (types == kCompact) return loop(Known<kCompact>{});
+  }
+  loop(Told{types});
+}
+
+/// Vectors of a pack: those of four tensors and the constants of a rule stay in 32 registers, or 16
+/// under AVX2, where spilling them costs a quarter of the time.
+inline constexpr int kPack = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 template <int N>
 struct PackSize {
   static constexpr int value = N;
 };
+
+/// Calls body(types, io, pack size, i) for elements [begin, n), a vector at a time.
 template <class Body>
-HWY_INLINE void for_packs(std::int64_t begin, std::int64_t n, const Body& body) {
-  constexpr int kPack = 4;
+HWY_NOINLINE void for_rest(Told types, std::int64_t begin, std::int64_t n, const Body& body) {
   std::int64_t i = begin;
-  for (; i + kPack * kLanes<Real> <= n; i += kPack * kLanes<Real>) {
-    body(Whole<Real>{}, PackSize<kPack>{}, i);
-  }
-  for (; i + kLanes<Real> <= n; i += kLanes<Real>) body(Whole<Real>{}, PackSize<1>{}, i);
+  for (; i + kLanes<Real> <= n; i += kLanes<Real>) body(types, Whole<Real>{}, PackSize<1>{}, i);
   if constexpr (kLanes < Real >> 1) {
-    if (i < n) body(Part{n - i}, PackSize<1>{}, i);
+    if (i < n) body(types, Part{n - i}, PackSize<1>{}, i);
   }
 }
-/// The same where io.leave() goes to a half tensor `left`, past the caches.
-template <class Body>
-HWY_INLINE void for_streamed_packs(std::int64_t n, const void* left, const Body& body) {
-  if constexpr (kLanes < Real >> 1) {
-    constexpr int kPack = 4;
-    constexpr std::uintptr_t kBytes = kLanes<Real> * 4;  // a whole vector, which two become
-    const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(left) % kBytes;
-    const auto head = past == 0 ? 0 : static_cast<std::int64_t>((kBytes - past) / 2);
-    std::int64_t i = head < n ? head : n;
-    for_packs(0, i, body);
-    for (; i + kPack * kLanes<Real> <= n; i += kPack * kLanes<Real>) {
-      body(Streamed{}, PackSize<kPack>{}, i);
-    }
-    for_packs(i, n, body);
-    hwy::FlushStream();
-  } else {
-    for_packs(0, n, body);
+/// The same for all of a chunk, a pack at a time; Io: Whole or Streamed.
+template <class Io, class Types, class Body>
+HWY_INLINE void for_packs_from(std::int64_t head, Types types, const UpdateChunk& c,
+                               const Body& body) {
+  const Body own = body;  // which no store can change
+  if (head > 0) for_rest(Told{c.types}, 0, head, body);
+  std::int64_t i = head;
+  for (; i + kPack * kLanes<Real> <= c.count; i += kPack * kLanes<Real>) {
+    own(types, Io{}, PackSize<kPack>{}, i);
   }
+  if (i < c.count) for_rest(Told{c.types}, i, c.count, body);
+}
+template <class Types, class Body>
+HWY_INLINE void for_packs(Types types, const UpdateChunk& c, const Body& body) {
+  for_packs_from<Whole<Real>>(0, types, c, body);
 }
 
-/// The same for a body that ends with store_truth().
-template <class Body>
-HWY_INLINE void for_update_packs(const UpdateChunk& c, const Body& body) {
-  const bool leaves = c.streamed && c.master != nullptr && c.master_dtype == DType::f32 &&
-                      core::is_half(c.weight_dtype);
-  if (leaves) {
-    for_streamed_packs(c.count, c.weight, body);
-  } else {
-    for_packs(0, c.count, body);
+/// The same for a body that ends with store_truth(): a half weight beside an f32 master goes past
+/// the caches where the chunk says so.
+template <class Types, class Body>
+HWY_INLINE void for_update_packs(Types types, const UpdateChunk& c, const Body& body) {
+  if constexpr (kLanes < Real >> 1) {
+    const UpdateTypes t = types.get();
+    if (c.streamed && t.truth == Truth::master && core::is_half(t.weight)) {
+      constexpr std::uintptr_t kBytes = kLanes<Real> * 4;  // a whole vector, which two become
+      const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(c.weight) % kBytes;
+      const auto head = past == 0 ? 0 : static_cast<std::int64_t>((kBytes - past) / 2);
+      for_packs_from<Streamed>(head < c.count ? head : c.count, types, c, body);
+      return hwy::FlushStream();
+    }
   }
+  for_packs(types, c, body);
 }
 
 /// One pass over a chunk: every load, the rule, every store.
@@ -309,26 +342,27 @@ template <class Rule>
 HWY_INLINE void update_chunk(const UpdateChunk& c, const Rule& rule) {
   const Prepared prepared(c.scalars);
   const Real inverse(c.scalars.inverse);
-  const auto body = [&](auto io, auto size, std::int64_t i) HWY_ATTR {
+  const auto body = [=](auto types, auto io, auto size, std::int64_t i) CAIRN_PACK_BODY {
     constexpr int N = decltype(size)::value;
-    prefetch<N>(c.gradient, c.gradient_dtype, i);
-    prefetch_truth<N>(c, i);
-    prefetch<N>(c.moment1, c.moment_dtype, i);
-    prefetch<N>(c.moment2, c.moment_dtype, i);
-    const Pack<N> gradient = load_pack<N>(io, c.gradient_dtype, c.gradient, i);
-    Pack<N> w = load_truth<N>(io, c, i);
+    const UpdateTypes t = types.get();
+    prefetch<N>(c.gradient, t.gradient, i);
+    prefetch_truth<N>(t, c, i);
+    prefetch<N>(c.moment1, t.moment, i);
+    prefetch<N>(c.moment2, t.moment, i);
+    const Pack<N> gradient = load_pack<N>(io, t.gradient, c.gradient, i);
+    Pack<N> w = load_truth<N>(io, t, c, i);
     Pack<N> moment1, moment2;
-    if (c.moment1 != nullptr) moment1 = load_pack<N>(io, c.moment_dtype, c.moment1, i);
-    if (c.moment2 != nullptr) moment2 = load_pack<N>(io, c.moment_dtype, c.moment2, i);
+    if (c.moment1 != nullptr) moment1 = load_pack<N>(io, t.moment, c.moment1, i);
+    if (c.moment2 != nullptr) moment2 = load_pack<N>(io, t.moment, c.moment2, i);
     for (int k = 0; k < N; ++k) {
       rule.update(prepared(gradient.of[k], w.of[k]), inverse, moment1.of[k], moment2.of[k],
                   w.of[k]);
     }
-    if (c.moment1 != nullptr) store_pack<N>(io, moment1, c.moment_dtype, c.moment1, i);
-    if (c.moment2 != nullptr) store_pack<N>(io, moment2, c.moment_dtype, c.moment2, i);
-    store_truth<N>(io, w, c, i);
+    if (c.moment1 != nullptr) store_pack<N>(io, moment1, t.moment, c.moment1, i);
+    if (c.moment2 != nullptr) store_pack<N>(io, moment2, t.moment, c.moment2, i);
+    store_truth<N>(io, w, t, c, i);
   };
-  for_update_packs(c, body);
+  with_types(c.types, [&](auto types) HWY_ATTR { for_update_packs(types, c, body); });
 }
 
 }  // namespace HWY_NAMESPACE
