@@ -28,6 +28,10 @@ struct Gradient {
   bool scaled = false;          // some of it by amp, at a scale other than 1
 
   bool exists() const { return !of_rank.empty(); }
+  /// Values of losses are never 0.
+  bool is_on(int rank) const {
+    return exists() && of_rank[static_cast<std::size_t>(rank)].front() != 0.0;
+  }
   Values mean() const {
     Values mean(of_rank.front().size(), 0.0);
     for (const Values& own : of_rank) {
