@@ -96,6 +96,7 @@ class Backward : public Command {
   }
   /// Only some have a gradient that this loss may not add to.
   bool some_ranks_refuse(const Case& now) const {
+    if (now.reference.some_may_refuse) return true;
     const auto refuses = [&](int rank) {
       for (int p = 0; p < kParameters; ++p) {
         const Gradient& gradient = now.reference.parameters[at(p)].gradient;
@@ -186,9 +187,10 @@ class Backward : public Command {
     for (int p = 0; p < kParameters; ++p) {
       Parameter& parameter = reference.parameters[at(p)];
       if (!parameter.trainable || !loss_.reaches(p)) continue;
-      reference.may_refuse = reference.may_refuse || parameter.gradient.exists();
+      reference.some_may_refuse = reference.some_may_refuse || parameter.gradient.exists();
       add(parameter, p, now, scaled, threw);
     }
+    reference.may_refuse = reference.may_refuse || reference.some_may_refuse;
     pending.doubtful = true;
     pending.overflow = false;
     if (loss_.by_amp) reference.pending.push_back(pending);
@@ -597,7 +599,7 @@ class Clear : public Command {
     reference.clear(optimizer_ < 0 ? now.all_optimizers() : bit(optimizer_));
     if (optimizer_ < 0) {
       for (Parameter& p : reference.parameters) p.gradient = {};
-      reference.may_refuse = false;
+      reference.may_refuse = reference.some_may_refuse = false;
     }
     if (!now.any_gradient()) now.backwards = 0;
     now.check();
