@@ -25,13 +25,8 @@ struct Trainer {
     return o;
   }
   Tensor loss(double gradient) { return ddp(input(gradient)); }
-  /// b's gradient is written when a's backward throws.
-  Tensor broken_loss() {
-    const Tensor x = input(1.0);
-    const Tensor of_a =
-        autograd::sum(autograd::mul(autograd::apply(Breaks{&broken}, model.a()), x));
-    return autograd::add(of_a, autograd::sum(autograd::mul(model.b(), x)));
-  }
+  /// Its first operation's backward throws, ahead of all gradients.
+  Tensor broken_loss() { return autograd::apply(Breaks{&broken}, loss(1.0)); }
   template <class Backward>
   void lose(Backward backward) {
     EXPECT_THROW(backward(broken_loss()), core::OutOfMemory);
@@ -141,14 +136,10 @@ TEST(Apart, ABackwardThatAmpRefusesOnOneRankEndsOnAll) {
   });
 }
 
-/// Its first operation's backward throws, ahead of all gradients.
 TEST(Apart, ABackwardThatBreaksOffOnOneRankBeforeItReducesEndsOnAll) {
   expect_together([](Trainer& t) {
     for (int round = 0; round < 2; ++round) {
-      const auto backward = [&] {
-        const Tensor loss = t.loss(1.0);
-        t.by_amp(t.loses() ? autograd::apply(Breaks{&t.broken}, loss) : loss);
-      };
+      const auto backward = [&] { t.by_amp(t.loses() ? t.broken_loss() : t.loss(1.0)); };
       EXPECT_THAT(refusal(backward), HasSubstr("expected memory"));
     }
   });
