@@ -55,6 +55,21 @@ void ScaledLoss::backward() const {
   autograd::backward(loss_, {}, {.scale = scale_});
 }
 
+namespace {
+
+/// Ranks that reduce what the loss reaches must not wait for one that cannot begin its backward.
+void refuse(const optim::Optimizer& optimizer, const std::string& why) {
+  for (const optim::ParameterGroup& group : optimizer.groups()) {
+    for (const NamedTensor& parameter : group.parameters) {
+      const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+      if (const auto reducer = slot == nullptr ? nullptr : slot->reducer())
+        return reducer->refuse(why);
+    }
+  }
+}
+
+}  // namespace
+
 Segment& Amp::Impl::begin_segment(const LossOptions& which, const char* where) {
   CAIRN_CHECK(!released, where,
               "expected a handle whose models are initialized, got a released one");
@@ -66,7 +81,13 @@ Segment& Amp::Impl::begin_segment(const LossOptions& which, const char* where) {
   std::sort(reached.begin(), reached.end());
   if (which.optimizers.empty()) reached = every_optimizer();
   for (const std::size_t index : reached) {
-    segments.optimizers()[index].optimizer->check_scaler(scaler_id());
+    const optim::Optimizer& optimizer = *segments.optimizers()[index].optimizer;
+    try {
+      optimizer.check_scaler(scaler_id());
+    } catch (const core::Error& error) {
+      refuse(optimizer, error.what());
+      throw;
+    }
   }
   const double scale =
       device && scaler.dynamic() ? 1.0 : scaler.scale();  // else known to the device

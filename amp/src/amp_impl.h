@@ -66,9 +66,9 @@ struct Amp::Impl {
   void check_world(const optim::Optimizer& optimizer) const;
   void check_step(const std::vector<std::size_t>& which, const optim::StepOptions& options);
   /// Updates the scalers, remembers overflows; returns what is to be said of them.
-  std::string judge(const GradientSegments::Resolved& resolved, const Findings& all);
-  std::string judge_loss(int id, double scale, bool check_delayed, const Findings& all);
-  std::string fall_back_if_due(const GradientSegments::Resolved& resolved, const Findings& all);
+  std::string judge(const Findings& all);
+  std::string judge_loss(int id, const EndedLoss& ended, const Findings& all);
+  std::string fall_back_if_due(const Findings& all);
   std::vector<optim::StepResult> step_on_device(const std::vector<std::size_t>& which,
                                                 optim::StepOptions options);
   void throw_if_collapsed();

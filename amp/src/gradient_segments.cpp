@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cairn/core/error.h"
+#include "cairn/core/scaler.h"
 
 namespace cairn::amp {
 
@@ -11,6 +12,18 @@ namespace {
 template <class T>
 bool contains(const std::vector<T>& list, const T& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+/// Of the gradients in an optimizer's slots, which lie at one scale; null: it has none there.
+const core::GradientScale* scale_of(const optim::Optimizer& optimizer) {
+  for (const optim::ParameterGroup& group : optimizer.groups()) {
+    for (const NamedTensor& parameter : group.parameters) {
+      const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+      if (slot != nullptr && parameter.tensor.requires_grad() && slot->holds_gradient())
+        return &slot->scale();
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -79,9 +92,12 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
   for (const std::size_t index : optimizers) {
     Optimizer& entry = optimizers_[index];
     const bool sums = entry.optimizer->has_stash();
-    if (!entry.open && !sums && entry.optimizer->has_gradient()) begin(0, 1.0, {index});
+    const core::GradientScale* scale = sums ? nullptr : scale_of(*entry.optimizer);
+    const bool is_of_others = scale != nullptr && scale->scaler == core::kSomeScaler;
+    if (!entry.open && scale != nullptr && !is_of_others) begin(0, 1.0, {index});
     const SegmentPtr segment = entry.open;
-    resolved.scales.push_back(sums || !segment ? 1.0 : segment->scale);
+    const double without = is_of_others ? scale->factor : 1.0;
+    resolved.scales.push_back(sums ? 1.0 : segment ? segment->scale : without);
     if (sums && segment) stash(index);
     if (!reads) continue;
     pending.push_back(entry.optimizer->begin_check(options.norm_type));

@@ -1,5 +1,7 @@
 #include "overflow_agreement.h"
 
+#include <bit>
+#include <cstdint>
 #include <optional>
 #include <sstream>
 
@@ -10,11 +12,14 @@ namespace cairn::amp {
 
 namespace {
 
-// A line each: "gradient", "layer NAME", "optimizer INDEX", "loss ID", and below its loss "own|sum INF NAN
-// PARAMETER".
+// A line each: "ended ID DELAYED BITS" (of its scale), "gradient", "layer NAME", "optimizer INDEX", "loss ID", and below its
+// loss "own|sum INF NAN PARAMETER".
 
 std::string encode(const Findings& findings, const char* source) {
   std::ostringstream out;
+  for (const auto& [id, loss] : findings.ended)
+    out << "ended " << id << ' ' << loss.check_delayed << ' '
+        << std::bit_cast<std::uint64_t>(loss.scale) << '\n';
   if (findings.gradient) out << "gradient\n";
   if (!findings.layer.empty()) out << "layer " << findings.layer << '\n';
   for (const std::size_t index : findings.optimizers) out << "optimizer " << index << '\n';
@@ -35,7 +40,14 @@ void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
     std::istringstream in(line);
     std::string kind;
     in >> kind;
-    if (kind == "gradient") {
+    if (kind == "ended") {
+      int id = 0;
+      std::uint64_t bits = 0;
+      EndedLoss ended;
+      in >> id >> ended.check_delayed >> bits;
+      ended.scale = std::bit_cast<double>(bits);
+      all.ended.try_emplace(id, ended);
+    } else if (kind == "gradient") {
       all.gradient = true;
     } else if (kind == "layer") {
       std::string layer;

@@ -1,5 +1,5 @@
-// How the ranks of a job agree on what overflowed: each says what it found in a few bytes (none
-// where all was finite), and all come to the same findings from what all said.
+// How the ranks of a job agree on what a step ends and what overflowed: each says what it has and found in a few
+// bytes, and all come to the same findings from what all said.
 #pragma once
 
 #include <map>
@@ -13,8 +13,15 @@
 
 namespace cairn::amp {
 
+/// A loss that a step ends.
+struct EndedLoss {
+  double scale = 1.0;          // of its last backward
+  bool check_delayed = false;  // by it
+};
+
 /// What one rank, or all together, found.
 struct Findings {
+  std::map<int, EndedLoss> ended;  // by loss_id; of all: as the first rank that has it says
   std::map<int, std::vector<Culprit>> losses;  // that overflowed, by loss_id
   std::set<std::size_t> optimizers;            // whose gradients are not finite
   bool gradient = false;                       // any parameter has one

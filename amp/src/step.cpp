@@ -20,6 +20,7 @@ Findings findings_of(const GradientSegments::Resolved& resolved,
     if (!resolved.reports[k].finite()) found.optimizers.insert(which[k]);
   }
   for (const SegmentPtr& segment : resolved.segments) {
+    found.ended[segment->loss_id] = {segment->scale, segment->check_delayed};
     if (segment->nonfinite.empty()) continue;
     std::vector<Culprit>& culprits = found.losses[segment->loss_id];
     for (const optim::NonFinite& n : segment->nonfinite) {
@@ -127,13 +128,13 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
               "overflows; a static loss_scale may go unchecked)");
 }
 
-std::string Amp::Impl::judge_loss(int id, double scale, bool check_delayed, const Findings& all) {
+std::string Amp::Impl::judge_loss(int id, const EndedLoss& ended, const Findings& all) {
   Loss& loss = losses[static_cast<std::size_t>(id)];
   const auto found = all.losses.find(id);
   const bool overflow = found != all.losses.end();
   const bool at_minimum = loss.scaler.at_minimum();
   const double before = loss.scaler.scale();
-  if (check_delayed) {
+  if (ended.check_delayed) {
     loss.carried = loss.carried || overflow;
   } else {
     loss.scaler.update(overflow || loss.carried);
@@ -144,29 +145,26 @@ std::string Amp::Impl::judge_loss(int id, double scale, bool check_delayed, cons
     return {};
   }
   loss.remember(found->second, at_minimum);
-  const Overflow record{steps, id, scale, found->second};
+  const Overflow record{steps, id, ended.scale, found->second};
   overflows.push_back(record);
   while (static_cast<int>(overflows.size()) > options.overflow_history) overflows.pop_front();
   return core::str(options.num_losses > 1 ? core::str("loss ", id, ": ") : std::string(),
                    record.describe(options.world.size), "; ", scale_change(before, loss.scaler));
 }
 
-std::string Amp::Impl::judge(const GradientSegments::Resolved& resolved, const Findings& all) {
+std::string Amp::Impl::judge(const Findings& all) {
   std::string text;
-  std::map<int, SegmentPtr> last;  // of each loss
-  for (const SegmentPtr& segment : resolved.segments) last[segment->loss_id] = segment;
-  for (const auto& [id, segment] : last) {
-    const std::string said = judge_loss(id, segment->scale, segment->check_delayed, all);
+  for (const auto& [id, ended] : all.ended) {
+    const std::string said = judge_loss(id, ended, all);
     if (!text.empty() && !said.empty()) text += "; ";
     text += said;
   }
   return text;
 }
 
-std::string Amp::Impl::fall_back_if_due(const GradientSegments::Resolved& resolved,
-                                        const Findings& all) {
-  for (const SegmentPtr& segment : resolved.segments) {
-    if (!all.losses.contains(segment->loss_id)) fallback.stepped(segment->loss_id);
+std::string Amp::Impl::fall_back_if_due(const Findings& all) {
+  for (const auto& [id, ended] : all.ended) {
+    if (!all.losses.contains(id)) fallback.stepped(id);
   }
   if (all.losses.empty()) return {};
   const auto& [id, culprits] = *all.losses.begin();
@@ -225,7 +223,7 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
   for (const std::size_t index : which) {
     skips.push_back(std::exchange(segments.optimizers()[index].poisoned, false));
   }
-  const std::string reason = all.gradient ? judge(resolved, all) : std::string();
+  const std::string reason = all.gradient ? judge(all) : std::string();
 
   std::vector<optim::StepResult> results;
   for (std::size_t k = 0; k < which.size(); ++k) {
@@ -238,7 +236,7 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
     if (skips[k]) explain_skip(reason, all, results.back());
   }
   segments.end(which);
-  const std::string fell = fall_back_if_due(resolved, all);
+  const std::string fell = fall_back_if_due(all);
   for (optim::StepResult& result : results) result.reason += fell;
   throw_if_collapsed();
   return results;

@@ -367,16 +367,21 @@ std::string text_of_current_exception() {
   }
 }
 
-// Every callback is called and every slot aborted, whatever a callback throws: the caller gets the error
+// Every callback and reducer is called and every slot aborted, whatever is thrown there: the caller gets the error
 // that ended the run.
 void abort(RunRecord& run, const std::string& error) {
-  for (const auto& callback : run.on_abort) {
+  const auto tell = [&](const auto& whom) {
     try {
-      callback(error);
+      whom(error);
     } catch (...) {
-      log::warn("backward: after '{}', a callback of on_abort threw: {}", error,
+      log::warn("backward: after '{}', who was told of it threw: {}", error,
                 text_of_current_exception());
     }
+  };
+  for (const auto& callback : run.on_abort) tell(callback);
+  for (const Tensor& leaf : run.leaves) {
+    const auto reducer = leaf.gradient_slot().reducer();
+    if (reducer) tell([&](const std::string& why) { reducer->refuse(why); });
   }
   for (const Tensor& leaf : run.leaves) leaf.gradient_slot().abort(error);
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/scaler.h"
 #include "cairn/core/tensor.h"
 
 namespace cairn::core {
@@ -61,8 +62,9 @@ std::string describe(const GradientScale& scale) {
 /// Gradients of both may be added up: in memory at one scale, in the sum (which is unscaled) by one
 /// scaler.
 bool GradientSlot::agrees_with(const GradientScale& scale) const {
-  if (holds_gradient()) return scale_ == scale;
-  return !summed_ || scale_.scaler == scale.scaler;
+  if (!holds_gradient() && !summed_) return true;
+  const bool at_one_scale = !holds_gradient() || scale_.factor == scale.factor;
+  return at_one_scale && is_same_scaler(scale_.scaler, scale.scaler);
 }
 
 void GradientSlot::begin(RunId run, const GradientScale& scale, const std::string& name) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
+#include "cairn/core/scaler.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
@@ -125,7 +126,7 @@ void Optimizer::check_scaler(std::uint64_t scaler) const {
     for (const auto& [name, tensor] : group.parameters) {
       if (!has_pending(tensor)) continue;
       const std::uint64_t whose = tensor.gradient_slot().scale().scaler;
-      CAIRN_CHECK(whose == scaler, "optimizer", "expected ",
+      CAIRN_CHECK(core::is_same_scaler(whose, scaler), "optimizer", "expected ",
                   scaler == 0 ? "gradients that nobody scaled" : "gradients that amp scaled",
                   ", got '", name, "' ",
                   whose == 0    ? "whose loss went through a plain backward"

@@ -341,8 +341,8 @@ Tensor CairnRank::loss_of(const Loss& loss) {
     const auto b = [&](const Tensor& x) { return (*ddps_[1])(half(x)); };
     return autograd::to(net_->through(a, b, input), dtype);
   };
-  const Tensor value = forward();
   named_.clear();
+  const Tensor value = forward();
   for (const amp::ExplainMisfit& misfit : explain.report().misfits) {
     const bool same_on_all = loss.odd_reach == 0 && loss.throwing_rank < 0;
     if (same_on_all && !misfit.where.empty()) named_.push_back(misfit.where);

@@ -28,6 +28,10 @@ struct Gradient {
   bool scaled = false;          // some of it by amp, at a scale other than 1
 
   bool exists() const { return !of_rank.empty(); }
+  /// Values of losses are never 0.
+  bool is_on(int rank) const {
+    return exists() && of_rank[static_cast<std::size_t>(rank)].front() != 0.0;
+  }
   Values mean() const {
     Values mean(of_rank.front().size(), 0.0);
     for (const Values& own : of_rank) {
@@ -129,6 +133,7 @@ struct Reference : State {
   std::vector<Pending> pending;
   std::vector<Answer> skips;  // by optimizer: a loss that reaches it overflowed in another's step
   bool may_refuse = false;    // a backward that added broke off: all may refuse until it is cleared
+  bool some_may_refuse = false;  // it did so on some ranks
 
   double lr(int optimizer, bool driven) const {
     const auto o = static_cast<std::size_t>(optimizer);
@@ -172,7 +177,7 @@ struct Reference : State {
     pending.clear();
     std::fill(skips.begin(), skips.end(), Answer::no);
     for (Scale& scale : scales) scale.carried = false;
-    may_refuse = false;
+    may_refuse = some_may_refuse = false;
   }
   void load(const State& file) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {

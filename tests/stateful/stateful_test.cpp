@@ -68,8 +68,8 @@ void run(const Script& script, const std::function<void(const std::string&)>& sa
   say("done");
 }
 
-constexpr unsigned kSeconds = 30;  // after which a sequence counts as hung
-constexpr char kEnd = '\0';        // of each thing said
+constexpr unsigned kSeconds = 120;  // after which a sequence counts as hung
+constexpr char kEnd = '\0';         // of each thing said
 
 /// run() in a process of its own, so that a crash and a hang are findings like others and shrink
 /// too. Empty: the two agreed; else where they parted.

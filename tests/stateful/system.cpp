@@ -126,7 +126,7 @@ void System::resize(int ranks) {
   if (ranks == 1) return;
   for (int rank = 1; rank < ranks; ++rank) workers_.push_back(std::make_unique<Worker>());
   // Longer than a busy machine keeps a thread waiting; OneRankThrows waits it out.
-  constexpr std::chrono::seconds kTimeout{5};
+  constexpr std::chrono::seconds kTimeout{20};
   groups_ = parallel::ProcessGroup::in_process(
       ranks, {.timeout = kTimeout, .heartbeat_timeout = kTimeout});
 }

@@ -41,8 +41,8 @@ class Backward : public Command {
     if (apart && (now.setup.ranks == 1 || !now.finds_unused() || now.setup.wiring.two_ddps))
       return false;
     // Some may wait for the rank that throws, which may come back: until their timeout (OneRankThrows).
-    // With half weights memory is laid out by what a rank holds, and ranks that disagree on it break.
-    if (apart && throws && (synchronise_ || now.half())) return false;
+    if (apart && throws && synchronise_) return false;
+    if ((!synchronise_ || micro_batches_ > 1) && some_ranks_refuse(now)) return false;
     if (apart && overflows && !overflow_is_reached()) return false;
     if (now.setup.wiring.static_graph && !is_the_static_one(now)) return false;
     if (window_ && now.setup.ddp && now.setup.wiring.two_ddps) return false;  // whose world?
@@ -93,6 +93,22 @@ class Backward : public Command {
   bool overflow_is_reached() const {
     const int p = loss_.first();
     return loss_.overflow_rank == 0 ? loss_.reaches(p, 0) : loss_.reaches(p, 1);
+  }
+  /// Only some have a gradient that this loss may not add to.
+  bool some_ranks_refuse(const Case& now) const {
+    if (now.reference.some_may_refuse) return true;
+    const auto refuses = [&](int rank) {
+      for (int p = 0; p < kParameters; ++p) {
+        const Gradient& gradient = now.reference.parameters[at(p)].gradient;
+        const bool meets = loss_.by_amp || loss_.reaches(p, rank);
+        if (meets && gradient.is_on(rank) && gradient.plain == loss_.by_amp) return true;
+      }
+      return false;
+    };
+    for (int rank = 1; rank < now.setup.ranks; ++rank) {
+      if (refuses(rank) != refuses(0)) return true;
+    }
+    return false;
   }
   bool is_the_static_one(const Case& now) const {
     return loss_.reach == 3 && loss_.odd_reach == now.setup.wiring.static_odd_reach;
@@ -171,9 +187,10 @@ class Backward : public Command {
     for (int p = 0; p < kParameters; ++p) {
       Parameter& parameter = reference.parameters[at(p)];
       if (!parameter.trainable || !loss_.reaches(p)) continue;
-      reference.may_refuse = reference.may_refuse || parameter.gradient.exists();
+      reference.some_may_refuse = reference.some_may_refuse || parameter.gradient.exists();
       add(parameter, p, now, scaled, threw);
     }
+    reference.may_refuse = reference.may_refuse || reference.some_may_refuse;
     pending.doubtful = true;
     pending.overflow = false;
     if (loss_.by_amp) reference.pending.push_back(pending);
@@ -582,7 +599,7 @@ class Clear : public Command {
     reference.clear(optimizer_ < 0 ? now.all_optimizers() : bit(optimizer_));
     if (optimizer_ < 0) {
       for (Parameter& p : reference.parameters) p.gradient = {};
-      reference.may_refuse = false;
+      reference.may_refuse = reference.some_may_refuse = false;
     }
     if (!now.any_gradient()) now.backwards = 0;
     now.check();

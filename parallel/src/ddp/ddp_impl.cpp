@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/scaler.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/likely_mistakes.h"
@@ -17,6 +18,7 @@ namespace {
 constexpr std::int64_t kGapBytes = 63;  // the arena aligns its slots to 64
 constexpr const char* kReach = "which parameters losses reach";
 constexpr char kRefusal = '!';  // in its place, before why
+constexpr char kPlanned = 'p', kUnplanned = 'u';
 
 DistributedOptions of_the_reducer(DistributedOptions options) {
   options.find_unused_parameters = options.static_graph = options.broadcast_buffers = false;
@@ -88,6 +90,11 @@ void DistributedDataParallel::Impl::connect() {
   }
 }
 
+bool DistributedDataParallel::Impl::is_reduced(const Tensor& parameter) const {
+  return parameter.requires_grad() && optim::GradientArena::of(parameter) == arena &&
+         parameter.gradient_slot().placed();
+}
+
 void DistributedDataParallel::Impl::plan() {
   trained.clear();
   gradient_of.clear();
@@ -95,13 +102,11 @@ void DistributedDataParallel::Impl::plan() {
   std::vector<TensorView> views;
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     const Tensor& tensor = parameters[p].tensor;
-    const core::GradientSlot& slot = tensor.gradient_slot();
-    if (!tensor.requires_grad() || optim::GradientArena::of(tensor) != arena || !slot.placed())
-      continue;
+    if (!is_reduced(tensor)) continue;
     gradient_of[tensor.id()] = trained.size();
     trained.push_back(p);
     names.push_back(parameters[p].name);
-    views.push_back(slot.memory());
+    views.push_back(tensor.gradient_slot().memory());
   }
   reducer.register_gradients(names, views, {.gap_bytes = kGapBytes, .partial = true});
   graph_known = false;
@@ -110,7 +115,15 @@ void DistributedDataParallel::Impl::plan() {
   agreed = false;
 }
 
+/// Every rank, or none. A parameter that was unfrozen or cast on some ranks only would be waited for without end.
+void DistributedDataParallel::Impl::plan_anew() {
+  if (group.world_size() > 1) check_same_model(*model, group);
+  plan();
+}
+
+/// Follows what the user has changed, which all ranks have.
 void DistributedDataParallel::Impl::follow_model(bool in_backward) {
+  group.check();
   NamedTensors now = model->parameters();
   if (same_tensors(now, parameters)) return;
   const NamedTensors added = without(now, parameters);
@@ -136,18 +149,8 @@ void DistributedDataParallel::Impl::follow_model(bool in_backward) {
   planned_generation = 0;
 }
 
-void DistributedDataParallel::Impl::prepare(bool in_backward) {
-  group.check();
-  follow_model(in_backward);
-  if (arena->stale()) arena->refresh();
-  if (planned_generation == arena->generation()) return;
-  // A parameter that was unfrozen or cast on some ranks only would be waited for without end.
-  if (group.world_size() > 1) check_same_model(*model, group);
-  plan();
-}
-
 void DistributedDataParallel::Impl::forward_begins(const Tensor& x) {
-  prepare(false);
+  follow_model(false);
   const bool in_training = group.world_size() > 1 && reduces() && model->training();
   if (in_training && !batches_known && first_batch.empty()) first_batch = digest_of_batch(x);
   if (!in_training || !options.broadcast_buffers || buffers.empty()) return;
@@ -172,7 +175,7 @@ void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
   if (!reduces()) return;
   if (run != autograd::current_run()) begin();
   const auto gradient = gradient_of.find(parameter.id());
-  if (gradient != gradient_of.end()) reducer.mark_ready(gradient->second);
+  if (gradient != gradient_of.end() && !late) reducer.mark_ready(gradient->second);
 }
 
 /// Where ranks may reach other parameters, one whose loss reaches a gradient that is broken, or that another scaler's loss has left,
@@ -182,7 +185,7 @@ void DistributedDataParallel::Impl::check_what_is_left() {
   for (std::size_t i = 0; finds_unused() && i < trained.size(); ++i) {
     core::GradientSlot& slot = slot_of(i);
     const bool holds = slot.state() != State::writing && (slot.holds_gradient() || slot.has_sum());
-    const bool other = holds && slot.scale().scaler != scale.scaler;
+    const bool other = holds && !core::is_same_scaler(slot.scale().scaler, scale.scaler);
     if (!other && slot.state() != State::broken) continue;
     if (slot.claim(std::make_shared<char>())) continue;  // nobody would have stepped it
     const std::string& name = parameter_of(i).name;
@@ -202,7 +205,7 @@ void DistributedDataParallel::Impl::check_what_is_left() {
 
 void DistributedDataParallel::Impl::begin() {
   meet();
-  run = autograd::current_run();
+  run = told_run = autograd::current_run();
   met = false;
   local_checks.begin_pass();
   autograd::on_backward_end([this] { finish(); },
@@ -212,25 +215,30 @@ void DistributedDataParallel::Impl::begin() {
 
 /// What the ranks tell each other at the start of a backward that reduces.
 void DistributedDataParallel::Impl::meet() {
-  prepare(true);
+  follow_model(true);
+  if (arena->stale()) arena->refresh();
   begin_joined();
   if (!std::exchange(batches_known, true)) warn_of_same_batches(first_batch, group);
+  if (!has_plan() && !finds_unused()) plan_anew();
 }
 
 void DistributedDataParallel::Impl::break_off(const std::string& error) {
   run = 0;
-  agreed = false;
+  agreed = late = false;
   reducer.abandon();  // before anybody writes there again
   if (met) group.give_up(core::str("its backward failed: ", error));
 }
 
 bool DistributedDataParallel::Impl::asks_what_is_reached() const {
-  return finds_unused() && (!options.static_graph || !graph_known || !agreed);
+  return finds_unused() && (!options.static_graph || !graph_known || !agreed || !has_plan());
 }
 
-/// The others hear of it where they ask what this rank's loss reaches.
+/// A backward that cannot begin, or breaks off before it has told anything: the others hear of it where they ask what this rank's
+/// loss reaches.
 void DistributedDataParallel::Impl::refuse(const std::string& why) {
-  if (!reduces() || run == autograd::current_run() || !asks_what_is_reached()) return;
+  if (!reduces() || !asks_what_is_reached()) return;
+  const core::RunId current = autograd::current_run();
+  if (current != 0 && current == std::exchange(told_run, current)) return;
   meet();
   group.exchange(kRefusal + why, kReach);
   group.give_up(why);
@@ -238,29 +246,37 @@ void DistributedDataParallel::Impl::refuse(const std::string& why) {
 
 /// The engine has begun the slots of all parameters that the loss reaches.
 void DistributedDataParallel::Impl::mark_what_is_not_reached() {
-  std::vector<bool> reaches(trained.size()),
-      reached(trained.size());  // by this loss; by this or an earlier one
-  for (std::size_t i = 0; i < reached.size(); ++i) {
-    const core::GradientSlot& slot = slot_of(i);
-    reaches[i] = slot.state() == core::GradientSlot::State::writing;
-    reached[i] = reaches[i] || slot.holds_gradient();
+  std::vector<bool> reaches(parameters.size()),
+      reached(parameters.size());  // by this loss; by this or an earlier one
+  for (std::size_t p = 0; p < reached.size(); ++p) {
+    const Tensor& tensor = parameters[p].tensor;
+    const core::GradientSlot& slot = tensor.gradient_slot();
+    reaches[p] = is_reduced(tensor) && slot.state() == core::GradientSlot::State::writing;
+    reached[p] = reaches[p] || (is_reduced(tensor) && slot.holds_gradient());
   }
+  const bool asks = asks_what_is_reached();
+  const std::vector<bool> heard = asks ? exchange_reached(reached) : reached_somewhere;
   if (options.static_graph) check_static(reaches);
-  if (asks_what_is_reached()) exchange_reached(reached);
+  reached_somewhere = heard;
   graph_known = true;
   unused.clear();
-  for (std::size_t i = 0; i < reached.size(); ++i) {
-    if (reaches[i]) continue;
-    if (reached[i]) {
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    if (reaches[trained[i]]) continue;
+    if (!reached[trained[i]]) unused.push_back(parameter_of(i).name);
+    if (late) continue;
+    if (reached[trained[i]]) {
       reducer.mark_ready(i);  // what an earlier backward left here
-      continue;
-    }
-    unused.push_back(parameter_of(i).name);
-    if (reached_somewhere[i]) {
-      mark_zero(i);
     } else {
-      reducer.mark_unused(i);
+      mark_unreached(i);
     }
+  }
+}
+
+void DistributedDataParallel::Impl::mark_unreached(std::size_t gradient) {
+  if (reached_somewhere[trained[gradient]]) {
+    mark_zero(gradient);
+  } else {
+    reducer.mark_unused(gradient);
   }
 }
 
@@ -273,22 +289,42 @@ void DistributedDataParallel::Impl::check_static(const std::vector<bool>& reache
       continue;
     fail_everywhere(core::str(
         "expected the loss to reach the same parameters in every backward (static_graph), got '",
-        parameter_of(i).name, "', which ",
+        parameters[i].name, "', which ",
         reaches[i] ? "the first one did not reach" : "only the first one reached"));
   }
 }
 
-void DistributedDataParallel::Impl::exchange_reached(const std::vector<bool>& reached) {
-  std::string bits;
-  for (const bool bit : reached) bits += bit && !shadows() ? '1' : '0';
-  reached_somewhere.assign(reached.size(), false);
+/// What all ranks reach, by parameter. What they have of earlier backwards may differ, and with it where gradients lie: they
+/// plan anew together.
+std::vector<bool> DistributedDataParallel::Impl::exchange_reached(
+    const std::vector<bool>& reached) {
+  std::string text{slots_letter(), has_plan() ? kPlanned : kUnplanned};
+  for (const bool bit : reached) text += bit && !shadows() ? '1' : '0';
   met = true;
-  const auto ranks = group.exchange(bits, kReach);
+  const auto ranks = group.exchange(text, kReach);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank][0] == kRefusal)
-      core::fail("ddp", "rank ", rank, " cannot begin its backward: ", ranks[rank].substr(1));
-    for (std::size_t i = 0; i < reached.size(); ++i)
-      reached_somewhere[i] = reached_somewhere[i] || ranks[rank].at(i) == '1';
+      core::fail("ddp", "rank ", rank, " gave its backward up: ", ranks[rank].substr(1));
+  }
+  std::vector<bool> somewhere(reached.size(), false);
+  bool all_planned = true;
+  for (const std::string& rank : ranks) {
+    late = late || rank[0] != ranks[0][0];
+    all_planned = all_planned && rank[1] == kPlanned;
+    for (std::size_t p = 0; p < reached.size(); ++p)
+      somewhere[p] = somewhere[p] || rank.at(p + 2) == '1';
+  }
+  if (!all_planned && !late) plan_anew();
+  return somewhere;
+}
+
+/// All slots are written: they may move.
+void DistributedDataParallel::Impl::mark_late() {
+  late = false;
+  arena->use_f32_slots();
+  plan_anew();
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    if (!slot_of(i).holds_gradient()) mark_unreached(i);
   }
 }
 
@@ -317,6 +353,7 @@ void DistributedDataParallel::Impl::before_reduction(const std::vector<std::size
 }
 
 void DistributedDataParallel::Impl::finish() {
+  if (late) mark_late();
   std::vector<std::size_t> without_gradient;
   std::vector<std::string> names;
   for (std::size_t i = 0; i < trained.size(); ++i) {
@@ -341,7 +378,7 @@ void DistributedDataParallel::Impl::finish() {
   };
   if (!finds_unused() && std::none_of(parameters.begin(), parameters.end(), has_sum)) agreed = true;
   for (std::size_t i = 0; finds_unused() && shadows() && i < trained.size(); ++i) {
-    if (!reached_somewhere[i]) slot_of(i).clear();  // zero() reached it, and no loss did
+    if (!reached_somewhere[trained[i]]) slot_of(i).clear();  // zero() reached it, and no loss did
   }
   if (uneven) uneven->announced.clear();
 }
@@ -406,7 +443,7 @@ bool DistributedDataParallel::Impl::others_go_on() {
               "others_go_on(), got others_go_on() again");
   uneven->samples = 0;
   while (true) {
-    prepare(false);
+    follow_model(false);
     const auto heard = announce('d');
     const auto active = std::find_if(heard.begin(), heard.end(),
                                      [](const std::string& other) { return other[0] != 'd'; });

@@ -29,9 +29,14 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.
   void connect();
   /// Follows the model and the arena where the user, amp or an optimizer has changed them.
-  void prepare(bool in_backward);
   void follow_model(bool in_backward);
+  bool is_reduced(const Tensor& parameter) const;
+  bool has_plan() const { return planned_generation == arena->generation(); }
   void plan();
+  void plan_anew();
+  /// Where half gradients are: the arena of a rank that adds to some turns to f32.
+  static constexpr char kWide = 'w', kNarrow = 'n';
+  char slots_letter() const { return arena->f32_slots() ? kWide : kNarrow; }
   void forward_begins(const Tensor& x);
   void sync_buffers(int root);
 
@@ -42,9 +47,11 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   void break_off(const std::string& error);
   bool asks_what_is_reached() const;
   void mark_what_is_not_reached();
-  void exchange_reached(const std::vector<bool>& reached);
+  std::vector<bool> exchange_reached(const std::vector<bool>& reached);
   void check_static(const std::vector<bool>& reaches);
+  void mark_unreached(std::size_t gradient);
   void mark_zero(std::size_t gradient);
+  void mark_late();
   void check_what_is_left();
   void before_reduction(const std::vector<std::size_t>& places);
   void finish();
@@ -85,15 +92,17 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   std::string first_batch;     // its digest
   bool batches_known = false;  // to be other ones on every rank, or warned of
 
-  core::RunId run = 0;        // the reducing backward under way; 0: none
-  bool met = false;           // the others are in it too
-  core::RunId seen_run = 0;   // the last one that a hook was called in
+  core::RunId run = 0;       // the reducing backward under way; 0: none
+  bool met = false;          // the others are in it too
+  bool late = false;         // ranks' slots differ: it reduces when all of them are f32, at its end
+  core::RunId seen_run = 0;  // the last one that a hook was called in
+  core::RunId told_run = 0;  // the last one that the others have heard of
   core::GradientScale scale;  // of its loss
   bool agreed = false;        // the ranks know of each other what a step has to reduce
 
   // What losses reach.
   std::vector<std::string> unused;
-  std::vector<bool> reached_somewhere;  // on some rank, by gradient
+  std::vector<bool> reached_somewhere;  // on some rank, by parameter
   bool graph_known = false;  // static_graph: reached_somewhere is that of the first backward
   std::vector<bool> static_reached;  // by this rank's first loss; empty: it had none
 

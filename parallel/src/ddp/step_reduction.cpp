@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cairn/core/error.h"
+#include "cairn/core/scaler.h"
 #include "cairn/kernels/beside.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
@@ -17,6 +18,7 @@ namespace {
 struct Held {
   char kind = '-';      // nothing; 'g': a gradient, 's': a sum, 'b': a broken one
   char place = '-';     // 'l': this rank's own, 'r': reduced
+  char scaler = '-';    // 'n': nobody, 'a': an amp::Amp
   double factor = 1.0;  // of a gradient's scale
 
   bool operator==(const Held&) const = default;
@@ -30,10 +32,12 @@ using AllHeld = std::vector<Held>;  // by parameter
 Held held_of(const Tensor& parameter) {
   const core::GradientSlot* slot = parameter.gradient_slot_or_null();
   if (slot == nullptr || !parameter.requires_grad()) return {};
-  if (slot->state() == core::GradientSlot::State::broken) return {'b', '-', 1.0};
+  if (slot->state() == core::GradientSlot::State::broken) return {'b', '-', '-', 1.0};
   if (!slot->has_sum() && !slot->holds_gradient()) return {};
   const char place = slot->needs_reduction() ? 'l' : 'r';
-  return slot->has_sum() ? Held{'s', place, 1.0} : Held{'g', place, slot->scale().factor};
+  const char scaler = slot->scale().scaler == 0 ? 'n' : 'a';
+  return slot->has_sum() ? Held{'s', place, scaler, 1.0}
+                         : Held{'g', place, scaler, slot->scale().factor};
 }
 
 /// Neighbours that are alike are told once.
@@ -41,7 +45,7 @@ std::string text_of(const AllHeld& all) {
   std::string text;
   for (std::size_t i = 0, end = 0; i < all.size(); i = end) {
     while (end < all.size() && all[end] == all[i]) ++end;
-    text += core::str(end - i, " ", all[i].kind, " ", all[i].place, " ",
+    text += core::str(end - i, " ", all[i].kind, " ", all[i].place, " ", all[i].scaler, " ",
                       std::bit_cast<std::uint64_t>(all[i].factor), "\n");
   }
   return text;
@@ -52,7 +56,7 @@ AllHeld parse_held(const std::string& text) {
   std::istringstream in(text);
   std::size_t count = 0;
   std::uint64_t bits = 0;
-  for (Held held; in >> count >> held.kind >> held.place >> bits;) {
+  for (Held held; in >> count >> held.kind >> held.place >> held.scaler >> bits;) {
     held.factor = std::bit_cast<double>(bits);
     all.insert(all.end(), count, held);
   }
@@ -63,7 +67,7 @@ AllHeld parse_held(const std::string& text) {
 struct Whole {
   bool is_local = false;
   bool as_sum = false;  // the parts add up in sums only
-  double factor = 1.0;  // of a gradient's scale
+  core::GradientScale scale;
 };
 
 Whole whole_of(const std::vector<AllHeld>& ranks, std::size_t parameter) {
@@ -76,13 +80,12 @@ Whole whole_of(const std::vector<AllHeld>& ranks, std::size_t parameter) {
     if (first == nullptr) first = &held;
     whole.as_sum = whole.as_sum || held.is_sum() || held.factor != first->factor;
   }
-  if (first != nullptr) whole.factor = first->factor;
+  if (first != nullptr) whole.scale = {first->scaler == 'a' ? core::kSomeScaler : 0, first->factor};
   return whole;
 }
 
 /// The slot's part of a gradient that is reduced now.
-void take_part(const Tensor& parameter, const Held& held, const Whole& whole, std::uint64_t scaler,
-               bool keeps_reduced) {
+void take_part(const Tensor& parameter, const Held& held, const Whole& whole, bool keeps_reduced) {
   core::GradientSlot& slot = parameter.gradient_slot();
   const bool only_sum = held.is_sum() && !slot.holds_gradient();
   if (held.is_nothing() && !slot.placed()) slot.set_own(Tensor::empty_like(parameter));
@@ -91,7 +94,7 @@ void take_part(const Tensor& parameter, const Held& held, const Whole& whole, st
     if (!only_sum) kernels::fill(slot.memory(), 0.0);
   }
   if (held.is_nothing()) {
-    slot.mark_written({scaler, whole.factor});
+    slot.mark_written(whole.scale);
   } else if (!held.is_local()) {
     slot.mark_written(slot.scale());
     if (only_sum) slot.mark_stashed();
@@ -113,6 +116,22 @@ void check_whole(const std::vector<AllHeld>& ranks, const NamedTensors& paramete
           rank,
           ", which a backward that failed there had changed in part: ", "clear_grad() drops it");
     }
+  }
+}
+
+/// Some step would refuse what a rank has, whoever takes it.
+void check_scalers(const std::vector<AllHeld>& ranks, const NamedTensors& parameters) {
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const auto has = [&](char scaler) {
+      return std::find_if(ranks.begin(), ranks.end(),
+                          [&](const AllHeld& rank) { return rank.at(p).scaler == scaler; }) -
+             ranks.begin();
+    };
+    const auto nobody = has('n'), amp = has('a'), none = std::ssize(ranks);
+    CAIRN_CHECK(nobody == none || amp == none, "ddp", "expected gradients of '", parameters[p].name,
+                "' that amp scaled on every rank or on none, got one on rank ", amp,
+                " and one that nobody scaled on rank ", nobody,
+                " (precision.backward() for every loss of a step; or clear_grad() first)");
   }
 }
 
@@ -152,14 +171,20 @@ void DistributedDataParallel::Impl::share_what_is_local() {
                   "' (the last micro-batch of a step: no no_sync)"));
   }
   std::vector<AllHeld> ranks;
-  for (const std::string& text : group.exchange(text_of(own), "what a step has to reduce"))
-    ranks.push_back(parse_held(text));
+  bool wide = false;
+  for (const std::string& text :
+       group.exchange(slots_letter() + text_of(own), "what a step has to reduce")) {
+    wide = wide || text[0] == kWide;
+    ranks.push_back(parse_held(text.substr(1)));
+  }
   check_whole(ranks, parameters);
+  check_scalers(ranks, parameters);
   if (!finds_unused()) check_same_parts(ranks, parameters);
+  if (wide) arena->use_f32_slots();
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     const Whole whole = whole_of(ranks, p);
     if (!whole.is_local) continue;
-    take_part(parameters[p].tensor, own[p], whole, scale.scaler, keeps_reduced());
+    take_part(parameters[p].tensor, own[p], whole, keeps_reduced());
   }
   agreed = true;
 }
