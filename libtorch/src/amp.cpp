@@ -25,6 +25,7 @@ Amp::Amp(amp::Amp handle, std::vector<Model*> models)
 
 void Amp::backward(const torch::Tensor& loss, const amp::LossOptions& options,
                    bool retain_graph) const {
+  const GradientsShown shown(models_);
   amp::Amp::backward(loss_of(loss, models_, retain_graph), options);
 }
 
