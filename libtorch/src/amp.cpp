@@ -25,10 +25,11 @@ Amp::Amp(amp::Amp handle, std::vector<Model*> models)
 
 void Amp::backward(const torch::Tensor& loss, const amp::LossOptions& options,
                    bool retain_graph) const {
+  const GradientsShown shown(models_);
   amp::Amp::backward(loss_of(loss, models_, retain_graph), options);
 }
 
-void Amp::before_step() const {
+void Amp::follow_torch() const {
   for (const Model* model : models_) model->impl().follow_torch();
 }
 
@@ -40,20 +41,21 @@ void Amp::after_step() const {
 }
 
 optim::StepResult Amp::step(optim::Optimizer& optimizer, const optim::StepOptions& options) {
-  before_step();
+  follow_torch();
   optim::StepResult result = amp::Amp::step(optimizer, options);
   after_step();
   return result;
 }
 
 optim::StepResult Amp::step(const optim::StepOptions& options) {
-  before_step();
+  follow_torch();
   optim::StepResult result = amp::Amp::step(options);
   after_step();
   return result;
 }
 
 void Amp::release() {
+  follow_torch();
   amp::Amp::release();
   for (const Model* model : models_) {
     model->impl().follow_cairn();

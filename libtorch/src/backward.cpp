@@ -144,8 +144,14 @@ Tensor land_gradient(const Tensor& parameter, const torch::Tensor& gradient) {
   return landed;
 }
 
+GradientsShown::~GradientsShown() {
+  for (const Model* model : models_) model->impl().place_gradients();
+}
+
 void Model::backward(const torch::Tensor& loss, bool retain_graph) {
-  autograd::backward(loss_of(loss, {this}, retain_graph));
+  const std::vector<Model*> models{this};
+  const GradientsShown shown(models);
+  autograd::backward(loss_of(loss, models, retain_graph));
 }
 
 }  // namespace cairn::libtorch

@@ -14,6 +14,19 @@ namespace cairn::libtorch {
 /// where it reaches none of these models'.
 Tensor loss_of(const torch::Tensor& loss, const std::vector<Model*>& models, bool retain_graph);
 
+/// At its end each .grad of these models shows what the slot holds, of parameters too that only other ranks' losses reach: zero_grad()
+/// clears the same on all ranks.
+class GradientsShown {
+ public:
+  explicit GradientsShown(const std::vector<Model*>& models) : models_(models) {}
+  ~GradientsShown();
+  GradientsShown(const GradientsShown&) = delete;
+  GradientsShown& operator=(const GradientsShown&) = delete;
+
+ private:
+  const std::vector<Model*>& models_;
+};
+
 /// From libtorch's hook: moves a complete gradient, or adds it, into the parameter's slot, unless it lies there; returns
 /// the slot's memory. Throws InvalidArgument outside of a backward of Cairn's.
 Tensor land_gradient(const Tensor& parameter, const torch::Tensor& gradient);

@@ -57,7 +57,7 @@ Model::Impl::Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group
                                                    std::make_unique<OnGradient>(*this, i));
   }
   arena = optim::GradientArena::attach(mirror.parameters());
-  if (group != nullptr && group->world_size() > 1) ddp.emplace(mirror, *group, options);
+  if (group != nullptr) ddp.emplace(mirror, *group, options);
 }
 
 Model::Impl::~Impl() {
@@ -115,7 +115,8 @@ void Model::Impl::place_gradients() {
   for (Shared& parameter : parameters) {
     const core::GradientSlot& slot = parameter.ours.gradient_slot();
     torch::Tensor& gradient = parameter.theirs.mutable_grad();
-    if (!slot.holds_gradient()) {
+    const bool broken = slot.state() == core::GradientSlot::State::broken;  // zero_grad() mends it
+    if (!slot.memory().defined() || !(slot.holds_gradient() || broken)) {
       gradient.reset();
     } else if (!gradient.defined() || gradient.data_ptr() != slot.memory().raw_data()) {
       gradient = to_torch(slot.memory());
@@ -168,6 +169,7 @@ nn::Module& Model::module() {
 }
 
 parallel::DistributedDataParallel* Model::ddp() {
+  impl_->follow_torch();
   return impl_->ddp ? &*impl_->ddp : nullptr;
 }
 

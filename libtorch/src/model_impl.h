@@ -34,7 +34,7 @@ struct Model::Impl {
   void follow_torch();
   /// Cairn may have written parameters in place: libtorch hears of those that it has.
   void note_written();
-  /// Each .grad is its slot's view where that holds a gradient, else undefined.
+  /// Each .grad is its slot's view where that holds a gradient, whole or broken, else undefined.
   void place_gradients();
   /// Sums over ranks that another rank keeps: libtorch would add to them, and a backward is to take their place.
   void hide_what_is_replaced();

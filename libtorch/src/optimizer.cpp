@@ -46,21 +46,22 @@ std::vector<optim::ParameterGroup> groups_of(const std::vector<Model*>& models,
   return groups;
 }
 
-/// A parameter as libtorch's optimizer meets it: f32, the unscaled gradient beside it. A half one is its master
-/// meanwhile.
+/// A parameter as libtorch's optimizer meets it, and so its moments: f32, the unscaled gradient beside it. A half one is its
+/// master meanwhile, or a copy.
 class InFull {
  public:
   InFull(torch::Tensor theirs, const kernels::UpdateEntry& entry, double scale)
       : theirs_(std::move(theirs)) {
     CAIRN_CHECK(!entry.master.defined() || entry.master.dtype == DType::f32, "TorchOptimizer",
                 "expected masters in f32 (set_state_options), got ", entry.master.dtype);
-    if (entry.master.defined()) {
+    if (theirs_.scalar_type() != at::kFloat) {
       half_ = theirs_.variable_data();
-      theirs_.set_data(to_torch(Tensor::wrap(entry.master)));
+      theirs_.set_data(entry.master.defined() ? to_torch(Tensor::wrap(entry.master))
+                                              : half_.to(at::kFloat));
     }
     const torch::Tensor gradient = to_torch(Tensor::wrap(entry.gradient));
     torch::Tensor unscaled =
-        gradient.to(theirs_.scalar_type(), false, true).mul_(scale * entry.gradient_factor);
+        gradient.to(at::kFloat, false, true).mul_(scale * entry.gradient_factor);
     if (entry.l2 != 0) unscaled.add_(theirs_, entry.l2);
     theirs_.mutable_grad() = std::move(unscaled);
   }

@@ -1,7 +1,9 @@
 // Two ranks are one: gradients, unused parameters, accumulation, synchronised batch norm, files.
 #include <gmock/gmock.h>
 
+#include "cairn/autograd/engine.h"
 #include "cairn/libtorch/sync_batch_norm.h"
+#include "cairn/optim/sgd.h"
 #include "libtorch/support.h"
 #include "parallel/ranks.h"
 #include "support/message_of.h"
@@ -65,7 +67,7 @@ Outcome train(const parallel::ProcessGroup& group, const amp::Options& base,
       EXPECT_TRUE(precision.step({.gradient_scale = 0.5}).applied);
     }
   }
-  if (model.ddp() != nullptr) {
+  if (group.world_size() > 1) {
     EXPECT_GT(model.ddp()->buckets().size(), 1u);
     for (const auto& bucket : model.ddp()->buckets()) EXPECT_TRUE(bucket.in_place);
     EXPECT_THAT(model.ddp()->unused_parameters(),
@@ -131,6 +133,89 @@ TEST(LibtorchRanks, NameWhatTheLossDoesNotReach) {
                              torch::ones({4, 1, 8, 8}));
     EXPECT_THAT(message_of<core::Error>([&] { model.backward(y.sum()); }),
                 HasSubstr("spare.weight"));
+  });
+}
+
+struct TwoPartsImpl : torch::nn::Module {
+  TwoPartsImpl()
+      : a(register_module("a", torch::nn::Linear(torch::nn::LinearOptions(2, 1).bias(false)))),
+        b(register_module("b", torch::nn::Linear(torch::nn::LinearOptions(2, 1).bias(false)))) {}
+  torch::nn::Linear a, b;
+};
+TORCH_MODULE(TwoParts);
+
+/// Rank 0's loss reaches a alone, whose gradient is {1, 1}, rank 1's both.
+torch::Tensor uneven_loss(libtorch::Model& model, TwoParts& net, int rank) {
+  const auto forward = [&](const torch::Tensor& x) {
+    return rank == 0 ? net->a->forward(x) : net->a->forward(x) + net->b->forward(x);
+  };
+  return model.run(forward, torch::ones({1, 2})).sum();
+}
+
+TEST(LibtorchRanks, ZeroGradClearsWhatOnlyAnotherRanksLossReaches) {
+  run_threads(2, [](parallel::ProcessGroup& group) {
+    for (const bool average : {true, false}) {
+      TwoParts net;
+      libtorch::Model model(*net, group, {.average = average, .find_unused_parameters = true});
+      optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+      auto precision = libtorch::initialize(model, optimizer,
+                                            {.opt_level = OptLevel::O0, .world = model.world()});
+      for (int k = 0; k < 2; ++k) {  // the second loss finds what the first one left
+        precision.backward(uneven_loss(model, net, group.rank()));
+        ASSERT_TRUE(net->b->weight.grad().defined())
+            << "rank " << group.rank() << ", backward " << k;
+      }
+      net->zero_grad();
+      EXPECT_FALSE(precision.step().applied) << "rank " << group.rank();
+      precision.backward(uneven_loss(model, net, group.rank()));
+      EXPECT_TRUE(precision.step().applied) << "rank " << group.rank();
+    }
+  });
+}
+
+TEST(LibtorchRanks, OneWithoutABatchKnowsWhatWasFrozen) {
+  run_threads(2, [](parallel::ProcessGroup& group) {
+    TwoParts net;
+    libtorch::Model model(*net, group);
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+    const auto before = net->b->weight.clone();
+    for (const bool frozen : {true, false}) {
+      net->a->weight.set_requires_grad(!frozen);
+      auto join = model.ddp()->join();
+      if (group.rank() == 1) {
+        const auto forward = [&](const torch::Tensor& x) {
+          return net->a->forward(x) + net->b->forward(x);
+        };
+        model.backward(model.run(forward, torch::ones({1, 2})).sum());
+        optimizer.step();
+      }
+      while (join.others_go_on()) {
+        autograd::backward(join.zero());
+        optimizer.step();
+      }
+    }
+    EXPECT_LE(difference(net->b->weight, before - 2.0), 1e-6) << "rank " << group.rank();
+  });
+}
+
+TEST(LibtorchRanks, OneHasADdpTooWhoseStateLoadsIntoTwo) {
+  StateDict plan;
+  {
+    TwoParts net;
+    libtorch::Model model(*net, parallel::ProcessGroup::single());
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+    auto join = model.ddp()->join();
+    model.backward(uneven_loss(model, net, 1));
+    optimizer.step();
+    EXPECT_FALSE(join.others_go_on());
+    plan = model.ddp()->state_dict();
+  }
+  run_threads(2, [&](parallel::ProcessGroup& group) {
+    TwoParts net;
+    libtorch::Model model(*net, group);
+    model.ddp()->load_state_dict(plan);
+    model.backward(uneven_loss(model, net, 1));
+    EXPECT_EQ(net->b->weight.grad().sum().item<float>(), 2.0f);
   });
 }
 

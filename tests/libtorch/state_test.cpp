@@ -193,6 +193,44 @@ TEST(LibtorchTorchOptimizer, IsSkippedAndUpdatesMasters) {
   EXPECT_THROW(libtorch::TorchOptimizer(model, lbfgs), core::Unsupported);
 }
 
+// 1 + 2^-7 is a bf16 number, 1.5 times it is none.
+TEST(LibtorchTorchOptimizer, KeepsMomentsInF32WithoutMastersToo) {
+  constexpr float kGradient = 1.0F + 0x1p-7F;
+  StateDict state;
+  const auto steps = [&](const amp::Options& options, int count) {
+    torch::nn::Linear net(1, 1);
+    libtorch::Model model(*net);
+    torch::optim::SGD theirs(net->parameters(), torch::optim::SGDOptions(0.125).momentum(0.5));
+    libtorch::TorchOptimizer optimizer(model, theirs);
+    auto precision = libtorch::initialize(model, optimizer, options);
+    if (!state.empty()) optimizer.load_state_dict(state);
+    for (int i = 0; i < count; ++i) {
+      precision.backward((net->bias * kGradient).sum());
+      EXPECT_TRUE(precision.step().applied);
+    }
+    state = optimizer.state_dict();
+    const auto& own = theirs.state().at(net->bias.unsafeGetTensorImpl());
+    const auto moment = static_cast<torch::optim::SGDParamState&>(*own).momentum_buffer();
+    EXPECT_EQ(moment.scalar_type(), torch::kFloat);
+    return moment.item<float>();
+  };
+  EXPECT_EQ(steps({.opt_level = OptLevel::O3, .half_dtype = DType::bf16}, 2), 1.5F * kGradient);
+  EXPECT_EQ(steps({.opt_level = OptLevel::O0}, 1), 1.75F * kGradient) << "loaded at another level";
+}
+
+TEST(LibtorchTorchOptimizer, StepsAdamWithoutMastersInF16) {
+  torch::nn::Linear net(1, 1);
+  libtorch::Model model(*net);
+  torch::optim::Adam theirs(net->parameters(), torch::optim::AdamOptions(0.125));
+  libtorch::TorchOptimizer optimizer(model, theirs);
+  auto precision = libtorch::initialize(
+      model, optimizer, {.opt_level = OptLevel::O3, .half_dtype = DType::f16, .loss_scale = 1.0});
+  const float before = net->bias.item<float>();
+  precision.backward((net->bias * 0x1p-9).sum());  // whose square f16 rounds to 0
+  EXPECT_TRUE(precision.step().applied);
+  EXPECT_NEAR(net->bias.item<float>(), before - 0.125F, 1e-3);
+}
+
 // ---- Recomputation
 
 struct Trace {

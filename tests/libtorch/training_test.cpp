@@ -83,6 +83,16 @@ TEST(LibtorchModel, IsCastInPlaceWithBatchNormsKept) {
   EXPECT_EQ(overridden.net->norm->weight.scalar_type(), torch::kFloat);
 }
 
+TEST(LibtorchModel, IsReleasedWithWhatWasWrittenBefore) {
+  CairnLoop cairn({.opt_level = OptLevel::O2, .half_dtype = DType::bf16});
+  {
+    const torch::NoGradGuard no_grad;
+    cairn.net->conv->weight.fill_(0.5);
+  }
+  cairn.precision.release();
+  EXPECT_TRUE(cairn.net->conv->weight.eq(0.5).all().item<bool>());
+}
+
 TEST(LibtorchModel, CastsInputsAndOutputsInAnyNesting) {
   CairnLoop cairn({.opt_level = OptLevel::O2, .half_dtype = DType::bf16});
   using Inner = std::map<std::string, std::vector<torch::Tensor>>;

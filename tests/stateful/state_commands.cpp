@@ -178,7 +178,7 @@ rc::Gen<std::optional<Setup>> fresh_setups() {
                       [](const auto& drawn) {
                         Setup setup;
                         std::tie(setup.precision, setup.order, setup.frozen, setup.ranks) = drawn;
-                        return std::optional<Setup>(setup);
+                        return std::optional<Setup>(possible(setup));
                       });
 }
 

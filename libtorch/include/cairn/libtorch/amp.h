@@ -32,7 +32,7 @@ class Amp : public amp::Amp {
                         const std::vector<optim::Optimizer*>& optimizers,
                         const amp::Options& options);
   Amp(amp::Amp handle, std::vector<Model*> models);
-  void before_step() const;
+  void follow_torch() const;
   void after_step() const;
 
   std::vector<Model*> models_;

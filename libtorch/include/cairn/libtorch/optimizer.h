@@ -5,8 +5,8 @@
 //   libtorch::TorchOptimizer optimizer(model, theirs);
 //   auto precision = libtorch::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
 //
-// Half parameters are updated in their f32 masters. Rates: each group's lr is the same number here and there;
-// whoever changes either is followed (schedules of both kinds).
+// Half parameters are updated in their f32 masters, or without these in f32 copies for as long; moments are f32. Rates: each group's
+// lr is the same number here and there; whoever changes either is followed (schedules of both kinds).
 #pragma once
 
 #include <torch/optim/optimizer.h>

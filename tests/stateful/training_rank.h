@@ -1,0 +1,407 @@
+// What a rank does in the same way whether its modules are Cairn's or libtorch's: optimizers, amp, windows, epochs, files.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cairn/autograd/engine.h"
+#include "cairn/core/error.h"
+#include "cairn/kernels/master_weight.h"
+#include "system.h"
+
+namespace cairn::stateful {
+
+/// A part of the training state that this training does not have.
+class Nothing : public core::Stateful {
+ public:
+  StateDict state_dict() const override { return {}; }
+  void load_state_dict(const StateDict& /*state*/) override {}
+};
+
+class TrainingRank : public Rank {
+ public:
+  void add_group(int p, int optimizer) override {
+    const auto o = static_cast<std::size_t>(optimizer);
+    parameter(p).clear_grad();
+    optimizers_[o]->add_group({.parameters = {named(p)}, .lr = setup_.rules[o].lr});
+  }
+
+  void initialize(const Precision& precision) override {
+    amp::Options options;
+    options.opt_level = precision.level;
+    options.half_dtype = precision.half;
+    options.num_losses = kLosses;
+    options.collapse_after = 0;
+    options.fallback_after = precision.fallback ? 1000 : 0;
+    options.scaler.init_scale = precision.scale;
+    options.scaler.growth_interval = Scale::kInterval;
+    options.scaler.max_scale = Scale::kMax;
+    if (precision.dynamic) {
+      options.dynamic_loss_scale = true;
+    } else {
+      options.loss_scale = precision.scale;
+    }
+    if (group_) options.world = world();
+    std::vector<optim::Optimizer*> optimizers;
+    for (const auto& optimizer : optimizers_) optimizers.push_back(optimizer.get());
+    start_amp(optimizers, options);
+  }
+
+  void backward(const Loss& loss, bool synchronise, unsigned optimizers) override {
+    std::vector<parallel::DistributedDataParallel::NoSync> alone;
+    for (auto* ddp : ddps()) alone.push_back(ddp->no_sync(!synchronise));
+    backward_of(loss, 1.0, optimizers);
+  }
+
+  void accumulate(const Loss& loss, bool last, unsigned optimizers) override {
+    if (!accumulation_) {
+      accumulation_.emplace(
+          optim::AccumulationOptions{.steps = 1000, .world = ddps().empty() ? World{} : world()});
+    }
+    const optim::MicroBatch micro = accumulation_->begin(samples_of(rank_), {.last = last});
+    backward_of(loss, micro.weight(), optimizers);
+  }
+
+  void give_up_window() override { accumulation_->reset(); }
+
+  Numbers epoch(const Epoch& epoch) override {
+    Numbers applied;
+    const auto take_step = [&] {
+      if (epoch.by_amp) {
+        last_ = step_amp(nullptr, {});
+        return applied.push_back(last_.applied ? 1.0 : 0.0);
+      }
+      for (const auto& optimizer : optimizers_) {
+        last_ = optimizer->step();
+        applied.push_back(last_.applied ? 1.0 : 0.0);
+      }
+    };
+    auto join = ddps().front()->join(epoch.divide_by);
+    for (int k = 0; k < epoch.batches[static_cast<std::size_t>(rank_)]; ++k) {
+      join.samples(samples_of(rank_));
+      backward_of(epoch.loss, 1.0, 0);
+      take_step();
+    }
+    while (join.others_go_on()) {
+      if (epoch.by_amp) {
+        handle()->backward(join.zero(), {.loss_id = epoch.loss.id});
+      } else {
+        autograd::backward(join.zero());
+      }
+      take_step();
+    }
+    named_.clear();  // of a forward that some ranks did not make
+    return applied;
+  }
+
+  // The first two are neighbours, the others lie apart.
+  Numbers reduce_views(std::uint64_t seed) override {
+    if (!reducer_) {
+      reducer_ = std::make_unique<parallel::Reducer>(
+          ddp_group(), parallel::DistributedOptions{.first_bucket_bytes = 1, .bucket_bytes = 20});
+      const Tensor together = Tensor::zeros({4});
+      views_ = {together.alias(together.view().slice(0, 0, 3)),
+                together.alias(together.view().slice(0, 3, 4)), Tensor::zeros({4}),
+                Tensor::zeros({2})};
+      reducer_->register_gradients(
+          {{"a", views_[0]}, {"b", views_[1]}, {"c", views_[2]}, {"d", views_[3]}});
+    }
+    const Values values = view_values(seed, rank_);
+    std::size_t at = 0;
+    for (const Tensor& view : views_) {
+      for (std::int64_t i = 0; i < view.numel(); ++i) {
+        view.data<float>()[i] = static_cast<float>(values[at++]);
+      }
+    }
+    for (std::size_t k = 0; k < views_.size(); ++k) {
+      reducer_->mark_ready(
+          (k * 3 + static_cast<std::size_t>(seed) + static_cast<std::size_t>(rank_)) % 4);
+    }
+    reducer_->wait();
+    Numbers averages;
+    for (const Tensor& view : views_) append(averages, view);
+    return averages;
+  }
+
+  Numbers split(int colors, bool reversed) override {
+    const int color = rank_ % colors;
+    Part part{group_->split(color, reversed ? -rank_ : rank_), {}};
+    for (int rank = 0; rank < group_->world_size(); ++rank) {
+      if (rank % colors == color) part.ranks.push_back(rank);
+    }
+    if (reversed) std::reverse(part.ranks.begin(), part.ranks.end());
+    parts_.push_back(part);
+    if (parts_.size() > 3) parts_.erase(parts_.begin());
+    bool right = true;
+    for (const Part& each : parts_) {
+      const auto size = static_cast<std::int64_t>(each.ranks.size());
+      const Tensor own = Tensor::full({1}, rank_), all = Tensor::zeros({size});
+      each.group.all_gather(own, all, "part");
+      right = right && all.to_vector() == Values(each.ranks.begin(), each.ranks.end());
+    }
+    return {right ? 1.0 : 0.0};
+  }
+
+  Numbers step(const Step& step) override {
+    const optim::StepOptions options{
+        .gradient_scale = step.window > 0 ? accumulation_->finish() : 1.0,
+        .max_gradient_norm = step.max_norm};
+    const auto index = static_cast<std::size_t>(std::max(step.optimizer, 0));
+    if (!step.by_amp) {
+      last_ = step_plainly(*optimizers_[index], options);
+    } else {
+      last_ = step_amp(step.optimizer < 0 ? nullptr : optimizers_[index].get(), options);
+    }
+    for (std::size_t o = 0; o < schedules_.size() && step.schedule; ++o) {
+      if (step.optimizer < 0 || o == index) schedules_[o]->step(last_);
+    }
+    return {last_.applied ? 1.0 : 0.0, last_.gradient_norm};
+  }
+
+  void clear(int optimizer) override {
+    optimizers_[static_cast<std::size_t>(optimizer)]->clear_grad();
+  }
+
+  void save(const std::string& folder, bool amp_first, bool asynchronous) override {
+    with_state(amp_first, [&](checkpointing::TrainingState& state) {
+      if (!asynchronous) state.save(folder, 1);
+      if (asynchronous) state.save_async(folder, 1);
+      state.finish();
+    });
+  }
+
+  void resume(const std::string& path, bool amp_first) override {
+    with_state(amp_first, [&](checkpointing::TrainingState& state) { state.resume(path); });
+  }
+
+  Numbers give_to_another(int p, int optimizer) override {
+    const auto other = make_optimizer({named(p)}, Rule{});
+    Loss loss;
+    loss.by_amp = false;
+    backward(loss, true, 0);
+    optimizers_[static_cast<std::size_t>(optimizer)]->step();
+    bool refused = false;
+    try {
+      other->step();
+    } catch (const core::Error&) {
+      refused = true;
+    }
+    clear_module();
+    return {refused ? 0.0 : 1.0};
+  }
+
+  Seen look() const override {
+    Seen seen;
+    std::vector<StateDict> states;
+    for (const auto& optimizer : optimizers_) states.push_back(optimizer->state_dict());
+    for (int p = 0; p < kParameters; ++p) {
+      const Tensor tensor = parameter(p);
+      Seen::Parameter& own = seen.parameters.emplace_back();
+      own.weight = kernels::master_value(tensor).to_vector();
+      own.raw = tensor.to_vector();
+      own.dtype = tensor.dtype();
+      for (std::size_t o = 0; o < states.size(); ++o) look_at_moments(o, states[o], p, own);
+    }
+    for (const auto& optimizer : optimizers_) seen.lrs.push_back(optimizer->lr());
+    for (int id = 0; handle() != nullptr && id < kLosses; ++id)
+      seen.loss_scales.push_back(handle()->loss_scale(id));
+    seen.named = named_;
+    if (!last_.culprit.empty()) seen.named.push_back(last_.culprit);
+    return seen;
+  }
+
+ protected:
+  TrainingRank(const Setup& setup, std::optional<parallel::ProcessGroup> group, int rank)
+      : setup_(setup), group_(std::move(group)), rank_(rank) {}
+
+  // ---- What modules differ in
+
+  /// As Cairn sees it.
+  virtual Tensor parameter(int p) const = 0;
+  virtual core::Stateful& model() = 0;
+  /// None, one, or one a submodule.
+  virtual std::vector<parallel::DistributedDataParallel*> ddps() const = 0;
+  virtual void backward_of(const Loss& loss, double weight, unsigned optimizers) = 0;
+  virtual void start_amp(const std::vector<optim::Optimizer*>& optimizers,
+                         const amp::Options& options) = 0;
+  virtual const amp::Amp* handle() const = 0;  // null: no amp
+  /// nullptr: every optimizer's.
+  virtual optim::StepResult step_amp(optim::Optimizer* optimizer,
+                                     const optim::StepOptions& options) = 0;
+  virtual optim::StepResult step_plainly(optim::Optimizer& optimizer,
+                                         const optim::StepOptions& options) {
+    return optimizer.step(options);
+  }
+  virtual std::unique_ptr<optim::Optimizer> new_optimizer(std::size_t index) {
+    return make_optimizer(own_of(index), setup_.rules[index]);
+  }
+  virtual void look_at_moments(std::size_t /*optimizer*/, const StateDict& state, int p,
+                               Seen::Parameter& own) const {
+    const StateDict* entry =
+        find_path(state, core::str("state.", kNames[static_cast<std::size_t>(p)]));
+    if (entry == nullptr) return;
+    own.updates = static_cast<int>(entry->integer("step"));
+    for (const char* name : {"momentum_buffer", "exp_avg", "exp_avg_sq"}) {
+      if (entry->contains(name)) own.moments.push_back(entry->tensor(name).to_vector());
+    }
+  }
+
+  // ---- For these
+
+  void build_optimizers() {
+    for (std::size_t o = 0; o < setup_.rules.size(); ++o) {
+      optimizers_.push_back(new_optimizer(o));
+      schedules_.push_back(
+          std::make_unique<optim::Schedule>(*optimizers_.back(), optim::step_decay(2, 0.5)));
+    }
+  }
+  static std::unique_ptr<optim::Optimizer> make_optimizer(const NamedTensors& parameters,
+                                                          const Rule& rule) {
+    if (rule.adam) {
+      return std::make_unique<optim::FusedAdam>(
+          parameters, optim::AdamOptions{.lr = rule.lr, .weight_decay = 0.0});
+    }
+    return std::make_unique<optim::FusedSGD>(
+        parameters, optim::SgdOptions{.lr = rule.lr, .momentum = rule.momentum});
+  }
+  /// Of an optimizer.
+  NamedTensors own_of(std::size_t optimizer) const {
+    NamedTensors own;
+    for (int p = 0; p < kParameters; ++p) {
+      if (belongs(p, optimizer)) own.push_back(named(p));
+    }
+    return own;
+  }
+  bool belongs(int p, std::size_t optimizer) const {
+    return setup_.optimizer_of[static_cast<std::size_t>(p)] == static_cast<int>(optimizer);
+  }
+  NamedTensor named(int p) const { return {kNames[static_cast<std::size_t>(p)], parameter(p)}; }
+
+  /// Another object starts elsewhere, and so does another rank: DDP takes rank 0's values.
+  Values initial(int p, bool fresh) const {
+    Values values = initial_weight(p, fresh);
+    if (setup_.ddp && rank_ > 0) values.assign(values.size(), 9.0);
+    return values;
+  }
+  bool starts_frozen(int p) const { return (setup_.frozen >> p & 1U) != 0; }
+
+  parallel::ProcessGroup ddp_group() const {
+    return group_ ? *group_ : parallel::ProcessGroup::single();
+  }
+
+  parallel::DistributedOptions ddp_options() const {
+    const Wiring& wiring = setup_.wiring;
+    parallel::DistributedOptions options;  // buckets of one or two parameters each
+    options.first_bucket_bytes = 16;
+    options.bucket_bytes = 128;
+    options.find_unused_parameters = setup_.find_unused;
+    options.static_graph = wiring.static_graph;
+    options.delay_allreduce = wiring.delay;
+    options.num_allreduce_streams = wiring.streams ? 3 : 1;
+    options.gradient_predivide_factor = wiring.predivide ? 2.0 : 1.0;
+    options.allreduce_always_fp32 = wiring.fp32;
+    options.retain_allreduce_buffers = wiring.retain;
+    options.average = !wiring.sum;
+    options.check_local_gradients = !wiring.unchecked;
+    if (wiring.hook == Hook::f16) options.hook = parallel::compress_to(DType::f16);
+    if (wiring.hook == Hook::power_sgd) {
+      options.hook = parallel::power_sgd({.rank = 9, .start_step = 1, .min_compression_rate = 0.0});
+    }
+    if (wiring.hook == Hook::function) {
+      options.hook = parallel::communication_hook(
+          [](const parallel::GradientBucket& bucket, const parallel::ProcessGroup& group) {
+            group.all_reduce(bucket.data, parallel::ReduceOp::mean, bucket.name);
+          });
+    }
+    return options;
+  }
+
+  /// As this rank sees it.
+  Loss own_loss(const Loss& loss) const {
+    Loss own = loss;
+    own.reach = loss.reach_of(rank_);
+    if (own.throwing_rank >= 0 && own.throwing_rank != rank_) own.thrower = -1;
+    return own;
+  }
+  /// The coefficients of all parameters.
+  Values input_of(const Loss& loss) const {
+    Values x;
+    for (int p = 0; p < kParameters; ++p) {
+      const Values own = loss.coefficients(p, rank_);
+      x.insert(x.end(), own.begin(), own.end());
+    }
+    return x;
+  }
+  amp::LossOptions loss_options(const Loss& loss, double weight, unsigned optimizers) const {
+    amp::LossOptions options{
+        .loss_id = loss.id, .weight = weight, .delay_overflow_check = loss.delayed};
+    for (std::size_t o = 0; o < optimizers_.size(); ++o) {
+      if ((optimizers >> o & 1U) != 0) options.optimizers.push_back(optimizers_[o].get());
+    }
+    return options;
+  }
+
+  static void append(Numbers& numbers, const Tensor& tensor) {
+    const Values own = tensor.to_vector();
+    numbers.insert(numbers.end(), own.begin(), own.end());
+  }
+  static const StateDict* find_path(const StateDict& root, const std::string& path) {
+    const StateDict* at = &root;
+    for (std::size_t begin = 0; at != nullptr && begin <= path.size();) {
+      const std::size_t end = std::min(path.find('.', begin), path.size());
+      const StateDict::Value* value = at->find(path.substr(begin, end - begin));
+      at = value == nullptr ? nullptr : std::get_if<StateDict>(value);
+      begin = end + 1;
+    }
+    return at;
+  }
+
+  Setup setup_;
+  std::optional<parallel::ProcessGroup> group_;
+  int rank_;
+  std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
+  std::vector<std::string> named_;  // by messages of the last forward
+
+ private:
+  /// What amp is given: that of the one DDP, or the group's, which knows of no model.
+  World world() const {
+    const auto all = ddps();
+    if (all.size() == 1) return all.front()->world();
+    return group_ ? group_->world() : World{};
+  }
+
+  void with_state(bool amp_first, const std::function<void(checkpointing::TrainingState&)>& work) {
+    using State = checkpointing::TrainingState;
+    Nothing nothing;
+    const auto part = [&](const std::string& name, core::Stateful* own) {
+      return State::Part(name, own != nullptr ? *own : nothing);
+    };
+    const auto second = [](const auto& all) { return all.size() > 1 ? &*all.back() : nullptr; };
+    const auto all = ddps();
+    const State::Part weights = part("model", &model()),
+                      precision = part("amp", const_cast<amp::Amp*>(handle()));
+    State state({amp_first ? precision : weights, amp_first ? weights : precision,
+                 part("optimizer0", optimizers_[0].get()), part("optimizer1", second(optimizers_)),
+                 part("schedule0", schedules_[0].get()), part("schedule1", second(schedules_)),
+                 part("ddp", all.empty() ? nullptr : all.front()), part("ddp of b", second(all))},
+                group_ ? group_->world() : World{});
+    work(state);
+  }
+
+  std::vector<std::unique_ptr<optim::Schedule>> schedules_;
+  std::optional<optim::Accumulation> accumulation_;
+  optim::StepResult last_;
+  std::unique_ptr<parallel::Reducer> reducer_;
+  std::vector<Tensor> views_;  // of reducer_
+  struct Part {
+    parallel::ProcessGroup group;
+    std::vector<int> ranks;
+  };
+  std::vector<Part> parts_;
+};
+
+}  // namespace cairn::stateful
