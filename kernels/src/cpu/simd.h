@@ -173,11 +173,16 @@ HWY_INLINE Floats scale_by_power(Floats p, Floats n) {
 }
 
 HWY_INLINE Floats exp(Floats x) {
-  // The order of the operands lets NaN through.
+  // The order of the operands lets NaN through on x86.
   const Floats limited(hn::Max(hn::Set(TagF(), -104.0f), hn::Min(hn::Set(TagF(), 89.0f), x.raw)));
   Floats n;
   const Floats p = exp_reduced(limited, n);
-  return scale_by_power(p, n);
+  const Floats y = scale_by_power(p, n);
+#if HWY_ARCH_X86
+  return y;
+#else
+  return select(x != x, x, y);  // elsewhere no order does
+#endif
 }
 
 HWY_INLINE Floats log(Floats x) {
