@@ -443,9 +443,10 @@ void ProcessGroup::Impl::give_up(const std::string& reason) {
   if (history_) history_->give_up(reason);
 }
 
+/// The others hear this rank's first reason, whichever thread tells them: later ones follow from it.
 void ProcessGroup::Impl::abort(const std::string& reason) {
   failure_->set(reason);
-  if (job_->coordinator) job_->coordinator->break_group(reason);
+  if (job_->coordinator) job_->coordinator->break_group(failure_->reason());
 }
 
 }  // namespace cairn::parallel
