@@ -181,10 +181,10 @@ void StoreServer::Loop::on_get(const Asker& asker, wire::Unpacker& body) {
   if (const auto found = values_.find(key); found != values_.end()) {
     return answer(asker, Reply::ok, found->second);
   }
-  std::erase_if(gets_, [&](const Waiting& waiting) {  // asked again
+  const bool asked_again = std::any_of(gets_.begin(), gets_.end(), [&](const Waiting& waiting) {
     return waiting.asker.identity == asker.identity && waiting.asker.id == asker.id;
   });
-  gets_.push_back({asker, key, Clock::now() + timeout});
+  if (!asked_again) gets_.push_back({asker, key, Clock::now() + timeout});  // once: its time runs
 }
 
 void StoreServer::Loop::on_add(const Asker& asker, int rank, wire::Unpacker& body) {
