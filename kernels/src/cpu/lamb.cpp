@@ -68,10 +68,7 @@ void LambMomentsChunk(const UpdateChunk& c, const LambOptions& options, LambNorm
                                           std::int64_t i) CAIRN_PACK_BODY {
     constexpr int N = decltype(size)::value;
     const UpdateTypes t = types.get();
-    prefetch<N>(c.gradient, t.gradient, i);
-    prefetch_truth<N>(t, c, i);
-    prefetch<N>(c.moment1, t.moment, i);
-    prefetch<N>(c.moment2, t.moment, i);
+    prefetch_all<N>(t, c, i);
     const Pack<N> gradient = load_pack<N>(io, t.gradient, c.gradient, i);
     const Pack<N> w = load_truth<N>(io, t, c, i);
     Pack<N> m = load_pack<N>(io, t.moment, c.moment1, i);

@@ -253,6 +253,15 @@ HWY_INLINE void prefetch_truth(const UpdateTypes& types, const UpdateChunk& c, s
   prefetch<N>(c.weight, types.weight, i);
 }
 
+/// What an update reads.
+template <int N>
+HWY_INLINE void prefetch_all(const UpdateTypes& types, const UpdateChunk& c, std::int64_t i) {
+  prefetch<N>(c.gradient, types.gradient, i);
+  prefetch_truth<N>(types, c, i);
+  prefetch<N>(c.moment1, types.moment, i);
+  prefetch<N>(c.moment2, types.moment, i);
+}
+
 /// g of every rule, from the gradient as it lies.
 struct Prepared {
   Real scale, l2;
@@ -345,10 +354,7 @@ HWY_INLINE void update_chunk(const UpdateChunk& c, const Rule& rule) {
   const auto body = [=](auto types, auto io, auto size, std::int64_t i) CAIRN_PACK_BODY {
     constexpr int N = decltype(size)::value;
     const UpdateTypes t = types.get();
-    prefetch<N>(c.gradient, t.gradient, i);
-    prefetch_truth<N>(t, c, i);
-    prefetch<N>(c.moment1, t.moment, i);
-    prefetch<N>(c.moment2, t.moment, i);
+    prefetch_all<N>(t, c, i);
     const Pack<N> gradient = load_pack<N>(io, t.gradient, c.gradient, i);
     Pack<N> w = load_truth<N>(io, t, c, i);
     Pack<N> moment1, moment2;
