@@ -22,7 +22,8 @@ if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 fi
 
-step() { printf '\n== %s\n' "$*"; }
+# The heading of what comes next, with the seconds since the script began.
+step() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 
 # build PRESET [TARGET...]
 build() {
