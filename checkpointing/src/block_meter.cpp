@@ -139,8 +139,8 @@ class BlockMeter {
 
   // By turns, so that what else the machine does falls on all. The first keeps most.
   void time(const std::vector<Timed>& all) {
-    std::vector<std::size_t> times;
-    for (const auto& [kept, run] : all) times.push_back(runs_at_a_time(kept));
+    std::vector<std::size_t> times(all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) times[i] = runs_at_a_time(all[i].kept);
     if (times[0] > 1) run_times(all[0].run, times[0]);  // the first use of memory is slow
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (times[i] > 1) all[i].kept.forward_seconds = all[i].kept.backward_seconds = 0;

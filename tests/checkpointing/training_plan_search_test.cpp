@@ -271,7 +271,7 @@ class PlanSearch {
 TEST(TrainingPlanSearch, WhatFitsFitsAndWhatIsRefusedDoesNot) {
   const char* number = std::getenv("CAIRN_STATEFUL_SEQUENCES");
   const bool on_gpu = core::default_device().is_cuda();  // a simulated one takes its time
-  const int usual = on_gpu ? 3 : 14;
+  const int usual = on_gpu ? 2 : 8;
   const int plans = number == nullptr ? usual : std::max(1, std::atoi(number) / 50);
   const std::uint64_t first = number == nullptr ? 1 : 1'000'000;
   log::set_level(log::Level::off);
