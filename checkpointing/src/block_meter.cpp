@@ -28,6 +28,7 @@ namespace {
 
 // What a chain keeps is no burden to caches below the first, and in no cache beyond the second.
 constexpr std::size_t kInTheCaches = 4 << 20, kPastTheCaches = 64 << 20;
+constexpr int kRunsOfAKind = 3;  // before a block counts as one that was not seen yet
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -99,11 +100,17 @@ class BlockMeter {
     if (options_.accumulates) step(profile_, block_);
     step(profile_, block_);
     profile_.lead = lead_;
-    const double seconds = profile_.forward_seconds + profile_.backward_seconds;
     MeteredForward forward = measure_operations(block_, input(x_), 1);
-    if (const BlockProfile* known = known_as(forward, seconds)) {
+    const BlockProfile* known = known_as(forward);
+    if (known == nullptr && options_.known != nullptr) {
+      // What else the machine did may have made the one run slow.
+      for (int i = 0; i < kRunsOfAKind; ++i) step(profile_, block_);
+      known = known_as(forward);
+    }
+    if (known != nullptr) {
       profile_ = *known;
     } else {
+      const double seconds = seconds_of(profile_);
       measure_ways();
       if (options_.known != nullptr) {
         options_.known->all.push_back({std::move(forward), profile_, seconds});
@@ -114,20 +121,37 @@ class BlockMeter {
   }
 
  private:
-  KeptBlock measure_kept(const Segment& run) {
+  static double seconds_of(const KeptBlock& kept) {
+    return kept.forward_seconds + kept.backward_seconds;
+  }
+
+  // The memory, by one step.
+  KeptBlock step_of(const Segment& run) {
     KeptBlock kept;
     step(kept, run);
-    const std::size_t times = runs_at_a_time(kept);
-    if (times > 1) {
-      run_times(run, times);  // the first use of memory is slow
-      kept.forward_seconds = kept.backward_seconds = 0;
-    }
-    for (int i = 0; i < options_.repeats; ++i) {
-      const auto [forward, backward] = run_times(run, times);
-      fastest(kept.forward_seconds, forward);
-      fastest(kept.backward_seconds, backward);
-    }
     return kept;
+  }
+
+  struct Timed {
+    KeptBlock& kept;  // what one step took
+    Segment run;
+  };
+
+  // By turns, so that what else the machine does falls on all. The first keeps most.
+  void time(const std::vector<Timed>& all) {
+    std::vector<std::size_t> times(all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) times[i] = runs_at_a_time(all[i].kept);
+    if (times[0] > 1) run_times(all[0].run, times[0]);  // the first use of memory is slow
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (times[i] > 1) all[i].kept.forward_seconds = all[i].kept.backward_seconds = 0;
+    }
+    for (int repeat = 0; repeat < options_.repeats; ++repeat) {
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const auto [forward, backward] = run_times(all[i].run, times[i]);
+        fastest(all[i].kept.forward_seconds, forward);
+        fastest(all[i].kept.backward_seconds, backward);
+      }
+    }
   }
 
   // As many as keep what caches do not hold, and no more than the chain has or memory has room for.
@@ -175,10 +199,10 @@ class BlockMeter {
     return copy;
   }
 
-  const BlockProfile* known_as(const MeteredForward& forward, double seconds) const {
+  const BlockProfile* known_as(const MeteredForward& forward) const {
     if (options_.known == nullptr) return nullptr;
     for (const KnownBlocks::Known& known : options_.known->all) {
-      const double share = seconds / known.seconds;
+      const double share = seconds_of(profile_) / known.seconds;
       const bool alike = share > 0.5 && share < 2 && same_memory(known.profile);
       if (alike && forward.same_operations(known.forward)) return &known.profile;
     }
@@ -195,25 +219,45 @@ class BlockMeter {
   }
 
   void measure_ways() {
-    static_cast<KeptBlock&>(profile_) = measure_kept(block_);
-    profile_.lead = lead_;
-    if (options_.offload != nullptr) {
-      const KeptBlock elsewhere = measure_kept(
-          [this](const Tensor& x) { return run_offloaded(block_, x, *options_.offload); });
-      if (bytes_of(elsewhere) < bytes_of(profile_)) profile_.offloaded = elsewhere;
+    const std::size_t lead = lead_;
+    static_cast<KeptBlock&>(profile_) = step_of(block_);
+    const auto results = std::make_shared<const std::vector<SegmentOperation>>();
+    const Segment again = [&](const Tensor& x) { return run_selective(block_, x, results); };
+    const Segment elsewhere = [&](const Tensor& x) {
+      return run_offloaded(block_, x, *options_.offload);
+    };
+    std::vector<Timed> timed{{profile_, block_}};
+    KeptBlock recomputed, offloaded;
+    if (differentiable_) {
+      recomputed = step_of(again);
+      timed.push_back({recomputed, again});
     }
-    if (differentiable_) measure_selective();
+    if (options_.offload != nullptr) {
+      offloaded = step_of(elsewhere);
+      timed.push_back({offloaded, elsewhere});
+    }
+    profile_.lead = lead;
+    time(timed);
+    if (options_.offload != nullptr && bytes_of(offloaded) < bytes_of(profile_)) {
+      profile_.offloaded = offloaded;
+    }
+    if (differentiable_) measure_selective(seconds_of(recomputed));
   }
 
-  void measure_selective() {
+  // A replay takes more than a kept block by its share of what the replay of all takes: operations are
+  // compared within one run, where steps of different ways differ by what else the machine did.
+  void measure_selective(double recomputed_seconds) {
     const MeteredForward metered = measure_operations(block_, input(x_), options_.repeats);
     // Of another run: what else the machine did then must not make a replay take less than nothing.
     profile_.tail_seconds = std::min(metered.tail_seconds, profile_.forward_seconds);
+    const double replay = std::max(0.0, recomputed_seconds - seconds_of(profile_));
     for (const KeptResults& results : metered.selections()) {
       SelectiveBlock way;
       static_cast<KeptBlock&>(way) =
-          measure_kept([&](const Tensor& x) { return run_selective(block_, x, results); });
+          step_of([&](const Tensor& x) { return run_selective(block_, x, results); });
       if (bytes_of(way) >= bytes_of(profile_)) continue;
+      way.forward_seconds = profile_.forward_seconds;
+      way.backward_seconds = profile_.backward_seconds + metered.replayed_share(results) * replay;
       way.tail_seconds = std::min(metered.tail_seconds_of(results), way.forward_seconds);
       way.results = results;
       profile_.selective.push_back(std::move(way));

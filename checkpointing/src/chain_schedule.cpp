@@ -250,12 +250,21 @@ std::size_t ChainProgramme::index(std::size_t s, std::size_t t, std::size_t m) c
   return (t * (t + 1) / 2 + s) * (steps_ + 1) + m;
 }
 
-void ChainProgramme::offer(std::size_t s, std::size_t t, std::size_t m, double cost,
-                           Choice choice) {
-  const std::size_t at = index(s, t, m);
-  if (static_cast<float>(cost) >= cost_[at]) return;
-  cost_[at] = static_cast<float>(cost);
-  choice_[at] = choice;
+// Takes `choice` for the amounts of memory from `least` on where it is faster: in `fixed` seconds, those
+// of `rest` in so much less memory, and those of `inner`, which may be missing.
+void ChainProgramme::offer(std::size_t s, std::size_t t, std::size_t least, Choice choice,
+                           const Offer& offered) {
+  float* const cost = &cost_[index(s, t, 0)];
+  Choice* const chosen = &choice_[index(s, t, 0)];
+  const auto fixed = static_cast<float>(offered.seconds);
+  for (std::size_t m = least; m <= steps_; ++m) {
+    float seconds = fixed;
+    if (offered.rest != nullptr) seconds += offered.rest[m - offered.kept];
+    if (offered.inner != nullptr) seconds += offered.inner[m];
+    const bool faster = seconds < cost[m];
+    cost[m] = faster ? seconds : cost[m];
+    chosen[m] = faster ? choice : chosen[m];
+  }
 }
 
 void ChainProgramme::solve(std::size_t s, std::size_t t) {
@@ -281,13 +290,10 @@ void ChainProgramme::try_keep(std::size_t s, std::size_t t, std::size_t number) 
       std::max(later_[t] + sizes_[t].gradient + way.forward, later_[s] + way.backward);
   if (s == t) {
     const bool replayed = t + 1 < blocks_.size();
-    const double seconds = way.seconds - (replayed ? way.tail_seconds : 0);
-    for (std::size_t m = least; m <= steps_; ++m) offer(s, t, m, seconds, choice);
+    offer(s, t, least, choice, {way.seconds - (replayed ? way.tail_seconds : 0)});
     return;
   }
-  for (std::size_t m = std::max(least, way.kept); m <= steps_; ++m) {
-    offer(s, t, m, way.seconds + cost(s + 1, t, m - way.kept), choice);
-  }
+  offer(s, t, std::max(least, way.kept), choice, {way.seconds, row(s + 1, t), way.kept});
 }
 
 void ChainProgramme::try_recompute(std::size_t s, std::size_t t, std::size_t count,
@@ -296,14 +302,12 @@ void ChainProgramme::try_recompute(std::size_t s, std::size_t t, std::size_t cou
   const std::size_t output = sizes_[next - 1].output;
   double first_run = 0;
   for (std::size_t i = s; i < next; ++i) first_run += blocks_[i].forward_seconds;
-  for (std::size_t m = std::max(least, output); m <= steps_; ++m) {
-    offer(s, t, m, first_run + cost(next, t, m - output) + cost(s, next - 1, m),
-          static_cast<Choice>(count));
-  }
+  offer(s, t, std::max(least, output), static_cast<Choice>(count),
+        {first_run, row(next, t), output, row(s, next - 1)});
 }
 
 double ChainProgramme::seconds(std::size_t m) const {
-  return cost(0, blocks_.size() - 1, std::min(m, steps_));
+  return row(0, blocks_.size() - 1)[std::min(m, steps_)];
 }
 
 std::optional<Schedule> ChainProgramme::schedule(std::size_t m) const {

@@ -61,11 +61,17 @@ class ChainProgramme {
   std::vector<Way> ways_of(const BlockProfile& block) const;
   SchedulePart part_of(std::size_t block, std::size_t way) const;
   std::size_t index(std::size_t s, std::size_t t, std::size_t m) const;
-  double cost(std::size_t s, std::size_t t, std::size_t m) const { return cost_[index(s, t, m)]; }
+  const float* row(std::size_t s, std::size_t t) const { return &cost_[index(s, t, 0)]; }
   void solve(std::size_t s, std::size_t t);
   void try_keep(std::size_t s, std::size_t t, std::size_t way);
   void try_recompute(std::size_t s, std::size_t t, std::size_t count, std::size_t least);
-  void offer(std::size_t s, std::size_t t, std::size_t m, double cost, Choice choice);
+  struct Offer {
+    double seconds;
+    const float* rest = nullptr;  // of the blocks behind, by memory
+    std::size_t kept = 0;         // memory that they do not have
+    const float* inner = nullptr;
+  };
+  void offer(std::size_t s, std::size_t t, std::size_t least, Choice choice, const Offer& offered);
   Schedule collect(std::size_t s, std::size_t t, std::size_t m) const;
 
   std::vector<BlockProfile> blocks_;

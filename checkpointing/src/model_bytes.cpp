@@ -108,6 +108,16 @@ StepBytes ModelBytes::of(const Precision& precision, bool compact, int moments,
   return all;
 }
 
+std::size_t ModelBytes::largest_gradient(const Precision& precision) const {
+  std::size_t largest = 0;
+  for (const Parameter& p : parameters_) {
+    const bool half = precision.half_weights && p.may_be_half;
+    const DType dtype = half ? precision.half : DType::f32;
+    if (p.trained) largest = std::max(largest, p.elements * core::size_of(dtype));
+  }
+  return largest;
+}
+
 double ModelBytes::update_seconds(const Precision& precision, bool compact, int moments,
                                   bool accumulates) {
   const DType half = precision.half_weights ? precision.half : DType::f32;

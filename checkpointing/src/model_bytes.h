@@ -26,6 +26,8 @@ class ModelBytes {
   ModelBytes(nn::Module& model, Device device);
 
   StepBytes of(const Precision& precision, bool compact, int moments, bool accumulates) const;
+  /// As a backward makes it: in the weight's dtype.
+  std::size_t largest_gradient(const Precision& precision) const;
   /// What the device holds beside the model's weights, gradients and optimizer state.
   std::size_t other() const { return other_; }
   /// Measured once on some of the elements: a check and an update.

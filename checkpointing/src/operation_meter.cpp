@@ -95,6 +95,10 @@ class OperationMeter : public autograd::OpRecall {
   bool running_ = false;
 };
 
+bool contains(const KeptResults& results, const MeteredOperation& o) {
+  return std::find(results->begin(), results->end(), o.operation) != results->end();
+}
+
 void take_fastest(MeteredForward& best, const MeteredForward& other) {
   best.seconds = std::min(best.seconds, other.seconds);
   best.tail_seconds = std::min(best.tail_seconds, other.tail_seconds);
@@ -132,10 +136,18 @@ std::vector<KeptResults> MeteredForward::selections() const {
 double MeteredForward::tail_seconds_of(const KeptResults& results) const {
   double tail = seconds;
   for (const MeteredOperation& o : operations) {
-    const bool kept = std::find(results->begin(), results->end(), o.operation) != results->end();
-    if (kept) tail = o.after_seconds;
+    if (contains(results, o)) tail = o.after_seconds;
   }
   return tail;
+}
+
+double MeteredForward::replayed_share(const KeptResults& results) const {
+  double all = 0, replayed = 0;
+  for (const MeteredOperation& o : operations) {
+    all += o.replay_seconds;
+    if (!contains(results, o)) replayed += o.replay_seconds;
+  }
+  return all > 0 ? replayed / all : 1;
 }
 
 bool MeteredForward::same_operations(const MeteredForward& other) const {

@@ -26,6 +26,8 @@ struct MeteredForward {
   /// kMostSelections sets, each within the next. What takes hardly any time is in none.
   std::vector<KeptResults> selections() const;
   double tail_seconds_of(const KeptResults& results) const;
+  /// Of the time of a replay with nothing kept, what one with these results takes.
+  double replayed_share(const KeptResults& results) const;
   /// The same ones, on tensors of the same sizes.
   bool same_operations(const MeteredForward& other) const;
 

@@ -1,5 +1,6 @@
 #include "cairn/checkpointing/planner.h"
 
+#include <algorithm>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -18,10 +19,13 @@ namespace cairn::checkpointing {
 namespace {
 
 constexpr const char* kPlanner = "plan_recomputation";
+constexpr std::size_t kFinest = 8;  // times the slots of a long chain
 
 Schedule choose(const std::vector<BlockProfile>& profile, std::size_t standing, std::size_t budget,
                 int slots) {
-  const ScheduleChoice choice(profile, static_cast<std::size_t>(slots));
+  const std::size_t finer = std::min(ChainProgramme::kMostBlocks / profile.size(), kFinest);
+  const ScheduleChoice choice(profile,
+                              static_cast<std::size_t>(slots) * std::max<std::size_t>(1, finer));
   const CostedSchedule* best = choice.fastest(budget > standing ? budget - standing : 0);
   if (best == nullptr) {
     core::fail<core::OutOfMemory>(kPlanner, "expected a budget of at least ",

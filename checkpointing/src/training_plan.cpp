@@ -11,6 +11,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
+#include "cairn/kernels/elementwise.h"
 #include "cairn/nn/linear.h"
 #include "cairn/nn/sequential.h"
 #include "model_bytes.h"
@@ -136,15 +137,6 @@ BlockProfile extended(const BlockProfile& near, const BlockProfile& far, double 
   return block;
 }
 
-// Outputs of all devices, copied together on this one.
-BlockProfile gathering(std::size_t part, std::size_t devices) {
-  BlockProfile block;
-  block.output = block.gradient = part * devices;
-  block.forward_peak = block.light_peak = block.output;
-  block.backward_peak = block.output + part;
-  return block;
-}
-
 class TrainingPlanner {
  public:
   TrainingPlanner(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,
@@ -177,6 +169,11 @@ class TrainingPlanner {
 
  private:
   std::int64_t samples() const { return batch_.x.size(batch_.dimension); }
+
+  // The first device's of so many samples.
+  std::int64_t part_of(std::int64_t samples) const {
+    return (samples + world_.devices - 1) / world_.devices;
+  }
 
   std::vector<std::int64_t> micro_batches() const {
     std::vector<std::int64_t> sizes = options_.micro_batches;
@@ -246,9 +243,9 @@ class TrainingPlanner {
 
   MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size) {
     const CapacityGuard capacity(device_, budget_);
-    const std::int64_t part = (size + world_.devices - 1) / world_.devices;
-    const Tensor target =
-        micro_batch_of(batch_.target, batch_.dimension, kind.balanced ? part : size);
+    const std::int64_t part = part_of(size);
+    const std::int64_t with_loss = kind.balanced ? part : size;
+    const Tensor target = micro_batch_of(batch_.target, batch_.dimension, with_loss);
     MeasuredChain chain;
     Tensor x = micro_batch_of(batch_.x, batch_.dimension, part).detach();
     if (precision.half_weights && core::is_floating(x.dtype())) {
@@ -258,17 +255,8 @@ class TrainingPlanner {
     MeasuredBlock last{{}, x, false};
     KnownBlocks known;
     for (std::size_t i = 0; i < model_.size(); ++i) {
-      const bool with_loss = kind.balanced && i + 1 == model_.size();
-      const Tensor own_target = with_loss ? target : Tensor();
+      const Tensor own_target = i + 1 == model_.size() ? target : Tensor();
       last = measure_module(precision, kind, model_.at(i), last, own_target, known);
-      chain.profile.push_back(last.profile);
-    }
-    if (!kind.balanced) {
-      chain.profile.push_back(gathering(last.profile.gradient, world_.devices));
-      last.result = gathered(last.result, size);
-      const auto loss = [&](const Tensor& y) { return loss_of(y, precision, target); };
-      last = measure_block(kTrainingPlanner, loss, last.result, last.result_wants_gradient,
-                           {options_.repeats, true});
       chain.profile.push_back(last.profile);
     }
     CAIRN_CHECK(last.result_wants_gradient, kTrainingPlanner,
@@ -280,7 +268,8 @@ class TrainingPlanner {
     return chain;
   }
 
-  // The last one with the loss, whose backward writes over outputs that nobody else holds.
+  // The last one with the loss, whose backward writes over outputs that nobody else holds; and where
+  // outputs are gathered, with those of other devices.
   MeasuredBlock measure_module(const Precision& precision, const ChainKind& kind,
                                nn::Module& original, const MeasuredBlock& before,
                                const Tensor& target, KnownBlocks& known) {
@@ -295,8 +284,11 @@ class TrainingPlanner {
     std::optional<autograd::AutocastGuard> region;
     if (target.defined()) {
       block = [&](const Tensor& x) {
-        const Tensor y = in_region(precision, forward, x);
-        return kind.fused ? y : loss_of(y, precision, target);
+        Tensor y = in_region(precision, forward, x);
+        if (kind.fused) return y;
+        if (precision.half_weights && core::is_half(y.dtype())) y = autograd::to(y, DType::f32);
+        if (!kind.balanced) y = gathered(y, target);
+        return loss_(y, target);
       };
     } else if (precision.autocast) {
       region.emplace(true, precision.half);
@@ -315,15 +307,17 @@ class TrainingPlanner {
     return forward(x);
   }
 
-  Tensor loss_of(const Tensor& y, const Precision& precision, const Tensor& target) const {
-    const bool widens = precision.half_weights && core::is_half(y.dtype());
-    return loss_(widens ? autograd::to(y, DType::f32) : y, target);
-  }
-
-  Tensor gathered(const Tensor& part, std::int64_t size) const {
-    const std::vector<Tensor> parts(static_cast<std::size_t>(world_.devices), part);
-    const Tensor all = autograd::concat(parts, batch_.dimension);
-    return micro_batch_of(all, batch_.dimension, size).detach();
+  // Beside this device's output those of the others, of which only copies lie here.
+  Tensor gathered(const Tensor& y, const Tensor& target) const {
+    const std::int64_t samples = target.size(batch_.dimension), part = part_of(samples);
+    std::vector<Tensor> parts{y};
+    for (std::int64_t at = part; at < samples; at += part) {
+      const std::int64_t rows = y.size(0) / part * std::min(part, samples - at);
+      const TensorView own = y.view().slice(0, 0, rows);
+      parts.push_back(Tensor::empty(own.shape, own.dtype, device_));
+      kernels::copy(own, parts.back());
+    }
+    return parts.size() == 1 ? y : autograd::concat(parts, 0);
   }
 
   void add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size,
@@ -370,11 +364,20 @@ class TrainingPlanner {
                                                 options_.moments, choice.micro_batches > 1);
     const double fixed = share_of(update, choice.sharding) + exchange_seconds(all, choice.sharding);
     add_choice(choice, schedules.plain(), fixed);
-    const std::size_t standing = standing_of(choice);
-    const std::size_t room = budget_ > standing ? budget_ - standing : 0;
-    if (schedules.plain().cost.peak <= room) return;
-    const CostedSchedule* best = schedules.fastest(room);
+    if (choices_.back().fits) return;
+    const std::size_t beside = standing_of(choice) + scaled_losses();
+    const std::size_t room = budget_ > beside ? budget_ - beside : 0;
+    const CostedSchedule* best = room < added_gradient(choice) ? nullptr : schedules.fastest(room);
     add_choice(choice, best == nullptr ? schedules.smallest() : *best, fixed);
+  }
+
+  // At the backward's end the other devices' gradients come one after the other, and are added.
+  std::size_t added_gradient(const TrainingChoice& choice) const {
+    const bool one_part = part_of(choice.micro_batch) == choice.micro_batch;
+    return one_part ? 0 : bytes_.largest_gradient(choice.precision);
+  }
+  std::size_t scaled_losses() const {
+    return kScaledLoss * static_cast<std::size_t>(world_.devices);
   }
 
   static std::size_t standing_of(const TrainingChoice& choice) {
@@ -401,14 +404,11 @@ class TrainingPlanner {
 
   void add_choice(TrainingChoice choice, const CostedSchedule& costed, double fixed) {
     choice.schedule = costed.schedule;
-    if (!choice.balanced_loss) {  // the gathering and the loss are no modules
-      choice.schedule.erase(choice.schedule.end() - 2, choice.schedule.end());
-    }
     for (const SchedulePart& part : choice.schedule) {
       choice.recomputes = choice.recomputes || !part.inner.empty() || part.results;
       choice.offloads = choice.offloads || part.offloaded;
     }
-    choice.activations = costed.cost.peak + kScaledLoss;
+    choice.activations = std::max(costed.cost.peak, added_gradient(choice)) + scaled_losses();
     choice.peak_bytes = standing_of(choice) + choice.activations;
     const double share = static_cast<double>(samples()) / static_cast<double>(choice.micro_batch);
     choice.seconds = share * costed.cost.seconds + fixed;
@@ -465,7 +465,19 @@ std::vector<Precision> precisions() {
           {"O2 f16", DType::f16, false, true}};
 }
 
+Tensor TrainingChoice::output(nn::Sequential& model, const Tensor& x) const {
+  CAIRN_CHECK(!fused_loss, kTrainingPlanner,
+              "expected a choice whose loss is not fused with the last module, got ", levers());
+  return run(model, x, nullptr);
+}
+
 Tensor TrainingChoice::loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const {
+  const Tensor y = run(model, x, &target);
+  return fused_loss ? y : loss_function(y, target);
+}
+
+// The fused end takes the target.
+Tensor TrainingChoice::run(nn::Sequential& model, const Tensor& x, const Tensor* target) const {
   CAIRN_CHECK(!schedule.empty() && schedule.back().end == model.size(), kTrainingPlanner,
               "expected the planned Sequential, got one of ", model.size(), " modules");
   const RunnerGuard guard(model, [&](nn::Sequential& modules, const Tensor& in) {
@@ -474,12 +486,11 @@ Tensor TrainingChoice::loss(nn::Sequential& model, const Tensor& x, const Tensor
       nn::Linear* end = fusable_end(modules);
       CAIRN_CHECK(end != nullptr, kTrainingPlanner,
                   "expected the planned Sequential, which ends with a Linear, got another one");
-      parts.back() = fused_end(*end, target);
+      parts.back() = fused_end(*end, *target);
     }
     return run_schedule(parts, schedule, offload, in);
   });
-  const Tensor y = model(x);
-  return fused_loss ? y : loss_function(y, target);
+  return model(x);
 }
 
 TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,

@@ -1,6 +1,6 @@
-// Random models, batches, budgets and worlds, planned by plan_training and then trained by every choice:
-// what is said to fit does, what is refused does not by any schedule, and no choice stands where a better
-// one would. CAIRN_STATEFUL_SEQUENCES says how many models are tried.
+// Random models, batches, budgets, devices and worlds, planned by plan_training and then trained by every
+// choice: what is said to fit does, what is refused does not by any schedule, and no choice stands where a
+// better one would. CAIRN_STATEFUL_SEQUENCES says how many models are tried.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -125,9 +125,10 @@ std::string text_of(nn::Sequential& model) {
 }
 
 /// What a choice is but for its schedule.
-using Levers = std::tuple<std::string, std::int64_t, bool, bool, Sharding>;
+using Levers = std::tuple<std::string, std::int64_t, bool, bool, Sharding, bool>;
 Levers levers_of(const TrainingChoice& c) {
-  return {c.precision.name, c.micro_batch, c.fused_loss, c.compact_state, c.sharding};
+  return {c.precision.name, c.micro_batch, c.fused_loss,
+          c.compact_state,  c.sharding,    c.balanced_loss};
 }
 bool is_plain(const TrainingChoice& c) {
   return !c.recomputes && !c.offloads;
@@ -138,12 +139,15 @@ class PlanSearch {
   explicit PlanSearch(std::uint64_t seed)
       : draw_(seed),
         random_(random_task(draw_, folder_.string())),
+        devices_(draw_.one_in(2) ? 1 : draw_.between(2, most_devices())),
         before_(core::memory_stats(device()).current_total) {}
 
   void run() {
-    SCOPED_TRACE(core::str(random_.task.batch.x.shape(), ' ', text_of(random_.task.model)));
+    SCOPED_TRACE(core::str(random_.task.batch.x.shape(), ' ', text_of(random_.task.model), "on ",
+                           devices_, " devices"));
     const std::size_t budget = random_budget();
     const TrainingWorld world{.ranks = draw_.one_in(3) ? draw_.between(2, 5) : 1,
+                              .devices = devices_,
                               .bandwidth = draw_.one_in(2) ? 1e8 : 0.0};
     const TrainingPlan plan = plan_with(budget, world);
     if (plan.choices().empty()) return;  // not one module runs
@@ -159,6 +163,7 @@ class PlanSearch {
 
  private:
   static Device device() { return core::default_device(); }
+  static int most_devices() { return std::min(4, core::device_count(device().type)); }
   TrainingPlan plan_with(std::size_t budget, const TrainingWorld& world) {
     TrainingPlan plan =
         plan_training(random_.task.model, random_.task.batch, budget, world, random_.options);
@@ -170,7 +175,7 @@ class PlanSearch {
   // Around the peaks of plain training.
   std::size_t random_budget() {
     std::size_t least = SIZE_MAX, most = 0;
-    const TrainingPlan unbounded = plan_with(SIZE_MAX / 2, {});
+    const TrainingPlan unbounded = plan_with(SIZE_MAX / 2, {.devices = devices_});
     for (const TrainingChoice& choice : unbounded.choices()) {
       least = std::min(least, choice.peak_bytes);
       most = std::max(most, choice.peak_bytes);
@@ -182,7 +187,7 @@ class PlanSearch {
 
   std::size_t measured(const TrainingChoice& choice) {
     const std::size_t kept = core::memory_stats(device()).current_total - before_;
-    return trained_peak(random_.task, choice, random_.options.moments) - kept;
+    return trained_peak(random_.task, choice, random_.options.moments, devices_) - kept;
   }
 
   static void check_order(const TrainingPlan& plan) {
@@ -259,13 +264,14 @@ class PlanSearch {
   TemporaryFolder folder_;
   Drawn draw_;
   RandomTask random_;
+  int devices_;
   std::size_t before_;
 };
 
 TEST(TrainingPlanSearch, WhatFitsFitsAndWhatIsRefusedDoesNot) {
   const char* number = std::getenv("CAIRN_STATEFUL_SEQUENCES");
   const bool on_gpu = core::default_device().is_cuda();  // a simulated one takes its time
-  const int usual = on_gpu ? 3 : 14;
+  const int usual = on_gpu ? 2 : 8;
   const int plans = number == nullptr ? usual : std::max(1, std::atoi(number) / 50);
   const std::uint64_t first = number == nullptr ? 1 : 1'000'000;
   log::set_level(log::Level::off);

@@ -76,8 +76,9 @@ struct PlanOptions {
   /// Several backwards run before gradients are cleared: the peak counts all of them from the
   /// start.
   bool accumulates = false;
-  int repeats = 3;         // runs of each kind of block in each way; the fastest counts
-  int memory_slots = 500;  // in how many steps the programme counts memory
+  int repeats = 3;  // runs of each kind of block in each way; the fastest counts
+  int memory_slots =
+      500;  // steps in which memory is counted; of short chains up to 8 times as many
   /// Given: blocks may be offloaded, where that is faster than to run them again. Each goes out
   /// before the next one runs and comes back when its backward asks.
   std::optional<OffloadOptions> offload;

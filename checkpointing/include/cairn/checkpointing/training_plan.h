@@ -117,13 +117,19 @@ struct TrainingChoice {
   std::size_t weights = 0, gradients = 0, optimizer_state = 0, other = 0, activations = 0;
 
   /// The loss of a micro-batch by this choice. The model may have been initialized by amp since, and is
-  /// the planned one or one that is built alike. On several devices: for each of them.
+  /// the planned one or one that is built alike. On several devices: of each device's part, or, without
+  /// balanced_loss, the output of each, which is gathered (parallel::gather) for loss_function.
   Tensor loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const;
+  /// The model's output, without the loss. Not for a fused loss, which makes none.
+  Tensor output(nn::Sequential& model, const Tensor& x) const;
   std::string levers() const;  // "O2 bf16, 4 x 8, recompute, compact state"
 
   // How loss() runs.
   std::function<Tensor(const Tensor& y, const Tensor& target)> loss_function;
   std::shared_ptr<Offload> offload;
+
+ private:
+  Tensor run(nn::Sequential& model, const Tensor& x, const Tensor* target) const;
 };
 
 class TrainingPlan {
