@@ -14,16 +14,23 @@ bool contains(const std::vector<T>& list, const T& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-/// Of the gradients in an optimizer's slots, which lie at one scale; null: it has none there.
-const core::GradientScale* scale_of(const optim::Optimizer& optimizer) {
+/// Of the gradients in an optimizer's slots.
+struct SlotScales {
+  const core::GradientScale* first = nullptr;  // null: it has none there
+  bool are_one = true;  // not where each rank lacked another loss
+};
+
+SlotScales scales_of(const optim::Optimizer& optimizer) {
+  SlotScales scales;
   for (const optim::ParameterGroup& group : optimizer.groups()) {
     for (const NamedTensor& parameter : group.parameters) {
       const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
-      if (slot != nullptr && parameter.tensor.requires_grad() && slot->holds_gradient())
-        return &slot->scale();
+      if (slot == nullptr || !parameter.tensor.requires_grad() || !slot->holds_gradient()) continue;
+      if (scales.first == nullptr) scales.first = &slot->scale();
+      scales.are_one = scales.are_one && slot->scale().factor == scales.first->factor;
     }
   }
-  return nullptr;
+  return scales;
 }
 
 }  // namespace
@@ -43,7 +50,7 @@ std::size_t GradientSegments::index_of(const optim::Optimizer& optimizer, const 
 void GradientSegments::stash(std::size_t index) {
   Optimizer& entry = optimizers_[index];
   Segment& segment = *entry.open;
-  segment.pending.push_back(entry.optimizer->stash(1.0 / segment.scale));
+  segment.pending.push_back(entry.optimizer->stash());
   entry.open = nullptr;
 }
 
@@ -91,14 +98,15 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
   std::vector<SegmentPtr> sources;  // whose gradients each of them checked
   for (const std::size_t index : optimizers) {
     Optimizer& entry = optimizers_[index];
-    const bool sums = entry.optimizer->has_stash();
-    const core::GradientScale* scale = sums ? nullptr : scale_of(*entry.optimizer);
+    const SlotScales scales = scales_of(*entry.optimizer);
+    const bool sums = entry.optimizer->has_stash() || !scales.are_one;
+    const core::GradientScale* scale = sums ? nullptr : scales.first;
     const bool is_of_others = scale != nullptr && scale->scaler == core::kSomeScaler;
     if (!entry.open && scale != nullptr && !is_of_others) begin(0, 1.0, {index});
     const SegmentPtr segment = entry.open;
-    const double without = is_of_others ? scale->factor : 1.0;
-    resolved.scales.push_back(sums ? 1.0 : segment ? segment->scale : without);
+    resolved.scales.push_back(scale != nullptr ? scale->factor : 1.0);
     if (sums && segment) stash(index);
+    if (sums && !segment) entry.optimizer->stash();
     if (!reads) continue;
     pending.push_back(entry.optimizer->begin_check(options.norm_type));
     sources.push_back(sums ? nullptr : segment);
@@ -111,11 +119,10 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
     for (const std::size_t index : segment->optimizers) {  // those that step later
       const Optimizer& entry = optimizers_[index];
       if (entry.open != segment || contains(optimizers, index)) continue;
-      entry.optimizer->wait_for_reductions();
       if (entry.optimizer->has_stash()) {
         stash(index);
       } else {
-        segment->pending.push_back(entry.optimizer->begin_check(options.norm_type));
+        segment->pending.push_back(entry.optimizer->begin_own_check(options.norm_type));
       }
     }
     pending.insert(pending.end(), segment->pending.begin(), segment->pending.end());

@@ -55,6 +55,7 @@ class GradientSegments {
   void reset();
 
   std::vector<Optimizer>& optimizers() { return optimizers_; }
+  const std::vector<Optimizer>& optimizers() const { return optimizers_; }
   std::size_t size() const { return optimizers_.size(); }
   std::size_t index_of(const optim::Optimizer& optimizer, const char* where) const;
 

@@ -21,6 +21,7 @@ struct EndedLoss {
 
 /// What one rank, or all together, found.
 struct Findings {
+  std::string refusal;             // why a rank cannot take its step; empty: all can
   std::map<int, EndedLoss> ended;  // by loss_id; of all: as the first rank that has it says
   std::map<int, std::vector<Culprit>> losses;  // that overflowed, by loss_id
   std::set<std::size_t> optimizers;            // whose gradients are not finite
