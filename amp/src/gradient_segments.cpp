@@ -36,7 +36,7 @@ SlotScales scales_of(const optim::Optimizer& optimizer) {
 }  // namespace
 
 GradientSegments::GradientSegments(const std::vector<optim::Optimizer*>& optimizers) {
-  for (optim::Optimizer* optimizer : optimizers) optimizers_.push_back({optimizer, nullptr, false});
+  for (optim::Optimizer* optimizer : optimizers) optimizers_.push_back({optimizer, nullptr});
 }
 
 std::size_t GradientSegments::index_of(const optim::Optimizer& optimizer, const char* where) const {
@@ -49,9 +49,10 @@ std::size_t GradientSegments::index_of(const optim::Optimizer& optimizer, const 
 
 void GradientSegments::stash(std::size_t index) {
   Optimizer& entry = optimizers_[index];
-  Segment& segment = *entry.open;
-  segment.pending.push_back(entry.optimizer->stash());
+  optim::PendingReport moved = entry.optimizer->stash();
+  if (entry.open) entry.open->pending.push_back(std::move(moved));
   entry.open = nullptr;
+  entry.left = false;
 }
 
 Segment& GradientSegments::begin(int loss_id, double scale,
@@ -69,7 +70,7 @@ Segment& GradientSegments::begin(int loss_id, double scale,
   for (const std::size_t index : optimizers) {
     Optimizer& entry = optimizers_[index];
     entry.optimizer->prepare();
-    if (entry.open && entry.open != *found) stash(index);
+    if (entry.left || (entry.open && entry.open != *found)) stash(index);
     entry.open = *found;
   }
   return **found;
@@ -102,11 +103,11 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
     const bool sums = entry.optimizer->has_stash() || !scales.are_one;
     const core::GradientScale* scale = sums ? nullptr : scales.first;
     const bool is_of_others = scale != nullptr && scale->scaler == core::kSomeScaler;
-    if (!entry.open && scale != nullptr && !is_of_others) begin(0, 1.0, {index});
+    const bool is_of_nobody = !entry.open && !entry.left;
+    if (is_of_nobody && scale != nullptr && !is_of_others) begin(0, 1.0, {index});
     const SegmentPtr segment = entry.open;
     resolved.scales.push_back(scale != nullptr ? scale->factor : 1.0);
-    if (sums && segment) stash(index);
-    if (sums && !segment) entry.optimizer->stash();
+    if (sums) stash(index);
     if (!reads) continue;
     pending.push_back(entry.optimizer->begin_check(options.norm_type));
     sources.push_back(sums ? nullptr : segment);
@@ -144,13 +145,26 @@ void GradientSegments::reset() {
   segments_.clear();
   for (Optimizer& entry : optimizers_) {
     entry.open = nullptr;
-    entry.poisoned = false;
+    entry.poisoned = entry.left = false;
     entry.optimizer->clear_grad();
   }
 }
 
+void GradientSegments::leave(const std::set<std::size_t>& optimizers) {
+  const auto ended = [&](const SegmentPtr& open) { return !contains(segments_, open); };
+  for (const std::size_t index : optimizers) {
+    Optimizer& entry = optimizers_[index];
+    if (entry.open && !ended(entry.open)) continue;
+    entry.open = nullptr;
+    entry.left = true;
+  }
+}
+
 void GradientSegments::end(const std::vector<std::size_t>& optimizers) {
-  for (const std::size_t index : optimizers) optimizers_[index].open = nullptr;
+  for (const std::size_t index : optimizers) {
+    optimizers_[index].open = nullptr;
+    optimizers_[index].left = false;
+  }
 }
 
 void GradientSegments::forget(const std::vector<std::size_t>& optimizers) {

@@ -14,7 +14,7 @@ namespace cairn::amp {
 
 namespace {
 
-// A line each: "refused WHY", "ended ID DELAYED BITS" (of its scale), "gradient", "layer NAME", "optimizer INDEX", "loss ID", and below its
+// A line each: "refused WHY", "ended ID DELAYED BITS" (of its scale), "gradient", "layer NAME", "reaches INDEX", "optimizer INDEX", "loss ID", and below its
 // loss "own|sum INF NAN PARAMETER".
 
 std::string in_one_line(std::string text) {
@@ -30,6 +30,7 @@ std::string encode(const Findings& findings, const char* source) {
   if (!findings.refusal.empty()) out << "refused " << in_one_line(findings.refusal) << '\n';
   if (findings.gradient) out << "gradient\n";
   if (!findings.layer.empty()) out << "layer " << findings.layer << '\n';
+  for (const std::size_t index : findings.reached) out << "reaches " << index << '\n';
   for (const std::size_t index : findings.optimizers) out << "optimizer " << index << '\n';
   for (const auto& [loss, culprits] : findings.losses) {
     out << "loss " << loss << '\n';
@@ -66,10 +67,10 @@ void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
       std::string layer;
       std::getline(in >> std::ws, layer);
       if (all.layer.empty()) all.layer = layer;
-    } else if (kind == "optimizer") {
+    } else if (kind == "optimizer" || kind == "reaches") {
       std::size_t index = 0;
       in >> index;
-      all.optimizers.insert(index);
+      (kind == "reaches" ? all.reached : all.optimizers).insert(index);
     } else if (kind == "loss") {
       in >> loss;
       all.losses[loss];

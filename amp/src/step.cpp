@@ -21,6 +21,7 @@ Findings findings_of(const GradientSegments::Resolved& resolved,
   }
   for (const SegmentPtr& segment : resolved.segments) {
     found.ended[segment->loss_id] = {segment->scale, segment->check_delayed};
+    found.reached.insert(segment->optimizers.begin(), segment->optimizers.end());
     if (segment->nonfinite.empty()) continue;
     std::vector<Culprit>& culprits = found.losses[segment->loss_id];
     for (const optim::NonFinite& n : segment->nonfinite) {
@@ -123,8 +124,8 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
 /// Of this rank's own losses; other ranks may lack them.
 void Amp::Impl::check_losses(const std::vector<std::size_t>& which) const {
   for (const std::size_t index : which) {
-    const auto& [optimizer, open, poisoned] = segments.optimizers()[index];
-    optimizer->check_scaler(scaler_id());
+    const SegmentPtr& open = segments.optimizers()[index].open;
+    segments.optimizers()[index].optimizer->check_scaler(scaler_id());
     CAIRN_CHECK(!open || !open->unscale_delayed, "step",
                 "expected a last backward without delay_unscale, got one with it (loss ",
                 open->loss_id, ")");
@@ -270,6 +271,7 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
                                : optimizer.update(resolved.reports[k], own_options));
     if (skips[k]) explain_skip(reason, all, results.back());
   }
+  segments.leave(all.reached);
   segments.end(which);
   const std::string fell = fall_back_if_due(all);
   for (optim::StepResult& result : results) result.reason += fell;

@@ -258,6 +258,7 @@ bool DistributedDataParallel::Impl::has_sum() const {
 void DistributedDataParallel::Impl::break_off(const std::string& error) {
   run = 0;
   agreed = late = false;
+  apart = true;
   reducer.abandon();  // before anybody writes there again
   if (met) group.give_up(core::str("its backward failed: ", error));
 }
@@ -273,6 +274,7 @@ void DistributedDataParallel::Impl::refuse(const std::string& why) {
   const core::RunId current = autograd::current_run();
   if (current != 0 && current == std::exchange(told_run, current)) return;
   meet();
+  apart = true;
   group.exchange(kRefusal + why, kReach);
   group.give_up(why);
 }

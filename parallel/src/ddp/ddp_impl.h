@@ -104,6 +104,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   core::GradientScale scale;  // of its loss
   bool agreed = false;        // nothing is left on any rank that a step has to reduce
   bool accumulated = false;   // some backwards, which reduced nothing, may be lost on some ranks
+  bool apart = false;         // there have been such ones, or that one rank refused
   bool sums_left = false;     // a rank had sums at the beginning of the last backward that asked
 
   // What losses reach.

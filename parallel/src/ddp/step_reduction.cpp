@@ -86,7 +86,8 @@ struct Whole {
   core::GradientScale scale;
 };
 
-Whole whole_of(const std::vector<AllHeld>& ranks, std::size_t parameter) {
+/// apart: some ranks may have lacked losses, and their sums be of other ones.
+Whole whole_of(const std::vector<AllHeld>& ranks, std::size_t parameter, bool apart) {
   Whole whole;
   Kind gradients, sums;
   for (const AllHeld& rank : ranks) {
@@ -101,7 +102,7 @@ Whole whole_of(const std::vector<AllHeld>& ranks, std::size_t parameter) {
     sums.add(held.sum);
   }
   whole.gradient = gradients.is_reduced();
-  whole.sum = sums.is_reduced();
+  whole.sum = sums.is_reduced() || (apart && sums.some);
   return whole;
 }
 
@@ -243,7 +244,7 @@ void DistributedDataParallel::Impl::share_what_is_local() {
   std::vector<Part> parts;
   std::vector<core::GradientSlot*> reduced;
   for (std::size_t p = 0; p < parameters.size(); ++p) {
-    const Whole whole = whole_of(ranks, p);
+    const Whole whole = whole_of(ranks, p, apart);
     if (!whole.gradient && !whole.sum) continue;
     take_part(parameters[p], whole, keeps_reduced(), parts);
     reduced.push_back(&parameters[p].tensor.gradient_slot());
