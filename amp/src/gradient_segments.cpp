@@ -17,7 +17,7 @@ bool contains(const std::vector<T>& list, const T& value) {
 /// Of the gradients in an optimizer's slots.
 struct SlotScales {
   const core::GradientScale* first = nullptr;  // null: it has none there
-  bool are_one = true;  // not where each rank lacked another loss
+  bool are_one = true;                         // not where each rank lacked another loss
 };
 
 SlotScales scales_of(const optim::Optimizer& optimizer) {

@@ -32,7 +32,7 @@ class GradientSegments {
     optim::Optimizer* optimizer = nullptr;
     SegmentPtr open;        // whose scaled gradients lie in its slots
     bool poisoned = false;  // skips its next step: one of its losses overflowed
-    bool left = false;      // what its slots hold is of losses that have ended: the next one stashes it
+    bool left = false;  // what its slots hold is of losses that have ended: the next one stashes it
   };
   /// A step's view: every segment of its optimizers, resolved, and each optimizer's own report.
   struct Resolved {

@@ -80,7 +80,8 @@ void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
       std::getline(in, culprit.parameter);
       const bool own = kind == "own";
       culprit.rank = own ? rank : kSumOfRanks;
-      if (own || !told.contains(loss)) (own ? all : sums).losses[loss].push_back(std::move(culprit));
+      if (own || !told.contains(loss))
+        (own ? all : sums).losses[loss].push_back(std::move(culprit));
     }
     if (in.fail()) {
       core::fail<core::CommunicationError>("amp", "expected what rank ", rank,

@@ -152,7 +152,8 @@ Findings Amp::Impl::agree_or_refuse(Find&& find, bool exchanges) {
   if (!exchanges) return own;
   Findings all = agree(own, options.world);
   if (!all.refusal.empty())
-    core::fail("step", "expected gradients on all ranks that a step takes, got an error on ", all.refusal);
+    core::fail("step", "expected gradients on all ranks that a step takes, got an error on ",
+               all.refusal);
   return all;
 }
 

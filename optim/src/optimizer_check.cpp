@@ -264,8 +264,9 @@ PendingReport Optimizer::stash(double scale) {
   pending.optimizer_ = this;
   pending.types_ = {2.0};
   for (const List& list : first) {
-    pending.passes_.push_back({PendingReport::Of::gradients, 2.0, list.parameters,
-                               kernels::multi_tensor_scale(list.views, list.sums, scale / list.factor)});
+    pending.passes_.push_back(
+        {PendingReport::Of::gradients, 2.0, list.parameters,
+         kernels::multi_tensor_scale(list.views, list.sums, scale / list.factor)});
   }
   for (const List& list : further) {
     pending.passes_.push_back(

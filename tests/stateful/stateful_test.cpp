@@ -25,7 +25,7 @@ namespace cairn::stateful {
 namespace {
 
 struct Script {
-  Setup setup;
+  stateful::Setup setup;
   std::vector<CommandPtr> commands;
 };
 

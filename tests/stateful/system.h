@@ -186,7 +186,9 @@ std::unique_ptr<Rank> make_rank(const Setup& setup, std::optional<parallel::Proc
 Setup possible(Setup drawn);
 Precision possible(Precision drawn);
 /// An in-process group, whose ranks are threads, reduces CPU tensors only.
-inline bool takes_several_ranks() { return core::default_device().is_cpu(); }
+inline bool takes_several_ranks() {
+  return core::default_device().is_cpu();
+}
 /// Whether weights may change their dtype without amp.
 bool casts_without_amp();
 

@@ -115,7 +115,8 @@ class TrainingRank : public Rank {
     std::size_t at = 0;
     for (const Tensor& view : views_) {
       const auto begin = values.begin() + static_cast<std::ptrdiff_t>(at);
-      kernels::copy(Tensor::from(Values(begin, begin + view.numel()), view.shape(), DType::f32), view);
+      kernels::copy(Tensor::from(Values(begin, begin + view.numel()), view.shape(), DType::f32),
+                    view);
       at += static_cast<std::size_t>(view.numel());
     }
     for (std::size_t k = 0; k < views_.size(); ++k) {

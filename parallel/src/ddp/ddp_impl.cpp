@@ -20,7 +20,7 @@ constexpr const char* kReach = "which parameters losses reach";
 constexpr const char* kLeft = "what backwards without a reduction have left";
 constexpr char kHasSum = 's', kNoSum = '-';
 constexpr std::size_t kSlotsLength = 3;  // of own_slots()
-constexpr char kRefusal = '!';  // in its place, before why
+constexpr char kRefusal = '!';           // in its place, before why
 constexpr char kPlanned = 'p', kUnplanned = 'u';
 
 DistributedOptions of_the_reducer(DistributedOptions options) {

@@ -255,7 +255,8 @@ void DistributedDataParallel::Impl::share_what_is_local() {
     slot->mark_sum_reduced();
   }
   agreed = std::all_of(ranks.begin(), ranks.end(), [&](const AllHeld& r) { return r == ranks[0]; });
-  accumulated = true;  // a rank that lacked a loss may stash less than the others, ahead of the next one
+  accumulated =
+      true;  // a rank that lacked a loss may stash less than the others, ahead of the next one
 }
 
 void DistributedDataParallel::Impl::reduce(const std::vector<Part>& parts) {
