@@ -80,18 +80,21 @@ Segment& Amp::Impl::begin_segment(const LossOptions& which, const char* where) {
   }
   std::sort(reached.begin(), reached.end());
   if (which.optimizers.empty()) reached = every_optimizer();
-  for (const std::size_t index : reached) {
-    const optim::Optimizer& optimizer = *segments.optimizers()[index].optimizer;
-    try {
-      optimizer.check_scaler(scaler_id());
-    } catch (const core::Error& error) {
-      refuse(optimizer, error.what());
-      throw;
-    }
-  }
+  const optim::Optimizer* looked_at = nullptr;
   const double scale =
       device && scaler.dynamic() ? 1.0 : scaler.scale();  // else known to the device
-  Segment& segment = segments.begin(which.loss_id, scale, reached);
+  Segment* begun = nullptr;
+  try {
+    for (const std::size_t index : reached) {
+      looked_at = segments.optimizers()[index].optimizer;
+      looked_at->check_scaler(scaler_id());
+    }
+    begun = &segments.begin(which.loss_id, scale, reached);
+  } catch (const core::Error& error) {
+    if (looked_at != nullptr) refuse(*looked_at, error.what());
+    throw;
+  }
+  Segment& segment = *begun;
   segment.unscale_delayed = which.delay_unscale;
   segment.check_delayed = which.delay_overflow_check;
   return segment;

@@ -65,6 +65,9 @@ struct Amp::Impl {
   std::int64_t reported_steps_ = 0, reported_overflows_ = 0;  // by report()
   void check_world(const optim::Optimizer& optimizer) const;
   void check_step(const std::vector<std::size_t>& which, const optim::StepOptions& options);
+  void check_losses(const std::vector<std::size_t>& which) const;
+  template <class Find>
+  Findings agree_or_refuse(Find&& find, bool exchanges);
   /// Updates the scalers, remembers overflows; returns what is to be said of them.
   std::string judge(const Findings& all);
   std::string judge_loss(int id, const EndedLoss& ended, const Findings& all);

@@ -14,22 +14,29 @@ bool contains(const std::vector<T>& list, const T& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-/// Of the gradients in an optimizer's slots, which lie at one scale; null: it has none there.
-const core::GradientScale* scale_of(const optim::Optimizer& optimizer) {
+/// Of the gradients in an optimizer's slots.
+struct SlotScales {
+  const core::GradientScale* first = nullptr;  // null: it has none there
+  bool are_one = true;                         // not where each rank lacked another loss
+};
+
+SlotScales scales_of(const optim::Optimizer& optimizer) {
+  SlotScales scales;
   for (const optim::ParameterGroup& group : optimizer.groups()) {
     for (const NamedTensor& parameter : group.parameters) {
       const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
-      if (slot != nullptr && parameter.tensor.requires_grad() && slot->holds_gradient())
-        return &slot->scale();
+      if (slot == nullptr || !parameter.tensor.requires_grad() || !slot->holds_gradient()) continue;
+      if (scales.first == nullptr) scales.first = &slot->scale();
+      scales.are_one = scales.are_one && slot->scale().factor == scales.first->factor;
     }
   }
-  return nullptr;
+  return scales;
 }
 
 }  // namespace
 
 GradientSegments::GradientSegments(const std::vector<optim::Optimizer*>& optimizers) {
-  for (optim::Optimizer* optimizer : optimizers) optimizers_.push_back({optimizer, nullptr, false});
+  for (optim::Optimizer* optimizer : optimizers) optimizers_.push_back({optimizer, nullptr});
 }
 
 std::size_t GradientSegments::index_of(const optim::Optimizer& optimizer, const char* where) const {
@@ -42,9 +49,10 @@ std::size_t GradientSegments::index_of(const optim::Optimizer& optimizer, const 
 
 void GradientSegments::stash(std::size_t index) {
   Optimizer& entry = optimizers_[index];
-  Segment& segment = *entry.open;
-  segment.pending.push_back(entry.optimizer->stash(1.0 / segment.scale));
+  optim::PendingReport moved = entry.optimizer->stash();
+  if (entry.open) entry.open->pending.push_back(std::move(moved));
   entry.open = nullptr;
+  entry.left = false;
 }
 
 Segment& GradientSegments::begin(int loss_id, double scale,
@@ -62,7 +70,7 @@ Segment& GradientSegments::begin(int loss_id, double scale,
   for (const std::size_t index : optimizers) {
     Optimizer& entry = optimizers_[index];
     entry.optimizer->prepare();
-    if (entry.open && entry.open != *found) stash(index);
+    if (entry.left || (entry.open && entry.open != *found)) stash(index);
     entry.open = *found;
   }
   return **found;
@@ -91,14 +99,15 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
   std::vector<SegmentPtr> sources;  // whose gradients each of them checked
   for (const std::size_t index : optimizers) {
     Optimizer& entry = optimizers_[index];
-    const bool sums = entry.optimizer->has_stash();
-    const core::GradientScale* scale = sums ? nullptr : scale_of(*entry.optimizer);
+    const SlotScales scales = scales_of(*entry.optimizer);
+    const bool sums = entry.optimizer->has_stash() || !scales.are_one;
+    const core::GradientScale* scale = sums ? nullptr : scales.first;
     const bool is_of_others = scale != nullptr && scale->scaler == core::kSomeScaler;
-    if (!entry.open && scale != nullptr && !is_of_others) begin(0, 1.0, {index});
+    const bool is_of_nobody = !entry.open && !entry.left;
+    if (is_of_nobody && scale != nullptr && !is_of_others) begin(0, 1.0, {index});
     const SegmentPtr segment = entry.open;
-    const double without = is_of_others ? scale->factor : 1.0;
-    resolved.scales.push_back(sums ? 1.0 : segment ? segment->scale : without);
-    if (sums && segment) stash(index);
+    resolved.scales.push_back(scale != nullptr ? scale->factor : 1.0);
+    if (sums) stash(index);
     if (!reads) continue;
     pending.push_back(entry.optimizer->begin_check(options.norm_type));
     sources.push_back(sums ? nullptr : segment);
@@ -111,11 +120,10 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
     for (const std::size_t index : segment->optimizers) {  // those that step later
       const Optimizer& entry = optimizers_[index];
       if (entry.open != segment || contains(optimizers, index)) continue;
-      entry.optimizer->wait_for_reductions();
       if (entry.optimizer->has_stash()) {
         stash(index);
       } else {
-        segment->pending.push_back(entry.optimizer->begin_check(options.norm_type));
+        segment->pending.push_back(entry.optimizer->begin_own_check(options.norm_type));
       }
     }
     pending.insert(pending.end(), segment->pending.begin(), segment->pending.end());
@@ -137,13 +145,26 @@ void GradientSegments::reset() {
   segments_.clear();
   for (Optimizer& entry : optimizers_) {
     entry.open = nullptr;
-    entry.poisoned = false;
+    entry.poisoned = entry.left = false;
     entry.optimizer->clear_grad();
   }
 }
 
+void GradientSegments::leave(const std::set<std::size_t>& optimizers) {
+  const auto ended = [&](const SegmentPtr& open) { return !contains(segments_, open); };
+  for (const std::size_t index : optimizers) {
+    Optimizer& entry = optimizers_[index];
+    if (entry.open && !ended(entry.open)) continue;
+    entry.open = nullptr;
+    entry.left = true;
+  }
+}
+
 void GradientSegments::end(const std::vector<std::size_t>& optimizers) {
-  for (const std::size_t index : optimizers) optimizers_[index].open = nullptr;
+  for (const std::size_t index : optimizers) {
+    optimizers_[index].open = nullptr;
+    optimizers_[index].left = false;
+  }
 }
 
 void GradientSegments::forget(const std::vector<std::size_t>& optimizers) {

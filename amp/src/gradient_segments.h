@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "cairn/optim/optimizer.h"
@@ -31,6 +32,7 @@ class GradientSegments {
     optim::Optimizer* optimizer = nullptr;
     SegmentPtr open;        // whose scaled gradients lie in its slots
     bool poisoned = false;  // skips its next step: one of its losses overflowed
+    bool left = false;  // what its slots hold is of losses that have ended: the next one stashes it
   };
   /// A step's view: every segment of its optimizers, resolved, and each optimizer's own report.
   struct Resolved {
@@ -47,6 +49,8 @@ class GradientSegments {
   /// Gradients that came without begin() count as loss 0's, unscaled; zeros that stand for other ranks' gradients count as
   /// no loss's here. Reads nothing where neither the options nor a rule ask for it.
   Resolved resolve(const std::vector<std::size_t>& optimizers, const optim::StepOptions& options);
+  /// After a step that ended losses which reach these, on any rank: what is in their slots belongs to none.
+  void leave(const std::set<std::size_t>& optimizers);
   /// After a step: their gradients are gone.
   void end(const std::vector<std::size_t>& optimizers);
   /// The same where nobody reads what was found: the segments are over.
@@ -55,6 +59,7 @@ class GradientSegments {
   void reset();
 
   std::vector<Optimizer>& optimizers() { return optimizers_; }
+  const std::vector<Optimizer>& optimizers() const { return optimizers_; }
   std::size_t size() const { return optimizers_.size(); }
   std::size_t index_of(const optim::Optimizer& optimizer, const char* where) const;
 

@@ -1,8 +1,10 @@
 #include "overflow_agreement.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <sstream>
 
 #include "cairn/core/error.h"
@@ -12,16 +14,23 @@ namespace cairn::amp {
 
 namespace {
 
-// A line each: "ended ID DELAYED BITS" (of its scale), "gradient", "layer NAME", "optimizer INDEX", "loss ID", and below its
+// A line each: "refused WHY", "ended ID DELAYED BITS" (of its scale), "gradient", "layer NAME", "reaches INDEX", "optimizer INDEX", "loss ID", and below its
 // loss "own|sum INF NAN PARAMETER".
+
+std::string in_one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
 
 std::string encode(const Findings& findings, const char* source) {
   std::ostringstream out;
   for (const auto& [id, loss] : findings.ended)
     out << "ended " << id << ' ' << loss.check_delayed << ' '
         << std::bit_cast<std::uint64_t>(loss.scale) << '\n';
+  if (!findings.refusal.empty()) out << "refused " << in_one_line(findings.refusal) << '\n';
   if (findings.gradient) out << "gradient\n";
   if (!findings.layer.empty()) out << "layer " << findings.layer << '\n';
+  for (const std::size_t index : findings.reached) out << "reaches " << index << '\n';
   for (const std::size_t index : findings.optimizers) out << "optimizer " << index << '\n';
   for (const auto& [loss, culprits] : findings.losses) {
     out << "loss " << loss << '\n';
@@ -33,6 +42,8 @@ std::string encode(const Findings& findings, const char* source) {
 }
 
 void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
+  std::set<int> told;  // losses of which another rank has said what it saw in the sum
+  for (const auto& [loss, culprits] : sums.losses) told.insert(loss);
   std::istringstream lines(text);
   std::string line;
   int loss = 0;
@@ -47,16 +58,19 @@ void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
       in >> id >> ended.check_delayed >> bits;
       ended.scale = std::bit_cast<double>(bits);
       all.ended.try_emplace(id, ended);
+    } else if (kind == "refused") {
+      std::getline(in >> std::ws, all.refusal);
+      all.refusal = core::str("rank ", rank, ": ", all.refusal);
     } else if (kind == "gradient") {
       all.gradient = true;
     } else if (kind == "layer") {
       std::string layer;
       std::getline(in >> std::ws, layer);
       if (all.layer.empty()) all.layer = layer;
-    } else if (kind == "optimizer") {
+    } else if (kind == "optimizer" || kind == "reaches") {
       std::size_t index = 0;
       in >> index;
-      all.optimizers.insert(index);
+      (kind == "reaches" ? all.reached : all.optimizers).insert(index);
     } else if (kind == "loss") {
       in >> loss;
       all.losses[loss];
@@ -66,7 +80,8 @@ void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
       std::getline(in, culprit.parameter);
       const bool own = kind == "own";
       culprit.rank = own ? rank : kSumOfRanks;
-      if (own || rank == 0) (own ? all : sums).losses[loss].push_back(std::move(culprit));
+      if (own || !told.contains(loss))
+        (own ? all : sums).losses[loss].push_back(std::move(culprit));
     }
     if (in.fail()) {
       core::fail<core::CommunicationError>("amp", "expected what rank ", rank,

@@ -21,8 +21,10 @@ struct EndedLoss {
 
 /// What one rank, or all together, found.
 struct Findings {
+  std::string refusal;             // why a rank cannot take its step; empty: all can
   std::map<int, EndedLoss> ended;  // by loss_id; of all: as the first rank that has it says
   std::map<int, std::vector<Culprit>> losses;  // that overflowed, by loss_id
+  std::set<std::size_t> reached;               // optimizers, by the losses that end
   std::set<std::size_t> optimizers;            // whose gradients are not finite
   bool gradient = false;                       // any parameter has one
   std::string layer;  // the first one whose output was not finite, where that was looked for

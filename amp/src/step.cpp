@@ -21,6 +21,7 @@ Findings findings_of(const GradientSegments::Resolved& resolved,
   }
   for (const SegmentPtr& segment : resolved.segments) {
     found.ended[segment->loss_id] = {segment->scale, segment->check_delayed};
+    found.reached.insert(segment->optimizers.begin(), segment->optimizers.end());
     if (segment->nonfinite.empty()) continue;
     std::vector<Culprit>& culprits = found.losses[segment->loss_id];
     for (const optim::NonFinite& n : segment->nonfinite) {
@@ -112,20 +113,48 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
        which) {  // all ranks have then what some have, or refuse it together
     segments.optimizers()[index].optimizer->wait_for_reductions();
   }
-  for (const std::size_t index : which) {
-    optim::Optimizer& optimizer = *segments.optimizers()[index].optimizer;
-    check_world(optimizer);
-    optimizer.check_scaler(scaler_id());
-    const SegmentPtr& open = segments.optimizers()[index].open;
-    CAIRN_CHECK(!open || !open->unscale_delayed, "step",
-                "expected a last backward without delay_unscale, got one with it (loss ",
-                open->loss_id, ")");
-  }
+  for (const std::size_t index : which) check_world(*segments.optimizers()[index].optimizer);
   const bool dynamic = std::any_of(losses.begin(), losses.end(),
                                    [](const Loss& loss) { return loss.scaler.dynamic(); });
   CAIRN_CHECK(step_options.check || !dynamic, "step",
               "expected check = true with a dynamic loss scale, got false (it needs to know of "
               "overflows; a static loss_scale may go unchecked)");
+}
+
+/// Of this rank's own losses; other ranks may lack them.
+void Amp::Impl::check_losses(const std::vector<std::size_t>& which) const {
+  for (const std::size_t index : which) {
+    const SegmentPtr& open = segments.optimizers()[index].open;
+    segments.optimizers()[index].optimizer->check_scaler(scaler_id());
+    CAIRN_CHECK(!open || !open->unscale_delayed, "step",
+                "expected a last backward without delay_unscale, got one with it (loss ",
+                open->loss_id, ")");
+  }
+}
+
+/// This rank's error, if it has one, is heard by the others in place of what it found.
+template <class Find>
+Findings Amp::Impl::agree_or_refuse(Find&& find, bool exchanges) {
+  const auto tell = [&](const core::Error& error) {
+    Findings own;
+    own.refusal = error.what();
+    if (exchanges && options.world.size > 1) agree(own, options.world);
+  };
+  Findings own;
+  try {
+    own = find();
+  } catch (const core::CommunicationError&) {
+    throw;
+  } catch (const core::Error& error) {
+    tell(error);
+    throw;
+  }
+  if (!exchanges) return own;
+  Findings all = agree(own, options.world);
+  if (!all.refusal.empty())
+    core::fail("step", "expected gradients on all ranks that a step takes, got an error on ",
+               all.refusal);
+  return all;
 }
 
 std::string Amp::Impl::judge_loss(int id, const EndedLoss& ended, const Findings& all) {
@@ -205,18 +234,26 @@ void Amp::Impl::throw_if_collapsed() {
 std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& which,
                                                optim::StepOptions step_options) {
   check_step(which, step_options);
-  if (device) return step_on_device(which, step_options);
+  if (device) {
+    check_losses(which);
+    return step_on_device(which, step_options);
+  }
   ++steps;
   if (step_options.max_gradient_norm == 0) {
     step_options.max_gradient_norm = options.max_gradient_norm;
   }
-  const GradientSegments::Resolved resolved = segments.resolve(which, step_options);
-  Findings all = findings_of(resolved, which);
-  for (const std::size_t index : which) {
-    all.gradient = all.gradient || segments.optimizers()[index].optimizer->has_gradient();
-  }
-  all.layer = fallback.culprit();
-  if (step_options.check) all = agree(all, options.world);
+  GradientSegments::Resolved resolved;
+  const auto find = [&] {
+    check_losses(which);
+    resolved = segments.resolve(which, step_options);
+    Findings own = findings_of(resolved, which);
+    for (const std::size_t index : which) {
+      own.gradient = own.gradient || segments.optimizers()[index].optimizer->has_gradient();
+    }
+    own.layer = fallback.culprit();
+    return own;
+  };
+  const Findings all = agree_or_refuse(find, step_options.check);
   for (const std::size_t index : all.optimizers) segments.optimizers()[index].poisoned = true;
   std::vector<bool> skips;  // taken over: what throws below skips no further step
   skips.reserve(which.size());
@@ -235,6 +272,7 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
                                : optimizer.update(resolved.reports[k], own_options));
     if (skips[k]) explain_skip(reason, all, results.back());
   }
+  segments.leave(all.reached);
   segments.end(which);
   const std::string fell = fall_back_if_due(all);
   for (optim::StepResult& result : results) result.reason += fell;

@@ -15,18 +15,21 @@ namespace {
 /// Tensors of one device, and which parameters they are of.
 struct List {
   Device device;
+  double factor = 1.0;  // by which they are multiplied
   std::vector<TensorView> views;
   std::vector<TensorView> sums;     // of stash
   std::vector<TensorView> weights;  // of LARC
   std::vector<std::size_t> parameters;
 };
 
-List& list_of(std::vector<List>& lists, Device device) {
-  const auto found = std::find_if(lists.begin(), lists.end(),
-                                  [&](const List& list) { return list.device == device; });
+List& list_of(std::vector<List>& lists, Device device, double factor = 1.0) {
+  const auto found = std::find_if(lists.begin(), lists.end(), [&](const List& list) {
+    return list.device == device && list.factor == factor;
+  });
   if (found != lists.end()) return *found;
   List& list = lists.emplace_back();
   list.device = device;
+  list.factor = factor;
   return list;
 }
 
@@ -42,6 +45,10 @@ bool has_pending(const Tensor& parameter) {
   if (slot_with_gradient(parameter) != nullptr) return true;
   const core::GradientSlot* slot = parameter.gradient_slot_or_null();
   return slot != nullptr && slot->has_sum() && parameter.requires_grad();
+}
+
+void check_norm_type(double type) {
+  CAIRN_CHECK(type >= 1, "optimizer", "expected a norm type >= 1, got ", type);
 }
 
 /// Gradients that one reducer has to average.
@@ -178,14 +185,19 @@ bool Optimizer::has_stash() const {
 }
 
 PendingReport Optimizer::begin_check(double norm_type) const {
-  CAIRN_CHECK(norm_type >= 1, "optimizer", "expected a norm type >= 1, got ", norm_type);
+  check_norm_type(norm_type);
+  settle();
+  return begin_own_check(norm_type);
+}
+
+PendingReport Optimizer::begin_own_check(double norm_type) const {
+  check_norm_type(norm_type);
   std::vector<double> types{norm_type};
   const auto need = [&](double type) {
     if (std::find(types.begin(), types.end(), type) == types.end()) types.push_back(type);
   };
   if (larc_ || own_max_norm() > 0) need(2.0);
   if (const std::optional<double> type = running_norm_type()) need(*type);
-  settle();
 
   std::vector<List> lists;
   std::size_t parameter = 0;
@@ -241,7 +253,7 @@ PendingReport Optimizer::stash(double scale) {
       const auto how = slot->stash();
       if (how == core::GradientSlot::Stash::drop) continue;
       const bool adds = how == core::GradientSlot::Stash::add;
-      List& list = list_of(adds ? further : first, tensor.device());
+      List& list = list_of(adds ? further : first, tensor.device(), slot->scale().factor);
       list.views.push_back(laid_out_like(tensor, slot->memory(), temporaries));
       list.sums.push_back(slot->sum());
       list.parameters.push_back(parameter);
@@ -252,13 +264,14 @@ PendingReport Optimizer::stash(double scale) {
   pending.optimizer_ = this;
   pending.types_ = {2.0};
   for (const List& list : first) {
-    pending.passes_.push_back({PendingReport::Of::gradients, 2.0, list.parameters,
-                               kernels::multi_tensor_scale(list.views, list.sums, scale)});
+    pending.passes_.push_back(
+        {PendingReport::Of::gradients, 2.0, list.parameters,
+         kernels::multi_tensor_scale(list.views, list.sums, scale / list.factor)});
   }
   for (const List& list : further) {
     pending.passes_.push_back(
         {PendingReport::Of::gradients, 2.0, list.parameters,
-         kernels::multi_tensor_axpby(scale, list.views, 1.0, list.sums, list.sums,
+         kernels::multi_tensor_axpby(scale / list.factor, list.views, 1.0, list.sums, list.sums,
                                      kernels::CheckedArgument::x)});
   }
   for (const ParameterGroup& group : groups_) {

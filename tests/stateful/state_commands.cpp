@@ -118,7 +118,7 @@ class Resume : public Command {
     }
     const bool resized = fresh_->ranks != 0 && fresh_->ranks != now.setup.ranks;
     return now.file->amp == fresh_->precision.has_value() &&
-           (!resized || (now.setup.ddp && !now.setup.wiring.two_ddps));
+           (!resized || (takes_several_ranks() && now.setup.ddp && !now.setup.wiring.two_ddps));
   }
   void run(Case& now) const override {
     if (fresh_) rebuild(now);

@@ -25,7 +25,7 @@ namespace cairn::stateful {
 namespace {
 
 struct Script {
-  Setup setup;
+  stateful::Setup setup;
   std::vector<CommandPtr> commands;
 };
 
@@ -117,6 +117,7 @@ int sequences() {
 
 /// share: of all sequences.
 void search(int ranks, double share) {
+  if (ranks > 1 && !takes_several_ranks()) GTEST_SKIP() << "ranks are threads, on the CPU";
   log::set_level(log::Level::off);
   rc::detail::TestParams params = rc::detail::configuration().testParams;
   params.maxSuccess = std::max(1, static_cast<int>(sequences() * share));

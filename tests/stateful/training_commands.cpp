@@ -37,7 +37,7 @@ class Backward : public Command {
       }
       if (!any) return false;
     }
-    const bool apart = loss_.odd_reach != 0;
+    const bool apart = is_apart();
     if (apart && (now.setup.ranks == 1 || !now.finds_unused() || now.setup.wiring.two_ddps))
       return false;
     // Some may wait for the rank that throws, which may come back: until their timeout (OneRankThrows).
@@ -86,10 +86,13 @@ class Backward : public Command {
     if (loss_.thrower >= 0)
       out << ", throws in " << (loss_.in_forward ? "forward" : "backward") << " at "
           << kNames[at(loss_.thrower)];
+    if (loss_.throwing_rank >= 0) out << " on rank " << loss_.throwing_rank;
     out << ")";
   }
 
  private:
+  /// Ranks may differ in what they have of it.
+  bool is_apart() const { return loss_.odd_reach != 0 || loss_.throwing_rank >= 0; }
   bool overflow_is_reached() const {
     const int p = loss_.first();
     return loss_.overflow_rank == 0 ? loss_.reaches(p, 0) : loss_.reaches(p, 1);
@@ -147,7 +150,7 @@ class Backward : public Command {
       rank.backward(loss_, synchronise, declared);
     };
     const bool broken = loss_.thrower >= 0;
-    if (broken && loss_.odd_reach != 0) return break_apart(now, work, pending, scaled);
+    if (broken && is_apart()) return break_apart(now, work, pending, scaled);
     const System::Outcome outcome = now.system.each(work);
     if (broken && !outcome.threw()) throw Mismatch("expected the error to come out, got none");
     if (outcome.threw()) {
@@ -181,7 +184,8 @@ class Backward : public Command {
     std::vector<bool> threw;
     for (const System::Outcome& outcome : outcomes) threw.push_back(outcome.threw());
     for (int rank = 0; rank < now.setup.ranks; ++rank) {
-      if (loss_.reaches(loss_.thrower, rank) && !threw[at(rank)])
+      const bool must = loss_.throwing_rank < 0 || loss_.throwing_rank == rank;
+      if (must && loss_.reaches(loss_.thrower, rank) && !threw[at(rank)])
         throw Mismatch("expected the error to come out, got none");
     }
     for (int p = 0; p < kParameters; ++p) {
@@ -422,6 +426,50 @@ class OneRankThrows : public Command {
   Loss loss_;
   bool synchronise_;
   Step step_;
+};
+
+/// The optimizers of a loss that some ranks lack step one after the other, with another loss in between or not.
+class StepsApart : public Command {
+ public:
+  /// between: micro-batches of it.
+  StepsApart(Loss lost, int rank, bool in_forward, Loss other, int between, bool synchronise,
+             std::vector<Step> steps)
+      : lost_(thrown(std::move(lost), rank, in_forward), false, 1),
+        other_(std::move(other), synchronise, std::max(between, 1)),
+        between_(between),
+        steps_(steps.begin(), steps.end()) {}
+  bool possible(const Case& now) const override {
+    return now.setup.rules.size() > 1 && lost_.possible(now) && steps_[0].possible(now);
+  }
+  void run(Case& now) const override {
+    lost_.run(now);
+    for (std::size_t k = 0; k < steps_.size(); ++k) {
+      if (k == 1 && between_ > 0) run_if_possible(other_, now);
+      run_if_possible(steps_[k], now);
+    }
+  }
+  void show(std::ostream& out) const override {
+    lost_.show(out);
+    for (std::size_t k = 0; k < steps_.size(); ++k) {
+      if (k == 1 && between_ > 0) other_.show(out << ", ");
+      steps_[k].show(out << ", ");
+    }
+  }
+
+ private:
+  static Loss thrown(Loss loss, int rank, bool in_forward) {
+    loss.overflow_rank = -1;
+    loss.thrower = loss.first();
+    loss.throwing_rank = rank;
+    loss.in_forward = in_forward;
+    return loss;
+  }
+  static void run_if_possible(const Command& command, Case& now) {
+    if (!now.over && command.possible(now)) command.run(now);
+  }
+  Backward lost_, other_;
+  int between_;
+  std::vector<TakeStep> steps_;
 };
 
 class AccumulationWindow : public Command {
@@ -788,6 +836,15 @@ rc::Gen<Step> steps() {
                       });
 }
 
+/// First one optimizer's, then the other's.
+rc::Gen<std::vector<Step>> steps_apart() {
+  return rc::gen::map(rc::gen::tuple(mostly(), mostly(), one_of(2)), [](const auto& drawn) {
+    const auto& [first_by_amp, second_by_amp, first] = drawn;
+    return std::vector<Step>{{.by_amp = first_by_amp, .optimizer = first},
+                             {.by_amp = second_by_amp, .optimizer = 1 - first}};
+  });
+}
+
 }  // namespace
 
 rc::Gen<CommandPtr> training_commands() {
@@ -804,6 +861,9 @@ rc::Gen<CommandPtr> training_commands() {
       {1, make<AccumulationWindow>(losses_of_ranks(), choice<int>({{1, 1}, {1, 2}}), steps())},
       {1, make<OneRankThrows>(choice<bool>({{100, false}, {1, true}}), any_losses(),
                               one_of(kParameters), one_of(2), mostly(), steps())},
+      {4,
+       make<StepsApart>(any_losses(), one_of(2), rc::gen::arbitrary<bool>(), any_losses(),
+                        choice<int>({{1, 0}, {1, 1}}), rc::gen::arbitrary<bool>(), steps_apart())},
       {2, make<Clear>(choice<int>({{1, 0}, {1, 1}, {2, -1}}))},
       {1, make<Freeze>(one_of(kParameters), just(true))},
       {2, make<Freeze>(one_of(kParameters), just(false))},

@@ -10,6 +10,7 @@
 
 #include "cairn/autograd/engine.h"
 #include "cairn/core/error.h"
+#include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/master_weight.h"
 #include "system.h"
 
@@ -113,9 +114,10 @@ class TrainingRank : public Rank {
     const Values values = view_values(seed, rank_);
     std::size_t at = 0;
     for (const Tensor& view : views_) {
-      for (std::int64_t i = 0; i < view.numel(); ++i) {
-        view.data<float>()[i] = static_cast<float>(values[at++]);
-      }
+      const auto begin = values.begin() + static_cast<std::ptrdiff_t>(at);
+      kernels::copy(Tensor::from(Values(begin, begin + view.numel()), view.shape(), DType::f32),
+                    view);
+      at += static_cast<std::size_t>(view.numel());
     }
     for (std::size_t k = 0; k < views_.size(); ++k) {
       reducer_->mark_ready(

@@ -17,7 +17,10 @@ namespace {
 
 constexpr std::int64_t kGapBytes = 63;  // the arena aligns its slots to 64
 constexpr const char* kReach = "which parameters losses reach";
-constexpr char kRefusal = '!';  // in its place, before why
+constexpr const char* kLeft = "what backwards without a reduction have left";
+constexpr char kHasSum = 's', kNoSum = '-';
+constexpr std::size_t kSlotsLength = 3;  // of own_slots()
+constexpr char kRefusal = '!';           // in its place, before why
 constexpr char kPlanned = 'p', kUnplanned = 'u';
 
 DistributedOptions of_the_reducer(DistributedOptions options) {
@@ -219,12 +222,43 @@ void DistributedDataParallel::Impl::meet() {
   if (arena->stale()) arena->refresh();
   begin_joined();
   if (!std::exchange(batches_known, true)) warn_of_same_batches(first_batch, group);
-  if (!has_plan() && !finds_unused()) plan_anew();
+  if (finds_unused()) return;
+  if (accumulated) return agree_after_no_sync();
+  if (!has_plan()) plan_anew();
+}
+
+/// A rank may have lost what others keep: their slots may have turned to f32, and have a sum beside them.
+void DistributedDataParallel::Impl::agree_after_no_sync() {
+  follow_slots(group.exchange(own_slots(), kLeft));
+}
+
+std::string DistributedDataParallel::Impl::own_slots() const {
+  return {slots_letter(), has_plan() ? kPlanned : kUnplanned, has_sum() ? kHasSum : kNoSum};
+}
+
+/// Where gradients lie on every rank. They plan anew together; those that lie in other dtypes are reduced late.
+void DistributedDataParallel::Impl::follow_slots(const std::vector<std::string>& ranks) {
+  bool all_planned = true;
+  sums_left = false;
+  for (const std::string& rank : ranks) {
+    late = late || rank.at(0) != ranks[0].at(0);
+    all_planned = all_planned && rank.at(1) == kPlanned;
+    sums_left = sums_left || rank.at(2) == kHasSum;
+  }
+  if (!all_planned && !late) plan_anew();
+}
+
+bool DistributedDataParallel::Impl::has_sum() const {
+  return std::any_of(parameters.begin(), parameters.end(), [](const NamedTensor& parameter) {
+    const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+    return slot != nullptr && slot->has_sum();
+  });
 }
 
 void DistributedDataParallel::Impl::break_off(const std::string& error) {
   run = 0;
   agreed = late = false;
+  apart = true;
   reducer.abandon();  // before anybody writes there again
   if (met) group.give_up(core::str("its backward failed: ", error));
 }
@@ -240,6 +274,7 @@ void DistributedDataParallel::Impl::refuse(const std::string& why) {
   const core::RunId current = autograd::current_run();
   if (current != 0 && current == std::exchange(told_run, current)) return;
   meet();
+  apart = true;
   group.exchange(kRefusal + why, kReach);
   group.give_up(why);
 }
@@ -298,7 +333,7 @@ void DistributedDataParallel::Impl::check_static(const std::vector<bool>& reache
 /// plan anew together.
 std::vector<bool> DistributedDataParallel::Impl::exchange_reached(
     const std::vector<bool>& reached) {
-  std::string text{slots_letter(), has_plan() ? kPlanned : kUnplanned};
+  std::string text = own_slots();
   for (const bool bit : reached) text += bit && !shadows() ? '1' : '0';
   met = true;
   const auto ranks = group.exchange(text, kReach);
@@ -307,14 +342,11 @@ std::vector<bool> DistributedDataParallel::Impl::exchange_reached(
       core::fail("ddp", "rank ", rank, " gave its backward up: ", ranks[rank].substr(1));
   }
   std::vector<bool> somewhere(reached.size(), false);
-  bool all_planned = true;
   for (const std::string& rank : ranks) {
-    late = late || rank[0] != ranks[0][0];
-    all_planned = all_planned && rank[1] == kPlanned;
     for (std::size_t p = 0; p < reached.size(); ++p)
-      somewhere[p] = somewhere[p] || rank.at(p + 2) == '1';
+      somewhere[p] = somewhere[p] || rank.at(kSlotsLength + p) == '1';
   }
-  if (!all_planned && !late) plan_anew();
+  follow_slots(ranks);
   return somewhere;
 }
 
@@ -323,7 +355,7 @@ void DistributedDataParallel::Impl::mark_late() {
   late = false;
   arena->use_f32_slots();
   plan_anew();
-  for (std::size_t i = 0; i < trained.size(); ++i) {
+  for (std::size_t i = 0; finds_unused() && i < trained.size(); ++i) {
     if (!slot_of(i).holds_gradient()) mark_unreached(i);
   }
 }
@@ -372,11 +404,12 @@ void DistributedDataParallel::Impl::finish() {
   }
   reducer.wait();
   run = 0;
-  const auto has_sum = [](const NamedTensor& parameter) {
-    const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
-    return slot != nullptr && slot->has_sum();
-  };
-  if (!finds_unused() && std::none_of(parameters.begin(), parameters.end(), has_sum)) agreed = true;
+  if (finds_unused()) {
+    agreed = agreed && !sums_left;
+  } else {
+    const bool sums = std::exchange(accumulated, false) ? sums_left : has_sum();
+    agreed = agreed || !sums;
+  }
   for (std::size_t i = 0; finds_unused() && shadows() && i < trained.size(); ++i) {
     if (!reached_somewhere[trained[i]]) slot_of(i).clear();  // zero() reached it, and no loss did
   }
@@ -385,7 +418,9 @@ void DistributedDataParallel::Impl::finish() {
 
 void DistributedDataParallel::Impl::settle() {
   wait_for_reductions();
-  if (!agreed || !reduces()) share_what_is_local();
+  if (agreed && reduces()) return;
+  share_what_is_local();
+  wait_for_reductions();
 }
 
 void DistributedDataParallel::Impl::wait_for_reductions() {

@@ -44,6 +44,9 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   void on_ready(const Tensor& parameter);
   void begin();
   void meet();
+  void agree_after_no_sync();
+  std::string own_slots() const;
+  void follow_slots(const std::vector<std::string>& ranks);
   void break_off(const std::string& error);
   bool asks_what_is_reached() const;
   void mark_what_is_not_reached();
@@ -59,6 +62,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   bool finds_unused() const { return options.find_unused_parameters || options.static_graph; }
 
   // A step.
+  bool has_sum() const;
   void wait_for_reductions();
   void share_what_is_local();
 
@@ -98,7 +102,10 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   core::RunId seen_run = 0;  // the last one that a hook was called in
   core::RunId told_run = 0;  // the last one that the others have heard of
   core::GradientScale scale;  // of its loss
-  bool agreed = false;        // the ranks know of each other what a step has to reduce
+  bool agreed = false;        // nothing is left on any rank that a step has to reduce
+  bool accumulated = false;   // some backwards, which reduced nothing, may be lost on some ranks
+  bool apart = false;         // there have been such ones, or that one rank refused
+  bool sums_left = false;     // a rank had sums at the beginning of the last backward that asked
 
   // What losses reach.
   std::vector<std::string> unused;

@@ -28,6 +28,8 @@ class ModelLink final : public core::WorldLink {
     const auto ddp = alive();
     ddp->world_synchronizes = on;
     ddp->agreed = ddp->agreed && on;
+    ddp->accumulated = ddp->accumulated || !on;
+    ddp->apart = ddp->apart || !on;
   }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
     const auto ddp = alive();
@@ -89,6 +91,8 @@ DistributedDataParallel::NoSync::~NoSync() {
 
 DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool if_) {
   impl_->agreed = impl_->agreed && !if_;
+  impl_->accumulated = impl_->accumulated || if_;
+  impl_->apart = impl_->apart || if_;
   return NoSync(if_ ? &impl_->no_sync_depth : nullptr);
 }
 

@@ -99,6 +99,8 @@ class Optimizer : public core::Stateful {
   // agree, several optimizers that wait together).
   /// Launches pass 1; the host waits where the report is read. norm_type >= 1, or infinity.
   PendingReport begin_check(double norm_type = 2.0) const;
+  /// The same of what this rank has, reduced or not: no collective. For an optimizer that steps later.
+  PendingReport begin_own_check(double norm_type = 2.0) const;
   GradientReport check(double norm_type = 2.0) const { return begin_check(norm_type).read(); }
   /// update() needs a report whatever the options say (norms of LAMB, NovoGrad, LARC).
   bool needs_report() const;
@@ -143,8 +145,9 @@ class Optimizer : public core::Stateful {
   /// Gradients that nobody is known to have scaled were scaled like this, by hand.
   void mark_scaled(const core::GradientScale& scale);
 
-  /// Moves the gradients that are written, times `scale`, into f32 sums beside them (adds to what
-  /// is there) and leaves the slots unwritten: how backwards with different loss scales accumulate.
+  /// Moves the gradients that are written, without the scale that their slots know of and times `scale`, into f32
+  /// sums beside them (adds to what is there) and leaves the slots unwritten: how backwards with
+  /// different loss scales accumulate.
   /// One pass, which checks what it moves. A later check() and update() use the sums, after
   /// adding what came into the slots since. The sums' memory stays until the optimizer ends.
   PendingReport stash(double scale = 1.0);
