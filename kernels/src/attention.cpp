@@ -21,6 +21,7 @@ void check_inputs(const char* op, View q, View k, View v, const AttentionOptions
   CAIRN_CHECK(q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3), op,
               "expected q [B, H, T, D] and k, v [B, H, S, D], got ", q.shape, " and ", k.shape);
   CAIRN_CHECK(q.size(3) >= 1, op, "expected heads of at least 1 element, got q ", q.shape);
+  check_lengths(op, {"q", q}, {"key_lengths", options.key_lengths}, q.size(0));
   CAIRN_CHECK(options.dropout >= 0.0 && options.dropout < 1.0, op,
               "expected a dropout in 0..1, got ", options.dropout);
 }

@@ -73,6 +73,18 @@ inline void check_dims(std::string_view op, const Named& v, int dims) {
               " dimensions, got shape ", v.view.shape);
 }
 
+/// How much of each of `count` sequences counts, contiguous on `like`'s device; nothing where lengths
+/// are undefined.
+inline void check_lengths(std::string_view op, const Named& like, const Named& lengths,
+                          std::int64_t count) {
+  if (!lengths.view.defined()) return;
+  check_device(op, {like, lengths});
+  check_shape(op, lengths, {count});
+  check_dtype(op, lengths, DType::i64);
+  CAIRN_CHECK(lengths.view.is_contiguous(), op, "expected contiguous ", lengths.name,
+              ", got strides ", lengths.view.strides);
+}
+
 /// What the call is about to write, for those who must notice (Storage::version).
 template <class... Views>
 void wrote(const Views&... views) {

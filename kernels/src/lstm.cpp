@@ -37,17 +37,13 @@ struct Sizes {
   std::int64_t B, H;
 };
 
-void check_lengths(const char* op, View gates, View lengths, const Sizes& s) {
-  if (lengths.defined()) check_view(op, gates, {"lengths", lengths}, {s.B}, DType::i64);
-}
-
 void check_loop(const char* op, View gates, View weight, View c, const LstmOptions& options,
                 const Sizes& s) {
   check_device(op, {{"gates", gates}, {"weight", weight}});
   check_dtype(op, {"weight", weight}, s.dtype);
   check_shape(op, {"weight", weight}, {4 * s.H, s.H});
   check_view(op, gates, {"c", c}, {gates.size(0) + 1, s.B, s.H}, s.dtype);
-  check_lengths(op, gates, options.lengths, s);
+  check_lengths(op, {"gates", gates}, {"lengths", options.lengths}, s.B);
 }
 
 }  // namespace
@@ -88,7 +84,7 @@ void lstm_cell(const TensorView& gates, const TensorView& hidden, const TensorVi
   check_view(op, gates, {"h_before", h_before}, s.state(), s.dtype);
   check_view(op, gates, {"h", h}, s.state(), s.dtype);
   check_view(op, gates, {"c", c}, s.state(), s.dtype);
-  check_lengths(op, gates, step.lengths, s);
+  check_lengths(op, {"gates", gates}, {"lengths", step.lengths}, s.B);
   wrote(gates, carry, h, c);
   if (gates.numel() == 0) return;
   launch(gates.device, [=](const Backend& backend) {
@@ -106,7 +102,7 @@ void lstm_cell_backward(const TensorView& gates, const TensorView& c_before, con
   check_view(op, gates, {"dy", dy}, s.state(), s.dtype);
   check_view(op, gates, {"dh", dh}, s.state(), s.wide);
   check_view(op, gates, {"dc", dc}, s.state(), s.wide);
-  check_lengths(op, gates, step.lengths, s);
+  check_lengths(op, {"gates", gates}, {"lengths", step.lengths}, s.B);
   wrote(gates, dh, dc);
   if (gates.numel() == 0) return;
   launch(gates.device, [=](const Backend& backend) {

@@ -8,9 +8,14 @@ namespace cairn::kernels {
 namespace {
 
 void check_dims(const char* op, const TensorView& x, const SoftmaxOptions& options) {
-  const int least = options.causal ? 2 : 1;
+  const bool lengths = options.lengths.defined();
+  const int least = options.causal || lengths ? 2 : 1;
   CAIRN_CHECK(x.dims() >= least, op, "expected at least ", least, " dimensions",
-              options.causal ? " (causal)" : "", ", got shape ", x.shape);
+              options.causal ? " (causal)"
+              : lengths      ? " (lengths)"
+                             : "",
+              ", got shape ", x.shape);
+  check_lengths(op, {"x", x}, {"lengths", options.lengths}, lengths ? x.size(0) : 0);
 }
 
 }  // namespace

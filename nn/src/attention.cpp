@@ -21,9 +21,13 @@ MultiheadAttention::MultiheadAttention(std::int64_t size, std::int64_t heads,
 }
 
 Tensor MultiheadAttention::forward(const Tensor& x) {
+  return run(x, Tensor());
+}
+
+Tensor MultiheadAttention::run(const Tensor& x, const Tensor& lengths) {
   CAIRN_CHECK(x.dims() == 3 && x.size(2) == size_, "MultiheadAttention", "expected x [B, T, ",
               size_, "], got ", x.shape());
-  return (*out_)(autograd::self_attention((*qkv_)(x), heads_, options_.causal, dropout()));
+  return (*out_)(autograd::self_attention((*qkv_)(x), heads_, options_.causal, dropout(), lengths));
 }
 
 // x [B, T, C] through that third of the projection: [B, H, T, D], which lies as [B, T, H, D].
@@ -36,14 +40,16 @@ Tensor MultiheadAttention::heads_of(const Tensor& x, std::int64_t third) const {
   return autograd::transpose(autograd::reshape(y, heads), 1, 2);
 }
 
-Tensor MultiheadAttention::run(const Tensor& query, const Tensor& key, const Tensor& value) {
+Tensor MultiheadAttention::run(const Tensor& query, const Tensor& key, const Tensor& value,
+                               const Tensor& key_lengths) {
   for (const Tensor& x : {query, key, value}) {
     CAIRN_CHECK(x.dims() == 3 && x.size(2) == size_ && x.size(0) == query.size(0),
                 "MultiheadAttention", "expected query [B, T, ", size_, "], key and value [B, S, ",
                 size_, "], got ", query.shape(), ", ", key.shape(), " and ", value.shape());
   }
-  const Tensor y = autograd::scaled_dot_product_attention(
-      heads_of(query, 0), heads_of(key, 1), heads_of(value, 2), options_.causal, dropout());
+  const Tensor y = autograd::scaled_dot_product_attention(heads_of(query, 0), heads_of(key, 1),
+                                                          heads_of(value, 2), options_.causal,
+                                                          dropout(), key_lengths);
   return (*out_)(autograd::reshape(autograd::transpose(y, 1, 2), query.shape()));
 }
 

@@ -46,8 +46,14 @@ TransformerEncoderLayer::TransformerEncoderLayer(std::int64_t size, std::int64_t
       norm2_(*this, "norm2", LayerNorm(size, {.eps = options.eps})) {}
 
 Tensor TransformerEncoderLayer::forward(const Tensor& x) {
+  return run(x, Tensor());
+}
+
+Tensor TransformerEncoderLayer::run(const Tensor& x, const Tensor& lengths) {
   const Residual residual(options_, training());
-  const Tensor y = residual(x, norm1_, self_attn_);
+  const Tensor y = residual(x, norm1_, [&](const Tensor& z) {
+    return lengths.defined() ? self_attn_->run(z, lengths) : self_attn_(z);
+  });
   return residual(y, norm2_,
                   [&](const Tensor& z) { return linear2_(residual.dropped(linear1_(z))); });
 }
@@ -65,10 +71,13 @@ TransformerDecoderLayer::TransformerDecoderLayer(std::int64_t size, std::int64_t
       norm2_(*this, "norm2", LayerNorm(size, {.eps = options.eps})),
       norm3_(*this, "norm3", LayerNorm(size, {.eps = options.eps})) {}
 
-Tensor TransformerDecoderLayer::run(const Tensor& x, const Tensor& memory) {
+Tensor TransformerDecoderLayer::run(const Tensor& x, const Tensor& memory,
+                                    const Tensor& memory_lengths) {
   const Residual residual(options_, training());
   Tensor y = residual(x, norm1_, self_attn_);
-  y = residual(y, norm2_, [&](const Tensor& z) { return multihead_attn_->run(z, memory, memory); });
+  y = residual(y, norm2_, [&](const Tensor& z) {
+    return multihead_attn_->run(z, memory, memory, memory_lengths);
+  });
   return residual(y, norm3_,
                   [&](const Tensor& z) { return linear2_(residual.dropped(linear1_(z))); });
 }

@@ -239,6 +239,30 @@ TEST(Attention, IsTheCompositionOfItsParts) {
   }
 }
 
+TEST(Attention, PaddedKeysAreNotSeen) {
+  const Tensor q = leaf({3, 2, 4, 3}, 1), k = leaf({3, 2, 5, 3}, 2), v = leaf({3, 2, 5, 3}, 3);
+  const Tensor lengths = Tensor::from(std::vector<std::int64_t>{3, 0, 5}, {3});
+  for (const bool causal : {false, true}) {
+    const auto f = [=](const Tensors& x) {
+      return scaled_dot_product_attention(x[0], x[1], x[2], causal, 0.0, lengths);
+    };
+    const Tensor weights = softmax(matmul(q, transpose(k, -1, -2)) * (1.0 / std::sqrt(3.0)),
+                                   {.causal = causal}, lengths);
+    expect_close(f({q, k, v}), matmul(weights, v).to_vector(), 1e-12);
+    check_gradients(f, {q, k, v});
+    check_gradients(
+        [=](const Tensors& x) { return softmax(x[0], {.causal = causal, .scale = 0.7}, lengths); },
+        {leaf({3, 4, 5}, 4)});
+  }
+  const Tensor qkv = leaf({3, 4, 12}, 5), x = leaf({2, 3}, 6);
+  const Tensor of_self = Tensor::from(std::vector<std::int64_t>{4, 1, 2}, {3});
+  check_gradients([=](const Tensors& in) { return self_attention(in[0], 2, false, 0.0, of_self); },
+                  {qkv});
+  EXPECT_THAT(error_of([&] { self_attention(qkv, 2, true, 0.0, x); }), HasSubstr("of shape [3]"));
+  EXPECT_THAT(error_of([&] { softmax(x, {.lengths = lengths}); }),
+              HasSubstr("a tensor of their own"));
+}
+
 TEST(Attention, ThePackedFormIsTheSame) {
   const std::int64_t B = 2, T = 5, H = 2, D = 3;
   const Tensor qkv = leaf({B, T, 3 * H * D}, 1);

@@ -28,13 +28,18 @@ using testing::HasSubstr;
 struct AttentionCase {
   std::int64_t B, H, T, S, D;
   AttentionOptions options;
+  std::vector<std::int64_t> lengths = {};  // of keys; empty: all S
 
+  std::int64_t keys_of(std::int64_t sample) const {
+    return lengths.empty() ? S : lengths[static_cast<std::size_t>(sample)];
+  }
   Shape queries() const { return {B, H, T, D}; }
   Shape keys() const { return {B, H, S, D}; }
   std::string text() const {
     return "B " + std::to_string(B) + " H " + std::to_string(H) + " T " + std::to_string(T) +
            " S " + std::to_string(S) + " D " + std::to_string(D) +
-           (options.causal ? " causal" : "") + " dropout " + std::to_string(options.dropout);
+           (options.causal ? " causal" : "") + " dropout " + std::to_string(options.dropout) +
+           " lengths " + testing::PrintToString(lengths);
   }
 };
 
@@ -99,7 +104,8 @@ Reference reference(const AttentionCase& c, const std::vector<double>& q,
     const std::size_t head = row / static_cast<std::size_t>(c.T), keys = head * S;
     const auto t = static_cast<std::int64_t>(row) % c.T;
     const std::int64_t seen = c.options.causal ? std::max<std::int64_t>(0, t + c.S - c.T + 1) : c.S;
-    const auto n = static_cast<std::size_t>(std::min(seen, c.S));
+    const std::int64_t length = c.keys_of(static_cast<std::int64_t>(head) / c.H);
+    const auto n = static_cast<std::size_t>(std::min(seen, length));
     double top = -std::numeric_limits<double>::infinity(), sum = 0;
     for (std::size_t s = 0; s < n; ++s) {
       p[s] = 0;
@@ -182,8 +188,15 @@ class Attention : public testing::TestWithParam<Device> {
         output(c.queries()),
         output(c.keys()),
         output(c.keys())};
-    attention(r.q, r.k, r.v, r.y, r.lse, c.options);
-    attention_backward(r.q, r.k, r.v, r.y, r.lse, r.dy, r.dq, r.dk, r.dv, c.options);
+    Tensor lengths;
+    AttentionOptions options = c.options;
+    if (!c.lengths.empty()) {
+      lengths = Tensor::from(std::vector<double>(c.lengths.begin(), c.lengths.end()), {c.B},
+                             DType::i64, GetParam());
+      options.key_lengths = lengths;
+    }
+    attention(r.q, r.k, r.v, r.y, r.lse, options);
+    attention_backward(r.q, r.k, r.v, r.y, r.lse, r.dy, r.dq, r.dk, r.dv, options);
     return r;
   }
 
@@ -212,7 +225,9 @@ TEST_P(Attention, MatchesTheReferenceInEveryDtypeAndLayout) {
       {1, 1, 4, 70, 33, {.causal = true, .scale = 0.2}},
       {1, 1, 70, 4, 32, {.causal = true, .scale = 0.2}},
       {1, 2, 33, 47, 64, {.scale = 0.125, .dropout = 0.3, .draw = {5, 9}}},
-      {1, 1, 40, 40, 128, {.causal = true, .scale = 0.09, .dropout = 0.5, .draw = {2, 0}}}};
+      {1, 1, 40, 40, 128, {.causal = true, .scale = 0.09, .dropout = 0.5, .draw = {2, 0}}},
+      {4, 2, 20, 70, 16, {.scale = 0.25}, {70, 0, 33, 1}},
+      {2, 2, 70, 70, 24, {.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {3, 1}}, {64, 7}}};
   std::uint64_t seed = 1;
   for (const AttentionCase& c : cases) {
     for (const DType dtype : test::kFloating) {
@@ -234,6 +249,7 @@ TEST_P(Attention, MatchesTheReferenceInDrawnShapes) {
     c.options.scale = 1.0 / std::sqrt(static_cast<double>(c.D));
     if (below(3) == 0) c.options.dropout = 0.1 + 0.2 * static_cast<double>(below(4));
     c.options.draw = {draw(), draw()};
+    for (std::int64_t b = below(2) == 0 ? c.B : 0; b > 0; --b) c.lengths.push_back(below(c.S + 1));
     const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
     const DType dtype = dtypes[below(3)];
     if (!takes(dtype, c.D)) continue;
@@ -373,6 +389,8 @@ TEST_P(Attention, ErrorsNameWhatIsWrong) {
   EXPECT_THAT(message(k, zeros({1, 2, 4, 4}), lse), HasSubstr("expected v of shape [1, 2, 5, 4]"));
   EXPECT_THAT(message(k, k, zeros({1, 2, 4})), HasSubstr("expected lse of shape [1, 2, 3]"));
   EXPECT_THAT(message(k, k, zeros({1, 2, 3}, DType::f64)), HasSubstr("expected lse of dtype f32"));
+  EXPECT_THAT(message(k, k, lse, {.key_lengths = Tensor::zeros({2}, DType::i64, GetParam())}),
+              HasSubstr("expected key_lengths of shape [1], got [2]"));
   EXPECT_THAT(message(k, k, lse, {.dropout = 1.0}), HasSubstr("expected a dropout in 0..1, got 1"));
   EXPECT_THAT(message(zeros({1, 2, 5, 4}, DType::bf16), zeros({1, 2, 5, 4}, DType::bf16), lse),
               HasSubstr("expected k of dtype f32 like q, got bf16"));

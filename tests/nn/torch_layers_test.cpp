@@ -473,6 +473,52 @@ TEST(Transformer, DropsInTrainingOnly) {
   EXPECT_EQ(decoder.run(x, x).to_vector(), decoder.run(x, x).to_vector());
 }
 
+/// What tokens give, and what they give to the parameters, is what sequences give that are alone.
+TEST(Transformer, PaddedSequencesAreAsIfAlone) {
+  const std::vector<std::int64_t> sizes = {5, 2, 4};
+  const Tensor lengths = Tensor::from(sizes, {3});
+  const auto sequence = [](const Tensor& x, std::int64_t b, std::int64_t n) {
+    return autograd::slice(autograd::slice(x, 0, b, b + 1), 1, 0, n);
+  };
+  for (const bool norm_first : {false, true}) {
+    manual_seed(3);
+    const TransformerOptions options{.feedforward = 16, .dropout = 0.0, .norm_first = norm_first};
+    TransformerEncoderLayer encoder(8, 2, options);
+    TransformerDecoderLayer decoder(8, 2, options);
+    const Tensor source = random_tensor({3, 5, 8}, 1, -1, 1, DType::f32);
+    const Tensor target = random_tensor({3, 6, 8}, 2, -1, 1, DType::f32);
+    const auto gradients_of = [&](const Tensor& sum) {
+      autograd::backward(sum);
+      std::vector<std::vector<float>> result;
+      for (const auto& parameter : encoder.parameters()) {
+        Tensor tensor = parameter.tensor;
+        result.push_back(tensor.grad().to_vector());
+        tensor.clear_grad();
+      }
+      return result;
+    };
+    Tensor alone;
+    const Tensor memory = encoder.run(source, lengths);
+    const Tensor y = decoder.run(target, memory, lengths);
+    for (std::int64_t b = 0; b < 3; ++b) {
+      const std::int64_t n = sizes[static_cast<std::size_t>(b)];
+      const Tensor own = encoder(sequence(source, b, n)), x = sequence(target, b, 6);
+      const Tensor own_y = decoder.run(x, own);
+      autograd::testing::expect_close(sequence(memory, b, n), own.to_vector(), 1e-5);
+      autograd::testing::expect_close(sequence(y, b, 6), own_y.to_vector(), 1e-5);
+      const Tensor sum = autograd::sum(own_y * own_y);
+      alone = alone.defined() ? alone + sum : sum;
+    }
+    const auto expected = gradients_of(alone), got = gradients_of(autograd::sum(y * y));
+    ASSERT_EQ(got.size(), expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      for (std::size_t k = 0; k < got[i].size(); ++k) {
+        ASSERT_NEAR(got[i][k], expected[i][k], 2e-4) << encoder.parameters()[i].name << " " << k;
+      }
+    }
+  }
+}
+
 TEST(Transformer, ADecoderSeesNoLaterTokenAnEncoderAll) {
   manual_seed(1);
   TransformerEncoderLayer encoder(8, 2, {.feedforward = 16, .dropout = 0.0}),

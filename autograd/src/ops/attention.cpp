@@ -13,9 +13,9 @@ using core::TensorView;
 
 namespace {
 
-// q [B, H, T, D], k and v [B, H, S, D], any strides.
+// q [B, H, T, D], k and v [B, H, S, D], any strides; key_lengths [B], or undefined.
 struct Heads {
-  TensorView q, k, v;
+  TensorView q, k, v, key_lengths = {};
 };
 
 struct Job {
@@ -45,7 +45,7 @@ struct Job {
  private:
   kernels::AttentionOptions options(const Heads& x) const {
     const double scale = 1.0 / std::sqrt(static_cast<double>(x.q.size(3)));
-    return {causal, scale, dropout, random};
+    return {causal, scale, dropout, random, x.key_lengths};
   }
 };
 
@@ -53,18 +53,21 @@ struct Attention {
   static constexpr OpInfo kInfo{"attention", CastPolicy::half};
   Job job;
 
-  Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v) {
+  Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Tensor& key_lengths) {
     check(q, k, v);
     Tensor y = Tensor::empty_like(q);
-    const Tensor lse = job.forward({q, k, v}, y);
-    for (const Tensor& saved : {q, k, v, y, lse}) ctx.save(saved);
+    const Tensor lse = job.forward({q, k, v, view_or_none(key_lengths)}, y);
+    for (const Tensor& saved : {q, k, v, y, lse, key_lengths}) ctx.save(saved);
     return y;
   }
   Tensors backward(Context& ctx, const Tensor& dy) {
     Tensors d;
     for (int i = 0; i < 3; ++i) d.push_back(ctx.new_gradient(i));
-    const Tensor q = ctx.saved(0), k = ctx.saved(1), v = ctx.saved(2);
-    job.backward({q, k, v}, ctx.saved(3), ctx.saved(4), dy, {d[0], d[1], d[2]});
+    const Tensor q = ctx.saved(0), k = ctx.saved(1), v = ctx.saved(2), key_lengths = ctx.saved(5);
+    job.backward({q, k, v, view_or_none(key_lengths)}, ctx.saved(3), ctx.saved(4), dy,
+                 {d[0], d[1], d[2]});
+    d.push_back(Tensor());
     return d;
   }
 
@@ -79,11 +82,11 @@ struct Attention {
 };
 
 // The three thirds of qkv [B, T, 3 C] as heads [B, H, T, D].
-Heads heads_of(const Tensor& qkv, std::int64_t H) {
+Heads heads_of(const Tensor& qkv, std::int64_t H, const Tensor& key_lengths = {}) {
   const std::int64_t D = qkv.size(2) / 3 / H;
   const TensorView all =
       qkv.view().reshape({qkv.size(0), qkv.size(1), 3, H, D}).permute({2, 0, 3, 1, 4});
-  return {all.select(0, 0), all.select(0, 1), all.select(0, 2)};
+  return {all.select(0, 0), all.select(0, 1), all.select(0, 2), view_or_none(key_lengths)};
 }
 
 // [B, T, C] as [B, H, T, D].
@@ -96,32 +99,33 @@ struct SelfAttention {
   std::int64_t heads;
   Job job;
 
-  Tensor forward(Context& ctx, const Tensor& x) {
+  Tensor forward(Context& ctx, const Tensor& x, const Tensor& key_lengths) {
     CAIRN_CHECK(x.dims() == 3 && heads > 0 && x.size(2) % (3 * heads) == 0, kInfo.name,
                 "expected qkv [B, T, 3 C] with C a multiple of ", heads, " heads, got ", x.shape());
     const Tensor qkv = contiguous_data(x);
     Tensor y = empty_as(x, {x.size(0), x.size(1), x.size(2) / 3}, x.dtype());
-    const Tensor lse = job.forward(heads_of(qkv, heads), as_heads(y, heads));
-    for (const Tensor& saved : {qkv, y, lse}) ctx.save(saved);
+    const Tensor lse = job.forward(heads_of(qkv, heads, key_lengths), as_heads(y, heads));
+    for (const Tensor& saved : {qkv, y, lse, key_lengths}) ctx.save(saved);
     return y;
   }
   Tensors backward(Context& ctx, const Tensor& dy) {
-    const Tensor qkv = ctx.saved(0), dqkv = Tensor::empty_like(qkv);
-    job.backward(heads_of(qkv, heads), as_heads(ctx.saved(1), heads), ctx.saved(2),
+    const Tensor qkv = ctx.saved(0), key_lengths = ctx.saved(3), dqkv = Tensor::empty_like(qkv);
+    job.backward(heads_of(qkv, heads, key_lengths), as_heads(ctx.saved(1), heads), ctx.saved(2),
                  as_heads(contiguous_data(dy), heads), heads_of(dqkv, heads));
-    return {dqkv};
+    return {dqkv, Tensor()};
   }
 };
 
 }  // namespace
 
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
-                                    double dropout) {
-  return apply(Attention{Job::draw(causal, dropout)}, q, k, v);
+                                    double dropout, const Tensor& key_lengths) {
+  return apply(Attention{Job::draw(causal, dropout)}, q, k, v, key_lengths);
 }
 
-Tensor self_attention(const Tensor& qkv, std::int64_t heads, bool causal, double dropout) {
-  return apply(SelfAttention{heads, Job::draw(causal, dropout)}, qkv);
+Tensor self_attention(const Tensor& qkv, std::int64_t heads, bool causal, double dropout,
+                      const Tensor& key_lengths) {
+  return apply(SelfAttention{heads, Job::draw(causal, dropout)}, qkv, key_lengths);
 }
 
 }  // namespace cairn::autograd

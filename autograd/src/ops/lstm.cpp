@@ -143,7 +143,7 @@ struct Lstm {
   std::int64_t first(std::int64_t T) const { return reverse ? T : 0; }
   std::int64_t last(std::int64_t T) const { return reverse ? 0 : T; }
   kernels::LstmOptions options_of(const Tensor& lengths) const {
-    return {lengths.defined() ? lengths.view() : TensorView(), reverse};
+    return {view_or_none(lengths), reverse};
   }
 };
 

@@ -39,7 +39,7 @@ class Forward {
     const std::int64_t tiles = tiles_of(job_.T), group = job_.parts - 1 - piece / job_.heads;
     const std::int64_t first = tiles * group / job_.parts, last = tiles * (group + 1) / job_.parts;
     for (std::int64_t i = first; i < last; ++i) begin(i, scratch_.queries[i - first]);
-    const std::int64_t seen = tiles_of(job_.visible_to_tile(last - 1));
+    const std::int64_t seen = tiles_of(job_.visible_to_tile(head_, last - 1));
     for (std::int64_t key = 0; key < seen; ++key) {
       load_keys(key);
       for (std::int64_t i = first; i < last; ++i) {

@@ -92,7 +92,7 @@ class Backward {
   void run_group(std::int64_t first, std::int64_t last) {
     for (std::int64_t key = first; key < last; ++key) load_keys(key, scratch_.keys[key - first]);
     for (std::int64_t tile = 0; tile < tiles_of(job_.T); ++tile) {
-      if (job_.visible_to_tile(tile) <= first * kTile) continue;
+      if (job_.visible_to_tile(head_, tile) <= first * kTile) continue;
       load_queries(tile);
       for (std::int64_t key = first; key < last; ++key) {
         for_visible(job_, head_, tile, key,

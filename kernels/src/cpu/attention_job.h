@@ -46,17 +46,25 @@ struct Job {
   /// Of a tile of queries, of keys.
   std::int64_t queries(std::int64_t tile) const { return std::min(kTile, T - tile * kTile); }
   std::int64_t keys(std::int64_t tile) const { return std::min(kTile, S - tile * kTile); }
-  /// A query sees the keys before this one.
-  std::int64_t visible(std::int64_t t) const {
-    if (!options.causal) return S;
-    return std::clamp<std::int64_t>(t + S - T + 1, 0, S);
+  /// A query of a head sees the keys before this one.
+  std::int64_t visible(std::int64_t head, std::int64_t t) const {
+    const std::int64_t n = length(head);
+    return options.causal ? std::clamp<std::int64_t>(t + S - T + 1, 0, n) : n;
   }
   /// The same for the last query of a tile.
-  std::int64_t visible_to_tile(std::int64_t tile) const {
-    return visible(tile * kTile + queries(tile) - 1);
+  std::int64_t visible_to_tile(std::int64_t head, std::int64_t tile) const {
+    return visible(head, tile * kTile + queries(tile) - 1);
   }
   void* scratch_of(std::int64_t worker) const {
     return scratch + static_cast<std::size_t>(worker) * scratch_bytes;
+  }
+
+ private:
+  /// Keys of a head's sample.
+  std::int64_t length(std::int64_t head) const {
+    if (!options.key_lengths.defined()) return S;
+    const std::int64_t* const lengths = options.key_lengths.as<std::int64_t>();
+    return std::clamp<std::int64_t>(lengths[head / q.size(1)], 0, S);
   }
 };
 
@@ -71,11 +79,11 @@ template <class Add>
 void for_visible(const Job& job, std::int64_t head, std::int64_t query_tile, std::int64_t key_tile,
                  const Add& add) {
   const std::int64_t s = key_tile * kTile, first = query_tile * kTile;
-  const bool cut = job.visible(first) < s + job.keys(key_tile);
+  const bool cut = job.visible(head, first) < s + job.keys(key_tile);
   const std::int64_t step = cut ? kTile / 2 : kTile, end = first + job.queries(query_tile);
   for (std::int64_t t = first; t < end; t += step) {
     const std::int64_t queries = std::min(step, end - t);
-    const std::int64_t keys = std::min(kTile, job.visible(t + queries - 1) - s);
+    const std::int64_t keys = std::min(kTile, job.visible(head, t + queries - 1) - s);
     if (keys > 0) add(Tile{head, t, queries, s, keys});
   }
 }

@@ -108,25 +108,34 @@ namespace {
 /// How many columns each row of a view sees.
 class Visible {
  public:
-  Visible(const TensorView& view, bool causal)
+  Visible(const TensorView& view, const SoftmaxOptions& options)
       : width_(view.shape.back()),
-        rows_(causal ? view.shape[view.dims() - 2] : 1),
-        causal_(causal) {}
+        queries_(options.causal ? view.shape[view.dims() - 2] : 0),
+        lengths_(options.lengths) {
+    if (lengths_.defined() && view.numel() > 0) rows_ = view.numel() / width_ / view.size(0);
+  }
   std::int64_t of(std::int64_t row) const {
-    if (!causal_) return width_;
-    return std::clamp<std::int64_t>(row % rows_ + 1 + width_ - rows_, 0, width_);
+    const std::int64_t n = length(row);
+    if (queries_ == 0) return n;
+    return std::clamp<std::int64_t>(row % queries_ + 1 + width_ - queries_, 0, n);
   }
 
  private:
-  std::int64_t width_, rows_;
-  bool causal_;
+  std::int64_t length(std::int64_t row) const {
+    if (!lengths_.defined()) return width_;
+    return std::clamp<std::int64_t>(lengths_.as<std::int64_t>()[row / rows_], 0, width_);
+  }
+
+  std::int64_t width_, queries_;
+  std::int64_t rows_ = 1;  // of a length
+  TensorView lengths_;
 };
 
 }  // namespace
 
 void CpuBackend::softmax(View x, View y, const SoftmaxOptions& options) const {
   const cpu::Rows from(x, cpu::Access::read), to(y, cpu::Access::write);
-  const Visible visible(x, options.causal);
+  const Visible visible(x, options);
   core::parallel_for(from.count(), cpu::row_grain(from.width()),
                      [&](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t i = begin; i < end; ++i) {
@@ -141,7 +150,7 @@ void CpuBackend::softmax(View x, View y, const SoftmaxOptions& options) const {
 void CpuBackend::softmax_backward(View y, View dy, View dx, const SoftmaxOptions& options) const {
   const cpu::Rows output(y, cpu::Access::read), from(dy, cpu::Access::read),
       to(dx, cpu::Access::write);
-  const Visible visible(y, options.causal);
+  const Visible visible(y, options);
   core::parallel_for(output.count(), cpu::row_grain(output.width()),
                      [&](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t i = begin; i < end; ++i) {

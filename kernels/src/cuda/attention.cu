@@ -78,13 +78,15 @@ class PackedHeads {
 
 AttentionShape shape_of(const TensorView& q, const TensorView& k, const PackedHeads& heads,
                         const AttentionOptions& options) {
-  AttentionShape shape{q.size(1),
-                       q.size(2),
-                       k.size(2),
-                       static_cast<int>(heads.columns()),
-                       options.causal,
-                       static_cast<float>(options.scale),
-                       {}};
+  AttentionShape shape{
+      q.size(1),
+      q.size(2),
+      k.size(2),
+      static_cast<int>(heads.columns()),
+      options.causal,
+      options.key_lengths.defined() ? options.key_lengths.as<std::int64_t>() : nullptr,
+      static_cast<float>(options.scale),
+      {}};
   if (options.dropout > 0.0) {
     shape.dropout = {math::dropout_threshold(options.dropout),
                      static_cast<float>(1.0 / (1.0 - options.dropout)), options.draw};

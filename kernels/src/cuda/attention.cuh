@@ -61,15 +61,22 @@ struct AttentionShape {
   std::int64_t heads, queries, keys;  // H, T, S
   int columns;                        // D, a multiple of 8
   bool causal;
+  const std::int64_t* key_lengths;  // of each sample; null: all S
   float scale;
   WeightDropout dropout;
 
-  /// Keys that query t sees: those before this one.
-  __device__ std::int64_t visible(std::int64_t t) const {
-    const std::int64_t end = causal ? t + 1 + keys - queries : keys;
-    return end < 0 ? 0 : end < keys ? end : keys;
+  /// Keys of a head's sample.
+  __device__ std::int64_t length(std::int64_t head) const {
+    if (key_lengths == nullptr) return keys;
+    const std::int64_t n = key_lengths[divide(head, heads)];
+    return n < 0 ? 0 : n < keys ? n : keys;
   }
-  /// The first query that sees key s.
+  /// Keys that query t sees, of `length`: those before this one.
+  __device__ std::int64_t visible(std::int64_t t, std::int64_t length) const {
+    const std::int64_t end = causal ? t + 1 + keys - queries : length;
+    return end < 0 ? 0 : end < length ? end : length;
+  }
+  /// The first query that sees key s, where its sample has that key.
   __device__ std::int64_t first_query(std::int64_t s) const {
     const std::int64_t first = causal ? s + queries - keys : 0;
     return first < 0 ? 0 : first;
@@ -246,13 +253,13 @@ __device__ __forceinline__ void for_each_tile(int first, int last, Load load, Wo
 /// Sets what a query does not see: in rows of queries, row 0 for query t and column 0 for key s.
 template <int M, int N>
 __device__ __forceinline__ void hide(Sums<M, N>& scores, float value, const AttentionShape& shape,
-                                     std::int64_t t, std::int64_t s) {
+                                     std::int64_t length, std::int64_t t, std::int64_t s) {
   SIMT_UNROLL
   for (int m = 0; m < M; ++m) {
     SIMT_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = Sums<M, N>::row(m, 2 * r);
-      const int end = static_cast<int>(smaller(shape.visible(t + row) - s, N));
+      const int end = static_cast<int>(smaller(shape.visible(t + row, length) - s, N));
       SIMT_UNROLL
       for (int j = 0; j < N / 8; ++j) {
         SIMT_UNROLL
@@ -384,6 +391,7 @@ __global__ void __launch_bounds__(ForwardTiling<T, D>::kThreads, 1)
   const std::int64_t head = divide(blockIdx.x, tiles);
   const std::int64_t t0 = (tiles - 1 - (blockIdx.x - head * tiles)) * Tile::kRows;
   const std::int64_t last_row = smaller(t0 + Tile::kRows, shape.queries) - 1;
+  const std::int64_t length = shape.length(head);
   const std::int64_t warp_t = t0 + threadIdx.x / 32 * Tile::kWarpRows;
   TileLoader<N, D, kThreads, T> keys(k.of(head, shape.heads), k.row, 0, shape.keys, shape.columns);
   TileLoader<N, D, kThreads, T> values(v.of(head, shape.heads), v.row, 0, shape.keys,
@@ -393,7 +401,7 @@ __global__ void __launch_bounds__(ForwardTiling<T, D>::kThreads, 1)
   OnlineSoftmax<M> softmax;
   load_rows<Tile::kRows, D, kThreads>(memory.rows(0), q, head, t0, shape.queries, shape);
   for_each_tile(
-      0, static_cast<int>((shape.visible(last_row) + N - 1) / N),
+      0, static_cast<int>((shape.visible(last_row, length) + N - 1) / N),
       [&](int, int stage) {
         keys.next(memory.columns(stage, 0));
         values.next(memory.columns(stage, 1));
@@ -404,7 +412,7 @@ __global__ void __launch_bounds__(ForwardTiling<T, D>::kThreads, 1)
         Sums<M, N> scores = {};
         add_product_transposed<D>(scores, memory.warp_rows(0), memory.columns(stage, 0));
         scores.each([&](float& score, int, int, int) { score *= scale; });
-        if (s + N > shape.visible(t0)) hide(scores, -kInfinity, shape, warp_t, s);
+        if (s + N > shape.visible(t0, length)) hide(scores, -kInfinity, shape, length, warp_t, s);
         softmax.add(scores, out);
         if (drops) drop_rows(scores, memory.kept());
         add_product(out, scores, memory.columns(stage, 1));
@@ -474,6 +482,7 @@ __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
   const std::int64_t head = divide(blockIdx.x, tiles);
   const std::int64_t t0 = (tiles - 1 - (blockIdx.x - head * tiles)) * Tile::kRows;
   const std::int64_t last_row = smaller(t0 + Tile::kRows, shape.queries) - 1;
+  const std::int64_t length = shape.length(head);
   const std::int64_t warp_t = t0 + threadIdx.x / 32 * Tile::kWarpRows;
   TileLoader<N, D, kThreads, T> keys(k.of(head, shape.heads), k.row, 0, shape.keys, shape.columns);
   TileLoader<N, D, kThreads, T> values(v.of(head, shape.heads), v.row, 0, shape.keys,
@@ -492,7 +501,7 @@ __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
   }
   Sums<M, D> out = {};
   for_each_tile(
-      0, static_cast<int>((shape.visible(last_row) + N - 1) / N),
+      0, static_cast<int>((shape.visible(last_row, length) + N - 1) / N),
       [&](int, int stage) {
         keys.next(memory.columns(stage, 0));
         values.next(memory.columns(stage, 1));
@@ -505,7 +514,7 @@ __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
         weights.each([&](float& weight, int m, int, int i) {
           weight = power_of_two(weight * scale - row_terms[m][i / 2].lse);
         });
-        if (s + N > shape.visible(t0)) hide(weights, 0.0f, shape, warp_t, s);
+        if (s + N > shape.visible(t0, length)) hide(weights, 0.0f, shape, length, warp_t, s);
         add_product_transposed<D>(gradient, memory.warp_rows(1), memory.columns(stage, 1));
         if (drops) drop_rows(gradient, memory.kept());
         weights.each([&](float& weight, int m, int j, int i) {
@@ -538,7 +547,9 @@ __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
   const std::int64_t head = divide(blockIdx.x, tiles);
   const std::int64_t s0 = (blockIdx.x - head * tiles) * Tile::kRows;
   const std::int64_t warp_s = s0 + threadIdx.x / 32 * Tile::kWarpRows;
-  const auto first_tile = static_cast<int>(shape.first_query(s0) / N);
+  const std::int64_t length = shape.length(head);
+  const auto tile_count = static_cast<int>((shape.queries + N - 1) / N);
+  const int first_tile = s0 < length ? static_cast<int>(shape.first_query(s0) / N) : tile_count;
   TileLoader<N, D, kThreads, T> queries(q.of(head, shape.heads), q.row,
                                         std::int64_t{first_tile} * N, shape.queries, shape.columns);
   TileLoader<N, D, kThreads, T> gradients(
@@ -551,7 +562,7 @@ __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
   }
   Sums<M, D> key_sums = {}, value_sums = {};
   for_each_tile(
-      first_tile, static_cast<int>((shape.queries + N - 1) / N),
+      first_tile, tile_count,
       [&](int tile, int stage) {
         queries.next(memory.columns(stage, 0));
         gradients.next(memory.columns(stage, 1));
@@ -567,10 +578,14 @@ __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
         weights.each([&](float& weight, int, int j, int i) {
           weight = power_of_two(weight * scale - column_terms[Sums<M, N>::column(j, i)].lse);
         });
-        if (shape.causal && s0 + Tile::kRows > shape.visible(t)) {
-          const int diagonal = static_cast<int>(warp_s + shape.queries - shape.keys - t);
+        if (s0 + Tile::kRows > shape.visible(t, length)) {
+          const int diagonal = shape.causal
+                                   ? static_cast<int>(warp_s + shape.queries - shape.keys - t)
+                                   : -Tile::kRows;
+          const auto end = static_cast<int>(length - warp_s);
           weights.each([&](float& weight, int m, int j, int i) {
-            if (Sums<M, N>::column(j, i) - Sums<M, N>::row(m, i) < diagonal) weight = 0.0f;
+            const int row = Sums<M, N>::row(m, i);
+            if (Sums<M, N>::column(j, i) - row < diagonal || row >= end) weight = 0.0f;
           });
         }
         if (drops) negate_dropped(weights, memory.kept());

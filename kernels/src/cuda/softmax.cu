@@ -11,7 +11,13 @@ namespace {
 
 SoftmaxShape shape_of(const TensorView& x, const SoftmaxOptions& options) {
   const std::int64_t columns = x.dims() == 0 ? 1 : x.shape.back();
-  return {x.numel() / columns, columns, options.causal ? x.size(-2) : 0, options.log,
+  const bool lengths = options.lengths.defined();
+  return {x.numel() / columns,
+          columns,
+          options.causal ? x.size(-2) : 0,
+          lengths ? x.numel() / columns / x.size(0) : 1,
+          lengths ? options.lengths.as<std::int64_t>() : nullptr,
+          options.log,
           options.scale};
 }
 

@@ -91,15 +91,21 @@ __device__ void map_row(std::int64_t n, F f, T* y, const In*... x) {
 
 struct SoftmaxShape {
   std::int64_t rows, columns;
-  std::int64_t queries;  // T of a causal [T, columns]; 0: every column is seen
+  std::int64_t queries;         // T of a causal [T, columns]; 0: every column is seen
+  std::int64_t rows_of_length;  // that see as many columns
+  const std::int64_t* lengths;  // how many; null: all
   bool log;
   double scale;
 
   __device__ std::int64_t visible(std::int64_t row) const {
-    if (queries == 0) return columns;
-    const std::int64_t t = row - divide(row, queries) * queries;
-    const std::int64_t last = t + columns - queries + 1;
-    return last < 0 ? 0 : last < columns ? last : columns;
+    const std::int64_t n =
+        lengths == nullptr ? columns : smaller(lengths[divide(row, rows_of_length)], columns);
+    std::int64_t end = n;
+    if (queries > 0) {
+      const std::int64_t t = row - divide(row, queries) * queries;
+      end = smaller(t + columns - queries + 1, n);
+    }
+    return end < 0 ? 0 : end;
   }
 };
 

@@ -151,8 +151,10 @@ using kernels::BatchNormOptions;
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   const Tensor& running_mean, const Tensor& running_var,
                   const BatchNormOptions& options = {});
-/// Softmax and log-softmax are over the last dimension.
-Tensor softmax(const Tensor& x, const kernels::SoftmaxOptions& options = {});
+/// Softmax and log-softmax are over the last dimension. `lengths` [x.size(0)] i64 takes the place of the
+/// options' view: rows of x[b] see columns 0 .. lengths[b] - 1 only.
+Tensor softmax(const Tensor& x, const kernels::SoftmaxOptions& options = {},
+               const Tensor& lengths = {});
 Tensor log_softmax(const Tensor& x);
 
 // Losses.
@@ -246,12 +248,15 @@ struct LstmResult {
 LstmResult lstm(const Tensor& x, const LstmWeights& weights, const LstmOptions& options = {});
 
 /// softmax(q k^T / sqrt(D)) v. q [B, H, T, D], k and v [B, H, S, D]; causal: row t sees columns
-/// 0 .. t + S - T. The result lies as q does.
+/// 0 .. t + S - T. key_lengths [B] i64 on their device, or undefined: of sample b's keys only the first
+/// key_lengths[b] (0 .. S) are seen, what follows is padding (finite values; its gradients are 0). A
+/// row that sees nothing gives 0. The result lies as q does.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
-                                    double dropout = 0.0);
+                                    double dropout = 0.0, const Tensor& key_lengths = {});
 /// The same of one packed tensor, without copying heads apart: qkv [B, T, 3 C] = q | k | v, each
 /// [B, T, heads, C / heads]; result [B, T, C].
-Tensor self_attention(const Tensor& qkv, std::int64_t heads, bool causal, double dropout = 0.0);
+Tensor self_attention(const Tensor& qkv, std::int64_t heads, bool causal, double dropout = 0.0,
+                      const Tensor& key_lengths = {});
 
 }  // namespace cairn::autograd
 

@@ -13,6 +13,10 @@ struct AttentionOptions {
   double scale = 1.0;    // of the scores: 1 / sqrt(D) by custom
   double dropout = 0.0;  // in 0..1: of the weights, as dropout() drops elements of [B, H, T, S]
   core::RandomDraw draw = {};  // what drops them
+  /// [B] i64, contiguous, on q's device, or undefined: queries of sample b see keys 0 ..
+  /// key_lengths[b] - 1 only (0 .. S). Of the padding behind them only finite values are asked; its
+  /// gradients are 0.
+  TensorView key_lengths = {};
 };
 
 /// y [B, H, T, D] = dropout(softmax(scale q k^T)) v, with q [B, H, T, D], k and v [B, H, S, D], all

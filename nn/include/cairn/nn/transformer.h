@@ -5,6 +5,9 @@
 //   nn::TransformerDecoderLayer decoder(512, 8);
 //   Tensor source = Tensor::zeros({4, 20, 512}), x = Tensor::zeros({4, 12, 512});  // [B, S, C], [B, T, C]
 //   Tensor y = decoder.run(x, encoder(source));                                    // [B, T, C]
+//
+// Sequences of different lengths are padded to the longest and come with their lengths, [B] i64:
+// encoder.run(source, lengths), decoder.run(x, memory, lengths).
 #pragma once
 
 #include <optional>
@@ -31,6 +34,7 @@ class TransformerEncoderLayer
  public:
   TransformerEncoderLayer(std::int64_t size, std::int64_t heads, TransformerOptions options = {});
   Tensor forward(const Tensor& x) override;
+  Tensor run(const Tensor& x, const Tensor& lengths);  // attention sees no padding
 
  private:
   TransformerOptions options_;
@@ -44,8 +48,9 @@ class TransformerDecoderLayer
     : public Layer<TransformerDecoderLayer, std::int64_t, std::int64_t, TransformerOptions> {
  public:
   TransformerDecoderLayer(std::int64_t size, std::int64_t heads, TransformerOptions options = {});
-  /// x [B, T, size], memory [B, S, size] -> [B, T, size].
-  Tensor run(const Tensor& x, const Tensor& memory);
+  /// x [B, T, size], memory [B, S, size] -> [B, T, size]. memory_lengths [B] i64: of sample b's memory
+  /// only the first memory_lengths[b] rows count. x's padding lies behind what causal attention sees.
+  Tensor run(const Tensor& x, const Tensor& memory, const Tensor& memory_lengths = {});
   Tensor forward(const Tensor& x) override;  // throws: use run
 
  private:
