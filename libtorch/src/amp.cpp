@@ -25,8 +25,13 @@ Amp::Amp(amp::Amp handle, std::vector<Model*> models)
 
 void Amp::backward(const torch::Tensor& loss, const amp::LossOptions& options,
                    bool retain_graph) const {
-  const GradientsShown shown(models_);
+  const FollowedBackward followed(models_);
   amp::Amp::backward(loss_of(loss, models_, retain_graph), options);
+}
+
+void Amp::backward(const Tensor& loss, const amp::LossOptions& options) const {
+  const FollowedBackward followed(models_);
+  amp::Amp::backward(loss, options);
 }
 
 void Amp::follow_torch() const {

@@ -121,7 +121,6 @@ Tensor loss_of(const torch::Tensor& loss, const std::vector<Model*>& models, boo
   const Leaves leaves(loss);
   Tensors reached;
   for (const Model* model : models) {
-    model->impl().follow_torch();
     for (const auto& parameter : model->impl().parameters) {
       if (leaves.contain(parameter.theirs)) reached.push_back(parameter.ours);
     }
@@ -144,14 +143,28 @@ Tensor land_gradient(const Tensor& parameter, const torch::Tensor& gradient) {
   return landed;
 }
 
-GradientsShown::~GradientsShown() {
-  for (const Model* model : models_) model->impl().place_gradients();
+FollowedBackward::FollowedBackward(const std::vector<Model*>& models) : models_(models) {
+  for (const Model* model : models_) model->impl().follow_torch();
+  for (const Model* model : models_) model->impl().sees_gradients = true;
+}
+
+FollowedBackward::~FollowedBackward() {
+  for (const Model* model : models_) {
+    model->impl().sees_gradients = false;
+    model->impl().place_gradients();
+  }
 }
 
 void Model::backward(const torch::Tensor& loss, bool retain_graph) {
   const std::vector<Model*> models{this};
-  const GradientsShown shown(models);
+  const FollowedBackward followed(models);
   autograd::backward(loss_of(loss, models, retain_graph));
+}
+
+void Model::backward(const Tensor& loss) {
+  const std::vector<Model*> models{this};
+  const FollowedBackward followed(models);
+  autograd::backward(loss);
 }
 
 }  // namespace cairn::libtorch

@@ -14,14 +14,14 @@ namespace cairn::libtorch {
 /// where it reaches none of these models'.
 Tensor loss_of(const torch::Tensor& loss, const std::vector<Model*>& models, bool retain_graph);
 
-/// At its end each .grad of these models shows what the slot holds, of parameters too that only other ranks' losses reach: zero_grad()
-/// clears the same on all ranks.
-class GradientsShown {
+/// A backward of these models: it follows first what libtorch's side has changed. At its end each .grad shows what the slot holds, of
+/// parameters too that only other ranks' losses reach: zero_grad() clears the same on all ranks.
+class FollowedBackward {
  public:
-  explicit GradientsShown(const std::vector<Model*>& models) : models_(models) {}
-  ~GradientsShown();
-  GradientsShown(const GradientsShown&) = delete;
-  GradientsShown& operator=(const GradientsShown&) = delete;
+  explicit FollowedBackward(const std::vector<Model*>& models);
+  ~FollowedBackward();
+  FollowedBackward(const FollowedBackward&) = delete;
+  FollowedBackward& operator=(const FollowedBackward&) = delete;
 
  private:
   const std::vector<Model*>& models_;

@@ -38,6 +38,18 @@ std::vector<Model::Impl::Shared> shared_of(const NamedTensors& ours, const Known
   return all;
 }
 
+class FlagGuard {
+ public:
+  explicit FlagGuard(bool& flag) : flag_(flag), before_(std::exchange(flag, true)) {}
+  ~FlagGuard() { flag_ = before_; }
+  FlagGuard(const FlagGuard&) = delete;
+  FlagGuard& operator=(const FlagGuard&) = delete;
+
+ private:
+  bool& flag_;
+  bool before_;
+};
+
 }  // namespace
 
 Model::Impl::Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group,
@@ -58,6 +70,13 @@ Model::Impl::Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group
   }
   arena = optim::GradientArena::attach(mirror.parameters());
   if (group != nullptr) ddp.emplace(mirror, *group, options);
+  for (const Shared& parameter : parameters) {
+    watching.push_back(autograd::on_gradient_ready(parameter.ours, [this](const Tensor& leaf) {
+      CAIRN_CHECK(sees_gradients, "libtorch", "expected a backward that the Model sees for '",
+                  leaf.name(), "', got autograd::backward() (precision.backward(join.zero()), or ",
+                  "model.backward(join.zero()) without amp)");
+    }));
+  }
 }
 
 Model::Impl::~Impl() {
@@ -138,6 +157,7 @@ void Model::Impl::hide_what_is_replaced() {
 void Model::Impl::on_gradient(std::size_t i) {
   Shared& parameter = parameters[i];
   torch::Tensor& gradient = parameter.theirs.mutable_grad();
+  const FlagGuard knows(sees_gradients);  // of another Model's backward too
   const Tensor slot = land_gradient(parameter.ours, gradient);
   if (gradient.data_ptr() != slot.raw_data()) gradient = to_torch(slot);
   parameter.shows_gradient = true;

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cairn/autograd/engine.h"
 #include "cairn/libtorch/model.h"
 #include "cairn/optim/arena.h"
 #include "mirror.h"
@@ -48,7 +49,9 @@ struct Model::Impl {
   std::unordered_map<const at::TensorImpl*, std::size_t> index;  // of parameters
   std::shared_ptr<optim::GradientArena> arena;
   std::optional<parallel::DistributedDataParallel> ddp;
-  std::optional<amp::Options> precision;  // resolved; unset: not initialized
+  bool sees_gradients = false;                 // those of the backward that runs
+  std::vector<autograd::HookHandle> watching;  // that there are no others
+  std::optional<amp::Options> precision;       // resolved; unset: not initialized
 };
 
 }  // namespace cairn::libtorch

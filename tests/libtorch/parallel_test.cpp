@@ -1,7 +1,10 @@
 // Two ranks are one: gradients, unused parameters, accumulation, synchronised batch norm, files.
 #include <gmock/gmock.h>
 
+#include <optional>
+
 #include "cairn/autograd/engine.h"
+#include "cairn/autograd/ops.h"
 #include "cairn/libtorch/sync_batch_norm.h"
 #include "cairn/optim/sgd.h"
 #include "libtorch/support.h"
@@ -190,12 +193,69 @@ TEST(LibtorchRanks, OneWithoutABatchKnowsWhatWasFrozen) {
         optimizer.step();
       }
       while (join.others_go_on()) {
-        autograd::backward(join.zero());
+        model.backward(join.zero());
         optimizer.step();
       }
     }
     EXPECT_LE(difference(net->b->weight, before - 2.0), 1e-6) << "rank " << group.rank();
   });
+}
+
+TEST(LibtorchRanks, ZeroGradClearsWhatAZeroOfJoinHasBrought) {
+  run_threads(2, [](parallel::ProcessGroup& group) {
+    for (const bool by_amp : {true, false}) {
+      TwoParts net;
+      libtorch::Model model(*net, group);
+      optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+      std::optional<libtorch::Amp> precision;
+      if (by_amp) {
+        precision.emplace(libtorch::initialize(
+            model, optimizer, {.opt_level = OptLevel::O0, .world = model.world()}));
+      }
+      const auto backward = [&](const auto& loss) {
+        by_amp ? precision->backward(loss) : model.backward(loss);
+      };
+      const auto before = net->b->weight.clone();
+      auto join = model.ddp()->join();
+      const auto loss = [&] { return uneven_loss(model, net, 1); };  // gradients are {1, 1}
+      for (int k = 0; k < 2; ++k) {  // what the first backward leaves is cleared
+        if (group.rank() == 1) {
+          backward(loss());
+        } else {
+          ASSERT_TRUE(join.others_go_on());
+          backward(join.zero());
+        }
+        ASSERT_TRUE(net->b->weight.grad().defined()) << "rank " << group.rank();
+        EXPECT_EQ(net->b->weight.grad().sum().item<float>(), 2.0f) << "rank " << group.rank();
+        if (k == 0) net->zero_grad();
+      }
+      const bool applied = by_amp ? precision->step().applied : optimizer.step().applied;
+      EXPECT_TRUE(applied) << "rank " << group.rank();
+      EXPECT_LE(difference(net->b->weight, before - 1.0), 1e-6) << "rank " << group.rank();
+      if (group.rank() == 1) {
+        backward(loss());
+      } else {
+        ASSERT_TRUE(join.others_go_on());
+        backward(join.zero());
+      }
+      net->zero_grad();
+      if (by_amp) {
+        EXPECT_FALSE(precision->step().applied) << "rank " << group.rank();
+      }
+      EXPECT_FALSE(join.others_go_on());
+    }
+  });
+}
+
+TEST(LibtorchRanks, ABackwardThatTheModelDoesNotSeeIsRefused) {
+  TwoParts net;
+  libtorch::Model model(*net);
+  EXPECT_THAT(message_of<core::InvalidArgument>(
+                  [&] { autograd::backward(autograd::sum(model.parameters()[0].tensor)); }),
+              ::testing::AllOf(HasSubstr("'a.weight'"), HasSubstr("model.backward(")));
+  EXPECT_FALSE(net->a->weight.grad().defined());
+  model.backward(autograd::sum(model.parameters()[0].tensor));
+  EXPECT_EQ(net->a->weight.grad().sum().item<float>(), 2.0f);
 }
 
 TEST(LibtorchRanks, OneHasADdpTooWhoseStateLoadsIntoTwo) {

@@ -191,6 +191,11 @@ struct Reference : State {
     }
     forget_pending();
   }
+  /// What they have heard of since was the library's choice.
+  void doubt_scales(const std::vector<Scale>& before) {
+    scales = before;
+    for (Scale& scale : scales) scale.known = false;
+  }
   /// The losses of these optimizers end: which of the optimizers must skip. known: no doubt was
   /// left about what the scales hear.
   std::vector<Answer> judge(unsigned optimizers, bool& known) {

@@ -119,6 +119,7 @@ struct Epoch {
   std::vector<int> batches;  // by rank
   parallel::DivideBy divide_by = parallel::DivideBy::participants;
   bool by_amp = false;
+  int cleared = -1;  // the step whose gradients the module clears after their backward
 };
 
 /// Numbers that every rank must agree on, bit for bit.

@@ -366,10 +366,7 @@ class TakeStep : public Command {
       reference.clear(which);  // amp has not heard of it
     }
     if (!now.any_gradient()) now.backwards = 0;
-    if (!known) {
-      reference.scales = before;
-      for (Scale& scale : reference.scales) scale.known = false;
-    }
+    if (!known) reference.doubt_scales(before);
     if (!some_empty && applied != all) {
       throw Mismatch(all ? "expected the step to be applied, got a skip"
                          : "expected a skip, got a step that was applied");
@@ -542,6 +539,7 @@ class UnevenEpoch : public Command {
         << " of size " << epoch_.loss.size << (epoch_.by_amp ? ", by amp" : ", plain")
         << ", batches";
     for (const int batches : epoch_.batches) out << " " << batches;
+    if (epoch_.cleared >= 0) out << ", step " << epoch_.cleared << " cleared";
   }
 
  private:
@@ -567,10 +565,13 @@ class UnevenEpoch : public Command {
         parameter.gradient.of_rank.push_back(own);
       }
     }
+    if (epoch_.by_amp) reference.pending.push_back({epoch_.loss.id, now.all_optimizers()});
+    if (k == epoch_.cleared) reference.clear(now.all_optimizers());
     if (epoch_.by_amp) {
       bool known = true;
-      reference.pending.push_back({epoch_.loss.id, now.all_optimizers()});
+      const std::vector<Scale> before = reference.scales;
       reference.judge(now.all_optimizers(), known);
+      if (!known) reference.doubt_scales(before);
       applied.push_back(1.0);
     }
     bool some_idle = false;
@@ -814,10 +815,10 @@ rc::Gen<Epoch> epochs() {
   return rc::gen::map(
       rc::gen::tuple(losses(), rc::gen::tuple(batches(), batches(), batches(), batches()),
                      choice<By>({{1, By::participants}, {1, By::world}, {1, By::samples}}),
-                     mostly()),
+                     mostly(), choice<int>({{3, -1}, {1, 0}, {1, 1}})),
       [](const auto& drawn) {
-        const auto& [loss, each, divide_by, by_amp] = drawn;
-        Epoch epoch{.divide_by = divide_by, .by_amp = by_amp};
+        const auto& [loss, each, divide_by, by_amp, cleared] = drawn;
+        Epoch epoch{.divide_by = divide_by, .by_amp = by_amp, .cleared = cleared};
         epoch.loss.id = loss.id;
         epoch.loss.size = loss.size;
         epoch.loss.by_amp = by_amp;

@@ -71,13 +71,15 @@ class TrainingRank : public Rank {
 
   Numbers epoch(const Epoch& epoch) override {
     Numbers applied;
+    int taken = 0;
     const auto take_step = [&] {
+      if (taken++ == epoch.cleared) clear_module();
       if (epoch.by_amp) {
         last_ = step_amp(nullptr, {});
         return applied.push_back(last_.applied ? 1.0 : 0.0);
       }
       for (const auto& optimizer : optimizers_) {
-        last_ = optimizer->step();
+        last_ = step_plainly(*optimizer, {});
         applied.push_back(last_.applied ? 1.0 : 0.0);
       }
     };
@@ -88,11 +90,7 @@ class TrainingRank : public Rank {
       take_step();
     }
     while (join.others_go_on()) {
-      if (epoch.by_amp) {
-        handle()->backward(join.zero(), {.loss_id = epoch.loss.id});
-      } else {
-        autograd::backward(join.zero());
-      }
+      backward_of_zero(join.zero(), epoch);
       take_step();
     }
     named_.clear();  // of a forward that some ranks did not make
@@ -228,6 +226,13 @@ class TrainingRank : public Rank {
   /// None, one, or one a submodule.
   virtual std::vector<parallel::DistributedDataParallel*> ddps() const = 0;
   virtual void backward_of(const Loss& loss, double weight, unsigned optimizers) = 0;
+  virtual void backward_of_zero(const Tensor& zero, const Epoch& epoch) {
+    if (epoch.by_amp) {
+      handle()->backward(zero, {.loss_id = epoch.loss.id});
+    } else {
+      autograd::backward(zero);
+    }
+  }
   virtual void start_amp(const std::vector<optim::Optimizer*>& optimizers,
                          const amp::Options& options) = 0;
   virtual const amp::Amp* handle() const = 0;  // null: no amp

@@ -230,6 +230,14 @@ class LibtorchRank final : public TrainingRank {
     }
   }
 
+  void backward_of_zero(const Tensor& zero, const Epoch& epoch) override {
+    if (epoch.by_amp) {
+      amp_->backward(zero, amp::LossOptions{.loss_id = epoch.loss.id});
+    } else {
+      model_->backward(zero);
+    }
+  }
+
   /// What Cairn's side alone is asked knows nothing of what libtorch's has changed since.
   void follow() const { model_->state_dict(); }
 

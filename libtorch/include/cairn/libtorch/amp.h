@@ -21,6 +21,8 @@ class Amp : public amp::Amp {
   /// loss: one element of a floating dtype, which depends on a parameter. Not inside of an autocast region.
   void backward(const torch::Tensor& loss, const amp::LossOptions& options = {},
                 bool retain_graph = false) const;
+  /// loss: of Cairn's, as join.zero() of DistributedDataParallel.
+  void backward(const Tensor& loss, const amp::LossOptions& options = {}) const;
   /// As amp::Amp's; gradients are gone afterwards: .grad is undefined.
   optim::StepResult step(optim::Optimizer& optimizer, const optim::StepOptions& options = {});
   optim::StepResult step(const optim::StepOptions& options = {});

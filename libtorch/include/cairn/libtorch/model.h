@@ -12,7 +12,8 @@
 // parameter another dtype, its data changes in place, and the optimizers' f32 masters are Cairn's. Gradients lie in
 // Cairn's arena: in a backward of Cairn's (precision.backward(), model.backward()) each .grad becomes a view of its slot,
 // the moment that it is complete; with ranks, its bucket then goes on its way while libtorch's backward goes on. A
-// plain loss.backward() throws: Cairn could not tell what it wrote.
+// plain loss.backward() throws: Cairn could not tell what it wrote. So does autograd::backward() of a join's zero():
+// zero_grad() after it could not be followed.
 //
 // The module's parameters, buffers and submodules are those of the Model's construction, on one device; whoever moves them (net->to(),
 // set_data()) gets an error that names one. What others write to the parameters in place (clamps, averages) is
@@ -79,6 +80,8 @@ class Model : public core::Stateful {
 
   /// A backward without amp. The optimizer's step is its own: optimizer.step().
   void backward(const torch::Tensor& loss, bool retain_graph = false);
+  /// loss: of Cairn's, as join.zero() of DistributedDataParallel.
+  void backward(const Tensor& loss);
 
   /// While it lives, a backward adds up gradients on this rank and reduces nothing. With one rank: nothing.
   [[nodiscard]] std::optional<parallel::DistributedDataParallel::NoSync> no_sync(bool if_ = true);
