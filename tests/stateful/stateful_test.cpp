@@ -150,5 +150,11 @@ TEST(Stateful, FourRanks) {
   search(4, 0.2);
 }
 
+/// On a GPU too: the sequences' kernels are counted in their processes. Last, as one that has used a GPU
+/// cannot be forked.
+TEST(Stateful, TheTestedDeviceComputes) {
+  EXPECT_EQ(Tensor::full({3}, 2.0).to_vector(), std::vector<float>(3, 2.0f));
+}
+
 }  // namespace
 }  // namespace cairn::stateful
