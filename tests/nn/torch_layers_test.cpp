@@ -489,7 +489,7 @@ TEST(Transformer, PaddedSequencesAreAsIfAlone) {
     const Tensor target = random_tensor({3, 6, 8}, 2, -1, 1, DType::f32);
     const auto gradients_of = [&](const Tensor& sum) {
       autograd::backward(sum);
-      std::vector<std::vector<float>> result;
+      std::vector<std::vector<double>> result;
       for (const auto& parameter : encoder.parameters()) {
         Tensor tensor = parameter.tensor;
         result.push_back(tensor.grad().to_vector());

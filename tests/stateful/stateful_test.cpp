@@ -153,7 +153,7 @@ TEST(Stateful, FourRanks) {
 /// On a GPU too: the sequences' kernels are counted in their processes. Last, as one that has used a GPU
 /// cannot be forked.
 TEST(Stateful, TheTestedDeviceComputes) {
-  EXPECT_EQ(Tensor::full({3}, 2.0).to_vector(), std::vector<float>(3, 2.0f));
+  EXPECT_EQ(Tensor::full({3}, 2.0).to_vector(), std::vector<double>(3, 2.0));
 }
 
 }  // namespace
