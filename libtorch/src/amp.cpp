@@ -45,18 +45,25 @@ void Amp::after_step() const {
   }
 }
 
-optim::StepResult Amp::step(optim::Optimizer& optimizer, const optim::StepOptions& options) {
+template <class Take>
+optim::StepResult Amp::followed(const Take& take) const {
   follow_torch();
-  optim::StepResult result = amp::Amp::step(optimizer, options);
-  after_step();
-  return result;
+  try {
+    optim::StepResult result = take();
+    after_step();
+    return result;
+  } catch (const core::Error&) {  // it may have brought what other ranks had left
+    after_step();
+    throw;
+  }
+}
+
+optim::StepResult Amp::step(optim::Optimizer& optimizer, const optim::StepOptions& options) {
+  return followed([&] { return amp::Amp::step(optimizer, options); });
 }
 
 optim::StepResult Amp::step(const optim::StepOptions& options) {
-  follow_torch();
-  optim::StepResult result = amp::Amp::step(options);
-  after_step();
-  return result;
+  return followed([&] { return amp::Amp::step(options); });
 }
 
 void Amp::release() {

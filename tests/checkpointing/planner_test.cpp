@@ -349,7 +349,7 @@ TEST(Planner, EveryWayToKeepABlockInPartHasThePredictedPeakAndTheBitsOfPlainTrai
   const RecomputationPlan all = plan_recomputation(model, x, SIZE_MAX, {.repeats = 1});
   std::size_t most = 0, smallest = SIZE_MAX;
   for (const BlockProfile& block : all.profile()) most = std::max(most, block.selective.size());
-  ASSERT_GE(most, 4u);
+  ASSERT_GE(most, 2u);  // as many as operations that took some of the time
   for (std::size_t way = 0; way < most; ++way) {
     for (const bool nested : {false, true}) {
       Schedule schedule;

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "cairn/autograd/ops.h"
 #include "cairn/core/log.h"
 #include "commands.h"
 #include "generators.h"
@@ -153,7 +154,8 @@ TEST(Stateful, FourRanks) {
 /// On a GPU too: the sequences' kernels are counted in their processes. Last, as one that has used a GPU
 /// cannot be forked.
 TEST(Stateful, TheTestedDeviceComputes) {
-  EXPECT_EQ(Tensor::full({3}, 2.0).to_vector(), std::vector<double>(3, 2.0));
+  const Tensor x = Tensor::full({3}, 2.0);
+  EXPECT_EQ((x + x).to_vector(), std::vector<double>(3, 4.0));
 }
 
 }  // namespace

@@ -175,6 +175,16 @@ class Backward : public Command {
     return true;
   }
 
+  /// What an earlier loss has left with its optimizers is not finite: so may be what they are found to have.
+  static bool adds_to_overflow(Reference& reference, unsigned optimizers) {
+    bool found = false;
+    reference.each_of(optimizers, [&](const Parameter& p) {
+      if (!p.trainable || !p.gradient.exists()) return;
+      for (const double g : p.gradient.mean()) found = found || !std::isfinite(g);
+    });
+    return found;
+  }
+
   /// Only the ranks that reach it throw, in a backward that does not synchronise: what they had there may be broken, or is as
   /// if they had not begun.
   bool break_apart(Case& now, const std::function<void(Rank&)>& work, Pending pending,
@@ -188,6 +198,7 @@ class Backward : public Command {
       if (must && loss_.reaches(loss_.thrower, rank) && !threw[at(rank)])
         throw Mismatch("expected the error to come out, got none");
     }
+    pending.overflow = adds_to_overflow(reference, pending.optimizers);
     for (int p = 0; p < kParameters; ++p) {
       Parameter& parameter = reference.parameters[at(p)];
       if (!parameter.trainable || !loss_.reaches(p)) continue;
@@ -196,7 +207,6 @@ class Backward : public Command {
     }
     reference.may_refuse = reference.may_refuse || reference.some_may_refuse;
     pending.doubtful = true;
-    pending.overflow = false;
     if (loss_.by_amp) reference.pending.push_back(pending);
     return false;
   }
@@ -815,15 +825,17 @@ rc::Gen<Epoch> epochs() {
   return rc::gen::map(
       rc::gen::tuple(losses(), rc::gen::tuple(batches(), batches(), batches(), batches()),
                      choice<By>({{1, By::participants}, {1, By::world}, {1, By::samples}}),
-                     mostly(), choice<int>({{3, -1}, {1, 0}, {1, 1}})),
+                     mostly(), seldom()),
       [](const auto& drawn) {
         const auto& [loss, each, divide_by, by_amp, cleared] = drawn;
-        Epoch epoch{.divide_by = divide_by, .by_amp = by_amp, .cleared = cleared};
+        Epoch epoch{.divide_by = divide_by, .by_amp = by_amp};
         epoch.loss.id = loss.id;
         epoch.loss.size = loss.size;
         epoch.loss.by_amp = by_amp;
         epoch.batches = {std::get<0>(each), std::get<1>(each), std::get<2>(each),
                          std::get<3>(each)};
+        // What the scales hear of it is seen after the epoch, so it is the last one.
+        if (cleared) epoch.cleared = *std::max_element(epoch.batches.begin(), epoch.batches.end()) - 1;
         return epoch;
       });
 }

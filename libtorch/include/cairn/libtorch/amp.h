@@ -36,6 +36,8 @@ class Amp : public amp::Amp {
   Amp(amp::Amp handle, std::vector<Model*> models);
   void follow_torch() const;
   void after_step() const;
+  template <class Take>
+  optim::StepResult followed(const Take& take) const;
 
   std::vector<Model*> models_;
 };
