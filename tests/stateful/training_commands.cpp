@@ -835,7 +835,8 @@ rc::Gen<Epoch> epochs() {
         epoch.batches = {std::get<0>(each), std::get<1>(each), std::get<2>(each),
                          std::get<3>(each)};
         // What the scales hear of it is seen after the epoch, so it is the last one.
-        if (cleared) epoch.cleared = *std::max_element(epoch.batches.begin(), epoch.batches.end()) - 1;
+        if (cleared)
+          epoch.cleared = *std::max_element(epoch.batches.begin(), epoch.batches.end()) - 1;
         return epoch;
       });
 }

@@ -307,7 +307,8 @@ void NcclCollectives::close() noexcept {
 
 void NcclCollectives::finish_close() {
   const core::DeviceGuard guard(device_);
-  finish("the end", ncclInProgress);  // a call that another rank's failure has cut off may not have ended
+  finish("the end",
+         ncclInProgress);  // a call that another rank's failure has cut off may not have ended
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard lock(mutex_);
