@@ -123,7 +123,7 @@ std::uint64_t StoreClient::join(int world_size, Milliseconds timeout,
                              .text(this_process())
                              .text(incarnation)
                              .number(whole_ms(timeout));
-  return std::stoull(request("rendezvous", id, message.bytes(), timeout + Milliseconds(500)));
+  return std::stoull(request("rendezvous", id, message.bytes(), timeout + kMargin));
 }
 
 void StoreClient::set(const std::string& key, std::string_view value) {
