@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <iostream>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -105,6 +106,9 @@ std::set<int> own_ports() {
   return ports;
 }
 
+constexpr auto kKnocked = "a stranger has knocked";
+constexpr auto kGaveUp = "the rank gave up: ";
+
 /// Connects to each port at which this process listens, once, and says `words`; stays connected.
 class Stranger {
  public:
@@ -116,8 +120,8 @@ class Stranger {
     stop_ = true;
     thread_.join();
     for (const int fd : sockets_) close(fd);
+    if (knocks_ > 0) std::cout << kKnocked << std::endl;
   }
-  std::size_t knocks() const { return count_; }
 
  private:
   void knock() {
@@ -130,7 +134,7 @@ class Stranger {
       const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
       if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
         send(fd, words_.data(), words_.size(), MSG_NOSIGNAL);
-        ++count_;
+        ++knocks_;
       }
       sockets_.push_back(fd);
     }
@@ -139,7 +143,7 @@ class Stranger {
   std::size_t most_;
   std::set<int> knocked_;
   std::vector<int> sockets_;
-  std::atomic<std::size_t> count_ = 0;
+  std::size_t knocks_ = 0;
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };
@@ -158,14 +162,22 @@ void check_a_group_among_strangers(int rank, const std::string& words, std::size
     EXPECT_EQ(x.to_vector(), test::reduced(kRanks, 1000, DType::f32, ReduceOp::sum));
   } catch (const CommunicationError& error) {
     EXPECT_GT(most, 1u) << error.what();  // one knock at each rank is outlived
-    EXPECT_GT(stranger.knocks(), 0u) << error.what();
+    std::cout << kGaveUp << error.what() << std::endl;
   }
 }
 
 void check(const std::string& words, std::size_t most) {
   const auto results = test::start_ranks(
       kRanks, [&](int rank) { check_a_group_among_strangers(rank, words, most); }, 100.0);
-  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+  std::string outputs;
+  for (const auto& result : results) {
+    EXPECT_EQ(result.status, 0) << result.output;
+    outputs += result.output;
+  }
+  // One rank's stranger is enough for all of them to give up.
+  const bool gave_up = outputs.find(kGaveUp) != std::string::npos;
+  const bool knocked = outputs.find(kKnocked) != std::string::npos;
+  EXPECT_TRUE(knocked || !gave_up) << outputs;
 }
 
 TEST(Stranger, OfOneSilentKnockIsOutlived) {
