@@ -29,7 +29,7 @@ std::vector<Post::Count> counts_of(int world, const Body& body) {
   Post post(world);
   test::in_threads(world, [&](int rank) {
     const auto collectives = make_mesh_collectives(std::make_unique<SomeMesh>(post, rank));
-    collectives->begin(77, "test");
+    collectives->begin({.fingerprint = 77});
     body(*collectives, rank);
   });
   std::vector<Post::Count> counts;

@@ -89,7 +89,7 @@ std::vector<std::vector<std::string>> run(const Program& program, int world, con
     const auto collectives = make_mesh_collectives(mesh(rank));
     std::uint64_t number = 0;
     for (const Step& step : program) {
-      collectives->begin(++number * 0xbf58476d1ce4e5b9u, "");
+      collectives->begin({.fingerprint = ++number * 0xbf58476d1ce4e5b9u});
       results[static_cast<std::size_t>(rank)].push_back(run(*collectives, step, rank));
     }
   });

@@ -12,6 +12,7 @@
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
 #include "ranks.h"
+#include "support/tensors.h"
 
 namespace cairn::parallel {
 namespace {
@@ -30,9 +31,7 @@ struct Samples {
 };
 
 Samples take(std::int64_t begin, std::int64_t count, std::uint64_t window) {
-  Tensor all = Tensor::empty({256, kInputs});
-  Generator(100 + window).fill_normal(all, 0.0, 1.0);
-  const auto values = all.to_vector<float>();
+  const auto values = test::normal_tensor({256, kInputs}, 100 + window).to_vector<float>();
   std::vector<float> x(values.begin() + begin * kInputs,
                        values.begin() + (begin + count) * kInputs);
   std::vector<std::int64_t> labels;

@@ -9,6 +9,7 @@
 #include "environment.h"
 #include "expect_error.h"
 #include "ranks.h"
+#include "support/tensors.h"
 
 namespace cairn::parallel {
 namespace {
@@ -24,8 +25,7 @@ using Ranks = std::vector<int>;
 NamedTensors make_tensors() {
   NamedTensors tensors;
   const auto add = [&](const char* name, const Shape& shape, DType dtype) {
-    Tensor x = Tensor::empty(shape, DType::f32);
-    Generator(tensors.size() + 1).fill_normal(x, 0.0, 1.0);
+    const Tensor x = test::normal_tensor(shape, tensors.size() + 1);
     tensors.push_back({name, Tensor::from(x.to_vector<float>(), shape, dtype)});
   };
   add("conv.weight", {16, 3, 5, 5}, DType::f32);
@@ -39,7 +39,15 @@ NamedTensors make_tensors() {
 /// Changes the last bit of one element.
 void flip(const Tensor& tensor, std::int64_t element) {
   const auto size = static_cast<std::int64_t>(core::size_of(tensor.dtype()));
-  static_cast<unsigned char*>(tensor.raw_data())[element * size] ^= 1;
+  const TensorView place(static_cast<std::byte*>(tensor.raw_data()) + element * size, {1},
+                         DType::u8, tensor.device());
+  const Tensor byte = Tensor::empty({1}, DType::u8, Device{});
+  const core::Stream stream = core::Stream::current(tensor.device());
+  core::copy_bytes(place, byte);
+  stream.synchronize();
+  byte.data<std::uint8_t>()[0] ^= 1;
+  core::copy_bytes(byte, place);
+  stream.synchronize();
 }
 
 void check_drift(ProcessGroup& group) {

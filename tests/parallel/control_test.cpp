@@ -121,6 +121,35 @@ TEST(History, RemembersWhatItCalled) {
   EXPECT_EQ(*history.left(), (Left{7, 2, 100}));
 }
 
+TEST(History, AsksForWhatADeviceHasNotEnded) {
+  History history(7, 2, 4);
+  std::optional<Pending> pending = Pending{1, std::nullopt, Milliseconds(500)};
+  history.watch_device([&] { return pending; });
+  const auto now = Clock::now();
+  for (std::uint64_t s = 0; s < 3; ++s) {
+    history.begin(s, "call", Milliseconds(1000));
+    if (s < 2) history.end();
+  }
+  // The device has not come to 1, while the host waits in 2.
+  EXPECT_EQ(history.standing(0).place, Place::done);
+  EXPECT_EQ(history.standing(1).place, Place::absent);
+  EXPECT_EQ(history.standing(2).place, Place::absent);
+  EXPECT_NE(history.standing(1).fingerprint, 0u);
+  EXPECT_EQ(history.under_way(now)->sequence, 1u);
+  history.end();
+  EXPECT_FALSE(history.under_way(now));  // it computes
+
+  pending->since = now - Milliseconds(300);
+  history.leave();  // which the others need still
+  EXPECT_EQ(history.standing(1).place, Place::inside);
+  EXPECT_EQ(history.standing(3).place, Place::left);
+  EXPECT_EQ(history.under_way(now)->waited, Milliseconds(300));
+  EXPECT_EQ(history.under_way(now)->timeout, Milliseconds(500));
+  pending.reset();
+  EXPECT_EQ(history.standing(2).place, Place::done);
+  EXPECT_FALSE(history.under_way(now));
+}
+
 TEST(History, TellsRanksApartThatCalledSomethingElseBefore) {
   History a(0, 0, 2), b(0, 1, 2);
   const auto call = [](History& history, std::uint64_t sequence, const char* what) {

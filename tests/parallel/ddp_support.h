@@ -15,15 +15,14 @@
 #include "cairn/core/generator.h"
 #include "cairn/nn/nn.h"
 #include "cairn/parallel/distributed.h"
+#include "support/tensors.h"
 
 namespace cairn::test {
 
 constexpr std::int64_t kWidth = 6, kRows = 3;
 
 inline Tensor normal(const Shape& shape, std::uint64_t seed, DType dtype = DType::f32) {
-  Tensor x = Tensor::empty(shape);
-  Generator(seed).fill_normal(x, 0.0, 1.0);
-  return Tensor::from(x.to_vector<float>(), shape, dtype);
+  return Tensor::from(normal_tensor(shape, seed).to_vector<float>(), shape, dtype);
 }
 
 /// Layers one after another, some of which a loss may leave out; layer 0 may be used twice.

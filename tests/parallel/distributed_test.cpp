@@ -20,6 +20,7 @@
 #include "environment.h"
 #include "expect_error.h"
 #include "ranks.h"
+#include "support/tensors.h"
 
 namespace cairn::parallel {
 namespace {
@@ -29,17 +30,12 @@ using core::InvalidArgument;
 using test::expect_error;
 using test::fast_options;
 using test::JobVariables;
+using test::normal_tensor;
 using test::run_ranks;
 using test::run_threads;
 using test::start_ranks;
 
 constexpr std::int64_t kBatch = 6;  // samples a rank
-
-Tensor distributed_normal(const Shape& shape, std::uint64_t seed) {
-  Tensor x = Tensor::empty(shape);
-  Generator(seed).fill_normal(x, 0.0, 1.0);
-  return x;
-}
 
 nn::Sequential make_mlp(std::uint64_t seed) {
   manual_seed(seed);
@@ -49,10 +45,10 @@ nn::Sequential make_mlp(std::uint64_t seed) {
 
 /// Rank's samples: [kBatch, 20] of a batch that is the same for any number of ranks.
 Tensor inputs(int rank, std::uint64_t step = 0) {
-  return distributed_normal({kBatch, 20}, 1000 + 10 * step + static_cast<std::uint64_t>(rank));
+  return normal_tensor({kBatch, 20}, 1000 + 10 * step + static_cast<std::uint64_t>(rank));
 }
 Tensor targets(int rank) {
-  return distributed_normal({kBatch, 4}, 2000 + static_cast<std::uint64_t>(rank));
+  return normal_tensor({kBatch, 4}, 2000 + static_cast<std::uint64_t>(rank));
 }
 
 Tensor all_ranks(int world, const std::function<Tensor(int)>& make) {
@@ -255,7 +251,7 @@ TEST(Ddp, StartsFromRankZerosModel) {
     manual_seed(static_cast<std::uint64_t>(100 + group.rank()));
     nn::Sequential model(nn::Linear(5, 8), nn::BatchNorm1d(8), nn::Linear(8, 2));
     // Different inputs move the running statistics apart.
-    model(distributed_normal({4, 5}, static_cast<std::uint64_t>(group.rank())));
+    model(normal_tensor({4, 5}, static_cast<std::uint64_t>(group.rank())));
     const auto state = [&] {
       std::vector<std::vector<float>> values;
       for (const auto& [name, tensor] : model.parameters()) {
@@ -270,7 +266,7 @@ TEST(Ddp, StartsFromRankZerosModel) {
     DistributedDataParallel ddp(model, group);
     EXPECT_TRUE(state() == before[0]);
 
-    ddp(distributed_normal({4, 5}, static_cast<std::uint64_t>(group.rank())));
+    ddp(normal_tensor({4, 5}, static_cast<std::uint64_t>(group.rank())));
     const auto apart = group.exchange(state(), "apart");
     EXPECT_FALSE(apart[0] == apart[1]);
     ddp.sync_buffers();
@@ -301,7 +297,7 @@ void check_remainders(ProcessGroup& group) {
   EXPECT_FALSE(before[0] == before[1]);
   DistributedDataParallel ddp(model, group);
   EXPECT_TRUE(truth() == before[0]);
-  const Tensor x = distributed_normal({4, 5}, static_cast<std::uint64_t>(group.rank()));
+  const Tensor x = normal_tensor({4, 5}, static_cast<std::uint64_t>(group.rank()));
   backward(ddp, autograd::to(x, DType::bf16), Tensor::zeros({4, 2}, DType::bf16));
   EXPECT_TRUE(optimizer.step().applied);
   EXPECT_FALSE(truth() == before[0]);
@@ -494,17 +490,17 @@ nn::Sequential make_conv_net() {
 
 /// Noisy pictures of ten patterns: [8, 1, 28, 28].
 Tensor pictures(std::uint64_t seed, const std::vector<std::int64_t>& labels) {
-  const Tensor x = distributed_normal({8, 1, 28, 28}, 50 + seed);
-  float* pixel = x.data<float>();
+  std::vector<float> x = normal_tensor({8, 1, 28, 28}, 50 + seed).to_vector<float>();
+  auto pixel = x.begin();
   for (const std::int64_t label : labels) {
     const auto pattern =
-        distributed_normal({28 * 28}, 9000 + static_cast<std::uint64_t>(label)).to_vector<float>();
+        normal_tensor({28 * 28}, 9000 + static_cast<std::uint64_t>(label)).to_vector<float>();
     for (const float p : pattern) {
       *pixel = 0.3f * *pixel + p;
       ++pixel;
     }
   }
-  return x;
+  return Tensor::from(x, {8, 1, 28, 28});
 }
 
 /// Micro-batch of a step: rank r of two takes micro r.

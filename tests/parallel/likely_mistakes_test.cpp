@@ -12,6 +12,7 @@
 #include "cairn/nn/nn.h"
 #include "cairn/parallel/distributed.h"
 #include "ranks.h"
+#include "support/tensors.h"
 
 namespace cairn::parallel {
 namespace {
@@ -36,9 +37,7 @@ std::vector<int> count(const std::string& text, Tensor (*batch)(int rank, int st
 }
 
 Tensor drawn(int seed) {
-  Tensor x = Tensor::empty({5, 4});
-  Generator(static_cast<std::uint64_t>(seed)).fill_normal(x, 0.0, 1.0);
-  return x;
+  return test::normal_tensor({5, 4}, static_cast<std::uint64_t>(seed));
 }
 
 constexpr const char* kSame = "all 3 ranks were given the same first batch";

@@ -20,6 +20,7 @@
 #include "expect_error.h"
 #include "group/group_impl.h"
 #include "ranks.h"
+#include "support/tensors.h"
 #ifdef CAIRN_SIMULATED_GPUS
 #include "gpu/sim/machine.h"
 #include "gpu/sim/simulator.h"
@@ -64,25 +65,38 @@ void run_processes(const Body& body) {
   }
 }
 
-/// Two threads of this process that are ranks as processes are: they meet in a store.
-void run_as_threads(const Body& body) {
-  const int port = test::free_port();
+void in_two_threads(const std::function<void(int rank)>& work) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        JobEnvironment job{rank, 2, rank, 2, "127.0.0.1", port, "0123456789abcdef0123456789abcdef"};
-        const auto join = [&](OnFailure on_failure, CheckDevices check) {
-          return join_processes(job, fast_options(), std::move(on_failure), std::move(check));
-        };
-        ProcessGroup group(std::make_shared<ProcessGroup::Impl>(job, fast_options(), join));
-        body(group);
+        work(rank);
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << " threw: " << error.what();
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+/// Two threads of this process, as ranks of an in-process group; then as ranks that meet in a store, as
+/// processes do.
+void run_as_threads(const Body& body) {
+  {
+    SCOPED_TRACE("in process");
+    auto groups = ProcessGroup::in_process(2, fast_options());
+    in_two_threads([&](int rank) { body(groups[static_cast<std::size_t>(rank)]); });
+  }
+  SCOPED_TRACE("in a store");
+  const int port = test::free_port();
+  in_two_threads([&](int rank) {
+    JobEnvironment job{rank, 2, rank, 2, "127.0.0.1", port, "0123456789abcdef0123456789abcdef"};
+    const auto join = [&](OnFailure on_failure, CheckDevices check) {
+      return join_processes(job, fast_options(), std::move(on_failure), std::move(check));
+    };
+    ProcessGroup group(std::make_shared<ProcessGroup::Impl>(job, fast_options(), join));
+    body(group);
+  });
 }
 
 // ---- Results
@@ -180,9 +194,7 @@ nn::Sequential make_model(Device device) {
 }
 
 Tensor random(const Shape& shape, std::uint64_t seed, Device device) {
-  const Tensor x = Tensor::empty(shape);
-  Generator(seed).fill_normal(x, 0.0, 1.0);
-  return on(device, x);
+  return on(device, test::normal_tensor(shape, seed));
 }
 
 template <class Model>
@@ -280,8 +292,11 @@ struct Training {
         y(random({6, 4}, 2, device)),
         optimizer(model.parameters(), {.lr = 0.1}),
         ddp(std::make_unique<DistributedDataParallel>(model, group)) {
-    backward();
-    optimizer.step();
+    for (int step = 0; step < 2;
+         ++step) {  // then all collectives have been called before: no host waits in them
+      backward();
+      optimizer.step();
+    }
     before = weights(model);
     group.barrier("the first step");
   }
@@ -369,12 +384,42 @@ TEST(Nccl, ADeviceThatDoesNotComeIsNoticedAfterTheTimeout) {
     Training training(group);
     rank == 1 ? training.backward_on_stuck_device() : training.backward();
     const std::initializer_list<std::string> texts = {
-        "rank 0 failed: collective", "all_reduce mean f32", "did not end on cuda:0 within 2 s"};
+        "rank 1 did not come to collective", "all_reduce mean f32", "within 2 s of rank 0"};
     if (rank == 0) return expect_no_step(training, texts);
     expect_error<CommunicationError>([&] { training.optimizer.step(); }, texts);
     leave_at_once();
   });
   for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+/// The host of the rank that waits has gone on to its step: its device is in the collective.
+TEST(Nccl, ARankThatDoesNotComeIsNamed) {
+  const auto results = start_ranks(2, [](int rank) {
+    ProcessGroup group = ProcessGroup::from_environment(
+        {.timeout = std::chrono::seconds(2), .heartbeat_timeout = std::chrono::seconds(2)});
+    Training training(group);
+    if (rank == 1) return test::wait_until_broken(group);
+    training.backward();
+    expect_no_step(training, {"rank 1 did not come to collective", "all_reduce mean f32",
+                              "within 2 s of rank 0"});
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST(Nccl, ARankThatLeftIsNamedAtOnce) {
+  const auto begin = Clock::now();
+  run_as_threads([](ProcessGroup& group) {
+    Training training(group);
+    if (group.rank() == 1) {
+      training.ddp.reset();
+      group = ProcessGroup::single();
+      return;
+    }
+    training.backward();
+    expect_error<CommunicationError>([&] { training.optimizer.step(); },
+                                     {"rank 1 left the group after", "rank 0 needs it"});
+  });
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(18));  // twice less than its timeout
 }
 
 TEST(Nccl, ABroadcastModelIsWholeOrAnError) {

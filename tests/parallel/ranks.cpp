@@ -16,6 +16,8 @@
 #include <iterator>
 #include <thread>
 
+#include "support/rank_device.h"
+
 namespace cairn::test {
 namespace {
 
@@ -75,8 +77,9 @@ bool has_ended(Rank& rank, double seconds) {
   return true;
 }
 
-void run_body(const std::function<void(int)>& body, int rank) {
+void run_body(const std::function<void(int)>& body, int rank, Device device) {
   try {
+    const core::DefaultDeviceGuard guard(device);
     body(rank);
   } catch (const std::exception& error) {
     ADD_FAILURE() << "rank " << rank << " threw: " << error.what();
@@ -100,7 +103,7 @@ int free_port() {
 std::vector<RankResult> start_ranks(int world_size, const std::function<void(int)>& body,
                                     double seconds) {
   if (const char* rank = std::getenv("CAIRN_TEST_RANK")) {
-    run_body(body, std::atoi(rank));
+    run_body(body, std::atoi(rank), device_of_rank(std::atoi(rank)));
     return {};
   }
   const int port = free_port();
@@ -141,10 +144,10 @@ void run_threads(int world_size, const std::function<void(parallel::ProcessGroup
   auto groups = parallel::ProcessGroup::in_process(world_size, fast_options());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back(
-        [&body, rank, group = std::move(groups[static_cast<std::size_t>(rank)])]() mutable {
-          run_body([&](int) { body(group); }, rank);
-        });
+    threads.emplace_back([&body, rank, device = device_of_rank(rank),
+                          group = std::move(groups[static_cast<std::size_t>(rank)])]() mutable {
+      run_body([&](int) { body(group); }, rank, device);
+    });
   }
   groups.clear();
   for (std::thread& thread : threads) thread.join();

@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "generators.h"
+#include "support/rank_device.h"
 
 namespace cairn::stateful {
 
@@ -118,7 +119,8 @@ class Resume : public Command {
     }
     const bool resized = fresh_->ranks != 0 && fresh_->ranks != now.setup.ranks;
     return now.file->amp == fresh_->precision.has_value() &&
-           (!resized || (takes_several_ranks() && now.setup.ddp && !now.setup.wiring.two_ddps));
+           (!resized ||
+            (test::has_devices_of(fresh_->ranks) && now.setup.ddp && !now.setup.wiring.two_ddps));
   }
   void run(Case& now) const override {
     if (fresh_) rebuild(now);

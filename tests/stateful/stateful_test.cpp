@@ -21,6 +21,7 @@
 #include "cairn/core/log.h"
 #include "commands.h"
 #include "generators.h"
+#include "support/rank_device.h"
 
 namespace cairn::stateful {
 namespace {
@@ -118,7 +119,7 @@ int sequences() {
 
 /// share: of all sequences.
 void search(int ranks, double share) {
-  if (ranks > 1 && !takes_several_ranks()) GTEST_SKIP() << "ranks are threads, on the CPU";
+  if (!test::has_devices_of(ranks)) GTEST_SKIP() << "needs a GPU for each rank";
   log::set_level(log::Level::off);
   rc::detail::TestParams params = rc::detail::configuration().testParams;
   params.maxSuccess = std::max(1, static_cast<int>(sequences() * share));

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "support/rank_device.h"
 
 namespace cairn::stateful {
 
@@ -202,7 +203,8 @@ Rank::Seen System::look() {
 
 std::vector<System::Outcome> System::on_each(const std::function<Numbers(std::size_t)>& work) {
   std::vector<Outcome> outcomes(ranks_.size());
-  const auto run = [&](std::size_t index) {
+  const auto run = [&](std::size_t index, Device device) {
+    const core::DefaultDeviceGuard guard(device);
     try {
       outcomes[index].numbers = work(index);
     } catch (const std::exception& error) {
@@ -210,9 +212,10 @@ std::vector<System::Outcome> System::on_each(const std::function<Numbers(std::si
     }
   };
   for (std::size_t i = 0; i < workers_.size(); ++i) {
-    workers_[i]->start([&run, i] { run(i + 1); });
+    const Device device = test::device_of_rank(static_cast<int>(i) + 1);
+    workers_[i]->start([&run, i, device] { run(i + 1, device); });
   }
-  run(0);
+  run(0, core::default_device());
   for (const auto& worker : workers_) worker->wait();
   return outcomes;
 }

@@ -186,10 +186,6 @@ std::unique_ptr<Rank> make_rank(const Setup& setup, std::optional<parallel::Proc
 /// What ranks of this kind are tried with: drawn, or the nearest that they can do.
 Setup possible(Setup drawn);
 Precision possible(Precision drawn);
-/// An in-process group, whose ranks are threads, reduces CPU tensors only.
-inline bool takes_several_ranks() {
-  return core::default_device().is_cpu();
-}
 /// Whether weights may change their dtype without amp.
 bool casts_without_amp();
 

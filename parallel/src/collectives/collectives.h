@@ -3,23 +3,32 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cairn/core/tensor_view.h"
 #include "cairn/parallel/process_group.h"
+#include "control/history.h"
 
 namespace cairn::parallel {
 
 /// Elements of each rank, in rank order.
 using Counts = std::vector<std::int64_t>;
 
+/// A collective that is called.
+struct Called {
+  std::uint64_t sequence = 0;
+  std::uint64_t fingerprint =
+      0;             // of its number and description: data of different ones never meets
+  std::string what;  // in errors: "collective 41, all_reduce sum f32[3] 'x'"
+};
+
 class Collectives {
  public:
   virtual ~Collectives() = default;
-  /// Before each collective: a fingerprint of its number and description. Data of different
-  /// fingerprints never meets. `what` names it in errors: "collective 41, all_reduce sum f32[3] 'x'".
-  virtual void begin(std::uint64_t fingerprint, const std::string& what) = 0;
+  /// Before each collective.
+  virtual void begin(const Called& called) = 0;
   virtual void all_reduce(const TensorView& x, ReduceOp op) = 0;
   virtual void broadcast(const TensorView& x, int root) = 0;
   // y of reduce and gather and x of scatter are undefined on other ranks than the root.
@@ -46,6 +55,8 @@ class Collectives {
   /// Called now and then by the watchdog, from its thread: what is wrong with the collectives that
   /// are under way on the device; empty: nothing.
   virtual std::string check() { return ""; }
+  /// The oldest one that the device has not ended, asked by the watchdog too.
+  virtual std::optional<Pending> pending() { return std::nullopt; }
   /// A collective: connects parts of the ranks, each those with its `color` (0 or more; -1: none), in
   /// the order of `place`. Null: parts connect by themselves.
   virtual std::unique_ptr<Collectives> split(int /*color*/, int /*place*/) { return nullptr; }

@@ -7,7 +7,7 @@ namespace cairn::parallel {
 /// Rank 0 collects: two requests a rank instead of one for each pair.
 std::vector<std::string> share(const Membership& membership, const std::string& what,
                                const std::string& value) {
-  StoreClient& store = *membership.store;
+  Store& store = *membership.store;
   std::vector<std::string> all;
   const auto key_of = [&](const std::string& who) {
     return core::str(membership.prefix, "engines/", what, "/", who);

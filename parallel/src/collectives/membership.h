@@ -16,7 +16,7 @@ struct Membership {
   int world_size = 1;
   Device device;
   std::string master_addr;
-  std::shared_ptr<StoreClient> store;
+  std::shared_ptr<Store> store;
   std::chrono::milliseconds timeout{0};
   std::string token;   // the job's secret; empty: none
   std::string prefix;  // of the group's keys in the store

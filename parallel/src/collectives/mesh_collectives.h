@@ -16,9 +16,7 @@ namespace cairn::parallel {
 class MeshCollectives : public Collectives {
  public:
   explicit MeshCollectives(std::unique_ptr<Mesh> mesh);
-  void begin(std::uint64_t fingerprint, const std::string& /*what*/) override {
-    mesh_->set_tag(fingerprint);
-  }
+  void begin(const Called& called) override { mesh_->set_tag(called.fingerprint); }
   void abort() noexcept override { mesh_->abort(); }
 
   // mesh_reductions.cpp

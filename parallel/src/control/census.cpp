@@ -65,7 +65,8 @@ void Census::add(const Standing& standing) {
       if (standing.gave_up) {
         add_gave_up({1, {standing.rank}}, standing.why.substr(0, kLongestText));
       }
-      return absent_.add(standing.rank);
+      absent_.add(standing.rank);
+      break;
     case Standing::Place::left:
       if (left_.lowest.empty() || standing.rank < left_.lowest.front()) {
         left_after_ = standing.started;

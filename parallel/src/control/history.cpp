@@ -51,6 +51,18 @@ void History::end() {
   pair_.reset();
 }
 
+void History::watch_device(std::function<std::optional<Pending>()> pending) {
+  const std::lock_guard lock(mutex_);
+  pending_ = std::move(pending);
+}
+
+std::optional<Pending> History::pending() const {
+  std::unique_lock lock(mutex_);
+  const auto ask = pending_;
+  lock.unlock();
+  return ask ? ask() : std::nullopt;
+}
+
 void History::give_up(std::string why) {
   const std::lock_guard lock(mutex_);
   gave_up_ = started_;
@@ -63,14 +75,27 @@ void History::leave() {
 }
 
 std::optional<Stuck> History::under_way(Clock::time_point now) const {
+  const auto pending = this->pending();
   const std::lock_guard lock(mutex_);
-  if ((!inside_ && !pair_) || left_) return std::nullopt;
-  const auto waited = std::chrono::duration_cast<Milliseconds>(now - since_);
-  const std::uint64_t sequence = pair_ ? Stuck::kPair : started_ - 1;
-  return Stuck{group_, sequence, rank_, world_size_, waited, timeout_};
+  Stuck stuck{group_, started_ - 1, rank_, world_size_, Milliseconds(0), timeout_};
+  const auto waits_since = [&](Clock::time_point since) {
+    stuck.waited = std::max(stuck.waited, std::chrono::duration_cast<Milliseconds>(now - since));
+  };
+  const bool on_host = (inside_ || pair_) && !left_;
+  if (on_host) waits_since(since_);
+  if (pair_) {
+    stuck.sequence = Stuck::kPair;
+  } else if (pending) {
+    stuck.sequence = pending->sequence;
+    stuck.timeout = pending->timeout;
+    if (pending->since) waits_since(*pending->since);
+  }
+  if (!on_host && !(pending && pending->since)) return std::nullopt;
+  return stuck;
 }
 
 Standing History::standing(std::uint64_t sequence) const {
+  const auto pending = this->pending();
   const std::lock_guard lock(mutex_);
   Standing standing{.rank = rank_, .started = started_};
   standing.gave_up = gave_up_ == std::min(sequence, started_);
@@ -80,8 +105,10 @@ Standing History::standing(std::uint64_t sequence) const {
     if (started_ > 0) standing.description = descriptions_[(started_ - 1) % kRemembered];
     return standing;
   }
-  const bool current = sequence + 1 == started_ && inside_;
+  const bool on_device = pending && sequence >= pending->sequence;
+  const bool current = on_device || (sequence + 1 == started_ && inside_);
   standing.place = current ? Standing::Place::inside : Standing::Place::done;
+  if (on_device && !pending->since) standing.place = Standing::Place::absent;  // its device is
   const std::uint64_t ago = started_ - sequence;
   if (ago <= kTrails) standing.fingerprint = trails_[sequence % kTrails];
   if (ago <= kRemembered) standing.description = descriptions_[sequence % kRemembered];

@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -27,6 +28,13 @@ struct Stuck {
   int rank = 0;
   int world_size = 1;
   Milliseconds waited{0};
+  Milliseconds timeout{0};
+};
+
+/// A collective that was called and that the device has not ended.
+struct Pending {
+  std::uint64_t sequence = 0;
+  std::optional<Clock::time_point> since;  // when the device was seen in it
   Milliseconds timeout{0};
 };
 
@@ -89,12 +97,15 @@ class History {
   void begin_pair(int peer, bool sends, std::string description, Milliseconds timeout);
   /// Data of this group moves without a fingerprint.
   void mark_untagged();
+  /// The host is done with it; a device may not be.
   void end();
+  /// Asked for the collectives that a device has not ended.
+  void watch_device(std::function<std::optional<Pending>()> pending);
   /// Until its next collective the rank leaves out some that others may be in.
   void give_up(std::string why);
   void leave();
 
-  /// The collective or message that is under way.
+  /// The oldest collective or message that is under way.
   std::optional<Stuck> under_way(Clock::time_point now) const;
   Standing standing(std::uint64_t sequence) const;
   /// Empty where the rank has exchanged messages with too many others to tell.
@@ -103,6 +114,8 @@ class History {
   std::optional<Left> left() const;
 
  private:
+  std::optional<Pending> pending() const;
+
   static constexpr std::size_t kRemembered = 64, kTrails = 4096, kMostPeers = 64;
 
   const std::uint64_t group_;
@@ -116,6 +129,7 @@ class History {
   std::optional<std::uint64_t> gave_up_;  // after so many
   std::string why_;
   bool untagged_ = false;
+  std::function<std::optional<Pending>()> pending_;
   bool inside_ = false;
   bool left_ = false;
   std::vector<Meeting::Messages> messages_;

@@ -23,6 +23,8 @@ struct Members {
 
   int size() const { return static_cast<int>(ranks.size()); }
   int job_rank() const { return ranks[static_cast<std::size_t>(place)]; }
+  /// Of the group's keys in the store.
+  std::string prefix() const { return id == 0 ? "" : "group" + std::to_string(id) + "/"; }
 };
 Members all_ranks(int rank, int world_size);
 
@@ -39,6 +41,10 @@ class Coordinator {
   /// Connects a backend for the device's kind of tensors. A collective: every member calls it at the
   /// same place.
   virtual std::unique_ptr<Collectives> connect(Device device, const Members& members) = 0;
+  /// Ends a backend together with the other members'.
+  virtual void close(const Members& /*members*/, std::shared_ptr<Collectives> backend) noexcept {
+    backend->close();
+  }
 };
 
 /// Called once where the job breaks, from any thread.
@@ -54,6 +60,7 @@ std::unique_ptr<Coordinator> join_processes(const JobEnvironment& job, const Gro
 class InProcessGroup;
 std::shared_ptr<InProcessGroup> make_in_process_group(int size);
 std::unique_ptr<Coordinator> join_in_process_group(std::shared_ptr<InProcessGroup> group, int rank,
-                                                   OnFailure on_failure);
+                                                   const GroupOptions& options,
+                                                   OnFailure on_failure, CheckDevices check);
 
 }  // namespace cairn::parallel

@@ -156,7 +156,7 @@ ProcessGroup::Impl::~Impl() {
   // Ranks that still need this one find that out, and the connections end without them.
   if (history_) history_->leave();
   if (cpu_) cpu_->close();
-  if (cuda_) cuda_->close();
+  if (cuda_) job_->coordinator->close(members_, std::move(cuda_));
 }
 
 namespace {
@@ -231,7 +231,10 @@ std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key
   members.name = name_of(members.ranks);
   auto part = std::make_shared<Impl>(job_, std::move(members), local_rank, local_world_size);
   part->cuda_ = cuda;
-  if (cuda) failure_->add(cuda);
+  if (cuda) {
+    failure_->add(cuda);
+    part->watch_device();
+  }
   return part;
 }
 
@@ -269,8 +272,16 @@ Collectives& ProcessGroup::Impl::backend(Device device) {
   if (!backend) {
     backend = job_->coordinator->connect(device, members_);
     failure_->add(backend);
+    if (device.is_cuda()) watch_device();
   }
   return *backend;
+}
+
+void ProcessGroup::Impl::watch_device() {
+  history_->watch_device([weak = std::weak_ptr(cuda_)] {
+    const auto alive = weak.lock();
+    return alive ? alive->pending() : std::nullopt;
+  });
 }
 
 /// Why a backend failed. It only sees a closed connection; the store knows who died. Unless nobody
@@ -324,8 +335,8 @@ void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout,
 
 Collectives& ProcessGroup::Impl::begin(const Ticket& ticket, Device device) {
   Collectives& backend = this->backend(device);
-  backend.begin(fingerprint(ticket.what, ticket.sequence) ^ members_.id,
-                core::str("collective ", ticket.sequence, ", ", ticket.what));
+  backend.begin({ticket.sequence, fingerprint(ticket.what, ticket.sequence) ^ members_.id,
+                 core::str("collective ", ticket.sequence, ", ", ticket.what)});
   return backend;
 }
 

@@ -122,6 +122,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void pass_turn();
   bool is_new(const std::string& what);
   Collectives& backend(Device device);
+  void watch_device();
   std::string reason_of(const std::string& message);
   [[noreturn]] void explain(const Ticket& ticket, const std::string& message);
 

@@ -186,8 +186,8 @@ std::vector<ProcessGroup> ProcessGroup::in_process(int world_size, const GroupOp
     JobEnvironment job;
     job.rank = job.local_rank = rank;
     job.world_size = job.local_world_size = world_size;
-    const auto join = [&](OnFailure on_failure, const CheckDevices&) {
-      return join_in_process_group(shared, rank, std::move(on_failure));
+    const auto join = [&](OnFailure on_failure, CheckDevices check) {
+      return join_in_process_group(shared, rank, options, std::move(on_failure), std::move(check));
     };
     groups.push_back(ProcessGroup(std::make_shared<Impl>(job, options, join)));
   }

@@ -95,9 +95,8 @@ StoreAddress ProcessCoordinator::parent() const {
 }
 
 std::unique_ptr<Collectives> ProcessCoordinator::connect(Device device, const Members& members) {
-  const std::string prefix = members.id == 0 ? "" : core::str("group", members.id, "/");
   const Membership membership{members.place, members.size(),   device,     job_.master_addr,
-                              client_,       options_.timeout, job_.token, prefix};
+                              client_,       options_.timeout, job_.token, members.prefix()};
   return device.is_cpu() ? connect_cpu(membership) : connect_nccl(membership);
 }
 

@@ -50,6 +50,17 @@ class Wakeup {
   int fd_;
 };
 
+/// What ranks leave for each other while they connect.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, std::string_view value) = 0;
+  /// Waits for the key. Throws CommunicationError naming it, and where the job breaks meanwhile.
+  virtual std::string get(const std::string& key, Milliseconds timeout) = 0;
+  /// For waits for something else than the store: throws where the job is broken.
+  virtual void throw_if_cancelled(std::string_view what) const = 0;
+};
+
 class StoreServer {
  public:
   /// Listens from here on. `incarnation`: which start of the job this is; ranks of another one are
@@ -88,22 +99,20 @@ class StoreConnection {
 /// One rank's requests. Safe to use from several threads; one request at a time. A request is
 /// repeated until it is answered, so that a connection may break in between. Every call throws
 /// CommunicationError where the store does not answer in time, or after cancel().
-class StoreClient {
+class StoreClient : public Store {
  public:
   StoreClient(const StoreAddress& address, int rank);
 
   /// Returns the job's number when all ranks have joined. Throws CommunicationError naming the
   /// missing ranks.
   std::uint64_t join(int world_size, Milliseconds timeout, const std::string& incarnation = "");
-  void set(const std::string& key, std::string_view value);
-  /// Waits for the key. Throws CommunicationError naming it.
-  std::string get(const std::string& key, Milliseconds timeout);
+  void set(const std::string& key, std::string_view value) override;
+  std::string get(const std::string& key, Milliseconds timeout) override;
   std::int64_t add(const std::string& key, std::int64_t number);
 
   /// From any thread: ends a request that waits, and every later one, with this reason.
   void cancel(const std::string& reason);
-  /// For waits for something else than the store.
-  void throw_if_cancelled(std::string_view what) const;
+  void throw_if_cancelled(std::string_view what) const override;
 
  private:
   std::string request(std::string_view what, std::uint64_t id, const std::string& message,

@@ -81,7 +81,7 @@ class ProcessGroup {
   static ProcessGroup from_environment(const GroupOptions& options = {});
   static ProcessGroup single();
   /// Groups whose ranks are threads of this process, one handle each: for tests and for several
-  /// devices in one process. Collectives on CPU tensors only.
+  /// devices in one process. Each rank has a GPU of its own or none.
   static std::vector<ProcessGroup> in_process(int world_size, const GroupOptions& options = {});
 
   /// The ranks that give the same color, ordered by key and then by rank, as a group of their own,

@@ -31,7 +31,7 @@ namespace {
 /// Gloo's way to our store.
 class GlooStore : public gloo::rendezvous::Store {
  public:
-  GlooStore(StoreClient& client, std::string prefix, Milliseconds timeout)
+  GlooStore(parallel::Store& client, std::string prefix, Milliseconds timeout)
       : client_(client), prefix_(std::move(prefix)), timeout_(timeout) {}
   void set(const std::string& key, const std::vector<char>& data) override {
     client_.set(prefix_ + key, {data.data(), data.size()});
@@ -46,7 +46,7 @@ class GlooStore : public gloo::rendezvous::Store {
   }
 
  private:
-  StoreClient& client_;
+  parallel::Store& client_;
   std::string prefix_;
   Milliseconds timeout_;
 };

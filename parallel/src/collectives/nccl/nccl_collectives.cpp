@@ -25,6 +25,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using core::Event;
+
+constexpr std::chrono::seconds kJudgement{5};
 using core::Stream;
 
 ncclDataType_t type_of(DType dtype) {
@@ -113,6 +115,7 @@ class Calls {
 /// A collective that the device may not have done yet.
 struct InFlight {
   std::string what;
+  std::optional<std::uint64_t> sequence;           // none: of two ranks
   Event reached, done;                             // points in its stream before and after it
   std::optional<Clock::time_point> reached_since;  // when the watchdog first saw the first one
 };
@@ -130,7 +133,10 @@ class NcclCollectives : public Collectives {
   NcclCollectives(const NcclCollectives& parent, int rank, ncclComm_t communicator);
   ~NcclCollectives() override;
   /// NCCL has no tags; audits of what was called find what differs.
-  void begin(std::uint64_t /*fingerprint*/, const std::string& what) override { what_ = what; }
+  void begin(const Called& called) override {
+    what_ = called.what;
+    sequence_ = called.sequence;
+  }
   void all_reduce(const TensorView& x, ReduceOp op) override;
   void broadcast(const TensorView& x, int root) override;
   void reduce(const TensorView& x, const TensorView& y, ReduceOp op, int root) override;
@@ -149,6 +155,7 @@ class NcclCollectives : public Collectives {
   void abort() noexcept override;
   void wait() override;
   std::string check() override;
+  std::optional<Pending> pending() override;
   void close() noexcept override;
 
  private:
@@ -164,6 +171,7 @@ class NcclCollectives : public Collectives {
   void finish_close();
   // These need mutex_.
   void forget_done();
+  const InFlight* first_in_flight();
   std::string trouble();
   void throw_if_aborted(const std::string& name) const;
   ncclResult_t state() const;
@@ -173,8 +181,9 @@ class NcclCollectives : public Collectives {
   int rank_;
   Device device_;
   std::chrono::milliseconds timeout_;
-  std::shared_ptr<StoreClient> store_;
+  std::shared_ptr<Store> store_;
   std::string what_;  // the collective that is being called
+  std::optional<std::uint64_t> sequence_;
   std::mutex mutex_;  // all that follows: the watchdog's thread checks and aborts
   ncclComm_t communicator_ = nullptr;
   std::deque<InFlight> in_flight_;
@@ -355,10 +364,11 @@ InFlight NcclCollectives::start(const Stream& stream) {
   const std::lock_guard lock(mutex_);
   throw_if_aborted(what_);
   forget_done();
-  InFlight started =
-      spare_.empty() ? InFlight{{}, Event(device_), Event(device_), {}} : std::move(spare_.back());
+  InFlight started = spare_.empty() ? InFlight{{}, {}, Event(device_), Event(device_), {}}
+                                    : std::move(spare_.back());
   if (!spare_.empty()) spare_.pop_back();
   started.what = what_;
+  started.sequence = sequence_;
   started.reached_since.reset();
   started.reached.record(stream);
   return started;
@@ -387,12 +397,35 @@ std::string NcclCollectives::trouble() {
   forget_done();
   if (const ncclResult_t state = this->state(); is_error(state))
     return core::str(under_way(), ", failed on ", device_, ": ", ncclGetErrorString(state));
-  if (in_flight_.empty()) return "";
+  const InFlight* const first = first_in_flight();
+  if (first == nullptr || !first->reached_since) return "";
+  // Who has not come is found by asking all ranks, which takes a while.
+  const auto limit = first->sequence ? timeout_ + kJudgement : timeout_;
+  if (Clock::now() - *first->reached_since < limit) return "";
+  return core::str(first->what, ", did not end on ", device_, " within ",
+                   static_cast<double>(timeout_.count()) / 1000.0, " s");
+}
+
+/// The one that the device comes to next, or is in.
+const InFlight* NcclCollectives::first_in_flight() {
+  if (in_flight_.empty()) return nullptr;
   InFlight& first = in_flight_.front();
   if (!first.reached_since && first.reached.done()) first.reached_since = Clock::now();
-  if (!first.reached_since || Clock::now() - *first.reached_since < timeout_) return "";
-  return core::str(first.what, ", did not end on ", device_, " within ",
-                   static_cast<double>(timeout_.count()) / 1000.0, " s");
+  return &first;
+}
+
+std::optional<Pending> NcclCollectives::pending() {
+  if (aborted_) return std::nullopt;
+  cudaSetDevice(device_.index);  // the watchdog's thread uses no other
+  const std::lock_guard lock(mutex_);
+  try {
+    forget_done();
+    const InFlight* const first = first_in_flight();
+    if (first == nullptr || !first->sequence) return std::nullopt;
+    return Pending{*first->sequence, first->reached_since, timeout_};
+  } catch (const core::Error&) {  // check() tells
+    return std::nullopt;
+  }
 }
 
 std::string NcclCollectives::check() {
@@ -592,11 +625,13 @@ void NcclCollectives::receive_from(const TensorView& x, int from) {
 
 void NcclCollectives::send(const TensorView& x, int to, std::uint64_t tag) {
   what_ = core::str("send to ", to, " tag ", tag, " ", x.dtype, x.shape);
+  sequence_.reset();
   send_to(x, to);
 }
 
 void NcclCollectives::receive(const TensorView& x, int from, std::uint64_t tag) {
   what_ = core::str("recv from ", from, " tag ", tag, " ", x.dtype, x.shape);
+  sequence_.reset();
   receive_from(x, from);
 }
 
