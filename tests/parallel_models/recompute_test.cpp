@@ -25,7 +25,7 @@ using Values = std::vector<std::vector<double>>;
 constexpr std::int64_t kWidth = 8;
 
 Tensor batch(std::uint64_t seed) {
-  return test::random_tensor({12, kWidth}, DType::f32, {}, seed);
+  return test::random_tensor({12, kWidth}, DType::f32, core::default_device(), seed);
 }
 
 /// Layers, one of them used twice, with a batch norm and dropout; as they are or recomputed, with a

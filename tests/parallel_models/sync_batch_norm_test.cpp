@@ -223,10 +223,10 @@ nn::Sequential conv_net() {
 
 constexpr std::int64_t kImages = 8;
 Tensor images() {
-  return test::random_tensor({kImages, 2, 8, 8}, DType::f32, kCpu, 11);
+  return test::random_tensor({kImages, 2, 8, 8}, DType::f32, core::default_device(), 11);
 }
 Tensor answers() {
-  return test::random_tensor({kImages, 3}, DType::f32, kCpu, 12);
+  return test::random_tensor({kImages, 3}, DType::f32, core::default_device(), 12);
 }
 Tensor part(const Tensor& whole, const ProcessGroup& group) {
   const std::int64_t each = whole.size(0) / group.world_size();
