@@ -16,7 +16,7 @@ constexpr std::array<const char*, kFaultKinds> kNames{
     "other shape", "other dtype",   "other root", "other name", "lost message", "out of memory",
     "sleep",       "reset control", "reset data", "cut",        "short cut",    "signals",
     "stranger",    "child",         "full disk"};
-constexpr std::array<const char*, 3> kEngines{"shared memory", "gloo", "two machines"};
+constexpr std::array<const char*, 4> kEngines{"shared memory", "gloo", "two machines", "NCCL"};
 
 bool is_mismatch(FaultKind kind) {
   return kind >= FaultKind::other_collective && kind <= FaultKind::other_name;
@@ -31,15 +31,26 @@ bool needs_two_machines(FaultKind kind) {
   return kind == FaultKind::cut || kind == FaultKind::short_cut;
 }
 
-Fault draw(FaultKind kind, std::mt19937_64& random, bool namespaces) {
+/// What is done to memory, connections or messages of the CPU's.
+bool needs_cpu(FaultKind kind) {
+  return needs_two_machines(kind) || kind == FaultKind::reset_data ||
+         kind == FaultKind::lost_message || kind == FaultKind::out_of_memory;
+}
+
+bool is_possible(FaultKind kind, Surroundings around) {
+  return (around.namespaces || !needs_namespaces(kind)) && !(around.gpus && needs_cpu(kind));
+}
+
+Fault draw(FaultKind kind, std::mt19937_64& random, Surroundings around) {
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   Fault fault;
   fault.kind = kind;
-  fault.engine = static_cast<Engine>(below(namespaces ? 3 : 2));
+  fault.engine = static_cast<Engine>(below(around.namespaces ? 3 : 2));
   if (needs_two_machines(kind)) fault.engine = Engine::two_machines;
   if (kind == FaultKind::reset_data && fault.engine == Engine::shared_memory) {
     fault.engine = Engine::gloo;
   }
+  if (around.gpus) fault.engine = Engine::nccl;
   fault.world = fault.engine == Engine::two_machines ? 4 : 2 + below(3);
   fault.victim = below(fault.world);
   fault.at = 5 + below(60);
@@ -121,7 +132,7 @@ Fault Fault::unpack(const std::string& text) {
   return fault;
 }
 
-std::vector<Fault> draw_faults(int count, std::uint64_t seed, bool namespaces) {
+std::vector<Fault> draw_faults(int count, std::uint64_t seed, Surroundings around) {
   std::mt19937_64 random(seed);
   std::vector<FaultKind> kinds;
   std::vector<Fault> faults;
@@ -132,7 +143,7 @@ std::vector<Fault> draw_faults(int count, std::uint64_t seed, bool namespaces) {
     }
     const FaultKind kind = kinds.back();
     kinds.pop_back();
-    if (namespaces || !needs_namespaces(kind)) faults.push_back(draw(kind, random, namespaces));
+    if (is_possible(kind, around)) faults.push_back(draw(kind, random, around));
   }
   return faults;
 }

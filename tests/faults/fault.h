@@ -33,7 +33,7 @@ enum class FaultKind : std::uint8_t {
 };
 inline constexpr int kFaultKinds = 21;
 
-enum class Engine : std::uint8_t { shared_memory, gloo, two_machines };
+enum class Engine : std::uint8_t { shared_memory, gloo, two_machines, nccl };
 
 struct Fault {
   FaultKind kind{};
@@ -57,8 +57,13 @@ struct Fault {
   static Fault unpack(const std::string& text);
 };
 
+/// Where jobs run.
+struct Surroundings {
+  bool namespaces = false;  // of their own; without, they have one machine
+  bool gpus = false;        // tensors are on them
+};
+
 /// The kinds in turn, in an order of the generator's, so that a few faults are of different kinds.
-/// Without namespaces of their own jobs have one machine.
-std::vector<Fault> draw_faults(int count, std::uint64_t seed, bool namespaces);
+std::vector<Fault> draw_faults(int count, std::uint64_t seed, Surroundings around);
 
 }  // namespace cairn::test

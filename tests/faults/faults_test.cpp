@@ -349,7 +349,8 @@ TEST(Faults, EndAsTheyShould) {
   const std::uint64_t seed = chosen_seed();
   const int count = number_in("CAIRN_FAULTS", 12), only = number_in("CAIRN_FAULT", -1);
   std::printf("%d faults, RC_PARAMS=\"seed=%llu\"\n", count, static_cast<unsigned long long>(seed));
-  const std::vector<Fault> faults = draw_faults(count, seed, namespaces);
+  const bool gpus = core::default_device().is_cuda();
+  const std::vector<Fault> faults = draw_faults(count, seed, {namespaces, gpus});
   std::atomic<int> next = 0;
   std::vector<std::string> wrong(faults.size());
   const auto work = [&] {

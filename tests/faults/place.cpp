@@ -191,7 +191,8 @@ std::string Place::leftovers() const {
   });
   for (const char* path : {"/dev/shm", "/tmp"}) {
     for (const auto& entry : std::filesystem::directory_iterator(path)) {
-      if (entry.path() != folder_) all += entry.path().string() + "; ";
+      const bool simulated = entry.path().filename().string().starts_with("cairn-gpusim");
+      if (entry.path() != folder_ && !simulated) all += entry.path().string() + "; ";
     }
   }
   return all;
