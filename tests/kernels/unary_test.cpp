@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -173,6 +174,35 @@ TEST_P(Unary, TreatsInfinitiesNansAndExtremesAsTheMathematicsDoes) {
     const Tensor y = Tensor::empty_like(far);
     unary(op, far, y);
     expect_close(y, {40, 200, 0, 0, nan}, 0, 1e-15);
+  }
+}
+
+// Denormals to infinity and NaNs, of either sign, in steps of a thousandth of a binade: near 0,
+// exp(2 |x|) - 1 would cancel; near 9, the result becomes 1.
+TEST_P(Unary, TanhIsExactToThreeUnitsInTheLastPlace) {
+  std::vector<float> inputs;
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 8191)
+    inputs.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+  for (const float x :
+       {0.0f, std::numeric_limits<float>::denorm_min(), 0.17328680f, 0.51986039f, 9.0f, 9.0109139f,
+        9.0109148f, 10.0f, std::numeric_limits<float>::max(),
+        std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+    inputs.insert(inputs.end(), {x, -x});
+  const Tensor x =
+      Tensor::from(inputs, {static_cast<std::int64_t>(inputs.size())}, DType::f32, GetParam());
+  const Tensor y = Tensor::empty_like(x);
+  unary(UnaryOp::tanh, x, y);
+  const std::vector<double> outputs = y.to_vector();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const double expected = std::tanh(static_cast<double>(inputs[i])), got = outputs[i];
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(got)) << got;
+      continue;
+    }
+    const int exponent = expected == 0.0 ? -149 : std::max(std::ilogb(expected) - 23, -149);
+    ASSERT_LE(std::abs(got - expected), std::ldexp(3.0, exponent)) << "of " << inputs[i];
+    ASSERT_LE(std::abs(got), 1.0) << "of " << inputs[i];
+    ASSERT_EQ(std::signbit(got), std::signbit(expected)) << "of " << inputs[i];
   }
 }
 
