@@ -233,6 +233,9 @@ void Amp::Impl::throw_if_collapsed() {
 
 std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& which,
                                                optim::StepOptions step_options) {
+  std::vector<const optim::Optimizer*> all_optimizers;
+  for (const auto& entry : segments.optimizers()) all_optimizers.push_back(entry.optimizer);
+  const optim::SharedStep shared(all_optimizers);
   check_step(which, step_options);
   if (device) {
     check_losses(which);

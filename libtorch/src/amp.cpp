@@ -34,40 +34,8 @@ void Amp::backward(const Tensor& loss, const amp::LossOptions& options) const {
   amp::Amp::backward(loss, options);
 }
 
-void Amp::follow_torch() const {
-  for (const Model* model : models_) model->impl().follow_torch();
-}
-
-void Amp::after_step() const {
-  for (const Model* model : models_) {
-    model->impl().note_written();
-    model->impl().place_gradients();
-  }
-}
-
-template <class Take>
-optim::StepResult Amp::followed(const Take& take) const {
-  follow_torch();
-  try {
-    optim::StepResult result = take();
-    after_step();
-    return result;
-  } catch (const core::Error&) {  // it may have brought what other ranks had left
-    after_step();
-    throw;
-  }
-}
-
-optim::StepResult Amp::step(optim::Optimizer& optimizer, const optim::StepOptions& options) {
-  return followed([&] { return amp::Amp::step(optimizer, options); });
-}
-
-optim::StepResult Amp::step(const optim::StepOptions& options) {
-  return followed([&] { return amp::Amp::step(options); });
-}
-
 void Amp::release() {
-  follow_torch();
+  for (const Model* model : models_) model->impl().follow_theirs();
   amp::Amp::release();
   for (const Model* model : models_) {
     model->impl().follow_cairn();
@@ -82,7 +50,7 @@ Amp initialize(const std::vector<Model*>& models, const std::vector<optim::Optim
   std::vector<nn::Module*> modules;
   for (Model* model : models) {
     CAIRN_CHECK(model != nullptr, "initialize", "expected a Model, got a null pointer");
-    model->impl().follow_torch();
+    model->impl().follow_theirs();
     model->impl().mirror.keep_statistics(keep_statistics);
     modules.push_back(&model->module());
   }

@@ -97,7 +97,7 @@ void Model::Impl::follow_cairn() {
   }
 }
 
-void Model::Impl::follow_torch() {
+void Model::Impl::follow_theirs() {
   for (auto* list : {&parameters, &buffers}) {
     for (Shared& shared : *list) {
       CAIRN_CHECK(shared.theirs.data_ptr() == shared.ours.raw_data(), "libtorch",
@@ -119,6 +119,11 @@ void Model::Impl::follow_torch() {
       parameter.shows_gradient = false;
     }
   }
+}
+
+void Model::Impl::follow_ours() {
+  note_written();
+  place_gradients();
 }
 
 void Model::Impl::note_written() {
@@ -164,11 +169,15 @@ void Model::Impl::on_gradient(std::size_t i) {
 }
 
 Model::Model(torch::nn::Module& module)
-    : impl_(std::make_unique<Impl>(module, nullptr, parallel::DistributedOptions{})) {}
+    : impl_(std::make_shared<Impl>(module, nullptr, parallel::DistributedOptions{})) {
+  impl_->arena->share(impl_);
+}
 
 Model::Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
              const parallel::DistributedOptions& options)
-    : impl_(std::make_unique<Impl>(module, &group, options)) {}
+    : impl_(std::make_shared<Impl>(module, &group, options)) {
+  impl_->arena->share(impl_);
+}
 
 Model::~Model() = default;
 
@@ -189,7 +198,7 @@ nn::Module& Model::module() {
 }
 
 parallel::DistributedDataParallel* Model::ddp() {
-  impl_->follow_torch();
+  impl_->follow_theirs();
   return impl_->ddp ? &*impl_->ddp : nullptr;
 }
 
@@ -199,21 +208,20 @@ std::optional<parallel::DistributedDataParallel::NoSync> Model::no_sync(bool if_
 }
 
 StateDict Model::state_dict() const {
-  impl_->follow_torch();
+  impl_->follow_theirs();
   return impl_->mirror.state_dict();
 }
 
 void Model::load_state_dict(const StateDict& state) {
-  impl_->follow_torch();
+  impl_->follow_theirs();
   impl_->mirror.load_state_dict(state);
   impl_->follow_cairn();
-  impl_->note_written();
-  impl_->place_gradients();
+  impl_->follow_ours();
 }
 
 /// DDP hears that a forward begins, and its first sample, which tells ranks that read the same batch.
 std::unique_ptr<AutocastGuard> Model::begin_forward(const torch::Tensor& first) {
-  impl_->follow_torch();
+  impl_->follow_theirs();
   if (impl_->ddp) {
     impl_->mirror.train(impl_->module.is_training());
     const bool samples = first.defined() && first.dim() > 0;

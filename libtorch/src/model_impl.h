@@ -12,7 +12,7 @@
 
 namespace cairn::libtorch {
 
-struct Model::Impl {
+struct Model::Impl final : optim::SharedParameters {
   /// One tensor, as both see it.
   struct Shared {
     std::string name;
@@ -25,14 +25,16 @@ struct Model::Impl {
 
   Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group,
        const parallel::DistributedOptions& options);
-  ~Impl();
+  ~Impl() override;
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   /// Cairn may have given a tensor other memory: libtorch's points there from now on.
   void follow_cairn();
   /// What libtorch's side changed since: what was written, frozen, unfrozen, or lost its gradient. Throws where memory has moved.
-  void follow_torch();
+  void follow_theirs() override;
+  /// note_written() and place_gradients().
+  void follow_ours() override;
   /// Cairn may have written parameters in place: libtorch hears of those that it has.
   void note_written();
   /// Each .grad is its slot's view where that holds a gradient, whole or broken, else undefined.

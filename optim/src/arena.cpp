@@ -82,6 +82,8 @@ void GradientArena::take_in(const NamedTensors& parameters) {
       more.push_back(moved);
     }
     other->buffers_.clear();
+    shared_.insert(shared_.end(), other->shared_.begin(), other->shared_.end());
+    other->shared_.clear();
     ++other->generation_;
     f32_slots_ = f32_slots_ || other->f32_slots_;
   }
@@ -194,6 +196,18 @@ void GradientArena::lay_out() {
 
 void GradientArena::clear() {
   for (const NamedTensor& parameter : parameters_) Tensor(parameter.tensor).clear_grad();
+}
+
+void GradientArena::follow_theirs() const {
+  for (const auto& shared : shared_) {
+    if (const auto theirs = shared.lock()) theirs->follow_theirs();
+  }
+}
+
+void GradientArena::follow_ours() const {
+  for (const auto& shared : shared_) {
+    if (const auto theirs = shared.lock()) theirs->follow_ours();
+  }
 }
 
 NamedTensor wrap_parameter(std::string name, Tensor weight, Tensor gradient) {

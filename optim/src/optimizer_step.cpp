@@ -69,7 +69,19 @@ bool Optimizer::needs_report() const {
   return larc_ || running_norm_type() || own_max_norm() > 0;
 }
 
+SharedStep::SharedStep(const std::vector<const Optimizer*>& optimizers) {
+  for (const Optimizer* optimizer : optimizers) {
+    arenas_.insert(arenas_.end(), optimizer->arenas().begin(), optimizer->arenas().end());
+  }
+  for (const auto& arena : arenas_) arena->follow_theirs();
+}
+
+SharedStep::~SharedStep() {
+  for (const auto& arena : arenas_) arena->follow_ours();
+}
+
 StepResult Optimizer::step(const StepOptions& options) {
+  const SharedStep shared({this});
   if (capturable()) return step_on_device(options, {});
   wait_for_reductions();  // all ranks have then what some have: they refuse it together
   check_scaler(options.scaler);

@@ -1,6 +1,7 @@
 // Two ranks are one: gradients, unused parameters, accumulation, synchronised batch norm, files.
 #include <gmock/gmock.h>
 
+#include <limits>
 #include <optional>
 
 #include "cairn/autograd/engine.h"
@@ -176,6 +177,28 @@ TEST(LibtorchRanks, ZeroGradClearsWhatOnlyAnotherRanksLossReaches) {
   });
 }
 
+/// What a plain step brings from another rank and does not take.
+TEST(LibtorchRanks, APlainStepThatThrowsShowsWhatItHasBrought) {
+  run_threads(2, [](parallel::ProcessGroup& group) {
+    TwoParts net;
+    libtorch::Model model(*net, group, {.find_unused_parameters = true});
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+    {
+      const auto no_sync = model.no_sync();
+      model.backward(uneven_loss(model, net, group.rank()) *
+                     std::numeric_limits<float>::infinity());
+    }
+    ASSERT_EQ(net->b->weight.grad().defined(), group.rank() == 1);
+    EXPECT_THAT(message_of<core::Error>([&] { optimizer.step({.error_if_nonfinite = true}); }),
+                HasSubstr("a.weight"));
+    ASSERT_TRUE(net->b->weight.grad().defined()) << "rank " << group.rank();
+    net->zero_grad();
+    EXPECT_FALSE(optimizer.step().applied) << "rank " << group.rank();
+    model.backward(uneven_loss(model, net, group.rank()));
+    EXPECT_TRUE(optimizer.step().applied) << "rank " << group.rank();
+  });
+}
+
 TEST(LibtorchRanks, OneWithoutABatchKnowsWhatWasFrozen) {
   run_threads(2, [](parallel::ProcessGroup& group) {
     TwoParts net;
@@ -198,6 +221,44 @@ TEST(LibtorchRanks, OneWithoutABatchKnowsWhatWasFrozen) {
       }
     }
     EXPECT_LE(difference(net->b->weight, before - 2.0), 1e-6) << "rank " << group.rank();
+  });
+}
+
+/// Each rank freezes a after its first step of the loop; rank 0 has no batch.
+TEST(LibtorchRanks, FreezingInsideAJoinHoldsAtOnce) {
+  run_threads(2, [](parallel::ProcessGroup& group) {
+    for (const bool by_amp : {true, false}) {
+      TwoParts net;
+      libtorch::Model model(*net, group);
+      optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+      std::optional<libtorch::Amp> precision;
+      if (by_amp) {
+        precision.emplace(libtorch::initialize(
+            model, optimizer, {.opt_level = OptLevel::O0, .world = model.world()}));
+      }
+      const auto a = net->a->weight.clone(), b = net->b->weight.clone();
+      auto join = model.ddp()->join();
+      for (int k = 0; k < 4; ++k) {  // a's: trained, frozen, frozen, trained
+        if (k == 1) net->a->weight.set_requires_grad(false);
+        const auto train = [&](const auto& loss) {
+          by_amp ? precision->backward(loss) : model.backward(loss);
+          EXPECT_EQ(net->a->weight.grad().defined(), k == 0 || k == 3)
+              << "rank " << group.rank() << ", step " << k;
+          EXPECT_TRUE((by_amp ? precision->step() : optimizer.step()).applied);
+        };
+        if (group.rank() == 1) {
+          if (k == 3) net->a->weight.set_requires_grad(true);
+          train(uneven_loss(model, net, 1));
+        } else {
+          ASSERT_TRUE(join.others_go_on());
+          if (k == 3) net->a->weight.set_requires_grad(true);
+          train(join.zero());
+        }
+      }
+      EXPECT_FALSE(join.others_go_on());
+      EXPECT_LE(difference(net->a->weight, a - 2.0), 1e-6) << "rank " << group.rank();
+      EXPECT_LE(difference(net->b->weight, b - 4.0), 1e-6) << "rank " << group.rank();
+    }
   });
 }
 

@@ -277,6 +277,40 @@ TEST(LibtorchModel, FollowsZeroGrad) {
   EXPECT_TRUE(cairn.exact("fc.weight").equal(undisturbed.exact("fc.weight")));
 }
 
+/// A step without amp: what libtorch's side has changed before it, and what it hears after it.
+TEST(LibtorchModel, FollowsAroundAPlainStep) {
+  torch::nn::Linear net(3, 1);
+  libtorch::Model model(*net);
+  optim::FusedAdam optimizer(model.parameters(), {.lr = 0.5});
+  const auto x = torch::ones({2, 3});
+  const auto loss = [&] { return model.run(net, x).sum(); };
+  const auto weight = net->weight.clone(), bias = net->bias.clone();
+
+  model.backward(loss());
+  net->zero_grad();
+  EXPECT_FALSE(optimizer.step().applied) << "there is no gradient";
+  EXPECT_TRUE(net->weight.equal(weight));
+
+  model.backward(loss());
+  net->weight.set_requires_grad(false);
+  EXPECT_TRUE(optimizer.step().applied);
+  EXPECT_TRUE(net->weight.equal(weight)) << "frozen";
+  EXPECT_FALSE(net->bias.equal(bias));
+  EXPECT_FALSE(net->bias.grad().defined());
+  net->weight.set_requires_grad(true);
+
+  const auto stale = (net->weight * net->weight).sum();
+  model.backward(loss());
+  EXPECT_TRUE(optimizer.step().applied);
+  EXPECT_FALSE(net->weight.grad().defined());
+  EXPECT_THAT(message_of<std::exception>([&] { model.backward(stale); }),
+              HasSubstr("modified by an inplace operation"));
+
+  model.backward(loss());
+  net->to(torch::kDouble);
+  EXPECT_THAT(message_of([&] { optimizer.step(); }), HasSubstr("'weight' to stay where it was"));
+}
+
 TEST(LibtorchModel, TrainsTwoModelsWithThreeLosses) {
   torch::manual_seed(3);
   torch::nn::Linear g(4, 6), d(6, 1);

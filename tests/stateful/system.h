@@ -119,7 +119,10 @@ struct Epoch {
   std::vector<int> batches;  // by rank
   parallel::DivideBy divide_by = parallel::DivideBy::participants;
   bool by_amp = false;
-  int cleared = -1;  // the step whose gradients the module clears after their backward
+  int cleared = -1;     // the step whose gradients the module clears after their backward
+  int freezes_at = -1;  // the step before which this parameter is frozen, or thawed
+  int frozen = 0;
+  bool thaws = false;
 };
 
 /// Numbers that every rank must agree on, bit for bit.

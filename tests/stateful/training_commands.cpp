@@ -2,6 +2,7 @@
 #include <cmath>
 #include <ostream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cairn/core/error.h"
@@ -524,10 +525,14 @@ class UnevenEpoch : public Command {
     for (const Scale& scale : reference.scales) {
       if (!scale.known || scale.carried) return false;
     }
-    bool any = false;
-    for (const Parameter& p : reference.parameters) {
-      if (p.trainable && p.optimizer < 0) return false;
-      any = any || p.trainable;
+    if (epoch_.freezes_at >= 0 && reference.parameters[at(epoch_.frozen)].trainable == epoch_.thaws)
+      return false;
+    bool any = false;  // from the first step to the last
+    for (int p = 0; p < kParameters; ++p) {
+      const Parameter& own = reference.parameters[at(p)];
+      const bool changes = epoch_.freezes_at >= 0 && p == epoch_.frozen;
+      if ((own.trainable || changes) && own.optimizer < 0) return false;
+      any = any || (own.trainable && !changes);
     }
     return any;
   }
@@ -550,6 +555,9 @@ class UnevenEpoch : public Command {
         << ", batches";
     for (const int batches : epoch_.batches) out << " " << batches;
     if (epoch_.cleared >= 0) out << ", step " << epoch_.cleared << " cleared";
+    if (epoch_.freezes_at >= 0)
+      out << ", " << kNames[at(epoch_.frozen)] << (epoch_.thaws ? " thawed" : " frozen")
+          << " before step " << epoch_.freezes_at;
   }
 
  private:
@@ -557,6 +565,7 @@ class UnevenEpoch : public Command {
   bool step(Case& now, int k, Values& applied) const {
     Reference& reference = now.reference;
     const int ranks = now.setup.ranks;
+    if (k == epoch_.freezes_at) reference.parameters[at(epoch_.frozen)].trainable = epoch_.thaws;
     const auto weight_of = [&](int rank) {
       if (k >= epoch_.batches[at(rank)]) return 0.0;
       const bool by_samples = epoch_.divide_by == parallel::DivideBy::samples;
@@ -825,9 +834,10 @@ rc::Gen<Epoch> epochs() {
   return rc::gen::map(
       rc::gen::tuple(losses(), rc::gen::tuple(batches(), batches(), batches(), batches()),
                      choice<By>({{1, By::participants}, {1, By::world}, {1, By::samples}}),
-                     mostly(), seldom()),
+                     mostly(), seldom(), seldom(),
+                     rc::gen::tuple(one_of(kParameters), one_of(3), seldom())),
       [](const auto& drawn) {
-        const auto& [loss, each, divide_by, by_amp, cleared] = drawn;
+        const auto& [loss, each, divide_by, by_amp, cleared, freezes, frozen] = drawn;
         Epoch epoch{.divide_by = divide_by, .by_amp = by_amp};
         epoch.loss.id = loss.id;
         epoch.loss.size = loss.size;
@@ -837,6 +847,7 @@ rc::Gen<Epoch> epochs() {
         // What the scales hear of it is seen after the epoch, so it is the last one.
         if (cleared)
           epoch.cleared = *std::max_element(epoch.batches.begin(), epoch.batches.end()) - 1;
+        if (freezes) std::tie(epoch.frozen, epoch.freezes_at, epoch.thaws) = frozen;
         return epoch;
       });
 }

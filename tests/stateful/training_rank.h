@@ -79,17 +79,22 @@ class TrainingRank : public Rank {
         return applied.push_back(last_.applied ? 1.0 : 0.0);
       }
       for (const auto& optimizer : optimizers_) {
-        last_ = step_plainly(*optimizer, {});
+        last_ = optimizer->step();
         applied.push_back(last_.applied ? 1.0 : 0.0);
       }
     };
+    const auto freeze = [&] {
+      if (taken == epoch.freezes_at) set_trainable(epoch.frozen, epoch.thaws);
+    };
     auto join = ddps().front()->join(epoch.divide_by);
     for (int k = 0; k < epoch.batches[static_cast<std::size_t>(rank_)]; ++k) {
+      freeze();
       join.samples(samples_of(rank_));
       backward_of(epoch.loss, 1.0, 0);
       take_step();
     }
     while (join.others_go_on()) {
+      freeze();
       backward_of_zero(join.zero(), epoch);
       take_step();
     }
@@ -152,7 +157,7 @@ class TrainingRank : public Rank {
         .max_gradient_norm = step.max_norm};
     const auto index = static_cast<std::size_t>(std::max(step.optimizer, 0));
     if (!step.by_amp) {
-      last_ = step_plainly(*optimizers_[index], options);
+      last_ = optimizers_[index]->step(options);
     } else {
       last_ = step_amp(step.optimizer < 0 ? nullptr : optimizers_[index].get(), options);
     }
@@ -239,10 +244,6 @@ class TrainingRank : public Rank {
   /// nullptr: every optimizer's.
   virtual optim::StepResult step_amp(optim::Optimizer* optimizer,
                                      const optim::StepOptions& options) = 0;
-  virtual optim::StepResult step_plainly(optim::Optimizer& optimizer,
-                                         const optim::StepOptions& options) {
-    return optimizer.step(options);
-  }
   virtual std::unique_ptr<optim::Optimizer> new_optimizer(std::size_t index) {
     return make_optimizer(own_of(index), setup_.rules[index]);
   }

@@ -175,12 +175,6 @@ class LibtorchRank final : public TrainingRank {
                              const optim::StepOptions& options) override {
     return optimizer == nullptr ? amp_->step(options) : amp_->step(*optimizer, options);
   }
-  optim::StepResult step_plainly(optim::Optimizer& optimizer,
-                                 const optim::StepOptions& options) override {
-    follow();
-    return optimizer.step(options);
-  }
-
   std::unique_ptr<optim::Optimizer> new_optimizer(std::size_t index) override {
     const Rule& rule = setup_.rules[index];
     const auto& owners = setup_.optimizer_of;

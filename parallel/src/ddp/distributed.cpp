@@ -123,6 +123,7 @@ bool DistributedDataParallel::Join::others_go_on() {
 }
 
 Tensor DistributedDataParallel::Join::zero() const {
+  ddp_->arena->follow_theirs();
   Tensor total;
   for (const auto& [name, tensor] : ddp_->parameters) {
     if (!tensor.requires_grad()) continue;

@@ -23,9 +23,6 @@ class Amp : public amp::Amp {
                 bool retain_graph = false) const;
   /// loss: of Cairn's, as join.zero() of DistributedDataParallel.
   void backward(const Tensor& loss, const amp::LossOptions& options = {}) const;
-  /// As amp::Amp's; gradients are gone afterwards: .grad is undefined.
-  optim::StepResult step(optim::Optimizer& optimizer, const optim::StepOptions& options = {});
-  optim::StepResult step(const optim::StepOptions& options = {});
   /// As amp::Amp's: parameters are f32 again.
   void release();
 
@@ -34,10 +31,6 @@ class Amp : public amp::Amp {
                         const std::vector<optim::Optimizer*>& optimizers,
                         const amp::Options& options);
   Amp(amp::Amp handle, std::vector<Model*> models);
-  void follow_torch() const;
-  void after_step() const;
-  template <class Take>
-  optim::StepResult followed(const Take& take) const;
 
   std::vector<Model*> models_;
 };

@@ -78,7 +78,7 @@ class Model : public core::Stateful {
   /// At O1 an autocast region, else nothing: for what runs outside of run(), a loss say.
   [[nodiscard]] std::unique_ptr<AutocastGuard> region() const;
 
-  /// A backward without amp. The optimizer's step is its own: optimizer.step().
+  /// A backward without amp. The optimizer's step is its own: optimizer.step(); gradients are gone afterwards: .grad is undefined.
   void backward(const torch::Tensor& loss, bool retain_graph = false);
   /// loss: of Cairn's, as join.zero() of DistributedDataParallel.
   void backward(const Tensor& loss);
@@ -129,7 +129,7 @@ class Model : public core::Stateful {
   torch::Tensor cast_input(const torch::Tensor& x) const;
   torch::Tensor cast_output(const torch::Tensor& x) const;
 
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // the arena knows it
 };
 
 }  // namespace cairn::libtorch

@@ -20,11 +20,23 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cairn/core/tensor.h"
 
 namespace cairn::optim {
+
+/// Tensors of another library's that share the parameters' memory (libtorch::Model).
+class SharedParameters {
+ public:
+  virtual ~SharedParameters() = default;
+  /// What was changed there (written, frozen, cleared) holds for the parameters from now on. Throws where it
+  /// cannot.
+  virtual void follow_theirs() = 0;
+  /// The other way: weights that were written, gradients that came or went.
+  virtual void follow_ours() = 0;
+};
 
 class GradientArena final : public core::GradientMemory,
                             public std::enable_shared_from_this<GradientArena> {
@@ -73,6 +85,11 @@ class GradientArena final : public core::GradientMemory,
 
   void clear();  // every slot
 
+  /// From now on these follow what optimizers and a join's zero() see and do.
+  void share(std::weak_ptr<SharedParameters> theirs) { shared_.push_back(std::move(theirs)); }
+  void follow_theirs() const;
+  void follow_ours() const;
+
  private:
   GradientArena() = default;
   void take_in(const NamedTensors& parameters);
@@ -84,6 +101,7 @@ class GradientArena final : public core::GradientMemory,
 
   NamedTensors parameters_;
   std::vector<Buffer> buffers_;
+  std::vector<std::weak_ptr<SharedParameters>> shared_;
   bool f32_slots_ = false;
   bool accumulate_in_f32_ = true;
   core::RunId last_run_ = 0;

@@ -80,6 +80,20 @@ struct ParameterGroup {
 };
 
 struct LarcOptions;
+class Optimizer;
+
+/// Around a step of these optimizers: what other libraries' tensors that share the parameters' memory have changed holds in it,
+/// and they follow what it has done, also where it throws. step() has one.
+class SharedStep {
+ public:
+  explicit SharedStep(const std::vector<const Optimizer*>& optimizers);
+  ~SharedStep();
+  SharedStep(const SharedStep&) = delete;
+  SharedStep& operator=(const SharedStep&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<GradientArena>> arenas_;
+};
 
 class Optimizer : public core::Stateful {
  public:
