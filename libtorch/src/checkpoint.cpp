@@ -112,7 +112,7 @@ class Segment {
    public:
     explicit Collects(Segment& segment) : segment_(segment) {}
     void call_pack_hook(const at::Tensor& tensor) override {
-      tensor_ = tensor;
+      tensor_ = without_graph(tensor);
       segment_.collect(tensor);
     }
     at::Tensor call_unpack_hook() override { return tensor_; }

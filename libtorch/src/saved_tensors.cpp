@@ -48,7 +48,7 @@ class CairnHooks final : public torch::autograd::SavedVariableHooks {
       : hooks_(std::move(hooks)), watch_(watch) {}
   void call_pack_hook(const at::Tensor& tensor) override {
     packs_ = tensor.defined() && tensor.layout() == at::kStrided && !watch_.existed(tensor);
-    packed_ = packs_ ? hooks_->pack(to_cairn(tensor)) : std::any(tensor);
+    packed_ = packs_ ? hooks_->pack(to_cairn(tensor)) : std::any(without_graph(tensor));
   }
   at::Tensor call_unpack_hook() override {
     return packs_ ? to_torch(hooks_->unpack(packed_)) : std::any_cast<at::Tensor>(packed_);

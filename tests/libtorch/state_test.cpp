@@ -300,6 +300,7 @@ TEST(LibtorchCheckpoint, KeepsNoActivationsAndNestsAndNamesOtherReplays) {
   auto y = libtorch::checkpoint(chain, x);
   EXPECT_TRUE(inner.expired());
   y.sum().backward();
+  EXPECT_TRUE(inner.expired()) << "what a replay has made";
   const auto dx = x.grad().clone(), dw = weight.grad().clone();
   x.mutable_grad().reset(), weight.mutable_grad().reset();
   chain(x).sum().backward();
@@ -376,6 +377,25 @@ TEST(LibtorchCheckpoint, WritesBuffersOnceOutsideOfAModelToo) {
       EXPECT_TRUE(got[i].equal(expected[i])) << "depth " << depth << ", tensor " << i;
     }
   }
+}
+
+TEST(LibtorchSavedTensors, EndWithAGraphThatNoBackwardRuns) {
+  const auto x = torch::randn({4}).requires_grad_();
+  const autograd::SavedTensorHooks keep{
+      [](const Tensor& tensor) { return std::any(tensor); },
+      [](const std::any& value) { return std::any_cast<Tensor>(value); }};
+  for (const bool backward : {true, false}) {
+    c10::weak_intrusive_ptr<at::TensorImpl> result(torch::zeros({1}).getIntrusivePtr());
+    {
+      auto y = x * 1.0;  // there before: handed on as it is
+      const libtorch::SavedTensorHooksGuard hooks(keep);
+      y.tanh_();
+      result = c10::weak_intrusive_ptr<at::TensorImpl>(y.getIntrusivePtr());
+      if (backward) y.sum().backward();
+    }
+    EXPECT_TRUE(result.expired()) << (backward ? "backward" : "dropped");
+  }
+  EXPECT_LE(difference(x.grad(), 1.0 - torch::tanh(x).square()), 1e-6);
 }
 
 TEST(LibtorchSavedTensors, LeaveWhatWasThereBefore) {
