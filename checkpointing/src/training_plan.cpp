@@ -1,6 +1,7 @@
 #include "cairn/checkpointing/training_plan.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <map>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
@@ -137,6 +139,26 @@ BlockProfile extended(const BlockProfile& near, const BlockProfile& far, double 
   return block;
 }
 
+/// Says how far planning is, now and then.
+class Progress {
+ public:
+  explicit Progress(std::size_t all) : all_(all) {}
+  void next(const Precision& precision, std::int64_t size) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - told_ >= kInterval) {
+      told_ = now;
+      log::info("plan_training: {} of {} measured, next {} in micro-batches of {}", done_, all_,
+                precision.name, size);
+    }
+    ++done_;
+  }
+
+ private:
+  static constexpr std::chrono::seconds kInterval{5};
+  std::size_t all_, done_ = 0;
+  std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
+};
+
 class TrainingPlanner {
  public:
   TrainingPlanner(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,
@@ -155,19 +177,23 @@ class TrainingPlanner {
         sizes_(micro_batches()) {}
 
   std::vector<TrainingChoice> choices() {
+    const std::vector<ChainKind> all = kinds();
+    Progress progress(options_.precisions.size() * all.size() * sizes_.size());
     for (const Precision& precision : options_.precisions) {
-      for (const bool fused : {false, true}) {
-        if (fused && (!options_.fused_loss || options_.loss || !fusable_end(model_))) continue;
-        for (const bool balanced : {true, false}) {
-          if (!balanced && (world_.devices == 1 || fused)) continue;
-          add_choices(precision, {fused, balanced});
-        }
-      }
+      for (const ChainKind& kind : all) add_choices(precision, kind, progress);
     }
     return std::move(choices_);
   }
 
  private:
+  std::vector<ChainKind> kinds() {
+    std::vector<ChainKind> all{{.fused = false, .balanced = true}};
+    if (world_.devices > 1) all.push_back({.fused = false, .balanced = false});
+    if (options_.fused_loss && !options_.loss && fusable_end(model_))
+      all.push_back({.fused = true, .balanced = true});
+    return all;
+  }
+
   std::int64_t samples() const { return batch_.x.size(batch_.dimension); }
 
   // The first device's of so many samples.
@@ -186,9 +212,10 @@ class TrainingPlanner {
     return sizes;
   }
 
-  void add_choices(const Precision& precision, const ChainKind& kind) {
+  void add_choices(const Precision& precision, const ChainKind& kind, Progress& progress) {
     std::map<std::int64_t, MeasuredChain> chains;
     for (const std::int64_t size : sizes_) {
+      progress.next(precision, size);
       const std::optional<MeasuredChain> chain = chain_of(precision, kind, size, chains);
       if (!chain) continue;
       chains[size] = *chain;
@@ -326,6 +353,7 @@ class TrainingPlanner {
     TrainingChoice choice;
     choice.precision = precision;
     choice.micro_batch = size;
+    choice.dimension = batch_.dimension;
     choice.micro_batches = (samples() + size - 1) / size;
     choice.fused_loss = kind.fused;
     choice.balanced_loss = kind.balanced;
@@ -480,6 +508,10 @@ Tensor TrainingChoice::loss(nn::Sequential& model, const Tensor& x, const Tensor
 Tensor TrainingChoice::run(nn::Sequential& model, const Tensor& x, const Tensor* target) const {
   CAIRN_CHECK(!schedule.empty() && schedule.back().end == model.size(), kTrainingPlanner,
               "expected the planned Sequential, got one of ", model.size(), " modules");
+  CAIRN_CHECK(dimension < x.dims() && x.size(dimension) <= micro_batch, kTrainingPlanner,
+              "expected a micro-batch of at most ", micro_batch, " samples along dimension ",
+              dimension, ", as this choice counts its memory, got ", x.shape(),
+              " (cut the batch: micro_batches of them, then one update)");
   const RunnerGuard guard(model, [&](nn::Sequential& modules, const Tensor& in) {
     std::vector<Segment> parts = modules_of(modules);
     if (fused_loss) {

@@ -18,6 +18,7 @@
 #include "cairn/optim/adam.h"
 #include "checkpointing/planned_training.h"
 #include "checkpointing/temporary_folder.h"
+#include "parallel/expect_error.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing::training_plans {
@@ -156,6 +157,12 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
   EXPECT_EQ(state_of(Sharding::optimizer_state), state_of(Sharding::none) / 4);
   EXPECT_THAT(plan.table(), HasSubstr("\nO2 bf16  "));
   EXPECT_THAT(plan.table(), HasSubstr(" choices fit"));
+  // A whole batch takes more memory than a choice of micro-batches counts.
+  const auto small =
+      std::find_if(all.begin(), all.end(), [](const auto& c) { return c.micro_batches > 1; });
+  test::expect_error<core::InvalidArgument>(
+      [&] { small->loss(task.model, task.batch.x, task.batch.target); },
+      {core::str("at most ", small->micro_batch, " samples"), "micro_batches of them"});
 
   const TrainingPlan hopeless = plan_training(task.model, task.batch, 2'000'000, {}, options);
   EXPECT_THAT(message_of<core::OutOfMemory>([&] { hopeless.best(); }),

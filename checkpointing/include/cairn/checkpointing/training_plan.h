@@ -101,6 +101,7 @@ struct TrainingPlanOptions {
 struct TrainingChoice {
   Precision precision;
   std::int64_t micro_batch = 0;    // samples of each forward (over all devices of the process)
+  int dimension = 0;               // along which they lie
   std::int64_t micro_batches = 1;  // before an update
   bool compact_state = false;      // optim::StateOptions{bf16, remainder (bf16 weights)}
   bool fused_loss = false;
@@ -118,7 +119,8 @@ struct TrainingChoice {
 
   /// The loss of a micro-batch by this choice. The model may have been initialized by amp since, and is
   /// the planned one or one that is built alike. On several devices: of each device's part, or, without
-  /// balanced_loss, the output of each, which is gathered (parallel::gather) for loss_function.
+  /// balanced_loss, the output of each, which is gathered (parallel::gather) for loss_function. Throws
+  /// InvalidArgument for more samples than micro_batch.
   Tensor loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const;
   /// The model's output, without the loss. Not for a fused loss, which makes none.
   Tensor output(nn::Sequential& model, const Tensor& x) const;
