@@ -24,6 +24,8 @@
 #include <thread>
 
 #include "cairn/core/error.h"
+#include "cairn/core/tensor.h"
+#include "cairn/kernels/elementwise.h"
 #include "fault.h"
 #include "parallel/ranks.h"
 #include "place.h"
@@ -381,6 +383,13 @@ TEST(Faults, AProgramThatARankStartsHoldsNoneOfGloosSockets) {
 TEST(Faults, AMessageThatNeverComesIsTraced) {
   const Fault fault{FaultKind::lost_message, Engine::gloo, 4, 1, 5, true, 7};
   EXPECT_EQ(run_fault(0, fault, may_have_namespaces()), "");
+}
+
+/// On a GPU too: what the ranks' processes launch is not seen here. Last, as one that has used a GPU cannot be forked.
+TEST(Faults, TheTestedDeviceComputes) {
+  const Tensor x = Tensor::full({3}, 2.0), y = Tensor::empty_like(x);
+  kernels::binary(kernels::BinaryOp::add, x, x, y);
+  EXPECT_EQ(y.to_vector(), std::vector<double>(3, 4.0));
 }
 
 }  // namespace
