@@ -86,6 +86,20 @@ void start_signals() {
   setitimer(ITIMER_PROF, &timer, nullptr);
 }
 
+/// What a process has open beside its standard streams.
+std::set<std::string> opened_by(pid_t pid) {
+  std::set<std::string> names;
+  DIR* folder = opendir(core::str("/proc/", pid, "/fd").c_str());
+  if (folder == nullptr) return names;
+  while (const dirent* entry = readdir(folder)) {
+    char target[256] = {};
+    if (readlinkat(dirfd(folder), entry->d_name, target, sizeof target - 1) <= 0) continue;
+    if (std::atoi(entry->d_name) > STDERR_FILENO) names.insert(target);
+  }
+  closedir(folder);
+  return names;
+}
+
 /// A program that outlives the collectives around it and must not hold any of the job's files open.
 class Child {
  public:
@@ -101,19 +115,13 @@ class Child {
   }
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
+  /// What it has open of this process's, which has it open still.
   std::string inherited() const {
-    const std::string path = core::str("/proc/", pid_, "/fd");
-    DIR* folder = opendir(path.c_str());
-    if (folder == nullptr) return "no child";
-    std::string all;
-    while (const dirent* entry = readdir(folder)) {
-      char target[256] = {};
-      if (readlinkat(dirfd(folder), entry->d_name, target, sizeof target - 1) <= 0) continue;
-      const bool of_the_system =
-          std::string(target).starts_with("/usr/");  // what it reads as it starts
-      if (std::atoi(entry->d_name) > STDERR_FILENO && !of_the_system) all += core::str(target, ' ');
+    const std::set<std::string> own = opened_by(getpid());
+    std::string all = pid_ > 0 ? "" : "no child";
+    for (const std::string& name : opened_by(pid_)) {
+      if (own.contains(name)) all += name + " ";
     }
-    closedir(folder);
     return all;
   }
 
