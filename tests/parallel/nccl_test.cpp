@@ -240,6 +240,86 @@ TEST(Nccl, TrainsAsTheCpuInThreads) {
   run_as_threads(nccl_check_training);
 }
 
+// ---- Messages
+
+constexpr std::uint64_t kTag = 6;
+
+/// x goes there and back: what comes after it under the same tag is the devices' alone.
+Tensor ping_pong(ProcessGroup& group) {
+  const Tensor x = on(gpu(group), Tensor::zeros({4}));
+  group.all_reduce(x, ReduceOp::sum, "connect");
+  if (group.rank() == 0) group.send(x, 1, kTag, "x");
+  group.recv(x, 1 - group.rank(), kTag, "x");
+  if (group.rank() == 1) group.send(x, 0, kTag, "x");
+  group.wait();
+  return x;
+}
+
+/// The device waits for a message; its host has gone on.
+void expect_no_message(ProcessGroup& group, const Tensor& x,
+                       std::initializer_list<std::string> texts) {
+  const auto start = Clock::now();
+  group.recv(x, 1 - group.rank(), kTag, "x");
+  expect_error<CommunicationError>([&] { group.wait(); }, texts);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(8));
+}
+
+TEST(Nccl, AMessageOfAnotherTagBreaksTheGroup) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  run_as_threads([](ProcessGroup& group) {
+    const Tensor x = ping_pong(group);
+    const auto send = [&] { group.send(x, 1, 3, "x"), group.wait(); };
+    const auto receive = [&] { group.recv(x, 0, 4, "x"); };
+    const auto texts = {
+        std::string("rank 1 expected 16 bytes of f32 with tag 4 from rank 0, which "
+                    "sent 16 bytes of f32 with tag 3")};
+    if (group.rank() == 1) return expect_error<CommunicationError>(receive, texts);
+    try {
+      send();
+    } catch (const CommunicationError&) {  // where it has not ended before
+    }
+    test::wait_until_broken(group);
+    expect_error<CommunicationError>([&] { group.barrier("later"); }, texts);
+  });
+}
+
+TEST(Nccl, DevicesThatWaitForEachOthersMessagesAreNamed) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  run_as_threads([](ProcessGroup& group) {
+    expect_no_message(
+        group, ping_pong(group),
+        {"ranks wait for each other: rank 0 is in recv from 1 tag 6 f32[4] 'x'; rank 1 "
+         "is in recv from 0 tag 6 f32[4] 'x'"});
+  });
+}
+
+TEST(Nccl, ARankThatLeavesInsteadOfSendingIsNamed) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  run_as_threads([](ProcessGroup& group) {
+    const Tensor x = ping_pong(group);
+    if (group.rank() == 0)
+      expect_no_message(group, x,
+                        {"rank 1 left the group after 1 collectives, but rank 0 is in recv "
+                         "from 1 tag 6 f32[4] 'x'"});
+    group = ProcessGroup::single();
+  });
+}
+
+TEST(Nccl, ARankThatDoesNotSendIsNamedAtTheLimit) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  const auto results = start_ranks(2, [](int rank) {
+    ProcessGroup group = ProcessGroup::from_environment(
+        {.timeout = std::chrono::seconds(2), .heartbeat_timeout = std::chrono::seconds(2)});
+    const Tensor x = ping_pong(group);
+    if (rank == 1) return test::wait_until_broken(group);
+    expect_no_message(group, x,
+                      {"rank 0 has waited 2",
+                       " s in recv from 1 tag 6 f32[4] 'x'; rank 1 "
+                       "is in none, after 1 collectives (the limit is 2 s)"});
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
 // ---- Failures
 
 TEST(Nccl, AKilledRankIsNamedInTraining) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cairn/core/error.h"
 #include "cairn/core/tensor_view.h"
 #include "cairn/parallel/process_group.h"
 #include "control/history.h"
@@ -43,9 +44,17 @@ class Collectives {
   virtual void all_to_all(const TensorView& x, const Counts& send_counts, const TensorView& y,
                           const Counts& receive_counts, bool even) = 0;
   virtual void barrier() = 0;
-  // Between two ranks, without begin().
+  /// Before each message between two ranks.
+  virtual void begin_message(const Message& /*message*/, const std::string& /*what*/) {}
   virtual void send(const TensorView& x, int to, std::uint64_t tag) = 0;
   virtual void receive(const TensorView& x, int from, std::uint64_t tag) = 0;
+  /// Of a message whose data another backend moves: dtype, size and tag, which are compared. The CPU's.
+  virtual void send_header(const TensorView& /*x*/, int /*to*/, std::uint64_t /*tag*/) {
+    core::fail<core::Unsupported>("send_header", "expected the CPU's backend");
+  }
+  virtual void receive_header(const TensorView& /*x*/, int /*from*/, std::uint64_t /*tag*/) {
+    core::fail<core::Unsupported>("receive_header", "expected the CPU's backend");
+  }
   /// From any thread: collectives under way end with an error soon, later ones at once. Work that
   /// waits on a device for an aborted one goes on, with half of its result: wait() tells.
   virtual void abort() noexcept = 0;
@@ -55,7 +64,7 @@ class Collectives {
   /// Called now and then by the watchdog, from its thread: what is wrong with the collectives that
   /// are under way on the device; empty: nothing.
   virtual std::string check() { return ""; }
-  /// The oldest one that the device has not ended, asked by the watchdog too.
+  /// What the device has not ended, asked by the watchdog too.
   virtual std::optional<Pending> pending() { return std::nullopt; }
   /// A collective: connects parts of the ranks, each those with its `color` (0 or more; -1: none), in
   /// the order of `place`. Null: parts connect by themselves.

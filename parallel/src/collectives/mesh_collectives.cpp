@@ -210,17 +210,26 @@ void MeshCollectives::set_pair_tag(int from, int to, std::uint64_t number) {
   mesh_->set_tag(hash);
 }
 
-void MeshCollectives::send(const TensorView& x, int to, std::uint64_t tag) {
+void MeshCollectives::send_with_header(const TensorView& x, int to, std::uint64_t tag,
+                                       std::size_t bytes) {
   set_pair_tag(rank(), to, sent_[static_cast<std::size_t>(to)]++);
   const PairHeader header = header_of(x, tag);
   const auto first = mesh_->start(0, {{to, &header, sizeof header}}, {});
   std::unique_ptr<Mesh::Transfer> second;
-  if (x.nbytes() > 0) second = mesh_->start(1, {{to, x.data, x.nbytes()}}, {});
+  if (bytes > 0) second = mesh_->start(1, {{to, x.data, bytes}}, {});
   first->wait();
   if (second) second->wait();
 }
 
-void MeshCollectives::receive(const TensorView& x, int from, std::uint64_t tag) {
+void MeshCollectives::send(const TensorView& x, int to, std::uint64_t tag) {
+  send_with_header(x, to, tag, x.nbytes());
+}
+
+void MeshCollectives::send_header(const TensorView& x, int to, std::uint64_t tag) {
+  send_with_header(x, to, tag, 0);
+}
+
+void MeshCollectives::receive_header(const TensorView& x, int from, std::uint64_t tag) {
   set_pair_tag(from, rank(), received_[static_cast<std::size_t>(from)]++);
   PairHeader header;
   mesh_->start(0, {}, {{from, &header, sizeof header}})->wait();
@@ -228,6 +237,10 @@ void MeshCollectives::receive(const TensorView& x, int from, std::uint64_t tag) 
   if (header != expected)
     throw GroupBroken("recv", core::str("rank ", rank(), " expected ", to_string(expected),
                                         " from rank ", from, ", which sent ", to_string(header)));
+}
+
+void MeshCollectives::receive(const TensorView& x, int from, std::uint64_t tag) {
+  receive_header(x, from, tag);
   if (x.nbytes() > 0) mesh_->start(1, {}, {{from, x.data, x.nbytes()}})->wait();
 }
 

@@ -34,6 +34,8 @@ class MeshCollectives : public Collectives {
   void barrier() override;
   void send(const TensorView& x, int to, std::uint64_t tag) override;
   void receive(const TensorView& x, int from, std::uint64_t tag) override;
+  void send_header(const TensorView& x, int to, std::uint64_t tag) override;
+  void receive_header(const TensorView& x, int from, std::uint64_t tag) override;
 
  private:
   /// A piece of memory and its parts, in rank order: part r is [begin[r], begin[r + 1]).
@@ -85,6 +87,7 @@ class MeshCollectives : public Collectives {
   Gathering gather_segment(const Segment& segment, const Reduction& reduction);
   void compare_counts(const Counts& send_counts, const Counts& receive_counts);
   void set_pair_tag(int from, int to, std::uint64_t number);
+  void send_with_header(const TensorView& x, int to, std::uint64_t tag, std::size_t bytes);
 
   std::unique_ptr<Mesh> mesh_;
   std::shared_ptr<core::Storage> workspace_;

@@ -14,6 +14,14 @@ std::uint64_t fingerprint(std::string_view description, std::uint64_t sequence) 
   return hash;
 }
 
+namespace {
+
+Meeting::Place place_of(const Message& message) {
+  return message.sends ? Meeting::Place::sending : Meeting::Place::receiving;
+}
+
+}  // namespace
+
 History::History(std::uint64_t group, int rank, int world_size)
     : group_(group), rank_(rank), world_size_(world_size) {}
 
@@ -28,16 +36,18 @@ void History::begin(std::uint64_t sequence, std::string description, Millisecond
   timeout_ = timeout;
 }
 
-void History::begin_pair(int peer, bool sends, std::string description, Milliseconds timeout) {
+Message History::begin_pair(int peer, bool sends, std::string description, Milliseconds timeout) {
   const std::lock_guard lock(mutex_);
   auto at = std::find_if(messages_.begin(), messages_.end(), [&](const auto& messages) {
     return messages.peer == peer && messages.sends == sends;
   });
   if (at == messages_.end()) at = messages_.insert(at, {peer, sends, 0});
-  const auto place = sends ? Meeting::Place::sending : Meeting::Place::receiving;
-  pair_ = Meeting{rank_, place, peer, at->count++, 0, {}, std::move(description), {}};
+  const Message message{peer, sends, at->count++};
+  pair_ =
+      Meeting{rank_, place_of(message), peer, message.number, 0, {}, std::move(description), {}};
   since_ = Clock::now();
   timeout_ = timeout;
+  return message;
 }
 
 void History::mark_untagged() {
@@ -81,16 +91,17 @@ std::optional<Stuck> History::under_way(Clock::time_point now) const {
   const auto waits_since = [&](Clock::time_point since) {
     stuck.waited = std::max(stuck.waited, std::chrono::duration_cast<Milliseconds>(now - since));
   };
-  const bool on_host = (inside_ || pair_) && !left_;
+  const bool on_host = (inside_ || pair_) && !left_, on_device = pending && pending->since;
+  if (!on_host && !on_device) return std::nullopt;
   if (on_host) waits_since(since_);
-  if (pair_) {
+  if (on_device) waits_since(*pending->since), stuck.timeout = pending->timeout;
+  if (on_device && pending->message) {
     stuck.sequence = Stuck::kPair;
-  } else if (pending) {
-    stuck.sequence = pending->sequence;
-    stuck.timeout = pending->timeout;
-    if (pending->since) waits_since(*pending->since);
+  } else if (pair_ && !on_device) {
+    stuck.sequence = Stuck::kPair;
+  } else if (pending && pending->sequence) {
+    stuck.sequence = *pending->sequence;
   }
-  if (!on_host && !(pending && pending->since)) return std::nullopt;
   return stuck;
 }
 
@@ -105,10 +116,11 @@ Standing History::standing(std::uint64_t sequence) const {
     if (started_ > 0) standing.description = descriptions_[(started_ - 1) % kRemembered];
     return standing;
   }
-  const bool on_device = pending && sequence >= pending->sequence;
+  const bool on_device = pending && pending->sequence && sequence >= *pending->sequence;
   const bool current = on_device || (sequence + 1 == started_ && inside_);
   standing.place = current ? Standing::Place::inside : Standing::Place::done;
-  if (on_device && !pending->since) standing.place = Standing::Place::absent;  // its device is
+  if (on_device && (!pending->since || pending->message))
+    standing.place = Standing::Place::absent;  // its device is
   const std::uint64_t ago = started_ - sequence;
   if (ago <= kTrails) standing.fingerprint = trails_[sequence % kTrails];
   if (ago <= kRemembered) standing.description = descriptions_[sequence % kRemembered];
@@ -116,8 +128,15 @@ Standing History::standing(std::uint64_t sequence) const {
 }
 
 std::optional<Meeting> History::meeting(Clock::time_point now) const {
+  const auto pending = this->pending();
   const std::lock_guard lock(mutex_);
   if (messages_.size() > kMostPeers) return std::nullopt;
+  Meeting meeting = on_host(now);
+  if (pending) see_device(meeting, *pending, now);
+  return meeting;
+}
+
+Meeting History::on_host(Clock::time_point now) const {
   Meeting meeting = pair_.value_or(Meeting{});
   meeting.rank = rank_;
   meeting.started = started_;
@@ -129,6 +148,29 @@ std::optional<Meeting> History::meeting(Clock::time_point now) const {
   meeting.number = started_ - 1;
   meeting.what = descriptions_[meeting.number % kRemembered];
   return meeting;
+}
+
+/// What a device has not come to is not begun, and what it is in is older than what the host is in.
+void History::see_device(Meeting& meeting, const Pending& pending, Clock::time_point now) const {
+  for (const Message& message : pending.to_come) {
+    for (Meeting::Messages& begun : meeting.begun)
+      begun.count -= begun.peer == message.peer && begun.sends == message.sends;
+  }
+  if (pending.sequence) meeting.started = *pending.sequence;
+  if (meeting.place == Meeting::Place::left) meeting.place = Meeting::Place::outside;  // not yet
+  if (!pending.since) return;
+  meeting.waited = std::chrono::duration_cast<Milliseconds>(now - *pending.since);
+  if (pending.message) {
+    meeting.place = place_of(*pending.message);
+    meeting.peer = pending.message->peer;
+    meeting.number = pending.message->number;
+    meeting.what = pending.what;
+  } else {
+    meeting.place = Meeting::Place::collective;
+    meeting.number = *pending.sequence;
+    meeting.started = meeting.number + 1;
+    meeting.what = descriptions_[meeting.number % kRemembered];
+  }
 }
 
 std::optional<Reached> History::reached() const {

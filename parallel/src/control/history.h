@@ -31,10 +31,20 @@ struct Stuck {
   Milliseconds timeout{0};
 };
 
-/// A collective that was called and that the device has not ended.
+/// A message between this rank and another.
+struct Message {
+  int peer = 0;
+  bool sends = false;        // to the peer; false: receives from it
+  std::uint64_t number = 0;  // among those of its direction
+};
+
+/// What was called and the device has not ended: collectives and messages, one after the other.
 struct Pending {
-  std::uint64_t sequence = 0;
-  std::optional<Clock::time_point> since;  // when the device was seen in it
+  std::optional<std::uint64_t> sequence;   // of the oldest collective
+  std::optional<Message> message;          // the device is in it, ahead of all collectives
+  std::string what;                        // of the message
+  std::vector<Message> to_come;            // messages that the device has not come to
+  std::optional<Clock::time_point> since;  // when the device was seen in the oldest of all
   Milliseconds timeout{0};
 };
 
@@ -55,7 +65,7 @@ struct Meeting {
   enum class Place : std::uint8_t { outside, collective, sending, receiving, left };
   struct Messages {
     int peer = 0;
-    bool sends = false;       // to the peer; false: receives from it
+    bool sends = false;
     std::uint64_t count = 0;  // begun
   };
   int rank = 0;
@@ -93,13 +103,13 @@ class History {
   std::uint64_t group() const { return group_; }
 
   void begin(std::uint64_t sequence, std::string description, Milliseconds timeout);
-  /// A message between CPU tensors of this rank and the job's rank `peer`.
-  void begin_pair(int peer, bool sends, std::string description, Milliseconds timeout);
+  /// A message between this rank and the job's rank `peer`.
+  Message begin_pair(int peer, bool sends, std::string description, Milliseconds timeout);
   /// Data of this group moves without a fingerprint.
   void mark_untagged();
   /// The host is done with it; a device may not be.
   void end();
-  /// Asked for the collectives that a device has not ended.
+  /// Asked for what a device has not ended.
   void watch_device(std::function<std::optional<Pending>()> pending);
   /// Until its next collective the rank leaves out some that others may be in.
   void give_up(std::string why);
@@ -115,6 +125,8 @@ class History {
 
  private:
   std::optional<Pending> pending() const;
+  Meeting on_host(Clock::time_point now) const;  // needs mutex_
+  void see_device(Meeting& meeting, const Pending& pending, Clock::time_point now) const;  // too
 
   static constexpr std::size_t kRemembered = 64, kTrails = 4096, kMostPeers = 64;
 

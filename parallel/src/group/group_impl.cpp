@@ -262,9 +262,9 @@ void ProcessGroup::Impl::pass_turn() {
   turn_changed_.notify_all();
 }
 
-bool ProcessGroup::Impl::is_new(const std::string& what) {
-  if (known_.size() >= kMostKnown) known_.clear();
-  return known_.insert(what).second;
+bool ProcessGroup::Impl::is_new(Known& known, const std::string& what) {
+  if (known.size() >= kMostKnown) known.clear();
+  return known.insert(what).second;
 }
 
 Collectives& ProcessGroup::Impl::backend(Device device) {
@@ -340,24 +340,33 @@ Collectives& ProcessGroup::Impl::begin(const Ticket& ticket, Device device) {
   return backend;
 }
 
-/// For send and receive, in which two ranks take part: nobody else would connect. What waits on a
-/// device is not in the history; its watchdog looks after it.
-Collectives& ProcessGroup::Impl::begin_pair(const Ticket& ticket, Device device) {
-  const auto& backend = device.is_cpu() ? cpu_ : cuda_;
-  CAIRN_CHECK(backend, ticket.operation,
+/// Send and receive, in which two ranks take part: nobody else would connect.
+void ProcessGroup::Impl::meet(const Ticket& ticket) {
+  const Pair& pair = *ticket.pair;
+  const auto& backend = pair.x.device.is_cpu() ? cpu_ : cuda_;
+  CAIRN_CHECK(backend && cpu_, ticket.operation,
               "expected an earlier collective of all ranks on this kind of tensor, which connects "
               "them, got none (call barrier() or broadcast())");
-  if (device.is_cpu()) {
-    const int peer = members_.ranks[static_cast<std::size_t>(ticket.pair->peer)];
-    history_->begin_pair(peer, ticket.pair->sends, ticket.what, options().timeout);
-  }
-  return *backend;
+  const int peer = members_.ranks[static_cast<std::size_t>(pair.peer)];
+  const Message message = history_->begin_pair(peer, pair.sends, ticket.what, options().timeout);
+  if (pair.x.device.is_cuda()) agree_with_peer(pair);
+  backend->begin_message(message, ticket.what);
+  pair.sends ? backend->send(pair.x, pair.peer, pair.tag)
+             : backend->receive(pair.x, pair.peer, pair.tag);
+}
+
+/// What agree() is for collectives.
+void ProcessGroup::Impl::agree_with_peer(const Pair& pair) {
+  const std::string what = core::str(pair.x.dtype, ' ', pair.x.numel(), ' ', pair.tag);
+  if (!is_new(known_to_peers_[{pair.peer, pair.sends}], what)) return;
+  pair.sends ? cpu_->send_header(pair.x, pair.peer, pair.tag)
+             : cpu_->receive_header(pair.x, pair.peer, pair.tag);
 }
 
 /// Data of collectives that differ must never meet. The CPU's messages carry a fingerprint; what a
 /// GPU's library moves does not, so ranks that call something for the first time compare it before.
 void ProcessGroup::Impl::agree(const Ticket& ticket) {
-  if (!is_new(ticket.what)) return;
+  if (!is_new(known_, ticket.what)) return;
   gather_texts(begin(ticket, Device{}), "", static_cast<std::size_t>(world_size()));
 }
 
@@ -377,7 +386,7 @@ class ProcessGroup::Impl::Queued {
   void run(Device device, const Work& work) {
     ran_ = true;
     impl_->execute(ticket_, impl_->options().timeout, [&] {
-      if (ticket_.pair) return work(impl_->begin_pair(ticket_, device));
+      if (ticket_.pair) return impl_->meet(ticket_);
       if (device.is_cuda()) {
         impl_->history_->mark_untagged();
         impl_->agree(ticket_);
@@ -397,9 +406,8 @@ void ProcessGroup::Impl::run(const char* operation, const std::string& what, Dev
   if (history_) queue(take_ticket(operation, what), device, work);
 }
 
-void ProcessGroup::Impl::run_pair(const Pair& pair, const std::string& what, Device device,
-                                  const Work& work) {
-  if (history_) queue(take_ticket(pair.operation, what, pair), device, work);
+void ProcessGroup::Impl::run_pair(const Pair& pair, const std::string& what) {
+  if (history_) queue(take_ticket(pair.operation, what, pair), pair.x.device, {});
 }
 
 void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const Work& work) {

@@ -4,11 +4,13 @@
 
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "cairn/core/stream.h"
@@ -79,10 +81,12 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   /// collectives, but without a number of the group.
   struct Pair {
     const char* operation = "";
-    int peer = 0;
     bool sends = false;
+    int peer = 0;
+    TensorView x;
+    std::uint64_t tag = 0;
   };
-  void run_pair(const Pair& pair, const std::string& what, Device device, const Work& work);
+  void run_pair(const Pair& pair, const std::string& what);
   /// The same over the CPU's backend in the calling thread, whatever its stream: returns when done.
   void run_now(const char* operation, const std::string& what, std::chrono::milliseconds timeout,
                const Work& work);
@@ -116,11 +120,11 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void execute(const Ticket& ticket, std::chrono::milliseconds timeout,
                const std::function<void()>& work);
   Collectives& begin(const Ticket& ticket, Device device);
-  Collectives& begin_pair(const Ticket& ticket, Device device);
+  void meet(const Ticket& ticket);
+  void agree_with_peer(const Pair& pair);
   void agree(const Ticket& ticket);
   void wait_for_turn(const Ticket& ticket);
   void pass_turn();
-  bool is_new(const std::string& what);
   Collectives& backend(Device device);
   void watch_device();
   std::string reason_of(const std::string& message);
@@ -138,7 +142,10 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
   // What follows belongs to the collective whose turn it is.
-  std::unordered_set<std::string> known_;
+  using Known = std::unordered_set<std::string>;
+  static bool is_new(Known& known, const std::string& what);
+  Known known_;
+  std::map<std::pair<int, bool>, Known> known_to_peers_;  // by peer and direction
   std::shared_ptr<Collectives> cpu_;
   std::shared_ptr<Collectives> cuda_;
 

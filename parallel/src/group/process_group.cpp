@@ -368,16 +368,14 @@ void ProcessGroup::send(const TensorView& x, int to, std::uint64_t tag,
                         std::string_view name) const {
   check_pair("send", x, to, *this, name);
   const std::string what = describe("send", core::str("to ", to, " tag ", tag), x, name);
-  impl_->run_pair({"send", to, true}, what, x.device,
-                  [x, to, tag](Collectives& backend) { backend.send(x, to, tag); });
+  impl_->run_pair({"send", true, to, x, tag}, what);
 }
 
 void ProcessGroup::recv(const TensorView& x, int from, std::uint64_t tag,
                         std::string_view name) const {
   check_pair("recv", x, from, *this, name);
   const std::string what = describe("recv", core::str("from ", from, " tag ", tag), x, name);
-  impl_->run_pair({"recv", from, false}, what, x.device,
-                  [x, from, tag](Collectives& backend) { backend.receive(x, from, tag); });
+  impl_->run_pair({"recv", false, from, x, tag}, what);
 }
 
 void ProcessGroup::barrier(std::chrono::milliseconds timeout, std::string_view name) const {

@@ -153,10 +153,11 @@ class ProcessGroup {
   // Between two ranks. The others take no part, and these are not counted among the collectives: the messages of
   // one rank to another are numbered for themselves and arrive in the order in which they were sent,
   // whatever their tags. The tag is a check, not a choice: a message of another tag, dtype or size
-  // than the receiver expects breaks the group (on CPU tensors; NCCL compares nothing). On each rank
-  // they are done in program order with its collectives. A peer that does not come within `timeout`
-  // breaks the group. The device's engine must be connected: by any earlier collective on such a
-  // tensor, or barrier() for the CPU's; else InvalidArgument.
+  // than the receiver expects breaks the group (on GPUs the first message of each tag, dtype and
+  // size is compared: both hosts wait for each other there). On each rank they are done in program
+  // order with its collectives. A peer that left, or does not come within `timeout`, breaks the
+  // group. The device's engine must be connected: by any earlier collective on such a tensor, or
+  // barrier() for the CPU's; else InvalidArgument.
 
   /// Returns when x may be changed; that may be before the other rank has received it.
   void send(const TensorView& x, int to, std::uint64_t tag = 0, std::string_view name = "") const;

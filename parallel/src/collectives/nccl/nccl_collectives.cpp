@@ -26,6 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using core::Event;
 
+// Who has not come is found by asking all ranks, which takes a while beyond the limit.
 constexpr std::chrono::seconds kJudgement{5};
 using core::Stream;
 
@@ -112,10 +113,11 @@ class Calls {
   ncclResult_t result_ = ncclSuccess;
 };
 
-/// A collective that the device may not have done yet.
+/// A collective or message that the device may not have done yet.
 struct InFlight {
   std::string what;
-  std::optional<std::uint64_t> sequence;           // none: of two ranks
+  std::uint64_t sequence = 0;
+  std::optional<Message> message;
   Event reached, done;                             // points in its stream before and after it
   std::optional<Clock::time_point> reached_since;  // when the watchdog first saw the first one
 };
@@ -136,6 +138,11 @@ class NcclCollectives : public Collectives {
   void begin(const Called& called) override {
     what_ = called.what;
     sequence_ = called.sequence;
+    message_.reset();
+  }
+  void begin_message(const Message& message, const std::string& what) override {
+    what_ = what;
+    message_ = message;
   }
   void all_reduce(const TensorView& x, ReduceOp op) override;
   void broadcast(const TensorView& x, int root) override;
@@ -149,7 +156,6 @@ class NcclCollectives : public Collectives {
                   const Counts& receive_counts, bool even) override;
   void barrier() override;
   std::unique_ptr<Collectives> split(int color, int place) override;
-  /// The device waits for the other rank; the watchdog's time limit ends that.
   void send(const TensorView& x, int to, std::uint64_t tag) override;
   void receive(const TensorView& x, int from, std::uint64_t tag) override;
   void abort() noexcept override;
@@ -182,8 +188,10 @@ class NcclCollectives : public Collectives {
   Device device_;
   std::chrono::milliseconds timeout_;
   std::shared_ptr<Store> store_;
-  std::string what_;  // the collective that is being called
-  std::optional<std::uint64_t> sequence_;
+  // What is being called.
+  std::string what_;
+  std::uint64_t sequence_ = 0;
+  std::optional<Message> message_;
   std::mutex mutex_;  // all that follows: the watchdog's thread checks and aborts
   ncclComm_t communicator_ = nullptr;
   std::deque<InFlight> in_flight_;
@@ -343,7 +351,7 @@ void NcclCollectives::throw_if_aborted(const std::string& name) const {
 
 /// Waits until the call has done its work on the host; the device's part is in the stream.
 void NcclCollectives::finish(const std::string& name, ncclResult_t result) {
-  const auto deadline = Clock::now() + timeout_;
+  const auto deadline = Clock::now() + timeout_ + kJudgement;
   for (Pause pause;; pause()) {
     if (is_error(result)) fail(name, result);
     {
@@ -364,11 +372,12 @@ InFlight NcclCollectives::start(const Stream& stream) {
   const std::lock_guard lock(mutex_);
   throw_if_aborted(what_);
   forget_done();
-  InFlight started = spare_.empty() ? InFlight{{}, {}, Event(device_), Event(device_), {}}
+  InFlight started = spare_.empty() ? InFlight{{}, 0, {}, Event(device_), Event(device_), {}}
                                     : std::move(spare_.back());
   if (!spare_.empty()) spare_.pop_back();
   started.what = what_;
   started.sequence = sequence_;
+  started.message = message_;
   started.reached_since.reset();
   started.reached.record(stream);
   return started;
@@ -399,9 +408,7 @@ std::string NcclCollectives::trouble() {
     return core::str(under_way(), ", failed on ", device_, ": ", ncclGetErrorString(state));
   const InFlight* const first = first_in_flight();
   if (first == nullptr || !first->reached_since) return "";
-  // Who has not come is found by asking all ranks, which takes a while.
-  const auto limit = first->sequence ? timeout_ + kJudgement : timeout_;
-  if (Clock::now() - *first->reached_since < limit) return "";
+  if (Clock::now() - *first->reached_since < timeout_ + kJudgement) return "";
   return core::str(first->what, ", did not end on ", device_, " within ",
                    static_cast<double>(timeout_.count()) / 1000.0, " s");
 }
@@ -421,8 +428,19 @@ std::optional<Pending> NcclCollectives::pending() {
   try {
     forget_done();
     const InFlight* const first = first_in_flight();
-    if (first == nullptr || !first->sequence) return std::nullopt;
-    return Pending{*first->sequence, first->reached_since, timeout_};
+    if (first == nullptr) return std::nullopt;
+    Pending pending{.since = first->reached_since, .timeout = timeout_};
+    for (const InFlight& each : in_flight_) {
+      if (!each.message) {
+        if (!pending.sequence) pending.sequence = each.sequence;
+      } else if (&each == first && pending.since) {
+        pending.message = each.message;
+        pending.what = each.what;
+      } else {
+        pending.to_come.push_back(*each.message);
+      }
+    }
+    return pending;
   } catch (const core::Error&) {  // check() tells
     return std::nullopt;
   }
@@ -623,15 +641,11 @@ void NcclCollectives::receive_from(const TensorView& x, int from) {
   });
 }
 
-void NcclCollectives::send(const TensorView& x, int to, std::uint64_t tag) {
-  what_ = core::str("send to ", to, " tag ", tag, " ", x.dtype, x.shape);
-  sequence_.reset();
+void NcclCollectives::send(const TensorView& x, int to, std::uint64_t /*tag*/) {
   send_to(x, to);
 }
 
-void NcclCollectives::receive(const TensorView& x, int from, std::uint64_t tag) {
-  what_ = core::str("recv from ", from, " tag ", tag, " ", x.dtype, x.shape);
-  sequence_.reset();
+void NcclCollectives::receive(const TensorView& x, int from, std::uint64_t /*tag*/) {
   receive_from(x, from);
 }
 
