@@ -31,10 +31,10 @@ bool needs_two_machines(FaultKind kind) {
   return kind == FaultKind::cut || kind == FaultKind::short_cut;
 }
 
-/// What is done to memory, connections or messages of the CPU's.
+/// What is done to memory or connections of the CPU's.
 bool needs_cpu(FaultKind kind) {
   return needs_two_machines(kind) || kind == FaultKind::reset_data ||
-         kind == FaultKind::lost_message || kind == FaultKind::out_of_memory;
+         kind == FaultKind::out_of_memory;
 }
 
 bool is_possible(FaultKind kind, Surroundings around) {

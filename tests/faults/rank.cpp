@@ -279,7 +279,7 @@ class Loop {
   void pass_on(const Tensor& x, std::int64_t n, int k) const {
     const int to = (rank_ + 1) % world_, from = (rank_ + world_ - 1) % world_;
     const Tensor y = Tensor::zeros({n}, x.dtype());
-    const auto tag = static_cast<std::uint64_t>(k);
+    const auto tag = static_cast<std::uint64_t>(k % 3);  // hosts of GPUs compare only new ones
     const bool lost = fault_.kind == FaultKind::lost_message && is_victim() && k == fault_.at;
     if (rank_ % 2 == 0 && !lost) group_.send(x, to, tag, "x");
     group_.recv(y, from, tag, "y");
