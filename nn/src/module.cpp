@@ -171,7 +171,7 @@ Tensor Module::add_parameter(const std::string& name, Tensor value) {
   value.set_requires_grad(true);
   value.storage()->set_category(MemoryCategory::parameters);
   parameters_.push_back({name, value});
-  value.set_name(name);
+  value.set_name(first_names_.emplace(value.id(), name).first->second);
   return value;
 }
 
@@ -187,8 +187,11 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> module) 
   check_free(name);
   CAIRN_CHECK(module, "module", "expected a module as child '", name, "', got none");
   module->name_ = name;
-  children_.emplace_back(name, std::move(module));
-  for (NamedTensor& entry : parameters()) entry.tensor.set_name(entry.name);
+  children_.emplace_back(name, module);
+  for (NamedTensor& entry : module->parameters()) {
+    const auto named = first_names_.emplace(entry.tensor.id(), joined(name, entry.name)).first;
+    entry.tensor.set_name(named->second);
+  }
 }
 
 }  // namespace cairn::nn

@@ -96,6 +96,25 @@ TEST(Module, NamesItsParametersBuffersAndChildren) {
   EXPECT_THAT(names(Tied().parameters()), ElementsAre("first"));
 }
 
+TEST(Module, ATiedParameterKeepsItsFirstNameInEachModule) {
+  class Head : public Plain {
+   public:
+    explicit Head(const Tensor& weight) { add_parameter("weight", weight); }
+  };
+  const auto embedding = std::make_shared<Linear>(3, 3);
+  const Tensor weight = embedding->parameters().front().tensor;
+  Sequential inner;
+  inner.add(embedding);
+  EXPECT_EQ(weight.name(), "0.weight");
+  const auto head = std::make_shared<Head>(weight);
+  EXPECT_EQ(weight.name(), "weight");
+  inner.add(head);
+  EXPECT_EQ(weight.name(), "0.weight");
+  Sequential net;
+  net.add(std::make_shared<Sequential>(std::move(inner)));
+  EXPECT_EQ(weight.name(), "0.0.weight");
+}
+
 TEST(Module, RejectsNamesThatCannotBe) {
   class Twice : public Plain {
    public:

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -126,6 +127,7 @@ class Module : public core::Stateful {
   NamedTensors parameters_;
   NamedTensors buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  std::unordered_map<const void*, std::string> first_names_;  // of parameters, by Tensor::id
   struct NamedWrapper {
     std::string name;
     ForwardWrapper wrap;
