@@ -5,7 +5,7 @@
 //   libtorch_steps step cairn|torch NET STEPS    a training step at O0, both with torch::optim::AdamW's rule; NET: convnet, resnet
 //   libtorch_steps ranks convnet STEPS           the convnet's step of RANK of WORLD_SIZE
 //   libtorch_steps recompute STEPS               forward and backward of 12 blocks, each recomputed
-//   libtorch_steps memory O0|O2                  the process's peak after steps of a wide perceptron
+//   libtorch_steps memory NET O0|O2              what three steps take at their peak; NET: wide (weights), tall (activations)
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -195,8 +195,10 @@ Times recompute(int steps) {
       steps);
 }
 
-/// The process's peak, and what it was before there was a model.
-double memory(const std::string& level) {
+/// The process's peak, beyond what it was before there was a model. Layers of `width`, so narrow for activations that products in bf16, which
+/// libtorch does slowly where the processor does not, take seconds.
+double memory(std::int64_t layers, std::int64_t width, std::int64_t rows,
+              const std::string& level) {
   const auto peak = [] {
     std::ifstream status("/proc/self/status");
     std::string word;
@@ -208,15 +210,15 @@ double memory(const std::string& level) {
   };
   const double before = peak();
   torch::nn::Sequential net;
-  for (int i = 0; i < 16; ++i) {
-    net->push_back(torch::nn::Linear(1024, 1024));
+  for (std::int64_t i = 0; i < layers; ++i) {
+    net->push_back(torch::nn::Linear(width, width));
     net->push_back(torch::nn::Tanh());
   }
   libtorch::Model model(*net);
   optim::FusedAdam optimizer(model.parameters());
   auto precision = libtorch::initialize(
       model, optimizer, {.opt_level = amp::parse_opt_level(level), .half_dtype = DType::bf16});
-  const auto x = torch::randn({4096, 1024});
+  const auto x = torch::randn({rows, width});
   for (int i = 0; i < 3; ++i) {
     precision.backward(model.run(net, x).square().mean());
     precision.step();
@@ -248,7 +250,8 @@ int main(int argc, char** argv) {
   } else if (word(0) == "recompute") {
     print(recompute(number(1)));
   } else if (word(0) == "memory") {
-    const double bytes = memory(word(1));
+    const double bytes =
+        word(1) == "wide" ? memory(16, 2048, 16, word(2)) : memory(64, 64, 16384, word(2));
     print({bytes, bytes});
   } else {
     std::cerr << "libtorch_steps: expected update, step, ranks, recompute or memory\n";
