@@ -1,4 +1,4 @@
-"""Times libtorch with Cairn beside libtorch alone and PyTorch, by turns, and prints a table. Each ratio is the peer's over Cairn's (milliseconds; of memory: bytes), taken
+"""Times libtorch with Cairn beside libtorch alone and PyTorch, by turns, and prints a table. Each ratio is the peer's over Cairn's (milliseconds; of memory: MB), taken
 between runs that follow each other; the table and the file have medians over rounds."""
 import argparse
 import importlib.util

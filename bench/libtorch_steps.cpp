@@ -195,7 +195,7 @@ Times recompute(int steps) {
       steps);
 }
 
-/// The process's peak, beyond what it was before there was a model. Layers of `width`, so narrow for activations that products in bf16, which
+/// MB: the process's peak, beyond what it was before there was a model. Layers of `width`, so narrow for activations that products in bf16, which
 /// libtorch does slowly where the processor does not, take seconds.
 double memory(std::int64_t layers, std::int64_t width, std::int64_t rows,
               const std::string& level) {
@@ -223,7 +223,7 @@ double memory(std::int64_t layers, std::int64_t width, std::int64_t rows,
     precision.backward(model.run(net, x).square().mean());
     precision.step();
   }
-  return peak() - before;
+  return (peak() - before) / 1e6;
 }
 
 void print(const Times& found) {
@@ -250,9 +250,9 @@ int main(int argc, char** argv) {
   } else if (word(0) == "recompute") {
     print(recompute(number(1)));
   } else if (word(0) == "memory") {
-    const double bytes =
+    const double megabytes =
         word(1) == "wide" ? memory(16, 2048, 16, word(2)) : memory(64, 64, 16384, word(2));
-    print({bytes, bytes});
+    print({megabytes, megabytes});
   } else {
     std::cerr << "libtorch_steps: expected update, step, ranks, recompute or memory\n";
     return 1;
