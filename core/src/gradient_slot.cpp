@@ -149,10 +149,6 @@ bool GradientSlot::drops_reduced() const {
   return reducer && !reducer->keeps_reduced();
 }
 
-bool GradientSlot::needs_reduction() const {
-  return (state_ == State::local || sum_is_local()) && !reducer_.expired();
-}
-
 void GradientSlot::mark_reduced() {
   reduced_in_run_ = state_ == State::writing;
   if (state_ == State::local) state_ = State::reduced;

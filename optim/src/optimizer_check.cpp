@@ -51,20 +51,6 @@ void check_norm_type(double type) {
   CAIRN_CHECK(type >= 1, "optimizer", "expected a norm type >= 1, got ", type);
 }
 
-/// Gradients that one reducer has to average.
-struct Reduction {
-  std::shared_ptr<core::GradientReducer> reducer;
-  std::vector<core::GradientReducer::Part> parts;
-};
-
-std::vector<core::GradientReducer::Part>& parts_of(std::vector<Reduction>& reductions,
-                                                   std::shared_ptr<core::GradientReducer> reducer) {
-  const auto found = std::find_if(reductions.begin(), reductions.end(),
-                                  [&](const Reduction& r) { return r.reducer == reducer; });
-  if (found != reductions.end()) return found->parts;
-  return reductions.emplace_back(Reduction{std::move(reducer), {}}).parts;
-}
-
 }  // namespace
 
 /// Moves what a slot holds into the sum beside it.
@@ -103,8 +89,6 @@ void Optimizer::wait_for_reductions() const {
 /// wherever there are ranks. A collective where some are this rank's alone.
 void Optimizer::settle() const {
   wait_for_reductions();
-  std::vector<Reduction> reductions;
-  std::vector<core::GradientSlot*> reduced;
   for (const ParameterGroup& group : groups_) {
     for (const auto& [name, tensor] : group.parameters) {
       if (!tensor.requires_grad()) continue;
@@ -113,19 +97,8 @@ void Optimizer::settle() const {
       CAIRN_CHECK(slot.claim(identity_), "optimizer", "expected parameters of one optimizer, got '",
                   name, "', which another optimizer steps too");
       if (slot.has_sum() && slot.holds_gradient()) add_to_sum(slot);
-      if (!slot.needs_reduction()) continue;
-      auto& parts = parts_of(reductions, slot.reducer());
-      if (slot.state() == core::GradientSlot::State::local) parts.push_back({slot.memory(), name});
-      if (slot.sum_is_local()) parts.push_back({slot.sum(), name + " (sum)"});
-      reduced.push_back(&slot);
     }
   }
-  for (const Reduction& reduction : reductions) reduction.reducer->reduce(reduction.parts);
-  for (core::GradientSlot* slot : reduced) {
-    slot->mark_reduced();
-    slot->mark_sum_reduced();
-  }
-  if (!reductions.empty()) wait_for_reductions();
 }
 
 void Optimizer::check_scaler(std::uint64_t scaler) const {

@@ -21,7 +21,6 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  void reduce(const std::vector<Part>& parts) override;
   void settle() override;
   bool keeps_reduced() const override { return options.average || group.rank() == 0; }
   void refuse(const std::string& why) override;

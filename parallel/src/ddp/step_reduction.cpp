@@ -147,9 +147,15 @@ void move_to_sum(core::GradientSlot& slot) {
   slot.mark_stashed();
 }
 
+/// What all ranks reduce in place.
+struct Part {
+  TensorView gradient;
+  std::string name;
+};
+
 /// This rank's part of what all reduce now.
 void take_part(const NamedTensor& parameter, const Whole& whole, bool keeps_reduced,
-               std::vector<core::GradientReducer::Part>& parts) {
+               std::vector<Part>& parts) {
   core::GradientSlot& slot = parameter.tensor.gradient_slot();
   const bool in_sum = whole.gradient && !whole.at_one_scale;
   if ((whole.sum || in_sum) && !slot.has_sum()) give_sum(parameter.tensor, whole.scale);
@@ -216,6 +222,22 @@ void check_same_parts(const std::vector<AllHeld>& ranks, const NamedTensors& par
   }
 }
 
+void reduce_parts(const std::vector<Part>& parts, const ProcessGroup& group,
+                  const DistributedOptions& options) {
+  const ReduceOp op = options.average ? ReduceOp::mean : ReduceOp::sum;
+  for (const auto& [gradient, name] : parts) {
+    const std::string text = "gradient " + name;
+    if (!options.allreduce_always_fp32 || !core::is_half(gradient.dtype)) {
+      group.all_reduce(gradient, op, text);
+      continue;
+    }
+    const Tensor wide = Tensor::empty({gradient.numel()}, DType::f32, gradient.device);
+    flatten({gradient}, wide);
+    group.all_reduce(wide, op, text);
+    unflatten(wide, {gradient});
+  }
+}
+
 }  // namespace
 
 /// Reduces whatever some rank has a local part of. Where losses may reach other parameters on each rank, zeros stand for what only
@@ -249,7 +271,7 @@ void DistributedDataParallel::Impl::share_what_is_local() {
     take_part(parameters[p], whole, keeps_reduced(), parts);
     reduced.push_back(&parameters[p].tensor.gradient_slot());
   }
-  reduce(parts);
+  reduce_parts(parts, group, options);
   for (core::GradientSlot* slot : reduced) {
     slot->mark_reduced();
     slot->mark_sum_reduced();
@@ -257,21 +279,6 @@ void DistributedDataParallel::Impl::share_what_is_local() {
   agreed = std::all_of(ranks.begin(), ranks.end(), [&](const AllHeld& r) { return r == ranks[0]; });
   accumulated =
       true;  // a rank that lacked a loss may stash less than the others, ahead of the next one
-}
-
-void DistributedDataParallel::Impl::reduce(const std::vector<Part>& parts) {
-  const ReduceOp op = options.average ? ReduceOp::mean : ReduceOp::sum;
-  for (const auto& [gradient, name] : parts) {
-    const std::string text = "gradient " + name;
-    if (!options.allreduce_always_fp32 || !core::is_half(gradient.dtype)) {
-      group.all_reduce(gradient, op, text);
-      continue;
-    }
-    const Tensor wide = Tensor::empty({gradient.numel()}, DType::f32, gradient.device);
-    flatten({gradient}, wide);
-    group.all_reduce(wide, op, text);
-    unflatten(wide, {gradient});
-  }
 }
 
 }  // namespace cairn::parallel

@@ -53,16 +53,10 @@ class GradientMemory {
 /// Brings what slots hold from this rank to all ranks (parallel::DistributedDataParallel).
 class GradientReducer {
  public:
-  struct Part {
-    TensorView gradient;
-    std::string name;
-  };
   virtual ~GradientReducer() = default;
-  /// Averages each part over the ranks in place, in the current streams' order. A collective: every
-  /// rank hands in the same parts.
-  virtual void reduce(const std::vector<Part>& parts) = 0;
-  /// Returns when all that it has reduced so far is whole, and waits for the devices if it must.
-  /// Throws CommunicationError otherwise; the slots are broken then.
+  /// Reduces what is some rank's alone, in its slots and their sums: a collective, unless all ranks
+  /// know that there is nothing. Returns when all that it has reduced so far is whole, and waits for
+  /// the devices if it must. Throws CommunicationError otherwise; the slots are broken then.
   virtual void settle() {}
   /// Whether this rank keeps what is reduced when something of its own is added, so that both are
   /// reduced together: an average is kept by every rank, a sum by one.
@@ -125,8 +119,6 @@ class GradientSlot {
   std::shared_ptr<GradientReducer> reducer() const { return reducer_.lock(); }
   /// It holds a reduced gradient, and nothing was added since.
   bool holds_reduced() const;
-  /// A gradient or a sum is local although there is a reducer.
-  bool needs_reduction() const;
   void mark_reduced();  // what memory() holds, or will hold when its run ends
   void mark_sum_reduced();
   /// The reduction of what it holds, if anything, has failed.
