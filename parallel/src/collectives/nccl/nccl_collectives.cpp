@@ -25,10 +25,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using core::Event;
+using core::Stream;
 
 // Who has not come is found by asking all ranks, which takes a while beyond the limit.
 constexpr std::chrono::seconds kJudgement{5};
-using core::Stream;
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
