@@ -187,11 +187,11 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> module) 
   check_free(name);
   CAIRN_CHECK(module, "module", "expected a module as child '", name, "', got none");
   module->name_ = name;
-  children_.emplace_back(name, module);
   for (NamedTensor& entry : module->parameters()) {
     const auto named = first_names_.emplace(entry.tensor.id(), joined(name, entry.name)).first;
     entry.tensor.set_name(named->second);
   }
+  children_.emplace_back(name, std::move(module));
 }
 
 }  // namespace cairn::nn

@@ -95,9 +95,7 @@ std::optional<Stuck> History::under_way(Clock::time_point now) const {
   if (!on_host && !on_device) return std::nullopt;
   if (on_host) waits_since(since_);
   if (on_device) waits_since(*pending->since), stuck.timeout = pending->timeout;
-  if (on_device && pending->message) {
-    stuck.sequence = Stuck::kPair;
-  } else if (pair_ && !on_device) {
+  if (on_device ? pending->message.has_value() : pair_.has_value()) {
     stuck.sequence = Stuck::kPair;
   } else if (pending && pending->sequence) {
     stuck.sequence = *pending->sequence;
