@@ -4,7 +4,7 @@ namespace cairn::kernels {
 
 namespace {
 
-constexpr const char* kOp = "packed product";
+constexpr const char* kPacked = "packed product";
 
 using onednn::Desc;
 
@@ -41,7 +41,7 @@ PackedProduct::PackedProduct(const Backend& backend, std::int64_t rows, const Te
     return;
   }
   compute_ = onednn::compute_dtype(b.dtype);
-  const auto key = onednn::Key(kOp, onednn::threads_for(rows * b.numel()))
+  const auto key = onednn::Key(kPacked, onednn::threads_for(rows * b.numel()))
                        .add(rows)
                        .add(b.shape)
                        .add(static_cast<std::int64_t>(compute_))
@@ -49,8 +49,8 @@ PackedProduct::PackedProduct(const Backend& backend, std::int64_t rows, const Te
   product_ = onednn::cached(key, [&] { return make_product(rows, b.shape, compute_, accumulate); });
   const Temporary given =
       onednn::reads(b.dtype) ? Temporary{Tensor(), b} : converted(backend, b, compute_);
-  b_ =
-      onednn::reordered(kOp, given, onednn::desc(given.view), product_->argument(DNNL_ARG_WEIGHTS));
+  b_ = onednn::reordered(kPacked, given, onednn::desc(given.view),
+                         product_->argument(DNNL_ARG_WEIGHTS));
 }
 
 void PackedProduct::operator()(const TensorView& a, const TensorView& y) const {
@@ -61,7 +61,7 @@ void PackedProduct::operator()(const TensorView& a, const TensorView& y) const {
   const Temporary from =
       a.dtype == compute_ ? Temporary{Tensor(), a} : converted(backend_, a, compute_);
   onednn::execute(
-      kOp, *product_, y.device,
+      kPacked, *product_, y.device,
       {{DNNL_ARG_SRC, from.view.data}, {DNNL_ARG_WEIGHTS, b_.view.data}, {DNNL_ARG_DST, y.data}});
 }
 

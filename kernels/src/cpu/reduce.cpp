@@ -107,7 +107,7 @@ constexpr std::int64_t kColumns = 1024;  // results worked on together going dow
 constexpr std::int64_t kRows = 64;       // rows added in f32 before f64 takes over
 
 /// A set of dimensions of x (some of y too), walked row-major.
-struct Dims {
+struct WalkedDims {
   Shape shape;
   Strides x, y;
 
@@ -134,7 +134,7 @@ struct Dims {
 };
 
 struct Plan {
-  Dims kept, reduced;          // without the innermost dimension
+  WalkedDims kept, reduced;    // without the innermost dimension
   bool inner_reduced = false;  // the dimension with x's smallest stride
   std::int64_t inner = 1, x_stride = 1, y_stride = 0;
 };
@@ -189,7 +189,7 @@ class Reduction {
     if (x_.numel() == 0) {
       core::parallel_for(y_.numel(), kPiece, [&](std::int64_t begin, std::int64_t end) {
         const Strides strides = core::contiguous_strides(y_.shape);
-        Dims all{y_.shape, strides, y_.strides};
+        WalkedDims all{y_.shape, strides, y_.strides};
         for (std::int64_t i = begin; i < end; ++i) finish(all.offset(all.y, i), 0.0);
       });
     } else if (plan_.inner_reduced) {

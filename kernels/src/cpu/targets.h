@@ -7,4 +7,7 @@
 #define CAIRN_SVE_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | CAIRN_SVE_TARGETS)
 #include "hwy/foreach_target.h"
+#if defined(HWY_COMPILE_ONLY_STATIC) && HWY_ARCH_X86 && HWY_STATIC_TARGET != HWY_AVX2
+#error "expected the flags of AVX2 as Highway has it (kernels/CMakeLists.txt)"
+#endif
 #endif
