@@ -8,8 +8,8 @@
 #include <set>
 #include <tuple>
 
-#include "cairn/checkpointing/model_file.h"
 #include "cairn/checkpointing/safetensors.h"
+#include "cairn/checkpointing/state_file.h"
 #include "cairn/core/error.h"
 #include "file_io.h"
 #include "json_text.h"

@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
-#include "cairn/checkpointing/model_file.h"
+#include "cairn/checkpointing/state_file.h"
 
 namespace cairn::tools {
 

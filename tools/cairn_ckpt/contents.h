@@ -1,5 +1,5 @@
 // What a path given on the command line stands for: one checkpoint, a folder of checkpoints, or a
-// file or folder of weights (checkpointing/model_file.h).
+// file or folder of weights (checkpointing/state_file.h).
 #pragma once
 
 #include <string>

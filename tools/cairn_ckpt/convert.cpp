@@ -3,8 +3,8 @@
 #include <list>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
-#include "cairn/checkpointing/model_file.h"
 #include "cairn/checkpointing/safetensors.h"
+#include "cairn/checkpointing/state_file.h"
 #include "cairn/checkpointing/torch_file.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/error.h"
