@@ -176,8 +176,8 @@ TEST_P(RandomKills, LoseNothing) {
   log::set_level(log::Level::info);
 }
 
-// A file system on which three states, of 64 to 128 KiB and 8 more of headers, fit unless they are the
-// largest, 360 KiB. It is mounted in a namespace of the child's own.
+// A file system on which three states, of 64 to 128 KiB and headers, fit unless they are the largest.
+// It is mounted in a namespace of the child's own.
 TEST_P(RandomKills, OnAFullDiskLoseNothing) {
   const TemporaryFolder dir;
   int results[2];
@@ -187,7 +187,7 @@ TEST_P(RandomKills, OnAFullDiskLoseNothing) {
     log::set_level(log::Level::off);
     const bool mounted = (unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0) &&
                          mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                         mount("none", dir.string().c_str(), "tmpfs", 0, "size=340k") == 0;
+                         mount("none", dir.string().c_str(), "tmpfs", 0, "size=370k") == 0;
     if (!mounted) _exit(2);
     const Found found = kill_saves(dir.string(), kills_to_try(), GetParam(), 2);
     const auto written = write(results[1], &found, sizeof found);
