@@ -83,12 +83,25 @@ function(cairn_library name)
   if(CAIRN_INSTALL)
     install(TARGETS cairn_${name} EXPORT cairnTargets LIBRARY COMPONENT libraries NAMELINK_COMPONENT development
       ARCHIVE COMPONENT development FILE_SET HEADERS COMPONENT development)
-    cairn_pkg_config(${name} "${arg_DEPENDS}" "${arg_LINK}")
+    cairn_pkg_config(${name} "-L\${libdir} -lcairn_${name}" "${arg_DEPENDS}" "${arg_LINK}")
+  endif()
+endfunction()
+
+# cairn_bundle(NAME component...): cairn::NAME, which has no files of its own and hands on these components.
+function(cairn_bundle name)
+  add_library(cairn_${name} INTERFACE)
+  add_library(cairn::${name} ALIAS cairn_${name})
+  set_target_properties(cairn_${name} PROPERTIES EXPORT_NAME ${name})
+  list(TRANSFORM ARGN PREPEND cairn:: OUTPUT_VARIABLE components)
+  target_link_libraries(cairn_${name} INTERFACE ${components})
+  if(CAIRN_INSTALL)
+    install(TARGETS cairn_${name} EXPORT cairnTargets)
+    cairn_pkg_config(${name} "" "${ARGN}" "")
   endif()
 endfunction()
 
 # cairn-NAME.pc for pkg-config. Libraries that Cairn links for itself matter to `pkg-config --static` alone.
-function(cairn_pkg_config name depends links)
+function(cairn_pkg_config name own_library depends links)
   list(TRANSFORM depends PREPEND cairn- OUTPUT_VARIABLE requires)
   list(JOIN requires ", " requires)
   set(private "")

@@ -26,7 +26,7 @@ def header_page(header, folder):
 
 def rewritten(text, prefix):
     """Links that left docs/ for the tree: to headers' pages, to pages, or to no page at all."""
-    text = re.sub(r"\]\((?:\.\./)*\w+/include/cairn/(\w+)/(\w+)\.h\)", rf"]({prefix}reference/\1/\2.md)", text)
+    text = re.sub(r"\]\((?:\.\./)*[\w/]+/include/cairn/(\w+)/(\w+)\.h\)", rf"]({prefix}reference/\1/\2.md)", text)
     text = re.sub(r"\[([^\]]*)\]\(docs/adr\)", r"[\1](adr/0001-f32-master-belongs-to-the-parameter.md)", text)
     text = text.replace("](docs/", "](")
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+(?!adr|images)[^)#]*\)", r"\1", text)
@@ -42,7 +42,7 @@ def main():
     (pages / "index.md").write_text(rewritten((ROOT / "README.md").read_text(), ""))
     reference = []
     for folder in FOLDERS:
-        headers = sorted((ROOT / folder / "include").rglob("*.h"))
+        headers = sorted((ROOT / folder).glob(f"**/include/cairn/{folder}/*.h"), key=lambda header: header.name)
         for header in headers:
             page = pages / "reference" / folder / f"{header.stem}.md"
             page.parent.mkdir(parents=True, exist_ok=True)

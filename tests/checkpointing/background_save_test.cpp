@@ -14,7 +14,7 @@
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
 #include "checkpointing/threads_world.h"
-#include "system_calls.h"
+#include "io/system_calls.h"
 
 namespace cairn::checkpointing {
 namespace {

@@ -1,6 +1,6 @@
 // Manifests that are whole by their checksum and wrong in what they say: written by a broken
 // program, or by somebody who means harm.
-#include "manifest.h"
+#include "checkpoint/manifest.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include "cairn/core/error.h"
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
-#include "safetensors_format.h"
+#include "formats/safetensors/format.h"
 
 namespace cairn::checkpointing {
 namespace {

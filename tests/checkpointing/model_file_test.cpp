@@ -9,6 +9,7 @@
 
 #include "cairn/autograd/autograd.h"
 #include "cairn/checkpointing/checkpoint_folder.h"
+#include "cairn/checkpointing/parts.h"
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/checkpointing/torch_file.h"
 #include "cairn/checkpointing/training_state.h"
@@ -137,6 +138,18 @@ TEST(ModelFile, NamesAreMapped) {
                      {.part = "state_dict", .names = {{"module.0.", "3."}, {"module.", ""}}});
               }),
               HasSubstr("twice"));
+}
+
+TEST(ModelFile, ATensorOfTheFileDoesNotReplaceANumber) {
+  const TemporaryFolder folder;
+  std::int64_t steps = 3;
+  Variables counted({{"steps", steps}});
+  StateDict other;
+  other.set("steps", Tensor::zeros({2}));
+  write_torch(folder / "x.pt", other);
+  EXPECT_THAT(message_of<DataError>([&] { load(counted, folder / "x.pt"); }),
+              HasSubstr("'steps' [2] instead of no tensor"));
+  EXPECT_EQ(steps, 3);
 }
 
 TEST(ModelFile, EveryKindOfFileLoads) {

@@ -15,9 +15,9 @@
 #include "cairn/core/memory.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
-#include "chain_schedule.h"
 #include "checkpointing/temporary_folder.h"
-#include "schedule_choice.h"
+#include "plan/chain_schedule.h"
+#include "plan/schedule_choice.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing::planner {

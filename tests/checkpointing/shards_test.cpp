@@ -13,9 +13,9 @@
 #include "cairn/core/error.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/log.h"
+#include "checkpoint/manifest.h"
 #include "checkpointing/temporary_folder.h"
 #include "checkpointing/threads_world.h"
-#include "manifest.h"
 
 namespace cairn::checkpointing {
 namespace {

@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "system_calls.h"
+#include "io/system_calls.h"
 
 namespace cairn::checkpointing {
 

@@ -12,8 +12,8 @@
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/core/error.h"
 #include "checkpointing/temporary_folder.h"
-#include "host_copy.h"
-#include "zip_writer.h"
+#include "formats/zip/writer.h"
+#include "io/host_copy.h"
 
 namespace cairn::checkpointing {
 namespace {

@@ -21,7 +21,7 @@
 #include "cairn/nn/nn.h"
 #include "checkpointing/planned_training.h"
 #include "checkpointing/temporary_folder.h"
-#include "schedule_run.h"
+#include "plan/schedule_run.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing::training_plans {

@@ -13,10 +13,10 @@
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/checkpointing/torch_file.h"
 #include "cairn/core/error.h"
-#include "manifest.h"
-#include "safetensors_format.h"
-#include "zip_reader.h"
-#include "zip_writer.h"
+#include "checkpoint/manifest.h"
+#include "formats/safetensors/format.h"
+#include "formats/zip/reader.h"
+#include "formats/zip/writer.h"
 
 namespace cairn::fuzz {
 

@@ -1,0 +1,535 @@
+#include "cairn/checkpointing/training_plan.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "cairn/autograd/ops.h"
+#include "cairn/autograd/thread_state.h"
+#include "cairn/core/error.h"
+#include "cairn/core/log.h"
+#include "cairn/core/memory.h"
+#include "cairn/core/stream.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/nn/linear.h"
+#include "cairn/nn/sequential.h"
+#include "plan/block_meter.h"
+#include "plan/schedule_choice.h"
+#include "plan/schedule_run.h"
+#include "training_plan/model_bytes.h"
+
+namespace cairn::checkpointing {
+
+namespace {
+
+constexpr const char* kTrainingPlanner = "plan_training";
+constexpr std::size_t kPlannedSlots = 500;  // of memory, in the programme
+
+constexpr std::size_t kScaledLoss = 16;  // bytes: the loss times its scale and weight
+
+using LossFunction = std::function<Tensor(const Tensor&, const Tensor&)>;
+
+Tensor micro_batch_of(const Tensor& x, int dimension, std::int64_t size) {
+  return x.alias(x.view().slice(dimension, 0, std::min(size, x.size(dimension))));
+}
+
+nn::Linear* fusable_end(nn::Sequential& model) {
+  if (model.size() == 0) return nullptr;
+  auto* linear = dynamic_cast<nn::Linear*>(&model.at(model.size() - 1));
+  const bool plain =
+      linear != nullptr && linear->options().activation == autograd::Activation::none;
+  return plain ? linear : nullptr;
+}
+
+Segment fused_end(const nn::Linear& linear, const Tensor& target) {
+  return [weight = linear.weight(), bias = linear.bias(), target](const Tensor& x) {
+    return autograd::linear_cross_entropy(x, weight, bias, target);
+  };
+}
+
+// Caps the device for a scope.
+class CapacityGuard {
+ public:
+  CapacityGuard(Device device, std::size_t bytes)
+      : device_(device), before_(core::memory_capacity(device)) {
+    core::set_memory_capacity(device, std::min(before_, bytes));
+  }
+  ~CapacityGuard() { core::set_memory_capacity(device_, before_); }
+  CapacityGuard(const CapacityGuard&) = delete;
+  CapacityGuard& operator=(const CapacityGuard&) = delete;
+
+ private:
+  Device device_;
+  std::size_t before_;
+};
+
+class RunnerGuard {
+ public:
+  RunnerGuard(nn::Sequential& model, nn::Sequential::Runner runner)
+      : model_(model), before_(model.runner()) {
+    model_.set_runner(std::move(runner));
+  }
+  ~RunnerGuard() { model_.set_runner(std::move(before_)); }
+  RunnerGuard(const RunnerGuard&) = delete;
+  RunnerGuard& operator=(const RunnerGuard&) = delete;
+
+ private:
+  nn::Sequential& model_;
+  nn::Sequential::Runner before_;
+};
+
+// ---- Measured chains
+
+// What decides a chain's profile, beside its precision.
+struct ChainKind {
+  bool fused = false, balanced = true;
+};
+
+struct MeasuredChain {
+  std::vector<BlockProfile> profile;
+  std::size_t input = 0;  // bytes of the model's half input beside the batch
+  bool extrapolated = false;
+};
+
+std::size_t extended(std::size_t near, std::size_t far, double ratio) {
+  const double slope = static_cast<double>(near) - static_cast<double>(far);
+  return static_cast<std::size_t>(std::max(0.0, static_cast<double>(near) + ratio * slope));
+}
+
+KeptBlock extended(const KeptBlock& near, const KeptBlock& far, double ratio) {
+  KeptBlock block = near;
+  block.forward_seconds += ratio * std::max(0.0, near.forward_seconds - far.forward_seconds);
+  block.backward_seconds += ratio * std::max(0.0, near.backward_seconds - far.backward_seconds);
+  block.saved = extended(near.saved, far.saved, ratio);
+  block.forward_peak = extended(near.forward_peak, far.forward_peak, ratio);
+  block.backward_peak = extended(near.backward_peak, far.backward_peak, ratio);
+  block.tail_seconds += ratio * std::max(0.0, near.tail_seconds - far.tail_seconds);
+  return block;
+}
+
+// Those that both sizes were measured with.
+std::vector<SelectiveBlock> extended(const std::vector<SelectiveBlock>& near,
+                                     const std::vector<SelectiveBlock>& far, double ratio) {
+  std::vector<SelectiveBlock> all;
+  for (const SelectiveBlock& way : near) {
+    const auto same = std::find_if(
+        far.begin(), far.end(), [&](const auto& other) { return *other.results == *way.results; });
+    if (same == far.end()) continue;
+    all.push_back({extended(static_cast<const KeptBlock&>(way), *same, ratio), way.results});
+  }
+  return all;
+}
+
+// Everything grows by a line through two sizes: near + ratio (near - far).
+BlockProfile extended(const BlockProfile& near, const BlockProfile& far, double ratio) {
+  BlockProfile block = near;
+  static_cast<KeptBlock&>(block) =
+      extended(static_cast<const KeptBlock&>(near), static_cast<const KeptBlock&>(far), ratio);
+  block.offloaded.reset();
+  if (near.offloaded && far.offloaded) {
+    block.offloaded = extended(*near.offloaded, *far.offloaded, ratio);
+  }
+  block.selective = extended(near.selective, far.selective, ratio);
+  block.output = extended(near.output, far.output, ratio);
+  block.light_peak = extended(near.light_peak, far.light_peak, ratio);
+  block.gradient = extended(near.gradient, far.gradient, ratio);
+  block.lead = extended(near.lead, far.lead, ratio);
+  return block;
+}
+
+/// Says how far planning is, now and then.
+class Progress {
+ public:
+  explicit Progress(std::size_t all) : all_(all) {}
+  void next(const Precision& precision, std::int64_t size) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - told_ >= kInterval) {
+      told_ = now;
+      log::info("plan_training: {} of {} measured, next {} in micro-batches of {}", done_, all_,
+                precision.name, size);
+    }
+    ++done_;
+  }
+
+ private:
+  static constexpr std::chrono::seconds kInterval{5};
+  std::size_t all_, done_ = 0;
+  std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
+};
+
+class TrainingPlanner {
+ public:
+  TrainingPlanner(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,
+                  const TrainingWorld& world, const TrainingPlanOptions& options)
+      : model_(model),
+        batch_(batch),
+        budget_(budget),
+        world_(world),
+        options_(options),
+        device_(batch.x.device()),
+        loss_(options.loss
+                  ? options.loss
+                  : [](const Tensor& y, const Tensor& t) { return autograd::cross_entropy(y, t); }),
+        offload_(planned_offload(options.offload)),
+        bytes_(model, device_),
+        sizes_(micro_batches()) {}
+
+  std::vector<TrainingChoice> choices() {
+    const std::vector<ChainKind> all = kinds();
+    Progress progress(options_.precisions.size() * all.size() * sizes_.size());
+    for (const Precision& precision : options_.precisions) {
+      for (const ChainKind& kind : all) add_choices(precision, kind, progress);
+    }
+    return std::move(choices_);
+  }
+
+ private:
+  std::vector<ChainKind> kinds() {
+    std::vector<ChainKind> all{{.fused = false, .balanced = true}};
+    if (world_.devices > 1) all.push_back({.fused = false, .balanced = false});
+    if (options_.fused_loss && !options_.loss && fusable_end(model_))
+      all.push_back({.fused = true, .balanced = true});
+    return all;
+  }
+
+  std::int64_t samples() const { return batch_.x.size(batch_.dimension); }
+
+  // The first device's of so many samples.
+  std::int64_t part_of(std::int64_t samples) const {
+    return (samples + world_.devices - 1) / world_.devices;
+  }
+
+  std::vector<std::int64_t> micro_batches() const {
+    std::vector<std::int64_t> sizes = options_.micro_batches;
+    for (std::int64_t n = samples(); sizes.empty() || (options_.micro_batches.empty() && n > 1);) {
+      if (!sizes.empty()) n = (n + 1) / 2;
+      sizes.push_back(n);
+    }
+    std::sort(sizes.begin(), sizes.end());
+    sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+    return sizes;
+  }
+
+  void add_choices(const Precision& precision, const ChainKind& kind, Progress& progress) {
+    std::map<std::int64_t, MeasuredChain> chains;
+    for (const std::int64_t size : sizes_) {
+      progress.next(precision, size);
+      const std::optional<MeasuredChain> chain = chain_of(precision, kind, size, chains);
+      if (!chain) continue;
+      chains[size] = *chain;
+      add_choices(precision, kind, size, *chain);
+    }
+  }
+
+  // Measured; where it does not run in the budget, from smaller ones; nothing where no size runs.
+  std::optional<MeasuredChain> chain_of(const Precision& precision, const ChainKind& kind,
+                                        std::int64_t size,
+                                        const std::map<std::int64_t, MeasuredChain>& smaller) {
+    if (smaller.empty() || !smaller.rbegin()->second.extrapolated) {
+      try {
+        return measure(precision, kind, size);
+      } catch (const core::OutOfMemory&) {
+        if (smaller.empty()) return std::nullopt;
+      }
+    }
+    return extrapolate(size, smaller);
+  }
+
+  static MeasuredChain extrapolate(std::int64_t size,
+                                   const std::map<std::int64_t, MeasuredChain>& smaller) {
+    const auto near = smaller.rbegin();
+    const auto far = std::next(near);
+    const double step = static_cast<double>(size - near->first);
+    MeasuredChain chain = near->second;
+    chain.extrapolated = true;
+    if (far == smaller.rend()) {  // in proportion
+      std::vector<BlockProfile> nothing(chain.profile.size());
+      for (std::size_t i = 0; i < nothing.size(); ++i) {
+        nothing[i].offloaded = KeptBlock();
+        for (const SelectiveBlock& way : chain.profile[i].selective) {
+          nothing[i].selective.push_back({{}, way.results});
+        }
+      }
+      extend(chain, nothing, 0, step / static_cast<double>(near->first));
+    } else {
+      extend(chain, far->second.profile, far->second.input,
+             step / static_cast<double>(near->first - far->first));
+    }
+    return chain;
+  }
+
+  static void extend(MeasuredChain& chain, const std::vector<BlockProfile>& far, std::size_t input,
+                     double ratio) {
+    for (std::size_t i = 0; i < chain.profile.size(); ++i) {
+      chain.profile[i] = extended(chain.profile[i], far[i], ratio);
+    }
+    chain.input = extended(chain.input, input, ratio);
+  }
+
+  MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size) {
+    const CapacityGuard capacity(device_, budget_);
+    const std::int64_t part = part_of(size);
+    const std::int64_t with_loss = kind.balanced ? part : size;
+    const Tensor target = micro_batch_of(batch_.target, batch_.dimension, with_loss);
+    MeasuredChain chain;
+    Tensor x = micro_batch_of(batch_.x, batch_.dimension, part).detach();
+    if (precision.half_weights && core::is_floating(x.dtype())) {
+      x = autograd::to(x, precision.half);
+      chain.input = x.nbytes();
+    }
+    MeasuredBlock last{{}, x, false};
+    KnownBlocks known;
+    for (std::size_t i = 0; i < model_.size(); ++i) {
+      const Tensor own_target = i + 1 == model_.size() ? target : Tensor();
+      last = measure_module(precision, kind, model_.at(i), last, own_target, known);
+      chain.profile.push_back(last.profile);
+    }
+    CAIRN_CHECK(last.result_wants_gradient, kTrainingPlanner,
+                "expected a model whose loss depends on a parameter, got one without a graph");
+    // The loss's backward follows at once, and writes over results that nobody keeps.
+    chain.profile.back().selective.clear();
+    // They stand before the step.
+    for (BlockProfile& block : chain.profile) block.parameter_gradients = 0;
+    return chain;
+  }
+
+  // The last one with the loss, whose backward writes over outputs that nobody else holds; and where
+  // outputs are gathered, with those of other devices.
+  MeasuredBlock measure_module(const Precision& precision, const ChainKind& kind,
+                               nn::Module& original, const MeasuredBlock& before,
+                               const Tensor& target, KnownBlocks& known) {
+    std::shared_ptr<nn::Module> half;
+    if (precision.half_weights) half = half_clone(original, precision.half);
+    nn::Module& module = half ? *half : original;
+    Segment forward = [&module](const Tensor& x) { return module(x); };
+    if (kind.fused && target.defined()) {
+      forward = fused_end(dynamic_cast<nn::Linear&>(module), target);
+    }
+    Segment block = forward;
+    std::optional<autograd::AutocastGuard> region;
+    if (target.defined()) {
+      block = [&](const Tensor& x) {
+        Tensor y = in_region(precision, forward, x);
+        if (kind.fused) return y;
+        if (precision.half_weights && core::is_half(y.dtype())) y = autograd::to(y, DType::f32);
+        if (!kind.balanced) y = gathered(y, target);
+        return loss_(y, target);
+      };
+    } else if (precision.autocast) {
+      region.emplace(true, precision.half);
+    }
+    if (target.defined()) {
+      return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
+                           {options_.repeats, true});
+    }
+    return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
+                         {options_.repeats, true, offload_.get(), &known, model_.size()});
+  }
+
+  static Tensor in_region(const Precision& precision, const Segment& forward, const Tensor& x) {
+    std::optional<autograd::AutocastGuard> region;
+    if (precision.autocast) region.emplace(true, precision.half);
+    return forward(x);
+  }
+
+  // Beside this device's output those of the others, of which only copies lie here.
+  Tensor gathered(const Tensor& y, const Tensor& target) const {
+    const std::int64_t samples = target.size(batch_.dimension), part = part_of(samples);
+    std::vector<Tensor> parts{y};
+    for (std::int64_t at = part; at < samples; at += part) {
+      const std::int64_t rows = y.size(0) / part * std::min(part, samples - at);
+      const TensorView own = y.view().slice(0, 0, rows);
+      parts.push_back(Tensor::empty(own.shape, own.dtype, device_));
+      kernels::copy(own, parts.back());
+    }
+    return parts.size() == 1 ? y : autograd::concat(parts, 0);
+  }
+
+  void add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size,
+                   const MeasuredChain& chain) {
+    const ScheduleChoice schedules(chain.profile, kPlannedSlots);
+    TrainingChoice choice;
+    choice.precision = precision;
+    choice.micro_batch = size;
+    choice.dimension = batch_.dimension;
+    choice.micro_batches = (samples() + size - 1) / size;
+    choice.fused_loss = kind.fused;
+    choice.balanced_loss = kind.balanced;
+    choice.extrapolated = chain.extrapolated;
+    choice.other = bytes_.other() + chain.input;
+    choice.loss_function = loss_;
+    choice.offload = offload_;
+    for (const bool compact : {false, true}) {
+      if (compact && (!options_.compact_state || options_.moments + precision.half_weights == 0)) {
+        continue;
+      }
+      choice.compact_state = compact;
+      for (const Sharding sharding : shardings()) {
+        choice.sharding = sharding;
+        add_choices(choice, schedules);
+      }
+    }
+  }
+
+  std::vector<Sharding> shardings() const {
+    if (world_.ranks == 1) return {Sharding::none};
+    return {Sharding::none, Sharding::optimizer_state, Sharding::gradients, Sharding::parameters};
+  }
+
+  // The plain one, and where it does not fit the fastest that does, or the smallest.
+  void add_choices(TrainingChoice choice, const ScheduleChoice& schedules) {
+    const StepBytes all = bytes_.of(choice.precision, choice.compact_state, options_.moments,
+                                    choice.micro_batches > 1);
+    const auto share = [&](std::size_t bytes, Sharding from) {
+      return choice.sharding >= from ? bytes / static_cast<std::size_t>(world_.ranks) : bytes;
+    };
+    choice.weights = share(all.weights, Sharding::parameters);
+    choice.gradients = share(all.gradients, Sharding::gradients);
+    choice.optimizer_state = share(all.optimizer_state, Sharding::optimizer_state);
+    const double update = bytes_.update_seconds(choice.precision, choice.compact_state,
+                                                options_.moments, choice.micro_batches > 1);
+    const double fixed = share_of(update, choice.sharding) + exchange_seconds(all, choice.sharding);
+    add_choice(choice, schedules.plain(), fixed);
+    if (choices_.back().fits) return;
+    const std::size_t beside = standing_of(choice) + scaled_losses();
+    const std::size_t room = budget_ > beside ? budget_ - beside : 0;
+    const CostedSchedule* best = room < added_gradient(choice) ? nullptr : schedules.fastest(room);
+    add_choice(choice, best == nullptr ? schedules.smallest() : *best, fixed);
+  }
+
+  // At the backward's end the other devices' gradients come one after the other, and are added.
+  std::size_t added_gradient(const TrainingChoice& choice) const {
+    const bool one_part = part_of(choice.micro_batch) == choice.micro_batch;
+    return one_part ? 0 : bytes_.largest_gradient(choice.precision);
+  }
+  std::size_t scaled_losses() const {
+    return kScaledLoss * static_cast<std::size_t>(world_.devices);
+  }
+
+  static std::size_t standing_of(const TrainingChoice& choice) {
+    return choice.weights + choice.gradients + choice.optimizer_state + choice.other;
+  }
+
+  double share_of(double seconds, Sharding sharding) const {
+    return sharding == Sharding::none ? seconds : seconds / world_.ranks;
+  }
+
+  // Of a ring: gradients summed and scattered, then they or the weights collected; with sharded weights
+  // these once for the forward, once for the backward.
+  double exchange_seconds(const StepBytes& all, Sharding sharding) const {
+    if (world_.ranks == 1 || world_.bandwidth <= 0) return 0;
+    const auto gradients = static_cast<double>(all.gradients);
+    const auto weights = static_cast<double>(all.weights);
+    double bytes = 2 * gradients;
+    if (sharding == Sharding::optimizer_state || sharding == Sharding::gradients) {
+      bytes = gradients + weights;
+    }
+    if (sharding == Sharding::parameters) bytes = gradients + 2 * weights;
+    return bytes * (world_.ranks - 1) / world_.ranks / world_.bandwidth;
+  }
+
+  void add_choice(TrainingChoice choice, const CostedSchedule& costed, double fixed) {
+    choice.schedule = costed.schedule;
+    for (const SchedulePart& part : choice.schedule) {
+      choice.recomputes = choice.recomputes || !part.inner.empty() || part.results;
+      choice.offloads = choice.offloads || part.offloaded;
+    }
+    choice.activations = std::max(costed.cost.peak, added_gradient(choice)) + scaled_losses();
+    choice.peak_bytes = standing_of(choice) + choice.activations;
+    const double share = static_cast<double>(samples()) / static_cast<double>(choice.micro_batch);
+    choice.seconds = share * costed.cost.seconds + fixed;
+    choice.fits = choice.peak_bytes <= budget_;
+    choices_.push_back(std::move(choice));
+  }
+
+  nn::Sequential& model_;
+  TrainingBatch batch_;
+  std::size_t budget_;
+  TrainingWorld world_;
+  TrainingPlanOptions options_;
+  Device device_;
+  LossFunction loss_;
+  std::shared_ptr<Offload> offload_;
+  ModelBytes bytes_;
+  std::vector<std::int64_t> sizes_;
+  std::vector<TrainingChoice> choices_;
+};
+
+void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const TrainingWorld& world,
+                     const TrainingPlanOptions& options) {
+  CAIRN_CHECK(model.size() > 0, kTrainingPlanner, "expected modules, got an empty Sequential");
+  CAIRN_CHECK(batch.x.defined() && batch.target.defined() && batch.dimension >= 0 &&
+                  batch.dimension < batch.x.dims() && batch.dimension < batch.target.dims() &&
+                  batch.x.size(batch.dimension) > 0,
+              kTrainingPlanner,
+              "expected a batch of inputs and targets with samples along dimension ",
+              batch.dimension, ", got none");
+  CAIRN_CHECK(batch.x.size(batch.dimension) == batch.target.size(batch.dimension), kTrainingPlanner,
+              "expected as many targets as inputs, got ", batch.target.size(batch.dimension),
+              " and ", batch.x.size(batch.dimension));
+  CAIRN_CHECK(world.ranks > 0 && world.devices > 0, kTrainingPlanner,
+              "expected ranks and devices above 0, got ", world.ranks, " and ", world.devices);
+  CAIRN_CHECK(!options.precisions.empty() && options.repeats > 0 && options.moments >= 0 &&
+                  options.moments <= 2,
+              kTrainingPlanner, "expected precisions, repeats above 0 and 0 to 2 moments, got ",
+              options.precisions.size(), " precisions, ", options.repeats, " and ",
+              options.moments);
+  for (const std::int64_t size : options.micro_batches) {
+    CAIRN_CHECK(size > 0 && size <= batch.x.size(batch.dimension), kTrainingPlanner,
+                "expected micro-batches of 1 to ", batch.x.size(batch.dimension), " samples, got ",
+                size);
+  }
+}
+
+}  // namespace
+
+std::vector<Precision> precisions() {
+  return {{"O0"},
+          {"O1 bf16", DType::bf16, true, false},
+          {"O1 f16", DType::f16, true, false},
+          {"O2 bf16", DType::bf16, false, true},
+          {"O2 f16", DType::f16, false, true}};
+}
+
+Tensor TrainingChoice::output(nn::Sequential& model, const Tensor& x) const {
+  CAIRN_CHECK(!fused_loss, kTrainingPlanner,
+              "expected a choice whose loss is not fused with the last module, got ", levers());
+  return run(model, x, nullptr);
+}
+
+Tensor TrainingChoice::loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const {
+  const Tensor y = run(model, x, &target);
+  return fused_loss ? y : loss_function(y, target);
+}
+
+// The fused end takes the target.
+Tensor TrainingChoice::run(nn::Sequential& model, const Tensor& x, const Tensor* target) const {
+  CAIRN_CHECK(!schedule.empty() && schedule.back().end == model.size(), kTrainingPlanner,
+              "expected the planned Sequential, got one of ", model.size(), " modules");
+  CAIRN_CHECK(dimension < x.dims() && x.size(dimension) <= micro_batch, kTrainingPlanner,
+              "expected a micro-batch of at most ", micro_batch, " samples along dimension ",
+              dimension, ", as this choice counts its memory, got ", x.shape(),
+              " (cut the batch: micro_batches of them, then one update)");
+  const RunnerGuard guard(model, [&](nn::Sequential& modules, const Tensor& in) {
+    std::vector<Segment> parts = modules_of(modules);
+    if (fused_loss) {
+      nn::Linear* end = fusable_end(modules);
+      CAIRN_CHECK(end != nullptr, kTrainingPlanner,
+                  "expected the planned Sequential, which ends with a Linear, got another one");
+      parts.back() = fused_end(*end, *target);
+    }
+    return run_schedule(parts, schedule, offload, in);
+  });
+  return model(x);
+}
+
+TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,
+                           const TrainingWorld& world, const TrainingPlanOptions& options) {
+  check_arguments(model, batch, world, options);
+  core::Stream::current(batch.x.device()).synchronize();
+  return {TrainingPlanner(model, batch, budget, world, options).choices(), budget};
+}
+
+}  // namespace cairn::checkpointing

@@ -1,0 +1,399 @@
+#include "checkpoint/manifest.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+
+#include "cairn/core/error.h"
+#include "cairn/core/version.h"
+#include "checkpoint/shards.h"
+#include "checkpoint/step_folder.h"
+#include "formats/flat_state.h"
+#include "formats/json_text.h"
+#include "formats/safetensors/format.h"
+#include "io/file_io.h"
+
+namespace cairn::checkpointing {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "cairn-training-state";
+// 1 had no lineage, 2 no shards: without any it is what is written, for older readers. A member that
+// they may pass over (metric, libraries, header) keeps the number.
+constexpr int kVersion = 3, kVersionWithoutShards = 2;
+constexpr std::uint64_t kLargestManifest = 1'000'000'000;  // bytes
+constexpr int kCompact = -1, kIndented = 1;                // nlohmann's indents
+
+// "<what was expected>, got <what is there>"; the file's name follows in parsing().
+struct BadField : core::DataError {
+  using core::DataError::DataError;
+};
+
+template <class... Args>
+[[noreturn]] void fail_field(const Args&... args) {
+  throw BadField(core::str(args...));
+}
+
+std::string hex(std::uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::uint64_t parse_hex(const std::string& text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (error != std::errc{} || end != text.data() + text.size() || text.size() != 16) {
+    fail_field("a checksum of 16 hexadecimal digits, got '", text, "'");
+  }
+  return value;
+}
+
+std::vector<std::int64_t> sizes_of(const Shape& shape) {
+  return {shape.begin(), shape.end()};
+}
+
+Json json_of(const CheckpointEntry& entry) {
+  Json json = {{"name", entry.name}, {"kind", name(entry.kind)}};
+  switch (entry.kind) {
+    case EntryKind::tensor:
+      json["dtype"] = core::name(entry.dtype);
+      json["shape"] = sizes_of(entry.shape);
+      if (entry.shard)
+        json["shard"] = {{"whole", sizes_of(entry.shard->whole)}, {"begin", entry.shard->begin}};
+      [[fallthrough]];
+    case EntryKind::number:
+    case EntryKind::integer:
+      json["xxh3"] = hex(entry.checksum);
+      break;
+    case EntryKind::text:
+      json["text"] = entry.text;
+      break;
+    case EntryKind::dictionary:
+      break;
+  }
+  return json;
+}
+
+Json json_of(const ManifestFile& file) {
+  Json entries = Json::array();
+  for (const CheckpointEntry& entry : file.entries) entries.push_back(json_of(entry));
+  Json json = {{"name", file.name}, {"bytes", file.bytes}};
+  if (file.header) json["header"] = hex(*file.header);
+  json["entries"] = std::move(entries);
+  return json;
+}
+
+std::string dump(const Json& json, int indent) {
+  try {
+    return json.dump(indent);
+  } catch (const Json::exception& e) {
+    core::fail("save", "expected names and text in UTF-8: ", e.what());
+  }
+}
+
+// Whole and in range: nlohmann's own getter takes 1.5 for 1 and wraps what does not fit.
+std::int64_t integer_of(const Json& json, const char* key, std::int64_t least,
+                        std::int64_t largest = INT64_MAX) {
+  const Json& value = json.at(key);
+  const bool fits = value.is_number_integer() &&
+                    !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) &&
+                    value.get<std::int64_t>() >= least && value.get<std::int64_t>() <= largest;
+  if (!fits) {
+    fail_field("an integer from ", least, " to ", largest, " as ", key, ", got ", value.dump());
+  }
+  return value.get<std::int64_t>();
+}
+
+const Json& list_of(const Json& json, const char* key) {
+  const Json& value = json.at(key);
+  if (!value.is_array()) fail_field("a list as ", key, ", got ", value.type_name());
+  return value;
+}
+
+EntryKind parse_kind(const std::string& text) {
+  for (const EntryKind kind : {EntryKind::tensor, EntryKind::number, EntryKind::integer,
+                               EntryKind::text, EntryKind::dictionary}) {
+    if (text == name(kind)) return kind;
+  }
+  fail_field("a kind of entry, got '", text, "'");
+}
+
+Shape shape_of(const Json& entry, const char* key, const std::string& name) {
+  const Json& sizes = list_of(entry, key);
+  if (sizes.size() > static_cast<std::size_t>(core::kMaxDims)) {
+    fail_field("at most ", core::kMaxDims, " sizes for '", name, "', got ", sizes.size());
+  }
+  Shape shape;
+  for (const Json& size : sizes) {
+    shape.push_back(integer_of(Json{{"size", size}}, "size", 0));
+  }
+  return shape;
+}
+
+ShardPlace place_of(const Json& shard, const std::string& name) {
+  return {shape_of(shard, "whole", name), integer_of(shard, "begin", 0)};
+}
+
+CheckpointEntry entry_of(const Json& json, const std::string& file) {
+  CheckpointEntry entry;
+  entry.name = json.at("name").get<std::string>();
+  entry.file = file;
+  entry.kind = parse_kind(json.at("kind").get<std::string>());
+  if (entry.kind == EntryKind::number) entry.dtype = DType::f64;
+  if (entry.kind == EntryKind::integer) entry.dtype = DType::i64;
+  if (entry.kind == EntryKind::text) entry.text = json.at("text").get<std::string>();
+  if (entry.kind == EntryKind::tensor) {
+    entry.dtype = core::parse_dtype(json.at("dtype").get<std::string>());
+    entry.shape = shape_of(json, "shape", entry.name);
+    if (json.contains("shard")) entry.shard = place_of(json.at("shard"), entry.name);
+  }
+  if (entry.in_file()) entry.checksum = parse_hex(json.at("xxh3").get<std::string>());
+  return entry;
+}
+
+// Every entry lies in the file's bytes, which bounds shapes too.
+void check_size(const CheckpointEntry& entry, std::uint64_t& left) {
+  if (!entry.in_file()) return;
+  std::uint64_t bytes = core::size_of(entry.dtype);
+  bool fits = true;
+  for (const std::int64_t size : entry.shape) {
+    fits = fits && !__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes);
+  }
+  if (!fits || bytes > left) {
+    fail_field("entries that fit the bytes of ", entry.file, ", got '", entry.name, "' ",
+               entry.dtype, " ", entry.shape);
+  }
+  left -= bytes;
+}
+
+ManifestFile file_of(const Json& json) {
+  ManifestFile file;
+  file.name = json.at("name").get<std::string>();
+  file.bytes = static_cast<std::uint64_t>(integer_of(json, "bytes", 0));
+  if (json.contains("header")) file.header = parse_hex(json.at("header").get<std::string>());
+  std::uint64_t left = file.bytes;
+  std::set<std::string> names;
+  for (const Json& item : list_of(json, "entries")) {
+    CheckpointEntry entry = entry_of(item, file.name);
+    const bool of_a_rank = file.name == kStateFile && entry.name.starts_with(kRankPrefix);
+    if (!usable_name(entry.name) || of_a_rank || !names.insert(entry.name).second) {
+      fail_field("distinct names of entries in ", file.name, ", got '", entry.name.substr(0, 80),
+                 "'");
+    }
+    const bool named_shard = file.name != kStateFile && entry.name.starts_with(kShardPrefix);
+    if (entry.shard.has_value() != named_shard) {
+      fail_field("shards, and nothing else, in a rank's file under ", kShardPrefix, ", got '",
+                 entry.name.substr(0, 80), "' in ", file.name);
+    }
+    check_size(entry, left);
+    file.entries.push_back(std::move(entry));
+  }
+  return file;
+}
+
+// The file of the parts and one a rank, each once, and no path to anywhere else.
+void check_files(const Manifest& manifest) {
+  std::set<std::string> missing = {kStateFile};
+  if (manifest.files.size() != static_cast<std::size_t>(manifest.world_size) + 1) {
+    fail_field("the files of ", manifest.world_size, " rank(s), got ", manifest.files.size());
+  }
+  for (int rank = 0; rank < manifest.world_size; ++rank) missing.insert(rank_file(rank));
+  for (const ManifestFile& file : manifest.files) {
+    if (missing.erase(file.name) == 1) continue;
+    fail_field("the files of ", manifest.world_size, " rank(s), each once, got '", file.name, "'");
+  }
+}
+
+// What is cut is there once, whole.
+void check_shards(const std::vector<ManifestFile>& files) {
+  std::string problems;
+  std::set<std::string> shared;
+  for (const ManifestFile& file : files) {
+    if (file.name != kStateFile) continue;
+    for (const CheckpointEntry& entry : file.entries) shared.insert(entry.name);
+  }
+  for (const ShardedTensor& tensor : sharded_tensors(files, problems)) {
+    if (shared.contains(tensor.name)) {
+      problems += core::str("\n  '", tensor.name, "': in shards and in ", kStateFile);
+    }
+  }
+  if (problems.empty()) return;
+  fail_field("shards that make up each tensor, every element once, got:", problems, "\n ");
+}
+
+Json json_of(const Lineage& lineage) {
+  Json continues = Json::array();
+  for (const std::uint64_t id : lineage.continues) continues.push_back(hex(id));
+  return {{"step", lineage.step}, {"save", lineage.save}, {"continues", std::move(continues)}};
+}
+
+Lineage lineage_of(const Json& json) {
+  Lineage lineage;
+  lineage.step = integer_of(json, "step", 0);
+  lineage.save = integer_of(json, "save", 1, INT64_MAX - 1);
+  const Json& continues = list_of(json, "continues");
+  if (continues.size() > kLongestLine) {
+    fail_field("at most ", kLongestLine, " saves that this one continues, got ", continues.size());
+  }
+  for (const Json& id : continues) lineage.continues.push_back(parse_hex(id.get<std::string>()));
+  return lineage;
+}
+
+// Calls f, turning what nlohmann's accessors and the parsers throw into a DataError that names the
+// file.
+template <class F>
+auto parsing(const std::string& path, F&& f) {
+  try {
+    return f();
+  } catch (const Json::exception& e) {
+    core::fail<core::DataError>("manifest", "expected a manifest in '", path, "', got: ", e.what());
+  } catch (const core::InvalidArgument& e) {
+    core::fail<core::DataError>("manifest", "expected a manifest in '", path, "', got: ", e.what());
+  } catch (const BadField& e) {
+    core::fail<core::DataError>("manifest", "expected ", e.what(), " in '", path, "'");
+  }
+}
+
+LibraryVersions libraries_of(const Json& json) {
+  LibraryVersions libraries;
+  const auto found = json.find("libraries");
+  if (found == json.end()) return libraries;
+  for (const auto& [library, version] : found->items()) {
+    libraries.emplace_back(library, version.get<std::string>());
+  }
+  return libraries;
+}
+
+std::optional<double> metric_of(const Json& json) {
+  if (!json.contains("metric")) return {};
+  const Json& metric = json.at("metric");
+  if (!metric.is_number()) fail_field("a number as metric, got ", metric.dump());
+  return metric.get<double>();
+}
+
+// " by Cairn 0.2.0", where the manifest of another version tells.
+std::string writer_of(const Json& json) {
+  const auto found = json.find("libraries");
+  if (found == json.end() || !found->is_object()) return "";
+  const auto cairn = found->find("cairn");
+  if (cairn == found->end() || !cairn->is_string()) return "";
+  return core::str(" by Cairn ", cairn->get<std::string>());
+}
+
+// Returns the version.
+std::int64_t check_format(const Json& json, const std::string& path) {
+  if (!json.is_object() || json.value("format", "") != kFormat) {
+    core::fail<core::DataError>("manifest", "expected the format ", kFormat, " in '", path,
+                                "', got another");
+  }
+  const std::int64_t version = integer_of(json, "version", INT64_MIN);
+  if (version < 1 || version > kVersion) {
+    core::fail<core::DataError>("manifest", "expected version 1 to ", kVersion, " in '", path,
+                                "', got ", version, " (written", writer_of(json),
+                                ", a newer release than this one, ", CAIRN_VERSION, ")");
+  }
+  return version;
+}
+
+std::uint64_t check_checksum(Json json, const std::string& path) {
+  const std::string stored = json.value("checksum", "");
+  json.erase("checksum");
+  const std::string body = dump(json, kCompact);
+  const std::uint64_t actual = checksum(body.data(), body.size());
+  if (stored != hex(actual)) {
+    core::fail<core::DataError>("manifest", "expected the checksum ", stored, " of '", path,
+                                "', got another: the manifest is damaged");
+  }
+  return actual;
+}
+
+}  // namespace
+
+namespace {
+
+int version_of(const Manifest& manifest) {
+  const auto is_shard = [](const CheckpointEntry& entry) { return entry.shard.has_value(); };
+  const bool shards =
+      std::any_of(manifest.files.begin(), manifest.files.end(), [&](const ManifestFile& file) {
+        return std::any_of(file.entries.begin(), file.entries.end(), is_shard);
+      });
+  return shards ? kVersion : kVersionWithoutShards;
+}
+
+}  // namespace
+
+std::string manifest_text(const Manifest& manifest) {
+  Json files = Json::array();
+  for (const ManifestFile& file : manifest.files) files.push_back(json_of(file));
+  Json json = {{"format", kFormat}, {"version", version_of(manifest)}};
+  json.update(json_of(manifest.lineage));
+  json["world_size"] = manifest.world_size;
+  if (manifest.metric) json["metric"] = *manifest.metric;
+  for (const auto& [library, version] : manifest.libraries) json["libraries"][library] = version;
+  json["files"] = std::move(files);
+  const std::string body = dump(json, kCompact);
+  json["checksum"] = hex(checksum(body.data(), body.size()));
+  return dump(json, kIndented) + "\n";
+}
+
+Manifest parse_manifest(const std::string& text, const std::string& path) {
+  const Json json = parse_json(text, "manifest", path);
+  return parsing(path, [&] {
+    const std::int64_t version = check_format(json, path);
+    Manifest manifest;
+    manifest.checksum = check_checksum(json, path);
+    if (version == 1) {
+      manifest.lineage.step = integer_of(json, "step", 0);
+    } else {
+      manifest.lineage = lineage_of(json);
+    }
+    manifest.world_size = static_cast<int>(integer_of(json, "world_size", 1, INT32_MAX));
+    manifest.metric = metric_of(json);
+    manifest.libraries = libraries_of(json);
+    for (const Json& file : list_of(json, "files")) manifest.files.push_back(file_of(file));
+    check_files(manifest);
+    check_shards(manifest.files);
+    return manifest;
+  });
+}
+
+Manifest read_manifest(const std::string& folder) {
+  const std::string path = folder + "/" + kManifestName;
+  if (file_bytes(path) > kLargestManifest) {
+    core::fail<core::DataError>("manifest", "expected at most ", kLargestManifest, " bytes in '",
+                                path, "', got more");
+  }
+  Manifest manifest = parse_manifest(read_text(path), path);
+  const std::string name = std::filesystem::path(folder).filename().string();
+  const std::int64_t step = std::max(step_of_folder(name), step_of_hidden(name, kReplaced));
+  if (step >= 0 && step != manifest.lineage.step) {
+    core::fail<core::DataError>("manifest", "expected step ", step, " in '", path, "', got ",
+                                manifest.lineage.step, " (was the folder renamed?)");
+  }
+  return manifest;
+}
+
+std::string lineage_text(const Lineage& lineage) {
+  return dump(json_of(lineage), kCompact);
+}
+
+Lineage parse_lineage(const std::string& text, const std::string& path) {
+  const Json json = parse_json(text, "lineage", path);
+  return parsing(path, [&] { return lineage_of(json); });
+}
+
+std::string manifest_file_text(const ManifestFile& file) {
+  return dump(json_of(file), kCompact);
+}
+
+ManifestFile parse_manifest_file(const std::string& text, const std::string& path) {
+  const Json json = parse_json(text, "manifest", path);
+  return parsing(path, [&] { return file_of(json); });
+}
+
+}  // namespace cairn::checkpointing

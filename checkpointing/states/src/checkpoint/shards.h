@@ -1,0 +1,66 @@
+// Tensors that the ranks of a job hold between them: how their shards in a checkpoint make up the
+// whole, and how other shards are cut from it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "formats/flat_state.h"
+
+namespace cairn::checkpointing {
+
+/// In a rank's file a shard of "model.weight" is called "shards.model.weight".
+inline constexpr const char* kShardPrefix = "shards.";
+
+/// Elements of a tensor, in row-major order.
+struct ElementRange {
+  std::int64_t begin = 0, end = 0;
+};
+/// Those of a shard of this shape; none where it does not lie within the whole.
+std::optional<ElementRange> elements_of(const Shape& shape, const ShardPlace& place);
+
+/// A stored shard.
+struct ShardPiece {
+  const CheckpointEntry* entry;
+  ElementRange elements;
+};
+
+struct ShardedTensor {
+  std::string name;  // "model.weight"
+  DType dtype = DType::f32;
+  Shape whole;
+  std::vector<ShardPiece> pieces;  // in the order of their elements, none empty
+};
+
+/// Of all files; refers to their entries. Everything that does not fit together is added to
+/// `problems`, a line each.
+std::vector<ShardedTensor> sharded_tensors(const std::vector<ManifestFile>& files,
+                                           std::string& problems);
+/// Those of a manifest that was parsed, and so checked.
+std::vector<ShardedTensor> sharded_tensors(const Manifest& manifest);
+
+/// The values of a stored shard, verified, on the host.
+using PieceReader = std::function<Tensor(const CheckpointEntry& piece)>;
+
+/// A tensor of one dimension: these elements of it, gathered from the pieces.
+Tensor read_elements(const ShardedTensor& tensor, ElementRange elements, const PieceReader& read);
+Tensor read_whole(const ShardedTensor& tensor, const PieceReader& read);
+
+/// The values of a stored state as a rank wants them: a shard where `wanted` has one, whole
+/// elsewhere, whichever of them is stored. What `wanted` lacks comes as a shard that holds nothing,
+/// for an error that names it.
+FlatState in_wanted_form(FlatState stored, const std::vector<ShardedTensor>& sharded,
+                         const FlatState& wanted, const PieceReader& read);
+
+/// Shard `rank` of an even cut over `world_size`: of rows where the stored pieces are rows, else of
+/// elements.
+Shard even_shard(const ShardedTensor& tensor, int rank, int world_size, const PieceReader& read);
+
+/// Reads pieces from the files of a checkpoint.
+PieceReader piece_reader(const std::string& folder);
+
+}  // namespace cairn::checkpointing

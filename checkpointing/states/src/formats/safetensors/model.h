@@ -1,0 +1,17 @@
+// Hugging Face's layout of a model in safetensors files.
+#pragma once
+
+#include <string>
+
+#include "formats/flat_state.h"
+
+namespace cairn::checkpointing {
+
+inline constexpr const char* kModelFile = "model.safetensors";
+inline constexpr const char* kModelIndex = "model.safetensors.index.json";
+
+/// A file, an index beside its files, or the folder of either. Names whose tensor is stored under
+/// another (tied weights) share it.
+FlatState read_safetensors_model(const std::string& path);
+
+}  // namespace cairn::checkpointing
