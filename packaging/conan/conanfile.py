@@ -9,8 +9,8 @@ from conan.tools.files import copy
 from conan.tools.system.package_manager import Apt
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COMPONENTS = {"core": [], "kernels": ["core"], "autograd": ["core", "kernels"], "nn": ["autograd"], "data": ["core"], "optim": ["core", "kernels"],
-              "amp": ["autograd", "nn", "optim"], "checkpointing": ["autograd", "nn"], "parallel": ["autograd", "nn", "optim"]}
+COMPONENTS = {"core": [], "kernels": ["core"], "gradients": ["core", "kernels"], "autograd": ["gradients"], "nn": ["autograd"], "data": ["core"],
+              "optim": ["gradients"], "amp": ["autograd", "nn", "optim"], "checkpointing": ["autograd", "nn"], "parallel": ["autograd", "nn", "optim"]}
 
 
 class Cairn(ConanFile):

@@ -1,4 +1,4 @@
-#include "cairn/optim/arena.h"
+#include "cairn/gradients/arena.h"
 
 #include <algorithm>
 #include <unordered_set>
@@ -8,7 +8,7 @@
 #include "cairn/core/memory.h"
 #include "cairn/kernels/elementwise.h"
 
-namespace cairn::optim {
+namespace cairn::gradients {
 
 namespace {
 
@@ -233,4 +233,4 @@ NamedTensor wrap_parameter(std::string name, const TensorView& weight, const Ten
                         Tensor::wrap(gradient, std::move(owner)));
 }
 
-}  // namespace cairn::optim
+}  // namespace cairn::gradients
