@@ -4,15 +4,24 @@
 //   digits                                            drawn digits, O2, one process
 //   cairn-run --nproc-per-node 2 digits --accumulate 2 --checkpoint-dir runs/digits
 //   digits --data MNIST_FOLDER --opt-level O0
+#include <csignal>
+
+#include "cairn/amp/amp.h"
+#include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
+#include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
 #include "cairn/data/mean.h"
+#include "cairn/nn/nn.h"
+#include "cairn/optim/accumulation.h"
+#include "cairn/optim/schedule.h"
+#include "cairn/parallel/distributed.h"
 
 #include "picture.h"
 #include "support/conv_net.h"
 #include "support/digits_data.h"
 #include "support/flags.h"
-#include "support/trainer.h"
+#include "support/reporter.h"
 
 namespace {
 
@@ -25,47 +34,108 @@ struct Flags : support::Flags {
 
 constexpr data::Normalize kNormalize{.mean = 0.1307, .deviation = 0.3081};  // MNIST's own
 
+/// Share of rows whose argmax is the label. logits [N, 10], labels [N].
+double accuracy(const Tensor& logits, const Tensor& labels) {
+  const autograd::NoGradGuard no_grad;
+  const Tensor right = autograd::compare(kernels::BinaryOp::eq, autograd::argmax(logits), labels);
+  return autograd::mean(autograd::to(right, DType::f32)).item();
+}
+
+data::LoaderOptions loader_options(std::int64_t batch_size, Device device) {
+  return {.batch_size = batch_size,
+          .device = device,
+          .normalize = kNormalize,
+          .normalize_on_device = support::normalize};
+}
+
 /// Share of the test images read right; each process reads its part of them.
-double test_accuracy(support::Trainer& trainer, nn::Module& model, const data::Dataset& test) {
-  autograd::NoGradGuard no_grad;
+double test_accuracy(nn::Module& model, const data::Dataset& test, const World& world,
+                     Device device) {
+  const autograd::NoGradGuard no_grad;
   model.eval();
-  const World world = trainer.group().world();
   data::DistributedSampler sampler(test.size(), {.world = world, .shuffle = false, .exact = true});
-  data::DataLoader loader(test, sampler,
-                          {.batch_size = 250,
-                           .device = trainer.device(),
-                           .normalize = kNormalize,
-                           .normalize_on_device = support::normalize});
-  data::Mean accuracy;
+  data::DataLoader loader(test, sampler, loader_options(250, device));
+  data::Mean mean;
   for (const data::Batch& batch : loader) {
-    accuracy.add(support::accuracy(model(batch.inputs), batch.labels),
-                 static_cast<double>(batch.size()));
+    mean.add(accuracy(model(batch.inputs), batch.labels), static_cast<double>(batch.size()));
   }
   model.train();
-  return accuracy.over(world, "test accuracy");
+  return mean.over(world, "test accuracy");
 }
 
 int train(const Flags& flags) {
   const support::Digits images = support::load_digits(flags.data, flags.seed);
   manual_seed(flags.seed);
   nn::Sequential model = support::conv_net();
-  support::Trainer trainer(flags, {.model = model,
-                                   .train = *images.train,
-                                   .description = images.description,
-                                   .normalize = kNormalize});
-  trainer.run();
+  parallel::ProcessGroup group = parallel::ProcessGroup::from_environment();
+  const Device device = group.device(flags.device);
+  model.to(device);
 
-  const double accuracy = test_accuracy(trainer, model, *images.test);
-  support::Reporter& reporter = trainer.reporter();
-  if (trainer.group().rank() == 0 && !flags.picture.empty()) {
-    digits::save_picture(flags.picture, model, *images.test, kNormalize, trainer.device(),
-                         reporter.losses());
+  parallel::DistributedDataParallel ddp(model, group);
+  const World world = ddp.world();
+  const std::unique_ptr<optim::Optimizer> optimizer = flags.make_optimizer(model.parameters());
+  amp::Amp precision = amp::initialize(model, *optimizer, flags.amp_options(world));
+
+  data::DistributedSampler sampler(images.train->size(), {.world = world, .seed = flags.seed});
+  data::LoaderOptions options = loader_options(flags.batch_size, device);
+  options.drop_last = true;
+  data::DataLoader loader(*images.train, sampler, options);
+  const std::int64_t total_steps = flags.total_steps(loader);
+  optim::Schedule schedule(*optimizer, flags.learning_rate_curve(total_steps));
+  optim::Accumulation accumulation({.steps = flags.accumulate, .world = world});
+
+  checkpointing::TrainingState state({{"model", model},
+                                      {"optimizer", *optimizer},
+                                      {"amp", precision},
+                                      {"schedule", schedule},
+                                      {"accumulation", accumulation},
+                                      {"sampler", sampler},
+                                      {"ddp", ddp}},
+                                     world);
+  if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
+  std::int64_t step = flags.resume(state);
+  support::Reporter reporter({.active = world.rank == 0,
+                              .metrics_path = flags.metrics,
+                              .first_step = step,
+                              .total_steps = total_steps});
+  reporter.note(core::str(images.description, "; ", flags.describe(world, device, step)));
+  const std::int64_t images_per_step =
+      std::int64_t{flags.batch_size} * flags.accumulate * world.size;
+
+  while (step < total_steps) {
+    for (const data::Batch& batch : loader) {
+      const optim::MicroBatch micro = accumulation.begin(batch.size());
+      const Tensor logits = ddp(batch.inputs);
+      const Tensor loss = nn::cross_entropy(logits, batch.labels);
+      precision.backward(loss, {.weight = micro.weight()});
+      reporter.micro_batch(loss.item(), accuracy(logits, batch.labels));
+      if (!micro.last()) continue;
+
+      const double lr = optimizer->lr();
+      const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});
+      schedule.step(result);
+      ++step;
+      if (!result.applied) reporter.note(core::str("step ", step, " skipped: ", result.reason));
+      reporter.step({.step = step,
+                     .lr = lr,
+                     .loss_scale = precision.loss_scale(),
+                     .units = images_per_step,
+                     .memory_bytes = core::memory_stats(device).peak_total});
+      if (flags.save_due(step, total_steps)) state.save(flags.checkpoint_dir, step);
+      state.end_on_signal(step);
+      if (step == total_steps) break;
+    }
   }
-  reporter.finish(
-      {{"test_accuracy", accuracy},
-       {"steps", static_cast<double>(trainer.step())},
-       {"images_per_second", reporter.per_second()}},
-      {{"peak memory", support::human_bytes(core::memory_stats(trainer.device()).peak_total)}});
+
+  ddp.sync_buffers();  // one set of running statistics for the evaluation
+  const double test = test_accuracy(model, *images.test, world, device);
+  if (world.rank == 0 && !flags.picture.empty()) {
+    digits::save_picture(flags.picture, model, *images.test, kNormalize, device, reporter.losses());
+  }
+  reporter.finish({{"test_accuracy", test},
+                   {"steps", static_cast<double>(step)},
+                   {"images_per_second", reporter.per_second()}},
+                  {{"peak memory", support::human_bytes(core::memory_stats(device).peak_total)}});
   return 0;
 }
 

@@ -4,18 +4,25 @@
 //   char_lm --text shakespeare.txt --layers 6 --width 192 --steps 2000
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <iostream>
 
 #include "baselines.h"
+#include "cairn/amp/amp.h"
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
+#include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
 #include "cairn/data/mean.h"
 #include "cairn/data/text.h"
+#include "cairn/nn/nn.h"
+#include "cairn/optim/accumulation.h"
+#include "cairn/optim/schedule.h"
+#include "cairn/parallel/distributed.h"
 #include "support/flags.h"
 #include "support/gpt.h"
-#include "support/trainer.h"
+#include "support/reporter.h"
 
 namespace {
 
@@ -56,12 +63,11 @@ std::vector<std::string> project_docs() {
 }
 
 /// Mean loss per byte on the test text; the processes share its windows.
-double test_loss(support::Trainer& trainer, nn::Module& model, const data::Dataset& test) {
-  autograd::NoGradGuard no_grad;
+double test_loss(nn::Module& model, const data::Dataset& test, const World& world, Device device) {
+  const autograd::NoGradGuard no_grad;
   model.eval();
-  const World world = trainer.group().world();
   data::DistributedSampler sampler(test.size(), {.world = world, .shuffle = false, .exact = true});
-  data::DataLoader loader(test, sampler, {.batch_size = 16, .device = trainer.device()});
+  data::DataLoader loader(test, sampler, {.batch_size = 16, .device = device});
   data::Mean loss;
   for (const data::Batch& batch : loader) {
     loss.add(nn::cross_entropy(model(batch.inputs), batch.labels).item(),
@@ -101,11 +107,15 @@ std::string sample(support::Gpt& model, const data::Vocabulary& vocabulary, cons
   return vocabulary.decode(tokens);
 }
 
-int train(const Flags& flags) {
+void check(const Flags& flags) {
   CAIRN_CHECK(flags.sizes.width % flags.sizes.heads == 0, "char_lm",
               "expected --width to be a multiple of --heads, got ", flags.sizes.width, " and ",
               flags.sizes.heads);
   CAIRN_CHECK(!flags.prompt.empty(), "char_lm", "expected a --prompt of at least one byte");
+}
+
+int train(const Flags& flags) {
+  check(flags);
   const std::vector<std::string> files = flags.text.empty() ? project_docs() : flags.text;
   const auto text = data::TextDataset::from_files(
       files, {.window = flags.sizes.tokens, .stride = flags.sizes.tokens / 2});
@@ -115,24 +125,74 @@ int train(const Flags& flags) {
 
   manual_seed(flags.seed);
   support::Gpt model(sizes);
-  support::Trainer trainer(flags, {.model = model,
-                                   .train = training,
-                                   .description = core::str(text.tokens().size(), " bytes of ",
-                                                            files.size(), " file(s)"),
-                                   .unit = "tokens",
-                                   .units_per_sample = flags.sizes.tokens,
-                                   .accuracy = false});
-  trainer.run();
+  parallel::ProcessGroup group = parallel::ProcessGroup::from_environment();
+  const Device device = group.device(flags.device);
+  model.to(device);
 
-  const double loss = test_loss(trainer, model, test);
-  trainer.reporter().finish(
-      {{"test_loss", loss},
-       {"unigram_loss", char_lm::unigram_loss(training, test)},
-       {"bigram_loss", char_lm::bigram_loss(training, test)},
-       {"tokens_per_second", trainer.reporter().per_second()}},
-      {{"peak memory", support::human_bytes(core::memory_stats(trainer.device()).peak_total)}});
-  if (trainer.group().rank() == 0 && flags.sample > 0)
-    std::cout << "\n" << sample(model, text.vocabulary(), flags, trainer.device()) << "\n";
+  parallel::DistributedDataParallel ddp(model, group);
+  const World world = ddp.world();
+  const std::unique_ptr<optim::Optimizer> optimizer = flags.make_optimizer(model.parameters());
+  amp::Amp precision = amp::initialize(model, *optimizer, flags.amp_options(world));
+
+  data::DistributedSampler sampler(training.size(), {.world = world, .seed = flags.seed});
+  data::DataLoader loader(training, sampler,
+                          {.batch_size = flags.batch_size, .drop_last = true, .device = device});
+  const std::int64_t total_steps = flags.total_steps(loader);
+  optim::Schedule schedule(*optimizer, flags.learning_rate_curve(total_steps));
+  optim::Accumulation accumulation({.steps = flags.accumulate, .world = world});
+
+  checkpointing::TrainingState state({{"model", model},
+                                      {"optimizer", *optimizer},
+                                      {"amp", precision},
+                                      {"schedule", schedule},
+                                      {"accumulation", accumulation},
+                                      {"sampler", sampler},
+                                      {"ddp", ddp}},
+                                     world);
+  if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
+  std::int64_t step = flags.resume(state);
+  support::Reporter reporter({.active = world.rank == 0,
+                              .metrics_path = flags.metrics,
+                              .unit = "tokens",
+                              .first_step = step,
+                              .total_steps = total_steps,
+                              .accuracy = false});
+  reporter.note(core::str(text.tokens().size(), " bytes of ", files.size(), " file(s); ",
+                          flags.describe(world, device, step)));
+  const std::int64_t tokens_per_step =
+      std::int64_t{flags.batch_size} * flags.accumulate * world.size * flags.sizes.tokens;
+
+  while (step < total_steps) {
+    for (const data::Batch& batch : loader) {
+      const optim::MicroBatch micro = accumulation.begin(batch.size());
+      const Tensor loss = nn::cross_entropy(ddp(batch.inputs), batch.labels);
+      precision.backward(loss, {.weight = micro.weight()});
+      reporter.micro_batch(loss.item());
+      if (!micro.last()) continue;
+
+      const double lr = optimizer->lr();
+      const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});
+      schedule.step(result);
+      ++step;
+      if (!result.applied) reporter.note(core::str("step ", step, " skipped: ", result.reason));
+      reporter.step({.step = step,
+                     .lr = lr,
+                     .loss_scale = precision.loss_scale(),
+                     .units = tokens_per_step,
+                     .memory_bytes = core::memory_stats(device).peak_total});
+      if (flags.save_due(step, total_steps)) state.save(flags.checkpoint_dir, step);
+      state.end_on_signal(step);
+      if (step == total_steps) break;
+    }
+  }
+
+  reporter.finish({{"test_loss", test_loss(model, test, world, device)},
+                   {"unigram_loss", char_lm::unigram_loss(training, test)},
+                   {"bigram_loss", char_lm::bigram_loss(training, test)},
+                   {"tokens_per_second", reporter.per_second()}},
+                  {{"peak memory", support::human_bytes(core::memory_stats(device).peak_total)}});
+  if (world.rank == 0 && flags.sample > 0)
+    std::cout << "\n" << sample(model, text.vocabulary(), flags, device) << "\n";
   return 0;
 }
 

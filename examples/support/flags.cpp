@@ -1,5 +1,6 @@
 #include "support/flags.h"
 
+#include <algorithm>
 #include <iostream>
 
 #include "cairn/core/device.h"
@@ -46,7 +47,7 @@ void Flags::add_to(CLI::App& app) {
   app.add_option("--save-every", save_every, "steps between checkpoints")
       ->check(CLI::Range(1, 1 << 30));
   app.add_option(
-      "--resume", resume,
+      "--resume", resume_from,
       "auto (continue what stands in the checkpoint folder), never, or a checkpoint's path");
   app.add_option("--metrics", metrics, "file for one JSON line a step");
 }
@@ -65,6 +66,33 @@ std::unique_ptr<optim::Optimizer> Flags::make_optimizer(NamedTensors parameters)
     return std::make_unique<optim::FusedSGD>(std::move(parameters),
                                              optim::SgdOptions{.lr = lr, .momentum = 0.9});
   return std::make_unique<optim::FusedAdam>(std::move(parameters), optim::AdamOptions{.lr = lr});
+}
+
+std::int64_t Flags::total_steps(const data::DataLoader& loader) const {
+  CAIRN_CHECK(loader.batches_per_epoch() > 0, "train", "expected at least one batch of ",
+              batch_size, " samples per process and epoch, got fewer samples (lower --batch-size)");
+  if (steps > 0) return steps;
+  return std::max<std::int64_t>(1, epochs * loader.batches_per_epoch() / accumulate);
+}
+
+optim::Curve Flags::learning_rate_curve(std::int64_t total_steps) const {
+  return schedule == "cosine" ? optim::cosine(total_steps) : optim::constant();
+}
+
+std::int64_t Flags::resume(checkpointing::TrainingState& state) const {
+  if (resume_from == "never" || (resume_from == "auto" && checkpoint_dir.empty())) return 0;
+  if (resume_from != "auto") return state.resume(resume_from).step;
+  const auto found = state.resume_latest(checkpoint_dir);
+  return found ? found->step : 0;
+}
+
+bool Flags::save_due(std::int64_t step, std::int64_t total_steps) const {
+  return !checkpoint_dir.empty() && (step % save_every == 0 || step == total_steps);
+}
+
+std::string Flags::describe(const World& world, Device device, std::int64_t step) const {
+  return core::str(opt_level, " ", half_dtype, "; ", world.size, " process(es) on ", device,
+                   step > 0 ? core::str("; resumed at step ", step) : "");
 }
 
 int run_program(CLI::App& app, int argc, char** argv, const std::function<int()>& body) {

@@ -7,7 +7,9 @@
 #include <string>
 
 #include "cairn/amp/amp.h"
-#include "cairn/parallel/process_group.h"
+#include "cairn/checkpointing/training_state.h"
+#include "cairn/data/loader.h"
+#include "cairn/optim/schedule.h"
 
 namespace support {
 
@@ -26,7 +28,7 @@ struct Flags {
   std::uint64_t seed = 1;
   std::string checkpoint_dir;
   int save_every = 100;
-  std::string resume = "auto";
+  std::string resume_from = "auto";
   std::string metrics;
 
   /// Adds them to the program's command line; the values above (or changed before the call) are the
@@ -35,6 +37,15 @@ struct Flags {
 
   cairn::amp::Options amp_options(const cairn::World& world) const;
   std::unique_ptr<cairn::optim::Optimizer> make_optimizer(cairn::NamedTensors parameters) const;
+  /// Optimizer steps of the whole run. Throws InvalidArgument where an epoch holds no batch.
+  std::int64_t total_steps(const cairn::data::DataLoader& loader) const;
+  cairn::optim::Curve learning_rate_curve(std::int64_t total_steps) const;
+
+  /// The step to go on from: 0, or that of the checkpoint which --resume and --checkpoint-dir name.
+  std::int64_t resume(cairn::checkpointing::TrainingState& state) const;
+  bool save_due(std::int64_t step, std::int64_t total_steps) const;
+  /// "O2 f16; 2 process(es) on cpu:0; resumed at step 50"
+  std::string describe(const cairn::World& world, cairn::Device device, std::int64_t step) const;
 };
 
 /// Parses the command line and runs `body`. Bad usage ends with status 2 and one line; an error

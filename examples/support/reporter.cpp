@@ -68,16 +68,25 @@ Reporter::~Reporter() {
   if (bar_shown_) std::cout << std::endl;
 }
 
+void Reporter::micro_batch(double loss, double accuracy) {
+  ++micro_batches_;
+  loss_sum_ += loss;
+  accuracy_sum_ += accuracy;
+}
+
 void Reporter::step(const StepMetrics& metrics) {
+  const double loss = std::exchange(loss_sum_, 0) / micro_batches_;
+  const double accuracy = std::exchange(accuracy_sum_, 0) / micro_batches_;
+  micro_batches_ = 0;
   if (!options_.active) return;
   throughput_.step(metrics.units);
   const double weight = shown_++ == 0 ? 1.0 : 0.1;
-  smooth_loss_ += weight * (metrics.loss - smooth_loss_);
-  smooth_accuracy_ += weight * (metrics.accuracy - smooth_accuracy_);
-  losses_.push_back(metrics.loss);
+  smooth_loss_ += weight * (loss - smooth_loss_);
+  smooth_accuracy_ += weight * (accuracy - smooth_accuracy_);
+  losses_.push_back(loss);
   if (metrics_) {
     metrics_ << nlohmann::json{{"step", metrics.step},
-                               {"loss", metrics.loss},
+                               {"loss", loss},
                                {"lr", metrics.lr},
                                {"loss_scale", metrics.loss_scale},
                                {options_.unit + "_per_second", per_second()},

@@ -15,7 +15,7 @@ namespace support {
 
 struct StepMetrics {
   std::int64_t step = 0;
-  double loss = 0, accuracy = 0, lr = 0, loss_scale = 1;
+  double lr = 0, loss_scale = 1;
   std::int64_t units = 0;        // images or tokens in this step, over all processes
   std::size_t memory_bytes = 0;  // peak of live tensors
 };
@@ -32,6 +32,8 @@ class Reporter {
   explicit Reporter(const Options& options);
   ~Reporter();
 
+  /// Of one micro-batch; step() reports the means over those since the last step.
+  void micro_batch(double loss, double accuracy = 0);
   void step(const StepMetrics& metrics);
   void note(const std::string& line);  // a line of its own, above the bar
   /// Ends the bar, prints the table, writes the last JSON line with the numeric entries.
@@ -52,6 +54,8 @@ class Reporter {
   Throughput throughput_;
   std::chrono::steady_clock::time_point last_drawn_;
   std::int64_t shown_ = 0, primitives_ = 0;
+  int micro_batches_ = 0;
+  double loss_sum_ = 0, accuracy_sum_ = 0;
   double smooth_loss_ = 0, smooth_accuracy_ = 0;
   std::vector<double> losses_;
 };
