@@ -1,19 +1,15 @@
-# cairn_component(NAME [DEPENDS component...] [LINK library...] [GRAPH regex [GRAPH_DEPENDS component...]])
+# cairn_component(NAME [DEPENDS component...] [LINK library...])
 #
 # Declares the library cairn::NAME from the folder it is called in:
-#   include/cairn/NAME/*.h   public headers, checked to compile alone (VERIFY_INTERFACE_HEADER_SETS)
+#   include/cairn/*/*.h      public headers, checked to compile alone (VERIFY_INTERFACE_HEADER_SETS)
 #   src/*.cpp                sources of every build
 #   src/**/<feature>/        sources of builds with that feature (cuda, nccl, gloo, mpi); src/**/no_<feature>.cpp of those without
 # DEPENDS are the components whose headers it may include: nothing else is on its include path.
 # LINK are private libraries: no public header may name them.
-#
-# With GRAPH the folder is two libraries. Files whose path in src or in the include folder matches the regex need a graph; they are
-# cairn::NAME, which links and hands on the other. The rest is cairn::NAME_base, for trainers with tensors of their own: it depends on
-# DEPENDS alone, while cairn::NAME has GRAPH_DEPENDS too. A base source or header that includes more does not compile.
 set(CAIRN_FEATURES cuda nccl gloo mpi)
 
 function(cairn_component name)
-  cmake_parse_arguments(arg "" "GRAPH" "DEPENDS;LINK;GRAPH_DEPENDS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "DEPENDS;LINK" ${ARGN})
   file(GLOB_RECURSE headers RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS include/*.h)
   file(GLOB_RECURSE sources RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS src/*.cpp)
   foreach(feature IN LISTS CAIRN_FEATURES)
@@ -42,16 +38,6 @@ function(cairn_component name)
     set_property(SOURCE ${feature_sources} APPEND PROPERTY INCLUDE_DIRECTORIES $<TARGET_PROPERTY:cairn_gpusim,INTERFACE_INCLUDE_DIRECTORIES>)
   endif()
 
-  if(arg_GRAPH)
-    set(base_sources ${sources})
-    set(base_headers ${headers})
-    list(FILTER base_sources EXCLUDE REGEX "${arg_GRAPH}")
-    list(FILTER base_headers EXCLUDE REGEX "${arg_GRAPH}")
-    list(REMOVE_ITEM sources ${base_sources})
-    list(REMOVE_ITEM headers ${base_headers})
-    cairn_library(${name}_base SOURCES ${base_sources} HEADERS ${base_headers} DEPENDS ${arg_DEPENDS} LINK ${arg_LINK})
-    list(APPEND arg_DEPENDS ${name}_base ${arg_GRAPH_DEPENDS})
-  endif()
   cairn_library(${name} SOURCES ${sources} HEADERS ${headers} DEPENDS ${arg_DEPENDS} LINK ${arg_LINK})
 endfunction()
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cairn/core/error.h"
-#include "collectives/mesh.h"
+#include "transports/mesh.h"
 
 namespace cairn::test {
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cairn/core/tensor.h"
+#include "collectives/cpu/mesh_collectives.h"
 #include "meshes.h"
 #include "suite.h"
 

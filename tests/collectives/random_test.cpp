@@ -7,8 +7,9 @@
 #include <cstring>
 
 #include "cairn/core/tensor.h"
-#include "collectives/shm/shm_mesh.h"
+#include "collectives/cpu/mesh_collectives.h"
 #include "meshes.h"
+#include "transports/shm/shm_mesh.h"
 
 namespace cairn::parallel {
 namespace {

@@ -1,5 +1,5 @@
 // The shared-memory mesh: several sizes, peers that write nonsense, abort, time limits.
-#include "collectives/shm/shm_mesh.h"
+#include "transports/shm/shm_mesh.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -9,9 +9,9 @@
 #include <numeric>
 #include <thread>
 
-#include "collectives/routed_mesh.h"
 #include "meshes.h"
 #include "parallel/expect_error.h"
+#include "transports/routed_mesh.h"
 
 namespace cairn::parallel {
 namespace {

@@ -14,11 +14,11 @@
 #include <sstream>
 #include <thread>
 
-#include "collectives/authenticate.h"
 #include "meshes.h"
 #include "parallel/expect_error.h"
 #include "parallel/ranks.h"
 #include "suite.h"
+#include "transports/authenticate.h"
 
 namespace cairn::parallel {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
-#include "collectives/combine.h"
+#include "collectives/cpu/combine.h"
 #include "environment.h"
 #include "expect_error.h"
 #include "ranks.h"

@@ -1,0 +1,48 @@
+// ScaledStep: loss scale, overflow check and update for a trainer with gradients of its own. Needs no graph:
+// cairn::amp_scaling has it. (With cairn::nn, amp::Amp does this and more.)
+//
+//   amp::ScaledStep scaled(optimizer, {}, reducer.world());
+//   // a backward of the loss times scaled.scale(), into the gradients that the optimizer reads; then:
+//   optim::StepResult r = scaled.step({.max_gradient_norm = 1.0});
+//   if (!r.applied) log::warn("{}", r.reason);  // inf in the gradient of wte (3 elements) on rank 1; ...
+#pragma once
+
+#include <optional>
+
+#include "cairn/amp/loss_scaler.h"
+#include "cairn/amp/overflow.h"
+#include "cairn/core/world.h"
+#include "cairn/optim/optimizer.h"
+
+namespace cairn::amp {
+
+class ScaledStep : public core::Stateful {
+ public:
+  /// The optimizer must outlive it and stay where it is. `world`: the ranks over which the gradients are
+  /// averaged (parallel::Reducer::world(), which also tells whose own gradients overflowed).
+  explicit ScaledStep(optim::Optimizer& optimizer, const LossScalerOptions& options = {},
+                      World world = {});
+
+  /// What the next loss is multiplied by.
+  double scale() const { return scaler_.scale(); }
+  /// Checks the gradients and divides them by the scale in the update; or skips, on all ranks, where one
+  /// rank's are not finite. Then updates the scale. Wrapped gradients (optim::wrap_parameter) count
+  /// as written before each step: the trainer does so. A collective where there are several ranks. Throws InvalidArgument for check = false.
+  optim::StepResult step(optim::StepOptions options = {});
+  /// The last one; none: no step has overflowed.
+  const std::optional<Overflow>& last_overflow() const { return last_overflow_; }
+  const LossScaler& scaler() const { return scaler_; }
+
+  /// The scaler's.
+  StateDict state_dict() const override { return scaler_.state_dict(); }
+  void load_state_dict(const StateDict& state) override { scaler_.load_state_dict(state); }
+
+ private:
+  optim::Optimizer* optimizer_;
+  LossScaler scaler_;
+  World world_;
+  std::int64_t steps_ = 0;
+  std::optional<Overflow> last_overflow_;
+};
+
+}  // namespace cairn::amp

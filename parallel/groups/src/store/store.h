@@ -1,0 +1,135 @@
+// The rendezvous store: a small server inside rank 0 at MASTER_ADDR:MASTER_PORT, and every rank's
+// connection to it, over ZeroMQ. The ranks find each other through it (join) and hand around small
+// values while they connect (set, get, add); afterwards nothing passes through it.
+//
+// With a token, traffic is encrypted (CURVE) with keys derived from it: who does not have the token
+// gets no connection. Without one the store is a local socket, not a port: only processes of this
+// user on this host may join.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "clock.h"
+#include "store/broken.h"
+
+namespace zmq {
+class context_t;
+class socket_t;
+}  // namespace zmq
+
+namespace cairn::parallel {
+
+struct StoreAddress {
+  std::string host;
+  int port = 0;
+  std::string token;  // empty: this user's processes on this host
+};
+std::string to_string(const StoreAddress& address);  // "host:port"
+
+/// A file descriptor that wakes a poll. Closed with the object.
+class Wakeup {
+ public:
+  Wakeup();
+  ~Wakeup();
+  Wakeup(const Wakeup&) = delete;
+  Wakeup& operator=(const Wakeup&) = delete;
+  void signal() const;
+  void clear() const;
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+/// What ranks leave for each other while they connect.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, std::string_view value) = 0;
+  /// Waits for the key. Throws CommunicationError naming it, and where the job breaks meanwhile.
+  virtual std::string get(const std::string& key, Milliseconds timeout) = 0;
+  /// For waits for something else than the store: throws where the job is broken.
+  virtual void throw_if_cancelled(std::string_view what) const = 0;
+};
+
+class StoreServer {
+ public:
+  /// Listens from here on. `incarnation`: which start of the job this is; ranks of another one are
+  /// refused. Throws CommunicationError: a port in use; InvalidArgument: no token, and an address
+  /// that is not this host's.
+  StoreServer(const StoreAddress& address, int world_size, const std::string& incarnation = "");
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+  int port() const { return port_; }  // also where port 0 asked for a free one
+
+ private:
+  class Loop;
+  std::unique_ptr<zmq::context_t> context_;
+  Wakeup stop_;
+  int port_ = 0;
+  std::unique_ptr<Loop> loop_;
+  std::thread thread_;
+};
+
+/// An encrypted socket to the server.
+class StoreConnection {
+ public:
+  explicit StoreConnection(const StoreAddress& address);
+  ~StoreConnection();
+  void send(std::string_view message);
+  /// Waits for a message, the wakeup or the timeout; false without a message.
+  bool receive(std::string& message, Milliseconds timeout, const Wakeup& wakeup);
+
+ private:
+  std::unique_ptr<zmq::context_t> context_;
+  std::unique_ptr<zmq::socket_t> socket_;
+};
+
+/// One rank's requests. Safe to use from several threads; one request at a time. A request is
+/// repeated until it is answered, so that a connection may break in between. Every call throws
+/// CommunicationError where the store does not answer in time, or after cancel().
+class StoreClient : public Store {
+ public:
+  StoreClient(const StoreAddress& address, int rank);
+
+  /// Returns the job's number when all ranks have joined. Throws CommunicationError naming the
+  /// missing ranks.
+  std::uint64_t join(int world_size, Milliseconds timeout, const std::string& incarnation = "");
+  void set(const std::string& key, std::string_view value) override;
+  std::string get(const std::string& key, Milliseconds timeout) override;
+  std::int64_t add(const std::string& key, std::int64_t number);
+
+  /// From any thread: ends a request that waits, and every later one, with this reason.
+  void cancel(const std::string& reason);
+  void throw_if_cancelled(std::string_view what) const override;
+
+ private:
+  std::string request(std::string_view what, std::uint64_t id, const std::string& message,
+                      Milliseconds timeout);
+
+  StoreAddress address_;
+  int rank_;
+  std::mutex mutex_;  // the connection and next_id_
+  StoreConnection connection_;
+  std::uint64_t next_id_ = 1;
+  Wakeup cancelled_wakeup_;
+  mutable std::mutex reason_mutex_;
+  std::string cancelled_reason_;
+  std::atomic<bool> cancelled_ = false;
+};
+
+/// "pid 77 on host".
+std::string this_process();
+
+}  // namespace cairn::parallel
