@@ -92,7 +92,7 @@ double hit_rate(const Tensor& logits, const Tensor& labels);
 
 // Tensors, in the terms of docs/naming.md.
 extern Tensor x, loss, weight, dweight, gradient, remainders, moment1, moment2, images, labels;
-extern std::vector<TensorView> gradients;
+extern std::vector<TensorView> all_gradients;
 extern kernels::PendingCheck other;
 
 // A GAN: two models, three losses (docs/amp.md).

@@ -1,8 +1,8 @@
 // Flat buffers: many tensors as one, so that one collective serves them all.
 //
-//   Tensor flat = parallel::flatten(gradients);
+//   Tensor flat = parallel::flatten(all_gradients);
 //   group.all_reduce(flat);
-//   parallel::unflatten(flat, gradients);
+//   parallel::unflatten(flat, all_gradients);
 #pragma once
 
 #include <vector>
