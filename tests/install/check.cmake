@@ -18,3 +18,10 @@ run(${CMAKE_COMMAND} --build ${WORK}/build --target ${programs})
 foreach(program IN LISTS programs)
   run(${WORK}/build/${program})
 endforeach()
+
+# The README's first program, as a stranger builds it: it trains.
+if(HOW STREQUAL "INSTALLED")
+  run(${CMAKE_COMMAND} -G Ninja -S ${CAIRN_SOURCE}/examples/00_train_step -B ${WORK}/first -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_BUILD_TYPE=Release)
+  run(${CMAKE_COMMAND} --build ${WORK}/first)
+  run(${CMAKE_COMMAND} -DPROGRAM=${WORK}/first/train_step -P ${CMAKE_CURRENT_LIST_DIR}/loss_falls.cmake)
+endif()
