@@ -142,7 +142,7 @@ Work rule(const char* name, const Gpt2& model, const Options& options, Bytes loo
 constexpr optim::StateOptions kCompact{.moments = DType::bf16,
                                        .masters = optim::MasterStorage::remainder};
 
-/// With the bytes of each parameter on paper (docs/performance.md).
+/// With the bytes of each parameter on paper (docs/measuring.md).
 Work with_bytes(Work work, const Gpt2& model, double per_parameter, const char* kernels) {
   work.bytes = per_parameter * static_cast<double>(model.parameters());
   work.kernels = kernels;

@@ -52,7 +52,7 @@ def markdown(rows, sim):
     failures, missed = (sum(test(row) for row in rows) for test in (lambda r: r.get("ok") is False, lambda r: r.get("met") is False))
     lines = ["# GPU check" + (": a dry run on simulated GPUs, without figures" if sim else ""), "",
              f"{len(rows)} results, {failures} failures, {missed} goals missed. 'Foreseen' is what was predicted before: by scripts/cuda_report "
-             "for kernels, on paper in docs/performance.md for the rest.", ""]
+             "for kernels, on paper in docs/adr/0021 for the rest.", ""]
     for phase in dict.fromkeys(row["phase"] for row in rows):
         lines += [f"## {phase}", "", *phase_table([row for row in rows if row["phase"] == phase]), ""]
     return "\n".join(lines)

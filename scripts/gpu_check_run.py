@@ -1,5 +1,5 @@
 """The phases of scripts/gpu_check run, in order of importance. Each has a limit in minutes; what it found is written before the next begins, so
-that a run that is cut off leaves results. docs/performance.md says how to read the page.
+that a run that is cut off leaves results. docs/gpu.md says how to read the page.
 """
 import argparse
 import concurrent.futures
@@ -31,7 +31,7 @@ PRODUCT_GOAL = 0.95    # of cuBLASLt's best
 LEVEL_GOALS = {"gpt2_124m_o2": 3.0}  # O0's time over its own
 TORCH_GOALS = {"o2_update_124m_bf16": 1.5, "o2_update_1558m_bf16": 1.5, "gpt2_124m_o2": 1.3}
 
-# Foreseen on paper, of PyTorch's time over Cairn's and of O0's over a level's: docs/performance.md has the sums.
+# Foreseen on paper, of PyTorch's time over Cairn's and of O0's over a level's: docs/adr/0021 has the sums.
 TORCH_FORESEEN = {
     "o2_update_124m_bf16": 60 / 30, "o2_update_1558m_bf16": 60 / 30, "o2_update_124m_compact": 60 / 20, "o2_update_1558m_compact": 60 / 20,
     "adamw_124m_f32": 1.0, "gpt2_124m_o2": 1.1, "attention_gpt2_forward_bf16": 1.0, "attention_gpt2_bf16": 0.8, "attention_8192x128_bf16": 0.7,
