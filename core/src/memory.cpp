@@ -53,8 +53,8 @@ class HostMemory final : public SystemMemory {
   }
 
  private:
-  // A process has so many mappings at most, and a part that goes can make one into two. Where it may not
-  // go its memory does.
+  // munmap can fail at vm.max_map_count, since unmapping a part splits a mapping in two; then only
+  // the pages are freed.
   static void unmap(void* data, std::size_t bytes) noexcept {
     if (munmap(data, bytes) != 0) madvise(data, bytes, MADV_DONTNEED);
   }

@@ -1,7 +1,7 @@
 // Which save continues which. Steps do not say: a run that goes back to step 800 while 900 and 1000
 // exist leaves those behind, and its 810 is the newer.
 //
-// Each manifest tells the how manieth save of its folder it is and which saves it continues. So the
+// Each manifest has the 1-based index of its save in the folder and the saves it continues. So the
 // newest save is known by its number, and its line, back along which a run recovers from damage,
 // by the checksums of the manifests on it.
 #pragma once

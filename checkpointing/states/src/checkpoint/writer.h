@@ -32,7 +32,8 @@ struct SavePlan {
 /// Removes what nobody needs any more; where that fails, with a warning.
 void try_to_remove(const std::string& path);
 
-/// What a killed run left: a checkpoint whose heir did not come gets its name back, the rest goes.
+/// After a killed run: restores a checkpoint whose replacement was never completed and deletes other
+/// leftovers.
 /// Nothing is removed before the names that make it needless are flushed.
 void clear_leftovers(const std::string& dir);
 

@@ -77,7 +77,7 @@ class World {
   std::optional<std::vector<NonFinite>> take_local_nonfinite() const {
     return link_ ? link_->take_local_nonfinite() : std::nullopt;
   }
-  /// Those that reach the other ranks.
+  /// Versions of the communication libraries in use.
   LibraryVersions libraries() const { return link_ ? link_->libraries() : LibraryVersions{}; }
 
  private:

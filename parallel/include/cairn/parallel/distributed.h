@@ -25,8 +25,8 @@
 // from the next ddp(x) on, with rank 0's values. Gradients that no backward has reduced (no_sync, two
 // losses in one micro-batch) are averaged by the optimizer's step, so none is ever applied unreduced.
 //
-// With average = false a sum that has been reduced counts once, however many backwards follow: rank 0 keeps it, and in the
-// others' slots the next backward takes its place until the next reduction.
+// With average = false only rank 0 retains reduced sums; the other ranks' next backward overwrites
+// theirs, so a sum is never counted twice.
 //
 // What one rank's error has broken or lost, the others learn at once: from the step or the backward that would need it, as an error
 // on every rank, or, where that rank broke off between the buckets of a backward, from a group that breaks and names it.

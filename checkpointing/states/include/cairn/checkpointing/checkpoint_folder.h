@@ -41,7 +41,7 @@ using core::LibraryVersions;
 
 struct CheckpointSummary {
   std::int64_t step = 0;
-  std::int64_t save = 0;  // the how manieth of its folder; 0: from before saves were counted
+  std::int64_t save = 0;  // 1-based index of this save in its folder; 0: unknown
   int world_size = 1;
   std::optional<double> metric;  // that the save was given
   LibraryVersions libraries;     // of the run that saved; empty where it did not tell

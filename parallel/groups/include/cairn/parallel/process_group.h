@@ -150,8 +150,8 @@ class ProcessGroup {
   void barrier(std::string_view name = "") const;
   void barrier(std::chrono::milliseconds timeout, std::string_view name = "") const;
 
-  // Between two ranks. The others take no part, and these are not counted among the collectives: the messages of
-  // one rank to another are numbered for themselves and arrive in the order in which they were sent,
+  // Between two ranks; the others take no part. Point-to-point messages have their own sequence
+  // numbers per (sender, receiver), apart from the collectives', and arrive in the order sent,
   // whatever their tags. The tag is a check, not a choice: a message of another tag, dtype or size
   // than the receiver expects breaks the group (on GPUs the first message of each tag, dtype and
   // size is compared: both hosts wait for each other there). On each rank they are done in program
