@@ -135,6 +135,10 @@ TEST(Random, SequencesGiveTheSameBitsOnEveryMeshRankAndRun) {
     const auto shared =
         run(program, world, [&](int rank) { return std::make_unique<ShmMesh>(segment, rank); });
     RC_ASSERT(posted == shared);
+    test::Post other(world);
+    const auto eager = run(
+        program, world, [&](int rank) { return std::make_unique<test::EagerMesh>(other, rank); });
+    RC_ASSERT(posted == eager);
     for (std::size_t i = 0; i < program.size(); ++i) {
       const Step& step = program[i];
       if (step.kind != 0) continue;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <numeric>
 #include <thread>
 
@@ -48,6 +49,63 @@ TEST(ShmMesh, CarriesMessagesOfAnySizeInOrder) {
   });
 }
 
+TEST(ShmMesh, CarriesThemThroughTheRingWhereItMayNotReadTheSendersMemory) {
+  const auto segment = ShmSegment::create(2);
+  in_threads(2, [&](int rank) {
+    ShmMesh mesh(segment, rank);
+    char byte = 0, other = 0;
+    mesh.exchange({{1 - rank, &byte, 1}}, {{1 - rank, &other, 1}});  // each finds out
+    segment->positions(1 - rank, rank).reads_memory = 0;
+    mesh.exchange({{1 - rank, &byte, 1}}, {{1 - rank, &other, 1}});
+    const std::size_t ring = segment->ring_bytes();
+    for (const std::size_t n : {ring / 2 + 7, ring - 25, ring, 5 * ring + 3}) {
+      const auto mine = bytes_of(rank, n);
+      std::vector<unsigned char> theirs(n);
+      mesh.exchange({{1 - rank, mine.data(), n}}, {{1 - rank, theirs.data(), n}});
+      EXPECT_EQ(theirs, bytes_of(1 - rank, n));
+    }
+  });
+}
+
+// A rank that sleeps looks again after 20 ms: waits that end only then were not told.
+TEST(ShmMesh, WakesWhoSleepsAtOnce) {
+  const auto segment = ShmSegment::create(2);
+  const auto begin = std::chrono::steady_clock::now();
+  in_threads(2, [&](int rank) {
+    ShmMesh mesh(segment, rank);
+    char byte = 0;
+    for (int i = 0; i < 200; ++i) {
+      const int sender = i % 2;
+      if (rank == sender) {
+        while (segment->bell(1 - rank).asleep == 0) std::this_thread::yield();
+        mesh.exchange({{1 - rank, &byte, 1}}, {});
+      } else {
+        mesh.exchange({}, {{1 - rank, &byte, 1}});
+      }
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+  for (const int rank : {0, 1}) EXPECT_GT(segment->bell(rank).rings, 50u);  // of 100
+}
+
+std::size_t open_memory_files() {
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // the iterator's own
+    count += std::filesystem::read_symlink(entry, gone).string().starts_with("/memfd:cairn");
+  }
+  return count;
+}
+
+TEST(ShmMesh, KeepsNoFileOfWhatItMapped) {
+  const std::size_t before = open_memory_files();
+  const auto segment = ShmSegment::create(2);
+  const auto opened = ShmSegment::open(segment->address());
+  EXPECT_EQ(open_memory_files(), before + 1);  // for others to open
+  segment->close_file();
+  EXPECT_EQ(open_memory_files(), before);
+}
+
 TEST(ShmMesh, IsOpenedByAnotherProcessAndByNobodyAfterwards) {
   const auto segment = ShmSegment::create(2);
   const std::string address = segment->address();
@@ -75,8 +133,11 @@ TEST(ShmMesh, AbortEndsAWaitAndAllLaterOnes) {
   char byte = 0;
   const auto transfer = mesh.start(0, {}, {{1, &byte, 1}});
   std::thread waiter([&] { EXPECT_THROW(transfer->wait(), CommunicationError); });
+  while (segment->bell(0).asleep == 0) std::this_thread::yield();
+  const std::uint32_t rings = segment->bell(0).rings;
   mesh.abort();
   waiter.join();
+  EXPECT_GT(segment->bell(0).rings, rings);  // it was woken, and did not look by itself
   EXPECT_THROW(mesh.start(0, {}, {{1, &byte, 1}}), CommunicationError);
 }
 

@@ -75,6 +75,16 @@ void check_drift(ProcessGroup& group) {
                            "'conv.bias' is not rank 0's on rank", "(and 1 more tensor differs)"});
 }
 
+TEST(Compare, FindsADifferenceInAnyTensor) {
+  for (std::size_t i = 0; i < make_tensors().size(); ++i) {
+    run_threads(2, [i](ProcessGroup& group) {
+      const NamedTensors tensors = make_tensors();
+      if (group.rank() == 1) flip(tensors[i].tensor, 0);
+      EXPECT_EQ(compare_across_ranks(tensors, group).tensor, tensors[i].name);
+    });
+  }
+}
+
 TEST(Compare, NamesTheTensorAndTheRanksInProcesses) {
   run_ranks(3, check_drift);
 }

@@ -537,6 +537,39 @@ TEST(ControlNode, NobodyIsCalledDeadForLostMessages) {
 
 // Random faults in random jobs: every rank that lives hears of it within the limit, and the first
 // culprit is named.
+TEST(ControlNode, TellsItsChildrenOfAFailureBeforeTheNextHeartbeat) {
+  const auto start = Clock::now();
+  const auto at = [&](int ms) { return start + Milliseconds(ms); };
+  const auto own = ControlNode::own_of([] { return ControlNode::Histories(); });
+  ControlNode root(0, 2, "host", Milliseconds(2000), own, start);
+  ControlNode::Report report;
+  report.rank = 1;
+  root.hear(report, at(10));
+  root.tick(at(10));
+  root.take_messages(at(10));
+  root.fail("the disk is full");
+  root.tick(at(11));
+  const auto messages = root.take_messages(at(11));
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_EQ(messages[0].to, 1);
+  EXPECT_EQ(ControlNode::Word::unpack(messages[0].bytes).failure, "the disk is full");
+}
+
+TEST(ControlNode, AConnectionThatIsMadeAnewIsNoSignOfDeath) {
+  const auto start = Clock::now();
+  const auto own = ControlNode::own_of([] { return ControlNode::Histories(); });
+  for (const bool made_anew : {true, false}) {
+    ControlNode root(0, 2, "host", Milliseconds(8000), own, start);
+    ControlNode::Report report;
+    report.rank = 1;
+    root.hear(report, start);
+    root.set_connected(1, false, start + Milliseconds(100));
+    if (made_anew) root.set_connected(1, true, start + Milliseconds(200));
+    root.tick(start + Milliseconds(4000));  // half of the time for which it may be silent
+    EXPECT_EQ(root.failure().empty(), made_anew) << root.failure();
+  }
+}
+
 TEST(ControlNode, NamesTheCulpritOfRandomFaults) {
 #if defined(__SANITIZE_THREAD__)
   constexpr int kRounds = 15;

@@ -12,8 +12,10 @@
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
 #include "collectives/cpu/combine.h"
+#include "collectives/cpu/mesh_collectives.h"
 #include "environment.h"
 #include "expect_error.h"
+#include "group/group_impl.h"
 #include "ranks.h"
 
 namespace cairn::parallel {
@@ -357,6 +359,20 @@ TEST(Split, InThreads) {
 TEST(Split, InProcesses) {
   run_ranks(4, check_split);
 }
+TEST(Split, CountsTheRanksOfEachMachine) {
+  const auto results = start_ranks(4, [](int rank) {
+    setenv("LOCAL_RANK", std::to_string(rank % 2).c_str(), 1);  // as if of two machines
+    setenv("LOCAL_WORLD_SIZE", "2", 1);
+    const ProcessGroup group = ProcessGroup::from_environment(fast_options());
+    const ProcessGroup odd_last = group.split(rank == 3), across = group.split(rank % 2);
+    EXPECT_EQ(odd_last.local_world_size(), rank < 2 ? 2 : 1);
+    EXPECT_EQ(odd_last.local_rank(), rank == 1 ? 1 : 0);
+    EXPECT_EQ(across.local_world_size(), 1);
+    EXPECT_EQ(across.local_rank(), 0);
+    group.barrier("end");
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
 TEST(Split, ADisagreementNamesTheGroup) {
   run_threads(4, [](ProcessGroup& group) {
     const ProcessGroup half = group.split(group.rank() % 2);
@@ -378,6 +394,23 @@ TEST(Async, InThreads) {
 TEST(Async, InProcesses) {
   run_ranks(2, check_async);
 }
+TEST(Async, WhatComesAfterItBeginsAtOnce) {
+  run_threads(2, [](ProcessGroup& group) {
+    const Tensor x = Tensor::zeros({10});
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 30; ++i) {
+      const Work work = group.async(Device{}, [&] {
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(1));  // the barrier waits for its turn
+        group.all_reduce(x, ReduceOp::sum, "x");
+      });
+      group.barrier("after");
+      work.wait();
+    }
+    // A turn that nobody is told of is noticed after 200 ms.
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+  });
+}
 TEST(Async, EndsWithTheGroupsError) {
   run_threads(2, [](ProcessGroup& group) {
     if (group.rank() == 1) return group.abort("the disk is full");
@@ -395,12 +428,65 @@ TEST(ProcessGroup, AnErrorInAStreamBreaksTheGroupInsteadOfBlockingIt) {
     if (group.rank() == 0) stream.submit([] { throw std::runtime_error("disk on fire"); });
     const core::StreamGuard guard(stream);
     group.all_reduce(x, ReduceOp::sum, "x");
-    EXPECT_THROW(group.barrier("end"), CommunicationError);
+    expect_error<CommunicationError>([&] { group.barrier("end"); },
+                                     {"rank 0 skipped", "after an error in its stream"});
     EXPECT_THROW(stream.synchronize(), std::runtime_error);
   });
 }
 
 // What goes wrong.
+
+/// Notes with what this rank breaks its job.
+class Reasons : public Coordinator {
+ public:
+  explicit Reasons(std::vector<std::string>& told) : told_(told) {}
+  void add(const std::shared_ptr<History>& /*history*/) override {}
+  void break_group(const std::string& reason) override { told_.push_back(reason); }
+  void leave() noexcept override {}
+  std::unique_ptr<Collectives> connect(Device /*device*/, const Members& /*members*/) override {
+    return nullptr;
+  }
+
+ private:
+  std::vector<std::string>& told_;
+};
+
+TEST(Failure, OthersHearARanksFirstReasonHoweverManyFollow) {
+  std::vector<std::string> told;
+  JobEnvironment two;
+  two.world_size = 2;
+  ProcessGroup::Impl group(
+      two, {}, [&](const auto&, const auto&) { return std::make_unique<Reasons>(told); });
+  group.abort("the disk is full");
+  group.abort("the collective was aborted");
+  EXPECT_EQ(told, std::vector<std::string>(2, "the disk is full"));
+}
+
+TEST(Failure, ABackendThatConnectsAfterItIsAborted) {
+  class Quiet : public Mesh {
+   public:
+    explicit Quiet(bool& aborted) : Mesh(0, 2), aborted_(aborted) {}
+    std::unique_ptr<Transfer> start(int, const std::vector<Send>&,
+                                    const std::vector<Receive>&) override {
+      return nullptr;
+    }
+    void abort() noexcept override { aborted_ = true; }
+
+   private:
+    bool& aborted_;
+  };
+  for (const bool before : {true, false}) {
+    bool aborted = false;
+    GroupFailure failure;
+    const std::shared_ptr<Collectives> backend =
+        make_mesh_collectives(std::make_unique<Quiet>(aborted));
+    if (before) failure.set("the disk is full");
+    failure.add(backend);
+    EXPECT_EQ(aborted, before);
+    failure.set("the disk is full");
+    EXPECT_TRUE(aborted);
+  }
+}
 
 template <class F>
 void expect_disagreement(ProcessGroup& group, F&& call, std::initializer_list<std::string> texts) {

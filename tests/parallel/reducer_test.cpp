@@ -10,6 +10,7 @@
 #include "cairn/amp/scaled_step.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/error.h"
+#include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/optim/adam.h"
@@ -209,6 +210,28 @@ TEST(Reducer, EachOptionGivesTheMeanAndTheSameBitsInEveryRun) {
       EXPECT_EQ(runs[0], runs[1]);
       EXPECT_EQ(runs[0].size(), 4u + 6u + 5u + 6u + 7u);
     }
+  }
+}
+
+TEST(Reducer, HoldsFlatBuffersForOnePassAtMost) {
+  for (const bool retains : {false, true}) {
+    run_threads(2, [&](ProcessGroup& group) {
+      Trainer trainer;
+      Reducer reducer(group, {.allreduce_always_fp32 = true, .retain_allreduce_buffers = retains});
+      reducer.register_gradients(trainer.names, trainer.views);
+      const auto bytes_after = [&](int passes) {
+        for (int pass = 0; pass < passes; ++pass) {
+          for (std::size_t i = 0; i < 5; ++i) reducer.mark_ready(i);
+          reducer.wait();
+        }
+        group.barrier("passes");
+        const std::size_t bytes = core::memory_stats(Device{}).current_total;
+        group.barrier("looked");
+        return bytes;
+      };
+      const std::size_t few = bytes_after(2), many = bytes_after(6);
+      EXPECT_EQ(few, many) << retains;
+    });
   }
 }
 

@@ -10,6 +10,7 @@
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/stream.h"
+#include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/sync_batch_norm.h"
@@ -293,6 +294,26 @@ TEST(DataParallelModel, FollowsFrozenParametersAndLoadedStates) {
   alone.load_state_dict(other.state_dict()), model.load_state_dict(other.state_dict());
   const Values expected = step(alone, alone, true);
   expect_close(step(parallel, model, true), expected, 1e-6, 1e-6);
+}
+
+TEST(DataParallelModel, WhatIsWrittenToAReplicaLastsForOneForward) {
+  nn::Sequential model = mlp();
+  DataParallelModel parallel(model, cpus(2));
+  const Tensor x = random({4, 6}, 1);
+  const auto forward = [&](bool writes) {
+    const autograd::NoGradGuard no_grad;
+    return gather(parallel.apply({x},
+                                 [&](nn::Module& replica, const std::vector<Tensor>& part) {
+                                   const Tensor weight = replica.parameters()[0].tensor;
+                                   if (writes && &replica != &model) kernels::fill(weight, 0.0);
+                                   return replica(part[0]);
+                                 }),
+                  cpu(0))
+        .to_vector();
+  };
+  const Values expected = forward(false);
+  EXPECT_NE(forward(true), expected);
+  EXPECT_EQ(forward(false), expected);
 }
 
 TEST(DataParallelModel, TrainsWithHalfWeightsAndMasters) {

@@ -15,6 +15,7 @@
 #include "cairn/parallel/data_parallel.h"
 #include "cairn/parallel/distributed.h"
 #include "cairn/parallel/pipeline.h"
+#include "cairn/parallel/sync_batch_norm.h"
 #include "parallel/ranks.h"
 #include "support/tensors.h"
 
@@ -58,6 +59,23 @@ class Layers : public nn::Module {
   std::shared_ptr<nn::BatchNorm1d> norm_;
   std::shared_ptr<nn::Linear> b_;
 };
+
+TEST(RecomputeInside, ASynchronisedBatchNormCountsABatchOnce) {
+  test::run_threads(2, [](ProcessGroup& group) {
+    const auto statistics = [&](bool recomputes) {
+      SyncBatchNorm norm(kWidth, group);
+      Tensor x = batch(static_cast<std::uint64_t>(group.rank()));
+      x.set_requires_grad(true);
+      const auto forward = [&](const Tensor& z) { return norm(z); };
+      const Tensor y = recomputes ? checkpointing::checkpoint(forward, x) : forward(x);
+      autograd::backward(autograd::sum(y * y * y));
+      std::vector<std::vector<double>> all{x.grad().to_vector()};
+      for (const auto& [name, tensor] : norm.buffers()) all.push_back(tensor.to_vector());
+      return all;
+    };
+    EXPECT_EQ(statistics(true), statistics(false));
+  });
+}
 
 Values state_of(const nn::Module& model) {
   Values all;

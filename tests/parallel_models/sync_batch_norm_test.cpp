@@ -165,6 +165,33 @@ TEST(SyncBatchNorm, MeansThatDifferBetweenRanks) {
   });
 }
 
+TEST(SyncBatchNorm, ASecondBackwardAddsToTheGradientsOfTheFirst) {
+  run_threads(2, [](ProcessGroup& group) {
+    SyncBatchNorm norm(3, group);
+    const auto backward = [&](std::uint64_t seed) {
+      const auto rank = static_cast<std::uint64_t>(group.rank());
+      const Tensor y = norm(random_tensor({4, 3}, DType::f32, kCpu, 10 * seed + rank));
+      autograd::backward(autograd::sum(y * y * y));
+    };
+    const auto gradients = [&] {
+      Values all;
+      for (const auto& [name, tensor] : norm.parameters()) {
+        for (const double value : tensor.grad().to_vector()) all.push_back(value);
+      }
+      return all;
+    };
+    backward(1);
+    const Values first = gradients();
+    norm.clear_grad();
+    backward(2);
+    const Values second = gradients();
+    norm.clear_grad();
+    for (const std::uint64_t seed : {1, 2}) backward(seed);
+    const Values both = gradients();
+    for (std::size_t i = 0; i < both.size(); ++i) EXPECT_NEAR(both[i], first[i] + second[i], 1e-5);
+  });
+}
+
 TEST(SyncBatchNorm, SubgroupsKeepToThemselves) {
   std::vector<ProcessGroup> pairs[2];
   for (auto& pair : pairs) pair = ProcessGroup::in_process(2);
