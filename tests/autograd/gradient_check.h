@@ -10,6 +10,7 @@
 
 #include "cairn/autograd/autograd.h"
 #include "cairn/kernels/elementwise.h"
+#include "support/tensors.h"
 
 namespace cairn::autograd::testing {
 
@@ -96,12 +97,7 @@ inline void check_gradients(const Function& f, const Tensors& inputs, CheckOptio
 }
 
 inline void expect_close(const Tensor& got, const std::vector<double>& expected, double tolerance) {
-  const std::vector<double> values = got.to_vector();
-  ASSERT_EQ(values.size(), expected.size());
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    ASSERT_NEAR(values[i], expected[i], tolerance * (1.0 + std::abs(expected[i])))
-        << "element " << i;
-  }
+  test::expect_close(got, expected, tolerance, tolerance);
 }
 
 /// The message of the error that f throws; fails where it throws none of type E.

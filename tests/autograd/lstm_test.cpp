@@ -10,10 +10,12 @@
 #include "cairn/autograd/observer.h"
 #include "cairn/autograd/ops.h"
 #include "gradient_check.h"
+#include "support/near.h"
 
 namespace cairn::autograd {
 namespace {
 
+using test::expect_near_largest;
 using testing::check_gradients;
 using testing::error_of;
 using ::testing::HasSubstr;
@@ -97,17 +99,6 @@ std::vector<double> gradient_of(const Tensor& x) {
   return values;
 }
 
-/// Within `tolerance` of the largest expected, or of 0.25 where all cancel.
-void expect_near(const std::vector<double>& got, const std::vector<double>& expected,
-                 double tolerance, const char* what) {
-  ASSERT_EQ(got.size(), expected.size()) << what;
-  double scale = 0.25;
-  for (const double e : expected) scale = std::max(scale, std::abs(e));
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    ASSERT_LE(std::abs(got[i] - expected[i]), tolerance * scale) << what << " " << i;
-  }
-}
-
 // Sizes, dtypes, lengths, which inputs there are and which want a gradient, as drawn; the reference
 // computes in double from the same values.
 TEST(Lstm, IsItsComposition) {
@@ -149,10 +140,10 @@ TEST(Lstm, IsItsComposition) {
                              : dtype == DType::bf16 ? 6e-2
                                                     : 5e-3;
     EXPECT_EQ(got.dtype(), dtype);
-    expect_near(got.to_vector(), expected.to_vector(), tolerance, "result");
+    expect_near_largest(got.to_vector(), expected.to_vector(), tolerance, 0.25, "result");
     for (std::size_t k = 0; k < kInputs; ++k) {
       if (!in[k].defined() || !in[k].requires_grad()) continue;
-      expect_near(gradient_of(in[k]), gradient_of(exact[k]), tolerance, kNames[k]);
+      expect_near_largest(gradient_of(in[k]), gradient_of(exact[k]), tolerance, 0.25, kNames[k]);
     }
     if (HasFatalFailure()) return;
   }
@@ -225,7 +216,7 @@ TEST(Lstm, IsHalfUnderAutocast) {
     half = flat(run(in, lengths_tensor({4, 4})));
   }
   EXPECT_EQ(half.dtype(), DType::bf16);
-  expect_near(half.to_vector(), exact.to_vector(), 2e-2, "result");
+  expect_near_largest(half.to_vector(), exact.to_vector(), 2e-2, 0.25, "result");
   backward(sum(half));
   for (const Tensor& x : in) EXPECT_EQ(x.grad().dtype(), DType::f32);
 }

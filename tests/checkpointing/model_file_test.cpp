@@ -17,6 +17,7 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/optim.h"
 #include "checkpointing/temporary_folder.h"
+#include "support/near.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -51,11 +52,8 @@ void expect_near(const nn::Module& model, const SafetensorsReader& expected,
                  const std::string& prefix) {
   int compared = 0;
   for (const auto& [name, value] : flatten(model.state_dict())) {
-    const auto ours = std::get<Tensor>(value).to_vector();
-    const auto theirs = expected.read(prefix + name).to_vector();
-    ASSERT_EQ(ours.size(), theirs.size()) << name;
-    for (std::size_t i = 0; i < ours.size(); ++i)
-      EXPECT_NEAR(ours[i], theirs[i], 2e-6) << name << " " << i;
+    test::expect_near(std::get<Tensor>(value).to_vector(), expected.read(prefix + name).to_vector(),
+                      2e-6, name);
     ++compared;
   }
   EXPECT_EQ(compared, 7);

@@ -7,7 +7,11 @@
 #include <iterator>
 #include <string>
 
+#include "support/message_of.h"
+
 namespace cairn::checkpointing {
+
+using test::message_of;
 
 class TemporaryFolder {
  public:
@@ -33,17 +37,6 @@ inline std::string read_bytes(const std::string& path) {
 
 inline void write_bytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
-}
-
-/// The message of the E that f throws; "nothing thrown" where it does not.
-template <class E, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "nothing thrown";
 }
 
 }  // namespace cairn::checkpointing

@@ -18,7 +18,7 @@
 #include "cairn/optim/adam.h"
 #include "checkpointing/planned_training.h"
 #include "checkpointing/temporary_folder.h"
-#include "parallel/expect_error.h"
+#include "support/expect_error.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing::training_plans {

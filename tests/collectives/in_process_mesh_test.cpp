@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "parallel/expect_error.h"
+#include "support/expect_error.h"
 
 namespace cairn::parallel {
 namespace {

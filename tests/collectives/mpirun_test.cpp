@@ -5,9 +5,9 @@
 
 #include <cstdlib>
 
-#include "parallel/expect_error.h"
 #include "parallel/ranks.h"
 #include "suite.h"
+#include "support/expect_error.h"
 
 namespace cairn::parallel {
 namespace {

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "meshes.h"
-#include "parallel/expect_error.h"
+#include "support/expect_error.h"
 #include "transports/routed_mesh.h"
 
 namespace cairn::parallel {

@@ -15,9 +15,9 @@
 #include <thread>
 
 #include "meshes.h"
-#include "parallel/expect_error.h"
 #include "parallel/ranks.h"
 #include "suite.h"
+#include "support/expect_error.h"
 #include "transports/authenticate.h"
 
 namespace cairn::parallel {

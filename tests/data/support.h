@@ -15,8 +15,11 @@
 
 #include "cairn/core/world.h"
 #include "cairn/data/dataset.h"
+#include "support/expect_error.h"
 
 namespace cairn::data::testing {
+
+using test::expect_error;
 
 inline std::uint64_t fnv1a(const void* data, std::size_t bytes) {
   std::uint64_t value = 0xCBF29CE484222325u;
@@ -76,18 +79,6 @@ inline std::string gzip(const std::string& bytes) {
   out.resize(stream.total_out);
   deflateEnd(&stream);
   return out;
-}
-
-/// Runs f, which must throw E, and checks that its message holds every one of the texts.
-template <class E, class F>
-void expect_error(F&& f, const std::vector<std::string>& texts) {
-  try {
-    f();
-  } catch (const E& error) {
-    for (const std::string& text : texts) EXPECT_THAT(error.what(), ::testing::HasSubstr(text));
-    return;
-  }
-  ADD_FAILURE() << "expected an error, got none";
 }
 
 }  // namespace cairn::data::testing

@@ -8,6 +8,7 @@
 
 #include "08_plain/gpt.h"
 #include "08_plain/text.h"
+#include "support/near.h"
 #include "tools/shell.h"
 
 namespace cairn::test {
@@ -30,11 +31,6 @@ std::vector<double> losses_of(const std::string& command) {
     if (at != std::string::npos) losses.push_back(std::stod(line.substr(at + 6)));
   }
   return losses;
-}
-
-void expect_near(const std::vector<double>& a, const std::vector<double>& b, double tolerance) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], tolerance) << "step " << i + 1;
 }
 
 // Central differences of the loss along the direction of each parameter's own gradient: their slope is its norm.

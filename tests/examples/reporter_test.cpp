@@ -28,13 +28,15 @@ TEST(Reporter, ResumesARunWithALossOfNaN) {
   {
     Reporter reporter(options);
     for (int step = 1; step <= 4; ++step) {
-      reporter.step({.step = step, .loss = losses[step - 1]});
+      reporter.micro_batch(losses[step - 1]);
+      reporter.step({.step = step});
     }
   }
   options.first_step = 3;
   {
     Reporter resumed(options);
-    resumed.step({.step = 4, .loss = 0.5});
+    resumed.micro_batch(0.5);
+    resumed.step({.step = 4});
     ASSERT_EQ(resumed.losses().size(), 4u);
     EXPECT_EQ(resumed.losses()[0], 2.0);
     EXPECT_TRUE(std::isnan(resumed.losses()[1]));

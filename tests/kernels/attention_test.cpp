@@ -16,11 +16,13 @@
 #include "cairn/kernels/dropout.h"
 #include "layouts.h"
 #include "support/message_of.h"
+#include "support/near.h"
 
 namespace cairn::kernels {
 namespace {
 
 using test::epsilon;
+using test::expect_near_largest;
 using test::message_of;
 using test::random_values;
 using testing::HasSubstr;
@@ -139,21 +141,6 @@ Reference reference(const AttentionCase& c, const std::vector<double>& q,
   return r;
 }
 
-/// |got - expected| within `tolerance` of the largest magnitude expected, or of `scale`: each element
-/// is a sum of terms of about that size, rounded at each of a handful of steps.
-void expect_near(const char* what, const std::vector<double>& got,
-                 const std::vector<double>& expected, double tolerance, double scale = 1e-6) {
-  ASSERT_EQ(got.size(), expected.size()) << what;
-  for (const double e : expected) {
-    if (std::isfinite(e)) scale = std::max(scale, std::abs(e));
-  }
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    if (got[i] == expected[i]) continue;  // infinities too
-    ASSERT_LE(std::abs(got[i] - expected[i]), tolerance * scale)
-        << what << "[" << i << "]: got " << got[i] << ", expected " << expected[i];
-  }
-}
-
 class Attention : public testing::TestWithParam<Device> {
  protected:
   struct Result {
@@ -209,12 +196,13 @@ class Attention : public testing::TestWithParam<Device> {
         reference(c, r.q.to_vector<double>(), r.k.to_vector<double>(), r.v.to_vector<double>(),
                   r.dy.to_vector<double>(), mask_of(c, GetParam()));
     const double tolerance = 8 * epsilon(dtype) + (dtype == DType::f64 ? 1e-12 : 4e-6);
-    expect_near("y", r.y.to_vector<double>(), e.y, tolerance);
-    expect_near("lse", r.lse.to_vector<double>(), e.lse, dtype == DType::f64 ? 1e-12 : 1e-5);
+    expect_near_largest(r.y.to_vector<double>(), e.y, tolerance, 1e-6, "y");
+    expect_near_largest(r.lse.to_vector<double>(), e.lse, dtype == DType::f64 ? 1e-12 : 1e-5, 1e-6,
+                        "lse");
     const double difference = 1e-6 + e.difference * std::abs(c.options.scale);
-    expect_near("dq", r.dq.to_vector<double>(), e.dq, 2 * tolerance, difference);
-    expect_near("dk", r.dk.to_vector<double>(), e.dk, 2 * tolerance, difference);
-    expect_near("dv", r.dv.to_vector<double>(), e.dv, 2 * tolerance);
+    expect_near_largest(r.dq.to_vector<double>(), e.dq, 2 * tolerance, difference, "dq");
+    expect_near_largest(r.dk.to_vector<double>(), e.dk, 2 * tolerance, difference, "dk");
+    expect_near_largest(r.dv.to_vector<double>(), e.dv, 2 * tolerance, 1e-6, "dv");
   }
 };
 

@@ -11,6 +11,7 @@
 #include "libtorch/support.h"
 #include "parallel/ranks.h"
 #include "support/message_of.h"
+#include "support/near.h"
 
 namespace cairn::test {
 namespace {
@@ -91,14 +92,6 @@ std::vector<Batch> six_batches() {
   std::vector<Batch> batches;
   for (std::uint64_t i = 0; i < 6; ++i) batches.push_back(batch_of(8, i));
   return batches;
-}
-
-void expect_near(const std::vector<float>& got, const std::vector<float>& expected, double bound) {
-  ASSERT_EQ(got.size(), expected.size());
-  double largest = 0;
-  for (std::size_t i = 0; i < got.size(); ++i)
-    largest = std::max<double>(largest, std::abs(got[i] - expected[i]));
-  EXPECT_LE(largest, bound);
 }
 
 TEST(LibtorchRanks, TwoThreadsAreOne) {

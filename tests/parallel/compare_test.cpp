@@ -7,8 +7,8 @@
 #include "cairn/core/generator.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "environment.h"
-#include "expect_error.h"
 #include "ranks.h"
+#include "support/expect_error.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {

@@ -13,7 +13,7 @@
 #include "control/control.h"
 #include "control/meetings.h"
 #include "control/node.h"
-#include "expect_error.h"
+#include "support/expect_error.h"
 
 namespace cairn::parallel {
 namespace {

@@ -9,8 +9,8 @@
 #include "cairn/kernels/copy.h"
 #include "cairn/optim/sgd.h"
 #include "ddp_support.h"
-#include "expect_error.h"
 #include "ranks.h"
+#include "support/expect_error.h"
 
 namespace cairn::parallel {
 namespace {

@@ -18,8 +18,9 @@
 #include "cairn/optim/optimizer.h"
 #include "cairn/optim/sgd.h"
 #include "environment.h"
-#include "expect_error.h"
 #include "ranks.h"
+#include "support/expect_error.h"
+#include "support/near.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {
@@ -28,6 +29,7 @@ namespace {
 using core::CommunicationError;
 using core::InvalidArgument;
 using test::expect_error;
+using test::expect_near;
 using test::fast_options;
 using test::JobVariables;
 using test::normal_tensor;
@@ -75,16 +77,6 @@ std::vector<std::vector<float>> gradients(const nn::Module& model) {
     all.push_back(tensor.grad().defined() ? tensor.grad().to_vector<float>()
                                           : std::vector<float>{});
   return all;
-}
-
-void expect_near(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b,
-                 double tolerance) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t p = 0; p < a.size(); ++p) {
-    ASSERT_EQ(a[p].size(), b[p].size()) << p;
-    for (std::size_t i = 0; i < a[p].size(); ++i)
-      ASSERT_NEAR(a[p][i], b[p][i], tolerance) << p << " " << i;
-  }
 }
 
 std::string bytes_of(const std::vector<std::vector<float>>& values) {

@@ -10,7 +10,7 @@
 #include "cairn/core/error.h"
 #include "cairn/parallel/process_group.h"
 #include "environment.h"
-#include "expect_error.h"
+#include "support/expect_error.h"
 #include "tools/shell.h"
 
 namespace cairn::parallel {

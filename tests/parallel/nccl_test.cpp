@@ -17,9 +17,9 @@
 #include "cairn/optim/optimizer.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
-#include "expect_error.h"
 #include "group/group_impl.h"
 #include "ranks.h"
+#include "support/expect_error.h"
 #include "support/tensors.h"
 #ifdef CAIRN_SIMULATED_GPUS
 #include "gpu/sim/machine.h"

@@ -14,9 +14,9 @@
 #include "collectives/cpu/combine.h"
 #include "collectives/cpu/mesh_collectives.h"
 #include "environment.h"
-#include "expect_error.h"
 #include "group/group_impl.h"
 #include "ranks.h"
+#include "support/expect_error.h"
 
 namespace cairn::parallel {
 namespace {

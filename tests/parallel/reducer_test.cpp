@@ -16,8 +16,8 @@
 #include "cairn/optim/adam.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp_support.h"
-#include "expect_error.h"
 #include "ranks.h"
+#include "support/expect_error.h"
 
 namespace cairn::parallel {
 namespace {

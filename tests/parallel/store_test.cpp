@@ -12,9 +12,9 @@
 #include <zmq.hpp>
 
 #include "cairn/core/error.h"
-#include "expect_error.h"
 #include "store/store_socket.h"
 #include "store/wire.h"
+#include "support/expect_error.h"
 
 namespace cairn::parallel {
 namespace {

@@ -4,14 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 namespace cairn::test {
 
 /// The call must throw E with all of these texts in its message.
 template <class E, class F>
-void expect_error(F&& call, std::initializer_list<std::string> texts) {
+void expect_error(F&& call, const std::vector<std::string>& texts) {
   try {
     call();
   } catch (const E& error) {
@@ -21,7 +21,7 @@ void expect_error(F&& call, std::initializer_list<std::string> texts) {
     ADD_FAILURE() << "threw another error: " << error.what();
     return;
   }
-  ADD_FAILURE() << "threw nothing; expected an error with '" << (texts.size() ? *texts.begin() : "")
+  ADD_FAILURE() << "threw nothing; expected an error with '" << (texts.empty() ? "" : texts.front())
                 << "'";
 }
 
