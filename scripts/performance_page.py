@@ -66,6 +66,8 @@ def row_of(found):
                     "peer_memory": f"{found['peer_bytes'] / MIB:.0f} MiB"}
         return row | ({"of_loop": found["share"]} if "share" in found else {})
     work, _, peer = found["work"].partition(": ")
+    if work.startswith("memory of "):  # both in MB
+        return {"work": work, "peer": peer.removeprefix("of "), "memory": f"{found['cairn']:,.0f} MB", "peer_memory": f"{found['peer']:,.0f} MB"}
     return {"work": work, "cairn_ms": found["cairn"], "peer": peer, "peer_ms": found["peer"], "ratio": found["ratio"]}
 
 
