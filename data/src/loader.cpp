@@ -48,11 +48,7 @@ class DataLoader::Run {
   /// Where it throws, the sampler stands where it stood and the next call tries the same batch.
   bool advance() {
     current_.reset();
-    CAIRN_CHECK(place_of(*sampler_) == place_, kDataLoader,
-                "expected the sampler where this pass left it, in epoch ", place_.epoch,
-                " at sample ", place_.position, ", got epoch ", sampler_->epoch(), ", sample ",
-                sampler_->position(),
-                " (load a state between passes: leave the loop, begin again)");
+    check_place();
     if (!arrived_) {
       if (prefetcher_.finished() && !host_ && (!copy_ || copy_->empty())) {
         sampler_->next_epoch();
@@ -65,6 +61,23 @@ class DataLoader::Run {
     sampler_->advance(current_->size());
     place_ = place_of(*sampler_);
     return true;
+  }
+  /// Where a batch could not be handed out: counts it as read all the same.
+  void leave_out() {
+    CAIRN_CHECK(!current_, kDataLoader,
+                "expected to skip after an error, got a batch that was read");
+    check_place();
+    if (arrived_) {
+      arrived_.reset();
+    } else if (copy_ && !copy_->empty()) {
+      copy_->take();
+    } else if (host_) {
+      host_.reset();
+    } else {
+      prefetcher_.skip();
+    }
+    sampler_->advance(std::min(options_.batch_size, sampler_->remaining()));
+    place_ = place_of(*sampler_);
   }
   const Batch& current() const {
     CAIRN_CHECK(current_.has_value(), kDataLoader,
@@ -82,6 +95,14 @@ class DataLoader::Run {
   };
   static Place place_of(const Sampler& sampler) {
     return {sampler.seed(), sampler.epoch(), sampler.position()};
+  }
+
+  void check_place() const {
+    CAIRN_CHECK(place_of(*sampler_) == place_, kDataLoader,
+                "expected the sampler where this pass left it, in epoch ", place_.epoch,
+                " at sample ", place_.position, ", got epoch ", sampler_->epoch(), ", sample ",
+                sampler_->position(),
+                " (load a state between passes: leave the loop, begin again)");
   }
 
   std::vector<std::int64_t> indices_of(std::int64_t k) const {
@@ -175,6 +196,12 @@ DataLoader::Iterator& DataLoader::Iterator::operator++() {
   CAIRN_CHECK(run_ != nullptr, kDataLoader, "expected a batch before this one, got the end");
   if (!run_->advance()) run_.reset();
   return *this;
+}
+
+void DataLoader::Iterator::skip() {
+  CAIRN_CHECK(run_ != nullptr, kDataLoader, "expected a batch to skip, got the end");
+  run_->leave_out();
+  ++*this;
 }
 
 }  // namespace cairn::data

@@ -29,6 +29,8 @@ class Prefetcher {
   /// The next batch, as soon as it is made. Rethrows what its making threw; the call after that
   /// makes the same batch again, in the consumer's thread. Not after the last.
   Batch next();
+  /// After a next() that threw: there will be no such batch, the one behind it is next.
+  void skip() { deliver({}); }
   /// The next batch if it is made already.
   std::optional<Batch> next_if_ready();
 

@@ -251,6 +251,53 @@ TEST(DataLoader, LeavesOutADamagedBatchWhereTheSamplerIsMovedPastIt) {
   EXPECT_EQ(collect(loader).front().indices, (Indices{10, 11, 12, 13, 14}));
 }
 
+TEST(DataLoader, GoesOnBehindADamagedBatchThatIsSkipped) {
+  for (const Device device : kHereAndThere) {
+    for (const Threads threads : kThreads) {
+      for (const std::int64_t damaged : {7, 17, 42}) {
+        Numbers set(43);
+        set.throws_at = damaged;
+        SequentialSampler sampler(43);
+        DataLoader loader(set, sampler,
+                          {.batch_size = 5,
+                           .workers = threads.workers,
+                           .prefetch = threads.prefetch,
+                           .device = device});
+        std::vector<std::int64_t> read;
+        DataLoader::Iterator batch = loader.begin();
+        while (batch != loader.end()) {
+          read.push_back(batch->indices.front());
+          EXPECT_EQ(sampler.position(), batch->indices.back() + 1);
+          try {
+            ++batch;
+          } catch (const core::DataError&) {
+            EXPECT_THROW(++batch, core::DataError);  // for good
+            batch.skip();
+          }
+        }
+        Indices expected;
+        for (std::int64_t at = 0; at < 43; at += 5) {
+          if (damaged / 5 != at / 5) expected.push_back(at);
+        }
+        EXPECT_EQ(read, expected);
+        EXPECT_EQ(sampler.epoch(), 1);
+      }
+    }
+  }
+}
+
+TEST(DataLoader, SkipsNothingThatWasRead) {
+  const Numbers set(10);
+  SequentialSampler sampler(10);
+  DataLoader loader(set, sampler, {.batch_size = 5, .workers = 2});
+  DataLoader::Iterator batch = loader.begin();
+  expect_error<core::InvalidArgument>([&] { batch.skip(); }, {"got a batch that was read"});
+  ++batch;
+  EXPECT_EQ(batch->indices.front(), 5);
+  ++batch;
+  expect_error<core::InvalidArgument>([&] { batch.skip(); }, {"got the end"});
+}
+
 TEST(DataLoader, HasNoBatchAfterAnError) {
   Numbers set(20);
   set.throws_at = 7;

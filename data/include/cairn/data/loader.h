@@ -11,7 +11,8 @@
 //
 // What reading a batch threw is rethrown when that batch is due, and no batch is lost by it: the
 // sampler stands before the batch, and the next ++ (or the next begin()) reads it again. A batch
-// whose samples are damaged for good is left out by sampler.advance() and another begin().
+// whose samples are damaged for good is left out by Iterator::skip(), or where begin() threw, by
+// sampler.advance() and another begin().
 //
 // A data set may draw random numbers (crops, noise) from core::Generator::current(): while sample i
 // is read, that generator is seeded from the sampler's seed, its epoch and i, and afterwards it is
@@ -87,6 +88,9 @@ class DataLoader : public core::Stateful {
     /// Fetches the next batch; rethrows what reading it threw, and then the next ++ tries again.
     /// Throws InvalidArgument where the sampler was moved since this pass's last batch.
     Iterator& operator++();
+    /// After a ++ that threw: leaves the batch that was due out, on this rank, and fetches the next one as ++
+    /// does. Throws InvalidArgument where nothing threw.
+    void skip();
     bool operator==(const Iterator& other) const { return run_ == other.run_; }
 
    private:
