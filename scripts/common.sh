@@ -12,18 +12,24 @@ default_preset() {
   if [ -n "${CAIRN_PRESET:-}" ]; then echo "$CAIRN_PRESET"; elif has_toolkit && has_gpu; then echo cuda; else echo cpu; fi
 }
 
-# The same, but simulated GPUs where there is a toolkit and no GPU.
-test_preset() {
-  if [ -z "${CAIRN_PRESET:-}" ] && has_toolkit && ! has_gpu; then echo gpusim; else default_preset; fi
-}
+# Where there is a toolkit and no GPU, the CUDA backend is tested on simulated ones.
+simulates_gpus() { has_toolkit && ! has_gpu; }
 
 # Presets that compile alike share their objects.
 if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 fi
 
-# The heading of what comes next, with the seconds since the script began.
-step() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
+# The heading of what comes next, with the seconds since the first script began, and those that the step before took.
+export CAIRN_SCRIPT_BEGAN=${CAIRN_SCRIPT_BEGAN:-$(date +%s)}
+stage= stage_began=$(date +%s)
+step() {
+  local now
+  now=$(date +%s)
+  [ -z "$stage" ] || printf '\n-- %s: %d s\n' "$stage" $((now - stage_began))
+  stage=$* stage_began=$now
+  printf '\n== %s (%d s)\n' "$stage" $((now - CAIRN_SCRIPT_BEGAN))
+}
 
 # build PRESET [TARGET...]
 build() {

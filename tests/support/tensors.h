@@ -22,13 +22,13 @@ inline std::vector<Device> devices() {
   return all;
 }
 
+/// In builds for the GPUs of tests/gpu/sim.
+bool gpus_are_simulated();
+
 /// Those that work fast enough for millions of elements: simulated GPUs do not.
 inline std::vector<Device> fast_devices() {
-#if defined(CAIRN_SIMULATED_GPUS)
-  return {{core::DeviceType::cpu, 0}};
-#else
+  if (gpus_are_simulated()) return {{core::DeviceType::cpu, 0}};
   return devices();
-#endif
 }
 
 /// Test names of a suite parameterised over devices: "cpu", "cuda".
