@@ -125,10 +125,9 @@ std::string text_of(nn::Sequential& model) {
 }
 
 /// What a choice is but for its schedule.
-using Levers = std::tuple<std::string, std::int64_t, bool, bool, Sharding, bool>;
+using Levers = std::tuple<std::string, std::int64_t, bool, bool, bool>;
 Levers levers_of(const TrainingChoice& c) {
-  return {c.precision.name, c.micro_batch, c.fused_loss,
-          c.compact_state,  c.sharding,    c.balanced_loss};
+  return {c.precision.name, c.micro_batch, c.fused_loss, c.compact_state, c.balanced_loss};
 }
 bool is_plain(const TrainingChoice& c) {
   return !c.recomputes && !c.offloads;
@@ -195,7 +194,7 @@ class PlanSearch {
     for (const TrainingChoice& c : plan.choices()) {
       EXPECT_TRUE(std::isfinite(c.seconds) && c.seconds > 0) << c.levers();
       EXPECT_EQ(c.fits, c.peak_bytes <= plan.budget()) << c.levers();
-      if (c.fits && c.sharding == Sharding::none) fastest = std::min(fastest, c.seconds);
+      if (c.fits) fastest = std::min(fastest, c.seconds);
     }
     if (fastest < HUGE_VAL) {
       EXPECT_EQ(plan.best().seconds, fastest);
@@ -204,7 +203,7 @@ class PlanSearch {
     }
   }
 
-  // The plain one, and another where that does not fit. Sharded ones are arithmetic.
+  // The plain one, and another where that does not fit.
   void check_group(const std::vector<const TrainingChoice*>& group, std::size_t budget) {
     ASSERT_LE(group.size(), 2u);
     const TrainingChoice& first = *group.front();
@@ -213,7 +212,6 @@ class PlanSearch {
     const auto* plain =
         *std::find_if(group.begin(), group.end(), [](const auto* c) { return is_plain(*c); });
     EXPECT_EQ(group.size() == 1, plain->fits) << first.levers();
-    if (first.sharding != Sharding::none) return;
     for (const TrainingChoice* choice : group) {
       const std::size_t peak = measured(*choice);
       EXPECT_TRUE(!choice->fits || peak <= budget) << choice->levers() << ": " << peak;
@@ -238,7 +236,7 @@ class PlanSearch {
     }
   }
 
-  // Compact state and each further sharding take no more, all else equal.
+  // Compact state takes no more, all else equal.
   static void check_less_with(const std::map<Levers, std::vector<const TrainingChoice*>>& groups,
                               const TrainingChoice& one) {
     const auto plain_peak = [&](Levers levers) -> std::optional<std::size_t> {
@@ -250,15 +248,9 @@ class PlanSearch {
       return {};
     };
     const Levers own = levers_of(one);
-    Levers compact = own, sharded = own;
+    Levers compact = own;
     std::get<3>(compact) = true;
-    if (one.sharding != Sharding::parameters) {
-      std::get<4>(sharded) = static_cast<Sharding>(static_cast<int>(one.sharding) + 1);
-    }
-    const auto peak = plain_peak(own);
-    for (const auto& less : {plain_peak(compact), plain_peak(sharded)}) {
-      EXPECT_LE(less.value_or(0), *peak) << one.levers();
-    }
+    EXPECT_LE(plain_peak(compact).value_or(0), *plain_peak(own)) << one.levers();
   }
 
   TemporaryFolder folder_;

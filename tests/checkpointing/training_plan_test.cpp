@@ -26,20 +26,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// ---- ZeRO's figure 1: 7.5e9 parameters, mixed-precision Adam, 64 devices; bytes on each
-
-TEST(Sharding, TakesWhatZeroSaysOfSevenAndAHalfBillionParameters) {
-  const auto gigabytes = [](Sharding sharding) {
-    return sharded_bytes(7.5e9, ModelStates(), sharding, 64) / 1e9;
-  };
-  EXPECT_EQ(ModelStates().total(), 16);
-  EXPECT_NEAR(gigabytes(Sharding::none), 120, 0.05);
-  EXPECT_NEAR(gigabytes(Sharding::optimizer_state), 31.4, 0.05);
-  EXPECT_NEAR(gigabytes(Sharding::gradients), 16.6, 0.05);
-  EXPECT_NEAR(gigabytes(Sharding::parameters), 1.9, 0.05);
-  EXPECT_THROW(sharded_bytes(1, ModelStates(), Sharding::none, 0), core::InvalidArgument);
-}
-
 // ---- Small models
 
 constexpr std::int64_t kWidth = 64, kTokens = 32, kWords = 1000, kSamples = 8;
@@ -137,7 +123,7 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
   TrainingPlanOptions options;
   options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[3]};
   const TrainingPlan plan = plan_training(task.model, task.batch, 9'000'000, {.ranks = 4}, options);
-  EXPECT_TRUE(plan.best().fits && plan.best().sharding == Sharding::none);
+  EXPECT_TRUE(plan.best().fits);
   const auto& all = plan.choices();
   EXPECT_TRUE(std::is_partitioned(all.begin(), all.end(), [](const auto& c) { return c.fits; }));
   EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const auto& c) { return !c.fits; }));
@@ -145,16 +131,6 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
     EXPECT_EQ(c.peak_bytes, c.weights + c.gradients + c.optimizer_state + c.other + c.activations);
     EXPECT_EQ(c.micro_batch * c.micro_batches, kSamples);
   }
-  // A quarter of the states: Adam in f32 has 8 bytes of moments a parameter.
-  const auto state_of = [&](Sharding sharding) {
-    return std::find_if(all.begin(), all.end(),
-                        [&](const TrainingChoice& c) {
-                          return c.sharding == sharding && c.precision.name == "O0" &&
-                                 !c.compact_state;
-                        })
-        ->optimizer_state;
-  };
-  EXPECT_EQ(state_of(Sharding::optimizer_state), state_of(Sharding::none) / 4);
   EXPECT_THAT(plan.table(), HasSubstr("\nO2 bf16  "));
   EXPECT_THAT(plan.table(), HasSubstr(" choices fit"));
   // A whole batch takes more memory than a choice of micro-batches counts.
@@ -169,7 +145,7 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
               HasSubstr("expected a budget"));
   const auto refused = [&](const TrainingBatch& batch, const TrainingWorld& world) {
     return message_of<core::InvalidArgument>(
-        [&] { plan_training(task.model, batch, 9'000'000, world, options); });
+        [&] { (void)plan_training(task.model, batch, 9'000'000, world, options); });
   };
   EXPECT_THAT(refused({task.batch.x, part_of(task.batch.target, 0, 4)}, {}),
               HasSubstr("expected as many targets as inputs, got 4 and 8"));

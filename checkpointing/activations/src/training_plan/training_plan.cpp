@@ -366,31 +366,20 @@ class TrainingPlanner {
         continue;
       }
       choice.compact_state = compact;
-      for (const Sharding sharding : shardings()) {
-        choice.sharding = sharding;
-        add_choices(choice, schedules);
-      }
+      add_choices(choice, schedules);
     }
-  }
-
-  std::vector<Sharding> shardings() const {
-    if (world_.ranks == 1) return {Sharding::none};
-    return {Sharding::none, Sharding::optimizer_state, Sharding::gradients, Sharding::parameters};
   }
 
   // The plain one, and where it does not fit the fastest that does, or the smallest.
   void add_choices(TrainingChoice choice, const ScheduleChoice& schedules) {
     const StepBytes all = bytes_.of(choice.precision, choice.compact_state, options_.moments,
                                     choice.micro_batches > 1);
-    const auto share = [&](std::size_t bytes, Sharding from) {
-      return choice.sharding >= from ? bytes / static_cast<std::size_t>(world_.ranks) : bytes;
-    };
-    choice.weights = share(all.weights, Sharding::parameters);
-    choice.gradients = share(all.gradients, Sharding::gradients);
-    choice.optimizer_state = share(all.optimizer_state, Sharding::optimizer_state);
+    choice.weights = all.weights;
+    choice.gradients = all.gradients;
+    choice.optimizer_state = all.optimizer_state;
     const double update = bytes_.update_seconds(choice.precision, choice.compact_state,
                                                 options_.moments, choice.micro_batches > 1);
-    const double fixed = share_of(update, choice.sharding) + exchange_seconds(all, choice.sharding);
+    const double fixed = update + exchange_seconds(all);
     add_choice(choice, schedules.plain(), fixed);
     if (choices_.back().fits) return;
     const std::size_t beside = standing_of(choice) + scaled_losses();
@@ -412,21 +401,10 @@ class TrainingPlanner {
     return choice.weights + choice.gradients + choice.optimizer_state + choice.other;
   }
 
-  double share_of(double seconds, Sharding sharding) const {
-    return sharding == Sharding::none ? seconds : seconds / world_.ranks;
-  }
-
-  // Of a ring: gradients summed and scattered, then they or the weights collected; with sharded weights
-  // these once for the forward, once for the backward.
-  double exchange_seconds(const StepBytes& all, Sharding sharding) const {
+  // Of a ring: gradients summed and scattered, then collected.
+  double exchange_seconds(const StepBytes& all) const {
     if (world_.ranks == 1 || world_.bandwidth <= 0) return 0;
-    const auto gradients = static_cast<double>(all.gradients);
-    const auto weights = static_cast<double>(all.weights);
-    double bytes = 2 * gradients;
-    if (sharding == Sharding::optimizer_state || sharding == Sharding::gradients) {
-      bytes = gradients + weights;
-    }
-    if (sharding == Sharding::parameters) bytes = gradients + 2 * weights;
+    const double bytes = 2 * static_cast<double>(all.gradients);
     return bytes * (world_.ranks - 1) / world_.ranks / world_.bandwidth;
   }
 

@@ -1,4 +1,4 @@
-// TrainingPlan for people, and the arithmetic of sharding.
+// TrainingPlan for people.
 #include <algorithm>
 #include <cstdio>
 #include <sstream>
@@ -40,7 +40,6 @@ Row row_of(const TrainingChoice& choice) {
           activations_text(choice),
           loss_text(choice),
           choice.compact_state ? "compact" : "f32",
-          name(choice.sharding),
           megabytes(choice.weights),
           megabytes(choice.gradients),
           megabytes(choice.optimizer_state),
@@ -51,7 +50,7 @@ Row row_of(const TrainingChoice& choice) {
 }
 
 std::string aligned(const std::vector<Row>& rows) {
-  constexpr std::size_t kWords = 6;  // columns of text; the others hold numbers
+  constexpr std::size_t kWords = 5;  // columns of text; the others hold numbers
   std::vector<std::size_t> widths(rows.front().size());
   for (const Row& row : rows) {
     for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
@@ -70,32 +69,6 @@ std::string aligned(const std::vector<Row>& rows) {
 
 }  // namespace
 
-const char* name(Sharding sharding) {
-  switch (sharding) {
-    case Sharding::none:
-      return "none";
-    case Sharding::optimizer_state:
-      return "state";
-    case Sharding::gradients:
-      return "gradients";
-    case Sharding::parameters:
-      return "all";
-  }
-  return "unknown";
-}
-
-double sharded_bytes(double parameters, const ModelStates& states, Sharding sharding, int ranks) {
-  CAIRN_CHECK(parameters >= 0 && ranks > 0, "sharded_bytes",
-              "expected parameters of 0 or more and ranks above 0, got ", parameters, " and ",
-              ranks);
-  const auto share = [&](double bytes, Sharding from) {
-    return sharding >= from ? bytes / ranks : bytes;
-  };
-  return parameters *
-         (share(states.weight, Sharding::parameters) + share(states.gradient, Sharding::gradients) +
-          share(states.optimizer, Sharding::optimizer_state));
-}
-
 std::string TrainingChoice::levers() const {
   std::string text = precision.name;
   if (micro_batches > 1) {
@@ -106,7 +79,6 @@ std::string TrainingChoice::levers() const {
   if (fused_loss) text += ", fused loss";
   if (!balanced_loss) text += ", gathered loss";
   if (compact_state) text += ", compact state";
-  if (sharding != Sharding::none) text += core::str(", sharded ", name(sharding));
   return text;
 }
 
@@ -114,8 +86,6 @@ TrainingPlan::TrainingPlan(std::vector<TrainingChoice> choices, std::size_t budg
     : choices_(std::move(choices)), budget_(budget) {
   std::stable_sort(choices_.begin(), choices_.end(), [](const auto& a, const auto& b) {
     if (a.fits != b.fits) return a.fits;
-    const bool a_sharded = a.sharding != Sharding::none, b_sharded = b.sharding != Sharding::none;
-    if (a_sharded != b_sharded) return b_sharded;
     return a.fits ? a.seconds < b.seconds : a.peak_bytes < b.peak_bytes;
   });
 }
@@ -127,24 +97,18 @@ const TrainingChoice& TrainingPlan::best() const {
                                   "smallest micro-batch, got ", budget_, " bytes");
   }
   const TrainingChoice& first = choices_.front();
-  if (first.fits && first.sharding == Sharding::none) return first;
-  if (first.fits) {
-    core::fail<core::OutOfMemory>("plan_training", "expected a budget in which a choice without ",
-                                  "sharded states fits, got ", budget_, " bytes (", first.levers(),
-                                  " would take ", first.peak_bytes, ")");
-  }
+  if (first.fits) return first;
   core::fail<core::OutOfMemory>("plan_training", "expected a budget of at least ", first.peak_bytes,
                                 " bytes (", first.levers(), "), got ", budget_,
-                                " (a smaller model, or ranks to share its states, take less)");
+                                " (a smaller model takes less)");
 }
 
 std::string TrainingPlan::table(std::size_t rows) const {
   const auto first_not = std::find_if(choices_.begin(), choices_.end(),
                                       [](const TrainingChoice& c) { return !c.fits; });
   const auto fitting = static_cast<std::size_t>(first_not - choices_.begin());
-  std::vector<Row> lines{{"precision", "batches", "activations", "loss", "state", "sharded",
-                          "weights", "gradients", "state", "activations", "peak MB", "step ms",
-                          "fits"}};
+  std::vector<Row> lines{{"precision", "batches", "activations", "loss", "state", "weights",
+                          "gradients", "state", "activations", "peak MB", "step ms", "fits"}};
   const std::size_t shown = std::min(rows, fitting);
   const std::size_t over = std::min(rows, choices_.size() - fitting);
   for (std::size_t i = 0; i < shown; ++i) lines.push_back(row_of(choices_[i]));

@@ -18,8 +18,8 @@
 // (the first step of a half model that accumulates turns its gradients to f32 and holds both for a
 // moment, unless GradientArena::use_f32_slots() came first).
 //
-// Nothing here knows of amp, optimizers or ranks: their means are described (Precision, Sharding), and
-// who reads a choice acts on it.
+// Nothing here knows of amp, optimizers or ranks: their means are described (Precision, TrainingWorld),
+// and who reads a choice acts on it.
 #pragma once
 
 #include <cstddef>
@@ -39,26 +39,6 @@ class Sequential;
 }
 
 namespace cairn::checkpointing {
-
-// ---- Model states: weights, gradients, optimizer state
-
-/// Bytes a parameter. The default is Adam in mixed precision: a half weight, a half gradient, and K = 12
-/// for the f32 master and two f32 moments.
-struct ModelStates {
-  double weight = 2, gradient = 2, optimizer = 12;
-  double total() const { return weight + gradient + optimizer; }
-};
-
-/// What is cut into as many parts as there are ranks, each kept by one: nothing; the optimizer state;
-/// that and gradients; that and weights (ZeRO's stages 0 to 3).
-enum class Sharding { none, optimizer_state, gradients, parameters };
-const char* name(Sharding sharding);
-
-/// Bytes of model states on each of `ranks` devices. Rajbhandari et al., "ZeRO: Memory optimizations
-/// toward training trillion parameter models" (2020), figure 1.
-double sharded_bytes(double parameters, const ModelStates& states, Sharding sharding, int ranks);
-
-// ---- The plan
 
 /// How a level of amp computes.
 struct Precision {
@@ -106,8 +86,7 @@ struct TrainingChoice {
   bool compact_state = false;      // optim::StateOptions{bf16, remainder (bf16 weights)}
   bool fused_loss = false;
   bool balanced_loss = true;  // several devices: outputs stay where they are (DataParallelModel)
-  Sharding sharding = Sharding::none;
-  Schedule schedule;  // of the modules; the loss runs with the last
+  Schedule schedule;          // of the modules; the loss runs with the last
   bool recomputes = false, offloads = false;
 
   bool fits = false;
@@ -134,15 +113,13 @@ struct TrainingChoice {
   Tensor run(nn::Sequential& model, const Tensor& x, const Tensor* target) const;
 };
 
-class TrainingPlan {
+class [[nodiscard]] TrainingPlan {
  public:
   TrainingPlan(std::vector<TrainingChoice> choices, std::size_t budget);
 
-  /// Those that fit, the fastest first; then the others, the smallest first. Of each, those with sharded
-  /// states come last.
+  /// Those that fit, the fastest first; then the others, the smallest first.
   const std::vector<TrainingChoice>& choices() const { return choices_; }
-  /// The fastest that fits without sharded states, which Cairn does not train with. Throws
-  /// core::OutOfMemory, which says what the smallest takes.
+  /// The fastest that fits. Throws core::OutOfMemory, which says what the smallest takes.
   const TrainingChoice& best() const;
   std::size_t budget() const { return budget_; }
   /// For people: the `rows` fastest choices that fit, and as many of those that do not.
