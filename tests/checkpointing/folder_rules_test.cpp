@@ -15,6 +15,7 @@
 #include "cairn/core/parallel_for.h"
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
+#include "support/message_of.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -51,7 +52,7 @@ TEST(Keep, TheBestByAMetricStay) {
     SmallState small;
     const std::string folder = dir / (lower ? "lower" : "higher");
     TrainingState state({{"small", small}}, {},
-                        {.keep = 1, .keep_best = 2, .lower_is_better = lower});
+                        {.keep = 1, .keep_best = 2, .best = lower ? Best::lowest : Best::highest});
     for (std::size_t i = 0; i < losses.size(); ++i) {
       state.save(folder, static_cast<std::int64_t>(i + 1), losses[i]);
     }
@@ -59,6 +60,17 @@ TEST(Keep, TheBestByAMetricStay) {
     EXPECT_EQ(steps_in(folder), lower ? lowest : highest);
     EXPECT_EQ(summarize_checkpoint(folder + "/step-00000007").metric, 6);
   }
+}
+
+TEST(Keep, TheBestAreNotKeptByAGuessOfWhichMetricThatIs) {
+  const TemporaryFolder dir;
+  SmallState small;
+  const auto names_both = HasSubstr(
+      "got keep_best 2 alone (best = Best::lowest for a loss, Best::highest for an accuracy)");
+  const auto trains = [&] { TrainingState({{"small", small}}, {}, {.keep_best = 2}); };
+  EXPECT_THAT(test::message_of<InvalidArgument>(trains), names_both);
+  const auto prunes = [&] { prune_checkpoints(dir.string(), {.keep_best = 2}); };
+  EXPECT_THAT(test::message_of<InvalidArgument>(prunes), names_both);
 }
 
 TEST(Keep, AMetricThatIsNoNumberIsNone) {

@@ -371,7 +371,10 @@ TEST_F(CairnCkpt, PruneKeepsTheBestAndWaitsForNobodyWhoSaves) {
     EXPECT_THAT(ckpt("prune --dry-run --keep 1 " + dir).out, HasSubstr("step-00000005: would go"));
     EXPECT_EQ(checkpointing::list_checkpoints(dir).size(), 6u);
   }
-  EXPECT_EQ(ckpt("prune --keep 1 --keep-best 1 --keep-every 4 " + dir).status, 0);
+  EXPECT_EQ(ckpt("prune --keep 1 --keep-best 1 " + dir).status, 2);  // the best by what?
+  EXPECT_EQ(ckpt("prune --keep 1 --best middle --keep-best 1 " + dir).status, 2);
+  EXPECT_EQ(checkpointing::list_checkpoints(dir).size(), 6u);
+  EXPECT_EQ(ckpt("prune --keep 1 --keep-best 1 --best lowest --keep-every 4 " + dir).status, 0);
   std::vector<std::string> left;
   for (const std::string& path : checkpointing::list_checkpoints(dir)) {
     left.push_back(path.substr(dir.size() + 1));

@@ -15,7 +15,8 @@ struct Arguments {
   std::string a, b, part;
   int world_size = 1;
   cairn::checkpointing::KeepRules rules;
-  bool higher_is_better = false, only_say = false;
+  std::string best;
+  bool only_say = false;
   ProveResume prove;
 };
 
@@ -57,9 +58,11 @@ std::function<int()> add_commands(CLI::App& app, Arguments& given) {
       ->check(CLI::Range(1, 1000000));
   prune->add_option("--keep-every", given.rules.keep_every, "and every one of a step it divides")
       ->check(CLI::NonNegativeNumber);
-  prune->add_option("--keep-best", given.rules.keep_best, "and so many with the lowest metric")
-      ->check(CLI::NonNegativeNumber);
-  prune->add_flag("--higher-is-better", given.higher_is_better, "the highest metric");
+  CLI::Option* best = prune->add_option("--best", given.best, "lowest or highest")
+                          ->check(CLI::IsMember({"lowest", "highest"}));
+  prune->add_option("--keep-best", given.rules.keep_best, "and so many with the best metric")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(best);
   prune->add_flag("--dry-run", given.only_say, "only say what would go");
   CLI::App* repair = app.add_subcommand(
       "repair", "write what can be read of a damaged checkpoint to OUT, and name what is lost");
@@ -84,7 +87,10 @@ std::function<int()> add_commands(CLI::App& app, Arguments& given) {
     if (convert->parsed()) return cairn::tools::convert(given.a, given.b, given.part);
     if (merge->parsed()) return cairn::tools::reshard(given.a, given.b, 1);
     if (reshard->parsed()) return cairn::tools::reshard(given.a, given.b, given.world_size);
-    given.rules.lower_is_better = !given.higher_is_better;
+    using cairn::checkpointing::Best;
+    if (!given.best.empty()) {
+      given.rules.best = given.best == "lowest" ? Best::lowest : Best::highest;
+    }
     if (prune->parsed()) return cairn::tools::prune(given.a, given.rules, given.only_say);
     if (repair->parsed()) return cairn::tools::repair(given.a, given.b);
     return cairn::tools::prove_resume(given.prove);

@@ -71,7 +71,7 @@ void replace_folder(const std::string& from, const std::string& to, const std::s
 std::set<std::string> best_of(std::vector<Standing> standing, const KeepRules& rules) {
   std::erase_if(standing, [](const Standing& one) { return !one.metric; });
   std::stable_sort(standing.begin(), standing.end(), [&](const Standing& a, const Standing& b) {
-    return rules.lower_is_better ? *a.metric < *b.metric : *a.metric > *b.metric;
+    return rules.best == Best::lowest ? *a.metric < *b.metric : *a.metric > *b.metric;
   });
   const auto count = std::min(standing.size(), static_cast<std::size_t>(rules.keep_best));
   std::set<std::string> paths;
@@ -119,8 +119,7 @@ std::vector<std::string> needless_in(const std::vector<Standing>& order, const K
 // The newest good ones of this line come first, those of lines left behind fill up.
 void remove_old(const SavePlan& plan, const std::vector<std::uint64_t>& line) {
   const TrainingStateOptions& options = plan.options;
-  const KeepRules rules{options.keep, options.keep_every, options.keep_best,
-                        options.lower_is_better};
+  const KeepRules rules{options.keep, options.keep_every, options.keep_best, options.best};
   const std::vector<Standing> order = in_order(standing_in(plan.dir), line);
   remove_checkpoints(plan.dir, needless_in(order, rules, plan.damaged));
 }
@@ -210,11 +209,18 @@ Committed commit(SavePlan& plan, const std::vector<std::string>& files) {
   return done;
 }
 
-std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRules& rules,
-                                           bool only_say) {
-  CAIRN_CHECK(rules.keep >= 1 && rules.keep_every >= 0 && rules.keep_best >= 0, "prune",
+void check_rules(const KeepRules& rules, const char* where) {
+  CAIRN_CHECK(rules.keep >= 1 && rules.keep_every >= 0 && rules.keep_best >= 0, where,
               "expected keep >= 1, keep_every >= 0 and keep_best >= 0, got ", rules.keep, ", ",
               rules.keep_every, " and ", rules.keep_best);
+  CAIRN_CHECK(rules.keep_best == 0 || rules.best, where,
+              "expected with keep_best which metric is the best, got keep_best ", rules.keep_best,
+              " alone (best = Best::lowest for a loss, Best::highest for an accuracy)");
+}
+
+std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRules& rules,
+                                           bool only_say) {
+  check_rules(rules, "prune");
   std::unique_ptr<SaveTurn> turn;
   if (!only_say) {
     turn = std::make_unique<SaveTurn>(FolderLock::take(dir));

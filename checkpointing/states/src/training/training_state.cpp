@@ -122,9 +122,8 @@ TrainingState::TrainingState(std::vector<Part> parts, World world,
       world_(std::move(world)),
       options_(options),
       impl_(std::make_unique<Impl>()) {
-  CAIRN_CHECK(options.keep >= 1 && options.keep_every >= 0 && options.keep_best >= 0,
-              "training_state", "expected keep >= 1, keep_every >= 0 and keep_best >= 0, got ",
-              options.keep, ", ", options.keep_every, " and ", options.keep_best);
+  check_rules({options.keep, options.keep_every, options.keep_best, options.best},
+              "training_state");
   std::set<std::string> names;
   for (const Part& part : parts_) {
     const bool usable = !part.name.empty() && part.name.find('.') == std::string::npos &&

@@ -75,12 +75,15 @@ SalvagedCheckpoint salvage_checkpoint(const std::string& path);
 /// written.
 std::string reshard_checkpoint(const std::string& from, const std::string& to, int world_size);
 
+/// Which metric is the best: the lowest of a loss, the highest of an accuracy.
+enum class Best { lowest, highest };
+
 /// What TrainingStateOptions of the same names keep.
 struct KeepRules {
   int keep = 3;
   std::int64_t keep_every = 0;
   int keep_best = 0;
-  bool lower_is_better = true;
+  std::optional<Best> best = {};
 };
 /// Removes the checkpoints of a folder that the rules do not keep; damaged ones do not count. Each
 /// is verified. Returns the paths that went, or would. Throws core::IoError where another process

@@ -50,6 +50,7 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/core/state_dict.h"
 #include "cairn/core/world.h"
 
@@ -62,10 +63,11 @@ struct TrainingStateOptions {
   /// are fewer, the newest of runs that were left behind.
   int keep = 3;
   /// Beside them, every one of a step that this divides (0: none), and so many with the best metric
-  /// that a save was given; of any line.
+  /// that a save was given; of any line. With keep_best, `best` must say which metric is that: the
+  /// lowest (a loss) or the highest (an accuracy).
   std::int64_t keep_every = 0;
   int keep_best = 0;
-  bool lower_is_better = true;
+  std::optional<Best> best = {};
   /// save_every writes in the background, as save_async does.
   bool asynchronous = false;
   /// Host memory that a save in the background may take, on each rank. What does not fit is written
