@@ -2,6 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cairn/autograd/ops.h"
 #include "gradient_check.h"
@@ -299,6 +303,35 @@ TEST(BinaryCrossEntropy, IsThatOfTheLogits) {
                t = random_tensor({64}, 2, 0, 1, DType::f32);
   expect_close(binary_cross_entropy(sigmoid(x), t, Reduction::none),
                bce_with_logits(x, t, Reduction::none).to_vector(), 2e-4);
+}
+
+TEST(Losses, TheMeanOverNoSampleIsAnErrorAndTheSumIsZero) {
+  const Tensor x = leaf({0, 3}, 1), weight = leaf({5, 3}, 2);
+  const Tensor none = Tensor::zeros({0}, DType::i64);
+  using Loss = std::function<Tensor(Reduction)>;
+  const std::vector<std::pair<std::string, Loss>> losses = {
+      {"cross_entropy", [&](Reduction r) { return cross_entropy(x, none, {.reduction = r}); }},
+      {"linear_cross_entropy",
+       [&](Reduction r) { return linear_cross_entropy(x, weight, {}, none, {.reduction = r}); }},
+      {"nll_loss", [&](Reduction r) { return nll_loss(x, none, {.reduction = r}); }},
+      {"mse_loss", [&](Reduction r) { return mse_loss(x, x, r); }},
+      {"l1_loss", [&](Reduction r) { return l1_loss(x, x, r); }},
+      {"smooth_l1_loss", [&](Reduction r) { return smooth_l1_loss(x, x, r); }},
+      {"huber_loss", [&](Reduction r) { return huber_loss(x, x, r); }},
+      {"kl_div", [&](Reduction r) { return kl_div(x, x, r); }},
+      {"bce_with_logits", [&](Reduction r) { return bce_with_logits(x, x, r); }},
+      {"binary_cross_entropy", [&](Reduction r) { return binary_cross_entropy(x, x, r); }},
+      {"cosine_embedding_loss",
+       [&](Reduction r) { return cosine_embedding_loss(x, x, Tensor::zeros({0}, DType::f64), r); }},
+      {"triplet_margin_loss",
+       [&](Reduction r) { return triplet_margin_loss(x, x, x, {.reduction = r}); }}};
+  for (const auto& [name, loss] : losses) {
+    const std::string message = error_of<core::InvalidArgument>([&] { loss(Reduction::mean); });
+    EXPECT_THAT(message,
+                HasSubstr("[" + name + "] expected a mean over at least one sample, got none"));
+    EXPECT_THAT(message, HasSubstr("skip an empty batch"));
+    EXPECT_EQ(loss(Reduction::sum).item(), 0.0) << name;
+  }
 }
 
 }  // namespace

@@ -36,6 +36,13 @@ Tensor as_matrix(const Tensor& x) {
   return copy.alias(copy.view().reshape(shape));
 }
 
+void check_mean(const char* op, Reduction reduction, std::int64_t samples, const Shape& shape) {
+  CAIRN_CHECK(reduction != Reduction::mean || samples > 0, op,
+              "expected a mean over at least one sample, got none in ", shape,
+              " (skip an empty batch; a rank that has run out takes part by ddp.join(), or by "
+              "Accumulation with a count of 0 and a loss of Reduction::sum)");
+}
+
 Tensor total(ReduceOp op, const Tensor& losses) {
   const Tensor flat = losses.alias(losses.view().reshape({losses.numel()}));
   const Tensor y = empty_as(losses, {1}, losses.dtype());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cairn/autograd/function.h"
+#include "cairn/autograd/ops.h"
 #include "cairn/kernels/elementwise.h"
 #include "cast.h"
 
@@ -24,6 +25,9 @@ inline DType wide(DType dtype) {
 inline TensorView view_or_none(const Tensor& x) {
   return x.defined() ? x.view() : TensorView();
 }
+
+/// Throws InvalidArgument for the mean over no sample at all, which would be NaN.
+void check_mean(const char* op, Reduction reduction, std::int64_t samples, const Shape& shape);
 
 /// A scalar: the sum or mean of all losses.
 Tensor total(kernels::ReduceOp op, const Tensor& losses);

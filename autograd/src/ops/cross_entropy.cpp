@@ -70,6 +70,7 @@ struct CrossEntropy {
 
   Tensor forward(Context& ctx, const Tensor& logits, const Tensor& target) {
     const Tensor classes = targets_of_rows(kInfo.name, logits.shape(), target);
+    check_mean(kInfo.name, options.reduction, target.numel(), logits.shape());
     const Tensor rows = as_matrix(logits);
     const Tensor losses = empty_as(logits, {rows.size(0)}, wide(logits.dtype()));
     const Tensor lse = Tensor::empty_like(losses);
@@ -183,6 +184,7 @@ struct LinearCrossEntropy {
     Shape logits = x.shape();
     logits[logits.dims() - 1] = weight.size(0);
     const Tensor classes = targets_of_rows(kInfo.name, logits, target);
+    check_mean(kInfo.name, options.reduction, target.numel(), x.shape());
     const Tensor rows = as_matrix(x);
     const Tensor losses = empty_as(x, {rows.size(0)}, wide(x.dtype()));
     const Tensor lse = Tensor::empty_like(losses);

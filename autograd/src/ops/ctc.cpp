@@ -62,6 +62,7 @@ Tensor ctc_loss(const Tensor& log_probs, const Tensor& targets, const Tensor& in
   }
   if (options.reduction == Reduction::none) return losses;
   if (options.reduction == Reduction::sum) return sum(losses);
+  check_mean(Ctc::kInfo.name, options.reduction, losses.numel(), log_probs.shape());
   const double most = std::numeric_limits<double>::infinity();
   return mean(losses / clamp(to(target_lengths, losses.dtype()), 1.0, most));
 }

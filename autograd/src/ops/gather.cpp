@@ -73,6 +73,7 @@ struct Nll {
                       target.shape() == rows_of(x);
     CAIRN_CHECK(fits, kInfo.name, "expected x [..., V] and a target [...] i64, got ", x.shape(),
                 " and ", target.defined() ? core::str(target.dtype(), target.shape()) : "none");
+    check_mean(kInfo.name, options.reduction, target.numel(), x.shape());
     const Tensor whole = contiguous_data(target);
     const Tensor labels = whole.alias(whole.view().reshape({target.numel(), 1}));
     const Tensor counts =

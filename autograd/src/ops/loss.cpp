@@ -191,6 +191,7 @@ struct Elementwise {
     CAIRN_CHECK(target.defined() && x.shape() == target.shape(), kInfo.name,
                 "expected x and target of one shape, got ", x.shape(), " and ",
                 target.defined() ? core::str(target.shape()) : "none");
+    check_mean(kInfo.name, reduction, x.numel(), x.shape());
     Tensor losses = empty_as(x, x.shape(), wide(x.dtype()));
     rule.forward_kernel(x, target, losses);
     ctx.save(x);

@@ -19,8 +19,9 @@ Tensor widened(const Tensor& x) {
   return to(x, wide(x.dtype()));
 }
 
-Tensor reduced_loss(const Tensor& losses, Reduction reduction) {
+Tensor reduced_loss(const char* op, const Tensor& losses, Reduction reduction) {
   if (reduction == Reduction::none) return losses;
+  check_mean(op, reduction, losses.numel(), losses.shape());
   return reduction == Reduction::mean ? mean(losses) : sum(losses);
 }
 
@@ -75,7 +76,8 @@ Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& tar
         const Tensor norms = (squared_norm(x, -1) + kEps) * (squared_norm(y, -1) + kEps);
         const Tensor cosine = sum(x * y, {-1}) / sqrt(norms);
         const Tensor apart = clamp(cosine - margin, 0.0, kInfinity);
-        return reduced_loss(where_target_is(1.0, target, affine(cosine, -1.0, 1.0)) +
+        return reduced_loss(kCosineEmbeddingLoss.name,
+                            where_target_is(1.0, target, affine(cosine, -1.0, 1.0)) +
                                 where_target_is(-1.0, target, apart),
                             reduction);
       },
@@ -93,7 +95,8 @@ Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const T
         const Tensor near = distance(a, p, options);
         Tensor far = distance(a, n, options);
         if (options.swap) far = minimum(far, distance(p, n, options));
-        return reduced_loss(clamp(near - far + options.margin, 0.0, kInfinity), options.reduction);
+        return reduced_loss(kTripletMarginLoss.name,
+                            clamp(near - far + options.margin, 0.0, kInfinity), options.reduction);
       },
       anchor, positive, negative);
 }
