@@ -63,7 +63,7 @@ void refuse(const optim::Optimizer& optimizer, const std::string& why) {
     for (const NamedTensor& parameter : group.parameters) {
       const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
       if (const auto reducer = slot == nullptr ? nullptr : slot->reducer())
-        return reducer->refuse(why);
+        return reducer->backward_failed(why);
     }
   }
 }

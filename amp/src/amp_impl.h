@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +15,13 @@
 #include "overflow_agreement.h"
 
 namespace cairn::amp {
+
+/// A loss that a step ends.
+struct EndedLoss {
+  double scale = 1.0;          // of its last backward
+  bool check_delayed = false;  // by it
+};
+using EndedLosses = std::map<int, EndedLoss>;  // by loss_id
 
 struct Amp::Impl {
   struct Loss {
@@ -67,11 +75,11 @@ struct Amp::Impl {
   void check_step(const std::vector<std::size_t>& which, const optim::StepOptions& options);
   void check_losses(const std::vector<std::size_t>& which) const;
   template <class Find>
-  Findings agree_or_refuse(Find&& find, bool exchanges);
+  StepReport agree_or_throw(Find&& find, bool exchanges);
   /// Updates the scalers, remembers overflows; returns what is to be said of them.
-  std::string judge(const Findings& all);
-  std::string judge_loss(int id, const EndedLoss& ended, const Findings& all);
-  std::string fall_back_if_due(const Findings& all);
+  std::string judge(const EndedLosses& losses_ended, const StepReport& all);
+  std::string judge_loss(int id, const EndedLoss& ended, const StepReport& all);
+  std::string fall_back_if_due(const EndedLosses& losses_ended, const StepReport& all);
   std::vector<optim::StepResult> step_on_device(const std::vector<std::size_t>& which,
                                                 optim::StepOptions options);
   void throw_if_collapsed();

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cairn/core/error.h"
-#include "cairn/core/scaler.h"
 
 namespace cairn::amp {
 
@@ -102,9 +101,8 @@ GradientSegments::Resolved GradientSegments::resolve(const std::vector<std::size
     const SlotScales scales = scales_of(*entry.optimizer);
     const bool sums = entry.optimizer->has_stash() || !scales.are_one;
     const core::GradientScale* scale = sums ? nullptr : scales.first;
-    const bool is_of_others = scale != nullptr && scale->scaler == core::kSomeScaler;
     const bool is_of_nobody = !entry.open && !entry.left;
-    if (is_of_nobody && scale != nullptr && !is_of_others) begin(0, 1.0, {index});
+    if (is_of_nobody && scale != nullptr) begin(0, 1.0, {index});
     const SegmentPtr segment = entry.open;
     resolved.scales.push_back(scale != nullptr ? scale->factor : 1.0);
     if (sums) stash(index);

@@ -46,8 +46,7 @@ class GradientSegments {
   /// Before a backward of this loss that reaches these optimizers.
   Segment& begin(int loss_id, double scale, const std::vector<std::size_t>& optimizers);
   /// In a step of these optimizers: checks what was not checked and reads everything, once.
-  /// Gradients that came without begin() count as loss 0's, unscaled; zeros that stand for other ranks' gradients count as
-  /// no loss's here. Reads nothing where neither the options nor a rule ask for it.
+  /// Gradients that came without begin() count as loss 0's, unscaled. Reads nothing where neither the options nor a rule ask for it.
   Resolved resolve(const std::vector<std::size_t>& optimizers, const optim::StepOptions& options);
   /// After a step that ended losses which reach these, on any rank: what is in their slots belongs to none.
   void leave(const std::set<std::size_t>& optimizers);

@@ -1,6 +1,7 @@
 // What a step does: everything that was found, agreed over ranks, decides who updates and who
 // skips, and what becomes of the scales.
 #include <algorithm>
+#include <exception>
 
 #include "amp_impl.h"
 #include "cairn/core/error.h"
@@ -13,17 +14,17 @@ namespace cairn::amp {
 namespace {
 
 /// What this rank found: which losses overflowed, which optimizers must skip.
-Findings findings_of(const GradientSegments::Resolved& resolved,
+StepReport report_of(const GradientSegments::Resolved& resolved,
                      const std::vector<std::size_t>& which) {
-  Findings found;
+  StepReport found;
   for (std::size_t k = 0; k < which.size(); ++k) {
     if (!resolved.reports[k].finite()) found.optimizers.insert(which[k]);
   }
   for (const SegmentPtr& segment : resolved.segments) {
-    found.ended[segment->loss_id] = {segment->scale, segment->check_delayed};
-    found.reached.insert(segment->optimizers.begin(), segment->optimizers.end());
+    found.losses_ended += core::str(found.losses_ended.empty() ? "" : ", ", "loss ",
+                                    segment->loss_id, " scaled by ", segment->scale);
     if (segment->nonfinite.empty()) continue;
-    std::vector<Culprit>& culprits = found.losses[segment->loss_id];
+    std::vector<Culprit>& culprits = found.overflows[segment->loss_id];
     for (const optim::NonFinite& n : segment->nonfinite) {
       culprits.push_back({n.parameter, 0, n.inf, n.nan});
     }
@@ -32,15 +33,22 @@ Findings findings_of(const GradientSegments::Resolved& resolved,
   return found;
 }
 
-std::string culprit_of(const Findings& all) {
-  for (const auto& [loss, culprits] : all.losses) {
+EndedLosses ended_losses(const std::vector<SegmentPtr>& segments) {
+  EndedLosses ended;
+  for (const SegmentPtr& segment : segments)
+    ended[segment->loss_id] = {segment->scale, segment->check_delayed};
+  return ended;
+}
+
+std::string culprit_of(const StepReport& all) {
+  for (const auto& [loss, culprits] : all.overflows) {
     if (!culprits.empty()) return culprits.front().parameter;
   }
   return {};
 }
 
 /// What all ranks found, where this step judged it; else what this optimizer's own check did.
-void explain_skip(const std::string& reason, const Findings& all, optim::StepResult& result) {
+void explain_skip(const std::string& reason, const StepReport& all, optim::StepResult& result) {
   if (!reason.empty()) {
     result.reason = reason;
     result.culprit = culprit_of(all);
@@ -121,7 +129,6 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
               "overflows; a static loss_scale may go unchecked)");
 }
 
-/// Of this rank's own losses; other ranks may lack them.
 void Amp::Impl::check_losses(const std::vector<std::size_t>& which) const {
   for (const std::size_t index : which) {
     const SegmentPtr& open = segments.optimizers()[index].open;
@@ -132,35 +139,33 @@ void Amp::Impl::check_losses(const std::vector<std::size_t>& which) const {
   }
 }
 
-/// This rank's error, if it has one, is heard by the others in place of what it found.
+/// Where this rank cannot take the step, the others hear of it in place of what it found.
 template <class Find>
-Findings Amp::Impl::agree_or_refuse(Find&& find, bool exchanges) {
-  const auto tell = [&](const core::Error& error) {
-    Findings own;
-    own.refusal = error.what();
-    if (exchanges && options.world.size > 1) agree(own, options.world);
-  };
-  Findings own;
+StepReport Amp::Impl::agree_or_throw(Find&& find, bool exchanges) {
+  StepReport own;
+  std::exception_ptr failed;
   try {
     own = find();
   } catch (const core::CommunicationError&) {
     throw;
   } catch (const core::Error& error) {
-    tell(error);
-    throw;
+    if (!exchanges) throw;
+    own.error = error.what();
+    failed = std::current_exception();
   }
   if (!exchanges) return own;
-  Findings all = agree(own, options.world);
-  if (!all.refusal.empty())
-    core::fail("step", "expected gradients on all ranks that a step takes, got an error on ",
-               all.refusal);
-  return all;
+  try {
+    return agree(own, options.world);
+  } catch (const core::InvalidArgument&) {
+    if (failed) std::rethrow_exception(failed);
+    throw;
+  }
 }
 
-std::string Amp::Impl::judge_loss(int id, const EndedLoss& ended, const Findings& all) {
+std::string Amp::Impl::judge_loss(int id, const EndedLoss& ended, const StepReport& all) {
   Loss& loss = losses[static_cast<std::size_t>(id)];
-  const auto found = all.losses.find(id);
-  const bool overflow = found != all.losses.end();
+  const auto found = all.overflows.find(id);
+  const bool overflow = found != all.overflows.end();
   const bool at_minimum = loss.scaler.at_minimum();
   const double before = loss.scaler.scale();
   if (ended.check_delayed) {
@@ -181,9 +186,9 @@ std::string Amp::Impl::judge_loss(int id, const EndedLoss& ended, const Findings
                    record.describe(options.world.size), "; ", scale_change(before, loss.scaler));
 }
 
-std::string Amp::Impl::judge(const Findings& all) {
+std::string Amp::Impl::judge(const EndedLosses& losses_ended, const StepReport& all) {
   std::string text;
-  for (const auto& [id, ended] : all.ended) {
+  for (const auto& [id, ended] : losses_ended) {
     const std::string said = judge_loss(id, ended, all);
     if (!text.empty() && !said.empty()) text += "; ";
     text += said;
@@ -191,12 +196,12 @@ std::string Amp::Impl::judge(const Findings& all) {
   return text;
 }
 
-std::string Amp::Impl::fall_back_if_due(const Findings& all) {
-  for (const auto& [id, ended] : all.ended) {
-    if (!all.losses.contains(id)) fallback.stepped(id);
+std::string Amp::Impl::fall_back_if_due(const EndedLosses& losses_ended, const StepReport& all) {
+  for (const auto& [id, ended] : losses_ended) {
+    if (!all.overflows.contains(id)) fallback.stepped(id);
   }
-  if (all.losses.empty()) return {};
-  const auto& [id, culprits] = *all.losses.begin();
+  if (all.overflows.empty()) return {};
+  const auto& [id, culprits] = *all.overflows.begin();
   const bool at_minimum = losses[static_cast<std::size_t>(id)].scaler.at_minimum();
   const std::string layer = fallback.overflowed(id, all.layer, culprits, at_minimum);
   if (layer.empty()) return {};
@@ -249,21 +254,22 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
   const auto find = [&] {
     check_losses(which);
     resolved = segments.resolve(which, step_options);
-    Findings own = findings_of(resolved, which);
-    for (const std::size_t index : which) {
-      own.gradient = own.gradient || segments.optimizers()[index].optimizer->has_gradient();
-    }
+    StepReport own = report_of(resolved, which);
     own.layer = fallback.culprit();
     return own;
   };
-  const Findings all = agree_or_refuse(find, step_options.check);
+  const StepReport all = agree_or_throw(find, step_options.check);
   for (const std::size_t index : all.optimizers) segments.optimizers()[index].poisoned = true;
   std::vector<bool> skips;  // taken over: what throws below skips no further step
   skips.reserve(which.size());
   for (const std::size_t index : which) {
     skips.push_back(std::exchange(segments.optimizers()[index].poisoned, false));
   }
-  const std::string reason = all.gradient ? judge(all) : std::string();
+  const EndedLosses ended = ended_losses(resolved.segments);
+  const bool any_gradient = std::any_of(which.begin(), which.end(), [&](std::size_t index) {
+    return segments.optimizers()[index].optimizer->has_gradient();
+  });
+  const std::string reason = any_gradient ? judge(ended, all) : std::string();
 
   std::vector<optim::StepResult> results;
   for (std::size_t k = 0; k < which.size(); ++k) {
@@ -275,9 +281,12 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
                                : optimizer.update(resolved.reports[k], own_options));
     if (skips[k]) explain_skip(reason, all, results.back());
   }
-  segments.leave(all.reached);
+  std::set<std::size_t> reached;
+  for (const SegmentPtr& segment : resolved.segments)
+    reached.insert(segment->optimizers.begin(), segment->optimizers.end());
+  segments.leave(reached);
   segments.end(which);
-  const std::string fell = fall_back_if_due(all);
+  const std::string fell = fall_back_if_due(ended, all);
   for (optim::StepResult& result : results) result.reason += fell;
   throw_if_collapsed();
   return results;

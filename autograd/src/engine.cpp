@@ -102,8 +102,8 @@ class Watch {
 
 void begin_leaf(RunRecord& run, const Tensor& leaf) {
   core::GradientSlot& slot = leaf.gradient_slot();
+  run.leaves.push_back(leaf);  // ahead: its reducer is told where it cannot begin
   slot.begin(run.id, run.scale, leaf.name());
-  run.leaves.push_back(leaf);
 }
 
 // One call of backward().
@@ -381,7 +381,7 @@ void abort(RunRecord& run, const std::string& error) {
   for (const auto& callback : run.on_abort) tell(callback);
   for (const Tensor& leaf : run.leaves) {
     const auto reducer = leaf.gradient_slot().reducer();
-    if (reducer) tell([&](const std::string& why) { reducer->refuse(why); });
+    if (reducer) tell([&](const std::string& why) { reducer->backward_failed(why); });
   }
   for (const Tensor& leaf : run.leaves) leaf.gradient_slot().abort(error);
 }

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "cairn/core/error.h"
-#include "cairn/core/scaler.h"
 #include "cairn/core/tensor.h"
 
 namespace cairn::core {
@@ -64,7 +63,7 @@ std::string describe(const GradientScale& scale) {
 bool GradientSlot::agrees_with(const GradientScale& scale) const {
   if (!holds_gradient() && !summed_) return true;
   const bool at_one_scale = !holds_gradient() || scale_.factor == scale.factor;
-  return at_one_scale && is_same_scaler(scale_.scaler, scale.scaler);
+  return at_one_scale && scale_.scaler == scale.scaler;
 }
 
 void GradientSlot::begin(RunId run, const GradientScale& scale, const std::string& name) {
@@ -72,12 +71,7 @@ void GradientSlot::begin(RunId run, const GradientScale& scale, const std::strin
   if (const auto memory = owner_.lock()) memory->on_run(run);
   const bool fits = state_ != State::broken && agrees_with(scale);
   if (!fits && optimizer_.expired()) clear();  // nobody would have stepped it
-  try {
-    check_may_begin(scale, name);
-  } catch (const Error& error) {
-    if (const auto reducer = reducer_.lock()) reducer->refuse(error.what());
-    throw;
-  }
+  check_may_begin(scale, name);
   before_ = state_;
   state_ = State::writing;
   run_ = run;
@@ -96,7 +90,7 @@ bool GradientSlot::write() {
   CAIRN_CHECK(state_ == State::writing, "gradient",
               "expected a slot that a backward has begun, got a write outside of one");
   if (std::exchange(written_, true)) return true;
-  return before_ == State::local || (before_ == State::reduced && !drops_reduced());
+  return held_before();
 }
 
 void GradientSlot::adopt(Tensor gradient) {
@@ -144,9 +138,8 @@ bool GradientSlot::holds_reduced() const {
   return state_ == State::reduced;
 }
 
-bool GradientSlot::drops_reduced() const {
-  const auto reducer = reducer_.lock();
-  return reducer && !reducer->keeps_reduced();
+bool GradientSlot::adds_to_reduced() const {
+  return state_ == State::writing && (before_ == State::reduced || (summed_ && !sum_is_local_));
 }
 
 void GradientSlot::mark_reduced() {
@@ -176,13 +169,6 @@ void GradientSlot::set_sum(Tensor memory) {
 void GradientSlot::release_sum() {
   *sum_ = Tensor();
   summed_ = sum_is_local_ = false;
-}
-
-GradientSlot::Stash GradientSlot::stash() const {
-  if (!summed_) return Stash::overwrite;
-  const bool is_local = state_ == State::local;
-  if (is_local == sum_is_local_ || !drops_reduced()) return Stash::add;
-  return is_local ? Stash::overwrite : Stash::drop;
 }
 
 void GradientSlot::mark_stashed() {

@@ -47,10 +47,7 @@ struct LibtorchBackward {
 
   /// Every gradient lands by way of on_gradient(): nothing is left to hand on.
   Tensors backward(Context&, const Tensor& dy) {
-    for (const Model* model : models) {
-      model->impl().place_gradients();
-      model->impl().hide_what_is_replaced();
-    }
+    for (const Model* model : models) model->impl().place_gradients();
     const OneThread one_thread;
     const torch::Tensor scale = to_torch(dy).reshape(loss.sizes()).to(loss.scalar_type());
     torch::autograd::backward({loss}, {scale}, retain_graph);

@@ -149,16 +149,6 @@ void Model::Impl::place_gradients() {
   }
 }
 
-void Model::Impl::hide_what_is_replaced() {
-  for (Shared& parameter : parameters) {
-    const core::GradientSlot& slot = parameter.ours.gradient_slot();
-    const auto reducer = slot.reducer();
-    if (!reducer || reducer->keeps_reduced() || !slot.holds_reduced()) continue;
-    parameter.theirs.mutable_grad().reset();
-    parameter.shows_gradient = false;
-  }
-}
-
 void Model::Impl::on_gradient(std::size_t i) {
   Shared& parameter = parameters[i];
   torch::Tensor& gradient = parameter.theirs.mutable_grad();

@@ -39,8 +39,6 @@ struct Model::Impl final : optim::SharedParameters {
   void note_written();
   /// Each .grad is its slot's view where that holds a gradient, whole or broken, else undefined.
   void place_gradients();
-  /// Sums over ranks that another rank keeps: libtorch would add to them, and a backward is to take their place.
-  void hide_what_is_replaced();
   /// A parameter's .grad is complete: it moves into its slot, and whoever waits for it is told.
   void on_gradient(std::size_t parameter);
 

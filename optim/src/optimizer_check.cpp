@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
-#include "cairn/core/scaler.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
@@ -53,19 +52,9 @@ void check_norm_type(double type) {
 
 }  // namespace
 
-/// Moves what a slot holds into the sum beside it.
+/// Moves what a slot holds into the sum that it has.
 void add_to_sum(core::GradientSlot& slot) {
-  const double scale = 1.0 / slot.scale().factor;
-  switch (slot.stash()) {
-    case core::GradientSlot::Stash::add:
-      kernels::axpby(scale, slot.memory(), 1.0, slot.sum());
-      break;
-    case core::GradientSlot::Stash::overwrite:
-      kernels::affine(slot.memory(), scale, 0.0, slot.sum());
-      break;
-    case core::GradientSlot::Stash::drop:
-      break;
-  }
+  kernels::axpby(1.0 / slot.scale().factor, slot.memory(), 1.0, slot.sum());
   slot.mark_stashed();
 }
 
@@ -106,7 +95,7 @@ void Optimizer::check_scaler(std::uint64_t scaler) const {
     for (const auto& [name, tensor] : group.parameters) {
       if (!has_pending(tensor)) continue;
       const std::uint64_t whose = tensor.gradient_slot().scale().scaler;
-      CAIRN_CHECK(core::is_same_scaler(whose, scaler), "optimizer", "expected ",
+      CAIRN_CHECK(whose == scaler, "optimizer", "expected ",
                   scaler == 0 ? "gradients that nobody scaled" : "gradients that amp scaled",
                   ", got '", name, "' ",
                   whose == 0    ? "whose loss went through a plain backward"
@@ -223,10 +212,7 @@ PendingReport Optimizer::stash(double scale) {
       if (!slot->sum().defined()) {
         slot->set_sum(empty_beside(tensor, DType::f32, core::MemoryCategory::gradients));
       }
-      const auto how = slot->stash();
-      if (how == core::GradientSlot::Stash::drop) continue;
-      const bool adds = how == core::GradientSlot::Stash::add;
-      List& list = list_of(adds ? further : first, tensor.device(), slot->scale().factor);
+      List& list = list_of(slot->has_sum() ? further : first, tensor.device(), slot->scale().factor);
       list.views.push_back(laid_out_like(tensor, slot->memory(), temporaries));
       list.sums.push_back(slot->sum());
       list.parameters.push_back(parameter);

@@ -1,118 +1,129 @@
 #include "overflow_agreement.h"
 
-#include <algorithm>
-#include <bit>
-#include <cstdint>
 #include <optional>
-#include <set>
-#include <sstream>
+#include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/packer.h"
 #include "number.h"
 
 namespace cairn::amp {
 
 namespace {
 
-// A line each: "refused WHY", "ended ID DELAYED BITS" (of its scale), "gradient", "layer NAME", "reaches INDEX", "optimizer INDEX", "loss ID", and below its
-// loss "own|sum INF NAN PARAMETER".
+using Culprits = std::vector<Culprit>;
 
-std::string in_one_line(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
-}
+/// As a rank tells it: what was not finite in its own gradients, and what it saw in the sum of all ranks'.
+struct ToldOverflow {
+  Culprits own, sum;
+};
+struct Told {
+  StepReport report;  // without overflows
+  std::map<int, ToldOverflow> overflows;
+};
 
-std::string encode(const Findings& findings, const char* source) {
-  std::ostringstream out;
-  for (const auto& [id, loss] : findings.ended)
-    out << "ended " << id << ' ' << loss.check_delayed << ' '
-        << std::bit_cast<std::uint64_t>(loss.scale) << '\n';
-  if (!findings.refusal.empty()) out << "refused " << in_one_line(findings.refusal) << '\n';
-  if (findings.gradient) out << "gradient\n";
-  if (!findings.layer.empty()) out << "layer " << findings.layer << '\n';
-  for (const std::size_t index : findings.reached) out << "reaches " << index << '\n';
-  for (const std::size_t index : findings.optimizers) out << "optimizer " << index << '\n';
-  for (const auto& [loss, culprits] : findings.losses) {
-    out << "loss " << loss << '\n';
-    for (const Culprit& c : culprits) {
-      out << source << ' ' << c.inf << ' ' << c.nan << ' ' << c.parameter << '\n';
+std::map<int, ToldOverflow> own_overflows(const StepReport& own, const World& world) {
+  std::map<int, ToldOverflow> told;
+  if (own.overflows.empty()) return told;
+  const std::optional<std::vector<core::NonFinite>> local = world.take_local_nonfinite();
+  for (const auto& [loss, culprits] : own.overflows) {
+    if (!local) {
+      told[loss].own = culprits;
+      continue;
     }
+    told[loss].sum = culprits;
+    for (const core::NonFinite& n : *local)
+      told[loss].own.push_back({n.parameter, 0, n.inf, n.nan});
   }
-  return out.str();
+  return told;
 }
 
-void decode(const std::string& text, int rank, Findings& all, Findings& sums) {
-  std::set<int> told;  // losses of which another rank has said what it saw in the sum
-  for (const auto& [loss, culprits] : sums.losses) told.insert(loss);
-  std::istringstream lines(text);
-  std::string line;
-  int loss = 0;
-  while (std::getline(lines, line)) {
-    std::istringstream in(line);
-    std::string kind;
-    in >> kind;
-    if (kind == "ended") {
-      int id = 0;
-      std::uint64_t bits = 0;
-      EndedLoss ended;
-      in >> id >> ended.check_delayed >> bits;
-      ended.scale = std::bit_cast<double>(bits);
-      all.ended.try_emplace(id, ended);
-    } else if (kind == "refused") {
-      std::getline(in >> std::ws, all.refusal);
-      all.refusal = core::str("rank ", rank, ": ", all.refusal);
-    } else if (kind == "gradient") {
-      all.gradient = true;
-    } else if (kind == "layer") {
-      std::string layer;
-      std::getline(in >> std::ws, layer);
-      if (all.layer.empty()) all.layer = layer;
-    } else if (kind == "optimizer" || kind == "reaches") {
-      std::size_t index = 0;
-      in >> index;
-      (kind == "reaches" ? all.reached : all.optimizers).insert(index);
-    } else if (kind == "loss") {
-      in >> loss;
-      all.losses[loss];
-    } else {
-      Culprit culprit;
-      in >> culprit.inf >> culprit.nan >> std::ws;
-      std::getline(in, culprit.parameter);
-      const bool own = kind == "own";
-      culprit.rank = own ? rank : kSumOfRanks;
-      if (own || !told.contains(loss))
-        (own ? all : sums).losses[loss].push_back(std::move(culprit));
-    }
-    if (in.fail()) {
-      core::fail<core::CommunicationError>("amp", "expected what rank ", rank,
-                                           " found in its gradients, got '", line, "'");
-    }
+void pack(const Culprits& culprits, core::Packer& out) {
+  out.number(culprits.size());
+  for (const Culprit& c : culprits) {
+    out.text(c.parameter);
+    out.number(static_cast<std::uint64_t>(c.inf)).number(static_cast<std::uint64_t>(c.nan));
+  }
+}
+
+Culprits unpack_culprits(core::Unpacker& in, int rank) {
+  Culprits culprits;
+  for (std::uint64_t left = in.count(24); left > 0; --left) {
+    Culprit& culprit = culprits.emplace_back();
+    culprit.parameter = in.text();
+    culprit.rank = rank;
+    culprit.inf = static_cast<std::int64_t>(in.number());
+    culprit.nan = static_cast<std::int64_t>(in.number());
+  }
+  return culprits;
+}
+
+std::string pack(const StepReport& own, const std::map<int, ToldOverflow>& overflows) {
+  core::Packer out;
+  out.text(own.error).text(own.losses_ended).text(own.layer).number(own.optimizers.size());
+  for (const std::size_t index : own.optimizers) out.number(index);
+  out.number(overflows.size());
+  for (const auto& [loss, told] : overflows) {
+    out.number(static_cast<std::uint64_t>(loss));
+    pack(told.own, out);
+    pack(told.sum, out);
+  }
+  return out.bytes();
+}
+
+Told unpack(const std::string& bytes, int rank) {
+  core::Unpacker in(bytes);
+  Told told;
+  told.report.error = in.text();
+  told.report.losses_ended = in.text();
+  told.report.layer = in.text();
+  for (std::uint64_t left = in.count(8); left > 0; --left)
+    told.report.optimizers.insert(in.number());
+  for (std::uint64_t left = in.count(24); left > 0; --left) {
+    ToldOverflow& overflow = told.overflows[static_cast<int>(in.number())];
+    overflow.own = unpack_culprits(in, rank);
+    overflow.sum = unpack_culprits(in, kSumOfRanks);
+  }
+  return told;
+}
+
+void check_alike(const std::vector<Told>& ranks) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const std::string& error = ranks[rank].report.error;
+    CAIRN_CHECK(error.empty(), "step", "expected gradients on all ranks that a step takes, got an ",
+                "error on rank ", rank, ": ", error);
+  }
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    const std::string &first = ranks[0].report.losses_ended, &own = ranks[rank].report.losses_ended;
+    CAIRN_CHECK(
+        own == first, "step", "expected the same losses on every rank since the last step, ",
+        "got ", first.empty() ? "none" : first, " on rank 0 and ", own.empty() ? "none" : own,
+        " on rank ", rank, " (a backward that one rank left out? clear_grad() on all begins anew)");
   }
 }
 
 }  // namespace
 
-Findings agree(const Findings& own, const World& world) {
-  std::optional<std::vector<core::NonFinite>> found;
-  if (!own.losses.empty()) found = world.take_local_nonfinite();
-  std::string said = encode(own, "own");
-  if (found) {
-    Findings local = own;
-    for (auto& [loss, culprits] : local.losses) {
-      culprits.clear();
-      for (const core::NonFinite& n : *found) culprits.push_back({n.parameter, 0, n.inf, n.nan});
+StepReport agree(const StepReport& own, const World& world) {
+  std::vector<Told> ranks;
+  for (const std::string& bytes :
+       world.exchange(pack(own, own_overflows(own, world)), "what a step found"))
+    ranks.push_back(unpack(bytes, static_cast<int>(ranks.size())));
+  check_alike(ranks);
+  StepReport all;
+  all.losses_ended = own.losses_ended;
+  std::map<int, Culprits> sums;  // as the first rank saw them
+  for (const auto& [report, overflows] : ranks) {
+    if (all.layer.empty()) all.layer = report.layer;
+    all.optimizers.insert(report.optimizers.begin(), report.optimizers.end());
+    for (const auto& [loss, told] : overflows) {
+      Culprits& culprits = all.overflows[loss];
+      culprits.insert(culprits.end(), told.own.begin(), told.own.end());
+      if (!told.sum.empty()) sums.try_emplace(loss, told.sum);
     }
-    Findings sum;
-    sum.losses = own.losses;
-    said = encode(local, "own") + encode(sum, "sum");
   }
-  Findings all, sums;
-  const std::vector<std::string> everybody = world.exchange(said, "overflow");
-  for (std::size_t rank = 0; rank < everybody.size(); ++rank) {
-    decode(everybody[rank], static_cast<int>(rank), all, sums);
-  }
-  for (auto& [loss, culprits] : all.losses) {
-    if (culprits.empty() && sums.losses.contains(loss)) culprits = sums.losses[loss];
+  for (auto& [loss, culprits] : all.overflows) {
+    if (culprits.empty() && sums.contains(loss)) culprits = sums[loss];
   }
   return all;
 }

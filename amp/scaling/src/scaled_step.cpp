@@ -33,17 +33,18 @@ optim::StepResult ScaledStep::step(optim::StepOptions options) {
   options.gradient_scale /= scale;
   options.keep_gradients = true;
   const optim::GradientReport report = optimizer_->check(options.norm_type);
-  Findings own;
+  StepReport own;
+  own.losses_ended = core::str("a loss scaled by ", scale);
   for (const optim::NonFinite& n : report.nonfinite) {
-    own.losses[0].push_back({n.parameter, world_.rank, n.inf, n.nan});
+    own.overflows[0].push_back({n.parameter, world_.rank, n.inf, n.nan});
   }
-  const Findings all = agree(own, world_);
-  const bool overflow = !all.losses.empty();
+  const StepReport all = agree(own, world_);
+  const bool overflow = !all.overflows.empty();
   optim::StepResult result =
       overflow ? optimizer_->skip(report, options) : optimizer_->update(report, options);
   scaler_.update(overflow);
   if (!overflow) return result;
-  last_overflow_ = Overflow{steps_, 0, scale, all.losses.at(0)};
+  last_overflow_ = Overflow{steps_, 0, scale, all.overflows.at(0)};
   result.reason =
       core::str(last_overflow_->describe(world_.size), "; ", scale_change(scale, scaler_));
   if (!last_overflow_->culprits.empty()) {

@@ -6,8 +6,7 @@
 #include "cairn/core/error.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/check_options.h"
-#include "ddp/ddp_impl.h"
-#include "ddp/likely_mistakes.h"
+#include "ddp/ddp.h"
 #include "ddp/model_sync.h"
 #include "group/library_versions.h"
 
@@ -24,13 +23,7 @@ class ModelLink final : public core::WorldLink {
   }
   core::LibraryVersions libraries() const override { return library_versions(); }
   bool reduces_gradients() const override { return true; }
-  void synchronize(bool on) override {
-    const auto ddp = alive();
-    ddp->world_synchronizes = on;
-    ddp->agreed = ddp->agreed && on;
-    ddp->accumulated = ddp->accumulated || !on;
-    ddp->apart = ddp->apart || !on;
-  }
+  void synchronize(bool on) override { alive()->world_synchronizes = on; }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
     const auto ddp = alive();
     if (!ddp->options.check_local_gradients || ddp->group.world_size() == 1) return std::nullopt;
@@ -90,9 +83,6 @@ DistributedDataParallel::NoSync::~NoSync() {
 }
 
 DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool if_) {
-  impl_->agreed = impl_->agreed && !if_;
-  impl_->accumulated = impl_->accumulated || if_;
-  impl_->apart = impl_->apart || if_;
   return NoSync(if_ ? &impl_->no_sync_depth : nullptr);
 }
 
@@ -101,8 +91,7 @@ DistributedDataParallel::Join DistributedDataParallel::join(DivideBy divide_by) 
   CAIRN_CHECK(
       impl_->options.average || divide_by != DivideBy::samples, "ddp",
       "expected gradients that are averaged, to be weighted by samples, got average = false");
-  impl_->uneven = std::make_unique<Impl::Uneven>();
-  impl_->uneven->divide_by = divide_by;
+  impl_->uneven = std::make_unique<UnevenInputs>(divide_by);
   return Join(impl_);
 }
 
@@ -115,7 +104,7 @@ DistributedDataParallel::Join::~Join() {
 
 void DistributedDataParallel::Join::samples(std::int64_t count) {
   CAIRN_CHECK(count > 0, "ddp", "expected a number of samples above 0, got ", count);
-  ddp_->uneven->samples = count;
+  ddp_->uneven->set_samples(count);
 }
 
 bool DistributedDataParallel::Join::others_go_on() {
@@ -154,7 +143,7 @@ std::vector<TensorView> DistributedDataParallel::reduced_buckets() const {
   return impl_->reducer.reduced_buckets();
 }
 const std::vector<std::string>& DistributedDataParallel::unused_parameters() const {
-  return impl_->unused;
+  return impl_->unused.names;
 }
 
 StateDict DistributedDataParallel::state_dict() const {

@@ -1,6 +1,7 @@
 #include "ddp/likely_mistakes.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cairn/core/log.h"
 #include "cairn/kernels/hash_tensors.h"
@@ -33,17 +34,18 @@ void warn_of_devices(const nn::Module& model, const ProcessGroup& group) {
   log::warn("the model may be on a wrong device: {} (model.to(group.device()))", all);
 }
 
-std::string digest_of_batch(const Tensor& x) {
-  if (x.numel() == 0 || !x.view().is_dense()) return "";
+void FirstBatch::see(const Tensor& x) {
+  if (compared_ || !digest_.empty() || x.numel() == 0 || !x.view().is_dense()) return;
   const auto hashes = kernels::hash_tensors({x});
-  return digest(core::str(x.shape(), " ", x.dtype(), " ", hashes[0]));
+  digest_ = digest(core::str(x.shape(), " ", x.dtype(), " ", hashes[0]));
 }
 
-void warn_of_same_batches(const std::string& own, const ProcessGroup& group) {
-  const auto digests = group.exchange(own, "the first batch");
+void FirstBatch::warn_once_of_same(const ProcessGroup& group) {
+  if (std::exchange(compared_, true)) return;
+  const auto digests = group.exchange(digest_, "the first batch");
   const bool same =
-      !own.empty() && std::all_of(digests.begin(), digests.end(),
-                                  [&](const std::string& other) { return other == own; });
+      !digest_.empty() && std::all_of(digests.begin(), digests.end(),
+                                      [&](const std::string& other) { return other == digest_; });
   if (!same || group.rank() != 0) return;
   log::warn(
       "all {} ranks were given the same first batch: is the sampler a DistributedSampler "

@@ -11,9 +11,16 @@ namespace cairn::parallel {
 /// A rank's parameters lie on another GPU than its own, or on the CPU though it has one.
 void warn_of_devices(const nn::Module& model, const ProcessGroup& group);
 
-/// What stands for a batch; empty where it has no dense data.
-std::string digest_of_batch(const Tensor& x);
-/// All ranks have the same batch. Empty digests are unknown.
-void warn_of_same_batches(const std::string& digest, const ProcessGroup& group);
+/// All ranks were given the same first batch.
+class FirstBatch {
+ public:
+  void see(const Tensor& x);
+  /// A collective in the first call, which warns.
+  void warn_once_of_same(const ProcessGroup& group);
+
+ private:
+  std::string digest_;  // empty: none was seen, or it has no dense data
+  bool compared_ = false;
+};
 
 }  // namespace cairn::parallel

@@ -58,11 +58,8 @@ class GradientReducer {
   /// know that there is nothing. Returns when all that it has reduced so far is whole, and waits for
   /// the devices if it must. Throws CommunicationError otherwise; the slots are broken then.
   virtual void settle() {}
-  /// Whether this rank keeps what is reduced when something of its own is added, so that both are
-  /// reduced together: an average is kept by every rank, a sum by one.
-  virtual bool keeps_reduced() const { return true; }
-  /// A run cannot begin on this rank, because of what a slot holds; it throws next.
-  virtual void refuse(const std::string& /*why*/) {}
+  /// A run has thrown on this rank, or could not begin.
+  virtual void backward_failed(const std::string& /*why*/) {}
 };
 
 class GradientSlot {
@@ -102,8 +99,7 @@ class GradientSlot {
   /// Error for a broken slot, InvalidArgument where an optimizer has a gradient of another scale to
   /// step; `name` is the parameter's.
   void begin(RunId run, const GradientScale& scale, const std::string& name);
-  /// The run writes memory() now. Returns true where it has to add to what is there; false too where
-  /// the reducer keeps that on another rank.
+  /// The run writes memory() now. Returns true where it has to add to what is there.
   bool write();
   /// The first gradient of a slot that is not placed.
   void adopt(Tensor gradient);
@@ -119,6 +115,8 @@ class GradientSlot {
   std::shared_ptr<GradientReducer> reducer() const { return reducer_.lock(); }
   /// It holds a reduced gradient, and nothing was added since.
   bool holds_reduced() const;
+  /// The run that is writing adds to what is reduced: to the slot's, or to the sum's.
+  bool adds_to_reduced() const;
   void mark_reduced();  // what memory() holds, or will hold when its run ends
   void mark_sum_reduced();
   /// The reduction of what it holds, if anything, has failed.
@@ -135,14 +133,12 @@ class GradientSlot {
   void release_sum();
   bool has_sum() const { return summed_; }
   bool sum_is_local() const { return summed_ && sum_is_local_; }
-  /// How the gradient gets into the sum: one of them, local or reduced unlike the other, may be kept
-  /// on another rank (GradientReducer::keeps_reduced()).
-  enum class Stash : std::uint8_t { add, overwrite, drop };
-  Stash stash() const;
   /// What it holds is scaled, as only the one who did so knows.
   void set_scale(const GradientScale& scale) { scale_ = scale; }
   /// memory() was moved into the sum: the slot is empty.
   void mark_stashed();
+  /// sum() was written: this rank's own.
+  void mark_summed() { summed_ = sum_is_local_ = true; }
   /// No gradient, no sum: whatever was there or is broken is gone. Inside a run: what it writes next
   /// is the first.
   void clear();
@@ -157,7 +153,6 @@ class GradientSlot {
   void check_may_begin(const GradientScale& scale, const std::string& name) const;
   void forget_scale_if_empty();
   bool held_before() const { return before_ == State::local || before_ == State::reduced; }
-  bool drops_reduced() const;
 
   State state_ = State::empty;
   State before_ = State::empty;  // the run that is writing

@@ -1,0 +1,279 @@
+#include "ddp/ddp.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "cairn/core/error.h"
+#include "cairn/parallel/flatten.h"
+#include "ddp/model_sync.h"
+#include "ddp/names.h"
+
+namespace cairn::parallel {
+namespace {
+
+constexpr std::int64_t kGapBytes = 63;  // the arena aligns its slots to 64
+
+DistributedOptions of_the_reducer(DistributedOptions options) {
+  options.find_unused_parameters = options.static_graph = options.broadcast_buffers = false;
+  return options;
+}
+
+bool same_tensors(const NamedTensors& a, const NamedTensors& b) {
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(),
+      [](const NamedTensor& x, const NamedTensor& y) { return x.tensor.same(y.tensor); });
+}
+
+NamedTensors without(const NamedTensors& all, const NamedTensors& known) {
+  std::unordered_set<const void*> ids;
+  for (const NamedTensor& x : known) ids.insert(x.tensor.id());
+  NamedTensors rest;
+  for (const NamedTensor& x : all) {
+    if (!ids.contains(x.tensor.id())) rest.push_back(x);
+  }
+  return rest;
+}
+
+std::vector<std::string> names_of(const NamedTensors& tensors) {
+  std::vector<std::string> names;
+  for (const NamedTensor& x : tensors) names.push_back(x.name);
+  return names;
+}
+
+}  // namespace
+
+DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const DistributedOptions& o)
+    : model(&m),
+      group(std::move(g)),
+      options(o),
+      reducer(group, of_the_reducer(o)),
+      parameters(m.parameters()),
+      buffers(m.buffers()),
+      arena(optim::GradientArena::attach(parameters)),
+      unused(o.static_graph) {
+  for (const std::string& trigger : options.trigger_parameters) {
+    const auto names = names_of(parameters);
+    CAIRN_CHECK(std::find(names.begin(), names.end(), trigger) != names.end(), "ddp",
+                "expected trigger_parameters to be the model's, got '", trigger, "'");
+  }
+  reducer.before_reduction(
+      [this](const std::vector<std::size_t>& places) { before_reduction(places); });
+  plan();
+}
+
+/// Gradients outlive the reducer that knows whether they are whole.
+DistributedDataParallel::Impl::~Impl() {
+  try {
+    wait_for_reductions();
+  } catch (const core::Error&) {  // their slots say so
+  }
+}
+
+void DistributedDataParallel::Impl::fail_everywhere(const std::string& message) const {
+  group.abort(message);
+  core::fail("ddp", message);
+}
+
+void DistributedDataParallel::Impl::connect() {
+  if (group.world_size() == 1) return;
+  hooks.clear();
+  for (const auto& [name, tensor] : parameters) {
+    tensor.gradient_slot().set_reducer(weak_from_this());
+    hooks.push_back(
+        autograd::on_gradient_ready(tensor, [this](const Tensor& leaf) { on_ready(leaf); }));
+  }
+}
+
+bool DistributedDataParallel::Impl::is_reduced(const Tensor& parameter) const {
+  return parameter.requires_grad() && optim::GradientArena::of(parameter) == arena &&
+         parameter.gradient_slot().placed();
+}
+
+/// A collective, so that no rank waits for a gradient which another has frozen or cast.
+void DistributedDataParallel::Impl::plan() {
+  trained.clear();
+  gradient_of.clear();
+  std::vector<std::string> names;
+  std::vector<TensorView> views;
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const Tensor& tensor = parameters[p].tensor;
+    if (!is_reduced(tensor)) continue;
+    gradient_of[tensor.id()] = trained.size();
+    trained.push_back(p);
+    names.push_back(parameters[p].name);
+    views.push_back(tensor.gradient_slot().memory());
+  }
+  reducer.register_gradients(names, views, {.gap_bytes = kGapBytes, .partial = true});
+  unused.forget();
+  planned_generation = arena->generation();
+}
+
+/// Follows what the user has changed, which all ranks have.
+void DistributedDataParallel::Impl::follow_model(bool in_backward) {
+  group.check();
+  NamedTensors now = model->parameters();
+  if (same_tensors(now, parameters)) return;
+  const NamedTensors added = without(now, parameters);
+  if (in_backward)
+    fail_everywhere(core::str("expected ddp(x) to be called before the first backward of a model ",
+                              "whose parameters have changed, got a backward with ",
+                              added.empty() ? "some removed" : join_names(names_of(added)),
+                              " (it gives new ones rank 0's values)"));
+  const NamedTensors all_buffers = model->buffers();
+  if (group.world_size() > 1) {
+    check_same_model(*model, group);
+    broadcast_weights(added, group);
+    broadcast_parameters(without(all_buffers, buffers), group);
+    group.wait();
+    for (const NamedTensor& removed : without(parameters, now))
+      removed.tensor.gradient_slot().set_reducer({});
+  }
+  parameters = std::move(now);
+  buffers = all_buffers;
+  local_checks = {};
+  arena = optim::GradientArena::attach(parameters);
+  connect();
+  planned_generation = 0;
+}
+
+// ---- A backward
+
+namespace {
+
+/// A sum cannot be added to: ranks would count each other's part again.
+void check_not_summed(const core::GradientSlot& slot, const std::string& name) {
+  CAIRN_CHECK(!slot.adds_to_reduced(), "ddp",
+              "expected one reducing backward a step, the last one, ",
+              "with average = false, got another backward after '", name,
+              "' had been summed over the ranks (no_sync for all but the last; or average = true)");
+}
+
+}  // namespace
+
+void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
+  if (!options.average) check_not_summed(parameter.gradient_slot(), parameter.name());
+  if (!reduces()) return;
+  if (reducing_run != autograd::current_run()) begin_reducing_backward();
+  const auto gradient = gradient_of.find(parameter.id());
+  if (gradient != gradient_of.end()) reducer.mark_ready(gradient->second);
+}
+
+void DistributedDataParallel::Impl::begin_reducing_backward() {
+  follow_model(true);
+  if (arena->stale()) arena->refresh();
+  if (uneven) {
+    const UnevenInputs::Weights weights = uneven->begin_backward(group, options.average);
+    reducer.set_weights(weights.before, weights.after);
+  }
+  first_batch.warn_once_of_same(group);
+  if (planned_generation != arena->generation()) {
+    check_same_model(*model, group);
+    plan();
+  }
+  reducing_run = autograd::current_run();
+  local_checks.begin_pass();
+  autograd::on_backward_end([this] { end_reducing_backward(); },
+                            [this](const std::string& /*error*/) {
+                              reducing_run = 0;
+                              reducer.abandon();  // before anybody writes there again
+                            });
+  if (finds_unused()) mark_unused_parameters();
+}
+
+/// The others may wait in a collective of this backward: the group breaks then, and they learn why.
+void DistributedDataParallel::Impl::backward_failed(const std::string& why) {
+  if (reduces()) group.give_up(core::str("its backward failed: ", why));
+}
+
+/// The engine has begun the slots of all parameters that the loss reaches.
+void DistributedDataParallel::Impl::mark_unused_parameters() {
+  ReachedGradients own;
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    const bool by_loss = slot_of(i).state() == core::GradientSlot::State::writing;
+    own.by_loss.push_back(by_loss);
+    own.in_window.push_back(by_loss || slot_of(i).holds_gradient());
+  }
+  const bool shadows = uneven && uneven->shadows();
+  unused.agree(own, shadows, group);
+  if (const auto change = shadows ? std::nullopt : unused.changed_since_first(own))
+    fail_everywhere(core::str(
+        "expected the loss to reach the same parameters in every backward (static_graph), got '",
+        parameter_of(change->gradient).name, "', which ",
+        change->reached_now ? "the first one did not reach" : "only the first one reached"));
+  unused.names.clear();
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    if (own.by_loss[i]) continue;
+    if (own.in_window[i]) {
+      reducer.mark_ready(i);  // what an earlier backward left here
+      continue;
+    }
+    unused.names.push_back(parameter_of(i).name);
+    unused.reached_somewhere(i) ? mark_zero(i) : reducer.mark_unused(i);
+  }
+}
+
+/// This rank's part of a gradient that only others have.
+void DistributedDataParallel::Impl::mark_zero(std::size_t gradient) {
+  autograd::join_run(parameter_of(gradient).tensor);
+  slot_of(gradient).write();
+  reducer.mark_unused(gradient);
+}
+
+void DistributedDataParallel::Impl::before_reduction(const std::vector<std::size_t>& places) {
+  if (options.check_local_gradients) {
+    std::vector<std::size_t> which;
+    std::vector<TensorView> views;
+    for (const std::size_t i : places) {
+      which.push_back(trained[i]);
+      views.push_back(slot_of(i).memory());
+    }
+    local_checks.check(which, views);
+  }
+  for (const std::size_t i : places) slot_of(i).mark_reduced();
+}
+
+void DistributedDataParallel::Impl::end_reducing_backward() {
+  std::vector<std::string> without_gradient;
+  for (std::size_t i = 0; i < trained.size(); ++i) {
+    if (reducer.is_marked(i)) continue;
+    if (slot_of(i).holds_gradient()) {
+      reducer.mark_ready(i);  // what an earlier backward left here
+    } else if (finds_unused()) {
+      mark_zero(i);
+    } else {
+      without_gradient.push_back(parameter_of(i).name);
+    }
+  }
+  if (!without_gradient.empty())
+    fail_everywhere(core::str("expected a gradient for every parameter, got none for ",
+                              join_names(without_gradient), " on rank ", group.rank(),
+                              " (freeze them with set_requires_grad(false), or set "
+                              "find_unused_parameters)"));
+  reducer.wait();
+  reducing_run = 0;
+  if (!uneven) return;
+  for (std::size_t i = 0; finds_unused() && uneven->shadows() && i < trained.size(); ++i) {
+    if (!unused.reached_somewhere(i)) slot_of(i).clear();  // zero() reached it, and no loss did
+  }
+  uneven->end_backward();
+}
+
+// ---- A step
+
+void DistributedDataParallel::Impl::settle() {
+  wait_for_reductions();
+  reduce_unreduced();
+  wait_for_reductions();
+}
+
+void DistributedDataParallel::Impl::wait_for_reductions() {
+  try {
+    group.wait();
+  } catch (const core::CommunicationError& error) {
+    for (const auto& [name, tensor] : parameters) tensor.gradient_slot().mark_broken(error.what());
+    throw;
+  }
+}
+
+}  // namespace cairn::parallel

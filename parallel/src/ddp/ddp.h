@@ -1,0 +1,87 @@
+// DistributedDataParallel::Impl: a model's gradients in a Reducer that follows the arena.
+//
+// A backward that reduces: the first ready gradient begins it (model and plan are current, ranks tell what
+// their losses reach where that may differ), each ready gradient is marked in the reducer, the end of the run
+// waits for the last bucket. A backward that fails gives the group up: ranks that wait in its collectives
+// throw, naming this rank. A step reduces what backwards under no_sync left.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cairn/autograd/engine.h"
+#include "cairn/optim/arena.h"
+#include "cairn/parallel/distributed.h"
+#include "ddp/likely_mistakes.h"
+#include "ddp/local_checks.h"
+#include "ddp/uneven_inputs.h"
+#include "ddp/unused_parameters.h"
+
+namespace cairn::parallel {
+
+struct DistributedDataParallel::Impl final : core::GradientReducer,
+                                             std::enable_shared_from_this<Impl> {
+  Impl(nn::Module& model, ProcessGroup group, const DistributedOptions& options);
+  ~Impl() override;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  void settle() override;
+  void backward_failed(const std::string& why) override;
+
+  /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.
+  void connect();
+  /// Follows a model whose parameters or buffers have changed, on all ranks alike.
+  void follow_model(bool in_backward);
+  void plan();
+  void forward_begins(const Tensor& x);
+  void sync_buffers(int root);
+
+  // A backward.
+  bool reduces() const { return no_sync_depth == 0 && world_synchronizes; }
+  void on_ready(const Tensor& parameter);
+  void begin_reducing_backward();
+  void mark_unused_parameters();
+  void mark_zero(std::size_t gradient);
+  void before_reduction(const std::vector<std::size_t>& places);
+  void end_reducing_backward();
+
+  // A step.
+  void wait_for_reductions();
+  void reduce_unreduced();
+
+  bool others_go_on();
+
+  bool is_reduced(const Tensor& parameter) const;
+  bool finds_unused() const { return options.find_unused_parameters || options.static_graph; }
+  const NamedTensor& parameter_of(std::size_t gradient) const {
+    return parameters[trained[gradient]];
+  }
+  core::GradientSlot& slot_of(std::size_t gradient) const {
+    return parameter_of(gradient).tensor.gradient_slot();
+  }
+  [[noreturn]] void fail_everywhere(const std::string& message) const;
+
+  nn::Module* model;
+  ProcessGroup group;
+  DistributedOptions options;
+  Reducer reducer;
+  NamedTensors parameters, buffers;  // the model's
+  std::shared_ptr<optim::GradientArena> arena;
+  std::uint64_t planned_generation = 0;                      // of the arena
+  std::vector<std::size_t> trained;                          // by gradient: its parameter
+  std::unordered_map<const void*, std::size_t> gradient_of;  // by Tensor::id()
+  std::vector<autograd::HookHandle> hooks;
+  LocalChecks local_checks;
+  FirstBatch first_batch;
+  UnusedParameters unused;
+  std::unique_ptr<UnevenInputs> uneven;  // while a Join lives
+  core::RunId reducing_run = 0;          // 0: none is under way
+  int no_sync_depth = 0;
+  bool world_synchronizes = true;  // World::synchronize
+};
+
+}  // namespace cairn::parallel

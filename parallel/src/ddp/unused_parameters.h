@@ -1,0 +1,46 @@
+// Which trained parameters the losses of a window reach: find_unused_parameters and static_graph.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cairn/parallel/process_group.h"
+
+namespace cairn::parallel {
+
+/// By gradient, in the reducer's order.
+struct ReachedGradients {
+  std::vector<bool> by_loss;    // of the backward that begins
+  std::vector<bool> in_window;  // by it or by one since the last step
+};
+
+class UnusedParameters {
+ public:
+  explicit UnusedParameters(bool static_graph) : static_graph_(static_graph) {}
+
+  /// What some rank's losses reached. A collective, with static_graph only in the first backward.
+  /// shadows: this rank's loss is a Join's zero(), which reaches everything and says nothing.
+  void agree(const ReachedGradients& own, bool shadows, const ProcessGroup& group);
+  bool reached_somewhere(std::size_t gradient) const { return somewhere_.at(gradient); }
+  /// With static_graph: the first gradient that this loss, and not the first one, reaches, or the other way round.
+  struct Change {
+    std::size_t gradient = 0;
+    bool reached_now = false;
+  };
+  std::optional<Change> changed_since_first(const ReachedGradients& own) const;
+  /// The trained parameters are other ones.
+  void forget();
+
+  /// Not reached on this rank since the last step.
+  std::vector<std::string> names;
+
+ private:
+  bool static_graph_;
+  bool known_ = false;           // somewhere_ is that of the first backward
+  std::vector<bool> somewhere_;  // reached on any rank
+  std::vector<bool> first_;      // by this rank's first loss; empty: it had none
+};
+
+}  // namespace cairn::parallel
