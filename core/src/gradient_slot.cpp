@@ -121,7 +121,8 @@ void GradientSlot::end() {
 void GradientSlot::abort(const std::string& error) {
   if (state_ != State::writing) return;
   const bool changed = written_ || reduced_in_run_;
-  state_ = changed && held_before() ? State::broken : before_;
+  const bool is_lost = !reducer_.expired();  // other ranks may have this run's
+  state_ = is_lost || (changed && held_before()) ? State::broken : before_;
   if (state_ == State::broken) error_ = error;
   if (state_ != State::empty) return;
   if (!placed_) *memory_ = Tensor();

@@ -9,6 +9,8 @@
 //
 // A run ends or throws as a whole. When it throws, a slot that was empty before is empty again, one that
 // it has not written is as before, and one that it has added to is broken: a step refuses it and says why.
+// Of ranks that reduce together, one that throws has lost what the others may have: all slots that its loss
+// reached are broken there, and the others hear of it where they meet.
 //
 // Beside its memory a slot may hold a sum: f32, unscaled, into which gradients of runs with different
 // loss scales were moved ("stashed"). A sum with a local part is local as well.
