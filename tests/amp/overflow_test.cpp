@@ -20,12 +20,13 @@ using testing::HasSubstr;
 constexpr float kOverflowInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// A rank of a world whose other ranks say what the test wants.
-World world_of(int rank, std::vector<std::string> others) {
-  return {rank, static_cast<int>(others.size()) + 1,
-          [rank, others](const std::string& value, std::string_view) {
-            std::vector<std::string> all = others;
-            all.insert(all.begin() + rank, value);
+/// Rank 0 of a world whose other ranks say what the test wants.
+using Say = std::function<std::string(const std::string& own)>;
+World world_of(std::vector<Say> others) {
+  return {0, static_cast<int>(others.size()) + 1,
+          [others](const std::string& value, std::string_view) {
+            std::vector<std::string> all{value};
+            for (const Say& say : others) all.push_back(say(value));
             return all;
           }};
 }
@@ -82,7 +83,10 @@ TEST(Overflow, NamesEveryParameterWithItsCounts) {
 
 TEST(Overflow, ARankIsNamedAndAllSkipTogether) {
   Options options;
-  options.world = world_of(0, {"", "optimizer 0\nloss 0\nown 0 4 3.weight\n"});
+  options.world = world_of({[](const std::string& own) { return test::step_report(own, {}); },
+                            [](const std::string& own) {
+                              return test::step_report(own, {{"3.weight", 0, 4}});
+                            }});
   Poisoned run(options);
   const auto before = everything(run.model, run.optimizer);
   const optim::StepResult result = run.step_with({});
@@ -100,7 +104,9 @@ TEST(Overflow, EveryRankSaysTheSame) {
       Options options;
       options.world = {rank, 2, [&, rank](const std::string& value, std::string_view) {
                          said[static_cast<std::size_t>(rank)] = value;
-                         return said;
+                         std::vector<std::string> all = said;
+                         for (std::string& text : all) text = text.empty() ? value : text;
+                         return all;
                        }};
       Poisoned run(options);
       const optim::StepResult result =
@@ -119,9 +125,9 @@ TEST(Overflow, GradientsSummedOverRanksAccuseOnlyWhoseOwnWereNotFinite) {
     const auto link = std::make_shared<test::FakeLink>();
     link->nonfinite = std::vector<core::NonFinite>();
     if (guilty) link->nonfinite->push_back({"3.weight", 2, 0});
-    const std::string other =
-        "optimizer 0\nloss 0\noptimizer 0\nloss 0\nsum 9 0 0.weight\n";  // finite before the sum
-    link->all = [&other](const std::string& value) { return std::vector{other, value}; };
+    link->all = [](const std::string& value) {  // the other's were finite before the sum
+      return std::vector{test::step_report(value, {}, {{"0.weight", 9, 0}}), value};
+    };
     options.world = {1, 2, link};
     Poisoned run(options);
     const std::string reason = run.step_with({{"0.weight", 0, kOverflowInf}}).reason;
@@ -132,7 +138,7 @@ TEST(Overflow, GradientsSummedOverRanksAccuseOnlyWhoseOwnWereNotFinite) {
 
 TEST(Overflow, NonsenseFromARankIsAnError) {
   Options options;
-  options.world = world_of(0, {"culprit"});
+  options.world = world_of({[](const std::string&) { return "culprit"; }});
   Poisoned run(options);
   EXPECT_THROW(run.step_with({}), core::CommunicationError);
 }

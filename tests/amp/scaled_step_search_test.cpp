@@ -157,8 +157,9 @@ class Sequence {
     link_->reduces = false;
     link_->all = [this](const std::string& own) {
       std::vector<std::string> all(static_cast<std::size_t>(setup_.ranks), own);
-      if (setup_.ranks > 1) all[1] = other_rank_;
-      if (setup_.ranks > 1) all[2].clear();
+      if (setup_.ranks == 1) return all;
+      all[1] = test::step_report(own, other_rank_);
+      all[2] = test::step_report(own, {});
       return all;
     };
     scale_.options = setup_.scale;
@@ -325,7 +326,7 @@ class Sequence {
     backward(micro_batches);
     other_rank_.clear();
     const bool elsewhere = setup_.ranks > 1 && draw_.one_in(5);
-    if (elsewhere) other_rank_ = "loss 0\nown 2 0 p0\n";
+    if (elsewhere) other_rank_ = {{"p0", 2, 0}};
     const std::vector<std::string> names = overflowed();
     const bool overflow = elsewhere || !names.empty();
     const double before = scaled_->scale();
@@ -394,7 +395,7 @@ class Sequence {
   Draw draw_;
   Setup setup_;
   std::shared_ptr<test::FakeLink> link_;
-  std::string other_rank_;
+  std::vector<core::NonFinite> other_rank_;
   std::vector<Parameter> reference_;
   Scale scale_;
   double lrs_[2] = {kRates[0], kRates[1]};

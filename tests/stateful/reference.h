@@ -132,8 +132,8 @@ struct Reference : State {
   std::vector<Rule> rules;
   std::vector<Pending> pending;
   std::vector<Answer> skips;  // by optimizer: a loss that reaches it overflowed in another's step
-  bool may_refuse = false;    // a backward that added broke off: all may refuse until it is cleared
-  bool some_may_refuse = false;  // it did so on some ranks
+  bool summed = false;  // with average = false: some gradient was reduced, which none may add to
+  bool may_refuse = false;  // a backward that added broke off: all may refuse until it is cleared
 
   double lr(int optimizer, bool driven) const {
     const auto o = static_cast<std::size_t>(optimizer);
@@ -177,7 +177,7 @@ struct Reference : State {
     pending.clear();
     std::fill(skips.begin(), skips.end(), Answer::no);
     for (Scale& scale : scales) scale.carried = false;
-    may_refuse = some_may_refuse = false;
+    may_refuse = false;
   }
   void load(const State& file) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {

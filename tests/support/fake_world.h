@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/core/packer.h"
 #include "cairn/core/world.h"
 
 namespace cairn::test {
@@ -29,6 +30,27 @@ struct FakeLink final : core::WorldLink {
   void synchronize(bool on) override { synchronized.push_back(on); }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override { return nonfinite; }
 };
+
+/// What another rank tells in amp's step (amp/scaling/src/overflow_agreement.h) that ends the losses of this rank's message
+/// `own`: loss 0 overflowed in these gradients of its own, or in the sum of all ranks'; neither: it found nothing.
+inline std::string step_report(const std::string& own, const std::vector<core::NonFinite>& its_own,
+                               const std::vector<core::NonFinite>& sum = {}) {
+  core::Unpacker message(own);
+  const std::string error = message.text(), losses = message.text();
+  core::Packer out;
+  out.text("").text(losses).text("");
+  if (its_own.empty() && sum.empty()) return out.number(0).number(0).bytes();
+  out.number(1).number(0);  // optimizer 0
+  out.number(1).number(0);  // loss 0
+  for (const auto* found : {&its_own, &sum}) {
+    out.number(found->size());
+    for (const core::NonFinite& n : *found) {
+      out.text(n.parameter);
+      out.number(static_cast<std::uint64_t>(n.inf)).number(static_cast<std::uint64_t>(n.nan));
+    }
+  }
+  return out.bytes();
+}
 
 /// `size` ranks that all say what this one does.
 inline std::shared_ptr<FakeLink> alike(int size) {

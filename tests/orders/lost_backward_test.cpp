@@ -1,0 +1,198 @@
+// Ranks that contribute other losses to a step: all of them throw, and clear_grad() on all begins anew.
+#include <chrono>
+#include <limits>
+
+#include "support.h"
+
+namespace cairn::orders {
+namespace {
+
+using testing::HasSubstr;
+
+/// A rank of two whose weights have an optimizer each, in one handle; the second rank may lose its backwards.
+struct Trainer {
+  explicit Trainer(const parallel::ProcessGroup& g, bool finds_unused = true)
+      : group(g),
+        ddp(model, group, {.find_unused_parameters = finds_unused}),
+        of_a({{"a", model.a()}}, {.lr = 0.1}),
+        of_b({{"b", model.b()}}, {.lr = 0.1}),
+        precision(amp::initialize(std::vector<nn::Module*>{&model},
+                                  std::vector<optim::Optimizer*>{&of_a, &of_b}, options())) {}
+
+  amp::Options options() const {
+    amp::Options o{.opt_level = amp::OptLevel::O2,
+                   .half_dtype = DType::f16,
+                   .scaler = {.init_scale = 16, .growth_interval = 2},
+                   .num_losses = 2};
+    o.dynamic_loss_scale = true;
+    o.world = ddp.world();
+    return o;
+  }
+  bool loses() const { return group.rank() == 1; }
+  void backward(double gradient, int id = 0) {
+    precision.backward(ddp(input(gradient)), {.loss_id = id});
+  }
+  /// Its first operation's backward throws, ahead of all gradients.
+  void broken_backward() { precision.backward(autograd::apply(Breaks{&broken}, ddp(input(1.0)))); }
+  void backward_of_first(double gradient) {
+    const auto guard = ddp.no_sync();
+    if (!loses()) return backward(gradient);
+    EXPECT_THROW(broken_backward(), core::OutOfMemory);
+  }
+  void expect_weights(double a, double b) {
+    EXPECT_NEAR(value(model.a()), a, 1e-5);
+    EXPECT_NEAR(value(model.b()), b, 1e-5);
+  }
+  void expect_goes_on() {
+    model.clear_grad();
+    const double a = value(model.a()), b = value(model.b());
+    backward(1.0);
+    EXPECT_TRUE(precision.step(of_b).applied);
+    EXPECT_TRUE(precision.step(of_a).applied);
+    expect_weights(a - 0.1, b - 0.1);
+    group.barrier("the end");
+  }
+
+  parallel::ProcessGroup group;
+  Pair model;
+  parallel::DistributedDataParallel ddp;
+  optim::FusedSGD of_a, of_b;
+  amp::Amp precision;
+  const bool broken = true;
+};
+
+/// Nobody waits for a timeout.
+void on_two(const std::function<void(Trainer&)>& body, bool finds_unused = true) {
+  const auto begin = std::chrono::steady_clock::now();
+  on_ranks(2, [&](parallel::ProcessGroup& group) {
+    Trainer t(group, finds_unused);
+    body(t);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+}
+
+TEST(LostBackward, UnderNoSyncTheStepIsAnErrorOnAll) {
+  for (const bool finds_unused : {false, true}) {
+    on_two(
+        [](Trainer& t) {
+          t.backward_of_first(1.0);
+          for (optim::Optimizer* optimizer : {&t.of_a, &t.of_b}) {
+            EXPECT_THAT(refusal([&] { t.precision.step(*optimizer); }),
+                        testing::AllOf(HasSubstr("on rank 1"), HasSubstr("clear_grad()")));
+          }
+          t.expect_weights(1.1, 1.1);
+          t.expect_goes_on();
+        },
+        finds_unused);
+  }
+}
+
+TEST(LostBackward, AfterAnotherLossTheStepIsAnErrorOnAll) {
+  on_two([](Trainer& t) {
+    {
+      const auto guard = t.ddp.no_sync();
+      t.backward(1.0, 1);
+    }
+    t.backward_of_first(1.0);
+    EXPECT_THAT(refusal([&] { t.precision.step(); }), HasSubstr("on rank 1"));
+    t.expect_goes_on();
+  });
+}
+
+/// The group breaks: the others are in a collective that this rank does not come to.
+TEST(LostBackward, ABackwardThatReducesEndsOnAllWithTheReason) {
+  for (const bool finds_unused : {false, true}) {
+    on_two(
+        [](Trainer& t) {
+          EXPECT_THAT(refusal([&] { t.loses() ? t.broken_backward() : t.backward(1.0); }),
+                      HasSubstr("expected memory"));
+        },
+        finds_unused);
+  }
+}
+
+/// Where all ranks lose it, none waits for another, and the group lives.
+TEST(LostBackward, OnAllRanksIsAnErrorUntilGradientsAreCleared) {
+  on_two([](Trainer& t) {
+    EXPECT_THROW(t.broken_backward(), core::OutOfMemory);
+    EXPECT_THAT(refusal([&] { t.backward(1.0); }), HasSubstr("clear_grad()"));
+    t.expect_goes_on();
+  });
+}
+
+TEST(LostBackward, AGradientThatAmpScaledOnOneRankOnlyIsAnErrorOnAll) {
+  on_two([](Trainer& t) {
+    {
+      const auto guard = t.ddp.no_sync();
+      t.loses() ? autograd::backward(t.ddp(input(1.0))) : t.backward(1.0);
+    }
+    EXPECT_THAT(refusal([&] { t.precision.step(); }),
+                testing::AllOf(HasSubstr("scaled by 16 on rank 0"),
+                               HasSubstr("that nobody scaled on rank 1")));
+    t.expect_goes_on();
+  });
+}
+
+/// Who lost a loss in forward comes to the step without it: the collectives differ.
+TEST(LostBackward, ALossThatOneRankLeftOutEndsOnAll) {
+  on_two([](Trainer& t) {
+    {
+      const auto guard = t.ddp.no_sync();
+      if (!t.loses()) t.backward(1.0);
+    }
+    EXPECT_THAT(refusal([&] { t.precision.step(); }), HasSubstr("ranks disagree"));
+  });
+}
+
+TEST(LostBackward, AnotherLossOnOneRankIsAnErrorThatNamesBoth) {
+  on_two([](Trainer& t) {
+    t.backward(1.0, t.loses() ? 1 : 0);
+    EXPECT_THAT(refusal([&] { t.precision.step(); }),
+                testing::AllOf(HasSubstr("loss 0"), HasSubstr("on rank 0"), HasSubstr("loss 1"),
+                               HasSubstr("on rank 1")));
+    t.expect_weights(1.1, 1.1);
+  });
+}
+
+TEST(LostBackward, ARefusalOfOneRanksStepIsAnErrorOnAll) {
+  on_two([](Trainer& t) {
+    const auto guard = t.ddp.no_sync();
+    t.precision.backward(t.ddp(input(1.0)), {.delay_unscale = t.loses()});
+    EXPECT_THAT(refusal([&] { t.precision.step(t.of_a); }), HasSubstr("delay_unscale"));
+  });
+}
+
+/// Of a loss that both optimizers are given.
+TEST(LostBackward, AnOverflowOnOneRankSkipsBothOptimizersOnAll) {
+  on_two([](Trainer& t) {
+    t.backward(t.loses() ? std::numeric_limits<double>::infinity() : 1.0);
+    const double before = t.precision.loss_scale();
+    EXPECT_FALSE(t.precision.step(t.of_a).applied);
+    EXPECT_FALSE(t.precision.step(t.of_b).applied);
+    t.expect_weights(1.1, 1.1);
+    EXPECT_LT(t.precision.loss_scale(), before);
+    t.expect_goes_on();
+  });
+}
+
+/// With sums instead of averages a second backward after the one that reduced would count ranks twice.
+TEST(LostBackward, WithSumsNothingMayFollowTheBackwardThatReduced) {
+  on_two([](Trainer& t) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, t.group, {.average = false});
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    {
+      const auto guard = ddp.no_sync();
+      autograd::backward(ddp(input(1.0)));
+    }
+    autograd::backward(ddp(input(1.0)));
+    EXPECT_TRUE(optimizer.step().applied);
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * 4, 1e-5);
+    autograd::backward(ddp(input(1.0)));
+    EXPECT_THAT(refusal([&] { autograd::backward(ddp(input(1.0))); }),
+                testing::AllOf(HasSubstr("average = false"), HasSubstr("no_sync")));
+  });
+}
+
+}  // namespace
+}  // namespace cairn::orders
