@@ -25,11 +25,13 @@
 // from the next ddp(x) on, with rank 0's values. Gradients that no backward has reduced (no_sync, two
 // losses in one micro-batch) are averaged by the optimizer's step, so none is ever applied unreduced.
 //
-// With average = false only rank 0 retains reduced sums; the other ranks' next backward overwrites
-// theirs, so a sum is never counted twice.
+// Between two steps every rank contributes the same losses, or all ranks throw and none may step until
+// clear_grad() on all of them. A backward that throws on one rank in a reduction breaks the group, which
+// quotes it; under no_sync its gradients are broken, and the step is an error on every rank. (Which
+// parameters a loss reaches, and how many batches a rank has, may differ: find_unused_parameters, join().)
 //
-// What one rank's error has broken or lost, the others learn at once: from the step or the backward that would need it, as an error
-// on every rank, or, where that rank broke off between the buckets of a backward, from a group that breaks and names it.
+// With average = false gradients are sums, and a step takes one reducing backward, the last one: another
+// backward after it is InvalidArgument.
 //
 // May be constructed before or after amp::initialize, the optimizers and load_state_dict; the model must
 // outlive it. world() is what amp, Accumulation, samplers and TrainingState ask for.
