@@ -56,7 +56,7 @@ void cast_to_half(nn::Module& model, const Options& options, const MasterStorage
     if (!core::is_floating(tensor.dtype()) || kept.contains(tensor.id())) continue;
     if (tensor.dtype() == half) continue;  // shared with a model before this one
     Tensor exact = cast_in_place(tensor, half);
-    if (!*options.master_weights || !tensor.requires_grad()) continue;
+    if (!*options.master_weights) continue;
     const auto storage = storages.find(tensor.id());
     kernels::MasterWeight::assign(
         tensor, std::move(exact),

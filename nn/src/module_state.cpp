@@ -106,7 +106,7 @@ void Module::load_state_dict(const StateDict& state) {
                     " that differ: ", text);
   }
   for (const NamedTensor& entry : own) {
-    // What trains keeps the exact value although the weight is half; a frozen weight is its half value.
+    // A half weight keeps the exact value if it trains; a frozen one if it has a master already.
     kernels::write_weight(entry.tensor, std::get<Tensor>(*by_name.at(entry.name)),
                           entry.tensor.requires_grad());
   }

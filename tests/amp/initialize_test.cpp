@@ -127,17 +127,18 @@ TEST(Initialize, MemoryOfOthersIsNotTakenForMasters) {
   EXPECT_EQ(values(shared), before);
 }
 
-TEST(Initialize, FrozenParametersAreCastWithoutMaster) {
+TEST(Initialize, FrozenParametersAreCastAndKeepTheirMasters) {
   nn::Sequential model = make_model();
+  const Tensor frozen = model.parameters()[0].tensor;
+  const std::vector<double> exact = values(frozen);
   model.parameters()[0].tensor.set_requires_grad(false);
   optim::FusedAdam optimizer(model.parameters());
   Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2});
-  const Tensor frozen = model.parameters()[0].tensor;
   EXPECT_EQ(frozen.dtype(), DType::f16);
-  EXPECT_FALSE(kernels::MasterWeight::exists(frozen));
   const std::vector<double> before = values(frozen);
   EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
   EXPECT_EQ(values(frozen), before);
+  EXPECT_EQ(values(kernels::master_value(frozen)), exact);
 }
 
 /// Notes what it sees and passes it on.

@@ -33,6 +33,51 @@ TEST(Masters, AStateLoadedAfterUnfreezingKeepsItsExactValue) {
   EXPECT_EQ(value(model.b()), kExact);
 }
 
+TEST(Masters, AFrozenWeightKeepsItsExactValueInAnyOrder) {
+  for (const DType half : {DType::f16, DType::bf16}) {
+    for (const bool loads : {false, true}) {
+      for (const bool known : {false, true}) {
+        Pair model;
+        const NamedTensors all = model.parameters();
+        model.b().set_requires_grad(false);
+        optim::FusedSGD optimizer(known ? all : NamedTensors{all[0]}, {.lr = 0.0});
+        amp::Amp precision = amp::initialize(
+            model, optimizer,
+            {.opt_level = amp::OptLevel::O2, .half_dtype = half, .loss_scale = 1.0});
+        if (loads) model.load_state_dict(exact_state());
+        EXPECT_EQ(value(model.b()), kExact);
+        EXPECT_EQ(model.state_dict().tensor("b").to_vector().front(), kExact);
+        model.b().set_requires_grad(true);
+        precision.backward(model(input(0.25)));
+        EXPECT_TRUE(precision.step().applied);
+        EXPECT_EQ(value(model.b()), kExact);
+        model.b().set_requires_grad(false);
+        precision.release();
+        EXPECT_EQ(model.b().dtype(), DType::f32);
+        EXPECT_EQ(value(model.b()), kExact);
+      }
+    }
+  }
+}
+
+TEST(Masters, AFrozenWeightMayBeItsHalfValueAlone) {
+  Pair model;
+  model.b().set_requires_grad(false);
+  optim::FusedSGD optimizer(model.parameters());
+  const auto masters = [] {
+    return core::memory_stats(core::default_device()).of(core::MemoryCategory::optimizer_state);
+  };
+  const std::size_t before = masters();
+  amp::Amp precision = amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
+  EXPECT_EQ(masters() - before, 2 * 4 * sizeof(float));
+  kernels::MasterWeight::drop(model.b());
+  EXPECT_EQ(masters() - before, 4 * sizeof(float));
+  const double rounded = value(model.b());
+  EXPECT_NE(rounded, kExact);
+  model.load_state_dict(exact_state());
+  EXPECT_EQ(value(model.b()), rounded);
+}
+
 TEST(Masters, ALayerThatFellBackTakesItsExactValueInAnyOrderOfLoading) {
   const auto make_options = [] {
     return amp::Options{.opt_level = amp::OptLevel::O3, .loss_scale = 1.0, .fallback_after = 1};

@@ -85,7 +85,8 @@ unsigned Case::rounded_by_cast() const {
 unsigned Case::rounded_by_load() const {
   if (!half()) return 0;
   if (!masters) return kAll;
-  unsigned frozen = 0;
+  if (setup.precision) return 0;
+  unsigned frozen = 0;  // cast by hand
   for (int p = 0; p < kParameters; ++p) {
     const Parameter& parameter = reference.parameters[at(p)];
     if (!parameter.trainable || parameter.optimizer < 0) frozen |= bit(p);

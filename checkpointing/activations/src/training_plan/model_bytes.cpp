@@ -99,9 +99,9 @@ StepBytes ModelBytes::of(const Precision& precision, bool compact, int moments,
     const bool half = precision.half_weights && p.may_be_half;
     const ElementBytes bytes = element_bytes(precision, half, compact, accumulates);
     all.weights += p.elements * core::size_of(bytes.weight);
+    if (half) all.optimizer_state += p.elements * core::size_of(bytes.master);
     if (!p.trained) continue;
     all.gradients += align_slot(p.elements * core::size_of(bytes.gradient));
-    if (half) all.optimizer_state += p.elements * core::size_of(bytes.master);
     all.optimizer_state +=
         p.elements * core::size_of(bytes.moments) * static_cast<std::size_t>(moments);
   }
