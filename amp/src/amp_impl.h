@@ -26,9 +26,8 @@ using EndedLosses = std::map<int, EndedLoss>;  // by loss_id
 struct Amp::Impl {
   struct Loss {
     LossScaler scaler;
-    bool carried = false;               // an overflow whose check was delayed
-    int collapsing = 0;                 // overflows in a row with the scale at its minimum
-    std::vector<std::string> culprits;  // parameters of each of them, sorted
+    bool carried = false;          // an overflow whose check was delayed
+    optim::SkipStreak collapsing;  // overflows in a row with the scale at its minimum
 
     void remember(const std::vector<Culprit>& found, bool at_minimum);
   };

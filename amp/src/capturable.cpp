@@ -99,8 +99,7 @@ optim::StepResult Amp::Impl::report() {
   result.reason = core::str(skipped, " of ", taken, taken == 1 ? " step" : " steps",
                             " skipped: ", nonfinite_in(parameters), "; loss scale ",
                             number(current_scaler(0, "amp").scale()));
-  losses.front().collapsing = static_cast<int>(overflows.at_minimum);
-  losses.front().culprits = parameters;
+  losses.front().collapsing.set(static_cast<int>(overflows.at_minimum), parameters);
   throw_if_collapsed();
   return result;
 }

@@ -102,8 +102,7 @@ void Amp::Impl::forget_pending() {
   fallback.reset();
   for (Loss& loss : losses) {
     loss.carried = false;
-    loss.collapsing = 0;
-    loss.culprits.clear();
+    loss.collapsing.clear();
   }
 }
 

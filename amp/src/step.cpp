@@ -61,35 +61,17 @@ std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
   std::vector<std::string> names;
   names.reserve(culprits.size());
   for (const Culprit& culprit : culprits) names.push_back(culprit.parameter);
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
-}
-
-std::string some_of(const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 8;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
-    if (i > 0) text += ", ";
-    text += names[i];
-  }
-  if (names.size() > kShown) text += core::str(" and ", names.size() - kShown, " more");
-  return text.empty() ? "a different one each time" : text;
 }
 
 }  // namespace
 
 void Amp::Impl::Loss::remember(const std::vector<Culprit>& found, bool at_minimum) {
-  const std::vector<std::string> names = parameters_of(found);
-  collapsing = at_minimum ? collapsing + 1 : 0;
-  if (collapsing <= 1) {
-    culprits = names;
-    return;
+  if (at_minimum) {
+    collapsing.add(parameters_of(found));
+  } else {
+    collapsing.clear();
   }
-  std::vector<std::string> each_time;
-  std::set_intersection(culprits.begin(), culprits.end(), names.begin(), names.end(),
-                        std::back_inserter(each_time));
-  culprits = std::move(each_time);
 }
 
 std::uint64_t Amp::Impl::scaler_id() const {
@@ -175,7 +157,7 @@ std::string Amp::Impl::judge_loss(int id, const EndedLoss& ended, const StepRepo
     loss.carried = false;
   }
   if (!overflow) {
-    loss.collapsing = 0;
+    loss.collapsing.clear();
     return {};
   }
   loss.remember(found->second, at_minimum);
@@ -219,20 +201,18 @@ void Amp::Impl::refresh_optimizers() {
 void Amp::Impl::throw_if_collapsed() {
   for (std::size_t id = 0; id < losses.size(); ++id) {
     Loss& loss = losses[id];
-    if (options.collapse_after == 0 || loss.collapsing < options.collapse_after) continue;
-    const int times = std::exchange(loss.collapsing, 0);
+    if (options.collapse_after == 0 || loss.collapsing.length() < options.collapse_after) continue;
+    const optim::SkipStreak streak = std::exchange(loss.collapsing, {});
     throw LossScaleCollapse(
-        core::str("[amp] expected a finite step, got ", times, " overflows in a row",
+        core::str("[amp] expected a finite step, got ", streak.length(), " overflows in a row",
                   losses.size() > 1 ? core::str(" of loss ", id) : std::string(),
                   " with the loss scale at ", number(loss.scaler.scale()),
                   loss.scaler.dynamic() ? " (its minimum)" : " (static)", ", the last in step ",
-                  steps, ". The gradients of ", some_of(loss.culprits),
-                  " overflowed each time. (Look there for a division or log of 0, an exp of a "
-                  "large value, a broken batch or label; lower the learning rate or clip with "
-                  "max_gradient_norm; amp::AnomalyMode names the first operation that is not "
-                  "finite; half_dtype bf16 has the range of f32, and fallback_after puts a layer "
+                  steps, ". The gradients of ", streak.describe(), " overflowed each time. ",
+                  optim::kCollapseAdvice,
+                  "; half_dtype bf16 has the range of f32, and fallback_after puts a layer "
                   "that overflows into f32)"),
-        loss.culprits);
+        streak.parameters());
   }
 }
 

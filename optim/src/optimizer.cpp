@@ -64,6 +64,12 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups) {
     state_.emplace_back(group.parameters.size());
     groups_.push_back(std::move(group));
   }
+  const bool any = std::any_of(groups_.begin(), groups_.end(), [](const ParameterGroup& group) {
+    return !group.parameters.empty();
+  });
+  CAIRN_CHECK(any, "optimizer",
+              "expected parameters to train, got none (model.parameters() of a "
+              "model whose layers are not registered? add_module or nn::Child registers one)");
   attach_arenas();
 }
 

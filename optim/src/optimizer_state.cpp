@@ -227,14 +227,20 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
 
 /// A state of other options is taken over or passed over, but never without a word.
 void Optimizer::tell_differences(const LoadPlan& plan) const {
+  const auto tell = [&](std::size_t g, const char* name, double own, double loaded) {
+    if (own == loaded) return;
+    log::warn("{}: group {} continues with {} {} of the state, not {}", kind(), g, name, loaded,
+              own);
+  };
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (!scheduled_) tell(g, "lr", groups_[g].lr, plan.groups[g].lr);
+    tell(g, "weight_decay", groups_[g].weight_decay, plan.groups[g].weight_decay);
+  }
   for (const auto& [name, own] : rule_options()) {
     if (const auto option = group_option(name)) {
       for (std::size_t g = 0; g < groups_.size(); ++g) {
-        const double before = (groups_[g].*option).value_or(own);
-        const double after = (plan.groups[g].*option).value_or(own);
-        if (before == after) continue;
-        log::warn("{}: group {} continues with {} {} of the state, not {}", kind(), g, name, after,
-                  before);
+        tell(g, name.c_str(), (groups_[g].*option).value_or(own),
+             (plan.groups[g].*option).value_or(own));
       }
       continue;
     }
@@ -273,6 +279,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
     }
   }
   steps_ = plan.steps;
+  skips_.clear();
   if (capturable()) device_ = make_device_state();
 }
 

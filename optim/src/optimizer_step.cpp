@@ -1,8 +1,11 @@
 // Pass 2: clipping, the update or the skip.
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
@@ -19,6 +22,8 @@ double clip_coefficient(double norm, double max_norm) {
 void check_options(const GradientReport& report, const StepOptions& options) {
   CAIRN_CHECK(std::isfinite(options.gradient_scale), "optimizer",
               "expected a finite gradient_scale, got ", options.gradient_scale);
+  CAIRN_CHECK(options.collapse_after >= 0, "optimizer", "expected a collapse_after >= 0, got ",
+              options.collapse_after);
   CAIRN_CHECK(options.max_gradient_norm >= 0, "optimizer",
               "expected a max_gradient_norm >= 0, got ", options.max_gradient_norm);
   if (options.max_gradient_norm == 0) return;
@@ -90,7 +95,31 @@ StepResult Optimizer::step(const StepOptions& options) {
       needs_report()) {
     report = check(options.norm_type);
   }
-  return options.check && !report.finite() ? skip(report, options) : update(report, options);
+  if (options.check && !report.finite()) {
+    StepResult skipped = skip(report, options);
+    note_skip(report, options.collapse_after);
+    return skipped;
+  }
+  StepResult result = update(report, options);
+  if (result.applied) skips_.clear();
+  return result;
+}
+
+void Optimizer::note_skip(const GradientReport& report, int collapse_after) {
+  std::vector<std::string> names;
+  for (const NonFinite& found : report.nonfinite) names.push_back(found.parameter);
+  skips_.add(std::move(names));
+  const int length = skips_.length();
+  if (std::has_single_bit(static_cast<unsigned>(length))) {
+    log::warn("{}: step skipped: {}{}", kind(), report.describe(),
+              length > 1 ? core::str(" (", length, " skipped in a row)") : std::string());
+  }
+  if (collapse_after == 0 || length < collapse_after) return;
+  const SkipStreak streak = std::exchange(skips_, {});
+  throw GradientCollapse(core::str("[optimizer] expected a finite step, got ", length,
+                                   " skipped in a row. The gradients of ", streak.describe(),
+                                   " were not finite each time. ", kCollapseAdvice, ")"),
+                         streak.parameters());
 }
 
 /// The 2-norm of all gradients, each multiplied by its group's scale.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 
 namespace cairn::optim {
 
@@ -82,6 +83,7 @@ Schedule::Schedule(Optimizer& optimizer, Curve curve)
     : optimizer_(&optimizer), curve_(std::move(curve)) {
   CAIRN_CHECK(curve_ != nullptr, "schedule", "expected a curve, got none");
   for (const ParameterGroup& group : optimizer.groups()) base_lr_.push_back(group.lr);
+  optimizer.scheduled_ = true;
   apply();
 }
 
@@ -115,6 +117,11 @@ void Schedule::load_state_dict(const StateDict& state) {
   }
   std::vector<double> loaded;
   for (std::size_t g = 0; g < base.size(); ++g) loaded.push_back(base.number(std::to_string(g)));
+  for (std::size_t g = 0; g < loaded.size(); ++g) {
+    if (loaded[g] == base_lr_[g]) continue;
+    log::warn("schedule: group {} continues with lr {} of the state, not {}", g, loaded[g],
+              base_lr_[g]);
+  }
   base_lr_ = std::move(loaded);
   position_ = position;
   apply();

@@ -164,7 +164,7 @@ TEST(Initialize, CastsAroundForward) {
   for (const DType half : kHalves) {
     for (const OptLevel level : kLevels) {
       Probe model;
-      optim::FusedSGD optimizer(NamedTensors{}, {});
+      optim::FusedSGD optimizer(NamedTensors{{"another", Tensor::zeros({1})}}, {});
       initialize(model, optimizer, {.opt_level = level, .half_dtype = half});
       SCOPED_TRACE(core::str(name(level), " ", half));
       for (const DType input : {DType::f32, half}) {
@@ -201,7 +201,7 @@ TEST(Initialize, AutocastRunsEachOperationInItsDtype) {
 
 TEST(Initialize, NamesWhatIsNotF32) {
   const auto error_of = [](nn::Module& model) -> std::string {
-    optim::FusedSGD optimizer(NamedTensors{}, {});
+    optim::FusedSGD optimizer(NamedTensors{{"another", Tensor::zeros({1})}}, {});
     try {
       initialize(model, optimizer, {.opt_level = OptLevel::O2});
     } catch (const core::InvalidArgument& error) {
@@ -305,7 +305,7 @@ TEST(Initialize, DisabledLeavesEverythingAsItIs) {
 TEST(Initialize, CastModelOutputs) {
   for (const OptLevel level : kLevels) {
     Probe model;
-    optim::FusedSGD optimizer(NamedTensors{}, {});
+    optim::FusedSGD optimizer(NamedTensors{{"another", Tensor::zeros({1})}}, {});
     initialize(model, optimizer, {.opt_level = level, .cast_model_outputs = DType::bf16});
     EXPECT_EQ(model(Tensor::zeros({2, 3})).dtype(), DType::bf16) << name(level);
   }

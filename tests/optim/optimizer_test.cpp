@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
@@ -11,6 +14,7 @@
 #include "cairn/optim/sgd.h"
 #include "reference.h"
 #include "support.h"
+#include "support/message_of.h"
 
 namespace cairn::optim {
 namespace {
@@ -287,10 +291,75 @@ TEST(Optimizer, ForeignTensorsTakeTheSamePasses) {
   EXPECT_EQ(weight, (std::vector<float>{-2, -1.5, -1}));
 }
 
-TEST(Optimizer, ASingleGroupWithoutParametersIsFine) {
-  FusedAdam optimizer(NamedTensors{});
-  EXPECT_FALSE(optimizer.step().applied);  // there is nothing to apply
-  EXPECT_EQ(optimizer.check().norm(), 0.0);
+// ---- Steps that are skipped in vain
+
+class Collapse : public ::testing::Test {
+ protected:
+  StepResult skip(bool bias_too = true, const StepOptions& options = {}) {
+    write_gradients(parameters_, 1);
+    write_gradient(parameters_[0].tensor, std::vector<double>(15, kNaN));
+    if (bias_too) write_gradient(parameters_[1].tensor, std::vector<double>(7, kInf));
+    return optimizer_.step(options);
+  }
+  StepResult apply() {
+    write_gradients(parameters_, 1);
+    return optimizer_.step();
+  }
+
+  NamedTensors parameters_ = two();
+  FusedSGD optimizer_{parameters_, {.lr = 0.1}};
+};
+
+TEST_F(Collapse, EndsARunInWhichNoStepIsApplied) {
+  const std::vector<double> before = values(parameters_[0].tensor);
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 49; ++i) EXPECT_FALSE(skip(i % 2 == 0).applied);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 6);  // 1, 2, 4, 8, 16, 32
+  EXPECT_THAT(said,
+              HasSubstr("FusedSGD: step skipped: NaN in the gradient of a.weight (15 elements)"));
+  EXPECT_THAT(said, HasSubstr("(32 skipped in a row)"));
+  try {
+    skip();
+    FAIL() << "the 50th was skipped like the others";
+  } catch (const GradientCollapse& error) {
+    EXPECT_THAT(error.what(), HasSubstr("expected a finite step, got 50 skipped in a row. The "
+                                        "gradients of a.weight were not finite each time. (Look"));
+    EXPECT_EQ(error.parameters(), std::vector<std::string>{"a.weight"});
+  }
+  EXPECT_EQ(values(parameters_[0].tensor), before);
+  EXPECT_FALSE(optimizer_.has_gradient());
+  EXPECT_FALSE(skip().applied);  // the count begins anew
+}
+
+TEST_F(Collapse, TakesSkipsInARow) {
+  for (int i = 0; i < 3; ++i) {
+    for (int k = 0; k < 49; ++k) EXPECT_FALSE(skip().applied);
+    EXPECT_TRUE(apply().applied);
+  }
+  for (int k = 0; k < 49; ++k) skip();
+  optimizer_.load_state_dict(optimizer_.state_dict());
+  EXPECT_FALSE(skip().applied);
+}
+
+TEST_F(Collapse, ComesAsOftenAsTheOptionsSay) {
+  for (int k = 0; k < 2; ++k) skip(true, {.collapse_after = 3});
+  EXPECT_THROW(skip(true, {.collapse_after = 3}), GradientCollapse);
+  for (int k = 0; k < 200; ++k) skip(true, {.collapse_after = 0});
+  EXPECT_THAT(test::message_of([&] { optimizer_.step({.collapse_after = -1}); }),
+              HasSubstr("expected a collapse_after >= 0, got -1"));
+}
+
+TEST(Optimizer, OfNoParametersIsAMistakeButAGroupMayHaveNone) {
+  const auto says_what_to_do = HasSubstr("expected parameters to train, got none (");
+  EXPECT_THAT(test::message_of([] { FusedAdam{NamedTensors{}}; }), says_what_to_do);
+  EXPECT_THAT(test::message_of([] {
+                FusedSGD{{ParameterGroup{}, ParameterGroup{}}, {}};
+              }),
+              says_what_to_do);
+  const FusedAdam optimizer({{.parameters = {make_parameter("w", {2}, 1)}}, {.parameters = {}}},
+                            {});
+  EXPECT_EQ(optimizer.groups().size(), 2u);
 }
 
 TEST(Optimizer, RejectsBadParametersNamingThem) {

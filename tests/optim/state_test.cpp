@@ -8,6 +8,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
+#include "cairn/optim/schedule.h"
 #include "cairn/optim/sgd.h"
 #include "support.h"
 
@@ -204,6 +205,42 @@ TEST(OptimizerState, MomentumThatIsSwitchedOnLater) {
   FusedSGD resumed(make_parameters(), {.lr = 0.1, .momentum = 0.5});
   resumed.load_state_dict(state);
   EXPECT_EQ(resumed.groups()[0].momentum, 0.9);
+}
+
+TEST(OptimizerState, AnotherLearningRateIsTakenOverWithAWord) {
+  FusedSGD saved(make_parameters(), {.lr = 0.25, .weight_decay = 0.5});
+  FusedSGD loaded(make_parameters(), {.lr = 0.125});
+  const auto load = [&] {
+    testing::internal::CaptureStderr();
+    loaded.load_state_dict(saved.state_dict());
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(load(),
+              AllOf(HasSubstr("FusedSGD: group 0 continues with lr 0.25 of the state, not 0.125"),
+                    HasSubstr("continues with weight_decay 0.5 of the state, not 0")));
+  EXPECT_EQ(loaded.lr(), 0.25);
+  EXPECT_EQ(load(), "");  // they agree now
+}
+
+TEST(OptimizerState, OfAScheduledLearningRateOnlyTheBaseIsCompared) {
+  FusedSGD optimizer(make_parameters(), {.lr = 1.0}), other(make_parameters(), {.lr = 1.0});
+  Schedule schedule(optimizer, cosine(10)), resumed(other, cosine(10));
+  schedule.step({});
+  const auto load = [&] {
+    testing::internal::CaptureStderr();
+    other.load_state_dict(optimizer.state_dict());
+    resumed.load_state_dict(schedule.state_dict());
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(load(), "");
+  EXPECT_EQ(other.lr(), optimizer.lr());
+  FusedSGD third(make_parameters(), {.lr = 3.0});
+  Schedule of_third(third, cosine(10));
+  testing::internal::CaptureStderr();
+  of_third.load_state_dict(schedule.state_dict());
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("schedule: group 0 continues with lr 1 of the state, not 3"));
+  EXPECT_EQ(third.lr(), optimizer.lr());
 }
 
 }  // namespace

@@ -29,6 +29,7 @@
 #include "cairn/kernels/master_weight.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/optim/arena.h"
+#include "cairn/optim/collapse.h"
 #include "cairn/optim/report.h"
 
 namespace cairn::optim {
@@ -60,6 +61,9 @@ struct StepOptions {
   bool per_group_norm = false;      // clips each group by its own norm instead of that of all
   bool error_if_nonfinite = false;  // a gradient that is not finite is an Error instead of a skip
   bool keep_gradients = false;
+  /// Steps skipped in a row, by step() of an optimizer alone, that end in GradientCollapse; 0: never. (amp,
+  /// which skips while it looks for its scale, has amp::Options::collapse_after.)
+  int collapse_after = 50;
   /// Whose scaled gradients these are (core::GradientScale::scaler): gradients that amp scaled are
   /// stepped by amp::Amp::step(), which says so here and divides by the scale. 0: nobody's.
   std::uint64_t scaler = 0;
@@ -86,7 +90,7 @@ class Optimizer;
 /// and they follow what it has done, also where it throws. step() has one.
 class SharedStep {
  public:
-  explicit SharedStep(const std::vector<const Optimizer*>& optimizers);
+  [[nodiscard]] explicit SharedStep(const std::vector<const Optimizer*>& optimizers);
   ~SharedStep();
   SharedStep(const SharedStep&) = delete;
   SharedStep& operator=(const SharedStep&) = delete;
@@ -106,15 +110,16 @@ class Optimizer : public core::Stateful {
   /// gradients that somebody else scaled (StepOptions::scaler) and for a parameter that another
   /// optimizer steps too; Error for a gradient that a backward left half-added when it threw. Gradients
   /// that are this rank's alone although DistributedDataParallel reduces the model's (no_sync) are
-  /// averaged first.
+  /// averaged first. A skip is logged as a warning, of several in a row the first, second, fourth,
+  /// eighth ...; StepOptions::collapse_after of them throw GradientCollapse.
   StepResult step(const StepOptions& options = {});
 
   // The parts of a step, for callers that decide between them (the loss scaler, ranks that must
   // agree, several optimizers that wait together).
   /// Launches pass 1; the host waits where the report is read. norm_type >= 1, or infinity.
-  PendingReport begin_check(double norm_type = 2.0) const;
+  [[nodiscard]] PendingReport begin_check(double norm_type = 2.0) const;
   /// The same of what this rank has, reduced or not: no collective. For an optimizer that steps later.
-  PendingReport begin_own_check(double norm_type = 2.0) const;
+  [[nodiscard]] PendingReport begin_own_check(double norm_type = 2.0) const;
   GradientReport check(double norm_type = 2.0) const { return begin_check(norm_type).read(); }
   /// update() needs a report whatever the options say (norms of LAMB, NovoGrad, LARC).
   bool needs_report() const;
@@ -195,8 +200,8 @@ class Optimizer : public core::Stateful {
   /// parameter name: step and the moments in f32 (sharing memory with this optimizer where they are
   /// kept so). Masters are saved with the model. The same for f32 and half parameters.
   StateDict state_dict() const override;
-  /// Takes lr, weight_decay, betas, eps and momentum over from the state, with a warning where they
-  /// differ from this optimizer's. Ends what is pending: gradients are dropped. Throws DataError, and
+  /// Takes lr, weight_decay, betas, eps and momentum over from the state, with a warning that names both
+  /// values where they differ from this optimizer's (not of an lr that a Schedule sets). Ends what is pending: gradients are dropped. Throws DataError, and
   /// changes nothing, naming everything that is missing, surplus, mis-shaped or of another rule.
   void load_state_dict(const StateDict& state) override;
 
@@ -249,6 +254,7 @@ class Optimizer : public core::Stateful {
 
  private:
   friend class LARC;
+  friend class Schedule;
   struct State {
     std::int64_t steps = 0;
     std::array<Tensor, 2> moments;  // undefined before the first step
@@ -268,6 +274,7 @@ class Optimizer : public core::Stateful {
   void settle() const;
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
   void check_report(const GradientReport& report) const;
+  void note_skip(const GradientReport& report, int collapse_after);
   StepResult measure(const GradientReport& report, const StepOptions& options,
                      std::vector<double>& scales) const;
   double scaled_norm(const GradientReport& report, const std::vector<double>& scales) const;
@@ -299,8 +306,10 @@ class Optimizer : public core::Stateful {
   std::shared_ptr<DeviceState> device_;      // null: not capturable
   std::shared_ptr<const void> identity_ =
       std::make_shared<char>();  // which parameters are claimed by
+  SkipStreak skips_;             // of step()
   std::int64_t steps_ = 0;
   bool master_weights_ = true;
+  bool scheduled_ = false;  // a Schedule sets the learning rates
 };
 
 }  // namespace cairn::optim

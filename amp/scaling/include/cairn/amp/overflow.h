@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cairn/core/error.h"
+#include "cairn/optim/collapse.h"
 
 namespace cairn::amp {
 
@@ -37,15 +37,9 @@ std::string overflow_report(const std::vector<Overflow>& overflows, int world_si
 /// run is broken and no scale will mend it. The message names the parameters that overflowed each
 /// time. The gradients are dropped. Optimizers that the loss reaches are as before the step, and so
 /// is its scale; others of the same step have updated.
-class LossScaleCollapse : public core::Error {
+class LossScaleCollapse : public optim::GradientCollapse {
  public:
-  LossScaleCollapse(const std::string& message, std::vector<std::string> parameters)
-      : core::Error(message), parameters_(std::move(parameters)) {}
-  /// Those whose gradients overflowed in every one of the last steps.
-  const std::vector<std::string>& parameters() const { return parameters_; }
-
- private:
-  std::vector<std::string> parameters_;
+  using GradientCollapse::GradientCollapse;
 };
 
 }  // namespace cairn::amp
