@@ -52,7 +52,7 @@ double norm_of_all(const std::vector<double>& norms, double type) {
 }  // namespace
 
 void ScaledLoss::backward() const {
-  autograd::backward(loss_, {}, {.scale = scale_});
+  autograd::backward(loss_, {}, {.retain_graph = retain_graph_, .scale = scale_});
 }
 
 namespace {
@@ -117,7 +117,8 @@ ScaledLoss Amp::Impl::scale_loss(const Tensor& tensor, const LossOptions& which)
   const Tensor weighted = factor == 1.0 ? exact : autograd::affine(exact, factor, 0.0);
   const bool on_device = device && losses.front().scaler.dynamic();
   return {on_device ? autograd::mul(weighted, device->scale()) : weighted,
-          {scaler_id(), segment.scale}};
+          {scaler_id(), segment.scale},
+          which.retain_graph};
 }
 
 Region::Region(const Options& options, bool autocast) {

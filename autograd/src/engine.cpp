@@ -10,6 +10,7 @@
 
 #include "cairn/autograd/function.h"
 #include "cairn/core/log.h"
+#include "cairn/gradients/trained.h"
 #include "cairn/kernels/elementwise.h"
 #include "leaf.h"
 #include "local.h"
@@ -349,12 +350,42 @@ class RunGuard {
   std::optional<MemoryCategoryGuard> category_;
 };
 
+/// In GANs and in fine-tuning every parameter that gets a gradient belongs to an optimizer, or is frozen.
+void warn_of_untrained(const RunRecord& run) {
+  std::vector<Tensor> untrained;
+  bool trains = false;
+  for (const Tensor& leaf : run.leaves) {
+    if (gradients::has_optimizer(leaf)) {
+      trains = true;
+    } else if (!leaf.name().empty() && !leaf_state(leaf).reported_untrained) {
+      untrained.push_back(leaf);
+    }
+  }
+  if (!trains || untrained.empty()) return;
+  for (const Tensor& leaf : untrained) leaf_state(leaf).reported_untrained = true;
+  log::warn(
+      "backward: no optimizer has the parameter '{}'{}, which got a gradient beside others that "
+      "are trained (is its layer registered with add_module or nn::Child? was it added after "
+      "model.parameters() was taken? freeze with set_requires_grad(false) what is not trained)",
+      untrained.front().name(),
+      untrained.size() > 1 ? core::str(" and ", untrained.size() - 1, " more") : std::string());
+}
+
+[[noreturn]] void refuse_create_graph() {
+  fail<core::Unsupported>(
+      "backward", "expected create_graph false, got true: a backward records nothing, so that ",
+      "gradients have no graph (it would take a recorded backward of every operation; take a ",
+      "gradient penalty along a direction d instead, by finite differences: ",
+      "(loss(x + h d) - loss(x - h d)) / (2 h) is recorded as any loss)");
+}
+
 void end(RunRecord& run) {
   for (std::size_t i = 0; i < run.on_end.size(); ++i) {
     const auto callback = std::move(run.on_end[i]);  // it may add further ones
     callback();
   }
   for (const Tensor& leaf : run.leaves) leaf.gradient_slot().end();
+  warn_of_untrained(run);
 }
 
 std::string text_of_current_exception() {
@@ -390,10 +421,12 @@ void abort(RunRecord& run, const std::string& error) {
 
 void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions& options) {
   CAIRN_CHECK(root.defined(), "backward", "expected a tensor as root, got an undefined one");
+  if (options.create_graph) refuse_create_graph();
   const std::shared_ptr<Node> node = gradient_edge(root);
-  CAIRN_CHECK(node, "backward",
-              "expected a root that depends on a tensor that requires a gradient, got ",
-              root.shape(), " ", root.dtype(), " without a graph (was it made under no_grad?)");
+  CAIRN_CHECK(
+      node, "backward", "expected a root that depends on a tensor that requires a gradient, got ",
+      root.shape(), " ", root.dtype(),
+      " without a graph (was it made under no_grad, or of gradients, which are constants?)");
   Run run(options.retain_graph);
   const bool outermost = !in_backward();
   RunRecord record{outermost ? next_run() : 0, options.scale, {}, {}, {}};

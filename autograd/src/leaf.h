@@ -17,6 +17,7 @@ struct LeafState {
   std::weak_ptr<Node> accumulate;
   std::vector<std::pair<std::uint64_t, std::function<void(const Tensor&)>>> hooks;
   std::uint64_t next_id = 0;
+  bool reported_untrained = false;
 };
 
 LeafState& leaf_state(const Tensor& leaf);

@@ -23,10 +23,9 @@ void check_options(const amp::Options& options) {
 Amp::Amp(amp::Amp handle, std::vector<Model*> models)
     : amp::Amp(std::move(handle)), models_(std::move(models)) {}
 
-void Amp::backward(const torch::Tensor& loss, const amp::LossOptions& options,
-                   bool retain_graph) const {
+void Amp::backward(const torch::Tensor& loss, const amp::LossOptions& options) const {
   const FollowedBackward followed(models_);
-  amp::Amp::backward(loss_of(loss, models_, retain_graph), options);
+  amp::Amp::backward(loss_of(loss, models_, options.retain_graph), options);
 }
 
 void Amp::backward(const Tensor& loss, const amp::LossOptions& options) const {

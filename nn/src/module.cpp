@@ -6,14 +6,75 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/memory.h"
+#include "cairn/gradients/trained.h"
 #include "cairn/kernels/master_weight.h"
+#include "running_forward.h"
 
 namespace cairn::nn {
 
 using core::MemoryCategory;
 using core::MemoryCategoryGuard;
 
+namespace {
+
+bool is_trained(const NamedTensor& parameter) {
+  return gradients::has_optimizer(parameter.tensor);
+}
+
+/// The first that wants a gradient and that no optimizer has; empty: there is none.
+std::string first_untrained(const Module& module) {
+  for (const NamedTensor& parameter : module.parameters()) {
+    if (parameter.tensor.requires_grad() && !is_trained(parameter)) return parameter.name;
+  }
+  return {};
+}
+
+bool trains(const Module& module) {
+  const NamedTensors all = module.parameters();
+  return std::any_of(all.begin(), all.end(), is_trained);
+}
+
+/// The outermost forward of this thread.
+class ForwardGuard {
+ public:
+  explicit ForwardGuard(const Module& module)
+      : is_outermost_(running_forward().outermost == nullptr) {
+    if (is_outermost_) running_forward().outermost = &module;
+  }
+  ~ForwardGuard() {
+    if (is_outermost_) running_forward().outermost = nullptr;
+  }
+  ForwardGuard(const ForwardGuard&) = delete;
+  ForwardGuard& operator=(const ForwardGuard&) = delete;
+
+ private:
+  bool is_outermost_;
+};
+
+}  // namespace
+
+RunningForward& running_forward() {
+  static thread_local RunningForward running;
+  return running;
+}
+
+void Module::check_registered() const {
+  const RunningForward& running = running_forward();
+  if (running.outermost == nullptr || running.outermost == this || !name_.empty()) return;
+  const bool shown = running.all_are_shown;
+  if (!shown && !autograd::grad_enabled()) return;
+  const std::string parameter = first_untrained(*this);
+  if (parameter.empty() || !(shown || trains(*running.outermost))) return;
+  core::fail(running.outermost->kind(), "expected layers that are registered children, got a ",
+             kind(), " in its forward that is not: ",
+             shown ? "the summary would leave out its '" : "no optimizer has its '", parameter,
+             "' (register it with add_module or nn::Child, before the optimizer takes "
+             "model.parameters(); freeze with set_requires_grad(false) what is not trained)");
+}
+
 Tensor Module::operator()(const Tensor& x) {
+  check_registered();
+  const ForwardGuard forward(*this);
   try {
     return run_wrapped(x);
   } catch (core::Error& error) {

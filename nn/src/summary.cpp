@@ -6,6 +6,7 @@
 
 #include "cairn/autograd/thread_state.h"
 #include "cairn/nn/module.h"
+#include "running_forward.h"
 
 namespace cairn::nn {
 
@@ -76,6 +77,7 @@ std::string summary(Module& module, const Shape& input_shape, DType dtype) {
         kWrapper);
   }
   const auto restore = [&] {
+    running_forward().all_are_shown = false;
     for (std::size_t i = 0; i < all.size(); ++i) {
       all[i].second->training_ = training[i];
       all[i].second->remove_forward_wrappers(kWrapper);
@@ -85,6 +87,7 @@ std::string summary(Module& module, const Shape& input_shape, DType dtype) {
     const autograd::NoGradGuard no_grad;
     const NamedTensors parameters = module.parameters();
     const Device device = parameters.empty() ? Device{} : parameters[0].tensor.device();
+    running_forward().all_are_shown = true;
     module(Tensor::zeros(input_shape, dtype, device));
   } catch (...) {
     restore();

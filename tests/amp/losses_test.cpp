@@ -9,6 +9,7 @@
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/sgd.h"
 #include "support.h"
+#include "support/message_of.h"
 
 namespace cairn::amp {
 namespace {
@@ -153,9 +154,10 @@ TEST(SeveralOptimizers, AStrangerIsRefused) {
   Weight other;
   optim::FusedSGD stranger(other.parameters(), {});
   EXPECT_THROW(pair.precision.step(stranger), core::InvalidArgument);
-  EXPECT_THROW(pair.precision.scale_loss(pair.a(coefficients(1)), {.optimizers = {&stranger}}),
-               core::InvalidArgument);
-  EXPECT_THROW(pair.precision.scale_loss(pair.a(coefficients(1)), {.loss_id = 3}),
+  EXPECT_THROW(
+      (void)pair.precision.scale_loss(pair.a(coefficients(1)), {.optimizers = {&stranger}}),
+      core::InvalidArgument);
+  EXPECT_THROW((void)pair.precision.scale_loss(pair.a(coefficients(1)), {.loss_id = 3}),
                core::InvalidArgument);
   EXPECT_THROW(pair.precision.loss_scale(-1), core::InvalidArgument);
 }
@@ -212,8 +214,26 @@ TEST(LossWeight, MultipliesTheLoss) {
   precision.backward(model(coefficients(0.25)), {.weight = 1.5});
   EXPECT_TRUE(precision.step({.gradient_scale = 0.5}).applied);
   EXPECT_EQ(values(kernels::MasterWeight::of(model.w())->tensor()), std::vector<double>(4, 0.75));
-  EXPECT_THROW(precision.scale_loss(model(coefficients(1)), {.weight = kInf}),
+  EXPECT_THROW((void)precision.scale_loss(model(coefficients(1)), {.weight = kInf}),
                core::InvalidArgument);
+}
+
+TEST(RetainGraph, LetsALossRunBackwardTwice) {
+  for (const OptLevel level : kLevels) {
+    Weight model;
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+    Amp precision =
+        initialize(model, optimizer, {.opt_level = level, .scaler = {.init_scale = 1024}});
+    const Tensor loss = model(coefficients(0.25));
+    precision.backward(loss, {.retain_graph = true});
+    const ScaledLoss again = precision.scale_loss(loss, {.retain_graph = true});
+    again.backward();
+    precision.backward(loss);
+    EXPECT_TRUE(precision.step().applied);
+    EXPECT_EQ(values(model.w()), std::vector<double>(4, 0.25)) << name(level);
+    EXPECT_THAT(test::message_of<core::Error>([&] { precision.backward(loss); }),
+                HasSubstr("released"));
+  }
 }
 
 }  // namespace

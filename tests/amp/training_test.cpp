@@ -140,9 +140,9 @@ TEST(AmpStep, TheLossIsScaledInF32) {
   const Tensor scaled = precision.scale_loss(loss).tensor();
   EXPECT_EQ(scaled.dtype(), DType::f32);
   EXPECT_EQ(scaled.item(), 6553600.0);
-  EXPECT_THROW(precision.scale_loss(Tensor()), core::InvalidArgument);
-  EXPECT_THROW(precision.scale_loss(Tensor::zeros({2})), core::InvalidArgument);
-  EXPECT_THROW(precision.scale_loss(Tensor::zeros({}, DType::i64)), core::InvalidArgument);
+  EXPECT_THROW((void)precision.scale_loss(Tensor()), core::InvalidArgument);
+  EXPECT_THROW((void)precision.scale_loss(Tensor::zeros({2})), core::InvalidArgument);
+  EXPECT_THROW((void)precision.scale_loss(Tensor::zeros({}, DType::i64)), core::InvalidArgument);
 }
 
 TEST(AmpStep, ADifferentScaleDoesNotChangeF32Training) {

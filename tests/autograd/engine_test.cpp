@@ -171,7 +171,7 @@ TEST(Engine, ARemovedHookDoesNotFireAndHooksSurviveACastOfTheLeaf) {
   Tensor w = leaf({2}, 1);
   int kept = 0, removed = 0;
   const HookHandle keep = on_gradient_ready(w, [&](const Tensor&) { ++kept; });
-  on_gradient_ready(w, [&](const Tensor&) { ++removed; });
+  (void)on_gradient_ready(w, [&](const Tensor&) { ++removed; });
   w.set_data(testing::random_tensor({2}, 5, -1, 1, DType::f32));
   const Tensor y = w + w;
   backward(y, ones_like(y));
@@ -229,6 +229,58 @@ TEST(Engine, AGraphServesOneBackwardUnlessRetained) {
   EXPECT_THAT(message, HasSubstr("released"));
   EXPECT_THAT(message, HasSubstr("retain_graph"));
   expect_close(x.grad(), expected, 1e-12);  // nothing was added before the error
+}
+
+TEST(Engine, GradientsOfGradientsAreRefusedByName) {
+  const Tensor x = leaf({2}, 1);
+  const Tensor y = sum(x * x);
+  const std::string message =
+      error_of<core::Unsupported>([&] { backward(y, {}, {.create_graph = true}); });
+  EXPECT_THAT(message, HasSubstr("expected create_graph false, got true"));
+  EXPECT_THAT(message, HasSubstr("a recorded backward of every operation"));
+  EXPECT_THAT(message, HasSubstr("(loss(x + h d) - loss(x - h d)) / (2 h)"));
+  EXPECT_FALSE(x.grad().defined());
+  backward(y);  // the graph is whole
+  const Tensor penalty = sum(x.grad() * x.grad());
+  EXPECT_THAT(error_of<core::InvalidArgument>([&] { backward(penalty); }),
+              HasSubstr("or of gradients, which are constants?"));
+}
+
+class Untrained : public ::testing::Test {
+ protected:
+  Untrained() { trained_.gradient_slot().claim(optimizer_); }
+  static Tensor named(const std::string& name, std::uint64_t seed) {
+    Tensor x = leaf({2}, seed);
+    x.set_name(name);
+    return x;
+  }
+  static std::string said_by(const Tensor& loss) {
+    ::testing::internal::CaptureStderr();
+    backward(loss);
+    return ::testing::internal::GetCapturedStderr();
+  }
+
+  std::shared_ptr<const void> optimizer_ = std::make_shared<int>();
+  Tensor trained_ = named("trained", 1);
+};
+
+TEST_F(Untrained, AParameterBesideTrainedOnesIsNamedOnce) {
+  const Tensor forgotten = named("fc.weight", 2), too = named("fc.bias", 3);
+  EXPECT_THAT(said_by(sum(trained_ * forgotten + too)),
+              HasSubstr("no optimizer has the parameter 'fc.bias' and 1 more, which got a gradient "
+                        "beside others that are trained"));
+  EXPECT_EQ(said_by(sum(trained_ * forgotten + too)), "");
+}
+
+TEST_F(Untrained, InputsFrozenOnesAndModelsWithoutAnOptimizerAreNotNamed) {
+  const Tensor input = leaf({2}, 2);
+  Tensor frozen = named("frozen", 3);
+  frozen.set_requires_grad(false);
+  EXPECT_EQ(said_by(sum(trained_ * input + frozen)), "");
+  const Tensor a = named("a", 4), b = named("b", 5);
+  EXPECT_EQ(said_by(sum(a * b)), "");  // a trainer with an update of its own
+  optimizer_.reset();
+  EXPECT_EQ(said_by(sum(trained_ * a)), "");
 }
 
 TEST(Engine, NamesAnOpWhoseSavedTensorWasWrittenInPlace) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "cairn/kernels/master_weight.h"
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/nn/nn.h"
+#include "support/message_of.h"
 
 namespace cairn::nn {
 namespace {
@@ -317,6 +319,73 @@ TEST(Summary, ShowsShapesParametersAndBytes) {
   EXPECT_THROW(summary(net, {2, 2, 4, 4}), core::InvalidArgument);
   EXPECT_TRUE(net.training());
   EXPECT_THAT(summary(*std::make_shared<Embedding>(1000, 2), {3}, DType::i64), HasSubstr("2,000"));
+}
+
+// ---- A layer that nobody registered
+
+class Forgetful : public Module {
+ public:
+  std::string kind() const override { return "Forgetful"; }
+  Tensor forward(const Tensor& x) override { return forgotten((*known_)(x)); }
+  Linear forgotten{3, 3};
+
+ private:
+  std::shared_ptr<Linear> known_ = add_module("known", Linear(3, 3));
+};
+
+class Unregistered : public ::testing::Test {
+ protected:
+  void train(const Module& module) {
+    for (const NamedTensor& p : module.parameters()) p.tensor.gradient_slot().claim(optimizer_);
+  }
+  void freeze(const Module& module) {
+    for (NamedTensor& p : module.parameters()) p.tensor.set_requires_grad(false);
+  }
+  std::string error_of(const std::function<void()>& f) {
+    return test::message_of<core::InvalidArgument>(f);
+  }
+
+  Forgetful model_;
+  Tensor x_ = Tensor::zeros({2, 3});
+  std::shared_ptr<const void> optimizer_ = std::make_shared<int>();
+};
+
+TEST_F(Unregistered, ThrowsInTheForwardOfATrainedModel) {
+  train(model_);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(
+        error_of([&] { model_(x_); }),
+        HasSubstr("[Forgetful] expected layers that are registered children, got a Linear in "
+                  "its forward that is not: no optimizer has its 'weight' (register it with "
+                  "add_module or nn::Child"));
+  }
+  Sequential around(Linear(3, 3));
+  EXPECT_EQ(around(x_).shape(), x_.shape());  // the error left nothing behind
+}
+
+TEST_F(Unregistered, ThrowsInASummaryWhichWouldLeaveItOut) {
+  EXPECT_THAT(error_of([&] {
+                summary(model_, {2, 3});
+              }),
+              HasSubstr("the summary would leave out its 'weight'"));
+  EXPECT_EQ(model_(x_).shape(), x_.shape());
+  freeze(model_.forgotten);
+  EXPECT_THAT(summary(model_, {2, 3}), HasSubstr("known: Linear"));
+}
+
+TEST_F(Unregistered, IsFineWhereItIsTrainedFrozenOrNotDifferentiated) {
+  EXPECT_EQ(model_(x_).shape(), x_.shape());  // nothing is trained yet
+  train(model_);
+  {
+    const autograd::NoGradGuard no_grad;
+    EXPECT_EQ(model_(x_).shape(), x_.shape());
+  }
+  freeze(model_.forgotten);  // a teacher
+  EXPECT_EQ(model_(x_).shape(), x_.shape());
+  Forgetful shares;
+  train(shares);
+  train(shares.forgotten);  // an optimizer has it, from wherever
+  EXPECT_EQ(shares(x_).shape(), x_.shape());
 }
 
 }  // namespace

@@ -47,19 +47,22 @@ struct LossOptions {
   /// The loss's scaler is left alone in the next step; what this backward overflows counts in the
   /// step after a backward without it. (The step is skipped all the same.)
   bool delay_overflow_check = false;
+  /// Another backward through the same graph follows (autograd::BackwardOptions).
+  bool retain_graph = false;
 };
 
 /// The scaled loss of `auto scaled = precision.scale_loss(loss); scaled.backward();`
-class ScaledLoss {
+class [[nodiscard]] ScaledLoss {
  public:
-  ScaledLoss(Tensor loss, const core::GradientScale& scale)
-      : loss_(std::move(loss)), scale_(scale) {}
+  ScaledLoss(Tensor loss, const core::GradientScale& scale, bool retain_graph)
+      : loss_(std::move(loss)), scale_(scale), retain_graph_(retain_graph) {}
   const Tensor& tensor() const { return loss_; }
   void backward() const;
 
  private:
   Tensor loss_;
   core::GradientScale scale_;
+  bool retain_graph_;
 };
 
 /// While it lives, operations run as inside a model's forward: `auto region = precision.region();`

@@ -16,13 +16,18 @@ namespace cairn::autograd {
 
 struct BackwardOptions {
   bool retain_graph = false;  // keep saved tensors for another backward through the same graph
+  /// Gradients that have a graph of their own, to be differentiated again (a gradient penalty). Throws
+  /// core::Unsupported: backwards record nothing.
+  bool create_graph = false;
   /// Whoever multiplied root says so here; its gradients carry the word until a step.
   core::GradientScale scale;
 };
 
 /// Accumulates d root / d leaf * gradient into every leaf that root depends on and that requires
 /// it. `gradient` has root's shape and dtype; undefined means 1, for a root of one element. Throws
-/// core::InvalidArgument where root has no graph, core::Error where the graph was released.
+/// core::InvalidArgument where root has no graph, core::Error where the graph was released. A parameter
+/// that gets a gradient although no optimizer has it, beside others that one has, is named in a warning,
+/// once.
 ///
 /// A backward is a run: it ends or throws as a whole (core::GradientSlot). After a throw, gradients
 /// that were empty before are empty again, and those that it has added to are refused by the next step.
@@ -30,7 +35,7 @@ struct BackwardOptions {
 void backward(const Tensor& root, const Tensor& gradient = {}, const BackwardOptions& options = {});
 
 /// Removes its hook when destroyed.
-class HookHandle {
+class [[nodiscard]] HookHandle {
  public:
   HookHandle() = default;
   explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}

@@ -19,8 +19,7 @@ namespace cairn::libtorch {
 class Amp : public amp::Amp {
  public:
   /// loss: one element of a floating dtype, which depends on a parameter. Not inside of an autocast region.
-  void backward(const torch::Tensor& loss, const amp::LossOptions& options = {},
-                bool retain_graph = false) const;
+  void backward(const torch::Tensor& loss, const amp::LossOptions& options = {}) const;
   /// loss: of Cairn's, as join.zero() of DistributedDataParallel.
   void backward(const Tensor& loss, const amp::LossOptions& options = {}) const;
   /// As amp::Amp's: parameters are f32 again.

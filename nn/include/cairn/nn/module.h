@@ -43,7 +43,9 @@ class Module : public core::Stateful {
   virtual bool is_batch_norm() const { return false; }
   virtual Tensor forward(const Tensor& x) = 0;
   /// Runs the wrappers (outermost last added), then forward. An error of Cairn's says in which layer it
-  /// came: "... (in layer3.0.conv1)".
+  /// came: "... (in layer3.0.conv1)". Throws InvalidArgument for a layer that a model calls in its
+  /// forward without having registered it, where no optimizer has the layer's parameters although one
+  /// has the model's: it would not be trained.
   Tensor operator()(const Tensor& x);
   /// Puts itself around every later call: amp's input and output casts are such wrappers.
   /// `name` says whose it is.
@@ -118,6 +120,7 @@ class Module : public core::Stateful {
   template <class M>
   friend class Child;
   Tensor run_wrapped(const Tensor& x);
+  void check_registered() const;
   std::shared_ptr<Module> clone_on(const Device* device) const;
   void copy_into(Module& copy, const Device* device) const;
   void check_free(const std::string& name) const;
@@ -139,7 +142,8 @@ class Module : public core::Stateful {
 };
 
 /// A table of every module with its output shape for an input of `input_shape`, its parameters and
-/// bytes, and totals.
+/// bytes, and totals. Throws InvalidArgument for a layer with parameters to train that the forward calls
+/// and no module has registered.
 std::string summary(Module& module, const Shape& input_shape, DType dtype = DType::f32);
 
 }  // namespace cairn::nn
