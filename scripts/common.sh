@@ -15,6 +15,9 @@ default_preset() {
 # Where there is a toolkit and no GPU, the CUDA backend is tested on simulated ones.
 simulates_gpus() { has_toolkit && ! has_gpu; }
 
+# Searches take it: each commit's tree searches elsewhere, and the same tree the same sequences again.
+search_seed() { echo $((16#$(git rev-parse 'HEAD^{tree}' 2>/dev/null | cut -c1-15 || echo 1))); }
+
 # Presets that compile alike share their objects.
 if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
