@@ -53,7 +53,7 @@ class Backward : public Command {
     if (apart && (now.setup.ranks == 1 || !now.finds_unused() || now.setup.wiring.two_ddps))
       return false;
     if (apart && throws) return false;  // on some ranks alone: OneRankThrows
-    if ((!synchronise_ || micro_batches_ > 1) && some_ranks_refuse(now)) return false;
+    if (some_ranks_refuse(now)) return false;  // the group breaks where others wait for them
     if (apart && overflows && !overflow_is_reached()) return false;
     if (now.setup.wiring.static_graph && !is_the_static_one(now)) return false;
     if (window_ && now.setup.ddp && now.setup.wiring.two_ddps) return false;  // whose world?
