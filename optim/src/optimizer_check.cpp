@@ -212,7 +212,8 @@ PendingReport Optimizer::stash(double scale) {
       if (!slot->sum().defined()) {
         slot->set_sum(empty_beside(tensor, DType::f32, core::MemoryCategory::gradients));
       }
-      List& list = list_of(slot->has_sum() ? further : first, tensor.device(), slot->scale().factor);
+      List& list =
+          list_of(slot->has_sum() ? further : first, tensor.device(), slot->scale().factor);
       list.views.push_back(laid_out_like(tensor, slot->memory(), temporaries));
       list.sums.push_back(slot->sum());
       list.parameters.push_back(parameter);

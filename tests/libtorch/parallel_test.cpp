@@ -157,7 +157,8 @@ TEST(LibtorchRanks, ZeroGradClearsWhatOnlyAnotherRanksLossReaches) {
       optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
       auto precision = libtorch::initialize(model, optimizer,
                                             {.opt_level = OptLevel::O0, .world = model.world()});
-      for (int k = 0; k < (average ? 2 : 1); ++k) {  // the second loss finds what the first one left
+      for (int k = 0; k < (average ? 2 : 1);
+           ++k) {  // the second loss finds what the first one left
         precision.backward(uneven_loss(model, net, group.rank()));
         ASSERT_TRUE(net->b->weight.grad().defined())
             << "rank " << group.rank() << ", backward " << k;

@@ -52,7 +52,7 @@ class Backward : public Command {
     const bool apart = loss_.odd_reach != 0;  // ranks may differ in what they have of it
     if (apart && (now.setup.ranks == 1 || !now.finds_unused() || now.setup.wiring.two_ddps))
       return false;
-    if (apart && throws) return false;  // on some ranks alone: OneRankThrows
+    if (apart && throws) return false;         // on some ranks alone: OneRankThrows
     if (some_ranks_refuse(now)) return false;  // the group breaks where others wait for them
     if (apart && overflows && !overflow_is_reached()) return false;
     if (now.setup.wiring.static_graph && !is_the_static_one(now)) return false;
