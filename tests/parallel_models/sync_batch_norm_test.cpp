@@ -170,7 +170,8 @@ TEST(SyncBatchNorm, ASecondBackwardAddsToTheGradientsOfTheFirst) {
     SyncBatchNorm norm(3, group);
     const auto backward = [&](std::uint64_t seed) {
       const auto rank = static_cast<std::uint64_t>(group.rank());
-      const Tensor y = norm(random_tensor({4, 3}, DType::f32, kCpu, 10 * seed + rank));
+      const Tensor y = norm(random_tensor({4, 3}, DType::f32, norm.parameters()[0].tensor.device(),
+                                          10 * seed + rank));
       autograd::backward(autograd::sum(y * y * y));
     };
     const auto gradients = [&] {
