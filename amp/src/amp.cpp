@@ -240,7 +240,10 @@ void Amp::release() {
   set_capturable(false);
   Impl& impl = *impl_;
   if (std::exchange(impl.released, true) || !impl.options.enabled) return;
-  for (nn::Module* model : impl.models) amp::release(*model);
+  for (nn::Module* model : impl.models) {
+    amp::release(*model);
+    model->clear_grad();  // scaled, whoever steps them
+  }
   for (const GradientSegments::Optimizer& entry : impl.segments.optimizers()) {
     entry.optimizer->clear_grad();  // they are scaled
   }
