@@ -16,7 +16,7 @@ Amp::Impl::Impl(Options resolved, const std::vector<nn::Module*>& model_list,
                 const std::vector<optim::Optimizer*>& optimizers)
     : options(std::move(resolved)),
       losses(static_cast<std::size_t>(options.num_losses), Loss{LossScaler(options.scaler)}),
-      segments(optimizers),
+      contributions(optimizers),
       fallback(model_list, options),
       models(model_list) {
   if (!options.enabled) return;
@@ -31,7 +31,7 @@ Amp::Impl::Loss& Amp::Impl::loss(int id, const char* where) {
 }
 
 std::vector<std::size_t> Amp::Impl::every_optimizer() const {
-  std::vector<std::size_t> all(segments.size());
+  std::vector<std::size_t> all(contributions.size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
   return all;
 }
@@ -51,74 +51,62 @@ double norm_of_all(const std::vector<double>& norms, double type) {
 
 }  // namespace
 
-void ScaledLoss::backward() const {
-  autograd::backward(loss_, {}, {.retain_graph = retain_graph_, .scale = scale_});
-}
-
-namespace {
-
-/// Ranks that reduce what the loss reaches must not wait for one that cannot begin its backward.
-void refuse(const optim::Optimizer& optimizer, const std::string& why) {
-  for (const optim::ParameterGroup& group : optimizer.groups()) {
-    for (const NamedTensor& parameter : group.parameters) {
-      const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
-      if (const auto reducer = slot == nullptr ? nullptr : slot->reducer())
-        return reducer->backward_failed(why);
-    }
-  }
-}
-
-}  // namespace
-
-Segment& Amp::Impl::begin_segment(const LossOptions& which, const char* where) {
+std::vector<std::size_t> Amp::Impl::optimizers_of(const LossOptions& which, const char* where) {
   CAIRN_CHECK(!released, where,
               "expected a handle whose models are initialized, got a released one");
-  const LossScaler& scaler = loss(which.loss_id, where).scaler;
-  std::vector<std::size_t> reached;
-  for (const optim::Optimizer* optimizer : which.optimizers) {
-    reached.push_back(segments.index_of(*optimizer, where));
-  }
-  std::sort(reached.begin(), reached.end());
-  if (which.optimizers.empty()) reached = every_optimizer();
-  const optim::Optimizer* looked_at = nullptr;
-  const double scale =
-      device && scaler.dynamic() ? 1.0 : scaler.scale();  // else known to the device
-  Segment* begun = nullptr;
-  try {
-    for (const std::size_t index : reached) {
-      looked_at = segments.optimizers()[index].optimizer;
-      looked_at->check_scaler(scaler_id());
-    }
-    begun = &segments.begin(which.loss_id, scale, reached);
-  } catch (const core::Error& error) {
-    if (looked_at != nullptr) refuse(*looked_at, error.what());
-    throw;
-  }
-  Segment& segment = *begun;
-  segment.unscale_delayed = which.delay_unscale;
-  segment.check_delayed = which.delay_overflow_check;
-  return segment;
+  loss(which.loss_id, where);
+  contributions.check_not_moved(where);
+  if (which.optimizers.empty()) return every_optimizer();
+  std::vector<std::size_t> chosen;
+  for (const optim::Optimizer* optimizer : which.optimizers)
+    chosen.push_back(contributions.index_of(*optimizer, where));
+  std::sort(chosen.begin(), chosen.end());
+  return chosen;
 }
 
-ScaledLoss Amp::Impl::scale_loss(const Tensor& tensor, const LossOptions& which) {
+double Amp::Impl::host_scale(int loss_id) {
+  const LossScaler& scaler = losses[static_cast<std::size_t>(loss_id)].scaler;
+  return device && scaler.dynamic() ? 1.0 : scaler.scale();  // else known to the device
+}
+
+core::GradientScale Amp::Impl::scale_of(const LossOptions& which, double scale,
+                                        const std::vector<std::size_t>& optimizers) {
+  const LossContributionPtr one = contributions.open(which.loss_id, scale, optimizers);
+  one->unscale_delayed = which.delay_unscale;
+  one->check_delayed = which.delay_overflow_check;
+  return {scaler_id(), scale, one};
+}
+
+Tensor Amp::Impl::scaled(const Tensor& tensor, double factor) {
+  // Outside of any autocast region of the caller: half would overflow at 65504.
+  const autograd::AutocastGuard no_autocast(false);
+  const bool as_it_is = tensor.dtype() == DType::f32 || !options.enabled;
+  const Tensor exact = as_it_is ? tensor : autograd::to(tensor, DType::f32);
+  const Tensor weighted = factor == 1.0 ? exact : autograd::affine(exact, factor, 0.0);
+  const bool on_device = device && losses.front().scaler.dynamic();
+  return on_device ? autograd::mul(weighted, device->scale()) : weighted;
+}
+
+void Amp::Impl::backward(const Tensor& scaled, double scale, const LossOptions& which) {
+  const std::vector<std::size_t> optimizers = optimizers_of(which, "backward");
+  for (const std::size_t index : optimizers) contributions[index].prepare();
+  autograd::backward(
+      scaled, {},
+      {.retain_graph = which.retain_graph, .scale = scale_of(which, scale, optimizers)});
+}
+
+ScaledLoss Amp::scale_loss(const Tensor& tensor, const LossOptions& which) const {
   CAIRN_CHECK(
       tensor.defined() && tensor.numel() == 1 && core::is_floating(tensor.dtype()), "scale_loss",
       "expected a loss of one floating element, got ",
       tensor.defined() ? core::str(tensor.shape(), " ", tensor.dtype()) : "an undefined tensor");
   CAIRN_CHECK(std::isfinite(which.weight), "scale_loss", "expected a finite weight, got ",
               which.weight);
-  const Segment& segment = begin_segment(which, "scale_loss");
-
-  // Outside of any autocast region of the caller: half would overflow at 65504.
-  const autograd::AutocastGuard no_autocast(false);
-  const bool as_it_is = tensor.dtype() == DType::f32 || !options.enabled;
-  const Tensor exact = as_it_is ? tensor : autograd::to(tensor, DType::f32);
-  const double factor = segment.scale * which.weight;
-  const Tensor weighted = factor == 1.0 ? exact : autograd::affine(exact, factor, 0.0);
-  const bool on_device = device && losses.front().scaler.dynamic();
-  return {on_device ? autograd::mul(weighted, device->scale()) : weighted,
-          {scaler_id(), segment.scale},
-          which.retain_graph};
+  impl_->optimizers_of(which, "scale_loss");
+  const double scale = impl_->host_scale(which.loss_id);
+  return {
+      impl_->scaled(tensor, scale * which.weight),
+      [impl = impl_, scale, which](const Tensor& scaled) { impl->backward(scaled, scale, which); }};
 }
 
 Region::Region(const Options& options, bool autocast) {
@@ -139,21 +127,41 @@ Tensor Amp::cast(const Tensor& x) const {
 }
 
 void Amp::adopt_gradients(optim::Optimizer& optimizer, const LossOptions& options) const {
-  const std::size_t index = impl_->segments.index_of(optimizer, "adopt_gradients");
-  const SegmentPtr& open = impl_->segments.optimizers()[index].open;
-  CAIRN_CHECK(!open || open->loss_id == options.loss_id, "adopt_gradients",
-              "expected gradients of loss ", options.loss_id, " alone, got those of loss ",
-              open->loss_id, " in the same optimizer (step first)");
+  LossOptions own = options;
+  own.optimizers = {&optimizer};
+  const std::size_t index = impl_->optimizers_of(own, "adopt_gradients").front();
   if (impl_->device) {
     core::fail<core::Unsupported>("adopt_gradients",
                                   "expected gradients that precision.backward() ",
                                   "scaled in a capturable step, got others");
   }
+  for (const LossContributionPtr& held : impl_->contributions.held_by(index)) {
+    CAIRN_CHECK(held->judged || held->loss_id == options.loss_id, "adopt_gradients",
+                "expected gradients of loss ", options.loss_id, " alone, got those of loss ",
+                held->loss_id, " in the same optimizer (step first)");
+  }
+  optimizer.prepare();
   const double scale = impl_->loss(options.loss_id, "adopt_gradients").scaler.scale();
-  optimizer.mark_scaled({impl_->scaler_id(), scale});
-  LossOptions own = options;
-  own.optimizers = {&optimizer};
-  impl_->begin_segment(own, "adopt_gradients");
+  impl_->contributions.adopt(index, impl_->scale_of(own, scale, {index}));
+}
+
+void Amp::Impl::unscale(std::size_t index) {
+  CAIRN_CHECK(!released, "unscale",
+              "expected a handle whose models are initialized, got a released one");
+  if (device) {
+    core::fail<core::Unsupported>("unscale",
+                                  "expected a handle that is not capturable, got one whose loss ",
+                                  "scale lies on the device (set_capturable(false))");
+  }
+  optim::Optimizer& optimizer = contributions[index];
+  optimizer.wait_for_reductions();
+  optimizer.check_scaler(scaler_id());
+  contributions.adopt(index, {0, 1.0, contributions.open(0, 1.0, {index})});
+  (void)optimizer.stash();
+}
+
+void Amp::unscale(optim::Optimizer& optimizer) const {
+  impl_->unscale(impl_->contributions.index_of(optimizer, "unscale"));
 }
 
 Tensor Amp::unscaled_gradient(const Tensor& parameter) const {
@@ -173,17 +181,17 @@ Tensor Amp::unscaled_gradient(const Tensor& parameter) const {
   return result;
 }
 
-ScaledLoss Amp::scale_loss(const Tensor& loss, const LossOptions& options) const {
-  return impl_->scale_loss(loss, options);
-}
-
 optim::StepResult Amp::step(optim::Optimizer& optimizer, const optim::StepOptions& options) {
-  return impl_->step({impl_->segments.index_of(optimizer, "step")}, options).front();
+  return impl_->step({impl_->contributions.index_of(optimizer, "step")}, options).front();
 }
 
 optim::StepResult Amp::step(const optim::StepOptions& options) {
-  const auto results = impl_->step(impl_->every_optimizer(), options);
+  std::vector<optim::StepResult> results = impl_->step(impl_->every_optimizer(), options);
   if (results.empty()) return {};
+  const auto had_none = [](const optim::StepResult& one) {
+    return one.reason == optim::kNoGradient;
+  };
+  if (!std::all_of(results.begin(), results.end(), had_none)) std::erase_if(results, had_none);
   optim::StepResult all = results.front();
   std::vector<double> norms{all.gradient_norm};
   for (std::size_t i = 1; i < results.size(); ++i) {
@@ -237,15 +245,21 @@ optim::StepResult Amp::report() {
 }
 
 void Amp::release() {
-  set_capturable(false);
   Impl& impl = *impl_;
+  for (const nn::Module* model : impl.models) {
+    CAIRN_CHECK(
+        impl.released || !was_moved(*model), "release",
+        "expected the models that amp::initialize was given where they were, got one that was ",
+        "moved since (amp::release(model) gives back the one that it was moved to)");
+  }
+  set_capturable(false);
   if (std::exchange(impl.released, true) || !impl.options.enabled) return;
   for (nn::Module* model : impl.models) {
     amp::release(*model);
     model->clear_grad();  // scaled, whoever steps them
   }
-  for (const GradientSegments::Optimizer& entry : impl.segments.optimizers()) {
-    entry.optimizer->clear_grad();  // they are scaled
+  for (optim::Optimizer* optimizer : impl.contributions.optimizers()) {
+    optimizer->clear_grad();  // they are scaled
   }
   impl.refresh_optimizers();
 }

@@ -11,7 +11,7 @@
 #include "cast_model.h"
 #include "device_scaler.h"
 #include "fallback.h"
-#include "gradient_segments.h"
+#include "loss_contributions.h"
 #include "overflow_agreement.h"
 
 namespace cairn::amp {
@@ -36,11 +36,18 @@ struct Amp::Impl {
   Impl(Options resolved, const std::vector<nn::Module*>& models,
        const std::vector<optim::Optimizer*>& optimizers);
 
-  /// The segment of a loss's gradients, now the open one of the optimizers that it reaches.
-  Segment& begin_segment(const LossOptions& options, const char* where);
+  /// The optimizers that a loss was given to, ascending. Throws where it cannot be scaled.
+  std::vector<std::size_t> optimizers_of(const LossOptions& options, const char* where);
+  /// What the gradients of a loss at this scale say of themselves.
+  core::GradientScale scale_of(const LossOptions& options, double scale,
+                               const std::vector<std::size_t>& optimizers);
+  /// What a loss is multiplied by on the host.
+  double host_scale(int loss_id);
   /// Of GradientScale; 0 where no loss is ever scaled: gradients of a plain backward do no harm then.
   std::uint64_t scaler_id() const;
-  ScaledLoss scale_loss(const Tensor& loss, const LossOptions& options);
+  Tensor scaled(const Tensor& loss, double factor);
+  void backward(const Tensor& scaled, double scale, const LossOptions& options);
+  void unscale(std::size_t optimizer);
   /// One result for each of these optimizers.
   std::vector<optim::StepResult> step(const std::vector<std::size_t>& which,
                                       optim::StepOptions options);
@@ -52,14 +59,14 @@ struct Amp::Impl {
   /// Moves the host's scaler, just loaded, to the device.
   void write_scaler();
   optim::StepResult report();
-  optim::Optimizer& only_optimizer() { return *segments.optimizers().front().optimizer; }
+  optim::Optimizer& only_optimizer() { return contributions[0]; }
   void refresh_optimizers();
   void forget_pending();
   void load_fp32_layers(const StateDict& state);
 
   Options options;
   std::vector<Loss> losses;
-  GradientSegments segments;
+  LossContributions contributions;
   Fallback fallback;  // its casts lie inside the models'
   std::vector<nn::Module*> models;
   bool released = false;
@@ -75,6 +82,9 @@ struct Amp::Impl {
   void check_losses(const std::vector<std::size_t>& which) const;
   template <class Find>
   StepReport agree_or_throw(Find&& find, bool exchanges);
+  StepReport found_by(const LossContributions::Resolved& resolved,
+                      const std::vector<std::size_t>& which) const;
+  void mark_judged(const std::vector<LossContributionPtr>& judged, const StepReport& all);
   /// Updates the scalers, remembers overflows; returns what is to be said of them.
   std::string judge(const EndedLosses& losses_ended, const StepReport& all);
   std::string judge_loss(int id, const EndedLoss& ended, const StepReport& all);

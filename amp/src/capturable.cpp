@@ -40,7 +40,7 @@ void Amp::Impl::set_capturable(bool value) {
     device.reset();
     return;
   }
-  check_capturable(options, segments.size());
+  check_capturable(options, contributions.size());
   optim::Optimizer& optimizer = only_optimizer();
   CAIRN_CHECK(!optimizer.has_gradient(), "amp",
               "expected to become capturable between two steps, got gradients of a backward");
@@ -64,8 +64,8 @@ LossScaler& Amp::Impl::current_scaler(int id, const char* where) {
 
 std::vector<optim::StepResult> Amp::Impl::step_on_device(const std::vector<std::size_t>& which,
                                                          optim::StepOptions step_options) {
-  const SegmentPtr open = segments.optimizers().front().open;
-  if (open && open->check_delayed) {
+  const std::vector<LossContributionPtr> held = contributions.held_by(0);
+  if (!held.empty() && held.back()->check_delayed) {
     fail<Unsupported>("step",
                       "expected backwards without delay_overflow_check in a capturable step, "
                       "got one with it");
@@ -77,11 +77,11 @@ std::vector<optim::StepResult> Amp::Impl::step_on_device(const std::vector<std::
   const LossScaler& scaler = losses.front().scaler;
   optim::Optimizer& optimizer = only_optimizer();
   step_options.scaler = scaler_id();
-  if (open) step_options.gradient_scale /= open->scale;
+  if (!held.empty()) step_options.gradient_scale /= held.back()->scale;
+  contributions.end(which);
   const optim::StepResult result = optimizer.step_on_device(
       step_options, scaler.dynamic() ? device->scale().view() : TensorView());
   if (result.applied && step_options.check) device->update(optimizer.found_inf());
-  segments.forget(which);
   return {result};
 }
 

@@ -84,7 +84,7 @@ std::vector<std::uint64_t> CapturedStep::Impl::fingerprint_now() {
 
 /// What a loss that threw, while it was recorded, has left on the host.
 void CapturedStep::Impl::forget_half_a_step() {
-  amp().segments.forget(amp().every_optimizer());
+  amp().contributions.end(amp().every_optimizer());
   amp().only_optimizer().clear_grad();
 }
 

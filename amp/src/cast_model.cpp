@@ -96,6 +96,16 @@ void check_model(const nn::Module& model) {
               " that is (amp::release(model) gives it back)");
   check_f32("parameter", model.parameters());
   check_f32("buffer", model.buffers());
+  for (const auto& [name, tensor] : model.parameters()) {
+    const core::GradientSlot* slot = tensor.gradient_slot_or_null();
+    CAIRN_CHECK(slot == nullptr || !slot->holds_gradient() || (slot->placed() && !slot->owner()),
+                "initialize", "expected a model without gradients, got one in '", name,
+                "' (step, or clear_grad(), first)");
+  }
+}
+
+bool was_moved(const nn::Module& model) {
+  return !model.has_forward_wrapper(kWrapper) && model.parameters().empty();
 }
 
 Tensor to_floating(const Tensor& x, DType dtype) {

@@ -98,7 +98,7 @@ void Amp::load_state_dict(const StateDict& state) {
 }
 
 void Amp::Impl::forget_pending() {
-  segments.reset();
+  contributions.reset();
   fallback.reset();
   for (Loss& loss : losses) {
     loss.carried = false;

@@ -13,30 +13,10 @@ namespace cairn::amp {
 
 namespace {
 
-/// What this rank found: which losses overflowed, which optimizers must skip.
-StepReport report_of(const GradientSegments::Resolved& resolved,
-                     const std::vector<std::size_t>& which) {
-  StepReport found;
-  for (std::size_t k = 0; k < which.size(); ++k) {
-    if (!resolved.reports[k].finite()) found.optimizers.insert(which[k]);
-  }
-  for (const SegmentPtr& segment : resolved.segments) {
-    found.losses_ended += core::str(found.losses_ended.empty() ? "" : ", ", "loss ",
-                                    segment->loss_id, " scaled by ", segment->scale);
-    if (segment->nonfinite.empty()) continue;
-    std::vector<Culprit>& culprits = found.overflows[segment->loss_id];
-    for (const optim::NonFinite& n : segment->nonfinite) {
-      culprits.push_back({n.parameter, 0, n.inf, n.nan});
-    }
-    found.optimizers.insert(segment->optimizers.begin(), segment->optimizers.end());
-  }
-  return found;
-}
-
-EndedLosses ended_losses(const std::vector<SegmentPtr>& segments) {
+EndedLosses ended_losses(const std::vector<LossContributionPtr>& judged) {
   EndedLosses ended;
-  for (const SegmentPtr& segment : segments)
-    ended[segment->loss_id] = {segment->scale, segment->check_delayed};
+  for (const LossContributionPtr& one : judged)
+    ended[one->loss_id] = {one->scale, one->check_delayed};
   return ended;
 }
 
@@ -65,6 +45,31 @@ std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
 }
 
 }  // namespace
+
+/// What this rank found: which losses overflowed, which optimizers hold gradients of these.
+StepReport Amp::Impl::found_by(const LossContributions::Resolved& resolved,
+                               const std::vector<std::size_t>& which) const {
+  StepReport found;
+  for (std::size_t k = 0; k < which.size(); ++k) {
+    if (!resolved.reports[k].finite()) found.optimizers.insert(which[k]);
+  }
+  for (const LossContributionPtr& one : resolved.unjudged) {
+    found.losses_ended += core::str(found.losses_ended.empty() ? "" : ", ", "loss ", one->loss_id,
+                                    " scaled by ", one->scale);
+    if (one->nonfinite.empty()) continue;
+    one->overflowed = true;
+    std::vector<Culprit>& culprits = found.overflows[one->loss_id];
+    for (const optim::NonFinite& n : one->nonfinite) {
+      culprits.push_back({n.parameter, 0, n.inf, n.nan});
+    }
+  }
+  for (std::size_t index = 0; index < contributions.size(); ++index) {
+    for (const LossContributionPtr& held : contributions.held_by(index)) {
+      if (held->overflowed) found.optimizers.insert(index);
+    }
+  }
+  return found;
+}
 
 void Amp::Impl::Loss::remember(const std::vector<Culprit>& found, bool at_minimum) {
   if (at_minimum) {
@@ -101,9 +106,9 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
               "expected a handle whose models are initialized, got a released one");
   for (const std::size_t index :
        which) {  // all ranks have then what some have, or refuse it together
-    segments.optimizers()[index].optimizer->wait_for_reductions();
+    contributions[index].wait_for_reductions();
   }
-  for (const std::size_t index : which) check_world(*segments.optimizers()[index].optimizer);
+  for (const std::size_t index : which) check_world(contributions[index]);
   const bool dynamic = std::any_of(losses.begin(), losses.end(),
                                    [](const Loss& loss) { return loss.scaler.dynamic(); });
   CAIRN_CHECK(step_options.check || !dynamic, "step",
@@ -113,11 +118,12 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
 
 void Amp::Impl::check_losses(const std::vector<std::size_t>& which) const {
   for (const std::size_t index : which) {
-    const SegmentPtr& open = segments.optimizers()[index].open;
-    segments.optimizers()[index].optimizer->check_scaler(scaler_id());
-    CAIRN_CHECK(!open || !open->unscale_delayed, "step",
-                "expected a last backward without delay_unscale, got one with it (loss ",
-                open->loss_id, ")");
+    contributions[index].check_scaler(scaler_id());
+    for (const LossContributionPtr& held : contributions.held_by(index)) {
+      CAIRN_CHECK(held->judged || !held->unscale_delayed, "step",
+                  "expected a last backward without delay_unscale, got one with it (loss ",
+                  held->loss_id, ")");
+    }
   }
 }
 
@@ -194,8 +200,22 @@ std::string Amp::Impl::fall_back_if_due(const EndedLosses& losses_ended, const S
   return "; layer " + layer + " runs in f32 from now on";
 }
 
+/// Who holds one of them and steps later knows from it whether to skip.
+void Amp::Impl::mark_judged(const std::vector<LossContributionPtr>& judged, const StepReport& all) {
+  for (std::size_t index = 0; index < contributions.size(); ++index) {
+    if (!all.optimizers.contains(index)) continue;
+    for (const LossContributionPtr& held : contributions.held_by(index)) {
+      if (!held->judged && all.overflows.contains(held->loss_id)) held->overflowed = true;
+    }
+  }
+  for (const LossContributionPtr& one : judged) {
+    one->judged = true;
+    one->over = !one->overflowed;
+  }
+}
+
 void Amp::Impl::refresh_optimizers() {
-  for (const GradientSegments::Optimizer& entry : segments.optimizers()) entry.optimizer->refresh();
+  for (optim::Optimizer* optimizer : contributions.optimizers()) optimizer->refresh();
 }
 
 void Amp::Impl::throw_if_collapsed() {
@@ -218,9 +238,9 @@ void Amp::Impl::throw_if_collapsed() {
 
 std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& which,
                                                optim::StepOptions step_options) {
-  std::vector<const optim::Optimizer*> all_optimizers;
-  for (const auto& entry : segments.optimizers()) all_optimizers.push_back(entry.optimizer);
-  const optim::SharedStep shared(all_optimizers);
+  contributions.check_not_moved("step");
+  const optim::SharedStep shared(
+      {contributions.optimizers().begin(), contributions.optimizers().end()});
   check_step(which, step_options);
   if (device) {
     check_losses(which);
@@ -230,42 +250,30 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
   if (step_options.max_gradient_norm == 0) {
     step_options.max_gradient_norm = options.max_gradient_norm;
   }
-  GradientSegments::Resolved resolved;
+  LossContributions::Resolved resolved;
   const auto find = [&] {
     check_losses(which);
-    resolved = segments.resolve(which, step_options);
-    StepReport own = report_of(resolved, which);
+    resolved = contributions.resolve(which, step_options);
+    StepReport own = found_by(resolved, which);
     own.layer = fallback.culprit();
     return own;
   };
   const StepReport all = agree_or_throw(find, step_options.check);
-  for (const std::size_t index : all.optimizers) segments.optimizers()[index].poisoned = true;
-  std::vector<bool> skips;  // taken over: what throws below skips no further step
-  skips.reserve(which.size());
-  for (const std::size_t index : which) {
-    skips.push_back(std::exchange(segments.optimizers()[index].poisoned, false));
-  }
-  const EndedLosses ended = ended_losses(resolved.segments);
-  const bool any_gradient = std::any_of(which.begin(), which.end(), [&](std::size_t index) {
-    return segments.optimizers()[index].optimizer->has_gradient();
-  });
-  const std::string reason = any_gradient ? judge(ended, all) : std::string();
+  mark_judged(resolved.unjudged, all);
+  const EndedLosses ended = ended_losses(resolved.unjudged);
+  const std::string reason = judge(ended, all);
 
   std::vector<optim::StepResult> results;
   for (std::size_t k = 0; k < which.size(); ++k) {
-    optim::Optimizer& optimizer = *segments.optimizers()[which[k]].optimizer;
+    optim::Optimizer& optimizer = contributions[which[k]];
     optim::StepOptions own_options = step_options;
     own_options.gradient_scale /= resolved.scales[k];
     own_options.scaler = scaler_id();
-    results.push_back(skips[k] ? optimizer.skip(resolved.reports[k], own_options)
-                               : optimizer.update(resolved.reports[k], own_options));
-    if (skips[k]) explain_skip(reason, all, results.back());
+    const bool skips = all.optimizers.contains(which[k]);
+    results.push_back(skips ? optimizer.skip(resolved.reports[k], own_options)
+                            : optimizer.update(resolved.reports[k], own_options));
+    if (skips) explain_skip(reason, all, results.back());
   }
-  std::set<std::size_t> reached;
-  for (const SegmentPtr& segment : resolved.segments)
-    reached.insert(segment->optimizers.begin(), segment->optimizers.end());
-  segments.leave(reached);
-  segments.end(which);
   const std::string fell = fall_back_if_due(ended, all);
   for (optim::StepResult& result : results) result.reason += fell;
   throw_if_collapsed();

@@ -10,6 +10,7 @@
 
 #include "cairn/autograd/function.h"
 #include "cairn/core/log.h"
+#include "cairn/gradients/stash.h"
 #include "cairn/gradients/trained.h"
 #include "cairn/kernels/elementwise.h"
 #include "leaf.h"
@@ -101,10 +102,10 @@ class Watch {
   std::int64_t begin_ns_ = 0;
 };
 
-void begin_leaf(RunRecord& run, const Tensor& leaf) {
-  core::GradientSlot& slot = leaf.gradient_slot();
-  run.leaves.push_back(leaf);  // ahead: its reducer is told where it cannot begin
-  slot.begin(run.id, run.scale, leaf.name());
+/// Joins them to the run ahead of their begin: the reducer of one that cannot begin is told.
+void begin_leaves(RunRecord& run, const std::vector<Tensor>& leaves) {
+  run.leaves.insert(run.leaves.end(), leaves.begin(), leaves.end());
+  gradients::begin_run(run.id, run.scale, leaves);
 }
 
 // One call of backward().
@@ -119,7 +120,7 @@ class Run final : public PendingGradients {
 
   void execute(const std::shared_ptr<Node>& root, const Tensor& dy) {
     count_dependencies(root.get());
-    begin_leaves(*local().run);
+    begin_leaves(*local().run, leaves_);
     ++pending_[root.get()].missing;
     arrive(root.get(), dy);
     while (!ready_.empty()) {
@@ -135,14 +136,6 @@ class Run final : public PendingGradients {
     bool touched = false;      // one of them landed in the leaf that this is, or that lies behind
     Tensor gradient;
   };
-
-  /// All memory is laid out anew, where it must be, before a slot may refuse. In the graph's order, which ranks share.
-  void begin_leaves(RunRecord& run) const {
-    for (const Tensor& leaf : leaves_) {
-      if (const auto memory = leaf.gradient_slot().owner()) memory->on_run(run.id);
-    }
-    for (const Tensor& leaf : leaves_) begin_leaf(run, leaf);
-  }
 
   void count_dependencies(Node* root) {
     std::vector<Node*> stack{root};
@@ -450,7 +443,7 @@ void on_backward_end(std::function<void()> callback, OnAbort on_abort) {
 void join_run(const Tensor& leaf) {
   CAIRN_CHECK(in_backward(), "join_run", "expected to be inside a backward, got a call outside of ",
               "one");
-  begin_leaf(*local().run, leaf);
+  begin_leaves(*local().run, {leaf});
 }
 
 core::RunId current_run() {

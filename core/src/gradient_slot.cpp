@@ -1,5 +1,6 @@
 #include "cairn/core/gradient_slot.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -42,6 +43,14 @@ Tensor GradientSlot::gradient() const {
   return holds_gradient() ? *memory_ : Tensor();
 }
 
+Tensor GradientSlot::whole_gradient(const std::string& name) const {
+  if (!summed_) return gradient();
+  CAIRN_CHECK(!holds_gradient(), "grad", "expected the whole gradient of '", name,
+              "' in one place, got a part that still has its loss scale beside the sum of earlier ",
+              "losses (precision.unscale(optimizer) adds them up; unscaled_gradient() copies)");
+  return *sum_;
+}
+
 void GradientSlot::place(Tensor memory) {
   *memory_ = std::move(memory);
   placed_ = true;
@@ -58,31 +67,29 @@ std::string describe(const GradientScale& scale) {
 }
 }  // namespace
 
-/// Gradients of both may be added up: in memory at one scale, in the sum (which is unscaled) by one
-/// scaler.
-bool GradientSlot::agrees_with(const GradientScale& scale) const {
-  if (!holds_gradient() && !summed_) return true;
-  const bool at_one_scale = !holds_gradient() || scale_.factor == scale.factor;
-  return at_one_scale && scale_.scaler == scale.scaler;
+bool GradientSlot::must_stash_for(const GradientScale& scale) const {
+  if (!holds_gradient() || scale_.scaler != scale.scaler) return false;
+  if (scale_.factor != scale.factor) return true;
+  return scale_.contribution && scale.contribution && scale_.contribution != scale.contribution;
 }
 
 void GradientSlot::begin(RunId run, const GradientScale& scale, const std::string& name) {
   if (state_ == State::writing && run_ == run) return;
-  if (const auto memory = owner_.lock()) memory->on_run(run);
-  const bool fits = state_ != State::broken && agrees_with(scale);
-  if (!fits && optimizer_.expired()) clear();  // nobody would have stepped it
   check_may_begin(scale, name);
   before_ = state_;
   state_ = State::writing;
   run_ = run;
   written_ = reduced_in_run_ = false;
-  scale_ = scale;
+  const auto former = std::exchange(scale_, scale);
+  if (!scale_.contribution) scale_.contribution = former.contribution;
 }
 
 void GradientSlot::check_may_begin(const GradientScale& scale, const std::string& name) const {
   check_whole(name);
-  CAIRN_CHECK(agrees_with(scale), "backward", "expected gradients ", describe(scale_), " in '",
-              name, "', got a loss ", describe(scale),
+  const bool holds = holds_gradient() || summed_;
+  CAIRN_CHECK(!holds || (scale_.scaler == scale.scaler && !must_stash_for(scale)), "backward",
+              "expected gradients ", describe(scale_), " in '", name, "', got a loss ",
+              describe(scale),
               " (precision.backward() for every loss of a step; or step, or clear_grad(), first)");
 }
 
@@ -131,7 +138,7 @@ void GradientSlot::abort(const std::string& error) {
 
 void GradientSlot::forget_scale_if_empty() {
   if (state_ != State::empty) return;
-  scale_ = {summed_ ? scale_.scaler : 0, 1.0};
+  scale_ = {summed_ ? scale_.scaler : 0};
 }
 
 bool GradientSlot::holds_reduced() const {
@@ -170,18 +177,25 @@ void GradientSlot::set_sum(Tensor memory) {
 void GradientSlot::release_sum() {
   *sum_ = Tensor();
   summed_ = sum_is_local_ = false;
+  sum_contributions_.clear();
 }
 
 void GradientSlot::mark_stashed() {
   sum_is_local_ = sum_is_local() || state_ == State::local;
   summed_ = true;
   state_ = State::empty;
-  scale_.factor = 1.0;
+  std::erase_if(sum_contributions_, [](const auto& one) { return one->over; });
+  const auto known =
+      std::find(sum_contributions_.begin(), sum_contributions_.end(), scale_.contribution);
+  if (scale_.contribution && known == sum_contributions_.end())
+    sum_contributions_.push_back(scale_.contribution);
+  scale_ = {scale_.scaler};
   if (!placed_) *memory_ = Tensor();
 }
 
 void GradientSlot::clear() {
   summed_ = sum_is_local_ = false;
+  sum_contributions_.clear();
   written_ = reduced_in_run_ = false;
   if (!placed_) *memory_ = Tensor();
   if (state_ == State::writing) {

@@ -310,7 +310,7 @@ void Tensor::set_name(std::string name) {
 
 Tensor Tensor::grad() const {
   const GradientSlot* slot = gradient_slot_or_null();
-  return slot == nullptr ? Tensor() : slot->gradient();
+  return slot == nullptr ? Tensor() : slot->whole_gradient(name());
 }
 
 void Tensor::set_grad(const Tensor& grad) {

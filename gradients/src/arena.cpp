@@ -185,7 +185,7 @@ void GradientArena::lay_out() {
       const TensorView start = buffer.data.view().slice(0, slot.offset, slot.offset + slot.numel);
       const TensorView place(start.data, parameter.shape(), parameter.strides(), plan.dtype,
                              plan.device);
-      const Tensor former = parameter.grad();
+      const Tensor former = parameter.gradient_slot().gradient();
       if (former.defined()) kernels::copy(former, place);
       parameter.gradient_slot().place(buffer.data.alias(place));
     }

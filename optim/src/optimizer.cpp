@@ -114,7 +114,8 @@ void Optimizer::attach_arenas() {
 Optimizer::~Optimizer() {
   for (const ParameterGroup& group : groups_) {
     for (const NamedTensor& parameter : group.parameters) {
-      parameter.tensor.gradient_slot().release_sum();
+      core::GradientSlot& slot = parameter.tensor.gradient_slot();
+      if (!slot.has_sum()) slot.release_sum();  // else another optimizer may step it
     }
   }
 }

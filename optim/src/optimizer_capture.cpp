@@ -216,7 +216,7 @@ StepResult Optimizer::step_on_device(const StepOptions& options, const TensorVie
   StepResult result;
   result.applied = has_gradient();
   if (!result.applied) {
-    result.reason = "no parameter has a gradient (was there a backward?)";
+    result.reason = kNoGradient;
     finish(options);
     return result;
   }

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
-#include "cairn/kernels/elementwise.h"
+#include "cairn/gradients/stash.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
 
@@ -14,22 +14,16 @@ namespace {
 /// Tensors of one device, and which parameters they are of.
 struct List {
   Device device;
-  double factor = 1.0;  // by which they are multiplied
   std::vector<TensorView> views;
-  std::vector<TensorView> sums;     // of stash
   std::vector<TensorView> weights;  // of LARC
   std::vector<std::size_t> parameters;
 };
 
-List& list_of(std::vector<List>& lists, Device device, double factor = 1.0) {
-  const auto found = std::find_if(lists.begin(), lists.end(), [&](const List& list) {
-    return list.device == device && list.factor == factor;
-  });
+List& list_of(std::vector<List>& lists, Device device) {
+  const auto found = std::find_if(lists.begin(), lists.end(),
+                                  [&](const List& list) { return list.device == device; });
   if (found != lists.end()) return *found;
-  List& list = lists.emplace_back();
-  list.device = device;
-  list.factor = factor;
-  return list;
+  return lists.emplace_back(List{device, {}, {}, {}});
 }
 
 /// What is there to be stepped or stashed; null: nothing.
@@ -52,12 +46,6 @@ void check_norm_type(double type) {
 
 }  // namespace
 
-/// Moves what a slot holds into the sum that it has.
-void add_to_sum(core::GradientSlot& slot) {
-  kernels::axpby(1.0 / slot.scale().factor, slot.memory(), 1.0, slot.sum());
-  slot.mark_stashed();
-}
-
 /// What ranks have reduced must be whole on the device before a step is queued behind it: a collective
 /// that is aborted ends as if it had succeeded.
 void Optimizer::wait_for_reductions() const {
@@ -78,6 +66,7 @@ void Optimizer::wait_for_reductions() const {
 /// wherever there are ranks. A collective where some are this rank's alone.
 void Optimizer::settle() const {
   wait_for_reductions();
+  std::vector<Tensor> beside_sums;
   for (const ParameterGroup& group : groups_) {
     for (const auto& [name, tensor] : group.parameters) {
       if (!tensor.requires_grad()) continue;
@@ -85,9 +74,10 @@ void Optimizer::settle() const {
       slot.check_whole(name);
       CAIRN_CHECK(slot.claim(identity_), "optimizer", "expected parameters of one optimizer, got '",
                   name, "', which another optimizer steps too");
-      if (slot.has_sum() && slot.holds_gradient()) add_to_sum(slot);
+      if (slot.has_sum()) beside_sums.push_back(tensor);
     }
   }
+  gradients::stash(beside_sums);
 }
 
 void Optimizer::check_scaler(std::uint64_t scaler) const {
@@ -104,15 +94,6 @@ void Optimizer::check_scaler(std::uint64_t scaler) const {
                   whose == 0 ? " (precision.backward(loss), or precision.adopt_gradients() for "
                                "gradients scaled by hand)"
                              : " (step with precision.step(), the amp::Amp that scaled the loss)");
-    }
-  }
-}
-
-void Optimizer::mark_scaled(const core::GradientScale& scale) {
-  for (const ParameterGroup& group : groups_) {
-    for (const NamedTensor& parameter : group.parameters) {
-      core::GradientSlot* slot = slot_with_gradient(parameter.tensor);
-      if (slot != nullptr && slot->scale().scaler == 0) slot->set_scale(scale);
     }
   }
 }
@@ -201,43 +182,16 @@ PendingReport Optimizer::stash(double scale) {
   for (const ParameterGroup& group : groups_) {
     for (const auto& [name, tensor] : group.parameters) tensor.gradient_slot().check_whole(name);
   }
-  std::vector<Tensor> temporaries;
-  std::vector<List> first, further;  // sums that are overwritten, sums that are added to
-  std::size_t parameter = 0;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
-      const Tensor& tensor = groups_[g].parameters[i].tensor;
-      core::GradientSlot* slot = slot_with_gradient(tensor);
-      if (slot == nullptr) continue;
-      if (!slot->sum().defined()) {
-        slot->set_sum(empty_beside(tensor, DType::f32, core::MemoryCategory::gradients));
-      }
-      List& list =
-          list_of(slot->has_sum() ? further : first, tensor.device(), slot->scale().factor);
-      list.views.push_back(laid_out_like(tensor, slot->memory(), temporaries));
-      list.sums.push_back(slot->sum());
-      list.parameters.push_back(parameter);
-    }
+  std::vector<Tensor> tensors;
+  for (const ParameterGroup& group : groups_) {
+    for (const NamedTensor& parameter : group.parameters) tensors.push_back(parameter.tensor);
   }
-
   PendingReport pending;
   pending.optimizer_ = this;
   pending.types_ = {2.0};
-  for (const List& list : first) {
+  for (gradients::StashPass& pass : gradients::stash(tensors, scale)) {
     pending.passes_.push_back(
-        {PendingReport::Of::gradients, 2.0, list.parameters,
-         kernels::multi_tensor_scale(list.views, list.sums, scale / list.factor)});
-  }
-  for (const List& list : further) {
-    pending.passes_.push_back(
-        {PendingReport::Of::gradients, 2.0, list.parameters,
-         kernels::multi_tensor_axpby(scale / list.factor, list.views, 1.0, list.sums, list.sums,
-                                     kernels::CheckedArgument::x)});
-  }
-  for (const ParameterGroup& group : groups_) {
-    for (const NamedTensor& entry : group.parameters) {
-      if (core::GradientSlot* slot = slot_with_gradient(entry.tensor)) slot->mark_stashed();
-    }
+        {PendingReport::Of::gradients, 2.0, std::move(pass.tensors), std::move(pass.check)});
   }
   return pending;
 }

@@ -278,7 +278,7 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
   if (!has_gradient()) {
     StepResult nothing;
     nothing.applied = false;
-    nothing.reason = "no parameter has a gradient (was there a backward?)";
+    nothing.reason = kNoGradient;
     finish(options);
     return nothing;
   }

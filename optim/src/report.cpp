@@ -95,11 +95,13 @@ GradientReport PendingReport::read() const {
   return read(std::vector<PendingReport>{*this}).front();
 }
 
-std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>& pending) {
+std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>& pending,
+                                                std::vector<kernels::PendingCheck> others) {
   std::vector<kernels::PendingCheck> checks;
   for (const PendingReport& one : pending) {
     for (const Pass& pass : one.passes_) checks.push_back(pass.check);
   }
+  checks.insert(checks.end(), others.begin(), others.end());
   const std::vector<std::vector<kernels::TensorCheck>> found = kernels::PendingCheck::read(checks);
   std::vector<GradientReport> reports;
   std::size_t next = 0;

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <memory>
 
+#include "cairn/amp/scaled_step.h"
 #include "cairn/core/error.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/adam.h"
@@ -246,6 +248,242 @@ TEST(Misuse, CleanStepsOfAnotherLossDoNotStopAFallback) {
   EXPECT_EQ(precision.fp32_layers(), std::vector<std::string>{"0/0"});
   precision.backward(autograd::mean(bad(large)), {.loss_id = 0, .optimizers = {&bad_optimizer}});
   EXPECT_TRUE(precision.step(bad_optimizer).applied);
+}
+
+// ---- Losses with scales of their own
+
+/// Loss 0 at 1024, loss 1 at 16.
+void set_two_scales(Amp& precision) {
+  StateDict scalers = precision.apex_state_dict();
+  scalers.make_dict("loss_scaler1").set("loss_scale", 16.0);
+  precision.load_state_dict(scalers);
+}
+
+Options two_losses(Options options = kMisuseO2) {
+  options.num_losses = 2;
+  return options;
+}
+
+TEST(Misuse, LossesMayBeScaledBeforeAnyOfThemGoesBackward) {
+  for (const int bad : {0, 1}) {
+    MisuseWeight model;
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+    Amp precision = initialize(model, optimizer, two_losses());
+    set_two_scales(precision);
+    for (int step = 0; step < 3; ++step) {
+      const bool overflows = step == 1;
+      const auto coefficient = [&](int id) { return overflows && id == bad ? kMisuseInf : 0.125; };
+      const ScaledLoss first = precision.scale_loss(model.loss(coefficient(0)), {.loss_id = 0});
+      const ScaledLoss second = precision.scale_loss(model.loss(coefficient(1)), {.loss_id = 1});
+      first.backward();
+      second.backward();
+      EXPECT_EQ(precision.step().applied, !overflows);
+    }
+    EXPECT_EQ(precision.loss_scale(0), bad == 0 ? 512.0 : 1024.0);
+    EXPECT_EQ(precision.loss_scale(1), bad == 1 ? 8.0 : 16.0);
+    EXPECT_EQ(model.value(), 0.5);
+  }
+}
+
+TEST(Misuse, AGradientInTwoPartsIsNotHandedOut) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, two_losses());
+  set_two_scales(precision);
+  precision.backward(model.loss(0.5), {.loss_id = 0});
+  precision.backward(model.loss(0.25), {.loss_id = 1});
+  try {
+    (void)model.w().grad();
+    FAIL() << "a part of the gradient";
+  } catch (const core::InvalidArgument& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("'w'"), HasSubstr("unscale")));
+  }
+  EXPECT_EQ(values(precision.unscaled_gradient(model.w())), std::vector<double>(4, 0.75));
+}
+
+TEST(Misuse, UnscaledGradientsMayBeClippedByHand) {
+  for (const bool several : {false, true}) {
+    MisuseWeight model;
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+    Amp precision = initialize(model, optimizer, two_losses());
+    set_two_scales(precision);
+    precision.backward(model.loss(0.5), {.loss_id = 0});
+    if (several) precision.backward(model.loss(0.25), {.loss_id = 1});
+    precision.unscale(optimizer);
+    const Tensor gradient = model.w().grad();
+    EXPECT_EQ(gradient.dtype(), DType::f32);
+    EXPECT_EQ(values(gradient), std::vector<double>(4, several ? 0.75 : 0.5));
+    kernels::fill(gradient, 0.25);
+    EXPECT_TRUE(precision.step().applied);
+    EXPECT_EQ(model.value(), 0.75);
+    EXPECT_FALSE(model.w().grad().defined());
+  }
+}
+
+TEST(Misuse, WhatOverflowedBeforeItWasEditedByHandIsSkipped) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, kMisuseO2);
+  precision.backward(model.loss(kMisuseInf));
+  precision.unscale(optimizer);
+  kernels::fill(model.w().grad(), 0.0);
+  const optim::StepResult result = precision.step();
+  EXPECT_FALSE(result.applied);
+  EXPECT_EQ(result.culprit, "w");
+  EXPECT_EQ(precision.loss_scale(), 512.0);
+}
+
+TEST(Misuse, ABackwardAfterUnscaleIsAddedToTheWhole) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, kMisuseO2);
+  precision.backward(model.loss(0.5));
+  precision.unscale(optimizer);
+  kernels::fill(model.w().grad(), 0.125);
+  precision.backward(model.loss(0.25));
+  EXPECT_TRUE(precision.step().applied);
+  EXPECT_EQ(model.value(), 1.0 - 0.375);
+}
+
+TEST(Misuse, AParameterThatNoOptimizerStepsLosesNothing) {
+  MisusePair pair(two_losses());
+  set_two_scales(pair.precision);
+  MisuseWeight own;  // updated by hand
+  const auto loss = [&](double coefficient) {
+    return autograd::add(pair.a.loss(0.25), own.loss(coefficient));
+  };
+  pair.precision.backward(loss(0.5), {.loss_id = 0});
+  pair.precision.backward(loss(0.5), {.loss_id = 1});
+  EXPECT_EQ(values(pair.precision.unscaled_gradient(own.w())), std::vector<double>(4, 1.0));
+}
+
+TEST(Misuse, OverflowsOfGradientsThatWereClearedAreForgotten) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, two_losses());
+  precision.backward(model.loss(std::nan("")), {.loss_id = 0});
+  precision.backward(model.loss(0.5), {.loss_id = 1});
+  optimizer.clear_grad();  // a bad batch
+  precision.backward(model.loss(0.25), {.loss_id = 1});
+  const optim::StepResult result = precision.step();
+  EXPECT_TRUE(result.applied) << result.reason;
+  EXPECT_EQ(model.value(), 0.75);
+  EXPECT_EQ(precision.loss_scale(0), 1024.0);
+}
+
+TEST(Misuse, AnOptimizerThatHoldsNothingOfALossSkipsNothingForIt) {
+  MisusePair pair(two_losses());
+  pair.precision.backward(pair.a.loss(kMisuseInf), {.loss_id = 0});  // for all optimizers
+  EXPECT_FALSE(pair.precision.step(pair.a_optimizer).applied);
+  EXPECT_EQ(pair.precision.loss_scale(0), 512.0);
+  pair.precision.backward(pair.b.loss(0.25), {.loss_id = 1});
+  const optim::StepResult result = pair.precision.step(pair.b_optimizer);
+  EXPECT_TRUE(result.applied) << result.reason;
+  EXPECT_EQ(pair.b.value(), 0.75);
+}
+
+TEST(Misuse, AnOptimizerThatStepsLaterSkipsWhatItHoldsOfAnOverflow) {
+  MisusePair pair(two_losses());
+  pair.precision.backward(pair.loss(kMisuseInf, 0.25), {.loss_id = 0});
+  EXPECT_FALSE(pair.precision.step(pair.a_optimizer).applied);
+  EXPECT_FALSE(pair.precision.step(pair.b_optimizer).applied);
+  EXPECT_EQ(pair.precision.loss_scale(0), 512.0);  // once
+  pair.precision.backward(pair.loss(0.25, 0.25), {.loss_id = 0});
+  EXPECT_TRUE(pair.precision.step(pair.a_optimizer).applied);
+  EXPECT_TRUE(pair.precision.step(pair.b_optimizer).applied);
+}
+
+TEST(Misuse, AnyLossWithADelayedUnscaleIsRefusedByTheStep) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, two_losses());
+  precision.backward(model.loss(0.25), {.loss_id = 0, .delay_unscale = true});
+  precision.backward(model.loss(0.25), {.loss_id = 1});
+  EXPECT_THROW(precision.step(), core::InvalidArgument);
+  precision.backward(model.loss(0.25), {.loss_id = 0});
+  EXPECT_TRUE(precision.step().applied);
+  EXPECT_EQ(model.value(), 0.25);
+}
+
+TEST(Misuse, AStepOfAllIsAppliedWhereAnOptimizerHasNoGradient) {
+  MisusePair pair(kMisuseO2);
+  pair.precision.backward(pair.b.loss(0.25));
+  const optim::StepResult result = pair.precision.step();
+  EXPECT_TRUE(result.applied) << result.reason;
+  EXPECT_EQ(result.reason, "");
+  EXPECT_NEAR(result.gradient_norm, 0.5, 1e-9);
+  EXPECT_FALSE(pair.precision.step().applied);  // none has one
+}
+
+TEST(Misuse, AnotherOptimizerStepsTheWholeGradientThatItTakesOver) {
+  MisuseWeight model;
+  auto optimizer =
+      std::make_unique<optim::FusedSGD>(model.parameters(), optim::SgdOptions{.lr = 1.0});
+  for (const double coefficient : {0.25, 0.5}) {
+    autograd::backward(model.loss(coefficient));
+    (void)optimizer->stash();
+  }
+  optimizer.reset();
+  optim::FusedSGD other(model.parameters(), {.lr = 1.0});
+  EXPECT_TRUE(other.step().applied);
+  EXPECT_EQ(model.value(), 0.25);
+}
+
+TEST(Misuse, WhatWasMovedIsNamed) {
+  auto model = std::make_unique<nn::Sequential>(nn::Linear(2, 2));
+  optim::FusedSGD optimizer(model->parameters(), {.lr = 1.0});
+  Amp precision = initialize(*model, optimizer, kMisuseO2);
+  const optim::FusedSGD elsewhere = std::move(optimizer);
+  for (const std::function<void()>& call :
+       {std::function<void()>([&] { precision.step(); }),
+        std::function<void()>([&] { precision.backward(Tensor::full({1}, 1.0)); })}) {
+    try {
+      call();
+      FAIL() << "a moved optimizer";
+    } catch (const core::InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("moved"));
+    }
+  }
+  nn::Sequential other = std::move(*model);
+  EXPECT_THROW(precision.release(), core::InvalidArgument);
+  amp::release(other);
+  EXPECT_EQ(other.parameters().front().tensor.dtype(), DType::f32);
+}
+
+TEST(Misuse, GradientsThatAreThereAtInitializeAreRefused) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  autograd::backward(model.loss(0.25));
+  EXPECT_THROW(initialize(model, optimizer, kMisuseO2), core::InvalidArgument);
+  EXPECT_EQ(model.w().dtype(), DType::f32);
+  optimizer.clear_grad();
+  EXPECT_NO_THROW(initialize(model, optimizer, kMisuseO2));
+}
+
+TEST(Misuse, ScaledStepClearsWhatAutogradWrote) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.125});
+  ScaledStep scaled(optimizer, {.init_scale = 1024, .growth_interval = 100});
+  const auto backward = [&](double coefficient) {
+    autograd::backward(autograd::affine(model.loss(coefficient), scaled.scale(), 0.0));
+  };
+  double expected = 1.0;
+  for (int step = 0; step < 4; ++step) {
+    const bool overflows = step == 1;
+    backward(overflows ? kMisuseInf : 0.5);
+    EXPECT_EQ(scaled.step().applied, !overflows);
+    if (!overflows) expected -= 0.125 * 0.5;
+  }
+  EXPECT_EQ(model.value(), expected);
+  EXPECT_EQ(scaled.scale(), 512.0);
+}
+
+TEST(Misuse, ScaledStepWithoutAGradientMovesNothing) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  ScaledStep scaled(optimizer, {.init_scale = 4, .growth_interval = 1});
+  EXPECT_FALSE(scaled.step().applied);
+  EXPECT_EQ(scaled.scale(), 4.0);
 }
 
 }  // namespace

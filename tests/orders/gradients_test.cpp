@@ -135,6 +135,31 @@ TEST(Gradients, AnErrorInsideBackwardLeavesThemAsTheyWere) {
   EXPECT_NEAR(value(model.b()), 0.9, 1e-6);
 }
 
+TEST(Gradients, ABrokenOneStaysBrokenWhoeverStepsIt) {
+  Pair model;
+  auto optimizer =
+      std::make_unique<optim::FusedSGD>(model.parameters(), optim::SgdOptions{.lr = 0.1});
+  bool broken = false;
+  const auto loss = [&] { return autograd::apply(Breaks{&broken}, model(input(1.0))); };
+  const auto half_way = [&] {
+    return autograd::add(
+        autograd::sum(autograd::mul(model.b(), input(1.0))),
+        autograd::sum(autograd::mul(autograd::apply(Breaks{&broken}, model.a()), input(1.0))));
+  };
+  autograd::backward(loss());
+  optimizer.reset();
+  broken = true;
+  EXPECT_THROW(autograd::backward(half_way()), core::OutOfMemory);
+  broken = false;
+  EXPECT_THAT(refusal([&] { autograd::backward(loss()); }), HasSubstr("clear_grad"));
+  optim::FusedSGD other(model.parameters(), {.lr = 0.1});
+  EXPECT_THAT(refusal([&] { other.step(); }), HasSubstr("clear_grad"));
+  other.clear_grad();
+  autograd::backward(loss());
+  EXPECT_TRUE(other.step().applied);
+  EXPECT_NEAR(value(model.a()), 1.0, 1e-6);
+}
+
 TEST(Gradients, LoadingAStateEndsWhatIsPending) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});

@@ -114,7 +114,7 @@ struct Scale {
 /// A loss whose gradients are on their way to a step.
 struct Pending {
   int loss = 0;
-  unsigned optimizers = 0;  // a bit each
+  unsigned optimizers = 0;  // that have gradients of it, a bit each
   bool overflow = false;
   bool delayed = false;   // its scale hears of the overflow later
   bool doubtful = false;  // cleared, or broken off: whether it counts is the library's choice
@@ -159,7 +159,7 @@ struct Reference : State {
     });
     return std::sqrt(sum);
   }
-  /// What amp has seen of these gradients before, it may still count.
+  /// What was found in gradients that are gone goes with them, unless others of the same loss are left.
   void clear(unsigned optimizers) {
     bool plain_overflow = false;
     each_of(optimizers, [&](Parameter& p) {
@@ -170,6 +170,11 @@ struct Reference : State {
       if ((loss.optimizers & optimizers) == 0) continue;
       loss.doubtful = true;
       loss.overflow = loss.overflow || plain_overflow;
+      loss.optimizers &= ~optimizers;
+    }
+    std::erase_if(pending, [](const Pending& loss) { return loss.optimizers == 0; });
+    for (std::size_t o = 0; o < skips.size(); ++o) {
+      if ((optimizers >> o & 1U) != 0) skips[o] = Answer::no;
     }
   }
   void forget_pending() {

@@ -128,8 +128,7 @@ class Backward : public Command {
     return now.setup.ranks > 1 && now.setup.ddp && synchronise_;
   }
 
-  unsigned optimizers(const Case& now) const {
-    if (loss_.to_all) return 0;
+  unsigned reached_optimizers(const Case& now) const {
     unsigned reached = 0;
     for (int p = 0; p < kParameters; ++p) {
       const Parameter& parameter = now.reference.parameters[at(p)];
@@ -143,9 +142,8 @@ class Backward : public Command {
   /// false: it threw.
   bool backward(Case& now, bool synchronise) const {
     Reference& reference = now.reference;
-    const unsigned declared = optimizers(now);
-    Pending pending{loss_.id, declared == 0 ? now.all_optimizers() : declared,
-                    loss_.overflow_rank >= 0, loss_.delayed, false};
+    const unsigned reached = reached_optimizers(now), declared = loss_.to_all ? 0 : reached;
+    Pending pending{loss_.id, reached, loss_.overflow_rank >= 0, loss_.delayed, false};
     const bool scaled = loss_.by_amp && reference.scales[at(loss_.id)].value != 1.0;
     bool mixes = false;
     for (const Parameter& p : reference.parameters) {
@@ -173,7 +171,7 @@ class Backward : public Command {
       }
       pending.doubtful = true;
       pending.overflow = false;
-      if (loss_.by_amp) reference.pending.push_back(pending);
+      if (loss_.by_amp && reached != 0) reference.pending.push_back(pending);
       if (now.setup.ddp && now.setup.ranks > 1) clear_module(now);
       return false;
     }
@@ -182,7 +180,7 @@ class Backward : public Command {
       if (!parameter.trainable) continue;
       if (loss_.reaches(p)) add(parameter, p, now, scaled);
     }
-    if (loss_.by_amp) reference.pending.push_back(pending);
+    if (loss_.by_amp && reached != 0) reference.pending.push_back(pending);
     return true;
   }
 

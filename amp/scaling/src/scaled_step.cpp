@@ -31,10 +31,10 @@ optim::StepResult ScaledStep::step(optim::StepOptions options) {
   mark_wrapped_gradients_written(*optimizer_);
   const double scale = scaler_.scale();
   options.gradient_scale /= scale;
-  options.keep_gradients = true;
   const optim::GradientReport report = optimizer_->check(options.norm_type);
   StepReport own;
-  own.losses_ended = core::str("a loss scaled by ", scale);
+  const bool any = optimizer_->has_gradient();
+  own.losses_ended = any ? core::str("a loss scaled by ", scale) : std::string("none");
   for (const optim::NonFinite& n : report.nonfinite) {
     own.overflows[0].push_back({n.parameter, world_.rank, n.inf, n.nan});
   }
@@ -42,7 +42,7 @@ optim::StepResult ScaledStep::step(optim::StepOptions options) {
   const bool overflow = !all.overflows.empty();
   optim::StepResult result =
       overflow ? optimizer_->skip(report, options) : optimizer_->update(report, options);
-  scaler_.update(overflow);
+  if (any) scaler_.update(overflow);
   if (!overflow) return result;
   last_overflow_ = Overflow{steps_, 0, scale, all.overflows.at(0)};
   result.reason =

@@ -127,31 +127,42 @@ void check_same_parameters(const std::vector<Holdings>& ranks, const NamedTensor
   }
 }
 
+/// What this rank's gradients are of, which ranks have in common (check_same_scale).
+struct Losses {
+  core::GradientScale of_gradients;
+  std::vector<std::shared_ptr<core::Contribution>> of_sums;
+};
+
+Losses losses_of(const NamedTensors& parameters) {
+  Losses losses;
+  bool any_gradient = false;
+  for (const auto& [name, tensor] : parameters) {
+    const core::GradientSlot* slot = tensor.gradient_slot_or_null();
+    if (slot == nullptr || !tensor.requires_grad()) continue;
+    if (slot->holds_gradient() || (!any_gradient && slot->has_sum()))
+      losses.of_gradients = slot->scale();
+    any_gradient = any_gradient || slot->holds_gradient();
+    for (const auto& one : slot->sum_contributions()) {
+      if (std::find(losses.of_sums.begin(), losses.of_sums.end(), one) == losses.of_sums.end())
+        losses.of_sums.push_back(one);
+    }
+  }
+  return losses;
+}
+
 /// Zeros, for a gradient or a sum that only other ranks have.
-void give_zeros(const Tensor& parameter, const Held& wanted, const core::GradientScale& scale) {
+void give_zeros(const Tensor& parameter, const Held& wanted, const Losses& losses) {
   core::GradientSlot& slot = parameter.gradient_slot();
   if (wanted.sum && !slot.has_sum()) {
     if (!slot.sum().defined())
       slot.set_sum(kernels::empty_beside(parameter, DType::f32, core::MemoryCategory::gradients));
     kernels::fill(slot.sum(), 0.0);
-    slot.mark_summed();
+    slot.mark_summed(losses.of_sums);
   }
   if (wanted.gradient && !slot.holds_gradient()) {
     kernels::fill(slot.memory(), 0.0);
-    slot.mark_written(scale);
+    slot.mark_written(losses.of_gradients);
   }
-}
-
-/// What the slots of this rank are scaled by; every rank has some (check_same_scale).
-core::GradientScale scale_of(const NamedTensors& parameters) {
-  core::GradientScale of_sums;
-  for (const auto& [name, tensor] : parameters) {
-    const core::GradientSlot* slot = tensor.gradient_slot_or_null();
-    if (slot == nullptr || !tensor.requires_grad()) continue;
-    if (slot->holds_gradient()) return slot->scale();
-    if (slot->has_sum()) of_sums = slot->scale();
-  }
-  return of_sums;
 }
 
 void all_reduce(const TensorView& gradient, const std::string& name, const ProcessGroup& group,
@@ -183,7 +194,7 @@ void DistributedDataParallel::Impl::reduce_unreduced() {
   check_whole(ranks);
   check_same_scale(ranks);
   if (!finds_unused()) check_same_parameters(ranks, parameters);
-  const core::GradientScale scale = scale_of(parameters);
+  const Losses losses = losses_of(parameters);
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     Held any;
     for (const Holdings& rank : ranks) {
@@ -192,7 +203,7 @@ void DistributedDataParallel::Impl::reduce_unreduced() {
     }
     if (!any.is_local()) continue;
     const auto& [name, tensor] = parameters[p];
-    give_zeros(tensor, {.gradient = any.local_gradient, .sum = any.local_sum}, scale);
+    give_zeros(tensor, {.gradient = any.local_gradient, .sum = any.local_sum}, losses);
     core::GradientSlot& slot = tensor.gradient_slot();
     if (any.local_sum)
       all_reduce(slot.sum(), core::str("gradient ", name, " (sum)"), group, options);

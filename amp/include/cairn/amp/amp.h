@@ -21,6 +21,7 @@
 // scales included (Apex applies it there). The host waits for the device once a step.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -37,7 +38,8 @@ namespace cairn::amp {
 /// Of one backward.
 struct LossOptions {
   int loss_id = 0;  // whose scaler
-  /// Those that the loss reaches: an overflow skips the next step of each of them. Empty: all.
+  /// Whose gradients are checked for an overflow of this loss, wherever it reaches. Empty: all. Each that
+  /// holds gradients of a loss that overflowed skips its next step.
   std::vector<optim::Optimizer*> optimizers;
   /// The loss is multiplied by this as well: a micro-batch's share (optim::Accumulation).
   double weight = 1.0;
@@ -51,18 +53,18 @@ struct LossOptions {
   bool retain_graph = false;
 };
 
-/// The scaled loss of `auto scaled = precision.scale_loss(loss); scaled.backward();`
+/// The scaled loss of `auto scaled = precision.scale_loss(loss); scaled.backward();` Several may wait for
+/// their backwards at once, in any order.
 class [[nodiscard]] ScaledLoss {
  public:
-  ScaledLoss(Tensor loss, const core::GradientScale& scale, bool retain_graph)
-      : loss_(std::move(loss)), scale_(scale), retain_graph_(retain_graph) {}
+  ScaledLoss(Tensor loss, std::function<void(const Tensor&)> backward)
+      : loss_(std::move(loss)), backward_(std::move(backward)) {}
   const Tensor& tensor() const { return loss_; }
-  void backward() const;
+  void backward() const { backward_(loss_); }
 
  private:
   Tensor loss_;
-  core::GradientScale scale_;
-  bool retain_graph_;
+  std::function<void(const Tensor&)> backward_;
 };
 
 /// While it lives, operations run as inside a model's forward: `auto region = precision.region();`
@@ -76,13 +78,12 @@ class [[nodiscard]] Region {
 };
 
 /// The handle. Copies share their state. Models and optimizers must outlive it and stay where they
-/// are.
+/// are: a step or a loss after an optimizer was moved throws InvalidArgument.
 class Amp : public core::Stateful {
  public:
   /// loss (one element, any floating dtype) in f32, times the scale of its scaler. Gradients of one
-  /// loss accumulate scaled, in place, until the step. Before a backward of another loss that
-  /// reaches the same optimizer, they are checked and moved, unscaled, into f32 sums: scales may
-  /// differ, and an overflow is known for the loss that caused it.
+  /// loss accumulate scaled, in place, until the step. The backward of another loss first checks and moves
+  /// them, unscaled, into f32 sums: scales may differ, and an overflow is known for the loss that caused it.
   ScaledLoss scale_loss(const Tensor& loss, const LossOptions& options = {}) const;
   void backward(const Tensor& loss, const LossOptions& options = {}) const {
     scale_loss(loss, options).backward();
@@ -91,6 +92,11 @@ class Amp : public core::Stateful {
   /// or a plain one. Before the step; a step refuses gradients that nobody is known to have scaled,
   /// unless there is no scale (O0, bf16).
   void adopt_gradients(optim::Optimizer& optimizer, const LossOptions& options = {}) const;
+  /// As torch's: from now until the step the optimizer's gradients, grad(), are the whole ones without loss
+  /// scale, f32 (in sums beside their slots, 4 bytes an element), to be read, clipped or edited by hand. Checks
+  /// them: the step skips where they were not finite, whatever became of them. Further backwards may follow.
+  /// A collective where ranks have not reduced them yet. Throws Unsupported where the handle is capturable.
+  void unscale(optim::Optimizer& optimizer) const;
   /// A parameter's gradient as it is without the loss scale, f32; undefined where it has none. A copy.
   Tensor unscaled_gradient(const Tensor& parameter) const;
 
@@ -109,8 +115,8 @@ class Amp : public core::Stateful {
   /// before anything changes, for gradients of a plain backward (adopt_gradients) and where a
   /// DistributedDataParallel reduces gradients of which Options::world does not know.
   optim::StepResult step(optim::Optimizer& optimizer, const optim::StepOptions& options = {});
-  /// Every optimizer, each clipped by the norm of its own gradients. Of several, the result says:
-  /// applied where all were; all reasons; the first culprit; the norm (of options.norm_type) of all
+  /// Every optimizer, each clipped by the norm of its own gradients. Of those that have gradients, the result
+  /// says: applied where all were; all reasons; the first culprit; the norm (of options.norm_type) of all
   /// gradients together, the smallest clip coefficient.
   optim::StepResult step(const optim::StepOptions& options = {});
 

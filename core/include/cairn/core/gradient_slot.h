@@ -12,8 +12,9 @@
 // Of ranks that reduce together, one that throws has lost what the others may have: all slots that its loss
 // reached are broken there, and the others hear of it where they meet.
 //
-// Beside its memory a slot may hold a sum: f32, unscaled, into which gradients of runs with different
-// loss scales were moved ("stashed"). A sum with a local part is local as well.
+// Beside its memory a slot may hold a sum: f32, unscaled, into which gradients of other contributions
+// were moved (gradients::stash). A sum with a local part is local as well. A broken slot is broken until
+// clear(), whoever steps it.
 //
 // Autograd begins, writes and ends slots; the arena places them in its buffers; a data-parallel reducer
 // moves them from local to reduced; optimizers read, stash and clear them. A slot is used by one thread
@@ -35,11 +36,19 @@ class GradientSlot;
 /// One outermost backward of this process, from 1; 0: none.
 using RunId = std::uint64_t;
 
+/// The backwards of one loss at one scale, as whoever scales losses knows them (gradients::Contribution).
+/// The slots that hold its gradients share it: it ends when the last of these is stepped or dropped.
+class Contribution {
+ public:
+  virtual ~Contribution() = default;
+  bool over = false;  // a step has judged it, and found it finite: nobody asks for it any more
+};
+
 /// Who multiplied a loss before its backward, and by what: its gradients stay multiplied until a step.
 struct GradientScale {
   std::uint64_t scaler = 0;  // next_scaler_id(); 0: nobody, the gradient is what it says
   double factor = 1.0;
-  bool operator==(const GradientScale&) const = default;
+  std::shared_ptr<Contribution> contribution = nullptr;  // null: of a plain backward
 };
 std::uint64_t next_scaler_id();  // another one at each call, from 1
 
@@ -76,8 +85,11 @@ class GradientSlot {
   State state() const { return state_; }
   /// It holds a gradient that may be read: local, reduced, or written by the run that has begun.
   bool holds_gradient() const;
-  /// The gradient; undefined unless holds_gradient().
+  /// What memory() holds; undefined unless holds_gradient(). Scaled, and without the sum.
   Tensor gradient() const;
+  /// The whole gradient, memory() or the sum; undefined where there is none. Throws InvalidArgument where
+  /// a part of it lies in the other, naming the parameter.
+  Tensor whole_gradient(const std::string& name) const;
   /// Where it lies or will lie; undefined for an empty slot that is not placed.
   const Tensor& memory() const;
   /// Of what it holds, or of the sum.
@@ -97,9 +109,11 @@ class GradientSlot {
 
   // ---- Autograd
 
+  /// It holds a gradient that must be moved into the sum before a run at this scale writes here.
+  bool must_stash_for(const GradientScale& scale) const;
   /// A run that may write the slot has begun. Once a run; the same run again does nothing. Throws
-  /// Error for a broken slot, InvalidArgument where an optimizer has a gradient of another scale to
-  /// step; `name` is the parameter's.
+  /// Error for a broken slot, InvalidArgument where it holds a gradient of another scaler, or one that
+  /// must_stash_for(scale); `name` is the parameter's.
   void begin(RunId run, const GradientScale& scale, const std::string& name);
   /// The run writes memory() now. Returns true where it has to add to what is there.
   bool write();
@@ -135,23 +149,28 @@ class GradientSlot {
   void release_sum();
   bool has_sum() const { return summed_; }
   bool sum_is_local() const { return summed_ && sum_is_local_; }
+  /// Those that are in the sum.
+  const std::vector<std::shared_ptr<Contribution>>& sum_contributions() const {
+    return sum_contributions_;
+  }
   /// What it holds is scaled, as only the one who did so knows.
   void set_scale(const GradientScale& scale) { scale_ = scale; }
   /// memory() was moved into the sum: the slot is empty.
   void mark_stashed();
-  /// sum() was written: this rank's own.
-  void mark_summed() { summed_ = sum_is_local_ = true; }
+  /// sum() was written: this rank's own, of these contributions.
+  void mark_summed(std::vector<std::shared_ptr<Contribution>> contributions) {
+    summed_ = sum_is_local_ = true;
+    sum_contributions_ = std::move(contributions);
+  }
   /// No gradient, no sum: whatever was there or is broken is gone. Inside a run: what it writes next
   /// is the first.
   void clear();
   /// Throws Error where the slot is broken, naming the parameter and what threw.
   void check_whole(const std::string& name) const;
-  /// Makes `optimizer` the one that steps this parameter; false where another, living one does. What a
-  /// parameter of no optimizer holds gives way to a loss of another scale.
+  /// Makes `optimizer` the one that steps this parameter; false where another, living one does.
   bool claim(const std::shared_ptr<const void>& optimizer);
 
  private:
-  bool agrees_with(const GradientScale& scale) const;
   void check_may_begin(const GradientScale& scale, const std::string& name) const;
   void forget_scale_if_empty();
   bool held_before() const { return before_ == State::local || before_ == State::reduced; }
@@ -165,6 +184,7 @@ class GradientSlot {
   bool summed_ = false;
   bool sum_is_local_ = false;
   GradientScale scale_;
+  std::vector<std::shared_ptr<Contribution>> sum_contributions_;
   std::string error_;  // broken: why
   std::unique_ptr<Tensor> memory_, sum_;
   std::weak_ptr<GradientMemory> owner_;

@@ -99,8 +99,10 @@ class Tensor {
   // Gradient state.
   bool requires_grad() const;
   Tensor& set_requires_grad(
-      bool value);                    // leaves of floating dtype; throws InvalidArgument otherwise
-  Tensor grad() const;                // undefined where there is none
+      bool value);  // leaves of floating dtype; throws InvalidArgument otherwise
+  /// The gradient as it lies: with its loss scale, until amp::Amp::unscale(). Undefined where there is none.
+  /// Throws InvalidArgument where losses of two scales left it in two parts.
+  Tensor grad() const;
   void set_grad(const Tensor& grad);  // same shape; where the slot is placed in an arena: throws
   void clear_grad();
   /// Made on first use; shared by all handles of the tensor.

@@ -1,6 +1,8 @@
 // Tensors beside another one, in its layout: masters and moments beside a weight.
 #pragma once
 
+#include <vector>
+
 #include "cairn/core/memory.h"
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/copy.h"
@@ -28,6 +30,17 @@ inline Tensor copy_beside(const Tensor& x, const TensorView& values, DType dtype
   Tensor result = empty_beside(x, dtype, category);
   copy(values, result);
   return result;
+}
+
+/// `values` itself where it is laid out like x, else a copy, kept alive by `temporaries`. Has x's
+/// strides.
+inline TensorView laid_out_like(const Tensor& x, const Tensor& values,
+                                std::vector<Tensor>& temporaries) {
+  if (same_layout(values, x)) {
+    return {values.raw_data(), x.shape(), x.strides(), values.dtype(), values.device()};
+  }
+  temporaries.push_back(copy_beside(x, values, values.dtype(), core::MemoryCategory::workspace));
+  return temporaries.back();
 }
 
 }  // namespace cairn::kernels

@@ -51,6 +51,9 @@ struct StepResult {
   bool known = true;
 };
 
+/// StepResult::reason of a step that found no gradient.
+inline constexpr const char* kNoGradient = "no parameter has a gradient (was there a backward?)";
+
 struct StepOptions {
   double gradient_scale =
       1.0;            // gradients are multiplied by this: 1 / loss scale, 1 / accumulation steps
@@ -161,8 +164,6 @@ class Optimizer : public core::Stateful {
   void add_fingerprint(std::vector<std::uint64_t>& words) const;
   /// Throws InvalidArgument, naming the first, for gradients that another one than `scaler` scaled.
   void check_scaler(std::uint64_t scaler) const;
-  /// Gradients that nobody is known to have scaled were scaled like this, by hand.
-  void mark_scaled(const core::GradientScale& scale);
 
   /// Moves the gradients that are written, without the scale that their slots know of and times `scale`, into f32
   /// sums beside them (adds to what is there) and leaves the slots unwritten: how backwards with

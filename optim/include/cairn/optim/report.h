@@ -63,8 +63,9 @@ struct GradientReport {
 class PendingReport {
  public:
   GradientReport read() const;  // the host waits
-  /// Waits once for all of them.
-  static std::vector<GradientReport> read(const std::vector<PendingReport>& pending);
+  /// Waits once for all of them, and for `others`, whose read() is at once then.
+  static std::vector<GradientReport> read(const std::vector<PendingReport>& pending,
+                                          std::vector<kernels::PendingCheck> others = {});
 
  private:
   friend class Optimizer;

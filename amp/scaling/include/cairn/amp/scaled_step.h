@@ -26,8 +26,10 @@ class ScaledStep : public core::Stateful {
   /// What the next loss is multiplied by.
   double scale() const { return scaler_.scale(); }
   /// Checks the gradients and divides them by the scale in the update; or skips, on all ranks, where one
-  /// rank's are not finite. Then updates the scale. Wrapped gradients (optim::wrap_parameter) count
-  /// as written before each step: the trainer does so. A collective where there are several ranks. Throws InvalidArgument for check = false.
+  /// rank's are not finite. Then updates the scale, and clears gradients as optimizer.step() does, whoever wrote
+  /// them (autograd::backward(loss * scale), say). Wrapped gradients (optim::wrap_parameter) count as written
+  /// before each step: the trainer writes them. Without any gradient nothing is applied and the scale stays.
+  /// A collective where there are several ranks. Throws InvalidArgument for check = false.
   optim::StepResult step(optim::StepOptions options = {});
   /// The last one; none: no step has overflowed.
   const std::optional<Overflow>& last_overflow() const { return last_overflow_; }

@@ -1,0 +1,239 @@
+#include "loss_contributions.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "cairn/core/error.h"
+
+namespace cairn::amp {
+
+namespace {
+
+using core::Contribution;
+using Indices = std::vector<std::size_t>;
+
+bool contains(const Indices& list, std::size_t value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+/// Calls f(slot) for every slot of the optimizer's that holds something to be stepped.
+template <class F>
+void each_slot(const optim::Optimizer& optimizer, F&& f) {
+  for (const optim::ParameterGroup& group : optimizer.groups()) {
+    for (const NamedTensor& parameter : group.parameters) {
+      if (parameter.tensor.gradient_slot_or_null() == nullptr) continue;
+      core::GradientSlot& slot = parameter.tensor.gradient_slot();
+      if (!parameter.tensor.requires_grad()) continue;
+      if (slot.holds_gradient() || slot.has_sum()) f(slot);
+    }
+  }
+}
+
+LossContributionPtr own_one(const std::shared_ptr<Contribution>& one,
+                            const LossContributions* owner) {
+  auto loss = std::dynamic_pointer_cast<LossContribution>(one);
+  return loss && loss->owner == owner ? loss : nullptr;
+}
+
+void insert(std::vector<LossContributionPtr>& list, const LossContributionPtr& one) {
+  if (one && std::find(list.begin(), list.end(), one) == list.end()) list.push_back(one);
+}
+
+void sort_by_number(std::vector<LossContributionPtr>& list) {
+  std::sort(list.begin(), list.end(),
+            [](const auto& a, const auto& b) { return a->number < b->number; });
+}
+
+/// What the optimizer's gradients are multiplied by; none: they have several scales, or lie in sums.
+std::optional<double> only_factor(const optim::Optimizer& optimizer) {
+  const core::GradientScale* first = nullptr;
+  bool one = true;
+  each_slot(optimizer, [&](const core::GradientSlot& slot) {
+    if (first == nullptr) first = &slot.scale();
+    one = one && !slot.has_sum() && slot.scale().factor == first->factor &&
+          slot.scale().contribution == first->contribution;
+  });
+  if (!one) return std::nullopt;
+  return first == nullptr ? 1.0 : first->factor;
+}
+
+}  // namespace
+
+void LossContributions::check_not_moved(const char* where) const {
+  for (const optim::Optimizer* optimizer : optimizers_) {
+    CAIRN_CHECK(!optimizer->groups().empty(), where, "expected the optimizers that amp::initialize ",
+                "was given where they were, got one that was moved since (move it before ",
+                "amp::initialize, or keep it in a std::unique_ptr)");
+  }
+}
+
+std::size_t LossContributions::index_of(const optim::Optimizer& optimizer,
+                                        const char* where) const {
+  check_not_moved(where);
+  const auto found = std::find(optimizers_.begin(), optimizers_.end(), &optimizer);
+  CAIRN_CHECK(found != optimizers_.end(), where, "expected one of the ", optimizers_.size(),
+              " optimizers that were given to amp::initialize, got another");
+  return static_cast<std::size_t>(found - optimizers_.begin());
+}
+
+LossContributionPtr LossContributions::open(int loss_id, double scale, const Indices& optimizers) {
+  std::erase_if(open_, [](const auto& one) {
+    const auto alive = one.lock();
+    return !alive || alive->judged;
+  });
+  for (const auto& one : open_) {
+    LossContributionPtr alive = one.lock();
+    const bool same = alive->loss_id == loss_id && alive->scale == scale;
+    if (same && alive->optimizers == optimizers) return alive;
+  }
+  auto fresh = std::make_shared<LossContribution>();
+  fresh->owner = this;
+  fresh->number = ++last_number_;
+  fresh->loss_id = loss_id;
+  fresh->scale = scale;
+  fresh->optimizers = optimizers;
+  open_.push_back(fresh);
+  return fresh;
+}
+
+void LossContributions::adopt(std::size_t optimizer, const core::GradientScale& scale) {
+  each_slot(*optimizers_[optimizer], [&](core::GradientSlot& slot) {
+    const core::GradientScale& now = slot.scale();
+    if (!slot.holds_gradient() || now.scaler != 0 || own_one(now.contribution, this)) return;
+    slot.set_scale(scale);
+  });
+}
+
+std::vector<LossContributionPtr> LossContributions::held_by(std::size_t optimizer) const {
+  std::vector<LossContributionPtr> held;
+  const Contribution* last = nullptr;  // most slots hold the same
+  const auto take = [&](const std::shared_ptr<Contribution>& one) {
+    if (one.get() != std::exchange(last, one.get())) insert(held, own_one(one, this));
+  };
+  each_slot(*optimizers_[optimizer], [&](const core::GradientSlot& slot) {
+    if (slot.holds_gradient()) take(slot.scale().contribution);
+    for (const auto& one : slot.sum_contributions()) take(one);
+  });
+  sort_by_number(held);
+  return held;
+}
+
+std::vector<LossContributionPtr> LossContributions::unjudged_of(const Indices& optimizers) const {
+  std::vector<LossContributionPtr> all;
+  for (const std::size_t index : optimizers) {
+    for (const LossContributionPtr& one : held_by(index)) {
+      if (!one->judged) insert(all, one);
+    }
+  }
+  sort_by_number(all);
+  return all;
+}
+
+/// What other optimizers, which step later, hold of a loss that this step judges. What lies in sums was
+/// checked when it was moved.
+std::vector<optim::PendingReport> LossContributions::check_later_ones(
+    const LossContribution& contribution, const Indices& stepping, double norm_type) const {
+  std::vector<optim::PendingReport> pending;
+  for (const std::size_t index : contribution.optimizers) {
+    if (contains(stepping, index)) continue;
+    bool holds = false, sums = false;
+    each_slot(*optimizers_[index], [&](const core::GradientSlot& slot) {
+      holds = holds || (slot.holds_gradient() && slot.scale().contribution.get() == &contribution);
+      sums = sums || slot.has_sum();
+    });
+    if (!holds) continue;
+    if (sums) {
+      (void)optimizers_[index]->stash();
+    } else {
+      pending.push_back(optimizers_[index]->begin_own_check(norm_type));
+    }
+  }
+  return pending;
+}
+
+std::vector<optim::NonFinite> LossContributions::nonfinite_in(
+    const std::vector<gradients::Check>& checks) const {
+  std::map<const void*, kernels::TensorCheck> found;  // by tensor
+  for (const gradients::Check& check : checks) {
+    const std::vector<kernels::TensorCheck> values = check.found.read();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      kernels::TensorCheck& sum = found[check.tensors[i].id()];
+      sum.nonfinite += values[i].nonfinite;
+      sum.nan += values[i].nan;
+    }
+  }
+  std::vector<optim::NonFinite> named;
+  for (const optim::Optimizer* optimizer : optimizers_) {
+    for (const optim::ParameterGroup& group : optimizer->groups()) {
+      for (const auto& [name, tensor] : group.parameters) {
+        const auto at = found.find(tensor.id());
+        if (at == found.end() || at->second.nonfinite == 0) continue;
+        named.push_back({name, at->second.nonfinite - at->second.nan, at->second.nan});
+      }
+    }
+  }
+  return named;
+}
+
+LossContributions::Resolved LossContributions::resolve(const Indices& optimizers,
+                                                       const optim::StepOptions& options) {
+  const bool reads = options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||
+                     std::any_of(optimizers.begin(), optimizers.end(), [&](std::size_t index) {
+                       return optimizers_[index]->needs_report();
+                     });
+  Resolved resolved;
+  std::vector<optim::PendingReport> pending;
+  std::vector<LossContributionPtr> sources;  // whose gradients each of them checks; null: sums
+  for (const std::size_t index : optimizers) {
+    optim::Optimizer& optimizer = *optimizers_[index];
+    adopt(index, {0, 1.0, open(0, 1.0, {index})});
+    const std::optional<double> factor = only_factor(optimizer);
+    if (!factor) (void)optimizer.stash();
+    resolved.scales.push_back(factor.value_or(1.0));
+    if (!reads) continue;
+    const auto held = held_by(index);
+    sources.push_back(factor && !held.empty() ? held.front() : nullptr);
+    pending.push_back(optimizer.begin_check(options.norm_type));
+  }
+  resolved.unjudged = unjudged_of(optimizers);
+  resolved.reports.resize(optimizers.size());
+  if (!reads) return resolved;
+
+  for (const LossContributionPtr& one : resolved.unjudged) {
+    for (optim::PendingReport& later : check_later_ones(*one, optimizers, options.norm_type)) {
+      pending.push_back(std::move(later));
+      sources.push_back(one);
+    }
+  }
+  std::vector<kernels::PendingCheck> stashed;
+  for (const LossContributionPtr& one : resolved.unjudged) {
+    for (const gradients::Check& check : one->checks) stashed.push_back(check.found);
+  }
+  std::vector<optim::GradientReport> reports =
+      optim::PendingReport::read(pending, std::move(stashed));
+  for (std::size_t i = 0; i < reports.size(); ++i) {
+    if (!sources[i]) continue;
+    std::vector<optim::NonFinite>& all = sources[i]->nonfinite;
+    all.insert(all.end(), reports[i].nonfinite.begin(), reports[i].nonfinite.end());
+  }
+  for (const LossContributionPtr& one : resolved.unjudged) {
+    const auto found = nonfinite_in(std::exchange(one->checks, {}));
+    one->nonfinite.insert(one->nonfinite.end(), found.begin(), found.end());
+  }
+  reports.resize(optimizers.size());
+  resolved.reports = std::move(reports);
+  return resolved;
+}
+
+void LossContributions::end(const Indices& optimizers) {
+  for (const LossContributionPtr& one : unjudged_of(optimizers)) one->judged = true;
+}
+
+void LossContributions::reset() {
+  open_.clear();
+  for (optim::Optimizer* optimizer : optimizers_) optimizer->clear_grad();
+}
+
+}  // namespace cairn::amp

@@ -1,0 +1,116 @@
+#include "cairn/gradients/stash.h"
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "cairn/core/error.h"
+#include "cairn/gradients/arena.h"
+#include "cairn/kernels/beside.h"
+
+namespace cairn::gradients {
+
+namespace {
+
+using ContributionPtr = std::shared_ptr<core::Contribution>;
+
+/// Tensors that one pass moves.
+struct Pass {
+  Device device;
+  core::GradientScale scale;
+  bool adds = false;  // to sums that are there
+  std::vector<TensorView> gradients, sums;
+  std::vector<std::size_t> tensors;
+};
+
+Pass& pass_for(std::vector<Pass>& passes, Device device, const core::GradientSlot& slot) {
+  const auto found = std::find_if(passes.begin(), passes.end(), [&](const Pass& pass) {
+    return pass.device == device && pass.adds == slot.has_sum() &&
+           pass.scale.factor == slot.scale().factor &&
+           pass.scale.contribution == slot.scale().contribution;
+  });
+  if (found != passes.end()) return *found;
+  return passes.emplace_back(Pass{device, slot.scale(), slot.has_sum(), {}, {}, {}});
+}
+
+bool holds_gradient(const Tensor& tensor) {
+  const core::GradientSlot* slot = tensor.gradient_slot_or_null();
+  return slot != nullptr && tensor.requires_grad() && slot->holds_gradient();
+}
+
+kernels::PendingCheck move(const Pass& pass, double scale) {
+  const double factor = scale / pass.scale.factor;
+  if (!pass.adds) return kernels::multi_tensor_scale(pass.gradients, pass.sums, factor);
+  return kernels::multi_tensor_axpby(factor, pass.gradients, 1.0, pass.sums, pass.sums,
+                                     kernels::CheckedArgument::x);
+}
+
+void tell(const Pass& pass, const std::vector<Tensor>& tensors,
+          const kernels::PendingCheck& found) {
+  auto* contribution = dynamic_cast<Contribution*>(pass.scale.contribution.get());
+  if (contribution == nullptr) return;
+  Check& check = contribution->checks.emplace_back();
+  check.found = found;
+  for (const std::size_t i : pass.tensors) check.tensors.push_back(tensors[i]);
+}
+
+}  // namespace
+
+std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale) {
+  std::vector<Tensor> temporaries;
+  std::vector<Pass> passes;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
+    if (!holds_gradient(tensor)) continue;
+    core::GradientSlot& slot = tensor.gradient_slot();
+    if (!slot.sum().defined())
+      slot.set_sum(kernels::empty_beside(tensor, DType::f32, core::MemoryCategory::gradients));
+    Pass& pass = pass_for(passes, tensor.device(), slot);
+    pass.gradients.push_back(kernels::laid_out_like(tensor, slot.memory(), temporaries));
+    pass.sums.push_back(slot.sum());
+    pass.tensors.push_back(i);
+  }
+  std::vector<StashPass> moved;
+  for (const Pass& pass : passes) {
+    moved.push_back({pass.tensors, move(pass, scale)});
+    tell(pass, tensors, moved.back().check);
+    for (const std::size_t i : pass.tensors) tensors[i].gradient_slot().mark_stashed();
+  }
+  return moved;
+}
+
+namespace {
+
+/// The leaves, and what shares an arena with one of them.
+std::vector<Tensor> with_their_arenas(const std::vector<Tensor>& leaves) {
+  std::vector<Tensor> all;
+  std::unordered_set<const GradientArena*> arenas;
+  for (const Tensor& leaf : leaves) {
+    const auto arena = GradientArena::of(leaf);
+    if (!arena) {
+      all.push_back(leaf);
+    } else if (arenas.insert(arena.get()).second) {
+      for (const NamedTensor& parameter : arena->parameters()) all.push_back(parameter.tensor);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+void begin_run(core::RunId run, const core::GradientScale& scale,
+               const std::vector<Tensor>& leaves) {
+  std::vector<Tensor> others = with_their_arenas(leaves);
+  std::erase_if(others, [&](const Tensor& tensor) {
+    const core::GradientSlot* slot = tensor.gradient_slot_or_null();
+    return slot == nullptr || !slot->must_stash_for(scale);
+  });
+  stash(others);
+  // All memory is laid out anew, where it must be, before a slot may refuse. In the graph's order, which ranks share.
+  for (const Tensor& leaf : leaves) {
+    if (const auto memory = leaf.gradient_slot().owner()) memory->on_run(run);
+  }
+  for (const Tensor& leaf : leaves) leaf.gradient_slot().begin(run, scale, leaf.name());
+}
+
+}  // namespace cairn::gradients
