@@ -87,9 +87,36 @@ Tensor Amp::Impl::scaled(const Tensor& tensor, double factor) {
   return on_device ? autograd::mul(weighted, device->scale()) : weighted;
 }
 
+namespace {
+
+/// Ranks that reduce what the loss reaches must not wait for one that cannot begin its backward.
+void tell_reducer(const optim::Optimizer& optimizer, const std::string& why) {
+  for (const optim::ParameterGroup& group : optimizer.groups()) {
+    for (const NamedTensor& parameter : group.parameters) {
+      const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+      if (const auto reducer = slot == nullptr ? nullptr : slot->reducer())
+        return reducer->backward_failed(why);
+    }
+  }
+}
+
+}  // namespace
+
+/// Refuses gradients of another scaler in any of the loss's optimizers, reached or not: on all ranks alike.
+void Amp::Impl::prepare_for_backward(std::size_t index) {
+  const optim::OptimizerAccess optimizer(contributions[index]);
+  try {
+    optimizer.check_scaler(scaler_id());
+    optimizer.prepare();
+  } catch (const core::Error& error) {
+    tell_reducer(contributions[index], error.what());
+    throw;
+  }
+}
+
 void Amp::Impl::backward(const Tensor& scaled, double scale, const LossOptions& which) {
   const std::vector<std::size_t> optimizers = optimizers_of(which, "backward");
-  for (const std::size_t index : optimizers) contributions[index].prepare();
+  for (const std::size_t index : optimizers) prepare_for_backward(index);
   autograd::backward(
       scaled, {},
       {.retain_graph = which.retain_graph, .scale = scale_of(which, scale, optimizers)});
@@ -140,7 +167,7 @@ void Amp::adopt_gradients(optim::Optimizer& optimizer, const LossOptions& option
                 "expected gradients of loss ", options.loss_id, " alone, got those of loss ",
                 held->loss_id, " in the same optimizer (step first)");
   }
-  optimizer.prepare();
+  optim::OptimizerAccess(optimizer).prepare();
   const double scale = impl_->loss(options.loss_id, "adopt_gradients").scaler.scale();
   impl_->contributions.adopt(index, impl_->scale_of(own, scale, {index}));
 }
@@ -154,8 +181,10 @@ void Amp::Impl::unscale(std::size_t index) {
                                   "scale lies on the device (set_capturable(false))");
   }
   optim::Optimizer& optimizer = contributions[index];
-  optimizer.wait_for_reductions();
-  optimizer.check_scaler(scaler_id());
+  const optim::SharedStep shared({&optimizer});
+  const optim::OptimizerAccess access(optimizer);
+  access.wait_for_reductions();
+  access.check_scaler(scaler_id());
   contributions.adopt(index, {0, 1.0, contributions.open(0, 1.0, {index})});
   (void)optimizer.stash();
 }

@@ -46,6 +46,7 @@ struct Amp::Impl {
   /// Of GradientScale; 0 where no loss is ever scaled: gradients of a plain backward do no harm then.
   std::uint64_t scaler_id() const;
   Tensor scaled(const Tensor& loss, double factor);
+  void prepare_for_backward(std::size_t optimizer);
   void backward(const Tensor& scaled, double scale, const LossOptions& options);
   void unscale(std::size_t optimizer);
   /// One result for each of these optimizers.

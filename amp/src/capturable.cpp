@@ -45,7 +45,7 @@ void Amp::Impl::set_capturable(bool value) {
   CAIRN_CHECK(!optimizer.has_gradient(), "amp",
               "expected to become capturable between two steps, got gradients of a backward");
   optimizer.set_capturable(true);
-  device.emplace(losses.front().scaler, optimizer.found_inf().device);
+  device.emplace(losses.front().scaler, optim::OptimizerAccess(optimizer).found_inf().device);
   write_scaler();
 }
 
@@ -79,9 +79,10 @@ std::vector<optim::StepResult> Amp::Impl::step_on_device(const std::vector<std::
   step_options.scaler = scaler_id();
   if (!held.empty()) step_options.gradient_scale /= held.back()->scale;
   contributions.end(which);
-  const optim::StepResult result = optimizer.step_on_device(
+  const optim::StepResult result = optim::OptimizerAccess(optimizer).step_on_device(
       step_options, scaler.dynamic() ? device->scale().view() : TensorView());
-  if (result.applied && step_options.check) device->update(optimizer.found_inf());
+  if (result.applied && step_options.check)
+    device->update(optim::OptimizerAccess(optimizer).found_inf());
   return {result};
 }
 
@@ -91,7 +92,8 @@ optim::StepResult Amp::Impl::report() {
   const DeviceScaler::Overflows overflows = device->overflows();
   const std::int64_t skipped = overflows.all - std::exchange(reported_overflows_, overflows.all);
   const std::int64_t taken = steps - std::exchange(reported_steps_, steps);
-  const std::vector<std::string> parameters = only_optimizer().take_overflowed();
+  const std::vector<std::string> parameters =
+      optim::OptimizerAccess(only_optimizer()).take_overflowed();
   optim::StepResult result;
   result.applied = skipped == 0;
   if (skipped == 0) return result;

@@ -78,7 +78,7 @@ std::vector<std::uint64_t> CapturedStep::Impl::fingerprint_now() {
   for (const void* address : amp().device->addresses()) {
     words.push_back(reinterpret_cast<std::uintptr_t>(address));
   }
-  amp().only_optimizer().add_fingerprint(words);
+  optim::OptimizerAccess(amp().only_optimizer()).add_fingerprint(words);
   return words;
 }
 
@@ -112,14 +112,14 @@ void CapturedStep::Impl::replay(const Inputs& inputs) {
   graph->replay();
   ++amp().steps;
   last_loss = graph_loss;
-  amp().only_optimizer().note_replay();
+  optim::OptimizerAccess(amp().only_optimizer()).note_replay();
   for (nn::Module* model : amp().models) {
     for (const auto& [name, tensor] : model->buffers()) tensor.storage()->bump_version();
   }
 }
 
 void CapturedStep::Impl::run_captured(const Inputs& inputs) {
-  amp().only_optimizer().prepare_replay();
+  optim::OptimizerAccess(amp().only_optimizer()).prepare_replay();
   const bool unchanged = fingerprint == fingerprint_now();
   if (graph->captured() && unchanged) return replay(inputs);
   last_loss = Tensor();
@@ -147,7 +147,7 @@ CapturedStep::CapturedStep(const Amp& precision, Loss loss, const CapturedStepOp
   CAIRN_CHECK(options.warm_up >= 1, "captured_step", "expected a warm_up of at least 1, got ",
               options.warm_up);
   impl_->precision.set_capturable(true);
-  impl_->device = impl_->amp().only_optimizer().found_inf().device;
+  impl_->device = optim::OptimizerAccess(impl_->amp().only_optimizer()).found_inf().device;
   if (impl_->device.is_cuda()) impl_->graph.emplace(impl_->device);
 }
 CapturedStep::~CapturedStep() = default;

@@ -63,7 +63,8 @@ std::optional<double> only_factor(const optim::Optimizer& optimizer) {
 
 void LossContributions::check_not_moved(const char* where) const {
   for (const optim::Optimizer* optimizer : optimizers_) {
-    CAIRN_CHECK(!optimizer->groups().empty(), where, "expected the optimizers that amp::initialize ",
+    CAIRN_CHECK(!optimizer->groups().empty(), where,
+                "expected the optimizers that amp::initialize ",
                 "was given where they were, got one that was moved since (move it before ",
                 "amp::initialize, or keep it in a std::unique_ptr)");
   }
@@ -147,7 +148,7 @@ std::vector<optim::PendingReport> LossContributions::check_later_ones(
     if (sums) {
       (void)optimizers_[index]->stash();
     } else {
-      pending.push_back(optimizers_[index]->begin_own_check(norm_type));
+      pending.push_back(optim::OptimizerAccess(*optimizers_[index]).begin_own_check(norm_type));
     }
   }
   return pending;

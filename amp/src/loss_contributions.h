@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cairn/gradients/stash.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/optimizer_access.h"
 
 namespace cairn::amp {
 
@@ -36,7 +36,7 @@ class LossContributions {
  public:
   /// A step's view of some optimizers.
   struct Resolved {
-    std::vector<LossContributionPtr> unjudged;  // that they hold, in order of their first backward
+    std::vector<LossContributionPtr> unjudged;   // that they hold, in order of their first backward
     std::vector<optim::GradientReport> reports;  // in the optimizers' order
     std::vector<double> scales;                  // what their gradients are still multiplied by
   };

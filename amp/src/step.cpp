@@ -106,7 +106,7 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
               "expected a handle whose models are initialized, got a released one");
   for (const std::size_t index :
        which) {  // all ranks have then what some have, or refuse it together
-    contributions[index].wait_for_reductions();
+    optim::OptimizerAccess(contributions[index]).wait_for_reductions();
   }
   for (const std::size_t index : which) check_world(contributions[index]);
   const bool dynamic = std::any_of(losses.begin(), losses.end(),
@@ -118,7 +118,7 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
 
 void Amp::Impl::check_losses(const std::vector<std::size_t>& which) const {
   for (const std::size_t index : which) {
-    contributions[index].check_scaler(scaler_id());
+    optim::OptimizerAccess(contributions[index]).check_scaler(scaler_id());
     for (const LossContributionPtr& held : contributions.held_by(index)) {
       CAIRN_CHECK(held->judged || !held->unscale_delayed, "step",
                   "expected a last backward without delay_unscale, got one with it (loss ",

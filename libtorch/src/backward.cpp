@@ -147,8 +147,10 @@ FollowedBackward::FollowedBackward(const std::vector<Model*>& models) : models_(
 
 FollowedBackward::~FollowedBackward() {
   for (const Model* model : models_) {
-    model->impl().sees_gradients = false;
-    model->impl().place_gradients();
+    Model::Impl& impl = model->impl();
+    impl.sees_gradients = false;
+    impl.place_gradients();
+    impl.writes.remember(impl.parameters_waiting());
   }
 }
 

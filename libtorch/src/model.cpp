@@ -119,11 +119,13 @@ void Model::Impl::follow_theirs() {
       parameter.shows_gradient = false;
     }
   }
+  writes.check(parameters_waiting());
 }
 
 void Model::Impl::follow_ours() {
   note_written();
   place_gradients();
+  writes.remember(parameters_waiting());
 }
 
 void Model::Impl::note_written() {
@@ -140,13 +142,32 @@ void Model::Impl::place_gradients() {
     const core::GradientSlot& slot = parameter.ours.gradient_slot();
     torch::Tensor& gradient = parameter.theirs.mutable_grad();
     const bool broken = slot.state() == core::GradientSlot::State::broken;  // zero_grad() mends it
-    if (!slot.memory().defined() || !(slot.holds_gradient() || broken)) {
+    const bool in_slot = slot.memory().defined() && (slot.holds_gradient() || broken);
+    const bool in_sum = slot.state() == core::GradientSlot::State::empty && slot.has_sum();
+    const Tensor shown = in_slot ? slot.memory() : in_sum ? slot.sum() : Tensor();
+    if (!shown.defined()) {
       gradient.reset();
-    } else if (!gradient.defined() || gradient.data_ptr() != slot.memory().raw_data()) {
-      gradient = to_torch(slot.memory());
+    } else if (!gradient.defined() || gradient.data_ptr() != shown.raw_data()) {
+      gradient = to_torch(shown);
     }
     parameter.shows_gradient = gradient.defined();
   }
+}
+
+/// Parameters whose gradients wait for a step.
+std::vector<SharedWrites::Parameter> Model::Impl::parameters_waiting() const {
+  std::vector<SharedWrites::Parameter> waiting;
+  for (const Shared& parameter : parameters) {
+    if (!parameter.shows_gradient) continue;
+    const core::GradientSlot& slot = parameter.ours.gradient_slot();
+    if (slot.state() == core::GradientSlot::State::broken) continue;
+    if (slot.holds_gradient()) {
+      waiting.push_back({parameter.name, parameter.ours, slot.memory(), slot.scale().factor});
+    } else if (slot.has_sum()) {
+      waiting.push_back({parameter.name, parameter.ours, slot.sum(), 1.0});
+    }
+  }
+  return waiting;
 }
 
 void Model::Impl::on_gradient(std::size_t i) {

@@ -9,6 +9,7 @@
 #include "cairn/libtorch/model.h"
 #include "cairn/optim/arena.h"
 #include "mirror.h"
+#include "shared_writes.h"
 
 namespace cairn::libtorch {
 
@@ -31,14 +32,17 @@ struct Model::Impl final : optim::SharedParameters {
 
   /// Cairn may have given a tensor other memory: libtorch's points there from now on.
   void follow_cairn();
-  /// What libtorch's side changed since: what was written, frozen, unfrozen, or lost its gradient. Throws where memory has moved.
+  /// What libtorch's side changed since: what was written, frozen, unfrozen, or lost its gradient. Throws where
+  /// memory has moved, and as SharedWrites::check().
   void follow_theirs() override;
   /// note_written() and place_gradients().
   void follow_ours() override;
   /// Cairn may have written parameters in place: libtorch hears of those that it has.
   void note_written();
-  /// Each .grad is its slot's view where that holds a gradient, whole or broken, else undefined.
+  /// Each .grad is its slot's view where that holds a gradient, whole or broken, or the f32 sum of an unscaled
+  /// one; else undefined.
   void place_gradients();
+  std::vector<SharedWrites::Parameter> parameters_waiting() const;
   /// A parameter's .grad is complete: it moves into its slot, and whoever waits for it is told.
   void on_gradient(std::size_t parameter);
 
@@ -49,6 +53,7 @@ struct Model::Impl final : optim::SharedParameters {
   std::unordered_map<const at::TensorImpl*, std::size_t> index;  // of parameters
   std::shared_ptr<optim::GradientArena> arena;
   std::optional<parallel::DistributedDataParallel> ddp;
+  SharedWrites writes;
   bool sees_gradients = false;                 // those of the backward that runs
   std::vector<autograd::HookHandle> watching;  // that there are no others
   std::optional<amp::Options> precision;       // resolved; unset: not initialized

@@ -212,7 +212,7 @@ StepResult Optimizer::step_on_device(const StepOptions& options, const TensorVie
               "(set_capturable(true))");
   check_scaler(options.scaler);
   check_capturable(options);
-  settle();
+  prepare_gradients();
   StepResult result;
   result.applied = has_gradient();
   if (!result.applied) {

@@ -59,12 +59,12 @@ void Optimizer::wait_for_reductions() const {
         reducers.push_back(std::move(reducer));
     }
   }
-  for (const auto& reducer : reducers) reducer->settle();
+  for (const auto& reducer : reducers) reducer->reduce_pending();
 }
 
 /// Before gradients are read: each is whole, this optimizer's own, and the average over the ranks
 /// wherever there are ranks. A collective where some are this rank's alone.
-void Optimizer::settle() const {
+void Optimizer::prepare_gradients() const {
   wait_for_reductions();
   std::vector<Tensor> beside_sums;
   for (const ParameterGroup& group : groups_) {
@@ -129,7 +129,7 @@ bool Optimizer::has_stash() const {
 
 PendingReport Optimizer::begin_check(double norm_type) const {
   check_norm_type(norm_type);
-  settle();
+  prepare_gradients();
   return begin_own_check(norm_type);
 }
 

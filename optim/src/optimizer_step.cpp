@@ -274,7 +274,7 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
   check_options(report, options);
   check_scaler(options.scaler);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
-  settle();
+  prepare_gradients();
   if (!has_gradient()) {
     StepResult nothing;
     nothing.applied = false;

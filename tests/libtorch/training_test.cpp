@@ -360,6 +360,67 @@ TEST(LibtorchAutocast, NestsAndRestores) {
   EXPECT_THROW(libtorch::AutocastGuard(at::kCPU, torch::kFloat), core::InvalidArgument);
 }
 
+const amp::Options kWritesO2{
+    .opt_level = OptLevel::O2, .half_dtype = DType::f16, .scaler = {.init_scale = 1024}};
+
+TEST(LibtorchWrites, AClipOfScaledGradientsIsRefused) {
+  CairnLoop cairn(kWritesO2);
+  cairn.precision.backward(cairn.loss(batch_of(16, 0)));
+  torch::nn::utils::clip_grad_norm_(cairn.net->parameters(), 0.01);
+  EXPECT_THAT(message_of<core::InvalidArgument>([&] { cairn.precision.step(); }),
+              ::testing::AllOf(HasSubstr("1024"), HasSubstr("unscale"), HasSubstr("'conv")));
+  cairn.net->zero_grad();
+  cairn.precision.backward(cairn.loss(batch_of(16, 1)));
+  EXPECT_TRUE(cairn.precision.step().applied);
+}
+
+TEST(LibtorchWrites, UnscaledGradientsAreClippedAsInAPlainLoop) {
+  CairnLoop cairn(kWritesO2);
+  const Batch batch = batch_of(16, 0);
+  cairn.precision.backward(cairn.loss(batch));
+  cairn.precision.unscale(cairn.optimizer);
+  PlainLoop plain;
+  plain.loss(batch).backward();
+  const double norm = torch::nn::utils::clip_grad_norm_(plain.net->parameters(), 0.01);
+  EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(cairn.net->parameters(), 0.01), norm, 0.02 * norm);
+  const optim::StepResult result = cairn.precision.step();
+  EXPECT_TRUE(result.applied) << result.reason;
+  EXPECT_NEAR(result.gradient_norm, 0.01, 1e-4);
+  EXPECT_FALSE(cairn.net->fc->bias.grad().defined());
+}
+
+TEST(LibtorchWrites, GradientsAtNoScaleMayBeEdited) {
+  CairnLoop cairn({.opt_level = OptLevel::O2, .half_dtype = DType::bf16});
+  cairn.precision.backward(cairn.loss(batch_of(16, 0)));
+  torch::nn::utils::clip_grad_norm_(cairn.net->parameters(), 0.01);
+  const optim::StepResult result = cairn.precision.step();
+  EXPECT_TRUE(result.applied);
+  EXPECT_NEAR(result.gradient_norm, 0.01, 1e-3);
+}
+
+TEST(LibtorchWrites, ZeroedGradientsAreZero) {
+  CairnLoop cairn(kWritesO2);
+  cairn.precision.backward(cairn.loss(batch_of(16, 0)));
+  cairn.net->zero_grad(/*set_to_none=*/false);
+  EXPECT_EQ(cairn.precision.step().gradient_norm, 0.0);
+}
+
+TEST(LibtorchWrites, ATorchOptimizerLeftInTheLoopIsRefused) {
+  CairnLoop cairn(kWritesO2);
+  torch::optim::SGD left(cairn.net->parameters(), torch::optim::SGDOptions(0.01));
+  cairn.precision.backward(cairn.loss(batch_of(16, 0)));
+  left.step();
+  EXPECT_THAT(message_of<core::InvalidArgument>([&] { cairn.precision.step(); }),
+              HasSubstr("torch::optim"));
+  cairn.net->zero_grad();
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& x : cairn.net->parameters()) x.clamp_(-0.5, 0.5);  // between two steps
+  }
+  cairn.precision.backward(cairn.loss(batch_of(16, 1)));
+  EXPECT_TRUE(cairn.precision.step().applied);
+}
+
 TEST(LibtorchTensors, CrossWithoutACopyBothWays) {
   const auto theirs = torch::arange(24, torch::kFloat).reshape({2, 3, 4}).transpose(0, 2);
   const Tensor ours = libtorch::to_cairn(theirs);

@@ -8,6 +8,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/optim.h"
+#include "cairn/optim/optimizer_access.h"
 #include "support.h"
 #include "support/message_of.h"
 
@@ -162,8 +163,8 @@ TEST(Capturable, NamesWhatOverflowedWhenItIsAsked) {
   optimizer.step();
   write_some(optimizer, 0b1111, 1, false);
   optimizer.step();
-  EXPECT_THAT(optimizer.take_overflowed(), ElementsAre("b", "d"));
-  EXPECT_THAT(optimizer.take_overflowed(), ElementsAre());
+  EXPECT_THAT(OptimizerAccess(optimizer).take_overflowed(), ElementsAre("b", "d"));
+  EXPECT_THAT(OptimizerAccess(optimizer).take_overflowed(), ElementsAre());
   EXPECT_EQ(optimizer.steps(), 1);
   const StepResult nothing = optimizer.step();
   EXPECT_TRUE(nothing.known);

@@ -111,9 +111,10 @@ struct Scale {
   }
 };
 
-/// A loss whose gradients are on their way to a step.
+/// Backwards of a loss whose gradients are on their way to a step.
 struct Pending {
   int loss = 0;
+  unsigned given = 0;       // the optimizers that were named with the loss, a bit each
   unsigned optimizers = 0;  // that have gradients of it, a bit each
   bool overflow = false;
   bool delayed = false;   // its scale hears of the overflow later
@@ -135,6 +136,18 @@ struct Reference : State {
   bool summed = false;  // with average = false: some gradient was reduced, which none may add to
   bool may_refuse = false;  // a backward that added broke off: all may refuse until it is cleared
 
+  /// Backwards of one loss that was given to the same optimizers are judged as one.
+  void add_pending(const Pending& more) {
+    if (more.optimizers == 0) return;
+    const auto same = std::find_if(pending.begin(), pending.end(), [&](const Pending& one) {
+      return one.loss == more.loss && one.given == more.given;
+    });
+    if (same == pending.end()) return pending.push_back(more);
+    same->optimizers |= more.optimizers;
+    same->overflow = same->overflow || more.overflow;
+    same->delayed = more.delayed;
+    same->doubtful = same->doubtful || more.doubtful;
+  }
   double lr(int optimizer, bool driven) const {
     const auto o = static_cast<std::size_t>(optimizer);
     return rules[o].lr * (driven ? std::pow(0.5, positions[o] / 2) : 1.0);  // step_decay(2, 0.5)

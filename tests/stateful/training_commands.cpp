@@ -143,7 +143,9 @@ class Backward : public Command {
   bool backward(Case& now, bool synchronise) const {
     Reference& reference = now.reference;
     const unsigned reached = reached_optimizers(now), declared = loss_.to_all ? 0 : reached;
-    Pending pending{loss_.id, reached, loss_.overflow_rank >= 0, loss_.delayed, false};
+    Pending pending{loss_.id,      loss_.to_all ? now.all_optimizers() : reached,
+                    reached,       loss_.overflow_rank >= 0,
+                    loss_.delayed, false};
     const bool scaled = loss_.by_amp && reference.scales[at(loss_.id)].value != 1.0;
     bool mixes = false;
     for (const Parameter& p : reference.parameters) {
@@ -171,7 +173,7 @@ class Backward : public Command {
       }
       pending.doubtful = true;
       pending.overflow = false;
-      if (loss_.by_amp && reached != 0) reference.pending.push_back(pending);
+      if (loss_.by_amp) reference.add_pending(pending);
       if (now.setup.ddp && now.setup.ranks > 1) clear_module(now);
       return false;
     }
@@ -180,7 +182,7 @@ class Backward : public Command {
       if (!parameter.trainable) continue;
       if (loss_.reaches(p)) add(parameter, p, now, scaled);
     }
-    if (loss_.by_amp && reached != 0) reference.pending.push_back(pending);
+    if (loss_.by_amp) reference.add_pending(pending);
     return true;
   }
 
@@ -458,7 +460,9 @@ class UnevenEpoch : public Command {
         parameter.gradient.of_rank.push_back(own);
       }
     }
-    if (epoch_.by_amp) reference.pending.push_back({epoch_.loss.id, now.all_optimizers()});
+    const unsigned all = now.all_optimizers();
+    if (epoch_.by_amp)
+      reference.add_pending({.loss = epoch_.loss.id, .given = all, .optimizers = all});
     if (k == epoch_.cleared) reference.clear(now.all_optimizers());
     if (epoch_.by_amp) {
       bool known = true;

@@ -261,7 +261,7 @@ void DistributedDataParallel::Impl::end_reducing_backward() {
 
 // ---- A step
 
-void DistributedDataParallel::Impl::settle() {
+void DistributedDataParallel::Impl::reduce_pending() {
   wait_for_reductions();
   reduce_unreduced();
   wait_for_reductions();

@@ -29,7 +29,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  void settle() override;
+  void reduce_pending() override;
   void backward_failed(const std::string& why) override;
 
   /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.

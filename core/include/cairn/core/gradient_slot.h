@@ -68,7 +68,7 @@ class GradientReducer {
   /// Reduces what is some rank's alone, in its slots and their sums: a collective, unless all ranks
   /// know that there is nothing. Returns when all that it has reduced so far is whole, and waits for
   /// the devices if it must. Throws CommunicationError otherwise; the slots are broken then.
-  virtual void settle() {}
+  virtual void reduce_pending() {}
   /// A run has thrown on this rank, or could not begin.
   virtual void backward_failed(const std::string& /*why*/) {}
 };

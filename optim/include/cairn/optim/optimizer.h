@@ -121,8 +121,6 @@ class Optimizer : public core::Stateful {
   // agree, several optimizers that wait together).
   /// Launches pass 1; the host waits where the report is read. norm_type >= 1, or infinity.
   [[nodiscard]] PendingReport begin_check(double norm_type = 2.0) const;
-  /// The same of what this rank has, reduced or not: no collective. For an optimizer that steps later.
-  [[nodiscard]] PendingReport begin_own_check(double norm_type = 2.0) const;
   GradientReport check(double norm_type = 2.0) const { return begin_check(norm_type).read(); }
   /// update() needs a report whatever the options say (norms of LAMB, NovoGrad, LARC).
   bool needs_report() const;
@@ -131,12 +129,6 @@ class Optimizer : public core::Stateful {
   /// Only clears the gradients. Throws Error with error_if_nonfinite, and clears nothing then.
   StepResult skip(const GradientReport& report, const StepOptions& options);
   void clear_grad();  // the stash too
-  /// What a step does at its end and the first backward would find missing: slots and masters for
-  /// parameters that were unfrozen or cast since.
-  void prepare();
-  /// Before the gradients are looked at: what ranks have reduced is whole, and they agree on what a
-  /// step reduces. A collective where they do not know. begin_check() and step() do it too.
-  void wait_for_reductions() const;
 
   /// Any parameter has one, stashed or not.
   bool has_gradient() const;
@@ -148,22 +140,6 @@ class Optimizer : public core::Stateful {
   /// for gradients that are reduced over ranks.
   void set_capturable(bool value);
   bool capturable() const { return device_ != nullptr; }
-
-  // The parts of a capturable step, for amp.
-  /// step() with the gradients divided by `loss_scale`, too: f32 [1] on the device, or absent.
-  StepResult step_on_device(const StepOptions& options, const TensorView& loss_scale);
-  TensorView found_inf() const;  // f32 [1]: what the last step's check found
-  /// Parameters whose gradients were not finite in a step since the last call; waits for the device.
-  std::vector<std::string> take_overflowed();
-  /// Before a replay: writes what the host has changed where the graph reads it (rates), and lets
-  /// masters follow their weights.
-  void prepare_replay();
-  /// After it: the weights were written.
-  void note_replay();
-  /// All that a captured step holds by value: where it differs, the step must be captured anew.
-  void add_fingerprint(std::vector<std::uint64_t>& words) const;
-  /// Throws InvalidArgument, naming the first, for gradients that another one than `scaler` scaled.
-  void check_scaler(std::uint64_t scaler) const;
 
   /// Moves the gradients that are written, without the scale that their slots know of and times `scale`, into f32
   /// sums beside them (adds to what is there) and leaves the slots unwritten: how backwards with
@@ -255,6 +231,7 @@ class Optimizer : public core::Stateful {
 
  private:
   friend class LARC;
+  friend class OptimizerAccess;
   friend class Schedule;
   struct State {
     std::int64_t steps = 0;
@@ -271,8 +248,31 @@ class Optimizer : public core::Stateful {
   };
   struct LoadPlan;
   struct DeviceState;
+  // For OptimizerAccess.
+  /// The same of what this rank has, reduced or not: no collective. For an optimizer that steps later.
+  PendingReport begin_own_check(double norm_type = 2.0) const;
+  /// Allocates slots and master weights for parameters that were unfrozen or cast since the last step.
+  void prepare();
+  /// Before the gradients are looked at: what ranks have reduced is whole, and they agree on what a
+  /// step reduces. A collective where they do not know. begin_check() and step() do it too.
+  void wait_for_reductions() const;
+  /// step() with the gradients divided by `loss_scale`, too: f32 [1] on the device, or absent.
+  StepResult step_on_device(const StepOptions& options, const TensorView& loss_scale);
+  TensorView found_inf() const;  // f32 [1]: what the last step's check found
+  /// Parameters whose gradients were not finite in a step since the last call; waits for the device.
+  std::vector<std::string> take_overflowed();
+  /// Before a replay: writes what the host has changed where the graph reads it (rates), and lets
+  /// masters follow their weights.
+  void prepare_replay();
+  /// After it: the weights were written.
+  void note_replay();
+  /// All that a captured step holds by value: where it differs, the step must be captured anew.
+  void add_fingerprint(std::vector<std::uint64_t>& words) const;
+  /// Throws InvalidArgument, naming the first, for gradients that another one than `scaler` scaled.
+  void check_scaler(std::uint64_t scaler) const;
+
   void attach_arenas();
-  void settle() const;
+  void prepare_gradients() const;
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
   void check_report(const GradientReport& report) const;
   void note_skip(const GradientReport& report, int collapse_after);

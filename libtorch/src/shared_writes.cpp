@@ -1,0 +1,65 @@
+#include "shared_writes.h"
+
+#include <algorithm>
+
+#include "cairn/core/error.h"
+#include "cairn/kernels/hash_tensors.h"
+
+namespace cairn::libtorch {
+
+namespace {
+
+constexpr std::int64_t kHashed = 64;  // elements: whoever clips or steps writes all
+
+/// The first elements in memory.
+TensorView head_of(const Tensor& x) {
+  return {x.raw_data(), Shape{std::min(x.numel(), kHashed)}, Strides{1}, x.dtype(), x.device()};
+}
+
+bool is_zero(const Tensor& x, std::uint64_t hash) {
+  const Tensor zeros = Tensor::zeros({std::min(x.numel(), kHashed)}, x.dtype());
+  return kernels::hash_tensors({zeros}).front() == hash;
+}
+
+}  // namespace
+
+std::vector<SharedWrites::Hashes> SharedWrites::hashes_of(const std::vector<Parameter>& waiting) {
+  std::vector<TensorView> views;
+  for (const Parameter& parameter : waiting) {
+    views.push_back(head_of(parameter.weight));
+    views.push_back(head_of(parameter.gradient));
+  }
+  const std::vector<std::uint64_t> values = kernels::hash_tensors(views);
+  std::vector<Hashes> hashes;
+  for (std::size_t i = 0; i < waiting.size(); ++i)
+    hashes.push_back({values[2 * i], values[2 * i + 1]});
+  return hashes;
+}
+
+void SharedWrites::remember(const std::vector<Parameter>& waiting) {
+  known_.clear();
+  const std::vector<Hashes> hashes = hashes_of(waiting);
+  for (std::size_t i = 0; i < waiting.size(); ++i) known_[waiting[i].name] = hashes[i];
+}
+
+void SharedWrites::check(const std::vector<Parameter>& waiting) const {
+  if (known_.empty()) return;
+  const std::vector<Hashes> now = hashes_of(waiting);
+  for (std::size_t i = 0; i < waiting.size(); ++i) {
+    const Parameter& parameter = waiting[i];
+    const auto known = known_.find(parameter.name);
+    if (known == known_.end()) continue;
+    CAIRN_CHECK(known->second.weight == now[i].weight, "libtorch", "expected '", parameter.name,
+                "' as it was in the backward whose gradients wait for a step, got other values ",
+                "(a torch::optim step left in the loop? precision.step() is the only one; ",
+                "zero_grad() drops the gradients)");
+    const bool same = known->second.gradient == now[i].gradient || parameter.factor == 1.0;
+    CAIRN_CHECK(same || is_zero(parameter.gradient, now[i].gradient), "libtorch",
+                "expected the gradient of '", parameter.name, "' as its backward left it, ",
+                "multiplied by the loss scale ", parameter.factor, ", got one that was written ",
+                "(step({.max_gradient_norm = ...}) clips; or precision.unscale(optimizer) before ",
+                "clip_grad_norm_ and other edits)");
+  }
+}
+
+}  // namespace cairn::libtorch
