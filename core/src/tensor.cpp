@@ -229,6 +229,7 @@ template <class T>
 T* Tensor::data() const {
   CAIRN_CHECK(dtype() == dtype_of<T>, "data", "expected a tensor of ", core::name(dtype_of<T>),
               ", got ", dtype(), " ", shape());
+  impl_->storage->version_counter().give_pointer();
   return impl_->view.as<T>();
 }
 

@@ -72,8 +72,11 @@ class Tensor {
   operator TensorView() const {
     return view();
   }  // NOLINT: kernels take views, tensors are meant to pass
+  /// The first element; throws InvalidArgument unless dtype_of<T>. What is written through it into a
+  /// half weight counts, however long the pointer is kept: its master is compared with it from now on.
   template <class T>
-  T* data() const;  // first element; throws InvalidArgument unless dtype_of<T>
+  T* data() const;
+  /// The same address, for whoever only reads: view().bump_version() comes before a write through it.
   void* raw_data() const;
 
   /// A tensor over (part of) the same storage; `view` must point into it. No gradient.
