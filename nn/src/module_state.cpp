@@ -103,7 +103,6 @@ void Module::load_state_dict(const StateDict& state) {
     kernels::write_weight(entry.tensor, std::get<Tensor>(*by_name.at(entry.name)),
                           entry.tensor.requires_grad());
   }
-  clear_grad();
 }
 
 // ---- clone

@@ -84,7 +84,8 @@ class Tensor {
   Tensor detach() const { return alias(view()); }
   /// Points this handle's tensor, and so every handle to it, at other data (used by casts of
   /// parameters). Keeps name, requires_grad and the arena (which gives it a new slot when
-  /// refreshed), drops gradient and graph, and the master where the dtype changes.
+  /// refreshed), drops the graph, the gradient where dtype, shape, strides or device change (a window
+  /// of accumulation goes on with other values), and the master where the dtype changes.
   void set_data(const Tensor& data);
   bool same(const Tensor& other) const {
     return impl_ == other.impl_;
