@@ -203,6 +203,17 @@ TEST(Gradients, StayWhereWeightsPointElsewhereWithinAWindow) {
   }
 }
 
+TEST(Gradients, StayWhereAveragesAreInUseWithinAWindow) {
+  for (const amp::OptLevel level : kLevels) {
+    swap_within_a_window(level, [](Pair& model) {
+      optim::WeightAverage average(model.parameters());
+      kernels::fill(average.averages()[0].tensor, 2.0);
+      const auto in_use = average.use();
+      EXPECT_EQ(value(model.a()), 2.0);
+    });
+  }
+}
+
 TEST(Gradients, OfAWeightThatIsCastAreGone) {
   Pair model;
   autograd::backward(model(input(1.0)));
