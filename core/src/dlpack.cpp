@@ -141,6 +141,7 @@ TensorView view_from_dl(const DLTensor& theirs) {
 
 DLManagedTensor* to_dlpack(const Tensor& x, void* receivers_stream) {
   const TensorView view = x.view();
+  x.storage()->version_counter().give_pointer();
   auto exported = std::make_unique<Exported>();
   exported->tensor = x.detach();
   exported->exchange = std::make_unique<Exchange>(

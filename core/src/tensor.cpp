@@ -229,6 +229,7 @@ template <class T>
 T* Tensor::data() const {
   CAIRN_CHECK(dtype() == dtype_of<T>, "data", "expected a tensor of ", core::name(dtype_of<T>),
               ", got ", dtype(), " ", shape());
+  impl_->storage->version_counter().give_pointer();
   return impl_->view.as<T>();
 }
 
@@ -250,12 +251,15 @@ Tensor Tensor::alias(const TensorView& view) const {
 
 void Tensor::set_data(const Tensor& data) {
   CAIRN_CHECK(defined() && data.defined(), "set_data", "expected tensors, got an undefined one");
-  const bool dtype_changes = dtype() != data.dtype();
+  const TensorView &former = impl_->view, &other = data.impl_->view;
+  const bool dtype_changes = former.dtype != other.dtype;
+  const bool only_values = !dtype_changes && former.device == other.device &&
+                           former.shape == other.shape && former.strides == other.strides;
   if (Impl::Meta* meta = impl_->meta.get()) {
     CAIRN_CHECK(!meta->requires_grad || is_floating(data.dtype()), "set_data",
                 "expected a floating dtype for a tensor that requires grad, got ", data.dtype());
     meta->attachments.graph = nullptr;
-    if (meta->slot) {
+    if (meta->slot && !only_values) {
       meta->slot->clear();
       meta->slot->release_sum();
       meta->slot->displace();

@@ -1,6 +1,8 @@
 #include "cairn/kernels/master_weight.h"
 
 #include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
 
 #include "cairn/core/error.h"
@@ -42,7 +44,87 @@ bool fits_exactly(const Tensor& value, const Tensor& weight) {
   return count.item() == 0.0;
 }
 
+/// Of whoever looks after the memory: nobody is told of its writes.
+TensorView own_view(const Tensor& x) {
+  TensorView view = x;
+  view.version = nullptr;
+  return view;
+}
+
+/// Refuses writes to the exact value of a half weight.
+class Seal : public core::WriteGuard {
+ public:
+  explicit Seal(std::string weight) : weight_(std::move(weight)) {}
+  void before_write() override {
+    core::fail<core::InvalidArgument>(
+        "master", "expected a write to the half weight ", weight_.empty() ? "" : weight_ + " ",
+        "itself, got one to its f32 value, which the weight would not follow "
+        "(kernels::write_weight(weight, value) writes both, load_state_dict() those of a model; "
+        "kernels::copy() makes a copy of one's own)");
+  }
+
+ private:
+  std::string weight_;
+};
+
 }  // namespace
+
+/// What becomes of a weight between two moments in which its master agrees with it.
+class MasterWeight::Watch : public core::WriteGuard {
+ public:
+  Watch(const Tensor& weight, bool keeps_former)
+      : storage_(weight.storage()), view_(own_view(weight)), keeps_former_(keeps_former) {}
+
+  void before_write() override {
+    const std::lock_guard lock(mutex_);
+    remember();
+  }
+  void pointer_given() override {
+    const std::lock_guard lock(mutex_);
+    has_pointer_ = true;
+    remember();
+  }
+  void agree(const Tensor& weight) {
+    const std::lock_guard lock(mutex_);
+    version_ = weight.storage()->version();
+    is_remembered_ = false;
+    if (!has_pointer_) former_ = Tensor();
+    if (has_pointer_) remember();
+  }
+
+  bool is_of(const Tensor& weight) const { return storage_.lock() == weight.storage(); }
+  bool agrees(const Tensor& weight) const {
+    const std::lock_guard lock(mutex_);
+    return is_of(weight) && !has_pointer_ && version_ == weight.storage()->version();
+  }
+  /// What the weight was; undefined where that is not known.
+  Tensor former() const {
+    const std::lock_guard lock(mutex_);
+    return is_remembered_ ? former_ : Tensor();
+  }
+
+ private:
+  /// Into the same memory each time, while somebody has a pointer: a graph may have recorded it.
+  void remember() {
+    const auto storage = storage_.lock();
+    if (!keeps_former_ || is_remembered_ || !storage || storage->version() != version_) return;
+    if (!former_.defined()) {
+      const core::MemoryCategoryGuard category(core::MemoryCategory::workspace);
+      former_ = Tensor::empty_strided(view_.shape, view_.strides, view_.dtype, view_.device);
+    }
+    copy(view_, former_);
+    is_remembered_ = true;
+  }
+
+  std::weak_ptr<core::Storage> storage_;
+  TensorView view_;
+  bool keeps_former_;
+  mutable std::mutex mutex_;
+  std::uint64_t version_ = 0;
+  bool has_pointer_ = false;
+  bool is_remembered_ = false;
+  Tensor former_;
+};
 
 MasterWeight* MasterWeight::peek(const Tensor& weight) {
   const core::TensorAttachments* attachments = weight.attachments_or_null();
@@ -67,12 +149,13 @@ MasterWeight& MasterWeight::assign(const Tensor& weight, Tensor exact, MasterSto
   if (!can_become_master(exact, weight)) exact = copy_beside(weight, exact, DType::f32);
   auto master = std::make_shared<MasterWeight>();
   if (storage == MasterStorage::remainder) {
-    master->tensor_ = empty_beside(weight, DType::i16);
-    split_master(exact, weight, master->tensor_);
+    Tensor remainder = empty_beside(weight, DType::i16);
+    split_master(exact, own_view(weight), remainder);
+    master->keep(weight, std::move(remainder));
   } else {
-    copy(exact, weight);
+    copy(exact, own_view(weight));
     exact.storage()->set_category(core::MemoryCategory::optimizer_state);
-    master->tensor_ = std::move(exact);
+    master->keep(weight, std::move(exact));
   }
   weight.storage()->bump_version();
   master->weight_written(weight);
@@ -84,10 +167,11 @@ MasterWeight& MasterWeight::make(const Tensor& weight, MasterStorage storage) {
   check_can_have(weight, storage);
   auto master = std::make_shared<MasterWeight>();
   if (storage == MasterStorage::f32) {
-    master->tensor_ = copy_beside(weight, weight, DType::f32);
+    master->keep(weight, copy_beside(weight, weight, DType::f32));
   } else {
-    master->tensor_ = empty_beside(weight, DType::i16);
-    fill(master->tensor_, 0.0);
+    Tensor remainder = empty_beside(weight, DType::i16);
+    fill(remainder, 0.0);
+    master->keep(weight, std::move(remainder));
   }
   master->weight_written(weight);
   weight.attachments().master = master;
@@ -98,33 +182,55 @@ void MasterWeight::drop(const Tensor& weight) {
   if (exists(weight)) weight.attachments().master = nullptr;
 }
 
+TensorView MasterWeight::view_to_write() const {
+  return own_view(tensor_);
+}
+
+void MasterWeight::keep(const Tensor& weight, Tensor master) {
+  tensor_ = std::move(master);
+  seal_ = std::make_shared<Seal>(weight.name());
+  tensor_.storage()->version_counter().add_guard(seal_);
+}
+
 void MasterWeight::weight_written(const Tensor& weight) {
-  storage_ = weight.storage().get();
-  version_ = weight.storage()->version();
+  tensor_.storage()->bump_version();
+  if (!watch_ || !watch_->is_of(weight)) {
+    watch_ = std::make_shared<Watch>(weight, storage() == MasterStorage::remainder);
+    weight.storage()->version_counter().add_guard(watch_);
+  }
+  watch_->agree(weight);
 }
 
 void MasterWeight::write(const Tensor& weight, const Tensor& value) {
   if (storage() == MasterStorage::f32) {
-    copy(value, tensor_);
-    copy(tensor_, weight);
+    copy(value, view_to_write());
+    copy(tensor_, own_view(weight));
   } else {
-    split_master(copy_beside(weight, value, DType::f32), weight, tensor_);
+    split_master(copy_beside(weight, value, DType::f32), own_view(weight), view_to_write());
   }
   weight.storage()->bump_version();
   weight_written(weight);
 }
 
 void MasterWeight::follow(const Tensor& weight) {
-  const core::Storage* storage_now = weight.storage().get();
-  if (storage_ == storage_now && version_ == storage_now->version()) return;
+  if (watch_->agrees(weight)) return;
   if (tensor_.device() != weight.device()) {
-    tensor_ = copy_beside(weight, tensor_, tensor_.dtype());
+    keep(weight, copy_beside(weight, tensor_, tensor_.dtype()));
   } else if (storage() == MasterStorage::f32) {
-    reconcile_master(weight, tensor_);
+    reconcile_master(weight, view_to_write());
+  } else if (watch_->is_of(weight) && watch_->former().defined()) {
+    reconcile_remainder(weight, watch_->former(), view_to_write());
   } else {
-    fill(tensor_, 0.0);  // which elements were written is not known
+    fill(view_to_write(), 0.0);  // which elements were written is not known
   }
   weight_written(weight);
+}
+
+void weights_written(const std::vector<Tensor>& weights) {
+  for (const Tensor& weight : weights) weight.storage()->bump_version();
+  for (const Tensor& weight : weights) {
+    if (auto* master = MasterWeight::peek(weight)) master->weight_written(weight);
+  }
 }
 
 Tensor master_value(const Tensor& weight) {
@@ -136,6 +242,16 @@ Tensor master_value(const Tensor& weight) {
   Tensor whole = empty_beside(weight, DType::f32);
   join_master(weight, master->tensor(), whole);
   return whole;
+}
+
+Tensor exported_value(const Tensor& weight) {
+  static const auto seal = std::make_shared<Seal>("");
+  if (!core::is_half(weight.dtype())) return weight.detach();
+  Tensor value = master_value(weight);
+  const MasterWeight* master = MasterWeight::peek(weight);
+  const bool is_master = master != nullptr && master->tensor().same(value);
+  if (!is_master) value.storage()->version_counter().add_guard(seal);
+  return value;
 }
 
 void write_weight(const Tensor& weight, const Tensor& value, bool keep_exact) {

@@ -222,4 +222,19 @@ void reconcile_master(const TensorView& weight, const TensorView& master) {
   launch(weight.device, [=](const Backend& backend) { backend.reconcile_master(weight, master); });
 }
 
+void reconcile_remainder(const TensorView& weight, const TensorView& former,
+                         const TensorView& remainder) {
+  constexpr auto op = "reconcile_remainder";
+  check_device(op, {{"weight", weight}, {"former", former}, {"remainder", remainder}});
+  check_dtype(op, {"weight", weight}, DType::bf16);
+  check_dtype(op, {"former", former}, DType::bf16);
+  check_dtype(op, {"remainder", remainder}, DType::i16);
+  check_dense(op, "weight", 0, weight);
+  for (const Named& v : {Named{"former", former}, Named{"remainder", remainder}})
+    check_like_weight(op, v, weight);
+  wrote(remainder);
+  launch(weight.device,
+         [=](const Backend& backend) { backend.reconcile_remainder(weight, former, remainder); });
+}
+
 }  // namespace cairn::kernels

@@ -14,16 +14,10 @@ using core::fail;
 
 namespace {
 
-Tensor widened(const Tensor& x) {
-  if (!core::is_half(x.dtype())) return x;
-  Tensor wide = Tensor::empty(x.shape(), DType::f32, x.device());
-  kernels::copy(x, wide);
-  return wide;
-}
-
 // What files hold: the exact value of a half weight that has a master, else the tensor itself.
-Tensor saved_value(const Tensor& tensor) {
-  return kernels::MasterWeight::exists(tensor) ? kernels::master_value(tensor) : tensor.detach();
+Tensor saved_value(const Tensor& tensor, bool as_f32) {
+  const bool has_value = as_f32 || kernels::MasterWeight::exists(tensor);
+  return has_value ? kernels::exported_value(tensor) : tensor.detach();
 }
 
 // "a.b.c" -> tensor.
@@ -60,8 +54,7 @@ StateDict Module::state_of(std::unordered_set<const void*>& seen, bool as_f32) c
   for (const NamedTensors* list : {&parameters_, &buffers_}) {
     for (const NamedTensor& entry : *list) {
       if (!seen.insert(entry.tensor.id()).second) continue;  // tied: under its first name
-      const Tensor value = saved_value(entry.tensor);
-      state.set(entry.name, as_f32 ? widened(value) : value);
+      state.set(entry.name, saved_value(entry.tensor, as_f32));
     }
   }
   for (const auto& [name, child] : children_) {
@@ -110,7 +103,6 @@ void Module::load_state_dict(const StateDict& state) {
     kernels::write_weight(entry.tensor, std::get<Tensor>(*by_name.at(entry.name)),
                           entry.tensor.requires_grad());
   }
-  clear_grad();
 }
 
 // ---- clone

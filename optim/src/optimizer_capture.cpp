@@ -276,13 +276,13 @@ void Optimizer::prepare_replay() {
 }
 
 void Optimizer::note_replay() {
+  std::vector<Tensor> written;
   for (const ParameterGroup& group : groups_) {
     for (const auto& [name, tensor] : group.parameters) {
-      if (!tensor.requires_grad()) continue;
-      tensor.storage()->bump_version();
-      if (auto* master = kernels::MasterWeight::peek(tensor)) master->weight_written(tensor);
+      if (tensor.requires_grad()) written.push_back(tensor);
     }
   }
+  kernels::weights_written(written);
 }
 
 void Optimizer::add_fingerprint(std::vector<std::uint64_t>& words) const {

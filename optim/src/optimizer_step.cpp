@@ -169,7 +169,7 @@ TensorView Optimizer::master_of(const Tensor& parameter) {
     master = &kernels::MasterWeight::assign(parameter, kernels::master_value(parameter),
                                             state_options_.masters);
   }
-  return master->tensor();
+  return master->view_to_write();
 }
 
 kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
@@ -181,6 +181,7 @@ kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
 
   kernels::UpdateEntry entry;
   entry.weight = tensor;
+  entry.weight.version = nullptr;  // note_updates() counts
   entry.gradient = laid_out_like(tensor, gradient, temporaries);
   if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(tensor);
   if (!master_weights_) kernels::MasterWeight::drop(tensor);
@@ -259,14 +260,13 @@ void Optimizer::check_report(const GradientReport& report) const {
 
 /// Weights that have gradients were written, and agree with their masters.
 void Optimizer::note_updates() {
+  std::vector<Tensor> written;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      if (gradient_of(g, i) == nullptr) continue;
-      const Tensor& tensor = groups_[g].parameters[i].tensor;
-      tensor.storage()->bump_version();
-      if (auto* master = kernels::MasterWeight::peek(tensor)) master->weight_written(tensor);
+      if (gradient_of(g, i) != nullptr) written.push_back(groups_[g].parameters[i].tensor);
     }
   }
+  kernels::weights_written(written);
 }
 
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {

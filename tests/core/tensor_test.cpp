@@ -186,6 +186,58 @@ TEST(Tensor, NoWriteOfSeveralThreadsIsLost) {
   EXPECT_EQ(x.storage()->version(), 20000u);
 }
 
+class Told : public WriteGuard {
+ public:
+  explicit Told(const Storage& storage, bool refuses = false)
+      : storage_(storage), refuses_(refuses) {}
+  void before_write() override {
+    versions.push_back(storage_.version());
+    if (refuses_) fail("told", "expected no write, got one");
+  }
+  void pointer_given() override { ++pointers; }
+
+  std::vector<std::uint64_t> versions;  // when it was told
+  int pointers = 0;
+
+ private:
+  const Storage& storage_;
+  bool refuses_;
+};
+
+TEST(Tensor, AGuardIsToldBeforeEachWriteWhileItLives) {
+  const Tensor x = Tensor::zeros({4}), other = Tensor::full({4}, 2.0);
+  auto first = std::make_shared<Told>(*x.storage()), second = std::make_shared<Told>(*x.storage());
+  x.storage()->version_counter().add_guard(first);
+  x.storage()->version_counter().add_guard(second);
+  copy_bytes(other, x);
+  x.alias(x.view().slice(0, 0, 2)).view().bump_version();
+  x.storage()->bump_version();  // that has happened
+  EXPECT_EQ(first->versions, (std::vector<std::uint64_t>{0, 1}));
+  first = nullptr;
+  copy_bytes(other, x);
+  EXPECT_EQ(second->versions, (std::vector<std::uint64_t>{0, 1, 3}));
+}
+
+TEST(Tensor, AGuardMayRefuseAWrite) {
+  const Tensor x = Tensor::zeros({4}), other = Tensor::full({4}, 2.0);
+  const auto guard = std::make_shared<Told>(*x.storage(), true);
+  x.storage()->version_counter().add_guard(guard);
+  EXPECT_THROW(copy_bytes(other, x), InvalidArgument);
+  EXPECT_EQ(x.to_vector(), std::vector<double>(4, 0.0));
+  EXPECT_EQ(x.storage()->version(), 0u);
+}
+
+TEST(Tensor, AGuardHearsOfPointersThatWereGivenBeforeItCame) {
+  const Tensor x = Tensor::zeros({4});
+  const auto early = std::make_shared<Told>(*x.storage()),
+             late = std::make_shared<Told>(*x.storage());
+  x.storage()->version_counter().add_guard(early);
+  EXPECT_EQ(x.raw_data(), x.data<float>());
+  x.storage()->version_counter().add_guard(late);
+  EXPECT_EQ(early->pointers, 1);
+  EXPECT_EQ(late->pointers, 1);
+}
+
 TEST(Tensor, PrintsAbridgedValues) {
   std::ostringstream out;
   out << Tensor::from<float>({1, 2.5, -3, 4}, {2, 2}) << '\n'

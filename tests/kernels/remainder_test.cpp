@@ -114,6 +114,37 @@ TEST_P(Remainders, AThousandStepsHaveTheBitsOfF32Masters) {
   }
 }
 
+TEST_P(Remainders, OfChangedWeightsAreForgottenAndOthersKeepTheirs) {
+  for (const std::int64_t n : {0, 1, 7, 513, 70001}) {
+    const Tensor weight = test::random_tensor({n}, DType::bf16, GetParam(), 1);
+    const Tensor former = Tensor::empty({n}, DType::bf16, GetParam());
+    copy(weight, former);
+    Values low(static_cast<std::size_t>(n)), expected = low;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      expected[at] = low[at] = static_cast<double>(i * 7919 % 65536 - 32768);
+      if (i % 97 != 3) continue;
+      fill(weight.view().slice(0, i, i + 1), 5.0);  // random ones lie in [-1, 1)
+      expected[at] = 0;
+    }
+    const Tensor remainder = Tensor::from(low, {n}, DType::i16, GetParam());
+    const Values written = weight.to_vector<double>();
+    reconcile_remainder(weight, former, remainder);
+    EXPECT_EQ(remainder.to_vector<double>(), expected) << n;
+    EXPECT_EQ(weight.to_vector<double>(), written);
+  }
+}
+
+TEST_P(Remainders, AreForgottenByTheBitsOfZerosAndNan) {
+  const auto make = [&](const Values& values) {
+    return Tensor::from(values, {4}, DType::bf16, GetParam());
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Tensor remainder = Tensor::from(Values{9, 9, 9, 9}, {4}, DType::i16, GetParam());
+  reconcile_remainder(make({-0.0, 0.0, nan, 1.0}), make({0.0, 0.0, nan, nan}), remainder);
+  EXPECT_EQ(remainder.to_vector<double>(), (Values{0, 9, 9, 0}));
+}
+
 TEST_P(Remainders, ErrorsSayWhatIsWrong) {
   const Tensor f32 = Tensor::zeros({4}, DType::f32, GetParam()),
                bf16 = Tensor::zeros({4}, DType::bf16, GetParam()),
@@ -126,6 +157,10 @@ TEST_P(Remainders, ErrorsSayWhatIsWrong) {
       message_of([&] { split_master(f32, bf16, Tensor::zeros({5}, DType::i16, GetParam())); }),
       "[split_master] expected remainder of shape [4] and strides [1] like the weight, got "
       "[5] and [1]");
+  EXPECT_EQ(message_of([&] { reconcile_remainder(bf16, f32, i16); }),
+            "[reconcile_remainder] expected former of dtype bf16, got f32");
+  EXPECT_EQ(message_of([&] { reconcile_remainder(bf16, bf16, bf16); }),
+            "[reconcile_remainder] expected remainder of dtype i16, got bf16");
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Remainders, testing::ValuesIn(test::devices()),

@@ -262,6 +262,10 @@ std::vector<Call> list_calls() {
        {half()},
        {f32(s)},
        [](auto& x, auto& y) { reconcile_master(x[0], y[0]); }},
+      {"reconcile_remainder",
+       {half(), half()},
+       {of(DType::i16, s)},
+       [](auto& x, auto& y) { reconcile_remainder(x[0], x[1], y[0]); }},
   };
 }
 

@@ -3,6 +3,7 @@
 
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/optim/accumulation.h"
+#include "support/state.h"
 
 namespace cairn::orders {
 namespace {
@@ -177,6 +178,73 @@ TEST(Gradients, LoadingAStateEndsWhatIsPending) {
   precision.backward(model(input(1.0)), {.loss_id = 0});
   EXPECT_TRUE(precision.step().applied);
   EXPECT_NEAR(value(model.a()), 1.0, 1e-6);
+}
+
+/// Two micro-batches with gradients of 1 and 3, of a weight of 1.1 at a rate of .1, and something else
+/// between them.
+void swap_within_a_window(amp::OptLevel level, const std::function<void(Pair&)>& between) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+  amp::Options options = kO2;
+  options.opt_level = level;
+  amp::Amp precision = amp::initialize(model, optimizer, options);
+  optim::Accumulation accumulation({.steps = 2});
+  for (const double gradient : {1.0, 3.0}) {
+    const auto micro = accumulation.begin(4);
+    precision.backward(model(input(gradient)), {.weight = micro.weight()});
+    if (!micro.last()) between(model);
+  }
+  EXPECT_TRUE(precision.step({.gradient_scale = accumulation.finish()}).applied);
+  EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * 2, 1e-6);
+  EXPECT_NEAR(value(model.b()), 1.1 - 0.1 * 2, 1e-6);
+}
+
+constexpr amp::OptLevel kLevels[] = {amp::OptLevel::O0, amp::OptLevel::O1, amp::OptLevel::O2};
+
+TEST(Gradients, StayWhereOtherWeightsAreLoadedWithinAWindow) {
+  for (const amp::OptLevel level : kLevels) {
+    swap_within_a_window(level, [](Pair& model) {
+      const StateDict own = test::snapshot(model.state_dict());
+      StateDict average;
+      average.set("a", Tensor::full({4}, 2.0));
+      average.set("b", Tensor::full({4}, 3.0));
+      model.load_state_dict(average);
+      EXPECT_NEAR(model(input(1.0)).item(), 20.0, 1e-2);
+      model.load_state_dict(own);
+    });
+  }
+}
+
+TEST(Gradients, StayWhereWeightsPointElsewhereWithinAWindow) {
+  for (const amp::OptLevel level : kLevels) {
+    swap_within_a_window(level, [](Pair& model) {
+      for (const NamedTensor& parameter : model.parameters()) {
+        Tensor weight = parameter.tensor;
+        const Tensor own = weight.detach();
+        weight.set_data(Tensor::full({4}, 2.0, weight.dtype()));
+        weight.set_data(own);
+      }
+    });
+  }
+}
+
+TEST(Gradients, StayWhereAveragesAreInUseWithinAWindow) {
+  for (const amp::OptLevel level : kLevels) {
+    swap_within_a_window(level, [](Pair& model) {
+      optim::WeightAverage average(model.parameters());
+      kernels::fill(average.averages()[0].tensor, 2.0);
+      const auto in_use = average.use();
+      EXPECT_EQ(value(model.a()), 2.0);
+    });
+  }
+}
+
+TEST(Gradients, OfAWeightThatIsCastAreGone) {
+  Pair model;
+  autograd::backward(model(input(1.0)));
+  model.a().set_data(Tensor::full({4}, 1.0, DType::f16));
+  EXPECT_FALSE(model.a().grad().defined());
+  EXPECT_TRUE(model.b().grad().defined());
 }
 
 TEST(Gradients, TheModuleInPlaceOfDdpAfterAFailedBackwardStillReduces) {

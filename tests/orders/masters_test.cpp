@@ -130,6 +130,83 @@ TEST(Masters, AClampLeavesExactWhatItDoesNotTouch) {
   EXPECT_EQ(kernels::master_value(w).to_vector(), (std::vector<double>{3.0, kExact, -2.0, kExact}));
 }
 
+constexpr optim::MasterStorage kStorages[] = {optim::MasterStorage::f32,
+                                              optim::MasterStorage::remainder};
+
+/// 100 steps of 1e-4, of which bf16 sees none alone.
+void train_in_small_steps(optim::MasterStorage storage, const std::function<void(Pair&)>& write) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1e-4});
+  optimizer.set_state_options({.masters = storage});
+  amp::Amp precision = amp::initialize(model, optimizer,
+                                       {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16});
+  for (int step = 0; step < 100; ++step) {
+    precision.backward(model(input(1.0)));
+    EXPECT_TRUE(precision.step().applied);
+    write(model);
+  }
+  EXPECT_NEAR(value(model.a()), kExact - 0.01, 2e-6);
+  EXPECT_NEAR(value(model.b()), kExact - 0.01, 2e-6);
+}
+
+TEST(Masters, WeightsThatAreClampedAfterEachStepStillMove) {
+  for (const optim::MasterStorage storage : kStorages) {
+    train_in_small_steps(
+        storage, [](Pair& model) { kernels::unary(kernels::UnaryOp::relu, model.a(), model.a()); });
+  }
+}
+
+TEST(Masters, WeightsWithAPointerToThemStillMove) {
+  for (const optim::MasterStorage storage : kStorages) {
+    core::BFloat16* kept = nullptr;
+    float other = 2;
+    train_in_small_steps(storage, [&](Pair& model) {
+      if (kept == nullptr) kept = model.a().data<core::BFloat16>();
+      other = 5 - other;
+      kept[3] = core::BFloat16(other);
+      EXPECT_EQ(kernels::master_value(model.a()).to_vector()[3], other);
+    });
+  }
+}
+
+TEST(Masters, AnAverageInPlaceOfAHalfModelsStateIsRefused) {
+  for (const auto level : {amp::OptLevel::O2, amp::OptLevel::O3}) {
+    Pair model;
+    optim::FusedSGD optimizer(model.parameters());
+    amp::initialize(model, optimizer, {.opt_level = level});
+    const double before = value(model.a());
+    const auto average = [](const nn::Module& of) {
+      kernels::axpby(0.5, Tensor::full({4}, 2.0), 0.5, of.state_dict().tensor("a"));
+    };
+    EXPECT_THAT(refusal([&] { average(model); }), HasSubstr("kernels::write_weight"));
+    EXPECT_EQ(value(model.a()), before);
+    if (level == amp::OptLevel::O3) continue;  // the clone's state is its half weights
+    const auto clone = model.clone();
+    EXPECT_THAT(refusal([&] { average(*clone); }), HasSubstr("the half weight a itself"));
+    EXPECT_EQ(value(clone->parameters().front().tensor), kExact);
+  }
+}
+
+TEST(Masters, AnAverageInPlaceOfAnF32ModelsStateTakesEffect) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters());
+  amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O1});
+  kernels::axpby(0.5, Tensor::full({4}, 2.0), 0.5, model.state_dict().tensor("a"));
+  EXPECT_NEAR(value(model.a()), 1.55, 1e-6);
+}
+
+TEST(Masters, AWriteToAStateOfOnesOwnIsNobodysBusiness) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters());
+  amp::Amp precision = amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
+  const Tensor exact = model.state_dict().tensor("a"), own = Tensor::empty_like(exact);
+  kernels::copy(exact, own);
+  kernels::fill(own, 0.0);
+  precision.release();  // what was the master is the weight
+  kernels::fill(model.a(), 0.5);
+  EXPECT_EQ(value(model.a()), 0.5);
+}
+
 TEST(Masters, AClonesWeightsAreTheExactOnes) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters());

@@ -143,5 +143,15 @@ void CpuBackend::reconcile_master(View weight, View master) const {
   });
 }
 
+void CpuBackend::reconcile_remainder(View weight, View former, View remainder) const {
+  const auto* now = weight.as<const core::BFloat16>();
+  const auto* before = former.as<const core::BFloat16>();
+  auto* low = remainder.as<std::int16_t>();
+  core::parallel_for(remainder.numel(), cpu::kGrain, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      low[i] = math::reconciled_remainder(now[i], before[i], low[i]);
+  });
+}
+
 }  // namespace cairn::kernels
 #endif

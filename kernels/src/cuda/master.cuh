@@ -21,6 +21,13 @@ struct ReconcileMaster {
   }
 };
 
+struct ReconcileRemainder {
+  __device__ std::int16_t operator()(BFloat16 weight, BFloat16 former,
+                                     std::int16_t remainder) const {
+    return math::reconciled_remainder(weight, former, remainder);
+  }
+};
+
 static __global__ void split_master_kernel(std::int64_t n, bool packs, const float* in,
                                            BFloat16* weight, std::int16_t* remainder) {
   constexpr int N = pack_width<BFloat16>;

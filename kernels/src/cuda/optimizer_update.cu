@@ -66,4 +66,10 @@ void CudaBackend::reconcile_master(View weight, View master) const {
   weight.dtype == DType::f16 ? by(core::Half{}) : by(core::BFloat16{});
 }
 
+void CudaBackend::reconcile_remainder(View weight, View former, View remainder) const {
+  const Queue queue("reconcile_remainder", remainder.device);
+  map<std::int16_t, core::BFloat16, core::BFloat16, std::int16_t>(
+      queue, ReconcileRemainder{}, remainder, {&weight, &former, &remainder});
+}
+
 }  // namespace cairn::kernels

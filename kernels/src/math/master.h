@@ -30,4 +30,11 @@ CAIRN_HOST_DEVICE inline float reconciled(T weight, T rounded, float master) {
   return weight.bits == rounded.bits ? master : static_cast<float>(weight);
 }
 
+/// The remainder of a weight that was `former` when the two agreed.
+CAIRN_HOST_DEVICE inline std::int16_t reconciled_remainder(core::BFloat16 weight,
+                                                           core::BFloat16 former,
+                                                           std::int16_t remainder) {
+  return weight.bits == former.bits ? remainder : std::int16_t{0};
+}
+
 }  // namespace cairn::kernels::math

@@ -49,7 +49,7 @@ void broadcast_weights(const NamedTensors& parameters, const ProcessGroup& group
   NamedTensors weights = parameters;
   for (const auto& [name, tensor] : parameters) {
     if (auto* master = kernels::MasterWeight::of(tensor))
-      weights.push_back({name + " (master)", master->tensor()});
+      weights.push_back({name + " (master)", Tensor::wrap(master->view_to_write())});
   }
   broadcast_parameters(weights, group);
   for (const auto& [name, tensor] : parameters) {

@@ -68,7 +68,7 @@ bool can_load(const Tensor& from, const Tensor& to) {
 
 // What files hold: the exact value of a half weight that has a master, else the tensor itself.
 Tensor saved_value(const Tensor& tensor) {
-  return kernels::MasterWeight::exists(tensor) ? kernels::master_value(tensor) : tensor;
+  return kernels::MasterWeight::exists(tensor) ? kernels::exported_value(tensor) : tensor;
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,6 +19,7 @@
 #include <string_view>
 
 #include "cairn/core/device.h"
+#include "cairn/core/write_count.h"
 
 namespace cairn::core {
 
@@ -112,9 +112,9 @@ class Storage {
   /// Where the container holds them: data(), unless it has moved them, as a vector does that grows.
   const void* whereabouts() const { return whereabouts_ ? whereabouts_() : data_; }
 
-  std::uint64_t version() const { return version_.load(std::memory_order_relaxed); }
-  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
-  std::atomic<std::uint64_t>& version_counter() { return version_; }
+  std::uint64_t version() const { return version_.value(); }
+  void bump_version() { version_.count_write(); }  // that has happened
+  WriteCount& version_counter() { return version_; }
 
  private:
   friend class Allocator;
@@ -124,7 +124,7 @@ class Storage {
   Device device_;
   MemoryCategory category_ = MemoryCategory::other;
   bool pinned_ = false;
-  std::atomic<std::uint64_t> version_ = 0;
+  WriteCount version_;
   std::shared_ptr<void> owner_;  // of foreign memory
   std::function<const void*()> whereabouts_;
 

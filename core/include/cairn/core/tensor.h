@@ -72,8 +72,11 @@ class Tensor {
   operator TensorView() const {
     return view();
   }  // NOLINT: kernels take views, tensors are meant to pass
+  /// The first element; throws InvalidArgument unless dtype_of<T>. What is written through it into a
+  /// half weight counts, however long the pointer is kept: its master is compared with it from now on.
   template <class T>
-  T* data() const;  // first element; throws InvalidArgument unless dtype_of<T>
+  T* data() const;
+  /// The same address, for whoever only reads: view().bump_version() comes before a write through it.
   void* raw_data() const;
 
   /// A tensor over (part of) the same storage; `view` must point into it. No gradient.
@@ -81,7 +84,8 @@ class Tensor {
   Tensor detach() const { return alias(view()); }
   /// Points this handle's tensor, and so every handle to it, at other data (used by casts of
   /// parameters). Keeps name, requires_grad and the arena (which gives it a new slot when
-  /// refreshed), drops gradient and graph, and the master where the dtype changes.
+  /// refreshed), drops the graph, the gradient where dtype, shape, strides or device change (a window
+  /// of accumulation goes on with other values), and the master where the dtype changes.
   void set_data(const Tensor& data);
   bool same(const Tensor& other) const {
     return impl_ == other.impl_;

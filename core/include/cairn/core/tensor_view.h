@@ -3,7 +3,6 @@
 // and tracks no gradient.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -13,6 +12,8 @@
 
 namespace cairn::core {
 
+class WriteCount;
+
 struct TensorView {
   void* data = nullptr;
   Shape shape;
@@ -21,7 +22,7 @@ struct TensorView {
   Device device;
   /// The storage's count of writes, where the memory is a Tensor's: it must live as long as the view
   /// is written through. Null: nobody counts.
-  std::atomic<std::uint64_t>* version = nullptr;
+  WriteCount* version = nullptr;
 
   TensorView() = default;
   TensorView(void* data, Shape shape, Strides strides, DType dtype, Device device = {})
@@ -54,10 +55,9 @@ struct TensorView {
   TensorView unsqueeze(int dim) const;
   bool can_reshape(const Shape& shape) const;
 
-  /// Says that the memory is about to be written (Storage::version). Any thread.
-  void bump_version() const {
-    if (version != nullptr) version->fetch_add(1, std::memory_order_relaxed);
-  }
+  /// Says that the memory is about to be written (Storage::version); whoever looks after it is told
+  /// first, and may throw (WriteGuard). Any thread.
+  void bump_version() const;
 };
 static_assert(std::is_trivially_copyable_v<TensorView>);  // device code takes it as an argument
 

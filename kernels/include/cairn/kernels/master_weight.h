@@ -4,15 +4,23 @@
 //
 // A master belongs to one version of its weight (core::Storage::version). Whoever writes the weight
 // itself (an initialiser, a clamp, an average) makes that version grow, and the next one who asks for the
-// master gets one that has followed: elements that were written are the written values, the others keep
-// their exact ones (a remainder does not tell which were written: all are the weight's then). Writes through a raw pointer are seen only after Storage::bump_version().
+// master gets one that has followed: elements that were changed are the written values, the others keep
+// their exact ones. A remainder does not tell what the weight was: before a kernel's first write the
+// weight is copied (2 bytes an element, until the master has followed). Writes through the pointer of
+// Tensor::data() are followed too, and those through another pointer that view().bump_version() comes
+// before; a Storage::bump_version() after them drops all remainders.
+//
+// The master itself is not written by others: a kernel that would, throws InvalidArgument.
 //
 // Everything is queued on the current stream of the weight's device.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "cairn/core/tensor.h"
+#include "cairn/core/write_count.h"
 
 namespace cairn::kernels {
 
@@ -38,25 +46,35 @@ class MasterWeight {
   static void drop(const Tensor& weight);  // the weight is its own value from now on
 
   MasterStorage storage() const;
-  /// f32, or the i16 remainder; laid out like the weight. For update kernels, which write both: they
-  /// end with weight_written().
+  /// f32, or the i16 remainder; laid out like the weight. For reading.
   const Tensor& tensor() const { return tensor_; }
+  /// The same for those who write both, as update kernels do; they end with weight_written().
+  TensorView view_to_write() const;
   /// Writes a value (any floating dtype, of its shape) into both.
   void write(const Tensor& weight, const Tensor& value);
   /// The weight and the master agree as they are now.
   void weight_written(const Tensor& weight);
 
  private:
+  class Watch;
   void follow(const Tensor& weight);
+  void keep(const Tensor& weight, Tensor master);
 
   Tensor tensor_;
-  const core::Storage* storage_ = nullptr;  // the weight's, when the two agreed
-  std::uint64_t version_ = 0;               // of it
+  std::shared_ptr<core::WriteGuard> seal_;  // of tensor_
+  std::shared_ptr<Watch> watch_;            // of the weight, since the two agreed
 };
+
+/// An update wrote all of these, and their masters where they have some. Some may share a storage.
+void weights_written(const std::vector<Tensor>& weights);
 
 /// The exact value of any tensor in f32: its master (sharing the memory), weight and remainder put
 /// together, an f32 tensor itself, a half one without a master widened.
 Tensor master_value(const Tensor& weight);
+
+/// The same for others to keep: what is not a tensor's own memory (a half one's) is not written by
+/// them. A kernel that would, throws InvalidArgument, since the tensor would not follow.
+Tensor exported_value(const Tensor& weight);
 
 /// Writes a value (any floating dtype, of its shape) into a weight and its master. keep_exact: a half
 /// weight that has no master gets one where the value does not fit it (waits for the device).

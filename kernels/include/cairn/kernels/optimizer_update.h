@@ -173,8 +173,12 @@ void split_master(const TensorView& in, const TensorView& weight, const TensorVi
 /// Follows what somebody else wrote into a half weight: where the bits of an element of the weight
 /// (f16 or bf16) are not those of its f32 master rounded to nearest even, the master becomes the
 /// weight's value; elsewhere, NaN and the sign of 0 included, it keeps its bits. One shape and one
-/// dense layout. A weight that split_master rounded differs at exact ties: round it anew from the
-/// joined master first.
+/// dense layout. A weight that split_master rounded differs at exact ties: reconcile_remainder is for
+/// those.
 void reconcile_master(const TensorView& weight, const TensorView& master);
+/// The same of a bf16 weight and its i16 remainder: where the bits of an element are no longer those
+/// of `former` (bf16), what the weight was when the two agreed, the remainder becomes 0.
+void reconcile_remainder(const TensorView& weight, const TensorView& former,
+                         const TensorView& remainder);
 
 }  // namespace cairn::kernels

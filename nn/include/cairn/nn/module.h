@@ -85,11 +85,13 @@ class Module : public core::Stateful {
   void clear_grad();
 
   /// Parameters (the f32 master where there is one, put together where it is kept as weight and
-  /// remainder: files hold full precision) and buffers, nested by module.
+  /// remainder: files hold full precision) and buffers, nested by module. A kernel that would write one
+  /// that is not the model's memory itself, the f32 value of a half tensor, throws InvalidArgument.
   StateDict state_dict() const override;
   /// Writes values into the existing tensors: into the master and, rounded, into the half weight
   /// where there is a master; a half weight that requires a gradient gets one where the value does
-  /// not fit it. Ends what is pending: gradients are dropped. Reports every missing, surplus and mis-shaped entry in one DataError
+  /// not fit it. Gradients stay, as in PyTorch (a window goes on); loading an optimizer's state or amp's
+  /// drops them. Reports every missing, surplus and mis-shaped entry in one DataError
   /// before anything changes.
   void load_state_dict(const StateDict& state) override;
 

@@ -12,3 +12,4 @@
 #include "cairn/optim/report.h"
 #include "cairn/optim/schedule.h"
 #include "cairn/optim/sgd.h"
+#include "cairn/optim/weight_average.h"

@@ -1,0 +1,218 @@
+#include "cairn/optim/weight_average.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "cairn/core/error.h"
+#include "cairn/core/log.h"
+#include "cairn/kernels/master_weight.h"
+#include "cairn/kernels/multi_tensor.h"
+#include "layout.h"
+#include "state_path.h"
+
+namespace cairn::optim {
+
+namespace {
+
+constexpr const char* kUpdates = "updates";
+constexpr const char* kValues = "values";
+
+void check_averaged(const NamedTensor& weight, std::set<std::string>& names,
+                    std::set<const void*>& tensors) {
+  const auto& [name, tensor] = weight;
+  CAIRN_CHECK(!name.empty(), "average", "expected weights with names, got an empty name");
+  CAIRN_CHECK(tensor.defined(), "average", "expected a tensor '", name, "', got an undefined one");
+  const bool is_new = names.insert(name).second && tensors.insert(tensor.id()).second;
+  CAIRN_CHECK(is_new, "average", "expected each weight once, got '", name, "' again");
+  if (!core::is_floating(tensor.dtype())) return;
+  CAIRN_CHECK(tensor.dtype() != DType::f64, "average", "expected weights of f16, bf16 or f32, got '",
+              name, "' of f64");
+  CAIRN_CHECK(tensor.view().is_dense(), "average", "expected dense weights, got '", name,
+              "' with shape ", tensor.shape(), " and strides ", tensor.strides());
+}
+
+/// The exact value, where it lies or, of a remainder, put together.
+Tensor value_of(const Tensor& weight) {
+  return kernels::MasterWeight::exists(weight) ? kernels::master_value(weight) : weight;
+}
+
+Tensor bits_of(const Tensor& x) {
+  const Tensor copy = empty_beside(x, x.dtype());
+  core::copy_bytes(x, copy);
+  return copy;
+}
+
+/// What flattens to names.
+void collect_values(const StateDict& at, const std::string& path,
+                    std::map<std::string, Tensor>& values) {
+  for (const auto& [key, value] : at) {
+    const std::string name = path.empty() ? key : core::str(path, ".", key);
+    if (const auto* tensor = std::get_if<Tensor>(&value)) values[name] = *tensor;
+    if (const auto* dict = std::get_if<StateDict>(&value)) collect_values(*dict, name, values);
+  }
+}
+
+std::string problem_of(const std::string& name, const Tensor& given, const Tensor& average) {
+  if (!given.defined()) return core::str("no '", name, "'");
+  if (given.shape() == average.shape() && core::is_floating(given.dtype())) return {};
+  return core::str("'", name, "' of shape ", given.shape(), " ", given.dtype(), " instead of ",
+                   average.shape(), " f32");
+}
+
+}  // namespace
+
+WeightAverage::WeightAverage(const NamedTensors& weights, const WeightAverageOptions& options)
+    : options_(options) {
+  CAIRN_CHECK(options.decay >= 0 && options.decay < 1, "average",
+              "expected a decay in [0, 1), got ", options.decay);
+  std::set<std::string> names;
+  std::set<const void*> tensors;
+  for (const NamedTensor& weight : weights) {
+    check_averaged(weight, names, tensors);
+    if (!core::is_floating(weight.tensor.dtype())) continue;
+    weights_.push_back(weight);
+    averages_.push_back(
+        {weight.name, copy_beside(weight.tensor, value_of(weight.tensor), DType::f32)});
+  }
+  CAIRN_CHECK(!weights_.empty(), "average",
+              "expected weights to average, got none (model.parameters())");
+}
+
+/// Weights may have moved since.
+void WeightAverage::follow_device() {
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    const Tensor& weight = weights_[i].tensor;
+    Tensor& average = averages_[i].tensor;
+    if (average.device() != weight.device()) average = copy_beside(weight, average, DType::f32);
+  }
+}
+
+void WeightAverage::update() {
+  CAIRN_CHECK(!in_use_, "average", "expected the model's own weights to average, got the averages, "
+              "which are in use (update() after the scope of use())");
+  follow_device();
+  struct List {
+    std::vector<TensorView> values, averages;
+  };
+  std::map<std::pair<int, int>, List> lists;  // by device
+  std::vector<Tensor> alive;
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    alive.push_back(value_of(weights_[i].tensor));
+    const Device device = alive.back().device();
+    List& list = lists[{static_cast<int>(device.type), device.index}];
+    list.values.push_back(alive.back());
+    list.averages.push_back(averages_[i].tensor);
+  }
+  const auto before = static_cast<double>(updates_);
+  const double keeps = options_.equal ? before / (before + 1) : options_.decay;
+  for (auto& [device, list] : lists) {
+    if (updates_ == 0) {
+      kernels::multi_tensor_scale(list.values, list.averages, 1.0);
+    } else {
+      kernels::multi_tensor_axpby(keeps, list.averages, 1 - keeps, list.values, list.averages);
+    }
+  }
+  ++updates_;
+}
+
+AveragesInUse WeightAverage::use() {
+  CAIRN_CHECK(!in_use_, "average", "expected averages that are not in use, got a second use()");
+  follow_device();
+  AveragesInUse scope(this);
+  for (const NamedTensor& weight : weights_) {  // all memory is there before anything is written
+    const auto* master = kernels::MasterWeight::of(weight.tensor);
+    scope.saved_.push_back({weight, bits_of(weight.tensor),
+                            master != nullptr ? bits_of(master->tensor()) : Tensor(), 0});
+  }
+  in_use_ = true;
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    kernels::write_weight(weights_[i].tensor, averages_[i].tensor, false);
+    scope.saved_[i].written = weights_[i].tensor.storage()->version();
+  }
+  return scope;
+}
+
+AveragesInUse::AveragesInUse(AveragesInUse&& other) noexcept
+    : owner_(std::exchange(other.owner_, nullptr)), saved_(std::move(other.saved_)) {}
+
+AveragesInUse::~AveragesInUse() {
+  try {
+    restore();
+  } catch (const std::exception& error) {
+    log::error("{}", error.what());
+  }
+}
+
+void AveragesInUse::restore() {
+  if (owner_ == nullptr) return;
+  std::exchange(owner_, nullptr)->in_use_ = false;
+  std::vector<Tensor> restored;
+  std::string written, changed;
+  for (const Saved& saved : std::exchange(saved_, {})) {
+    const auto& [name, weight] = saved.weight;
+    auto* master = kernels::MasterWeight::peek(weight);
+    const DType kept = master != nullptr ? master->tensor().dtype() : weight.dtype();
+    const DType had = saved.master.defined() ? saved.master.dtype() : saved.bits.dtype();
+    if (weight.dtype() != saved.bits.dtype() || weight.device() != saved.bits.device() ||
+        (master != nullptr) != saved.master.defined() || kept != had) {
+      if (changed.empty()) changed = name;
+      continue;
+    }
+    if (weight.storage()->version() != saved.written && written.empty()) written = name;
+    TensorView bits = weight;
+    bits.version = nullptr;  // counted below, with the master
+    core::copy_bytes(saved.bits, bits);
+    if (master != nullptr) core::copy_bytes(saved.master, master->view_to_write());
+    restored.push_back(weight);
+  }
+  kernels::weights_written(restored);
+  if (!written.empty()) {
+    log::warn("average: '{}' was written while the averages were in use, which is undone", written);
+  }
+  CAIRN_CHECK(changed.empty(), "average", "expected weights as they were before the averages, got '",
+              changed, "', which was cast or moved, or whose master was made or dropped (do so "
+              "outside of the scope of use())");
+}
+
+StateDict WeightAverage::state_dict() const {
+  StateDict state;
+  state.set(kUpdates, updates_);
+  StateDict& values = state.make_dict(kValues);
+  for (const auto& [name, average] : averages_) {
+    const std::size_t dot = name.rfind('.');
+    StateDict& at =
+        dot == std::string::npos ? values : make_path(values, std::string_view(name).substr(0, dot));
+    at.set(dot == std::string::npos ? name : name.substr(dot + 1), average);
+  }
+  return state;
+}
+
+void WeightAverage::load_state_dict(const StateDict& state) {
+  std::map<std::string, Tensor> given;
+  collect_values(state.dict(kValues), "", given);
+  const std::int64_t updates = state.integer(kUpdates);
+  std::string problems = updates < 0 ? core::str(updates, " updates") : "";
+  const auto add = [&](const std::string& text) {
+    if (!text.empty()) problems += (problems.empty() ? "" : "; ") + text;
+  };
+  for (const auto& [name, average] : averages_) {
+    const auto found = given.find(name);
+    add(problem_of(name, found == given.end() ? Tensor() : found->second, average));
+  }
+  for (const auto& [name, value] : given) {
+    const bool known = std::any_of(averages_.begin(), averages_.end(),
+                                   [&](const NamedTensor& own) { return own.name == name; });
+    if (!known) add(core::str("'", name, "', which is not averaged"));
+  }
+  if (!problems.empty()) {
+    core::fail<core::DataError>("average", "expected a state of these averages, got one with ",
+                                problems, " (nothing was changed)");
+  }
+  for (const auto& [name, average] : averages_) kernels::copy(given.at(name), average);
+  updates_ = updates;
+}
+
+}  // namespace cairn::optim

@@ -1,0 +1,262 @@
+// Averages of weights: the formula, the exact values that it is made of, and the scope that puts them in.
+#include "cairn/optim/weight_average.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "cairn/core/error.h"
+#include "cairn/kernels/master_weight.h"
+#include "cairn/optim/adam.h"
+#include "reference.h"
+#include "support.h"
+#include "support/message_of.h"
+
+namespace cairn::optim {
+namespace {
+
+using reference::Values;
+using test::message_of;
+using testing::HasSubstr;
+
+class Averages : public testing::TestWithParam<Device> {
+ protected:
+  /// Of every kind: f32, f16 and bf16 with masters, bf16 with a remainder, f16 without.
+  NamedTensors weights() const {
+    const auto make = [](const char* name, std::uint64_t seed, DType dtype) {
+      return make_parameter(name, {37, 11}, seed, dtype, GetParam());
+    };
+    NamedTensors all = {make("f32", 1, DType::f32), make("block.f16", 2, DType::f16),
+                        make("block.bf16", 3, DType::bf16), make("split", 4, DType::bf16),
+                        make("half", 5, DType::f16)};
+    for (std::size_t i = 1; i < 4; ++i) {
+      kernels::MasterWeight::assign(
+          all[i].tensor, test::random_tensor({37, 11}, DType::f32, GetParam(), 10 + i),
+          i == 3 ? MasterStorage::remainder : MasterStorage::f32);
+    }
+    return all;
+  }
+};
+
+Values exact(const Tensor& weight) {
+  return values(kernels::master_value(weight));
+}
+
+/// Other values; what halves without a master hold, rounded.
+void move_on(const NamedTensors& weights, std::uint64_t seed) {
+  for (const auto& [name, tensor] : weights) {
+    const Tensor next = test::random_tensor(tensor.shape(), DType::f32, tensor.device(), seed++);
+    kernels::write_weight(tensor, next, false);
+  }
+}
+
+/// average = keeps average + (1 - keeps) weight, in double.
+void average_on(Values& average, const Values& weight, double keeps) {
+  for (std::size_t i = 0; i < average.size(); ++i)
+    average[i] = keeps * average[i] + (1 - keeps) * weight[i];
+}
+
+void expect_averages(const WeightAverage& average, const std::vector<Values>& expected) {
+  for (std::size_t k = 0; k < expected.size(); ++k) {
+    const Tensor& tensor = average.averages()[k].tensor;
+    EXPECT_EQ(tensor.dtype(), DType::f32);
+    test::expect_close(tensor, expected[k], 1e-6, 1e-6);
+  }
+}
+
+TEST_P(Averages, BeginWithTheWeightsAndTheFirstUpdateCopiesThem) {
+  const NamedTensors all = weights();
+  WeightAverage average(all, {.decay = 0.9});
+  for (std::size_t k = 0; k < all.size(); ++k)
+    EXPECT_EQ(values(average.averages()[k].tensor), exact(all[k].tensor)) << all[k].name;
+  move_on(all, 20);
+  average.update();
+  for (std::size_t k = 0; k < all.size(); ++k)
+    EXPECT_EQ(values(average.averages()[k].tensor), exact(all[k].tensor)) << all[k].name;
+  EXPECT_EQ(average.updates(), 1);
+}
+
+TEST_P(Averages, DecayExponentially) {
+  const NamedTensors all = weights();
+  WeightAverage average(all, {.decay = 0.9});
+  std::vector<Values> expected(all.size());
+  for (std::uint64_t n = 0; n < 8; ++n) {
+    move_on(all, 20 + 10 * n);
+    average.update();
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      if (n == 0) expected[k] = exact(all[k].tensor);
+      average_on(expected[k], exact(all[k].tensor), 0.9);
+    }
+  }
+  expect_averages(average, expected);
+}
+
+TEST_P(Averages, CountAlike) {
+  const NamedTensors all = weights();
+  WeightAverage average(all, {.equal = true});
+  std::vector<Values> sums(all.size(), Values(37 * 11));
+  for (std::uint64_t n = 0; n < 8; ++n) {
+    move_on(all, 20 + 10 * n);
+    average.update();
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      const Values now = exact(all[k].tensor);
+      for (std::size_t i = 0; i < now.size(); ++i) sums[k][i] += now[i] / 8;
+    }
+  }
+  expect_averages(average, sums);
+}
+
+TEST_P(Averages, SeeStepsThatAHalfWeightDoesNotShow) {
+  for (const MasterStorage storage : {MasterStorage::f32, MasterStorage::remainder}) {
+    const NamedTensor weight{"w", Tensor::full({8}, 1.0, DType::bf16, GetParam())};
+    kernels::MasterWeight::make(weight.tensor, storage);
+    WeightAverage average({weight}, {.equal = true});
+    for (int step = 1; step <= 10; ++step) {
+      kernels::write_weight(weight.tensor,
+                            Tensor::full({8}, 1.0 - step * 1e-4, DType::f32, GetParam()), false);
+      average.update();
+    }
+    EXPECT_EQ(values(weight.tensor), Values(8, 1.0));
+    test::expect_close(average.averages()[0].tensor, Values(8, 1.0 - 5.5e-4), 1e-7, 0);
+  }
+}
+
+TEST_P(Averages, InUseAreTheWeightsAndTheirEndRestoresEveryBit) {
+  const NamedTensors all = weights();
+  WeightAverage average(all);
+  move_on(all, 20);
+  average.update();
+  const std::vector<Values> averaged = [&] {
+    std::vector<Values> each;
+    for (const NamedTensor& one : average.averages()) each.push_back(values(one.tensor));
+    return each;
+  }();
+  move_on(all, 40);
+  std::vector<Values> before, before_exact, before_kept;
+  for (const auto& [name, tensor] : all) {
+    before.push_back(values(tensor));
+    before_exact.push_back(exact(tensor));
+    const auto* master = kernels::MasterWeight::of(tensor);
+    before_kept.push_back(master ? values(master->tensor()) : Values());
+  }
+  {
+    const auto in_use = average.use();
+    for (std::size_t k = 0; k + 1 < all.size(); ++k)
+      EXPECT_EQ(exact(all[k].tensor), averaged[k]) << all[k].name;
+    const Shape flat{37 * 11};
+    EXPECT_EQ(values(all[4].tensor), values(Tensor::from(averaged[4], flat, DType::f16)));
+    EXPECT_EQ(values(all[1].tensor), values(Tensor::from(averaged[1], flat, DType::f16)));
+  }
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    EXPECT_EQ(values(all[k].tensor), before[k]) << all[k].name;
+    EXPECT_EQ(exact(all[k].tensor), before_exact[k]) << all[k].name;
+    const auto* master = kernels::MasterWeight::of(all[k].tensor);
+    EXPECT_EQ(master ? values(master->tensor()) : Values(), before_kept[k]) << all[k].name;
+    EXPECT_EQ(values(average.averages()[k].tensor), averaged[k]);
+  }
+}
+
+TEST_P(Averages, InUseBetweenStepsChangeNoTraining) {
+  const NamedTensors a = weights(), b = weights();
+  FusedAdam plain(a, {.lr = 1e-3}), looked_at(b, {.lr = 1e-3});
+  WeightAverage average(b, {.decay = 0.9});
+  for (std::uint64_t step = 0; step < 5; ++step) {
+    for (const NamedTensors* all : {&a, &b}) write_gradients(*all, 7 * step);
+    { const auto in_use = average.use(); }
+    plain.step();
+    if (looked_at.step().applied) average.update();
+  }
+  for (std::size_t k = 0; k < a.size(); ++k)
+    EXPECT_EQ(exact(a[k].tensor), exact(b[k].tensor)) << a[k].name;
+}
+
+TEST_P(Averages, ContinueFromTheirStateBitForBit) {
+  const NamedTensors a = weights(), b = weights();
+  WeightAverage whole(a, {.decay = 0.9}), second(b, {.decay = 0.9});
+  move_on(a, 20);
+  whole.update();
+  const StateDict file = snapshot(whole.state_dict());
+  EXPECT_EQ(file.dict("values").dict("block").tensor("f16").dtype(), DType::f32);
+  second.load_state_dict(file);
+  EXPECT_EQ(second.updates(), 1);
+  for (const NamedTensors* all : {&a, &b}) move_on(*all, 30);
+  whole.update();
+  second.update();
+  for (std::size_t k = 0; k < a.size(); ++k) {
+    EXPECT_EQ(values(whole.averages()[k].tensor), values(second.averages()[k].tensor));
+  }
+}
+
+TEST_P(Averages, BuffersAreAveragedIfTheyAreNamedAndCountsAreNot) {
+  const Tensor mean = Tensor::full({4}, 1.0, DType::f32, GetParam()),
+               count = Tensor::full({1}, 3, DType::i64, GetParam());
+  WeightAverage average({{"bn.running_mean", mean}, {"bn.batches", count}}, {.decay = 0.5});
+  average.update();
+  kernels::fill(mean, 3.0);
+  kernels::fill(count, 4);
+  average.update();
+  {
+    const auto in_use = average.use();
+    EXPECT_EQ(values(mean), Values(4, 2.0));
+    EXPECT_EQ(values(count), Values(1, 4.0));
+  }
+  EXPECT_EQ(values(mean), Values(4, 3.0));
+  EXPECT_EQ(average.averages().size(), 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Averages, testing::ValuesIn(test::devices()), test::device_name);
+
+TEST(AveragesErrors, SayWhatIsWrong) {
+  const Tensor w = Tensor::zeros({2});
+  EXPECT_EQ(message_of([&] { WeightAverage({{"w", w}}, {.decay = 1.0}); }),
+            "[average] expected a decay in [0, 1), got 1");
+  EXPECT_EQ(message_of([&] { WeightAverage({{"w", w}, {"v", w}}); }),
+            "[average] expected each weight once, got 'v' again");
+  EXPECT_THAT(message_of([&] { WeightAverage({{"w", Tensor::zeros({2}, DType::f64)}}); }),
+              HasSubstr("got 'w' of f64"));
+  EXPECT_THAT(message_of([&] { WeightAverage({}); }), HasSubstr("got none (model.parameters())"));
+  WeightAverage average({{"w", w}});
+  const auto in_use = average.use();
+  EXPECT_THAT(message_of([&] { average.update(); }), HasSubstr("update() after the scope"));
+  EXPECT_THAT(message_of([&] { (void)average.use(); }), HasSubstr("got a second use()"));
+}
+
+TEST(AveragesErrors, AStateThatDiffersIsNamedAndChangesNothing) {
+  WeightAverage average({{"w", Tensor::full({2}, 1.0)}, {"v", Tensor::full({2}, 1.0)}});
+  WeightAverage other({{"w", Tensor::full({3}, 2.0)}, {"u", Tensor::full({2}, 2.0)}});
+  std::string said;
+  try {
+    average.load_state_dict(other.state_dict());
+  } catch (const core::DataError& error) {
+    said = error.what();
+  }
+  EXPECT_THAT(said, HasSubstr("'w' of shape [3] f32 instead of [2] f32; no 'v'; 'u', which is not "
+                              "averaged (nothing was changed)"));
+  EXPECT_EQ(values(average.averages()[0].tensor), Values(2, 1.0));
+}
+
+TEST(AveragesErrors, WhatIsWrittenWhileTheyAreInUseIsUndoneWithAWord) {
+  const Tensor w = Tensor::full({2}, 1.0);
+  WeightAverage average({{"fc.w", w}});
+  testing::internal::CaptureStderr();
+  {
+    const auto in_use = average.use();
+    kernels::fill(w, 5.0);
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("'fc.w' was written"));
+  EXPECT_EQ(values(w), Values(2, 1.0));
+}
+
+TEST(AveragesErrors, AWeightThatIsCastWhileTheyAreInUseIsNamed) {
+  Tensor w = Tensor::full({2}, 1.0), v = Tensor::full({2}, 1.0);
+  WeightAverage average({{"w", w}, {"v", v}});
+  kernels::fill(average.averages()[1].tensor, 7.0);
+  auto in_use = average.use();
+  w.set_data(Tensor::full({2}, 3.0, DType::f16));
+  EXPECT_THAT(message_of([&] { in_use.restore(); }), HasSubstr("got 'w', which was cast"));
+  EXPECT_EQ(values(w), Values(2, 3.0));
+  EXPECT_EQ(values(v), Values(2, 1.0));
+}
+
+}  // namespace
+}  // namespace cairn::optim
