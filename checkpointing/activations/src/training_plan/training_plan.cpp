@@ -11,6 +11,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/linear.h"
@@ -507,6 +508,7 @@ TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, st
                            const TrainingWorld& world, const TrainingPlanOptions& options) {
   check_arguments(model, batch, world, options);
   core::Stream::current(batch.x.device()).synchronize();
+  const core::PassiveWaitGuard waits;  // the processors may be other programs', too
   return {TrainingPlanner(model, batch, budget, world, options).choices(), budget};
 }
 
