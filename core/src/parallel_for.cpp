@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -88,5 +89,55 @@ void parallel_for(std::int64_t n, std::int64_t grain,
   first_error.rethrow();
 #endif
 }
+
+#if defined(_OPENMP)
+// Nobody can tell OpenMP to wait otherwise once it runs. But where it has more threads than there are
+// processors, GCC's spins 100 times instead of 300,000 (GOMP_SPINCOUNT in its manual), and LLVM's
+// not at all: these are the threads too many, and do nothing.
+class PassiveWaitGuard::SleepingTeam {
+ public:
+  SleepingTeam() : thread_([this] { run(); }) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return stands_; });
+  }
+  ~SleepingTeam() {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  SleepingTeam(const SleepingTeam&) = delete;
+  SleepingTeam& operator=(const SleepingTeam&) = delete;
+
+ private:
+  void run() {
+    omp_set_dynamic(0);  // of this thread alone
+#pragma omp parallel num_threads(omp_get_num_procs() + 1)
+    {
+      std::unique_lock lock(mutex_);
+      stands_ = true;  // OpenMP counts all before the first runs
+      changed_.notify_all();
+      changed_.wait(lock, [this] { return ends_; });
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stands_ = false, ends_ = false;
+  std::thread thread_;  // last: it uses all the others
+};
+
+PassiveWaitGuard::PassiveWaitGuard() {
+  if (omp_get_max_threads() > 1) team_ = std::make_unique<SleepingTeam>();
+}
+#else
+class PassiveWaitGuard::SleepingTeam {};
+
+PassiveWaitGuard::PassiveWaitGuard() = default;  // one thread waits for nobody
+#endif
+
+PassiveWaitGuard::~PassiveWaitGuard() = default;
 
 }  // namespace cairn::core

@@ -1,12 +1,15 @@
 // Every way to keep less for the backward, against plain training: bits, memory, operations run.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -114,6 +117,38 @@ TEST(Policies, RecomputingActivationsOnlyKeepsTheProductsOnly) {
   EXPECT_EQ(kept({}), result);
   EXPECT_EQ(kept({.policy = recompute_only({"gelu"})}), hidden + result);
   EXPECT_EQ(kept({.policy = save_only({"linear", "gelu"})}), 2 * hidden + result);  // as plain
+}
+
+TEST(Policies, SeeEachOperationWithItsNumberAmongThoseOfItsName) {
+  const Mlp mlp;
+  std::vector<SegmentOperation> seen;
+  const Policy policy = [&](const SegmentOperation& operation) {
+    seen.push_back(operation);
+    return Treatment::must_recompute;
+  };
+  checkpoint([&](const Tensor& z) { return mlp(z); }, test::normal_tensor({32, 16}, 3),
+             {.policy = policy});
+  EXPECT_EQ(seen, (std::vector<SegmentOperation>{{"linear", 0}, {"gelu", 0}, {"linear", 1}}));
+}
+
+// Once the segment keeps so much, preferences count no more.
+TEST(Policies, PreferencesEndWithTheirBytes) {
+  const Tensor x = leaf({32, 16}, 3);
+  const Policy all = [](const SegmentOperation&) { return Treatment::prefer_save; };
+  const auto replays = [&](std::size_t bytes) {
+    const Segment chain = [](Tensor z) {
+      for (int i = 0; i < 4; ++i) z = autograd::tanh(z);
+      return z;
+    };
+    const Tensor loss =
+        autograd::sum(checkpoint(chain, x, {.policy = all, .preferred_bytes = bytes}));
+    Replays replays;
+    autograd::backward(loss);
+    return replays.count["tanh"];
+  };
+  EXPECT_EQ(replays(SIZE_MAX), 0);
+  EXPECT_EQ(replays(2 * x.nbytes()), 1);
+  EXPECT_EQ(replays(0), 3);  // a replay ends before the last one
 }
 
 // ---- What is kept, counted
@@ -305,6 +340,105 @@ TEST(Offload, WritesInBetweenAreAnError) {
   x.storage()->bump_version();
   EXPECT_THAT(message_of<core::Error>([&] { autograd::backward(loss); }),
               HasSubstr("written in place"));
+}
+
+// A write behind the copy changes nothing, one ahead of its end may have changed a part of it.
+TEST(Offload, WritesWhileACopyIsOnItsWayAreAnError) {
+  Offload offload({.min_bytes = 1});
+  const Tensor x = test::normal_tensor({32, 16}, 1), w = leaf({32, 16}, 2);
+  const auto loss = [&] {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    return autograd::sum(x * w);
+  };
+  const Tensor changed = loss();
+  x.storage()->bump_version();
+  offload.synchronize();
+  EXPECT_THAT(message_of<core::Error>([&] { autograd::backward(changed); }),
+              HasSubstr("written in place"));
+  const Tensor good = loss();
+  offload.synchronize();
+  x.storage()->bump_version();
+  autograd::backward(good);
+  EXPECT_EQ(w.grad().to_vector(), x.to_vector());
+}
+
+TEST(Offload, ATensorThatIsWrittenBetweenTwoOperationsGoesOutTwice) {
+  Offload offload({.min_bytes = 1});
+  const Tensor x = test::normal_tensor({32, 16}, 1), first = leaf({32, 16}, 2),
+               second = leaf({32, 16}, 3);
+  const auto before = x.to_vector();
+  Tensor loss;
+  {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    const Tensor y = autograd::sum(x * first);
+    offload.synchronize();
+    core::copy_bytes(test::normal_tensor({32, 16}, 4), x);
+    x.storage()->bump_version();
+    loss = y + autograd::sum(x * second);
+  }
+  autograd::backward(loss);
+  EXPECT_EQ(first.grad().to_vector(), before);
+  EXPECT_EQ(second.grad().to_vector(), x.to_vector());
+}
+
+TEST(Offload, SmallTensorsStay) {
+  const Tensor x = leaf({32, 16}, 1);
+  Offload offload({.min_bytes = x.nbytes() + 1});
+  {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    autograd::backward(autograd::sum(autograd::tanh(autograd::tanh(x))));
+  }
+  EXPECT_EQ(offload.stats().copied_bytes, 0u);
+}
+
+// Resident bytes of the process that are pages of files.
+std::size_t resident_file_bytes() {
+  std::ifstream status("/proc/self/status");
+  std::size_t kilobytes = 0;
+  for (std::string word; status >> word;) {
+    std::size_t value = 0;
+    if ((word == "RssFile:" || word == "RssShmem:") && status >> value) kilobytes += value;
+  }
+  return kilobytes << 10;
+}
+
+TEST(Offload, TheProcessHoldsLittleOfTheFiles) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "a GPU offloads to no file";
+  const TemporaryFolder folder;
+  Offload offload({.folder = folder.string(), .min_bytes = 1});
+  Tensor y = leaf({4 << 20}, 1);  // 16 MiB
+  const std::size_t before = resident_file_bytes();
+  {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    for (int i = 0; i < 3; ++i) y = autograd::tanh(y);
+  }
+  offload.synchronize();
+  EXPECT_GE(offload.stats().stored_bytes, 3 * y.nbytes());
+  EXPECT_LE(resident_file_bytes(), before + y.nbytes() / 2);
+  autograd::backward(autograd::sum(y));
+  EXPECT_LE(resident_file_bytes(), before + y.nbytes() / 2);
+}
+
+// A file that may not grow any further stands in for a full disk.
+TEST(Offload, AFullDiskIsAnErrorInTheForward) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "a GPU offloads to no file";
+  const TemporaryFolder folder;
+  Offload offload({.folder = folder.string(), .min_bytes = 1});
+  const Tensor x = leaf({64, 1024}, 1);
+  const auto previous_handler = signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit tiny = before;
+  tiny.rlim_cur = 4096;
+  setrlimit(RLIMIT_FSIZE, &tiny);
+  const std::string message = message_of<core::IoError>([&] {
+    const autograd::SavedTensorHooksGuard hooks(offload.hooks());
+    autograd::tanh(x);
+  });
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, previous_handler);
+  EXPECT_THAT(message, AllOf(HasSubstr("reserve 262144 bytes"), HasSubstr(folder.string()),
+                             HasSubstr("more room")));
 }
 
 // ---- Offload beside the computation

@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <thread>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
+#include "cairn/checkpointing/parts.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
 #include "checkpointing/small_state.h"
@@ -134,6 +137,67 @@ TEST_F(BackgroundSave, OneIsInFlightAndItsMemoryIsAccounted) {
   state.finish();
   EXPECT_EQ(core::memory_stats({}).current_total, idle);
   EXPECT_EQ(list_checkpoints(dir_.string()).size(), 3u);
+}
+
+// Pieces are copied by several threads: tensors of more than one, of halves, and of one byte more.
+TEST_F(BackgroundSave, HoldsEveryByteOfLargeTensorsAndOfHalves) {
+  const auto tensors_of = [](double value) {
+    NamedTensors tensors;
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::u8}) {
+      tensors.push_back(
+          {std::string(core::name(dtype)), Tensor::full({(5 << 20) + 1}, value, dtype, Device{})});
+    }
+    return tensors;
+  };
+  const NamedTensors saved = tensors_of(3), loaded = tensors_of(0), expected = tensors_of(3);
+  Tensors part(saved), own(loaded);
+  TrainingState state({{"part", part}});
+  state.save(dir_.string(), 1);
+  gate_.close_gate();
+  std::thread opens([&] {
+    while (gate_.waiting == 0) std::this_thread::yield();
+    gate_.open_gate();
+  });
+  state.save_async(dir_.string(), 2);
+  for (const auto& [name, tensor] : saved) {
+    core::copy_bytes(Tensor::full(tensor.shape(), 9, tensor.dtype(), Device{}), tensor);
+  }
+  opens.join();
+  state.finish();
+  TrainingState({{"part", own}}).resume(dir_ / "step-00000002");
+  for (std::size_t i = 0; i < loaded.size(); ++i) {
+    EXPECT_EQ(std::memcmp(loaded[i].tensor.raw_data(), expected[i].tensor.raw_data(),
+                          expected[i].tensor.nbytes()),
+              0)
+        << loaded[i].name;
+  }
+}
+
+// The copy goes when all is written, not when somebody asks.
+TEST_F(BackgroundSave, GivesItsMemoryBackByItself) {
+  struct Large : SmallState {
+    Large() { weight = Tensor::zeros({1024, 256}); }
+  } large;
+  TrainingState state({{"large", large}});
+  const std::size_t idle = core::memory_stats({}).current_total;
+  state.save_async(dir_.string(), 2);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (core::memory_stats({}).current_total > idle) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  state.finish();
+}
+
+TEST_F(BackgroundSave, ShardsCountForTheLimitToo) {
+  const Tensor rows = Tensor::zeros({1024, 4});
+  SmallState small;
+  Shards shards({{"rows", {rows, {1024, 4}, 0}}});
+  TrainingState state({{"small", small}, {"shards", shards}}, {},
+                      {.snapshot_bytes = rows.nbytes()});
+  state.save_async(dir_.string(), 1);
+  state.finish();
+  EXPECT_EQ(state.last_save()->snapshot_bytes, 0u);
 }
 
 TEST_F(BackgroundSave, WhatPassesTheLimitIsWrittenBeforeTheCallReturns) {

@@ -13,6 +13,7 @@
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/parallel_for.h"
+#include "checkpointing/simulated_disk.h"
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
 #include "support/message_of.h"
@@ -79,6 +80,63 @@ TEST(Keep, AMetricThatIsNoNumberIsNone) {
   TrainingState state({{"small", small}});
   const std::string path = state.save(dir.string(), 1, std::numeric_limits<double>::infinity());
   EXPECT_FALSE(summarize_checkpoint(path).metric);
+}
+
+void flip_last_bit_of(const std::string& path) {
+  std::string bytes = read_bytes(path + "/state.safetensors");
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_bytes(path + "/state.safetensors", bytes);
+}
+
+// Of another run, which fills up, a good one stays in the place of one that was found damaged.
+TEST(Keep, DamagedOnesDoNotCount) {
+  const TemporaryFolder dir;
+  SmallState small;
+  for (const std::int64_t first : {1, 10}) {  // two runs
+    TrainingState run({{"small", small}}, {}, {.keep = 9});
+    run.save(dir.string(), first);
+    run.save(dir.string(), 2 * first);
+  }
+  flip_last_bit_of(dir / "step-00000020");
+  TrainingState state({{"small", small}}, {}, {.keep = 3});
+  EXPECT_EQ(state.resume_latest(dir.string())->step, 10);
+  state.save(dir.string(), 30);
+  EXPECT_THAT(steps_in(dir.string()), ElementsAre(2, 10, 20, 30));  // 20 has not enough before it
+}
+
+TEST(Keep, ADamagedOneIsNotTheBest) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState run({{"small", small}}, {}, {.keep = 9});
+  run.save(dir.string(), 1, 1.0);
+  run.save(dir.string(), 2, 0.5);
+  flip_last_bit_of(dir / "step-00000002");
+  TrainingState state({{"small", small}}, {}, {.keep = 1, .keep_best = 1, .best = Best::lowest});
+  EXPECT_EQ(state.resume_latest(dir.string())->step, 1);
+  state.save(dir.string(), 3, 3.0);
+  EXPECT_THAT(steps_in(dir.string()), ElementsAre(1, 3));
+}
+
+// On a full disk the one too many of a killed run would block all later saves.
+TEST(Keep, ASaveThatFailsRemovesWhatIsTooMany) {
+  struct FullDisk : SystemCalls {
+    bool full = false;
+    ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
+      if (!full) return SystemCalls::write(file, data, bytes, offset);
+      errno = ENOSPC;
+      return -1;
+    }
+  } disk;
+  const SystemCallsGuard guard(disk);
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState many({{"small", small}});
+  for (int step = 1; step <= 3; ++step) many.save(dir.string(), step);
+  TrainingState one({{"small", small}}, {}, {.keep = 1});
+  one.resume_latest(dir.string());
+  disk.full = true;
+  EXPECT_THROW(one.save(dir.string(), 4), IoError);
+  EXPECT_THAT(steps_in(dir.string()), ElementsAre(3));
 }
 
 TEST(Folder, ManifestNamesTheLibraries) {
@@ -186,6 +244,18 @@ TEST(Writer, ASecondOneIsToldWhoTheFirstIs) {
   EXPECT_EQ(read_bytes(path + "/manifest.json"), before);
   EXPECT_TRUE(state.resume_latest(dir.string()));  // the lock died with its holder
   state.save(dir.string(), 2);
+}
+
+TEST(Writer, ARunThatGoesOnInAnotherFolderLocksThatOne) {
+  SimulatedDisk disk;
+  const SystemCallsGuard guard(disk);
+  SmallState small;
+  { TrainingState({{"small", small}}).save("/runs/b", 1); }
+  TrainingState state({{"small", small}});
+  state.save("/runs/a", 1);
+  disk.lock_from_elsewhere("/runs/b/.lock");
+  EXPECT_THAT(message_of<IoError>([&] { state.save("/runs/b", 2); }),
+              HasSubstr("the only one that saves in '/runs/b'"));
 }
 
 TEST(Writer, StatesOfOneProcessShareTheFolder) {

@@ -12,6 +12,7 @@
 namespace cairn::checkpointing {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using Fault = SimulatedDisk::Fault;
 
@@ -53,6 +54,8 @@ TEST_F(KilledSave, OfAStepThatStandsLeavesTheOldOrTheNew) {
     const float before = latest();
     disk_.plan(Fault::kill_all, calls);
     saved = save(5, before + 1);
+    // Where both are there the one that stepped aside is no second checkpoint.
+    EXPECT_EQ(list_checkpoints(kKilledSaveFolder).size(), 1U) << "killed at call " << calls;
     const float after = latest();
     EXPECT_TRUE(after == before || after == before + 1) << "killed at call " << calls;
     SmallState part;  // by its path, too
@@ -130,6 +133,8 @@ TEST_F(KilledSave, ThatFailsIsAnErrorAndLosesNothing) {
       }
       happened = disk_.fault_happened();
       disk_.restart();
+      // By its own name, even before the next run puts things in order.
+      EXPECT_THAT(disk_.names(kKilledSaveFolder), Contains("step-00000005")) << calls;
       EXPECT_TRUE(happened || !threw);
       const float after = latest();
       EXPECT_TRUE(after == before + 1 || (threw && after == before)) << calls;

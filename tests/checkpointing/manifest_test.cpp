@@ -140,6 +140,16 @@ TEST(Manifest, BytesAreComparedWithTheFile) {
   EXPECT_THAT(find_damage(path), ElementsAre(HasSubstr("bytes instead of")));
 }
 
+TEST(Manifest, EntriesThatItLacksAreDamage) {
+  const TemporaryFolder dir;
+  SmallState small;
+  const std::string path = TrainingState({{"small", small}}).save(dir.string(), 7);
+  Json json = Json::parse(read_bytes(path + "/manifest.json"));
+  json["files"][0]["entries"].erase(0);
+  write_bytes(path + "/manifest.json", signed_text(json));
+  EXPECT_THAT(find_damage(path), ElementsAre(HasSubstr("is not in the manifest")));
+}
+
 TEST(Manifest, DeepTextIsADataError) {
   const TemporaryFolder dir;
   SmallState small;

@@ -138,6 +138,20 @@ TEST(ModelFile, NamesAreMapped) {
               HasSubstr("twice"));
 }
 
+TEST(ModelFile, ASecondNameOfAWeightIsNoSurplus) {
+  const TemporaryFolder folder;
+  nn::Sequential model = net(), copy = net();
+  StateDict tied = model.state_dict();
+  tied.make_dict("head").set("weight", tied.dict("0").tensor("weight"));
+  write_torch(folder / "x.pt", tied);
+  write_safetensors_model(folder / "x", tied);
+  for (const std::string& path : {folder / "x.pt", folder / "x"}) {
+    const LoadReport report = load(copy, path);
+    EXPECT_EQ(report.loaded.size(), 7u) << path;
+    EXPECT_THAT(report.surplus, IsEmpty()) << path;
+  }
+}
+
 TEST(ModelFile, ATensorOfTheFileDoesNotReplaceANumber) {
   const TemporaryFolder folder;
   std::int64_t steps = 3;

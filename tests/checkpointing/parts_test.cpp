@@ -203,5 +203,17 @@ TEST(PartialLoad, NamesAreMapped) {
   EXPECT_THROW(state.resume_latest(dir.string(), {.rename = {{"body", "head"}}}), DataError);
 }
 
+TEST(PartialLoad, ABranchIsRenamedNotWhatBeginsAsItDoes) {
+  const TemporaryFolder dir;
+  std::int64_t first = 1, second = 2;
+  Variables body({{"steps", first}}), body2({{"steps", second}});
+  TrainingState({{"body", body}, {"body2", body2}}).save(dir.string(), 4);
+  first = second = 0;
+  TrainingState({{"net", body}, {"body2", body2}})
+      .resume_latest(dir.string(), {.rename = {{"body", "net"}}});
+  EXPECT_EQ(first, 1);
+  EXPECT_EQ(second, 2);
+}
+
 }  // namespace
 }  // namespace cairn::checkpointing

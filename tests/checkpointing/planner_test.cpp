@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -13,10 +15,12 @@
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/parallel_for.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
 #include "checkpointing/temporary_folder.h"
 #include "plan/chain_schedule.h"
+#include "plan/merged_chain.h"
 #include "plan/schedule_choice.h"
 #include "support/tensors.h"
 
@@ -26,6 +30,47 @@ namespace {
 using ::testing::HasSubstr;
 using Values = std::vector<std::vector<double>>;
 constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// ---- What blocks take together, counted by hand
+
+TEST(ChainProgramme, AViewHoldsTheMemoryOfItsInput) {
+  std::vector<BlockProfile> chain(3);
+  chain[0].output = chain[0].light_peak = chain[0].forward_peak = 100;
+  chain[1].gradient = 100;  // a view of the 100
+  chain[2].output = chain[2].gradient = 1;
+  chain[2].forward_peak = 50;
+  chain[2].saves_input = true;
+  chain[2].backward_peak = 101;  // the gradients of its input and of its result
+  EXPECT_EQ(simulate(chain, plain_schedule(3)).peak, 2 * 100u + 2 * 1);
+}
+
+TEST(MergedChain, NeighboursTakeWhatTheyTakeOneAfterTheOther) {
+  std::vector<BlockProfile> chain(2);
+  chain[0].forward_seconds = 1;
+  chain[0].backward_seconds = 2;
+  chain[0].saved = 10;
+  chain[0].output = 20;
+  chain[0].light_peak = 100;
+  chain[0].forward_peak = 200;
+  chain[0].backward_peak = 50;
+  chain[1].forward_seconds = 3;
+  chain[1].backward_seconds = 4;
+  chain[1].saved = 5;
+  chain[1].output = 2;
+  chain[1].light_peak = 90;
+  chain[1].forward_peak = 40;
+  chain[1].backward_peak = 60;
+  const MergedChain merged(chain, 1);
+  ASSERT_EQ(merged.blocks().size(), 1u);
+  const BlockProfile& both = merged.blocks()[0];
+  EXPECT_EQ(both.forward_seconds, 4);
+  EXPECT_EQ(both.backward_seconds, 6);
+  EXPECT_EQ(both.saved, 10u + 20 + 5);
+  EXPECT_EQ(both.output, 2u);
+  EXPECT_EQ(both.light_peak, 20u + 90);     // beside the first one's result
+  EXPECT_EQ(both.forward_peak, 200u);       // the first one's
+  EXPECT_EQ(both.backward_peak, 30u + 60);  // beside all that the first keeps
+}
 
 // ---- An oracle: every schedule, written out and walked through
 
@@ -305,9 +350,39 @@ TEST(Planner, MeetsEveryBudgetWithTheBitsOfPlainTraining) {
     const double predicted = static_cast<double>(plan.peak_bytes());
     EXPECT_NEAR(static_cast<double>(step.peak) / predicted, 1.0, 0.05) << plan.report();
   }
-  EXPECT_THAT(message_of<core::OutOfMemory>(
-                  [&] { (void)plan_recomputation(model, x, standing + 1000, {.repeats = 1}); }),
-              HasSubstr("expected a budget of at least"));
+}
+
+TEST(Planner, ARefusedBudgetNamesTheLeastThatDoesAndLeavesTheModelAsItWas) {
+  nn::Sequential model = unequal_chain();
+  const Tensor x = test::normal_tensor({512, 64}, 2);
+  const auto plan = [&](std::size_t budget) {
+    return plan_recomputation(model, x, budget, {.repeats = 1});
+  };
+  const std::string message = message_of<core::OutOfMemory>([&] { (void)plan(1000); });
+  const std::string start = "expected a budget of at least ";
+  ASSERT_THAT(message, HasSubstr(start));
+  EXPECT_FALSE(model.runner());
+  const std::size_t least = std::stoull(message.substr(message.find(start) + start.size()));
+  EXPECT_EQ(plan(least).peak_bytes(), least);
+  EXPECT_THROW((void)plan(least - 1), core::OutOfMemory);
+}
+
+// The second backward adds to gradients that stand from the start.
+TEST(Planner, CountsGradientsThatAccumulate) {
+  manual_seed(1);
+  nn::Sequential model;
+  for (int i = 0; i < 4; ++i) model.add(nn::Linear(128, 128));
+  model.add(MeanSquare());
+  const Tensor x = test::normal_tensor({16, 128}, 2);
+  const RecomputationPlan plan =
+      plan_recomputation(model, x, SIZE_MAX, {.accumulates = true, .repeats = 1});
+  plan.apply(model);
+  autograd::backward(model(x));
+  core::reset_peak_memory(core::default_device());
+  autograd::backward(model(x));
+  const std::size_t peak = core::memory_stats(core::default_device()).peak_total;
+  EXPECT_LE(peak, plan.peak_bytes());
+  EXPECT_GE(static_cast<double>(peak), 0.95 * static_cast<double>(plan.peak_bytes()));
 }
 
 class AttentionBlock : public nn::Module {
@@ -457,6 +532,25 @@ TEST(Planner, LeavesGeneratorAndStatisticsAloneAndRefusesPendingGradients) {
   EXPECT_THAT(
       message_of<core::InvalidArgument>([&] { (void)plan_recomputation(model, x, SIZE_MAX); }),
       HasSubstr("got one in '0.weight'"));
+}
+
+// Beside other programs, threads that spin keep the processors from those that they wait for.
+TEST(Planner, MeasuresWithThreadsThatSleepWhileTheyWait) {
+  if (core::num_threads() == 1) GTEST_SKIP() << "one thread waits for nobody";
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  core::parallel_for(1000, 1, [](std::int64_t, std::int64_t) {});  // starts the usual ones
+  const auto before = threads();
+  std::ptrdiff_t most = 0;
+  const Segment block = [&](const Tensor& x) {
+    most = std::max<std::ptrdiff_t>(most, threads());
+    return autograd::sum(x);
+  };
+  const Tensor x = test::normal_tensor({4, 8}, 2).set_requires_grad(true);
+  (void)plan_recomputation(std::vector<Segment>{block}, x, SIZE_MAX);
+  EXPECT_GT(most, before);
 }
 
 TEST(Planner, LongChainsAreCutIntoNeighbours) {

@@ -283,6 +283,24 @@ TEST(Recompute, RetainGraphAllowsASecondBackward) {
   EXPECT_EQ(counter.replays_of("linear"), 1);
 }
 
+// A graph that is retained keeps what was replayed, not what it took to replay it.
+TEST(Recompute, AReplayedSegmentKeepsNeitherInputsNorFunction) {
+  Tensor h = autograd::gelu(random({4, 8}, 1, true));
+  auto captured = std::make_shared<int>(1);
+  const std::weak_ptr<int> function = captured;
+  const std::weak_ptr<core::Storage> input = h.storage();
+  Segment tanh = [captured](const Tensor& z) { return autograd::tanh(z); };
+  const Tensor loss = autograd::sum(autograd::tanh(checkpoint(tanh, h)));
+  tanh = nullptr;
+  captured.reset();
+  h = Tensor();
+  EXPECT_FALSE(function.expired());
+  EXPECT_FALSE(input.expired());
+  autograd::backward(loss, {}, {.retain_graph = true});
+  EXPECT_TRUE(function.expired());
+  EXPECT_TRUE(input.expired());
+}
+
 TEST(Recompute, NoGradRunsPlainly) {
   int runs = 0;
   const Tensor x = random({4}, 1, true);

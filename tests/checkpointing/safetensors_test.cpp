@@ -178,6 +178,40 @@ TEST_P(BadSafetensors, IsADataErrorThatNamesFileAndEntry) {
 INSTANTIATE_TEST_SUITE_P(All, BadSafetensors, ::testing::ValuesIn(bad_files()),
                          [](const auto& info) { return info.param.name; });
 
+// Any other byte in a bool is undefined, read or mapped.
+TEST(Safetensors, BooleansAreZeroOrOne) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "bad.safetensors";
+  write_safetensors(path, {{"a", Tensor::full({3}, 1, DType::boolean, Device{})}});
+  std::string bytes = read_bytes(path);
+  bytes[bytes.size() - 2] = 2;
+  write_bytes(path, bytes);
+  const SafetensorsReader reader(path);
+  const auto named = HasSubstr("expected 0 or 1 as elements of 'a' BOOL, got 2");
+  EXPECT_THAT(message_of<DataError>([&] { reader.read("a"); }), named);
+  EXPECT_THAT(message_of<DataError>([&] { reader.map(*reader.find("a")); }), named);
+}
+
+// Others map the file, too: each tensor starts at a multiple of its element's size.
+TEST(Safetensors, TensorsLieWhereTheyCanBeMapped) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "x.safetensors";
+  std::string name = "a";
+  for (int i = 0; i < 9; ++i, name += "a") {
+    write_safetensors(path, {{name, Tensor::zeros({3}, DType::u8, Device{})},
+                             {name + "b", Tensor::zeros({3}, DType::f64, Device{})},
+                             {name + "c", Tensor::zeros({3}, DType::f16, Device{})}});
+    std::uint64_t header = 0;
+    const std::string bytes = read_bytes(path);
+    std::memcpy(&header, bytes.data(), sizeof header);
+    EXPECT_EQ(header % 8, 0u) << name;
+    const SafetensorsReader reader(path);
+    for (const SafetensorsEntry& entry : reader.entries()) {
+      EXPECT_EQ(entry.begin % core::size_of(entry.dtype), 0u) << entry.name;
+    }
+  }
+}
+
 // Whatever bytes change in a header, the reader answers with an error or with entries inside the
 // file.
 TEST(Safetensors, DamagedHeadersNeverPassTheFilesEnd) {

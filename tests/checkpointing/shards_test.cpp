@@ -14,6 +14,7 @@
 #include "cairn/core/generator.h"
 #include "cairn/core/log.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/shards.h"
 #include "checkpointing/temporary_folder.h"
 #include "checkpointing/threads_world.h"
 
@@ -235,6 +236,14 @@ TEST_F(ShardsOfRows, LoadAtOtherWorldSizes) {
   }
 }
 
+// Of shards alone an older reader must be told that it does not know them.
+TEST_F(ShardsOfRows, AreWrittenUnderAVersionOfTheirOwn) {
+  save(2, 1);
+  EXPECT_THAT(read_bytes(dir_ / "step-00000001/manifest.json"), HasSubstr("\"version\": 3,"));
+  const std::string whole = reshard_checkpoint(dir_ / "step-00000001", dir_ / "one", 1);
+  EXPECT_THAT(read_bytes(whole + "/manifest.json"), HasSubstr("\"version\": 2,"));
+}
+
 // Whoever loads the resharded one has what resuming at that size gives.
 TEST_F(ShardsOfRows, ReshardedIsWhatResumingGives) {
   save(2, 7);
@@ -303,6 +312,21 @@ TEST_F(ShardsOfRows, ADamagedOneIsPassedOverByAll) {
   });
 }
 
+// Each rank reads what others wrote: damage that came after the files were verified is found.
+TEST_F(ShardsOfRows, AreVerifiedWhereTheyAreRead) {
+  save(3, 1);
+  const std::string path = dir_ / "step-00000001", file = path + "/rank-2.safetensors";
+  const Manifest manifest = read_manifest(path);
+  const std::vector<ShardedTensor> tensors = sharded_tensors(manifest);
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(read_whole(tensors[0], piece_reader(path)).shape(), Shape({kRows, 3}));
+  std::string bytes = read_bytes(file);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_bytes(file, bytes);
+  EXPECT_THAT(message_of<core::DataError>([&] { read_whole(tensors[0], piece_reader(path)); }),
+              AllOf(HasSubstr(file), HasSubstr("with the manifest's checksum")));
+}
+
 // ---- shards that do not make up a whole
 
 TEST(Shards, ThatAreMissingOrOverlapAreAllNamed) {
@@ -313,10 +337,13 @@ TEST(Shards, ThatAreMissingOrOverlapAreAllNamed) {
     const Tensor rows = Tensor::zeros({2, 5}), elements = Tensor::zeros({4});
     const auto begin = static_cast<std::int64_t>(rank);
     const Shape other = rank == 2 ? Shape{6, 5} : Shape{7, 5};
+    constexpr std::int64_t inner[] = {0, 2, 10};  // the second lies within the first
     Shards part({{"overlaps", {rows, {6, 5}, begin == 2 ? 4 : begin}},
                  {"gap", {elements, {2, 10}, begin * 8}},
                  {"whole", {rows, {6, 5}, 2 * begin}},
-                 {"sizes", {rows, other, 2 * begin}}});
+                 {"sizes", {rows, other, 2 * begin}},
+                 {"tail", {elements, {2, 7}, begin * 4}},
+                 {"inner", {Tensor::zeros({rank == 0 ? 10 : 2}), {12}, inner[rank]}}});
     TrainingState state({{"part", part}}, world.of(rank));
     messages[static_cast<std::size_t>(rank)] =
         message_of<core::Error>([&] { state.save(dir.string(), 7); });
@@ -328,6 +355,10 @@ TEST(Shards, ThatAreMissingOrOverlapAreAllNamed) {
                         "rank-1.safetensors"),
               HasSubstr("'part.overlaps' [6, 5]: elements 15 to 19 are missing"),
               HasSubstr("'part.gap' [2, 10]: elements 4 to 7 are missing"),
+              HasSubstr("'part.tail' [2, 7]: elements 12 to 13 are missing"),
+              HasSubstr("'part.inner' [12]: elements 2 to 3 are in rank-0.safetensors and in "
+                        "rank-1.safetensors"),
+              ::testing::Not(HasSubstr("'part.inner' [12]: elements 4")),
               HasSubstr("'part.sizes' f32 [7, 5]: rank-2.safetensors has f32 [2, 5] from 4 of "
                         "[6, 5]"),
               ::testing::Not(HasSubstr("'part.whole'"))));

@@ -5,11 +5,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/log.h"
 #include "cairn/core/parallel_for.h"
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
+#include "io/system_calls.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -59,6 +61,38 @@ TEST(SaveOnSignal, EndsWithAStatusOfItsOwnAndTheNextRunGoesOn) {
       expected.change(static_cast<float>(last));
       EXPECT_TRUE(small == expected) << last;
     }
+  }
+}
+
+// A disk that takes its time.
+struct SlowDisk : SystemCalls {
+  ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    usleep(50000);
+    return SystemCalls::write(file, data, bytes, offset);
+  }
+};
+
+// The step stands in another folder; or in this one, but is still written by a thread.
+TEST(SaveOnSignal, EndsWhenTheStepIsWholeInItsOwnFolder) {
+  for (const char* folder : {"other", "asked"}) {
+    const TemporaryFolder dir;
+    const pid_t child = fork();
+    if (child == 0) {
+      core::set_num_threads(1);
+      log::set_level(log::Level::off);
+      SlowDisk disk;
+      const SystemCallsGuard guard(disk);
+      SmallState small;
+      TrainingState state({{"small", small}}, {}, {.asynchronous = true});
+      state.save_on_signal(SIGUSR1, dir / "asked");
+      raise(SIGUSR1);
+      state.save_every(1, dir / folder);
+      _exit(1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(WEXITSTATUS(status), kSavedOnSignal);
+    EXPECT_EQ(list_checkpoints(dir / "asked").size(), 1u) << folder;
   }
 }
 

@@ -45,6 +45,14 @@ struct SmallState : core::Stateful {
     steps = static_cast<std::int64_t>(value) * 1000000007;
     level = "level " + std::to_string(value);
   }
+  SmallState copy() const {  // with memory of its own
+    SmallState other = *this;
+    other.weight = Tensor::empty_like(weight);
+    other.half = Tensor::empty_like(half);
+    core::copy_bytes(weight, other.weight);
+    core::copy_bytes(half, other.half);
+    return other;
+  }
   bool operator==(const SmallState& other) const {
     return weight.to_vector() == other.weight.to_vector() &&
            half.to_vector() == other.half.to_vector() && scale == other.scale &&

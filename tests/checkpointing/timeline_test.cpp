@@ -8,6 +8,8 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -100,6 +102,39 @@ TEST(Timeline, HasTheDevicesPeakAndEveryOperation) {
   EXPECT_EQ(events_of("C"), plain.samples.size() + 1);
   EXPECT_EQ(events.back()["args"]["loss scale"], 1024);
   EXPECT_THROW(write_page(folder / "missing/memory.html", {plain}), core::IoError);
+}
+
+TEST(Timeline, ThePeakIsWhereMemoryWasHighestNotWhereItStood) {
+  TimelineRecord record;
+  record.samples = {
+      {.total = 10, .peak = 10}, {.total = 20, .peak = 50}, {.total = 30, .peak = 30}};
+  EXPECT_EQ(record.peak_sample(), 1u);
+}
+
+TEST(Timeline, WorkHasARowForEachStreamAndThread) {
+  const auto work = [](core::ObservedWork::Kind kind, const char* stream) {
+    const core::WorkStreamGuard guard(stream);
+    const core::WorkSpan span(kind, "work");
+  };
+  using Kind = core::ObservedWork::Kind;
+  Timeline timeline("work");
+  const auto both = [&] {
+    work(Kind::stream, "copies");
+    work(Kind::collective, "copies");
+  };
+  std::thread([&] {
+    both();
+    std::thread(both).join();  // while this one lives: else it may have the same number
+  }).join();
+  work(Kind::collective, "");
+  const TimelineRecord record = timeline.finish();
+  ASSERT_EQ(record.work.size(), 5u);
+  EXPECT_EQ(record.rows, (std::vector<std::string>{"copies", "copies", "collectives"}));
+  const std::vector<int> rows = {0, 0, 1, 1, 2};
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(record.work[i].row, rows[i]);
+    EXPECT_EQ(record.work[i].collective, i % 2 == 1 || i == 4);
+  }
 }
 
 }  // namespace

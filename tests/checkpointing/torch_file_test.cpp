@@ -353,6 +353,37 @@ TEST_P(BadPickles, EndInATypedErrorWithItsByte) {
 INSTANTIATE_TEST_SUITE_P(TorchFile, BadPickles, testing::ValuesIn(bad_pickles()),
                          [](const auto& info) { return info.param.name; });
 
+TEST(TorchFile, IntegersKeepTheirSignAtEveryWidth) {
+  const TemporaryFolder folder;
+  StateDict state;
+  const std::vector<std::int64_t> values = {INT64_MIN, INT32_MIN - 1LL, INT32_MIN, -1,
+                                            INT32_MAX, INT32_MAX + 1LL, INT64_MAX};
+  for (std::size_t i = 0; i < values.size(); ++i) state.set(core::str("i", i), values[i]);
+  write_torch(folder / "x.pt", state);
+  const StateDict read = read_torch(folder / "x.pt");
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    EXPECT_EQ(read.integer(core::str("i", i)), values[i]);
+  }
+  // As Python writes them, in as few bytes as hold them.
+  const auto in_bytes = [&](const std::string& bytes) {
+    const std::string size(1, static_cast<char>(bytes.size()));
+    return read_torch(file_with(folder, under("a", "\x8a" + size + bytes))).integer("a");
+  };
+  EXPECT_EQ(in_bytes(""), 0);
+  EXPECT_EQ(in_bytes("\xfe"), -2);
+  EXPECT_EQ(in_bytes("\x7f\xff"), -129);
+  EXPECT_EQ(in_bytes("\xff\x7f"), 32767);
+}
+
+TEST(TorchFile, AKeyThatIsSetAgainHasItsLastValue) {
+  const TemporaryFolder folder;
+  const std::string thrice = kProto + "}(" + text("a") + "K\1" + text("b") + "K\2" + text("a") +
+                             "K\3u" + text("a") + "K\4s.";
+  const StateDict state = read_torch(file_with(folder, thrice));
+  EXPECT_EQ(state.integer("a"), 4);
+  EXPECT_EQ(state.integer("b"), 2);
+}
+
 TEST(TorchFile, TheHelpersOfTheseTestsMakeGoodFiles) {
   const TemporaryFolder folder;
   const std::string path = file_with(folder, under("a", tensor("K\1", "K\3", "K\1")));

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -14,6 +16,7 @@
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/parallel_for.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/adam.h"
 #include "checkpointing/planned_training.h"
@@ -127,6 +130,9 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
   const auto& all = plan.choices();
   EXPECT_TRUE(std::is_partitioned(all.begin(), all.end(), [](const auto& c) { return c.fits; }));
   EXPECT_TRUE(std::any_of(all.begin(), all.end(), [](const auto& c) { return !c.fits; }));
+  const auto first_not = std::find_if(all.begin(), all.end(), [](auto& c) { return !c.fits; });
+  EXPECT_TRUE(std::is_sorted(all.begin(), first_not,
+                             [](const auto& a, const auto& b) { return a.seconds < b.seconds; }));
   for (const TrainingChoice& c : all) {
     EXPECT_EQ(c.peak_bytes, c.weights + c.gradients + c.optimizer_state + c.other + c.activations);
     EXPECT_EQ(c.micro_batch * c.micro_batches, kSamples);
@@ -155,6 +161,66 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
   const amp::Amp precision =
       amp::initialize(task.model, optimizer, {.opt_level = amp::OptLevel::O2});
   EXPECT_THAT(refused(task.batch, {}), HasSubstr("plan before amp::initialize"));
+}
+
+// Whether nothing runs in it or just not enough.
+TEST(TrainingPlan, ARefusedBudgetNamesTheLeastThatDoes) {
+  Task task = conv_net();
+  TrainingPlanOptions options;
+  options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[3]};
+  options.micro_batches = {4, 8};
+  const auto planned = [&](std::size_t budget) {
+    return plan_training(task.model, task.batch, budget, {}, options);
+  };
+  std::size_t budget = 1;
+  for (int i = 0; i < 2; ++i) {
+    const std::string message =
+        message_of<core::OutOfMemory>([&] { (void)planned(budget).best(); });
+    const std::string start = "expected a budget of at least ";
+    ASSERT_THAT(message, HasSubstr(start));
+    const std::size_t least = std::stoull(message.substr(message.find(start) + start.size()));
+    const TrainingPlan plan = planned(least);
+    EXPECT_LE(plan.best().peak_bytes, least) << plan.table();
+    budget = least - 1;
+  }
+}
+
+// A step has as many updates as one, and as many exchanges; the last micro-batch may be smaller.
+TEST(TrainingPlan, CountsTheExchangeOfGradientsAndTheLastMicroBatch) {
+  Task task = conv_net();
+  TrainingPlanOptions options;
+  options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[3]};
+  options.micro_batches = {12};
+  const TrainingPlan plan =
+      plan_training(task.model, task.batch, 100'000'000, {.ranks = 4, .bandwidth = 1e4}, options);
+  for (const TrainingChoice& choice : plan.choices()) {
+    const double exchange = 2 * static_cast<double>(choice.gradients) * 3 / 4 / 1e4;
+    EXPECT_GT(choice.seconds, exchange) << choice.levers();
+    EXPECT_LT(choice.seconds, exchange + 5) << choice.levers();
+    EXPECT_EQ(choice.micro_batches, 3) << choice.levers();  // 12, 12 and 8
+  }
+}
+
+// As plan_recomputation does.
+TEST(TrainingPlan, MeasuresWithThreadsThatSleepWhileTheyWait) {
+  if (core::num_threads() == 1) GTEST_SKIP() << "one thread waits for nobody";
+  const auto threads = [] {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  };
+  Task task = conv_net();
+  TrainingPlanOptions options;
+  options.precisions = {checkpointing::precisions()[0]};
+  options.micro_batches = {8};
+  core::parallel_for(1000, 1, [](std::int64_t, std::int64_t) {});  // starts the usual ones
+  const auto before = threads();
+  std::ptrdiff_t most = 0;
+  options.loss = [&](const Tensor& y, const Tensor& target) {
+    most = std::max<std::ptrdiff_t>(most, threads());
+    return autograd::cross_entropy(y, target);
+  };
+  (void)plan_training(task.model, task.batch, 100'000'000, {}, options);
+  EXPECT_GT(most, before);
 }
 
 TEST(TrainingPlan, ExtrapolatesSizesThatDoNotRun) {

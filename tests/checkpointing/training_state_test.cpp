@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <limits>
 #include <set>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
 #include "checkpointing/threads_world.h"
+#include "io/system_calls.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -214,7 +216,7 @@ TEST(TrainingState, AnotherTrainingsCheckpointChangesNothing) {
   SmallState good, other, extra;
   good.change(5);
   other.weight = Tensor::zeros({3, 2});
-  const SmallState good_before = good;
+  const SmallState good_before = good.copy();
   manual_seed(99);
   TrainingState state({{"a", good}, {"b", other}, {"c", extra}});
   const std::string message = message_of<DataError>([&] { state.resume_latest(dir.string()); });
@@ -275,6 +277,30 @@ TEST(TrainingState, FullDiskLeavesTheOldStateIntact) {
   EXPECT_THAT(names_in(dir.string()), ElementsAre("step-00000001"));
   EXPECT_THAT(find_damage(dir / "step-00000001"), IsEmpty());
   EXPECT_EQ(state.step(), 1);
+}
+
+// Where machines do not share the folder, or one sees it later than the others.
+TEST(TrainingState, FilesThatRankZeroDoesNotSeeWholeAreNotCommitted) {
+  struct Elsewhere : SystemCalls {
+    std::function<void(const std::string&)> before;
+    int status(int file, struct stat& status) override { return SystemCalls::status(file, status); }
+    int status(const std::string& path, struct stat& status) override {
+      if (before && path.ends_with(".tmp/rank-0.safetensors")) before(path);
+      return SystemCalls::status(path, status);
+    }
+  } calls;
+  const SystemCallsGuard guard(calls);
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  state.save(dir.string(), 1);
+  calls.before = [](const std::string& path) { fs::resize_file(path, 20); };
+  EXPECT_THAT(message_of<IoError>([&] { state.save(dir.string(), 2); }),
+              AllOf(HasSubstr("got another rank-0.safetensors"), HasSubstr("shared")));
+  calls.before = [](const std::string& path) { fs::remove(path); };
+  EXPECT_THAT(message_of<IoError>([&] { state.save(dir.string(), 2); }),
+              AllOf(HasSubstr("got no rank-0.safetensors"), HasSubstr("shared")));
+  EXPECT_THAT(names_in(dir.string()), ElementsAre("step-00000001"));
 }
 
 TEST(TrainingState, ReadOnlyFolderIsAnIoError) {
@@ -436,7 +462,7 @@ TEST(TrainingStateRanks, ARefusalOnOneRankChangesNothingOnAny) {
     first.change(3);
     second.change(4);
     if (rank == 1) second.weight = Tensor::zeros({5});
-    const SmallState first_before = first, second_before = second;
+    const SmallState first_before = first.copy(), second_before = second.copy();
     TrainingState state({{"first", first}, {"second", second}}, world.of(rank));
     manual_seed(77);
     messages[static_cast<std::size_t>(rank)] =

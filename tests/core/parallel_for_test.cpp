@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <time.h>
+
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
@@ -26,6 +29,36 @@ TEST(ParallelFor, CoversEachElementOnceInFixedChunks) {
       for (int h : hits) EXPECT_EQ(h, 1);
     }
   }
+}
+
+// Processor time of the thread that waits while the other one sleeps 20 ms in each of ten loops.
+double seconds_spent_waiting() {
+  const auto spent = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  double first = 0, last = 0;
+  for (int loop = 0; loop <= 10; ++loop) {
+    parallel_for(2, 1, [&](std::int64_t begin, std::int64_t) {
+      if (begin == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (begin == 1) (loop == 0 ? first : last) = spent();
+    });
+  }
+  return last - first;
+}
+
+// Of 200 ms; as many as GOMP_SPINCOUNT says without the guard.
+TEST(PassiveWait, ThreadsSleepWhileTheyWait) {
+  const int threads = num_threads();
+  set_num_threads(2);
+  {
+    const PassiveWaitGuard guard, another;
+    EXPECT_LT(seconds_spent_waiting(), 0.02);
+  }
+  const PassiveWaitGuard again;
+  EXPECT_LT(seconds_spent_waiting(), 0.02);
+  set_num_threads(threads);
 }
 
 TEST(ParallelFor, RethrowsTheFirstChunksError) {

@@ -7,6 +7,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "cairn/nn/sequential.h"
 #include "plan/block_meter.h"
@@ -83,6 +84,7 @@ RecomputationPlan plan_recomputation(const std::vector<Segment>& blocks, const T
               "expected repeats and memory_slots above 0, got ", options.repeats, " and ",
               options.memory_slots);
   core::Stream::current(input.device()).synchronize();
+  const core::PassiveWaitGuard waits;  // the processors may be other programs', too
   std::size_t standing = core::memory_stats(input.device()).current_total;
   std::shared_ptr<Offload> offload = planned_offload(options.offload);
   std::vector<BlockProfile> profile = measure_blocks(

@@ -11,6 +11,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/linear.h"
@@ -166,6 +167,7 @@ class TrainingPlanner {
       : model_(model),
         batch_(batch),
         budget_(budget),
+        most_(budget),
         world_(world),
         options_(options),
         device_(batch.x.device()),
@@ -182,6 +184,7 @@ class TrainingPlanner {
     for (const Precision& precision : options_.precisions) {
       for (const ChainKind& kind : all) add_choices(precision, kind, progress);
     }
+    if (choices_.empty()) add_smallest(all);
     return std::move(choices_);
   }
 
@@ -220,6 +223,19 @@ class TrainingPlanner {
       if (!chain) continue;
       chains[size] = *chain;
       add_choices(precision, kind, size, *chain);
+    }
+  }
+
+  // Where nothing runs in the budget: what the smallest size takes in all that the device has, for the
+  // error that says which budget would do.
+  void add_smallest(const std::vector<ChainKind>& kinds) {
+    most_ = core::memory_capacity(device_);
+    for (const Precision& precision : options_.precisions) {
+      for (const ChainKind& kind : kinds) {
+        const std::int64_t size = sizes_.front();
+        const std::optional<MeasuredChain> chain = chain_of(precision, kind, size, {});
+        if (chain) add_choices(precision, kind, size, *chain);
+      }
     }
   }
 
@@ -269,7 +285,7 @@ class TrainingPlanner {
   }
 
   MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size) {
-    const CapacityGuard capacity(device_, budget_);
+    const CapacityGuard capacity(device_, most_);
     const std::int64_t part = part_of(size);
     const std::int64_t with_loss = kind.balanced ? part : size;
     const Tensor target = micro_batch_of(batch_.target, batch_.dimension, with_loss);
@@ -424,7 +440,7 @@ class TrainingPlanner {
 
   nn::Sequential& model_;
   TrainingBatch batch_;
-  std::size_t budget_;
+  std::size_t budget_, most_;  // bytes; what measuring may take
   TrainingWorld world_;
   TrainingPlanOptions options_;
   Device device_;
@@ -507,6 +523,7 @@ TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, st
                            const TrainingWorld& world, const TrainingPlanOptions& options) {
   check_arguments(model, batch, world, options);
   core::Stream::current(batch.x.device()).synchronize();
+  const core::PassiveWaitGuard waits;  // the processors may be other programs', too
   return {TrainingPlanner(model, batch, budget, world, options).choices(), budget};
 }
 

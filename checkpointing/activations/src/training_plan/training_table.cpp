@@ -92,9 +92,10 @@ TrainingPlan::TrainingPlan(std::vector<TrainingChoice> choices, std::size_t budg
 
 const TrainingChoice& TrainingPlan::best() const {
   if (choices_.empty()) {
-    core::fail<core::OutOfMemory>("plan_training",
-                                  "expected a budget in which one module runs on the ",
-                                  "smallest micro-batch, got ", budget_, " bytes");
+    core::fail<core::OutOfMemory>(
+        "plan_training", "expected a model whose modules run on the smallest micro-batch ",
+        "in the device's memory, got one that does not (budget: ", budget_,
+        " bytes; smaller modules take less)");
   }
   const TrainingChoice& first = choices_.front();
   if (first.fits) return first;

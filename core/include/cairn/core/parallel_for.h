@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 namespace cairn::core {
 
@@ -15,5 +16,21 @@ void set_num_threads(int n);
 /// single chunk runs in this thread. What a chunk throws is rethrown here.
 void parallel_for(std::int64_t n, std::int64_t grain,
                   const std::function<void(std::int64_t, std::int64_t)>& body);
+
+/// While one lives, threads of loops (oneDNN's too) that wait for each other sleep at once. Else
+/// they spin for some milliseconds, as OMP_WAIT_POLICY says, which is faster where the process has
+/// its processors to itself; beside other programs they keep them from the threads that they wait
+/// for.
+class PassiveWaitGuard {
+ public:
+  PassiveWaitGuard();
+  ~PassiveWaitGuard();
+  PassiveWaitGuard(const PassiveWaitGuard&) = delete;
+  PassiveWaitGuard& operator=(const PassiveWaitGuard&) = delete;
+
+ private:
+  class SleepingTeam;
+  std::unique_ptr<SleepingTeam> team_;
+};
 
 }  // namespace cairn::core
