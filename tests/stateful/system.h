@@ -99,8 +99,19 @@ struct Setup {
   Wiring wiring;
   std::vector<int> optimizer_of;  // by parameter; -1: add_group brings it later
   std::vector<Rule> rules;
-  unsigned frozen = 0;  // before anything is built; a bit each
+  bool bf16_moments = false;
+  bool remainders = false;  // what masters of half weights keep: these are bf16 then
+  unsigned frozen = 0;      // before anything is built; a bit each
   std::optional<Precision> precision;
+
+  /// That of its optimizer which a parameter is in from the start.
+  int group_of(int parameter) const {
+    const int o = optimizer_of[static_cast<std::size_t>(parameter)];
+    return o >= 0 && rules[static_cast<std::size_t>(o)].two_groups ? parameter % 2 : 0;
+  }
+  bool may_be(const std::optional<Precision>& p) const {
+    return !remainders || !p || p->half == DType::bf16;
+  }
 };
 
 enum class Write { initialise, clamp, average };
@@ -110,7 +121,8 @@ struct Step {
   int optimizer = -1;  // -1: all, by amp only
   double max_norm = 0.0;
   bool schedule = false;
-  int window = 0;  // > 0: ends an accumulation of so many micro-batches
+  bool per_group = false;  // clips each group by its own norm
+  int window = 0;          // > 0: ends an accumulation of so many micro-batches
 };
 
 /// An epoch whose ranks have batches of their own number.

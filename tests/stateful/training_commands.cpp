@@ -266,6 +266,7 @@ class TakeStep : public Command {
     out << (step_.by_amp ? "precision.step(" : "optimizer.step(");
     if (step_.optimizer >= 0) out << "optimizer " << step_.optimizer;
     if (step_.max_norm > 0) out << (step_.optimizer >= 0 ? ", " : "") << "clip " << step_.max_norm;
+    if (step_.per_group) out << " of each group";
     out << ")" << (step_.schedule ? " and schedule" : "");
   }
 
@@ -336,7 +337,7 @@ class TakeStep : public Command {
       }
       if (skips[at(o)] == Answer::either) skips[at(o)] = applied ? Answer::no : Answer::yes;
       all = all && skips[at(o)] == Answer::no;
-      if (skips[at(o)] == Answer::no) reference.update(o, step_.max_norm);
+      if (skips[at(o)] == Answer::no) reference.update(o, step_.max_norm, step_.per_group);
     }
     if (step_.by_amp) {
       reference.each_of(which, [](Parameter& p) { p.gradient = {}; });
@@ -422,7 +423,7 @@ class UnevenEpoch : public Command {
     for (int k = 0; k < steps; ++k) some_idle = step(now, k, applied) || some_idle;
     const bool either = epoch_.by_amp && some_idle;  // whether amp's step counts is its choice
     if (!either) compare("applied steps", outcome.numbers, applied, 0.0);
-    now.check(kAll, now.half() ? DType::bf16 : DType::f16);
+    now.check(kAll, now.half() || now.setup.bf16_moments ? DType::bf16 : DType::f16);
   }
   void show(std::ostream& out) const override {
     const char* const by[] = {"participants", "world", "samples"};
@@ -668,6 +669,7 @@ class AddGroup : public Command {
     Parameter& parameter = now.reference.parameters[at(p)];
     parameter.optimizer = optimizer_;
     parameter.driven = false;
+    parameter.group = -1;
     parameter.gradient = {};
     now.added.emplace_back(p, optimizer_);
     now.check();
@@ -774,12 +776,17 @@ rc::Gen<Epoch> epochs() {
 }
 
 rc::Gen<Step> steps() {
-  return rc::gen::map(rc::gen::tuple(mostly(), choice<int>({{2, -1}, {1, 0}, {1, 1}}),
-                                     choice<double>({{3, 0.0}, {1, 0.25}}), seldom()),
-                      [](const auto& drawn) {
-                        const auto& [by_amp, optimizer, max_norm, schedule] = drawn;
-                        return Step{by_amp, optimizer, max_norm, schedule};
-                      });
+  return rc::gen::map(
+      rc::gen::tuple(mostly(), choice<int>({{2, -1}, {1, 0}, {1, 1}}),
+                     choice<double>({{3, 0.0}, {1, 0.25}}), seldom(), rc::gen::arbitrary<bool>()),
+      [](const auto& drawn) {
+        const auto& [by_amp, optimizer, max_norm, schedule, per_group] = drawn;
+        return Step{.by_amp = by_amp,
+                    .optimizer = optimizer,
+                    .max_norm = max_norm,
+                    .schedule = schedule,
+                    .per_group = per_group && max_norm > 0};
+      });
 }
 
 }  // namespace
