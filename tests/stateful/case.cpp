@@ -99,6 +99,29 @@ unsigned Case::rounded_by_load() const {
   return frozen;
 }
 
+/// A DDP of each submodule calls them outside of the model's region.
+bool Case::autocasts(const Loss& loss) const {
+  const bool in_region = !(setup.ddp && setup.wiring.two_ddps && loss.by_ddp);
+  return in_region && setup.precision && setup.precision->level == amp::OptLevel::O1;
+}
+
+Values Case::weight_in_product(int parameter, const Loss& loss) const {
+  Values weight = reference.parameters[at(parameter)].raw;
+  if (!autocasts(loss)) return weight;
+  const bool f16 = setup.precision->half == DType::f16;
+  for (double& w : weight) w = f16 ? rounded_to_f16(w) : rounded_to_bf16(w);
+  return weight;
+}
+
+Values Case::gradient_of(const Loss& loss, int parameter, int rank) const {
+  if (loss.form == Form::linear) return loss.coefficients(parameter, rank);
+  const int matrix = parameter - parameter % 2;
+  const Values c = loss.coefficients(matrix, rank);
+  const Values v = weight_in_product(matrix + 1, loss);
+  if (parameter == matrix) return matrix_gradient(loss.form, c, v);
+  return vector_gradient(loss.form, c, weight_in_product(matrix, loss), v);
+}
+
 bool Case::any_gradient() const {
   return std::any_of(reference.parameters.begin(), reference.parameters.end(),
                      [](const Parameter& p) { return p.gradient.exists(); });
@@ -132,9 +155,11 @@ void Case::check(unsigned rounds, DType through) {
       const std::string which = core::str("moment ", m, " of ", name);
       compare(which, own.moments[m], *moments[m],
               setup.bf16_moments ? std::max(kBf16Step, tolerance) : tolerance);
-      if (follows || setup.bf16_moments) *moments[m] = own.moments[m];
+      if (follows || nets || setup.bf16_moments) *moments[m] = own.moments[m];
     }
-    if (follows) expected.weight = own.weight;
+    // What weights differ by in f32 comes back in the gradients of a net, times as much.
+    if (follows || nets) expected.weight = own.weight;
+    expected.raw = own.raw;
   }
   for (const std::string& name : seen.named) {
     if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) continue;

@@ -48,6 +48,7 @@ class Part : public nn::Module {
   Tensor forward(const Tensor& x) override {
     const NamedTensors own = parameters();
     const std::int64_t n = own[0].tensor.numel();
+    if (loss != nullptr && loss->form != Form::linear) return product_of(own, x);
     const Tensor row = autograd::reshape(autograd::slice(x, 0, 0, n), {1, n});
     const Tensor rest = autograd::slice(x, 0, n, x.size(0));
     const Tensor product = autograd::linear(row, throwing(own[0].tensor, 0));
@@ -60,6 +61,15 @@ class Part : public nn::Module {
   std::shared_ptr<nn::Module> make_like() const override { return std::make_shared<Part>(first_); }
 
  private:
+  Tensor product_of(const NamedTensors& own, const Tensor& x) const {
+    const std::int64_t n = own[0].tensor.numel(), both = own[1].tensor.numel();
+    Tensor v = throwing(own[1].tensor, 1);
+    if (loss->form == Form::tanh) v = autograd::tanh(autograd::affine(v, 0.25, 0.0));
+    const Tensor row = autograd::concat(
+        {autograd::mul(v, autograd::slice(x, 0, 0, both)), autograd::slice(x, 0, both, n)});
+    return autograd::sum(
+        autograd::linear(autograd::reshape(row, {1, n}), throwing(own[0].tensor, 0)));
+  }
   Tensor throwing(const Tensor& w, int k) const {
     const bool throws = loss != nullptr && loss->thrower == first_ + k;
     return throws ? autograd::apply(Thrower{loss->in_forward}, w) : w;
@@ -233,6 +243,10 @@ Setup possible(Setup drawn) {
 
 Precision possible(Precision drawn) {
   return drawn;
+}
+
+bool has_nets() {
+  return true;
 }
 
 bool casts_without_amp() {

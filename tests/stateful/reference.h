@@ -52,6 +52,28 @@ inline double rounded_to_f16(double x) {
   return rounded_to(x, 11, -14);
 }
 
+/// What a part of the model makes of its matrix w, its vector v and coefficients c.
+///   linear:  sum of c_i w_i, and of others times v
+///   product: sum of c_i v_i w_i, with v_i = 1 where v has no such element
+///   tanh:    the same with tanh(v_i / 4)
+enum class Form { linear, product, tanh };
+
+/// Of the last two by w and by v, at these values.
+inline Values matrix_gradient(Form form, Values c, const Values& v) {
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    c[i] *= form == Form::tanh ? std::tanh(v[i] / 4) : v[i];
+  }
+  return c;
+}
+inline Values vector_gradient(Form form, const Values& c, const Values& w, const Values& v) {
+  Values gradient;
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const double t = std::tanh(v[i] / 4);
+    gradient.push_back(c[i] * w[i] * (form == Form::tanh ? (1 - t * t) / 4 : 1.0));
+  }
+  return gradient;
+}
+
 /// What has come since the gradient was last cleared.
 struct Gradient {
   std::vector<Values> of_rank;  // of each rank's own losses, summed; empty: there is none
@@ -89,6 +111,7 @@ struct Gradient {
 
 struct Parameter {
   Values weight, first, second;  // moments; second: Adam's, LAMB's, NovoGrad's running norm
+  Values raw;                    // the weight as a forward sees it
   int group = 0;                 // of its optimizer; -1: one that was added
   int updates = 0;
   int optimizer = -1;  // -1: none yet

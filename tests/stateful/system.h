@@ -41,7 +41,9 @@ inline double weight_of(int rank, int ranks) {
   return ranks == 1 ? 1.0 : static_cast<double>(samples_of(rank)) / 2.0;
 }
 
-/// The loss is the sum over parameters p of c_p * w_p, so that its gradient is c_p.
+/// A linear one is the sum over parameters p of c_p * w_p, so that its gradient is c_p. That of another
+/// form depends on the weights that its forward saw: of a product exactly so in every dtype, as a
+/// coefficient is then a power of two, and the same on all ranks.
 struct Loss {
   int id = 0;
   unsigned reach = 3;  // bit 0: submodule a, bit 1: b
@@ -54,6 +56,7 @@ struct Loss {
   int thrower = -1;        // the parameter at which an operation throws; -1: none
   bool in_forward = false;
   int throwing_rank = -1;  // -1: all of them
+  Form form = Form::linear;
   unsigned odd_reach = 0;  // reach of ranks with odd numbers; 0: as that of the others
 
   unsigned reach_of(int rank) const { return rank % 2 == 1 && odd_reach != 0 ? odd_reach : reach; }
@@ -201,6 +204,8 @@ std::unique_ptr<Rank> make_rank(const Setup& setup, std::optional<parallel::Proc
 /// What ranks of this kind are tried with: drawn, or the nearest that they can do.
 Setup possible(Setup drawn);
 Precision possible(Precision drawn);
+/// Whether their modules know other forms of losses than linear ones.
+bool has_nets();
 /// Whether weights may change their dtype without amp.
 bool casts_without_amp();
 

@@ -38,6 +38,7 @@ class Backward : public Command {
     const bool overflows = loss_.overflow_rank >= 0;
     const bool throws = loss_.thrower >= 0;
     if (overflows && throws) return false;
+    if (!form_is_exact(now)) return false;
     bool all = true;
     for (int rank = 0; rank < 2; ++rank) {
       bool any = false;
@@ -85,6 +86,8 @@ class Backward : public Command {
             : loss_.reach == 1 ? "a"
                                : "b");
     if (loss_.odd_reach != 0) out << ", of " << loss_.odd_reach << " on odd ranks";
+    if (loss_.form == Form::product) out << ", a product";
+    if (loss_.form == Form::tanh) out << ", a product with tanh";
     out << ", size " << loss_.size << (loss_.by_amp ? ", by amp" : ", plain");
     if (micro_batches_ > 1) out << ", " << micro_batches_ << " micro-batches";
     if (!synchronise_) out << ", no_sync";
@@ -102,6 +105,14 @@ class Backward : public Command {
   }
 
  private:
+  /// Half arithmetic is known to the last bit for products with powers of two alone: not where
+  /// ranks are weighed, and not for tanh.
+  bool form_is_exact(const Case& now) const {
+    if (loss_.form == Form::linear) return true;
+    if (!has_nets()) return false;
+    const bool rounds = now.half() || now.autocasts(loss_);
+    return !rounds || (loss_.form == Form::product && !(window_ && now.setup.ranks > 1));
+  }
   bool overflow_is_reached() const {
     const int p = loss_.first();
     return loss_.overflow_rank == 0 ? loss_.reaches(p, 0) : loss_.reaches(p, 1);
@@ -153,6 +164,7 @@ class Backward : public Command {
       mixes = mixes || (loss_.by_amp ? p.gradient.plain : p.gradient.scaled || by_amp);
     }
     ++now.backwards;
+    now.nets = now.nets || loss_.form != Form::linear;
     reference.summed =
         now.setup.wiring.sum && (reduces(now) || (reference.summed && now.any_gradient()));
     const auto work = [&](Rank& rank) {
@@ -194,7 +206,7 @@ class Backward : public Command {
     gradient.of_rank.resize(at(ranks), Values(parameter.weight.size(), 0.0));
     for (int rank = 0; rank < ranks; ++rank) {
       if (!loss_.reaches(p, rank)) continue;
-      const Values c = loss_.coefficients(p, rank);
+      const Values c = now.gradient_of(loss_, p, rank);
       const double weight = now.share() * (window_ ? weight_of(rank, ranks) : 1.0);
       for (std::size_t i = 0; i < c.size(); ++i) gradient.of_rank[at(rank)][i] += weight * c[i];
     }
@@ -732,12 +744,16 @@ rc::Gen<Loss> losses() {
           one_of(kLosses), choice<unsigned>({{4, 3}, {1, 1}, {1, 2}}),
           choice<double>({{3, 0.5}, {1, 0x1p-6}, {1, 0x1p-9}}), mostly(), mostly(),
           rc::gen::tuple(mostly(), seldom(), choice<int>({{20, -1}, {1, 0}, {1, 1}, {1, 2}}),
-                         choice<int>({{12, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}}), seldom())),
+                         choice<int>({{12, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}}), seldom()),
+          choice<Form>({{4, Form::linear}, {3, Form::product}, {1, Form::tanh}})),
       [](const auto& drawn) {
-        const auto& [id, reach, size, by_amp, by_ddp, more] = drawn;
+        const auto& [id, reach, size, by_amp, by_ddp, more, form] = drawn;
         const auto& [to_all, delayed, overflow_rank, thrower, in_forward] = more;
-        return Loss{id,     reach,   size,          by_amp,  by_ddp,
-                    to_all, delayed, overflow_rank, thrower, in_forward};
+        Loss loss{id,     reach,   size,          by_amp,  by_ddp,
+                  to_all, delayed, overflow_rank, thrower, in_forward};
+        loss.form = form;  // exact in f16 with any weight that is not tiny
+        if (form != Form::linear) loss.size = std::max(size, 0x1p-3);
+        return loss;
       });
 }
 

@@ -289,6 +289,10 @@ Precision possible(Precision drawn) {
   return drawn;
 }
 
+bool has_nets() {
+  return false;
+}
+
 bool casts_without_amp() {
   return false;
 }
