@@ -144,7 +144,11 @@ class CairnRank final : public TrainingRank {
   void write(int p, Write how) override {
     const Tensor tensor = parameter(p);
     if (how == Write::initialise) return nn::init::constant(tensor, 0.5);
-    if (how == Write::clamp) {
+    if (how == Write::element) {
+      const Tensor first =
+          tensor.alias(autograd::reshape(tensor, {tensor.numel()}).view().slice(0, 0, 1));
+      kernels::fill(first, 0.75);
+    } else if (how == Write::clamp) {
       const Tensor limit = Tensor::full(tensor.shape(), 1.0, tensor.dtype());
       const Tensor clamped = Tensor::empty_like(tensor);
       kernels::binary(kernels::BinaryOp::maximum, tensor, limit, clamped);
@@ -220,6 +224,14 @@ class CairnRank final : public TrainingRank {
 
   void backward_of(const Loss& loss, double weight, unsigned optimizers) override {
     const Tensor value = loss_of(loss);
+    if (amp_ && loss.by_amp && loss.apart) {
+      const amp::ScaledLoss scaled =
+          amp_->scale_loss(value, loss_options(loss, weight, optimizers));
+      look();
+      cloned_weights();
+      amp_->state_dict();
+      return scaled.backward();
+    }
     if (amp_ && loss.by_amp) return amp_->backward(value, loss_options(loss, weight, optimizers));
     autograd::backward(weight == 1.0 ? value : autograd::affine(value, weight, 0.0));
   }
@@ -245,7 +257,7 @@ Precision possible(Precision drawn) {
   return drawn;
 }
 
-bool has_nets() {
+bool has_cairns_modules() {
   return true;
 }
 

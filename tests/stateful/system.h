@@ -57,6 +57,7 @@ struct Loss {
   bool in_forward = false;
   int throwing_rank = -1;  // -1: all of them
   Form form = Form::linear;
+  bool apart = false;      // scale_loss() and its backward, with looks at everything in between
   unsigned odd_reach = 0;  // reach of ranks with odd numbers; 0: as that of the others
 
   unsigned reach_of(int rank) const { return rank % 2 == 1 && odd_reach != 0 ? odd_reach : reach; }
@@ -117,13 +118,14 @@ struct Setup {
   }
 };
 
-enum class Write { initialise, clamp, average };
+enum class Write { initialise, clamp, average, element };
 
 struct Step {
   bool by_amp = true;
   int optimizer = -1;  // -1: all, by amp only
   double max_norm = 0.0;
   bool schedule = false;
+  bool keep = false;       // keep_gradients
   bool per_group = false;  // clips each group by its own norm
   int window = 0;          // > 0: ends an accumulation of so many micro-batches
 };
@@ -170,6 +172,14 @@ class Rank {
   virtual void clear(int optimizer) = 0;
   virtual void clear_module() = 0;
   virtual void write(int parameter, Write how) = 0;
+  /// Multiplies what grad() gives of every parameter that requires one.
+  virtual void edit_gradients(double factor) = 0;
+  /// The trainer's own step of plain SGD, by gradients without a loss scale; clears them.
+  virtual void update_by_hand(double lr) = 0;
+  /// A plain backward of the loss times its scale, which amp then adopts for these optimizers, a bit each.
+  virtual void adopt(const Loss& loss, unsigned optimizers) = 0;
+  /// Another optimizer of the same kind in place of this one, whose moments are gone.
+  virtual void replace(int optimizer) = 0;
   virtual void save(const std::string& folder, bool amp_first, bool asynchronous) = 0;
   virtual void resume(const std::string& path, bool amp_first) = 0;
   /// A second optimizer of this parameter, a plain backward of every parameter, a step of its own
@@ -204,8 +214,8 @@ std::unique_ptr<Rank> make_rank(const Setup& setup, std::optional<parallel::Proc
 /// What ranks of this kind are tried with: drawn, or the nearest that they can do.
 Setup possible(Setup drawn);
 Precision possible(Precision drawn);
-/// Whether their modules know other forms of losses than linear ones.
-bool has_nets();
+/// They know other forms of losses than linear ones, and gradients that a trainer changes itself.
+bool has_cairns_modules();
 /// Whether weights may change their dtype without amp.
 bool casts_without_amp();
 

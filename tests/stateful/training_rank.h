@@ -157,7 +157,8 @@ class TrainingRank : public Rank {
     const optim::StepOptions options{
         .gradient_scale = step.window > 0 ? accumulation_->finish() : 1.0,
         .max_gradient_norm = step.max_norm,
-        .per_group_norm = step.per_group};
+        .per_group_norm = step.per_group,
+        .keep_gradients = step.keep};
     const auto index = static_cast<std::size_t>(std::max(step.optimizer, 0));
     if (!step.by_amp) {
       last_ = optimizers_[index]->step(options);
@@ -168,6 +169,48 @@ class TrainingRank : public Rank {
       if (step.optimizer < 0 || o == index) schedules_[o]->step(last_);
     }
     return {last_.applied ? 1.0 : 0.0, last_.gradient_norm};
+  }
+
+  void edit_gradients(double factor) override {
+    for (int p = 0; p < kParameters; ++p) {
+      const Tensor gradient = parameter(p).grad();
+      if (!parameter(p).requires_grad() || !gradient.defined()) continue;
+      kernels::affine(gradient, factor, 0.0, gradient);
+    }
+  }
+
+  void update_by_hand(double lr) override {
+    for (int p = 0; p < kParameters; ++p) {
+      const Tensor weight = parameter(p);
+      const Tensor gradient =
+          handle() != nullptr ? handle()->unscaled_gradient(weight) : weight.grad();
+      if (!weight.requires_grad() || !gradient.defined()) continue;
+      const Tensor step = Tensor::empty_like(weight);
+      kernels::copy(gradient, step);
+      kernels::axpby(-lr, step, 1.0, weight);
+      weight.storage()->bump_version();
+    }
+    clear_module();
+  }
+
+  void adopt(const Loss& loss, unsigned optimizers) override {
+    Loss plain = loss;
+    plain.by_amp = false;
+    backward_of(plain, handle()->loss_scale(loss.id), 0);
+    for (std::size_t o = 0; o < optimizers_.size(); ++o) {
+      if ((optimizers >> o & 1U) == 0) continue;
+      handle()->adopt_gradients(*optimizers_[o], {.loss_id = loss.id});
+    }
+  }
+
+  void replace(int optimizer) override {
+    const auto o = static_cast<std::size_t>(optimizer);
+    std::erase_if(larcs_, [&](const auto& larc) { return &larc->optimizer() == &*optimizers_[o]; });
+    schedules_[o].reset();
+    optimizers_[o].reset();
+    optimizers_[o] = new_optimizer(o);
+    start(*optimizers_[o], setup_.rules[o]);
+    schedules_[o] = std::make_unique<optim::Schedule>(*optimizers_[o], optim::step_decay(2, 0.5));
   }
 
   void clear(int optimizer) override {

@@ -123,7 +123,9 @@ class LibtorchRank final : public TrainingRank {
     const torch::NoGradGuard no_grad;
     wrote_ = true;
     torch::Tensor x = theirs(p);
-    if (how == Write::initialise) {
+    if (how == Write::element) {
+      x.flatten()[0] = 0.75;
+    } else if (how == Write::initialise) {
       x.fill_(0.5);
     } else if (how == Write::clamp) {
       x.clamp_min_(1.0);
@@ -289,7 +291,7 @@ Precision possible(Precision drawn) {
   return drawn;
 }
 
-bool has_nets() {
+bool has_cairns_modules() {
   return false;
 }
 
