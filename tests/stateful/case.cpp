@@ -19,6 +19,12 @@ double rounding(DType dtype) {
   return dtype == DType::bf16 ? 0x1p-8 : 0.0;
 }
 
+void must_be_bf16(const std::string& what, const Values& seen) {
+  for (const double x : seen) {
+    if (rounded_to_bf16(x) != x) throw Mismatch(core::str(what, ": expected bf16, got ", x));
+  }
+}
+
 }  // namespace
 
 void compare(const std::string& what, const Values& seen, const Values& expected,
@@ -143,7 +149,8 @@ void Case::check(unsigned rounds, DType through) {
           core::str(name, ": expected ", expected.updates, " updates, got ", *own.updates));
     }
     std::vector<Values*> moments;
-    const int kept = reference.rules[at(std::max(expected.optimizer, 0))].moments();
+    const Rule& rule = reference.rules[at(std::max(expected.optimizer, 0))];
+    const int kept = rule.moments();
     if (kept > 0) moments.push_back(&expected.first);
     if (kept > 1) moments.push_back(&expected.second);
     if (expected.updates == 0) moments.clear();
@@ -155,6 +162,9 @@ void Case::check(unsigned rounds, DType through) {
       const std::string which = core::str("moment ", m, " of ", name);
       compare(which, own.moments[m], *moments[m],
               setup.bf16_moments ? std::max(kBf16Step, tolerance) : tolerance);
+      if (setup.bf16_moments && !(m == 1 && rule.kind == Kind::novograd)) {
+        must_be_bf16(which, own.moments[m]);
+      }
       if (follows || nets || setup.bf16_moments) *moments[m] = own.moments[m];
     }
     // What weights differ by in f32 comes back in the gradients of a net, times as much.

@@ -38,7 +38,14 @@ class EditGradients : public Command {
 
 class UpdateByHand : public Command {
  public:
-  bool possible(const Case& now) const override { return gradients_are_plain(now); }
+  /// A gradient of no optimizer gives way to a loss of another scale.
+  bool possible(const Case& now) const override {
+    const auto& all = now.reference.parameters;
+    const bool homeless = std::any_of(all.begin(), all.end(), [](const Parameter& p) {
+      return p.optimizer < 0 && p.gradient.exists();
+    });
+    return gradients_are_plain(now) && !(homeless && now.setup.precision);
+  }
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.update_by_hand(kRate); }));
     unsigned written = 0;
