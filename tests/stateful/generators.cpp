@@ -75,20 +75,25 @@ rc::Gen<Wiring> wirings() {
 
 namespace {
 
+rc::Gen<bool> sometimes() {
+  return choice<bool>({{2, false}, {1, true}});
+}
+
 rc::Gen<Rule> rules() {
   const auto kinds = choice<Kind>(
       {{5, Kind::sgd}, {3, Kind::adam}, {2, Kind::lamb}, {1, Kind::novograd}, {1, Kind::adagrad}});
-  return rc::gen::map(
-      rc::gen::tuple(kinds, choice<double>({{2, 0.0}, {1, 0.5}}), seldom(), seldom(), seldom()),
-      [](const auto& drawn) {
-        const auto& [kind, momentum, decays, larc, two_groups] = drawn;
-        const bool bounds = kind == Kind::lamb || kind == Kind::novograd;  // which LARC refuses
-        return Rule{.kind = kind,
-                    .momentum = kind == Kind::sgd ? momentum : 0.0,
-                    .decay = decays || kind == Kind::lamb ? 0.0625 : 0.0,
-                    .larc = larc && !bounds,
-                    .two_groups = two_groups};
-      });
+  return rc::gen::map(rc::gen::tuple(kinds, choice<double>({{2, 0.0}, {1, 0.5}}), seldom(),
+                                     sometimes(), sometimes()),
+                      [](const auto& drawn) {
+                        const auto& [kind, momentum, decays, larc, two_groups] = drawn;
+                        const bool bounds =
+                            kind == Kind::lamb || kind == Kind::novograd;  // which LARC refuses
+                        return Rule{.kind = kind,
+                                    .momentum = kind == Kind::sgd ? momentum : 0.0,
+                                    .decay = decays || kind == Kind::lamb ? 0.0625 : 0.0,
+                                    .larc = larc && !bounds,
+                                    .two_groups = two_groups};
+                      });
 }
 
 const char* kind_name(Kind kind) {

@@ -818,7 +818,7 @@ rc::Gen<Epoch> epochs() {
 
 rc::Gen<Step> steps() {
   return rc::gen::map(rc::gen::tuple(mostly(), choice<int>({{2, -1}, {1, 0}, {1, 1}}),
-                                     choice<double>({{3, 0.0}, {1, 0.25}}), seldom(),
+                                     choice<double>({{3, 0.0}, {1, 0.25}, {1, 2.0}}), seldom(),
                                      rc::gen::arbitrary<bool>(), seldom()),
                       [](const auto& drawn) {
                         const auto& [by_amp, optimizer, max_norm, schedule, per_group, keep] =
