@@ -10,10 +10,19 @@ namespace cairn::stateful {
 
 namespace {
 
+/// Of a bf16 number and the next: a value between two may be rounded to either.
+constexpr double kBf16Step = 0x1p-7;
+
 /// One rounding to that dtype, relative.
 double rounding(DType dtype) {
   if (dtype == DType::f16) return 0x1p-11;
   return dtype == DType::bf16 ? 0x1p-8 : 0.0;
+}
+
+void must_be_bf16(const std::string& what, const Values& seen) {
+  for (const double x : seen) {
+    if (rounded_to_bf16(x) != x) throw Mismatch(core::str(what, ": expected bf16, got ", x));
+  }
 }
 
 }  // namespace
@@ -42,6 +51,7 @@ bool keeps_masters(const std::optional<Precision>& precision, bool before) {
 
 Case::Case(const Setup& s) : setup(s), system(s) {
   reference.rules = s.rules;
+  reference.bf16_moments = s.bf16_moments;
   reference.positions.assign(s.rules.size(), 0);
   reference.skips.assign(s.rules.size(), Answer::no);
   const Scale scale = s.precision ? s.precision->scale_of_loss() : Scale();
@@ -50,6 +60,7 @@ Case::Case(const Setup& s) : setup(s), system(s) {
     Parameter parameter;
     parameter.weight = initial_weight(p, false);
     parameter.optimizer = s.optimizer_of[at(p)];
+    parameter.group = s.group_of(p);
     parameter.trainable = (s.frozen & bit(p)) == 0;
     reference.parameters.push_back(parameter);
   }
@@ -94,6 +105,29 @@ unsigned Case::rounded_by_load() const {
   return frozen;
 }
 
+/// A DDP of each submodule calls them outside of the model's region.
+bool Case::autocasts(const Loss& loss) const {
+  const bool in_region = !(setup.ddp && setup.wiring.two_ddps && loss.by_ddp);
+  return in_region && setup.precision && setup.precision->level == amp::OptLevel::O1;
+}
+
+Values Case::weight_in_product(int parameter, const Loss& loss) const {
+  Values weight = reference.parameters[at(parameter)].raw;
+  if (!autocasts(loss)) return weight;
+  const bool f16 = setup.precision->half == DType::f16;
+  for (double& w : weight) w = f16 ? rounded_to_f16(w) : rounded_to_bf16(w);
+  return weight;
+}
+
+Values Case::gradient_of(const Loss& loss, int parameter, int rank) const {
+  if (loss.form == Form::linear) return loss.coefficients(parameter, rank);
+  const int matrix = parameter - parameter % 2;
+  const Values c = loss.coefficients(matrix, rank);
+  const Values v = weight_in_product(matrix + 1, loss);
+  if (parameter == matrix) return matrix_gradient(loss.form, c, v);
+  return vector_gradient(loss.form, c, weight_in_product(matrix, loss), v);
+}
+
 bool Case::any_gradient() const {
   return std::any_of(reference.parameters.begin(), reference.parameters.end(),
                      [](const Parameter& p) { return p.gradient.exists(); });
@@ -116,18 +150,26 @@ void Case::check(unsigned rounds, DType through) {
     }
     std::vector<Values*> moments;
     const Rule& rule = reference.rules[at(std::max(expected.optimizer, 0))];
-    if (rule.adam || rule.momentum > 0) moments.push_back(&expected.first);
-    if (rule.adam) moments.push_back(&expected.second);
+    const int kept = rule.moments();
+    if (kept > 0) moments.push_back(&expected.first);
+    if (kept > 1) moments.push_back(&expected.second);
     if (expected.updates == 0) moments.clear();
     if (own.moments.size() != moments.size()) {
       throw Mismatch(
           core::str(name, ": expected ", moments.size(), " moments, got ", own.moments.size()));
     }
     for (std::size_t m = 0; m < moments.size(); ++m) {
-      compare(core::str("moment ", m, " of ", name), own.moments[m], *moments[m], tolerance);
-      if (follows) *moments[m] = own.moments[m];
+      const std::string which = core::str("moment ", m, " of ", name);
+      compare(which, own.moments[m], *moments[m],
+              setup.bf16_moments ? std::max(kBf16Step, tolerance) : tolerance);
+      if (setup.bf16_moments && !(m == 1 && rule.kind == Kind::novograd)) {
+        must_be_bf16(which, own.moments[m]);
+      }
+      if (follows || nets || setup.bf16_moments) *moments[m] = own.moments[m];
     }
-    if (follows) expected.weight = own.weight;
+    // What weights differ by in f32 comes back in the gradients of a net, times as much.
+    if (follows || nets) expected.weight = own.weight;
+    expected.raw = own.raw;
   }
   for (const std::string& name : seen.named) {
     if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) continue;

@@ -45,6 +45,11 @@ struct Case {
   unsigned rounded_by_cast() const;
   /// Those whose value a load may: a half one whose f32 value somebody is there to keep is exact.
   unsigned rounded_by_load() const;
+  /// The weights as a product sees them that such a loss makes: autocast rounds them.
+  Values weight_in_product(int parameter, const Loss& loss) const;
+  /// Of one rank's own loss.
+  Values gradient_of(const Loss& loss, int parameter, int rank) const;
+  bool autocasts(const Loss& loss) const;
   unsigned all_optimizers() const { return (1U << setup.rules.size()) - 1; }
   bool any_gradient() const;
 
@@ -54,6 +59,7 @@ struct Case {
   std::vector<std::pair<int, int>> added;  // parameter, optimizer
   DType dtype = DType::f32;                // by to()
   bool masters = true;                     // the optimizers keep f32 values of half weights
+  bool nets = false;                       // some loss was not linear
   int backwards = 0;                       // since gradients were last cleared
   bool over = false;  // the library has refused what it may refuse: nothing can follow
 

@@ -25,6 +25,8 @@ using CommandPtr = std::shared_ptr<const Command>;
 
 /// Backwards and steps, and what befalls parameters and gradients in between.
 rc::Gen<CommandPtr> training_commands();
+/// What a trainer does to gradients, weights and optimizers by itself.
+rc::Gen<CommandPtr> own_commands();
 /// Precision, clones and files.
 rc::Gen<CommandPtr> state_commands();
 

@@ -73,9 +73,47 @@ rc::Gen<Wiring> wirings() {
       });
 }
 
+namespace {
+
+rc::Gen<bool> sometimes() {
+  return choice<bool>({{2, false}, {1, true}});
+}
+
+rc::Gen<Rule> rules() {
+  const auto kinds = choice<Kind>(
+      {{5, Kind::sgd}, {3, Kind::adam}, {2, Kind::lamb}, {1, Kind::novograd}, {1, Kind::adagrad}});
+  return rc::gen::map(rc::gen::tuple(kinds, choice<double>({{2, 0.0}, {1, 0.5}}), seldom(),
+                                     sometimes(), sometimes()),
+                      [](const auto& drawn) {
+                        const auto& [kind, momentum, decays, larc, two_groups] = drawn;
+                        const bool bounds =
+                            kind == Kind::lamb || kind == Kind::novograd;  // which LARC refuses
+                        return Rule{.kind = kind,
+                                    .momentum = kind == Kind::sgd ? momentum : 0.0,
+                                    .decay = decays || kind == Kind::lamb ? 0.0625 : 0.0,
+                                    .larc = larc && !bounds,
+                                    .two_groups = two_groups};
+                      });
+}
+
+const char* kind_name(Kind kind) {
+  const char* const names[] = {"SGD", "Adam", "Adagrad", "LAMB", "NovoGrad"};
+  return names[static_cast<int>(kind)];
+}
+
+/// What each rule and level allows.
+void keep_states(Setup& setup, bool bf16_moments, bool remainders) {
+  setup.bf16_moments = bf16_moments;
+  setup.remainders = remainders && (!setup.precision || setup.precision->half == DType::bf16);
+  for (Rule& rule : setup.rules) {
+    if (rule.kind == Kind::lamb) setup.bf16_moments = false;  // whose direction reads them rounded
+    if (setup.remainders) rule.larc = false;                  // whose norms are of rounded weights
+  }
+}
+
+}  // namespace
+
 rc::Gen<Setup> setups(int ranks) {
-  const auto rules =
-      choice<Rule>({{2, Rule{}}, {1, Rule{false, 0.5, 0.125}}, {1, Rule{true, 0.0, 0.125}}});
   const auto layouts = choice<std::vector<int>>({{3, {0, 0, 0, 0}},
                                                  {2, {0, 0, 1, 1}},
                                                  {1, {0, 1, 0, 1}},
@@ -83,15 +121,17 @@ rc::Gen<Setup> setups(int ranks) {
                                                  {1, {0, -1, 1, 1}}});
   return rc::gen::map(
       rc::gen::tuple(orders(), rc::gen::arbitrary<bool>(), rc::gen::arbitrary<bool>(), layouts,
-                     rc::gen::pair(rules, rules),
-                     rc::gen::tuple(frozen_masks(), maybe_precision(), wirings())),
+                     rc::gen::pair(rules(), rules()),
+                     rc::gen::tuple(frozen_masks(), maybe_precision(), wirings()),
+                     rc::gen::pair(seldom(), rc::gen::arbitrary<bool>())),
       [ranks](const auto& drawn) {
         Setup setup;
         setup.ranks = ranks;
         std::pair<Rule, Rule> rules_of;
         std::tuple<unsigned, std::optional<Precision>, Wiring> rest;
-        std::tie(setup.order, setup.ddp, setup.find_unused, setup.optimizer_of, rules_of, rest) =
-            drawn;
+        std::pair<bool, bool> states;
+        std::tie(setup.order, setup.ddp, setup.find_unused, setup.optimizer_of, rules_of, rest,
+                 states) = drawn;
         setup.ddp = setup.ddp || ranks > 1;
         setup.rules = {rules_of.first};
         const auto& owners = setup.optimizer_of;
@@ -100,6 +140,7 @@ rc::Gen<Setup> setups(int ranks) {
         }
         std::tie(setup.frozen, setup.precision, setup.wiring) = rest;
         if (ranks == 1) setup.wiring.static_odd_reach = 0;
+        keep_states(setup, states.first, states.second);
         return possible(setup);
       });
 }
@@ -136,8 +177,11 @@ std::ostream& operator<<(std::ostream& out, const Setup& setup) {
   out << setup.ranks << (setup.ranks == 1 ? " rank" : " ranks");
   for (std::size_t o = 0; o < setup.rules.size(); ++o) {
     const Rule& rule = setup.rules[o];
-    out << ", optimizer " << o << " (" << (rule.adam ? "Adam" : "SGD");
+    out << ", optimizer " << o << " (" << kind_name(rule.kind);
     if (rule.momentum > 0) out << " with momentum";
+    if (rule.decay > 0) out << ", weight decay";
+    if (rule.larc) out << ", LARC";
+    if (rule.two_groups) out << ", two groups";
     out << ") of";
     for (int p = 0; p < kParameters; ++p) {
       if (setup.optimizer_of[at(p)] == static_cast<int>(o)) out << " " << kNames[at(p)];
@@ -146,6 +190,8 @@ std::ostream& operator<<(std::ostream& out, const Setup& setup) {
   out << "; " << (setup.ddp ? "ddp" : "no ddp")
       << (setup.find_unused ? " with find_unused_parameters" : "") << setup.wiring
       << order_name(setup.order);
+  if (setup.bf16_moments) out << "; bf16 moments";
+  if (setup.remainders) out << "; remainders";
   if (setup.frozen != 0) out << "; frozen:";
   for (int p = 0; p < kParameters; ++p) {
     if ((setup.frozen & bit(p)) != 0) out << " " << kNames[at(p)];

@@ -45,6 +45,7 @@ rc::Gen<std::optional<Precision>> maybe_precision();
 rc::Gen<Order> orders();
 rc::Gen<unsigned> frozen_masks();
 rc::Gen<Wiring> wirings();
+rc::Gen<Loss> losses();
 rc::Gen<Setup> setups(int ranks);
 
 const char* order_name(Order order);

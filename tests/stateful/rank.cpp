@@ -48,6 +48,7 @@ class Part : public nn::Module {
   Tensor forward(const Tensor& x) override {
     const NamedTensors own = parameters();
     const std::int64_t n = own[0].tensor.numel();
+    if (loss != nullptr && loss->form != Form::linear) return product_of(own, x);
     const Tensor row = autograd::reshape(autograd::slice(x, 0, 0, n), {1, n});
     const Tensor rest = autograd::slice(x, 0, n, x.size(0));
     const Tensor product = autograd::linear(row, throwing(own[0].tensor, 0));
@@ -60,6 +61,15 @@ class Part : public nn::Module {
   std::shared_ptr<nn::Module> make_like() const override { return std::make_shared<Part>(first_); }
 
  private:
+  Tensor product_of(const NamedTensors& own, const Tensor& x) const {
+    const std::int64_t n = own[0].tensor.numel(), both = own[1].tensor.numel();
+    Tensor v = throwing(own[1].tensor, 1);
+    if (loss->form == Form::tanh) v = autograd::tanh(autograd::affine(v, 0.25, 0.0));
+    const Tensor row = autograd::concat(
+        {autograd::mul(v, autograd::slice(x, 0, 0, both)), autograd::slice(x, 0, both, n)});
+    return autograd::sum(
+        autograd::linear(autograd::reshape(row, {1, n}), throwing(own[0].tensor, 0)));
+  }
   Tensor throwing(const Tensor& w, int k) const {
     const bool throws = loss != nullptr && loss->thrower == first_ + k;
     return throws ? autograd::apply(Thrower{loss->in_forward}, w) : w;
@@ -134,7 +144,11 @@ class CairnRank final : public TrainingRank {
   void write(int p, Write how) override {
     const Tensor tensor = parameter(p);
     if (how == Write::initialise) return nn::init::constant(tensor, 0.5);
-    if (how == Write::clamp) {
+    if (how == Write::element) {
+      const Tensor first =
+          tensor.alias(autograd::reshape(tensor, {tensor.numel()}).view().slice(0, 0, 1));
+      kernels::fill(first, 0.75);
+    } else if (how == Write::clamp) {
       const Tensor limit = Tensor::full(tensor.shape(), 1.0, tensor.dtype());
       const Tensor clamped = Tensor::empty_like(tensor);
       kernels::binary(kernels::BinaryOp::maximum, tensor, limit, clamped);
@@ -210,6 +224,14 @@ class CairnRank final : public TrainingRank {
 
   void backward_of(const Loss& loss, double weight, unsigned optimizers) override {
     const Tensor value = loss_of(loss);
+    if (amp_ && loss.by_amp && loss.apart) {
+      const amp::ScaledLoss scaled =
+          amp_->scale_loss(value, loss_options(loss, weight, optimizers));
+      look();
+      cloned_weights();
+      amp_->state_dict();
+      return scaled.backward();
+    }
     if (amp_ && loss.by_amp) return amp_->backward(value, loss_options(loss, weight, optimizers));
     autograd::backward(weight == 1.0 ? value : autograd::affine(value, weight, 0.0));
   }
@@ -233,6 +255,10 @@ Setup possible(Setup drawn) {
 
 Precision possible(Precision drawn) {
   return drawn;
+}
+
+bool has_cairns_modules() {
+  return true;
 }
 
 bool casts_without_amp() {

@@ -14,12 +14,65 @@ namespace cairn::stateful {
 
 using Values = std::vector<double>;
 
-/// What an optimizer does: SGD, with or without momentum, or Adam (AdamW without decay).
+enum class Kind { sgd, adam, adagrad, lamb, novograd };
+
+/// What an optimizer does, and to whom: SGD with or without momentum, AdamW, Adagrad, LAMB, NovoGrad.
 struct Rule {
-  bool adam = false;
-  double momentum = 0.0;
+  Kind kind = Kind::sgd;
+  double momentum = 0.0;  // SGD's
   double lr = 0.125;
+  double decay = 0.0;       // L2 for SGD and Adagrad; decoupled for the others
+  bool larc = false;        // within LARC
+  bool two_groups = false;  // parameters with odd numbers, at half the rate
+
+  /// Numbers that it keeps beside a weight.
+  int moments() const {
+    if (kind == Kind::sgd) return momentum > 0 ? 1 : 0;
+    return kind == Kind::adagrad ? 1 : 2;
+  }
 };
+
+inline double norm_of(const Values& values) {
+  double sum = 0.0;
+  for (const double x : values) sum += x * x;
+  return std::sqrt(sum);
+}
+
+/// To so many significant bits, halves to even; exponents as far as f32 has them.
+inline double rounded_to(double x, int bits, int least_exponent = -126) {
+  if (x == 0.0 || !std::isfinite(x)) return x;
+  const int exponent = std::max(std::ilogb(x), least_exponent);
+  const double unit = std::ldexp(1.0, exponent - bits + 1);
+  return std::nearbyint(x / unit) * unit;
+}
+inline double rounded_to_bf16(double x) {
+  return rounded_to(x, 8);
+}
+inline double rounded_to_f16(double x) {
+  return rounded_to(x, 11, -14);
+}
+
+/// What a part of the model makes of its matrix w, its vector v and coefficients c.
+///   linear:  sum of c_i w_i, and of others times v
+///   product: sum of c_i v_i w_i, with v_i = 1 where v has no such element
+///   tanh:    the same with tanh(v_i / 4)
+enum class Form { linear, product, tanh };
+
+/// Of the last two by w and by v, at these values.
+inline Values matrix_gradient(Form form, Values c, const Values& v) {
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    c[i] *= form == Form::tanh ? std::tanh(v[i] / 4) : v[i];
+  }
+  return c;
+}
+inline Values vector_gradient(Form form, const Values& c, const Values& w, const Values& v) {
+  Values gradient;
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const double t = std::tanh(v[i] / 4);
+    gradient.push_back(c[i] * w[i] * (form == Form::tanh ? (1 - t * t) / 4 : 1.0));
+  }
+  return gradient;
+}
 
 /// What has come since the gradient was last cleared.
 struct Gradient {
@@ -57,30 +110,81 @@ struct Gradient {
 };
 
 struct Parameter {
-  Values weight, first, second;  // second: Adam's
+  Values weight, first, second;  // moments; second: Adam's, LAMB's, NovoGrad's running norm
+  Values raw;                    // the weight as a forward sees it
+  int group = 0;                 // of its optimizer; -1: one that was added
   int updates = 0;
   int optimizer = -1;  // -1: none yet
   bool driven = true;  // by the optimizer's schedule (a group that was added is not)
   bool trainable = true;
   Gradient gradient;
 
-  void update(const Rule& rule, double lr, double coefficient) {
-    const Values g = gradient.mean();
+  /// coefficient: of clipping. The moments that stay are rounded to bf16 where that is asked for; the
+  /// weight has used them before.
+  void update(const Rule& rule, double lr, double coefficient, bool bf16_moments) {
+    Values g = gradient.mean();
+    for (double& x : g) x *= coefficient;
     ++updates;
+    const double decay = rule.larc ? 0.0 : rule.decay;
+    if (rule.larc) adapt(g, rule, lr);
     first.resize(g.size(), 0.0);
-    second.resize(g.size(), 0.0);
+    second.resize(rule.kind == Kind::novograd ? 1 : g.size(), 0.0);
+    if (rule.kind == Kind::sgd) sgd(g, rule, lr, decay);
+    if (rule.kind == Kind::adagrad) adagrad(g, lr, decay);
+    if (rule.kind == Kind::adam || rule.kind == Kind::lamb) adam(g, rule, lr, decay);
+    if (rule.kind == Kind::novograd) novograd(g, lr, decay);
+    if (!bf16_moments) return;
+    for (double& m : first) m = rounded_to_bf16(m);
+    if (rule.kind == Kind::novograd) return;
+    for (double& v : second) v = rounded_to_bf16(v);
+  }
+
+ private:
+  /// LARC: the weight decay is in the gradient.
+  void adapt(Values& g, const Rule& rule, double lr) const {
+    const double w = norm_of(weight), n = norm_of(g);
+    if (w == 0 || n == 0) return;
+    const double ratio = std::min(0.02 * w / (n + rule.decay * w + 1e-8) / lr, 1.0);
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] = ratio * (g[i] + rule.decay * weight[i]);
+  }
+  void sgd(const Values& g, const Rule& rule, double lr, double decay) {
     for (std::size_t i = 0; i < g.size(); ++i) {
-      const double gradient_i = g[i] * coefficient;
-      if (!rule.adam) {
-        first[i] = rule.momentum * first[i] + gradient_i;
-        weight[i] -= lr * first[i];
-        continue;
-      }
-      first[i] = 0.9 * first[i] + 0.1 * gradient_i;
-      second[i] = 0.999 * second[i] + 0.001 * gradient_i * gradient_i;
+      first[i] = rule.momentum * first[i] + g[i] + decay * weight[i];
+      weight[i] -= lr * first[i];
+    }
+  }
+  void adagrad(const Values& g, double lr, double decay) {
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      const double whole = g[i] + decay * weight[i];
+      first[i] += whole * whole;
+      weight[i] -= lr * whole / (std::sqrt(first[i]) + 1e-10);
+    }
+  }
+  /// LAMB: the same direction, as long as the weight.
+  void adam(const Values& g, const Rule& rule, double lr, double decay) {
+    Values direction;
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      first[i] = 0.9 * first[i] + 0.1 * g[i];
+      second[i] = 0.999 * second[i] + 0.001 * g[i] * g[i];
       const double m = first[i] / (1 - std::pow(0.9, updates));
       const double v = second[i] / (1 - std::pow(0.999, updates));
-      weight[i] -= lr * m / (std::sqrt(v) + 1e-8);
+      const double eps = rule.kind == Kind::lamb ? 1e-6 : 1e-8;
+      direction.push_back(m / (std::sqrt(v) + eps) + decay * weight[i]);
+    }
+    const double w = norm_of(weight), d = norm_of(direction);
+    const bool stretches = rule.kind == Kind::lamb && decay != 0 && w != 0 && d != 0;
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      weight[i] -= lr * (stretches ? w / d : 1.0) * direction[i];
+    }
+  }
+  void novograd(const Values& g, double lr, double decay) {
+    const double n = norm_of(g);
+    second[0] = updates == 1 ? n : std::sqrt(0.999 * second[0] * second[0] + 0.001 * n * n);
+    const double divisor = second[0] / std::sqrt(1 - std::pow(0.999, updates)) + 1e-8;
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      first[i] = 0.9 * first[i] + 0.1 * g[i];
+      const double m = first[i] / (1 - std::pow(0.9, updates));
+      weight[i] -= lr * (m / divisor + decay * weight[i]);
     }
   }
 };
@@ -131,6 +235,7 @@ struct State {  // what a file holds
 
 struct Reference : State {
   std::vector<Rule> rules;
+  bool bf16_moments = false;
   std::vector<Pending> pending;
   std::vector<Answer> skips;  // by optimizer: a loss that reaches it overflowed in another's step
   bool summed = false;  // with average = false: some gradient was reduced, which none may add to
@@ -248,13 +353,35 @@ struct Reference : State {
     }
     return now;
   }
-  void update(int optimizer, double max_norm) {
+  double norm_of_group(int optimizer, int group) {
+    double sum = 0.0;
+    each_of(1U << optimizer, [&](Parameter& p) {
+      if (!p.trainable || !p.gradient.exists() || p.group != group) return;
+      for (const double g : p.gradient.mean()) sum += g * g;
+    });
+    return std::sqrt(sum);
+  }
+  /// per_group: each group is clipped by its own norm.
+  void update(int optimizer, double max_norm, bool per_group = false) {
     const unsigned bit = 1U << optimizer;
-    const double n = norm(bit);
-    const double coefficient = max_norm > 0 && n > max_norm ? max_norm / (n + 1e-6) : 1.0;
+    const Rule& rule = rules[static_cast<std::size_t>(optimizer)];
+    const double of_all = norm(bit);
+    const auto coefficient = [&](const Parameter& p) {
+      const double n = per_group ? norm_of_group(optimizer, p.group) : of_all;
+      return max_norm > 0 && n > max_norm ? max_norm / (n + 1e-6) : 1.0;
+    };
+    double clipped = 0.0;
     each_of(bit, [&](Parameter& p) {
       if (!p.trainable || !p.gradient.exists()) return;
-      p.update(rules[static_cast<std::size_t>(optimizer)], lr(optimizer, p.driven), coefficient);
+      const double n = coefficient(p) * norm_of(p.gradient.mean());
+      clipped += n * n;
+    });
+    const bool bounded = rule.kind == Kind::lamb && clipped > 1.0;
+    const double bound = bounded ? 1.0 / std::sqrt(clipped) : 1.0;
+    each_of(bit, [&](Parameter& p) {
+      if (!p.trainable || !p.gradient.exists()) return;
+      const double rate = lr(optimizer, p.driven) * (p.group == 1 ? 0.5 : 1.0);
+      p.update(rule, rate, coefficient(p) * bound, bf16_moments);
     });
   }
 };

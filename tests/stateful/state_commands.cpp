@@ -18,7 +18,8 @@ class To : public Command {
  public:
   explicit To(DType dtype) : dtype_(dtype) {}
   bool possible(const Case& now) const override {
-    return casts_without_amp() && !now.setup.precision && now.dtype != dtype_;
+    return casts_without_amp() && !now.setup.precision && now.dtype != dtype_ &&
+           !(dtype_ == DType::f16 && now.setup.remainders);
   }
   void run(Case& now) const override {
     const DType before = now.dtype;
@@ -38,7 +39,8 @@ class Initialize : public Command {
  public:
   explicit Initialize(Precision precision) : precision_(precision) {}
   bool possible(const Case& now) const override {
-    return !now.setup.precision && !now.half() && !now.any_gradient();
+    return !now.setup.precision && !now.half() && !now.any_gradient() &&
+           now.setup.may_be(precision_);
   }
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.initialize(precision_); }));
@@ -118,7 +120,7 @@ class Resume : public Command {
       return now.file->amp == now.setup.precision.has_value() && now.file->added == now.added;
     }
     const bool resized = fresh_->ranks != 0 && fresh_->ranks != now.setup.ranks;
-    return now.file->amp == fresh_->precision.has_value() &&
+    return now.file->amp == fresh_->precision.has_value() && now.setup.may_be(fresh_->precision) &&
            (!resized ||
             (test::has_devices_of(fresh_->ranks) && now.setup.ddp && !now.setup.wiring.two_ddps));
   }

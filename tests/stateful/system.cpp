@@ -33,7 +33,8 @@ Values initial_weight(int parameter, bool fresh) {
 Values Loss::coefficients(int parameter, int rank) const {
   Values values;
   for (int i = 0; i < kSizes[static_cast<std::size_t>(parameter)]; ++i) {
-    values.push_back(size * (1 + (parameter + i) % 3) * (rank % 2 == 0 ? 1 : 3));
+    const int of_linear = (1 + (parameter + i) % 3) * (rank % 2 == 0 ? 1 : 3);
+    values.push_back(size * (form == Form::linear ? of_linear : 1 + i % 2));
   }
   const bool overflows = overflow_rank == 2 || overflow_rank == rank;
   if (overflows && parameter == first()) values[0] = std::numeric_limits<double>::infinity();

@@ -41,7 +41,9 @@ inline double weight_of(int rank, int ranks) {
   return ranks == 1 ? 1.0 : static_cast<double>(samples_of(rank)) / 2.0;
 }
 
-/// The loss is the sum over parameters p of c_p * w_p, so that its gradient is c_p.
+/// A linear one is the sum over parameters p of c_p * w_p, so that its gradient is c_p. That of another
+/// form depends on the weights that its forward saw: of a product exactly so in every dtype, as a
+/// coefficient is then a power of two, and the same on all ranks.
 struct Loss {
   int id = 0;
   unsigned reach = 3;  // bit 0: submodule a, bit 1: b
@@ -54,6 +56,8 @@ struct Loss {
   int thrower = -1;        // the parameter at which an operation throws; -1: none
   bool in_forward = false;
   int throwing_rank = -1;  // -1: all of them
+  Form form = Form::linear;
+  bool apart = false;      // scale_loss() and its backward, with looks at everything in between
   unsigned odd_reach = 0;  // reach of ranks with odd numbers; 0: as that of the others
 
   unsigned reach_of(int rank) const { return rank % 2 == 1 && odd_reach != 0 ? odd_reach : reach; }
@@ -99,18 +103,31 @@ struct Setup {
   Wiring wiring;
   std::vector<int> optimizer_of;  // by parameter; -1: add_group brings it later
   std::vector<Rule> rules;
-  unsigned frozen = 0;  // before anything is built; a bit each
+  bool bf16_moments = false;
+  bool remainders = false;  // what masters of half weights keep: these are bf16 then
+  unsigned frozen = 0;      // before anything is built; a bit each
   std::optional<Precision> precision;
+
+  /// That of its optimizer which a parameter is in from the start.
+  int group_of(int parameter) const {
+    const int o = optimizer_of[static_cast<std::size_t>(parameter)];
+    return o >= 0 && rules[static_cast<std::size_t>(o)].two_groups ? parameter % 2 : 0;
+  }
+  bool may_be(const std::optional<Precision>& p) const {
+    return !remainders || !p || p->half == DType::bf16;
+  }
 };
 
-enum class Write { initialise, clamp, average };
+enum class Write { initialise, clamp, average, element };
 
 struct Step {
   bool by_amp = true;
   int optimizer = -1;  // -1: all, by amp only
   double max_norm = 0.0;
   bool schedule = false;
-  int window = 0;  // > 0: ends an accumulation of so many micro-batches
+  bool keep = false;       // keep_gradients
+  bool per_group = false;  // clips each group by its own norm
+  int window = 0;          // > 0: ends an accumulation of so many micro-batches
 };
 
 /// An epoch whose ranks have batches of their own number.
@@ -155,6 +172,14 @@ class Rank {
   virtual void clear(int optimizer) = 0;
   virtual void clear_module() = 0;
   virtual void write(int parameter, Write how) = 0;
+  /// Multiplies what grad() gives of every parameter that requires one.
+  virtual void edit_gradients(double factor) = 0;
+  /// The trainer's own step of plain SGD, by gradients without a loss scale; clears them.
+  virtual void update_by_hand(double lr) = 0;
+  /// A plain backward of the loss times its scale, which amp then adopts for these optimizers, a bit each.
+  virtual void adopt(const Loss& loss, unsigned optimizers) = 0;
+  /// Another optimizer of the same kind in place of this one, whose moments are gone.
+  virtual void replace(int optimizer) = 0;
   virtual void save(const std::string& folder, bool amp_first, bool asynchronous) = 0;
   virtual void resume(const std::string& path, bool amp_first) = 0;
   /// A second optimizer of this parameter, a plain backward of every parameter, a step of its own
@@ -189,6 +214,8 @@ std::unique_ptr<Rank> make_rank(const Setup& setup, std::optional<parallel::Proc
 /// What ranks of this kind are tried with: drawn, or the nearest that they can do.
 Setup possible(Setup drawn);
 Precision possible(Precision drawn);
+/// They know other forms of losses than linear ones, and gradients that a trainer changes itself.
+bool has_cairns_modules();
 /// Whether weights may change their dtype without amp.
 bool casts_without_amp();
 

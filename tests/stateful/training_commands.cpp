@@ -38,6 +38,9 @@ class Backward : public Command {
     const bool overflows = loss_.overflow_rank >= 0;
     const bool throws = loss_.thrower >= 0;
     if (overflows && throws) return false;
+    const bool plain = loss_.form == Form::linear && !loss_.apart;
+    if (!plain && !has_cairns_modules()) return false;
+    if (!form_is_exact(now)) return false;
     bool all = true;
     for (int rank = 0; rank < 2; ++rank) {
       bool any = false;
@@ -85,6 +88,9 @@ class Backward : public Command {
             : loss_.reach == 1 ? "a"
                                : "b");
     if (loss_.odd_reach != 0) out << ", of " << loss_.odd_reach << " on odd ranks";
+    if (loss_.apart) out << ", scale_loss apart";
+    if (loss_.form == Form::product) out << ", a product";
+    if (loss_.form == Form::tanh) out << ", a product with tanh";
     out << ", size " << loss_.size << (loss_.by_amp ? ", by amp" : ", plain");
     if (micro_batches_ > 1) out << ", " << micro_batches_ << " micro-batches";
     if (!synchronise_) out << ", no_sync";
@@ -102,6 +108,13 @@ class Backward : public Command {
   }
 
  private:
+  /// Half arithmetic is known to the last bit for products with powers of two alone: not where
+  /// ranks are weighed, and not for tanh.
+  bool form_is_exact(const Case& now) const {
+    if (loss_.form == Form::linear) return true;
+    const bool rounds = now.half() || now.autocasts(loss_);
+    return !rounds || (loss_.form == Form::product && !(window_ && now.setup.ranks > 1));
+  }
   bool overflow_is_reached() const {
     const int p = loss_.first();
     return loss_.overflow_rank == 0 ? loss_.reaches(p, 0) : loss_.reaches(p, 1);
@@ -153,6 +166,7 @@ class Backward : public Command {
       mixes = mixes || (loss_.by_amp ? p.gradient.plain : p.gradient.scaled || by_amp);
     }
     ++now.backwards;
+    now.nets = now.nets || loss_.form != Form::linear;
     reference.summed =
         now.setup.wiring.sum && (reduces(now) || (reference.summed && now.any_gradient()));
     const auto work = [&](Rank& rank) {
@@ -194,7 +208,7 @@ class Backward : public Command {
     gradient.of_rank.resize(at(ranks), Values(parameter.weight.size(), 0.0));
     for (int rank = 0; rank < ranks; ++rank) {
       if (!loss_.reaches(p, rank)) continue;
-      const Values c = loss_.coefficients(p, rank);
+      const Values c = now.gradient_of(loss_, p, rank);
       const double weight = now.share() * (window_ ? weight_of(rank, ranks) : 1.0);
       for (std::size_t i = 0; i < c.size(); ++i) gradient.of_rank[at(rank)][i] += weight * c[i];
     }
@@ -219,6 +233,7 @@ class TakeStep : public Command {
     if (step_.by_amp && !now.setup.precision) return false;
     const bool several = now.setup.rules.size() > 1;
     if (step_.by_amp && several && plain_overflow(now.reference)) return false;
+    if (step_.keep && !keeps(now)) return false;
     if (step_.optimizer >= 0) return true;
     for (const Answer skip : now.reference.skips) {
       if (skip == Answer::either) return false;
@@ -266,10 +281,24 @@ class TakeStep : public Command {
     out << (step_.by_amp ? "precision.step(" : "optimizer.step(");
     if (step_.optimizer >= 0) out << "optimizer " << step_.optimizer;
     if (step_.max_norm > 0) out << (step_.optimizer >= 0 ? ", " : "") << "clip " << step_.max_norm;
+    if (step_.per_group) out << " of each group";
+    if (step_.keep) out << ", keep_gradients";
     out << ")" << (step_.schedule ? " and schedule" : "");
   }
 
  private:
+  /// What amp counts for gradients that it has stepped before is nobody's scale to say: a static one
+  /// hears of nothing.
+  bool keeps(const Case& now) const {
+    if (now.setup.precision && now.setup.precision->dynamic) return false;
+    const auto& all = now.reference.parameters;
+    return std::all_of(all.begin(), all.end(),
+                       [](const Parameter& p) { return p.gradient.finite(); }) &&
+           std::all_of(now.reference.pending.begin(), now.reference.pending.end(),
+                       [](const Pending& p) { return !p.overflow && !p.doubtful; }) &&
+           step_.window == 0;
+  }
+
   struct Expectation {
     bool may_throw = false, must_throw = false;
     bool scales_known = true;
@@ -336,9 +365,11 @@ class TakeStep : public Command {
       }
       if (skips[at(o)] == Answer::either) skips[at(o)] = applied ? Answer::no : Answer::yes;
       all = all && skips[at(o)] == Answer::no;
-      if (skips[at(o)] == Answer::no) reference.update(o, step_.max_norm);
+      if (skips[at(o)] == Answer::no) reference.update(o, step_.max_norm, step_.per_group);
     }
-    if (step_.by_amp) {
+    if (step_.keep) {
+      // as they were
+    } else if (step_.by_amp) {
       reference.each_of(which, [](Parameter& p) { p.gradient = {}; });
     } else {
       reference.clear(which);  // amp has not heard of it
@@ -378,6 +409,7 @@ class AccumulationWindow : public Command {
  private:
   static Step ending(Step step, int micro_batches) {
     step.window = micro_batches;
+    step.keep = false;
     return step;
   }
   Backward micro_batches_;
@@ -422,7 +454,7 @@ class UnevenEpoch : public Command {
     for (int k = 0; k < steps; ++k) some_idle = step(now, k, applied) || some_idle;
     const bool either = epoch_.by_amp && some_idle;  // whether amp's step counts is its choice
     if (!either) compare("applied steps", outcome.numbers, applied, 0.0);
-    now.check(kAll, now.half() ? DType::bf16 : DType::f16);
+    now.check(kAll, now.half() || now.setup.bf16_moments ? DType::bf16 : DType::f16);
   }
   void show(std::ostream& out) const override {
     const char* const by[] = {"participants", "world", "samples"};
@@ -566,6 +598,7 @@ class OneRankThrows : public Command {
     loss_.odd_reach = 0;
     loss_.thrower = thrower;
     loss_.throwing_rank = rank;
+    step_.keep = false;
     loss_.in_forward = false;
     if (!step_.by_amp) step_.optimizer = std::max(step_.optimizer, 0);
   }
@@ -670,6 +703,7 @@ class AddGroup : public Command {
     Parameter& parameter = now.reference.parameters[at(p)];
     parameter.optimizer = optimizer_;
     parameter.driven = false;
+    parameter.group = -1;
     parameter.gradient = {};
     now.added.emplace_back(p, optimizer_);
     now.check();
@@ -724,6 +758,8 @@ class GiveToAnother : public Command {
   int parameter_;
 };
 
+}  // namespace
+
 // ---- Generators
 
 rc::Gen<Loss> losses() {
@@ -732,14 +768,21 @@ rc::Gen<Loss> losses() {
           one_of(kLosses), choice<unsigned>({{4, 3}, {1, 1}, {1, 2}}),
           choice<double>({{3, 0.5}, {1, 0x1p-6}, {1, 0x1p-9}}), mostly(), mostly(),
           rc::gen::tuple(mostly(), seldom(), choice<int>({{20, -1}, {1, 0}, {1, 1}, {1, 2}}),
-                         choice<int>({{12, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}}), seldom())),
+                         choice<int>({{12, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}}), seldom()),
+          choice<Form>({{4, Form::linear}, {3, Form::product}, {1, Form::tanh}}), seldom()),
       [](const auto& drawn) {
-        const auto& [id, reach, size, by_amp, by_ddp, more] = drawn;
+        const auto& [id, reach, size, by_amp, by_ddp, more, form, apart] = drawn;
         const auto& [to_all, delayed, overflow_rank, thrower, in_forward] = more;
-        return Loss{id,     reach,   size,          by_amp,  by_ddp,
-                    to_all, delayed, overflow_rank, thrower, in_forward};
+        Loss loss{id,     reach,   size,          by_amp,  by_ddp,
+                  to_all, delayed, overflow_rank, thrower, in_forward};
+        loss.form = form;  // exact in f16 with any weight that is not tiny
+        loss.apart = apart && by_amp;
+        if (form != Form::linear) loss.size = std::max(size, 0x1p-3);
+        return loss;
       });
 }
+
+namespace {
 
 /// Odd ranks reach another part of the model than the others.
 rc::Gen<Loss> losses_of_ranks() {
@@ -777,10 +820,17 @@ rc::Gen<Epoch> epochs() {
 
 rc::Gen<Step> steps() {
   return rc::gen::map(rc::gen::tuple(mostly(), choice<int>({{2, -1}, {1, 0}, {1, 1}}),
-                                     choice<double>({{3, 0.0}, {1, 0.25}}), seldom()),
+                                     choice<double>({{3, 0.0}, {1, 0.25}, {1, 2.0}}), seldom(),
+                                     rc::gen::arbitrary<bool>(), seldom()),
                       [](const auto& drawn) {
-                        const auto& [by_amp, optimizer, max_norm, schedule] = drawn;
-                        return Step{by_amp, optimizer, max_norm, schedule};
+                        const auto& [by_amp, optimizer, max_norm, schedule, per_group, keep] =
+                            drawn;
+                        return Step{.by_amp = by_amp,
+                                    .optimizer = optimizer,
+                                    .max_norm = max_norm,
+                                    .schedule = schedule,
+                                    .keep = keep,
+                                    .per_group = per_group && max_norm > 0};
                       });
 }
 

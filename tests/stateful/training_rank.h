@@ -28,7 +28,9 @@ class TrainingRank : public Rank {
   void add_group(int p, int optimizer) override {
     const auto o = static_cast<std::size_t>(optimizer);
     parameter(p).clear_grad();
-    optimizers_[o]->add_group({.parameters = {named(p)}, .lr = setup_.rules[o].lr});
+    const Rule& rule = setup_.rules[o];
+    optimizers_[o]->add_group(
+        {.parameters = {named(p)}, .lr = rule.lr, .weight_decay = rule.decay});
   }
 
   void initialize(const Precision& precision) override {
@@ -154,7 +156,9 @@ class TrainingRank : public Rank {
   Numbers step(const Step& step) override {
     const optim::StepOptions options{
         .gradient_scale = step.window > 0 ? accumulation_->finish() : 1.0,
-        .max_gradient_norm = step.max_norm};
+        .max_gradient_norm = step.max_norm,
+        .per_group_norm = step.per_group,
+        .keep_gradients = step.keep};
     const auto index = static_cast<std::size_t>(std::max(step.optimizer, 0));
     if (!step.by_amp) {
       last_ = optimizers_[index]->step(options);
@@ -165,6 +169,48 @@ class TrainingRank : public Rank {
       if (step.optimizer < 0 || o == index) schedules_[o]->step(last_);
     }
     return {last_.applied ? 1.0 : 0.0, last_.gradient_norm};
+  }
+
+  void edit_gradients(double factor) override {
+    for (int p = 0; p < kParameters; ++p) {
+      const Tensor gradient = parameter(p).grad();
+      if (!parameter(p).requires_grad() || !gradient.defined()) continue;
+      kernels::affine(gradient, factor, 0.0, gradient);
+    }
+  }
+
+  void update_by_hand(double lr) override {
+    for (int p = 0; p < kParameters; ++p) {
+      const Tensor weight = parameter(p);
+      const Tensor gradient =
+          handle() != nullptr ? handle()->unscaled_gradient(weight) : weight.grad();
+      if (!weight.requires_grad() || !gradient.defined()) continue;
+      const Tensor step = Tensor::empty_like(weight);
+      kernels::copy(gradient, step);
+      kernels::axpby(-lr, step, 1.0, weight);
+      weight.storage()->bump_version();
+    }
+    clear_module();
+  }
+
+  void adopt(const Loss& loss, unsigned optimizers) override {
+    Loss plain = loss;
+    plain.by_amp = false;
+    backward_of(plain, handle()->loss_scale(loss.id), 0);
+    for (std::size_t o = 0; o < optimizers_.size(); ++o) {
+      if ((optimizers >> o & 1U) == 0) continue;
+      handle()->adopt_gradients(*optimizers_[o], {.loss_id = loss.id});
+    }
+  }
+
+  void replace(int optimizer) override {
+    const auto o = static_cast<std::size_t>(optimizer);
+    std::erase_if(larcs_, [&](const auto& larc) { return &larc->optimizer() == &*optimizers_[o]; });
+    schedules_[o].reset();
+    optimizers_[o].reset();
+    optimizers_[o] = new_optimizer(o);
+    start(*optimizers_[o], setup_.rules[o]);
+    schedules_[o] = std::make_unique<optim::Schedule>(*optimizers_[o], optim::step_decay(2, 0.5));
   }
 
   void clear(int optimizer) override {
@@ -184,7 +230,7 @@ class TrainingRank : public Rank {
   }
 
   Numbers give_to_another(int p, int optimizer) override {
-    const auto other = make_optimizer({named(p)}, Rule{});
+    const auto other = make_optimizer({{.parameters = {named(p)}}}, Rule{});
     Loss loss;
     loss.by_amp = false;
     backward(loss, true, 0);
@@ -245,7 +291,7 @@ class TrainingRank : public Rank {
   virtual optim::StepResult step_amp(optim::Optimizer* optimizer,
                                      const optim::StepOptions& options) = 0;
   virtual std::unique_ptr<optim::Optimizer> new_optimizer(std::size_t index) {
-    return make_optimizer(own_of(index), setup_.rules[index]);
+    return make_optimizer(groups_of(index), setup_.rules[index]);
   }
   virtual void look_at_moments(std::size_t /*optimizer*/, const StateDict& state, int p,
                                Seen::Parameter& own) const {
@@ -253,8 +299,11 @@ class TrainingRank : public Rank {
         find_path(state, core::str("state.", kNames[static_cast<std::size_t>(p)]));
     if (entry == nullptr) return;
     own.updates = static_cast<int>(entry->integer("step"));
-    for (const char* name : {"momentum_buffer", "exp_avg", "exp_avg_sq"}) {
+    for (const char* name : {"momentum_buffer", "sum", "exp_avg", "exp_avg_sq"}) {
       if (entry->contains(name)) own.moments.push_back(entry->tensor(name).to_vector());
+    }
+    if (entry->contains("norm") && !own.moments.empty()) {
+      own.moments.push_back({entry->number("norm")});
     }
   }
 
@@ -263,29 +312,42 @@ class TrainingRank : public Rank {
   void build_optimizers() {
     for (std::size_t o = 0; o < setup_.rules.size(); ++o) {
       optimizers_.push_back(new_optimizer(o));
+      start(*optimizers_.back(), setup_.rules[o]);
       schedules_.push_back(
           std::make_unique<optim::Schedule>(*optimizers_.back(), optim::step_decay(2, 0.5)));
     }
   }
-  static std::unique_ptr<optim::Optimizer> make_optimizer(const NamedTensors& parameters,
+  static std::unique_ptr<optim::Optimizer> make_optimizer(std::vector<optim::ParameterGroup> groups,
                                                           const Rule& rule) {
-    if (rule.adam) {
-      return std::make_unique<optim::FusedAdam>(
-          parameters, optim::AdamOptions{.lr = rule.lr, .weight_decay = 0.0});
+    if (rule.kind == Kind::adam) {
+      return std::make_unique<optim::FusedAdam>(std::move(groups), optim::AdamOptions());
     }
-    return std::make_unique<optim::FusedSGD>(
-        parameters, optim::SgdOptions{.lr = rule.lr, .momentum = rule.momentum});
-  }
-  /// Of an optimizer.
-  NamedTensors own_of(std::size_t optimizer) const {
-    NamedTensors own;
-    for (int p = 0; p < kParameters; ++p) {
-      if (belongs(p, optimizer)) own.push_back(named(p));
+    if (rule.kind == Kind::adagrad) {
+      return std::make_unique<optim::FusedAdagrad>(std::move(groups), optim::AdagradOptions());
     }
-    return own;
+    if (rule.kind == Kind::lamb) {
+      return std::make_unique<optim::FusedLAMB>(std::move(groups), optim::LambOptions());
+    }
+    if (rule.kind == Kind::novograd) {
+      return std::make_unique<optim::FusedNovoGrad>(std::move(groups), optim::NovoGradOptions());
+    }
+    return std::make_unique<optim::FusedSGD>(std::move(groups),
+                                             optim::SgdOptions{.momentum = rule.momentum});
   }
   bool belongs(int p, std::size_t optimizer) const {
     return setup_.optimizer_of[static_cast<std::size_t>(p)] == static_cast<int>(optimizer);
+  }
+  std::vector<optim::ParameterGroup> groups_of(std::size_t optimizer) const {
+    const Rule& rule = setup_.rules[optimizer];
+    std::vector<optim::ParameterGroup> groups;
+    for (int g = 0; g < (rule.two_groups ? 2 : 1); ++g) {
+      groups.push_back({.lr = g == 1 ? rule.lr / 2 : rule.lr, .weight_decay = rule.decay});
+    }
+    for (int p = 0; p < kParameters; ++p) {
+      if (!belongs(p, optimizer)) continue;
+      groups[static_cast<std::size_t>(setup_.group_of(p))].parameters.push_back(named(p));
+    }
+    return groups;
   }
   NamedTensor named(int p) const { return {kNames[static_cast<std::size_t>(p)], parameter(p)}; }
 
@@ -372,9 +434,19 @@ class TrainingRank : public Rank {
   std::optional<parallel::ProcessGroup> group_;
   int rank_;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
-  std::vector<std::string> named_;  // by messages of the last forward
+  std::vector<std::unique_ptr<optim::LARC>> larcs_;  // around some of them
+  std::vector<std::string> named_;                   // by messages of the last forward
 
  private:
+  void start(optim::Optimizer& optimizer, const Rule& rule) {
+    if (rule.larc) larcs_.push_back(std::make_unique<optim::LARC>(optimizer));
+    if (!setup_.bf16_moments && !setup_.remainders) return;
+    optim::StateOptions options;
+    if (setup_.bf16_moments) options.moments = DType::bf16;
+    if (setup_.remainders) options.masters = optim::MasterStorage::remainder;
+    optimizer.set_state_options(options);
+  }
+
   /// What amp is given: that of the one DDP, or the group's, which knows of no model.
   World world() const {
     const auto all = ddps();

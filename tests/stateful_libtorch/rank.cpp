@@ -123,7 +123,9 @@ class LibtorchRank final : public TrainingRank {
     const torch::NoGradGuard no_grad;
     wrote_ = true;
     torch::Tensor x = theirs(p);
-    if (how == Write::initialise) {
+    if (how == Write::element) {
+      x.flatten()[0] = 0.75;
+    } else if (how == Write::initialise) {
       x.fill_(0.5);
     } else if (how == Write::clamp) {
       x.clamp_min_(1.0);
@@ -190,7 +192,7 @@ class LibtorchRank final : public TrainingRank {
     for (int p = 0; p < kParameters; ++p) {
       if (belongs(p, index)) own.push_back(theirs(p));
     }
-    if (rule.adam)
+    if (rule.kind == Kind::adam)
       return std::make_unique<torch::optim::Adam>(own, torch::optim::AdamOptions(rule.lr));
     return std::make_unique<torch::optim::SGD>(
         own, torch::optim::SGDOptions(rule.lr).momentum(rule.momentum));
@@ -275,12 +277,22 @@ Setup possible(Setup drawn) {
   drawn.wiring.two_ddps = false;
   drawn.wiring.static_odd_reach = drawn.wiring.static_graph ? drawn.wiring.static_odd_reach : 0;
   if (drawn.wiring.hook != Hook::f16) drawn.wiring.hook = Hook::none;
+  for (Rule& rule : drawn.rules) {  // as libtorch has it
+    rule.decay = 0.0;
+    rule.larc = rule.two_groups = false;
+    if (rule.kind != Kind::adam) rule.kind = Kind::sgd;
+  }
+  drawn.bf16_moments = drawn.remainders = false;
   return drawn;
 }
 
 Precision possible(Precision drawn) {
   drawn.fallback = false;
   return drawn;
+}
+
+bool has_cairns_modules() {
+  return false;
 }
 
 bool casts_without_amp() {

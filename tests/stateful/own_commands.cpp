@@ -1,0 +1,183 @@
+#include <algorithm>
+#include <ostream>
+
+#include "commands.h"
+#include "generators.h"
+
+namespace cairn::stateful {
+
+namespace {
+
+/// Everything that holds a gradient has it from this rank alone, whole and finite.
+bool gradients_are_plain(const Case& now) {
+  if (!has_cairns_modules() || now.setup.ranks > 1 || now.reference.may_refuse) return false;
+  const auto& all = now.reference.parameters;
+  return now.any_gradient() && std::all_of(all.begin(), all.end(),
+                                           [](const Parameter& p) { return p.gradient.finite(); });
+}
+
+class EditGradients : public Command {
+ public:
+  explicit EditGradients(double factor) : factor_(factor) {}
+  /// Under amp grad() may be scaled, or a part.
+  bool possible(const Case& now) const override {
+    return gradients_are_plain(now) && !now.setup.precision;
+  }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.edit_gradients(factor_); }));
+    for (Parameter& p : now.reference.parameters) {
+      if (p.trainable) p.gradient.scale(factor_);
+    }
+    now.check();
+  }
+  void show(std::ostream& out) const override { out << "grad() of each times " << factor_; }
+
+ private:
+  double factor_;
+};
+
+class UpdateByHand : public Command {
+ public:
+  /// A gradient of no optimizer gives way to a loss of another scale.
+  bool possible(const Case& now) const override {
+    const auto& all = now.reference.parameters;
+    const bool homeless = std::any_of(all.begin(), all.end(), [](const Parameter& p) {
+      return p.optimizer < 0 && p.gradient.exists();
+    });
+    return gradients_are_plain(now) && !(homeless && now.setup.precision);
+  }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.update_by_hand(kRate); }));
+    unsigned written = 0;
+    Reference& reference = now.reference;
+    for (int p = 0; p < kParameters; ++p) {
+      Parameter& parameter = reference.parameters[at(p)];
+      if (!parameter.trainable || !parameter.gradient.exists()) continue;
+      written |= bit(p);
+      const Values g = parameter.gradient.mean();
+      for (std::size_t i = 0; i < g.size(); ++i) parameter.weight[i] -= kRate * g[i];
+    }
+    reference.clear(now.all_optimizers());
+    for (Parameter& p : reference.parameters) p.gradient = {};
+    now.backwards = 0;
+    now.check(now.half() ? written : 0);
+  }
+  void show(std::ostream& out) const override { out << "the trainer's own step, clear_grad()"; }
+
+ private:
+  static constexpr double kRate = 0.0625;
+};
+
+class Adopt : public Command {
+ public:
+  explicit Adopt(Loss loss) : loss_(loss) {
+    loss_.by_amp = true;
+    loss_.to_all = false;
+    loss_.apart = loss_.delayed = false;
+    loss_.overflow_rank = loss_.thrower = -1;
+    loss_.form = Form::linear;
+  }
+  bool possible(const Case& now) const override {
+    const Reference& reference = now.reference;
+    if (!has_cairns_modules() || !now.setup.precision || now.setup.ranks > 1) return false;
+    if (now.any_gradient() || !reference.pending.empty() || reference.may_refuse) return false;
+    if (now.setup.wiring.static_graph) return false;
+    bool any = false;
+    for (int p = 0; p < kParameters; ++p) {
+      const Parameter& own = reference.parameters[at(p)];
+      if (!loss_.reaches(p) || !own.trainable) continue;
+      if (own.optimizer < 0) return false;
+      any = true;
+    }
+    return any;
+  }
+  void run(Case& now) const override {
+    Reference& reference = now.reference;
+    const bool scaled = reference.scales[at(loss_.id)].value != 1.0;
+    unsigned reached = 0;
+    for (int p = 0; p < kParameters; ++p) {
+      Parameter& own = reference.parameters[at(p)];
+      if (!loss_.reaches(p) || !own.trainable) continue;
+      reached |= bit(own.optimizer);
+      own.gradient.of_rank = {loss_.coefficients(p, 0)};
+      own.gradient.scaled = scaled;
+    }
+    must_not_throw(now.system.each([&](Rank& rank) { rank.adopt(loss_, reached); }));
+    for (int o = 0; o < static_cast<int>(now.setup.rules.size()); ++o) {
+      if ((reached & bit(o)) == 0) continue;
+      reference.pending.push_back({.loss = loss_.id, .optimizers = bit(o)});
+    }
+    ++now.backwards;
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "adopt_gradients(loss " << loss_.id << " of " << loss_.reach << ", size " << loss_.size
+        << ")";
+  }
+
+ private:
+  Loss loss_;
+};
+
+/// One that begins anew, with the gradients that are there.
+class Replace : public Command {
+ public:
+  explicit Replace(int optimizer) : optimizer_(optimizer) {}
+  bool possible(const Case& now) const override {
+    return has_cairns_modules() && !now.setup.precision && !now.reference.may_refuse &&
+           optimizer_ < static_cast<int>(now.setup.rules.size());
+  }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.replace(optimizer_); }));
+    Reference& reference = now.reference;
+    reference.positions[at(optimizer_)] = 0;
+    for (int p = 0; p < kParameters; ++p) {
+      Parameter& own = reference.parameters[at(p)];
+      if (own.optimizer != optimizer_) continue;
+      own.updates = 0;
+      own.first.clear();
+      own.second.clear();
+      own.optimizer = now.setup.optimizer_of[at(p)];
+    }
+    std::erase_if(now.added, [&](const auto& added) { return added.second == optimizer_; });
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "a new optimizer in place of " << optimizer_;
+  }
+
+ private:
+  int optimizer_;
+};
+
+/// One element, by hand: the others keep what they have, to the last bit.
+class WriteElement : public Command {
+ public:
+  explicit WriteElement(int parameter) : parameter_(parameter) {}
+  bool possible(const Case& /*now*/) const override { return true; }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.write(parameter_, Write::element); }));
+    now.reference.parameters[at(parameter_)].weight[0] = 0.75;
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "write the first element of " << kNames[at(parameter_)];
+  }
+
+ private:
+  int parameter_;
+};
+
+}  // namespace
+
+rc::Gen<CommandPtr> own_commands() {
+  return rc::gen::weightedOneOf<CommandPtr>({
+      {2, make<EditGradients>(choice<double>({{1, 0.5}, {1, 2.0}}))},
+      {2, make<UpdateByHand>()},
+      {2, make<Adopt>(losses())},
+      {1, make<Replace>(one_of(2))},
+      {2, make<WriteElement>(one_of(kParameters))},
+  });
+}
+
+}  // namespace cairn::stateful
