@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <ostream>
 
 #include "commands.h"
@@ -168,6 +169,45 @@ class WriteElement : public Command {
   int parameter_;
 };
 
+/// Two losses that are both scaled before the first backward: each counts by its own scale.
+class ScaleTwo : public Command {
+ public:
+  ScaleTwo(int first, int second) : ids_{first, second} {}
+  bool possible(const Case& now) const override {
+    const Reference& reference = now.reference;
+    if (!has_cairns_modules() || now.setup.ranks > 1 || now.setup.wiring.static_graph) return false;
+    if (now.any_gradient() || !reference.pending.empty() || reference.may_refuse) return false;
+    for (const Parameter& p : reference.parameters) {
+      if (p.trainable && p.optimizer >= 0) return now.setup.precision.has_value();
+    }
+    return false;
+  }
+  void run(Case& now) const override {
+    Reference& reference = now.reference;
+    Loss first{.id = ids_[0], .size = 0.5}, second{.id = ids_[1], .size = 0.125};
+    must_not_throw(now.system.each([&](Rank& rank) { rank.scale_two(first, second); }));
+    for (const Loss& loss : {first, second}) {
+      for (int p = 0; p < kParameters; ++p) {
+        Parameter& own = reference.parameters[at(p)];
+        if (!own.trainable) continue;
+        own.gradient.scaled = own.gradient.scaled || reference.scales[at(loss.id)].value != 1.0;
+        own.gradient.of_rank.resize(1, Values(own.weight.size(), 0.0));
+        const Values c = loss.coefficients(p, 0);
+        for (std::size_t i = 0; i < c.size(); ++i) own.gradient.of_rank[0][i] += c[i];
+      }
+      reference.pending.push_back({.loss = loss.id, .optimizers = now.all_optimizers()});
+    }
+    now.backwards += 2;
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "scale_loss(loss " << ids_[0] << "), scale_loss(loss " << ids_[1] << "), both backwards";
+  }
+
+ private:
+  std::array<int, 2> ids_;
+};
+
 }  // namespace
 
 rc::Gen<CommandPtr> own_commands() {
@@ -177,6 +217,7 @@ rc::Gen<CommandPtr> own_commands() {
       {2, make<Adopt>(losses())},
       {1, make<Replace>(one_of(2))},
       {2, make<WriteElement>(one_of(kParameters))},
+      {2, make<ScaleTwo>(one_of(kLosses), one_of(kLosses))},
   });
 }
 

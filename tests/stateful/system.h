@@ -178,6 +178,8 @@ class Rank {
   virtual void update_by_hand(double lr) = 0;
   /// A plain backward of the loss times its scale, which amp then adopts for these optimizers, a bit each.
   virtual void adopt(const Loss& loss, unsigned optimizers) = 0;
+  /// scale_loss() of both, then both backwards.
+  virtual void scale_two(const Loss& first, const Loss& second) = 0;
   /// Another optimizer of the same kind in place of this one, whose moments are gone.
   virtual void replace(int optimizer) = 0;
   virtual void save(const std::string& folder, bool amp_first, bool asynchronous) = 0;

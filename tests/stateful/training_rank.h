@@ -203,6 +203,8 @@ class TrainingRank : public Rank {
     }
   }
 
+  void scale_two(const Loss& first, const Loss& second) override { scale_two_of(first, second); }
+
   void replace(int optimizer) override {
     const auto o = static_cast<std::size_t>(optimizer);
     std::erase_if(larcs_, [&](const auto& larc) { return &larc->optimizer() == &*optimizers_[o]; });
@@ -277,6 +279,7 @@ class TrainingRank : public Rank {
   /// None, one, or one a submodule.
   virtual std::vector<parallel::DistributedDataParallel*> ddps() const = 0;
   virtual void backward_of(const Loss& loss, double weight, unsigned optimizers) = 0;
+  virtual void scale_two_of(const Loss& /*first*/, const Loss& /*second*/) {}
   virtual void backward_of_zero(const Tensor& zero, const Epoch& epoch) {
     if (epoch.by_amp) {
       handle()->backward(zero, {.loss_id = epoch.loss.id});
