@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <ostream>
 
 #include "commands.h"
@@ -208,6 +209,41 @@ class ScaleTwo : public Command {
   std::array<int, 2> ids_;
 };
 
+/// grad() is the whole gradient, at the loss scale, or an error: never a part of it.
+class ReadGradient : public Command {
+ public:
+  explicit ReadGradient(int parameter) : parameter_(parameter) {}
+  bool possible(const Case& now) const override {
+    const Parameter& own = now.reference.parameters[at(parameter_)];
+    return gradients_are_plain(now) && own.trainable && own.optimizer >= 0 && !now.coarse();
+  }
+  void run(Case& now) const override {
+    const System::Outcome outcome =
+        now.system.each([&](Rank& rank) { return rank.read_gradient(parameter_); });
+    must_not_throw(outcome);
+    const Gradient& gradient = now.reference.parameters[at(parameter_)].gradient;
+    if (outcome.numbers.empty()) {
+      if (gradient.exists() && !now.setup.precision)
+        throw Mismatch("expected a gradient, got none");
+      return now.check();
+    }
+    if (!gradient.exists()) throw Mismatch("expected no gradient, got one");
+    const Values whole = gradient.mean();
+    const double scale = outcome.numbers[0] / whole[0];
+    if (std::abs(std::exp2(std::round(std::log2(scale))) - scale) > 1e-4 * scale) {
+      throw Mismatch("grad() holds a part of the gradient");
+    }
+    Values scaled = whole;
+    for (double& g : scaled) g *= scale;
+    compare("grad()", outcome.numbers, scaled, 1e-3);
+    now.check();
+  }
+  void show(std::ostream& out) const override { out << kNames[at(parameter_)] << ".grad()"; }
+
+ private:
+  int parameter_;
+};
+
 }  // namespace
 
 rc::Gen<CommandPtr> own_commands() {
@@ -218,6 +254,7 @@ rc::Gen<CommandPtr> own_commands() {
       {1, make<Replace>(one_of(2))},
       {2, make<WriteElement>(one_of(kParameters))},
       {2, make<ScaleTwo>(one_of(kLosses), one_of(kLosses))},
+      {2, make<ReadGradient>(one_of(kParameters))},
   });
 }
 

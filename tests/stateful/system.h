@@ -180,6 +180,8 @@ class Rank {
   virtual void adopt(const Loss& loss, unsigned optimizers) = 0;
   /// scale_loss() of both, then both backwards.
   virtual void scale_two(const Loss& first, const Loss& second) = 0;
+  /// What grad() gives; nothing where it says that the rest lies elsewhere.
+  virtual Numbers read_gradient(int parameter) = 0;
   /// Another optimizer of the same kind in place of this one, whose moments are gone.
   virtual void replace(int optimizer) = 0;
   virtual void save(const std::string& folder, bool amp_first, bool asynchronous) = 0;

@@ -205,6 +205,16 @@ class TrainingRank : public Rank {
 
   void scale_two(const Loss& first, const Loss& second) override { scale_two_of(first, second); }
 
+  Numbers read_gradient(int p) override {
+    try {
+      const Tensor gradient = parameter(p).grad();
+      return gradient.defined() ? gradient.to_vector() : Numbers();
+    } catch (const core::InvalidArgument& error) {
+      if (std::string(error.what()).find("unscale") == std::string::npos) throw;
+      return {};
+    }
+  }
+
   void replace(int optimizer) override {
     const auto o = static_cast<std::size_t>(optimizer);
     std::erase_if(larcs_, [&](const auto& larc) { return &larc->optimizer() == &*optimizers_[o]; });
