@@ -244,6 +244,26 @@ class ReadGradient : public Command {
   int parameter_;
 };
 
+/// It works as if it had not moved, its claim on its parameters included (GiveToAnother).
+class MoveOptimizer : public Command {
+ public:
+  explicit MoveOptimizer(int optimizer) : optimizer_(optimizer) {}
+  /// A schedule takes the rates that it finds for its base, those of groups that were added too.
+  bool possible(const Case& now) const override {
+    return has_cairns_modules() && !now.setup.precision && now.added.empty() &&
+           optimizer_ < static_cast<int>(now.setup.rules.size()) &&
+           !now.setup.rules[at(optimizer_)].larc && now.reference.positions[at(optimizer_)] == 0;
+  }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.move_optimizer(optimizer_); }));
+    now.check();
+  }
+  void show(std::ostream& out) const override { out << "optimizer " << optimizer_ << " moves"; }
+
+ private:
+  int optimizer_;
+};
+
 }  // namespace
 
 rc::Gen<CommandPtr> own_commands() {
@@ -255,6 +275,7 @@ rc::Gen<CommandPtr> own_commands() {
       {2, make<WriteElement>(one_of(kParameters))},
       {2, make<ScaleTwo>(one_of(kLosses), one_of(kLosses))},
       {2, make<ReadGradient>(one_of(kParameters))},
+      {2, make<MoveOptimizer>(one_of(2))},
   });
 }
 

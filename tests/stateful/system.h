@@ -182,6 +182,8 @@ class Rank {
   virtual void scale_two(const Loss& first, const Loss& second) = 0;
   /// What grad() gives; nothing where it says that the rest lies elsewhere.
   virtual Numbers read_gradient(int parameter) = 0;
+  /// It goes on in another object; its schedule begins anew.
+  virtual void move_optimizer(int optimizer) = 0;
   /// Another optimizer of the same kind in place of this one, whose moments are gone.
   virtual void replace(int optimizer) = 0;
   virtual void save(const std::string& folder, bool amp_first, bool asynchronous) = 0;

@@ -215,6 +215,13 @@ class TrainingRank : public Rank {
     }
   }
 
+  void move_optimizer(int optimizer) override {
+    const auto o = static_cast<std::size_t>(optimizer);
+    schedules_[o].reset();
+    optimizers_[o] = moved(std::move(optimizers_[o]), setup_.rules[o].kind);
+    schedules_[o] = std::make_unique<optim::Schedule>(*optimizers_[o], optim::step_decay(2, 0.5));
+  }
+
   void replace(int optimizer) override {
     const auto o = static_cast<std::size_t>(optimizer);
     std::erase_if(larcs_, [&](const auto& larc) { return &larc->optimizer() == &*optimizers_[o]; });
@@ -346,6 +353,18 @@ class TrainingRank : public Rank {
     }
     return std::make_unique<optim::FusedSGD>(std::move(groups),
                                              optim::SgdOptions{.momentum = rule.momentum});
+  }
+  template <class O>
+  static std::unique_ptr<optim::Optimizer> moved_as(optim::Optimizer& from) {
+    return std::make_unique<O>(std::move(static_cast<O&>(from)));
+  }
+  static std::unique_ptr<optim::Optimizer> moved(std::unique_ptr<optim::Optimizer> from,
+                                                 Kind kind) {
+    if (kind == Kind::adam) return moved_as<optim::FusedAdam>(*from);
+    if (kind == Kind::adagrad) return moved_as<optim::FusedAdagrad>(*from);
+    if (kind == Kind::lamb) return moved_as<optim::FusedLAMB>(*from);
+    if (kind == Kind::novograd) return moved_as<optim::FusedNovoGrad>(*from);
+    return moved_as<optim::FusedSGD>(*from);
   }
   bool belongs(int p, std::size_t optimizer) const {
     return setup_.optimizer_of[static_cast<std::size_t>(p)] == static_cast<int>(optimizer);
