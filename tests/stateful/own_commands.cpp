@@ -312,6 +312,48 @@ class BreakAndReplace : public Command {
   bool before_;
 };
 
+/// The step is refused while a loss has said that more of its backwards follow, whatever came after.
+class DelayUnscale : public Command {
+ public:
+  DelayUnscale(int id, bool another) : id_(id), another_(another) {}
+  bool possible(const Case& now) const override {
+    const Reference& reference = now.reference;
+    if (!has_cairns_modules() || now.setup.ranks > 1 || now.setup.wiring.static_graph) return false;
+    if (now.any_gradient() || !reference.pending.empty() || reference.may_refuse) return false;
+    for (const Parameter& p : reference.parameters) {
+      if (p.trainable && p.optimizer >= 0) return now.setup.precision.has_value();
+    }
+    return false;
+  }
+  void run(Case& now) const override {
+    const Loss loss{.id = id_, .size = 0.5};
+    must_not_throw(now.system.each([&](Rank& rank) { rank.backward_delayed(loss); }));
+    Loss other = loss;
+    other.id = 1 - id_;
+    if (another_)
+      must_not_throw(now.system.each([&](Rank& rank) { rank.backward(other, true, 0); }));
+    const auto step = [](Rank& rank) { return rank.step({}); };
+    if (!now.system.each(step).threw())
+      throw Mismatch("expected an error in a step before the last backward, got none");
+    must_not_throw(now.system.each([&](Rank& rank) { rank.backward(loss, true, 0); }));
+    must_not_throw(now.system.each([](Rank& rank) { rank.clear_module(); }));
+    Reference& reference = now.reference;
+    const unsigned all = now.all_optimizers();
+    reference.pending.push_back({.loss = id_, .optimizers = all, .doubtful = true});
+    if (another_)
+      reference.pending.push_back({.loss = 1 - id_, .optimizers = all, .doubtful = true});
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "delay_unscale on loss " << id_ << (another_ ? ", backward of the other" : "")
+        << ", step";
+  }
+
+ private:
+  int id_;
+  bool another_;
+};
+
 }  // namespace
 
 rc::Gen<CommandPtr> own_commands() {
@@ -325,6 +367,7 @@ rc::Gen<CommandPtr> own_commands() {
       {2, make<ReadGradient>(one_of(kParameters))},
       {2, make<MoveOptimizer>(one_of(2))},
       {2, make<BreakAndReplace>(one_of(kParameters), rc::gen::arbitrary<bool>())},
+      {2, make<DelayUnscale>(one_of(kLosses), mostly())},
   });
 }
 

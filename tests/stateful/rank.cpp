@@ -243,6 +243,12 @@ class CairnRank final : public TrainingRank {
     two.backward();
   }
 
+  void backward_delayed_of(const Loss& loss) override {
+    amp::LossOptions options = loss_options(loss, 1.0, 0);
+    options.delay_unscale = true;
+    amp_->backward(loss_of(loss), options);
+  }
+
   std::unique_ptr<Net> net_ = std::make_unique<Net>();
   // None, one, or one a submodule.
   std::vector<std::unique_ptr<parallel::DistributedDataParallel>> ddps_;

@@ -184,6 +184,8 @@ class Rank {
   virtual Numbers read_gradient(int parameter) = 0;
   /// It goes on in another object; its schedule begins anew.
   virtual void move_optimizer(int optimizer) = 0;
+  /// With LossOptions::delay_unscale: no step before another backward of this loss.
+  virtual void backward_delayed(const Loss& loss) = 0;
   /// Another optimizer of the same kind in place of this one, whose moments are gone.
   virtual void replace(int optimizer) = 0;
   virtual void save(const std::string& folder, bool amp_first, bool asynchronous) = 0;

@@ -222,6 +222,8 @@ class TrainingRank : public Rank {
     schedules_[o] = std::make_unique<optim::Schedule>(*optimizers_[o], optim::step_decay(2, 0.5));
   }
 
+  void backward_delayed(const Loss& loss) override { backward_delayed_of(loss); }
+
   void replace(int optimizer) override {
     const auto o = static_cast<std::size_t>(optimizer);
     std::erase_if(larcs_, [&](const auto& larc) { return &larc->optimizer() == &*optimizers_[o]; });
@@ -297,6 +299,7 @@ class TrainingRank : public Rank {
   virtual std::vector<parallel::DistributedDataParallel*> ddps() const = 0;
   virtual void backward_of(const Loss& loss, double weight, unsigned optimizers) = 0;
   virtual void scale_two_of(const Loss& /*first*/, const Loss& /*second*/) {}
+  virtual void backward_delayed_of(const Loss& /*loss*/) {}
   virtual void backward_of_zero(const Tensor& zero, const Epoch& epoch) {
     if (epoch.by_amp) {
       handle()->backward(zero, {.loss_id = epoch.loss.id});
