@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <ostream>
 
 #include "commands.h"
@@ -129,6 +131,11 @@ class Replace : public Command {
   }
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.replace(optimizer_); }));
+    forget(now);
+    now.check();
+  }
+  /// Of its moments, in the reference.
+  void forget(Case& now) const {
     Reference& reference = now.reference;
     reference.positions[at(optimizer_)] = 0;
     for (int p = 0; p < kParameters; ++p) {
@@ -140,7 +147,6 @@ class Replace : public Command {
       own.optimizer = now.setup.optimizer_of[at(p)];
     }
     std::erase_if(now.added, [&](const auto& added) { return added.second == optimizer_; });
-    now.check();
   }
   void show(std::ostream& out) const override {
     out << "a new optimizer in place of " << optimizer_;
@@ -168,6 +174,186 @@ class WriteElement : public Command {
   int parameter_;
 };
 
+/// Two losses that are both scaled before the first backward: each counts by its own scale.
+class ScaleTwo : public Command {
+ public:
+  ScaleTwo(int first, int second) : ids_{first, second} {}
+  bool possible(const Case& now) const override {
+    const Reference& reference = now.reference;
+    if (!has_cairns_modules() || now.setup.ranks > 1 || now.setup.wiring.static_graph) return false;
+    if (now.any_gradient() || !reference.pending.empty() || reference.may_refuse) return false;
+    for (const Parameter& p : reference.parameters) {
+      if (p.trainable && p.optimizer >= 0) return now.setup.precision.has_value();
+    }
+    return false;
+  }
+  void run(Case& now) const override {
+    Reference& reference = now.reference;
+    Loss first{.id = ids_[0], .size = 0.5}, second{.id = ids_[1], .size = 0.125};
+    must_not_throw(now.system.each([&](Rank& rank) { rank.scale_two(first, second); }));
+    for (const Loss& loss : {first, second}) {
+      for (int p = 0; p < kParameters; ++p) {
+        Parameter& own = reference.parameters[at(p)];
+        if (!own.trainable) continue;
+        own.gradient.scaled = own.gradient.scaled || reference.scales[at(loss.id)].value != 1.0;
+        own.gradient.of_rank.resize(1, Values(own.weight.size(), 0.0));
+        const Values c = loss.coefficients(p, 0);
+        for (std::size_t i = 0; i < c.size(); ++i) own.gradient.of_rank[0][i] += c[i];
+      }
+      reference.pending.push_back({.loss = loss.id, .optimizers = now.all_optimizers()});
+    }
+    now.backwards += 2;
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "scale_loss(loss " << ids_[0] << "), scale_loss(loss " << ids_[1] << "), both backwards";
+  }
+
+ private:
+  std::array<int, 2> ids_;
+};
+
+/// grad() is the whole gradient, at the loss scale, or an error: never a part of it.
+class ReadGradient : public Command {
+ public:
+  explicit ReadGradient(int parameter) : parameter_(parameter) {}
+  bool possible(const Case& now) const override {
+    const Parameter& own = now.reference.parameters[at(parameter_)];
+    return gradients_are_plain(now) && own.trainable && own.optimizer >= 0 && !now.coarse();
+  }
+  void run(Case& now) const override {
+    const System::Outcome outcome =
+        now.system.each([&](Rank& rank) { return rank.read_gradient(parameter_); });
+    must_not_throw(outcome);
+    const Gradient& gradient = now.reference.parameters[at(parameter_)].gradient;
+    if (outcome.numbers.empty()) {
+      if (gradient.exists() && !now.setup.precision)
+        throw Mismatch("expected a gradient, got none");
+      return now.check();
+    }
+    if (!gradient.exists()) throw Mismatch("expected no gradient, got one");
+    const Values whole = gradient.mean();
+    const double scale = outcome.numbers[0] / whole[0];
+    if (std::abs(std::exp2(std::round(std::log2(scale))) - scale) > 1e-4 * scale) {
+      throw Mismatch("grad() holds a part of the gradient");
+    }
+    Values scaled = whole;
+    for (double& g : scaled) g *= scale;
+    compare("grad()", outcome.numbers, scaled, 1e-3);
+    now.check();
+  }
+  void show(std::ostream& out) const override { out << kNames[at(parameter_)] << ".grad()"; }
+
+ private:
+  int parameter_;
+};
+
+/// It works as if it had not moved, its claim on its parameters included (GiveToAnother).
+class MoveOptimizer : public Command {
+ public:
+  explicit MoveOptimizer(int optimizer) : optimizer_(optimizer) {}
+  /// A schedule takes the rates that it finds for its base, those of groups that were added too.
+  bool possible(const Case& now) const override {
+    return has_cairns_modules() && !now.setup.precision && now.added.empty() &&
+           optimizer_ < static_cast<int>(now.setup.rules.size()) &&
+           !now.setup.rules[at(optimizer_)].larc && now.reference.positions[at(optimizer_)] == 0;
+  }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.move_optimizer(optimizer_); }));
+    now.check();
+  }
+  void show(std::ostream& out) const override { out << "optimizer " << optimizer_ << " moves"; }
+
+ private:
+  int optimizer_;
+};
+
+/// A gradient to which a backward has added in part stays broken when its optimizer gives way to another.
+class BreakAndReplace : public Command {
+ public:
+  BreakAndReplace(int parameter, bool before) : parameter_(parameter), before_(before) {}
+  bool possible(const Case& now) const override {
+    const Parameter& own = now.reference.parameters[at(parameter_)];
+    if (!own.trainable || own.optimizer < 0 || now.setup.optimizer_of[at(parameter_)] < 0)
+      return false;
+    const Reference& reference = now.reference;
+    if (!has_cairns_modules() || now.setup.ranks > 1 || now.setup.wiring.static_graph) return false;
+    if (now.any_gradient() || !reference.pending.empty() || reference.may_refuse) return false;
+    for (const Parameter& p : reference.parameters) {
+      if (p.trainable && p.optimizer >= 0) return !now.setup.precision && now.added.empty();
+    }
+    return false;
+  }
+  void run(Case& now) const override {
+    const int o = now.reference.parameters[at(parameter_)].optimizer;
+    Loss loss{.by_amp = false};
+    must_not_throw(now.system.each([&](Rank& rank) { rank.backward(loss, true, 0); }));
+    if (before_) must_not_throw(now.system.each([&](Rank& rank) { rank.replace(o); }));
+    loss.thrower = parameter_;
+    if (!now.system.each([&](Rank& rank) { rank.backward(loss, true, 0); }).threw())
+      throw Mismatch("expected the error to come out, got none");
+    if (!before_) must_not_throw(now.system.each([&](Rank& rank) { rank.replace(o); }));
+    const Step step{.by_amp = false, .optimizer = o};
+    if (!now.system.each([&](Rank& rank) { return rank.step(step); }).threw())
+      throw Mismatch("expected an error in the step of a broken gradient, got none");
+    must_not_throw(now.system.each([](Rank& rank) { rank.clear_module(); }));
+    Replace(o).forget(now);
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "backward, "
+        << (before_ ? "a new optimizer, a backward that throws at "
+                    : "a new optimizer after a backward that throws at ")
+        << kNames[at(parameter_)] << ", step";
+  }
+
+ private:
+  int parameter_;
+  bool before_;
+};
+
+/// The step is refused while a loss has said that more of its backwards follow, whatever came after.
+class DelayUnscale : public Command {
+ public:
+  DelayUnscale(int id, bool another) : id_(id), another_(another) {}
+  bool possible(const Case& now) const override {
+    const Reference& reference = now.reference;
+    if (!has_cairns_modules() || now.setup.ranks > 1 || now.setup.wiring.static_graph) return false;
+    if (now.any_gradient() || !reference.pending.empty() || reference.may_refuse) return false;
+    for (const Parameter& p : reference.parameters) {
+      if (p.trainable && p.optimizer >= 0) return now.setup.precision.has_value();
+    }
+    return false;
+  }
+  void run(Case& now) const override {
+    const Loss loss{.id = id_, .size = 0.5};
+    must_not_throw(now.system.each([&](Rank& rank) { rank.backward_delayed(loss); }));
+    Loss other = loss;
+    other.id = 1 - id_;
+    if (another_)
+      must_not_throw(now.system.each([&](Rank& rank) { rank.backward(other, true, 0); }));
+    const auto step = [](Rank& rank) { return rank.step({}); };
+    if (!now.system.each(step).threw())
+      throw Mismatch("expected an error in a step before the last backward, got none");
+    must_not_throw(now.system.each([&](Rank& rank) { rank.backward(loss, true, 0); }));
+    must_not_throw(now.system.each([](Rank& rank) { rank.clear_module(); }));
+    Reference& reference = now.reference;
+    const unsigned all = now.all_optimizers();
+    reference.pending.push_back({.loss = id_, .optimizers = all, .doubtful = true});
+    if (another_)
+      reference.pending.push_back({.loss = 1 - id_, .optimizers = all, .doubtful = true});
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "delay_unscale on loss " << id_ << (another_ ? ", backward of the other" : "")
+        << ", step";
+  }
+
+ private:
+  int id_;
+  bool another_;
+};
+
 }  // namespace
 
 rc::Gen<CommandPtr> own_commands() {
@@ -177,6 +363,11 @@ rc::Gen<CommandPtr> own_commands() {
       {2, make<Adopt>(losses())},
       {1, make<Replace>(one_of(2))},
       {2, make<WriteElement>(one_of(kParameters))},
+      {2, make<ScaleTwo>(one_of(kLosses), one_of(kLosses))},
+      {2, make<ReadGradient>(one_of(kParameters))},
+      {2, make<MoveOptimizer>(one_of(2))},
+      {2, make<BreakAndReplace>(one_of(kParameters), rc::gen::arbitrary<bool>())},
+      {2, make<DelayUnscale>(one_of(kLosses), mostly())},
   });
 }
 

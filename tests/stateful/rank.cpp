@@ -236,6 +236,19 @@ class CairnRank final : public TrainingRank {
     autograd::backward(weight == 1.0 ? value : autograd::affine(value, weight, 0.0));
   }
 
+  void scale_two_of(const Loss& first, const Loss& second) override {
+    const amp::ScaledLoss one = amp_->scale_loss(loss_of(first), loss_options(first, 1.0, 0));
+    const amp::ScaledLoss two = amp_->scale_loss(loss_of(second), loss_options(second, 1.0, 0));
+    one.backward();
+    two.backward();
+  }
+
+  void backward_delayed_of(const Loss& loss) override {
+    amp::LossOptions options = loss_options(loss, 1.0, 0);
+    options.delay_unscale = true;
+    amp_->backward(loss_of(loss), options);
+  }
+
   std::unique_ptr<Net> net_ = std::make_unique<Net>();
   // None, one, or one a submodule.
   std::vector<std::unique_ptr<parallel::DistributedDataParallel>> ddps_;

@@ -178,6 +178,14 @@ class Rank {
   virtual void update_by_hand(double lr) = 0;
   /// A plain backward of the loss times its scale, which amp then adopts for these optimizers, a bit each.
   virtual void adopt(const Loss& loss, unsigned optimizers) = 0;
+  /// scale_loss() of both, then both backwards.
+  virtual void scale_two(const Loss& first, const Loss& second) = 0;
+  /// What grad() gives; nothing where it says that the rest lies elsewhere.
+  virtual Numbers read_gradient(int parameter) = 0;
+  /// It goes on in another object; its schedule begins anew.
+  virtual void move_optimizer(int optimizer) = 0;
+  /// With LossOptions::delay_unscale: no step before another backward of this loss.
+  virtual void backward_delayed(const Loss& loss) = 0;
   /// Another optimizer of the same kind in place of this one, whose moments are gone.
   virtual void replace(int optimizer) = 0;
   virtual void save(const std::string& folder, bool amp_first, bool asynchronous) = 0;

@@ -203,6 +203,27 @@ class TrainingRank : public Rank {
     }
   }
 
+  void scale_two(const Loss& first, const Loss& second) override { scale_two_of(first, second); }
+
+  Numbers read_gradient(int p) override {
+    try {
+      const Tensor gradient = parameter(p).grad();
+      return gradient.defined() ? gradient.to_vector() : Numbers();
+    } catch (const core::InvalidArgument& error) {
+      if (std::string(error.what()).find("unscale") == std::string::npos) throw;
+      return {};
+    }
+  }
+
+  void move_optimizer(int optimizer) override {
+    const auto o = static_cast<std::size_t>(optimizer);
+    schedules_[o].reset();
+    optimizers_[o] = moved(std::move(optimizers_[o]), setup_.rules[o].kind);
+    schedules_[o] = std::make_unique<optim::Schedule>(*optimizers_[o], optim::step_decay(2, 0.5));
+  }
+
+  void backward_delayed(const Loss& loss) override { backward_delayed_of(loss); }
+
   void replace(int optimizer) override {
     const auto o = static_cast<std::size_t>(optimizer);
     std::erase_if(larcs_, [&](const auto& larc) { return &larc->optimizer() == &*optimizers_[o]; });
@@ -277,6 +298,8 @@ class TrainingRank : public Rank {
   /// None, one, or one a submodule.
   virtual std::vector<parallel::DistributedDataParallel*> ddps() const = 0;
   virtual void backward_of(const Loss& loss, double weight, unsigned optimizers) = 0;
+  virtual void scale_two_of(const Loss& /*first*/, const Loss& /*second*/) {}
+  virtual void backward_delayed_of(const Loss& /*loss*/) {}
   virtual void backward_of_zero(const Tensor& zero, const Epoch& epoch) {
     if (epoch.by_amp) {
       handle()->backward(zero, {.loss_id = epoch.loss.id});
@@ -333,6 +356,18 @@ class TrainingRank : public Rank {
     }
     return std::make_unique<optim::FusedSGD>(std::move(groups),
                                              optim::SgdOptions{.momentum = rule.momentum});
+  }
+  template <class O>
+  static std::unique_ptr<optim::Optimizer> moved_as(optim::Optimizer& from) {
+    return std::make_unique<O>(std::move(static_cast<O&>(from)));
+  }
+  static std::unique_ptr<optim::Optimizer> moved(std::unique_ptr<optim::Optimizer> from,
+                                                 Kind kind) {
+    if (kind == Kind::adam) return moved_as<optim::FusedAdam>(*from);
+    if (kind == Kind::adagrad) return moved_as<optim::FusedAdagrad>(*from);
+    if (kind == Kind::lamb) return moved_as<optim::FusedLAMB>(*from);
+    if (kind == Kind::novograd) return moved_as<optim::FusedNovoGrad>(*from);
+    return moved_as<optim::FusedSGD>(*from);
   }
   bool belongs(int p, std::size_t optimizer) const {
     return setup_.optimizer_of[static_cast<std::size_t>(p)] == static_cast<int>(optimizer);
