@@ -1,4 +1,5 @@
 // Saves that a thread finishes while the training goes on.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,9 +44,10 @@ class Gate : public SystemCalls {
   }
   std::atomic<int> fails_with{0};  // errno
   std::atomic<int> waiting{0};
+  std::size_t least_bytes = 0;  // of a write that waits
 
   ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
-    {
+    if (bytes >= least_bytes) {
       std::unique_lock lock(mutex_);
       if (closed_) ++waiting;
       changed_.wait(lock, [&] { return !closed_; });
@@ -152,17 +154,13 @@ TEST_F(BackgroundSave, HoldsEveryByteOfLargeTensorsAndOfHalves) {
   const NamedTensors saved = tensors_of(3), loaded = tensors_of(0), expected = tensors_of(3);
   Tensors part(saved), own(loaded);
   TrainingState state({{"part", part}});
-  state.save(dir_.string(), 1);
+  gate_.least_bytes = 1 << 20;  // of the tensors
   gate_.close_gate();
-  std::thread opens([&] {
-    while (gate_.waiting == 0) std::this_thread::yield();
-    gate_.open_gate();
-  });
   state.save_async(dir_.string(), 2);
   for (const auto& [name, tensor] : saved) {
     core::copy_bytes(Tensor::full(tensor.shape(), 9, tensor.dtype(), Device{}), tensor);
   }
-  opens.join();
+  gate_.open_gate();
   state.finish();
   TrainingState({{"part", own}}).resume(dir_ / "step-00000002");
   for (std::size_t i = 0; i < loaded.size(); ++i) {
@@ -296,6 +294,31 @@ TEST_F(BackgroundSave, OfSeveralRanksIsOneCheckpoint) {
       EXPECT_EQ(Generator::current().seed(), 40u + static_cast<unsigned>(rank));
     });
   }
+}
+
+// A note has its name only when it is whole: rank 0 may read it at any moment.
+TEST_F(BackgroundSave, NotesAreWrittenUnderAnotherName) {
+  struct Names : SystemCalls {
+    std::atomic<int> notes{0}, in_place{0};
+    int open(const std::string& path, int flags) override {
+      if ((flags & O_CREAT) != 0 && path.ends_with(".note")) ++in_place;
+      return SystemCalls::open(path, flags);
+    }
+    int rename(const std::string& from, const std::string& to) override {
+      if (from != to && to.ends_with(".note")) ++notes;
+      return SystemCalls::rename(from, to);
+    }
+  } names;
+  const SystemCallsGuard guard(names);
+  ThreadsWorld world(2);
+  on_all_ranks(2, [&](int rank) {
+    SmallState small;
+    TrainingState state({{"small", small}}, world.of(rank));
+    state.save_async(dir_.string(), 1);
+    message_of<core::Error>([&] { state.finish(); });
+  });
+  EXPECT_EQ(names.in_place, 0);
+  EXPECT_EQ(names.notes, 1);
 }
 
 TEST_F(BackgroundSave, AnErrorOnOneRankIsAnErrorOnAll) {
