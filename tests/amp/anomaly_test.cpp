@@ -150,6 +150,14 @@ TEST(Anomaly, SaysWhereTheInputWasBadAlready) {
               HasSubstr("; its input 0 held 3 NaN already"));
 }
 
+TEST(Anomaly, ARangeIsThatOfTheFiniteValues) {
+  const Tensor x = Tensor::from(std::vector<float>{-1.0f, 0.0f, 1.0f}, {3});
+  const Anomaly anomaly = anomaly_of([&] { autograd::exp(autograd::affine(x, 1000.0, 0.0)); });
+  EXPECT_EQ(anomaly.op.results[0].inf, 1);
+  EXPECT_EQ(anomaly.op.results[0].min, 0.0);
+  EXPECT_EQ(anomaly.op.results[0].max, 1.0);
+}
+
 TEST(Anomaly, TellsTheRangesOfTheLastOperations) {
   const Tensor x = Tensor::full({2}, 3.0, DType::bf16);
   const Anomaly anomaly = anomaly_of(

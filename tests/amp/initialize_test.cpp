@@ -245,6 +245,13 @@ TEST(Initialize, RefusesListsThatNameOneTwice) {
   EXPECT_EQ(error_of([&] { initialize({&model}, {}, {.opt_level = OptLevel::O2}); }), "no error");
 }
 
+TEST(Initialize, RefusesAParameterOfTwoOptimizers) {
+  nn::Sequential model = make_model();
+  const optim::SgdOptions options{.lr = 0.1};
+  optim::FusedSGD first(model.parameters(), options), second(model.parameters(), options);
+  EXPECT_THROW(initialize({&model}, {&first, &second}, {}), core::InvalidArgument);
+}
+
 TEST(Initialize, ReleaseGivesTheF32ValuesBackAndAllowsAnotherTime) {
   for (const OptLevel level : kLevels) {
     nn::Sequential model = make_model();

@@ -201,6 +201,25 @@ TEST(LossScaler, ReadsAndWritesTorchsState) {
   EXPECT_EQ(back.integer("_growth_tracker"), 7);
 }
 
+TEST(LossScaler, AForgivenOverflowRestartsTheCountToo) {
+  LossScaler scaler({.init_scale = 1024, .growth_interval = 2, .hysteresis = 2});
+  for (const bool overflow : {false, true, false}) scaler.update(overflow);
+  EXPECT_EQ(scaler.scale(), 1024.0);
+  scaler.update(false);
+  EXPECT_EQ(scaler.scale(), 2048.0);
+}
+
+TEST(LossScaler, AStateBeyondTheOptionsIsTakenAsFarAsTheyGo) {
+  LossScaler scaler({.init_scale = 1024, .max_scale = 4096, .hysteresis = 2});
+  StateDict state = scaler.state_dict();
+  state.set("loss_scale", 1e6);
+  state.set("overflows_left", std::int64_t{5});
+  scaler.load_state_dict(state);
+  EXPECT_EQ(scaler.scale(), 4096.0);
+  for (int overflow = 0; overflow < 2; ++overflow) scaler.update(true);
+  EXPECT_EQ(scaler.scale(), 2048.0);
+}
+
 TEST(LossScaler, RefusesAnImpossibleHysteresis) {
   EXPECT_THROW(LossScaler({.hysteresis = 0}), core::InvalidArgument);
 }

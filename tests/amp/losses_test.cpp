@@ -185,6 +185,32 @@ TEST(Delays, ADelayedOverflowCountsLater) {
   EXPECT_EQ(precision.loss_scale(), 512.0);
 }
 
+TEST(Delays, ADelayedOverflowCountsOnce) {
+  Weight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, kO2);
+  precision.backward(model(coefficients(kInf)), {.delay_overflow_check = true});
+  EXPECT_FALSE(precision.step().applied);
+  for (int step = 0; step < 3; ++step) {
+    precision.backward(model(coefficients(0.25)));
+    EXPECT_TRUE(precision.step().applied);
+    EXPECT_EQ(precision.loss_scale(), 512.0) << step;
+  }
+}
+
+TEST(Delays, ADelayedOverflowEndsWithALoad) {
+  Weight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, kO2);
+  const StateDict before = precision.state_dict();
+  precision.backward(model(coefficients(kInf)), {.delay_overflow_check = true});
+  EXPECT_FALSE(precision.step().applied);
+  precision.load_state_dict(before);
+  precision.backward(model(coefficients(0.25)));
+  EXPECT_TRUE(precision.step().applied);
+  EXPECT_EQ(precision.loss_scale(), 1024.0);
+}
+
 TEST(StaticScale, MayGoUnchecked) {
   Weight model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});

@@ -345,6 +345,35 @@ TEST(Misuse, ABackwardAfterUnscaleIsAddedToTheWhole) {
   EXPECT_EQ(model.value(), 1.0 - 0.375);
 }
 
+TEST(Misuse, GradientsOfOneOptimizerHaveEachTheirOwnScale) {
+  MisuseWeight a, b;
+  const NamedTensors both = {{"a", a.w()}, {"b", b.w()}};
+  optim::FusedSGD optimizer(both, {.lr = 1.0});
+  Amp precision = initialize({&a, &b}, {&optimizer}, two_losses());
+  set_two_scales(precision);
+  for (int part = 0; part < 2; ++part) {  // the second is added to the sums
+    precision.backward(a.loss(0.25), {.loss_id = 0});
+    precision.backward(b.loss(0.125), {.loss_id = 1});
+    precision.unscale(optimizer);
+    EXPECT_EQ(values(a.w().grad()), std::vector<double>(4, 0.25 * (part + 1)));
+    EXPECT_EQ(values(b.w().grad()), std::vector<double>(4, 0.125 * (part + 1)));
+  }
+  EXPECT_TRUE(precision.step().applied);
+  EXPECT_EQ(a.value(), 0.5);
+  EXPECT_EQ(b.value(), 0.75);
+}
+
+TEST(Misuse, AdoptedGradientsHaveTheScaleOfTheirLoss) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, two_losses());
+  set_two_scales(precision);  // 1024 and 16
+  autograd::backward(model.loss(0.25 * precision.loss_scale(1)));
+  precision.adopt_gradients(optimizer, {.loss_id = 1});
+  EXPECT_TRUE(precision.step().applied);
+  EXPECT_EQ(model.value(), 0.75);
+}
+
 TEST(Misuse, AParameterThatNoOptimizerStepsLosesNothing) {
   MisusePair pair(two_losses());
   set_two_scales(pair.precision);
@@ -391,6 +420,27 @@ TEST(Misuse, AnOptimizerThatStepsLaterSkipsWhatItHoldsOfAnOverflow) {
   pair.precision.backward(pair.loss(0.25, 0.25), {.loss_id = 0});
   EXPECT_TRUE(pair.precision.step(pair.a_optimizer).applied);
   EXPECT_TRUE(pair.precision.step(pair.b_optimizer).applied);
+}
+
+TEST(Misuse, ABackwardAfterAStepIsJudgedAlthoughAnotherOptimizerHasNotStepped) {
+  MisusePair pair(two_losses());
+  pair.precision.backward(pair.loss(0.25, 0.25), {.loss_id = 0});
+  EXPECT_TRUE(pair.precision.step(pair.a_optimizer).applied);
+  pair.precision.backward(pair.a.loss(kMisuseInf), {.loss_id = 0});
+  EXPECT_FALSE(pair.precision.step(pair.a_optimizer).applied);
+  EXPECT_EQ(pair.precision.loss_scale(0), 512.0);
+}
+
+TEST(Misuse, AReportOfCapturableStepsTellsOfEachOverflowOnce) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, kMisuseO2);
+  precision.set_capturable(true);
+  for (const double coefficient : {kMisuseInf, 0.25}) {
+    precision.backward(model.loss(coefficient));
+    precision.step();
+    EXPECT_EQ(precision.report().applied, coefficient == 0.25);
+  }
 }
 
 TEST(Misuse, AnyLossWithADelayedUnscaleIsRefusedByTheStep) {

@@ -40,6 +40,13 @@ TEST(Accumulation, EqualMicroBatchesWeighOneAndAreAveraged) {
   EXPECT_EQ(single.finish(), 1.0);
 }
 
+TEST(Accumulation, AWindowWeighsByTheMeanOfTheOneBefore) {
+  Accumulation accumulation({.steps = 2});
+  for (const std::int64_t count : {2, 6}) (void)accumulation.begin(count);
+  EXPECT_EQ(accumulation.finish(), 0.25);              // 2 / 8
+  EXPECT_EQ(accumulation.begin(8).weight(), 8.0 / 4);  // 4 samples a micro-batch so far
+}
+
 TEST(Accumulation, CountsTokensOverAllRanks) {
   for (const bool averaged : {false, true}) {
     const auto two_ranks = test::alike(2);

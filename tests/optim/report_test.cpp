@@ -253,6 +253,17 @@ TEST(Stash, TakesInWhatCameIntoTheSlotsSince) {
   EXPECT_THROW(optimizer.stash(kReportInf), core::InvalidArgument);
 }
 
+TEST(Stash, EachGradientByItsOwnFactor) {
+  const NamedTensors parameters = {make_parameter("a", {3}, 1), make_parameter("b", {3}, 2)};
+  FusedSGD optimizer(parameters, {});
+  for (const NamedTensor& one : parameters) write_gradient(one.tensor, Values(3, 8.0));
+  parameters[0].tensor.gradient_slot().mark_written({0, 8.0, nullptr});
+  parameters[1].tensor.gradient_slot().mark_written({0, 2.0, nullptr});
+  optimizer.stash();
+  EXPECT_EQ(values(parameters[0].tensor.grad()), Values(3, 1.0));
+  EXPECT_EQ(values(parameters[1].tensor.grad()), Values(3, 4.0));
+}
+
 TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {
   const NamedTensors parameters = {make_parameter("w", {1000}, 1)};
   FusedSGD optimizer(parameters, {.lr = 1.0});

@@ -143,6 +143,24 @@ TEST_P(EveryRule, WaitsOnceWithClippingOfAnotherNorm) {
   }
 }
 
+template <class O, class Options>
+void expect_own_betas(const Options& own) {
+  const NamedTensors a = rule_parameters(), b = rule_parameters();
+  O all(a, own), group({{b, own.lr, own.weight_decay, own.beta1, own.beta2, own.eps}}, Options{});
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    for (const NamedTensors* parameters : {&a, &b}) write_gradients(*parameters, step);
+    all.step();
+    group.step();
+  }
+  EXPECT_EQ(truths(a), truths(b));
+}
+
+TEST(Rules, AGroupsOwnBetasAndEpsStandForTheRules) {
+  expect_own_betas<FusedAdam>(AdamOptions{.beta1 = 0.5, .beta2 = 0.8, .eps = 1e-3});
+  expect_own_betas<FusedLAMB>(LambOptions{.beta1 = 0.5, .beta2 = 0.8, .eps = 1e-3});
+  expect_own_betas<FusedNovoGrad>(NovoGradOptions{.beta1 = 0.5, .beta2 = 0.8, .eps = 1e-3});
+}
+
 TEST(NovoGrad, LooksAtItsOwnNormOfClippedGradients) {
   const NamedTensors parameters = {make_parameter("a", {9}, 1)};
   const NovoGradOptions options{.lr = 0.1, .norm_type = kRulesInf};

@@ -91,6 +91,10 @@ TEST(OptimizerState, AFreshStateResetsTheMoments) {
   optimizer.load_state_dict(fresh);
   EXPECT_EQ(optimizer.steps(), 0);
   EXPECT_FALSE(optimizer.state_dict().dict("state").dict("scale").contains("exp_avg"));
+  write_gradient(parameters[2].tensor, {2.0});
+  optimizer.step();  // from moments of 0: (1 - beta1) times the gradient
+  const Tensor moment = optimizer.state_dict().dict("state").dict("scale").tensor("exp_avg");
+  EXPECT_NEAR(moment.item(), 0.2, 1e-6);
 }
 
 TEST(OptimizerState, NamesMayBePrefixesOfEachOther) {

@@ -208,6 +208,24 @@ TEST(LambClipping, ByTheUnscaledNormOfAllGroups) {
   }
 }
 
+TEST(LambClipping, AfterEachGroupIsClippedByItsOwnNorm) {
+  const LambOptions options{.lr = 0.1, .max_gradient_norm = 0.5};
+  for (const bool by_hand : {false, true}) {
+    const NamedTensors both = {make_parameter("a", {4}, 1), make_parameter("b", {9}, 2)};
+    FusedLAMB optimizer({{{both[0]}, 0.1, 0.01}, {{both[1]}, 0.1, 0.01}}, options);
+    // Norms 8 and 6: each is clipped to 1, both together have the norm of root 2.
+    write_gradient(both[0].tensor, Values(4, by_hand ? 0.5 : 4.0));
+    write_gradient(both[1].tensor, Values(9, by_hand ? 1.0 / 3 : 2.0));
+    const StepResult result =
+        by_hand ? optimizer.step()
+                : optimizer.step({.max_gradient_norm = 1.0, .per_group_norm = true});
+    const double expected = 0.5 / std::sqrt(2.0) / (by_hand ? 1.0 : 8.0);
+    EXPECT_NEAR(result.clip_coefficient, expected, 1e-6);
+    const Tensor moment = optimizer.state_dict().dict("state").dict("a").tensor("exp_avg");
+    test::expect_close(moment, Values(4, 0.1 * 0.5 * 0.5 / std::sqrt(2.0)), 1e-5, 1e-6);
+  }
+}
+
 TEST(UpdateLayout, ChannelsLastWeightsWithForeignGradientLayouts) {
   const Shape shape{4, 3, 5, 5};
   const Values start = test::random_values(300, 1), gradient = test::random_values(300, 2);
