@@ -28,8 +28,8 @@ void check_averaged(const NamedTensor& weight, std::set<std::string>& names,
   const bool is_new = names.insert(name).second && tensors.insert(tensor.id()).second;
   CAIRN_CHECK(is_new, "average", "expected each weight once, got '", name, "' again");
   if (!core::is_floating(tensor.dtype())) return;
-  CAIRN_CHECK(tensor.dtype() != DType::f64, "average", "expected weights of f16, bf16 or f32, got '",
-              name, "' of f64");
+  CAIRN_CHECK(tensor.dtype() != DType::f64, "average",
+              "expected weights of f16, bf16 or f32, got '", name, "' of f64");
   CAIRN_CHECK(tensor.view().is_dense(), "average", "expected dense weights, got '", name,
               "' with shape ", tensor.shape(), " and strides ", tensor.strides());
 }
@@ -91,7 +91,8 @@ void WeightAverage::follow_device() {
 }
 
 void WeightAverage::update() {
-  CAIRN_CHECK(!in_use_, "average", "expected the model's own weights to average, got the averages, "
+  CAIRN_CHECK(!in_use_, "average",
+              "expected the model's own weights to average, got the averages, "
               "which are in use (update() after the scope of use())");
   follow_device();
   struct List {
@@ -172,8 +173,9 @@ void AveragesInUse::restore() {
   if (!written.empty()) {
     log::warn("average: '{}' was written while the averages were in use, which is undone", written);
   }
-  CAIRN_CHECK(changed.empty(), "average", "expected weights as they were before the averages, got '",
-              changed, "', which was cast or moved, or whose master was made or dropped (do so "
+  CAIRN_CHECK(changed.empty(), "average",
+              "expected weights as they were before the averages, got '", changed,
+              "', which was cast or moved, or whose master was made or dropped (do so "
               "outside of the scope of use())");
 }
 
@@ -183,8 +185,9 @@ StateDict WeightAverage::state_dict() const {
   StateDict& values = state.make_dict(kValues);
   for (const auto& [name, average] : averages_) {
     const std::size_t dot = name.rfind('.');
-    StateDict& at =
-        dot == std::string::npos ? values : make_path(values, std::string_view(name).substr(0, dot));
+    StateDict& at = dot == std::string::npos
+                        ? values
+                        : make_path(values, std::string_view(name).substr(0, dot));
     at.set(dot == std::string::npos ? name : name.substr(dot + 1), average);
   }
   return state;

@@ -29,8 +29,9 @@ constexpr HalfCase kHalves[] = {{DType::f16, MasterStorage::f32},
 class MasterWeights : public testing::TestWithParam<Device> {
  protected:
   // What no half type holds, with both signs, and what each does.
-  const Values exact_ = {static_cast<float>(1.1), static_cast<float>(-1.1), 3.0,
-                         static_cast<float>(0.3), -2.0, static_cast<float>(-1e-3)};
+  const Values exact_ = {
+      static_cast<float>(1.1),  static_cast<float>(-1.1), 3.0, static_cast<float>(0.3), -2.0,
+      static_cast<float>(-1e-3)};
 
   Tensor weight(const HalfCase& half) const {
     const Tensor w = Tensor::empty({6}, half.dtype, GetParam());
@@ -45,7 +46,8 @@ Values exact_of(const Tensor& weight) {
 
 TEST_P(MasterWeights, AKernelThatChangesNothingKeepsEveryBit) {
   const auto writes = std::vector<std::function<void(const Tensor&)>>{
-      [](const Tensor& w) { axpby(0.0, w, 1.0, w); }, [](const Tensor& w) { affine(w, 1.0, 0.0, w); },
+      [](const Tensor& w) { axpby(0.0, w, 1.0, w); },
+      [](const Tensor& w) { affine(w, 1.0, 0.0, w); },
       [](const Tensor& w) {
         const Tensor same = Tensor::empty_like(w);
         copy(w, same);
@@ -165,8 +167,9 @@ TEST_P(MasterWeights, TheExactValueIsNotWrittenByOthers) {
     Tensor(w).set_name("fc.weight");
     MasterWeight::assign(w, Tensor::from(exact_, {6}, DType::f32, GetParam()), half.storage);
     const std::string said = message_of([&] { fill(MasterWeight::of(w)->tensor(), 0.0); });
-    EXPECT_THAT(said, HasSubstr("[master] expected a write to the half weight fc.weight itself, got "
-                                "one to its f32 value, which the weight would not follow"));
+    EXPECT_THAT(said,
+                HasSubstr("[master] expected a write to the half weight fc.weight itself, got "
+                          "one to its f32 value, which the weight would not follow"));
     EXPECT_THAT(said, HasSubstr("kernels::write_weight"));
     const Tensor out = exported_value(w);
     EXPECT_THROW(axpby(0.1, Tensor::zeros({6}, DType::f32, GetParam()), 0.9, out),

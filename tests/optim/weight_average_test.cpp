@@ -30,9 +30,9 @@ class Averages : public testing::TestWithParam<Device> {
                         make("block.bf16", 3, DType::bf16), make("split", 4, DType::bf16),
                         make("half", 5, DType::f16)};
     for (std::size_t i = 1; i < 4; ++i) {
-      kernels::MasterWeight::assign(
-          all[i].tensor, test::random_tensor({37, 11}, DType::f32, GetParam(), 10 + i),
-          i == 3 ? MasterStorage::remainder : MasterStorage::f32);
+      kernels::MasterWeight::assign(all[i].tensor,
+                                    test::random_tensor({37, 11}, DType::f32, GetParam(), 10 + i),
+                                    i == 3 ? MasterStorage::remainder : MasterStorage::f32);
     }
     return all;
   }
@@ -208,11 +208,17 @@ INSTANTIATE_TEST_SUITE_P(Devices, Averages, testing::ValuesIn(test::devices()), 
 
 TEST(AveragesErrors, SayWhatIsWrong) {
   const Tensor w = Tensor::zeros({2});
-  EXPECT_EQ(message_of([&] { WeightAverage({{"w", w}}, {.decay = 1.0}); }),
+  EXPECT_EQ(message_of([&] {
+              WeightAverage({{"w", w}}, {.decay = 1.0});
+            }),
             "[average] expected a decay in [0, 1), got 1");
-  EXPECT_EQ(message_of([&] { WeightAverage({{"w", w}, {"v", w}}); }),
+  EXPECT_EQ(message_of([&] {
+              WeightAverage({{"w", w}, {"v", w}});
+            }),
             "[average] expected each weight once, got 'v' again");
-  EXPECT_THAT(message_of([&] { WeightAverage({{"w", Tensor::zeros({2}, DType::f64)}}); }),
+  EXPECT_THAT(message_of([&] {
+                WeightAverage({{"w", Tensor::zeros({2}, DType::f64)}});
+              }),
               HasSubstr("got 'w' of f64"));
   EXPECT_THAT(message_of([&] { WeightAverage({}); }), HasSubstr("got none (model.parameters())"));
   WeightAverage average({{"w", w}});

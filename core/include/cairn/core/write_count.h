@@ -27,7 +27,7 @@ class WriteCount {
   WriteCount& operator=(const WriteCount&) = delete;
 
   std::uint64_t value() const { return count_.load(std::memory_order_relaxed); }
-  void announce_write();  // asks the guards first
+  void announce_write();                                                  // asks the guards first
   void count_write() { count_.fetch_add(1, std::memory_order_relaxed); }  // that has happened
   void give_pointer();
   /// Until its last owner drops it.

@@ -7,7 +7,7 @@
 //   if (optimizer.step().applied) average.update();
 //   {
 //     const auto averaged = average.use();  // the model has the averages ...
-//     model.eval()(batch.inputs);
+//     const StateDict best = model.state_dict();
 //   }                                       // ... and its own weights again, bit for bit
 //
 // Averages are f32 whatever the weights are (f16, bf16, f32), and are made of the exact values: those of
@@ -47,8 +47,8 @@ class [[nodiscard]] AveragesInUse {
   friend class WeightAverage;
   struct Saved {
     NamedTensor weight;
-    Tensor bits;           // of the weight
-    Tensor master;         // f32 or i16; undefined: none
+    Tensor bits;            // of the weight
+    Tensor master;          // f32 or i16; undefined: none
     std::uint64_t written;  // the weight's version with the average in it
   };
   explicit AveragesInUse(WeightAverage* owner) : owner_(owner) {}
