@@ -107,7 +107,7 @@ class Adopt : public Command {
     must_not_throw(now.system.each([&](Rank& rank) { rank.adopt(loss_, reached); }));
     for (int o = 0; o < static_cast<int>(now.setup.rules.size()); ++o) {
       if ((reached & bit(o)) == 0) continue;
-      reference.pending.push_back({.loss = loss_.id, .optimizers = bit(o)});
+      reference.add_pending({.loss = loss_.id, .given = bit(o), .optimizers = bit(o)});
     }
     ++now.backwards;
     now.check();
@@ -268,50 +268,6 @@ class MoveOptimizer : public Command {
   int optimizer_;
 };
 
-/// A gradient to which a backward has added in part stays broken when its optimizer gives way to another.
-class BreakAndReplace : public Command {
- public:
-  BreakAndReplace(int parameter, bool before) : parameter_(parameter), before_(before) {}
-  bool possible(const Case& now) const override {
-    const Parameter& own = now.reference.parameters[at(parameter_)];
-    if (!own.trainable || own.optimizer < 0 || now.setup.optimizer_of[at(parameter_)] < 0)
-      return false;
-    const Reference& reference = now.reference;
-    if (!has_cairns_modules() || now.setup.ranks > 1 || now.setup.wiring.static_graph) return false;
-    if (now.any_gradient() || !reference.pending.empty() || reference.may_refuse) return false;
-    for (const Parameter& p : reference.parameters) {
-      if (p.trainable && p.optimizer >= 0) return !now.setup.precision && now.added.empty();
-    }
-    return false;
-  }
-  void run(Case& now) const override {
-    const int o = now.reference.parameters[at(parameter_)].optimizer;
-    Loss loss{.by_amp = false};
-    must_not_throw(now.system.each([&](Rank& rank) { rank.backward(loss, true, 0); }));
-    if (before_) must_not_throw(now.system.each([&](Rank& rank) { rank.replace(o); }));
-    loss.thrower = parameter_;
-    if (!now.system.each([&](Rank& rank) { rank.backward(loss, true, 0); }).threw())
-      throw Mismatch("expected the error to come out, got none");
-    if (!before_) must_not_throw(now.system.each([&](Rank& rank) { rank.replace(o); }));
-    const Step step{.by_amp = false, .optimizer = o};
-    if (!now.system.each([&](Rank& rank) { return rank.step(step); }).threw())
-      throw Mismatch("expected an error in the step of a broken gradient, got none");
-    must_not_throw(now.system.each([](Rank& rank) { rank.clear_module(); }));
-    Replace(o).forget(now);
-    now.check();
-  }
-  void show(std::ostream& out) const override {
-    out << "backward, "
-        << (before_ ? "a new optimizer, a backward that throws at "
-                    : "a new optimizer after a backward that throws at ")
-        << kNames[at(parameter_)] << ", step";
-  }
-
- private:
-  int parameter_;
-  bool before_;
-};
-
 /// The step is refused while a loss has said that more of its backwards follow, whatever came after.
 class DelayUnscale : public Command {
  public:
@@ -366,7 +322,6 @@ rc::Gen<CommandPtr> own_commands() {
       {2, make<ScaleTwo>(one_of(kLosses), one_of(kLosses))},
       {2, make<ReadGradient>(one_of(kParameters))},
       {2, make<MoveOptimizer>(one_of(2))},
-      {2, make<BreakAndReplace>(one_of(kParameters), rc::gen::arbitrary<bool>())},
       {2, make<DelayUnscale>(one_of(kLosses), mostly())},
   });
 }
