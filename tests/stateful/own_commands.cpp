@@ -160,7 +160,10 @@ class Replace : public Command {
 class WriteElement : public Command {
  public:
   explicit WriteElement(int parameter) : parameter_(parameter) {}
-  bool possible(const Case& /*now*/) const override { return true; }
+  /// A module of libtorch's is not written while gradients wait for their step.
+  bool possible(const Case& now) const override {
+    return has_cairns_modules() || !now.any_gradient();
+  }
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.write(parameter_, Write::element); }));
     now.reference.parameters[at(parameter_)].weight[0] = 0.75;

@@ -129,7 +129,7 @@ class Resume : public Command {
     if (now.over) return;
     const std::string path = now.system.folder() + "/step-00000001";
     must_not_throw(now.system.each([&](Rank& rank) { rank.resume(path, amp_first_); }));
-    now.reference.load(now.file->state);
+    load(now);
     now.backwards = 0;
     now.check(now.rounded_by_load());
   }
@@ -148,6 +148,17 @@ class Resume : public Command {
   }
 
  private:
+  /// What no optimizer steps keeps its gradient: nobody's state ends it.
+  void load(Case& now) const {
+    const std::vector<Parameter> before = now.reference.parameters;
+    const bool may_refuse = now.reference.may_refuse;
+    now.reference.load(now.file->state);
+    for (std::size_t p = 0; p < before.size() && !fresh_; ++p) {
+      if (before[p].optimizer >= 0 || !before[p].gradient.exists()) continue;
+      now.reference.parameters[p].gradient = before[p].gradient;
+      now.reference.may_refuse = may_refuse;
+    }
+  }
   void rebuild(Case& now) const {
     Setup& setup = now.setup;
     if (fresh_->ranks != 0) setup.ranks = fresh_->ranks;

@@ -669,7 +669,10 @@ class Freeze : public Command {
 class WriteWeight : public Command {
  public:
   WriteWeight(int parameter, Write how) : parameter_(parameter), how_(how) {}
-  bool possible(const Case& /*now*/) const override { return true; }
+  /// A module of libtorch's is not written while gradients wait for their step.
+  bool possible(const Case& now) const override {
+    return has_cairns_modules() || !now.any_gradient();
+  }
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.write(parameter_, how_); }));
     for (double& w : now.reference.parameters[at(parameter_)].weight) {
