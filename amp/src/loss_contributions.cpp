@@ -160,7 +160,7 @@ std::vector<optim::NonFinite> LossContributions::nonfinite_in(
   for (const gradients::Check& check : checks) {
     const std::vector<kernels::TensorCheck> values = check.found.read();
     for (std::size_t i = 0; i < values.size(); ++i) {
-      kernels::TensorCheck& sum = found[check.tensors[i].id()];
+      kernels::TensorCheck& sum = found[check.tensors[i]];
       sum.nonfinite += values[i].nonfinite;
       sum.nan += values[i].nan;
     }

@@ -51,7 +51,7 @@ void tell(const Pass& pass, const std::vector<Tensor>& tensors,
   if (contribution == nullptr) return;
   Check& check = contribution->checks.emplace_back();
   check.found = found;
-  for (const std::size_t i : pass.tensors) check.tensors.push_back(tensors[i]);
+  for (const std::size_t i : pass.tensors) check.tensors.push_back(tensors[i].id());
 }
 
 }  // namespace

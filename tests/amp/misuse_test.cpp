@@ -9,6 +9,7 @@
 
 #include "cairn/amp/scaled_step.h"
 #include "cairn/core/error.h"
+#include "cairn/core/memory.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/adam.h"
 #include "cairn/optim/lamb.h"
@@ -384,6 +385,21 @@ TEST(Misuse, AParameterThatNoOptimizerStepsLosesNothing) {
   pair.precision.backward(loss(0.5), {.loss_id = 0});
   pair.precision.backward(loss(0.5), {.loss_id = 1});
   EXPECT_EQ(values(pair.precision.unscaled_gradient(own.w())), std::vector<double>(4, 1.0));
+}
+
+TEST(Misuse, AModelThatEndsBeforeItsStepGivesItsMemoryBack) {
+  const auto bytes = [] { return core::memory_stats(core::default_device()).current_total; };
+  const auto two_backwards = [] {
+    MisuseWeight model;
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+    Amp precision = initialize(model, optimizer, two_losses());
+    set_two_scales(precision);
+    precision.backward(model.loss(0.25), {.loss_id = 0});
+    precision.backward(model.loss(0.25), {.loss_id = 1});
+  };
+  const std::size_t before = bytes();
+  two_backwards();
+  EXPECT_EQ(bytes(), before);
 }
 
 TEST(Misuse, OverflowsOfGradientsThatWereClearedAreForgotten) {

@@ -1,5 +1,6 @@
 // Who owns a weight: orders of calls that once lost its exact value, or undid a write.
 #include "support.h"
+#include "support/cpu_only.h"
 
 namespace cairn::orders {
 namespace {
@@ -157,6 +158,7 @@ TEST(Masters, WeightsThatAreClampedAfterEachStepStillMove) {
 }
 
 TEST(Masters, WeightsWithAPointerToThemStillMove) {
+  CAIRN_CPU_ONLY("writes through a host pointer");
   for (const optim::MasterStorage storage : kStorages) {
     core::BFloat16* kept = nullptr;
     float other = 2;
