@@ -141,6 +141,19 @@ TEST_P(MasterWeights, WritesThroughAPointerOfDataCountHoweverLongItIsKept) {
   }
 }
 
+TEST_P(MasterWeights, WhatAPointerChangedBeforeAKernelDidCountsToo) {
+  if (GetParam().is_cuda()) GTEST_SKIP() << "writes through a host pointer";
+  for (const MasterStorage storage : {MasterStorage::f32, MasterStorage::remainder}) {
+    const Tensor w = weight({DType::bf16, storage});
+    w.data<core::BFloat16>()[0] = core::BFloat16(0.5F);
+    fill(w.view().slice(0, 1, 2), 2.0);
+    Values expected = exact_;
+    expected[0] = 0.5;
+    expected[1] = 2.0;
+    EXPECT_EQ(exact_of(w), expected);
+  }
+}
+
 TEST_P(MasterWeights, WritesThroughARawPointerCountWhenTheyAreAnnounced) {
   if (GetParam().is_cuda()) GTEST_SKIP() << "writes through a host pointer";
   for (const HalfCase& half : kHalves) {
