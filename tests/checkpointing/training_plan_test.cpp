@@ -21,6 +21,7 @@
 #include "cairn/optim/adam.h"
 #include "checkpointing/planned_training.h"
 #include "checkpointing/temporary_folder.h"
+#include "support/cpu_only.h"
 #include "support/expect_error.h"
 #include "support/tensors.h"
 
@@ -165,6 +166,8 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
 
 // Whether nothing runs in it or just not enough.
 TEST(TrainingPlan, ARefusedBudgetNamesTheLeastThatDoes) {
+  CAIRN_CPU_ONLY(
+      "on a GPU lists of pointers are in what is measured, which differ with the budget");
   Task task = conv_net();
   TrainingPlanOptions options;
   options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[3]};

@@ -14,7 +14,8 @@ namespace cairn::gradients {
 
 /// What the passes over some tensors' gradients found, by tensor.
 struct Check {
-  std::vector<const void*> tensors;  // Tensor::id(): their slots hold the contribution, not the other way
+  std::vector<const void*>
+      tensors;  // Tensor::id(): their slots hold the contribution, not the other way
   kernels::PendingCheck found;
 };
 
