@@ -388,7 +388,9 @@ TEST(Misuse, AParameterThatNoOptimizerStepsLosesNothing) {
 }
 
 TEST(Misuse, AModelThatEndsBeforeItsStepGivesItsMemoryBack) {
-  const auto bytes = [] { return core::memory_stats(core::default_device()).current_total; };
+  const auto bytes = [] {
+    return core::memory_stats(core::default_device()).of(core::MemoryCategory::gradients);
+  };
   const auto two_backwards = [] {
     MisuseWeight model;
     optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
