@@ -40,7 +40,7 @@ Tensor value_of(const Tensor& weight) {
 }
 
 Tensor bits_of(const Tensor& x) {
-  const Tensor copy = empty_beside(x, x.dtype());
+  Tensor copy = empty_beside(x, x.dtype());
   core::copy_bytes(x, copy);
   return copy;
 }
@@ -205,10 +205,10 @@ void WeightAverage::load_state_dict(const StateDict& state) {
     const auto found = given.find(name);
     add(problem_of(name, found == given.end() ? Tensor() : found->second, average));
   }
-  for (const auto& [name, value] : given) {
+  for (const auto& one : given) {
     const bool known = std::any_of(averages_.begin(), averages_.end(),
-                                   [&](const NamedTensor& own) { return own.name == name; });
-    if (!known) add(core::str("'", name, "', which is not averaged"));
+                                   [&](const NamedTensor& own) { return own.name == one.first; });
+    if (!known) add(core::str("'", one.first, "', which is not averaged"));
   }
   if (!problems.empty()) {
     core::fail<core::DataError>("average", "expected a state of these averages, got one with ",
