@@ -34,7 +34,7 @@ void Amp::backward(const Tensor& loss, const amp::LossOptions& options) const {
 }
 
 void Amp::release() {
-  for (const Model* model : models_) model->impl().follow_theirs();
+  for (const Model* model : models_) model->impl().follow_changes();
   amp::Amp::release();
   for (const Model* model : models_) {
     model->impl().follow_cairn();
@@ -49,7 +49,7 @@ Amp initialize(const std::vector<Model*>& models, const std::vector<optim::Optim
   std::vector<nn::Module*> modules;
   for (Model* model : models) {
     CAIRN_CHECK(model != nullptr, "initialize", "expected a Model, got a null pointer");
-    model->impl().follow_theirs();
+    model->impl().follow_changes();
     model->impl().mirror.keep_statistics(keep_statistics);
     modules.push_back(&model->module());
   }

@@ -97,7 +97,7 @@ void Model::Impl::follow_cairn() {
   }
 }
 
-void Model::Impl::follow_theirs() {
+void Model::Impl::follow_changes() {
   for (auto* list : {&parameters, &buffers}) {
     for (Shared& shared : *list) {
       CAIRN_CHECK(shared.theirs.data_ptr() == shared.ours.raw_data(), "libtorch",
@@ -119,13 +119,17 @@ void Model::Impl::follow_theirs() {
       parameter.shows_gradient = false;
     }
   }
+}
+
+void Model::Impl::follow_theirs() {
+  follow_changes();
   writes.check(parameters_waiting());
 }
 
 void Model::Impl::follow_ours() {
   note_written();
   place_gradients();
-  writes.remember(parameters_waiting());
+  writes.forget();
 }
 
 void Model::Impl::note_written() {
@@ -162,9 +166,10 @@ std::vector<SharedWrites::Parameter> Model::Impl::parameters_waiting() const {
     const core::GradientSlot& slot = parameter.ours.gradient_slot();
     if (slot.state() == core::GradientSlot::State::broken) continue;
     if (slot.holds_gradient()) {
-      waiting.push_back({parameter.name, parameter.ours, slot.memory(), slot.scale().factor});
+      waiting.push_back({parameter.name, parameter.ours, slot.memory(), slot.scale().factor,
+                         parameter.theirs.grad()._version()});
     } else if (slot.has_sum()) {
-      waiting.push_back({parameter.name, parameter.ours, slot.sum(), 1.0});
+      waiting.push_back({parameter.name, parameter.ours, slot.sum(), 1.0, 0});
     }
   }
   return waiting;
@@ -209,7 +214,7 @@ nn::Module& Model::module() {
 }
 
 parallel::DistributedDataParallel* Model::ddp() {
-  impl_->follow_theirs();
+  impl_->follow_changes();
   return impl_->ddp ? &*impl_->ddp : nullptr;
 }
 
@@ -219,12 +224,12 @@ std::optional<parallel::DistributedDataParallel::NoSync> Model::no_sync(bool if_
 }
 
 StateDict Model::state_dict() const {
-  impl_->follow_theirs();
+  impl_->follow_changes();
   return impl_->mirror.state_dict();
 }
 
 void Model::load_state_dict(const StateDict& state) {
-  impl_->follow_theirs();
+  impl_->follow_changes();
   impl_->mirror.load_state_dict(state);
   impl_->follow_cairn();
   impl_->follow_ours();
@@ -232,7 +237,7 @@ void Model::load_state_dict(const StateDict& state) {
 
 /// DDP hears that a forward begins, and its first sample, which tells ranks that read the same batch.
 std::unique_ptr<AutocastGuard> Model::begin_forward(const torch::Tensor& first) {
-  impl_->follow_theirs();
+  impl_->follow_changes();
   if (impl_->ddp) {
     impl_->mirror.train(impl_->module.is_training());
     const bool samples = first.defined() && first.dim() > 0;

@@ -33,9 +33,11 @@ struct Model::Impl final : optim::SharedParameters {
   /// Cairn may have given a tensor other memory: libtorch's points there from now on.
   void follow_cairn();
   /// What libtorch's side changed since: what was written, frozen, unfrozen, or lost its gradient. Throws where
-  /// memory has moved, and as SharedWrites::check().
+  /// memory has moved.
+  void follow_changes();
+  /// The same ahead of a backward or a step. Throws as SharedWrites::check() too.
   void follow_theirs() override;
-  /// note_written() and place_gradients().
+  /// note_written() and place_gradients(), after a step.
   void follow_ours() override;
   /// Cairn may have written parameters in place: libtorch hears of those that it has.
   void note_written();

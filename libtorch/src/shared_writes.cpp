@@ -23,28 +23,28 @@ bool is_zero(const Tensor& x, std::uint64_t hash) {
 
 }  // namespace
 
-std::vector<SharedWrites::Hashes> SharedWrites::hashes_of(const std::vector<Parameter>& waiting) {
+std::vector<SharedWrites::Looks> SharedWrites::looks_of(const std::vector<Parameter>& waiting) {
   std::vector<TensorView> views;
   for (const Parameter& parameter : waiting) {
     views.push_back(head_of(parameter.weight));
     views.push_back(head_of(parameter.gradient));
   }
   const std::vector<std::uint64_t> values = kernels::hash_tensors(views);
-  std::vector<Hashes> hashes;
+  std::vector<Looks> looks;
   for (std::size_t i = 0; i < waiting.size(); ++i)
-    hashes.push_back({values[2 * i], values[2 * i + 1]});
-  return hashes;
+    looks.push_back({values[2 * i], values[2 * i + 1], waiting[i].version});
+  return looks;
 }
 
 void SharedWrites::remember(const std::vector<Parameter>& waiting) {
   known_.clear();
-  const std::vector<Hashes> hashes = hashes_of(waiting);
-  for (std::size_t i = 0; i < waiting.size(); ++i) known_[waiting[i].name] = hashes[i];
+  const std::vector<Looks> looks = looks_of(waiting);
+  for (std::size_t i = 0; i < waiting.size(); ++i) known_[waiting[i].name] = looks[i];
 }
 
 void SharedWrites::check(const std::vector<Parameter>& waiting) const {
   if (known_.empty()) return;
-  const std::vector<Hashes> now = hashes_of(waiting);
+  const std::vector<Looks> now = looks_of(waiting);
   for (std::size_t i = 0; i < waiting.size(); ++i) {
     const Parameter& parameter = waiting[i];
     const auto known = known_.find(parameter.name);
@@ -53,10 +53,12 @@ void SharedWrites::check(const std::vector<Parameter>& waiting) const {
                 "' as it was in the backward whose gradients wait for a step, got other values ",
                 "(a torch::optim step left in the loop? precision.step() is the only one; ",
                 "zero_grad() drops the gradients)");
-    const bool same = known->second.gradient == now[i].gradient || parameter.factor == 1.0;
-    CAIRN_CHECK(same || is_zero(parameter.gradient, now[i].gradient), "libtorch",
-                "expected the gradient of '", parameter.name, "' as its backward left it, ",
-                "multiplied by the loss scale ", parameter.factor, ", got one that was written ",
+    const bool same =
+        known->second.gradient == now[i].gradient && known->second.version == now[i].version;
+    const bool may_differ = parameter.factor == 1.0 || is_zero(parameter.gradient, now[i].gradient);
+    CAIRN_CHECK(same || may_differ, "libtorch", "expected the gradient of '", parameter.name,
+                "' as its backward left it, ", "multiplied by the loss scale ", parameter.factor,
+                ", got one that was written ",
                 "(step({.max_gradient_norm = ...}) clips; or precision.unscale(optimizer) before ",
                 "clip_grad_norm_ and other edits)");
   }

@@ -1,7 +1,7 @@
 // What libtorch's side writes while gradients wait for their step: a clip of scaled gradients, the step of a
-// torch::optim optimizer left in the loop. Version counters do not tell: both write through Tensor::data().
-// So the first elements of each weight and gradient are hashed when a backward has ended, and compared when
-// the next one or a step begins.
+// torch::optim optimizer left in the loop. Both write through Tensor::data(), of which version counters do not
+// tell: the first elements of each weight and gradient are hashed when a backward has ended, and compared when
+// the next one or a step begins. Other writes to a gradient are told by its version.
 #pragma once
 
 #include <torch/torch.h>
@@ -21,22 +21,26 @@ class SharedWrites {
     std::string name;
     Tensor weight;
     Tensor gradient;
-    double factor = 1.0;  // by which it is multiplied
+    double factor = 1.0;       // by which it is multiplied
+    std::int64_t version = 0;  // libtorch's, of the gradient
   };
 
   /// These wait for a step, as they are now.
   void remember(const std::vector<Parameter>& waiting);
+  /// A step is over: what it has left may be written.
+  void forget() { known_.clear(); }
   /// Throws InvalidArgument, naming it, for a weight that was written since, and for a gradient that is
   /// multiplied by a loss scale (unless it was set to zero).
   void check(const std::vector<Parameter>& waiting) const;
 
  private:
-  struct Hashes {
-    std::uint64_t weight = 0, gradient = 0;
+  struct Looks {
+    std::uint64_t weight = 0, gradient = 0;  // hashes
+    std::int64_t version = 0;
   };
-  static std::vector<Hashes> hashes_of(const std::vector<Parameter>& waiting);
+  static std::vector<Looks> looks_of(const std::vector<Parameter>& waiting);
 
-  std::unordered_map<std::string, Hashes> known_;
+  std::unordered_map<std::string, Looks> known_;
 };
 
 }  // namespace cairn::libtorch

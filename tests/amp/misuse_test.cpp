@@ -404,6 +404,17 @@ TEST(Misuse, AModelThatEndsBeforeItsStepGivesItsMemoryBack) {
   EXPECT_EQ(bytes(), before);
 }
 
+TEST(Misuse, AStateOfAmpAloneEndsWhatIsPending) {
+  MisuseWeight model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
+  Amp precision = initialize(model, optimizer, kMisuseO2);
+  precision.backward(model.loss(0.25));
+  precision.load_state_dict(precision.state_dict());
+  EXPECT_FALSE(optimizer.has_gradient());
+  EXPECT_FALSE(precision.step().applied);
+  EXPECT_EQ(model.value(), 1.0);
+}
+
 TEST(Misuse, OverflowsOfGradientsThatWereClearedAreForgotten) {
   MisuseWeight model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});

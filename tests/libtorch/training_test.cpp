@@ -4,6 +4,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/optim/accumulation.h"
+#include "cairn/optim/weight_average.h"
 #include "libtorch/support.h"
 #include "support/message_of.h"
 
@@ -396,6 +397,44 @@ TEST(LibtorchWrites, GradientsAtNoScaleMayBeEdited) {
   const optim::StepResult result = cairn.precision.step();
   EXPECT_TRUE(result.applied);
   EXPECT_NEAR(result.gradient_norm, 0.01, 1e-3);
+}
+
+TEST(LibtorchWrites, AWriteBehindTheFirstElementsIsRefused) {
+  CairnLoop cairn(kWritesO2);
+  cairn.precision.backward(cairn.loss(batch_of(16, 0)));
+  cairn.net->fc->weight.grad().flatten().slice(0, 100).mul_(0.5);
+  EXPECT_THAT(message_of<core::InvalidArgument>([&] { cairn.precision.step(); }),
+              HasSubstr("'fc.weight'"));
+}
+
+TEST(LibtorchWrites, AveragesMayBeUsedWithinAWindow) {
+  CairnLoop cairn(kWritesO2), undisturbed(kWritesO2);
+  optim::WeightAverage average(cairn.model.parameters());
+  for (const int micro_batch : {0, 1}) {
+    const Batch batch = batch_of(16, static_cast<std::uint64_t>(micro_batch));
+    cairn.precision.backward(cairn.loss(batch));
+    undisturbed.precision.backward(undisturbed.loss(batch));
+    const optim::AveragesInUse averages = average.use();
+    const torch::NoGradGuard no_grad;
+    cairn.net->eval();
+    cairn.loss(batch);
+    cairn.net->train();
+  }
+  EXPECT_TRUE(cairn.precision.step().applied);
+  EXPECT_TRUE(undisturbed.precision.step().applied);
+  EXPECT_TRUE(cairn.exact("fc.weight").equal(undisturbed.exact("fc.weight")));
+}
+
+TEST(LibtorchWrites, WeightsMayBeClampedAfterAStepThatKeepsItsGradients) {
+  CairnLoop cairn(kWritesO2);
+  cairn.precision.backward(cairn.loss(batch_of(16, 0)));
+  EXPECT_TRUE(cairn.precision.step({.keep_gradients = true}).applied);
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& x : cairn.net->parameters()) x.clamp_(-0.5, 0.5);
+  }
+  cairn.precision.backward(cairn.loss(batch_of(16, 1)));
+  EXPECT_TRUE(cairn.precision.step().applied);
 }
 
 TEST(LibtorchWrites, ZeroedGradientsAreZero) {

@@ -161,6 +161,21 @@ TEST(Gradients, ABrokenOneStaysBrokenWhoeverStepsIt) {
   EXPECT_NEAR(value(model.a()), 1.0, 1e-6);
 }
 
+TEST(Gradients, AnOverflowOfAnyRankSkipsTheStepOfAll) {
+  for (const int bad : {0, 1}) {
+    on_ranks(2, [bad](parallel::ProcessGroup& group) {
+      Pair model;  // whose gradients nobody reduces
+      optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+      amp::Amp precision = amp::initialize(model, optimizer, with(kO2, group.world()));
+      const double infinite = std::numeric_limits<double>::infinity();
+      precision.backward(model(input(group.rank() == bad ? infinite : 1.0)));
+      EXPECT_FALSE(precision.step().applied) << "rank " << group.rank();
+      EXPECT_EQ(precision.loss_scale(), 512.0);
+      EXPECT_NEAR(value(model.a()), 1.1, 1e-6);
+    });
+  }
+}
+
 TEST(Gradients, LoadingAStateEndsWhatIsPending) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
