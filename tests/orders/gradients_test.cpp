@@ -176,6 +176,29 @@ TEST(Gradients, AnOverflowOfAnyRankSkipsTheStepOfAll) {
   }
 }
 
+TEST(Gradients, ASumThatOnlyAnotherRankHasIsOfTheSameLosses) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    amp::Options options = with(kO2, ddp.world());
+    options.num_losses = 2;
+    amp::Amp precision = amp::initialize(model, optimizer, options);
+    const auto of_b = [&] {
+      return autograd::sum(autograd::mul(autograd::to(model.b(), DType::f32), input(1.0)));
+    };
+    {
+      const auto guard = ddp.no_sync();
+      precision.backward(group.rank() == 0 ? of_b() : ddp(input(1.0)), {.loss_id = 0});
+    }
+    precision.backward(of_b(), {.loss_id = 1});
+    const optim::StepResult result = precision.step();
+    EXPECT_TRUE(result.applied) << result.reason;
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * 0.5, 1e-6);
+    EXPECT_NEAR(value(model.b()), 1.1 - 0.1 * 2.0, 1e-6);
+  });
+}
+
 TEST(Gradients, LoadingAStateEndsWhatIsPending) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});

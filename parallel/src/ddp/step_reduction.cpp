@@ -158,6 +158,7 @@ void give_zeros(const Tensor& parameter, const Held& wanted, const Losses& losse
       slot.set_sum(kernels::empty_beside(parameter, DType::f32, core::MemoryCategory::gradients));
     kernels::fill(slot.sum(), 0.0);
     slot.mark_summed(losses.of_sums);
+    if (!slot.holds_gradient()) slot.set_scale({losses.of_gradients.scaler});
   }
   if (wanted.gradient && !slot.holds_gradient()) {
     kernels::fill(slot.memory(), 0.0);
