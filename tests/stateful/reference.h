@@ -243,15 +243,17 @@ struct Reference : State {
 
   /// Backwards of one loss that was given to the same optimizers are judged as one.
   void add_pending(const Pending& more) {
-    if (more.optimizers == 0) return;
     const auto same = std::find_if(pending.begin(), pending.end(), [&](const Pending& one) {
       return one.loss == more.loss && one.given == more.given;
     });
-    if (same == pending.end()) return pending.push_back(more);
+    if (same == pending.end()) {
+      if (more.optimizers != 0) pending.push_back(more);
+      return;
+    }
     same->optimizers |= more.optimizers;
     same->overflow = same->overflow || more.overflow;
+    same->doubtful = same->doubtful || more.doubtful || same->delayed != more.delayed;
     same->delayed = more.delayed;
-    same->doubtful = same->doubtful || more.doubtful;
   }
   double lr(int optimizer, bool driven) const {
     const auto o = static_cast<std::size_t>(optimizer);
