@@ -126,7 +126,8 @@ bool GradientArena::would_add_to_half() const {
   if (f32_slots_ || !accumulate_in_f32_) return false;
   return std::any_of(parameters_.begin(), parameters_.end(), [](const NamedTensor& parameter) {
     const core::GradientSlot& slot = parameter.tensor.gradient_slot();
-    return slot.holds_gradient() && core::is_half(slot.memory().dtype());
+    return parameter.tensor.requires_grad() && slot.holds_gradient() &&
+           core::is_half(slot.memory().dtype());
   });
 }
 

@@ -294,6 +294,52 @@ TEST(DdpOrders, AStepAveragesGradientsThatOtherRanksDoNotHave) {
   }
 }
 
+/// A rank with nothing to add to would keep half gradients where the others' turn to f32.
+TEST(DdpOrders, GradientsTurnToF32OnAllRanks) {
+  for (const bool step_reduces : {false, true}) {
+    run_threads(2, [&](ProcessGroup& group) {
+      Tower tower(2);
+      tower.to(DType::bf16);
+      Tensor elsewhere = normal({1}, 3);
+      elsewhere.set_requires_grad(true);
+      optim::FusedSGD sgd(tower.parameters(), {.lr = 0.1});
+      DistributedDataParallel ddp(tower, group, {.find_unused_parameters = true});
+      {
+        const auto guard = ddp.no_sync();
+        autograd::backward(autograd::sum(elsewhere));
+        if (group.rank() == 0) autograd::backward(loss_of(ddp, 1, DType::bf16));
+      }
+      const auto guard = ddp.no_sync(step_reduces);
+      tower.reach = group.rank() == 0 ? 1 : 2;
+      autograd::backward(loss_of(ddp, 2, DType::bf16));
+      EXPECT_TRUE(sgd.step().applied);
+      const std::string own = testing::PrintToString(weights_of(tower));
+      EXPECT_EQ(group.exchange(own, "weights"), std::vector(2, own));
+      EXPECT_TRUE(optim::GradientArena::of(tower.parameters()[0].tensor)->f32_slots());
+    });
+  }
+}
+
+/// A frozen parameter is not added to: what it holds decides nothing.
+TEST(DdpOrders, AFrozenGradientTurnsNoneToF32) {
+  run_threads(2, [](ProcessGroup& group) {
+    Tower tower(2);
+    tower.to(DType::bf16);
+    DistributedDataParallel ddp(tower, group, {.find_unused_parameters = true});
+    tower.reach = group.rank() == 0 ? 2 : 3;
+    {
+      const auto guard = ddp.no_sync();
+      autograd::backward(loss_of(ddp, 1, DType::bf16));
+    }
+    for (const auto& [name, tensor] : tower.layer(1).parameters())
+      Tensor(tensor).set_requires_grad(false);
+    if (group.rank() == 1) tower.layer(0).clear_grad();
+    tower.reach = 1;
+    autograd::backward(loss_of(ddp, 2, DType::bf16));
+    EXPECT_FALSE(optim::GradientArena::of(tower.parameters()[0].tensor)->f32_slots());
+  });
+}
+
 TEST(DdpOrders, AStepWhoseRanksHaveGradientsOfOtherParametersSaysSo) {
   run_threads(2, [](ProcessGroup& group) {
     Tower tower(2);

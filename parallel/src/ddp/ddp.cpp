@@ -105,7 +105,6 @@ void DistributedDataParallel::Impl::plan() {
     views.push_back(tensor.gradient_slot().memory());
   }
   reducer.register_gradients(names, views, {.gap_bytes = kGapBytes, .partial = true});
-  unused.forget();
   planned_generation = arena->generation();
 }
 
@@ -167,6 +166,9 @@ void DistributedDataParallel::Impl::begin_reducing_backward() {
     reducer.set_weights(weights.before, weights.after);
   }
   first_batch.warn_once_of_same(group);
+  if (planned_generation != arena->generation()) unused.forget();
+  const ReachedParameters reached = finds_unused() ? reached_parameters() : ReachedParameters{};
+  if (finds_unused()) agree_on_unused(reached);
   if (planned_generation != arena->generation()) {
     check_same_model(*model, group);
     plan();
@@ -178,7 +180,7 @@ void DistributedDataParallel::Impl::begin_reducing_backward() {
                               reducing_run = 0;
                               reducer.abandon();  // before anybody writes there again
                             });
-  if (finds_unused()) mark_unused_parameters();
+  if (finds_unused()) mark_unused_parameters(reached);
 }
 
 /// The others may wait in a collective of this backward: the group breaks then, and they learn why.
@@ -187,29 +189,38 @@ void DistributedDataParallel::Impl::backward_failed(const std::string& why) {
 }
 
 /// The engine has begun the slots of all parameters that the loss reaches.
-void DistributedDataParallel::Impl::mark_unused_parameters() {
-  ReachedGradients own;
-  for (std::size_t i = 0; i < trained.size(); ++i) {
-    const bool by_loss = slot_of(i).state() == core::GradientSlot::State::writing;
+ReachedParameters DistributedDataParallel::Impl::reached_parameters() const {
+  ReachedParameters own;
+  for (const auto& [name, tensor] : parameters) {
+    const core::GradientSlot& slot = tensor.gradient_slot();
+    const bool by_loss = is_reduced(tensor) && slot.state() == core::GradientSlot::State::writing;
     own.by_loss.push_back(by_loss);
-    own.in_window.push_back(by_loss || slot_of(i).holds_gradient());
+    own.in_window.push_back(by_loss || (is_reduced(tensor) && slot.holds_gradient()));
   }
+  return own;
+}
+
+void DistributedDataParallel::Impl::agree_on_unused(const ReachedParameters& own) {
   const bool shadows = uneven && uneven->shadows();
-  unused.agree(own, shadows, group);
+  if (unused.agree(own, shadows, arena->f32_slots(), group)) arena->use_f32_slots();
   if (const auto change = shadows ? std::nullopt : unused.changed_since_first(own))
     fail_everywhere(core::str(
         "expected the loss to reach the same parameters in every backward (static_graph), got '",
-        parameter_of(change->gradient).name, "', which ",
+        parameters[change->parameter].name, "', which ",
         change->reached_now ? "the first one did not reach" : "only the first one reached"));
+}
+
+void DistributedDataParallel::Impl::mark_unused_parameters(const ReachedParameters& own) {
   unused.names.clear();
   for (std::size_t i = 0; i < trained.size(); ++i) {
-    if (own.by_loss[i]) continue;
-    if (own.in_window[i]) {
+    const std::size_t parameter = trained[i];
+    if (own.by_loss[parameter]) continue;
+    if (own.in_window[parameter]) {
       reducer.mark_ready(i);  // what an earlier backward left here
       continue;
     }
     unused.names.push_back(parameter_of(i).name);
-    unused.reached_somewhere(i) ? mark_zero(i) : reducer.mark_unused(i);
+    unused.reached_somewhere(parameter) ? mark_zero(i) : reducer.mark_unused(i);
   }
 }
 
@@ -254,7 +265,8 @@ void DistributedDataParallel::Impl::end_reducing_backward() {
   reducing_run = 0;
   if (!uneven) return;
   for (std::size_t i = 0; finds_unused() && uneven->shadows() && i < trained.size(); ++i) {
-    if (!unused.reached_somewhere(i)) slot_of(i).clear();  // zero() reached it, and no loss did
+    if (!unused.reached_somewhere(trained[i]))
+      slot_of(i).clear();  // zero() reached it, and no loss did
   }
   uneven->end_backward();
 }

@@ -44,7 +44,9 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   bool reduces() const { return no_sync_depth == 0 && world_synchronizes; }
   void on_ready(const Tensor& parameter);
   void begin_reducing_backward();
-  void mark_unused_parameters();
+  ReachedParameters reached_parameters() const;
+  void agree_on_unused(const ReachedParameters& own);
+  void mark_unused_parameters(const ReachedParameters& own);
   void mark_zero(std::size_t gradient);
   void before_reduction(const std::vector<std::size_t>& places);
   void end_reducing_backward();

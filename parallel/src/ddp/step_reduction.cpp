@@ -28,6 +28,7 @@ struct Holdings {
   std::string broken;                      // the first parameter whose gradient is; empty: none
   bool scaled = false, has_scale = false;  // by amp, or as the loss gave them
   double factor = 1.0;                     // of the gradients' scale
+  bool f32_slots = false;  // of the arena: a rank with nothing to add to may be behind
   std::vector<Held> parameters;
 
   bool has_anything_to_reduce() const {
@@ -43,8 +44,9 @@ Held held_of(const core::GradientSlot& slot) {
           .local_sum = slot.sum_is_local()};
 }
 
-Holdings holdings_of(const NamedTensors& parameters) {
+Holdings holdings_of(const NamedTensors& parameters, bool f32_slots) {
   Holdings own;
+  own.f32_slots = f32_slots;
   for (const auto& [name, tensor] : parameters) {
     Held& held = own.parameters.emplace_back();
     const core::GradientSlot* slot = tensor.gradient_slot_or_null();
@@ -69,6 +71,7 @@ std::string pack(const Holdings& own) {
       .number(own.has_scale ? 1 : 0)
       .number(own.scaled ? 1 : 0)
       .real(own.factor)
+      .number(own.f32_slots ? 1 : 0)
       .text(bits)
       .bytes();
 }
@@ -80,6 +83,7 @@ Holdings unpack(const std::string& bytes) {
   rank.has_scale = message.number() != 0;
   rank.scaled = message.number() != 0;
   rank.factor = message.real();
+  rank.f32_slots = message.number() != 0;
   for (const char bits : message.text())
     rank.parameters.push_back({(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0});
   return rank;
@@ -183,7 +187,7 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
 /// on none. Throws on every rank, before anything is changed, where ranks hold what cannot go together.
 void DistributedDataParallel::Impl::reduce_unreduced() {
   if (group.world_size() == 1) return;
-  const Holdings own = holdings_of(parameters);
+  const Holdings own = holdings_of(parameters, arena->f32_slots());
   if (!own.has_anything_to_reduce()) return;
   if (uneven)
     fail_everywhere(core::str("expected a backward that reduces before each step inside join(), ",
@@ -195,6 +199,8 @@ void DistributedDataParallel::Impl::reduce_unreduced() {
   check_whole(ranks);
   check_same_scale(ranks);
   if (!finds_unused()) check_same_parameters(ranks, parameters);
+  const auto has_f32_slots = [](const Holdings& rank) { return rank.f32_slots; };
+  if (std::any_of(ranks.begin(), ranks.end(), has_f32_slots)) arena->use_f32_slots();
   const Losses losses = losses_of(parameters);
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     Held any;

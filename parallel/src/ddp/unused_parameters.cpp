@@ -2,21 +2,24 @@
 
 namespace cairn::parallel {
 
-void UnusedParameters::agree(const ReachedGradients& own, bool shadows, const ProcessGroup& group) {
+bool UnusedParameters::agree(const ReachedParameters& own, bool shadows, bool f32_slots,
+                             const ProcessGroup& group) {
   if (static_graph_ && first_.empty() && !shadows) first_ = own.by_loss;
-  if (static_graph_ && known_) return;
-  std::string bits;
+  if (static_graph_ && known_) return f32_slots;
+  std::string bits(1, f32_slots ? '1' : '0');
   for (const bool reached : own.in_window) bits += reached && !shadows ? '1' : '0';
   somewhere_.assign(own.in_window.size(), false);
   for (const std::string& rank : group.exchange(bits, "which parameters losses reach")) {
+    f32_slots = f32_slots || rank.at(0) == '1';
     for (std::size_t i = 0; i < somewhere_.size(); ++i)
-      somewhere_[i] = somewhere_[i] || rank.at(i) == '1';
+      somewhere_[i] = somewhere_[i] || rank.at(i + 1) == '1';
   }
   known_ = true;
+  return f32_slots;
 }
 
 std::optional<UnusedParameters::Change> UnusedParameters::changed_since_first(
-    const ReachedGradients& own) const {
+    const ReachedParameters& own) const {
   if (!static_graph_) return std::nullopt;
   for (std::size_t i = 0; i < own.by_loss.size(); ++i) {
     const bool now = own.by_loss[i];

@@ -10,8 +10,8 @@
 
 namespace cairn::parallel {
 
-/// By gradient, in the reducer's order.
-struct ReachedGradients {
+/// By parameter, frozen ones too.
+struct ReachedParameters {
   std::vector<bool> by_loss;    // of the backward that begins
   std::vector<bool> in_window;  // by it or by one since the last step
 };
@@ -22,14 +22,17 @@ class UnusedParameters {
 
   /// What some rank's losses reached. A collective, with static_graph only in the first backward.
   /// shadows: this rank's loss is a Join's zero(), which reaches everything and says nothing.
-  void agree(const ReachedGradients& own, bool shadows, const ProcessGroup& group);
-  bool reached_somewhere(std::size_t gradient) const { return somewhere_.at(gradient); }
-  /// With static_graph: the first gradient that this loss, and not the first one, reaches, or the other way round.
+  /// f32_slots: this rank's arena has them. Returns whether some rank's has: a rank that had nothing to
+  /// add to may be behind.
+  bool agree(const ReachedParameters& own, bool shadows, bool f32_slots, const ProcessGroup& group);
+  bool reached_somewhere(std::size_t parameter) const { return somewhere_.at(parameter); }
+  /// With static_graph: the first parameter that this loss, and not the first one, reaches, or the
+  /// other way round.
   struct Change {
-    std::size_t gradient = 0;
+    std::size_t parameter = 0;
     bool reached_now = false;
   };
-  std::optional<Change> changed_since_first(const ReachedGradients& own) const;
+  std::optional<Change> changed_since_first(const ReachedParameters& own) const;
   /// The trained parameters are other ones.
   void forget();
 
