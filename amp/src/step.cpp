@@ -53,11 +53,13 @@ StepReport Amp::Impl::found_by(const LossContributions::Resolved& resolved,
   for (std::size_t k = 0; k < which.size(); ++k) {
     if (!resolved.reports[k].finite()) found.optimizers.insert(which[k]);
   }
-  for (const LossContributionPtr& one : resolved.unjudged) {
+  for (std::size_t i = 0; i < resolved.unjudged.size(); ++i) {
+    const LossContributionPtr& one = resolved.unjudged[i];
     found.losses_ended += core::str(found.losses_ended.empty() ? "" : ", ", "loss ", one->loss_id,
                                     " scaled by ", one->scale);
     if (one->nonfinite.empty()) continue;
     one->overflowed = true;
+    found.overflowed.insert(i);
     std::vector<Culprit>& culprits = found.overflows[one->loss_id];
     for (const optim::NonFinite& n : one->nonfinite) {
       culprits.push_back({n.parameter, 0, n.inf, n.nan});
@@ -202,12 +204,7 @@ std::string Amp::Impl::fall_back_if_due(const EndedLosses& losses_ended, const S
 
 /// Who holds one of them and steps later knows from it whether to skip.
 void Amp::Impl::mark_judged(const std::vector<LossContributionPtr>& judged, const StepReport& all) {
-  for (std::size_t index = 0; index < contributions.size(); ++index) {
-    if (!all.optimizers.contains(index)) continue;
-    for (const LossContributionPtr& held : contributions.held_by(index)) {
-      if (!held->judged && all.overflows.contains(held->loss_id)) held->overflowed = true;
-    }
-  }
+  for (const std::size_t place : all.overflowed) judged[place]->overflowed = true;
   for (const LossContributionPtr& one : judged) {
     one->judged = true;
     one->over = !one->overflowed;

@@ -451,6 +451,19 @@ TEST(Misuse, AnOptimizerThatStepsLaterSkipsWhatItHoldsOfAnOverflow) {
   EXPECT_TRUE(pair.precision.step(pair.b_optimizer).applied);
 }
 
+/// Gradients of one loss that were given to other optimizers are judged by themselves.
+TEST(Misuse, AnOptimizerStepsWhatItHoldsOfALossThatOverflowedForAnother) {
+  MisusePair pair(two_losses());
+  pair.precision.backward(pair.loss(0.25, 0.25), {.loss_id = 0});
+  pair.precision.backward(pair.a.loss(kMisuseInf),
+                          {.loss_id = 0, .optimizers = {&pair.a_optimizer}});
+  EXPECT_FALSE(pair.precision.step(pair.a_optimizer).applied);
+  const optim::StepResult result = pair.precision.step(pair.b_optimizer);
+  EXPECT_TRUE(result.applied) << result.reason;
+  EXPECT_EQ(pair.b.value(), 0.75);
+  EXPECT_EQ(pair.precision.loss_scale(0), 512.0);
+}
+
 TEST(Misuse, ABackwardAfterAStepIsJudgedAlthoughAnotherOptimizerHasNotStepped) {
   MisusePair pair(two_losses());
   pair.precision.backward(pair.loss(0.25, 0.25), {.loss_id = 0});

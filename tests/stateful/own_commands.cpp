@@ -203,7 +203,8 @@ class ScaleTwo : public Command {
         const Values c = loss.coefficients(p, 0);
         for (std::size_t i = 0; i < c.size(); ++i) own.gradient.of_rank[0][i] += c[i];
       }
-      reference.pending.push_back({.loss = loss.id, .optimizers = now.all_optimizers()});
+      const unsigned all = now.all_optimizers();
+      reference.add_pending({.loss = loss.id, .given = all, .optimizers = all});
     }
     now.backwards += 2;
     now.check();
@@ -298,9 +299,9 @@ class DelayUnscale : public Command {
     must_not_throw(now.system.each([](Rank& rank) { rank.clear_module(); }));
     Reference& reference = now.reference;
     const unsigned all = now.all_optimizers();
-    reference.pending.push_back({.loss = id_, .optimizers = all, .doubtful = true});
+    reference.add_pending({.loss = id_, .given = all, .optimizers = all, .doubtful = true});
     if (another_)
-      reference.pending.push_back({.loss = 1 - id_, .optimizers = all, .doubtful = true});
+      reference.add_pending({.loss = 1 - id_, .given = all, .optimizers = all, .doubtful = true});
     now.check();
   }
   void show(std::ostream& out) const override {

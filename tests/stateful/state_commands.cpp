@@ -148,12 +148,12 @@ class Resume : public Command {
   }
 
  private:
-  /// What no optimizer steps keeps its gradient: nobody's state ends it.
+  /// What no optimizer steps and no DDP reduces keeps its gradient: nobody's state ends it.
   void load(Case& now) const {
     const std::vector<Parameter> before = now.reference.parameters;
     const bool may_refuse = now.reference.may_refuse;
     now.reference.load(now.file->state);
-    for (std::size_t p = 0; p < before.size() && !fresh_; ++p) {
+    for (std::size_t p = 0; p < before.size() && !fresh_ && !now.setup.ddp; ++p) {
       if (before[p].optimizer >= 0 || !before[p].gradient.exists()) continue;
       now.reference.parameters[p].gradient = before[p].gradient;
       now.reference.may_refuse = may_refuse;

@@ -626,9 +626,10 @@ class OneRankThrows : public Command {
         throw Mismatch("expected an error in the step of a lost gradient, got none");
     }
     if (now.over) return;
+    const unsigned all = now.all_optimizers();
     if (loss_.by_amp)
-      now.reference.pending.push_back(
-          {.loss = loss_.id, .optimizers = now.all_optimizers(), .doubtful = true});
+      now.reference.add_pending(
+          {.loss = loss_.id, .given = all, .optimizers = all, .doubtful = true});
     clear_module(now);
   }
   void show(std::ostream& out) const override {

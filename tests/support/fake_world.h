@@ -39,7 +39,8 @@ inline std::string step_report(const std::string& own, const std::vector<core::N
   const std::string error = message.text(), losses = message.text();
   core::Packer out;
   out.text("").text(losses).text("");
-  if (its_own.empty() && sum.empty()) return out.number(0).number(0).bytes();
+  if (its_own.empty() && sum.empty()) return out.number(0).number(0).number(0).bytes();
+  out.number(1).number(0);  // the first of these losses
   out.number(1).number(0);  // optimizer 0
   out.number(1).number(0);  // loss 0
   for (const auto* found : {&its_own, &sum}) {

@@ -58,10 +58,22 @@ Culprits unpack_culprits(core::Unpacker& in, int rank) {
   return culprits;
 }
 
+void pack(const std::set<std::size_t>& places, core::Packer& out) {
+  out.number(places.size());
+  for (const std::size_t place : places) out.number(place);
+}
+
+std::set<std::size_t> unpack_places(core::Unpacker& in) {
+  std::set<std::size_t> places;
+  for (std::uint64_t left = in.count(8); left > 0; --left) places.insert(in.number());
+  return places;
+}
+
 std::string pack(const StepReport& own, const std::map<int, ToldOverflow>& overflows) {
   core::Packer out;
-  out.text(own.error).text(own.losses_ended).text(own.layer).number(own.optimizers.size());
-  for (const std::size_t index : own.optimizers) out.number(index);
+  out.text(own.error).text(own.losses_ended).text(own.layer);
+  pack(own.overflowed, out);
+  pack(own.optimizers, out);
   out.number(overflows.size());
   for (const auto& [loss, told] : overflows) {
     out.number(static_cast<std::uint64_t>(loss));
@@ -77,8 +89,8 @@ Told unpack(const std::string& bytes, int rank) {
   told.report.error = in.text();
   told.report.losses_ended = in.text();
   told.report.layer = in.text();
-  for (std::uint64_t left = in.count(8); left > 0; --left)
-    told.report.optimizers.insert(in.number());
+  told.report.overflowed = unpack_places(in);
+  told.report.optimizers = unpack_places(in);
   for (std::uint64_t left = in.count(24); left > 0; --left) {
     ToldOverflow& overflow = told.overflows[static_cast<int>(in.number())];
     overflow.own = unpack_culprits(in, rank);
@@ -115,6 +127,7 @@ StepReport agree(const StepReport& own, const World& world) {
   std::map<int, Culprits> sums;  // as the first rank saw them
   for (const auto& [report, overflows] : ranks) {
     if (all.layer.empty()) all.layer = report.layer;
+    all.overflowed.insert(report.overflowed.begin(), report.overflowed.end());
     all.optimizers.insert(report.optimizers.begin(), report.optimizers.end());
     for (const auto& [loss, told] : overflows) {
       Culprits& culprits = all.overflows[loss];

@@ -18,6 +18,7 @@ struct StepReport {
   std::string error;         // why this rank cannot take the step; empty: it can
   std::string losses_ended;  // for people; the same on every rank
   std::map<int, std::vector<Culprit>> overflows;  // by loss_id
+  std::set<std::size_t> overflowed;               // of losses_ended, by place
   std::set<std::size_t> optimizers;               // whose gradients are not finite
   std::string layer;  // the first one whose output was not finite, where that was looked for
 };
