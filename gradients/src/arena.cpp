@@ -199,15 +199,15 @@ void GradientArena::clear() {
   for (const NamedTensor& parameter : parameters_) Tensor(parameter.tensor).clear_grad();
 }
 
-void GradientArena::follow_theirs() const {
+void GradientArena::pull_foreign_changes() const {
   for (const auto& shared : shared_) {
-    if (const auto theirs = shared.lock()) theirs->follow_theirs();
+    if (const auto theirs = shared.lock()) theirs->pull_foreign_changes();
   }
 }
 
-void GradientArena::follow_ours() const {
+void GradientArena::push_changes() const {
   for (const auto& shared : shared_) {
-    if (const auto theirs = shared.lock()) theirs->follow_ours();
+    if (const auto theirs = shared.lock()) theirs->push_changes();
   }
 }
 

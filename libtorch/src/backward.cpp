@@ -141,7 +141,7 @@ Tensor land_gradient(const Tensor& parameter, const torch::Tensor& gradient) {
 }
 
 FollowedBackward::FollowedBackward(const std::vector<Model*>& models) : models_(models) {
-  for (const Model* model : models_) model->impl().follow_theirs();
+  for (const Model* model : models_) model->impl().pull_foreign_changes();
   for (const Model* model : models_) model->impl().sees_gradients = true;
 }
 

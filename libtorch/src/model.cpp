@@ -121,12 +121,12 @@ void Model::Impl::follow_changes() {
   }
 }
 
-void Model::Impl::follow_theirs() {
+void Model::Impl::pull_foreign_changes() {
   follow_changes();
   writes.check(parameters_waiting());
 }
 
-void Model::Impl::follow_ours() {
+void Model::Impl::push_changes() {
   note_written();
   place_gradients();
   writes.forget();
@@ -232,7 +232,7 @@ void Model::load_state_dict(const StateDict& state) {
   impl_->follow_changes();
   impl_->mirror.load_state_dict(state);
   impl_->follow_cairn();
-  impl_->follow_ours();
+  impl_->push_changes();
 }
 
 /// DDP hears that a forward begins, and its first sample, which tells ranks that read the same batch.

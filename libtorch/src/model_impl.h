@@ -36,9 +36,9 @@ struct Model::Impl final : optim::SharedParameters {
   /// memory has moved.
   void follow_changes();
   /// The same ahead of a backward or a step. Throws as SharedWrites::check() too.
-  void follow_theirs() override;
+  void pull_foreign_changes() override;
   /// note_written() and place_gradients(), after a step.
-  void follow_ours() override;
+  void push_changes() override;
   /// Cairn may have written parameters in place: libtorch hears of those that it has.
   void note_written();
   /// Each .grad is its slot's view where that holds a gradient, whole or broken, or the f32 sum of an unscaled

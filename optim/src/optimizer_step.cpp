@@ -45,12 +45,12 @@ void apply_larc(const LarcOptions& options, const ParameterGroup& group, double 
 }
 
 /// Another value while it lives.
-class Restored {
+class ScopedValue {
  public:
-  Restored(double& place, double value) : place_(place), before_(place) { place = value; }
-  ~Restored() { place_ = before_; }
-  Restored(const Restored&) = delete;
-  Restored& operator=(const Restored&) = delete;
+  ScopedValue(double& place, double value) : place_(place), before_(place) { place = value; }
+  ~ScopedValue() { place_ = before_; }
+  ScopedValue(const ScopedValue&) = delete;
+  ScopedValue& operator=(const ScopedValue&) = delete;
 
  private:
   double& place_;
@@ -78,11 +78,11 @@ SharedStep::SharedStep(const std::vector<const Optimizer*>& optimizers) {
   for (const Optimizer* optimizer : optimizers) {
     arenas_.insert(arenas_.end(), optimizer->arenas().begin(), optimizer->arenas().end());
   }
-  for (const auto& arena : arenas_) arena->follow_theirs();
+  for (const auto& arena : arenas_) arena->pull_foreign_changes();
 }
 
 SharedStep::~SharedStep() {
-  for (const auto& arena : arenas_) arena->follow_ours();
+  for (const auto& arena : arenas_) arena->push_changes();
 }
 
 StepResult Optimizer::step(const StepOptions& options) {
@@ -244,7 +244,7 @@ void Optimizer::run_batches(const std::vector<double>& scales) {
     if (batch.entries.empty()) return;
     ParameterGroup& group = groups_[batch.group];
     // LARC has put the weight decay into the gradients.
-    const Restored decay(group.weight_decay, larc_ ? 0.0 : group.weight_decay);
+    const ScopedValue decay(group.weight_decay, larc_ ? 0.0 : group.weight_decay);
     update_entries(group, batch.entries, {scales[batch.group], batch.step, {}});
   }
 }

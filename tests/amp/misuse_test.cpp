@@ -17,6 +17,7 @@
 #include "cairn/optim/novograd.h"
 #include "cairn/optim/sgd.h"
 #include "support.h"
+#include "support/fake_world.h"
 
 namespace cairn::amp {
 namespace {
@@ -461,6 +462,24 @@ TEST(Misuse, AnOptimizerStepsWhatItHoldsOfALossThatOverflowedForAnother) {
   const optim::StepResult result = pair.precision.step(pair.b_optimizer);
   EXPECT_TRUE(result.applied) << result.reason;
   EXPECT_EQ(pair.b.value(), 0.75);
+  EXPECT_EQ(pair.precision.loss_scale(0), 512.0);
+}
+
+/// This rank's own gradients are finite.
+TEST(Misuse, AnOptimizerThatStepsLaterSkipsWhatOverflowedOnAnotherRank) {
+  Options options = two_losses();
+  bool overflows = true;
+  options.world = {
+      0, 2, [&](const std::string& own, std::string_view) {
+        const std::vector<core::NonFinite> found{{"w", 4, 0}};
+        return std::vector{own, test::step_report(own, overflows ? found : decltype(found){})};
+      }};
+  MisusePair pair(options);
+  pair.precision.backward(pair.loss(0.25, 0.25), {.loss_id = 0});
+  EXPECT_FALSE(pair.precision.step(pair.a_optimizer).applied);
+  overflows = false;
+  EXPECT_FALSE(pair.precision.step(pair.b_optimizer).applied);
+  EXPECT_EQ(pair.b.value(), 1.0);
   EXPECT_EQ(pair.precision.loss_scale(0), 512.0);
 }
 

@@ -209,7 +209,7 @@ TEST(LibtorchRanks, OneWithoutABatchKnowsWhatWasFrozen) {
         model.backward(model.run(forward, torch::ones({1, 2})).sum());
         optimizer.step();
       }
-      while (join.others_go_on()) {
+      while (join.other_ranks_have_batches()) {
         model.backward(join.zero());
         optimizer.step();
       }
@@ -244,12 +244,12 @@ TEST(LibtorchRanks, FreezingInsideAJoinHoldsAtOnce) {
           if (k == 3) net->a->weight.set_requires_grad(true);
           train(uneven_loss(model, net, 1));
         } else {
-          ASSERT_TRUE(join.others_go_on());
+          ASSERT_TRUE(join.other_ranks_have_batches());
           if (k == 3) net->a->weight.set_requires_grad(true);
           train(join.zero());
         }
       }
-      EXPECT_FALSE(join.others_go_on());
+      EXPECT_FALSE(join.other_ranks_have_batches());
       EXPECT_LE(difference(net->a->weight, a - 2.0), 1e-6) << "rank " << group.rank();
       EXPECT_LE(difference(net->b->weight, b - 4.0), 1e-6) << "rank " << group.rank();
     }
@@ -277,7 +277,7 @@ TEST(LibtorchRanks, ZeroGradClearsWhatAZeroOfJoinHasBrought) {
         if (group.rank() == 1) {
           backward(loss());
         } else {
-          ASSERT_TRUE(join.others_go_on());
+          ASSERT_TRUE(join.other_ranks_have_batches());
           backward(join.zero());
         }
         ASSERT_TRUE(net->b->weight.grad().defined()) << "rank " << group.rank();
@@ -290,14 +290,14 @@ TEST(LibtorchRanks, ZeroGradClearsWhatAZeroOfJoinHasBrought) {
       if (group.rank() == 1) {
         backward(loss());
       } else {
-        ASSERT_TRUE(join.others_go_on());
+        ASSERT_TRUE(join.other_ranks_have_batches());
         backward(join.zero());
       }
       net->zero_grad();
       if (by_amp) {
         EXPECT_FALSE(precision->step().applied) << "rank " << group.rank();
       }
-      EXPECT_FALSE(join.others_go_on());
+      EXPECT_FALSE(join.other_ranks_have_batches());
     }
   });
 }
@@ -322,7 +322,7 @@ TEST(LibtorchRanks, OneHasADdpTooWhoseStateLoadsIntoTwo) {
     auto join = model.ddp()->join();
     model.backward(uneven_loss(model, net, 1));
     optimizer.step();
-    EXPECT_FALSE(join.others_go_on());
+    EXPECT_FALSE(join.other_ranks_have_batches());
     plan = model.ddp()->state_dict();
   }
   run_threads(2, [&](parallel::ProcessGroup& group) {

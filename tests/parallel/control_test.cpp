@@ -11,7 +11,7 @@
 #include <set>
 
 #include "control/control.h"
-#include "control/meetings.h"
+#include "control/message_status.h"
 #include "control/node.h"
 #include "support/expect_error.h"
 
@@ -20,15 +20,15 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using Place = Standing::Place;
+using Place = RankProgress::Place;
 
-std::string packed(const Census& census) {
+std::string packed(const CollectiveStatus& census) {
   wire::Packer to;
   census.pack(to);
   return to.bytes();
 }
 
-Standing random_standing(std::mt19937& random, int rank) {
+RankProgress random_standing(std::mt19937& random, int rank) {
   static const std::string descriptions[] = {"all_reduce 'a'", "all_reduce 'b'", "barrier 'c'"};
   const auto place = static_cast<Place>(random() % 4);
   const bool gave_up = random() % 2 == 0;
@@ -39,30 +39,30 @@ Standing random_standing(std::mt19937& random, int rank) {
   return {rank, place, 8, fingerprint(description, 7), description, gave_up, ""};
 }
 
-TEST(Census, IsTheSameSumInAnyOrder) {
+TEST(CollectiveStatus, IsTheSameSumInAnyOrder) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
     const int ranks = 1 + static_cast<int>(random() % 40);
-    std::vector<Standing> all;
+    std::vector<RankProgress> all;
     all.reserve(static_cast<std::size_t>(ranks));
     for (int r = 0; r < ranks; ++r) all.push_back(random_standing(random, r));
-    Census whole;
-    for (const Standing& standing : all) whole.add(standing);
+    CollectiveStatus whole;
+    for (const RankProgress& standing : all) whole.add(standing);
     std::shuffle(all.begin(), all.end(), random);
-    std::vector<Census> parts(1 + random() % 5);
-    for (const Standing& standing : all) parts[random() % parts.size()].add(standing);
-    Census sum;
-    for (const Census& part : parts) {
+    std::vector<CollectiveStatus> parts(1 + random() % 5);
+    for (const RankProgress& standing : all) parts[random() % parts.size()].add(standing);
+    CollectiveStatus sum;
+    for (const CollectiveStatus& part : parts) {
       const std::string bytes = packed(part);
       wire::Unpacker from(bytes);
-      sum.add(Census::unpack(from));
+      sum.add(CollectiveStatus::unpack(from));
     }
     EXPECT_EQ(packed(sum), packed(whole));
   }
 }
 
-TEST(Census, StaysSmallAndNamesTheLowest) {
-  Census census;
+TEST(CollectiveStatus, StaysSmallAndNamesTheLowest) {
+  CollectiveStatus census;
   for (int rank = 9999; rank >= 0; --rank) {
     census.add({rank, rank < 5000 ? Place::inside : Place::absent, 4, 0, ""});
   }
@@ -72,18 +72,18 @@ TEST(Census, StaysSmallAndNamesTheLowest) {
                                          HasSubstr("within 1 s of rank 0")));
 }
 
-TEST(Census, NothingFollowsWhereNobodyWaitsAnyMore) {
-  Census census;
+TEST(CollectiveStatus, NothingFollowsWhereNobodyWaitsAnyMore) {
+  CollectiveStatus census;
   census.add({0, Place::done, 4, 1, "a"});
   census.add({1, Place::left, 2, 0, "a"});
   EXPECT_EQ(census.judge({0, 3, 0, 2, Milliseconds(2000), Milliseconds(1000)}), "");
 }
 
 /// A rank that gave up is waited for in vain by those that did not, after the same collective.
-TEST(Census, NamesWhoGaveUpWhereOthersDidNot) {
+TEST(CollectiveStatus, NamesWhoGaveUpWhereOthersDidNot) {
   const Stuck stuck{0, 5, 0, 3, Milliseconds(0), Milliseconds(1000)};
   const auto judged = [&](bool others_gave_up) {
-    Census census;
+    CollectiveStatus census;
     for (int rank = 0; rank < 3; ++rank) {
       History history(0, rank, 3);
       for (std::uint64_t s = 0; s < 5; ++s) {
@@ -174,10 +174,10 @@ TEST(ControlNode, NamesWhatRanksCalledBeforeTheCollectiveTheyAreStuckIn) {
     }
   }
   auto now = Clock::now();
-  ControlNode::Own own;
+  ControlNode::LocalProbes own;
   own.stuck = [&] { return std::vector<Stuck>{*first.under_way(now)}; };
   own.standing = [&](std::uint64_t, std::uint64_t sequence) {
-    return std::vector<Standing>{first.standing(sequence), second.standing(sequence)};
+    return std::vector<RankProgress>{first.standing(sequence), second.standing(sequence)};
   };
   ControlNode judge(0, 1, "", Milliseconds(1000), own, now);
   for (int i = 0; i < 10 && judge.failure().empty(); ++i) judge.tick(now += Milliseconds(300));
@@ -230,16 +230,16 @@ class ScriptedRanks {
     });
   }
   std::string judge() const {
-    Meetings sum;
+    MessageStatus sum;
     const auto later = Clock::now() + Milliseconds(10'000);
     int stuck = 0;
     for (int r = 0; r < size(); ++r) {
-      Meetings part;
+      MessageStatus part;
       part.add(*ranks_[static_cast<std::size_t>(r)].history->meeting(later));
       wire::Packer to;
       part.pack(to);
       wire::Unpacker from(to.bytes());
-      sum.add(Meetings::unpack(from));
+      sum.add(MessageStatus::unpack(from));
       if (ranks_[static_cast<std::size_t>(r)].inside) stuck = r;
     }
     return sum.judge({0, Stuck::kPair, stuck, size(), Milliseconds(5000), Milliseconds(60'000)});
@@ -362,7 +362,7 @@ class ScriptedRanks {
 };
 
 // Random scripts, stopped at random: whoever is told to wait for ever does, and who does is told.
-TEST(Meetings, NameThoseWhoWaitForEachOtherAndNobodyElse) {
+TEST(MessageStatus, NameThoseWhoWaitForEachOtherAndNobodyElse) {
   std::mt19937 random(20261122);
   int told = 0, well = 0;
   for (int round = 0; round < 6000; ++round) {
@@ -386,10 +386,10 @@ TEST(Meetings, NameThoseWhoWaitForEachOtherAndNobodyElse) {
   EXPECT_GT(well, 1000);
 }
 
-TEST(Meetings, SayAtTheLimitWhoDidNotCome) {
+TEST(MessageStatus, SayAtTheLimitWhoDidNotCome) {
   History waiting(0, 3, 4), busy(0, 1, 4);
   waiting.begin_pair(1, false, "recv from 1 tag 7 f32[4] 'x'", Milliseconds(1000));
-  Meetings all;
+  MessageStatus all;
   for (const History* history : {&waiting, &busy}) {
     all.add(*history->meeting(Clock::now() + Milliseconds(2000)));
   }
@@ -409,17 +409,17 @@ class SimulatedJob {
       : random_(seed), loss_(loss), delay_ms_(delay_ms), ranks_(static_cast<std::size_t>(size)) {
     for (int r = 0; r < size; ++r) {
       Rank& rank = ranks_[static_cast<std::size_t>(r)];
-      ControlNode::Own own;
+      ControlNode::LocalProbes own;
       own.stuck = [&rank] {
         return rank.inside ? std::vector<Stuck>{*rank.inside} : std::vector<Stuck>{};
       };
       own.standing = [&rank](std::uint64_t, std::uint64_t sequence) {
-        return std::vector<Standing>{rank.history->reached() ? rank.history->standing(sequence)
-                                                             : rank.standing(sequence)};
+        return std::vector<RankProgress>{rank.history->reached() ? rank.history->standing(sequence)
+                                                                 : rank.standing(sequence)};
       };
       own.reached = [&rank] {
         const auto reached = rank.history->reached();
-        return reached ? std::vector<Reached>{*reached} : std::vector<Reached>{};
+        return reached ? std::vector<GroupProgress>{*reached} : std::vector<GroupProgress>{};
       };
       rank.history = std::make_unique<History>(0, r, size);
       own.warn = [](const std::string&) {};
@@ -440,7 +440,7 @@ class SimulatedJob {
     bool has_left = false;
     std::uint64_t sent = 0, bytes = 0;
 
-    Standing standing(std::uint64_t sequence) const {
+    RankProgress standing(std::uint64_t sequence) const {
       if (sequence >= started) {
         return {rank, has_left ? Place::left : Place::absent, started, 0, description};
       }
@@ -492,7 +492,7 @@ class SimulatedJob {
       Rank& rank = (*this)[to];
       if (!rank.alive) continue;
       if (from == ControlNode::parent_of(to)) {
-        rank.node->hear(ControlNode::Word::unpack(bytes), now_);
+        rank.node->hear(ControlNode::ParentMessage::unpack(bytes), now_);
       } else {
         rank.node->hear(ControlNode::Report::unpack(bytes), now_);
       }
@@ -540,7 +540,7 @@ TEST(ControlNode, NobodyIsCalledDeadForLostMessages) {
 TEST(ControlNode, TellsItsChildrenOfAFailureBeforeTheNextHeartbeat) {
   const auto start = Clock::now();
   const auto at = [&](int ms) { return start + Milliseconds(ms); };
-  const auto own = ControlNode::own_of([] { return ControlNode::Histories(); });
+  const auto own = ControlNode::probes_of([] { return ControlNode::Histories(); });
   ControlNode root(0, 2, "host", Milliseconds(2000), own, start);
   ControlNode::Report report;
   report.rank = 1;
@@ -552,12 +552,12 @@ TEST(ControlNode, TellsItsChildrenOfAFailureBeforeTheNextHeartbeat) {
   const auto messages = root.take_messages(at(11));
   ASSERT_EQ(messages.size(), 1u);
   EXPECT_EQ(messages[0].to, 1);
-  EXPECT_EQ(ControlNode::Word::unpack(messages[0].bytes).failure, "the disk is full");
+  EXPECT_EQ(ControlNode::ParentMessage::unpack(messages[0].bytes).failure, "the disk is full");
 }
 
 TEST(ControlNode, AConnectionThatIsMadeAnewIsNoSignOfDeath) {
   const auto start = Clock::now();
-  const auto own = ControlNode::own_of([] { return ControlNode::Histories(); });
+  const auto own = ControlNode::probes_of([] { return ControlNode::Histories(); });
   for (const bool made_anew : {true, false}) {
     ControlNode root(0, 2, "host", Milliseconds(8000), own, start);
     ControlNode::Report report;

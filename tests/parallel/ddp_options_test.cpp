@@ -548,10 +548,10 @@ TEST(DdpOrders, AJoinThatEndsEarlyOrTwiceIsAnError) {
     auto join = ddp.join(DivideBy::samples);
     expect_error<InvalidArgument>([&] { (void)ddp.join(); }, {"one join() at a time"});
     expect_error<InvalidArgument>([&] { join.samples(0); }, {"above 0"});
-    EXPECT_FALSE(join.others_go_on());
-    EXPECT_FALSE(join.others_go_on());
+    EXPECT_FALSE(join.other_ranks_have_batches());
+    EXPECT_FALSE(join.other_ranks_have_batches());
     expect_error<InvalidArgument>([&] { autograd::backward(loss_of(ddp, 0)); },
-                                  {"no backward after others_go_on()"});
+                                  {"no backward after other_ranks_have_batches()"});
   });
 }
 

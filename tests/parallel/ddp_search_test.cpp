@@ -220,7 +220,7 @@ class Rank {
           loss_of(*ddp_, seed_of(event, group_.rank(), k), dtype_, rows(group_.rank(), k)));
       check(k);
     }
-    for (; join.others_go_on(); ++k) {
+    for (; join.other_ranks_have_batches(); ++k) {
       autograd::backward(join.zero());
       check(k);
     }
@@ -398,7 +398,7 @@ test::Gradients train_approximately(const ProcessGroup& group) {
     autograd::backward(loss_of(ddp, 100 + seed + static_cast<std::uint64_t>(k)));
     sgd.step();
   }
-  while (join.others_go_on()) {
+  while (join.other_ranks_have_batches()) {
     autograd::backward(join.zero());
     sgd.step();
   }

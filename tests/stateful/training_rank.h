@@ -95,7 +95,7 @@ class TrainingRank : public Rank {
       backward_of(epoch.loss, 1.0, 0);
       take_step();
     }
-    while (join.others_go_on()) {
+    while (join.other_ranks_have_batches()) {
       freeze();
       backward_of_zero(join.zero(), epoch);
       take_step();

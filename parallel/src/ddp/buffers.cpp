@@ -20,7 +20,7 @@ void DistributedDataParallel::Impl::sync_buffers(int root) {
 }
 
 /// A rank without batches takes part in the others' forwards until they begin a backward.
-bool DistributedDataParallel::Impl::others_go_on() {
+bool DistributedDataParallel::Impl::other_ranks_have_batches() {
   if (group.world_size() == 1 || uneven->over()) return false;
   while (true) {
     follow_model(false);

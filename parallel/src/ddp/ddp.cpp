@@ -7,7 +7,7 @@
 #include "cairn/core/error.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/model_sync.h"
-#include "ddp/names.h"
+#include "reducer/names.h"
 
 namespace cairn::parallel {
 namespace {

@@ -16,9 +16,9 @@
 #include "cairn/optim/arena.h"
 #include "cairn/parallel/distributed.h"
 #include "ddp/likely_mistakes.h"
-#include "ddp/local_checks.h"
 #include "ddp/uneven_inputs.h"
 #include "ddp/unused_parameters.h"
+#include "reducer/local_checks.h"
 
 namespace cairn::parallel {
 
@@ -55,7 +55,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   void wait_for_reductions();
   void reduce_unreduced();
 
-  bool others_go_on();
+  bool other_ranks_have_batches();
 
   bool is_reduced(const Tensor& parameter) const;
   bool finds_unused() const { return options.find_unused_parameters || options.static_graph; }

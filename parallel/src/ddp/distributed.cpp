@@ -5,10 +5,10 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/core/error.h"
 #include "cairn/parallel/flatten.h"
-#include "ddp/check_options.h"
 #include "ddp/ddp.h"
 #include "ddp/model_sync.h"
 #include "group/library_versions.h"
+#include "reducer/check_options.h"
 
 namespace cairn::parallel {
 namespace {
@@ -107,12 +107,12 @@ void DistributedDataParallel::Join::samples(std::int64_t count) {
   ddp_->uneven->set_samples(count);
 }
 
-bool DistributedDataParallel::Join::others_go_on() {
-  return ddp_->others_go_on();
+bool DistributedDataParallel::Join::other_ranks_have_batches() {
+  return ddp_->other_ranks_have_batches();
 }
 
 Tensor DistributedDataParallel::Join::zero() const {
-  ddp_->arena->follow_theirs();
+  ddp_->arena->pull_foreign_changes();
   Tensor total;
   for (const auto& [name, tensor] : ddp_->parameters) {
     if (!tensor.requires_grad()) continue;

@@ -7,7 +7,7 @@
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/ddp.h"
-#include "ddp/names.h"
+#include "reducer/names.h"
 
 namespace cairn::parallel {
 namespace {
@@ -15,40 +15,41 @@ namespace {
 using State = core::GradientSlot::State;
 
 /// What a rank holds of one parameter.
-struct Held {
+struct GradientOnRank {
   bool gradient = false, local_gradient = false;
   bool sum = false, local_sum = false;
 
-  bool operator==(const Held&) const = default;
+  bool operator==(const GradientOnRank&) const = default;
   bool is_local() const { return local_gradient || local_sum; }
 };
 
 /// What a rank holds of all of them.
-struct Holdings {
+struct RankGradients {
   std::string broken;                      // the first parameter whose gradient is; empty: none
   bool scaled = false, has_scale = false;  // by amp, or as the loss gave them
   double factor = 1.0;                     // of the gradients' scale
   bool f32_slots = false;  // of the arena: a rank with nothing to add to may be behind
-  std::vector<Held> parameters;
+  std::vector<GradientOnRank> parameters;
 
   bool has_anything_to_reduce() const {
-    return !broken.empty() || std::any_of(parameters.begin(), parameters.end(),
-                                          [](const Held& held) { return held.is_local(); });
+    return !broken.empty() ||
+           std::any_of(parameters.begin(), parameters.end(),
+                       [](const GradientOnRank& held) { return held.is_local(); });
   }
 };
 
-Held held_of(const core::GradientSlot& slot) {
+GradientOnRank held_of(const core::GradientSlot& slot) {
   return {.gradient = slot.holds_gradient(),
           .local_gradient = slot.state() == State::local,
           .sum = slot.has_sum(),
           .local_sum = slot.sum_is_local()};
 }
 
-Holdings holdings_of(const NamedTensors& parameters, bool f32_slots) {
-  Holdings own;
+RankGradients gradients_on_rank(const NamedTensors& parameters, bool f32_slots) {
+  RankGradients own;
   own.f32_slots = f32_slots;
   for (const auto& [name, tensor] : parameters) {
-    Held& held = own.parameters.emplace_back();
+    GradientOnRank& held = own.parameters.emplace_back();
     const core::GradientSlot* slot = tensor.gradient_slot_or_null();
     if (slot == nullptr || !tensor.requires_grad()) continue;
     if (slot->state() == State::broken && own.broken.empty()) own.broken = name;
@@ -61,9 +62,9 @@ Holdings holdings_of(const NamedTensors& parameters, bool f32_slots) {
   return own;
 }
 
-std::string pack(const Holdings& own) {
+std::string pack(const RankGradients& own) {
   std::string bits;
-  for (const Held& held : own.parameters)
+  for (const GradientOnRank& held : own.parameters)
     bits += static_cast<char>((held.gradient ? 1 : 0) | (held.local_gradient ? 2 : 0) |
                               (held.sum ? 4 : 0) | (held.local_sum ? 8 : 0));
   return core::Packer()
@@ -76,9 +77,9 @@ std::string pack(const Holdings& own) {
       .bytes();
 }
 
-Holdings unpack(const std::string& bytes) {
+RankGradients unpack(const std::string& bytes) {
   core::Unpacker message(bytes);
-  Holdings rank;
+  RankGradients rank;
   rank.broken = message.text();
   rank.has_scale = message.number() != 0;
   rank.scaled = message.number() != 0;
@@ -89,7 +90,7 @@ Holdings unpack(const std::string& bytes) {
   return rank;
 }
 
-void check_whole(const std::vector<Holdings>& ranks) {
+void check_whole(const std::vector<RankGradients>& ranks) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].broken.empty()) continue;
     core::fail<core::Error>(
@@ -98,8 +99,8 @@ void check_whole(const std::vector<Holdings>& ranks) {
   }
 }
 
-void check_same_scale(const std::vector<Holdings>& ranks) {
-  const auto describe = [](const Holdings& rank) {
+void check_same_scale(const std::vector<RankGradients>& ranks) {
+  const auto describe = [](const RankGradients& rank) {
     if (!rank.has_scale) return std::string("none");
     return rank.scaled ? core::str("gradients scaled by ", rank.factor)
                        : std::string("gradients that nobody scaled");
@@ -112,7 +113,7 @@ void check_same_scale(const std::vector<Holdings>& ranks) {
   }
 }
 
-std::string list_of_local(const Holdings& rank, const NamedTensors& parameters) {
+std::string list_of_local(const RankGradients& rank, const NamedTensors& parameters) {
   std::vector<std::string> names;
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     if (rank.parameters[p].local_gradient) names.push_back(parameters[p].name);
@@ -121,7 +122,8 @@ std::string list_of_local(const Holdings& rank, const NamedTensors& parameters) 
   return names.empty() ? "none" : join_names(names);
 }
 
-void check_same_parameters(const std::vector<Holdings>& ranks, const NamedTensors& parameters) {
+void check_same_parameters(const std::vector<RankGradients>& ranks,
+                           const NamedTensors& parameters) {
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
     CAIRN_CHECK(ranks[rank].parameters == ranks[0].parameters, "ddp",
                 "expected gradients of the same parameters in a step that has to reduce them, got ",
@@ -155,7 +157,7 @@ Losses losses_of(const NamedTensors& parameters) {
 }
 
 /// Zeros, for a gradient or a sum that only other ranks have.
-void give_zeros(const Tensor& parameter, const Held& wanted, const Losses& losses) {
+void give_zeros(const Tensor& parameter, const GradientOnRank& wanted, const Losses& losses) {
   core::GradientSlot& slot = parameter.gradient_slot();
   if (wanted.sum && !slot.has_sum()) {
     if (!slot.sum().defined())
@@ -187,24 +189,24 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
 /// on none. Throws on every rank, before anything is changed, where ranks hold what cannot go together.
 void DistributedDataParallel::Impl::reduce_unreduced() {
   if (group.world_size() == 1) return;
-  const Holdings own = holdings_of(parameters, arena->f32_slots());
+  const RankGradients own = gradients_on_rank(parameters, arena->f32_slots());
   if (!own.has_anything_to_reduce()) return;
   if (uneven)
     fail_everywhere(core::str("expected a backward that reduces before each step inside join(), ",
                               "got a step that has to reduce ", list_of_local(own, parameters),
                               " (the last micro-batch of a step: no no_sync)"));
-  std::vector<Holdings> ranks;
+  std::vector<RankGradients> ranks;
   for (const std::string& told : group.exchange(pack(own), "what a step has to reduce"))
     ranks.push_back(unpack(told));
   check_whole(ranks);
   check_same_scale(ranks);
   if (!finds_unused()) check_same_parameters(ranks, parameters);
-  const auto has_f32_slots = [](const Holdings& rank) { return rank.f32_slots; };
+  const auto has_f32_slots = [](const RankGradients& rank) { return rank.f32_slots; };
   if (std::any_of(ranks.begin(), ranks.end(), has_f32_slots)) arena->use_f32_slots();
   const Losses losses = losses_of(parameters);
   for (std::size_t p = 0; p < parameters.size(); ++p) {
-    Held any;
-    for (const Holdings& rank : ranks) {
+    GradientOnRank any;
+    for (const RankGradients& rank : ranks) {
       any.local_gradient = any.local_gradient || rank.parameters[p].local_gradient;
       any.local_sum = any.local_sum || rank.parameters[p].local_sum;
     }

@@ -29,7 +29,8 @@ UnevenInputs::Ranks UnevenInputs::announce(Next next, const ProcessGroup& group)
 }
 
 UnevenInputs::Weights UnevenInputs::begin_backward(const ProcessGroup& group, bool average) {
-  CAIRN_CHECK(shadows() || !over_, "ddp", "expected no backward after others_go_on() has ",
+  CAIRN_CHECK(shadows() || !over_, "ddp",
+              "expected no backward after other_ranks_have_batches() has ",
               "returned false, got one");
   double active = 0, samples = 0;
   for (const Rank& rank : shadows() ? shadowed_ : announce(Next::backward, group)) {
@@ -50,8 +51,8 @@ UnevenInputs::Weights UnevenInputs::begin_backward(const ProcessGroup& group, bo
 }
 
 UnevenInputs::Others UnevenInputs::next_of_others(const ProcessGroup& group) {
-  CAIRN_CHECK(!shadows(), "ddp", "expected a backward of zero() after others_go_on(), ",
-              "got others_go_on() again");
+  CAIRN_CHECK(!shadows(), "ddp", "expected a backward of zero() after other_ranks_have_batches(), ",
+              "got other_ranks_have_batches() again");
   samples_ = 0;
   const Ranks ranks = announce(Next::out_of_batches, group);
   const auto active = std::find_if(ranks.begin(), ranks.end(), [](const Rank& rank) {

@@ -33,9 +33,9 @@ class SharedParameters {
   virtual ~SharedParameters() = default;
   /// What was changed there (written, frozen, cleared) holds for the parameters from now on. Throws where it
   /// cannot.
-  virtual void follow_theirs() = 0;
+  virtual void pull_foreign_changes() = 0;
   /// The other way: weights that were written, gradients that came or went.
-  virtual void follow_ours() = 0;
+  virtual void push_changes() = 0;
 };
 
 class GradientArena final : public core::GradientMemory,
@@ -87,8 +87,8 @@ class GradientArena final : public core::GradientMemory,
 
   /// From now on these follow what optimizers and a join's zero() see and do.
   void share(std::weak_ptr<SharedParameters> theirs) { shared_.push_back(std::move(theirs)); }
-  void follow_theirs() const;
-  void follow_ours() const;
+  void pull_foreign_changes() const;
+  void push_changes() const;
 
  private:
   GradientArena() = default;

@@ -18,7 +18,7 @@ namespace cairn::parallel {
 using Counts = std::vector<std::int64_t>;
 
 /// A collective that is called.
-struct Called {
+struct CollectiveId {
   std::uint64_t sequence = 0;
   std::uint64_t fingerprint =
       0;             // of its number and description: data of different ones never meets
@@ -29,7 +29,7 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
   /// Before each collective.
-  virtual void begin(const Called& called) = 0;
+  virtual void begin(const CollectiveId& called) = 0;
   virtual void all_reduce(const TensorView& x, ReduceOp op) = 0;
   virtual void broadcast(const TensorView& x, int root) = 0;
   // y of reduce and gather and x of scatter are undefined on other ranks than the root.

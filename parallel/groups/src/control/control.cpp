@@ -128,7 +128,7 @@ void Control::start(std::uint64_t job, const StoreAddress& parent) {
   if (options_.rank != 0) sockets_->connect(parent);
   node_ = std::make_unique<ControlNode>(
       options_.rank, options_.world_size, this_process(), options_.heartbeat_timeout,
-      ControlNode::own_of([this] { return histories(); }), Clock::now());
+      ControlNode::probes_of([this] { return histories(); }), Clock::now());
   {
     const BlockedSignals blocked;
     thread_ = std::thread([this] { run(); });
@@ -194,7 +194,8 @@ void Control::receive(Clock::time_point now) {
   };
   sockets_->from_parent([&](const std::string& bytes) {
     read([&] {
-      if (const auto body = body_of(bytes)) node_->hear(ControlNode::Word::unpack(*body), now);
+      if (const auto body = body_of(bytes))
+        node_->hear(ControlNode::ParentMessage::unpack(*body), now);
     });
   });
   sockets_->from_children([&](const std::string& identity, const std::string& bytes) {

@@ -16,8 +16,8 @@ std::uint64_t fingerprint(std::string_view description, std::uint64_t sequence) 
 
 namespace {
 
-Meeting::Place place_of(const Message& message) {
-  return message.sends ? Meeting::Place::sending : Meeting::Place::receiving;
+MessageProgress::Place place_of(const Message& message) {
+  return message.sends ? MessageProgress::Place::sending : MessageProgress::Place::receiving;
 }
 
 }  // namespace
@@ -43,8 +43,8 @@ Message History::begin_pair(int peer, bool sends, std::string description, Milli
   });
   if (at == messages_.end()) at = messages_.insert(at, {peer, sends, 0});
   const Message message{peer, sends, at->count++};
-  pair_ =
-      Meeting{rank_, place_of(message), peer, message.number, 0, {}, std::move(description), {}};
+  pair_ = MessageProgress{rank_, place_of(message),      peer, message.number, 0,
+                          {},    std::move(description), {}};
   since_ = Clock::now();
   timeout_ = timeout;
   return message;
@@ -103,59 +103,61 @@ std::optional<Stuck> History::under_way(Clock::time_point now) const {
   return stuck;
 }
 
-Standing History::standing(std::uint64_t sequence) const {
+RankProgress History::standing(std::uint64_t sequence) const {
   const auto pending = this->pending();
   const std::lock_guard lock(mutex_);
-  Standing standing{.rank = rank_, .started = started_};
+  RankProgress standing{.rank = rank_, .started = started_};
   standing.gave_up = gave_up_ == std::min(sequence, started_);
   if (sequence >= started_) {
-    if (left_) standing.place = Standing::Place::left;
+    if (left_) standing.place = RankProgress::Place::left;
     if (standing.gave_up) standing.why = why_;
     if (started_ > 0) standing.description = descriptions_[(started_ - 1) % kRemembered];
     return standing;
   }
   const bool on_device = pending && pending->sequence && sequence >= *pending->sequence;
   const bool current = on_device || (sequence + 1 == started_ && inside_);
-  standing.place = current ? Standing::Place::inside : Standing::Place::done;
+  standing.place = current ? RankProgress::Place::inside : RankProgress::Place::done;
   if (on_device && (!pending->since || pending->message))
-    standing.place = Standing::Place::absent;  // its device is
+    standing.place = RankProgress::Place::absent;  // its device is
   const std::uint64_t ago = started_ - sequence;
   if (ago <= kTrails) standing.fingerprint = trails_[sequence % kTrails];
   if (ago <= kRemembered) standing.description = descriptions_[sequence % kRemembered];
   return standing;
 }
 
-std::optional<Meeting> History::meeting(Clock::time_point now) const {
+std::optional<MessageProgress> History::meeting(Clock::time_point now) const {
   const auto pending = this->pending();
   const std::lock_guard lock(mutex_);
   if (messages_.size() > kMostPeers) return std::nullopt;
-  Meeting meeting = on_host(now);
+  MessageProgress meeting = on_host(now);
   if (pending) see_device(meeting, *pending, now);
   return meeting;
 }
 
-Meeting History::on_host(Clock::time_point now) const {
-  Meeting meeting = pair_.value_or(Meeting{});
+MessageProgress History::on_host(Clock::time_point now) const {
+  MessageProgress meeting = pair_.value_or(MessageProgress{});
   meeting.rank = rank_;
   meeting.started = started_;
   meeting.begun = messages_;
   if (inside_ || pair_) meeting.waited = std::chrono::duration_cast<Milliseconds>(now - since_);
-  if (left_) meeting.place = Meeting::Place::left;
+  if (left_) meeting.place = MessageProgress::Place::left;
   if (left_ || !inside_) return meeting;
-  meeting.place = Meeting::Place::collective;
+  meeting.place = MessageProgress::Place::collective;
   meeting.number = started_ - 1;
   meeting.what = descriptions_[meeting.number % kRemembered];
   return meeting;
 }
 
 /// What a device has not come to is not begun, and what it is in is older than what the host is in.
-void History::see_device(Meeting& meeting, const Pending& pending, Clock::time_point now) const {
+void History::see_device(MessageProgress& meeting, const Pending& pending,
+                         Clock::time_point now) const {
   for (const Message& message : pending.to_come) {
-    for (Meeting::Messages& begun : meeting.begun)
+    for (MessageProgress::Messages& begun : meeting.begun)
       begun.count -= begun.peer == message.peer && begun.sends == message.sends;
   }
   if (pending.sequence) meeting.started = *pending.sequence;
-  if (meeting.place == Meeting::Place::left) meeting.place = Meeting::Place::outside;  // not yet
+  if (meeting.place == MessageProgress::Place::left)
+    meeting.place = MessageProgress::Place::outside;  // not yet
   if (!pending.since) return;
   meeting.waited = std::chrono::duration_cast<Milliseconds>(now - *pending.since);
   if (pending.message) {
@@ -164,17 +166,17 @@ void History::see_device(Meeting& meeting, const Pending& pending, Clock::time_p
     meeting.number = pending.message->number;
     meeting.what = pending.what;
   } else {
-    meeting.place = Meeting::Place::collective;
+    meeting.place = MessageProgress::Place::collective;
     meeting.number = *pending.sequence;
     meeting.started = meeting.number + 1;
     meeting.what = descriptions_[meeting.number % kRemembered];
   }
 }
 
-std::optional<Reached> History::reached() const {
+std::optional<GroupProgress> History::reached() const {
   const std::lock_guard lock(mutex_);
   if (!untagged_ || left_) return std::nullopt;
-  return Reached{group_, started_, 1, static_cast<std::uint64_t>(world_size_)};
+  return GroupProgress{group_, started_, 1, static_cast<std::uint64_t>(world_size_)};
 }
 
 std::optional<Left> History::left() const {

@@ -47,7 +47,7 @@ struct Pending {
 };
 
 /// Where a rank stands, seen from one collective.
-struct Standing {
+struct RankProgress {
   enum class Place : std::uint8_t { absent, left, inside, done };
   int rank = 0;
   Place place = Place::absent;
@@ -59,7 +59,7 @@ struct Standing {
 };
 
 /// Where a rank stands among the messages between two ranks of a group.
-struct Meeting {
+struct MessageProgress {
   enum class Place : std::uint8_t { outside, collective, sending, receiving, left };
   struct Messages {
     int peer = 0;
@@ -78,7 +78,7 @@ struct Meeting {
 
 /// How far ranks are in a group whose data cannot tell what it belongs to (a GPU library's): the
 /// least of them. Audits compare what they called.
-struct Reached {
+struct GroupProgress {
   std::uint64_t group = 0;
   std::uint64_t started = 0;
   std::uint64_t ranks = 0;
@@ -115,16 +115,17 @@ class History {
 
   /// The oldest collective or message that is under way.
   std::optional<Stuck> under_way(Clock::time_point now) const;
-  Standing standing(std::uint64_t sequence) const;
+  RankProgress standing(std::uint64_t sequence) const;
   /// Empty where the rank has exchanged messages with too many others to tell.
-  std::optional<Meeting> meeting(Clock::time_point now) const;
-  std::optional<Reached> reached() const;
+  std::optional<MessageProgress> meeting(Clock::time_point now) const;
+  std::optional<GroupProgress> reached() const;
   std::optional<Left> left() const;
 
  private:
   std::optional<Pending> pending() const;
-  Meeting on_host(Clock::time_point now) const;  // needs mutex_
-  void see_device(Meeting& meeting, const Pending& pending, Clock::time_point now) const;  // too
+  MessageProgress on_host(Clock::time_point now) const;  // needs mutex_
+  void see_device(MessageProgress& meeting, const Pending& pending,
+                  Clock::time_point now) const;  // too
 
   static constexpr std::size_t kRemembered = 64, kTrails = 4096, kMostPeers = 64;
 
@@ -142,8 +143,8 @@ class History {
   std::function<std::optional<Pending>()> pending_;
   bool inside_ = false;
   bool left_ = false;
-  std::vector<Meeting::Messages> messages_;
-  std::optional<Meeting> pair_;  // under way
+  std::vector<MessageProgress::Messages> messages_;
+  std::optional<MessageProgress> pair_;  // under way
   Clock::time_point since_;
   Milliseconds timeout_{0};
 };

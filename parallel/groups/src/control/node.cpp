@@ -64,7 +64,7 @@ std::string ControlNode::Report::pack() const {
   to.number(stuck.size());
   for (const Stuck& one : stuck) parallel::pack(to, one);
   to.number(reached.size());
-  for (const Reached& one : reached) {
+  for (const GroupProgress& one : reached) {
     to.number(one.group).number(one.started).number(one.ranks).number(one.world_size);
   }
   to.number(answered);
@@ -88,7 +88,7 @@ ControlNode::Report ControlNode::Report::unpack(std::string_view bytes) {
   }
   for (std::uint64_t n = from.count(48); n > 0; --n) report.stuck.push_back(unpack_stuck(from));
   for (std::uint64_t n = from.count(32); n > 0; --n) {
-    Reached one;
+    GroupProgress one;
     one.group = from.number();
     one.started = from.number();
     one.ranks = from.number();
@@ -97,12 +97,12 @@ ControlNode::Report ControlNode::Report::unpack(std::string_view bytes) {
   }
   report.answered = from.number();
   if (report.answered == 0) return report;
-  report.census = Census::unpack(from);
-  report.meetings = Meetings::unpack(from);
+  report.census = CollectiveStatus::unpack(from);
+  report.meetings = MessageStatus::unpack(from);
   return report;
 }
 
-std::string ControlNode::Word::pack() const {
+std::string ControlNode::ParentMessage::pack() const {
   return Packer()
       .text(failure)
       .number(question.id)
@@ -112,9 +112,9 @@ std::string ControlNode::Word::pack() const {
       .bytes();
 }
 
-ControlNode::Word ControlNode::Word::unpack(std::string_view bytes) {
+ControlNode::ParentMessage ControlNode::ParentMessage::unpack(std::string_view bytes) {
   Unpacker from(bytes);
-  Word word;
+  ParentMessage word;
   word.failure = from.text();
   word.question.id = from.number();
   word.question.group = from.number();
@@ -123,7 +123,7 @@ ControlNode::Word ControlNode::Word::unpack(std::string_view bytes) {
   return word;
 }
 
-ControlNode::Own ControlNode::own_of(std::function<Histories()> histories) {
+ControlNode::LocalProbes ControlNode::probes_of(std::function<Histories()> histories) {
   /// Of each history, what f(history) gives, if anything.
   const auto each = [histories = std::move(histories)](auto f) {
     std::vector<typename decltype(f(*histories().front()))::value_type> all;
@@ -132,7 +132,7 @@ ControlNode::Own ControlNode::own_of(std::function<Histories()> histories) {
     }
     return all;
   };
-  Own own;
+  LocalProbes own;
   own.stuck = [each] { return each([](History& h) { return h.under_way(Clock::now()); }); };
   own.reached = [each] { return each([](History& h) { return h.reached(); }); };
   own.standing = [each](std::uint64_t group, std::uint64_t sequence) {
@@ -158,7 +158,7 @@ std::vector<int> ControlNode::children_of(int rank, int world_size) {
 }
 
 ControlNode::ControlNode(int rank, int world_size, std::string host, Milliseconds heartbeat_timeout,
-                         Own own, Clock::time_point now)
+                         LocalProbes own, Clock::time_point now)
     : rank_(rank),
       host_(std::move(host)),
       heartbeat_timeout_(heartbeat_timeout),
@@ -224,7 +224,7 @@ void ControlNode::hear(const Report& report, Clock::time_point now) {
   answer();
 }
 
-void ControlNode::hear(const Word& word, Clock::time_point now) {
+void ControlNode::hear(const ParentMessage& word, Clock::time_point now) {
   now_ = now;
   parent_ = {true, now, std::nullopt, std::nullopt, false, false};
   if (!word.failure.empty()) adopt(word.failure);
@@ -254,20 +254,22 @@ void ControlNode::answer() {
   };
   if (std::any_of(children_.begin(), children_.end(), waits)) return;
   const bool pairs = question_.sequence == Stuck::kPair;
-  Census census;
+  CollectiveStatus census;
   meetings_ = {};
   const auto add_left = [&](const std::vector<Left>& all) {
     for (const Left& left : all) {
       if (left.group != question_.group) continue;
-      pairs ? meetings_.add(Meeting{
-                  .rank = left.rank, .place = Meeting::Place::left, .started = left.started})
-            : census.add(left, question_.sequence);
+      pairs
+          ? meetings_.add(MessageProgress{
+                .rank = left.rank, .place = MessageProgress::Place::left, .started = left.started})
+          : census.add(left, question_.sequence);
     }
   };
   if (pairs) {
-    for (const Meeting& own : own_.meetings(question_.group)) meetings_.add(own);
+    for (const MessageProgress& own : own_.meetings(question_.group)) meetings_.add(own);
   } else {
-    for (const Standing& own : own_.standing(question_.group, question_.sequence)) census.add(own);
+    for (const RankProgress& own : own_.standing(question_.group, question_.sequence))
+      census.add(own);
   }
   add_left(left_groups_);
   for (const auto& [rank, child] : children_) {
@@ -308,21 +310,21 @@ std::vector<Stuck> ControlNode::stuck() const {
 }
 
 /// Of all groups of which everybody's data is untagged; a few.
-std::vector<Reached> ControlNode::reached() const {
+std::vector<GroupProgress> ControlNode::reached() const {
   constexpr std::size_t kMost = 8;
-  std::map<std::uint64_t, Reached> all;
-  const auto add = [&](const Reached& one) {
+  std::map<std::uint64_t, GroupProgress> all;
+  const auto add = [&](const GroupProgress& one) {
     const auto [entry, is_new] = all.try_emplace(one.group, one);
     if (is_new) return;
     entry->second.started = std::min(entry->second.started, one.started);
     entry->second.ranks += one.ranks;
   };
-  for (const Reached& own : own_.reached()) add(own);
+  for (const GroupProgress& own : own_.reached()) add(own);
   for (const auto& [rank, child] : children_) {
     if (!child.last) continue;
-    for (const Reached& one : child.last->reached) add(one);
+    for (const GroupProgress& one : child.last->reached) add(one);
   }
-  std::vector<Reached> some;
+  std::vector<GroupProgress> some;
   for (const auto& [group, one] : all) {
     if (some.size() < kMost) some.push_back(one);
   }
@@ -342,7 +344,7 @@ bool ControlNode::choose_stuck() {
 }
 
 bool ControlNode::choose_audit() {
-  for (const Reached& one : reached()) {
+  for (const GroupProgress& one : reached()) {
     if (one.ranks != one.world_size || one.started <= audited_[one.group]) continue;
     audited_[one.group] = one.started;
     asked_ = {};
@@ -456,7 +458,7 @@ ControlNode::Report ControlNode::report() const {
   return report;
 }
 
-ControlNode::Word ControlNode::word(const Peer& child) const {
+ControlNode::ParentMessage ControlNode::word(const Peer& child) const {
   return {failure_, question_, child.has_left()};
 }
 

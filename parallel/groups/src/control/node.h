@@ -9,10 +9,10 @@
 // job of two as in one of thousands.
 //
 // Where a collective takes longer than a moment, the root asks everybody where they stand in it
-// (Census) and judges: ranks that called something else or left end the job at once, ranks that do
+// (CollectiveStatus) and judges: ranks that called something else or left end the job at once, ranks that do
 // not come when its deadline is over. Where data moves without a fingerprint, it asks for those of
 // all collectives up to the last that everybody has called, as often. Where a message between two
-// ranks does, it asks who waits for whom (Meetings). Failures that ranks find are proposals: the
+// ranks does, it asks who waits for whom (MessageStatus). Failures that ranks find are proposals: the
 // first that reaches the root is everybody's, unless the way to the root is what failed.
 #pragma once
 
@@ -23,9 +23,9 @@
 #include <string>
 #include <vector>
 
-#include "control/census.h"
+#include "control/collective_status.h"
 #include "control/history.h"
-#include "control/meetings.h"
+#include "control/message_status.h"
 
 namespace cairn::parallel {
 
@@ -47,41 +47,41 @@ class ControlNode {
     bool subtree_left = false;
     std::vector<Left> left;
     std::vector<Stuck> stuck;
-    std::vector<Reached> reached;
+    std::vector<GroupProgress> reached;
     std::uint64_t answered = 0;  // the question's id, where everybody below has answered
-    Census census;
-    Meetings meetings;  // instead, where it is about messages between two
+    CollectiveStatus census;
+    MessageStatus meetings;  // instead, where it is about messages between two
 
     std::string pack() const;
     static Report unpack(std::string_view bytes);
   };
   /// To a child.
-  struct Word {
+  struct ParentMessage {
     std::string failure;
     Question question;
     bool heard_left = false;  // the child may go
 
     std::string pack() const;
-    static Word unpack(std::string_view bytes);
+    static ParentMessage unpack(std::string_view bytes);
   };
   /// The rank's own part.
-  struct Own {
+  struct LocalProbes {
     std::function<std::vector<Stuck>()> stuck;
-    std::function<std::vector<Standing>(std::uint64_t group, std::uint64_t sequence)> standing;
-    std::function<std::vector<Reached>()> reached;
-    std::function<std::vector<Meeting>(std::uint64_t group)> meetings;
+    std::function<std::vector<RankProgress>(std::uint64_t group, std::uint64_t sequence)> standing;
+    std::function<std::vector<GroupProgress>()> reached;
+    std::function<std::vector<MessageProgress>(std::uint64_t group)> meetings;
     std::function<void(const std::string& text)> warn;  // where the root waits for long
   };
   using Histories = std::vector<std::shared_ptr<History>>;
   /// What these tell, and warnings to the log.
-  static Own own_of(std::function<Histories()> histories);
+  static LocalProbes probes_of(std::function<Histories()> histories);
 
-  ControlNode(int rank, int world_size, std::string host, Milliseconds heartbeat_timeout, Own own,
-              Clock::time_point now);
+  ControlNode(int rank, int world_size, std::string host, Milliseconds heartbeat_timeout,
+              LocalProbes own, Clock::time_point now);
   static Milliseconds heartbeat_interval(Milliseconds heartbeat_timeout);
 
   void hear(const Report& report, Clock::time_point now);
-  void hear(const Word& word, Clock::time_point now);
+  void hear(const ParentMessage& word, Clock::time_point now);
   /// The connection with a child, or with the parent (-1), is closed or open again.
   void set_connected(int child, bool connected, Clock::time_point now);
   /// Proposes to end the job for this reason.
@@ -120,13 +120,13 @@ class ControlNode {
   bool subtree_left() const;
   std::vector<Stuck> stuck() const;
   Report report() const;
-  Word word(const Peer& child) const;
+  ParentMessage word(const Peer& child) const;
   void adopt(const std::string& reason);
   void answer();
   void ask(Clock::time_point now);
   void judge();
   void notice_own();
-  std::vector<Reached> reached() const;
+  std::vector<GroupProgress> reached() const;
   bool choose_stuck();
   bool choose_audit();
   void ask_about(std::uint64_t group, std::uint64_t sequence);
@@ -136,7 +136,7 @@ class ControlNode {
   int rank_;
   std::string host_;
   Milliseconds heartbeat_timeout_;
-  Own own_;
+  LocalProbes own_;
   Clock::time_point now_;
   std::map<int, Peer> children_;
   Peer parent_;
@@ -148,8 +148,8 @@ class ControlNode {
   bool heard_left_ = false;
   std::vector<Left> left_groups_;
   Question question_;
-  std::optional<Census> census_;  // the whole subtree's answer to the question
-  Meetings meetings_;             // with it
+  std::optional<CollectiveStatus> census_;  // the whole subtree's answer to the question
+  MessageStatus meetings_;                  // with it
   Clock::time_point next_heartbeat_;
   bool news_up_ = false, news_down_ = false;  // that others should hear of before it
   std::map<std::uint64_t, std::pair<std::uint64_t, bool>> told_;  // stuck, and late, by group

@@ -162,14 +162,14 @@ ProcessGroup::Impl::~Impl() {
 namespace {
 
 /// What each rank tells the others of its wish.
-struct Wish {
+struct SplitRequest {
   int color = 0, key = 0;
   int rank = 0, job_rank = 0;
   int node = 0;  // the job's lowest rank on its machine
 
   std::string text() const { return core::str(color, " ", key, " ", job_rank, " ", node); }
-  static Wish parse(const std::string& text, int rank) {
-    Wish wish;
+  static SplitRequest parse(const std::string& text, int rank) {
+    SplitRequest wish;
     wish.rank = rank;
     std::istringstream(text) >> wish.color >> wish.key >> wish.job_rank >> wish.node;
     return wish;
@@ -177,13 +177,13 @@ struct Wish {
 };
 
 /// Those of this color, in their order.
-std::vector<Wish> alike(const std::vector<std::string>& texts, int color) {
-  std::vector<Wish> wishes;
+std::vector<SplitRequest> alike(const std::vector<std::string>& texts, int color) {
+  std::vector<SplitRequest> wishes;
   for (std::size_t r = 0; r < texts.size(); ++r) {
-    const Wish wish = Wish::parse(texts[r], static_cast<int>(r));
+    const SplitRequest wish = SplitRequest::parse(texts[r], static_cast<int>(r));
     if (wish.color == color) wishes.push_back(wish);
   }
-  std::sort(wishes.begin(), wishes.end(), [](const Wish& a, const Wish& b) {
+  std::sort(wishes.begin(), wishes.end(), [](const SplitRequest& a, const SplitRequest& b) {
     return std::tie(a.key, a.rank) < std::tie(b.key, b.rank);
   });
   return wishes;
@@ -203,24 +203,24 @@ std::string name_of(const std::vector<int>& ranks) {
 std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key,
                                                               const std::string& what) {
   const JobEnvironment& environment = job_->environment;
-  const Wish own{color, key, rank(), members_.job_rank(),
-                 environment.rank - environment.local_rank};
+  const SplitRequest own{color, key, rank(), members_.job_rank(),
+                         environment.rank - environment.local_rank};
   const std::uint64_t number = splits_++;
-  std::vector<Wish> wishes{own};
+  std::vector<SplitRequest> wishes{own};
   std::shared_ptr<Collectives> cuda;
   run_now("split", what, options().timeout, [&](Collectives& backend) {
     wishes =
         alike(gather_texts(backend, own.text(), static_cast<std::size_t>(world_size())), color);
     if (!cuda_) return;
     const auto place = std::find_if(wishes.begin(), wishes.end(),
-                                    [&](const Wish& wish) { return wish.rank == rank(); });
+                                    [&](const SplitRequest& wish) { return wish.rank == rank(); });
     cuda = cuda_->split(wishes.size() == 1 ? -1 : wishes.front().rank,
                         static_cast<int>(place - wishes.begin()));
   });
   Members members;
   members.id = fingerprint(core::str("split ", members_.id, " ", color), number) | 1;
   int local_rank = 0, local_world_size = 0;
-  for (const Wish& wish : wishes) {
+  for (const SplitRequest& wish : wishes) {
     if (wish.rank == rank()) {
       members.place = static_cast<int>(members.ranks.size());
       local_rank = local_world_size;

@@ -106,7 +106,7 @@ InProcessGroup::~InProcessGroup() {
 /// One node that knows every rank's history judges as the root of a tree does.
 void InProcessGroup::watch() {
   constexpr std::chrono::milliseconds kInterval{50};
-  const auto own = ControlNode::own_of([this] {
+  const auto own = ControlNode::probes_of([this] {
     const std::lock_guard lock(mutex_);
     return histories_;
   });

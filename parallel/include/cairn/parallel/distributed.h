@@ -93,12 +93,12 @@ class DistributedDataParallel : public core::Stateful {
   ///     precision.backward(nn::cross_entropy(ddp(batch.inputs), batch.labels));
   ///     precision.step();
   ///   }
-  ///   while (join.others_go_on()) {         // false once every rank is here
+  ///   while (join.other_ranks_have_batches()) {         // false once every rank is here
   ///     precision.backward(join.zero());
   ///     precision.step();                   // the same step as the others': the weights stay alike
   ///   }
   ///
-  /// A rank without a single batch may begin with others_go_on(). Each backward that reduces costs an exchange of a
+  /// A rank without a single batch may begin with other_ranks_have_batches(). Each backward that reduces costs an exchange of a
   /// few bytes meanwhile. Collectives of the trainer's own, and steps that reduce what no_sync left behind, are
   /// not shadowed: the latter are an error.
   class Join {
@@ -111,7 +111,7 @@ class DistributedDataParallel : public core::Stateful {
     void samples(std::int64_t count);
     /// This rank has no more batches. Waits for the others' next reducing backward, whose collectives a backward
     /// of zero() shadows; false: they have none left either.
-    bool others_go_on();
+    bool other_ranks_have_batches();
     /// A loss of 0 whose gradients are zeros, for every parameter that requires one.
     Tensor zero() const;
 

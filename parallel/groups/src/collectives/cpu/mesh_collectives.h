@@ -17,7 +17,7 @@ namespace cairn::parallel {
 class MeshCollectives : public Collectives {
  public:
   explicit MeshCollectives(std::unique_ptr<Mesh> mesh);
-  void begin(const Called& called) override { mesh_->set_tag(called.fingerprint); }
+  void begin(const CollectiveId& called) override { mesh_->set_tag(called.fingerprint); }
   void abort() noexcept override { mesh_->abort(); }
 
   // mesh_reductions.cpp

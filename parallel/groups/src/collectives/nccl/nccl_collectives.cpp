@@ -135,7 +135,7 @@ class NcclCollectives : public Collectives {
   NcclCollectives(const NcclCollectives& parent, int rank, ncclComm_t communicator);
   ~NcclCollectives() override;
   /// NCCL has no tags; audits of what was called find what differs.
-  void begin(const Called& called) override {
+  void begin(const CollectiveId& called) override {
     what_ = called.what;
     sequence_ = called.sequence;
     message_.reset();

@@ -1,4 +1,4 @@
-#include "ddp/bucket_plan.h"
+#include "reducer/bucket_plan.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "control/census.h"
+#include "control/collective_status.h"
 
 #include <algorithm>
 
@@ -15,14 +15,14 @@ std::string seconds(Milliseconds time) {
 
 }  // namespace
 
-void Census::Ranks::add(int rank) {
+void CollectiveStatus::Ranks::add(int rank) {
   ++count;
   const auto at = std::lower_bound(lowest.begin(), lowest.end(), rank);
   lowest.insert(at, rank);
   if (lowest.size() > kNamed) lowest.pop_back();
 }
 
-void Census::Ranks::add(const Ranks& other) {
+void CollectiveStatus::Ranks::add(const Ranks& other) {
   count += other.count;
   std::vector<int> all;
   std::merge(lowest.begin(), lowest.end(), other.lowest.begin(), other.lowest.end(),
@@ -31,7 +31,7 @@ void Census::Ranks::add(const Ranks& other) {
   lowest = std::move(all);
 }
 
-std::string Census::Ranks::text() const {
+std::string CollectiveStatus::Ranks::text() const {
   std::string text = count == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < lowest.size(); ++i) {
     text += (i == 0 ? "" : ", ") + std::to_string(lowest[i]);
@@ -40,7 +40,7 @@ std::string Census::Ranks::text() const {
   return text;
 }
 
-void Census::add_kind(const Kind& kind) {
+void CollectiveStatus::add_kind(const Kind& kind) {
   const auto at =
       std::lower_bound(kinds_.begin(), kinds_.end(), kind,
                        [](const Kind& a, const Kind& b) { return a.fingerprint < b.fingerprint; });
@@ -53,30 +53,30 @@ void Census::add_kind(const Kind& kind) {
 }
 
 /// Before the ranks are added to gave_up_, whose lowest tells why.
-void Census::add_gave_up(const Ranks& ranks, const std::string& why) {
+void CollectiveStatus::add_gave_up(const Ranks& ranks, const std::string& why) {
   if (ranks.count == 0) return;
   if (gave_up_.count == 0 || ranks.lowest.front() < gave_up_.lowest.front()) why_ = why;
   gave_up_.add(ranks);
 }
 
-void Census::add(const Standing& standing) {
+void CollectiveStatus::add(const RankProgress& standing) {
   switch (standing.place) {
-    case Standing::Place::absent:
+    case RankProgress::Place::absent:
       if (standing.gave_up) {
         add_gave_up({1, {standing.rank}}, standing.why.substr(0, kLongestText));
       }
       absent_.add(standing.rank);
       break;
-    case Standing::Place::left:
+    case RankProgress::Place::left:
       if (left_.lowest.empty() || standing.rank < left_.lowest.front()) {
         left_after_ = standing.started;
       }
       return left_.add(standing.rank);
-    case Standing::Place::inside:
+    case RankProgress::Place::inside:
       if (!standing.gave_up) went_on_.add(standing.rank);
       inside_.add(standing.rank);
       break;
-    case Standing::Place::done:
+    case RankProgress::Place::done:
       done_.add(standing.rank);
       break;
   }
@@ -86,14 +86,14 @@ void Census::add(const Standing& standing) {
   add_kind(kind);
 }
 
-void Census::add(const Left& left, std::uint64_t sequence) {
+void CollectiveStatus::add(const Left& left, std::uint64_t sequence) {
   const bool needed = sequence >= left.started;
-  add(Standing{.rank = left.rank,
-               .place = needed ? Standing::Place::left : Standing::Place::done,
-               .started = left.started});
+  add(RankProgress{.rank = left.rank,
+                   .place = needed ? RankProgress::Place::left : RankProgress::Place::done,
+                   .started = left.started});
 }
 
-void Census::add(const Census& other) {
+void CollectiveStatus::add(const CollectiveStatus& other) {
   const auto& theirs = other.left_.lowest;
   if (!theirs.empty() && (left_.lowest.empty() || theirs.front() < left_.lowest.front())) {
     left_after_ = other.left_after_;
@@ -107,12 +107,12 @@ void Census::add(const Census& other) {
   for (const Kind& kind : other.kinds_) add_kind(kind);
 }
 
-std::string Census::name(const Stuck& stuck) const {
+std::string CollectiveStatus::name(const Stuck& stuck) const {
   return core::str("collective ", stuck.sequence, kinds_.empty() ? "" : ", ",
                    kinds_.empty() ? "" : kinds_.front().description);
 }
 
-std::string Census::describe(const Stuck& stuck) const {
+std::string CollectiveStatus::describe(const Stuck& stuck) const {
   const bool waits = absent_.count > 0 || counted() < static_cast<std::uint64_t>(stuck.world_size);
   const std::string whom = absent_.count > 0
                                ? absent_.text()
@@ -124,14 +124,14 @@ std::string Census::describe(const Stuck& stuck) const {
                            seconds(stuck.waited), "; every rank has come");
 }
 
-bool Census::parted_before() const {
+bool CollectiveStatus::parted_before() const {
   const auto same = [&](const Kind& kind) {
     return !kind.description.empty() && kind.description == kinds_.front().description;
   };
   return kinds_.size() > 1 && std::all_of(kinds_.begin(), kinds_.end(), same);
 }
 
-std::string Census::disagreement(std::uint64_t sequence) const {
+std::string CollectiveStatus::disagreement(std::uint64_t sequence) const {
   if (kinds_.size() < 2 || parted_before()) return "";
   std::vector<Kind> kinds = kinds_;
   std::sort(kinds.begin(), kinds.end(), [](const Kind& a, const Kind& b) {
@@ -153,7 +153,7 @@ std::string Census::disagreement(std::uint64_t sequence) const {
                    calls(*other));
 }
 
-std::string Census::judge(const Stuck& stuck) const {
+std::string CollectiveStatus::judge(const Stuck& stuck) const {
   if (std::string text = disagreement(stuck.sequence); !text.empty()) return text;
   if (inside_.count == 0) return "";  // it has ended meanwhile
   if (left_.count > 0) {
@@ -191,7 +191,7 @@ void unpack_ranks(wire::Unpacker& from, Ranks& ranks) {
 }
 }  // namespace
 
-void Census::pack(wire::Packer& to) const {
+void CollectiveStatus::pack(wire::Packer& to) const {
   for (const Ranks* ranks : {&absent_, &left_, &inside_, &done_, &gave_up_, &went_on_}) {
     pack_ranks(to, *ranks);
   }
@@ -202,8 +202,8 @@ void Census::pack(wire::Packer& to) const {
   }
 }
 
-Census Census::unpack(wire::Unpacker& from) {
-  Census census;
+CollectiveStatus CollectiveStatus::unpack(wire::Unpacker& from) {
+  CollectiveStatus census;
   for (Ranks* ranks : {&census.absent_, &census.left_, &census.inside_, &census.done_,
                        &census.gave_up_, &census.went_on_}) {
     unpack_ranks(from, *ranks);

@@ -6,8 +6,8 @@
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/hash_tensors.h"
-#include "ddp/names.h"
 #include "group/listing.h"
+#include "reducer/names.h"
 
 namespace cairn::parallel {
 namespace {

@@ -13,10 +13,10 @@
 
 namespace cairn::parallel {
 
-class Census {
+class CollectiveStatus {
  public:
-  void add(const Standing& standing);
-  void add(const Census& other);
+  void add(const RankProgress& standing);
+  void add(const CollectiveStatus& other);
   /// Counts a rank that left before the census: as done with what it had called.
   void add(const Left& left, std::uint64_t sequence);
 
@@ -32,8 +32,8 @@ class Census {
   std::string describe(const Stuck& stuck) const;
 
   void pack(wire::Packer& to) const;
-  static Census unpack(wire::Unpacker& from);
-  bool operator==(const Census&) const = default;
+  static CollectiveStatus unpack(wire::Unpacker& from);
+  bool operator==(const CollectiveStatus&) const = default;
 
  private:
   static constexpr std::size_t kNamed = 8;  // ranks that are named

@@ -12,12 +12,12 @@
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
-#include "ddp/bucket_plan.h"
-#include "ddp/check_options.h"
-#include "ddp/local_checks.h"
-#include "ddp/memory_view.h"
-#include "ddp/names.h"
 #include "group/listing.h"
+#include "reducer/bucket_plan.h"
+#include "reducer/check_options.h"
+#include "reducer/local_checks.h"
+#include "reducer/memory_view.h"
+#include "reducer/names.h"
 
 namespace cairn::parallel {
 namespace {

@@ -10,10 +10,10 @@
 
 namespace cairn::parallel {
 
-class Meetings {
+class MessageStatus {
  public:
-  void add(const Meeting& meeting);
-  void add(const Meetings& other);
+  void add(const MessageProgress& meeting);
+  void add(const MessageStatus& other);
 
   /// Why ranks that wait can never go on: they wait for each other, for one that left, or longer
   /// than the limit. Empty: they may.
@@ -22,17 +22,17 @@ class Meetings {
   std::string describe(const Stuck& stuck) const;
 
   void pack(wire::Packer& to) const;
-  static Meetings unpack(wire::Unpacker& from);
+  static MessageStatus unpack(wire::Unpacker& from);
 
  private:
-  using Path = std::vector<const Meeting*>;
+  using Path = std::vector<const MessageProgress*>;
 
-  const Meeting* find(int rank) const;
-  Path path_from(const Meeting& first) const;
+  const MessageProgress* find(int rank) const;
+  Path path_from(const MessageProgress& first) const;
   std::string judge(const Path& path) const;
   std::string name(int rank) const;  // "rank 1 is in recv from 2 ..."
 
-  std::vector<Meeting> all_;  // by rank
+  std::vector<MessageProgress> all_;  // by rank
 };
 
 }  // namespace cairn::parallel

@@ -13,7 +13,7 @@
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/parallel/communication_hook.h"
 #include "cairn/parallel/flatten.h"
-#include "ddp/memory_view.h"
+#include "reducer/memory_view.h"
 
 namespace cairn::parallel {
 namespace {

@@ -1,4 +1,4 @@
-#include "control/meetings.h"
+#include "control/message_status.h"
 
 #include <algorithm>
 #include <set>
@@ -8,19 +8,19 @@
 namespace cairn::parallel {
 namespace {
 
-using Place = Meeting::Place;
+using Place = MessageProgress::Place;
 
 constexpr std::size_t kNamed = 8;  // ranks whose place is told
 constexpr std::size_t kMostNamed = 200;
 // What sends may end without the other rank, where buffers take it: not within this.
 constexpr auto kPatience = Milliseconds(3000);
 
-bool is_pair(const Meeting& meeting) {
+bool is_pair(const MessageProgress& meeting) {
   return meeting.place == Place::sending || meeting.place == Place::receiving;
 }
 
 /// How many messages from `rank` it has begun to receive, or to it to send.
-std::uint64_t begun(const Meeting& of, int rank, bool sends) {
+std::uint64_t begun(const MessageProgress& of, int rank, bool sends) {
   const auto found = std::find_if(of.begun.begin(), of.begun.end(), [&](const auto& messages) {
     return messages.peer == rank && messages.sends == sends;
   });
@@ -28,7 +28,7 @@ std::uint64_t begun(const Meeting& of, int rank, bool sends) {
 }
 
 /// Whether one cannot go on before the other has begun something that it has not.
-bool waits_for(const Meeting& one, const Meeting& other) {
+bool waits_for(const MessageProgress& one, const MessageProgress& other) {
   const bool long_ago = one.waited >= kPatience;
   if (one.place == Place::collective)
     return long_ago && other.place != Place::left && other.started <= one.number;
@@ -40,29 +40,29 @@ bool waits_for(const Meeting& one, const Meeting& other) {
 
 }  // namespace
 
-void Meetings::add(const Meeting& meeting) {
-  const auto at =
-      std::lower_bound(all_.begin(), all_.end(), meeting,
-                       [](const Meeting& a, const Meeting& b) { return a.rank < b.rank; });
+void MessageStatus::add(const MessageProgress& meeting) {
+  const auto at = std::lower_bound(
+      all_.begin(), all_.end(), meeting,
+      [](const MessageProgress& a, const MessageProgress& b) { return a.rank < b.rank; });
   if (at != all_.end() && at->rank == meeting.rank) return;
   all_.insert(at, meeting)->what.resize(std::min(meeting.what.size(), kMostNamed));
 }
 
-void Meetings::add(const Meetings& other) {
-  for (const Meeting& meeting : other.all_) add(meeting);
+void MessageStatus::add(const MessageStatus& other) {
+  for (const MessageProgress& meeting : other.all_) add(meeting);
 }
 
-const Meeting* Meetings::find(int rank) const {
+const MessageProgress* MessageStatus::find(int rank) const {
   const auto at = std::lower_bound(all_.begin(), all_.end(), rank,
-                                   [](const Meeting& a, int b) { return a.rank < b; });
+                                   [](const MessageProgress& a, int b) { return a.rank < b; });
   return at == all_.end() || at->rank != rank ? nullptr : &*at;
 }
 
 /// Who waits for whom; the last one for nobody, for somebody among them, or in a collective.
-Meetings::Path Meetings::path_from(const Meeting& first) const {
+MessageStatus::Path MessageStatus::path_from(const MessageProgress& first) const {
   Path path{&first};
   while (is_pair(*path.back())) {
-    const Meeting* next = find(path.back()->peer);
+    const MessageProgress* next = find(path.back()->peer);
     if (next == nullptr || !waits_for(*path.back(), *next)) break;
     if (std::find(path.begin(), path.end(), next) != path.end()) break;
     path.push_back(next);
@@ -70,11 +70,11 @@ Meetings::Path Meetings::path_from(const Meeting& first) const {
   return path;
 }
 
-std::string Meetings::judge(const Path& path) const {
-  const Meeting& last = *path.back();
+std::string MessageStatus::judge(const Path& path) const {
+  const MessageProgress& last = *path.back();
   if (last.place == Place::left && path.size() > 1)
     return core::str(name(last.rank), ", but ", name(path[path.size() - 2]->rank));
-  const auto first = std::find_if(path.begin(), path.end(), [&](const Meeting* meeting) {
+  const auto first = std::find_if(path.begin(), path.end(), [&](const MessageProgress* meeting) {
     return meeting != &last && waits_for(last, *meeting);
   });
   if (first == path.end()) return "";
@@ -85,31 +85,31 @@ std::string Meetings::judge(const Path& path) const {
   return count > kNamed ? core::str(text, "; ... (", count, " in all)") : text;
 }
 
-std::string Meetings::judge(const Stuck& stuck) const {
-  std::set<const Meeting*> seen;
-  for (const Meeting& meeting : all_) {
+std::string MessageStatus::judge(const Stuck& stuck) const {
+  std::set<const MessageProgress*> seen;
+  for (const MessageProgress& meeting : all_) {
     if (!is_pair(meeting) || seen.contains(&meeting)) continue;
     const Path path = path_from(meeting);
     if (std::string text = judge(path); !text.empty()) return text;
     seen.insert(path.begin(), path.end());
   }
-  const Meeting* own = find(stuck.rank);
+  const MessageProgress* own = find(stuck.rank);
   if (stuck.waited < stuck.timeout || own == nullptr || !is_pair(*own)) return "";
   return core::str(describe(stuck), " (the limit is ",
                    static_cast<double>(stuck.timeout.count()) / 1000.0, " s)");
 }
 
-std::string Meetings::describe(const Stuck& stuck) const {
-  const Meeting* own = find(stuck.rank);
+std::string MessageStatus::describe(const Stuck& stuck) const {
+  const MessageProgress* own = find(stuck.rank);
   if (own == nullptr || !is_pair(*own)) return core::str("rank ", stuck.rank, " goes on");
   return core::str("rank ", stuck.rank, " has waited ",
                    static_cast<double>(stuck.waited.count()) / 1000.0, " s in ", own->what, "; ",
                    name(own->peer));
 }
 
-std::string Meetings::name(int rank) const {
+std::string MessageStatus::name(int rank) const {
   const std::string who = core::str("rank ", rank, ' ');
-  const Meeting* meeting = find(rank);
+  const MessageProgress* meeting = find(rank);
   if (meeting == nullptr) return who + "is not in the group";
   switch (meeting->place) {
     case Place::left:
@@ -123,24 +123,24 @@ std::string Meetings::name(int rank) const {
   }
 }
 
-void Meetings::pack(wire::Packer& to) const {
+void MessageStatus::pack(wire::Packer& to) const {
   to.number(all_.size());
-  for (const Meeting& one : all_) {
+  for (const MessageProgress& one : all_) {
     to.number(static_cast<std::uint64_t>(one.rank)).number(static_cast<std::uint64_t>(one.place));
     to.number(static_cast<std::uint64_t>(one.peer)).number(one.number).number(one.started);
     to.number(static_cast<std::uint64_t>(one.waited.count())).text(one.what);
     to.number(one.begun.size());
-    for (const Meeting::Messages& messages : one.begun) {
+    for (const MessageProgress::Messages& messages : one.begun) {
       to.number(static_cast<std::uint64_t>(messages.peer)).number(messages.sends);
       to.number(messages.count);
     }
   }
 }
 
-Meetings Meetings::unpack(wire::Unpacker& from) {
-  Meetings meetings;
+MessageStatus MessageStatus::unpack(wire::Unpacker& from) {
+  MessageStatus meetings;
   for (std::uint64_t left = from.count(64); left > 0; --left) {
-    Meeting one;
+    MessageProgress one;
     one.rank = static_cast<int>(from.number());
     one.place = static_cast<Place>(from.number());
     one.peer = static_cast<int>(from.number());

@@ -1,4 +1,4 @@
-#include "ddp/local_checks.h"
+#include "reducer/local_checks.h"
 
 #include <map>
 #include <utility>

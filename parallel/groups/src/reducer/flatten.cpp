@@ -5,7 +5,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/elementwise.h"
-#include "ddp/memory_view.h"
+#include "reducer/memory_view.h"
 
 namespace cairn::parallel {
 namespace {

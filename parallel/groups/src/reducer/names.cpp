@@ -1,4 +1,4 @@
-#include "ddp/names.h"
+#include "reducer/names.h"
 
 #include <algorithm>
 #include <sstream>
