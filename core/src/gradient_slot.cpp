@@ -73,6 +73,11 @@ bool GradientSlot::must_stash_for(const GradientScale& scale) const {
   return scale_.contribution && scale.contribution && scale_.contribution != scale.contribution;
 }
 
+bool GradientSlot::belongs_to_next(const GradientScale& scale) const {
+  return holds_gradient() && !scale_.contribution && scale.contribution &&
+         scale_.scaler == scale.scaler && scale_.factor == scale.factor;
+}
+
 void GradientSlot::begin(RunId run, const GradientScale& scale, const std::string& name) {
   if (state_ == State::writing && run_ == run) return;
   check_may_begin(scale, name);

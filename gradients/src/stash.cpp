@@ -100,11 +100,16 @@ std::vector<Tensor> with_their_arenas(const std::vector<Tensor>& leaves) {
 
 void begin_run(core::RunId run, const core::GradientScale& scale,
                const std::vector<Tensor>& leaves) {
-  std::vector<Tensor> others = with_their_arenas(leaves);
-  std::erase_if(others, [&](const Tensor& tensor) {
-    const core::GradientSlot* slot = tensor.gradient_slot_or_null();
-    return slot == nullptr || !slot->must_stash_for(scale);
-  });
+  std::vector<Tensor> others;
+  for (const Tensor& tensor : with_their_arenas(leaves)) {
+    if (tensor.gradient_slot_or_null() == nullptr) continue;
+    core::GradientSlot& slot = tensor.gradient_slot();
+    if (slot.must_stash_for(scale)) {
+      others.push_back(tensor);
+    } else if (slot.belongs_to_next(scale)) {
+      slot.set_scale(scale);
+    }
+  }
   stash(others);
   // All memory is laid out anew, where it must be, before a slot may refuse. In the graph's order, which ranks share.
   for (const Tensor& leaf : leaves) {

@@ -199,6 +199,27 @@ TEST(Gradients, ASumThatOnlyAnotherRankHasIsOfTheSameLosses) {
   });
 }
 
+/// Gradients of a plain backward are of the loss that follows it, on all ranks: whatever each rank's reaches.
+TEST(Gradients, OfAPlainBackwardBelongToTheNextLossOnAllRanks) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    amp::Options options{.opt_level = amp::OptLevel::O0};  // scales nothing
+    options.num_losses = 2;
+    options.world = ddp.world();
+    amp::Amp precision = amp::initialize(model, optimizer, options);
+    autograd::backward(ddp(input(1.0)));
+    const Tensor of_b = autograd::sum(autograd::mul(model.b(), input(1.0)));
+    precision.backward(group.rank() == 0 ? of_b : ddp(input(3.0)), {.loss_id = 0});
+    precision.backward(ddp(input(group.rank() == 0 ? 1.0 : 2.0)), {.loss_id = 1});
+    const optim::StepResult result = precision.step();
+    EXPECT_TRUE(result.applied) << result.reason;
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * (1.0 + 1.5 + 1.5), 1e-6);
+    EXPECT_NEAR(value(model.b()), 1.1 - 0.1 * (1.0 + 2.0 + 1.5), 1e-6);
+  });
+}
+
 TEST(Gradients, LoadingAStateEndsWhatIsPending) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});

@@ -367,8 +367,10 @@ class TakeStep : public Command {
       all = all && skips[at(o)] == Answer::no;
       if (skips[at(o)] == Answer::no) reference.update(o, step_.max_norm, step_.per_group);
     }
-    if (step_.keep) {
-      // as they were
+    if (step_.keep) {  // who skips for a loss keeps its gradients, and will skip again
+      for (std::size_t o = 0; o < skips.size(); ++o) {
+        if ((which >> o & 1U) != 0) reference.skips[o] = skips[o];
+      }
     } else if (step_.by_amp) {
       reference.each_of(which, [](Parameter& p) { p.gradient = {}; });
     } else {

@@ -111,6 +111,8 @@ class GradientSlot {
 
   /// It holds a gradient that must be moved into the sum before a run at this scale writes here.
   bool must_stash_for(const GradientScale& scale) const;
+  /// It holds a plain backward's gradient, which counts as a part of the contribution that comes next.
+  bool belongs_to_next(const GradientScale& scale) const;
   /// A run that may write the slot has begun. Once a run; the same run again does nothing. Throws
   /// Error for a broken slot, InvalidArgument where it holds a gradient of another scaler, or one that
   /// must_stash_for(scale); `name` is the parameter's.

@@ -38,7 +38,8 @@ std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale = 
 
 /// A backward begins that may write these leaves: stashes what other contributions of its scaler left in their
 /// slots and in those of their arenas (all of an arena: ranks whose losses reach different parameters do
-/// alike), lets arenas lay out their slots, and begins the slots. Throws as core::GradientSlot::begin().
+/// alike), puts what plain backwards left there down to this one, lets arenas lay out their slots, and
+/// begins the slots. Throws as core::GradientSlot::begin().
 void begin_run(core::RunId run, const core::GradientScale& scale,
                const std::vector<Tensor>& leaves);
 
