@@ -11,6 +11,8 @@ import re
 import subprocess
 import sys
 
+from wrap_docs import page
+
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 PAGE = DOCS / "performance.md"
 BEGIN, END = "<!-- tables: scripts/performance_page.py render -->\n", "<!-- end of tables -->\n"
@@ -46,7 +48,7 @@ def rendered():
     machines = [json.loads(file.read_text()) for file in sorted((DOCS / "performance").glob("*.json"))]
     text = PAGE.read_text()
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    return before + "\n" + "\n".join(map(table, machines)) + "\n" + after
+    return page(before + "\n" + "\n".join(map(table, machines)) + "\n" + after)
 
 
 def render(check=None):

@@ -166,8 +166,8 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
 
 // Whether nothing runs in it or just not enough.
 TEST(TrainingPlan, ARefusedBudgetNamesTheLeastThatDoes) {
-  CAIRN_CPU_ONLY(
-      "on a GPU lists of pointers are in what is measured, which differ with the budget");
+  // On a GPU lists of pointers are in what is measured, which differ with the budget.
+  const std::size_t lists = core::default_device().is_cuda() ? 1024 : 0;
   Task task = conv_net();
   TrainingPlanOptions options;
   options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[3]};
@@ -182,8 +182,8 @@ TEST(TrainingPlan, ARefusedBudgetNamesTheLeastThatDoes) {
     const std::string start = "expected a budget of at least ";
     ASSERT_THAT(message, HasSubstr(start));
     const std::size_t least = std::stoull(message.substr(message.find(start) + start.size()));
-    const TrainingPlan plan = planned(least);
-    EXPECT_LE(plan.best().peak_bytes, least) << plan.table();
+    const TrainingPlan plan = planned(least + lists);
+    EXPECT_LE(plan.best().peak_bytes, least + lists) << plan.table();
     budget = least - 1;
   }
 }
