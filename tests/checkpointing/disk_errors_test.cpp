@@ -94,6 +94,39 @@ TEST_F(DiskErrors, OfASaveAreTold) {
   state.save(dir_.string(), 2);
 }
 
+// What cannot be read now is neither damaged nor needless.
+TEST_F(DiskErrors, OfOldCheckpointsRemoveNoneAndDoNotFailTheSave) {
+  TrainingState state({{"small", small_}}, {}, {.keep = 1});
+  state.save(dir_.string(), 1);
+  calls_.every = 2;  // the first read is before the save, the second after it
+  EXPECT_EQ(message_where(Call::read, [&] { state.save(dir_.string(), 2); }), "nothing thrown");
+  EXPECT_THAT(list_checkpoints(dir_.string()), SizeIs(2));
+  state.save(dir_.string(), 3);
+  EXPECT_THAT(list_checkpoints(dir_.string()), SizeIs(1));
+}
+
+TEST_F(DiskErrors, OfReadsFailASaveThatWouldBeNumberedAnew) {
+  TrainingState state({{"small", small_}}, {}, {.keep = 1, .keep_every = 2});
+  for (const int step : {1, 2, 3}) state.save(dir_.string(), step);
+  EXPECT_THAT(message_where(Call::read, [&] { state.save(dir_.string(), 4); }),
+              HasSubstr("Input/output error"));
+  EXPECT_THAT(list_checkpoints(dir_.string()), SizeIs(2));  // 2 and 3
+  state.save(dir_.string(), 4);
+  EXPECT_EQ(summarize_checkpoint(dir_ / "step-00000004").save, 4);
+}
+
+TEST_F(DiskErrors, OfReadsAreNoReasonToResumeAnOlderCheckpoint) {
+  TrainingState state({{"small", small_}});
+  state.save(dir_.string(), 1);
+  state.save(dir_.string(), 2);
+  TrainingState later({{"small", small_}}, {}, {.read_only = true});
+  calls_.every = 3;  // both manifests are read first, for their order
+  EXPECT_THAT(message_where(Call::read, [&] { later.resume_latest(dir_.string()); }),
+              AllOf(HasSubstr("Input/output error"), HasSubstr("step-00000002', got"),
+                    HasSubstr("which is no damage")));
+  EXPECT_EQ(later.resume_latest(dir_.string())->step, 2);
+}
+
 // A run that finds no checkpoint where the disk fails would start anew.
 TEST_F(DiskErrors, OfAResumeAreNotAFreshStart) {
   TrainingState({{"small", small_}}).save(dir_.string(), 1);

@@ -53,8 +53,14 @@ struct Command {
   int harm = 0, position = 0;  // of damage: flip a byte, truncate, delete; where
 };
 
+bool reads(Fault fault) {
+  return fault == Fault::fail_read || fault == Fault::fail_reads;
+}
+
 std::string fault_of(const Command& c) {
-  static constexpr const char* kFaults[] = {"", " killed", " one rank killed", " failing", " full"};
+  static constexpr const char* kFaults[] = {
+      "",      " killed",          " one rank killed", " failing",
+      " full", " failing to read", " reading no more"};
   const std::string call = c.fault == Fault::none ? "" : " at call " + std::to_string(c.calls);
   return kFaults[static_cast<int>(c.fault)] + call;
 }
@@ -70,6 +76,7 @@ void showValue(const Command& c, std::ostream& out) {
       out << (c.kind == Kind::resume_latest ? "resume latest" : "resume pick ");
       if (c.kind == Kind::resume_from) out << c.pick;
       if (c.refusing >= 0) out << ", rank " << c.refusing << " refuses";
+      if (reads(c.fault)) out << fault_of(c);
       break;
     case Kind::fresh_start:
       out << "fresh start";
@@ -116,7 +123,9 @@ rc::Gen<Command> any_command() {
                                                        {4, Fault::kill_all},
                                                        {1, Fault::kill_one},
                                                        {1, Fault::fail},
-                                                       {1, Fault::full}})),
+                                                       {1, Fault::full},
+                                                       {1, Fault::fail_read},
+                                                       {1, Fault::fail_reads}})),
           set(&Command::calls, inRange(1, 60)),
           set(&Command::asynchronous, weightedElement<bool>({{3, false}, {1, true}})),
           set(&Command::ranks, inRange(1, 4)), set(&Command::keep, inRange(1, 4)),
@@ -453,6 +462,7 @@ class Model {
     if (refused) job->ranks[static_cast<std::size_t>(command.refusing)].second.refuses = true;
     std::vector<std::optional<ResumeInfo>> infos(job->ranks.size());
     std::vector<std::uint64_t> seeds(job->ranks.size());
+    if (reads(command.fault)) disk_.plan(command.fault, command.calls);
     const Outcome outcome = everywhere(*job, [&](int r, Job::Rank& rank) {
       manual_seed(7);
       const auto at = static_cast<std::size_t>(r);
@@ -465,7 +475,9 @@ class Model {
       seeds[at] = Generator::current().seed();
     });
     job_.reset();
-    RC_ASSERT((outcome == Outcome::error) == (expected == kBroken || refused));
+    const bool faulty = disk_.fault_happened();
+    disk_.plan(Fault::none, 0);
+    RC_ASSERT((outcome == Outcome::error) == (expected == kBroken || refused) || faulty);
     for (std::size_t r = 0; r < job->ranks.size(); ++r) {
       const Job::Rank& rank = job->ranks[r];
       if (outcome == Outcome::done && expected > 0) {

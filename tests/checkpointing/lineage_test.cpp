@@ -134,6 +134,18 @@ TEST(Lineage, HoldsAcrossProcessesWorldSizesAndKeep) {
 }
 
 // A manifest names a hundred saves at most; a job has more, and goes on after each.
+TEST(Lineage, ARunNeverGivesANumberThatItHasGiven) {
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState state({{"small", small}});
+  state.save(dir.string(), 1);
+  state.save(dir.string(), 2);
+  std::filesystem::remove_all(dir / "step-00000001");
+  std::filesystem::remove_all(dir / "step-00000002");
+  state.save(dir.string(), 3);
+  EXPECT_EQ(summarize_checkpoint(dir / "step-00000003").save, 3);
+}
+
 TEST(Lineage, HasNoEnd) {
   SimulatedDisk disk;
   const SystemCallsGuard guard(disk);

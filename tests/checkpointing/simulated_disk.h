@@ -31,11 +31,11 @@ class SimulatedDisk : public SystemCalls {
   /// Thrown out of the call at which a process is killed. No std::exception: no handler of the code
   /// under test may take it for an error.
   struct Killed {};
-  enum class Fault { none, kill_all, kill_one, fail, full };
+  enum class Fault { none, kill_all, kill_one, fail, full, fail_read, fail_reads };
 
   /// What befalls the calls that change the disk: `fault` at the one after `calls` more. After
   /// kill_all no call does anything, after kill_one none of that thread; `full` lasts, `fail` is
-  /// one EIO.
+  /// one EIO. fail_read is one EIO of the calls that look at it, fail_reads that of all from there on.
   void plan(Fault fault, int calls) {
     fault_ = fault;
     calls_left_ = calls;
@@ -247,7 +247,8 @@ class SimulatedDisk : public SystemCalls {
   // Whether the call must fail (errno says why). Throws where its process is or gets killed.
   bool refused(bool changes, bool takes_space = false) {
     if (all_dead_ || dead_threads_.contains(std::this_thread::get_id())) throw Killed{};
-    if (!changes || fault_ == Fault::none) return false;
+    const bool befalls_reads = fault_ == Fault::fail_read || fault_ == Fault::fail_reads;
+    if (changes == befalls_reads || fault_ == Fault::none) return false;
     const bool now = calls_left_ > 0 ? --calls_left_ == 0 : false;
     happened_ = happened_ || now;
     if (!happened_) return false;
@@ -255,8 +256,12 @@ class SimulatedDisk : public SystemCalls {
       errno = ENOSPC;
       return takes_space;
     }
+    if (fault_ == Fault::fail_reads) {
+      errno = EIO;
+      return true;
+    }
     if (!now) return false;
-    if (fault_ == Fault::fail) {
+    if (fault_ == Fault::fail || fault_ == Fault::fail_read) {
       errno = EIO;
       return true;
     }

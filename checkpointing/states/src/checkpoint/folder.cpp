@@ -77,7 +77,7 @@ std::vector<std::string> find_damage(const std::string& path) {
     values_of(path, read_manifest(path), ReadBy::map, all_files, damage);
   } catch (const core::DataError& e) {
     damage.push_back(e.what());
-  } catch (const core::IoError& e) {
+  } catch (const NoSuchFile& e) {
     damage.push_back(e.what());
   }
   return damage;
@@ -185,13 +185,18 @@ FlatState read_unlisted(const std::string& path, std::vector<std::string>& damag
 
 SalvagedCheckpoint salvage_checkpoint(const std::string& path) {
   SalvagedCheckpoint salvaged;
+  const auto without_manifest = [&](const core::Error& error) {
+    salvaged.damage.push_back(error.what());
+    salvaged.contents = unflatten(read_unlisted(path, salvaged.damage));
+  };
   try {
     const Manifest manifest = read_manifest(path);
     const FlatState values = values_of(path, manifest, ReadBy::copy, all_files, salvaged.damage);
     salvaged.contents = unflatten(with_whole_tensors(values, manifest));
   } catch (const core::DataError& e) {
-    salvaged.damage.push_back(e.what());
-    salvaged.contents = unflatten(read_unlisted(path, salvaged.damage));
+    without_manifest(e);
+  } catch (const NoSuchFile& e) {
+    without_manifest(e);
   }
   return salvaged;
 }

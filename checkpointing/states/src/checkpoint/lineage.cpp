@@ -16,6 +16,20 @@ namespace {
 
 // The metadata of the file of the parts repeats the lineage: a damaged manifest does not send a run
 // back to a line that was left behind.
+void read_lineage_of_file(Standing& standing) {
+  try {
+    const SafetensorsReader file(standing.path + "/" + kStateFile);
+    for (const auto& [key, text] : file.metadata()) {
+      if (key != kLineageKey) continue;
+      standing.lineage = parse_lineage(text, file.path());
+      standing.known = standing.lineage.step == standing.step;
+    }
+  } catch (const core::DataError&) {  // neither tells: unknown
+  } catch (const NoSuchFile&) {
+  }
+}
+
+// Throws IoError where the disk does not answer: that says nothing of the checkpoint.
 void read_lineage(Standing& standing) {
   try {
     const Manifest manifest = read_manifest(standing.path);
@@ -23,16 +37,10 @@ void read_lineage(Standing& standing) {
     standing.lineage = manifest.lineage;
     standing.metric = manifest.metric;
     standing.known = true;
-  } catch (const core::Error&) {
-    try {
-      const SafetensorsReader file(standing.path + "/" + kStateFile);
-      for (const auto& [key, text] : file.metadata()) {
-        if (key != kLineageKey) continue;
-        standing.lineage = parse_lineage(text, file.path());
-        standing.known = standing.lineage.step == standing.step;
-      }
-    } catch (const core::Error&) {  // neither tells: unknown
-    }
+  } catch (const core::DataError&) {
+    read_lineage_of_file(standing);
+  } catch (const NoSuchFile&) {
+    read_lineage_of_file(standing);
   }
 }
 

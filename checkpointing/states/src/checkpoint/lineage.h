@@ -25,7 +25,7 @@ struct Standing {
 };
 
 /// All checkpoints of `dir`, the newest save first; before those the ones of unknown lineage, which
-/// are damaged and may be of any age.
+/// are damaged and may be of any age. Throws IoError where one cannot be read for another reason.
 std::vector<Standing> standing_in(const std::string& dir);
 
 /// Of those, the ones of unknown lineage, then the newest save and those that it continues: what

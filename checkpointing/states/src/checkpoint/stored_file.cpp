@@ -111,7 +111,7 @@ FlatState read_stored_file(const std::string& folder, const ManifestFile& file, 
     read_entries(reader, file, by, values, damage);
   } catch (const core::DataError& e) {
     damage.push_back(e.what());
-  } catch (const core::IoError& e) {
+  } catch (const NoSuchFile& e) {
     damage.push_back(e.what());
   }
   return values;

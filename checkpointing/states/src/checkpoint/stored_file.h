@@ -20,7 +20,7 @@ ManifestFile write_stored_file(const std::string& folder, const std::string& nam
 enum class ReadBy { copy, map };
 
 /// Reads and verifies `folder`/`file.name`. Each thing wrong adds a line to `damage`; the values
-/// are complete only where none was added.
+/// are complete only where none was added. Throws IoError where the disk does not answer.
 FlatState read_stored_file(const std::string& folder, const ManifestFile& file, ReadBy by,
                            std::vector<std::string>& damage);
 

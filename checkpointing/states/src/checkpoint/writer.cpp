@@ -116,12 +116,17 @@ std::vector<std::string> needless_in(const std::vector<Standing>& order, const K
   return needless;
 }
 
-// The newest good ones of this line come first, those of lines left behind fill up.
+// The newest good ones of this line come first, those of lines left behind fill up. Where one cannot be
+// read all stay until the next save.
 void remove_old(const SavePlan& plan, const std::vector<std::uint64_t>& line) {
   const TrainingStateOptions& options = plan.options;
   const KeepRules rules{options.keep, options.keep_every, options.keep_best, options.best};
-  const std::vector<Standing> order = in_order(standing_in(plan.dir), line);
-  remove_checkpoints(plan.dir, needless_in(order, rules, plan.damaged));
+  try {
+    const std::vector<Standing> order = in_order(standing_in(plan.dir), line);
+    remove_checkpoints(plan.dir, needless_in(order, rules, plan.damaged));
+  } catch (const core::IoError& e) {
+    log::warn("old checkpoints stay: {}", e.what());
+  }
 }
 
 }  // namespace
@@ -161,7 +166,8 @@ void clear_leftovers(const std::string& dir) {
 
 void prepare(SavePlan& plan) {
   clear_leftovers(plan.dir);
-  plan.manifest.lineage.save = next_save(standing_in(plan.dir));
+  std::int64_t& number = plan.manifest.lineage.save;
+  number = std::max(number, next_save(standing_in(plan.dir)));
   make_folders(plan.temporary());
 }
 
@@ -187,7 +193,7 @@ Committed commit(SavePlan& plan, const std::vector<std::string>& files) {
       if (!text.empty()) manifest.files.push_back(parse_manifest_file(text, temporary));
     }
   }
-  Committed done;
+  Committed done{.save = manifest.lineage.save};
   for (const ManifestFile& file : manifest.files) {
     check_written(temporary, file);
     done.bytes += file.bytes;
@@ -239,11 +245,7 @@ std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRul
 
 void give_up(const SavePlan& plan) {
   try_to_remove(plan.temporary());
-  try {
-    remove_old(plan, plan.manifest.lineage.continues);
-  } catch (const core::IoError& e) {
-    log::warn("{}", e.what());
-  }
+  remove_old(plan, plan.manifest.lineage.continues);
 }
 
 }  // namespace cairn::checkpointing

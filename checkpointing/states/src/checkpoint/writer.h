@@ -19,7 +19,8 @@ struct RankContents {
 
 struct SavePlan {
   std::string dir;
-  Manifest manifest;  // its lineage, world, metric and libraries; files come with commit
+  Manifest manifest;  // its lineage (the number: the least that it may get), world, metric and
+                      // libraries; files come with commit
   int rank = 0;
   TrainingStateOptions options;
   std::vector<std::string> damaged;  // paths of checkpoints that do not count as good
@@ -49,7 +50,8 @@ void prepare(SavePlan& plan);
 std::string write_rank_files(const SavePlan& plan, const RankContents& contents);
 
 struct Committed {
-  std::uint64_t id = 0;  // the manifest's checksum
+  std::int64_t save = 0;  // its number
+  std::uint64_t id = 0;   // the manifest's checksum
   std::uint64_t bytes = 0;
 };
 /// Rank 0, with what write_rank_files returned on each rank: gives the checkpoint its name, for

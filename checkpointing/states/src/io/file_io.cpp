@@ -20,8 +20,11 @@ constexpr std::size_t kLargestCall = std::size_t{1}
 
 [[noreturn]] void fail_io(const char* what, const std::string& path) {
   const int reason = errno;
-  core::fail<core::IoError>("file", "expected to ", what, " '", path,
-                            "', got: ", std::strerror(reason));
+  const std::string message =
+      core::str("expected to ", what, " '", path, "', got: ", std::strerror(reason));
+  const bool none = reason == ENOENT || reason == ENOTDIR || reason == EISDIR;
+  if (none) core::fail<NoSuchFile>("file", message);
+  core::fail<core::IoError>("file", message);
 }
 
 int open_or_fail(const std::string& path, int flags, const char* what) {
@@ -77,8 +80,7 @@ ReadableFile::ReadableFile(const std::string& path)
     size_ = static_cast<std::uint64_t>(status.st_size);
     return;
   }
-  if (known) errno = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
-  const int reason = errno;
+  const int reason = known ? EISDIR : errno;
   system_calls().close(descriptor_);
   errno = reason;
   fail_io("read", path_);

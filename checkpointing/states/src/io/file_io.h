@@ -10,7 +10,16 @@
 #include <string_view>
 #include <vector>
 
+#include "cairn/core/error.h"
+
 namespace cairn::checkpointing {
+
+/// There is no such file, or what has its name is none: damage where a checkpoint names it. Any other
+/// IoError (a disk that does not answer) says nothing of what lies there.
+class NoSuchFile : public core::IoError {
+ public:
+  using IoError::IoError;
+};
 
 class WritableFile {
  public:

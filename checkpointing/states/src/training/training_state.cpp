@@ -214,7 +214,7 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
   const std::string what = core::str("save of step ", step);
   SavePlan plan{.dir = dir, .rank = world_.rank, .options = options_, .damaged = damaged_};
   plan.manifest.world_size = world_.size;
-  plan.manifest.lineage = {.step = step, .continues = line_};
+  plan.manifest.lineage = {.step = step, .save = last_number_ + 1, .continues = line_};
   if (metric && std::isfinite(*metric)) plan.manifest.metric = metric;
   plan.manifest.libraries = all_libraries(world_);
   std::unique_ptr<SaveTurn> turn;
@@ -263,7 +263,7 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
   impl_->last_dir = dir;
   impl_->last_step = step;
   report.blocked_seconds = report.seconds = seconds_since(start);
-  if (!asynchronous) return saved(report, committed.id, plan.damaged);
+  if (!asynchronous) return saved(report, committed, plan.damaged);
   impl_->report = report;
   impl_->background = std::make_unique<BackgroundSave>(std::move(plan), std::move(copy),
                                                        std::move(written), std::move(turn));
@@ -283,13 +283,14 @@ RankContents TrainingState::contents_of_rank() const {
   return contents;
 }
 
-void TrainingState::saved(const SaveReport& report, std::uint64_t id,
+void TrainingState::saved(const SaveReport& report, const Committed& committed,
                           const std::vector<std::string>& damaged) {
   last_save_ = report;
   if (world_.rank != 0) return;
   impl_->flushed = impl_->last_dir;
   damaged_ = damaged;
-  line_.insert(line_.begin(), id);
+  last_number_ = committed.save;
+  line_.insert(line_.begin(), committed.id);
   line_.resize(std::min(line_.size(), kLongestLine));
 }
 
@@ -308,7 +309,7 @@ void TrainingState::finish() {
       &answers);
   std::istringstream(answers.front()) >> report.bytes >> report.seconds;
   report.seconds += report.blocked_seconds;
-  saved(report, committed.id, background->plan().damaged);
+  saved(report, committed, background->plan().damaged);
 }
 
 bool TrainingState::save_every(std::int64_t n, const std::string& dir) {
@@ -373,8 +374,12 @@ std::string TrainingState::try_to_read(const std::string& path, Loaded& loaded) 
           return core::str(kOk, loaded.manifest.checksum);
         } catch (const core::DataError& e) {
           return core::str(kFailed, e.what());
-        } catch (const core::IoError& e) {
+        } catch (const NoSuchFile& e) {
           return core::str(kFailed, e.what());
+        } catch (const core::IoError& e) {
+          core::fail<core::IoError>("resume", "expected to read '", path, "', got: ", e.what(),
+                                    " (which is no damage: try again, or resume another by its "
+                                    "path)");
         }
       },
       &answers);
@@ -437,6 +442,7 @@ ResumeInfo TrainingState::load(Loaded loaded, const ResumeOptions& how) {
   }
   step_ = info.step;
   line_ = std::move(loaded.line);
+  last_number_ = loaded.manifest.lineage.save;
   if (info.world_size != world_.size && world_.rank == 0)
     log::warn(
         "'{}' was saved by a world of {} and goes on in one of {}: the same batch on each rank is "
@@ -455,6 +461,7 @@ std::optional<ResumeInfo> TrainingState::resume_latest(const std::string& dir,
   }
   if (!loaded.path.empty()) return load(std::move(loaded), how);
   line_.clear();
+  last_number_ = 0;
   return {};
 }
 

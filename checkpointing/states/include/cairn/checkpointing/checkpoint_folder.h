@@ -53,7 +53,7 @@ struct CheckpointSummary {
 CheckpointSummary summarize_checkpoint(const std::string& path);
 
 /// Everything wrong with it (missing or damaged files, checksums that differ), a line each; empty
-/// for a good one.
+/// for a good one. Throws core::IoError where the disk does not answer.
 std::vector<std::string> find_damage(const std::string& path);
 
 /// The contents, verified: {"model": {...}, ..., "rank-0": {...}, ...}; what the ranks held as

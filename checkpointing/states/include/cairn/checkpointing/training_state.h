@@ -56,6 +56,7 @@
 
 namespace cairn::checkpointing {
 
+struct Committed;
 struct RankContents;
 
 struct TrainingStateOptions {
@@ -179,7 +180,8 @@ class TrainingState {
   void start_save(const std::string& dir, std::int64_t step, std::optional<double> metric,
                   bool asynchronous);
   RankContents contents_of_rank() const;
-  void saved(const SaveReport& report, std::uint64_t id, const std::vector<std::string>& damaged);
+  void saved(const SaveReport& report, const Committed& committed,
+             const std::vector<std::string>& damaged);
   bool signal_came() const;
   Loaded read(const std::string& path) const;
   std::string try_to_read(const std::string& path, Loaded& loaded) const;
@@ -196,6 +198,7 @@ class TrainingState {
   TrainingStateOptions options_;
   std::int64_t step_ = 0;
   std::vector<std::uint64_t> line_;   // checksums of the manifests that this run continues
+  std::int64_t last_number_ = 0;      // of these saves, among those of their folder
   std::vector<std::string> damaged_;  // seen while resuming: they do not count as good
   std::optional<SaveReport> last_save_;
   std::unique_ptr<Impl> impl_;
