@@ -59,6 +59,21 @@ def load(programs, rounds, own, file, peer, label, goal):
     return [row(f"load {file[6:]}, {programs.mib} MiB: {label}", [min(a) for a, _ in pairs], [min(b) for _, b in pairs], goal)]
 
 
+ENTRIES, TIMES = 1_000_000, 8
+
+
+def entries(programs, rounds):
+    """Time grows with the number of entries: the peer is a state of an eighth of them, eight times."""
+    found = {count: [] for count in (ENTRIES // TIMES, ENTRIES)}
+    for _ in range(rounds):
+        for count, runs in found.items():
+            with tempfile.TemporaryDirectory(dir=programs.scratch) as folder:
+                runs.append(programs.own("entries", folder, count))
+    few, many = found.values()
+    return [row(f"{what} {ENTRIES:,} entries: {TIMES} times an {TIMES}th of them", [run[f"{what}_ms"] for run in many],
+                [TIMES * run[f"{what}_ms"] for run in few], 0.7) for what in ("save", "verify", "resume")]
+
+
 SEGMENTS = 5  # sqrt(24 blocks)
 
 
@@ -100,6 +115,7 @@ def works(programs, rounds):
     yield "planner", lambda: planner(programs, rounds)
     yield "thousand layers", lambda: thousand_layers(programs, rounds)
     yield "save", lambda: save(programs, rounds)
+    yield "entries", lambda: entries(programs, min(rounds, 2))
     yield "blocking", lambda: blocking(programs, rounds)
     if programs.safetensors:
         yield "load safetensors", lambda: load(programs, rounds, "load", "state.safetensors", "safetensors", "safetensors.torch.load_file", 1.0)

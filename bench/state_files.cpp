@@ -5,6 +5,7 @@
 //   state_files async FOLDER MIB ROUNDS   what a save in the background blocks, a plain save and memcpy, by turns
 //   state_files load FILE ROUNDS          the tensors of a .safetensors file, in memory
 //   state_files load_torch FILE ROUNDS    those of a .pt file, without checksums, as torch.load reads it
+//   state_files entries FOLDER N          saves, verifies and resumes a state of N scalars
 //   state_files files FOLDER MIB          makes state.safetensors and state.pt for the two
 #include <unistd.h>
 
@@ -144,6 +145,22 @@ nlohmann::json load(int rounds, const std::function<StateDict()>& read) {
   return {{"ms", times}};
 }
 
+nlohmann::json entries(const std::string& folder, int count) {
+  NamedTensors all;
+  for (int i = 0; i < count; ++i)
+    all.push_back({core::str("layer.", i / 10, ".weight", i % 10), Tensor::full({1}, i)});
+  checkpointing::Tensors part(all);
+  checkpointing::TrainingState state({{"model", part}});
+  std::string path;
+  nlohmann::json found;
+  found["save_ms"] = milliseconds_of([&] { path = state.save(folder, 1); });
+  found["verify_ms"] = milliseconds_of([&] {
+    if (!checkpointing::find_damage(path).empty()) core::fail("bench", "expected a good file");
+  });
+  found["resume_ms"] = milliseconds_of([&] { state.resume_latest(folder); });
+  return found;
+}
+
 nlohmann::json files(const std::string& folder, std::int64_t mib) {
   checkpointing::Tensors part(weights(mib));
   const StateDict state = part.state_dict();
@@ -158,6 +175,7 @@ nlohmann::json run(const std::vector<std::string>& given) {
   const std::string& what = given.at(0);
   if (what == "save") return save(given.at(1), number(2), number(3));
   if (what == "async") return asynchronous(given.at(1), number(2), number(3));
+  if (what == "entries") return entries(given.at(1), number(2));
   if (what == "files") return files(given.at(1), number(2));
   if (what == "load") {
     return load(number(2), [&] { return checkpointing::read_state(given.at(1)); });
@@ -166,7 +184,8 @@ nlohmann::json run(const std::vector<std::string>& given) {
     return load(number(2),
                 [&] { return checkpointing::read_torch(given.at(1), {.verify = false}); });
   }
-  core::fail("state_files", "expected save, async, load, load_torch or files, got '", what, "'");
+  core::fail("state_files", "expected save, async, load, load_torch, entries or files, got '", what,
+             "'");
 }
 
 }  // namespace

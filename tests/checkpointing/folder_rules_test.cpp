@@ -226,6 +226,23 @@ pid_t start_writer(const std::string& dir) {
   return child;
 }
 
+// Whoever may write in a folder of checkpoints could have another user's files overwritten.
+TEST(Folder, LinksInItAreNotFollowed) {
+  const TemporaryFolder dir;
+  SmallState small;
+  write_bytes(dir / "victim", "precious");
+  std::filesystem::create_directory(dir / "runs");
+  std::filesystem::create_symlink("../victim", dir / "runs/.probe-rank-0");
+  TrainingState state({{"small", small}});
+  state.resume_latest(dir / "runs");
+  EXPECT_FALSE(exists(dir / "runs/.probe-rank-0"));
+  std::filesystem::create_directory(dir / "other");
+  std::filesystem::create_symlink("../victim", dir / "other/.lock");
+  EXPECT_THAT(message_of<core::IoError>([&] { state.save(dir / "other", 1); }),
+              AllOf(HasSubstr(".lock cannot be opened"), HasSubstr("symbolic links")));
+  EXPECT_EQ(read_bytes(dir / "victim"), "precious");
+}
+
 TEST(Writer, ASecondOneIsToldWhoTheFirstIs) {
   const TemporaryFolder dir;
   SmallState small;

@@ -104,6 +104,15 @@ std::vector<Forgery> forgeries() {
        "fit the bytes of state.safetensors"},
       {"size_past_the_file", [=](Json& j) { entry(j)["shape"] = {1 << 30}; },
        "fit the bytes of state.safetensors"},
+      {"entry_with_a_control_character", [=](Json& j) { entry(j)["name"] = "a\x1b[2J"; },
+       R"(got 'a\x1b[2J')"},
+      {"unknown_dtype_with_a_control_character", [=](Json& j) { entry(j)["dtype"] = "\x1b"; },
+       R"(\x1b)"},
+      {"many_names",
+       [](Json& j) {
+         for (int i = 0; i < 5000; ++i) j["more"]["k" + std::to_string(i)] = i;
+       },
+       "at most 4096 names"},
       {"deep", [](Json& j) { j["more"] = Json::parse(deep(40)); }, "at most 32 levels"},
   };
 }
@@ -129,6 +138,14 @@ TEST_P(ForgedManifest, IsADataErrorThatNamesFileAndField) {
 }
 INSTANTIATE_TEST_SUITE_P(All, ForgedManifest, ::testing::ValuesIn(forgeries()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Manifest, EndsWhereItsTextDoes) {
+  const TemporaryFolder dir;
+  SmallState small;
+  const std::string path = TrainingState({{"small", small}}).save(dir.string(), 7);
+  write_bytes(path + "/manifest.json", read_bytes(path + "/manifest.json") + std::string(3, '\0'));
+  EXPECT_THAT(find_damage(path), ElementsAre(HasSubstr("a byte of 0")));
+}
 
 TEST(Manifest, BytesAreComparedWithTheFile) {
   const TemporaryFolder dir;

@@ -75,6 +75,17 @@ TEST(Safetensors, RoundTripKeepsEveryBit) {
   }
 }
 
+TEST(Safetensors, AnyNumberOfTensorsIsFoundByName) {
+  const TemporaryFolder dir;
+  NamedTensors tensors;
+  for (int i = 0; i < 5000; ++i) tensors.push_back({core::str("t", i), Tensor::full({1}, i)});
+  write_safetensors(dir / "many.safetensors", tensors);
+  const SafetensorsReader reader(dir / "many.safetensors");
+  for (const int i : {0, 17, 4999})
+    EXPECT_EQ(reader.read(core::str("t", i)).to_vector(), std::vector<double>{double(i)});
+  EXPECT_EQ(reader.find("t5000"), nullptr);
+}
+
 TEST(Safetensors, WriterRefusesBadNames) {
   const TemporaryFolder folder;
   const Tensor x = Tensor::zeros({1});
@@ -152,6 +163,10 @@ std::vector<BadFile> bad_files() {
                    std::string(200000, ']') + "}}",
                8),
        {"32 levels"}},
+      {"byte_of_zero", file_of("{}" + std::string(6, '\0'), 0), {"a byte of 0"}},
+      {"control_characters",
+       file_of(R"({"\u001b[2J\u009b":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 8),
+       {R"('\x1b[2J\xc2\x9b')"}},
       {"deep_and_open", file_of(std::string(200000, '['), 0), {"32 levels"}},
       {"metadata_number", file_of(R"({"__metadata__":{"step":5}})", 0), {"text as 'step'"}},
       {"overlap",

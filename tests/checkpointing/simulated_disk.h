@@ -85,6 +85,7 @@ class SimulatedDisk : public SystemCalls {
     const bool create = (flags & O_CREAT) != 0;
     if (refused(create, /*takes_space=*/create)) return -1;
     NodePtr node = find(path);
+    if (node && create && (flags & O_EXCL) != 0) return failed(EEXIST);
     if (!node && !create) return failed(ENOENT);
     if (!node) {
       const NodePtr folder = find_folder(parent(path));

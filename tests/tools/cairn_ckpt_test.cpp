@@ -436,6 +436,15 @@ TEST_F(ProveResume, NamesTheFirstTensorAndStepThatDiffer) {
                                 HasSubstr("by at most 4 in model.x")));
 }
 
+// It makes all checkpoints again, each as it was.
+TEST_F(ProveResume, SeesAProgramThatNeverResumes) {
+  const ShellResult result =
+      ckpt("prove-resume --kill-at 2 -- " +
+           program("[[ -z $anew ]] && rm -rf $2/step-* && s=1; anew=1; w=$s"));
+  EXPECT_EQ(result.status, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("got one that began anew"));
+}
+
 TEST_F(ProveResume, SaysWhatWentWrong) {
   EXPECT_THAT(ckpt("prove-resume -- /no/such/program").err, HasSubstr("No such file"));
   EXPECT_THAT(ckpt("prove-resume -- false {dir}").err,

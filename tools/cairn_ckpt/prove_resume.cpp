@@ -81,11 +81,59 @@ class Training {
   }
 
   const std::string& dir() const { return dir_; }
+  const std::string& log() const { return log_; }
 
  private:
   std::vector<std::string> command_;
   std::string dir_, log_;
 };
+
+struct Saved {
+  checkpointing::CheckpointSummary summary;
+  fs::file_time_type written;
+};
+using Saves = std::map<std::int64_t, Saved>;  // by step
+
+Saves saves_in(const std::string& dir) {
+  Saves all;
+  for (const auto& [step, path] : steps_in(dir)) {
+    try {
+      all[step] = {checkpointing::summarize_checkpoint(path), fs::last_write_time(path)};
+    } catch (const core::DataError&) {  // the kill came into the midst of it
+    }
+  }
+  return all;
+}
+
+// Where saves do not tell what they continue: a run that began anew would have written the first again.
+bool stand_as_before(const Saves& before, const Saves& now) {
+  const auto there = [&](const auto& one) { return now.contains(one.first); };
+  const auto as_before = [&](const auto& one) {
+    const auto again = now.find(one.first);
+    return again == now.end() || again->second.written == one.second.written;
+  };
+  return std::any_of(before.begin(), before.end(), there) &&
+         std::all_of(before.begin(), before.end(), as_before);
+}
+
+// Whether the run whose saves are `now` went on from one that stood before it.
+bool continued(const Saves& before, const Saves& now) {
+  const std::vector<std::uint64_t>& line = now.rbegin()->second.summary.continues;
+  if (line.empty()) return stand_as_before(before, now);
+  return std::any_of(before.begin(), before.end(), [&](const auto& one) {
+    const std::uint64_t id = one.second.summary.id;
+    return id == now.rbegin()->second.summary.id ||
+           std::find(line.begin(), line.end(), id) != line.end();
+  });
+}
+
+void check_continued(const Saves& before, const Saves& now, const std::string& log) {
+  if (now.empty() || continued(before, now)) return;
+  core::fail<core::Error>("prove-resume",
+                          "expected the second run to continue the killed one, got one ",
+                          "that began anew (does the program resume from the folder it saves to? ",
+                          "its output: ", log, ")");
+}
 
 // Compares the steps that both still have, the earliest first.
 int compare_runs(const std::string& unbroken, const std::string& resumed) {
@@ -135,7 +183,9 @@ int prove_resume(const ProveResume& options) {
   std::cout << "unbroken: ended\n";
   const std::int64_t step = broken.to_its_death(options.kill_at);
   std::cout << "killed: after the checkpoint of step " << step << std::endl;
+  const Saves before = saves_in(broken.dir());
   broken.to_its_end("resumed");
+  check_continued(before, saves_in(broken.dir()), broken.log());
   std::cout << "resumed: ended\n";
   const int status = compare_runs(unbroken.dir(), broken.dir());
   if (status == 0 && temporary) {

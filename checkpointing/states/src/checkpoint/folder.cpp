@@ -59,6 +59,8 @@ CheckpointSummary summarize_checkpoint(const std::string& path) {
   CheckpointSummary summary;
   summary.step = manifest.lineage.step;
   summary.save = manifest.lineage.save;
+  summary.id = manifest.checksum;
+  summary.continues = manifest.lineage.continues;
   summary.world_size = manifest.world_size;
   summary.metric = manifest.metric;
   summary.libraries = manifest.libraries;

@@ -71,7 +71,7 @@ std::shared_ptr<FolderLock> FolderLock::take(const std::string& folder) {
   static std::map<Identity, std::weak_ptr<FolderLock>> held;  // of this process
   const std::lock_guard guard(mutex);
   const std::string path = core::str(folder, "/", kLockName);
-  const int file = system_calls().open(path, O_RDWR | O_CREAT);
+  const int file = system_calls().open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
   struct stat status {};
   if (file < 0 || system_calls().status(file, status) != 0) {
     core::fail<core::IoError>(

@@ -12,6 +12,7 @@
 #include "checkpoint/step_folder.h"
 #include "formats/flat_state.h"
 #include "formats/json_text.h"
+#include "formats/printable.h"
 #include "formats/safetensors/format.h"
 #include "io/file_io.h"
 
@@ -48,7 +49,7 @@ std::uint64_t parse_hex(const std::string& text) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
   if (error != std::errc{} || end != text.data() + text.size() || text.size() != 16) {
-    fail_field("a checksum of 16 hexadecimal digits, got '", text, "'");
+    fail_field("a checksum of 16 hexadecimal digits, got '", printable(text), "'");
   }
   return value;
 }
@@ -120,7 +121,7 @@ EntryKind parse_kind(const std::string& text) {
                                EntryKind::text, EntryKind::dictionary}) {
     if (text == name(kind)) return kind;
   }
-  fail_field("a kind of entry, got '", text, "'");
+  fail_field("a kind of entry, got '", printable(text), "'");
 }
 
 Shape shape_of(const Json& entry, const char* key, const std::string& name) {
@@ -182,13 +183,12 @@ ManifestFile file_of(const Json& json) {
     CheckpointEntry entry = entry_of(item, file.name);
     const bool of_a_rank = file.name == kStateFile && entry.name.starts_with(kRankPrefix);
     if (!usable_name(entry.name) || of_a_rank || !names.insert(entry.name).second) {
-      fail_field("distinct names of entries in ", file.name, ", got '", entry.name.substr(0, 80),
-                 "'");
+      fail_field("distinct names of entries in ", file.name, ", got '", printable(entry.name), "'");
     }
     const bool named_shard = file.name != kStateFile && entry.name.starts_with(kShardPrefix);
     if (entry.shard.has_value() != named_shard) {
       fail_field("shards, and nothing else, in a rank's file under ", kShardPrefix, ", got '",
-                 entry.name.substr(0, 80), "' in ", file.name);
+                 printable(entry.name), "' in ", file.name);
     }
     check_size(entry, left);
     file.entries.push_back(std::move(entry));
@@ -205,7 +205,8 @@ void check_files(const Manifest& manifest) {
   for (int rank = 0; rank < manifest.world_size; ++rank) missing.insert(rank_file(rank));
   for (const ManifestFile& file : manifest.files) {
     if (missing.erase(file.name) == 1) continue;
-    fail_field("the files of ", manifest.world_size, " rank(s), each once, got '", file.name, "'");
+    fail_field("the files of ", manifest.world_size, " rank(s), each once, got '",
+               printable(file.name), "'");
   }
 }
 
@@ -251,9 +252,11 @@ auto parsing(const std::string& path, F&& f) {
   try {
     return f();
   } catch (const Json::exception& e) {
-    core::fail<core::DataError>("manifest", "expected a manifest in '", path, "', got: ", e.what());
+    core::fail<core::DataError>("manifest", "expected a manifest in '", path,
+                                "', got: ", escaped(e.what()));
   } catch (const core::InvalidArgument& e) {
-    core::fail<core::DataError>("manifest", "expected a manifest in '", path, "', got: ", e.what());
+    core::fail<core::DataError>("manifest", "expected a manifest in '", path,
+                                "', got: ", escaped(e.what()));
   } catch (const BadField& e) {
     core::fail<core::DataError>("manifest", "expected ", e.what(), " in '", path, "'");
   }
@@ -282,7 +285,7 @@ std::string writer_of(const Json& json) {
   if (found == json.end() || !found->is_object()) return "";
   const auto cairn = found->find("cairn");
   if (cairn == found->end() || !cairn->is_string()) return "";
-  return core::str(" by Cairn ", cairn->get<std::string>());
+  return core::str(" by Cairn ", printable(cairn->get<std::string>()));
 }
 
 // Returns the version.
@@ -306,8 +309,8 @@ std::uint64_t check_checksum(Json json, const std::string& path) {
   const std::string body = dump(json, kCompact);
   const std::uint64_t actual = checksum(body.data(), body.size());
   if (stored != hex(actual)) {
-    core::fail<core::DataError>("manifest", "expected the checksum ", stored, " of '", path,
-                                "', got another: the manifest is damaged");
+    core::fail<core::DataError>("manifest", "expected the checksum ", printable(stored), " of '",
+                                path, "', got another: the manifest is damaged");
   }
   return actual;
 }

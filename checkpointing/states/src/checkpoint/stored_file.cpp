@@ -4,6 +4,7 @@
 #include <set>
 
 #include "cairn/core/error.h"
+#include "formats/printable.h"
 #include "formats/safetensors/format.h"
 #include "io/file_io.h"
 #include "io/work_threads.h"
@@ -18,7 +19,8 @@ ManifestFile write_stored_file(const std::string& folder, const std::string& nam
   std::vector<std::size_t> entry_of_tensor;
   for (const auto& [entry_name, value] : entries) {
     CAIRN_CHECK(usable_name(entry_name), "save",
-                "expected names of at most 64 non-empty keys, got '", entry_name, "'");
+                "expected names of at most 64 non-empty keys without control characters, got '",
+                printable(entry_name), "'");
     CheckpointEntry entry;
     entry.name = entry_name;
     entry.file = name;
@@ -88,7 +90,8 @@ void read_entries(const SafetensorsReader& reader, const ManifestFile& file, Rea
   }
   for (const SafetensorsEntry& entry : reader.entries()) {
     if (!known.contains(entry.name)) {
-      damage.push_back(core::str(file.name, ": '", entry.name, "' is not in the manifest"));
+      damage.push_back(
+          core::str(file.name, ": '", printable(entry.name), "' is not in the manifest"));
     }
   }
 }

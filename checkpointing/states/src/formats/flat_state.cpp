@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cairn/core/error.h"
+#include "formats/printable.h"
 
 namespace cairn::checkpointing {
 
@@ -21,7 +22,7 @@ void flatten_into(FlatState& out, const StateDict& state, const std::string& pre
 
 [[noreturn]] void fail_name(const std::string& name) {
   core::fail<core::DataError>("state", "expected distinct entries with non-empty names, got '",
-                              name, "'");
+                              printable(name), "'");
 }
 
 void insert(StateDict& state, const std::string& path, std::size_t from, StateDict::Value value) {
@@ -42,7 +43,9 @@ void insert(StateDict& state, const std::string& path, std::size_t from, StateDi
 
 bool usable_name(const std::string& name) {
   constexpr std::ptrdiff_t kMostKeys = 64;
-  return !name.empty() && name.front() != '.' && name.back() != '.' &&
+  bool controls = false;
+  for (std::size_t i = 0; i < name.size(); ++i) controls = controls || is_control(name, i);
+  return !name.empty() && !controls && name.front() != '.' && name.back() != '.' &&
          name.find("..") == std::string::npos &&
          std::count(name.begin(), name.end(), '.') < kMostKeys;
 }

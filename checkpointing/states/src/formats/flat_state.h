@@ -10,7 +10,7 @@ namespace cairn::checkpointing {
 
 using FlatState = std::vector<std::pair<std::string, StateDict::Value>>;
 
-/// "a.b.c" of non-empty keys, not more than 64: dictionaries recurse.
+/// "a.b.c" of non-empty keys without control characters, not more than 64: dictionaries recurse.
 bool usable_name(const std::string& name);
 
 /// The tensor or the shard's; nullptr for other values.

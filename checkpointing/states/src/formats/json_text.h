@@ -8,11 +8,17 @@
 
 namespace cairn::checkpointing {
 
-inline constexpr int kDeepestJson = 32;  // levels; what Cairn writes has five
+inline constexpr std::size_t kDeepestJson = 32;  // levels; what Cairn writes has five
+inline constexpr std::size_t kMostOrderedKeys = 4096;
 
-/// Throws core::DataError "[where] expected ... in '<path>'" for text that is not JSON, repeats a
-/// key in one object or nests deeper than kDeepestJson.
+/// Keys keep their order, in which each is compared with all before it. Throws core::DataError
+/// "[where] expected ... in '<path>'" for text that is not JSON, repeats a key in one object, has more
+/// than kMostOrderedKeys there or nests deeper than kDeepestJson.
 nlohmann::ordered_json parse_json(const std::string& text, const char* where,
                                   const std::string& path);
+
+/// Keys are sorted, any number of them.
+nlohmann::json parse_large_json(const std::string& text, const char* where,
+                                const std::string& path);
 
 }  // namespace cairn::checkpointing

@@ -38,8 +38,10 @@ int open_or_fail(const std::string& path, int flags, const char* what) {
 
 }  // namespace
 
-WritableFile::WritableFile(const std::string& path)
-    : path_(path), descriptor_(open_or_fail(path, O_WRONLY | O_CREAT | O_TRUNC, "write")) {}
+WritableFile::WritableFile(const std::string& path, Mode mode)
+    : path_(path),
+      descriptor_(open_or_fail(path, O_WRONLY | O_CREAT | (mode == Mode::create ? O_EXCL : O_TRUNC),
+                               "write")) {}
 
 WritableFile::~WritableFile() {
   if (descriptor_ >= 0) system_calls().close(descriptor_);
@@ -164,7 +166,8 @@ void check_writable(const std::string& folder, const std::string& probe) {
   const std::string path = core::str(folder, "/", probe);
   try {
     make_folders(folder);
-    WritableFile file(path);
+    remove_everything(path);
+    WritableFile file(path, WritableFile::Mode::create);
     file.write("probe");
     file.close();
     remove_everything(path);

@@ -23,7 +23,8 @@ class NoSuchFile : public core::IoError {
 
 class WritableFile {
  public:
-  explicit WritableFile(const std::string& path);  // created, or emptied
+  enum class Mode { replace, create };  // created, or emptied; created, where nothing has that name
+  explicit WritableFile(const std::string& path, Mode mode = Mode::replace);
   ~WritableFile();
   WritableFile(const WritableFile&) = delete;
   WritableFile& operator=(const WritableFile&) = delete;
@@ -71,7 +72,8 @@ std::vector<std::string> list_folder(const std::string& path);
 void make_folders(const std::string& path);  // with its parents, where they are missing
 void rename(const std::string& from, const std::string& to);
 void remove_everything(const std::string& path);  // a file, or a folder and all below it, if there
-/// Throws unless a file can be made, written and flushed there.
+/// Throws unless a file can be made, written and flushed there. What has the probe's name is removed; a
+/// link is not followed.
 void check_writable(const std::string& folder, const std::string& probe);
 /// Makes its entries (names created, renamed and removed) outlive a loss of power.
 void flush_folder(const std::string& path);

@@ -41,7 +41,9 @@ using core::LibraryVersions;
 
 struct CheckpointSummary {
   std::int64_t step = 0;
-  std::int64_t save = 0;  // 1-based index of this save in its folder; 0: unknown
+  std::int64_t save = 0;                 // 1-based index of this save in its folder; 0: unknown
+  std::uint64_t id = 0;                  // the checksum of its manifest
+  std::vector<std::uint64_t> continues;  // ids of the saves that it continues, the newest first
   int world_size = 1;
   std::optional<double> metric;  // that the save was given
   LibraryVersions libraries;     // of the run that saved; empty where it did not tell

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -66,6 +67,7 @@ class SafetensorsReader {
   std::uint64_t data_begin_ = 0;
   std::uint64_t header_checksum_ = 0;
   std::vector<SafetensorsEntry> entries_;
+  std::unordered_map<std::string, std::size_t> places_;  // of entries_, by name
   SafetensorsMetadata metadata_;
 };
 

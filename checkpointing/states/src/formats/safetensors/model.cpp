@@ -12,6 +12,7 @@
 #include "cairn/checkpointing/state_file.h"
 #include "cairn/core/error.h"
 #include "formats/json_text.h"
+#include "formats/printable.h"
 #include "io/file_io.h"
 #include "io/work_threads.h"
 
@@ -20,7 +21,7 @@ namespace cairn::checkpointing {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using LargeJson = nlohmann::json;
 
 constexpr std::uint64_t kLargestIndex = 100'000'000;  // bytes
 
@@ -53,7 +54,7 @@ std::map<std::string, std::set<std::string>> read_index(const std::string& path)
     core::fail<core::DataError>("safetensors", "expected an index of at most ", kLargestIndex,
                                 " bytes, got a longer one, '", path, "'");
   }
-  const Json index = parse_json(read_text(path), "safetensors", path);
+  const LargeJson index = parse_large_json(read_text(path), "safetensors", path);
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (map == index.end() || !map->is_object()) {
     core::fail<core::DataError>("safetensors", "expected a weight_map in '", path, "', got none");
@@ -62,8 +63,8 @@ std::map<std::string, std::set<std::string>> read_index(const std::string& path)
   for (const auto& [name, file] : map->items()) {
     const std::string text = file.is_string() ? file.get<std::string>() : "";
     if (text.empty() || text.find('/') != std::string::npos || text[0] == '.') {
-      core::fail<core::DataError>("safetensors", "expected a file beside '", path, "' for '", name,
-                                  "', got ", file.dump());
+      core::fail<core::DataError>("safetensors", "expected a file beside '", path, "' for '",
+                                  printable(name), "', got ", file.dump());
     }
     files[text].insert(name);
   }
@@ -76,7 +77,7 @@ FlatState read_indexed(const std::string& path) {
   for (auto& [file, names] : read_index(path)) {
     const std::string full = (fs::path(path).parent_path() / file).string();
     if (!exists(full)) {
-      problems += core::str("; the file '", file, "' is missing");
+      problems += core::str("; the file '", printable(file), "' is missing");
       continue;
     }
     FlatState stored;
@@ -84,10 +85,11 @@ FlatState read_indexed(const std::string& path) {
     append_to(state, stored);
     for (const auto& entry : stored) {
       if (names.erase(entry.first) == 1) continue;
-      problems += core::str("; '", entry.first, "' in ", file, " is not in the index");
+      problems += core::str("; '", printable(entry.first), "' in ", printable(file),
+                            " is not in the index");
     }
     for (const std::string& name : names)
-      problems += core::str("; '", name, "' is missing in ", file);
+      problems += core::str("; '", printable(name), "' is missing in ", printable(file));
   }
   append_to(state, tied);
   if (problems.empty()) return state;
@@ -159,7 +161,7 @@ void write_safetensors_model(const std::string& folder, const StateDict& state,
     write_safetensors((path / kModelFile).string(), shards[0].tensors, shards[0].metadata);
     return;
   }
-  Json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", Json::object()}};
+  LargeJson index = {{"metadata", {{"total_size", 0}}}, {"weight_map", LargeJson::object()}};
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const std::string file = shard_name(i, shards.size());

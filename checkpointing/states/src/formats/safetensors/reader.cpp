@@ -3,6 +3,7 @@
 
 #include "cairn/core/error.h"
 #include "formats/json_text.h"
+#include "formats/printable.h"
 #include "formats/safetensors/format.h"
 #include "io/file_io.h"
 
@@ -10,14 +11,14 @@ namespace cairn::checkpointing {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using LargeJson = nlohmann::json;
 
 template <class... Args>
 [[noreturn]] void fail_data(const std::string& path, const Args&... args) {
-  core::fail<core::DataError>("safetensors", args..., " in '", path, "'");
+  core::fail<core::DataError>("safetensors", escaped(core::str(args...)), " in '", path, "'");
 }
 
-std::uint64_t unsigned_of(const Json& value, const std::string& path, const std::string& name,
+std::uint64_t unsigned_of(const LargeJson& value, const std::string& path, const std::string& name,
                           const char* what) {
   if (!value.is_number_unsigned()) {
     fail_data(path, "expected non-negative integers as ", what, " of '", name, "', got ",
@@ -26,20 +27,20 @@ std::uint64_t unsigned_of(const Json& value, const std::string& path, const std:
   return value.get<std::uint64_t>();
 }
 
-const Json& member(const Json& entry, const char* key, const std::string& path,
-                   const std::string& name) {
+const LargeJson& member(const LargeJson& entry, const char* key, const std::string& path,
+                        const std::string& name) {
   const auto found = entry.find(key);
   if (found == entry.end()) fail_data(path, "expected \"", key, "\" of '", name, "', got none");
   return *found;
 }
 
-Shape shape_of(const Json& value, const std::string& path, const std::string& name) {
+Shape shape_of(const LargeJson& value, const std::string& path, const std::string& name) {
   if (!value.is_array() || value.size() > static_cast<std::size_t>(core::kMaxDims)) {
     fail_data(path, "expected a shape of at most ", core::kMaxDims, " sizes for '", name, "', got ",
               value.dump());
   }
   Shape shape;
-  for (const Json& size : value) {
+  for (const LargeJson& size : value) {
     const std::uint64_t n = unsigned_of(size, path, name, "shape");
     if (n > INT64_MAX) fail_data(path, "expected sizes below 2^63 for '", name, "', got ", n);
     shape.push_back(static_cast<std::int64_t>(n));
@@ -59,7 +60,8 @@ std::uint64_t bytes_of(const SafetensorsEntry& entry, const std::string& path) {
   return bytes;
 }
 
-SafetensorsEntry parse_entry(const std::string& name, const Json& value, const std::string& path) {
+SafetensorsEntry parse_entry(const std::string& name, const LargeJson& value,
+                             const std::string& path) {
   if (!value.is_object())
     fail_data(path, "expected an object for '", name, "', got ", value.dump());
   if (value.size() != 3) {
@@ -67,13 +69,13 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& value, const s
   }
   SafetensorsEntry entry;
   entry.name = name;
-  const Json& dtype = member(value, "dtype", path, name);
+  const LargeJson& dtype = member(value, "dtype", path, name);
   if (!dtype.is_string() || !parse_safetensors_dtype(dtype.get<std::string>(), entry.dtype)) {
     fail_data(path, "expected a dtype of F16, BF16, F32, F64, I16, I32, I64, U8 or BOOL for '",
               name, "', got ", dtype.dump());
   }
   entry.shape = shape_of(member(value, "shape", path, name), path, name);
-  const Json& offsets = member(value, "data_offsets", path, name);
+  const LargeJson& offsets = member(value, "data_offsets", path, name);
   if (!offsets.is_array() || offsets.size() != 2) {
     fail_data(path, "expected data_offsets [begin, end] of '", name, "', got ", offsets.dump());
   }
@@ -87,7 +89,7 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& value, const s
   return entry;
 }
 
-SafetensorsMetadata parse_metadata(const Json& value, const std::string& path) {
+SafetensorsMetadata parse_metadata(const LargeJson& value, const std::string& path) {
   SafetensorsMetadata metadata;
   if (!value.is_object())
     fail_data(path, "expected an object as ", kMetadataKey, ", got ", value.dump());
@@ -159,7 +161,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path)
   file_->read(0, text.data(), text.size());
   header_checksum_ = checksum(text.data(), text.size());
   text.erase(0, sizeof length);
-  const Json header = parse_json(text, "safetensors", path);
+  const LargeJson header = parse_large_json(text, "safetensors", path);
   if (!header.is_object())
     fail_data(path, "expected an object as header, got ", header.type_name());
   for (const auto& [name, value] : header.items()) {
@@ -172,6 +174,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path)
   std::stable_sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
+  for (std::size_t i = 0; i < entries_.size(); ++i) places_[entries_[i].name] = i;
   data_begin_ = sizeof length + length;
   check_tiling(entries_, file_bytes_ - data_begin_, path);
 }
@@ -179,9 +182,8 @@ SafetensorsReader::SafetensorsReader(const std::string& path)
 SafetensorsReader::~SafetensorsReader() = default;
 
 const SafetensorsEntry* SafetensorsReader::find(const std::string& name) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                  [&](const SafetensorsEntry& e) { return e.name == name; });
-  return found == entries_.end() ? nullptr : &*found;
+  const auto found = places_.find(name);
+  return found == places_.end() ? nullptr : &entries_[found->second];
 }
 
 Tensor SafetensorsReader::read(const std::string& name) const {

@@ -40,26 +40,35 @@ std::vector<std::size_t> data_order(const NamedTensors& tensors) {
   return order;
 }
 
+std::string dumped(const ordered_json& value) {
+  try {
+    return value.dump();
+  } catch (const ordered_json::exception& e) {
+    core::fail("safetensors", "expected names in UTF-8: ", e.what());
+  }
+}
+
 std::string header_text(const NamedTensors& tensors, const std::vector<std::size_t>& order,
                         const SafetensorsMetadata& metadata) {
-  ordered_json header = ordered_json::object();
-  for (const auto& [key, value] : metadata) header[kMetadataKey][key] = value;
+  std::string text = "{";
+  // A member at a time: an object of all would compare each name with all before it.
+  const auto add = [&](const std::string& name, const ordered_json& value) {
+    if (text.size() > 1) text += ',';
+    text += dumped(name) + ':' + dumped(value);
+  };
+  ordered_json about;
+  for (const auto& [key, value] : metadata) about[key] = value;
+  if (!about.empty()) add(kMetadataKey, about);
   std::uint64_t offset = 0;
   for (const std::size_t i : order) {
     const Tensor& x = tensors[i].tensor;
     const std::uint64_t end = offset + x.nbytes();
-    header[tensors[i].name] = {
-        {"dtype", safetensors_name(x.dtype())},
-        {"shape", std::vector<std::int64_t>(x.shape().begin(), x.shape().end())},
-        {"data_offsets", {offset, end}}};
+    add(tensors[i].name, {{"dtype", safetensors_name(x.dtype())},
+                          {"shape", std::vector<std::int64_t>(x.shape().begin(), x.shape().end())},
+                          {"data_offsets", {offset, end}}});
     offset = end;
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const ordered_json::exception& e) {
-    core::fail("safetensors", "expected names in UTF-8: ", e.what());
-  }
+  text += '}';
   text.resize((text.size() + 7) / 8 * 8, ' ');  // the data starts aligned
   return text;
 }
