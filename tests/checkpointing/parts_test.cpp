@@ -13,6 +13,8 @@
 #include "cairn/kernels/copy.h"
 #include "cairn/kernels/master_weight.h"
 #include "cairn/nn/nn.h"
+#include "cairn/optim/adam.h"
+#include "cairn/optim/sgd.h"
 #include "checkpointing/temporary_folder.h"
 
 namespace cairn::checkpointing {
@@ -188,6 +190,24 @@ TEST(PartialLoad, AnotherShapeIsAnErrorStill) {
   TrainingState state({{"head", now.head}});
   EXPECT_THAT(message_of<DataError>([&] { state.resume_latest(dir.string(), {.strict = false}); }),
               HasSubstr("0.weight"));
+}
+
+TEST(PartialLoad, AnotherOptimizersStateIsLeftOut) {
+  const TemporaryFolder dir;
+  TwoNets old(5), now(5);
+  optim::FusedAdam adam(old.body.parameters(), {.lr = 0.5});
+  optim::FusedSGD sgd(now.body.parameters(), {.lr = 0.25});
+  TrainingState({{"body", old.body}, {"optimizer", adam}}).save(dir.string(), 4);
+  TrainingState state({{"body", now.body}, {"optimizer", sgd}});
+  EXPECT_THAT(message_of<DataError>([&] { state.resume_latest(dir.string()); }),
+              HasSubstr("the state of a FusedAdam"));
+  const auto info = state.resume_latest(dir.string(), {.strict = false});
+  ASSERT_TRUE(info);
+  EXPECT_THAT(info->kept, ElementsAre("optimizer"));
+  EXPECT_THAT(info->ignored, ElementsAre("optimizer"));
+  EXPECT_EQ(sgd.groups()[0].lr, 0.25);
+  EXPECT_EQ(now.body.parameters()[0].tensor.to_vector(),
+            old.body.parameters()[0].tensor.to_vector());
 }
 
 TEST(PartialLoad, NamesAreMapped) {

@@ -484,10 +484,26 @@ ResumeInfo TrainingState::resume(const std::string& path, const ResumeOptions& h
   return load(std::move(loaded), how);
 }
 
+// Of optimizers, whose states say which they are of.
+bool is_of_another_kind(const StateDict& own, const StateDict& loaded) {
+  const auto kind_in = [](const StateDict& state) {
+    const StateDict::Value* kind = state.find("kind");
+    const auto* text = kind == nullptr ? nullptr : std::get_if<std::string>(kind);
+    return text == nullptr ? std::string() : *text;
+  };
+  const std::string a = kind_in(own), b = kind_in(loaded);
+  return !a.empty() && !b.empty() && a != b;
+}
+
 // Loads one part; where the options allow it and the state does not fit as it is, what of it fits.
 void TrainingState::load_part(const Part& part, const StateDict& loaded, const StateDict& before,
                               const ResumeOptions& how, ResumeInfo& info) {
   if (how.strict) return part.stateful->load_state_dict(loaded);
+  if (is_of_another_kind(before, loaded)) {
+    info.kept.push_back(part.name);
+    info.ignored.push_back(part.name);
+    return;
+  }
   std::vector<std::string> kept, ignored;
   const StateDict fitting = merged(before, loaded, part.name + ".", kept, ignored);
   try {

@@ -93,7 +93,8 @@ struct SaveReport {
 
 struct ResumeOptions {
   /// false: what the state lacks stays as it is, what the training lacks is left out (ResumeInfo
-  /// says which). What differs in shape is an error still.
+  /// says which); a part of another kind (an Adam's state for an SGD) is both. What differs in shape
+  /// is an error still.
   bool strict = true;
   /// {"model.encoder", "model.backbone"}: the file's entry of that name, or all below it, loads
   /// under the other name. The first pair that fits counts.
