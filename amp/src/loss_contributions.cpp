@@ -79,6 +79,14 @@ std::size_t LossContributions::index_of(const optim::Optimizer& optimizer,
   return static_cast<std::size_t>(found - optimizers_.begin());
 }
 
+/// By one of its optimizers: parameters that none of them steps may keep theirs for ever.
+bool LossContributions::is_held(const LossContributionPtr& one) const {
+  return std::any_of(one->optimizers.begin(), one->optimizers.end(), [&](std::size_t index) {
+    const std::vector<LossContributionPtr> held = held_by(index);
+    return std::find(held.begin(), held.end(), one) != held.end();
+  });
+}
+
 LossContributionPtr LossContributions::open(int loss_id, double scale, const Indices& optimizers) {
   std::erase_if(open_, [](const auto& one) {
     const auto alive = one.lock();
@@ -87,7 +95,7 @@ LossContributionPtr LossContributions::open(int loss_id, double scale, const Ind
   for (const auto& one : open_) {
     LossContributionPtr alive = one.lock();
     const bool same = alive->loss_id == loss_id && alive->scale == scale;
-    if (same && alive->optimizers == optimizers) return alive;
+    if (same && alive->optimizers == optimizers && is_held(alive)) return alive;
   }
   auto fresh = std::make_shared<LossContribution>();
   fresh->owner = this;

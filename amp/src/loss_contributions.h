@@ -44,7 +44,8 @@ class LossContributions {
   explicit LossContributions(std::vector<optim::Optimizer*> optimizers)
       : optimizers_(std::move(optimizers)) {}
 
-  /// Of the next backward of this loss: the one that its gradients are in already, or a new one.
+  /// Of the next backward of this loss: the one that its optimizers' gradients are in already, or a new
+  /// one.
   LossContributionPtr open(int loss_id, double scale, const std::vector<std::size_t>& optimizers);
   /// Gradients of this optimizer that came by another way than a loss of this handle's are `scale`'s.
   void adopt(std::size_t optimizer, const core::GradientScale& scale);
@@ -67,6 +68,7 @@ class LossContributions {
   void check_not_moved(const char* where) const;
 
  private:
+  bool is_held(const LossContributionPtr& one) const;
   std::vector<LossContributionPtr> unjudged_of(const std::vector<std::size_t>& optimizers) const;
   std::vector<optim::PendingReport> check_later_ones(const LossContribution& contribution,
                                                      const std::vector<std::size_t>& stepping,

@@ -452,6 +452,23 @@ TEST(Misuse, AnOptimizerThatStepsLaterSkipsWhatItHoldsOfAnOverflow) {
   EXPECT_TRUE(pair.precision.step(pair.b_optimizer).applied);
 }
 
+/// What nobody steps and nobody clears is not a part of the loss's next backward.
+TEST(Misuse, AnOverflowThatOnlyAParameterWithoutAnOptimizerHoldsIsOver) {
+  MisuseWeight a, b;
+  optim::FusedSGD optimizer(a.parameters(), {.lr = 1.0});
+  Options options{.opt_level = OptLevel::O0};
+  options.num_losses = 2;
+  Amp precision = initialize({&a, &b}, {&optimizer}, options);
+  const auto loss = [&](double x) { return autograd::add(a.loss(x), b.loss(x)); };
+  precision.backward(loss(kMisuseInf), {.loss_id = 0});
+  precision.backward(loss(0.25), {.loss_id = 1});
+  EXPECT_FALSE(optimizer.step().applied);
+  precision.backward(loss(0.25), {.loss_id = 0});
+  const optim::StepResult result = precision.step();
+  EXPECT_TRUE(result.applied) << result.reason;
+  EXPECT_EQ(a.value(), 0.75);
+}
+
 /// Gradients of one loss that were given to other optimizers are judged by themselves.
 TEST(Misuse, AnOptimizerStepsWhatItHoldsOfALossThatOverflowedForAnother) {
   MisusePair pair(two_losses());

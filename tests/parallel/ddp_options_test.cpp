@@ -267,6 +267,22 @@ TEST(DdpOrders, ASumCountsEachBackwardOnce) {
   }
 }
 
+/// Divided by other factors, their parameters would go apart in silence.
+TEST(DdpOptions, MustBeTheSameOnAllRanks) {
+  run_threads(2, [](ProcessGroup& group) {
+    Tower tower(1);
+    const bool first = group.rank() == 0;
+    const auto refused = [&](const DistributedOptions& options,
+                             const std::vector<std::string>& parts) {
+      expect_error<InvalidArgument>([&] { DistributedDataParallel(tower, group, options); }, parts);
+    };
+    refused({.gradient_predivide_factor = first ? 1.0 : 2.0},
+            {"gradient_predivide_factor 1, average, no delay_allreduce", "on rank 0 and options",
+             "gradient_predivide_factor 2"});
+    refused({.average = first}, {", no average, "});
+  });
+}
+
 /// No backward reduces: the step does, whatever each rank's loss has reached. What none reached does not move, in spite of its
 /// momentum.
 TEST(DdpOrders, AStepAveragesGradientsThatOtherRanksDoNotHave) {

@@ -373,6 +373,38 @@ TEST(Split, CountsTheRanksOfEachMachine) {
   });
   for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
 }
+/// Each connects in a thread of its own, in another order on every second rank.
+TEST(Split, GroupsMayConnectAtTheSameTime) {
+  run_ranks(3, [](ProcessGroup& group) {
+    for (int round = 0; round < 5; ++round) {
+      const ProcessGroup a = group.split(0, 0, "a"), b = group.split(0, 0, "b");
+      const Tensor x = Tensor::full({4}, 1.0), y = Tensor::full({4}, 2.0);
+      const auto of_a = [&] { a.all_reduce(x); };
+      const auto of_b = [&] { b.all_reduce(y); };
+      const bool odd = group.rank() % 2 == 1;
+      const Work first = odd ? b.async(y.device(), of_b) : a.async(x.device(), of_a);
+      const Work second = odd ? a.async(x.device(), of_a) : b.async(y.device(), of_b);
+      first.wait();
+      second.wait();
+      EXPECT_EQ(x.to_vector(), std::vector<double>(4, 3.0));
+      EXPECT_EQ(y.to_vector(), std::vector<double>(4, 6.0));
+    }
+  });
+}
+
+TEST(ProcessGroup, FollowEachOtherInOneProcess) {
+  const auto results = start_ranks(3, [](int rank) {
+    for (int i = 0; i < 20; ++i) {
+      const ProcessGroup group = ProcessGroup::from_environment(fast_options());
+      const Tensor x = Tensor::full({2}, rank + i);
+      group.all_reduce(x);
+      ASSERT_EQ(x.to_vector(), std::vector<double>(2, 3 + 3 * i));
+      if (rank == 0 && i < 3) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
 TEST(Split, ADisagreementNamesTheGroup) {
   run_threads(4, [](ProcessGroup& group) {
     const ProcessGroup half = group.split(group.rank() % 2);

@@ -27,8 +27,8 @@ using test::expect_error;
 /// A server and the address to reach it.
 struct Host {
   explicit Host(int world_size, const std::string& token = "0123456789abcdef0123456789abcdef",
-                const std::string& incarnation = "")
-      : server({"127.0.0.1", 0, token}, world_size, incarnation),
+                const JobStart& start = {})
+      : server({"127.0.0.1", 0, token}, world_size, start),
         address{"127.0.0.1", server.port(), token} {}
   StoreServer server;
   StoreAddress address;
@@ -184,11 +184,12 @@ TEST(Store, JoinRefusesContradictions) {
                                    {"WORLD_SIZE=3", "WORLD_SIZE=2"});
   expect_error<CommunicationError>([&] { outside.join(2, Milliseconds(5000)); },
                                    {"rank 2", "WORLD_SIZE"});
-  expect_error<CommunicationError>([&] { a.join(2, Milliseconds(5000), "1"); },
+  StoreClient next_start(host.address, 0, {.restart = "1"});
+  expect_error<CommunicationError>([&] { next_start.join(2, Milliseconds(5000)); },
                                    {"start '1'", "left over from before a restart"});
-  const Host second(2, "", "1");
+  const Host second(2, "", {.restart = "1"});
   StoreClient left_over(second.address, 0);
-  expect_error<CommunicationError>([&] { left_over.join(2, Milliseconds(5000), "0"); },
+  expect_error<CommunicationError>([&] { left_over.join(2, Milliseconds(5000)); },
                                    {"start '0'", "rank 0 to start '1'"});
   auto first = std::async(std::launch::async, [&] { return again.join(2, Milliseconds(5000)); });
   const std::uint64_t number = a.join(2, Milliseconds(5000));
@@ -214,9 +215,49 @@ std::string packed(std::uint64_t id, wire::Request request, const std::string& k
       .number(id)
       .number(0)  // rank
       .number(static_cast<std::uint64_t>(request))
+      .text("0")  // restart
+      .number(1)  // group
       .text(key)
       .number(number)
       .bytes();
+}
+
+TEST(Store, ThreadsMayEachWait) {
+  const Host host(1);
+  StoreClient client(host.address, 0);
+  std::vector<std::future<std::string>> waiting;
+  for (const std::string key : {"a", "b", "c"})
+    waiting.push_back(
+        std::async(std::launch::async, [&, key] { return client.get(key, Milliseconds(20'000)); }));
+  std::this_thread::sleep_for(Milliseconds(50));
+  for (const std::string key : {"c", "b", "a"}) client.set(key, "the " + key);
+  for (auto& value : waiting) EXPECT_THAT(value.get(), testing::StartsWith("the "));
+}
+
+// Groups follow each other at one address: some ranks are already in the next one.
+TEST(Store, ARankOfTheNextGroupWaitsForItsStore) {
+  StoreAddress address;
+  std::future<void> ahead;
+  {
+    const Host first(1);
+    address = first.address;
+    ahead = std::async(std::launch::async, [&] {
+      StoreClient next(address, 0, {.group = 2});
+      next.set("key", "of the second", Milliseconds(20'000));
+    });
+    StoreClient client(address, 0);
+    expect_error<CommunicationError>([&] { client.get("key", Milliseconds(300)); }, {"'key'"});
+  }
+  const StoreServer second(address, 1, {.group = 2});
+  ahead.get();
+  StoreClient client(address, 0, {.group = 2}), late(address, 0);
+  EXPECT_EQ(client.get("key", Milliseconds(0)), "of the second");
+  expect_error<CommunicationError>(
+      [&] { late.set("key", "of the first"); },
+      {"makes group 1", "rank 0 has come to group 2", "the same groups"});
+  StoreClient early(address, 0, {.group = 3});
+  expect_error<CommunicationError>([&] { early.set("key", "?", Milliseconds(300)); },
+                                   {"makes group 3", "rank 0 is still in group 2"});
 }
 
 // A client whose connection broke asks again, with the same number.

@@ -1,6 +1,9 @@
 // The coordinator of a group of processes: the store in which they meet, and the tree in which they
 // watch each other.
 #include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
 #include <utility>
 
 #include "cairn/core/error.h"
@@ -31,21 +34,27 @@ class ProcessCoordinator : public Coordinator {
 
   JobEnvironment job_;
   GroupOptions options_;
+  JobStart start_;
   StoreAddress address_;
   std::unique_ptr<StoreServer> server_;  // in rank 0
   std::shared_ptr<StoreClient> client_;
   Control control_;
 };
 
-/// Which start of the job this is: cairn-run counts its restarts.
-std::string incarnation() {
+/// cairn-run counts its restarts; groups of one process follow each other at the same address.
+JobStart next_start(const JobEnvironment& job) {
+  static std::mutex mutex;
+  static std::map<std::string, std::uint64_t> groups;  // of each rank at each address
+  const std::lock_guard lock(mutex);
   const char* restarts = std::getenv("CAIRN_RESTART_COUNT");
-  return restarts == nullptr ? "0" : restarts;
+  const std::string place = core::str(job.master_addr, " ", job.master_port, " ", job.rank);
+  return {restarts == nullptr ? "0" : restarts, ++groups[place]};
 }
 
-std::unique_ptr<StoreServer> serve(const StoreAddress& address, const JobEnvironment& job) {
+std::unique_ptr<StoreServer> serve(const StoreAddress& address, const JobEnvironment& job,
+                                   const JobStart& start) {
   if (job.rank != 0) return nullptr;
-  return std::make_unique<StoreServer>(address, job.world_size, incarnation());
+  return std::make_unique<StoreServer>(address, job.world_size, start);
 }
 
 std::string control_key(int rank) {
@@ -56,13 +65,13 @@ ProcessCoordinator::ProcessCoordinator(const JobEnvironment& job, const GroupOpt
                                        OnFailure on_failure, CheckDevices check)
     : job_(job),
       options_(options),
+      start_(next_start(job)),
       address_{job.master_addr, job.master_port, job.token},
-      server_(serve(address_, job)),
-      client_(std::make_shared<StoreClient>(address_, job.rank)),
+      server_(serve(address_, job, start_)),
+      client_(std::make_shared<StoreClient>(address_, job.rank, start_)),
       control_(control_options(std::move(on_failure), std::move(check))) {
   publish();
-  const std::uint64_t number =
-      client_->join(job.world_size, options.rendezvous_timeout, incarnation());
+  const std::uint64_t number = client_->join(job.world_size, options.rendezvous_timeout);
   control_.start(number, parent());
 }
 
@@ -82,7 +91,8 @@ Control::Options ProcessCoordinator::control_options(OnFailure on_failure,
 void ProcessCoordinator::publish() {
   if (control_.port() == 0) return;
   client_->set(control_key(job_.rank),
-               core::str(control_.port(), " ", address_towards(job_.master_addr)));
+               core::str(control_.port(), " ", address_towards(job_.master_addr)),
+               options_.rendezvous_timeout);
 }
 
 StoreAddress ProcessCoordinator::parent() const {

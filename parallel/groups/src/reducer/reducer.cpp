@@ -80,8 +80,25 @@ void check_options(const DistributedOptions& options) {
 
 namespace {
 
-std::string list(const std::vector<Gradient>& gradients) {
+/// What all ranks must have alike: it decides what is reduced when, and into what.
+std::string describe(const DistributedOptions& options) {
   std::ostringstream out;
+  out << "first_bucket_bytes " << options.first_bucket_bytes << ", bucket_bytes "
+      << options.bucket_bytes << ", num_allreduce_streams " << options.num_allreduce_streams
+      << ", gradient_predivide_factor " << options.gradient_predivide_factor;
+  const std::pair<const char*, bool> switches[] = {
+      {"average", options.average},
+      {"delay_allreduce", options.delay_allreduce},
+      {"allreduce_always_fp32", options.allreduce_always_fp32},
+      {"a hook", options.hook != nullptr}};
+  for (const auto& [name, on] : switches) out << ", " << (on ? "" : "no ") << name;
+  for (const std::string& trigger : options.trigger_parameters) out << ", trigger " << trigger;
+  return out.str();
+}
+
+std::string list(const DistributedOptions& options, const std::vector<Gradient>& gradients) {
+  std::ostringstream out;
+  out << "options: " << describe(options) << "\n";
   for (const Gradient& gradient : gradients) {
     out << "gradient '" << gradient.name << "' " << gradient.view.dtype << gradient.view.shape
         << " on " << (gradient.view.device.is_cuda() ? "cuda" : "cpu") << "\n";
@@ -210,10 +227,10 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
   return list;
 }
 
-/// The same list on every rank, or an error on every rank. Where neighbours differ (tensors of their own may lie side by side
+/// The same options and list on every rank, or an error on every rank. Where neighbours differ (tensors of their own may lie side by side
 /// by chance) nobody is anybody's neighbour.
 void Reducer::Impl::agree_on_list(std::vector<Gradient>& own, const std::string& error) const {
-  const std::string listing = list(own), runs = digest(list_runs(own));
+  const std::string listing = list(options, own), runs = digest(list_runs(own));
   const auto told = group.exchange((error.empty() ? "+" : "-") + digest(listing) + runs,
                                    "the reducer's gradients");
   const auto failed = [](const std::string& text) { return text[0] == '-'; };

@@ -20,6 +20,7 @@
 
 #include "clock.h"
 #include "store/broken.h"
+#include "store/wire.h"
 
 namespace zmq {
 class context_t;
@@ -34,6 +35,13 @@ struct StoreAddress {
   std::string token;  // empty: this user's processes on this host
 };
 std::string to_string(const StoreAddress& address);  // "host:port"
+
+/// Which group of which start of the job a store is for: one that follows another at the same address
+/// is not taken for it.
+struct JobStart {
+  std::string restart = "0";  // CAIRN_RESTART_COUNT
+  std::uint64_t group = 1;    // among those that each process makes, one after the other
+};
 
 /// A file descriptor that wakes a poll. Closed with the object.
 class Wakeup {
@@ -63,10 +71,10 @@ class Store {
 
 class StoreServer {
  public:
-  /// Listens from here on. `incarnation`: which start of the job this is; ranks of another one are
-  /// refused. Throws CommunicationError: a port in use; InvalidArgument: no token, and an address
-  /// that is not this host's.
-  StoreServer(const StoreAddress& address, int world_size, const std::string& incarnation = "");
+  /// Listens from here on. Ranks of another start and of groups that have ended are refused, those of
+  /// later groups are told to wait. Throws CommunicationError: a port in use; InvalidArgument: no
+  /// token, and an address that is not this host's.
+  StoreServer(const StoreAddress& address, int world_size, const JobStart& start = {});
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -96,17 +104,20 @@ class StoreConnection {
   std::unique_ptr<zmq::socket_t> socket_;
 };
 
-/// One rank's requests. Safe to use from several threads; one request at a time. A request is
-/// repeated until it is answered, so that a connection may break in between. Every call throws
-/// CommunicationError where the store does not answer in time, or after cancel().
+/// One rank's requests. Several threads may each have one under way: groups of a split connect at the
+/// same time. A request is repeated until it is answered, so that a connection may break in between.
+/// Every call throws CommunicationError where the store does not answer in time, or after cancel().
 class StoreClient : public Store {
  public:
-  StoreClient(const StoreAddress& address, int rank);
+  StoreClient(const StoreAddress& address, int rank, JobStart start = {});
+  ~StoreClient() override;
 
   /// Returns the job's number when all ranks have joined. Throws CommunicationError naming the
   /// missing ranks.
-  std::uint64_t join(int world_size, Milliseconds timeout, const std::string& incarnation = "");
+  std::uint64_t join(int world_size, Milliseconds timeout);
   void set(const std::string& key, std::string_view value) override;
+  /// The same where the store may still have to come.
+  void set(const std::string& key, std::string_view value, Milliseconds timeout);
   std::string get(const std::string& key, Milliseconds timeout) override;
   std::int64_t add(const std::string& key, std::int64_t number);
 
@@ -115,14 +126,19 @@ class StoreClient : public Store {
   void throw_if_cancelled(std::string_view what) const override;
 
  private:
+  class Turn;
+  wire::Packer start(std::uint64_t id, wire::Request request) const;
   std::string request(std::string_view what, std::uint64_t id, const std::string& message,
                       Milliseconds timeout);
 
   StoreAddress address_;
   int rank_;
-  std::mutex mutex_;  // the connection and next_id_
-  StoreConnection connection_;
-  std::uint64_t next_id_ = 1;
+  JobStart start_;
+  std::atomic<std::uint64_t> next_id_ = 1;
+  std::mutex adding_;  // the server knows each rank's last sum alone
+  std::mutex mutex_;   // idle_
+  std::vector<std::unique_ptr<StoreConnection>>
+      idle_;  // as many as requests were under way at once
   Wakeup cancelled_wakeup_;
   mutable std::mutex reason_mutex_;
   std::string cancelled_reason_;

@@ -19,13 +19,7 @@ using wire::Request;
 constexpr auto kAnswerTime = Milliseconds(10'000);  // for what the server can answer at once
 constexpr auto kMargin = Milliseconds(2000);        // beyond a timeout that the server keeps
 constexpr auto kRepeatAfter = Milliseconds(1000);   // before a request is repeated
-
-Packer start(std::uint64_t id, int rank, Request request) {
-  return Packer()
-      .number(id)
-      .number(static_cast<std::uint64_t>(rank))
-      .number(static_cast<std::uint64_t>(request));
-}
+constexpr auto kAskAgainAfter = Milliseconds(100);  // where the store is still to come
 
 std::uint64_t whole_ms(Milliseconds time) {
   return static_cast<std::uint64_t>(std::max<Milliseconds::rep>(0, time.count()));
@@ -67,8 +61,46 @@ bool StoreConnection::receive(std::string& message, Milliseconds timeout, const 
   return true;
 }
 
-StoreClient::StoreClient(const StoreAddress& address, int rank)
-    : address_(address), rank_(rank), connection_(address) {}
+/// A connection for one request.
+class StoreClient::Turn {
+ public:
+  explicit Turn(StoreClient& client) : client_(client) {
+    const std::lock_guard lock(client_.mutex_);
+    if (client_.idle_.empty()) {
+      connection_ = std::make_unique<StoreConnection>(client_.address_);
+    } else {
+      connection_ = std::move(client_.idle_.back());
+      client_.idle_.pop_back();
+    }
+  }
+  ~Turn() {
+    const std::lock_guard lock(client_.mutex_);
+    client_.idle_.push_back(std::move(connection_));
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  StoreConnection& connection() const { return *connection_; }
+
+ private:
+  StoreClient& client_;
+  std::unique_ptr<StoreConnection> connection_;
+};
+
+StoreClient::StoreClient(const StoreAddress& address, int rank, JobStart start)
+    : address_(address), rank_(rank), start_(std::move(start)) {
+  const Turn checks_the_address(*this);
+}
+
+StoreClient::~StoreClient() = default;
+
+Packer StoreClient::start(std::uint64_t id, Request request) const {
+  return Packer()
+      .number(id)
+      .number(static_cast<std::uint64_t>(rank_))
+      .number(static_cast<std::uint64_t>(request))
+      .text(start_.restart)
+      .number(start_.group);
+}
 
 void StoreClient::throw_if_cancelled(std::string_view what) const {
   if (!cancelled_) return;
@@ -86,64 +118,70 @@ void StoreClient::cancel(const std::string& reason) {
   cancelled_wakeup_.signal();
 }
 
-/// Needs mutex_. The answer's text; throws where the request is refused.
+/// The answer's text; throws where the request is refused.
 std::string StoreClient::request(std::string_view what, std::uint64_t id,
                                  const std::string& message, Milliseconds timeout) {
+  const Turn turn(*this);
   const auto begin = Clock::now(), deadline = begin + timeout;
   auto next = begin;
-  std::string received;
+  std::string received, not_yet;
   for (auto now = begin; now < deadline || now == begin; now = Clock::now()) {
     throw_if_cancelled(what);
     if (now >= next) {
-      connection_.send(message);
+      turn.connection().send(message);
       next = now + kRepeatAfter;
     }
     const auto left = std::chrono::ceil<Milliseconds>(std::min(next, deadline) - now);
-    if (!connection_.receive(received, left, cancelled_wakeup_)) continue;
+    if (!turn.connection().receive(received, left, cancelled_wakeup_)) continue;
     wire::Unpacker body(received);
     if (body.number() != id) continue;  // an answer that came late or twice
     const auto reply = static_cast<Reply>(body.number());
     std::string text = body.text();
     if (reply == Reply::ok) return text;
+    if (reply == Reply::not_yet) {
+      not_yet = std::move(text);
+      next = Clock::now() + kAskAgainAfter;
+      continue;
+    }
     core::fail<core::CommunicationError>(what, text);
   }
   throw_if_cancelled(what);
+  if (!not_yet.empty()) core::fail<core::CommunicationError>(what, not_yet);
   core::fail<core::CommunicationError>(
       what, "the store at ", to_string(address_), " did not answer within ",
       static_cast<double>(timeout.count()) / 1000.0,
       " s (is rank 0 running there? has it the same CAIRN_JOB_TOKEN?)");
 }
 
-std::uint64_t StoreClient::join(int world_size, Milliseconds timeout,
-                                const std::string& incarnation) {
-  const std::lock_guard lock(mutex_);
+std::uint64_t StoreClient::join(int world_size, Milliseconds timeout) {
   const std::uint64_t id = next_id_++;
-  const Packer message = start(id, rank_, Request::join)
+  const Packer message = start(id, Request::join)
                              .number(static_cast<std::uint64_t>(world_size))
                              .text(this_process())
-                             .text(incarnation)
                              .number(whole_ms(timeout));
   return std::stoull(request("rendezvous", id, message.bytes(), timeout + kMargin));
 }
 
 void StoreClient::set(const std::string& key, std::string_view value) {
-  const std::lock_guard lock(mutex_);
+  set(key, value, kAnswerTime);
+}
+
+void StoreClient::set(const std::string& key, std::string_view value, Milliseconds timeout) {
   const std::uint64_t id = next_id_++;
-  request("store", id, start(id, rank_, Request::set).text(key).text(value).bytes(), kAnswerTime);
+  request("store", id, start(id, Request::set).text(key).text(value).bytes(), timeout);
 }
 
 std::string StoreClient::get(const std::string& key, Milliseconds timeout) {
-  const std::lock_guard lock(mutex_);
   const std::uint64_t id = next_id_++;
-  const Packer message = start(id, rank_, Request::get).text(key).number(whole_ms(timeout));
+  const Packer message = start(id, Request::get).text(key).number(whole_ms(timeout));
   return request("store", id, message.bytes(), timeout + kMargin);
 }
 
 std::int64_t StoreClient::add(const std::string& key, std::int64_t number) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(adding_);
   const std::uint64_t id = next_id_++;
   const Packer message =
-      start(id, rank_, Request::add).text(key).number(static_cast<std::uint64_t>(number));
+      start(id, Request::add).text(key).number(static_cast<std::uint64_t>(number));
   return std::stoll(request("store", id, message.bytes(), kAnswerTime));
 }
 

@@ -35,10 +35,10 @@ std::uint64_t random_number() {
 
 class StoreServer::Loop {
  public:
-  Loop(zmq::socket_t socket, int world_size, std::string incarnation, int stop)
+  Loop(zmq::socket_t socket, int world_size, JobStart start, int stop)
       : socket_(std::move(socket)),
         world_size_(world_size),
-        incarnation_(std::move(incarnation)),
+        start_(std::move(start)),
         stop_(stop) {}
 
   void run();
@@ -61,6 +61,8 @@ class StoreServer::Loop {
 
   void receive_all();
   void handle(const std::string& identity, std::string_view message);
+  /// False: it is another group's, or another start's, and was told so.
+  bool is_of_this_group(const Asker& asker, int rank, const JobStart& start);
   void on_join(const Asker& asker, int rank, wire::Unpacker& body);
   void on_set(const Asker& asker, wire::Unpacker& body);
   void on_get(const Asker& asker, wire::Unpacker& body);
@@ -75,7 +77,7 @@ class StoreServer::Loop {
 
   zmq::socket_t socket_;
   int world_size_;
-  std::string incarnation_;
+  JobStart start_;
   int stop_;
   std::uint64_t job_ = random_number();
   std::map<int, Joined> joined_;
@@ -112,10 +114,13 @@ void StoreServer::Loop::handle(const std::string& identity, std::string_view mes
   const Asker asker{identity, body.number()};
   const auto rank = static_cast<int>(body.number());
   const auto request = static_cast<Request>(body.number());
+  JobStart start{body.text()};
+  start.group = body.number();
   if (rank < 0 || rank >= world_size_) {
     return answer(asker, Reply::refused,
                   core::str("rank ", rank, " is not below rank 0's WORLD_SIZE, ", world_size_));
   }
+  if (!is_of_this_group(asker, rank, start)) return;
   switch (request) {
     case Request::join:
       return on_join(asker, rank, body);
@@ -128,20 +133,31 @@ void StoreServer::Loop::handle(const std::string& identity, std::string_view mes
   }
 }
 
+bool StoreServer::Loop::is_of_this_group(const Asker& asker, int rank, const JobStart& start) {
+  if (start.restart != start_.restart) {
+    answer(asker, Reply::refused,
+           core::str("rank ", rank, " belongs to start '", start.restart,
+                     "' of the job, rank 0 to start '", start_.restart,
+                     "': is it left over from before a restart?"));
+    return false;
+  }
+  if (start.group == start_.group) return true;
+  const bool comes = start.group > start_.group;
+  answer(asker, comes ? Reply::not_yet : Reply::refused,
+         core::str("rank ", rank, " makes group ", start.group, " of its process, rank 0 ",
+                   comes ? "is still in group " : "has come to group ", start_.group,
+                   " (every process makes the same groups, one after the other)"));
+  return false;
+}
+
 void StoreServer::Loop::on_join(const Asker& asker, int rank, wire::Unpacker& body) {
   const auto world_size = static_cast<int>(body.number());
-  const std::string host = body.text(), incarnation = body.text();
+  const std::string host = body.text();
   const Milliseconds timeout(body.number());
   if (world_size != world_size_) {
     return answer(asker, Reply::refused,
                   core::str("rank ", rank, " has WORLD_SIZE=", world_size,
                             ", rank 0 has WORLD_SIZE=", world_size_));
-  }
-  if (incarnation != incarnation_) {
-    return answer(asker, Reply::refused,
-                  core::str("rank ", rank, " (", host, ") belongs to start '", incarnation,
-                            "' of the job, rank 0 to start '", incarnation_,
-                            "': is it left over from before a restart?"));
   }
   const auto [it, is_new] = joined_.try_emplace(rank, Joined{asker, host, Clock::now() + timeout});
   if (!is_new && it->second.host != host) {
@@ -238,14 +254,13 @@ void StoreServer::Loop::answer(const Asker& asker, Reply reply, std::string_view
           Packer().number(asker.id).number(static_cast<std::uint64_t>(reply)).text(text).bytes());
 }
 
-StoreServer::StoreServer(const StoreAddress& address, int world_size,
-                         const std::string& incarnation)
+StoreServer::StoreServer(const StoreAddress& address, int world_size, const JobStart& start)
     : context_(std::make_unique<zmq::context_t>(1)) {
   zmq::socket_t socket(*context_, zmq::socket_type::router);
   secure_server(socket, address.token);
   prepare(socket);
   port_ = listen(socket, address);
-  loop_ = std::make_unique<Loop>(std::move(socket), world_size, incarnation, stop_.fd());
+  loop_ = std::make_unique<Loop>(std::move(socket), world_size, start, stop_.fd());
   const BlockedSignals blocked;
   thread_ = std::thread([this] { loop_->run(); });
 }

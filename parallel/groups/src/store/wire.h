@@ -1,7 +1,8 @@
 // The store's messages: numbers and texts packed one after another, little-endian, in one ZeroMQ
 // frame.
 //
-// Request: id u64, rank, Request, then what the request needs. Reply: id, Reply, text.
+// Request: id u64, rank, Request, restart, group (JobStart), then what the request needs. Reply: id,
+// Reply, text.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,13 @@
 namespace cairn::parallel::wire {
 
 enum class Request : std::uint64_t {
-  join,  // world_size, host, incarnation, timeout ms -> ok: the job's number, when all have joined
+  join,  // world_size, host, timeout ms -> ok: the job's number, when all have joined
   set,   // key, value                                -> ok
   get,   // key, timeout ms                           -> ok: the value, once there is one
   add,   // key, number                               -> ok: the sum as text
 };
-enum class Reply : std::uint64_t { ok, timeout, refused };  // all but ok carry a reason
+/// All but ok carry a reason. not_yet: ask again, the store that is meant is still to come.
+enum class Reply : std::uint64_t { ok, timeout, refused, not_yet };
 
 using core::Packer;
 using core::Unpacker;

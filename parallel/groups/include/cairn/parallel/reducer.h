@@ -29,7 +29,8 @@
 
 namespace cairn::parallel {
 
-/// Combinations that make no sense are InvalidArgument at construction.
+/// Combinations that make no sense are InvalidArgument at construction; ranks whose options differ, where
+/// gradients are registered.
 struct DistributedOptions {
   std::int64_t first_bucket_bytes = 1 << 20;  // small, so that communication starts early
   std::int64_t bucket_bytes = 25 << 20;
