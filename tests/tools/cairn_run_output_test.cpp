@@ -14,6 +14,7 @@
 namespace cairn::test {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr const char* kRun = CAIRN_RUN_PROGRAM;
@@ -182,6 +183,20 @@ TEST(CairnRunOutput, GoesOnInSilenceWithoutAReader) {
     std::filesystem::remove(mark);
     close(run.err);
   }
+}
+
+// /dev/full is a disk without room.
+TEST(CairnRunOutput, ThatIsLostOnAFullDiskIsTold) {
+  const TemporaryFolder dir;
+  const std::string program = std::string(kRun) + " --nproc-per-node 2 ";
+  const ShellResult screen = shell(program + "echo hello > /dev/full");
+  EXPECT_EQ(screen.status, 74);
+  EXPECT_THAT(screen.err, AllOf(HasSubstr("output is lost"), HasSubstr("No space left")));
+  std::filesystem::create_symlink("/dev/full", dir / "rank_1.log");
+  const ShellResult log = shell(program + "--log-dir " + dir.string() + " echo hello");
+  EXPECT_EQ(log.status, 74);
+  EXPECT_THAT(log.err, AllOf(HasSubstr("rank_1.log'"), HasSubstr("No space left")));
+  EXPECT_EQ(shell(program + "--log-dir " + dir.string() + " bash -c 'echo x; exit 3'").status, 3);
 }
 
 TEST(CairnRunOutput, MayHaveNowhereToGo) {

@@ -238,6 +238,29 @@ TEST(CairnRun, EndsTheJobOnInterrupt) {
   EXPECT_FALSE(is_running(sleep));
 }
 
+// What a scheduler tells its job ahead of the end: the program's own to act upon.
+TEST(CairnRun, PassesUserSignalsOn) {
+  for (const std::string name : {"USR1", "USR2", "ALRM"}) {
+    const TemporaryFolder dir;
+    std::ofstream(dir / "rank.sh")
+        << "trap 'echo got it; exit 0' " << name << "\ncd '" << dir.string() << "'\ntouch $RANK\n"
+        << "until [ -e 0 ] && [ -e 1 ]; do sleep 0.05; done\n"
+        << "[ $RANK = 1 ] || kill -" << name << " $PPID\nwhile :; do sleep 0.05; done\n";
+    const ShellResult result =
+        cairn_run("--nproc-per-node 2 bash '" + (dir / "rank.sh").string() + "'");
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_THAT(result.out, AllOf(HasSubstr("[rank 0] got it"), HasSubstr("[rank 1] got it")));
+    EXPECT_THAT(result.err, HasSubstr("passed on to 2 processes"));
+  }
+}
+
+TEST(CairnRun, RaisesTheLimitOfDescriptors) {
+  const ShellResult result =
+      shell("ulimit -S -n 60; " + std::string(kLauncher) + " bash -c 'ulimit -S -n'; ulimit -H -n");
+  const std::string first = result.out.substr(0, result.out.find('\n'));
+  EXPECT_EQ(result.out, first + "\n" + first + "\n");
+}
+
 TEST(CairnRun, LeavesNothingWhenItIsKilled) {
   const std::string sleep = unique_sleep();
   const ShellResult result =

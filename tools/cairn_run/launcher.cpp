@@ -38,8 +38,11 @@ struct Rank {
   RankOutput err;
   Tail tail;
   int log = -1;
+  std::string log_path;
   bool running = true;
 };
+
+constexpr int kOutputLost = 74;  // sysexits.h: EX_IOERR
 
 /// That of a rank whose training state a signal had it save (checkpointing::kSavedOnSignal).
 constexpr int kSavedOnSignal = 75;
@@ -86,7 +89,7 @@ int watch_signals() {
   signal(SIGCHLD, SIG_DFL);  // ignored children would leave no exit status
   sigset_t set;
   sigemptyset(&set);
-  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM}) {
     if (!is_ignored(number)) sigaddset(&set, number);
   }
   const int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -112,6 +115,9 @@ class Launcher {
  private:
   Screen& err() { return own_err_ ? *own_err_ : out_; }
   void say(const std::string& text);
+  void note_lost(const std::string& where, int reason);
+  void pass_on(int signal_number);
+  std::string log_path(int rank) const;
   int open_log(int rank) const;
   void start(int local_rank);
   void run_once();
@@ -142,6 +148,7 @@ class Launcher {
   std::optional<Screen> own_err_;
   std::list<Rank> ranks_;
   int status_ = 0;
+  bool output_lost_ = false;
   bool interrupted_ = false;  // asked to end by a signal
   int saved_ = 0;             // ranks that ended with kSavedOnSignal
   std::optional<Clock::time_point> ending_since_;
@@ -159,9 +166,20 @@ void Launcher::say(const std::string& text) {
   err().write("cairn-run: " + text);
 }
 
+/// Once: on a full disk every line would tell. A reader who went wanted no more.
+void Launcher::note_lost(const std::string& where, int reason) {
+  if (reason == 0 || reason == EPIPE || output_lost_) return;
+  output_lost_ = true;
+  say("output is lost: cannot write " + where + ": " + std::strerror(reason) + "\n");
+}
+
+std::string Launcher::log_path(int rank) const {
+  return job_.options.log_dir + "/rank_" + std::to_string(rank) + ".log";
+}
+
 int Launcher::open_log(int rank) const {
   if (job_.options.log_dir.empty()) return -1;
-  const std::string path = job_.options.log_dir + "/rank_" + std::to_string(rank) + ".log";
+  const std::string path = log_path(rank);
   if (job_.restarts == 0) return open_file(path, O_TRUNC);
   const int fd = open_file(path, O_APPEND);
   write_all(fd, "cairn-run: restart " + std::to_string(job_.restarts) + "\n");
@@ -175,7 +193,13 @@ void Launcher::start(int local_rank) {
   const std::string prefix = plain ? "" : "[rank " + std::to_string(rank) + "] ";
   const int log = open_log(rank);
   const Child child = spawn(job_.options.command, environment_of(job_, local_rank), terminal);
-  ranks_.push_back({rank, child, RankOutput(out_, prefix), RankOutput(err(), prefix), {}, log});
+  ranks_.push_back({rank,
+                    child,
+                    RankOutput(out_, prefix),
+                    RankOutput(err(), prefix),
+                    {},
+                    log,
+                    "'" + log_path(rank) + "'"});
 }
 
 /// Reads what is there, up to about `most` bytes; closes a stream that has ended.
@@ -194,7 +218,7 @@ void Launcher::read_stream(Rank& rank, int& fd, RankOutput& output, std::size_t 
     const std::string_view text(buffer.data(), static_cast<std::size_t>(got));
     output.add(text);
     rank.tail.add(text);
-    if (rank.log >= 0) write_all(rank.log, text);
+    if (rank.log >= 0) note_lost(rank.log_path, write_all(rank.log, text));
     total += text.size();
   }
 }
@@ -233,6 +257,10 @@ void Launcher::take_signals() {
   while (read(signals_, &info, sizeof info) == sizeof info) {
     const int number = static_cast<int>(info.ssi_signo);
     if (number == SIGCHLD) continue;  // reap() looks at every turn
+    if (number == SIGUSR1 || number == SIGUSR2 || number == SIGALRM) {
+      pass_on(number);
+      continue;
+    }
     interrupted_ = true;
     if (ending_since_) {
       killing_ = true;  // asked twice: at once
@@ -241,6 +269,15 @@ void Launcher::take_signals() {
     }
     say(std::string(strsignal(number)) + ": ending " + std::to_string(running()) + " processes\n");
     begin_ending(128 + number);
+  }
+}
+
+/// A scheduler's word to the program (Slurm's --signal=USR1@90), to each rank's own process.
+void Launcher::pass_on(int signal_number) {
+  say(std::string(strsignal(signal_number)) + ": passed on to " + std::to_string(running()) +
+      " processes\n");
+  for (const Rank& rank : ranks_) {
+    if (rank.running) kill(rank.child.pid, signal_number);
   }
 }
 
@@ -384,7 +421,9 @@ void Launcher::flush() {
     eventfd_read(room_, &ignored);
     signalfd_siginfo info;
     while (read(signals_, &info, sizeof info) == sizeof info) {
-      if (info.ssi_signo != SIGCHLD) return;
+      if (info.ssi_signo == SIGINT || info.ssi_signo == SIGTERM || info.ssi_signo == SIGHUP ||
+          info.ssi_signo == SIGQUIT)
+        return;
     }
   }
 }
@@ -396,7 +435,9 @@ int Launcher::run() {
     run_once();
   }
   flush();
-  return status_;
+  for (const Screen* screen : {&out_, &err()}) note_lost("standard output", screen->lost());
+  flush();
+  return status_ == 0 && output_lost_ ? kOutputLost : status_;
 }
 
 }  // namespace

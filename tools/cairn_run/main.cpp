@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -15,10 +16,19 @@ void fill_standard_streams() {
   }
 }
 
+/// Each rank takes descriptors for all others; the limit that counts is the hard one.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   fill_standard_streams();
+  raise_descriptor_limit();
   try {
     const cairn::run::Options options = cairn::run::parse_options(argc, argv);
     if (!options.help.empty()) {

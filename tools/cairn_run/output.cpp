@@ -37,7 +37,7 @@ std::string visible_part(std::string_view line) {
 
 }  // namespace
 
-bool write_all(int fd, std::string_view text) {
+int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
@@ -46,10 +46,11 @@ bool write_all(int fd, std::string_view text) {
       poll(&writable, 1, -1);
       continue;
     }
-    if (written <= 0) return false;
+    if (written < 0) return errno;
+    if (written == 0) return EIO;
     text.remove_prefix(static_cast<std::size_t>(written));
   }
-  return true;
+  return 0;
 }
 
 struct Screen::Queue {
@@ -57,6 +58,11 @@ struct Screen::Queue {
   std::condition_variable changed;
   std::string text;                    // not yet taken by the thread
   std::atomic<std::size_t> unwritten;  // with what the thread has taken
+  std::atomic<int> lost = 0;
+
+  void note(int reason) {
+    if (reason != 0 && reason != EPIPE) lost = reason;
+  }
 };
 
 Screen::Screen(int fd, int room, int copy) : queue_(std::make_shared<Queue>()), copy_(copy) {
@@ -73,7 +79,7 @@ void Screen::write_queue(const std::shared_ptr<Queue>& queue, int fd, int room) 
     }
     for (std::string_view rest = taken; !rest.empty();) {
       const std::string_view piece = rest.substr(0, kLongestWrite);
-      write_all(fd, piece);  // what cannot be written is dropped
+      queue->note(write_all(fd, piece));  // what cannot be written is dropped
       rest.remove_prefix(piece.size());
       const std::size_t before = queue->unwritten.fetch_sub(piece.size());
       const std::size_t after = before - piece.size();
@@ -85,7 +91,7 @@ void Screen::write_queue(const std::shared_ptr<Queue>& queue, int fd, int room) 
 void Screen::write(std::string_view text) {
   if (text.empty()) return;
   at_line_start_ = text.back() == '\n' || text.back() == '\r';
-  if (copy_ >= 0) write_all(copy_, text);
+  if (copy_ >= 0) queue_->note(write_all(copy_, text));
   {
     const std::lock_guard lock(queue_->mutex);
     queue_->text += text;
@@ -100,6 +106,10 @@ void Screen::start_line() {
 
 bool Screen::full() const {
   return queue_->unwritten >= kFullQueue;
+}
+
+int Screen::lost() const {
+  return queue_->lost;
 }
 
 bool Screen::empty() const {

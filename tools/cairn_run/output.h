@@ -12,9 +12,9 @@
 
 namespace cairn::run {
 
-/// Writes all of the text to a file, a pipe or a terminal, however long that takes. Returns false
-/// where it cannot: the reader is gone or the disk is full. The job goes on in silence.
-bool write_all(int fd, std::string_view text);
+/// Writes all of the text to a file, a pipe or a terminal, however long that takes. Returns 0, or errno
+/// where it cannot: the reader is gone (EPIPE) or the disk is full. The job goes on.
+int write_all(int fd, std::string_view text);
 
 /// One of cairn-run's own streams. Text is queued and a thread writes it, so a reader who is slow
 /// holds up neither signals nor other ranks, and the flags of a file description that others share
@@ -28,6 +28,8 @@ class Screen {
   void start_line();  // writes a newline, unless the cursor is at the start of a line
   bool full() const;
   bool empty() const;
+  /// errno of a write that lost output to something else than a reader who went; 0: there was none.
+  int lost() const;
 
  private:
   struct Queue;
