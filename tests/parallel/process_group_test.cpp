@@ -373,6 +373,25 @@ TEST(Split, CountsTheRanksOfEachMachine) {
   });
   for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
 }
+/// Rank 0 serves the others' store and watch; it ends long before they do.
+TEST(Split, MayGoOnWithoutRank0) {
+  const auto results = start_ranks(3, [](int rank) {
+    GroupOptions options = fast_options();
+    options.timeout = std::chrono::seconds(1);
+    std::optional<ProcessGroup> group = ProcessGroup::from_environment(options);
+    const ProcessGroup part = group->split(rank == 0);
+    group.reset();
+    if (rank == 0) return;
+    for (int i = 0; i < 40; ++i) {
+      const Tensor x = Tensor::full({2}, rank);
+      part.all_reduce(x);
+      ASSERT_EQ(x.to_vector(), std::vector<double>(2, 3.0));
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
 /// Each connects in a thread of its own, in another order on every second rank.
 TEST(Split, GroupsMayConnectAtTheSameTime) {
   run_ranks(3, [](ProcessGroup& group) {

@@ -155,11 +155,16 @@ void Control::break_job(const std::string& reason) {
   wakeup_.signal();
 }
 
-void Control::leave(Milliseconds timeout) {
+void Control::leave() {
+  constexpr auto kSilent = Milliseconds(10'000);
   std::unique_lock lock(mutex_);
   leaving_ = true;
   wakeup_.signal();
-  changed_.wait_for(lock, timeout, [&] { return gone_; });
+  const auto gone = [&] { return gone_; };
+  if (changed_.wait_for(lock, kSilent, gone)) return;
+  log::info("rank {} has left its group and stays until the ranks that it serves have, too",
+            options_.rank);
+  changed_.wait(lock, gone);
 }
 
 /// Histories whose group has ended on this rank become a line in the node's memory.

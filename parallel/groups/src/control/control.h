@@ -47,9 +47,9 @@ class Control {
   void add(const std::shared_ptr<History>& history);
   /// Breaks the job for every rank, with this reason. Returns at once.
   void break_job(const std::string& reason);
-  /// This rank takes part in no group any more. Returns when no other rank needs it, or after the
-  /// timeout.
-  void leave(Milliseconds timeout);
+  /// This rank takes part in no group any more. Returns when no other rank needs it: those below it in
+  /// the tree may go on for long, in groups without it.
+  void leave();
 
   /// Sent so far.
   std::uint64_t messages() const { return messages_; }

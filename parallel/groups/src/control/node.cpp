@@ -104,6 +104,7 @@ ControlNode::Report ControlNode::Report::unpack(std::string_view bytes) {
 
 std::string ControlNode::ParentMessage::pack() const {
   return Packer()
+      .text(host)
       .text(failure)
       .number(question.id)
       .number(question.group)
@@ -115,6 +116,7 @@ std::string ControlNode::ParentMessage::pack() const {
 ControlNode::ParentMessage ControlNode::ParentMessage::unpack(std::string_view bytes) {
   Unpacker from(bytes);
   ParentMessage word;
+  word.host = from.text();
   word.failure = from.text();
   word.question.id = from.number();
   word.question.group = from.number();
@@ -218,7 +220,7 @@ void ControlNode::hear(const Report& report, Clock::time_point now) {
   Peer& child = found->second;
   if (child.has_left() && !report.subtree_left) return;  // from before, over another connection
   const bool left_now = report.subtree_left && !child.has_left();
-  child = {true, now, std::nullopt, report, true, false};
+  child = {true, now, std::nullopt, report.host, report, true, false};
   fail(report.failure);
   if (left_now && subtree_left()) news_up_ = true;
   answer();
@@ -226,7 +228,7 @@ void ControlNode::hear(const Report& report, Clock::time_point now) {
 
 void ControlNode::hear(const ParentMessage& word, Clock::time_point now) {
   now_ = now;
-  parent_ = {true, now, std::nullopt, std::nullopt, false, false};
+  parent_ = {true, now, std::nullopt, word.host, std::nullopt, false, false};
   if (!word.failure.empty()) adopt(word.failure);
   heard_left_ = heard_left_ || word.heard_left;
   if (word.question.id == question_.id) return;
@@ -399,9 +401,13 @@ std::string ControlNode::death(int rank, const Peer& peer, Clock::time_point now
   // A process may be slow to start, and all have met before this tree was made.
   const auto patience = peer.known ? heartbeat_timeout_ : 4 * heartbeat_timeout_;
   if (!gone && silence < patience) return "";
-  return core::str("rank ", rank, " died", peer.last ? " (" + peer.last->host + ")" : "",
-                   gone ? ": its connection closed, and it has given" : ": it has given",
-                   " no sign of life for ", seconds(silence), " s");
+  return core::str(
+      "rank ", rank, " died", peer.host.empty() ? "" : " (" + peer.host + ")",
+      gone ? ": its connection closed, and it has given" : ": it has given",
+      " no sign of life for ", seconds(silence), " s",
+      gone ? ""
+           : core::str(" (GroupOptions::heartbeat_timeout is ", seconds(heartbeat_timeout_),
+                       " s: more where machines are paused for longer)"));
 }
 
 /// What takes long here, or too long, does not wait for a heartbeat to be told.
@@ -459,7 +465,7 @@ ControlNode::Report ControlNode::report() const {
 }
 
 ControlNode::ParentMessage ControlNode::word(const Peer& child) const {
-  return {failure_, question_, child.has_left()};
+  return {host_, failure_, question_, child.has_left()};
 }
 
 Milliseconds ControlNode::heartbeat_interval(Milliseconds heartbeat_timeout) {

@@ -57,6 +57,7 @@ class ControlNode {
   };
   /// To a child.
   struct ParentMessage {
+    std::string host;
     std::string failure;
     Question question;
     bool heard_left = false;  // the child may go
@@ -110,6 +111,7 @@ class ControlNode {
     bool known = false;
     Clock::time_point heard;
     std::optional<Clock::time_point> closed;
+    std::string host;
     std::optional<Report> last;
     bool unanswered = false;
     bool dead = false;

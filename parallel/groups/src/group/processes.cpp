@@ -24,7 +24,7 @@ class ProcessCoordinator : public Coordinator {
                      CheckDevices check);
   void add(const std::shared_ptr<History>& history) override { control_.add(history); }
   void break_group(const std::string& reason) override { control_.break_job(reason); }
-  void leave() noexcept override { control_.leave(options_.timeout); }
+  void leave() noexcept override { control_.leave(); }
   std::unique_ptr<Collectives> connect(Device device, const Members& members) override;
 
  private:
