@@ -166,9 +166,7 @@ class PlanSearch {
   TrainingPlan plan_with(std::size_t budget, const TrainingWorld& world) {
     TrainingPlan plan =
         plan_training(random_.task.model, random_.task.batch, budget, world, random_.options);
-    // A GPU keeps the tables of pointers of what was timed.
-    const std::size_t tables = device().is_cuda() ? 64 << 10 : 0;
-    EXPECT_LE(core::memory_stats(device()).current_total, before_ + tables);
+    EXPECT_EQ(core::memory_stats(device()).current_total, before_);
     return plan;
   }
   // Around the peaks of plain training.

@@ -14,6 +14,7 @@
 #include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/passing_lists.h"
 #include "cairn/nn/linear.h"
 #include "cairn/nn/sequential.h"
 #include "plan/block_meter.h"
@@ -394,7 +395,7 @@ class TrainingPlanner {
     choice.gradients = all.gradients;
     choice.optimizer_state = all.optimizer_state;
     const double update = bytes_.update_seconds(choice.precision, choice.compact_state,
-                                                options_.moments, choice.micro_batches > 1);
+                                                options_.moments, choice.micro_batches > 1, room());
     const double fixed = update + exchange_seconds(all);
     add_choice(choice, schedules.plain(), fixed);
     if (choices_.back().fits) return;
@@ -411,6 +412,12 @@ class TrainingPlanner {
   }
   std::size_t scaled_losses() const {
     return kScaledLoss * static_cast<std::size_t>(world_.devices);
+  }
+
+  // What measuring may still take.
+  std::size_t room() const {
+    const std::size_t standing = core::memory_stats(device_).current_total;
+    return most_ > standing ? most_ - standing : 0;
   }
 
   static std::size_t standing_of(const TrainingChoice& choice) {
@@ -524,6 +531,7 @@ TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, st
   check_arguments(model, batch, world, options);
   core::Stream::current(batch.x.device()).synchronize();
   const core::PassiveWaitGuard waits;  // the processors may be other programs', too
+  const kernels::PassingLists lists;   // or the next plan finds a fuller device
   return {TrainingPlanner(model, batch, budget, world, options).choices(), budget};
 }
 
