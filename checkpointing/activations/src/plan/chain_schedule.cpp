@@ -77,7 +77,7 @@ class Simulation {
         keep(part);
       } else {
         hold(part.begin);  // the segment's
-        pass(part.begin, part.end);
+        pass(part.inner);
       }
       release(part.begin);
     }
@@ -106,15 +106,24 @@ class Simulation {
     hold(i + 1);
   }
 
-  // Runs without keeping anything but the result.
-  void pass(std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i) {
-      if (first_) level_ += blocks_[i].cached;
-      reach(blocks_[i].light_peak + (first_ ? 0 : blocks_[i].cached));
-      cost_.seconds += blocks_[i].forward_seconds;
-      hold(i + 1);
-      if (i > begin) release(i);
+  // Runs without keeping anything but the result. Whoever calls a segment holds its input until it
+  // returns.
+  void pass(const Schedule& parts) {
+    for (const SchedulePart& part : parts) {
+      if (part.inner.empty()) {
+        pass(part.begin);
+      } else {
+        pass(part.inner);
+      }
+      if (part.begin > parts.front().begin) release(part.begin);
     }
+  }
+
+  void pass(std::size_t i) {
+    if (first_) level_ += blocks_[i].cached;
+    reach(blocks_[i].light_peak + (first_ ? 0 : blocks_[i].cached));
+    cost_.seconds += blocks_[i].forward_seconds;
+    hold(i + 1);
   }
 
   void backward(const Schedule& schedule) {
