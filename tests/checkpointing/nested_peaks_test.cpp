@@ -135,8 +135,7 @@ TEST(NestedPeaks, ASegmentHoldsItsInputWhileItRunsWithinAnother) {
   const Schedule within{{0, 1}, {1, 3, {{1, 2}, {2, 3}}}, {3, 4}};
   const Schedule flat{{0, 1}, {1, 2}, {2, 3}, {3, 4}};
   for (const Schedule& inner : {flat, within}) {
-    const Schedule schedule{
-        {0, 5, {{0, 4, inner}, {4, 5}}}, {5, 6}, {6, 7}, {7, 8}, {8, 9}};
+    const Schedule schedule{{0, 5, {{0, 4, inner}, {4, 5}}}, {5, 6}, {6, 7}, {7, 8}, {8, 9}};
     const auto [predicted, measured] = peaks.of(schedule);
     EXPECT_EQ(predicted, measured) << schedule_text(schedule);
   }

@@ -28,7 +28,9 @@
 namespace cairn::checkpointing::training_plans {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // ---- Small models
 
@@ -91,6 +93,7 @@ void expect_predicted(Task task, std::size_t budget, const std::vector<std::int6
   options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[1],
                         checkpointing::precisions()[3]};
   options.micro_batches = sizes;
+  options.compact_state = true;
   const bool on_gpu = task.batch.x.device().is_cuda();
   if (on_gpu) {  // a simulated one takes its time
     options.precisions = {checkpointing::precisions()[3]};
@@ -162,12 +165,54 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
   EXPECT_THAT(refused(task.batch, {}), HasSubstr("plan before amp::initialize"));
 }
 
+TEST(TrainingPlan, ChangesNoResultsUnlessAllowed) {
+  Task task = conv_net();
+  TrainingPlanOptions options;
+  options.precisions = {checkpointing::precisions()[3]};
+  const auto planned = [&](std::size_t budget) {
+    return plan_training(task.model, task.batch, budget, {}, options);
+  };
+  const TrainingPlan same = planned(100'000'000);
+  for (const TrainingChoice& choice : same.choices()) {
+    EXPECT_EQ(choice.micro_batches, 1) << choice.levers();
+    EXPECT_FALSE(choice.compact_state || choice.changes_results()) << choice.levers();
+  }
+  EXPECT_THAT(same.table(), Not(HasSubstr("*")));
+  EXPECT_THAT(message_of<core::OutOfMemory>([&] { (void)planned(1'000'000).best(); }),
+              HasSubstr("split_batch_norms and compact_state"));
+
+  options.split_batch_norms = options.compact_state = true;
+  const TrainingPlan any = planned(100'000'000);
+  int split = 0, rounded = 0;
+  for (const TrainingChoice& choice : any.choices()) {
+    EXPECT_EQ(choice.splits_batch_norms, choice.micro_batches > 1) << choice.levers();
+    EXPECT_EQ(choice.rounds_moments, choice.compact_state) << choice.levers();
+    split += choice.splits_batch_norms ? 1 : 0;
+    rounded += choice.rounds_moments ? 1 : 0;
+  }
+  EXPECT_GE(split, 10);
+  EXPECT_GE(rounded, 6);
+  EXPECT_THAT(any.table(), AllOf(HasSubstr("2 x 16 *  "), HasSubstr("compact *  "),
+                                 HasSubstr("\n* changes results: ")));
+
+  // Without moments nothing is rounded; batch norms that only evaluate have no statistics to change.
+  options.split_batch_norms = false;
+  options.moments = 0;
+  task.model.eval();
+  for (const TrainingPlan plan = planned(100'000'000); const auto& choice : plan.choices()) {
+    EXPECT_FALSE(choice.changes_results()) << choice.levers();
+    split -= choice.micro_batches > 1 ? 1 : 0;
+  }
+  EXPECT_EQ(split, 0);
+}
+
 // Whether nothing runs in it or just not enough.
 TEST(TrainingPlan, ARefusedBudgetNamesTheLeastThatDoes) {
   Task task = conv_net();
   TrainingPlanOptions options;
   options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[3]};
   options.micro_batches = {4, 8};
+  options.compact_state = true;
   const auto planned = [&](std::size_t budget) {
     return plan_training(task.model, task.batch, budget, {}, options);
   };
@@ -193,6 +238,7 @@ TEST(TrainingPlan, MeasuresWithinABudgetInWhichSomethingFits) {
   task.batch.target = random_classes({4}, 256, 3);
   TrainingPlanOptions options;
   options.precisions = {checkpointing::precisions()[0], checkpointing::precisions()[3]};
+  options.compact_state = true;
   const auto planned = [&](std::size_t budget) {
     return plan_training(task.model, task.batch, budget, {}, options);
   };

@@ -82,6 +82,13 @@ class RunnerGuard {
   nn::Sequential::Runner before_;
 };
 
+bool trains_batch_norms(nn::Module& model) {
+  const auto modules = model.modules();
+  return std::any_of(modules.begin(), modules.end(), [](const auto& named) {
+    return named.second->is_batch_norm() && named.second->training();
+  });
+}
+
 // ---- Measured chains
 
 // What decides a chain's profile, beside its precision.
@@ -177,6 +184,7 @@ class TrainingPlanner {
                   : [](const Tensor& y, const Tensor& t) { return autograd::cross_entropy(y, t); }),
         offload_(planned_offload(options.offload)),
         bytes_(model, device_),
+        trains_batch_norms_(trains_batch_norms(model)),
         sizes_(micro_batches()) {}
 
   std::vector<TrainingChoice> choices() {
@@ -207,7 +215,9 @@ class TrainingPlanner {
 
   std::vector<std::int64_t> micro_batches() const {
     std::vector<std::int64_t> sizes = options_.micro_batches;
-    for (std::int64_t n = samples(); sizes.empty() || (options_.micro_batches.empty() && n > 1);) {
+    const bool whole = trains_batch_norms_ && !options_.split_batch_norms;
+    const bool halves = options_.micro_batches.empty() && !whole;
+    for (std::int64_t n = samples(); sizes.empty() || (halves && n > 1);) {
       if (!sizes.empty()) n = (n + 1) / 2;
       sizes.push_back(n);
     }
@@ -372,6 +382,7 @@ class TrainingPlanner {
     choice.micro_batch = size;
     choice.dimension = batch_.dimension;
     choice.micro_batches = (samples() + size - 1) / size;
+    choice.splits_batch_norms = trains_batch_norms_ && choice.micro_batches > 1;
     choice.fused_loss = kind.fused;
     choice.balanced_loss = kind.balanced;
     choice.extrapolated = chain.extrapolated;
@@ -383,6 +394,7 @@ class TrainingPlanner {
         continue;
       }
       choice.compact_state = compact;
+      choice.rounds_moments = compact && options_.moments > 0;
       add_choices(choice, schedules);
     }
   }
@@ -454,6 +466,7 @@ class TrainingPlanner {
   LossFunction loss_;
   std::shared_ptr<Offload> offload_;
   ModelBytes bytes_;
+  bool trains_batch_norms_;
   std::vector<std::int64_t> sizes_;
   std::vector<TrainingChoice> choices_;
 };
