@@ -3,7 +3,9 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
+#include "cairn/kernels/passing_lists.h"
 #include "list_check.h"
 #include "math/power_sum.h"
 #include "pending_check.h"
@@ -44,6 +46,11 @@ std::vector<TensorCheck> decoded(const std::vector<std::uint64_t>& words) {
   return checks;
 }
 
+PassingLists*& innermost_lists() {
+  thread_local PassingLists* innermost = nullptr;
+  return innermost;
+}
+
 /// inf and NaN count as they do in a sum of all elements.
 double scaled_norm(const TensorCheck& check, double scale) {
   using Limits = std::numeric_limits<double>;
@@ -54,6 +61,17 @@ double scaled_norm(const TensorCheck& check, double scale) {
 }
 
 }  // namespace
+
+PassingLists::PassingLists() : before_(std::exchange(innermost_lists(), this)) {}
+
+PassingLists::~PassingLists() {
+  innermost_lists() = before_;
+}
+
+std::shared_ptr<void>* PassingLists::kept() {
+  PassingLists* const scope = innermost_lists();
+  return scope == nullptr ? nullptr : &scope->kept_;
+}
 
 std::size_t PendingCheck::size() const {
   return impl_ ? impl_->result.size() / kCheckWords : 0;

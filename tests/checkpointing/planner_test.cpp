@@ -9,7 +9,6 @@
 #include <limits>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cairn/amp/amp.h"
@@ -20,11 +19,9 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
 #include "checkpointing/temporary_folder.h"
-#include "plan/block_meter.h"
 #include "plan/chain_schedule.h"
 #include "plan/merged_chain.h"
 #include "plan/schedule_choice.h"
-#include "plan/schedule_run.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing::planner {
@@ -368,83 +365,6 @@ TEST(Planner, ARefusedBudgetNamesTheLeastThatDoesAndLeavesTheModelAsItWas) {
   const std::size_t least = std::stoull(message.substr(message.find(start) + start.size()));
   EXPECT_EQ(plan(least).peak_bytes(), least);
   EXPECT_THROW((void)plan(least - 1), core::OutOfMemory);
-}
-
-// Parts of the blocks [begin, end), cut and nested at random.
-Schedule random_schedule(std::mt19937& random, std::size_t begin, std::size_t end, int depth) {
-  Schedule schedule;
-  while (begin < end) {
-    const std::size_t left = end - begin, count = 1 + random() % left;
-    const bool recomputes = depth > 0 && random() % 3 > 0;
-    if (recomputes) {
-      schedule.push_back(
-          {begin, begin + count, random_schedule(random, begin, begin + count, depth - 1)});
-      begin += count;
-    } else {
-      schedule.push_back({begin, begin + 1});
-      ++begin;
-    }
-  }
-  return schedule;
-}
-
-std::shared_ptr<nn::Module> random_module(std::mt19937& random, std::int64_t width) {
-  switch (random() % 6) {
-    case 0:
-      return std::make_shared<nn::BatchNorm1d>(width);
-    case 1:
-      return std::make_shared<nn::ReLU>();
-    case 2:
-      return std::make_shared<nn::Dropout>(0.5);
-    case 3:
-      return std::make_shared<nn::GELU>();
-    case 4:
-      return std::make_shared<nn::LayerNorm>(width);
-    default:
-      return std::make_shared<nn::Linear>(width, width);
-  }
-}
-
-// Of a step that runs by the schedule, above what stands.
-std::size_t measured_peak(nn::Sequential& model, const Schedule& schedule, const Tensor& x) {
-  const Device device = core::default_device();
-  std::size_t peak = 0;
-  for (int round = 0; round < 2; ++round) {
-    for (const auto& [name, tensor] : model.parameters()) Tensor(tensor).clear_grad();
-    const std::size_t before = core::memory_stats(device).current_total;
-    core::reset_peak_memory(device);
-    autograd::backward(run_schedule(modules_of(model), schedule, nullptr, x));
-    peak = core::memory_stats(device).peak_total - before;
-  }
-  return peak;
-}
-
-// Whatever is recomputed within what, wide and narrow: no byte more than the simulation says.
-TEST(Planner, PredictsThePeakOfAnyNesting) {
-  const core::PassiveWaitGuard waits;  // beside other tests
-  for (unsigned seed = 0; seed < 60; ++seed) {
-    std::mt19937 random(seed);
-    manual_seed(seed);
-    const auto width = [&] { return std::int64_t{4} << 2 * (random() % 4); };
-    std::int64_t last = width();
-    const Tensor x = test::normal_tensor({250, last}, 2);
-    nn::Sequential model;
-    for (int part = 0; part < 3; ++part) {
-      const std::int64_t next = width();
-      model.add(nn::Linear(std::exchange(last, next), next));
-      for (int i = 0; i < 2; ++i) model.add(random_module(random, next));
-    }
-    model.add(MeanSquare());
-    const auto profile = measure_blocks("test", modules_of(model), x, {1, false});
-    for (int k = 0; k < 8; ++k) {
-      const Schedule schedule = random_schedule(random, 0, model.size(), 3);
-      const std::size_t predicted = simulate(profile, schedule).peak;
-      const std::size_t peak = measured_peak(model, schedule, x);
-      EXPECT_LE(peak, predicted) << schedule_text(schedule) << ", seed " << seed;
-      EXPECT_GE(static_cast<double>(peak), 0.5 * static_cast<double>(predicted))
-          << schedule_text(schedule) << ", seed " << seed;
-    }
-  }
 }
 
 // The second backward adds to gradients that stand from the start.

@@ -8,9 +8,11 @@
 #include <limits>
 #include <stdexcept>
 
+#include "cairn/core/memory.h"
 #include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/multi_tensor.h"
+#include "cairn/kernels/passing_lists.h"
 #include "layouts.h"
 #include "support/message_of.h"
 
@@ -65,6 +67,31 @@ class CheckTensors : public testing::TestWithParam<Device> {
     }
   }
 };
+
+// A GPU's pointer tables.
+TEST_P(CheckTensors, ListsThatPassLeaveNoMemoryBehind) {
+  const Tensor x = make(random_values(1000, 1), DType::f32);
+  const auto standing = [] { return core::memory_stats(GetParam()).current_total; };
+  const auto checked = [&] { return check_tensors({x}).read().front().power_sum; };
+  const std::size_t before = standing();
+  double sum = 0;
+  {
+    const PassingLists outer;
+    {
+      const PassingLists inner;
+      sum = checked();
+    }
+    EXPECT_EQ(standing(), before);
+    EXPECT_EQ(checked(), sum);
+    EXPECT_EQ(checked(), sum);
+  }
+  EXPECT_EQ(standing(), before);
+  EXPECT_EQ(checked(), sum);
+  const std::size_t kept = standing();
+  EXPECT_EQ(kept > before, GetParam().is_cuda());
+  EXPECT_EQ(checked(), sum);
+  EXPECT_EQ(standing(), kept);
+}
 
 TEST_P(CheckTensors, SumsPowersOfEveryTensorOfAMixedList) {
   std::vector<Tensor> tensors;

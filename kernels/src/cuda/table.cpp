@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "cairn/core/error.h"
+#include "cairn/kernels/passing_lists.h"
 
 namespace cairn::kernels::cuda {
 namespace {
@@ -35,9 +36,12 @@ struct KeptTables {
   }
 };
 
-KeptTables& kept_tables() {
+KeptTables& kept_tables(bool capturing) {
   static auto& kept = *new KeptTables;  // never destroyed: device memory must not be freed at exit
-  return kept;
+  std::shared_ptr<void>* const passing = capturing ? nullptr : PassingLists::kept();
+  if (passing == nullptr) return kept;
+  if (!*passing) *passing = std::make_shared<KeptTables>();
+  return *static_cast<KeptTables*>(passing->get());
 }
 
 std::shared_ptr<core::Storage> upload(const Queue& queue, const std::vector<std::byte>& bytes) {
@@ -47,8 +51,8 @@ std::shared_ptr<core::Storage> upload(const Queue& queue, const std::vector<std:
 }
 
 std::shared_ptr<core::Storage> find_or_upload(const Queue& queue, std::vector<std::byte> bytes) {
-  KeptTables& kept = kept_tables();
   const bool capturing = queue.capturing();
+  KeptTables& kept = kept_tables(capturing);
   const std::lock_guard lock(kept.mutex);
   for (auto it = kept.tables.begin(); it != kept.tables.end(); ++it) {
     if (it->device == queue.device() && it->stream == queue.stream() && it->bytes == bytes) {

@@ -1,6 +1,6 @@
 // Pointer tables in device memory for multi-tensor passes. The last few tables of each stream are
-// kept: a training step hands in the same list every time, and then nothing is uploaded. Tables that
-// a captured CUDA graph refers to are kept for good.
+// kept: a training step hands in the same list every time, and then nothing is uploaded. Those of
+// kernels::PassingLists end with it; tables that a captured CUDA graph refers to are kept for good.
 #pragma once
 
 #include <initializer_list>

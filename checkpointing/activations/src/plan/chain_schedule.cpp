@@ -77,7 +77,7 @@ class Simulation {
         keep(part);
       } else {
         hold(part.begin);  // the segment's
-        pass(part);
+        pass(part.inner);
       }
       release(part.begin);
     }
@@ -106,13 +106,19 @@ class Simulation {
     hold(i + 1);
   }
 
-  // Runs without keeping anything but the result. A segment's input lives as long as it runs.
-  void pass(const SchedulePart& segment) {
-    for (const SchedulePart& part : segment.inner) {
-      part.inner.empty() ? pass(part.begin) : pass(part);
-      if (part.begin > segment.begin) release(part.begin);
+  // Runs without keeping anything but the result. Whoever calls a segment holds its input until it
+  // returns.
+  void pass(const Schedule& parts) {
+    for (const SchedulePart& part : parts) {
+      if (part.inner.empty()) {
+        pass(part.begin);
+      } else {
+        pass(part.inner);
+      }
+      if (part.begin > parts.front().begin) release(part.begin);
     }
   }
+
   void pass(std::size_t i) {
     if (first_) level_ += blocks_[i].cached;
     reach(blocks_[i].light_peak + (first_ ? 0 : blocks_[i].cached));

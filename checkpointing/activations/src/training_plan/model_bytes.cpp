@@ -18,7 +18,8 @@ namespace cairn::checkpointing {
 namespace {
 
 constexpr std::size_t kUpdatedElements = std::size_t{1} << 21;  // as many as are timed
-constexpr std::size_t kSlotAlignment = 64;                      // of an arena's slots
+constexpr std::size_t kUpdateScratch = 8;   // of the room: what is left to the passes themselves
+constexpr std::size_t kSlotAlignment = 64;  // of an arena's slots
 
 std::unordered_set<const void*> batch_norm_tensors(nn::Module& model) {
   std::unordered_set<const void*> ids;
@@ -34,6 +35,12 @@ std::unordered_set<const void*> batch_norm_tensors(nn::Module& model) {
 struct ElementBytes {
   DType weight, gradient, moments;
   DType master;  // f32, i16 for a remainder; the weight's dtype for none
+
+  std::size_t of_update(bool half, int kept_moments) const {
+    const std::size_t values = core::size_of(gradient) + core::size_of(weight);
+    return values + (half ? core::size_of(master) : 0) +
+           static_cast<std::size_t>(kept_moments) * core::size_of(moments);
+  }
 };
 
 ElementBytes element_bytes(const Precision& precision, bool half, bool compact, bool accumulates) {
@@ -119,22 +126,24 @@ std::size_t ModelBytes::largest_gradient(const Precision& precision) const {
 }
 
 double ModelBytes::update_seconds(const Precision& precision, bool compact, int moments,
-                                  bool accumulates) {
+                                  bool accumulates, std::size_t room) {
   const DType half = precision.half_weights ? precision.half : DType::f32;
   const auto [known, is_new] = measured_.try_emplace({half, compact, moments, accumulates}, 0.0);
   if (is_new) {
-    known->second = update_seconds_per_element(precision, compact, moments, accumulates);
+    known->second = update_seconds_per_element(precision, compact, moments, accumulates, room);
   }
   return known->second * static_cast<double>(trained_elements_);
 }
 
 double ModelBytes::update_seconds_per_element(const Precision& precision, bool compact, int moments,
-                                              bool accumulates) const {
+                                              bool accumulates, std::size_t room) const {
   const core::MemoryCategoryGuard category(core::MemoryCategory::workspace);
-  const auto n =
-      static_cast<std::int64_t>(std::clamp<std::size_t>(trained_elements_, 1, kUpdatedElements));
   const bool half = precision.half_weights;
   const ElementBytes bytes = element_bytes(precision, half, compact, accumulates);
+  const std::size_t place = room - room / kUpdateScratch;
+  const std::size_t most = std::min(kUpdatedElements, place / bytes.of_update(half, moments));
+  const auto n =
+      static_cast<std::int64_t>(std::max<std::size_t>(1, std::min(trained_elements_, most)));
   const auto zeros = [&](DType dtype) { return Tensor::zeros({n}, dtype, device_); };
   const Tensor gradient = zeros(bytes.gradient), weight = zeros(bytes.weight);
   const Tensor master = half ? zeros(bytes.master) : Tensor();

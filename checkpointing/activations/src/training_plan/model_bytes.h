@@ -30,8 +30,9 @@ class ModelBytes {
   std::size_t largest_gradient(const Precision& precision) const;
   /// What the device holds beside the model's weights, gradients and optimizer state.
   std::size_t other() const { return other_; }
-  /// Measured once on some of the elements: a check and an update.
-  double update_seconds(const Precision& precision, bool compact, int moments, bool accumulates);
+  /// Measured once, on as many of the elements as `room` bytes have place for: a check and an update.
+  double update_seconds(const Precision& precision, bool compact, int moments, bool accumulates,
+                        std::size_t room);
 
  private:
   struct Parameter {
@@ -39,7 +40,7 @@ class ModelBytes {
     bool trained, may_be_half;
   };
   double update_seconds_per_element(const Precision& precision, bool compact, int moments,
-                                    bool accumulates) const;
+                                    bool accumulates, std::size_t room) const;
 
   Device device_;
   std::vector<Parameter> parameters_;

@@ -14,6 +14,7 @@
 #include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/passing_lists.h"
 #include "cairn/nn/linear.h"
 #include "cairn/nn/sequential.h"
 #include "plan/block_meter.h"
@@ -80,6 +81,13 @@ class RunnerGuard {
   nn::Sequential& model_;
   nn::Sequential::Runner before_;
 };
+
+bool trains_batch_norms(nn::Module& model) {
+  const auto modules = model.modules();
+  return std::any_of(modules.begin(), modules.end(), [](const auto& named) {
+    return named.second->is_batch_norm() && named.second->training();
+  });
+}
 
 // ---- Measured chains
 
@@ -176,6 +184,7 @@ class TrainingPlanner {
                   : [](const Tensor& y, const Tensor& t) { return autograd::cross_entropy(y, t); }),
         offload_(planned_offload(options.offload)),
         bytes_(model, device_),
+        trains_batch_norms_(trains_batch_norms(model)),
         sizes_(micro_batches()) {}
 
   std::vector<TrainingChoice> choices() {
@@ -206,7 +215,9 @@ class TrainingPlanner {
 
   std::vector<std::int64_t> micro_batches() const {
     std::vector<std::int64_t> sizes = options_.micro_batches;
-    for (std::int64_t n = samples(); sizes.empty() || (options_.micro_batches.empty() && n > 1);) {
+    const bool whole = trains_batch_norms_ && !options_.split_batch_norms;
+    const bool halves = options_.micro_batches.empty() && !whole;
+    for (std::int64_t n = samples(); sizes.empty() || (halves && n > 1);) {
       if (!sizes.empty()) n = (n + 1) / 2;
       sizes.push_back(n);
     }
@@ -371,6 +382,7 @@ class TrainingPlanner {
     choice.micro_batch = size;
     choice.dimension = batch_.dimension;
     choice.micro_batches = (samples() + size - 1) / size;
+    choice.splits_batch_norms = trains_batch_norms_ && choice.micro_batches > 1;
     choice.fused_loss = kind.fused;
     choice.balanced_loss = kind.balanced;
     choice.extrapolated = chain.extrapolated;
@@ -382,6 +394,7 @@ class TrainingPlanner {
         continue;
       }
       choice.compact_state = compact;
+      choice.rounds_moments = compact && options_.moments > 0;
       add_choices(choice, schedules);
     }
   }
@@ -394,7 +407,7 @@ class TrainingPlanner {
     choice.gradients = all.gradients;
     choice.optimizer_state = all.optimizer_state;
     const double update = bytes_.update_seconds(choice.precision, choice.compact_state,
-                                                options_.moments, choice.micro_batches > 1);
+                                                options_.moments, choice.micro_batches > 1, room());
     const double fixed = update + exchange_seconds(all);
     add_choice(choice, schedules.plain(), fixed);
     if (choices_.back().fits) return;
@@ -411,6 +424,12 @@ class TrainingPlanner {
   }
   std::size_t scaled_losses() const {
     return kScaledLoss * static_cast<std::size_t>(world_.devices);
+  }
+
+  // What measuring may still take.
+  std::size_t room() const {
+    const std::size_t standing = core::memory_stats(device_).current_total;
+    return most_ > standing ? most_ - standing : 0;
   }
 
   static std::size_t standing_of(const TrainingChoice& choice) {
@@ -447,6 +466,7 @@ class TrainingPlanner {
   LossFunction loss_;
   std::shared_ptr<Offload> offload_;
   ModelBytes bytes_;
+  bool trains_batch_norms_;
   std::vector<std::int64_t> sizes_;
   std::vector<TrainingChoice> choices_;
 };
@@ -524,6 +544,7 @@ TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, st
   check_arguments(model, batch, world, options);
   core::Stream::current(batch.x.device()).synchronize();
   const core::PassiveWaitGuard waits;  // the processors may be other programs', too
+  const kernels::PassingLists lists;   // or the next plan finds a fuller device
   return {TrainingPlanner(model, batch, budget, world, options).choices(), budget};
 }
 

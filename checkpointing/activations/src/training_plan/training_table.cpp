@@ -33,13 +33,18 @@ std::string loss_text(const TrainingChoice& choice) {
   return choice.balanced_loss ? "plain" : "gathered";
 }
 
+std::string starred(const std::string& text, bool changes_results) {
+  return changes_results ? text + " *" : text;
+}
+
 Row row_of(const TrainingChoice& choice) {
   const char* about = choice.extrapolated ? "~" : "";
   return {choice.precision.name,
-          core::str(choice.micro_batches, " x ", choice.micro_batch),
+          starred(core::str(choice.micro_batches, " x ", choice.micro_batch),
+                  choice.splits_batch_norms),
           activations_text(choice),
           loss_text(choice),
-          choice.compact_state ? "compact" : "f32",
+          starred(choice.compact_state ? "compact" : "f32", choice.rounds_moments),
           megabytes(choice.weights),
           megabytes(choice.gradients),
           megabytes(choice.optimizer_state),
@@ -47,6 +52,10 @@ Row row_of(const TrainingChoice& choice) {
           core::str(about, megabytes(choice.peak_bytes)),
           core::str(about, number(1e3 * choice.seconds, 1)),
           choice.fits ? "yes" : "no"};
+}
+
+bool changes_results(const TrainingChoice& choice) {
+  return choice.changes_results();
 }
 
 std::string aligned(const std::vector<Row>& rows) {
@@ -79,6 +88,7 @@ std::string TrainingChoice::levers() const {
   if (fused_loss) text += ", fused loss";
   if (!balanced_loss) text += ", gathered loss";
   if (compact_state) text += ", compact state";
+  if (splits_batch_norms) text += ", split batch norms";
   return text;
 }
 
@@ -99,9 +109,14 @@ const TrainingChoice& TrainingPlan::best() const {
   }
   const TrainingChoice& first = choices_.front();
   if (first.fits) return first;
+  const bool told = std::any_of(choices_.begin(), choices_.end(), changes_results);
+  const char* const advice =
+      told ? ""
+           : "; so may split_batch_norms and compact_state of TrainingPlanOptions, which change "
+             "results";
   core::fail<core::OutOfMemory>("plan_training", "expected a budget of at least ", first.peak_bytes,
                                 " bytes (", first.levers(), "), got ", budget_,
-                                " (a smaller model takes less)");
+                                " (a smaller model takes less", advice, ")");
 }
 
 std::string TrainingPlan::table(std::size_t rows) const {
@@ -118,6 +133,9 @@ std::string TrainingPlan::table(std::size_t rows) const {
   out << "budget " << megabytes(budget_) << " MB: " << fitting << " of " << choices_.size()
       << " choices fit; predicted, the fastest first, then the smallest that do not fit\n"
       << aligned(lines);
+  if (std::any_of(choices_.begin(), choices_.end(), changes_results)) {
+    out << "* changes results: batch norms see micro-batches; moments are rounded to bf16\n";
+  }
   return out.str();
 }
 

@@ -13,12 +13,17 @@
 //
 // Planning runs each module a few times by itself, forward and backward, at each precision and size of
 // micro-batch, with the device capped at the budget: it takes one block's memory and some steps' time.
-// Sizes that do not run in the budget are extrapolated from smaller ones; where none does, the smallest
-// runs beyond it, so that best() can name the least budget that would do (exactly on the CPU; on a GPU
-// within 1 KiB, which the lists of pointers that kernels are given may take more). Weights, gradients
-// and optimizer state are counted. Peaks are those of core::MemoryStats::peak_total from the second step on
+// Sizes that do not run in the budget are extrapolated from smaller ones. Where none does, the smallest
+// runs beyond the budget, module by module, in all that the device has: what a module makes for itself
+// shows only when it runs, and best() is to name the least budget that would do, exactly.
+// core::set_memory_capacity bounds that too; where nothing runs below it, best() names no number.
+// Weights, gradients and optimizer state are counted, and an update is timed on as many elements as
+// there is room for. Peaks are those of core::MemoryStats::peak_total from the second step on
 // (the first step of a half model that accumulates turns its gradients to f32 and holds both for a
 // moment, unless GradientArena::use_f32_slots() came first).
+//
+// No choice learns anything else than the batch at its precision would, but for rounding, unless an
+// option allows it (split_batch_norms, compact_state); the table marks those that do.
 //
 // Nothing here knows of amp, optimizers or ranks: their means are described (Precision, TrainingWorld),
 // and who reads a choice acts on it.
@@ -71,10 +76,16 @@ struct TrainingPlanOptions {
   /// Mean over the batch. Unset: cross-entropy; then a Linear at the model's end can be fused with it.
   std::function<Tensor(const Tensor& y, const Tensor& target)> loss;
   std::vector<Precision> precisions = checkpointing::precisions();
-  std::vector<std::int64_t> micro_batches;  // empty: the batch, a half of it, a quarter ... 1
+  /// Sizes, each of which is offered. Empty: the batch, a half of it, a quarter ... 1; of a model that
+  /// trains batch norms the batch alone, without split_batch_norms.
+  std::vector<std::int64_t> micro_batches;
+  /// Lets the statistics of batch norms be those of a micro-batch.
+  bool split_batch_norms = false;
   int moments = 2;  // that the optimizer keeps of each parameter: 2 Adam, 1 momentum, 0 plain SGD
-  bool compact_state = true;  // offers moments in bf16 and, for bf16 weights, masters as remainders
-  bool fused_loss = true;     // offers nn::linear_cross_entropy
+  /// Offers moments in bf16, which rounds them, and with them, for bf16 weights, masters as remainders,
+  /// which does not.
+  bool compact_state = false;
+  bool fused_loss = true;                 // offers nn::linear_cross_entropy
   std::optional<OffloadOptions> offload;  // given: offers it
   int repeats = 1;                        // timed runs of each module
 };
@@ -86,6 +97,8 @@ struct TrainingChoice {
   int dimension = 0;               // along which they lie
   std::int64_t micro_batches = 1;  // before an update
   bool compact_state = false;      // optim::StateOptions{bf16, remainder (bf16 weights)}
+  // Another result than the batch would have: statistics are of a micro-batch; moments are rounded.
+  bool splits_batch_norms = false, rounds_moments = false;
   bool fused_loss = false;
   bool balanced_loss = true;  // several devices: outputs stay where they are (DataParallelModel)
   Schedule schedule;          // of the modules; the loss runs with the last
@@ -105,6 +118,7 @@ struct TrainingChoice {
   Tensor loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const;
   /// The model's output, without the loss. Not for a fused loss, which makes none.
   Tensor output(nn::Sequential& model, const Tensor& x) const;
+  bool changes_results() const { return splits_batch_norms || rounds_moments; }
   std::string levers() const;  // "O2 bf16, 4 x 8, recompute, compact state"
 
   // How loss() runs.
@@ -124,7 +138,8 @@ class [[nodiscard]] TrainingPlan {
   /// The fastest that fits. Throws core::OutOfMemory, which says what the smallest takes.
   const TrainingChoice& best() const;
   std::size_t budget() const { return budget_; }
-  /// For people: the `rows` fastest choices that fit, and as many of those that do not.
+  /// For people: the `rows` fastest choices that fit, and as many of those that do not. What changes
+  /// results has a star.
   std::string table(std::size_t rows = 12) const;
 
  private:
