@@ -1,9 +1,11 @@
-// Which losses the gradients of each optimizer come from: at which scale, and what their checks found.
+// Which losses the gradients of each optimizer come from: at which scale, and what their checks
+// found.
 //
-// The backwards of one loss at one scale that were given to the same optimizers, until a step judges them,
-// are one contribution. The slots that hold its gradients share it; nobody else keeps it: gradients that are
-// cleared by hand take what was found in them along. A step judges every contribution that its optimizers
-// hold: its loss's scaler moves once, and whoever holds one that overflowed skips, in this step or a later one.
+// The backwards of one loss at one scale that were given to the same optimizers, until a step
+// judges them, are one contribution. The slots that hold its gradients share it; nobody else keeps
+// it: gradients that are cleared by hand take what was found in them along. A step judges every
+// contribution that its optimizers hold: its loss's scaler moves once, and whoever holds one that
+// overflowed skips, in this step or a later one.
 #pragma once
 
 #include <cstdint>
@@ -44,16 +46,18 @@ class LossContributions {
   explicit LossContributions(std::vector<optim::Optimizer*> optimizers)
       : optimizers_(std::move(optimizers)) {}
 
-  /// Of the next backward of this loss: the one that its optimizers' gradients are in already, or a new
-  /// one.
+  /// Of the next backward of this loss: the one that its optimizers' gradients are in already, or a
+  /// new one.
   LossContributionPtr open(int loss_id, double scale, const std::vector<std::size_t>& optimizers);
-  /// Gradients of this optimizer that came by another way than a loss of this handle's are `scale`'s.
+  /// Gradients of this optimizer that came by another way than a loss of this handle's are
+  /// `scale`'s.
   void adopt(std::size_t optimizer, const core::GradientScale& scale);
   /// Those that the optimizer's slots and their sums hold, in order of their first backward.
   std::vector<LossContributionPtr> held_by(std::size_t optimizer) const;
-  /// In a step of these optimizers: checks what was not checked and reads everything, once. Where their
-  /// gradients have more than one scale they are added up, unscaled. Gradients that came without open()
-  /// count as loss 0's, unscaled. Reads nothing where neither the options nor a rule ask for it.
+  /// In a step of these optimizers: checks what was not checked and reads everything, once. Where
+  /// their gradients have more than one scale they are added up, unscaled. Gradients that came
+  /// without open() count as loss 0's, unscaled. Reads nothing where neither the options nor a rule
+  /// ask for it.
   Resolved resolve(const std::vector<std::size_t>& optimizers, const optim::StepOptions& options);
   /// The losses of these are over, as nobody asks what they found.
   void end(const std::vector<std::size_t>& optimizers);
@@ -63,7 +67,8 @@ class LossContributions {
   optim::Optimizer& operator[](std::size_t index) const { return *optimizers_[index]; }
   const std::vector<optim::Optimizer*>& optimizers() const { return optimizers_; }
   std::size_t size() const { return optimizers_.size(); }
-  /// Throws InvalidArgument for one that amp::initialize was not given, or that was moved from since.
+  /// Throws InvalidArgument for one that amp::initialize was not given, or that was moved from
+  /// since.
   std::size_t index_of(const optim::Optimizer& optimizer, const char* where) const;
   void check_not_moved(const char* where) const;
 

@@ -35,7 +35,8 @@ class SimulatedDisk : public SystemCalls {
 
   /// What befalls the calls that change the disk: `fault` at the one after `calls` more. After
   /// kill_all no call does anything, after kill_one none of that thread; `full` lasts, `fail` is
-  /// one EIO. fail_read is one EIO of the calls that look at it, fail_reads that of all from there on.
+  /// one EIO. fail_read is one EIO of the calls that look at it, fail_reads that of all from there
+  /// on.
   void plan(Fault fault, int calls) {
     fault_ = fault;
     calls_left_ = calls;

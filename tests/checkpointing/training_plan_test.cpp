@@ -1,4 +1,5 @@
-// plan_training: the arithmetic of sharding, and what it predicts against real training by each choice.
+// plan_training: the arithmetic of sharding, and what it predicts against real training by each
+// choice.
 #include "cairn/checkpointing/training_plan.h"
 
 #include <gmock/gmock.h>
@@ -195,7 +196,8 @@ TEST(TrainingPlan, ChangesNoResultsUnlessAllowed) {
   EXPECT_THAT(any.table(), AllOf(HasSubstr("2 x 16 *  "), HasSubstr("compact *  "),
                                  HasSubstr("\n* changes results: ")));
 
-  // Without moments nothing is rounded; batch norms that only evaluate have no statistics to change.
+  // Without moments nothing is rounded; batch norms that only evaluate have no statistics to
+  // change.
   options.split_batch_norms = false;
   options.moments = 0;
   task.model.eval();

@@ -199,7 +199,8 @@ TEST(Gradients, ASumThatOnlyAnotherRankHasIsOfTheSameLosses) {
   });
 }
 
-/// Gradients of a plain backward are of the loss that follows it, on all ranks: whatever each rank's reaches.
+/// Gradients of a plain backward are of the loss that follows it, on all ranks: whatever each
+/// rank's reaches.
 TEST(Gradients, OfAPlainBackwardBelongToTheNextLossOnAllRanks) {
   on_ranks(2, [](parallel::ProcessGroup& group) {
     Pair model;
@@ -239,8 +240,8 @@ TEST(Gradients, LoadingAStateEndsWhatIsPending) {
   EXPECT_NEAR(value(model.a()), 1.0, 1e-6);
 }
 
-/// Two micro-batches with gradients of 1 and 3, of a weight of 1.1 at a rate of .1, and something else
-/// between them.
+/// Two micro-batches with gradients of 1 and 3, of a weight of 1.1 at a rate of .1, and something
+/// else between them.
 void swap_within_a_window(amp::OptLevel level, const std::function<void(Pair&)>& between) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});

@@ -105,7 +105,8 @@ Saves saves_in(const std::string& dir) {
   return all;
 }
 
-// Where saves do not tell what they continue: a run that began anew would have written the first again.
+// Where saves do not tell what they continue: a run that began anew would have written the first
+// again.
 bool stand_as_before(const Saves& before, const Saves& now) {
   const auto there = [&](const auto& one) { return now.contains(one.first); };
   const auto as_before = [&](const auto& one) {

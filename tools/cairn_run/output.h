@@ -12,8 +12,8 @@
 
 namespace cairn::run {
 
-/// Writes all of the text to a file, a pipe or a terminal, however long that takes. Returns 0, or errno
-/// where it cannot: the reader is gone (EPIPE) or the disk is full. The job goes on.
+/// Writes all of the text to a file, a pipe or a terminal, however long that takes. Returns 0, or
+/// errno where it cannot: the reader is gone (EPIPE) or the disk is full. The job goes on.
 int write_all(int fd, std::string_view text);
 
 /// One of cairn-run's own streams. Text is queued and a thread writes it, so a reader who is slow

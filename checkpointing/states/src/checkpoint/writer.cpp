@@ -116,8 +116,8 @@ std::vector<std::string> needless_in(const std::vector<Standing>& order, const K
   return needless;
 }
 
-// The newest good ones of this line come first, those of lines left behind fill up. Where one cannot be
-// read all stay until the next save.
+// The newest good ones of this line come first, those of lines left behind fill up. Where one
+// cannot be read all stay until the next save.
 void remove_old(const SavePlan& plan, const std::vector<std::uint64_t>& line) {
   const TrainingStateOptions& options = plan.options;
   const KeepRules rules{options.keep, options.keep_every, options.keep_best, options.best};

@@ -10,8 +10,8 @@ namespace cairn::checkpointing {
 
 namespace {
 
-/// What the parser itself does not check. A pass of its own: nlohmann's callbacks cost a look at all
-/// members of an object for each of them.
+/// What the parser itself does not check. A pass of its own: nlohmann's callbacks cost a look at
+/// all members of an object for each of them.
 template <class Json>
 class StructureCheck final : public nlohmann::json_sax<Json> {
  public:

@@ -12,8 +12,8 @@ inline constexpr std::size_t kDeepestJson = 32;  // levels; what Cairn writes ha
 inline constexpr std::size_t kMostOrderedKeys = 4096;
 
 /// Keys keep their order, in which each is compared with all before it. Throws core::DataError
-/// "[where] expected ... in '<path>'" for text that is not JSON, repeats a key in one object, has more
-/// than kMostOrderedKeys there or nests deeper than kDeepestJson.
+/// "[where] expected ... in '<path>'" for text that is not JSON, repeats a key in one object, has
+/// more than kMostOrderedKeys there or nests deeper than kDeepestJson.
 nlohmann::ordered_json parse_json(const std::string& text, const char* where,
                                   const std::string& path);
 

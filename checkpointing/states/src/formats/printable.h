@@ -7,7 +7,8 @@
 
 namespace cairn::checkpointing {
 
-/// A control character at this place, of ASCII or (two bytes of UTF-8) of C1: a terminal may obey it.
+/// A control character at this place, of ASCII or (two bytes of UTF-8) of C1: a terminal may obey
+/// it.
 inline bool is_control(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   if (byte(at) < 0x20 || byte(at) == 0x7f) return true;

@@ -14,8 +14,8 @@
 
 namespace cairn::checkpointing {
 
-/// There is no such file, or what has its name is none: damage where a checkpoint names it. Any other
-/// IoError (a disk that does not answer) says nothing of what lies there.
+/// There is no such file, or what has its name is none: damage where a checkpoint names it. Any
+/// other IoError (a disk that does not answer) says nothing of what lies there.
 class NoSuchFile : public core::IoError {
  public:
   using IoError::IoError;
@@ -53,7 +53,8 @@ class ReadableFile {
   /// All of [offset, offset + bytes); fewer throw. Several threads may.
   void read(std::uint64_t offset, void* data, std::size_t bytes) const;
   /// [offset, offset + bytes) in pages shared with the file, read now, written for this process
-  /// alone; gone with this object. nullptr where they cannot be had: read() then says why, or works.
+  /// alone; gone with this object. nullptr where they cannot be had: read() then says why, or
+  /// works.
   char* map(std::uint64_t offset, std::size_t bytes) const;
 
  private:
@@ -72,8 +73,8 @@ std::vector<std::string> list_folder(const std::string& path);
 void make_folders(const std::string& path);  // with its parents, where they are missing
 void rename(const std::string& from, const std::string& to);
 void remove_everything(const std::string& path);  // a file, or a folder and all below it, if there
-/// Throws unless a file can be made, written and flushed there. What has the probe's name is removed; a
-/// link is not followed.
+/// Throws unless a file can be made, written and flushed there. What has the probe's name is
+/// removed; a link is not followed.
 void check_writable(const std::string& folder, const std::string& probe);
 /// Makes its entries (names created, renamed and removed) outlive a loss of power.
 void flush_folder(const std::string& path);

@@ -7,18 +7,18 @@
 //   broken   a run threw after it had added to a gradient that was there, or its reduction failed: what
 //            it holds is neither the old gradient nor the new one. Nothing but clear() is allowed.
 //
-// A run ends or throws as a whole. When it throws, a slot that was empty before is empty again, one that
-// it has not written is as before, and one that it has added to is broken: a step refuses it and says why.
-// Of ranks that reduce together, one that throws has lost what the others may have: all slots that its loss
-// reached are broken there, and the others hear of it where they meet.
+// A run ends or throws as a whole. When it throws, a slot that was empty before is empty again, one
+// that it has not written is as before, and one that it has added to is broken: a step refuses it
+// and says why. Of ranks that reduce together, one that throws has lost what the others may have:
+// all slots that its loss reached are broken there, and the others hear of it where they meet.
 //
-// Beside its memory a slot may hold a sum: f32, unscaled, into which gradients of other contributions
-// were moved (gradients::stash). A sum with a local part is local as well. A broken slot is broken until
-// clear(), whoever steps it.
+// Beside its memory a slot may hold a sum: f32, unscaled, into which gradients of other
+// contributions were moved (gradients::stash). A sum with a local part is local as well. A broken
+// slot is broken until clear(), whoever steps it.
 //
-// Autograd begins, writes and ends slots; the arena places them in its buffers; a data-parallel reducer
-// moves them from local to reduced; optimizers read, stash and clear them. A slot is used by one thread
-// at a time.
+// Autograd begins, writes and ends slots; the arena places them in its buffers; a data-parallel
+// reducer moves them from local to reduced; optimizers read, stash and clear them. A slot is used
+// by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -36,15 +36,17 @@ class GradientSlot;
 /// One outermost backward of this process, from 1; 0: none.
 using RunId = std::uint64_t;
 
-/// The backwards of one loss at one scale, as whoever scales losses knows them (gradients::Contribution).
-/// The slots that hold its gradients share it: it ends when the last of these is stepped or dropped.
+/// The backwards of one loss at one scale, as whoever scales losses knows them
+/// (gradients::Contribution). The slots that hold its gradients share it: it ends when the last of
+/// these is stepped or dropped.
 class Contribution {
  public:
   virtual ~Contribution() = default;
   bool over = false;  // a step has judged it, and found it finite: nobody asks for it any more
 };
 
-/// Who multiplied a loss before its backward, and by what: its gradients stay multiplied until a step.
+/// Who multiplied a loss before its backward, and by what: its gradients stay multiplied until a
+/// step.
 struct GradientScale {
   std::uint64_t scaler = 0;  // next_scaler_id(); 0: nobody, the gradient is what it says
   double factor = 1.0;
@@ -56,8 +58,8 @@ std::uint64_t next_scaler_id();  // another one at each call, from 1
 class GradientMemory {
  public:
   virtual ~GradientMemory() = default;
-  /// A run is about to write one of the slots, each time: the memory may lay its slots out anew when it
-  /// sees a run for the first time.
+  /// A run is about to write one of the slots, each time: the memory may lay its slots out anew
+  /// when it sees a run for the first time.
   virtual void on_run(RunId run) = 0;
 };
 
@@ -66,8 +68,8 @@ class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
   /// Reduces what is some rank's alone, in its slots and their sums: a collective, unless all ranks
-  /// know that there is nothing. Returns when all that it has reduced so far is whole, and waits for
-  /// the devices if it must. Throws CommunicationError otherwise; the slots are broken then.
+  /// know that there is nothing. Returns when all that it has reduced so far is whole, and waits
+  /// for the devices if it must. Throws CommunicationError otherwise; the slots are broken then.
   virtual void reduce_pending() {}
   /// A run has thrown on this rank, or could not begin.
   virtual void backward_failed(const std::string& /*why*/) {}
@@ -87,8 +89,8 @@ class GradientSlot {
   bool holds_gradient() const;
   /// What memory() holds; undefined unless holds_gradient(). Scaled, and without the sum.
   Tensor gradient() const;
-  /// The whole gradient, memory() or the sum; undefined where there is none. Throws InvalidArgument where
-  /// a part of it lies in the other, naming the parameter.
+  /// The whole gradient, memory() or the sum; undefined where there is none. Throws InvalidArgument
+  /// where a part of it lies in the other, naming the parameter.
   Tensor whole_gradient(const std::string& name) const;
   /// Where it lies or will lie; undefined for an empty slot that is not placed.
   const Tensor& memory() const;
@@ -100,8 +102,8 @@ class GradientSlot {
   /// The buffers that the slot belongs to, whether or not it lies in one now.
   void set_owner(std::weak_ptr<GradientMemory> owner) { owner_ = std::move(owner); }
   std::shared_ptr<GradientMemory> owner() const { return owner_.lock(); }
-  /// From now on the slot is this memory, shaped like its parameter: an owner's, or a foreign trainer's.
-  /// The caller has copied what it held.
+  /// From now on the slot is this memory, shaped like its parameter: an owner's, or a foreign
+  /// trainer's. The caller has copied what it held.
   void place(Tensor memory);
   /// Leaves its place: a gradient that it holds becomes a tensor of its own, in the same memory.
   void displace();
@@ -111,11 +113,12 @@ class GradientSlot {
 
   /// It holds a gradient that must be moved into the sum before a run at this scale writes here.
   bool must_stash_for(const GradientScale& scale) const;
-  /// It holds a plain backward's gradient, which counts as a part of the contribution that comes next.
+  /// It holds a plain backward's gradient, which counts as a part of the contribution that comes
+  /// next.
   bool belongs_to_next(const GradientScale& scale) const;
   /// A run that may write the slot has begun. Once a run; the same run again does nothing. Throws
-  /// Error for a broken slot, InvalidArgument where it holds a gradient of another scaler, or one that
-  /// must_stash_for(scale); `name` is the parameter's.
+  /// Error for a broken slot, InvalidArgument where it holds a gradient of another scaler, or one
+  /// that must_stash_for(scale); `name` is the parameter's.
   void begin(RunId run, const GradientScale& scale, const std::string& name);
   /// The run writes memory() now. Returns true where it has to add to what is there.
   bool write();
@@ -164,8 +167,8 @@ class GradientSlot {
     summed_ = sum_is_local_ = true;
     sum_contributions_ = std::move(contributions);
   }
-  /// No gradient, no sum: whatever was there or is broken is gone. Inside a run: what it writes next
-  /// is the first.
+  /// No gradient, no sum: whatever was there or is broken is gone. Inside a run: what it writes
+  /// next is the first.
   void clear();
   /// Throws Error where the slot is broken, naming the parameter and what threw.
   void check_whole(const std::string& name) const;

@@ -47,8 +47,8 @@ class Control {
   void add(const std::shared_ptr<History>& history);
   /// Breaks the job for every rank, with this reason. Returns at once.
   void break_job(const std::string& reason);
-  /// This rank takes part in no group any more. Returns when no other rank needs it: those below it in
-  /// the tree may go on for long, in groups without it.
+  /// This rank takes part in no group any more. Returns when no other rank needs it: those below it
+  /// in the tree may go on for long, in groups without it.
   void leave();
 
   /// Sent so far.

@@ -3,17 +3,18 @@
 //
 // Rank r's parent is rank (r - 1) / kChildren; rank 0 is the root. Each rank tells its parent, at
 // every heartbeat and whenever something changes, all there is to know of its subtree: whether
-// somebody failed, who left, which collectives do not end, and its share of the answer to the root's
-// question. The parent answers each such message with all that its children need to know. A message
-// that is lost is therefore made good by the next one, and a rank sends and receives as much in a
-// job of two as in one of thousands.
+// somebody failed, who left, which collectives do not end, and its share of the answer to the
+// root's question. The parent answers each such message with all that its children need to know. A
+// message that is lost is therefore made good by the next one, and a rank sends and receives as
+// much in a job of two as in one of thousands.
 //
 // Where a collective takes longer than a moment, the root asks everybody where they stand in it
-// (CollectiveStatus) and judges: ranks that called something else or left end the job at once, ranks that do
-// not come when its deadline is over. Where data moves without a fingerprint, it asks for those of
-// all collectives up to the last that everybody has called, as often. Where a message between two
-// ranks does, it asks who waits for whom (MessageStatus). Failures that ranks find are proposals: the
-// first that reaches the root is everybody's, unless the way to the root is what failed.
+// (CollectiveStatus) and judges: ranks that called something else or left end the job at once,
+// ranks that do not come when its deadline is over. Where data moves without a fingerprint, it asks
+// for those of all collectives up to the last that everybody has called, as often. Where a message
+// between two ranks does, it asks who waits for whom (MessageStatus). Failures that ranks find are
+// proposals: the first that reaches the root is everybody's, unless the way to the root is what
+// failed.
 #pragma once
 
 #include <functional>

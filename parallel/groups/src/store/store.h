@@ -36,8 +36,8 @@ struct StoreAddress {
 };
 std::string to_string(const StoreAddress& address);  // "host:port"
 
-/// Which group of which start of the job a store is for: one that follows another at the same address
-/// is not taken for it.
+/// Which group of which start of the job a store is for: one that follows another at the same
+/// address is not taken for it.
 struct JobStart {
   std::string restart = "0";  // CAIRN_RESTART_COUNT
   std::uint64_t group = 1;    // among those that each process makes, one after the other
@@ -71,9 +71,9 @@ class Store {
 
 class StoreServer {
  public:
-  /// Listens from here on. Ranks of another start and of groups that have ended are refused, those of
-  /// later groups are told to wait. Throws CommunicationError: a port in use; InvalidArgument: no
-  /// token, and an address that is not this host's.
+  /// Listens from here on. Ranks of another start and of groups that have ended are refused, those
+  /// of later groups are told to wait. Throws CommunicationError: a port in use; InvalidArgument:
+  /// no token, and an address that is not this host's.
   StoreServer(const StoreAddress& address, int world_size, const JobStart& start = {});
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
@@ -104,9 +104,10 @@ class StoreConnection {
   std::unique_ptr<zmq::socket_t> socket_;
 };
 
-/// One rank's requests. Several threads may each have one under way: groups of a split connect at the
-/// same time. A request is repeated until it is answered, so that a connection may break in between.
-/// Every call throws CommunicationError where the store does not answer in time, or after cancel().
+/// One rank's requests. Several threads may each have one under way: groups of a split connect at
+/// the same time. A request is repeated until it is answered, so that a connection may break in
+/// between. Every call throws CommunicationError where the store does not answer in time, or after
+/// cancel().
 class StoreClient : public Store {
  public:
   StoreClient(const StoreAddress& address, int rank, JobStart start = {});

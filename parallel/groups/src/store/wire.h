@@ -1,8 +1,8 @@
 // The store's messages: numbers and texts packed one after another, little-endian, in one ZeroMQ
 // frame.
 //
-// Request: id u64, rank, Request, restart, group (JobStart), then what the request needs. Reply: id,
-// Reply, text.
+// Request: id u64, rank, Request, restart, group (JobStart), then what the request needs. Reply:
+// id, Reply, text.
 #pragma once
 
 #include <cstdint>

@@ -16,25 +16,28 @@
 // last one at the end of backward. What is averaged is all that the gradients hold: with no_sync
 // around all but the last micro-batch, one reduction serves them all.
 //
-// Gradients of the mean over ranks are those of the mean loss over the whole batch where every rank has as
-// many samples (join() is for those that have not). Batch norms use each rank's own statistics; buffers are
-// shared at construction, by sync_buffers(), and with broadcast_buffers at each forward in training.
+// Gradients of the mean over ranks are those of the mean loss over the whole batch where every rank
+// has as many samples (join() is for those that have not). Batch norms use each rank's own
+// statistics; buffers are shared at construction, by sync_buffers(), and with broadcast_buffers at
+// each forward in training.
 //
-// Frozen parameters take no part; one that is unfrozen later does from its first backward on, and an
-// error names the rank that did not unfreeze it. Parameters that are added to the model later take part
-// from the next ddp(x) on, with rank 0's values. Gradients that no backward has reduced (no_sync, two
-// losses in one micro-batch) are averaged by the optimizer's step, so none is ever applied unreduced.
+// Frozen parameters take no part; one that is unfrozen later does from its first backward on, and
+// an error names the rank that did not unfreeze it. Parameters that are added to the model later
+// take part from the next ddp(x) on, with rank 0's values. Gradients that no backward has reduced
+// (no_sync, two losses in one micro-batch) are averaged by the optimizer's step, so none is ever
+// applied unreduced.
 //
-// Between two steps every rank contributes the same losses, or all ranks throw and none may step until
-// clear_grad() on all of them. A backward that throws on one rank in a reduction breaks the group, which
-// quotes it; under no_sync its gradients are broken, and the step is an error on every rank. (Which
-// parameters a loss reaches, and how many batches a rank has, may differ: find_unused_parameters, join().)
+// Between two steps every rank contributes the same losses, or all ranks throw and none may step
+// until clear_grad() on all of them. A backward that throws on one rank in a reduction breaks the
+// group, which quotes it; under no_sync its gradients are broken, and the step is an error on every
+// rank. (Which parameters a loss reaches, and how many batches a rank has, may differ:
+// find_unused_parameters, join().)
 //
-// With average = false gradients are sums, and a step takes one reducing backward, the last one: another
-// backward after it is InvalidArgument.
+// With average = false gradients are sums, and a step takes one reducing backward, the last one:
+// another backward after it is InvalidArgument.
 //
-// May be constructed before or after amp::initialize, the optimizers and load_state_dict; the model must
-// outlive it. world() is what amp, Accumulation, samplers and TrainingState ask for.
+// May be constructed before or after amp::initialize, the optimizers and load_state_dict; the model
+// must outlive it. world() is what amp, Accumulation, samplers and TrainingState ask for.
 #pragma once
 
 #include <cstdint>
@@ -98,19 +101,20 @@ class DistributedDataParallel : public core::Stateful {
   ///     precision.step();                   // the same step as the others': the weights stay alike
   ///   }
   ///
-  /// A rank without a single batch may begin with other_ranks_have_batches(). Each backward that reduces costs an exchange of a
-  /// few bytes meanwhile. Collectives of the trainer's own, and steps that reduce what no_sync left behind, are
-  /// not shadowed: the latter are an error.
+  /// A rank without a single batch may begin with other_ranks_have_batches(). Each backward that
+  /// reduces costs an exchange of a few bytes meanwhile. Collectives of the trainer's own, and
+  /// steps that reduce what no_sync left behind, are not shadowed: the latter are an error.
   class Join {
    public:
     ~Join();
     Join(Join&& other) noexcept;
     Join& operator=(Join&&) = delete;
 
-    /// How many samples the next reducing backward of this rank averages over; for DivideBy::samples.
+    /// How many samples the next reducing backward of this rank averages over; for
+    /// DivideBy::samples.
     void samples(std::int64_t count);
-    /// This rank has no more batches. Waits for the others' next reducing backward, whose collectives a backward
-    /// of zero() shadows; false: they have none left either.
+    /// This rank has no more batches. Waits for the others' next reducing backward, whose
+    /// collectives a backward of zero() shadows; false: they have none left either.
     bool other_ranks_have_batches();
     /// A loss of 0 whose gradients are zeros, for every parameter that requires one.
     Tensor zero() const;
@@ -127,7 +131,8 @@ class DistributedDataParallel : public core::Stateful {
   /// take part in.
   void sync_buffers();
 
-  /// The one handle for the others: rank, size, agreement, and what only this model's gradients tell.
+  /// The one handle for the others: rank, size, agreement, and what only this model's gradients
+  /// tell.
   core::World world() const;
 
   nn::Module& module() const;
@@ -137,12 +142,12 @@ class DistributedDataParallel : public core::Stateful {
   std::vector<Bucket> buckets() const;  // in the order of their reduction
   /// With retain_allreduce_buffers: Reducer::reduced_buckets().
   std::vector<TensorView> reduced_buckets() const;
-  /// With find_unused_parameters or static_graph: what the loss of the last reducing backward did not reach on
-  /// this rank.
+  /// With find_unused_parameters or static_graph: what the loss of the last reducing backward did
+  /// not reach on this rank.
   const std::vector<std::string>& unused_parameters() const;
 
-  /// The reducer's: bucket sizes and the order of the gradients. NCCL's results depend on them in the
-  /// last bit.
+  /// The reducer's: bucket sizes and the order of the gradients. NCCL's results depend on them in
+  /// the last bit.
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 

@@ -93,8 +93,8 @@ struct SaveReport {
 
 struct ResumeOptions {
   /// false: what the state lacks stays as it is, what the training lacks is left out (ResumeInfo
-  /// says which); a part of another kind (an Adam's state for an SGD) is both. What differs in shape
-  /// is an error still.
+  /// says which); a part of another kind (an Adam's state for an SGD) is both. What differs in
+  /// shape is an error still.
   bool strict = true;
   /// {"model.encoder", "model.backbone"}: the file's entry of that name, or all below it, loads
   /// under the other name. The first pair that fits counts.
@@ -159,11 +159,11 @@ class TrainingState {
   /// For loops that call save() themselves: after each step, with its number.
   void end_on_signal(std::int64_t step);
 
-  /// Loads the checkpoint saved last; nothing where there is none, or `dir` is empty. A damaged one,
-  /// on any rank, is passed over by all, in favour of the newest that it continues, with a warning
-  /// that names the damage. Throws core::DataError where all of that line are damaged, or the good
-  /// one does not fit the parts; core::IoError, so before the first step, where the folder cannot be
-  /// written or another process saves there.
+  /// Loads the checkpoint saved last; nothing where there is none, or `dir` is empty. A damaged
+  /// one, on any rank, is passed over by all, in favour of the newest that it continues, with a
+  /// warning that names the damage. Throws core::DataError where all of that line are damaged, or
+  /// the good one does not fit the parts; core::IoError, so before the first step, where the folder
+  /// cannot be written or another process saves there.
   std::optional<ResumeInfo> resume_latest(const std::string& dir, const ResumeOptions& how = {});
   /// Loads this checkpoint (a step-... folder). Throws core::IoError where it cannot be read and
   /// core::DataError where it is damaged or does not fit, naming every missing, surplus and

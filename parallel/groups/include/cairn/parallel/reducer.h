@@ -1,19 +1,20 @@
-// Reducer: averages lists of gradients over the ranks, bucket by bucket, while more are still being made.
-// For trainers of any kind; DistributedDataParallel stands on it.
+// Reducer: averages lists of gradients over the ranks, bucket by bucket, while more are still being
+// made. For trainers of any kind; DistributedDataParallel stands on it.
 //
 //   parallel::Reducer reducer(group, {.bucket_bytes = 8 << 20});
 //   reducer.register_gradients({{"weight", dweight}});   // every rank: the same list
 //   reducer.mark_ready(0);   // as each gradient is written, in the current stream
 //   reducer.wait();          // later work in the current streams sees averages
 //
-// Gradients that are neighbours in memory are cut into slices that are reduced in place; others are copied
-// into a flat buffer and back. A bucket is reduced on a communication stream once its last gradient is
-// ready and all buckets before it are on their way: the same order on every rank, whatever each rank's own. After
-// the first pass the buckets follow the order in which rank 0's gradients became ready; the state dict
-// keeps it, so that a resumed run reduces in the same order.
+// Gradients that are neighbours in memory are cut into slices that are reduced in place; others are
+// copied into a flat buffer and back. A bucket is reduced on a communication stream once its last
+// gradient is ready and all buckets before it are on their way: the same order on every rank,
+// whatever each rank's own. After the first pass the buckets follow the order in which rank 0's
+// gradients became ready; the state dict keeps it, so that a resumed run reduces in the same order.
 //
-// Mistakes (a gradient that is marked twice, or never) are InvalidArgument on the rank that makes them, with the
-// gradient's name, and break the group: the others get a CommunicationError that quotes it.
+// Mistakes (a gradient that is marked twice, or never) are InvalidArgument on the rank that makes
+// them, with the gradient's name, and break the group: the others get a CommunicationError that
+// quotes it.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@
 
 namespace cairn::parallel {
 
-/// Combinations that make no sense are InvalidArgument at construction; ranks whose options differ, where
-/// gradients are registered.
+/// Combinations that make no sense are InvalidArgument at construction; ranks whose options differ,
+/// where gradients are registered.
 struct DistributedOptions {
   std::int64_t first_bucket_bytes = 1 << 20;  // small, so that communication starts early
   std::int64_t bucket_bytes = 25 << 20;
@@ -41,32 +42,34 @@ struct DistributedOptions {
   bool allreduce_always_fp32 = false;
   /// true: the mean over the ranks; false: their sum.
   bool average = true;
-  /// Gradients are divided by f before the reduction and by world size / f after it (half sums of many
-  /// ranks neither overflow nor vanish). 1: what the group's mean does. Only with average.
+  /// Gradients are divided by f before the reduction and by world size / f after it (half sums of
+  /// many ranks neither overflow nor vanish). 1: what the group's mean does. Only with average.
   double gradient_predivide_factor = 1.0;
   /// A bucket ends with each of these gradients. Not with delay_allreduce.
   std::vector<std::string> trigger_parameters;
-  /// Communication streams on each device, which buckets take in turn; the collectives keep their order.
+  /// Communication streams on each device, which buckets take in turn; the collectives keep their
+  /// order.
   int num_allreduce_streams = 1;
   /// Reducer::reduced_buckets() has what the last pass reduced.
   bool retain_allreduce_buffers = false;
   /// Each bucket is checked for inf and NaN before its reduction, on the communication stream, so
-  /// that world().take_local_nonfinite() can tell who made an overflow. Reads the gradients once more: about 1 % of a step with 500
-  /// rows (samples, tokens, pixels) a rank, less with more, 3 % with 100 (docs/parallel.md). A Reducer
-  /// does so once world() was called.
+  /// that world().take_local_nonfinite() can tell who made an overflow. Reads the gradients once
+  /// more: about 1 % of a step with 500 rows (samples, tokens, pixels) a rank, less with more, 3 %
+  /// with 100 (docs/parallel.md). A Reducer does so once world() was called.
   bool check_local_gradients = true;
-  /// Takes the place of the all-reduce and its division: only with average, gradient_predivide_factor 1 and
-  /// without allreduce_always_fp32.
+  /// Takes the place of the all-reduce and its division: only with average,
+  /// gradient_predivide_factor 1 and without allreduce_always_fp32.
   std::shared_ptr<CommunicationHook> hook;
 
   // Of DistributedDataParallel alone.
 
-  /// What a parameter that the loss does not reach means. false: an error that names it, on every rank.
-  /// true: where some rank reaches it, a zero of this rank's; where none does, it has no gradient and the
-  /// optimizers leave it alone. Costs an exchange of a bit for each parameter at the start of a backward.
+  /// What a parameter that the loss does not reach means. false: an error that names it, on every
+  /// rank. true: where some rank reaches it, a zero of this rank's; where none does, it has no
+  /// gradient and the optimizers leave it alone. Costs an exchange of a bit for each parameter at
+  /// the start of a backward.
   bool find_unused_parameters = false;
-  /// The same, and the parameters that the first backward reaches are those of all: the exchange is made once,
-  /// and another loss is an error that names a parameter.
+  /// The same, and the parameters that the first backward reaches are those of all: the exchange is
+  /// made once, and another loss is an error that names a parameter.
   bool static_graph = false;
   /// Every forward in training that a reducing backward follows gives all ranks rank 0's buffers.
   bool broadcast_buffers = false;
@@ -80,15 +83,16 @@ class Reducer : public core::Stateful {
   Reducer& operator=(Reducer&&) noexcept;
 
   struct Layout {
-    /// Gradients that follow each other in memory with at most so many bytes between them are neighbours:
-    /// what lies between is nobody's, and is reduced along.
+    /// Gradients that follow each other in memory with at most so many bytes between them are
+    /// neighbours: what lies between is nobody's, and is reduced along.
     std::int64_t gap_bytes = 0;
     /// trigger_parameters may name gradients that are not in the list now.
     bool partial = false;
   };
-  /// Dense views of floating dtype in the order in which their parameters are used (the last one's gradient is
-  /// expected first), in place of those registered before. Their memory must live. A collective; throws
-  /// InvalidArgument, on every rank, naming the first gradient that differs between ranks.
+  /// Dense views of floating dtype in the order in which their parameters are used (the last one's
+  /// gradient is expected first), in place of those registered before. Their memory must live. A
+  /// collective; throws InvalidArgument, on every rank, naming the first gradient that differs
+  /// between ranks.
   void register_gradients(const std::vector<std::string>& names,
                           const std::vector<TensorView>& gradients, const Layout& layout);
   void register_gradients(const std::vector<std::string>& names,
@@ -98,23 +102,25 @@ class Reducer : public core::Stateful {
   /// The same, and keeps the tensors. A wrapped vector that has moved its elements is a mistake.
   void register_gradients(const NamedTensors& gradients);
 
-  /// The gradient (its place in the list) is complete, in the order of the current stream of its device. It is left alone
-  /// until wait().
+  /// The gradient (its place in the list) is complete, in the order of the current stream of its
+  /// device. It is left alone until wait().
   void mark_ready(std::size_t gradient);
   /// This rank has none: it is filled with zeros.
   void mark_unused(std::size_t gradient);
   bool is_marked(std::size_t gradient) const;
-  /// Ends a pass: all gradients are marked, all buckets are on their way, and later work of the current streams
-  /// comes after them. On CUDA ProcessGroup::wait() tells whether they arrived. In the first pass every rank
-  /// hears rank 0's order.
+  /// Ends a pass: all gradients are marked, all buckets are on their way, and later work of the
+  /// current streams comes after them. On CUDA ProcessGroup::wait() tells whether they arrived. In
+  /// the first pass every rank hears rank 0's order.
   void wait();
-  /// Gives a pass up (an error came between): later work comes after what was begun. Every rank has to.
+  /// Gives a pass up (an error came between): later work comes after what was begun. Every rank has
+  /// to.
   void abandon();
 
-  /// For uneven batches: gradients are multiplied by `before` ahead of the reduction and the averages by
-  /// `after` behind it, in all passes from now on.
+  /// For uneven batches: gradients are multiplied by `before` ahead of the reduction and the
+  /// averages by `after` behind it, in all passes from now on.
   void set_weights(double before, double after);
-  /// Called with the gradients of each bucket (places in the list) before its reduction, its stream current.
+  /// Called with the gradients of each bucket (places in the list) before its reduction, its stream
+  /// current.
   void before_reduction(std::function<void(const std::vector<std::size_t>& gradients)> callback);
 
   struct Bucket {
@@ -124,13 +130,14 @@ class Reducer : public core::Stateful {
     bool in_place = true;                 // without a copy
   };
   std::vector<Bucket> buckets() const;  // in the order of their reduction
-  /// With retain_allreduce_buffers: what the last pass reduced, [elements] each, in the order of the
-  /// reduction: slices of the gradients where they were reduced in place. Valid until the next pass.
+  /// With retain_allreduce_buffers: what the last pass reduced, [elements] each, in the order of
+  /// the reduction: slices of the gradients where they were reduced in place. Valid until the next
+  /// pass.
   std::vector<TensorView> reduced_buckets() const;
 
   const ProcessGroup& group() const;
-  /// The group's, for a scaler and training states; it also knows which of this rank's own gradients were
-  /// not finite before they were reduced (take_local_nonfinite()).
+  /// The group's, for a scaler and training states; it also knows which of this rank's own
+  /// gradients were not finite before they were reduced (take_local_nonfinite()).
   core::World world();
 
   /// The bucket sizes, the order of the gradients and the hook's state.
