@@ -30,7 +30,8 @@ class ModelBytes {
   std::size_t largest_gradient(const Precision& precision) const;
   /// What the device holds beside the model's weights, gradients and optimizer state.
   std::size_t other() const { return other_; }
-  /// Measured once, on as many of the elements as `room` bytes have place for: a check and an update.
+  /// Measured once, on as many of the elements as `room` bytes have place for: a check and an
+  /// update.
   double update_seconds(const Precision& precision, bool compact, int moments, bool accumulates,
                         std::size_t room);
 

@@ -13,9 +13,9 @@
 //
 // Planning runs each module a few times by itself, forward and backward, at each precision and size of
 // micro-batch, with the device capped at the budget: it takes one block's memory and some steps' time.
-// Sizes that do not run in the budget are extrapolated from smaller ones. Where none does, the smallest
-// runs beyond the budget, module by module, in all that the device has: what a module makes for itself
-// shows only when it runs, and best() is to name the least budget that would do, exactly.
+// Sizes that do not run in the budget are extrapolated from smaller ones. Where none does, the
+// smallest runs beyond the budget, module by module, in all that the device has: what a module makes
+// for itself shows only when it runs, and best() is to name the least budget that would do, exactly.
 // core::set_memory_capacity bounds that too; where nothing runs below it, best() names no number.
 // Weights, gradients and optimizer state are counted, and an update is timed on as many elements as
 // there is room for. Peaks are those of core::MemoryStats::peak_total from the second step on
@@ -76,14 +76,14 @@ struct TrainingPlanOptions {
   /// Mean over the batch. Unset: cross-entropy; then a Linear at the model's end can be fused with it.
   std::function<Tensor(const Tensor& y, const Tensor& target)> loss;
   std::vector<Precision> precisions = checkpointing::precisions();
-  /// Sizes, each of which is offered. Empty: the batch, a half of it, a quarter ... 1; of a model that
-  /// trains batch norms the batch alone, without split_batch_norms.
+  /// Sizes, each of which is offered. Empty: the batch, a half of it, a quarter ... 1; of a model
+  /// that trains batch norms the batch alone, without split_batch_norms.
   std::vector<std::int64_t> micro_batches;
   /// Lets the statistics of batch norms be those of a micro-batch.
   bool split_batch_norms = false;
   int moments = 2;  // that the optimizer keeps of each parameter: 2 Adam, 1 momentum, 0 plain SGD
-  /// Offers moments in bf16, which rounds them, and with them, for bf16 weights, masters as remainders,
-  /// which does not.
+  /// Offers moments in bf16, which rounds them, and with them, for bf16 weights, masters as
+  /// remainders, which does not.
   bool compact_state = false;
   bool fused_loss = true;                 // offers nn::linear_cross_entropy
   std::optional<OffloadOptions> offload;  // given: offers it
@@ -138,8 +138,8 @@ class [[nodiscard]] TrainingPlan {
   /// The fastest that fits. Throws core::OutOfMemory, which says what the smallest takes.
   const TrainingChoice& best() const;
   std::size_t budget() const { return budget_; }
-  /// For people: the `rows` fastest choices that fit, and as many of those that do not. What changes
-  /// results has a star.
+  /// For people: the `rows` fastest choices that fit, and as many of those that do not. What
+  /// changes results has a star.
   std::string table(std::size_t rows = 12) const;
 
  private:
