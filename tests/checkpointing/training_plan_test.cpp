@@ -1,5 +1,4 @@
-// plan_training: the arithmetic of sharding, and what it predicts against real training by each
-// choice.
+// plan_training: the arithmetic of sharding, and what it predicts against real training by each choice.
 #include "cairn/checkpointing/training_plan.h"
 
 #include <gmock/gmock.h>
@@ -168,6 +167,7 @@ TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
 
 TEST(TrainingPlan, ChangesNoResultsUnlessAllowed) {
   Task task = conv_net();
+  task.batch = {part_of(task.batch.x, 0, 8), part_of(task.batch.target, 0, 8)};
   TrainingPlanOptions options;
   options.precisions = {checkpointing::precisions()[3]};
   const auto planned = [&](std::size_t budget) {
@@ -179,7 +179,7 @@ TEST(TrainingPlan, ChangesNoResultsUnlessAllowed) {
     EXPECT_FALSE(choice.compact_state || choice.changes_results()) << choice.levers();
   }
   EXPECT_THAT(same.table(), Not(HasSubstr("*")));
-  EXPECT_THAT(message_of<core::OutOfMemory>([&] { (void)planned(1'000'000).best(); }),
+  EXPECT_THAT(message_of<core::OutOfMemory>([&] { (void)planned(500'000).best(); }),
               HasSubstr("split_batch_norms and compact_state"));
 
   options.split_batch_norms = options.compact_state = true;
@@ -191,13 +191,12 @@ TEST(TrainingPlan, ChangesNoResultsUnlessAllowed) {
     split += choice.splits_batch_norms ? 1 : 0;
     rounded += choice.rounds_moments ? 1 : 0;
   }
-  EXPECT_GE(split, 10);
-  EXPECT_GE(rounded, 6);
-  EXPECT_THAT(any.table(), AllOf(HasSubstr("2 x 16 *  "), HasSubstr("compact *  "),
+  EXPECT_GE(split, 6);
+  EXPECT_GE(rounded, 4);
+  EXPECT_THAT(any.table(), AllOf(HasSubstr("2 x 4 *  "), HasSubstr("compact *  "),
                                  HasSubstr("\n* changes results: ")));
 
-  // Without moments nothing is rounded; batch norms that only evaluate have no statistics to
-  // change.
+  // Without moments nothing is rounded; batch norms in eval() have no statistics to change.
   options.split_batch_norms = false;
   options.moments = 0;
   task.model.eval();
