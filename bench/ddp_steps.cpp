@@ -4,8 +4,8 @@
 // ddp_steps control PORT                    the CPU time of the control plane
 // ddp_steps pipeline RANKS MICRO_BATCHES SCHEDULE PORT    a step of stages that sleep in both directions; SCHEDULE is gpipe or 1f1b
 //
-// MODEL is convnet (100 images a thread) or gpt (6 layers of 384, two rows of 256 tokens a thread); f32.
-// One JSON line: medians in milliseconds.
+// MODEL is convnet (100 images a thread) or gpt (6 layers of 384, two rows of 256 tokens a thread);
+// f32. One JSON line: medians in milliseconds.
 #include <sys/resource.h>
 
 #include <cstdlib>
@@ -171,8 +171,8 @@ double cpu_seconds(int who) {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// Two ranks that do nothing but two collectives every 10 ms: the CPU time of all threads but the one
-/// that calls them, and what a collective of 4 bytes takes that one, of the time that passes.
+/// Two ranks that do nothing but two collectives every 10 ms: the CPU time of all threads but the
+/// one that calls them, and what a collective of 4 bytes takes that one, of the time that passes.
 int control(const char* port) {
   return bench::run_ranks(2, [&](int rank) {
     constexpr int kSteps = 300;

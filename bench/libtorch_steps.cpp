@@ -1,4 +1,5 @@
-// The C++ side of scripts/bench_libtorch. Prints a JSON line: median and fastest milliseconds of a repeat, or bytes.
+// The C++ side of scripts/bench_libtorch. Prints a JSON line: median and fastest milliseconds of a
+// repeat, or bytes.
 //
 //   libtorch_steps update cairn|checked|torch    AdamW on GPT-2's 124M parameters in 148 tensors, f32; checked: gradients
 //                                                are looked through first, as step() does unless told otherwise
@@ -125,7 +126,8 @@ struct ResNet18Impl : torch::nn::Module {
 };
 TORCH_MODULE(ResNet18);
 
-/// As Python's to(memory_format=...). contiguous() would leave a tensor of one channel as it is, and what is made of it in the other order.
+/// As Python's to(memory_format=...). contiguous() would leave a tensor of one channel as it is,
+/// and what is made of it in the other order.
 void to_order(torch::nn::Module& net, at::MemoryFormat order) {
   for (auto& x : net.parameters()) {
     if (x.dim() == 4) x.set_data(x.clone(order));
@@ -195,8 +197,9 @@ Times recompute(int steps) {
       steps);
 }
 
-/// MB: the process's peak, beyond what it was before there was a model. Layers of `width`, so narrow for activations that products in bf16, which
-/// libtorch does slowly where the processor does not, take seconds.
+/// MB: the process's peak, beyond what it was before there was a model. Layers of `width`, so
+/// narrow for activations that products in bf16, which libtorch does slowly where the processor
+/// does not, take seconds.
 double memory(std::int64_t layers, std::int64_t width, std::int64_t rows,
               const std::string& level) {
   const auto peak = [] {

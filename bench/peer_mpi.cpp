@@ -1,4 +1,5 @@
-// peer_mpi BYTES, under mpirun: times MPI_Allreduce of f32 (sum, in place). One JSON line of rank 0's.
+// peer_mpi BYTES, under mpirun: times MPI_Allreduce of f32 (sum, in place). One JSON line of rank
+// 0's.
 #include <mpi.h>
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// What the programs of scripts/bench_parallel share: ranks that are children of this process, and how
-// often a collective is timed.
+// What the programs of scripts/bench_parallel share: ranks that are children of this process, and
+// how often a collective is timed.
 #pragma once
 
 #include <sched.h>

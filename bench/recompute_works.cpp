@@ -1,5 +1,6 @@
-// What recomputation costs and saves, for scripts/bench_checkpointing: a GPT of 24 blocks by the planner and by segments, at every budget, and a
-// chain of a thousand layers. Prints one JSON line; times in milliseconds, memory in bytes of live tensors.
+// What recomputation costs and saves, for scripts/bench_checkpointing: a GPT of 24 blocks by the
+// planner and by segments, at every budget, and a chain of a thousand layers. Prints one JSON line;
+// times in milliseconds, memory in bytes of live tensors.
 #include <algorithm>
 #include <chrono>
 #include <iostream>

@@ -1,5 +1,5 @@
-// Saves and loads states of so many MiB, for scripts/bench_checkpointing: 24 blocks of four matrices
-// each, as a language model has them. Prints one JSON line, times in milliseconds.
+// Saves and loads states of so many MiB, for scripts/bench_checkpointing: 24 blocks of four
+// matrices each, as a language model has them. Prints one JSON line, times in milliseconds.
 //
 //   state_files save FOLDER MIB ROUNDS    saves, and dd with fsync of the same bytes, by turns
 //   state_files async FOLDER MIB ROUNDS   what a save in the background blocks, a plain save and memcpy, by turns

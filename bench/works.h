@@ -1,5 +1,5 @@
-// The pieces of work that are timed against a peer or against a loop over the same memory. Each prepares its data once, on the default
-// device, and then runs many times.
+// The pieces of work that are timed against a peer or against a loop over the same memory. Each
+// prepares its data once, on the default device, and then runs many times.
 #pragma once
 
 #include <functional>

@@ -102,7 +102,8 @@ void tell_reducer(const optim::Optimizer& optimizer, const std::string& why) {
 
 }  // namespace
 
-/// Refuses gradients of another scaler in any of the loss's optimizers, reached or not: on all ranks alike.
+/// Refuses gradients of another scaler in any of the loss's optimizers, reached or not: on all
+/// ranks alike.
 void Amp::Impl::prepare_for_backward(std::size_t index) {
   const optim::OptimizerAccess optimizer(contributions[index]);
   try {

@@ -43,7 +43,8 @@ struct Amp::Impl {
                                const std::vector<std::size_t>& optimizers);
   /// What a loss is multiplied by on the host.
   double host_scale(int loss_id);
-  /// Of GradientScale; 0 where no loss is ever scaled: gradients of a plain backward do no harm then.
+  /// Of GradientScale; 0 where no loss is ever scaled: gradients of a plain backward do no harm
+  /// then.
   std::uint64_t scaler_id() const;
   Tensor scaled(const Tensor& loss, double factor);
   void prepare_for_backward(std::size_t optimizer);

@@ -11,8 +11,8 @@
 
 namespace cairn::amp {
 
-/// Throws InvalidArgument, naming it, for a floating parameter or buffer that is not f32, for a parameter
-/// that has a gradient already, and for a model that is initialized.
+/// Throws InvalidArgument, naming it, for a floating parameter or buffer that is not f32, for a
+/// parameter that has a gradient already, and for a model that is initialized.
 void check_model(const nn::Module& model);
 
 /// Of a model that was initialized: its layers are another module's now.

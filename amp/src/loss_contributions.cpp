@@ -46,7 +46,8 @@ void sort_by_number(std::vector<LossContributionPtr>& list) {
             [](const auto& a, const auto& b) { return a->number < b->number; });
 }
 
-/// What the optimizer's gradients are multiplied by; none: they have several scales, or lie in sums.
+/// What the optimizer's gradients are multiplied by; none: they have several scales, or lie in
+/// sums.
 std::optional<double> only_factor(const optim::Optimizer& optimizer) {
   const core::GradientScale* first = nullptr;
   bool one = true;
@@ -140,8 +141,8 @@ std::vector<LossContributionPtr> LossContributions::unjudged_of(const Indices& o
   return all;
 }
 
-/// What other optimizers, which step later, hold of a loss that this step judges. What lies in sums was
-/// checked when it was moved.
+/// What other optimizers, which step later, hold of a loss that this step judges. What lies in sums
+/// was checked when it was moved.
 std::vector<optim::PendingReport> LossContributions::check_later_ones(
     const LossContribution& contribution, const Indices& stepping, double norm_type) const {
   std::vector<optim::PendingReport> pending;

@@ -15,7 +15,8 @@ class CastCache {
   /// and one state of the leaf's memory.
   Tensor find(const Tensor& leaf, DType dtype, bool grad_mode);
   void insert(const Tensor& leaf, DType dtype, bool grad_mode, const Tensor& copy);
-  /// The region has ended: gives the copies up and keeps no new ones, whoever still holds the cache.
+  /// The region has ended: gives the copies up and keeps no new ones, whoever still holds the
+  /// cache.
   void close();
 
  private:

@@ -315,7 +315,8 @@ core::RunId next_run() {
   return ++last;
 }
 
-// What holds while one backward runs; the first one on its thread is the run that the others belong to.
+// What holds while one backward runs; the first one on its thread is the run that the others belong
+// to.
 class RunGuard {
  public:
   RunGuard(Run& run, RunRecord& record)
@@ -343,7 +344,8 @@ class RunGuard {
   std::optional<MemoryCategoryGuard> category_;
 };
 
-/// In GANs and in fine-tuning every parameter that gets a gradient belongs to an optimizer, or is frozen.
+/// In GANs and in fine-tuning every parameter that gets a gradient belongs to an optimizer, or is
+/// frozen.
 void warn_of_untrained(const RunRecord& run) {
   std::vector<Tensor> untrained;
   bool trains = false;
@@ -391,8 +393,8 @@ std::string text_of_current_exception() {
   }
 }
 
-// Every callback and reducer is called and every slot aborted, whatever is thrown there: the caller gets the error
-// that ended the run.
+// Every callback and reducer is called and every slot aborted, whatever is thrown there: the caller
+// gets the error that ended the run.
 void abort(RunRecord& run, const std::string& error) {
   const auto tell = [&](const auto& whom) {
     try {

@@ -89,8 +89,9 @@ Tensor take_pending(const InputInfo& info) {
 }  // namespace
 
 namespace {
-// A weight that autocast made half and whose f32 gradient has a slot: the product writes there, and no
-// cast follows. Whether it does never changes within a run, so replays of a segment have the same bits.
+// A weight that autocast made half and whose f32 gradient has a slot: the product writes there, and
+// no cast follows. Whether it does never changes within a run, so replays of a segment have the
+// same bits.
 AccumulateGrad* leaf_behind_cast(const InputInfo& info) {
   if (!info.edge || !NodeAccess::is_cast(*info.edge) || !core::is_half(info.dtype)) return nullptr;
   AccumulateGrad* leaf = leaf_behind(info.edge.get());

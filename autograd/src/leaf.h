@@ -11,8 +11,8 @@
 
 namespace cairn::autograd {
 
-/// Kept by the leaf (TensorAttachments::leaf). The node is kept by the graphs that lead to the leaf and
-/// keeps the leaf: no cycle.
+/// Kept by the leaf (TensorAttachments::leaf). The node is kept by the graphs that lead to the leaf
+/// and keeps the leaf: no cycle.
 struct LeafState {
   std::weak_ptr<Node> accumulate;
   std::vector<std::pair<std::uint64_t, std::function<void(const Tensor&)>>> hooks;

@@ -37,8 +37,9 @@ class SystemMemory {
   /// Blocks from kHugePage on may be cut anywhere between huge pages, their parts released apart,
   /// and pages moved between them.
   virtual bool moves_pages() const { return false; }
-  /// Moves whole huge pages, with their physical memory, onto those at `to`; none are left at `from`.
-  /// Returns how many bytes of `to` are in order: all, or the next page is not mapped any more.
+  /// Moves whole huge pages, with their physical memory, onto those at `to`; none are left at
+  /// `from`. Returns how many bytes of `to` are in order: all, or the next page is not mapped any
+  /// more.
   virtual std::size_t move_pages(void* from, void* to, std::size_t bytes) noexcept;
 };
 

@@ -91,9 +91,9 @@ void parallel_for(std::int64_t n, std::int64_t grain,
 }
 
 #if defined(_OPENMP)
-// Nobody can tell OpenMP to wait otherwise once it runs. But where it has more threads than there are
-// processors, GCC's spins 100 times instead of 300,000 (GOMP_SPINCOUNT in its manual), and LLVM's
-// not at all: these are the threads too many, and do nothing.
+// Nobody can tell OpenMP to wait otherwise once it runs. But where it has more threads than there
+// are processors, GCC's spins 100 times instead of 300,000 (GOMP_SPINCOUNT in its manual), and
+// LLVM's not at all: these are the threads too many, and do nothing.
 class PassiveWaitGuard::SleepingTeam {
  public:
   SleepingTeam() : thread_([this] { run(); }) {

@@ -76,7 +76,8 @@ void copy_host(const TensorView& src, const TensorView& dst) {
                });
 }
 
-// What the earlier device's current stream has so far comes before what the later one's gets from now on.
+// What the earlier device's current stream has so far comes before what the later one's gets from
+// now on.
 void order(Device earlier, Device later) {
   Event done(earlier);
   done.record(Stream::current(earlier));

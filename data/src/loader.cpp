@@ -125,8 +125,8 @@ class DataLoader::Run {
     try {
       start_copy();
     } catch (const std::exception&) {
-      // There may be no memory for two batches at once. The copy is tried again, and its error told,
-      // when the batch is due.
+      // There may be no memory for two batches at once. The copy is tried again, and its error
+      // told, when the batch is due.
     }
   }
 

@@ -1,6 +1,7 @@
-// balanced: a language model of 40,000 words on several devices of one process, its loss computed in two
-// ways: on the first device, from gathered outputs (DataParallel), and on each device, from its own
-// (DataParallelModel and DataParallelCriterion). The losses agree; the first device's memory does not.
+// balanced: a language model of 40,000 words on several devices of one process, its loss computed
+// in two ways: on the first device, from gathered outputs (DataParallel), and on each device, from
+// its own (DataParallelModel and DataParallelCriterion). The losses agree; the first device's
+// memory does not.
 //
 //   balanced                                          4 CPU devices
 //   balanced --devices 2 --picture memory.png         a picture of the table

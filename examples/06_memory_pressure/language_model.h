@@ -1,5 +1,5 @@
-// A language model whose output is what fills the memory: words x tokens of logits, and as many bytes
-// of gradient.
+// A language model whose output is what fills the memory: words x tokens of logits, and as many
+// bytes of gradient.
 #pragma once
 
 #include <vector>

@@ -1,7 +1,7 @@
-// memory_pressure: the language model of the tutorials, whose output alone is 1.28 GB, on devices of
-// 1 GiB. Plain training runs out of memory and says why; each other way fits, and learns the same. Then a
-// chain of which one sample does not fit. Each way runs in a process of its own, so that what the
-// operating system saw of it (VmHWM) stands beside what Cairn's accounts say.
+// memory_pressure: the language model of the tutorials, whose output alone is 1.28 GB, on devices
+// of 1 GiB. Plain training runs out of memory and says why; each other way fits, and learns the
+// same. Then a chain of which one sample does not fit. Each way runs in a process of its own, so
+// that what the operating system saw of it (VmHWM) stands beside what Cairn's accounts say.
 //
 //   memory_pressure --picture memory.png
 //   memory_pressure --scale 0.1                       a tenth of the words, the image and the budget

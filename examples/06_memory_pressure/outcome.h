@@ -45,8 +45,8 @@ struct Way {
   std::function<std::vector<double>(const Job&, const std::function<void()>& stepped)> train;
 };
 
-/// Runs it in this process: once at a small size, so that code and libraries are there, then as the job
-/// says on capped devices.
+/// Runs it in this process: once at a small size, so that code and libraries are there, then as the
+/// job says on capped devices.
 Outcome measure(const Way& way, const Job& job);
 
 }  // namespace memory_pressure

@@ -1,4 +1,5 @@
-// Generator and discriminator of a DCGAN (Radford et al. 2016) in libtorch, for images [N, 1, 28, 28].
+// Generator and discriminator of a DCGAN (Radford et al. 2016) in libtorch, for images [N, 1, 28,
+// 28].
 #pragma once
 
 #include <torch/nn.h>

@@ -1,8 +1,9 @@
 // A small GPT on arrays of its own, its forward and backward written by hand. No library is needed.
 //
-// Weights and gradients are two arrays of Real (float, or a 16-bit type that converts from and to float), all
-// parameters one after another; everything else is float. Sizes: B sequences of T tokens, N = B T positions,
-// C channels, H heads, V tokens in the vocabulary. Blocks are x + attention(norm(x)), then x + mlp(norm(x)).
+// Weights and gradients are two arrays of Real (float, or a 16-bit type that converts from and to
+// float), all parameters one after another; everything else is float. Sizes: B sequences of T
+// tokens, N = B T positions, C channels, H heads, V tokens in the vocabulary. Blocks are x +
+// attention(norm(x)), then x + mlp(norm(x)).
 #pragma once
 
 #include <cmath>
@@ -260,8 +261,8 @@ class Gpt {
     return softmax_loss();
   }
 
-  /// Writes the gradients of `scale` times the loss of the last forward; calls ready(i) as soon as those of
-  /// parameter i are there.
+  /// Writes the gradients of `scale` times the loss of the last forward; calls ready(i) as soon as
+  /// those of parameter i are there.
   void backward(
       float scale = 1.0f, const std::function<void(std::size_t)>& ready = [](std::size_t) {}) {
     const std::size_t n = inputs_.size(), c = sizes_.width, v = sizes_.vocabulary;

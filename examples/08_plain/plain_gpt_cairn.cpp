@@ -1,5 +1,5 @@
-// Trains the same GPT with Cairn: weights and gradients of a half type, several processes, state files. The
-// arrays, the forward and the backward stay the trainer's own.
+// Trains the same GPT with Cairn: weights and gradients of a half type, several processes, state
+// files. The arrays, the forward and the backward stay the trainer's own.
 #include <cairn/amp/scaled_step.h>
 #include <cairn/checkpointing/parts.h>
 #include <cairn/checkpointing/training_state.h>

@@ -1,5 +1,5 @@
-// What the GPT reads: the numbers from 0 on, one after another, as digits and commas. A step's batch depends on
-// the step alone, so that a run that is resumed reads on where it stopped.
+// What the GPT reads: the numbers from 0 on, one after another, as digits and commas. A step's
+// batch depends on the step alone, so that a run that is resumed reads on where it stopped.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // GPT-2 (Radford et al. 2019) with the names, shapes and layouts of Hugging Face's files, so that
-// checkpointing::load and write_safetensors_model read and write them as they are: wte.weight, wpe.weight,
-// h.0.ln_1.weight, h.0.attn.c_attn.weight ([in, out]), ... ln_f.bias. The output layer is wte.weight.
+// checkpointing::load and write_safetensors_model read and write them as they are: wte.weight,
+// wpe.weight, h.0.ln_1.weight, h.0.attn.c_attn.weight ([in, out]), ... ln_f.bias. The output layer
+// is wte.weight.
 #pragma once
 
 #include <memory>
@@ -10,7 +11,8 @@
 
 namespace gpt2 {
 
-/// config.json's n_layer, n_head, n_embd, n_positions, vocab_size. The defaults are GPT-2's with 124M.
+/// config.json's n_layer, n_head, n_embd, n_positions, vocab_size. The defaults are GPT-2's with
+/// 124M.
 struct Config {
   std::int64_t layers = 12, heads = 12, width = 768, positions = 1024, words = 50257;
 };
@@ -24,8 +26,8 @@ class Gpt2 : public cairn::nn::Module {
   std::string kind() const override { return "Gpt2"; }
   /// Logits [B, T, words].
   cairn::Tensor forward(const cairn::Tensor& tokens) override;
-  /// The mean loss of predicting `next`, without logits in memory. `recompute`: the blocks keep their
-  /// inputs only, and the gradients of the output layer are made in the backward.
+  /// The mean loss of predicting `next`, without logits in memory. `recompute`: the blocks keep
+  /// their inputs only, and the gradients of the output layer are made in the backward.
   cairn::Tensor loss(const cairn::Tensor& tokens, const cairn::Tensor& next, bool recompute);
   const Config& config() const { return config_; }
 
@@ -37,13 +39,14 @@ class Gpt2 : public cairn::nn::Module {
   std::shared_ptr<cairn::nn::LayerNorm> norm_;
 };
 
-/// Reads model.safetensors of the folder: with or without "transformer." before the names; masks and a
-/// second name of the tied output layer may be there. Throws core::DataError for anything else.
+/// Reads model.safetensors of the folder: with or without "transformer." before the names; masks
+/// and a second name of the tied output layer may be there. Throws core::DataError for anything
+/// else.
 void load(Gpt2& model, const std::string& folder);
 /// Writes config.json and model.safetensors, in f32.
 void save(Gpt2& model, const std::string& folder);
-/// The same of a model with random weights, GPT-2's initialisation; with the causal masks that the published
-/// files have.
+/// The same of a model with random weights, GPT-2's initialisation; with the causal masks that the
+/// published files have.
 void write_random(const Config& config, const std::string& folder, std::uint64_t seed);
 
 }  // namespace gpt2

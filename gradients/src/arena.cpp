@@ -65,7 +65,8 @@ std::shared_ptr<GradientArena> GradientArena::attach(const NamedTensors& paramet
   return arena;
 }
 
-/// Appends those that it lacks; an arena that one of them comes from gives up all of its parameters.
+/// Appends those that it lacks; an arena that one of them comes from gives up all of its
+/// parameters.
 void GradientArena::take_in(const NamedTensors& parameters) {
   NamedTensors more;
   for (const NamedTensor& parameter : parameters) {
@@ -92,8 +93,8 @@ void GradientArena::take_in(const NamedTensors& parameters) {
   refresh();
 }
 
-/// The order of registration of all of them, whoever attached some before: so that the layout does not
-/// depend on who came first.
+/// The order of registration of all of them, whoever attached some before: so that the layout does
+/// not depend on who came first.
 void GradientArena::order_like(const NamedTensors& parameters) {
   if (parameters.size() != parameters_.size()) return;
   const auto same = [](const NamedTensor& a, const NamedTensor& b) {

@@ -111,7 +111,8 @@ void begin_run(core::RunId run, const core::GradientScale& scale,
     }
   }
   stash(others);
-  // All memory is laid out anew, where it must be, before a slot may refuse. In the graph's order, which ranks share.
+  // All memory is laid out anew, where it must be, before a slot may refuse. In the graph's order,
+  // which ranks share.
   for (const Tensor& leaf : leaves) {
     if (const auto memory = leaf.gradient_slot().owner()) memory->on_run(run);
   }

@@ -73,8 +73,8 @@ inline void check_dims(std::string_view op, const Named& v, int dims) {
               " dimensions, got shape ", v.view.shape);
 }
 
-/// How much of each of `count` sequences counts, contiguous on `like`'s device; nothing where lengths
-/// are undefined.
+/// How much of each of `count` sequences counts, contiguous on `like`'s device; nothing where
+/// lengths are undefined.
 inline void check_lengths(std::string_view op, const Named& like, const Named& lengths,
                           std::int64_t count) {
   if (!lengths.view.defined()) return;

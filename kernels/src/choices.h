@@ -11,8 +11,8 @@
 //   {"format": 1, "machines": {"AMD EPYC 9575F ...": {"matmul bf16 ...": "packed", ...}, ...}}
 //
 // Several processes may use it at once: what was written first stands, and the others adopt it. It
-// is replaced as a whole, under a lock. A file that is damaged, foreign or cannot be written is left
-// alone: a warning says so once, and choices go on in memory.
+// is replaced as a whole, under a lock. A file that is damaged, foreign or cannot be written is
+// left alone: a warning says so once, and choices go on in memory.
 #pragma once
 
 #include <map>
@@ -57,8 +57,8 @@ class Choices {
   Ways kept_, preferred_, used_;
 };
 
-/// The one of this process, made at its first use. product_choices.h saves and restores those of all
-/// kinds.
+/// The one of this process, made at its first use. product_choices.h saves and restores those of
+/// all kinds.
 Choices& shared_choices(const std::string& kind, const std::string& machine);
 
 }  // namespace cairn::kernels

@@ -1,5 +1,5 @@
-// The time loops of lstm and lstm_backward over a backend's cells, and over a product by the weight,
-// which does not change from step to step: the CPU packs it once.
+// The time loops of lstm and lstm_backward over a backend's cells, and over a product by the
+// weight, which does not change from step to step: the CPU packs it once.
 #pragma once
 
 #include <functional>

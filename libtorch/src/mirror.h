@@ -18,8 +18,8 @@ class Mirror final : public nn::Module {
   Mirror(const torch::nn::Module& module, KnownTensors& known);
   std::string kind() const override { return kind_; }
   bool is_batch_norm() const override { return is_batch_norm_ && keeps_statistics_; }
-  /// Of this module and all below. Without: libtorch's batch norms are layers like any other, because they want their
-  /// statistics in their weight's dtype.
+  /// Of this module and all below. Without: libtorch's batch norms are layers like any other,
+  /// because they want their statistics in their weight's dtype.
   void keep_statistics(bool value);
   Tensor forward(const Tensor& x) override { return x; }
 

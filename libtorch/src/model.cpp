@@ -235,7 +235,8 @@ void Model::load_state_dict(const StateDict& state) {
   impl_->push_changes();
 }
 
-/// DDP hears that a forward begins, and its first sample, which tells ranks that read the same batch.
+/// DDP hears that a forward begins, and its first sample, which tells ranks that read the same
+/// batch.
 std::unique_ptr<AutocastGuard> Model::begin_forward(const torch::Tensor& first) {
   impl_->follow_changes();
   if (impl_->ddp) {

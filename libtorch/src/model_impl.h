@@ -32,8 +32,8 @@ struct Model::Impl final : optim::SharedParameters {
 
   /// Cairn may have given a tensor other memory: libtorch's points there from now on.
   void follow_cairn();
-  /// What libtorch's side changed since: what was written, frozen, unfrozen, or lost its gradient. Throws where
-  /// memory has moved.
+  /// What libtorch's side changed since: what was written, frozen, unfrozen, or lost its gradient.
+  /// Throws where memory has moved.
   void follow_changes();
   /// The same ahead of a backward or a step. Throws as SharedWrites::check() too.
   void pull_foreign_changes() override;
@@ -41,8 +41,8 @@ struct Model::Impl final : optim::SharedParameters {
   void push_changes() override;
   /// Cairn may have written parameters in place: libtorch hears of those that it has.
   void note_written();
-  /// Each .grad is its slot's view where that holds a gradient, whole or broken, or the f32 sum of an unscaled
-  /// one; else undefined.
+  /// Each .grad is its slot's view where that holds a gradient, whole or broken, or the f32 sum of
+  /// an unscaled one; else undefined.
   void place_gradients();
   std::vector<SharedWrites::Parameter> parameters_waiting() const;
   /// A parameter's .grad is complete: it moves into its slot, and whoever waits for it is told.

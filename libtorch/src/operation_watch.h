@@ -8,7 +8,8 @@
 
 namespace cairn::libtorch {
 
-/// While it lives, of the operations that are called on this thread (those within them aside). Watches nest, and each sees all.
+/// While it lives, of the operations that are called on this thread (those within them aside).
+/// Watches nest, and each sees all.
 class OperationWatch {
  public:
   OperationWatch();
@@ -16,9 +17,11 @@ class OperationWatch {
   OperationWatch(const OperationWatch&) = delete;
   OperationWatch& operator=(const OperationWatch&) = delete;
 
-  /// Whether an operation has read it, or what it is a view of, that none made since the watch began: a parameter, a buffer, an input.
+  /// Whether an operation has read it, or what it is a view of, that none made since the watch
+  /// began: a parameter, a buffer, an input.
   bool existed(const at::Tensor& x) const;
-  /// Memory of tensors without a gradient that existed and were written: running statistics, counters.
+  /// Memory of tensors without a gradient that existed and were written: running statistics,
+  /// counters.
   const std::vector<at::Tensor>& written() const { return written_; }
 
   struct Callbacks;

@@ -46,8 +46,8 @@ std::vector<optim::ParameterGroup> groups_of(const std::vector<Model*>& models,
   return groups;
 }
 
-/// A parameter as libtorch's optimizer meets it, and so its moments: f32, the unscaled gradient beside it. A half one is its
-/// master meanwhile, or a copy.
+/// A parameter as libtorch's optimizer meets it, and so its moments: f32, the unscaled gradient
+/// beside it. A half one is its master meanwhile, or a copy.
 class InFull {
  public:
   InFull(torch::Tensor theirs, const kernels::UpdateEntry& entry, double scale)

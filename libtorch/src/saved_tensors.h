@@ -1,5 +1,5 @@
-// Default hooks of saved tensors, for C++: libtorch's own (at::SavedTensorDefaultHooks) take Python functions only, but ask the
-// engine, which may be another one.
+// Default hooks of saved tensors, for C++: libtorch's own (at::SavedTensorDefaultHooks) take Python
+// functions only, but ask the engine, which may be another one.
 #pragma once
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -11,7 +11,8 @@ namespace cairn::libtorch {
 
 using MakeHooks = std::function<std::unique_ptr<torch::autograd::SavedVariableHooks>()>;
 
-/// What a hook keeps of a tensor as it is: a node's own result would keep its node, whose hook keeps it, for ever.
+/// What a hook keeps of a tensor as it is: a node's own result would keep its node, whose hook
+/// keeps it, for ever.
 inline at::Tensor without_graph(const at::Tensor& x) {
   return x.defined() ? x.detach() : x;
 }

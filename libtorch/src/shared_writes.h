@@ -1,7 +1,8 @@
-// What libtorch's side writes while gradients wait for their step: a clip of scaled gradients, the step of a
-// torch::optim optimizer left in the loop. Both write through Tensor::data(), of which version counters do not
-// tell: the first elements of each weight and gradient are hashed when a backward has ended, and compared when
-// the next one or a step begins. Other writes to a gradient are told by its version.
+// What libtorch's side writes while gradients wait for their step: a clip of scaled gradients, the
+// step of a torch::optim optimizer left in the loop. Both write through Tensor::data(), of which
+// version counters do not tell: the first elements of each weight and gradient are hashed when a
+// backward has ended, and compared when the next one or a step begins. Other writes to a gradient
+// are told by its version.
 #pragma once
 
 #include <torch/torch.h>
@@ -29,8 +30,8 @@ class SharedWrites {
   void remember(const std::vector<Parameter>& waiting);
   /// A step is over: what it has left may be written.
   void forget() { known_.clear(); }
-  /// Throws InvalidArgument, naming it, for a weight that was written since, and for a gradient that is
-  /// multiplied by a loss scale (unless it was set to zero).
+  /// Throws InvalidArgument, naming it, for a weight that was written since, and for a gradient
+  /// that is multiplied by a loss scale (unless it was set to zero).
   void check(const std::vector<Parameter>& waiting) const;
 
  private:

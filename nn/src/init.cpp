@@ -48,7 +48,8 @@ void kaiming_normal(const Tensor& weight, double gain) {
 
 namespace {
 
-// Gram-Schmidt, twice over for the digits, on the vectors x[i * step + j * stride], j = 0 .. length - 1.
+// Gram-Schmidt, twice over for the digits, on the vectors x[i * step + j * stride], j = 0 .. length
+// - 1.
 void make_orthonormal(std::vector<double>& x, std::int64_t count, std::int64_t length,
                       std::int64_t step, std::int64_t stride) {
   const auto at = [&](std::int64_t i, std::int64_t j) -> double& {

@@ -20,8 +20,8 @@ struct Optimizer::DeviceState {
   Tensor overflowed;                // f32 [parameters]; not 0: it did since somebody asked
   std::vector<Tensor> rates;        // f64 [1], by group
   std::vector<double> written;      // what the host has put there
-  /// i32 [1], by group and parameter: updates so far. Parameters that had gradients in the same steps
-  /// share one.
+  /// i32 [1], by group and parameter: updates so far. Parameters that had gradients in the same
+  /// steps share one.
   std::vector<std::vector<Tensor>> counts;
 };
 
@@ -141,8 +141,8 @@ void Optimizer::write_rates() {
   }
 }
 
-/// Fills batches_ and returns the counts that their `step` is an index of. Parameters that no longer
-/// have gradients in the same steps get counts of their own.
+/// Fills batches_ and returns the counts that their `step` is an index of. Parameters that no
+/// longer have gradients in the same steps get counts of their own.
 std::vector<TensorView> Optimizer::count_on_device() {
   struct Count {
     Tensor own;

@@ -46,8 +46,8 @@ void check_norm_type(double type) {
 
 }  // namespace
 
-/// What ranks have reduced must be whole on the device before a step is queued behind it: a collective
-/// that is aborted ends as if it had succeeded.
+/// What ranks have reduced must be whole on the device before a step is queued behind it: a
+/// collective that is aborted ends as if it had succeeded.
 void Optimizer::wait_for_reductions() const {
   std::vector<std::shared_ptr<core::GradientReducer>> reducers;  // in the same order on every rank
   for (const ParameterGroup& group : groups_) {

@@ -1,5 +1,5 @@
-// optim::Accumulation under amp: uneven micro-batches train as the whole batch does, at every level;
-// an overflow in one of them skips the window's one step.
+// optim::Accumulation under amp: uneven micro-batches train as the whole batch does, at every
+// level; an overflow in one of them skips the window's one step.
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/adam.h"
 #include "cairn/optim/sgd.h"

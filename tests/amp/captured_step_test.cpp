@@ -76,7 +76,8 @@ const std::vector<Rule>& rules() {
   return all;
 }
 
-/// A batch, and what its loss is multiplied by: infinity makes it overflow, and nothing but the loss.
+/// A batch, and what its loss is multiplied by: infinity makes it overflow, and nothing but the
+/// loss.
 struct Feed {
   Tensor x, labels, factor;
 };

@@ -1,6 +1,7 @@
-// Random sequences of what a trainer with arrays of its own does with ScaledStep (losses of random size,
-// overflows, accumulation, clipping, rates, saves and loads, frozen parameters, other ranks) against
-// training as a textbook has it, in doubles. CAIRN_STATEFUL_SEQUENCES says how many are tried.
+// Random sequences of what a trainer with arrays of its own does with ScaledStep (losses of random
+// size, overflows, accumulation, clipping, rates, saves and loads, frozen parameters, other ranks)
+// against training as a textbook has it, in doubles. CAIRN_STATEFUL_SEQUENCES says how many are
+// tried.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -277,9 +278,9 @@ class Sequence {
     tensor(reference_[p].name).set_requires_grad(reference_[p].trainable);
   }
 
-  // The trainer's backwards: sums of micro-batches' gradients times the scale, in the type of its arrays.
-  // Small multiples of an eighth are exact in all of them; where the type ends they overflow by
-  // themselves.
+  // The trainer's backwards: sums of micro-batches' gradients times the scale, in the type of its
+  // arrays. Small multiples of an eighth are exact in all of them; where the type ends they
+  // overflow by themselves.
   void backward(int micro_batches) {
     for (std::size_t p = 0; p < reference_.size(); ++p) {
       Parameter& parameter = reference_[p];

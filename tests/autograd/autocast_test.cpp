@@ -48,8 +48,8 @@ class BackwardCasts : public ScopedObserver {
   }
 };
 
-// A product writes the gradient of a weight that autocast made half where the weight's own f32 gradient
-// lies: no half gradient, no cast after it, and no rounding between the two.
+// A product writes the gradient of a weight that autocast made half where the weight's own f32
+// gradient lies: no half gradient, no cast after it, and no rounding between the two.
 TEST_P(Autocast, AWeightGradientLandsInItsF32Slot) {
   const Tensor x = f32({8, 16}, 1), g = f32({8, 4}, 5), arena = Tensor::full({64}, 77.0);
   const Tensor w = f32_leaf({4, 16}, 2);

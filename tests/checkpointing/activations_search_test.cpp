@@ -1,7 +1,7 @@
-// Random nets whose activations are recomputed, kept by policy and offloaded at random, against plain
-// training: the same bits, the same hooks, the same errors, and nothing left behind. Nets have tied
-// weights, dropout, batch norms, autocast regions, parts under no_grad, several inputs and outputs;
-// segments are nested; graphs are kept for a second backward; functions throw.
+// Random nets whose activations are recomputed, kept by policy and offloaded at random, against
+// plain training: the same bits, the same hooks, the same errors, and nothing left behind. Nets
+// have tied weights, dropout, batch norms, autocast regions, parts under no_grad, several inputs
+// and outputs; segments are nested; graphs are kept for a second backward; functions throw.
 // CAIRN_STATEFUL_SEQUENCES says how many nets are tried.
 #include <gtest/gtest.h>
 
@@ -391,8 +391,8 @@ TEST_F(ActivationsSearch, EveryCutHasTheBitsTheHooksAndTheErrorsOfPlainTraining)
   EXPECT_TRUE(std::filesystem::is_empty(folder_.string()));
 }
 
-// A layer that throws, in the forward or in a replay: its own error comes out, nothing stays behind, and
-// the next step is that of a net that never threw.
+// A layer that throws, in the forward or in a replay: its own error comes out, nothing stays
+// behind, and the next step is that of a net that never threw.
 TEST_F(ActivationsSearch, WhatALayerThrowsComesOutAndLeavesNothing) {
   int in_replays = 0;
   for (std::uint64_t seed = first_seed(); seed < first_seed() + nets(200); ++seed) {

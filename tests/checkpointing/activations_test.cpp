@@ -460,8 +460,8 @@ struct Chain {
   Tensor x = test::normal_tensor({256, 64}, 3);
 };
 
-// Holds each copy out until the operation after its own has ended, and each operation's backward until
-// the copies for the two next ones have: neither comes where one waits for the other.
+// Holds each copy out until the operation after its own has ended, and each operation's backward
+// until the copies for the two next ones have: neither comes where one waits for the other.
 class Gates : public autograd::ScopedObserver, private core::WorkObserver {
  public:
   explicit Gates(int operations) : operations_(operations) {}

@@ -1,4 +1,5 @@
-// What the system says of files, at each of its calls: an error that names the file, and nothing lost.
+// What the system says of files, at each of its calls: an error that names the file, and nothing
+// lost.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // Random sequences of what may befall a folder of checkpoints (saves, kills between any two system
 // calls, full disks, losses of power, damage, resumes from anywhere, fresh starts, other world
-// sizes and other cuts of what the ranks hold between them, reshards, prunes, rival writers) against
-// a small model of what must be found afterwards. A sequence that fails is shrunk to a shortest one.
-// CAIRN_STATEFUL_SEQUENCES says how many are tried.
+// sizes and other cuts of what the ranks hold between them, reshards, prunes, rival writers)
+// against a small model of what must be found afterwards. A sequence that fails is shrunk to a
+// shortest one. CAIRN_STATEFUL_SEQUENCES says how many are tried.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -153,9 +153,9 @@ struct Part : core::Stateful {
   }
 };
 
-// What the ranks of a job hold between them, cut by rows or elements: all of it on every rank, even rows,
-// even elements, everything on the last rank, a row for each rank but the last, and one tensor of two
-// whole.
+// What the ranks of a job hold between them, cut by rows or elements: all of it on every rank, even
+// rows, even elements, everything on the last rank, a row for each rank but the last, and one
+// tensor of two whole.
 constexpr int kCuts = 6;
 
 struct SharedOut : core::Stateful {
@@ -184,7 +184,8 @@ struct SharedOut : core::Stateful {
     return std::all_of(pieces.begin(), pieces.end(),
                        [&](const Piece& piece) { return is(piece.tensor, value, piece.first); });
   }
-  /// Whether the tensor holds the elements from `first` on of a whole that was saved with this value.
+  /// Whether the tensor holds the elements from `first` on of a whole that was saved with this
+  /// value.
   static bool is(const Tensor& x, int value, std::int64_t first = 0) {
     for (const double seen : x.to_vector()) {
       if (seen != element(value, first++)) return false;
@@ -605,8 +606,8 @@ class Model {
     adopt(found);
     std::erase_if(durable_, [&](const auto& entry) { return !found.contains(entry.first); });
   }
-  // The newest good ones of the newest line, then the newest of the others. Where one is damaged its
-  // line may be unknown: nothing is said then.
+  // The newest good ones of the newest line, then the newest of the others. Where one is damaged
+  // its line may be unknown: nothing is said then.
   std::vector<int> kept_by_prune(const Folder& before, int keep) const {
     if (!damaged_.empty()) return {};
     int newest = 0;

@@ -142,8 +142,8 @@ TEST_F(KilledSave, ThatFailsIsAnErrorAndLosesNothing) {
   }
 }
 
-// The save of a step anew is killed while the older one stands aside. The next save goes on from it,
-// cannot remove the one aside, and must not bring it back by removing the newer one.
+// The save of a step anew is killed while the older one stands aside. The next save goes on from
+// it, cannot remove the one aside, and must not bring it back by removing the newer one.
 TEST_F(KilledSave, LeavesAnOlderOneThatNeverComesBack) {
   int both = 0;
   for (int first = 1; first < 45; ++first) {

@@ -70,8 +70,8 @@ TEST(Parts, VariablesThatDoNotFitAreAllNamedAndNoneChanges) {
   EXPECT_THROW(Variables({{"a", count}, {"a", text}}), InvalidArgument);
 }
 
-// A trainer's half weights, which an optimizer has given masters: the exact values come back, before and after
-// there is a master to put them in.
+// A trainer's half weights, which an optimizer has given masters: the exact values come back,
+// before and after there is a master to put them in.
 TEST(Parts, HalfWeightsComeBackWithTheirExactValues) {
   const TemporaryFolder dir;
   std::vector<core::BFloat16> weight(3, core::BFloat16(1.0f));

@@ -108,8 +108,8 @@ std::vector<BlockProfile> random_chain_with_offload(std::mt19937& random, int n)
   return chain;
 }
 
-// Blocks that may keep a part, for more or less time, and gradients that stay where the backward has
-// been.
+// Blocks that may keep a part, for more or less time, and gradients that stay where the backward
+// has been.
 std::vector<BlockProfile> random_chain_with_ways(std::mt19937& random, int n) {
   std::vector<BlockProfile> chain = random_chain_with_offload(random, n);
   const auto below = [&](double limit) {
@@ -259,8 +259,8 @@ TEST(ChainProgramme, IsTheBestOfAllSchedulesForEveryAmountOfMemory) {
 }
 
 TEST(ChainProgramme, ReversesUniformChainsAsRevolveDoes) {
-  // Blocks that are only ever kept at the moment of their backward, and activations of one byte: the
-  // fewest further runs forward of n blocks from c stored activations are those of Griewank and
+  // Blocks that are only ever kept at the moment of their backward, and activations of one byte:
+  // the fewest further runs forward of n blocks from c stored activations are those of Griewank and
   // Walther's Revolve, r n - beta(c + 1, r - 1), where beta(c, r) = (c + r)! / (c! r!) and r is the
   // least with beta(c, r) >= n.
   const auto beta = [](int c, int r) {
@@ -576,8 +576,8 @@ TEST(Planner, LongChainsAreCutIntoNeighbours) {
 }
 
 TEST(ChainProgramme, FindsMoreForLongChainsThanSegmentsOfEqualLength) {
-  // Of 260 blocks that keep two bytes each, 200 bytes hold 100: segments of equal length keep the last
-  // one whole and no more, the programme all that fits.
+  // Of 260 blocks that keep two bytes each, 200 bytes hold 100: segments of equal length keep the
+  // last one whole and no more, the programme all that fits.
   BlockProfile block;
   block.forward_seconds = 1;
   block.output = block.gradient = 1;

@@ -1,6 +1,6 @@
-// Real processes that save to a real file system, killed at random moments: every state that is left
-// can be read, and resuming finds the newest one that had been complete. CAIRN_KILLED_SAVES says how
-// many; scripts/stateful saves N.
+// Real processes that save to a real file system, killed at random moments: every state that is
+// left can be read, and resuming finds the newest one that had been complete. CAIRN_KILLED_SAVES
+// says how many; scripts/stateful saves N.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -176,8 +176,8 @@ TEST_P(RandomKills, LoseNothing) {
   log::set_level(log::Level::info);
 }
 
-// A file system on which three states, of 64 to 128 KiB and headers, fit unless they are the largest.
-// It is mounted in a namespace of the child's own.
+// A file system on which three states, of 64 to 128 KiB and headers, fit unless they are the
+// largest. It is mounted in a namespace of the child's own.
 TEST_P(RandomKills, OnAFullDiskLoseNothing) {
   const TemporaryFolder dir;
   int results[2];

@@ -424,7 +424,8 @@ TEST(TorchFile, OtherFilesAreToldApart) {
               HasSubstr("method 8"));
 }
 
-/// Reads a damaged file: a DataError or, where the damage lies in bytes without a meaning, the same values.
+/// Reads a damaged file: a DataError or, where the damage lies in bytes without a meaning, the same
+/// values.
 void expect_refused_or_same(const std::string& path, const std::string& expected,
                             const std::string& what) {
   try {

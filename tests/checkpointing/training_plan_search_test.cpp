@@ -1,6 +1,6 @@
-// Random models, batches, budgets, devices and worlds, planned by plan_training and then trained by every
-// choice: what is said to fit does, what is refused does not by any schedule, and no choice stands where a
-// better one would. CAIRN_STATEFUL_SEQUENCES says how many models are tried.
+// Random models, batches, budgets, devices and worlds, planned by plan_training and then trained by
+// every choice: what is said to fit does, what is refused does not by any schedule, and no choice
+// stands where a better one would. CAIRN_STATEFUL_SEQUENCES says how many models are tried.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -97,7 +97,8 @@ RandomTask random_task(Drawn& draw, const std::string& folder) {
   return random;
 }
 
-/// Every way to keep and to recompute the modules begin .. end; outside of segments they may be offloaded.
+/// Every way to keep and to recompute the modules begin .. end; outside of segments they may be
+/// offloaded.
 std::vector<Schedule> every_schedule(std::size_t begin, std::size_t end, bool offload) {
   if (begin == end) return {{}};
   std::vector<Schedule> all;

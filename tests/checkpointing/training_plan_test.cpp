@@ -1,4 +1,5 @@
-// plan_training: the arithmetic of sharding, and what it predicts against real training by each choice.
+// plan_training: the arithmetic of sharding, and what it predicts against real training by each
+// choice.
 #include "cairn/checkpointing/training_plan.h"
 
 #include <gmock/gmock.h>

@@ -119,7 +119,8 @@ class SmallSegments : public CountingMesh {
   std::size_t segment_bytes() const override { return 64 << 10; }
 };
 
-// A rank's piece is never cut smaller than 64 KiB, so the messages do not grow with ranks and bytes alike.
+// A rank's piece is never cut smaller than 64 KiB, so the messages do not grow with ranks and bytes
+// alike.
 TEST(Messages, SegmentsGrowWithTheRanks) {
   for (const int world : {2, 4, 6}) {
     const std::int64_t n = (64 << 10) / 4 * world;

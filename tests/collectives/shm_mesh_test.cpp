@@ -149,8 +149,8 @@ TEST(ShmMesh, WaitsNoLongerThanItIsTold) {
   expect_error<CommunicationError>([&] { transfer->wait(milliseconds(20)); }, {"in time"});
 }
 
-// Large messages are read from the sender's memory; each pair finds out with its first message whether
-// it may.
+// Large messages are read from the sender's memory; each pair finds out with its first message
+// whether it may.
 
 constexpr std::size_t kLarge = 1 << 20;
 

@@ -165,7 +165,8 @@ void check_uneven(const ProcessGroup& group, std::int64_t n, DType dtype) {
   group.reduce_scatter(whole, mine, counts, ReduceOp::max, "reduce_scatter");
   EXPECT_EQ(mine.to_vector(), part_of(reduced(world, total, dtype, ReduceOp::max), counts, rank));
 
-  // Rank a sends counts[(a + b) % world] to rank b: what a rank sends and gets is not the same list.
+  // Rank a sends counts[(a + b) % world] to rank b: what a rank sends and gets is not the same
+  // list.
   const auto sends_of = [&](int a) {
     Counts sends;
     for (int b = 0; b < world; ++b)

@@ -1,4 +1,5 @@
-// Every collective of a group against a naive reference in double, for all dtypes and awkward sizes.
+// Every collective of a group against a naive reference in double, for all dtypes and awkward
+// sizes.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// FusedAdam on a LeNet-like model, 100 iterations under a gradient scaler, against Adam in
-// double precision on the same model; weights within 1e-3, gradients within 1e-3 (f32) and 5e-3
-// (half). In f32, and with half convolutions and f32 masters; each also capturable, with rate, step and
+// FusedAdam on a LeNet-like model, 100 iterations under a gradient scaler, against Adam in double
+// precision on the same model; weights within 1e-3, gradients within 1e-3 (f32) and 5e-3 (half). In
+// f32, and with half convolutions and f32 masters; each also capturable, with rate, step and
 // verdict on the device.
 #include <gtest/gtest.h>
 

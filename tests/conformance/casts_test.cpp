@@ -1,6 +1,6 @@
 // Apex's test_basic_casts, test_promotion and test_rnn: which dtype comes out of which operation in
-// an O1 region, and that gradients come back in the input's. Its in-place cases (exp_, add_) have no
-// counterpart: Cairn has no in-place operations.
+// an O1 region, and that gradients come back in the input's. Its in-place cases (exp_, add_) have
+// no counterpart: Cairn has no in-place operations.
 #include <gtest/gtest.h>
 
 #include <algorithm>

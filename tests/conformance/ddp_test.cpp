@@ -1,5 +1,5 @@
-// Apex's two tests of distributed training, over two ranks that are threads. Where Apex prints differences, these
-// assert.
+// Apex's two tests of distributed training, over two ranks that are threads. Where Apex prints
+// differences, these assert.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -51,8 +51,8 @@ double exact_sum(const Tensor& x) {
   return sum;
 }
 
-/// Three streams, a bucket for each parameter, reductions while backward goes on: a gradient that was reduced
-/// too early, or read too early, has another sum.
+/// Three streams, a bucket for each parameter, reductions while backward goes on: a gradient that
+/// was reduced too early, or read too early, has another sum.
 TEST(Ddp, GradientsAreWholeWhenSeveralStreamsReduceThem) {
   constexpr std::int64_t kElements = std::int64_t{4096} * 4096;
   on_two_ranks([](parallel::ProcessGroup& group) {

@@ -105,8 +105,8 @@ class ManyElements {
     return all;
   }
 
-  /// The true weights (masters, where there are some) against expected(t, i); assert_close's default
-  /// tolerances of `tolerance`.
+  /// The true weights (masters, where there are some) against expected(t, i); assert_close's
+  /// default tolerances of `tolerance`.
   template <class Expected>
   Differences compare(const Expected& expected, DType tolerance) const {
     Differences all;

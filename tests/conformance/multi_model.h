@@ -306,7 +306,8 @@ class CaseRun {
         const Tensor& tensor = p == 0 ? model.w0() : model.w1();
         const bool master = case_.level == amp::OptLevel::O2 && p == 1;
         SCOPED_TRACE(core::str("model ", group.model, " weight", p));
-        // Made before the first backward that reaches the optimizer, at the latest by its first step.
+        // Made before the first backward that reaches the optimizer, at the latest by its first
+        // step.
         if (!master || optimizers_[o]->steps() > 0) {
           EXPECT_EQ(kernels::MasterWeight::exists(tensor), master);
         }

@@ -110,8 +110,8 @@ void expect_nothing_else(const std::vector<List>& lists, ListPolicy OpRow::*colu
   }
 }
 
-// Apex at its last release with amp: amp/lists/{functional,torch,tensor}_overrides.py. Its `mean` is
-// for torch before 1.1 only.
+// Apex at its last release with amp: amp/lists/{functional,torch,tensor}_overrides.py. Its `mean`
+// is for torch before 1.1 only.
 const List kApexHalf{"conv1d",
                      "conv2d",
                      "conv3d",
@@ -212,8 +212,8 @@ TEST(OpTable, CarriesTheListsOfApex) {
   expect_nothing_else({kApexHalf, kApexF32, kApexPromote, kApexSequence, kBanned}, &OpRow::apex);
 }
 
-// torch.amp's CUDA lists: autocast_mode.h. Its fp32, fp32_set_opt_dtype and fp32_append_dtype are f32
-// here.
+// torch.amp's CUDA lists: autocast_mode.h. Its fp32, fp32_set_opt_dtype and fp32_append_dtype are
+// f32 here.
 const List kTorchHalf{"_convolution",
                       "conv1d",
                       "conv2d",

@@ -1,5 +1,6 @@
-// Apex's tests of synchronised batch norm (rows 27 to 30), with ranks that are threads, against double precision. Apex's sizes and
-// tolerances; f64 inputs are left out: Cairn's batch norm computes in f32.
+// Apex's tests of synchronised batch norm (rows 27 to 30), with ranks that are threads, against
+// double precision. Apex's sizes and tolerances; f64 inputs are left out: Cairn's batch norm
+// computes in f32.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -99,8 +100,8 @@ TEST(SyncBatchNorm, SingleRank) {
   }
 }
 
-/// A batch norm under DDP on the ranks of a group, each with its even part of the batch; a step of SGD at
-/// rate 1 on the mean of the ranks' sums.
+/// A batch norm under DDP on the ranks of a group, each with its even part of the batch; a step of
+/// SGD at rate 1 on the mean of the ranks' sums.
 void check_in_group(const ProcessGroup& group, const Reference& r, DType dtype, double close,
                     bool channels_last) {
   SyncBatchNorm norm(r.shape[1], group, {.momentum = 1.0});
@@ -209,7 +210,8 @@ TEST(SyncBatchNorm, RanksWithDifferentBatches) {
   });
 }
 
-// Row 30: two groups of two ranks, each with a batch of its own; and one value a channel and sample.
+// Row 30: two groups of two ranks, each with a batch of its own; and one value a channel and
+// sample.
 TEST(SyncBatchNorm, GroupsOfTwoRanks) {
   const Reference batches[] = {batch_of({16, 10, 40, 40}, DType::f32, 18),
                                batch_of({16, 10, 40, 40}, DType::f32, 40)};

@@ -1,5 +1,5 @@
-// The system refuses what the allocator asks of it (mmap, munmap, mremap, madvise): no block is torn,
-// no memory is lost, and what cannot be had is an OutOfMemory.
+// The system refuses what the allocator asks of it (mmap, munmap, mremap, madvise): no block is
+// torn, no memory is lost, and what cannot be had is an OutOfMemory.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -37,8 +37,8 @@ RefusedCalls refused;
 
 }  // namespace
 
-// In the place of the C library's; its own calls, malloc's, do not come here. Sanitizers have wrappers of
-// their own.
+// In the place of the C library's; its own calls, malloc's, do not come here. Sanitizers have
+// wrappers of their own.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define CAIRN_TEST_SANITIZED
 #else
@@ -166,8 +166,8 @@ TEST(MemoryFaults, RefusedCallsTearNoBlockAndLoseNoMemory) {
   }
 }
 
-// What really limits a process: the number of its mappings. Each of its own pages is one here, until
-// there are no more.
+// What really limits a process: the number of its mappings. Each of its own pages is one here,
+// until there are no more.
 TEST(MemoryFaults, AProcessOutOfMappingsGoesOnOrSaysSo) {
 #if defined(CAIRN_TEST_SANITIZED)
   GTEST_SKIP() << "sanitizers have mappings of their own";

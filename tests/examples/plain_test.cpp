@@ -33,7 +33,8 @@ std::vector<double> losses_of(const std::string& command) {
   return losses;
 }
 
-// Central differences of the loss along the direction of each parameter's own gradient: their slope is its norm.
+// Central differences of the loss along the direction of each parameter's own gradient: their slope
+// is its norm.
 TEST(PlainGpt, GradientsAreCentralDifferences) {
   const plain::Sizes sizes{.vocabulary = 11, .tokens = 6, .width = 8, .heads = 2, .layers = 2};
   plain::Gpt<float> model(sizes, 3);

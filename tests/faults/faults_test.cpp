@@ -1,6 +1,7 @@
 // Real jobs with one fault each, drawn from a seed: what every rank says, and that nothing is left.
 //
-// CAIRN_FAULTS says how many; RC_PARAMS="seed=..." repeats a search; CAIRN_FAULT=N runs that one alone.
+// CAIRN_FAULTS says how many; RC_PARAMS="seed=..." repeats a search; CAIRN_FAULT=N runs that one
+// alone.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/close_range.h>
@@ -385,7 +386,8 @@ TEST(Faults, AMessageThatNeverComesIsTraced) {
   EXPECT_EQ(run_fault(0, fault, may_have_namespaces()), "");
 }
 
-/// On a GPU too: what the ranks' processes launch is not seen here. Last, as one that has used a GPU cannot be forked.
+/// On a GPU too: what the ranks' processes launch is not seen here. Last, as one that has used a
+/// GPU cannot be forked.
 TEST(Faults, TheTestedDeviceComputes) {
   const Tensor x = Tensor::full({3}, 2.0), y = Tensor::empty_like(x);
   kernels::binary(kernels::BinaryOp::add, x, x, y);

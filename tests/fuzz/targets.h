@@ -1,6 +1,6 @@
-// What the fuzzers feed: each target takes any bytes as a file of its kind, reads all of it, and lets
-// nothing pass but core::DataError. Everything else (a crash, another exception, memory without
-// bound) is a fault.
+// What the fuzzers feed: each target takes any bytes as a file of its kind, reads all of it, and
+// lets nothing pass but core::DataError. Everything else (a crash, another exception, memory
+// without bound) is a fault.
 #pragma once
 
 #include <string>

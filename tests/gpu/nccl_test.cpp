@@ -1,5 +1,5 @@
-// The simulated NCCL: clean collectives against a reference in double precision, and planted faults,
-// each of which must be found.
+// The simulated NCCL: clean collectives against a reference in double precision, and planted
+// faults, each of which must be found.
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -77,8 +77,8 @@ void run_rank(Rank& me, const ncclUniqueId& id, const std::function<void(Rank&)>
   OK(cudaStreamDestroy(me.stream));
 }
 
-/// The body in a thread a rank, each with a device, a stream and a communicator. A body that destroys
-/// its communicator sets it to null.
+/// The body in a thread a rank, each with a device, a stream and a communicator. A body that
+/// destroys its communicator sets it to null.
 void run_ranks(int ranks, const std::function<void(Rank&)>& body) {
   ncclUniqueId id;
   OK(ncclGetUniqueId(&id));

@@ -45,8 +45,8 @@ struct AttentionCase {
   }
 };
 
-/// Where an element lies: heads packed [B, H, N, D], or interleaved as in a projection [B, N, H, D],
-/// or with the last dimension apart [B, H, D, N].
+/// Where an element lies: heads packed [B, H, N, D], or interleaved as in a projection [B, N, H,
+/// D], or with the last dimension apart [B, H, D, N].
 enum class HeadLayout { packed, interleaved, columns };
 constexpr HeadLayout kLayouts[] = {HeadLayout::packed, HeadLayout::interleaved,
                                    HeadLayout::columns};

@@ -1,4 +1,5 @@
-// Updates whose learning rate, step, loss scale, clip coefficient and skip flag lie in device memory.
+// Updates whose learning rate, step, loss scale, clip coefficient and skip flag lie in device
+// memory.
 #include <gtest/gtest.h>
 
 #include <cmath>

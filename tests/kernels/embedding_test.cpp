@@ -67,8 +67,9 @@ TEST_P(Embedding, GradientAddsOccurrencesAndRoundsOnce) {
   }
 }
 
-/// Many rows, most of one token, and tokens that differ in every byte of their numbers: the gradient
-/// has the bits of sums in the order of the rows, with rows that are whole packs and with others.
+/// Many rows, most of one token, and tokens that differ in every byte of their numbers: the
+/// gradient has the bits of sums in the order of the rows, with rows that are whole packs and with
+/// others.
 TEST_P(Embedding, GradientAddsManyRowsOfOneTokenInTheirOrder) {
   const std::int64_t rows = 2500, vocabulary = 70000;
   std::vector<std::int64_t> tokens;

@@ -1,5 +1,5 @@
-// The cells of an LSTM against a naive reading of the formulas, in double. The loops need a product,
-// which the emulator does not have: tests/autograd/lstm_test.cpp has them.
+// The cells of an LSTM against a naive reading of the formulas, in double. The loops need a
+// product, which the emulator does not have: tests/autograd/lstm_test.cpp has them.
 #include "cairn/kernels/lstm.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// Training states, recomputation, offload, and libtorch's own optimizers. Python's side, where CAIRN_TORCH_PYTHON names one that has torch.
+// Training states, recomputation, offload, and libtorch's own optimizers. Python's side, where
+// CAIRN_TORCH_PYTHON names one that has torch.
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 

@@ -1,4 +1,5 @@
-// libtorch's current stream, of a GPU that only libtorch's registry knows: its GPU half is not linked.
+// libtorch's current stream, of a GPU that only libtorch's registry knows: its GPU half is not
+// linked.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// A small convolutional network of libtorch's, batches for it, and a plain f32 loop to compare with.
+// A small convolutional network of libtorch's, batches for it, and a plain f32 loop to compare
+// with.
 #pragma once
 
 #include <torch/torch.h>

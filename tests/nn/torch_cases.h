@@ -16,8 +16,8 @@ namespace cairn::nn {
 
 using OfTwo = std::function<Tensor(const Tensor& a, const Tensor& b)>;
 
-/// The cases of make_losses.py and make_layers.py: NAME.a, NAME.b where there are two inputs; NAME.y, and
-/// NAME.da and NAME.db of sum(y * NAME.weight).
+/// The cases of make_losses.py and make_layers.py: NAME.a, NAME.b where there are two inputs;
+/// NAME.y, and NAME.da and NAME.db of sum(y * NAME.weight).
 class TorchCases {
  public:
   explicit TorchCases(const std::string& file) : values_(file) {}
@@ -46,7 +46,8 @@ class TorchCases {
     if (two) expect(b.grad(), name + ".db", tolerance);
   }
 
-  /// With the parameters NAME.parameter.P, whose gradients are NAME.gradient.P. Then the same of a clone.
+  /// With the parameters NAME.parameter.P, whose gradients are NAME.gradient.P. Then the same of a
+  /// clone.
   template <class M>
   void compare_module(const std::string& name, M& module,
                       Tensor (*call)(M& module, const Tensor& a, const Tensor& b),

@@ -1,5 +1,5 @@
-// Layers and their operations against PyTorch's values and gradients (tests/golden/make_layers.py), and against
-// central differences.
+// Layers and their operations against PyTorch's values and gradients (tests/golden/make_layers.py),
+// and against central differences.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Losses and small operations against PyTorch's values and gradients (tests/golden/make_losses.py), and against
-// central differences.
+// Losses and small operations against PyTorch's values and gradients (tests/golden/make_losses.py),
+// and against central differences.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// Averages of weights: the formula, the exact values that it is made of, and the scope that puts them in.
+// Averages of weights: the formula, the exact values that it is made of, and the scope that puts
+// them in.
 #include "cairn/optim/weight_average.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,5 @@
-// Ranks that contribute other losses to a step: all of them throw, and clear_grad() on all begins anew.
+// Ranks that contribute other losses to a step: all of them throw, and clear_grad() on all begins
+// anew.
 #include <chrono>
 #include <limits>
 
@@ -9,7 +10,8 @@ namespace {
 
 using testing::HasSubstr;
 
-/// A rank of two whose weights have an optimizer each, in one handle; the second rank may lose its backwards.
+/// A rank of two whose weights have an optimizer each, in one handle; the second rank may lose its
+/// backwards.
 struct Trainer {
   explicit Trainer(const parallel::ProcessGroup& g, bool finds_unused = true)
       : group(g),
@@ -175,7 +177,8 @@ TEST(LostBackward, AnOverflowOnOneRankSkipsBothOptimizersOnAll) {
   });
 }
 
-/// With sums instead of averages a second backward after the one that reduced would count ranks twice.
+/// With sums instead of averages a second backward after the one that reduced would count ranks
+/// twice.
 TEST(LostBackward, WithSumsNothingMayFollowTheBackwardThatReduced) {
   on_two([](Trainer& t) {
     Pair model;

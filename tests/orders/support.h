@@ -24,8 +24,8 @@
 
 namespace cairn::orders {
 
-/// loss = sum(x * a) + sum(x * b): the gradient of both weights is x. Weights [4], of 1.1, which no half
-/// type holds.
+/// loss = sum(x * a) + sum(x * b): the gradient of both weights is x. Weights [4], of 1.1, which no
+/// half type holds.
 class Pair : public nn::Module {
  public:
   Pair()

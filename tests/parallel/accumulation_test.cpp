@@ -67,8 +67,8 @@ std::int64_t total(const SampleCounts& counts) {
   return sum;
 }
 
-/// Trains kWindows steps with the micro-batches of `counts` and with one batch of all their samples;
-/// gradients and weights agree within f32 rounding.
+/// Trains kWindows steps with the micro-batches of `counts` and with one batch of all their
+/// samples; gradients and weights agree within f32 rounding.
 void compare(ProcessGroup& group, const SampleCounts& counts, std::int64_t tokens) {
   const auto& own = counts[static_cast<std::size_t>(group.rank())];
   std::int64_t first = 0;

@@ -605,8 +605,8 @@ TEST(ControlNode, NamesTheCulpritOfRandomFaults) {
   }
 }
 
-// Collectives that are queued on a GPU: no rank waits in one, and their data has no fingerprint. One
-// that differs, once, among equal ones before and after, is found all the same.
+// Collectives that are queued on a GPU: no rank waits in one, and their data has no fingerprint.
+// One that differs, once, among equal ones before and after, is found all the same.
 TEST(ControlNode, AuditsWhatMovesUntagged) {
   for (const int size : {2, 20, 100}) {
     for (const bool differs : {false, true}) {

@@ -1,4 +1,5 @@
-// DistributedDataParallel's options and orders of calls: each against one process on the whole batch.
+// DistributedDataParallel's options and orders of calls: each against one process on the whole
+// batch.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -178,7 +179,8 @@ TEST(DdpOrders, RecomputationAndSharedWeights) {
   });
 }
 
-/// A GAN: the generator's loss passes through the discriminator, which is called twice before one backward.
+/// A GAN: the generator's loss passes through the discriminator, which is called twice before one
+/// backward.
 TEST(DdpOrders, TwoModelsTwoOptimizersAndSeveralForwards) {
   run_threads(2, [](ProcessGroup& group) {
     struct Pair {
@@ -283,8 +285,8 @@ TEST(DdpOptions, MustBeTheSameOnAllRanks) {
   });
 }
 
-/// No backward reduces: the step does, whatever each rank's loss has reached. What none reached does not move, in spite of its
-/// momentum.
+/// No backward reduces: the step does, whatever each rank's loss has reached. What none reached
+/// does not move, in spite of its momentum.
 TEST(DdpOrders, AStepAveragesGradientsThatOtherRanksDoNotHave) {
   const unsigned reach[3][3] = {{1, 2, 1}, {4, 4, 4}, {2, 1, 5}};  // by step and rank
   for (const int world : {2, 3}) {
@@ -422,7 +424,8 @@ TEST(DdpOrders, WhatOneRankLostAStepRefusesOnAll) {
   }
 }
 
-/// Some buckets were reduced: the others cannot go on, and need not wait for their timeout to know it.
+/// Some buckets were reduced: the others cannot go on, and need not wait for their timeout to know
+/// it.
 TEST(DdpOrders, ARankThatBreaksOffAloneIsNamedAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   run_threads(3, [](ProcessGroup& group) {
@@ -460,7 +463,8 @@ TEST(DdpOrders, RanksThatAllBreakOffGoOn) {
   });
 }
 
-/// Ranks meet leaves in orders of their own: what a run does before one refuses must not depend on it.
+/// Ranks meet leaves in orders of their own: what a run does before one refuses must not depend on
+/// it.
 TEST(DdpOrders, ARunThatCannotBeginHasLaidOutAllMemory) {
   Tower a(1, 1), b(1, 2);
   a.to(DType::bf16);

@@ -380,8 +380,8 @@ TEST(DdpSearch, JoinsAndHooksOnProcesses) {
   });
 }
 
-/// Weights after steps of a rank whose inputs run out after rank + 1 batches, with approximated gradients
-/// whose errors are fed back.
+/// Weights after steps of a rank whose inputs run out after rank + 1 batches, with approximated
+/// gradients whose errors are fed back.
 test::Gradients train_approximately(const ProcessGroup& group) {
   Tower model(3);
   DistributedOptions options{.first_bucket_bytes = 100, .bucket_bytes = 300};

@@ -1,4 +1,5 @@
-// Models and references of the tests of data parallelism: what a single process computes without any of it.
+// Models and references of the tests of data parallelism: what a single process computes without
+// any of it.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -79,8 +79,8 @@ void in_two_threads(const std::function<void(int rank)>& work) {
   for (std::thread& thread : threads) thread.join();
 }
 
-/// Two threads of this process, as ranks of an in-process group; then as ranks that meet in a store, as
-/// processes do.
+/// Two threads of this process, as ranks of an in-process group; then as ranks that meet in a
+/// store, as processes do.
 void run_as_threads(const Body& body) {
   {
     SCOPED_TRACE("in process");
@@ -398,8 +398,8 @@ struct Training {
   std::vector<double> before;  // the weights
 };
 
-/// The step of a training whose reduction has failed: it throws, again and again, and even where the
-/// group is gone nothing is applied.
+/// The step of a training whose reduction has failed: it throws, again and again, and even where
+/// the group is gone nothing is applied.
 void expect_no_step(Training& training, std::initializer_list<std::string> texts) {
   const auto step = [&] { training.optimizer.step(); };
   const auto start = Clock::now();

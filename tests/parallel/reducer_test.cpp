@@ -379,7 +379,8 @@ TEST(Reducer, AHookThatThrowsBreaksTheGroupForAll) {
   });
 }
 
-/// Runs PowerSGD over matrices of its own; returns what ranks got and the truth, summed over passes.
+/// Runs PowerSGD over matrices of its own; returns what ranks got and the truth, summed over
+/// passes.
 struct Course {
   std::vector<double> got, truth;
 };
@@ -506,8 +507,8 @@ TEST(PowerSgd, TravelsExactlyBeforeItsStartAndWhereNothingIsSaved) {
   EXPECT_LT(distance(small), 1e-4);
 }
 
-/// What error feedback promises: the sum of what was applied stays within one error of the truth, however
-/// many passes there were; without it the distance grows with them.
+/// What error feedback promises: the sum of what was applied stays within one error of the truth,
+/// however many passes there were; without it the distance grows with them.
 TEST(PowerSgd, ErrorFeedbackSumsToTheTruth) {
   const auto course = [](bool feedback, int passes) {
     return distance(power_sgd_course(
@@ -717,7 +718,8 @@ TEST(Flatten, GoesThereAndBack) {
   expect_error<InvalidArgument>([&] { unflatten(flat, {a, b}); }, {"10 elements", "16"});
 }
 
-// A trainer's own arrays on two ranks: whose gradient overflowed is known on both, although their sum holds the inf.
+// A trainer's own arrays on two ranks: whose gradient overflowed is known on both, although their
+// sum holds the inf.
 TEST(Reducer, ItsWorldTellsWhoseGradientsWereNotFinite) {
   run_threads(2, [](ProcessGroup& group) {
     std::vector<float> weights(6, 1.0f), gradients(6, 0.5f);

@@ -457,7 +457,8 @@ TEST(DataParallelModel, AnErrorOfADeviceComesWithItsNameWhenAllHaveEnded) {
               HasSubstr("[cpu:1] [loss] no"));
 }
 
-// A large output layer: gathered, all of the logits lie on the first device; balanced, none of others'.
+// A large output layer: gathered, all of the logits lie on the first device; balanced, none of
+// others'.
 TEST(DataParallelModel, MemoryIsBalanced) {
   const auto peaks = [](bool balanced) {
     manual_seed(1);

@@ -1,5 +1,5 @@
-// Pipelines with a stage on each rank, as threads and as processes, against the pipeline of one process and the
-// model in one piece: the same bits.
+// Pipelines with a stage on each rank, as threads and as processes, against the pipeline of one
+// process and the model in one piece: the same bits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -457,9 +457,11 @@ TEST(NcclRankPipeline, AFailureOfOneRankReachesAll) {
   });
 }
 
-// ---- The bubble, in a time that the activations and gradients carry: no clock of the machine's is read
+// ---- The bubble, in a time that the activations and gradients carry: no clock of the machine's is
+// read
 
-/// Takes one unit of time in both directions, and begins when both its rank and its input are ready.
+/// Takes one unit of time in both directions, and begins when both its rank and its input are
+/// ready.
 struct Ticks {
   static constexpr autograd::OpInfo kInfo{"ticks"};
   double* now;  // this rank's

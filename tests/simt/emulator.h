@@ -75,8 +75,8 @@ using Site = std::source_location;
 /// Throws Error where the address is not a multiple of `bytes`.
 void require_aligned(const void* address, std::size_t bytes);
 
-/// The tensor cores' work, with the layouts of PTX's ldmatrix (.x4, each lane gives the address of a
-/// row) and mma.m16n8k16 (halves in pairs, f32 sums). Of whole warps.
+/// The tensor cores' work, with the layouts of PTX's ldmatrix (.x4, each lane gives the address of
+/// a row) and mma.m16n8k16 (halves in pairs, f32 sums). Of whole warps.
 void load_matrices(const void* row, bool transposed, std::uint32_t (&words)[4], const Site& site);
 void multiply_matrices(float (&sums)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
                        float (*widen)(std::uint16_t), const Site& site);

@@ -1,5 +1,5 @@
-// Tensors of more than 2^31 elements in the passes over lists, without allocating them: how they are
-// cut, and the CUDA kernels on the last elements of one.
+// Tensors of more than 2^31 elements in the passes over lists, without allocating them: how they
+// are cut, and the CUDA kernels on the last elements of one.
 #include <gtest/gtest.h>
 
 #include <numeric>

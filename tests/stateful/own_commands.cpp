@@ -272,7 +272,8 @@ class MoveOptimizer : public Command {
   int optimizer_;
 };
 
-/// The step is refused while a loss has said that more of its backwards follow, whatever came after.
+/// The step is refused while a loss has said that more of its backwards follow, whatever came
+/// after.
 class DelayUnscale : public Command {
  public:
   DelayUnscale(int id, bool another) : id_(id), another_(another) {}

@@ -16,7 +16,8 @@ using Values = std::vector<double>;
 
 enum class Kind { sgd, adam, adagrad, lamb, novograd };
 
-/// What an optimizer does, and to whom: SGD with or without momentum, AdamW, Adagrad, LAMB, NovoGrad.
+/// What an optimizer does, and to whom: SGD with or without momentum, AdamW, Adagrad, LAMB,
+/// NovoGrad.
 struct Rule {
   Kind kind = Kind::sgd;
   double momentum = 0.0;  // SGD's
@@ -119,8 +120,8 @@ struct Parameter {
   bool trainable = true;
   Gradient gradient;
 
-  /// coefficient: of clipping. The moments that stay are rounded to bf16 where that is asked for; the
-  /// weight has used them before.
+  /// coefficient: of clipping. The moments that stay are rounded to bf16 where that is asked for;
+  /// the weight has used them before.
   void update(const Rule& rule, double lr, double coefficient, bool bf16_moments) {
     Values g = gradient.mean();
     for (double& x : g) x *= coefficient;
@@ -279,7 +280,8 @@ struct Reference : State {
     });
     return std::sqrt(sum);
   }
-  /// What was found in gradients that are gone goes with them, unless others of the same loss are left.
+  /// What was found in gradients that are gone goes with them, unless others of the same loss are
+  /// left.
   void clear(unsigned optimizers) {
     bool plain_overflow = false;
     each_of(optimizers, [&](Parameter& p) {

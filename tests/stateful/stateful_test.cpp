@@ -1,4 +1,5 @@
-// Random sequences of what a trainer may do, on one rank, on two and on four, against the reference.
+// Random sequences of what a trainer may do, on one rank, on two and on four, against the
+// reference.
 //
 // CAIRN_STATEFUL_SEQUENCES says how many (1,200 by default); a failure
 // prints the shortest sequence that still fails and the seed: RC_PARAMS="seed=..." runs it again.
@@ -152,8 +153,8 @@ TEST(Stateful, FourRanks) {
   search(4, 0.2);
 }
 
-/// On a GPU too: the sequences' kernels are counted in their processes. Last, as one that has used a GPU
-/// cannot be forked.
+/// On a GPU too: the sequences' kernels are counted in their processes. Last, as one that has used
+/// a GPU cannot be forked.
 TEST(Stateful, TheTestedDeviceComputes) {
   const Tensor x = Tensor::full({3}, 2.0);
   EXPECT_EQ((x + x).to_vector(), std::vector<double>(3, 4.0));

@@ -28,8 +28,8 @@ Values initial_weight(int parameter, bool fresh) {
   return values;
 }
 
-/// Small integers times a power of two: exact in every half type, and so is their mean over two or four
-/// ranks.
+/// Small integers times a power of two: exact in every half type, and so is their mean over two or
+/// four ranks.
 Values Loss::coefficients(int parameter, int rank) const {
   Values values;
   for (int i = 0; i < kSizes[static_cast<std::size_t>(parameter)]; ++i) {

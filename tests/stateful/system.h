@@ -32,8 +32,8 @@ inline constexpr std::array<int, kParameters> kSizes{3, 2, 2, 1};
 /// Initial values that no half type represents; `fresh` tells those of another object apart.
 Values initial_weight(int parameter, bool fresh);
 
-/// Samples of a rank's micro-batch, and by what that multiplies its loss in an accumulation. Two or four ranks have 2 on
-/// average.
+/// Samples of a rank's micro-batch, and by what that multiplies its loss in an accumulation. Two or
+/// four ranks have 2 on average.
 inline std::int64_t samples_of(int rank) {
   return rank % 2 == 0 ? 1 : 3;
 }
@@ -41,9 +41,9 @@ inline double weight_of(int rank, int ranks) {
   return ranks == 1 ? 1.0 : static_cast<double>(samples_of(rank)) / 2.0;
 }
 
-/// A linear one is the sum over parameters p of c_p * w_p, so that its gradient is c_p. That of another
-/// form depends on the weights that its forward saw: of a product exactly so in every dtype, as a
-/// coefficient is then a power of two, and the same on all ranks.
+/// A linear one is the sum over parameters p of c_p * w_p, so that its gradient is c_p. That of
+/// another form depends on the weights that its forward saw: of a product exactly so in every
+/// dtype, as a coefficient is then a power of two, and the same on all ranks.
 struct Loss {
   int id = 0;
   unsigned reach = 3;  // bit 0: submodule a, bit 1: b
@@ -145,7 +145,8 @@ struct Epoch {
 /// Numbers that every rank must agree on, bit for bit.
 using Numbers = std::vector<double>;
 
-/// What one rank of a job holds: modules of Cairn's (rank.cpp), or of libtorch's (../stateful_libtorch).
+/// What one rank of a job holds: modules of Cairn's (rank.cpp), or of libtorch's
+/// (../stateful_libtorch).
 class Rank {
  public:
   virtual ~Rank() = default;
@@ -162,10 +163,12 @@ class Rank {
   virtual void give_up_window() = 0;
   /// Whether each of its steps was applied.
   virtual Numbers epoch(const Epoch& epoch) = 0;
-  /// A pass of a reducer over gradients of this rank's own, marked in an order of its own; averages.
+  /// A pass of a reducer over gradients of this rank's own, marked in an order of its own;
+  /// averages.
   virtual Numbers reduce_views(std::uint64_t seed) = 0;
   static Values view_values(std::uint64_t seed, int rank);
-  /// Splits the group, keeps the part and sums up over every part so far: 1 where all sums are right.
+  /// Splits the group, keeps the part and sums up over every part so far: 1 where all sums are
+  /// right.
   virtual Numbers split(int colors, bool reversed) = 0;
   /// applied, norm.
   virtual Numbers step(const Step& step) = 0;
@@ -176,7 +179,8 @@ class Rank {
   virtual void edit_gradients(double factor) = 0;
   /// The trainer's own step of plain SGD, by gradients without a loss scale; clears them.
   virtual void update_by_hand(double lr) = 0;
-  /// A plain backward of the loss times its scale, which amp then adopts for these optimizers, a bit each.
+  /// A plain backward of the loss times its scale, which amp then adopts for these optimizers, a
+  /// bit each.
   virtual void adopt(const Loss& loss, unsigned optimizers) = 0;
   /// scale_loss() of both, then both backwards.
   virtual void scale_two(const Loss& first, const Loss& second) = 0;
@@ -235,7 +239,8 @@ class Mismatch : public std::runtime_error {
 
 class Worker;
 
-/// The same work on every rank at once: rank 0 in the caller's thread, the others in one of their own each.
+/// The same work on every rank at once: rank 0 in the caller's thread, the others in one of their
+/// own each.
 class System {
  public:
   explicit System(const Setup& setup);
@@ -248,8 +253,8 @@ class System {
     Numbers numbers;
     bool threw() const { return !error.empty(); }
   };
-  /// work(rank), which returns Numbers or nothing. Throws Mismatch where one rank throws and another
-  /// does not, or their numbers differ.
+  /// work(rank), which returns Numbers or nothing. Throws Mismatch where one rank throws and
+  /// another does not, or their numbers differ.
   template <class Work>
   Outcome each(Work work) {
     return together([&](std::size_t index) -> Numbers {

@@ -180,8 +180,8 @@ class Backward : public Command {
       const bool may = broken || mixes || reference.may_refuse;
       if (!may) throw Mismatch("expected no error, got: " + outcome.error);
       if (broken && loss_.in_forward) return false;
-      // What was there before cannot be told from what was added; what was empty is empty again, but where
-      // other ranks may have it: they clear.
+      // What was there before cannot be told from what was added; what was empty is empty again,
+      // but where other ranks may have it: they clear.
       for (const Parameter& p : reference.parameters) {
         reference.may_refuse = reference.may_refuse || (p.trainable && p.gradient.exists());
       }
@@ -287,8 +287,8 @@ class TakeStep : public Command {
   }
 
  private:
-  /// What amp counts for gradients that it has stepped before is nobody's scale to say: a static one
-  /// hears of nothing.
+  /// What amp counts for gradients that it has stepped before is nobody's scale to say: a static
+  /// one hears of nothing.
   bool keeps(const Case& now) const {
     if (now.setup.precision && now.setup.precision->dynamic) return false;
     const auto& all = now.reference.parameters;
@@ -590,8 +590,8 @@ class Clear : public Command {
   int optimizer_;
 };
 
-/// A backward that one rank alone loses: the other hears of it in that backward where it reduces, and the group
-/// breaks; else in the step, which both refuse until their gradients are cleared.
+/// A backward that one rank alone loses: the other hears of it in that backward where it reduces,
+/// and the group breaks; else in the step, which both refuse until their gradients are cleared.
 class OneRankThrows : public Command {
  public:
   OneRankThrows(Loss loss, int thrower, int rank, bool synchronise, Step step)

@@ -1,4 +1,5 @@
-// What a rank does in the same way whether its modules are Cairn's or libtorch's: optimizers, amp, windows, epochs, files.
+// What a rank does in the same way whether its modules are Cairn's or libtorch's: optimizers, amp,
+// windows, epochs, files.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// A rank whose modules are libtorch's. Optimizers with an odd number, or with momentum, are libtorch's own.
+// A rank whose modules are libtorch's. Optimizers with an odd number, or with momentum, are
+// libtorch's own.
 #include <torch/torch.h>
 
 #include <algorithm>

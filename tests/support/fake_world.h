@@ -31,8 +31,9 @@ struct FakeLink final : core::WorldLink {
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override { return nonfinite; }
 };
 
-/// What another rank tells in amp's step (amp/scaling/src/overflow_agreement.h) that ends the losses of this rank's message
-/// `own`: loss 0 overflowed in these gradients of its own, or in the sum of all ranks'; neither: it found nothing.
+/// What another rank tells in amp's step (amp/scaling/src/overflow_agreement.h) that ends the
+/// losses of this rank's message `own`: loss 0 overflowed in these gradients of its own, or in the
+/// sum of all ranks'; neither: it found nothing.
 inline std::string step_report(const std::string& own, const std::vector<core::NonFinite>& its_own,
                                const std::vector<core::NonFinite>& sum = {}) {
   core::Unpacker message(own);

@@ -1,4 +1,5 @@
-// Values against expected ones. tensors.h has expect_close, for tolerances that are relative and absolute.
+// Values against expected ones. tensors.h has expect_close, for tolerances that are relative and
+// absolute.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,9 +32,9 @@ void expect_near(const std::vector<std::vector<T>>& got,
   }
 }
 
-/// Every |got - expected| <= tolerance times the largest |expected| that is finite, or times `least`:
-/// for sums of terms of about that size, whose rounding does not shrink where they cancel. Equal
-/// infinities and NaN match.
+/// Every |got - expected| <= tolerance times the largest |expected| that is finite, or times
+/// `least`: for sums of terms of about that size, whose rounding does not shrink where they cancel.
+/// Equal infinities and NaN match.
 inline void expect_near_largest(const std::vector<double>& got, const std::vector<double>& expected,
                                 double tolerance, double least = 0, const std::string& what = "") {
   ASSERT_EQ(got.size(), expected.size()) << what;

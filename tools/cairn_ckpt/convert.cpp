@@ -34,7 +34,8 @@ StateDict without_ranks(const StateDict& state) {
   return rest;
 }
 
-// The state of the model that an optimizer belongs to: the part of that name, or the only other one.
+// The state of the model that an optimizer belongs to: the part of that name, or the only other
+// one.
 const StateDict& model_beside(const StateDict& state, const std::string& optimizer) {
   if (state.contains(kModel)) return state.dict(kModel);
   const StateDict* found = nullptr;

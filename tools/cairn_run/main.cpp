@@ -9,7 +9,8 @@
 
 namespace {
 
-/// Where cairn-run was started with a standard stream closed, no file of its own may take its place.
+/// Where cairn-run was started with a standard stream closed, no file of its own may take its
+/// place.
 void fill_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number: fd

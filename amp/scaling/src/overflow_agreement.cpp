@@ -13,7 +13,8 @@ namespace {
 
 using Culprits = std::vector<Culprit>;
 
-/// As a rank tells it: what was not finite in its own gradients, and what it saw in the sum of all ranks'.
+/// As a rank tells it: what was not finite in its own gradients, and what it saw in the sum of all
+/// ranks'.
 struct ToldOverflow {
   Culprits own, sum;
 };

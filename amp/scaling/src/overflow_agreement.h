@@ -1,4 +1,5 @@
-// What the ranks of a job tell each other in a step, once: which losses it ends, what overflowed, errors.
+// What the ranks of a job tell each other in a step, once: which losses it ends, what overflowed,
+// errors.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +25,8 @@ struct StepReport {
 };
 
 /// A collective over `world`. Ranks that found nothing in their own gradients before the sum
-/// (World::take_local_nonfinite) are not accused. Throws InvalidArgument, on every rank, where one has an
-/// error or where ranks end other losses.
+/// (World::take_local_nonfinite) are not accused. Throws InvalidArgument, on every rank, where one
+/// has an error or where ranks end other losses.
 StepReport agree(const StepReport& own, const World& world);
 
 /// What became of the scale after an overflow: "loss scale 65536 -> 32768".

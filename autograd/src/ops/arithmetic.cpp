@@ -1,4 +1,5 @@
-// add sub mul div maximum minimum atan2 add_relu where clamp, comparisons, affine, pow, and the operators.
+// add sub mul div maximum minimum atan2 add_relu where clamp, comparisons, affine, pow, and the
+// operators.
 #include "cairn/autograd/ops.h"
 #include "ops/common.h"
 
@@ -99,7 +100,8 @@ struct Div {
   }
 };
 
-// Equal operands share the gradient evenly: each side's weight is ([a > b] + [a >= b]) / 2, and with < the other way round.
+// Equal operands share the gradient evenly: each side's weight is ([a > b] + [a >= b]) / 2, and
+// with < the other way round.
 template <bool largest>
 struct Extremum {
   static constexpr OpInfo kInfo{largest ? "maximum" : "minimum", CastPolicy::promote};

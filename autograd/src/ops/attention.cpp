@@ -1,5 +1,5 @@
-// Attention. q, k, v and the result are read and written where they lie, by strides: heads are never
-// copied apart.
+// Attention. q, k, v and the result are read and written where they lie, by strides: heads are
+// never copied apart.
 #include <cmath>
 
 #include "cairn/autograd/ops.h"

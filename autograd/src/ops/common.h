@@ -66,8 +66,8 @@ template <const OpInfo& info>
 inline const bool kRegisteredComposition = register_operation(info);  // before main
 }
 
-/// An operation made of others, f(inputs...): autocast casts its inputs by its own name and policy, and
-/// those inside take what they get.
+/// An operation made of others, f(inputs...): autocast casts its inputs by its own name and policy,
+/// and those inside take what they get.
 template <const OpInfo& info, class F, class... Inputs>
 Tensor composed(const F& f, const Inputs&... inputs) {
   [[maybe_unused]] static constexpr const bool* registered = &detail::kRegisteredComposition<info>;

@@ -134,8 +134,8 @@ Tensor with_height(const Tensor& x) {
   return reshape(x, {x.size(0), x.size(1), 1, x.size(2)});
 }
 
-// x [N, C, D, H, W] as images [N OD, C k, H, W], one for each place of a kernel along the depth: the k slices of the
-// depth that it covers there.
+// x [N, C, D, H, W] as images [N OD, C k, H, W], one for each place of a kernel along the depth:
+// the k slices of the depth that it covers there.
 struct UnfoldDepth {
   static constexpr OpInfo kInfo{"unfold_depth"};
   std::int64_t kernel, stride, padding, dilation;

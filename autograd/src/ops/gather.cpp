@@ -25,8 +25,8 @@ Tensor integers(BinaryOp op, const Tensor& a, const Tensor& b) {
   return y;
 }
 
-/// index [N, K]: place i of row n is place n V + i of the table [N K]; -1, which no table has, for an i outside
-/// of its row.
+/// index [N, K]: place i of row n is place n V + i of the table [N K]; -1, which no table has, for
+/// an i outside of its row.
 Tensor places_in_table(const Tensor& index, std::int64_t V) {
   std::vector<std::int64_t> begins(static_cast<std::size_t>(index.size(0)));
   for (std::size_t n = 0; n < begins.size(); ++n) begins[n] = static_cast<std::int64_t>(n) * V + 1;

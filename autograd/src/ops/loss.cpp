@@ -108,8 +108,8 @@ struct L1 : OfDifference<L1> {
   }
 };
 
-// With d = |x - t| and c = min(d, bound): scale c (d - c / 2); the slope is scale times x - t within +-bound.
-// smooth_l1: bound = beta, scale = 1 / beta; huber: bound = delta, scale = 1.
+// With d = |x - t| and c = min(d, bound): scale c (d - c / 2); the slope is scale times x - t
+// within +-bound. smooth_l1: bound = beta, scale = 1 / beta; huber: bound = delta, scale = 1.
 template <class Loss>
 struct RoundedL1 : OfDifference<Loss> {
   double bound, scale;
@@ -224,8 +224,8 @@ struct Elementwise {
 }  // namespace
 
 namespace {
-// A half result of a model against an f32 target is the usual case: outside of an autocast region, which
-// casts by policy, both are taken in the wider dtype.
+// A half result of a model against an f32 target is the usual case: outside of an autocast region,
+// which casts by policy, both are taken in the wider dtype.
 template <class Loss>
 Tensor elementwise_loss(const Tensor& x, const Tensor& target, Reduction reduction,
                         const Loss& rule = {}) {

@@ -32,7 +32,8 @@ TensorView matrix_of(const TensorView& x) {  // [T, B, W] -> [T B, W]
 }
 
 // The result is [T + 2, B, H]: h in order of time, with the initial one where the first step looks
-// for it, then the last c. What h's rows before a step are makes one product of the weight's gradient.
+// for it, then the last c. What h's rows before a step are makes one product of the weight's
+// gradient.
 struct Lstm {
   static constexpr OpInfo kInfo{"lstm", CastPolicy::half};
   bool reverse;

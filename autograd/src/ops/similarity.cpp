@@ -1,4 +1,5 @@
-// cosine_similarity, cosine_embedding_loss, triplet_margin_loss, bilinear: made of other operations.
+// cosine_similarity, cosine_embedding_loss, triplet_margin_loss, bilinear: made of other
+// operations.
 #include <cmath>
 #include <limits>
 

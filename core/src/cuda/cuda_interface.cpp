@@ -64,7 +64,8 @@ Function* driver_function(const char* name) {
   return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function*>(function) : nullptr;
 }
 
-// Whether the process has made the device ready for work, which takes some hundred MB of its memory.
+// Whether the process has made the device ready for work, which takes some hundred MB of its
+// memory.
 bool has_context(int device) {
   static auto* const get_state =
       driver_function<decltype(cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState");

@@ -3,7 +3,8 @@
 // Scores are kept transposed, [keys, queries]: a vector holds as many queries, each with its own
 // maximum, sum and shift, so that nothing is summed across lanes, and each product finds its
 // operands as they lie. Heads, and the queries (backward: the keys) of a head, are shared among
-// threads; what one of them sums is its own, in an order that does not depend on how many there are.
+// threads; what one of them sums is its own, in an order that does not depend on how many there
+// are.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention.cpp"
 #include "cpu/targets.h"

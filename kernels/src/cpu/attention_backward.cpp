@@ -25,8 +25,8 @@ class Backward {
   Backward(const Job& job, cpu::attention::Carver carver)
       : job_(job), scratch_(carver, job.width, job.T), drops_(job.options.dropout > 0) {}
 
-  /// dk and dv of every parts-th group of neighbouring tiles of keys of a head; what these keys give
-  /// to dq^T is summed into `sums`.
+  /// dk and dv of every parts-th group of neighbouring tiles of keys of a head; what these keys
+  /// give to dq^T is summed into `sums`.
   void run(std::int64_t piece, float* sums) {
     head_ = piece / job_.parts;
     sums_ = sums;

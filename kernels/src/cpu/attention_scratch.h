@@ -1,5 +1,5 @@
-// The memory that a thread of attention works in: tiles of 64 queries by 64 keys and what belongs to
-// them. It stays in the second-level cache for heads of up to 128 elements.
+// The memory that a thread of attention works in: tiles of 64 queries by 64 keys and what belongs
+// to them. It stays in the second-level cache for heads of up to 128 elements.
 #pragma once
 
 #include <algorithm>

@@ -175,8 +175,8 @@ Matrix<E> as_elements(const Matrix<typename Operand<E>::Word>& x) {
   return {reinterpret_cast<E*>(x.data), x.ld * Operand<E>::kPerWord};
 }
 
-/// bf16, rounded to nearest even, in the upper half. NaN whose lower half is not all ones stays NaN;
-/// of sums and products of bf16 there are no others.
+/// bf16, rounded to nearest even, in the upper half. NaN whose lower half is not all ones stays
+/// NaN; of sums and products of bf16 there are no others.
 HWY_INLINE hn::Vec<TagU> rounded_bits(Floats x) {
   const TagU tu;
   const auto bits = hn::BitCast(tu, x.raw);

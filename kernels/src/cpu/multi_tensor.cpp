@@ -1,5 +1,5 @@
-// Passes over lists at the speed of memory. Scaled copies and sums check each block, then combine it
-// while it is in the first-level cache, so an argument may be overwritten.
+// Passes over lists at the speed of memory. Scaled copies and sums check each block, then combine
+// it while it is in the first-level cache, so an argument may be overwritten.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/multi_tensor.cpp"
 #include "cpu/targets.h"

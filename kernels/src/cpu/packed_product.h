@@ -13,7 +13,8 @@ class PackedProduct {
   /// By b [K, N], which stays as it is for as long, for `rows` rows.
   PackedProduct(const Backend& backend, std::int64_t rows, const TensorView& b, bool accumulate);
 
-  /// y [rows, N] = a b, or y += a b: a [rows, K] of b's dtype, y f32 (f64 for f64), both contiguous.
+  /// y [rows, N] = a b, or y += a b: a [rows, K] of b's dtype, y f32 (f64 for f64), both
+  /// contiguous.
   void operator()(const TensorView& a, const TensorView& y) const;
 
  private:

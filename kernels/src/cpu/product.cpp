@@ -1,5 +1,5 @@
-// Brings any strided operands into a form that oneDNN takes, where it can without a copy: transposes
-// told as strides, repeats as broadcasts.
+// Brings any strided operands into a form that oneDNN takes, where it can without a copy:
+// transposes told as strides, repeats as broadcasts.
 #include "cpu/product.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Resampling of images, channels-last: vectors run over the channels of a pixel. Each pixel of the result adds up what
-// it reads, with weights from tables, forward and backward alike.
+// Resampling of images, channels-last: vectors run over the channels of a pixel. Each pixel of the
+// result adds up what it reads, with weights from tables, forward and backward alike.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/resample.cpp"
 #include "cpu/targets.h"

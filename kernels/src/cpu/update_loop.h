@@ -235,8 +235,8 @@ HWY_INLINE void store_truth(Io io, const Pack<N>& pack, const UpdateTypes& types
 }
 
 /// Bytes ahead of the loop at which memory is asked for; 0: that is left to the processor. With as
-/// many streams as an update reads, processors with AVX-512 gain up to a tenth by it (at 1 and 3 KiB
-/// less), and one without loses as much.
+/// many streams as an update reads, processors with AVX-512 gain up to a tenth by it (at 1 and 3
+/// KiB less), and one without loses as much.
 inline constexpr std::int64_t kAhead = HWY_TARGET == HWY_AVX3 ? 2048 : 0;
 
 template <int N>

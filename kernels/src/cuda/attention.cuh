@@ -17,8 +17,8 @@
 
 namespace cairn::kernels::cuda {
 
-/// A [B, H, N, D] operand; strides in elements. Its rows are whole packs of 8 elements that start at
-/// multiples of 16 bytes.
+/// A [B, H, N, D] operand; strides in elements. Its rows are whole packs of 8 elements that start
+/// at multiples of 16 bytes.
 template <class T>
 struct Heads {
   T* data;
@@ -161,7 +161,8 @@ using ForwardMemory = AttentionMemory<T, D, ForwardTiling<T, D>, 1>;
 template <class T, int D>
 using BackwardMemory = AttentionMemory<T, D, BackwardTiling<T, D>, 2>;
 
-/// Brings rows of a head's x [n, columns] into tiles of Rows x D, tile after tile from row `first` on.
+/// Brings rows of a head's x [n, columns] into tiles of Rows x D, tile after tile from row `first`
+/// on.
 template <int Rows, int D, int Threads, class T>
 class TileLoader {
  public:
@@ -234,8 +235,8 @@ __device__ __forceinline__ void store_rows(const Sums<M, D>& sums, Factor factor
   }
 }
 
-/// work(tile, stage) for tiles [first, last), with load(tile, stage) of the next under way. What was
-/// being copied before has arrived in the first; after the last the block's memory is free.
+/// work(tile, stage) for tiles [first, last), with load(tile, stage) of the next under way. What
+/// was being copied before has arrived in the first; after the last the block's memory is free.
 template <class Load, class Work>
 __device__ __forceinline__ void for_each_tile(int first, int last, Load load, Work work) {
   int stage = 0;

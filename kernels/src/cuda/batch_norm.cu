@@ -12,8 +12,8 @@ using View = const TensorView&;
 
 constexpr auto kChannelsLast = StorageOrder::channels_last;
 
-/// Several rows a thread, so that looking up the channels' constants costs little; a thread for each
-/// pack of a row at least.
+/// Several rows a thread, so that looking up the channels' constants costs little; a thread for
+/// each pack of a row at least.
 template <class T, class F>
 void channel_map(const Queue& queue, std::int64_t columns, F f, const Input& x, const Output& y,
                  bool packs) {

@@ -106,8 +106,8 @@ __global__ void batch_moments_kernel(ColumnSplit split, const Arithmetic<T>* par
   if (c == 0) part[2 * split.columns] = static_cast<float>(n);
 }
 
-/// parts [R, 2 C + 1] joined in order: Chan, Golub & LeVeque 1979. One thread stands for the count too,
-/// where there is no channel as well.
+/// parts [R, 2 C + 1] joined in order: Chan, Golub & LeVeque 1979. One thread stands for the count
+/// too, where there is no channel as well.
 static __global__ void merge_moments_kernel(std::int64_t parts, std::int64_t columns,
                                             const float* part, AnyFloat running_mean,
                                             AnyFloat running_var, double eps, double momentum,

@@ -1,7 +1,7 @@
 // Two sums down each column of a row-major [M, C] matrix, of what Terms makes of its elements:
 // parameter gradients and statistics. A block takes 128 bytes of a range of rows: 8 threads along a
-// row, each with 16 bytes of it, and 32 lines. The ranges' parts are added in order by whoever needs
-// the totals.
+// row, each with 16 bytes of it, and 32 lines. The ranges' parts are added in order by whoever
+// needs the totals.
 #pragma once
 
 #include "cuda/device/block.cuh"

@@ -66,7 +66,8 @@ class Input {
   TensorView view_;
 };
 
-/// An output in the wanted storage and alignment: itself, or memory whose contents finish() copies to it.
+/// An output in the wanted storage and alignment: itself, or memory whose contents finish() copies
+/// to it.
 class Output {
  public:
   Output(const CudaBackend& backend, const Queue& queue, const TensorView& y,

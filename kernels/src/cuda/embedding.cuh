@@ -1,6 +1,6 @@
-// Table lookup. The backward sorts the rows of dy by token, rows of one token in their order, and adds
-// each token's rows in that order: the bits do not depend on the schedule. The sort is a stable radix
-// sort, 8 bits a pass: no token costs more than another, however often it occurs.
+// Table lookup. The backward sorts the rows of dy by token, rows of one token in their order, and
+// adds each token's rows in that order: the bits do not depend on the schedule. The sort is a
+// stable radix sort, 8 bits a pass: no token costs more than another, however often it occurs.
 #pragma once
 
 #include <limits>

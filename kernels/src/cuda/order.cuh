@@ -1,6 +1,6 @@
-// topk and cumsum of rows, a block a row. topk: a pass over the row for each of the K, which looks for the first element
-// that comes after the one before: for small K. cumsum: each thread adds up a stretch of the row, the stretches' sums
-// are scanned, and each thread goes over its stretch again.
+// topk and cumsum of rows, a block a row. topk: a pass over the row for each of the K, which looks
+// for the first element that comes after the one before: for small K. cumsum: each thread adds up a
+// stretch of the row, the stretches' sums are scanned, and each thread goes over its stretch again.
 #pragma once
 
 #include "cuda/device/block.cuh"

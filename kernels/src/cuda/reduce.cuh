@@ -1,10 +1,11 @@
 // Reductions over any set of dimensions: x seen as [M kept, R reduced], every element read once.
 //
 // Rows (the reduced elements lie closer together than the kept ones): a block an output. Columns
-// (the kept lie closer): a block of 32 outputs x 8 lines, or, where the kept lie in whole packs, of 8
-// packs x 32 lines. Where there are few outputs, R is split over blocks, and the parts are added in order. How R is split depends on the shape alone, so
-// results are the same bits on every device and in every run. A thread adds eight elements in
-// float, everything beyond in double: long sums keep their digits.
+// (the kept lie closer): a block of 32 outputs x 8 lines, or, where the kept lie in whole packs, of
+// 8 packs x 32 lines. Where there are few outputs, R is split over blocks, and the parts are added
+// in order. How R is split depends on the shape alone, so results are the same bits on every device
+// and in every run. A thread adds eight elements in float, everything beyond in double: long sums
+// keep their digits.
 #pragma once
 
 #include <limits>

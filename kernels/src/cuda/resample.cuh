@@ -1,5 +1,6 @@
-// Resampling of images, a thread an element of the result, neighbouring threads along the closest-stored dimension. The
-// backward gathers: an element of dx looks at those of dy that read it, in order, so nothing is added atomically.
+// Resampling of images, a thread an element of the result, neighbouring threads along the
+// closest-stored dimension. The backward gathers: an element of dx looks at those of dy that read
+// it, in order, so nothing is added atomically.
 #pragma once
 
 #include "cuda/device/convert.cuh"

@@ -1,6 +1,7 @@
-// One sequence of a CTC loss; for the CPU's loops and for CUDA. A path goes through 2 L + 1 states, where L is the
-// target's length: a blank, the first label, a blank, ... State s at step t follows s, s - 1, or s - 2 where that leaves
-// out a blank between two labels that differ. All probabilities are logarithms.
+// One sequence of a CTC loss; for the CPU's loops and for CUDA. A path goes through 2 L + 1 states,
+// where L is the target's length: a blank, the first label, a blank, ... State s at step t follows
+// s, s - 1, or s - 2 where that leaves out a blank between two labels that differ. All
+// probabilities are logarithms.
 #pragma once
 
 #include <cstdint>
@@ -72,8 +73,8 @@ class CtcSequence {
     const A end = last[states() - 1];
     return -(states() > 1 ? join(end, last[states() - 2]) : end);
   }
-  /// The probability that a path is in the class of state s at a step, where s is the first state of that class;
-  /// negative elsewhere.
+  /// The probability that a path is in the class of state s at a step, where s is the first state
+  /// of that class; negative elsewhere.
   CAIRN_HOST_DEVICE A posterior(std::int64_t s, A loss, const A* alpha, const A* beta) const {
     const std::int64_t c = class_of(s);
     for (std::int64_t i = 0; i < s; ++i) {

@@ -23,8 +23,8 @@ CAIRN_HOST_DEVICE inline void split_master(float truth, core::BFloat16& weight,
   remainder = static_cast<std::int16_t>(static_cast<std::uint16_t>(bits));
 }
 
-/// A master beside a half weight, of which `rounded` is its rounding: itself, or what somebody wrote
-/// into the weight.
+/// A master beside a half weight, of which `rounded` is its rounding: itself, or what somebody
+/// wrote into the weight.
 template <class T>
 CAIRN_HOST_DEVICE inline float reconciled(T weight, T rounded, float master) {
   return weight.bits == rounded.bits ? master : static_cast<float>(weight);

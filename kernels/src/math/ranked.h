@@ -8,7 +8,8 @@
 
 namespace cairn::kernels {
 
-/// An element and its place in the row; place < 0: none. Without padding, so that words can be moved.
+/// An element and its place in the row; place < 0: none. Without padding, so that words can be
+/// moved.
 template <class T>
 struct Ranked {
   using Value = std::conditional_t<std::is_integral_v<T>, std::int64_t, double>;
@@ -16,7 +17,8 @@ struct Ranked {
   std::int64_t place;
 };
 
-/// Whether a comes before b: the larger one (or the smaller), of equals the first. NaN is larger than all.
+/// Whether a comes before b: the larger one (or the smaller), of equals the first. NaN is larger
+/// than all.
 template <class T>
 CAIRN_HOST_DEVICE bool comes_before(const Ranked<T>& a, const Ranked<T>& b, bool largest) {
   if (a.place < 0 || b.place < 0) return b.place < 0;

@@ -1,5 +1,5 @@
-// Which pixels along one dimension resampling reads, and their weights; for the CPU's loops and for CUDA. Positions
-// are fractions of integers, so forward and backward agree about every pixel.
+// Which pixels along one dimension resampling reads, and their weights; for the CPU's loops and for
+// CUDA. Positions are fractions of integers, so forward and backward agree about every pixel.
 #pragma once
 
 #include <cstdint>

@@ -15,8 +15,8 @@ using autograd::Context;
 using autograd::GradTarget;
 using autograd::Tensors;
 
-/// Makes a replica's parameter the result of an operation on the model's: the same tensor, so that every
-/// handle inside the replica leads to the model's parameter.
+/// Makes a replica's parameter the result of an operation on the model's: the same tensor, so that
+/// every handle inside the replica leads to the model's parameter.
 struct Replicate {
   static constexpr autograd::OpInfo kInfo{"replicate"};
   Tensor replica;  // until forward: a node that kept its own result would never end
@@ -114,8 +114,8 @@ void Replicas::connect(const Copy& parameter) {
   }
 }
 
-// The engine runs ready nodes newest first: those of the replicas' forwards, which come later, and then
-// these. So device 1 is connected last and its gradient is added first.
+// The engine runs ready nodes newest first: those of the replicas' forwards, which come later, and
+// then these. So device 1 is connected last and its gradient is added first.
 void Replicas::follow_model(std::size_t count) {
   check_model();
   for (std::size_t i = count; i-- > 1;) {

@@ -1,9 +1,10 @@
 // DistributedDataParallel::Impl: a model's gradients in a Reducer that follows the arena.
 //
-// A backward that reduces: the first ready gradient begins it (model and plan are current, ranks tell what
-// their losses reach where that may differ), each ready gradient is marked in the reducer, the end of the run
-// waits for the last bucket. A backward that fails gives the group up: ranks that wait in its collectives
-// throw, naming this rank. A step reduces what backwards under no_sync left.
+// A backward that reduces: the first ready gradient begins it (model and plan are current, ranks
+// tell what their losses reach where that may differ), each ready gradient is marked in the
+// reducer, the end of the run waits for the last bucket. A backward that fails gives the group up:
+// ranks that wait in its collectives throw, naming this rank. A step reduces what backwards under
+// no_sync left.
 #pragma once
 
 #include <cstdint>

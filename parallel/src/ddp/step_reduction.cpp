@@ -1,4 +1,5 @@
-// A step reduces what no backward has reduced: gradients of no_sync, sums of losses with scales of their own.
+// A step reduces what no backward has reduced: gradients of no_sync, sums of losses with scales of
+// their own.
 #include <algorithm>
 
 #include "cairn/core/error.h"
@@ -185,8 +186,9 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
 
 }  // namespace
 
-/// A collective where some gradient is this rank's alone: by the rule of a window that is so on every rank or
-/// on none. Throws on every rank, before anything is changed, where ranks hold what cannot go together.
+/// A collective where some gradient is this rank's alone: by the rule of a window that is so on
+/// every rank or on none. Throws on every rank, before anything is changed, where ranks hold what
+/// cannot go together.
 void DistributedDataParallel::Impl::reduce_unreduced() {
   if (group.world_size() == 1) return;
   const RankGradients own = gradients_on_rank(parameters, arena->f32_slots());

@@ -1,7 +1,7 @@
 // DistributedDataParallel::Join: ranks that have run out of batches shadow the others' collectives.
 //
-// Before a collective each rank tells which one comes: the buffers of a forward, the gradients of a backward;
-// or that it has no batch and does what the others do.
+// Before a collective each rank tells which one comes: the buffers of a forward, the gradients of a
+// backward; or that it has no batch and does what the others do.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,15 @@ class UnevenInputs {
   };
   using Ranks = std::vector<Rank>;
 
-  /// A collective. Throws InvalidArgument, on all ranks, where some are in a forward and others in a backward.
+  /// A collective. Throws InvalidArgument, on all ranks, where some are in a forward and others in
+  /// a backward.
   Ranks announce(Next next, const ProcessGroup& group);
   /// What gradients are multiplied by ahead of the reduction and averages behind it.
   struct Weights {
     double before = 1.0, after = 1.0;
   };
-  /// A backward that reduces begins. Announces it, unless this rank shadows one. Throws InvalidArgument, on
-  /// all ranks, for DivideBy::samples without a count.
+  /// A backward that reduces begins. Announces it, unless this rank shadows one. Throws
+  /// InvalidArgument, on all ranks, for DivideBy::samples without a count.
   Weights begin_backward(const ProcessGroup& group, bool average);
   void end_backward() { shadowed_.clear(); }
   /// A rank without a batch: what the others do next. It shadows a backward.

@@ -47,8 +47,8 @@ struct TensorHeader {
   Tensor numbers;
 };
 
-/// Tensors in one direction between two ranks, which are a group: what goes the other way never waits
-/// for it.
+/// Tensors in one direction between two ranks, which are a group: what goes the other way never
+/// waits for it.
 class OneWay {
  public:
   OneWay(ProcessGroup pair, Device device) : pair_(std::move(pair)), device_(device) {}
@@ -126,8 +126,8 @@ Tensor scalar(const Tensor& loss) {
   return autograd::reshape(autograd::to(loss, DType::f32), {});
 }
 
-/// The ranks on both ends of edge `edge` (between stages edge and edge + 1) as a group of their own. A
-/// collective of all ranks, for the even edges or for the odd ones.
+/// The ranks on both ends of edge `edge` (between stages edge and edge + 1) as a group of their
+/// own. A collective of all ranks, for the even edges or for the odd ones.
 ProcessGroup pair_of(const ProcessGroup& group, int parity, Device device) {
   const int edge = group.rank() % 2 == parity ? group.rank() : group.rank() - 1;
   ProcessGroup pair = group.split(edge + 1, 0, "pipeline");

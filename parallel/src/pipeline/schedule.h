@@ -16,7 +16,8 @@ struct PipelineTask {
 std::vector<PipelineTask> stage_tasks(int stage, int stages, int micro_batches,
                                       PipelineSchedule schedule);
 
-/// All tasks, slot by slot: those of one slot are independent, and each needs only tasks of earlier slots.
+/// All tasks, slot by slot: those of one slot are independent, and each needs only tasks of earlier
+/// slots.
 using PipelinePlan = std::vector<std::vector<PipelineTask>>;
 PipelinePlan plan_pipeline(int stages, int micro_batches, PipelineSchedule schedule);
 

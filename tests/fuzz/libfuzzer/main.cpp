@@ -1,4 +1,5 @@
-// libFuzzer's entry for one target, CAIRN_FUZZ_TARGET. With --seeds DIR it writes the seeds and ends.
+// libFuzzer's entry for one target, CAIRN_FUZZ_TARGET. With --seeds DIR it writes the seeds and
+// ends.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

@@ -1,6 +1,7 @@
 // cuBLASLt: products computed in double when their work runs, and the documented rules checked when
 // they are called. What the library answers with a status is answered so (the descriptors' part was
-// compared with the real one, which makes them without a GPU); what it leaves undefined is reported.
+// compared with the real one, which makes them without a GPU); what it leaves undefined is
+// reported.
 //
 // Faults of its own: a heuristic that is injected -1 succeeds with no algorithm.
 #include <cublasLt.h>

@@ -1,8 +1,8 @@
 // What the ranks of an NCCL communicator share, be they threads or processes: a folder in /dev/shm,
 // named after the communicator's id. Ranks post messages there, which are files that appear whole.
 //
-// A rank that leaves takes its messages along, and the last one that lives takes the folder. Folders
-// of ranks that are all dead are removed when the next communicator begins.
+// A rank that leaves takes its messages along, and the last one that lives takes the folder.
+// Folders of ranks that are all dead are removed when the next communicator begins.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ class Board {
   /// Takes the rank's place; what is wrong with that: empty, or "rank 1 is taken" and the like.
   std::string join(int device);
   bool all_joined() const;
-  /// What is wrong with the ranks that have joined: empty, or two on one device, or of two sizes, or
-  /// with other ids.
+  /// What is wrong with the ranks that have joined: empty, or two on one device, or of two sizes,
+  /// or with other ids.
   std::string conflict() const;
   void leave();
 

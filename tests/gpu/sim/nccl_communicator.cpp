@@ -73,8 +73,8 @@ void check_independent(const Part& a, const Part& b) {
                            " of one group use the same memory, and nothing orders the two");
 }
 
-// What an aborted operation leaves: the first half as it was, the second half numbers that look like
-// results (f32 0.748, f16 1.8), so that only who knows of the abort keeps from using them.
+// What an aborted operation leaves: the first half as it was, the second half numbers that look
+// like results (f32 0.748, f16 1.8), so that only who knows of the abort keeps from using them.
 constexpr int kGarbage = 0x3f;
 
 }  // namespace

@@ -1,9 +1,10 @@
 // A rank's communicator: what it has been asked to do, and what of it is done.
 //
-// Operations are numbered by the order of their calls and done in that order, whatever their streams.
-// One is ready when every rank has come to its own of that number: each posts its input on the board
-// when it does. A non-blocking communicator queues an operation in its stream only when a poll answers
-// ncclSuccess: work that was put there before is ahead of it, as it may be on hardware.
+// Operations are numbered by the order of their calls and done in that order, whatever their
+// streams. One is ready when every rank has come to its own of that number: each posts its input on
+// the board when it does. A non-blocking communicator queues an operation in its stream only when a
+// poll answers ncclSuccess: work that was put there before is ahead of it, as it may be on
+// hardware.
 #pragma once
 
 #include <nccl.h>

@@ -14,9 +14,9 @@ std::size_t nccl_size(ncclDataType_t type);
 std::string nccl_name(ncclDataType_t type);  // "f32"
 std::string nccl_name(ncclRedOp_t op);       // "sum"
 
-/// Elements [begin, end) of out = op over the ranks' inputs, added up rank by rank from `first` on and
-/// rounded to the dtype each time. Averages of floating dtypes multiply each input by 1 / n first,
-/// those of integers divide the sum.
+/// Elements [begin, end) of out = op over the ranks' inputs, added up rank by rank from `first` on
+/// and rounded to the dtype each time. Averages of floating dtypes multiply each input by 1 / n
+/// first, those of integers divide the sum.
 void nccl_combine(const std::vector<const void*>& inputs, void* out, std::size_t begin,
                   std::size_t end, int first, ncclDataType_t type, ncclRedOp_t op);
 

@@ -60,8 +60,9 @@ struct TracedWork {
   }
 };
 
-/// Keeps the works that are queued from now on, in order; end_trace() returns them. Meanwhile nothing
-/// runs that nobody waits for (Schedule::late), so that the host sees done only what must be.
+/// Keeps the works that are queued from now on, in order; end_trace() returns them. Meanwhile
+/// nothing runs that nobody waits for (Schedule::late), so that the host sees done only what must
+/// be.
 void begin_trace();
 std::vector<TracedWork> end_trace();
 

@@ -38,8 +38,8 @@ namespace cairn::amp {
 /// Of one backward.
 struct LossOptions {
   int loss_id = 0;  // whose scaler
-  /// Whose gradients are checked for an overflow of this loss, wherever it reaches. Empty: all. Each that
-  /// holds gradients of a loss that overflowed skips its next step.
+  /// Whose gradients are checked for an overflow of this loss, wherever it reaches. Empty: all.
+  /// Each that holds gradients of a loss that overflowed skips its next step.
   std::vector<optim::Optimizer*> optimizers;
   /// The loss is multiplied by this as well: a micro-batch's share (optim::Accumulation).
   double weight = 1.0;
@@ -53,8 +53,8 @@ struct LossOptions {
   bool retain_graph = false;
 };
 
-/// The scaled loss of `auto scaled = precision.scale_loss(loss); scaled.backward();` Several may wait for
-/// their backwards at once, in any order.
+/// The scaled loss of `auto scaled = precision.scale_loss(loss); scaled.backward();` Several may
+/// wait for their backwards at once, in any order.
 class [[nodiscard]] ScaledLoss {
  public:
   ScaledLoss(Tensor loss, std::function<void(const Tensor&)> backward)
@@ -82,26 +82,29 @@ class [[nodiscard]] Region {
 class Amp : public core::Stateful {
  public:
   /// loss (one element, any floating dtype) in f32, times the scale of its scaler. Gradients of one
-  /// loss accumulate scaled, in place, until the step. The backward of another loss first checks and moves
-  /// them, unscaled, into f32 sums: scales may differ, and an overflow is known for the loss that caused it.
+  /// loss accumulate scaled, in place, until the step. The backward of another loss first checks
+  /// and moves them, unscaled, into f32 sums: scales may differ, and an overflow is known for the
+  /// loss that caused it.
   ScaledLoss scale_loss(const Tensor& loss, const LossOptions& options = {}) const;
   void backward(const Tensor& loss, const LossOptions& options = {}) const {
     scale_loss(loss, options).backward();
   }
-  /// For gradients that were scaled by hand, with loss_scale(options.loss_id): a trainer's own backward,
-  /// or a plain one. Before the step; a step refuses gradients that nobody is known to have scaled,
-  /// unless there is no scale (O0, bf16).
+  /// For gradients that were scaled by hand, with loss_scale(options.loss_id): a trainer's own
+  /// backward, or a plain one. Before the step; a step refuses gradients that nobody is known to
+  /// have scaled, unless there is no scale (O0, bf16).
   void adopt_gradients(optim::Optimizer& optimizer, const LossOptions& options = {}) const;
-  /// As torch's: from now until the step the optimizer's gradients, grad(), are the whole ones without loss
-  /// scale, f32 (in sums beside their slots, 4 bytes an element), to be read, clipped or edited by hand. Checks
-  /// them: the step skips where they were not finite, whatever became of them. Further backwards may follow.
-  /// A collective where ranks have not reduced them yet. Throws Unsupported where the handle is capturable.
+  /// As torch's: from now until the step the optimizer's gradients, grad(), are the whole ones
+  /// without loss scale, f32 (in sums beside their slots, 4 bytes an element), to be read, clipped
+  /// or edited by hand. Checks them: the step skips where they were not finite, whatever became of
+  /// them. Further backwards may follow. A collective where ranks have not reduced them yet. Throws
+  /// Unsupported where the handle is capturable.
   void unscale(optim::Optimizer& optimizer) const;
-  /// A parameter's gradient as it is without the loss scale, f32; undefined where it has none. A copy.
+  /// A parameter's gradient as it is without the loss scale, f32; undefined where it has none. A
+  /// copy.
   Tensor unscaled_gradient(const Tensor& parameter) const;
 
-  /// Around whatever is not the model's operator(): several inputs, lstm.run(), a submodule, a loss. At
-  /// O1 an autocast region; else nothing, unless a layer fell back.
+  /// Around whatever is not the model's operator(): several inputs, lstm.run(), a submodule, a
+  /// loss. At O1 an autocast region; else nothing, unless a layer fell back.
   Region region() const;
   /// The input of such a call: a floating tensor in the model's dtype at O2 and O3, else as it is.
   Tensor cast(const Tensor& x) const;
@@ -111,13 +114,13 @@ class Amp : public core::Stateful {
   /// or a skip where a gradient of any of its losses, on any rank, is not finite; then the update
   /// of those losses' scalers. max_gradient_norm 0 means amp::Options'. StepResult::reason says
   /// what was skipped and what became of the scale. Where no parameter has a gradient, nothing is
-  /// applied and no counter moves. Throws LossScaleCollapse where the run is broken; InvalidArgument,
-  /// before anything changes, for gradients of a plain backward (adopt_gradients) and where a
-  /// DistributedDataParallel reduces gradients of which Options::world does not know.
+  /// applied and no counter moves. Throws LossScaleCollapse where the run is broken;
+  /// InvalidArgument, before anything changes, for gradients of a plain backward (adopt_gradients)
+  /// and where a DistributedDataParallel reduces gradients of which Options::world does not know.
   optim::StepResult step(optim::Optimizer& optimizer, const optim::StepOptions& options = {});
-  /// Every optimizer, each clipped by the norm of its own gradients. Of those that have gradients, the result
-  /// says: applied where all were; all reasons; the first culprit; the norm (of options.norm_type) of all
-  /// gradients together, the smallest clip coefficient.
+  /// Every optimizer, each clipped by the norm of its own gradients. Of those that have gradients,
+  /// the result says: applied where all were; all reasons; the first culprit; the norm (of
+  /// options.norm_type) of all gradients together, the smallest clip coefficient.
   optim::StepResult step(const optim::StepOptions& options = {});
 
   const Options& options() const;  // as resolved
@@ -129,18 +132,19 @@ class Amp : public core::Stateful {
   /// Layers that fell back to f32 ("encoder.fc1"; of several models "1/encoder.fc1").
   std::vector<std::string> fp32_layers() const;
 
-  /// From now on a step takes no host, so that a captured graph can repeat it (CapturedStep, which says
-  /// this itself): the loss scale and what decides whether a step is applied lie on the device, and
-  /// the optimizer is capturable. The bits are those of other steps. What a step did is not known
-  /// (StepResult::known): report() tells. loss_scale(), scaler() and states wait for the device;
-  /// overflows() has no step of these. Throws Unsupported for several losses or optimizers, several
-  /// ranks, fallback_after, and what the optimizer refuses.
+  /// From now on a step takes no host, so that a captured graph can repeat it (CapturedStep, which
+  /// says this itself): the loss scale and what decides whether a step is applied lie on the
+  /// device, and the optimizer is capturable. The bits are those of other steps. What a step did is
+  /// not known (StepResult::known): report() tells. loss_scale(), scaler() and states wait for the
+  /// device; overflows() has no step of these. Throws Unsupported for several losses or optimizers,
+  /// several ranks, fallback_after, and what the optimizer refuses.
   void set_capturable(bool value);
   bool capturable() const;
-  /// What the capturable steps since the last call did; waits for the device. applied: none was skipped;
-  /// reason: "3 of 50 steps skipped: inf or NaN in the gradient of conv1.weight, and 4 more parameters;
-  /// loss scale 4096"; culprit: the first of these parameters. Throws LossScaleCollapse where the last
-  /// Options::collapse_after steps, or more, were all skipped with the scale at its minimum.
+  /// What the capturable steps since the last call did; waits for the device. applied: none was
+  /// skipped; reason: "3 of 50 steps skipped: inf or NaN in the gradient of conv1.weight, and 4
+  /// more parameters; loss scale 4096"; culprit: the first of these parameters. Throws
+  /// LossScaleCollapse where the last Options::collapse_after steps, or more, were all skipped with
+  /// the scale at its minimum.
   optim::StepResult report();
 
   /// Gives the models back as they came: f32 values (the masters), no casts around forward, no
@@ -151,10 +155,10 @@ class Amp : public core::Stateful {
   /// fp32_layers, where there are any.
   StateDict state_dict() const override;
   /// The state of any level and half dtype: models and optimizers save full precision, so only the
-  /// loss scale belongs to the level. Ends what is pending: gradients, overflows, unread checks. The
-  /// scale is taken over where both scales are dynamic; a static one
-  /// stays as the options say. Logs what differs. Also reads the state of apex.amp (loss_scaler0
-  /// ... alone) and, for one loss, of torch.amp.GradScaler.
+  /// loss scale belongs to the level. Ends what is pending: gradients, overflows, unread checks.
+  /// The scale is taken over where both scales are dynamic; a static one stays as the options say.
+  /// Logs what differs. Also reads the state of apex.amp (loss_scaler0 ... alone) and, for one
+  /// loss, of torch.amp.GradScaler.
   void load_state_dict(const StateDict& state) override;
   /// As apex.amp.load_state_dict takes it.
   StateDict apex_state_dict() const;
@@ -175,9 +179,10 @@ class Amp : public core::Stateful {
 ///   to f32 (cast_model_outputs). With master_weights, each parameter that requires a gradient gets
 ///   an f32 master of exactly its value.
 /// Call it before or after DistributedDataParallel and load_state_dict: any order works, as long as
-/// it comes before the first step, once for a model (release() allows another time).
-/// Throws InvalidArgument as resolve() does; for a model or an optimizer given twice, a parameter of
-/// two optimizers, a model that is initialized already and, naming it, for a floating parameter or buffer that is not f32.
+/// it comes before the first step, once for a model (release() allows another time). Throws
+/// InvalidArgument as resolve() does; for a model or an optimizer given twice, a parameter of two
+/// optimizers, a model that is initialized already and, naming it, for a floating parameter or
+/// buffer that is not f32.
 Amp initialize(const std::vector<nn::Module*>& models,
                const std::vector<optim::Optimizer*>& optimizers, const Options& options = {});
 Amp initialize(nn::Module& model, optim::Optimizer& optimizer, const Options& options = {});

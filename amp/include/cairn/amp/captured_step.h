@@ -7,16 +7,16 @@
 //   for (const auto& batch : loader) step(batch.inputs, batch.labels);
 //   log::info("loss {}, scale {}", step.loss().item(), precision.loss_scale());
 //
-// The first steps run as always; they make what lasts (masters, moments, tables, vendors' plans, the
-// memory of a step). The next is recorded, and from then on a step copies its inputs into buffers of
-// the graph's and replays it: one launch, and the host reads nothing. The bits are those of uncaptured
-// steps, and so are the random numbers. On the CPU, and for inputs of another shape, layout or dtype
-// than the first, the step runs as always (a line in the log for each such shape).
+// The first steps run as always; they make what lasts (masters, moments, tables, vendors' plans,
+// the memory of a step). The next is recorded, and from then on a step copies its inputs into
+// buffers of the graph's and replays it: one launch, and the host reads nothing. The bits are those
+// of uncaptured steps, and so are the random numbers. On the CPU, and for inputs of another shape,
+// layout or dtype than the first, the step runs as always (a line in the log for each such shape).
 //
 // What the function decides on the host is decided when it is recorded. What Cairn knows of is
-// noticed, and the step is recorded anew: a loaded state, other groups or options than lr, frozen or
-// cast parameters, train() and eval(). Learning rates may change at any time, and uncaptured steps
-// may come between.
+// noticed, and the step is recorded anew: a loaded state, other groups or options than lr, frozen
+// or cast parameters, train() and eval(). Learning rates may change at any time, and uncaptured
+// steps may come between.
 #pragma once
 
 #include <functional>
@@ -41,8 +41,8 @@ class CapturedStep {
   using Inputs = std::vector<Tensor>;
   using Loss = std::function<Tensor(const Inputs&)>;
 
-  /// `loss` computes the loss of one batch, from one to three tensors or a vector of them. What it uses
-  /// must stay. Makes the handle capturable (Amp::set_capturable, which says what it refuses).
+  /// `loss` computes the loss of one batch, from one to three tensors or a vector of them. What it
+  /// uses must stay. Makes the handle capturable (Amp::set_capturable, which says what it refuses).
   template <class F>
   CapturedStep(const Amp& precision, F loss, const CapturedStepOptions& options = {})
       : CapturedStep(precision, Loss(taking_inputs(std::move(loss))), options, 0) {}

@@ -49,8 +49,8 @@ struct Options {
   int num_losses = 1;              // each has a scaler of its own: LossOptions::loss_id
   double max_gradient_norm = 0.0;  // clips in the update pass, where step() gets no other; 0: no
 
-  /// How this rank reaches the others: DistributedDataParallel::world(). All ranks then step together,
-  /// and an overflow names the rank that made it. Unset: one rank.
+  /// How this rank reaches the others: DistributedDataParallel::world(). All ranks then step
+  /// together, and an overflow names the rank that made it. Unset: one rank.
   World world;
 
   int overflow_history = 16;  // overflows that Amp::overflows() keeps

@@ -70,8 +70,8 @@ class Context {
   Context& operator=(Context&&) noexcept;
 
   /// Keeps a tensor for the backward, through the saved-tensor hooks. Undefined tensors may be
-  /// saved. No-op where nothing is recorded. The graph of the tensor is not kept. Save inputs before
-  /// computing: a replay that needs nothing else ends there.
+  /// saved. No-op where nothing is recorded. The graph of the tensor is not kept. Save inputs
+  /// before computing: a replay that needs nothing else ends there.
   void save(const Tensor& tensor);
   /// The i-th saved tensor, without a graph; ask once per backward. Throws core::Error naming the
   /// op where it was written in place since, or was released by an earlier backward.

@@ -36,8 +36,8 @@ Tensor lt(const Tensor& a, const Tensor& b);
 Tensor le(const Tensor& a, const Tensor& b);
 Tensor gt(const Tensor& a, const Tensor& b);
 Tensor ge(const Tensor& a, const Tensor& b);
-/// a where the condition (boolean) holds, else b; all three broadcast. What is not taken may be inf or
-/// NaN: its gradient is 0.
+/// a where the condition (boolean) holds, else b; all three broadcast. What is not taken may be inf
+/// or NaN: its gradient is 0.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 Tensor affine(const Tensor& x, double scale, double shift);  // scale * x + shift
 /// x between low and high, which may be infinite; the gradient passes where low <= x <= high.
@@ -67,8 +67,9 @@ Tensor max(const Tensor& x, const std::vector<int>& dims = {}, bool keep_dims = 
 Tensor argmax(
     const Tensor& x);  // over the last dimension: i64, no gradient; the first of equals, or of NaN
 Tensor argmin(const Tensor& x);
-/// The k largest elements of each row of x [..., V], or the smallest, in order: values [..., k], which have
-/// a gradient, and their places [..., k] i64. Of equals the first comes first; NaN is larger than all.
+/// The k largest elements of each row of x [..., V], or the smallest, in order: values [..., k],
+/// which have a gradient, and their places [..., k] i64. Of equals the first comes first; NaN is
+/// larger than all.
 struct TopK {
   Tensor values, index;
 };
@@ -99,7 +100,8 @@ using kernels::Activation;
 /// x [..., I], weight [O, I], bias [O] or undefined; the activation runs in the product's epilogue.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               Activation activation = Activation::none);
-/// y[..., o] = a^T weight[o] b + bias[o]. a [..., I], b [..., J], weight [O, I, J], bias [O] or undefined.
+/// y[..., o] = a^T weight[o] b + bias[o]. a [..., I], b [..., J], weight [O, I, J], bias [O] or
+/// undefined.
 Tensor bilinear(const Tensor& a, const Tensor& b, const Tensor& weight, const Tensor& bias = {});
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const kernels::Conv2dOptions& options = {});
@@ -113,8 +115,9 @@ struct Conv3dOptions {  // depth, height, width
   std::array<std::int64_t, 3> stride{1, 1, 1}, padding{0, 0, 0}, dilation{1, 1, 1};
   std::int64_t groups = 1;
 };
-/// x [N, I, D, H, W], weight [O, I / groups, kD, kH, kW]. conv2d of the kD slices of the depth under the kernel side by
-/// side, as channels: the backward keeps these, kD / stride times the size of x. Results lie N D H W C.
+/// x [N, I, D, H, W], weight [O, I / groups, kD, kH, kW]. conv2d of the kD slices of the depth
+/// under the kernel side by side, as channels: the backward keeps these, kD / stride times the size
+/// of x. Results lie N D H W C.
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Conv3dOptions& options = {});
 /// x [N, I, H, W], weight [I, O / groups, kH, kW]; output size (H - 1) stride - 2 padding +
@@ -125,8 +128,8 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bia
 Tensor max_pool2d(const Tensor& x, const kernels::Pool2dOptions& options = {});
 Tensor avg_pool2d(const Tensor& x, const kernels::Pool2dOptions& options = {});
 Tensor global_avg_pool2d(const Tensor& x);  // [N, C, H, W] -> [N, C]
-/// [N, C, H, W] -> [N, C, size[0], size[1]]: means and maxima of windows that share the image out evenly,
-/// from floor(i H / size) to ceil((i + 1) H / size).
+/// [N, C, H, W] -> [N, C, size[0], size[1]]: means and maxima of windows that share the image out
+/// evenly, from floor(i H / size) to ceil((i + 1) H / size).
 Tensor adaptive_avg_pool2d(const Tensor& x, std::array<std::int64_t, 2> size);
 Tensor adaptive_max_pool2d(const Tensor& x, std::array<std::int64_t, 2> size);
 /// [N, C, H, W] -> [N, C, size[0], size[1]] by the nearest pixel, bilinearly or by areas.
@@ -141,8 +144,8 @@ Tensor embedding(const Tensor& weight, const Tensor& index);
 /// Layer and RMS norm are over the last dimension; weight and bias [D] may be undefined.
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);
-/// x [N, C, ...]: each of the `groups` groups of channels has mean 0 and variance 1, then weight and
-/// bias [C], which may be undefined. C a multiple of groups.
+/// x [N, C, ...]: each of the `groups` groups of channels has mean 0 and variance 1, then weight
+/// and bias [C], which may be undefined. C a multiple of groups.
 Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias,
                   double eps = 1e-5);
 /// x [N, C] or [N, C, H, W]; weight, bias, running_mean and running_var [C] may be undefined.
@@ -151,8 +154,8 @@ using kernels::BatchNormOptions;
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   const Tensor& running_mean, const Tensor& running_var,
                   const BatchNormOptions& options = {});
-/// Softmax and log-softmax are over the last dimension. `lengths` [x.size(0)] i64 takes the place of the
-/// options' view: rows of x[b] see columns 0 .. lengths[b] - 1 only.
+/// Softmax and log-softmax are over the last dimension. `lengths` [x.size(0)] i64 takes the place
+/// of the options' view: rows of x[b] see columns 0 .. lengths[b] - 1 only.
 Tensor softmax(const Tensor& x, const kernels::SoftmaxOptions& options = {},
                const Tensor& lengths = {});
 Tensor log_softmax(const Tensor& x);
@@ -167,11 +170,11 @@ struct CrossEntropyOptions {
 /// logits [..., V], target [...] i64. Losses are f32 (f64 for f64 inputs).
 Tensor cross_entropy(const Tensor& logits, const Tensor& target,
                      const CrossEntropyOptions& options = {});
-/// cross_entropy(linear(x, weight, bias), target), whose logits [..., V] are never in memory: chunks
-/// of rows of some megabytes come and go. x [..., C], weight [V, C], bias [V] or none.
-/// The forward makes the gradients along with each chunk and keeps them until the backward, in f32:
-/// the size of x and weight, as long as plain in time. `recompute` keeps nothing but x and a number
-/// a row, and makes the logits twice: a third more products. So does Reduction::none.
+/// cross_entropy(linear(x, weight, bias), target), whose logits [..., V] are never in memory:
+/// chunks of rows of some megabytes come and go. x [..., C], weight [V, C], bias [V] or none. The
+/// forward makes the gradients along with each chunk and keeps them until the backward, in f32: the
+/// size of x and weight, as long as plain in time. `recompute` keeps nothing but x and a number a
+/// row, and makes the logits twice: a third more products. So does Reduction::none.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& target, const CrossEntropyOptions& options = {},
                             bool recompute = false);
@@ -179,7 +182,8 @@ struct NllOptions {
   Reduction reduction = Reduction::mean;  // mean over the targets that are not ignored
   std::int64_t ignore_index = -100;
 };
-/// -x at the target: x [..., V] holds log-probabilities, target [...] i64. (cross_entropy takes logits.)
+/// -x at the target: x [..., V] holds log-probabilities, target [...] i64. (cross_entropy takes
+/// logits.)
 Tensor nll_loss(const Tensor& x, const Tensor& target, const NllOptions& options = {});
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
 /// |x - target|.
@@ -190,9 +194,9 @@ Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, Reduction reduction
 /// delta times smooth_l1_loss with beta = delta > 0.
 Tensor huber_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean,
                   double delta = 1.0);
-/// target (log target - x), 0 where the target is: x holds log-probabilities, target probabilities, or
-/// with log_target their logarithms. The mean is over all elements; divide the sum by the rows for the
-/// divergence of distributions (PyTorch's batchmean).
+/// target (log target - x), 0 where the target is: x holds log-probabilities, target probabilities,
+/// or with log_target their logarithms. The mean is over all elements; divide the sum by the rows
+/// for the divergence of distributions (PyTorch's batchmean).
 Tensor kl_div(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean,
               bool log_target = false);
 Tensor bce_with_logits(const Tensor& x, const Tensor& target,
@@ -202,10 +206,11 @@ Tensor bce_with_logits(const Tensor& x, const Tensor& target,
 Tensor binary_cross_entropy(const Tensor& p, const Tensor& target,
                             Reduction reduction = Reduction::mean);
 
-/// The cosine of the angle between a and b along a dimension, which goes: a b / (max(|a|, eps) max(|b|, eps)).
+/// The cosine of the angle between a and b along a dimension, which goes: a b / (max(|a|, eps)
+/// max(|b|, eps)).
 Tensor cosine_similarity(const Tensor& a, const Tensor& b, int dim = 1, double eps = 1e-8);
-/// a, b [..., D], target [...] of 1 and -1: 1 - cos where a and b belong together, max(0, cos - margin) where
-/// they do not.
+/// a, b [..., D], target [...] of 1 and -1: 1 - cos where a and b belong together, max(0, cos -
+/// margin) where they do not.
 Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& target,
                              Reduction reduction = Reduction::mean, double margin = 0.0);
 struct TripletOptions {
@@ -215,7 +220,8 @@ struct TripletOptions {
   double eps = 1e-6;
   bool swap = false;  // the negative's distance: from anchor or positive, whichever is nearer
 };
-/// max(0, margin + |anchor - positive| - |anchor - negative|), all [..., D], with |x| = (sum |x + eps|^p)^(1/p).
+/// max(0, margin + |anchor - positive| - |anchor - negative|), all [..., D], with |x| = (sum |x +
+/// eps|^p)^(1/p).
 Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const Tensor& negative,
                            const TripletOptions& options = {});
 struct CtcOptions {
@@ -223,13 +229,14 @@ struct CtcOptions {
   Reduction reduction = Reduction::mean;  // of the losses over their targets' lengths
   bool zero_infinity = false;  // sequences too short for their targets: loss and gradient are 0
 };
-/// Graves et al. 2006 (formula: kernels/ctc.h). log_probs [T, N, C], from log_softmax; targets [N, S] i64, of which the
-/// first target_lengths[n] count; input_lengths and target_lengths [N] i64.
+/// Graves et al. 2006 (formula: kernels/ctc.h). log_probs [T, N, C], from log_softmax; targets [N,
+/// S] i64, of which the first target_lengths[n] count; input_lengths and target_lengths [N] i64.
 Tensor ctc_loss(const Tensor& log_probs, const Tensor& targets, const Tensor& input_lengths,
                 const Tensor& target_lengths, const CtcOptions& options = {});
 
-/// One layer and direction of an LSTM over T steps (formulas: kernels/lstm.h). x [T, B, I]; ih [4 H, I],
-/// hh [4 H, H] and the biases [4 H], which may be undefined, hold the gates in the order i f g o.
+/// One layer and direction of an LSTM over T steps (formulas: kernels/lstm.h). x [T, B, I]; ih [4
+/// H, I], hh [4 H, H] and the biases [4 H], which may be undefined, hold the gates in the order i f
+/// g o.
 struct LstmWeights {
   Tensor ih, hh, bias_ih, bias_hh;
 };
@@ -238,19 +245,19 @@ struct LstmOptions {
   Tensor lengths;        // [B] i64, on x's device; undefined: all sequences have T steps
   bool reverse = false;  // from the last step to the first
 };
-/// y [T, B, H]; h and c [B, H] after the last step. After its end (in reverse: before it) a sequence
-/// keeps its state, in y too.
+/// y [T, B, H]; h and c [B, H] after the last step. After its end (in reverse: before it) a
+/// sequence keeps its state, in y too.
 struct LstmResult {
   Tensor y, h, c;
 };
-/// All of one dtype. The backward keeps x, h, c and the four gates of each step, in that dtype; c is
-/// carried from step to step in f32.
+/// All of one dtype. The backward keeps x, h, c and the four gates of each step, in that dtype; c
+/// is carried from step to step in f32.
 LstmResult lstm(const Tensor& x, const LstmWeights& weights, const LstmOptions& options = {});
 
-/// softmax(q k^T / sqrt(D)) v. q [B, H, T, D], k and v [B, H, S, D]; causal: row t sees columns
-/// 0 .. t + S - T. key_lengths [B] i64 on their device, or undefined: of sample b's keys only the first
-/// key_lengths[b] (0 .. S) are seen, what follows is padding (finite values; its gradients are 0). A
-/// row that sees nothing gives 0. The result lies as q does.
+/// softmax(q k^T / sqrt(D)) v. q [B, H, T, D], k and v [B, H, S, D]; causal: row t sees columns 0
+/// .. t + S - T. key_lengths [B] i64 on their device, or undefined: of sample b's keys only the
+/// first key_lengths[b] (0 .. S) are seen, what follows is padding (finite values; its gradients
+/// are 0). A row that sees nothing gives 0. The result lies as q does.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
                                     double dropout = 0.0, const Tensor& key_lengths = {});
 /// The same of one packed tensor, without copying heads apart: qkv [B, T, 3 C] = q | k | v, each

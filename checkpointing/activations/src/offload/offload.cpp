@@ -31,8 +31,8 @@ using core::StreamGuard;
 
 constexpr std::size_t kMostOnTheWayOut = 2;  // tensors on their way out
 constexpr int kFetchedAhead = 2;             // tensors
-// A GPU's backward is queued long before it runs, and a fetched tensor's memory serves again once it
-// has run: so many fetches at most are ahead of it.
+// A GPU's backward is queued long before it runs, and a fetched tensor's memory serves again once
+// it has run: so many fetches at most are ahead of it.
 constexpr std::size_t kMostFetchesQueued = 3;
 
 TensorView as_bytes(const Storage& storage) {

@@ -244,8 +244,8 @@ class BlockMeter {
     if (differentiable_) measure_selective(seconds_of(recomputed));
   }
 
-  // A replay takes more than a kept block by its share of what the replay of all takes: operations are
-  // compared within one run, where steps of different ways differ by what else the machine did.
+  // A replay takes more than a kept block by its share of what the replay of all takes: operations
+  // are compared within one run, where steps of different ways differ by what else the machine did.
   void measure_selective(double recomputed_seconds) {
     const MeteredForward metered = measure_operations(block_, input(x_), options_.repeats);
     // Of another run: what else the machine did then must not make a replay take less than nothing.

@@ -10,9 +10,9 @@
 
 namespace cairn::checkpointing {
 
-/// Blocks as they were measured. A later one that runs the same operations in the same memory and in
-/// about the same time is taken for another of them, so that equal blocks have equal times, whatever
-/// else the machine does, and each kind is measured once.
+/// Blocks as they were measured. A later one that runs the same operations in the same memory and
+/// in about the same time is taken for another of them, so that equal blocks have equal times,
+/// whatever else the machine does, and each kind is measured once.
 struct KnownBlocks {
   struct Known {
     MeteredForward forward;
@@ -36,15 +36,16 @@ struct MeasuredBlock {
   bool result_wants_gradient = false;
 };
 
-/// Times are those of a chain: where one of `chain` such blocks keeps more than caches hold, a block is
-/// run so often before the first backward that what it kept comes from memory, as far as the device's
-/// capacity goes. As in a replay, batch norms leave their statistics alone; generator and gradients are as before.
-/// Throws core::InvalidArgument, as `op`, where a parameter has a gradient.
+/// Times are those of a chain: where one of `chain` such blocks keeps more than caches hold, a
+/// block is run so often before the first backward that what it kept comes from memory, as far as
+/// the device's capacity goes. As in a replay, batch norms leave their statistics alone; generator
+/// and gradients are as before. Throws core::InvalidArgument, as `op`, where a parameter has a
+/// gradient.
 MeasuredBlock measure_block(const char* op, const Segment& block, const Tensor& x,
                             bool wants_gradient, const MeterOptions& options);
 
-/// One that brings back what is asked for and nothing more, so that its peak is known; null where no
-/// options are given.
+/// One that brings back what is asked for and nothing more, so that its peak is known; null where
+/// no options are given.
 std::shared_ptr<Offload> planned_offload(std::optional<OffloadOptions> options);
 
 /// A run of which nothing is left here but the result: what its operations save has gone out.

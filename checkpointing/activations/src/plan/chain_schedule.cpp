@@ -14,8 +14,8 @@ bool needs_something(const KeptBlock& block) {
   return block.saved > 0 || block.saves_input || block.saves_output;
 }
 
-// What a backward has made when the replay of a segment that ends with this block begins: in the last
-// block that needs something of it.
+// What a backward has made when the replay of a segment that ends with this block begins: in the
+// last block that needs something of it.
 std::size_t lead_of(const std::vector<BlockProfile>& blocks, std::size_t last) {
   while (last > 0 && !needs_something(blocks[last])) --last;
   return blocks[last].lead;
@@ -259,8 +259,8 @@ std::size_t ChainProgramme::index(std::size_t s, std::size_t t, std::size_t m) c
   return (t * (t + 1) / 2 + s) * (steps_ + 1) + m;
 }
 
-// Takes `choice` for the amounts of memory from `least` on where it is faster: in `fixed` seconds, those
-// of `rest` in so much less memory, and those of `inner`, which may be missing.
+// Takes `choice` for the amounts of memory from `least` on where it is faster: in `fixed` seconds,
+// those of `rest` in so much less memory, and those of `inner`, which may be missing.
 void ChainProgramme::offer(std::size_t s, std::size_t t, std::size_t least, Choice choice,
                            const Offer& offered) {
   float* const cost = &cost_[index(s, t, 0)];

@@ -1,5 +1,5 @@
-// Schedules of chains: the fastest one for an amount of memory, and what a schedule takes. Memory is
-// above what stands when the chain begins, its input included.
+// Schedules of chains: the fastest one for an amount of memory, and what a schedule takes. Memory
+// is above what stands when the chain begins, its input included.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ struct ScheduleCost {
   double seconds = 0;
 };
 
-/// Walks through a step by what each block was measured to take and to keep. The result of the chain
-/// is held until the end.
+/// Walks through a step by what each block was measured to take and to keep. The result of the
+/// chain is held until the end.
 ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& schedule);
 
 /// Every block kept.
@@ -25,8 +25,8 @@ Schedule plain_schedule(std::size_t blocks);
 
 /// Rotor's dynamic programme, for each amount of memory up to what plain training takes. In its
 /// model a kept block keeps `saved` and `output`, and so does each further way of it, of which the
-/// offloaded one is for blocks outside of segments. The gradients of parameters that the backward has
-/// passed stand beside.
+/// offloaded one is for blocks outside of segments. The gradients of parameters that the backward
+/// has passed stand beside.
 class ChainProgramme {
  public:
   static constexpr std::size_t kMostBlocks = 128;

@@ -56,7 +56,8 @@ ScheduleChoice::ScheduleChoice(const std::vector<BlockProfile>& profile, std::si
     offer(profile, segments_of(n, k));
     offer(profile, first_recomputed(n, k));
   }
-  // The programme is more careful than the simulation, so the amount it counts with is only a guide.
+  // The programme is more careful than the simulation, so the amount it counts with is only a
+  // guide.
   const MergedChain merged(profile, ChainProgramme::kMostBlocks);
   const ChainProgramme programme(merged.blocks(), slots);
   for (std::size_t m = 0; m <= programme.steps(); ++m) {

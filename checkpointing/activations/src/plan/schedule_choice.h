@@ -13,9 +13,9 @@ struct CostedSchedule {
   ScheduleCost cost;
 };
 
-/// The simple strategies (plain; segments of each length; the first blocks recomputed; halves within
-/// halves) and what the programme finds for each amount of memory, for neighbours together where there
-/// are more than ChainProgramme::kMostBlocks.
+/// The simple strategies (plain; segments of each length; the first blocks recomputed; halves
+/// within halves) and what the programme finds for each amount of memory, for neighbours together
+/// where there are more than ChainProgramme::kMostBlocks.
 class ScheduleChoice {
  public:
   ScheduleChoice(const std::vector<BlockProfile>& profile, std::size_t slots);

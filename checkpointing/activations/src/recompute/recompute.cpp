@@ -335,8 +335,8 @@ std::size_t Frame::needed() const {
   return n;
 }
 
-// Stands in for the past of a replay's input: without it a segment inside would take the input for a
-// parameter.
+// Stands in for the past of a replay's input: without it a segment inside would take the input for
+// a parameter.
 class Past final : public autograd::Node {
  public:
   Past() : Node(kInfo, {}) {}

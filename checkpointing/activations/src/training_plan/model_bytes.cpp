@@ -52,8 +52,8 @@ ElementBytes element_bytes(const Precision& precision, bool half, bool compact, 
   return bytes;
 }
 
-// Tables of pointers that a GPU keeps of the lists that a step checks and updates: so much a tensor,
-// and a chunk of each.
+// Tables of pointers that a GPU keeps of the lists that a step checks and updates: so much a
+// tensor, and a chunk of each.
 constexpr std::size_t kListsOfAStep = 3, kTableSlotBytes = 64, kChunkElements = 1 << 14,
                       kChunkBytes = 4;
 

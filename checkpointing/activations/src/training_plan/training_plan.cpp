@@ -237,8 +237,8 @@ class TrainingPlanner {
     }
   }
 
-  // Where nothing runs in the budget: what the smallest size takes in all that the device has, for the
-  // error that says which budget would do.
+  // Where nothing runs in the budget: what the smallest size takes in all that the device has, for
+  // the error that says which budget would do.
   void add_smallest(const std::vector<ChainKind>& kinds) {
     most_ = core::memory_capacity(device_);
     for (const Precision& precision : options_.precisions) {
@@ -322,8 +322,8 @@ class TrainingPlanner {
     return chain;
   }
 
-  // The last one with the loss, whose backward writes over outputs that nobody else holds; and where
-  // outputs are gathered, with those of other devices.
+  // The last one with the loss, whose backward writes over outputs that nobody else holds; and
+  // where outputs are gathered, with those of other devices.
   MeasuredBlock measure_module(const Precision& precision, const ChainKind& kind,
                                nn::Module& original, const MeasuredBlock& before,
                                const Tensor& target, KnownBlocks& known) {

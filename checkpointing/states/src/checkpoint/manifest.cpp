@@ -23,8 +23,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "cairn-training-state";
-// 1 had no lineage, 2 no shards: without any it is what is written, for older readers. A member that
-// they may pass over (metric, libraries, header) keeps the number.
+// 1 had no lineage, 2 no shards: without any it is what is written, for older readers. A member
+// that they may pass over (metric, libraries, header) keeps the number.
 constexpr int kVersion = 3, kVersionWithoutShards = 2;
 constexpr std::uint64_t kLargestManifest = 1'000'000'000;  // bytes
 constexpr int kCompact = -1, kIndented = 1;                // nlohmann's indents

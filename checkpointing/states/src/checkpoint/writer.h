@@ -36,9 +36,8 @@ void check_rules(const KeepRules& rules, const char* where);
 /// Removes what nobody needs any more; where that fails, with a warning.
 void try_to_remove(const std::string& path);
 
-/// After a killed run: restores a checkpoint whose replacement was never completed and deletes other
-/// leftovers.
-/// Nothing is removed before the names that make it needless are flushed.
+/// After a killed run: restores a checkpoint whose replacement was never completed and deletes
+/// other leftovers. Nothing is removed before the names that make it needless are flushed.
 void clear_leftovers(const std::string& dir);
 
 /// Rank 0, who holds the folder's lock: makes the temporary folder, clears what killed saves have

@@ -9,8 +9,8 @@
 
 namespace cairn::checkpointing {
 
-/// The entry's other name: of the pairs {old, new} the first counts that is the name or a dictionary
-/// around it.
+/// The entry's other name: of the pairs {old, new} the first counts that is the name or a
+/// dictionary around it.
 std::string new_name(const std::string& name,
                      const std::vector<std::pair<std::string, std::string>>& names);
 /// The state with its entries under other names. Throws core::DataError where two come to one name.

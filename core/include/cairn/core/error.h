@@ -15,8 +15,8 @@ class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
   const char* what() const noexcept override;
-  /// It came out of the forward of this layer: what() ends with "(in layer3.0.conv1)". Each layer around
-  /// puts its own name in front.
+  /// It came out of the forward of this layer: what() ends with "(in layer3.0.conv1)". Each layer
+  /// around puts its own name in front.
   void add_layer(const std::string& name);
 
  private:

@@ -38,8 +38,8 @@ CAIRN_HOST_DEVICE constexpr float uniform_from_bits(std::uint32_t bits) {
 /// The numbers of one operation: element i draws philox(seed, offset, i).
 struct RandomDraw {
   std::uint64_t seed = 0, offset = 0;
-  /// While a Graph is captured: device memory with a seed, which counts instead, and an offset, which
-  /// is added. Each replay finds others there.
+  /// While a Graph is captured: device memory with a seed, which counts instead, and an offset,
+  /// which is added. Each replay finds others there.
   const std::uint64_t* base = nullptr;
 
   CAIRN_HOST_DEVICE RandomDraw resolved() const {

@@ -1,4 +1,5 @@
-// Graph: work of a GPU that is recorded once and then queued as a whole, again and again, by one call.
+// Graph: work of a GPU that is recorded once and then queued as a whole, again and again, by one
+// call.
 //
 //   const auto work = [&] { train_step(); };
 //   core::Graph graph(device);
@@ -11,9 +12,9 @@
 // read or uploaded, random draws that are passed by value (Generator::next), and memory that no
 // warm-up has left. Other threads may go on meanwhile.
 //
-// Memory: a graph has a stream of its own, and blocks that are freed there stay for it alone, neither
-// handed to others nor given back to the system, until it ends. Tensors that the recorded work
-// made and that live on belong to it as well: each replay writes them anew.
+// Memory: a graph has a stream of its own, and blocks that are freed there stay for it alone,
+// neither handed to others nor given back to the system, until it ends. Tensors that the recorded
+// work made and that live on belong to it as well: each replay writes them anew.
 #pragma once
 
 #include <functional>

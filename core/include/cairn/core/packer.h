@@ -1,4 +1,5 @@
-// Packer and Unpacker: what ranks tell each other: numbers (little-endian, 8 bytes) and texts, one after another.
+// Packer and Unpacker: what ranks tell each other: numbers (little-endian, 8 bytes) and texts, one
+// after another.
 #pragma once
 
 #include <bit>
@@ -28,7 +29,8 @@ class Packer {
   std::string bytes_;
 };
 
-/// Reads what a Packer wrote, in the same order, and keeps no copy. Throws CommunicationError where the message is too short.
+/// Reads what a Packer wrote, in the same order, and keeps no copy. Throws CommunicationError where
+/// the message is too short.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}

@@ -27,9 +27,9 @@ class Stream {
   /// A new stream. It ends with the last copy of this handle, after its work is done. `name`
   /// appears in profiles and errors.
   static Stream create(Device device, const char* name = "stream");
-  /// A CUDA stream (cudaStream_t) that somebody else made and ends: their work and Cairn's are in one
-  /// order under a StreamGuard of it. Handles of the same stream are equal. Throws InvalidArgument for a
-  /// CPU device.
+  /// A CUDA stream (cudaStream_t) that somebody else made and ends: their work and Cairn's are in
+  /// one order under a StreamGuard of it. Handles of the same stream are equal. Throws
+  /// InvalidArgument for a CPU device.
   static Stream wrap(Device device, void* native);
 
   Device device() const;
@@ -57,9 +57,9 @@ class Stream {
 
 /// Another library's current stream (cudaStream_t) of CUDA device `index`, in the calling thread.
 using CurrentStreamSource = void* (*)(int index);
-/// From now on Stream::current() of a CUDA device is what `source` says, in every thread and wherever no
-/// StreamGuard says otherwise: what Cairn queues comes between the other library's calls. Null: the default stream
-/// again.
+/// From now on Stream::current() of a CUDA device is what `source` says, in every thread and
+/// wherever no StreamGuard says otherwise: what Cairn queues comes between the other library's
+/// calls. Null: the default stream again.
 void follow_current_stream(CurrentStreamSource source);
 
 class Event {

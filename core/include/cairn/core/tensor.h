@@ -49,8 +49,9 @@ class Tensor {
                      Device device = default_device());
   /// Shares memory of somebody else; `owner` is dropped with the last tensor that uses it.
   static Tensor wrap(const TensorView& view, std::shared_ptr<void> owner = nullptr);
-  /// Shares the elements of a vector from `begin` on, row-major. The vector stays where it is and must
-  /// not move its elements (by growing, or by being moved from): the next use of the tensor throws then.
+  /// Shares the elements of a vector from `begin` on, row-major. The vector stays where it is and
+  /// must not move its elements (by growing, or by being moved from): the next use of the tensor
+  /// throws then.
   template <class T>
   static Tensor wrap(std::vector<T>& memory, const Shape& shape, std::size_t begin = 0);
 
@@ -72,11 +73,13 @@ class Tensor {
   operator TensorView() const {
     return view();
   }  // NOLINT: kernels take views, tensors are meant to pass
-  /// The first element; throws InvalidArgument unless dtype_of<T>. What is written through it into a
-  /// half weight counts, however long the pointer is kept: its master is compared with it from now on.
+  /// The first element; throws InvalidArgument unless dtype_of<T>. What is written through it into
+  /// a half weight counts, however long the pointer is kept: its master is compared with it from
+  /// now on.
   template <class T>
   T* data() const;
-  /// The same address, for whoever only reads: view().bump_version() comes before a write through it.
+  /// The same address, for whoever only reads: view().bump_version() comes before a write through
+  /// it.
   void* raw_data() const;
 
   /// A tensor over (part of) the same storage; `view` must point into it. No gradient.
@@ -84,8 +87,8 @@ class Tensor {
   Tensor detach() const { return alias(view()); }
   /// Points this handle's tensor, and so every handle to it, at other data (used by casts of
   /// parameters). Keeps name, requires_grad and the arena (which gives it a new slot when
-  /// refreshed), drops the graph, the gradient where dtype, shape, strides or device change (a window
-  /// of accumulation goes on with other values), and the master where the dtype changes.
+  /// refreshed), drops the graph, the gradient where dtype, shape, strides or device change (a
+  /// window of accumulation goes on with other values), and the master where the dtype changes.
   void set_data(const Tensor& data);
   bool same(const Tensor& other) const {
     return impl_ == other.impl_;
@@ -104,8 +107,8 @@ class Tensor {
   bool requires_grad() const;
   Tensor& set_requires_grad(
       bool value);  // leaves of floating dtype; throws InvalidArgument otherwise
-  /// The gradient as it lies: with its loss scale, until amp::Amp::unscale(). Undefined where there is none.
-  /// Throws InvalidArgument where losses of two scales left it in two parts.
+  /// The gradient as it lies: with its loss scale, until amp::Amp::unscale(). Undefined where there
+  /// is none. Throws InvalidArgument where losses of two scales left it in two parts.
   Tensor grad() const;
   void set_grad(const Tensor& grad);  // same shape; where the slot is placed in an arena: throws
   void clear_grad();
@@ -114,8 +117,8 @@ class Tensor {
   const GradientSlot* gradient_slot_or_null() const;
   TensorAttachments& attachments() const;  // made on first use
   const TensorAttachments* attachments_or_null() const;
-  /// A parameter's full name, for messages ("block.fc.weight"): modules set it when the parameter, or
-  /// a module around it, is registered. May be empty.
+  /// A parameter's full name, for messages ("block.fc.weight"): modules set it when the parameter,
+  /// or a module around it, is registered. May be empty.
   const std::string& name() const;
   void set_name(std::string name);
 

@@ -20,8 +20,8 @@ struct TensorView {
   Strides strides;  // in elements; 0 repeats
   DType dtype = DType::f32;
   Device device;
-  /// The storage's count of writes, where the memory is a Tensor's: it must live as long as the view
-  /// is written through. Null: nobody counts.
+  /// The storage's count of writes, where the memory is a Tensor's: it must live as long as the
+  /// view is written through. Null: nobody counts.
   WriteCount* version = nullptr;
 
   TensorView() = default;

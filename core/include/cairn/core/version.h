@@ -1,7 +1,8 @@
 // Cairn's version, and those of the libraries that this process computes with.
 //
-// Semantic versioning: while MAJOR is 0 a new MINOR may break programs, a new PATCH never does. Libraries of the same MAJOR.MINOR replace each
-// other (it is their SONAME). CMake reads the numbers from here.
+// Semantic versioning: while MAJOR is 0 a new MINOR may break programs, a new PATCH never does.
+// Libraries of the same MAJOR.MINOR replace each other (it is their SONAME). CMake reads the
+// numbers from here.
 #pragma once
 
 #include <string>
@@ -26,7 +27,8 @@ const char* version() noexcept;
 /// {"compiler", "GCC 12.2.0"}, {"CUDA", "13.0"} ...
 using LibraryVersions = std::vector<std::pair<std::string, std::string>>;
 
-/// Core's: the compiler and, where there are, CUDA's runtime and driver. kernels::library_versions() and World::libraries() tell theirs.
+/// Core's: the compiler and, where there are, CUDA's runtime and driver.
+/// kernels::library_versions() and World::libraries() tell theirs.
 LibraryVersions library_versions();
 
 }  // namespace cairn::core

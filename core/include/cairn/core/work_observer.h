@@ -1,5 +1,5 @@
-// Work that is no operation of a thread: what streams run and what ranks exchange. Timelines observe
-// it; where nobody does, a piece of work pays one test of an atomic.
+// Work that is no operation of a thread: what streams run and what ranks exchange. Timelines
+// observe it; where nobody does, a piece of work pays one test of an atomic.
 #pragma once
 
 #include <optional>
@@ -22,13 +22,13 @@ struct ObservedWork {
 class WorkObserver {
  public:
   virtual ~WorkObserver() = default;
-  /// After a piece of work, or where it threw; in the thread that ran it, one call at a time. Must not
-  /// throw, nor begin or end observations.
+  /// After a piece of work, or where it threw; in the thread that ran it, one call at a time. Must
+  /// not throw, nor begin or end observations.
   virtual void ran(const ObservedWork& work) = 0;
 };
 
-/// Shows an observer the work of the whole process for as long as this lives. The end waits for a call
-/// that is under way.
+/// Shows an observer the work of the whole process for as long as this lives. The end waits for a
+/// call that is under way.
 class WorkObservation {
  public:
   explicit WorkObservation(WorkObserver& observer);

@@ -1,13 +1,14 @@
-// World: how one rank of a job reaches the others, for code that must not know of process groups: amp,
-// gradient accumulation, samplers and training states take this one value. The default is a world of one
-// rank; `parallel::ProcessGroup::world()` makes one that exchanges, and
+// World: how one rank of a job reaches the others, for code that must not know of process groups:
+// amp, gradient accumulation, samplers and training states take this one value. The default is a
+// world of one rank; `parallel::ProcessGroup::world()` makes one that exchanges, and
 // `parallel::DistributedDataParallel::world()` one that knows of the model's gradients too.
 //
 //   parallel::DistributedDataParallel ddp(model, group);
 //   amp::Amp precision = amp::initialize(model, optimizer, {.world = ddp.world()});
 //   checkpointing::TrainingState state({{"model", model}, {"amp", precision}}, ddp.world());
 //
-// A handle: copies are the same world. What it reaches (the group, the DDP) must live when it is used.
+// A handle: copies are the same world. What it reaches (the group, the DDP) must live when it is
+// used.
 #pragma once
 
 #include <cstdint>

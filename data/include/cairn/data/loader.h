@@ -88,8 +88,8 @@ class DataLoader : public core::Stateful {
     /// Fetches the next batch; rethrows what reading it threw, and then the next ++ tries again.
     /// Throws InvalidArgument where the sampler was moved since this pass's last batch.
     Iterator& operator++();
-    /// After a ++ that threw: leaves the batch that was due out, on this rank, and fetches the next one as ++
-    /// does. Throws InvalidArgument where nothing threw.
+    /// After a ++ that threw: leaves the batch that was due out, on this rank, and fetches the next
+    /// one as ++ does. Throws InvalidArgument where nothing threw.
     void skip();
     bool operator==(const Iterator& other) const { return run_ == other.run_; }
 

@@ -1,8 +1,9 @@
-// Mean: a number's mean over the samples of all ranks, gathered batch by batch: a loss, an accuracy.
+// Mean: a number's mean over the samples of all ranks, gathered batch by batch: a loss, an
+// accuracy.
 //
-// Each value counts by its weight, such as the batch's samples, so that short batches and ranks with
-// fewer samples count as what they are. With a DistributedSampler that is exact no sample counts twice,
-// and the mean is that of one process that reads everything.
+// Each value counts by its weight, such as the batch's samples, so that short batches and ranks
+// with fewer samples count as what they are. With a DistributedSampler that is exact no sample
+// counts twice, and the mean is that of one process that reads everything.
 //
 //   data::Mean accuracy;
 //   for (const data::Batch& batch : loader) {
@@ -24,8 +25,8 @@ class Mean {
   void add(double value, double weight = 1.0);
   /// Of this rank's values. Throws InvalidArgument without any.
   double here() const;
-  /// Of all ranks' values: the same bits on every rank, added in rank order. A collective, for ranks
-  /// without values too. Throws InvalidArgument, on every rank, where none has any.
+  /// Of all ranks' values: the same bits on every rank, added in rank order. A collective, for
+  /// ranks without values too. Throws InvalidArgument, on every rank, where none has any.
   double over(const World& world, std::string_view name) const;
 
   double sum() const { return sum_; }          // of value * weight, here

@@ -96,17 +96,18 @@ struct DistributedSamplerOptions {
   /// Where the ranks do not divide the samples: true leaves the last ones out, false reads the
   /// epoch's first ones once more, so that every rank has as many.
   bool drop_last = false;
-  /// Reads each sample once: the first ranks may have one sample, and one batch, more than the others.
-  /// For evaluation (with data::Mean) and for training under DistributedDataParallel::join. Save rank
-  /// 0's state, which never ends first. Not with drop_last.
+  /// Reads each sample once: the first ranks may have one sample, and one batch, more than the
+  /// others. For evaluation (with data::Mean) and for training under DistributedDataParallel::join.
+  /// Save rank 0's state, which never ends first. Not with drop_last.
   bool exact = false;
 };
 
 class DistributedSampler : public Sampler {
  public:
-  /// A collective of the world, if that can exchange. Throws InvalidArgument for a negative size, a rank outside of the
-  /// world and options that contradict each other, and on every rank where these differ between ranks (with
-  /// seeds of their own they would read some samples several times and others never).
+  /// A collective of the world, if that can exchange. Throws InvalidArgument for a negative size, a
+  /// rank outside of the world and options that contradict each other, and on every rank where
+  /// these differ between ranks (with seeds of their own they would read some samples several times
+  /// and others never).
   DistributedSampler(std::int64_t dataset_size, const DistributedSamplerOptions& options);
 };
 

@@ -4,14 +4,15 @@
 // buffer. Nothing is ever zeroed: the first contribution after clear() overwrites, later ones
 // accumulate.
 //
-// A parameter belongs to at most one arena, which keeps a handle to it. A frozen parameter belongs to it
-// without a slot: it takes no memory until it is unfrozen, and has a slot before its first backward then.
-// Casting or moving a parameter (Tensor::set_data) drops its slot; refresh() gives it a new one in the
-// same arena. An arena that ends leaves gradients behind as tensors of their own.
+// A parameter belongs to at most one arena, which keeps a handle to it. A frozen parameter belongs
+// to it without a slot: it takes no memory until it is unfrozen, and has a slot before its first
+// backward then. Casting or moving a parameter (Tensor::set_data) drops its slot; refresh() gives
+// it a new one in the same arena. An arena that ends leaves gradients behind as tensors of their
+// own.
 //
 // Slots hold gradients in the parameters' dtype. When a second backward is about to add to half
-// gradients, the arena turns to f32 slots for good (sums of many half gradients lose theirs; a single
-// one a step pays nothing), unless accumulate_in_f32(false) says otherwise.
+// gradients, the arena turns to f32 slots for good (sums of many half gradients lose theirs; a
+// single one a step pays nothing), unless accumulate_in_f32(false) says otherwise.
 //
 //   auto arena = gradients::GradientArena::attach(model.parameters());
 //   for (const auto& buffer : arena->buffers()) group.all_reduce(buffer.data);
@@ -31,8 +32,8 @@ namespace cairn::gradients {
 class SharedParameters {
  public:
   virtual ~SharedParameters() = default;
-  /// What was changed there (written, frozen, cleared) holds for the parameters from now on. Throws where it
-  /// cannot.
+  /// What was changed there (written, frozen, cleared) holds for the parameters from now on. Throws
+  /// where it cannot.
   virtual void pull_foreign_changes() = 0;
   /// The other way: weights that were written, gradients that came or went.
   virtual void push_changes() = 0;
@@ -51,11 +52,11 @@ class GradientArena final : public core::GradientMemory,
     std::vector<Slot> slots;  // ascending offsets: reverse registration order
   };
 
-  /// The arena of all of these parameters: a new one; the one that some of them have, which takes in
-  /// the others (and what further arenas they have). Parameters whose gradient lies in somebody else's
-  /// memory (wrap_parameter) are left out. Gradients that are there already move into their slots.
-  /// f32_slots gives half parameters f32 gradients from the start.
-  /// Throws InvalidArgument, naming it, where one is given twice or has no dense layout.
+  /// The arena of all of these parameters: a new one; the one that some of them have, which takes
+  /// in the others (and what further arenas they have). Parameters whose gradient lies in somebody
+  /// else's memory (wrap_parameter) are left out. Gradients that are there already move into their
+  /// slots. f32_slots gives half parameters f32 gradients from the start. Throws InvalidArgument,
+  /// naming it, where one is given twice or has no dense layout.
   static std::shared_ptr<GradientArena> attach(const NamedTensors& parameters,
                                                bool f32_slots = false);
   /// The arena that a parameter belongs to; null: none.
@@ -111,11 +112,12 @@ class GradientArena final : public core::GradientMemory,
 /// A parameter and its gradient in somebody else's memory (a foreign trainer's), for an optimizer.
 /// weight and gradient: any shape, the same for both; f16, bf16 or f32; one device. `owner` is
 /// dropped with the parameter. The gradient is the parameter's slot: it counts as written now and
-/// until a step without StepOptions::keep_gradients; gradient_slot().mark_written() says that it was
-/// written again.
+/// until a step without StepOptions::keep_gradients; gradient_slot().mark_written() says that it
+/// was written again.
 NamedTensor wrap_parameter(std::string name, const TensorView& weight, const TensorView& gradient,
                            std::shared_ptr<void> owner = nullptr);
-/// The same of wrapped tensors (Tensor::wrap of a vector: a vector that moves its elements is an error).
+/// The same of wrapped tensors (Tensor::wrap of a vector: a vector that moves its elements is an
+/// error).
 NamedTensor wrap_parameter(std::string name, Tensor weight, Tensor gradient);
 
 }  // namespace cairn::gradients

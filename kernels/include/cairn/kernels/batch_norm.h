@@ -23,24 +23,26 @@ void batch_norm(const TensorView& x, const TensorView& weight, const TensorView&
 void batch_norm_eval(const TensorView& x, const TensorView& weight, const TensorView& bias,
                      const TensorView& running_mean, const TensorView& running_var,
                      const TensorView& y, const BatchNormOptions& options);
-/// dx, and dweight, dbias (+)= (each of the three may be undefined). With relu, y (the forward's output) masks
-/// dy; otherwise y may be undefined. `training` false: gradient of batch_norm_eval, where mean and
-/// rstd are constants.
+/// dx, and dweight, dbias (+)= (each of the three may be undefined). With relu, y (the forward's
+/// output) masks dy; otherwise y may be undefined. `training` false: gradient of batch_norm_eval,
+/// where mean and rstd are constants.
 void batch_norm_backward(const TensorView& x, const TensorView& y, const TensorView& weight,
                          const TensorView& mean, const TensorView& rstd, const TensorView& dy,
                          const TensorView& dx, const TensorView& dweight, const TensorView& dbias,
                          const BatchNormOptions& options, bool accumulate = false);
 
-// The stages of a batch norm whose batch lies on several ranks (parallel::SyncBatchNorm). Forward: the
-// moments of each part, merged; batch_norm_eval then normalises with the merged mean and variance.
-// Backward: batch_norm_backward without dx gives a part's sums; their means over the whole batch make dx.
+// The stages of a batch norm whose batch lies on several ranks (parallel::SyncBatchNorm). Forward:
+// the moments of each part, merged; batch_norm_eval then normalises with the merged mean and
+// variance. Backward: batch_norm_backward without dx gives a part's sums; their means over the
+// whole batch make dx.
 
-/// part [2 C + 1] f32 = each channel's mean, each channel's sum of squared deviations from it, and the
-/// number of values per channel (0 for an empty x, as are the others).
+/// part [2 C + 1] f32 = each channel's mean, each channel's sum of squared deviations from it, and
+/// the number of values per channel (0 for an empty x, as are the others).
 void batch_norm_moments(const TensorView& x, const TensorView& part);
-/// parts [R, 2 C + 1] joined in order and in double (Chan, Golub & LeVeque 1979): mean, var (biased)
-/// and rstd [C], count [1], all f32. running_mean and running_var [C] of any floating dtype (may be
-/// undefined) are updated as batch_norm does, by the values of all parts; not where there are none.
+/// parts [R, 2 C + 1] joined in order and in double (Chan, Golub & LeVeque 1979): mean, var
+/// (biased) and rstd [C], count [1], all f32. running_mean and running_var [C] of any floating
+/// dtype (may be undefined) are updated as batch_norm does, by the values of all parts; not where
+/// there are none.
 void batch_norm_merge(const TensorView& parts, const TensorView& running_mean,
                       const TensorView& running_var, const TensorView& mean, const TensorView& var,
                       const TensorView& rstd, const TensorView& count,

@@ -12,7 +12,8 @@ namespace cairn::kernels {
 /// 4)[i % 4]) >= p. The backward is the same call on dy: no mask is stored. y may be x.
 void dropout(const TensorView& x, double p, std::uint64_t seed, std::uint64_t offset,
              const TensorView& y);
-/// The same with the numbers of a draw (Generator::draw): what a captured step repeats with new ones.
+/// The same with the numbers of a draw (Generator::draw): what a captured step repeats with new
+/// ones.
 void dropout(const TensorView& x, double p, const core::RandomDraw& draw, const TensorView& y);
 
 }  // namespace cairn::kernels

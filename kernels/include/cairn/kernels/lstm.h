@@ -1,11 +1,12 @@
-// The recurrent part of an LSTM layer (Hochreiter & Schmidhuber 1997; forget gate: Gers et al. 2000):
+// The recurrent part of an LSTM layer (Hochreiter & Schmidhuber 1997; forget gate: Gers et al.
+// 2000):
 //
 //   i, f, o = sigmoid(a_i), sigmoid(a_f), sigmoid(a_o),  g = tanh(a_g),  a = x W_ih^T + b + h W_hh^T
 //   c' = f c + i g,  h' = o tanh(c')
 //
 // The share of the inputs, x W_ih^T + b, is a product over all steps at once and comes as `gates`.
-// T steps, B sequences, H units; gates lie i f g o. Everything is contiguous; "wide" is f32, f64 for
-// f64: the arithmetic is wide, and so is what one step hands to the next but for h.
+// T steps, B sequences, H units; gates lie i f g o. Everything is contiguous; "wide" is f32, f64
+// for f64: the arithmetic is wide, and so is what one step hands to the next but for h.
 #pragma once
 
 #include "cairn/core/tensor_view.h"
@@ -28,8 +29,8 @@ void lstm(const TensorView& gates, const TensorView& weight, const TensorView& h
 
 /// gates: from the activations to the gradients of what was before them, in place; weight and c as
 /// lstm left them. dy [T + 1, B, H] of their dtype: the gradient of h, whose row of the initial
-/// state is not looked at. dh and dc [B, H], wide: what of the gradient of the last state is not in dy
-/// goes in, the gradient of the initial state comes out. Overlap: none.
+/// state is not looked at. dh and dc [B, H], wide: what of the gradient of the last state is not in
+/// dy goes in, the gradient of the initial state comes out. Overlap: none.
 void lstm_backward(const TensorView& gates, const TensorView& weight, const TensorView& c,
                    const TensorView& dy, const TensorView& dh, const TensorView& dc,
                    const LstmOptions& options = {});
@@ -40,8 +41,8 @@ struct LstmStep {
   std::int64_t t = 0;
 };
 
-/// gates [B, 4 H] in place; hidden [B, 4 H], wide: h W_hh^T. carry [B, H], wide: from the c before to
-/// the one after, which c [B, H] keeps rounded. h_before and h [B, H].
+/// gates [B, 4 H] in place; hidden [B, 4 H], wide: h W_hh^T. carry [B, H], wide: from the c before
+/// to the one after, which c [B, H] keeps rounded. h_before and h [B, H].
 void lstm_cell(const TensorView& gates, const TensorView& hidden, const TensorView& carry,
                const TensorView& h_before, const TensorView& h, const TensorView& c,
                const LstmStep& step = {});

@@ -1,14 +1,14 @@
-// MasterWeight: the exact value of a half weight, kept beside it: as an f32 master (4 bytes an element),
-// or, of a bf16 weight, as the 16 bits that its f32 value has more (2 bytes). Both are exact; files and
-// copies hold the f32 value.
+// MasterWeight: the exact value of a half weight, kept beside it: as an f32 master (4 bytes an
+// element), or, of a bf16 weight, as the 16 bits that its f32 value has more (2 bytes). Both are
+// exact; files and copies hold the f32 value.
 //
 // A master belongs to one version of its weight (core::Storage::version). Whoever writes the weight
-// itself (an initialiser, a clamp, an average) makes that version grow, and the next one who asks for the
-// master gets one that has followed: elements that were changed are the written values, the others keep
-// their exact ones. A remainder does not tell what the weight was: before a kernel's first write the
-// weight is copied (2 bytes an element, until the master has followed). Writes through the pointer of
-// Tensor::data() are followed too, and those through another pointer that view().bump_version() comes
-// before; a Storage::bump_version() after them drops all remainders.
+// itself (an initialiser, a clamp, an average) makes that version grow, and the next one who asks
+// for the master gets one that has followed: elements that were changed are the written values, the
+// others keep their exact ones. A remainder does not tell what the weight was: before a kernel's
+// first write the weight is copied (2 bytes an element, until the master has followed). Writes
+// through the pointer of Tensor::data() are followed too, and those through another pointer that
+// view().bump_version() comes before; a Storage::bump_version() after them drops all remainders.
 //
 // The master itself is not written by others: a kernel that would, throws InvalidArgument.
 //
@@ -34,10 +34,10 @@ class MasterWeight {
   static MasterWeight* peek(const Tensor& weight);
   static bool exists(const Tensor& weight) { return peek(weight) != nullptr; }
 
-  /// Gives a half weight its exact value (f32, of its shape): the weight becomes the rounded one. With
-  /// f32 storage the memory of `exact` is taken over where nobody else uses it and it is laid out like
-  /// the weight. Remainders round halves away from zero, masters to even.
-  /// Throws InvalidArgument, with the weight's name, for a weight that is not half, or for a remainder of
+  /// Gives a half weight its exact value (f32, of its shape): the weight becomes the rounded one.
+  /// With f32 storage the memory of `exact` is taken over where nobody else uses it and it is laid
+  /// out like the weight. Remainders round halves away from zero, masters to even. Throws
+  /// InvalidArgument, with the weight's name, for a weight that is not half, or for a remainder of
   /// an f16 one.
   static MasterWeight& assign(const Tensor& weight, Tensor exact,
                               MasterStorage storage = MasterStorage::f32);
@@ -76,8 +76,8 @@ Tensor master_value(const Tensor& weight);
 /// them. A kernel that would, throws InvalidArgument, since the tensor would not follow.
 Tensor exported_value(const Tensor& weight);
 
-/// Writes a value (any floating dtype, of its shape) into a weight and its master. keep_exact: a half
-/// weight that has no master gets one where the value does not fit it (waits for the device).
+/// Writes a value (any floating dtype, of its shape) into a weight and its master. keep_exact: a
+/// half weight that has no master gets one where the value does not fit it (waits for the device).
 void write_weight(const Tensor& weight, const Tensor& value, bool keep_exact);
 
 }  // namespace cairn::kernels

@@ -23,8 +23,8 @@ struct TensorCheck {
   std::int64_t nan = 0;        // of these, NaN
 };
 
-/// A check that was launched and not read. What it found lies in device memory, which it owns, until
-/// the host asks; copies share it. For one thread at a time.
+/// A check that was launched and not read. What it found lies in device memory, which it owns,
+/// until the host asks; copies share it. For one thread at a time.
 class PendingCheck {
  public:
   PendingCheck() = default;  // of no tensors
@@ -43,11 +43,12 @@ class PendingCheck {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Launches one pass over the tensors (f16, bf16, f32 in any mix) that sums |x|^p and counts what is
-/// not finite, for every tensor. p >= 1; infinity: the largest |x|. At the speed of memory for p of
-/// 1, 2 and infinity. Sums are f64, in a fixed order (the same bits in every run and on any number
-/// of threads), and exact to f64 rounding; for p > 8 the powers of the largest floats overflow to
-/// infinity. The norm of x * s is s times the norm of x: nothing needs to be unscaled for it.
+/// Launches one pass over the tensors (f16, bf16, f32 in any mix) that sums |x|^p and counts what
+/// is not finite, for every tensor. p >= 1; infinity: the largest |x|. At the speed of memory for p
+/// of 1, 2 and infinity. Sums are f64, in a fixed order (the same bits in every run and on any
+/// number of threads), and exact to f64 rounding; for p > 8 the powers of the largest floats
+/// overflow to infinity. The norm of x * s is s times the norm of x: nothing needs to be unscaled
+/// for it.
 PendingCheck check_tensors(const std::vector<TensorView>& tensors, double p = 2.0);
 
 /// The p-norm of the finite elements of all tensors together. p as in the check.
@@ -59,27 +60,27 @@ struct Norms {
   std::vector<double> per_tensor;  // where asked, the same of each
   bool finite = true;              // no element is inf or NaN
 };
-/// sqrt(sum of (x scale)^2), of all and, if asked, of each; nothing is written, so `scale` = 1 / loss
-/// scale gives the norm of unscaled gradients. Waits for the host.
+/// sqrt(sum of (x scale)^2), of all and, if asked, of each; nothing is written, so `scale` = 1 /
+/// loss scale gives the norm of unscaled gradients. Waits for the host.
 Norms multi_tensor_l2norm(const std::vector<TensorView>& x, bool per_tensor = false,
                           double scale = 1.0);
 
-/// out[i] = in[i] * scale, computed in f32 and rounded once; checks `in` (p = 2) in the same pass. The
-/// lists are equally long; out[i] has the shape, strides and device of in[i] and any of the dtypes
-/// f16, bf16, f32. In place (out[i] is in[i]) is fine; views that overlap otherwise are not.
+/// out[i] = in[i] * scale, computed in f32 and rounded once; checks `in` (p = 2) in the same pass.
+/// The lists are equally long; out[i] has the shape, strides and device of in[i] and any of the
+/// dtypes f16, bf16, f32. In place (out[i] is in[i]) is fine; views that overlap otherwise are not.
 PendingCheck multi_tensor_scale(const std::vector<TensorView>& in,
                                 const std::vector<TensorView>& out, double scale);
 
 enum class CheckedArgument : std::uint8_t { both, x, y };
-/// out[i] = a x[i] + b y[i], as multi_tensor_scale; out[i] may be x[i] or y[i]. Checks the arguments
-/// named, as if those of an index were one tensor.
+/// out[i] = a x[i] + b y[i], as multi_tensor_scale; out[i] may be x[i] or y[i]. Checks the
+/// arguments named, as if those of an index were one tensor.
 PendingCheck multi_tensor_axpby(double a, const std::vector<TensorView>& x, double b,
                                 const std::vector<TensorView>& y,
                                 const std::vector<TensorView>& out,
                                 CheckedArgument checked = CheckedArgument::both);
 
-/// How often reading results of this header or of hash_tensors.h made the host wait for a device, in this process so far
-/// (for tests: a training step may do so once).
+/// How often reading results of this header or of hash_tensors.h made the host wait for a device,
+/// in this process so far (for tests: a training step may do so once).
 std::int64_t host_reads();
 
 }  // namespace cairn::kernels

@@ -1,5 +1,5 @@
-// The update passes of an optimizer over many tensors at once: unscale + clip + update + half write,
-// one pass over each parameter.
+// The update passes of an optimizer over many tensors at once: unscale + clip + update + half
+// write, one pass over each parameter.
 //
 // The lists are pointer tables: slices of a gradient arena and tensors of a foreign trainer look
 // the same. All tensors are dense (their elements are visited in memory order; weight, master,
@@ -37,10 +37,10 @@ struct UpdateEntry {
 // A rule is its options. Each names itself in errors (kName), says how many moments an entry needs
 // and how much of the weight decay goes into g before the rule (l2).
 
-/// What changes from step to step, in memory of the parameters' device, one element each: with it no
-/// host takes part in a step, and a captured graph repeats whole ones. To capture an update (and
-/// find_nonfinite), run the same list once before on the same stream: its table of pointers is uploaded
-/// then, and stays for good once a capture used it.
+/// What changes from step to step, in memory of the parameters' device, one element each: with it
+/// no host takes part in a step, and a captured graph repeats whole ones. To capture an update (and
+/// find_nonfinite), run the same list once before on the same stream: its table of pointers is
+/// uploaded then, and stays for good once a capture used it.
 struct DeviceStep {
   TensorView lr;          // f64; instead of the option
   TensorView step;        // i32; which update of these entries this is, from 1 (advance_step)
@@ -53,20 +53,23 @@ struct DeviceStep {
   bool defined() const { return lr.defined() || step.defined(); }
 };
 
-/// step += 1 unless found_inf (f32, may be absent) is not 0. i32 [1]; before the updates that it counts.
+/// step += 1 unless found_inf (f32, may be absent) is not 0. i32 [1]; before the updates that it
+/// counts.
 void advance_step(const TensorView& step, const TensorView& found_inf);
 
 /// What find_nonfinite leaves on the device.
 struct FoundNonfinite {
   TensorView found_inf;  // f32 [1]: 1 where an element of any tensor is inf or NaN, else 0
   TensorView each;  // f32 [tensors]: 1 for each of those; others stay as they are. May be absent
-  /// f64 [1]: the coefficient that bounds the 2-norm n of all tensors together, times gradient_scale
-  /// / loss_scale: max_norm / (n + eps) where n is larger, else 1. May be absent: costs nothing then.
+  /// f64 [1]: the coefficient that bounds the 2-norm n of all tensors together, times
+  /// gradient_scale / loss_scale: max_norm / (n + eps) where n is larger, else 1. May be absent:
+  /// costs nothing then.
   TensorView clip;
   double max_norm = 0.0, gradient_scale = 1.0, eps = 1e-6;
   TensorView loss_scale;  // f32 [1]; may be absent
 };
-/// Checks tensors (f16, bf16, f32) for a DeviceStep and for update_scale (update_scale.h); no host waits.
+/// Checks tensors (f16, bf16, f32) for a DeviceStep and for update_scale (update_scale.h); no host
+/// waits.
 void find_nonfinite(const std::vector<TensorView>& tensors, const FoundNonfinite& found);
 
 /// Adam, per element:
@@ -85,9 +88,9 @@ struct AdamOptions {
   double l2() const { return adamw ? 0.0 : weight_decay; }
 };
 
-/// SGD as in apex.optimizers.FusedSGD: [g += wd w]; buf = first ? g : momentum buf + (1 - dampening)
-/// g; g = nesterov ? g + momentum buf : buf; [g += wd w if wd_after_momentum]; w -= lr g. moment1 is
-/// buf; absent where momentum is 0.
+/// SGD as in apex.optimizers.FusedSGD: [g += wd w]; buf = first ? g : momentum buf + (1 -
+/// dampening) g; g = nesterov ? g + momentum buf : buf; [g += wd w if wd_after_momentum]; w -= lr
+/// g. moment1 is buf; absent where momentum is 0.
 struct SgdOptions {
   double lr = 1e-3, momentum = 0.0, dampening = 0.0, weight_decay = 0.0;
   bool nesterov = false, wd_after_momentum = false;
@@ -114,8 +117,8 @@ struct AdagradOptions {
   double l2() const { return adagrad_w ? 0.0 : weight_decay; }
 };
 
-/// NovoGrad, per element, with m = moment1, one running norm n = entry.norm for the whole tensor and
-/// d = n / sqrt(correction2) + eps:
+/// NovoGrad, per element, with m = moment1, one running norm n = entry.norm for the whole tensor
+/// and d = n / sqrt(correction2) + eps:
 ///   reg_inside_moment: g = g / d + weight_decay w;  m = b1 m + b3 g;  w -= lr m / correction1
 ///   otherwise:         m = b1 m + b3 g;  w -= lr ((m / correction1) / d + weight_decay w)
 /// b3 = 1 - beta1 with grad_averaging, else 1. The caller keeps n: with the norm |g| of the scaled
@@ -137,10 +140,10 @@ struct NovoGradOptions {
 ///   u = (m / correction1) / (sqrt(v / correction2) + eps) [+ weight_decay w if adamw]
 ///   w -= lr r u
 /// b3 = 1 - beta1 with grad_averaging, else 1. r is the tensor's |w| / |u| (2-norms, in f64, in a
-/// fixed order) if weight_decay is not 0 or use_nvlamb is set, and 1 otherwise and where either norm
-/// is 0. Clipping by the global norm is the caller's, in gradient_scale. Two passes, with nothing
-/// between them but norms, which stay on the device: the second takes u from the moments as stored.
-/// You et al. 2020.
+/// fixed order) if weight_decay is not 0 or use_nvlamb is set, and 1 otherwise and where either
+/// norm is 0. Clipping by the global norm is the caller's, in gradient_scale. Two passes, with
+/// nothing between them but norms, which stay on the device: the second takes u from the moments as
+/// stored. You et al. 2020.
 struct LambOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01;
   bool adamw = true, grad_averaging = true, use_nvlamb = false;
@@ -152,32 +155,32 @@ struct LambOptions {
   double l2() const { return adamw ? 0.0 : weight_decay; }
 };
 
-/// Updates every entry by the rule whose options these are: update(entries, AdamOptions{.lr = 0.1}).
-/// Throws InvalidArgument "[adam_update] expected ..." for entries that do not fit. With a DeviceStep all
-/// entries need one gradient_factor and one l2; NovoGrad throws Unsupported, since its running norms are
-/// the caller's.
+/// Updates every entry by the rule whose options these are: update(entries, AdamOptions{.lr =
+/// 0.1}). Throws InvalidArgument "[adam_update] expected ..." for entries that do not fit. With a
+/// DeviceStep all entries need one gradient_factor and one l2; NovoGrad throws Unsupported, since
+/// its running norms are the caller's.
 using UpdateRule =
     std::variant<AdamOptions, SgdOptions, AdagradOptions, NovoGradOptions, LambOptions>;
 void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule,
             const DeviceStep& device = {});
 
-/// out = the true weight. Its f32 bits are (bits of weight << 16) + remainder, modulo 2^32, with the
-/// remainder's sign: half the memory of an f32 master, and exact. One shape and one dense layout for
-/// all: weight bf16, remainder i16, out f32.
+/// out = the true weight. Its f32 bits are (bits of weight << 16) + remainder, modulo 2^32, with
+/// the remainder's sign: half the memory of an f32 master, and exact. One shape and one dense
+/// layout for all: weight bf16, remainder i16, out f32.
 void join_master(const TensorView& weight, const TensorView& remainder, const TensorView& out);
-/// The weight is `in` rounded to nearest bf16, halves away from zero (so it differs from rounding to
-/// even at exact ties only), the remainder what that leaves. Exact for every f32 but NaN, whose
+/// The weight is `in` rounded to nearest bf16, halves away from zero (so it differs from rounding
+/// to even at exact ties only), the remainder what that leaves. Exact for every f32 but NaN, whose
 /// payload is dropped.
 void split_master(const TensorView& in, const TensorView& weight, const TensorView& remainder);
 
 /// Follows what somebody else wrote into a half weight: where the bits of an element of the weight
 /// (f16 or bf16) are not those of its f32 master rounded to nearest even, the master becomes the
 /// weight's value; elsewhere, NaN and the sign of 0 included, it keeps its bits. One shape and one
-/// dense layout. A weight that split_master rounded differs at exact ties: reconcile_remainder is for
-/// those.
+/// dense layout. A weight that split_master rounded differs at exact ties: reconcile_remainder is
+/// for those.
 void reconcile_master(const TensorView& weight, const TensorView& master);
-/// The same of a bf16 weight and its i16 remainder: where the bits of an element are no longer those
-/// of `former` (bf16), what the weight was when the two agreed, the remainder becomes 0.
+/// The same of a bf16 weight and its i16 remainder: where the bits of an element are no longer
+/// those of `former` (bf16), what the weight was when the two agreed, the remainder becomes 0.
 void reconcile_remainder(const TensorView& weight, const TensorView& former,
                          const TensorView& remainder);
 

@@ -7,8 +7,8 @@ namespace cairn::kernels {
 
 /// A GPU keeps the pointer tables of the lists that passes were given, since a training step gives
 /// the same ones again. Those of this thread's passes in the scope end with it, so that a
-/// measurement leaves no memory behind. A pass that a graph captures needs its table from before the
-/// scope, and keeps it for good.
+/// measurement leaves no memory behind. A pass that a graph captures needs its table from before
+/// the scope, and keeps it for good.
 class PassingLists {
  public:
   PassingLists();

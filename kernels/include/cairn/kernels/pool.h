@@ -13,9 +13,9 @@ struct Pool2dOptions {
   std::array<std::int64_t, 2> kernel{2, 2};
   std::array<std::int64_t, 2> stride{2, 2};
   std::array<std::int64_t, 2> padding{0, 0};
-  /// Adaptive, of max_pool2d alone: the result's size OH, OW. Window i of OH begins at floor(i H / OH) and ends before
-  /// ceil((i + 1) H / OH), so windows may overlap; the other options do not count. Means over the same windows:
-  /// resample2d (area).
+  /// Adaptive, of max_pool2d alone: the result's size OH, OW. Window i of OH begins at floor(i H /
+  /// OH) and ends before ceil((i + 1) H / OH), so windows may overlap; the other options do not
+  /// count. Means over the same windows: resample2d (area).
   std::optional<std::array<std::int64_t, 2>> output = {};
 };
 

@@ -4,8 +4,8 @@
 // A shape class (dtypes, layout, sizes to the nearest power of two, threads) is timed once, at its
 // first use, and the choice kept for all later runs on this kind of machine: in the folder named by
 // CAIRN_CACHE, else in `cairn` under XDG_CACHE_HOME or ~/.cache. Routes round differently, so
-// choices belong to a run's state: checkpointing::TrainingState saves them and a resumed run goes by
-// them. CAIRN_LOG=debug says what was timed and chosen.
+// choices belong to a run's state: checkpointing::TrainingState saves them and a resumed run goes
+// by them. CAIRN_LOG=debug says what was timed and chosen.
 //
 // CAIRN_PRODUCTS, or set_product_routes, sets
 //
@@ -25,8 +25,9 @@ namespace cairn::kernels {
 /// {"setting": "time", "cpu_products": {"matmul bf16 ...": "bf16_packed", ...}}.
 std::string product_choices();
 
-/// Goes by what product_choices() gave, here or in another run, from now on. Where CAIRN_PRODUCTS is
-/// set it stands instead, with a warning where it says otherwise. Throws DataError for other text.
+/// Goes by what product_choices() gave, here or in another run, from now on. Where CAIRN_PRODUCTS
+/// is set it stands instead, with a warning where it says otherwise. Throws DataError for other
+/// text.
 void use_product_choices(const std::string& json);
 
 /// What CAIRN_PRODUCTS says, said by the program. Throws InvalidArgument for anything else than the

@@ -1,5 +1,6 @@
-// Images of another size: upsampling by the nearest pixel or bilinearly, and means of areas (adaptive average
-// pooling). [N, C, H, W], any storage order (channels-last is fast). The rules of elementwise.h hold.
+// Images of another size: upsampling by the nearest pixel or bilinearly, and means of areas
+// (adaptive average pooling). [N, C, H, W], any storage order (channels-last is fast). The rules of
+// elementwise.h hold.
 #pragma once
 
 #include <cstdint>

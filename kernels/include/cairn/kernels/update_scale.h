@@ -25,9 +25,9 @@ struct ScaleUpdateOptions {
 ///     growth_factor), unless that overflows f32; hysteresis_tracker = hysteresis, also where only
 ///     growth refills it
 /// As Apex's amp_C.update_scale_hysteresis: hysteresis_tracker starts at `hysteresis`, and only a
-/// step without overflow fills it again. f32, i32, i32, f32.
-/// overflows, i32 [2], may be absent: += 1 at each overflow; and those in a row that found the scale
-/// at min_scale, 0 after any other step.
+/// step without overflow fills it again. f32, i32, i32, f32. overflows, i32 [2], may be absent: +=
+/// 1 at each overflow; and those in a row that found the scale at min_scale, 0 after any other
+/// step.
 void update_scale(const TensorView& scale, const TensorView& growth_tracker,
                   const TensorView& hysteresis_tracker, const TensorView& found_inf,
                   const ScaleUpdateOptions& options = {}, const TensorView& overflows = {});

@@ -10,8 +10,8 @@
 namespace cairn::kernels::cuda {
 
 /// The fastest first; none where cuBLASLt knows none. Products that are too small to be timed, all
-/// within a graph's capture and where CAIRN_PRODUCTS asks for no timing: in the heuristic's order. A
-/// timing waits for the queue's stream, once a shape.
+/// within a graph's capture and where CAIRN_PRODUCTS asks for no timing: in the heuristic's order.
+/// A timing waits for the queue's stream, once a shape.
 std::shared_ptr<const std::vector<Algorithm>> algorithms_for(const Queue& queue,
                                                              const GemmShape& shape,
                                                              const Problem& problem);

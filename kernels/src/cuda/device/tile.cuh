@@ -11,8 +11,8 @@
 
 namespace cairn::kernels::cuda {
 
-/// Elements from a row of D columns in shared memory to the next: 16 bytes more than the row, so that
-/// eight neighbouring rows lie in different banks.
+/// Elements from a row of D columns in shared memory to the next: 16 bytes more than the row, so
+/// that eight neighbouring rows lie in different banks.
 template <class T, int D>
 inline constexpr int tile_stride = D + 16 / static_cast<int>(sizeof(T));
 
@@ -68,8 +68,8 @@ __device__ __forceinline__ float row_reduce(float value, Op op) {
 
 // The tensor cores' instructions.
 
-/// Four 8 x 8 matrices of halves; lane l gives the address of row l % 8 of matrix l / 8. A lane gets
-/// elements 2 (l % 4) and the next of row l / 4 of each matrix, or of its transpose.
+/// Four 8 x 8 matrices of halves; lane l gives the address of row l % 8 of matrix l / 8. A lane
+/// gets elements 2 (l % 4) and the next of row l / 4 of each matrix, or of its transpose.
 template <bool Transposed, class T>
 __device__ __forceinline__ void load_matrices(std::uint32_t (&words)[4], const T* row) {
 #if defined(__CUDACC__)

@@ -4,9 +4,9 @@
 //   precision.backward(loss);
 //   optim::StepResult r = precision.step();
 //
-// Everything else is amp::Amp's: levels and overrides, several losses, scalers, attribution, states (amp.h).
-// amp::Options::cast_policies and fallback_after speak of Cairn's operations and are refused; so are capturable
-// steps.
+// Everything else is amp::Amp's: levels and overrides, several losses, scalers, attribution, states
+// (amp.h). amp::Options::cast_policies and fallback_after speak of Cairn's operations and are
+// refused; so are capturable steps.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,8 @@ namespace cairn::libtorch {
 
 class Amp : public amp::Amp {
  public:
-  /// loss: one element of a floating dtype, which depends on a parameter. Not inside of an autocast region.
+  /// loss: one element of a floating dtype, which depends on a parameter. Not inside of an autocast
+  /// region.
   void backward(const torch::Tensor& loss, const amp::LossOptions& options = {}) const;
   /// loss: of Cairn's, as join.zero() of DistributedDataParallel.
   void backward(const Tensor& loss, const amp::LossOptions& options = {}) const;

@@ -5,8 +5,9 @@
 //     loss = torch::nll_loss(net->forward(x), y);
 //   }
 //
-// Of the calling thread. Regions nest; the casts of weights are cached until the outermost one ends,
-// however it ends. Where the dtype is libtorch's default, Python's region gives the same bits.
+// Of the calling thread. Regions nest; the casts of weights are cached until the outermost one
+// ends, however it ends. Where the dtype is libtorch's default, Python's region gives the same
+// bits.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -16,7 +17,8 @@ namespace cairn::libtorch {
 
 class AutocastGuard {
  public:
-  /// Throws InvalidArgument for a dtype other than f16 and bf16. cache false: every use casts again.
+  /// Throws InvalidArgument for a dtype other than f16 and bf16. cache false: every use casts
+  /// again.
   AutocastGuard(c10::DeviceType device, c10::ScalarType dtype, bool enabled = true,
                 bool cache = true);
   ~AutocastGuard();

@@ -8,9 +8,11 @@
 //     loss = torch::nll_loss(net->forward(x), y);
 //   }
 //
-// There is one graph: hooks of parameters fire once, so both go with data parallel training. Gradients are the same bits
-// as without. A replay runs under the first run's autocast and random numbers and leaves the generators where they stood; what the
-// first run wrote beside its results (running statistics, counters) is written once. It ends with the last tensor that the backward needs.
+// There is one graph: hooks of parameters fire once, so both go with data parallel training.
+// Gradients are the same bits as without. A replay runs under the first run's autocast and random
+// numbers and leaves the generators where they stood; what the first run wrote beside its results
+// (running statistics, counters) is written once. It ends with the last tensor that the backward
+// needs.
 #pragma once
 
 #include <torch/types.h>
@@ -51,9 +53,10 @@ torch::Tensor input_of_replay(const torch::Tensor& x);
 
 }  // namespace detail
 
-/// function(inputs...), with what its operations save recomputed in the backward. Tensors in the inputs may be nested; both
-/// are kept until then, and what the function captures must live as long. The function must do the same both times: a replay
-/// that saves other tensors throws core::Error. Without a gradient to come it is a plain call.
+/// function(inputs...), with what its operations save recomputed in the backward. Tensors in the
+/// inputs may be nested; both are kept until then, and what the function captures must live as
+/// long. The function must do the same both times: a replay that saves other tensors throws
+/// core::Error. Without a gradient to come it is a plain call.
 template <class F, class... Inputs>
 auto checkpoint(F function, Inputs... inputs) {
   if (!detail::records()) return std::invoke(function, inputs...);
@@ -63,8 +66,9 @@ auto checkpoint(F function, Inputs... inputs) {
   return std::invoke(function, inputs...);
 }
 
-/// While it lives, what operations make and libtorch saves for its backward on this thread passes through these hooks
-/// (checkpointing::Offload::hooks()). What was there before, parameters and inputs, stays where it is. The innermost guard counts.
+/// While it lives, what operations make and libtorch saves for its backward on this thread passes
+/// through these hooks (checkpointing::Offload::hooks()). What was there before, parameters and
+/// inputs, stays where it is. The innermost guard counts.
 class SavedTensorHooksGuard {
  public:
   explicit SavedTensorHooksGuard(autograd::SavedTensorHooks hooks);

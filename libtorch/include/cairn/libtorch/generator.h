@@ -3,7 +3,8 @@
 //   libtorch::Generators generators;
 //   checkpointing::TrainingState state({{"model", model}, {"random", generators}}, model.world());
 //
-// Those that dropout and initialisers draw from: the CPU's default generator and, where libtorch has GPUs, each GPU's.
+// Those that dropout and initialisers draw from: the CPU's default generator and, where libtorch
+// has GPUs, each GPU's.
 #pragma once
 
 #include "cairn/core/state_dict.h"

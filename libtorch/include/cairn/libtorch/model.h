@@ -8,16 +8,17 @@
 //   precision.backward(torch::nll_loss(y, batch.target));
 //   precision.step();
 //
-// Parameters and buffers stay libtorch's tensors. Cairn sees the same memory under the same names; where amp gives a
-// parameter another dtype, its data changes in place, and the optimizers' f32 masters are Cairn's. Gradients lie in
-// Cairn's arena: in a backward of Cairn's (precision.backward(), model.backward()) each .grad becomes a view of its slot,
-// the moment that it is complete; with ranks, its bucket then goes on its way while libtorch's backward goes on. A
-// plain loss.backward() throws: Cairn could not tell what it wrote. So does autograd::backward() of a join's zero():
-// zero_grad() after it could not be followed.
+// Parameters and buffers stay libtorch's tensors. Cairn sees the same memory under the same names;
+// where amp gives a parameter another dtype, its data changes in place, and the optimizers' f32
+// masters are Cairn's. Gradients lie in Cairn's arena: in a backward of Cairn's
+// (precision.backward(), model.backward()) each .grad becomes a view of its slot, the moment that
+// it is complete; with ranks, its bucket then goes on its way while libtorch's backward goes on. A
+// plain loss.backward() throws: Cairn could not tell what it wrote. So does autograd::backward() of
+// a join's zero(): zero_grad() after it could not be followed.
 //
-// The module's parameters, buffers and submodules are those of the Model's construction, on one device; whoever moves them (net->to(),
-// set_data()) gets an error that names one. What others write to the parameters in place (clamps, averages) is
-// followed. Freezing and unfreezing too.
+// The module's parameters, buffers and submodules are those of the Model's construction, on one
+// device; whoever moves them (net->to(), set_data()) gets an error that names one. What others
+// write to the parameters in place (clamps, averages) is followed. Freezing and unfreezing too.
 //
 // One thread at a time.
 #pragma once
@@ -42,11 +43,11 @@ namespace cairn::libtorch {
 
 class Model : public core::Stateful {
  public:
-  /// The module must outlive it. Throws InvalidArgument for a parameter of another Model, and for what Cairn has no
-  /// tensor for.
+  /// The module must outlive it. Throws InvalidArgument for a parameter of another Model, and for
+  /// what Cairn has no tensor for.
   explicit Model(torch::nn::Module& module);
-  /// The same, with gradients averaged over the group's ranks as parallel::DistributedDataParallel does; every rank starts with
-  /// rank 0's values. Batch norms: SyncBatchNorm.
+  /// The same, with gradients averaged over the group's ranks as parallel::DistributedDataParallel
+  /// does; every rank starts with rank 0's values. Batch norms: SyncBatchNorm.
   Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
         const parallel::DistributedOptions& options = {});
   ~Model() override;
@@ -59,9 +60,10 @@ class Model : public core::Stateful {
   /// For amp, Accumulation, samplers and training states.
   core::World world() const;
 
-  /// forward(inputs...) as the opt level says: in an autocast region at O1; at O2 and O3 floating tensors in the inputs, in
-  /// any nesting (nested.h), arrive in half, and those in the result leave in f32. What is no tensor is handed on. `forward`: a function, or a
-  /// module (net, an nn::Sequential).
+  /// forward(inputs...) as the opt level says: in an autocast region at O1; at O2 and O3 floating
+  /// tensors in the inputs, in any nesting (nested.h), arrive in half, and those in the result
+  /// leave in f32. What is no tensor is handed on. `forward`: a function, or a module (net, an
+  /// nn::Sequential).
   template <class F, class... Inputs>
   auto run(F&& forward, Inputs&&... inputs) {
     torch::Tensor first;
@@ -78,24 +80,27 @@ class Model : public core::Stateful {
   /// At O1 an autocast region, else nothing: for what runs outside of run(), a loss say.
   [[nodiscard]] std::unique_ptr<AutocastGuard> region() const;
 
-  /// A backward without amp. The optimizer's step is its own: optimizer.step(); gradients are gone afterwards: .grad is undefined.
+  /// A backward without amp. The optimizer's step is its own: optimizer.step(); gradients are gone
+  /// afterwards: .grad is undefined.
   void backward(const torch::Tensor& loss, bool retain_graph = false);
   /// loss: of Cairn's, as join.zero() of DistributedDataParallel.
   void backward(const Tensor& loss);
 
-  /// While it lives, a backward adds up gradients on this rank and reduces nothing. With one rank: nothing.
+  /// While it lives, a backward adds up gradients on this rank and reduces nothing. With one rank:
+  /// nothing.
   [[nodiscard]] std::optional<parallel::DistributedDataParallel::NoSync> no_sync(bool if_ = true);
-  /// join(), buckets(), unused_parameters() ..., and a part of training states; null without a group.
-  /// Synchronises requires_grad first. Do not call operator() on the result.
+  /// join(), buckets(), unused_parameters() ..., and a part of training states; null without a
+  /// group. Synchronises requires_grad first. Do not call operator() on the result.
   parallel::DistributedDataParallel* ddp();
 
-  /// Parameters in full precision, and buffers, by libtorch's names: Python's load_state_dict takes them.
+  /// Parameters in full precision, and buffers, by libtorch's names: Python's load_state_dict takes
+  /// them.
   StateDict state_dict() const override;
   /// Throws DataError, before anything changes, as nn::Module's does.
   void load_state_dict(const StateDict& state) override;
 
-  /// The module as Cairn sees it, for what takes one (checkpointing::load). It does not compute: its forward hands its
-  /// input on.
+  /// The module as Cairn sees it, for what takes one (checkpointing::load). It does not compute:
+  /// its forward hands its input on.
   nn::Module& module();
 
   struct Impl;

@@ -1,5 +1,5 @@
-// A function over all tensors of a value: a tensor, or any nesting of optionals, pairs, tuples, arrays,
-// vectors and maps of them. Everything else passes as it is.
+// A function over all tensors of a value: a tensor, or any nesting of optionals, pairs, tuples,
+// arrays, vectors and maps of them. Everything else passes as it is.
 #pragma once
 
 #include <torch/types.h>

@@ -1,12 +1,13 @@
-// A torch::optim optimizer as one of Cairn's: gradients are checked, unscaled, clipped, averaged over ranks, and steps
-// are skipped, by Cairn; the update is libtorch's own.
+// A torch::optim optimizer as one of Cairn's: gradients are checked, unscaled, clipped, averaged
+// over ranks, and steps are skipped, by Cairn; the update is libtorch's own.
 //
 //   torch::optim::AdamW theirs(net->parameters(), torch::optim::AdamWOptions(1e-3));
 //   libtorch::TorchOptimizer optimizer(model, theirs);
 //   auto precision = libtorch::initialize(model, optimizer, {.opt_level = amp::OptLevel::O2});
 //
-// Half parameters are updated in their f32 masters, or without these in f32 copies for as long; moments are f32. Rates: each group's
-// lr is the same number here and there; whoever changes either is followed (schedules of both kinds).
+// Half parameters are updated in their f32 masters, or without these in f32 copies for as long;
+// moments are f32. Rates: each group's lr is the same number here and there; whoever changes either
+// is followed (schedules of both kinds).
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -22,8 +23,8 @@ namespace cairn::libtorch {
 
 class TorchOptimizer final : public optim::Optimizer {
  public:
-  /// Both must outlive it. Throws InvalidArgument for a parameter that is not the model's; Unsupported for LBFGS, which
-  /// evaluates the loss again.
+  /// Both must outlive it. Throws InvalidArgument for a parameter that is not the model's;
+  /// Unsupported for LBFGS, which evaluates the loss again.
   TorchOptimizer(Model& model, torch::optim::Optimizer& optimizer);
   TorchOptimizer(const std::vector<Model*>& models, torch::optim::Optimizer& optimizer);
 

@@ -1,10 +1,11 @@
-// Batch norm over the batches of all ranks, in place of torch::nn::BatchNorm1d and 2d: the same names in state
-// dictionaries, parallel::sync_batch_norm inside.
+// Batch norm over the batches of all ranks, in place of torch::nn::BatchNorm1d and 2d: the same
+// names in state dictionaries, parallel::sync_batch_norm inside.
 //
 //   libtorch::SyncBatchNorm norm(torch::nn::BatchNormOptions(64), group);
 //
-// x [N, C], [N, C, L] or [N, C, H, W]. Gradients of weight and bias are of the rank's own samples: the Model averages
-// them. Every rank runs each forward and each backward; evaluation communicates nothing.
+// x [N, C], [N, C, L] or [N, C, H, W]. Gradients of weight and bias are of the rank's own samples:
+// the Model averages them. Every rank runs each forward and each backward; evaluation communicates
+// nothing.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -5,8 +5,9 @@
 //
 // Shape, strides, dtype and device stay. Neither carries a gradient or a graph along.
 //
-// From the first CUDA tensor that crosses on, Cairn's current stream of a CUDA device is libtorch's current one, in
-// every thread and wherever no core::StreamGuard says otherwise: neither waits for the other.
+// From the first CUDA tensor that crosses on, Cairn's current stream of a CUDA device is libtorch's
+// current one, in every thread and wherever no core::StreamGuard says otherwise: neither waits for
+// the other.
 #pragma once
 
 #include <torch/types.h>
@@ -15,8 +16,8 @@
 
 namespace cairn::libtorch {
 
-/// Throws InvalidArgument for an undefined tensor, for one without strides (sparse, quantised), and for
-/// dtypes and devices that Cairn lacks.
+/// Throws InvalidArgument for an undefined tensor, for one without strides (sparse, quantised), and
+/// for dtypes and devices that Cairn lacks.
 Tensor to_cairn(const torch::Tensor& x);
 /// Throws InvalidArgument for an undefined tensor. cpu:i is libtorch's one CPU.
 torch::Tensor to_torch(const Tensor& x);

@@ -21,12 +21,12 @@ class MultiheadAttention : public Module {
                      const MultiheadAttentionOptions& options = {});
   std::string kind() const override { return "MultiheadAttention"; }
   Tensor forward(const Tensor& x) override;
-  /// The same of padded sequences: token b, t sees only the first lengths[b] of its sequence; lengths
-  /// [B] i64 on x's device. What the tokens behind them give has no meaning.
+  /// The same of padded sequences: token b, t sees only the first lengths[b] of its sequence;
+  /// lengths [B] i64 on x's device. What the tokens behind them give has no meaning.
   Tensor run(const Tensor& x, const Tensor& lengths);
-  /// Attention to another tensor: query [B, T, C], key and value [B, S, C] -> [B, T, C]. Weights are the
-  /// same: q | k | v = qkv's thirds of query, key and value. Of one tensor x it is forward(x).
-  /// key_lengths [B] i64: of sample b's keys only the first key_lengths[b] count.
+  /// Attention to another tensor: query [B, T, C], key and value [B, S, C] -> [B, T, C]. Weights
+  /// are the same: q | k | v = qkv's thirds of query, key and value. Of one tensor x it is
+  /// forward(x). key_lengths [B] i64: of sample b's keys only the first key_lengths[b] count.
   Tensor run(const Tensor& query, const Tensor& key, const Tensor& value,
              const Tensor& key_lengths = {});
 

@@ -1,5 +1,5 @@
-// Convolutions of images [N, C, H, W] (channels-last in storage, see cairn/autograd/ops.h), of sequences
-// [N, C, L] and of volumes [N, C, D, H, W].
+// Convolutions of images [N, C, H, W] (channels-last in storage, see cairn/autograd/ops.h), of
+// sequences [N, C, L] and of volumes [N, C, D, H, W].
 #pragma once
 
 #include "cairn/kernels/conv.h"

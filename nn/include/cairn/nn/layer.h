@@ -22,8 +22,9 @@ namespace cairn::nn {
 /// "Block" of my::Block.
 std::string class_name(const std::type_info& type);
 
-/// A module that says by itself what it is (kind()) and how another one is built (for clone()): Self is the class
-/// that derives from it, Args what its constructor takes, which must be copied easily: sizes, options.
+/// A module that says by itself what it is (kind()) and how another one is built (for clone()):
+/// Self is the class that derives from it, Args what its constructor takes, which must be copied
+/// easily: sizes, options.
 template <class Self, class... Args>
 class Layer : public Module {
  public:

@@ -31,8 +31,8 @@ class Linear : public Module {
   Tensor weight_, bias_;
 };
 
-/// y[..., o] = a^T weight[o] b + bias[o] of two inputs. a [..., I], b [..., J], weight [O, I, J], bias [O].
-/// Both start uniform in +-1 / sqrt(I).
+/// y[..., o] = a^T weight[o] b + bias[o] of two inputs. a [..., I], b [..., J], weight [O, I, J],
+/// bias [O]. Both start uniform in +-1 / sqrt(I).
 class Bilinear : public Module {
  public:
   Bilinear(std::int64_t in_a, std::int64_t in_b, std::int64_t out, bool bias = true);

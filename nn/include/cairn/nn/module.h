@@ -9,7 +9,8 @@
 //     std::shared_ptr<nn::Linear> fc_;
 //   };
 //
-// clone() works on a class that overrides make_like() as well. layer.h says the same in fewer lines.
+// clone() works on a class that overrides make_like() as well. layer.h says the same in fewer
+// lines.
 //
 // Modules move but do not copy (clone() does). Parameters are f32 leaves that require a gradient;
 // amp::initialize and to() change their dtype or device in place: every handle to a parameter stays
@@ -42,10 +43,10 @@ class Module : public core::Stateful {
   /// Batch norms of any kind: amp keeps their statistics, and at O2 their weights, in f32.
   virtual bool is_batch_norm() const { return false; }
   virtual Tensor forward(const Tensor& x) = 0;
-  /// Runs the wrappers (outermost last added), then forward. An error of Cairn's says in which layer it
-  /// came: "... (in layer3.0.conv1)". Throws InvalidArgument for a layer that a model calls in its
-  /// forward without having registered it, where no optimizer has the layer's parameters although one
-  /// has the model's: it would not be trained.
+  /// Runs the wrappers (outermost last added), then forward. An error of Cairn's says in which
+  /// layer it came: "... (in layer3.0.conv1)". Throws InvalidArgument for a layer that a model
+  /// calls in its forward without having registered it, where no optimizer has the layer's
+  /// parameters although one has the model's: it would not be trained.
   Tensor operator()(const Tensor& x);
   /// Puts itself around every later call: amp's input and output casts are such wrappers.
   /// `name` says whose it is.
@@ -74,9 +75,9 @@ class Module : public core::Stateful {
   Module& to(Device device);
 
   /// A deep copy: same structure, own tensors with the same values, dtypes, devices, requires_grad
-  /// and training mode, and the masters of half weights; no gradients or hooks. Forward wrappers come
-  /// along. Throws
-  /// Unsupported, naming the class, where one below does not override make_like().
+  /// and training mode, and the masters of half weights; no gradients or hooks. Forward wrappers
+  /// come along. Throws Unsupported, naming the class, where one below does not override
+  /// make_like().
   std::shared_ptr<Module> clone() const;
   /// The same on another device, without the masters: a replica, which is not trained itself.
   std::shared_ptr<Module> clone(Device device) const;
@@ -85,14 +86,15 @@ class Module : public core::Stateful {
   void clear_grad();
 
   /// Parameters (the f32 master where there is one, put together where it is kept as weight and
-  /// remainder: files hold full precision) and buffers, nested by module. A kernel that would write one
-  /// that is not the model's memory itself, the f32 value of a half tensor, throws InvalidArgument.
+  /// remainder: files hold full precision) and buffers, nested by module. A kernel that would write
+  /// one that is not the model's memory itself, the f32 value of a half tensor, throws
+  /// InvalidArgument.
   StateDict state_dict() const override;
   /// Writes values into the existing tensors: into the master and, rounded, into the half weight
   /// where there is a master; a half weight that requires a gradient gets one where the value does
-  /// not fit it. Gradients stay, as in PyTorch (a window goes on); loading an optimizer's state or amp's
-  /// drops them. Reports every missing, surplus and mis-shaped entry in one DataError
-  /// before anything changes.
+  /// not fit it. Gradients stay, as in PyTorch (a window goes on); loading an optimizer's state or
+  /// amp's drops them. Reports every missing, surplus and mis-shaped entry in one DataError before
+  /// anything changes.
   void load_state_dict(const StateDict& state) override;
 
   std::string extra() const { return extra_; }  // sizes and options, for the summary
@@ -144,8 +146,8 @@ class Module : public core::Stateful {
 };
 
 /// A table of every module with its output shape for an input of `input_shape`, its parameters and
-/// bytes, and totals. Throws InvalidArgument for a layer with parameters to train that the forward calls
-/// and no module has registered.
+/// bytes, and totals. Throws InvalidArgument for a layer with parameters to train that the forward
+/// calls and no module has registered.
 std::string summary(Module& module, const Shape& input_shape, DType dtype = DType::f32);
 
 }  // namespace cairn::nn

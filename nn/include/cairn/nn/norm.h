@@ -14,23 +14,24 @@ namespace cairn::nn {
 
 struct BatchNormOptions {
   double eps = 1e-5;
-  /// running = (1 - momentum) running + momentum batch; none: the average of all batches so far, whose
-  /// number is the buffer "num_batches_tracked".
+  /// running = (1 - momentum) running + momentum batch; none: the average of all batches so far,
+  /// whose number is the buffer "num_batches_tracked".
   std::optional<double> momentum = 0.1;
   bool affine = true;
   bool relu = false;  // fuses a ReLU into the result
 };
 
-/// What BatchNorm1d, BatchNorm2d and BatchNorm3d share: per-channel statistics of the batch in training, running
-/// ones in evaluation.
+/// What BatchNorm1d, BatchNorm2d and BatchNorm3d share: per-channel statistics of the batch in
+/// training, running ones in evaluation.
 class BatchNorm : public Module {
  public:
   /// autograd::batch_norm's signature.
   using Function = std::function<Tensor(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                         const Tensor& running_mean, const Tensor& running_var,
                                         const autograd::BatchNormOptions& options)>;
-  /// Stands in for autograd::batch_norm in training: statistics of more than this module's own batch
-  /// (parallel::convert_sync_batch_norm). clone() takes it along; empty: autograd::batch_norm again.
+  /// Stands in for autograd::batch_norm in training: statistics of more than this module's own
+  /// batch (parallel::convert_sync_batch_norm). clone() takes it along; empty: autograd::batch_norm
+  /// again.
   void set_training_function(Function function) { function_ = std::move(function); }
   bool has_training_function() const { return function_ != nullptr; }
 
@@ -121,7 +122,8 @@ struct GroupNormOptions {
   bool affine = true;
 };
 
-/// x [N, C, ...]: each of `groups` groups of channels to mean 0 and variance 1; C a multiple of groups.
+/// x [N, C, ...]: each of `groups` groups of channels to mean 0 and variance 1; C a multiple of
+/// groups.
 class GroupNorm : public Module {
  public:
   GroupNorm(std::int64_t groups, std::int64_t channels, const GroupNormOptions& options = {});
@@ -145,8 +147,8 @@ struct InstanceNormOptions {
   bool affine = false;
 };
 
-/// x [N, C, ...]: each channel of each sample to mean 0 and variance 1: GroupNorm of as many groups as
-/// channels, without weight and bias unless `affine`. In training and evaluation alike.
+/// x [N, C, ...]: each channel of each sample to mean 0 and variance 1: GroupNorm of as many groups
+/// as channels, without weight and bias unless `affine`. In training and evaluation alike.
 class InstanceNorm : public GroupNorm {
  public:
   explicit InstanceNorm(std::int64_t channels, const InstanceNormOptions& options = {})

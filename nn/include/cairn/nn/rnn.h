@@ -7,8 +7,8 @@
 // H is the hidden size, G the gates (RNN 1, GRU 3: r z n, LSTM 4: i f g o). Layer l has
 // weight_ih_l{l} [G H, I], weight_hh_l{l} [G H, H] and bias_ih_l{l}, bias_hh_l{l} [G H], all
 // uniform in +-1 / sqrt(H) at first; the reverse direction's names end in _reverse. Layers above
-// the first take both directions: I = 2 H. A layer of LSTM is one operation, autograd::lstm; RNN and
-// GRU are made of linear, sigmoid, tanh and element-wise operations. In an autocast region the
+// the first take both directions: I = 2 H. A layer of LSTM is one operation, autograd::lstm; RNN
+// and GRU are made of linear, sigmoid, tanh and element-wise operations. In an autocast region the
 // products, and so the states and results, are half.
 #pragma once
 

@@ -30,8 +30,8 @@ class Sequential : public Module {
   /// The i-th module. Throws InvalidArgument.
   Module& at(std::size_t i) const;
 
-  /// Runs the modules in forward()'s stead, for example with some of them recomputed; clones take it
-  /// along. Empty: one after another.
+  /// Runs the modules in forward()'s stead, for example with some of them recomputed; clones take
+  /// it along. Empty: one after another.
   using Runner = std::function<Tensor(Sequential& modules, const Tensor& x)>;
   void set_runner(Runner runner) { runner_ = std::move(runner); }
   const Runner& runner() const { return runner_; }

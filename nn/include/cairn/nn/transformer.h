@@ -1,5 +1,5 @@
-// Layers of a transformer (Vaswani et al. 2017), with PyTorch's children, whose attentions hold qkv and
-// out in place of in_proj and out_proj.
+// Layers of a transformer (Vaswani et al. 2017), with PyTorch's children, whose attentions hold qkv
+// and out in place of in_proj and out_proj.
 //
 //   nn::TransformerEncoderLayer encoder(512, 8);
 //   nn::TransformerDecoderLayer decoder(512, 8);
@@ -48,8 +48,9 @@ class TransformerDecoderLayer
     : public Layer<TransformerDecoderLayer, std::int64_t, std::int64_t, TransformerOptions> {
  public:
   TransformerDecoderLayer(std::int64_t size, std::int64_t heads, TransformerOptions options = {});
-  /// x [B, T, size], memory [B, S, size] -> [B, T, size]. memory_lengths [B] i64: of sample b's memory
-  /// only the first memory_lengths[b] rows count. x's padding lies behind what causal attention sees.
+  /// x [B, T, size], memory [B, S, size] -> [B, T, size]. memory_lengths [B] i64: of sample b's
+  /// memory only the first memory_lengths[b] rows count. x's padding lies behind what causal
+  /// attention sees.
   Tensor run(const Tensor& x, const Tensor& memory, const Tensor& memory_lengths = {});
   Tensor forward(const Tensor& x) override;  // throws: use run
 

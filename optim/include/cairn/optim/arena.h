@@ -1,4 +1,5 @@
-// Where gradients lie (cairn::gradients), under the names that a trainer includes with its optimizer.
+// Where gradients lie (cairn::gradients), under the names that a trainer includes with its
+// optimizer.
 #pragma once
 
 #include "cairn/gradients/arena.h"

@@ -8,8 +8,9 @@
 
 namespace cairn::optim {
 
-/// Thrown by a step after so many in a row were skipped that the run is broken (StepOptions::collapse_after,
-/// amp::Options::collapse_after). The gradients are dropped; weights and state are as before the step.
+/// Thrown by a step after so many in a row were skipped that the run is broken
+/// (StepOptions::collapse_after, amp::Options::collapse_after). The gradients are dropped; weights
+/// and state are as before the step.
 class GradientCollapse : public core::Error {
  public:
   GradientCollapse(const std::string& message, std::vector<std::string> parameters)

@@ -8,11 +8,11 @@
 //
 // Parameters are f32 (updated in place) or half. A half parameter gets a master
 // (kernels::MasterWeight, made from its f32 value by amp::initialize, or from its half value at the
-// first step) and is rounded from it after each update; without master weights the half value itself is
-// updated. Moments are f32, laid out like the parameter; set_state_options() keeps both in less
-// memory. Parameters without a gradient are left
-// alone, and so are those that do not require one. step() never zeroes gradients: it ends by
-// clearing them (they count as unwritten), unless asked to keep them.
+// first step) and is rounded from it after each update; without master weights the half value
+// itself is updated. Moments are f32, laid out like the parameter; set_state_options() keeps both
+// in less memory. Parameters without a gradient are left alone, and so are those that do not
+// require one. step() never zeroes gradients: it ends by clearing them (they count as unwritten),
+// unless asked to keep them.
 #pragma once
 
 #include <array>
@@ -46,8 +46,8 @@ struct StepResult {
       std::numeric_limits<double>::quiet_NaN();  // of the unscaled gradients of all groups, before
                                                  // clipping; NaN: skipped, unchecked
   double clip_coefficient = 1.0;                 // the smallest of the groups
-  /// false: the step was capturable, and what it did is known to the device alone; the fields above say
-  /// applied.
+  /// false: the step was capturable, and what it did is known to the device alone; the fields above
+  /// say applied.
   bool known = true;
 };
 
@@ -64,8 +64,8 @@ struct StepOptions {
   bool per_group_norm = false;      // clips each group by its own norm instead of that of all
   bool error_if_nonfinite = false;  // a gradient that is not finite is an Error instead of a skip
   bool keep_gradients = false;
-  /// Steps skipped in a row, by step() of an optimizer alone, that end in GradientCollapse; 0: never. (amp,
-  /// which skips while it looks for its scale, has amp::Options::collapse_after.)
+  /// Steps skipped in a row, by step() of an optimizer alone, that end in GradientCollapse; 0:
+  /// never. (amp, which skips while it looks for its scale, has amp::Options::collapse_after.)
   int collapse_after = 50;
   /// Whose scaled gradients these are (core::GradientScale::scaler): gradients that amp scaled are
   /// stepped by amp::Amp::step(), which says so here and divides by the scale. 0: nobody's.
@@ -89,8 +89,9 @@ struct ParameterGroup {
 struct LarcOptions;
 class Optimizer;
 
-/// Around a step of these optimizers: what other libraries' tensors that share the parameters' memory have changed holds in it,
-/// and they follow what it has done, also where it throws. step() has one.
+/// Around a step of these optimizers: what other libraries' tensors that share the parameters'
+/// memory have changed holds in it, and they follow what it has done, also where it throws. step()
+/// has one.
 class SharedStep {
  public:
   [[nodiscard]] explicit SharedStep(const std::vector<const Optimizer*>& optimizers);
@@ -108,13 +109,13 @@ class Optimizer : public core::Stateful {
   Optimizer(Optimizer&&) = default;
   Optimizer& operator=(Optimizer&&) = default;
 
-  /// A check, then update() or skip(). Where neither check nor clipping is asked for, one pass.
-  /// Not applied where no parameter has a gradient. Throws, and changes nothing: InvalidArgument for
+  /// A check, then update() or skip(). Where neither check nor clipping is asked for, one pass. Not
+  /// applied where no parameter has a gradient. Throws, and changes nothing: InvalidArgument for
   /// gradients that somebody else scaled (StepOptions::scaler) and for a parameter that another
-  /// optimizer steps too; Error for a gradient that a backward left half-added when it threw. Gradients
-  /// that are this rank's alone although DistributedDataParallel reduces the model's (no_sync) are
-  /// averaged first. A skip is logged as a warning, of several in a row the first, second, fourth,
-  /// eighth ...; StepOptions::collapse_after of them throw GradientCollapse.
+  /// optimizer steps too; Error for a gradient that a backward left half-added when it threw.
+  /// Gradients that are this rank's alone although DistributedDataParallel reduces the model's
+  /// (no_sync) are averaged first. A skip is logged as a warning, of several in a row the first,
+  /// second, fourth, eighth ...; StepOptions::collapse_after of them throw GradientCollapse.
   StepResult step(const StepOptions& options = {});
 
   // The parts of a step, for callers that decide between them (the loss scaler, ranks that must
@@ -132,20 +133,20 @@ class Optimizer : public core::Stateful {
 
   /// Any parameter has one, stashed or not.
   bool has_gradient() const;
-  /// From now on a step takes no host: rates, step counts, and what decides whether it is applied, lie on
-  /// the device, so that a captured graph (core::Graph) can repeat it. Its bits are those of other steps;
-  /// its result is not known. steps() and states wait for the device. All parameters on one device.
-  /// Throws Unsupported for FusedNovoGrad and LARC, whose norms the host reads. A capturable step throws
-  /// Unsupported for clipping by group or by another norm than the 2-norm, for error_if_nonfinite, and
-  /// for gradients that are reduced over ranks.
+  /// From now on a step takes no host: rates, step counts, and what decides whether it is applied,
+  /// lie on the device, so that a captured graph (core::Graph) can repeat it. Its bits are those of
+  /// other steps; its result is not known. steps() and states wait for the device. All parameters
+  /// on one device. Throws Unsupported for FusedNovoGrad and LARC, whose norms the host reads. A
+  /// capturable step throws Unsupported for clipping by group or by another norm than the 2-norm,
+  /// for error_if_nonfinite, and for gradients that are reduced over ranks.
   void set_capturable(bool value);
   bool capturable() const { return device_ != nullptr; }
 
-  /// Moves the gradients that are written, without the scale that their slots know of and times `scale`, into f32
-  /// sums beside them (adds to what is there) and leaves the slots unwritten: how backwards with
-  /// different loss scales accumulate.
-  /// One pass, which checks what it moves. A later check() and update() use the sums, after
-  /// adding what came into the slots since. The sums' memory stays until the optimizer ends.
+  /// Moves the gradients that are written, without the scale that their slots know of and times
+  /// `scale`, into f32 sums beside them (adds to what is there) and leaves the slots unwritten: how
+  /// backwards with different loss scales accumulate. One pass, which checks what it moves. A later
+  /// check() and update() use the sums, after adding what came into the slots since. The sums'
+  /// memory stays until the optimizer ends.
   PendingReport stash(double scale = 1.0);
   bool has_stash() const;
 
@@ -177,9 +178,10 @@ class Optimizer : public core::Stateful {
   /// parameter name: step and the moments in f32 (sharing memory with this optimizer where they are
   /// kept so). Masters are saved with the model. The same for f32 and half parameters.
   StateDict state_dict() const override;
-  /// Takes lr, weight_decay, betas, eps and momentum over from the state, with a warning that names both
-  /// values where they differ from this optimizer's (not of an lr that a Schedule sets). Ends what is pending: gradients are dropped. Throws DataError, and
-  /// changes nothing, naming everything that is missing, surplus, mis-shaped or of another rule.
+  /// Takes lr, weight_decay, betas, eps and momentum over from the state, with a warning that names
+  /// both values where they differ from this optimizer's (not of an lr that a Schedule sets). Ends
+  /// what is pending: gradients are dropped. Throws DataError, and changes nothing, naming
+  /// everything that is missing, surplus, mis-shaped or of another rule.
   void load_state_dict(const StateDict& state) override;
 
   /// As torch.optim's class of that name has it (Adam, AdamW, SGD, Adagrad): state, by index in
@@ -207,8 +209,8 @@ class Optimizer : public core::Stateful {
   virtual std::vector<std::string> moment_names() const = 0;  // at most two; names in the state
 
   virtual double initial_moment() const { return 0.0; }
-  /// Everything that the rule was constructed with but lr and weight_decay, flags as 0 and 1: what a
-  /// state is compared with when it is loaded.
+  /// Everything that the rule was constructed with but lr and weight_decay, flags as 0 and 1: what
+  /// a state is compared with when it is loaded.
   virtual std::vector<std::pair<std::string, double>> rule_options() const = 0;
 
   // torch's options of a group (without params), and the other way: into the group's of
@@ -249,9 +251,11 @@ class Optimizer : public core::Stateful {
   struct LoadPlan;
   struct DeviceState;
   // For OptimizerAccess.
-  /// The same of what this rank has, reduced or not: no collective. For an optimizer that steps later.
+  /// The same of what this rank has, reduced or not: no collective. For an optimizer that steps
+  /// later.
   PendingReport begin_own_check(double norm_type = 2.0) const;
-  /// Allocates slots and master weights for parameters that were unfrozen or cast since the last step.
+  /// Allocates slots and master weights for parameters that were unfrozen or cast since the last
+  /// step.
   void prepare();
   /// Before the gradients are looked at: what ranks have reduced is whole, and they agree on what a
   /// step reduces. A collective where they do not know. begin_check() and step() do it too.
@@ -259,7 +263,8 @@ class Optimizer : public core::Stateful {
   /// step() with the gradients divided by `loss_scale`, too: f32 [1] on the device, or absent.
   StepResult step_on_device(const StepOptions& options, const TensorView& loss_scale);
   TensorView found_inf() const;  // f32 [1]: what the last step's check found
-  /// Parameters whose gradients were not finite in a step since the last call; waits for the device.
+  /// Parameters whose gradients were not finite in a step since the last call; waits for the
+  /// device.
   std::vector<std::string> take_overflowed();
   /// Before a replay: writes what the host has changed where the graph reads it (rates), and lets
   /// masters follow their weights.

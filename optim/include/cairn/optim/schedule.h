@@ -49,8 +49,8 @@ class Schedule : public core::Stateful {
   double factor() const { return curve_(position_); }
 
   StateDict state_dict() const override;  // position, base_lr by group
-  /// Also sets the learning rates, so it may come before or after the optimizer's own load. Takes the base
-  /// rates of the state, with a warning that names both where they differ from these.
+  /// Also sets the learning rates, so it may come before or after the optimizer's own load. Takes
+  /// the base rates of the state, with a warning that names both where they differ from these.
   void load_state_dict(const StateDict& state) override;
 
  private:

@@ -48,7 +48,8 @@ class Collectives {
   virtual void begin_message(const Message& /*message*/, const std::string& /*what*/) {}
   virtual void send(const TensorView& x, int to, std::uint64_t tag) = 0;
   virtual void receive(const TensorView& x, int from, std::uint64_t tag) = 0;
-  /// Of a message whose data another backend moves: dtype, size and tag, which are compared. The CPU's.
+  /// Of a message whose data another backend moves: dtype, size and tag, which are compared. The
+  /// CPU's.
   virtual void send_header(const TensorView& /*x*/, int /*to*/, std::uint64_t /*tag*/) {
     core::fail<core::Unsupported>("send_header", "expected the CPU's backend");
   }
@@ -58,16 +59,16 @@ class Collectives {
   /// From any thread: collectives under way end with an error soon, later ones at once. Work that
   /// waits on a device for an aborted one goes on, with half of its result: wait() tells.
   virtual void abort() noexcept = 0;
-  /// Returns when all collectives so far are done on the device too. Throws CommunicationError where
-  /// one was aborted or failed.
+  /// Returns when all collectives so far are done on the device too. Throws CommunicationError
+  /// where one was aborted or failed.
   virtual void wait() {}
   /// Called now and then by the watchdog, from its thread: what is wrong with the collectives that
   /// are under way on the device; empty: nothing.
   virtual std::string check() { return ""; }
   /// What the device has not ended, asked by the watchdog too.
   virtual std::optional<Pending> pending() { return std::nullopt; }
-  /// A collective: connects parts of the ranks, each those with its `color` (0 or more; -1: none), in
-  /// the order of `place`. Null: parts connect by themselves.
+  /// A collective: connects parts of the ranks, each those with its `color` (0 or more; -1: none),
+  /// in the order of `place`. Null: parts connect by themselves.
   virtual std::unique_ptr<Collectives> split(int /*color*/, int /*place*/) { return nullptr; }
   /// The last call: ends the connections together with the other ranks, after what is under way.
   virtual void close() noexcept {}

@@ -1,7 +1,7 @@
 // Where all ranks stand, seen from one collective that does not end, and what follows from it.
 //
-// A census is a sum: those of parts of the ranks add up, in any order, to that of all. It stays small
-// however many ranks there are.
+// A census is a sum: those of parts of the ranks add up, in any order, to that of all. It stays
+// small however many ranks there are.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ class CollectiveStatus {
   /// That ranks called different ones, this time or longer ago than they remember; empty: they did
   /// not.
   std::string disagreement(std::uint64_t sequence) const;
-  /// Whether ranks may have called something else before: those that call the same now have, or some
-  /// have not come.
+  /// Whether ranks may have called something else before: those that call the same now have, or
+  /// some have not come.
   bool may_have_parted() const { return absent_.count > 0 || parted_before(); }
   /// For whom or what it waits, for people to read.
   std::string describe(const Stuck& stuck) const;

@@ -38,8 +38,8 @@ class Coordinator {
   /// This rank takes part in nothing more: its histories have left. Returns when others no longer
   /// need this process.
   virtual void leave() noexcept = 0;
-  /// Connects a backend for the device's kind of tensors. A collective: every member calls it at the
-  /// same place.
+  /// Connects a backend for the device's kind of tensors. A collective: every member calls it at
+  /// the same place.
   virtual std::unique_ptr<Collectives> connect(Device device, const Members& members) = 0;
   /// Ends a backend together with the other members'.
   virtual void close(const Members& /*members*/, std::shared_ptr<Collectives> backend) noexcept {

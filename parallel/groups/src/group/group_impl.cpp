@@ -21,7 +21,8 @@ using std::chrono::milliseconds;
 // Descriptions that the ranks have agreed on are remembered, up to this many. A caller that makes
 // up a new name every step has each of them checked, but the memory stays bounded.
 constexpr std::size_t kMostKnown = 4096;
-// How long past a heartbeat an error waits for the control thread, which hears why a connection closed.
+// How long past a heartbeat an error waits for the control thread, which hears why a connection
+// closed.
 constexpr auto kExplanation = milliseconds(2000);
 
 std::uint64_t number_in(const std::string& bytes) {
@@ -462,7 +463,8 @@ void ProcessGroup::Impl::give_up(const std::string& reason) {
   if (history_) history_->give_up(reason);
 }
 
-/// The others hear this rank's first reason, whichever thread tells them: later ones follow from it.
+/// The others hear this rank's first reason, whichever thread tells them: later ones follow from
+/// it.
 void ProcessGroup::Impl::abort(const std::string& reason) {
   failure_->set(reason);
   if (job_->coordinator) job_->coordinator->break_group(failure_->reason());

@@ -167,7 +167,8 @@ void InProcessGroup::leave(int rank) {
   checks_[static_cast<std::size_t>(rank)] = nullptr;
 }
 
-/// One thread may end the groups of all ranks, one after the other: the last of a group ends the backends of all.
+/// One thread may end the groups of all ranks, one after the other: the last of a group ends the
+/// backends of all.
 void InProcessGroup::close(const Members& members, std::shared_ptr<Collectives> backend) {
   Backends all;
   {

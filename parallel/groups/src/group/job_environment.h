@@ -17,10 +17,11 @@ struct JobEnvironment {
 
 /// Reads the variables of the first launcher that has set its own (docs/parallel.md has the table):
 /// RANK and WORLD_SIZE as cairn-run, torchrun and a PyTorchJob set them, Open MPI's, MPICH's, those
-/// of a Slurm step. None is a job of one process. MASTER_ADDR and MASTER_PORT may be missing for the
-/// last three where all ranks are on this machine; Slurm names rank 0's machine too. The port is
-/// CAIRN_STORE_PORT where that is set; under torchrun, whose own store has MASTER_PORT, it is made of
-/// MASTER_PORT and TORCHELASTIC_RUN_ID. Throws InvalidArgument naming the variable and its value.
+/// of a Slurm step. None is a job of one process. MASTER_ADDR and MASTER_PORT may be missing for
+/// the last three where all ranks are on this machine; Slurm names rank 0's machine too. The port
+/// is CAIRN_STORE_PORT where that is set; under torchrun, whose own store has MASTER_PORT, it is
+/// made of MASTER_PORT and TORCHELASTIC_RUN_ID. Throws InvalidArgument naming the variable and its
+/// value.
 ///
 /// CAIRN_JOB_TOKEN is read once: it is wiped from the environment, where programs that this process
 /// starts would find it, and kept in memory for the groups that come later. Call while no other

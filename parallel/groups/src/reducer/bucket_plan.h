@@ -18,7 +18,8 @@ struct Gradient {
   std::int64_t offset = 0;  // bytes from there
 };
 
-/// Sets run and offset: gradients of one dtype and device with at most gap_bytes between them are neighbours.
+/// Sets run and offset: gradients of one dtype and device with at most gap_bytes between them are
+/// neighbours.
 void find_runs(std::vector<Gradient>& gradients, std::int64_t gap_bytes);
 
 struct PlannedBucket {
@@ -27,9 +28,9 @@ struct PlannedBucket {
   std::string name;  // for errors: "gradients fc.bias ... fc.weight"
 };
 
-/// Buckets as large as the options allow, in the order in which their last gradients are expected. Runs are cut
-/// into slices; gradients without a neighbour share buckets. Looks at runs and offsets, not at
-/// addresses: the same on every rank where those are.
+/// Buckets as large as the options allow, in the order in which their last gradients are expected.
+/// Runs are cut into slices; gradients without a neighbour share buckets. Looks at runs and
+/// offsets, not at addresses: the same on every rank where those are.
 std::vector<PlannedBucket> plan_buckets(const std::vector<Gradient>& gradients,
                                         const DistributedOptions& options);
 

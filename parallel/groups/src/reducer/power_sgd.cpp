@@ -18,8 +18,8 @@
 namespace cairn::parallel {
 namespace {
 
-// Squared norms of rows: under the first one a row counts as zero, under the second one, beside what it
-// was before a projection, as rounding.
+// Squared norms of rows: under the first one a row counts as zero, under the second one, beside
+// what it was before a projection, as rounding.
 constexpr double kSmallestSquare = 1e-30;
 constexpr double kRoundingSquare = 1e-10;
 
@@ -258,8 +258,9 @@ class PowerSgd final : public CommunicationHook {
     renew(p, q, x.memory->q);
   }
 
-  /// What the next pass begins with: this one's q. Where p has a row of 0, the gradient had no more directions; those
-  /// rows stay random, or directions that only the next gradient has would never be found.
+  /// What the next pass begins with: this one's q. Where p has a row of 0, the gradient had no more
+  /// directions; those rows stay random, or directions that only the next gradient has would never
+  /// be found.
   static void renew(const TensorView& p, const TensorView& q, const Tensor& next) {
     const Tensor square = Tensor::empty(p.shape, DType::f32, p.device);
     const Tensor idle = Tensor::empty({p.size(0), 1}, DType::f32, p.device);

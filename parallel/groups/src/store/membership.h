@@ -22,8 +22,8 @@ struct Membership {
   std::string prefix;  // of the group's keys in the store
 };
 
-/// Every rank's value, in rank order, through the store. All ranks call it with the same `what`, once.
-/// Throws CommunicationError.
+/// Every rank's value, in rank order, through the store. All ranks call it with the same `what`,
+/// once. Throws CommunicationError.
 std::vector<std::string> share(const Membership& membership, const std::string& what,
                                const std::string& value);
 

@@ -11,8 +11,8 @@
 namespace cairn::parallel {
 
 /// Where to connect to: "tcp://10.0.0.1:29500", or without a token the local socket of that port.
-/// Throws CommunicationError for a host that cannot be resolved, InvalidArgument for one that is not
-/// this host without a token.
+/// Throws CommunicationError for a host that cannot be resolved, InvalidArgument for one that is
+/// not this host without a token.
 std::string endpoint_of(const StoreAddress& address);
 /// Binds the socket and returns the port, a free one where it is 0. With a token it listens on all
 /// interfaces, because what MASTER_ADDR means here (127.0.1.1 on Debian, a service's or a gateway's

@@ -9,8 +9,8 @@ class RoutedTransfer : public Mesh::Transfer {
  public:
   RoutedTransfer(std::unique_ptr<Mesh::Transfer> network, std::unique_ptr<Mesh::Transfer> local)
       : network_(std::move(network)), local_(std::move(local)) {}
-  /// Local messages first: they need this thread, the network's have threads of their own. Ranks wait
-  /// for their transfers in one order, so nobody waits for a rank that waits for the network.
+  /// Local messages first: they need this thread, the network's have threads of their own. Ranks
+  /// wait for their transfers in one order, so nobody waits for a rank that waits for the network.
   void wait(std::chrono::milliseconds timeout) override {
     local_->wait(timeout);
     network_->wait(timeout);

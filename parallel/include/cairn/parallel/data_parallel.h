@@ -1,5 +1,5 @@
-// One process with several devices: a batch is cut along dimension 0, and a replica of the model on each
-// device takes a part. Gradients are the unsplit model's, on the model's own parameters.
+// One process with several devices: a batch is cut along dimension 0, and a replica of the model on
+// each device takes a part. Gradients are the unsplit model's, on the model's own parameters.
 //
 //   parallel::DataParallelModel net(model, devices);  // outputs stay on their devices
 //   parallel::DataParallelCriterion criterion(        // and so do the losses, but for their sum
@@ -9,17 +9,17 @@
 //   parallel::DataParallel all(model, devices);       // outputs are gathered on one device
 //   autograd::backward(nn::cross_entropy(all(x), labels));
 //
-// Parts are as equal as ceil(N / devices) makes them: the last may be shorter, and devices that are left
-// over idle. The first runs in the calling thread, the others in a thread for each device, with the
-// caller's gradient mode, autocast region, current streams and memory category, and random numbers of
-// their own that follow from the caller's. An error of a part, of the first device that has one, is
-// thrown when all parts have ended, with the device's name.
+// Parts are as equal as ceil(N / devices) makes them: the last may be shorter, and devices that are
+// left over idle. The first runs in the calling thread, the others in a thread for each device,
+// with the caller's gradient mode, autocast region, current streams and memory category, and random
+// numbers of their own that follow from the caller's. An error of a part, of the first device that
+// has one, is thrown when all parts have ended, with the device's name.
 //
 // The model itself is the first device's replica and must lie there. The others are made once; a
 // parameter is copied to them before a forward if it was written since the last. Backward runs in
-// the calling thread; a parameter's gradients are added in the order of the devices, so that runs have
-// the same bits. Buffers are the first device's: what batch norms of other devices learn is dropped.
-// For devices of several processes or machines, and for speed: DistributedDataParallel.
+// the calling thread; a parameter's gradients are added in the order of the devices, so that runs
+// have the same bits. Buffers are the first device's: what batch norms of other devices learn is
+// dropped. For devices of several processes or machines, and for speed: DistributedDataParallel.
 #pragma once
 
 #include <functional>
@@ -32,11 +32,11 @@
 
 namespace cairn::parallel {
 
-/// The parts of x [N, ...] along dimension 0, each on its device; differentiable. As many as devices, or
-/// fewer where N is small; one where N is 0.
+/// The parts of x [N, ...] along dimension 0, each on its device; differentiable. As many as
+/// devices, or fewer where N is small; one where N is 0.
 std::vector<Tensor> scatter(const Tensor& x, const std::vector<Device>& devices);
-/// Parts [n, ...] one after the other along dimension 0, on the device; differentiable. Scalars become
-/// a vector.
+/// Parts [n, ...] one after the other along dimension 0, on the device; differentiable. Scalars
+/// become a vector.
 Tensor gather(const std::vector<Tensor>& parts, Device device);
 /// The same for each of several outputs: parts[i] has those of part i.
 std::vector<Tensor> gather(const std::vector<std::vector<Tensor>>& parts, Device device);
@@ -94,8 +94,8 @@ class DataParallel {
 };
 
 struct DataParallelCriterionOptions {
-  /// What the loss function does with the losses of its part. mean: weighted by how many each part has;
-  /// none: the parts' losses are gathered on the first device.
+  /// What the loss function does with the losses of its part. mean: weighted by how many each part
+  /// has; none: the parts' losses are gathered on the first device.
   autograd::Reduction reduction = autograd::Reduction::mean;
   /// How many losses a part's mean is over; none given: the target's samples. Where a loss ignores
   /// targets: those that it counts. A part with none adds nothing.
@@ -112,8 +112,8 @@ class DataParallelCriterion {
   DataParallelCriterion(DataParallelCriterion&&) noexcept;
   DataParallelCriterion& operator=(DataParallelCriterion&&) noexcept;
 
-  /// The loss over the whole batch, on the first output's device. target [M, ...] is cut in proportion
-  /// to the outputs' sizes.
+  /// The loss over the whole batch, on the first output's device. target [M, ...] is cut in
+  /// proportion to the outputs' sizes.
   Tensor operator()(const std::vector<Tensor>& outputs, const Tensor& target);
   /// Targets that lie on their outputs' devices already.
   Tensor operator()(const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets);

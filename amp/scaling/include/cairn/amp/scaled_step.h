@@ -1,5 +1,5 @@
-// ScaledStep: loss scale, overflow check and update for a trainer with gradients of its own. Needs no graph:
-// cairn::amp_scaling has it. (With cairn::nn, amp::Amp does this and more.)
+// ScaledStep: loss scale, overflow check and update for a trainer with gradients of its own. Needs
+// no graph: cairn::amp_scaling has it. (With cairn::nn, amp::Amp does this and more.)
 //
 //   amp::ScaledStep scaled(optimizer, {}, reducer.world());
 //   // a backward of the loss times scaled.scale(), into the gradients that the optimizer reads; then:
@@ -18,18 +18,20 @@ namespace cairn::amp {
 
 class ScaledStep : public core::Stateful {
  public:
-  /// The optimizer must outlive it and stay where it is. `world`: the ranks over which the gradients are
-  /// averaged (parallel::Reducer::world(), which also tells whose own gradients overflowed).
+  /// The optimizer must outlive it and stay where it is. `world`: the ranks over which the
+  /// gradients are averaged (parallel::Reducer::world(), which also tells whose own gradients
+  /// overflowed).
   explicit ScaledStep(optim::Optimizer& optimizer, const LossScalerOptions& options = {},
                       World world = {});
 
   /// What the next loss is multiplied by.
   double scale() const { return scaler_.scale(); }
-  /// Checks the gradients and divides them by the scale in the update; or skips, on all ranks, where one
-  /// rank's are not finite. Then updates the scale, and clears gradients as optimizer.step() does, whoever wrote
-  /// them (autograd::backward(loss * scale), say). Wrapped gradients (optim::wrap_parameter) count as written
-  /// before each step: the trainer writes them. Without any gradient nothing is applied and the scale stays.
-  /// A collective where there are several ranks. Throws InvalidArgument for check = false.
+  /// Checks the gradients and divides them by the scale in the update; or skips, on all ranks,
+  /// where one rank's are not finite. Then updates the scale, and clears gradients as
+  /// optimizer.step() does, whoever wrote them (autograd::backward(loss * scale), say). Wrapped
+  /// gradients (optim::wrap_parameter) count as written before each step: the trainer writes them.
+  /// Without any gradient nothing is applied and the scale stays. A collective where there are
+  /// several ranks. Throws InvalidArgument for check = false.
   optim::StepResult step(optim::StepOptions options = {});
   /// The last one; none: no step has overflowed.
   const std::optional<Overflow>& last_overflow() const { return last_overflow_; }

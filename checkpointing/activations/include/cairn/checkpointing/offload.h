@@ -12,12 +12,12 @@
 // nameless from their first moment, so that nothing is left behind however the process ends. Of
 // these the process holds a few megabytes at a time: the rest is the system's to keep or write out.
 //
-// Copies run on two streams of their own, one each way, beside the computation. At most two
-// tensors are on their way out: the third waits, so memory is bounded. In the backward, the two that
-// were offloaded before the one asked for are fetched ahead: where no operation saves more than two,
-// none waits for all of its own. A GPU's host keeps at most three fetches ahead of the backward that
-// runs. A storage that several operations save, whole or in views, is copied once and comes back as
-// one. Parameters and storages below `min_bytes` stay where they are.
+// Copies run on two streams of their own, one each way, beside the computation. At most two tensors
+// are on their way out: the third waits, so memory is bounded. In the backward, the two that were
+// offloaded before the one asked for are fetched ahead: where no operation saves more than two,
+// none waits for all of its own. A GPU's host keeps at most three fetches ahead of the backward
+// that runs. A storage that several operations save, whole or in views, is copied once and comes
+// back as one. Parameters and storages below `min_bytes` stay where they are.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Which blocks of a chain to recompute, whole or but for the results of some operations, and which to
-// offload, so that a training step fits a budget of memory in the least time.
+// Which blocks of a chain to recompute, whole or but for the results of some operations, and which
+// to offload, so that a training step fits a budget of memory in the least time.
 //
 //   checkpointing::RecomputationPlan plan =
 //       checkpointing::plan_recomputation(model, x, 2ull << 30);
@@ -8,13 +8,13 @@
 //
 // Planning runs each block a few times by itself, forward and backward, and measures its time, what
 // it keeps for its backward, and its peaks: kept whole, recomputed, and with the results of those
-// operations kept that take the most time for their bytes, one after another. Blocks that run the same
-// operations in the same memory are measured once. No more memory is used than one block takes, beside
-// one activation. Then the dynamic programme of Rotor (Beaumont et al., "Optimal checkpointing for
-// heterogeneous chains", arXiv 1911.13214), with these ways for each block, finds the fastest schedule
-// among those that keep what they have stored until it is used, and a simulation of the schedule with
-// what was really measured says its peak. Of chains of more than 128 blocks, neighbours are treated
-// alike.
+// operations kept that take the most time for their bytes, one after another. Blocks that run the
+// same operations in the same memory are measured once. No more memory is used than one block
+// takes, beside one activation. Then the dynamic programme of Rotor (Beaumont et al., "Optimal
+// checkpointing for heterogeneous chains", arXiv 1911.13214), with these ways for each block, finds
+// the fastest schedule among those that keep what they have stored until it is used, and a
+// simulation of the schedule with what was really measured says its peak. Of chains of more than
+// 128 blocks, neighbours are treated alike.
 //
 // What is outside of the chain when the plan is made, weights and optimizer state for example, is
 // part of the peak; a loss that is computed afterwards is not, so make it the last block.
@@ -41,8 +41,8 @@ struct KeptBlock {
   bool saves_output = false;
   std::size_t forward_peak = 0;   // running and keeping what the backward needs
   std::size_t backward_peak = 0;  // with what was kept, and the gradient of the output
-  /// Of the forward, what comes after the last tensor that is kept. The replay of a segment leaves it
-  /// out in its last block.
+  /// Of the forward, what comes after the last tensor that is kept. The replay of a segment leaves
+  /// it out in its last block.
   double tail_seconds = 0;
 };
 
@@ -132,8 +132,8 @@ class RecomputationPlan {
 /// The fastest schedule whose predicted peak is at most `budget` bytes on input's device. Generator
 /// and batch norms' statistics stand afterwards where they stood. Gradients must be empty, and
 /// hooks of a data-parallel model see the backwards: plan before it is made. Throws
-/// core::InvalidArgument where a parameter has a gradient, core::OutOfMemory where no schedule fits;
-/// it says what the smallest takes.
+/// core::InvalidArgument where a parameter has a gradient, core::OutOfMemory where no schedule
+/// fits; it says what the smallest takes.
 RecomputationPlan plan_recomputation(const std::vector<Segment>& blocks, const Tensor& input,
                                      std::size_t budget, const PlanOptions& options = {});
 /// The same over a Sequential's modules, which must live as long as the plan.

@@ -91,8 +91,8 @@ std::vector<Tensor> checkpoint(const SegmentToMany& function, const std::vector<
 
 // How a chain of n functions is cut. One activation is what runs between two functions.
 
-/// `count` segments of n / count functions each, of which the last (with the rest) is kept whole: its
-/// backward comes first. count inputs and n / count functions' activations at once.
+/// `count` segments of n / count functions each, of which the last (with the rest) is kept whole:
+/// its backward comes first. count inputs and n / count functions' activations at once.
 struct Segments {
   int count = 1;
 };

@@ -1,5 +1,5 @@
-// What a device's memory holds in the course of a step, by category and by operation, and what streams
-// and ranks do meanwhile.
+// What a device's memory holds in the course of a step, by category and by operation, and what
+// streams and ranks do meanwhile.
 //
 //   checkpointing::Timeline timeline("plain");
 //   precision.backward(nn::cross_entropy(model(x), labels));
@@ -10,9 +10,9 @@
 //
 // A timeline observes the operations of its thread (autograd's observer), the accounts of the
 // allocator (core::MemoryStats) and the work of all streams and process groups of the process
-// (core::WorkObserver). It resets the device's peak at every beginning and end of an operation,
-// so that the peak within each is known: whoever reads peak_total in between reads too little. Times are
-// the host's: on a GPU, when work was queued.
+// (core::WorkObserver). It resets the device's peak at every beginning and end of an operation, so
+// that the peak within each is known: whoever reads peak_total in between reads too little. Times
+// are the host's: on a GPU, when work was queued.
 #pragma once
 
 #include <array>
@@ -62,8 +62,8 @@ struct TimelineRecord {
   std::vector<Count> counts;
 
   double seconds() const { return samples.back().seconds; }
-  /// The sample before which the memory was highest; its index. What lay there then is what the sample
-  /// before it holds and, beyond that, what the operation itself took.
+  /// The sample before which the memory was highest; its index. What lay there then is what the
+  /// sample before it holds and, beyond that, what the operation itself took.
   std::size_t peak_sample() const;
 };
 
@@ -91,8 +91,8 @@ class Timeline : public autograd::ScopedObserver, private core::WorkObserver {
   core::WorkObservation observation_{*this};  // ends first
 };
 
-/// One self-contained HTML page: the first record's memory over time and what its peak holds, and a bar
-/// for each record's peak, with its time. Throws core::IoError.
+/// One self-contained HTML page: the first record's memory over time and what its peak holds, and a
+/// bar for each record's peak, with its time. Throws core::IoError.
 void write_page(const std::string& path, const std::vector<TimelineRecord>& records);
 /// The same record as Chrome's trace events: operations by phase, each stream's work and the
 /// collectives in it in a row of its own, memory by category, counts.

@@ -8,25 +8,25 @@
 //     precision.backward(choice.loss(model, batch.inputs, batch.labels));
 //   }
 //
-// The choice says how amp is to be initialized, the optimizer's state kept and the batch cut; its loss()
-// runs the model as planned.
+// The choice says how amp is to be initialized, the optimizer's state kept and the batch cut; its
+// loss() runs the model as planned.
 //
-// Planning runs each module a few times by itself, forward and backward, at each precision and size of
-// micro-batch, with the device capped at the budget: it takes one block's memory and some steps' time.
-// Sizes that do not run in the budget are extrapolated from smaller ones. Where none does, the
-// smallest runs beyond the budget, module by module, in all that the device has: what a module makes
-// for itself shows only when it runs, and best() is to name the least budget that would do, exactly.
-// core::set_memory_capacity bounds that too; where nothing runs below it, best() names no number.
-// Weights, gradients and optimizer state are counted, and an update is timed on as many elements as
-// there is room for. Peaks are those of core::MemoryStats::peak_total from the second step on
-// (the first step of a half model that accumulates turns its gradients to f32 and holds both for a
-// moment, unless GradientArena::use_f32_slots() came first).
+// Planning runs each module a few times by itself, forward and backward, at each precision and size
+// of micro-batch, with the device capped at the budget: it takes one block's memory and some steps'
+// time. Sizes that do not run in the budget are extrapolated from smaller ones. Where none does,
+// the smallest runs beyond the budget, module by module, in all that the device has: what a module
+// makes for itself shows only when it runs, and best() is to name the least budget that would do,
+// exactly. core::set_memory_capacity bounds that too; where nothing runs below it, best() names no
+// number. Weights, gradients and optimizer state are counted, and an update is timed on as many
+// elements as there is room for. Peaks are those of core::MemoryStats::peak_total from the second
+// step on (the first step of a half model that accumulates turns its gradients to f32 and holds
+// both for a moment, unless GradientArena::use_f32_slots() came first).
 //
 // No choice learns anything else than the batch at its precision would, but for rounding, unless an
 // option allows it (split_batch_norms, compact_state); the table marks those that do.
 //
-// Nothing here knows of amp, optimizers or ranks: their means are described (Precision, TrainingWorld),
-// and who reads a choice acts on it.
+// Nothing here knows of amp, optimizers or ranks: their means are described (Precision,
+// TrainingWorld), and who reads a choice acts on it.
 #pragma once
 
 #include <cstddef>
@@ -73,7 +73,8 @@ struct TrainingWorld {
 };
 
 struct TrainingPlanOptions {
-  /// Mean over the batch. Unset: cross-entropy; then a Linear at the model's end can be fused with it.
+  /// Mean over the batch. Unset: cross-entropy; then a Linear at the model's end can be fused with
+  /// it.
   std::function<Tensor(const Tensor& y, const Tensor& target)> loss;
   std::vector<Precision> precisions = checkpointing::precisions();
   /// Sizes, each of which is offered. Empty: the batch, a half of it, a quarter ... 1; of a model
@@ -111,10 +112,10 @@ struct TrainingChoice {
   // What stands through the step, and what comes on top at its peak.
   std::size_t weights = 0, gradients = 0, optimizer_state = 0, other = 0, activations = 0;
 
-  /// The loss of a micro-batch by this choice. The model may have been initialized by amp since, and is
-  /// the planned one or one that is built alike. On several devices: of each device's part, or, without
-  /// balanced_loss, the output of each, which is gathered (parallel::gather) for loss_function. Throws
-  /// InvalidArgument for more samples than micro_batch.
+  /// The loss of a micro-batch by this choice. The model may have been initialized by amp since,
+  /// and is the planned one or one that is built alike. On several devices: of each device's part,
+  /// or, without balanced_loss, the output of each, which is gathered (parallel::gather) for
+  /// loss_function. Throws InvalidArgument for more samples than micro_batch.
   Tensor loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const;
   /// The model's output, without the loss. Not for a fused loss, which makes none.
   Tensor output(nn::Sequential& model, const Tensor& x) const;
@@ -147,9 +148,10 @@ class [[nodiscard]] TrainingPlan {
   std::size_t budget_;
 };
 
-/// Before amp::initialize, with an f32 model that has no gradients, on the batch's device. An optimizer
-/// may exist or not. Throws core::InvalidArgument where that is not so, and core::Unsupported, naming it,
-/// for a module that cannot be cloned (at precisions with half weights).
+/// Before amp::initialize, with an f32 model that has no gradients, on the batch's device. An
+/// optimizer may exist or not. Throws core::InvalidArgument where that is not so, and
+/// core::Unsupported, naming it, for a module that cannot be cloned (at precisions with half
+/// weights).
 TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,
                            const TrainingWorld& world = {},
                            const TrainingPlanOptions& options = {});

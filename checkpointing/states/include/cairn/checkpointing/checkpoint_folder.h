@@ -70,8 +70,8 @@ struct SalvagedCheckpoint {
 };
 SalvagedCheckpoint salvage_checkpoint(const std::string& path);
 
-/// Writes a checkpoint once more, as `to` (".../step-<n>" of the same step, or a folder for it), as a
-/// job of `world_size` ranks would have saved it: shards are cut anew, evenly, and joined for a
+/// Writes a checkpoint once more, as `to` (".../step-<n>" of the same step, or a folder for it), as
+/// a job of `world_size` ranks would have saved it: shards are cut anew, evenly, and joined for a
 /// world of one. Ranks that the job did not have get what they would have on resuming. Returns the
 /// new one's path. Throws core::DataError for damage, core::IoError where `to` exists or cannot be
 /// written.

@@ -28,8 +28,8 @@ struct LoadReport {
 
 /// Loads parameters and buffers, whatever their floating dtypes. A second name of a loaded tensor
 /// (tied weights) is no surplus, and PyTorch's num_batches_tracked may be there or not. Throws
-/// core::DataError, and changes nothing, which names every entry of another shape and, where strict,
-/// every missing and surplus one.
+/// core::DataError, and changes nothing, which names every entry of another shape and, where
+/// strict, every missing and surplus one.
 LoadReport load(core::Stateful& model, const std::string& path, const LoadOptions& options = {});
 
 }  // namespace cairn::checkpointing

@@ -48,9 +48,9 @@ class Variables : public core::Stateful {
 };
 
 /// Named tensors of any device and strides. Memory of others comes wrapped: Tensors({{"weight",
-/// Tensor::wrap(vector, shape)}}), or Tensor::wrap(view); it must not move while this lives, which is
-/// checked of vectors. A half weight with a master (kernels::MasterWeight: a wrapped parameter of an
-/// optimizer) is saved and loaded with its exact value.
+/// Tensor::wrap(vector, shape)}}), or Tensor::wrap(view); it must not move while this lives, which
+/// is checked of vectors. A half weight with a master (kernels::MasterWeight: a wrapped parameter
+/// of an optimizer) is saved and loaded with its exact value.
 class Tensors : public core::Stateful {
  public:
   /// Names may nest: "layer.0.weight". Throws core::InvalidArgument for names that are empty, equal
@@ -59,16 +59,17 @@ class Tensors : public core::Stateful {
 
   StateDict state_dict() const override;
   /// Copies the values into the tensors' memory, between floating dtypes by conversion. Throws
-  /// core::DataError, before anything changes, that names every missing, surplus and mis-shaped one.
+  /// core::DataError, before anything changes, that names every missing, surplus and mis-shaped
+  /// one.
   void load_state_dict(const StateDict& state) override;
 
  private:
   std::vector<StateDict::Entry> entries_;
 };
 
-/// This rank's shards (core::Shard) of named tensors, of any device and dense strides. A save writes
-/// each rank's own, and is an error where they do not make up every tensor once; a state is loaded
-/// from any other cut and world size, or from whole tensors.
+/// This rank's shards (core::Shard) of named tensors, of any device and dense strides. A save
+/// writes each rank's own, and is an error where they do not make up every tensor once; a state is
+/// loaded from any other cut and world size, or from whole tensors.
 class Shards : public core::Stateful {
  public:
   using NamedShards = std::vector<std::pair<std::string, Shard>>;

@@ -5,8 +5,8 @@
 //   "data_offsets": [0, 24]}, ...} | data
 //
 // The reader believes nothing: header length, JSON and its depth, duplicate names, dtypes, shapes
-// against offsets, overlaps, holes and the file's length are checked before the first tensor is handed out,
-// and every DataError names the file and the entry.
+// against offsets, overlaps, holes and the file's length are checked before the first tensor is
+// handed out, and every DataError names the file and the entry.
 //
 //   checkpointing::SafetensorsReader file("model.safetensors");
 //   Tensor weight = file.read("fc.weight");
@@ -50,8 +50,8 @@ class SafetensorsReader {
   std::uint64_t header_checksum() const { return header_checksum_; }  // XXH3 of all before the data
   const SafetensorsEntry* find(const std::string& name) const;
 
-  /// A contiguous tensor on cpu:0. Several threads may read at once. Throws core::DataError for a name the file lacks, core::IoError
-  /// where reading fails.
+  /// A contiguous tensor on cpu:0. Several threads may read at once. Throws core::DataError for a
+  /// name the file lacks, core::IoError where reading fails.
   Tensor read(const std::string& name) const;
   Tensor read(const SafetensorsEntry& entry) const;
   /// The same without a copy, where the system can: the tensor is the file's own pages, which are

@@ -1,11 +1,13 @@
-// Whatever holds a training's state or a model's weights: read whole, and weights written for others.
+// Whatever holds a training's state or a model's weights: read whole, and weights written for
+// others.
 //
 //   StateDict state = checkpointing::read_state("gpt2/");      // Hugging Face's files
 //   checkpointing::write_safetensors_model("export", model.state_dict());
 //
-// Read are: PyTorch's files (torch_file.h), safetensors files, folders as Hugging Face lays them out
-// (model.safetensors, or model-00001-of-00003.safetensors ... beside model.safetensors.index.json),
-// and checkpoints of Cairn's. What a path holds is told by its content.
+// Read are: PyTorch's files (torch_file.h), safetensors files, folders as Hugging Face lays them
+// out (model.safetensors, or model-00001-of-00003.safetensors ... beside
+// model.safetensors.index.json), and checkpoints of Cairn's. What a path holds is told by its
+// content.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +23,8 @@ enum class FileKind { checkpoint, torch, safetensors, safetensors_model };
 FileKind kind_of_file(const std::string& path);
 
 /// All of it. Tensors of PyTorch's and Hugging Face's files are mapped: those must not change while
-/// the tensors live. Throws core::IoError and core::DataError, which name what is missing or damaged.
+/// the tensors live. Throws core::IoError and core::DataError, which name what is missing or
+/// damaged.
 StateDict read_state(const std::string& path);
 
 struct SafetensorsModelOptions {

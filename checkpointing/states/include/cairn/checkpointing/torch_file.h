@@ -31,19 +31,21 @@ struct TorchReadOptions {
   bool verify = true;
 };
 
-/// The tensors lie on cpu:0 with the file's strides; those that share a storage share memory. A file
-/// of one tensor is {"tensor"}. Throws core::IoError where the file cannot be read; core::DataError,
-/// naming the byte, where it is damaged, holds anything but state, a dtype that Cairn lacks or a
-/// number that does not fit 64 bits, or stands for much more memory than it has bytes.
+/// The tensors lie on cpu:0 with the file's strides; those that share a storage share memory. A
+/// file of one tensor is {"tensor"}. Throws core::IoError where the file cannot be read;
+/// core::DataError, naming the byte, where it is damaged, holds anything but state, a dtype that
+/// Cairn lacks or a number that does not fit 64 bits, or stands for much more memory than it has
+/// bytes.
 StateDict read_torch(const std::string& path, const TorchReadOptions& options = {});
 
 using TorchParts = std::vector<std::pair<std::string, StateDict::Value>>;
 
 /// Writes {"model": ..., ...} and flushes it to the disk; replaces the file. What Python finds of a
 /// dictionary: an optimizer's where it has "param_groups" (state by index, lists of groups and
-/// indices); names with dots where it holds tensors, as Module.load_state_dict takes them; else it is
-/// nested as it is here. The same tensor twice (tied weights) is stored once and shared by torch.load.
-/// Throws core::InvalidArgument for undefined tensors and core::IoError where writing fails.
+/// indices); names with dots where it holds tensors, as Module.load_state_dict takes them; else it
+/// is nested as it is here. The same tensor twice (tied weights) is stored once and shared by
+/// torch.load. Throws core::InvalidArgument for undefined tensors and core::IoError where writing
+/// fails.
 void write_torch(const std::string& path, const TorchParts& parts);
 /// Writes one dictionary, by the same rules.
 void write_torch(const std::string& path, const StateDict& state);

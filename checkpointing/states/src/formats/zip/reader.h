@@ -1,7 +1,7 @@
 // The container of PyTorch's files: a zip archive of stored (uncompressed) entries, zip64 or not.
 //
-// Read by code of our own because tensors are to be mapped: zip libraries hand out copies and do not
-// tell where an entry's bytes lie. What PyTorch writes needs no decompression.
+// Read by code of our own because tensors are to be mapped: zip libraries hand out copies and do
+// not tell where an entry's bytes lie. What PyTorch writes needs no decompression.
 //
 // The reader believes nothing: every size and offset is checked against the file before it is used,
 // entries must not overlap, and every core::DataError names the byte.
@@ -23,7 +23,8 @@ struct ZipEntry {
 
 class ZipReader {
  public:
-  /// `bytes` is the whole file and must live as long; `path` is for messages. Throws core::DataError.
+  /// `bytes` is the whole file and must live as long; `path` is for messages. Throws
+  /// core::DataError.
   ZipReader(std::string_view bytes, const std::string& path);
 
   const std::vector<ZipEntry>& entries() const { return entries_; }  // in the order of their bytes

@@ -8,8 +8,8 @@
 //   auto group = parallel::ProcessGroup::from_environment();  // RANK, WORLD_SIZE ...; alone: of one
 //   group.all_reduce(gradient, parallel::ReduceOp::mean, "fc.weight");
 //
-// Backends: none for a group of one; for CPU tensors shared memory between processes of one host and
-// Gloo (TCP) between hosts, for CUDA tensors NCCL, each connected by its first collective.
+// Backends: none for a group of one; for CPU tensors shared memory between processes of one host
+// and Gloo (TCP) between hosts, for CUDA tensors NCCL, each connected by its first collective.
 // CAIRN_BACKEND chooses another way for CPU tensors (docs/parallel.md).
 //
 // CPU results are the same bits in every run and on every rank, whatever the sizes: contributions
@@ -18,11 +18,11 @@
 //
 // Errors. Each rank remembers its collectives (number, operation, dtype, shape, name); where one
 // does not end, the ranks ask each other where they stand. Ranks that call something else or have
-// left, one that does not come within `timeout` and one that dies break the group: the collective in
-// flight and every later one throws core::CommunicationError, on every rank, naming the cause, the
-// rank, the operation and `name`. While all goes well nothing is sent for that but heartbeats, as
-// many in a job of thousands as in one of two. A dead process is noticed in about two seconds where
-// its connection closes, and within `heartbeat_timeout` otherwise.
+// left, one that does not come within `timeout` and one that dies break the group: the collective
+// in flight and every later one throws core::CommunicationError, on every rank, naming the cause,
+// the rank, the operation and `name`. While all goes well nothing is sent for that but heartbeats,
+// as many in a job of thousands as in one of two. A dead process is noticed in about two seconds
+// where its connection closes, and within `heartbeat_timeout` otherwise.
 #pragma once
 
 #include <chrono>
@@ -59,7 +59,8 @@ class Work {
   bool done() const;
   /// Returns when it has ended. Throws CommunicationError where the group is broken.
   void wait() const;
-  /// False where it has not ended in time: it goes on, and may be waited for again. Throws as wait().
+  /// False where it has not ended in time: it goes on, and may be waited for again. Throws as
+  /// wait().
   bool wait_for(std::chrono::milliseconds timeout) const;
   /// Why it can end no more; empty: all is well so far. Waits for nothing.
   std::string error() const;
@@ -75,9 +76,9 @@ class ProcessGroup {
  public:
   /// The job this process was started in (docs/parallel.md lists the variables); without RANK and
   /// WORLD_SIZE a group of one. CAIRN_TIMEOUT, CAIRN_HEARTBEAT_TIMEOUT and CAIRN_RENDEZVOUS_TIMEOUT
-  /// (seconds) override the options. Returns when every rank has come. Throws InvalidArgument naming a
-  /// variable and its value, CommunicationError for a port in use and for missing ranks, naming
-  /// them.
+  /// (seconds) override the options. Returns when every rank has come. Throws InvalidArgument
+  /// naming a variable and its value, CommunicationError for a port in use and for missing ranks,
+  /// naming them.
   static ProcessGroup from_environment(const GroupOptions& options = {});
   static ProcessGroup single();
   /// Groups whose ranks are threads of this process, one handle each: for tests and for several
@@ -86,8 +87,9 @@ class ProcessGroup {
 
   /// The ranks that give the same color, ordered by key and then by rank, as a group of their own,
   /// which lives beside this one. A collective: every rank calls it, and gets a group, of one where
-  /// nobody else has its color. Collectives of different groups are not ordered among each other; on
-  /// CUDA, let those of one group end before another's begin. What breaks one group breaks them all.
+  /// nobody else has its color. Collectives of different groups are not ordered among each other;
+  /// on CUDA, let those of one group end before another's begin. What breaks one group breaks them
+  /// all.
   ProcessGroup split(int color, int key = 0, std::string_view name = "") const;
 
   int rank() const;
@@ -101,10 +103,11 @@ class ProcessGroup {
 
   // Collectives. Views have the same dtype on all ranks. Those that are changed in place are dense
   // (any strides without gaps; the same on all ranks) and of one shape; x -> y are contiguous, do
-  // not overlap, and have any shapes with the element counts that are said. `counts` are the elements
-  // of each rank, in rank order, the same list on all ranks; without it all ranks have the same.
-  // What only the root needs or writes may be undefined (a TensorView{}) elsewhere. `name` appears in
-  // errors: a parameter's name, a metric's. Throws InvalidArgument before anything is sent.
+  // not overlap, and have any shapes with the element counts that are said. `counts` are the
+  // elements of each rank, in rank order, the same list on all ranks; without it all ranks have the
+  // same. What only the root needs or writes may be undefined (a TensorView{}) elsewhere. `name`
+  // appears in errors: a parameter's name, a metric's. Throws InvalidArgument before anything is
+  // sent.
 
   /// x = op over all ranks' x. Sum and product are of any dtype but boolean (integers wrap around),
   /// mean of floating dtypes; max and min of booleans are any and all.

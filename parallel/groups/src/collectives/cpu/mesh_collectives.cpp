@@ -72,8 +72,8 @@ void MeshCollectives::broadcast(const TensorView& x, int root) {
   if (!sends.empty()) mesh_->exchange(sends, {});
 }
 
-/// Bruck's algorithm: each round doubles the blocks that a rank has. `space` takes all of them, ours
-/// first, then those of the ranks that follow; returns where each rank's block is.
+/// Bruck's algorithm: each round doubles the blocks that a rank has. `space` takes all of them,
+/// ours first, then those of the ranks that follow; returns where each rank's block is.
 std::vector<std::byte*> MeshCollectives::gather_in_log_rounds(const std::byte* own,
                                                               const std::vector<std::size_t>& bytes,
                                                               std::byte* space) {

@@ -1,10 +1,11 @@
 // Reductions over a mesh.
 //
-// Large x is cut into segments, and a segment into a piece a rank. Each rank receives its piece from
-// all others, combines it in rank order and hands the result on: to all (all_reduce), to the root
-// (reduce) or to nobody (reduce_scatter). all_reduce sends and receives 2 (n - 1) / n of x, the least
-// possible, in x's dtype. While one segment is combined, the next one's pieces and the last one's
-// results are on their way. Small x goes whole to who needs the result instead, with the same bits.
+// Large x is cut into segments, and a segment into a piece a rank. Each rank receives its piece
+// from all others, combines it in rank order and hands the result on: to all (all_reduce), to the
+// root (reduce) or to nobody (reduce_scatter). all_reduce sends and receives 2 (n - 1) / n of x,
+// the least possible, in x's dtype. While one segment is combined, the next one's pieces and the
+// last one's results are on their way. Small x goes whole to who needs the result instead, with the
+// same bits.
 #include <algorithm>
 
 #include "collectives/cpu/combine.h"

@@ -123,11 +123,11 @@ struct InFlight {
 };
 
 /// A non-blocking communicator: calls return at once and are finished by polling, so that abort()
-/// ends them from another thread. Each call is finished before anything else is put into its stream,
-/// because only then NCCL's kernel is there.
+/// ends them from another thread. Each call is finished before anything else is put into its
+/// stream, because only then NCCL's kernel is there.
 ///
-/// The device's part is watched by check(): an aborted kernel ends as if it had succeeded, so nobody
-/// but wait() knows whether results are whole.
+/// The device's part is watched by check(): an aborted kernel ends as if it had succeeded, so
+/// nobody but wait() knows whether results are whole.
 class NcclCollectives : public Collectives {
  public:
   explicit NcclCollectives(const Membership& membership);

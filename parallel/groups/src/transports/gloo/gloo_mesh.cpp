@@ -97,8 +97,8 @@ std::set<int> open_descriptors() {
 }
 
 /// Gloo's sockets would be inherited by programs that this process starts: one that outlives it
-/// would keep its port and its connections open. Closes on exec what sockets and polls were opened in
-/// a scope.
+/// would keep its port and its connections open. Closes on exec what sockets and polls were opened
+/// in a scope.
 class ClosedOnExec {
  public:
   ~ClosedOnExec() {
@@ -244,8 +244,8 @@ GlooMesh::GlooMesh(const Membership& membership, const std::string& address,
   context_->connectFullMesh(store, device_);
 }
 
-/// Gloo's ports take whoever comes first. Where that was no rank of this job, somebody finds out, and
-/// all ranks try again with new ports.
+/// Gloo's ports take whoever comes first. Where that was no rank of this job, somebody finds out,
+/// and all ranks try again with new ports.
 constexpr int kAttempts = 4;
 constexpr auto kMostTime = Milliseconds(10'000);  // to connect, and as long to answer
 

@@ -1,5 +1,5 @@
-// Sending between threads of one process: a mailbox for each rank, in which senders leave the address
-// of what they send; who receives it copies it from there.
+// Sending between threads of one process: a mailbox for each rank, in which senders leave the
+// address of what they send; who receives it copies it from there.
 #pragma once
 
 #include <atomic>
@@ -49,8 +49,8 @@ class Mailboxes {
   std::string reason_;  // written before broken_
 };
 
-/// Ranks `ranks[0], ranks[1], ...` of the mailboxes as a mesh, of which this is number `place`. `salt`
-/// keeps meshes of the same ranks apart.
+/// Ranks `ranks[0], ranks[1], ...` of the mailboxes as a mesh, of which this is number `place`.
+/// `salt` keeps meshes of the same ranks apart.
 std::unique_ptr<Mesh> make_in_process_mesh(std::shared_ptr<Mailboxes> boxes, std::vector<int> ranks,
                                            int place, std::uint64_t salt);
 

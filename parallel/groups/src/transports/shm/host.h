@@ -17,9 +17,9 @@ struct Host {
   std::string why_not;                  // where it is not
 };
 
-/// A collective of all ranks, through the store. Ranks share memory where they run under one boot of
-/// one kernel as one user in the same namespaces of processes, users and the network, and can open it.
-/// Where a rank of a host cannot, that host's ranks do without.
+/// A collective of all ranks, through the store. Ranks share memory where they run under one boot
+/// of one kernel as one user in the same namespaces of processes, users and the network, and can
+/// open it. Where a rank of a host cannot, that host's ranks do without.
 Host find_host(const Membership& membership);
 
 }  // namespace cairn::parallel

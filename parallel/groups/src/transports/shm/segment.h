@@ -1,9 +1,9 @@
-// Memory that the ranks of one host share: a ring of bytes from each rank to each other one, and for
-// each rank a place to sleep and what the others need to know of it.
+// Memory that the ranks of one host share: a ring of bytes from each rank to each other one, and
+// for each rank a place to sleep and what the others need to know of it.
 //
-// It is a memfd, which has no name and ends with the last process that maps it. The first rank makes
-// it, the others open it through /proc. Whoever maps it may write anything: what is read from it is
-// checked, and its size is sealed.
+// It is a memfd, which has no name and ends with the last process that maps it. The first rank
+// makes it, the others open it through /proc. Whoever maps it may write anything: what is read from
+// it is checked, and its size is sealed.
 #pragma once
 
 #include <atomic>

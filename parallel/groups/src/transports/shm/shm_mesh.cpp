@@ -26,8 +26,8 @@ constexpr std::size_t kHeader = sizeof(MessageHeader);
 // What is copied before the other side hears of it: it stays in a core's cache, and the other side
 // copies it on meanwhile.
 constexpr std::size_t kChunk = 64 << 10;
-// What a transfer sends altogether from which on it is offered: less stays in the cores' caches, where
-// a copy costs less than a system call and the pages that it has to find.
+// What a transfer sends altogether from which on it is offered: less stays in the cores' caches,
+// where a copy costs less than a system call and the pages that it has to find.
 constexpr std::size_t kLeastOffered = 768 << 10;
 constexpr auto kSpin = std::chrono::microseconds(50);
 

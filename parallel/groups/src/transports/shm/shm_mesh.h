@@ -1,14 +1,14 @@
 // A mesh of processes of one host: messages pass through rings in shared memory.
 //
-// A message is a header (tag, bytes, address) and its data, in pieces as the ring has room. Both sides
-// start the messages of a pair in the same order. Whoever waits moves all messages of this rank, also
-// those of other transfers; start() moves what fits at once.
+// A message is a header (tag, bytes, address) and its data, in pieces as the ring has room. Both
+// sides start the messages of a pair in the same order. Whoever waits moves all messages of this
+// rank, also those of other transfers; start() moves what fits at once.
 //
-// A large message of a transfer that also receives is offered: the ring carries its header alone, and
-// the receiver reads the sender's memory (process_vm_readv), one copy instead of two. It has been read
-// when the receiver's position is behind the header. Where the system forbids that, which each pair
-// finds out with its first message, data goes through the ring. A transfer that only sends is never
-// offered: its end does not wait for the reader then.
+// A large message of a transfer that also receives is offered: the ring carries its header alone,
+// and the receiver reads the sender's memory (process_vm_readv), one copy instead of two. It has
+// been read when the receiver's position is behind the header. Where the system forbids that, which
+// each pair finds out with its first message, data goes through the ring. A transfer that only
+// sends is never offered: its end does not wait for the reader then.
 #pragma once
 
 #include <atomic>
@@ -27,8 +27,8 @@ class ShmMesh : public Mesh {
   std::unique_ptr<Transfer> start(int round, const std::vector<Send>& sends,
                                   const std::vector<Receive>& receives) override;
   void abort() noexcept override;
-  /// Few, so that ranks seldom wait for each other: where other programs want the cores too, each wait
-  /// costs a time slice.
+  /// Few, so that ranks seldom wait for each other: where other programs want the cores too, each
+  /// wait costs a time slice.
   std::size_t segment_bytes() const override { return 8 << 20; }
 
  private:
