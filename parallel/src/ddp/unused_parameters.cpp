@@ -1,5 +1,7 @@
 #include "ddp/unused_parameters.h"
 
+#include "cairn/core/error.h"
+
 namespace cairn::parallel {
 
 bool UnusedParameters::agree(const ReachedParameters& own, bool shadows, bool f32_slots,
@@ -10,6 +12,8 @@ bool UnusedParameters::agree(const ReachedParameters& own, bool shadows, bool f3
   for (const bool reached : own.in_window) bits += reached && !shadows ? '1' : '0';
   somewhere_.assign(own.in_window.size(), false);
   for (const std::string& rank : group.exchange(bits, "which parameters losses reach")) {
+    CAIRN_CHECK(rank.size() == bits.size(), "ddp", "expected the same model on every rank, got ",
+                own.in_window.size(), " parameters here and ", rank.size() - 1, " elsewhere");
     f32_slots = f32_slots || rank.at(0) == '1';
     for (std::size_t i = 0; i < somewhere_.size(); ++i)
       somewhere_[i] = somewhere_[i] || rank.at(i + 1) == '1';
