@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/training_state.h"
@@ -53,14 +54,15 @@ struct Command {
   int harm = 0, position = 0;  // of damage: flip a byte, truncate, delete; where
 };
 
-bool reads(Fault fault) {
-  return fault == Fault::fail_read || fault == Fault::fail_reads;
+// What a process lives through.
+bool is_error(Fault fault) {
+  return fault != Fault::none && fault != Fault::kill_all && fault != Fault::kill_one;
 }
 
 std::string fault_of(const Command& c) {
   static constexpr const char* kFaults[] = {
       "",      " killed",          " one rank killed", " failing",
-      " full", " failing to read", " reading no more"};
+      " full", " failing to read", " reading no more", " gone"};
   const std::string call = c.fault == Fault::none ? "" : " at call " + std::to_string(c.calls);
   return kFaults[static_cast<int>(c.fault)] + call;
 }
@@ -76,7 +78,7 @@ void showValue(const Command& c, std::ostream& out) {
       out << (c.kind == Kind::resume_latest ? "resume latest" : "resume pick ");
       if (c.kind == Kind::resume_from) out << c.pick;
       if (c.refusing >= 0) out << ", rank " << c.refusing << " refuses";
-      if (reads(c.fault)) out << fault_of(c);
+      if (is_error(c.fault)) out << fault_of(c);
       break;
     case Kind::fresh_start:
       out << "fresh start";
@@ -125,7 +127,8 @@ rc::Gen<Command> any_command() {
                                                        {1, Fault::fail},
                                                        {1, Fault::full},
                                                        {1, Fault::fail_read},
-                                                       {1, Fault::fail_reads}})),
+                                                       {1, Fault::fail_reads},
+                                                       {1, Fault::gone}})),
           set(&Command::calls, inRange(1, 60)),
           set(&Command::asynchronous, weightedElement<bool>({{3, false}, {1, true}})),
           set(&Command::ranks, inRange(1, 4)), set(&Command::keep, inRange(1, 4)),
@@ -293,6 +296,7 @@ constexpr int kBroken = -1;  // the value of a checkpoint that cannot be read
 class Model {
  public:
   void run(const Command& command) {
+    disk_.set_maps(command.pick % 2 == 0);
     switch (command.kind) {
       case Kind::save:
         return save(command);
@@ -329,6 +333,16 @@ class Model {
       found[step] = value;
     }
     return found;
+  }
+  // A later save has a higher number.
+  static void check_numbers() {
+    std::map<int, std::int64_t> numbers;  // by value
+    for (const std::string& path : list_checkpoints(kFolder)) {
+      const int value = value_in(path);
+      if (value != kBroken) numbers[value] = summarize_checkpoint(path).save;
+    }
+    std::int64_t last = 0;
+    for (const auto& [value, number] : numbers) RC_ASSERT(std::exchange(last, number) < number);
   }
   static int value_in(const std::string& path) {
     try {
@@ -417,6 +431,7 @@ class Model {
 
   void after_save(const Save& attempt, int value, Outcome outcome, bool faulty, bool gave_up) {
     const Folder before = stands_, found = look();
+    check_numbers();
     const bool there = stands(found, value);
     RC_ASSERT(there || outcome != Outcome::done);
     if (there) {
@@ -463,7 +478,7 @@ class Model {
     if (refused) job->ranks[static_cast<std::size_t>(command.refusing)].second.refuses = true;
     std::vector<std::optional<ResumeInfo>> infos(job->ranks.size());
     std::vector<std::uint64_t> seeds(job->ranks.size());
-    if (reads(command.fault)) disk_.plan(command.fault, command.calls);
+    if (is_error(command.fault)) disk_.plan(command.fault, command.calls);
     const Outcome outcome = everywhere(*job, [&](int r, Job::Rank& rank) {
       manual_seed(7);
       const auto at = static_cast<std::size_t>(r);

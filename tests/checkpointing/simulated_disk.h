@@ -31,18 +31,20 @@ class SimulatedDisk : public SystemCalls {
   /// Thrown out of the call at which a process is killed. No std::exception: no handler of the code
   /// under test may take it for an error.
   struct Killed {};
-  enum class Fault { none, kill_all, kill_one, fail, full, fail_read, fail_reads };
+  enum class Fault { none, kill_all, kill_one, fail, full, fail_read, fail_reads, gone };
 
   /// What befalls the calls that change the disk: `fault` at the one after `calls` more. After
   /// kill_all no call does anything, after kill_one none of that thread; `full` lasts, `fail` is
   /// one EIO. fail_read is one EIO of the calls that look at it, fail_reads that of all from there
-  /// on.
+  /// on, gone that of every call.
   void plan(Fault fault, int calls) {
     fault_ = fault;
     calls_left_ = calls;
     happened_ = false;
   }
   bool fault_happened() const { return happened_; }
+  /// Whether it has files mapped; not every file system can.
+  void set_maps(bool maps) { maps_ = maps; }
   /// The processes are gone, with their open files; the machine goes on.
   void restart() {
     plan(Fault::none, 0);
@@ -98,6 +100,7 @@ class SimulatedDisk : public SystemCalls {
     if (!node->folder && (flags & O_DIRECTORY) != 0) return failed(ENOTDIR);
     if ((flags & O_TRUNC) != 0) node->bytes.clear();
     open_files_[++last_file_] = node;
+    if ((flags & O_ACCMODE) != O_RDONLY) written_files_.insert(last_file_);
     return last_file_;
   }
   ssize_t read(int file, void* data, std::size_t bytes, std::uint64_t offset) override {
@@ -127,9 +130,24 @@ class SimulatedDisk : public SystemCalls {
     locks_[file] = open_files_.at(file);
     return 0;
   }
-  void* map(int /*file*/, std::size_t /*bytes*/) override {
+  void* map(int file, std::size_t bytes) override {
+    const Guard guard(mutex_);
+    if (refused(false)) return nullptr;
     errno = ENODEV;
-    return nullptr;
+    if (!maps_) return nullptr;
+    auto copy = std::make_unique<char[]>(bytes);
+    open_files_.at(file)->bytes.copy(copy.get(), bytes);
+    char* data = copy.get();
+    mapped_[data] = std::move(copy);
+    return data;
+  }
+  int populate(void* /*data*/, std::size_t /*bytes*/) override {
+    const Guard guard(mutex_);
+    return refused(false) ? -1 : 0;
+  }
+  void unmap(void* data, std::size_t /*bytes*/) override {
+    const Guard guard(mutex_);
+    mapped_.erase(data);
   }
   void sleep(std::chrono::milliseconds) override {}  // nobody else does anything meanwhile
   int fsync(int file) override {
@@ -144,7 +162,9 @@ class SimulatedDisk : public SystemCalls {
     const Guard guard(mutex_);
     locks_.erase(file);
     open_files_.erase(file);
-    return 0;
+    const bool written = written_files_.erase(file) > 0;
+    const bool may_fail = fault_ == Fault::fail || fault_ == Fault::gone;
+    return written && may_fail && refused(true) ? -1 : 0;
   }
   int status(int file, struct stat& status) override {
     const Guard guard(mutex_);
@@ -250,7 +270,8 @@ class SimulatedDisk : public SystemCalls {
   bool refused(bool changes, bool takes_space = false) {
     if (all_dead_ || dead_threads_.contains(std::this_thread::get_id())) throw Killed{};
     const bool befalls_reads = fault_ == Fault::fail_read || fault_ == Fault::fail_reads;
-    if (changes == befalls_reads || fault_ == Fault::none) return false;
+    const bool befalls = fault_ == Fault::gone || changes != befalls_reads;
+    if (!befalls || fault_ == Fault::none) return false;
     const bool now = calls_left_ > 0 ? --calls_left_ == 0 : false;
     happened_ = happened_ || now;
     if (!happened_) return false;
@@ -258,7 +279,7 @@ class SimulatedDisk : public SystemCalls {
       errno = ENOSPC;
       return takes_space;
     }
-    if (fault_ == Fault::fail_reads) {
+    if (fault_ == Fault::fail_reads || fault_ == Fault::gone) {
       errno = EIO;
       return true;
     }
@@ -295,7 +316,10 @@ class SimulatedDisk : public SystemCalls {
 
   std::recursive_mutex mutex_;
   std::map<int, NodePtr> open_files_, locks_;
+  std::set<int> written_files_;
+  std::map<void*, std::unique_ptr<char[]>> mapped_;
   int last_file_ = 2;
+  bool maps_ = false;
   Fault fault_ = Fault::none;
   int calls_left_ = 0;
   bool happened_ = false, all_dead_ = false;
