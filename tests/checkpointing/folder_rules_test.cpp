@@ -240,6 +240,10 @@ TEST(Folder, LinksInItAreNotFollowed) {
   std::filesystem::create_symlink("../victim", dir / "other/.lock");
   EXPECT_THAT(message_of<core::IoError>([&] { state.save(dir / "other", 1); }),
               AllOf(HasSubstr(".lock cannot be opened"), HasSubstr("symbolic links")));
+  std::filesystem::create_directory(dir / "third");
+  std::filesystem::create_hard_link(dir / "victim", dir / "third/.lock");
+  EXPECT_THAT(message_of<core::IoError>([&] { state.save(dir / "third", 1); }),
+              AllOf(HasSubstr(".lock cannot be opened"), HasSubstr("no file of its own")));
   EXPECT_EQ(read_bytes(dir / "victim"), "precious");
 }
 

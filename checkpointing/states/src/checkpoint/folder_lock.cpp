@@ -13,6 +13,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
+#include "formats/printable.h"
 #include "io/system_calls.h"
 
 namespace cairn::checkpointing {
@@ -35,7 +36,7 @@ std::string holder_of(int file) {
   const ssize_t n = system_calls().read(file, text.data(), text.size() - 1, 0);
   const std::string all(text.data(), n < 0 ? 0 : static_cast<std::size_t>(n));
   const std::string line = all.substr(0, all.find('\n'));
-  return line.empty() ? "another process" : line;
+  return line.empty() ? "another process" : printable(line);
 }
 
 bool lacks_locks(int reason) {
@@ -64,20 +65,26 @@ void wait_for_lock(int file, const std::string& folder) {
   }
 }
 
+// What is written there must reach nobody else's file: neither a link's nor one with a second name.
+int open_lock(const std::string& folder, struct stat& status) {
+  const std::string path = core::str(folder, "/", kLockName);
+  const int file = system_calls().open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+  const bool known = file >= 0 && system_calls().status(file, status) == 0;
+  if (known && S_ISREG(status.st_mode) && status.st_nlink <= 1) return file;
+  const std::string reason = known ? "it is no file of its own" : std::strerror(errno);
+  if (file >= 0) system_calls().close(file);
+  core::fail<core::IoError>("folder", "expected a folder that checkpoints can be written to, got '",
+                            folder, "', in which ", kLockName, " cannot be opened: ", reason);
+}
+
 }  // namespace
 
 std::shared_ptr<FolderLock> FolderLock::take(const std::string& folder) {
   static std::mutex mutex;
   static std::map<Identity, std::weak_ptr<FolderLock>> held;  // of this process
   const std::lock_guard guard(mutex);
-  const std::string path = core::str(folder, "/", kLockName);
-  const int file = system_calls().open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
   struct stat status {};
-  if (file < 0 || system_calls().status(file, status) != 0) {
-    core::fail<core::IoError>(
-        "folder", "expected a folder that checkpoints can be written to, got '", folder,
-        "', in which ", kLockName, " cannot be opened: ", std::strerror(errno));
-  }
+  const int file = open_lock(folder, status);
   std::shared_ptr<FolderLock> lock(new FolderLock(file));  // closes it
   std::weak_ptr<FolderLock>& known = held[{status.st_dev, status.st_ino}];
   if (std::shared_ptr<FolderLock> mine = known.lock()) return mine;
