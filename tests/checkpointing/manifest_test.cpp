@@ -106,6 +106,14 @@ std::vector<Forgery> forgeries() {
        "fit the bytes of state.safetensors"},
       {"entry_with_a_control_character", [=](Json& j) { entry(j)["name"] = "a\x1b[2J"; },
        R"(got 'a\x1b[2J')"},
+      {"sizes_with_a_control_character",
+       [=](Json& j) {
+         entry(j)["name"] = "a\x1b[2J";
+         entry(j)["shape"] = std::vector<int>(100, 1);
+       },
+       R"(for 'a\x1b[2J')"},
+      {"metric_with_a_control_character", [](Json& j) { j["metric"] = "\xc2\x9b"; },
+       R"(got "\xc2\x9b")"},
       {"unknown_dtype_with_a_control_character", [=](Json& j) { entry(j)["dtype"] = "\x1b"; },
        R"(\x1b)"},
       {"many_names",

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <barrier>
 #include <cmath>
+#include <cstdlib>
 #include <thread>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
@@ -98,6 +99,32 @@ TEST_F(CairnCkpt, VerifyNamesTheDamage) {
                                 HasSubstr("step-00000006: damaged"), HasSubstr("'model.")));
   EXPECT_EQ(ckpt("verify " + newest).status, 1);
   EXPECT_EQ(ckpt("inspect " + newest).status, 1);
+}
+
+TEST_F(CairnCkpt, VerifyTellsWhatCannotBeReadFromDamage) {
+  const std::string path = save("run", 5);
+  std::filesystem::remove(path + "/rank-0.safetensors");
+  EXPECT_THAT(ckpt("verify " + path).out, HasSubstr("step-00000005: damaged"));
+  std::filesystem::create_symlink("rank-0.safetensors", path + "/rank-0.safetensors");  // of itself
+  const ShellResult result = ckpt("verify " + path);
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.out, HasSubstr("step-00000005: cannot be read"));
+}
+
+TEST_F(CairnCkpt, VerifyPrintsNoControlCharacters) {
+  const std::string folder = (folder_ / "hostile").string(), name = "a\x1b[2J\xc2\x9b.safetensors";
+  std::filesystem::create_directory(folder);
+  std::ofstream(folder + "/model.safetensors.index.json")
+      << R"({"weight_map": {"w\u001b[2J\u009b": "a\u001b[2J\u009b.safetensors"}})";
+  for (const std::string bytes : {"", "short", "{"}) {
+    if (!bytes.empty()) std::ofstream(folder + "/" + name) << bytes;
+    for (const std::string command : {"verify ", "inspect "}) {
+      const ShellResult result = ckpt(command + folder);
+      EXPECT_EQ(result.status, 1);
+      EXPECT_THAT(result.out + result.err, AllOf(HasSubstr("a\\x1b[2J\\xc2\\x9b"),
+                                                 Not(HasSubstr("\x1b")), Not(HasSubstr("\xc2"))));
+    }
+  }
 }
 
 TEST_F(CairnCkpt, DiffNamesWhatDiffers) {

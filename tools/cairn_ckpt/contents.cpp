@@ -1,9 +1,11 @@
 #include "contents.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/state_file.h"
+#include "formats/printable.h"
 
 namespace cairn::tools {
 
@@ -24,15 +26,15 @@ std::vector<std::string> stores_of(const std::string& path) {
 }
 
 std::string printable(std::string_view text) {
-  static constexpr char kHex[] = "0123456789abcdef";
+  return checkpointing::escaped(text);
+}
+
+std::string printable_lines(std::string_view text) {
   std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7f) {
-      out += c;
-    } else {
-      out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
-    }
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    out += (at > 0 ? "\n" : "") + printable(text.substr(at, end - at));
+    at = end + 1;
   }
   return out;
 }

@@ -35,5 +35,7 @@ Differences compare(const Contents& a, const Contents& b, const std::string& nam
 
 /// Text from a file, safe to show on a terminal: control characters are escaped.
 std::string printable(std::string_view text);
+/// The same of each line of a message.
+std::string printable_lines(std::string_view text);
 
 }  // namespace cairn::tools

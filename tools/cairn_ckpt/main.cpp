@@ -6,6 +6,7 @@
 
 #include "cairn/core/error.h"
 #include "commands.h"
+#include "contents.h"
 
 namespace {
 
@@ -120,7 +121,7 @@ int main(int argc, char** argv) {
   try {
     return command();
   } catch (const std::exception& e) {
-    std::cerr << "cairn-ckpt: " << e.what() << '\n';
+    std::cerr << "cairn-ckpt: " << cairn::tools::printable_lines(e.what()) << '\n';
     return 1;
   }
 }

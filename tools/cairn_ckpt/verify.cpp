@@ -1,4 +1,6 @@
+#include <filesystem>
 #include <iostream>
+#include <utility>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/core/error.h"
@@ -9,14 +11,27 @@ namespace cairn::tools {
 
 namespace {
 
-std::vector<std::string> damage_of(const std::string& store) {
+namespace fs = std::filesystem;
+
+struct Verdict {
+  const char* word;
+  std::vector<std::string> lines;
+};
+
+// A disk that does not answer says nothing of what lies there.
+Verdict verdict_of(const std::string& store) {
   try {
-    if (is_checkpoint(store)) return checkpointing::find_damage(store);
-    read_contents(store);
+    const bool lost_manifest = fs::exists(fs::path(store) / "state.safetensors");
+    const bool parts = lost_manifest || is_checkpoint(store);
+    std::vector<std::string> damage;
+    if (parts) damage = checkpointing::find_damage(store);
+    if (!parts) read_contents(store);
+    return {damage.empty() ? "good" : "damaged", std::move(damage)};
+  } catch (const core::IoError& e) {
+    return {"cannot be read", {e.what()}};
   } catch (const core::Error& e) {
-    return {e.what()};
+    return {"damaged", {e.what()}};
   }
-  return {};
 }
 
 }  // namespace
@@ -24,10 +39,11 @@ std::vector<std::string> damage_of(const std::string& store) {
 int verify(const std::string& path) {
   int status = 0;
   for (const std::string& store : stores_of(path)) {
-    const std::vector<std::string> damage = damage_of(store);
-    std::cout << store << ": " << (damage.empty() ? "good" : "damaged") << '\n';
-    for (const std::string& line : damage) std::cout << "  " << line << '\n';
-    if (!damage.empty()) status = 1;
+    const Verdict verdict = verdict_of(store);
+    std::cout << printable(store) << ": " << verdict.word << '\n';
+    for (const std::string& line : verdict.lines)
+      std::cout << "  " << printable_lines(line) << '\n';
+    if (verdict.word != std::string("good")) status = 1;
   }
   return status;
 }

@@ -29,14 +29,15 @@ constexpr int kVersion = 3, kVersionWithoutShards = 2;
 constexpr std::uint64_t kLargestManifest = 1'000'000'000;  // bytes
 constexpr int kCompact = -1, kIndented = 1;                // nlohmann's indents
 
-// "<what was expected>, got <what is there>"; the file's name follows in parsing().
+// "<what was expected>, got <what is there>", safe to show on a terminal; the file's name follows in
+// parsing().
 struct BadField : core::DataError {
   using core::DataError::DataError;
 };
 
 template <class... Args>
 [[noreturn]] void fail_field(const Args&... args) {
-  throw BadField(core::str(args...));
+  throw BadField(escaped(core::str(args...)));
 }
 
 std::string hex(std::uint64_t value) {
@@ -224,7 +225,8 @@ void check_shards(const std::vector<ManifestFile>& files) {
     }
   }
   if (problems.empty()) return;
-  fail_field("shards that make up each tensor, every element once, got:", problems, "\n ");
+  throw BadField(
+      core::str("shards that make up each tensor, every element once, got:", problems, "\n "));
 }
 
 Json json_of(const Lineage& lineage) {

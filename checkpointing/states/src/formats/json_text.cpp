@@ -37,7 +37,7 @@ class StructureCheck final : public nlohmann::json_sax<Json> {
   bool parse_error(std::size_t /*at*/, const std::string& /*token*/,
                    const nlohmann::detail::exception& error) override {
     core::fail<core::DataError>(where_, "expected JSON in '", path_,
-                                "', got text that is not: ", error.what());
+                                "', got text that is not: ", escaped(error.what()));
   }
 
   bool null() override { return true; }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "formats/printable.h"
 #include "io/system_calls.h"
 
 namespace cairn::checkpointing {
@@ -21,7 +22,7 @@ constexpr std::size_t kLargestCall = std::size_t{1}
 [[noreturn]] void fail_io(const char* what, const std::string& path) {
   const int reason = errno;
   const std::string message =
-      core::str("expected to ", what, " '", path, "', got: ", std::strerror(reason));
+      core::str("expected to ", what, " '", escaped(path), "', got: ", std::strerror(reason));
   const bool none = reason == ENOENT || reason == ENOTDIR || reason == EISDIR;
   if (none) core::fail<NoSuchFile>("file", message);
   core::fail<core::IoError>("file", message);

@@ -15,7 +15,7 @@ using LargeJson = nlohmann::json;
 
 template <class... Args>
 [[noreturn]] void fail_data(const std::string& path, const Args&... args) {
-  core::fail<core::DataError>("safetensors", escaped(core::str(args...)), " in '", path, "'");
+  core::fail<core::DataError>("safetensors", escaped(core::str(args..., " in '", path, "'")));
 }
 
 std::uint64_t unsigned_of(const LargeJson& value, const std::string& path, const std::string& name,
