@@ -472,6 +472,38 @@ TEST_F(ProveResume, SeesAProgramThatNeverResumes) {
   EXPECT_THAT(result.err, HasSubstr("got one that began anew"));
 }
 
+// A real training that clears its folder at each start and keeps one checkpoint: what stands at its
+// end, its line of saves too, is bit for bit what a resumed one would leave. Run by the test below.
+TEST(TrainingProgram, DISABLED_BeginsAnew) {
+  const std::string dir = std::getenv("CAIRN_TEST_DIR");
+  for (const auto& entry : std::filesystem::directory_iterator(dir)) {
+    std::filesystem::remove_all(entry.path());
+  }
+  Model model;
+  checkpointing::TrainingState state({{"model", model}}, {}, {.keep = 1});
+  for (int step = 1; step <= 20; ++step) {
+    manual_seed(static_cast<std::uint64_t>(step));
+    state.save(dir, step);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+TEST_F(ProveResume, SeesATrainingThatClearsItsFolder) {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const ShellResult result =
+      ckpt("prove-resume --kill-at 2 -- env CAIRN_TEST_DIR={dir} " + program +
+           " --gtest_also_run_disabled_tests --gtest_filter=TrainingProgram.DISABLED_BeginsAnew");
+  EXPECT_EQ(result.status, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("got one that began anew"));
+}
+
+TEST_F(ProveResume, AKillAfterTheLastCheckpointProvesNothing) {
+  const ShellResult result =
+      ckpt("prove-resume --kill-at 6 -- " + program("w=$s; trap 'sleep 2' EXIT"));
+  EXPECT_EQ(result.status, 1) << result.out;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("to save after step 6"), HasSubstr("no later")));
+}
+
 TEST_F(ProveResume, SaysWhatWentWrong) {
   EXPECT_THAT(ckpt("prove-resume -- /no/such/program").err, HasSubstr("No such file"));
   EXPECT_THAT(ckpt("prove-resume -- false {dir}").err,

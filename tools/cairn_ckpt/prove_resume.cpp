@@ -3,12 +3,14 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <set>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/core/error.h"
 #include "commands.h"
 #include "contents.h"
 #include "killed_run.h"
+#include "written_names.h"
 
 namespace cairn::tools {
 
@@ -18,12 +20,19 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPlace = "{dir}";
 
+// Of "step-00000500"; -1 for any other name.
+std::int64_t step_in(const std::string& name) {
+  const bool digits = name.size() > 5 && name.starts_with("step-") &&
+                      name.find_first_not_of("0123456789", 5) == std::string::npos;
+  return digits ? std::stoll(name.substr(5)) : -1;
+}
+
 // Checkpoints by step.
 std::map<std::int64_t, std::string> steps_in(const std::string& dir) {
   std::map<std::int64_t, std::string> steps;
   for (const std::string& path : checkpointing::list_checkpoints(dir)) {
-    const std::string name = fs::path(path).filename().string();
-    if (name.starts_with("step-")) steps[std::stoll(name.substr(5))] = path;
+    const std::int64_t step = step_in(fs::path(path).filename().string());
+    if (step >= 0) steps[step] = path;
   }
   return steps;
 }
@@ -55,8 +64,13 @@ class Training {
     }
   }
 
-  void to_its_end(const char* what) const {
-    const RunResult result = run_until(command_, log_, [] { return false; });
+  /// Looks at `written` all the while: the system keeps only so many names for it.
+  void to_its_end(const char* what, WrittenNames* written = nullptr) const {
+    const RunResult result = run_until(command_, log_, [&] {
+      if (written != nullptr) written->look();
+      return false;
+    });
+    if (written != nullptr) written->look();
     if (result.status != 0) {
       core::fail<core::Error>("prove-resume", "expected the ", what,
                               " run to end with status 0, got ", result.status,
@@ -88,52 +102,52 @@ class Training {
   std::string dir_, log_;
 };
 
-struct Saved {
-  checkpointing::CheckpointSummary summary;
-  fs::file_time_type written;
-};
-using Saves = std::map<std::int64_t, Saved>;  // by step
+using Saves = std::map<std::int64_t, checkpointing::CheckpointSummary>;  // by step
 
 Saves saves_in(const std::string& dir) {
   Saves all;
   for (const auto& [step, path] : steps_in(dir)) {
     try {
-      all[step] = {checkpointing::summarize_checkpoint(path), fs::last_write_time(path)};
+      all[step] = checkpointing::summarize_checkpoint(path);
     } catch (const core::DataError&) {  // the kill came into the midst of it
     }
   }
   return all;
 }
 
-// Where saves do not tell what they continue: a run that began anew would have written the first
-// again.
-bool stand_as_before(const Saves& before, const Saves& now) {
-  const auto there = [&](const auto& one) { return now.contains(one.first); };
-  const auto as_before = [&](const auto& one) {
-    const auto again = now.find(one.first);
-    return again == now.end() || again->second.written == one.second.written;
-  };
-  return std::any_of(before.begin(), before.end(), there) &&
-         std::all_of(before.begin(), before.end(), as_before);
-}
-
-// Whether the run whose saves are `now` went on from one that stood before it.
-bool continued(const Saves& before, const Saves& now) {
-  const std::vector<std::uint64_t>& line = now.rbegin()->second.summary.continues;
-  if (line.empty()) return stand_as_before(before, now);
-  return std::any_of(before.begin(), before.end(), [&](const auto& one) {
-    const std::uint64_t id = one.second.summary.id;
-    return id == now.rbegin()->second.summary.id ||
-           std::find(line.begin(), line.end(), id) != line.end();
+// Whether the newest save tells of a line without any of those. A manifest names no more than a
+// hundred, and what converts a file names none.
+bool left_behind(const Saves& before, const Saves& now) {
+  constexpr std::size_t kLongestLine = 100;
+  const std::vector<std::uint64_t>& line = now.rbegin()->second.continues;
+  if (line.empty() || line.size() >= kLongestLine) return false;
+  return std::none_of(before.begin(), before.end(), [&](const auto& one) {
+    return std::find(line.begin(), line.end(), one.second.id) != line.end();
   });
 }
 
-void check_continued(const Saves& before, const Saves& now, const std::string& log) {
-  if (now.empty() || continued(before, now)) return;
-  core::fail<core::Error>("prove-resume",
-                          "expected the second run to continue the killed one, got one ",
-                          "that began anew (does the program resume from the folder it saves to? ",
-                          "its output: ", log, ")");
+// Equal bits prove nothing where the second run made all of them again, or had nothing to do.
+// `written`: the names that it gave in its folder.
+void check_continued(const Saves& before, const Saves& now, const WrittenNames& written,
+                     const std::string& log) {
+  if (before.empty() || now.empty()) return;  // compare_runs tells
+  const std::int64_t killed_at = before.rbegin()->first;
+  const auto again = [&](const std::string& name) {
+    return step_in(name) >= 0 && step_in(name) <= killed_at;
+  };
+  const std::set<std::string>& names = written.names();
+  const bool anew = written.folder_removed() || left_behind(before, now) ||
+                    std::any_of(names.begin(), names.end(), again);
+  if (anew) {
+    core::fail<core::Error>(
+        "prove-resume", "expected the second run to continue the killed one, got one that began ",
+        "anew (does the program resume from the folder it saves to? its output: ", log, ")");
+  }
+  if (now.rbegin()->first > killed_at) return;
+  core::fail<core::Error>("prove-resume", "expected the second run to save after step ", killed_at,
+                          ", at which the first was killed, got no later checkpoint (a lower "
+                          "--kill-at leaves it more to do; its output: ",
+                          log, ")");
 }
 
 // Compares the steps that both still have, the earliest first.
@@ -185,8 +199,9 @@ int prove_resume(const ProveResume& options) {
   const std::int64_t step = broken.to_its_death(options.kill_at);
   std::cout << "killed: after the checkpoint of step " << step << std::endl;
   const Saves before = saves_in(broken.dir());
-  broken.to_its_end("resumed");
-  check_continued(before, saves_in(broken.dir()), broken.log());
+  WrittenNames written(broken.dir());
+  broken.to_its_end("resumed", &written);
+  check_continued(before, saves_in(broken.dir()), written, broken.log());
   std::cout << "resumed: ended\n";
   const int status = compare_runs(unbroken.dir(), broken.dir());
   if (status == 0 && temporary) {
