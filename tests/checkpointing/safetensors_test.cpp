@@ -193,6 +193,22 @@ TEST_P(BadSafetensors, IsADataErrorThatNamesFileAndEntry) {
 INSTANTIATE_TEST_SUITE_P(All, BadSafetensors, ::testing::ValuesIn(bad_files()),
                          [](const auto& info) { return info.param.name; });
 
+TEST(Safetensors, MessagesShowNoMoreOfAFileThanItsBeginning) {
+  const TemporaryFolder folder;
+  std::string list = "[0";
+  for (int i = 0; i < 100000; ++i) list += ",0";
+  list += "]";
+  for (const std::string& header :
+       {"{\"a\":" + list + "}",
+        R"({"a":{"dtype":"F32","shape":)" + list + R"(,"data_offsets":[0,8]}})",
+        R"({"__metadata__":)" + list + "}"}) {
+    write_bytes(folder / "bad", file_of(header, 8));
+    const std::string message = message_of<DataError>([&] { SafetensorsReader(folder / "bad"); });
+    EXPECT_THAT(message, HasSubstr("[0,0,0"));
+    EXPECT_LT(message.size(), 1000u);
+  }
+}
+
 // Any other byte in a bool is undefined, read or mapped.
 TEST(Safetensors, BooleansAreZeroOrOne) {
   const TemporaryFolder folder;

@@ -32,7 +32,7 @@ void read_lineage_of_file(Standing& standing) {
 // Throws IoError where the disk does not answer: that says nothing of the checkpoint.
 void read_lineage(Standing& standing) {
   try {
-    const Manifest manifest = read_manifest(standing.path);
+    const Manifest manifest = read_manifest_head(standing.path);
     standing.id = manifest.checksum;
     standing.lineage = manifest.lineage;
     standing.metric = manifest.metric;
@@ -96,8 +96,7 @@ std::int64_t next_save(const std::vector<Standing>& standing) {
   return last + 1;
 }
 
-std::vector<std::uint64_t> line_of(const std::string& path) {
-  const Manifest manifest = read_manifest(path);
+std::vector<std::uint64_t> line_of(const std::string& path, const Manifest& manifest) {
   std::vector<std::uint64_t> line = {manifest.checksum};
   Lineage lineage = manifest.lineage;
   if (lineage.save == 0) {  // its neighbours tell

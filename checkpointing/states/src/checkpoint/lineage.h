@@ -37,6 +37,6 @@ std::int64_t next_save(const std::vector<Standing>& standing);
 
 /// What a run that loads this checkpoint continues: itself and what it continues, kLongestLine at
 /// most.
-std::vector<std::uint64_t> line_of(const std::string& path);
+std::vector<std::uint64_t> line_of(const std::string& path, const Manifest& manifest);
 
 }  // namespace cairn::checkpointing

@@ -106,7 +106,8 @@ std::int64_t integer_of(const Json& json, const char* key, std::int64_t least,
                     !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) &&
                     value.get<std::int64_t>() >= least && value.get<std::int64_t>() <= largest;
   if (!fits) {
-    fail_field("an integer from ", least, " to ", largest, " as ", key, ", got ", value.dump());
+    fail_field("an integer from ", least, " to ", largest, " as ", key, ", got ",
+               printable(value.dump()));
   }
   return value.get<std::int64_t>();
 }
@@ -277,7 +278,7 @@ LibraryVersions libraries_of(const Json& json) {
 std::optional<double> metric_of(const Json& json) {
   if (!json.contains("metric")) return {};
   const Json& metric = json.at("metric");
-  if (!metric.is_number()) fail_field("a number as metric, got ", metric.dump());
+  if (!metric.is_number()) fail_field("a number as metric, got ", printable(metric.dump()));
   return metric.get<double>();
 }
 
@@ -305,7 +306,22 @@ std::int64_t check_format(const Json& json, const std::string& path) {
   return version;
 }
 
-std::uint64_t check_checksum(Json json, const std::string& path) {
+// All but the files.
+void read_head(const Json& json, const std::string& path, Manifest& manifest) {
+  parsing(path, [&] {
+    if (check_format(json, path) == 1) {
+      manifest.lineage.step = integer_of(json, "step", 0);
+    } else {
+      manifest.lineage = lineage_of(json);
+    }
+    manifest.world_size = static_cast<int>(integer_of(json, "world_size", 1, INT32_MAX));
+    manifest.metric = metric_of(json);
+    manifest.libraries = libraries_of(json);
+  });
+}
+
+// Takes it out: it is that of all the rest.
+std::uint64_t check_checksum(Json& json, const std::string& path) {
   const std::string stored = json.value("checksum", "");
   json.erase("checksum");
   const std::string body = dump(json, kCompact);
@@ -332,7 +348,11 @@ int version_of(const Manifest& manifest) {
 
 }  // namespace
 
-std::string manifest_text(const Manifest& manifest) {
+ManifestText manifest_text(const Manifest& manifest, const std::string& path) {
+  parsing(path, [&] {
+    check_files(manifest);
+    check_shards(manifest.files);
+  });
   Json files = Json::array();
   for (const ManifestFile& file : manifest.files) files.push_back(json_of(file));
   Json json = {{"format", kFormat}, {"version", version_of(manifest)}};
@@ -342,24 +362,22 @@ std::string manifest_text(const Manifest& manifest) {
   for (const auto& [library, version] : manifest.libraries) json["libraries"][library] = version;
   json["files"] = std::move(files);
   const std::string body = dump(json, kCompact);
-  json["checksum"] = hex(checksum(body.data(), body.size()));
-  return dump(json, kIndented) + "\n";
+  ManifestText written;
+  written.checksum = checksum(body.data(), body.size());
+  json["checksum"] = hex(written.checksum);
+  written.text = dump(json, kIndented) + "\n";
+  if (written.text.size() <= kLargestManifest) return written;
+  core::fail<core::DataError>("manifest", "expected at most ", kLargestManifest, " bytes in '",
+                              path, "', got ", written.text.size(), " (too many entries)");
 }
 
 Manifest parse_manifest(const std::string& text, const std::string& path) {
-  const Json json = parse_json(text, "manifest", path);
+  Json json = parse_json(text, "manifest", path);
   return parsing(path, [&] {
-    const std::int64_t version = check_format(json, path);
+    check_format(json, path);
     Manifest manifest;
     manifest.checksum = check_checksum(json, path);
-    if (version == 1) {
-      manifest.lineage.step = integer_of(json, "step", 0);
-    } else {
-      manifest.lineage = lineage_of(json);
-    }
-    manifest.world_size = static_cast<int>(integer_of(json, "world_size", 1, INT32_MAX));
-    manifest.metric = metric_of(json);
-    manifest.libraries = libraries_of(json);
+    read_head(json, path, manifest);
     for (const Json& file : list_of(json, "files")) manifest.files.push_back(file_of(file));
     check_files(manifest);
     check_shards(manifest.files);
@@ -367,19 +385,81 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
   });
 }
 
-Manifest read_manifest(const std::string& folder) {
-  const std::string path = folder + "/" + kManifestName;
-  if (file_bytes(path) > kLargestManifest) {
-    core::fail<core::DataError>("manifest", "expected at most ", kLargestManifest, " bytes in '",
-                                path, "', got more");
+namespace {
+
+// Outside of strings.
+std::string without_spaces(const std::string& text) {
+  std::string out;
+  out.reserve(text.size());
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool space = c == ' ' || c == '\n' || c == '\r' || c == '\t';
+    if (space && !in_string) continue;
+    out += c;
+    if (c == '"') in_string = !in_string;
+    if (c == '\\' && in_string && i + 1 < text.size()) out += text[++i];
   }
-  Manifest manifest = parse_manifest(read_text(path), path);
+  return out;
+}
+
+// Of a manifest that is as manifest_text writes it, white space aside; of others nothing.
+std::optional<Manifest> parse_own_head(const std::string& text, const std::string& path) {
+  std::string compact = without_spaces(text);
+  const std::size_t files = compact.find(R"(,"files":)"), end = compact.rfind(R"(,"checksum":)");
+  if (files == std::string::npos || end == std::string::npos || end < files) return {};
+  const std::string last = compact.substr(end);
+  compact.resize(end);
+  compact += '}';
+  Manifest manifest;
+  manifest.checksum = checksum(compact.data(), compact.size());
+  if (last != core::str(R"(,"checksum":")", hex(manifest.checksum), R"("})")) return {};
+  compact.resize(files);
+  compact += '}';
+  try {
+    read_head(parse_json(compact, "manifest", path), path, manifest);
+  } catch (const core::DataError&) {
+    return {};
+  }
+  return manifest;
+}
+
+std::string text_of_manifest(const std::string& path) {
+  if (file_bytes(path) <= kLargestManifest) return read_text(path);
+  core::fail<core::DataError>("manifest", "expected at most ", kLargestManifest, " bytes in '",
+                              path, "', got more");
+}
+
+void check_name(const Manifest& manifest, const std::string& folder) {
   const std::string name = std::filesystem::path(folder).filename().string();
   const std::int64_t step = std::max(step_of_folder(name), step_of_hidden(name, kReplaced));
   if (step >= 0 && step != manifest.lineage.step) {
-    core::fail<core::DataError>("manifest", "expected step ", step, " in '", path, "', got ",
-                                manifest.lineage.step, " (was the folder renamed?)");
+    core::fail<core::DataError>("manifest", "expected step ", step, " in '", folder, "/",
+                                kManifestName, "', got ", manifest.lineage.step,
+                                " (was the folder renamed?)");
   }
+}
+
+}  // namespace
+
+Manifest read_manifest(const std::string& folder) {
+  const std::string path = folder + "/" + kManifestName;
+  Manifest manifest = parse_manifest(text_of_manifest(path), path);
+  check_name(manifest, folder);
+  return manifest;
+}
+
+Manifest parse_manifest_head(const std::string& text, const std::string& path) {
+  if (std::optional<Manifest> head = parse_own_head(text, path)) return std::move(*head);
+  Manifest manifest = parse_manifest(text, path);
+  manifest.files.clear();
+  return manifest;
+}
+
+Manifest read_manifest_head(const std::string& folder) {
+  const std::string path = folder + "/" + kManifestName;
+  Manifest manifest = parse_manifest_head(text_of_manifest(path), path);
+  check_name(manifest, folder);
   return manifest;
 }
 

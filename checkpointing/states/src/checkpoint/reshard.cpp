@@ -85,7 +85,7 @@ std::string reshard_checkpoint(const std::string& from, const std::string& to, i
   CAIRN_CHECK(world_size >= 1, "reshard", "expected a world of at least 1, got ", world_size);
   const Manifest source = read_manifest(from);
   SavePlan plan{.dir = folder_for(to, source.lineage.step), .options = {.keep = 1'000'000}};
-  plan.manifest.lineage = {.step = source.lineage.step, .continues = line_of(from)};
+  plan.manifest.lineage = {.step = source.lineage.step, .continues = line_of(from, source)};
   plan.manifest.world_size = world_size;
   plan.manifest.metric = source.metric;
   plan.manifest.libraries = source.libraries;

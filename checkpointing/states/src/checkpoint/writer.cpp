@@ -198,10 +198,10 @@ Committed commit(SavePlan& plan, const std::vector<std::string>& files) {
     check_written(temporary, file);
     done.bytes += file.bytes;
   }
-  const std::string text = manifest_text(manifest);
-  done.id = parse_manifest(text, temporary).checksum;  // so it can be read back
+  const ManifestText written = manifest_text(manifest, temporary);
+  done.id = written.checksum;
   WritableFile file(temporary + "/" + kManifestName);
-  file.write(text);
+  file.write(written.text);
   file.close();
   flush_folder(temporary);
   replace_folder(temporary, folder, aside);

@@ -8,8 +8,8 @@
 
 namespace cairn::checkpointing {
 
-inline constexpr std::size_t kDeepestJson = 32;  // levels; what Cairn writes has five
-inline constexpr std::size_t kMostOrderedKeys = 4096;
+inline constexpr std::size_t kDeepestJson = 32;       // levels; what Cairn writes has five
+inline constexpr std::size_t kMostOrderedKeys = 256;  // what Cairn writes has a dozen
 
 /// Keys keep their order, in which each is compared with all before it. Throws core::DataError
 /// "[where] expected ... in '<path>'" for text that is not JSON, repeats a key in one object, has

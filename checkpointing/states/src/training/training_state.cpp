@@ -358,7 +358,7 @@ TrainingState::Loaded TrainingState::read(const std::string& path) const {
   loaded.contents = read_files(path, loaded.manifest, ReadBy::map, [&](const std::string& file) {
     return file == rank_file(own) || falls_to(file, world_.rank, world_.size);
   });
-  loaded.line = line_of(path);
+  loaded.line = line_of(path, loaded.manifest);
   return loaded;
 }
 

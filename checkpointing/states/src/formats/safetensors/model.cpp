@@ -64,7 +64,7 @@ std::map<std::string, std::set<std::string>> read_index(const std::string& path)
     const std::string text = file.is_string() ? file.get<std::string>() : "";
     if (text.empty() || text.find('/') != std::string::npos || text[0] == '.') {
       core::fail<core::DataError>("safetensors", "expected a file beside '", path, "' for '",
-                                  printable(name), "', got ", file.dump());
+                                  printable(name), "', got ", printable(file.dump()));
     }
     files[text].insert(name);
   }

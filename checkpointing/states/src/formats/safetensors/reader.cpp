@@ -22,7 +22,7 @@ std::uint64_t unsigned_of(const LargeJson& value, const std::string& path, const
                           const char* what) {
   if (!value.is_number_unsigned()) {
     fail_data(path, "expected non-negative integers as ", what, " of '", name, "', got ",
-              value.dump());
+              printable(value.dump()));
   }
   return value.get<std::uint64_t>();
 }
@@ -37,7 +37,7 @@ const LargeJson& member(const LargeJson& entry, const char* key, const std::stri
 Shape shape_of(const LargeJson& value, const std::string& path, const std::string& name) {
   if (!value.is_array() || value.size() > static_cast<std::size_t>(core::kMaxDims)) {
     fail_data(path, "expected a shape of at most ", core::kMaxDims, " sizes for '", name, "', got ",
-              value.dump());
+              printable(value.dump()));
   }
   Shape shape;
   for (const LargeJson& size : value) {
@@ -63,21 +63,23 @@ std::uint64_t bytes_of(const SafetensorsEntry& entry, const std::string& path) {
 SafetensorsEntry parse_entry(const std::string& name, const LargeJson& value,
                              const std::string& path) {
   if (!value.is_object())
-    fail_data(path, "expected an object for '", name, "', got ", value.dump());
+    fail_data(path, "expected an object for '", name, "', got ", printable(value.dump()));
   if (value.size() != 3) {
-    fail_data(path, "expected dtype, shape and data_offsets of '", name, "', got ", value.dump());
+    fail_data(path, "expected dtype, shape and data_offsets of '", name, "', got ",
+              printable(value.dump()));
   }
   SafetensorsEntry entry;
   entry.name = name;
   const LargeJson& dtype = member(value, "dtype", path, name);
   if (!dtype.is_string() || !parse_safetensors_dtype(dtype.get<std::string>(), entry.dtype)) {
     fail_data(path, "expected a dtype of F16, BF16, F32, F64, I16, I32, I64, U8 or BOOL for '",
-              name, "', got ", dtype.dump());
+              name, "', got ", printable(dtype.dump()));
   }
   entry.shape = shape_of(member(value, "shape", path, name), path, name);
   const LargeJson& offsets = member(value, "data_offsets", path, name);
   if (!offsets.is_array() || offsets.size() != 2) {
-    fail_data(path, "expected data_offsets [begin, end] of '", name, "', got ", offsets.dump());
+    fail_data(path, "expected data_offsets [begin, end] of '", name, "', got ",
+              printable(offsets.dump()));
   }
   entry.begin = unsigned_of(offsets[0], path, name, "data_offsets");
   entry.end = unsigned_of(offsets[1], path, name, "data_offsets");
@@ -92,10 +94,11 @@ SafetensorsEntry parse_entry(const std::string& name, const LargeJson& value,
 SafetensorsMetadata parse_metadata(const LargeJson& value, const std::string& path) {
   SafetensorsMetadata metadata;
   if (!value.is_object())
-    fail_data(path, "expected an object as ", kMetadataKey, ", got ", value.dump());
+    fail_data(path, "expected an object as ", kMetadataKey, ", got ", printable(value.dump()));
   for (const auto& [key, text] : value.items()) {
     if (!text.is_string()) {
-      fail_data(path, "expected text as '", key, "' of ", kMetadataKey, ", got ", text.dump());
+      fail_data(path, "expected text as '", key, "' of ", kMetadataKey, ", got ",
+                printable(text.dump()));
     }
     metadata.emplace_back(key, text.get<std::string>());
   }
