@@ -25,6 +25,7 @@ using core::InvalidArgument;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 TEST(Parts, VariablesComeBack) {
   const TemporaryFolder dir;
@@ -208,6 +209,18 @@ TEST(PartialLoad, AnotherOptimizersStateIsLeftOut) {
   EXPECT_EQ(sgd.groups()[0].lr, 0.25);
   EXPECT_EQ(now.body.parameters()[0].tensor.to_vector(),
             old.body.parameters()[0].tensor.to_vector());
+}
+
+// What only looks like an optimizer's is loaded as anything else.
+TEST(PartialLoad, AVariableCalledKindIsLoaded) {
+  const TemporaryFolder dir;
+  std::string kind = "warm-up";
+  Variables mine({{"kind", kind}});
+  TrainingState({{"mine", mine}}).save(dir.string(), 4);
+  kind = "decay";
+  TrainingState state({{"mine", mine}});
+  EXPECT_THAT(state.resume_latest(dir.string(), {.strict = false})->kept, IsEmpty());
+  EXPECT_EQ(kind, "warm-up");
 }
 
 TEST(PartialLoad, NamesAreMapped) {

@@ -147,8 +147,6 @@ Tensor read_whole(const ShardedTensor& tensor, const PieceReader& read) {
 
 FlatState in_wanted_form(FlatState stored, const std::vector<ShardedTensor>& sharded,
                          const FlatState& wanted, const PieceReader& read) {
-  const auto is_shard = [](const auto& one) { return std::holds_alternative<Shard>(one.second); };
-  if (sharded.empty() && std::none_of(wanted.begin(), wanted.end(), is_shard)) return stored;
   std::map<std::string, const StateDict::Value*> forms;
   for (const auto& [name, value] : wanted) forms[name] = &value;
   const auto form_of = [&](const std::string& name) {

@@ -12,6 +12,14 @@ bool lies_in(const std::string& name, const std::string& place) {
   return name == place || name.starts_with(place + ".");
 }
 
+// "FusedAdam", of the state of an optimizer; "" of any other.
+std::string optimizer_of(const StateDict& state) {
+  const StateDict::Value *kind = state.find("kind"), *groups = state.find("groups");
+  const bool is_one = kind != nullptr && std::holds_alternative<std::string>(*kind) &&
+                      groups != nullptr && std::holds_alternative<StateDict>(*groups);
+  return is_one ? std::get<std::string>(*kind) : "";
+}
+
 }  // namespace
 
 std::string new_name(const std::string& name,
@@ -28,6 +36,11 @@ StateDict renamed(const StateDict& state,
   FlatState entries = flatten(state);
   for (auto& [name, value] : entries) name = new_name(name, names);
   return unflatten(entries);
+}
+
+bool of_different_optimizers(const StateDict& a, const StateDict& b) {
+  const std::string one = optimizer_of(a), other = optimizer_of(b);
+  return !one.empty() && !other.empty() && one != other;
 }
 
 StateDict merged(const StateDict& now, const StateDict& loaded, const std::string& prefix,

@@ -484,22 +484,11 @@ ResumeInfo TrainingState::resume(const std::string& path, const ResumeOptions& h
   return load(std::move(loaded), how);
 }
 
-// Of optimizers, whose states say which they are of.
-bool is_of_another_kind(const StateDict& own, const StateDict& loaded) {
-  const auto kind_in = [](const StateDict& state) {
-    const StateDict::Value* kind = state.find("kind");
-    const auto* text = kind == nullptr ? nullptr : std::get_if<std::string>(kind);
-    return text == nullptr ? std::string() : *text;
-  };
-  const std::string a = kind_in(own), b = kind_in(loaded);
-  return !a.empty() && !b.empty() && a != b;
-}
-
 // Loads one part; where the options allow it and the state does not fit as it is, what of it fits.
 void TrainingState::load_part(const Part& part, const StateDict& loaded, const StateDict& before,
                               const ResumeOptions& how, ResumeInfo& info) {
   if (how.strict) return part.stateful->load_state_dict(loaded);
-  if (is_of_another_kind(before, loaded)) {
+  if (of_different_optimizers(before, loaded)) {
     info.kept.push_back(part.name);
     info.ignored.push_back(part.name);
     return;
@@ -521,8 +510,11 @@ StateDict TrainingState::in_form_of(const StateDict& wanted, const Loaded& loade
                                     const ResumeOptions& how) {
   std::vector<ShardedTensor> sharded = sharded_tensors(loaded.manifest);
   for (ShardedTensor& tensor : sharded) tensor.name = new_name(tensor.name, how.rename);
-  return unflatten(in_wanted_form(flatten(renamed(loaded.contents, how.rename)), sharded,
-                                  flatten(wanted), piece_reader(loaded.path)));
+  const FlatState form = flatten(wanted);
+  StateDict stored = renamed(loaded.contents, how.rename);
+  const auto is_shard = [](const auto& one) { return std::holds_alternative<Shard>(one.second); };
+  if (sharded.empty() && std::none_of(form.begin(), form.end(), is_shard)) return stored;
+  return unflatten(in_wanted_form(flatten(stored), sharded, form, piece_reader(loaded.path)));
 }
 
 // Each part's load is all or nothing; `undo` gives those that have loaded, and the generator, their
