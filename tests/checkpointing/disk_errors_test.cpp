@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
+#include "cairn/checkpointing/parts.h"
 #include "cairn/checkpointing/training_state.h"
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
@@ -173,6 +174,42 @@ TEST_F(DiskErrors, AFileThatBecameShorterEndsInAnError) {
   std::string text(10, ' ');
   EXPECT_THAT(message_of<IoError>([&] { file.read(0, text.data(), text.size()); }),
               AllOf(HasSubstr("expected 6 more bytes at 4"), HasSubstr("got its end")));
+}
+
+// One sector: a tensor is lost, with its manifest or without, and nothing else.
+TEST_F(DiskErrors, OfOneSectorLoseWhatLiesThere) {
+  struct BadSector : SystemCalls {
+    int bad_file = -1;
+    std::uint64_t at = 0;
+    int open(const std::string& path, int flags) override {
+      const int file = SystemCalls::open(path, flags);
+      if (path.ends_with("state.safetensors")) bad_file = file;
+      return file;
+    }
+    ssize_t read(int file, void* data, std::size_t bytes, std::uint64_t offset) override {
+      const bool hit = file == bad_file && offset <= at && at < offset + bytes;
+      if (hit) errno = EIO;
+      return hit ? -1 : SystemCalls::read(file, data, bytes, offset);
+    }
+  } disk;
+  const NamedTensors all = {
+      {"a", Tensor::full({4}, 1)}, {"b", Tensor::full({4}, 2)}, {"c", Tensor::full({4}, 3)}};
+  Tensors part(all);
+  const std::string path = TrainingState({{"model", part}}).save(dir_.string(), 1);
+  disk.at = std::filesystem::file_size(path + "/state.safetensors") - 1;
+  const SystemCallsGuard guard(disk);
+  for (const bool with_manifest : {true, false}) {
+    if (!with_manifest) std::filesystem::remove(path + "/manifest.json");
+    const SalvagedCheckpoint salvaged = salvage_checkpoint(path);
+    const StateDict& model = salvaged.contents.dict("model");
+    EXPECT_EQ(model.tensor("a").to_vector(), std::vector<double>(4, 1));
+    EXPECT_EQ(model.tensor("b").to_vector(), std::vector<double>(4, 2));
+    EXPECT_FALSE(model.contains("c"));
+    EXPECT_TRUE(salvaged.contents.contains("rank-0"));
+    EXPECT_THAT(salvaged.damage, SizeIs(with_manifest ? 1 : 2));
+    EXPECT_THAT(salvaged.damage.back(),
+                AllOf(HasSubstr("'model.c' is lost"), HasSubstr("Input/output error")));
+  }
 }
 
 // Several ranks make the folder of a run at once.

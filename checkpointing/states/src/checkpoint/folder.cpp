@@ -164,6 +164,17 @@ std::uint64_t seed_of_new_rank(std::uint64_t seed, int rank) {
 
 namespace {
 
+void read_all(const SafetensorsReader& reader, const std::string& prefix, FlatState& values,
+              std::vector<std::string>& damage) {
+  for (const SafetensorsEntry& entry : reader.entries()) {
+    try {
+      values.emplace_back(prefix + entry.name, reader.read(entry));
+    } catch (const core::IoError& e) {
+      damage.push_back(core::str("'", entry.name, "' is lost: ", e.what()));
+    }
+  }
+}
+
 // Everything in the checkpoint's files, whatever it is: there is no manifest that would tell.
 FlatState read_unlisted(const std::string& path, std::vector<std::string>& damage) {
   FlatState values;
@@ -173,10 +184,10 @@ FlatState read_unlisted(const std::string& path, std::vector<std::string>& damag
     if (!file.ends_with(".safetensors")) continue;
     try {
       const SafetensorsReader reader(core::str(path, "/", file));
-      for (const SafetensorsEntry& entry : reader.entries()) {
-        values.emplace_back(core::str(entry_prefix(file), entry.name), reader.read(entry));
-      }
+      read_all(reader, entry_prefix(file), values, damage);
     } catch (const core::DataError& e) {
+      damage.push_back(e.what());
+    } catch (const core::IoError& e) {
       damage.push_back(e.what());
     }
   }
@@ -193,11 +204,11 @@ SalvagedCheckpoint salvage_checkpoint(const std::string& path) {
   };
   try {
     const Manifest manifest = read_manifest(path);
-    const FlatState values = values_of(path, manifest, ReadBy::copy, all_files, salvaged.damage);
+    const FlatState values = values_of(path, manifest, ReadBy::salvage, all_files, salvaged.damage);
     salvaged.contents = unflatten(with_whole_tensors(values, manifest));
   } catch (const core::DataError& e) {
     without_manifest(e);
-  } catch (const NoSuchFile& e) {
+  } catch (const core::IoError& e) {
     without_manifest(e);
   }
   return salvaged;

@@ -79,7 +79,12 @@ void read_entries(const SafetensorsReader& reader, const ManifestFile& file, Rea
   std::vector<std::string> wrong(file.entries.size());
   on_threads(threads_for(file.bytes), file.entries.size(), [&](std::size_t i) {
     const CheckpointEntry& entry = file.entries[i];
-    tensors[i] = entry.in_file() ? read_tensor(reader, entry, by, wrong[i]) : Tensor();
+    try {
+      tensors[i] = entry.in_file() ? read_tensor(reader, entry, by, wrong[i]) : Tensor();
+    } catch (const core::IoError& e) {
+      if (by != ReadBy::salvage) throw;
+      wrong[i] = core::str(entry.file, ": '", entry.name, "' is lost: ", e.what());
+    }
   });
   std::set<std::string> known;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -115,6 +120,9 @@ FlatState read_stored_file(const std::string& folder, const ManifestFile& file, 
   } catch (const core::DataError& e) {
     damage.push_back(e.what());
   } catch (const NoSuchFile& e) {
+    damage.push_back(e.what());
+  } catch (const core::IoError& e) {
+    if (by != ReadBy::salvage) throw;
     damage.push_back(e.what());
   }
   return values;

@@ -17,10 +17,12 @@ ManifestFile write_stored_file(const std::string& folder, const std::string& nam
                                const FlatState& entries, SafetensorsMetadata metadata = {});
 
 /// How tensors come into memory: by copy, or as the file's own pages (SafetensorsReader::map).
-enum class ReadBy { copy, map };
+/// salvage: by copy, and what the disk does not give is damage too.
+enum class ReadBy { copy, map, salvage };
 
 /// Reads and verifies `folder`/`file.name`. Each thing wrong adds a line to `damage`; the values
-/// are complete only where none was added. Throws IoError where the disk does not answer.
+/// are complete only where none was added. Otherwise throws IoError where the disk does
+/// not answer.
 FlatState read_stored_file(const std::string& folder, const ManifestFile& file, ReadBy by,
                            std::vector<std::string>& damage);
 

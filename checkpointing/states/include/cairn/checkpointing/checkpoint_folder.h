@@ -62,8 +62,8 @@ std::vector<std::string> find_damage(const std::string& path);
 /// shards is whole. Throws core::DataError naming all damage.
 StateDict read_checkpoint(const std::string& path);
 
-/// What can still be read of a damaged one, and a line for all that cannot. Where the manifest is
-/// damaged nothing is verified, and numbers and integers are tensors.
+/// What can still be read of a damaged one, or of a failing disk, and a line for all that cannot.
+/// Where the manifest is damaged nothing is verified, and numbers and integers are tensors.
 struct SalvagedCheckpoint {
   StateDict contents;
   std::vector<std::string> damage;
