@@ -80,14 +80,6 @@ std::size_t LossContributions::index_of(const optim::Optimizer& optimizer,
   return static_cast<std::size_t>(found - optimizers_.begin());
 }
 
-/// By one of its optimizers: parameters that none of them steps may keep theirs for ever.
-bool LossContributions::is_held(const LossContributionPtr& one) const {
-  return std::any_of(one->optimizers.begin(), one->optimizers.end(), [&](std::size_t index) {
-    const std::vector<LossContributionPtr> held = held_by(index);
-    return std::find(held.begin(), held.end(), one) != held.end();
-  });
-}
-
 LossContributionPtr LossContributions::open(int loss_id, double scale, const Indices& optimizers) {
   std::erase_if(open_, [](const auto& one) {
     const auto alive = one.lock();
@@ -96,7 +88,7 @@ LossContributionPtr LossContributions::open(int loss_id, double scale, const Ind
   for (const auto& one : open_) {
     LossContributionPtr alive = one.lock();
     const bool same = alive->loss_id == loss_id && alive->scale == scale;
-    if (same && alive->optimizers == optimizers && is_held(alive)) return alive;
+    if (same && alive->optimizers == optimizers) return alive;
   }
   auto fresh = std::make_shared<LossContribution>();
   fresh->owner = this;
@@ -163,13 +155,15 @@ std::vector<optim::PendingReport> LossContributions::check_later_ones(
   return pending;
 }
 
+/// In gradients that nobody has cleared since.
 std::vector<optim::NonFinite> LossContributions::nonfinite_in(
     const std::vector<gradients::Check>& checks) const {
-  std::map<const void*, kernels::TensorCheck> found;  // by tensor
+  using Key = std::pair<const void*, std::uint64_t>;
+  std::map<Key, kernels::TensorCheck> found;  // by tensor and its slot's clears
   for (const gradients::Check& check : checks) {
     const std::vector<kernels::TensorCheck> values = check.found.read();
     for (std::size_t i = 0; i < values.size(); ++i) {
-      kernels::TensorCheck& sum = found[check.tensors[i]];
+      kernels::TensorCheck& sum = found[{check.tensors[i].tensor, check.tensors[i].clears}];
       sum.nonfinite += values[i].nonfinite;
       sum.nan += values[i].nan;
     }
@@ -178,7 +172,7 @@ std::vector<optim::NonFinite> LossContributions::nonfinite_in(
   for (const optim::Optimizer* optimizer : optimizers_) {
     for (const optim::ParameterGroup& group : optimizer->groups()) {
       for (const auto& [name, tensor] : group.parameters) {
-        const auto at = found.find(tensor.id());
+        const auto at = found.find({tensor.id(), tensor.gradient_slot().clears()});
         if (at == found.end() || at->second.nonfinite == 0) continue;
         named.push_back({name, at->second.nonfinite - at->second.nan, at->second.nan});
       }

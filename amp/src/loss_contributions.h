@@ -73,7 +73,6 @@ class LossContributions {
   void check_not_moved(const char* where) const;
 
  private:
-  bool is_held(const LossContributionPtr& one) const;
   std::vector<LossContributionPtr> unjudged_of(const std::vector<std::size_t>& optimizers) const;
   std::vector<optim::PendingReport> check_later_ones(const LossContribution& contribution,
                                                      const std::vector<std::size_t>& stepping,

@@ -199,6 +199,7 @@ void GradientSlot::mark_stashed() {
 }
 
 void GradientSlot::clear() {
+  ++clears_;
   summed_ = sum_is_local_ = false;
   sum_contributions_.clear();
   written_ = reduced_in_run_ = false;

@@ -51,7 +51,9 @@ void tell(const Pass& pass, const std::vector<Tensor>& tensors,
   if (contribution == nullptr) return;
   Check& check = contribution->checks.emplace_back();
   check.found = found;
-  for (const std::size_t i : pass.tensors) check.tensors.push_back(tensors[i].id());
+  for (const std::size_t i : pass.tensors) {
+    check.tensors.push_back({tensors[i].id(), tensors[i].gradient_slot().clears()});
+  }
 }
 
 }  // namespace

@@ -221,6 +221,69 @@ TEST(Gradients, OfAPlainBackwardBelongToTheNextLossOnAllRanks) {
   });
 }
 
+/// A contribution goes on as long as any gradient of it lives, on every rank: of one rank's first
+/// micro-batch only a parameter lives that no optimizer steps.
+TEST(Gradients, OfALossThatReachesNoSteppedParameterOnOneRankAreOneContribution) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
+    optim::FusedSGD optimizer({{"a", model.a()}}, {.lr = 0.1});
+    amp::Options options{.opt_level = amp::OptLevel::O0};
+    options.world = ddp.world();
+    amp::Amp precision = amp::initialize(model, optimizer, options);
+    const auto loss = [&] {
+      const Tensor both = ddp(input(1.0));
+      return group.rank() == 0 ? both : autograd::sum(autograd::mul(model.b(), input(1.0)));
+    };
+    for (int step = 1; step <= 2; ++step) {
+      {
+        const auto no_sync = ddp.no_sync();
+        precision.backward(loss());
+      }
+      precision.backward(loss());
+      const optim::StepResult result = precision.step();
+      EXPECT_TRUE(result.applied) << result.reason;
+      EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * step, 1e-6);
+    }
+  });
+}
+
+/// Of a window under no_sync one rank has only the gradient of a parameter that was frozen since.
+TEST(Gradients, OfAParameterFrozenWithinAWindowAreReducedByTheStepOfAllRanks) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    autograd::backward(ddp(input(1.0)));
+    {
+      const auto no_sync = ddp.no_sync();
+      const Tensor& reached = group.rank() == 0 ? model.b() : model.a();
+      autograd::backward(autograd::sum(autograd::mul(reached, input(2.0))));
+    }
+    model.b().set_requires_grad(false);
+    optimizer.step({.keep_gradients = true});
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * (1.0 + 1.0), 1e-6);
+    model.b().set_requires_grad(true);
+    optimizer.step();
+    EXPECT_NEAR(value(model.b()), 1.1 - 0.1 * (1.0 + 1.0), 1e-6);
+  });
+}
+
+TEST(Gradients, OfALossUnderNoSyncThatReachesNothingOnOneRankAreReducedByTheStep) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model, other;
+    parallel::DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    autograd::backward(ddp(input(1.0)));
+    {
+      const auto no_sync = ddp.no_sync();
+      autograd::backward(group.rank() == 0 ? other(input(2.0)) : model(input(2.0)));
+    }
+    optimizer.step();
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * (1.0 + 1.0), 1e-6);
+  });
+}
+
 TEST(Gradients, LoadingAStateEndsWhatIsPending) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});

@@ -85,6 +85,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   core::RunId reducing_run = 0;          // 0: none is under way
   int no_sync_depth = 0;
   bool world_synchronizes = true;  // World::synchronize
+  bool had_no_sync = false;        // since ranks last compared in a step what is to be reduced
 };
 
 }  // namespace cairn::parallel

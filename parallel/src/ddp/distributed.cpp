@@ -23,7 +23,11 @@ class ModelLink final : public core::WorldLink {
   }
   core::LibraryVersions libraries() const override { return library_versions(); }
   bool reduces_gradients() const override { return true; }
-  void synchronize(bool on) override { alive()->world_synchronizes = on; }
+  void synchronize(bool on) override {
+    const auto impl = alive();
+    impl->world_synchronizes = on;
+    impl->had_no_sync = impl->had_no_sync || !on;
+  }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
     const auto ddp = alive();
     if (!ddp->options.check_local_gradients || ddp->group.world_size() == 1) return std::nullopt;
@@ -83,6 +87,7 @@ DistributedDataParallel::NoSync::~NoSync() {
 }
 
 DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool if_) {
+  impl_->had_no_sync = impl_->had_no_sync || if_;
   return NoSync(if_ ? &impl_->no_sync_depth : nullptr);
 }
 

@@ -52,9 +52,10 @@ RankGradients gradients_on_rank(const NamedTensors& parameters, bool f32_slots) 
   for (const auto& [name, tensor] : parameters) {
     GradientOnRank& held = own.parameters.emplace_back();
     const core::GradientSlot* slot = tensor.gradient_slot_or_null();
-    if (slot == nullptr || !tensor.requires_grad()) continue;
+    if (slot == nullptr) continue;
+    held = held_of(*slot);  // also of a parameter that was frozen since
+    if (!tensor.requires_grad()) continue;
     if (slot->state() == State::broken && own.broken.empty()) own.broken = name;
-    held = held_of(*slot);
     if (!held.gradient && !held.sum) continue;
     own.has_scale = true;
     own.scaled = slot->scale().scaler != 0;
@@ -157,8 +158,21 @@ Losses losses_of(const NamedTensors& parameters) {
   return losses;
 }
 
+/// A gradient of zeros.
+void zero_gradient(const Tensor& parameter, bool f32, const core::GradientScale& scale) {
+  core::GradientSlot& slot = parameter.gradient_slot();
+  const bool has_place = slot.memory().defined();  // a frozen parameter may have none
+  const DType dtype = f32 ? DType::f32 : parameter.dtype();
+  if (!has_place)
+    slot.place(kernels::empty_beside(parameter, dtype, core::MemoryCategory::gradients));
+  kernels::fill(slot.memory(), 0.0);
+  slot.mark_written(scale);
+  if (!has_place) slot.displace();
+}
+
 /// Zeros, for a gradient or a sum that only other ranks have.
-void give_zeros(const Tensor& parameter, const GradientOnRank& wanted, const Losses& losses) {
+void give_zeros(const Tensor& parameter, const GradientOnRank& wanted, const Losses& losses,
+                bool f32) {
   core::GradientSlot& slot = parameter.gradient_slot();
   if (wanted.sum && !slot.has_sum()) {
     if (!slot.sum().defined())
@@ -167,10 +181,7 @@ void give_zeros(const Tensor& parameter, const GradientOnRank& wanted, const Los
     slot.mark_summed(losses.of_sums);
     if (!slot.holds_gradient()) slot.set_scale({losses.of_gradients.scaler});
   }
-  if (wanted.gradient && !slot.holds_gradient()) {
-    kernels::fill(slot.memory(), 0.0);
-    slot.mark_written(losses.of_gradients);
-  }
+  if (wanted.gradient && !slot.holds_gradient()) zero_gradient(parameter, f32, losses.of_gradients);
 }
 
 void all_reduce(const TensorView& gradient, const std::string& name, const ProcessGroup& group,
@@ -187,12 +198,14 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
 }  // namespace
 
 /// A collective where some gradient is this rank's alone: by the rule of a window that is so on
-/// every rank or on none. Throws on every rank, before anything is changed, where ranks hold what
-/// cannot go together.
+/// every rank or on none. Where losses reach other parameters on other ranks a rank may have none of
+/// a window under no_sync: all come then. Throws on every rank, before anything is changed, where
+/// ranks hold what cannot go together.
 void DistributedDataParallel::Impl::reduce_unreduced() {
   if (group.world_size() == 1) return;
   const RankGradients own = gradients_on_rank(parameters, arena->f32_slots());
-  if (!own.has_anything_to_reduce()) return;
+  const bool others_may = finds_unused() && had_no_sync && !uneven;
+  if (!own.has_anything_to_reduce() && !others_may) return;
   if (uneven)
     fail_everywhere(core::str("expected a backward that reduces before each step inside join(), ",
                               "got a step that has to reduce ", list_of_local(own, parameters),
@@ -200,6 +213,7 @@ void DistributedDataParallel::Impl::reduce_unreduced() {
   std::vector<RankGradients> ranks;
   for (const std::string& told : group.exchange(pack(own), "what a step has to reduce"))
     ranks.push_back(unpack(told));
+  had_no_sync = false;
   check_whole(ranks);
   check_same_scale(ranks);
   if (!finds_unused()) check_same_parameters(ranks, parameters);
@@ -214,7 +228,8 @@ void DistributedDataParallel::Impl::reduce_unreduced() {
     }
     if (!any.is_local()) continue;
     const auto& [name, tensor] = parameters[p];
-    give_zeros(tensor, {.gradient = any.local_gradient, .sum = any.local_sum}, losses);
+    const GradientOnRank wanted{.gradient = any.local_gradient, .sum = any.local_sum};
+    give_zeros(tensor, wanted, losses, arena->f32_slots());
     core::GradientSlot& slot = tensor.gradient_slot();
     if (any.local_sum)
       all_reduce(slot.sum(), core::str("gradient ", name, " (sum)"), group, options);

@@ -170,6 +170,7 @@ class GradientSlot {
   /// No gradient, no sum: whatever was there or is broken is gone. Inside a run: what it writes
   /// next is the first.
   void clear();
+  std::uint64_t clears() const { return clears_; }  // so far
   /// Throws Error where the slot is broken, naming the parameter and what threw.
   void check_whole(const std::string& name) const;
   /// Makes `optimizer` the one that steps this parameter; false where another, living one does.
@@ -183,7 +184,8 @@ class GradientSlot {
   State state_ = State::empty;
   State before_ = State::empty;  // the run that is writing
   RunId run_ = 0;                // that run, or the last one
-  bool written_ = false;         // by the run that is writing
+  std::uint64_t clears_ = 0;
+  bool written_ = false;  // by the run that is writing
   bool reduced_in_run_ = false;
   bool placed_ = false;
   bool summed_ = false;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -14,8 +15,11 @@ namespace cairn::gradients {
 
 /// What the passes over some tensors' gradients found, by tensor.
 struct Check {
-  std::vector<const void*>
-      tensors;  // Tensor::id(): their slots hold the contribution, not the other way
+  struct Of {
+    const void* tensor = nullptr;  // Tensor::id(): its slot holds the contribution
+    std::uint64_t clears = 0;      // the slot's: another clear() drops what was found
+  };
+  std::vector<Of> tensors;
   kernels::PendingCheck found;
 };
 
