@@ -1,5 +1,6 @@
 // ddp_steps turns MODEL RANKS STEPS PORT    a step of DDP, with overlap and without, the same without DDP on
-//                                           as many ranks at once, and its buckets' all_reduces alone, by turns
+//                                           as many ranks at once, its buckets' all_reduces alone, and a step of
+//                                           ShardedDataParallel, by turns
 // ddp_steps train MODEL RANKS THREADS STEPS PORT    a step of ranks of so many threads; one rank has no DDP
 // ddp_steps control PORT                    the CPU time of the control plane
 // ddp_steps pipeline RANKS MICRO_BATCHES SCHEDULE PORT    a step of stages that sleep in both directions; SCHEDULE is gpipe or 1f1b
@@ -22,6 +23,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/parallel/distributed.h"
 #include "cairn/parallel/pipeline.h"
+#include "cairn/parallel/sharded.h"
 #include "ranks.h"
 #include "support/conv_net.h"
 #include "support/gpt.h"
@@ -53,11 +55,16 @@ Batch texts(std::int64_t rows) {
 class Training {
  public:
   Training(std::shared_ptr<nn::Module> model, Batch batch, const parallel::ProcessGroup& group,
-           const parallel::DistributedOptions& options)
+           const parallel::DistributedOptions& options, bool sharded)
       : model_(std::move(model)),
         batch_(std::move(batch)),
         optimizer_(model_->parameters(), {.lr = 1e-3, .weight_decay = 0.01}) {
-    if (group.world_size() > 1) ddp_.emplace(*model_, group, options);
+    if (sharded) {
+      ddp_ = std::make_unique<parallel::ShardedDataParallel>(
+          *model_, group, parallel::ShardedOptions{.distributed = options});
+    } else if (group.world_size() > 1) {
+      ddp_ = std::make_unique<parallel::DistributedDataParallel>(*model_, group, options);
+    }
     amp::Options o0{.opt_level = amp::OptLevel::O0};
     if (ddp_) o0.world = ddp_->world();
     precision_.emplace(amp::initialize(*model_, optimizer_, o0));
@@ -73,21 +80,22 @@ class Training {
   std::shared_ptr<nn::Module> model_;
   Batch batch_;
   optim::FusedAdam optimizer_;
-  std::optional<parallel::DistributedDataParallel> ddp_;
+  std::unique_ptr<parallel::DistributedDataParallel> ddp_;
   std::optional<amp::Amp> precision_;
 };
 
 std::unique_ptr<Training> training(const std::string& model, std::int64_t threads,
                                    const parallel::ProcessGroup& group,
-                                   const parallel::DistributedOptions& options = {}) {
+                                   const parallel::DistributedOptions& options = {},
+                                   bool sharded = false) {
   manual_seed(1);
   if (model == "convnet")
     return std::make_unique<Training>(std::make_shared<nn::Sequential>(support::conv_net()),
-                                      images(100 * threads), group, options);
+                                      images(100 * threads), group, options, sharded);
   const support::GptSizes sizes{
       .vocabulary = 256, .tokens = 256, .width = 384, .layers = 6, .heads = 6};
   return std::make_unique<Training>(std::make_shared<support::Gpt>(sizes), texts(2 * threads),
-                                    group, options);
+                                    group, options, sharded);
 }
 
 parallel::ProcessGroup join(int rank, int ranks, const char* port) {
@@ -114,6 +122,7 @@ int turns(const std::string& model, int ranks, int steps, const char* port) {
     const auto overlapped = training(model, 1, group);
     const auto delayed = training(model, 1, group, {.delay_allreduce = true});
     const auto alone = training(model, 1, parallel::ProcessGroup::single());
+    const auto sharded = training(model, 1, group, {}, true);
     overlapped->step();  // buckets follow the first backward
     std::vector<Tensor> buckets;
     for (const auto& bucket : overlapped->buckets())
@@ -123,10 +132,11 @@ int turns(const std::string& model, int ranks, int steps, const char* port) {
                                            [&] {
                                              for (const Tensor& bucket : buckets)
                                                group.all_reduce(bucket, parallel::ReduceOp::mean);
-                                           }};
-    std::vector<double> times[4];
+                                           },
+                                           [&] { sharded->step(); }};
+    std::vector<double> times[5];
     for (int turn = -2; turn < steps; ++turn) {
-      for (std::size_t kind = 0; kind < 4; ++kind) {
+      for (std::size_t kind = 0; kind < 5; ++kind) {
         group.barrier();
         const auto begin = std::chrono::steady_clock::now();
         kinds[kind]();
@@ -137,17 +147,19 @@ int turns(const std::string& model, int ranks, int steps, const char* port) {
       }
     }
     if (rank != 0) return;
-    std::vector<double> shares, gains;
+    std::vector<double> shares, gains, sharded_shares;
     for (std::size_t i = 0; i < times[0].size(); ++i) {
       shares.push_back(times[0][i] / std::max(times[2][i], times[3][i]));
       gains.push_back(times[1][i] / times[0][i]);
+      sharded_shares.push_back(times[4][i] / times[0][i]);
     }
     std::printf(
         "{\"overlapped_ms\": %.4f, \"delayed_ms\": %.4f, \"compute_ms\": %.4f, "
-        "\"communication_ms\": %.4f, \"share\": %.4f, \"gain\": %.4f, \"fastest_ms\": [%.4f, "
-        "%.4f, %.4f, %.4f]}\n",
-        median(times[0]), median(times[1]), median(times[2]), median(times[3]), median(shares),
-        median(gains), least(times[0]), least(times[1]), least(times[2]), least(times[3]));
+        "\"communication_ms\": %.4f, \"sharded_ms\": %.4f, \"share\": %.4f, \"gain\": %.4f, "
+        "\"sharded_share\": %.4f, \"fastest_ms\": [%.4f, %.4f, %.4f, %.4f, %.4f]}\n",
+        median(times[0]), median(times[1]), median(times[2]), median(times[3]), median(times[4]),
+        median(shares), median(gains), median(sharded_shares), least(times[0]), least(times[1]),
+        least(times[2]), least(times[3]), least(times[4]));
   });
 }
 

@@ -281,6 +281,7 @@ void Amp::release() {
         impl.released || !was_moved(*model), "release",
         "expected the models that amp::initialize was given where they were, got one that was ",
         "moved since (amp::release(model) gives back the one that it was moved to)");
+    if (!impl.released) check_masters_whole(model->parameters(), "release");
   }
   set_capturable(false);
   if (std::exchange(impl.released, true) || !impl.options.enabled) return;
@@ -295,6 +296,7 @@ void Amp::release() {
 }
 
 void release(nn::Module& model) {
+  check_masters_whole(model.parameters(), "release");
   release_layers(model);
   release_model(model);
 }

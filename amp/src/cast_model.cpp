@@ -120,6 +120,17 @@ void widen_parameter(Tensor parameter) {
   parameter.set_data(exact);
 }
 
+void check_masters_whole(const NamedTensors& parameters, const char* what) {
+  for (const auto& [name, tensor] : parameters) {
+    const auto* master = kernels::MasterWeight::peek(tensor);
+    if (master == nullptr || !master->part()) continue;
+    core::fail<core::Unsupported>(what, "expected f32 masters that are whole on this rank, got a ",
+                                  "part of that of '", name, "': the optimizer's state is sharded ",
+                                  "(save the training state, and resume it without ",
+                                  "ShardedDataParallel)");
+  }
+}
+
 MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers) {
   MasterStorages storages;
   for (const optim::Optimizer* optimizer : optimizers) {

@@ -24,6 +24,9 @@ Tensor to_floating(const Tensor& x, DType dtype);
 /// Points a parameter at its exact f32 value: its master, or the half value widened.
 void widen_parameter(Tensor parameter);
 
+/// Throws Unsupported where this rank has a part of a master only: the parameter cannot become f32.
+void check_masters_whole(const NamedTensors& parameters, const char* what);
+
 /// How each parameter's optimizer keeps its master, by Tensor::id().
 using MasterStorages = std::unordered_map<const void*, optim::MasterStorage>;
 MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers);

@@ -156,6 +156,7 @@ bool Fallback::has(const std::string& name) const {
 void Fallback::fall_back(const std::string& name) {
   for (const auto& layer : layers_) {
     if (layer->name != name) continue;
+    check_masters_whole(layer->parameters, "fallback_after");
     layer->f32 = watch_->any = true;
     layer->overflows = 0;
     for (const NamedTensor& parameter : layer->parameters) widen_parameter(parameter.tensor);

@@ -71,8 +71,8 @@ int train(const Flags& flags) {
   const Device device = group.device(flags.device);
   model.to(device);
 
-  parallel::DistributedDataParallel ddp(model, group);
-  const World world = ddp.world();
+  const std::unique_ptr<parallel::DistributedDataParallel> ddp = flags.data_parallel(model, group);
+  const World world = ddp->world();
   const std::unique_ptr<optim::Optimizer> optimizer = flags.make_optimizer(model.parameters());
   amp::Amp precision = amp::initialize(model, *optimizer, flags.amp_options(world));
 
@@ -90,7 +90,7 @@ int train(const Flags& flags) {
                                       {"schedule", schedule},
                                       {"accumulation", accumulation},
                                       {"sampler", sampler},
-                                      {"ddp", ddp}},
+                                      {"ddp", *ddp}},
                                      world);
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
   std::int64_t step = flags.resume(state);
@@ -105,7 +105,7 @@ int train(const Flags& flags) {
   while (step < total_steps) {
     for (const data::Batch& batch : loader) {
       const optim::MicroBatch micro = accumulation.begin(batch.size());
-      const Tensor logits = ddp(batch.inputs);
+      const Tensor logits = (*ddp)(batch.inputs);
       const Tensor loss = nn::cross_entropy(logits, batch.labels);
       precision.backward(loss, {.weight = micro.weight()});
       reporter.micro_batch(loss.item(), accuracy(logits, batch.labels));
@@ -127,7 +127,7 @@ int train(const Flags& flags) {
     }
   }
 
-  ddp.sync_buffers();  // one set of running statistics for the evaluation
+  ddp->sync_buffers();  // one set of running statistics for the evaluation
   const double test = test_accuracy(model, *images.test, world, device);
   if (world.rank == 0 && !flags.picture.empty()) {
     digits::save_picture(flags.picture, model, *images.test, kNormalize, device, reporter.losses());
@@ -145,6 +145,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains the tutorials' ConvNet on drawn or real handwritten digits", "digits");
   Flags flags;
   flags.add_to(app);
+  flags.add_shard_to(app);
   flags.data.add_to(app);
   app.add_option("--picture", flags.picture,
                  "PNG with test digits, predictions and the loss curve");

@@ -129,8 +129,8 @@ int train(const Flags& flags) {
   const Device device = group.device(flags.device);
   model.to(device);
 
-  parallel::DistributedDataParallel ddp(model, group);
-  const World world = ddp.world();
+  const std::unique_ptr<parallel::DistributedDataParallel> ddp = flags.data_parallel(model, group);
+  const World world = ddp->world();
   const std::unique_ptr<optim::Optimizer> optimizer = flags.make_optimizer(model.parameters());
   amp::Amp precision = amp::initialize(model, *optimizer, flags.amp_options(world));
 
@@ -147,7 +147,7 @@ int train(const Flags& flags) {
                                       {"schedule", schedule},
                                       {"accumulation", accumulation},
                                       {"sampler", sampler},
-                                      {"ddp", ddp}},
+                                      {"ddp", *ddp}},
                                      world);
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
   std::int64_t step = flags.resume(state);
@@ -165,7 +165,7 @@ int train(const Flags& flags) {
   while (step < total_steps) {
     for (const data::Batch& batch : loader) {
       const optim::MicroBatch micro = accumulation.begin(batch.size());
-      const Tensor loss = nn::cross_entropy(ddp(batch.inputs), batch.labels);
+      const Tensor loss = nn::cross_entropy((*ddp)(batch.inputs), batch.labels);
       precision.backward(loss, {.weight = micro.weight()});
       reporter.micro_batch(loss.item());
       if (!micro.last()) continue;
@@ -204,5 +204,6 @@ int main(int argc, char** argv) {
   flags.batch_size = 16;
   flags.epochs = 10;
   flags.add_to(app);
+  flags.add_shard_to(app);
   return support::run_program(app, argc, argv, [&] { return train(flags); });
 }

@@ -6,6 +6,7 @@
 #include "cairn/core/device.h"
 #include "cairn/optim/adam.h"
 #include "cairn/optim/sgd.h"
+#include "cairn/parallel/sharded.h"
 
 namespace support {
 
@@ -52,6 +53,19 @@ void Flags::add_to(CLI::App& app) {
   app.add_option("--metrics", metrics, "file for one JSON line a step");
 }
 
+void Flags::add_shard_to(CLI::App& app) {
+  app.add_option("--shard", shard,
+                 "what the processes divide among each other: 0 nothing, 1 the optimizer's state "
+                 "and f32 masters (ZeRO)")
+      ->check(CLI::Range(0, 1));
+}
+
+std::unique_ptr<parallel::DistributedDataParallel> Flags::data_parallel(
+    nn::Module& model, const parallel::ProcessGroup& group) const {
+  if (shard > 0) return std::make_unique<parallel::ShardedDataParallel>(model, group);
+  return std::make_unique<parallel::DistributedDataParallel>(model, group);
+}
+
 amp::Options Flags::amp_options(const World& world) const {
   amp::Options options;
   options.opt_level = amp::parse_opt_level(opt_level);
@@ -92,6 +106,7 @@ bool Flags::save_due(std::int64_t step, std::int64_t total_steps) const {
 
 std::string Flags::describe(const World& world, Device device, std::int64_t step) const {
   return core::str(opt_level, " ", half_dtype, "; ", world.size, " process(es) on ", device,
+                   shard > 0 ? core::str("; ZeRO stage ", shard) : "",
                    step > 0 ? core::str("; resumed at step ", step) : "");
 }
 

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/data/loader.h"
 #include "cairn/optim/schedule.h"
+#include "cairn/parallel/distributed.h"
 
 namespace support {
 
@@ -22,6 +24,7 @@ struct Flags {
   std::int64_t steps = 0;  // 0: as many as the epochs hold
   int batch_size = 50;     // per process and micro-batch
   int accumulate = 1;
+  int shard = 0;  // ZeRO stage; 0: every process keeps all of the optimizer's state
   std::string optimizer = "adam";
   double lr = 1e-3;
   std::string schedule = "cosine";
@@ -34,7 +37,11 @@ struct Flags {
   /// Adds them to the program's command line; the values above (or changed before the call) are the
   /// defaults that --help shows.
   void add_to(CLI::App& app);
+  /// --shard, where a program's processes share one model.
+  void add_shard_to(CLI::App& app);
 
+  std::unique_ptr<cairn::parallel::DistributedDataParallel> data_parallel(
+      cairn::nn::Module& model, const cairn::parallel::ProcessGroup& group) const;
   cairn::amp::Options amp_options(const cairn::World& world) const;
   std::unique_ptr<cairn::optim::Optimizer> make_optimizer(cairn::NamedTensors parameters) const;
   /// Optimizer steps of the whole run. Throws InvalidArgument where an epoch holds no batch.

@@ -72,8 +72,8 @@ class Seal : public core::WriteGuard {
 /// What becomes of a weight between two moments in which its master agrees with it.
 class MasterWeight::Watch : public core::WriteGuard {
  public:
-  Watch(const Tensor& weight, bool keeps_former)
-      : storage_(weight.storage()), view_(own_view(weight)), keeps_former_(keeps_former) {}
+  Watch(const Tensor& weight, const TensorView& part, bool keeps_former)
+      : storage_(weight.storage()), view_(part), keeps_former_(keeps_former) {}
 
   void before_write() override {
     const std::lock_guard lock(mutex_);
@@ -182,6 +182,55 @@ void MasterWeight::drop(const Tensor& weight) {
   if (exists(weight)) weight.attachments().master = nullptr;
 }
 
+void MasterWeight::keep_part(const Tensor& weight, core::ElementRange part) {
+  MasterWeight* master = of(weight);
+  if (master == nullptr || master->part_ == part) return;
+  CAIRN_CHECK(!master->part_, "master", "expected the master of '", weight.name(),
+              "' of the same elements as before, ", master->part_->begin, " to ",
+              master->part_->end, ", got ", part.begin, " to ", part.end,
+              " (save the training state, and resume it in the other form)");
+  const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+  const Tensor kept = Tensor::empty({part.size()}, master->tensor_.dtype(), weight.device());
+  copy(core::part_of(own_view(master->tensor_), part), kept);
+  auto own = std::make_shared<MasterWeight>();
+  own->part_ = part;
+  own->keep(weight, kept);
+  own->weight_written(weight);
+  weight.attachments().master = own;
+}
+
+void MasterWeight::change_storage(const Tensor& weight, MasterStorage storage) {
+  MasterWeight* master = of(weight);
+  if (master->storage() == storage) return;
+  if (!master->part_) {
+    assign(weight, master->value(weight), storage);
+    return;
+  }
+  check_can_have(weight, storage);
+  const Tensor exact = master->value(weight);
+  const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+  const DType dtype = storage == MasterStorage::f32 ? DType::f32 : DType::i16;
+  master->keep(weight, Tensor::empty(exact.shape(), dtype, weight.device()));
+  master->watch_ = nullptr;  // of the other form
+  master->write_tensor(exact, master->in_part(own_view(weight)));
+  weight.storage()->bump_version();
+  master->weight_written(weight);
+}
+
+Tensor MasterWeight::value(const Tensor& weight) const {
+  if (storage() == MasterStorage::f32) return tensor_;
+  const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+  const Tensor exact =
+      Tensor::empty_strided(tensor_.shape(), tensor_.strides(), DType::f32, weight.device());
+  join_master(in_part(own_view(weight)), tensor_, exact);
+  return exact;
+}
+
+/// What the master is of.
+TensorView MasterWeight::in_part(const TensorView& x) const {
+  return part_ ? core::part_of(x, *part_) : x;
+}
+
 TensorView MasterWeight::view_to_write() const {
   return own_view(tensor_);
 }
@@ -195,19 +244,43 @@ void MasterWeight::keep(const Tensor& weight, Tensor master) {
 void MasterWeight::weight_written(const Tensor& weight) {
   tensor_.storage()->bump_version();
   if (!watch_ || !watch_->is_of(weight)) {
-    watch_ = std::make_shared<Watch>(weight, storage() == MasterStorage::remainder);
+    watch_ = std::make_shared<Watch>(weight, in_part(own_view(weight)),
+                                     storage() == MasterStorage::remainder);
     weight.storage()->version_counter().add_guard(watch_);
   }
   watch_->agree(weight);
 }
 
-void MasterWeight::write(const Tensor& weight, const Tensor& value) {
-  if (storage() == MasterStorage::f32) {
-    copy(value, view_to_write());
-    copy(tensor_, own_view(weight));
+/// Both from the exact value of what the master is of.
+void MasterWeight::write_tensor(const Tensor& exact, const TensorView& weight_part) {
+  if (storage() == MasterStorage::remainder) {
+    split_master(exact, weight_part, view_to_write());
   } else {
-    split_master(copy_beside(weight, value, DType::f32), own_view(weight), view_to_write());
+    copy(exact, view_to_write());
+    copy(tensor_, weight_part);
   }
+}
+
+void MasterWeight::write(const Tensor& weight, const Tensor& value) {
+  const Tensor exact =
+      storage() == MasterStorage::f32 && !part_ ? value : copy_beside(weight, value, DType::f32);
+  if (!part_) {
+    write_tensor(exact, own_view(weight));
+  } else if (storage() == MasterStorage::f32) {
+    copy(exact, own_view(weight));
+    copy(in_part(own_view(exact)), view_to_write());
+  } else {  // rounded on every rank as where the part is
+    const Tensor remainder = empty_beside(weight, DType::i16);
+    split_master(exact, own_view(weight), remainder);
+    copy(in_part(own_view(remainder)), view_to_write());
+  }
+  weight.storage()->bump_version();
+  weight_written(weight);
+}
+
+void MasterWeight::write_part(const Tensor& weight, const Tensor& value, const Tensor& rounded) {
+  copy(rounded, own_view(weight));
+  write_tensor(value, in_part(own_view(weight)));
   weight.storage()->bump_version();
   weight_written(weight);
 }
@@ -215,11 +288,15 @@ void MasterWeight::write(const Tensor& weight, const Tensor& value) {
 void MasterWeight::follow(const Tensor& weight) {
   if (watch_->agrees(weight)) return;
   if (tensor_.device() != weight.device()) {
-    keep(weight, copy_beside(weight, tensor_, tensor_.dtype()));
+    const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+    const Tensor moved =
+        Tensor::empty_strided(tensor_.shape(), tensor_.strides(), tensor_.dtype(), weight.device());
+    copy(tensor_, moved);
+    keep(weight, moved);
   } else if (storage() == MasterStorage::f32) {
-    reconcile_master(weight, view_to_write());
+    reconcile_master(in_part(own_view(weight)), view_to_write());
   } else if (watch_->is_of(weight) && watch_->former().defined()) {
-    reconcile_remainder(weight, watch_->former(), view_to_write());
+    reconcile_remainder(in_part(own_view(weight)), watch_->former(), view_to_write());
   } else {
     fill(view_to_write(), 0.0);  // which elements were written is not known
   }
@@ -238,20 +315,52 @@ Tensor master_value(const Tensor& weight) {
   if (master == nullptr) {
     return weight.dtype() == DType::f32 ? weight.detach() : copy_beside(weight, weight, DType::f32);
   }
-  if (master->storage() == MasterStorage::f32) return master->tensor();
-  Tensor whole = empty_beside(weight, DType::f32);
-  join_master(weight, master->tensor(), whole);
-  return whole;
+  if (master->part()) {
+    core::fail<core::Unsupported>(
+        "master", "expected the exact value of all of '", weight.name(),
+        "', got this rank's part of it: its optimizer's state is sharded (a training state holds "
+        "all of it: save, and resume without ShardedDataParallel)");
+  }
+  return master->value(weight);
 }
 
-Tensor exported_value(const Tensor& weight) {
+namespace {
+
+/// A value that was made for a state: who writes into it is told that no weight hears of that.
+Tensor sealed(const Tensor& value, const MasterWeight* master) {
   static const auto seal = std::make_shared<Seal>("");
-  if (!core::is_half(weight.dtype())) return weight.detach();
-  Tensor value = master_value(weight);
-  const MasterWeight* master = MasterWeight::peek(weight);
   const bool is_master = master != nullptr && master->tensor().same(value);
   if (!is_master) value.storage()->version_counter().add_guard(seal);
   return value;
+}
+
+}  // namespace
+
+Tensor exported_value(const Tensor& weight) {
+  if (!core::is_half(weight.dtype())) return weight.detach();
+  const Tensor value = master_value(weight);
+  return sealed(value, MasterWeight::peek(weight));
+}
+
+StateDict::Value exported_state(const Tensor& weight) {
+  const MasterWeight* master = MasterWeight::of(weight);
+  if (master == nullptr || !master->part()) return exported_value(weight);
+  return core::Shard{sealed(master->value(weight), master), weight.shape(), master->part()->begin,
+                     weight.detach()};
+}
+
+void write_weight(const Tensor& weight, const StateDict::Value& value, bool keep_exact) {
+  if (const auto* whole = std::get_if<Tensor>(&value)) {
+    return write_weight(weight, *whole, keep_exact);
+  }
+  const auto* shard = std::get_if<core::Shard>(&value);
+  MasterWeight* master = MasterWeight::of(weight);
+  const bool fits = shard != nullptr && shard->rounded.defined() && master != nullptr &&
+                    master->part() && master->part()->begin == shard->begin &&
+                    master->part()->size() == shard->tensor.numel();
+  CAIRN_CHECK(fits, "master", "expected the value of '", weight.name(),
+              "' or the shard of it that this rank keeps, got another");
+  master->write_part(weight, shard->tensor, shard->rounded);
 }
 
 void write_weight(const Tensor& weight, const Tensor& value, bool keep_exact) {

@@ -15,9 +15,9 @@ using core::fail;
 namespace {
 
 // What files hold: the exact value of a half weight that has a master, else the tensor itself.
-Tensor saved_value(const Tensor& tensor, bool as_f32) {
+StateDict::Value saved_value(const Tensor& tensor, bool as_f32) {
   const bool has_value = as_f32 || kernels::MasterWeight::exists(tensor);
-  return has_value ? kernels::exported_value(tensor) : tensor.detach();
+  return has_value ? kernels::exported_state(tensor) : tensor.detach();
 }
 
 // "a.b.c" -> tensor.
@@ -33,12 +33,22 @@ void flatten(const StateDict& state, const std::string& path,
   }
 }
 
+bool is_own_part(const Shard& shard, const Tensor& tensor) {
+  const kernels::MasterWeight* master = kernels::MasterWeight::peek(tensor);
+  return master != nullptr && master->part() && master->part()->begin == shard.begin &&
+         master->part()->size() == shard.tensor.numel();
+}
+
 // What keeps the value from being loaded into the tensor; empty: nothing.
 std::string problem(const std::string& name, const StateDict::Value& value, const Tensor& tensor) {
-  const auto* given = std::get_if<Tensor>(&value);
+  const auto* shard = std::get_if<Shard>(&value);
+  const auto* given = shard == nullptr ? std::get_if<Tensor>(&value) : &shard->rounded;
   if (given == nullptr || !given->defined()) return core::str("'", name, "' is not a tensor");
   if (given->shape() != tensor.shape()) {
     return core::str("'", name, "' has shape ", given->shape(), " instead of ", tensor.shape());
+  }
+  if (shard != nullptr && !is_own_part(*shard, tensor)) {
+    return core::str("'", name, "' is a part of it that this rank does not keep");
   }
   if (core::is_floating(given->dtype()) != core::is_floating(tensor.dtype())) {
     return core::str("'", name, "' is ", given->dtype(), " instead of ", tensor.dtype());
@@ -100,8 +110,7 @@ void Module::load_state_dict(const StateDict& state) {
   }
   for (const NamedTensor& entry : own) {
     // A half weight keeps the exact value if it trains; a frozen one if it has a master already.
-    kernels::write_weight(entry.tensor, std::get<Tensor>(*by_name.at(entry.name)),
-                          entry.tensor.requires_grad());
+    kernels::write_weight(entry.tensor, *by_name.at(entry.name), entry.tensor.requires_grad());
   }
 }
 

@@ -109,6 +109,7 @@ void Optimizer::attach_arenas() {
   auto arena = GradientArena::attach(homeless, f32_slots);
   if (!arena->parameters().empty()) arenas_.push_back(std::move(arena));
   for (const auto& used : arenas_) used->accumulate_in_f32(master_weights_);
+  partition_ = partition();
 }
 
 Optimizer::~Optimizer() {
@@ -132,6 +133,47 @@ void Optimizer::prepare() {
       if (lacks) kernels::MasterWeight::make(tensor, state_options_.masters);
     }
   }
+  cut_state();
+}
+
+Partition Optimizer::partition() const {
+  return Partition(groups_, updates_whole_tensors() || larc_ != nullptr);
+}
+
+Part Optimizer::own_part(std::size_t group, std::size_t index) const {
+  std::size_t place = index;
+  for (std::size_t g = 0; g < group; ++g) place += state_[g].size();
+  return partition_.own_part(place);
+}
+
+namespace {
+
+/// A state that is whole, or that of this part, becomes that of the part.
+void cut_moment(Tensor& moment, const NamedTensor& parameter, const Part& part) {
+  const bool is_whole = moment.shape() == parameter.tensor.shape();
+  const bool is_part = part && moment.dims() == 1 && moment.numel() == part->size();
+  if (part ? is_part : is_whole) return;
+  CAIRN_CHECK(is_whole, "optimizer", "expected the state of '", parameter.name, "', ",
+              part ? part->size() : parameter.tensor.numel(), " elements, got ", moment.numel(),
+              ": what other ranks keep of it since it was sharded is not here (save the training "
+              "state, and resume it in the other form)");
+  moment = copy_state(parameter.tensor, part, moment, moment.dtype());
+}
+
+}  // namespace
+
+void Optimizer::cut_state() {
+  partition_ = partition();
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::size_t i = 0; i < state_[g].size(); ++i) {
+      const NamedTensor& parameter = groups_[g].parameters[i];
+      const Part part = own_part(g, i);
+      for (Tensor& moment : state_[g][i].moments) {
+        if (moment.defined()) cut_moment(moment, parameter, part);
+      }
+      if (part) kernels::MasterWeight::keep_part(parameter.tensor, *part);
+    }
+  }
 }
 
 void Optimizer::refresh() {
@@ -142,11 +184,12 @@ void Optimizer::refresh() {
       State& state = state_[g][i];
       for (Tensor& moment : state.moments) {
         if (!moment.defined() || moment.device() == parameter.device()) continue;
-        moment = copy_beside(parameter, moment, moment.dtype());
+        moment = copy_state(parameter, own_part(g, i), moment, moment.dtype());
       }
       kernels::MasterWeight::of(parameter);  // follows it to its device
     }
   }
+  cut_state();
 }
 
 void Optimizer::set_lr(double lr) {
@@ -180,7 +223,8 @@ void Optimizer::set_state_options(const StateOptions& options) {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       for (Tensor& moment : state_[g][i].moments) {
         if (!moment.defined() || moment.dtype() == options.moments) continue;
-        moment = copy_beside(groups_[g].parameters[i].tensor, moment, options.moments);
+        moment =
+            copy_state(groups_[g].parameters[i].tensor, own_part(g, i), moment, options.moments);
       }
     }
   }

@@ -154,7 +154,8 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
       if (!larc_) continue;
       const Tensor& weight = groups_[g].parameters[i].tensor;
       const auto* master = kernels::MasterWeight::of(weight);
-      const bool exact = master != nullptr && master->storage() == MasterStorage::f32;
+      const bool exact = master != nullptr && master->storage() == MasterStorage::f32 &&
+                         master->tensor().numel() == weight.numel();  // else another rank asks
       list.weights.push_back(exact ? master->tensor() : weight);
     }
   }

@@ -22,10 +22,17 @@ constexpr std::pair<const char*, std::optional<double> ParameterGroup::*> kOwnOp
     {"momentum", &ParameterGroup::momentum}};
 
 /// Files hold f32 whatever the moments are kept in; zeros for one that no update has needed yet
-/// (momentum that was switched on since).
-Tensor in_f32(const Tensor& moment, const Tensor& parameter) {
-  if (!moment.defined()) return Tensor::zeros(parameter.shape(), DType::f32, parameter.device());
-  return moment.dtype() == DType::f32 ? moment : copy_beside(moment, moment, DType::f32);
+/// (momentum that was switched on since). A whole one may not have been cut yet.
+StateDict::Value in_f32(const Tensor& moment, const Tensor& parameter, const Part& part) {
+  Tensor value = moment;
+  if (!moment.defined()) {
+    value = empty_state(parameter, part, DType::f32);
+    kernels::fill(value, 0.0);
+  } else if (moment.dtype() != DType::f32 || (part && moment.numel() != part->size())) {
+    value = copy_state(parameter, part, moment, DType::f32);
+  }
+  if (!part) return value;
+  return Shard{value, parameter.shape(), part->begin};
 }
 
 const StateDict* as_dict(const StateDict::Value* value) {
@@ -44,6 +51,16 @@ void collect_entries(const StateDict& at, const std::string& name,
     if (child == nullptr) continue;
     collect_entries(*child, name.empty() ? key : core::str(name, ".", key), entries);
   }
+}
+
+/// Of one element range of the parameter, or of all of it; null: neither.
+const Tensor* moment_in(const StateDict::Value* value, const Tensor& parameter, const Part& part) {
+  if (value == nullptr) return nullptr;
+  if (const auto* whole = std::get_if<Tensor>(value)) return whole;
+  const auto* shard = std::get_if<Shard>(value);
+  const bool is_own = shard != nullptr && part && shard->whole == parameter.shape() &&
+                      shard->begin == part->begin && shard->tensor.numel() == part->size();
+  return is_own ? &shard->tensor : nullptr;
 }
 
 /// Everything wrong with a state, to be told at once.
@@ -100,14 +117,15 @@ std::optional<double> ParameterGroup::*group_option(const std::string& name) {
   return nullptr;
 }
 
-Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const std::string& key,
-                   Problems& problems) {
+Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const Part& part,
+                   const std::string& key, Problems& problems) {
   const StateDict::Value* value = entry.find(key);
-  const Tensor* moment = value == nullptr ? nullptr : std::get_if<Tensor>(value);
+  const Tensor* moment = moment_in(value, parameter.tensor, part);
+  const bool is_whole = value != nullptr && std::holds_alternative<Tensor>(*value);
   const Shape& shape = parameter.tensor.shape();
   if (moment == nullptr) {
     problems.add("no '" + parameter.name + "." + key + "'");
-  } else if (moment->shape() != shape || !core::is_floating(moment->dtype())) {
+  } else if ((is_whole && moment->shape() != shape) || !core::is_floating(moment->dtype())) {
     problems.add(core::str("'", parameter.name, ".", key, "' of shape ", moment->shape(), " ",
                            moment->dtype(), " instead of ", shape, " f32"));
   } else {
@@ -117,8 +135,8 @@ Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const s
 }
 
 LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parameter,
-                               const std::vector<std::string>& moments, bool has_norm,
-                               Problems& problems) {
+                               const Part& part, const std::vector<std::string>& moments,
+                               bool has_norm, Problems& problems) {
   LoadedParameter loaded;
   loaded.steps = entry.integer(kStep);
   if (loaded.steps < 0) {
@@ -130,7 +148,7 @@ LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parame
     loaded.norm = entry.number(kNorm);
   }
   for (std::size_t m = 0; m < moments.size() && loaded.steps > 0; ++m) {
-    loaded.moments[m] = read_moment(entry, parameter, moments[m], problems);
+    loaded.moments[m] = read_moment(entry, parameter, part, moments[m], problems);
   }
   for (const auto& [key, value] : entry) {
     const bool known = std::find(moments.begin(), moments.end(), key) != moments.end();
@@ -169,6 +187,8 @@ StateDict Optimizer::state_dict() const {
   StateDict& options = state.make_dict("options");
   for (const auto& [key, own] : rule_options()) options.set(key, own);
   const std::vector<std::string> moments = moment_names();
+  const Partition parts = partition();
+  std::size_t parameter = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     StateDict& group = state.make_dict("groups").make_dict(std::to_string(g));
     group.set("lr", groups_[g].lr);
@@ -177,14 +197,16 @@ StateDict Optimizer::state_dict() const {
     for (const auto& [key, own] : rule_options()) {
       if (const auto option = group_option(key)) group.set(key, (groups_[g].*option).value_or(own));
     }
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
+    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
       const State& own = state_[g][i];
+      const Part part = parts.own_part(parameter);
       StateDict& entry = make_path(state.make_dict("state"), groups_[g].parameters[i].name);
       const std::int64_t taken = steps_of(g, i);
       entry.set(kStep, taken);
       if (running_norm_type()) entry.set(kNorm, own.norm);
-      for (std::size_t m = 0; m < moments.size() && taken > 0; ++m) {
-        entry.set(moments[m], in_f32(own.moments[m], groups_[g].parameters[i].tensor));
+      // Shards always: a state that is loaded has those that are here.
+      for (std::size_t m = 0; m < moments.size() && (taken > 0 || part); ++m) {
+        entry.set(moments[m], in_f32(own.moments[m], groups_[g].parameters[i].tensor, part));
       }
     }
   }
@@ -206,16 +228,19 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
   std::map<std::string, const StateDict*> entries;
   if (const StateDict* root = as_dict(state.find("state"))) collect_entries(*root, "", entries);
   const std::vector<std::string> moments = moment_names();
+  const Partition parts = partition();
+  std::size_t place = 0;
   for (const ParameterGroup& group : groups_) {
     std::vector<LoadedParameter>& loaded = plan.parameters.emplace_back();
     for (const NamedTensor& parameter : group.parameters) {
+      const Part part = parts.own_part(place++);
       loaded.emplace_back();
       const auto found = entries.find(parameter.name);
       if (found == entries.end()) {
         problems.add("no '" + parameter.name + "'");
         continue;
       }
-      loaded.back() = read_parameter(*found->second, parameter, moments,
+      loaded.back() = read_parameter(*found->second, parameter, part, moments,
                                      running_norm_type().has_value(), problems);
       entries.erase(found);
     }
@@ -255,6 +280,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
   const LoadPlan plan = plan_load(state);
   tell_differences(plan);
   clear_grad();
+  partition_ = partition();
   if (plan.f32_slots) {
     for (const auto& arena : arenas_) arena->use_f32_slots();
   }
@@ -274,7 +300,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
           continue;
         }
         // A new tensor, not the old one's memory: the state may share that with us.
-        own.moments[m] = copy_beside(parameter, loaded, state_options_.moments);
+        own.moments[m] = copy_state(parameter, own_part(g, i), loaded, state_options_.moments);
       }
     }
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "cairn/core/error.h"
@@ -161,15 +162,13 @@ StepResult Optimizer::measure(const GradientReport& report, const StepOptions& o
 
 /// The f32 master or the remainder of a half parameter, as the options say; made where there is
 /// none.
-TensorView Optimizer::master_of(const Tensor& parameter) {
-  const auto* master = kernels::MasterWeight::of(parameter);
-  if (master == nullptr) {
-    master = &kernels::MasterWeight::make(parameter, state_options_.masters);
-  } else if (master->storage() != state_options_.masters) {
-    master = &kernels::MasterWeight::assign(parameter, kernels::master_value(parameter),
-                                            state_options_.masters);
+TensorView Optimizer::master_of(const Tensor& parameter, const Part& part) {
+  if (kernels::MasterWeight::of(parameter) == nullptr) {
+    kernels::MasterWeight::make(parameter, state_options_.masters);
   }
-  return master->view_to_write();
+  kernels::MasterWeight::change_storage(parameter, state_options_.masters);
+  if (part) kernels::MasterWeight::keep_part(parameter, *part);
+  return kernels::MasterWeight::peek(parameter)->view_to_write();
 }
 
 kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
@@ -178,16 +177,17 @@ kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
   const NamedTensor& parameter = groups_[group].parameters[index];
   const Tensor& tensor = parameter.tensor;
   State& state = state_[group][index];
+  const Part part = own_part(group, index);
 
   kernels::UpdateEntry entry;
-  entry.weight = tensor;
+  entry.weight = in_part(tensor, part);
   entry.weight.version = nullptr;  // note_updates() counts
-  entry.gradient = laid_out_like(tensor, gradient, temporaries);
-  if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(tensor);
+  entry.gradient = in_part(laid_out_like(tensor, gradient, temporaries), part);
+  if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(tensor, part);
   if (!master_weights_) kernels::MasterWeight::drop(tensor);
   for (std::size_t m = 0; m < moments; ++m) {
     if (state.moments[m].defined()) continue;
-    state.moments[m] = empty_beside(tensor, state_options_.moments);
+    state.moments[m] = empty_state(tensor, part, state_options_.moments);
     kernels::fill(state.moments[m], initial_moment());
   }
   if (moments > 0) entry.moment1 = state.moments[0];
@@ -269,6 +269,16 @@ void Optimizer::note_updates() {
   kernels::weights_written(written);
 }
 
+std::vector<bool> Optimizer::updated() const {
+  std::vector<bool> marks;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (std::size_t i = 0; i < state_[g].size(); ++i) {
+      marks.push_back(gradient_of(g, i) != nullptr);
+    }
+  }
+  return marks;
+}
+
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {
   check_report(report);
   check_options(report, options);
@@ -284,9 +294,18 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
   }
   std::vector<double> scales;
   StepResult result = measure(report, options, scales);
-  std::vector<Tensor> temporaries;
-  prepare_batches(report, scales, temporaries);
-  run_batches(scales);
+  try {
+    cut_state();
+    std::vector<Tensor> temporaries;
+    prepare_batches(report, scales, temporaries);
+    run_batches(scales);
+    if (partition_.cuts_any()) partition_.gather(updated());
+  } catch (const core::CommunicationError&) {
+    throw;
+  } catch (const std::exception& error) {
+    partition_.update_failed(error.what());
+    throw;
+  }
   note_updates();
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {

@@ -50,6 +50,11 @@ void Optimizer::take_torch_options(const StateDict&, StateDict&) const {
 }
 
 StateDict Optimizer::torch_state_dict() const {
+  if (partition().cuts_any()) {
+    core::fail<core::Unsupported>(kind(), "expected an optimizer whose state is whole on this ",
+                                  "rank, got a sharded one (save the training state; resumed ",
+                                  "without ShardedDataParallel it is whole)");
+  }
   StateDict state;
   StateDict& entries = state.make_dict("state");
   StateDict groups;

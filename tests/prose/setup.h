@@ -45,6 +45,7 @@
 #include <cairn/parallel/flatten.h>
 #include <cairn/parallel/pipeline.h>
 #include <cairn/parallel/process_group.h>
+#include <cairn/parallel/sharded.h>
 #include <cairn/parallel/sync_batch_norm.h>
 #include <dlpack/dlpack.h>
 

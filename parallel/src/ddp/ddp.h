@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cairn/autograd/engine.h"
+#include "cairn/core/sharding.h"
 #include "cairn/optim/arena.h"
 #include "cairn/parallel/distributed.h"
 #include "ddp/likely_mistakes.h"
@@ -32,6 +33,9 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
 
   void reduce_pending() override;
   void backward_failed(const std::string& why) override;
+  Sharding sharding() const override;
+  void gather_weights(const std::vector<core::ShardedWeight>& weights) override;
+  void update_failed(const std::string& why) override;
 
   /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.
   void connect();
@@ -86,6 +90,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   int no_sync_depth = 0;
   bool world_synchronizes = true;  // World::synchronize
   bool had_no_sync = false;        // since ranks last compared in a step what is to be reduced
+  bool shards_updates = false;     // of a ShardedDataParallel
 };
 
 }  // namespace cairn::parallel

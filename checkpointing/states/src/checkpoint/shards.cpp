@@ -157,7 +157,7 @@ FlatState in_wanted_form(FlatState stored, const std::vector<ShardedTensor>& sha
     const StateDict::Value* form = form_of(name);
     const auto* shard = form == nullptr ? nullptr : std::get_if<Shard>(form);
     const auto* tensor = std::get_if<Tensor>(&value);
-    if (shard == nullptr || tensor == nullptr) continue;
+    if (shard == nullptr || shard->rounded.defined() || tensor == nullptr) continue;
     value = shard_like(
         *shard, tensor->shape(), tensor->dtype(),
         [host = on_host(*tensor)](ElementRange range) { return flat_elements(host, range); });
@@ -165,9 +165,7 @@ FlatState in_wanted_form(FlatState stored, const std::vector<ShardedTensor>& sha
   for (const ShardedTensor& tensor : sharded) {
     const StateDict::Value* form = form_of(tensor.name);
     const auto* shard = form == nullptr ? nullptr : std::get_if<Shard>(form);
-    if (form == nullptr) {
-      stored.emplace_back(tensor.name, nothing_of(tensor.whole, tensor.dtype));
-    } else if (shard == nullptr) {
+    if (shard == nullptr || shard->rounded.defined()) {
       stored.emplace_back(tensor.name, read_whole(tensor, read));
     } else {
       const auto elements = [&](ElementRange range) { return read_elements(tensor, range, read); };

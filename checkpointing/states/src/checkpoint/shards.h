@@ -51,8 +51,8 @@ Tensor read_elements(const ShardedTensor& tensor, ElementRange elements, const P
 Tensor read_whole(const ShardedTensor& tensor, const PieceReader& read);
 
 /// The values of a stored state as a rank wants them: a shard where `wanted` has one, whole
-/// elsewhere, whichever of them is stored. What `wanted` lacks comes as a shard that holds nothing,
-/// for an error that names it.
+/// elsewhere and where the shard is `rounded`, whichever of them is stored. What `wanted` lacks
+/// comes whole: an optimizer that has taken no step does not say what its state will hold.
 FlatState in_wanted_form(FlatState stored, const std::vector<ShardedTensor>& sharded,
                          const FlatState& wanted, const PieceReader& read);
 

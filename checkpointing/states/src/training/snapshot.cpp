@@ -84,12 +84,16 @@ FlatState snapshot_of(const FlatState& state) {
   FlatState copies = state;
   std::vector<Tensor> on_gpus;
   std::vector<Piece> pieces;
+  const auto copied = [&](const Tensor& x) {
+    if (!x.device().is_cpu()) on_gpus.push_back(x);
+    return x.device().is_cpu() ? copied_on_host(x, pieces) : copied_from_gpu(x);
+  };
   for (auto& [name, value] : copies) {
     const Tensor* tensor = defined_tensor(value);
     if (tensor == nullptr) continue;
-    const Tensor x = *tensor;
-    if (!x.device().is_cpu()) on_gpus.push_back(x);
-    put_tensor(value, x.device().is_cpu() ? copied_on_host(x, pieces) : copied_from_gpu(x));
+    put_tensor(value, copied(Tensor(*tensor)));
+    auto* shard = std::get_if<Shard>(&value);
+    if (shard != nullptr && shard->rounded.defined()) shard->rounded = copied(shard->rounded);
   }
   copy(pieces);
   for (const Tensor& x : on_gpus) wait_for_device(x);

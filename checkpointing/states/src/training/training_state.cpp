@@ -274,7 +274,8 @@ RankContents TrainingState::contents_of_rank() const {
   StateDict state;
   for (const Part& part : parts_) state.set(part.name, part.stateful->state_dict());
   for (auto& [name, value] : flatten(state)) {
-    if (std::holds_alternative<Shard>(value)) {
+    if (auto* shard = std::get_if<Shard>(&value)) {
+      shard->rounded = {};  // is not saved
       contents.own.emplace_back(kShardPrefix + name, std::move(value));
     } else if (contents.has_shared) {
       contents.shared.emplace_back(name, std::move(value));

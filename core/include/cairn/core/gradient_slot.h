@@ -32,6 +32,7 @@ namespace cairn::core {
 
 class Tensor;
 class GradientSlot;
+struct ShardedWeight;
 
 /// One outermost backward of this process, from 1; 0: none.
 using RunId = std::uint64_t;
@@ -73,6 +74,17 @@ class GradientReducer {
   virtual void reduce_pending() {}
   /// A run has thrown on this rank, or could not begin.
   virtual void backward_failed(const std::string& /*why*/) {}
+
+  /// Of how many ranks, which each update a part of every weight, this one is which.
+  struct Sharding {
+    int rank = 0;
+    int world_size = 1;  // 1: this rank updates all of them
+  };
+  virtual Sharding sharding() const { return {}; }
+  /// This rank has updated its part of these weights: every rank gets all of them. A collective.
+  virtual void gather_weights(const std::vector<ShardedWeight>& /*weights*/) {}
+  /// This rank could not update its part.
+  virtual void update_failed(const std::string& /*why*/) {}
 };
 
 class GradientSlot {

@@ -24,10 +24,15 @@ namespace cairn::core {
 /// Each rank saves its own. A state that is loaded has, for each shard that state_dict() hands out,
 /// one of the same place, whatever the cuts were when it was saved; where that cannot be, because
 /// the stored tensor is of another shape, one of that shape that holds nothing ([0]).
+///
+/// `rounded` is for exact values of which every rank keeps all in a smaller dtype and its shard in
+/// f32 (masters of half weights): the whole tensor in that dtype. It is not saved: a state that is
+/// loaded has the whole exact value, a Tensor, in the shard's place.
 struct Shard {
   Tensor tensor;
   Shape whole;
   std::int64_t begin = 0;
+  Tensor rounded = {};
 };
 
 class StateDict {

@@ -12,13 +12,20 @@
 //
 // The master itself is not written by others: a kernel that would, throws InvalidArgument.
 //
+// Where ranks divide an optimizer's state (ZeRO), each keeps the master of its part alone: the
+// elements of keep_part(), [n]. The weight is whole on every rank; its exact value is not, and
+// whoever needs all of it (a cast to f32, an average) gets Unsupported.
+//
 // Everything is queued on the current stream of the weight's device.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "cairn/core/sharding.h"
+#include "cairn/core/state_dict.h"
 #include "cairn/core/tensor.h"
 #include "cairn/core/write_count.h"
 
@@ -44,14 +51,26 @@ class MasterWeight {
   /// The same with the half value as the exact one: the weight is not written.
   static MasterWeight& make(const Tensor& weight, MasterStorage storage = MasterStorage::f32);
   static void drop(const Tensor& weight);  // the weight is its own value from now on
+  /// Keeps the master of these elements alone, for good; does nothing where they are those that it
+  /// keeps. Throws InvalidArgument where it has let go of some of them.
+  static void keep_part(const Tensor& weight, core::ElementRange part);
+  /// Keeps the exact values, or the part of them that is here, in the other form.
+  static void change_storage(const Tensor& weight, MasterStorage storage);
 
   MasterStorage storage() const;
-  /// f32, or the i16 remainder; laid out like the weight. For reading.
+  /// The elements that it is of; nothing: all of the weight's.
+  const std::optional<core::ElementRange>& part() const { return part_; }
+  /// f32, or the i16 remainder; laid out like the weight, or [n] of its part. For reading.
   const Tensor& tensor() const { return tensor_; }
+  /// The exact value, or its part, in f32: tensor() itself, or put together from the remainder.
+  Tensor value(const Tensor& weight) const;
   /// The same for those who write both, as update kernels do; they end with weight_written().
   TensorView view_to_write() const;
   /// Writes a value (any floating dtype, of its shape) into both.
   void write(const Tensor& weight, const Tensor& value);
+  /// Writes the value of a part() into the master, and the whole weight, rounded as on the other
+  /// ranks. f32 [n]; the weight's dtype and shape.
+  void write_part(const Tensor& weight, const Tensor& value, const Tensor& rounded);
   /// The weight and the master agree as they are now.
   void weight_written(const Tensor& weight);
 
@@ -59,8 +78,11 @@ class MasterWeight {
   class Watch;
   void follow(const Tensor& weight);
   void keep(const Tensor& weight, Tensor master);
+  void write_tensor(const Tensor& exact, const TensorView& weight_part);
+  TensorView in_part(const TensorView& x) const;
 
   Tensor tensor_;
+  std::optional<core::ElementRange> part_;
   std::shared_ptr<core::WriteGuard> seal_;  // of tensor_
   std::shared_ptr<Watch> watch_;            // of the weight, since the two agreed
 };
@@ -69,15 +91,20 @@ class MasterWeight {
 void weights_written(const std::vector<Tensor>& weights);
 
 /// The exact value of any tensor in f32: its master (sharing the memory), weight and remainder put
-/// together, an f32 tensor itself, a half one without a master widened.
+/// together, an f32 tensor itself, a half one without a master widened. Throws Unsupported where
+/// this rank has a part of it only.
 Tensor master_value(const Tensor& weight);
 
 /// The same for others to keep: what is not a tensor's own memory (a half one's) is not written by
 /// them. A kernel that would, throws InvalidArgument, since the tensor would not follow.
 Tensor exported_value(const Tensor& weight);
+/// The same for a state: a Shard with the rounded weight where this rank has a part only.
+StateDict::Value exported_state(const Tensor& weight);
 
 /// Writes a value (any floating dtype, of its shape) into a weight and its master. keep_exact: a
 /// half weight that has no master gets one where the value does not fit it (waits for the device).
 void write_weight(const Tensor& weight, const Tensor& value, bool keep_exact);
+/// What exported_state() gave. Throws InvalidArgument for a shard of another part.
+void write_weight(const Tensor& weight, const StateDict::Value& value, bool keep_exact);
 
 }  // namespace cairn::kernels

@@ -33,6 +33,7 @@ class FusedLAMB final : public Optimizer {
   const char* kind() const override { return "FusedLAMB"; }
   std::vector<std::pair<std::string, double>> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
+  bool updates_whole_tensors() const override { return true; }
   double own_max_norm() const override { return options_.max_gradient_norm; }
 
  private:

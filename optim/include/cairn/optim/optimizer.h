@@ -30,6 +30,7 @@
 #include "cairn/kernels/optimizer_update.h"
 #include "cairn/optim/arena.h"
 #include "cairn/optim/collapse.h"
+#include "cairn/optim/partition.h"
 #include "cairn/optim/report.h"
 
 namespace cairn::optim {
@@ -176,7 +177,7 @@ class Optimizer : public core::Stateful {
   /// kind, steps; options: what the rule was constructed with; groups: lr, weight_decay, and the
   /// betas, eps and momentum that hold for them; state, nested by
   /// parameter name: step and the moments in f32 (sharing memory with this optimizer where they are
-  /// kept so). Masters are saved with the model. The same for f32 and half parameters.
+  /// kept so; Shards where ranks divide them: parallel::ShardedDataParallel). Masters are saved with the model. The same for f32 and half parameters.
   StateDict state_dict() const override;
   /// Takes lr, weight_decay, betas, eps and momentum over from the state, with a warning that names
   /// both values where they differ from this optimizer's (not of an lr that a Schedule sets). Ends
@@ -230,6 +231,8 @@ class Optimizer : public core::Stateful {
   /// All gradients (unscaled, clipped as StepOptions says) are scaled to this 2-norm where theirs
   /// is larger; 0: no.
   virtual double own_max_norm() const { return 0.0; }
+  /// The update looks at norms of whole tensors, so that a sharded one cuts none.
+  virtual bool updates_whole_tensors() const { return false; }
 
  private:
   friend class LARC;
@@ -277,6 +280,10 @@ class Optimizer : public core::Stateful {
   void check_scaler(std::uint64_t scaler) const;
 
   void attach_arenas();
+  Partition partition() const;
+  /// Follows the ranks that the state is divided among: lets go of what others keep.
+  void cut_state();
+  std::vector<bool> updated() const;  // by place over all groups: has a gradient
   void prepare_gradients() const;
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
   void check_report(const GradientReport& report) const;
@@ -288,7 +295,8 @@ class Optimizer : public core::Stateful {
                        std::vector<Tensor>& temporaries);
   kernels::UpdateEntry entry_of(std::size_t group, std::size_t index, const Tensor& gradient,
                                 std::size_t moments, std::vector<Tensor>& temporaries);
-  TensorView master_of(const Tensor& parameter);
+  TensorView master_of(const Tensor& parameter, const std::optional<core::ElementRange>& part);
+  std::optional<core::ElementRange> own_part(std::size_t group, std::size_t index) const;
   void add_to_batches(std::size_t group, std::int64_t step, const kernels::UpdateEntry& entry);
   void run_batches(const std::vector<double>& scales);
   void note_updates();
@@ -307,6 +315,7 @@ class Optimizer : public core::Stateful {
   std::vector<std::vector<State>> state_;  // by group and parameter
   std::vector<std::shared_ptr<GradientArena>> arenas_;
   std::vector<Batch> batches_;  // of the running update; their memory serves the next
+  Partition partition_;         // that the state is cut by
   StateOptions state_options_;
   std::shared_ptr<const LarcOptions> larc_;  // null: none
   std::shared_ptr<DeviceState> device_;      // null: not capturable

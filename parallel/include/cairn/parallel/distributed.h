@@ -45,6 +45,7 @@
 #include <string>
 #include <vector>
 
+#include "cairn/core/sharding.h"
 #include "cairn/core/state_dict.h"
 #include "cairn/core/world.h"
 #include "cairn/nn/module.h"
@@ -152,6 +153,7 @@ class DistributedDataParallel : public core::Stateful {
   void load_state_dict(const StateDict& state) override;
 
  private:
+  friend class ShardedDataParallel;
   std::shared_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,35 @@
+#include "cairn/core/sharding.h"
+
+#include <algorithm>
+
+#include "cairn/core/error.h"
+
+namespace cairn::core {
+
+ElementRange even_part(std::int64_t numel, int rank, int world_size) {
+  constexpr std::int64_t kBlock = 16;
+  CAIRN_CHECK(rank >= 0 && rank < world_size, "sharding", "expected a rank below ", world_size,
+              ", got ", rank);
+  const std::int64_t blocks = (numel + kBlock - 1) / kBlock;
+  const auto at = [&](std::int64_t r) { return std::min(numel, blocks * r / world_size * kBlock); };
+  return {at(rank), at(rank + 1)};
+}
+
+ElementRange ShardedWeight::part(int rank, int world_size) const {
+  if (owner < 0) return even_part(weight.numel(), rank, world_size);
+  return rank == owner ? ElementRange{0, weight.numel()} : ElementRange{};
+}
+
+TensorView part_of(const TensorView& x, ElementRange part) {
+  CAIRN_CHECK(x.is_dense() && part.begin >= 0 && part.begin <= part.end && part.end <= x.numel(),
+              "sharding", "expected elements of a dense tensor of ", x.numel(), ", got ",
+              part.begin, " to ", part.end, " of one with shape ", x.shape, " and strides ",
+              x.strides);
+  TensorView result(
+      static_cast<char*>(x.data) + part.begin * static_cast<std::int64_t>(size_of(x.dtype)),
+      {part.size()}, x.dtype, x.device);
+  result.version = x.version;
+  return result;
+}
+
+}  // namespace cairn::core

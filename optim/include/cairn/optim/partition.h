@@ -1,0 +1,48 @@
+// Which elements of its parameters a rank updates and keeps the moments and masters of, where a
+// reducer divides them (parallel::ShardedDataParallel). Not for trainers.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cairn/core/gradient_slot.h"
+#include "cairn/core/sharding.h"
+#include "cairn/core/tensor.h"
+
+namespace cairn::optim {
+
+struct ParameterGroup;
+
+class Partition {
+ public:
+  Partition() = default;
+  /// whole_tensors: a parameter is not cut; each goes, in the order of the groups, to the rank that
+  /// has the fewest elements so far. Throws Unsupported for a parameter that is to be cut and is
+  /// not row-major.
+  Partition(const std::vector<ParameterGroup>& groups, bool whole_tensors);
+
+  /// This rank's elements of a parameter (its place over all groups); nothing: it is not cut.
+  std::optional<core::ElementRange> own_part(std::size_t parameter) const;
+  bool cuts_any() const { return cuts_any_; }
+
+  /// All ranks get each other's updates of the marked parameters. A collective.
+  void gather(const std::vector<bool>& updated) const;
+  /// This rank cannot take part in the others' gather().
+  void update_failed(const char* why) const;
+
+ private:
+  struct Entry {
+    core::ShardedWeight weight;
+    std::weak_ptr<core::GradientReducer> reducer;
+    bool is_cut = false;
+    core::GradientReducer::Sharding ranks;
+  };
+  std::vector<std::shared_ptr<core::GradientReducer>> reducers() const;
+
+  std::vector<Entry> entries_;
+  bool cuts_any_ = false;
+};
+
+}  // namespace cairn::optim

@@ -1,0 +1,71 @@
+#include "cairn/optim/partition.h"
+
+#include <algorithm>
+#include <map>
+
+#include "cairn/core/error.h"
+#include "cairn/optim/optimizer.h"
+
+namespace cairn::optim {
+
+Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tensors) {
+  std::map<const core::GradientReducer*, std::vector<std::int64_t>> loads;  // elements by rank
+  for (const ParameterGroup& group : groups) {
+    for (const auto& [name, tensor] : group.parameters) {
+      Entry& entry = entries_.emplace_back();
+      entry.weight.weight = tensor;
+      const core::GradientSlot* slot = tensor.gradient_slot_or_null();
+      auto reducer = slot == nullptr ? nullptr : slot->reducer();
+      if (reducer == nullptr || reducer->sharding().world_size == 1) continue;
+      if (!tensor.is_contiguous()) {
+        core::fail<core::Unsupported>("sharding", "expected row-major parameters, got '", name,
+                                      "' with shape ", tensor.shape(), " and strides ",
+                                      tensor.strides());
+      }
+      entry.ranks = reducer->sharding();
+      if (whole_tensors) {
+        std::vector<std::int64_t>& load = loads[reducer.get()];
+        load.resize(static_cast<std::size_t>(entry.ranks.world_size));
+        const auto least = std::min_element(load.begin(), load.end());
+        *least += tensor.numel();
+        entry.weight.owner = static_cast<int>(least - load.begin());
+      }
+      entry.reducer = reducer;
+      entry.is_cut = cuts_any_ = true;
+    }
+  }
+}
+
+std::optional<core::ElementRange> Partition::own_part(std::size_t parameter) const {
+  const Entry& entry = entries_[parameter];
+  if (!entry.is_cut) return {};
+  return entry.weight.part(entry.ranks.rank, entry.ranks.world_size);
+}
+
+/// In the same order on every rank.
+std::vector<std::shared_ptr<core::GradientReducer>> Partition::reducers() const {
+  std::vector<std::shared_ptr<core::GradientReducer>> all;
+  for (const Entry& entry : entries_) {
+    auto reducer = entry.reducer.lock();
+    const bool is_new = reducer && std::find(all.begin(), all.end(), reducer) == all.end();
+    if (is_new) all.push_back(std::move(reducer));
+  }
+  return all;
+}
+
+void Partition::gather(const std::vector<bool>& updated) const {
+  for (const auto& reducer : reducers()) {
+    std::vector<core::ShardedWeight> weights;
+    for (std::size_t k = 0; k < entries_.size(); ++k) {
+      if (updated[k] && entries_[k].reducer.lock() == reducer)
+        weights.push_back(entries_[k].weight);
+    }
+    reducer->gather_weights(weights);
+  }
+}
+
+void Partition::update_failed(const char* why) const {
+  for (const auto& reducer : reducers()) reducer->update_failed(why);
+}
+
+}  // namespace cairn::optim

@@ -1,0 +1,112 @@
+// A sharded training has the bits of DistributedDataParallel's: weights, masters, moments, norms,
+// skips and loss scales, whatever the optimizer, the level and the number of ranks.
+#include <gtest/gtest.h>
+
+#include "parallel/ranks.h"
+#include "sharding/training.h"
+
+namespace cairn {
+namespace {
+
+using amp::OptLevel;
+using test::make;
+using test::Recipe;
+using test::Training;
+
+constexpr optim::AdamOptions kAdamOptions{.lr = 1e-2, .weight_decay = 0.01};
+
+std::vector<Recipe> recipes_of_bits() {
+  const auto adam = make<optim::FusedAdam>(kAdamOptions);
+  const auto sgd = make<optim::FusedSGD>(optim::SgdOptions{.lr = 0.05, .momentum = 0.9});
+  const optim::StateOptions compact{.moments = DType::bf16,
+                                    .masters = optim::MasterStorage::remainder};
+  return {
+      {.name = "adam_O0", .optimizer = adam, .level = OptLevel::O0},
+      {.name = "adam_O1", .optimizer = adam, .level = OptLevel::O1},
+      {.name = "adam_O2_bf16", .optimizer = adam},
+      {.name = "adam_O2_f16", .optimizer = adam, .half = DType::f16, .overflow = 5},
+      {.name = "adam_O3", .optimizer = adam, .level = OptLevel::O3},
+      {.name = "compact", .optimizer = adam, .states = compact},
+      {.name = "clipped", .optimizer = adam, .max_norm = 0.05},
+      {.name = "accumulated", .optimizer = adam, .max_norm = 0.05, .accumulates = true},
+      {.name = "accumulated_f16",
+       .optimizer = adam,
+       .half = DType::f16,
+       .accumulates = true,
+       .overflow = 4},
+      {.name = "sgd", .optimizer = sgd},
+      {.name = "larc", .optimizer = sgd, .larc = true},
+      {.name = "adagrad",
+       .optimizer = make<optim::FusedAdagrad>(optim::AdagradOptions{.lr = 0.05})},
+      {.name = "lamb", .optimizer = make<optim::FusedLAMB>(optim::LambOptions{.lr = 0.01})},
+      {.name = "novograd",
+       .optimizer = make<optim::FusedNovoGrad>(optim::NovoGradOptions{.lr = 0.01})},
+  };
+}
+
+class ShardedBits : public testing::TestWithParam<std::tuple<Recipe, int>> {};
+
+TEST_P(ShardedBits, AreThoseOfDistributedDataParallel) {
+  const auto& [recipe, world_size] = GetParam();
+  test::run_threads(world_size, [&, recipe = recipe](parallel::ProcessGroup& group) {
+    Training plain(recipe, group, false), sharded(recipe, group, true);
+    int skipped = 0;
+    for (int step = 1; step <= 8; ++step) {
+      const optim::StepResult expected = plain.step(), got = sharded.step();
+      skipped += expected.applied ? 0 : 1;
+      ASSERT_EQ(got.applied, expected.applied) << "step " << step << ": " << got.reason;
+      ASSERT_EQ(got.reason, expected.reason);
+      if (expected.applied) {
+        ASSERT_EQ(got.gradient_norm, expected.gradient_norm) << "step " << step;
+      }
+      ASSERT_EQ(got.clip_coefficient, expected.clip_coefficient) << "step " << step;
+      ASSERT_EQ(test::difference_of_weights(sharded.net, plain.net), "") << "step " << step;
+    }
+    EXPECT_EQ(skipped, recipe.overflow > 0 ? 1 : 0);
+    EXPECT_EQ(sharded.precision->loss_scale(), plain.precision->loss_scale());
+
+    std::int64_t moments = 0, masters = 0;
+    EXPECT_EQ(test::difference_in_parts(sharded.optimizer->state_dict(),
+                                        plain.optimizer->state_dict(), moments),
+              "");
+    EXPECT_EQ(test::difference_in_parts(sharded.net.state_dict(), plain.net.state_dict(), masters),
+              "");
+    std::int64_t elements = 0, with_master = 0;
+    for (const auto& [name, tensor] : sharded.net.parameters()) {
+      elements += tensor.numel();
+      const bool has_master = recipe.level == OptLevel::O2 && core::is_half(tensor.dtype());
+      with_master += has_master ? tensor.numel() : 0;
+    }
+    const auto in_all = [&](std::int64_t own) {
+      return group.all_reduce_sum(static_cast<double>(own));
+    };
+    EXPECT_EQ(in_all(masters), static_cast<double>(with_master));
+    EXPECT_EQ(std::fmod(in_all(moments), static_cast<double>(elements)), 0.0);
+    EXPECT_GT(in_all(moments), 0.0);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , ShardedBits, testing::Combine(testing::ValuesIn(recipes_of_bits()), testing::Values(2, 3, 4)),
+    [](const auto& info) {
+      return core::str(std::get<0>(info.param).name, "_", std::get<1>(info.param), "_ranks");
+    });
+
+TEST(EvenPart, CoversEveryElementOnce) {
+  for (const std::int64_t numel : {0, 1, 15, 16, 17, 100, 4096, 100003}) {
+    for (const int ranks : {1, 2, 3, 7, 256}) {
+      std::int64_t at = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const core::ElementRange part = core::even_part(numel, rank, ranks);
+        ASSERT_EQ(part.begin, at);
+        ASSERT_LE(part.size(), numel / ranks + 16);
+        ASSERT_TRUE(part.end == numel || part.end % 16 == 0);
+        at = part.end;
+      }
+      ASSERT_EQ(at, numel);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cairn

@@ -1,0 +1,128 @@
+// Sharded trainings of real processes: what a rank keeps, and what the others hear where one cannot
+// take its part in a step.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "cairn/core/memory.h"
+#include "parallel/ranks.h"
+#include "sharding/training.h"
+#include "support/message_of.h"
+
+namespace cairn {
+namespace {
+
+using test::make;
+using test::Recipe;
+using test::Training;
+using ::testing::HasSubstr;
+
+/// 1 MiB of weights, in tensors that no number of ranks divides.
+nn::Sequential wide_net() {
+  return nn::Sequential(nn::Linear(301, 407), nn::Linear(407, 299));
+}
+
+// 12 n / N bytes of masters and moments, and at most 16 elements of each tensor more.
+TEST(ShardedMemory, IsWhatTheFormulaSays) {
+  test::run_ranks(3, [](parallel::ProcessGroup& group) {
+    nn::Sequential net = wide_net();
+    parallel::ShardedDataParallel sharded(net, group);
+    optim::FusedAdam optimizer(net.parameters());
+    amp::Amp precision = amp::initialize(
+        net, optimizer,
+        {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = sharded.world()});
+    for (int step = 0; step < 3; ++step) {
+      precision.backward(
+          autograd::mse_loss(sharded(Tensor::full({4, 301}, 0.1)), Tensor::full({4, 299}, 0.2)));
+      ASSERT_TRUE(precision.step().applied);
+    }
+    std::size_t elements = 0, tensors = 0;
+    for (const auto& [name, tensor] : net.parameters()) {
+      elements += static_cast<std::size_t>(tensor.numel());
+      ++tensors;
+    }
+    const core::MemoryStats stats = core::memory_stats(core::default_device());
+    const std::size_t states = stats.of(core::MemoryCategory::optimizer_state);
+    EXPECT_GE(states, 12 * elements / 3 - 12 * 16 * tensors);
+    EXPECT_LE(states, 12 * elements / 3 + 12 * 16 * tensors + 64 * 3 * tensors);
+    EXPECT_LE(stats.of(core::MemoryCategory::parameters), 2 * elements + 64 * tensors);
+  });
+}
+
+// Tensors that are not cut: no rank has more than its share and the largest of them.
+TEST(ShardedMemory, OfWholeTensorsIsBalanced) {
+  test::run_threads(3, [](parallel::ProcessGroup& group) {
+    nn::Sequential net = wide_net();
+    parallel::ShardedDataParallel sharded(net, group);
+    optim::FusedLAMB optimizer(net.parameters());
+    autograd::backward(
+        autograd::mse_loss(sharded(Tensor::full({4, 301}, 0.1)), Tensor::full({4, 299}, 0.2)));
+    ASSERT_TRUE(optimizer.step().applied);
+    std::vector<std::pair<std::string, StateDict::Value>> states;
+    test::tensors_of(optimizer.state_dict(), "", states);
+    std::int64_t elements = 0;
+    for (const auto& [name, value] : states) elements += std::get<Shard>(value).tensor.numel();
+    EXPECT_LE(elements, 2 * 301 * 407);  // two moments of the larger weight
+  });
+}
+
+// An update for which one rank has no memory, while the others wait for its part.
+TEST(ShardedRanks, AFailedUpdateReachesTheOthers) {
+  test::run_ranks(2, [](parallel::ProcessGroup& group) {
+    nn::Sequential net = wide_net();
+    parallel::ShardedDataParallel sharded(net, group);
+    optim::FusedAdam optimizer(net.parameters());
+    autograd::backward(
+        autograd::mse_loss(sharded(Tensor::full({4, 301}, 0.1)), Tensor::full({4, 299}, 0.2)));
+    const auto held = core::memory_stats(core::default_device()).current_total;
+    if (group.rank() == 1) core::set_memory_capacity(core::default_device(), held + (1 << 16));
+    const std::string said = test::message_of<core::Error>([&] { (void)optimizer.step(); });
+    core::set_memory_capacity(core::default_device(), SIZE_MAX);
+    const char* expected = group.rank() == 1 ? "what the capacity leaves" : "its update failed";
+    EXPECT_THAT(said, HasSubstr(expected));
+  });
+}
+
+// Where memory is not row-major there is no part that a state could name.
+TEST(ShardedRanks, ParametersThatAreNotRowMajorAreUnsupported) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    class Strided : public nn::Module {
+     public:
+      Strided() : weight(add_parameter("weight", make_weight())) {}
+      std::string kind() const override { return "Strided"; }
+      Tensor forward(const Tensor& x) override { return autograd::mul(x, weight); }
+      static Tensor make_weight() {
+        Tensor w = Tensor::empty_strided({3, 4}, {1, 3}, DType::f32, core::default_device());
+        kernels::fill(w, 0.5);
+        return w;
+      }
+      Tensor weight;
+    } net;
+    parallel::ShardedDataParallel sharded(net, group);
+    EXPECT_THAT(
+        test::message_of<core::Unsupported>([&] { optim::FusedAdam optimizer(net.parameters()); }),
+        HasSubstr("expected row-major parameters, got 'weight'"));
+  });
+}
+
+// With one rank there is nothing to divide.
+TEST(ShardedRanks, OneRankIsDistributedDataParallel) {
+  auto group = parallel::ProcessGroup::single();
+  const Recipe recipe{.name = "adam",
+                      .optimizer = make<optim::FusedAdam>(optim::AdamOptions{.lr = 1e-2})};
+  Training sharded(recipe, group, true), plain(recipe, group, false);
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_TRUE(sharded.step().applied);
+    EXPECT_TRUE(plain.step().applied);
+  }
+  EXPECT_EQ(test::difference_of_weights(sharded.net, plain.net), "");
+  std::int64_t elements = 0;
+  EXPECT_EQ(test::difference_in_parts(sharded.optimizer->state_dict(),
+                                      plain.optimizer->state_dict(), elements),
+            "");
+  EXPECT_EQ(elements, 0);
+}
+
+}  // namespace
+}  // namespace cairn

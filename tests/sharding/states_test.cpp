@@ -1,0 +1,209 @@
+// Checkpoints of sharded trainings: they resume with any number of ranks, sharded or not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "parallel/ranks.h"
+#include "sharding/training.h"
+#include "support/message_of.h"
+
+namespace cairn {
+namespace {
+
+using test::make;
+using test::Recipe;
+using test::Training;
+using ::testing::HasSubstr;
+
+std::string folder_of(const std::string& name) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    core::str("cairn-sharding-", name, "-", getuid(), "-", getpid());
+  std::filesystem::remove_all(path);
+  return path.string();
+}
+
+struct Form {
+  int world_size;
+  bool sharded;
+};
+
+/// Trains, and saves.
+void save(const Recipe& recipe, Form form, const std::string& dir) {
+  test::run_threads(form.world_size, [&](parallel::ProcessGroup& group) {
+    Training training(recipe, group, form.sharded);
+    for (int step = 0; step < 4; ++step) training.step();
+    training.state->save(dir, 4);
+  });
+}
+
+/// What a training has that resumes in this form: whole, as DistributedDataParallel hands it out.
+void expect_resumes_alike(const Recipe& recipe, Form form, const std::string& sharded_dir,
+                          const std::string& plain_dir) {
+  test::run_threads(form.world_size, [&](parallel::ProcessGroup& group) {
+    Training from_sharded(recipe, group, form.sharded), from_plain(recipe, group, false);
+    ASSERT_TRUE(from_sharded.state->resume_latest(sharded_dir));
+    ASSERT_TRUE(from_plain.state->resume_latest(plain_dir));
+    for (int step = 0; step <= 3; ++step) {
+      std::int64_t elements = 0;
+      ASSERT_EQ(test::difference_of_weights(from_sharded.net, from_plain.net), "") << step;
+      ASSERT_EQ(test::difference_in_parts(from_sharded.optimizer->state_dict(),
+                                          from_plain.optimizer->state_dict(), elements),
+                "")
+          << step;
+      ASSERT_EQ(test::difference_in_parts(from_sharded.net.state_dict(),
+                                          from_plain.net.state_dict(), elements),
+                "")
+          << step;
+      from_sharded.step();
+      from_plain.step();
+    }
+  });
+}
+
+class ShardedStates : public testing::TestWithParam<Recipe> {};
+
+TEST_P(ShardedStates, ResumeInEveryForm) {
+  const std::string plain = folder_of("plain"), sharded = folder_of("sharded");
+  save(GetParam(), {3, false}, plain);
+  save(GetParam(), {3, true}, sharded);
+  for (const Form form : {Form{3, true}, Form{2, true}, Form{4, true}, Form{2, false},
+                          Form{1, false}, Form{1, true}}) {
+    SCOPED_TRACE(core::str(form.world_size, form.sharded ? " sharded" : " plain"));
+    expect_resumes_alike(GetParam(), form, sharded, plain);
+    expect_resumes_alike(GetParam(), form, plain, plain);
+  }
+  std::filesystem::remove_all(plain);
+  std::filesystem::remove_all(sharded);
+}
+
+std::vector<Recipe> recipes_of_states() {
+  const auto adam = make<optim::FusedAdam>(optim::AdamOptions{.lr = 1e-2});
+  return {
+      {.name = "O0", .optimizer = adam, .level = amp::OptLevel::O0},
+      {.name = "O2_bf16", .optimizer = adam},
+      {.name = "O2_f16", .optimizer = adam, .half = DType::f16},
+      {.name = "compact",
+       .optimizer = adam,
+       .states = {.moments = DType::bf16, .masters = optim::MasterStorage::remainder}},
+      {.name = "lamb", .optimizer = make<optim::FusedLAMB>(optim::LambOptions{.lr = 0.01})},
+      {.name = "novograd",
+       .optimizer = make<optim::FusedNovoGrad>(optim::NovoGradOptions{.lr = 0.01})},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(, ShardedStates, testing::ValuesIn(recipes_of_states()),
+                         [](const auto& info) { return info.param.name; });
+
+const Recipe kAdam{.name = "adam",
+                   .optimizer = make<optim::FusedAdam>(optim::AdamOptions{.lr = 1e-2})};
+
+// A part that cannot load gives all of them their old state back, the other ranks' weights too.
+TEST(ShardedState, AFailedLoadChangesNothing) {
+  const std::string dir = folder_of("failed");
+  save(kAdam, {2, true}, dir);
+  test::run_threads(2, [&](parallel::ProcessGroup& group) {
+    Training training(kAdam, group, true), same(kAdam, group, true);
+    for (int step = 0; step < 2; ++step) {
+      training.step();
+      same.step();
+    }
+    struct Refuses : core::Stateful {
+      StateDict state_dict() const override { return {}; }
+      void load_state_dict(const StateDict&) override { throw core::DataError("[test] refused"); }
+    } refuses;
+    checkpointing::TrainingState state({{"model", training.net},
+                                        {"optimizer", *training.optimizer},
+                                        {"amp", *training.precision},
+                                        {"ddp", refuses}},
+                                       training.ddp().world());
+    const std::string said = test::message_of<core::DataError>([&] { state.resume_latest(dir); });
+    EXPECT_THAT(said, HasSubstr("refused"));
+    for (int step = 0; step < 3; ++step) {
+      ASSERT_EQ(test::difference_of_weights(training.net, same.net), "") << step;
+      training.step();
+      same.step();
+    }
+  });
+  std::filesystem::remove_all(dir);
+}
+
+// The optimizer's own state, without a file: what was handed out is taken back.
+TEST(ShardedState, GoThereAndBackWithoutAFile) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    Training training(kAdam, group, true), same(kAdam, group, true);
+    training.step();
+    same.step();
+    training.optimizer->load_state_dict(training.optimizer->state_dict());
+    training.net.load_state_dict(training.net.state_dict());
+    for (int step = 0; step < 2; ++step) {
+      ASSERT_EQ(test::difference_of_weights(training.net, same.net), "") << step;
+      training.step();
+      same.step();
+    }
+  });
+}
+
+// An optimizer that has taken steps without ranks: it keeps its part of what it has.
+TEST(ShardedState, AnOptimizerThatHasStepsBecomesSharded) {
+  const auto step = [](optim::Optimizer& optimizer, const Tensor& y) {
+    autograd::backward(autograd::sum(y));
+    (void)optimizer.step();
+  };
+  test::run_threads(2, [&](parallel::ProcessGroup& group) {
+    const Tensor x = Tensor::full({4, test::kInputs}, 0.5);
+    test::OddNet net, same;
+    optim::FusedAdam optimizer(net.parameters()), expected(same.parameters());
+    step(optimizer, net.forward(x));
+    step(expected, same.forward(x));
+    parallel::ShardedDataParallel sharded(net, group);
+    parallel::DistributedDataParallel plain(same, group);
+    for (int i = 0; i < 2; ++i) {
+      step(optimizer, sharded(x));
+      step(expected, plain(x));
+    }
+    std::int64_t elements = 0;
+    EXPECT_EQ(test::difference_in_parts(optimizer.state_dict(), expected.state_dict(), elements),
+              "");
+    EXPECT_GT(elements, 0);
+    EXPECT_EQ(test::difference_of_weights(net, same), "");
+  });
+}
+
+// A model that trained sharded and whose wrapper is gone.
+TEST(ShardedState, OfRanksThatAreGoneAreAnError) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    test::OddNet net;
+    optim::FusedAdam optimizer(net.parameters());
+    {
+      parallel::ShardedDataParallel sharded(net, group);
+      autograd::backward(autograd::sum(sharded(Tensor::full({2, test::kInputs}, 0.5))));
+      (void)optimizer.step();
+    }
+    autograd::backward(autograd::sum(net(Tensor::full({2, test::kInputs}, 0.5))));
+    EXPECT_THAT(test::message_of([&] { (void)optimizer.step(); }),
+                HasSubstr("what other ranks keep of it since it was sharded is not here"));
+  });
+}
+
+// Everything that needs an exact value which is on another rank.
+TEST(ShardedState, WholeMastersAreUnsupported) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    Training training(kAdam, group, true);
+    training.step();
+    const auto unsupported = [](auto&& f) {
+      return test::message_of<core::Unsupported>([&] { f(); });
+    };
+    EXPECT_THAT(unsupported([&] { training.precision->release(); }), HasSubstr("is sharded"));
+    EXPECT_THAT(unsupported([&] { (void)training.optimizer->torch_state_dict(); }),
+                HasSubstr("a sharded one"));
+    EXPECT_THAT(unsupported([&] { optim::WeightAverage average(training.net.parameters()); }),
+                HasSubstr("this rank's part"));
+    EXPECT_THAT(unsupported([&] { training.net.to(DType::f32); }), HasSubstr("this rank's part"));
+    EXPECT_TRUE(training.step().applied);  // nothing of it has changed the training
+  });
+}
+
+}  // namespace
+}  // namespace cairn

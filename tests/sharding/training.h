@@ -1,0 +1,185 @@
+// Trainings of the tests of sharding: the same one with DistributedDataParallel, with
+// ShardedDataParallel, and what both end with.
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cairn/amp/amp.h"
+#include "cairn/autograd/autograd.h"
+#include "cairn/checkpointing/training_state.h"
+#include "cairn/core/generator.h"
+#include "cairn/kernels/elementwise.h"
+#include "cairn/nn/nn.h"
+#include "cairn/optim/optim.h"
+#include "cairn/parallel/sharded.h"
+#include "support/tensors.h"
+
+namespace cairn::test {
+
+constexpr std::int64_t kInputs = 7, kOutputs = 5;
+
+/// Sizes that no number of ranks divides; a tied weight, a norm that stays f32 at O2, and a scale of
+/// one element.
+class OddNet : public nn::Module {
+ public:
+  OddNet() {
+    manual_seed(11);
+    first_ = add_module("first", nn::Linear(kInputs, 33));
+    norm_ = add_module("norm", nn::BatchNorm1d(33));
+    tied_ = add_module("tied", nn::Linear(33, 33));
+    last_ = add_module("last", nn::Linear(33, kOutputs));
+    scale_ = add_parameter("scale", Tensor::full({1}, 1.0));
+  }
+  std::string kind() const override { return "OddNet"; }
+  Tensor forward(const Tensor& x) override {
+    Tensor y = autograd::tanh((*norm_)((*first_)(x)));
+    y = autograd::tanh((*tied_)(y));
+    y = autograd::tanh((*tied_)(y));
+    return autograd::mul((*last_)(y), scale_);
+  }
+
+ private:
+  std::shared_ptr<nn::Linear> first_, tied_, last_;
+  std::shared_ptr<nn::BatchNorm1d> norm_;
+  Tensor scale_;
+};
+
+using Make = std::function<std::unique_ptr<optim::Optimizer>(NamedTensors)>;
+
+template <class Rule, class Options>
+Make make(const Options& options) {
+  return [options](NamedTensors parameters) {
+    return std::make_unique<Rule>(std::move(parameters), options);
+  };
+}
+
+struct Recipe {
+  std::string name;
+  Make optimizer;
+  amp::OptLevel level = amp::OptLevel::O2;
+  DType half = DType::bf16;
+  optim::StateOptions states = {};
+  bool larc = false;
+  double max_norm = 0.0;      // clips
+  bool accumulates = false;   // two micro-batches a step
+  std::int64_t overflow = 0;  // in this step, on rank 1
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Recipe& recipe) {
+  return out << recipe.name;
+}
+
+/// Everything of one rank's training. The order of the members is that of construction.
+class Training {
+ public:
+  Training(const Recipe& recipe, const parallel::ProcessGroup& group, bool sharded)
+      : recipe_(recipe), group_(group) {
+    if (sharded) ddp_ = std::make_unique<parallel::ShardedDataParallel>(net, group);
+    if (!sharded) ddp_ = std::make_unique<parallel::DistributedDataParallel>(net, group);
+    optimizer = recipe.optimizer(net.parameters());
+    optimizer->set_state_options(recipe.states);
+    if (recipe.larc) larc_.emplace(*optimizer);
+    amp::Options options{
+        .opt_level = recipe.level, .half_dtype = recipe.half, .world = ddp_->world()};
+    options.max_gradient_norm = recipe.max_norm;
+    precision.emplace(amp::initialize(net, *optimizer, options));
+    state = std::make_unique<checkpointing::TrainingState>(
+        std::vector<checkpointing::TrainingState::Part>{
+            {"model", net}, {"optimizer", *optimizer}, {"amp", *precision}, {"ddp", *ddp_}},
+        ddp_->world());
+  }
+
+  optim::StepResult step() {
+    const std::int64_t now = ++steps_;
+    if (recipe_.accumulates) {
+      const auto no_sync = ddp_->no_sync();
+      precision->backward(loss(2 * now));
+    }
+    Tensor last = loss(2 * now + 1);
+    if (now == recipe_.overflow && group_.rank() == 1) last = autograd::affine(last, 1e38, 0.0);
+    precision->backward(last);
+    return precision->step();
+  }
+
+  parallel::DistributedDataParallel& ddp() { return *ddp_; }
+
+  OddNet net;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::optional<amp::Amp> precision;
+  std::unique_ptr<checkpointing::TrainingState> state;
+
+ private:
+  Tensor loss(std::int64_t batch) {
+    const auto seed = static_cast<std::uint64_t>(batch * 16 + group_.rank());
+    const auto values = [&](std::int64_t width, std::uint64_t of) {
+      return Tensor::from(normal_tensor({4, width}, seed + of).to_vector<float>(), {4, width});
+    };
+    return autograd::mse_loss((*ddp_)(values(kInputs, 1000)), values(kOutputs, 900000));
+  }
+
+  Recipe recipe_;
+  parallel::ProcessGroup group_;
+  std::unique_ptr<parallel::DistributedDataParallel> ddp_;
+  std::optional<optim::LARC> larc_;
+  std::int64_t steps_ = 0;
+};
+
+/// Every tensor and shard of a state by its full name.
+inline void tensors_of(const StateDict& state, const std::string& path,
+                       std::vector<std::pair<std::string, StateDict::Value>>& all) {
+  for (const auto& [key, value] : state) {
+    const std::string name = path.empty() ? key : path + "." + key;
+    if (const auto* child = std::get_if<StateDict>(&value)) {
+      tensors_of(*child, name, all);
+    } else if (std::holds_alternative<Tensor>(value) || std::holds_alternative<Shard>(value)) {
+      all.emplace_back(name, value);
+    }
+  }
+}
+
+/// "" where a rank's state is what `whole` has at its places; adds up the elements of shards.
+inline std::string difference_in_parts(const StateDict& own, const StateDict& whole,
+                                       std::int64_t& sharded_elements) {
+  std::vector<std::pair<std::string, StateDict::Value>> a, b;
+  tensors_of(own, "", a);
+  tensors_of(whole, "", b);
+  if (a.size() != b.size()) {
+    return core::str("expected ", b.size(), " tensors, got ", a.size());
+  }
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].first != b[i].first) return core::str(a[i].first, " in place of ", b[i].first);
+    const auto expected = std::get<Tensor>(b[i].second).to_vector<double>();
+    const auto* shard = std::get_if<Shard>(&a[i].second);
+    const Tensor tensor = shard != nullptr ? shard->tensor : std::get<Tensor>(a[i].second);
+    const auto got = tensor.to_vector<double>();
+    const auto begin = static_cast<std::size_t>(shard != nullptr ? shard->begin : 0);
+    if (shard != nullptr) sharded_elements += tensor.numel();
+    if (shard == nullptr && got.size() != expected.size()) return a[i].first + " is not whole";
+    for (std::size_t k = 0; k < got.size(); ++k) {
+      if (got[k] == expected[begin + k]) continue;
+      return core::str(a[i].first, "[", begin + k, "] is ", got[k], ", expected ",
+                       expected[begin + k]);
+    }
+  }
+  return "";
+}
+
+/// "" where the weights that the models compute with have the same bits.
+inline std::string difference_of_weights(const nn::Module& a, const nn::Module& b) {
+  const NamedTensors left = a.parameters(), right = b.parameters();
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    if (left[i].tensor.to_vector<double>() != right[i].tensor.to_vector<double>()) {
+      return left[i].name;
+    }
+  }
+  return "";
+}
+
+}  // namespace cairn::test
