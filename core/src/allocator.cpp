@@ -182,20 +182,34 @@ std::vector<Event> record_uses(const StorageUses* uses) {
 
 }  // namespace
 
-void Allocator::free(Storage& storage) noexcept try {
-  std::vector<Event> uses = record_uses(storage.uses_.get());
-  // What a capture frees, the graph may have recorded the use of.
-  const bool recorded = capturing() && !pinned_ && device_.is_cuda();
-  const CacheKey key{storage.block_bytes_, recorded ? capture_stream() : storage.stream_};
+void Allocator::free(Storage& storage) noexcept {
+  forget(storage);
+  try {
+    keep_block(storage);
+  } catch (const std::exception& e) {  // a block is lost, no more
+    log::error("memory of {} on {} cannot be reused: {}", readable_bytes(storage.bytes_), device_,
+               e.what());
+  }
+}
+
+void Allocator::forget(Storage& storage) noexcept {
   const std::lock_guard lock(mutex_);
   unlink(storage);
   stats_.current[static_cast<std::size_t>(storage.category_)] -= storage.bytes_;
   stats_.current_total -= storage.bytes_;
-  if (uses.empty()) return cache_block(key, storage.data_);
+}
+
+// What a capture frees, the graph may use at each replay: the block is the graph's, and where more
+// of its streams use it, free when all of them have met, which is when the capture ends.
+void Allocator::keep_block(const Storage& storage) {
+  const bool recorded = capturing() && !pinned_ && device_.is_cuda();
+  const CacheKey key{storage.block_bytes_, recorded ? capture_stream() : storage.stream_};
+  std::vector<Event> uses;
+  if (!recorded) uses = record_uses(storage.uses_.get());
+  const bool free_now = recorded ? storage.uses_ == nullptr : uses.empty();
+  const std::lock_guard lock(mutex_);
+  if (free_now) return cache_block(key, storage.data_);
   pending_.push_back({key, storage.data_, std::move(uses)});
-} catch (const std::exception& e) {  // a block is lost, no more
-  log::error("memory of {} on {} cannot be reused: {}", readable_bytes(storage.bytes_), device_,
-             e.what());
 }
 
 void Allocator::cache_block(const CacheKey& key, void* data) noexcept {
@@ -209,10 +223,20 @@ void Allocator::cache_block(const CacheKey& key, void* data) noexcept {
   }
 }
 
+namespace {
+
+// A device that does not answer has not finished.
+bool all_done(const std::vector<Event>& uses) noexcept try {
+  return std::all_of(uses.begin(), uses.end(), [](const Event& event) { return event.done(); });
+} catch (const std::exception&) {
+  return false;
+}
+
+}  // namespace
+
 void Allocator::collect_pending() noexcept {
   for (auto it = pending_.begin(); it != pending_.end();) {
-    const bool done = std::all_of(it->uses.begin(), it->uses.end(),
-                                  [](const Event& event) { return event.done(); });
+    const bool done = all_done(it->uses);
     if (done) cache_block(it->key, it->data);
     it = done ? pending_.erase(it) : std::next(it);
   }

@@ -91,6 +91,8 @@ class Allocator {
       std::size_t bytes = SIZE_MAX) noexcept;  // at least so many, where there are
   std::size_t release_blocks(std::map<CacheKey, std::vector<void*>>::iterator blocks,
                              std::size_t bytes) noexcept;
+  void forget(Storage& storage) noexcept;
+  void keep_block(const Storage& storage);
   void cache_block(const CacheKey& key, void* data) noexcept;
   void collect_pending() noexcept;
   void wait_for_pending_cuda();

@@ -101,6 +101,30 @@ TEST_F(GraphsOnCuda, KeepTheirMemoryUntilTheyEnd) {
   EXPECT_EQ(reserved(), before);
 }
 
+// Another stream has used the block: nobody may ask in a capture whether that is done.
+TEST_F(GraphsOnCuda, KeepAlsoWhatIsFreedWhileTheyAreCaptured) {
+  const Tensor to = numbers(0);
+  const Stream other = Stream::create(device);
+  const std::size_t live = memory_stats(device).current_total;
+  {
+    Graph graph(device);
+    Tensor from = numbers(1);
+    from.storage()->record_use(other);
+    graph.capture([&] {
+      copy_bytes(from, to);
+      from = Tensor();
+    });
+    EXPECT_LT(memory_stats(device).current_total, live + 4000);
+    EXPECT_THAT(memory_report(device), HasSubstr("cuda:0"));
+    std::vector<Tensor> others;
+    for (int k = 0; k < 20; ++k) others.push_back(numbers(9));
+    graph.replay();
+    expect_all(to, 1);
+    for (const Tensor& one : others) expect_all(one, 9);
+  }
+  EXPECT_EQ(memory_stats(device).current_total, live);
+}
+
 TEST_F(GraphsOnCuda, RefuseWhatNeedsTheHost) {
   const Tensor x = numbers(1);
   Graph graph(device);
