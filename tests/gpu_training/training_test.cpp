@@ -83,6 +83,30 @@ TEST_P(Levels, OfDigitsTrainAsOnTheCpuInTwoProcesses) {
   expect_near(losses(with("late") + run + " --device cuda"), expected, GetParam().relative);
 }
 
+// As a user starts it: ranks on GPUs of their own adopt each other's choices of algorithms, first
+// while both are timing, then all of them. Only the test's 250 images make a product worth timing.
+TEST(Training, TwoProcessesShareTheirChoicesOfAlgorithms) {
+  const TemporaryFolder folder;
+  const std::string run = "CAIRN_PRODUCTS=time CAIRN_CACHE=" + (folder / "cache").string() + " " +
+                          with("late") + kTwo + CAIRN_DIGITS_PROGRAM +
+                          " --train-size 200 --test-size 250" + kSmall +
+                          "--opt-level O2 --device cuda --steps 3";
+  const auto first = losses(run);
+  EXPECT_EQ(first.size(), 3u);
+  EXPECT_THAT(read_text(folder / "cache/cublaslt_products.json"), HasSubstr("simulated GPU"));
+  EXPECT_EQ(losses(run), first);
+}
+
+TEST(Training, ShardedHasTheBitsOfDistributedDataParallel) {
+  for (const char* schedule : {"late", "early", "shuffled"}) {
+    const std::string run = with(schedule) + kTwo + kDigits + kSmall +
+                            "--opt-level O2 --device cuda --steps 4 --accumulate 2";
+    const auto expected = losses(run);
+    EXPECT_EQ(expected.size(), 4u);
+    EXPECT_EQ(losses(run + " --shard 1"), expected) << schedule;
+  }
+}
+
 TEST(Training, OfTheOtherExamples) {
   const std::string language =
       std::string(CAIRN_CHAR_LM_PROGRAM) + " --opt-level O2 --half-dtype bf16 --steps 3 ";
