@@ -299,6 +299,17 @@ struct Reference : State {
       if ((optimizers >> o & 1U) != 0) skips[o] = Answer::no;
     }
   }
+  /// A parameter with a gradient was frozen: nothing else of its optimizer's need be of a loss that
+  /// it has.
+  void doubt_losses_of(const Parameter& frozen) {
+    if (!frozen.gradient.exists() || frozen.optimizer < 0) return;
+    for (Pending& loss : pending) {
+      const bool has_it = (loss.optimizers >> frozen.optimizer & 1U) != 0;
+      loss.doubtful = loss.doubtful || has_it;
+    }
+    Answer& skip = skips[static_cast<std::size_t>(frozen.optimizer)];
+    if (skip == Answer::yes) skip = Answer::either;
+  }
   void forget_pending() {
     for (Parameter& p : parameters) p.gradient = {};
     pending.clear();

@@ -658,6 +658,7 @@ class Freeze : public Command {
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.set_trainable(parameter_, !freeze_); }));
     now.reference.parameters[at(parameter_)].trainable = !freeze_;
+    if (freeze_) now.reference.doubt_losses_of(now.reference.parameters[at(parameter_)]);
     now.check();
   }
   void show(std::ostream& out) const override {
