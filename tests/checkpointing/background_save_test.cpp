@@ -15,10 +15,12 @@
 #include "cairn/checkpointing/parts.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
+#include "cairn/optim/adam.h"
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
 #include "checkpointing/threads_world.h"
 #include "io/system_calls.h"
+#include "optim/support.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -169,6 +171,42 @@ TEST_F(BackgroundSave, HoldsEveryByteOfLargeTensorsAndOfHalves) {
               0)
         << loaded[i].name;
   }
+}
+
+// bf16 weights whose masters are remainders, and bf16 moments, which the training changes meanwhile:
+// the bytes of a save that was done before it went on.
+TEST_F(BackgroundSave, HoldsCompactStatesWhileTheTrainingGoesOn) {
+  const auto half = [](double value) {
+    Tensor x = Tensor::full({1 << 20}, value, DType::bf16, Device{});
+    x.set_requires_grad(true);
+    return x;
+  };
+  const NamedTensors weights = {{"a", half(0.3)}, {"b", half(-2)}};
+  Tensors model(weights);
+  optim::FusedAdam adam(weights, {.lr = 1e-3});
+  adam.set_state_options({.moments = DType::bf16, .masters = optim::MasterStorage::remainder});
+  const auto train = [&](int steps) {
+    for (int step = 0; step < steps; ++step) {
+      for (const auto& [name, x] : weights)
+        optim::write_gradient(x,
+                              std::vector<double>(static_cast<std::size_t>(x.numel()), 0.1 + step));
+      adam.step();
+    }
+  };
+  train(3);
+  TrainingState now({{"model", model}, {"adam", adam}}), later({{"model", model}, {"adam", adam}});
+  now.save(dir_ / "now", 1);
+  gate_.least_bytes = 1 << 20;
+  gate_.close_gate();
+  later.save_async(dir_ / "later", 1);
+  train(2);
+  gate_.open_gate();
+  later.finish();
+  EXPECT_GT(later.last_save()->snapshot_bytes, 0u);
+  const std::string file = "/step-00000001/state.safetensors";
+  EXPECT_TRUE(read_bytes(dir_ / "now" + file) == read_bytes(dir_ / "later" + file));
+  now.save(dir_ / "after", 1);
+  EXPECT_FALSE(read_bytes(dir_ / "after" + file) == read_bytes(dir_ / "later" + file));
 }
 
 // The copy goes when all is written, not when somebody asks.
