@@ -240,7 +240,8 @@ struct Reference : State {
   std::vector<Pending> pending;
   std::vector<Answer> skips;  // by optimizer: a loss that reaches it overflowed in another's step
   bool summed = false;  // with average = false: some gradient was reduced, which none may add to
-  bool may_refuse = false;  // a backward that added broke off: all may refuse until it is cleared
+  bool may_refuse = false;    // a backward that added broke off: all may refuse until it is cleared
+  bool ranks_differ = false;  // in what unreduced losses reach: those that a partial clear() leaves
 
   /// Backwards of one loss that was given to the same optimizers are judged as one.
   void add_pending(const Pending& more) {
@@ -316,6 +317,7 @@ struct Reference : State {
     std::fill(skips.begin(), skips.end(), Answer::no);
     for (Scale& scale : scales) scale.carried = false;
     may_refuse = false;
+    ranks_differ = false;
   }
   void load(const State& file) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {

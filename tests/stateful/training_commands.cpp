@@ -21,6 +21,7 @@ void clear_module(Case& now) {
   now.reference.clear(now.all_optimizers());
   for (Parameter& p : now.reference.parameters) p.gradient = {};
   now.reference.may_refuse = false;
+  now.reference.ranks_differ = false;
   now.backwards = 0;
   now.check();
 }
@@ -197,6 +198,7 @@ class Backward : public Command {
       if (loss_.reaches(p)) add(parameter, p, now, scaled);
     }
     if (loss_.by_amp) reference.add_pending(pending);
+    reference.ranks_differ = reference.ranks_differ || (loss_.odd_reach != 0 && !reduces(now));
     return true;
   }
 
@@ -260,6 +262,7 @@ class TakeStep : public Command {
       return now.check();
     }
     if (expected.must_throw) throw Mismatch("expected an error: " + expected.why);
+    reference.ranks_differ = false;  // it has reduced them
     const bool applied = outcome.numbers[0] != 0;
     reference.each_of(which, [&](Parameter& p) { p.gradient.scale(gradient_scale); });
     take(now, which, applied, expected);
@@ -576,6 +579,8 @@ class Clear : public Command {
     must_not_throw(now.system.each([&](Rank& rank) { rank.clear(optimizer_); }));
     reference.clear(bit(optimizer_));
     if (!now.any_gradient()) now.backwards = 0;
+    // The losses of some ranks may be gone, and not those of others.
+    reference.may_refuse = reference.may_refuse || (reference.ranks_differ && now.any_gradient());
     now.check();
   }
   void show(std::ostream& out) const override {
