@@ -13,8 +13,14 @@ namespace cairn::core {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-// How many bytes may be cached beyond the most that was ever live before they are trimmed.
-constexpr std::size_t kSlack = std::size_t{256} << 20;
+constexpr std::size_t kCut = 512;  // segments are cut at its multiples: all libraries' alignments
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+// How much may be reserved when no cached block fits: beyond the most that was ever live, a quarter
+// where pages move, and an eighth where blocks lie in pieces then and go back.
+std::size_t most_reserved(std::size_t most_live, bool cuts) {
+  return cuts ? most_live + most_live / 8 + 64 * kMiB : most_live + most_live / 4 + 256 * kMiB;
+}
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t step) {
   return (bytes + step - 1) / step * step;
@@ -27,11 +33,20 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t step) {
                     "what is made once, make before)");
 }
 
+void check_size(std::size_t bytes) {
+  CAIRN_CHECK(bytes <= SIZE_MAX / 4, "allocate", "expected a size that fits in memory, got ", bytes,
+              " bytes");
+}
+
+std::size_t cut_size(std::size_t bytes) {
+  check_size(bytes);
+  return round_up(std::max(bytes, kCut), kCut);
+}
+
 }  // namespace
 
 std::size_t block_size(std::size_t bytes) {
-  CAIRN_CHECK(bytes <= SIZE_MAX / 4, "allocate", "expected a size that fits in memory, got ", bytes,
-              " bytes");
+  check_size(bytes);
   const std::size_t padded = std::max(bytes, kAlignment) + kPoisonedTail;
   const std::size_t step = std::max(kAlignment, std::bit_floor(padded) / 8);
   const std::size_t block = round_up(padded, step);
@@ -42,11 +57,12 @@ Allocator::Allocator(Device device, bool pinned, SystemMemory* system)
     : device_(device),
       pinned_(pinned),
       system_(system),
+      cuts_(!system->moves_pages()),
       capacity_(pinned ? SIZE_MAX : capacity_from_environment(device)) {}
 
 void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory category,
                          void* stream) {
-  const std::size_t block_bytes = block_size(bytes);
+  const std::size_t block_bytes = cuts_ ? cut_size(bytes) : block_size(bytes);
   const std::lock_guard lock(mutex_);
   if (over_capacity(bytes)) fail_out_of_memory(bytes, category);
   void* data = take_block(block_bytes, stream);
@@ -69,24 +85,32 @@ void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory cat
 
 void* Allocator::take_block(std::size_t block_bytes, void* stream) {
   if (!pending_.empty() && !capturing()) collect_pending();
-  if (const auto found = cache_.find({block_bytes, stream});
-      found != cache_.end() && !found->second.empty()) {
-    void* data = found->second.back();
-    found->second.pop_back();
-    cached_ -= block_bytes;
-    return data;
-  }
+  if (void* data = cached_block(block_bytes, stream)) return data;
   if (capturing()) return nullptr;
-  if (system_->moves_pages() && block_bytes >= kHugePage) {
+  if (!cuts_ && block_bytes >= kHugePage) {
     if (void* data = joined_block(block_bytes, stream)) return data;
   }
-  trim_for(block_bytes);
-  void* data = system_block(block_bytes);
+  const std::size_t wanted = cuts_ ? round_up(block_bytes, kHugePage) : block_bytes;
+  trim_for(wanted);
+  void* data = system_block(wanted);
   if (data == nullptr) return nullptr;
-  stats_.reserved += block_bytes;
+  stats_.reserved += wanted;
   ++stats_.system_allocations;
-  if (device_.is_cpu()) poison(data, block_bytes);
-  return data;
+  if (device_.is_cpu()) poison(data, wanted);
+  if (!cuts_) return data;
+  segments_[static_cast<char*>(data)] = {wanted, stream};
+  cache_block({wanted, stream}, data);
+  return cached_block(block_bytes, stream);
+}
+
+// One of this size; where blocks are cut, a part of the smallest that holds it.
+void* Allocator::cached_block(std::size_t block_bytes, void* stream) {
+  auto found = cache_.lower_bound({block_bytes, stream});
+  const auto fits = [&] { return found->first.second == stream && !found->second.empty(); };
+  while (cuts_ && found != cache_.end() && !fits()) ++found;
+  if (found == cache_.end() || !fits()) return nullptr;
+  if (!cuts_ && found->first.first != block_bytes) return nullptr;
+  return cut(found, block_bytes).data;
 }
 
 std::size_t SystemMemory::move_pages(void* /*from*/, void* /*to*/, std::size_t bytes) noexcept {
@@ -135,14 +159,20 @@ Allocator::CachedPages Allocator::take_cached_pages(std::size_t bytes, void* str
     best = it;
     if (it->first.first >= bytes) break;
   }
-  if (best == cache_.end()) return {};
-  const std::size_t whole = best->first.first;
-  const CachedPages taken{best->second.back(), std::min(bytes, whole)};
-  best->second.pop_back();
-  if (best->second.empty()) cache_.erase(best);
-  cached_ -= whole;
-  const std::size_t rest = whole - taken.bytes;
-  if (rest > 0) cache_block({rest, stream}, static_cast<char*>(taken.data) + taken.bytes);
+  return best == cache_.end() ? CachedPages{} : cut(best, bytes);
+}
+
+// As many bytes as there are; the rest stays cached.
+Allocator::CachedPages Allocator::cut(Cache::iterator from, std::size_t bytes) {
+  const CacheKey key = from->first;
+  const CachedPages taken{from->second.back(), std::min(bytes, key.first)};
+  from->second.pop_back();
+  if (from->second.empty() && (cuts_ || key.first >= kHugePage)) cache_.erase(from);
+  cached_ -= key.first;
+  auto* const data = static_cast<char*>(taken.data);
+  free_at_.erase(data);
+  const std::size_t rest = key.first - taken.bytes;
+  if (rest > 0) cache_block({rest, key.second}, data + taken.bytes);
   return taken;
 }
 
@@ -162,8 +192,8 @@ bool Allocator::over_capacity(std::size_t bytes) const {
 
 void Allocator::trim_for(std::size_t block_bytes) {
   const std::size_t reserved = stats_.reserved + block_bytes;
-  const std::size_t most = std::min(capacity_, most_live_ + most_live_ / 4 + kSlack);
-  if (reserved > most) release_cached_locked(reserved - most);
+  const std::size_t most = std::min(capacity_, most_reserved(most_live_, cuts_));
+  if (reserved > most) release_cached_locked(cuts_ ? SIZE_MAX : reserved - most);
 }
 
 namespace {
@@ -212,15 +242,61 @@ void Allocator::keep_block(const Storage& storage) {
   pending_.push_back({key, storage.data_, std::move(uses)});
 }
 
-void Allocator::cache_block(const CacheKey& key, void* data) noexcept {
+void Allocator::cache_block(CacheKey key, void* data) noexcept {
   try {
+    if (cuts_) data = join_neighbours(key, static_cast<char*>(data));
     cache_[key].push_back(data);
     cached_ += key.first;
     if (device_.is_cpu()) poison(data, key.first);
   } catch (const std::bad_alloc&) {  // no room to note it: give it back instead
-    system_->release(data, key.first);
-    stats_.reserved -= key.first;
+    free_at_.erase(static_cast<char*>(data));
+    if (is_whole(data, key.first)) give_back(data, key.first);
   }
+}
+
+// With the free blocks before and behind it that the system gave in one with it.
+char* Allocator::join_neighbours(CacheKey& key, char* data) {
+  const auto next = free_at_.find(data + key.first);
+  if (next != free_at_.end() && next->second.second == key.second &&
+      !segments_.contains(next->first))
+    key.first += take_out(next);
+  auto previous = free_at_.lower_bound(data);
+  if (previous != free_at_.begin() && !segments_.contains(data)) {
+    --previous;
+    const auto [begin, block] = *previous;
+    if (begin + block.first == data && block.second == key.second) {
+      key.first += take_out(previous);
+      data = begin;
+    }
+  }
+  free_at_.emplace(data, key);
+  return data;
+}
+
+// A block leaves the cache. Returns its size.
+std::size_t Allocator::take_out(std::map<char*, CacheKey>::iterator block) noexcept {
+  const auto [data, key] = *block;
+  const auto cached = cache_.find(key);
+  std::vector<void*>& blocks = cached->second;
+  blocks.erase(std::find(blocks.begin(), blocks.end(), data));
+  if (blocks.empty()) cache_.erase(cached);
+  cached_ -= key.first;
+  free_at_.erase(block);
+  return key.first;
+}
+
+bool Allocator::is_whole(void* data, std::size_t block_bytes) const {
+  if (!cuts_) return true;
+  const auto segment = segments_.find(static_cast<char*>(data));
+  return segment != segments_.end() && segment->second.bytes == block_bytes;
+}
+
+void Allocator::give_back(void* data, std::size_t block_bytes) noexcept {
+  if (device_.is_cpu()) unpoison(data, block_bytes);
+  segments_.erase(static_cast<char*>(data));
+  free_at_.erase(static_cast<char*>(data));
+  system_->release(data, block_bytes);
+  stats_.reserved -= block_bytes;
 }
 
 namespace {
@@ -262,16 +338,17 @@ void Allocator::release_cached_locked(std::size_t bytes) noexcept {
   }
 }
 
-std::size_t Allocator::release_blocks(std::map<CacheKey, std::vector<void*>>::iterator cached,
-                                      std::size_t bytes) noexcept {
+std::size_t Allocator::release_blocks(Cache::iterator cached, std::size_t bytes) noexcept {
   auto& [key, blocks] = *cached;
   std::size_t released = 0;
-  for (; released < bytes && !blocks.empty(); blocks.pop_back()) {
-    if (device_.is_cpu()) unpoison(blocks.back(), key.first);
-    system_->release(blocks.back(), key.first);
-    released += key.first;
+  for (auto block = blocks.begin(); released < bytes && block != blocks.end();) {
+    const bool whole = is_whole(*block, key.first);
+    if (whole) {
+      give_back(*block, key.first);
+      released += key.first;
+    }
+    block = whole ? blocks.erase(block) : std::next(block);
   }
-  stats_.reserved -= released;
   cached_ -= released;
   return released;
 }
@@ -288,7 +365,23 @@ void Allocator::release(void* stream) noexcept {
   for (auto it = cache_.begin(); it != cache_.end();) {
     const bool own = it->first.second == stream;
     if (own) release_blocks(it, SIZE_MAX);
-    it = own ? cache_.erase(it) : std::next(it);
+    it = own && it->second.empty() ? cache_.erase(it) : std::next(it);
+  }
+  return_parts(stream);
+}
+
+// What a capture on `stream` freed of other streams' segments goes back to those.
+void Allocator::return_parts(void* stream) noexcept {
+  const auto foreign = [&](const auto& block) {
+    return block.second.second == stream &&
+           std::prev(segments_.upper_bound(block.first))->second.stream != stream;
+  };
+  for (;;) {
+    const auto block = std::find_if(free_at_.begin(), free_at_.end(), foreign);
+    if (block == free_at_.end()) return;
+    char* const data = block->first;
+    const Segment& segment = std::prev(segments_.upper_bound(data))->second;
+    cache_block({take_out(block), segment.stream}, data);
   }
 }
 

@@ -1,12 +1,15 @@
 // The caching allocator: one for each device, and one for pinned host memory.
 //
-// Requests are rounded up to size classes, eight to a doubling, so freed blocks fit later requests
-// and at most an eighth is lost. A freed block waits in the list of its class (and CUDA stream:
-// work queued before it was freed is done before later work of the same stream touches it again).
-// Where no block fits and the system can move pages (host memory), cached blocks are cut and put
-// together: the system is asked for what they lack. Elsewhere cached blocks go back to the system
-// where a request fails, would take the device past its capacity, or would take the allocator far
-// past the most that was ever live.
+// A freed block waits for the next request (of its CUDA stream: work queued before it was freed is
+// done before later work of the same stream touches it again). Where no block fits:
+//   - Host memory comes in size classes, eight to a doubling, so freed blocks fit later requests and
+//     at most an eighth is lost. Its pages can be moved: from 2 MiB on, cached blocks are cut and
+//     put together, and the system is asked for what they lack.
+//   - Elsewhere blocks are parts of what the system gave at once (a segment). A request takes the
+//     smallest free part that holds it, and free neighbours become one again: lengths that change
+//     from step to step soon need nothing more of the system.
+// Cached memory (of segments: whole ones) goes back to the system where a request fails, would take
+// the device past its capacity, or would take the allocator far past the most that was ever live.
 #pragma once
 
 #include <list>
@@ -69,10 +72,16 @@ class Allocator {
 
  private:
   using CacheKey = std::pair<std::size_t, void*>;  // block size, stream
+  using Cache = std::map<CacheKey, std::vector<void*>>;
   struct Pending {  // a freed block and the points after which nobody uses it
     CacheKey key;
     void* data;
     std::vector<Event> uses;
+  };
+
+  struct Segment {  // what the system gave at once, and on which stream it was asked for
+    std::size_t bytes = 0;
+    void* stream = nullptr;
   };
 
   struct CachedPages {  // whole huge pages of a cached block
@@ -81,6 +90,8 @@ class Allocator {
   };
 
   void* take_block(std::size_t block_bytes, void* stream);
+  void* cached_block(std::size_t block_bytes, void* stream);
+  CachedPages cut(Cache::iterator from, std::size_t bytes);
   void* joined_block(std::size_t block_bytes, void* stream);
   void give_up_joining(char* data, std::size_t gap, std::size_t block_bytes) noexcept;
   CachedPages take_cached_pages(std::size_t bytes, void* stream);
@@ -89,11 +100,15 @@ class Allocator {
   void trim_for(std::size_t block_bytes);
   void release_cached_locked(
       std::size_t bytes = SIZE_MAX) noexcept;  // at least so many, where there are
-  std::size_t release_blocks(std::map<CacheKey, std::vector<void*>>::iterator blocks,
-                             std::size_t bytes) noexcept;
+  std::size_t release_blocks(Cache::iterator blocks, std::size_t bytes) noexcept;
+  bool is_whole(void* data, std::size_t block_bytes) const;
+  void give_back(void* data, std::size_t block_bytes) noexcept;
+  void return_parts(void* stream) noexcept;
   void forget(Storage& storage) noexcept;
   void keep_block(const Storage& storage);
-  void cache_block(const CacheKey& key, void* data) noexcept;
+  void cache_block(CacheKey key, void* data) noexcept;
+  char* join_neighbours(CacheKey& key, char* data);
+  std::size_t take_out(std::map<char*, CacheKey>::iterator block) noexcept;
   void collect_pending() noexcept;
   void wait_for_pending_cuda();
   void count(std::size_t bytes, MemoryCategory category);
@@ -106,8 +121,11 @@ class Allocator {
   const Device device_;
   const bool pinned_;
   SystemMemory* const system_;
+  const bool cuts_;  // blocks are parts of segments
   std::mutex mutex_;
-  std::map<CacheKey, std::vector<void*>> cache_;
+  Cache cache_;
+  std::map<char*, Segment> segments_;  // by where they begin
+  std::map<char*, CacheKey> free_at_;  // cached parts of segments
   std::list<Pending> pending_;
   std::set<void*> retained_;   // streams of graphs
   std::size_t cached_ = 0;     // bytes in cache_

@@ -125,6 +125,22 @@ TEST_F(GraphsOnCuda, KeepAlsoWhatIsFreedWhileTheyAreCaptured) {
   EXPECT_EQ(memory_stats(device).current_total, live);
 }
 
+TEST_F(GraphsOnCuda, GiveBackThePartsOfSegmentsThatTheyFreed) {
+  const std::size_t before = reserved();
+  constexpr std::int64_t kHalf = std::int64_t{1} << 20;
+  const auto make = [&](std::int64_t n) { return Tensor::empty({n}, DType::f32, device); };
+  make(2 * kHalf);
+  Tensor first = make(kHalf), second = make(kHalf);
+  EXPECT_EQ(memory_stats(device).reserved, before + 8 * kHalf);  // the two of one segment
+  {
+    Graph graph(device);
+    graph.capture([&] { first = Tensor(); });
+    EXPECT_GE(reserved(), before + 8 * kHalf);
+  }
+  second = Tensor();
+  EXPECT_EQ(reserved(), before);
+}
+
 TEST_F(GraphsOnCuda, RefuseWhatNeedsTheHost) {
   const Tensor x = numbers(1);
   Graph graph(device);
@@ -144,9 +160,9 @@ TEST_F(GraphsOnCuda, RefuseWhatNeedsTheHost) {
   EXPECT_THAT(refused([] { Generator::current().next(); }), HasSubstr("[random] expected"));
   EXPECT_THAT(refused([] { Storage::allocate_pinned(10); }), HasSubstr("[allocate] expected"));
   std::vector<Tensor> kept;
-  EXPECT_THAT(refused([&] { kept.push_back(numbers(3)); }),
-              HasSubstr("[capture] expected memory that a warm-up has left, got a request for 3.91 "
-                        "KiB"));
+  const auto keep = [&] { kept.push_back(Tensor::empty({1 << 20}, DType::f32, device)); };
+  EXPECT_THAT(refused(keep), HasSubstr("[capture] expected memory that a warm-up has left, got a "
+                                       "request for 4.00 MiB"));
   Graph inner(device);
   EXPECT_THAT(refused([&] {
                 if (capturing()) inner.capture([] {});

@@ -1,0 +1,215 @@
+// Memory whose pages do not move, as a GPU's: blocks are parts of what the system gave at once.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "allocator.h"
+#include "cairn/core/error.h"
+
+namespace cairn::core {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+/// Hands out addresses without memory.
+class Addresses final : public SystemMemory {
+ public:
+  explicit Addresses(std::size_t most = SIZE_MAX) : most_(most) {}
+
+  void* allocate(std::size_t bytes) override {
+    if (bytes > most_ - given_) return nullptr;
+    ++calls;
+    given_ += bytes;
+    char* const begin = next_;
+    next_ += bytes;  // the next one touches it: nobody may take them for one
+    segments[begin] = bytes;
+    return begin;
+  }
+  void release(void* data, std::size_t bytes) noexcept override {
+    ++calls;
+    given_ -= bytes;
+    EXPECT_EQ(segments.at(static_cast<char*>(data)), bytes) << "a part went back";
+    segments.erase(static_cast<char*>(data));
+  }
+  bool contains(const char* begin, std::size_t bytes) const {
+    auto segment = segments.upper_bound(const_cast<char*>(begin));
+    if (segment == segments.begin()) return false;
+    --segment;
+    return begin + bytes <= segment->first + segment->second;
+  }
+
+  int calls = 0;
+  std::map<char*, std::size_t> segments;
+
+ private:
+  std::size_t most_, given_ = 0;
+  char* next_ = reinterpret_cast<char*>(kMiB << 20);
+};
+
+class Segments : public testing::Test {
+ protected:
+  std::shared_ptr<Storage> allocate(std::size_t bytes, void* stream = nullptr) {
+    std::shared_ptr<Storage> storage = Storage::wrap(nullptr, 0, {}, nullptr);
+    allocator_.allocate(*storage, bytes, MemoryCategory::activations, stream);
+    return storage;
+  }
+
+  Addresses system_;
+  Allocator allocator_{{DeviceType::cuda, 0}, /*pinned=*/false, &system_};
+};
+
+TEST_F(Segments, ServeSmallerBlocksAndBecomeWholeAgain) {
+  auto whole = allocate(12 * kMiB);
+  auto* const begin = static_cast<char*>(whole->data());
+  whole = nullptr;
+  auto first = allocate(4 * kMiB), second = allocate(4 * kMiB - 100), third = allocate(4 * kMiB);
+  EXPECT_EQ(first->data(), begin);
+  EXPECT_EQ(second->data(), begin + 4 * kMiB);
+  EXPECT_EQ(third->data(), begin + 8 * kMiB);
+  first = third = nullptr;
+  second = nullptr;
+  EXPECT_EQ(allocate(12 * kMiB)->data(), begin);
+  EXPECT_EQ(system_.calls, 1);
+}
+
+TEST_F(Segments, OfOneAnotherAreNotJoined) {
+  auto first = allocate(4 * kMiB), second = allocate(4 * kMiB);  // neighbours by their addresses
+  first = second = nullptr;
+  const auto larger = allocate(8 * kMiB);
+  EXPECT_EQ(system_.calls, 3);
+  allocator_.release_cached();
+  EXPECT_EQ(system_.segments.size(), 1u);
+}
+
+TEST_F(Segments, OfOneStreamServeNoOther) {
+  int streams[2];
+  allocate(8 * kMiB, &streams[0]);
+  const auto other = allocate(4 * kMiB, &streams[1]);
+  EXPECT_EQ(system_.calls, 2);
+  const auto same = allocate(4 * kMiB, &streams[0]);
+  EXPECT_EQ(system_.calls, 2);
+}
+
+TEST_F(Segments, GoBackWholeWhereMemoryIsShort) {
+  Addresses small(32 * kMiB);
+  Allocator allocator({DeviceType::cuda, 0}, /*pinned=*/false, &small);
+  const auto take = [&](std::size_t bytes) {
+    std::shared_ptr<Storage> storage = Storage::wrap(nullptr, 0, {}, nullptr);
+    allocator.allocate(*storage, bytes, MemoryCategory::activations, nullptr);
+    return storage;
+  };
+  take(16 * kMiB);
+  auto in_use = take(4 * kMiB);                        // cut from it
+  EXPECT_THROW(take(24 * kMiB), OutOfMemory);          // its segment is in use
+  in_use = nullptr;
+  EXPECT_EQ(take(24 * kMiB)->bytes(), 24 * kMiB);
+  EXPECT_EQ(small.segments.size(), 1u);
+}
+
+TEST_F(Segments, NeverGiveAByteTwice) {
+  std::mt19937 random(5);
+  const auto below = [&](std::size_t n) { return random() % n; };
+  char streams[3];
+  std::vector<std::shared_ptr<Storage>> live;
+  for (int k = 0; k < 20000; ++k) {
+    if (live.size() < 40 && below(5) < 3) {
+      const std::size_t bytes = below(4) == 0 ? below(kMiB) + 1 : below(24 * kMiB) + 1;
+      live.push_back(allocate(bytes, &streams[below(3)]));
+      const auto* begin = static_cast<char*>(live.back()->data());
+      ASSERT_TRUE(system_.contains(begin, bytes));
+      for (std::size_t i = 0; i + 1 < live.size(); ++i) {
+        const auto* other = static_cast<char*>(live[i]->data());
+        ASSERT_TRUE(begin + bytes <= other || other + live[i]->bytes() <= begin);
+      }
+    } else if (!live.empty()) {
+      live.erase(live.begin() + static_cast<std::ptrdiff_t>(below(live.size())));
+    }
+    if (below(2000) == 0) allocator_.release_cached();
+  }
+  live.clear();
+  allocator_.release_cached();
+  EXPECT_TRUE(system_.segments.empty());
+  EXPECT_EQ(allocator_.stats().reserved, 0u);
+}
+
+/// Tensors of GPT-2 124M (bf16, four sequences) in the order of a step.
+class Gpt2 {
+ public:
+  using Block = std::shared_ptr<Storage>;
+  using Allocate = std::function<Block(std::size_t)>;
+  explicit Gpt2(Allocate allocate) : allocate_(std::move(allocate)) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (const std::size_t n : {3u, 1u, 4u, 4u})
+        states_.push_back(allocate_(n * kWidth * kWidth * 2));
+    }
+    const std::size_t parameters = 124 * kMiB;
+    for (const std::size_t size : {2u, 4u, 4u, 4u}) states_.push_back(allocate_(parameters * size));
+  }
+
+  void step(std::size_t tokens) {
+    const std::size_t rows = 4 * tokens, n = rows * kWidth * 2;
+    std::vector<std::vector<Block>> layers;
+    for (int layer = 0; layer < kLayers; ++layer) {
+      const Block scratch = allocate_(n);
+      auto& saved = layers.emplace_back();
+      for (const std::size_t k : {1u, 3u, 1u, 1u, 1u, 4u, 4u, 1u}) saved.push_back(allocate_(k * n));
+      for (const std::size_t k : {1u, 1u, 1u, 1u, 12u}) saved.push_back(allocate_(k * rows * 4));
+    }
+    Block logits = allocate_(rows * kWords * 2), gradient = allocate_(rows * kWords * 2);
+    logits = nullptr;
+    Block dx = allocate_(n);
+    gradient = nullptr;
+    for (; !layers.empty(); layers.pop_back()) {
+      auto& saved = layers.back();
+      Block wide = allocate_(4 * n), workspace = allocate_(32 * kMiB);
+      saved[7] = nullptr;
+      Block inner = allocate_(4 * n);
+      saved[6] = saved[5] = wide = nullptr;
+      const Block narrow = allocate_(n);
+      inner = workspace = nullptr;
+      const Block qkv = allocate_(3 * n), sums = allocate_(rows * kWidth * 4);
+      dx = allocate_(n);
+    }
+  }
+
+ private:
+  static constexpr int kLayers = 12;
+  static constexpr std::size_t kWidth = 768, kWords = 50304;
+  Allocate allocate_;
+  std::vector<Block> states_;
+};
+
+class Lengths : public testing::TestWithParam<std::pair<std::size_t, double>> {};
+
+TEST_P(Lengths, ThatChangeFromStepToStepNeedNothingMoreOfTheSystem) {
+  const auto [least, bound] = GetParam();
+  Addresses system;
+  Allocator allocator({DeviceType::cuda, 0}, /*pinned=*/false, &system);
+  Gpt2 model([&](std::size_t bytes) {
+    std::shared_ptr<Storage> storage = Storage::wrap(nullptr, 0, {}, nullptr);
+    allocator.allocate(*storage, bytes, MemoryCategory::activations, nullptr);
+    return storage;
+  });
+  std::mt19937 random(1);
+  int after_100 = 0;
+  for (int k = 0; k < 200; ++k) {
+    if (k == 100) after_100 = system.calls;
+    model.step(least + random() % (1025 - least));
+  }
+  EXPECT_EQ(system.calls, after_100);
+  EXPECT_LE(system.calls, 200);  // 13 a layer
+  const MemoryStats stats = allocator.stats();
+  EXPECT_LE(static_cast<double>(stats.reserved), bound * static_cast<double>(stats.peak_total));
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, Lengths,
+                         testing::Values(std::pair{std::size_t{512}, 1.15},
+                                         std::pair{std::size_t{16}, 1.15}),
+                         [](const auto& info) { return std::to_string(info.param.first); });
+
+}  // namespace
+}  // namespace cairn::core
