@@ -579,8 +579,7 @@ class Clear : public Command {
     must_not_throw(now.system.each([&](Rank& rank) { rank.clear(optimizer_); }));
     reference.clear(bit(optimizer_));
     if (!now.any_gradient()) now.backwards = 0;
-    // The losses of some ranks may be gone, and not those of others.
-    reference.may_refuse = reference.may_refuse || (reference.ranks_differ && now.any_gradient());
+    now.lose_some();
     now.check();
   }
   void show(std::ostream& out) const override {
@@ -663,7 +662,10 @@ class Freeze : public Command {
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.set_trainable(parameter_, !freeze_); }));
     now.reference.parameters[at(parameter_)].trainable = !freeze_;
-    if (freeze_) now.reference.doubt_losses_of(now.reference.parameters[at(parameter_)]);
+    if (freeze_) {
+      now.reference.doubt_losses_of(now.reference.parameters[at(parameter_)]);
+      now.lose_some();
+    }
     now.check();
   }
   void show(std::ostream& out) const override {
