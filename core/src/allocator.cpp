@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kCut = 512;  // segments are cut at its multiples: all libraries' alignments
+constexpr std::size_t kSegment = std::size_t{2} << 20;  // a segment is a multiple
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 // How much may be reserved when no cached block fits: beyond the most that was ever live, a quarter
@@ -48,9 +49,8 @@ std::size_t cut_size(std::size_t bytes) {
 std::size_t block_size(std::size_t bytes) {
   check_size(bytes);
   const std::size_t padded = std::max(bytes, kAlignment) + kPoisonedTail;
-  const std::size_t step = std::max(kAlignment, std::bit_floor(padded) / 8);
-  const std::size_t block = round_up(padded, step);
-  return block < kHugePage ? block : round_up(block, kHugePage);
+  if (padded >= kHugePage) return round_up(padded, kPage);
+  return round_up(padded, std::max(kAlignment, std::bit_floor(padded) / 8));
 }
 
 Allocator::Allocator(Device device, bool pinned, SystemMemory* system)
@@ -65,107 +65,60 @@ void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory cat
   const std::size_t block_bytes = cuts_ ? cut_size(bytes) : block_size(bytes);
   const std::lock_guard lock(mutex_);
   if (over_capacity(bytes)) fail_out_of_memory(bytes, category);
-  void* data = take_block(block_bytes, stream);
-  if (data == nullptr && capturing()) fail_capture(bytes);
-  if (data == nullptr) fail_out_of_memory(bytes, category);
+  const Block block = take_block(block_bytes, stream);
+  if (block.data == nullptr && capturing()) fail_capture(bytes);
+  if (block.data == nullptr) fail_out_of_memory(bytes, category);
   most_live_ = std::max(most_live_, stats_.reserved - cached_);
-  if (device_.is_cpu()) unpoison(data, bytes);
-  storage.data_ = data;
+  if (device_.is_cpu()) unpoison(block.data, bytes);
+  storage.data_ = block.data;
   storage.bytes_ = bytes;
   storage.device_ = device_;
   storage.category_ = category;
   storage.pinned_ = pinned_;
   storage.allocator_ = this;
-  storage.block_bytes_ = block_bytes;
+  storage.block_bytes_ = block.bytes;
   storage.stream_ = stream;
   link(storage);
   count(bytes, category);
   ++stats_.allocations;
 }
 
-void* Allocator::take_block(std::size_t block_bytes, void* stream) {
+Allocator::Block Allocator::take_block(std::size_t block_bytes, void* stream) {
   if (!pending_.empty() && !capturing()) collect_pending();
-  if (void* data = cached_block(block_bytes, stream)) return data;
-  if (capturing()) return nullptr;
+  if (const Block block = cached_block(block_bytes, stream); block.data != nullptr) return block;
+  if (capturing()) return {};
   if (!cuts_ && block_bytes >= kHugePage) {
-    if (void* data = joined_block(block_bytes, stream)) return data;
+    if (const Block block = joined_block(block_bytes, stream); block.data != nullptr) return block;
   }
   const std::size_t wanted = cuts_ ? round_up(block_bytes, kHugePage) : block_bytes;
   trim_for(wanted);
   void* data = system_block(wanted);
-  if (data == nullptr) return nullptr;
+  if (data == nullptr) return {};
   stats_.reserved += wanted;
   ++stats_.system_allocations;
   if (device_.is_cpu()) poison(data, wanted);
-  if (!cuts_) return data;
+  if (!cuts_) return {data, wanted};
   segments_[static_cast<char*>(data)] = {wanted, stream};
   cache_block({wanted, stream}, data);
   return cached_block(block_bytes, stream);
 }
 
 // One of this size; where blocks are cut, a part of the smallest that holds it.
-void* Allocator::cached_block(std::size_t block_bytes, void* stream) {
+Allocator::Block Allocator::cached_block(std::size_t block_bytes, void* stream) {
   auto found = cache_.lower_bound({block_bytes, stream});
   const auto fits = [&] { return found->first.second == stream && !found->second.empty(); };
   while (cuts_ && found != cache_.end() && !fits()) ++found;
-  if (found == cache_.end() || !fits()) return nullptr;
-  if (!cuts_ && found->first.first != block_bytes) return nullptr;
-  return cut(found, block_bytes).data;
+  if (found == cache_.end() || !fits()) return {};
+  if (!cuts_ && found->first.first != block_bytes) return {};
+  return cut(found, block_bytes);
 }
 
-std::size_t SystemMemory::move_pages(void* /*from*/, void* /*to*/, std::size_t bytes) noexcept {
-  return bytes;
-}
-
-// A block from the pages of cached ones, as far as they go; nullptr where there are none.
-void* Allocator::joined_block(std::size_t block_bytes, void* stream) {
-  CachedPages pages = take_cached_pages(block_bytes, stream);
-  if (pages.data == nullptr || pages.bytes == block_bytes) return pages.data;
-  auto* data = static_cast<char*>(system_->allocate(block_bytes));
-  if (data == nullptr) {
-    cache_block({pages.bytes, stream}, pages.data);
-    return nullptr;
-  }
-  std::size_t filled = 0;
-  for (; pages.data != nullptr; pages = take_cached_pages(block_bytes - filled, stream)) {
-    unpoison(pages.data, pages.bytes);
-    const std::size_t moved = system_->move_pages(pages.data, data + filled, pages.bytes);
-    if (moved < pages.bytes) {
-      stats_.reserved -= filled + pages.bytes;
-      give_up_joining(data, filled + moved, block_bytes);
-      return nullptr;
-    }
-    filled += pages.bytes;
-    if (filled == block_bytes) break;
-  }
-  stats_.reserved += block_bytes - filled;
-  if (filled < block_bytes) ++stats_.system_allocations;
-  poison(data, block_bytes);
-  return data;
-}
-
-// All but the page at `gap`, which is not mapped any more.
-void Allocator::give_up_joining(char* data, std::size_t gap, std::size_t block_bytes) noexcept {
-  const std::size_t after = gap + kHugePage;
-  if (gap > 0) system_->release(data, gap);
-  if (after < block_bytes) system_->release(data + after, block_bytes - after);
-}
-
-// From the smallest cached block of at least `bytes`, whose rest stays cached; or else the largest.
-Allocator::CachedPages Allocator::take_cached_pages(std::size_t bytes, void* stream) {
-  auto best = cache_.end();
-  for (auto it = cache_.lower_bound({kHugePage, nullptr}); it != cache_.end(); ++it) {
-    if (it->first.second != stream || it->second.empty()) continue;
-    best = it;
-    if (it->first.first >= bytes) break;
-  }
-  return best == cache_.end() ? CachedPages{} : cut(best, bytes);
-}
-
-// As many bytes as there are; the rest stays cached.
-Allocator::CachedPages Allocator::cut(Cache::iterator from, std::size_t bytes) {
+// As many bytes as there are; the rest stays cached. Of host memory's pages, too few to make a block
+// are not left over.
+Allocator::Block Allocator::cut(Cache::iterator from, std::size_t bytes) {
   const CacheKey key = from->first;
-  const CachedPages taken{from->second.back(), std::min(bytes, key.first)};
+  Block taken{from->second.back(), std::min(bytes, key.first)};
+  if (!cuts_ && key.first - taken.bytes < kHugePage) taken.bytes = key.first;
   from->second.pop_back();
   if (from->second.empty() && (cuts_ || key.first >= kHugePage)) cache_.erase(from);
   cached_ -= key.first;
@@ -174,6 +127,80 @@ Allocator::CachedPages Allocator::cut(Cache::iterator from, std::size_t bytes) {
   const std::size_t rest = key.first - taken.bytes;
   if (rest > 0) cache_block({rest, key.second}, data + taken.bytes);
   return taken;
+}
+
+std::size_t SystemMemory::move_pages(void* /*from*/, void* /*to*/, std::size_t bytes) noexcept {
+  return bytes;
+}
+void SystemMemory::release_pages(void* /*data*/, std::size_t /*bytes*/) noexcept {}
+
+// A block from the pages of cached ones, as far as they go; none where there are none.
+Allocator::Block Allocator::joined_block(std::size_t block_bytes, void* stream) {
+  std::vector<Block> pieces;
+  std::size_t found = 0;
+  while (found < block_bytes) {
+    const Block piece = take_cached_pages(block_bytes - found, stream);
+    if (piece.data == nullptr) break;
+    pieces.push_back(piece);
+    found += piece.bytes;
+  }
+  if (pieces.empty()) return {};
+  if (pieces.size() == 1 && found >= block_bytes) return pieces[0];
+  const std::size_t whole = std::max(found, block_bytes);
+  auto* data = static_cast<char*>(system_->allocate(whole));
+  if (data == nullptr) {
+    put_back(pieces, 0, stream);
+    return {};
+  }
+  std::size_t filled = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Block& piece = pieces[i];
+    unpoison(piece.data, piece.bytes);
+    const std::size_t moved = system_->move_pages(piece.data, data + filled, piece.bytes);
+    filled += piece.bytes;
+    if (moved == piece.bytes) continue;
+    stats_.reserved -= filled;
+    give_up_joining(data, filled - piece.bytes + moved, whole);
+    put_back(pieces, i + 1, stream);
+    return {};
+  }
+  stats_.reserved += whole - filled;
+  if (filled < whole) ++stats_.system_allocations;
+  poison(data, whole);
+  return {data, whole};
+}
+
+// What is too little to make a block goes to the system.
+void Allocator::put_back(const std::vector<Block>& pieces, std::size_t from,
+                         void* stream) noexcept {
+  for (; from < pieces.size(); ++from) {
+    const auto& [data, bytes] = pieces[from];
+    if (bytes >= kHugePage) {
+      cache_block({bytes, stream}, data);
+      continue;
+    }
+    unpoison(data, bytes);
+    system_->release_pages(data, bytes);
+    stats_.reserved -= bytes;
+  }
+}
+
+// All but the page at `gap`, which is not mapped any more.
+void Allocator::give_up_joining(char* data, std::size_t gap, std::size_t block_bytes) noexcept {
+  const std::size_t after = gap + kPage;
+  if (gap > 0) system_->release_pages(data, gap);
+  if (after < block_bytes) system_->release_pages(data + after, block_bytes - after);
+}
+
+// From the smallest cached block of at least `bytes`, or else the largest.
+Allocator::Block Allocator::take_cached_pages(std::size_t bytes, void* stream) {
+  auto best = cache_.end();
+  for (auto it = cache_.lower_bound({kHugePage, nullptr}); it != cache_.end(); ++it) {
+    if (it->first.second != stream || it->second.empty()) continue;
+    best = it;
+    if (it->first.first >= bytes) break;
+  }
+  return best == cache_.end() ? Block{} : cut(best, bytes);
 }
 
 // Where the system refuses, all that can be given back is, and it is asked once more.

@@ -3,7 +3,7 @@
 // A freed block waits for the next request (of its CUDA stream: work queued before it was freed is
 // done before later work of the same stream touches it again). Where no block fits:
 //   - Host memory comes in size classes, eight to a doubling, so freed blocks fit later requests and
-//     at most an eighth is lost. Its pages can be moved: from 2 MiB on, cached blocks are cut and
+//     at most an eighth is lost. From 2 MiB on its pages can be moved: cached blocks are cut and
 //     put together, and the system is asked for what they lack.
 //   - Elsewhere blocks are parts of what the system gave at once (a segment). A request takes the
 //     smallest free part that holds it, and free neighbours become one again: lengths that change
@@ -25,6 +25,8 @@
 namespace cairn::core {
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+/// Blocks from kHugePage on are multiples: small enough that rounding up costs a tensor little.
+inline constexpr std::size_t kPage = std::size_t{128} << 10;
 
 struct StorageUses {
   std::vector<Stream> streams;
@@ -37,17 +39,17 @@ class SystemMemory {
   virtual void* allocate(std::size_t bytes) = 0;  // nullptr where there is not that much
   virtual void release(void* data, std::size_t bytes) noexcept = 0;
 
-  /// Blocks from kHugePage on may be cut anywhere between huge pages, their parts released apart,
-  /// and pages moved between them.
+  /// Blocks from kHugePage on may be cut anywhere between pages (of kPage), their parts released
+  /// apart, and pages moved between them.
   virtual bool moves_pages() const { return false; }
-  /// Moves whole huge pages, with their physical memory, onto those at `to`; none are left at
-  /// `from`. Returns how many bytes of `to` are in order: all, or the next page is not mapped any
-  /// more.
+  /// Moves whole pages, with their physical memory, onto those at `to`; none are left at `from`.
+  /// Returns how many bytes of `to` are in order: all, or the next page is not mapped any more.
   virtual std::size_t move_pages(void* from, void* to, std::size_t bytes) noexcept;
+  virtual void release_pages(void* data, std::size_t bytes) noexcept;
 };
 
-/// Bytes of the block that serves a request: 64-byte steps, eight classes to a doubling, whole huge
-/// pages from 2 MiB.
+/// Bytes of the block of host memory that serves a request: 64-byte steps, eight classes to a
+/// doubling, whole pages from kHugePage on.
 std::size_t block_size(std::size_t bytes);
 
 class Allocator {
@@ -84,17 +86,18 @@ class Allocator {
     void* stream = nullptr;
   };
 
-  struct CachedPages {  // whole huge pages of a cached block
-    void* data = nullptr;
+  struct Block {
+    void* data = nullptr;  // null: none
     std::size_t bytes = 0;
   };
 
-  void* take_block(std::size_t block_bytes, void* stream);
-  void* cached_block(std::size_t block_bytes, void* stream);
-  CachedPages cut(Cache::iterator from, std::size_t bytes);
-  void* joined_block(std::size_t block_bytes, void* stream);
+  Block take_block(std::size_t block_bytes, void* stream);
+  Block cached_block(std::size_t block_bytes, void* stream);
+  Block cut(Cache::iterator from, std::size_t bytes);
+  Block joined_block(std::size_t block_bytes, void* stream);
+  void put_back(const std::vector<Block>& pieces, std::size_t from, void* stream) noexcept;
   void give_up_joining(char* data, std::size_t gap, std::size_t block_bytes) noexcept;
-  CachedPages take_cached_pages(std::size_t bytes, void* stream);
+  Block take_cached_pages(std::size_t bytes, void* stream);
   void* system_block(std::size_t block_bytes);
   bool over_capacity(std::size_t bytes) const;
   void trim_for(std::size_t block_bytes);

@@ -21,8 +21,8 @@ namespace {
 
 thread_local MemoryCategory current_category = MemoryCategory::other;
 
-// Small blocks from the heap; from 2 MiB on, whole huge pages where the kernel has them:
-// memory-bound kernels then miss the TLB less.
+// Small blocks from the heap; from 2 MiB on, at a huge page's boundary and made of those where the
+// kernel has them: memory-bound kernels then miss the TLB less.
 class HostMemory final : public SystemMemory {
  public:
   void* allocate(std::size_t bytes) override {
@@ -35,19 +35,20 @@ class HostMemory final : public SystemMemory {
       unmap(data, bytes);
     }
   }
+  void release_pages(void* data, std::size_t bytes) noexcept override { unmap(data, bytes); }
   bool moves_pages() const override { return true; }
   // Page by page: a block that was put together is several mappings, and a call moves one.
   std::size_t move_pages(void* from, void* to, std::size_t bytes) noexcept override {
     auto *source = static_cast<char*>(from), *target = static_cast<char*>(to);
-    for (std::size_t at = 0; at < bytes; at += kHugePage) {
+    for (std::size_t at = 0; at < bytes; at += kPage) {
       const void* moved =
-          mremap(source + at, kHugePage, kHugePage, MREMAP_MAYMOVE | MREMAP_FIXED, target + at);
+          mremap(source + at, kPage, kPage, MREMAP_MAYMOVE | MREMAP_FIXED, target + at);
       if (moved != MAP_FAILED) continue;
       if (!has_page(target + at)) {
         unmap(source + at, bytes - at);
         return at;
       }
-      unmap(source + at, kHugePage);  // the target keeps a page of its own
+      unmap(source + at, kPage);  // the target keeps a page of its own
     }
     return bytes;
   }
@@ -61,7 +62,7 @@ class HostMemory final : public SystemMemory {
   // A move that fails may have unmapped its target before.
   static bool has_page(void* page) noexcept {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
-    return mmap(page, kHugePage, PROT_READ | PROT_WRITE, kFlags, -1, 0) != MAP_FAILED ||
+    return mmap(page, kPage, PROT_READ | PROT_WRITE, kFlags, -1, 0) != MAP_FAILED ||
            errno == EEXIST;
   }
   static void* map(std::size_t bytes) {

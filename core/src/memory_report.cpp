@@ -16,11 +16,12 @@ constexpr std::size_t kShown = 5;  // largest tensors in a report
 const char* remedy(MemoryCategory category) {
   switch (category) {
     case MemoryCategory::parameters:
-      return "half-precision parameters (opt level O2 or O3), or parameters sharded over the ranks";
+      return "half-precision parameters (opt level O2 or O3), where they are not yet";
     case MemoryCategory::gradients:
-      return "half-precision gradients (opt level O2), or gradients sharded over the ranks";
+      return "half-precision gradients (opt level O2), where they are not yet";
     case MemoryCategory::optimizer_state:
-      return "an optimizer with less state (SGD), or its state sharded over the ranks";
+      return "states of 2 bytes (Optimizer::set_state_options), an optimizer with fewer (SGD), or "
+             "states sharded over the ranks (parallel::ShardedDataParallel)";
     case MemoryCategory::activations:
       return "a smaller batch with gradient accumulation, half precision (O1, O2), or recomputed "
              "activations (checkpointing::checkpoint)";

@@ -120,7 +120,7 @@ struct Tally {
   int blocks = 0, refusals = 0;
 };
 
-/// Blocks of 1 to 8 huge pages come and go in random order; each keeps its bytes.
+/// Blocks of 2 to 16 MiB come and go in random order; each keeps its bytes.
 Tally churn(unsigned seed, int steps) {
   std::mt19937 random(seed);
   std::vector<Held> held;
@@ -133,7 +133,7 @@ Tally churn(unsigned seed, int steps) {
     }
     if (random() % 20 == 0) release_cached_memory(kCpu);
     try {
-      const std::size_t bytes = (1 + random() % 8) * kPage - 64;
+      const std::size_t bytes = (16 + random() % 112) * (kPage / 16) - 64;
       held.push_back({Storage::allocate(bytes, kCpu), static_cast<unsigned char>(i)});
       std::memset(held.back().block->data(), held.back().mark, bytes);
       ++tally.blocks;

@@ -103,8 +103,8 @@ TEST_F(Segments, GoBackWholeWhereMemoryIsShort) {
     return storage;
   };
   take(16 * kMiB);
-  auto in_use = take(4 * kMiB);                        // cut from it
-  EXPECT_THROW(take(24 * kMiB), OutOfMemory);          // its segment is in use
+  auto in_use = take(4 * kMiB);                // cut from it
+  EXPECT_THROW(take(24 * kMiB), OutOfMemory);  // its segment is in use
   in_use = nullptr;
   EXPECT_EQ(take(24 * kMiB)->bytes(), 24 * kMiB);
   EXPECT_EQ(small.segments.size(), 1u);
@@ -156,7 +156,8 @@ class Gpt2 {
     for (int layer = 0; layer < kLayers; ++layer) {
       const Block scratch = allocate_(n);
       auto& saved = layers.emplace_back();
-      for (const std::size_t k : {1u, 3u, 1u, 1u, 1u, 4u, 4u, 1u}) saved.push_back(allocate_(k * n));
+      for (const std::size_t k : {1u, 3u, 1u, 1u, 1u, 4u, 4u, 1u})
+        saved.push_back(allocate_(k * n));
       for (const std::size_t k : {1u, 1u, 1u, 1u, 12u}) saved.push_back(allocate_(k * rows * 4));
     }
     Block logits = allocate_(rows * kWords * 2), gradient = allocate_(rows * kWords * 2);
