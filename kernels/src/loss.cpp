@@ -56,7 +56,8 @@ void cross_entropy(const TensorView& logits, const TensorView& target, const Ten
 
 void cross_entropy_backward(const TensorView& logits, const TensorView& target,
                             const TensorView& lse, const TensorView& dloss,
-                            const TensorView& dlogits, const CrossEntropyOptions& options) {
+                            const TensorView& dlogits, const CrossEntropyOptions& options,
+                            std::optional<ClassSlice> slice) {
   const char* op = "cross_entropy_backward";
   check_logits(op, logits, target, options);
   check_per_row(op, {"lse", lse}, logits);
@@ -64,9 +65,13 @@ void cross_entropy_backward(const TensorView& logits, const TensorView& target,
   check_device(op, {{"logits", logits}, {"dlogits", dlogits}});
   check_same_dtype(op, {{"logits", logits}, {"dlogits", dlogits}});
   check_same_shape(op, {{"logits", logits}, {"dlogits", dlogits}});
+  const ClassSlice classes = slice.value_or(ClassSlice{0, logits.shape[1]});
+  CAIRN_CHECK(classes.first >= 0 && classes.first + logits.shape[1] <= classes.all, op,
+              "expected logits of classes among ", classes.all, ", got ", logits.shape[1],
+              " from class ", classes.first);
   wrote(dlogits);
   launch(logits.device, [=](const Backend& backend) {
-    backend.cross_entropy_backward(logits, target, lse, dloss, dlogits, options);
+    backend.cross_entropy_backward(logits, target, lse, dloss, dlogits, options, classes);
   });
 }
 

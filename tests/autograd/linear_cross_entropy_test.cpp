@@ -169,6 +169,19 @@ TEST(LinearCrossEntropy, RunsInHalfInAnAutocastRegion) {
   expect_near(got, expected, 2e-2);
 }
 
+// The weight's gradient takes 15 MB, a sum of it in f32 would take 31.
+TEST(LinearCrossEntropy, RecomputesWithoutASumBesideAHalfGradient) {
+  const std::int64_t N = 64, V = 30000, C = 256;
+  const Tensor x = leaf({N, C}, 1, -1, 1, DType::bf16), target = targets({N}, V, 1);
+  const Tensor weight = leaf({V, C}, 2, -1, 1, DType::bf16);
+  const Tensor loss = linear_cross_entropy(x, weight, {}, target, {}, /*recompute=*/true);
+  const Device device = core::default_device();
+  const std::size_t before = core::memory_stats(device).current_total;
+  core::reset_peak_memory(device);
+  backward(loss);
+  EXPECT_LE(core::memory_stats(device).peak_total - before, std::size_t{24} << 20);
+}
+
 // Beyond what the operands' gradients take, a chunk: the logits would be 96 MB.
 TEST(LinearCrossEntropy, NeverHoldsTheLogits) {
   const std::int64_t N = 800, V = 30000, C = 8;

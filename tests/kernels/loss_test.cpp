@@ -1,5 +1,6 @@
 #include "cairn/kernels/loss.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +12,8 @@
 
 namespace cairn::kernels {
 namespace {
+
+using ::testing::HasSubstr;
 
 using test::describe;
 using test::epsilon;
@@ -127,6 +130,35 @@ TEST_P(CrossEntropy, TakesRepeatedLossGradientsAndOverwritesLogits) {
   const Tensor quarter = Tensor::full({1}, 0.25, DType::f32, GetParam());
   cross_entropy_backward(x, target, lse, quarter.view().expand({4}), x, {});
   expect_close(x, gradient(rows, labels, std::vector<double>(4, 0.25), 300, {}), 1e-5, 1e-8);
+}
+
+TEST_P(CrossEntropy, OfSlicesOfTheClassesHasTheWholesGradient) {
+  const std::int64_t rows = 7, classes = 1031;
+  const CrossEntropyOptions options{.ignore_index = 3, .label_smoothing = 0.1};
+  const LossCase c{rows, classes, options};
+  const Tensor target = Tensor::from(targets(c), {rows}, DType::i64, GetParam());
+  for (DType dtype : kFloating) {
+    const auto values = random_values(rows * classes, 1, -9, 9);
+    const Tensor x = Tensor::from(values, {rows, classes}, dtype, GetParam());
+    const Tensor loss = Tensor::empty({rows}, loss_dtype(dtype), GetParam()),
+                 lse = Tensor::empty_like(loss), whole = Tensor::empty_like(x),
+                 sliced = Tensor::empty_like(x);
+    cross_entropy(x, target, loss, lse, options);
+    cross_entropy_backward(x, target, lse, loss, whole, options);
+    for (std::int64_t begin = 0, end = 0; begin < classes; begin = end) {
+      end = std::min(classes, begin + 400);
+      cross_entropy_backward(x.view().slice(1, begin, end), target, lse, loss,
+                             sliced.view().slice(1, begin, end), options,
+                             ClassSlice{begin, classes});
+    }
+    EXPECT_EQ(sliced.to_vector(), whole.to_vector()) << core::name(dtype);
+  }
+  const Tensor x = Tensor::zeros({rows, 4}, DType::f32, GetParam());
+  const Tensor lse = Tensor::zeros({rows}, DType::f32, GetParam());
+  EXPECT_THAT(message_of([&] {
+                cross_entropy_backward(x, target, lse, lse, x, {}, ClassSlice{1028, classes});
+              }),
+              HasSubstr("expected logits of classes among 1031, got 4 from class 1028"));
 }
 
 TEST_P(CrossEntropy, HugeLogitsAndMaskedClassesStayFinite) {

@@ -123,12 +123,6 @@ class ChunkedRows {
     });
   }
 
-  void backward(const Tensor& lse, const TensorView& dloss, const ProductGradients& gradients) {
-    each([&](std::int64_t begin, std::int64_t end, const TensorView& logits) {
-      differentiate(begin, end, logits, lse, dloss, gradients);
-    });
-  }
-
  private:
   template <class Visit>
   void each(Visit visit) {
@@ -167,6 +161,55 @@ class ChunkedRows {
   const Tensor &x_, &weight_, &bias_, &classes_;
   kernels::CrossEntropyOptions options_;
   std::int64_t height_;
+  Tensor logits_;
+};
+
+/// The gradients of sum(dloss * losses) from logits that are made once more, of some classes at a
+/// time and of all rows: every row of the weight has its gradient whole, in its place.
+class ClassSlices {
+ public:
+  ClassSlices(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& classes,
+              const kernels::CrossEntropyOptions& options)
+      : x_(x), weight_(weight), bias_(bias), classes_(classes), options_(options) {
+    const std::int64_t bytes = std::int64_t{x.device().is_cpu() ? 32 : 256} << 20;
+    const std::int64_t column = x.size(0) * static_cast<std::int64_t>(core::size_of(x.dtype()));
+    width_ = std::min(weight.size(0),
+                      std::max<std::int64_t>(64, bytes / std::max<std::int64_t>(1, column)));
+    const core::MemoryCategoryGuard guard(core::MemoryCategory::workspace);
+    logits_ = empty_as(x, {x.size(0) * width_}, x.dtype());
+  }
+
+  /// dx.tensor is of the sums' dtype.
+  void backward(const Tensor& lse, const TensorView& dloss, const ProductGradients& gradients) {
+    for (std::int64_t begin = 0; begin < weight_.size(0); begin += width_)
+      backward(begin, std::min(begin + width_, weight_.size(0)), lse, dloss, gradients);
+  }
+
+ private:
+  void backward(std::int64_t begin, std::int64_t end, const Tensor& lse, const TensorView& dloss,
+                const ProductGradients& gradients) {
+    const std::int64_t rows = x_.size(0);
+    const TensorView logits =
+        logits_.view().slice(0, 0, rows * (end - begin)).reshape({rows, end - begin});
+    const TensorView weight = weight_.view().slice(0, begin, end);
+    kernels::MatmulOptions product;
+    if (bias_.defined()) product.bias = bias_.view().slice(0, begin, end);
+    kernels::matmul(x_, weight.transpose(0, 1), logits, product);
+    kernels::cross_entropy_backward(logits, classes_, lse, dloss, logits, options_,
+                                    kernels::ClassSlice{begin, weight_.size(0)});
+    const auto& [dx, dweight, dbias] = gradients;
+    if (dx.tensor.defined()) kernels::matmul(logits, weight, dx.tensor, {.accumulate = begin > 0});
+    if (dweight.tensor.defined())
+      kernels::matmul(logits.transpose(0, 1), x_, dweight.tensor.view().slice(0, begin, end),
+                      {.accumulate = dweight.accumulate});
+    if (dbias.tensor.defined())
+      kernels::reduce(ReduceOp::sum, logits, dbias.tensor.view().slice(0, begin, end).unsqueeze(0),
+                      dbias.accumulate);
+  }
+
+  const Tensor &x_, &weight_, &bias_, &classes_;
+  kernels::CrossEntropyOptions options_;
+  std::int64_t width_;
   Tensor logits_;
 };
 
@@ -266,33 +309,24 @@ struct LinearCrossEntropy {
     const Tensor classes = ctx.saved(4), lse = ctx.saved(5);
     const Tensor dloss = row_weights(dy, ctx.saved(0), rows.size(0));
     ProductGradients g;
-    Tensors gradients(4);
-    if (ctx.needs_grad(0)) {
-      g.dx = {empty_as(rows, rows.shape(), rows.dtype())};
-      gradients[0] = g.dx.tensor.alias(g.dx.tensor.view().reshape(ctx.input_shape(0)));
-    }
-    const auto in_place = [&](int i) {
-      GradTarget target = ctx.grad_target(i);
-      gradients[static_cast<std::size_t>(i)] = target.tensor;
-      return target;
-    };
-    GradTarget weight_target, bias_target;
-    if (ctx.needs_grad(1)) g.dweight = summed_in(weight_target = in_place(1), rows);
-    if (ctx.needs_grad(2)) g.dbias = summed_in(bias_target = in_place(2), rows);
-    ChunkedRows(rows, weight, bias, classes, kernel_options(options)).backward(lse, dloss, g);
-    settle(weight_target, g.dweight);
-    settle(bias_target, g.dbias);
-    return gradients;
+    if (ctx.needs_grad(0)) g.dx = {empty_as(rows, rows.shape(), wide(rows.dtype()))};
+    if (ctx.needs_grad(1)) g.dweight = ctx.grad_target(1);
+    if (ctx.needs_grad(2)) g.dbias = ctx.grad_target(2);
+    if (rows.size(0) == 0) return of_no_rows(ctx, g);
+    ClassSlices(rows, weight, bias, classes, kernel_options(options)).backward(lse, dloss, g);
+    return landed(ctx, g);
   }
 
-  // Chunks are added up in f32: in the gradient's place, or beside a half one.
-  static GradTarget summed_in(const GradTarget& target, const Tensor& rows) {
-    if (core::is_half(target.tensor.dtype())) return sums(rows, target.tensor.shape());
-    if (!target.accumulate && rows.size(0) == 0) kernels::fill(target.tensor, 0.0);
-    return target;
+  static Tensors landed(Context& ctx, const ProductGradients& g) {
+    Tensor dx = g.dx.tensor;
+    if (dx.defined()) dx = land(ctx, 0, dx.alias(dx.view().reshape(ctx.input_shape(0))));
+    return {dx, g.dweight.tensor, g.dbias.tensor, {}};
   }
-  static void settle(const GradTarget& target, const GradTarget& sum) {
-    if (target.tensor.defined() && core::is_half(target.tensor.dtype())) land(target, sum.tensor);
+  static Tensors of_no_rows(Context& ctx, const ProductGradients& g) {
+    for (const GradTarget* sum : {&g.dx, &g.dweight, &g.dbias}) {
+      if (sum->tensor.defined() && !sum->accumulate) kernels::fill(sum->tensor, 0.0);
+    }
+    return landed(ctx, g);
   }
 };
 

@@ -14,7 +14,7 @@ struct RowSums {
 };
 
 /// One row backward: dx = scale (exp(x - log_sum_exp) - q), with q = base everywhere and base +
-/// extra at the target.
+/// extra at the target. target: -1 where it is none of these classes.
 struct LogitGradient {
   DType dtype;
   const void* x;

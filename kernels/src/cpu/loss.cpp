@@ -68,7 +68,8 @@ void gradient_row(const LogitGradient& a) {
   using S = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const T* x = static_cast<const T*>(a.x);
   T* dx = static_cast<T*>(a.dx);
-  const double p = std::exp(static_cast<double>(static_cast<S>(x[a.target])) - a.log_sum_exp);
+  const auto hot = static_cast<std::size_t>(std::max<std::int64_t>(a.target, 0));
+  const double p = std::exp(static_cast<double>(static_cast<S>(x[hot])) - a.log_sum_exp);
   const V shift(a.log_sum_exp), scale(a.scale), base(a.base);
   const auto body = [&](auto io, std::int64_t i) HWY_ATTR {
     io.leave(scale * (exp(io.load(x + i) - shift) - base), dx + i);
@@ -78,7 +79,7 @@ void gradient_row(const LogitGradient& a) {
   } else {
     for_vectors<V>(a.classes, body);
   }
-  dx[a.target] = T(static_cast<S>(a.scale * (p - a.base - a.extra)));
+  if (a.target >= 0) dx[hot] = T(static_cast<S>(a.scale * (p - a.base - a.extra)));
 }
 
 void LogitGradientRow(const LogitGradient& a) {
@@ -206,30 +207,32 @@ void CpuBackend::cross_entropy(View logits, View target, View loss, View lse,
 }
 
 void CpuBackend::cross_entropy_backward(View logits, View target, View lse, View dloss,
-                                        View dlogits, const CrossEntropyOptions& options) const {
+                                        View dlogits, const CrossEntropyOptions& options,
+                                        ClassSlice slice) const {
   const cpu::Rows rows(logits, cpu::Access::read), out(dlogits, cpu::Access::write);
   const cpu::Column sums(lse), gradients(dloss);
   const std::int64_t classes = rows.width();
-  check_targets("cross_entropy_backward", target, classes, options.ignore_index);
+  check_targets("cross_entropy_backward", target, slice.all, options.ignore_index);
   const double base =
-      options.label_smoothing / static_cast<double>(std::max<std::int64_t>(1, classes));
+      options.label_smoothing / static_cast<double>(std::max<std::int64_t>(1, slice.all));
   const double extra = 1.0 - options.label_smoothing;
   const bool streamed = static_cast<std::int64_t>(dlogits.nbytes()) >= cpu::kStreamedBytes &&
                         dlogits.data != logits.data;
   const std::size_t row_bytes = static_cast<std::size_t>(classes) * core::size_of(dlogits.dtype);
-  core::parallel_for(target.numel(), cpu::row_grain(classes),
-                     [&](std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t i = begin; i < end; ++i) {
-                         const std::int64_t t = target.as<std::int64_t>()[i * target.strides[0]];
-                         if (t == options.ignore_index) {
-                           std::memset(out.row(i), 0, row_bytes);
-                           continue;
-                         }
-                         HWY_DYNAMIC_DISPATCH(LogitGradientRow)
-                         ({logits.dtype, rows.row(i), out.row(i), classes, t, sums.get(i),
-                           gradients.get(i), base, extra, streamed});
-                       }
-                     });
+  core::parallel_for(
+      target.numel(), cpu::row_grain(classes), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t t = target.as<std::int64_t>()[i * target.strides[0]];
+          if (t == options.ignore_index) {
+            std::memset(out.row(i), 0, row_bytes);
+            continue;
+          }
+          const bool here = t >= slice.first && t < slice.first + classes;
+          HWY_DYNAMIC_DISPATCH(LogitGradientRow)
+          ({logits.dtype, rows.row(i), out.row(i), classes, here ? t - slice.first : -1,
+            sums.get(i), gradients.get(i), base, extra, streamed});
+        }
+      });
   out.finish();
 }
 

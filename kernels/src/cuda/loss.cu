@@ -10,9 +10,9 @@ using namespace cuda;  // NOLINT: this file is that namespace's host side
 namespace {
 
 CrossEntropyShape shape_of(const TensorView& logits, const TensorView& target,
-                           const CrossEntropyOptions& options) {
-  return {logits.shape[0], logits.shape[1], options.ignore_index, options.label_smoothing,
-          target.strides[0]};
+                           const CrossEntropyOptions& options, ClassSlice slice) {
+  return {logits.shape[0],         logits.shape[1],   options.ignore_index,
+          options.label_smoothing, target.strides[0], slice};
 }
 
 /// f(T{}, L{}) with the types of an input and of its loss.
@@ -33,7 +33,7 @@ void CudaBackend::cross_entropy(View logits, View target, View loss, View lse,
   if (loss.numel() == 0) return;
   const Queue queue("cross_entropy", logits.device);
   const Input x(*this, queue, logits);
-  const CrossEntropyShape shape = shape_of(logits, target, options);
+  const CrossEntropyShape shape = shape_of(logits, target, options, {});
   core::dispatch_floating(logits.dtype, "cross_entropy", [&](auto type) {
     using T = decltype(type);
     launch(queue, grid_for_rows(shape.rows, shape.classes), cross_entropy_kernel<T>, shape,
@@ -42,12 +42,13 @@ void CudaBackend::cross_entropy(View logits, View target, View loss, View lse,
 }
 
 void CudaBackend::cross_entropy_backward(View logits, View target, View lse, View dloss,
-                                         View dlogits, const CrossEntropyOptions& options) const {
+                                         View dlogits, const CrossEntropyOptions& options,
+                                         ClassSlice slice) const {
   if (dlogits.numel() == 0) return;
   const Queue queue("cross_entropy_backward", logits.device);
   const Input x(*this, queue, logits);
   const Output out(*this, queue, dlogits);
-  const CrossEntropyShape shape = shape_of(logits, target, options);
+  const CrossEntropyShape shape = shape_of(logits, target, options, slice);
   core::dispatch_floating(logits.dtype, "cross_entropy_backward", [&](auto type) {
     using T = decltype(type);
     launch(queue, grid_for_rows(shape.rows, shape.classes), cross_entropy_backward_kernel<T>, shape,

@@ -12,6 +12,7 @@ struct CrossEntropyShape {
   std::int64_t rows, classes, ignore_index;
   double smoothing;
   std::int64_t target_stride;
+  ClassSlice slice;  // backward
 };
 
 template <class A>
@@ -51,17 +52,18 @@ __global__ void cross_entropy_backward_kernel(CrossEntropyShape shape, const T* 
                                               const std::int64_t* targets, AnyFloat lse,
                                               AnyFloat dloss, T* dlogits) {
   using A = Arithmetic<T>;
-  const A flat = static_cast<A>(shape.smoothing / static_cast<double>(shape.classes));
+  const A flat = static_cast<A>(shape.smoothing / static_cast<double>(shape.slice.all));
   const A sharp = static_cast<A>(1.0 - shape.smoothing);
   for (std::int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
     const std::int64_t start = row * shape.classes, target = targets[row * shape.target_stride];
     const bool ignored = target == shape.ignore_index;
-    const bool wrong = !ignored && (target < 0 || target >= shape.classes);
+    const bool wrong = !ignored && (target < 0 || target >= shape.slice.all);
+    const std::int64_t hot = target - shape.slice.first;
     const A scale = wrong ? not_a_number<A>() : dloss.load<A>(row);
     const A log_sum = lse.load<A>(row);
     const auto gradient = [&](std::int64_t i, A x) {
       const A p = math::exp(x - log_sum);
-      return ignored ? A(0) : scale * (p - flat - (i == target ? sharp : A(0)));
+      return ignored ? A(0) : scale * (p - flat - (i == hot ? sharp : A(0)));
     };
     map_row(shape.classes, gradient, dlogits + start, logits + start);
   }
