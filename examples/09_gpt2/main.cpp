@@ -98,7 +98,7 @@ Tensor to_tokens(const Tensor& bytes) {
 
 /// Live tensors may have what the program leaves of the budget.
 void cap_memory(std::uint64_t budget) {
-  constexpr std::size_t kLibraries = std::size_t{96} << 20;  // what they still load and keep
+  constexpr std::size_t kLibraries = std::size_t{40} << 20;  // what they still load and keep
   const std::size_t taken = support::process_memory("VmRSS") + kLibraries;
   CAIRN_CHECK(budget > taken, "gpt2", "expected a --budget over ", support::human_bytes(taken),
               ", which the program takes, got ", support::human_bytes(budget));
@@ -133,7 +133,17 @@ void train(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags)
       if (++step > flags.steps) break;
     }
   }
-  precision.release();  // f32 again
+}
+
+void train_within_budget(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags) {
+  try {
+    train(model, text, flags);
+  } catch (const core::OutOfMemory& error) {
+    std::string advice;
+    if (!flags.recompute) advice += "; --recompute, which keeps the blocks' inputs only";
+    if (flags.full_state) advice += "; no --full-state, which takes 8 bytes a parameter more";
+    throw core::OutOfMemory(error.what() + advice + "; fewer --tokens or a smaller --batch-size");
+  }
 }
 
 void write_logits(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags) {
@@ -162,7 +172,11 @@ int run(const Flags& flags) {
   std::printf("%s: %.1f million parameters\n", flags.model.c_str(),
               static_cast<double>(count) / 1e6);
   const auto text = data::TextDataset::from_files(flags.text, {.window = flags.tokens});
-  if (flags.steps > 0) train(model, text, flags);
+  if (flags.steps > 0) {
+    train_within_budget(model, text, flags);
+    model.clear_grad();
+    amp::release(model);  // f32 again, in the place of moments and gradients
+  }
   if (!flags.export_to.empty()) {
     gpt2::save(model, flags.export_to);
     std::printf("wrote %s\n", flags.export_to.c_str());

@@ -90,6 +90,21 @@ TEST_F(Gpt2Example, LearnsAndIsReadByPyTorch) {
   }
 }
 
+TEST_F(Gpt2Example, SaysHowAStepWouldFitItsBudget) {
+  const std::string wide = path("wide");
+  ASSERT_EQ(
+      run("--layers 4 --heads 4 --width 256 --positions 64 --words 300 --write-random " + wide)
+          .status,
+      0);
+  const std::string step = "--model " + wide + " --text " + text_ +
+                           " --tokens 64 --batch-size 128 --steps 2 --budget 200M";
+  const ShellResult plain = run(step);
+  EXPECT_EQ(plain.status, 1);
+  EXPECT_THAT(plain.err, HasSubstr("--recompute, which keeps the blocks' inputs only"));
+  const ShellResult recomputed = run(step + " --recompute");
+  EXPECT_EQ(recomputed.status, 0) << recomputed.out << recomputed.err;
+}
+
 TEST_F(Gpt2Example, SaysWhatIsWrong) {
   const ShellResult small = run(train("--budget 20M"));
   EXPECT_EQ(small.status, 1);
