@@ -57,7 +57,7 @@ Allocator::Allocator(Device device, bool pinned, SystemMemory* system)
     : device_(device),
       pinned_(pinned),
       system_(system),
-      cuts_(!system->moves_pages()),
+      cuts_(system->gives_segments()),
       capacity_(pinned ? SIZE_MAX : capacity_from_environment(device)) {}
 
 void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory category,
@@ -87,7 +87,7 @@ Allocator::Block Allocator::take_block(std::size_t block_bytes, void* stream) {
   if (!pending_.empty() && !capturing()) collect_pending();
   if (const Block block = cached_block(block_bytes, stream); block.data != nullptr) return block;
   if (capturing()) return {};
-  if (!cuts_ && block_bytes >= kHugePage) {
+  if (system_->moves_pages() && block_bytes >= kHugePage) {
     if (const Block block = joined_block(block_bytes, stream); block.data != nullptr) return block;
   }
   const std::size_t wanted = cuts_ ? round_up(block_bytes, kHugePage) : block_bytes;

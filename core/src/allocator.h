@@ -7,7 +7,8 @@
 //     put together, and the system is asked for what they lack.
 //   - Elsewhere blocks are parts of what the system gave at once (a segment). A request takes the
 //     smallest free part that holds it, and free neighbours become one again: lengths that change
-//     from step to step soon need nothing more of the system.
+//     from step to step soon need nothing more of the system. (CAIRN_SEGMENTS=0: size classes, each
+//     block by itself, for tools that look for accesses beyond one.)
 // Cached memory (of segments: whole ones) goes back to the system where a request fails, would take
 // the device past its capacity, or would take the allocator far past the most that was ever live.
 #pragma once
@@ -38,6 +39,9 @@ class SystemMemory {
   virtual ~SystemMemory() = default;
   virtual void* allocate(std::size_t bytes) = 0;  // nullptr where there is not that much
   virtual void release(void* data, std::size_t bytes) noexcept = 0;
+
+  /// What is allocated at once may serve several requests: the allocator cuts it.
+  virtual bool gives_segments() const { return false; }
 
   /// Blocks from kHugePage on may be cut anywhere between pages (of kPage), their parts released
   /// apart, and pages moved between them.

@@ -79,11 +79,18 @@ class HostMemory final : public SystemMemory {
   }
 };
 
+/// CAIRN_SEGMENTS=0 lets compute-sanitizer see what lies beyond a block.
+bool wants_segments() {
+  static const bool wanted = environment_integer("CAIRN_SEGMENTS", 1, 0, 1) != 0;
+  return wanted;
+}
+
 class CudaMemory final : public SystemMemory {
  public:
   explicit CudaMemory(int device) : device_(device) {}
   void* allocate(std::size_t bytes) override { return cuda::allocate(device_, bytes); }
   void release(void* data, std::size_t) noexcept override { cuda::release(device_, data); }
+  bool gives_segments() const override { return wants_segments(); }
 
  private:
   int device_;
@@ -93,6 +100,7 @@ class PinnedMemory final : public SystemMemory {
  public:
   void* allocate(std::size_t bytes) override { return cuda::allocate_pinned(bytes); }
   void release(void* data, std::size_t) noexcept override { cuda::release_pinned(data); }
+  bool gives_segments() const override { return wants_segments(); }
 };
 
 // Never destroyed: tensors in static objects may outlive everything here.

@@ -35,6 +35,7 @@ class Addresses final : public SystemMemory {
     EXPECT_EQ(segments.at(static_cast<char*>(data)), bytes) << "a part went back";
     segments.erase(static_cast<char*>(data));
   }
+  bool gives_segments() const override { return true; }
   bool contains(const char* begin, std::size_t bytes) const {
     auto segment = segments.upper_bound(const_cast<char*>(begin));
     if (segment == segments.begin()) return false;

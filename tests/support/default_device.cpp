@@ -1,6 +1,8 @@
 // Linked into every test program. CAIRN_TEST_DEVICE=cuda:0 makes tensors and modules that a test
 // gives no device there. Products are not timed, so that bits, and those of programs that a test
-// starts, do not depend on the machine's load; CAIRN_PRODUCTS says otherwise where it is set.
+// starts, do not depend on the machine's load; CAIRN_PRODUCTS says otherwise where it is set. On
+// simulated GPUs each block is memory of its own, where every access beyond it is seen;
+// CAIRN_SEGMENTS=1 has them as users do.
 #include <gtest/gtest.h>
 
 #include <stdlib.h>
@@ -22,6 +24,7 @@ class DefaultDevice : public testing::Environment {
 };
 
 [[maybe_unused]] const int products = setenv("CAIRN_PRODUCTS", "default", /*overwrite=*/0);
+[[maybe_unused]] const int segments = setenv("CAIRN_SEGMENTS", "0", /*overwrite=*/0);
 const auto* const environment = testing::AddGlobalTestEnvironment(new DefaultDevice);
 
 }  // namespace
