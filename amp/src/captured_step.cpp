@@ -108,6 +108,7 @@ void CapturedStep::Impl::capture() {
 }
 
 void CapturedStep::Impl::replay(const Inputs& inputs) {
+  graph->follow_last_replay();  // which reads the buffers
   for (std::size_t i = 0; i < inputs.size(); ++i) kernels::copy(inputs[i], buffers[i]);
   graph->replay();
   ++amp().steps;

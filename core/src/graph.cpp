@@ -150,6 +150,11 @@ bool Graph::captured() const {
   return impl_->executable != nullptr;
 }
 
+void Graph::follow_last_replay() const {
+  const DeviceGuard device(impl_->device);
+  Stream::current(impl_->device).wait(impl_->replayed);
+}
+
 void Graph::replay() {
   CAIRN_CHECK(captured(), "graph", "expected a captured graph to replay, got one without work");
   refuse_in_capture("graph", "the replay of another graph");

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "cairn/core/error.h"
+#include "cairn/core/stream.h"
 #include "cairn/optim/optim.h"
 #include "support.h"
 #include "support/message_of.h"
@@ -238,6 +239,27 @@ TEST(CapturedStep, TellsTheLossOfTheLastStep) {
     std::swap(Generator::current(), plain.random);
     EXPECT_EQ(losses[k].item(), loss.item()) << k;
   }
+}
+
+// A step's inputs are written where the last replay, of another stream, may still read.
+TEST(CapturedStep, HasTheSameBitsOnStreamsThatTakeTurns) {
+  Training plain(rules()[0], kDynamic), graph(rules()[0], kDynamic);
+  CapturedStep step = graph.capture();
+  std::vector<Feed> feeds;
+  for (std::uint64_t k = 0; k < 16; ++k) feeds.push_back(feed_of(k));
+  for (const Feed& feed : feeds) plain.eager(feed);
+  for (std::size_t k = 0; k < 6; ++k) graph.captured(step, feeds[k]);
+  const Device device = core::default_device();
+  core::Stream::current(device).synchronize();
+  const core::Stream streams[] = {core::Stream::create(device), core::Stream::create(device)};
+  for (std::size_t k = 6; k < feeds.size(); ++k) {
+    const core::StreamGuard guard(streams[k % 2]);
+    graph.captured(step, feeds[k]);
+    if (!step.captured()) streams[k % 2].synchronize();
+  }
+  for (const core::Stream& stream : streams) stream.synchronize();
+  expect_same(plain, graph, "after steps on two streams");
+  EXPECT_EQ(step.captured(), on_gpu());
 }
 
 TEST(CapturedStep, ClipsAndAccumulatesAsUncapturedOnes) {

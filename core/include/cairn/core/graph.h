@@ -43,6 +43,9 @@ class Graph {
   bool captured() const;
   /// Queues what was recorded on the current stream. Replays never overlap.
   void replay();
+  /// What is queued on the current stream from now on runs after the last replay, whatever stream
+  /// that was on: before what a replay reads is written.
+  void follow_last_replay() const;
 
   struct Impl;
 
