@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cuda/queue.h"
+#include "simt/emulator.h"
 
 namespace cairn::kernels::cuda {
 
@@ -34,8 +35,8 @@ void Queue::copy(void* dst, const void* src, std::size_t bytes) const {
 void Queue::upload(void* dst, const void* src, std::size_t bytes) const {
   copy(dst, src, bytes);
 }
-void Queue::download(void* dst, const void* src, std::size_t bytes) const {
-  copy(dst, src, bytes);
+std::size_t Queue::most_shared_bytes() const {
+  return simt::shared_limit();
 }
 
 }  // namespace cairn::kernels::cuda

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <atomic>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "simt/emulator.h"
@@ -8,7 +10,7 @@ namespace cairn::simt {
 namespace {
 
 constexpr std::size_t kStaticSharedLimit = 48 << 10;
-constexpr std::size_t kSharedLimit = 163 << 10;  // of sm_80, dynamic memory included
+std::atomic<std::size_t> most_shared = 163 << 10;
 
 std::size_t volume(const dim3& d) {
   return std::size_t{d.x} * d.y * d.z;
@@ -30,7 +32,10 @@ void check(const Launch& shape) {
     throw Error("a grid of " + std::to_string(shape.grid.x) + " x " + std::to_string(shape.grid.y) +
                 " x " + std::to_string(shape.grid.z) + " blocks cannot be launched");
   }
-  if (shape.shared_bytes > kSharedLimit) throw Error("more than 163 KiB of shared memory asked");
+  if (shape.shared_bytes > shared_limit()) {
+    throw Error("more than " + std::to_string(shared_limit() >> 10) +
+                " KiB of shared memory asked");
+  }
 }
 std::unique_ptr<std::byte[]> poisoned(std::size_t bytes) {
   std::unique_ptr<std::byte[]> memory(new std::byte[bytes]);
@@ -39,6 +44,13 @@ std::unique_ptr<std::byte[]> poisoned(std::size_t bytes) {
 }
 
 }  // namespace
+
+std::size_t shared_limit() {
+  return most_shared;
+}
+void set_shared_limit(std::size_t bytes) {
+  most_shared = bytes;
+}
 
 void require_aligned(const void* address, std::size_t bytes) {
   if (reinterpret_cast<std::uintptr_t>(address) % bytes == 0) return;
@@ -100,7 +112,7 @@ void* Machine::shared_memory(const void* key, std::size_t bytes) {
   shared_.push_back({key, poisoned(bytes), bytes});
   shared_bytes_ += bytes;
   if (shared_bytes_ > kStaticSharedLimit) throw Error("shared arrays of a block exceed 48 KiB");
-  if (shared_bytes_ + launch_.shared_bytes > kSharedLimit) {
+  if (shared_bytes_ + launch_.shared_bytes > shared_limit()) {
     throw Error("shared memory of a block exceeds 163 KiB");
   }
   return shared_.back().memory.get();

@@ -54,6 +54,11 @@ inline Schedule& schedule() {
   return current;
 }
 
+/// Shared memory that a block may have, dynamic memory included: 163 KiB as on sm_80, or what a
+/// smaller GPU has. Of all threads.
+std::size_t shared_limit();
+void set_shared_limit(std::size_t bytes);
+
 struct Launch {
   dim3 grid;
   dim3 block;

@@ -1,5 +1,6 @@
 #include "cuda/attention.cuh"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "attention_composed.h"
@@ -31,6 +32,18 @@ void dispatch_tiles(const TensorView& q, const char* op, F f) {
   core::dispatch_floating(q.dtype, op, [&](auto type) {
     if constexpr (!std::is_same_v<decltype(type), double>) sized(type);
   });
+}
+
+/// Whether a block may have the shared memory that the tiles of both passes take: GPUs for
+/// workstations have 99 KiB.
+bool tiles_fit(const Queue& queue, const TensorView& q) {
+  std::size_t bytes = 0;
+  dispatch_tiles(q, queue.op(), [&](auto type, auto size) {
+    using T = decltype(type);
+    constexpr int D = decltype(size)::value;
+    bytes = std::max(ForwardMemory<T, D>::kBytes, BackwardMemory<T, D>::kBytes);
+  });
+  return bytes <= queue.most_shared_bytes();
 }
 
 /// An operand as the kernels want it: itself, or workspace, with zeros beyond the rows' ends.
@@ -100,6 +113,7 @@ void CudaBackend::attention(View q, View k, View v, View y, View lse,
                             const AttentionOptions& options) const {
   if (!is_fused(q)) return composed_attention(*this, q, k, v, y, lse, options);
   const Queue queue("attention", y.device);
+  if (!tiles_fit(queue, q)) return composed_attention(*this, q, k, v, y, lse, options);
   const auto queries = PackedHeads::of(*this, queue, q), keys = PackedHeads::of(*this, queue, k),
              values = PackedHeads::of(*this, queue, v);
   const PackedHeads out(*this, queue, y);
@@ -120,6 +134,8 @@ void CudaBackend::attention_backward(View q, View k, View v, View y, View lse, V
                                      View dk, View dv, const AttentionOptions& options) const {
   if (!is_fused(q)) return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
   const Queue queue("attention_backward", q.device);
+  if (!tiles_fit(queue, q))
+    return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
   const auto in = [&](const TensorView& x) { return PackedHeads::of(*this, queue, x); };
   const PackedHeads queries = in(q), keys = in(k), values = in(v), outs = in(y), gradients = in(dy);
   const PackedHeads dqueries(*this, queue, dq), dkeys(*this, queue, dk), dvalues(*this, queue, dv);

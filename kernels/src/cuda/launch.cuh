@@ -7,6 +7,9 @@
 
 #include "cuda/device/simt.h"
 #include "cuda/queue.h"
+#if defined(__CUDACC__)
+#include "cuda/error.h"
+#endif
 
 namespace cairn::kernels::cuda {
 
@@ -40,8 +43,9 @@ template <class... Parameters, class... Args>
 void launch(const Queue& queue, const Grid& grid, void (*kernel)(Parameters...), Args&&... args) {
 #if defined(__CUDACC__)
   if (grid.shared_bytes > kDefaultSharedBytes) {  // more has to be asked for
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(grid.shared_bytes));
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(grid.shared_bytes)),
+               queue.op(), "cudaFuncSetAttribute");
   }
   kernel<<<static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.threads),
            grid.shared_bytes, static_cast<cudaStream_t>(queue.stream())>>>(

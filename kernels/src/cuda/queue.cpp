@@ -28,6 +28,13 @@ void Queue::check_launch() const {
   check_cuda(cudaGetLastError(), op_, "the kernel launch");
 }
 
+std::size_t Queue::most_shared_bytes() const {
+  int bytes = 0;
+  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_.index),
+             op_, "cudaDeviceGetAttribute");
+  return static_cast<std::size_t>(bytes);
+}
+
 bool Queue::capturing() const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(handle(*this), &status), op_, "cudaStreamIsCapturing");
@@ -51,12 +58,6 @@ void Queue::upload(void* dst, const void* src, std::size_t bytes) const {
   check_cuda(cudaMemcpyAsync(dst, staging->data(), bytes, cudaMemcpyHostToDevice, handle(*this)),
              op_, "cudaMemcpyAsync");
   staging->record_use(core::Stream::current(device_));
-}
-
-void Queue::download(void* dst, const void* src, std::size_t bytes) const {
-  check_cuda(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, handle(*this)), op_,
-             "cudaMemcpyAsync");
-  check_cuda(cudaStreamSynchronize(handle(*this)), op_, "cudaStreamSynchronize");
 }
 
 }  // namespace cairn::kernels::cuda

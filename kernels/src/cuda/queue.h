@@ -27,15 +27,17 @@ class Queue {
   /// Throws DeviceError where the launch before it was refused.
   void check_launch() const;
 
+  /// Dynamic shared memory that the device gives a block of a kernel that asks for it.
+  std::size_t most_shared_bytes() const;
+
   /// Whether what is queued here becomes part of a CUDA graph instead of running.
   bool capturing() const;
 
   /// Device memory for the kernels queued here; reused in stream order once the last owner lets go.
   std::shared_ptr<core::Storage> workspace(std::size_t bytes) const;
 
-  void copy(void* dst, const void* src, std::size_t bytes) const;      // within the device
-  void upload(void* dst, const void* src, std::size_t bytes) const;    // from the host; no wait
-  void download(void* dst, const void* src, std::size_t bytes) const;  // to the host, waits
+  void copy(void* dst, const void* src, std::size_t bytes) const;    // within the device
+  void upload(void* dst, const void* src, std::size_t bytes) const;  // from the host; no wait
 
  private:
   const char* op_;

@@ -77,6 +77,7 @@ void run(const simt::Launch& shape, const simt::Kernel& kernel) {
   in_kernel = true;
   Machine::get().memory.running().kernel = true;
   kernel_memory = {static_cast<const char*>(kernel.parameters.get()), kernel.bytes};
+  simt::set_shared_limit(Machine::get().shared_limit);
   simt::Machine::current().run(shape, kernel);
   in_kernel = false;
 }

@@ -211,6 +211,15 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  const Call call("cudaDeviceGetAttribute");
+  if (const cudaError_t code = enter(call)) return code;
+  if (!exists(device)) return answer(cudaErrorInvalidDevice);
+  if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin) return answer(cudaErrorInvalidValue);
+  *value = static_cast<int>(machine().shared_limit);
+  return cudaSuccess;
+}
+
 cudaError_t cudaDeviceSynchronize() {
   const Call call("cudaDeviceSynchronize");
   if (const cudaError_t code = enter(call)) return code;

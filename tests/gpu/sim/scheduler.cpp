@@ -57,6 +57,7 @@ Machine::Machine() {
   faults = settings.faults;
   set_schedule(settings.schedule, settings.seed);
   memory.start(gpus, settings.memory);
+  shared_limit = settings.shared;
   for (int device = 0; device < gpus; ++device) default_streams_.push_back(make_stream(device));
 }
 

@@ -76,8 +76,9 @@ class Machine {
   std::vector<Fault> faults;
   std::optional<std::vector<TracedWork>> trace;
   int gpus = 1;
-  int captures = 0;  // under way
-  int lost = 0;      // the error that every later call answers, as after a fault of a kernel
+  std::size_t shared_limit = 0;  // shared memory that a block may ask for
+  int captures = 0;              // under way
+  int lost = 0;  // the error that every later call answers, as after a fault of a kernel
 
   Stream* make_stream(int device);
   Stream* default_stream(int device) { return default_streams_[static_cast<std::size_t>(device)]; }

@@ -38,14 +38,13 @@ std::uint64_t number(const char* name, std::uint64_t otherwise, std::uint64_t mo
   return value;
 }
 
-std::size_t memory(std::size_t otherwise) {
-  constexpr const char* kName = "CAIRN_SIM_MEMORY";
+std::size_t bytes_of(const char* name, std::size_t otherwise) {
   constexpr const char* kExpected = "bytes, with K, M or G behind the number";
-  std::string_view text = variable(kName);
+  std::string_view text = variable(name);
   if (text.empty()) return otherwise;
-  const std::uint64_t value = take_number(text, kName, kExpected);
+  const std::uint64_t value = take_number(text, name, kExpected);
   const std::size_t unit = std::string_view("KMG").find(text.empty() ? 'x' : text[0]);
-  if (text.size() > 1 || (text.size() == 1 && unit > 2)) refuse(kName, kExpected);
+  if (text.size() > 1 || (text.size() == 1 && unit > 2)) refuse(name, kExpected);
   return text.empty() ? value : value << (10 * (unit + 1));
 }
 
@@ -84,7 +83,8 @@ std::vector<Fault> injected() {
 Settings settings_from_environment() {
   Settings settings;
   settings.gpus = static_cast<int>(number("CAIRN_SIM_GPUS", 1, kMostGpus));
-  settings.memory = memory(settings.memory);
+  settings.memory = bytes_of("CAIRN_SIM_MEMORY", settings.memory);
+  settings.shared = bytes_of("CAIRN_SIM_SHARED", settings.shared);
   settings.schedule = schedule();
   settings.seed = number("CAIRN_SIM_SEED", 1, UINT64_MAX);
   settings.faults = injected();

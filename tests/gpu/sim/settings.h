@@ -14,6 +14,7 @@ struct Fault;
 struct Settings {
   int gpus = 1;
   std::size_t memory = std::size_t{2} << 30;
+  std::size_t shared = std::size_t{163} << 10;  // of a block
   Schedule schedule = Schedule::late;
   std::uint64_t seed = 1;
   std::vector<Fault> faults;
