@@ -1,6 +1,8 @@
 #include "cairn/parallel/process_group.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -22,11 +24,24 @@ std::string quoted(std::string_view name) {
   return name.empty() ? std::string() : core::str(" '", name, "'");
 }
 
-/// "all_reduce sum f32[3, 4] 'fc.weight'": what the ranks compare.
+/// "all_reduce sum f32[3, 4] 'fc.weight'": what the ranks compare. Each call makes one, so by hand:
+/// a stream takes as long as a small all_reduce.
 std::string describe(const char* operation, std::string_view detail, const TensorView& x,
                      std::string_view name) {
-  return core::str(operation, " ", detail, detail.empty() ? "" : " ", x.dtype, x.shape,
-                   quoted(name));
+  std::string text(operation);
+  text.reserve(128);
+  text += ' ';
+  if (!detail.empty()) (text += detail) += ' ';
+  (text += core::name(x.dtype)) += '[';
+  for (int i = 0; i < x.shape.dims(); ++i) {
+    std::array<char, 24> digits{};
+    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), x.shape[i]).ptr;
+    if (i > 0) text += ", ";
+    text.append(digits.data(), end);
+  }
+  text += ']';
+  if (!name.empty()) ((text += " '") += name) += '\'';
+  return text;
 }
 
 void check_dense(const char* operation, const TensorView& x, std::string_view name) {
