@@ -80,6 +80,12 @@ TEST(JobEnvironment, TakesThePortItIsTold) {
   EXPECT_EQ(read_job_environment().master_port, 31000);
 }
 
+TEST(JobEnvironment, TakesAnAddressInBrackets) {
+  const JobVariables variables(
+      {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "[::1]"}, {"MASTER_PORT", "29500"}});
+  EXPECT_EQ(read_job_environment().master_addr, "::1");
+}
+
 TEST(JobEnvironment, NamesTheVariableAndItsValue) {
   const Values good = {
       {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}};

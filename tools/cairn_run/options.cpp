@@ -48,7 +48,7 @@ void check_command(const Options& options) {
 }
 
 bool is_loopback(const std::string& address) {
-  return address.empty() || address == "localhost" || address == "::1" || address == "[::1]" ||
+  return address.empty() || address == "localhost" || address == "::1" ||
          address.starts_with("127.");
 }
 
@@ -139,7 +139,11 @@ Options parse_options(int argc, char** argv) {
   app.add_option("--node-rank", options.node_rank, "This machine's number, from 0 (default 0)")
       ->check(CLI::Range(0, 65535));
   app.add_option("--master-addr", options.master_addr,
-                 "Address of the machine with rank 0 (default 127.0.0.1)");
+                 "Address of the machine with rank 0 (default 127.0.0.1)")
+      ->transform([](std::string address) {  // [::1], as URLs have it
+        const bool bracketed = address.starts_with('[') && address.ends_with(']');
+        return bracketed ? address.substr(1, address.size() - 2) : address;
+      });
   app.add_option("--master-port", options.master_port,
                  "Port for the processes to meet at (default: a free one, found by cairn-run)")
       ->check(CLI::Range(1, 65535));

@@ -143,10 +143,16 @@ std::optional<int> local_world_size_of(const Launcher& launcher) {
   return optional_integer(launcher.local_world_size, 1, kMost);
 }
 
+/// "[::1]", as URLs have it, is ::1.
+std::string without_brackets(const std::string& address) {
+  const bool bracketed = address.starts_with('[') && address.ends_with(']');
+  return bracketed ? address.substr(1, address.size() - 2) : address;
+}
+
 /// Where the launcher names no machine: its list of nodes does, or there is but this one.
 std::string master_addr_of(const Launcher& launcher, bool all_local) {
   std::string given = variable("MASTER_ADDR").value_or("");
-  if (!given.empty()) return given;
+  if (!given.empty()) return without_brackets(given);
   if (&launcher != &kExplicit && all_local) return "127.0.0.1";
   for (const char* name : launcher.node_lists) {
     const std::string nodes = variable(name).value_or("");
