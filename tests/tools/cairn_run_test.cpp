@@ -70,6 +70,7 @@ TEST(CairnRun, RefusesBadCommandLinesInOneLine) {
       {"--nproc-per-node 5000 true", "5000"},
       {"--nnodes 2 --master-port 29500 true", "--master-addr"},
       {"--nnodes 2 --master-addr localhost --master-port 29500 true", "--master-addr"},
+      {"--nnodes 2 --master-addr [::1] --master-port 29500 true", "--master-addr"},
       {"--nnodes 2 --master-addr 10.0.0.1 true", "--master-port"},
       {"--nnodes 2 --master-addr 10.0.0.1 --master-port 29500 true", "CAIRN_JOB_TOKEN"},
       {"--max-restarts -1 true", "-1"},
