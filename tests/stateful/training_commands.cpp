@@ -120,12 +120,16 @@ class Backward : public Command {
     const int p = loss_.first();
     return loss_.overflow_rank == 0 ? loss_.reaches(p, 0) : loss_.reaches(p, 1);
   }
-  /// Only some have a gradient that this loss may not add to.
+  /// Only some have a gradient that this loss may not add to: amp looks at those of all optimizers
+  /// that were named with it.
   bool some_ranks_refuse(const Case& now) const {
+    const unsigned named = loss_.to_all ? now.all_optimizers() : reached_optimizers(now);
     const auto refuses = [&](int rank) {
       for (int p = 0; p < kParameters; ++p) {
         const Gradient& gradient = now.reference.parameters[at(p)].gradient;
-        const bool meets = loss_.by_amp || loss_.reaches(p, rank);
+        const int optimizer = now.reference.parameters[at(p)].optimizer;
+        const bool is_named = optimizer >= 0 && (named >> optimizer & 1U) != 0;
+        const bool meets = (loss_.by_amp && is_named) || loss_.reaches(p, rank);
         if (meets && gradient.is_on(rank) && gradient.plain == loss_.by_amp) return true;
       }
       return false;
