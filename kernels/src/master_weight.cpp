@@ -220,7 +220,7 @@ void MasterWeight::change_storage(const Tensor& weight, MasterStorage storage) {
 Tensor MasterWeight::value(const Tensor& weight) const {
   if (storage() == MasterStorage::f32) return tensor_;
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
-  const Tensor exact =
+  Tensor exact =
       Tensor::empty_strided(tensor_.shape(), tensor_.strides(), DType::f32, weight.device());
   join_master(in_part(own_view(weight)), tensor_, exact);
   return exact;

@@ -140,7 +140,7 @@ Options parse_options(int argc, char** argv) {
       ->check(CLI::Range(0, 65535));
   app.add_option("--master-addr", options.master_addr,
                  "Address of the machine with rank 0 (default 127.0.0.1)")
-      ->transform([](std::string address) {  // [::1], as URLs have it
+      ->transform([](const std::string& address) {  // [::1], as URLs have it
         const bool bracketed = address.starts_with('[') && address.ends_with(']');
         return bracketed ? address.substr(1, address.size() - 2) : address;
       });

@@ -36,10 +36,9 @@ std::int64_t elements_of(const std::vector<TensorView>& views) {
 /// Weights of one dtype and device.
 void gather_chunk(const std::vector<ShardedWeight>& chunk, const ProcessGroup& group) {
   const int world_size = group.world_size();
-  std::vector<std::int64_t> counts;
-  for (int rank = 0; rank < world_size; ++rank) {
-    counts.push_back(elements_of(parts_of(chunk, rank, world_size)));
-  }
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(world_size));
+  for (int rank = 0; rank < world_size; ++rank)
+    counts[static_cast<std::size_t>(rank)] = elements_of(parts_of(chunk, rank, world_size));
   std::int64_t total = 0;
   for (const std::int64_t count : counts) total += count;
   const Tensor& first = chunk.front().weight;
