@@ -90,7 +90,7 @@ Allocator::Block Allocator::take_block(std::size_t block_bytes, void* stream) {
   if (system_->moves_pages() && block_bytes >= kHugePage) {
     if (const Block block = joined_block(block_bytes, stream); block.data != nullptr) return block;
   }
-  const std::size_t wanted = cuts_ ? round_up(block_bytes, kHugePage) : block_bytes;
+  const std::size_t wanted = cuts_ ? round_up(block_bytes, kSegment) : block_bytes;
   trim_for(wanted);
   void* data = system_block(wanted);
   if (data == nullptr) return {};
