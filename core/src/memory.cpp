@@ -1,5 +1,6 @@
 #include "cairn/core/memory.h"
 
+#include <malloc.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -184,6 +185,9 @@ void set_memory_capacity(Device device, std::size_t bytes) {
 }
 void release_cached_memory(Device device) {
   allocator_of(device).release_cached();
+#if defined(__GLIBC__)
+  if (device.is_cpu()) malloc_trim(0);  // of small blocks, which the C library keeps
+#endif
 }
 std::string memory_report(Device device) {
   return allocator_of(device).report();

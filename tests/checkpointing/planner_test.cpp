@@ -534,6 +534,16 @@ TEST(Planner, LeavesGeneratorAndStatisticsAloneAndRefusesPendingGradients) {
       HasSubstr("got one in '0.weight'"));
 }
 
+TEST(Planner, GivesBackWhatMeasuringTook) {
+  nn::Sequential model(nn::Linear(256, 1024), nn::GELU(), nn::Linear(1024, 256));
+  const Tensor x = test::normal_tensor({2048, 256}, 2);
+  const Device device = core::default_device();
+  core::release_cached_memory(device);
+  const std::size_t before = core::memory_stats(device).reserved;
+  (void)plan_recomputation(model, x, SIZE_MAX, {.repeats = 1});  // 8 MiB a block, at least
+  EXPECT_LE(core::memory_stats(device).reserved, before + (std::size_t{2} << 20));
+}
+
 // Beside other programs, threads that spin keep the processors from those that they wait for.
 TEST(Planner, MeasuresWithThreadsThatSleepWhileTheyWait) {
   if (core::num_threads() == 1) GTEST_SKIP() << "one thread waits for nobody";

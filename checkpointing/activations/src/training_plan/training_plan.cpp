@@ -545,7 +545,9 @@ TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, st
   core::Stream::current(batch.x.device()).synchronize();
   const core::PassiveWaitGuard waits;  // the processors may be other programs', too
   const kernels::PassingLists lists;   // or the next plan finds a fuller device
-  return {TrainingPlanner(model, batch, budget, world, options).choices(), budget};
+  TrainingPlan plan(TrainingPlanner(model, batch, budget, world, options).choices(), budget);
+  core::release_cached_memory(batch.x.device());  // what measuring took
+  return plan;
 }
 
 }  // namespace cairn::checkpointing
