@@ -257,7 +257,7 @@ void Allocator::forget(Storage& storage) noexcept {
 }
 
 // What a capture frees, the graph may use at each replay: the block is the graph's, and where more
-// of its streams use it, free when all of them have met, which is when the capture ends.
+// of its streams use it, nobody's until the graph ends (release).
 void Allocator::keep_block(const Storage& storage) {
   const bool recorded = capturing() && !pinned_ && device_.is_cuda();
   const CacheKey key{storage.block_bytes_, recorded ? capture_stream() : storage.stream_};
@@ -339,7 +339,7 @@ bool all_done(const std::vector<Event>& uses) noexcept try {
 
 void Allocator::collect_pending() noexcept {
   for (auto it = pending_.begin(); it != pending_.end();) {
-    const bool done = all_done(it->uses);
+    const bool done = !it->uses.empty() && all_done(it->uses);
     if (done) cache_block(it->key, it->data);
     it = done ? pending_.erase(it) : std::next(it);
   }
@@ -389,6 +389,11 @@ void Allocator::release(void* stream) noexcept {
   const std::lock_guard lock(mutex_);
   retained_.erase(stream);
   collect_pending();
+  pending_.remove_if([&](const Pending& block) {  // of several of the graph's streams
+    const bool own = block.key.second == stream && block.uses.empty();
+    if (own) cache_block(block.key, block.data);
+    return own;
+  });
   for (auto it = cache_.begin(); it != cache_.end();) {
     const bool own = it->first.second == stream;
     if (own) release_blocks(it, SIZE_MAX);

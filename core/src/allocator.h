@@ -49,7 +49,7 @@ class SystemMemory {
   /// Moves whole pages, with their physical memory, onto those at `to`; none are left at `from`.
   /// Returns how many bytes of `to` are in order: all, or the next page is not mapped any more.
   virtual std::size_t move_pages(void* from, void* to, std::size_t bytes) noexcept;
-  virtual void release_pages(void* data, std::size_t bytes) noexcept;
+  virtual void release_pages(void* data, std::size_t bytes) noexcept;  // a part of a block
 };
 
 /// Bytes of the block of host memory that serves a request: 64-byte steps, eight classes to a
