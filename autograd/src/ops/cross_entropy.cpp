@@ -97,6 +97,13 @@ struct ProductGradients {
   GradTarget dx, dweight, dbias;
 };
 
+/// How many rows or columns of a product's output, of so many elements each, some megabytes hold.
+std::int64_t lines_at_once(const Tensor& x, std::int64_t elements) {
+  const std::int64_t bytes = std::int64_t{x.device().is_cpu() ? 32 : 256} << 20;
+  const std::int64_t line = elements * static_cast<std::int64_t>(core::size_of(x.dtype()));
+  return std::max<std::int64_t>(64, bytes / std::max<std::int64_t>(1, line));
+}
+
 /// The rows of a product's output come and go in chunks of some megabytes, of which each operation
 /// takes the next from the cache, on a GPU from memory that the next chunk uses again.
 class ChunkedRows {
@@ -104,10 +111,7 @@ class ChunkedRows {
   ChunkedRows(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& classes,
               const kernels::CrossEntropyOptions& options)
       : x_(x), weight_(weight), bias_(bias), classes_(classes), options_(options) {
-    const std::int64_t bytes = std::int64_t{x.device().is_cpu() ? 32 : 256} << 20;
-    const std::int64_t row = weight.size(0) * static_cast<std::int64_t>(core::size_of(x.dtype()));
-    height_ =
-        std::min(x.size(0), std::max<std::int64_t>(64, bytes / std::max<std::int64_t>(1, row)));
+    height_ = std::min(x.size(0), lines_at_once(x, weight.size(0)));
     const core::MemoryCategoryGuard guard(core::MemoryCategory::workspace);
     logits_ = empty_as(x, {height_, weight.size(0)}, x.dtype());
   }
@@ -171,10 +175,7 @@ class ClassSlices {
   ClassSlices(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& classes,
               const kernels::CrossEntropyOptions& options)
       : x_(x), weight_(weight), bias_(bias), classes_(classes), options_(options) {
-    const std::int64_t bytes = std::int64_t{x.device().is_cpu() ? 32 : 256} << 20;
-    const std::int64_t column = x.size(0) * static_cast<std::int64_t>(core::size_of(x.dtype()));
-    width_ = std::min(weight.size(0),
-                      std::max<std::int64_t>(64, bytes / std::max<std::int64_t>(1, column)));
+    width_ = std::min(weight.size(0), lines_at_once(x, x.size(0)));
     const core::MemoryCategoryGuard guard(core::MemoryCategory::workspace);
     logits_ = empty_as(x, {x.size(0) * width_}, x.dtype());
   }
