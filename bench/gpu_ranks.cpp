@@ -1,7 +1,7 @@
 // What a machine with one GPU can show of several ranks.
 //
-//   cairn-run --nproc-per-node 2 gpu_ranks staged   ranks that share cuda:0: gradients go through the
-//                                                   host and Gloo; trains as one process does
+//   cairn-run --nproc-per-node 2 gpu_ranks staged   ranks that share cuda:0: gradients go through
+//                                                   the host and Gloo; trains as one process does
 //   gpu_ranks nccl                                  NCCL's collectives in a group of one rank
 //
 // NCCL refuses two ranks on one GPU, so that its messages between GPUs need a machine with two.

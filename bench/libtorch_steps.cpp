@@ -1,12 +1,15 @@
 // The C++ side of scripts/bench_libtorch. Prints a JSON line: median and fastest milliseconds of a
 // repeat, or bytes.
 //
-//   libtorch_steps update cairn|checked|torch    AdamW on GPT-2's 124M parameters in 148 tensors, f32; checked: gradients
-//                                                are looked through first, as step() does unless told otherwise
-//   libtorch_steps step cairn|torch NET STEPS    a training step at O0, both with torch::optim::AdamW's rule; NET: convnet, resnet
+//   libtorch_steps update cairn|checked|torch    AdamW on GPT-2's 124M parameters in 148 tensors,
+//                                                f32; checked: gradients are looked through first,
+//                                                as step() does unless told otherwise
+//   libtorch_steps step cairn|torch NET STEPS    a training step at O0, both with
+//                                                torch::optim::AdamW's rule; NET: convnet, resnet
 //   libtorch_steps ranks convnet STEPS           the convnet's step of RANK of WORLD_SIZE
 //   libtorch_steps recompute STEPS               forward and backward of 12 blocks, each recomputed
-//   libtorch_steps memory NET O0|O2              what three steps take at their peak; NET: wide (weights), tall (activations)
+//   libtorch_steps memory NET O0|O2              what three steps take at their peak; NET: wide
+//                                                (weights), tall (activations)
 #include <torch/torch.h>
 
 #include <algorithm>

@@ -113,8 +113,8 @@ Allocator::Block Allocator::cached_block(std::size_t block_bytes, void* stream) 
   return cut(found, block_bytes);
 }
 
-// As many bytes as there are; the rest stays cached. Of host memory's pages, too few to make a block
-// are not left over.
+// As many bytes as there are; the rest stays cached. Of host memory's pages, too few to make a
+// block are not left over.
 Allocator::Block Allocator::cut(Cache::iterator from, std::size_t bytes) {
   const CacheKey key = from->first;
   Block taken{from->second.back(), std::min(bytes, key.first)};
@@ -412,7 +412,7 @@ void Allocator::return_parts(void* stream) noexcept {
     const auto block = std::find_if(free_at_.begin(), free_at_.end(), foreign);
     if (block == free_at_.end()) return;
     char* const data = block->first;
-    const Segment& segment = std::prev(segments_.upper_bound(data))->second;
+    const SystemBlock& segment = std::prev(segments_.upper_bound(data))->second;
     cache_block({take_out(block), segment.stream}, data);
   }
 }

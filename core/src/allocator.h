@@ -2,7 +2,7 @@
 //
 // A freed block waits for the next request (of its CUDA stream: work queued before it was freed is
 // done before later work of the same stream touches it again). Where no block fits:
-//   - Host memory comes in size classes, eight to a doubling, so freed blocks fit later requests and
+//   - Host memory comes in size classes, eight to a doubling: freed blocks fit later requests, and
 //     at most an eighth is lost. From 2 MiB on its pages can be moved: cached blocks are cut and
 //     put together, and the system is asked for what they lack.
 //   - Elsewhere blocks are parts of what the system gave at once (a segment). A request takes the
@@ -85,7 +85,7 @@ class Allocator {
     std::vector<Event> uses;
   };
 
-  struct Segment {  // what the system gave at once, and on which stream it was asked for
+  struct SystemBlock {  // what the system gave at once, and on which stream it was asked for
     std::size_t bytes = 0;
     void* stream = nullptr;
   };
@@ -131,8 +131,8 @@ class Allocator {
   const bool cuts_;  // blocks are parts of segments
   std::mutex mutex_;
   Cache cache_;
-  std::map<char*, Segment> segments_;  // by where they begin
-  std::map<char*, CacheKey> free_at_;  // cached parts of segments
+  std::map<char*, SystemBlock> segments_;  // by where they begin
+  std::map<char*, CacheKey> free_at_;      // cached parts of segments
   std::list<Pending> pending_;
   std::set<void*> retained_;   // streams of graphs
   std::size_t cached_ = 0;     // bytes in cache_

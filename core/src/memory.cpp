@@ -186,8 +186,8 @@ void set_memory_capacity(Device device, std::size_t bytes) {
 void release_cached_memory(Device device) {
   allocator_of(device).release_cached();
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // Small blocks, which the C library keeps. Sanitizers have a malloc of their own, beside which the
-  // library's is never set up, and crashes where two threads trim it.
+  // Small blocks, which the C library keeps. Sanitizers have a malloc of their own, beside which
+  // the library's is never set up, and crashes where two threads trim it.
   if (device.is_cpu()) malloc_trim(0);
 #endif
 }

@@ -47,7 +47,7 @@ std::string describe(const std::exception_ptr& error) {
 
 }  // namespace
 
-WorkQueue::WorkQueue(std::string name, Work on_start) : state_(std::make_shared<State>()) {
+WorkQueue::WorkQueue(std::string name, Task on_start) : state_(std::make_shared<State>()) {
   state_->name = std::move(name);
   thread_ = std::thread([state = state_, start = std::move(on_start)] { run(state, start); });
 }
@@ -69,7 +69,7 @@ WorkQueue::~WorkQueue() {
   }
 }
 
-void WorkQueue::submit(Work work) {
+void WorkQueue::submit(Task work) {
   if (thread_.get_id() == std::this_thread::get_id()) return work();
   {
     const std::lock_guard lock(state_->mutex);
@@ -111,7 +111,7 @@ void WorkQueue::set_error(std::exception_ptr error) {
   state_->keep_error(std::move(error));
 }
 
-void WorkQueue::run(const std::shared_ptr<State>& state, const Work& on_start) {
+void WorkQueue::run(const std::shared_ptr<State>& state, const Task& on_start) {
   pthread_setname_np(pthread_self(), state->name.substr(0, 15).c_str());
   on_start();
   const WorkStreamGuard stream(state->name);

@@ -12,10 +12,10 @@ namespace cairn::core {
 
 class WorkQueue {
  public:
-  using Work = std::function<void()>;
+  using Task = std::function<void()>;
 
   /// `on_start` runs first in the worker thread.
-  WorkQueue(std::string name, Work on_start);
+  WorkQueue(std::string name, Task on_start);
   /// Runs what is queued, then ends the thread. Callable from the worker itself (the last handle
   /// may die in its work).
   ~WorkQueue();
@@ -24,7 +24,7 @@ class WorkQueue {
 
   /// In order, in the worker; inline if called from the worker. Dropped while an error waits to be
   /// reported.
-  void submit(Work work);
+  void submit(Task work);
   /// Like submit, but runs also while an error waits; it gets that error (or null).
   void submit_always(std::function<void(const std::exception_ptr&)> work);
   bool idle() const;                // nothing left but (in the worker) the running work
@@ -34,7 +34,7 @@ class WorkQueue {
 
  private:
   struct State;
-  static void run(const std::shared_ptr<State>& state, const Work& on_start);
+  static void run(const std::shared_ptr<State>& state, const Task& on_start);
   // The thread shares it: the thread may outlive this object by a moment.
   std::shared_ptr<State> state_;
   std::thread thread_;

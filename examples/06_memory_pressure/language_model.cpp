@@ -233,7 +233,7 @@ std::vector<double> trained_by_plan(const Job& job, const std::function<void()>&
   const auto choice =
       checkpointing::plan_training(training.model, {first.x, first.next}, budget, {}, options)
           .best();
-  std::fprintf(stderr, "planned: %s\n", choice.levers().c_str());
+  std::fprintf(stderr, "planned: %s\n", choice.describe().c_str());
   forget_planning();
   amp::Amp precision =
       amp::initialize(training.model, training.optimizer, amp_options(choice.precision));

@@ -4,7 +4,7 @@
 // that what the operating system saw of it (VmHWM) stands beside what Cairn's accounts say.
 //
 //   memory_pressure --picture memory.png
-//   memory_pressure --scale 0.1                       a tenth of the words, the image and the budget
+//   memory_pressure --scale 0.1           a tenth of the words, the image and the budget
 //   memory_pressure --only fused --budget 300M
 #include <algorithm>
 #include <cmath>

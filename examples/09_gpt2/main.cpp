@@ -1,9 +1,9 @@
 // gpt2: fine-tunes GPT-2 from Hugging Face's files (model.safetensors, config.json) on a text,
 // within a budget of the process's memory, and exports it to the same layout.
 //
-//   gpt2 --write-random random                 weights of 124M parameters, where the real ones are not to be had
+//   gpt2 --write-random random    weights of 124M parameters, where the real ones are not to be had
 //   gpt2 --model random --text shakespeare.txt --steps 10 --budget 3G --export tuned
-//   python3 compare.py tuned logits.safetensors     PyTorch's own computation (gpt2 --logits wrote ours)
+//   python3 compare.py tuned logits.safetensors    PyTorch's own logits (gpt2 --logits wrote ours)
 //
 // Text is taken as GPT-2's 256 byte tokens, without its merges.
 #include <array>

@@ -6,7 +6,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/gradients/arena.h"
-#include "cairn/kernels/beside.h"
+#include "cairn/kernels/empty_with_layout_of.h"
 
 namespace cairn::gradients {
 
@@ -66,7 +66,8 @@ std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale) {
     if (!holds_gradient(tensor)) continue;
     core::GradientSlot& slot = tensor.gradient_slot();
     if (!slot.sum().defined())
-      slot.set_sum(kernels::empty_beside(tensor, DType::f32, core::MemoryCategory::gradients));
+      slot.set_sum(
+          kernels::empty_with_layout_of(tensor, DType::f32, core::MemoryCategory::gradients));
     Pass& pass = pass_for(passes, tensor.device(), slot);
     pass.gradients.push_back(kernels::laid_out_like(tensor, slot.memory(), temporaries));
     pass.sums.push_back(slot.sum());

@@ -15,10 +15,10 @@
 #include "cairn/kernels/matmul.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/optimizer_update.h"
-#include "cairn/kernels/order.h"
 #include "cairn/kernels/pool.h"
 #include "cairn/kernels/resample.h"
 #include "cairn/kernels/softmax.h"
+#include "cairn/kernels/sort_scan.h"
 #include "cairn/kernels/update_scale.h"
 #include "update_list.h"
 

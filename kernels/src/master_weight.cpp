@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "cairn/core/error.h"
-#include "cairn/kernels/beside.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/kernels/optimizer_update.h"
 
 namespace cairn::kernels {
@@ -34,7 +34,7 @@ bool fits_exactly(const Tensor& value, const Tensor& weight) {
   const Tensor rounded = copy_beside(weight, value, weight.dtype());
   const Tensor widened = copy_beside(weight, rounded, DType::f32);
   const Tensor exact = copy_beside(weight, value, DType::f32);
-  const Tensor differs = empty_beside(weight, DType::boolean);
+  const Tensor differs = empty_with_layout_of(weight, DType::boolean);
   binary(BinaryOp::ne, exact, widened, differs);
   copy(differs, exact);
   Tensor count = Tensor::empty({1}, DType::f32, weight.device());
@@ -149,7 +149,7 @@ MasterWeight& MasterWeight::assign(const Tensor& weight, Tensor exact, MasterSto
   if (!can_become_master(exact, weight)) exact = copy_beside(weight, exact, DType::f32);
   auto master = std::make_shared<MasterWeight>();
   if (storage == MasterStorage::remainder) {
-    Tensor remainder = empty_beside(weight, DType::i16);
+    Tensor remainder = empty_with_layout_of(weight, DType::i16);
     split_master(exact, own_view(weight), remainder);
     master->keep(weight, std::move(remainder));
   } else {
@@ -169,7 +169,7 @@ MasterWeight& MasterWeight::make(const Tensor& weight, MasterStorage storage) {
   if (storage == MasterStorage::f32) {
     master->keep(weight, copy_beside(weight, weight, DType::f32));
   } else {
-    Tensor remainder = empty_beside(weight, DType::i16);
+    Tensor remainder = empty_with_layout_of(weight, DType::i16);
     fill(remainder, 0.0);
     master->keep(weight, std::move(remainder));
   }
@@ -270,7 +270,7 @@ void MasterWeight::write(const Tensor& weight, const Tensor& value) {
     copy(exact, own_view(weight));
     copy(in_part(own_view(exact)), view_to_write());
   } else {  // rounded on every rank as where the part is
-    const Tensor remainder = empty_beside(weight, DType::i16);
+    const Tensor remainder = empty_with_layout_of(weight, DType::i16);
     split_master(exact, own_view(weight), remainder);
     copy(in_part(own_view(remainder)), view_to_write());
   }

@@ -1,6 +1,6 @@
 #include "cairn/kernels/optimizer_update.h"
 
-#include "cairn/kernels/beside.h"
+#include "cairn/kernels/empty_with_layout_of.h"
 #include "launch.h"
 #include "list_check.h"
 

@@ -87,9 +87,9 @@ struct ReplayIsOver {};
 
 namespace detail {
 
-class Segment {
+class RecomputedSegment {
  public:
-  explicit Segment(std::function<void()> replay)
+  explicit RecomputedSegment(std::function<void()> replay)
       : replay_(std::move(replay)), first_run_(std::make_unique<OperationWatch>()) {}
 
   void first_run_ends() {
@@ -110,7 +110,7 @@ class Segment {
  private:
   class Collects final : public torch::autograd::SavedVariableHooks {
    public:
-    explicit Collects(Segment& segment) : segment_(segment) {}
+    explicit Collects(RecomputedSegment& segment) : segment_(segment) {}
     void call_pack_hook(const at::Tensor& tensor) override {
       tensor_ = without_graph(tensor);
       segment_.collect(tensor);
@@ -118,7 +118,7 @@ class Segment {
     at::Tensor call_unpack_hook() override { return tensor_; }
 
    private:
-    Segment& segment_;
+    RecomputedSegment& segment_;
     at::Tensor tensor_;
   };
 
@@ -165,19 +165,19 @@ namespace {
 
 class Notes final : public torch::autograd::SavedVariableHooks {
  public:
-  explicit Notes(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {}
+  explicit Notes(std::shared_ptr<RecomputedSegment> segment) : segment_(std::move(segment)) {}
   void call_pack_hook(const at::Tensor& tensor) override { place_ = segment_->note(tensor); }
   at::Tensor call_unpack_hook() override { return segment_->take(place_); }
 
  private:
-  std::shared_ptr<Segment> segment_;
+  std::shared_ptr<RecomputedSegment> segment_;
   std::size_t place_ = 0;
 };
 
 }  // namespace
 
 SegmentGuard::SegmentGuard(std::function<void()> replay)
-    : segment_(std::make_shared<Segment>(std::move(replay))) {
+    : segment_(std::make_shared<RecomputedSegment>(std::move(replay))) {
   push_hooks([segment = segment_] { return std::make_unique<Notes>(segment); });
 }
 

@@ -218,9 +218,9 @@ parallel::DistributedDataParallel* Model::ddp() {
   return impl_->ddp ? &*impl_->ddp : nullptr;
 }
 
-std::optional<parallel::DistributedDataParallel::NoSync> Model::no_sync(bool if_) {
+std::optional<parallel::DistributedDataParallel::NoSync> Model::no_sync(bool enabled) {
   if (!impl_->ddp) return std::nullopt;
-  return impl_->ddp->no_sync(if_);
+  return impl_->ddp->no_sync(enabled);
 }
 
 StateDict Model::state_dict() const {

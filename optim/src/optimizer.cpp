@@ -140,7 +140,7 @@ Partition Optimizer::partition() const {
   return Partition(groups_, updates_whole_tensors() || larc_ != nullptr);
 }
 
-Part Optimizer::own_part(std::size_t group, std::size_t index) const {
+OwnedRange Optimizer::own_part(std::size_t group, std::size_t index) const {
   std::size_t place = index;
   for (std::size_t g = 0; g < group; ++g) place += state_[g].size();
   return partition_.own_part(place);
@@ -149,7 +149,7 @@ Part Optimizer::own_part(std::size_t group, std::size_t index) const {
 namespace {
 
 /// A state that is whole, or that of this part, becomes that of the part.
-void cut_moment(Tensor& moment, const NamedTensor& parameter, const Part& part) {
+void cut_moment(Tensor& moment, const NamedTensor& parameter, const OwnedRange& part) {
   const bool is_whole = moment.shape() == parameter.tensor.shape();
   const bool is_part = part && moment.dims() == 1 && moment.numel() == part->size();
   if (part ? is_part : is_whole) return;
@@ -167,7 +167,7 @@ void Optimizer::cut_state() {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < state_[g].size(); ++i) {
       const NamedTensor& parameter = groups_[g].parameters[i];
-      const Part part = own_part(g, i);
+      const OwnedRange part = own_part(g, i);
       for (Tensor& moment : state_[g][i].moments) {
         if (moment.defined()) cut_moment(moment, parameter, part);
       }

@@ -23,7 +23,7 @@ constexpr std::pair<const char*, std::optional<double> ParameterGroup::*> kOwnOp
 
 /// Files hold f32 whatever the moments are kept in; zeros for one that no update has needed yet
 /// (momentum that was switched on since). A whole one may not have been cut yet.
-StateDict::Value in_f32(const Tensor& moment, const Tensor& parameter, const Part& part) {
+StateDict::Value in_f32(const Tensor& moment, const Tensor& parameter, const OwnedRange& part) {
   Tensor value = moment;
   if (!moment.defined()) {
     value = empty_state(parameter, part, DType::f32);
@@ -54,7 +54,8 @@ void collect_entries(const StateDict& at, const std::string& name,
 }
 
 /// Of one element range of the parameter, or of all of it; null: neither.
-const Tensor* moment_in(const StateDict::Value* value, const Tensor& parameter, const Part& part) {
+const Tensor* moment_in(const StateDict::Value* value, const Tensor& parameter,
+                        const OwnedRange& part) {
   if (value == nullptr) return nullptr;
   if (const auto* whole = std::get_if<Tensor>(value)) return whole;
   const auto* shard = std::get_if<Shard>(value);
@@ -117,7 +118,7 @@ std::optional<double> ParameterGroup::*group_option(const std::string& name) {
   return nullptr;
 }
 
-Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const Part& part,
+Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const OwnedRange& part,
                    const std::string& key, Problems& problems) {
   const StateDict::Value* value = entry.find(key);
   const Tensor* moment = moment_in(value, parameter.tensor, part);
@@ -135,7 +136,7 @@ Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const P
 }
 
 LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parameter,
-                               const Part& part, const std::vector<std::string>& moments,
+                               const OwnedRange& part, const std::vector<std::string>& moments,
                                bool has_norm, Problems& problems) {
   LoadedParameter loaded;
   loaded.steps = entry.integer(kStep);
@@ -199,7 +200,7 @@ StateDict Optimizer::state_dict() const {
     }
     for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
       const State& own = state_[g][i];
-      const Part part = parts.own_part(parameter);
+      const OwnedRange part = parts.own_part(parameter);
       StateDict& entry = make_path(state.make_dict("state"), groups_[g].parameters[i].name);
       const std::int64_t taken = steps_of(g, i);
       entry.set(kStep, taken);
@@ -233,7 +234,7 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
   for (const ParameterGroup& group : groups_) {
     std::vector<LoadedParameter>& loaded = plan.parameters.emplace_back();
     for (const NamedTensor& parameter : group.parameters) {
-      const Part part = parts.own_part(place++);
+      const OwnedRange part = parts.own_part(place++);
       loaded.emplace_back();
       const auto found = entries.find(parameter.name);
       if (found == entries.end()) {

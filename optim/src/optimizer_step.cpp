@@ -45,7 +45,7 @@ void apply_larc(const LarcOptions& options, const ParameterGroup& group, double 
   entry.l2 = group.weight_decay * ratio;
 }
 
-/// Another value while it lives.
+/// Sets a value for the scope and restores the old one.
 class ScopedValue {
  public:
   ScopedValue(double& place, double value) : place_(place), before_(place) { place = value; }
@@ -162,7 +162,7 @@ StepResult Optimizer::measure(const GradientReport& report, const StepOptions& o
 
 /// The f32 master or the remainder of a half parameter, as the options say; made where there is
 /// none.
-TensorView Optimizer::master_of(const Tensor& parameter, const Part& part) {
+TensorView Optimizer::master_of(const Tensor& parameter, const OwnedRange& part) {
   if (kernels::MasterWeight::of(parameter) == nullptr) {
     kernels::MasterWeight::make(parameter, state_options_.masters);
   }
@@ -177,7 +177,7 @@ kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
   const NamedTensor& parameter = groups_[group].parameters[index];
   const Tensor& tensor = parameter.tensor;
   State& state = state_[group][index];
-  const Part part = own_part(group, index);
+  const OwnedRange part = own_part(group, index);
 
   kernels::UpdateEntry entry;
   entry.weight = in_part(tensor, part);

@@ -74,7 +74,7 @@ StateDict Optimizer::torch_state_dict() const {
         entry.set("step", Tensor::full({}, static_cast<double>(steps), DType::f32, Device{}));
       const Tensor& parameter = groups_[g].parameters[i].tensor;
       for (std::size_t m = 0; m < moments.size(); ++m) {
-        const Tensor moment = empty_beside(parameter, DType::f32);
+        const Tensor moment = empty_with_layout_of(parameter, DType::f32);
         entry.set(moments[m], moment);
         if (own.moments[m].defined()) {
           kernels::copy(own.moments[m], moment);

@@ -40,7 +40,7 @@ Tensor value_of(const Tensor& weight) {
 }
 
 Tensor bits_of(const Tensor& x) {
-  Tensor copy = empty_beside(x, x.dtype());
+  Tensor copy = empty_with_layout_of(x, x.dtype());
   core::copy_bytes(x, copy);
   return copy;
 }

@@ -173,8 +173,8 @@ TEST_F(BackgroundSave, HoldsEveryByteOfLargeTensorsAndOfHalves) {
   }
 }
 
-// bf16 weights whose masters are remainders, and bf16 moments, which the training changes meanwhile:
-// the bytes of a save that was done before it went on.
+// bf16 weights whose masters are remainders, and bf16 moments, which the training changes
+// meanwhile: the bytes of a save that was done before it went on.
 TEST_F(BackgroundSave, HoldsCompactStatesWhileTheTrainingGoesOn) {
   const auto half = [](double value) {
     Tensor x = Tensor::full({1 << 20}, value, DType::bf16, Device{});
@@ -388,7 +388,7 @@ TEST_F(BackgroundSave, ARankThatWritesNothingEndsInAnError) {
   on_all_ranks(2, [&](int rank) {
     SmallState small;
     TrainingState state({{"small", small}}, world.of(rank),
-                        {.patience = std::chrono::milliseconds(50)});
+                        {.peer_timeout = std::chrono::milliseconds(50)});
     state.save(dir_.string(), 1);
     if (rank == 0) gate_.close_gate();
     world.of(rank).barrier("closed");

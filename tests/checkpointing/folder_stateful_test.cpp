@@ -247,7 +247,7 @@ struct Job {
       rank.state = std::make_unique<TrainingState>(
           std::initializer_list<TrainingState::Part>{
               {"first", rank.first}, {"shared_out", *rank.shared_out}, {"second", rank.second}},
-          world.of(r), TrainingStateOptions{.keep = keep, .patience = std::chrono::seconds(2)});
+          world.of(r), TrainingStateOptions{.keep = keep, .peer_timeout = std::chrono::seconds(2)});
     }
   }
   int keep;
@@ -601,20 +601,20 @@ class Model {
   // What the rules keep stays, and everything else goes; nothing of it in part.
   void prune(const Command& command) {
     if (list_checkpoints(kFolder).empty()) return;
-    const bool only_say = command.pick % 4 == 0;
+    const bool dry_run = command.pick % 4 == 0;
     const Folder before = look();
     std::vector<std::string> gone;
-    const Outcome outcome = alone(
-        command, [&] { gone = prune_checkpoints(kFolder, {.keep = command.keep}, only_say); });
+    const Outcome outcome =
+        alone(command, [&] { gone = prune_checkpoints(kFolder, {.keep = command.keep}, dry_run); });
     RC_ASSERT(outcome == Outcome::done || disk_.fault_happened());
     const bool faulty = disk_.fault_happened();
     disk_.restart();
     const Folder found = look();
     const std::vector<int> required = kept_by_prune(before, command.keep);
     for (const int must : required) RC_ASSERT(stands(found, must));
-    if (only_say) RC_ASSERT(found == before);
+    if (dry_run) RC_ASSERT(found == before);
     if (outcome == Outcome::done && !faulty) {
-      const std::size_t left = only_say ? before.size() - gone.size() : found.size();
+      const std::size_t left = dry_run ? before.size() - gone.size() : found.size();
       RC_ASSERT(left + gone.size() == before.size());
       if (damaged_.empty()) RC_ASSERT(left == required.size());
     }

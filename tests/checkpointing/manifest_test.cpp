@@ -149,7 +149,8 @@ TEST_P(ForgedManifest, IsADataErrorThatNamesFileAndField) {
 INSTANTIATE_TEST_SUITE_P(All, ForgedManifest, ::testing::ValuesIn(forgeries()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Manifests of others come in any layout; a lineage is read the shorter way only where it is our own.
+// Manifests of others come in any layout; a lineage is read the shorter way only where it is our
+// own.
 TEST(Manifest, IsKnownInAnyLayout) {
   const TemporaryFolder dir;
   SmallState small;

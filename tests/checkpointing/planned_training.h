@@ -125,7 +125,7 @@ inline std::size_t trained_peak(Task& task, const TrainingChoice& choice, int mo
       const Tensor target = part_of(task.batch.target, begin, choice.micro_batch);
       precision.backward(model.loss(x, target), {.weight = weight});
     }
-    EXPECT_TRUE(precision.step().applied) << choice.levers();
+    EXPECT_TRUE(precision.step().applied) << choice.describe();
   }
   std::size_t peak = 0;
   for (const Device device : model.devices()) {

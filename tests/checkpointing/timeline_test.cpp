@@ -60,7 +60,7 @@ TEST(Timeline, HasTheDevicesPeakAndEveryOperation) {
   Timeline timeline("</script>plain");
   autograd::backward(autograd::mean(model(x)));
   timeline.count("loss scale", 1024);
-  const TimelineRecord plain = timeline.finish();
+  const TimelineRecord plain = timeline.snapshot();
   const auto& top = plain.samples[plain.peak_sample()];
   EXPECT_EQ(top.peak, peak);
   EXPECT_EQ(plain.samples.front().total, before);
@@ -127,7 +127,7 @@ TEST(Timeline, WorkHasARowForEachStreamAndThread) {
     std::thread(both).join();  // while this one lives: else it may have the same number
   }).join();
   work(Kind::collective, "");
-  const TimelineRecord record = timeline.finish();
+  const TimelineRecord record = timeline.snapshot();
   ASSERT_EQ(record.work.size(), 5u);
   EXPECT_EQ(record.rows, (std::vector<std::string>{"copies", "copies", "collectives"}));
   const std::vector<int> rows = {0, 0, 1, 1, 2};

@@ -192,8 +192,8 @@ class PlanSearch {
   static void check_order(const TrainingPlan& plan) {
     double fastest = HUGE_VAL;
     for (const TrainingChoice& c : plan.choices()) {
-      EXPECT_TRUE(std::isfinite(c.seconds) && c.seconds > 0) << c.levers();
-      EXPECT_EQ(c.fits, c.peak_bytes <= plan.budget()) << c.levers();
+      EXPECT_TRUE(std::isfinite(c.seconds) && c.seconds > 0) << c.describe();
+      EXPECT_EQ(c.fits, c.peak_bytes <= plan.budget()) << c.describe();
       if (c.fits) fastest = std::min(fastest, c.seconds);
     }
     if (fastest < HUGE_VAL) {
@@ -211,15 +211,16 @@ class PlanSearch {
         std::any_of(group.begin(), group.end(), [](const auto* c) { return c->fits; });
     const auto* plain =
         *std::find_if(group.begin(), group.end(), [](const auto* c) { return is_plain(*c); });
-    EXPECT_EQ(group.size() == 1, plain->fits) << first.levers();
+    EXPECT_EQ(group.size() == 1, plain->fits) << first.describe();
     for (const TrainingChoice* choice : group) {
       const std::size_t peak = measured(*choice);
-      EXPECT_TRUE(!choice->fits || peak <= budget) << choice->levers() << ": " << peak;
+      EXPECT_TRUE(!choice->fits || peak <= budget) << choice->describe() << ": " << peak;
       if (choice->extrapolated) continue;
       EXPECT_LE(peak, choice->peak_bytes)
-          << choice->levers() << ' ' << schedule_text(choice->schedule) << ": above the prediction";
+          << choice->describe() << ' ' << schedule_text(choice->schedule)
+          << ": above the prediction";
       EXPECT_GE(static_cast<double>(peak), 0.85 * static_cast<double>(choice->peak_bytes))
-          << choice->levers() << " of " << choice->peak_bytes;
+          << choice->describe() << " of " << choice->peak_bytes;
     }
     if (!any_fits) check_refused(first, budget);
   }
@@ -232,7 +233,7 @@ class PlanSearch {
       tried.schedule = schedule;
       const std::size_t peak = measured(tried);
       EXPECT_GT(static_cast<double>(peak), 0.9 * static_cast<double>(budget))
-          << refused.levers() << " was refused at " << refused.peak_bytes << " of " << budget;
+          << refused.describe() << " was refused at " << refused.peak_bytes << " of " << budget;
     }
   }
 
@@ -250,7 +251,7 @@ class PlanSearch {
     const Levers own = levers_of(one);
     Levers compact = own;
     std::get<3>(compact) = true;
-    EXPECT_LE(plain_peak(compact).value_or(0), *plain_peak(own)) << one.levers();
+    EXPECT_LE(plain_peak(compact).value_or(0), *plain_peak(own)) << one.describe();
   }
 
   TemporaryFolder folder_;

@@ -108,11 +108,11 @@ void expect_predicted(Task task, std::size_t budget, const std::vector<std::int6
   for (const TrainingChoice& choice : plan.choices()) {
     const std::size_t kept = core::memory_stats(task.batch.x.device()).current_total - before;
     const std::size_t measured = trained_peak(task, choice) - kept;
-    EXPECT_LE(measured, choice.peak_bytes) << choice.levers() << ": over";
+    EXPECT_LE(measured, choice.peak_bytes) << choice.describe() << ": over";
     EXPECT_GE(static_cast<double>(measured),
               (on_gpu ? 0.88 : 0.9) * static_cast<double>(choice.peak_bytes))
-        << choice.levers();
-    EXPECT_TRUE(!choice.fits || measured <= budget) << choice.levers();
+        << choice.describe();
+    EXPECT_TRUE(!choice.fits || measured <= budget) << choice.describe();
   }
 }
 
@@ -176,8 +176,8 @@ TEST(TrainingPlan, ChangesNoResultsUnlessAllowed) {
   };
   const TrainingPlan same = planned(100'000'000);
   for (const TrainingChoice& choice : same.choices()) {
-    EXPECT_EQ(choice.micro_batches, 1) << choice.levers();
-    EXPECT_FALSE(choice.compact_state || choice.changes_results()) << choice.levers();
+    EXPECT_EQ(choice.micro_batches, 1) << choice.describe();
+    EXPECT_FALSE(choice.compact_state || choice.changes_results()) << choice.describe();
   }
   EXPECT_THAT(same.table(), Not(HasSubstr("*")));
   EXPECT_THAT(message_of<core::OutOfMemory>([&] { (void)planned(500'000).best(); }),
@@ -187,8 +187,8 @@ TEST(TrainingPlan, ChangesNoResultsUnlessAllowed) {
   const TrainingPlan any = planned(100'000'000);
   int split = 0, rounded = 0;
   for (const TrainingChoice& choice : any.choices()) {
-    EXPECT_EQ(choice.splits_batch_norms, choice.micro_batches > 1) << choice.levers();
-    EXPECT_EQ(choice.rounds_moments, choice.compact_state) << choice.levers();
+    EXPECT_EQ(choice.splits_batch_norms, choice.micro_batches > 1) << choice.describe();
+    EXPECT_EQ(choice.rounds_moments, choice.compact_state) << choice.describe();
     split += choice.splits_batch_norms ? 1 : 0;
     rounded += choice.rounds_moments ? 1 : 0;
   }
@@ -202,7 +202,7 @@ TEST(TrainingPlan, ChangesNoResultsUnlessAllowed) {
   options.moments = 0;
   task.model.eval();
   for (const TrainingPlan plan = planned(100'000'000); const auto& choice : plan.choices()) {
-    EXPECT_FALSE(choice.changes_results()) << choice.levers();
+    EXPECT_FALSE(choice.changes_results()) << choice.describe();
     split -= choice.micro_batches > 1 ? 1 : 0;
   }
   EXPECT_EQ(split, 0);
@@ -266,9 +266,9 @@ TEST(TrainingPlan, CountsTheExchangeOfGradientsAndTheLastMicroBatch) {
       plan_training(task.model, task.batch, 100'000'000, {.ranks = 4, .bandwidth = 1e4}, options);
   for (const TrainingChoice& choice : plan.choices()) {
     const double exchange = 2 * static_cast<double>(choice.gradients) * 3 / 4 / 1e4;
-    EXPECT_GT(choice.seconds, exchange) << choice.levers();
-    EXPECT_LT(choice.seconds, exchange + 5) << choice.levers();
-    EXPECT_EQ(choice.micro_batches, 3) << choice.levers();  // 12, 12 and 8
+    EXPECT_GT(choice.seconds, exchange) << choice.describe();
+    EXPECT_LT(choice.seconds, exchange + 5) << choice.describe();
+    EXPECT_EQ(choice.micro_batches, 3) << choice.describe();  // 12, 12 and 8
   }
 }
 
@@ -305,10 +305,10 @@ TEST(TrainingPlan, ExtrapolatesSizesThatDoNotRun) {
     if (!guess.extrapolated || guess.recomputes) continue;
     ++extrapolated;
     for (const TrainingChoice& truth : exact.choices()) {
-      if (truth.recomputes || truth.levers() != guess.levers()) continue;
+      if (truth.recomputes || truth.describe() != guess.describe()) continue;
       const double ratio =
           static_cast<double>(guess.peak_bytes) / static_cast<double>(truth.peak_bytes);
-      EXPECT_NEAR(ratio, 1.0, 0.05) << guess.levers();
+      EXPECT_NEAR(ratio, 1.0, 0.05) << guess.describe();
     }
   }
   EXPECT_GE(extrapolated, 2) << capped.table();

@@ -25,8 +25,8 @@ namespace cairn::test {
 
 constexpr std::int64_t kInputs = 7, kOutputs = 5;
 
-/// Sizes that no number of ranks divides; a tied weight, a norm that stays f32 at O2, and a scale of
-/// one element.
+/// Sizes that no number of ranks divides; a tied weight, a norm that stays f32 at O2, and a scale
+/// of one element.
 class OddNet : public nn::Module {
  public:
   OddNet() {

@@ -19,10 +19,10 @@
 #include "cairn/kernels/loss.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/kernels/optimizer_update.h"
-#include "cairn/kernels/order.h"
 #include "cairn/kernels/pool.h"
 #include "cairn/kernels/resample.h"
 #include "cairn/kernels/softmax.h"
+#include "cairn/kernels/sort_scan.h"
 #include "simt/emulator.h"
 #include "support/tensors.h"
 

@@ -52,8 +52,8 @@ struct Case {
   bool autocasts(const Loss& loss) const;
   unsigned all_optimizers() const { return (1U << setup.rules.size()) - 1; }
   bool any_gradient() const;
-  /// Some gradients count no more. Where ranks differ, the losses of some may be gone with them, and
-  /// not those of others.
+  /// Some gradients count no more. Where ranks differ, the losses of some may be gone with them,
+  /// and not those of others.
   void lose_some() {
     reference.may_refuse = reference.may_refuse || (reference.ranks_differ && any_gradient());
   }

@@ -19,7 +19,7 @@ int convert(const std::string& in, const std::string& out, const std::string& pa
 /// the two bit for bit.
 int reshard(const std::string& in, const std::string& out, int world_size);
 /// Removes what the rules do not keep of a folder's checkpoints.
-int prune(const std::string& dir, const checkpointing::KeepRules& rules, bool only_say);
+int prune(const std::string& dir, const checkpointing::RetentionPolicy& rules, bool dry_run);
 /// Writes what can still be read of a damaged checkpoint to `out`, and names what is lost.
 int repair(const std::string& in, const std::string& out);
 

@@ -15,9 +15,9 @@ using cairn::tools::ProveResume;
 struct Arguments {
   std::string a, b, part;
   int world_size = 1;
-  cairn::checkpointing::KeepRules rules;
+  cairn::checkpointing::RetentionPolicy rules;
   std::string best;
-  bool only_say = false;
+  bool dry_run = false;
   ProveResume prove;
 };
 
@@ -64,7 +64,7 @@ std::function<int()> add_commands(CLI::App& app, Arguments& given) {
   prune->add_option("--keep-best", given.rules.keep_best, "and so many with the best metric")
       ->check(CLI::NonNegativeNumber)
       ->needs(best);
-  prune->add_flag("--dry-run", given.only_say, "only say what would go");
+  prune->add_flag("--dry-run", given.dry_run, "only say what would go");
   CLI::App* repair = app.add_subcommand(
       "repair", "write what can be read of a damaged checkpoint to OUT, and name what is lost");
   path(repair, "IN", given.a);
@@ -92,7 +92,7 @@ std::function<int()> add_commands(CLI::App& app, Arguments& given) {
     if (!given.best.empty()) {
       given.rules.best = given.best == "lowest" ? Best::lowest : Best::highest;
     }
-    if (prune->parsed()) return cairn::tools::prune(given.a, given.rules, given.only_say);
+    if (prune->parsed()) return cairn::tools::prune(given.a, given.rules, given.dry_run);
     if (repair->parsed()) return cairn::tools::repair(given.a, given.b);
     return cairn::tools::prove_resume(given.prove);
   };

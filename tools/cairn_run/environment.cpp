@@ -98,8 +98,8 @@ void set_variable(std::vector<std::string>& environment, const std::string& name
 
 }  // namespace
 
-Job prepare_job(const Options& options) {
-  Job job;
+LaunchedJob prepare_job(const Options& options) {
+  LaunchedJob job;
   job.options = options;
   job.port = choose_port(options);
   const char* token = std::getenv("CAIRN_JOB_TOKEN");
@@ -109,12 +109,12 @@ Job prepare_job(const Options& options) {
   return job;
 }
 
-void renew(Job& job) {
+void renew(LaunchedJob& job) {
   ++job.restarts;
   if (job.options.master_port == 0) job.port = find_port(job.options.master_addr);
 }
 
-std::vector<std::string> environment_of(const Job& job, int local_rank) {
+std::vector<std::string> environment_of(const LaunchedJob& job, int local_rank) {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
   const auto set = [&](const std::string& name, const std::string& value) {

@@ -9,7 +9,7 @@
 namespace cairn::run {
 
 /// What all processes of this job on this machine share.
-struct Job {
+struct LaunchedJob {
   Options options;
   int port = 0;
   std::string token;  // secret that lets a process into the job's store
@@ -20,14 +20,14 @@ struct Job {
 
 /// Finds a port, a token and a share of the cores. Throws std::runtime_error where the port that
 /// was asked for is in use, and names it.
-Job prepare_job(const Options& options);
+LaunchedJob prepare_job(const Options& options);
 
 /// Makes the next incarnation: one restart more, and another port where none was asked for.
-void renew(Job& job);
+void renew(LaunchedJob& job);
 
 /// Makes this process's environment, with the job's variables set, as "NAME=value" entries. After a
 /// restart the token and the run's id are others, the same on every node: who is left of the
 /// incarnation before gets no connection.
-std::vector<std::string> environment_of(const Job& job, int local_rank);
+std::vector<std::string> environment_of(const LaunchedJob& job, int local_rank);
 
 }  // namespace cairn::run

@@ -100,7 +100,7 @@ int watch_signals() {
 
 class Launcher {
  public:
-  explicit Launcher(Job job)
+  explicit Launcher(LaunchedJob job)
       : job_(std::move(job)),
         family_("CAIRN_RUN_ID=" + job_.id),
         log_(open_screen_log(job_.options)),
@@ -139,7 +139,7 @@ class Launcher {
   void flush();
   int running() const;
 
-  Job job_;
+  LaunchedJob job_;
   int signals_ = watch_signals();
   int room_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // a screen has room again, or is empty
   Family family_;                                      // before the screens' threads: it forks
@@ -442,7 +442,7 @@ int Launcher::run() {
 
 }  // namespace
 
-int launch(const Job& job) {
+int launch(const LaunchedJob& job) {
   adopt_orphans();
   return Launcher(job).run();
 }

@@ -10,6 +10,6 @@ namespace cairn::run {
 /// (128 + n for signal n), 128 + n where signal n ended cairn-run, or 75 where the ranks saved
 /// their state and ended so because of a signal, after which none starts again. No process of the
 /// job is left. Throws SpawnError.
-int launch(const Job& job);
+int launch(const LaunchedJob& job);
 
 }  // namespace cairn::run

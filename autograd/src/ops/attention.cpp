@@ -18,12 +18,12 @@ struct Heads {
   TensorView q, k, v, key_lengths = {};
 };
 
-struct Job {
+struct AttentionSettings {
   bool causal = false;
   double dropout = 0.0;
   core::RandomDraw random = {};
 
-  static Job draw(bool causal, double dropout) {
+  static AttentionSettings draw(bool causal, double dropout) {
     CAIRN_CHECK(dropout >= 0.0 && dropout < 1.0, "attention", "expected a dropout in 0..1, got ",
                 dropout);
     if (dropout == 0.0) return {causal};
@@ -51,7 +51,7 @@ struct Job {
 
 struct Attention {
   static constexpr OpInfo kInfo{"attention", CastPolicy::half};
-  Job job;
+  AttentionSettings job;
 
   Tensor forward(Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                  const Tensor& key_lengths) {
@@ -97,7 +97,7 @@ TensorView as_heads(const Tensor& x, std::int64_t H) {
 struct SelfAttention {
   static constexpr OpInfo kInfo{"self_attention", CastPolicy::half};
   std::int64_t heads;
-  Job job;
+  AttentionSettings job;
 
   Tensor forward(Context& ctx, const Tensor& x, const Tensor& key_lengths) {
     CAIRN_CHECK(x.dims() == 3 && heads > 0 && x.size(2) % (3 * heads) == 0, kInfo.name,
@@ -120,12 +120,12 @@ struct SelfAttention {
 
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
                                     double dropout, const Tensor& key_lengths) {
-  return apply(Attention{Job::draw(causal, dropout)}, q, k, v, key_lengths);
+  return apply(Attention{AttentionSettings::draw(causal, dropout)}, q, k, v, key_lengths);
 }
 
 Tensor self_attention(const Tensor& qkv, std::int64_t heads, bool causal, double dropout,
                       const Tensor& key_lengths) {
-  return apply(SelfAttention{heads, Job::draw(causal, dropout)}, qkv, key_lengths);
+  return apply(SelfAttention{heads, AttentionSettings::draw(causal, dropout)}, qkv, key_lengths);
 }
 
 }  // namespace cairn::autograd

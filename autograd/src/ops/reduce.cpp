@@ -1,5 +1,5 @@
 // sum mean max argmax topk cumsum.
-#include "cairn/kernels/order.h"
+#include "cairn/kernels/sort_scan.h"
 
 #include "cairn/autograd/ops.h"
 #include "ops/common.h"

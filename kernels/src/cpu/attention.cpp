@@ -30,7 +30,7 @@ constexpr float kLowest = -3e38f;  // below every score; its differences are fin
 template <class T, class E>
 class Forward {
  public:
-  Forward(const Job& job, cpu::attention::Carver carver)
+  Forward(const AttentionJob& job, cpu::attention::Carver carver)
       : job_(job), scratch_(carver, job.width), drops_(job.options.dropout > 0) {}
 
   /// A group of neighbouring tiles of queries of a head. Under a causal mask the last ones see most
@@ -152,13 +152,13 @@ class Forward {
                tile * kTile, n);
   }
 
-  const Job& job_;
+  const AttentionJob& job_;
   ForwardScratch<E> scratch_;
   bool drops_;
   std::int64_t head_ = 0;
 };
 
-void AttentionWorker(const Job& job, std::int64_t worker, Pieces& pieces) {
+void AttentionWorker(const AttentionJob& job, std::int64_t worker, Pieces& pieces) {
   dispatch(job, [&](auto* t, auto* e) HWY_ATTR {
     using T = std::remove_pointer_t<decltype(t)>;
     using E = std::remove_pointer_t<decltype(e)>;
@@ -180,7 +180,7 @@ void CpuBackend::attention(View q, View k, View v, View y, View lse,
                            const AttentionOptions& options) const {
   using namespace cpu::attention;
   if (q.dtype == DType::f64) return composed_attention(*this, q, k, v, y, lse, options);
-  Job job(q, k, v, options);
+  AttentionJob job(q, k, v, options);
   job.y = y, job.lse = lse;
   const std::int64_t tiles = tiles_of(job.T), threads = core::num_threads();
   job.parts =

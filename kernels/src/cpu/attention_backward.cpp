@@ -22,7 +22,7 @@ using cpu::attention::BackwardScratch;
 template <class T, class E>
 class Backward {
  public:
-  Backward(const Job& job, cpu::attention::Carver carver)
+  Backward(const AttentionJob& job, cpu::attention::Carver carver)
       : job_(job), scratch_(carver, job.width, job.T), drops_(job.options.dropout > 0) {}
 
   /// dk and dv of every parts-th group of neighbouring tiles of keys of a head; what these keys
@@ -195,7 +195,7 @@ class Backward {
     if constexpr (kPerWord > 1) keep(even_score, odd_score, scratch_.dscores, k, j);
   }
 
-  const Job& job_;
+  const AttentionJob& job_;
   BackwardScratch<E> scratch_;
   bool drops_;
   std::int64_t head_ = 0;
@@ -203,7 +203,7 @@ class Backward {
 };
 
 template <class F>
-void with_backward(const Job& job, std::int64_t worker, const F& f) {
+void with_backward(const AttentionJob& job, std::int64_t worker, const F& f) {
   dispatch(job, [&](auto* t, auto* e) HWY_ATTR {
     using T = std::remove_pointer_t<decltype(t)>;
     using E = std::remove_pointer_t<decltype(e)>;
@@ -211,7 +211,7 @@ void with_backward(const Job& job, std::int64_t worker, const F& f) {
   });
 }
 
-void AttentionBackwardWorker(const Job& job, std::int64_t worker, Pieces& pieces) {
+void AttentionBackwardWorker(const AttentionJob& job, std::int64_t worker, Pieces& pieces) {
   with_backward(job, worker, [&](auto&& backward) HWY_ATTR {
     for (std::int64_t i = pieces.take(); i >= 0; i = pieces.take()) {
       float* const sums = job.sums + (job.parts > 1 ? i : worker) * job.sums_count;
@@ -222,7 +222,7 @@ void AttentionBackwardWorker(const Job& job, std::int64_t worker, Pieces& pieces
 }
 
 /// dq of the heads whose keys were shared.
-void AttentionQueriesWorker(const Job& job, std::int64_t worker, Pieces& pieces) {
+void AttentionQueriesWorker(const AttentionJob& job, std::int64_t worker, Pieces& pieces) {
   with_backward(job, worker, [&](auto&& backward) HWY_ATTR {
     for (std::int64_t i = pieces.take(); i >= 0; i = pieces.take()) {
       backward.finish_queries(i, job.sums + i * job.parts * job.sums_count);
@@ -246,7 +246,7 @@ void CpuBackend::attention_backward(View q, View k, View v, View y, View lse, Vi
   if (q.dtype == DType::f64) {
     return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
   }
-  Job job(q, k, v, options);
+  AttentionJob job(q, k, v, options);
   job.y = y, job.lse = lse, job.dy = dy, job.dq = dq, job.dk = dk, job.dv = dv;
   const std::int64_t threads = core::num_threads();
   const std::int64_t groups = divided(tiles_of(job.S), group_of(job.width));

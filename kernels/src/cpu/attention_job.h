@@ -18,7 +18,7 @@ inline std::int64_t divided(std::int64_t n, std::int64_t by) {
   return (n + by - 1) / by;
 }
 
-struct Job {
+struct AttentionJob {
   TensorView q, k, v, y, lse, dy, dq, dk, dv;
   AttentionOptions options;
   const Bf16Tiles* bf16;  // what computes the products; null: f32
@@ -31,8 +31,8 @@ struct Job {
   float* sums = nullptr;  // backward: dq^T of each worker, or of each part where there are some
   std::int64_t sums_count = 0;  // floats of one
 
-  Job(const TensorView& queries, const TensorView& keys, const TensorView& values,
-      const AttentionOptions& attention)
+  AttentionJob(const TensorView& queries, const TensorView& keys, const TensorView& values,
+               const AttentionOptions& attention)
       : q(queries),
         k(keys),
         v(values),
@@ -76,8 +76,8 @@ struct Tile {
 /// Calls add(Tile) for what is seen of a tile. One that the mask cuts is taken in halves of its
 /// queries, so that less of what is computed is hidden.
 template <class Add>
-void for_visible(const Job& job, std::int64_t head, std::int64_t query_tile, std::int64_t key_tile,
-                 const Add& add) {
+void for_visible(const AttentionJob& job, std::int64_t head, std::int64_t query_tile,
+                 std::int64_t key_tile, const Add& add) {
   const std::int64_t s = key_tile * kTile, first = query_tile * kTile;
   const bool cut = job.visible(head, first) < s + job.keys(key_tile);
   const std::int64_t step = cut ? kTile / 2 : kTile, end = first + job.queries(query_tile);
@@ -103,9 +103,9 @@ class Pieces {
   std::atomic<std::int64_t> next_ = 0;
 };
 
-using Worker = void (*)(const Job& job, std::int64_t worker, Pieces& pieces);
+using Worker = void (*)(const AttentionJob& job, std::int64_t worker, Pieces& pieces);
 
-inline void run_workers(const Job& job, std::int64_t pieces, Worker worker) {
+inline void run_workers(const AttentionJob& job, std::int64_t pieces, Worker worker) {
   Pieces left(pieces);
   core::parallel_for(job.workers, 1, [&](std::int64_t begin, std::int64_t end) {
     if (job.bf16 != nullptr) job.bf16->begin();
@@ -115,7 +115,7 @@ inline void run_workers(const Job& job, std::int64_t pieces, Worker worker) {
 }
 
 /// Of all workers.
-inline Temporary bytes_for_workers(const Job& job, Device device) {
+inline Temporary bytes_for_workers(const AttentionJob& job, Device device) {
   const auto bytes = static_cast<std::int64_t>(job.scratch_bytes);
   return temporary({job.workers * bytes}, DType::u8, device);
 }

@@ -17,9 +17,9 @@ HWY_BEFORE_NAMESPACE();
 namespace cairn::kernels {
 namespace HWY_NAMESPACE {
 
+using cpu::attention::AttentionJob;
 using cpu::attention::for_visible;
 using cpu::attention::group_of;
-using cpu::attention::Job;
 using cpu::attention::KeepBits;
 using cpu::attention::kTile;
 using cpu::attention::Matrix;
@@ -273,7 +273,7 @@ inline void product(const cpu::Bf16Tiles* tiles, const Extent& size, const Matri
 /// Which keys of a tile each query of a vector sees: those before its limit.
 class Visible {
  public:
-  HWY_INLINE Visible(const Job& job, const Tile& tile, std::int64_t j) {
+  HWY_INLINE Visible(const AttentionJob& job, const Tile& tile, std::int64_t j) {
     const std::int64_t last = j + kLanes<Floats> - 1;
     const std::int64_t n = tile.keys;
     limit_ = Floats(static_cast<double>(n));
@@ -302,7 +302,7 @@ class Visible {
 };
 
 /// Draws the words of a tile's weights, as dropout() does over [B, H, T, S].
-inline void draw(const Job& job, const Tile& tile, KeepBits& keep) {
+inline void draw(const AttentionJob& job, const Tile& tile, KeepBits& keep) {
   constexpr std::int64_t kStep = kLanes<Floats>;
   HWY_ALIGN std::uint32_t words[kTile + 8 * kStep];
   const std::uint32_t threshold = kernels::math::dropout_threshold(job.options.dropout);
@@ -333,7 +333,7 @@ HWY_INLINE Floats kept_only(const KeepBits& keep, std::int64_t key, std::int64_t
 
 /// Calls f with a null T* and a null E*: the dtype, and what products are computed on.
 template <class F>
-void dispatch(const Job& job, const F& f) {
+void dispatch(const AttentionJob& job, const F& f) {
   float* const f32 = nullptr;
   BFloat16* const bf16 = nullptr;
   switch (job.q.dtype) {

@@ -25,7 +25,7 @@ std::vector<std::int64_t> checked_indices(const char* op, const TensorView& inde
 }
 
 /// Occurrences of one row: order[begin .. end).
-struct Segment {
+struct RowRun {
   std::size_t begin, end;
 };
 
@@ -84,7 +84,7 @@ void CpuBackend::embedding_backward(View dy, View index, View dweight, bool accu
   const auto row_of = [&](std::int64_t n) { return indices[static_cast<std::size_t>(n)]; };
   std::stable_sort(order.begin(), order.end(),
                    [&](std::int64_t a, std::int64_t b) { return row_of(a) < row_of(b); });
-  std::vector<Segment> segments;
+  std::vector<RowRun> segments;
   for (std::size_t k = 0; k < order.size(); ++k) {
     if (k == 0 || row_of(order[k]) != row_of(order[k - 1])) segments.push_back({k, k});
     segments.back().end = k + 1;
@@ -97,7 +97,7 @@ void CpuBackend::embedding_backward(View dy, View index, View dweight, bool accu
                          [&](std::int64_t begin, std::int64_t end) {
                            std::vector<double> sum;
                            for (std::int64_t k = begin; k < end; ++k) {
-                             const Segment s = segments[static_cast<std::size_t>(k)];
+                             const RowRun s = segments[static_cast<std::size_t>(k)];
                              W* row = dweight.as<W>() + row_of(order[s.begin]) * dweight.strides[0];
                              add_rows<decltype(t)>(from, order.data() + s.begin,
                                                    static_cast<std::int64_t>(s.end - s.begin), row,

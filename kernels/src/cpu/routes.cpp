@@ -70,7 +70,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double seconds_of(const Work& work, const Route& route) {
+double seconds_of(const ProductWork& work, const Route& route) {
   const auto start = std::chrono::steady_clock::now();
   work.run(route);
   return seconds_since(start);
@@ -78,7 +78,7 @@ double seconds_of(const Work& work, const Route& route) {
 
 // Those that fit the memory and that oneDNN has more than a reference loop for, after their first
 // run.
-std::vector<Route> tried(const Work& work) {
+std::vector<Route> tried(const ProductWork& work) {
   const onednn::ReferenceRefusal refusal;
   std::vector<Route> routes;
   for (const Route& route : work.routes) {
@@ -93,7 +93,7 @@ std::vector<Route> tried(const Work& work) {
 }
 
 // In turn, so that what else the machine does falls on all; the best of each counts.
-Route fastest(const Work& work, const std::string& name_of_class) {
+Route fastest(const ProductWork& work, const std::string& name_of_class) {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   const auto start = std::chrono::steady_clock::now();
@@ -120,7 +120,7 @@ Route fastest(const Work& work, const std::string& name_of_class) {
   return routes[taken];
 }
 
-Route named(const Work& work, const std::string& way, const std::string& name_of_class) {
+Route named(const ProductWork& work, const std::string& way, const std::string& name_of_class) {
   for (const Route& route : work.routes) {
     if (name(route) == way) return route;
   }
@@ -129,14 +129,14 @@ Route named(const Work& work, const std::string& way, const std::string& name_of
   return work.routes.front();
 }
 
-Route timed(const Work& work) {
+Route timed(const ProductWork& work) {
   const std::string name_of_class = work.name();
   std::optional<std::string> way = choices().find(name_of_class);
   if (!way) way = choices().keep(name_of_class, name(fastest(work, name_of_class)));
   return named(work, *way, name_of_class);
 }
 
-Route by_setting(const Work& work) {
+Route by_setting(const ProductWork& work) {
   const std::string setting = product_setting();
   if (setting == kTimeProducts) return timed(work);
   for (const Route& route : work.routes) {
@@ -151,7 +151,7 @@ std::string name(const Route& route) {
   return core::str(core::name(route.compute), route.packed ? "_packed" : "");
 }
 
-Route choose(const Work& work) {
+Route choose(const ProductWork& work) {
   const bool small = work.multiplications < kWorthTiming && product_setting() == kTimeProducts;
   if (work.routes.size() == 1 || small) return work.routes.front();
   Route route;

@@ -21,7 +21,7 @@ struct Route {
 std::string name(const Route& route);  // "bf16_packed"
 
 /// What a choice is made for.
-struct Work {
+struct ProductWork {
   onednn::Key key;                        // exact, to find the choice again quickly
   std::int64_t multiplications;           // few are not worth a timing
   std::function<std::string()> name;      // of the shape class
@@ -30,7 +30,7 @@ struct Work {
 };
 
 /// The route by the setting, the choices kept, or a timing of all of them with work.run.
-Route choose(const Work& work);
+Route choose(const ProductWork& work);
 
 /// For names of shape classes: the nearest power of two.
 std::int64_t rounded(std::int64_t size);

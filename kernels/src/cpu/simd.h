@@ -363,7 +363,7 @@ inline constexpr bool kMasked = HWY_TARGET == HWY_AVX3 ||
                                 (HWY_TARGET == HWY_AVX2 && std::is_same_v<T, float>);
 
 /// Reads and writes the first `count` lanes; the others read as 0.
-struct Part {
+struct PartialVector {
   std::int64_t count;
 
   template <class Tag>
@@ -413,7 +413,7 @@ HWY_INLINE void for_vectors(std::int64_t n, const Body& body) {
   std::int64_t i = 0;
   for (; i + kLanes<V> <= n; i += kLanes<V>) body(Whole<V>{}, i);
   if constexpr (kLanes < V >> 1) {
-    if (i < n) body(Part{n - i}, i);
+    if (i < n) body(PartialVector{n - i}, i);
   }
 }
 
@@ -427,9 +427,9 @@ HWY_INLINE void for_streamed_vectors(std::int64_t n, const T* left, const Body& 
     const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(left) % kBytes;
     const auto head = past == 0 ? 0 : static_cast<std::int64_t>((kBytes - past) / sizeof(T));
     std::int64_t i = head < n ? head : n;
-    if (i > 0) body(Part{i}, 0);
+    if (i > 0) body(PartialVector{i}, 0);
     for (; i + kLanes<V> <= n; i += kLanes<V>) body(Streamed{}, i);
-    if (i < n) body(Part{n - i}, i);
+    if (i < n) body(PartialVector{n - i}, i);
     hwy::FlushStream();
   }
 }

@@ -180,14 +180,15 @@ HWY_INLINE void store_split_pair(Io io, Floats first, Floats second, BFloat16* w
   store_halves(io, upper_halves(hn::Add(a, half), hn::Add(b, half)), weight);
   store_halves(io, lower_halves(a, b), remainder);
 }
-HWY_INLINE Floats load_joined(Part io, const BFloat16* weight, const std::int16_t* remainder) {
+HWY_INLINE Floats load_joined(PartialVector io, const BFloat16* weight,
+                              const std::int16_t* remainder) {
   BFloat16 high[kLanes<Floats>] = {};
   std::int16_t low[kLanes<Floats>] = {};
   std::memcpy(high, weight, static_cast<std::size_t>(io.count) * 2);
   std::memcpy(low, remainder, static_cast<std::size_t>(io.count) * 2);
   return load_joined(Whole<Floats>{}, high, low);
 }
-HWY_INLINE void store_split(Part io, Floats w, BFloat16* weight, std::int16_t* remainder) {
+HWY_INLINE void store_split(PartialVector io, Floats w, BFloat16* weight, std::int16_t* remainder) {
   BFloat16 high[kLanes<Floats>];
   std::int16_t low[kLanes<Floats>];
   store_split(Whole<Floats>{}, w, high, low);
@@ -309,7 +310,7 @@ HWY_NOINLINE void for_rest(Told types, std::int64_t begin, std::int64_t n, const
   std::int64_t i = begin;
   for (; i + kLanes<Real> <= n; i += kLanes<Real>) body(types, Whole<Real>{}, PackSize<1>{}, i);
   if constexpr (kLanes < Real >> 1) {
-    if (i < n) body(types, Part{n - i}, PackSize<1>{}, i);
+    if (i < n) body(types, PartialVector{n - i}, PackSize<1>{}, i);
   }
 }
 /// The same for all of a chunk, a pack at a time; Io: Whole or Streamed.

@@ -86,9 +86,9 @@ DistributedDataParallel::NoSync::~NoSync() {
   if (depth_ != nullptr) --*depth_;
 }
 
-DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool if_) {
-  impl_->had_no_sync = impl_->had_no_sync || if_;
-  return NoSync(if_ ? &impl_->no_sync_depth : nullptr);
+DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool enabled) {
+  impl_->had_no_sync = impl_->had_no_sync || enabled;
+  return NoSync(enabled ? &impl_->no_sync_depth : nullptr);
 }
 
 DistributedDataParallel::Join DistributedDataParallel::join(DivideBy divide_by) {

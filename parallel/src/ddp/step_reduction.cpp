@@ -4,8 +4,8 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/packer.h"
-#include "cairn/kernels/beside.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/ddp.h"
 #include "reducer/names.h"
@@ -164,7 +164,7 @@ void zero_gradient(const Tensor& parameter, bool f32, const core::GradientScale&
   const bool has_place = slot.memory().defined();  // a frozen parameter may have none
   const DType dtype = f32 ? DType::f32 : parameter.dtype();
   if (!has_place)
-    slot.place(kernels::empty_beside(parameter, dtype, core::MemoryCategory::gradients));
+    slot.place(kernels::empty_with_layout_of(parameter, dtype, core::MemoryCategory::gradients));
   kernels::fill(slot.memory(), 0.0);
   slot.mark_written(scale);
   if (!has_place) slot.displace();
@@ -176,7 +176,8 @@ void give_zeros(const Tensor& parameter, const GradientOnRank& wanted, const Los
   core::GradientSlot& slot = parameter.gradient_slot();
   if (wanted.sum && !slot.has_sum()) {
     if (!slot.sum().defined())
-      slot.set_sum(kernels::empty_beside(parameter, DType::f32, core::MemoryCategory::gradients));
+      slot.set_sum(
+          kernels::empty_with_layout_of(parameter, DType::f32, core::MemoryCategory::gradients));
     kernels::fill(slot.sum(), 0.0);
     slot.mark_summed(losses.of_sums);
     if (!slot.holds_gradient()) slot.set_scale({losses.of_gradients.scaler});
@@ -198,9 +199,9 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
 }  // namespace
 
 /// A collective where some gradient is this rank's alone: by the rule of a window that is so on
-/// every rank or on none. Where losses reach other parameters on other ranks a rank may have none of
-/// a window under no_sync: all come then. Throws on every rank, before anything is changed, where
-/// ranks hold what cannot go together.
+/// every rank or on none. Where losses reach other parameters on other ranks a rank may have none
+/// of a window under no_sync: all come then. Throws on every rank, before anything is changed,
+/// where ranks hold what cannot go together.
 void DistributedDataParallel::Impl::reduce_unreduced() {
   if (group.world_size() == 1) return;
   const RankGradients own = gradients_on_rank(parameters, arena->f32_slots());

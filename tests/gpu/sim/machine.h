@@ -4,7 +4,7 @@
 // An entry point looks like this:
 //
 //   cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
-//     const Call call("cudaMemsetAsync");                  // counts it and takes the machine's lock
+//     const Call call("cudaMemsetAsync");                 // counts it and takes the machine's lock
 //     if (call.injected()) return static_cast<cudaError_t>(call.injected());
 //     ...                                                  // checks of arguments
 //     enqueue(stream_of(stream), {call.name(), [=] { std::memset(write(data, bytes), ...); }});

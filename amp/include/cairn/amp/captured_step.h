@@ -13,9 +13,9 @@
 // of uncaptured steps, and so are the random numbers. On the CPU, and for inputs of another shape,
 // layout or dtype than the first, the step runs as always (a line in the log for each such shape).
 //
-// What the function decides on the host is decided when it is recorded. What Cairn knows of is
-// noticed, and the step is recorded anew: a loaded state, other groups or options than lr, frozen
-// or cast parameters, train() and eval(). Learning rates may change at any time, and uncaptured
+// Branches that the function takes on the host are frozen when it is recorded. Cairn records anew
+// when it detects a loaded state, other groups or options than lr, frozen or cast parameters, or
+// train() and eval(). Learning rates may change at any time, and uncaptured
 // steps may come between.
 #pragma once
 

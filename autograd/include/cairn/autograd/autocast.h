@@ -79,7 +79,7 @@ class CastPolicies {
 /// instead of their own: run softmax in half, or lift a ban with f32. Scopes nest; the inner one
 /// wins. For one model: `model.add_forward_wrapper(...)` with a guard in it; for a whole thread: a
 /// guard at its start. An operation that promotes still brings its inputs to one dtype.
-class CastPolicyGuard {
+class [[nodiscard]] CastPolicyGuard {
  public:
   explicit CastPolicyGuard(
       std::initializer_list<std::pair<std::string_view, CastPolicy>> overrides);

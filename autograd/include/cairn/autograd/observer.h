@@ -52,7 +52,7 @@ OpObserver* set_observer(OpObserver* observer);
 
 /// An observer that is installed for its life, in front of the one before, which goes on seeing
 /// everything. Ends on the thread, and in the scope order, that it began in.
-class ScopedObserver : public OpObserver {
+class [[nodiscard]] ScopedObserver : public OpObserver {
  public:
   ScopedObserver() : previous_(set_observer(this)) {}
   ~ScopedObserver() override { set_observer(previous_); }

@@ -20,7 +20,7 @@ class OpRecall {
 };
 
 /// Installs a recall on this thread for as long as the guard lives; null: none.
-class OpRecallGuard {
+class [[nodiscard]] OpRecallGuard {
  public:
   explicit OpRecallGuard(OpRecall* recall);
   ~OpRecallGuard();

@@ -19,7 +19,7 @@ struct SavedTensorHooks {
   std::function<Tensor(const std::any&)> unpack;
 };
 
-class SavedTensorHooksGuard {
+class [[nodiscard]] SavedTensorHooksGuard {
  public:
   explicit SavedTensorHooksGuard(SavedTensorHooks hooks);
   ~SavedTensorHooksGuard();

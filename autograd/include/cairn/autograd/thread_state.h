@@ -38,7 +38,7 @@ struct ThreadState {
 };
 
 /// Restores the state at the end of the scope, after switching to `state` at its start.
-class ThreadStateGuard {
+class [[nodiscard]] ThreadStateGuard {
  public:
   explicit ThreadStateGuard(const ThreadState& state) : previous_(ThreadState::capture()) {
     state.restore();
@@ -56,7 +56,7 @@ bool recomputing();
 const AutocastState& autocast_state();
 
 /// `GradModeGuard guard(false);` is no_grad: operations inside record nothing.
-class GradModeGuard {
+class [[nodiscard]] GradModeGuard {
  public:
   explicit GradModeGuard(bool enabled);
   ~GradModeGuard();
@@ -66,7 +66,7 @@ class GradModeGuard {
  private:
   bool previous_;
 };
-struct NoGradGuard : GradModeGuard {
+struct [[nodiscard]] NoGradGuard : GradModeGuard {
   NoGradGuard() : GradModeGuard(false) {}
 };
 
@@ -75,7 +75,7 @@ struct NoGradGuard : GradModeGuard {
 /// region are right. Regions nest. A thread that restores a ThreadState captured in a region is in
 /// that region too and shares its cache; where the region ends first, such a thread goes on and
 /// casts anew at each use.
-class AutocastGuard {
+class [[nodiscard]] AutocastGuard {
  public:
   explicit AutocastGuard(bool enabled, DType dtype = DType::f16, bool cache = true);
   ~AutocastGuard();

@@ -126,7 +126,7 @@ int row_of(const core::ObservedWork& work,
 
 }  // namespace
 
-TimelineRecord Timeline::finish() {
+TimelineRecord Timeline::snapshot() {
   core::Stream::current(record_.device).synchronize();
   sample();
   TimelineRecord record = record_;

@@ -509,7 +509,7 @@ std::vector<Precision> precisions() {
 
 Tensor TrainingChoice::output(nn::Sequential& model, const Tensor& x) const {
   CAIRN_CHECK(!fused_loss, kTrainingPlanner,
-              "expected a choice whose loss is not fused with the last module, got ", levers());
+              "expected a choice whose loss is not fused with the last module, got ", describe());
   return run(model, x, nullptr);
 }
 

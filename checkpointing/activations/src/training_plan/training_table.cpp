@@ -78,7 +78,7 @@ std::string aligned(const std::vector<Row>& rows) {
 
 }  // namespace
 
-std::string TrainingChoice::levers() const {
+std::string TrainingChoice::describe() const {
   std::string text = precision.name;
   if (micro_batches > 1) {
     text += core::str(", ", micro_batches, " x ", micro_batch);
@@ -115,7 +115,7 @@ const TrainingChoice& TrainingPlan::best() const {
            : "; so may split_batch_norms and compact_state of TrainingPlanOptions, which change "
              "results";
   core::fail<core::OutOfMemory>("plan_training", "expected a budget of at least ", first.peak_bytes,
-                                " bytes (", first.levers(), "), got ", budget_,
+                                " bytes (", first.describe(), "), got ", budget_,
                                 " (a smaller model takes less", advice, ")");
 }
 

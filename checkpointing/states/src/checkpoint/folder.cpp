@@ -36,10 +36,10 @@ bool all_files(const std::string& /*file*/) {
   return true;
 }
 
-std::vector<std::string> paths_of(const std::vector<Standing>& standing) {
+std::vector<std::string> paths_of(const std::vector<CheckpointInfo>& checkpoints) {
   std::vector<std::string> paths;
-  paths.reserve(standing.size());
-  for (const Standing& one : standing) paths.push_back(one.path);
+  paths.reserve(checkpoints.size());
+  for (const CheckpointInfo& one : checkpoints) paths.push_back(one.path);
   return paths;
 }
 
@@ -215,11 +215,11 @@ SalvagedCheckpoint salvage_checkpoint(const std::string& path) {
 }
 
 std::vector<std::string> list_checkpoints(const std::string& dir) {
-  return paths_of(standing_in(dir));
+  return paths_of(checkpoints_in(dir));
 }
 
 std::vector<std::string> newest_line(const std::string& dir) {
-  return paths_of(newest_line(standing_in(dir)));
+  return paths_of(newest_line(checkpoints_in(dir)));
 }
 
 }  // namespace cairn::checkpointing

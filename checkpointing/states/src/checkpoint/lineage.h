@@ -15,7 +15,7 @@
 namespace cairn::checkpointing {
 
 /// A checkpoint of a folder.
-struct Standing {
+struct CheckpointInfo {
   std::string path;
   std::int64_t step = 0;
   std::uint64_t id = 0;  // the manifest's checksum; 0 where it cannot be read
@@ -26,14 +26,14 @@ struct Standing {
 
 /// All checkpoints of `dir`, the newest save first; before those the ones of unknown lineage, which
 /// are damaged and may be of any age. Throws IoError where one cannot be read for another reason.
-std::vector<Standing> standing_in(const std::string& dir);
+std::vector<CheckpointInfo> checkpoints_in(const std::string& dir);
 
 /// Of those, the ones of unknown lineage, then the newest save and those that it continues: what
 /// resuming tries in turn. The others belong to lines that were left behind.
-std::vector<Standing> newest_line(const std::vector<Standing>& standing);
+std::vector<CheckpointInfo> newest_line(const std::vector<CheckpointInfo>& checkpoints);
 
 /// The number of the next save.
-std::int64_t next_save(const std::vector<Standing>& standing);
+std::int64_t next_save(const std::vector<CheckpointInfo>& checkpoints);
 
 /// What a run that loads this checkpoint continues: itself and what it continues, kLongestLine at
 /// most.

@@ -29,8 +29,8 @@ constexpr int kVersion = 3, kVersionWithoutShards = 2;
 constexpr std::uint64_t kLargestManifest = 1'000'000'000;  // bytes
 constexpr int kCompact = -1, kIndented = 1;                // nlohmann's indents
 
-// "<what was expected>, got <what is there>", safe to show on a terminal; the file's name follows in
-// parsing().
+// "<what was expected>, got <what is there>", safe to show on a terminal; the file's name follows
+// in parsing().
 struct BadField : core::DataError {
   using core::DataError::DataError;
 };

@@ -39,13 +39,13 @@ struct ManifestText {
   std::string text;
   std::uint64_t checksum = 0;
 };
-/// Of files that parse_manifest_file has returned. Throws core::DataError naming `path` where a reader
-/// would refuse what is written.
+/// Of files that parse_manifest_file has returned. Throws core::DataError naming `path` where a
+/// reader would refuse what is written.
 ManifestText manifest_text(const Manifest& manifest, const std::string& path);
 /// Believes nothing that the text says. Throws core::DataError naming `path` and what is wrong.
 Manifest parse_manifest(const std::string& text, const std::string& path);
-/// The same, its checksum verified, but without the files, and of what they are told to hold nothing is
-/// checked: it takes a tenth of the time where there are a million entries.
+/// The same, its checksum verified, but without the files, and of what they are told to hold
+/// nothing is checked: it takes a tenth of the time where there are a million entries.
 Manifest parse_manifest_head(const std::string& text, const std::string& path);
 /// Those of a checkpoint's folder. Throw core::IoError where there is none.
 Manifest read_manifest(const std::string& folder);

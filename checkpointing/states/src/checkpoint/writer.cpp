@@ -68,42 +68,47 @@ void replace_folder(const std::string& from, const std::string& to, const std::s
 }
 
 // The paths of the `keep_best` whole ones with the best metrics; of equal ones the newer.
-std::set<std::string> best_of(std::vector<Standing> standing, const KeepRules& rules) {
-  std::erase_if(standing, [](const Standing& one) { return !one.metric; });
-  std::stable_sort(standing.begin(), standing.end(), [&](const Standing& a, const Standing& b) {
-    return rules.best == Best::lowest ? *a.metric < *b.metric : *a.metric > *b.metric;
-  });
-  const auto count = std::min(standing.size(), static_cast<std::size_t>(rules.keep_best));
+std::set<std::string> best_of(std::vector<CheckpointInfo> checkpoints,
+                              const RetentionPolicy& rules) {
+  std::erase_if(checkpoints, [](const CheckpointInfo& one) { return !one.metric; });
+  std::stable_sort(checkpoints.begin(), checkpoints.end(),
+                   [&](const CheckpointInfo& a, const CheckpointInfo& b) {
+                     return rules.best == Best::lowest ? *a.metric < *b.metric
+                                                       : *a.metric > *b.metric;
+                   });
+  const auto count = std::min(checkpoints.size(), static_cast<std::size_t>(rules.keep_best));
   std::set<std::string> paths;
-  for (std::size_t i = 0; i < count; ++i) paths.insert(standing[i].path);
+  for (std::size_t i = 0; i < count; ++i) paths.insert(checkpoints[i].path);
   return paths;
 }
 
 // The line of these ids first, the others behind it.
-std::vector<Standing> in_order(const std::vector<Standing>& standing,
-                               const std::vector<std::uint64_t>& line) {
-  const auto place = [&](const Standing& one) {
+std::vector<CheckpointInfo> in_order(const std::vector<CheckpointInfo>& checkpoints,
+                                     const std::vector<std::uint64_t>& line) {
+  const auto place = [&](const CheckpointInfo& one) {
     return std::find(line.begin(), line.end(), one.id) - line.begin();
   };
-  std::vector<Standing> order = standing;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](const Standing& a, const Standing& b) { return place(a) < place(b); });
+  std::vector<CheckpointInfo> order = checkpoints;
+  std::stable_sort(
+      order.begin(), order.end(),
+      [&](const CheckpointInfo& a, const CheckpointInfo& b) { return place(a) < place(b); });
   return order;
 }
 
 // What the rules do not keep: of this order the first good ones stay. A damaged one does not count,
 // and goes when enough good ones stand before it.
-std::vector<std::string> needless_in(const std::vector<Standing>& order, const KeepRules& rules,
+std::vector<std::string> needless_in(const std::vector<CheckpointInfo>& order,
+                                     const RetentionPolicy& rules,
                                      const std::vector<std::string>& damaged) {
-  const auto is_whole = [&](const Standing& one) {
+  const auto is_whole = [&](const CheckpointInfo& one) {
     return one.id != 0 && std::find(damaged.begin(), damaged.end(), one.path) == damaged.end();
   };
-  std::vector<Standing> whole;
+  std::vector<CheckpointInfo> whole;
   std::copy_if(order.begin(), order.end(), std::back_inserter(whole), is_whole);
   const std::set<std::string> best = best_of(whole, rules);
   int good = 0;
   std::vector<std::string> needless;
-  for (const Standing& one : order) {
+  for (const CheckpointInfo& one : order) {
     const bool counts = is_whole(one);
     const bool every = rules.keep_every > 0 && one.step % rules.keep_every == 0;
     const bool stays = counts && (every || best.contains(one.path));
@@ -120,9 +125,9 @@ std::vector<std::string> needless_in(const std::vector<Standing>& order, const K
 // cannot be read all stay until the next save.
 void remove_old(const SavePlan& plan, const std::vector<std::uint64_t>& line) {
   const TrainingStateOptions& options = plan.options;
-  const KeepRules rules{options.keep, options.keep_every, options.keep_best, options.best};
+  const RetentionPolicy rules{options.keep, options.keep_every, options.keep_best, options.best};
   try {
-    const std::vector<Standing> order = in_order(standing_in(plan.dir), line);
+    const std::vector<CheckpointInfo> order = in_order(checkpoints_in(plan.dir), line);
     remove_checkpoints(plan.dir, needless_in(order, rules, plan.damaged));
   } catch (const core::IoError& e) {
     log::warn("old checkpoints stay: {}", e.what());
@@ -167,7 +172,7 @@ void clear_leftovers(const std::string& dir) {
 void prepare(SavePlan& plan) {
   clear_leftovers(plan.dir);
   std::int64_t& number = plan.manifest.lineage.save;
-  number = std::max(number, next_save(standing_in(plan.dir)));
+  number = std::max(number, next_save(checkpoints_in(plan.dir)));
   make_folders(plan.temporary());
 }
 
@@ -215,7 +220,7 @@ Committed commit(SavePlan& plan, const std::vector<std::string>& files) {
   return done;
 }
 
-void check_rules(const KeepRules& rules, const char* where) {
+void check_rules(const RetentionPolicy& rules, const char* where) {
   CAIRN_CHECK(rules.keep >= 1 && rules.keep_every >= 0 && rules.keep_best >= 0, where,
               "expected keep >= 1, keep_every >= 0 and keep_best >= 0, got ", rules.keep, ", ",
               rules.keep_every, " and ", rules.keep_best);
@@ -224,23 +229,23 @@ void check_rules(const KeepRules& rules, const char* where) {
               " alone (best = Best::lowest for a loss, Best::highest for an accuracy)");
 }
 
-std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRules& rules,
-                                           bool only_say) {
+std::vector<std::string> prune_checkpoints(const std::string& dir, const RetentionPolicy& rules,
+                                           bool dry_run) {
   check_rules(rules, "prune");
   std::unique_ptr<SaveTurn> turn;
-  if (!only_say) {
+  if (!dry_run) {
     turn = std::make_unique<SaveTurn>(FolderLock::take(dir));
     clear_leftovers(dir);
   }
-  const std::vector<Standing> standing = standing_in(dir);
+  const std::vector<CheckpointInfo> checkpoints = checkpoints_in(dir);
   std::vector<std::uint64_t> line;
   std::vector<std::string> damaged;
-  for (const Standing& one : newest_line(standing)) line.push_back(one.id);
-  for (const Standing& one : standing) {
+  for (const CheckpointInfo& one : newest_line(checkpoints)) line.push_back(one.id);
+  for (const CheckpointInfo& one : checkpoints) {
     if (!find_damage(one.path).empty()) damaged.push_back(one.path);
   }
-  std::vector<std::string> needless = needless_in(in_order(standing, line), rules, damaged);
-  return only_say ? needless : remove_checkpoints(dir, needless);
+  std::vector<std::string> needless = needless_in(in_order(checkpoints, line), rules, damaged);
+  return dry_run ? needless : remove_checkpoints(dir, needless);
 }
 
 void give_up(const SavePlan& plan) {

@@ -31,7 +31,7 @@ struct SavePlan {
 };
 
 /// Throws core::InvalidArgument for rules that keep nothing, or the best by no order.
-void check_rules(const KeepRules& rules, const char* where);
+void check_rules(const RetentionPolicy& rules, const char* where);
 
 /// Removes what nobody needs any more; where that fails, with a warning.
 void try_to_remove(const std::string& path);

@@ -75,7 +75,7 @@ std::string BackgroundSave::note_of(int rank) const {
 std::vector<std::string> BackgroundSave::gather() const {
   const std::string what = core::str("save of step ", plan_.manifest.lineage.step);
   std::vector<std::string> files = {written_};
-  const auto deadline = std::chrono::steady_clock::now() + plan_.options.patience;
+  const auto deadline = std::chrono::steady_clock::now() + plan_.options.peer_timeout;
   for (int rank = 1; rank < plan_.manifest.world_size; ++rank) {
     while (!exists(note_of(rank))) {
       if (abandoned_ || std::chrono::steady_clock::now() > deadline) {
@@ -83,7 +83,7 @@ std::vector<std::string> BackgroundSave::gather() const {
             what, "expected the files of every rank in '", plan_.temporary(),
             "', got none of rank ", rank,
             abandoned_ ? core::str(" when the job ended")
-                       : core::str(" in ", plan_.options.patience.count(), " ms"));
+                       : core::str(" in ", plan_.options.peer_timeout.count(), " ms"));
       }
       if (!exists(plan_.temporary())) {
         core::fail<core::IoError>(what,

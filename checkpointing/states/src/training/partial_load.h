@@ -22,7 +22,8 @@ StateDict renamed(const StateDict& state,
 StateDict merged(const StateDict& now, const StateDict& loaded, const std::string& prefix,
                  std::vector<std::string>& kept, std::vector<std::string>& ignored);
 
-/// Whether both are states of optimizers, and of different ones: neither can use any of the other's.
+/// Whether both are states of optimizers, and of different ones: neither can use any of the
+/// other's.
 bool of_different_optimizers(const StateDict& a, const StateDict& b);
 
 }  // namespace cairn::checkpointing

@@ -396,9 +396,10 @@ std::string TrainingState::try_to_read(const std::string& path, Loaded& loaded) 
 TrainingState::Loaded TrainingState::newest_good(const std::string& dir) {
   std::string known = together("resume", [&] {
     if (world_.rank != 0) return std::string();
-    const std::vector<Standing> standing = standing_in(dir), line = newest_line(standing);
-    std::string text = core::str(standing.size() - line.size(), '\0');
-    for (const Standing& one : line) text += one.path + '\0';
+    const std::vector<CheckpointInfo> checkpoints = checkpoints_in(dir),
+                                      line = newest_line(checkpoints);
+    std::string text = core::str(checkpoints.size() - line.size(), '\0');
+    for (const CheckpointInfo& one : line) text += one.path + '\0';
     return text;
   });
   std::vector<std::string> paths;
@@ -479,7 +480,7 @@ ResumeInfo TrainingState::resume(const std::string& path, const ResumeOptions& h
       },
       &ids);
   if (std::count(ids.begin(), ids.end(), ids.front()) != static_cast<std::ptrdiff_t>(ids.size())) {
-    core::fail<core::DataError>("resume", "expected the same checkpoint in '", standing,
+    core::fail<core::DataError>("resume", "expected the same checkpoint in '", checkpoints,
                                 "' on all ranks, got different ones");
   }
   return load(std::move(loaded), how);

@@ -40,7 +40,7 @@ void check_exists(Device device);
 /// DefaultDeviceGuard's of the calling thread, cpu:0 without one.
 Device default_device();
 
-class DefaultDeviceGuard {
+class [[nodiscard]] DefaultDeviceGuard {
  public:
   explicit DefaultDeviceGuard(Device device);
   ~DefaultDeviceGuard();

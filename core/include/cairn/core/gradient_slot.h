@@ -4,8 +4,8 @@
 //   writing  a backward (a run) has begun that may write it, and has not ended.
 //   local    it holds this rank's gradient, of one run or the sum of several.
 //   reduced  it holds the average (or the sum) over the ranks of its reducer.
-//   broken   a run threw after it had added to a gradient that was there, or its reduction failed: what
-//            it holds is neither the old gradient nor the new one. Nothing but clear() is allowed.
+//   broken   a run threw after it had added to a gradient that was there, or its reduction failed:
+//            what it holds is neither the old gradient nor the new one. Only clear() is allowed.
 //
 // A run ends or throws as a whole. When it throws, a slot that was empty before is empty again, one
 // that it has not written is as before, and one that it has added to is broken: a step refuses it

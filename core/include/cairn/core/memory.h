@@ -64,7 +64,7 @@ void release_cached_memory(Device device);
 /// The statistics and the largest live tensors as a table for people to read.
 std::string memory_report(Device device);
 
-class MemoryCategoryGuard {
+class [[nodiscard]] MemoryCategoryGuard {
  public:
   explicit MemoryCategoryGuard(MemoryCategory category);
   ~MemoryCategoryGuard();

@@ -21,7 +21,7 @@ void parallel_for(std::int64_t n, std::int64_t grain,
 /// they spin for some milliseconds, as OMP_WAIT_POLICY says, which is faster where the process has
 /// its processors to itself; beside other programs they keep them from the threads that they wait
 /// for.
-class PassiveWaitGuard {
+class [[nodiscard]] PassiveWaitGuard {
  public:
   PassiveWaitGuard();
   ~PassiveWaitGuard();

@@ -78,7 +78,7 @@ class Event {
 };
 
 /// Makes a stream the calling thread's current one for as long as the guard lives.
-class StreamGuard {
+class [[nodiscard]] StreamGuard {
  public:
   explicit StreamGuard(const Stream& stream);
   ~StreamGuard();
@@ -92,7 +92,7 @@ class StreamGuard {
 
 /// Makes a device the calling thread's current one for as long as the guard lives (cudaSetDevice on
 /// CUDA). It does not change where tensors are made: DefaultDeviceGuard does.
-class DeviceGuard {
+class [[nodiscard]] DeviceGuard {
  public:
   explicit DeviceGuard(Device device);
   ~DeviceGuard();

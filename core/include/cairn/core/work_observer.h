@@ -55,7 +55,7 @@ class WorkSpan {
 };
 
 /// Work of this thread belongs to the stream for as long as the guard lives.
-class WorkStreamGuard {
+class [[nodiscard]] WorkStreamGuard {
  public:
   explicit WorkStreamGuard(std::string_view stream);
   ~WorkStreamGuard();

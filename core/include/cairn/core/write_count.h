@@ -8,7 +8,7 @@
 namespace cairn::core {
 
 /// Looks after memory that others may write: keeps what it was, or refuses.
-class WriteGuard {
+class [[nodiscard]] WriteGuard {
  public:
   virtual ~WriteGuard() = default;
   /// A kernel is about to be queued that writes some of it. What this throws keeps it from that.

@@ -2,10 +2,12 @@
 // them beside these.
 //
 // Common rules of this folder (they hold for every header in it):
-//  - Views may be strided and repeated (stride 0) on input; outputs must not overlap inputs unless a function says so.
-//  - All views of a call live on one device; work is queued on that device's current stream, in order.
+//  - Views may be strided and repeated (stride 0) on input; outputs must not overlap inputs unless
+//    a function says so.
+//  - All views of a call live on one device; work is queued on its current stream, in order.
 //  - Arithmetic is in f32 (f64 for f64); half inputs are widened, results rounded once.
-//  - Wrong shapes, dtypes or devices throw core::InvalidArgument "[op] expected ..., got ..."; empty views are fine.
+//  - Wrong shapes, dtypes or devices throw core::InvalidArgument "[op] expected ..., got ...";
+//    empty views are fine.
 //  - "accumulate" adds the result to what the output holds; otherwise the output is overwritten.
 #pragma once
 

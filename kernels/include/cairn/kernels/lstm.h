@@ -1,7 +1,7 @@
 // The recurrent part of an LSTM layer (Hochreiter & Schmidhuber 1997; forget gate: Gers et al.
 // 2000):
 //
-//   i, f, o = sigmoid(a_i), sigmoid(a_f), sigmoid(a_o),  g = tanh(a_g),  a = x W_ih^T + b + h W_hh^T
+//   i, f, o = sigmoid(a_i), sigmoid(a_f), sigmoid(a_o),  g = tanh(a_g), a = x W_ih^T + b + h W_hh^T
 //   c' = f c + i g,  h' = o tanh(c')
 //
 // The share of the inputs, x W_ih^T + b, is a product over all steps at once and comes as `gates`.

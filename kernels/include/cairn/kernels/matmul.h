@@ -12,11 +12,12 @@ namespace cairn::kernels {
 struct MatmulOptions {
   double alpha = 1.0;
   bool accumulate = false;  // y += instead of y =
-  TensorView
-      bias;  // [N], added to every row before the activation; undefined: none. Not with accumulate.
+  /// [N], added to every row before the activation; undefined: none. Not with accumulate.
+  TensorView bias;
   Activation activation = Activation::none;
-  TensorView
-      pre_activation;  // [..., M, N] of y's dtype: receives the value before the activation (its backward needs it); undefined: not kept
+  /// [..., M, N] of y's dtype: receives the value before the activation, which its backward needs;
+  /// undefined: not kept.
+  TensorView pre_activation;
 };
 
 /// y[..., M, N] = alpha * a[..., M, K] b[..., K, N]. Leading (batch) dimensions equal, or 1/absent

@@ -7,8 +7,8 @@ namespace cairn::kernels {
 
 struct SoftmaxOptions {
   bool log = false;  // log-softmax
-  bool causal =
-      false;  // x [..., T, S]: row t sees columns 0 .. t + S - T only; the others give 0 (log: -inf)
+  /// x [..., T, S]: row t sees columns 0 .. t + S - T only; the others give 0 (log: -inf).
+  bool causal = false;
   double scale = 1.0;  // applied to x first
   /// [x.size(0)] i64, or undefined: rows of x[b] see columns 0 .. lengths[b] - 1 only (x of two
   /// dimensions at least). A row that sees none gives 0 (log: -inf).

@@ -15,7 +15,7 @@
 
 namespace cairn::libtorch {
 
-class AutocastGuard {
+class [[nodiscard]] AutocastGuard {
  public:
   /// Throws InvalidArgument for a dtype other than f16 and bf16. cache false: every use casts
   /// again.

@@ -1,6 +1,7 @@
 // Activation recomputation and offload for libtorch's own graphs.
 //
-//   torch::Tensor y = libtorch::checkpoint([&](const torch::Tensor& x) { return block->forward(x); }, x);
+//   torch::Tensor y =
+//       libtorch::checkpoint([&](const torch::Tensor& x) { return block->forward(x); }, x);
 //
 //   checkpointing::Offload offload;
 //   {
@@ -34,10 +35,10 @@ class OperationWatch;
 
 namespace detail {
 
-class Segment;
+class RecomputedSegment;
 
 /// While it lives, what libtorch saves on this thread is noted in a segment, and not kept.
-class SegmentGuard {
+class [[nodiscard]] SegmentGuard {
  public:
   explicit SegmentGuard(std::function<void()> replay);
   ~SegmentGuard();
@@ -45,7 +46,7 @@ class SegmentGuard {
   SegmentGuard& operator=(const SegmentGuard&) = delete;
 
  private:
-  std::shared_ptr<Segment> segment_;
+  std::shared_ptr<RecomputedSegment> segment_;
 };
 
 bool records();
@@ -69,7 +70,7 @@ auto checkpoint(F function, Inputs... inputs) {
 /// While it lives, what operations make and libtorch saves for its backward on this thread passes
 /// through these hooks (checkpointing::Offload::hooks()). What was there before, parameters and
 /// inputs, stays where it is. The innermost guard counts.
-class SavedTensorHooksGuard {
+class [[nodiscard]] SavedTensorHooksGuard {
  public:
   explicit SavedTensorHooksGuard(autograd::SavedTensorHooks hooks);
   ~SavedTensorHooksGuard();

@@ -88,7 +88,8 @@ class Model : public core::Stateful {
 
   /// While it lives, a backward adds up gradients on this rank and reduces nothing. With one rank:
   /// nothing.
-  [[nodiscard]] std::optional<parallel::DistributedDataParallel::NoSync> no_sync(bool if_ = true);
+  [[nodiscard]] std::optional<parallel::DistributedDataParallel::NoSync> no_sync(
+      bool enabled = true);
   /// join(), buckets(), unused_parameters() ..., and a part of training states; null without a
   /// group. Synchronises requires_grad first. Do not call operator() on the result.
   parallel::DistributedDataParallel* ddp();

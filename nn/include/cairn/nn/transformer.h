@@ -3,7 +3,8 @@
 //
 //   nn::TransformerEncoderLayer encoder(512, 8);
 //   nn::TransformerDecoderLayer decoder(512, 8);
-//   Tensor source = Tensor::zeros({4, 20, 512}), x = Tensor::zeros({4, 12, 512});  // [B, S, C], [B, T, C]
+//   Tensor source = Tensor::zeros({4, 20, 512});  // [B, S, C]
+//   Tensor x = Tensor::zeros({4, 12, 512});       // [B, T, C]
 //   Tensor y = decoder.run(x, encoder(source));                                    // [B, T, C]
 //
 // Sequences of different lengths are padded to the longest and come with their lengths, [B] i64:

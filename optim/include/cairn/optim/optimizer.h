@@ -177,7 +177,8 @@ class Optimizer : public core::Stateful {
   /// kind, steps; options: what the rule was constructed with; groups: lr, weight_decay, and the
   /// betas, eps and momentum that hold for them; state, nested by
   /// parameter name: step and the moments in f32 (sharing memory with this optimizer where they are
-  /// kept so; Shards where ranks divide them: parallel::ShardedDataParallel). Masters are saved with the model. The same for f32 and half parameters.
+  /// kept so; Shards where ranks divide them: parallel::ShardedDataParallel). Masters are saved
+  /// with the model. The same for f32 and half parameters.
   StateDict state_dict() const override;
   /// Takes lr, weight_decay, betas, eps and momentum over from the state, with a warning that names
   /// both values where they differ from this optimizer's (not of an lr that a Schedule sets). Ends

@@ -45,7 +45,7 @@ class Collectives {
                           const Counts& receive_counts, bool even) = 0;
   virtual void barrier() = 0;
   /// Before each message between two ranks.
-  virtual void begin_message(const Message& /*message*/, const std::string& /*what*/) {}
+  virtual void begin_message(const PairMessage& /*message*/, const std::string& /*what*/) {}
   virtual void send(const TensorView& x, int to, std::uint64_t tag) = 0;
   virtual void receive(const TensorView& x, int from, std::uint64_t tag) = 0;
   /// Of a message whose data another backend moves: dtype, size and tag, which are compared. The

@@ -40,10 +40,11 @@ std::string CollectiveStatus::Ranks::text() const {
   return text;
 }
 
-void CollectiveStatus::add_kind(const Kind& kind) {
-  const auto at =
-      std::lower_bound(kinds_.begin(), kinds_.end(), kind,
-                       [](const Kind& a, const Kind& b) { return a.fingerprint < b.fingerprint; });
+void CollectiveStatus::add_kind(const CollectiveGroup& kind) {
+  const auto at = std::lower_bound(kinds_.begin(), kinds_.end(), kind,
+                                   [](const CollectiveGroup& a, const CollectiveGroup& b) {
+                                     return a.fingerprint < b.fingerprint;
+                                   });
   if (at != kinds_.end() && at->fingerprint == kind.fingerprint) {
     if (at->description.empty()) at->description = kind.description;  // some have forgotten it
     return at->ranks.add(kind.ranks);
@@ -81,7 +82,7 @@ void CollectiveStatus::add(const RankProgress& standing) {
       break;
   }
   if (standing.fingerprint == 0) return;
-  Kind kind{standing.fingerprint, {}, standing.description.substr(0, kLongestText)};
+  CollectiveGroup kind{standing.fingerprint, {}, standing.description.substr(0, kLongestText)};
   kind.ranks.add(standing.rank);
   add_kind(kind);
 }
@@ -104,7 +105,7 @@ void CollectiveStatus::add(const CollectiveStatus& other) {
   left_.add(other.left_);
   inside_.add(other.inside_);
   done_.add(other.done_);
-  for (const Kind& kind : other.kinds_) add_kind(kind);
+  for (const CollectiveGroup& kind : other.kinds_) add_kind(kind);
 }
 
 std::string CollectiveStatus::name(const Stuck& stuck) const {
@@ -125,7 +126,7 @@ std::string CollectiveStatus::describe(const Stuck& stuck) const {
 }
 
 bool CollectiveStatus::parted_before() const {
-  const auto same = [&](const Kind& kind) {
+  const auto same = [&](const CollectiveGroup& kind) {
     return !kind.description.empty() && kind.description == kinds_.front().description;
   };
   return kinds_.size() > 1 && std::all_of(kinds_.begin(), kinds_.end(), same);
@@ -133,11 +134,11 @@ bool CollectiveStatus::parted_before() const {
 
 std::string CollectiveStatus::disagreement(std::uint64_t sequence) const {
   if (kinds_.size() < 2 || parted_before()) return "";
-  std::vector<Kind> kinds = kinds_;
-  std::sort(kinds.begin(), kinds.end(), [](const Kind& a, const Kind& b) {
+  std::vector<CollectiveGroup> kinds = kinds_;
+  std::sort(kinds.begin(), kinds.end(), [](const CollectiveGroup& a, const CollectiveGroup& b) {
     return a.ranks.lowest.front() < b.ranks.lowest.front();
   });
-  auto other = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) {
+  auto other = std::find_if(kinds.begin(), kinds.end(), [&](const CollectiveGroup& kind) {
     return kind.description != kinds.front().description;
   });
   if (other == kinds.end()) {
@@ -145,7 +146,7 @@ std::string CollectiveStatus::disagreement(std::uint64_t sequence) const {
                      ", longer ago than they remember: ", kinds[0].ranks.text(), " and ",
                      kinds[1].ranks.text(), " called different ones");
   }
-  const auto calls = [](const Kind& kind) {
+  const auto calls = [](const CollectiveGroup& kind) {
     return core::str(kind.ranks.text(), kind.ranks.count == 1 ? " calls " : " call ",
                      kind.description.empty() ? "one it has forgotten" : kind.description);
   };
@@ -196,7 +197,7 @@ void CollectiveStatus::pack(wire::Packer& to) const {
     pack_ranks(to, *ranks);
   }
   to.number(left_after_).text(why_).number(kinds_.size());
-  for (const Kind& kind : kinds_) {
+  for (const CollectiveGroup& kind : kinds_) {
     to.number(kind.fingerprint).text(kind.description);
     pack_ranks(to, kind.ranks);
   }
@@ -211,7 +212,7 @@ CollectiveStatus CollectiveStatus::unpack(wire::Unpacker& from) {
   census.left_after_ = from.number();
   census.why_ = from.text();
   for (std::uint64_t left = from.count(32); left > 0; --left) {
-    Kind kind;
+    CollectiveGroup kind;
     kind.fingerprint = from.number();
     kind.description = from.text();
     unpack_ranks(from, kind.ranks);

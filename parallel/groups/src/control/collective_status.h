@@ -47,13 +47,13 @@ class CollectiveStatus {
     bool operator==(const Ranks&) const = default;
   };
   /// Ranks that called the same.
-  struct Kind {
+  struct CollectiveGroup {
     std::uint64_t fingerprint = 0;
     Ranks ranks;
     std::string description;
-    bool operator==(const Kind&) const = default;
+    bool operator==(const CollectiveGroup&) const = default;
   };
-  void add_kind(const Kind& kind);
+  void add_kind(const CollectiveGroup& kind);
   void add_gave_up(const Ranks& ranks, const std::string& why);
   bool parted_before() const;
   bool same_descriptions() const;
@@ -62,7 +62,7 @@ class CollectiveStatus {
     return absent_.count + left_.count + inside_.count + done_.count;
   }
 
-  std::vector<Kind> kinds_;  // by fingerprint, at most kNamed
+  std::vector<CollectiveGroup> kinds_;  // by fingerprint, at most kNamed
   Ranks absent_, left_, inside_, done_;
   std::uint64_t left_after_ = 0;  // collectives that the lowest rank of left_ had called
   Ranks gave_up_;                 // of absent_

@@ -222,7 +222,7 @@ void Control::receive(Clock::time_point now) {
 void Control::send(Clock::time_point now) {
   const std::string job = wire::Packer().number(job_).bytes();
   const int parent = ControlNode::parent_of(options_.rank);
-  for (const ControlNode::Message& message : node_->take_messages(now)) {
+  for (const ControlNode::ControlMessage& message : node_->take_messages(now)) {
     ++messages_;
     bytes_ += message.bytes.size();
     if (message.to == parent) {

@@ -16,7 +16,7 @@ std::uint64_t fingerprint(std::string_view description, std::uint64_t sequence) 
 
 namespace {
 
-MessageProgress::Place place_of(const Message& message) {
+MessageProgress::Place place_of(const PairMessage& message) {
   return message.sends ? MessageProgress::Place::sending : MessageProgress::Place::receiving;
 }
 
@@ -36,13 +36,14 @@ void History::begin(std::uint64_t sequence, std::string description, Millisecond
   timeout_ = timeout;
 }
 
-Message History::begin_pair(int peer, bool sends, std::string description, Milliseconds timeout) {
+PairMessage History::begin_pair(int peer, bool sends, std::string description,
+                                Milliseconds timeout) {
   const std::lock_guard lock(mutex_);
   auto at = std::find_if(messages_.begin(), messages_.end(), [&](const auto& messages) {
     return messages.peer == peer && messages.sends == sends;
   });
   if (at == messages_.end()) at = messages_.insert(at, {peer, sends, 0});
-  const Message message{peer, sends, at->count++};
+  const PairMessage message{peer, sends, at->count++};
   pair_ = MessageProgress{rank_, place_of(message),      peer, message.number, 0,
                           {},    std::move(description), {}};
   since_ = Clock::now();
@@ -151,7 +152,7 @@ MessageProgress History::on_host(Clock::time_point now) const {
 /// What a device has not come to is not begun, and what it is in is older than what the host is in.
 void History::see_device(MessageProgress& meeting, const Pending& pending,
                          Clock::time_point now) const {
-  for (const Message& message : pending.to_come) {
+  for (const PairMessage& message : pending.to_come) {
     for (MessageProgress::Messages& begun : meeting.begun)
       begun.count -= begun.peer == message.peer && begun.sends == message.sends;
   }

@@ -30,7 +30,7 @@ struct Stuck {
 };
 
 /// A message between this rank and another.
-struct Message {
+struct PairMessage {
   int peer = 0;
   bool sends = false;        // to the peer; false: receives from it
   std::uint64_t number = 0;  // among those of its direction
@@ -39,9 +39,9 @@ struct Message {
 /// What was called and the device has not ended: collectives and messages, one after the other.
 struct Pending {
   std::optional<std::uint64_t> sequence;   // of the oldest collective
-  std::optional<Message> message;          // the device is in it, ahead of all collectives
+  std::optional<PairMessage> message;      // the device is in it, ahead of all collectives
   std::string what;                        // of the message
-  std::vector<Message> to_come;            // messages that the device has not come to
+  std::vector<PairMessage> to_come;        // messages that the device has not come to
   std::optional<Clock::time_point> since;  // when the device was seen in the oldest of all
   Milliseconds timeout{0};
 };
@@ -102,7 +102,7 @@ class History {
 
   void begin(std::uint64_t sequence, std::string description, Milliseconds timeout);
   /// A message between this rank and the job's rank `peer`.
-  Message begin_pair(int peer, bool sends, std::string description, Milliseconds timeout);
+  PairMessage begin_pair(int peer, bool sends, std::string description, Milliseconds timeout);
   /// Data of this group moves without a fingerprint.
   void mark_untagged();
   /// The host is done with it; a device may not be.

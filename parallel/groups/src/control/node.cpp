@@ -472,11 +472,11 @@ Milliseconds ControlNode::heartbeat_interval(Milliseconds heartbeat_timeout) {
   return std::clamp(heartbeat_timeout / 8, Milliseconds(50), Milliseconds(500));
 }
 
-std::vector<ControlNode::Message> ControlNode::take_messages(Clock::time_point now) {
+std::vector<ControlNode::ControlMessage> ControlNode::take_messages(Clock::time_point now) {
   const Milliseconds interval = heartbeat_interval(heartbeat_timeout_);
   const bool beat = now >= next_heartbeat_;
   if (beat) next_heartbeat_ = now + interval;
-  std::vector<Message> messages;
+  std::vector<ControlMessage> messages;
   if (!is_root() && (beat || news_up_)) messages.push_back({parent_of(rank_), report().pack()});
   for (auto& [rank, child] : children_) {
     // One that is not heard in time is told too: where nobody is there any more, that shows.

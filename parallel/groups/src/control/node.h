@@ -94,12 +94,12 @@ class ControlNode {
   /// Concludes what time tells: silences, deadlines.
   void tick(Clock::time_point now);
 
-  struct Message {
+  struct ControlMessage {
     int to = 0;
     std::string bytes;
   };
   /// What is due to the parent and the children: heartbeats, answers and news.
-  std::vector<Message> take_messages(Clock::time_point now);
+  std::vector<ControlMessage> take_messages(Clock::time_point now);
   Clock::time_point next_heartbeat() const { return next_heartbeat_; }
   const std::string& failure() const { return failure_; }
   /// The parent has answered, or the job is broken.

@@ -129,7 +129,7 @@ Members all_ranks(int rank, int world_size) {
 
 ProcessGroup::Impl::Impl(const JobEnvironment& environment, const GroupOptions& options,
                          const MakeCoordinator& make)
-    : job_(std::make_shared<Job>(environment, options)),
+    : job_(std::make_shared<JobConnection>(environment, options)),
       members_(all_ranks(environment.rank, environment.world_size)),
       local_rank_(environment.local_rank),
       local_world_size_(environment.local_world_size),
@@ -141,7 +141,7 @@ ProcessGroup::Impl::Impl(const JobEnvironment& environment, const GroupOptions& 
   job_->coordinator->add(history_);
 }
 
-ProcessGroup::Impl::Impl(std::shared_ptr<Job> job, Members members, int local_rank,
+ProcessGroup::Impl::Impl(std::shared_ptr<JobConnection> job, Members members, int local_rank,
                          int local_world_size)
     : job_(std::move(job)),
       members_(std::move(members)),
@@ -349,7 +349,8 @@ void ProcessGroup::Impl::meet(const Ticket& ticket) {
               "expected an earlier collective of all ranks on this kind of tensor, which connects "
               "them, got none (call barrier() or broadcast())");
   const int peer = members_.ranks[static_cast<std::size_t>(pair.peer)];
-  const Message message = history_->begin_pair(peer, pair.sends, ticket.what, options().timeout);
+  const PairMessage message =
+      history_->begin_pair(peer, pair.sends, ticket.what, options().timeout);
   if (pair.x.device.is_cuda()) agree_with_peer(pair);
   backend->begin_message(message, ticket.what);
   pair.sends ? backend->send(pair.x, pair.peer, pair.tag)
@@ -384,7 +385,7 @@ class ProcessGroup::Impl::Queued {
   }
   Queued(const Queued&) = delete;
   Queued& operator=(const Queued&) = delete;
-  void run(Device device, const Work& work) {
+  void run(Device device, const QueuedCalls& work) {
     ran_ = true;
     impl_->execute(ticket_, impl_->options().timeout, [&] {
       if (ticket_.pair) return impl_->meet(ticket_);
@@ -403,7 +404,7 @@ class ProcessGroup::Impl::Queued {
 };
 
 void ProcessGroup::Impl::run(const char* operation, const std::string& what, Device device,
-                             const Work& work) {
+                             const QueuedCalls& work) {
   if (history_) queue(take_ticket(operation, what), device, work);
 }
 
@@ -411,7 +412,7 @@ void ProcessGroup::Impl::run_pair(const Pair& pair, const std::string& what) {
   if (history_) queue(take_ticket(pair.operation, what, pair), pair.x.device, {});
 }
 
-void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const Work& work) {
+void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const QueuedCalls& work) {
   const auto queued = std::make_shared<Queued>(shared_from_this(), ticket);
   const Stream stream = Stream::current(device);
   if (device.is_cuda() || stream.is_inline()) return queued->run(device, work);
@@ -419,7 +420,7 @@ void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const Work& 
 }
 
 void ProcessGroup::Impl::run_now(const char* operation, const std::string& what,
-                                 milliseconds timeout, const Work& work) {
+                                 milliseconds timeout, const QueuedCalls& work) {
   if (!history_) return;
   const Ticket ticket = take_ticket(operation, what);
   execute(ticket, timeout, [&] { work(begin(ticket, Device{})); });

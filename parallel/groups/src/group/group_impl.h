@@ -41,13 +41,14 @@ class GroupFailure {
 };
 
 /// What all groups of a job share on a rank. The job ends, on this rank, with the last of them.
-struct Job {
-  explicit Job(JobEnvironment e, const GroupOptions& o) : environment(std::move(e)), options(o) {}
-  ~Job() {
+struct JobConnection {
+  explicit JobConnection(JobEnvironment e, const GroupOptions& o)
+      : environment(std::move(e)), options(o) {}
+  ~JobConnection() {
     if (coordinator) coordinator->leave();
   }
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
+  JobConnection(const JobConnection&) = delete;
+  JobConnection& operator=(const JobConnection&) = delete;
 
   JobEnvironment environment;
   GroupOptions options;
@@ -61,7 +62,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   /// The group of the whole job. Joins the other ranks by `make`; without, it is a group of one.
   Impl(const JobEnvironment& job, const GroupOptions& options, const MakeCoordinator& make = {});
   /// A part of the job, on each of its ranks. A member of one rank needs nobody.
-  Impl(std::shared_ptr<Job> job, Members members, int local_rank, int local_world_size);
+  Impl(std::shared_ptr<JobConnection> job, Members members, int local_rank, int local_world_size);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -73,10 +74,10 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   int local_world_size() const { return local_world_size_; }
   const GroupOptions& options() const { return job_->options; }
 
-  using Work = std::function<void(Collectives&)>;
+  using QueuedCalls = std::function<void(Collectives&)>;
   /// Runs a collective in the order of the device's current stream. `what` is its description for
   /// its history.
-  void run(const char* operation, const std::string& what, Device device, const Work& work);
+  void run(const char* operation, const std::string& what, Device device, const QueuedCalls& work);
   /// The same for what only this rank and another take part in: in the order of this rank's
   /// collectives, but without a number of the group.
   struct Pair {
@@ -89,7 +90,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void run_pair(const Pair& pair, const std::string& what);
   /// The same over the CPU's backend in the calling thread, whatever its stream: returns when done.
   void run_now(const char* operation, const std::string& what, std::chrono::milliseconds timeout,
-               const Work& work);
+               const QueuedCalls& work);
   /// A collective of host values: all ranks' values.
   std::vector<std::string> exchange(const char* operation, const std::string& what,
                                     const std::string& value, std::chrono::milliseconds timeout);
@@ -116,7 +117,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
     }
   };
   Ticket take_ticket(const char* operation, const std::string& what, std::optional<Pair> pair = {});
-  void queue(const Ticket& ticket, Device device, const Work& work);
+  void queue(const Ticket& ticket, Device device, const QueuedCalls& work);
   void execute(const Ticket& ticket, std::chrono::milliseconds timeout,
                const std::function<void()>& work);
   Collectives& begin(const Ticket& ticket, Device device);
@@ -130,7 +131,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   std::string reason_of(const std::string& message);
   [[noreturn]] void explain(const Ticket& ticket, const std::string& message);
 
-  std::shared_ptr<Job> job_;
+  std::shared_ptr<JobConnection> job_;
   Members members_;
   int local_rank_, local_world_size_;
   std::shared_ptr<GroupFailure> failure_;

@@ -227,8 +227,8 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
   return list;
 }
 
-/// The same options and list on every rank, or an error on every rank. Where neighbours differ
-/// (tensors of their own may lie side by side by chance) nobody is anybody's neighbour.
+/// The same options and list on every rank, or an error on every rank. If adjacency in memory
+/// differs between ranks (separate tensors may touch by chance), no gradients count as adjacent.
 void Reducer::Impl::agree_on_list(std::vector<Gradient>& own, const std::string& error) const {
   const std::string listing = list(options, own), runs = digest(list_runs(own));
   const auto told = group.exchange((error.empty() ? "+" : "-") + digest(listing) + runs,

@@ -85,8 +85,8 @@ class DistributedDataParallel : public core::Stateful {
     explicit NoSync(int* depth);
     int* depth_;
   };
-  /// `if_` false gives a guard that does nothing: no_sync(!last_micro_batch).
-  [[nodiscard]] NoSync no_sync(bool if_ = true);
+  /// `enabled` false gives a guard that does nothing: no_sync(!last_micro_batch).
+  [[nodiscard]] NoSync no_sync(bool enabled = true);
 
   struct Impl;
 
@@ -99,7 +99,7 @@ class DistributedDataParallel : public core::Stateful {
   ///   }
   ///   while (join.other_ranks_have_batches()) {         // false once every rank is here
   ///     precision.backward(join.zero());
-  ///     precision.step();                   // the same step as the others': the weights stay alike
+  ///     precision.step();                  // the same step as the others': the weights stay alike
   ///   }
   ///
   /// A rank without a single batch may begin with other_ranks_have_batches(). Each backward that

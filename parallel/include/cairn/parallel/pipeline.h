@@ -8,8 +8,8 @@
 //   Tensor mean = pipeline.train_step(images, labels);  // gradients: the unsplit model's
 //   optimizer.step();
 //
-//   parallel::RankPipeline part({encoder, device}, group, {}, {.micro_batches = 8});  // on the first rank
-//   Tensor same = part.train_step(images, {});  // gradients: its own parameters'; the loss: everybody's
+//   parallel::RankPipeline part({encoder, device}, group, {}, {.micro_batches = 8});  // on rank 0
+//   Tensor same = part.train_step(images, {});  // gradients: this stage's; the loss: of all
 //
 // The calling thread starts all work of a Pipeline, in the order of the schedule, on the devices'
 // current streams: GPUs overlap, CPU devices take turns. Each stage adds its micro-batches'

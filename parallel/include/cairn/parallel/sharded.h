@@ -3,7 +3,7 @@
 // "stage": 1). Of n parameters in half precision a rank of N keeps 4 n bytes of weights and
 // gradients and 12 n / N of masters and moments, where DistributedDataParallel keeps 16 n.
 //
-//   parallel::ShardedDataParallel sharded(model, group);      // in place of DistributedDataParallel
+//   parallel::ShardedDataParallel sharded(model, group);     // in place of DistributedDataParallel
 //   optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-3});
 //   amp::Amp precision = amp::initialize(model, optimizer, {.world = sharded.world()});
 //

@@ -2,9 +2,9 @@
 // no graph: cairn::amp_scaling has it. (With cairn::nn, amp::Amp does this and more.)
 //
 //   amp::ScaledStep scaled(optimizer, {}, reducer.world());
-//   // a backward of the loss times scaled.scale(), into the gradients that the optimizer reads; then:
+//   // a backward of the loss times scaled.scale(), into the optimizer's gradients; then:
 //   optim::StepResult r = scaled.step({.max_gradient_norm = 1.0});
-//   if (!r.applied) log::warn("{}", r.reason);  // inf in the gradient of wte (3 elements) on rank 1; ...
+//   if (!r.applied) log::warn("{}", r.reason);  // inf in the gradient of wte ...
 #pragma once
 
 #include <optional>

@@ -94,7 +94,7 @@ struct SchedulePart {
 };
 using Schedule = std::vector<SchedulePart>;
 
-class RecomputationPlan {
+class [[nodiscard]] RecomputationPlan {
  public:
   RecomputationPlan(std::vector<Segment> blocks, std::vector<BlockProfile> profile,
                     Schedule schedule, std::size_t standing_bytes,

@@ -5,8 +5,8 @@
 //   precision.backward(nn::cross_entropy(model(x), labels));
 //   timeline.count("loss scale", precision.loss_scale());
 //   precision.step();
-//   checkpointing::write_page("memory.html", {timeline.finish()});     // any browser
-//   checkpointing::write_trace("trace.json", timeline.finish());       // ui.perfetto.dev
+//   checkpointing::write_page("memory.html", {timeline.snapshot()});     // any browser
+//   checkpointing::write_trace("trace.json", timeline.snapshot());       // ui.perfetto.dev
 //
 // A timeline observes the operations of its thread (autograd's observer), the accounts of the
 // allocator (core::MemoryStats) and the work of all streams and process groups of the process
@@ -47,7 +47,7 @@ struct TimelineRecord {
     double seconds = 0, value = 0;
   };
   /// A piece of work of a stream, or a collective (in a stream, or outside of any).
-  struct Work {
+  struct StreamWork {
     std::string name;
     int row = 0;  // of `rows`
     bool collective = false;
@@ -56,7 +56,7 @@ struct TimelineRecord {
   std::string name;
   Device device;
   std::vector<Operation> operations;
-  std::vector<Work> work;
+  std::vector<StreamWork> work;
   std::vector<std::string> rows;  // streams by name, "collectives" for those outside of any
   std::vector<Sample> samples;    // the first as the timeline began
   std::vector<Count> counts;
@@ -74,7 +74,7 @@ class Timeline : public autograd::ScopedObserver, private core::WorkObserver {
   /// A number of the trainer's own, from now on: a loss scale, a step.
   void count(const std::string& name, double value);
   /// All so far; the timeline goes on.
-  TimelineRecord finish();
+  TimelineRecord snapshot();
 
  private:
   void on_begin(const autograd::OpEvent& event) override;

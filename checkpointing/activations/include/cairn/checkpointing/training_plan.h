@@ -120,7 +120,7 @@ struct TrainingChoice {
   /// The model's output, without the loss. Not for a fused loss, which makes none.
   Tensor output(nn::Sequential& model, const Tensor& x) const;
   bool changes_results() const { return splits_batch_norms || rounds_moments; }
-  std::string levers() const;  // "O2 bf16, 4 x 8, recompute, compact state"
+  std::string describe() const;  // "O2 bf16, 4 x 8, recompute, compact state"
 
   // How loss() runs.
   std::function<Tensor(const Tensor& y, const Tensor& target)> loss_function;

@@ -81,7 +81,7 @@ std::string reshard_checkpoint(const std::string& from, const std::string& to, i
 enum class Best { lowest, highest };
 
 /// What TrainingStateOptions of the same names keep.
-struct KeepRules {
+struct RetentionPolicy {
   int keep = 3;
   std::int64_t keep_every = 0;
   int keep_best = 0;
@@ -90,8 +90,8 @@ struct KeepRules {
 /// Removes the checkpoints of a folder that the rules do not keep; damaged ones do not count. Each
 /// is verified. Returns the paths that went, or would. Throws core::IoError where another process
 /// saves there.
-std::vector<std::string> prune_checkpoints(const std::string& dir, const KeepRules& rules,
-                                           bool only_say = false);
+std::vector<std::string> prune_checkpoints(const std::string& dir, const RetentionPolicy& rules,
+                                           bool dry_run = false);
 
 /// The folders `dir`/step-<n>, the last saved first, whatever its step; before those the ones so
 /// damaged that their age is unknown. None where there is no such folder. (Where a kill fell into

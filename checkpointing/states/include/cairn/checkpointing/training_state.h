@@ -75,7 +75,7 @@ struct TrainingStateOptions {
   /// before the call returns, and only flushed in the background.
   std::size_t snapshot_bytes = SIZE_MAX;
   /// How long rank 0's background waits for the other ranks' files.
-  std::chrono::milliseconds patience{120000};
+  std::chrono::milliseconds peer_timeout{120000};
   /// For a program that never saves (an evaluation): resume_latest() then asks neither for a folder
   /// that can be written nor for one in which nobody else saves.
   bool read_only = false;

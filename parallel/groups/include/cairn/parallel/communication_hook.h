@@ -1,7 +1,8 @@
 // CommunicationHook: how the gradients of a bucket travel between ranks. Without one they are
 // all-reduced in their dtype.
 //
-//   parallel::DistributedDataParallel ddp(model, group, {.hook = parallel::power_sgd({.rank = 4})});
+//   const auto power_sgd = parallel::power_sgd({.rank = 4});
+//   parallel::DistributedDataParallel ddp(model, group, {.hook = power_sgd});
 //   const auto own = parallel::communication_hook(
 //       [](const parallel::GradientBucket& bucket, const parallel::ProcessGroup& ranks) {
 //         ranks.all_reduce(bucket.data, parallel::ReduceOp::mean, bucket.name);

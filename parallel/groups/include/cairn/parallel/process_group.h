@@ -5,7 +5,7 @@
 // its device's current stream: on the CPU when the call returns (inside a stream's work: in that
 // stream's thread), on CUDA queued.
 //
-//   auto group = parallel::ProcessGroup::from_environment();  // RANK, WORLD_SIZE ...; alone: of one
+//   auto group = parallel::ProcessGroup::from_environment();  // RANK, WORLD_SIZE ...; else of one
 //   group.all_reduce(gradient, parallel::ReduceOp::mean, "fc.weight");
 //
 // Backends: none for a group of one; for CPU tensors shared memory between processes of one host
@@ -53,7 +53,7 @@ struct GroupOptions {
 };
 
 /// What ProcessGroup::async() started. A handle: copies stand for the same work.
-class Work {
+class [[nodiscard]] Work {
  public:
   /// Whether it has ended, well or not, on the device too. Waits for nothing.
   bool done() const;

@@ -53,7 +53,7 @@ class MeshCollectives : public Collectives {
   static Parts parts_of(const TensorView& whole, const Counts& counts);
 
   /// What is reduced at a time: each rank combines one piece, which may be empty.
-  struct Segment {
+  struct MessageChunk {
     int index = 0;
     std::vector<std::byte*> at;
     std::vector<std::size_t> bytes;
@@ -82,10 +82,10 @@ class MeshCollectives : public Collectives {
   bool is_small(std::size_t bytes) const;
   void reduce_small(const TensorView& x, void* out, ReduceOp op);
   void reduce_small_to_root(const TensorView& x, const TensorView& y, ReduceOp op, int root);
-  std::vector<Segment> segments_of(const TensorView& x) const;
-  std::vector<Segment> segments_of_parts(const Parts& parts, std::size_t item) const;
-  void reduce_segments(const std::vector<Segment>& segments, const Reduction& reduction);
-  Gathering gather_segment(const Segment& segment, const Reduction& reduction);
+  std::vector<MessageChunk> segments_of(const TensorView& x) const;
+  std::vector<MessageChunk> segments_of_parts(const Parts& parts, std::size_t item) const;
+  void reduce_segments(const std::vector<MessageChunk>& segments, const Reduction& reduction);
+  Gathering gather_segment(const MessageChunk& segment, const Reduction& reduction);
   void compare_counts(const Counts& send_counts, const Counts& receive_counts);
   void set_pair_tag(int from, int to, std::uint64_t number);
   void send_with_header(const TensorView& x, int to, std::uint64_t tag, std::size_t bytes);

@@ -30,9 +30,9 @@ struct MeshCollectives::Reduction {
   std::byte* space = nullptr;  // two blocks for each rank
   std::size_t block = 0;       // bytes
   /// Where this rank's piece of a segment goes once it is combined.
-  std::function<std::byte*(const Segment&)> result;
+  std::function<std::byte*(const MessageChunk&)> result;
   /// Hands it on; may be null.
-  std::function<std::unique_ptr<Mesh::Transfer>(const Segment&)> spread;
+  std::function<std::unique_ptr<Mesh::Transfer>(const MessageChunk&)> spread;
 };
 
 bool MeshCollectives::is_small(std::size_t bytes) const {
@@ -83,17 +83,17 @@ void MeshCollectives::reduce_small_to_root(const TensorView& x, const TensorView
   combine(op, x.dtype, all.blocks, y.data, static_cast<std::size_t>(x.numel()));
 }
 
-std::vector<MeshCollectives::Segment> MeshCollectives::segments_of(const TensorView& x) const {
+std::vector<MeshCollectives::MessageChunk> MeshCollectives::segments_of(const TensorView& x) const {
   const std::size_t item = core::size_of(x.dtype);
   const auto n = static_cast<std::size_t>(size());
   const auto count = static_cast<std::size_t>(x.numel());
   const std::size_t most = std::max(mesh_->segment_bytes(), n * kLeastPiece) / item;
-  std::vector<Segment> segments;
+  std::vector<MessageChunk> segments;
   for (std::size_t at = 0; at < count; at += most) {
     const std::size_t here = std::min(most, count - at);
     const std::size_t piece =
         ((here + n - 1) / n + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
-    Segment segment{static_cast<int>(segments.size()), {}, {}};
+    MessageChunk segment{static_cast<int>(segments.size()), {}, {}};
     for (std::size_t r = 0; r < n; ++r) {
       const std::size_t begin = std::min(here, piece * r), end = std::min(here, begin + piece);
       segment.at.push_back(static_cast<std::byte*>(x.data) + (at + begin) * item);
@@ -104,16 +104,16 @@ std::vector<MeshCollectives::Segment> MeshCollectives::segments_of(const TensorV
   return segments;
 }
 
-std::vector<MeshCollectives::Segment> MeshCollectives::segments_of_parts(const Parts& parts,
-                                                                         std::size_t item) const {
+std::vector<MeshCollectives::MessageChunk> MeshCollectives::segments_of_parts(
+    const Parts& parts, std::size_t item) const {
   const auto n = static_cast<std::size_t>(size());
   const std::size_t most =
       std::max(mesh_->segment_bytes() / n, kLeastPiece) / item * item;  // of each part
   std::size_t longest = 0;
   for (int r = 0; r < size(); ++r) longest = std::max(longest, parts.bytes(r));
-  std::vector<Segment> segments;
+  std::vector<MessageChunk> segments;
   for (std::size_t at = 0; at < longest; at += most) {
-    Segment segment{static_cast<int>(segments.size()), {}, {}};
+    MessageChunk segment{static_cast<int>(segments.size()), {}, {}};
     for (int r = 0; r < size(); ++r) {
       const std::size_t begin = std::min(at, parts.bytes(r));
       segment.at.push_back(parts.at(r) + begin);
@@ -125,7 +125,7 @@ std::vector<MeshCollectives::Segment> MeshCollectives::segments_of_parts(const P
 }
 
 /// Segments use two halves of the space by turns.
-MeshCollectives::Gathering MeshCollectives::gather_segment(const Segment& segment,
+MeshCollectives::Gathering MeshCollectives::gather_segment(const MessageChunk& segment,
                                                            const Reduction& reduction) {
   const std::size_t half = reduction.block * static_cast<std::size_t>(size());
   std::byte* space = reduction.space + (segment.index % 2 == 0 ? 0 : half);
@@ -138,7 +138,7 @@ MeshCollectives::Gathering MeshCollectives::gather_segment(const Segment& segmen
   return start_gathering(2 * segment.index, sends, segment.at[me], segment.bytes[me], space);
 }
 
-void MeshCollectives::reduce_segments(const std::vector<Segment>& segments,
+void MeshCollectives::reduce_segments(const std::vector<MessageChunk>& segments,
                                       const Reduction& reduction) {
   if (segments.empty()) return;
   const auto me = static_cast<std::size_t>(rank());
@@ -147,7 +147,7 @@ void MeshCollectives::reduce_segments(const std::vector<Segment>& segments,
   std::unique_ptr<Mesh::Transfer> last;  // whose pieces the others may still read
   Gathering next = gather_segment(segments.front(), reduction);
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    const Segment& segment = segments[i];
+    const MessageChunk& segment = segments[i];
     Gathering pieces = std::move(next);  // NOLINT(bugprone-use-after-move): set anew below
     const bool ended = pieces.transfer->wait_received();
     if (i + 1 < segments.size()) next = gather_segment(segments[i + 1], reduction);
@@ -166,9 +166,9 @@ void MeshCollectives::all_reduce(const TensorView& x, ReduceOp op) {
   if (x.nbytes() == 0) return;
   if (is_small(x.nbytes())) return reduce_small(x, x.data, op);
   const auto me = static_cast<std::size_t>(rank());
-  const std::vector<Segment> segments = segments_of(x);
+  const std::vector<MessageChunk> segments = segments_of(x);
   const std::size_t block = segments.front().bytes.front();
-  const auto spread = [&](const Segment& segment) {
+  const auto spread = [&](const MessageChunk& segment) {
     std::vector<Mesh::Send> sends;
     std::vector<Mesh::Receive> receives;
     for_each_peer([&](int peer) {
@@ -180,7 +180,7 @@ void MeshCollectives::all_reduce(const TensorView& x, ReduceOp op) {
   };
   reduce_segments(segments,
                   {op, x.dtype, workspace(2 * block * static_cast<std::size_t>(size())), block,
-                   [me](const Segment& segment) { return segment.at[me]; }, spread});
+                   [me](const MessageChunk& segment) { return segment.at[me]; }, spread});
 }
 
 void MeshCollectives::reduce(const TensorView& x, const TensorView& y, ReduceOp op, int root) {
@@ -189,15 +189,15 @@ void MeshCollectives::reduce(const TensorView& x, const TensorView& y, ReduceOp 
   const auto me = static_cast<std::size_t>(rank());
   const auto* in = static_cast<const std::byte*>(x.data);
   auto* out = static_cast<std::byte*>(y.data);
-  const std::vector<Segment> segments = segments_of(x);
+  const std::vector<MessageChunk> segments = segments_of(x);
   const std::size_t block = segments.front().bytes.front();
   const std::size_t blocks = 2 * block * static_cast<std::size_t>(size());
   std::byte* space = workspace(blocks + 2 * block);
-  const auto result = [&](const Segment& segment) {
+  const auto result = [&](const MessageChunk& segment) {
     if (rank() == root) return out + (segment.at[me] - in);
     return space + blocks + (segment.index % 2 == 0 ? 0 : block);
   };
-  const auto spread = [&](const Segment& segment) {
+  const auto spread = [&](const MessageChunk& segment) {
     std::vector<Mesh::Send> sends;
     std::vector<Mesh::Receive> receives;
     if (rank() != root && segment.bytes[me] > 0)
@@ -216,10 +216,10 @@ void MeshCollectives::reduce_scatter(const TensorView& x, const TensorView& y, c
                                      ReduceOp op) {
   const Parts parts = parts_of(x, counts);
   const auto me = static_cast<std::size_t>(rank());
-  const std::vector<Segment> segments = segments_of_parts(parts, core::size_of(x.dtype));
+  const std::vector<MessageChunk> segments = segments_of_parts(parts, core::size_of(x.dtype));
   if (segments.empty()) return;
   const std::size_t block = segments.front().bytes[me];
-  const auto result = [&](const Segment& segment) {
+  const auto result = [&](const MessageChunk& segment) {
     return static_cast<std::byte*>(y.data) + (segment.at[me] - parts.at(rank()));
   };
   reduce_segments(segments, {op, x.dtype, workspace(2 * block * static_cast<std::size_t>(size())),

@@ -117,7 +117,7 @@ class Calls {
 struct InFlight {
   std::string what;
   std::uint64_t sequence = 0;
-  std::optional<Message> message;
+  std::optional<PairMessage> message;
   Event reached, done;                             // points in its stream before and after it
   std::optional<Clock::time_point> reached_since;  // when the watchdog first saw the first one
 };
@@ -140,7 +140,7 @@ class NcclCollectives : public Collectives {
     sequence_ = called.sequence;
     message_.reset();
   }
-  void begin_message(const Message& message, const std::string& what) override {
+  void begin_message(const PairMessage& message, const std::string& what) override {
     what_ = what;
     message_ = message;
   }
@@ -191,7 +191,7 @@ class NcclCollectives : public Collectives {
   // What is being called.
   std::string what_;
   std::uint64_t sequence_ = 0;
-  std::optional<Message> message_;
+  std::optional<PairMessage> message_;
   std::mutex mutex_;  // all that follows: the watchdog's thread checks and aborts
   ncclComm_t communicator_ = nullptr;
   std::deque<InFlight> in_flight_;

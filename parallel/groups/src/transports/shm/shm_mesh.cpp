@@ -124,7 +124,7 @@ void ShmMesh::abort() noexcept {
 
 /// Leaves no message that points to a transfer that is gone. What is half sent cannot be completed.
 void ShmMesh::forget(ShmTransfer& transfer) {
-  const auto belongs = [&](const Message& message) { return message.transfer == &transfer; };
+  const auto belongs = [&](const ShmMessage& message) { return message.transfer == &transfer; };
   torn_ = true;
   segment_->owner(rank()).gave_up = 1;  // before anybody writes to what was offered
   for (Peer& p : peers_) {
@@ -154,7 +154,7 @@ bool ShmMesh::push(int to) {
     const std::uint64_t used = p.written - positions.read.load(std::memory_order_acquire);
     if (used > segment_->ring_bytes())
       core::fail<CommunicationError>("shm", "rank ", to, " has damaged the shared memory");
-    Message& message = p.sends.front();
+    ShmMessage& message = p.sends.front();
     const std::size_t some = push_some(message, to, segment_->ring_bytes() - used);
     if (some == 0) break;
     p.written += some;
@@ -185,7 +185,7 @@ bool ShmMesh::end_offers(Peer& p, std::uint64_t read) {
 }
 
 /// A header and the data behind it, or more data; 0 where there is no room.
-std::size_t ShmMesh::push_some(Message& message, int to, std::size_t room) {
+std::size_t ShmMesh::push_some(ShmMessage& message, int to, std::size_t room) {
   Peer& p = peer(to);
   std::byte* ring = segment_->ring(rank(), to);
   std::size_t some = 0;
@@ -213,7 +213,7 @@ bool ShmMesh::pull(int from) {
     const std::uint64_t there = positions.written.load(std::memory_order_acquire) - p.read;
     if (there > segment_->ring_bytes())
       core::fail<CommunicationError>("shm", "rank ", from, " has damaged the shared memory");
-    Message& message = p.receives.front();
+    ShmMessage& message = p.receives.front();
     const std::size_t some = pull_some(message, from, there);
     if (some == 0) break;
     p.read += some;
@@ -228,7 +228,7 @@ bool ShmMesh::pull(int from) {
 }
 
 /// What is there of a header and its data; 0 where nothing has come. A header comes as a whole.
-std::size_t ShmMesh::pull_some(Message& message, int from, std::size_t there) {
+std::size_t ShmMesh::pull_some(ShmMessage& message, int from, std::size_t there) {
   Peer& p = peer(from);
   std::size_t some = 0;
   if (message.done == 0) {
@@ -250,7 +250,7 @@ std::size_t ShmMesh::pull_some(Message& message, int from, std::size_t there) {
 }
 
 /// The address.
-std::uint64_t ShmMesh::pull_header(const Message& message, int from) {
+std::uint64_t ShmMesh::pull_header(const ShmMessage& message, int from) {
   MessageHeader came;
   copy_out(segment_->ring(from, rank()), segment_->ring_bytes(), peer(from).read, &came, kHeader);
   if (came.tag != message.tag || came.bytes != message.bytes) {
@@ -270,7 +270,7 @@ void ShmMesh::probe(int from) {
   segment_->positions(from, rank()).reads_memory = read && nonce == nonce_ ? 1 : 0;
 }
 
-void ShmMesh::read_memory(const Message& message, int from, std::uint64_t address) const {
+void ShmMesh::read_memory(const ShmMessage& message, int from, std::uint64_t address) const {
   const ShmSegment::Owner& theirs = segment_->owner(from);
   const std::size_t done = read_process(theirs.pid, address, message.data, message.bytes);
   if (theirs.gave_up != 0)

@@ -33,7 +33,7 @@ class ShmMesh : public Mesh {
 
  private:
   class ShmTransfer;
-  struct Message {
+  struct ShmMessage {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
     std::uint64_t tag = 0;
@@ -44,8 +44,8 @@ class ShmMesh : public Mesh {
   };
   /// What is under way with one peer, and this side's own positions: the segment's may be wrong.
   struct Peer {
-    std::deque<Message> sends, receives;
-    std::deque<Message> offers;  // whose header is written and not yet read
+    std::deque<ShmMessage> sends, receives;
+    std::deque<ShmMessage> offers;  // whose header is written and not yet read
     std::uint64_t written = 0, read = 0;
     bool probed = false;  // whether this rank can read the peer's memory
   };
@@ -53,12 +53,12 @@ class ShmMesh : public Mesh {
   bool progress();
   bool push(int to);
   bool pull(int from);
-  std::size_t push_some(Message& message, int to, std::size_t room);
-  std::size_t pull_some(Message& message, int from, std::size_t there);
-  std::uint64_t pull_header(const Message& message, int from);
+  std::size_t push_some(ShmMessage& message, int to, std::size_t room);
+  std::size_t pull_some(ShmMessage& message, int from, std::size_t there);
+  std::uint64_t pull_header(const ShmMessage& message, int from);
   bool end_offers(Peer& p, std::uint64_t read);
   void probe(int from);
-  void read_memory(const Message& message, int from, std::uint64_t address) const;
+  void read_memory(const ShmMessage& message, int from, std::uint64_t address) const;
   bool shares_core() const;
   void wait_for(const std::size_t& messages, std::chrono::milliseconds timeout);
   void forget(ShmTransfer& transfer);

@@ -18,8 +18,9 @@ inline bool same_layout(const TensorView& a, const TensorView& b) {
 }
 
 /// Shaped and laid out like x, on its device; uninitialised.
-inline Tensor empty_beside(const Tensor& x, DType dtype,
-                           core::MemoryCategory category = core::MemoryCategory::optimizer_state) {
+inline Tensor empty_with_layout_of(
+    const Tensor& x, DType dtype,
+    core::MemoryCategory category = core::MemoryCategory::optimizer_state) {
   const core::MemoryCategoryGuard guard(category);
   return Tensor::empty_strided(x.shape(), x.strides(), dtype, x.device());
 }
@@ -27,7 +28,7 @@ inline Tensor empty_beside(const Tensor& x, DType dtype,
 /// The same, with these values (of x's shape, any device), converted.
 inline Tensor copy_beside(const Tensor& x, const TensorView& values, DType dtype,
                           core::MemoryCategory category = core::MemoryCategory::optimizer_state) {
-  Tensor result = empty_beside(x, dtype, category);
+  Tensor result = empty_with_layout_of(x, dtype, category);
   copy(values, result);
   return result;
 }

@@ -1,4 +1,4 @@
-#include "cairn/kernels/order.h"
+#include "cairn/kernels/sort_scan.h"
 
 #include "check.h"
 #include "launch.h"
