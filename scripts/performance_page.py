@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """performance_page.py render [--check]               writes the tables of docs/performance.md from docs/performance/*.json; --check: fails
                                                       where the page differs
-performance_page.py collect NAME TITLE=FILE...        makes docs/performance/NAME.json of what the bench scripts wrote with --json
+performance_page.py collect NAME TITLE=FILE...        puts what the bench scripts wrote with --json into docs/performance/NAME.json; tables of
+                                                      other titles stay
 """
 import importlib.metadata
 import json
@@ -94,8 +95,12 @@ def collect(name, *files):
         title, _, file = each.partition("=")
         rows = [row_of(json.loads(line)) for line in pathlib.Path(file).read_text().splitlines()]
         groups.append({"title": title, "command": f"scripts/{pathlib.Path(file).stem}", "conditions": f"load {os.getloadavg()[0]:.1f} at the end", "rows": rows})
+    file = DOCS / "performance" / f"{name}.json"
+    measured = {group["title"] for group in groups}
+    if file.exists():
+        groups += [group for group in json.loads(file.read_text())["groups"] if group["title"] not in measured]
     machine = {"processor": f"{processor()}, {os.cpu_count()} threads", "software": software(), "groups": groups}
-    (DOCS / "performance" / f"{name}.json").write_text(json.dumps(machine, indent=1) + "\n")
+    file.write_text(json.dumps(machine, indent=1) + "\n")
 
 
 if __name__ == "__main__":
