@@ -25,7 +25,7 @@ struct TensorCheck {
 
 /// A check that was launched and not read. What it found lies in device memory, which it owns,
 /// until the host asks; copies share it. For one thread at a time.
-class [[nodiscard]] PendingCheck {
+class PendingCheck {
  public:
   PendingCheck() = default;  // of no tensors
 
@@ -49,7 +49,7 @@ class [[nodiscard]] PendingCheck {
 /// number of threads), and exact to f64 rounding; for p > 8 the powers of the largest floats
 /// overflow to infinity. The norm of x * s is s times the norm of x: nothing needs to be unscaled
 /// for it.
-PendingCheck check_tensors(const std::vector<TensorView>& tensors, double p = 2.0);
+[[nodiscard]] PendingCheck check_tensors(const std::vector<TensorView>& tensors, double p = 2.0);
 
 /// The p-norm of the finite elements of all tensors together. p as in the check.
 double norm_of(const std::vector<TensorCheck>& checks, double p = 2.0);
