@@ -253,7 +253,7 @@ class ScriptedRanks {
   using Script = std::vector<Call>;
   struct Called {
     std::uint64_t sequence = 0;
-    std::optional<ControlMessage> message;
+    std::optional<PairMessage> message;
   };
   struct Rank {
     std::unique_ptr<History> history;

@@ -480,7 +480,7 @@ ResumeInfo TrainingState::resume(const std::string& path, const ResumeOptions& h
       },
       &ids);
   if (std::count(ids.begin(), ids.end(), ids.front()) != static_cast<std::ptrdiff_t>(ids.size())) {
-    core::fail<core::DataError>("resume", "expected the same checkpoint in '", checkpoints,
+    core::fail<core::DataError>("resume", "expected the same checkpoint in '", standing,
                                 "' on all ranks, got different ones");
   }
   return load(std::move(loaded), how);
