@@ -98,9 +98,9 @@ int staged() {
     shared.backward(Batch::on_gpu(batch.x, begin, begin + kRows),
                     Batch::on_gpu(batch.target, begin, begin + kRows));
     average_staged(group, shared.optimizer);
-    shared.optimizer.step();
+    (void)shared.optimizer.step();
     alone.backward(Batch::on_gpu(batch.x, 0, all), Batch::on_gpu(batch.target, 0, all));
-    alone.optimizer.step();
+    (void)alone.optimizer.step();
   }
   const double difference =
       group.all_reduce_max(largest_difference(shared.model, alone.model), "difference");

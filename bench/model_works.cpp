@@ -41,7 +41,7 @@ struct Training {
     for (int k = 0; k < micro_batches; ++k) {
       precision.backward(nn::cross_entropy(model(x), target));
     }
-    precision.step();
+    (void)precision.step();
   }
 
   Model model;
@@ -147,7 +147,7 @@ std::function<void()> accumulated_steps(bool f32_sums) {
       training->precision.backward(
           nn::cross_entropy(training->model(training->x), training->target));
     }
-    training->precision.step();
+    (void)training->precision.step();
   };
 }
 

@@ -11,9 +11,9 @@
 //       amp::initialize({&d, &g}, {&d_optimizer, &g_optimizer}, {.num_losses = 3});
 //   precision.backward(real, {.loss_id = 0, .optimizers = {&d_optimizer}});
 //   precision.backward(fake, {.loss_id = 1, .optimizers = {&d_optimizer}});
-//   precision.step(d_optimizer);
+//   optim::StepResult d_result = precision.step(d_optimizer);
 //   precision.backward(fooled, {.loss_id = 2, .optimizers = {&g_optimizer}});
-//   precision.step(g_optimizer);
+//   optim::StepResult g_result = precision.step(g_optimizer);
 //   d_optimizer.clear_grad();                     // the third loss went through d as well
 //
 // There is no global state: the handle owns everything; two trainings in one process do not see
