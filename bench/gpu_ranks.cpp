@@ -65,13 +65,13 @@ struct Batch {
 
 /// The mean over the ranks, by way of the host: Gloo knows CPU tensors only.
 void average_staged(const parallel::ProcessGroup& group, const optim::Optimizer& optimizer) {
-  for (const auto& arena : optimizer.arenas()) {
-    for (const auto& buffer : arena->buffers()) {
-      const Tensor host = Tensor::empty(buffer.data.shape(), buffer.data.dtype(), Device{});
-      kernels::copy(buffer.data, host);
-      group.all_reduce(host, parallel::ReduceOp::mean, "staged gradients");
-      kernels::copy(host, buffer.data);
-    }
+  const Tensor& first = optimizer.groups().front().parameters.front().tensor;
+  const auto arena = optim::GradientArena::of(first);
+  for (const auto& buffer : arena->buffers()) {
+    const Tensor host = Tensor::empty(buffer.data.shape(), buffer.data.dtype(), Device{});
+    kernels::copy(buffer.data, host);
+    group.all_reduce(host, parallel::ReduceOp::mean, "staged gradients");
+    kernels::copy(host, buffer.data);
   }
 }
 

@@ -45,12 +45,12 @@ struct Training {
   Training(const Gpt2& model, DType dtype, const optim::StateOptions& state = {})
       : optimizer(parameters(model, dtype), {.weight_decay = 0.01}) {
     optimizer.set_state_options(state);
-    for (const auto& arena : optimizer.arenas()) {
-      for (const auto& buffer : arena->buffers()) {
-        kernels::copy(random(buffer.data.shape(), buffer.data.dtype()), buffer.data);
-        for (const auto& slot : buffer.slots) {
-          arena->parameters()[slot.parameter].tensor.gradient_slot().mark_written();
-        }
+    const Tensor& first = optimizer.groups().front().parameters.front().tensor;
+    const auto arena = optim::GradientArena::of(first);
+    for (const auto& buffer : arena->buffers()) {
+      kernels::copy(random(buffer.data.shape(), buffer.data.dtype()), buffer.data);
+      for (const auto& slot : buffer.slots) {
+        arena->parameters()[slot.parameter].tensor.gradient_slot().mark_written();
       }
     }
   }

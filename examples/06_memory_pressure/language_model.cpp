@@ -242,9 +242,7 @@ std::vector<double> trained_by_plan(const Job& job, const std::function<void()>&
   forget_planning();
   amp::Amp precision =
       amp::initialize(training.model, training.optimizer, amp_options(choice.precision));
-  if (choice.micro_batches > 1) {
-    for (const auto& arena : training.optimizer.arenas()) arena->use_f32_slots();
-  }
+  if (choice.micro_batches > 1) optim::GradientArena::attach(training.model.parameters(), true);
   return steps_of(job, stepped, [&](const Batch& batch) {
     const double share = 1.0 / static_cast<double>(choice.micro_batches);
     double loss = 0.0;

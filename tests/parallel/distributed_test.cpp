@@ -16,6 +16,7 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/adam.h"
 #include "cairn/optim/optimizer.h"
+#include "cairn/optim/optimizer_access.h"
 #include "cairn/optim/sgd.h"
 #include "environment.h"
 #include "ranks.h"
@@ -278,7 +279,7 @@ void check_remainders(ProcessGroup& group) {
     Tensor(tensor).set_data(Tensor::empty(tensor.shape(), DType::bf16));
     kernels::MasterWeight::assign(tensor, exact, optim::MasterStorage::remainder);
   }
-  optimizer.refresh();
+  optim::OptimizerAccess(optimizer).refresh();
   const auto truth = [&] {
     std::vector<std::vector<float>> values;
     for (const auto& [name, tensor] : model.parameters()) {
