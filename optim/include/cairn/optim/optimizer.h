@@ -37,8 +37,8 @@ namespace cairn::optim {
 
 using kernels::MasterStorage;
 
-/// What a step did.
-struct StepResult {
+/// What a step did. Whoever does not look at it trains on without knowing of skipped steps.
+struct [[nodiscard]] StepResult {
   bool applied = true;
   std::string reason;   // empty, or "inf in the gradient of conv1.weight (3 elements); loss scale
                         // 65536 -> 32768"
