@@ -37,13 +37,6 @@ void explain_skip(const std::string& reason, const StepReport& all, optim::StepR
   }
 }
 
-std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
-  std::vector<std::string> names;
-  names.reserve(culprits.size());
-  for (const Culprit& culprit : culprits) names.push_back(culprit.parameter);
-  return names;
-}
-
 }  // namespace
 
 /// What this rank found: which losses overflowed, which optimizers hold gradients of these.

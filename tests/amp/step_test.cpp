@@ -1,8 +1,9 @@
 // What a step is whoever takes it (an optimizer, an Amp, a ScaledStep): one wait for what ranks
-// reduce, optimizers that were moved from.
+// reduce, steps skipped in vain, optimizers that were moved from.
 #include <gmock/gmock.h>
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,7 +20,10 @@
 namespace cairn::amp {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
+
+constexpr double kStepInf = std::numeric_limits<double>::infinity();
 
 /// w [2], whose gradient is the coefficient of its loss.
 class StepWeight : public nn::Module {
@@ -97,6 +101,43 @@ TEST(Step, OfAScaledStepWaitsOnceAndUsesWhatWasReduced) {
   EXPECT_TRUE(scaled.step().applied);
   EXPECT_EQ(run.reducer->waits, 1);
   EXPECT_EQ(run.model.value(), 1.0 - 0.125);
+}
+
+// ---- Steps skipped in vain
+
+struct Skipping {
+  optim::StepResult step(double coefficient, const optim::StepOptions& options = {}) {
+    autograd::backward(autograd::affine(model.loss(coefficient), scaled.scale(), 0.0));
+    return scaled.step(options);
+  }
+  StepWeight model;
+  optim::FusedSGD optimizer{model.parameters(), {.lr = 1.0}};
+  ScaledStep scaled{optimizer, {.init_scale = 8, .growth_interval = 1000}};
+};
+
+TEST(Step, OfAScaledStepThatIsSkippedInVainEndsInACollapse) {
+  Skipping run;
+  testing::internal::CaptureStderr();
+  for (int k = 0; k < 3; ++k) EXPECT_FALSE(run.step(kStepInf, {.collapse_after = 3}).applied);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "it looks for its scale: 8, 4, 2";
+  EXPECT_EQ(run.scaled.scale(), 1.0);
+  testing::internal::CaptureStderr();
+  for (int k = 0; k < 2; ++k) EXPECT_FALSE(run.step(kStepInf, {.collapse_after = 3}).applied);
+  EXPECT_TRUE(run.step(0.25, {.collapse_after = 3}).applied);  // in a row, that is
+  for (int k = 0; k < 2; ++k) EXPECT_FALSE(run.step(kStepInf, {.collapse_after = 3}).applied);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("FusedSGD: step skipped: inf in the gradient of w (2 elements); loss "
+                              "scale stays 1 (its minimum)\n"));
+  EXPECT_THAT(said, HasSubstr("(its minimum) (2 skipped in a row)\n"));
+  try {
+    (void)run.step(kStepInf, {.collapse_after = 3});
+    FAIL() << "the third was skipped like the others";
+  } catch (const optim::GradientCollapse& error) {
+    EXPECT_THAT(error.parameters(), ElementsAre("w"));
+  }
+  EXPECT_EQ(run.model.value(), 0.75);
+  EXPECT_FALSE(run.model.w().grad().defined());
+  EXPECT_FALSE(run.step(kStepInf, {.collapse_after = 3}).applied);  // the count begins anew
 }
 
 // ---- Optimizers that were moved from

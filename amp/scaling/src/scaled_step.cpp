@@ -1,6 +1,8 @@
 #include "cairn/amp/scaled_step.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cairn/core/error.h"
 #include "cairn/optim/optimizer_access.h"
@@ -48,14 +50,15 @@ optim::StepResult ScaledStep::step(optim::StepOptions options) {
   const bool overflow = !all.overflows.empty();
   optim::StepResult result =
       overflow ? optimizer_->skip(report, options) : optimizer.apply(report, options);
+  const bool at_minimum = scaler_.at_minimum();
   if (any) scaler_.update(overflow);
   if (!overflow) return result;
   last_overflow_ = Overflow{steps_, 0, scale, all.overflows.at(0)};
   result.reason =
       core::str(last_overflow_->describe(world_.size), "; ", scale_change(scale, scaler_));
-  if (!last_overflow_->culprits.empty()) {
-    result.culprit = last_overflow_->culprits.front().parameter;
-  }
+  std::vector<std::string> names = parameters_of(last_overflow_->culprits);
+  if (!names.empty()) result.culprit = names.front();
+  if (at_minimum) optimizer.note_skip(result.reason, std::move(names), options.collapse_after);
   return result;
 }
 
