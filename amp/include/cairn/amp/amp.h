@@ -176,8 +176,8 @@ class Amp : public core::Stateful {
 ///   O1: forward runs in an autocast region of the half dtype.
 ///   O2, O3: floating parameters and buffers become half, except batch norm's statistics and, with
 ///   keep_batchnorm_fp32, its weight and bias; forward casts floating input to half and its result
-///   to f32 (cast_model_outputs). With master_weights, each parameter that requires a gradient gets
-///   an f32 master of exactly its value.
+///   to f32 (cast_model_outputs). With master_weights, each of these parameters, frozen ones
+///   too, gets an f32 master of exactly its value.
 /// Call it before or after DistributedDataParallel and load_state_dict: any order works, as long as
 /// it comes before the first step, once for a model (release() allows another time). Throws
 /// InvalidArgument as resolve() does; for a model or an optimizer given twice, a parameter of two
