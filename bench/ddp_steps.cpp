@@ -76,7 +76,7 @@ class Training {
   void step() {
     const Tensor y = ddp_ ? (*ddp_)(batch_.x) : (*model_)(batch_.x);
     precision_->backward(nn::cross_entropy(y, batch_.target));
-    precision_->step();
+    (void)precision_->step();
   }
   std::vector<parallel::Reducer::Bucket> buckets() const { return ddp_->buckets(); }
 

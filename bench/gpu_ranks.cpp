@@ -65,13 +65,13 @@ struct Batch {
 
 /// The mean over the ranks, by way of the host: Gloo knows CPU tensors only.
 void average_staged(const parallel::ProcessGroup& group, const optim::Optimizer& optimizer) {
-  for (const auto& arena : optimizer.arenas()) {
-    for (const auto& buffer : arena->buffers()) {
-      const Tensor host = Tensor::empty(buffer.data.shape(), buffer.data.dtype(), Device{});
-      kernels::copy(buffer.data, host);
-      group.all_reduce(host, parallel::ReduceOp::mean, "staged gradients");
-      kernels::copy(host, buffer.data);
-    }
+  const Tensor& first = optimizer.groups().front().parameters.front().tensor;
+  const auto arena = optim::GradientArena::of(first);
+  for (const auto& buffer : arena->buffers()) {
+    const Tensor host = Tensor::empty(buffer.data.shape(), buffer.data.dtype(), Device{});
+    kernels::copy(buffer.data, host);
+    group.all_reduce(host, parallel::ReduceOp::mean, "staged gradients");
+    kernels::copy(host, buffer.data);
   }
 }
 
@@ -98,9 +98,9 @@ int staged() {
     shared.backward(Batch::on_gpu(batch.x, begin, begin + kRows),
                     Batch::on_gpu(batch.target, begin, begin + kRows));
     average_staged(group, shared.optimizer);
-    shared.optimizer.step();
+    (void)shared.optimizer.step();
     alone.backward(Batch::on_gpu(batch.x, 0, all), Batch::on_gpu(batch.target, 0, all));
-    alone.optimizer.step();
+    (void)alone.optimizer.step();
   }
   const double difference =
       group.all_reduce_max(largest_difference(shared.model, alone.model), "difference");

@@ -77,7 +77,7 @@ Times update_of_cairn(bool check) {
     libtorch::to_torch(tensor.gradient_slot().memory()).normal_();
     tensor.gradient_slot().mark_written();
   }
-  return times([&] { optimizer.step({.check = check, .keep_gradients = true}); }, 15);
+  return times([&] { (void)optimizer.step({.check = check, .keep_gradients = true}); }, 15);
 }
 
 // ---- Steps
@@ -161,7 +161,7 @@ Times step_of(Net net, const torch::Tensor& images, const std::string& whose, in
   return times(
       [&] {
         precision.backward(torch::nll_loss(model.run(net, x), y));
-        precision.step();
+        (void)precision.step();
       },
       steps);
 }
@@ -227,7 +227,7 @@ double memory(std::int64_t layers, std::int64_t width, std::int64_t rows,
   const auto x = torch::randn({rows, width});
   for (int i = 0; i < 3; ++i) {
     precision.backward(model.run(net, x).square().mean());
-    precision.step();
+    (void)precision.step();
   }
   return (peak() - before) / 1e6;
 }

@@ -45,12 +45,12 @@ struct Training {
   Training(const Gpt2& model, DType dtype, const optim::StateOptions& state = {})
       : optimizer(parameters(model, dtype), {.weight_decay = 0.01}) {
     optimizer.set_state_options(state);
-    for (const auto& arena : optimizer.arenas()) {
-      for (const auto& buffer : arena->buffers()) {
-        kernels::copy(random(buffer.data.shape(), buffer.data.dtype()), buffer.data);
-        for (const auto& slot : buffer.slots) {
-          arena->parameters()[slot.parameter].tensor.gradient_slot().mark_written();
-        }
+    const Tensor& first = optimizer.groups().front().parameters.front().tensor;
+    const auto arena = optim::GradientArena::of(first);
+    for (const auto& buffer : arena->buffers()) {
+      kernels::copy(random(buffer.data.shape(), buffer.data.dtype()), buffer.data);
+      for (const auto& slot : buffer.slots) {
+        arena->parameters()[slot.parameter].tensor.gradient_slot().mark_written();
       }
     }
   }
@@ -69,14 +69,14 @@ struct Training {
 
 Run adamw(const Gpt2& model) {
   const auto training = std::make_shared<Training>(model, DType::f32);
-  return [training] { training->optimizer.step({.check = false, .keep_gradients = true}); };
+  return [training] { (void)training->optimizer.step({.check = false, .keep_gradients = true}); };
 }
 
 /// Check, unscaling, clipping, AdamW on f32 masters, the half weights: one step.
 Run o2_update(const Gpt2& model, const optim::StateOptions& state) {
   const auto training = std::make_shared<Training>(model, DType::bf16, state);
   return [training] {
-    training->optimizer.step(
+    (void)training->optimizer.step(
         {.gradient_scale = 1.0 / 1024, .max_gradient_norm = 1.0, .keep_gradients = true});
   };
 }
@@ -92,7 +92,7 @@ Run amp_step(const Gpt2& model) {
                                                   .scaler = {.init_scale = 1024},
                                                   .max_gradient_norm = 1.0}));
   precision->adopt_gradients(training->optimizer);  // as if scaled by hand
-  return [training, precision] { precision->step({.keep_gradients = true}); };
+  return [training, precision] { (void)precision->step({.keep_gradients = true}); };
 }
 
 /// A list of bf16 weights with f32 masters and f32 moments.

@@ -55,7 +55,7 @@ std::vector<std::size_t> Amp::Impl::optimizers_of(const LossOptions& which, cons
   CAIRN_CHECK(!released, where,
               "expected a handle whose models are initialized, got a released one");
   loss(which.loss_id, where);
-  contributions.check_not_moved(where);
+  contributions.check_not_moved();
   if (which.optimizers.empty()) return every_optimizer();
   std::vector<std::size_t> chosen;
   for (const optim::Optimizer* optimizer : which.optimizers)

@@ -42,10 +42,11 @@ void Amp::Impl::set_capturable(bool value) {
   }
   check_capturable(options, contributions.size());
   optim::Optimizer& optimizer = only_optimizer();
-  CAIRN_CHECK(!optimizer.has_gradient(), "amp",
+  const optim::OptimizerAccess access(optimizer);
+  CAIRN_CHECK(!access.has_gradient(), "amp",
               "expected to become capturable between two steps, got gradients of a backward");
   optimizer.set_capturable(true);
-  device.emplace(losses.front().scaler, optim::OptimizerAccess(optimizer).found_inf().device);
+  device.emplace(losses.front().scaler, access.found_inf().device);
   write_scaler();
 }
 
@@ -75,14 +76,12 @@ std::vector<optim::StepResult> Amp::Impl::step_on_device(const std::vector<std::
     step_options.max_gradient_norm = options.max_gradient_norm;
   }
   const LossScaler& scaler = losses.front().scaler;
-  optim::Optimizer& optimizer = only_optimizer();
-  step_options.scaler = scaler_id();
+  const optim::OptimizerAccess optimizer(only_optimizer());
   if (!held.empty()) step_options.gradient_scale /= held.back()->scale;
   contributions.end(which);
-  const optim::StepResult result = optim::OptimizerAccess(optimizer).step_on_device(
-      step_options, scaler.dynamic() ? device->scale().view() : TensorView());
-  if (result.applied && step_options.check)
-    device->update(optim::OptimizerAccess(optimizer).found_inf());
+  const optim::StepResult result = optimizer.step_on_device(
+      step_options, scaler_id(), scaler.dynamic() ? device->scale().view() : TensorView());
+  if (result.applied && step_options.check) device->update(optimizer.found_inf());
   return {result};
 }
 

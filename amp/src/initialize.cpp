@@ -73,7 +73,7 @@ Amp initialize(const std::vector<nn::Module*>& models,
   auto impl = std::make_shared<Amp::Impl>(resolved, models, optimizers);
   for (optim::Optimizer* optimizer : optimizers) {
     if (resolved.master_weights) optimizer->set_master_weights(*resolved.master_weights);
-    if (resolved.enabled) optimizer->refresh();
+    if (resolved.enabled) optim::OptimizerAccess(*optimizer).refresh();
   }
   if (resolved.enabled && resolved.cast_model_type) release_former_weights(models);
   log::info("amp: {}", describe(resolved));

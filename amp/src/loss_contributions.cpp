@@ -62,18 +62,14 @@ std::optional<double> only_factor(const optim::Optimizer& optimizer) {
 
 }  // namespace
 
-void LossContributions::check_not_moved(const char* where) const {
-  for (const optim::Optimizer* optimizer : optimizers_) {
-    CAIRN_CHECK(!optimizer->groups().empty(), where,
-                "expected the optimizers that amp::initialize ",
-                "was given where they were, got one that was moved since (move it before ",
-                "amp::initialize, or keep it in a std::unique_ptr)");
-  }
+void LossContributions::check_not_moved() const {
+  for (optim::Optimizer* optimizer : optimizers_)
+    optim::OptimizerAccess(*optimizer).check_not_moved();
 }
 
 std::size_t LossContributions::index_of(const optim::Optimizer& optimizer,
                                         const char* where) const {
-  check_not_moved(where);
+  check_not_moved();
   const auto found = std::find(optimizers_.begin(), optimizers_.end(), &optimizer);
   CAIRN_CHECK(found != optimizers_.end(), where, "expected one of the ", optimizers_.size(),
               " optimizers that were given to amp::initialize, got another");
@@ -183,10 +179,9 @@ std::vector<optim::NonFinite> LossContributions::nonfinite_in(
 
 LossContributions::Resolved LossContributions::resolve(const Indices& optimizers,
                                                        const optim::StepOptions& options) {
-  const bool reads = options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||
-                     std::any_of(optimizers.begin(), optimizers.end(), [&](std::size_t index) {
-                       return optimizers_[index]->needs_report();
-                     });
+  const bool reads = std::any_of(optimizers.begin(), optimizers.end(), [&](std::size_t index) {
+    return optim::OptimizerAccess(*optimizers_[index]).needs_report(options);
+  });
   Resolved resolved;
   std::vector<optim::PendingReport> pending;
   std::vector<LossContributionPtr> sources;  // whose gradients each of them checks; null: sums
@@ -195,11 +190,13 @@ LossContributions::Resolved LossContributions::resolve(const Indices& optimizers
     adopt(index, {0, 1.0, open(0, 1.0, {index})});
     const std::optional<double> factor = only_factor(optimizer);
     if (!factor) (void)optimizer.stash();
+    const optim::OptimizerAccess parts(optimizer);
+    parts.prepare_gradients();
     resolved.scales.push_back(factor.value_or(1.0));
     if (!reads) continue;
     const auto held = held_by(index);
     sources.push_back(factor && !held.empty() ? held.front() : nullptr);
-    pending.push_back(optimizer.begin_check(options.norm_type));
+    pending.push_back(parts.begin_own_check(options.norm_type));
   }
   resolved.unjudged = unjudged_of(optimizers);
   resolved.reports.resize(optimizers.size());

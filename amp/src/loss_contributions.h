@@ -70,7 +70,7 @@ class LossContributions {
   /// Throws InvalidArgument for one that amp::initialize was not given, or that was moved from
   /// since.
   std::size_t index_of(const optim::Optimizer& optimizer, const char* where) const;
-  void check_not_moved(const char* where) const;
+  void check_not_moved() const;
 
  private:
   std::vector<LossContributionPtr> unjudged_of(const std::vector<std::size_t>& optimizers) const;

@@ -37,13 +37,6 @@ void explain_skip(const std::string& reason, const StepReport& all, optim::StepR
   }
 }
 
-std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
-  std::vector<std::string> names;
-  names.reserve(culprits.size());
-  for (const Culprit& culprit : culprits) names.push_back(culprit.parameter);
-  return names;
-}
-
 }  // namespace
 
 /// What this rank found: which losses overflowed, which optimizers hold gradients of these.
@@ -212,7 +205,8 @@ void Amp::Impl::mark_judged(const std::vector<LossContributionPtr>& judged, cons
 }
 
 void Amp::Impl::refresh_optimizers() {
-  for (optim::Optimizer* optimizer : contributions.optimizers()) optimizer->refresh();
+  for (optim::Optimizer* optimizer : contributions.optimizers())
+    optim::OptimizerAccess(*optimizer).refresh();
 }
 
 void Amp::Impl::throw_if_collapsed() {
@@ -235,9 +229,8 @@ void Amp::Impl::throw_if_collapsed() {
 
 std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& which,
                                                optim::StepOptions step_options) {
-  contributions.check_not_moved("step");
-  const optim::SharedStep shared(
-      {contributions.optimizers().begin(), contributions.optimizers().end()});
+  contributions.check_not_moved();
+  const optim::SharedStep shared(contributions.optimizers());
   check_step(which, step_options);
   if (device) {
     check_losses(which);
@@ -265,10 +258,10 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
     optim::Optimizer& optimizer = contributions[which[k]];
     optim::StepOptions own_options = step_options;
     own_options.gradient_scale /= resolved.scales[k];
-    own_options.scaler = scaler_id();
     const bool skips = all.optimizers.contains(which[k]);
-    results.push_back(skips ? optimizer.skip(resolved.reports[k], own_options)
-                            : optimizer.update(resolved.reports[k], own_options));
+    results.push_back(
+        skips ? optimizer.skip(resolved.reports[k], own_options)
+              : optim::OptimizerAccess(optimizer).apply(resolved.reports[k], own_options));
     if (skips) explain_skip(reason, all, results.back());
   }
   const std::string fell = fall_back_if_due(ended, all);

@@ -13,6 +13,7 @@
 
 #include "cairn/autograd/autograd.h"
 #include "cairn/core/generator.h"
+#include "cairn/core/log.h"
 #include "cairn/core/memory.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
@@ -121,7 +122,7 @@ Result train(const Flags& flags, const std::vector<Device>& devices, Way way) {
       loss = loss_of(parallel::gather(on_all(x), devices[0]), next);
     }
     autograd::backward(loss);
-    optimizer.step();
+    if (const auto r = optimizer.step(); !r.applied) log::warn("{}", r.reason);
     result.losses.push_back(loss.item());
   }
   for (const Device device : devices) {

@@ -4,6 +4,7 @@
 #include "cairn/checkpointing/planner.h"
 #include "cairn/checkpointing/recompute.h"
 #include "cairn/core/generator.h"
+#include "cairn/core/log.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
 
@@ -48,7 +49,7 @@ std::vector<double> train(const Job& job, const std::function<void()>& stepped,
   for (int i = 0; i < job.steps; ++i) {
     const Tensor loss = nn::mse_loss(forward(chain, x), target);
     autograd::backward(loss);
-    optimizer.step();
+    if (const auto r = optimizer.step(); !r.applied) log::warn("{}", r.reason);
     losses.push_back(loss.item());
     stepped();
   }

@@ -10,6 +10,7 @@
 #include "cairn/checkpointing/recompute.h"
 #include "cairn/checkpointing/training_plan.h"
 #include "cairn/core/generator.h"
+#include "cairn/core/log.h"
 #include "cairn/core/memory.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/accumulation.h"
@@ -87,6 +88,10 @@ struct Training {
   optim::FusedSGD optimizer;
 };
 
+void tell(const optim::StepResult& result) {
+  if (!result.applied) log::warn("{}", result.reason);
+}
+
 /// Trains by `step`, which makes one optimizer step and returns its loss.
 template <class Step>
 std::vector<double> steps_of(const Job& job, const std::function<void()>& stepped, Step step) {
@@ -106,7 +111,7 @@ Way by_loss(std::string name, std::string what, Loss loss) {
     return steps_of(job, stepped, [&](const Batch& batch) {
       const Tensor value = loss(training.model, batch, job);
       autograd::backward(value);
-      training.optimizer.step();
+      tell(training.optimizer.step());
       return value.item();
     });
   };
@@ -171,7 +176,7 @@ std::vector<double> accumulate(const Job& job, const std::function<void()>& step
       autograd::backward(autograd::affine(mean, micro.weight(), 0.0));
       loss += mean.item() * static_cast<double>(count) / static_cast<double>(n);
     }
-    training.optimizer.step({.gradient_scale = accumulation.finish()});
+    tell(training.optimizer.step({.gradient_scale = accumulation.finish()}));
     return loss;
   });
 }
@@ -185,7 +190,7 @@ std::vector<double> half(const Job& job, const std::function<void()>& stepped) {
   return steps_of(job, stepped, [&](const Batch& batch) {
     const Tensor loss = plain_loss(training.model, batch, job);
     precision.backward(loss);
-    precision.step();
+    tell(precision.step());
     return loss.item();
   });
 }
@@ -201,7 +206,7 @@ std::vector<double> balanced(const Job& job, const std::function<void()>& steppe
   return steps_of(job, stepped, [&](const Batch& batch) {
     const Tensor loss = criterion(net(batch.x), batch.next);
     autograd::backward(loss);
-    training.optimizer.step();
+    tell(training.optimizer.step());
     return loss.item();
   });
 }
@@ -237,9 +242,7 @@ std::vector<double> trained_by_plan(const Job& job, const std::function<void()>&
   forget_planning();
   amp::Amp precision =
       amp::initialize(training.model, training.optimizer, amp_options(choice.precision));
-  if (choice.micro_batches > 1) {
-    for (const auto& arena : training.optimizer.arenas()) arena->use_f32_slots();
-  }
+  if (choice.micro_batches > 1) optim::GradientArena::attach(training.model.parameters(), true);
   return steps_of(job, stepped, [&](const Batch& batch) {
     const double share = 1.0 / static_cast<double>(choice.micro_batches);
     double loss = 0.0;
@@ -250,7 +253,7 @@ std::vector<double> trained_by_plan(const Job& job, const std::function<void()>&
       precision.backward(mean);
       loss += mean.item() * share;
     }
-    precision.step({.gradient_scale = share});
+    tell(precision.step({.gradient_scale = share}));
     return loss;
   });
 }

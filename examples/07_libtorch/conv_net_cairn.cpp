@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
     const torch::Tensor y = model.run(net, batch.images);
     const torch::Tensor loss = torch::nll_loss(y, batch.labels);
     precision.backward(loss);
-    precision.step();
+    if (const auto r = precision.step(); !r.applied) std::cerr << r.reason << "\n";
     state.save_every(50, "runs/libtorch");
     if (step % 50 == 0) std::cout << "step " << step << " loss " << loss.item<float>() << std::endl;
   }

@@ -29,12 +29,12 @@ int main(int argc, char** argv) {
     d_step.clear_grad();
     const auto seen = dcgan::not_real(judge(real)) + dcgan::not_fake(judge(fake.detach()));
     precision.backward(seen, {.optimizers = {&d_step}});
-    precision.step(d_step);
+    if (const auto r = precision.step(d_step); !r.applied) std::cerr << r.reason << "\n";
 
     g_step.clear_grad();
     const torch::Tensor fooled = dcgan::not_real(judge(fake));
     precision.backward(fooled, {.optimizers = {&g_step}});
-    precision.step(g_step);
+    if (const auto r = precision.step(g_step); !r.applied) std::cerr << r.reason << "\n";
     if (step % 20 == 0) {
       std::cout << "step " << step << " d " << seen.item<float>() << " g " << fooled.item<float>()
                 << std::endl;

@@ -11,6 +11,7 @@ LARC::LARC(Optimizer& optimizer, const LarcOptions& options) : optimizer_(&optim
   CAIRN_CHECK(is_valid(options.trust_coefficient) && is_valid(options.eps), "LARC",
               "expected a trust coefficient and an eps >= 0, got ", options.trust_coefficient,
               " and ", options.eps);
+  optimizer.check_not_moved();
   CAIRN_CHECK(!optimizer.larc_, "LARC", "expected an optimizer without LARC, got one with it");
   CAIRN_CHECK(!optimizer.running_norm_type() && optimizer.own_max_norm() == 0, "LARC",
               "expected an optimizer that does not look at gradient norms itself, got ",
@@ -21,6 +22,11 @@ LARC::LARC(Optimizer& optimizer, const LarcOptions& options) : optimizer_(&optim
                                   "is (the host reads LARC's norms: set_capturable(false))");
   }
   optimizer.larc_ = std::make_shared<const LarcOptions>(options);
+}
+
+const LarcOptions& LARC::options() const {
+  optimizer_->check_not_moved();
+  return *optimizer_->larc_;
 }
 
 LARC::~LARC() {

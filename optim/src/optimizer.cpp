@@ -192,6 +192,18 @@ void Optimizer::refresh() {
   cut_state();
 }
 
+void Optimizer::check_not_moved() const {
+  CAIRN_CHECK(
+      !groups_.empty(), "optimizer",
+      "expected an optimizer that stayed where it was, got one that was moved from (move it "
+      "before amp, a Schedule or a LARC is given it, or keep it in a std::unique_ptr)");
+}
+
+double Optimizer::lr() const {
+  check_not_moved();
+  return groups_.front().lr;
+}
+
 void Optimizer::set_lr(double lr) {
   for (ParameterGroup& group : groups_) group.lr = lr;
 }

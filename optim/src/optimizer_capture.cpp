@@ -207,10 +207,11 @@ void Optimizer::update_on_device(const StepOptions& options, const TensorView& l
   }
 }
 
-StepResult Optimizer::step_on_device(const StepOptions& options, const TensorView& loss_scale) {
+StepResult Optimizer::step_on_device(const StepOptions& options, std::uint64_t scaler,
+                                     const TensorView& loss_scale) {
   CAIRN_CHECK(capturable(), "optimizer", "expected a capturable optimizer, got another ",
               "(set_capturable(true))");
-  check_scaler(options.scaler);
+  check_scaler(scaler);
   check_capturable(options);
   prepare_gradients();
   StepResult result;

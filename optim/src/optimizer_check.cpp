@@ -26,18 +26,11 @@ List& list_of(std::vector<List>& lists, Device device) {
   return lists.emplace_back(List{device, {}, {}, {}});
 }
 
-/// What is there to be stepped or stashed; null: nothing.
-core::GradientSlot* slot_with_gradient(const Tensor& parameter) {
-  if (!parameter.requires_grad() || parameter.gradient_slot_or_null() == nullptr) return nullptr;
-  core::GradientSlot& slot = parameter.gradient_slot();
-  return slot.holds_gradient() ? &slot : nullptr;
-}
-
 /// A gradient or a stashed sum, or both.
 bool has_pending(const Tensor& parameter) {
-  if (slot_with_gradient(parameter) != nullptr) return true;
   const core::GradientSlot* slot = parameter.gradient_slot_or_null();
-  return slot != nullptr && slot->has_sum() && parameter.requires_grad();
+  return slot != nullptr && parameter.requires_grad() &&
+         (slot->holds_gradient() || slot->has_sum());
 }
 
 void check_norm_type(double type) {
@@ -49,23 +42,18 @@ void check_norm_type(double type) {
 /// What ranks have reduced must be whole on the device before a step is queued behind it: a
 /// collective that is aborted ends as if it had succeeded.
 void Optimizer::wait_for_reductions() const {
-  std::vector<std::shared_ptr<core::GradientReducer>> reducers;  // in the same order on every rank
+  check_not_moved();
+  Reducers reducers;
   for (const ParameterGroup& group : groups_) {
     for (const NamedTensor& parameter : group.parameters) {
       const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
-      if (slot == nullptr) continue;
-      auto reducer = slot->reducer();
-      if (reducer && std::find(reducers.begin(), reducers.end(), reducer) == reducers.end())
-        reducers.push_back(std::move(reducer));
+      if (slot != nullptr) add_reducer(reducers, slot->reducer());
     }
   }
   for (const auto& reducer : reducers) reducer->reduce_pending();
 }
 
-/// Before gradients are read: each is whole, this optimizer's own, and the average over the ranks
-/// wherever there are ranks. A collective where some are this rank's alone.
 void Optimizer::prepare_gradients() const {
-  wait_for_reductions();
   std::vector<Tensor> beside_sums;
   for (const ParameterGroup& group : groups_) {
     for (const auto& [name, tensor] : group.parameters) {
@@ -117,18 +105,8 @@ bool Optimizer::has_gradient() const {
   });
 }
 
-bool Optimizer::has_stash() const {
-  for (const ParameterGroup& group : groups_) {
-    for (const NamedTensor& parameter : group.parameters) {
-      const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
-      if (slot != nullptr && slot->has_sum()) return true;
-    }
-  }
-  return false;
-}
-
 PendingReport Optimizer::begin_check(double norm_type) const {
-  check_norm_type(norm_type);
+  wait_for_reductions();
   prepare_gradients();
   return begin_own_check(norm_type);
 }

@@ -8,7 +8,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
 #include "cairn/optim/larc.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/optimizer_access.h"
 #include "layout.h"
 
 namespace cairn::optim {
@@ -71,13 +71,14 @@ double Optimizer::running_norm(const ParameterGroup&, double, double, std::int64
   return 0.0;
 }
 
-bool Optimizer::needs_report() const {
-  return larc_ || running_norm_type() || own_max_norm() > 0;
+bool Optimizer::needs_report(const StepOptions& options) const {
+  return options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite || larc_ ||
+         running_norm_type() || own_max_norm() > 0;
 }
 
-SharedStep::SharedStep(const std::vector<const Optimizer*>& optimizers) {
+SharedStep::SharedStep(const std::vector<Optimizer*>& optimizers) {
   for (const Optimizer* optimizer : optimizers) {
-    arenas_.insert(arenas_.end(), optimizer->arenas().begin(), optimizer->arenas().end());
+    arenas_.insert(arenas_.end(), optimizer->arenas_.begin(), optimizer->arenas_.end());
   }
   for (const auto& arena : arenas_) arena->pull_foreign_changes();
 }
@@ -88,31 +89,26 @@ SharedStep::~SharedStep() {
 
 StepResult Optimizer::step(const StepOptions& options) {
   const SharedStep shared({this});
-  if (capturable()) return step_on_device(options, {});
+  if (capturable()) return step_on_device(options, 0, {});
   wait_for_reductions();  // all ranks have then what some have: they refuse it together
-  check_scaler(options.scaler);
+  check_scaler(0);
+  prepare_gradients();
   GradientReport report;
-  if (options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite ||
-      needs_report()) {
-    report = check(options.norm_type);
-  }
-  if (options.check && !report.finite()) {
-    StepResult skipped = skip(report, options);
-    note_skip(report, options.collapse_after);
-    return skipped;
-  }
-  StepResult result = update(report, options);
-  if (result.applied) skips_.clear();
-  return result;
-}
-
-void Optimizer::note_skip(const GradientReport& report, int collapse_after) {
+  if (needs_report(options)) report = begin_own_check(options.norm_type).read();
+  if (!options.check || report.finite()) return apply(report, options);
+  StepResult skipped = skip(report, options);
   std::vector<std::string> names;
   for (const NonFinite& found : report.nonfinite) names.push_back(found.parameter);
-  skips_.add(std::move(names));
+  note_skip(skipped.reason, std::move(names), options.collapse_after);
+  return skipped;
+}
+
+void Optimizer::note_skip(const std::string& reason, std::vector<std::string> parameters,
+                          int collapse_after) {
+  skips_.add(std::move(parameters));
   const int length = skips_.length();
   if (std::has_single_bit(static_cast<unsigned>(length))) {
-    log::warn("{}: step skipped: {}{}", kind(), report.describe(),
+    log::warn("{}: step skipped: {}{}", kind(), reason,
               length > 1 ? core::str(" (", length, " skipped in a row)") : std::string());
   }
   if (collapse_after == 0 || length < collapse_after) return;
@@ -280,11 +276,16 @@ std::vector<bool> Optimizer::updated() const {
 }
 
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {
+  wait_for_reductions();
+  check_scaler(0);
+  prepare_gradients();
+  return apply(report, options);
+}
+
+StepResult Optimizer::apply(const GradientReport& report, const StepOptions& options) {
   check_report(report);
   check_options(report, options);
-  check_scaler(options.scaler);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
-  prepare_gradients();
   if (!has_gradient()) {
     StepResult nothing;
     nothing.applied = false;
@@ -316,6 +317,7 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
     }
   }
   ++steps_;
+  skips_.clear();
   finish(options);
   return result;
 }

@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "cairn/core/error.h"
 #include "cairn/optim/optimizer.h"
 
 namespace cairn::optim {
+
+void add_reducer(Reducers& reducers, std::shared_ptr<core::GradientReducer> one) {
+  const bool is_new = one && std::find(reducers.begin(), reducers.end(), one) == reducers.end();
+  if (is_new) reducers.push_back(std::move(one));
+}
 
 Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tensors) {
   std::map<const core::GradientReducer*, std::vector<std::int64_t>> loads;  // elements by rank
@@ -42,14 +48,9 @@ std::optional<core::ElementRange> Partition::own_part(std::size_t parameter) con
   return entry.weight.part(entry.ranks.rank, entry.ranks.world_size);
 }
 
-/// In the same order on every rank.
-std::vector<std::shared_ptr<core::GradientReducer>> Partition::reducers() const {
-  std::vector<std::shared_ptr<core::GradientReducer>> all;
-  for (const Entry& entry : entries_) {
-    auto reducer = entry.reducer.lock();
-    const bool is_new = reducer && std::find(all.begin(), all.end(), reducer) == all.end();
-    if (is_new) all.push_back(std::move(reducer));
-  }
+Reducers Partition::reducers() const {
+  Reducers all;
+  for (const Entry& entry : entries_) add_reducer(all, entry.reducer.lock());
   return all;
 }
 

@@ -88,6 +88,7 @@ Schedule::Schedule(Optimizer& optimizer, Curve curve)
 }
 
 void Schedule::apply() {
+  optimizer_->check_not_moved();
   for (std::size_t g = 0; g < base_lr_.size(); ++g) {
     optimizer_->groups()[g].lr = base_lr_[g] * factor();
   }

@@ -9,6 +9,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/optim/sgd.h"
 #include "support.h"
+#include "support/step.h"
 
 namespace cairn::amp {
 namespace {
@@ -257,7 +258,7 @@ TEST(Initialize, ReleaseGivesTheF32ValuesBackAndAllowsAnotherTime) {
     nn::Sequential model = make_model();
     optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
     Amp precision = initialize(model, optimizer, {.opt_level = level});
-    train_step(model, precision, make_batch(1));
+    test::expect_applied(train_step(model, precision, make_batch(1)));
     const StateDict exact = snapshot(model.state_dict());
     EXPECT_THROW(initialize(model, optimizer), core::InvalidArgument);
     precision.release();
@@ -304,7 +305,7 @@ TEST(Initialize, DisabledLeavesEverythingAsItIs) {
   nn::Sequential plain = make_model();
   optim::FusedSGD plain_optimizer(plain.parameters(), {.lr = 0.5});
   autograd::backward(loss_of(plain, make_batch(1)));
-  plain_optimizer.step();
+  test::expect_applied(plain_optimizer.step());
   EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
   EXPECT_EQ(everything(model, optimizer), everything(plain, plain_optimizer));
 }

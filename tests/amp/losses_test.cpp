@@ -153,7 +153,7 @@ TEST(SeveralOptimizers, AStrangerIsRefused) {
   Pair pair;
   Weight other;
   optim::FusedSGD stranger(other.parameters(), {});
-  EXPECT_THROW(pair.precision.step(stranger), core::InvalidArgument);
+  EXPECT_THROW((void)pair.precision.step(stranger), core::InvalidArgument);
   EXPECT_THROW(
       (void)pair.precision.scale_loss(pair.a(coefficients(1)), {.optimizers = {&stranger}}),
       core::InvalidArgument);
@@ -167,7 +167,7 @@ TEST(Delays, AStepWaitsForABackwardWithoutDelayUnscale) {
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
   Amp precision = initialize(model, optimizer, kO2);
   precision.backward(model(coefficients(0.25)), {.delay_unscale = true});
-  EXPECT_THROW(precision.step(), core::InvalidArgument);
+  EXPECT_THROW((void)precision.step(), core::InvalidArgument);
   precision.backward(model(coefficients(0.25)));
   EXPECT_TRUE(precision.step().applied);
   EXPECT_EQ(values(kernels::MasterWeight::of(model.w())->tensor()), std::vector<double>(4, 0.5));
@@ -220,7 +220,7 @@ TEST(StaticScale, MayGoUnchecked) {
   Weight dynamic;
   optim::FusedSGD dynamic_optimizer(dynamic.parameters(), {.lr = 1.0});
   Amp checks = initialize(dynamic, dynamic_optimizer, {.opt_level = OptLevel::O2});
-  EXPECT_THROW(checks.step({.check = false}), core::InvalidArgument);
+  EXPECT_THROW((void)checks.step({.check = false}), core::InvalidArgument);
 }
 
 TEST(StaticScale, UncheckedOptimizersThatNeedNormsGetThem) {

@@ -147,7 +147,8 @@ TEST(Overflow, TheHistoryKeepsTheLast) {
   Options options;
   options.overflow_history = 3;
   Poisoned run(options);
-  for (int step = 0; step < 5; ++step) run.step_with({{"0.bias", 0, kOverflowInf}});
+  for (int step = 0; step < 5; ++step)
+    EXPECT_FALSE(run.step_with({{"0.bias", 0, kOverflowInf}}).applied);
   const std::vector<Overflow> last = run.precision->overflows();
   ASSERT_EQ(last.size(), 3u);
   EXPECT_EQ(last[0].step, 3);
@@ -162,13 +163,13 @@ TEST(Collapse, NamesWhatOverflowedEachTime) {
   options.scaler.init_scale = 4;
   options.collapse_after = 3;
   Poisoned run(options);
-  run.step_with({{"0.weight", 0, kOverflowInf}});  // 4 -> 2
-  run.step_with({{"0.weight", 0, kOverflowInf}});  // 2 -> 1
-  run.step_with({{"0.bias", 0, kOverflowInf}, {"3.bias", 0, kOverflowInf}});
-  run.step_with({{"3.bias", 0, kOverflowInf}, {"0.weight", 0, kOverflowInf}});
+  EXPECT_FALSE(run.step_with({{"0.weight", 0, kOverflowInf}}).applied);  // 4 -> 2
+  EXPECT_FALSE(run.step_with({{"0.weight", 0, kOverflowInf}}).applied);  // 2 -> 1
+  EXPECT_FALSE(run.step_with({{"0.bias", 0, kOverflowInf}, {"3.bias", 0, kOverflowInf}}).applied);
+  EXPECT_FALSE(run.step_with({{"3.bias", 0, kOverflowInf}, {"0.weight", 0, kOverflowInf}}).applied);
   const auto before = everything(run.model, run.optimizer);
   try {
-    run.step_with({{"3.bias", 0, kNaN}});
+    EXPECT_FALSE(run.step_with({{"3.bias", 0, kNaN}}).applied);
     FAIL() << "no LossScaleCollapse";
   } catch (const LossScaleCollapse& collapse) {
     EXPECT_THAT(collapse.parameters(), ElementsAre("3.bias"));
@@ -276,7 +277,8 @@ TEST(Fallback, AScaleThatIsTooHighIsNoReason) {
     options.fallback_after = 2;
     return options;
   }());
-  for (int step = 0; step < 6; ++step) run.step_with({{"3.weight", 0, kOverflowInf}});
+  for (int step = 0; step < 6; ++step)
+    EXPECT_FALSE(run.step_with({{"3.weight", 0, kOverflowInf}}).applied);
   EXPECT_TRUE(run.precision->fp32_layers().empty());
 }
 

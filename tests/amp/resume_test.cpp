@@ -6,6 +6,7 @@
 #include "cairn/core/error.h"
 #include "cairn/optim/adam.h"
 #include "support.h"
+#include "support/step.h"
 
 namespace cairn::amp {
 namespace {
@@ -24,7 +25,7 @@ struct Trained {
   }
   void train(std::uint64_t from, std::uint64_t to) {
     for (std::uint64_t step = from; step < to; ++step)
-      train_step(model, *precision, make_batch(step));
+      test::expect_applied(train_step(model, *precision, make_batch(step)));
   }
   Saved save() const {
     return {snapshot(model.state_dict()), snapshot(optimizer.state_dict()),

@@ -10,6 +10,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/optim/sgd.h"
 #include "support.h"
+#include "support/step.h"
 
 namespace cairn::amp {
 namespace {
@@ -55,7 +56,8 @@ TEST_P(TrainingRun, AnOverflowSkipsNamesHalvesAndTouchesNothing) {
   Amp precision =
       initialize(model, optimizer, {.opt_level = GetParam().level, .half_dtype = GetParam().half});
   model.eval();  // running statistics would take the inf in
-  for (std::uint64_t step = 0; step < 3; ++step) train_step(model, precision, make_batch(step));
+  for (std::uint64_t step = 0; step < 3; ++step)
+    test::expect_applied(train_step(model, precision, make_batch(step)));
   const auto before = everything(model, optimizer);
   const double scale = precision.loss_scale();
 
@@ -152,7 +154,8 @@ TEST(AmpStep, ADifferentScaleDoesNotChangeF32Training) {
     optim::FusedAdam optimizer(model.parameters());
     Amp precision = initialize(model, optimizer,
                                {.opt_level = OptLevel::O0, .loss_scale = i == 0 ? 1.0 : 1024.0});
-    for (std::uint64_t step = 0; step < 5; ++step) train_step(model, precision, make_batch(step));
+    for (std::uint64_t step = 0; step < 5; ++step)
+      test::expect_applied(train_step(model, precision, make_batch(step)));
     results[i] = everything(model, optimizer);
   }
   EXPECT_EQ(results[0], results[1]);  // powers of two are exact
@@ -203,7 +206,8 @@ TEST(AmpStep, RemainderMastersTrainTheSameTruth) {
     optimizer.set_state_options({.masters = storage});
     Amp precision =
         initialize(model, optimizer, {.opt_level = OptLevel::O2, .half_dtype = DType::bf16});
-    for (std::uint64_t step = 0; step < 20; ++step) train_step(model, precision, make_batch(step));
+    for (std::uint64_t step = 0; step < 20; ++step)
+      test::expect_applied(train_step(model, precision, make_batch(step)));
     const bool remainder = storage == optim::MasterStorage::remainder;
     EXPECT_EQ(test::kept_as(model.parameters()[0].tensor), storage);
     for (const auto& [name, tensor] : model.parameters()) {
@@ -232,11 +236,12 @@ TEST(AmpStep, TwoHandlesSideBySideDoNotSeeEachOther) {
     Batch bad = make_batch(50);
     test::set_element(bad.x, 0, std::numeric_limits<double>::quiet_NaN());
     for (std::uint64_t step = 0; step < 6; ++step) {
-      train_step(first, a, step == 3 ? bad : make_batch(step));
-      if (interleaved) train_step(second, b, make_batch(step));
+      const bool applies = step != 3;
+      EXPECT_EQ(train_step(first, a, applies ? make_batch(step) : bad).applied, applies);
+      if (interleaved) test::expect_applied(train_step(second, b, make_batch(step)));
     }
     for (std::uint64_t step = 0; step < 6 && !interleaved; ++step)
-      train_step(second, b, make_batch(step));
+      test::expect_applied(train_step(second, b, make_batch(step)));
     EXPECT_EQ(a.loss_scale(), 32768.0);
     EXPECT_EQ(b.loss_scale(), 1.0);
     auto all = everything(second, second_optimizer);

@@ -18,6 +18,7 @@
 #include "cairn/optim/optim.h"
 #include "checkpointing/temporary_folder.h"
 #include "support/near.h"
+#include "support/step.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -44,7 +45,7 @@ void train(nn::Module& model, optim::Optimizer& optimizer, const Tensor& x, cons
            int steps) {
   for (int i = 0; i < steps; ++i) {
     autograd::backward(nn::mse_loss(model(x), target));
-    optimizer.step();
+    test::expect_applied(optimizer.step());
   }
 }
 

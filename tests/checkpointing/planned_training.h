@@ -114,7 +114,7 @@ inline std::size_t trained_peak(Task& task, const TrainingChoice& choice, int mo
         {DType::bf16, remainder ? optim::MasterStorage::remainder : optim::MasterStorage::f32});
   }
   amp::Amp precision = amp::initialize(task.model, optimizer, options_of(choice));
-  if (choice.micro_batches > 1) optimizer.arenas()[0]->use_f32_slots();
+  if (choice.micro_batches > 1) optim::GradientArena::attach(task.model.parameters(), true);
   PlannedModel model(task.model, choice, devices);
   const double weight = 1.0 / static_cast<double>(choice.micro_batches);
   for (int step = 0; step < 2; ++step) {

@@ -12,6 +12,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/optim/optimizer.h"
 #include "checkpointing/temporary_folder.h"
+#include "support/step.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing {
@@ -60,7 +61,7 @@ struct Training {
       const Tensor logits = checkpoint([&](const Tensor& z) { return model(z); }, x);
       const Tensor loss = nn::cross_entropy(logits, Tensor::from(labels, {32}));
       precision->backward(loss);
-      precision->step();
+      test::expect_applied(precision->step());
     }
   }
   TrainingState state() {

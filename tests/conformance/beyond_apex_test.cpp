@@ -15,6 +15,7 @@
 #include "cairn/optim/adam.h"
 #include "cairn/parallel/distributed.h"
 #include "support/state.h"
+#include "support/step.h"
 #include "support/tensors.h"
 
 namespace cairn::conformance {
@@ -85,7 +86,7 @@ TEST(BeyondApex, O2WithAdamResumesBitForBit) {
     const amp::Options options{
         .opt_level = OptLevel::O2, .half_dtype = half, .scaler = {.init_scale = 1024}};
     Trained unbroken(options, storage);
-    for (std::uint64_t at = 0; at < 7; ++at) unbroken.step(at);
+    for (std::uint64_t at = 0; at < 7; ++at) test::expect_applied(unbroken.step(at));
     const StateDict model = test::snapshot(unbroken.model->state_dict()),
                     optimizer = test::snapshot(unbroken.optimizer->state_dict()),
                     precision = test::snapshot(unbroken.precision->state_dict());
@@ -94,8 +95,8 @@ TEST(BeyondApex, O2WithAdamResumesBitForBit) {
     resumed.optimizer->load_state_dict(optimizer);
     resumed.precision->load_state_dict(precision);
     for (std::uint64_t at = 7; at < 27; ++at) {
-      unbroken.step(at);
-      resumed.step(at);
+      test::expect_applied(unbroken.step(at));
+      test::expect_applied(resumed.step(at));
       ASSERT_EQ(unbroken.truths(), resumed.truths()) << half << " step " << at;
     }
   }
@@ -116,7 +117,7 @@ TEST(BeyondApex, TheScaleStaysWithinItsBounds) {
   Trained run(options);
   std::vector<double> scales;
   for (const double factor : {kInf, kInf, kInf, 1.0, 1.0, 1.0, 1.0}) {
-    run.step(0, factor);
+    EXPECT_EQ(run.step(0, factor).applied, factor == 1.0);
     scales.push_back(run.precision->loss_scale());
   }
   EXPECT_THAT(scales, testing::ElementsAre(16, 8, 8, 16, 32, 64, 64));
@@ -124,9 +125,9 @@ TEST(BeyondApex, TheScaleStaysWithinItsBounds) {
 
 TEST(BeyondApex, TheScaleGrowsAfter2000CleanSteps) {
   Trained run({.opt_level = OptLevel::O2, .scaler = {.init_scale = 1024}});
-  for (int k = 0; k < 1999; ++k) run.step(0);
+  for (int k = 0; k < 1999; ++k) test::expect_applied(run.step(0));
   EXPECT_EQ(run.precision->loss_scale(), 1024.0);
-  run.step(0);
+  test::expect_applied(run.step(0));
   EXPECT_EQ(run.precision->loss_scale(), 2048.0);
 }
 

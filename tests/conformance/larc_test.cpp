@@ -1,5 +1,6 @@
 // LARC through amp at every opt level; Apex looked only whether it runs.
 #include "cairn/optim/larc.h"
+#include "cairn/optim/optimizer_access.h"
 #include "cairn/optim/sgd.h"
 
 #include "multi_model.h"
@@ -20,7 +21,7 @@ TEST_P(LarcAtEveryLevel, TrainsAsTheFormulaSays) {
   amp::Amp precision = amp::initialize(model, optimizer, options);
   model.halve();
   optimizer.set_master_weights(GetParam() == amp::OptLevel::O2);
-  optimizer.refresh();
+  optim::OptimizerAccess(optimizer).refresh();
 
   std::array<Vec, 2> w{Vec{1, 2}, Vec{2, 3}}, buffer{};
   for (int step = 0; step < 5; ++step) {

@@ -1,5 +1,6 @@
 // A parameter group that comes after amp::initialize, between steps, with and without
 // gradients of its own, at every opt level.
+#include "cairn/optim/optimizer_access.h"
 #include "multi_model.h"
 
 namespace cairn::conformance {
@@ -60,7 +61,7 @@ class AddRun {
     first_.halve();
     second_.halve();
     optimizer_->set_master_weights(c.level == amp::OptLevel::O2);
-    optimizer_->refresh();
+    optim::OptimizerAccess(*optimizer_).refresh();
   }
 
   void train() {

@@ -21,6 +21,7 @@
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/optim/arena.h"
+#include "cairn/optim/optimizer_access.h"
 #include "cairn/optim/sgd.h"
 
 namespace cairn::conformance {
@@ -218,7 +219,7 @@ class CaseRun {
     for (const auto& model : models_) model->halve();
     for (const auto& optimizer : optimizers_) {
       optimizer->set_master_weights(c.level == amp::OptLevel::O2);
-      optimizer->refresh();
+      optim::OptimizerAccess(*optimizer).refresh();
     }
   }
 

@@ -13,6 +13,7 @@
 #include "cairn/parallel/distributed.h"
 #include "cairn/parallel/sync_batch_norm.h"
 #include "support/batch_norm_reference.h"
+#include "support/step.h"
 #include "support/tensors.h"
 
 namespace cairn::conformance {
@@ -114,7 +115,7 @@ void check_in_group(const ProcessGroup& group, const Reference& r, DType dtype, 
   x.set_requires_grad(true);
   const Tensor y = ddp(x);
   autograd::backward(y, part_of(r.dy, r, begin, end, dtype, channels_last));
-  sgd.step();
+  test::expect_applied(sgd.step());
   expect_close(y, rows_of(r.y, r.shape, begin, end), close, close, "out");
   expect_close(x.grad(), rows_of(r.dx, r.shape, begin, end), close, close, "dx");
   expect_close(norm.running_mean(), r.mean, 1e-5, 1e-5, "running mean");

@@ -31,7 +31,7 @@ int main() {
     const Tensor loss = nn::cross_entropy(ddp(x), target);
     (step == 0 ? first : last) = loss.item();
     precision.backward(loss);
-    precision.step();
+    if (const auto r = precision.step(); !r.applied) std::cerr << r.reason << "\n";
   }
   std::cout << "loss " << first << " -> " << last << "\n";
   return last < first / 4 ? 0 : 1;

@@ -183,8 +183,9 @@ TEST(LibtorchRanks, APlainStepThatThrowsShowsWhatItHasBrought) {
                      std::numeric_limits<float>::infinity());
     }
     ASSERT_EQ(net->b->weight.grad().defined(), group.rank() == 1);
-    EXPECT_THAT(message_of<core::Error>([&] { optimizer.step({.error_if_nonfinite = true}); }),
-                HasSubstr("a.weight"));
+    EXPECT_THAT(
+        message_of<core::Error>([&] { (void)optimizer.step({.error_if_nonfinite = true}); }),
+        HasSubstr("a.weight"));
     ASSERT_TRUE(net->b->weight.grad().defined()) << "rank " << group.rank();
     net->zero_grad();
     EXPECT_FALSE(optimizer.step().applied) << "rank " << group.rank();
@@ -207,11 +208,11 @@ TEST(LibtorchRanks, OneWithoutABatchKnowsWhatWasFrozen) {
           return net->a->forward(x) + net->b->forward(x);
         };
         model.backward(model.run(forward, torch::ones({1, 2})).sum());
-        optimizer.step();
+        (void)optimizer.step();
       }
       while (join.other_ranks_have_batches()) {
         model.backward(join.zero());
-        optimizer.step();
+        (void)optimizer.step();
       }
     }
     EXPECT_LE(difference(net->b->weight, before - 2.0), 1e-6) << "rank " << group.rank();
@@ -321,7 +322,7 @@ TEST(LibtorchRanks, OneHasADdpTooWhoseStateLoadsIntoTwo) {
     optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
     auto join = model.ddp()->join();
     model.backward(uneven_loss(model, net, 1));
-    optimizer.step();
+    (void)optimizer.step();
     EXPECT_FALSE(join.other_ranks_have_batches());
     plan = model.ddp()->state_dict();
   }

@@ -17,6 +17,7 @@
 #include "cairn/libtorch/optimizer.h"
 #include "libtorch/support.h"
 #include "support/message_of.h"
+#include "support/step.h"
 
 namespace cairn::test {
 namespace {
@@ -145,11 +146,11 @@ TEST(LibtorchTorchOptimizer, StepsAsItDoesAlone) {
   }
   optimizer.set_lr(0.5);
   precision.backward(net->fc->bias.sum());
-  precision.step();
+  test::expect_applied(precision.step());
   EXPECT_EQ(theirs.param_groups()[0].options().get_lr(), 0.5);
   theirs.param_groups()[0].options().set_lr(0.25);
   precision.backward(net->fc->bias.sum());
-  precision.step();
+  test::expect_applied(precision.step());
   EXPECT_EQ(optimizer.lr(), 0.25);
 }
 
@@ -160,7 +161,7 @@ TEST(LibtorchTorchOptimizer, LoadsAStateOfBeforeTheFirstStep) {
   libtorch::TorchOptimizer optimizer(model, theirs);
   const StateDict before = optimizer.state_dict();
   model.backward(net->weight.sum());
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   EXPECT_EQ(theirs.state().size(), 1u);
   optimizer.load_state_dict(before);
   EXPECT_TRUE(theirs.state().empty()) << "momentum of a step that the state knows nothing of";

@@ -4,6 +4,7 @@
 #include "cairn/optim/larc.h"
 #include "cairn/optim/sgd.h"
 #include "support.h"
+#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
@@ -24,7 +25,11 @@ TEST(Passes, AStepWaitsOnce) {
   const NamedTensors parameters = make();
   FusedAdam optimizer(parameters);
   write_gradients(parameters, 1);
-  EXPECT_EQ(reads([&] { optimizer.step({.gradient_scale = 0.5, .max_gradient_norm = 0.1}); }), 1);
+  EXPECT_EQ(
+      reads([&] {
+        test::expect_applied(optimizer.step({.gradient_scale = 0.5, .max_gradient_norm = 0.1}));
+      }),
+      1);
   EXPECT_EQ(reads([&] { EXPECT_FALSE(optimizer.step().applied); }), 0);  // no gradients
 }
 
@@ -39,7 +44,7 @@ TEST(Passes, AnUncheckedStepDoesNotWait) {
   const NamedTensors parameters = make();
   FusedAdam optimizer(parameters);
   write_gradients(parameters, 1);
-  EXPECT_EQ(reads([&] { optimizer.step({.check = false}); }), 0);
+  EXPECT_EQ(reads([&] { test::expect_applied(optimizer.step({.check = false})); }), 0);
 }
 
 TEST(Passes, GroupsNormsLarcAndStashWaitOnceTogether) {
@@ -47,13 +52,14 @@ TEST(Passes, GroupsNormsLarcAndStashWaitOnceTogether) {
   FusedSGD optimizer({{{parameters[0], parameters[1]}, 1e-3, 0}, {{parameters[2]}, 1e-2, 0}}, {});
   const LARC larc(optimizer);
   write_gradients(parameters, 1);
-  EXPECT_EQ(reads([&] {
-              const PendingReport moved = optimizer.stash(0.5);
-              const auto reports = PendingReport::read({moved, optimizer.begin_check(1.0)});
-              optimizer.update(
-                  reports[1], {.max_gradient_norm = 1.0, .norm_type = 1.0, .per_group_norm = true});
-            }),
-            1);
+  EXPECT_EQ(
+      reads([&] {
+        const PendingReport moved = optimizer.stash(0.5);
+        const auto reports = PendingReport::read({moved, optimizer.begin_check(1.0)});
+        test::expect_applied(optimizer.update(
+            reports[1], {.max_gradient_norm = 1.0, .norm_type = 1.0, .per_group_norm = true}));
+      }),
+      1);
 }
 
 TEST(Passes, SeveralOptimizersWaitOnceTogether) {
@@ -63,8 +69,8 @@ TEST(Passes, SeveralOptimizersWaitOnceTogether) {
   write_gradients(parameters, 1);
   EXPECT_EQ(reads([&] {
               const auto reports = PendingReport::read({first.begin_check(), second.begin_check()});
-              first.update(reports[0], {});
-              second.update(reports[1], {});
+              test::expect_applied(first.update(reports[0], {}));
+              test::expect_applied(second.update(reports[1], {}));
             }),
             1);
 }

@@ -16,6 +16,7 @@
 #include "cairn/optim/sgd.h"
 #include "reference.h"
 #include "support.h"
+#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
@@ -97,11 +98,11 @@ TEST_P(EveryRule, ParametersComeLateOrNeverOrStandStill) {
     const Values gb = test::random_values(7, 90 + step, -0.1, 0.1);
     write_gradient(a[0].tensor, ga);
     write_gradient(b[0].tensor, ga);
-    alone_a->step();
+    test::expect_applied(alone_a->step());
     if (step >= 3) {
       write_gradient(a[1].tensor, gb);
       write_gradient(b[1].tensor, gb);
-      alone_b->step();
+      test::expect_applied(alone_b->step());
     }
     EXPECT_TRUE(optimizer->step().applied);
   }
@@ -117,7 +118,7 @@ TEST_P(EveryRule, AGroupThatComesLaterStartsAtItsBeginning) {
     const auto alone = GetParam().make({{{b[1]}, 0.2, 0.0}});
     for (std::uint64_t step = 0; step < 3; ++step) {
       write_gradients({a[0]}, step, 0.1);
-      optimizer->step();
+      test::expect_applied(optimizer->step());
     }
     // It has a gradient already, in a tensor of its own.
     const Values gradient = test::random_values(7, 77, -0.1, 0.1);
@@ -125,8 +126,8 @@ TEST_P(EveryRule, AGroupThatComesLaterStartsAtItsBeginning) {
     optimizer->add_group({{a[1]}, 0.2, 0.0});
     EXPECT_TRUE(a[1].tensor.grad().defined());
     write_gradient(b[1].tensor, values(a[1].tensor.grad()));
-    optimizer->step();
-    alone->step();
+    test::expect_applied(optimizer->step());
+    test::expect_applied(alone->step());
     EXPECT_EQ(values(kernels::master_value(a[1].tensor)),
               values(kernels::master_value(b[1].tensor)));
   }
@@ -149,8 +150,8 @@ void expect_own_betas(const Options& own) {
   O all(a, own), group({{b, own.lr, own.weight_decay, own.beta1, own.beta2, own.eps}}, Options{});
   for (std::uint64_t step = 0; step < 3; ++step) {
     for (const NamedTensors* parameters : {&a, &b}) write_gradients(*parameters, step);
-    all.step();
-    group.step();
+    test::expect_applied(all.step());
+    test::expect_applied(group.step());
   }
   EXPECT_EQ(truths(a), truths(b));
 }
@@ -174,7 +175,7 @@ TEST(NovoGrad, LooksAtItsOwnNormOfClippedGradients) {
     for (const double g : gradient) norm += g * g;
     norm = std::sqrt(norm) / 4;
     reference.update(expected, gradient, 0.25 * std::min(1.0, 1.5 / (norm + 1e-6)));
-    optimizer.step({.gradient_scale = 0.25, .max_gradient_norm = 1.5});
+    test::expect_applied(optimizer.step({.gradient_scale = 0.25, .max_gradient_norm = 1.5}));
   }
   test::expect_close(parameters[0].tensor, expected, 4e-6, 2e-6);
 }
@@ -185,8 +186,8 @@ TEST(NovoGrad, WorksOnStashedGradients) {
   for (std::uint64_t step = 0; step < 3; ++step) {
     for (const NamedTensors* parameters : {&a, &b}) write_gradients(*parameters, step);
     stashing.stash(0.5);
-    stashing.step();
-    plain.step({.gradient_scale = 0.5});
+    test::expect_applied(stashing.step());
+    test::expect_applied(plain.step({.gradient_scale = 0.5}));
   }
   EXPECT_EQ(truths(a), truths(b));
 }

@@ -11,6 +11,7 @@
 #include "cairn/optim/schedule.h"
 #include "cairn/optim/sgd.h"
 #include "support.h"
+#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
@@ -38,7 +39,7 @@ void expect_bit_exact_resume(DType dtype, const Options& options) {
   O optimizer(parameters, options);
   for (int step = 0; step < 5; ++step) {
     write_gradients(parameters, 10 * step);
-    optimizer.step();
+    test::expect_applied(optimizer.step());
   }
   const StateDict state = snapshot(optimizer.state_dict());
   copy_values(parameters, others);
@@ -50,8 +51,8 @@ void expect_bit_exact_resume(DType dtype, const Options& options) {
   for (int step = 5; step < 25; ++step) {
     write_gradients(parameters, 10 * step);
     write_gradients(others, 10 * step);
-    optimizer.step();
-    resumed.step();
+    test::expect_applied(optimizer.step());
+    test::expect_applied(resumed.step());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       ASSERT_EQ(values(parameters[i].tensor), values(others[i].tensor)) << step << " " << i;
     }
@@ -73,12 +74,12 @@ TEST(OptimizerState, LoadingCopies) {
   const NamedTensors parameters = make_parameters(), others = make_parameters();
   FusedAdam optimizer(parameters), resumed(others);
   write_gradients(parameters, 1);
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   const StateDict state = optimizer.state_dict();
   const std::vector<double> before = values(state.dict("state").dict("scale").tensor("exp_avg"));
   resumed.load_state_dict(state);
   write_gradients(others, 2);
-  resumed.step();
+  test::expect_applied(resumed.step());
   EXPECT_EQ(values(state.dict("state").dict("scale").tensor("exp_avg")), before);
 }
 
@@ -87,12 +88,12 @@ TEST(OptimizerState, AFreshStateResetsTheMoments) {
   FusedAdam optimizer(parameters);
   const StateDict fresh = optimizer.state_dict();
   write_gradients(parameters, 1);
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   optimizer.load_state_dict(fresh);
   EXPECT_EQ(optimizer.steps(), 0);
   EXPECT_FALSE(optimizer.state_dict().dict("state").dict("scale").contains("exp_avg"));
   write_gradient(parameters[2].tensor, {2.0});
-  optimizer.step();  // from moments of 0: (1 - beta1) times the gradient
+  test::expect_applied(optimizer.step());  // from moments of 0: (1 - beta1) times the gradient
   const Tensor moment = optimizer.state_dict().dict("state").dict("scale").tensor("exp_avg");
   EXPECT_NEAR(moment.item(), 0.2, 1e-6);
 }
@@ -102,7 +103,7 @@ TEST(OptimizerState, NamesMayBePrefixesOfEachOther) {
   FusedAdam optimizer(parameters),
       resumed(NamedTensors{make_parameter("a", {2}, 1), make_parameter("a.b", {3}, 2)});
   write_gradients(parameters, 1);
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   resumed.load_state_dict(optimizer.state_dict());
   const StateDict state = resumed.state_dict();
   EXPECT_EQ(state.dict("state").dict("a").integer("step"), 1);
@@ -113,14 +114,14 @@ TEST(OptimizerState, ReportsEverythingWrongAtOnceAndChangesNothing) {
   NamedTensors parameters = make_parameters();
   FusedAdam optimizer(parameters, {.lr = 0.5});
   write_gradients(parameters, 1);
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   const StateDict before = snapshot(optimizer.state_dict());
 
   const NamedTensors others = {make_parameter("net.0.weight", {5, 3}, 1),
                                make_parameter("scale", {}, 3), make_parameter("head", {2}, 4)};
   FusedAdam other(others, {.lr = 0.25});
   write_gradients(others, 1);
-  other.step();
+  test::expect_applied(other.step());
   StateDict state = snapshot(other.state_dict());
   StateDict& scale = state.make_dict("state").make_dict("scale");
   scale.set("exp_avg_sq", std::string("not a tensor"));
@@ -172,7 +173,8 @@ TEST(OptimizerState, RejectsOtherKindsAndGroupCounts) {
   FusedSGD with(make_parameters(), {.momentum = 0.9}), without(make_parameters(), {});
   write_gradients(with.groups()[0].parameters, 1);
   write_gradients(without.groups()[0].parameters, 1);
-  with.step(), without.step();
+  test::expect_applied(with.step());
+  test::expect_applied(without.step());
   EXPECT_THROW(without.load_state_dict(with.state_dict()), core::DataError);
   EXPECT_THROW(with.load_state_dict(without.state_dict()), core::DataError);
 }
@@ -185,7 +187,7 @@ TEST(OptimizerState, HoldsTheRunningNormsAndWhatGroupsHaveOfTheirOwn) {
   FusedNovoGrad optimizer(groups(parameters), NovoGradOptions{});
   optimizer.groups()[1].beta1 = 0.5;
   write_gradient(parameters[1].tensor, std::vector<double>(7, 2.0));
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   const StateDict state = snapshot(optimizer.state_dict());
   EXPECT_NEAR(state.dict("state").dict("net").dict("0").dict("bias").number("norm"),
               std::sqrt(28.0), 1e-6);
@@ -201,7 +203,7 @@ TEST(OptimizerState, MomentumThatIsSwitchedOnLater) {
   const NamedTensors parameters = make_parameters();
   FusedSGD optimizer(parameters, {.lr = 0.1});
   write_gradients(parameters, 1);
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   optimizer.groups()[0].momentum = 0.9;
   const StateDict state = snapshot(optimizer.state_dict());
   EXPECT_EQ(values(state.dict("state").dict("scale").tensor("momentum_buffer")),

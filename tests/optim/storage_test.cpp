@@ -13,6 +13,7 @@
 #include "cairn/optim/sgd.h"
 #include "reference.h"
 #include "support.h"
+#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
@@ -59,8 +60,8 @@ TEST_P(StorageOnDevice, RemaindersTrainAsMastersDoBitForBit) {
     }
     for (std::uint64_t step = 0; step < 20; ++step) {
       for (const NamedTensors* parameters : {&a, &b}) write_gradients(*parameters, 7 * step);
-      with_masters->step();
-      with_remainders->step();
+      test::expect_applied(with_masters->step());
+      test::expect_applied(with_remainders->step());
     }
     for (std::size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(values(kernels::master_value(a[i].tensor)),
@@ -90,7 +91,7 @@ TEST_P(StorageOnDevice, Bf16MomentsFollowTheRule) {
       references[i].update(expected[i], values(parameters[i].tensor.grad()));
       round(references[i].m), round(references[i].v);
     }
-    optimizer.step();
+    test::expect_applied(optimizer.step());
   }
   // The moments' roundings may differ at near ties: 2^-9 of an update of at most lr or so.
   for (std::size_t i = 0; i < 3; ++i) {
@@ -105,7 +106,7 @@ TEST_P(StorageOnDevice, FilesAreTheSameAndLoadsConvert) {
     small->set_state_options(kSmall);
     for (std::uint64_t step = 0; step < 3; ++step) {
       write_gradients(b, 7 * step);
-      small->step();
+      test::expect_applied(small->step());
     }
     const StateDict file = snapshot(small->state_dict());
     const StateDict& entry = file.dict("state").dict("layer").dict("weight");
@@ -120,8 +121,8 @@ TEST_P(StorageOnDevice, FilesAreTheSameAndLoadsConvert) {
     }
     plain->set_state_options(kSmall);  // exact: the moments are bf16 values
     for (const NamedTensors* parameters : {&a, &b}) write_gradients(*parameters, 99);
-    plain->step();
-    small->step();
+    test::expect_applied(plain->step());
+    test::expect_applied(small->step());
     for (std::size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(values(kernels::master_value(a[i].tensor)),
                 values(kernels::master_value(b[i].tensor)))
@@ -144,7 +145,7 @@ TEST(Storage, BytesOfAParameter) {
     FusedAdam optimizer(parameters);
     if (small) optimizer.set_state_options(kSmall);
     write_gradients(parameters, 1);
-    optimizer.step();
+    test::expect_applied(optimizer.step());
     EXPECT_EQ(state() - before, 4096u * (small ? 2 + 4 : 4 + 8));
   }
 }
@@ -153,17 +154,17 @@ TEST(Storage, ConvertsOnTheWay) {
   const NamedTensors parameters = bf16_parameters();
   FusedAdam optimizer(parameters, {.lr = 1e-2});
   write_gradients(parameters, 1);
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   const Values truth = values(kernels::master_value(parameters[0].tensor));
   optimizer.set_state_options({.masters = MasterStorage::remainder});
   write_gradients(parameters, 2, 0.0);
   optimizer.set_lr(0.0);
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   EXPECT_NE(test::kept_as(parameters[0].tensor), MasterStorage::f32);
   EXPECT_EQ(values(kernels::master_value(parameters[0].tensor)), truth);
   optimizer.set_state_options({});
   write_gradients(parameters, 2, 0.0);
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   EXPECT_NE(test::kept_as(parameters[0].tensor), MasterStorage::remainder);
   EXPECT_EQ(values(kernels::MasterWeight::of(parameters[0].tensor)->tensor()), truth);
   optimizer.set_master_weights(false);

@@ -12,6 +12,7 @@
 #include "cairn/optim/sgd.h"
 #include "support.h"
 #include "support/golden.h"
+#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
@@ -114,7 +115,7 @@ void train(Optimizer& optimizer, const NamedTensors& parameters, int begin, int 
       write_gradient(parameters[i].tensor,
                      golden().values(core::str("gradient.", k, ".", kTorchStateNames[i])));
     }
-    optimizer.step();
+    test::expect_applied(optimizer.step());
   }
 }
 

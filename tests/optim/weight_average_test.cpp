@@ -12,6 +12,7 @@
 #include "reference.h"
 #include "support.h"
 #include "support/message_of.h"
+#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
@@ -164,7 +165,7 @@ TEST_P(Averages, InUseBetweenStepsChangeNoTraining) {
   for (std::uint64_t step = 0; step < 5; ++step) {
     for (const NamedTensors* all : {&a, &b}) write_gradients(*all, 7 * step);
     { const auto in_use = average.use(); }
-    plain.step();
+    test::expect_applied(plain.step());
     if (looked_at.step().applied) average.update();
   }
   for (std::size_t k = 0; k < a.size(); ++k)

@@ -79,7 +79,7 @@ TEST(LostBackward, UnderNoSyncTheStepIsAnErrorOnAll) {
         [](Trainer& t) {
           t.backward_of_first(1.0);
           for (optim::Optimizer* optimizer : {&t.of_a, &t.of_b}) {
-            EXPECT_THAT(refusal([&] { t.precision.step(*optimizer); }),
+            EXPECT_THAT(refusal([&] { (void)t.precision.step(*optimizer); }),
                         testing::AllOf(HasSubstr("on rank 1"), HasSubstr("clear_grad()")));
           }
           t.expect_weights(1.1, 1.1);
@@ -96,7 +96,7 @@ TEST(LostBackward, AfterAnotherLossTheStepIsAnErrorOnAll) {
       t.backward(1.0, 1);
     }
     t.backward_of_first(1.0);
-    EXPECT_THAT(refusal([&] { t.precision.step(); }), HasSubstr("on rank 1"));
+    EXPECT_THAT(refusal([&] { (void)t.precision.step(); }), HasSubstr("on rank 1"));
     t.expect_goes_on();
   });
 }
@@ -128,7 +128,7 @@ TEST(LostBackward, AGradientThatAmpScaledOnOneRankOnlyIsAnErrorOnAll) {
       const auto guard = t.ddp.no_sync();
       t.loses() ? autograd::backward(t.ddp(input(1.0))) : t.backward(1.0);
     }
-    EXPECT_THAT(refusal([&] { t.precision.step(); }),
+    EXPECT_THAT(refusal([&] { (void)t.precision.step(); }),
                 testing::AllOf(HasSubstr("scaled by 16 on rank 0"),
                                HasSubstr("that nobody scaled on rank 1")));
     t.expect_goes_on();
@@ -142,7 +142,7 @@ TEST(LostBackward, ALossThatOneRankLeftOutEndsOnAll) {
       const auto guard = t.ddp.no_sync();
       if (!t.loses()) t.backward(1.0);
     }
-    EXPECT_THAT(refusal([&] { t.precision.step(); }),
+    EXPECT_THAT(refusal([&] { (void)t.precision.step(); }),
                 HasSubstr("the same losses on every rank since the last step"));
   });
 }
@@ -150,7 +150,7 @@ TEST(LostBackward, ALossThatOneRankLeftOutEndsOnAll) {
 TEST(LostBackward, AnotherLossOnOneRankIsAnErrorThatNamesBoth) {
   on_two([](Trainer& t) {
     t.backward(1.0, t.loses() ? 1 : 0);
-    EXPECT_THAT(refusal([&] { t.precision.step(); }),
+    EXPECT_THAT(refusal([&] { (void)t.precision.step(); }),
                 testing::AllOf(HasSubstr("loss 0"), HasSubstr("on rank 0"), HasSubstr("loss 1"),
                                HasSubstr("on rank 1")));
     t.expect_weights(1.1, 1.1);
@@ -161,7 +161,7 @@ TEST(LostBackward, ARefusalOfOneRanksStepIsAnErrorOnAll) {
   on_two([](Trainer& t) {
     const auto guard = t.ddp.no_sync();
     t.precision.backward(t.ddp(input(1.0)), {.delay_unscale = t.loses()});
-    EXPECT_THAT(refusal([&] { t.precision.step(t.of_a); }), HasSubstr("delay_unscale"));
+    EXPECT_THAT(refusal([&] { (void)t.precision.step(t.of_a); }), HasSubstr("delay_unscale"));
   });
 }
 

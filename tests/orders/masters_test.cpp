@@ -1,6 +1,7 @@
 // Who owns a weight: orders of calls that once lost its exact value, or undid a write.
 #include "support.h"
 #include "support/cpu_only.h"
+#include "support/step.h"
 
 namespace cairn::orders {
 namespace {
@@ -250,7 +251,7 @@ TEST(States, AParameterMayBeCalledStep) {
   Outer model, other;
   optim::FusedAdam optimizer(model.parameters()), others(other.parameters());
   autograd::backward(model(Tensor::full({2}, 1.0)));
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   others.load_state_dict(optimizer.state_dict());
   EXPECT_EQ(others.steps(), 1);
 }

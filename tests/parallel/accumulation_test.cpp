@@ -12,6 +12,7 @@
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
 #include "ranks.h"
+#include "support/step.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {
@@ -96,8 +97,8 @@ void compare(ProcessGroup& group, const SampleCounts& counts, std::int64_t token
     }
     const double factor = accumulation.finish();
     expect_near(values_of(model, true), values_of(whole, true), factor, 3e-7);
-    optimizer.step({.gradient_scale = factor});
-    reference.step();
+    test::expect_applied(optimizer.step({.gradient_scale = factor}));
+    test::expect_applied(reference.step());
     expect_near(values_of(model, false), values_of(whole, false), 1.0, 2e-6);
   }
 }

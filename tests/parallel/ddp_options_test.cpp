@@ -12,6 +12,7 @@
 #include "ddp_support.h"
 #include "ranks.h"
 #include "support/expect_error.h"
+#include "support/step.h"
 
 namespace cairn::parallel {
 namespace {
@@ -200,16 +201,16 @@ TEST(DdpOrders, TwoModelsTwoOptimizersAndSeveralForwards) {
     for (std::uint64_t step = 0; step < 3; ++step) {
       for (std::uint64_t rank = 0; rank < 2; ++rank)
         autograd::backward(d_loss(plain.d, plain.g, 10 * step + rank));
-      plain.d_step.step({.gradient_scale = 0.5});
+      test::expect_applied(plain.d_step.step({.gradient_scale = 0.5}));
       for (std::uint64_t rank = 0; rank < 2; ++rank)
         autograd::backward(g_loss(plain.d, plain.g, 10 * step + rank));
-      plain.g_step.step({.gradient_scale = 0.5});
+      test::expect_applied(plain.g_step.step({.gradient_scale = 0.5}));
       plain.d.clear_grad();
 
       autograd::backward(d_loss(d, g, 10 * step + rank_of(group)));
-      both.d_step.step();
+      test::expect_applied(both.d_step.step());
       autograd::backward(g_loss(d, g, 10 * step + rank_of(group)));
-      both.g_step.step();
+      test::expect_applied(both.g_step.step());
       both.d.clear_grad();
     }
     for (const auto& [own, other] : {std::pair{&both.d, &plain.d}, {&both.g, &plain.g}}) {
@@ -255,7 +256,7 @@ void check_sums(ProcessGroup& group, bool find_unused) {
       tower.reach = reach(seed, rank_of(group));
       autograd::backward(loss_of(ddp, 10 * seed + rank_of(group)));
     }
-    reference.step();
+    test::expect_applied(reference.step());
     EXPECT_TRUE(sgd.step().applied);
     const auto expected = weights_of(plain), got = weights_of(tower);
     for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-5);
@@ -300,7 +301,7 @@ TEST(DdpOrders, AStepAveragesGradientsThatOtherRanksDoNotHave) {
           plain.reach = reach[step][rank];
           autograd::backward(loss_of(plain, 10 * step + rank));
         }
-        reference.step({.gradient_scale = 1.0 / world});
+        test::expect_applied(reference.step({.gradient_scale = 1.0 / world}));
         tower.reach = reach[step][rank_of(group)];
         const auto guard = ddp.no_sync();
         autograd::backward(loss_of(ddp, 10 * step + rank_of(group)));
@@ -369,7 +370,7 @@ TEST(DdpOrders, AStepWhoseRanksHaveGradientsOfOtherParametersSaysSo) {
       autograd::backward(loss_of(ddp, 0));
     }
     expect_error<InvalidArgument>(
-        [&] { sgd.step(); },
+        [&] { (void)sgd.step(); },
         {"'l0.weight', 'l0.bias' on rank 0 and 'l1.weight', 'l1.bias' on rank 1", "no no_sync",
          "find_unused_parameters"});
     tower.clear_grad();  // nothing else is lost
@@ -413,7 +414,7 @@ TEST(DdpOrders, WhatOneRankLostAStepRefusesOnAll) {
         if (group.rank() == 0) autograd::backward(loss_of(ddp, 0));
         if (group.rank() == 1)
           expect_error<core::OutOfMemory>([&] { autograd::backward(failing_loss(tower)); }, {});
-        const auto step = [&] { sgd.step(); };
+        const auto step = [&] { (void)sgd.step(); };
         expect_error<core::Error>(step, {"'l", "on rank 1", "clear_grad()"});
         tower.clear_grad();
       }
@@ -512,7 +513,7 @@ TEST(DdpOrders, AStepThatOneRankRefusesEndsOnAll) {
       const core::GradientScale scale{core::next_scaler_id(), 4.0};
       autograd::backward(loss_of(ddp, 0), {}, {.scale = scale});
     }
-    expect_error<InvalidArgument>([&] { sgd.step(); },
+    expect_error<InvalidArgument>([&] { (void)sgd.step(); },
                                   {"gradients that nobody scaled", "'weight'"});
     tower.clear_grad();
     tower.reach = 3;

@@ -11,6 +11,7 @@
 #include "cairn/optim/sgd.h"
 #include "ddp_support.h"
 #include "ranks.h"
+#include "support/step.h"
 
 namespace cairn::parallel {
 namespace {
@@ -391,16 +392,16 @@ test::Gradients train_approximately(const ProcessGroup& group) {
   const auto seed = static_cast<std::uint64_t>(10 * group.rank());
   for (std::uint64_t step = 0; step < 4; ++step) {
     autograd::backward(loss_of(ddp, seed + step));
-    sgd.step();
+    test::expect_applied(sgd.step());
   }
   auto join = ddp.join();
   for (int k = 0; k <= group.rank(); ++k) {
     autograd::backward(loss_of(ddp, 100 + seed + static_cast<std::uint64_t>(k)));
-    sgd.step();
+    test::expect_applied(sgd.step());
   }
   while (join.other_ranks_have_batches()) {
     autograd::backward(join.zero());
-    sgd.step();
+    test::expect_applied(sgd.step());
   }
   test::Gradients weights;
   for (const auto& [name, tensor] : model.parameters()) weights[name] = tensor.to_vector<double>();

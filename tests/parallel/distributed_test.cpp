@@ -16,11 +16,13 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/adam.h"
 #include "cairn/optim/optimizer.h"
+#include "cairn/optim/optimizer_access.h"
 #include "cairn/optim/sgd.h"
 #include "environment.h"
 #include "ranks.h"
 #include "support/expect_error.h"
 #include "support/near.h"
+#include "support/step.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {
@@ -130,7 +132,7 @@ std::vector<std::vector<float>> trained(nn::Module& model,
   optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
   for (int step = 0; step < 20; ++step) {
     backward(forward, x(step), y(step));
-    optimizer.step();
+    test::expect_applied(optimizer.step());
   }
   std::vector<std::vector<float>> weights;
   for (const auto& [name, tensor] : model.parameters())
@@ -277,7 +279,7 @@ void check_remainders(ProcessGroup& group) {
     Tensor(tensor).set_data(Tensor::empty(tensor.shape(), DType::bf16));
     kernels::MasterWeight::assign(tensor, exact, optim::MasterStorage::remainder);
   }
-  optimizer.refresh();
+  optim::OptimizerAccess(optimizer).refresh();
   const auto truth = [&] {
     std::vector<std::vector<float>> values;
     for (const auto& [name, tensor] : model.parameters()) {
@@ -518,11 +520,11 @@ TEST(Ddp, ConvNetTrainsAsInOneProcess) {
     double first = 0, alone_loss = 0, loss = 0;
     for (std::uint64_t step = 0; step < kSteps; ++step) {
       alone_loss = (conv_net_micro_step(alone, step, 0) + conv_net_micro_step(alone, step, 1)) / 2;
-      alone_optimizer.step({.gradient_scale = 0.5});
+      test::expect_applied(alone_optimizer.step({.gradient_scale = 0.5}));
       loss = group.all_reduce_sum(
                  conv_net_micro_step(ddp, step, static_cast<std::uint64_t>(group.rank())), "loss") /
              2;
-      optimizer.step();
+      test::expect_applied(optimizer.step());
       if (step == 0) first = loss;
     }
     EXPECT_NEAR(loss, alone_loss, 1e-5);

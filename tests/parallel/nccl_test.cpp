@@ -20,6 +20,7 @@
 #include "group/group_impl.h"
 #include "ranks.h"
 #include "support/expect_error.h"
+#include "support/step.h"
 #include "support/tensors.h"
 #ifdef CAIRN_SIMULATED_GPUS
 #include "gpu/sim/machine.h"
@@ -220,7 +221,7 @@ std::vector<double> train(ProcessGroup& group, Device device) {
   DistributedDataParallel ddp(model, group, {.first_bucket_bytes = 200, .bucket_bytes = 3000});
   for (int step = 0; step < 3; ++step) {
     backward(ddp, group.rank(), device);
-    optimizer.step();
+    test::expect_applied(optimizer.step());
   }
   return weights(model);
 }
@@ -334,7 +335,7 @@ TEST(Nccl, AKilledRankIsNamedInTraining) {
       for (int step = 0; step < 1'000'000; ++step) {
         if (rank == 1 && step == 5) raise(SIGKILL);
         backward(ddp, rank, device);
-        optimizer.step();
+        test::expect_applied(optimizer.step());
       }
     };
     expect_error<CommunicationError>(train, {"rank 1 died", "all_reduce mean f32"});
@@ -375,7 +376,7 @@ struct Training {
     for (int step = 0; step < 2;
          ++step) {  // then all collectives have been called before: no host waits in them
       backward();
-      optimizer.step();
+      test::expect_applied(optimizer.step());
     }
     before = weights(model);
     group.barrier("the first step");
@@ -401,7 +402,7 @@ struct Training {
 /// The step of a training whose reduction has failed: it throws, again and again, and even where
 /// the group is gone nothing is applied.
 void expect_no_step(Training& training, std::initializer_list<std::string> texts) {
-  const auto step = [&] { training.optimizer.step(); };
+  const auto step = [&] { (void)training.optimizer.step(); };
   const auto start = Clock::now();
   expect_error<CommunicationError>(step, texts);
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
@@ -437,7 +438,7 @@ TEST(Nccl, AnErrorDuringTheDevicesPartIsNamedAndNothingIsApplied) {
     const std::initializer_list<std::string> texts = {
         "rank 0 failed: collective", "all_reduce mean f32", "remote process exited"};
     if (rank == 0) return expect_no_step(training, texts);
-    expect_error<CommunicationError>([&] { training.optimizer.step(); }, texts);
+    expect_error<CommunicationError>([&] { (void)training.optimizer.step(); }, texts);
     leave_at_once();
   });
   for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
@@ -466,7 +467,7 @@ TEST(Nccl, ADeviceThatDoesNotComeIsNoticedAfterTheTimeout) {
     const std::initializer_list<std::string> texts = {
         "rank 1 did not come to collective", "all_reduce mean f32", "within 2 s of rank 0"};
     if (rank == 0) return expect_no_step(training, texts);
-    expect_error<CommunicationError>([&] { training.optimizer.step(); }, texts);
+    expect_error<CommunicationError>([&] { (void)training.optimizer.step(); }, texts);
     leave_at_once();
   });
   for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
@@ -496,7 +497,7 @@ TEST(Nccl, ARankThatLeftIsNamedAtOnce) {
       return;
     }
     training.backward();
-    expect_error<CommunicationError>([&] { training.optimizer.step(); },
+    expect_error<CommunicationError>([&] { (void)training.optimizer.step(); },
                                      {"rank 1 left the group after", "rank 0 needs it"});
   });
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(18));  // twice less than its timeout

@@ -14,6 +14,7 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/sync_batch_norm.h"
+#include "support/step.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {
@@ -245,7 +246,7 @@ struct Training {
       const auto seed = static_cast<std::uint64_t>(step);
       const Tensor loss = loss_of(random({7, 6}, seed), labels(7));
       autograd::backward(loss);
-      sgd.step();
+      test::expect_applied(sgd.step());
       losses.push_back(loss.item());
     }
     return losses;

@@ -15,6 +15,7 @@
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/pipeline.h"
 #include "parallel/ranks.h"
+#include "support/step.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {
@@ -157,7 +158,7 @@ void train_on_large_activations(const ProcessGroup& group) {
     RankPipeline pipeline({*own, Device{}}, group, rank_pipeline_loss_of, {6, schedule});
     const Tensor x = random_tensor({kRows, kWide}, DType::f32, Device{}, 1);
     const double first = pipeline.train_step(x, x).item();
-    sgd.step();
+    test::expect_applied(sgd.step());
     EXPECT_LT(pipeline.train_step(x, x).item(), first);
     sgd.clear_grad();
   }
@@ -180,7 +181,7 @@ TEST(RankPipeline, TrainsAccumulatesAndFollowsOtherBatchSizes) {
                                               rank_pipeline_batch(sizes[i], i + 1));
     autograd::backward(loss);
     expected.push_back(loss.item());
-    if (i % 2 == 1) sgd.step();
+    if (i % 2 == 1) test::expect_applied(sgd.step());
   }
   run_threads(4, [&](const ProcessGroup& group) {
     const auto own = stage_of(group.rank(), 4);
@@ -189,7 +190,7 @@ TEST(RankPipeline, TrainsAccumulatesAndFollowsOtherBatchSizes) {
     Values got;
     for (std::uint64_t i = 0; i < 4; ++i) {
       got.push_back(step(pipeline, group, sizes[i], i).item());
-      if (i % 2 == 1) its.step();
+      if (i % 2 == 1) test::expect_applied(its.step());
     }
     test::expect_close(got, expected, 1e-5, 1e-6);
   });

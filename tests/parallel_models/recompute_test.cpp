@@ -17,6 +17,7 @@
 #include "cairn/parallel/pipeline.h"
 #include "cairn/parallel/sync_batch_norm.h"
 #include "parallel/ranks.h"
+#include "support/step.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel::recomputation {
@@ -106,7 +107,7 @@ Values trained_by_ddp(bool recomputes, int micro_batches) {
       }
       EXPECT_EQ(fired.size(), 6u);
       for (const auto& [name, count] : fired) EXPECT_EQ(count, micro_batches) << name;
-      optimizer.step();
+      test::expect_applied(optimizer.step());
     }
     if (group.rank() == 0) result = state_of(model);
   });

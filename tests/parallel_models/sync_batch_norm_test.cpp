@@ -12,6 +12,7 @@
 #include "cairn/parallel/distributed.h"
 #include "parallel/ranks.h"
 #include "support/batch_norm_reference.h"
+#include "support/step.h"
 #include "support/tensors.h"
 
 namespace cairn::parallel {
@@ -264,7 +265,7 @@ Tensor part(const Tensor& whole, const ProcessGroup& group) {
 void train(nn::Module& model, optim::Optimizer& optimizer, const Tensor& x, const Tensor& y,
            const std::function<Tensor(const Tensor&)>& forward) {
   autograd::backward(nn::mse_loss(forward(x), y));
-  optimizer.step();
+  test::expect_applied(optimizer.step());
   (void)model;
 }
 

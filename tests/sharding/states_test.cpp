@@ -8,6 +8,7 @@
 #include "parallel/ranks.h"
 #include "sharding/training.h"
 #include "support/message_of.h"
+#include "support/step.h"
 
 namespace cairn {
 namespace {
@@ -33,7 +34,7 @@ struct Form {
 void save(const Recipe& recipe, Form form, const std::string& dir) {
   test::run_threads(form.world_size, [&](parallel::ProcessGroup& group) {
     Training training(recipe, group, form.sharded);
-    for (int step = 0; step < 4; ++step) training.step();
+    for (int step = 0; step < 4; ++step) test::expect_applied(training.step());
     training.state->save(dir, 4);
   });
 }
@@ -56,8 +57,8 @@ void expect_resumes_alike(const Recipe& recipe, Form form, const std::string& sh
                                           from_plain.net.state_dict(), elements),
                 "")
           << step;
-      from_sharded.step();
-      from_plain.step();
+      test::expect_applied(from_sharded.step());
+      test::expect_applied(from_plain.step());
     }
   });
 }
@@ -106,8 +107,8 @@ TEST(ShardedState, AFailedLoadChangesNothing) {
   test::run_threads(2, [&](parallel::ProcessGroup& group) {
     Training training(kAdam, group, true), same(kAdam, group, true);
     for (int step = 0; step < 2; ++step) {
-      training.step();
-      same.step();
+      test::expect_applied(training.step());
+      test::expect_applied(same.step());
     }
     struct Refuses : core::Stateful {
       StateDict state_dict() const override { return {}; }
@@ -122,8 +123,8 @@ TEST(ShardedState, AFailedLoadChangesNothing) {
     EXPECT_THAT(said, HasSubstr("refused"));
     for (int step = 0; step < 3; ++step) {
       ASSERT_EQ(test::difference_of_weights(training.net, same.net), "") << step;
-      training.step();
-      same.step();
+      test::expect_applied(training.step());
+      test::expect_applied(same.step());
     }
   });
   std::filesystem::remove_all(dir);
@@ -133,14 +134,14 @@ TEST(ShardedState, AFailedLoadChangesNothing) {
 TEST(ShardedState, GoThereAndBackWithoutAFile) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
     Training training(kAdam, group, true), same(kAdam, group, true);
-    training.step();
-    same.step();
+    test::expect_applied(training.step());
+    test::expect_applied(same.step());
     training.optimizer->load_state_dict(training.optimizer->state_dict());
     training.net.load_state_dict(training.net.state_dict());
     for (int step = 0; step < 2; ++step) {
       ASSERT_EQ(test::difference_of_weights(training.net, same.net), "") << step;
-      training.step();
-      same.step();
+      test::expect_applied(training.step());
+      test::expect_applied(same.step());
     }
   });
 }
@@ -191,7 +192,7 @@ TEST(ShardedState, OfRanksThatAreGoneAreAnError) {
 TEST(ShardedState, WholeMastersAreUnsupported) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
     Training training(kAdam, group, true);
-    training.step();
+    test::expect_applied(training.step());
     const auto unsupported = [](auto&& f) {
       return test::message_of<core::Unsupported>([&] { f(); });
     };

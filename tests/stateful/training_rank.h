@@ -256,10 +256,10 @@ class TrainingRank : public Rank {
     Loss loss;
     loss.by_amp = false;
     backward(loss, true, 0);
-    optimizers_[static_cast<std::size_t>(optimizer)]->step();
+    (void)optimizers_[static_cast<std::size_t>(optimizer)]->step();
     bool refused = false;
     try {
-      other->step();
+      (void)other->step();
     } catch (const core::Error&) {
       refused = true;
     }

@@ -142,6 +142,13 @@ StepReport agree(const StepReport& own, const World& world) {
   return all;
 }
 
+std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
+  std::vector<std::string> names;
+  names.reserve(culprits.size());
+  for (const Culprit& culprit : culprits) names.push_back(culprit.parameter);
+  return names;
+}
+
 std::string scale_change(double before, const LossScaler& scaler) {
   if (!scaler.dynamic()) return "loss scale stays " + number(before) + " (static)";
   if (scaler.scale() != before) {

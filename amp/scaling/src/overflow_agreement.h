@@ -29,6 +29,8 @@ struct StepReport {
 /// has an error or where ranks end other losses.
 StepReport agree(const StepReport& own, const World& world);
 
+std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits);
+
 /// What became of the scale after an overflow: "loss scale 65536 -> 32768".
 std::string scale_change(double before, const LossScaler& scaler);
 

@@ -1,8 +1,11 @@
 #include "cairn/amp/scaled_step.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cairn/core/error.h"
+#include "cairn/optim/optimizer_access.h"
 #include "overflow_agreement.h"
 
 namespace cairn::amp {
@@ -27,13 +30,18 @@ ScaledStep::ScaledStep(optim::Optimizer& optimizer, const LossScalerOptions& opt
 optim::StepResult ScaledStep::step(optim::StepOptions options) {
   CAIRN_CHECK(options.check, "step", "expected check = true, got false (the scale follows what ",
               "the check finds; optimizer.step() takes gradients as they come)");
+  const optim::OptimizerAccess optimizer(*optimizer_);
+  optimizer.check_not_moved();
   ++steps_;
   mark_wrapped_gradients_written(*optimizer_);
   const double scale = scaler_.scale();
   options.gradient_scale /= scale;
-  const optim::GradientReport report = optimizer_->check(options.norm_type);
+  optimizer.wait_for_reductions();
+  optimizer.check_scaler(0);
+  optimizer.prepare_gradients();
+  const optim::GradientReport report = optimizer.begin_own_check(options.norm_type).read();
   StepReport own;
-  const bool any = optimizer_->has_gradient();
+  const bool any = optimizer.has_gradient();
   own.losses_ended = any ? core::str("a loss scaled by ", scale) : std::string("none");
   for (const optim::NonFinite& n : report.nonfinite) {
     own.overflows[0].push_back({n.parameter, world_.rank, n.inf, n.nan});
@@ -41,15 +49,16 @@ optim::StepResult ScaledStep::step(optim::StepOptions options) {
   const StepReport all = agree(own, world_);
   const bool overflow = !all.overflows.empty();
   optim::StepResult result =
-      overflow ? optimizer_->skip(report, options) : optimizer_->update(report, options);
+      overflow ? optimizer_->skip(report, options) : optimizer.apply(report, options);
+  const bool at_minimum = scaler_.at_minimum();
   if (any) scaler_.update(overflow);
   if (!overflow) return result;
   last_overflow_ = Overflow{steps_, 0, scale, all.overflows.at(0)};
   result.reason =
       core::str(last_overflow_->describe(world_.size), "; ", scale_change(scale, scaler_));
-  if (!last_overflow_->culprits.empty()) {
-    result.culprit = last_overflow_->culprits.front().parameter;
-  }
+  std::vector<std::string> names = parameters_of(last_overflow_->culprits);
+  if (!names.empty()) result.culprit = names.front();
+  if (at_minimum) optimizer.note_skip(result.reason, std::move(names), options.collapse_after);
   return result;
 }
 

@@ -275,8 +275,7 @@ void DistributedDataParallel::Impl::end_reducing_backward() {
 
 void DistributedDataParallel::Impl::reduce_pending() {
   wait_for_reductions();
-  reduce_unreduced();
-  wait_for_reductions();
+  if (reduce_unreduced()) wait_for_reductions();
 }
 
 void DistributedDataParallel::Impl::wait_for_reductions() {

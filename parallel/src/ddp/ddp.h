@@ -58,7 +58,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
 
   // A step.
   void wait_for_reductions();
-  void reduce_unreduced();
+  bool reduce_unreduced();
 
   bool other_ranks_have_batches();
 

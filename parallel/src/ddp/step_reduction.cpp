@@ -201,12 +201,12 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
 /// A collective where some gradient is this rank's alone: by the rule of a window that is so on
 /// every rank or on none. Where losses reach other parameters on other ranks a rank may have none
 /// of a window under no_sync: all come then. Throws on every rank, before anything is changed,
-/// where ranks hold what cannot go together.
-void DistributedDataParallel::Impl::reduce_unreduced() {
-  if (group.world_size() == 1) return;
+/// where ranks hold what cannot go together. Returns whether it came to that.
+bool DistributedDataParallel::Impl::reduce_unreduced() {
+  if (group.world_size() == 1) return false;
   const RankGradients own = gradients_on_rank(parameters, arena->f32_slots());
   const bool others_may = finds_unused() && had_no_sync && !uneven;
-  if (!own.has_anything_to_reduce() && !others_may) return;
+  if (!own.has_anything_to_reduce() && !others_may) return false;
   if (uneven)
     fail_everywhere(core::str("expected a backward that reduces before each step inside join(), ",
                               "got a step that has to reduce ", list_of_local(own, parameters),
@@ -238,6 +238,7 @@ void DistributedDataParallel::Impl::reduce_unreduced() {
     slot.mark_sum_reduced();
     if (any.local_gradient) slot.mark_reduced();
   }
+  return true;
 }
 
 }  // namespace cairn::parallel

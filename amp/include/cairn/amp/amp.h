@@ -11,9 +11,9 @@
 //       amp::initialize({&d, &g}, {&d_optimizer, &g_optimizer}, {.num_losses = 3});
 //   precision.backward(real, {.loss_id = 0, .optimizers = {&d_optimizer}});
 //   precision.backward(fake, {.loss_id = 1, .optimizers = {&d_optimizer}});
-//   precision.step(d_optimizer);
+//   optim::StepResult d_result = precision.step(d_optimizer);
 //   precision.backward(fooled, {.loss_id = 2, .optimizers = {&g_optimizer}});
-//   precision.step(g_optimizer);
+//   optim::StepResult g_result = precision.step(g_optimizer);
 //   d_optimizer.clear_grad();                     // the third loss went through d as well
 //
 // There is no global state: the handle owns everything; two trainings in one process do not see
@@ -176,8 +176,8 @@ class Amp : public core::Stateful {
 ///   O1: forward runs in an autocast region of the half dtype.
 ///   O2, O3: floating parameters and buffers become half, except batch norm's statistics and, with
 ///   keep_batchnorm_fp32, its weight and bias; forward casts floating input to half and its result
-///   to f32 (cast_model_outputs). With master_weights, each parameter that requires a gradient gets
-///   an f32 master of exactly its value.
+///   to f32 (cast_model_outputs). With master_weights, each of these parameters, frozen ones
+///   too, gets an f32 master of exactly its value.
 /// Call it before or after DistributedDataParallel and load_state_dict: any order works, as long as
 /// it comes before the first step, once for a model (release() allows another time). Throws
 /// InvalidArgument as resolve() does; for a model or an optimizer given twice, a parameter of two

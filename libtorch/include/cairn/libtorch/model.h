@@ -6,7 +6,7 @@
 //   auto precision = libtorch::initialize(model, optimizer, {.world = model.world()});
 //   auto y = model.run([&](auto x) { return net->forward(x); }, batch.data);
 //   precision.backward(torch::nll_loss(y, batch.target));
-//   precision.step();
+//   if (auto r = precision.step(); !r.applied) log::warn("{}", r.reason);
 //
 // Parameters and buffers stay libtorch's tensors. Cairn sees the same memory under the same names;
 // where amp gives a parameter another dtype, its data changes in place, and the optimizers' f32

@@ -36,7 +36,7 @@ class LARC {
   LARC& operator=(const LARC&) = delete;
 
   Optimizer& optimizer() const { return *optimizer_; }
-  const LarcOptions& options() const { return *optimizer_->larc_; }
+  const LarcOptions& options() const;
   StepResult step(const StepOptions& options = {}) { return optimizer_->step(options); }
 
  private:

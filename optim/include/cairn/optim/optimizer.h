@@ -37,8 +37,8 @@ namespace cairn::optim {
 
 using kernels::MasterStorage;
 
-/// What a step did.
-struct StepResult {
+/// What a step did. Whoever does not look at it trains on without knowing of skipped steps.
+struct [[nodiscard]] StepResult {
   bool applied = true;
   std::string reason;   // empty, or "inf in the gradient of conv1.weight (3 elements); loss scale
                         // 65536 -> 32768"
@@ -65,12 +65,10 @@ struct StepOptions {
   bool per_group_norm = false;      // clips each group by its own norm instead of that of all
   bool error_if_nonfinite = false;  // a gradient that is not finite is an Error instead of a skip
   bool keep_gradients = false;
-  /// Steps skipped in a row, by step() of an optimizer alone, that end in GradientCollapse; 0:
-  /// never. (amp, which skips while it looks for its scale, has amp::Options::collapse_after.)
+  /// Steps skipped in a row that end in GradientCollapse; 0: never. amp::ScaledStep, which skips
+  /// while it looks for its scale, counts those at the least scale; amp::Amp has
+  /// amp::Options::collapse_after.
   int collapse_after = 50;
-  /// Whose scaled gradients these are (core::GradientScale::scaler): gradients that amp scaled are
-  /// stepped by amp::Amp::step(), which says so here and divides by the scale. 0: nobody's.
-  std::uint64_t scaler = 0;
 };
 
 /// How an optimizer keeps its state in memory. Files hold f32 values either way.
@@ -88,21 +86,6 @@ struct ParameterGroup {
 };
 
 struct LarcOptions;
-class Optimizer;
-
-/// Around a step of these optimizers: what other libraries' tensors that share the parameters'
-/// memory have changed holds in it, and they follow what it has done, also where it throws. step()
-/// has one.
-class SharedStep {
- public:
-  [[nodiscard]] explicit SharedStep(const std::vector<const Optimizer*>& optimizers);
-  ~SharedStep();
-  SharedStep(const SharedStep&) = delete;
-  SharedStep& operator=(const SharedStep&) = delete;
-
- private:
-  std::vector<std::shared_ptr<GradientArena>> arenas_;
-};
 
 class Optimizer : public core::Stateful {
  public:
@@ -112,28 +95,25 @@ class Optimizer : public core::Stateful {
 
   /// A check, then update() or skip(). Where neither check nor clipping is asked for, one pass. Not
   /// applied where no parameter has a gradient. Throws, and changes nothing: InvalidArgument for
-  /// gradients that somebody else scaled (StepOptions::scaler) and for a parameter that another
-  /// optimizer steps too; Error for a gradient that a backward left half-added when it threw.
-  /// Gradients that are this rank's alone although DistributedDataParallel reduces the model's
-  /// (no_sync) are averaged first. A skip is logged as a warning, of several in a row the first,
-  /// second, fourth, eighth ...; StepOptions::collapse_after of them throw GradientCollapse.
+  /// gradients that amp scaled (amp::Amp::step() is theirs), for a parameter that another optimizer
+  /// steps too and where this optimizer was moved from; Error for a gradient that a backward left
+  /// half-added when it threw. Gradients that are this rank's alone although
+  /// DistributedDataParallel reduces the model's (no_sync) are averaged first. A skip is logged as
+  /// a warning, of several in a row the first, second, fourth, eighth ...;
+  /// StepOptions::collapse_after of them throw GradientCollapse.
   StepResult step(const StepOptions& options = {});
 
-  // The parts of a step, for callers that decide between them (the loss scaler, ranks that must
-  // agree, several optimizers that wait together).
+  // The parts of a step, for trainers that decide between them (on several optimizers together,
+  // say). Each waits for what ranks reduce, as step() does.
   /// Launches pass 1; the host waits where the report is read. norm_type >= 1, or infinity.
   [[nodiscard]] PendingReport begin_check(double norm_type = 2.0) const;
-  GradientReport check(double norm_type = 2.0) const { return begin_check(norm_type).read(); }
-  /// update() needs a report whatever the options say (norms of LAMB, NovoGrad, LARC).
-  bool needs_report() const;
-  /// Pass 2. Clipping needs a report with norms of options.norm_type.
+  /// Pass 2. Clipping needs a report with norms of options.norm_type; LAMB, NovoGrad and LARC need
+  /// one whatever the options say.
   StepResult update(const GradientReport& report, const StepOptions& options);
   /// Only clears the gradients. Throws Error with error_if_nonfinite, and clears nothing then.
   StepResult skip(const GradientReport& report, const StepOptions& options);
   void clear_grad();  // the stash too
 
-  /// Any parameter has one, stashed or not.
-  bool has_gradient() const;
   /// From now on a step takes no host: rates, step counts, and what decides whether it is applied,
   /// lie on the device, so that a captured graph (core::Graph) can repeat it. Its bits are those of
   /// other steps; its result is not known. steps() and states wait for the device. All parameters
@@ -146,10 +126,9 @@ class Optimizer : public core::Stateful {
   /// Moves the gradients that are written, without the scale that their slots know of and times
   /// `scale`, into f32 sums beside them (adds to what is there) and leaves the slots unwritten: how
   /// backwards with different loss scales accumulate. One pass, which checks what it moves. A later
-  /// check() and update() use the sums, after adding what came into the slots since. The sums'
-  /// memory stays until the optimizer ends.
+  /// begin_check() and update() use the sums, after adding what came into the slots since. The
+  /// sums' memory stays until the optimizer ends.
   PendingReport stash(double scale = 1.0);
-  bool has_stash() const;
 
   std::vector<ParameterGroup>& groups() {
     return groups_;
@@ -158,21 +137,14 @@ class Optimizer : public core::Stateful {
   /// Throws InvalidArgument, naming it, for a parameter that is there already, has no name, no
   /// dense layout or a dtype other than f16, bf16, f32.
   void add_group(ParameterGroup group);
-  double lr() const { return groups_.front().lr; }
-  void set_lr(double lr);      // of every group
-  std::int64_t steps() const;  // applied ones
-  bool master_weights() const { return master_weights_; }
+  double lr() const;                    // of the first group
+  void set_lr(double lr);               // of every group
+  std::int64_t steps() const;           // applied ones
   void set_master_weights(bool value);  // false drops the masters
   /// Converts what is there; masters at the next step. Throws InvalidArgument for moments that are
   /// neither f32 nor bf16 and, naming it, for remainders of an f16 parameter.
   void set_state_options(const StateOptions& options);
   const StateOptions& state_options() const { return state_options_; }
-  /// After parameters changed dtype or device: the arenas are laid out anew, masters and moments
-  /// move along. (A step ends with the first of these where it is needed; calling it saves the
-  /// slower first step.)
-  void refresh();
-  /// Where the gradients lie: one arena, unless the parameters were attached to several before.
-  const std::vector<std::shared_ptr<GradientArena>>& arenas() const { return arenas_; }
 
   /// kind, steps; options: what the rule was constructed with; groups: lr, weight_decay, and the
   /// betas, eps and momentum that hold for them; state, nested by
@@ -239,6 +211,7 @@ class Optimizer : public core::Stateful {
   friend class LARC;
   friend class OptimizerAccess;
   friend class Schedule;
+  friend class SharedStep;
   struct State {
     std::int64_t steps = 0;
     std::array<Tensor, 2> moments;  // undefined before the first step
@@ -255,17 +228,36 @@ class Optimizer : public core::Stateful {
   struct LoadPlan;
   struct DeviceState;
   // For OptimizerAccess.
-  /// The same of what this rank has, reduced or not: no collective. For an optimizer that steps
-  /// later.
-  PendingReport begin_own_check(double norm_type = 2.0) const;
+  void check_not_moved() const;
   /// Allocates slots and master weights for parameters that were unfrozen or cast since the last
   /// step.
   void prepare();
-  /// Before the gradients are looked at: what ranks have reduced is whole, and they agree on what a
-  /// step reduces. A collective where they do not know. begin_check() and step() do it too.
+  /// After parameters changed dtype or device: the arenas are laid out anew, masters and moments
+  /// move along. A step ends with the first of these where it is needed; amp::initialize saves the
+  /// slower first step.
+  void refresh();
+  /// Any parameter has one, stashed or not.
+  bool has_gradient() const;
+
+  // A step, in this order; each comes once.
+  /// What ranks have reduced is whole, and they agree on what a step reduces: a collective where
+  /// they do not know, the only one before the update. Throws InvalidArgument where this optimizer
+  /// was moved from.
   void wait_for_reductions() const;
-  /// step() with the gradients divided by `loss_scale`, too: f32 [1] on the device, or absent.
-  StepResult step_on_device(const StepOptions& options, const TensorView& loss_scale);
+  /// Throws InvalidArgument, naming the first, for gradients that another one than `scaler` scaled.
+  void check_scaler(std::uint64_t scaler) const;
+  /// Throws for a gradient that is not whole or not this optimizer's; adds to sums what came since.
+  void prepare_gradients() const;
+  bool needs_report(const StepOptions& options) const;
+  PendingReport begin_own_check(double norm_type = 2.0) const;
+  StepResult apply(const GradientReport& report, const StepOptions& options);
+  /// Warns of a skipped step, and throws GradientCollapse after so many in a row.
+  void note_skip(const std::string& reason, std::vector<std::string> parameters,
+                 int collapse_after);
+  /// step() with gradients of this scaler, divided by `loss_scale`, too: f32 [1] on the device, or
+  /// absent.
+  StepResult step_on_device(const StepOptions& options, std::uint64_t scaler,
+                            const TensorView& loss_scale);
   TensorView found_inf() const;  // f32 [1]: what the last step's check found
   /// Parameters whose gradients were not finite in a step since the last call; waits for the
   /// device.
@@ -277,18 +269,14 @@ class Optimizer : public core::Stateful {
   void note_replay();
   /// All that a captured step holds by value: where it differs, the step must be captured anew.
   void add_fingerprint(std::vector<std::uint64_t>& words) const;
-  /// Throws InvalidArgument, naming the first, for gradients that another one than `scaler` scaled.
-  void check_scaler(std::uint64_t scaler) const;
 
   void attach_arenas();
   Partition partition() const;
   /// Follows the ranks that the state is divided among: lets go of what others keep.
   void cut_state();
   std::vector<bool> updated() const;  // by place over all groups: has a gradient
-  void prepare_gradients() const;
   const Tensor* gradient_of(std::size_t group, std::size_t index) const;
   void check_report(const GradientReport& report) const;
-  void note_skip(const GradientReport& report, int collapse_after);
   StepResult measure(const GradientReport& report, const StepOptions& options,
                      std::vector<double>& scales) const;
   double scaled_norm(const GradientReport& report, const std::vector<double>& scales) const;
@@ -322,7 +310,7 @@ class Optimizer : public core::Stateful {
   std::shared_ptr<DeviceState> device_;      // null: not capturable
   std::shared_ptr<const void> identity_ =
       std::make_shared<char>();  // which parameters are claimed by
-  SkipStreak skips_;             // of step()
+  SkipStreak skips_;             // since the last step that was applied
   std::int64_t steps_ = 0;
   bool master_weights_ = true;
   bool scheduled_ = false;  // a Schedule sets the learning rates

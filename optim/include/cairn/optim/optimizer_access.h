@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cairn/optim/optimizer.h"
@@ -14,16 +16,31 @@ class OptimizerAccess {
  public:
   explicit OptimizerAccess(Optimizer& optimizer) : optimizer_(optimizer) {}
 
+  void check_not_moved() const { optimizer_.check_not_moved(); }
+  void prepare() const { optimizer_.prepare(); }
+  void refresh() const { optimizer_.refresh(); }
+  bool has_gradient() const { return optimizer_.has_gradient(); }
+
+  // A step, in this order.
+  void wait_for_reductions() const { optimizer_.wait_for_reductions(); }
+  void check_scaler(std::uint64_t scaler) const { optimizer_.check_scaler(scaler); }
+  void prepare_gradients() const { optimizer_.prepare_gradients(); }
+  bool needs_report(const StepOptions& options) const { return optimizer_.needs_report(options); }
   PendingReport begin_own_check(double norm_type) const {
     return optimizer_.begin_own_check(norm_type);
   }
-  void prepare() const { optimizer_.prepare(); }
-  void wait_for_reductions() const { optimizer_.wait_for_reductions(); }
-  void check_scaler(std::uint64_t scaler) const { optimizer_.check_scaler(scaler); }
+  StepResult apply(const GradientReport& report, const StepOptions& options) const {
+    return optimizer_.apply(report, options);
+  }
+  void note_skip(const std::string& reason, std::vector<std::string> parameters,
+                 int collapse_after) const {
+    optimizer_.note_skip(reason, std::move(parameters), collapse_after);
+  }
 
   // Of a capturable optimizer.
-  StepResult step_on_device(const StepOptions& options, const TensorView& loss_scale) const {
-    return optimizer_.step_on_device(options, loss_scale);
+  StepResult step_on_device(const StepOptions& options, std::uint64_t scaler,
+                            const TensorView& loss_scale) const {
+    return optimizer_.step_on_device(options, scaler, loss_scale);
   }
   TensorView found_inf() const { return optimizer_.found_inf(); }
   std::vector<std::string> take_overflowed() const { return optimizer_.take_overflowed(); }
@@ -35,6 +52,19 @@ class OptimizerAccess {
 
  private:
   Optimizer& optimizer_;
+};
+
+/// Around a step of these optimizers: what other libraries' tensors that share the parameters'
+/// memory have changed holds in it, and they follow what it has done, also where it throws.
+class [[nodiscard]] SharedStep {
+ public:
+  explicit SharedStep(const std::vector<Optimizer*>& optimizers);
+  ~SharedStep();
+  SharedStep(const SharedStep&) = delete;
+  SharedStep& operator=(const SharedStep&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<GradientArena>> arenas_;
 };
 
 }  // namespace cairn::optim

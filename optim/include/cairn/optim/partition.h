@@ -15,6 +15,10 @@ namespace cairn::optim {
 
 struct ParameterGroup;
 
+/// Each once, in the order of the parameters: the same on every rank.
+using Reducers = std::vector<std::shared_ptr<core::GradientReducer>>;
+void add_reducer(Reducers& reducers, std::shared_ptr<core::GradientReducer> one);  // null: nothing
+
 class Partition {
  public:
   Partition() = default;
@@ -39,7 +43,7 @@ class Partition {
     bool is_cut = false;
     core::GradientReducer::Sharding ranks;
   };
-  std::vector<std::shared_ptr<core::GradientReducer>> reducers() const;
+  Reducers reducers() const;
 
   std::vector<Entry> entries_;
   bool cuts_any_ = false;

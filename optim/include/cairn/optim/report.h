@@ -5,8 +5,8 @@
 //   auto reports =
 //       optim::PendingReport::read({g_optimizer.begin_check(), d_optimizer.begin_check()});
 //   if (reports[0].finite() && reports[1].finite()) {
-//     g_optimizer.update(reports[0], {});
-//     d_optimizer.update(reports[1], {});
+//     optim::StepResult g = g_optimizer.update(reports[0], {});
+//     optim::StepResult d = d_optimizer.update(reports[1], {});
 //   }
 #pragma once
 

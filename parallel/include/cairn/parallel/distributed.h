@@ -5,7 +5,7 @@
 //   for (const auto& batch : loader) {
 //     Tensor loss = nn::cross_entropy(ddp(batch.inputs), batch.labels);
 //     precision.backward(loss);     // gradients are averaged when this returns
-//     precision.step();
+//     schedule.step(precision.step());
 //   }
 //
 // At construction the ranks compare names, shapes and dtypes of all parameters and buffers, and
@@ -95,11 +95,11 @@ class DistributedDataParallel : public core::Stateful {
   ///   auto join = ddp.join();
   ///   for (const auto& batch : loader) {
   ///     precision.backward(nn::cross_entropy(ddp(batch.inputs), batch.labels));
-  ///     precision.step();
+  ///     schedule.step(precision.step());
   ///   }
   ///   while (join.other_ranks_have_batches()) {         // false once every rank is here
   ///     precision.backward(join.zero());
-  ///     precision.step();                  // the same step as the others': the weights stay alike
+  ///     schedule.step(precision.step());  // the same step as the others': the weights stay alike
   ///   }
   ///
   /// A rank without a single batch may begin with other_ranks_have_batches(). Each backward that

@@ -6,7 +6,7 @@
 //       [](const Tensor& y, const Tensor& t) { return nn::cross_entropy(y, t); },
 //       {.micro_batches = 8});
 //   Tensor mean = pipeline.train_step(images, labels);  // gradients: the unsplit model's
-//   optimizer.step();
+//   schedule.step(optimizer.step());
 //
 //   parallel::RankPipeline part({encoder, device}, group, {}, {.micro_batches = 8});  // on rank 0
 //   Tensor same = part.train_step(images, {});  // gradients: this stage's; the loss: of all

@@ -30,8 +30,11 @@ class ScaledStep : public core::Stateful {
   /// where one rank's are not finite. Then updates the scale, and clears gradients as
   /// optimizer.step() does, whoever wrote them (autograd::backward(loss * scale), say). Wrapped
   /// gradients (optim::wrap_parameter) count as written before each step: the trainer writes them.
-  /// Without any gradient nothing is applied and the scale stays. A collective where there are
-  /// several ranks. Throws InvalidArgument for check = false.
+  /// Without any gradient nothing is applied and the scale stays. Skips at the least scale, or a
+  /// static one, are warned of and end in GradientCollapse as optimizer.step()'s do; others belong
+  /// to the search for the scale. A collective where there are several ranks. Throws
+  /// InvalidArgument for check = false, for gradients that amp scaled and where the optimizer was
+  /// moved from.
   optim::StepResult step(optim::StepOptions options = {});
   /// The last one; none: no step has overflowed.
   const std::optional<Overflow>& last_overflow() const { return last_overflow_; }

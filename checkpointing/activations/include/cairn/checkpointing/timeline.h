@@ -4,7 +4,7 @@
 //   checkpointing::Timeline timeline("plain");
 //   precision.backward(nn::cross_entropy(model(x), labels));
 //   timeline.count("loss scale", precision.loss_scale());
-//   precision.step();
+//   schedule.step(precision.step());
 //   checkpointing::write_page("memory.html", {timeline.snapshot()});     // any browser
 //   checkpointing::write_trace("trace.json", timeline.snapshot());       // ui.perfetto.dev
 //
