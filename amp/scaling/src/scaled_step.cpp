@@ -31,14 +31,19 @@ optim::StepResult ScaledStep::step(optim::StepOptions options) {
   mark_wrapped_gradients_written(*optimizer_);
   const double scale = scaler_.scale();
   options.gradient_scale /= scale;
-  const optim::GradientReport report = optimizer_->check(options.norm_type);
-  StepReport own;
-  const bool any = optimizer_->has_gradient();
-  own.losses_ended = any ? core::str("a loss scaled by ", scale) : std::string("none");
-  for (const optim::NonFinite& n : report.nonfinite) {
-    own.overflows[0].push_back({n.parameter, world_.rank, n.inf, n.nan});
-  }
-  const StepReport all = agree(own, world_);
+  optim::GradientReport report;
+  bool any = false;
+  const auto find = [&] {
+    report = optimizer_->check(options.norm_type);
+    any = optimizer_->has_gradient();
+    StepReport own;
+    own.losses_ended = any ? core::str("a loss scaled by ", scale) : std::string("none");
+    for (const optim::NonFinite& n : report.nonfinite) {
+      own.overflows[0].push_back({n.parameter, world_.rank, n.inf, n.nan});
+    }
+    return own;
+  };
+  const StepReport all = agree(find, world_);
   const bool overflow = !all.overflows.empty();
   optim::StepResult result =
       overflow ? optimizer_->skip(report, options) : optimizer_->update(report, options);

@@ -31,7 +31,8 @@ class ScaledStep : public core::Stateful {
   /// optimizer.step() does, whoever wrote them (autograd::backward(loss * scale), say). Wrapped
   /// gradients (optim::wrap_parameter) count as written before each step: the trainer writes them.
   /// Without any gradient nothing is applied and the scale stays. A collective where there are
-  /// several ranks. Throws InvalidArgument for check = false.
+  /// several ranks: where one cannot check its gradients, all throw. Throws InvalidArgument for
+  /// check = false.
   optim::StepResult step(optim::StepOptions options = {});
   /// The last one; none: no step has overflowed.
   const std::optional<Overflow>& last_overflow() const { return last_overflow_; }
