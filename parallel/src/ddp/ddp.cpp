@@ -6,6 +6,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/parallel/flatten.h"
+#include "ddp/held_losses.h"
 #include "ddp/model_sync.h"
 #include "reducer/names.h"
 
@@ -202,7 +203,8 @@ ReachedParameters DistributedDataParallel::Impl::reached_parameters() const {
 
 void DistributedDataParallel::Impl::agree_on_unused(const ReachedParameters& own) {
   const bool shadows = uneven && uneven->shadows();
-  if (unused.agree(own, shadows, arena->f32_slots(), group)) arena->use_f32_slots();
+  const std::string losses = describe_held_losses(parameters, false);
+  if (unused.agree(own, losses, shadows, arena->f32_slots(), group)) arena->use_f32_slots();
   if (const auto change = shadows ? std::nullopt : unused.changed_since_first(own))
     fail_everywhere(core::str(
         "expected the loss to reach the same parameters in every backward (static_graph), got '",

@@ -149,7 +149,7 @@ struct Reducer::Impl {
                           const std::vector<TensorView>& views, const Layout& layout);
   std::vector<Gradient> checked(const std::vector<std::string>& names,
                                 const std::vector<TensorView>& views, const Layout& layout) const;
-  void agree_on_list(std::vector<Gradient>& list_of_this_rank, const std::string& error) const;
+  void compare_lists(std::vector<Gradient>& own) const;
   void plan();
   void plan_order();
   void mark(std::size_t gradient, bool ready);
@@ -227,19 +227,10 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
   return list;
 }
 
-/// The same options and list on every rank, or an error on every rank. Where neighbours differ
-/// (tensors of their own may lie side by side by chance) nobody is anybody's neighbour.
-void Reducer::Impl::agree_on_list(std::vector<Gradient>& own, const std::string& error) const {
-  const std::string listing = list(options, own), runs = digest(list_runs(own));
-  const auto told = group.exchange((error.empty() ? "+" : "-") + digest(listing) + runs,
-                                   "the reducer's gradients");
-  const auto failed = [](const std::string& text) { return text[0] == '-'; };
-  if (std::any_of(told.begin(), told.end(), failed)) {
-    const auto errors = group.exchange(error, "the reducer's errors");
-    for (std::size_t rank = 0; rank < errors.size(); ++rank)
-      CAIRN_CHECK(errors[rank].empty(), "reducer", "rank ", rank, ": ", errors[rank]);
-  }
-  if (all_equal(told)) return;
+/// The ranks' lists differ: an error on every rank, unless it is in what are neighbours (tensors of
+/// their own may lie side by side by chance): nobody is anybody's neighbour then.
+void Reducer::Impl::compare_lists(std::vector<Gradient>& own) const {
+  const std::string listing = list(options, own);
   const auto listings = group.exchange(listing, "the gradients that differ");
   for (std::size_t rank = 1; rank < listings.size(); ++rank) {
     if (listings[rank] != listings[0])
@@ -257,14 +248,11 @@ void Reducer::Impl::register_gradients(const std::vector<std::string>& names,
               "expected a pass to have ended before gradients are registered, got one under way "
               "(wait(), or abandon())");
   std::vector<Gradient> list;
-  std::string error;
-  try {
+  const auto told = group.world().all_or_throw("reducer", [&] {
     list = checked(names, views, layout);
-  } catch (const core::Error& e) {
-    if (group.world_size() == 1) throw;
-    error = e.what();
-  }
-  if (group.world_size() > 1) agree_on_list(list, error);
+    return digest(parallel::list(options, list)) + digest(list_runs(list));
+  });
+  if (!all_equal(told)) compare_lists(list);
   gradients = std::move(list);
   if (own) own->names = names;
   kept.clear();
