@@ -173,14 +173,14 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
 /// ranks hold what cannot go together.
 void DistributedDataParallel::Impl::reduce_unreduced() {
   if (group.world_size() == 1) return;
-  const bool others_may = finds_unused() && had_no_sync && !uneven;
+  const bool others_may = finds_unused() && no_sync.was_used() && !uneven;
   if (!has_anything_to_reduce(parameters) && !others_may) return;
   if (uneven)
     fail_everywhere(core::str("expected a backward that reduces before each step inside join(), ",
                               "got a step that has to reduce ",
                               list_of_local(held_of(parameters), parameters),
                               " (the last micro-batch of a step: no no_sync)"));
-  had_no_sync = false;
+  no_sync.compared();
   const auto told = group.world().all_or_throw<core::Error>("what a step has to reduce", [&] {
     check_whole(parameters);
     // With find_unused_parameters a loss under no_sync may have reached nothing on some rank.

@@ -12,6 +12,7 @@
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
+#include "group/library_versions.h"
 #include "group/listing.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/check_options.h"
@@ -34,7 +35,7 @@ void check_sizes(std::int64_t first_bucket_bytes, std::int64_t bucket_bytes) {
               " bytes");
 }
 
-void check_division(const DistributedOptions& options) {
+void check_division(const ReducerOptions& options) {
   const double f = options.gradient_predivide_factor;
   CAIRN_CHECK(std::isfinite(f) && f > 0, "ddp",
               "expected gradient_predivide_factor to be a finite number above 0, got ", f);
@@ -48,7 +49,7 @@ void check_division(const DistributedOptions& options) {
               "travels, got one with allreduce_always_fp32 (convert in the hook)");
 }
 
-void check_schedule(const DistributedOptions& options) {
+void check_schedule(const ReducerOptions& options) {
   const int streams = options.num_allreduce_streams;
   CAIRN_CHECK(streams >= 1 && streams <= kMostStreams, "ddp",
               "expected num_allreduce_streams from 1 to ", kMostStreams, ", got ", streams);
@@ -61,18 +62,9 @@ void check_schedule(const DistributedOptions& options) {
               "' (nothing is reduced before the end)");
 }
 
-void check_not_of_ddp(const DistributedOptions& options) {
-  const char* wrong = options.find_unused_parameters ? "find_unused_parameters"
-                      : options.static_graph         ? "static_graph"
-                      : options.broadcast_buffers    ? "broadcast_buffers"
-                                                     : nullptr;
-  CAIRN_CHECK(wrong == nullptr, "reducer", "expected options of a reducer, got ", wrong,
-              ", which is DistributedDataParallel's (mark_unused() says what a graph would)");
-}
-
 }  // namespace
 
-void check_options(const DistributedOptions& options) {
+void check_options(const ReducerOptions& options) {
   check_sizes(options.first_bucket_bytes, options.bucket_bytes);
   check_division(options);
   check_schedule(options);
@@ -81,7 +73,7 @@ void check_options(const DistributedOptions& options) {
 namespace {
 
 /// What all ranks must have alike: it decides what is reduced when, and into what.
-std::string describe(const DistributedOptions& options) {
+std::string describe(const ReducerOptions& options) {
   std::ostringstream out;
   out << "first_bucket_bytes " << options.first_bucket_bytes << ", bucket_bytes "
       << options.bucket_bytes << ", num_allreduce_streams " << options.num_allreduce_streams
@@ -96,7 +88,7 @@ std::string describe(const DistributedOptions& options) {
   return out.str();
 }
 
-std::string list(const DistributedOptions& options, const std::vector<Gradient>& gradients) {
+std::string list(const ReducerOptions& options, const std::vector<Gradient>& gradients) {
   std::ostringstream out;
   out << "options: " << describe(options) << "\n";
   for (const Gradient& gradient : gradients) {
@@ -130,6 +122,7 @@ class ReducerLink final : public core::WorldLink {
   std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
     return group_.exchange(value, name);
   }
+  core::LibraryVersions libraries() const override { return library_versions(); }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
     if (!own_) return std::nullopt;
     return own_->checks.take(own_->names);
@@ -143,7 +136,7 @@ class ReducerLink final : public core::WorldLink {
 }  // namespace
 
 struct Reducer::Impl {
-  Impl(ProcessGroup g, const DistributedOptions& o) : group(std::move(g)), options(o) {}
+  Impl(ProcessGroup g, const ReducerOptions& o) : group(std::move(g)), options(o) {}
 
   void register_gradients(const std::vector<std::string>& names,
                           const std::vector<TensorView>& views, const Layout& layout);
@@ -173,7 +166,7 @@ struct Reducer::Impl {
   [[noreturn]] void fail_everywhere(const std::string& message) const;
 
   ProcessGroup group;
-  DistributedOptions options;
+  ReducerOptions options;
   std::vector<Gradient> gradients;
   std::vector<Tensor> kept;  // the tensors behind them
   std::vector<PlannedBucket> buckets;
@@ -323,9 +316,13 @@ void Reducer::Impl::begin_pass() {
 
 void Reducer::Impl::check_own(const PlannedBucket& bucket) {
   if (!own) return;
+  std::vector<std::string> names;
   std::vector<TensorView> views;
-  for (const std::size_t i : bucket.gradients) views.push_back(gradients[i].view);
-  own->checks.check(bucket.gradients, views);
+  for (const std::size_t i : bucket.gradients) {
+    names.push_back(gradients[i].name);
+    views.push_back(gradients[i].view);
+  }
+  own->checks.check(std::move(names), views);
 }
 
 void Reducer::Impl::reduce_complete() {
@@ -480,9 +477,8 @@ void Reducer::Impl::learn_order() {
   plan();
 }
 
-Reducer::Reducer(ProcessGroup group, const DistributedOptions& options) {
+Reducer::Reducer(ProcessGroup group, const ReducerOptions& options) {
   check_options(options);
-  check_not_of_ddp(options);
   impl_ = std::make_unique<Impl>(std::move(group), options);
 }
 
@@ -602,6 +598,7 @@ void Reducer::load_state_dict(const StateDict& state) {
   impl_->options.bucket_bytes = others;
   impl_->passes = passes;
   impl_->order = std::move(order);
+  if (impl_->own) impl_->own->checks = {};  // of gradients that are gone
   impl_->plan();
 }
 
