@@ -82,8 +82,6 @@ struct Amp::Impl {
   void check_world(const optim::Optimizer& optimizer) const;
   void check_step(const std::vector<std::size_t>& which, const optim::StepOptions& options);
   void check_losses(const std::vector<std::size_t>& which) const;
-  template <class Find>
-  StepReport agree_or_throw(Find&& find, bool exchanges);
   StepReport found_by(const LossContributions::Resolved& resolved,
                       const std::vector<std::size_t>& which) const;
   void mark_judged(const std::vector<LossContributionPtr>& judged, const StepReport& all);

@@ -62,6 +62,10 @@ std::optional<double> only_factor(const optim::Optimizer& optimizer) {
 
 }  // namespace
 
+std::string LossContribution::describe() const {
+  return core::str("loss ", loss_id, " scaled by ", scale);
+}
+
 void LossContributions::check_not_moved() const {
   for (optim::Optimizer* optimizer : optimizers_)
     optim::OptimizerAccess(*optimizer).check_not_moved();

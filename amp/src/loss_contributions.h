@@ -21,6 +21,8 @@ namespace cairn::amp {
 class LossContributions;
 
 struct LossContribution final : gradients::Contribution {
+  std::string describe() const override;
+
   const LossContributions* owner = nullptr;
   std::uint64_t number = 0;  // ascending by first backward
   int loss_id = 0;

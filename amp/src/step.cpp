@@ -1,7 +1,6 @@
 // What a step does: everything that was found, agreed over ranks, decides who updates and who
 // skips, and what becomes of the scales.
 #include <algorithm>
-#include <exception>
 
 #include "amp_impl.h"
 #include "cairn/core/error.h"
@@ -122,29 +121,6 @@ void Amp::Impl::check_losses(const std::vector<std::size_t>& which) const {
   }
 }
 
-/// Where this rank cannot take the step, the others hear of it in place of what it found.
-template <class Find>
-StepReport Amp::Impl::agree_or_throw(Find&& find, bool exchanges) {
-  StepReport own;
-  std::exception_ptr failed;
-  try {
-    own = find();
-  } catch (const core::CommunicationError&) {
-    throw;
-  } catch (const core::Error& error) {
-    if (!exchanges) throw;
-    own.error = error.what();
-    failed = std::current_exception();
-  }
-  if (!exchanges) return own;
-  try {
-    return agree(own, options.world);
-  } catch (const core::InvalidArgument&) {
-    if (failed) std::rethrow_exception(failed);
-    throw;
-  }
-}
-
 std::string Amp::Impl::judge_loss(int id, const EndedLoss& ended, const StepReport& all) {
   Loss& loss = losses[static_cast<std::size_t>(id)];
   const auto found = all.overflows.find(id);
@@ -248,7 +224,7 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
     own.layer = fallback.culprit();
     return own;
   };
-  const StepReport all = agree_or_throw(find, step_options.check);
+  const StepReport all = step_options.check ? agree(find, options.world) : find();
   mark_judged(resolved.unjudged, all);
   const EndedLosses ended = ended_losses(resolved.unjudged);
   const std::string reason = judge(ended, all);

@@ -146,11 +146,6 @@ void GradientSlot::forget_scale_if_empty() {
   scale_ = {summed_ ? scale_.scaler : 0};
 }
 
-bool GradientSlot::holds_reduced() const {
-  if (state_ == State::writing) return before_ == State::reduced && !written_;
-  return state_ == State::reduced;
-}
-
 bool GradientSlot::adds_to_reduced() const {
   return state_ == State::writing && (before_ == State::reduced || (summed_ && !sum_is_local_));
 }

@@ -132,7 +132,7 @@ bool GradientArena::would_add_to_half() const {
   });
 }
 
-void GradientArena::on_run(core::RunId run) {
+void GradientArena::begin(core::RunId run) {
   if (std::exchange(last_run_, run) == run) return;
   if (would_add_to_half()) return use_f32_slots();
   if (stale()) refresh();

@@ -117,7 +117,7 @@ void begin_run(core::RunId run, const core::GradientScale& scale,
   // All memory is laid out anew, where it must be, before a slot may refuse. In the graph's order,
   // which ranks share.
   for (const Tensor& leaf : leaves) {
-    if (const auto memory = leaf.gradient_slot().owner()) memory->on_run(run);
+    if (const auto arena = GradientArena::of(leaf)) arena->begin(run);
   }
   for (const Tensor& leaf : leaves) leaf.gradient_slot().begin(run, scale, leaf.name());
 }

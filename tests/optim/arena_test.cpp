@@ -79,7 +79,7 @@ TEST(GradientArena, FrozenParametersBelongToItWithoutASlot) {
   EXPECT_EQ(GradientArena::of(parameters[1].tensor), arena);
   EXPECT_FALSE(parameters[1].tensor.gradient_slot().placed());
   parameters[1].tensor.set_requires_grad(true);
-  arena->on_run(1);
+  arena->begin(1);
   EXPECT_EQ(arena->buffers()[0].slots.size(), 3u);
 }
 

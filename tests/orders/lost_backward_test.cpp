@@ -3,6 +3,7 @@
 #include <chrono>
 #include <limits>
 
+#include "cairn/amp/scaled_step.h"
 #include "support.h"
 
 namespace cairn::orders {
@@ -13,9 +14,9 @@ using testing::HasSubstr;
 /// A rank of two whose weights have an optimizer each, in one handle; the second rank may lose its
 /// backwards.
 struct Trainer {
-  explicit Trainer(const parallel::ProcessGroup& g, bool finds_unused = true)
+  Trainer(const parallel::ProcessGroup& g, const parallel::DistributedOptions& how)
       : group(g),
-        ddp(model, group, {.find_unused_parameters = finds_unused}),
+        ddp(model, group, how),
         of_a({{"a", model.a()}}, {.lr = 0.1}),
         of_b({{"b", model.b()}}, {.lr = 0.1}),
         precision(amp::initialize(std::vector<nn::Module*>{&model},
@@ -63,29 +64,34 @@ struct Trainer {
   const bool broken = true;
 };
 
+const parallel::DistributedOptions kPlain, kFindsUnused{.find_unused_parameters = true},
+    kStaticGraph{.static_graph = true};
+
 /// Nobody waits for a timeout.
-void on_two(const std::function<void(Trainer&)>& body, bool finds_unused = true) {
+void on_two(const std::function<void(Trainer&)>& body,
+            const parallel::DistributedOptions& how = kFindsUnused) {
   const auto begin = std::chrono::steady_clock::now();
   on_ranks(2, [&](parallel::ProcessGroup& group) {
-    Trainer t(group, finds_unused);
+    Trainer t(group, how);
     body(t);
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
 }
 
 TEST(LostBackward, UnderNoSyncTheStepIsAnErrorOnAll) {
-  for (const bool finds_unused : {false, true}) {
+  for (const auto& how : {kPlain, kFindsUnused}) {
     on_two(
         [](Trainer& t) {
           t.backward_of_first(1.0);
           for (optim::Optimizer* optimizer : {&t.of_a, &t.of_b}) {
             EXPECT_THAT(refusal([&] { (void)t.precision.step(*optimizer); }),
-                        testing::AllOf(HasSubstr("on rank 1"), HasSubstr("clear_grad()")));
+                        testing::AllOf(HasSubstr(t.loses() ? "whole gradient" : "on rank 1"),
+                                       HasSubstr("clear_grad()")));
           }
           t.expect_weights(1.1, 1.1);
           t.expect_goes_on();
         },
-        finds_unused);
+        how);
   }
 }
 
@@ -96,20 +102,21 @@ TEST(LostBackward, AfterAnotherLossTheStepIsAnErrorOnAll) {
       t.backward(1.0, 1);
     }
     t.backward_of_first(1.0);
-    EXPECT_THAT(refusal([&] { (void)t.precision.step(); }), HasSubstr("on rank 1"));
+    EXPECT_THAT(refusal([&] { (void)t.precision.step(); }),
+                HasSubstr(t.loses() ? "whole gradient" : "on rank 1"));
     t.expect_goes_on();
   });
 }
 
 /// The group breaks: the others are in a collective that this rank does not come to.
 TEST(LostBackward, ABackwardThatReducesEndsOnAllWithTheReason) {
-  for (const bool finds_unused : {false, true}) {
+  for (const auto& how : {kPlain, kFindsUnused}) {
     on_two(
         [](Trainer& t) {
           EXPECT_THAT(refusal([&] { t.loses() ? t.broken_backward() : t.backward(1.0); }),
                       HasSubstr("expected memory"));
         },
-        finds_unused);
+        how);
   }
 }
 
@@ -148,13 +155,93 @@ TEST(LostBackward, ALossThatOneRankLeftOutEndsOnAll) {
 }
 
 TEST(LostBackward, AnotherLossOnOneRankIsAnErrorThatNamesBoth) {
+  for (const auto& how : {kPlain, kFindsUnused, kStaticGraph}) {
+    on_two(
+        [](Trainer& t) {
+          const auto backward_and_step = [&] {
+            t.backward(1.0, t.loses() ? 1 : 0);
+            (void)t.precision.step();
+          };
+          EXPECT_THAT(refusal(backward_and_step),
+                      testing::AllOf(HasSubstr("loss 0 scaled by 16 on rank 0"),
+                                     HasSubstr("loss 1 scaled by 16 on rank 1")));
+          t.expect_weights(1.1, 1.1);
+        },
+        how);
+  }
+}
+
+/// Loss 0 is scaled by 16 and loss 1 by 8, because it has overflowed once.
+void scale_apart(Trainer& t) {
+  t.backward(std::numeric_limits<double>::infinity(), 1);
+  EXPECT_FALSE(t.precision.step().applied);
+}
+
+void under_no_sync(Trainer& t, double gradient, int id) {
+  const auto guard = t.ddp.no_sync();
+  t.backward(gradient, id);
+}
+
+/// Buckets would mix two scales: the ranks hear of it where they tell what their losses reach.
+TEST(LostBackward, LossesInAnotherOrderAreAnErrorOfTheBackwardThatReduces) {
   on_two([](Trainer& t) {
-    t.backward(1.0, t.loses() ? 1 : 0);
-    EXPECT_THAT(refusal([&] { (void)t.precision.step(); }),
-                testing::AllOf(HasSubstr("loss 0"), HasSubstr("on rank 0"), HasSubstr("loss 1"),
-                               HasSubstr("on rank 1")));
+    scale_apart(t);
+    if (!t.loses()) under_no_sync(t, 1.0, 0);
+    EXPECT_THAT(
+        refusal([&] { t.backward(1.0, t.loses() ? 0 : 1); }),
+        testing::AllOf(HasSubstr("loss 1 scaled by 8, sums of loss 0 scaled by 16 on rank 0"),
+                       HasSubstr("and loss 0 scaled by 16 on rank 1")));
+    EXPECT_THAT(refusal([&] { (void)t.precision.step(); }), HasSubstr("clear_grad()"));
     t.expect_weights(1.1, 1.1);
+    t.expect_goes_on();
   });
+}
+
+/// Where nothing is told in a backward, the step compares: also which of them are reduced.
+TEST(LostBackward, LossesInAnotherOrderAreAnErrorOfTheStep) {
+  for (const auto& how : {kPlain, kStaticGraph}) {
+    on_two(
+        [](Trainer& t) {
+          t.backward(1.0);  // static_graph: ranks tell what it reaches, once
+          EXPECT_TRUE(t.precision.step().applied);
+          scale_apart(t);
+          if (t.loses()) {
+            t.backward(1.0, 0);
+            under_no_sync(t, 1.0, 1);
+          } else {
+            under_no_sync(t, 1.0, 0);
+            t.backward(1.0, 1);
+          }
+          for (int again = 0; again < 2; ++again) {
+            EXPECT_THAT(
+                refusal([&] { (void)t.precision.step(); }),
+                testing::AllOf(HasSubstr("loss 1 scaled by 8 (reduced), sums of loss 0 scaled by "
+                                         "16 (not reduced) on rank 0"),
+                               HasSubstr("loss 1 scaled by 8 (not reduced), sums of loss 0 scaled "
+                                         "by 16 (reduced) on rank 1")));
+          }
+          t.expect_weights(1.0, 1.0);
+          t.expect_goes_on();
+        },
+        how);
+  }
+}
+
+/// One rank has something to reduce in a step and the other has not: they meet in different
+/// exchanges, which breaks the group.
+TEST(LostBackward, ALossUnderNoSyncOnOneRankEndsOnAllWithCommunicationErrors) {
+  for (const auto& how : {kPlain, kStaticGraph}) {
+    on_two(
+        [](Trainer& t) {
+          t.backward(1.0, 1);  // static_graph: ranks tell what it reaches, once
+          EXPECT_TRUE(t.precision.step().applied);
+          if (!t.loses()) under_no_sync(t, 1.0, 0);
+          t.backward(1.0, 1);
+          EXPECT_THROW((void)t.precision.step(), core::CommunicationError);
+          t.expect_weights(1.0, 1.0);
+        },
+        how);
+  }
 }
 
 TEST(LostBackward, ARefusalOfOneRanksStepIsAnErrorOnAll) {
@@ -162,6 +249,27 @@ TEST(LostBackward, ARefusalOfOneRanksStepIsAnErrorOnAll) {
     const auto guard = t.ddp.no_sync();
     t.precision.backward(t.ddp(input(1.0)), {.delay_unscale = t.loses()});
     EXPECT_THAT(refusal([&] { (void)t.precision.step(t.of_a); }), HasSubstr("delay_unscale"));
+  });
+}
+
+TEST(LostBackward, ARefusalOfOneRanksScaledStepIsAnErrorOnAll) {
+  on_two([](Trainer& t) {
+    Pair model;
+    optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+    amp::ScaledStep scaled(optimizer, {.init_scale = 16}, t.group.world());
+    const auto backward = [&] {
+      autograd::backward(autograd::affine(model(input(1.0)), scaled.scale(), 0.0));
+    };
+    backward();
+    if (t.loses()) model.a().gradient_slot().mark_broken("a backward failed");
+    EXPECT_THAT(refusal([&] { (void)scaled.step(); }),
+                testing::AllOf(HasSubstr(t.loses() ? "[gradient]" : "got on rank 1: [gradient]"),
+                               HasSubstr("a backward failed"), HasSubstr("clear_grad()")));
+    EXPECT_NEAR(value(model.a()), 1.1, 1e-6);
+    model.clear_grad();
+    backward();
+    EXPECT_TRUE(scaled.step().applied);
+    EXPECT_NEAR(value(model.a()), 1.0, 1e-6);
   });
 }
 

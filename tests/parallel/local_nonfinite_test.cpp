@@ -129,6 +129,31 @@ TEST(LocalNonfinite, CountsEveryBackwardSinceTheLastQuestion) {
   });
 }
 
+TEST(LocalNonfinite, GoesByNameWhereParametersAreFrozenSince) {
+  run_threads(2, [](ProcessGroup& group) {
+    Weights model(DType::f32);
+    DistributedDataParallel ddp(model, group);
+    model.factors[2][3] = kInf;
+    backward(ddp);
+    model.clear_grad();
+    model.factors[2][3] = 0.5;
+    Tensor(model.parameters()[1].tensor).set_requires_grad(false);
+    backward(ddp);
+    expect_found(local_nonfinite(ddp), {{"c", 1, 0}});
+  });
+}
+
+TEST(LocalNonfinite, IsForgottenWithGradientsThatALoadDrops) {
+  run_threads(2, [](ProcessGroup& group) {
+    Weights model(DType::f32);
+    DistributedDataParallel ddp(model, group);
+    model.factors[2][3] = kInf;
+    backward(ddp);
+    ddp.load_state_dict(ddp.state_dict());
+    expect_found(local_nonfinite(ddp), {});
+  });
+}
+
 TEST(LocalNonfinite, SeesWhatMicroBatchesAddedUp) {
   run_threads(2, [](ProcessGroup& group) {
     Weights model(DType::f16);

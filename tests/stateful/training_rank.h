@@ -109,7 +109,7 @@ class TrainingRank : public Rank {
   Numbers reduce_views(std::uint64_t seed) override {
     if (!reducer_) {
       reducer_ = std::make_unique<parallel::Reducer>(
-          ddp_group(), parallel::DistributedOptions{.first_bucket_bytes = 1, .bucket_bytes = 20});
+          ddp_group(), parallel::ReducerOptions{.first_bucket_bytes = 1, .bucket_bytes = 20});
       const Tensor together = Tensor::zeros({4});
       views_ = {together.alias(together.view().slice(0, 0, 3)),
                 together.alias(together.view().slice(0, 3, 4)), Tensor::zeros({4}),

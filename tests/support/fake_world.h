@@ -31,27 +31,32 @@ struct FakeLink final : core::WorldLink {
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override { return nonfinite; }
 };
 
-/// What another rank tells in amp's step (amp/scaling/src/overflow_agreement.h) that ends the
-/// losses of this rank's message `own`: loss 0 overflowed in these gradients of its own, or in the
+/// What another rank tells in amp's step (amp/scaling/src/overflow_agreement.h, in what
+/// World::all_or_throw sends) that ends the losses of this rank's message `own`: loss 0 overflowed in these gradients of its own, or in the
 /// sum of all ranks'; neither: it found nothing.
 inline std::string step_report(const std::string& own, const std::vector<core::NonFinite>& its_own,
                                const std::vector<core::NonFinite>& sum = {}) {
   core::Unpacker message(own);
-  const std::string error = message.text(), losses = message.text();
+  message.number();
+  const std::string found = message.text();
   core::Packer out;
-  out.text("").text(losses).text("");
-  if (its_own.empty() && sum.empty()) return out.number(0).number(0).number(0).bytes();
+  out.text(core::Unpacker(found).text()).text("");
+  const auto sent = [&out] { return core::Packer().number(0).text(out.bytes()).bytes(); };
+  if (its_own.empty() && sum.empty()) {
+    out.number(0).number(0).number(0);
+    return sent();
+  }
   out.number(1).number(0);  // the first of these losses
   out.number(1).number(0);  // optimizer 0
   out.number(1).number(0);  // loss 0
-  for (const auto* found : {&its_own, &sum}) {
-    out.number(found->size());
-    for (const core::NonFinite& n : *found) {
+  for (const auto* list : {&its_own, &sum}) {
+    out.number(list->size());
+    for (const core::NonFinite& n : *list) {
       out.text(n.parameter);
       out.number(static_cast<std::uint64_t>(n.inf)).number(static_cast<std::uint64_t>(n.nan));
     }
   }
-  return out.bytes();
+  return sent();
 }
 
 /// `size` ranks that all say what this one does.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -16,18 +17,18 @@ namespace cairn::amp {
 
 /// What one rank found, or all together.
 struct StepReport {
-  std::string error;         // why this rank cannot take the step; empty: it can
-  std::string losses_ended;  // for people; the same on every rank
+  std::string losses_ended;                       // for people; the same on every rank
   std::map<int, std::vector<Culprit>> overflows;  // by loss_id
   std::set<std::size_t> overflowed;               // of losses_ended, by place
   std::set<std::size_t> optimizers;               // whose gradients are not finite
   std::string layer;  // the first one whose output was not finite, where that was looked for
 };
 
-/// A collective over `world`. Ranks that found nothing in their own gradients before the sum
-/// (World::take_local_nonfinite) are not accused. Throws InvalidArgument, on every rank, where one
-/// has an error or where ranks end other losses.
-StepReport agree(const StepReport& own, const World& world);
+/// What all ranks found, each by `find`. A collective over `world`. Ranks that found nothing in
+/// their own gradients before the sum (World::take_local_nonfinite) are not accused. Where `find`
+/// throws on one rank, all throw (World::all_or_throw); where ranks end other losses, all throw
+/// InvalidArgument.
+StepReport agree(const std::function<StepReport()>& find, const World& world);
 
 std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits);
 

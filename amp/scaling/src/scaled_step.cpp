@@ -37,16 +37,21 @@ optim::StepResult ScaledStep::step(optim::StepOptions options) {
   const double scale = scaler_.scale();
   options.gradient_scale /= scale;
   optimizer.wait_for_reductions();
-  optimizer.check_scaler(0);
-  optimizer.prepare_gradients();
-  const optim::GradientReport report = optimizer.begin_own_check(options.norm_type).read();
-  StepReport own;
-  const bool any = optimizer.has_gradient();
-  own.losses_ended = any ? core::str("a loss scaled by ", scale) : std::string("none");
-  for (const optim::NonFinite& n : report.nonfinite) {
-    own.overflows[0].push_back({n.parameter, world_.rank, n.inf, n.nan});
-  }
-  const StepReport all = agree(own, world_);
+  optim::GradientReport report;
+  bool any = false;
+  const auto find = [&] {
+    optimizer.check_scaler(0);
+    optimizer.prepare_gradients();
+    report = optimizer.begin_own_check(options.norm_type).read();
+    any = optimizer.has_gradient();
+    StepReport own;
+    own.losses_ended = any ? core::str("a loss scaled by ", scale) : std::string("none");
+    for (const optim::NonFinite& n : report.nonfinite) {
+      own.overflows[0].push_back({n.parameter, world_.rank, n.inf, n.nan});
+    }
+    return own;
+  };
+  const StepReport all = agree(find, world_);
   const bool overflow = !all.overflows.empty();
   optim::StepResult result =
       overflow ? optimizer_->skip(report, options) : optimizer.apply(report, options);

@@ -6,7 +6,7 @@ namespace cairn::parallel {
 
 void DistributedDataParallel::Impl::forward_begins(const Tensor& x) {
   follow_model(false);
-  if (group.world_size() == 1 || !reduces() || !model->training()) return;
+  if (group.world_size() == 1 || !no_sync.reduces() || !model->training()) return;
   first_batch.see(x);
   if (!options.broadcast_buffers || buffers.empty()) return;
   if (uneven) uneven->announce(UnevenInputs::Next::forward, group);

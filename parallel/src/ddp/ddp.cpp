@@ -6,6 +6,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/parallel/flatten.h"
+#include "ddp/held_losses.h"
 #include "ddp/model_sync.h"
 #include "reducer/names.h"
 
@@ -13,11 +14,6 @@ namespace cairn::parallel {
 namespace {
 
 constexpr std::int64_t kGapBytes = 63;  // the arena aligns its slots to 64
-
-DistributedOptions of_the_reducer(DistributedOptions options) {
-  options.find_unused_parameters = options.static_graph = options.broadcast_buffers = false;
-  return options;
-}
 
 bool same_tensors(const NamedTensors& a, const NamedTensors& b) {
   return std::equal(
@@ -47,7 +43,8 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Distrib
     : model(&m),
       group(std::move(g)),
       options(o),
-      reducer(group, of_the_reducer(o)),
+      reducer(group, o.of_reducer()),
+      of_reducer(reducer.world()),
       parameters(m.parameters()),
       buffers(m.buffers()),
       arena(optim::GradientArena::attach(parameters)),
@@ -57,8 +54,9 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Distrib
     CAIRN_CHECK(std::find(names.begin(), names.end(), trigger) != names.end(), "ddp",
                 "expected trigger_parameters to be the model's, got '", trigger, "'");
   }
-  reducer.before_reduction(
-      [this](const std::vector<std::size_t>& places) { before_reduction(places); });
+  reducer.before_reduction([this](const std::vector<std::size_t>& places) {
+    for (const std::size_t i : places) slot_of(i).mark_reduced();
+  });
   plan();
 }
 
@@ -92,15 +90,15 @@ bool DistributedDataParallel::Impl::is_reduced(const Tensor& parameter) const {
 
 /// A collective, so that no rank waits for a gradient which another has frozen or cast.
 void DistributedDataParallel::Impl::plan() {
-  trained.clear();
+  parameter_of_gradient.clear();
   gradient_of.clear();
   std::vector<std::string> names;
   std::vector<TensorView> views;
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     const Tensor& tensor = parameters[p].tensor;
     if (!is_reduced(tensor)) continue;
-    gradient_of[tensor.id()] = trained.size();
-    trained.push_back(p);
+    gradient_of[tensor.id()] = parameter_of_gradient.size();
+    parameter_of_gradient.push_back(p);
     names.push_back(parameters[p].name);
     views.push_back(tensor.gradient_slot().memory());
   }
@@ -130,7 +128,6 @@ void DistributedDataParallel::Impl::follow_model(bool in_backward) {
   }
   parameters = std::move(now);
   buffers = all_buffers;
-  local_checks = {};
   arena = optim::GradientArena::attach(parameters);
   connect();
   planned_generation = 0;
@@ -152,7 +149,7 @@ void check_not_summed(const core::GradientSlot& slot, const std::string& name) {
 
 void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
   if (!options.average) check_not_summed(parameter.gradient_slot(), parameter.name());
-  if (!reduces()) return;
+  if (!no_sync.reduces()) return;
   if (reducing_run != autograd::current_run()) begin_reducing_backward();
   const auto gradient = gradient_of.find(parameter.id());
   if (gradient != gradient_of.end()) reducer.mark_ready(gradient->second);
@@ -174,7 +171,6 @@ void DistributedDataParallel::Impl::begin_reducing_backward() {
     plan();
   }
   reducing_run = autograd::current_run();
-  local_checks.begin_pass();
   autograd::on_backward_end([this] { end_reducing_backward(); },
                             [this](const std::string& /*error*/) {
                               reducing_run = 0;
@@ -185,7 +181,7 @@ void DistributedDataParallel::Impl::begin_reducing_backward() {
 
 /// The others may wait in a collective of this backward: the group breaks then, and they learn why.
 void DistributedDataParallel::Impl::backward_failed(const std::string& why) {
-  if (reduces()) group.give_up(core::str("its backward failed: ", why));
+  if (no_sync.reduces()) group.give_up(core::str("its backward failed: ", why));
 }
 
 /// The engine has begun the slots of all parameters that the loss reaches.
@@ -202,7 +198,8 @@ ReachedParameters DistributedDataParallel::Impl::reached_parameters() const {
 
 void DistributedDataParallel::Impl::agree_on_unused(const ReachedParameters& own) {
   const bool shadows = uneven && uneven->shadows();
-  if (unused.agree(own, shadows, arena->f32_slots(), group)) arena->use_f32_slots();
+  const std::string losses = describe_held_losses(parameters, false);
+  if (unused.agree(own, losses, shadows, arena->f32_slots(), group)) arena->use_f32_slots();
   if (const auto change = shadows ? std::nullopt : unused.changed_since_first(own))
     fail_everywhere(core::str(
         "expected the loss to reach the same parameters in every backward (static_graph), got '",
@@ -212,8 +209,8 @@ void DistributedDataParallel::Impl::agree_on_unused(const ReachedParameters& own
 
 void DistributedDataParallel::Impl::mark_unused_parameters(const ReachedParameters& own) {
   unused.names.clear();
-  for (std::size_t i = 0; i < trained.size(); ++i) {
-    const std::size_t parameter = trained[i];
+  for (std::size_t i = 0; i < parameter_of_gradient.size(); ++i) {
+    const std::size_t parameter = parameter_of_gradient[i];
     if (own.by_loss[parameter]) continue;
     if (own.in_window[parameter]) {
       reducer.mark_ready(i);  // what an earlier backward left here
@@ -231,22 +228,9 @@ void DistributedDataParallel::Impl::mark_zero(std::size_t gradient) {
   reducer.mark_unused(gradient);
 }
 
-void DistributedDataParallel::Impl::before_reduction(const std::vector<std::size_t>& places) {
-  if (options.check_local_gradients) {
-    std::vector<std::size_t> which;
-    std::vector<TensorView> views;
-    for (const std::size_t i : places) {
-      which.push_back(trained[i]);
-      views.push_back(slot_of(i).memory());
-    }
-    local_checks.check(which, views);
-  }
-  for (const std::size_t i : places) slot_of(i).mark_reduced();
-}
-
 void DistributedDataParallel::Impl::end_reducing_backward() {
   std::vector<std::string> without_gradient;
-  for (std::size_t i = 0; i < trained.size(); ++i) {
+  for (std::size_t i = 0; i < parameter_of_gradient.size(); ++i) {
     if (reducer.is_marked(i)) continue;
     if (slot_of(i).holds_gradient()) {
       reducer.mark_ready(i);  // what an earlier backward left here
@@ -264,8 +248,9 @@ void DistributedDataParallel::Impl::end_reducing_backward() {
   reducer.wait();
   reducing_run = 0;
   if (!uneven) return;
-  for (std::size_t i = 0; finds_unused() && uneven->shadows() && i < trained.size(); ++i) {
-    if (!unused.reached_somewhere(trained[i]))
+  for (std::size_t i = 0; finds_unused() && uneven->shadows() && i < parameter_of_gradient.size();
+       ++i) {
+    if (!unused.reached_somewhere(parameter_of_gradient[i]))
       slot_of(i).clear();  // zero() reached it, and no loss did
   }
   uneven->end_backward();

@@ -20,9 +20,32 @@
 #include "ddp/likely_mistakes.h"
 #include "ddp/uneven_inputs.h"
 #include "ddp/unused_parameters.h"
-#include "reducer/local_checks.h"
 
 namespace cairn::parallel {
+
+/// Whether backwards reduce.
+class NoSyncState {
+ public:
+  bool reduces() const { return depth_ == 0 && world_synchronizes_; }
+  /// A guard begins; it takes one off what it is given when it ends.
+  int* enter() {
+    was_used_ = true;
+    ++depth_;
+    return &depth_;
+  }
+  void synchronize(bool on) {  // World::synchronize
+    world_synchronizes_ = on;
+    was_used_ = was_used_ || !on;
+  }
+  /// Since ranks last compared in a step what is to be reduced.
+  bool was_used() const { return was_used_; }
+  void compared() { was_used_ = false; }
+
+ private:
+  int depth_ = 0;
+  bool world_synchronizes_ = true;
+  bool was_used_ = false;
+};
 
 struct DistributedDataParallel::Impl final : core::GradientReducer,
                                              std::enable_shared_from_this<Impl> {
@@ -46,14 +69,12 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   void sync_buffers(int root);
 
   // A backward.
-  bool reduces() const { return no_sync_depth == 0 && world_synchronizes; }
   void on_ready(const Tensor& parameter);
   void begin_reducing_backward();
   ReachedParameters reached_parameters() const;
   void agree_on_unused(const ReachedParameters& own);
   void mark_unused_parameters(const ReachedParameters& own);
   void mark_zero(std::size_t gradient);
-  void before_reduction(const std::vector<std::size_t>& places);
   void end_reducing_backward();
 
   // A step.
@@ -65,7 +86,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   bool is_reduced(const Tensor& parameter) const;
   bool finds_unused() const { return options.find_unused_parameters || options.static_graph; }
   const NamedTensor& parameter_of(std::size_t gradient) const {
-    return parameters[trained[gradient]];
+    return parameters[parameter_of_gradient[gradient]];
   }
   core::GradientSlot& slot_of(std::size_t gradient) const {
     return parameter_of(gradient).tensor.gradient_slot();
@@ -76,21 +97,19 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   ProcessGroup group;
   DistributedOptions options;
   Reducer reducer;
+  core::World of_reducer;            // also tells of gradients that were not finite before
   NamedTensors parameters, buffers;  // the model's
   std::shared_ptr<optim::GradientArena> arena;
-  std::uint64_t planned_generation = 0;                      // of the arena
-  std::vector<std::size_t> trained;                          // by gradient: its parameter
+  std::uint64_t planned_generation = 0;  // of the arena
+  std::vector<std::size_t> parameter_of_gradient;
   std::unordered_map<const void*, std::size_t> gradient_of;  // by Tensor::id()
   std::vector<autograd::HookHandle> hooks;
-  LocalChecks local_checks;
   FirstBatch first_batch;
   UnusedParameters unused;
   std::unique_ptr<UnevenInputs> uneven;  // while a Join lives
   core::RunId reducing_run = 0;          // 0: none is under way
-  int no_sync_depth = 0;
-  bool world_synchronizes = true;  // World::synchronize
-  bool had_no_sync = false;        // since ranks last compared in a step what is to be reduced
-  bool shards_updates = false;     // of a ShardedDataParallel
+  NoSyncState no_sync;
+  bool shards_updates = false;  // of a ShardedDataParallel
 };
 
 }  // namespace cairn::parallel

@@ -7,7 +7,6 @@
 #include "cairn/parallel/flatten.h"
 #include "ddp/ddp.h"
 #include "ddp/model_sync.h"
-#include "group/library_versions.h"
 #include "reducer/check_options.h"
 
 namespace cairn::parallel {
@@ -19,21 +18,13 @@ class ModelLink final : public core::WorldLink {
   explicit ModelLink(std::weak_ptr<DistributedDataParallel::Impl> ddp) : ddp_(std::move(ddp)) {}
 
   std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
-    return alive()->group.exchange(value, name);
+    return alive()->of_reducer.exchange(value, name);
   }
-  core::LibraryVersions libraries() const override { return library_versions(); }
+  core::LibraryVersions libraries() const override { return alive()->of_reducer.libraries(); }
   bool reduces_gradients() const override { return true; }
-  void synchronize(bool on) override {
-    const auto impl = alive();
-    impl->world_synchronizes = on;
-    impl->had_no_sync = impl->had_no_sync || !on;
-  }
+  void synchronize(bool on) override { alive()->no_sync.synchronize(on); }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
-    const auto ddp = alive();
-    if (!ddp->options.check_local_gradients || ddp->group.world_size() == 1) return std::nullopt;
-    std::vector<std::string> names;
-    for (const NamedTensor& parameter : ddp->parameters) names.push_back(parameter.name);
-    return ddp->local_checks.take(names);
+    return alive()->of_reducer.take_local_nonfinite();
   }
 
  private:
@@ -49,9 +40,23 @@ class ModelLink final : public core::WorldLink {
 
 }  // namespace
 
+ReducerOptions DistributedOptions::of_reducer() const {
+  return {.first_bucket_bytes = first_bucket_bytes,
+          .bucket_bytes = bucket_bytes,
+          .delay_allreduce = delay_allreduce,
+          .allreduce_always_fp32 = allreduce_always_fp32,
+          .average = average,
+          .gradient_predivide_factor = gradient_predivide_factor,
+          .trigger_parameters = trigger_parameters,
+          .num_allreduce_streams = num_allreduce_streams,
+          .retain_allreduce_buffers = retain_allreduce_buffers,
+          .check_local_gradients = check_local_gradients,
+          .hook = hook};
+}
+
 DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup group,
                                                  const DistributedOptions& options) {
-  check_options(options);
+  check_options(options.of_reducer());
   if (group.world_size() > 1) {
     check_same_model(model, group);
     warn_of_devices(model, group);
@@ -77,9 +82,7 @@ Tensor DistributedDataParallel::operator()(const Tensor& x) {
   return (*impl_->model)(x);
 }
 
-DistributedDataParallel::NoSync::NoSync(int* depth) : depth_(depth) {
-  if (depth_ != nullptr) ++*depth_;
-}
+DistributedDataParallel::NoSync::NoSync(int* depth) : depth_(depth) {}
 DistributedDataParallel::NoSync::NoSync(NoSync&& other) noexcept
     : depth_(std::exchange(other.depth_, nullptr)) {}
 DistributedDataParallel::NoSync::~NoSync() {
@@ -87,8 +90,7 @@ DistributedDataParallel::NoSync::~NoSync() {
 }
 
 DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool enabled) {
-  impl_->had_no_sync = impl_->had_no_sync || enabled;
-  return NoSync(enabled ? &impl_->no_sync_depth : nullptr);
+  return NoSync(enabled ? impl_->no_sync.enter() : nullptr);
 }
 
 DistributedDataParallel::Join DistributedDataParallel::join(DivideBy divide_by) {
@@ -157,7 +159,6 @@ StateDict DistributedDataParallel::state_dict() const {
 
 void DistributedDataParallel::load_state_dict(const StateDict& state) {
   impl_->reducer.load_state_dict(state);
-  impl_->local_checks = {};  // of gradients that are gone
   for (const auto& [name, tensor] : impl_->parameters) Tensor(tensor).clear_grad();
 }
 

@@ -8,6 +8,7 @@
 #include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/ddp.h"
+#include "ddp/held_losses.h"
 #include "reducer/names.h"
 
 namespace cairn::parallel {
@@ -26,17 +27,9 @@ struct GradientOnRank {
 
 /// What a rank holds of all of them.
 struct RankGradients {
-  std::string broken;                      // the first parameter whose gradient is; empty: none
-  bool scaled = false, has_scale = false;  // by amp, or as the loss gave them
-  double factor = 1.0;                     // of the gradients' scale
+  std::string losses;      // describe_held_losses()
   bool f32_slots = false;  // of the arena: a rank with nothing to add to may be behind
   std::vector<GradientOnRank> parameters;
-
-  bool has_anything_to_reduce() const {
-    return !broken.empty() ||
-           std::any_of(parameters.begin(), parameters.end(),
-                       [](const GradientOnRank& held) { return held.is_local(); });
-  }
 };
 
 GradientOnRank held_of(const core::GradientSlot& slot) {
@@ -46,80 +39,57 @@ GradientOnRank held_of(const core::GradientSlot& slot) {
           .local_sum = slot.sum_is_local()};
 }
 
-RankGradients gradients_on_rank(const NamedTensors& parameters, bool f32_slots) {
-  RankGradients own;
-  own.f32_slots = f32_slots;
+/// Also of parameters that were frozen since.
+std::vector<GradientOnRank> held_of(const NamedTensors& parameters) {
+  std::vector<GradientOnRank> held;
   for (const auto& [name, tensor] : parameters) {
-    GradientOnRank& held = own.parameters.emplace_back();
     const core::GradientSlot* slot = tensor.gradient_slot_or_null();
-    if (slot == nullptr) continue;
-    held = held_of(*slot);  // also of a parameter that was frozen since
-    if (!tensor.requires_grad()) continue;
-    if (slot->state() == State::broken && own.broken.empty()) own.broken = name;
-    if (!held.gradient && !held.sum) continue;
-    own.has_scale = true;
-    own.scaled = slot->scale().scaler != 0;
-    if (held.gradient) own.factor = slot->scale().factor;
+    held.push_back(slot == nullptr ? GradientOnRank{} : held_of(*slot));
   }
-  return own;
+  return held;
+}
+
+bool is_broken(const Tensor& parameter) {
+  const core::GradientSlot* slot = parameter.gradient_slot_or_null();
+  return slot != nullptr && parameter.requires_grad() && slot->state() == State::broken;
+}
+
+bool has_anything_to_reduce(const NamedTensors& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(), [](const NamedTensor& parameter) {
+    const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+    return slot != nullptr && (held_of(*slot).is_local() || is_broken(parameter.tensor));
+  });
+}
+
+void check_whole(const NamedTensors& parameters) {
+  for (const auto& [name, tensor] : parameters) {
+    if (is_broken(tensor)) tensor.gradient_slot().check_whole(name);
+  }
 }
 
 std::string pack(const RankGradients& own) {
-  std::string bits;
+  std::vector<bool> bits;
   for (const GradientOnRank& held : own.parameters)
-    bits += static_cast<char>((held.gradient ? 1 : 0) | (held.local_gradient ? 2 : 0) |
-                              (held.sum ? 4 : 0) | (held.local_sum ? 8 : 0));
-  return core::Packer()
-      .text(own.broken)
-      .number(own.has_scale ? 1 : 0)
-      .number(own.scaled ? 1 : 0)
-      .real(own.factor)
-      .number(own.f32_slots ? 1 : 0)
-      .text(bits)
-      .bytes();
+    bits.insert(bits.end(), {held.gradient, held.local_gradient, held.sum, held.local_sum});
+  return core::Packer().text(own.losses).number(own.f32_slots ? 1 : 0).bits(bits).bytes();
 }
 
 RankGradients unpack(const std::string& bytes) {
   core::Unpacker message(bytes);
   RankGradients rank;
-  rank.broken = message.text();
-  rank.has_scale = message.number() != 0;
-  rank.scaled = message.number() != 0;
-  rank.factor = message.real();
+  rank.losses = message.text();
   rank.f32_slots = message.number() != 0;
-  for (const char bits : message.text())
-    rank.parameters.push_back({(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0});
+  const std::vector<bool> bits = message.bits();
+  for (std::size_t i = 0; i + 3 < bits.size(); i += 4)
+    rank.parameters.push_back({bits[i], bits[i + 1], bits[i + 2], bits[i + 3]});
   return rank;
 }
 
-void check_whole(const std::vector<RankGradients>& ranks) {
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (ranks[rank].broken.empty()) continue;
-    core::fail<core::Error>(
-        "ddp", "expected whole gradients on all ranks, got '", ranks[rank].broken, "' on rank ",
-        rank, ", which a backward that failed there had changed in part: clear_grad() drops it");
-  }
-}
-
-void check_same_scale(const std::vector<RankGradients>& ranks) {
-  const auto describe = [](const RankGradients& rank) {
-    if (!rank.has_scale) return std::string("none");
-    return rank.scaled ? core::str("gradients scaled by ", rank.factor)
-                       : std::string("gradients that nobody scaled");
-  };
-  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    const std::string first = describe(ranks[0]), other = describe(ranks[rank]);
-    CAIRN_CHECK(first == other, "ddp", "expected the same losses on every rank since the last ",
-                "step, got ", first, " on rank 0 and ", other, " on rank ", rank,
-                " (a backward that one rank left out or lost? clear_grad() on all begins anew)");
-  }
-}
-
-std::string list_of_local(const RankGradients& rank, const NamedTensors& parameters) {
+std::string list_of_local(const std::vector<GradientOnRank>& held, const NamedTensors& parameters) {
   std::vector<std::string> names;
   for (std::size_t p = 0; p < parameters.size(); ++p) {
-    if (rank.parameters[p].local_gradient) names.push_back(parameters[p].name);
-    if (rank.parameters[p].sum) names.push_back(parameters[p].name + " (sum)");
+    if (held[p].local_gradient) names.push_back(parameters[p].name);
+    if (held[p].sum) names.push_back(parameters[p].name + " (sum)");
   }
   return names.empty() ? "none" : join_names(names);
 }
@@ -129,13 +99,13 @@ void check_same_parameters(const std::vector<RankGradients>& ranks,
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
     CAIRN_CHECK(ranks[rank].parameters == ranks[0].parameters, "ddp",
                 "expected gradients of the same parameters in a step that has to reduce them, got ",
-                list_of_local(ranks[0], parameters), " on rank 0 and ",
-                list_of_local(ranks[rank], parameters), " on rank ", rank,
+                list_of_local(ranks[0].parameters, parameters), " on rank 0 and ",
+                list_of_local(ranks[rank].parameters, parameters), " on rank ", rank,
                 " (the last micro-batch of a step: no no_sync; or find_unused_parameters)");
   }
 }
 
-/// What this rank's gradients are of, which ranks have in common (check_same_scale).
+/// What this rank's gradients are of, which ranks have in common (check_same_losses).
 struct Losses {
   core::GradientScale of_gradients;
   std::vector<std::shared_ptr<core::Contribution>> of_sums;
@@ -204,19 +174,27 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
 /// where ranks hold what cannot go together. Returns whether it came to that.
 bool DistributedDataParallel::Impl::reduce_unreduced() {
   if (group.world_size() == 1) return false;
-  const RankGradients own = gradients_on_rank(parameters, arena->f32_slots());
-  const bool others_may = finds_unused() && had_no_sync && !uneven;
-  if (!own.has_anything_to_reduce() && !others_may) return false;
+  const bool others_may = finds_unused() && no_sync.was_used() && !uneven;
+  if (!has_anything_to_reduce(parameters) && !others_may) return false;
   if (uneven)
     fail_everywhere(core::str("expected a backward that reduces before each step inside join(), ",
-                              "got a step that has to reduce ", list_of_local(own, parameters),
+                              "got a step that has to reduce ",
+                              list_of_local(held_of(parameters), parameters),
                               " (the last micro-batch of a step: no no_sync)"));
+  no_sync.compared();
+  const auto told = group.world().all_or_throw<core::Error>("what a step has to reduce", [&] {
+    check_whole(parameters);
+    // With find_unused_parameters a loss under no_sync may have reached nothing on some rank.
+    return pack({describe_held_losses(parameters, !options.find_unused_parameters),
+                 arena->f32_slots(), held_of(parameters)});
+  });
   std::vector<RankGradients> ranks;
-  for (const std::string& told : group.exchange(pack(own), "what a step has to reduce"))
-    ranks.push_back(unpack(told));
-  had_no_sync = false;
-  check_whole(ranks);
-  check_same_scale(ranks);
+  std::vector<std::string> losses_of_rank;
+  for (const std::string& bytes : told) {
+    ranks.push_back(unpack(bytes));
+    losses_of_rank.push_back(ranks.back().losses);
+  }
+  check_same_losses(losses_of_rank);
   if (!finds_unused()) check_same_parameters(ranks, parameters);
   const auto has_f32_slots = [](const RankGradients& rank) { return rank.f32_slots; };
   if (std::any_of(ranks.begin(), ranks.end(), has_f32_slots)) arena->use_f32_slots();

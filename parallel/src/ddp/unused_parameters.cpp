@@ -1,23 +1,32 @@
 #include "ddp/unused_parameters.h"
 
 #include "cairn/core/error.h"
+#include "cairn/core/packer.h"
+#include "ddp/held_losses.h"
 
 namespace cairn::parallel {
 
-bool UnusedParameters::agree(const ReachedParameters& own, bool shadows, bool f32_slots,
-                             const ProcessGroup& group) {
+bool UnusedParameters::agree(const ReachedParameters& own, const std::string& losses, bool shadows,
+                             bool f32_slots, const ProcessGroup& group) {
   if (static_graph_ && first_.empty() && !shadows) first_ = own.by_loss;
   if (static_graph_ && known_) return f32_slots;
-  std::string bits(1, f32_slots ? '1' : '0');
-  for (const bool reached : own.in_window) bits += reached && !shadows ? '1' : '0';
-  somewhere_.assign(own.in_window.size(), false);
-  for (const std::string& rank : group.exchange(bits, "which parameters losses reach")) {
-    CAIRN_CHECK(rank.size() == bits.size(), "ddp", "expected the same model on every rank, got ",
-                own.in_window.size(), " parameters here and ", rank.size() - 1, " elsewhere");
-    f32_slots = f32_slots || rank.at(0) == '1';
-    for (std::size_t i = 0; i < somewhere_.size(); ++i)
-      somewhere_[i] = somewhere_[i] || rank.at(i + 1) == '1';
+  const std::size_t count = own.in_window.size();
+  core::Packer message;
+  message.text(losses).number(f32_slots ? 1 : 0);
+  message.bits(shadows ? std::vector<bool>(count, false) : own.in_window);
+  somewhere_.assign(count, false);
+  std::vector<std::string> losses_of_rank;
+  for (const std::string& bytes :
+       group.exchange(message.bytes(), "which parameters losses reach")) {
+    core::Unpacker told(bytes);
+    losses_of_rank.push_back(told.text());
+    f32_slots = told.number() != 0 || f32_slots;
+    const std::vector<bool> reached = told.bits();
+    CAIRN_CHECK(reached.size() == count, "ddp", "expected the same model on every rank, got ",
+                count, " parameters here and ", reached.size(), " elsewhere");
+    for (std::size_t i = 0; i < count; ++i) somewhere_[i] = somewhere_[i] || reached[i];
   }
+  check_same_losses(losses_of_rank);
   known_ = true;
   return f32_slots;
 }

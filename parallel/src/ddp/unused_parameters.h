@@ -21,10 +21,12 @@ class UnusedParameters {
   explicit UnusedParameters(bool static_graph) : static_graph_(static_graph) {}
 
   /// What some rank's losses reached. A collective, with static_graph only in the first backward.
+  /// losses: what this rank holds; throws InvalidArgument, on every rank, where another's differ.
   /// shadows: this rank's loss is a Join's zero(), which reaches everything and says nothing.
   /// f32_slots: this rank's arena has them. Returns whether some rank's has: a rank that had
   /// nothing to add to may be behind.
-  bool agree(const ReachedParameters& own, bool shadows, bool f32_slots, const ProcessGroup& group);
+  bool agree(const ReachedParameters& own, const std::string& losses, bool shadows, bool f32_slots,
+             const ProcessGroup& group);
   bool reached_somewhere(std::size_t parameter) const { return somewhere_.at(parameter); }
   /// With static_graph: the first parameter that this loss, and not the first one, reaches, or the
   /// other way round.

@@ -104,17 +104,8 @@ class OneWay {
   std::deque<Sending> under_way_;
 };
 
-/// All ranks' values. What is wrong on one rank is an error on all.
-std::vector<std::string> tell_all(const ProcessGroup& group, const std::string& value,
-                                  const std::string& problem) {
-  const bool well = problem.empty();
-  auto all = group.exchange((well ? "+" : "-") + (well ? value : problem), "pipeline");
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const bool its_well = all[rank].front() == '+';
-    all[rank].erase(0, 1);
-    if (!its_well) core::fail("pipeline", all[rank], ", on rank ", rank);
-  }
-  return all;
+void check_none(const std::string& problem) {
+  if (!problem.empty()) core::fail("pipeline", problem);
 }
 
 const char* name_of(PipelineSchedule schedule) {
@@ -223,18 +214,15 @@ RankPipeline::RankPipeline(PipelineStage stage, ProcessGroup group, Pipeline::Lo
 RankPipeline::~RankPipeline() = default;
 
 void RankPipeline::agree_on_options() const {
-  std::string problem;
-  if (!loss_ && group_.rank() + 1 == group_.world_size()) {
-    problem = "expected a loss function on the last rank, got none";
-  } else if (options_.micro_batches <= 0) {
-    problem = core::str("expected at least one micro-batch, got ", options_.micro_batches);
-  } else {
+  const auto all = group_.world().all_or_throw("pipeline", [&] {
+    const bool last = group_.rank() + 1 == group_.world_size();
+    CAIRN_CHECK(loss_ || !last, "pipeline", "expected a loss function on the last rank, got none");
+    CAIRN_CHECK(options_.micro_batches > 0, "pipeline", "expected at least one micro-batch, got ",
+                options_.micro_batches);
     core::check_exists(stage_.device);
-    problem = problem_of_stage(stage_, static_cast<std::size_t>(group_.rank()));
-  }
-  const std::string own =
-      core::str(options_.micro_batches, " micro-batches by ", name_of(options_.schedule));
-  const std::vector<std::string> all = tell_all(group_, own, problem);
+    check_none(problem_of_stage(stage_, static_cast<std::size_t>(group_.rank())));
+    return core::str(options_.micro_batches, " micro-batches by ", name_of(options_.schedule));
+  });
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     CAIRN_CHECK(all[rank] == all[0], "pipeline", "expected the same options on all ranks, got ",
                 all[0], " on rank 0 and ", all[rank], " on rank ", rank);
@@ -242,15 +230,18 @@ void RankPipeline::agree_on_options() const {
 }
 
 std::int64_t RankPipeline::agree_on_samples(const Tensor& x, const Tensor& target) const {
-  const bool first = before_ == nullptr, last = after_ == nullptr;
-  std::string problem = problem_of_grad_mode();
-  if (problem.empty()) problem = problem_of_stage(stage_, static_cast<std::size_t>(group_.rank()));
-  if (problem.empty() && first) problem = problem_of_batch("x", x);
-  if (problem.empty() && last) problem = problem_of_batch("target", target);
-  std::string samples, targets;
-  if (problem.empty() && first) samples = std::to_string(x.size(0));
-  if (problem.empty() && last) targets = std::to_string(target.size(0));
-  const std::vector<std::string> all = tell_all(group_, first ? samples : targets, problem);
+  std::string targets;
+  const auto all = group_.world().all_or_throw("pipeline", [&] {
+    const bool first = before_ == nullptr, last = after_ == nullptr;
+    check_none(problem_of_grad_mode());
+    check_none(problem_of_stage(stage_, static_cast<std::size_t>(group_.rank())));
+    if (first) check_none(problem_of_batch("x", x));
+    if (last) {
+      check_none(problem_of_batch("target", target));
+      targets = std::to_string(target.size(0));
+    }
+    return first ? std::to_string(x.size(0)) : targets;
+  });
   const std::string& of_target = group_.world_size() == 1 ? targets : all.back();
   CAIRN_CHECK(all[0] == of_target, "pipeline", "expected a target [", all[0],
               ", ...] on the last rank, got ", of_target, " samples");

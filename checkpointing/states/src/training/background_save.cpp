@@ -5,6 +5,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
+#include "cairn/core/packer.h"
 #include "checkpoint/step_folder.h"
 #include "io/file_io.h"
 
@@ -12,14 +13,13 @@ namespace cairn::checkpointing {
 
 namespace {
 
-constexpr char kNoteOfFiles = '+', kNoteOfFailure = '-';  // first byte
 constexpr auto kBetweenLooks = std::chrono::milliseconds(2);
 
-// No note is ever seen in part.
-void leave_note(const std::string& path, const std::string& text) {
+// What a rank has written, or why it could not. No note is ever seen in part.
+void leave_note(const std::string& path, bool failed, const std::string& text) {
   const std::string unfinished = path + ".part";
   WritableFile file(unfinished);
-  file.write(text);
+  file.write(core::Packer().number(failed ? 1 : 0).text(text).bytes());
   file.close();
   rename(unfinished, path);
 }
@@ -93,12 +93,15 @@ std::vector<std::string> BackgroundSave::gather() const {
       std::this_thread::sleep_for(kBetweenLooks);
     }
     const std::string note = read_text(note_of(rank));
-    if (note.empty() || note[0] != kNoteOfFiles) {
+    core::Unpacker message(note);
+    const bool failed = message.number() != 0;
+    const std::string text = message.text();
+    if (failed) {
       core::fail<core::IoError>(what, "expected every rank to succeed, got on rank ", rank, ": ",
-                                note.substr(std::min<std::size_t>(1, note.size())));
+                                text);
     }
     remove_everything(note_of(rank));
-    files.push_back(note.substr(1));
+    files.push_back(text);
   }
   return files;
 }
@@ -106,7 +109,7 @@ std::vector<std::string> BackgroundSave::gather() const {
 // Where not even that can be written, as on a full disk, everything goes, which rank 0 sees too.
 void BackgroundSave::tell_failure(const std::string& reason) const {
   try {
-    leave_note(note_of(plan_.rank), core::str(kNoteOfFailure, reason));
+    leave_note(note_of(plan_.rank), /*failed=*/true, reason);
   } catch (const core::IoError&) {
     log::error("save of step {}: {}", plan_.manifest.lineage.step, reason);
     try_to_remove(plan_.temporary());
@@ -117,7 +120,7 @@ void BackgroundSave::finish_rank() {
   const bool first = plan_.rank == 0;
   try {
     if (contents_) written_ = write_rank_files(plan_, *contents_);
-    if (!first) return leave_note(note_of(plan_.rank), core::str(kNoteOfFiles, written_));
+    if (!first) return leave_note(note_of(plan_.rank), /*failed=*/false, written_);
     committed_ = commit(plan_, gather());
   } catch (const std::exception& e) {
     if (first) give_up(plan_);

@@ -4,15 +4,14 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <set>
-#include <sstream>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/core/error.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/log.h"
+#include "cairn/core/packer.h"
 #include "cairn/kernels/product_choices.h"
 #include "cairn/kernels/versions.h"
 #include "checkpoint/folder_lock.h"
@@ -35,8 +34,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr char kOk = '+', kFailed = '-';  // first byte of what ranks tell each other
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -137,44 +134,12 @@ TrainingState::TrainingState(std::vector<Part> parts, World world,
 TrainingState::~TrainingState() = default;
 TrainingState::TrainingState(TrainingState&&) noexcept = default;
 
-// Runs work on every rank; returns when all are done. Where it fails on one rank it fails on all:
-// none goes on alone.
-std::string TrainingState::together(const std::string& what,
-                                    const std::function<std::string()>& work,
-                                    std::vector<std::string>* answers) const {
-  std::exception_ptr error;
-  std::string mine;
-  try {
-    mine = core::str(kOk, work());
-  } catch (const std::exception& e) {
-    error = std::current_exception();
-    mine = core::str(kFailed, e.what());
-  }
-  std::vector<std::string> all;
-  try {
-    all = world_.exchange(mine, what);
-  } catch (const core::CommunicationError&) {
-    if (!error) throw;  // else this rank's own error says more
-  }
-  if (error) std::rethrow_exception(error);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].empty() || all[rank][0] != kOk) {
-      core::fail<core::IoError>(what, "expected every rank to succeed, got on rank ", rank, ": ",
-                                all[rank].substr(std::min<std::size_t>(1, all[rank].size())));
-    }
-    all[rank].erase(0, 1);
-  }
-  std::string first = all.front();
-  if (answers != nullptr) *answers = std::move(all);
-  return first;
-}
-
 // Before the first step, rather than at the first save: whether files can be written there, by
 // every rank, and whether nobody else saves there.
 void TrainingState::open(const std::string& dir) {
   if (impl_->opened == dir) return;
   const std::string what = core::str("open the folder '", dir, "'");
-  together(what, [&] {
+  world_.all_or_throw<core::IoError>(what, [&] {
     if (world_.rank != 0) return "";
     make_folders(dir);
     impl_->lock_folder(dir);
@@ -182,7 +147,7 @@ void TrainingState::open(const std::string& dir) {
     clear_leftovers(dir);  // of a killed save: it may have filled the disk
     return "";
   });
-  together(what, [&] {
+  world_.all_or_throw<core::IoError>(what, [&] {
     check_writable(dir, core::str(".probe-", rank_name(world_.rank)));
     return "";
   });
@@ -223,7 +188,7 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
   SaveReport report{.path = plan.folder(), .step = step};
   Committed committed;
   try {
-    together(what, [&] {
+    world_.all_or_throw<core::IoError>(what, [&] {
       if (world_.rank != 0) return "";
       if (!exists(dir)) impl_->flushed.clear();
       plan.parents_flushed = impl_->flushed == dir;
@@ -233,27 +198,23 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
       prepare(plan);
       return "";
     });
-    std::vector<std::string> files;
-    together(
-        what,
-        [&] {
-          RankContents contents = contents_of_rank();
-          const std::uint64_t bytes = bytes_of(contents.shared) + bytes_of(contents.own);
-          if (asynchronous && bytes <= options_.snapshot_bytes) {
-            copy = {contents.has_shared, snapshot_of(contents.shared), snapshot_of(contents.own)};
-            report.snapshot_bytes = bytes;
-          } else {
-            written = write_rank_files(plan, contents);
-          }
-          return written;
-        },
-        &files);
+    const auto files = world_.all_or_throw<core::IoError>(what, [&] {
+      RankContents contents = contents_of_rank();
+      const std::uint64_t bytes = bytes_of(contents.shared) + bytes_of(contents.own);
+      if (asynchronous && bytes <= options_.snapshot_bytes) {
+        copy = {contents.has_shared, snapshot_of(contents.shared), snapshot_of(contents.own)};
+        report.snapshot_bytes = bytes;
+      } else {
+        written = write_rank_files(plan, contents);
+      }
+      return written;
+    });
     if (!asynchronous) {
-      const std::string bytes = together(what, [&] {
+      const auto bytes = world_.all_or_throw<core::IoError>(what, [&] {
         if (world_.rank == 0) committed = commit(plan, files);
-        return std::to_string(committed.bytes);
+        return core::Packer().number(committed.bytes).bytes();
       });
-      report.bytes = std::stoull(bytes);
+      report.bytes = core::Unpacker(bytes.front()).number();
     }
   } catch (...) {
     if (world_.rank == 0 && turn) give_up(plan);
@@ -300,16 +261,14 @@ void TrainingState::finish() {
   const std::unique_ptr<BackgroundSave> background = std::move(impl_->background);
   SaveReport report = impl_->report;
   Committed committed;
-  std::vector<std::string> answers;
-  together(
-      core::str("save of step ", report.step, " in the background"),
-      [&] {
-        committed = background->wait();
-        return core::str(committed.bytes, " ", background->seconds());
-      },
-      &answers);
-  std::istringstream(answers.front()) >> report.bytes >> report.seconds;
-  report.seconds += report.blocked_seconds;
+  const std::string what = core::str("save of step ", report.step, " in the background");
+  const auto answers = world_.all_or_throw<core::IoError>(what, [&] {
+    committed = background->wait();
+    return core::Packer().number(committed.bytes).real(background->seconds()).bytes();
+  });
+  core::Unpacker of_first(answers.front());
+  report.bytes = of_first.number();
+  report.seconds = of_first.real() + report.blocked_seconds;
   saved(report, committed, background->plan().damaged);
 }
 
@@ -335,8 +294,7 @@ void TrainingState::save_on_signal(int signal, const std::string& dir) {
 
 // The same answer on every rank.
 bool TrainingState::signal_came() const {
-  const std::vector<std::string> all = world_.exchange(impl_->watch->came() ? "1" : "0", "signals");
-  return std::find(all.begin(), all.end(), "1") != all.end();
+  return world_.sum(impl_->watch->came() ? 1 : 0, "signals") > 0;
 }
 
 void TrainingState::end_on_signal(std::int64_t step) {
@@ -366,27 +324,25 @@ TrainingState::Loaded TrainingState::read(const std::string& path) const {
 // Tries this checkpoint on all ranks. Returns what is wrong with it on one of them, "" where it is
 // whole; the same on every rank.
 std::string TrainingState::try_to_read(const std::string& path, Loaded& loaded) const {
-  std::vector<std::string> answers;
-  together(
-      "resume",
-      [&] {
-        try {
-          loaded = read(path);
-          return core::str(kOk, loaded.manifest.checksum);
-        } catch (const core::DataError& e) {
-          return core::str(kFailed, e.what());
-        } catch (const NoSuchFile& e) {
-          return core::str(kFailed, e.what());
-        } catch (const core::IoError& e) {
-          core::fail<core::IoError>("resume", "expected to read '", path, "', got: ", e.what(),
-                                    " (which is no damage: try again, or resume another by its "
-                                    "path)");
-        }
-      },
-      &answers);
+  const auto answers = world_.all_or_throw<core::IoError>("resume", [&] {
+    core::Packer told;
+    try {
+      loaded = read(path);
+      told.text("").number(loaded.manifest.checksum);
+    } catch (const core::DataError& e) {
+      told.text(e.what()).number(0);
+    } catch (const NoSuchFile& e) {
+      told.text(e.what()).number(0);
+    } catch (const core::IoError& e) {
+      core::fail<core::IoError>("resume", "expected to read '", path, "', got: ", e.what(),
+                                " (which is no damage: try again, or resume another by its path)");
+    }
+    return told.bytes();
+  });
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     const std::string where = rank == 0 ? "" : core::str("on rank ", rank, ": ");
-    if (answers[rank][0] != kOk) return where + answers[rank].substr(1);
+    const std::string damage = core::Unpacker(answers[rank]).text();
+    if (!damage.empty()) return where + damage;
     if (answers[rank] != answers[0]) return where + "it has another manifest there";
   }
   return "";
@@ -394,21 +350,19 @@ std::string TrainingState::try_to_read(const std::string& path, Loaded& loaded) 
 
 // Rank 0 says what there is, in which order; the first that is whole on all ranks is taken.
 TrainingState::Loaded TrainingState::newest_good(const std::string& dir) {
-  std::string known = together("resume", [&] {
-    if (world_.rank != 0) return std::string();
+  const auto told = world_.all_or_throw<core::IoError>("resume", [&] {
+    core::Packer known;
+    if (world_.rank != 0) return known.bytes();
     const std::vector<CheckpointInfo> checkpoints = checkpoints_in(dir),
                                       line = newest_line(checkpoints);
-    std::string text = core::str(checkpoints.size() - line.size(), '\0');
-    for (const CheckpointInfo& one : line) text += one.path + '\0';
-    return text;
+    known.number(checkpoints.size() - line.size()).number(line.size());
+    for (const CheckpointInfo& one : line) known.text(one.path);
+    return known.bytes();
   });
-  std::vector<std::string> paths;
-  for (std::size_t end = 0; (end = known.find('\0')) != std::string::npos;) {
-    paths.push_back(known.substr(0, end));
-    known.erase(0, end + 1);
-  }
-  const std::string left_behind = paths.front();
-  paths.erase(paths.begin());
+  core::Unpacker known(told.front());
+  const std::uint64_t left_behind = known.number();
+  std::vector<std::string> paths(known.count(8));
+  for (std::string& path : paths) path = known.text();
   if (paths.empty()) return {};
   std::string all_damage;
   for (const std::string& path : paths) {
@@ -420,10 +374,10 @@ TrainingState::Loaded TrainingState::newest_good(const std::string& dir) {
     if (world_.rank == 0) log::warn("passing over the damaged checkpoint '{}': {}", path, damage);
   }
   const std::string others =
-      left_behind == "0" ? ""
-                         : core::str("\n  (", left_behind,
-                                     " more are of runs that were left behind: resume one by its "
-                                     "path, or start in another folder)");
+      left_behind == 0 ? ""
+                       : core::str("\n  (", left_behind,
+                                   " more are of runs that were left behind: resume one by its "
+                                   "path, or start in another folder)");
   core::fail<core::DataError>("resume", "expected a good checkpoint in '", dir, "', got ",
                               paths.size(), " damaged:", all_damage, others);
 }
@@ -434,7 +388,7 @@ ResumeInfo TrainingState::load(Loaded loaded, const ResumeOptions& how) {
                   .world_size = loaded.manifest.world_size};
   Undo undo;
   try {
-    together("resume", [&] {
+    world_.all_or_throw<core::IoError>("resume", [&] {
       apply(loaded, how, undo, info);
       return "";
     });
@@ -469,16 +423,13 @@ std::optional<ResumeInfo> TrainingState::resume_latest(const std::string& dir,
 
 ResumeInfo TrainingState::resume(const std::string& path, const ResumeOptions& how) {
   finish();
-  const std::string standing = together("resume", [&] { return standing_path(path); });
+  const std::string standing =
+      world_.all_or_throw<core::IoError>("resume", [&] { return standing_path(path); }).front();
   Loaded loaded;
-  std::vector<std::string> ids;
-  together(
-      "resume",
-      [&] {
-        loaded = read(standing);
-        return std::to_string(loaded.manifest.checksum);
-      },
-      &ids);
+  const auto ids = world_.all_or_throw<core::IoError>("resume", [&] {
+    loaded = read(standing);
+    return std::to_string(loaded.manifest.checksum);
+  });
   if (std::count(ids.begin(), ids.end(), ids.front()) != static_cast<std::ptrdiff_t>(ids.size())) {
     core::fail<core::DataError>("resume", "expected the same checkpoint in '", standing,
                                 "' on all ranks, got different ones");

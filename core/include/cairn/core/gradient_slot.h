@@ -43,6 +43,8 @@ using RunId = std::uint64_t;
 class Contribution {
  public:
   virtual ~Contribution() = default;
+  /// "loss 0 scaled by 1024": the same on every rank, and another one for each loss and scale.
+  virtual std::string describe() const = 0;
   bool over = false;  // a step has judged it, and found it finite: nobody asks for it any more
 };
 
@@ -55,13 +57,10 @@ struct GradientScale {
 };
 std::uint64_t next_scaler_id();  // another one at each call, from 1
 
-/// The buffers that slots are slices of (optim::GradientArena).
+/// The buffers that slots are slices of (gradients::GradientArena).
 class GradientMemory {
  public:
   virtual ~GradientMemory() = default;
-  /// A run is about to write one of the slots, each time: the memory may lay its slots out anew
-  /// when it sees a run for the first time.
-  virtual void on_run(RunId run) = 0;
 };
 
 /// Brings what slots hold from this rank to all ranks (parallel::DistributedDataParallel).
@@ -146,8 +145,6 @@ class GradientSlot {
   void set_reducer(std::weak_ptr<GradientReducer> reducer) { reducer_ = std::move(reducer); }
   /// Set while the parameter belongs to a group of ranks that reduces its gradients.
   std::shared_ptr<GradientReducer> reducer() const { return reducer_.lock(); }
-  /// It holds a reduced gradient, and nothing was added since.
-  bool holds_reduced() const;
   /// The run that is writing adds to what is reduced: to the slot's, or to the sum's.
   bool adds_to_reduced() const;
   void mark_reduced();  // what memory() holds, or will hold when its run ends

@@ -1,11 +1,12 @@
-// Packer and Unpacker: what ranks tell each other: numbers (little-endian, 8 bytes) and texts, one
-// after another.
+// Packer and Unpacker: what ranks tell each other: numbers (little-endian, 8 bytes), texts and bits,
+// one after another.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cairn/core/error.h"
 
@@ -21,6 +22,14 @@ class Packer {
   Packer& text(std::string_view value) {
     number(value.size());
     bytes_ += value;
+    return *this;
+  }
+  Packer& bits(const std::vector<bool>& values) {
+    number(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (i % 8 == 0) bytes_.push_back('\0');
+      if (values[i]) bytes_.back() = static_cast<char>(bytes_.back() | 1 << i % 8);
+    }
     return *this;
   }
   const std::string& bytes() const { return bytes_; }
@@ -49,6 +58,14 @@ class Unpacker {
     std::string value(bytes_.substr(0, size));
     bytes_.remove_prefix(size);
     return value;
+  }
+  std::vector<bool> bits() {
+    const std::uint64_t size = number();
+    need(size / 8 + (size % 8 == 0 ? 0 : 1));
+    std::vector<bool> values(size);
+    for (std::size_t i = 0; i < size; ++i) values[i] = (bytes_[i / 8] >> i % 8 & 1) != 0;
+    bytes_.remove_prefix((size + 7) / 8);
+    return values;
   }
   /// A number of things of at least `bytes` each that follow.
   std::uint64_t count(std::uint64_t bytes) {

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/core/error.h"
 #include "cairn/core/version.h"
 
 namespace cairn::core {
@@ -61,6 +62,17 @@ class World {
   std::vector<std::string> exchange(const std::string& value, std::string_view name) const {
     return link_ ? link_->exchange(value, name) : std::vector<std::string>{value};
   }
+  /// Runs `work` and hands every rank what it returned there, in rank order. Where it throws on one
+  /// rank all ranks throw: that one its own error, the others E, which quotes it. A collective.
+  template <class E = InvalidArgument>
+  std::vector<std::string> all_or_throw(std::string_view what,
+                                        const std::function<std::string()>& work) const {
+    Answers all = answers(what, work);
+    if (all.failed)
+      fail<E>(what, "expected every rank to succeed, got on rank ", *all.failed, ": ",
+              all.of_rank[*all.failed]);
+    return std::move(all.of_rank);
+  }
   /// The sum of a number over all ranks, the same bits on each. A collective.
   double sum(double value, std::string_view name) const;
   /// Returns when every rank has come.
@@ -82,6 +94,12 @@ class World {
   LibraryVersions libraries() const { return link_ ? link_->libraries() : LibraryVersions{}; }
 
  private:
+  struct Answers {
+    std::vector<std::string> of_rank;   // what it returned, or why it failed
+    std::optional<std::size_t> failed;  // the first rank that did
+  };
+  Answers answers(std::string_view what, const std::function<std::string()>& work) const;
+
   std::shared_ptr<WorldLink> link_;  // null: a world of one
 };
 

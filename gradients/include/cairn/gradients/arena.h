@@ -75,7 +75,7 @@ class GradientArena final : public core::GradientMemory,
 
   /// A run's first write: the moment to give slots to parameters that were unfrozen, and to turn to
   /// f32 where it will add to half gradients.
-  void on_run(core::RunId run) override;
+  void begin(core::RunId run);
   /// True where a parameter has lost its slot, or stopped or started to require a gradient.
   bool stale() const;
   /// Lays out the slots anew for the parameters as they are now; written gradients move along.

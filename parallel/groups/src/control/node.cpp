@@ -399,8 +399,8 @@ std::string ControlNode::death(int rank, const Peer& peer, Clock::time_point now
   const bool gone = peer.closed && now - *peer.closed >= reconnection_time(heartbeat_timeout_) &&
                     silence >= reconnection_time(heartbeat_timeout_);
   // A process may be slow to start, and all have met before this tree was made.
-  const auto patience = peer.known ? heartbeat_timeout_ : 4 * heartbeat_timeout_;
-  if (!gone && silence < patience) return "";
+  const auto allowed_silence = peer.known ? heartbeat_timeout_ : 4 * heartbeat_timeout_;
+  if (!gone && silence < allowed_silence) return "";
   return core::str(
       "rank ", rank, " died", peer.host.empty() ? "" : " (" + peer.host + ")",
       gone ? ": its connection closed, and it has given" : ": it has given",

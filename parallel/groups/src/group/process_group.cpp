@@ -5,11 +5,11 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <thread>
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/packer.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
 #include "collectives/cpu/combine.h"
@@ -149,12 +149,6 @@ void copy_own(const TensorView& x, const TensorView& y) {
                    TensorView(y.data, {y.numel()}, y.dtype, y.device));
 }
 
-std::string bytes_of(double value) {
-  std::string bytes(sizeof value, '\0');
-  std::memcpy(bytes.data(), &value, sizeof value);
-  return bytes;
-}
-
 void override(std::chrono::milliseconds& limit, const char* name) {
   const char* const text = std::getenv(name);
   if (text == nullptr) return;
@@ -170,12 +164,6 @@ GroupOptions with_environment(GroupOptions options) {
   override(options.heartbeat_timeout, "CAIRN_HEARTBEAT_TIMEOUT");
   override(options.rendezvous_timeout, "CAIRN_RENDEZVOUS_TIMEOUT");
   return options;
-}
-
-double double_of(const std::string& bytes) {
-  double value = 0;
-  std::memcpy(&value, bytes.data(), std::min(bytes.size(), sizeof value));
-  return value;
 }
 
 }  // namespace
@@ -406,17 +394,15 @@ std::vector<std::string> ProcessGroup::exchange(const std::string& value,
 
 double ProcessGroup::all_reduce_max(double value, std::string_view name) const {
   double result = value;
-  for (const std::string& bytes : exchange(bytes_of(value), name)) {
-    const double other = double_of(bytes);
+  for (const std::string& told : exchange(core::Packer().real(value).bytes(), name)) {
+    const double other = core::Unpacker(told).real();
     if (other > result || other != other) result = other;
   }
   return result;
 }
 
 double ProcessGroup::all_reduce_sum(double value, std::string_view name) const {
-  double sum = 0;
-  for (const std::string& bytes : exchange(bytes_of(value), name)) sum += double_of(bytes);
-  return sum;
+  return world().sum(value, name);
 }
 
 namespace {

@@ -15,7 +15,7 @@ using Places = std::vector<std::size_t>;
 
 class Planner {
  public:
-  Planner(const std::vector<Gradient>& gradients, const DistributedOptions& options)
+  Planner(const std::vector<Gradient>& gradients, const ReducerOptions& options)
       : gradients_(gradients), options_(options) {}
 
   std::vector<PlannedBucket> plan() {
@@ -105,7 +105,7 @@ class Planner {
   }
 
   const std::vector<Gradient>& gradients_;
-  const DistributedOptions& options_;
+  const ReducerOptions& options_;
   std::vector<PlannedBucket> buckets_;
 };
 
@@ -138,7 +138,7 @@ void find_runs(std::vector<Gradient>& gradients, std::int64_t gap_bytes) {
 }
 
 std::vector<PlannedBucket> plan_buckets(const std::vector<Gradient>& gradients,
-                                        const DistributedOptions& options) {
+                                        const ReducerOptions& options) {
   return Planner(gradients, options).plan();
 }
 

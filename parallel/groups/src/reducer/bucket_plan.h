@@ -32,6 +32,6 @@ struct PlannedBucket {
 /// Runs are cut into slices; gradients without a neighbour share buckets. Looks at runs and
 /// offsets, not at addresses: the same on every rank where those are.
 std::vector<PlannedBucket> plan_buckets(const std::vector<Gradient>& gradients,
-                                        const DistributedOptions& options);
+                                        const ReducerOptions& options);
 
 }  // namespace cairn::parallel

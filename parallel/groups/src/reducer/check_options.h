@@ -6,6 +6,6 @@
 namespace cairn::parallel {
 
 /// Throws InvalidArgument for a value out of range and for a combination that makes no sense.
-void check_options(const DistributedOptions& options);
+void check_options(const ReducerOptions& options);
 
 }  // namespace cairn::parallel

@@ -51,32 +51,9 @@ Hashes hash(const NamedTensors& tensors) {
   return hashes;
 }
 
-/// What a rank has to tell.
-struct Own {
-  std::string error;  // why there are no hashes: the other ranks must not wait for this one
-  std::string listing;
-  std::string hashes;  // 8 bytes a tensor
-
-  explicit Own(const NamedTensors& tensors) {
-    try {
-      const Hashes found = hash(tensors);
-      listing = list(tensors);
-      hashes.assign(reinterpret_cast<const char*>(found.data()),
-                    found.size() * sizeof(std::uint64_t));
-    } catch (const core::Error& e) {
-      error = e.what();
-    }
-  }
-  std::string digest() const {
-    return parallel::digest(core::str(listing.size(), " ", listing, hashes, error));
-  }
-};
-
-void check_errors(const std::vector<std::string>& errors) {
-  for (std::size_t rank = 0; rank < errors.size(); ++rank) {
-    CAIRN_CHECK(errors[rank].empty(), "compare_across_ranks", "rank ", rank,
-                " has tensors that cannot be compared: ", errors[rank]);
-  }
+/// 8 bytes a tensor.
+std::string bytes_of(const Hashes& hashes) {
+  return {reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(std::uint64_t)};
 }
 
 void check_listings(const std::vector<std::string>& listings) {
@@ -116,15 +93,16 @@ std::string RankDifference::describe() const {
 }
 
 RankDifference compare_across_ranks(const NamedTensors& tensors, const ProcessGroup& group) {
-  const Own own(tensors);
-  if (all_equal(group.exchange(own.digest(), "compare_across_ranks"))) {
-    check_errors({own.error});  // the same on every rank
-    return {};
-  }
-  check_errors(group.exchange(own.error, "compare_across_ranks, errors"));
-  check_listings(group.exchange(own.listing, "compare_across_ranks, tensors"));
+  std::string own_listing, own_hashes;
+  const auto digests = group.world().all_or_throw("compare_across_ranks", [&] {
+    own_hashes = bytes_of(hash(tensors));
+    own_listing = list(tensors);
+    return digest(core::str(own_listing.size(), " ", own_listing, own_hashes));
+  });
+  if (all_equal(digests)) return {};
+  check_listings(group.exchange(own_listing, "compare_across_ranks, tensors"));
   const std::vector<std::string> hashes =
-      group.exchange(own.hashes, "compare_across_ranks, hashes");
+      group.exchange(own_hashes, "compare_across_ranks, hashes");
   RankDifference difference;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     std::vector<int> ranks = ranks_unlike_the_first(hashes, i);

@@ -15,10 +15,10 @@ void LocalChecks::begin_pass() {
   if (passes_.size() > kPasses) passes_.pop_front();
 }
 
-void LocalChecks::check(const std::vector<std::size_t>& parameters,
-                        const std::vector<TensorView>& gradients) {
+void LocalChecks::check(std::vector<std::string> names, const std::vector<TensorView>& gradients) {
   const bool can_be_checked = core::is_half(gradients[0].dtype) || gradients[0].dtype == DType::f32;
-  if (can_be_checked) passes_.back().push_back({parameters, kernels::check_tensors(gradients)});
+  if (can_be_checked)
+    passes_.back().push_back({std::move(names), kernels::check_tensors(gradients)});
 }
 
 std::vector<core::NonFinite> LocalChecks::take(const std::vector<std::string>& names) {
@@ -32,21 +32,22 @@ std::vector<core::NonFinite> LocalChecks::take(const std::vector<std::string>& n
   }
   passes_.clear();
   const auto found = kernels::PendingCheck::read(checks);
-  std::map<std::size_t, core::NonFinite> by_parameter;
+  std::map<std::string, core::NonFinite> by_name;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     for (std::size_t k = 0; k < found[b].size(); ++k) {
       const kernels::TensorCheck& check = found[b][k];
       if (check.nonfinite == 0) continue;
-      const std::size_t parameter = buckets[b].parameters[k];
-      core::NonFinite& sum = by_parameter[parameter];
-      sum.parameter = names[parameter];
+      core::NonFinite& sum = by_name[buckets[b].names[k]];
       sum.inf += check.nonfinite - check.nan;
       sum.nan += check.nan;
     }
   }
   std::vector<core::NonFinite> all;
-  all.reserve(by_parameter.size());
-  for (auto& [parameter, sum] : by_parameter) all.push_back(std::move(sum));
+  for (const std::string& name : names) {
+    const auto found_of = by_name.find(name);
+    if (found_of != by_name.end())
+      all.push_back({name, found_of->second.inf, found_of->second.nan});
+  }
   return all;
 }
 

@@ -17,16 +17,15 @@ class LocalChecks {
   /// A backward pass that reduces begins. Only the last few passes are kept: who asks does so
   /// before the next step, and before that an overflow of several losses may have come.
   void begin_pass();
-  /// Queues the check of a bucket on the current stream: gradients of one dtype, and their
-  /// parameters' places in the model.
-  void check(const std::vector<std::size_t>& parameters, const std::vector<TensorView>& gradients);
-  /// What the kept passes found, a parameter once, in the order of `names`, which are the
-  /// parameters'; waits for the device. They are forgotten then.
+  /// Queues the check of a bucket on the current stream: gradients of one dtype.
+  void check(std::vector<std::string> names, const std::vector<TensorView>& gradients);
+  /// What the kept passes found, a name once, in the order of `names`; others are left out. Waits
+  /// for the device. All is forgotten then.
   std::vector<core::NonFinite> take(const std::vector<std::string>& names);
 
  private:
   struct Bucket {
-    std::vector<std::size_t> parameters;
+    std::vector<std::string> names;
     kernels::PendingCheck check;
   };
   std::deque<std::vector<Bucket>> passes_;

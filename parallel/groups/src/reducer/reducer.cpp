@@ -12,6 +12,7 @@
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
+#include "group/library_versions.h"
 #include "group/listing.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/check_options.h"
@@ -34,7 +35,7 @@ void check_sizes(std::int64_t first_bucket_bytes, std::int64_t bucket_bytes) {
               " bytes");
 }
 
-void check_division(const DistributedOptions& options) {
+void check_division(const ReducerOptions& options) {
   const double f = options.gradient_predivide_factor;
   CAIRN_CHECK(std::isfinite(f) && f > 0, "ddp",
               "expected gradient_predivide_factor to be a finite number above 0, got ", f);
@@ -48,7 +49,7 @@ void check_division(const DistributedOptions& options) {
               "travels, got one with allreduce_always_fp32 (convert in the hook)");
 }
 
-void check_schedule(const DistributedOptions& options) {
+void check_schedule(const ReducerOptions& options) {
   const int streams = options.num_allreduce_streams;
   CAIRN_CHECK(streams >= 1 && streams <= kMostStreams, "ddp",
               "expected num_allreduce_streams from 1 to ", kMostStreams, ", got ", streams);
@@ -61,18 +62,9 @@ void check_schedule(const DistributedOptions& options) {
               "' (nothing is reduced before the end)");
 }
 
-void check_not_of_ddp(const DistributedOptions& options) {
-  const char* wrong = options.find_unused_parameters ? "find_unused_parameters"
-                      : options.static_graph         ? "static_graph"
-                      : options.broadcast_buffers    ? "broadcast_buffers"
-                                                     : nullptr;
-  CAIRN_CHECK(wrong == nullptr, "reducer", "expected options of a reducer, got ", wrong,
-              ", which is DistributedDataParallel's (mark_unused() says what a graph would)");
-}
-
 }  // namespace
 
-void check_options(const DistributedOptions& options) {
+void check_options(const ReducerOptions& options) {
   check_sizes(options.first_bucket_bytes, options.bucket_bytes);
   check_division(options);
   check_schedule(options);
@@ -81,7 +73,7 @@ void check_options(const DistributedOptions& options) {
 namespace {
 
 /// What all ranks must have alike: it decides what is reduced when, and into what.
-std::string describe(const DistributedOptions& options) {
+std::string describe(const ReducerOptions& options) {
   std::ostringstream out;
   out << "first_bucket_bytes " << options.first_bucket_bytes << ", bucket_bytes "
       << options.bucket_bytes << ", num_allreduce_streams " << options.num_allreduce_streams
@@ -96,7 +88,7 @@ std::string describe(const DistributedOptions& options) {
   return out.str();
 }
 
-std::string list(const DistributedOptions& options, const std::vector<Gradient>& gradients) {
+std::string list(const ReducerOptions& options, const std::vector<Gradient>& gradients) {
   std::ostringstream out;
   out << "options: " << describe(options) << "\n";
   for (const Gradient& gradient : gradients) {
@@ -130,6 +122,7 @@ class ReducerLink final : public core::WorldLink {
   std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
     return group_.exchange(value, name);
   }
+  core::LibraryVersions libraries() const override { return library_versions(); }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
     if (!own_) return std::nullopt;
     return own_->checks.take(own_->names);
@@ -143,13 +136,13 @@ class ReducerLink final : public core::WorldLink {
 }  // namespace
 
 struct Reducer::Impl {
-  Impl(ProcessGroup g, const DistributedOptions& o) : group(std::move(g)), options(o) {}
+  Impl(ProcessGroup g, const ReducerOptions& o) : group(std::move(g)), options(o) {}
 
   void register_gradients(const std::vector<std::string>& names,
                           const std::vector<TensorView>& views, const Layout& layout);
   std::vector<Gradient> checked(const std::vector<std::string>& names,
                                 const std::vector<TensorView>& views, const Layout& layout) const;
-  void agree_on_list(std::vector<Gradient>& list_of_this_rank, const std::string& error) const;
+  void compare_lists(std::vector<Gradient>& own) const;
   void plan();
   void plan_order();
   void mark(std::size_t gradient, bool ready);
@@ -173,7 +166,7 @@ struct Reducer::Impl {
   [[noreturn]] void fail_everywhere(const std::string& message) const;
 
   ProcessGroup group;
-  DistributedOptions options;
+  ReducerOptions options;
   std::vector<Gradient> gradients;
   std::vector<Tensor> kept;  // the tensors behind them
   std::vector<PlannedBucket> buckets;
@@ -227,19 +220,10 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
   return list;
 }
 
-/// The same options and list on every rank, or an error on every rank. If adjacency in memory
-/// differs between ranks (separate tensors may touch by chance), no gradients count as adjacent.
-void Reducer::Impl::agree_on_list(std::vector<Gradient>& own, const std::string& error) const {
-  const std::string listing = list(options, own), runs = digest(list_runs(own));
-  const auto told = group.exchange((error.empty() ? "+" : "-") + digest(listing) + runs,
-                                   "the reducer's gradients");
-  const auto failed = [](const std::string& text) { return text[0] == '-'; };
-  if (std::any_of(told.begin(), told.end(), failed)) {
-    const auto errors = group.exchange(error, "the reducer's errors");
-    for (std::size_t rank = 0; rank < errors.size(); ++rank)
-      CAIRN_CHECK(errors[rank].empty(), "reducer", "rank ", rank, ": ", errors[rank]);
-  }
-  if (all_equal(told)) return;
+/// The ranks' lists differ: an error on every rank, unless only adjacency in memory does (separate
+/// tensors may touch by chance): no gradients count as adjacent then.
+void Reducer::Impl::compare_lists(std::vector<Gradient>& own) const {
+  const std::string listing = list(options, own);
   const auto listings = group.exchange(listing, "the gradients that differ");
   for (std::size_t rank = 1; rank < listings.size(); ++rank) {
     if (listings[rank] != listings[0])
@@ -257,14 +241,11 @@ void Reducer::Impl::register_gradients(const std::vector<std::string>& names,
               "expected a pass to have ended before gradients are registered, got one under way "
               "(wait(), or abandon())");
   std::vector<Gradient> list;
-  std::string error;
-  try {
+  const auto told = group.world().all_or_throw("reducer", [&] {
     list = checked(names, views, layout);
-  } catch (const core::Error& e) {
-    if (group.world_size() == 1) throw;
-    error = e.what();
-  }
-  if (group.world_size() > 1) agree_on_list(list, error);
+    return digest(parallel::list(options, list)) + digest(list_runs(list));
+  });
+  if (!all_equal(told)) compare_lists(list);
   gradients = std::move(list);
   if (own) own->names = names;
   kept.clear();
@@ -335,9 +316,13 @@ void Reducer::Impl::begin_pass() {
 
 void Reducer::Impl::check_own(const PlannedBucket& bucket) {
   if (!own) return;
+  std::vector<std::string> names;
   std::vector<TensorView> views;
-  for (const std::size_t i : bucket.gradients) views.push_back(gradients[i].view);
-  own->checks.check(bucket.gradients, views);
+  for (const std::size_t i : bucket.gradients) {
+    names.push_back(gradients[i].name);
+    views.push_back(gradients[i].view);
+  }
+  own->checks.check(std::move(names), views);
 }
 
 void Reducer::Impl::reduce_complete() {
@@ -492,9 +477,8 @@ void Reducer::Impl::learn_order() {
   plan();
 }
 
-Reducer::Reducer(ProcessGroup group, const DistributedOptions& options) {
+Reducer::Reducer(ProcessGroup group, const ReducerOptions& options) {
   check_options(options);
-  check_not_of_ddp(options);
   impl_ = std::make_unique<Impl>(std::move(group), options);
 }
 
@@ -614,6 +598,7 @@ void Reducer::load_state_dict(const StateDict& state) {
   impl_->options.bucket_bytes = others;
   impl_->passes = passes;
   impl_->order = std::move(order);
+  if (impl_->own) impl_->own->checks = {};  // of gradients that are gone
   impl_->plan();
 }
 

@@ -54,6 +54,33 @@
 
 namespace cairn::parallel {
 
+/// ReducerOptions, field by field, and what a graph and buffers add.
+struct DistributedOptions {
+  std::int64_t first_bucket_bytes = ReducerOptions{}.first_bucket_bytes;
+  std::int64_t bucket_bytes = ReducerOptions{}.bucket_bytes;
+  bool delay_allreduce = false;
+  bool allreduce_always_fp32 = false;
+  bool average = true;
+  double gradient_predivide_factor = 1.0;
+  std::vector<std::string> trigger_parameters;
+  int num_allreduce_streams = 1;
+  bool retain_allreduce_buffers = false;
+  bool check_local_gradients = true;
+  std::shared_ptr<CommunicationHook> hook;
+  ReducerOptions of_reducer() const;
+
+  /// What a parameter that the loss does not reach means. false: an error that names it, on every
+  /// rank. true: where some rank reaches it, a zero of this rank's; where none does, it has no
+  /// gradient and the optimizers leave it alone. Costs an exchange of a bit for each parameter at
+  /// the start of a backward.
+  bool find_unused_parameters = false;
+  /// The same, and the parameters that the first backward reaches are those of all: the exchange is
+  /// made once, and another loss is an error that names a parameter.
+  bool static_graph = false;
+  /// Every forward in training that a reducing backward follows gives all ranks rank 0's buffers.
+  bool broadcast_buffers = false;
+};
+
 /// By what the sum of the gradients is divided while some ranks have no more batches.
 enum class DivideBy : std::uint8_t {
   participants,  // the ranks that have a batch

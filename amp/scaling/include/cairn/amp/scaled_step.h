@@ -32,9 +32,9 @@ class ScaledStep : public core::Stateful {
   /// gradients (optim::wrap_parameter) count as written before each step: the trainer writes them.
   /// Without any gradient nothing is applied and the scale stays. Skips at the least scale, or a
   /// static one, are warned of and end in GradientCollapse as optimizer.step()'s do; others belong
-  /// to the search for the scale. A collective where there are several ranks. Throws
-  /// InvalidArgument for check = false, for gradients that amp scaled and where the optimizer was
-  /// moved from.
+  /// to the search for the scale. A collective where there are several ranks: where one cannot
+  /// check its gradients, all throw. Throws InvalidArgument for check = false, for gradients that
+  /// amp scaled and where the optimizer was moved from.
   optim::StepResult step(optim::StepOptions options = {});
   /// The last one; none: no step has overflowed.
   const std::optional<Overflow>& last_overflow() const { return last_overflow_; }

@@ -174,8 +174,6 @@ class TrainingState {
   struct Loaded;
   struct Impl;
   using Undo = std::vector<std::function<void()>>;
-  std::string together(const std::string& what, const std::function<std::string()>& work,
-                       std::vector<std::string>* answers = nullptr) const;
   void open(const std::string& dir);
   void check_save(const std::string& dir, std::int64_t step) const;
   void start_save(const std::string& dir, std::int64_t step, std::optional<double> metric,

@@ -32,7 +32,7 @@ namespace cairn::parallel {
 
 /// Combinations that make no sense are InvalidArgument at construction; ranks whose options differ,
 /// where gradients are registered.
-struct DistributedOptions {
+struct ReducerOptions {
   std::int64_t first_bucket_bytes = 1 << 20;  // small, so that communication starts early
   std::int64_t bucket_bytes = 25 << 20;
   /// Everything is reduced when the last gradient is there: one bucket a dtype and device. For
@@ -60,24 +60,11 @@ struct DistributedOptions {
   /// Takes the place of the all-reduce and its division: only with average,
   /// gradient_predivide_factor 1 and without allreduce_always_fp32.
   std::shared_ptr<CommunicationHook> hook;
-
-  // Of DistributedDataParallel alone.
-
-  /// What a parameter that the loss does not reach means. false: an error that names it, on every
-  /// rank. true: where some rank reaches it, a zero of this rank's; where none does, it has no
-  /// gradient and the optimizers leave it alone. Costs an exchange of a bit for each parameter at
-  /// the start of a backward.
-  bool find_unused_parameters = false;
-  /// The same, and the parameters that the first backward reaches are those of all: the exchange is
-  /// made once, and another loss is an error that names a parameter.
-  bool static_graph = false;
-  /// Every forward in training that a reducing backward follows gives all ranks rank 0's buffers.
-  bool broadcast_buffers = false;
 };
 
 class Reducer : public core::Stateful {
  public:
-  explicit Reducer(ProcessGroup group, const DistributedOptions& options = {});
+  explicit Reducer(ProcessGroup group, const ReducerOptions& options = {});
   ~Reducer() override;
   Reducer(Reducer&&) noexcept;
   Reducer& operator=(Reducer&&) noexcept;
