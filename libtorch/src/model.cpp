@@ -167,9 +167,9 @@ std::vector<SharedWrites::Parameter> Model::Impl::parameters_waiting() const {
     if (slot.state() == core::GradientSlot::State::broken) continue;
     if (slot.holds_gradient()) {
       waiting.push_back({parameter.name, parameter.ours, slot.memory(), slot.scale().factor,
-                         parameter.theirs.grad()._version()});
+                         slot.has_sum(), parameter.theirs.grad()._version()});
     } else if (slot.has_sum()) {
-      waiting.push_back({parameter.name, parameter.ours, slot.sum(), 1.0, 0});
+      waiting.push_back({parameter.name, parameter.ours, slot.sum(), 1.0, false, 0});
     }
   }
   return waiting;

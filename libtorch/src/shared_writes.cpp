@@ -55,6 +55,11 @@ void SharedWrites::check(const std::vector<Parameter>& waiting) const {
                 "zero_grad() drops the gradients)");
     const bool same =
         known->second.gradient == now[i].gradient && known->second.version == now[i].version;
+    CAIRN_CHECK(same || !parameter.in_parts, "libtorch", "expected the gradient of '",
+                parameter.name, "' as its backwards left it, of which .grad has the last loss's ",
+                "part alone, got one that was written ",
+                "(precision.unscale(optimizer) before clip_grad_norm_ and other edits makes .grad ",
+                "the whole; zero_grad() drops it)");
     const bool may_differ = parameter.factor == 1.0 || is_zero(parameter.gradient, now[i].gradient);
     CAIRN_CHECK(same || may_differ, "libtorch", "expected the gradient of '", parameter.name,
                 "' as its backward left it, ", "multiplied by the loss scale ", parameter.factor,

@@ -23,6 +23,7 @@ class SharedWrites {
     Tensor weight;
     Tensor gradient;
     double factor = 1.0;       // by which it is multiplied
+    bool in_parts = false;     // another one lies in a sum that .grad does not show
     std::int64_t version = 0;  // libtorch's, of the gradient
   };
 
@@ -30,8 +31,8 @@ class SharedWrites {
   void remember(const std::vector<Parameter>& waiting);
   /// A step is over: what it has left may be written.
   void forget() { known_.clear(); }
-  /// Throws InvalidArgument, naming it, for a weight that was written since, and for a gradient
-  /// that is multiplied by a loss scale (unless it was set to zero).
+  /// Throws InvalidArgument, naming it, for a weight that was written since, for a gradient that is
+  /// multiplied by a loss scale (unless it was set to zero), and for one in parts.
   void check(const std::vector<Parameter>& waiting) const;
 
  private:

@@ -2,6 +2,8 @@
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 
+#include <functional>
+
 #include "cairn/core/error.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/optimizer_access.h"
@@ -446,6 +448,52 @@ TEST(LibtorchWrites, ZeroedGradientsAreZero) {
   cairn.precision.backward(cairn.loss(batch_of(16, 0)));
   cairn.net->zero_grad(/*set_to_none=*/false);
   EXPECT_EQ(cairn.precision.step().gradient_norm, 0.0);
+}
+
+TEST(LibtorchWrites, OfAPartOfAGradientAreRefused) {
+  amp::Options f16 = kWritesO2, bf16{.opt_level = OptLevel::O2, .half_dtype = DType::bf16};
+  for (amp::Options options : {f16, bf16}) {
+    options.num_losses = 2;
+    CairnLoop cairn(options);
+    const auto two_backwards = [&] {
+      for (const int loss : {0, 1})
+        cairn.precision.backward(cairn.loss(batch_of(16, static_cast<std::uint64_t>(loss))),
+                                 {.loss_id = loss});
+    };
+    const auto clip = [&] { torch::nn::utils::clip_grad_norm_(cairn.net->parameters(), 0.01); };
+    const auto zero = [&] { cairn.net->zero_grad(/*set_to_none=*/false); };
+    for (const std::function<void()>& edit : {std::function<void()>(clip), {zero}}) {
+      two_backwards();
+      edit();
+      EXPECT_THAT(message_of<core::InvalidArgument>([&] { (void)cairn.precision.step(); }),
+                  ::testing::AllOf(HasSubstr("precision.unscale(optimizer)"),
+                                   HasSubstr("zero_grad()"), HasSubstr("'conv")));
+      cairn.net->zero_grad();
+    }
+    two_backwards();
+    cairn.precision.unscale(cairn.optimizer);
+    clip();
+    EXPECT_NEAR(cairn.precision.step().gradient_norm, 0.01, 1e-4);
+    two_backwards();
+    cairn.precision.unscale(cairn.optimizer);
+    zero();
+    EXPECT_EQ(cairn.precision.step().gradient_norm, 0.0);
+  }
+}
+
+TEST(LibtorchModel, AGraphMayBeRetainedForAnotherBackward) {
+  CairnLoop once({.opt_level = OptLevel::O0}), twice({.opt_level = OptLevel::O0});
+  const Batch batch = batch_of(16, 0);
+  once.precision.backward(once.loss(batch));
+  const auto loss = twice.loss(batch);
+  twice.precision.backward(loss, {.retain_graph = true});
+  twice.precision.backward(loss);
+  const auto gradients = once.net->named_parameters();
+  for (const auto& x : twice.net->named_parameters()) {
+    EXPECT_TRUE(x.value().grad().equal(2 * gradients[x.key()].grad())) << x.key();
+  }
+  EXPECT_THAT(message_of<std::exception>([&] { twice.precision.backward(loss); }),
+              HasSubstr("a second time"));
 }
 
 TEST(LibtorchWrites, ATorchOptimizerLeftInTheLoopIsRefused) {

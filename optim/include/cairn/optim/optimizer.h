@@ -104,7 +104,7 @@ class Optimizer : public core::Stateful {
   StepResult step(const StepOptions& options = {});
 
   // The parts of a step, for trainers that decide between them (on several optimizers together,
-  // say). Each waits for what ranks reduce, as step() does.
+  // say). begin_check() and update() wait for what ranks reduce.
   /// Launches pass 1; the host waits where the report is read. norm_type >= 1, or infinity.
   [[nodiscard]] PendingReport begin_check(double norm_type = 2.0) const;
   /// Pass 2. Clipping needs a report with norms of options.norm_type; LAMB, NovoGrad and LARC need
