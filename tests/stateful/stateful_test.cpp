@@ -44,7 +44,7 @@ std::ostream& operator<<(std::ostream& out, const Script& script) {
 
 rc::Gen<Script> scripts(int ranks) {
   const auto commands = rc::gen::weightedOneOf<CommandPtr>(
-      {{33, training_commands()}, {5, own_commands()}, {8, state_commands()}});
+      {{30, training_commands()}, {10, own_commands()}, {8, state_commands()}});
   return rc::gen::map(
       rc::gen::pair(setups(ranks), rc::gen::container<std::vector<CommandPtr>>(commands)),
       [](const auto& drawn) {
