@@ -180,7 +180,9 @@ class Backward : public Command {
     }
     now.backwards += loss_.twice ? 2 : 1;
     if (loss_.form == Form::norm) now.follow_batch(loss_);
-    reference.unreduced = now.setup.ranks > 1 && !(reduces(now) && synchronise);
+    // What another of amp's losses has left lies beside the slots until a step reduces it.
+    const bool left = now.setup.precision && reference.unreduced && now.any_gradient();
+    reference.unreduced = now.setup.ranks > 1 && (left || !(reduces(now) && synchronise));
     reference.summed =
         now.setup.wiring.sum && (reduces(now) || (reference.summed && now.any_gradient()));
     const auto work = [&](Rank& rank) {
