@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -23,6 +22,7 @@
 #include "cairn/kernels/master_weight.h"
 #include "cairn/optim/optim.h"
 #include "support/fake_world.h"
+#include "support/search.h"
 #include "support/tensors.h"
 
 namespace cairn::amp::scaled_steps {
@@ -409,13 +409,10 @@ class Sequence {
 };
 
 template <class Weight, class Gradient>
-void search(std::uint64_t first_seed) {
+void search() {
   if (core::default_device().is_cuda()) GTEST_SKIP() << "arrays of the host";
-  const char* number = std::getenv("CAIRN_STATEFUL_SEQUENCES");
-  const std::uint64_t count = number == nullptr ? 300 : std::strtoull(number, nullptr, 10);
-  if (number != nullptr) first_seed += 1'000'000;
   log::set_level(log::Level::off);
-  for (std::uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+  for (const std::uint64_t seed : test::search_seeds(300)) {
     SCOPED_TRACE(seed);
     Sequence<Weight, Gradient>(seed).run();
     if (::testing::Test::HasFailure()) break;
@@ -424,19 +421,19 @@ void search(std::uint64_t first_seed) {
 }
 
 TEST(ScaledStepSearch, F32Arrays) {
-  search<float, float>(0);
+  search<float, float>();
 }
 TEST(ScaledStepSearch, F16Arrays) {
-  search<Half, Half>(0);
+  search<Half, Half>();
 }
 TEST(ScaledStepSearch, BF16Arrays) {
-  search<BFloat16, BFloat16>(0);
+  search<BFloat16, BFloat16>();
 }
 TEST(ScaledStepSearch, F16WeightsWithF32Gradients) {
-  search<Half, float>(0);
+  search<Half, float>();
 }
 TEST(ScaledStepSearch, BF16WeightsWithF32Gradients) {
-  search<BFloat16, float>(0);
+  search<BFloat16, float>();
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 // CAIRN_STATEFUL_SEQUENCES says how many nets are tried.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
 #include "checkpointing/temporary_folder.h"
+#include "support/search.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing::activations_search {
@@ -355,14 +355,6 @@ void expect_thread_untouched() {
   EXPECT_FALSE(autograd::autocast_state().enabled);
 }
 
-int nets(int by_default) {
-  const char* number = std::getenv("CAIRN_STATEFUL_SEQUENCES");
-  return number == nullptr ? by_default : std::atoi(number);
-}
-std::uint64_t first_seed() {
-  return std::getenv("CAIRN_STATEFUL_SEQUENCES") == nullptr ? 1 : 1'000'000;
-}
-
 class ActivationsSearch : public ::testing::Test {
  protected:
   TemporaryFolder folder_;
@@ -371,8 +363,9 @@ class ActivationsSearch : public ::testing::Test {
 };
 
 TEST_F(ActivationsSearch, EveryCutHasTheBitsTheHooksAndTheErrorsOfPlainTraining) {
-  int kept = 0;
-  for (std::uint64_t seed = first_seed(); seed < first_seed() + nets(300); ++seed) {
+  std::size_t kept = 0;
+  const std::vector<std::uint64_t> seeds = test::search_seeds(300);
+  for (const std::uint64_t seed : seeds) {
     const Scenario scenario(seed);
     Draw draw(seed);
     const Net net = draw_net(draw);
@@ -385,7 +378,7 @@ TEST_F(ActivationsSearch, EveryCutHasTheBitsTheHooksAndTheErrorsOfPlainTraining)
     ASSERT_EQ(live(), before) << "left behind, seed " << seed;
     kept += expected.refused.empty() ? 0 : 1;
   }
-  EXPECT_GT(kept, nets(300) / 10);
+  EXPECT_GE(kept, seeds.size() / 10);
   EXPECT_GT(offload_->stats().fetched_bytes, 0u);
   EXPECT_EQ(offload_->stats().stored_bytes, 0u);
   EXPECT_TRUE(std::filesystem::is_empty(folder_.string()));
@@ -394,8 +387,9 @@ TEST_F(ActivationsSearch, EveryCutHasTheBitsTheHooksAndTheErrorsOfPlainTraining)
 // A layer that throws, in the forward or in a replay: its own error comes out, nothing stays
 // behind, and the next step is that of a net that never threw.
 TEST_F(ActivationsSearch, WhatALayerThrowsComesOutAndLeavesNothing) {
-  int in_replays = 0;
-  for (std::uint64_t seed = first_seed(); seed < first_seed() + nets(200); ++seed) {
+  std::size_t in_replays = 0;
+  const std::vector<std::uint64_t> seeds = test::search_seeds(200);
+  for (const std::uint64_t seed : seeds) {
     Scenario scenario(seed);
     scenario.one_more = false;
     Draw draw(seed);
@@ -418,7 +412,7 @@ TEST_F(ActivationsSearch, WhatALayerThrowsComesOutAndLeavesNothing) {
     reset_statistics(net);
     ASSERT_EQ(step(net, model, scenario), expected) << "seed " << seed << ", after the error";
   }
-  EXPECT_GT(in_replays, nets(200) / 10);
+  EXPECT_GE(in_replays, seeds.size() / 10);
   offload_->synchronize();
   EXPECT_EQ(offload_->stats().stored_bytes, 0u);
 }
@@ -426,12 +420,14 @@ TEST_F(ActivationsSearch, WhatALayerThrowsComesOutAndLeavesNothing) {
 // As DataParallel's threads do.
 TEST_F(ActivationsSearch, ThreadsDoNotSeeEachOther) {
   if (core::default_device().is_cuda()) GTEST_SKIP() << "the same code, in more time";
+  const std::vector<std::uint64_t> seeds = test::search_seeds(100);
   std::vector<std::thread> threads;
-  for (std::uint64_t first = 0; first < 2; ++first) {
-    threads.emplace_back([this, first] {
+  for (std::size_t first = 0; first < 2; ++first) {
+    threads.emplace_back([this, &seeds, first] {
       const auto offload =
           std::make_shared<Offload>(OffloadOptions{.folder = folder_.string(), .min_bytes = 1});
-      for (std::uint64_t seed = first_seed() + first; seed < first_seed() + nets(100); seed += 2) {
+      for (std::size_t i = first; i < seeds.size(); i += 2) {
+        const std::uint64_t seed = seeds[i];
         const Scenario scenario(seed);
         Draw draw(seed);
         const Net net = draw_net(draw);

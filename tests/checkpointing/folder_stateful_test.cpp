@@ -7,7 +7,6 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "cairn/core/log.h"
 #include "checkpointing/simulated_disk.h"
 #include "checkpointing/turns_world.h"
+#include "support/search.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -722,12 +722,9 @@ class Model {
   std::map<std::int64_t, Resharded> resharded_;  // by step
 };
 
-// The sequences are the same in every run, unless a number or RapidCheck's own variable is given.
 rc::detail::TestParams params() {
   rc::detail::TestParams params = rc::detail::configuration().testParams;
-  const char* sequences = std::getenv("CAIRN_STATEFUL_SEQUENCES");
-  if (sequences == nullptr && std::getenv("RC_PARAMS") == nullptr) params.seed = 1;
-  params.maxSuccess = sequences == nullptr ? 2000 : std::atoi(sequences);
+  params.maxSuccess = test::number_in("CAIRN_STATEFUL_SEQUENCES", 2000);
   params.maxSize = 30;  // commands in a sequence
   return params;
 }

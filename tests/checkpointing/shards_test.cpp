@@ -17,6 +17,7 @@
 #include "checkpoint/shards.h"
 #include "checkpointing/temporary_folder.h"
 #include "checkpointing/threads_world.h"
+#include "support/search.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -172,10 +173,8 @@ void try_random_cuts(std::uint64_t seed) {
 
 TEST(Shards, RandomCutsLoadAtAnyOther) {
   log::set_level(log::Level::off);
-  const char* number = std::getenv("CAIRN_STATEFUL_SEQUENCES");
-  const int cuts = number == nullptr ? 15 : std::atoi(number);
-  for (int i = 0; i < cuts && !HasFailure(); ++i) {
-    try_random_cuts(static_cast<std::uint64_t>(number == nullptr ? i : 1000 + i));
+  for (const std::uint64_t seed : test::search_seeds(15)) {
+    if (!HasFailure()) try_random_cuts(seed);
   }
   log::set_level(log::Level::info);
 }

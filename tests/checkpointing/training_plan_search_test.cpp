@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <random>
@@ -22,6 +21,7 @@
 #include "checkpointing/planned_training.h"
 #include "checkpointing/temporary_folder.h"
 #include "plan/schedule_run.h"
+#include "support/search.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing::training_plans {
@@ -203,6 +203,12 @@ class PlanSearch {
     }
   }
 
+  // What a peak is at least of its prediction. At O1 a step was seen to take less memory in the
+  // CPU's products than its blocks took one by one.
+  static double share_of_prediction(const TrainingChoice& choice) {
+    return choice.precision.autocast ? 0.75 : 0.85;
+  }
+
   // The plain one, and another where that does not fit.
   void check_group(const std::vector<const TrainingChoice*>& group, std::size_t budget) {
     ASSERT_LE(group.size(), 2u);
@@ -219,7 +225,8 @@ class PlanSearch {
       EXPECT_LE(peak, choice->peak_bytes)
           << choice->describe() << ' ' << schedule_text(choice->schedule)
           << ": above the prediction";
-      EXPECT_GE(static_cast<double>(peak), 0.85 * static_cast<double>(choice->peak_bytes))
+      EXPECT_GE(static_cast<double>(peak),
+                share_of_prediction(*choice) * static_cast<double>(choice->peak_bytes))
           << choice->describe() << " of " << choice->peak_bytes;
     }
     if (!any_fits) check_refused(first, budget);
@@ -232,7 +239,8 @@ class PlanSearch {
          every_schedule(0, modules, random_.options.offload.has_value())) {
       tried.schedule = schedule;
       const std::size_t peak = measured(tried);
-      EXPECT_GT(static_cast<double>(peak), 0.9 * static_cast<double>(budget))
+      const double share = 0.05 + share_of_prediction(refused);
+      EXPECT_GT(static_cast<double>(peak), share * static_cast<double>(budget))
           << refused.describe() << " was refused at " << refused.peak_bytes << " of " << budget;
     }
   }
@@ -262,11 +270,10 @@ class PlanSearch {
 };
 
 TEST(TrainingPlanSearch, WhatFitsFitsAndWhatIsRefusedDoesNot) {
-  const char* number = std::getenv("CAIRN_STATEFUL_SEQUENCES");
   const bool on_gpu = core::default_device().is_cuda();  // a simulated one takes its time
   const int usual = on_gpu ? 2 : 8;
-  const int plans = number == nullptr ? usual : std::max(1, std::atoi(number) / 50);
-  const std::uint64_t first = number == nullptr ? 1 : 1'000'000;
+  const int plans = std::max(1, test::number_in("CAIRN_STATEFUL_SEQUENCES", usual * 50) / 50);
+  const std::uint64_t first = test::search_seed();
   log::set_level(log::Level::off);
   for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>(plans); ++seed) {
     SCOPED_TRACE(seed);

@@ -18,7 +18,6 @@
 #include <fstream>
 #include <iterator>
 #include <mutex>
-#include <random>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -31,6 +30,7 @@
 #include "parallel/ranks.h"
 #include "place.h"
 #include "rank.h"
+#include "support/search.h"
 
 namespace cairn::test {
 namespace {
@@ -330,28 +330,15 @@ std::string run_fault(int number, const Fault& fault, bool namespaces) {
   return wrong.empty() ? "" : core::str("fault ", number, ", ", fault.describe(), ": ", wrong);
 }
 
-std::uint64_t chosen_seed() {
-  const char* text = std::getenv("RC_PARAMS");
-  const std::string parameters = text == nullptr ? "" : text;
-  const auto at = parameters.find("seed=");
-  if (at == std::string::npos) return std::random_device{}();
-  return std::strtoull(parameters.c_str() + at + 5, nullptr, 10);
-}
-
-int number_in(const char* variable, int otherwise) {
-  const char* text = std::getenv(variable);
-  return text == nullptr ? otherwise : std::atoi(text);
-}
-
 TEST(Faults, EndAsTheyShould) {
   if (const char* packed = std::getenv(kFaultVariable)) {
     return run_rank(Fault::unpack(packed), number_in("RANK", 0));
   }
   const bool namespaces = may_have_namespaces();
   if (!namespaces) std::printf("no namespaces: one machine, and leftovers are not seen\n");
-  const std::uint64_t seed = chosen_seed();
+  const std::uint64_t seed = search_seed();
   const int count = number_in("CAIRN_FAULTS", 12), only = number_in("CAIRN_FAULT", -1);
-  std::printf("%d faults, RC_PARAMS=\"seed=%llu\"\n", count, static_cast<unsigned long long>(seed));
+  std::printf("%d faults\n", count);
   const bool gpus = core::default_device().is_cuda();
   const std::vector<Fault> faults = draw_faults(count, seed, {namespaces, gpus});
   std::atomic<int> next = 0;

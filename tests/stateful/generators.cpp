@@ -53,12 +53,12 @@ rc::Gen<Wiring> wirings() {
   return rc::gen::map(
       rc::gen::tuple(hooks, rc::gen::tuple(seldom(), seldom(), seldom(), seldom()),
                      rc::gen::tuple(seldom(), seldom(), seldom(), seldom()),
-                     rc::gen::pair(seldom(), one_of(3))),
+                     rc::gen::tuple(seldom(), one_of(3), rc::gen::arbitrary<bool>())),
       [](const auto& drawn) {
         Wiring wiring;
         std::tuple<bool, bool, bool, bool> first;
         std::tuple<bool, bool, bool, bool> second;
-        std::pair<bool, int> graph;
+        std::tuple<bool, int, bool> graph;
         std::tie(wiring.hook, first, second, graph) = drawn;
         std::tie(wiring.delay, wiring.streams, wiring.predivide, wiring.fp32) = first;
         std::tie(wiring.retain, wiring.unchecked, wiring.two_ddps, wiring.sum) = second;
@@ -66,9 +66,10 @@ rc::Gen<Wiring> wirings() {
         wiring.streams = wiring.streams && !wiring.delay;  // what does not go together is an error
         wiring.predivide = wiring.predivide && wiring.hook == Hook::none && !wiring.sum;
         wiring.fp32 = wiring.fp32 && wiring.hook == Hook::none;
-        wiring.static_graph = graph.first;
-        if (graph.first && !wiring.two_ddps)
-          wiring.static_odd_reach = static_cast<unsigned>(graph.second);
+        int odd_reach = 0;
+        std::tie(wiring.static_graph, odd_reach, wiring.sync_norm) = graph;
+        if (wiring.static_graph && !wiring.two_ddps)
+          wiring.static_odd_reach = static_cast<unsigned>(odd_reach);
         return wiring;
       });
 }
@@ -170,6 +171,7 @@ std::ostream& operator<<(std::ostream& out, const Wiring& wiring) {
   if (wiring.unchecked) out << ", gradients unchecked";
   if (wiring.static_graph) out << ", static_graph";
   if (wiring.static_odd_reach != 0) out << " of " << wiring.static_odd_reach << " on odd ranks";
+  if (wiring.sync_norm) out << ", synchronised batch norm";
   return out << (wiring.two_ddps ? ", one ddp for a and one for b" : "");
 }
 

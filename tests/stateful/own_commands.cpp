@@ -10,9 +10,9 @@ namespace cairn::stateful {
 
 namespace {
 
-/// Everything that holds a gradient has it from this rank alone, whole and finite.
+/// Every rank holds the gradients that a step would use, finite ones.
 bool gradients_are_plain(const Case& now) {
-  if (!has_cairns_modules() || now.setup.ranks > 1 || now.reference.may_refuse) return false;
+  if (!has_cairns_modules() || now.reference.unreduced || now.reference.may_refuse) return false;
   const auto& all = now.reference.parameters;
   return now.any_gradient() && std::all_of(all.begin(), all.end(),
                                            [](const Parameter& p) { return p.gradient.finite(); });
@@ -62,7 +62,8 @@ class UpdateByHand : public Command {
     reference.clear(now.all_optimizers());
     for (Parameter& p : reference.parameters) p.gradient = {};
     now.backwards = 0;
-    now.check(now.half() ? written : 0);
+    const bool rounds = now.half() || now.travels_rounded();
+    now.check({rounds ? written : 0, now.travels_rounded() ? DType::f16 : DType::f32});
   }
   void show(std::ostream& out) const override { out << "the trainer's own step, clear_grad()"; }
 
@@ -75,7 +76,7 @@ class Adopt : public Command {
   explicit Adopt(Loss loss) : loss_(loss) {
     loss_.by_amp = true;
     loss_.to_all = false;
-    loss_.apart = loss_.delayed = false;
+    loss_.apart = loss_.delayed = loss_.twice = false;
     loss_.overflow_rank = loss_.thrower = -1;
     loss_.form = Form::linear;
   }
@@ -238,12 +239,13 @@ class ReadGradient : public Command {
     if (!gradient.exists()) throw Mismatch("expected no gradient, got one");
     const Values whole = gradient.mean();
     const double scale = outcome.numbers[0] / whole[0];
-    if (std::abs(std::exp2(std::round(std::log2(scale))) - scale) > 1e-4 * scale) {
+    const double tolerance = now.travels_rounded() ? 2e-3 : 1e-4;
+    if (std::abs(std::exp2(std::round(std::log2(scale))) - scale) > tolerance * scale) {
       throw Mismatch("grad() holds a part of the gradient");
     }
     Values scaled = whole;
     for (double& g : scaled) g *= scale;
-    compare("grad()", outcome.numbers, scaled, 1e-3);
+    compare("grad()", outcome.numbers, scaled, 2e-3);
     now.check();
   }
   void show(std::ostream& out) const override { out << kNames[at(parameter_)] << ".grad()"; }
@@ -310,6 +312,233 @@ class DelayUnscale : public Command {
   bool another_;
 };
 
+/// Gradients without a loss scale, edited ahead of their step.
+class Unscale : public Command {
+ public:
+  Unscale(int optimizer, double factor) : optimizer_(optimizer), factor_(factor) {}
+  bool possible(const Case& now) const override {
+    if (!has_cairns_modules() || !now.setup.precision || now.reference.may_refuse) return false;
+    if (optimizer_ >= static_cast<int>(now.setup.rules.size())) return false;
+    const auto& all = now.reference.parameters;
+    return gradients(now) != 0 && std::none_of(all.begin(), all.end(), [&](const Parameter& p) {
+             return p.optimizer == optimizer_ && p.gradient.plain;
+           });
+  }
+  void run(Case& now) const override {
+    const unsigned own = gradients(now);
+    const System::Outcome outcome =
+        now.system.each([&](Rank& rank) { return rank.unscale(optimizer_, own, factor_); });
+    must_not_throw(outcome);
+    Values expected;
+    for (int p = 0; p < kParameters; ++p) {
+      if ((own & bit(p)) == 0) continue;
+      Gradient& gradient = now.reference.parameters[at(p)].gradient;
+      const Values mean = gradient.mean();
+      expected.insert(expected.end(), mean.begin(), mean.end());
+      gradient.scale(factor_);
+      gradient.scaled = false;
+    }
+    const bool rounds = now.coarse() || now.travels_rounded();
+    if (!outcome.numbers.empty())
+      compare("unscaled gradients", outcome.numbers, expected, rounds ? 0.05 : kExact);
+    now.reference.ranks_differ = false;
+    now.reduced_by(bit(optimizer_));
+    now.reference.summed = now.setup.wiring.sum && now.setup.ranks > 1;
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "precision.unscale(optimizer " << optimizer_ << "), grad() of each times " << factor_;
+  }
+
+ private:
+  /// The optimizer's parameters that have one.
+  unsigned gradients(const Case& now) const {
+    unsigned own = 0;
+    for (int p = 0; p < kParameters; ++p) {
+      const Parameter& parameter = now.reference.parameters[at(p)];
+      const bool has = parameter.trainable && parameter.gradient.exists();
+      if (has && parameter.optimizer == optimizer_) own |= bit(p);
+    }
+    return own;
+  }
+  int optimizer_;
+  double factor_;
+};
+
+/// A call of libtorch's that is left in a loop between backward and step: an error, and nothing is
+/// lost once the gradients are cleared.
+class WriteByTorch : public Command {
+ public:
+  WriteByTorch(int id, bool gradients) : id_(id), gradients_(gradients) {}
+  bool possible(const Case& now) const override {
+    const Reference& reference = now.reference;
+    if (has_cairns_modules() || now.any_gradient() || !reference.pending.empty()) return false;
+    if (reference.may_refuse || now.setup.wiring.static_odd_reach != 0) return false;
+    if (!now.setup.precision || reference.scales[at(id_)].value == 1.0) return false;
+    const auto& all = reference.parameters;
+    return std::any_of(all.begin(), all.end(),
+                       [](const Parameter& p) { return p.trainable && p.optimizer >= 0; });
+  }
+  void run(Case& now) const override {
+    const Loss loss{.id = id_, .size = 0.5};
+    must_not_throw(now.system.each([&](Rank& rank) { rank.backward(loss, true, 0); }));
+    must_not_throw(now.system.each([&](Rank& rank) { rank.write_by_torch(gradients_); }));
+    if (!now.system.each([](Rank& rank) { return rank.step({}); }).threw())
+      throw Mismatch("expected an error in a step after a write of libtorch's, got none");
+    must_not_throw(now.system.each([](Rank& rank) { rank.clear_module(); }));
+    for (int p = 0; p < kParameters && !gradients_; ++p) {
+      must_not_throw(now.system.each([&](Rank& rank) { rank.write(p, Write::initialise); }));
+      Values& weight = now.reference.parameters[at(p)].weight;
+      weight.assign(weight.size(), 0.5);
+    }
+    now.check();
+  }
+  void show(std::ostream& out) const override {
+    out << "backward(loss " << id_ << "), "
+        << (gradients_ ? "clip_grad_norm_ of libtorch's" : "a step of torch::optim's") << ", step";
+  }
+
+ private:
+  int id_;
+  bool gradients_;
+};
+
+/// A trainer without amp that scales its losses itself.
+class ScaledSteps : public Command {
+ public:
+  ScaledSteps(double size, int overflow_at) : overflow_at_(overflow_at) {
+    loss_.size = size;
+    loss_.by_amp = false;
+  }
+  bool possible(const Case& now) const override {
+    const Reference& reference = now.reference;
+    if (!has_cairns_modules() || now.setup.precision || now.any_gradient()) return false;
+    if (reference.may_refuse || now.setup.wiring.static_odd_reach != 0) return false;
+    const auto& all = reference.parameters;
+    return (overflow_at_ < 0 || all[0].trainable) &&
+           std::all_of(all.begin(), all.end(),
+                       [](const Parameter& p) { return p.optimizer == 0; }) &&
+           std::any_of(all.begin(), all.end(), [](const Parameter& p) { return p.trainable; });
+  }
+  void run(Case& now) const override {
+    const System::Outcome outcome =
+        now.system.each([&](Rank& rank) { return rank.scaled_steps(loss_, overflow_at_); });
+    must_not_throw(outcome);
+    Scale scale{.dynamic = true, .value = 16.0};
+    Values expected;
+    for (int k = 0; k < Rank::kScaledSteps; ++k) {
+      const bool overflows = k == overflow_at_;
+      expected.push_back(scale.value);
+      expected.push_back(overflows ? 0.0 : 1.0);
+      scale.update(overflows);
+      if (!overflows) step(now);
+    }
+    compare("scales and whether steps were applied", outcome.numbers, expected, 0.0);
+    const bool bf16 = now.setup.bf16_moments;
+    now.check({now.coarse() || now.travels_rounded() || bf16 ? kAll : 0, bf16 ? DType::bf16
+                                                                         : now.travels_rounded()
+                                                                             ? DType::f16
+                                                                             : DType::f32});
+  }
+  void show(std::ostream& out) const override {
+    out << Rank::kScaledSteps << " steps of a ScaledStep, size " << loss_.size;
+    if (overflow_at_ >= 0) out << ", inf in step " << overflow_at_;
+  }
+
+ private:
+  void step(Case& now) const {
+    for (int p = 0; p < kParameters; ++p) {
+      Parameter& own = now.reference.parameters[at(p)];
+      if (!own.trainable) continue;
+      for (int rank = 0; rank < now.setup.ranks; ++rank) {
+        Values g = loss_.coefficients(p, rank);
+        for (double& x : g) x *= now.share();
+        own.gradient.of_rank.push_back(g);
+      }
+    }
+    now.reference.update(0, 0.0);
+    for (Parameter& own : now.reference.parameters) own.gradient = {};
+  }
+  Loss loss_;
+  int overflow_at_;
+};
+
+/// An optimizer moves, or another takes its place, while amp holds it: amp is told by a release and
+/// another initialize, and refuses until then.
+class ReplaceUnderAmp : public Command {
+ public:
+  ReplaceUnderAmp(int optimizer, bool moves) : optimizer_(optimizer), moves_(moves) {}
+  bool possible(const Case& now) const override {
+    if (!has_cairns_modules() || !now.setup.precision || now.reference.may_refuse) return false;
+    if (optimizer_ >= static_cast<int>(now.setup.rules.size()) || !now.added.empty()) return false;
+    const Rule& rule = now.setup.rules[at(optimizer_)];
+    return now.masters && (!moves_ || (!rule.larc && now.reference.positions[at(optimizer_)] == 0));
+  }
+  void run(Case& now) const override {
+    if (moves_) must_be_refused(now);
+    must_not_throw(now.system.each([](Rank& rank) { rank.release(); }));
+    if (!moves_) must_not_throw(now.system.each([&](Rank& rank) { rank.replace(optimizer_); }));
+    must_not_throw(now.system.each([&](Rank& rank) { rank.initialize(*now.setup.precision); }));
+    now.reference.forget_pending();
+    now.backwards = 0;
+    if (!moves_) Replace(optimizer_).forget(now);
+    now.reference.scales.assign(kLosses, now.setup.precision->scale_of_loss());
+    now.check({now.rounded_by_cast(), DType::f32, true});
+  }
+  void show(std::ostream& out) const override {
+    if (moves_) {
+      out << "optimizer " << optimizer_ << " moves, release() and initialize()";
+    } else {
+      out << "release(), a new optimizer in place of " << optimizer_ << ", initialize()";
+    }
+  }
+
+ private:
+  void must_be_refused(Case& now) const {
+    must_not_throw(now.system.each([&](Rank& rank) { rank.move_optimizer(optimizer_); }));
+    if (!now.system.each([](Rank& rank) { return rank.step({}); }).threw())
+      throw Mismatch("expected an error in amp's step of an optimizer that was moved, got none");
+  }
+  int optimizer_;
+  bool moves_;
+};
+
+/// An average of the weights, and the model with it for a while.
+class AverageWeights : public Command {
+ public:
+  explicit AverageWeights(bool use) : use_(use) {}
+  bool possible(const Case& /*now*/) const override { return has_cairns_modules(); }
+  void run(Case& now) const override {
+    must_not_throw(now.system.each([](Rank& rank) {
+      rank.set_average(true);
+      rank.update_average();
+    }));
+    Reference& reference = now.reference;
+    if (!reference.average) reference.average = Average{.equal = now.setup.rules.size() > 1};
+    reference.average->update(reference.parameters);
+    now.check();
+    if (use_) use(now);
+  }
+  void show(std::ostream& out) const override {
+    out << "average.update()" << (use_ ? ", average.use()" : "");
+  }
+
+ private:
+  static void use(Case& now) {
+    const System::Outcome outcome = now.system.each([](Rank& rank) { return rank.use_average(); });
+    must_not_throw(outcome);
+    if (outcome.numbers.empty())
+      throw Mismatch("the averages were in use: expected no trace of it");
+    Values expected;
+    for (const Values& own : now.reference.average->values)
+      expected.insert(expected.end(), own.begin(), own.end());
+    compare("averages in the model", outcome.numbers, expected,
+            Tolerance(kExact, (now.coarse() ? 0x1.1p-8 : 0.0) + kExact));
+    now.check();
+  }
+  bool use_;
+};
+
 }  // namespace
 
 rc::Gen<CommandPtr> own_commands() {
@@ -323,6 +552,12 @@ rc::Gen<CommandPtr> own_commands() {
       {2, make<ReadGradient>(one_of(kParameters))},
       {2, make<MoveOptimizer>(one_of(2))},
       {2, make<DelayUnscale>(one_of(kLosses), mostly())},
+      {4, make<Unscale>(one_of(2), choice<double>({{1, 0.5}, {1, 2.0}}))},
+      {2, make<ScaledSteps>(choice<double>({{1, 0.5}, {1, 0x1p-6}}),
+                            choice<int>({{2, -1}, {1, 0}, {1, 2}}))},
+      {2, make<WriteByTorch>(one_of(kLosses), rc::gen::arbitrary<bool>())},
+      {1, make<ReplaceUnderAmp>(one_of(2), rc::gen::arbitrary<bool>())},
+      {3, make<AverageWeights>(rc::gen::arbitrary<bool>())},
   });
 }
 

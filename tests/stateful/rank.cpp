@@ -6,6 +6,8 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/init.h"
+#include "cairn/nn/norm.h"
+#include "cairn/parallel/sync_batch_norm.h"
 #include "training_rank.h"
 
 namespace cairn::stateful {
@@ -43,11 +45,16 @@ class Part : public nn::Module {
       const Shape shape = k == 0 ? Shape{1, n} : Shape{n};
       add_parameter(path.substr(2), Tensor::from(initial_weight(p, false), shape, DType::f32));
     }
+    norm_ = add_module(
+        "norm", nn::BatchNorm1d(
+                    kSizes[static_cast<std::size_t>(first + 1)],
+                    {.eps = NormBatch::kEps, .momentum = NormBatch::kMomentum, .affine = false}));
   }
   std::string kind() const override { return "Part"; }
   Tensor forward(const Tensor& x) override {
     const NamedTensors own = parameters();
     const std::int64_t n = own[0].tensor.numel();
+    if (loss != nullptr && loss->form == Form::norm) return norm_of(own);
     if (loss != nullptr && loss->form != Form::linear) return product_of(own, x);
     const Tensor row = autograd::reshape(autograd::slice(x, 0, 0, n), {1, n});
     const Tensor rest = autograd::slice(x, 0, n, x.size(0));
@@ -56,6 +63,7 @@ class Part : public nn::Module {
     return autograd::add(autograd::sum(product), autograd::sum(y));
   }
   const Loss* loss = nullptr;
+  const nn::BatchNorm1d& norm() const { return *norm_; }
 
  protected:
   std::shared_ptr<nn::Module> make_like() const override { return std::make_shared<Part>(first_); }
@@ -70,11 +78,37 @@ class Part : public nn::Module {
     return autograd::sum(
         autograd::linear(autograd::reshape(row, {1, n}), throwing(own[0].tensor, 0)));
   }
+  Tensor norm_of(const NamedTensors& own) const {
+    constexpr std::size_t kSamples = NormBatch::kSamples;
+    const auto n = static_cast<std::size_t>(own[0].tensor.numel());
+    const auto both = static_cast<std::size_t>(own[1].tensor.numel());
+    const Values c = loss->coefficients(first_, loss->rank);
+    const auto constant = [](const Values& values, std::size_t columns) {
+      return Tensor::from(values, {static_cast<std::int64_t>(kSamples), std::int64_t(columns)},
+                          DType::f32);
+    };
+    Values x, z, factors, rest;
+    for (std::size_t k = 0; k < kSamples; ++k) {
+      for (std::size_t i = 0; i < n; ++i) {
+        if (i >= both) rest.push_back(k == 0 ? c[i] : 0.0);
+        if (i >= both) continue;
+        x.push_back(NormBatch::x(k, i, loss->rank));
+        z.push_back(NormBatch::z(k, i, loss->rank));
+        factors.push_back(NormBatch::d(k, loss->rank) * c[i]);
+      }
+    }
+    const Tensor h =
+        autograd::add(autograd::mul(constant(x, both), own[1].tensor), constant(z, both));
+    const Tensor y = autograd::mul((*norm_)(h), constant(factors, both));
+    const Tensor row = autograd::concat({y, constant(rest, n - both)}, 1);
+    return autograd::sum(autograd::linear(row, own[0].tensor));
+  }
   Tensor throwing(const Tensor& w, int k) const {
     const bool throws = loss != nullptr && loss->thrower == first_ + k;
     return throws ? autograd::apply(Thrower{loss->in_forward}, w) : w;
   }
   int first_;
+  std::shared_ptr<nn::BatchNorm1d> norm_;
 };
 
 }  // namespace
@@ -97,8 +131,8 @@ class Net : public nn::Module {
     const Tensor rest = b(autograd::slice(x, 0, of_a, kCoefficients));
     return sum.defined() ? autograd::add(sum, rest) : rest;
   }
-  nn::Module& a() const { return *a_; }
-  nn::Module& b() const { return *b_; }
+  Part& a() const { return *a_; }
+  Part& b() const { return *b_; }
   void set_loss(const Loss* loss) { loss_ = a_->loss = b_->loss = loss; }
 
  protected:
@@ -123,6 +157,7 @@ class CairnRank final : public TrainingRank {
       tensor.storage()->bump_version();
       if (starts_frozen(p)) set_trainable(p, false);
     }
+    if (setup_.wiring.sync_norm && group_) parallel::convert_sync_batch_norm(*net_, *group_);
     if (setup_.order == Order::ddp_optimizer_amp) build_ddp();
     build_optimizers();
     if (setup_.order == Order::optimizer_ddp_amp) build_ddp();
@@ -158,6 +193,15 @@ class CairnRank final : public TrainingRank {
       kernels::axpby(0.5, other, 0.5, tensor);
     }
     tensor.storage()->bump_version();
+  }
+
+  Numbers statistics() const override {
+    Numbers all;
+    for (const auto* part : {&net_->a(), &net_->b()}) {
+      append(all, part->norm().running_mean());
+      append(all, part->norm().running_var());
+    }
+    return all;
   }
 
   Numbers cloned_weights() const override {
@@ -232,8 +276,18 @@ class CairnRank final : public TrainingRank {
       amp_->state_dict();
       return scaled.backward();
     }
-    if (amp_ && loss.by_amp) return amp_->backward(value, loss_options(loss, weight, optimizers));
-    autograd::backward(weight == 1.0 ? value : autograd::affine(value, weight, 0.0));
+    const bool by_amp = amp_ && loss.by_amp;
+    const Tensor weighed = by_amp || weight == 1.0 ? value : autograd::affine(value, weight, 0.0);
+    for (int left = loss.twice ? 1 : 0; left >= 0; --left) {
+      const bool retain_graph = left > 0;
+      if (by_amp) {
+        amp::LossOptions options = loss_options(loss, weight, optimizers);
+        options.retain_graph = retain_graph;
+        amp_->backward(value, options);
+      } else {
+        autograd::backward(weighed, {}, {.retain_graph = retain_graph});
+      }
+    }
   }
 
   void scale_two_of(const Loss& first, const Loss& second) override {

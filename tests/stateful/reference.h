@@ -57,9 +57,29 @@ inline double rounded_to_f16(double x) {
 ///   linear:  sum of c_i w_i, and of others times v
 ///   product: sum of c_i v_i w_i, with v_i = 1 where v has no such element
 ///   tanh:    the same with tanh(v_i / 4)
-enum class Form { linear, product, tanh };
+///   norm:    over samples k, sum of d_k c_i n_ki w_i, n: the batch norm of x_ki v_i + z_ki;
+///            c_i w_i where v has no such element
+enum class Form { linear, product, tanh, norm };
 
-/// Of the last two by w and by v, at these values.
+/// Of the last.
+struct NormBatch {
+  static constexpr std::size_t kSamples = 4;
+  static constexpr double kEps = 0.5, kMomentum = 0.5;
+  static double x(std::size_t k, std::size_t i, int rank) {
+    constexpr std::array<double, 5> values{1.0, -2.0, 0.5, 3.0, -1.5};
+    return values[(k + 2 * i + static_cast<std::size_t>(rank)) % values.size()];
+  }
+  static double z(std::size_t k, std::size_t i, int rank) {
+    constexpr std::array<double, 7> values{0.5, -1.0, 2.0, 1.5, -0.25, -2.5, 1.0};
+    return values[(2 * k + i + 3 * static_cast<std::size_t>(rank)) % values.size()];
+  }
+  static double d(std::size_t k, int rank) {
+    constexpr std::array<double, 4> values{1.0, -0.5, 2.0, 0.25};
+    return values[(k + static_cast<std::size_t>(rank)) % values.size()];
+  }
+};
+
+/// Of product and tanh by w and by v, at these values.
 inline Values matrix_gradient(Form form, Values c, const Values& v) {
   for (std::size_t i = 0; i < v.size(); ++i) {
     c[i] *= form == Form::tanh ? std::tanh(v[i] / 4) : v[i];
@@ -228,17 +248,45 @@ struct Pending {
 
 enum class Answer { no, yes, either };
 
+/// Of weights: running, by halves, or equal.
+struct Average {
+  bool equal = false;
+  int updates = 0;
+  std::vector<Values> values;
+
+  void update(const std::vector<Parameter>& parameters) {
+    values.resize(parameters.size());
+    const double kept = equal ? updates / (updates + 1.0) : 0.5;
+    for (std::size_t p = 0; p < values.size(); ++p) {
+      const Values& weight = parameters[p].weight;
+      if (updates == 0) values[p] = weight;
+      for (std::size_t i = 0; i < weight.size(); ++i) {
+        values[p][i] = kept * values[p][i] + (1 - kept) * weight[i];
+      }
+    }
+    ++updates;
+  }
+};
+
 struct State {  // what a file holds
   std::vector<Parameter> parameters;
   std::vector<Scale> scales;
   std::vector<int> positions;  // of the schedules
+  std::optional<Average> average;
+};
+
+/// Running ones of batch norms: mean and variance of each channel of a, and of b.
+struct Statistics {
+  std::array<Values, 2> mean, var;
 };
 
 struct Reference : State {
+  std::vector<Statistics> statistics;  // by rank
   std::vector<Rule> rules;
   bool bf16_moments = false;
   std::vector<Pending> pending;
   std::vector<Answer> skips;  // by optimizer: a loss that reaches it overflowed in another's step
+  bool unreduced = false;     // the ranks' gradients are their own
   bool summed = false;  // with average = false: some gradient was reduced, which none may add to
   bool may_refuse = false;    // a backward that added broke off: all may refuse until it is cleared
   bool ranks_differ = false;  // in what unreduced losses reach: those that a partial clear() leaves
@@ -326,6 +374,7 @@ struct Reference : State {
       parameters[i].trainable = trainable;
     }
     positions = file.positions;
+    average = file.average;
     for (std::size_t i = 0; i < scales.size(); ++i) {
       if (scales[i].dynamic && file.scales[i].dynamic) scales[i] = file.scales[i];
     }

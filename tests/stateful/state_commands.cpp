@@ -27,7 +27,7 @@ class To : public Command {
     for (Parameter& p : now.reference.parameters) p.gradient = {};
     now.dtype = dtype_;
     now.backwards = 0;
-    now.check(kAll, before);
+    now.check({kAll, before, true});
   }
   void show(std::ostream& out) const override { out << "model.to(" << dtype_ << ")"; }
 
@@ -47,7 +47,7 @@ class Initialize : public Command {
     now.setup.precision = precision_;
     now.masters = keeps_masters(precision_, now.masters);
     now.reference.scales.assign(kLosses, precision_.scale_of_loss());
-    now.check(now.rounded_by_cast());
+    now.check({now.rounded_by_cast(), DType::f32, true});
   }
   void show(std::ostream& out) const override { out << "amp::initialize(" << precision_ << ")"; }
 
@@ -95,7 +95,8 @@ class Save : public Command {
     const std::string folder = now.system.folder();
     must_not_throw(
         now.system.each([&](Rank& rank) { rank.save(folder, amp_first_, asynchronous_); }));
-    now.file = {now.reference, now.setup.precision.has_value(), now.added};
+    now.file = {now.reference, now.setup.precision.has_value(), now.added,
+                now.reference.statistics[0]};
     for (Scale& scale : now.file->state.scales) scale.carried = false;
     for (Parameter& p : now.file->state.parameters) p.gradient = {};
     now.check();
@@ -128,10 +129,14 @@ class Resume : public Command {
     if (fresh_) rebuild(now);
     if (now.over) return;
     const std::string path = now.system.folder() + "/step-00000001";
-    must_not_throw(now.system.each([&](Rank& rank) { rank.resume(path, amp_first_); }));
+    const bool average = now.file->state.average.has_value();
+    must_not_throw(now.system.each([&](Rank& rank) {
+      rank.set_average(average);
+      rank.resume(path, amp_first_);
+    }));
     load(now);
     now.backwards = 0;
-    now.check(now.rounded_by_load());
+    now.check({now.rounded_by_load(), DType::f32, true});
   }
   void show(std::ostream& out) const override {
     const char* order = amp_first_ ? "amp, model, ..." : "model, ..., amp";
@@ -153,6 +158,7 @@ class Resume : public Command {
     const std::vector<Parameter> before = now.reference.parameters;
     const bool may_refuse = now.reference.may_refuse;
     now.reference.load(now.file->state);
+    now.reference.statistics.assign(at(now.setup.ranks), now.file->statistics);
     for (std::size_t p = 0; p < before.size() && !fresh_ && !now.setup.ddp; ++p) {
       if (before[p].optimizer >= 0 || !before[p].gradient.exists()) continue;
       now.reference.parameters[p].gradient = before[p].gradient;

@@ -10,8 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <functional>
 #include <ostream>
 #include <sstream>
@@ -23,6 +23,7 @@
 #include "commands.h"
 #include "generators.h"
 #include "support/rank_device.h"
+#include "support/search.h"
 
 namespace cairn::stateful {
 namespace {
@@ -43,7 +44,7 @@ std::ostream& operator<<(std::ostream& out, const Script& script) {
 
 rc::Gen<Script> scripts(int ranks) {
   const auto commands = rc::gen::weightedOneOf<CommandPtr>(
-      {{33, training_commands()}, {5, own_commands()}, {8, state_commands()}});
+      {{30, training_commands()}, {10, own_commands()}, {8, state_commands()}});
   return rc::gen::map(
       rc::gen::pair(setups(ranks), rc::gen::container<std::vector<CommandPtr>>(commands)),
       [](const auto& drawn) {
@@ -114,8 +115,7 @@ std::string run_apart(const Script& script) {
 }
 
 int sequences() {
-  const char* text = std::getenv("CAIRN_STATEFUL_SEQUENCES");
-  return text == nullptr ? 1200 : std::max(2, std::atoi(text));
+  return std::max(2, test::number_in("CAIRN_STATEFUL_SEQUENCES", 1200));
 }
 
 /// share: of all sequences.

@@ -202,6 +202,16 @@ Rank::Seen System::look() {
   return seen[0];
 }
 
+std::vector<Numbers> System::statistics() {
+  std::vector<Numbers> all;
+  for (const Outcome& own :
+       on_each([&](std::size_t index) { return ranks_[index]->statistics(); })) {
+    if (own.threw()) throw Mismatch("looking threw: " + own.error);
+    all.push_back(own.numbers);
+  }
+  return all;
+}
+
 std::vector<System::Outcome> System::on_each(const std::function<Numbers(std::size_t)>& work) {
   std::vector<Outcome> outcomes(ranks_.size());
   const auto run = [&](std::size_t index, Device device) {

@@ -58,6 +58,8 @@ struct Loss {
   int throwing_rank = -1;  // -1: all of them
   Form form = Form::linear;
   bool apart = false;      // scale_loss() and its backward, with looks at everything in between
+  bool twice = false;      // two backwards of it, with retain_graph
+  int rank = 0;            // that it is seen by
   unsigned odd_reach = 0;  // reach of ranks with odd numbers; 0: as that of the others
 
   unsigned reach_of(int rank) const { return rank % 2 == 1 && odd_reach != 0 ? odd_reach : reach; }
@@ -91,6 +93,7 @@ struct Wiring {
   bool sum = false;        // average off
   bool unchecked = false;  // check_local_gradients off
   bool two_ddps = false;   // one of each submodule
+  bool sync_norm = false;  // batch norms over all ranks' batches
   bool static_graph = false;
   unsigned static_odd_reach = 0;  // odd_reach of all losses then
 };
@@ -175,6 +178,8 @@ class Rank {
   virtual void clear(int optimizer) = 0;
   virtual void clear_module() = 0;
   virtual void write(int parameter, Write how) = 0;
+  /// libtorch's own clip_grad_norm_, or a step of its own optimizer: nothing elsewhere.
+  virtual void write_by_torch(bool /*gradients*/) {}
   /// Multiplies what grad() gives of every parameter that requires one.
   virtual void edit_gradients(double factor) = 0;
   /// The trainer's own step of plain SGD, by gradients without a loss scale; clears them.
@@ -190,6 +195,18 @@ class Rank {
   virtual void move_optimizer(int optimizer) = 0;
   /// With LossOptions::delay_unscale: no step before another backward of this loss.
   virtual void backward_delayed(const Loss& loss) = 0;
+  /// What amp's unscale() makes of this optimizer's gradients, those of these parameters, a bit
+  /// each; then times `factor`. Nothing where some are not finite.
+  virtual Numbers unscale(int optimizer, unsigned parameters, double factor) = 0;
+  /// Backwards by hand at the scale of an amp::ScaledStep of the only optimizer, and its steps, of
+  /// which one overflows: each one's scale, and whether it was applied.
+  virtual Numbers scaled_steps(const Loss& loss, int overflow_at) = 0;
+  static constexpr int kScaledSteps = 4;
+  /// Has an average of the weights, or none.
+  virtual void set_average(bool exists) = 0;
+  virtual void update_average() = 0;
+  /// A clone's weights while the averages are in use; nothing where that leaves a trace.
+  virtual Numbers use_average() = 0;
   /// Another optimizer of the same kind in place of this one, whose moments are gone.
   virtual void replace(int optimizer) = 0;
   virtual void save(const std::string& folder, bool amp_first, bool asynchronous) = 0;
@@ -210,12 +227,15 @@ class Rank {
       bool operator==(const Parameter&) const = default;
     };
     std::vector<Parameter> parameters;
-    Values lrs;                      // of each optimizer's first group
-    Values loss_scales;              // none without amp
+    std::vector<Values> averages;  // of the weights; none: there is no average, or no update of it
+    Values lrs;                    // of each optimizer's first group
+    Values loss_scales;            // none without amp
     std::vector<std::string> named;  // parameters, by messages of the last forward and step
     bool operator==(const Seen&) const = default;
   };
   virtual Seen look() const = 0;
+  /// The rank's own: of a mean and variance, then of b. Nothing where there are no batch norms.
+  virtual Numbers statistics() const { return {}; }
   /// A clone's weights, in full precision, one after another.
   virtual Numbers cloned_weights() const = 0;
 };
@@ -273,6 +293,7 @@ class System {
 
   /// Throws Mismatch, naming what, where ranks see different things.
   Rank::Seen look();
+  std::vector<Numbers> statistics();  // by rank
   const std::string& folder() const { return folder_; }
 
  private:

@@ -39,9 +39,15 @@ class Backward : public Command {
     const bool overflows = loss_.overflow_rank >= 0;
     const bool throws = loss_.thrower >= 0;
     if (overflows && throws) return false;
-    const bool plain = loss_.form == Form::linear && !loss_.apart;
+    if (loss_.twice && (throws || loss_.apart || (now.setup.wiring.sum && reduces(now))))
+      return false;
+    const bool plain = loss_.form != Form::norm && !loss_.apart && !loss_.twice;
     if (!plain && !has_cairns_modules()) return false;
     if (!form_is_exact(now)) return false;
+    if (loss_.form == Form::norm && (overflows || throws)) return false;
+    // Each rank takes part in the others' statistics, and its gradient is theirs too.
+    const bool together = loss_.form == Form::norm && now.setup.wiring.sync_norm;
+    if (together && now.setup.ranks > 1 && (loss_.odd_reach != 0 || window_)) return false;
     bool all = true;
     for (int rank = 0; rank < 2; ++rank) {
       bool any = false;
@@ -67,7 +73,7 @@ class Backward : public Command {
     if (throws && !loss_.in_forward && !parameters[at(loss_.thrower)].trainable) return false;
     if (reduces(now) && !now.finds_unused() && !all) return false;
     if (loss_.by_amp != now.setup.precision.has_value() && loss_.by_amp) return false;
-    return now.backwards + micro_batches_ <= kMostBackwards;
+    return now.backwards + (loss_.twice ? 2 : 1) * micro_batches_ <= kMostBackwards;
   }
 
   void run(Case& now) const override {
@@ -90,8 +96,10 @@ class Backward : public Command {
                                : "b");
     if (loss_.odd_reach != 0) out << ", of " << loss_.odd_reach << " on odd ranks";
     if (loss_.apart) out << ", scale_loss apart";
+    if (loss_.twice) out << ", twice";
     if (loss_.form == Form::product) out << ", a product";
     if (loss_.form == Form::tanh) out << ", a product with tanh";
+    if (loss_.form == Form::norm) out << ", a batch norm";
     out << ", size " << loss_.size << (loss_.by_amp ? ", by amp" : ", plain");
     if (micro_batches_ > 1) out << ", " << micro_batches_ << " micro-batches";
     if (!synchronise_) out << ", no_sync";
@@ -170,8 +178,11 @@ class Backward : public Command {
       const bool by_amp = p.gradient.exists() && !p.gradient.plain && now.setup.precision;
       mixes = mixes || (loss_.by_amp ? p.gradient.plain : p.gradient.scaled || by_amp);
     }
-    ++now.backwards;
-    now.nets = now.nets || loss_.form != Form::linear;
+    now.backwards += loss_.twice ? 2 : 1;
+    if (loss_.form == Form::norm) now.follow_batch(loss_);
+    // What another of amp's losses has left lies beside the slots until a step reduces it.
+    const bool left = now.setup.precision && reference.unreduced && now.any_gradient();
+    reference.unreduced = now.setup.ranks > 1 && (left || !(reduces(now) && synchronise));
     reference.summed =
         now.setup.wiring.sum && (reduces(now) || (reference.summed && now.any_gradient()));
     const auto work = [&](Rank& rank) {
@@ -215,7 +226,8 @@ class Backward : public Command {
     for (int rank = 0; rank < ranks; ++rank) {
       if (!loss_.reaches(p, rank)) continue;
       const Values c = now.gradient_of(loss_, p, rank);
-      const double weight = now.share() * (window_ ? weight_of(rank, ranks) : 1.0);
+      const double weight =
+          now.share() * (window_ ? weight_of(rank, ranks) : 1.0) * (loss_.twice ? 2 : 1);
       for (std::size_t i = 0; i < c.size(); ++i) gradient.of_rank[at(rank)][i] += weight * c[i];
     }
   }
@@ -267,6 +279,7 @@ class TakeStep : public Command {
     }
     if (expected.must_throw) throw Mismatch("expected an error: " + expected.why);
     reference.ranks_differ = false;  // it has reduced them
+    now.reduced_by(which);
     const bool applied = outcome.numbers[0] != 0;
     reference.each_of(which, [&](Parameter& p) { p.gradient.scale(gradient_scale); });
     take(now, which, applied, expected);
@@ -280,8 +293,8 @@ class TakeStep : public Command {
         ++reference.positions[o];
       }
     }
-    now.check(now.coarse() || now.travels_rounded() ? kAll : 0,
-              now.travels_rounded() ? DType::f16 : DType::f32);
+    now.check({now.coarse() || now.travels_rounded() ? kAll : 0,
+               now.travels_rounded() ? DType::f16 : DType::f32});
   }
 
   void show(std::ostream& out) const override {
@@ -463,7 +476,11 @@ class UnevenEpoch : public Command {
     for (int k = 0; k < steps; ++k) some_idle = step(now, k, applied) || some_idle;
     const bool either = epoch_.by_amp && some_idle;  // whether amp's step counts is its choice
     if (!either) compare("applied steps", outcome.numbers, applied, 0.0);
-    now.check(kAll, now.half() || now.setup.bf16_moments ? DType::bf16 : DType::f16);
+    const bool halves = now.half() || now.autocasts(epoch_.loss);
+    const DType half = now.setup.precision ? now.setup.precision->half : now.dtype;
+    const bool bf16 = now.setup.bf16_moments || (halves && half == DType::bf16);
+    const bool rounds = halves || bf16 || now.travels_rounded();
+    now.check({rounds ? kAll : 0, bf16 ? DType::bf16 : DType::f16});
   }
   void show(std::ostream& out) const override {
     const char* const by[] = {"participants", "world", "samples"};
@@ -606,6 +623,8 @@ class OneRankThrows : public Command {
       : loss_(loss), synchronise_(synchronise), step_(step) {
     loss_.overflow_rank = -1;
     loss_.odd_reach = 0;
+    loss_.twice = false;
+    if (loss_.form == Form::norm) loss_.form = Form::linear;
     loss_.thrower = thrower;
     loss_.throwing_rank = rank;
     step_.keep = false;
@@ -695,7 +714,7 @@ class WriteWeight : public Command {
       if (how_ == Write::clamp) w = std::max(w, 1.0);
       if (how_ == Write::average) w = 0.5 * w + 1.0;
     }
-    now.check(now.half() ? bit(parameter_) : 0);
+    now.check({now.half() ? bit(parameter_) : 0});
   }
   void show(std::ostream& out) const override {
     out << (how_ == Write::initialise ? "initialise("
@@ -787,14 +806,16 @@ rc::Gen<Loss> losses() {
           choice<double>({{3, 0.5}, {1, 0x1p-6}, {1, 0x1p-9}}), mostly(), mostly(),
           rc::gen::tuple(mostly(), seldom(), choice<int>({{20, -1}, {1, 0}, {1, 1}, {1, 2}}),
                          choice<int>({{12, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}}), seldom()),
-          choice<Form>({{4, Form::linear}, {3, Form::product}, {1, Form::tanh}}), seldom()),
+          choice<Form>({{4, Form::linear}, {3, Form::product}, {1, Form::tanh}, {2, Form::norm}}),
+          rc::gen::pair(seldom(), seldom())),
       [](const auto& drawn) {
-        const auto& [id, reach, size, by_amp, by_ddp, more, form, apart] = drawn;
+        const auto& [id, reach, size, by_amp, by_ddp, more, form, how] = drawn;
         const auto& [to_all, delayed, overflow_rank, thrower, in_forward] = more;
         Loss loss{id,     reach,   size,          by_amp,  by_ddp,
                   to_all, delayed, overflow_rank, thrower, in_forward};
         loss.form = form;  // exact in f16 with any weight that is not tiny
-        loss.apart = apart && by_amp;
+        loss.apart = how.first && by_amp;
+        loss.twice = how.second && !loss.apart && thrower < 0;
         if (form != Form::linear) loss.size = std::max(size, 0x1p-3);
         return loss;
       });

@@ -3,16 +3,19 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cairn/amp/scaled_step.h"
 #include "cairn/autograd/engine.h"
 #include "cairn/core/error.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/master_weight.h"
+#include "cairn/optim/weight_average.h"
 #include "system.h"
 
 namespace cairn::stateful {
@@ -219,7 +222,8 @@ class TrainingRank : public Rank {
   void move_optimizer(int optimizer) override {
     const auto o = static_cast<std::size_t>(optimizer);
     schedules_[o].reset();
-    optimizers_[o] = moved(std::move(optimizers_[o]), setup_.rules[o].kind);
+    moved_from_.push_back(std::move(optimizers_[o]));  // outlives amp's handle
+    optimizers_[o] = moved(*moved_from_.back(), setup_.rules[o].kind);
     schedules_[o] = std::make_unique<optim::Schedule>(*optimizers_[o], optim::step_decay(2, 0.5));
   }
 
@@ -233,6 +237,54 @@ class TrainingRank : public Rank {
     optimizers_[o] = new_optimizer(o);
     start(*optimizers_[o], setup_.rules[o]);
     schedules_[o] = std::make_unique<optim::Schedule>(*optimizers_[o], optim::step_decay(2, 0.5));
+  }
+
+  Numbers unscale(int optimizer, unsigned parameters, double factor) override {
+    handle()->unscale(*optimizers_[static_cast<std::size_t>(optimizer)]);
+    Numbers all;
+    for (int p = 0; p < kParameters; ++p) {
+      if ((parameters >> p & 1U) == 0) continue;
+      const Tensor gradient = parameter(p).grad();
+      append(all, gradient);
+      kernels::affine(gradient, factor, 0.0, gradient);
+    }
+    const auto finite = [](double x) { return std::isfinite(x); };
+    return std::all_of(all.begin(), all.end(), finite) ? all : Numbers();
+  }
+
+  Numbers scaled_steps(const Loss& loss, int overflow_at) override {
+    const amp::LossScalerOptions scaler{
+        .init_scale = 16.0, .growth_interval = Scale::kInterval, .max_scale = Scale::kMax};
+    amp::ScaledStep scaled(*optimizers_[0], scaler, group_ ? world() : World{});
+    Numbers seen;
+    for (int k = 0; k < kScaledSteps; ++k) {
+      Loss own = loss;
+      if (k == overflow_at) own.overflow_rank = 0;
+      seen.push_back(scaled.scale());
+      backward_of(own, scaled.scale(), 0);
+      last_ = scaled.step();
+      seen.push_back(last_.applied ? 1.0 : 0.0);
+    }
+    return seen;
+  }
+
+  void set_average(bool exists) override {
+    if (!exists) return average_.reset();
+    if (average_) return;
+    NamedTensors weights;
+    for (int p = 0; p < kParameters; ++p) weights.push_back(named(p));
+    average_.emplace(weights, optim::WeightAverageOptions{.decay = 0.5, .equal = equal_average()});
+  }
+  void update_average() override { average_->update(); }
+  Numbers use_average() override {
+    const Seen before = look();
+    Numbers during;
+    {
+      const optim::AveragesInUse averaged = average_->use();
+      during = cloned_weights();
+      model().state_dict();
+    }
+    return look() == before ? during : Numbers();
   }
 
   void clear(int optimizer) override {
@@ -278,6 +330,10 @@ class TrainingRank : public Rank {
       own.raw = tensor.to_vector();
       own.dtype = tensor.dtype();
       for (std::size_t o = 0; o < states.size(); ++o) look_at_moments(o, states[o], p, own);
+    }
+    if (average_ && average_->updates() > 0) {
+      for (const NamedTensor& average : average_->averages())
+        seen.averages.push_back(average.tensor.to_vector());
     }
     for (const auto& optimizer : optimizers_) seen.lrs.push_back(optimizer->lr());
     for (int id = 0; handle() != nullptr && id < kLosses; ++id)
@@ -362,13 +418,12 @@ class TrainingRank : public Rank {
   static std::unique_ptr<optim::Optimizer> moved_as(optim::Optimizer& from) {
     return std::make_unique<O>(std::move(static_cast<O&>(from)));
   }
-  static std::unique_ptr<optim::Optimizer> moved(std::unique_ptr<optim::Optimizer> from,
-                                                 Kind kind) {
-    if (kind == Kind::adam) return moved_as<optim::FusedAdam>(*from);
-    if (kind == Kind::adagrad) return moved_as<optim::FusedAdagrad>(*from);
-    if (kind == Kind::lamb) return moved_as<optim::FusedLAMB>(*from);
-    if (kind == Kind::novograd) return moved_as<optim::FusedNovoGrad>(*from);
-    return moved_as<optim::FusedSGD>(*from);
+  static std::unique_ptr<optim::Optimizer> moved(optim::Optimizer& from, Kind kind) {
+    if (kind == Kind::adam) return moved_as<optim::FusedAdam>(from);
+    if (kind == Kind::adagrad) return moved_as<optim::FusedAdagrad>(from);
+    if (kind == Kind::lamb) return moved_as<optim::FusedLAMB>(from);
+    if (kind == Kind::novograd) return moved_as<optim::FusedNovoGrad>(from);
+    return moved_as<optim::FusedSGD>(from);
   }
   bool belongs(int p, std::size_t optimizer) const {
     return setup_.optimizer_of[static_cast<std::size_t>(p)] == static_cast<int>(optimizer);
@@ -429,6 +484,7 @@ class TrainingRank : public Rank {
   /// As this rank sees it.
   Loss own_loss(const Loss& loss) const {
     Loss own = loss;
+    own.rank = rank_;
     own.reach = loss.reach_of(rank_);
     if (own.throwing_rank >= 0 && own.throwing_rank != rank_) own.thrower = -1;
     return own;
@@ -470,6 +526,7 @@ class TrainingRank : public Rank {
   std::optional<parallel::ProcessGroup> group_;
   int rank_;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;
+  std::vector<std::unique_ptr<optim::Optimizer>> moved_from_;
   std::vector<std::unique_ptr<optim::LARC>> larcs_;  // around some of them
   std::vector<std::string> named_;                   // by messages of the last forward
 
@@ -482,6 +539,8 @@ class TrainingRank : public Rank {
     if (setup_.remainders) options.masters = optim::MasterStorage::remainder;
     optimizer.set_state_options(options);
   }
+
+  bool equal_average() const { return setup_.rules.size() > 1; }
 
   /// What amp is given: that of the one DDP, or the group's, which knows of no model.
   World world() const {
@@ -503,6 +562,7 @@ class TrainingRank : public Rank {
     State state({amp_first ? precision : weights, amp_first ? weights : precision,
                  part("optimizer0", optimizers_[0].get()), part("optimizer1", second(optimizers_)),
                  part("schedule0", schedules_[0].get()), part("schedule1", second(schedules_)),
+                 part("average", average_ ? &*average_ : nullptr),
                  part("ddp", all.empty() ? nullptr : all.front()), part("ddp of b", second(all))},
                 group_ ? group_->world() : World{});
     work(state);
@@ -510,6 +570,7 @@ class TrainingRank : public Rank {
 
   std::vector<std::unique_ptr<optim::Schedule>> schedules_;
   std::optional<optim::Accumulation> accumulation_;
+  std::optional<optim::WeightAverage> average_;
   optim::StepResult last_;
   std::unique_ptr<parallel::Reducer> reducer_;
   std::vector<Tensor> views_;  // of reducer_

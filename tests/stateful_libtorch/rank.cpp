@@ -38,10 +38,18 @@ struct PartImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     const auto own = parameters(false);
     const std::int64_t n = own[0].numel();
+    if (is_training()) forwards += 1;
+    if (loss->form != Form::linear) return product_of(own, x);
     const auto product = torch::linear(x.slice(0, 0, n).unsqueeze(0), throwing(own[0], 0));
     const auto y = throwing(own[1], 1) * x.slice(0, n);
-    if (is_training()) forwards += 1;
     return product.sum() + y.sum();
+  }
+  torch::Tensor product_of(const std::vector<torch::Tensor>& own, const torch::Tensor& x) const {
+    const std::int64_t n = own[0].numel(), both = own[1].numel();
+    torch::Tensor v = throwing(own[1], 1);
+    if (loss->form == Form::tanh) v = torch::tanh(v * 0.25);
+    const auto row = torch::cat({v * x.slice(0, 0, both), x.slice(0, both, n)});
+    return torch::linear(row.unsqueeze(0), throwing(own[0], 0)).sum();
   }
   torch::Tensor throwing(const torch::Tensor& w, int k) const {
     return loss->thrower == first + k ? Thrower::apply(w, loss->in_forward) : w;
@@ -132,6 +140,14 @@ class LibtorchRank final : public TrainingRank {
       x.clamp_min_(1.0);
     } else {
       x.mul_(0.5).add_(1.0);
+    }
+  }
+
+  void write_by_torch(bool gradients) override {
+    if (gradients) {
+      torch::nn::utils::clip_grad_norm_(net_->parameters(), 1e-3);
+    } else {
+      torch::optim::SGD(net_->parameters(), torch::optim::SGDOptions(0.125)).step();
     }
   }
 
