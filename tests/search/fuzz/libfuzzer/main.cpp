@@ -5,7 +5,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "fuzz/targets.h"
+#include "search/fuzz/targets.h"
 
 extern "C" int LLVMFuzzerInitialize(int* count, char*** arguments) {
   if (*count != 3 || std::strcmp((*arguments)[1], "--seeds") != 0) return 0;

@@ -129,7 +129,7 @@ const fs::path kTests = CAIRN_TEST_FOLDER;
 
 std::vector<std::string> corpus(const char* name) {
   std::vector<std::string> files;
-  const fs::path folder = kTests / "fuzz/corpus" / name;
+  const fs::path folder = kTests / "search/fuzz/corpus" / name;
   if (!fs::exists(folder)) return files;
   std::vector<fs::path> paths;
   for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path());

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cairn/libtorch/libtorch.h"
-#include "stateful/training_rank.h"
+#include "search/training/training_rank.h"
 
 namespace cairn::stateful {
 
