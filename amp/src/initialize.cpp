@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <string>
 #include <unordered_set>
+#include <vector>
 
 #include "amp_impl.h"
 #include "cairn/core/error.h"
@@ -43,6 +45,22 @@ void check_masters(const std::vector<optim::Optimizer*>& optimizers, const Optio
   }
 }
 
+/// Ranks that scale or skip by other rules would part without a word, at the latest where a step's
+/// gradients go unchecked.
+void check_same_options(const Options& resolved) {
+  const World& world = resolved.world;
+  if (world.size == 1) return;
+  const LossScalerOptions& scaler = resolved.scaler;
+  const std::string own = core::str(describe(resolved), "; hysteresis ", scaler.hysteresis,
+                                    scaler.consecutive_hysteresis ? " in a row" : "",
+                                    ", collapse after ", resolved.collapse_after);
+  const std::vector<std::string> all = world.exchange(own, "amp's options");
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    CAIRN_CHECK(all[rank] == all[0], "initialize", "expected the same options on every rank, got '",
+                all[0], "' on rank 0 and '", all[rank], "' on rank ", rank);
+  }
+}
+
 /// The f32 weights that the cast replaced lie in the allocator's cache, and few later requests have
 /// their sizes.
 void release_former_weights(const std::vector<nn::Module*>& models) {
@@ -70,6 +88,7 @@ Amp initialize(const std::vector<nn::Module*>& models,
     if (resolved.enabled) check_model(*model);
   }
   check_masters(optimizers, resolved);
+  check_same_options(resolved);
   auto impl = std::make_shared<Amp::Impl>(resolved, models, optimizers);
   for (optim::Optimizer* optimizer : optimizers) {
     if (resolved.master_weights) optimizer->set_master_weights(*resolved.master_weights);

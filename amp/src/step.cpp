@@ -1,6 +1,10 @@
 // What a step does: everything that was found, agreed over ranks, decides who updates and who
 // skips, and what becomes of the scales.
 #include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "amp_impl.h"
 #include "cairn/core/error.h"
@@ -34,6 +38,17 @@ void explain_skip(const std::string& reason, const StepReport& all, optim::StepR
   } else if (result.reason.empty()) {
     result.reason = "a loss overflowed in the step of another optimizer";
   }
+}
+
+std::set<int> sorted(const std::vector<int>& ranks) {
+  return {ranks.begin(), ranks.end()};
+}
+
+/// " (ranks 0, 1, 2)"; nothing where nobody knows.
+std::string in_words(const std::set<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? " (ranks " : ", ") + std::to_string(rank);
+  return text.empty() ? text : text + ")";
 }
 
 }  // namespace
@@ -80,16 +95,27 @@ std::uint64_t Amp::Impl::scaler_id() const {
   return scales ? id_ : 0;
 }
 
-/// Ranks that step by themselves would not know of each other's overflows.
+/// Ranks that step by themselves, or with some of those alone with which they average, would not
+/// know of all overflows. A world of more ranks does no harm.
 void Amp::Impl::check_world(const optim::Optimizer& optimizer) const {
-  if (options.world.size > 1) return;
+  const World& world = options.world;
+  const std::set<int> known = sorted(world.job_ranks());
+  std::shared_ptr<core::GradientReducer> checked;
   for (const optim::ParameterGroup& group : optimizer.groups()) {
     for (const auto& [name, tensor] : group.parameters) {
       const core::GradientSlot* slot = tensor.gradient_slot_or_null();
-      CAIRN_CHECK(slot == nullptr || !slot->reducer(), "step",
-                  "expected amp::Options::world of the ", "ranks over which the gradient of '",
-                  name, "' is averaged, got a world of one ",
-                  "(amp::initialize(..., {.world = ddp.world()}))");
+      const auto reducer = slot == nullptr ? nullptr : slot->reducer();
+      if (reducer == nullptr || reducer == checked) continue;
+      checked = reducer;
+      const auto* ranks = dynamic_cast<const core::RankSet*>(reducer.get());
+      const std::set<int> needed = ranks == nullptr ? std::set<int>{} : sorted(ranks->job_ranks());
+      const bool all = world.size > 1 &&
+                       (known.empty() ||
+                        std::includes(known.begin(), known.end(), needed.begin(), needed.end()));
+      CAIRN_CHECK(all, "step", "expected amp::Options::world of the ranks over which the gradient ",
+                  "of '", name, "' is averaged", in_words(needed), ", got a world of ",
+                  world.size == 1 ? "one" : core::str(world.size), in_words(known),
+                  " (amp::initialize(..., {.world = ddp.world()}))");
     }
   }
 }
@@ -102,7 +128,6 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
        which) {  // all ranks have then what some have, or refuse it together
     optim::OptimizerAccess(contributions[index]).wait_for_reductions();
   }
-  for (const std::size_t index : which) check_world(contributions[index]);
   const bool dynamic = std::any_of(losses.begin(), losses.end(),
                                    [](const Loss& loss) { return loss.scaler.dynamic(); });
   CAIRN_CHECK(step_options.check || !dynamic, "step",
@@ -112,6 +137,7 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
 
 void Amp::Impl::check_losses(const std::vector<std::size_t>& which) const {
   for (const std::size_t index : which) {
+    check_world(contributions[index]);
     optim::OptimizerAccess(contributions[index]).check_scaler(scaler_id());
     for (const LossContributionPtr& held : contributions.held_by(index)) {
       CAIRN_CHECK(held->judged || !held->unscale_delayed, "step",

@@ -24,8 +24,9 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 using Say = std::function<std::string(const std::string& own)>;
 World world_of(std::vector<Say> others) {
   return {0, static_cast<int>(others.size()) + 1,
-          [others](const std::string& value, std::string_view) {
+          [others](const std::string& value, std::string_view name) {
             std::vector<std::string> all{value};
+            if (name == "amp's options") return all;
             for (const Say& say : others) all.push_back(say(value));
             return all;
           }};
@@ -102,7 +103,8 @@ TEST(Overflow, EveryRankSaysTheSame) {
   for (int round = 0; round < 2; ++round) {  // first what each says, then what each hears
     for (const int rank : {0, 1}) {
       Options options;
-      options.world = {rank, 2, [&, rank](const std::string& value, std::string_view) {
+      options.world = {rank, 2, [&, rank](const std::string& value, std::string_view name) {
+                         if (name == "amp's options") return std::vector<std::string>{value};
                          said[static_cast<std::size_t>(rank)] = value;
                          std::vector<std::string> all = said;
                          for (std::string& text : all) text = text.empty() ? value : text;

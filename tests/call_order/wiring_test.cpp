@@ -114,6 +114,49 @@ TEST(Wiring, OneHandleIsAllThatAStepOfTwoRanksNeeds) {
   });
 }
 
+/// A step of a DDP over `averaging` whose amp asks `asked`.
+optim::StepResult step_of(const parallel::ProcessGroup& averaging, const World& asked) {
+  Pair model;
+  optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+  parallel::DistributedDataParallel ddp(model, averaging);
+  amp::Amp precision = amp::initialize(model, optimizer, {.world = asked});
+  precision.backward(ddp(input(1.0F)));
+  return precision.step();
+}
+
+TEST(Wiring, AmpsWorldHasAllWhoAverage) {
+  std::string said[3];
+  on_ranks(3, [&](parallel::ProcessGroup& all) {
+    const parallel::ProcessGroup part = all.split(all.rank() == 2 ? 1 : 0);
+    EXPECT_TRUE(step_of(part, all.world()).applied);  // more than needed does no harm
+    said[all.rank()] = refusal([&] { (void)step_of(all, part.world()); });
+  });
+  for (const std::string& text : said)
+    EXPECT_THAT(text, HasSubstr("averaged (ranks 0, 1, 2), got"));
+  EXPECT_THAT(said[0], HasSubstr("got a world of 2 (ranks 0, 1)"));
+  EXPECT_THAT(said[1], HasSubstr("got a world of 2 (ranks 0, 1)"));
+  EXPECT_THAT(said[2], HasSubstr("got a world of one"));
+}
+
+TEST(Wiring, RanksInitializeAmpWithTheSameOptions) {
+  const amp::Options one{.loss_scale = 512};  // steps that check nothing compare nothing either
+  const amp::Options other{.loss_scale = 1024};
+  amp::Options first, hesitates;
+  hesitates.scaler.hysteresis = 2;
+  for (const auto& [mine, its] : {std::pair{one, other}, std::pair{first, hesitates}}) {
+    std::string said[2];
+    on_ranks(2, [&, mine = mine, its = its](parallel::ProcessGroup& group) {
+      Pair model;
+      optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+      amp::Options options = group.rank() == 0 ? mine : its;
+      options.world = group.world();
+      said[group.rank()] = refusal([&] { amp::initialize(model, optimizer, options); });
+    });
+    EXPECT_EQ(said[0], said[1]);
+    EXPECT_THAT(said[0], HasSubstr("expected the same options on every rank, got 'opt level O1"));
+  }
+}
+
 TEST(Wiring, AWorldThatOutlivesItsDdpSaysSo) {
   World world;
   on_ranks(2, [&](parallel::ProcessGroup& group) {

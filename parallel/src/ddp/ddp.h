@@ -48,6 +48,7 @@ class NoSyncState {
 };
 
 struct DistributedDataParallel::Impl final : core::GradientReducer,
+                                             core::RankSet,
                                              std::enable_shared_from_this<Impl> {
   Impl(nn::Module& model, ProcessGroup group, const DistributedOptions& options);
   ~Impl() override;
@@ -56,6 +57,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
 
   void reduce_pending() override;
   void backward_failed(const std::string& why) override;
+  std::vector<int> job_ranks() const override { return group.world().job_ranks(); }
   Sharding sharding() const override;
   void gather_weights(const std::vector<core::ShardedWeight>& weights) override;
   void update_failed(const std::string& why) override;

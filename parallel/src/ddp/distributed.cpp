@@ -22,6 +22,7 @@ class ModelLink final : public core::WorldLink {
   }
   core::LibraryVersions libraries() const override { return alive()->of_reducer.libraries(); }
   bool reduces_gradients() const override { return true; }
+  std::vector<int> job_ranks() const override { return alive()->job_ranks(); }
   void synchronize(bool on) override { alive()->no_sync.synchronize(on); }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
     return alive()->of_reducer.take_local_nonfinite();

@@ -40,6 +40,15 @@ class WorldLink {
   virtual void synchronize(bool /*on*/) {}
   virtual std::optional<std::vector<NonFinite>> take_local_nonfinite() { return std::nullopt; }
   virtual LibraryVersions libraries() const { return {}; }
+  virtual std::vector<int> job_ranks() const { return {}; }
+};
+
+/// What works over some of the job's ranks: a reducer of gradients, say, which amp's steps ask.
+class RankSet {
+ public:
+  virtual ~RankSet() = default;
+  /// The job's numbers of them.
+  virtual std::vector<int> job_ranks() const = 0;
 };
 
 class World {
@@ -92,6 +101,8 @@ class World {
   }
   /// Versions of the communication libraries in use.
   LibraryVersions libraries() const { return link_ ? link_->libraries() : LibraryVersions{}; }
+  /// The job's numbers of this world's ranks, in this world's order; empty: nobody knows.
+  std::vector<int> job_ranks() const { return link_ ? link_->job_ranks() : std::vector<int>{}; }
 
  private:
   struct Answers {

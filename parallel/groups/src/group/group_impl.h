@@ -70,6 +70,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
 
   int rank() const { return members_.place; }
   int world_size() const { return members_.size(); }
+  const std::vector<int>& job_ranks() const { return members_.ranks; }
   int local_rank() const { return local_rank_; }
   int local_world_size() const { return local_world_size_; }
   const GroupOptions& options() const { return job_->options; }

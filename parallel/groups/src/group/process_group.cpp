@@ -409,20 +409,23 @@ namespace {
 
 class GroupLink final : public core::WorldLink {
  public:
-  explicit GroupLink(ProcessGroup group) : group_(std::move(group)) {}
+  GroupLink(ProcessGroup group, std::vector<int> job_ranks)
+      : group_(std::move(group)), job_ranks_(std::move(job_ranks)) {}
   std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
     return group_.exchange(value, name);
   }
   core::LibraryVersions libraries() const override { return library_versions(); }
+  std::vector<int> job_ranks() const override { return job_ranks_; }
 
  private:
   ProcessGroup group_;
+  std::vector<int> job_ranks_;
 };
 
 }  // namespace
 
 core::World ProcessGroup::world() const {
-  return {rank(), world_size(), std::make_shared<GroupLink>(*this)};
+  return {rank(), world_size(), std::make_shared<GroupLink>(*this, impl_->job_ranks())};
 }
 
 struct Work::Impl {

@@ -127,6 +127,7 @@ class ReducerLink final : public core::WorldLink {
     if (!own_) return std::nullopt;
     return own_->checks.take(own_->names);
   }
+  std::vector<int> job_ranks() const override { return group_.world().job_ranks(); }
 
  private:
   ProcessGroup group_;
