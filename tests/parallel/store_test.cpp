@@ -27,8 +27,8 @@ using test::expect_error;
 /// A server and the address to reach it.
 struct Host {
   explicit Host(int world_size, const std::string& token = "0123456789abcdef0123456789abcdef",
-                const JobStart& start = {})
-      : server({"127.0.0.1", 0, token}, world_size, start),
+                std::uint64_t group = 1)
+      : server({"127.0.0.1", 0, token}, world_size, group),
         address{"127.0.0.1", server.port(), token} {}
   StoreServer server;
   StoreAddress address;
@@ -184,13 +184,6 @@ TEST(Store, JoinRefusesContradictions) {
                                    {"WORLD_SIZE=3", "WORLD_SIZE=2"});
   expect_error<CommunicationError>([&] { outside.join(2, Milliseconds(5000)); },
                                    {"rank 2", "WORLD_SIZE"});
-  StoreClient next_start(host.address, 0, {.restart = "1"});
-  expect_error<CommunicationError>([&] { next_start.join(2, Milliseconds(5000)); },
-                                   {"start '1'", "left over from before a restart"});
-  const Host second(2, "", {.restart = "1"});
-  StoreClient left_over(second.address, 0);
-  expect_error<CommunicationError>([&] { left_over.join(2, Milliseconds(5000)); },
-                                   {"start '0'", "rank 0 to start '1'"});
   auto first = std::async(std::launch::async, [&] { return again.join(2, Milliseconds(5000)); });
   const std::uint64_t number = a.join(2, Milliseconds(5000));
   EXPECT_EQ(first.get(), number);
@@ -215,7 +208,6 @@ std::string packed(std::uint64_t id, wire::Request request, const std::string& k
       .number(id)
       .number(0)  // rank
       .number(static_cast<std::uint64_t>(request))
-      .text("0")  // restart
       .number(1)  // group
       .text(key)
       .number(number)
@@ -243,21 +235,84 @@ TEST(Store, ARankOfTheNextGroupWaitsForItsStore) {
     address = first.address;
     ahead = std::async(std::launch::async, [&] {
       StoreClient next(address, 0, {.group = 2});
-      next.set("key", "of the second", Milliseconds(20'000));
+      next.join(1, Milliseconds(20'000));
     });
     StoreClient client(address, 0);
     expect_error<CommunicationError>([&] { client.get("key", Milliseconds(300)); }, {"'key'"});
   }
-  const StoreServer second(address, 1, {.group = 2});
+  const StoreServer second(address, 1, 2);
   ahead.get();
-  StoreClient client(address, 0, {.group = 2}), late(address, 0);
-  EXPECT_EQ(client.get("key", Milliseconds(0)), "of the second");
+  StoreClient late(address, 0);
   expect_error<CommunicationError>(
       [&] { late.set("key", "of the first"); },
       {"makes group 1", "rank 0 has come to group 2", "the same groups"});
-  StoreClient early(address, 0, {.group = 3});
-  expect_error<CommunicationError>([&] { early.set("key", "?", Milliseconds(300)); },
+  StoreClient early(address, 0, {.group = 3}, Milliseconds(300));
+  expect_error<CommunicationError>([&] { early.set("key", "?"); },
                                    {"makes group 3", "rank 0 is still in group 2"});
+}
+
+// Rank 0 may be later than what a store at work takes to answer.
+TEST(Store, WhoJoinsWaitsForAStoreThatComesLate) {
+  StoreAddress address{"127.0.0.1", 0, "0123456789abcdef0123456789abcdef"};
+  address.port = Host(1, address.token).server.port();
+  StoreClient early(address, 0, {}, Milliseconds(100));
+  auto joined =
+      std::async(std::launch::async, [&] { return early.join(1, Milliseconds(20'000), "here"); });
+  std::this_thread::sleep_for(Milliseconds(500));
+  const StoreServer server(address, 1);
+  EXPECT_NO_THROW(joined.get());
+  EXPECT_EQ(early.get(StoreClient::contact_key(0), Milliseconds(0)), "here");
+}
+
+JobStart of_run(const std::string& run) {
+  return {.run = run};
+}
+
+// A launcher that was killed and started again brings other processes of the same ranks.
+TEST(Store, ARankThatIsStartedAgainTakesItsPlace) {
+  const Host host(2);
+  StoreClient root(host.address, 0, of_run("a.0")), before(host.address, 1, of_run("b.0")),
+      again(host.address, 1, of_run("c.0")), left_over(host.address, 1, of_run("b.0"));
+  const auto contact = [&] { return root.get(StoreClient::contact_key(1), Milliseconds(20'000)); };
+  auto killed = std::async(std::launch::async, [&] {
+    expect_error<CommunicationError>([&] { before.join(2, Milliseconds(20'000), "before"); },
+                                     {"killed"});
+  });
+  EXPECT_EQ(contact(), "before");
+  before.cancel("killed");
+  killed.get();
+  auto joined =
+      std::async(std::launch::async, [&] { return again.join(2, Milliseconds(20'000), "again"); });
+  while (contact() != "again") std::this_thread::sleep_for(Milliseconds(10));
+  expect_error<CommunicationError>([&] { left_over.join(2, Milliseconds(20'000)); },
+                                   {"two processes have RANK=1"});
+  const std::uint64_t number = root.join(2, Milliseconds(20'000));
+  EXPECT_EQ(joined.get(), number);
+  EXPECT_EQ(contact(), "again");
+}
+
+TEST(Store, AGroupThatHasBegunTakesNobodyElse) {
+  StoreAddress address;
+  std::future<std::uint64_t> again;
+  {
+    const Host host(1);
+    address = host.address;
+    const std::uint64_t number =
+        StoreClient(address, 0, of_run("a.0")).join(1, Milliseconds(20'000));
+    StoreClient waits(address, 0, of_run("b.0")), stranger(address, 0);
+    expect_error<CommunicationError>(
+        [&] { waits.join(1, Milliseconds(0)); },
+        {"rank 0", "was started again", "has not ended", "--max-restarts"});
+    expect_error<CommunicationError>([&] { stranger.join(1, Milliseconds(20'000)); },
+                                     {"two processes have RANK=0"});
+    again = std::async(std::launch::async, [&address] {
+      return StoreClient(address, 0, of_run("b.0")).join(1, Milliseconds(20'000));
+    });
+    EXPECT_EQ(again.wait_for(Milliseconds(300)), std::future_status::timeout);
+    EXPECT_EQ(StoreClient(address, 0, of_run("a.0")).join(1, Milliseconds(20'000)), number);
+  }
+  const StoreServer second(address, 1);
+  EXPECT_NO_THROW(again.get());
 }
 
 // A client whose connection broke asks again, with the same number.

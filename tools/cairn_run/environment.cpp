@@ -134,7 +134,7 @@ std::vector<std::string> environment_of(const LaunchedJob& job, int local_rank) 
   set("GROUP_RANK", std::to_string(options.node_rank));
   set("MASTER_ADDR", options.master_addr);
   set("MASTER_PORT", std::to_string(job.port));
-  set("CAIRN_JOB_TOKEN", job.restarts == 0 ? job.token : job.token + incarnation);
+  set("CAIRN_JOB_TOKEN", job.token);
   set("CAIRN_RUN_ID", job.id + incarnation);
   set("CAIRN_RESTART_COUNT", std::to_string(job.restarts));
   return environment;

@@ -29,7 +29,7 @@ class ProcessCoordinator : public Coordinator {
 
  private:
   Control::Options control_options(OnFailure on_failure, CheckDevices check) const;
-  void publish();
+  std::string contact() const;
   StoreAddress parent() const;
 
   JobEnvironment job_;
@@ -41,24 +41,20 @@ class ProcessCoordinator : public Coordinator {
   Control control_;
 };
 
-/// cairn-run counts its restarts; groups of one process follow each other at the same address.
+/// Groups of one process follow each other at the same address.
 JobStart next_start(const JobEnvironment& job) {
   static std::mutex mutex;
   static std::map<std::string, std::uint64_t> groups;  // of each rank at each address
   const std::lock_guard lock(mutex);
-  const char* restarts = std::getenv("CAIRN_RESTART_COUNT");
+  const char* run = std::getenv("CAIRN_RUN_ID");
   const std::string place = core::str(job.master_addr, " ", job.master_port, " ", job.rank);
-  return {restarts == nullptr ? "0" : restarts, ++groups[place]};
+  return {++groups[place], run == nullptr ? "" : run};
 }
 
 std::unique_ptr<StoreServer> serve(const StoreAddress& address, const JobEnvironment& job,
                                    const JobStart& start) {
   if (job.rank != 0) return nullptr;
-  return std::make_unique<StoreServer>(address, job.world_size, start);
-}
-
-std::string control_key(int rank) {
-  return core::str("control/", rank);
+  return std::make_unique<StoreServer>(address, job.world_size, start.group);
 }
 
 ProcessCoordinator::ProcessCoordinator(const JobEnvironment& job, const GroupOptions& options,
@@ -70,8 +66,7 @@ ProcessCoordinator::ProcessCoordinator(const JobEnvironment& job, const GroupOpt
       server_(serve(address_, job, start_)),
       client_(std::make_shared<StoreClient>(address_, job.rank, start_)),
       control_(control_options(std::move(on_failure), std::move(check))) {
-  publish();
-  const std::uint64_t number = client_->join(job.world_size, options.rendezvous_timeout);
+  const std::uint64_t number = client_->join(job.world_size, options.rendezvous_timeout, contact());
   control_.start(number, parent());
 }
 
@@ -86,19 +81,18 @@ Control::Options ProcessCoordinator::control_options(OnFailure on_failure,
       std::move(broken), std::move(check)};
 }
 
-/// Where children find this rank, before anybody can have joined: "port address", without an
-/// address on the machine that all know as MASTER_ADDR.
-void ProcessCoordinator::publish() {
-  if (control_.port() == 0) return;
-  client_->set(control_key(job_.rank),
-               core::str(control_.port(), " ", address_towards(job_.master_addr)),
-               options_.rendezvous_timeout);
+/// Where children find this rank: "port address", without an address on the machine that all know
+/// as MASTER_ADDR.
+std::string ProcessCoordinator::contact() const {
+  if (control_.port() == 0) return "";
+  return core::str(control_.port(), " ", address_towards(job_.master_addr));
 }
 
 StoreAddress ProcessCoordinator::parent() const {
   const int rank = ControlNode::parent_of(job_.rank);
   if (rank < 0) return {};
-  const std::string text = client_->get(control_key(rank), options_.rendezvous_timeout);
+  const std::string text =
+      client_->get(StoreClient::contact_key(rank), options_.rendezvous_timeout);
   const std::size_t space = text.find(' ');
   const std::string host = text.substr(space + 1);
   return {host.empty() ? job_.master_addr : host, std::atoi(text.c_str()), job_.token};

@@ -36,11 +36,10 @@ struct StoreAddress {
 };
 std::string to_string(const StoreAddress& address);  // "host:port"
 
-/// Which group of which start of the job a store is for: one that follows another at the same
-/// address is not taken for it.
+/// Of which group a process is: one that follows another at the same address is not taken for it.
 struct JobStart {
-  std::string restart = "0";  // CAIRN_RESTART_COUNT
-  std::uint64_t group = 1;    // among those that each process makes, one after the other
+  std::uint64_t group = 1;  // among those that each process makes, one after the other
+  std::string run;  // CAIRN_RUN_ID: which start of a launcher the process is of; empty: none
 };
 
 /// A file descriptor that wakes a poll. Closed with the object.
@@ -71,10 +70,12 @@ class Store {
 
 class StoreServer {
  public:
-  /// Listens from here on. Ranks of another start and of groups that have ended are refused, those
-  /// of later groups are told to wait. Throws CommunicationError: a port in use; InvalidArgument:
-  /// no token, and an address that is not this host's.
-  StoreServer(const StoreAddress& address, int world_size, const JobStart& start = {});
+  /// Listens from here on. Ranks of groups that have ended are refused, those of later groups are
+  /// told to wait. A rank that its launcher has started again takes the place of the one before,
+  /// or waits where the group has already begun: that one breaks, and another follows here. Throws
+  /// CommunicationError: a port in use; InvalidArgument: no token, and an address that is not this
+  /// host's.
+  StoreServer(const StoreAddress& address, int world_size, std::uint64_t group = 1);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -110,15 +111,18 @@ class StoreConnection {
 /// cancel().
 class StoreClient : public Store {
  public:
-  StoreClient(const StoreAddress& address, int rank, JobStart start = {});
+  /// What the server can answer at once is waited for this long.
+  static constexpr auto kAnswerTime = Milliseconds(10'000);
+  StoreClient(const StoreAddress& address, int rank, JobStart start = {},
+              Milliseconds answer_time = kAnswerTime);
   ~StoreClient() override;
 
-  /// Returns the job's number when all ranks have joined. Throws CommunicationError naming the
-  /// missing ranks.
-  std::uint64_t join(int world_size, Milliseconds timeout);
+  /// Returns the job's number when all ranks have joined; the store may still have to come. Who
+  /// joins leaves its contact for the others, under contact_key(). Throws CommunicationError naming
+  /// the missing ranks.
+  std::uint64_t join(int world_size, Milliseconds timeout, std::string_view contact = {});
+  static std::string contact_key(int rank) { return "contact/" + std::to_string(rank); }
   void set(const std::string& key, std::string_view value) override;
-  /// The same where the store may still have to come.
-  void set(const std::string& key, std::string_view value, Milliseconds timeout);
   std::string get(const std::string& key, Milliseconds timeout) override;
   std::int64_t add(const std::string& key, std::int64_t number);
 
@@ -135,6 +139,7 @@ class StoreClient : public Store {
   StoreAddress address_;
   int rank_;
   JobStart start_;
+  Milliseconds answer_time_;
   std::atomic<std::uint64_t> next_id_ = 1;
   std::mutex adding_;  // the server knows each rank's last sum alone
   std::mutex mutex_;   // idle_

@@ -16,7 +16,6 @@ using wire::Packer;
 using wire::Reply;
 using wire::Request;
 
-constexpr auto kAnswerTime = Milliseconds(10'000);  // for what the server can answer at once
 constexpr auto kMargin = Milliseconds(2000);        // beyond a timeout that the server keeps
 constexpr auto kRepeatAfter = Milliseconds(1000);   // before a request is repeated
 constexpr auto kAskAgainAfter = Milliseconds(100);  // where the store is still to come
@@ -86,8 +85,9 @@ class StoreClient::Turn {
   std::unique_ptr<StoreConnection> connection_;
 };
 
-StoreClient::StoreClient(const StoreAddress& address, int rank, JobStart start)
-    : address_(address), rank_(rank), start_(std::move(start)) {
+StoreClient::StoreClient(const StoreAddress& address, int rank, JobStart start,
+                         Milliseconds answer_time)
+    : address_(address), rank_(rank), start_(std::move(start)), answer_time_(answer_time) {
   const Turn checks_the_address(*this);
 }
 
@@ -98,7 +98,6 @@ Packer StoreClient::start(std::uint64_t id, Request request) const {
       .number(id)
       .number(static_cast<std::uint64_t>(rank_))
       .number(static_cast<std::uint64_t>(request))
-      .text(start_.restart)
       .number(start_.group);
 }
 
@@ -153,22 +152,20 @@ std::string StoreClient::request(std::string_view what, std::uint64_t id,
       " s (is rank 0 running there? has it the same CAIRN_JOB_TOKEN?)");
 }
 
-std::uint64_t StoreClient::join(int world_size, Milliseconds timeout) {
+std::uint64_t StoreClient::join(int world_size, Milliseconds timeout, std::string_view contact) {
   const std::uint64_t id = next_id_++;
   const Packer message = start(id, Request::join)
                              .number(static_cast<std::uint64_t>(world_size))
+                             .text(start_.run)
                              .text(this_process())
+                             .text(contact)
                              .number(whole_ms(timeout));
   return std::stoull(request("rendezvous", id, message.bytes(), timeout + kMargin));
 }
 
 void StoreClient::set(const std::string& key, std::string_view value) {
-  set(key, value, kAnswerTime);
-}
-
-void StoreClient::set(const std::string& key, std::string_view value, Milliseconds timeout) {
   const std::uint64_t id = next_id_++;
-  request("store", id, start(id, Request::set).text(key).text(value).bytes(), timeout);
+  request("store", id, start(id, Request::set).text(key).text(value).bytes(), answer_time_);
 }
 
 std::string StoreClient::get(const std::string& key, Milliseconds timeout) {
@@ -182,7 +179,7 @@ std::int64_t StoreClient::add(const std::string& key, std::int64_t number) {
   const std::uint64_t id = next_id_++;
   const Packer message =
       start(id, Request::add).text(key).number(static_cast<std::uint64_t>(number));
-  return std::stoll(request("store", id, message.bytes(), kAnswerTime));
+  return std::stoll(request("store", id, message.bytes(), answer_time_));
 }
 
 }  // namespace cairn::parallel

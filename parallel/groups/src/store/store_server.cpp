@@ -3,6 +3,7 @@
 #include <charconv>
 #include <map>
 #include <random>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -35,18 +36,15 @@ std::uint64_t random_number() {
 
 class StoreServer::Loop {
  public:
-  Loop(zmq::socket_t socket, int world_size, JobStart start, int stop)
-      : socket_(std::move(socket)),
-        world_size_(world_size),
-        start_(std::move(start)),
-        stop_(stop) {}
+  Loop(zmq::socket_t socket, int world_size, std::uint64_t group, int stop)
+      : socket_(std::move(socket)), world_size_(world_size), group_(group), stop_(stop) {}
 
   void run();
 
  private:
   struct Joined {
     Asker asker;
-    std::string host;
+    std::string run, host;
     Clock::time_point deadline;
   };
   struct Waiting {
@@ -61,8 +59,11 @@ class StoreServer::Loop {
 
   void receive_all();
   void handle(const std::string& identity, std::string_view message);
-  /// False: it is another group's, or another start's, and was told so.
-  bool is_of_this_group(const Asker& asker, int rank, const JobStart& start);
+  /// False: it is another group's, and was told so.
+  bool is_of_this_group(const Asker& asker, int rank, std::uint64_t group);
+  bool all_joined() const { return static_cast<int>(joined_.size()) == world_size_; }
+  /// Whether the rank may stand where another process does; if not, it was told so.
+  bool may_replace(const Joined& before, int rank, const Joined& own);
   void on_join(const Asker& asker, int rank, wire::Unpacker& body);
   void on_set(const Asker& asker, wire::Unpacker& body);
   void on_get(const Asker& asker, wire::Unpacker& body);
@@ -77,10 +78,11 @@ class StoreServer::Loop {
 
   zmq::socket_t socket_;
   int world_size_;
-  JobStart start_;
+  std::uint64_t group_;
   int stop_;
   std::uint64_t job_ = random_number();
   std::map<int, Joined> joined_;
+  std::set<std::pair<int, std::string>> replaced_;  // ranks, and the runs of which they were
   std::string refusal_;  // of every join, once one rank had waited too long
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<int, Added> added_;  // each rank's last one
@@ -114,13 +116,12 @@ void StoreServer::Loop::handle(const std::string& identity, std::string_view mes
   const Asker asker{identity, body.number()};
   const auto rank = static_cast<int>(body.number());
   const auto request = static_cast<Request>(body.number());
-  JobStart start{body.text()};
-  start.group = body.number();
+  const std::uint64_t group = body.number();
   if (rank < 0 || rank >= world_size_) {
     return answer(asker, Reply::refused,
                   core::str("rank ", rank, " is not below rank 0's WORLD_SIZE, ", world_size_));
   }
-  if (!is_of_this_group(asker, rank, start)) return;
+  if (!is_of_this_group(asker, rank, group)) return;
   switch (request) {
     case Request::join:
       return on_join(asker, rank, body);
@@ -133,43 +134,54 @@ void StoreServer::Loop::handle(const std::string& identity, std::string_view mes
   }
 }
 
-bool StoreServer::Loop::is_of_this_group(const Asker& asker, int rank, const JobStart& start) {
-  if (start.restart != start_.restart) {
-    answer(asker, Reply::refused,
-           core::str("rank ", rank, " belongs to start '", start.restart,
-                     "' of the job, rank 0 to start '", start_.restart,
-                     "': is it left over from before a restart?"));
-    return false;
-  }
-  if (start.group == start_.group) return true;
-  const bool comes = start.group > start_.group;
+bool StoreServer::Loop::is_of_this_group(const Asker& asker, int rank, std::uint64_t group) {
+  if (group == group_) return true;
+  const bool comes = group > group_;
   answer(asker, comes ? Reply::not_yet : Reply::refused,
-         core::str("rank ", rank, " makes group ", start.group, " of its process, rank 0 ",
-                   comes ? "is still in group " : "has come to group ", start_.group,
+         core::str("rank ", rank, " makes group ", group, " of its process, rank 0 ",
+                   comes ? "is still in group " : "has come to group ", group_,
                    " (every process makes the same groups, one after the other)"));
   return false;
 }
 
 void StoreServer::Loop::on_join(const Asker& asker, int rank, wire::Unpacker& body) {
   const auto world_size = static_cast<int>(body.number());
-  const std::string host = body.text();
-  const Milliseconds timeout(body.number());
+  Joined own{asker, body.text(), "", {}};
+  own.host = body.text();
+  const std::string contact = body.text();
+  own.deadline = Clock::now() + Milliseconds(body.number());
   if (world_size != world_size_) {
     return answer(asker, Reply::refused,
                   core::str("rank ", rank, " has WORLD_SIZE=", world_size,
                             ", rank 0 has WORLD_SIZE=", world_size_));
   }
-  const auto [it, is_new] = joined_.try_emplace(rank, Joined{asker, host, Clock::now() + timeout});
-  if (!is_new && it->second.host != host) {
-    return answer(
-        asker, Reply::refused,
-        core::str("two processes have RANK=", rank, ": ", it->second.host, " and ", host));
+  const auto [it, is_new] = joined_.try_emplace(rank, own);
+  Joined& joined = it->second;
+  if (joined.host != own.host || joined.run != own.run) {
+    if (!may_replace(joined, rank, own)) return;
+    replaced_.emplace(rank, joined.run);
+    joined = own;
   }
-  it->second.asker = asker;  // it may ask again, over a new connection
+  joined.asker = asker;  // it may ask again, over a new connection
   if (!refusal_.empty()) return answer(asker, Reply::refused, refusal_);
-  if (static_cast<int>(joined_.size()) == world_size_) {
-    answer_joined(Reply::ok, std::to_string(job_));
+  store(StoreClient::contact_key(rank), contact);
+  if (all_joined()) answer_joined(Reply::ok, std::to_string(job_));
+}
+
+/// Each start of a launcher counts for itself, so only the order in which they come tells which is
+/// the later one.
+bool StoreServer::Loop::may_replace(const Joined& before, int rank, const Joined& own) {
+  if (own.run.empty() || own.run == before.run || replaced_.contains({rank, own.run})) {
+    answer(own.asker, Reply::refused,
+           core::str("two processes have RANK=", rank, ": ", before.host, " and ", own.host));
+    return false;
   }
+  if (!all_joined()) return true;
+  answer(own.asker, Reply::not_yet,
+         core::str("rank ", rank, " (", own.host, ") was started again, but the group to which ",
+                   before.host, " belonged has not ended (rank 0's cairn-run starts it again, ",
+                   "with --max-restarts)"));
+  return false;
 }
 
 void StoreServer::Loop::answer_joined(Reply reply, const std::string& text) {
@@ -230,7 +242,7 @@ std::string StoreServer::Loop::missing_joins() const {
 }
 
 void StoreServer::Loop::check_joins() {
-  if (!refusal_.empty() || static_cast<int>(joined_.size()) == world_size_) return;
+  if (!refusal_.empty() || all_joined()) return;
   const auto now = Clock::now();
   const bool late = std::any_of(joined_.begin(), joined_.end(),
                                 [&](const auto& joined) { return now >= joined.second.deadline; });
@@ -254,13 +266,13 @@ void StoreServer::Loop::answer(const Asker& asker, Reply reply, std::string_view
           Packer().number(asker.id).number(static_cast<std::uint64_t>(reply)).text(text).bytes());
 }
 
-StoreServer::StoreServer(const StoreAddress& address, int world_size, const JobStart& start)
+StoreServer::StoreServer(const StoreAddress& address, int world_size, std::uint64_t group)
     : context_(std::make_unique<zmq::context_t>(1)) {
   zmq::socket_t socket(*context_, zmq::socket_type::router);
   secure_server(socket, address.token);
   prepare(socket);
   port_ = listen(socket, address);
-  loop_ = std::make_unique<Loop>(std::move(socket), world_size, start, stop_.fd());
+  loop_ = std::make_unique<Loop>(std::move(socket), world_size, group, stop_.fd());
   const BlockedSignals blocked;
   thread_ = std::thread([this] { loop_->run(); });
 }

@@ -1,8 +1,7 @@
 // The store's messages: numbers and texts packed one after another, little-endian, in one ZeroMQ
 // frame.
 //
-// Request: id u64, rank, Request, restart, group (JobStart), then what the request needs. Reply:
-// id, Reply, text.
+// Request: id u64, rank, Request, group, then what the request needs. Reply: id, Reply, text.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +11,7 @@
 namespace cairn::parallel::wire {
 
 enum class Request : std::uint64_t {
-  join,  // world_size, host, timeout ms -> ok: the job's number, when all have joined
+  join,  // world_size, run, host, contact, timeout ms -> ok: the job's number, when all joined
   set,   // key, value                                -> ok
   get,   // key, timeout ms                           -> ok: the value, once there is one
   add,   // key, number                               -> ok: the sum as text
