@@ -2,6 +2,8 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -286,6 +288,52 @@ TEST_F(BackgroundSave, TheEndWaitsForIt) {
   SmallState small;
   { TrainingState({{"small", small}}).save_async(dir_.string(), 7); }
   EXPECT_THAT(find_damage(dir_ / "step-00000007"), IsEmpty());
+}
+
+/// How many files of the folder are locked.
+int locked_in(const TemporaryFolder& folder) {
+  int locked = 0;
+  for (const auto& entry : fs::directory_iterator(folder.string())) {
+    const int file = open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    locked += flock(file, LOCK_SH | LOCK_NB) != 0 ? 1 : 0;
+    close(file);
+  }
+  return locked;
+}
+
+/// Looks, while it is saved, at the folder of cairn-run's.
+struct Looks : core::Stateful {
+  explicit Looks(const TemporaryFolder& marks) : folder(&marks) {}
+  StateDict state_dict() const override {
+    locked.push_back(locked_in(*folder));
+    return {};
+  }
+  void load_state_dict(const StateDict& /*state*/) override {}
+  const TemporaryFolder* folder;
+  mutable std::vector<int> locked;
+};
+
+// cairn-run kills nobody meanwhile.
+TEST_F(BackgroundSave, TheLauncherIsToldUntilItIsWhole) {
+  const TemporaryFolder marks;
+  setenv("CAIRN_SAVING_FOLDER", marks.string().c_str(), 1);
+  SmallState small;
+  Looks looks(marks);
+  TrainingState state({{"small", small}, {"looks", looks}});
+  state.save(dir_.string(), 1);
+  EXPECT_THAT(looks.locked, ::testing::Each(1));
+  EXPECT_TRUE(fs::is_empty(marks.string()));
+  gate_.close_gate();
+  state.save_async(dir_.string(), 2);
+  while (gate_.waiting == 0) std::this_thread::yield();
+  EXPECT_EQ(locked_in(marks), 1);
+  gate_.open_gate();
+  for (int i = 0; i < 1000 && !fs::is_empty(marks.string()); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(fs::is_empty(marks.string()));
+  state.finish();
+  unsetenv("CAIRN_SAVING_FOLDER");
 }
 
 TEST_F(BackgroundSave, SaveEveryWritesSoWhereAsked) {

@@ -137,6 +137,7 @@ std::vector<std::string> environment_of(const LaunchedJob& job, int local_rank) 
   set("CAIRN_JOB_TOKEN", job.token);
   set("CAIRN_RUN_ID", job.id + incarnation);
   set("CAIRN_RESTART_COUNT", std::to_string(job.restarts));
+  if (!job.saving_folder.empty()) set("CAIRN_SAVING_FOLDER", job.saving_folder);
   return environment;
 }
 

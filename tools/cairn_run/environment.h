@@ -14,6 +14,7 @@ struct LaunchedJob {
   int port = 0;
   std::string token;  // secret that lets a process into the job's store
   std::string id;     // CAIRN_RUN_ID begins with it: marks the processes, so that none outlives it
+  std::string saving_folder;  // where ranks that save leave a mark; empty: nowhere
   int restarts = 0;
   int threads = 1;  // OMP_NUM_THREADS where the environment does not set it
 };

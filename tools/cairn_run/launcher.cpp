@@ -21,6 +21,7 @@
 
 #include "output.h"
 #include "process.h"
+#include "saving_folder.h"
 
 namespace cairn::run {
 namespace {
@@ -89,7 +90,8 @@ int watch_signals() {
   signal(SIGCHLD, SIG_DFL);  // ignored children would leave no exit status
   sigset_t set;
   sigemptyset(&set);
-  for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM}) {
+  for (const int number :
+       {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGTSTP}) {
     if (!is_ignored(number)) sigaddset(&set, number);
   }
   const int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -102,9 +104,10 @@ class Launcher {
  public:
   explicit Launcher(LaunchedJob job)
       : job_(std::move(job)),
-        family_("CAIRN_RUN_ID=" + job_.id),
+        family_("CAIRN_RUN_ID=" + job_.id, saving_.path()),
         log_(open_screen_log(job_.options)),
         out_(STDOUT_FILENO, room_, log_) {
+    job_.saving_folder = saving_.path();
     if (!share_a_file()) own_err_.emplace(STDERR_FILENO, room_, log_);
   }
   ~Launcher();
@@ -117,6 +120,7 @@ class Launcher {
   void say(const std::string& text);
   void note_lost(const std::string& where, int reason);
   void pass_on(int signal_number);
+  void stop();
   std::string log_path(int rank) const;
   int open_log(int rank) const;
   void start(int local_rank);
@@ -132,6 +136,8 @@ class Launcher {
   void begin_ending(int status);
   void signal_all(int signal_number) const;
   std::vector<Process> members() const;
+  bool is_grace_over();
+  void kill_all();
   bool proceed();
   bool may_restart() const;
   void restart();
@@ -142,7 +148,8 @@ class Launcher {
   LaunchedJob job_;
   int signals_ = watch_signals();
   int room_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // a screen has room again, or is empty
-  Family family_;                                      // before the screens' threads: it forks
+  SavingFolder saving_;
+  Family family_;  // before the screens' threads: it forks
   int log_;
   Screen out_;
   std::optional<Screen> own_err_;
@@ -152,7 +159,8 @@ class Launcher {
   bool interrupted_ = false;  // asked to end by a signal
   int saved_ = 0;             // ranks that ended with kSavedOnSignal
   std::optional<Clock::time_point> ending_since_;
-  bool killing_ = false;
+  Clock::time_point saving_at_;  // a rank was seen to save
+  std::optional<Clock::time_point> killing_since_;
 };
 
 Launcher::~Launcher() {
@@ -261,10 +269,13 @@ void Launcher::take_signals() {
       pass_on(number);
       continue;
     }
+    if (number == SIGTSTP) {
+      stop();
+      continue;
+    }
     interrupted_ = true;
     if (ending_since_) {
-      killing_ = true;  // asked twice: at once
-      signal_all(SIGKILL);
+      kill_all();  // asked twice: at once
       continue;
     }
     say(std::string(strsignal(number)) + ": ending " + std::to_string(running()) + " processes\n");
@@ -279,6 +290,13 @@ void Launcher::pass_on(int signal_number) {
   for (const Rank& rank : ranks_) {
     if (rank.running) kill(rank.child.pid, signal_number);
   }
+}
+
+/// A shell's Ctrl-Z: this process's group alone gets it. Returns when the shell lets it go on.
+void Launcher::stop() {
+  signal_all(SIGSTOP);
+  kill(getpid(), SIGSTOP);
+  signal_all(SIGCONT);
 }
 
 void Launcher::reap() {
@@ -354,13 +372,23 @@ void Launcher::signal_all(int signal_number) const {
 bool Launcher::proceed() {
   if (!ending_since_) return true;
   if (running() == 0 && members().empty()) return false;
-  const auto ending_for = Clock::now() - *ending_since_;
-  const auto grace = std::chrono::duration<double>(job_.options.grace_period);
-  if (killing_ || ending_for >= grace) {
-    killing_ = true;
-    signal_all(SIGKILL);
-  }
-  return ending_for < grace + kLastWait;
+  if (killing_since_ || is_grace_over()) kill_all();
+  return !killing_since_ || Clock::now() < *killing_since_ + kLastWait;
+}
+
+/// The time in which a rank saves does not count, up to a limit.
+bool Launcher::is_grace_over() {
+  const auto now = Clock::now();
+  const auto seconds = [](double s) { return std::chrono::duration<double>(s); };
+  const auto grace = seconds(job_.options.grace_period);
+  if (saving_.in_use()) saving_at_ = now;
+  return now >= std::max(*ending_since_, saving_at_) + grace ||
+         now >= *ending_since_ + grace + seconds(job_.options.save_grace);
+}
+
+void Launcher::kill_all() {
+  if (!killing_since_) killing_since_ = Clock::now();
+  signal_all(SIGKILL);
 }
 
 int Launcher::running() const {
@@ -404,7 +432,7 @@ void Launcher::restart() {
   ranks_.clear();
   status_ = saved_ = 0;
   ending_since_.reset();
-  killing_ = false;
+  killing_since_.reset();
   say("restart " + std::to_string(job_.restarts) + " of " +
       std::to_string(job_.options.max_restarts) + "\n");
 }

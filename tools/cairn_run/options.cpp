@@ -163,6 +163,11 @@ Options parse_options(int argc, char** argv) {
   app.add_option("--grace-period", options.grace_period,
                  "Seconds that processes get to end by themselves before SIGKILL (default 5)")
       ->check(CLI::Range(0.0, 3600.0));
+  app.add_option(
+         "--save-grace", options.save_grace,
+         "Seconds that this waits longer, at most, while a process saves its training state "
+         "(default 600)")
+      ->check(CLI::Range(0.0, 86400.0));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -18,6 +18,7 @@ struct Options {
   std::string log_dir;        // empty: no log files
   bool tee = false;           // with a log file of what the screen gets
   double grace_period = 5.0;  // seconds between SIGTERM and SIGKILL
+  double save_grace = 600.0;  // more of them, at most, while a rank saves
   std::vector<std::pair<std::string, std::string>> variables;  // of the processes' environment
   std::vector<std::string> command;
   std::string help;  // set when help was asked for: print it and do nothing

@@ -149,7 +149,7 @@ int kill_marked(const std::string& marker) {
   return killed;
 }
 
-[[noreturn]] void guard(int lifeline, const std::string& marker) {
+[[noreturn]] void guard(int lifeline, const std::string& marker, const std::string& folder) {
   setsid();
   for (int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(signal_number, SIG_IGN);
   const int null = open("/dev/null", O_RDWR);
@@ -158,6 +158,8 @@ int kill_marked(const std::string& marker) {
   while (read(lifeline, &byte, 1) < 0 && errno == EINTR) {
   }
   for (int round = 0; round < 20 && kill_marked(marker) > 0; ++round) usleep(50'000);
+  std::error_code ignored;
+  if (!folder.empty()) fs::remove_all(folder, ignored);
   _exit(0);
 }
 
@@ -198,7 +200,7 @@ void adopt_orphans() {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
-Family::Family(std::string marker) : marker_(std::move(marker)) {
+Family::Family(std::string marker, const std::string& folder) : marker_(std::move(marker)) {
   for_each_process([&](pid_t pid, const fs::path& folder) {
     Stat stat;
     if (read_stat(folder, stat) && stat.parent == getpid()) inherited_.push_back(pid);
@@ -207,7 +209,7 @@ Family::Family(std::string marker) : marker_(std::move(marker)) {
   guardian_ = fork();
   if (guardian_ == 0) {
     close(lifeline.write);
-    guard(lifeline.read, marker_);
+    guard(lifeline.read, marker_, folder);
   }
   close(lifeline.read);
 }

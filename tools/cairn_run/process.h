@@ -45,8 +45,8 @@ class Family {
  public:
   /// Call before any start. `marker` is the beginning of an entry "NAME=value" that every process
   /// of the run has in its environment. Starts a guardian: a process that waits for this one to be
-  /// gone, even by SIGKILL, and then kills every process with the marker.
-  explicit Family(std::string marker);
+  /// gone, even by SIGKILL, then kills every process with the marker and removes the folder.
+  Family(std::string marker, const std::string& folder);
   ~Family();
   Family(const Family&) = delete;
   Family& operator=(const Family&) = delete;

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cairn/checkpointing/training_state.h"
 #include "checkpoint/manifest.h"
 #include "formats/flat_state.h"
+#include "io/saving_mark.h"
 
 namespace cairn::checkpointing {
 
@@ -25,6 +27,7 @@ struct SavePlan {
   TrainingStateOptions options;
   std::vector<std::string> damaged;  // paths of checkpoints that do not count as good
   bool parents_flushed = false;      // the folder's name is on the disk already
+  std::shared_ptr<const SavingMark> mark = std::make_shared<SavingMark>();  // until it is whole
 
   std::string folder() const;     // dir/step-00000500
   std::string temporary() const;  // dir/.step-00000500.tmp

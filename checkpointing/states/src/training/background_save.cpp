@@ -63,6 +63,7 @@ void BackgroundSave::run() {
   }
   contents_.reset();
   turn_.reset();
+  plan_.mark.reset();
   seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   done_ = true;
 }
