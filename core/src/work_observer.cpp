@@ -40,8 +40,12 @@ WorkObservation::~WorkObservation() {
   --observing;
 }
 
+bool WorkObservation::any() {
+  return observing.load(std::memory_order_relaxed) > 0;
+}
+
 WorkSpan::WorkSpan(ObservedWork::Kind kind, std::string_view name) : kind_(kind), name_(name) {
-  if (observing.load(std::memory_order_relaxed) > 0) begin_ = steady_now();
+  if (WorkObservation::any()) begin_ = steady_now();
 }
 
 WorkSpan::~WorkSpan() {

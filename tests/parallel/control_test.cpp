@@ -39,6 +39,38 @@ RankProgress random_standing(std::mt19937& random, int rank) {
   return {rank, place, 8, fingerprint(description, 7), description, gave_up, ""};
 }
 
+// What ranks compare is the hash, what people read the text: they differ together.
+TEST(Description, IsTheSameWhereAllOfItIs) {
+  const Shape shapes[] = {{}, {3, 4}, {4, 3}, {12}};
+  std::map<std::string, std::uint64_t> hashes;
+  std::set<std::uint64_t> different;
+  for (const char* operation : {"all_reduce", "broadcast"}) {
+    for (const char* detail : {"", "sum", "from"}) {
+      for (const int root : {-1, 0, 2}) {
+        for (const DType dtype : {DType::f32, DType::i64}) {
+          for (const Shape& shape : shapes) {
+            for (const char* name :
+                 {"", "w", "fc.weight", "fc.weight of the last layer", "fc.weighs"}) {
+              const TensorView x(nullptr, shape, dtype, Device{});
+              const Description one(operation, detail, root, x, name);
+              hashes[one.text()] = one.hash();
+              different.insert(one.hash());
+              EXPECT_EQ(Description(operation, detail, root, x, name).hash(), one.hash());
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(hashes.size(), 2U * 3 * 3 * 2 * 4 * 5);
+  EXPECT_EQ(different.size(), hashes.size());
+  EXPECT_TRUE(hashes.contains("all_reduce sum f32[3, 4] 'fc.weight'"));
+  EXPECT_TRUE(hashes.contains("broadcast from 2 i64[] 'w'"));
+  EXPECT_EQ(Description("barrier 'x'").text(), "barrier 'x'");
+  EXPECT_NE(Description("barrier 'x'").hash(), Description("barrier 'y'").hash());
+  EXPECT_NE(fingerprint("barrier", 1), fingerprint("barrier", 2));
+}
+
 TEST(CollectiveStatus, IsTheSameSumInAnyOrder) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {

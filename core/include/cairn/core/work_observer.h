@@ -33,6 +33,7 @@ class WorkObservation {
  public:
   explicit WorkObservation(WorkObserver& observer);
   ~WorkObservation();
+  static bool any();  // somebody observes
   WorkObservation(const WorkObservation&) = delete;
   WorkObservation& operator=(const WorkObservation&) = delete;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,9 +21,10 @@ using Counts = std::vector<std::int64_t>;
 /// A collective that is called.
 struct CollectiveId {
   std::uint64_t sequence = 0;
-  std::uint64_t fingerprint =
-      0;             // of its number and description: data of different ones never meets
-  std::string what;  // in errors: "collective 41, all_reduce sum f32[3] 'x'"
+  /// Of its number and description: data of different ones never meets.
+  std::uint64_t fingerprint = 0;
+  /// In errors: "collective 41, all_reduce sum f32[3] 'x'". To be called before begin() returns.
+  std::function<std::string()> what;
 };
 
 class Collectives {

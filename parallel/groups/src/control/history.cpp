@@ -5,15 +5,6 @@
 
 namespace cairn::parallel {
 
-/// FNV-1a of the description, started from the number.
-std::uint64_t fingerprint(std::string_view description, std::uint64_t sequence) {
-  std::uint64_t hash = 0xcbf29ce484222325u ^ (sequence * 0x9e3779b97f4a7c15u);
-  for (const char c : description) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  }
-  return hash;
-}
-
 namespace {
 
 MessageProgress::Place place_of(const PairMessage& message) {
@@ -22,14 +13,18 @@ MessageProgress::Place place_of(const PairMessage& message) {
 
 }  // namespace
 
-History::History(std::uint64_t group, int rank, int world_size)
-    : group_(group), rank_(rank), world_size_(world_size) {}
+History::History(std::uint64_t group, int rank, int world_size, std::string name)
+    : group_(group), rank_(rank), world_size_(world_size), name_(std::move(name)) {}
 
-void History::begin(std::uint64_t sequence, std::string description, Milliseconds timeout) {
+std::string History::description(std::uint64_t sequence) const {
+  return descriptions_[sequence % kRemembered].text() + name_;
+}
+
+void History::begin(std::uint64_t sequence, const Description& description, Milliseconds timeout) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t before = sequence == 0 ? 0 : trails_[(sequence - 1) % kTrails];
   trails_[sequence % kTrails] = parallel::fingerprint(description, before);
-  descriptions_[sequence % kRemembered] = std::move(description);
+  descriptions_[sequence % kRemembered] = description;
   started_ = sequence + 1;
   inside_ = true;
   since_ = Clock::now();
@@ -112,7 +107,7 @@ RankProgress History::standing(std::uint64_t sequence) const {
   if (sequence >= started_) {
     if (left_) standing.place = RankProgress::Place::left;
     if (standing.gave_up) standing.why = why_;
-    if (started_ > 0) standing.description = descriptions_[(started_ - 1) % kRemembered];
+    if (started_ > 0) standing.description = description(started_ - 1);
     return standing;
   }
   const bool on_device = pending && pending->sequence && sequence >= *pending->sequence;
@@ -122,7 +117,7 @@ RankProgress History::standing(std::uint64_t sequence) const {
     standing.place = RankProgress::Place::absent;  // its device is
   const std::uint64_t ago = started_ - sequence;
   if (ago <= kTrails) standing.fingerprint = trails_[sequence % kTrails];
-  if (ago <= kRemembered) standing.description = descriptions_[sequence % kRemembered];
+  if (ago <= kRemembered) standing.description = description(sequence);
   return standing;
 }
 
@@ -145,7 +140,7 @@ MessageProgress History::on_host(Clock::time_point now) const {
   if (left_ || !inside_) return meeting;
   meeting.place = MessageProgress::Place::collective;
   meeting.number = started_ - 1;
-  meeting.what = descriptions_[meeting.number % kRemembered];
+  meeting.what = description(meeting.number);
   return meeting;
 }
 
@@ -170,7 +165,7 @@ void History::see_device(MessageProgress& meeting, const Pending& pending,
     meeting.place = MessageProgress::Place::collective;
     meeting.number = *pending.sequence;
     meeting.started = meeting.number + 1;
-    meeting.what = descriptions_[meeting.number % kRemembered];
+    meeting.what = description(meeting.number);
   }
 }
 

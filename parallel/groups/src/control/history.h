@@ -12,11 +12,9 @@
 #include <vector>
 
 #include "clock.h"
+#include "control/description.h"
 
 namespace cairn::parallel {
-
-/// Of a collective's number and description: data of different ones never meets.
-std::uint64_t fingerprint(std::string_view description, std::uint64_t sequence);
 
 /// A collective, or a message between two ranks, that has not ended on some rank.
 struct Stuck {
@@ -97,10 +95,11 @@ struct Left {
 /// one after the other.
 class History {
  public:
-  History(std::uint64_t group, int rank, int world_size);
+  /// `name` follows each collective's description: " in the group of ranks 1, 3".
+  History(std::uint64_t group, int rank, int world_size, std::string name = {});
   std::uint64_t group() const { return group_; }
 
-  void begin(std::uint64_t sequence, std::string description, Milliseconds timeout);
+  void begin(std::uint64_t sequence, const Description& description, Milliseconds timeout);
   /// A message between this rank and the job's rank `peer`.
   PairMessage begin_pair(int peer, bool sends, std::string description, Milliseconds timeout);
   /// Data of this group moves without a fingerprint.
@@ -123,7 +122,8 @@ class History {
 
  private:
   std::optional<Pending> pending() const;
-  MessageProgress on_host(Clock::time_point now) const;  // needs mutex_
+  std::string description(std::uint64_t sequence) const;  // needs mutex_
+  MessageProgress on_host(Clock::time_point now) const;   // needs mutex_
   void see_device(MessageProgress& meeting, const Pending& pending,
                   Clock::time_point now) const;  // too
 
@@ -132,9 +132,10 @@ class History {
   const std::uint64_t group_;
   const int rank_;
   const int world_size_;
+  const std::string name_;
   mutable std::mutex mutex_;
   // Of collective s at s % size. A trail is the fingerprint of it and of all before it.
-  std::array<std::string, kRemembered> descriptions_;
+  std::array<Description, kRemembered> descriptions_;
   std::array<std::uint64_t, kTrails> trails_{};
   std::uint64_t started_ = 0;
   std::optional<std::uint64_t> gave_up_;  // after so many

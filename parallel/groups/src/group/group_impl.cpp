@@ -74,6 +74,7 @@ void GroupFailure::set(const std::string& reason) {
     const std::lock_guard lock(mutex_);
     if (!reason_.empty()) return;
     reason_ = reason;
+    set_ = true;
     backends = alive();
   }
   changed_.notify_all();
@@ -98,10 +99,6 @@ std::string GroupFailure::check_devices() const {
     if (std::string trouble = backend->check(); !trouble.empty()) return trouble;
   }
   return "";
-}
-
-bool GroupFailure::is_set() const {
-  return !reason().empty();
 }
 
 std::string GroupFailure::reason() const {
@@ -149,7 +146,8 @@ ProcessGroup::Impl::Impl(std::shared_ptr<JobConnection> job, Members members, in
       local_world_size_(local_world_size),
       failure_(job_->failure) {
   if (world_size() == 1) return;
-  history_ = std::make_shared<History>(members_.id, members_.job_rank(), world_size());
+  history_ =
+      std::make_shared<History>(members_.id, members_.job_rank(), world_size(), members_.name);
   job_->coordinator->add(history_);
 }
 
@@ -240,10 +238,15 @@ std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key
 }
 
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation,
-                                                           const std::string& what,
+                                                           const Description& what,
                                                            std::optional<Pair> pair) {
   const std::lock_guard lock(mutex_);
-  return {operation, what + members_.name, next_turn_++, pair ? 0 : next_++, pair};
+  return {operation, what, next_turn_++, pair ? 0 : next_++, pair};
+}
+
+std::string ProcessGroup::Impl::numbered(const Ticket& ticket) const {
+  return ticket.pair ? text_of(ticket)
+                     : core::str("collective ", ticket.sequence, ", ", text_of(ticket));
 }
 
 void ProcessGroup::Impl::wait_for_turn(const Ticket& ticket) {
@@ -251,8 +254,7 @@ void ProcessGroup::Impl::wait_for_turn(const Ticket& ticket) {
   const auto come = [&] { return turn_ == ticket.turn || failure_->is_set(); };
   // What comes first may wait for other ranks (bounded by its timeout) or sit in a stream that is
   // busy.
-  while (!turn_changed_.wait_for(lock, milliseconds(200), come)) {
-  }
+  while (!come()) turn_changed_.wait_for(lock, milliseconds(200));
 }
 
 void ProcessGroup::Impl::pass_turn() {
@@ -263,7 +265,7 @@ void ProcessGroup::Impl::pass_turn() {
   turn_changed_.notify_all();
 }
 
-bool ProcessGroup::Impl::is_new(Known& known, const std::string& what) {
+bool ProcessGroup::Impl::is_new(Known& known, std::uint64_t what) {
   if (known.size() >= kMostKnown) known.clear();
   return known.insert(what).second;
 }
@@ -297,11 +299,11 @@ std::string ProcessGroup::Impl::reason_of(const std::string& message) {
 
 void ProcessGroup::Impl::explain(const Ticket& ticket, const std::string& message) {
   core::fail<CommunicationError>(ticket.operation, reason_of(message), "; rank ",
-                                 members_.job_rank(), " was in ", ticket.name());
+                                 members_.job_rank(), " was in ", numbered(ticket));
 }
 
-void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout,
-                                 const std::function<void()>& work) {
+template <class Calls>
+void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout, Calls&& calls) {
   wait_for_turn(ticket);
   struct Turn {
     Impl& impl;
@@ -311,11 +313,12 @@ void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout,
     }
   };
   const Turn turn{*this};
-  const core::WorkSpan span(core::ObservedWork::Kind::collective, ticket.what);
+  const std::string observed = core::WorkObservation::any() ? text_of(ticket) : std::string();
+  const core::WorkSpan span(core::ObservedWork::Kind::collective, observed);
   try {
     if (failure_->is_set()) core::fail<CommunicationError>(ticket.operation, failure_->reason());
     if (!ticket.pair) history_->begin(ticket.sequence, ticket.what, timeout);
-    work();
+    calls();
   } catch (const GroupBroken& error) {  // the reason is known
     abort(error.reason());
     explain(ticket, error.what());
@@ -327,7 +330,7 @@ void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout,
     const bool begun =
         !ticket.pair || dynamic_cast<const core::InvalidArgument*>(&error) == nullptr;
     if (begun) {
-      abort(core::str("rank ", members_.job_rank(), " failed in ", ticket.name(), ": ",
+      abort(core::str("rank ", members_.job_rank(), " failed in ", numbered(ticket), ": ",
                       error.what()));
     }
     throw;
@@ -337,7 +340,7 @@ void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout,
 Collectives& ProcessGroup::Impl::begin(const Ticket& ticket, Device device) {
   Collectives& backend = this->backend(device);
   backend.begin({ticket.sequence, fingerprint(ticket.what, ticket.sequence) ^ members_.id,
-                 core::str("collective ", ticket.sequence, ", ", ticket.what)});
+                 [&] { return numbered(ticket); }});
   return backend;
 }
 
@@ -349,18 +352,18 @@ void ProcessGroup::Impl::meet(const Ticket& ticket) {
               "expected an earlier collective of all ranks on this kind of tensor, which connects "
               "them, got none (call barrier() or broadcast())");
   const int peer = members_.ranks[static_cast<std::size_t>(pair.peer)];
-  const PairMessage message =
-      history_->begin_pair(peer, pair.sends, ticket.what, options().timeout);
+  const std::string what = text_of(ticket);
+  const PairMessage message = history_->begin_pair(peer, pair.sends, what, options().timeout);
   if (pair.x.device.is_cuda()) agree_with_peer(pair);
-  backend->begin_message(message, ticket.what);
+  backend->begin_message(message, what);
   pair.sends ? backend->send(pair.x, pair.peer, pair.tag)
              : backend->receive(pair.x, pair.peer, pair.tag);
 }
 
 /// What agree() is for collectives.
 void ProcessGroup::Impl::agree_with_peer(const Pair& pair) {
-  const std::string what = core::str(pair.x.dtype, ' ', pair.x.numel(), ' ', pair.tag);
-  if (!is_new(known_to_peers_[{pair.peer, pair.sends}], what)) return;
+  const Description what(core::str(pair.x.dtype, ' ', pair.x.numel(), ' ', pair.tag));
+  if (!is_new(known_to_peers_[{pair.peer, pair.sends}], what.hash())) return;
   pair.sends ? cpu_->send_header(pair.x, pair.peer, pair.tag)
              : cpu_->receive_header(pair.x, pair.peer, pair.tag);
 }
@@ -368,8 +371,19 @@ void ProcessGroup::Impl::agree_with_peer(const Pair& pair) {
 /// Data of collectives that differ must never meet. The CPU's messages carry a fingerprint; what a
 /// GPU's library moves does not, so ranks that call something for the first time compare it before.
 void ProcessGroup::Impl::agree(const Ticket& ticket) {
-  if (!is_new(known_, ticket.what)) return;
+  if (!is_new(known_, ticket.what.hash())) return;
   gather_texts(begin(ticket, Device{}), "", static_cast<std::size_t>(world_size()));
+}
+
+void ProcessGroup::Impl::perform(const Ticket& ticket, Device device, const QueuedCalls& work) {
+  execute(ticket, options().timeout, [&] {
+    if (ticket.pair) return meet(ticket);
+    if (device.is_cuda()) {
+      history_->mark_untagged();
+      agree(ticket);
+    }
+    work(begin(ticket, device));
+  });
 }
 
 /// Waits in a stream for its turn. Where the stream drops it unrun (an earlier error of its), later
@@ -380,21 +394,14 @@ class ProcessGroup::Impl::Queued {
       : impl_(std::move(impl)), ticket_(std::move(ticket)) {}
   ~Queued() {
     if (!ran_)
-      impl_->abort(core::str("rank ", impl_->members_.job_rank(), " skipped ", ticket_.what,
-                             " after an error in its stream"));
+      impl_->abort(core::str("rank ", impl_->members_.job_rank(), " skipped ",
+                             impl_->text_of(ticket_), " after an error in its stream"));
   }
   Queued(const Queued&) = delete;
   Queued& operator=(const Queued&) = delete;
   void run(Device device, const QueuedCalls& work) {
     ran_ = true;
-    impl_->execute(ticket_, impl_->options().timeout, [&] {
-      if (ticket_.pair) return impl_->meet(ticket_);
-      if (device.is_cuda()) {
-        impl_->history_->mark_untagged();
-        impl_->agree(ticket_);
-      }
-      work(impl_->begin(ticket_, device));
-    });
+    impl_->perform(ticket_, device, work);
   }
 
  private:
@@ -403,23 +410,23 @@ class ProcessGroup::Impl::Queued {
   bool ran_ = false;
 };
 
-void ProcessGroup::Impl::run(const char* operation, const std::string& what, Device device,
+void ProcessGroup::Impl::run(const char* operation, const Description& what, Device device,
                              const QueuedCalls& work) {
   if (history_) queue(take_ticket(operation, what), device, work);
 }
 
-void ProcessGroup::Impl::run_pair(const Pair& pair, const std::string& what) {
+void ProcessGroup::Impl::run_pair(const Pair& pair, const Description& what) {
   if (history_) queue(take_ticket(pair.operation, what, pair), pair.x.device, {});
 }
 
 void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const QueuedCalls& work) {
-  const auto queued = std::make_shared<Queued>(shared_from_this(), ticket);
   const Stream stream = Stream::current(device);
-  if (device.is_cuda() || stream.is_inline()) return queued->run(device, work);
+  if (device.is_cuda() || stream.is_inline()) return perform(ticket, device, work);
+  const auto queued = std::make_shared<Queued>(shared_from_this(), ticket);
   stream.submit([queued, device, work] { queued->run(device, work); });
 }
 
-void ProcessGroup::Impl::run_now(const char* operation, const std::string& what,
+void ProcessGroup::Impl::run_now(const char* operation, const Description& what,
                                  milliseconds timeout, const QueuedCalls& work) {
   if (!history_) return;
   const Ticket ticket = take_ticket(operation, what);
@@ -427,7 +434,7 @@ void ProcessGroup::Impl::run_now(const char* operation, const std::string& what,
 }
 
 std::vector<std::string> ProcessGroup::Impl::exchange(const char* operation,
-                                                      const std::string& what,
+                                                      const Description& what,
                                                       const std::string& value,
                                                       milliseconds timeout) {
   std::vector<std::string> values{value};

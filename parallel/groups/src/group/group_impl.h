@@ -2,6 +2,7 @@
 // broke them.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -23,7 +24,7 @@ namespace cairn::parallel {
 class GroupFailure {
  public:
   void set(const std::string& reason);
-  bool is_set() const;
+  bool is_set() const { return set_; }
   std::string reason() const;  // empty: all is well
   /// The reason, waiting for one for a while.
   std::string wait(std::chrono::milliseconds timeout) const;
@@ -37,6 +38,7 @@ class GroupFailure {
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::string reason_;
+  std::atomic<bool> set_ = false;
   std::vector<std::weak_ptr<Collectives>> backends_;
 };
 
@@ -78,7 +80,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   using QueuedCalls = std::function<void(Collectives&)>;
   /// Runs a collective in the order of the device's current stream. `what` is its description for
   /// its history.
-  void run(const char* operation, const std::string& what, Device device, const QueuedCalls& work);
+  void run(const char* operation, const Description& what, Device device, const QueuedCalls& work);
   /// The same for what only this rank and another take part in: in the order of this rank's
   /// collectives, but without a number of the group.
   struct Pair {
@@ -88,12 +90,12 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
     TensorView x;
     std::uint64_t tag = 0;
   };
-  void run_pair(const Pair& pair, const std::string& what);
+  void run_pair(const Pair& pair, const Description& what);
   /// The same over the CPU's backend in the calling thread, whatever its stream: returns when done.
-  void run_now(const char* operation, const std::string& what, std::chrono::milliseconds timeout,
+  void run_now(const char* operation, const Description& what, std::chrono::milliseconds timeout,
                const QueuedCalls& work);
   /// A collective of host values: all ranks' values.
-  std::vector<std::string> exchange(const char* operation, const std::string& what,
+  std::vector<std::string> exchange(const char* operation, const Description& what,
                                     const std::string& value, std::chrono::milliseconds timeout);
   void wait();
   void check() const;
@@ -108,19 +110,19 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   /// A collective's place in the order.
   struct Ticket {
     const char* operation = "";
-    std::string what;
+    Description what;
     std::uint64_t turn = 0;
     std::uint64_t sequence = 0;
     std::optional<Pair> pair;  // has a turn, but no number
-
-    std::string name() const {
-      return pair ? what : "collective " + std::to_string(sequence) + ", " + what;
-    }
   };
-  Ticket take_ticket(const char* operation, const std::string& what, std::optional<Pair> pair = {});
+  Ticket take_ticket(const char* operation, const Description& what, std::optional<Pair> pair = {});
+  /// As errors say it: "all_reduce sum f32[3] 'x' in the group of ranks 1, 3"; with its number.
+  std::string text_of(const Ticket& ticket) const { return ticket.what.text() + members_.name; }
+  std::string numbered(const Ticket& ticket) const;
   void queue(const Ticket& ticket, Device device, const QueuedCalls& work);
-  void execute(const Ticket& ticket, std::chrono::milliseconds timeout,
-               const std::function<void()>& work);
+  void perform(const Ticket& ticket, Device device, const QueuedCalls& work);
+  template <class Calls>
+  void execute(const Ticket& ticket, std::chrono::milliseconds timeout, Calls&& calls);
   Collectives& begin(const Ticket& ticket, Device device);
   void meet(const Ticket& ticket);
   void agree_with_peer(const Pair& pair);
@@ -144,8 +146,8 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
   // What follows belongs to the collective whose turn it is.
-  using Known = std::unordered_set<std::string>;
-  static bool is_new(Known& known, const std::string& what);
+  using Known = std::unordered_set<std::uint64_t>;  // hashes of descriptions
+  static bool is_new(Known& known, std::uint64_t what);
   Known known_;
   std::map<std::pair<int, bool>, Known> known_to_peers_;  // by peer and direction
   std::shared_ptr<Collectives> cpu_;

@@ -1,8 +1,6 @@
 #include "cairn/parallel/process_group.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <thread>
@@ -22,26 +20,6 @@ namespace {
 
 std::string quoted(std::string_view name) {
   return name.empty() ? std::string() : core::str(" '", name, "'");
-}
-
-/// "all_reduce sum f32[3, 4] 'fc.weight'": what the ranks compare. Each call makes one, so by hand:
-/// a stream takes as long as a small all_reduce.
-std::string describe(const char* operation, std::string_view detail, const TensorView& x,
-                     std::string_view name) {
-  std::string text(operation);
-  text.reserve(128);
-  text += ' ';
-  if (!detail.empty()) (text += detail) += ' ';
-  (text += core::name(x.dtype)) += '[';
-  for (int i = 0; i < x.shape.dims(); ++i) {
-    std::array<char, 24> digits{};
-    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), x.shape[i]).ptr;
-    if (i > 0) text += ", ";
-    text.append(digits.data(), end);
-  }
-  text += ']';
-  if (!name.empty()) ((text += " '") += name) += '\'';
-  return text;
 }
 
 void check_dense(const char* operation, const TensorView& x, std::string_view name) {
@@ -229,7 +207,7 @@ Device ProcessGroup::device(std::string_view text) const {
 void ProcessGroup::all_reduce(const TensorView& x, ReduceOp op, std::string_view name) const {
   check_dense("all_reduce", x, name);
   check_reducible("all_reduce", op, x.dtype);
-  impl_->run("all_reduce", describe("all_reduce", parallel::name(op), x, name), x.device,
+  impl_->run("all_reduce", {"all_reduce", parallel::name(op), -1, x, name}, x.device,
              [x, op](Collectives& backend) { backend.all_reduce(x, op); });
 }
 
@@ -248,15 +226,16 @@ void ProcessGroup::reduce(const TensorView& x, const TensorView& y, int root, Re
                 "expected y to be x or not to overlap it", quoted(name));
   }
   if (world_size() == 1) return copy_own(x, y);
-  const std::string detail = core::str(parallel::name(op), " to ", root);
-  impl_->run("reduce", describe("reduce", detail, x, name), x.device,
+  const std::string what =
+      core::str("reduce ", parallel::name(op), " to ", root, " ", x.dtype, x.shape, quoted(name));
+  impl_->run("reduce", what, x.device,
              [x, y, op, root](Collectives& backend) { backend.reduce(x, y, op, root); });
 }
 
 void ProcessGroup::broadcast(const TensorView& x, int root, std::string_view name) const {
   check_dense("broadcast", x, name);
   check_root("broadcast", root, world_size());
-  impl_->run("broadcast", describe("broadcast", core::str("from ", root), x, name), x.device,
+  impl_->run("broadcast", {"broadcast", "from", root, x, name}, x.device,
              [x, root](Collectives& backend) { backend.broadcast(x, root); });
 }
 
@@ -370,14 +349,16 @@ void ProcessGroup::barrier(std::string_view name) const {
 void ProcessGroup::send(const TensorView& x, int to, std::uint64_t tag,
                         std::string_view name) const {
   check_pair("send", x, to, *this, name);
-  const std::string what = describe("send", core::str("to ", to, " tag ", tag), x, name);
+  const std::string what =
+      core::str("send to ", to, " tag ", tag, " ", x.dtype, x.shape, quoted(name));
   impl_->run_pair({"send", true, to, x, tag}, what);
 }
 
 void ProcessGroup::recv(const TensorView& x, int from, std::uint64_t tag,
                         std::string_view name) const {
   check_pair("recv", x, from, *this, name);
-  const std::string what = describe("recv", core::str("from ", from, " tag ", tag), x, name);
+  const std::string what =
+      core::str("recv from ", from, " tag ", tag, " ", x.dtype, x.shape, quoted(name));
   impl_->run_pair({"recv", false, from, x, tag}, what);
 }
 

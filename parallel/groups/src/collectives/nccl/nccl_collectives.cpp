@@ -136,7 +136,7 @@ class NcclCollectives : public Collectives {
   ~NcclCollectives() override;
   /// NCCL has no tags; audits of what was called find what differs.
   void begin(const CollectiveId& called) override {
-    what_ = called.what;
+    what_ = called.what();
     sequence_ = called.sequence;
     message_.reset();
   }

@@ -1,0 +1,41 @@
+// What a rank calls, as the ranks compare it and errors print it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cairn/core/tensor_view.h"
+
+namespace cairn::parallel {
+
+/// "all_reduce sum f32[3, 4] 'fc.weight'". Every collective has one and few are ever read, so the
+/// text is made where it is; the hash is there at once.
+class Description {
+ public:
+  Description() = default;
+  Description(std::string text);  // as it is  NOLINT(google-explicit-constructor)
+  Description(const char* text) : Description(std::string(text)) {}  // NOLINT
+  /// Of a tensor's collective; `operation` and `detail` are literals, `root` follows `detail` where
+  /// it is not negative.
+  Description(const char* operation, std::string_view detail, int root, const TensorView& x,
+              std::string_view name);
+
+  std::string text() const;
+  /// The same on all ranks that call the same.
+  std::uint64_t hash() const { return hash_; }
+
+ private:
+  const char* operation_ = nullptr;  // none: name_ is the text
+  std::string_view detail_;
+  int root_ = -1;
+  DType dtype_{};
+  Shape shape_;
+  std::string name_;
+  std::uint64_t hash_ = 0;
+};
+
+/// Of a collective's number and description: data of different ones never meets.
+std::uint64_t fingerprint(const Description& description, std::uint64_t sequence);
+
+}  // namespace cairn::parallel
