@@ -75,6 +75,11 @@ void History::give_up(std::string why) {
   why_ = std::move(why);
 }
 
+std::string History::why_given_up() const {
+  const std::lock_guard lock(mutex_);
+  return gave_up_ == started_ ? why_ : "";
+}
+
 void History::leave() {
   const std::lock_guard lock(mutex_);
   left_ = true;

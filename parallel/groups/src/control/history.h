@@ -110,6 +110,8 @@ class History {
   void watch_device(std::function<std::optional<Pending>()> pending);
   /// Until its next collective the rank leaves out some that others may be in.
   void give_up(std::string why);
+  /// Where it gave up and has not gone on; else empty.
+  std::string why_given_up() const;
   void leave();
 
   /// The oldest collective or message that is under way.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -54,6 +55,7 @@ struct JobConnection {
 
   JobEnvironment environment;
   GroupOptions options;
+  int exceptions = std::uncaught_exceptions();  // on their way where the job began
   std::shared_ptr<GroupFailure> failure = std::make_shared<GroupFailure>();
   std::unique_ptr<Coordinator> coordinator;
 };
@@ -101,6 +103,8 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void check() const;
   std::string failure() const { return failure_->reason(); }
   void abort(const std::string& reason);
+  /// For the others, where an exception ends this rank's part in the job.
+  void tell_of_exception() noexcept;
   void give_up(const std::string& reason);
   /// The stream of the device in which async() works.
   core::Stream stream(Device device);
