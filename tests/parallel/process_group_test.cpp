@@ -2,11 +2,13 @@
 #include "cairn/parallel/process_group.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 #include <thread>
 
 #include "cairn/core/stream.h"
@@ -675,6 +677,70 @@ TEST(Failure, ARankThatGivesUpSaysWhy) {
   };
   run_ranks(2, body);
   if (std::getenv("CAIRN_TEST_RANK") == nullptr) run_threads(3, body);
+}
+
+/// What the ranks of two say, of which rank 1 throws.
+void hear_of_an_exception(ProcessGroup group, const char* gives_up) {
+  group.barrier("start");
+  if (group.rank() == 1) {
+    if (gives_up != nullptr) group.give_up(gives_up);
+    throw std::runtime_error("the data is gone");
+  }
+  const Tensor x = Tensor::zeros({1000});
+  expect_error<CommunicationError>(
+      [&] { group.all_reduce(x, ReduceOp::sum, "w"); },
+      {gives_up == nullptr ? "rank 1 threw an exception outside of its collectives"
+                           : "rank 1 gave up: no memory"});
+}
+
+TEST(Failure, ARankThatThrowsIsNamedSo) {
+  const auto results = start_ranks(2, [](int) {
+    for (const char* gives_up : {static_cast<const char*>(nullptr), "no memory"}) {
+      try {
+        hear_of_an_exception(ProcessGroup::from_environment(fast_options()), gives_up);
+      } catch (const std::runtime_error& error) {
+        EXPECT_STREQ(error.what(), "the data is gone");
+      }
+    }
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST(Failure, AnExceptionThatLeavesTheGroupAloneBreaksNothing) {
+  run_ranks(2, [](ProcessGroup& group) {
+    for (int i = 0; i < 3; ++i) {
+      try {
+        const ProcessGroup same = group, part = group.split(0);
+        throw std::runtime_error("is caught");
+      } catch (const std::runtime_error&) {
+      }
+      group.barrier("goes on");
+    }
+  });
+}
+
+// Each rank needs some for all others: connections with the store, with children, with the data's.
+TEST(ProcessGroup, RaisesTheLimitOfOpenFiles) {
+  const auto results = start_ranks(10, [](int) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 24;
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const ProcessGroup group = ProcessGroup::from_environment(fast_options());
+    group.barrier("met");
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+TEST(Failure, AHardLimitOfOpenFilesIsNamed) {
+  const auto results = start_ranks(2, [](int rank) {
+    const rlimit limit{24, 24};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (rank != 0) return;
+    expect_error<core::Unsupported>([] { ProcessGroup::from_environment(fast_options()); },
+                                    {"connections with 2 ranks, got 24", "RLIMIT_NOFILE"});
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
 }
 
 TEST(Failure, ALateRankIsNamed) {

@@ -3,12 +3,15 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <future>
+#include <iterator>
 #include <zmq.hpp>
 
 #include "cairn/core/error.h"
@@ -168,6 +171,21 @@ TEST(Store, JoinNamesTheMissingRanks) {
   });
   expect_error<CommunicationError>([&] { a.join(4, Milliseconds(2000)); },
                                    {"[rendezvous]", "never came: 1, 3", "WORLD_SIZE"});
+}
+
+// Whose connections were refused for want of descriptors never came either.
+TEST(Store, NamesALackOfOpenFilesWhereRanksNeverCome) {
+  const Host host(2);
+  StoreClient a(host.address, 0);
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  const auto open = static_cast<rlim_t>(std::distance(begin(files), end(files)));
+  const rlimit tight{open + 4, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &tight);
+  expect_error<CommunicationError>([&] { a.join(2, Milliseconds(100)); },
+                                   {"never came: 1 (this process has ", "RLIMIT_NOFILE"});
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST(Store, WhoComesAfterOthersWereRefusedIsRefused) {

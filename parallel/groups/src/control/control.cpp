@@ -26,7 +26,7 @@ class Control::Sockets {
   Sockets(const std::string& master_addr, const std::string& token, bool has_children)
       : token_(token) {
     if (!has_children) return;
-    down_ = zmq::socket_t(context_, zmq::socket_type::router);
+    down_ = open_socket(context_, zmq::socket_type::router);
     secure_server(down_, token);
     prepare(down_);
     port_ = listen(down_, {master_addr, 0, token});
@@ -34,14 +34,14 @@ class Control::Sockets {
 
   int port() const { return port_; }
   void connect(const StoreAddress& parent) {
-    up_ = zmq::socket_t(context_, zmq::socket_type::dealer);
+    up_ = open_socket(context_, zmq::socket_type::dealer);
     secure_client(up_, token_);
     prepare(up_);
     up_.set(zmq::sockopt::reconnect_ivl, 50);
     up_.set(zmq::sockopt::reconnect_ivl_max, 500);
     zmq_socket_monitor(up_.handle(), "inproc://parent",
                        ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
-    events_ = zmq::socket_t(context_, zmq::socket_type::pair);
+    events_ = open_socket(context_, zmq::socket_type::pair);
     events_.connect("inproc://parent");
     up_.connect(endpoint_of(parent));
   }

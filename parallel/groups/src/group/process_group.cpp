@@ -14,6 +14,7 @@
 #include "group/group_impl.h"
 #include "group/job_environment.h"
 #include "group/library_versions.h"
+#include "store/descriptors.h"
 
 namespace cairn::parallel {
 namespace {
@@ -153,6 +154,7 @@ ProcessGroup ProcessGroup::single() {
 ProcessGroup ProcessGroup::from_environment(const GroupOptions& given) {
   const JobEnvironment job = read_job_environment();
   const GroupOptions options = with_environment(given);
+  if (job.world_size > 1) make_room_for_connections(job.rank == 0 ? job.world_size : 1);
   return ProcessGroup(
       std::make_shared<Impl>(job, options, [&](OnFailure on_failure, CheckDevices check) {
         return join_processes(job, options, std::move(on_failure), std::move(check));

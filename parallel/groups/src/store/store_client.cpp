@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "store/descriptors.h"
 #include "store/store.h"
 #include "store/store_socket.h"
 #include "store/wire.h"
@@ -34,7 +35,7 @@ std::string this_process() {
 
 StoreConnection::StoreConnection(const StoreAddress& address)
     : context_(std::make_unique<zmq::context_t>(1)),
-      socket_(std::make_unique<zmq::socket_t>(*context_, zmq::socket_type::dealer)) {
+      socket_(std::make_unique<zmq::socket_t>(open_socket(*context_, zmq::socket_type::dealer))) {
   secure_client(*socket_, address.token);
   prepare(*socket_);
   socket_->set(zmq::sockopt::reconnect_ivl, 50);
@@ -149,7 +150,7 @@ std::string StoreClient::request(std::string_view what, std::uint64_t id,
   core::fail<core::CommunicationError>(
       what, "the store at ", to_string(address_), " did not answer within ",
       static_cast<double>(timeout.count()) / 1000.0,
-      " s (is rank 0 running there? has it the same CAIRN_JOB_TOKEN?)");
+      " s (is rank 0 running there? has it the same CAIRN_JOB_TOKEN?)", descriptor_hint());
 }
 
 std::uint64_t StoreClient::join(int world_size, Milliseconds timeout, std::string_view contact) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "store/descriptors.h"
 #include "store/store.h"
 #include "store/store_socket.h"
 #include "store/wire.h"
@@ -248,7 +249,8 @@ void StoreServer::Loop::check_joins() {
                                 [&](const auto& joined) { return now >= joined.second.deadline; });
   if (!late) return;
   refusal_ =
-      core::str("of ", world_size_, " ranks (WORLD_SIZE) these never came: ", missing_joins());
+      core::str("of ", world_size_, " ranks (WORLD_SIZE) these never came: ", missing_joins(),
+                descriptor_hint());
   answer_joined(Reply::refused, refusal_);
 }
 
@@ -268,7 +270,7 @@ void StoreServer::Loop::answer(const Asker& asker, Reply reply, std::string_view
 
 StoreServer::StoreServer(const StoreAddress& address, int world_size, std::uint64_t group)
     : context_(std::make_unique<zmq::context_t>(1)) {
-  zmq::socket_t socket(*context_, zmq::socket_type::router);
+  zmq::socket_t socket = open_socket(*context_, zmq::socket_type::router);
   secure_server(socket, address.token);
   prepare(socket);
   port_ = listen(socket, address);

@@ -17,6 +17,7 @@
 #include <random>
 
 #include "cairn/core/error.h"
+#include "store/descriptors.h"
 
 namespace cairn::parallel {
 namespace {
@@ -227,6 +228,15 @@ void secure_client(zmq::socket_t& socket, const std::string& token) {
   socket.set(zmq::sockopt::curve_secretkey, client.secret.data());
 }
 
+zmq::socket_t open_socket(zmq::context_t& context, zmq::socket_type type) {
+  try {
+    return {context, type};
+  } catch (const zmq::error_t& error) {
+    core::fail<core::CommunicationError>("store", "cannot open a socket: ", error.what(),
+                                         descriptor_hint());
+  }
+}
+
 void prepare(zmq::socket_t& socket) {
   socket.set(zmq::sockopt::linger, 500);
   socket.set(zmq::sockopt::sndhwm, 0);
@@ -266,8 +276,8 @@ void poll(zmq::pollitem_t* items, std::size_t count, Milliseconds timeout) {
 
 Wakeup::Wakeup() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_ < 0)
-    core::fail<core::CommunicationError>("store",
-                                         "cannot create an eventfd (too many open files?)");
+    core::fail<core::CommunicationError>(
+        "store", "cannot create an eventfd: ", std::strerror(errno), descriptor_hint());
 }
 Wakeup::~Wakeup() {
   close(fd_);

@@ -23,6 +23,8 @@ int listen(zmq::socket_t& socket, const StoreAddress& address);
 /// then this is the machine that others know as `host`.
 std::string address_towards(const std::string& host);
 
+/// Throws CommunicationError, which says where there are too many open files.
+zmq::socket_t open_socket(zmq::context_t& context, zmq::socket_type type);
 void secure_server(zmq::socket_t& socket, const std::string& token);
 void secure_client(zmq::socket_t& socket, const std::string& token);
 /// What all sockets have in common: bounded messages, no lost last words.

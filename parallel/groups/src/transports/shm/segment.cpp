@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "cairn/core/error.h"
+#include "store/descriptors.h"
 
 namespace cairn::parallel {
 namespace {
@@ -45,7 +46,8 @@ std::size_t ring_bytes_for(int ranks) {
 }
 
 [[noreturn]] void fail_with_errno(const char* what) {
-  core::fail<CommunicationError>("shm", "cannot ", what, ": ", std::strerror(errno));
+  core::fail<CommunicationError>("shm", "cannot ", what, ": ", std::strerror(errno),
+                                 errno == EMFILE ? descriptor_hint() : "");
 }
 
 }  // namespace
