@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "control/control.h"
 #include "control/message_status.h"
@@ -600,6 +601,53 @@ TEST(ControlNode, AConnectionThatIsMadeAnewIsNoSignOfDeath) {
     root.tick(start + Milliseconds(4000));  // half of the time for which it may be silent
     EXPECT_EQ(root.failure().empty(), made_anew) << root.failure();
   }
+}
+
+/// A root of two ranks that has heard of rank 1 at `start`.
+ControlNode root_of_two(Clock::time_point start) {
+  ControlNode root(0, 2, "host", Milliseconds(8000),
+                   ControlNode::probes_of([] { return ControlNode::Histories(); }), start);
+  ControlNode::Report report;
+  report.rank = 1;
+  root.hear(report, start);
+  return root;
+}
+
+TEST(ControlNode, ASilenceSaysHowMuchWouldBeAllowed) {
+  const auto start = Clock::now();
+  ControlNode root = root_of_two(start);
+  root.tick(start + Milliseconds(14'000));
+  EXPECT_THAT(root.failure(),
+              AllOf(HasSubstr("rank 1 died"), HasSubstr("no sign of life for 14 s"),
+                    HasSubstr("(GroupOptions::heartbeat_timeout or CAIRN_HEARTBEAT_TIMEOUT is 8 "
+                              "s: set more where machines are paused for longer)")));
+}
+
+// A machine that is paused hears nobody meanwhile.
+TEST(ControlNode, WhoSleptHoldsNobodysSilenceAgainstThem) {
+  const auto start = Clock::now();
+  for (const bool closed : {false, true}) {
+    ControlNode root = root_of_two(start);
+    if (closed) root.set_connected(1, false, start);
+    root.slept(Milliseconds(14'000));
+    root.tick(start + Milliseconds(14'100));
+    EXPECT_EQ(root.failure(), "");
+    root.tick(start + Milliseconds(14'000 + 8'100));
+    EXPECT_THAT(root.failure(), HasSubstr("rank 1 died"));
+  }
+}
+
+TEST(History, WhatIsUnderWayDoesNotWaitWhereTheProcessSleeps) {
+  History history(0, 0, 2);
+  history.begin(0, "barrier", Milliseconds(60'000));
+  const auto later = Clock::now() + Milliseconds(30'000);
+  const Milliseconds before = history.under_way(later)->waited;
+  EXPECT_GE(before, Milliseconds(30'000));
+  std::this_thread::sleep_for(Milliseconds(50));
+  history.slept(Milliseconds(10));
+  EXPECT_EQ(before - history.under_way(later)->waited, Milliseconds(10));
+  history.slept(Milliseconds(20'000));  // never into the future
+  EXPECT_GE(history.under_way(Clock::now())->waited, Milliseconds(0));
 }
 
 TEST(ControlNode, NamesTheCulpritOfRandomFaults) {

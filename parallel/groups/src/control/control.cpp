@@ -16,6 +16,8 @@ namespace {
 // How long somebody's death has to be known before a device's trouble, which follows from it, is
 // the reason.
 constexpr auto kPrecedence = Milliseconds(2000);
+// Who wakes so much later was stopped, with its machine or by a shell's Ctrl-Z.
+constexpr auto kPause = Milliseconds(1000);
 
 }  // namespace
 
@@ -244,8 +246,12 @@ void Control::watch_devices(Clock::time_point now) {
 
 void Control::run() {
   bool told = false;
-  for (;;) {
+  for (auto due = Clock::now();;) {
     const auto now = Clock::now();
+    if (now - due > kPause) {
+      node_->slept(now - due);
+      for (const auto& history : histories()) history->slept(now - due);
+    }
     take_orders();
     receive(now);
     if (now >= node_->next_heartbeat()) watch_devices(now);
@@ -264,6 +270,7 @@ void Control::run() {
     }
     constexpr Clock::duration kLook = Milliseconds(100);  // at this rank's own collectives
     const auto left = std::clamp(node_->next_heartbeat() - Clock::now(), Clock::duration{}, kLook);
+    due = Clock::now() + left;
     sockets_->wait(wakeup_.fd(), std::chrono::ceil<Milliseconds>(left));
   }
 }

@@ -85,6 +85,11 @@ void History::leave() {
   left_ = true;
 }
 
+void History::slept(Clock::duration time) {
+  const std::lock_guard lock(mutex_);
+  since_ = std::min(since_ + time, Clock::now());
+}
+
 std::optional<Stuck> History::under_way(Clock::time_point now) const {
   const auto pending = this->pending();
   const std::lock_guard lock(mutex_);

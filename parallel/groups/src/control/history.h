@@ -114,6 +114,9 @@ class History {
   std::string why_given_up() const;
   void leave();
 
+  /// This process did not run for so long: what is under way has not waited then.
+  void slept(Clock::duration time);
+
   /// The oldest collective or message that is under way.
   std::optional<Stuck> under_way(Clock::time_point now) const;
   RankProgress standing(std::uint64_t sequence) const;

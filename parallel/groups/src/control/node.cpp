@@ -18,7 +18,7 @@ constexpr auto kAgain = Milliseconds(1000);  // between questions
 constexpr auto kLastWords = Milliseconds(2000);  // for which a rank stays to tell why it ends
 constexpr auto kLong = Milliseconds(30'000);     // before people hear of a wait
 
-double seconds(Clock::duration time) {
+double in_seconds(Clock::duration time) {
   return std::chrono::duration<double>(std::chrono::ceil<Milliseconds>(time)).count();
 }
 
@@ -404,10 +404,11 @@ std::string ControlNode::death(int rank, const Peer& peer, Clock::time_point now
   return core::str(
       "rank ", rank, " died", peer.host.empty() ? "" : " (" + peer.host + ")",
       gone ? ": its connection closed, and it has given" : ": it has given",
-      " no sign of life for ", seconds(silence), " s",
+      " no sign of life for ", in_seconds(silence), " s",
       gone ? ""
-           : core::str(" (GroupOptions::heartbeat_timeout is ", seconds(heartbeat_timeout_),
-                       " s: more where machines are paused for longer)"));
+           : core::str(" (GroupOptions::heartbeat_timeout or CAIRN_HEARTBEAT_TIMEOUT is ",
+                       in_seconds(heartbeat_timeout_),
+                       " s: set more where machines are paused for longer)"));
 }
 
 /// What takes long here, or too long, does not wait for a heartbeat to be told.
@@ -418,6 +419,15 @@ void ControlNode::notice_own() {
     news_up_ = news_up_ || told_[own.group] != told;
     told_[own.group] = told;
   }
+}
+
+void ControlNode::slept(Clock::duration time) {
+  const auto forgive = [&](Peer& peer) {
+    peer.heard += time;
+    if (peer.closed) *peer.closed += time;
+  };
+  forgive(parent_);
+  for (auto& [rank, child] : children_) forgive(child);
 }
 
 void ControlNode::tick(Clock::time_point now) {

@@ -91,6 +91,8 @@ class ControlNode {
   /// The rank has left a group, or all of them.
   void leave(const Left& left);
   void leave();
+  /// This process did not run for so long: nobody was silent for that.
+  void slept(Clock::duration time);
   /// Concludes what time tells: silences, deadlines.
   void tick(Clock::time_point now);
 
