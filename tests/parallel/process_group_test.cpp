@@ -378,11 +378,14 @@ TEST(Split, CountsTheRanksOfEachMachine) {
 /// Rank 0 serves the others' store and watch; it ends long before they do.
 TEST(Split, MayGoOnWithoutRank0) {
   const auto results = start_ranks(3, [](int rank) {
-    std::optional<ProcessGroup> group = ProcessGroup::from_environment(fast_options());
+    GroupOptions options = fast_options();
+    if (rank == 0) options.timeout = std::chrono::seconds(2);  // it waits longer than that
+    std::optional<ProcessGroup> group = ProcessGroup::from_environment(options);
+    group->barrier(std::chrono::seconds(20), "connects them");
     const ProcessGroup part = group->split(rank == 0);
     group.reset();
     if (rank == 0) return;
-    for (int i = 0; i < 40; ++i) {
+    for (int i = 0; i < 60; ++i) {
       const Tensor x = Tensor::full({2}, rank);
       part.all_reduce(x);
       ASSERT_EQ(x.to_vector(), std::vector<double>(2, 3.0));
@@ -409,6 +412,27 @@ TEST(Split, GroupsMayConnectAtTheSameTime) {
       EXPECT_EQ(y.to_vector(), std::vector<double>(4, 6.0));
     }
   });
+}
+
+/// Ranks 0, 1 and 1, 2, with a thread of the caller's own for each: rank 1 is in both.
+TEST(Split, PartsThatOverlapRunInThreadsOfTheirOwn) {
+  const auto body = [](ProcessGroup& group) {
+    const ProcessGroup low = group.split(group.rank() == 2, 0, "low"),
+                       high = group.split(group.rank() == 0, 0, "high");
+    const auto sums = [&](const ProcessGroup& part, double expected) {
+      for (int i = 0; i < 40; ++i) {
+        const Tensor x = Tensor::full({i % 2 == 0 ? 3 : 5000}, group.rank() + 1.0);
+        part.all_reduce(x, ReduceOp::sum, "x");
+        ASSERT_EQ(x.to_vector().back(), expected);
+      }
+    };
+    std::thread first([&] { sums(low, 3.0); });  // 1 + 2; rank 2 is alone
+    std::thread second([&] { sums(high, group.rank() == 0 ? 1.0 : 5.0); });
+    first.join();
+    second.join();
+  };
+  run_ranks(3, body);
+  if (std::getenv("CAIRN_TEST_RANK") == nullptr) run_threads(3, body);
 }
 
 TEST(ProcessGroup, FollowEachOtherInOneProcess) {
