@@ -6,39 +6,63 @@
 #include <array>
 #include <sstream>
 
+#include "cairn/checkpointing/training_state.h"
 #include "cairn/core/error.h"
 
 namespace cairn::test {
 namespace {
 
-constexpr std::array<const char*, kFaultKinds> kNames{
-    "kill",        "stop",          "doze",       "leave",      "give up",      "other collective",
-    "other shape", "other dtype",   "other root", "other name", "lost message", "out of memory",
-    "sleep",       "reset control", "reset data", "cut",        "short cut",    "signals",
-    "stranger",    "child",         "full disk"};
+constexpr std::array<const char*, kFaultKinds> kNames{"kill",
+                                                      "stop",
+                                                      "doze",
+                                                      "leave",
+                                                      "give up",
+                                                      "other collective",
+                                                      "other shape",
+                                                      "other dtype",
+                                                      "other root",
+                                                      "other name",
+                                                      "lost message",
+                                                      "out of memory",
+                                                      "sleep",
+                                                      "reset control",
+                                                      "reset data",
+                                                      "cut",
+                                                      "short cut",
+                                                      "signals",
+                                                      "stranger",
+                                                      "child",
+                                                      "full disk",
+                                                      "late rank 0",
+                                                      "groups in a row",
+                                                      "groups on threads",
+                                                      "asked to save",
+                                                      "slow link"};
 constexpr std::array<const char*, 4> kEngines{"shared memory", "gloo", "two machines", "NCCL"};
 
 bool is_mismatch(FaultKind kind) {
   return kind >= FaultKind::other_collective && kind <= FaultKind::other_name;
 }
 
-/// Strangers knock at every door that they see.
-bool needs_namespaces(FaultKind kind) {
-  return kind == FaultKind::cut || kind == FaultKind::short_cut || kind == FaultKind::stranger;
+bool needs_two_machines(FaultKind kind) {
+  return kind == FaultKind::cut || kind == FaultKind::short_cut || kind == FaultKind::slow_link;
 }
 
-bool needs_two_machines(FaultKind kind) {
-  return kind == FaultKind::cut || kind == FaultKind::short_cut;
+/// Strangers knock at every door that they see.
+bool needs_namespaces(FaultKind kind) {
+  return needs_two_machines(kind) || kind == FaultKind::stranger;
 }
 
 /// What is done to memory or connections of the CPU's.
 bool needs_cpu(FaultKind kind) {
   return needs_two_machines(kind) || kind == FaultKind::reset_data ||
-         kind == FaultKind::out_of_memory;
+         kind == FaultKind::out_of_memory || kind == FaultKind::in_a_row ||
+         kind == FaultKind::on_threads;
 }
 
 bool is_possible(FaultKind kind, Surroundings around) {
-  return (around.namespaces || !needs_namespaces(kind)) && !(around.gpus && needs_cpu(kind));
+  return (around.netem || kind != FaultKind::slow_link) &&
+         (around.namespaces || !needs_namespaces(kind)) && !(around.gpus && needs_cpu(kind));
 }
 
 Fault draw(FaultKind kind, std::mt19937_64& random, Surroundings around) {
@@ -53,6 +77,7 @@ Fault draw(FaultKind kind, std::mt19937_64& random, Surroundings around) {
   if (around.gpus) fault.engine = Engine::nccl;
   fault.world = fault.engine == Engine::two_machines ? 4 : 2 + below(3);
   fault.victim = below(fault.world);
+  if (kind == FaultKind::late_root) fault.victim = 0;
   fault.at = 5 + below(60);
   fault.token = fault.engine == Engine::two_machines || below(4) != 0;
   fault.seed = random();
@@ -71,6 +96,7 @@ std::string Fault::expected_type(int rank) const {
 }
 
 int Fault::expected_status(int rank) const {
+  if (kind == FaultKind::asked_to_save) return checkpointing::kSavedOnSignal;
   const bool killed = kind == FaultKind::kill || kind == FaultKind::stop;
   return killed && rank == victim ? 128 + SIGKILL : 0;
 }

@@ -29,9 +29,14 @@ enum class FaultKind : std::uint8_t {
   signals,
   stranger,
   child,
-  full_disk
+  full_disk,
+  late_root,
+  in_a_row,
+  on_threads,
+  asked_to_save,
+  slow_link
 };
-inline constexpr int kFaultKinds = 21;
+inline constexpr int kFaultKinds = 26;
 
 enum class Engine : std::uint8_t { shared_memory, gloo, two_machines, nccl };
 
@@ -61,6 +66,7 @@ struct Fault {
 struct Surroundings {
   bool namespaces = false;  // of their own; without, they have one machine
   bool gpus = false;        // tensors are on them
+  bool netem = false;       // links may be slow and lossy
 };
 
 /// The kinds in turn, in an order of the generator's, so that a few faults are of different kinds.

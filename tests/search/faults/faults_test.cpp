@@ -23,6 +23,7 @@
 #include <sstream>
 #include <thread>
 
+#include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/core/error.h"
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/elementwise.h"
@@ -211,6 +212,10 @@ void Job::inject() {
     std::this_thread::sleep_for(kBlink);
     place_.set_link(true);
   }
+  if (fault_.kind == FaultKind::slow_link) place_.make_link_slow();
+  if (fault_.kind == FaultKind::asked_to_save) {
+    kill(ranks_[static_cast<std::size_t>(fault_.victim)].pid, SIGUSR1);
+  }
   if (fault_.kind != FaultKind::stranger) return;
   std::string greeting(64, '\0');  // the beginning of ZeroMQ's handshake, and then nothing of it
   greeting[0] = '\xff', greeting[9] = '\x7f', greeting[10] = '\x03';
@@ -289,6 +294,10 @@ std::string Job::run() {
     wrong += core::str("process ", pid, " is left\n");
   if (const std::string left = place_.leftovers(); !left.empty()) wrong += "left: " + left + "\n";
   if (fault_.kind == FaultKind::stranger && strangers_.empty()) wrong += "nobody knocked\n";
+  if (fault_.kind == FaultKind::asked_to_save &&
+      checkpointing::list_checkpoints(place_.folder() + "/checkpoints").empty()) {
+    wrong += "nothing is saved\n";
+  }
   return wrong;
 }
 
@@ -336,11 +345,13 @@ TEST(Faults, EndAsTheyShould) {
   }
   const bool namespaces = may_have_namespaces();
   if (!namespaces) std::printf("no namespaces: one machine, and leftovers are not seen\n");
+  const bool netem = namespaces && may_have_netem();
+  if (!netem) std::printf("no netem: links are neither slow nor lossy\n");
   const std::uint64_t seed = search_seed();
   const int count = number_in("CAIRN_FAULTS", 12), only = number_in("CAIRN_FAULT", -1);
   std::printf("%d faults\n", count);
   const bool gpus = core::default_device().is_cuda();
-  const std::vector<Fault> faults = draw_faults(count, seed, {namespaces, gpus});
+  const std::vector<Fault> faults = draw_faults(count, seed, {namespaces, gpus, netem});
   std::atomic<int> next = 0;
   std::vector<std::string> wrong(faults.size());
   const auto work = [&] {

@@ -115,6 +115,12 @@ bool may_have_namespaces() {
              "v1 && mount -t tmpfs none /dev/shm' 2> /dev/null") == 0;
 }
 
+bool may_have_netem() {
+  return std::system(
+             "unshare -nm sh -c 'ip link add v0 type veth peer name v1 && tc qdisc add dev v0 root "
+             "netem delay 1ms' > /dev/null 2>&1") == 0;
+}
+
 Place::Place(bool namespaces, bool two_machines) : namespaces_(namespaces) {
   if (namespaces) {
     check(unshare(CLONE_NEWNS) == 0, "a mount namespace");
@@ -169,6 +175,10 @@ void Place::add_small_disk(const std::string& name) const {
 
 void Place::set_link(bool up) const {
   run(core::str("ip link set v0 ", up ? "up" : "down"));
+}
+
+void Place::make_link_slow() const {
+  run("tc qdisc add dev v0 root netem delay 20ms 10ms loss 2%");
 }
 
 std::vector<int> Place::knock(const std::string& words) const {

@@ -12,6 +12,9 @@ namespace cairn::test {
 /// not root. To be called once, before there are threads.
 bool may_have_namespaces();
 
+/// Whether their links may be made slow and lossy: the kernel may lack netem, the machine tc.
+bool may_have_netem();
+
 class Place {
  public:
   /// Without namespaces: this machine as it is, and what is left behind can be seen in part only.
@@ -27,6 +30,7 @@ class Place {
   /// Of 64 KiB, as a folder of the job's.
   void add_small_disk(const std::string& name) const;
   void set_link(bool up) const;
+  void make_link_slow() const;
   /// Connects to whatever listens here and says `words`; returns the connections.
   std::vector<int> knock(const std::string& words) const;
   /// Ports, sockets and shared memory that are still there, in words; empty: none.

@@ -36,6 +36,7 @@ using Values = std::vector<double>;
 
 constexpr auto kGoOn = milliseconds(3500);  // after the fault: longer than a heartbeat's timeout
 constexpr auto kSleep = seconds(8);         // longer than a collective's timeout
+constexpr auto kLate = seconds(11);         // longer than the store takes to answer
 
 struct WrongResult : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -159,9 +160,17 @@ class Loop {
     for (const auto& inode : inodes()) {
       if (!control_.contains(inode)) data_.insert(inode);
     }
+    Weights weights;
+    std::optional<checkpointing::TrainingState> state;
+    if (fault_.kind == FaultKind::asked_to_save) {
+      state.emplace(std::vector<checkpointing::TrainingState::Part>{{"weights", weights}},
+                    group_.world());
+      state->save_on_signal(SIGUSR1, "checkpoints");
+    }
     for (int k = 1;; ++k) {
       if (k == fault_.at && !meet()) return;
       step(k);
+      if (state) state->end_on_signal(k);
       if (fault_.kind == FaultKind::reset_control && is_victim() && k > fault_.at &&
           k < fault_.at + 40) {
         reset();  // what was just made anew
@@ -292,9 +301,34 @@ class Loop {
     met_ = std::chrono::steady_clock::now();
     say("at");
     if (fault_.kind == FaultKind::full_disk) return save();
+    if (fault_.kind == FaultKind::on_threads) work_on_threads();
     if (is_victim() && !befall()) return false;
     call_meeting();
     return true;
+  }
+
+  /// Two groups of all ranks, connected and used by two threads at the same time.
+  void work_on_threads() const {
+    const ProcessGroup groups[] = {group_.split(0, 0, "a"), group_.split(0, 0, "b")};
+    std::string wrong[2];
+    std::vector<std::thread> threads;
+    for (const std::size_t i : {0U, 1U}) {
+      threads.emplace_back([&, i] {
+        if ((rank_ + static_cast<int>(i)) % 2 == 0) std::this_thread::sleep_for(milliseconds(30));
+        for (int k = 0; k < 20 && wrong[i].empty(); ++k) {
+          const Tensor x = pattern(rank_, k % 2 == 0 ? 7 : 9000, k, DType::f32);
+          groups[i].all_reduce(x, ReduceOp::sum, "x");
+          const Values values = x.to_vector();
+          for (std::size_t e = 0; e < values.size(); ++e) {
+            if (values[e] != sum(static_cast<std::int64_t>(e), k)) wrong[i] = "a sum in a thread";
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& text : wrong) {
+      if (!text.empty()) throw WrongResult(text);
+    }
   }
 
   void call_meeting() const {
@@ -428,10 +462,16 @@ void run_rank(const Fault& fault, int rank) {
   if (fault.kind == FaultKind::signals && rank == fault.victim) start_signals();
   const core::DefaultDeviceGuard device(device_of_rank(rank));
   std::optional<Loop> loop;
+  if (fault.kind == FaultKind::late_root && rank == 0) std::this_thread::sleep_for(kLate);
+  const parallel::GroupOptions options{
+      .timeout = seconds(6), .heartbeat_timeout = seconds(3), .rendezvous_timeout = seconds(20)};
   say_what_happens([&] {
-    loop.emplace(fault, ProcessGroup::from_environment({.timeout = seconds(6),
-                                                        .heartbeat_timeout = seconds(3),
-                                                        .rendezvous_timeout = seconds(20)}));
+    for (int i = 0; fault.kind == FaultKind::in_a_row && i < 5; ++i) {
+      const ProcessGroup group = ProcessGroup::from_environment(options);
+      group.barrier("one of a row");
+      if (rank == fault.victim) std::this_thread::sleep_for(milliseconds(100));
+    }
+    loop.emplace(fault, ProcessGroup::from_environment(options));
     loop->run();
   });
 }
