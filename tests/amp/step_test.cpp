@@ -45,7 +45,7 @@ struct CountingReducer final : core::GradientReducer {
   void reduce_pending() override {
     ++waits;
     core::GradientSlot& slot = parameter.gradient_slot();
-    if (!slot.holds_gradient() || slot.holds_reduced()) return;
+    if (!slot.holds_gradient() || slot.state() == core::GradientSlot::State::reduced) return;
     kernels::affine(slot.memory(), 0.5, 0.0, slot.memory());
     slot.mark_reduced();
   }

@@ -205,20 +205,20 @@ TEST_P(CheckTensors, SeesTheTensorsAsTheyWereAtTheLaunch) {
 TEST_P(CheckTensors, ErrorsNameTheTensor) {
   const Tensor x = make({1, 2, 3}, DType::f32);
   EXPECT_EQ(message_of([&] {
-              check_tensors({x, Tensor::zeros({2}, DType::f64, GetParam())});
+              (void)check_tensors({x, Tensor::zeros({2}, DType::f64, GetParam())});
             }),
             "[check_tensors] expected tensor 1 of dtype f16, bf16 or f32, got f64");
   EXPECT_EQ(message_of([&] {
-              check_tensors({x, TensorView()});
+              (void)check_tensors({x, TensorView()});
             }),
             "[check_tensors] expected a defined tensor 1, got an undefined view");
   EXPECT_THAT(
       message_of([&] {
-        check_tensors({x, Tensor::zeros({4, 4}, DType::f32, GetParam()).view().select(1, 0)});
+        (void)check_tensors({x, Tensor::zeros({4, 4}, DType::f32, GetParam()).view().select(1, 0)});
       }),
       testing::HasSubstr("expected a dense tensor 1"));
   for (double p : {0.5, -1.0, std::nan("")}) {
-    EXPECT_THAT(message_of([&] { check_tensors({x}, p); }),
+    EXPECT_THAT(message_of([&] { (void)check_tensors({x}, p); }),
                 testing::HasSubstr("[check_tensors] expected p >= 1"));
   }
 }
@@ -263,7 +263,7 @@ TEST(CheckTensorsOnStreams, MayBeDroppedBeforeItRuns) {
   const Tensor x = Tensor::full({1000}, 1.0);
   {
     const core::StreamGuard guard(held.stream());
-    check_tensors({x});
+    (void)check_tensors({x});
   }
   held.open();
   held.stream().synchronize();
@@ -291,7 +291,7 @@ TEST(CheckTensorsOnDevices, AListIsOfOneDeviceAndReadingWaitsOnceForEach) {
   const Device other{core::DeviceType::cpu, 1};
   const Tensor here = Tensor::full({10}, 1.0), there = Tensor::full({10}, 2.0, DType::f32, other);
   EXPECT_EQ(message_of([&] {
-              check_tensors({here, here, there});
+              (void)check_tensors({here, here, there});
             }),
             "[check_tensors] expected every tensor on cpu:0, the device of the first, got tensor 2 "
             "on cpu:1");

@@ -60,7 +60,7 @@ struct GradientReport {
 
 /// Passes over an optimizer's gradients that were launched and not read. The optimizer must be
 /// there, with the groups that it had, when they are read.
-class [[nodiscard]] PendingReport {
+class PendingReport {
  public:
   GradientReport read() const;  // the host waits
   /// Waits once for all of them, and for `others`, whose read() is at once then.
