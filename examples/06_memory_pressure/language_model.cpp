@@ -11,11 +11,11 @@
 #include "cairn/checkpointing/training_plan.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/process_memory.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/data_parallel.h"
-#include "support/process_memory.h"
 
 namespace memory_pressure {
 
@@ -219,7 +219,7 @@ amp::Options amp_options(const checkpointing::Precision& precision) {
 void forget_planning() {
   core::release_cached_memory(Device{});
   core::reset_peak_memory(Device{});
-  support::reset_most_memory();
+  core::reset_most_process_memory();
 }
 
 /// What plan_training takes for the fastest within the budget.

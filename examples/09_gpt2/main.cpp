@@ -16,12 +16,12 @@
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/process_memory.h"
 #include "cairn/data/loader.h"
 #include "cairn/data/text.h"
 #include "cairn/optim/adam.h"
 #include "model.h"
 #include "support/flags.h"
-#include "support/process_memory.h"
 #include "support/reporter.h"
 
 namespace {
@@ -99,7 +99,7 @@ Tensor to_tokens(const Tensor& bytes) {
 /// Live tensors may have what the program leaves of the budget.
 void cap_memory(std::uint64_t budget) {
   constexpr std::size_t kLibraries = std::size_t{40} << 20;  // what they still load and keep
-  const std::size_t taken = support::process_memory("VmRSS") + kLibraries;
+  const std::size_t taken = core::process_memory("VmRSS") + kLibraries;
   CAIRN_CHECK(budget > taken, "gpt2", "expected a --budget over ", support::human_bytes(taken),
               ", which the program takes, got ", support::human_bytes(budget));
   core::set_memory_capacity(Device{}, budget - taken);
@@ -127,7 +127,7 @@ void train(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags)
       const optim::StepResult result = precision.step();
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
       std::printf("step %d/%d: loss %.4f, %.2f s, process %s%s%s\n", step, flags.steps, loss,
-                  spent.count(), support::human_bytes(support::process_memory("VmHWM")).c_str(),
+                  spent.count(), support::human_bytes(core::process_memory("VmHWM")).c_str(),
                   result.applied ? "" : "; skipped: ", result.reason.c_str());
       std::fflush(stdout);
       if (++step > flags.steps) break;
@@ -182,7 +182,7 @@ int run(const Flags& flags) {
     std::printf("wrote %s\n", flags.export_to.c_str());
   }
   if (!flags.logits.empty()) write_logits(model, text, flags);
-  const std::size_t most = support::process_memory("VmHWM");
+  const std::size_t most = core::process_memory("VmHWM");
   std::printf("the process took %s at most, of %s\n", support::human_bytes(most).c_str(),
               support::human_bytes(flags.budget).c_str());
   return most <= flags.budget ? 0 : 1;
