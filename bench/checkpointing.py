@@ -60,6 +60,7 @@ def load(programs, rounds, own, file, peer, label, goal):
 
 
 ENTRIES, TIMES = 1_000_000, 8
+MOST_ENTRIES_MS, MOST_HOSTILE_MS = 20_000, 500
 
 
 def entries(programs, rounds):
@@ -70,8 +71,19 @@ def entries(programs, rounds):
             with tempfile.TemporaryDirectory(dir=programs.scratch) as folder:
                 runs.append(programs.own("entries", folder, count))
     few, many = found.values()
-    return [row(f"{what} {ENTRIES:,} entries: {TIMES} times an {TIMES}th of them", [run[f"{what}_ms"] for run in many],
-                [TIMES * run[f"{what}_ms"] for run in few], 0.7) for what in ("save", "verify", "resume")]
+    rows = []
+    for what in ("save", "verify", "resume"):
+        times = [run[f"{what}_ms"] for run in many]
+        rows.append(row(f"{what} {ENTRIES:,} entries: {TIMES} times an {TIMES}th of them", times, [TIMES * run[f"{what}_ms"] for run in few], 0.7))
+        rows.append(row(f"{what} {ENTRIES:,} entries: {MOST_ENTRIES_MS / 1e3:g} s", times, [MOST_ENTRIES_MS] * len(times), 1.0))
+    return rows
+
+
+def hostile(programs, rounds):
+    """The slowest of several kinds to be refused."""
+    with tempfile.TemporaryDirectory(dir=programs.scratch) as folder:
+        times = [programs.own("hostile", folder)["ms"] for _ in range(rounds)]
+    return [row(f"refuse a hostile header of 2.6 MB: {MOST_HOSTILE_MS / 1e3:g} s", times, [MOST_HOSTILE_MS] * len(times), 1.0)]
 
 
 SEGMENTS = 5  # sqrt(24 blocks)
@@ -116,6 +128,7 @@ def works(programs, rounds):
     yield "thousand layers", lambda: thousand_layers(programs, rounds)
     yield "save", lambda: save(programs, rounds)
     yield "entries", lambda: entries(programs, min(rounds, 2))
+    yield "hostile header", lambda: hostile(programs, rounds)
     yield "blocking", lambda: blocking(programs, rounds)
     if programs.safetensors:
         yield "load safetensors", lambda: load(programs, rounds, "load", "state.safetensors", "safetensors", "safetensors.torch.load_file", 1.0)

@@ -147,7 +147,8 @@ json equal_memory(int rounds) {
   };
   step(chain.model, segments);
   const std::size_t budget = step(chain.model, segments).peak;
-  const auto plan = checkpointing::plan_recomputation(chain.model, chain.x, budget, {.repeats = 5});
+  const auto plan = checkpointing::plan_recomputation(chain.model, chain.x, budget,
+                                                      {.tensors_only = true, .repeats = 5});
   const auto rows = by_turns(
       chain.model,
       {[&] { return plan.run(chain.x); }, segments, [&] { return chain.model(chain.x); }}, rounds);
@@ -171,7 +172,8 @@ json curve(int rounds, int points) {
     budgets.push_back(standing +
                       static_cast<std::size_t>(share * static_cast<double>(most - standing)));
     try {
-      plans.push_back(checkpointing::plan_recomputation(chain.model, chain.x, budgets.back()));
+      plans.push_back(checkpointing::plan_recomputation(chain.model, chain.x, budgets.back(),
+                                                        {.tensors_only = true}));
     } catch (const core::OutOfMemory&) {
       break;  // smaller ones fit neither
     }
@@ -210,7 +212,8 @@ json thousand_layers(int rounds) {
                     most = step(chain.model, plain).peak;
   const std::size_t budget = standing + (most - standing) * 7 / 48;
   const auto begin = std::chrono::steady_clock::now();
-  const auto plan = checkpointing::plan_recomputation(chain.model, chain.x, budget);
+  const auto plan =
+      checkpointing::plan_recomputation(chain.model, chain.x, budget, {.tensors_only = true});
   const auto planning = std::chrono::steady_clock::now() - begin;
   const auto rows = by_turns(chain.model,
                              {plain, [&] { return plan.run(chain.x); },

@@ -6,6 +6,7 @@
 //   state_files load FILE ROUNDS          the tensors of a .safetensors file, in memory
 //   state_files load_torch FILE ROUNDS    those of a .pt file, without checksums (torch.load's way)
 //   state_files entries FOLDER N          saves, verifies and resumes a state of N scalars
+//   state_files hostile FOLDER            refuses headers of 2.6 MB, each made to take long; the slowest
 //   state_files files FOLDER MIB          makes state.safetensors and state.pt for the two
 #include <unistd.h>
 
@@ -14,7 +15,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -24,6 +27,7 @@
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/model_file.h"
 #include "cairn/checkpointing/parts.h"
+#include "cairn/checkpointing/safetensors.h"
 #include "cairn/checkpointing/torch_file.h"
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/error.h"
@@ -161,6 +165,50 @@ nlohmann::json entries(const std::string& folder, int count) {
   return found;
 }
 
+std::string repeated(const std::string& part, std::size_t bytes) {
+  std::string text;
+  while (text.size() + part.size() <= bytes) text += part;
+  return text;
+}
+
+// Of the processor, for a .safetensors file with this header and no data.
+double milliseconds_to_refuse(const std::string& path, std::string header) {
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const auto bytes = static_cast<std::uint64_t>(header.size());
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&bytes), sizeof(bytes)) << header;
+  file.close();
+  const std::clock_t begin = std::clock();
+  try {
+    const checkpointing::SafetensorsReader reader(path);
+  } catch (const core::DataError&) {
+    return 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  }
+  core::fail("bench", "expected a refusal of '", header.substr(0, 40), "...'");
+}
+
+nlohmann::json hostile(const std::string& folder) {
+  constexpr std::size_t kBytes = 2'600'000;
+  const std::string path = folder + "/hostile.safetensors";
+  const std::string empty = R"({"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+  std::string names = "{";
+  for (int i = 0; names.size() < kBytes; ++i) names += core::str("\"", i, "\":", empty, ",");
+  const std::vector<std::string> headers{
+      names + "\"0\":" + empty + "}",  // the first name again
+      names + R"("last":{"dtype":"F32","shape":[0],"data_offsets":[9,9]}})",  // a hole at the end
+      repeated("[", kBytes),
+      repeated(R"({"":)", kBytes),
+      R"({"a":{"dtype":")" + repeated("\\u0001", kBytes) +
+          R"(","shape":[0],"data_offsets":[0,0]}})",
+      R"({"a":{"dtype":"F32","shape":[1)" + repeated(",1", kBytes) + R"(],"data_offsets":[0,0]}})",
+      R"({"__metadata__":{"a":[1)" + repeated(",1", kBytes) + "]}}"};
+  double slowest = 0;
+  for (const std::string& header : headers) {
+    slowest = std::max(slowest, milliseconds_to_refuse(path, header));
+  }
+  return {{"ms", slowest}};
+}
+
 nlohmann::json files(const std::string& folder, std::int64_t mib) {
   checkpointing::Tensors part(weights(mib));
   const StateDict state = part.state_dict();
@@ -176,6 +224,7 @@ nlohmann::json run(const std::vector<std::string>& given) {
   if (what == "save") return save(given.at(1), number(2), number(3));
   if (what == "async") return asynchronous(given.at(1), number(2), number(3));
   if (what == "entries") return entries(given.at(1), number(2));
+  if (what == "hostile") return hostile(given.at(1));
   if (what == "files") return files(given.at(1), number(2));
   if (what == "load") {
     return load(number(2), [&] { return checkpointing::read_state(given.at(1)); });
@@ -184,8 +233,8 @@ nlohmann::json run(const std::vector<std::string>& given) {
     return load(number(2),
                 [&] { return checkpointing::read_torch(given.at(1), {.verify = false}); });
   }
-  core::fail("state_files", "expected save, async, load, load_torch, entries or files, got '", what,
-             "'");
+  core::fail("state_files",
+             "expected save, async, load, load_torch, entries, hostile or files, got '", what, "'");
 }
 
 }  // namespace

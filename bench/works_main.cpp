@@ -11,9 +11,9 @@
 #include <sstream>
 
 #include "cairn/core/memory.h"
+#include "cairn/core/process_memory.h"
 #include "cairn/core/stream.h"
 #include "support/flags.h"
-#include "support/process_memory.h"
 #include "works.h"
 
 namespace {
@@ -74,14 +74,14 @@ nlohmann::json measure(const bench::Work& work, const Flags& flags) {
   const Device device = cairn::core::default_device();
   cairn::core::release_cached_memory(device);
   cairn::core::reset_peak_memory(device);
-  support::reset_most_memory();
-  const auto before = static_cast<double>(support::process_memory("VmRSS"));
+  cairn::core::reset_most_process_memory();
+  const auto before = static_cast<double>(cairn::core::process_memory("VmRSS"));
   const bench::Run run = work.prepare();
   const int repeats = repeats_of(run, flags.tiny);
   milliseconds(run, 1);
   milliseconds(run, 1);  // what the first made and kept is there now
   nlohmann::json row = facts(work);
-  row["process_bytes"] = static_cast<double>(support::process_memory("VmHWM")) - before;
+  row["process_bytes"] = static_cast<double>(cairn::core::process_memory("VmHWM")) - before;
   row["peak_bytes"] = cairn::core::memory_stats(device).peak_total;
 
   const bench::Run loop = loop_of(work);

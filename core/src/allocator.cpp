@@ -219,7 +219,7 @@ bool Allocator::over_capacity(std::size_t bytes) const {
 
 void Allocator::trim_for(std::size_t block_bytes) {
   const std::size_t reserved = stats_.reserved + block_bytes;
-  const std::size_t most = std::min(capacity_, most_reserved(most_live_, cuts_));
+  const std::size_t most = std::min({capacity_, cache_bound_, most_reserved(most_live_, cuts_)});
   if (reserved > most) release_cached_locked(cuts_ ? SIZE_MAX : reserved - most);
 }
 
@@ -469,6 +469,12 @@ void Allocator::set_capacity(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   capacity_ = bytes;
   if (stats_.reserved > capacity_) release_cached_locked();
+}
+
+void Allocator::set_cache_bound(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  cache_bound_ = bytes;
+  trim_for(0);
 }
 
 void Allocator::release_cached() {

@@ -69,6 +69,7 @@ class Allocator {
   void reset_peak();
   std::size_t capacity();
   void set_capacity(std::size_t bytes);
+  void set_cache_bound(std::size_t bytes);
   void release_cached();
   /// Blocks that are freed in this stream's order are for it alone, until release().
   void retain(void* stream);
@@ -138,6 +139,7 @@ class Allocator {
   std::size_t cached_ = 0;     // bytes in cache_
   std::size_t most_live_ = 0;  // bytes of live blocks, at most ever
   std::size_t capacity_;
+  std::size_t cache_bound_ = SIZE_MAX;  // of live and cached bytes
   MemoryStats stats_;
   Storage* live_ = nullptr;
 };

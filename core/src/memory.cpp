@@ -22,15 +22,18 @@ namespace {
 
 thread_local MemoryCategory current_category = MemoryCategory::other;
 
-// Small blocks from the heap; from 2 MiB on, at a huge page's boundary and made of those where the
-// kernel has them: memory-bound kernels then miss the TLB less.
+// Small blocks from the heap. From a page of the allocator's on they are mapped, so that the system
+// has back all of what is released: holes in the heap would stay the process's. From 2 MiB on they
+// lie at a huge page's boundary and are made of those where the kernel has them: memory-bound
+// kernels then miss the TLB less.
 class HostMemory final : public SystemMemory {
  public:
   void* allocate(std::size_t bytes) override {
-    return bytes < kHugePage ? std::aligned_alloc(64, bytes) : map(bytes);
+    if (bytes < kPage) return std::aligned_alloc(64, bytes);
+    return bytes < kHugePage ? map_anywhere(bytes) : map(bytes);
   }
   void release(void* data, std::size_t bytes) noexcept override {
-    if (bytes < kHugePage) {
+    if (bytes < kPage) {
       std::free(data);
     } else {
       unmap(data, bytes);
@@ -66,10 +69,14 @@ class HostMemory final : public SystemMemory {
     return mmap(page, kPage, PROT_READ | PROT_WRITE, kFlags, -1, 0) != MAP_FAILED ||
            errno == EEXIST;
   }
+  static void* map_anywhere(std::size_t bytes) {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return data == MAP_FAILED ? nullptr : data;
+  }
   static void* map(std::size_t bytes) {
     const std::size_t padded = bytes + kHugePage;
-    void* raw = mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (raw == MAP_FAILED) return nullptr;
+    void* raw = map_anywhere(padded);
+    if (raw == nullptr) return nullptr;
     auto* begin = static_cast<char*>(raw);
     const std::size_t head =
         (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) % kHugePage;

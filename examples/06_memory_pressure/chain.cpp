@@ -75,7 +75,7 @@ std::vector<double> planned(const Job& job, const std::function<void()>& stepped
   return train(job, stepped, run, [&](nn::Sequential& chain, const Tensor& x) {
     const std::size_t room = 3 * x.nbytes();
     const std::size_t budget = job.budget > room ? job.budget - room : SIZE_MAX / 4;
-    checkpointing::plan_recomputation(chain, x, budget).apply(chain);
+    checkpointing::plan_recomputation(chain, x, budget, {.tensors_only = true}).apply(chain);
   });
 }
 

@@ -12,11 +12,11 @@
 #include "cairn/core/generator.h"
 #include "cairn/core/log.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/process_memory.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/data_parallel.h"
-#include "support/process_memory.h"
 
 namespace memory_pressure {
 
@@ -224,7 +224,7 @@ amp::Options amp_options(const checkpointing::Precision& precision) {
 void forget_planning() {
   core::release_cached_memory(Device{});
   core::reset_peak_memory(Device{});
-  support::reset_most_memory();
+  core::reset_most_process_memory();
 }
 
 /// What plan_training takes for the fastest within the budget.
@@ -232,6 +232,7 @@ std::vector<double> trained_by_plan(const Job& job, const std::function<void()>&
   Training training(job);
   checkpointing::TrainingPlanOptions options;
   options.moments = 1;
+  options.tensors_only = true;  // as the device is capped
   std::erase_if(options.precisions, [](const auto& p) { return p.half == DType::f16; });
   const Batch first = draw(job, 0);
   const std::size_t budget = job.budget > 0 ? job.budget : SIZE_MAX / 4;

@@ -5,7 +5,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
-#include "support/process_memory.h"
+#include "cairn/core/process_memory.h"
 
 namespace memory_pressure {
 
@@ -48,11 +48,11 @@ Outcome measure(const Way& way, const Job& job) {
     core::reset_peak_memory(device);
     if (job.budget > 0) core::set_memory_capacity(device, job.budget);
   }
-  support::reset_most_memory();
+  core::reset_most_process_memory();
 
   Outcome outcome;
   outcome.name = way.name;
-  outcome.program = support::process_memory("VmRSS");
+  outcome.program = core::process_memory("VmRSS");
   std::vector<double> seconds;
   auto last = std::chrono::steady_clock::now();
   const auto stepped = [&] {
@@ -72,7 +72,7 @@ Outcome measure(const Way& way, const Job& job) {
     outcome.device = std::max(outcome.device, peak);
     outcome.tensors += peak;
   }
-  outcome.process = support::process_memory("VmHWM");
+  outcome.process = core::process_memory("VmHWM");
   return outcome;
 }
 

@@ -12,16 +12,17 @@
 #include <optional>
 
 #include "cairn/amp/amp.h"
+#include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
+#include "cairn/core/process_memory.h"
 #include "cairn/data/loader.h"
 #include "cairn/data/text.h"
 #include "cairn/optim/adam.h"
 #include "model.h"
 #include "support/flags.h"
-#include "support/process_memory.h"
 #include "support/reporter.h"
 
 namespace {
@@ -54,7 +55,8 @@ struct Flags {
         ->check(CLI::IsMember({"f16", "bf16"}));
     app.add_flag("--full-state", full_state,
                  "masters and moments in f32, not as bf16 with 16-bit remainders");
-    app.add_flag("--recompute", recompute, "blocks keep their inputs only");
+    app.add_flag("--recompute", recompute,
+                 "blocks keep their inputs only, even where more would fit");
     app.add_option("--budget", budget, "memory of the whole process: 3G")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
         ->default_str("3G");
@@ -96,10 +98,64 @@ Tensor to_tokens(const Tensor& bytes) {
   return Tensor::from(tokens, bytes.shape(), DType::i64);
 }
 
+/// How a step is cut so that it fits.
+struct Way {
+  bool recompute = false;  // blocks keep their inputs only
+  int parts = 1;           // micro-batches
+
+  std::string text() const {
+    const std::string kept = recompute ? "recomputed blocks" : "every activation kept";
+    return parts == 1 ? kept : core::str(kept, ", ", parts, " micro-batches");
+  }
+};
+
+/// One pass over a batch's tokens [B, T]; returns the mean loss. Gradients are added up.
+double backward_through(gpt2::Gpt2& model, amp::Amp& precision, const Tensor& tokens,
+                        const Tensor& next, const Way& way) {
+  const std::int64_t n = tokens.size(0);
+  double loss = 0.0;
+  for (std::int64_t k = 0; k < way.parts; ++k) {
+    const std::int64_t begin = n * k / way.parts, end = n * (k + 1) / way.parts;
+    const double share = static_cast<double>(end - begin) / static_cast<double>(n);
+    const auto region = precision.region();
+    const Tensor mean = model.loss(autograd::slice(tokens, 0, begin, end),
+                                   autograd::slice(next, 0, begin, end), way.recompute);
+    precision.backward(mean, {.weight = share});
+    loss += mean.item() * share;
+  }
+  return loss;
+}
+
+/// The first way whose step fits below the cap, tried on a batch of nothing: plain, recomputed, in
+/// more and more micro-batches. Throws core::OutOfMemory.
+Way fitting_way(gpt2::Gpt2& model, amp::Amp& precision, optim::FusedAdam& optimizer,
+                const Flags& flags) {
+  const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+  std::int64_t count = 0;
+  for (const auto& [name, parameter] : model.parameters()) count += parameter.numel();
+  const bool compact = optimizer.state_options().moments == DType::bf16;
+  const Tensor moments = Tensor::empty({2 * count}, compact ? DType::bf16 : DType::f32);
+  const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
+  for (Way way{.recompute = flags.recompute};; way.recompute = true) {
+    if (way.parts > 1) optimizer.arenas()[0]->use_f32_slots();  // they add up in f32
+    try {
+      backward_through(model, precision, tokens, tokens, way);
+      model.clear_grad();
+      core::release_cached_memory(Device{});
+      return way;
+    } catch (const core::OutOfMemory&) {
+      model.clear_grad();
+      if (way.recompute && 2 * way.parts > flags.batch_size) throw;
+    }
+    std::printf("%s: does not fit\n", way.text().c_str());
+    if (way.recompute) way.parts *= 2;
+  }
+}
+
 /// Live tensors may have what the program leaves of the budget.
 void cap_memory(std::uint64_t budget) {
   constexpr std::size_t kLibraries = std::size_t{40} << 20;  // what they still load and keep
-  const std::size_t taken = support::process_memory("VmRSS") + kLibraries;
+  const std::size_t taken = core::process_memory("VmRSS") + kLibraries;
   CAIRN_CHECK(budget > taken, "gpt2", "expected a --budget over ", support::human_bytes(taken),
               ", which the program takes, got ", support::human_bytes(budget));
   core::set_memory_capacity(Device{}, budget - taken);
@@ -111,23 +167,19 @@ void train(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags)
     optimizer.set_state_options({DType::bf16, optim::MasterStorage::remainder});
   }
   amp::Amp precision = amp::initialize(model, optimizer, flags.common.amp_options({}));
+  const Way way = fitting_way(model, precision, optimizer, flags);
+  std::printf("within %s: %s\n", support::human_bytes(flags.budget).c_str(), way.text().c_str());
   data::RandomSampler sampler(text.size(), flags.seed);
   data::DataLoader loader(text, sampler, {.batch_size = flags.batch_size, .drop_last = true});
   for (int step = 1; step <= flags.steps;) {
     for (const data::Batch& batch : loader) {
       const auto start = std::chrono::steady_clock::now();
-      double loss = 0.0;
-      {
-        const auto region = precision.region();
-        const Tensor value =
-            model.loss(to_tokens(batch.inputs), to_tokens(batch.labels), flags.recompute);
-        precision.backward(value);
-        loss = value.item();
-      }
+      const double loss =
+          backward_through(model, precision, to_tokens(batch.inputs), to_tokens(batch.labels), way);
       const optim::StepResult result = precision.step();
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
       std::printf("step %d/%d: loss %.4f, %.2f s, process %s%s%s\n", step, flags.steps, loss,
-                  spent.count(), support::human_bytes(support::process_memory("VmHWM")).c_str(),
+                  spent.count(), support::human_bytes(core::process_memory("VmHWM")).c_str(),
                   result.applied ? "" : "; skipped: ", result.reason.c_str());
       std::fflush(stdout);
       if (++step > flags.steps) break;
@@ -140,7 +192,6 @@ void train_within_budget(gpt2::Gpt2& model, const data::TextDataset& text, const
     train(model, text, flags);
   } catch (const core::OutOfMemory& error) {
     std::string advice;
-    if (!flags.recompute) advice += "; --recompute, which keeps the blocks' inputs only";
     if (flags.full_state) advice += "; no --full-state, which takes 8 bytes a parameter more";
     throw core::OutOfMemory(error.what() + advice + "; fewer --tokens or a smaller --batch-size");
   }
@@ -182,7 +233,7 @@ int run(const Flags& flags) {
     std::printf("wrote %s\n", flags.export_to.c_str());
   }
   if (!flags.logits.empty()) write_logits(model, text, flags);
-  const std::size_t most = support::process_memory("VmHWM");
+  const std::size_t most = core::process_memory("VmHWM");
   std::printf("the process took %s at most, of %s\n", support::human_bytes(most).c_str(),
               support::human_bytes(flags.budget).c_str());
   return most <= flags.budget ? 0 : 1;

@@ -339,7 +339,8 @@ TEST(Planner, MeetsEveryBudgetWithTheBitsOfPlainTraining) {
   const std::size_t standing = core::memory_stats(core::default_device()).current_total;
   for (const double share : {1.02, 0.8, 0.6, 0.52}) {
     const auto budget = static_cast<std::size_t>(share * static_cast<double>(plain.peak));
-    const RecomputationPlan plan = plan_recomputation(model, x, budget, {.repeats = 1});
+    const RecomputationPlan plan =
+        plan_recomputation(model, x, budget, {.tensors_only = true, .repeats = 1});
     EXPECT_EQ(core::memory_stats(core::default_device()).current_total, standing);
     plan.apply(model);
     const Step step = step_of(model, x);
@@ -356,7 +357,7 @@ TEST(Planner, ARefusedBudgetNamesTheLeastThatDoesAndLeavesTheModelAsItWas) {
   nn::Sequential model = unequal_chain();
   const Tensor x = test::normal_tensor({512, 64}, 2);
   const auto plan = [&](std::size_t budget) {
-    return plan_recomputation(model, x, budget, {.repeats = 1});
+    return plan_recomputation(model, x, budget, {.tensors_only = true, .repeats = 1});
   };
   const std::string message = message_of<core::OutOfMemory>([&] { (void)plan(1000); });
   const std::string start = "expected a budget of at least ";
@@ -479,7 +480,8 @@ TEST(Planner, OffloadsWhereThatIsFasterThanToRunAgain) {
   const Tensor x = test::normal_tensor({1024, 256}, 2);
   const Step plain = step_of(model, x);
   const TemporaryFolder folder;
-  const PlanOptions options{.repeats = 2, .offload = OffloadOptions{.folder = folder.string()}};
+  const PlanOptions options{
+      .tensors_only = true, .repeats = 2, .offload = OffloadOptions{.folder = folder.string()}};
   bool offloaded = false;
   for (const double share : {0.9, 0.8, 0.7}) {
     const auto budget = static_cast<std::size_t>(share * static_cast<double>(plain.peak));
@@ -507,7 +509,8 @@ TEST(Planner, SeesWhatAmpPutsAroundAModel) {
     const Tensor x = test::normal_tensor({512, 64}, 2);
     const Step plain = step_of(model, x);
     const std::size_t budget = plain.peak * 7 / 10;
-    const RecomputationPlan plan = plan_recomputation(model, x, budget, {.repeats = 1});
+    const RecomputationPlan plan =
+        plan_recomputation(model, x, budget, {.tensors_only = true, .repeats = 1});
     plan.apply(model);
     const Step step = step_of(model, x);
     EXPECT_EQ(step.gradients, plain.gradients) << plan.report();
@@ -573,7 +576,8 @@ TEST(Planner, LongChainsAreCutIntoNeighbours) {
   for (const std::size_t activations : {20, 40, 150}) {
     Tensor(x).clear_grad();
     const std::size_t budget = standing + activations * x.nbytes();
-    const RecomputationPlan plan = plan_recomputation(blocks, x, budget, {.repeats = 1});
+    const RecomputationPlan plan =
+        plan_recomputation(blocks, x, budget, {.tensors_only = true, .repeats = 1});
     EXPECT_EQ(plan.schedule().back().end, blocks.size());
     core::reset_peak_memory(core::default_device());
     autograd::backward(plan.run(x));

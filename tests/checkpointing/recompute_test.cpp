@@ -133,27 +133,27 @@ TEST(Recompute, ReplaysUnderTheCastPoliciesOfTheForward) {
   EXPECT_TRUE(x.grad().defined());
 }
 
-class Precision : public ::testing::TestWithParam<int> {
+class ReplayPrecision : public ::testing::TestWithParam<int> {
  protected:
   bool autocast() const { return GetParam() > 0; }
   DType half() const { return GetParam() == 2 ? DType::bf16 : DType::f16; }
 };
 
-TEST_P(Precision, GradientsAreTheSameBits) {
+TEST_P(ReplayPrecision, GradientsAreTheSameBits) {
   const StepOutcome plain = train(How::plain, autocast(), half());
   const StepOutcome checkpointed = train(How::checkpointed, autocast(), half());
   EXPECT_EQ(plain.values, checkpointed.values);
   EXPECT_EQ(plain.offset, checkpointed.offset);
 }
 
-TEST_P(Precision, NestedToo) {
+TEST_P(ReplayPrecision, NestedToo) {
   const StepOutcome plain = train(How::plain, autocast(), half());
   const StepOutcome nested = train(How::nested, autocast(), half());
   EXPECT_EQ(plain.offset, nested.offset);
   EXPECT_EQ(plain.values, nested.values);
 }
 // Its backward writes over the gates that the replay made.
-TEST_P(Precision, AnLstmToo) {
+TEST_P(ReplayPrecision, AnLstmToo) {
   const auto gradients = [&](bool replayed) {
     manual_seed(7);
     nn::LSTM lstm(8, 16, {.layers = 2, .bidirectional = true});
@@ -170,7 +170,7 @@ TEST_P(Precision, AnLstmToo) {
   };
   EXPECT_EQ(gradients(true), gradients(false));
 }
-INSTANTIATE_TEST_SUITE_P(All, Precision, ::testing::Values(0, 1, 2), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(All, ReplayPrecision, ::testing::Values(0, 1, 2), [](const auto& info) {
   return std::string(info.param == 0 ? "f32" : info.param == 1 ? "autocast_f16" : "autocast_bf16");
 });
 

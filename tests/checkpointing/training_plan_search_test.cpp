@@ -90,6 +90,7 @@ RandomTask random_task(Drawn& draw, const std::string& folder) {
   }
   const std::vector<Precision> all = checkpointing::precisions();
   options.precisions = {all[0], all[draw.one_in(2) ? 1 : 3]};
+  options.tensors_only = true;
   options.moments = draw.between(0, 2);
   options.compact_state = true;
   if (!draw.one_in(3)) options.micro_batches = {samples, (samples + 2) / 3};

@@ -90,19 +90,26 @@ TEST_F(Gpt2Example, LearnsAndIsReadByPyTorch) {
   }
 }
 
-TEST_F(Gpt2Example, SaysHowAStepWouldFitItsBudget) {
+TEST_F(Gpt2Example, FindsAWayToFitItsBudget) {
   const std::string wide = path("wide");
   ASSERT_EQ(
       run("--layers 4 --heads 4 --width 256 --positions 64 --words 300 --write-random " + wide)
           .status,
       0);
-  const std::string step = "--model " + wide + " --text " + text_ +
-                           " --tokens 64 --batch-size 128 --steps 2 --budget 200M";
-  const ShellResult plain = run(step);
-  EXPECT_EQ(plain.status, 1);
-  EXPECT_THAT(plain.err, HasSubstr("--recompute, which keeps the blocks' inputs only"));
-  const ShellResult recomputed = run(step + " --recompute");
+  const std::string step =
+      "--model " + wide + " --text " + text_ + " --tokens 64 --batch-size 128 --steps 2 --budget ";
+  const ShellResult recomputed = run(step + "200M");
   EXPECT_EQ(recomputed.status, 0) << recomputed.out << recomputed.err;
+  EXPECT_THAT(recomputed.out, HasSubstr("every activation kept: does not fit"));
+  EXPECT_THAT(recomputed.out, HasSubstr("within 200.0 MiB: recomputed blocks\n"));
+  const ShellResult cut = run(step + "150M");
+  EXPECT_EQ(cut.status, 0) << cut.out << cut.err;
+  EXPECT_THAT(cut.out, HasSubstr("within 150.0 MiB: recomputed blocks, "));
+  EXPECT_THAT(cut.out, HasSubstr(" micro-batches\n"));
+  const ShellResult refused = run("--model " + wide + " --text " + text_ +
+                                  " --tokens 64 --batch-size 16 --steps 1 --budget 84M");
+  EXPECT_EQ(refused.status, 1) << refused.out;
+  EXPECT_THAT(refused.err, HasSubstr("fewer --tokens or a smaller --batch-size"));
 }
 
 TEST_F(Gpt2Example, SaysWhatIsWrong) {

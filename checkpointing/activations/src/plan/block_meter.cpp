@@ -94,6 +94,10 @@ class BlockMeter {
   }
 
   MeasuredBlock measure() {
+    if (options_.times_only) {
+      step(profile_, block_);
+      return {profile_, pass(), differentiable_};
+    }
     const std::size_t before = level();
     pass();  // the first run of anything is slow, and autocast keeps what it casts
     profile_.cached = level() - before;
@@ -417,6 +421,7 @@ std::vector<BlockProfile> measure_blocks(const char* op, const std::vector<Segme
   own.chain = blocks.size();
   MeasuredBlock last{{}, input.detach(), input.requires_grad()};
   for (const Segment& block : blocks) {
+    if (own.budget != nullptr) own.budget->refresh();
     last = measure_block(op, block, last.result, last.result_wants_gradient, own);
     profile.push_back(last.profile);
   }

@@ -7,6 +7,7 @@
 
 #include "cairn/checkpointing/planner.h"
 #include "plan/operation_meter.h"
+#include "plan/planning_budget.h"
 
 namespace cairn::checkpointing {
 
@@ -23,11 +24,13 @@ struct KnownBlocks {
 };
 
 struct MeterOptions {
-  int repeats = 1;               // timed runs, of which the fastest counts
-  bool accumulates = false;      // gradients of parameters have memory before the backward
-  Offload* offload = nullptr;    // given: the block is measured with it, too
-  KnownBlocks* known = nullptr;  // given: of the same options
-  std::size_t chain = 1;         // blocks that the chain has
+  int repeats = 1;                   // timed runs, of which the fastest counts
+  bool accumulates = false;          // gradients of parameters have memory before the backward
+  Offload* offload = nullptr;        // given: the block is measured with it, too
+  KnownBlocks* known = nullptr;      // given: of the same options
+  std::size_t chain = 1;             // blocks that the chain has
+  PlanningBudget* budget = nullptr;  // given: refreshed before each block
+  bool times_only = false;           // of one step, and nothing else
 };
 
 struct MeasuredBlock {

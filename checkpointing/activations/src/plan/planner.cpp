@@ -8,10 +8,10 @@
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/parallel_for.h"
-#include "cairn/core/stream.h"
 #include "cairn/nn/sequential.h"
 #include "plan/block_meter.h"
 #include "plan/chain_schedule.h"
+#include "plan/planning_budget.h"
 #include "plan/schedule_choice.h"
 #include "plan/schedule_run.h"
 
@@ -22,19 +22,34 @@ namespace {
 constexpr const char* kPlanner = "plan_recomputation";
 constexpr std::size_t kFinest = 8;  // times the slots of a long chain
 
-Schedule choose(const std::vector<BlockProfile>& profile, std::size_t standing, std::size_t budget,
-                int slots) {
+Schedule choose(const std::vector<BlockProfile>& profile, std::size_t standing,
+                const PlanningBudget& room, std::size_t budget, int slots) {
   const std::size_t finer = std::min(ChainProgramme::kMostBlocks / profile.size(), kFinest);
   const ScheduleChoice choice(profile,
                               static_cast<std::size_t>(slots) * std::max<std::size_t>(1, finer));
-  const CostedSchedule* best = choice.fastest(budget > standing ? budget - standing : 0);
+  const CostedSchedule* best =
+      choice.fastest(room.of_tensors() > standing ? room.of_tensors() - standing : 0);
   if (best == nullptr) {
     core::fail<core::OutOfMemory>(kPlanner, "expected a budget of at least ",
-                                  standing + choice.smallest().cost.peak, " bytes, of which ",
-                                  standing, " stand when the step begins, got ", budget,
+                                  room.beside() + standing + choice.smallest().cost.peak,
+                                  " bytes, of which ", room.beside() + standing,
+                                  " stand when the step begins, got ", budget,
                                   " (smaller batches, or smaller blocks, take less)");
   }
   return best->schedule;
+}
+
+// Where a block does not run in the budget no schedule fits; for the error that says which budget
+// would do, all run in what the machine has.
+std::vector<BlockProfile> measure_within(PlanningBudget& room, const std::vector<Segment>& blocks,
+                                         const Tensor& input, MeterOptions options) {
+  options.budget = &room;
+  try {
+    return measure_blocks(kPlanner, blocks, input, options);
+  } catch (const core::OutOfMemory&) {
+    room.lift();
+  }
+  return measure_blocks(kPlanner, blocks, input, options);
 }
 
 }  // namespace
@@ -83,18 +98,18 @@ RecomputationPlan plan_recomputation(const std::vector<Segment>& blocks, const T
   CAIRN_CHECK(options.repeats > 0 && options.memory_slots > 0, kPlanner,
               "expected repeats and memory_slots above 0, got ", options.repeats, " and ",
               options.memory_slots);
-  core::Stream::current(input.device()).synchronize();
   const core::PassiveWaitGuard waits;  // the processors may be other programs', too
+  PlanningBudget room(input.device(), budget, !options.tensors_only);
   std::size_t standing = core::memory_stats(input.device()).current_total;
   std::shared_ptr<Offload> offload = planned_offload(options.offload);
-  std::vector<BlockProfile> profile = measure_blocks(
-      kPlanner, blocks, input, {options.repeats, options.accumulates, offload.get()});
+  std::vector<BlockProfile> profile =
+      measure_within(room, blocks, input, {options.repeats, options.accumulates, offload.get()});
   for (BlockProfile& block : profile) {
     if (!options.accumulates) break;
     standing += std::exchange(block.parameter_gradients, 0);
   }
-  core::release_cached_memory(input.device());  // what measuring took
-  Schedule schedule = choose(profile, standing, budget, options.memory_slots);
+  room.give_back();
+  Schedule schedule = choose(profile, standing, room, budget, options.memory_slots);
   return {blocks, std::move(profile), std::move(schedule), standing, std::move(offload)};
 }
 

@@ -18,9 +18,11 @@
 #include "cairn/nn/linear.h"
 #include "cairn/nn/sequential.h"
 #include "plan/block_meter.h"
+#include "plan/planning_budget.h"
 #include "plan/schedule_choice.h"
 #include "plan/schedule_run.h"
 #include "training_plan/model_bytes.h"
+#include "training_plan/paired_times.h"
 
 namespace cairn::checkpointing {
 
@@ -28,6 +30,8 @@ namespace {
 
 constexpr const char* kTrainingPlanner = "plan_training";
 constexpr std::size_t kPlannedSlots = 500;  // of memory, in the programme
+constexpr std::size_t kTimedAgain = 4;      // chains, and only those within a factor
+constexpr double kWithinNoise = 4;
 
 constexpr std::size_t kScaledLoss = 16;  // bytes: the loss times its scale and weight
 
@@ -50,22 +54,6 @@ Segment fused_end(const nn::Linear& linear, const Tensor& target) {
     return autograd::linear_cross_entropy(x, weight, bias, target);
   };
 }
-
-// Caps the device for a scope.
-class CapacityGuard {
- public:
-  CapacityGuard(Device device, std::size_t bytes)
-      : device_(device), before_(core::memory_capacity(device)) {
-    core::set_memory_capacity(device, std::min(before_, bytes));
-  }
-  ~CapacityGuard() { core::set_memory_capacity(device_, before_); }
-  CapacityGuard(const CapacityGuard&) = delete;
-  CapacityGuard& operator=(const CapacityGuard&) = delete;
-
- private:
-  Device device_;
-  std::size_t before_;
-};
 
 class RunnerGuard {
  public:
@@ -94,6 +82,21 @@ bool trains_batch_norms(nn::Module& model) {
 // What decides a chain's profile, beside its precision.
 struct ChainKind {
   bool fused = false, balanced = true;
+};
+
+// A chain whose choices have been added, to be timed again.
+struct TimedChain {
+  Precision precision;
+  ChainKind kind;
+  std::int64_t size = 0;
+  bool extrapolated = false;
+  double seconds = 0;  // as it was measured, kept whole
+};
+
+// What a choice's time is made of.
+struct TimedChoice {
+  std::size_t chain = 0;
+  double steps = 0, fixed = 0;  // seconds: of its micro-batches, of the update
 };
 
 struct MeasuredChain {
@@ -174,11 +177,10 @@ class TrainingPlanner {
                   const TrainingWorld& world, const TrainingPlanOptions& options)
       : model_(model),
         batch_(batch),
-        budget_(budget),
-        most_(budget),
         world_(world),
         options_(options),
         device_(batch.x.device()),
+        room_(device_, budget, !options.tensors_only && world.devices == 1),
         loss_(options.loss
                   ? options.loss
                   : [](const Tensor& y, const Tensor& t) { return autograd::cross_entropy(y, t); }),
@@ -194,6 +196,12 @@ class TrainingPlanner {
       for (const ChainKind& kind : all) add_choices(precision, kind, progress);
     }
     if (choices_.empty()) add_smallest(all);
+    time_fastest_again();
+    room_.give_back();
+    for (TrainingChoice& choice : choices_) {  // libraries have taken what they take
+      choice.beside = room_.beside();
+      choice.fits = choice.fits && choice.peak_bytes <= room_.of_tensors();
+    }
     return std::move(choices_);
   }
 
@@ -240,7 +248,7 @@ class TrainingPlanner {
   // Where nothing runs in the budget: what the smallest size takes in all that the device has, for
   // the error that says which budget would do.
   void add_smallest(const std::vector<ChainKind>& kinds) {
-    most_ = core::memory_capacity(device_);
+    room_.lift();
     for (const Precision& precision : options_.precisions) {
       for (const ChainKind& kind : kinds) {
         const std::int64_t size = sizes_.front();
@@ -295,8 +303,65 @@ class TrainingPlanner {
     chain.input = extended(chain.input, input, ratio);
   }
 
-  MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size) {
-    const CapacityGuard capacity(device_, most_);
+  // Of a module kept whole, one after another.
+  static double plain_seconds(const MeasuredChain& chain) {
+    double seconds = 0;
+    for (const BlockProfile& block : chain.profile) {
+      seconds += block.forward_seconds + block.backward_seconds;
+    }
+    return seconds;
+  }
+
+  // The fastest choice of each chain that fits and was measured, where noise could have put it behind
+  // another's.
+  std::vector<std::size_t> fastest_of_chains() const {
+    std::vector<std::size_t> order, best;
+    for (std::size_t i = 0; i < choices_.size(); ++i) {
+      if (choices_[i].fits && !choices_[i].extrapolated) order.push_back(i);
+    }
+    std::sort(order.begin(), order.end(),
+              [&](auto a, auto b) { return choices_[a].seconds < choices_[b].seconds; });
+    for (const std::size_t i : order) {
+      const bool near = choices_[i].seconds <= kWithinNoise * choices_[order[0]].seconds;
+      const bool known = std::any_of(best.begin(), best.end(), [&](std::size_t other) {
+        return timed_[other].chain == timed_[i].chain;
+      });
+      if (near && !known && best.size() < kTimedAgain) best.push_back(i);
+    }
+    return best;
+  }
+
+  // What else the machine did while the one or the other was measured must not choose: the fastest
+  // are timed by turns until they differ for sure.
+  void time_fastest_again() {
+    const std::vector<std::size_t> best = fastest_of_chains();
+    if (best.size() < 2) return;
+    std::vector<std::function<double()>> works;
+    for (const std::size_t i : best) {
+      works.emplace_back([this, &timed = timed_[i]] {
+        const TimedChain& chain = timed_chains_[timed.chain];
+        const double now =
+            plain_seconds(measure(chain.precision, chain.kind, chain.size, /*times_only=*/true));
+        return timed.steps * now / chain.seconds + timed.fixed;
+      });
+    }
+    const std::vector<double> seconds = paired_times(works);
+    std::vector<double> ratios(timed_chains_.size(), 0);  // 0: not timed again
+    for (std::size_t k = 0; k < best.size(); ++k) {
+      const TimedChoice& timed = timed_[best[k]];
+      ratios[timed.chain] = (seconds[k] - timed.fixed) / timed.steps;
+    }
+    const double fastest = *std::min_element(seconds.begin(), seconds.end());
+    for (std::size_t i = 0; i < choices_.size(); ++i) {
+      const double ratio = ratios[timed_[i].chain];
+      choices_[i].seconds = ratio > 0 ? ratio * timed_[i].steps + timed_[i].fixed
+                                      : std::max(choices_[i].seconds, fastest);
+    }
+  }
+
+  MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size,
+                        bool times_only = false) {
+    times_only_ = times_only;
     const std::int64_t part = part_of(size);
     const std::int64_t with_loss = kind.balanced ? part : size;
     const Tensor target = micro_batch_of(batch_.target, batch_.dimension, with_loss);
@@ -309,6 +374,7 @@ class TrainingPlanner {
     MeasuredBlock last{{}, x, false};
     KnownBlocks known;
     for (std::size_t i = 0; i < model_.size(); ++i) {
+      room_.refresh();
       const Tensor own_target = i + 1 == model_.size() ? target : Tensor();
       last = measure_module(precision, kind, model_.at(i), last, own_target, known);
       chain.profile.push_back(last.profile);
@@ -348,11 +414,17 @@ class TrainingPlanner {
       region.emplace(true, precision.half);
     }
     if (target.defined()) {
-      return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                           {options_.repeats, true});
+      return measure_block(
+          kTrainingPlanner, block, before.result, before.result_wants_gradient,
+          {.repeats = options_.repeats, .accumulates = true, .times_only = times_only_});
     }
     return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                         {options_.repeats, true, offload_.get(), &known, model_.size()});
+                         {.repeats = options_.repeats,
+                          .accumulates = true,
+                          .offload = offload_.get(),
+                          .known = &known,
+                          .chain = model_.size(),
+                          .times_only = times_only_});
   }
 
   static Tensor in_region(const Precision& precision, const Segment& forward, const Tensor& x) {
@@ -377,6 +449,7 @@ class TrainingPlanner {
   void add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size,
                    const MeasuredChain& chain) {
     const ScheduleChoice schedules(chain.profile, kPlannedSlots);
+    timed_chains_.push_back({precision, kind, size, chain.extrapolated, plain_seconds(chain)});
     TrainingChoice choice;
     choice.precision = precision;
     choice.micro_batch = size;
@@ -412,7 +485,8 @@ class TrainingPlanner {
     add_choice(choice, schedules.plain(), fixed);
     if (choices_.back().fits) return;
     const std::size_t beside = standing_of(choice) + scaled_losses();
-    const std::size_t room = budget_ > beside ? budget_ - beside : 0;
+    const std::size_t budget = room_.of_tensors();
+    const std::size_t room = budget > beside ? budget - beside : 0;
     const CostedSchedule* best = room < added_gradient(choice) ? nullptr : schedules.fastest(room);
     add_choice(choice, best == nullptr ? schedules.smallest() : *best, fixed);
   }
@@ -428,8 +502,9 @@ class TrainingPlanner {
 
   // What measuring may still take.
   std::size_t room() const {
-    const std::size_t standing = core::memory_stats(device_).current_total;
-    return most_ > standing ? most_ - standing : 0;
+    const std::size_t standing = core::memory_stats(device_).current_total,
+                      most = core::memory_capacity(device_);
+    return most > standing ? most - standing : 0;
   }
 
   static std::size_t standing_of(const TrainingChoice& choice) {
@@ -453,22 +528,26 @@ class TrainingPlanner {
     choice.peak_bytes = standing_of(choice) + choice.activations;
     const double share = static_cast<double>(samples()) / static_cast<double>(choice.micro_batch);
     choice.seconds = share * costed.cost.seconds + fixed;
-    choice.fits = choice.peak_bytes <= budget_;
+    timed_.push_back({timed_chains_.size() - 1, share * costed.cost.seconds, fixed});
+    choice.fits = choice.peak_bytes <= room_.of_tensors();
     choices_.push_back(std::move(choice));
   }
 
   nn::Sequential& model_;
   TrainingBatch batch_;
-  std::size_t budget_, most_;  // bytes; what measuring may take
   TrainingWorld world_;
   TrainingPlanOptions options_;
   Device device_;
+  PlanningBudget room_;
   LossFunction loss_;
   std::shared_ptr<Offload> offload_;
   ModelBytes bytes_;
   bool trains_batch_norms_;
   std::vector<std::int64_t> sizes_;
   std::vector<TrainingChoice> choices_;
+  std::vector<TimedChain> timed_chains_;
+  std::vector<TimedChoice> timed_;  // the choices', as many
+  bool times_only_ = false;
 };
 
 void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const TrainingWorld& world,
@@ -545,9 +624,7 @@ TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, st
   core::Stream::current(batch.x.device()).synchronize();
   const core::PassiveWaitGuard waits;  // the processors may be other programs', too
   const kernels::PassingLists lists;   // or the next plan finds a fuller device
-  TrainingPlan plan(TrainingPlanner(model, batch, budget, world, options).choices(), budget);
-  core::release_cached_memory(batch.x.device());  // what measuring took
-  return plan;
+  return {TrainingPlanner(model, batch, budget, world, options).choices(), budget};
 }
 
 }  // namespace cairn::checkpointing

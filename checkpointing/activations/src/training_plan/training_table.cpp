@@ -114,9 +114,9 @@ const TrainingChoice& TrainingPlan::best() const {
       told ? ""
            : "; so may split_batch_norms and compact_state of TrainingPlanOptions, which change "
              "results";
-  core::fail<core::OutOfMemory>("plan_training", "expected a budget of at least ", first.peak_bytes,
-                                " bytes (", first.describe(), "), got ", budget_,
-                                " (a smaller model takes less", advice, ")");
+  core::fail<core::OutOfMemory>("plan_training", "expected a budget of at least ",
+                                first.peak_bytes + first.beside, " bytes (", first.describe(),
+                                "), got ", budget_, " (a smaller model takes less", advice, ")");
 }
 
 std::string TrainingPlan::table(std::size_t rows) const {
@@ -129,9 +129,12 @@ std::string TrainingPlan::table(std::size_t rows) const {
   const std::size_t over = std::min(rows, choices_.size() - fitting);
   for (std::size_t i = 0; i < shown; ++i) lines.push_back(row_of(choices_[i]));
   for (std::size_t i = 0; i < over; ++i) lines.push_back(row_of(choices_[fitting + i]));
+  const std::size_t beside = choices_.empty() ? 0 : choices_.front().beside;
   std::ostringstream out;
   out << "budget " << megabytes(budget_) << " MB: " << fitting << " of " << choices_.size()
-      << " choices fit; predicted, the fastest first, then the smallest that do not fit\n"
+      << " choices fit"
+      << (beside > 0 ? core::str(" beside ", megabytes(beside), " MB of the process") : "")
+      << "; predicted, the fastest first, then the smallest that do not fit\n"
       << aligned(lines);
   if (std::any_of(choices_.begin(), choices_.end(), changes_results)) {
     out << "* changes results: batch norms see micro-batches; moments are rounded to bf16\n";

@@ -10,11 +10,17 @@
 // it keeps for its backward, and its peaks: kept whole, recomputed, and with the results of those
 // operations kept that take the most time for their bytes, one after another. Blocks that run the
 // same operations in the same memory are measured once. No more memory is used than one block
-// takes, beside one activation. Then the dynamic programme of Rotor (Beaumont et al., "Optimal
+// takes, beside one activation, and none beyond a budget that a schedule fits. Then the dynamic programme of Rotor (Beaumont et al., "Optimal
 // checkpointing for heterogeneous chains", arXiv 1911.13214), with these ways for each block, finds
 // the fastest schedule among those that keep what they have stored until it is used, and a
 // simulation of the schedule with what was really measured says its peak. Of chains of more than
 // 128 blocks, neighbours are treated alike.
+//
+// On the CPU a budget is the process's (VmHWM), because that is what the system kills: what the
+// process holds beside live tensors once the blocks are measured, its code, what libraries keep and
+// the trainer's own data, is subtracted. From then on the allocator keeps no more, live and cached
+// together, than the budget leaves (core::set_cache_bound; a plan for SIZE_MAX bytes lifts that).
+// On a GPU a budget is of the device's live tensors.
 //
 // What is outside of the chain when the plan is made, weights and optimizer state for example, is
 // part of the peak; a loss that is computed afterwards is not, so make it the last block.
@@ -76,6 +82,8 @@ struct PlanOptions {
   /// Several backwards run before gradients are cleared: the peak counts all of them from the
   /// start.
   bool accumulates = false;
+  /// The budget is of live tensors, not of all that the process takes. Of a GPU it always is.
+  bool tensors_only = false;
   int repeats = 3;  // runs of each kind of block in each way; the fastest counts
   int memory_slots =
       500;  // steps in which memory is counted; of short chains up to 8 times as many
@@ -129,7 +137,9 @@ class [[nodiscard]] RecomputationPlan {
   double seconds_ = 0, plain_seconds_ = 0;
 };
 
-/// The fastest schedule whose predicted peak is at most `budget` bytes on input's device. Generator
+/// The fastest schedule that is predicted to take at most `budget` bytes, of the process or of the
+/// live tensors on input's device (PlanOptions::tensors_only, GPUs). Where a block does not run in
+/// them, all run in what the machine has left, for the error to say what would do. Generator
 /// and batch norms' statistics stand afterwards where they stood. Gradients must be empty, and
 /// hooks of a data-parallel model see the backwards: plan before it is made. Throws
 /// core::InvalidArgument where a parameter has a gradient, core::OutOfMemory where no schedule

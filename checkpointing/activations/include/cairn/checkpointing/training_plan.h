@@ -11,10 +11,14 @@
 // The choice says how amp is to be initialized, the optimizer's state kept and the batch cut; its
 // loss() runs the model as planned.
 //
+// On the CPU the budget is the process's, as plan_recomputation's is; of several devices of one
+// process, and of a GPU, it is of each device's live tensors.
+//
 // Planning runs each module a few times by itself, forward and backward, at each precision and size
 // of micro-batch, with the device capped at the budget: it takes one block's memory and some steps'
-// time. Sizes that do not run in the budget are extrapolated from smaller ones. Where none does,
-// the smallest runs beyond the budget, module by module, in all that the device has: what a module
+// time. The fastest choices are then timed once more, by turns, until they differ for sure: what
+// else the machine does must not choose. Sizes that do not run in the budget are extrapolated from smaller ones. Where none does,
+// the smallest runs beyond the budget, module by module, in all that the machine has left: what a module
 // makes for itself shows only when it runs, and best() is to name the least budget that would do,
 // exactly. core::set_memory_capacity bounds that too; where nothing runs below it, best() names no
 // number. Weights, gradients and optimizer state are counted, and an update is timed on as many
@@ -88,7 +92,9 @@ struct TrainingPlanOptions {
   bool compact_state = false;
   bool fused_loss = true;                 // offers nn::linear_cross_entropy
   std::optional<OffloadOptions> offload;  // given: offers it
-  int repeats = 1;                        // timed runs of each module
+  /// The budget is of live tensors, as PlanOptions::tensors_only.
+  bool tensors_only = false;
+  int repeats = 1;  // timed runs of each module
 };
 
 /// One combination of means, with what it is predicted to take.
@@ -106,9 +112,10 @@ struct TrainingChoice {
   bool recomputes = false, offloads = false;
 
   bool fits = false;
-  bool extrapolated = false;  // from smaller micro-batches, because this one does not run
-  std::size_t peak_bytes = 0;
-  double seconds = 0;  // a step: all micro-batches and the update
+  bool extrapolated = false;   // from smaller micro-batches, because this one does not run
+  std::size_t peak_bytes = 0;  // of live tensors
+  std::size_t beside = 0;      // what the process takes more, where the budget is the process's
+  double seconds = 0;          // a step: all micro-batches and the update
   // What stands through the step, and what comes on top at its peak.
   std::size_t weights = 0, gradients = 0, optimizer_state = 0, other = 0, activations = 0;
 
