@@ -1,5 +1,5 @@
-// Nets that are trained within a budget of the process, planned by checkpointing::plan_recomputation,
-// in a process of their own.
+// Nets that are trained within a budget of the process, planned by
+// checkpointing::plan_recomputation, in a process of their own.
 #pragma once
 
 #include <cstddef>

@@ -1,13 +1,13 @@
-// ddp_steps turns MODEL RANKS STEPS PORT            a step of DDP, with overlap and without, the same
-//                                                   without DDP on as many ranks at once, its
-//                                                   buckets' all_reduces alone, and a step of
-//                                                   ShardedDataParallel, by turns
-// ddp_steps train MODEL RANKS THREADS STEPS PORT    a step of ranks of so many threads; one rank has
-//                                                   no DDP
-// ddp_steps control PORT                            the CPU time of the control plane
+// ddp_steps turns MODEL RANKS STEPS PORT          a step of DDP, with overlap and without, the same
+//                                                 without DDP on as many ranks at once, its
+//                                                 buckets' all_reduces alone, and a step of
+//                                                 ShardedDataParallel, by turns
+// ddp_steps train MODEL RANKS THREADS STEPS PORT  a step of ranks of so many threads; one rank has
+//                                                 no DDP
+// ddp_steps control PORT                          the CPU time of the control plane
 // ddp_steps pipeline RANKS MICRO_BATCHES SCHEDULE PORT
-//                                                   a step of stages that sleep in both directions;
-//                                                   SCHEDULE is gpipe or 1f1b
+//                                                 a step of stages that sleep in both directions;
+//                                                 SCHEDULE is gpipe or 1f1b
 //
 // MODEL is convnet (100 images a thread) or gpt (6 layers of 384, two rows of 256 tokens a thread);
 // f32. One JSON line: medians in milliseconds.

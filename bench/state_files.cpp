@@ -2,11 +2,11 @@
 // matrices each, as a language model has them. Prints one JSON line, times in milliseconds.
 //
 //   state_files save FOLDER MIB ROUNDS    saves, and dd with fsync of the same bytes, by turns
-//   state_files async FOLDER MIB ROUNDS   what a background save blocks, a plain save and memcpy, by turns
+//   state_files async FOLDER MIB ROUNDS   what a background save blocks, a save and memcpy, by turns
 //   state_files load FILE ROUNDS          the tensors of a .safetensors file, in memory
 //   state_files load_torch FILE ROUNDS    those of a .pt file, without checksums (torch.load's way)
 //   state_files entries FOLDER N          saves, verifies and resumes a state of N scalars
-//   state_files hostile FOLDER            refuses headers of 2.6 MB, each made to take long; the slowest
+//   state_files hostile FOLDER            refuses headers of 2.6 MB made to take long; the slowest
 //   state_files files FOLDER MIB          makes state.safetensors and state.pt for the two
 #include <unistd.h>
 

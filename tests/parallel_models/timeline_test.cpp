@@ -43,7 +43,7 @@ TimelineRecord exchange_and_copy() {
   stream.submit([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
   autograd::tanh(Tensor::full({4}, 1));
   stream.synchronize();
-  return timeline.finish();
+  return timeline.snapshot();
 }
 
 json trace_of(const TimelineRecord& record) {

@@ -33,8 +33,8 @@ struct FakeLink final : core::WorldLink {
 };
 
 /// What another rank tells in amp's step (amp/scaling/src/overflow_agreement.h, in what
-/// World::all_or_throw sends) that ends the losses of this rank's message `own`: loss 0 overflowed in these gradients of its own, or in the
-/// sum of all ranks'; neither: it found nothing.
+/// World::all_or_throw sends) that ends the losses of this rank's message `own`: loss 0 overflowed
+/// in these gradients of its own, or in the sum of all ranks'; neither: it found nothing.
 inline std::string step_report(const std::string& own, const std::vector<core::NonFinite>& its_own,
                                const std::vector<core::NonFinite>& sum = {}) {
   core::Unpacker message(own);

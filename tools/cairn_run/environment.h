@@ -27,8 +27,8 @@ LaunchedJob prepare_job(const Options& options);
 void renew(LaunchedJob& job);
 
 /// Makes this process's environment, with the job's variables set, as "NAME=value" entries. After a
-/// restart the run's id is another one: the ranks tell the others that they take the places of those
-/// before.
+/// restart the run's id is another one: the ranks tell the others that they take the places of
+/// those before.
 std::vector<std::string> environment_of(const LaunchedJob& job, int local_rank);
 
 }  // namespace cairn::run

@@ -312,8 +312,8 @@ class TrainingPlanner {
     return seconds;
   }
 
-  // The fastest choice of each chain that fits and was measured, where noise could have put it behind
-  // another's.
+  // The fastest choice of each chain that fits and was measured, where noise could have put it
+  // behind another's.
   std::vector<std::size_t> fastest_of_chains() const {
     std::vector<std::size_t> order, best;
     for (std::size_t i = 0; i < choices_.size(); ++i) {

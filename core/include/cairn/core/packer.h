@@ -1,5 +1,5 @@
-// Packer and Unpacker: what ranks tell each other: numbers (little-endian, 8 bytes), texts and bits,
-// one after another.
+// Packer and Unpacker: what ranks tell each other: numbers (little-endian, 8 bytes), texts and
+// bits, one after another.
 #pragma once
 
 #include <bit>

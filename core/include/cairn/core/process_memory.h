@@ -1,7 +1,8 @@
 // The process's memory: what the operating system says of it, what the machine still has, and how
 // much of it an allocator may hold on to.
 //
-// A process has more than live tensors: code, what libraries keep, and blocks that allocators cache.
+// A process has more than live tensors: code, what libraries keep, and blocks that allocators
+// cache.
 #pragma once
 
 #include <cstddef>

@@ -10,11 +10,11 @@
 // it keeps for its backward, and its peaks: kept whole, recomputed, and with the results of those
 // operations kept that take the most time for their bytes, one after another. Blocks that run the
 // same operations in the same memory are measured once. No more memory is used than one block
-// takes, beside one activation, and none beyond a budget that a schedule fits. Then the dynamic programme of Rotor (Beaumont et al., "Optimal
-// checkpointing for heterogeneous chains", arXiv 1911.13214), with these ways for each block, finds
-// the fastest schedule among those that keep what they have stored until it is used, and a
-// simulation of the schedule with what was really measured says its peak. Of chains of more than
-// 128 blocks, neighbours are treated alike.
+// takes, beside one activation, and none beyond a budget that a schedule fits. Then the dynamic
+// programme of Rotor (Beaumont et al., "Optimal checkpointing for heterogeneous chains", arXiv
+// 1911.13214), with these ways for each block, finds the fastest schedule among those that keep
+// what they have stored until it is used, and a simulation of the schedule with what was really
+// measured says its peak. Of chains of more than 128 blocks, neighbours are treated alike.
 //
 // On the CPU a budget is the process's (VmHWM), because that is what the system kills: what the
 // process holds beside live tensors once the blocks are measured, its code, what libraries keep and
