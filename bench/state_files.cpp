@@ -2,7 +2,7 @@
 // matrices each, as a language model has them. Prints one JSON line, times in milliseconds.
 //
 //   state_files save FOLDER MIB ROUNDS    saves, and dd with fsync of the same bytes, by turns
-//   state_files async FOLDER MIB ROUNDS   what a background save blocks, a save and memcpy, by turns
+//   state_files async FOLDER MIB ROUNDS   what a background save blocks; a save, memcpy: by turns
 //   state_files load FILE ROUNDS          the tensors of a .safetensors file, in memory
 //   state_files load_torch FILE ROUNDS    those of a .pt file, without checksums (torch.load's way)
 //   state_files entries FOLDER N          saves, verifies and resumes a state of N scalars
