@@ -361,7 +361,7 @@ BudgetRun run_within_budget(const std::string& name, std::size_t budget, int ste
     manual_seed(3 + static_cast<std::uint64_t>(step));
     run.seconds = seconds_of([&] { autograd::backward(net.model(net.x)); });
     for (const auto& p : net.model.parameters()) add_to(run.gradients, p.tensor.grad());
-    optimizer.step();
+    (void)optimizer.step();
     net.model.clear_grad();
   }
   run.process = core::process_memory("VmHWM");

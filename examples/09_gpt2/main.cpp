@@ -137,7 +137,7 @@ Way fitting_way(gpt2::Gpt2& model, amp::Amp& precision, optim::FusedAdam& optimi
   const Tensor moments = Tensor::empty({2 * count}, compact ? DType::bf16 : DType::f32);
   const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
   for (Way way{.recompute = flags.recompute};; way.recompute = true) {
-    if (way.parts > 1) optimizer.arenas()[0]->use_f32_slots();  // they add up in f32
+    if (way.parts > 1) optim::GradientArena::attach(model.parameters(), true);  // sums in f32
     try {
       backward_through(model, precision, tokens, tokens, way);
       model.clear_grad();

@@ -81,7 +81,7 @@ TEST(Timeline, HasTheDevicesPeakAndEveryOperation) {
   model.clear_grad();
   Timeline other("sqrt(n) segments");
   autograd::backward(autograd::mean(checkpoint_sequential(model, SqrtSegments{}, x)));
-  const TimelineRecord recomputed = other.finish();
+  const TimelineRecord recomputed = other.snapshot();
   EXPECT_GT(count(recomputed, autograd::Phase::recompute), 0);
   EXPECT_LT(recomputed.samples[recomputed.peak_sample()].peak, peak);
 
