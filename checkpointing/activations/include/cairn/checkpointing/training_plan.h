@@ -113,7 +113,8 @@ struct TrainingChoice {
   bool recomputes = false, offloads = false;
 
   bool fits = false;
-  bool extrapolated = false;   // from smaller micro-batches, because this one does not run
+  /// From smaller micro-batches, because this one does not run: peak_bytes is to some percent.
+  bool extrapolated = false;
   std::size_t peak_bytes = 0;  // of live tensors
   std::size_t beside = 0;      // what the process takes more, where the budget is the process's
   double seconds = 0;          // a step: all micro-batches and the update
