@@ -118,6 +118,7 @@ StepReport agree(const std::function<StepReport()>& find, const World& world) {
     return pack(own, own_overflows(own, world));
   });
   std::vector<Told> ranks;
+  ranks.reserve(all_told.size());
   for (const std::string& bytes : all_told)
     ranks.push_back(unpack(bytes, static_cast<int>(ranks.size())));
   check_alike(ranks);

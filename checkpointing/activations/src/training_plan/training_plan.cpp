@@ -337,6 +337,7 @@ class TrainingPlanner {
     const std::vector<std::size_t> best = fastest_of_chains();
     if (best.size() < 2) return;
     std::vector<std::function<double()>> works;
+    works.reserve(best.size());
     for (const std::size_t i : best) {
       works.emplace_back([this, &timed = timed_[i]] {
         const TimedChain& chain = timed_chains_[timed.chain];
