@@ -122,7 +122,9 @@ bool keeps(parallel::Collectives& nccl, DType dtype) {
   const Tensor x = numbers(dtype), y = Tensor::zeros({1000}, dtype, kGpu);
   const auto before = x.to_vector();
   std::uint64_t number = 0;
-  const auto next = [&] { nccl.begin({.sequence = ++number, .what = "collective of one rank"}); };
+  const auto next = [&] {
+    nccl.begin({.sequence = ++number, .what = [] { return "collective of one rank"; }});
+  };
   next(), nccl.all_reduce(x, parallel::ReduceOp::sum);
   next(), nccl.all_reduce(x, parallel::ReduceOp::mean);
   next(), nccl.broadcast(x, 0);
