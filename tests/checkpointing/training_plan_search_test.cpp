@@ -221,9 +221,7 @@ class PlanSearch {
     EXPECT_EQ(group.size() == 1, plain->fits) << first.describe();
     for (const TrainingChoice* choice : group) {
       const std::size_t peak = measured(*choice);
-      // Scratch of products does not grow in proportion.
-      const double most = choice->extrapolated ? 1.05 : 1.0;
-      EXPECT_TRUE(!choice->fits || static_cast<double>(peak) <= most * static_cast<double>(budget))
+      EXPECT_TRUE(!choice->fits || peak <= budget)
           << choice->describe() << ": " << peak << " of " << budget << ", predicted "
           << choice->peak_bytes << (choice->extrapolated ? ", extrapolated" : "");
       if (choice->extrapolated) continue;

@@ -223,6 +223,17 @@ TEST(Memory, ABlockCutFromALargerOneGoesBackApart) {
   std::memset(part->data(), 1, part->bytes());
 }
 
+// What would be left over is too small for a block of pages to be joined from it.
+TEST(Memory, ABlockKeepsAPartThatIsTooSmallForAnother) {
+  release_cached_memory(kCpu);
+  const std::size_t before = memory_stats(kCpu).reserved;
+  constexpr std::size_t kLarge = std::size_t{3} << 20, kSmall = std::size_t{2} << 20;
+  for (const std::size_t bytes : {kLarge, kSmall, kLarge}) {
+    Storage::allocate(bytes - 64, kCpu);  // less the tail that ASan's build adds
+    EXPECT_EQ(memory_stats(kCpu).reserved - before, kLarge);
+  }
+}
+
 // Threads allocate, mark, check and free at random: a block handed out twice shows as a torn mark
 // (and under TSan as a race).
 TEST(Memory, ThreadsNeverShareABlock) {

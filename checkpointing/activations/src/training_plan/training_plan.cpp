@@ -32,6 +32,7 @@ constexpr const char* kTrainingPlanner = "plan_training";
 constexpr std::size_t kPlannedSlots = 500;  // of memory, in the programme
 constexpr std::size_t kTimedAgain = 4;      // chains, and only those within a factor
 constexpr double kWithinNoise = 4;
+constexpr std::size_t kExtrapolationMargin = 16;  // a part: products' scratch is not proportional
 
 constexpr std::size_t kScaledLoss = 16;  // bytes: the loss times its scale and weight
 
@@ -461,6 +462,7 @@ class TrainingPlanner {
     choice.balanced_loss = kind.balanced;
     choice.extrapolated = chain.extrapolated;
     choice.other = bytes_.other() + chain.input;
+    if (chain.extrapolated) choice.other += schedules.plain().cost.peak / kExtrapolationMargin;
     choice.loss_function = loss_;
     choice.offload = offload_;
     for (const bool compact : {false, true}) {

@@ -113,7 +113,7 @@ struct TrainingChoice {
   bool recomputes = false, offloads = false;
 
   bool fits = false;
-  /// From smaller micro-batches, because this one does not run: peak_bytes is to some percent.
+  /// From smaller micro-batches, because this one does not run; peak_bytes then has a margin.
   bool extrapolated = false;
   std::size_t peak_bytes = 0;  // of live tensors
   std::size_t beside = 0;      // what the process takes more, where the budget is the process's
