@@ -204,10 +204,11 @@ class PlanSearch {
     }
   }
 
-  // What a peak is at least of its prediction. At O1 a step was seen to take less memory in the
-  // CPU's products than its blocks took one by one.
-  static double share_of_prediction(const TrainingChoice& choice) {
-    return choice.precision.autocast ? 0.75 : 0.85;
+  // What a peak is at least of its prediction. Where the last micro-batch is smaller, the products
+  // that add to gradients are smaller, too, and at O1 these take the most.
+  double share_of_prediction(const TrainingChoice& choice) {
+    const bool smaller_end = random_.task.batch.x.size(0) % choice.micro_batch != 0;
+    return choice.precision.autocast && smaller_end ? 0.75 : 0.95;
   }
 
   // The plain one, and another where that does not fit.
@@ -237,13 +238,14 @@ class PlanSearch {
   // By no schedule at all, or by less than what predictions are above the truth.
   void check_refused(const TrainingChoice& refused, std::size_t budget) {
     TrainingChoice tried = refused;
+    const std::size_t margin = refused.extrapolated ? refused.activations / 16 : 0;
     const std::size_t modules = random_.task.model.size();
     for (const Schedule& schedule :
          every_schedule(0, modules, random_.options.offload.has_value())) {
       tried.schedule = schedule;
       const std::size_t peak = measured(tried);
-      const double share = 0.05 + share_of_prediction(refused);
-      EXPECT_GT(static_cast<double>(peak), share * static_cast<double>(budget))
+      const double share = std::min(0.9, share_of_prediction(refused));
+      EXPECT_GT(static_cast<double>(peak), share * static_cast<double>(budget - margin))
           << refused.describe() << " was refused at " << refused.peak_bytes << " of " << budget;
     }
   }

@@ -129,6 +129,28 @@ TEST(TrainingPlan, PredictsThePeakOfEveryChoiceOfAConvNet) {
   expect_predicted(conv_net(), 6'000'000, {32, 8}, 12);
 }
 
+// The product of a weight's gradient takes more scratch than what it multiplies; how much depends on
+// where it writes, and whether it adds.
+TEST(TrainingPlan, CountsTheScratchOfSmallProducts) {
+  CAIRN_CPU_ONLY("oneDNN's scratch");
+  Task task;
+  task.model = nn::Sequential(nn::Linear(72, 64), nn::LayerNorm(64), nn::Linear(64, 208));
+  task.batch.x = test::normal_tensor({96, 72}, 2);
+  task.batch.target = random_classes({96}, 208, 3);
+  TrainingPlanOptions options;
+  options.tensors_only = true;
+  options.precisions = {checkpointing::precisions()[1], checkpointing::precisions()[3]};
+  options.micro_batches = {48, 96};
+  const std::size_t before = core::memory_stats(task.batch.x.device()).current_total;
+  const TrainingPlan plan = plan_training(task.model, task.batch, SIZE_MAX / 2, {}, options);
+  ASSERT_FALSE(plan.choices().empty());
+  for (const TrainingChoice& choice : plan.choices()) {
+    const std::size_t kept = core::memory_stats(task.batch.x.device()).current_total - before;
+    const auto measured = static_cast<double>(trained_peak(task, choice) - kept);
+    EXPECT_NEAR(measured / static_cast<double>(choice.peak_bytes), 1.0, 0.02) << choice.describe();
+  }
+}
+
 TEST(TrainingPlan, SaysWhatFitsWhatDoesNotAndWhatIsWrong) {
   Task task = gpt();
   TrainingPlanOptions options;

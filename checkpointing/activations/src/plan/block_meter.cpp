@@ -60,9 +60,20 @@ struct BlocksBehind {
 class MeteredParameters : public autograd::ScopedObserver {
  public:
   explicit MeteredParameters(const char* op) : op_(op) {}
-  ~MeteredParameters() override { clear(); }
+  ~MeteredParameters() override {
+    clear();
+    for (const Tensor& p : seen_) p.gradient_slot().displace();
+  }
   MeteredParameters(const MeteredParameters&) = delete;
   MeteredParameters& operator=(const MeteredParameters&) = delete;
+
+  /// Their gradients lie where products write them, as an optimizer's do.
+  void place_gradients(bool sums) {
+    for (const Tensor& p : seen_) {
+      const DType dtype = sums ? DType::f32 : p.dtype();
+      p.gradient_slot().place(Tensor::empty_strided(p.shape(), p.strides(), dtype, p.device()));
+    }
+  }
 
   void clear() {
     for (Tensor& p : seen_) p.clear_grad();
@@ -94,13 +105,14 @@ class BlockMeter {
   }
 
   MeasuredBlock measure() {
+    const std::size_t before = level();
+    pass();  // the first run of anything is slow, and autocast keeps what it casts
+    profile_.cached = level() - before;
+    if (options_.placed) parameters_.place_gradients(options_.accumulates);
     if (options_.times_only) {
       step(profile_, block_);
       return {profile_, pass(), differentiable_};
     }
-    const std::size_t before = level();
-    pass();  // the first run of anything is slow, and autocast keeps what it casts
-    profile_.cached = level() - before;
     if (options_.accumulates) step(profile_, block_);
     step(profile_, block_);
     profile_.lead = lead_;

@@ -25,7 +25,8 @@ struct KnownBlocks {
 
 struct MeterOptions {
   int repeats = 1;                   // timed runs, of which the fastest counts
-  bool accumulates = false;          // gradients of parameters have memory before the backward
+  bool placed = false;               // gradients of parameters have memory before the backward
+  bool accumulates = false;          // and hold something, which the backward adds to
   Offload* offload = nullptr;        // given: the block is measured with it, too
   KnownBlocks* known = nullptr;      // given: of the same options
   std::size_t chain = 1;             // blocks that the chain has

@@ -102,8 +102,9 @@ RecomputationPlan plan_recomputation(const std::vector<Segment>& blocks, const T
   PlanningBudget room(input.device(), budget, !options.tensors_only);
   std::size_t standing = core::memory_stats(input.device()).current_total;
   std::shared_ptr<Offload> offload = planned_offload(options.offload);
-  std::vector<BlockProfile> profile =
-      measure_within(room, blocks, input, {options.repeats, options.accumulates, offload.get()});
+  std::vector<BlockProfile> profile = measure_within(
+      room, blocks, input,
+      {.repeats = options.repeats, .accumulates = options.accumulates, .offload = offload.get()});
   for (BlockProfile& block : profile) {
     if (!options.accumulates) break;
     standing += std::exchange(block.parameter_gradients, 0);

@@ -363,7 +363,10 @@ class TrainingPlanner {
 
   MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size,
                         bool times_only = false) {
-    times_only_ = times_only;
+    meter_ = {.repeats = options_.repeats,
+              .placed = true,
+              .accumulates = size < samples(),
+              .times_only = times_only};
     const std::int64_t part = part_of(size);
     const std::int64_t with_loss = kind.balanced ? part : size;
     const Tensor target = micro_batch_of(batch_.target, batch_.dimension, with_loss);
@@ -416,17 +419,15 @@ class TrainingPlanner {
       region.emplace(true, precision.half);
     }
     if (target.defined()) {
-      return measure_block(
-          kTrainingPlanner, block, before.result, before.result_wants_gradient,
-          {.repeats = options_.repeats, .accumulates = true, .times_only = times_only_});
+      return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
+                           meter_);
     }
+    MeterOptions meter = meter_;
+    meter.offload = offload_.get();
+    meter.known = &known;
+    meter.chain = model_.size();
     return measure_block(kTrainingPlanner, block, before.result, before.result_wants_gradient,
-                         {.repeats = options_.repeats,
-                          .accumulates = true,
-                          .offload = offload_.get(),
-                          .known = &known,
-                          .chain = model_.size(),
-                          .times_only = times_only_});
+                         meter);
   }
 
   static Tensor in_region(const Precision& precision, const Segment& forward, const Tensor& x) {
@@ -550,7 +551,7 @@ class TrainingPlanner {
   std::vector<TrainingChoice> choices_;
   std::vector<TimedChain> timed_chains_;
   std::vector<TimedChoice> timed_;  // the choices', as many
-  bool times_only_ = false;
+  MeterOptions meter_;              // of the chain that is measured now
 };
 
 void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const TrainingWorld& world,
