@@ -9,9 +9,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "cairn/autograd/observer.h"
@@ -61,14 +59,12 @@ class Explain : private autograd::ScopedObserver {
   ExplainReport report() const;
 
  private:
-  using Key = std::tuple<std::string, autograd::Phase, DType, std::string>;
   void on_end(const autograd::OpEvent& event) override;
   ExplainRow& row_of(const autograd::OpEvent& event);
   void check_product(const autograd::OpEvent& event, ExplainRow& row);
 
   std::int64_t steps_ = 0;
   ExplainReport sums_;
-  std::map<Key, std::size_t> index_;
 };
 
 }  // namespace cairn::amp
