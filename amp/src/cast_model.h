@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <unordered_map>
-#include <vector>
 
 #include "cairn/amp/options.h"
 #include "cairn/kernels/master_weight.h"
@@ -29,7 +28,6 @@ void check_masters_whole(const NamedTensors& parameters, const char* what);
 
 /// How each parameter's optimizer keeps its master, by Tensor::id().
 using MasterStorages = std::unordered_map<const void*, optim::MasterStorage>;
-MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers);
 
 /// Casts the model and its forward. `in_region` says at each forward whether it runs in an autocast
 /// region although the level has none (a layer fell back to f32).

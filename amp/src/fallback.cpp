@@ -94,6 +94,12 @@ std::string Fallback::culprit() const {
   return watch_->culprit;
 }
 
+std::shared_ptr<Fallback::Layer> Fallback::named(const std::string& name) const {
+  const auto found = std::find_if(layers_.begin(), layers_.end(),
+                                  [&](const auto& layer) { return layer->name == name; });
+  return found == layers_.end() ? nullptr : *found;
+}
+
 std::shared_ptr<Fallback::Layer> Fallback::owner_of(const std::string& parameter) const {
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto owns = [&](const NamedTensor& p) { return p.name == parameter; };
@@ -111,10 +117,7 @@ std::string Fallback::overflowed(int loss_id, const std::string& name,
   overflowing_.insert(loss_id);
   watch_->armed = true;
   watch_->culprit.clear();
-  std::shared_ptr<Layer> culprit;
-  for (const auto& layer : layers_) {
-    if (!name.empty() && layer->name == name) culprit = layer;
-  }
+  std::shared_ptr<Layer> culprit = named(name);
   if (!culprit && scale_at_minimum && !culprits.empty()) {
     const int rank = culprits.front().rank;
     const auto last = std::find_if(culprits.rbegin(), culprits.rend(),
@@ -124,12 +127,11 @@ std::string Fallback::overflowed(int loss_id, const std::string& name,
   for (const auto& layer : layers_) {
     if (layer != culprit && layer->loss_id == loss_id) layer->overflows = 0;
   }
-  if (culprit) {
-    culprit->overflows = culprit->loss_id == loss_id ? culprit->overflows + 1 : 1;
-    culprit->loss_id = loss_id;
-  }
-  const bool falls = culprit && !culprit->f32 && culprit->overflows >= after_;
-  return falls ? culprit->name : std::string();
+  if (!culprit) return {};
+  culprit->overflows = culprit->loss_id == loss_id ? culprit->overflows + 1 : 1;
+  culprit->loss_id = loss_id;
+  const bool falls = !culprit->f32 && culprit->overflows >= after_;
+  return falls && fall_back(culprit->name) ? culprit->name : std::string();
 }
 
 void Fallback::stepped(int loss_id) {
@@ -148,19 +150,14 @@ void Fallback::reset() {
   for (const auto& layer : layers_) layer->overflows = 0;
 }
 
-bool Fallback::has(const std::string& name) const {
-  return std::any_of(layers_.begin(), layers_.end(),
-                     [&](const auto& layer) { return layer->name == name; });
-}
-
-void Fallback::fall_back(const std::string& name) {
-  for (const auto& layer : layers_) {
-    if (layer->name != name) continue;
-    check_masters_whole(layer->parameters, "fallback_after");
-    layer->f32 = watch_->any = true;
-    layer->overflows = 0;
-    for (const NamedTensor& parameter : layer->parameters) widen_parameter(parameter.tensor);
-  }
+bool Fallback::fall_back(const std::string& name) {
+  const std::shared_ptr<Layer> layer = named(name);
+  if (!layer) return false;
+  check_masters_whole(layer->parameters, "fallback_after");
+  layer->f32 = watch_->any = true;
+  layer->overflows = 0;
+  for (const NamedTensor& parameter : layer->parameters) widen_parameter(parameter.tensor);
+  return true;
 }
 
 std::vector<std::string> Fallback::layers() const {

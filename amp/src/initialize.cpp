@@ -22,27 +22,24 @@ void check_list(const char* kind, const std::vector<T*>& list) {
   }
 }
 
-void check_one_optimizer_each(const std::vector<optim::Optimizer*>& optimizers) {
-  std::unordered_set<const void*> seen;
+MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers,
+                               const Options& options) {
+  MasterStorages storages;
+  const bool remainders =
+      !options.master_weights.value_or(false) || options.half_dtype == DType::bf16;
   for (const optim::Optimizer* optimizer : optimizers) {
+    const optim::MasterStorage masters = optimizer->state_options().masters;
+    CAIRN_CHECK(remainders || masters != optim::MasterStorage::remainder, "initialize",
+                "expected half_dtype bf16 for masters kept as remainders, got ", options.half_dtype,
+                " (set_state_options({.masters = MasterStorage::f32}))");
     for (const optim::ParameterGroup& group : optimizer->groups()) {
       for (const auto& [name, tensor] : group.parameters) {
-        CAIRN_CHECK(seen.insert(tensor.id()).second, "initialize",
+        CAIRN_CHECK(storages.emplace(tensor.id(), masters).second, "initialize",
                     "expected parameters of one optimizer each, got '", name, "' in two");
       }
     }
   }
-}
-
-/// Before anything is cast.
-void check_masters(const std::vector<optim::Optimizer*>& optimizers, const Options& options) {
-  if (!options.master_weights.value_or(false)) return;
-  for (const optim::Optimizer* optimizer : optimizers) {
-    CAIRN_CHECK(optimizer->state_options().masters != optim::MasterStorage::remainder ||
-                    options.half_dtype == DType::bf16,
-                "initialize", "expected half_dtype bf16 for masters kept as remainders, got ",
-                options.half_dtype, " (set_state_options({.masters = MasterStorage::f32}))");
-  }
+  return storages;
 }
 
 /// Ranks that scale or skip by other rules would part without a word, at the latest where a step's
@@ -83,13 +80,15 @@ Amp initialize(const std::vector<nn::Module*>& models,
   const LossScaler checks_its_options(resolved.scaler);
   check_list("model", models);
   check_list("optimizer", optimizers);
-  check_one_optimizer_each(optimizers);
+  const MasterStorages storages = master_storages(optimizers, resolved);
   for (const nn::Module* model : models) {
     if (resolved.enabled) check_model(*model);
   }
-  check_masters(optimizers, resolved);
   check_same_options(resolved);
   auto impl = std::make_shared<Amp::Impl>(resolved, models, optimizers);
+  for (nn::Module* model : models) {
+    if (resolved.enabled) cast_model(*model, resolved, storages, impl->fallback.any());
+  }
   for (optim::Optimizer* optimizer : optimizers) {
     if (resolved.master_weights) optimizer->set_master_weights(*resolved.master_weights);
     if (resolved.enabled) optim::OptimizerAccess(*optimizer).refresh();

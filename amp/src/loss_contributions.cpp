@@ -37,15 +37,6 @@ LossContributionPtr own_one(const std::shared_ptr<Contribution>& one,
   return loss && loss->owner == owner ? loss : nullptr;
 }
 
-void insert(std::vector<LossContributionPtr>& list, const LossContributionPtr& one) {
-  if (one && std::find(list.begin(), list.end(), one) == list.end()) list.push_back(one);
-}
-
-void sort_by_number(std::vector<LossContributionPtr>& list) {
-  std::sort(list.begin(), list.end(),
-            [](const auto& a, const auto& b) { return a->number < b->number; });
-}
-
 /// What the optimizer's gradients are multiplied by; none: they have several scales, or lie in
 /// sums.
 std::optional<double> only_factor(const optim::Optimizer& optimizer) {
@@ -66,14 +57,9 @@ std::string LossContribution::describe() const {
   return core::str("loss ", loss_id, " scaled by ", scale);
 }
 
-void LossContributions::check_not_moved() const {
-  for (optim::Optimizer* optimizer : optimizers_)
-    optim::OptimizerAccess(*optimizer).check_not_moved();
-}
-
 std::size_t LossContributions::index_of(const optim::Optimizer& optimizer,
                                         const char* where) const {
-  check_not_moved();
+  for (optim::Optimizer* one : optimizers_) optim::OptimizerAccess(*one).check_not_moved();
   const auto found = std::find(optimizers_.begin(), optimizers_.end(), &optimizer);
   CAIRN_CHECK(found != optimizers_.end(), where, "expected one of the ", optimizers_.size(),
               " optimizers that were given to amp::initialize, got another");
@@ -108,28 +94,24 @@ void LossContributions::adopt(std::size_t optimizer, const core::GradientScale& 
   });
 }
 
-std::vector<LossContributionPtr> LossContributions::held_by(std::size_t optimizer) const {
-  std::vector<LossContributionPtr> held;
+HeldContributions LossContributions::held_by(std::size_t optimizer) const {
+  HeldContributions held;
   const Contribution* last = nullptr;  // most slots hold the same
   const auto take = [&](const std::shared_ptr<Contribution>& one) {
-    if (one.get() != std::exchange(last, one.get())) insert(held, own_one(one, this));
+    if (one.get() == std::exchange(last, one.get())) return;
+    if (const LossContributionPtr own = own_one(one, this)) held.insert(own);
   };
   each_slot(*optimizers_[optimizer], [&](const core::GradientSlot& slot) {
     if (slot.holds_gradient()) take(slot.scale().contribution);
     for (const auto& one : slot.sum_contributions()) take(one);
   });
-  sort_by_number(held);
   return held;
 }
 
-std::vector<LossContributionPtr> LossContributions::unjudged_of(const Indices& optimizers) const {
-  std::vector<LossContributionPtr> all;
-  for (const std::size_t index : optimizers) {
-    for (const LossContributionPtr& one : held_by(index)) {
-      if (!one->judged) insert(all, one);
-    }
-  }
-  sort_by_number(all);
+HeldContributions LossContributions::unjudged_of(const Indices& optimizers) const {
+  HeldContributions all;
+  for (const std::size_t index : optimizers) all.merge(held_by(index));
+  std::erase_if(all, [](const LossContributionPtr& one) { return one->judged; });
   return all;
 }
 
@@ -199,7 +181,7 @@ LossContributions::Resolved LossContributions::resolve(const Indices& optimizers
     resolved.scales.push_back(factor.value_or(1.0));
     if (!reads) continue;
     const auto held = held_by(index);
-    sources.push_back(factor && !held.empty() ? held.front() : nullptr);
+    sources.push_back(factor && !held.empty() ? *held.begin() : nullptr);
     pending.push_back(parts.begin_own_check(options.norm_type));
   }
   resolved.unjudged = unjudged_of(optimizers);

@@ -3,7 +3,7 @@
 #include "cairn/amp/options.h"
 
 #include "cairn/core/error.h"
-#include "number.h"
+#include "overflow_agreement.h"
 
 namespace cairn::amp {
 
@@ -81,26 +81,18 @@ OptLevel parse_opt_level(std::string_view text) {
   for (const OptLevel level : {OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3}) {
     if (text == name(level)) return level;
   }
-  const bool zero = text.size() == 2 && text[0] == '0' && text[1] >= '0' && text[1] <= '3';
-  const bool lower = text.size() == 2 && text[0] == 'o' && text[1] >= '0' && text[1] <= '3';
+  const char first = text.size() == 2 && text[1] >= '0' && text[1] <= '3' ? text[0] : ' ';
   core::fail("opt_level", "expected O0, O1, O2 or O3, got '", text, "'",
-             zero    ? " (the first character is the letter O, not the digit zero)"
-             : lower ? " (the letter O is a capital)"
-                     : " (the letter O and a digit)");
+             first == '0'   ? " (the first character is the letter O, not the digit zero)"
+             : first == 'o' ? " (the letter O is a capital)"
+                            : " (the letter O and a digit)");
 }
 
 std::string_view name(OptLevel level) {
-  switch (level) {
-    case OptLevel::O0:
-      return "O0";
-    case OptLevel::O1:
-      return "O1";
-    case OptLevel::O2:
-      return "O2";
-    case OptLevel::O3:
-      return "O3";
-  }
-  core::fail("opt_level", "expected O0 to O3, got ", static_cast<int>(level));
+  constexpr std::string_view kNames[] = {"O0", "O1", "O2", "O3"};
+  const int index = static_cast<int>(level);
+  CAIRN_CHECK(index >= 0 && index < 4, "opt_level", "expected O0 to O3, got ", index);
+  return kNames[index];
 }
 
 Options resolve(Options o) {

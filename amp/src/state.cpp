@@ -1,10 +1,7 @@
 // Saving and loading what amp holds.
-#include <algorithm>
-
 #include "amp_impl.h"
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
-#include "number.h"
 
 namespace cairn::amp {
 
@@ -107,18 +104,13 @@ void Amp::Impl::forget_pending() {
 }
 
 void Amp::Impl::load_fp32_layers(const StateDict& state) {
-  const std::vector<std::string> already = fallback.layers();
   for (const auto& [key, value] : state) {
     const std::string& layer = state.text(key);
-    if (std::find(already.begin(), already.end(), layer) != already.end()) continue;
-    if (!fallback.has(layer)) {
-      log::info(
-          "amp: layer {} of the state ran in f32; fallback_after = 0 or the level has no "
-          "half here, so it stays as it is",
-          layer);
-      continue;
-    }
-    fallback.fall_back(layer);
+    if (fallback.fall_back(layer)) continue;
+    log::info(
+        "amp: layer {} of the state ran in f32; fallback_after = 0 or the level has no half here, "
+        "so it stays as it is",
+        layer);
   }
   refresh_optimizers();
 }
