@@ -64,10 +64,6 @@ std::vector<std::size_t> Amp::Impl::optimizers_of(const LossOptions& which, cons
   return chosen;
 }
 
-Tensor Amp::Impl::device_scale() const {
-  return device && losses.front().scaler.dynamic() ? device->scale() : Tensor();
-}
-
 core::GradientScale Amp::Impl::scale_of(const LossOptions& which, double scale,
                                         const std::vector<std::size_t>& optimizers) {
   const LossContributionPtr one = contributions.open(which.loss_id, scale, optimizers);
@@ -126,14 +122,13 @@ Region::Region(const Options& options, bool autocast) {
 }
 
 Region Amp::region() const {
-  const auto fell_back = impl_->fallback.any();
-  const bool autocast = impl_->options.autocast.value_or(false) || (fell_back && fell_back());
-  return {impl_->options, autocast && impl_->options.enabled && !impl_->released};
+  const bool autocast = impl_->options.autocast.value_or(false) || impl_->fallback.any()();
+  return {impl_->options, autocast && !impl_->released};
 }
 
 Tensor Amp::cast(const Tensor& x) const {
-  const bool casts = impl_->options.enabled && !impl_->released && impl_->options.cast_model_type;
-  return casts ? to_floating(x, *impl_->options.cast_model_type) : x;
+  const std::optional<DType> dtype = impl_->options.cast_model_type;
+  return dtype && !impl_->released ? to_floating(x, *dtype) : x;
 }
 
 void Amp::adopt_gradients(optim::Optimizer& optimizer, const LossOptions& options) const {
@@ -247,15 +242,17 @@ bool Amp::capturable() const {
 
 void Amp::release() {
   Impl& impl = *impl_;
+  if (impl.released) return;
   for (const nn::Module* model : impl.models) {
     CAIRN_CHECK(
-        impl.released || !was_moved(*model), "release",
+        !was_moved(*model), "release",
         "expected the models that amp::initialize was given where they were, got one that was ",
         "moved since (amp::release(model) gives back the one that it was moved to)");
-    if (!impl.released) check_masters_whole(model->parameters(), "release");
+    check_masters_whole(model->parameters(), "release");
   }
   set_capturable(false);
-  if (std::exchange(impl.released, true) || !impl.options.enabled) return;
+  impl.released = true;
+  if (!impl.options.enabled) return;
   for (nn::Module* model : impl.models) {
     amp::release(*model);
     model->clear_grad();  // scaled, whoever steps them

@@ -35,10 +35,14 @@ struct Amp::Impl {
   core::GradientScale scale_of(const LossOptions& options, double scale,
                                const std::vector<std::size_t>& optimizers);
   /// The loss scale, f32 [1], where it lies on the device; else undefined.
-  Tensor device_scale() const;
+  Tensor device_scale() const {
+    return device && options.dynamic_loss_scale ? device->scale() : Tensor();
+  }
   /// Of GradientScale; 0 where no loss is ever scaled: gradients of a plain backward do no harm
   /// then.
-  std::uint64_t scaler_id() const;
+  std::uint64_t scaler_id() const {
+    return options.dynamic_loss_scale || options.scaler.init_scale != 1.0 ? id_ : 0;
+  }
   Tensor scaled(const Tensor& loss, double factor);
   void backward(const Tensor& scaled, double scale, const LossOptions& options);
   /// One result for each of these optimizers.
@@ -52,7 +56,6 @@ struct Amp::Impl {
   optim::Optimizer& only_optimizer() { return contributions[0]; }
   void refresh_optimizers();
   void throw_if_collapsed();
-  void forget_pending();
   void load_fp32_layers(const StateDict& state);
 
   Options options;

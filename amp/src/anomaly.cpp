@@ -36,8 +36,8 @@ std::vector<ValueRange> measure_all(std::span<const Tensor> tensors) {
   std::vector<ValueRange> ranges;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& x = tensors[i];
-    const bool floating = x.defined() && core::is_floating(x.dtype());
-    if (floating) ranges.push_back(measure(x, static_cast<int>(i)));
+    if (!x.defined() || !core::is_floating(x.dtype())) continue;
+    ranges.push_back(measure(x, static_cast<int>(i)));
   }
   return ranges;
 }
@@ -99,8 +99,7 @@ std::string Anomaly::headline() const {
 
 std::string Anomaly::describe() const {
   TextTable table(
-      {"operation", "phase", "parameters", "dtype", "shape", "min", "max", "not finite"});
-  table.align_right({5, 6});
+      {"operation", "phase", "parameters", "dtype", "shape", "min", "max", "not finite"}, {5, 6});
   for (const MeasuredOp& earlier : before) add_rows(table, earlier);
   add_rows(table, op);
   std::ostringstream out;
@@ -126,15 +125,13 @@ void AnomalyMode::clear() {
 
 void AnomalyMode::on_end(const OpEvent& event) {
   if (first_ && !options_.throws) return;
-  MeasuredOp measured;
-  measured.op = event.name, measured.phase = event.phase;
+  MeasuredOp measured{event.name, event.phase};
   for (const Tensor& parameter : event.parameters) {
-    const std::string& name = parameter.name();
-    if (!name.empty()) measured.parameters.push_back(name);
+    if (!parameter.name().empty()) measured.parameters.push_back(parameter.name());
   }
   measured.results = measure_all(event.outputs);
   const auto& ignored = options_.ignore;
-  const bool expected = std::find(ignored.begin(), ignored.end(), measured.op) != ignored.end();
+  const bool expected = std::count(ignored.begin(), ignored.end(), measured.op) > 0;
   if (!expected && first_bad(measured.results) != nullptr) {
     Anomaly anomaly{std::move(measured),
                     measure_all(event.inputs),

@@ -65,6 +65,7 @@ LossScaler& Amp::Impl::current_scaler(int id, const char* where) {
 
 std::vector<optim::StepResult> Amp::Impl::step_on_device(const std::vector<std::size_t>& which,
                                                          optim::StepOptions step_options) {
+  check_losses(which);
   const HeldContributions held = contributions.held_by(0);
   if (!held.empty() && (*held.rbegin())->check_delayed) {
     fail<Unsupported>("step",
@@ -72,9 +73,6 @@ std::vector<optim::StepResult> Amp::Impl::step_on_device(const std::vector<std::
                       "got one with it");
   }
   ++steps;
-  if (step_options.max_gradient_norm == 0) {
-    step_options.max_gradient_norm = options.max_gradient_norm;
-  }
   const optim::OptimizerAccess optimizer(only_optimizer());
   if (!held.empty()) step_options.gradient_scale /= (*held.rbegin())->scale;
   contributions.end(which);

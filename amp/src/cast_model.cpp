@@ -74,7 +74,7 @@ nn::Module::ForwardWrapper forward_wrapper(Options options, std::function<bool()
   return [o = std::move(options), in_region = std::move(in_region)](
              const Tensor& x, const nn::Module::Forward& next) {
     const auto call = [&] {
-      const Region region(o, o.autocast.value_or(false) || (in_region && in_region()));
+      const Region region(o, o.autocast.value_or(false) || in_region());
       return next(o.cast_model_type ? to_floating(x, *o.cast_model_type) : x);
     };
     const Tensor y = call();

@@ -10,8 +10,7 @@
 
 namespace cairn::amp {
 
-/// Throws InvalidArgument, naming it, for a floating parameter or buffer that is not f32, for a
-/// parameter that has a gradient already, and for a model that is initialized.
+/// Throws InvalidArgument where amp::initialize() does, and for a parameter that has a gradient.
 void check_model(const nn::Module& model);
 
 /// Of a model that was initialized: its layers are another module's now.

@@ -150,7 +150,7 @@ void Explain::check_product(const OpEvent& event, ExplainRow& row) {
 
 ExplainReport Explain::report() const {
   ExplainReport report = sums_;
-  report.steps = std::max<std::int64_t>(1, steps_);
+  report.steps = std::max<std::int64_t>(1, sums_.steps);
   return report;
 }
 

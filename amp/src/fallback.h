@@ -9,8 +9,8 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -36,7 +36,7 @@ class Fallback {
 
   bool fall_back(const std::string& layer);  // false: there is none of that name
   std::vector<std::string> layers() const;   // that fell back
-  /// Tells at any time whether there are some; null where there can be none.
+  /// Tells at any time whether there are some.
   std::function<bool()> any() const;
 
  private:
@@ -46,7 +46,11 @@ class Fallback {
   std::shared_ptr<Layer> owner_of(const std::string& parameter) const;
 
   int after_ = 0;
-  std::set<int> overflowing_;  // losses whose last step overflowed
+  struct Row {
+    std::shared_ptr<Layer> culprit;  // null: nobody knows
+    int overflows = 0;               // in a row of this one
+  };
+  std::map<int, Row> rows_;  // of the losses whose last step overflowed
   std::shared_ptr<Watch> watch_;
   std::vector<std::shared_ptr<Layer>> layers_;  // in registration order
 };

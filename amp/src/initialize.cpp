@@ -1,6 +1,7 @@
-#include <algorithm>
+#include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "amp_impl.h"
@@ -61,13 +62,11 @@ void check_same_options(const Options& resolved) {
 /// The f32 weights that the cast replaced lie in the allocator's cache, and few later requests have
 /// their sizes.
 void release_former_weights(const std::vector<nn::Module*>& models) {
-  std::vector<Device> released;
+  std::optional<Device> last;
   for (nn::Module* model : models) {
     for (const NamedTensor& parameter : model->parameters()) {
       const Device device = parameter.tensor.device();
-      if (std::find(released.begin(), released.end(), device) != released.end()) continue;
-      core::release_cached_memory(device);
-      released.push_back(device);
+      if (std::exchange(last, device) != device) core::release_cached_memory(device);
     }
   }
 }
@@ -93,7 +92,7 @@ Amp initialize(const std::vector<nn::Module*>& models,
     if (resolved.master_weights) optimizer->set_master_weights(*resolved.master_weights);
     if (resolved.enabled) optim::OptimizerAccess(*optimizer).refresh();
   }
-  if (resolved.enabled && resolved.cast_model_type) release_former_weights(models);
+  if (resolved.cast_model_type) release_former_weights(models);
   log::info("amp: {}", describe(resolved));
   return Amp(std::move(impl));
 }

@@ -14,18 +14,13 @@ namespace {
 using core::Contribution;
 using Indices = std::vector<std::size_t>;
 
-bool contains(const Indices& list, std::size_t value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
 /// Calls f(slot) for every slot of the optimizer's that holds something to be stepped.
 template <class F>
 void each_slot(const optim::Optimizer& optimizer, F&& f) {
   for (const optim::ParameterGroup& group : optimizer.groups()) {
-    for (const NamedTensor& parameter : group.parameters) {
-      if (parameter.tensor.gradient_slot_or_null() == nullptr) continue;
-      core::GradientSlot& slot = parameter.tensor.gradient_slot();
-      if (!parameter.tensor.requires_grad()) continue;
+    for (const auto& [name, tensor] : group.parameters) {
+      if (!tensor.requires_grad() || tensor.gradient_slot_or_null() == nullptr) continue;
+      core::GradientSlot& slot = tensor.gradient_slot();
       if (slot.holds_gradient() || slot.has_sum()) f(slot);
     }
   }
@@ -121,7 +116,7 @@ std::vector<optim::PendingReport> LossContributions::check_later_ones(
     const LossContribution& contribution, const Indices& stepping, double norm_type) const {
   std::vector<optim::PendingReport> pending;
   for (const std::size_t index : contribution.optimizers) {
-    if (contains(stepping, index)) continue;
+    if (std::count(stepping.begin(), stepping.end(), index) > 0) continue;
     bool holds = false, sums = false;
     each_slot(*optimizers_[index], [&](const core::GradientSlot& slot) {
       holds = holds || (slot.holds_gradient() && slot.scale().contribution.get() == &contribution);

@@ -9,10 +9,6 @@ namespace cairn::amp {
 
 namespace {
 
-const char* on_off(bool value) {
-  return value ? "true" : "false";
-}
-
 void check_values(const Options& o) {
   CAIRN_CHECK(core::is_half(o.half_dtype), "amp", "expected half_dtype f16 or bf16, got ",
               o.half_dtype);
@@ -46,14 +42,12 @@ void check_contradictions(const Options& o) {
               " (no other level casts by operation)");
   autograd::CastPolicies known;
   for (const auto& [op, policy] : o.cast_policies) known.set(op, policy);  // throws for a stranger
-  CAIRN_CHECK(!o1 || !o.keep_batchnorm_fp32, "amp",
-              "expected no keep_batchnorm_fp32 with O1, got keep_batchnorm_fp32 = ",
-              on_off(o.keep_batchnorm_fp32.value_or(false)),
-              " with opt_level O1 (its model stays f32 as a whole: leave it unset)");
-  CAIRN_CHECK(!o1 || !o.master_weights, "amp",
-              "expected no master_weights with O1, got master_weights = ",
-              on_off(o.master_weights.value_or(false)),
-              " with opt_level O1 (its weights are f32 already: leave it unset)");
+  const auto unset = [o1](const char* what, std::optional<bool> value, const char* why) {
+    CAIRN_CHECK(!o1 || !value, "amp", "expected no ", what, " with O1, got ", what, " = ",
+                *value ? "true" : "false", " with opt_level O1 (", why, ": leave it unset)");
+  };
+  unset("keep_batchnorm_fp32", o.keep_batchnorm_fp32, "its model stays f32 as a whole");
+  unset("master_weights", o.master_weights, "its weights are f32 already");
   CAIRN_CHECK(!(o.loss_scale && o.dynamic_loss_scale), "amp",
               "expected loss_scale or dynamic_loss_scale, got loss_scale = ",
               number(o.loss_scale.value_or(0)),

@@ -75,7 +75,9 @@ void Amp::load_state_dict(const StateDict& state) {
     loaded.push_back(impl_->current_scaler(static_cast<int>(id), "amp"));
     loaded.back().load_state_dict(scalers[id]);  // throws where it is damaged
   }
-  impl_->forget_pending();
+  impl_->contributions.reset();
+  impl_->fallback.reset();
+  for (Impl::Loss& loss : impl_->losses) loss = {std::move(loss.scaler)};
   if (state.contains("fp32_layers")) impl_->load_fp32_layers(state.dict("fp32_layers"));
 
   if (level != name(options.opt_level) || half != core::name(options.half_dtype)) {
@@ -92,15 +94,6 @@ void Amp::load_state_dict(const StateDict& state) {
     }
   }
   impl_->write_scaler();
-}
-
-void Amp::Impl::forget_pending() {
-  contributions.reset();
-  fallback.reset();
-  for (Loss& loss : losses) {
-    loss.carried = false;
-    loss.collapsing.clear();
-  }
 }
 
 void Amp::Impl::load_fp32_layers(const StateDict& state) {

@@ -27,18 +27,12 @@ EndedLosses mark_judged(const HeldContributions& judged, const StepReport& all) 
   return ended;
 }
 
-std::string culprit_of(const StepReport& all) {
-  for (const auto& [loss, culprits] : all.overflows) {
-    if (!culprits.empty()) return culprits.front().parameter;
-  }
-  return {};
-}
-
 /// What all ranks found, where this step judged it; else what this optimizer's own check did.
 void explain_skip(const std::string& reason, const StepReport& all, optim::StepResult& result) {
   if (!reason.empty()) {
     result.reason = reason;
-    result.culprit = culprit_of(all);
+    const std::vector<Culprit>& first = all.overflows.begin()->second;
+    result.culprit = first.empty() ? "" : first.front().parameter;
   } else if (result.reason.empty()) {
     result.reason = "a loss overflowed in the step of another optimizer";
   }
@@ -80,13 +74,6 @@ StepReport Amp::Impl::found_by(const LossContributions::Resolved& resolved,
   return found;
 }
 
-std::uint64_t Amp::Impl::scaler_id() const {
-  const bool scales = std::any_of(losses.begin(), losses.end(), [](const Loss& loss) {
-    return loss.scaler.dynamic() || loss.scaler.scale() != 1.0;
-  });
-  return scales ? id_ : 0;
-}
-
 /// Ranks that step by themselves, or with some of those alone with which they average, would not
 /// know of all overflows. A world of more ranks does no harm.
 void Amp::Impl::check_world(const optim::Optimizer& optimizer) const {
@@ -119,9 +106,7 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
   // All ranks have then what some have, or refuse it together.
   for (const std::size_t index : which)
     optim::OptimizerAccess(contributions[index]).wait_for_reductions();
-  const bool dynamic = std::any_of(losses.begin(), losses.end(),
-                                   [](const Loss& loss) { return loss.scaler.dynamic(); });
-  CAIRN_CHECK(step_options.check || !dynamic, "step",
+  CAIRN_CHECK(step_options.check || !options.dynamic_loss_scale, "step",
               "expected check = true with a dynamic loss scale, got false (it needs to know of "
               "overflows; a static loss_scale may go unchecked)");
 }
@@ -206,14 +191,11 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
                                                optim::StepOptions step_options) {
   const optim::SharedStep shared(contributions.optimizers());
   check_step(which, step_options);
-  if (device) {
-    check_losses(which);
-    return step_on_device(which, step_options);
-  }
-  ++steps;
   if (step_options.max_gradient_norm == 0) {
     step_options.max_gradient_norm = options.max_gradient_norm;
   }
+  if (device) return step_on_device(which, step_options);
+  ++steps;
   LossContributions::Resolved resolved;
   const auto find = [&] {
     check_losses(which);

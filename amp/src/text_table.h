@@ -17,8 +17,9 @@ inline std::string joined(const std::vector<std::string>& names) {
 
 class TextTable {
  public:
-  explicit TextTable(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
-  void align_right(std::set<std::size_t> columns) { right_ = std::move(columns); }
+  /// `right`: the columns of numbers.
+  TextTable(std::vector<std::string> header, std::set<std::size_t> right)
+      : rows_{std::move(header)}, right_(std::move(right)) {}
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
   /// Two blanks between columns, none at the ends of lines.
   std::string str() const {

@@ -110,7 +110,6 @@ StepReport agree(const std::function<StepReport()>& find, const World& world) {
 
 std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
   std::vector<std::string> names;
-  names.reserve(culprits.size());
   for (const Culprit& culprit : culprits) names.push_back(culprit.parameter);
   return names;
 }
