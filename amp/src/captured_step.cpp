@@ -166,7 +166,7 @@ void CapturedStep::run(const Inputs& inputs) {
 
 Tensor CapturedStep::loss() const {
   CAIRN_CHECK(impl_->last_loss.defined(), "captured_step",
-              "expected a step before its loss is asked ", "for, got none");
+              "expected a step before its loss is asked for, got none");
   Tensor copy = Tensor::empty_like(impl_->last_loss);
   kernels::copy(impl_->last_loss, copy);
   return copy;

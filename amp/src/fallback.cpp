@@ -75,7 +75,7 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
           [layer, watch = watch_, in_f32](const Tensor& x, const nn::Module::Forward& next) {
             std::optional<autograd::CastPolicyGuard> policies;
             if (layer->f32) policies.emplace(*in_f32);
-            const Tensor y = next(layer->f32 ? to_floating(x, DType::f32) : x);
+            Tensor y = next(layer->f32 ? to_floating(x, DType::f32) : x);
             if (watch->armed) watch->look(y, layer->name);
             return y;
           },

@@ -88,6 +88,7 @@ StepReport agree(const std::function<StepReport()>& find, const World& world) {
     return pack(own);
   });
   std::vector<StepReport> ranks;
+  ranks.reserve(told.size());
   for (const std::string& bytes : told)
     ranks.push_back(unpack(bytes, static_cast<int>(ranks.size())));
   check_alike(ranks);
@@ -110,6 +111,7 @@ StepReport agree(const std::function<StepReport()>& find, const World& world) {
 
 std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits) {
   std::vector<std::string> names;
+  names.reserve(culprits.size());
   for (const Culprit& culprit : culprits) names.push_back(culprit.parameter);
   return names;
 }
