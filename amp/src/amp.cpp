@@ -12,30 +12,6 @@
 
 namespace cairn::amp {
 
-Amp::Impl::Impl(Options resolved, const std::vector<nn::Module*>& model_list,
-                const std::vector<optim::Optimizer*>& optimizers)
-    : options(std::move(resolved)),
-      losses(static_cast<std::size_t>(options.num_losses), Loss{LossScaler(options.scaler)}),
-      contributions(optimizers),
-      fallback(model_list, options),
-      models(model_list) {
-  if (!options.enabled) return;
-  const MasterStorages storages = master_storages(optimizers);
-  for (nn::Module* model : models) cast_model(*model, options, storages, fallback.any());
-}
-
-Amp::Impl::Loss& Amp::Impl::loss(int id, const char* where) {
-  CAIRN_CHECK(id >= 0 && id < options.num_losses, where, "expected a loss_id from 0 to ",
-              options.num_losses - 1, ", got ", id, " (amp::Options::num_losses)");
-  return losses[static_cast<std::size_t>(id)];
-}
-
-std::vector<std::size_t> Amp::Impl::every_optimizer() const {
-  std::vector<std::size_t> all(contributions.size());
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
-  return all;
-}
-
 namespace {
 
 /// From the norms of the parts; NaN where one of them is.
@@ -49,24 +25,43 @@ double norm_of_all(const std::vector<double>& norms, double type) {
   return std::isinf(type) ? sum : std::pow(sum, 1.0 / type);
 }
 
+/// Ranks that reduce what the loss reaches must not wait for one that cannot begin its backward.
+void tell_reducer(const optim::Optimizer& optimizer, const std::string& why) {
+  for (const optim::ParameterGroup& group : optimizer.groups()) {
+    for (const NamedTensor& parameter : group.parameters) {
+      const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
+      if (const auto reducer = slot == nullptr ? nullptr : slot->reducer())
+        return reducer->backward_failed(why);
+    }
+  }
+}
+
 }  // namespace
+
+Amp::Impl::Impl(Options resolved, const std::vector<nn::Module*>& model_list,
+                const std::vector<optim::Optimizer*>& optimizers)
+    : options(std::move(resolved)),
+      losses(static_cast<std::size_t>(options.num_losses), Loss{LossScaler(options.scaler)}),
+      contributions(optimizers),
+      fallback(model_list, options),
+      models(model_list) {}
+
+Amp::Impl::Loss& Amp::Impl::loss(int id, const char* where) {
+  CAIRN_CHECK(id >= 0 && id < options.num_losses, where, "expected a loss_id from 0 to ",
+              options.num_losses - 1, ", got ", id, " (amp::Options::num_losses)");
+  return losses[static_cast<std::size_t>(id)];
+}
 
 std::vector<std::size_t> Amp::Impl::optimizers_of(const LossOptions& which, const char* where) {
   CAIRN_CHECK(!released, where,
               "expected a handle whose models are initialized, got a released one");
   loss(which.loss_id, where);
-  contributions.check_not_moved();
-  if (which.optimizers.empty()) return every_optimizer();
+  const bool all = which.optimizers.empty();
   std::vector<std::size_t> chosen;
-  for (const optim::Optimizer* optimizer : which.optimizers)
+  for (const optim::Optimizer* optimizer : all ? contributions.optimizers() : which.optimizers)
     chosen.push_back(contributions.index_of(*optimizer, where));
   std::sort(chosen.begin(), chosen.end());
   return chosen;
-}
-
-double Amp::Impl::host_scale(int loss_id) {
-  const LossScaler& scaler = losses[static_cast<std::size_t>(loss_id)].scaler;
-  return device && scaler.dynamic() ? 1.0 : scaler.scale();  // else known to the device
 }
 
 core::GradientScale Amp::Impl::scale_of(const LossOptions& which, double scale,
@@ -83,41 +78,23 @@ Tensor Amp::Impl::scaled(const Tensor& tensor, double factor) {
   const bool as_it_is = tensor.dtype() == DType::f32 || !options.enabled;
   const Tensor exact = as_it_is ? tensor : autograd::to(tensor, DType::f32);
   const Tensor weighted = factor == 1.0 ? exact : autograd::affine(exact, factor, 0.0);
-  const bool on_device = device && losses.front().scaler.dynamic();
-  return on_device ? autograd::mul(weighted, device->scale()) : weighted;
-}
-
-namespace {
-
-/// Ranks that reduce what the loss reaches must not wait for one that cannot begin its backward.
-void tell_reducer(const optim::Optimizer& optimizer, const std::string& why) {
-  for (const optim::ParameterGroup& group : optimizer.groups()) {
-    for (const NamedTensor& parameter : group.parameters) {
-      const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
-      if (const auto reducer = slot == nullptr ? nullptr : slot->reducer())
-        return reducer->backward_failed(why);
-    }
-  }
-}
-
-}  // namespace
-
-/// Refuses gradients of another scaler in any of the loss's optimizers, reached or not: on all
-/// ranks alike.
-void Amp::Impl::prepare_for_backward(std::size_t index) {
-  const optim::OptimizerAccess optimizer(contributions[index]);
-  try {
-    optimizer.check_scaler(scaler_id());
-    optimizer.prepare();
-  } catch (const core::Error& error) {
-    tell_reducer(contributions[index], error.what());
-    throw;
-  }
+  const Tensor on_device = device_scale();
+  return on_device.defined() ? autograd::mul(weighted, on_device) : weighted;
 }
 
 void Amp::Impl::backward(const Tensor& scaled, double scale, const LossOptions& which) {
   const std::vector<std::size_t> optimizers = optimizers_of(which, "backward");
-  for (const std::size_t index : optimizers) prepare_for_backward(index);
+  // Refuses gradients of another scaler in any of them, reached or not: on all ranks alike.
+  for (const std::size_t index : optimizers) {
+    const optim::OptimizerAccess optimizer(contributions[index]);
+    try {
+      optimizer.check_scaler(scaler_id());
+      optimizer.prepare();
+    } catch (const core::Error& error) {
+      tell_reducer(contributions[index], error.what());
+      throw;
+    }
+  }
   autograd::backward(
       scaled, {},
       {.retain_graph = which.retain_graph, .scale = scale_of(which, scale, optimizers)});
@@ -131,7 +108,8 @@ ScaledLoss Amp::scale_loss(const Tensor& tensor, const LossOptions& which) const
   CAIRN_CHECK(std::isfinite(which.weight), "scale_loss", "expected a finite weight, got ",
               which.weight);
   impl_->optimizers_of(which, "scale_loss");
-  const double scale = impl_->host_scale(which.loss_id);
+  const bool on_host = !impl_->device_scale().defined();
+  const double scale = on_host ? impl_->loss(which.loss_id, "scale_loss").scaler.scale() : 1.0;
   return {
       impl_->scaled(tensor, scale * which.weight),
       [impl = impl_, scale, which](const Tensor& scaled) { impl->backward(scaled, scale, which); }};
@@ -144,14 +122,13 @@ Region::Region(const Options& options, bool autocast) {
 }
 
 Region Amp::region() const {
-  const auto fell_back = impl_->fallback.any();
-  const bool autocast = impl_->options.autocast.value_or(false) || (fell_back && fell_back());
-  return {impl_->options, autocast && impl_->options.enabled && !impl_->released};
+  const bool autocast = impl_->options.autocast.value_or(false) || impl_->fallback.any()();
+  return {impl_->options, autocast && !impl_->released};
 }
 
 Tensor Amp::cast(const Tensor& x) const {
-  const bool casts = impl_->options.enabled && !impl_->released && impl_->options.cast_model_type;
-  return casts ? to_floating(x, *impl_->options.cast_model_type) : x;
+  const std::optional<DType> dtype = impl_->options.cast_model_type;
+  return dtype && !impl_->released ? to_floating(x, *dtype) : x;
 }
 
 void Amp::adopt_gradients(optim::Optimizer& optimizer, const LossOptions& options) const {
@@ -173,25 +150,22 @@ void Amp::adopt_gradients(optim::Optimizer& optimizer, const LossOptions& option
   impl_->contributions.adopt(index, impl_->scale_of(own, scale, {index}));
 }
 
-void Amp::Impl::unscale(std::size_t index) {
-  CAIRN_CHECK(!released, "unscale",
+void Amp::unscale(optim::Optimizer& optimizer) const {
+  LossContributions& contributions = impl_->contributions;
+  const std::size_t index = contributions.index_of(optimizer, "unscale");
+  CAIRN_CHECK(!impl_->released, "unscale",
               "expected a handle whose models are initialized, got a released one");
-  if (device) {
+  if (impl_->device) {
     core::fail<core::Unsupported>("unscale",
                                   "expected a handle that is not capturable, got one whose loss ",
                                   "scale lies on the device (set_capturable(false))");
   }
-  optim::Optimizer& optimizer = contributions[index];
   const optim::SharedStep shared({&optimizer});
   const optim::OptimizerAccess access(optimizer);
   access.wait_for_reductions();
-  access.check_scaler(scaler_id());
+  access.check_scaler(impl_->scaler_id());
   contributions.adopt(index, {0, 1.0, contributions.open(0, 1.0, {index})});
   (void)optimizer.stash();
-}
-
-void Amp::unscale(optim::Optimizer& optimizer) const {
-  impl_->unscale(impl_->contributions.index_of(optimizer, "unscale"));
 }
 
 Tensor Amp::unscaled_gradient(const Tensor& parameter) const {
@@ -205,8 +179,8 @@ Tensor Amp::unscaled_gradient(const Tensor& parameter) const {
   if (sum && slot->holds_gradient()) {
     kernels::axpby(1.0 / slot->scale().factor, slot->memory(), 1.0, result);
   }
-  if (impl_->device && impl_->losses.front().scaler.dynamic()) {
-    kernels::binary(kernels::BinaryOp::div, result, impl_->device->scale(), result);
+  if (const Tensor scale = impl_->device_scale(); scale.defined()) {
+    kernels::binary(kernels::BinaryOp::div, result, scale, result);
   }
   return result;
 }
@@ -216,7 +190,7 @@ optim::StepResult Amp::step(optim::Optimizer& optimizer, const optim::StepOption
 }
 
 optim::StepResult Amp::step(const optim::StepOptions& options) {
-  std::vector<optim::StepResult> results = impl_->step(impl_->every_optimizer(), options);
+  std::vector<optim::StepResult> results = impl_->step(impl_->optimizers_of({}, "step"), options);
   if (results.empty()) return {};
   const auto had_none = [](const optim::StepResult& one) {
     return one.reason == optim::kNoGradient;
@@ -262,36 +236,28 @@ std::vector<std::string> Amp::fp32_layers() const {
   return impl_->fallback.layers();
 }
 
-void Amp::set_capturable(bool value) {
-  impl_->set_capturable(value);
-}
-
 bool Amp::capturable() const {
   return impl_->device.has_value();
 }
 
-optim::StepResult Amp::report() {
-  return impl_->report();
-}
-
 void Amp::release() {
   Impl& impl = *impl_;
+  if (impl.released) return;
   for (const nn::Module* model : impl.models) {
     CAIRN_CHECK(
-        impl.released || !was_moved(*model), "release",
+        !was_moved(*model), "release",
         "expected the models that amp::initialize was given where they were, got one that was ",
         "moved since (amp::release(model) gives back the one that it was moved to)");
-    if (!impl.released) check_masters_whole(model->parameters(), "release");
+    check_masters_whole(model->parameters(), "release");
   }
   set_capturable(false);
-  if (std::exchange(impl.released, true) || !impl.options.enabled) return;
+  impl.released = true;
+  if (!impl.options.enabled) return;
   for (nn::Module* model : impl.models) {
     amp::release(*model);
     model->clear_grad();  // scaled, whoever steps them
   }
-  for (optim::Optimizer* optimizer : impl.contributions.optimizers()) {
-    optimizer->clear_grad();  // they are scaled
-  }
+  impl.contributions.reset();
   impl.refresh_optimizers();
 }
 

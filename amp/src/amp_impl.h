@@ -16,23 +16,16 @@
 
 namespace cairn::amp {
 
-/// A loss that a step ends.
-struct EndedLoss {
-  double scale = 1.0;          // of its last backward
-  bool check_delayed = false;  // by it
-};
-using EndedLosses = std::map<int, EndedLoss>;  // by loss_id
+/// The last contribution of each loss that a step ends, by loss_id.
+using EndedLosses = std::map<int, LossContributionPtr>;
 
 struct Amp::Impl {
   struct Loss {
     LossScaler scaler;
     bool carried = false;          // an overflow whose check was delayed
     optim::SkipStreak collapsing;  // overflows in a row with the scale at its minimum
-
-    void remember(const std::vector<Culprit>& found, bool at_minimum);
   };
 
-  /// Casts the models.
   Impl(Options resolved, const std::vector<nn::Module*>& models,
        const std::vector<optim::Optimizer*>& optimizers);
 
@@ -41,29 +34,28 @@ struct Amp::Impl {
   /// What the gradients of a loss at this scale say of themselves.
   core::GradientScale scale_of(const LossOptions& options, double scale,
                                const std::vector<std::size_t>& optimizers);
-  /// What a loss is multiplied by on the host.
-  double host_scale(int loss_id);
+  /// The loss scale, f32 [1], where it lies on the device; else undefined.
+  Tensor device_scale() const {
+    return device && options.dynamic_loss_scale ? device->scale() : Tensor();
+  }
   /// Of GradientScale; 0 where no loss is ever scaled: gradients of a plain backward do no harm
   /// then.
-  std::uint64_t scaler_id() const;
+  std::uint64_t scaler_id() const {
+    return options.dynamic_loss_scale || options.scaler.init_scale != 1.0 ? id_ : 0;
+  }
   Tensor scaled(const Tensor& loss, double factor);
-  void prepare_for_backward(std::size_t optimizer);
   void backward(const Tensor& scaled, double scale, const LossOptions& options);
-  void unscale(std::size_t optimizer);
   /// One result for each of these optimizers.
   std::vector<optim::StepResult> step(const std::vector<std::size_t>& which,
                                       optim::StepOptions options);
-  std::vector<std::size_t> every_optimizer() const;
   Loss& loss(int id, const char* where);
   /// What the host believes of the scale, read from the device where it lies there.
   LossScaler& current_scaler(int id, const char* where);
-  void set_capturable(bool value);
   /// Moves the host's scaler, just loaded, to the device.
   void write_scaler();
-  optim::StepResult report();
   optim::Optimizer& only_optimizer() { return contributions[0]; }
   void refresh_optimizers();
-  void forget_pending();
+  void throw_if_collapsed();
   void load_fp32_layers(const StateDict& state);
 
   Options options;
@@ -74,24 +66,21 @@ struct Amp::Impl {
   bool released = false;
   std::deque<Overflow> overflows;
   std::int64_t steps = 0;
-  std::optional<DeviceScaler> device;  // of a capturable handle
+  std::optional<DeviceScaler> device;                       // of a capturable handle
+  std::int64_t reported_steps = 0, reported_overflows = 0;  // by report()
 
  private:
   std::uint64_t id_ = core::next_scaler_id();
-  std::int64_t reported_steps_ = 0, reported_overflows_ = 0;  // by report()
   void check_world(const optim::Optimizer& optimizer) const;
   void check_step(const std::vector<std::size_t>& which, const optim::StepOptions& options);
   void check_losses(const std::vector<std::size_t>& which) const;
   StepReport found_by(const LossContributions::Resolved& resolved,
                       const std::vector<std::size_t>& which) const;
-  void mark_judged(const std::vector<LossContributionPtr>& judged, const StepReport& all);
-  /// Updates the scalers, remembers overflows; returns what is to be said of them.
-  std::string judge(const EndedLosses& losses_ended, const StepReport& all);
-  std::string judge_loss(int id, const EndedLoss& ended, const StepReport& all);
+  /// Updates the loss's scaler, remembers its overflow; returns what is to be said of it.
+  std::string judge(const LossContribution& ended, const StepReport& all);
   std::string fall_back_if_due(const EndedLosses& losses_ended, const StepReport& all);
   std::vector<optim::StepResult> step_on_device(const std::vector<std::size_t>& which,
                                                 optim::StepOptions options);
-  void throw_if_collapsed();
 };
 
 }  // namespace cairn::amp

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <sstream>
 
@@ -14,29 +15,20 @@ using autograd::Phase;
 
 namespace {
 
-template <class T>
-void measure_values(const std::vector<T>& values, ValueRange& range) {
+ValueRange measure(const Tensor& tensor, int index) {
+  ValueRange range{index, tensor.dtype(), tensor.shape()};
   double low = std::numeric_limits<double>::infinity(), high = -low;
-  for (const T x : values) {
+  for (const double x : tensor.to_vector()) {
     if (std::isnan(x)) {
       ++range.nan;
     } else if (std::isinf(x)) {
       ++range.inf;
     } else {
-      low = std::min(low, static_cast<double>(x));
-      high = std::max(high, static_cast<double>(x));
+      low = std::min(low, x);
+      high = std::max(high, x);
     }
   }
   if (low <= high) range.min = low, range.max = high;
-}
-
-ValueRange measure(const Tensor& x, int index) {
-  ValueRange range{index, x.dtype(), x.shape()};
-  if (x.dtype() == DType::f64) {
-    measure_values(x.to_vector<double>(), range);
-  } else {
-    measure_values(x.to_vector<float>(), range);
-  }
   return range;
 }
 
@@ -44,26 +36,22 @@ std::vector<ValueRange> measure_all(std::span<const Tensor> tensors) {
   std::vector<ValueRange> ranges;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& x = tensors[i];
-    const bool floating = x.defined() && core::is_floating(x.dtype());
-    if (floating) ranges.push_back(measure(x, static_cast<int>(i)));
+    if (!x.defined() || !core::is_floating(x.dtype())) continue;
+    ranges.push_back(measure(x, static_cast<int>(i)));
   }
   return ranges;
 }
 
-bool all_finite(const std::vector<ValueRange>& ranges) {
-  return std::all_of(ranges.begin(), ranges.end(), [](const auto& r) { return r.finite(); });
+/// Null where all are finite.
+const ValueRange* first_bad(const std::vector<ValueRange>& ranges) {
+  const auto bad = std::find_if_not(ranges.begin(), ranges.end(), std::mem_fn(&ValueRange::finite));
+  return bad == ranges.end() ? nullptr : &*bad;
 }
 
 // "block.fc" of "block.fc.weight".
 std::string module_of(const std::string& parameter) {
   const std::size_t dot = parameter.rfind('.');
   return dot == parameter.npos ? parameter : parameter.substr(0, dot);
-}
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string list;
-  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  return list;
 }
 
 std::string bad_values(const ValueRange& range) {
@@ -89,14 +77,10 @@ void add_rows(TextTable& table, const MeasuredOp& op) {
   }
 }
 
-const ValueRange& first_bad(const std::vector<ValueRange>& ranges) {
-  return *std::find_if(ranges.begin(), ranges.end(), [](const auto& r) { return !r.finite(); });
-}
-
 }  // namespace
 
 std::string Anomaly::headline() const {
-  const ValueRange& bad = first_bad(op.results);
+  const ValueRange& bad = *first_bad(op.results);
   const bool backward = op.phase == Phase::backward;
   std::ostringstream out;
   out << (backward ? "the backward of " : "") << op.op;
@@ -115,8 +99,7 @@ std::string Anomaly::headline() const {
 
 std::string Anomaly::describe() const {
   TextTable table(
-      {"operation", "phase", "parameters", "dtype", "shape", "min", "max", "not finite"});
-  table.align_right({5, 6});
+      {"operation", "phase", "parameters", "dtype", "shape", "min", "max", "not finite"}, {5, 6});
   for (const MeasuredOp& earlier : before) add_rows(table, earlier);
   add_rows(table, op);
   std::ostringstream out;
@@ -142,16 +125,14 @@ void AnomalyMode::clear() {
 
 void AnomalyMode::on_end(const OpEvent& event) {
   if (first_ && !options_.throws) return;
-  MeasuredOp measured;
-  measured.op = event.name, measured.phase = event.phase;
+  MeasuredOp measured{event.name, event.phase};
   for (const Tensor& parameter : event.parameters) {
-    const std::string& name = parameter.name();
-    if (!name.empty()) measured.parameters.push_back(name);
+    if (!parameter.name().empty()) measured.parameters.push_back(parameter.name());
   }
   measured.results = measure_all(event.outputs);
   const auto& ignored = options_.ignore;
-  const bool expected = std::find(ignored.begin(), ignored.end(), measured.op) != ignored.end();
-  if (!expected && !all_finite(measured.results)) {
+  const bool expected = std::count(ignored.begin(), ignored.end(), measured.op) > 0;
+  if (!expected && first_bad(measured.results) != nullptr) {
     Anomaly anomaly{std::move(measured),
                     measure_all(event.inputs),
                     last_module_,

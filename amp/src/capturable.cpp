@@ -1,7 +1,6 @@
 // Steps that take no host.
 #include "amp_impl.h"
 #include "cairn/core/error.h"
-#include "number.h"
 
 namespace cairn::amp {
 
@@ -32,29 +31,30 @@ void check_capturable(const Options& options, std::size_t optimizers) {
 
 }  // namespace
 
-void Amp::Impl::set_capturable(bool value) {
-  if (value == device.has_value()) return;
+void Amp::set_capturable(bool value) {
+  Impl& impl = *impl_;
+  if (value == capturable()) return;
   if (!value) {
-    current_scaler(0, "amp");
-    only_optimizer().set_capturable(false);
-    device.reset();
+    impl.current_scaler(0, "amp");
+    impl.only_optimizer().set_capturable(false);
+    impl.device.reset();
     return;
   }
-  check_capturable(options, contributions.size());
-  optim::Optimizer& optimizer = only_optimizer();
+  check_capturable(impl.options, impl.contributions.size());
+  optim::Optimizer& optimizer = impl.only_optimizer();
   const optim::OptimizerAccess access(optimizer);
   CAIRN_CHECK(!access.has_gradient(), "amp",
               "expected to become capturable between two steps, got gradients of a backward");
   optimizer.set_capturable(true);
-  device.emplace(losses.front().scaler, access.found_inf().device);
-  write_scaler();
+  impl.device.emplace(impl.losses.front().scaler, access.found_inf().device);
+  impl.write_scaler();
 }
 
 void Amp::Impl::write_scaler() {
   if (!device) return;
   device->write(losses.front().scaler);
-  reported_overflows_ = 0;
-  reported_steps_ = steps;
+  reported_overflows = 0;
+  reported_steps = steps;
 }
 
 LossScaler& Amp::Impl::current_scaler(int id, const char* where) {
@@ -65,43 +65,42 @@ LossScaler& Amp::Impl::current_scaler(int id, const char* where) {
 
 std::vector<optim::StepResult> Amp::Impl::step_on_device(const std::vector<std::size_t>& which,
                                                          optim::StepOptions step_options) {
-  const std::vector<LossContributionPtr> held = contributions.held_by(0);
-  if (!held.empty() && held.back()->check_delayed) {
+  check_losses(which);
+  const HeldContributions held = contributions.held_by(0);
+  if (!held.empty() && (*held.rbegin())->check_delayed) {
     fail<Unsupported>("step",
                       "expected backwards without delay_overflow_check in a capturable step, "
                       "got one with it");
   }
   ++steps;
-  if (step_options.max_gradient_norm == 0) {
-    step_options.max_gradient_norm = options.max_gradient_norm;
-  }
-  const LossScaler& scaler = losses.front().scaler;
   const optim::OptimizerAccess optimizer(only_optimizer());
-  if (!held.empty()) step_options.gradient_scale /= held.back()->scale;
+  if (!held.empty()) step_options.gradient_scale /= (*held.rbegin())->scale;
   contributions.end(which);
+  const Tensor scale = device_scale();
   const optim::StepResult result = optimizer.step_on_device(
-      step_options, scaler_id(), scaler.dynamic() ? device->scale().view() : TensorView());
+      step_options, scaler_id(), scale.defined() ? scale.view() : TensorView());
   if (result.applied && step_options.check) device->update(optimizer.found_inf());
   return {result};
 }
 
-optim::StepResult Amp::Impl::report() {
-  CAIRN_CHECK(device, "report",
+optim::StepResult Amp::report() {
+  CAIRN_CHECK(capturable(), "report",
               "expected a capturable handle, got another (step() itself reports)");
-  const DeviceScaler::Overflows overflows = device->overflows();
-  const std::int64_t skipped = overflows.all - std::exchange(reported_overflows_, overflows.all);
-  const std::int64_t taken = steps - std::exchange(reported_steps_, steps);
+  Impl& impl = *impl_;
+  const DeviceScaler::Overflows counted = impl.device->overflows();
+  const std::int64_t skipped = counted.all - std::exchange(impl.reported_overflows, counted.all);
+  const std::int64_t taken = impl.steps - std::exchange(impl.reported_steps, impl.steps);
   const std::vector<std::string> parameters =
-      optim::OptimizerAccess(only_optimizer()).take_overflowed();
+      optim::OptimizerAccess(impl.only_optimizer()).take_overflowed();
   optim::StepResult result;
   result.applied = skipped == 0;
   if (skipped == 0) return result;
   result.culprit = parameters.empty() ? "" : parameters.front();
-  result.reason = core::str(skipped, " of ", taken, taken == 1 ? " step" : " steps",
-                            " skipped: ", nonfinite_in(parameters), "; loss scale ",
-                            number(current_scaler(0, "amp").scale()));
-  losses.front().collapsing.set(static_cast<int>(overflows.at_minimum), parameters);
-  throw_if_collapsed();
+  result.reason =
+      core::str(skipped, " of ", taken, taken == 1 ? " step" : " steps",
+                " skipped: ", nonfinite_in(parameters), "; loss scale ", number(loss_scale()));
+  impl.losses.front().collapsing.set(static_cast<int>(counted.at_minimum), parameters);
+  impl.throw_if_collapsed();
   return result;
 }
 

@@ -1,7 +1,7 @@
 #include "cairn/amp/captured_step.h"
 
-#include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "amp_impl.h"
@@ -25,11 +25,6 @@ std::string describe(const CapturedStep::Inputs& inputs) {
   return text;
 }
 
-Tensor buffer_like(const Tensor& x, Device device) {
-  return x.view().is_dense() ? Tensor::empty_strided(x.shape(), x.strides(), x.dtype(), device)
-                             : Tensor::empty(x.shape(), x.dtype(), device);
-}
-
 }  // namespace
 
 struct CapturedStep::Impl {
@@ -39,7 +34,7 @@ struct CapturedStep::Impl {
   Device device;
   std::optional<core::Graph> graph;  // none on the CPU
   std::string captured_for;          // inputs
-  std::vector<std::string> told;     // of other inputs
+  std::set<std::string> told;        // of other inputs
   int warmed_up = 0;
   std::vector<std::uint64_t> fingerprint;  // after the last warm-up
   Inputs buffers;                          // that the graph reads
@@ -52,7 +47,6 @@ struct CapturedStep::Impl {
   void capture();
   void replay(const Inputs& inputs);
   std::vector<std::uint64_t> fingerprint_now();
-  void forget_half_a_step();
 };
 
 void CapturedStep::Impl::run_as_always(const Inputs& inputs) {
@@ -82,12 +76,6 @@ std::vector<std::uint64_t> CapturedStep::Impl::fingerprint_now() {
   return words;
 }
 
-/// What a loss that threw, while it was recorded, has left on the host.
-void CapturedStep::Impl::forget_half_a_step() {
-  amp().contributions.end(amp().every_optimizer());
-  amp().only_optimizer().clear_grad();
-}
-
 void CapturedStep::Impl::capture() {
   if (autograd::autocast_state().enabled) {
     core::fail<core::Unsupported>("capture",
@@ -100,7 +88,8 @@ void CapturedStep::Impl::capture() {
     graph->capture([&] { run_as_always(buffers); });
   } catch (...) {
     amp().steps = steps_before;
-    forget_half_a_step();
+    amp().contributions.end({0});  // half a step
+    amp().only_optimizer().clear_grad();
     throw;
   }
   amp().steps = steps_before;
@@ -137,7 +126,7 @@ void CapturedStep::Impl::run_captured(const Inputs& inputs) {
     return;
   }
   if (buffers.empty()) {
-    for (const Tensor& x : inputs) buffers.push_back(buffer_like(x, x.device()));
+    for (const Tensor& x : inputs) buffers.push_back(Tensor::empty_like(x));
   }
   capture();
   replay(inputs);
@@ -164,9 +153,8 @@ void CapturedStep::run(const Inputs& inputs) {
   if (s.graph && shape == s.captured_for) {
     s.run_captured(inputs);
   } else {
-    if (s.graph && std::find(s.told.begin(), s.told.end(), shape) == s.told.end()) {
+    if (s.graph && s.told.insert(shape).second) {
       log::info("amp: a step of {} is not captured, {} is", shape, s.captured_for);
-      s.told.push_back(shape);
     }
     s.run_as_always(inputs);
   }
@@ -178,7 +166,7 @@ void CapturedStep::run(const Inputs& inputs) {
 
 Tensor CapturedStep::loss() const {
   CAIRN_CHECK(impl_->last_loss.defined(), "captured_step",
-              "expected a step before its loss is asked ", "for, got none");
+              "expected a step before its loss is asked for, got none");
   Tensor copy = Tensor::empty_like(impl_->last_loss);
   kernels::copy(impl_->last_loss, copy);
   return copy;

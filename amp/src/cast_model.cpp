@@ -2,8 +2,8 @@
 
 #include <unordered_set>
 
+#include "cairn/amp/amp.h"
 #include "cairn/autograd/ops.h"
-#include "cairn/autograd/thread_state.h"
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
 #include "cairn/kernels/elementwise.h"
@@ -69,22 +69,16 @@ void cast_to_half(nn::Module& model, const Options& options, const MasterStorage
   }
 }
 
-nn::Module::ForwardWrapper forward_wrapper(const Options& options,
-                                           std::function<bool()> in_region) {
-  return [inside = options.cast_model_type, outside = options.cast_model_outputs,
-          autocast = options.autocast.value_or(false), policies = options.cast_policies,
-          half = options.half_dtype,
-          in_region = std::move(in_region)](const Tensor& x, const nn::Module::Forward& next) {
-    const auto call = [&] { return next(inside ? to_floating(x, *inside) : x); };
-    Tensor y;
-    if (autocast || (in_region && in_region())) {
-      const autograd::AutocastGuard region(true, half);
-      const autograd::CastPolicyGuard overrides(policies);
-      y = call();
-    } else {
-      y = call();
-    }
-    return outside ? to_floating(y, *outside) : y;
+nn::Module::ForwardWrapper forward_wrapper(Options options, std::function<bool()> in_region) {
+  options.world = {};  // which need not live as long as the model
+  return [o = std::move(options), in_region = std::move(in_region)](
+             const Tensor& x, const nn::Module::Forward& next) {
+    const auto call = [&] {
+      const Region region(o, o.autocast.value_or(false) || in_region());
+      return next(o.cast_model_type ? to_floating(x, *o.cast_model_type) : x);
+    };
+    const Tensor y = call();
+    return o.cast_model_outputs ? to_floating(y, *o.cast_model_outputs) : y;
   };
 }
 
@@ -129,18 +123,6 @@ void check_masters_whole(const NamedTensors& parameters, const char* what) {
                                   "(save the training state, and resume it without ",
                                   "ShardedDataParallel)");
   }
-}
-
-MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers) {
-  MasterStorages storages;
-  for (const optim::Optimizer* optimizer : optimizers) {
-    for (const optim::ParameterGroup& group : optimizer->groups()) {
-      for (const auto& [name, tensor] : group.parameters) {
-        storages[tensor.id()] = optimizer->state_options().masters;
-      }
-    }
-  }
-  return storages;
 }
 
 void cast_model(nn::Module& model, const Options& options, const MasterStorages& storages,

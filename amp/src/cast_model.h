@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <unordered_map>
-#include <vector>
 
 #include "cairn/amp/options.h"
 #include "cairn/kernels/master_weight.h"
@@ -11,8 +10,7 @@
 
 namespace cairn::amp {
 
-/// Throws InvalidArgument, naming it, for a floating parameter or buffer that is not f32, for a
-/// parameter that has a gradient already, and for a model that is initialized.
+/// Throws InvalidArgument where amp::initialize() does, and for a parameter that has a gradient.
 void check_model(const nn::Module& model);
 
 /// Of a model that was initialized: its layers are another module's now.
@@ -29,7 +27,6 @@ void check_masters_whole(const NamedTensors& parameters, const char* what);
 
 /// How each parameter's optimizer keeps its master, by Tensor::id().
 using MasterStorages = std::unordered_map<const void*, optim::MasterStorage>;
-MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers);
 
 /// Casts the model and its forward. `in_region` says at each forward whether it runs in an autocast
 /// region although the level has none (a layer fell back to f32).

@@ -10,14 +10,14 @@ namespace cairn::amp {
 
 namespace {
 
-kernels::ScaleUpdateOptions update_options(const LossScalerOptions& o, double scale) {
+kernels::ScaleUpdateOptions update_options(const LossScalerOptions& o) {
   return {.growth_factor = o.dynamic ? o.growth_factor : 1.0,
           .backoff_factor = o.dynamic ? o.backoff_factor : 1.0,
           .growth_interval = static_cast<std::int32_t>(o.growth_interval),
           .hysteresis = o.hysteresis,
           .consecutive_hysteresis = o.consecutive_hysteresis,
-          .min_scale = o.dynamic ? o.min_scale : scale,
-          .max_scale = o.dynamic ? o.max_scale : scale};
+          .min_scale = o.dynamic ? o.min_scale : o.init_scale,
+          .max_scale = o.dynamic ? o.max_scale : o.init_scale};
 }
 
 }  // namespace
@@ -36,8 +36,8 @@ DeviceScaler::DeviceScaler(const LossScaler& scaler, Device device)
 }
 
 void DeviceScaler::update(const TensorView& found_inf) {
-  kernels::update_scale(scale_, growth_, hysteresis_, found_inf,
-                        update_options(options_, options_.init_scale), overflows_);
+  kernels::update_scale(scale_, growth_, hysteresis_, found_inf, update_options(options_),
+                        overflows_);
 }
 
 void DeviceScaler::write(const LossScaler& scaler) {

@@ -1,9 +1,11 @@
 #include "cairn/amp/explain.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "cairn/autograd/autocast.h"
-#include "tensor_core_fit.h"
+#include "text_table.h"
 
 namespace cairn::amp {
 
@@ -17,16 +19,13 @@ constexpr std::size_t kMostMisfits = 32;
 
 // "f16, f32", in the order of the inputs.
 std::string dtypes_of(std::span<const Tensor> inputs) {
-  std::vector<std::string_view> names;
+  std::vector<std::string> names;
   for (const Tensor& x : inputs) {
     if (!x.defined()) continue;
     const std::string_view dtype = core::name(x.dtype());
-    if (std::find(names.begin(), names.end(), dtype) == names.end()) names.push_back(dtype);
+    if (std::find(names.begin(), names.end(), dtype) == names.end()) names.emplace_back(dtype);
   }
-  std::string list;
-  for (const std::string_view dtype : names)
-    list += (list.empty() ? "" : ", ") + std::string(dtype);
-  return list;
+  return joined(names);
 }
 
 std::string policy_reason(const OpEvent& event) {
@@ -58,19 +57,61 @@ std::string why(const OpEvent& event) {
   return policy_reason(event);
 }
 
+using Sizes = std::vector<std::pair<const char*, std::int64_t>>;
+
+// Of the products that the operation makes. Batches do not matter. Nothing: not a product.
+Sizes sizes_of(const OpEvent& event) {
+  const std::string_view op = event.name;
+  const auto shape = [&](std::size_t i) { return event.inputs[i].shape(); };
+  if (op == "matmul") {
+    const Shape a = shape(0), b = shape(1);
+    return {{"M", a[a.dims() - 2]}, {"K", a.back()}, {"N", b.back()}};
+  }
+  if (op == "linear") {
+    const std::int64_t K = shape(1)[1];
+    return {{"M", K == 0 ? 0 : shape(0).numel() / K}, {"K", K}, {"N", shape(1)[0]}};
+  }
+  if (op == "conv2d") {
+    return {{"input channels per group", shape(1)[1]}, {"output channels", shape(1)[0]}};
+  }
+  if (op == "conv_transpose2d") {
+    return {{"input channels", shape(1)[0]}, {"output channels per group", shape(1)[1]}};
+  }
+  if (op == "attention") {
+    return {{"T", shape(0)[2]}, {"S", shape(1)[2]}, {"D", shape(0)[3]}};
+  }
+  if (op == "self_attention") return {{"T", shape(0)[1]}, {"C", shape(0)[2] / 3}};
+  return {};
+}
+
+/// Unset for anything but a product; empty where it runs in half with every size a multiple of 8;
+/// else what is in the way.
+std::optional<std::string> tensor_core_misfit(const OpEvent& event) {
+  const Sizes sizes = sizes_of(event);
+  if (sizes.empty()) return std::nullopt;
+  if (!core::is_half(event.dtype)) return core::str("runs in ", event.dtype);
+  std::string odd;
+  int count = 0;
+  for (const auto& [name, size] : sizes) {
+    if (size % 8 == 0) continue;
+    odd += core::str(odd.empty() ? "" : ", ", name, " ", size);
+    ++count;
+  }
+  if (odd.empty()) return odd;
+  return odd + (count == 1 ? " is no multiple of 8" : " are no multiples of 8");
+}
+
 }  // namespace
 
 ExplainRow& Explain::row_of(const OpEvent& event) {
-  std::string reason = why(event);
-  const auto [entry, added] =
-      index_.emplace(Key{event.name, event.phase, event.dtype, reason}, sums_.rows.size());
-  if (added) {
-    ExplainRow row;
-    row.op = event.name, row.phase = event.phase, row.dtype = event.dtype;
-    row.why = std::move(reason);
-    sums_.rows.push_back(std::move(row));
-  }
-  return sums_.rows[entry->second];
+  const std::string reason = why(event);
+  auto& rows = sums_.rows;
+  const auto found = std::find_if(rows.begin(), rows.end(), [&](const ExplainRow& row) {
+    return row.op == event.name && row.phase == event.phase && row.dtype == event.dtype &&
+           row.why == reason;
+  });
+  if (found != rows.end()) return *found;
+  return rows.emplace_back(ExplainRow{event.name, event.phase, event.dtype, reason});
 }
 
 void Explain::on_end(const OpEvent& event) {
@@ -109,7 +150,7 @@ void Explain::check_product(const OpEvent& event, ExplainRow& row) {
 
 ExplainReport Explain::report() const {
   ExplainReport report = sums_;
-  report.steps = std::max<std::int64_t>(1, steps_);
+  report.steps = std::max<std::int64_t>(1, sums_.steps);
   return report;
 }
 

@@ -10,27 +10,22 @@ namespace cairn::amp {
 
 namespace {
 
+std::string with_digits(int digits, double value, const char* unit = "") {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(digits) << value << unit;
+  return out.str();
+}
+
 // A sum per step: "4", or "4.5" where the steps differed.
 std::string per_step(std::int64_t sum, std::int64_t steps) {
   if (sum % steps == 0) return std::to_string(sum / steps);
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(1)
-      << static_cast<double>(sum) / static_cast<double>(steps);
-  return out.str();
+  return with_digits(1, static_cast<double>(sum) / static_cast<double>(steps));
 }
 
 std::string bytes(std::int64_t sum, std::int64_t steps) {
   const double value = static_cast<double>(sum) / static_cast<double>(steps);
-  std::ostringstream out;
-  out << std::fixed;
-  if (value < 1e4) {
-    out << std::setprecision(0) << value << " B";
-  } else if (value < 1e7) {
-    out << std::setprecision(1) << value / 1e3 << " kB";
-  } else {
-    out << std::setprecision(1) << value / 1e6 << " MB";
-  }
-  return out.str();
+  if (value < 1e4) return with_digits(0, value, " B");
+  return value < 1e7 ? with_digits(1, value / 1e3, " kB") : with_digits(1, value / 1e6, " MB");
 }
 
 // Zeros make a table hard to read.
@@ -47,8 +42,8 @@ std::string ExplainReport::table() const {
       << per_step(cache_hits, steps) << " inputs from the cast cache, "
       << per_step(tensor_core, steps) << " of " << per_step(products, steps)
       << " products fit tensor cores\n\n";
-  TextTable table({"operation", "phase", "count", "in", "casts", "cast", "cached", "why"});
-  table.align_right({2, 4, 5, 6});
+  TextTable table({"operation", "phase", "count", "in", "casts", "cast", "cached", "why"},
+                  {2, 4, 5, 6});
   for (const ExplainRow& row : rows) {
     table.add({row.op, name(row.phase), per_step(row.count, steps),
                std::string(core::name(row.dtype)), or_dash(row.casts, per_step(row.casts, steps)),
@@ -58,8 +53,7 @@ std::string ExplainReport::table() const {
   out << table.str();
   if (misfits.empty()) return out.str();
   out << "\nproducts that do not fit tensor cores:\n";
-  TextTable list({"operation", "parameter", "count", "why"});
-  list.align_right({2});
+  TextTable list({"operation", "parameter", "count", "why"}, {2});
   for (const ExplainMisfit& misfit : misfits) {
     list.add({misfit.op, misfit.where.empty() ? "-" : misfit.where, per_step(misfit.count, steps),
               misfit.reason});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 
 #include "cairn/autograd/autocast.h"
 #include "cairn/autograd/ops.h"
@@ -16,8 +17,6 @@ struct Fallback::Layer {
   std::string name;
   NamedTensors parameters;  // its own, with the names they have in the model
   bool f32 = false;
-  int overflows = 0;  // in a row, of one loss
-  int loss_id = 0;    // this one
 };
 
 namespace {
@@ -74,13 +73,9 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
       if (layer->parameters.empty()) continue;
       module->add_forward_wrapper(
           [layer, watch = watch_, in_f32](const Tensor& x, const nn::Module::Forward& next) {
-            Tensor y;
-            if (layer->f32) {
-              const autograd::CastPolicyGuard guard(*in_f32);
-              y = next(to_floating(x, DType::f32));
-            } else {
-              y = next(x);
-            }
+            std::optional<autograd::CastPolicyGuard> policies;
+            if (layer->f32) policies.emplace(*in_f32);
+            Tensor y = next(layer->f32 ? to_floating(x, DType::f32) : x);
             if (watch->armed) watch->look(y, layer->name);
             return y;
           },
@@ -92,6 +87,12 @@ Fallback::Fallback(const std::vector<nn::Module*>& models, const Options& option
 
 std::string Fallback::culprit() const {
   return watch_->culprit;
+}
+
+std::shared_ptr<Fallback::Layer> Fallback::named(const std::string& name) const {
+  const auto found = std::find_if(layers_.begin(), layers_.end(),
+                                  [&](const auto& layer) { return layer->name == name; });
+  return found == layers_.end() ? nullptr : *found;
 }
 
 std::shared_ptr<Fallback::Layer> Fallback::owner_of(const std::string& parameter) const {
@@ -108,59 +109,40 @@ std::shared_ptr<Fallback::Layer> Fallback::owner_of(const std::string& parameter
 std::string Fallback::overflowed(int loss_id, const std::string& name,
                                  const std::vector<Culprit>& culprits, bool scale_at_minimum) {
   if (layers_.empty()) return {};
-  overflowing_.insert(loss_id);
   watch_->armed = true;
   watch_->culprit.clear();
-  std::shared_ptr<Layer> culprit;
-  for (const auto& layer : layers_) {
-    if (!name.empty() && layer->name == name) culprit = layer;
-  }
+  std::shared_ptr<Layer> culprit = named(name);
   if (!culprit && scale_at_minimum && !culprits.empty()) {
     const int rank = culprits.front().rank;
     const auto last = std::find_if(culprits.rbegin(), culprits.rend(),
                                    [&](const Culprit& c) { return c.rank == rank; });
     culprit = owner_of(last->parameter);
   }
-  for (const auto& layer : layers_) {
-    if (layer != culprit && layer->loss_id == loss_id) layer->overflows = 0;
-  }
-  if (culprit) {
-    culprit->overflows = culprit->loss_id == loss_id ? culprit->overflows + 1 : 1;
-    culprit->loss_id = loss_id;
-  }
-  const bool falls = culprit && !culprit->f32 && culprit->overflows >= after_;
-  return falls ? culprit->name : std::string();
+  Row& row = rows_[loss_id];
+  row = {culprit, row.culprit == culprit ? row.overflows + 1 : 1};
+  const bool falls = culprit && !culprit->f32 && row.overflows >= after_;
+  return falls && fall_back(culprit->name) ? culprit->name : std::string();
 }
 
 void Fallback::stepped(int loss_id) {
-  overflowing_.erase(loss_id);
-  if (overflowing_.empty()) watch_->armed = false;
+  rows_.erase(loss_id);
+  watch_->armed = !rows_.empty();
   watch_->culprit.clear();
-  for (const auto& layer : layers_) {
-    if (layer->loss_id == loss_id) layer->overflows = 0;
-  }
 }
 
 void Fallback::reset() {
-  overflowing_.clear();
+  rows_.clear();
   watch_->armed = false;
   watch_->culprit.clear();
-  for (const auto& layer : layers_) layer->overflows = 0;
 }
 
-bool Fallback::has(const std::string& name) const {
-  return std::any_of(layers_.begin(), layers_.end(),
-                     [&](const auto& layer) { return layer->name == name; });
-}
-
-void Fallback::fall_back(const std::string& name) {
-  for (const auto& layer : layers_) {
-    if (layer->name != name) continue;
-    check_masters_whole(layer->parameters, "fallback_after");
-    layer->f32 = watch_->any = true;
-    layer->overflows = 0;
-    for (const NamedTensor& parameter : layer->parameters) widen_parameter(parameter.tensor);
-  }
+bool Fallback::fall_back(const std::string& name) {
+  const std::shared_ptr<Layer> layer = named(name);
+  if (!layer) return false;
+  check_masters_whole(layer->parameters, "fallback_after");
+  layer->f32 = watch_->any = true;
+  for (const NamedTensor& parameter : layer->parameters) widen_parameter(parameter.tensor);
+  return true;
 }
 
 std::vector<std::string> Fallback::layers() const {
@@ -172,7 +154,6 @@ std::vector<std::string> Fallback::layers() const {
 }
 
 std::function<bool()> Fallback::any() const {
-  if (layers_.empty()) return nullptr;
   return [watch = watch_] { return watch->any; };
 }
 

@@ -9,8 +9,8 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -27,26 +27,30 @@ class Fallback {
   /// The layer whose output was not finite since the last step; empty: none, or not looked for.
   std::string culprit() const;
   /// After a step in which this loss overflowed: the culprit that the ranks agree on ("" for none)
-  /// and the parameters. Returns the layer that has to fall back now, or "".
+  /// and the parameters. Returns the layer that has fallen back now, or "".
   std::string overflowed(int loss_id, const std::string& layer,
                          const std::vector<Culprit>& culprits, bool scale_at_minimum);
   void stepped(int loss_id);  // after a step in which it did not
 
   void reset();  // forgets overflows; layers that fell back stay so
 
-  bool has(const std::string& layer) const;
-  void fall_back(const std::string& layer);  // one that it has
+  bool fall_back(const std::string& layer);  // false: there is none of that name
   std::vector<std::string> layers() const;   // that fell back
-  /// Tells at any time whether there are some; null where there can be none.
+  /// Tells at any time whether there are some.
   std::function<bool()> any() const;
 
  private:
   struct Layer;
   struct Watch;
+  std::shared_ptr<Layer> named(const std::string& layer) const;
   std::shared_ptr<Layer> owner_of(const std::string& parameter) const;
 
   int after_ = 0;
-  std::set<int> overflowing_;  // losses whose last step overflowed
+  struct Row {
+    std::shared_ptr<Layer> culprit;  // null: nobody knows
+    int overflows = 0;               // in a row of this one
+  };
+  std::map<int, Row> rows_;  // of the losses whose last step overflowed
   std::shared_ptr<Watch> watch_;
   std::vector<std::shared_ptr<Layer>> layers_;  // in registration order
 };

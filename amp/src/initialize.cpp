@@ -1,6 +1,7 @@
-#include <algorithm>
+#include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "amp_impl.h"
@@ -22,27 +23,24 @@ void check_list(const char* kind, const std::vector<T*>& list) {
   }
 }
 
-void check_one_optimizer_each(const std::vector<optim::Optimizer*>& optimizers) {
-  std::unordered_set<const void*> seen;
+MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers,
+                               const Options& options) {
+  MasterStorages storages;
+  const bool remainders =
+      !options.master_weights.value_or(false) || options.half_dtype == DType::bf16;
   for (const optim::Optimizer* optimizer : optimizers) {
+    const optim::MasterStorage masters = optimizer->state_options().masters;
+    CAIRN_CHECK(remainders || masters != optim::MasterStorage::remainder, "initialize",
+                "expected half_dtype bf16 for masters kept as remainders, got ", options.half_dtype,
+                " (set_state_options({.masters = MasterStorage::f32}))");
     for (const optim::ParameterGroup& group : optimizer->groups()) {
       for (const auto& [name, tensor] : group.parameters) {
-        CAIRN_CHECK(seen.insert(tensor.id()).second, "initialize",
+        CAIRN_CHECK(storages.emplace(tensor.id(), masters).second, "initialize",
                     "expected parameters of one optimizer each, got '", name, "' in two");
       }
     }
   }
-}
-
-/// Before anything is cast.
-void check_masters(const std::vector<optim::Optimizer*>& optimizers, const Options& options) {
-  if (!options.master_weights.value_or(false)) return;
-  for (const optim::Optimizer* optimizer : optimizers) {
-    CAIRN_CHECK(optimizer->state_options().masters != optim::MasterStorage::remainder ||
-                    options.half_dtype == DType::bf16,
-                "initialize", "expected half_dtype bf16 for masters kept as remainders, got ",
-                options.half_dtype, " (set_state_options({.masters = MasterStorage::f32}))");
-  }
+  return storages;
 }
 
 /// Ranks that scale or skip by other rules would part without a word, at the latest where a step's
@@ -64,13 +62,11 @@ void check_same_options(const Options& resolved) {
 /// The f32 weights that the cast replaced lie in the allocator's cache, and few later requests have
 /// their sizes.
 void release_former_weights(const std::vector<nn::Module*>& models) {
-  std::vector<Device> released;
+  std::optional<Device> last;
   for (nn::Module* model : models) {
     for (const NamedTensor& parameter : model->parameters()) {
       const Device device = parameter.tensor.device();
-      if (std::find(released.begin(), released.end(), device) != released.end()) continue;
-      core::release_cached_memory(device);
-      released.push_back(device);
+      if (std::exchange(last, device) != device) core::release_cached_memory(device);
     }
   }
 }
@@ -83,18 +79,20 @@ Amp initialize(const std::vector<nn::Module*>& models,
   const LossScaler checks_its_options(resolved.scaler);
   check_list("model", models);
   check_list("optimizer", optimizers);
-  check_one_optimizer_each(optimizers);
+  const MasterStorages storages = master_storages(optimizers, resolved);
   for (const nn::Module* model : models) {
     if (resolved.enabled) check_model(*model);
   }
-  check_masters(optimizers, resolved);
   check_same_options(resolved);
   auto impl = std::make_shared<Amp::Impl>(resolved, models, optimizers);
+  for (nn::Module* model : models) {
+    if (resolved.enabled) cast_model(*model, resolved, storages, impl->fallback.any());
+  }
   for (optim::Optimizer* optimizer : optimizers) {
     if (resolved.master_weights) optimizer->set_master_weights(*resolved.master_weights);
     if (resolved.enabled) optim::OptimizerAccess(*optimizer).refresh();
   }
-  if (resolved.enabled && resolved.cast_model_type) release_former_weights(models);
+  if (resolved.cast_model_type) release_former_weights(models);
   log::info("amp: {}", describe(resolved));
   return Amp(std::move(impl));
 }

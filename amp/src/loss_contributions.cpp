@@ -14,18 +14,13 @@ namespace {
 using core::Contribution;
 using Indices = std::vector<std::size_t>;
 
-bool contains(const Indices& list, std::size_t value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
 /// Calls f(slot) for every slot of the optimizer's that holds something to be stepped.
 template <class F>
 void each_slot(const optim::Optimizer& optimizer, F&& f) {
   for (const optim::ParameterGroup& group : optimizer.groups()) {
-    for (const NamedTensor& parameter : group.parameters) {
-      if (parameter.tensor.gradient_slot_or_null() == nullptr) continue;
-      core::GradientSlot& slot = parameter.tensor.gradient_slot();
-      if (!parameter.tensor.requires_grad()) continue;
+    for (const auto& [name, tensor] : group.parameters) {
+      if (!tensor.requires_grad() || tensor.gradient_slot_or_null() == nullptr) continue;
+      core::GradientSlot& slot = tensor.gradient_slot();
       if (slot.holds_gradient() || slot.has_sum()) f(slot);
     }
   }
@@ -35,15 +30,6 @@ LossContributionPtr own_one(const std::shared_ptr<Contribution>& one,
                             const LossContributions* owner) {
   auto loss = std::dynamic_pointer_cast<LossContribution>(one);
   return loss && loss->owner == owner ? loss : nullptr;
-}
-
-void insert(std::vector<LossContributionPtr>& list, const LossContributionPtr& one) {
-  if (one && std::find(list.begin(), list.end(), one) == list.end()) list.push_back(one);
-}
-
-void sort_by_number(std::vector<LossContributionPtr>& list) {
-  std::sort(list.begin(), list.end(),
-            [](const auto& a, const auto& b) { return a->number < b->number; });
 }
 
 /// What the optimizer's gradients are multiplied by; none: they have several scales, or lie in
@@ -66,14 +52,9 @@ std::string LossContribution::describe() const {
   return core::str("loss ", loss_id, " scaled by ", scale);
 }
 
-void LossContributions::check_not_moved() const {
-  for (optim::Optimizer* optimizer : optimizers_)
-    optim::OptimizerAccess(*optimizer).check_not_moved();
-}
-
 std::size_t LossContributions::index_of(const optim::Optimizer& optimizer,
                                         const char* where) const {
-  check_not_moved();
+  for (optim::Optimizer* one : optimizers_) optim::OptimizerAccess(*one).check_not_moved();
   const auto found = std::find(optimizers_.begin(), optimizers_.end(), &optimizer);
   CAIRN_CHECK(found != optimizers_.end(), where, "expected one of the ", optimizers_.size(),
               " optimizers that were given to amp::initialize, got another");
@@ -108,28 +89,24 @@ void LossContributions::adopt(std::size_t optimizer, const core::GradientScale& 
   });
 }
 
-std::vector<LossContributionPtr> LossContributions::held_by(std::size_t optimizer) const {
-  std::vector<LossContributionPtr> held;
+HeldContributions LossContributions::held_by(std::size_t optimizer) const {
+  HeldContributions held;
   const Contribution* last = nullptr;  // most slots hold the same
   const auto take = [&](const std::shared_ptr<Contribution>& one) {
-    if (one.get() != std::exchange(last, one.get())) insert(held, own_one(one, this));
+    if (one.get() == std::exchange(last, one.get())) return;
+    if (const LossContributionPtr own = own_one(one, this)) held.insert(own);
   };
   each_slot(*optimizers_[optimizer], [&](const core::GradientSlot& slot) {
     if (slot.holds_gradient()) take(slot.scale().contribution);
     for (const auto& one : slot.sum_contributions()) take(one);
   });
-  sort_by_number(held);
   return held;
 }
 
-std::vector<LossContributionPtr> LossContributions::unjudged_of(const Indices& optimizers) const {
-  std::vector<LossContributionPtr> all;
-  for (const std::size_t index : optimizers) {
-    for (const LossContributionPtr& one : held_by(index)) {
-      if (!one->judged) insert(all, one);
-    }
-  }
-  sort_by_number(all);
+HeldContributions LossContributions::unjudged_of(const Indices& optimizers) const {
+  HeldContributions all;
+  for (const std::size_t index : optimizers) all.merge(held_by(index));
+  std::erase_if(all, [](const LossContributionPtr& one) { return one->judged; });
   return all;
 }
 
@@ -139,7 +116,7 @@ std::vector<optim::PendingReport> LossContributions::check_later_ones(
     const LossContribution& contribution, const Indices& stepping, double norm_type) const {
   std::vector<optim::PendingReport> pending;
   for (const std::size_t index : contribution.optimizers) {
-    if (contains(stepping, index)) continue;
+    if (std::count(stepping.begin(), stepping.end(), index) > 0) continue;
     bool holds = false, sums = false;
     each_slot(*optimizers_[index], [&](const core::GradientSlot& slot) {
       holds = holds || (slot.holds_gradient() && slot.scale().contribution.get() == &contribution);
@@ -199,7 +176,7 @@ LossContributions::Resolved LossContributions::resolve(const Indices& optimizers
     resolved.scales.push_back(factor.value_or(1.0));
     if (!reads) continue;
     const auto held = held_by(index);
-    sources.push_back(factor && !held.empty() ? held.front() : nullptr);
+    sources.push_back(factor && !held.empty() ? *held.begin() : nullptr);
     pending.push_back(parts.begin_own_check(options.norm_type));
   }
   resolved.unjudged = unjudged_of(optimizers);

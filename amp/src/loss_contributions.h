@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -36,11 +37,18 @@ struct LossContribution final : gradients::Contribution {
 };
 using LossContributionPtr = std::shared_ptr<LossContribution>;
 
+struct ByFirstBackward {
+  bool operator()(const LossContributionPtr& a, const LossContributionPtr& b) const {
+    return a->number < b->number;
+  }
+};
+using HeldContributions = std::set<LossContributionPtr, ByFirstBackward>;
+
 class LossContributions {
  public:
   /// A step's view of some optimizers.
   struct Resolved {
-    std::vector<LossContributionPtr> unjudged;   // that they hold, in order of their first backward
+    HeldContributions unjudged;                  // by them
     std::vector<optim::GradientReport> reports;  // in the optimizers' order
     std::vector<double> scales;                  // what their gradients are still multiplied by
   };
@@ -54,8 +62,8 @@ class LossContributions {
   /// Gradients of this optimizer that came by another way than a loss of this handle's are
   /// `scale`'s.
   void adopt(std::size_t optimizer, const core::GradientScale& scale);
-  /// Those that the optimizer's slots and their sums hold, in order of their first backward.
-  std::vector<LossContributionPtr> held_by(std::size_t optimizer) const;
+  /// Those that the optimizer's slots and their sums hold.
+  HeldContributions held_by(std::size_t optimizer) const;
   /// In a step of these optimizers: checks what was not checked and reads everything, once. Where
   /// their gradients have more than one scale they are added up, unscaled. Gradients that came
   /// without open() count as loss 0's, unscaled. Reads nothing where neither the options nor a rule
@@ -72,10 +80,9 @@ class LossContributions {
   /// Throws InvalidArgument for one that amp::initialize was not given, or that was moved from
   /// since.
   std::size_t index_of(const optim::Optimizer& optimizer, const char* where) const;
-  void check_not_moved() const;
 
  private:
-  std::vector<LossContributionPtr> unjudged_of(const std::vector<std::size_t>& optimizers) const;
+  HeldContributions unjudged_of(const std::vector<std::size_t>& optimizers) const;
   std::vector<optim::PendingReport> check_later_ones(const LossContribution& contribution,
                                                      const std::vector<std::size_t>& stepping,
                                                      double norm_type) const;

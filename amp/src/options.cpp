@@ -3,15 +3,11 @@
 #include "cairn/amp/options.h"
 
 #include "cairn/core/error.h"
-#include "number.h"
+#include "overflow_agreement.h"
 
 namespace cairn::amp {
 
 namespace {
-
-const char* on_off(bool value) {
-  return value ? "true" : "false";
-}
 
 void check_values(const Options& o) {
   CAIRN_CHECK(core::is_half(o.half_dtype), "amp", "expected half_dtype f16 or bf16, got ",
@@ -46,14 +42,12 @@ void check_contradictions(const Options& o) {
               " (no other level casts by operation)");
   autograd::CastPolicies known;
   for (const auto& [op, policy] : o.cast_policies) known.set(op, policy);  // throws for a stranger
-  CAIRN_CHECK(!o1 || !o.keep_batchnorm_fp32, "amp",
-              "expected no keep_batchnorm_fp32 with O1, got keep_batchnorm_fp32 = ",
-              on_off(o.keep_batchnorm_fp32.value_or(false)),
-              " with opt_level O1 (its model stays f32 as a whole: leave it unset)");
-  CAIRN_CHECK(!o1 || !o.master_weights, "amp",
-              "expected no master_weights with O1, got master_weights = ",
-              on_off(o.master_weights.value_or(false)),
-              " with opt_level O1 (its weights are f32 already: leave it unset)");
+  const auto unset = [o1](const char* what, std::optional<bool> value, const char* why) {
+    CAIRN_CHECK(!o1 || !value, "amp", "expected no ", what, " with O1, got ", what, " = ",
+                *value ? "true" : "false", " with opt_level O1 (", why, ": leave it unset)");
+  };
+  unset("keep_batchnorm_fp32", o.keep_batchnorm_fp32, "its model stays f32 as a whole");
+  unset("master_weights", o.master_weights, "its weights are f32 already");
   CAIRN_CHECK(!(o.loss_scale && o.dynamic_loss_scale), "amp",
               "expected loss_scale or dynamic_loss_scale, got loss_scale = ",
               number(o.loss_scale.value_or(0)),
@@ -81,26 +75,18 @@ OptLevel parse_opt_level(std::string_view text) {
   for (const OptLevel level : {OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3}) {
     if (text == name(level)) return level;
   }
-  const bool zero = text.size() == 2 && text[0] == '0' && text[1] >= '0' && text[1] <= '3';
-  const bool lower = text.size() == 2 && text[0] == 'o' && text[1] >= '0' && text[1] <= '3';
+  const char first = text.size() == 2 && text[1] >= '0' && text[1] <= '3' ? text[0] : ' ';
   core::fail("opt_level", "expected O0, O1, O2 or O3, got '", text, "'",
-             zero    ? " (the first character is the letter O, not the digit zero)"
-             : lower ? " (the letter O is a capital)"
-                     : " (the letter O and a digit)");
+             first == '0'   ? " (the first character is the letter O, not the digit zero)"
+             : first == 'o' ? " (the letter O is a capital)"
+                            : " (the letter O and a digit)");
 }
 
 std::string_view name(OptLevel level) {
-  switch (level) {
-    case OptLevel::O0:
-      return "O0";
-    case OptLevel::O1:
-      return "O1";
-    case OptLevel::O2:
-      return "O2";
-    case OptLevel::O3:
-      return "O3";
-  }
-  core::fail("opt_level", "expected O0 to O3, got ", static_cast<int>(level));
+  constexpr std::string_view kNames[] = {"O0", "O1", "O2", "O3"};
+  const int index = static_cast<int>(level);
+  CAIRN_CHECK(index >= 0 && index < 4, "opt_level", "expected O0 to O3, got ", index);
+  return kNames[index];
 }
 
 Options resolve(Options o) {

@@ -1,10 +1,7 @@
 // Saving and loading what amp holds.
-#include <algorithm>
-
 #include "amp_impl.h"
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
-#include "number.h"
 
 namespace cairn::amp {
 
@@ -78,7 +75,9 @@ void Amp::load_state_dict(const StateDict& state) {
     loaded.push_back(impl_->current_scaler(static_cast<int>(id), "amp"));
     loaded.back().load_state_dict(scalers[id]);  // throws where it is damaged
   }
-  impl_->forget_pending();
+  impl_->contributions.reset();
+  impl_->fallback.reset();
+  for (Impl::Loss& loss : impl_->losses) loss = {std::move(loss.scaler)};
   if (state.contains("fp32_layers")) impl_->load_fp32_layers(state.dict("fp32_layers"));
 
   if (level != name(options.opt_level) || half != core::name(options.half_dtype)) {
@@ -97,28 +96,14 @@ void Amp::load_state_dict(const StateDict& state) {
   impl_->write_scaler();
 }
 
-void Amp::Impl::forget_pending() {
-  contributions.reset();
-  fallback.reset();
-  for (Loss& loss : losses) {
-    loss.carried = false;
-    loss.collapsing.clear();
-  }
-}
-
 void Amp::Impl::load_fp32_layers(const StateDict& state) {
-  const std::vector<std::string> already = fallback.layers();
   for (const auto& [key, value] : state) {
     const std::string& layer = state.text(key);
-    if (std::find(already.begin(), already.end(), layer) != already.end()) continue;
-    if (!fallback.has(layer)) {
-      log::info(
-          "amp: layer {} of the state ran in f32; fallback_after = 0 or the level has no "
-          "half here, so it stays as it is",
-          layer);
-      continue;
-    }
-    fallback.fall_back(layer);
+    if (fallback.fall_back(layer)) continue;
+    log::info(
+        "amp: layer {} of the state ran in f32; fallback_after = 0 or the level has no half here, "
+        "so it stays as it is",
+        layer);
   }
   refresh_optimizers();
 }

@@ -9,32 +9,30 @@
 #include "amp_impl.h"
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
-#include "number.h"
-#include "overflow_agreement.h"
 
 namespace cairn::amp {
 
 namespace {
 
-EndedLosses ended_losses(const std::vector<LossContributionPtr>& judged) {
+/// Who holds one of them and steps later knows from it whether to skip.
+EndedLosses mark_judged(const HeldContributions& judged, const StepReport& all) {
   EndedLosses ended;
-  for (const LossContributionPtr& one : judged)
-    ended[one->loss_id] = {one->scale, one->check_delayed};
-  return ended;
-}
-
-std::string culprit_of(const StepReport& all) {
-  for (const auto& [loss, culprits] : all.overflows) {
-    if (!culprits.empty()) return culprits.front().parameter;
+  auto overflowed = all.overflowed.begin();
+  for (const LossContributionPtr& one : judged) {
+    if (*overflowed++) one->overflowed = true;
+    one->judged = true;
+    one->over = !one->overflowed;
+    ended[one->loss_id] = one;
   }
-  return {};
+  return ended;
 }
 
 /// What all ranks found, where this step judged it; else what this optimizer's own check did.
 void explain_skip(const std::string& reason, const StepReport& all, optim::StepResult& result) {
   if (!reason.empty()) {
     result.reason = reason;
-    result.culprit = culprit_of(all);
+    const std::vector<Culprit>& first = all.overflows.begin()->second;
+    result.culprit = first.empty() ? "" : first.front().parameter;
   } else if (result.reason.empty()) {
     result.reason = "a loss overflowed in the step of another optimizer";
   }
@@ -57,42 +55,23 @@ std::string in_words(const std::set<int>& ranks) {
 StepReport Amp::Impl::found_by(const LossContributions::Resolved& resolved,
                                const std::vector<std::size_t>& which) const {
   StepReport found;
-  for (std::size_t k = 0; k < which.size(); ++k) {
-    if (!resolved.reports[k].finite()) found.optimizers.insert(which[k]);
-  }
-  for (std::size_t i = 0; i < resolved.unjudged.size(); ++i) {
-    const LossContributionPtr& one = resolved.unjudged[i];
-    found.losses_ended += core::str(found.losses_ended.empty() ? "" : ", ", "loss ", one->loss_id,
-                                    " scaled by ", one->scale);
-    if (one->nonfinite.empty()) continue;
-    one->overflowed = true;
-    found.overflowed.insert(i);
-    std::vector<Culprit>& culprits = found.overflows[one->loss_id];
+  for (const LossContributionPtr& one : resolved.unjudged) {
+    found.losses_ended += (found.losses_ended.empty() ? "" : ", ") + one->describe();
+    one->overflowed = !one->nonfinite.empty();
+    found.overflowed.push_back(one->overflowed);
     for (const optim::NonFinite& n : one->nonfinite) {
-      culprits.push_back({n.parameter, 0, n.inf, n.nan});
+      found.overflows[one->loss_id].push_back({n.parameter, 0, n.inf, n.nan});
     }
   }
   for (std::size_t index = 0; index < contributions.size(); ++index) {
-    for (const LossContributionPtr& held : contributions.held_by(index)) {
-      if (held->overflowed) found.optimizers.insert(index);
-    }
+    const auto held = contributions.held_by(index);
+    found.optimizers.push_back(
+        std::any_of(held.begin(), held.end(), [](const auto& one) { return one->overflowed; }));
+  }
+  for (std::size_t k = 0; k < which.size(); ++k) {
+    if (!resolved.reports[k].finite()) found.optimizers[which[k]] = true;
   }
   return found;
-}
-
-void Amp::Impl::Loss::remember(const std::vector<Culprit>& found, bool at_minimum) {
-  if (at_minimum) {
-    collapsing.add(parameters_of(found));
-  } else {
-    collapsing.clear();
-  }
-}
-
-std::uint64_t Amp::Impl::scaler_id() const {
-  const bool scales = std::any_of(losses.begin(), losses.end(), [](const Loss& loss) {
-    return loss.scaler.dynamic() || loss.scaler.scale() != 1.0;
-  });
-  return scales ? id_ : 0;
 }
 
 /// Ranks that step by themselves, or with some of those alone with which they average, would not
@@ -124,13 +103,10 @@ void Amp::Impl::check_step(const std::vector<std::size_t>& which,
                            const optim::StepOptions& step_options) {
   CAIRN_CHECK(!released, "step",
               "expected a handle whose models are initialized, got a released one");
-  for (const std::size_t index :
-       which) {  // all ranks have then what some have, or refuse it together
+  // All ranks have then what some have, or refuse it together.
+  for (const std::size_t index : which)
     optim::OptimizerAccess(contributions[index]).wait_for_reductions();
-  }
-  const bool dynamic = std::any_of(losses.begin(), losses.end(),
-                                   [](const Loss& loss) { return loss.scaler.dynamic(); });
-  CAIRN_CHECK(step_options.check || !dynamic, "step",
+  CAIRN_CHECK(step_options.check || !options.dynamic_loss_scale, "step",
               "expected check = true with a dynamic loss scale, got false (it needs to know of "
               "overflows; a static loss_scale may go unchecked)");
 }
@@ -147,7 +123,8 @@ void Amp::Impl::check_losses(const std::vector<std::size_t>& which) const {
   }
 }
 
-std::string Amp::Impl::judge_loss(int id, const EndedLoss& ended, const StepReport& all) {
+std::string Amp::Impl::judge(const LossContribution& ended, const StepReport& all) {
+  const int id = ended.loss_id;
   Loss& loss = losses[static_cast<std::size_t>(id)];
   const auto found = all.overflows.find(id);
   const bool overflow = found != all.overflows.end();
@@ -163,22 +140,13 @@ std::string Amp::Impl::judge_loss(int id, const EndedLoss& ended, const StepRepo
     loss.collapsing.clear();
     return {};
   }
-  loss.remember(found->second, at_minimum);
+  if (!at_minimum) loss.collapsing.clear();
+  if (at_minimum) loss.collapsing.add(parameters_of(found->second));
   const Overflow record{steps, id, ended.scale, found->second};
   overflows.push_back(record);
   while (static_cast<int>(overflows.size()) > options.overflow_history) overflows.pop_front();
   return core::str(options.num_losses > 1 ? core::str("loss ", id, ": ") : std::string(),
                    record.describe(options.world.size), "; ", scale_change(before, loss.scaler));
-}
-
-std::string Amp::Impl::judge(const EndedLosses& losses_ended, const StepReport& all) {
-  std::string text;
-  for (const auto& [id, ended] : losses_ended) {
-    const std::string said = judge_loss(id, ended, all);
-    if (!text.empty() && !said.empty()) text += "; ";
-    text += said;
-  }
-  return text;
 }
 
 std::string Amp::Impl::fall_back_if_due(const EndedLosses& losses_ended, const StepReport& all) {
@@ -190,20 +158,10 @@ std::string Amp::Impl::fall_back_if_due(const EndedLosses& losses_ended, const S
   const bool at_minimum = losses[static_cast<std::size_t>(id)].scaler.at_minimum();
   const std::string layer = fallback.overflowed(id, all.layer, culprits, at_minimum);
   if (layer.empty()) return {};
-  fallback.fall_back(layer);
   refresh_optimizers();
   log::warn("amp: layer {} overflowed {} times in a row and runs in f32 from now on", layer,
             options.fallback_after);
   return "; layer " + layer + " runs in f32 from now on";
-}
-
-/// Who holds one of them and steps later knows from it whether to skip.
-void Amp::Impl::mark_judged(const std::vector<LossContributionPtr>& judged, const StepReport& all) {
-  for (const std::size_t place : all.overflowed) judged[place]->overflowed = true;
-  for (const LossContributionPtr& one : judged) {
-    one->judged = true;
-    one->over = !one->overflowed;
-  }
 }
 
 void Amp::Impl::refresh_optimizers() {
@@ -231,17 +189,13 @@ void Amp::Impl::throw_if_collapsed() {
 
 std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& which,
                                                optim::StepOptions step_options) {
-  contributions.check_not_moved();
   const optim::SharedStep shared(contributions.optimizers());
   check_step(which, step_options);
-  if (device) {
-    check_losses(which);
-    return step_on_device(which, step_options);
-  }
-  ++steps;
   if (step_options.max_gradient_norm == 0) {
     step_options.max_gradient_norm = options.max_gradient_norm;
   }
+  if (device) return step_on_device(which, step_options);
+  ++steps;
   LossContributions::Resolved resolved;
   const auto find = [&] {
     check_losses(which);
@@ -251,22 +205,25 @@ std::vector<optim::StepResult> Amp::Impl::step(const std::vector<std::size_t>& w
     return own;
   };
   const StepReport all = step_options.check ? agree(find, options.world) : find();
-  mark_judged(resolved.unjudged, all);
-  const EndedLosses ended = ended_losses(resolved.unjudged);
-  const std::string reason = judge(ended, all);
+  const EndedLosses losses_ended = mark_judged(resolved.unjudged, all);
+  std::string reason;
+  for (const auto& [id, ended] : losses_ended) {
+    const std::string said = judge(*ended, all);
+    reason += (reason.empty() || said.empty() ? "" : "; ") + said;
+  }
 
   std::vector<optim::StepResult> results;
   for (std::size_t k = 0; k < which.size(); ++k) {
     optim::Optimizer& optimizer = contributions[which[k]];
     optim::StepOptions own_options = step_options;
     own_options.gradient_scale /= resolved.scales[k];
-    const bool skips = all.optimizers.contains(which[k]);
+    const bool skips = all.optimizers[which[k]];
     results.push_back(
         skips ? optimizer.skip(resolved.reports[k], own_options)
               : optim::OptimizerAccess(optimizer).apply(resolved.reports[k], own_options));
     if (skips) explain_skip(reason, all, results.back());
   }
-  const std::string fell = fall_back_if_due(ended, all);
+  const std::string fell = fall_back_if_due(losses_ended, all);
   for (optim::StepResult& result : results) result.reason += fell;
   throw_if_collapsed();
   return results;

@@ -10,8 +10,8 @@
 
 #include "cairn/autograd/function.h"
 #include "cairn/core/log.h"
+#include "cairn/gradients/arena.h"
 #include "cairn/gradients/stash.h"
-#include "cairn/gradients/trained.h"
 #include "cairn/kernels/elementwise.h"
 #include "leaf.h"
 #include "local.h"

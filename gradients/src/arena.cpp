@@ -212,6 +212,10 @@ void GradientArena::push_changes() const {
   }
 }
 
+bool has_optimizer(const Tensor& parameter) {
+  return !parameter.gradient_slot().claim(std::make_shared<char>());  // which ends at once
+}
+
 NamedTensor wrap_parameter(std::string name, Tensor weight, Tensor gradient) {
   CAIRN_CHECK(weight.shape() == gradient.shape() && weight.device() == gradient.device(),
               "wrap_parameter", "expected a weight and a gradient of one shape and device for '",

@@ -56,6 +56,21 @@ void tell(const Pass& pass, const std::vector<Tensor>& tensors,
   }
 }
 
+/// The leaves, and what shares an arena with one of them.
+std::vector<Tensor> with_their_arenas(const std::vector<Tensor>& leaves) {
+  std::vector<Tensor> all;
+  std::unordered_set<const GradientArena*> arenas;
+  for (const Tensor& leaf : leaves) {
+    const auto arena = GradientArena::of(leaf);
+    if (!arena) {
+      all.push_back(leaf);
+    } else if (arenas.insert(arena.get()).second) {
+      for (const NamedTensor& parameter : arena->parameters()) all.push_back(parameter.tensor);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale) {
@@ -81,25 +96,6 @@ std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale) {
   }
   return moved;
 }
-
-namespace {
-
-/// The leaves, and what shares an arena with one of them.
-std::vector<Tensor> with_their_arenas(const std::vector<Tensor>& leaves) {
-  std::vector<Tensor> all;
-  std::unordered_set<const GradientArena*> arenas;
-  for (const Tensor& leaf : leaves) {
-    const auto arena = GradientArena::of(leaf);
-    if (!arena) {
-      all.push_back(leaf);
-    } else if (arenas.insert(arena.get()).second) {
-      for (const NamedTensor& parameter : arena->parameters()) all.push_back(parameter.tensor);
-    }
-  }
-  return all;
-}
-
-}  // namespace
 
 void begin_run(core::RunId run, const core::GradientScale& scale,
                const std::vector<Tensor>& leaves) {

@@ -6,7 +6,7 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/core/memory.h"
-#include "cairn/gradients/trained.h"
+#include "cairn/gradients/arena.h"
 #include "cairn/kernels/master_weight.h"
 #include "running_forward.h"
 

@@ -44,14 +44,13 @@ inline std::string step_report(const std::string& own, const std::vector<core::N
   out.text(core::Unpacker(found).text()).text("");
   const auto sent = [&out] { return core::Packer().number(0).text(out.bytes()).bytes(); };
   if (its_own.empty() && sum.empty()) {
-    out.number(0).number(0).number(0);
+    out.bits({}).bits({}).number(0).number(0);
     return sent();
   }
-  out.number(1).number(0);  // the first of these losses
-  out.number(1).number(0);  // optimizer 0
-  out.number(1).number(0);  // loss 0
+  out.bits({true});  // the first of these losses
+  out.bits({true});  // optimizer 0
   for (const auto* list : {&its_own, &sum}) {
-    out.number(list->size());
+    out.number(1).number(0).number(list->size());  // loss 0
     for (const core::NonFinite& n : *list) {
       out.text(n.parameter);
       out.number(static_cast<std::uint64_t>(n.inf)).number(static_cast<std::uint64_t>(n.nan));

@@ -6,7 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "number.h"
+#include "overflow_agreement.h"
 
 namespace cairn::amp {
 

@@ -1,107 +1,72 @@
 #include "overflow_agreement.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "cairn/core/error.h"
 #include "cairn/core/packer.h"
-#include "number.h"
 
 namespace cairn::amp {
 
 namespace {
 
-using Culprits = std::vector<Culprit>;
-
-/// As a rank tells it: what was not finite in its own gradients, and what it saw in the sum of all
-/// ranks'.
-struct ToldOverflow {
-  Culprits own, sum;
-};
-struct Told {
-  StepReport report;  // without overflows
-  std::map<int, ToldOverflow> overflows;
-};
-
-std::map<int, ToldOverflow> own_overflows(const StepReport& own, const World& world) {
-  std::map<int, ToldOverflow> told;
-  if (own.overflows.empty()) return told;
-  const std::optional<std::vector<core::NonFinite>> local = world.take_local_nonfinite();
-  for (const auto& [loss, culprits] : own.overflows) {
-    if (!local) {
-      told[loss].own = culprits;
-      continue;
-    }
-    told[loss].sum = culprits;
-    for (const core::NonFinite& n : *local)
-      told[loss].own.push_back({n.parameter, 0, n.inf, n.nan});
-  }
-  return told;
-}
-
-void pack(const Culprits& culprits, core::Packer& out) {
-  out.number(culprits.size());
-  for (const Culprit& c : culprits) {
-    out.text(c.parameter);
-    out.number(static_cast<std::uint64_t>(c.inf)).number(static_cast<std::uint64_t>(c.nan));
-  }
-}
-
-Culprits unpack_culprits(core::Unpacker& in, int rank) {
-  Culprits culprits;
-  for (std::uint64_t left = in.count(24); left > 0; --left) {
-    Culprit& culprit = culprits.emplace_back();
-    culprit.parameter = in.text();
-    culprit.rank = rank;
-    culprit.inf = static_cast<std::int64_t>(in.number());
-    culprit.nan = static_cast<std::int64_t>(in.number());
-  }
-  return culprits;
-}
-
-void pack(const std::set<std::size_t>& places, core::Packer& out) {
-  out.number(places.size());
-  for (const std::size_t place : places) out.number(place);
-}
-
-std::set<std::size_t> unpack_places(core::Unpacker& in) {
-  std::set<std::size_t> places;
-  for (std::uint64_t left = in.count(8); left > 0; --left) places.insert(in.number());
-  return places;
-}
-
-std::string pack(const StepReport& own, const std::map<int, ToldOverflow>& overflows) {
-  core::Packer out;
-  out.text(own.losses_ended).text(own.layer);
-  pack(own.overflowed, out);
-  pack(own.optimizers, out);
+void pack(const Overflows& overflows, core::Packer& out) {
   out.number(overflows.size());
-  for (const auto& [loss, told] : overflows) {
-    out.number(static_cast<std::uint64_t>(loss));
-    pack(told.own, out);
-    pack(told.sum, out);
+  for (const auto& [loss, culprits] : overflows) {
+    out.number(static_cast<std::uint64_t>(loss)).number(culprits.size());
+    for (const Culprit& c : culprits) {
+      out.text(c.parameter);
+      out.number(static_cast<std::uint64_t>(c.inf)).number(static_cast<std::uint64_t>(c.nan));
+    }
   }
+}
+
+Overflows unpack_overflows(core::Unpacker& in, int rank) {
+  Overflows overflows;
+  const auto number = [&in] { return static_cast<std::int64_t>(in.number()); };
+  for (std::uint64_t left = in.count(16); left > 0; --left) {
+    std::vector<Culprit>& culprits = overflows[static_cast<int>(number())];
+    for (std::uint64_t more = in.count(24); more > 0; --more) {
+      culprits.push_back({in.text(), rank, number(), number()});
+    }
+  }
+  return overflows;
+}
+
+std::string pack(const StepReport& own) {
+  core::Packer out;
+  out.text(own.losses_ended).text(own.layer).bits(own.overflowed).bits(own.optimizers);
+  pack(own.overflows, out);
+  pack(own.in_sum, out);
   return out.bytes();
 }
 
-Told unpack(const std::string& bytes, int rank) {
+StepReport unpack(const std::string& bytes, int rank) {
   core::Unpacker in(bytes);
-  Told told;
-  told.report.losses_ended = in.text();
-  told.report.layer = in.text();
-  told.report.overflowed = unpack_places(in);
-  told.report.optimizers = unpack_places(in);
-  for (std::uint64_t left = in.count(24); left > 0; --left) {
-    ToldOverflow& overflow = told.overflows[static_cast<int>(in.number())];
-    overflow.own = unpack_culprits(in, rank);
-    overflow.sum = unpack_culprits(in, kSumOfRanks);
-  }
-  return told;
+  return {.losses_ended = in.text(),
+          .layer = in.text(),
+          .overflowed = in.bits(),
+          .optimizers = in.bits(),
+          .overflows = unpack_overflows(in, rank),
+          .in_sum = unpack_overflows(in, kSumOfRanks)};
 }
 
-void check_alike(const std::vector<Told>& ranks) {
+/// Where this rank knows what its gradients were before the sum over ranks, it tells of both.
+void tell_own_from_sum(StepReport& own, const World& world) {
+  if (own.overflows.empty()) return;
+  const std::optional<std::vector<core::NonFinite>> local = world.take_local_nonfinite();
+  if (!local) return;
+  own.in_sum = own.overflows;
+  for (auto& [loss, culprits] : own.overflows) {
+    culprits.clear();
+    for (const core::NonFinite& n : *local) culprits.push_back({n.parameter, 0, n.inf, n.nan});
+  }
+}
+
+void check_alike(const std::vector<StepReport>& ranks) {
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    const std::string &first = ranks[0].report.losses_ended, &own = ranks[rank].report.losses_ended;
+    const std::string &first = ranks[0].losses_ended, &own = ranks[rank].losses_ended;
     CAIRN_CHECK(
         own == first, "step", "expected the same losses on every rank since the last step, ",
         "got ", first.empty() ? "none" : first, " on rank 0 and ", own.empty() ? "none" : own,
@@ -109,34 +74,37 @@ void check_alike(const std::vector<Told>& ranks) {
   }
 }
 
+void add(const std::vector<bool>& some, std::vector<bool>& all) {
+  all.resize(std::max(all.size(), some.size()));
+  for (std::size_t i = 0; i < some.size(); ++i) all[i] = all[i] || some[i];
+}
+
 }  // namespace
 
 StepReport agree(const std::function<StepReport()>& find, const World& world) {
-  StepReport own;
-  const auto all_told = world.all_or_throw("what a step found", [&] {
-    own = find();
-    return pack(own, own_overflows(own, world));
+  const std::vector<std::string> told = world.all_or_throw("what a step found", [&] {
+    StepReport own = find();
+    tell_own_from_sum(own, world);
+    return pack(own);
   });
-  std::vector<Told> ranks;
-  ranks.reserve(all_told.size());
-  for (const std::string& bytes : all_told)
+  std::vector<StepReport> ranks;
+  ranks.reserve(told.size());
+  for (const std::string& bytes : told)
     ranks.push_back(unpack(bytes, static_cast<int>(ranks.size())));
   check_alike(ranks);
   StepReport all;
-  all.losses_ended = own.losses_ended;
-  std::map<int, Culprits> sums;  // as the first rank saw them
-  for (const auto& [report, overflows] : ranks) {
+  for (const StepReport& report : ranks) {
     if (all.layer.empty()) all.layer = report.layer;
-    all.overflowed.insert(report.overflowed.begin(), report.overflowed.end());
-    all.optimizers.insert(report.optimizers.begin(), report.optimizers.end());
-    for (const auto& [loss, told] : overflows) {
-      Culprits& culprits = all.overflows[loss];
-      culprits.insert(culprits.end(), told.own.begin(), told.own.end());
-      if (!told.sum.empty()) sums.try_emplace(loss, told.sum);
+    add(report.overflowed, all.overflowed);
+    add(report.optimizers, all.optimizers);
+    for (const auto& [loss, own] : report.overflows) {
+      std::vector<Culprit>& culprits = all.overflows[loss];
+      culprits.insert(culprits.end(), own.begin(), own.end());
     }
+    all.in_sum.insert(report.in_sum.begin(), report.in_sum.end());  // as the first rank saw it
   }
   for (auto& [loss, culprits] : all.overflows) {
-    if (culprits.empty() && sums.contains(loss)) culprits = sums[loss];
+    if (culprits.empty()) culprits = all.in_sum[loss];
   }
   return all;
 }

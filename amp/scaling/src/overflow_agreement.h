@@ -1,11 +1,10 @@
 // What the ranks of a job tell each other in a step, once: which losses it ends, what overflowed,
-// errors.
+// errors. And how it is told to people.
 #pragma once
 
 #include <cstddef>
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -15,13 +14,16 @@
 
 namespace cairn::amp {
 
+using Overflows = std::map<int, std::vector<Culprit>>;  // by loss_id
+
 /// What one rank found, or all together.
 struct StepReport {
-  std::string losses_ended;                       // for people; the same on every rank
-  std::map<int, std::vector<Culprit>> overflows;  // by loss_id
-  std::set<std::size_t> overflowed;               // of losses_ended, by place
-  std::set<std::size_t> optimizers;               // whose gradients are not finite
-  std::string layer;  // the first one whose output was not finite, where that was looked for
+  std::string losses_ended;      // for people; the same on every rank
+  std::string layer;             // the first whose output was not finite, where that was looked for
+  std::vector<bool> overflowed;  // of losses_ended, by place
+  std::vector<bool> optimizers;  // whose gradients are not finite
+  Overflows overflows;
+  Overflows in_sum = {};  // in the sum of all ranks' gradients: agree() finds it
 };
 
 /// What all ranks found, each by `find`. A collective over `world`. Ranks that found nothing in
@@ -29,6 +31,9 @@ struct StepReport {
 /// throws on one rank, all throw (World::all_or_throw); where ranks end other losses, all throw
 /// InvalidArgument.
 StepReport agree(const std::function<StepReport()>& find, const World& world);
+
+/// Whole numbers in full ("16777216"), others as streams print them.
+std::string number(double value);
 
 std::vector<std::string> parameters_of(const std::vector<Culprit>& culprits);
 

@@ -9,9 +9,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "cairn/autograd/observer.h"
@@ -44,8 +42,7 @@ struct ExplainReport {
   std::int64_t steps = 0;                  // as told by step(); at least 1
   std::vector<ExplainRow> rows;            // in the order they were first seen
   std::vector<ExplainMisfit> misfits;      // the first 32 kinds
-  std::int64_t casts = 0, bytes_cast = 0;  // every conversion, explicit ones and those of the
-                                           // backward too
+  std::int64_t casts = 0, bytes_cast = 0;  // all conversions, explicit and backward ones too
   std::int64_t cache_hits = 0;
   std::int64_t products = 0, tensor_core = 0;
 
@@ -55,20 +52,16 @@ struct ExplainReport {
 
 class Explain : private autograd::ScopedObserver {
  public:
-  Explain() = default;
   /// Ends a step: the report divides by their number.
-  void step() { ++steps_; }
+  void step() { ++sums_.steps; }
   ExplainReport report() const;
 
  private:
-  using Key = std::tuple<std::string, autograd::Phase, DType, std::string>;
   void on_end(const autograd::OpEvent& event) override;
   ExplainRow& row_of(const autograd::OpEvent& event);
   void check_product(const autograd::OpEvent& event, ExplainRow& row);
 
-  std::int64_t steps_ = 0;
   ExplainReport sums_;
-  std::map<Key, std::size_t> index_;
 };
 
 }  // namespace cairn::amp

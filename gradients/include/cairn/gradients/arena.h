@@ -109,6 +109,9 @@ class GradientArena final : public core::GradientMemory,
   std::uint64_t generation_ = 0;
 };
 
+/// Whether an optimizer that lives steps this parameter.
+bool has_optimizer(const Tensor& parameter);
+
 /// A parameter and its gradient in somebody else's memory (a foreign trainer's), for an optimizer.
 /// weight and gradient: any shape, the same for both; f16, bf16 or f32; one device. `owner` is
 /// dropped with the parameter. The gradient is the parameter's slot: it counts as written now and
