@@ -4,7 +4,10 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "cairn/core/error.h"
 
@@ -51,48 +54,52 @@ TEST(LossScaler, FollowsTheRuleOverRandomTraces) {
   }
 }
 
-TEST(LossScaler, GrowsAfterExactlyTheIntervalByDefault) {
+TEST(LossScaler, HasTheDefaultsOfApex) {
   LossScaler scaler;
   EXPECT_EQ(scaler.scale(), 65536.0);
   for (int step = 0; step < 1999; ++step) scaler.update(false);
   EXPECT_EQ(scaler.scale(), 65536.0);
   scaler.update(false);
   EXPECT_EQ(scaler.scale(), 131072.0);
-}
-
-TEST(LossScaler, OverflowRestartsTheCount) {
-  LossScaler scaler({.growth_interval = 4});
-  for (int step = 0; step < 3; ++step) scaler.update(false);
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 32768.0);
-  for (int step = 0; step < 3; ++step) scaler.update(false);
-  EXPECT_EQ(scaler.scale(), 32768.0);
-  scaler.update(false);
-  EXPECT_EQ(scaler.scale(), 65536.0);
-}
-
-TEST(LossScaler, StaysWithinFloorAndCeiling) {
-  LossScaler scaler({.growth_interval = 1});
-  for (int step = 0; step < 100; ++step) scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 1.0);
-  for (int step = 0; step < 100; ++step) scaler.update(false);
-  EXPECT_EQ(scaler.scale(), 16777216.0);
   EXPECT_EQ(LossScaler({.init_scale = 1e9}).scale(), 16777216.0);
 }
 
-TEST(LossScaler, OtherFactors) {
-  LossScaler scaler({.init_scale = 1000,
-                     .growth_factor = 3,
-                     .backoff_factor = 0.25,
-                     .growth_interval = 2,
-                     .min_scale = 100});
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 250.0);
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 100.0);
-  scaler.update(false);
-  scaler.update(false);
-  EXPECT_EQ(scaler.scale(), 300.0);
+struct Trace {
+  const char* what;
+  LossScalerOptions options;
+  const char* steps;  // o: an overflow
+  std::vector<double> scales;
+};
+
+TEST(LossScaler, FollowsItsOptions) {
+  const std::vector<Trace> traces = {
+      {"other factors",
+       {.init_scale = 1000,
+        .growth_factor = 3,
+        .backoff_factor = 0.25,
+        .growth_interval = 2,
+        .min_scale = 100},
+       "oo..",
+       {250, 100, 100, 300}},
+      {"consecutive hysteresis forgives overflows in a row",
+       {.init_scale = 1024, .growth_interval = 100, .hysteresis = 3},
+       "oooo.ooo",
+       {1024, 1024, 512, 256, 256, 256, 256, 128}},
+      {"other hysteresis refills when the scale grows",
+       {.init_scale = 1024, .growth_interval = 2, .hysteresis = 2, .consecutive_hysteresis = false},
+       "o.oo..oo",
+       {1024, 1024, 512, 256, 256, 512, 512, 256}},
+      {"a forgiven overflow restarts the count too",
+       {.init_scale = 1024, .growth_interval = 2, .hysteresis = 2},
+       ".o..",
+       {1024, 1024, 1024, 2048}}};
+  for (const Trace& trace : traces) {
+    LossScaler scaler(trace.options);
+    for (std::size_t i = 0; i < trace.scales.size(); ++i) {
+      scaler.update(trace.steps[i] == 'o');
+      EXPECT_EQ(scaler.scale(), trace.scales[i]) << trace.what << ", step " << i;
+    }
+  }
 }
 
 TEST(LossScaler, StaticNeverChanges) {
@@ -117,13 +124,17 @@ TEST(LossScaler, ContinuesFromItsState) {
 
 TEST(LossScaler, RejectsImpossibleOptions) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_THROW(LossScaler({.init_scale = 0}), core::InvalidArgument);
-  EXPECT_THROW(LossScaler({.init_scale = nan}), core::InvalidArgument);
-  EXPECT_THROW(LossScaler({.growth_factor = 0.5}), core::InvalidArgument);
-  EXPECT_THROW(LossScaler({.backoff_factor = 0}), core::InvalidArgument);
-  EXPECT_THROW(LossScaler({.backoff_factor = 1.5}), core::InvalidArgument);
-  EXPECT_THROW(LossScaler({.growth_interval = 0}), core::InvalidArgument);
-  EXPECT_THROW(LossScaler({.min_scale = 8, .max_scale = 4}), core::InvalidArgument);
+  const std::vector<LossScalerOptions> impossible = {{.init_scale = 0},
+                                                     {.init_scale = nan},
+                                                     {.growth_factor = 0.5},
+                                                     {.backoff_factor = 0},
+                                                     {.backoff_factor = 1.5},
+                                                     {.growth_interval = 0},
+                                                     {.min_scale = 8, .max_scale = 4},
+                                                     {.hysteresis = 0}};
+  for (std::size_t i = 0; i < impossible.size(); ++i) {
+    EXPECT_THROW(LossScaler{impossible[i]}, core::InvalidArgument) << i;
+  }
 }
 
 TEST(LossScaler, ADamagedStateChangesNothing) {
@@ -139,43 +150,10 @@ TEST(LossScaler, ADamagedStateChangesNothing) {
   EXPECT_EQ(scaler.scale(), 65536.0);
 }
 
-TEST(LossScaler, ConsecutiveHysteresisForgivesOverflowsInARow) {
-  LossScaler scaler({.init_scale = 1024, .growth_interval = 100, .hysteresis = 3});
-  for (const double expected : {1024.0, 1024.0, 512.0, 256.0}) {
-    scaler.update(true);
-    EXPECT_EQ(scaler.scale(), expected);
-  }
-  scaler.update(false);
-  for (const double expected : {256.0, 256.0, 128.0}) {
-    scaler.update(true);
-    EXPECT_EQ(scaler.scale(), expected);
-  }
-}
-
-TEST(LossScaler, OtherHysteresisRefillsWhenTheScaleGrows) {
-  LossScaler scaler(
-      {.init_scale = 1024, .growth_interval = 2, .hysteresis = 2, .consecutive_hysteresis = false});
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 1024);
-  scaler.update(false);  // does not refill
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 512);
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 256);
-  scaler.update(false);
-  scaler.update(false);  // grows, refills
-  EXPECT_EQ(scaler.scale(), 512);
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 512);
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 256);
-}
-
 TEST(LossScaler, HysteresisIsSaved) {
   const LossScalerOptions options{.init_scale = 1024, .hysteresis = 3};
   LossScaler saved(options), loaded(options);
-  saved.update(true);
-  saved.update(true);
+  for (int overflow = 0; overflow < 2; ++overflow) saved.update(true);
   loaded.load_state_dict(saved.state_dict());
   loaded.update(true);
   EXPECT_EQ(loaded.scale(), 512);
@@ -183,30 +161,20 @@ TEST(LossScaler, HysteresisIsSaved) {
 
 TEST(LossScaler, ReadsAndWritesTorchsState) {
   StateDict torch;  // as torch.amp.GradScaler().state_dict() after 7 steps
-  torch.set("scale", 4096.0);
-  torch.set("growth_factor", 2.0);
-  torch.set("backoff_factor", 0.5);
-  torch.set("growth_interval", std::int64_t{2000});
-  torch.set("_growth_tracker", std::int64_t{7});
+  const std::map<std::string, double> numbers = {
+      {"scale", 4096.0}, {"growth_factor", 2.0}, {"backoff_factor", 0.5}};
+  const std::map<std::string, std::int64_t> integers = {{"growth_interval", 2000},
+                                                        {"_growth_tracker", 7}};
+  for (const auto& [key, value] : numbers) torch.set(key, value);
+  for (const auto& [key, value] : integers) torch.set(key, value);
   LossScaler scaler;
   scaler.load_state_dict(torch);
   EXPECT_EQ(scaler.scale(), 4096);
   EXPECT_EQ(scaler.state_dict().integer("unskipped"), 7);
   const StateDict back = scaler.torch_state_dict();
   ASSERT_EQ(back.size(), torch.size());
-  for (const char* key : {"scale", "growth_factor", "backoff_factor"}) {
-    EXPECT_EQ(back.number(key), torch.number(key)) << key;
-  }
-  EXPECT_EQ(back.integer("growth_interval"), 2000);
-  EXPECT_EQ(back.integer("_growth_tracker"), 7);
-}
-
-TEST(LossScaler, AForgivenOverflowRestartsTheCountToo) {
-  LossScaler scaler({.init_scale = 1024, .growth_interval = 2, .hysteresis = 2});
-  for (const bool overflow : {false, true, false}) scaler.update(overflow);
-  EXPECT_EQ(scaler.scale(), 1024.0);
-  scaler.update(false);
-  EXPECT_EQ(scaler.scale(), 2048.0);
+  for (const auto& [key, value] : numbers) EXPECT_EQ(back.number(key), value) << key;
+  for (const auto& [key, value] : integers) EXPECT_EQ(back.integer(key), value) << key;
 }
 
 TEST(LossScaler, AStateBeyondTheOptionsIsTakenAsFarAsTheyGo) {
@@ -218,10 +186,6 @@ TEST(LossScaler, AStateBeyondTheOptionsIsTakenAsFarAsTheyGo) {
   EXPECT_EQ(scaler.scale(), 4096.0);
   for (int overflow = 0; overflow < 2; ++overflow) scaler.update(true);
   EXPECT_EQ(scaler.scale(), 2048.0);
-}
-
-TEST(LossScaler, RefusesAnImpossibleHysteresis) {
-  EXPECT_THROW(LossScaler({.hysteresis = 0}), core::InvalidArgument);
 }
 
 }  // namespace
