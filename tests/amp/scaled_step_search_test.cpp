@@ -7,10 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
-#include <optional>
-#include <random>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -19,41 +16,21 @@
 #include "cairn/amp/scaled_step.h"
 #include "cairn/core/half.h"
 #include "cairn/core/log.h"
-#include "cairn/kernels/master_weight.h"
 #include "cairn/optim/optim.h"
+#include "optim/reference.h"
 #include "support/fake_world.h"
 #include "support/search.h"
-#include "support/tensors.h"
+#include "support/training.h"
 
 namespace cairn::amp::scaled_steps {
 namespace {
 
 using core::BFloat16;
 using core::Half;
-using Values = std::vector<double>;
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : random_(seed) {}
-  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
-  bool one_in(int n) { return below(n) == 0; }
-  template <class T>
-  T of(const std::vector<T>& list) {
-    return list[static_cast<std::size_t>(below(static_cast<int>(list.size())))];
-  }
-
- private:
-  std::mt19937_64 random_;
-};
+using test::Draw;
+using test::exact, test::joined, test::kInf, test::kNaN, test::norm_of, test::Values;
 
 // ---- The reference
-
-struct Rule {
-  bool adam = false;
-  double momentum = 0;
-};
 
 /// Halves and doubles as LossScalerOptions says, of which it has the numbers.
 struct Scale {
@@ -81,51 +58,17 @@ struct Parameter {
   std::string name;
   int group = 0;
   bool trainable = true;
-  Values weight, first, second, gradient;
-  int updates = 0;
-
-  void update(const Rule& rule, double lr, double coefficient) {
-    first.resize(weight.size(), 0.0);
-    second.resize(weight.size(), 0.0);
-    ++updates;
-    for (std::size_t i = 0; i < weight.size(); ++i) {
-      const double g = gradient[i] * coefficient;
-      if (!rule.adam) {
-        first[i] = rule.momentum * first[i] + g;
-        weight[i] -= lr * first[i];
-        continue;
-      }
-      first[i] = 0.9 * first[i] + 0.1 * g;
-      second[i] = 0.999 * second[i] + 0.001 * g * g;
-      const double m = first[i] / (1 - std::pow(0.9, updates));
-      const double v = second[i] / (1 - std::pow(0.999, updates));
-      weight[i] -= lr * m / (std::sqrt(v) + 1e-8);
-    }
-  }
+  Values weight = {}, gradient = {};
+  optim::reference::Adam by_adam = {};
+  optim::reference::Sgd by_sgd = {};
 };
-
-double norm_of(const std::vector<const Parameter*>& parameters, double p) {
-  double sum = 0;
-  for (const Parameter* parameter : parameters) {
-    for (const double g : parameter->gradient) {
-      sum = p == kInf ? std::max(sum, std::abs(g)) : sum + std::pow(std::abs(g), p);
-    }
-  }
-  return p == kInf ? sum : std::pow(sum, 1 / p);
-}
 
 // ---- The system
 
-/// A trainer's arrays of this type, by parameter.
-template <class Weight, class Gradient>
-struct Arrays {
-  std::vector<std::vector<Weight>> weights;
-  std::vector<std::vector<Gradient>> gradients;
-};
-
 /// What a sequence draws once.
 struct Setup {
-  Rule rule;
+  bool adam = false;
+  double momentum = 0;
   LossScalerOptions scale;
   bool remainder = false;
   int ranks = 1;
@@ -133,7 +76,8 @@ struct Setup {
 
 Setup draw_setup(Draw& draw, bool bf16_weights) {
   Setup setup;
-  setup.rule = {draw.one_in(2), draw.one_in(2) ? 0.9 : 0.0};
+  setup.adam = draw.one_in(2);
+  setup.momentum = draw.one_in(2) ? 0.9 : 0.0;
   setup.scale.dynamic = !draw.one_in(5);
   setup.scale.init_scale = std::ldexp(1.0, draw.below(18));
   setup.scale.growth_interval = 1 + draw.below(3);
@@ -170,14 +114,13 @@ class Sequence {
     }
     const int count = 1 + draw_.below(4);
     for (int p = 0; p < count; ++p) {
-      Parameter parameter{
-          "p" + std::to_string(p), p == 0 ? 0 : draw_.below(2), true, {}, {}, {}, {}};
+      Parameter parameter{"p" + std::to_string(p), p == 0 ? 0 : draw_.below(2)};
       for (int i = draw_.below(p == 0 ? 3 : 40); i >= 0; --i) {
         parameter.weight.push_back(static_cast<double>(draw_.below(64) - 32) / 16);
       }
       reference_.push_back(parameter);
-      arrays_.weights.emplace_back(parameter.weight.begin(), parameter.weight.end());
-      arrays_.gradients.emplace_back(parameter.weight.size());
+      weights_.emplace_back(parameter.weight.begin(), parameter.weight.end());
+      gradients_.emplace_back(parameter.weight.size());
     }
     build();
   }
@@ -218,9 +161,8 @@ class Sequence {
     for (std::size_t p = 0; p < reference_.size(); ++p) {
       if (reference_[p].group != group) continue;
       const auto n = static_cast<std::int64_t>(reference_[p].weight.size());
-      parameters.push_back(optim::wrap_parameter(reference_[p].name,
-                                                 Tensor::wrap(arrays_.weights[p], {n}),
-                                                 Tensor::wrap(arrays_.gradients[p], {n})));
+      parameters.push_back(optim::wrap_parameter(reference_[p].name, Tensor::wrap(weights_[p], {n}),
+                                                 Tensor::wrap(gradients_[p], {n})));
       tensors_.push_back(parameters.back());
     }
     return parameters;
@@ -232,13 +174,9 @@ class Sequence {
       NamedTensors parameters = wrapped(group);
       if (!parameters.empty()) groups.push_back({.parameters = parameters, .lr = lrs_[group]});
     }
-    if (setup_.rule.adam) {
-      optimizer_ =
-          std::make_unique<optim::FusedAdam>(groups, optim::AdamOptions{.weight_decay = 0});
-    } else {
-      optimizer_ = std::make_unique<optim::FusedSGD>(
-          groups, optim::SgdOptions{.momentum = setup_.rule.momentum});
-    }
+    const optim::SgdOptions sgd{.momentum = setup_.momentum};
+    optimizer_ = setup_.adam ? test::maker<optim::FusedAdam>(optim::AdamOptions{})(groups)
+                             : test::maker<optim::FusedSGD>(sgd)(groups);
     if (setup_.remainder) {
       optimizer_->set_state_options({DType::f32, optim::MasterStorage::remainder});
     }
@@ -252,18 +190,22 @@ class Sequence {
     return found->tensor;
   }
 
+  std::size_t any_parameter() {
+    return static_cast<std::size_t>(draw_.below(static_cast<int>(reference_.size())));
+  }
+
   // All of a training's state into objects that are made anew, over the same arrays.
   void save_and_load() {
     const StateDict scaler = scaled_->state_dict(), optimizer = optimizer_->state_dict();
-    std::vector<std::vector<double>> exact;
-    for (const Parameter& p : reference_) exact.push_back(exact_value(p.name));
+    std::vector<Values> before;
+    for (const Parameter& p : reference_) before.push_back(exact(tensor(p.name)));
     scaled_.reset();
     optimizer_.reset();
     build();
     for (std::size_t p = 0; p < reference_.size(); ++p) {
       Tensor weight = tensor(reference_[p].name);
       weight.set_requires_grad(reference_[p].trainable);
-      const Tensor value = Tensor::from<double>(exact[p], weight.shape(), DType::f32, Device{});
+      const Tensor value = Tensor::from<double>(before[p], weight.shape(), DType::f32, Device{});
       kernels::write_weight(weight, value, /*keep_exact=*/true);
     }
     optimizer_->load_state_dict(optimizer);
@@ -271,8 +213,7 @@ class Sequence {
   }
 
   void freeze() {
-    const std::size_t p =
-        static_cast<std::size_t>(draw_.below(static_cast<int>(reference_.size())));
+    const std::size_t p = any_parameter();
     if (p == 0) return;  // one trains
     reference_[p].trainable = !reference_[p].trainable;
     tensor(reference_[p].name).set_requires_grad(reference_[p].trainable);
@@ -292,14 +233,14 @@ class Sequence {
           sum = Gradient(static_cast<float>(sum) + static_cast<float>(g * scaled_->scale()));
           parameter.gradient[i] += g / micro_batches;
         }
-        arrays_.gradients[p][i] = sum;
+        gradients_[p][i] = sum;
       }
     }
     if (!draw_.one_in(6)) return;
-    const auto p = static_cast<std::size_t>(draw_.below(static_cast<int>(reference_.size())));
+    const std::size_t p = any_parameter();
     const int elements = 1 + draw_.below(static_cast<int>(reference_[p].weight.size()));
     for (int k = 0; k < elements; ++k) {
-      arrays_.gradients[p][static_cast<std::size_t>(k)] =
+      gradients_[p][static_cast<std::size_t>(k)] =
           Gradient(static_cast<float>(draw_.of<double>({kInf, -kInf, kNaN})));
     }
   }
@@ -309,7 +250,7 @@ class Sequence {
     std::vector<std::string> names;
     for (const NamedTensor& t : tensors_) {
       const std::size_t p = static_cast<std::size_t>(std::stoi(t.name.substr(1)));
-      const auto& values = arrays_.gradients[p];
+      const auto& values = gradients_[p];
       const bool finite = std::all_of(values.begin(), values.end(), [](const Gradient& g) {
         return std::isfinite(static_cast<float>(g));
       });
@@ -354,16 +295,17 @@ class Sequence {
     EXPECT_EQ(told, std::set<std::string>(names.begin(), names.end())) << where_;
   }
   void update(const optim::StepOptions& options, const optim::StepResult& result) {
-    std::vector<const Parameter*> all, of_group[2];
+    std::vector<Values> all, of_group[2];
     for (const Parameter& p : reference_) {
       if (!p.trainable) continue;
-      all.push_back(&p);
-      of_group[p.group].push_back(&p);
+      all.push_back(p.gradient);
+      of_group[p.group].push_back(p.gradient);
     }
-    const double norm = norm_of(all, options.norm_type);
+    const double norm = norm_of(joined(all), options.norm_type);
     double coefficients[2], least = 1;
     for (const int g : {0, 1}) {
-      const double own = options.per_group_norm ? norm_of(of_group[g], options.norm_type) : norm;
+      const double own =
+          options.per_group_norm ? norm_of(joined(of_group[g]), options.norm_type) : norm;
       const bool clips = options.max_gradient_norm > 0 && own > options.max_gradient_norm;
       coefficients[g] = clips ? options.max_gradient_norm / (own + 1e-6) : 1.0;
       if (!of_group[g].empty()) least = std::min(least, coefficients[g]);
@@ -371,24 +313,28 @@ class Sequence {
     EXPECT_NEAR(result.gradient_norm, norm, 1e-5 * (1 + norm)) << where_;
     EXPECT_NEAR(result.clip_coefficient, least, 1e-5) << where_;
     for (Parameter& p : reference_) {
-      if (p.trainable) p.update(setup_.rule, lrs_[p.group], coefficients[p.group]);
+      if (p.trainable) update(p, lrs_[p.group], coefficients[p.group]);
     }
   }
-
-  Values exact_value(const std::string& name) const {
-    const Tensor weight = tensor(name);
-    return kernels::master_value(weight).to_vector();
+  void update(Parameter& p, double lr, double coefficient) const {
+    if (setup_.adam) {
+      p.by_adam.options.lr = lr;
+      p.by_adam.update(p.weight, p.gradient, coefficient);
+    } else {
+      p.by_sgd.options = {.lr = lr, .momentum = setup_.momentum};
+      p.by_sgd.update(p.weight, p.gradient, coefficient);
+    }
   }
   void compare() {
     EXPECT_EQ(scaled_->scale(), scale_.value) << where_;
     for (std::size_t p = 0; p < reference_.size(); ++p) {
       const Parameter& expected = reference_[p];
-      const Values exact = exact_value(expected.name);
-      for (std::size_t i = 0; i < exact.size(); ++i) {
-        const double raw = static_cast<float>(arrays_.weights[p][i]);
+      const Values got = exact(tensor(expected.name));
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const double raw = static_cast<float>(weights_[p][i]);
         const double size = 1 + std::abs(expected.weight[i]);
-        ASSERT_NEAR(exact[i], expected.weight[i], 2e-5 * size) << where_ << ", " << expected.name;
-        ASSERT_NEAR(raw, exact[i], kRounding * std::abs(exact[i]) + kTiny) << where_;
+        ASSERT_NEAR(got[i], expected.weight[i], 2e-5 * size) << where_ << ", " << expected.name;
+        ASSERT_NEAR(raw, got[i], kRounding * std::abs(got[i]) + kTiny) << where_;
       }
     }
   }
@@ -400,7 +346,8 @@ class Sequence {
   std::vector<Parameter> reference_;
   Scale scale_;
   double lrs_[2] = {kRates[0], kRates[1]};
-  Arrays<Weight, Gradient> arrays_;
+  std::vector<std::vector<Weight>> weights_;  // the trainer's arrays, by parameter
+  std::vector<std::vector<Gradient>> gradients_;
   NamedTensors tensors_;  // in the order of the optimizer's
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<ScaledStep> scaled_;

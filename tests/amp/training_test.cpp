@@ -3,20 +3,15 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
-#include <limits>
 
-#include "cairn/core/error.h"
 #include "cairn/kernels/optimizer_update.h"
-#include "cairn/optim/adam.h"
-#include "cairn/optim/sgd.h"
 #include "support.h"
-#include "support/step.h"
 
 namespace cairn::amp {
 namespace {
 
+using test::expect_applied;
 using testing::HasSubstr;
-using testing::StartsWith;
 
 struct LevelCase {
   OptLevel level;
@@ -33,51 +28,44 @@ std::vector<LevelCase> all_levels() {
   return all;
 }
 
-class TrainingRun : public testing::TestWithParam<LevelCase> {};
+class TrainingRun : public testing::TestWithParam<LevelCase> {
+ protected:
+  Options options() const { return {.opt_level = GetParam().level, .half_dtype = GetParam().half}; }
+};
 
 TEST_P(TrainingRun, LossFalls) {
-  nn::Sequential model = make_model();
-  optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
-  Amp precision =
-      initialize(model, optimizer, {.opt_level = GetParam().level, .half_dtype = GetParam().half});
+  Classifier run(options(), {.lr = 1e-2});
   double first = 0, last = 0;
   for (std::uint64_t step = 0; step < 60; ++step) {
-    const Tensor loss = loss_of(model, make_batch(step % 10));
-    precision.backward(loss);
-    EXPECT_TRUE(precision.step().applied);
+    const Tensor loss = loss_of(run.model, make_batch(step % 10));
+    run.precision.backward(loss);
+    expect_applied(run.precision.step());
     (step < 10 ? first : last) = loss.item();
   }
   EXPECT_LT(last, 0.6 * first);
 }
 
 TEST_P(TrainingRun, AnOverflowSkipsNamesHalvesAndTouchesNothing) {
-  nn::Sequential model = make_model();
-  optim::FusedAdam optimizer(model.parameters());
-  Amp precision =
-      initialize(model, optimizer, {.opt_level = GetParam().level, .half_dtype = GetParam().half});
-  model.eval();  // running statistics would take the inf in
-  for (std::uint64_t step = 0; step < 3; ++step)
-    test::expect_applied(train_step(model, precision, make_batch(step)));
-  const auto before = everything(model, optimizer);
-  const double scale = precision.loss_scale();
+  Classifier run(options());
+  run.model.eval();  // running statistics would take the inf in
+  run.train(0, 3);
+  const auto before = run.everything();
+  const double scale = run.precision.loss_scale();
 
   Batch bad = make_batch(9);
-  test::set_element(bad.x, 5, std::numeric_limits<double>::infinity());
-  const optim::StepResult result = train_step(model, precision, bad);
+  test::set_element(bad.x, 5, kInf);
+  const optim::StepResult result = run.train(bad);
   EXPECT_FALSE(result.applied);
   EXPECT_FALSE(result.culprit.empty());
   EXPECT_THAT(result.reason, HasSubstr(" in the gradient of " + result.culprit + " ("));
-  EXPECT_EQ(everything(model, optimizer), before);
-  EXPECT_EQ(optimizer.steps(), 3);
-  if (precision.options().dynamic_loss_scale) {
-    EXPECT_EQ(scale, 65536.0);
-    EXPECT_EQ(precision.loss_scale(), 32768.0);
-    EXPECT_THAT(result.reason, HasSubstr("; loss scale 65536 -> 32768"));
-  } else {
-    EXPECT_EQ(precision.loss_scale(), scale);
-    EXPECT_THAT(result.reason, HasSubstr("; loss scale stays 1 (static)"));
-  }
-  EXPECT_TRUE(train_step(model, precision, make_batch(10)).applied);
+  EXPECT_EQ(run.everything(), before);
+  EXPECT_EQ(run.optimizer.steps(), 3);
+  const bool dynamic = run.precision.options().dynamic_loss_scale;
+  EXPECT_EQ(scale, dynamic ? 65536.0 : 1.0);
+  EXPECT_EQ(run.precision.loss_scale(), dynamic ? 32768.0 : 1.0);
+  EXPECT_THAT(result.reason,
+              HasSubstr(dynamic ? "; loss scale 65536 -> 32768" : "; loss scale stays 1 (static)"));
+  run.train(10, 11);
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, TrainingRun, testing::ValuesIn(all_levels()), level_name);
@@ -85,10 +73,9 @@ INSTANTIATE_TEST_SUITE_P(Levels, TrainingRun, testing::ValuesIn(all_levels()), l
 TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
   for (const DType half : kHalves) {
     const double scale = 256.0, lr = 1e-2;
-    nn::Sequential model = make_model(), by_hand = make_model();
-    optim::FusedAdam optimizer(model.parameters(), {.lr = lr, .weight_decay = 0.1});
-    Amp precision = initialize(
-        model, optimizer, {.opt_level = OptLevel::O2, .half_dtype = half, .loss_scale = scale});
+    nn::Sequential by_hand = make_model();
+    Classifier run({.opt_level = OptLevel::O2, .half_dtype = half, .loss_scale = scale},
+                   {.lr = lr, .weight_decay = 0.1});
 
     // Batch norm stays f32; every other weight is the half rounding of an f32 master.
     struct Weight {
@@ -96,21 +83,20 @@ TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
     };
     std::vector<Weight> weights;
     for (NamedTensor entry : by_hand.parameters()) {
-      const Tensor exact = Tensor::from(values(entry.tensor), entry.tensor.shape(), DType::f32);
-      if (entry.name[0] != '1') {
-        entry.tensor.set_data(Tensor::from(values(exact), exact.shape(), half));
-      }
-      weights.push_back(
-          {entry.tensor, exact, Tensor::zeros(exact.shape()), Tensor::zeros(exact.shape())});
+      const Shape shape = entry.tensor.shape();
+      const Values start = values(entry.tensor);
+      if (entry.name[0] != '1') entry.tensor.set_data(Tensor::from(start, shape, half));
+      weights.push_back({entry.tensor, Tensor::from(start, shape, DType::f32), Tensor::zeros(shape),
+                         Tensor::zeros(shape)});
     }
     for (std::uint64_t step = 0; step < 20; ++step) {
       const Batch batch = make_batch(step);
-      EXPECT_TRUE(train_step(model, precision, batch).applied);
+      expect_applied(run.train(batch));
 
       const Tensor y = autograd::to(by_hand(autograd::to(batch.x, half)), DType::f32);
       autograd::backward(autograd::affine(autograd::cross_entropy(y, batch.labels), scale, 0.0));
       for (Weight& w : weights) {
-        std::vector<double> unscaled = values(w.parameter.grad());
+        Values unscaled = values(w.parameter.grad());
         for (double& g : unscaled) g /= scale;  // exact: a power of two
         const double count = static_cast<double>(step + 1);
         kernels::update(
@@ -123,42 +109,29 @@ TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
         w.parameter.clear_grad();
       }
     }
-    const NamedTensors parameters = model.parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const Tensor& tensor = parameters[i].tensor;
-      EXPECT_EQ(values(tensor), values(weights[i].parameter)) << parameters[i].name;
-      if (kernels::MasterWeight::exists(tensor)) {
-        EXPECT_EQ(values(kernels::MasterWeight::of(tensor)->tensor()), values(weights[i].master));
-      }
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      EXPECT_EQ(values(run.parameter(i)), values(weights[i].parameter)) << i;
+      EXPECT_EQ(exact(run.parameter(i)), values(weights[i].master)) << i;
     }
   }
 }
 
 TEST(AmpStep, TheLossIsScaledInF32) {
-  nn::Sequential model = make_model();
-  optim::FusedSGD optimizer(model.parameters(), {});
-  const Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2});
-  const Tensor loss = Tensor::full({}, 100.0, DType::f16);
-  const Tensor scaled = precision.scale_loss(loss).tensor();
+  const SgdClassifier run({.opt_level = OptLevel::O2});
+  const Tensor scaled = run.precision.scale_loss(Tensor::full({}, 100.0, DType::f16)).tensor();
   EXPECT_EQ(scaled.dtype(), DType::f32);
   EXPECT_EQ(scaled.item(), 6553600.0);
-  EXPECT_THROW((void)precision.scale_loss(Tensor()), core::InvalidArgument);
-  EXPECT_THROW((void)precision.scale_loss(Tensor::zeros({2})), core::InvalidArgument);
-  EXPECT_THROW((void)precision.scale_loss(Tensor::zeros({}, DType::i64)), core::InvalidArgument);
+  for (const Tensor& no_loss : {Tensor(), Tensor::zeros({2}), Tensor::zeros({}, DType::i64)}) {
+    EXPECT_THROW((void)run.precision.scale_loss(no_loss), core::InvalidArgument);
+  }
 }
 
 TEST(AmpStep, ADifferentScaleDoesNotChangeF32Training) {
-  std::vector<std::vector<double>> results[2];
-  for (const int i : {0, 1}) {
-    nn::Sequential model = make_model();
-    optim::FusedAdam optimizer(model.parameters());
-    Amp precision = initialize(model, optimizer,
-                               {.opt_level = OptLevel::O0, .loss_scale = i == 0 ? 1.0 : 1024.0});
-    for (std::uint64_t step = 0; step < 5; ++step)
-      test::expect_applied(train_step(model, precision, make_batch(step)));
-    results[i] = everything(model, optimizer);
-  }
-  EXPECT_EQ(results[0], results[1]);  // powers of two are exact
+  Classifier one({.opt_level = OptLevel::O0, .loss_scale = 1.0});
+  Classifier other({.opt_level = OptLevel::O0, .loss_scale = 1024.0});
+  one.train(0, 5);
+  other.train(0, 5);
+  EXPECT_EQ(one.everything(), other.everything());  // powers of two are exact
 }
 
 TEST(AmpStep, AccumulationAverages) {
@@ -172,9 +145,9 @@ TEST(AmpStep, AccumulationAverages) {
     const Batch a = make_batch(1), b = make_batch(2);
     split_precision.backward(loss_of(split, a));
     split_precision.backward(loss_of(split, b));
-    EXPECT_TRUE(split_precision.step({.gradient_scale = 0.5}).applied);
+    expect_applied(split_precision.step({.gradient_scale = 0.5}));
     const Batch both{autograd::concat({a.x, b.x}), autograd::concat({a.labels, b.labels})};
-    EXPECT_TRUE(train_step(whole, whole_precision, both).applied);
+    expect_applied(train_step(whole, whole_precision, both));
     const double tolerance = level == OptLevel::O0 ? 1e-6 : 2e-3;
     for (std::size_t i = 0; i < 2; ++i) {
       test::expect_close(split.parameters()[i].tensor, values(whole.parameters()[i].tensor),
@@ -184,69 +157,53 @@ TEST(AmpStep, AccumulationAverages) {
 }
 
 TEST(AmpStep, ClipsTheUnscaledGradient) {
-  nn::Sequential model = make_model();
-  optim::FusedSGD optimizer(model.parameters(), {});
-  Amp precision =
-      initialize(model, optimizer, {.opt_level = OptLevel::O2, .max_gradient_norm = 1e-3});
-  nn::Sequential plain = make_model();
-  optim::FusedSGD plain_optimizer(plain.parameters(), {});
-  Amp plain_precision = initialize(plain, plain_optimizer, {.opt_level = OptLevel::O0});
-  const optim::StepResult clipped = train_step(model, precision, make_batch(1));
-  const optim::StepResult free = train_step(plain, plain_precision, make_batch(1));
+  SgdClassifier run({.opt_level = OptLevel::O2, .max_gradient_norm = 1e-3});
+  SgdClassifier plain({.opt_level = OptLevel::O0});
+  const optim::StepResult clipped = run.train(make_batch(1)), free = plain.train(make_batch(1));
   EXPECT_NEAR(clipped.gradient_norm, free.gradient_norm, 1e-2 * free.gradient_norm);
   EXPECT_NEAR(clipped.clip_coefficient, 1e-3 / (clipped.gradient_norm + 1e-6), 1e-9);
   EXPECT_EQ(free.clip_coefficient, 1.0);
 }
 
 TEST(AmpStep, RemainderMastersTrainTheSameTruth) {
-  std::vector<std::vector<double>> truths[2];
+  std::vector<Values> truths[2];
   for (const auto storage : {optim::MasterStorage::f32, optim::MasterStorage::remainder}) {
     nn::Sequential model = make_model();
     optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
     optimizer.set_state_options({.masters = storage});
     Amp precision =
         initialize(model, optimizer, {.opt_level = OptLevel::O2, .half_dtype = DType::bf16});
-    for (std::uint64_t step = 0; step < 20; ++step)
-      test::expect_applied(train_step(model, precision, make_batch(step)));
-    const bool remainder = storage == optim::MasterStorage::remainder;
+    for (std::uint64_t step = 0; step < 20; ++step) {
+      expect_applied(train_step(model, precision, make_batch(step)));
+    }
     EXPECT_EQ(test::kept_as(model.parameters()[0].tensor), storage);
-    for (const auto& [name, tensor] : model.parameters()) {
-      truths[remainder].push_back(values(kernels::master_value(tensor)));
-    }
+    std::vector<Values>& truth = truths[storage == optim::MasterStorage::remainder];
+    truth = exact(model.parameters());
     precision.release();
-    for (std::size_t i = 0; i < truths[remainder].size(); ++i) {
-      EXPECT_EQ(values(model.parameters()[i].tensor), truths[remainder][i]);
-    }
+    EXPECT_EQ(values(model.parameters()), truth);
   }
   EXPECT_EQ(truths[0], truths[1]);
   nn::Sequential model = make_model();
   optim::FusedAdam optimizer(model.parameters());
   optimizer.set_state_options({.masters = optim::MasterStorage::remainder});
-  EXPECT_THROW(initialize(model, optimizer, {.opt_level = OptLevel::O2}), core::InvalidArgument);
+  EXPECT_THROW(initialize(model, optimizer, kO2), core::InvalidArgument);
   EXPECT_EQ(model.parameters()[0].tensor.dtype(), DType::f32);
 }
 
 TEST(AmpStep, TwoHandlesSideBySideDoNotSeeEachOther) {
   const auto run = [](bool interleaved) {
-    nn::Sequential first = make_model(1), second = make_model(2);
-    optim::FusedAdam first_optimizer(first.parameters()), second_optimizer(second.parameters());
-    Amp a = initialize(first, first_optimizer, {.opt_level = OptLevel::O2});
-    Amp b = initialize(second, second_optimizer,
-                       {.opt_level = OptLevel::O1, .half_dtype = DType::bf16});
+    Classifier first({.opt_level = OptLevel::O2});
+    Classifier second({.opt_level = OptLevel::O1, .half_dtype = DType::bf16});
     Batch bad = make_batch(50);
-    test::set_element(bad.x, 0, std::numeric_limits<double>::quiet_NaN());
+    test::set_element(bad.x, 0, kNaN);
     for (std::uint64_t step = 0; step < 6; ++step) {
-      const bool applies = step != 3;
-      EXPECT_EQ(train_step(first, a, applies ? make_batch(step) : bad).applied, applies);
-      if (interleaved) test::expect_applied(train_step(second, b, make_batch(step)));
+      EXPECT_EQ(first.train(step == 3 ? bad : make_batch(step)).applied, step != 3);
+      if (interleaved) second.train(step, step + 1);
     }
-    for (std::uint64_t step = 0; step < 6 && !interleaved; ++step)
-      test::expect_applied(train_step(second, b, make_batch(step)));
-    EXPECT_EQ(a.loss_scale(), 32768.0);
-    EXPECT_EQ(b.loss_scale(), 1.0);
-    auto all = everything(second, second_optimizer);
-    all.push_back(values(first.parameters()[0].tensor));
-    return all;
+    if (!interleaved) second.train(0, 6);
+    EXPECT_EQ(first.precision.loss_scale(), 32768.0);
+    EXPECT_EQ(second.precision.loss_scale(), 1.0);
+    return std::pair(second.everything(), values(first.parameter(0)));
   };
   EXPECT_EQ(run(true), run(false));
 }

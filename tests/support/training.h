@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <string>
@@ -42,6 +44,20 @@ inline Values exact(const Tensor& weight) {
 inline std::vector<Values> exact(const NamedTensors& weights) {
   std::vector<Values> all;
   for (const NamedTensor& one : weights) all.push_back(exact(one.tensor));
+  return all;
+}
+
+inline double norm_of(const Values& values, double type = 2.0) {
+  double sum = 0.0;
+  for (const double x : values) {
+    sum = type == kInf ? std::max(sum, std::abs(x)) : sum + std::pow(std::abs(x), type);
+  }
+  return type == kInf ? sum : std::pow(sum, 1 / type);
+}
+
+inline Values joined(const std::vector<Values>& parts) {
+  Values all;
+  for (const Values& part : parts) all.insert(all.end(), part.begin(), part.end());
   return all;
 }
 
