@@ -53,23 +53,10 @@ inline optim::StepResult train_step(nn::Module& model, Amp& precision, const Bat
   return precision.step();
 }
 
-/// Everything that training changes: parameters, masters, buffers, moments.
+/// Everything that training changes: parameters, masters, moments, buffers.
 inline std::vector<Values> everything(nn::Module& model, const optim::Optimizer& optimizer) {
-  std::vector<Values> all;
-  for (const auto& [name, tensor] : model.parameters()) {
-    all.push_back(values(tensor));
-    if (kernels::MasterWeight::exists(tensor)) {
-      all.push_back(values(kernels::MasterWeight::of(tensor)->tensor()));
-    }
-  }
-  for (const auto& [name, tensor] : model.buffers()) all.push_back(values(tensor));
-  const auto collect = [&](const auto& self, const StateDict& state) -> void {
-    for (const auto& [key, value] : state) {
-      if (const auto* tensor = std::get_if<Tensor>(&value)) all.push_back(values(*tensor));
-      if (const auto* child = std::get_if<StateDict>(&value)) self(self, *child);
-    }
-  };
-  collect(collect, optimizer.state_dict());
+  std::vector<Values> all = test::everything(model.parameters(), optimizer);
+  for (const Values& buffer : values(model.buffers())) all.push_back(buffer);
   return all;
 }
 

@@ -67,6 +67,24 @@ inline Values less(Values values, double by) {
   return values;
 }
 
+/// Everything that steps change: weights, masters, moments.
+inline std::vector<Values> everything(const NamedTensors& parameters,
+                                      const optim::Optimizer& optimizer) {
+  std::vector<Values> all = values(parameters);
+  for (const auto& [name, tensor] : parameters) {
+    const auto* master = kernels::MasterWeight::of(tensor);
+    if (master != nullptr) all.push_back(values(master->tensor()));
+  }
+  const auto collect = [&](const auto& self, const StateDict& state) -> void {
+    for (const auto& [key, value] : state) {
+      if (const auto* tensor = std::get_if<Tensor>(&value)) all.push_back(values(*tensor));
+      if (const auto* child = std::get_if<StateDict>(&value)) self(self, *child);
+    }
+  };
+  collect(collect, optimizer.state_dict());
+  return all;
+}
+
 /// Makes optimizers of this rule from parameters, or from groups of them.
 template <class Optimizer, class Options>
 auto maker(const Options& options) {
