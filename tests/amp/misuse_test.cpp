@@ -4,7 +4,6 @@
 
 #include <memory>
 
-#include "cairn/core/memory.h"
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/larc.h"
@@ -300,9 +299,7 @@ TEST(Misuse, AParameterThatNoOptimizerStepsLosesNothing) {
 }
 
 TEST(Misuse, AModelThatEndsBeforeItsStepGivesItsMemoryBack) {
-  const auto bytes = [] {
-    return core::memory_stats(core::default_device()).of(core::MemoryCategory::gradients);
-  };
+  const auto bytes = [] { return test::bytes_of(core::MemoryCategory::gradients); };
   const auto two_backwards = [] {
     TwoScales run;
     run.backward(0.25, {.loss_id = 0});

@@ -94,6 +94,8 @@ TEST(Clipping, ByEveryTypeOfNorm) {
     EXPECT_NEAR(result.gradient_norm, norm, 1e-5 * norm);
     EXPECT_NEAR(result.clip_coefficient, coefficient, 1e-5);
     test::expect_close(parameters[0].tensor, expected, 1e-6, 1e-6);
+    write_gradients(parameters, 5, 1e-3);
+    EXPECT_EQ(optimizer.step({.max_gradient_norm = 0.5, .norm_type = type}).clip_coefficient, 1.0);
   }
 }
 
@@ -231,9 +233,7 @@ TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {
   const NamedTensors parameters = {make_parameter("w", {1000}, 1)};
   FusedSGD optimizer(parameters, {.lr = 1.0});
   write_gradients(parameters, 1);
-  const auto gradients = [] {
-    return core::memory_stats(core::default_device()).of(core::MemoryCategory::gradients);
-  };
+  const auto gradients = [] { return test::bytes_of(core::MemoryCategory::gradients); };
   const std::size_t before = gradients();
   optimizer.stash();
   EXPECT_EQ(gradients(), before + 4000);

@@ -1,6 +1,8 @@
 // What the optimizer tests share.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -51,6 +53,22 @@ inline void train(Optimizer& optimizer, const NamedTensors& parameters, std::uin
                   double scale = 1.0) {
   write_gradients(parameters, seed, scale);
   expect_applied(optimizer.step());
+}
+
+struct Rule {
+  std::string name;
+  std::function<std::unique_ptr<Optimizer>(std::vector<ParameterGroup>)> make;
+};
+
+inline std::vector<Rule> rules() {
+  using test::maker;
+  return {{"Adam", maker<FusedAdam>(AdamOptions{})},
+          {"Sgd", maker<FusedSGD>(SgdOptions{})},
+          {"SgdMomentum", maker<FusedSGD>(SgdOptions{.momentum = 0.9})},
+          {"Adagrad", maker<FusedAdagrad>(AdagradOptions{.lr_decay = 0.1})},
+          {"NovoGrad", maker<FusedNovoGrad>(NovoGradOptions{})},
+          {"NovoGradInf", maker<FusedNovoGrad>(NovoGradOptions{.norm_type = kInf})},
+          {"Lamb", maker<FusedLAMB>(LambOptions{})}};
 }
 
 }  // namespace cairn::optim

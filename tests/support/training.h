@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/core/memory.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/master_weight.h"
 #include "cairn/optim/optimizer.h"
@@ -67,7 +68,7 @@ inline Values less(Values values, double by) {
   return values;
 }
 
-/// Everything that steps change: weights, masters, moments.
+/// Everything that steps change: weights, masters, the optimizer's state.
 inline std::vector<Values> everything(const NamedTensors& parameters,
                                       const optim::Optimizer& optimizer) {
   std::vector<Values> all = values(parameters);
@@ -75,14 +76,12 @@ inline std::vector<Values> everything(const NamedTensors& parameters,
     const auto* master = kernels::MasterWeight::of(tensor);
     if (master != nullptr) all.push_back(values(master->tensor()));
   }
-  const auto collect = [&](const auto& self, const StateDict& state) -> void {
-    for (const auto& [key, value] : state) {
-      if (const auto* tensor = std::get_if<Tensor>(&value)) all.push_back(values(*tensor));
-      if (const auto* child = std::get_if<StateDict>(&value)) self(self, *child);
-    }
-  };
-  collect(collect, optimizer.state_dict());
+  for (const auto& [name, state] : flat(optimizer.state_dict())) all.push_back(state);
   return all;
+}
+
+inline std::size_t bytes_of(core::MemoryCategory category) {
+  return core::memory_stats(core::default_device()).of(category);
 }
 
 /// Makes optimizers of this rule from parameters, or from groups of them.
