@@ -30,9 +30,7 @@ std::uint64_t host_waits() {
 
 std::uint64_t replays() {
 #if defined(CAIRN_SIMULATED_GPUS)
-  const auto calls = gpusim::counters().calls;
-  const auto found = calls.find("cudaGraphLaunch");
-  return found == calls.end() ? 0 : found->second;
+  return gpusim::counters().calls["cudaGraphLaunch"];
 #else
   return 0;
 #endif
@@ -124,13 +122,9 @@ struct Training {
 void expect_equal(Training& a, Training& b, const std::string& when) {
   EXPECT_EQ(everything(a.model, *a.optimizer), everything(b.model, *b.optimizer)) << when;
   EXPECT_EQ(a.optimizer->steps(), b.optimizer->steps()) << when;
-  EXPECT_EQ(a.precision.loss_scale(), b.precision.loss_scale()) << when;
-  const StateDict state = a.precision.scaler().state_dict(),
-                  other = b.precision.scaler().state_dict();
-  EXPECT_EQ(state.integer("unskipped"), other.integer("unskipped")) << when;
-  if (state.contains("overflows_left")) {
-    EXPECT_EQ(state.integer("overflows_left"), other.integer("overflows_left")) << when;
-  }
+  EXPECT_EQ(test::flat(a.precision.scaler().state_dict()),
+            test::flat(b.precision.scaler().state_dict()))
+      << when;
   EXPECT_EQ(a.random.offset(), b.random.offset()) << when;
 }
 
@@ -209,13 +203,6 @@ INSTANTIATE_TEST_SUITE_P(All, CapturedSteps, testing::ValuesIn(cases()), case_na
 const Options kDynamic{.opt_level = OptLevel::O2,
                        .half_dtype = DType::f16,
                        .scaler = {.init_scale = 1024, .growth_interval = 3}};
-
-TEST(CapturedStep, LeavesOtherShapesUncaptured) {
-  Twins twins(rules()[0], kDynamic);
-  for (std::uint64_t k = 0; k < 12; ++k) twins.train(feed_of(k, false, k % 4 == 3 ? 7 : 32));
-  twins.expect_same("after parts of batches");
-  EXPECT_EQ(twins.step.captured(), on_gpu());
-}
 
 TEST(CapturedStep, TellsTheLossOfTheLastStep) {
   Twins twins(rules()[1], kDynamic);

@@ -8,7 +8,6 @@
 namespace cairn::amp {
 namespace {
 
-using test::expect_applied;
 using testing::HasSubstr;
 
 DType dtype_of(const nn::Module& model, const std::string& name) {
@@ -50,14 +49,13 @@ TEST(Initialize, CastsWhatTheLevelSays) {
 
 TEST(Initialize, BatchNormWithoutWeightsKeepsItsStatistics) {
   for (const OptLevel level : {OptLevel::O2, OptLevel::O3}) {
-    nn::Sequential model(nn::Linear(8, 16), nn::BatchNorm1d(16, {.affine = false}),
-                         nn::Linear(16, 4));
-    optim::FusedAdam optimizer(model.parameters());
-    Amp precision = initialize(model, optimizer, {.opt_level = level, .half_dtype = DType::bf16});
-    EXPECT_EQ(dtype_of(model, "1.running_mean"), DType::f32);
-    const Values before = values(model.buffers()[0].tensor);
-    EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
-    EXPECT_NE(values(model.buffers()[0].tensor), before);
+    Classifier run({.opt_level = level, .half_dtype = DType::bf16}, {},
+                   nn::Sequential(nn::Linear(8, 16), nn::BatchNorm1d(16, {.affine = false}),
+                                  nn::Linear(16, 4)));
+    EXPECT_EQ(dtype_of(run.model, "1.running_mean"), DType::f32);
+    const Values before = values(run.model.buffers()[0].tensor);
+    run.train(1, 2);
+    EXPECT_NE(values(run.model.buffers()[0].tensor), before);
   }
 }
 
@@ -111,9 +109,8 @@ TEST(Initialize, MemoryOfOthersIsNotTakenForMasters) {
   nn::Sequential model = make_model();
   const Tensor shared = model.parameters()[0].tensor.detach();
   const Values before = values(shared);
-  optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
-  Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2});
-  EXPECT_TRUE(train_step(model, precision, make_batch(1)).applied);
+  SgdClassifier run(kO2, {.lr = 1.0}, std::move(model));
+  run.train(1, 2);
   EXPECT_EQ(values(shared), before);
 }
 
@@ -122,11 +119,10 @@ TEST(Initialize, FrozenParametersAreCastAndKeepTheirMasters) {
   Tensor frozen = model.parameters()[0].tensor;
   const Values before = values(frozen);
   frozen.set_requires_grad(false);
-  optim::FusedAdam optimizer(model.parameters());
-  Amp precision = initialize(model, optimizer, kO2);
+  Classifier run(kO2, {}, std::move(model));
   EXPECT_EQ(frozen.dtype(), DType::f16);
   const Values half = values(frozen);
-  expect_applied(train_step(model, precision, make_batch(1)));
+  run.train(1, 2);
   EXPECT_EQ(values(frozen), half);
   EXPECT_EQ(exact(frozen), before);
 }

@@ -7,7 +7,6 @@
 namespace cairn::amp {
 namespace {
 
-using test::expect_applied;
 using testing::HasSubstr;
 
 class Losses : public testing::TestWithParam<OptLevel> {
@@ -124,21 +123,6 @@ TEST(Delays, ADelayedOverflowEndsWithALoad) {
   run.precision.load_state_dict(before);
   expect_applied(run.train(0.25));
   EXPECT_EQ(run.precision.loss_scale(), 1024.0);
-}
-
-TEST(StaticScale, MayGoUnchecked) {
-  One run({.opt_level = OptLevel::O2, .loss_scale = 8}), checks;
-  run.backward(kInf);
-  expect_applied(run.precision.step({.check = false}));
-  EXPECT_THROW((void)checks.precision.step({.check = false}), core::InvalidArgument);
-}
-
-TEST(LossWeight, MultipliesTheLoss) {
-  One run;
-  run.backward(0.25, {.weight = 0.5});
-  run.backward(0.25, {.weight = 1.5});
-  expect_applied(run.precision.step({.gradient_scale = 0.5}));
-  EXPECT_EQ(run.model.value(), 0.75);
 }
 
 TEST(RetainGraph, LetsALossRunBackwardTwice) {

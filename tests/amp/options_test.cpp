@@ -111,9 +111,8 @@ TEST(Options, DescribeTellsAll) {
   EXPECT_EQ(
       describe(resolve({.opt_level = OptLevel::O2, .num_losses = 3, .max_gradient_norm = 1.5})),
       "opt level O2: model f16, batch norm f32, f32 masters, 3 losses, dynamic loss scale from "
-      "65536 "
-      "(times 0.5 on overflow, "
-      "2 after 2000 steps, within 1 and 16777216), clipped at norm 1.5");
+      "65536 (times 0.5 on overflow, 2 after 2000 steps, within 1 and 16777216), clipped at norm "
+      "1.5");
   EXPECT_EQ(describe(resolve({.opt_level = OptLevel::O1, .half_dtype = DType::bf16})),
             "opt level O1: model f32, autocast bf16, loss scale 1");
   EXPECT_EQ(describe(resolve({.opt_level = OptLevel::O3})),

@@ -16,8 +16,8 @@ using testing::HasSubstr;
 /// Rank 0 of a world whose other ranks say what the test wants.
 using Say = std::function<std::string(const std::string& own)>;
 World world_of(std::vector<Say> others) {
-  return {0, static_cast<int>(others.size()) + 1,
-          [others](const std::string& value, std::string_view name) {
+  const int size = static_cast<int>(others.size()) + 1;
+  return {0, size, [others](const std::string& value, std::string_view name) {
             std::vector<std::string> all{value};
             if (name == "amp's options") return all;
             for (const Say& say : others) all.push_back(say(value));
@@ -264,6 +264,10 @@ TEST(State, ReadsApexsStateAndChecksTheNumberOfScalers) {
   apex.set("loss_scaler1", scaler);
   EXPECT_THROW(run.precision.load_state_dict(apex), core::DataError);
   EXPECT_THROW(run.precision.load_state_dict(StateDict()), core::DataError);
+  StateDict damaged = run.precision.state_dict();
+  damaged.make_dict("loss_scaler0").set("loss_scale", -1.0);
+  EXPECT_THROW(run.precision.load_state_dict(damaged), core::DataError);
+  EXPECT_EQ(run.precision.loss_scale(), 512.0);
 }
 
 }  // namespace

@@ -2,68 +2,25 @@
 // size, overflows, accumulation, clipping, rates, saves and loads, frozen parameters, other ranks)
 // against training as a textbook has it, in doubles. CAIRN_STATEFUL_SEQUENCES says how many are
 // tried.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <set>
-#include <string>
 #include <type_traits>
-#include <vector>
 
 #include "cairn/amp/scaled_step.h"
 #include "cairn/core/half.h"
 #include "cairn/core/log.h"
-#include "cairn/optim/optim.h"
 #include "optim/reference.h"
+#include "support.h"
 #include "support/fake_world.h"
 #include "support/search.h"
-#include "support/training.h"
 
 namespace cairn::amp::scaled_steps {
 namespace {
 
-using core::BFloat16;
-using core::Half;
-using test::Draw;
-using test::exact, test::joined, test::kInf, test::kNaN, test::norm_of, test::Values;
-
-// ---- The reference
-
-/// Halves and doubles as LossScalerOptions says, of which it has the numbers.
-struct Scale {
-  LossScalerOptions options;
-  double value = 0;
-  int clean = 0, overflows = 0;  // that count towards hysteresis
-
-  void update(bool overflow) {
-    if (!options.dynamic) return;
-    if (overflow) {
-      clean = 0;
-      if (++overflows >= options.hysteresis) {
-        value = std::max(options.min_scale, value * options.backoff_factor);
-      }
-      return;
-    }
-    if (options.consecutive_hysteresis) overflows = 0;
-    if (++clean < options.growth_interval) return;
-    value = std::min(options.max_scale, value * options.growth_factor);
-    clean = overflows = 0;
-  }
-};
-
-struct Parameter {
-  std::string name;
-  int group = 0;
-  bool trainable = true;
-  Values weight = {}, gradient = {};
-  optim::reference::Adam by_adam = {};
-  optim::reference::Sgd by_sgd = {};
-};
-
-// ---- The system
+using core::BFloat16, core::Half;
+using test::Draw, test::joined, test::norm_of;
 
 /// What a sequence draws once.
 struct Setup {
@@ -107,20 +64,15 @@ class Sequence {
       all[2] = test::step_report(own, {});
       return all;
     };
-    scale_.options = setup_.scale;
-    scale_.value = setup_.scale.init_scale;
-    if (setup_.scale.dynamic) {
-      scale_.value = std::clamp(scale_.value, setup_.scale.min_scale, setup_.scale.max_scale);
-    }
     const int count = 1 + draw_.below(4);
     for (int p = 0; p < count; ++p) {
       Parameter parameter{"p" + std::to_string(p), p == 0 ? 0 : draw_.below(2)};
       for (int i = draw_.below(p == 0 ? 3 : 40); i >= 0; --i) {
         parameter.weight.push_back(static_cast<double>(draw_.below(64) - 32) / 16);
       }
-      reference_.push_back(parameter);
-      weights_.emplace_back(parameter.weight.begin(), parameter.weight.end());
-      gradients_.emplace_back(parameter.weight.size());
+      parameter.weights = std::vector<Weight>(parameter.weight.begin(), parameter.weight.end());
+      parameter.gradients.resize(parameter.weight.size());
+      parameters_.push_back(std::move(parameter));
     }
     build();
   }
@@ -156,23 +108,30 @@ class Sequence {
 
   static constexpr double kTiny = std::is_same_v<Weight, Half> ? 0x1p-25 : 0;  // half a subnormal
 
-  NamedTensors wrapped(int group) {
-    NamedTensors parameters;
-    for (std::size_t p = 0; p < reference_.size(); ++p) {
-      if (reference_[p].group != group) continue;
-      const auto n = static_cast<std::int64_t>(reference_[p].weight.size());
-      parameters.push_back(optim::wrap_parameter(reference_[p].name, Tensor::wrap(weights_[p], {n}),
-                                                 Tensor::wrap(gradients_[p], {n})));
-      tensors_.push_back(parameters.back());
-    }
-    return parameters;
-  }
+  struct Parameter {
+    std::string name;
+    int group = 0;
+    bool trainable = true;
+    Values weight = {}, gradient = {};  // the reference's
+    optim::reference::Adam by_adam = {};
+    optim::reference::Sgd by_sgd = {};
+    std::vector<Weight> weights = {};  // the trainer's arrays, and the optimizer's tensor of them
+    std::vector<Gradient> gradients = {};
+    Tensor tensor = {};
+  };
+
   void build() {
-    tensors_.clear();
     std::vector<optim::ParameterGroup> groups;
     for (const int group : {0, 1}) {
-      NamedTensors parameters = wrapped(group);
-      if (!parameters.empty()) groups.push_back({.parameters = parameters, .lr = lrs_[group]});
+      NamedTensors wrapped;
+      for (Parameter& p : parameters_) {
+        if (p.group != group) continue;
+        const auto n = static_cast<std::int64_t>(p.weight.size());
+        wrapped.push_back(optim::wrap_parameter(p.name, Tensor::wrap(p.weights, {n}),
+                                                Tensor::wrap(p.gradients, {n})));
+        p.tensor = wrapped.back().tensor;
+      }
+      if (!wrapped.empty()) groups.push_back({.parameters = wrapped, .lr = lrs_[group]});
     }
     const optim::SgdOptions sgd{.momentum = setup_.momentum};
     optimizer_ = setup_.adam ? test::maker<optim::FusedAdam>(optim::AdamOptions{})(groups)
@@ -184,77 +143,69 @@ class Sequence {
         std::make_unique<ScaledStep>(*optimizer_, setup_.scale, World(0, setup_.ranks, link_));
     steps_ = 0;
   }
-  Tensor tensor(const std::string& name) const {
-    const auto found = std::find_if(tensors_.begin(), tensors_.end(),
-                                    [&](const NamedTensor& t) { return t.name == name; });
-    return found->tensor;
-  }
-
-  std::size_t any_parameter() {
-    return static_cast<std::size_t>(draw_.below(static_cast<int>(reference_.size())));
+  Parameter& any_parameter() {
+    return parameters_[static_cast<std::size_t>(draw_.below(static_cast<int>(parameters_.size())))];
   }
 
   // All of a training's state into objects that are made anew, over the same arrays.
   void save_and_load() {
     const StateDict scaler = scaled_->state_dict(), optimizer = optimizer_->state_dict();
     std::vector<Values> before;
-    for (const Parameter& p : reference_) before.push_back(exact(tensor(p.name)));
+    for (const Parameter& p : parameters_) before.push_back(exact(p.tensor));
     scaled_.reset();
     optimizer_.reset();
     build();
-    for (std::size_t p = 0; p < reference_.size(); ++p) {
-      Tensor weight = tensor(reference_[p].name);
-      weight.set_requires_grad(reference_[p].trainable);
-      const Tensor value = Tensor::from<double>(before[p], weight.shape(), DType::f32, Device{});
-      kernels::write_weight(weight, value, /*keep_exact=*/true);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      Parameter& p = parameters_[i];
+      p.tensor.set_requires_grad(p.trainable);
+      const Tensor value = Tensor::from<double>(before[i], p.tensor.shape(), DType::f32, Device{});
+      kernels::write_weight(p.tensor, value, /*keep_exact=*/true);
     }
     optimizer_->load_state_dict(optimizer);
     scaled_->load_state_dict(scaler);
   }
 
   void freeze() {
-    const std::size_t p = any_parameter();
-    if (p == 0) return;  // one trains
-    reference_[p].trainable = !reference_[p].trainable;
-    tensor(reference_[p].name).set_requires_grad(reference_[p].trainable);
+    Parameter& p = any_parameter();
+    if (&p == &parameters_.front()) return;  // one trains
+    p.trainable = !p.trainable;
+    p.tensor.set_requires_grad(p.trainable);
   }
 
   // The trainer's backwards: sums of micro-batches' gradients times the scale, in the type of its
   // arrays. Small multiples of an eighth are exact in all of them; where the type ends they
   // overflow by themselves.
   void backward(int micro_batches) {
-    for (std::size_t p = 0; p < reference_.size(); ++p) {
-      Parameter& parameter = reference_[p];
-      parameter.gradient.assign(parameter.weight.size(), 0.0);
-      for (std::size_t i = 0; i < parameter.weight.size(); ++i) {
+    for (Parameter& p : parameters_) {
+      p.gradient.assign(p.weight.size(), 0.0);
+      for (std::size_t i = 0; i < p.weight.size(); ++i) {
         Gradient sum(0.0f);
         for (int m = 0; m < micro_batches; ++m) {
           const double g = static_cast<double>(draw_.below(17) - 8) / 8;
           sum = Gradient(static_cast<float>(sum) + static_cast<float>(g * scaled_->scale()));
-          parameter.gradient[i] += g / micro_batches;
+          p.gradient[i] += g / micro_batches;
         }
-        gradients_[p][i] = sum;
+        p.gradients[i] = sum;
       }
     }
     if (!draw_.one_in(6)) return;
-    const std::size_t p = any_parameter();
-    const int elements = 1 + draw_.below(static_cast<int>(reference_[p].weight.size()));
+    Parameter& p = any_parameter();
+    const int elements = 1 + draw_.below(static_cast<int>(p.weight.size()));
     for (int k = 0; k < elements; ++k) {
-      gradients_[p][static_cast<std::size_t>(k)] =
+      p.gradients[static_cast<std::size_t>(k)] =
           Gradient(static_cast<float>(draw_.of<double>({kInf, -kInf, kNaN})));
     }
   }
 
-  /// The parameters of which an update finds something that is not finite.
+  /// The parameters of which an update finds something that is not finite, in its order.
   std::vector<std::string> overflowed() const {
+    const auto finite = [](const Gradient& g) { return std::isfinite(static_cast<float>(g)); };
     std::vector<std::string> names;
-    for (const NamedTensor& t : tensors_) {
-      const std::size_t p = static_cast<std::size_t>(std::stoi(t.name.substr(1)));
-      const auto& values = gradients_[p];
-      const bool finite = std::all_of(values.begin(), values.end(), [](const Gradient& g) {
-        return std::isfinite(static_cast<float>(g));
-      });
-      if (reference_[p].trainable && !finite) names.push_back(t.name);
+    for (const int group : {0, 1}) {
+      for (const Parameter& p : parameters_) {
+        const bool all = std::all_of(p.gradients.begin(), p.gradients.end(), finite);
+        if (p.group == group && p.trainable && !all) names.push_back(p.name);
+      }
     }
     return names;
   }
@@ -296,7 +247,7 @@ class Sequence {
   }
   void update(const optim::StepOptions& options, const optim::StepResult& result) {
     std::vector<Values> all, of_group[2];
-    for (const Parameter& p : reference_) {
+    for (const Parameter& p : parameters_) {
       if (!p.trainable) continue;
       all.push_back(p.gradient);
       of_group[p.group].push_back(p.gradient);
@@ -312,7 +263,7 @@ class Sequence {
     }
     EXPECT_NEAR(result.gradient_norm, norm, 1e-5 * (1 + norm)) << where_;
     EXPECT_NEAR(result.clip_coefficient, least, 1e-5) << where_;
-    for (Parameter& p : reference_) {
+    for (Parameter& p : parameters_) {
       if (p.trainable) update(p, lrs_[p.group], coefficients[p.group]);
     }
   }
@@ -327,13 +278,12 @@ class Sequence {
   }
   void compare() {
     EXPECT_EQ(scaled_->scale(), scale_.value) << where_;
-    for (std::size_t p = 0; p < reference_.size(); ++p) {
-      const Parameter& expected = reference_[p];
-      const Values got = exact(tensor(expected.name));
+    for (const Parameter& p : parameters_) {
+      const Values got = exact(p.tensor);
       for (std::size_t i = 0; i < got.size(); ++i) {
-        const double raw = static_cast<float>(weights_[p][i]);
-        const double size = 1 + std::abs(expected.weight[i]);
-        ASSERT_NEAR(got[i], expected.weight[i], 2e-5 * size) << where_ << ", " << expected.name;
+        const double raw = static_cast<float>(p.weights[i]);
+        const double size = 1 + std::abs(p.weight[i]);
+        ASSERT_NEAR(got[i], p.weight[i], 2e-5 * size) << where_ << ", " << p.name;
         ASSERT_NEAR(raw, got[i], kRounding * std::abs(got[i]) + kTiny) << where_;
       }
     }
@@ -343,12 +293,9 @@ class Sequence {
   Setup setup_;
   std::shared_ptr<test::FakeLink> link_;
   std::vector<core::NonFinite> other_rank_;
-  std::vector<Parameter> reference_;
-  Scale scale_;
+  std::vector<Parameter> parameters_;
+  ScaleReference scale_{setup_.scale};
   double lrs_[2] = {kRates[0], kRates[1]};
-  std::vector<std::vector<Weight>> weights_;  // the trainer's arrays, by parameter
-  std::vector<std::vector<Gradient>> gradients_;
-  NamedTensors tensors_;  // in the order of the optimizer's
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<ScaledStep> scaled_;
   std::int64_t steps_ = 0;

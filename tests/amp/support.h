@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,8 @@
 
 namespace cairn::amp {
 
-using test::exact, test::kInf, test::kNaN, test::message_of, test::snapshot, test::Values,
-    test::values;
+using test::exact, test::expect_applied, test::kInf, test::kNaN, test::message_of, test::snapshot,
+    test::Values, test::values;
 
 /// Linear 8 -> 16, batch norm, ReLU, Linear 16 -> 4; the same values for the same seed.
 inline nn::Sequential make_model(std::uint64_t seed = 1) {
@@ -63,8 +64,12 @@ inline std::vector<Values> everything(nn::Module& model, const optim::Optimizer&
 /// A classifier that amp trains.
 template <class Optimizer = optim::FusedAdam, class OptimizerOptions = optim::AdamOptions>
 struct Classifier {
-  explicit Classifier(const Options& options, const OptimizerOptions& its = {})
-      : optimizer(model.parameters(), its), precision(initialize(model, optimizer, options)) {}
+  explicit Classifier(const Options& options, const OptimizerOptions& its = {},
+                      nn::Sequential other = make_model(), const optim::StateOptions& state = {})
+      : model(std::move(other)), optimizer(model.parameters(), its), precision([&] {
+          optimizer.set_state_options(state);
+          return initialize(model, optimizer, options);
+        }()) {}
   optim::StepResult train(const Batch& batch) { return train_step(model, precision, batch); }
   /// Steps of batches [from, to), which must be applied.
   void train(std::uint64_t from, std::uint64_t to) {
@@ -74,7 +79,7 @@ struct Classifier {
   std::vector<Values> everything() { return amp::everything(model, optimizer); }
   Tensor parameter(std::size_t i) const { return model.parameters()[i].tensor; }
 
-  nn::Sequential model = make_model();
+  nn::Sequential model;
   Optimizer optimizer;
   Amp precision;
 };
@@ -162,6 +167,32 @@ struct Pair {
   optim::FusedSGD a_optimizer{a.parameters(), {.lr = 1.0}};
   optim::FusedSGD b_optimizer{b.parameters(), {.lr = 1.0}};
   Amp precision;
+};
+
+/// Halves and doubles as LossScalerOptions says, of which it has the numbers.
+struct ScaleReference {
+  explicit ScaleReference(const LossScalerOptions& options) : options(options) {
+    value = options.init_scale;
+    if (options.dynamic) value = std::clamp(value, options.min_scale, options.max_scale);
+  }
+  void update(bool overflow) {
+    if (!options.dynamic) return;
+    if (overflow) {
+      clean = 0;
+      if (++overflows >= options.hysteresis) {
+        value = std::max(options.min_scale, value * options.backoff_factor);
+      }
+      return;
+    }
+    if (options.consecutive_hysteresis) overflows = 0;
+    if (++clean < options.growth_interval) return;
+    value = std::min(options.max_scale, value * options.growth_factor);
+    clean = overflows = 0;
+  }
+
+  LossScalerOptions options;
+  double value = 0;
+  int clean = 0, overflows = 0;  // that count towards hysteresis
 };
 
 inline const OptLevel kLevels[] = {OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3};

@@ -3,34 +3,22 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "cairn/kernels/optimizer_update.h"
+#include "cairn/optim/accumulation.h"
 #include "support.h"
 
 namespace cairn::amp {
 namespace {
 
-using test::expect_applied;
 using testing::HasSubstr;
 
-struct LevelCase {
-  OptLevel level;
-  DType half;
-};
-std::string level_name(const testing::TestParamInfo<LevelCase>& info) {
-  return core::str(name(info.param.level), "_", info.param.half);
-}
-std::vector<LevelCase> all_levels() {
-  std::vector<LevelCase> all;
-  for (const OptLevel level : kLevels) {
-    for (const DType half : kHalves) all.push_back({level, half});
-  }
-  return all;
-}
-
-class TrainingRun : public testing::TestWithParam<LevelCase> {
+class TrainingRun : public testing::TestWithParam<std::tuple<OptLevel, DType>> {
  protected:
-  Options options() const { return {.opt_level = GetParam().level, .half_dtype = GetParam().half}; }
+  Options options() const {
+    return {.opt_level = std::get<0>(GetParam()), .half_dtype = std::get<1>(GetParam())};
+  }
 };
 
 TEST_P(TrainingRun, LossFalls) {
@@ -68,7 +56,12 @@ TEST_P(TrainingRun, AnOverflowSkipsNamesHalvesAndTouchesNothing) {
   run.train(10, 11);
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, TrainingRun, testing::ValuesIn(all_levels()), level_name);
+INSTANTIATE_TEST_SUITE_P(Levels, TrainingRun,
+                         testing::Combine(testing::ValuesIn(kLevels), testing::ValuesIn(kHalves)),
+                         [](const auto& info) {
+                           return core::str(name(std::get<0>(info.param)), "_",
+                                            std::get<1>(info.param));
+                         });
 
 TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
   for (const DType half : kHalves) {
@@ -126,36 +119,6 @@ TEST(AmpStep, TheLossIsScaledInF32) {
   }
 }
 
-TEST(AmpStep, ADifferentScaleDoesNotChangeF32Training) {
-  Classifier one({.opt_level = OptLevel::O0, .loss_scale = 1.0});
-  Classifier other({.opt_level = OptLevel::O0, .loss_scale = 1024.0});
-  one.train(0, 5);
-  other.train(0, 5);
-  EXPECT_EQ(one.everything(), other.everything());  // powers of two are exact
-}
-
-TEST(AmpStep, AccumulationAverages) {
-  for (const OptLevel level : {OptLevel::O0, OptLevel::O2}) {
-    nn::Sequential split(nn::Linear(8, 4)), whole(nn::Linear(8, 4));
-    whole.load_state_dict(split.state_dict());
-    optim::FusedSGD split_optimizer(split.parameters(), {.lr = 0.5});
-    optim::FusedSGD whole_optimizer(whole.parameters(), {.lr = 0.5});
-    Amp split_precision = initialize(split, split_optimizer, {.opt_level = level});
-    Amp whole_precision = initialize(whole, whole_optimizer, {.opt_level = level});
-    const Batch a = make_batch(1), b = make_batch(2);
-    split_precision.backward(loss_of(split, a));
-    split_precision.backward(loss_of(split, b));
-    expect_applied(split_precision.step({.gradient_scale = 0.5}));
-    const Batch both{autograd::concat({a.x, b.x}), autograd::concat({a.labels, b.labels})};
-    expect_applied(train_step(whole, whole_precision, both));
-    const double tolerance = level == OptLevel::O0 ? 1e-6 : 2e-3;
-    for (std::size_t i = 0; i < 2; ++i) {
-      test::expect_close(split.parameters()[i].tensor, values(whole.parameters()[i].tensor),
-                         tolerance, tolerance);
-    }
-  }
-}
-
 TEST(AmpStep, ClipsTheUnscaledGradient) {
   SgdClassifier run({.opt_level = OptLevel::O2, .max_gradient_norm = 1e-3});
   SgdClassifier plain({.opt_level = OptLevel::O0});
@@ -168,19 +131,14 @@ TEST(AmpStep, ClipsTheUnscaledGradient) {
 TEST(AmpStep, RemainderMastersTrainTheSameTruth) {
   std::vector<Values> truths[2];
   for (const auto storage : {optim::MasterStorage::f32, optim::MasterStorage::remainder}) {
-    nn::Sequential model = make_model();
-    optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
-    optimizer.set_state_options({.masters = storage});
-    Amp precision =
-        initialize(model, optimizer, {.opt_level = OptLevel::O2, .half_dtype = DType::bf16});
-    for (std::uint64_t step = 0; step < 20; ++step) {
-      expect_applied(train_step(model, precision, make_batch(step)));
-    }
-    EXPECT_EQ(test::kept_as(model.parameters()[0].tensor), storage);
+    Classifier run({.opt_level = OptLevel::O2, .half_dtype = DType::bf16}, {.lr = 1e-2},
+                   make_model(), {.masters = storage});
+    run.train(0, 20);
+    EXPECT_EQ(test::kept_as(run.parameter(0)), storage);
     std::vector<Values>& truth = truths[storage == optim::MasterStorage::remainder];
-    truth = exact(model.parameters());
-    precision.release();
-    EXPECT_EQ(values(model.parameters()), truth);
+    truth = exact(run.model.parameters());
+    run.precision.release();
+    EXPECT_EQ(values(run.model.parameters()), truth);
   }
   EXPECT_EQ(truths[0], truths[1]);
   nn::Sequential model = make_model();
@@ -206,6 +164,84 @@ TEST(AmpStep, TwoHandlesSideBySideDoNotSeeEachOther) {
     return std::pair(second.everything(), values(first.parameter(0)));
   };
   EXPECT_EQ(run(true), run(false));
+}
+
+// ---- optim::Accumulation: uneven micro-batches train as the whole batch does
+
+const std::vector<std::int64_t> kCounts = {5, 1, 15, 11};  // of the 32
+
+nn::Sequential plain_model() {  // no batch norm: it sees micro-batches
+  manual_seed(3);
+  return nn::Sequential(nn::Linear(8, 16), nn::Tanh(), nn::Linear(16, 4));
+}
+
+Batch part_of(const Batch& batch, std::int64_t begin, std::int64_t count) {
+  const auto rows = [&](const Tensor& x) {
+    return x.alias(x.view().slice(0, begin, begin + count));
+  };
+  return {rows(batch.x), rows(batch.labels)};
+}
+
+/// One window; gradients of micro-batch `bad` are beyond f16.
+template <class Run>
+optim::StepResult window(Run& run, optim::Accumulation& accumulation, const Batch& batch,
+                         int bad = -1) {
+  std::int64_t begin = 0;
+  for (std::size_t k = 0; k < kCounts.size(); ++k) {
+    const auto micro = accumulation.begin(kCounts[k]);
+    EXPECT_EQ(micro.last(), k + 1 == kCounts.size());
+    Tensor loss = loss_of(run.model, part_of(batch, begin, kCounts[k]));
+    if (static_cast<int>(k) == bad) loss = autograd::affine(loss, 1e8, 0.0);
+    run.precision.backward(loss, {.weight = micro.weight()});
+    begin += kCounts[k];
+  }
+  return run.precision.step({.gradient_scale = accumulation.finish()});
+}
+
+struct Level {
+  OptLevel level;
+  DType half;
+  double tolerance;  // after ten steps, of weights up to 0.5 that move by up to 0.1
+};
+
+class AmpAccumulation : public testing::TestWithParam<Level> {};
+INSTANTIATE_TEST_SUITE_P(
+    Levels, AmpAccumulation,
+    testing::Values(Level{OptLevel::O0, DType::f16, 2e-6}, Level{OptLevel::O1, DType::f16, 2e-3},
+                    Level{OptLevel::O2, DType::f16, 2e-3}, Level{OptLevel::O2, DType::bf16, 1e-2}),
+    [](const auto& info) { return core::str(name(info.param.level), "_", info.param.half); });
+
+TEST_P(AmpAccumulation, UnevenMicroBatchesTrainAsTheWholeBatch) {
+  const Level& level = GetParam();
+  Options options{.opt_level = level.level, .half_dtype = level.half};
+  options.scaler.init_scale = 4096.0;  // sums of four micro-batches stay within f16
+  const optim::SgdOptions sgd{.lr = 0.1, .momentum = 0.9};
+  SgdClassifier parts(options, sgd, plain_model()), whole(options, sgd, plain_model());
+  optim::Accumulation accumulation({.steps = static_cast<std::int64_t>(kCounts.size())});
+  for (std::uint64_t step = 0; step < 10; ++step) {
+    const Batch batch = make_batch(step);
+    const auto a = window(parts, accumulation, batch);
+    const auto b = whole.train(batch);
+    ASSERT_EQ(a.applied, b.applied) << a.reason << b.reason;
+    EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 0.02 * b.gradient_norm);
+  }
+  const auto expected = exact(whole.model.parameters()), got = exact(parts.model.parameters());
+  for (std::size_t p = 0; p < got.size(); ++p) {
+    test::expect_close(got[p], expected[p], 0, level.tolerance);
+  }
+}
+
+TEST(AmpAccumulationOverflow, InAnyMicroBatchSkipsTheWindowOnce) {
+  for (int bad = 0; bad < 4; ++bad) {
+    Classifier run({.opt_level = OptLevel::O2}, {}, plain_model());
+    optim::Accumulation accumulation({.steps = 4});
+    const auto before = run.everything();
+    EXPECT_FALSE(window(run, accumulation, make_batch(1), bad).applied);
+    EXPECT_EQ(run.everything(), before);
+    EXPECT_EQ(run.precision.loss_scale(), 32768.0);
+    EXPECT_TRUE(window(run, accumulation, make_batch(2)).applied);
+    EXPECT_EQ(run.optimizer.steps(), 1);
+  }
 }
 
 }  // namespace
