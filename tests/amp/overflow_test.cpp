@@ -1,7 +1,6 @@
 // What is told of overflows: parameter, rank, kind, count; the history; the stop; the fall-back.
 #include <gmock/gmock.h>
 
-#include <functional>
 #include <tuple>
 
 #include "support.h"
@@ -14,15 +13,11 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 /// Rank 0 of a world whose other ranks say what the test wants.
-using Say = std::function<std::string(const std::string& own)>;
-World world_of(std::vector<Say> others) {
-  const int size = static_cast<int>(others.size()) + 1;
-  return {0, size, [others](const std::string& value, std::string_view name) {
-            std::vector<std::string> all{value};
-            if (name == "amp's options") return all;
-            for (const Say& say : others) all.push_back(say(value));
-            return all;
-          }};
+World world_of(int ranks, decltype(test::FakeLink::all) all) {
+  const auto link = std::make_shared<test::FakeLink>();
+  link->reduces = false;
+  link->all = std::move(all);
+  return {0, ranks, link};
 }
 
 struct Poison {
@@ -65,11 +60,10 @@ TEST(Overflow, NamesEveryParameterWithItsCounts) {
 }
 
 TEST(Overflow, ARankIsNamedAndAllSkipTogether) {
-  const auto fine = [](const std::string& own) { return test::step_report(own, {}); };
-  const auto bad = [](const std::string& own) {
-    return test::step_report(own, {{"3.weight", 0, 4}});
-  };
-  Poisoned run({.world = world_of({fine, bad})});
+  Poisoned run({.world = world_of(3, [](const std::string& own) {
+                  const auto bad = test::step_report(own, {{"3.weight", 0, 4}});
+                  return std::vector{own, test::step_report(own, {}), bad};
+                })});
   const auto before = run.everything();
   const optim::StepResult result = run.step();
   EXPECT_FALSE(result.applied);
@@ -116,7 +110,9 @@ TEST(Overflow, GradientsSummedOverRanksAccuseOnlyWhoseOwnWereNotFinite) {
 }
 
 TEST(Overflow, NonsenseFromARankIsAnError) {
-  Poisoned run({.world = world_of({[](const std::string&) { return "culprit"; }})});
+  Poisoned run({.world = world_of(2, [](const std::string& own) {
+                  return std::vector<std::string>{own, "culprit"};
+                })});
   EXPECT_THROW(run.step(), core::CommunicationError);
 }
 
