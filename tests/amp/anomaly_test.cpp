@@ -1,15 +1,10 @@
 #include "cairn/amp/anomaly.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
 
 #include "cairn/amp/explain.h"
 #include "cairn/autograd/autograd.h"
-#include "cairn/kernels/elementwise.h"
-#include "cairn/nn/nn.h"
+#include "support.h"
 
 namespace cairn::amp {
 namespace {
@@ -45,11 +40,8 @@ TEST(Anomaly, NamesTheFirstOperationForward) {
       anomaly_of([&] { autograd::exp(autograd::log(autograd::affine(x, 2, 0))); });
   EXPECT_EQ(anomaly.op.op, "log");
   EXPECT_EQ(anomaly.op.phase, Phase::forward);
-  const ValueRange& result = anomaly.op.results[0];
-  EXPECT_EQ(result.inf, 1);
-  EXPECT_EQ(result.nan, 1);
-  EXPECT_EQ(result.min, 0.0);
-  EXPECT_EQ(result.max, 0.0);  // log 1, the one finite value
+  EXPECT_EQ(anomaly.op.results[0].min, 0.0);
+  EXPECT_EQ(anomaly.op.results[0].max, 0.0);  // log 1, the one finite value
   ASSERT_EQ(anomaly.inputs.size(), 1u);
   EXPECT_EQ(anomaly.inputs[0].min, -2.0);
   EXPECT_EQ(anomaly.inputs[0].max, 1.0);
@@ -145,7 +137,7 @@ TEST(Anomaly, KeepsItsTypeOutOfAReplay) {
 }
 
 TEST(Anomaly, SaysWhereTheInputWasBadAlready) {
-  const Tensor x = Tensor::full({3}, std::numeric_limits<double>::quiet_NaN());
+  const Tensor x = Tensor::full({3}, kNaN);
   EXPECT_THAT(anomaly_of([&] { autograd::relu(x); }).headline(),
               HasSubstr("; its input 0 held 3 NaN already"));
 }

@@ -1,34 +1,26 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "cairn/amp/amp.h"
 #include "cairn/core/error.h"
+#include "support/message_of.h"
 
 namespace cairn::amp {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 
 std::string error_of(const Options& options) {
-  try {
-    resolve(options);
-  } catch (const core::InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::message_of([&] { resolve(options); });
 }
 
 TEST(OptLevel, ParsesAndExplains) {
   EXPECT_EQ(parse_opt_level("O0"), OptLevel::O0);
   EXPECT_EQ(parse_opt_level("O3"), OptLevel::O3);
   for (const char* text : {"02", "o2", "O4", "", "2", "O22"}) {
-    try {
-      parse_opt_level(text);
-      ADD_FAILURE() << text;
-    } catch (const core::InvalidArgument& error) {
-      EXPECT_THAT(error.what(), HasSubstr("letter O")) << text;
-    }
+    EXPECT_THAT(test::message_of([&] { parse_opt_level(text); }), HasSubstr("letter O")) << text;
   }
 }
 
@@ -82,41 +74,45 @@ TEST(Options, ResolvingTwiceChangesNothing) {
   }
 }
 
-TEST(Options, ContradictionsNameBoth) {
-  EXPECT_THAT(error_of({.opt_level = OptLevel::O1, .keep_batchnorm_fp32 = true}),
-              AllOf(HasSubstr("keep_batchnorm_fp32 = true"), HasSubstr("O1")));
-  EXPECT_THAT(error_of({.opt_level = OptLevel::O1, .cast_model_type = DType::f16}),
-              AllOf(HasSubstr("cast_model_type"), HasSubstr("O1")));
-  EXPECT_THAT(error_of({.opt_level = OptLevel::O2, .cast_model_type = DType::bf16}),
-              AllOf(HasSubstr("cast_model_type = bf16"), HasSubstr("half_dtype = f16")));
-  EXPECT_THAT(error_of({.opt_level = OptLevel::O2, .autocast = true}),
-              AllOf(HasSubstr("autocast = true"), HasSubstr("O2")));
-  EXPECT_THAT(error_of({.opt_level = OptLevel::O1, .master_weights = true}),
-              AllOf(HasSubstr("master_weights = true"), HasSubstr("O1")));
-  EXPECT_THAT(error_of({.loss_scale = 128, .dynamic_loss_scale = true}),
-              AllOf(HasSubstr("loss_scale = 128"), HasSubstr("dynamic_loss_scale = true")));
-  EXPECT_THAT(error_of({.dynamic_loss_scale = true, .scaler = {.dynamic = false}}),
-              AllOf(HasSubstr("dynamic_loss_scale = true"), HasSubstr("scaler.dynamic = false")));
-}
+struct Refused {
+  Options options;
+  std::vector<std::string> named;
+};
 
-TEST(Options, ImpossibleValues) {
-  EXPECT_THAT(error_of({.half_dtype = DType::f32}), HasSubstr("got f32"));
-  EXPECT_THAT(error_of({.loss_scale = 0}), HasSubstr("loss_scale > 0"));
-  EXPECT_THAT(error_of({.loss_scale = std::numeric_limits<double>::infinity()}),
-              HasSubstr("finite"));
-  EXPECT_THAT(error_of({.max_gradient_norm = -1}), HasSubstr("max_gradient_norm >= 0"));
-  EXPECT_THAT(error_of({.num_losses = 0}), HasSubstr("num_losses >= 1"));
-  EXPECT_THAT(error_of({.cast_model_outputs = DType::i64}), HasSubstr("floating"));
-  EXPECT_THAT(error_of({.collapse_after = -1}), HasSubstr("collapse_after"));
+TEST(Options, ContradictionsAndImpossibleValuesAreNamed) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const std::vector<Refused> all = {
+      {{.opt_level = OptLevel::O1, .keep_batchnorm_fp32 = true},
+       {"keep_batchnorm_fp32 = true", "O1"}},
+      {{.opt_level = OptLevel::O1, .cast_model_type = DType::f16}, {"cast_model_type", "O1"}},
+      {{.opt_level = OptLevel::O2, .cast_model_type = DType::bf16},
+       {"cast_model_type = bf16", "half_dtype = f16"}},
+      {{.opt_level = OptLevel::O2, .autocast = true}, {"autocast = true", "O2"}},
+      {{.opt_level = OptLevel::O1, .master_weights = true}, {"master_weights = true", "O1"}},
+      {{.loss_scale = 128, .dynamic_loss_scale = true},
+       {"loss_scale = 128", "dynamic_loss_scale = true"}},
+      {{.dynamic_loss_scale = true, .scaler = {.dynamic = false}},
+       {"dynamic_loss_scale = true", "scaler.dynamic = false"}},
+      {{.half_dtype = DType::f32}, {"got f32"}},
+      {{.loss_scale = 0}, {"loss_scale > 0"}},
+      {{.loss_scale = inf}, {"finite"}},
+      {{.max_gradient_norm = -1}, {"max_gradient_norm >= 0"}},
+      {{.num_losses = 0}, {"num_losses >= 1"}},
+      {{.cast_model_outputs = DType::i64}, {"floating"}},
+      {{.collapse_after = -1}, {"collapse_after"}}};
+  for (const Refused& refused : all) {
+    for (const std::string& name : refused.named) {
+      EXPECT_THAT(error_of(refused.options), HasSubstr(name));
+    }
+  }
 }
 
 TEST(Options, DescribeTellsAll) {
   EXPECT_EQ(
       describe(resolve({.opt_level = OptLevel::O2, .num_losses = 3, .max_gradient_norm = 1.5})),
       "opt level O2: model f16, batch norm f32, f32 masters, 3 losses, dynamic loss scale from "
-      "65536 "
-      "(times 0.5 on overflow, "
-      "2 after 2000 steps, within 1 and 16777216), clipped at norm 1.5");
+      "65536 (times 0.5 on overflow, 2 after 2000 steps, within 1 and 16777216), clipped at norm "
+      "1.5");
   EXPECT_EQ(describe(resolve({.opt_level = OptLevel::O1, .half_dtype = DType::bf16})),
             "opt level O1: model f32, autocast bf16, loss scale 1");
   EXPECT_EQ(describe(resolve({.opt_level = OptLevel::O3})),

@@ -1,12 +1,9 @@
 // A resumed run continues the bits of the unbroken one, in any order of initialize and load.
 #include <algorithm>
 #include <array>
-#include <functional>
+#include <optional>
 
-#include "cairn/core/error.h"
-#include "cairn/optim/adam.h"
 #include "support.h"
-#include "support/step.h"
 
 namespace cairn::amp {
 namespace {
@@ -16,21 +13,24 @@ struct Saved {
 };
 
 struct Trained {
-  nn::Sequential model = make_model(3);
-  optim::FusedAdam optimizer{model.parameters(), {.lr = 1e-2, .weight_decay = 0.05}};
-  std::optional<Amp> precision;
-
+  Trained() : model(make_model(3)), optimizer(model.parameters(), rule()) {}
+  static optim::AdamOptions rule() { return {.lr = 1e-2, .weight_decay = 0.05}; }
   void initialize(const Options& options) {
     precision = amp::initialize(model, optimizer, options);
   }
   void train(std::uint64_t from, std::uint64_t to) {
-    for (std::uint64_t step = from; step < to; ++step)
-      test::expect_applied(train_step(model, *precision, make_batch(step)));
+    for (std::uint64_t step = from; step < to; ++step) {
+      expect_applied(train_step(model, *precision, make_batch(step)));
+    }
   }
   Saved save() const {
     return {snapshot(model.state_dict()), snapshot(optimizer.state_dict()),
             snapshot(precision->state_dict())};
   }
+
+  nn::Sequential model;
+  optim::FusedAdam optimizer;
+  std::optional<Amp> precision;
 };
 
 Options quick(OptLevel level, DType half) {
@@ -72,21 +72,13 @@ TEST_P(Resume, IsBitExactInAnyOrderOfInitializeAndLoad) {
   }
 }
 
-TEST_P(Resume, FilesHoldF32Truth) {
-  Trained run;
-  run.initialize(quick(OptLevel::O2, GetParam()));
-  run.train(0, 3);
-  const Saved saved = run.save();
-  EXPECT_EQ(saved.model.dict("0").tensor("weight").dtype(), DType::f32);
-  EXPECT_EQ(values(saved.model.dict("0").tensor("weight")),
-            values(kernels::MasterWeight::of(run.model.parameters()[0].tensor)->tensor()));
-}
-
 TEST_P(Resume, AnotherLevelContinuesFromTheTruth) {
   Trained o2;
   o2.initialize(quick(OptLevel::O2, GetParam()));
   o2.train(0, 5);
   const Saved saved = o2.save();
+  EXPECT_EQ(saved.model.dict("0").tensor("weight").dtype(), DType::f32);
+  EXPECT_EQ(values(saved.model.dict("0").tensor("weight")), exact(o2.model.parameters()[0].tensor));
   for (const OptLevel level : kLevels) {
     Trained other;
     other.initialize({.opt_level = level});
@@ -98,8 +90,7 @@ TEST_P(Resume, AnotherLevelContinuesFromTheTruth) {
     const double own = level == OptLevel::O1 || level == OptLevel::O2 ? 65536.0 : 1.0;
     EXPECT_EQ(other.precision->loss_scale(), takes_over ? o2.precision->loss_scale() : own);
     if (level == OptLevel::O0) {
-      EXPECT_EQ(values(other.model.parameters()[0].tensor),
-                values(kernels::MasterWeight::of(o2.model.parameters()[0].tensor)->tensor()));
+      EXPECT_EQ(values(other.model.parameters()[0].tensor), exact(o2.model.parameters()[0].tensor));
     }
     EXPECT_TRUE(train_step(other.model, *other.precision, make_batch(6)).applied);
   }
@@ -107,16 +98,6 @@ TEST_P(Resume, AnotherLevelContinuesFromTheTruth) {
 
 INSTANTIATE_TEST_SUITE_P(Halves, Resume, testing::ValuesIn(kHalves),
                          [](const auto& info) { return std::string(core::name(info.param)); });
-
-TEST(AmpState, ADamagedOneChangesNothing) {
-  Trained run;
-  run.initialize({.opt_level = OptLevel::O2});
-  StateDict state = run.precision->state_dict();
-  state.make_dict("loss_scaler0").set("loss_scale", -1.0);
-  EXPECT_THROW(run.precision->load_state_dict(state), core::DataError);
-  EXPECT_THROW(run.precision->load_state_dict({}), core::DataError);
-  EXPECT_EQ(run.precision->loss_scale(), 65536.0);
-}
 
 }  // namespace
 }  // namespace cairn::amp

@@ -2,130 +2,30 @@
 // size, overflows, accumulation, clipping, rates, saves and loads, frozen parameters, other ranks)
 // against training as a textbook has it, in doubles. CAIRN_STATEFUL_SEQUENCES says how many are
 // tried.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
-#include <optional>
-#include <random>
 #include <set>
-#include <string>
 #include <type_traits>
-#include <vector>
 
 #include "cairn/amp/scaled_step.h"
 #include "cairn/core/half.h"
 #include "cairn/core/log.h"
-#include "cairn/kernels/master_weight.h"
-#include "cairn/optim/optim.h"
+#include "optim/reference.h"
+#include "support.h"
 #include "support/fake_world.h"
 #include "support/search.h"
-#include "support/tensors.h"
 
 namespace cairn::amp::scaled_steps {
 namespace {
 
-using core::BFloat16;
-using core::Half;
-using Values = std::vector<double>;
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : random_(seed) {}
-  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
-  bool one_in(int n) { return below(n) == 0; }
-  template <class T>
-  T of(const std::vector<T>& list) {
-    return list[static_cast<std::size_t>(below(static_cast<int>(list.size())))];
-  }
-
- private:
-  std::mt19937_64 random_;
-};
-
-// ---- The reference
-
-struct Rule {
-  bool adam = false;
-  double momentum = 0;
-};
-
-/// Halves and doubles as LossScalerOptions says, of which it has the numbers.
-struct Scale {
-  LossScalerOptions options;
-  double value = 0;
-  int clean = 0, overflows = 0;  // that count towards hysteresis
-
-  void update(bool overflow) {
-    if (!options.dynamic) return;
-    if (overflow) {
-      clean = 0;
-      if (++overflows >= options.hysteresis) {
-        value = std::max(options.min_scale, value * options.backoff_factor);
-      }
-      return;
-    }
-    if (options.consecutive_hysteresis) overflows = 0;
-    if (++clean < options.growth_interval) return;
-    value = std::min(options.max_scale, value * options.growth_factor);
-    clean = overflows = 0;
-  }
-};
-
-struct Parameter {
-  std::string name;
-  int group = 0;
-  bool trainable = true;
-  Values weight, first, second, gradient;
-  int updates = 0;
-
-  void update(const Rule& rule, double lr, double coefficient) {
-    first.resize(weight.size(), 0.0);
-    second.resize(weight.size(), 0.0);
-    ++updates;
-    for (std::size_t i = 0; i < weight.size(); ++i) {
-      const double g = gradient[i] * coefficient;
-      if (!rule.adam) {
-        first[i] = rule.momentum * first[i] + g;
-        weight[i] -= lr * first[i];
-        continue;
-      }
-      first[i] = 0.9 * first[i] + 0.1 * g;
-      second[i] = 0.999 * second[i] + 0.001 * g * g;
-      const double m = first[i] / (1 - std::pow(0.9, updates));
-      const double v = second[i] / (1 - std::pow(0.999, updates));
-      weight[i] -= lr * m / (std::sqrt(v) + 1e-8);
-    }
-  }
-};
-
-double norm_of(const std::vector<const Parameter*>& parameters, double p) {
-  double sum = 0;
-  for (const Parameter* parameter : parameters) {
-    for (const double g : parameter->gradient) {
-      sum = p == kInf ? std::max(sum, std::abs(g)) : sum + std::pow(std::abs(g), p);
-    }
-  }
-  return p == kInf ? sum : std::pow(sum, 1 / p);
-}
-
-// ---- The system
-
-/// A trainer's arrays of this type, by parameter.
-template <class Weight, class Gradient>
-struct Arrays {
-  std::vector<std::vector<Weight>> weights;
-  std::vector<std::vector<Gradient>> gradients;
-};
+using core::BFloat16, core::Half;
+using test::Draw, test::joined, test::norm_of;
 
 /// What a sequence draws once.
 struct Setup {
-  Rule rule;
+  bool adam = false;
+  double momentum = 0;
   LossScalerOptions scale;
   bool remainder = false;
   int ranks = 1;
@@ -133,7 +33,8 @@ struct Setup {
 
 Setup draw_setup(Draw& draw, bool bf16_weights) {
   Setup setup;
-  setup.rule = {draw.one_in(2), draw.one_in(2) ? 0.9 : 0.0};
+  setup.adam = draw.one_in(2);
+  setup.momentum = draw.one_in(2) ? 0.9 : 0.0;
   setup.scale.dynamic = !draw.one_in(5);
   setup.scale.init_scale = std::ldexp(1.0, draw.below(18));
   setup.scale.growth_interval = 1 + draw.below(3);
@@ -163,21 +64,15 @@ class Sequence {
       all[2] = test::step_report(own, {});
       return all;
     };
-    scale_.options = setup_.scale;
-    scale_.value = setup_.scale.init_scale;
-    if (setup_.scale.dynamic) {
-      scale_.value = std::clamp(scale_.value, setup_.scale.min_scale, setup_.scale.max_scale);
-    }
     const int count = 1 + draw_.below(4);
     for (int p = 0; p < count; ++p) {
-      Parameter parameter{
-          "p" + std::to_string(p), p == 0 ? 0 : draw_.below(2), true, {}, {}, {}, {}};
+      Parameter parameter{"p" + std::to_string(p), p == 0 ? 0 : draw_.below(2)};
       for (int i = draw_.below(p == 0 ? 3 : 40); i >= 0; --i) {
         parameter.weight.push_back(static_cast<double>(draw_.below(64) - 32) / 16);
       }
-      reference_.push_back(parameter);
-      arrays_.weights.emplace_back(parameter.weight.begin(), parameter.weight.end());
-      arrays_.gradients.emplace_back(parameter.weight.size());
+      parameter.weights = std::vector<Weight>(parameter.weight.begin(), parameter.weight.end());
+      parameter.gradients.resize(parameter.weight.size());
+      parameters_.push_back(std::move(parameter));
     }
     build();
   }
@@ -213,32 +108,34 @@ class Sequence {
 
   static constexpr double kTiny = std::is_same_v<Weight, Half> ? 0x1p-25 : 0;  // half a subnormal
 
-  NamedTensors wrapped(int group) {
-    NamedTensors parameters;
-    for (std::size_t p = 0; p < reference_.size(); ++p) {
-      if (reference_[p].group != group) continue;
-      const auto n = static_cast<std::int64_t>(reference_[p].weight.size());
-      parameters.push_back(optim::wrap_parameter(reference_[p].name,
-                                                 Tensor::wrap(arrays_.weights[p], {n}),
-                                                 Tensor::wrap(arrays_.gradients[p], {n})));
-      tensors_.push_back(parameters.back());
-    }
-    return parameters;
-  }
+  struct Parameter {
+    std::string name;
+    int group = 0;
+    bool trainable = true;
+    Values weight = {}, gradient = {};  // the reference's
+    optim::reference::Adam by_adam = {};
+    optim::reference::Sgd by_sgd = {};
+    std::vector<Weight> weights = {};  // the trainer's arrays, and the optimizer's tensor of them
+    std::vector<Gradient> gradients = {};
+    Tensor tensor = {};
+  };
+
   void build() {
-    tensors_.clear();
     std::vector<optim::ParameterGroup> groups;
     for (const int group : {0, 1}) {
-      NamedTensors parameters = wrapped(group);
-      if (!parameters.empty()) groups.push_back({.parameters = parameters, .lr = lrs_[group]});
+      NamedTensors wrapped;
+      for (Parameter& p : parameters_) {
+        if (p.group != group) continue;
+        const auto n = static_cast<std::int64_t>(p.weight.size());
+        wrapped.push_back(optim::wrap_parameter(p.name, Tensor::wrap(p.weights, {n}),
+                                                Tensor::wrap(p.gradients, {n})));
+        p.tensor = wrapped.back().tensor;
+      }
+      if (!wrapped.empty()) groups.push_back({.parameters = wrapped, .lr = lrs_[group]});
     }
-    if (setup_.rule.adam) {
-      optimizer_ =
-          std::make_unique<optim::FusedAdam>(groups, optim::AdamOptions{.weight_decay = 0});
-    } else {
-      optimizer_ = std::make_unique<optim::FusedSGD>(
-          groups, optim::SgdOptions{.momentum = setup_.rule.momentum});
-    }
+    const optim::SgdOptions sgd{.momentum = setup_.momentum};
+    optimizer_ = setup_.adam ? test::maker<optim::FusedAdam>(optim::AdamOptions{})(groups)
+                             : test::maker<optim::FusedSGD>(sgd)(groups);
     if (setup_.remainder) {
       optimizer_->set_state_options({DType::f32, optim::MasterStorage::remainder});
     }
@@ -246,74 +143,69 @@ class Sequence {
         std::make_unique<ScaledStep>(*optimizer_, setup_.scale, World(0, setup_.ranks, link_));
     steps_ = 0;
   }
-  Tensor tensor(const std::string& name) const {
-    const auto found = std::find_if(tensors_.begin(), tensors_.end(),
-                                    [&](const NamedTensor& t) { return t.name == name; });
-    return found->tensor;
+  Parameter& any_parameter() {
+    return parameters_[static_cast<std::size_t>(draw_.below(static_cast<int>(parameters_.size())))];
   }
 
   // All of a training's state into objects that are made anew, over the same arrays.
   void save_and_load() {
     const StateDict scaler = scaled_->state_dict(), optimizer = optimizer_->state_dict();
-    std::vector<std::vector<double>> exact;
-    for (const Parameter& p : reference_) exact.push_back(exact_value(p.name));
+    std::vector<Values> before;
+    for (const Parameter& p : parameters_) before.push_back(exact(p.tensor));
     scaled_.reset();
     optimizer_.reset();
     build();
-    for (std::size_t p = 0; p < reference_.size(); ++p) {
-      Tensor weight = tensor(reference_[p].name);
-      weight.set_requires_grad(reference_[p].trainable);
-      const Tensor value = Tensor::from<double>(exact[p], weight.shape(), DType::f32, Device{});
-      kernels::write_weight(weight, value, /*keep_exact=*/true);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      Parameter& p = parameters_[i];
+      p.tensor.set_requires_grad(p.trainable);
+      const Tensor value = Tensor::from<double>(before[i], p.tensor.shape(), DType::f32, Device{});
+      kernels::write_weight(p.tensor, value, /*keep_exact=*/true);
     }
     optimizer_->load_state_dict(optimizer);
     scaled_->load_state_dict(scaler);
   }
 
   void freeze() {
-    const std::size_t p =
-        static_cast<std::size_t>(draw_.below(static_cast<int>(reference_.size())));
-    if (p == 0) return;  // one trains
-    reference_[p].trainable = !reference_[p].trainable;
-    tensor(reference_[p].name).set_requires_grad(reference_[p].trainable);
+    Parameter& p = any_parameter();
+    if (&p == &parameters_.front()) return;  // one trains
+    p.trainable = !p.trainable;
+    p.tensor.set_requires_grad(p.trainable);
   }
 
   // The trainer's backwards: sums of micro-batches' gradients times the scale, in the type of its
   // arrays. Small multiples of an eighth are exact in all of them; where the type ends they
   // overflow by themselves.
   void backward(int micro_batches) {
-    for (std::size_t p = 0; p < reference_.size(); ++p) {
-      Parameter& parameter = reference_[p];
-      parameter.gradient.assign(parameter.weight.size(), 0.0);
-      for (std::size_t i = 0; i < parameter.weight.size(); ++i) {
+    for (Parameter& p : parameters_) {
+      p.gradient.assign(p.weight.size(), 0.0);
+      for (std::size_t i = 0; i < p.weight.size(); ++i) {
         Gradient sum(0.0f);
         for (int m = 0; m < micro_batches; ++m) {
           const double g = static_cast<double>(draw_.below(17) - 8) / 8;
           sum = Gradient(static_cast<float>(sum) + static_cast<float>(g * scaled_->scale()));
-          parameter.gradient[i] += g / micro_batches;
+          p.gradient[i] += g / micro_batches;
         }
-        arrays_.gradients[p][i] = sum;
+        p.gradients[i] = sum;
       }
     }
     if (!draw_.one_in(6)) return;
-    const auto p = static_cast<std::size_t>(draw_.below(static_cast<int>(reference_.size())));
-    const int elements = 1 + draw_.below(static_cast<int>(reference_[p].weight.size()));
+    Parameter& p = any_parameter();
+    const int elements = 1 + draw_.below(static_cast<int>(p.weight.size()));
     for (int k = 0; k < elements; ++k) {
-      arrays_.gradients[p][static_cast<std::size_t>(k)] =
+      p.gradients[static_cast<std::size_t>(k)] =
           Gradient(static_cast<float>(draw_.of<double>({kInf, -kInf, kNaN})));
     }
   }
 
-  /// The parameters of which an update finds something that is not finite.
+  /// The parameters of which an update finds something that is not finite, in its order.
   std::vector<std::string> overflowed() const {
+    const auto finite = [](const Gradient& g) { return std::isfinite(static_cast<float>(g)); };
     std::vector<std::string> names;
-    for (const NamedTensor& t : tensors_) {
-      const std::size_t p = static_cast<std::size_t>(std::stoi(t.name.substr(1)));
-      const auto& values = arrays_.gradients[p];
-      const bool finite = std::all_of(values.begin(), values.end(), [](const Gradient& g) {
-        return std::isfinite(static_cast<float>(g));
-      });
-      if (reference_[p].trainable && !finite) names.push_back(t.name);
+    for (const int group : {0, 1}) {
+      for (const Parameter& p : parameters_) {
+        const bool all = std::all_of(p.gradients.begin(), p.gradients.end(), finite);
+        if (p.group == group && p.trainable && !all) names.push_back(p.name);
+      }
     }
     return names;
   }
@@ -354,41 +246,45 @@ class Sequence {
     EXPECT_EQ(told, std::set<std::string>(names.begin(), names.end())) << where_;
   }
   void update(const optim::StepOptions& options, const optim::StepResult& result) {
-    std::vector<const Parameter*> all, of_group[2];
-    for (const Parameter& p : reference_) {
+    std::vector<Values> all, of_group[2];
+    for (const Parameter& p : parameters_) {
       if (!p.trainable) continue;
-      all.push_back(&p);
-      of_group[p.group].push_back(&p);
+      all.push_back(p.gradient);
+      of_group[p.group].push_back(p.gradient);
     }
-    const double norm = norm_of(all, options.norm_type);
+    const double norm = norm_of(joined(all), options.norm_type);
     double coefficients[2], least = 1;
     for (const int g : {0, 1}) {
-      const double own = options.per_group_norm ? norm_of(of_group[g], options.norm_type) : norm;
+      const double own =
+          options.per_group_norm ? norm_of(joined(of_group[g]), options.norm_type) : norm;
       const bool clips = options.max_gradient_norm > 0 && own > options.max_gradient_norm;
       coefficients[g] = clips ? options.max_gradient_norm / (own + 1e-6) : 1.0;
       if (!of_group[g].empty()) least = std::min(least, coefficients[g]);
     }
     EXPECT_NEAR(result.gradient_norm, norm, 1e-5 * (1 + norm)) << where_;
     EXPECT_NEAR(result.clip_coefficient, least, 1e-5) << where_;
-    for (Parameter& p : reference_) {
-      if (p.trainable) p.update(setup_.rule, lrs_[p.group], coefficients[p.group]);
+    for (Parameter& p : parameters_) {
+      if (p.trainable) update(p, lrs_[p.group], coefficients[p.group]);
     }
   }
-
-  Values exact_value(const std::string& name) const {
-    const Tensor weight = tensor(name);
-    return kernels::master_value(weight).to_vector();
+  void update(Parameter& p, double lr, double coefficient) const {
+    if (setup_.adam) {
+      p.by_adam.options.lr = lr;
+      p.by_adam.update(p.weight, p.gradient, coefficient);
+    } else {
+      p.by_sgd.options = {.lr = lr, .momentum = setup_.momentum};
+      p.by_sgd.update(p.weight, p.gradient, coefficient);
+    }
   }
   void compare() {
     EXPECT_EQ(scaled_->scale(), scale_.value) << where_;
-    for (std::size_t p = 0; p < reference_.size(); ++p) {
-      const Parameter& expected = reference_[p];
-      const Values exact = exact_value(expected.name);
-      for (std::size_t i = 0; i < exact.size(); ++i) {
-        const double raw = static_cast<float>(arrays_.weights[p][i]);
-        const double size = 1 + std::abs(expected.weight[i]);
-        ASSERT_NEAR(exact[i], expected.weight[i], 2e-5 * size) << where_ << ", " << expected.name;
-        ASSERT_NEAR(raw, exact[i], kRounding * std::abs(exact[i]) + kTiny) << where_;
+    for (const Parameter& p : parameters_) {
+      const Values got = exact(p.tensor);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const double raw = static_cast<float>(p.weights[i]);
+        const double size = 1 + std::abs(p.weight[i]);
+        ASSERT_NEAR(got[i], p.weight[i], 2e-5 * size) << where_ << ", " << p.name;
+        ASSERT_NEAR(raw, got[i], kRounding * std::abs(got[i]) + kTiny) << where_;
       }
     }
   }
@@ -397,11 +293,9 @@ class Sequence {
   Setup setup_;
   std::shared_ptr<test::FakeLink> link_;
   std::vector<core::NonFinite> other_rank_;
-  std::vector<Parameter> reference_;
-  Scale scale_;
+  std::vector<Parameter> parameters_;
+  ScaleReference scale_{setup_.scale};
   double lrs_[2] = {kRates[0], kRates[1]};
-  Arrays<Weight, Gradient> arrays_;
-  NamedTensors tensors_;  // in the order of the optimizer's
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<ScaledStep> scaled_;
   std::int64_t steps_ = 0;

@@ -3,41 +3,22 @@
 #include <gmock/gmock.h>
 
 #include <functional>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "cairn/amp/scaled_step.h"
-#include "cairn/core/error.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/schedule.h"
-#include "cairn/optim/sgd.h"
 #include "support.h"
 #include "support/fake_world.h"
-#include "support/message_of.h"
 
 namespace cairn::amp {
 namespace {
 
+using test::said_by;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-constexpr double kStepInf = std::numeric_limits<double>::infinity();
-
-/// w [2], whose gradient is the coefficient of its loss.
-class StepWeight : public nn::Module {
- public:
-  StepWeight() : w_(add_parameter("w", Tensor::full({2}, 1.0))) {}
-  std::string kind() const override { return "Weight"; }
-  Tensor forward(const Tensor& x) override { return autograd::sum(autograd::mul(w_, x)); }
-  Tensor loss(double coefficient) { return (*this)(Tensor::full({2}, coefficient)); }
-  const Tensor& w() const { return w_; }
-  double value() const { return values(kernels::master_value(w_)).front(); }
-
- private:
-  Tensor w_;
-};
 
 /// Ranks whose mean is what this one has; until it is asked for, the gradient is another.
 struct CountingReducer final : core::GradientReducer {
@@ -55,7 +36,7 @@ struct CountingReducer final : core::GradientReducer {
 
 struct Reduced {
   Reduced() { model.w().gradient_slot().set_reducer(reducer); }
-  StepWeight model;
+  Weight model;
   std::shared_ptr<CountingReducer> reducer = std::make_shared<CountingReducer>(model.w());
   optim::FusedSGD optimizer{model.parameters(), {.lr = 1.0}};
 };
@@ -103,47 +84,61 @@ TEST(Step, OfAScaledStepWaitsOnceAndUsesWhatWasReduced) {
   EXPECT_EQ(run.model.value(), 1.0 - 0.125);
 }
 
-// ---- Steps skipped in vain
-
-struct Skipping {
+/// A trainer's own backwards, for a ScaledStep.
+struct Scaled {
+  explicit Scaled(const LossScalerOptions& options) : scaled(optimizer, options) {}
   optim::StepResult step(double coefficient, const optim::StepOptions& options = {}) {
     autograd::backward(autograd::affine(model.loss(coefficient), scaled.scale(), 0.0));
     return scaled.step(options);
   }
-  StepWeight model;
-  optim::FusedSGD optimizer{model.parameters(), {.lr = 1.0}};
-  ScaledStep scaled{optimizer, {.init_scale = 8, .growth_interval = 1000}};
+  Weight model;
+  optim::FusedSGD optimizer{model.parameters(), {.lr = 0.125}};
+  ScaledStep scaled;
 };
 
 TEST(Step, OfAScaledStepThatIsSkippedInVainEndsInACollapse) {
-  Skipping run;
-  testing::internal::CaptureStderr();
-  for (int k = 0; k < 3; ++k) EXPECT_FALSE(run.step(kStepInf, {.collapse_after = 3}).applied);
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "it looks for its scale: 8, 4, 2";
+  Scaled run({.init_scale = 8, .growth_interval = 1000});
+  const auto skip = [&](int times) {
+    for (int k = 0; k < times; ++k) EXPECT_FALSE(run.step(kInf, {.collapse_after = 3}).applied);
+  };
+  EXPECT_EQ(said_by([&] { skip(3); }), "") << "it looks for its scale: 8, 4, 2";
   EXPECT_EQ(run.scaled.scale(), 1.0);
-  testing::internal::CaptureStderr();
-  for (int k = 0; k < 2; ++k) EXPECT_FALSE(run.step(kStepInf, {.collapse_after = 3}).applied);
-  EXPECT_TRUE(run.step(0.25, {.collapse_after = 3}).applied);  // in a row, that is
-  for (int k = 0; k < 2; ++k) EXPECT_FALSE(run.step(kStepInf, {.collapse_after = 3}).applied);
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(said, HasSubstr("FusedSGD: step skipped: inf in the gradient of w (2 elements); loss "
+  const std::string said = said_by([&] {
+    skip(2);
+    EXPECT_TRUE(run.step(0.5, {.collapse_after = 3}).applied);  // in a row, that is
+    skip(2);
+  });
+  EXPECT_THAT(said, HasSubstr("FusedSGD: step skipped: inf in the gradient of w (4 elements); loss "
                               "scale stays 1 (its minimum)\n"));
   EXPECT_THAT(said, HasSubstr("(its minimum) (2 skipped in a row)\n"));
   try {
-    (void)run.step(kStepInf, {.collapse_after = 3});
+    (void)run.step(kInf, {.collapse_after = 3});
     FAIL() << "the third was skipped like the others";
   } catch (const optim::GradientCollapse& error) {
     EXPECT_THAT(error.parameters(), ElementsAre("w"));
   }
-  EXPECT_EQ(run.model.value(), 0.75);
+  EXPECT_EQ(run.model.value(), 1.0 - 0.125 * 0.5);
   EXPECT_FALSE(run.model.w().grad().defined());
-  EXPECT_FALSE(run.step(kStepInf, {.collapse_after = 3}).applied);  // the count begins anew
+  skip(1);  // the count begins anew
 }
 
-// ---- Optimizers that were moved from
+TEST(Step, OfAScaledStepClearsWhatAutogradWrote) {
+  Scaled run({.init_scale = 1024, .growth_interval = 100});
+  for (const double coefficient : {0.5, kInf, 0.5, 0.5}) {
+    EXPECT_EQ(run.step(coefficient).applied, coefficient == 0.5);
+  }
+  EXPECT_EQ(run.model.value(), 1.0 - 3 * 0.125 * 0.5);
+  EXPECT_EQ(run.scaled.scale(), 512.0);
+}
+
+TEST(Step, OfAScaledStepWithoutAGradientMovesNothing) {
+  Scaled run({.init_scale = 4, .growth_interval = 1});
+  EXPECT_FALSE(run.scaled.step().applied);
+  EXPECT_EQ(run.scaled.scale(), 4.0);
+}
 
 TEST(Step, OfAMovedOptimizerNamesTheMove) {
-  StepWeight model;
+  Weight model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1.0});
   ScaledStep scaled(optimizer);
   optim::Schedule schedule(optimizer, optim::constant(0.5));
@@ -161,10 +156,22 @@ TEST(Step, OfAMovedOptimizerNamesTheMove) {
       {"LARC's options", [&] { (void)larc.options(); }},
       {"a new LARC", [&] { const optim::LARC another(optimizer); }}};
   for (const auto& [what, call] : calls) {
-    EXPECT_THAT(test::message_of(call), HasSubstr("one that was moved from (move it before"))
-        << what;
+    EXPECT_THAT(message_of(call), HasSubstr("one that was moved from (move it before")) << what;
   }
   EXPECT_EQ(scaled.scale(), 65536.0);
+}
+
+TEST(Step, OfAmpNamesAMovedOptimizerAndAMovedModel) {
+  auto model = std::make_unique<nn::Sequential>(nn::Linear(2, 2));
+  optim::FusedSGD optimizer(model->parameters(), {.lr = 1.0});
+  Amp precision = initialize(*model, optimizer, kO2);
+  const optim::FusedSGD elsewhere = std::move(optimizer);
+  EXPECT_THAT(message_of([&] { (void)precision.step(); }), HasSubstr("moved"));
+  EXPECT_THAT(message_of([&] { precision.backward(Tensor::full({1}, 1.0)); }), HasSubstr("moved"));
+  nn::Sequential other = std::move(*model);
+  EXPECT_THROW(precision.release(), core::InvalidArgument);
+  amp::release(other);
+  EXPECT_EQ(other.parameters().front().tensor.dtype(), DType::f32);
 }
 
 }  // namespace

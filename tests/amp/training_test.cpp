@@ -3,92 +3,72 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
-#include <limits>
+#include <tuple>
 
-#include "cairn/core/error.h"
 #include "cairn/kernels/optimizer_update.h"
-#include "cairn/optim/adam.h"
-#include "cairn/optim/sgd.h"
+#include "cairn/optim/accumulation.h"
 #include "support.h"
-#include "support/step.h"
 
 namespace cairn::amp {
 namespace {
 
 using testing::HasSubstr;
-using testing::StartsWith;
 
-struct LevelCase {
-  OptLevel level;
-  DType half;
-};
-std::string level_name(const testing::TestParamInfo<LevelCase>& info) {
-  return core::str(name(info.param.level), "_", info.param.half);
-}
-std::vector<LevelCase> all_levels() {
-  std::vector<LevelCase> all;
-  for (const OptLevel level : kLevels) {
-    for (const DType half : kHalves) all.push_back({level, half});
+class TrainingRun : public testing::TestWithParam<std::tuple<OptLevel, DType>> {
+ protected:
+  Options options() const {
+    return {.opt_level = std::get<0>(GetParam()), .half_dtype = std::get<1>(GetParam())};
   }
-  return all;
-}
-
-class TrainingRun : public testing::TestWithParam<LevelCase> {};
+};
 
 TEST_P(TrainingRun, LossFalls) {
-  nn::Sequential model = make_model();
-  optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
-  Amp precision =
-      initialize(model, optimizer, {.opt_level = GetParam().level, .half_dtype = GetParam().half});
+  Classifier run(options(), {.lr = 1e-2});
   double first = 0, last = 0;
   for (std::uint64_t step = 0; step < 60; ++step) {
-    const Tensor loss = loss_of(model, make_batch(step % 10));
-    precision.backward(loss);
-    EXPECT_TRUE(precision.step().applied);
+    const Tensor loss = loss_of(run.model, make_batch(step % 10));
+    run.precision.backward(loss);
+    expect_applied(run.precision.step());
     (step < 10 ? first : last) = loss.item();
   }
   EXPECT_LT(last, 0.6 * first);
 }
 
 TEST_P(TrainingRun, AnOverflowSkipsNamesHalvesAndTouchesNothing) {
-  nn::Sequential model = make_model();
-  optim::FusedAdam optimizer(model.parameters());
-  Amp precision =
-      initialize(model, optimizer, {.opt_level = GetParam().level, .half_dtype = GetParam().half});
-  model.eval();  // running statistics would take the inf in
-  for (std::uint64_t step = 0; step < 3; ++step)
-    test::expect_applied(train_step(model, precision, make_batch(step)));
-  const auto before = everything(model, optimizer);
-  const double scale = precision.loss_scale();
+  Classifier run(options());
+  run.model.eval();  // running statistics would take the inf in
+  run.train(0, 3);
+  const auto before = run.everything();
+  const double scale = run.precision.loss_scale();
 
   Batch bad = make_batch(9);
-  test::set_element(bad.x, 5, std::numeric_limits<double>::infinity());
-  const optim::StepResult result = train_step(model, precision, bad);
+  test::set_element(bad.x, 5, kInf);
+  const optim::StepResult result = run.train(bad);
   EXPECT_FALSE(result.applied);
   EXPECT_FALSE(result.culprit.empty());
   EXPECT_THAT(result.reason, HasSubstr(" in the gradient of " + result.culprit + " ("));
-  EXPECT_EQ(everything(model, optimizer), before);
-  EXPECT_EQ(optimizer.steps(), 3);
-  if (precision.options().dynamic_loss_scale) {
-    EXPECT_EQ(scale, 65536.0);
-    EXPECT_EQ(precision.loss_scale(), 32768.0);
-    EXPECT_THAT(result.reason, HasSubstr("; loss scale 65536 -> 32768"));
-  } else {
-    EXPECT_EQ(precision.loss_scale(), scale);
-    EXPECT_THAT(result.reason, HasSubstr("; loss scale stays 1 (static)"));
-  }
-  EXPECT_TRUE(train_step(model, precision, make_batch(10)).applied);
+  EXPECT_EQ(run.everything(), before);
+  EXPECT_EQ(run.optimizer.steps(), 3);
+  const bool dynamic = run.precision.options().dynamic_loss_scale;
+  EXPECT_EQ(scale, dynamic ? 65536.0 : 1.0);
+  EXPECT_EQ(run.precision.loss_scale(), dynamic ? 32768.0 : 1.0);
+  EXPECT_THAT(result.reason,
+              HasSubstr(dynamic ? "; loss scale 65536 -> 32768" : "; loss scale stays 1 (static)"));
+  run.train(10, 11);
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels, TrainingRun, testing::ValuesIn(all_levels()), level_name);
+INSTANTIATE_TEST_SUITE_P(Levels, TrainingRun,
+                         testing::Combine(testing::ValuesIn(kLevels), testing::ValuesIn(kHalves)),
+                         [](const auto& info) {
+                           return core::str(name(std::get<0>(info.param)), "_",
+                                            std::get<1>(info.param));
+                         });
 
 TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
   for (const DType half : kHalves) {
     const double scale = 256.0, lr = 1e-2;
-    nn::Sequential model = make_model(), by_hand = make_model();
-    optim::FusedAdam optimizer(model.parameters(), {.lr = lr, .weight_decay = 0.1});
-    Amp precision = initialize(
-        model, optimizer, {.opt_level = OptLevel::O2, .half_dtype = half, .loss_scale = scale});
+    nn::Sequential by_hand = make_model();
+    Classifier run({.opt_level = OptLevel::O2, .half_dtype = half, .loss_scale = scale},
+                   {.lr = lr, .weight_decay = 0.1});
 
     // Batch norm stays f32; every other weight is the half rounding of an f32 master.
     struct Weight {
@@ -96,21 +76,20 @@ TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
     };
     std::vector<Weight> weights;
     for (NamedTensor entry : by_hand.parameters()) {
-      const Tensor exact = Tensor::from(values(entry.tensor), entry.tensor.shape(), DType::f32);
-      if (entry.name[0] != '1') {
-        entry.tensor.set_data(Tensor::from(values(exact), exact.shape(), half));
-      }
-      weights.push_back(
-          {entry.tensor, exact, Tensor::zeros(exact.shape()), Tensor::zeros(exact.shape())});
+      const Shape shape = entry.tensor.shape();
+      const Values start = values(entry.tensor);
+      if (entry.name[0] != '1') entry.tensor.set_data(Tensor::from(start, shape, half));
+      weights.push_back({entry.tensor, Tensor::from(start, shape, DType::f32), Tensor::zeros(shape),
+                         Tensor::zeros(shape)});
     }
     for (std::uint64_t step = 0; step < 20; ++step) {
       const Batch batch = make_batch(step);
-      EXPECT_TRUE(train_step(model, precision, batch).applied);
+      expect_applied(run.train(batch));
 
       const Tensor y = autograd::to(by_hand(autograd::to(batch.x, half)), DType::f32);
       autograd::backward(autograd::affine(autograd::cross_entropy(y, batch.labels), scale, 0.0));
       for (Weight& w : weights) {
-        std::vector<double> unscaled = values(w.parameter.grad());
+        Values unscaled = values(w.parameter.grad());
         for (double& g : unscaled) g /= scale;  // exact: a power of two
         const double count = static_cast<double>(step + 1);
         kernels::update(
@@ -123,132 +102,146 @@ TEST(AmpStep, O2EqualsHandWrittenMasterWeightsBitForBit) {
         w.parameter.clear_grad();
       }
     }
-    const NamedTensors parameters = model.parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const Tensor& tensor = parameters[i].tensor;
-      EXPECT_EQ(values(tensor), values(weights[i].parameter)) << parameters[i].name;
-      if (kernels::MasterWeight::exists(tensor)) {
-        EXPECT_EQ(values(kernels::MasterWeight::of(tensor)->tensor()), values(weights[i].master));
-      }
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      EXPECT_EQ(values(run.parameter(i)), values(weights[i].parameter)) << i;
+      EXPECT_EQ(exact(run.parameter(i)), values(weights[i].master)) << i;
     }
   }
 }
 
 TEST(AmpStep, TheLossIsScaledInF32) {
-  nn::Sequential model = make_model();
-  optim::FusedSGD optimizer(model.parameters(), {});
-  const Amp precision = initialize(model, optimizer, {.opt_level = OptLevel::O2});
-  const Tensor loss = Tensor::full({}, 100.0, DType::f16);
-  const Tensor scaled = precision.scale_loss(loss).tensor();
+  const SgdClassifier run({.opt_level = OptLevel::O2});
+  const Tensor scaled = run.precision.scale_loss(Tensor::full({}, 100.0, DType::f16)).tensor();
   EXPECT_EQ(scaled.dtype(), DType::f32);
   EXPECT_EQ(scaled.item(), 6553600.0);
-  EXPECT_THROW((void)precision.scale_loss(Tensor()), core::InvalidArgument);
-  EXPECT_THROW((void)precision.scale_loss(Tensor::zeros({2})), core::InvalidArgument);
-  EXPECT_THROW((void)precision.scale_loss(Tensor::zeros({}, DType::i64)), core::InvalidArgument);
-}
-
-TEST(AmpStep, ADifferentScaleDoesNotChangeF32Training) {
-  std::vector<std::vector<double>> results[2];
-  for (const int i : {0, 1}) {
-    nn::Sequential model = make_model();
-    optim::FusedAdam optimizer(model.parameters());
-    Amp precision = initialize(model, optimizer,
-                               {.opt_level = OptLevel::O0, .loss_scale = i == 0 ? 1.0 : 1024.0});
-    for (std::uint64_t step = 0; step < 5; ++step)
-      test::expect_applied(train_step(model, precision, make_batch(step)));
-    results[i] = everything(model, optimizer);
-  }
-  EXPECT_EQ(results[0], results[1]);  // powers of two are exact
-}
-
-TEST(AmpStep, AccumulationAverages) {
-  for (const OptLevel level : {OptLevel::O0, OptLevel::O2}) {
-    nn::Sequential split(nn::Linear(8, 4)), whole(nn::Linear(8, 4));
-    whole.load_state_dict(split.state_dict());
-    optim::FusedSGD split_optimizer(split.parameters(), {.lr = 0.5});
-    optim::FusedSGD whole_optimizer(whole.parameters(), {.lr = 0.5});
-    Amp split_precision = initialize(split, split_optimizer, {.opt_level = level});
-    Amp whole_precision = initialize(whole, whole_optimizer, {.opt_level = level});
-    const Batch a = make_batch(1), b = make_batch(2);
-    split_precision.backward(loss_of(split, a));
-    split_precision.backward(loss_of(split, b));
-    EXPECT_TRUE(split_precision.step({.gradient_scale = 0.5}).applied);
-    const Batch both{autograd::concat({a.x, b.x}), autograd::concat({a.labels, b.labels})};
-    EXPECT_TRUE(train_step(whole, whole_precision, both).applied);
-    const double tolerance = level == OptLevel::O0 ? 1e-6 : 2e-3;
-    for (std::size_t i = 0; i < 2; ++i) {
-      test::expect_close(split.parameters()[i].tensor, values(whole.parameters()[i].tensor),
-                         tolerance, tolerance);
-    }
+  for (const Tensor& no_loss : {Tensor(), Tensor::zeros({2}), Tensor::zeros({}, DType::i64)}) {
+    EXPECT_THROW((void)run.precision.scale_loss(no_loss), core::InvalidArgument);
   }
 }
 
 TEST(AmpStep, ClipsTheUnscaledGradient) {
-  nn::Sequential model = make_model();
-  optim::FusedSGD optimizer(model.parameters(), {});
-  Amp precision =
-      initialize(model, optimizer, {.opt_level = OptLevel::O2, .max_gradient_norm = 1e-3});
-  nn::Sequential plain = make_model();
-  optim::FusedSGD plain_optimizer(plain.parameters(), {});
-  Amp plain_precision = initialize(plain, plain_optimizer, {.opt_level = OptLevel::O0});
-  const optim::StepResult clipped = train_step(model, precision, make_batch(1));
-  const optim::StepResult free = train_step(plain, plain_precision, make_batch(1));
+  SgdClassifier run({.opt_level = OptLevel::O2, .max_gradient_norm = 1e-3});
+  SgdClassifier plain({.opt_level = OptLevel::O0});
+  const optim::StepResult clipped = run.train(make_batch(1)), free = plain.train(make_batch(1));
   EXPECT_NEAR(clipped.gradient_norm, free.gradient_norm, 1e-2 * free.gradient_norm);
   EXPECT_NEAR(clipped.clip_coefficient, 1e-3 / (clipped.gradient_norm + 1e-6), 1e-9);
   EXPECT_EQ(free.clip_coefficient, 1.0);
 }
 
 TEST(AmpStep, RemainderMastersTrainTheSameTruth) {
-  std::vector<std::vector<double>> truths[2];
+  std::vector<Values> truths[2];
   for (const auto storage : {optim::MasterStorage::f32, optim::MasterStorage::remainder}) {
-    nn::Sequential model = make_model();
-    optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-2});
-    optimizer.set_state_options({.masters = storage});
-    Amp precision =
-        initialize(model, optimizer, {.opt_level = OptLevel::O2, .half_dtype = DType::bf16});
-    for (std::uint64_t step = 0; step < 20; ++step)
-      test::expect_applied(train_step(model, precision, make_batch(step)));
-    const bool remainder = storage == optim::MasterStorage::remainder;
-    EXPECT_EQ(test::kept_as(model.parameters()[0].tensor), storage);
-    for (const auto& [name, tensor] : model.parameters()) {
-      truths[remainder].push_back(values(kernels::master_value(tensor)));
-    }
-    precision.release();
-    for (std::size_t i = 0; i < truths[remainder].size(); ++i) {
-      EXPECT_EQ(values(model.parameters()[i].tensor), truths[remainder][i]);
-    }
+    Classifier run({.opt_level = OptLevel::O2, .half_dtype = DType::bf16}, {.lr = 1e-2},
+                   make_model(), {.masters = storage});
+    run.train(0, 20);
+    EXPECT_EQ(test::kept_as(run.parameter(0)), storage);
+    std::vector<Values>& truth = truths[storage == optim::MasterStorage::remainder];
+    truth = exact(run.model.parameters());
+    run.precision.release();
+    EXPECT_EQ(values(run.model.parameters()), truth);
   }
   EXPECT_EQ(truths[0], truths[1]);
   nn::Sequential model = make_model();
   optim::FusedAdam optimizer(model.parameters());
   optimizer.set_state_options({.masters = optim::MasterStorage::remainder});
-  EXPECT_THROW(initialize(model, optimizer, {.opt_level = OptLevel::O2}), core::InvalidArgument);
+  EXPECT_THROW(initialize(model, optimizer, kO2), core::InvalidArgument);
   EXPECT_EQ(model.parameters()[0].tensor.dtype(), DType::f32);
 }
 
 TEST(AmpStep, TwoHandlesSideBySideDoNotSeeEachOther) {
   const auto run = [](bool interleaved) {
-    nn::Sequential first = make_model(1), second = make_model(2);
-    optim::FusedAdam first_optimizer(first.parameters()), second_optimizer(second.parameters());
-    Amp a = initialize(first, first_optimizer, {.opt_level = OptLevel::O2});
-    Amp b = initialize(second, second_optimizer,
-                       {.opt_level = OptLevel::O1, .half_dtype = DType::bf16});
+    Classifier first({.opt_level = OptLevel::O2});
+    Classifier second({.opt_level = OptLevel::O1, .half_dtype = DType::bf16});
     Batch bad = make_batch(50);
-    test::set_element(bad.x, 0, std::numeric_limits<double>::quiet_NaN());
+    test::set_element(bad.x, 0, kNaN);
     for (std::uint64_t step = 0; step < 6; ++step) {
-      const bool applies = step != 3;
-      EXPECT_EQ(train_step(first, a, applies ? make_batch(step) : bad).applied, applies);
-      if (interleaved) test::expect_applied(train_step(second, b, make_batch(step)));
+      EXPECT_EQ(first.train(step == 3 ? bad : make_batch(step)).applied, step != 3);
+      if (interleaved) second.train(step, step + 1);
     }
-    for (std::uint64_t step = 0; step < 6 && !interleaved; ++step)
-      test::expect_applied(train_step(second, b, make_batch(step)));
-    EXPECT_EQ(a.loss_scale(), 32768.0);
-    EXPECT_EQ(b.loss_scale(), 1.0);
-    auto all = everything(second, second_optimizer);
-    all.push_back(values(first.parameters()[0].tensor));
-    return all;
+    if (!interleaved) second.train(0, 6);
+    EXPECT_EQ(first.precision.loss_scale(), 32768.0);
+    EXPECT_EQ(second.precision.loss_scale(), 1.0);
+    return std::pair(second.everything(), values(first.parameter(0)));
   };
   EXPECT_EQ(run(true), run(false));
+}
+
+// ---- optim::Accumulation: uneven micro-batches train as the whole batch does
+
+const std::vector<std::int64_t> kCounts = {5, 1, 15, 11};  // of the 32
+
+nn::Sequential plain_model() {  // no batch norm: it sees micro-batches
+  manual_seed(3);
+  return nn::Sequential(nn::Linear(8, 16), nn::Tanh(), nn::Linear(16, 4));
+}
+
+Batch part_of(const Batch& batch, std::int64_t begin, std::int64_t count) {
+  const auto rows = [&](const Tensor& x) {
+    return x.alias(x.view().slice(0, begin, begin + count));
+  };
+  return {rows(batch.x), rows(batch.labels)};
+}
+
+/// One window; gradients of micro-batch `bad` are beyond f16.
+template <class Run>
+optim::StepResult window(Run& run, optim::Accumulation& accumulation, const Batch& batch,
+                         int bad = -1) {
+  std::int64_t begin = 0;
+  for (std::size_t k = 0; k < kCounts.size(); ++k) {
+    const auto micro = accumulation.begin(kCounts[k]);
+    EXPECT_EQ(micro.last(), k + 1 == kCounts.size());
+    Tensor loss = loss_of(run.model, part_of(batch, begin, kCounts[k]));
+    if (static_cast<int>(k) == bad) loss = autograd::affine(loss, 1e8, 0.0);
+    run.precision.backward(loss, {.weight = micro.weight()});
+    begin += kCounts[k];
+  }
+  return run.precision.step({.gradient_scale = accumulation.finish()});
+}
+
+struct Level {
+  OptLevel level;
+  DType half;
+  double tolerance;  // after ten steps, of weights up to 0.5 that move by up to 0.1
+};
+
+class AmpAccumulation : public testing::TestWithParam<Level> {};
+INSTANTIATE_TEST_SUITE_P(
+    Levels, AmpAccumulation,
+    testing::Values(Level{OptLevel::O0, DType::f16, 2e-6}, Level{OptLevel::O1, DType::f16, 2e-3},
+                    Level{OptLevel::O2, DType::f16, 2e-3}, Level{OptLevel::O2, DType::bf16, 1e-2}),
+    [](const auto& info) { return core::str(name(info.param.level), "_", info.param.half); });
+
+TEST_P(AmpAccumulation, UnevenMicroBatchesTrainAsTheWholeBatch) {
+  const Level& level = GetParam();
+  Options options{.opt_level = level.level, .half_dtype = level.half};
+  options.scaler.init_scale = 4096.0;  // sums of four micro-batches stay within f16
+  const optim::SgdOptions sgd{.lr = 0.1, .momentum = 0.9};
+  SgdClassifier parts(options, sgd, plain_model()), whole(options, sgd, plain_model());
+  optim::Accumulation accumulation({.steps = static_cast<std::int64_t>(kCounts.size())});
+  for (std::uint64_t step = 0; step < 10; ++step) {
+    const Batch batch = make_batch(step);
+    const auto a = window(parts, accumulation, batch);
+    const auto b = whole.train(batch);
+    ASSERT_EQ(a.applied, b.applied) << a.reason << b.reason;
+    EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 0.02 * b.gradient_norm);
+  }
+  const auto expected = exact(whole.model.parameters()), got = exact(parts.model.parameters());
+  for (std::size_t p = 0; p < got.size(); ++p) {
+    test::expect_close(got[p], expected[p], 0, level.tolerance);
+  }
+}
+
+TEST(AmpAccumulationOverflow, InAnyMicroBatchSkipsTheWindowOnce) {
+  for (int bad = 0; bad < 4; ++bad) {
+    Classifier run({.opt_level = OptLevel::O2}, {}, plain_model());
+    optim::Accumulation accumulation({.steps = 4});
+    const auto before = run.everything();
+    EXPECT_FALSE(window(run, accumulation, make_batch(1), bad).applied);
+    EXPECT_EQ(run.everything(), before);
+    EXPECT_EQ(run.precision.loss_scale(), 32768.0);
+    EXPECT_TRUE(window(run, accumulation, make_batch(2)).applied);
+    EXPECT_EQ(run.optimizer.steps(), 1);
+  }
 }
 
 }  // namespace

@@ -41,15 +41,7 @@ std::size_t live() {
   return core::memory_stats(core::default_device()).current_total;
 }
 
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : random_(seed) {}
-  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
-  bool maybe() { return below(2) == 0; }
-
- private:
-  std::mt19937_64 random_;
-};
+using test::Draw;
 
 // ---- Nets
 
@@ -81,7 +73,7 @@ Layer draw_product(Net& net, Draw& draw) {
   };
   switch (draw.below(5)) {
     case 0: {  // sometimes tied
-      const bool tied = draw.maybe() && !net.parameters.empty() && net.parameters[0].dims() == 2;
+      const bool tied = draw.one_in(2) && !net.parameters.empty() && net.parameters[0].dims() == 2;
       const Tensor w = tied ? net.parameters[0] : parameter({kWidth, kWidth});
       return [w](const Tensors& x) { return Tensors{autograd::linear(x[0], w), x[1]}; };
     }
@@ -105,8 +97,8 @@ Layer draw_product(Net& net, Draw& draw) {
     }
     default: {  // a region of its own within any other
       const Tensor w = parameter({kWidth, kWidth});
-      const bool on = draw.maybe();
-      const DType half = draw.maybe() ? DType::bf16 : DType::f16;
+      const bool on = draw.one_in(2);
+      const DType half = draw.one_in(2) ? DType::bf16 : DType::f16;
       return [=](const Tensors& x) {
         const autograd::AutocastGuard region(on, half);
         const Tensor y = autograd::gelu(autograd::linear(autograd::to(x[0], DType::f32), w));
@@ -183,7 +175,7 @@ Net draw_net(Draw& draw) {
   const int count = 2 + draw.below(8);
   for (int i = 0; i < count; ++i) {
     const Layer layer = draw_layer(net, draw);
-    net.layers.push_back(counted(layer, net.calls, draw.maybe()));
+    net.layers.push_back(counted(layer, net.calls, draw.one_in(2)));
   }
   return net;
 }
@@ -201,10 +193,10 @@ Layer plain(const Net& net) {
 
 CheckpointOptions draw_options(Draw& draw, const OffloadPtr& offload) {
   CheckpointOptions options;
-  options.check_bits = draw.maybe();
-  if (draw.maybe()) return options;
+  options.check_bits = draw.one_in(2);
+  if (draw.one_in(2)) return options;
   options.offload = offload;
-  if (draw.maybe()) options.preferred_bytes = static_cast<std::size_t>(draw.below(2000));
+  if (draw.one_in(2)) options.preferred_bytes = static_cast<std::size_t>(draw.below(2000));
   const int salt = draw.below(1000);
   options.policy = [salt](const SegmentOperation& operation) {
     const std::size_t h = std::hash<std::string_view>()(operation.name) + 7u * operation.occurrence;
@@ -240,7 +232,7 @@ Layer cut(const std::vector<Layer>& layers, Draw& draw, const OffloadPtr& offloa
                                   layers.begin() + static_cast<std::ptrdiff_t>(end));
     begin = end;
     Layer inner = [part](const Tensors& x) { return run_layers(part, x); };
-    if (depth < 3 && part.size() > 1 && draw.maybe()) inner = cut(part, draw, offload, depth + 1);
+    if (depth < 3 && part.size() > 1 && draw.one_in(2)) inner = cut(part, draw, offload, depth + 1);
     parts.push_back(draw_part(inner, draw, offload));
   }
   return [parts](const Tensors& x) { return run_layers(parts, x); };

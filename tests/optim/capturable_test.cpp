@@ -2,16 +2,11 @@
 #include <gmock/gmock.h>
 
 #include <functional>
-#include <limits>
 #include <memory>
 #include <random>
 
-#include "cairn/core/error.h"
-#include "cairn/optim/optim.h"
 #include "cairn/optim/optimizer_access.h"
 #include "support.h"
-#include "support/message_of.h"
-#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
@@ -19,16 +14,10 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-using Make = std::function<std::unique_ptr<Optimizer>(std::vector<ParameterGroup>)>;
+using MakeOfGroups = decltype(Rule::make);
 
-template <class T, class Options>
-Make maker(const Options& options) {
-  return [=](std::vector<ParameterGroup> groups) {
-    return std::make_unique<T>(std::move(groups), options);
-  };
-}
-
-std::vector<Make> makers() {
+std::vector<MakeOfGroups> makers() {
+  using test::maker;
   return {maker<FusedAdam>(AdamOptions{}),
           maker<FusedAdam>(AdamOptions{.adamw = false, .bias_correction = false}),
           maker<FusedSGD>(SgdOptions{.momentum = 0.9, .dampening = 0.1}),
@@ -47,42 +36,22 @@ std::vector<ParameterGroup> make_groups() {
 struct Both {
   std::unique_ptr<Optimizer> plain, capturable;
 
-  explicit Both(const Make& make) : plain(make(make_groups())), capturable(make(make_groups())) {
+  explicit Both(const MakeOfGroups& make)
+      : plain(make(make_groups())), capturable(make(make_groups())) {
     capturable->set_capturable(true);
   }
   void each(const std::function<void(Optimizer&)>& f) const { f(*plain), f(*capturable); }
 };
 
-void expect_same_state(const StateDict& a, const StateDict& b, const std::string& at) {
-  ASSERT_EQ(a.size(), b.size()) << at;
-  for (const auto& [key, value] : a) {
-    const std::string where = at + "." + key;
-    const StateDict::Value* other = b.find(key);
-    ASSERT_NE(other, nullptr) << where;
-    if (const auto* tensor = std::get_if<Tensor>(&value)) {
-      EXPECT_EQ(values(*tensor), values(std::get<Tensor>(*other))) << where;
-    } else if (const auto* child = std::get_if<StateDict>(&value)) {
-      expect_same_state(*child, std::get<StateDict>(*other), where);
-    } else if (const auto* integer = std::get_if<std::int64_t>(&value)) {
-      EXPECT_EQ(*integer, std::get<std::int64_t>(*other)) << where;
-    } else if (const auto* number = std::get_if<double>(&value)) {
-      EXPECT_EQ(*number, std::get<double>(*other)) << where;
-    }
-  }
-}
-
 void expect_same(const Both& both, const std::string& when) {
   EXPECT_EQ(both.plain->steps(), both.capturable->steps()) << when;
   for (std::size_t g = 0; g < both.plain->groups().size(); ++g) {
-    const NamedTensors &a = both.plain->groups()[g].parameters,
-                       &b = both.capturable->groups()[g].parameters;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      EXPECT_EQ(values(kernels::master_value(a[i].tensor)),
-                values(kernels::master_value(b[i].tensor)))
-          << when << " " << a[i].name;
-    }
+    EXPECT_EQ(exact(both.plain->groups()[g].parameters),
+              exact(both.capturable->groups()[g].parameters))
+        << when << ", group " << g;
   }
-  expect_same_state(both.plain->state_dict(), both.capturable->state_dict(), when);
+  EXPECT_EQ(test::flat(both.plain->state_dict()), test::flat(both.capturable->state_dict()))
+      << when;
 }
 
 /// Gradients for the parameters that `which` has a bit for.
@@ -90,8 +59,8 @@ void write_some(Optimizer& optimizer, unsigned which, std::uint64_t seed, bool o
   for (ParameterGroup& group : optimizer.groups()) {
     for (const NamedTensor& parameter : group.parameters) {
       if ((which & 1u) != 0) {
-        auto gradient = test::random_values(parameter.tensor.numel(), seed, -1, 1);
-        if (overflows) gradient.back() = std::numeric_limits<double>::quiet_NaN();
+        Values gradient = test::random_values(parameter.tensor.numel(), seed);
+        if (overflows) gradient.back() = kNaN;
         write_gradient(parameter.tensor, gradient);
       }
       which >>= 1, ++seed;
@@ -101,7 +70,7 @@ void write_some(Optimizer& optimizer, unsigned which, std::uint64_t seed, bool o
 
 TEST(Capturable, HasTheBitsOfOtherOptimizersInRandomOrders) {
   std::uint64_t seed = 0;
-  for (const Make& make : makers()) {
+  for (const MakeOfGroups& make : makers()) {
     SCOPED_TRACE(seed);
     std::mt19937 random(static_cast<unsigned>(++seed));
     const Both both(make);
@@ -146,13 +115,15 @@ TEST(Capturable, AGroupMayComeLate) {
   for (int k = 0; k < 3; ++k) {
     both.each([&](Optimizer& one) {
       write_some(one, 255, static_cast<std::uint64_t>(k), false);
-      test::expect_applied(one.step());
+      expect_applied(one.step());
       if (k == 0) one.add_group({{make_parameter("late", {9}, 8)}, 0.1, 0.0});
     });
   }
   EXPECT_TRUE(both.capturable->capturable());
   expect_same(both, "after a late group");
-  expect_same_state(both.plain->torch_state_dict(), both.capturable->torch_state_dict(), "torch");
+  EXPECT_EQ(test::flat(both.plain->torch_state_dict()),
+            test::flat(both.capturable->torch_state_dict()))
+      << "torch";
 }
 
 TEST(Capturable, NamesWhatOverflowedWhenItIsAsked) {
@@ -161,9 +132,9 @@ TEST(Capturable, NamesWhatOverflowedWhenItIsAsked) {
   write_some(optimizer, 0b0010, 1, true);
   EXPECT_FALSE(optimizer.step().known);
   write_some(optimizer, 0b1000, 1, true);
-  test::expect_applied(optimizer.step());
+  expect_applied(optimizer.step());
   write_some(optimizer, 0b1111, 1, false);
-  test::expect_applied(optimizer.step());
+  expect_applied(optimizer.step());
   EXPECT_THAT(OptimizerAccess(optimizer).take_overflowed(), ElementsAre("b", "d"));
   EXPECT_THAT(OptimizerAccess(optimizer).take_overflowed(), ElementsAre());
   EXPECT_EQ(optimizer.steps(), 1);
@@ -173,7 +144,7 @@ TEST(Capturable, NamesWhatOverflowedWhenItIsAsked) {
 }
 
 TEST(Capturable, RefusesWhatTheHostWouldHaveToDecide) {
-  const auto message = [](const auto& f) { return test::message_of<core::Unsupported>(f); };
+  const auto message = [](const auto& f) { return message_of<core::Unsupported>(f); };
   FusedNovoGrad novograd(make_groups(), {});
   EXPECT_THAT(message([&] { novograd.set_capturable(true); }), HasSubstr("got FusedNovoGrad"));
   FusedAdam adam(make_groups(), {});

@@ -4,9 +4,6 @@
 #include <functional>
 #include <memory>
 
-#include "cairn/optim/adagrad.h"
-#include "cairn/optim/adam.h"
-#include "cairn/optim/sgd.h"
 #include "support.h"
 #include "support/golden.h"
 
@@ -23,48 +20,41 @@ struct Case {
   double max_norm = 0.0, norm_type = 2.0;
 };
 
-template <class O, class Options>
-std::function<std::unique_ptr<Optimizer>(NamedTensors)> golden_maker(Options options) {
-  return [options](NamedTensors parameters) {
-    return std::make_unique<O>(std::move(parameters), options);
-  };
-}
-
 std::vector<Case> cases() {
+  using test::maker;
   const std::vector<std::string> adam{"exp_avg", "exp_avg_sq"}, sgd{"momentum_buffer"};
   return {
-      {"adam", golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2, .adamw = false}), adam},
+      {"adam", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .adamw = false}), adam},
       {"adam_l2",
-       golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2,
-                                           .beta1 = 0.8,
-                                           .beta2 = 0.95,
-                                           .eps = 1e-6,
-                                           .weight_decay = 0.05,
-                                           .adamw = false}),
+       maker<FusedAdam>(AdamOptions{.lr = 1e-2,
+                                    .beta1 = 0.8,
+                                    .beta2 = 0.95,
+                                    .eps = 1e-6,
+                                    .weight_decay = 0.05,
+                                    .adamw = false}),
        adam},
-      {"adamw", golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam},
-      {"adamw_clipped", golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam,
-       3.0},
-      {"adamw_clipped_inf", golden_maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}),
-       adam, 1.5, INFINITY},
-      {"sgd_clipped_1", golden_maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 10.0, 1.0},
-      {"sgd_clipped_3", golden_maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 2.0, 3.0},
-      {"adagrad", golden_maker<FusedAdagrad>(AdagradOptions{.lr = 0.1}), {"sum"}},
+      {"adamw", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam},
+      {"adamw_clipped", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam, 3.0},
+      {"adamw_clipped_inf", maker<FusedAdam>(AdamOptions{.lr = 1e-2, .weight_decay = 0.1}), adam,
+       1.5, INFINITY},
+      {"sgd_clipped_1", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 10.0, 1.0},
+      {"sgd_clipped_3", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}, 2.0, 3.0},
+      {"adagrad", maker<FusedAdagrad>(AdagradOptions{.lr = 0.1}), {"sum"}},
       {"adagrad_decay",
-       golden_maker<FusedAdagrad>(AdagradOptions{.lr = 0.1,
-                                                 .eps = 1e-6,
-                                                 .weight_decay = 0.05,
-                                                 .lr_decay = 0.05,
-                                                 .initial_accumulator = 0.2}),
+       maker<FusedAdagrad>(AdagradOptions{.lr = 0.1,
+                                          .eps = 1e-6,
+                                          .weight_decay = 0.05,
+                                          .lr_decay = 0.05,
+                                          .initial_accumulator = 0.2}),
        {"sum"}},
-      {"sgd", golden_maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}},
-      {"sgd_decay", golden_maker<FusedSGD>(SgdOptions{.lr = 0.1, .weight_decay = 0.05}), {}},
+      {"sgd", maker<FusedSGD>(SgdOptions{.lr = 0.1}), {}},
+      {"sgd_decay", maker<FusedSGD>(SgdOptions{.lr = 0.1, .weight_decay = 0.05}), {}},
       {"sgd_momentum",
-       golden_maker<FusedSGD>(
+       maker<FusedSGD>(
            SgdOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.25, .weight_decay = 0.05}),
        sgd},
       {"sgd_nesterov",
-       golden_maker<FusedSGD>(
+       maker<FusedSGD>(
            SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.05, .nesterov = true}),
        sgd},
   };
@@ -89,7 +79,7 @@ TEST_P(Golden, EqualsPyTorch) {
       }
       const StepResult result =
           optimizer->step({.max_gradient_norm = c.max_norm, .norm_type = c.norm_type});
-      EXPECT_TRUE(result.applied);
+      expect_applied(result);
       if (c.max_norm == 0) continue;
       const double norm = golden.values(c.name + ".norm." + step).front();
       EXPECT_NEAR(result.gradient_norm, norm, 1e-5 * norm);

@@ -16,6 +16,7 @@ namespace cairn::optim::reference {
 using Values = std::vector<double>;
 
 struct Adam {
+  using Optimizer = FusedAdam;
   AdamOptions options;
   Values m, v;
   int step = 0;
@@ -38,6 +39,7 @@ struct Adam {
 };
 
 struct Sgd {
+  using Optimizer = FusedSGD;
   SgdOptions options;
   Values buffer;
   bool first = true;
@@ -59,6 +61,7 @@ struct Sgd {
 };
 
 struct Adagrad {
+  using Optimizer = FusedAdagrad;
   AdagradOptions options;
   Values h;
   int step = 0;
@@ -79,6 +82,7 @@ struct Adagrad {
 
 /// total_norm: of the scaled gradients of all tensors together.
 struct Lamb {
+  using Optimizer = FusedLAMB;
   LambOptions options;
   Values m, v;
   int step = 0;
@@ -111,6 +115,7 @@ struct Lamb {
 };
 
 struct NovoGrad {
+  using Optimizer = FusedNovoGrad;
   NovoGradOptions options;
   Values m;
   double n = 0.0;

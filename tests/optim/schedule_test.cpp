@@ -28,13 +28,10 @@ TEST(Curve, EqualsPyTorch) {
   expect_curve(linear(20, 0.2), "linear");
 }
 
-TEST(Curve, EndsStayConstant) {
-  EXPECT_DOUBLE_EQ(cosine(10, 0.25)(10), 0.25);
-  EXPECT_DOUBLE_EQ(cosine(10, 0.25)(1000), 0.25);
-  EXPECT_DOUBLE_EQ(linear(10)(11), 0.0);
-}
-
 TEST(Curve, Composes) {
+  EXPECT_DOUBLE_EQ(cosine(10, 0.25)(10), 0.25);
+  EXPECT_DOUBLE_EQ(cosine(10, 0.25)(1000), 0.25);  // ends stay constant
+  EXPECT_DOUBLE_EQ(linear(10)(11), 0.0);
   const Curve curve = warm_up(3, cosine(10));
   EXPECT_DOUBLE_EQ(curve(0), 0.25);
   EXPECT_DOUBLE_EQ(curve(2), 0.75);

@@ -3,19 +3,12 @@
 
 #include <cmath>
 
-#include "cairn/core/error.h"
-#include "cairn/optim/adagrad.h"
-#include "cairn/optim/adam.h"
-#include "cairn/optim/lamb.h"
-#include "cairn/optim/novograd.h"
-#include "cairn/optim/schedule.h"
-#include "cairn/optim/sgd.h"
 #include "support.h"
-#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
 
+using test::said_by;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -33,53 +26,39 @@ void copy_values(const NamedTensors& from, const NamedTensors& to) {
   }
 }
 
-template <class O, class Options>
-void expect_bit_exact_resume(DType dtype, const Options& options) {
+void expect_bit_exact_resume(const Rule& rule, DType dtype) {
   const NamedTensors parameters = make_parameters(dtype), others = make_parameters(dtype);
-  O optimizer(parameters, options);
-  for (int step = 0; step < 5; ++step) {
-    write_gradients(parameters, 10 * step);
-    test::expect_applied(optimizer.step());
-  }
-  const StateDict state = snapshot(optimizer.state_dict());
+  const auto optimizer = rule.make({{parameters, 0.01, 0.1}});
+  for (int step = 0; step < 5; ++step) train(*optimizer, parameters, 10 * step);
+  const StateDict state = snapshot(optimizer->state_dict());
   copy_values(parameters, others);
-  Options different = options;
-  different.lr = 123.0;
-  O resumed(others, different);
-  resumed.load_state_dict(state);
-  EXPECT_EQ(resumed.steps(), 5);
+  const auto resumed = rule.make({{others, 123.0, 0.1}});
+  resumed->load_state_dict(state);
+  EXPECT_EQ(resumed->steps(), 5);
   for (int step = 5; step < 25; ++step) {
-    write_gradients(parameters, 10 * step);
-    write_gradients(others, 10 * step);
-    test::expect_applied(optimizer.step());
-    test::expect_applied(resumed.step());
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      ASSERT_EQ(values(parameters[i].tensor), values(others[i].tensor)) << step << " " << i;
-    }
+    train(*optimizer, parameters, 10 * step);
+    train(*resumed, others, 10 * step);
+    ASSERT_EQ(values(parameters), values(others)) << step;
   }
 }
 
 TEST(OptimizerState, ResumesBitExactly) {
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    expect_bit_exact_resume<FusedAdam>(dtype, AdamOptions{.lr = 0.01, .weight_decay = 0.1});
-    expect_bit_exact_resume<FusedSGD>(dtype, SgdOptions{.lr = 0.01, .momentum = 0.9});
-    expect_bit_exact_resume<FusedSGD>(dtype, SgdOptions{.lr = 0.01});
-    expect_bit_exact_resume<FusedAdagrad>(dtype, AdagradOptions{.lr_decay = 0.1});
-    expect_bit_exact_resume<FusedNovoGrad>(dtype, NovoGradOptions{});
-    expect_bit_exact_resume<FusedLAMB>(dtype, LambOptions{});
+  for (const Rule& rule : rules()) {
+    SCOPED_TRACE(rule.name);
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      expect_bit_exact_resume(rule, dtype);
+    }
   }
 }
 
 TEST(OptimizerState, LoadingCopies) {
   const NamedTensors parameters = make_parameters(), others = make_parameters();
   FusedAdam optimizer(parameters), resumed(others);
-  write_gradients(parameters, 1);
-  test::expect_applied(optimizer.step());
+  train(optimizer, parameters, 1);
   const StateDict state = optimizer.state_dict();
-  const std::vector<double> before = values(state.dict("state").dict("scale").tensor("exp_avg"));
+  const Values before = values(state.dict("state").dict("scale").tensor("exp_avg"));
   resumed.load_state_dict(state);
-  write_gradients(others, 2);
-  test::expect_applied(resumed.step());
+  train(resumed, others, 2);
   EXPECT_EQ(values(state.dict("state").dict("scale").tensor("exp_avg")), before);
 }
 
@@ -87,13 +66,12 @@ TEST(OptimizerState, AFreshStateResetsTheMoments) {
   const NamedTensors parameters = make_parameters();
   FusedAdam optimizer(parameters);
   const StateDict fresh = optimizer.state_dict();
-  write_gradients(parameters, 1);
-  test::expect_applied(optimizer.step());
+  train(optimizer, parameters, 1);
   optimizer.load_state_dict(fresh);
   EXPECT_EQ(optimizer.steps(), 0);
   EXPECT_FALSE(optimizer.state_dict().dict("state").dict("scale").contains("exp_avg"));
   write_gradient(parameters[2].tensor, {2.0});
-  test::expect_applied(optimizer.step());  // from moments of 0: (1 - beta1) times the gradient
+  expect_applied(optimizer.step());  // from moments of 0: (1 - beta1) times the gradient
   const Tensor moment = optimizer.state_dict().dict("state").dict("scale").tensor("exp_avg");
   EXPECT_NEAR(moment.item(), 0.2, 1e-6);
 }
@@ -102,8 +80,7 @@ TEST(OptimizerState, NamesMayBePrefixesOfEachOther) {
   const NamedTensors parameters = {make_parameter("a", {2}, 1), make_parameter("a.b", {3}, 2)};
   FusedAdam optimizer(parameters),
       resumed(NamedTensors{make_parameter("a", {2}, 1), make_parameter("a.b", {3}, 2)});
-  write_gradients(parameters, 1);
-  test::expect_applied(optimizer.step());
+  train(optimizer, parameters, 1);
   resumed.load_state_dict(optimizer.state_dict());
   const StateDict state = resumed.state_dict();
   EXPECT_EQ(state.dict("state").dict("a").integer("step"), 1);
@@ -113,32 +90,23 @@ TEST(OptimizerState, NamesMayBePrefixesOfEachOther) {
 TEST(OptimizerState, ReportsEverythingWrongAtOnceAndChangesNothing) {
   NamedTensors parameters = make_parameters();
   FusedAdam optimizer(parameters, {.lr = 0.5});
-  write_gradients(parameters, 1);
-  test::expect_applied(optimizer.step());
-  const StateDict before = snapshot(optimizer.state_dict());
+  train(optimizer, parameters, 1);
+  const auto before = test::everything(parameters, optimizer);
 
   const NamedTensors others = {make_parameter("net.0.weight", {5, 3}, 1),
                                make_parameter("scale", {}, 3), make_parameter("head", {2}, 4)};
   FusedAdam other(others, {.lr = 0.25});
-  write_gradients(others, 1);
-  test::expect_applied(other.step());
+  train(other, others, 1);
   StateDict state = snapshot(other.state_dict());
   StateDict& scale = state.make_dict("state").make_dict("scale");
   scale.set("exp_avg_sq", std::string("not a tensor"));
-  try {
-    optimizer.load_state_dict(state);
-    FAIL();
-  } catch (const core::DataError& error) {
-    EXPECT_THAT(
-        error.what(),
-        AllOf(HasSubstr("'net.0.weight.exp_avg' of shape [5, 3]"), HasSubstr("instead of [3, 5]"),
-              HasSubstr("no 'net.0.bias'"), HasSubstr("no 'scale.exp_avg_sq'"),
-              HasSubstr("a surplus 'head'"), HasSubstr("nothing was changed")));
-  }
+  EXPECT_THAT(
+      message_of<core::DataError>([&] { optimizer.load_state_dict(state); }),
+      AllOf(HasSubstr("'net.0.weight.exp_avg' of shape [5, 3]"), HasSubstr("instead of [3, 5]"),
+            HasSubstr("no 'net.0.bias'"), HasSubstr("no 'scale.exp_avg_sq'"),
+            HasSubstr("a surplus 'head'"), HasSubstr("nothing was changed")));
   EXPECT_EQ(optimizer.lr(), 0.5);
-  const StateDict after = optimizer.state_dict();
-  EXPECT_EQ(values(after.dict("state").dict("scale").tensor("exp_avg")),
-            values(before.dict("state").dict("scale").tensor("exp_avg")));
+  EXPECT_EQ(test::everything(parameters, optimizer), before);
 }
 
 TEST(OptimizerState, RejectsImpossibleRatesAndCounts) {
@@ -171,10 +139,7 @@ TEST(OptimizerState, RejectsOtherKindsAndGroupCounts) {
   EXPECT_THROW(adam.load_state_dict({}), core::DataError);
 
   FusedSGD with(make_parameters(), {.momentum = 0.9}), without(make_parameters(), {});
-  write_gradients(with.groups()[0].parameters, 1);
-  write_gradients(without.groups()[0].parameters, 1);
-  test::expect_applied(with.step());
-  test::expect_applied(without.step());
+  for (FusedSGD* one : {&with, &without}) train(*one, one->groups()[0].parameters, 1);
   EXPECT_THROW(without.load_state_dict(with.state_dict()), core::DataError);
   EXPECT_THROW(with.load_state_dict(without.state_dict()), core::DataError);
 }
@@ -186,8 +151,8 @@ TEST(OptimizerState, HoldsTheRunningNormsAndWhatGroupsHaveOfTheirOwn) {
   };
   FusedNovoGrad optimizer(groups(parameters), NovoGradOptions{});
   optimizer.groups()[1].beta1 = 0.5;
-  write_gradient(parameters[1].tensor, std::vector<double>(7, 2.0));
-  test::expect_applied(optimizer.step());
+  write_gradient(parameters[1].tensor, Values(7, 2.0));
+  expect_applied(optimizer.step());
   const StateDict state = snapshot(optimizer.state_dict());
   EXPECT_NEAR(state.dict("state").dict("net").dict("0").dict("bias").number("norm"),
               std::sqrt(28.0), 1e-6);
@@ -202,12 +167,10 @@ TEST(OptimizerState, HoldsTheRunningNormsAndWhatGroupsHaveOfTheirOwn) {
 TEST(OptimizerState, MomentumThatIsSwitchedOnLater) {
   const NamedTensors parameters = make_parameters();
   FusedSGD optimizer(parameters, {.lr = 0.1});
-  write_gradients(parameters, 1);
-  test::expect_applied(optimizer.step());
+  train(optimizer, parameters, 1);
   optimizer.groups()[0].momentum = 0.9;
   const StateDict state = snapshot(optimizer.state_dict());
-  EXPECT_EQ(values(state.dict("state").dict("scale").tensor("momentum_buffer")),
-            std::vector<double>{0.0});
+  EXPECT_EQ(values(state.dict("state").dict("scale").tensor("momentum_buffer")), Values{0.0});
   FusedSGD resumed(make_parameters(), {.lr = 0.1, .momentum = 0.5});
   resumed.load_state_dict(state);
   EXPECT_EQ(resumed.groups()[0].momentum, 0.9);
@@ -216,11 +179,7 @@ TEST(OptimizerState, MomentumThatIsSwitchedOnLater) {
 TEST(OptimizerState, AnotherLearningRateIsTakenOverWithAWord) {
   FusedSGD saved(make_parameters(), {.lr = 0.25, .weight_decay = 0.5});
   FusedSGD loaded(make_parameters(), {.lr = 0.125});
-  const auto load = [&] {
-    testing::internal::CaptureStderr();
-    loaded.load_state_dict(saved.state_dict());
-    return testing::internal::GetCapturedStderr();
-  };
+  const auto load = [&] { return said_by([&] { loaded.load_state_dict(saved.state_dict()); }); };
   EXPECT_THAT(load(),
               AllOf(HasSubstr("FusedSGD: group 0 continues with lr 0.25 of the state, not 0.125"),
                     HasSubstr("continues with weight_decay 0.5 of the state, not 0")));
@@ -232,19 +191,15 @@ TEST(OptimizerState, OfAScheduledLearningRateOnlyTheBaseIsCompared) {
   FusedSGD optimizer(make_parameters(), {.lr = 1.0}), other(make_parameters(), {.lr = 1.0});
   Schedule schedule(optimizer, cosine(10)), resumed(other, cosine(10));
   schedule.step({});
-  const auto load = [&] {
-    testing::internal::CaptureStderr();
-    other.load_state_dict(optimizer.state_dict());
-    resumed.load_state_dict(schedule.state_dict());
-    return testing::internal::GetCapturedStderr();
-  };
-  EXPECT_EQ(load(), "");
+  EXPECT_EQ(said_by([&] {
+              other.load_state_dict(optimizer.state_dict());
+              resumed.load_state_dict(schedule.state_dict());
+            }),
+            "");
   EXPECT_EQ(other.lr(), optimizer.lr());
   FusedSGD third(make_parameters(), {.lr = 3.0});
   Schedule of_third(third, cosine(10));
-  testing::internal::CaptureStderr();
-  of_third.load_state_dict(schedule.state_dict());
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(said_by([&] { of_third.load_state_dict(schedule.state_dict()); }),
               HasSubstr("schedule: group 0 continues with lr 1 of the state, not 3"));
   EXPECT_EQ(third.lr(), optimizer.lr());
 }

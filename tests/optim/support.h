@@ -1,21 +1,20 @@
 // What the optimizer tests share.
 #pragma once
 
-#include <gtest/gtest.h>
-#include "support/master.h"
-
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "cairn/core/tensor.h"
-#include "cairn/kernels/elementwise.h"
-#include "cairn/optim/optimizer.h"
-#include "support/state.h"
-#include "support/tensors.h"
+#include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "cairn/optim/optim.h"
+#include "support/training.h"
 
 namespace cairn::optim {
 
-using test::snapshot;
+using test::exact, test::expect_applied, test::kInf, test::kNaN, test::message_of, test::snapshot,
+    test::Values, test::values;
 
 /// A leaf with values in [-1, 1).
 inline NamedTensor make_parameter(const std::string& name, const Shape& shape, std::uint64_t seed,
@@ -27,7 +26,7 @@ inline NamedTensor make_parameter(const std::string& name, const Shape& shape, s
 }
 
 /// What a backward pass does with a leaf's gradient: into its slot where it has one.
-inline void write_gradient(const Tensor& parameter, const std::vector<double>& values) {
+inline void write_gradient(const Tensor& parameter, const Values& values) {
   core::GradientSlot& slot = parameter.gradient_slot();
   const Tensor gradient = Tensor::from(values, parameter.shape(), DType::f32, parameter.device());
   if (!slot.memory().defined()) slot.set_own(Tensor::empty_like(parameter));
@@ -43,8 +42,33 @@ inline void write_gradients(const NamedTensors& parameters, std::uint64_t seed,
   }
 }
 
-inline std::vector<double> values(const Tensor& tensor) {
-  return tensor.to_vector<double>();
+inline std::vector<Values> gradients_of(const NamedTensors& parameters) {
+  std::vector<Values> all;
+  for (const auto& [name, tensor] : parameters) all.push_back(values(tensor.grad()));
+  return all;
+}
+
+/// A step with such gradients, which must be applied.
+inline void train(Optimizer& optimizer, const NamedTensors& parameters, std::uint64_t seed,
+                  double scale = 1.0) {
+  write_gradients(parameters, seed, scale);
+  expect_applied(optimizer.step());
+}
+
+struct Rule {
+  std::string name;
+  std::function<std::unique_ptr<Optimizer>(std::vector<ParameterGroup>)> make;
+};
+
+inline std::vector<Rule> rules() {
+  using test::maker;
+  return {{"Adam", maker<FusedAdam>(AdamOptions{})},
+          {"Sgd", maker<FusedSGD>(SgdOptions{})},
+          {"SgdMomentum", maker<FusedSGD>(SgdOptions{.momentum = 0.9})},
+          {"Adagrad", maker<FusedAdagrad>(AdagradOptions{.lr_decay = 0.1})},
+          {"NovoGrad", maker<FusedNovoGrad>(NovoGradOptions{})},
+          {"NovoGradInf", maker<FusedNovoGrad>(NovoGradOptions{.norm_type = kInf})},
+          {"Lamb", maker<FusedLAMB>(LambOptions{})}};
 }
 
 }  // namespace cairn::optim

@@ -5,14 +5,8 @@
 #include <memory>
 #include <set>
 
-#include "cairn/core/error.h"
-#include "cairn/optim/adagrad.h"
-#include "cairn/optim/adam.h"
-#include "cairn/optim/lamb.h"
-#include "cairn/optim/sgd.h"
 #include "support.h"
 #include "support/golden.h"
-#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
@@ -20,7 +14,6 @@ namespace {
 using testing::HasSubstr;
 
 using Groups = std::vector<ParameterGroup>;
-using Make = std::function<std::unique_ptr<Optimizer>(Groups)>;
 
 const std::vector<std::string> kTorchStateNames = {"matrix", "vector", "scalar"};
 const std::set<std::string> kHowTorchComputes = {"foreach", "capturable", "differentiable",
@@ -56,41 +49,21 @@ StateDict torch_state(const std::string& name) {
   return state;
 }
 
-void flatten(const StateDict& state, const std::string& path,
-             std::map<std::string, std::vector<double>>& flat) {
-  for (const auto& [key, value] : state) {
-    const std::string name = path.empty() ? key : path + "." + key;
-    if (const auto* dict = std::get_if<StateDict>(&value)) flatten(*dict, name, flat);
-    if (const auto* tensor = std::get_if<Tensor>(&value)) flat[name] = values(*tensor);
-    if (const auto* number = std::get_if<double>(&value)) flat[name] = {*number};
-    if (const auto* integer = std::get_if<std::int64_t>(&value)) {
-      flat[name] = {static_cast<double>(*integer)};
-    }
-  }
-}
-
 struct TorchStateCase {
   std::string name;
-  Make make;
-  DType dtype = DType::f32;
+  std::function<std::unique_ptr<Optimizer>(Groups)> make;
 };
 
-template <class O, class Options>
-Make state_maker(Options options) {
-  return [options](Groups groups) { return std::make_unique<O>(std::move(groups), options); };
-}
-
 std::vector<TorchStateCase> torch_state_cases() {
+  using test::maker;
   return {
-      {"adam", state_maker<FusedAdam>(AdamOptions{.lr = 1, .adamw = false})},
-      {"adamw", state_maker<FusedAdam>(AdamOptions{.lr = 1})},
-      {"sgd", state_maker<FusedSGD>(SgdOptions{.lr = 1})},
-      {"sgd_momentum",
-       state_maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .dampening = 0.25})},
-      {"sgd_nesterov",
-       state_maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .nesterov = true})},
-      {"adagrad", state_maker<FusedAdagrad>(
-                      AdagradOptions{.lr = 1, .lr_decay = 0.02, .initial_accumulator = 0.1})},
+      {"adam", maker<FusedAdam>(AdamOptions{.lr = 1, .adamw = false})},
+      {"adamw", maker<FusedAdam>(AdamOptions{.lr = 1})},
+      {"sgd", maker<FusedSGD>(SgdOptions{.lr = 1})},
+      {"sgd_momentum", maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .dampening = 0.25})},
+      {"sgd_nesterov", maker<FusedSGD>(SgdOptions{.lr = 1, .momentum = 0.5, .nesterov = true})},
+      {"adagrad",
+       maker<FusedAdagrad>(AdagradOptions{.lr = 1, .lr_decay = 0.02, .initial_accumulator = 0.1})},
   };
 }
 
@@ -115,7 +88,7 @@ void train(Optimizer& optimizer, const NamedTensors& parameters, int begin, int 
       write_gradient(parameters[i].tensor,
                      golden().values(core::str("gradient.", k, ".", kTorchStateNames[i])));
     }
-    test::expect_applied(optimizer.step());
+    expect_applied(optimizer.step());
   }
 }
 
@@ -147,10 +120,8 @@ TEST_P(TorchState, WritesWhatPyTorchWrites) {
   train(*optimizer, parameters, 0, 5);
   expect_weights(c.name + ".weight5", parameters);
 
-  std::map<std::string, std::vector<double>> ours, theirs;
-  flatten(optimizer->torch_state_dict(), "", ours);
-  flatten(torch_state(c.name), "", theirs);
-  for (const auto& [name, expected] : theirs) {
+  std::map<std::string, Values> ours = test::flat(optimizer->torch_state_dict());
+  for (const auto& [name, expected] : test::flat(torch_state(c.name))) {
     const std::string key = split(name).back();
     if (kHowTorchComputes.count(key) > 0) continue;
     ASSERT_TRUE(ours.count(name)) << name;
@@ -170,18 +141,13 @@ TEST_P(TorchState, RoundTripsBitForBit) {
   second->load_torch_state_dict(snapshot(first->torch_state_dict()));
   train(*first, a, 5, 10);
   train(*second, b, 5, 10);
-  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(values(a[i].tensor), values(b[i].tensor));
+  EXPECT_EQ(values(a), values(b));
 }
 INSTANTIATE_TEST_SUITE_P(Optimizers, TorchState, testing::ValuesIn(torch_state_cases()),
                          [](const auto& info) { return info.param.name; });
 
 std::string error_of(Optimizer& optimizer, const StateDict& state) {
-  try {
-    optimizer.load_torch_state_dict(state);
-  } catch (const core::Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return message_of<core::Error>([&] { optimizer.load_torch_state_dict(state); });
 }
 
 TEST(TorchStateErrors, NamesWhatDiffersAndChangesNothing) {
@@ -207,16 +173,14 @@ TEST(TorchStateErrors, NamesWhatDiffersAndChangesNothing) {
 }
 
 TEST(TorchStateErrors, RefusesWhatTorchLacks) {
-  const NamedTensors parameters = parameters_at("init");
-  EXPECT_THROW(FusedLAMB(parameters).torch_state_dict(), core::Unsupported);
-  EXPECT_THROW(FusedAdam(parameters, {.bias_correction = false}).torch_state_dict(),
-               core::Unsupported);
-  EXPECT_THROW(
-      FusedSGD(parameters, {.weight_decay = 0.1, .wd_after_momentum = true}).torch_state_dict(),
-      core::Unsupported);
-  EXPECT_THROW(
-      FusedAdagrad(parameters, {.weight_decay = 0.1, .adagrad_w = true}).torch_state_dict(),
-      core::Unsupported);
+  const NamedTensors p = parameters_at("init");
+  const auto expect_refused = [](const Optimizer& optimizer) {
+    EXPECT_THROW(optimizer.torch_state_dict(), core::Unsupported);
+  };
+  expect_refused(FusedLAMB(p));
+  expect_refused(FusedAdam(p, {.bias_correction = false}));
+  expect_refused(FusedSGD(p, {.weight_decay = 0.1, .wd_after_momentum = true}));
+  expect_refused(FusedAdagrad(p, {.weight_decay = 0.1, .adagrad_w = true}));
 }
 
 }  // namespace

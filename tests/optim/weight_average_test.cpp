@@ -4,21 +4,12 @@
 
 #include <gmock/gmock.h>
 
-#include <cmath>
-
-#include "cairn/core/error.h"
-#include "cairn/kernels/master_weight.h"
-#include "cairn/optim/adam.h"
-#include "reference.h"
 #include "support.h"
-#include "support/message_of.h"
-#include "support/step.h"
 
 namespace cairn::optim {
 namespace {
 
-using reference::Values;
-using test::message_of;
+using test::said_by;
 using testing::HasSubstr;
 
 class Averages : public testing::TestWithParam<Device> {
@@ -39,10 +30,6 @@ class Averages : public testing::TestWithParam<Device> {
     return all;
   }
 };
-
-Values exact(const Tensor& weight) {
-  return values(kernels::master_value(weight));
-}
 
 /// Other values; what halves without a master hold, rounded.
 void move_on(const NamedTensors& weights, std::uint64_t seed) {
@@ -69,24 +56,22 @@ void expect_averages(const WeightAverage& average, const std::vector<Values>& ex
 TEST_P(Averages, BeginWithTheWeightsAndTheFirstUpdateCopiesThem) {
   const NamedTensors all = weights();
   WeightAverage average(all, {.decay = 0.9});
-  for (std::size_t k = 0; k < all.size(); ++k)
-    EXPECT_EQ(values(average.averages()[k].tensor), exact(all[k].tensor)) << all[k].name;
+  EXPECT_EQ(values(average.averages()), exact(all));
   move_on(all, 20);
   average.update();
-  for (std::size_t k = 0; k < all.size(); ++k)
-    EXPECT_EQ(values(average.averages()[k].tensor), exact(all[k].tensor)) << all[k].name;
+  EXPECT_EQ(values(average.averages()), exact(all));
   EXPECT_EQ(average.updates(), 1);
 }
 
 TEST_P(Averages, DecayExponentially) {
   const NamedTensors all = weights();
   WeightAverage average(all, {.decay = 0.9});
-  std::vector<Values> expected(all.size());
+  std::vector<Values> expected;
   for (std::uint64_t n = 0; n < 8; ++n) {
     move_on(all, 20 + 10 * n);
     average.update();
+    if (n == 0) expected = exact(all);
     for (std::size_t k = 0; k < all.size(); ++k) {
-      if (n == 0) expected[k] = exact(all[k].tensor);
       average_on(expected[k], exact(all[k].tensor), 0.9);
     }
   }
@@ -96,16 +81,16 @@ TEST_P(Averages, DecayExponentially) {
 TEST_P(Averages, CountAlike) {
   const NamedTensors all = weights();
   WeightAverage average(all, {.equal = true});
-  std::vector<Values> sums(all.size(), Values(37 * 11));
+  std::vector<Values> mean(all.size(), Values(37 * 11));
   for (std::uint64_t n = 0; n < 8; ++n) {
     move_on(all, 20 + 10 * n);
     average.update();
     for (std::size_t k = 0; k < all.size(); ++k) {
       const Values now = exact(all[k].tensor);
-      for (std::size_t i = 0; i < now.size(); ++i) sums[k][i] += now[i] / 8;
+      for (std::size_t i = 0; i < now.size(); ++i) mean[k][i] += now[i] / 8;
     }
   }
-  expect_averages(average, sums);
+  expect_averages(average, mean);
 }
 
 TEST_P(Averages, SeeStepsThatAHalfWeightDoesNotShow) {
@@ -123,24 +108,24 @@ TEST_P(Averages, SeeStepsThatAHalfWeightDoesNotShow) {
   }
 }
 
+/// What lies in masters, as it is kept there.
+std::vector<Values> masters(const NamedTensors& weights) {
+  std::vector<Values> all;
+  for (const NamedTensor& weight : weights) {
+    const auto* master = kernels::MasterWeight::of(weight.tensor);
+    all.push_back(master ? values(master->tensor()) : Values());
+  }
+  return all;
+}
+
 TEST_P(Averages, InUseAreTheWeightsAndTheirEndRestoresEveryBit) {
   const NamedTensors all = weights();
   WeightAverage average(all);
   move_on(all, 20);
   average.update();
-  const std::vector<Values> averaged = [&] {
-    std::vector<Values> each;
-    for (const NamedTensor& one : average.averages()) each.push_back(values(one.tensor));
-    return each;
-  }();
+  const std::vector<Values> averaged = values(average.averages());
   move_on(all, 40);
-  std::vector<Values> before, before_exact, before_kept;
-  for (const auto& [name, tensor] : all) {
-    before.push_back(values(tensor));
-    before_exact.push_back(exact(tensor));
-    const auto* master = kernels::MasterWeight::of(tensor);
-    before_kept.push_back(master ? values(master->tensor()) : Values());
-  }
+  const auto before = values(all), before_exact = exact(all), before_kept = masters(all);
   {
     const auto in_use = average.use();
     for (std::size_t k = 0; k + 1 < all.size(); ++k)
@@ -149,13 +134,10 @@ TEST_P(Averages, InUseAreTheWeightsAndTheirEndRestoresEveryBit) {
     EXPECT_EQ(values(all[4].tensor), values(Tensor::from(averaged[4], flat, DType::f16)));
     EXPECT_EQ(values(all[1].tensor), values(Tensor::from(averaged[1], flat, DType::f16)));
   }
-  for (std::size_t k = 0; k < all.size(); ++k) {
-    EXPECT_EQ(values(all[k].tensor), before[k]) << all[k].name;
-    EXPECT_EQ(exact(all[k].tensor), before_exact[k]) << all[k].name;
-    const auto* master = kernels::MasterWeight::of(all[k].tensor);
-    EXPECT_EQ(master ? values(master->tensor()) : Values(), before_kept[k]) << all[k].name;
-    EXPECT_EQ(values(average.averages()[k].tensor), averaged[k]);
-  }
+  EXPECT_EQ(values(all), before);
+  EXPECT_EQ(exact(all), before_exact);
+  EXPECT_EQ(masters(all), before_kept);
+  EXPECT_EQ(values(average.averages()), averaged);
 }
 
 TEST_P(Averages, InUseBetweenStepsChangeNoTraining) {
@@ -165,11 +147,10 @@ TEST_P(Averages, InUseBetweenStepsChangeNoTraining) {
   for (std::uint64_t step = 0; step < 5; ++step) {
     for (const NamedTensors* all : {&a, &b}) write_gradients(*all, 7 * step);
     { const auto in_use = average.use(); }
-    test::expect_applied(plain.step());
+    expect_applied(plain.step());
     if (looked_at.step().applied) average.update();
   }
-  for (std::size_t k = 0; k < a.size(); ++k)
-    EXPECT_EQ(exact(a[k].tensor), exact(b[k].tensor)) << a[k].name;
+  EXPECT_EQ(exact(a), exact(b));
 }
 
 TEST_P(Averages, ContinueFromTheirStateBitForBit) {
@@ -184,9 +165,7 @@ TEST_P(Averages, ContinueFromTheirStateBitForBit) {
   for (const NamedTensors* all : {&a, &b}) move_on(*all, 30);
   whole.update();
   second.update();
-  for (std::size_t k = 0; k < a.size(); ++k) {
-    EXPECT_EQ(values(whole.averages()[k].tensor), values(second.averages()[k].tensor));
-  }
+  EXPECT_EQ(values(whole.averages()), values(second.averages()));
 }
 
 TEST_P(Averages, BuffersAreAveragedIfTheyAreNamedAndCountsAreNot) {
@@ -209,20 +188,14 @@ TEST_P(Averages, BuffersAreAveragedIfTheyAreNamedAndCountsAreNot) {
 INSTANTIATE_TEST_SUITE_P(Devices, Averages, testing::ValuesIn(test::devices()), test::device_name);
 
 TEST(AveragesErrors, SayWhatIsWrong) {
-  const Tensor w = Tensor::zeros({2});
-  EXPECT_EQ(message_of([&] {
-              WeightAverage({{"w", w}}, {.decay = 1.0});
-            }),
-            "[average] expected a decay in [0, 1), got 1");
-  EXPECT_EQ(message_of([&] {
-              WeightAverage({{"w", w}, {"v", w}});
-            }),
-            "[average] expected each weight once, got 'v' again");
-  EXPECT_THAT(message_of([&] {
-                WeightAverage({{"w", Tensor::zeros({2}, DType::f64)}});
-              }),
-              HasSubstr("got 'w' of f64"));
-  EXPECT_THAT(message_of([&] { WeightAverage({}); }), HasSubstr("got none (model.parameters())"));
+  const Tensor w = Tensor::zeros({2}), wide = Tensor::zeros({2}, DType::f64);
+  const auto refusal = [](const NamedTensors& weights, const WeightAverageOptions& options = {}) {
+    return message_of([&] { WeightAverage(weights, options); });
+  };
+  EXPECT_EQ(refusal({{"w", w}}, {.decay = 1.0}), "[average] expected a decay in [0, 1), got 1");
+  EXPECT_EQ(refusal({{"w", w}, {"v", w}}), "[average] expected each weight once, got 'v' again");
+  EXPECT_THAT(refusal({{"w", wide}}), HasSubstr("got 'w' of f64"));
+  EXPECT_THAT(refusal({}), HasSubstr("got none (model.parameters())"));
   WeightAverage average({{"w", w}});
   const auto in_use = average.use();
   EXPECT_THAT(message_of([&] { average.update(); }), HasSubstr("update() after the scope"));
@@ -232,26 +205,20 @@ TEST(AveragesErrors, SayWhatIsWrong) {
 TEST(AveragesErrors, AStateThatDiffersIsNamedAndChangesNothing) {
   WeightAverage average({{"w", Tensor::full({2}, 1.0)}, {"v", Tensor::full({2}, 1.0)}});
   WeightAverage other({{"w", Tensor::full({3}, 2.0)}, {"u", Tensor::full({2}, 2.0)}});
-  std::string said;
-  try {
-    average.load_state_dict(other.state_dict());
-  } catch (const core::DataError& error) {
-    said = error.what();
-  }
-  EXPECT_THAT(said, HasSubstr("'w' of shape [3] f32 instead of [2] f32; no 'v'; 'u', which is not "
-                              "averaged (nothing was changed)"));
+  EXPECT_THAT(message_of<core::DataError>([&] { average.load_state_dict(other.state_dict()); }),
+              HasSubstr("'w' of shape [3] f32 instead of [2] f32; no 'v'; 'u', which is not "
+                        "averaged (nothing was changed)"));
   EXPECT_EQ(values(average.averages()[0].tensor), Values(2, 1.0));
 }
 
 TEST(AveragesErrors, WhatIsWrittenWhileTheyAreInUseIsUndoneWithAWord) {
   const Tensor w = Tensor::full({2}, 1.0);
   WeightAverage average({{"fc.w", w}});
-  testing::internal::CaptureStderr();
-  {
+  const std::string said = said_by([&] {
     const auto in_use = average.use();
     kernels::fill(w, 5.0);
-  }
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("'fc.w' was written"));
+  });
+  EXPECT_THAT(said, HasSubstr("'fc.w' was written"));
   EXPECT_EQ(values(w), Values(2, 1.0));
 }
 

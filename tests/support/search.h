@@ -11,6 +11,20 @@
 
 namespace cairn::test {
 
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : random_(seed) {}
+  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+  bool one_in(int n) { return below(n) == 0; }
+  template <class T>
+  T of(const std::vector<T>& list) {
+    return list[static_cast<std::size_t>(below(static_cast<int>(list.size())))];
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
 /// A number that an environment variable overrides.
 inline int number_in(const char* variable, int otherwise) {
   const char* text = std::getenv(variable);

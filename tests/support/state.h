@@ -1,6 +1,8 @@
 // What tests of states share.
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "cairn/core/state_dict.h"
@@ -23,6 +25,22 @@ inline StateDict snapshot(const StateDict& state) {
     }
   }
   return copy;
+}
+
+/// All tensors and numbers by their names ("state.w.exp_avg").
+inline std::map<std::string, std::vector<double>> flat(const StateDict& state,
+                                                       const std::string& path = "") {
+  std::map<std::string, std::vector<double>> all;
+  for (const auto& [key, value] : state) {
+    const std::string name = path.empty() ? key : path + "." + key;
+    if (const auto* child = std::get_if<StateDict>(&value)) all.merge(flat(*child, name));
+    if (const auto* tensor = std::get_if<Tensor>(&value)) all[name] = tensor->to_vector();
+    if (const auto* number = std::get_if<double>(&value)) all[name] = {*number};
+    if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+      all[name] = {static_cast<double>(*integer)};
+    }
+  }
+  return all;
 }
 
 /// Writes one element, in row-major order, on any device.
