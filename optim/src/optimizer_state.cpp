@@ -7,7 +7,7 @@
 #include "cairn/core/log.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
-#include "state_path.h"
+#include "states.h"
 
 namespace cairn::optim {
 
@@ -35,48 +35,17 @@ StateDict::Value in_f32(const Tensor& moment, const Tensor& parameter, const Own
   return Shard{value, parameter.shape(), part->begin};
 }
 
-const StateDict* as_dict(const StateDict::Value* value) {
-  return value == nullptr ? nullptr : std::get_if<StateDict>(value);
-}
-
 /// Every parameter's entry by its full name: a dictionary that holds a step count.
 void collect_entries(const StateDict& at, const std::string& name,
                      std::map<std::string, const StateDict*>& entries) {
-  const StateDict::Value* step =
-      at.find(kStep);  // a dictionary: a parameter or module of that name
-  const bool is_entry = step != nullptr && std::holds_alternative<std::int64_t>(*step);
+  // A dictionary there is of a parameter or module of that name.
+  const bool is_entry = std::get_if<std::int64_t>(at.find(kStep)) != nullptr;
   if (!name.empty() && is_entry) entries[name] = &at;
   for (const auto& [key, value] : at) {
-    const StateDict* child = as_dict(&value);
-    if (child == nullptr) continue;
-    collect_entries(*child, name.empty() ? key : core::str(name, ".", key), entries);
+    const auto* child = std::get_if<StateDict>(&value);
+    if (child != nullptr) collect_entries(*child, path_in(name, key), entries);
   }
 }
-
-/// Of one element range of the parameter, or of all of it; null: neither.
-const Tensor* moment_in(const StateDict::Value* value, const Tensor& parameter,
-                        const OwnedRange& part) {
-  if (value == nullptr) return nullptr;
-  if (const auto* whole = std::get_if<Tensor>(value)) return whole;
-  const auto* shard = std::get_if<Shard>(value);
-  const bool is_own = shard != nullptr && part && shard->whole == parameter.shape() &&
-                      shard->begin == part->begin && shard->tensor.numel() == part->size();
-  return is_own ? &shard->tensor : nullptr;
-}
-
-/// Everything wrong with a state, to be told at once.
-class Problems {
- public:
-  void add(const std::string& text) { text_ += (text_.empty() ? "" : "; ") + text; }
-  void throw_if_any(const char* kind) const {
-    if (text_.empty()) return;
-    core::fail<core::DataError>(kind, "expected a state of this optimizer, got one with ", text_,
-                                " (nothing was changed)");
-  }
-
- private:
-  std::string text_;
-};
 
 struct LoadedParameter {
   std::int64_t steps = 0;
@@ -87,11 +56,11 @@ struct LoadedParameter {
 /// The options of each group (no parameters).
 std::vector<ParameterGroup> read_groups(const StateDict& state, std::size_t count,
                                         Problems& problems) {
-  const StateDict* groups = as_dict(state.find("groups"));
+  const auto* groups = std::get_if<StateDict>(state.find("groups"));
   const std::size_t found = groups == nullptr ? 0 : groups->size();
   std::vector<ParameterGroup> all;
   if (found != count) {
-    problems.add(core::str(found, " parameter groups instead of ", count));
+    problems.add(found, " parameter groups instead of ", count);
     return all;
   }
   for (std::size_t g = 0; g < count; ++g) {
@@ -101,8 +70,7 @@ std::vector<ParameterGroup> read_groups(const StateDict& state, std::size_t coun
     loaded.weight_decay = group.number("weight_decay");
     const auto is_rate = [](double rate) { return rate >= 0 && std::isfinite(rate); };
     if (!is_rate(loaded.lr) || !is_rate(loaded.weight_decay)) {
-      problems.add(
-          core::str("lr ", loaded.lr, " and weight_decay ", loaded.weight_decay, " in group ", g));
+      problems.add("lr ", loaded.lr, " and weight_decay ", loaded.weight_decay, " in group ", g);
     }
     for (const auto& [key, option] : kOwnOptions) {
       if (group.contains(key)) loaded.*option = group.number(key);
@@ -118,20 +86,22 @@ std::optional<double> ParameterGroup::*group_option(const std::string& name) {
   return nullptr;
 }
 
+/// A whole one, or the shard of this part.
 Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const OwnedRange& part,
                    const std::string& key, Problems& problems) {
-  const StateDict::Value* value = entry.find(key);
-  const Tensor* moment = moment_in(value, parameter.tensor, part);
-  const bool is_whole = value != nullptr && std::holds_alternative<Tensor>(*value);
   const Shape& shape = parameter.tensor.shape();
-  if (moment == nullptr) {
-    problems.add("no '" + parameter.name + "." + key + "'");
-  } else if ((is_whole && moment->shape() != shape) || !core::is_floating(moment->dtype())) {
-    problems.add(core::str("'", parameter.name, ".", key, "' of shape ", moment->shape(), " ",
-                           moment->dtype(), " instead of ", shape, " f32"));
-  } else {
-    return *moment;
+  const auto* whole = std::get_if<Tensor>(entry.find(key));
+  const auto* shard = std::get_if<Shard>(entry.find(key));
+  const bool is_own = shard != nullptr && part && shard->whole == shape &&
+                      shard->begin == part->begin && shard->tensor.numel() == part->size();
+  if (whole == nullptr && !is_own) {
+    problems.add("no '", parameter.name, ".", key, "'");
+    return {};
   }
+  const Tensor& moment = is_own ? shard->tensor : *whole;
+  if ((is_own || moment.shape() == shape) && core::is_floating(moment.dtype())) return moment;
+  problems.add("'", parameter.name, ".", key, "' of shape ", moment.shape(), " ", moment.dtype(),
+               " instead of ", shape, " f32");
   return {};
 }
 
@@ -140,11 +110,9 @@ LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parame
                                bool has_norm, Problems& problems) {
   LoadedParameter loaded;
   loaded.steps = entry.integer(kStep);
-  if (loaded.steps < 0) {
-    problems.add(core::str("step ", loaded.steps, " of '", parameter.name, "'"));
-  }
+  if (loaded.steps < 0) problems.add("step ", loaded.steps, " of '", parameter.name, "'");
   if (has_norm && !entry.contains(kNorm)) {
-    problems.add("no '" + parameter.name + "." + kNorm + "'");
+    problems.add("no '", parameter.name, ".", kNorm, "'");
   } else if (has_norm) {
     loaded.norm = entry.number(kNorm);
   }
@@ -153,8 +121,8 @@ LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parame
   }
   for (const auto& [key, value] : entry) {
     const bool known = std::find(moments.begin(), moments.end(), key) != moments.end();
-    if (!std::holds_alternative<Tensor>(value) || known) continue;
-    problems.add(core::str("a surplus '", parameter.name, ".", key, "'"));
+    const bool is_surplus = std::holds_alternative<Tensor>(value) && !known;
+    if (is_surplus) problems.add("a surplus '", parameter.name, ".", key, "'");
   }
   return loaded;
 }
@@ -170,12 +138,22 @@ std::string names_in(const ParameterGroup& group) {
 
 /// What a state holds for this optimizer, found before anything is changed.
 struct Optimizer::LoadPlan {
-  std::vector<std::vector<LoadedParameter>> parameters;
+  std::vector<LoadedParameter> parameters;
   std::vector<ParameterGroup> groups;     // without parameters
   std::map<std::string, double> options;  // that the state's rule was constructed with
   std::int64_t steps = 0;
   bool f32_slots = false;
 };
+
+StateDict Optimizer::options_of(const ParameterGroup& group) const {
+  StateDict options;
+  options.set("lr", group.lr);
+  options.set("weight_decay", group.weight_decay);
+  for (const auto& [key, own] : rule_options()) {
+    if (const auto option = group_option(key)) options.set(key, (group.*option).value_or(own));
+  }
+  return options;
+}
 
 StateDict Optimizer::state_dict() const {
   StateDict state;
@@ -183,32 +161,27 @@ StateDict Optimizer::state_dict() const {
   state.set("steps", steps());
   const bool f32_slots = std::any_of(arenas_.begin(), arenas_.end(),
                                      [](const auto& arena) { return arena->f32_slots(); });
-  state.set("f32_gradients",
-            std::int64_t{f32_slots});  // else the first step would round differently
+  // Else the first step would round differently.
+  state.set("f32_gradients", std::int64_t{f32_slots});
   StateDict& options = state.make_dict("options");
   for (const auto& [key, own] : rule_options()) options.set(key, own);
-  const std::vector<std::string> moments = moment_names();
-  const Partition parts = partition();
-  std::size_t parameter = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     StateDict& group = state.make_dict("groups").make_dict(std::to_string(g));
-    group.set("lr", groups_[g].lr);
-    group.set("weight_decay", groups_[g].weight_decay);
+    group = options_of(groups_[g]);
     if (groups_.size() > 1) group.set("parameters", names_in(groups_[g]));  // torch's state asks
-    for (const auto& [key, own] : rule_options()) {
-      if (const auto option = group_option(key)) group.set(key, (groups_[g].*option).value_or(own));
-    }
-    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
-      const State& own = state_[g][i];
-      const OwnedRange part = parts.own_part(parameter);
-      StateDict& entry = make_path(state.make_dict("state"), groups_[g].parameters[i].name);
-      const std::int64_t taken = steps_of(g, i);
-      entry.set(kStep, taken);
-      if (running_norm_type()) entry.set(kNorm, own.norm);
-      // Shards always: a state that is loaded has those that are here.
-      for (std::size_t m = 0; m < moments.size() && (taken > 0 || part); ++m) {
-        entry.set(moments[m], in_f32(own.moments[m], groups_[g].parameters[i].tensor, part));
-      }
+  }
+  const std::vector<std::string> moments = moment_names();
+  const Partition parts = partition();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& own = parameters_[i];
+    const OwnedRange part = parts.own_part(i);
+    StateDict& entry = make_path(state.make_dict("state"), own.name);
+    const std::int64_t taken = steps_of(own);
+    entry.set(kStep, taken);
+    if (running_norm_type()) entry.set(kNorm, own.norm);
+    // Shards always: a state that is loaded has those that are here.
+    for (std::size_t m = 0; m < moments.size() && (taken > 0 || part); ++m) {
+      entry.set(moments[m], in_f32(own.moments[m], own.tensor, part));
     }
   }
   return state;
@@ -218,60 +191,50 @@ Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
   Problems problems;
   LoadPlan plan;
   plan.steps = state.integer("steps");
-  if (plan.steps < 0) problems.add(core::str("steps ", plan.steps));
-  if (state.text("kind") != kind()) problems.add("the state of a " + state.text("kind"));
+  if (plan.steps < 0) problems.add("steps ", plan.steps);
+  if (state.text("kind") != kind()) problems.add("the state of a ", state.text("kind"));
   plan.groups = read_groups(state, groups_.size(), problems);
   plan.f32_slots = state.contains("f32_gradients") && state.integer("f32_gradients") != 0;
-  if (const StateDict* options = as_dict(state.find("options"))) {
+  if (const auto* options = std::get_if<StateDict>(state.find("options"))) {
     for (const auto& [key, value] : *options) plan.options[key] = options->number(key);
   }
 
   std::map<std::string, const StateDict*> entries;
-  if (const StateDict* root = as_dict(state.find("state"))) collect_entries(*root, "", entries);
+  if (const auto* root = std::get_if<StateDict>(state.find("state"))) {
+    collect_entries(*root, "", entries);
+  }
   const std::vector<std::string> moments = moment_names();
   const Partition parts = partition();
-  std::size_t place = 0;
-  for (const ParameterGroup& group : groups_) {
-    std::vector<LoadedParameter>& loaded = plan.parameters.emplace_back();
-    for (const NamedTensor& parameter : group.parameters) {
-      const OwnedRange part = parts.own_part(place++);
-      loaded.emplace_back();
-      const auto found = entries.find(parameter.name);
-      if (found == entries.end()) {
-        problems.add("no '" + parameter.name + "'");
-        continue;
-      }
-      loaded.back() = read_parameter(*found->second, parameter, part, moments,
-                                     running_norm_type().has_value(), problems);
-      entries.erase(found);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    LoadedParameter& loaded = plan.parameters.emplace_back();
+    const auto found = entries.find(parameters_[i].name);
+    if (found == entries.end()) {
+      problems.add("no '", parameters_[i].name, "'");
+      continue;
     }
+    loaded = read_parameter(*found->second, parameters_[i], parts.own_part(i), moments,
+                            running_norm_type().has_value(), problems);
+    entries.erase(found);
   }
-  for (const auto& [name, entry] : entries) problems.add("a surplus '" + name + "'");
-  problems.throw_if_any(kind());
+  for (const auto& [name, entry] : entries) problems.add("a surplus '", name, "'");
+  problems.throw_if_any(kind(), "this optimizer");
   return plan;
 }
 
 /// A state of other options is taken over or passed over, but never without a word.
 void Optimizer::tell_differences(const LoadPlan& plan) const {
-  const auto tell = [&](std::size_t g, const char* name, double own, double loaded) {
-    if (own == loaded) return;
-    log::warn("{}: group {} continues with {} {} of the state, not {}", kind(), g, name, loaded,
-              own);
-  };
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    if (!scheduled_) tell(g, "lr", groups_[g].lr, plan.groups[g].lr);
-    tell(g, "weight_decay", groups_[g].weight_decay, plan.groups[g].weight_decay);
+    const StateDict loaded = options_of(plan.groups[g]), own = options_of(groups_[g]);
+    for (const auto& [name, value] : own) {
+      if (own.number(name) == loaded.number(name) || (scheduled_ && name == "lr")) continue;
+      log::warn("{}: group {} continues with {} {} of the state, not {}", kind(), g, name,
+                loaded.number(name), own.number(name));
+    }
   }
   for (const auto& [name, own] : rule_options()) {
-    if (const auto option = group_option(name)) {
-      for (std::size_t g = 0; g < groups_.size(); ++g) {
-        tell(g, name.c_str(), (groups_[g].*option).value_or(own),
-             (plan.groups[g].*option).value_or(own));
-      }
-      continue;
-    }
     const auto saved = plan.options.find(name);
-    if (saved == plan.options.end() || saved->second == own) continue;
+    const bool differs = saved != plan.options.end() && saved->second != own;
+    if (!differs || group_option(name) != nullptr) continue;
     log::warn("{}: continues with its own {} {}, the state was trained with {}", kind(), name, own,
               saved->second);
   }
@@ -281,7 +244,6 @@ void Optimizer::load_state_dict(const StateDict& state) {
   const LoadPlan plan = plan_load(state);
   tell_differences(plan);
   clear_grad();
-  partition_ = partition();
   if (plan.f32_slots) {
     for (const auto& arena : arenas_) arena->use_f32_slots();
   }
@@ -289,20 +251,20 @@ void Optimizer::load_state_dict(const StateDict& state) {
     groups_[g].lr = plan.groups[g].lr;
     groups_[g].weight_decay = plan.groups[g].weight_decay;
     for (const auto& [key, option] : kOwnOptions) groups_[g].*option = plan.groups[g].*option;
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      const Tensor& parameter = groups_[g].parameters[i].tensor;
-      State& own = state_[g][i];
-      own.steps = plan.parameters[g][i].steps;
-      own.norm = plan.parameters[g][i].norm;
-      for (std::size_t m = 0; m < own.moments.size(); ++m) {
-        const Tensor& loaded = plan.parameters[g][i].moments[m];
-        if (!loaded.defined()) {
-          own.moments[m] = {};
-          continue;
-        }
-        // A new tensor, not the old one's memory: the state may share that with us.
-        own.moments[m] = copy_state(parameter, own_part(g, i), loaded, state_options_.moments);
-      }
+  }
+  partition_ = partition();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& own = parameters_[i];
+    const LoadedParameter& loaded = plan.parameters[i];
+    own.steps = loaded.steps;
+    own.norm = loaded.norm;
+    own.part = partition_.own_part(i);
+    for (std::size_t m = 0; m < own.moments.size(); ++m) {
+      const Tensor& moment = loaded.moments[m];
+      // A new tensor, not the old one's memory: the state may share that with us.
+      own.moments[m] = moment.defined()
+                           ? copy_state(own.tensor, own.part, moment, state_options_.moments)
+                           : Tensor();
     }
   }
   steps_ = plan.steps;

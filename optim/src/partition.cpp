@@ -54,12 +54,14 @@ Reducers Partition::reducers() const {
   return all;
 }
 
-void Partition::gather(const std::vector<bool>& updated) const {
+void Partition::gather(const std::vector<Tensor>& updated) const {
   for (const auto& reducer : reducers()) {
     std::vector<core::ShardedWeight> weights;
-    for (std::size_t k = 0; k < entries_.size(); ++k) {
-      if (updated[k] && entries_[k].reducer.lock() == reducer)
-        weights.push_back(entries_[k].weight);
+    auto next = updated.begin();
+    for (const Entry& entry : entries_) {
+      if (next == updated.end() || next->id() != entry.weight.weight.id()) continue;
+      ++next;
+      if (entry.reducer.lock() == reducer) weights.push_back(entry.weight);
     }
     reducer->gather_weights(weights);
   }

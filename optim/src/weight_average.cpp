@@ -11,7 +11,7 @@
 #include "cairn/kernels/master_weight.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "layout.h"
-#include "state_path.h"
+#include "states.h"
 
 namespace cairn::optim {
 
@@ -49,17 +49,10 @@ Tensor bits_of(const Tensor& x) {
 void collect_values(const StateDict& at, const std::string& path,
                     std::map<std::string, Tensor>& values) {
   for (const auto& [key, value] : at) {
-    const std::string name = path.empty() ? key : core::str(path, ".", key);
+    const std::string name = path_in(path, key);
     if (const auto* tensor = std::get_if<Tensor>(&value)) values[name] = *tensor;
     if (const auto* dict = std::get_if<StateDict>(&value)) collect_values(*dict, name, values);
   }
-}
-
-std::string problem_of(const std::string& name, const Tensor& given, const Tensor& average) {
-  if (!given.defined()) return core::str("no '", name, "'");
-  if (given.shape() == average.shape() && core::is_floating(given.dtype())) return {};
-  return core::str("'", name, "' of shape ", given.shape(), " ", given.dtype(), " instead of ",
-                   average.shape(), " f32");
 }
 
 }  // namespace
@@ -183,38 +176,35 @@ StateDict WeightAverage::state_dict() const {
   StateDict state;
   state.set(kUpdates, updates_);
   StateDict& values = state.make_dict(kValues);
-  for (const auto& [name, average] : averages_) {
-    const std::size_t dot = name.rfind('.');
-    StateDict& at = dot == std::string::npos
-                        ? values
-                        : make_path(values, std::string_view(name).substr(0, dot));
-    at.set(dot == std::string::npos ? name : name.substr(dot + 1), average);
-  }
+  for (const auto& [name, average] : averages_) set_path(values, name, average);
   return state;
 }
 
 void WeightAverage::load_state_dict(const StateDict& state) {
   std::map<std::string, Tensor> given;
+  std::vector<Tensor> values;  // in the order of the averages
   collect_values(state.dict(kValues), "", given);
   const std::int64_t updates = state.integer(kUpdates);
-  std::string problems = updates < 0 ? core::str(updates, " updates") : "";
-  const auto add = [&](const std::string& text) {
-    if (!text.empty()) problems += (problems.empty() ? "" : "; ") + text;
-  };
+  Problems problems;
+  if (updates < 0) problems.add(updates, " updates");
   for (const auto& [name, average] : averages_) {
     const auto found = given.find(name);
-    add(problem_of(name, found == given.end() ? Tensor() : found->second, average));
+    if (found == given.end()) {
+      problems.add("no '", name, "'");
+      continue;
+    }
+    const Tensor value = found->second;
+    given.erase(found);
+    if (value.shape() == average.shape() && core::is_floating(value.dtype())) {
+      values.push_back(value);
+    } else {
+      problems.add("'", name, "' of shape ", value.shape(), " ", value.dtype(), " instead of ",
+                   average.shape(), " f32");
+    }
   }
-  for (const auto& one : given) {
-    const bool known = std::any_of(averages_.begin(), averages_.end(),
-                                   [&](const NamedTensor& own) { return own.name == one.first; });
-    if (!known) add(core::str("'", one.first, "', which is not averaged"));
-  }
-  if (!problems.empty()) {
-    core::fail<core::DataError>("average", "expected a state of these averages, got one with ",
-                                problems, " (nothing was changed)");
-  }
-  for (const auto& [name, average] : averages_) kernels::copy(given.at(name), average);
+  for (const auto& [name, value] : given) problems.add("'", name, "', which is not averaged");
+  problems.throw_if_any("average", "these averages");
+  for (std::size_t i = 0; i < values.size(); ++i) kernels::copy(values[i], averages_[i].tensor);
   updates_ = updates;
 }
 

@@ -27,8 +27,8 @@ class FusedAdam final : public Optimizer {
   const char* kind() const override { return "FusedAdam"; }
   std::vector<std::pair<std::string, double>> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
-  StateDict torch_options(const ParameterGroup& group) const override;
-  void take_torch_options(const StateDict& options, StateDict& group) const override;
+  std::vector<TorchOption> torch_options() const override;
+  const char* missing_for_torch(bool decays) const override;
 
  private:
   AdamOptions options_;

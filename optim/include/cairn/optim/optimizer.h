@@ -22,6 +22,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "cairn/core/state_dict.h"
@@ -43,10 +44,9 @@ struct [[nodiscard]] StepResult {
   std::string reason;   // empty, or "inf in the gradient of conv1.weight (3 elements); loss scale
                         // 65536 -> 32768"
   std::string culprit;  // the parameter with the first non-finite gradient
-  double gradient_norm =
-      std::numeric_limits<double>::quiet_NaN();  // of the unscaled gradients of all groups, before
-                                                 // clipping; NaN: skipped, unchecked
-  double clip_coefficient = 1.0;                 // the smallest of the groups
+  /// Of the unscaled gradients of all groups, before clipping; NaN: skipped, unchecked.
+  double gradient_norm = std::numeric_limits<double>::quiet_NaN();
+  double clip_coefficient = 1.0;  // the smallest of the groups
   /// false: the step was capturable, and what it did is known to the device alone; the fields above
   /// say applied.
   bool known = true;
@@ -56,9 +56,8 @@ struct [[nodiscard]] StepResult {
 inline constexpr const char* kNoGradient = "no parameter has a gradient (was there a backward?)";
 
 struct StepOptions {
-  double gradient_scale =
-      1.0;            // gradients are multiplied by this: 1 / loss scale, 1 / accumulation steps
-  bool check = true;  // skip the update where a gradient is not finite
+  double gradient_scale = 1.0;      // multiplies gradients: 1 / loss scale, 1 / accumulation steps
+  bool check = true;                // skip the update where a gradient is not finite
   double max_gradient_norm = 0;     // 0: no clipping; else the coefficient is max / (norm + 1e-6)
                                     // where the norm is larger (as torch's)
   double norm_type = 2;             // p of that norm: >= 1, infinity for the largest magnitude
@@ -130,9 +129,8 @@ class Optimizer : public core::Stateful {
   /// sums' memory stays until the optimizer ends.
   PendingReport stash(double scale = 1.0);
 
-  std::vector<ParameterGroup>& groups() {
-    return groups_;
-  }  // lr and weight_decay may be written; parameters come by add_group
+  /// Rates and the other options may be written; parameters come by add_group.
+  std::vector<ParameterGroup>& groups() { return groups_; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
   /// Throws InvalidArgument, naming it, for a parameter that is there already, has no name, no
   /// dense layout or a dtype other than f16, bf16, f32.
@@ -187,10 +185,16 @@ class Optimizer : public core::Stateful {
   /// a state is compared with when it is loaded.
   virtual std::vector<std::pair<std::string, double>> rule_options() const = 0;
 
-  // torch's options of a group (without params), and the other way: into the group's of
-  // state_dict(). Not overridden: torch has no such optimizer.
-  virtual StateDict torch_options(const ParameterGroup& group) const;
-  virtual void take_torch_options(const StateDict& options, StateDict& group) const;
+  /// An option of torch's class: one of the group's by its name here, or a number or a flag that
+  /// must be the same there.
+  struct TorchOption {
+    const char* name;  // "betas.0"
+    std::variant<const char*, double, bool> own;
+  };
+  /// In torch's order; none: torch has no such optimizer.
+  virtual std::vector<TorchOption> torch_options() const { return {}; }
+  /// What torch's rule has and this one has not, with or without weight decay; null: nothing.
+  virtual const char* missing_for_torch(bool /*decays*/) const { return nullptr; }
   virtual bool torch_counts_steps() const { return true; }
   virtual bool torch_begins_with_state() const { return false; }
 
@@ -210,33 +214,48 @@ class Optimizer : public core::Stateful {
  private:
   friend class LARC;
   friend class OptimizerAccess;
+  friend class PendingReport;
   friend class Schedule;
   friend class SharedStep;
-  struct State {
+  using OwnedRange = std::optional<core::ElementRange>;  // nothing: all of a parameter
+  /// One of all groups, in registration order, and the state that is kept of it.
+  struct Parameter : NamedTensor {
+    std::size_t group = 0;
+    OwnedRange part;  // what this rank keeps
     std::int64_t steps = 0;
     std::array<Tensor, 2> moments;  // undefined before the first step
     double norm = 0.0;              // of running_norm()
     double next_norm = 0.0;         // of the running update
+    /// i32 [1], instead of `steps` where the optimizer is capturable. Parameters that had gradients
+    /// in the same steps share one.
+    Tensor count;
   };
   /// Entries that one kernel call updates: one device, one step count.
   struct Batch {
     std::size_t group = 0;
     Device device;
-    std::int64_t step = 0;  // of a capturable step: which count
+    std::int64_t step = 0;
+    Tensor count;
     std::vector<kernels::UpdateEntry> entries;
   };
   struct LoadPlan;
   struct DeviceState;
-  // For OptimizerAccess.
+
   void check_not_moved() const;
-  /// Allocates slots and master weights for parameters that were unfrozen or cast since the last
-  /// step.
-  void prepare();
+  void check_group(const ParameterGroup& group) const;
+  void take_group(ParameterGroup group);
+  void attach_arenas();
   /// After parameters changed dtype or device: the arenas are laid out anew, masters and moments
   /// move along. A step ends with the first of these where it is needed; amp::initialize saves the
   /// slower first step.
   void refresh();
-  /// Any parameter has one, stashed or not.
+  void refresh_if_stale();
+  Partition partition() const;
+  /// Moments and masters follow the parameters' devices, the options and the ranks that they are
+  /// divided among: lets go of what others keep.
+  void follow();
+  /// The gradient that a step would use: the stashed sum, or what the slot holds; null: none.
+  static const Tensor* gradient_of(const Parameter& parameter);
   bool has_gradient() const;
 
   // A step, in this order; each comes once.
@@ -258,53 +277,44 @@ class Optimizer : public core::Stateful {
   /// absent.
   StepResult step_on_device(const StepOptions& options, std::uint64_t scaler,
                             const TensorView& loss_scale);
-  TensorView found_inf() const;  // f32 [1]: what the last step's check found
-  /// Parameters whose gradients were not finite in a step since the last call; waits for the
-  /// device.
-  std::vector<std::string> take_overflowed();
-  /// Before a replay: writes what the host has changed where the graph reads it (rates), and lets
-  /// masters follow their weights.
-  void prepare_replay();
-  /// After it: the weights were written.
-  void note_replay();
-  /// All that a captured step holds by value: where it differs, the step must be captured anew.
-  void add_fingerprint(std::vector<std::uint64_t>& words) const;
 
-  void attach_arenas();
-  Partition partition() const;
-  /// Follows the ranks that the state is divided among: lets go of what others keep.
-  void cut_state();
-  std::vector<bool> updated() const;  // by place over all groups: has a gradient
-  const Tensor* gradient_of(std::size_t group, std::size_t index) const;
   void check_report(const GradientReport& report) const;
   StepResult measure(const GradientReport& report, const StepOptions& options,
                      std::vector<double>& scales) const;
   double scaled_norm(const GradientReport& report, const std::vector<double>& scales) const;
-  void prepare_batches(const GradientReport& report, const std::vector<double>& scales,
-                       std::vector<Tensor>& temporaries);
-  kernels::UpdateEntry entry_of(std::size_t group, std::size_t index, const Tensor& gradient,
-                                std::size_t moments, std::vector<Tensor>& temporaries);
-  TensorView master_of(const Tensor& parameter, const std::optional<core::ElementRange>& part);
-  std::optional<core::ElementRange> own_part(std::size_t group, std::size_t index) const;
-  void add_to_batches(std::size_t group, std::int64_t step, const kernels::UpdateEntry& entry);
+  void fill_batches(const GradientReport& report, const std::vector<double>& scales,
+                    std::vector<Tensor>& temporaries);
+  kernels::UpdateEntry entry_of(Parameter& parameter, const Tensor& gradient, std::size_t moments,
+                                std::vector<Tensor>& temporaries);
+  TensorView master_of(const Parameter& parameter);
+  void add_to_batches(const Parameter& parameter, const kernels::UpdateEntry& entry);
   void run_batches(const std::vector<double>& scales);
-  void note_updates();
+  std::vector<Tensor> updated() const;  // those that have a gradient
+  StepResult without_gradients(const StepOptions& options);
   void finish(const StepOptions& options);
-  std::int64_t steps_of(std::size_t group, std::size_t index) const;
-  std::shared_ptr<DeviceState> make_device_state() const;
+
+  static std::int64_t steps_of(const Parameter& parameter);
+  std::shared_ptr<DeviceState> make_device_state();
   void check_capturable(const StepOptions& options) const;
   void write_rates();
-  std::vector<TensorView> count_on_device();
-  void update_on_device(const StepOptions& options, const TensorView& loss_scale,
-                        const TensorView& clip, const TensorView& found_inf);
+  std::vector<Tensor> stepped_counts();
+  void find_nonfinite(const StepOptions& options, const TensorView& loss_scale,
+                      const TensorView& clip, double max_norm);
+  void update_on_device(const StepOptions& options, kernels::DeviceStep device);
+
+  /// lr, weight_decay, and the betas, eps and momentum that hold for the group.
+  StateDict options_of(const ParameterGroup& group) const;
   LoadPlan plan_load(const StateDict& state) const;
   void tell_differences(const LoadPlan& plan) const;
+  std::vector<TorchOption> checked_torch_options(bool decays) const;
+  StateDict to_torch(const ParameterGroup& group) const;
+  StateDict from_torch(const StateDict& theirs) const;
 
   std::vector<ParameterGroup> groups_;
-  std::vector<std::vector<State>> state_;  // by group and parameter
+  std::vector<Parameter> parameters_;
   std::vector<std::shared_ptr<GradientArena>> arenas_;
   std::vector<Batch> batches_;  // of the running update; their memory serves the next
-  Partition partition_;         // that the state is cut by
+  Partition partition_;         // that the parts are of
   StateOptions state_options_;
   std::shared_ptr<const LarcOptions> larc_;  // null: none
   std::shared_ptr<DeviceState> device_;      // null: not capturable

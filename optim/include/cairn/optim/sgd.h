@@ -26,8 +26,8 @@ class FusedSGD final : public Optimizer {
   const char* kind() const override { return "FusedSGD"; }
   std::vector<std::pair<std::string, double>> rule_options() const override;
   std::vector<std::string> moment_names() const override;
-  StateDict torch_options(const ParameterGroup& group) const override;
-  void take_torch_options(const StateDict& options, StateDict& group) const override;
+  std::vector<TorchOption> torch_options() const override;
+  const char* missing_for_torch(bool decays) const override;
   bool torch_counts_steps() const override { return false; }
 
  private:
