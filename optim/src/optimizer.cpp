@@ -11,17 +11,6 @@ namespace cairn::optim {
 
 namespace {
 
-void check_parameter(const NamedTensor& parameter) {
-  const auto& [name, tensor] = parameter;
-  CAIRN_CHECK(!name.empty(), "optimizer", "expected parameters with names, got an empty name");
-  CAIRN_CHECK(tensor.defined(), "optimizer", "expected a tensor '", name,
-              "', got an undefined one");
-  CAIRN_CHECK(core::is_half(tensor.dtype()) || tensor.dtype() == DType::f32, "optimizer",
-              "expected parameters of f16, bf16 or f32, got '", name, "' of ", tensor.dtype());
-  CAIRN_CHECK(tensor.view().is_dense(), "optimizer", "expected dense parameters, got '", name,
-              "' with shape ", tensor.shape(), " and strides ", tensor.strides());
-}
-
 void check_rates(const ParameterGroup& group) {
   CAIRN_CHECK(std::isfinite(group.lr) && group.lr >= 0, "optimizer",
               "expected a learning rate >= 0, got ", group.lr);
@@ -53,7 +42,7 @@ void bring_along(Tensor& moment, const NamedTensor& parameter, const OwnedRange&
 
 }  // namespace
 
-void Optimizer::check_group(const ParameterGroup& group) const {
+void Optimizer::take_group(ParameterGroup group) {
   check_rates(group);
   std::unordered_set<const void*> tensors;
   std::unordered_set<std::string> names;
@@ -63,14 +52,10 @@ void Optimizer::check_group(const ParameterGroup& group) const {
   };
   for (const Parameter& parameter : parameters_) is_new(parameter);
   for (const NamedTensor& parameter : group.parameters) {
-    check_parameter(parameter);
+    check_dense_float("optimizer", "parameters", parameter);
     CAIRN_CHECK(is_new(parameter), "optimizer", "expected each parameter once, got '",
                 parameter.name, "' again");
   }
-}
-
-void Optimizer::take_group(ParameterGroup group) {
-  check_group(group);
   for (const NamedTensor& parameter : group.parameters) {
     parameters_.push_back({parameter, groups_.size()});
   }

@@ -156,21 +156,22 @@ std::vector<Tensor> Optimizer::stepped_counts() {
   return counts;
 }
 
-void Optimizer::find_nonfinite(const StepOptions& options, const TensorView& loss_scale,
-                               const TensorView& clip, double max_norm) {
+void Optimizer::find_nonfinite(const StepOptions& options,
+                               const kernels::DeviceStep& device) const {
   const TensorView none = device_->overflowed.view().slice(0, 0, 0);
   std::vector<TensorView> gradients;  // of each parameter
   for (const Parameter& parameter : parameters_) {
     const Tensor* gradient = gradient_of(parameter);
     gradients.push_back(gradient != nullptr ? gradient->view() : none);
   }
-  kernels::find_nonfinite(gradients, {.found_inf = device_->found_inf,
-                                      .each = device_->overflowed,
-                                      .clip = clip,
-                                      .max_norm = max_norm,
-                                      .gradient_scale = options.gradient_scale,
-                                      .eps = own_max_norm() > 0 ? 0.0 : 1e-6,
-                                      .loss_scale = loss_scale});
+  kernels::find_nonfinite(gradients,
+                          {.found_inf = device_->found_inf,
+                           .each = device_->overflowed,
+                           .clip = device.clip,
+                           .max_norm = std::max(options.max_gradient_norm, own_max_norm()),
+                           .gradient_scale = options.gradient_scale,
+                           .eps = own_max_norm() > 0 ? 0.0 : 1e-6,
+                           .loss_scale = device.loss_scale});
 }
 
 void Optimizer::update_on_device(const StepOptions& options, kernels::DeviceStep device) {
@@ -183,7 +184,8 @@ void Optimizer::update_on_device(const StepOptions& options, kernels::DeviceStep
     if (batch.entries.empty()) break;
     device.lr = device_->rates[batch.group];
     device.step = batch.count;
-    update_entries(groups_[batch.group], batch.entries, {options.gradient_scale, 1, device});
+    const ParameterGroup& group = groups_[batch.group];
+    update_group(group, batch.entries, {options.gradient_scale, 1, device, group.weight_decay});
   }
   kernels::weights_written(updated());
 }
@@ -195,13 +197,13 @@ StepResult Optimizer::step_on_device(const StepOptions& options, std::uint64_t s
   check_scaler(scaler);
   check_capturable(options);
   prepare_gradients();
-  if (!has_gradient()) return without_gradients(options);
+  if (!has_gradient()) return leave(kNoGradient, options);
   write_rates();
-  const double max_norm = std::max(options.max_gradient_norm, own_max_norm());
+  const bool clips = options.max_gradient_norm > 0 || own_max_norm() > 0;
   kernels::DeviceStep device{.loss_scale = loss_scale};
-  if (max_norm > 0) device.clip = device_->clip;
+  if (clips) device.clip = device_->clip;
   if (options.check) device.found_inf = device_->found_inf;
-  if (options.check || max_norm > 0) find_nonfinite(options, loss_scale, device.clip, max_norm);
+  if (options.check || clips) find_nonfinite(options, device);
   update_on_device(options, device);
   finish(options);
   StepResult result;

@@ -9,25 +9,6 @@
 
 namespace cairn::optim {
 
-namespace {
-
-/// Tensors of one device, and which parameters they are of.
-struct List {
-  Device device;
-  std::vector<TensorView> views;
-  std::vector<TensorView> weights;  // of LARC
-  std::vector<std::size_t> parameters;
-};
-
-List& list_of(std::vector<List>& lists, Device device) {
-  for (List& list : lists) {
-    if (list.device == device) return list;
-  }
-  return lists.emplace_back(List{device, {}, {}, {}});
-}
-
-}  // namespace
-
 /// What ranks have reduced must be whole on the device before a step is queued behind it: a
 /// collective that is aborted ends as if it had succeeded.
 void Optimizer::wait_for_reductions() const {
@@ -85,6 +66,18 @@ PendingReport Optimizer::begin_check(double norm_type) const {
   return begin_own_check(norm_type);
 }
 
+namespace {
+
+/// The f32 master where all of it is here (else another rank asks), or the weight.
+TensorView exact_weight(const Tensor& weight) {
+  const auto* master = kernels::MasterWeight::of(weight);
+  const bool has_it = master != nullptr && master->storage() == MasterStorage::f32 &&
+                      master->tensor().numel() == weight.numel();
+  return has_it ? master->tensor() : weight;
+}
+
+}  // namespace
+
 PendingReport Optimizer::begin_own_check(double norm_type) const {
   CAIRN_CHECK(norm_type >= 1, "optimizer", "expected a norm type >= 1, got ", norm_type);
   std::vector<double> types{norm_type};
@@ -94,35 +87,35 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
   if (larc_ || own_max_norm() > 0) need(2.0);
   if (const std::optional<double> type = running_norm_type()) need(*type);
 
-  std::vector<List> lists;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& [name, weight] = static_cast<const NamedTensor&>(parameters_[i]);
-    if (weight.requires_grad()) weight.gradient_slot().check_whole(name);
-    const Tensor* gradient = gradient_of(parameters_[i]);
-    if (gradient == nullptr) continue;
-    List& list = list_of(lists, gradient->device());
-    list.views.push_back(*gradient);
-    list.parameters.push_back(i);
-    if (!larc_) continue;
-    const auto* master = kernels::MasterWeight::of(weight);
-    const bool exact = master != nullptr && master->storage() == MasterStorage::f32 &&
-                       master->tensor().numel() == weight.numel();  // else another rank asks
-    list.weights.push_back(exact ? master->tensor() : weight);
+  std::vector<Device> devices;
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.tensor.requires_grad())
+      parameter.tensor.gradient_slot().check_whole(parameter.name);
+    const Tensor* gradient = gradient_of(parameter);
+    const bool is_known = gradient == nullptr || std::find(devices.begin(), devices.end(),
+                                                           gradient->device()) != devices.end();
+    if (!is_known) devices.push_back(gradient->device());
   }
-
   PendingReport pending;
   pending.optimizer_ = this;
   pending.norm_type_ = norm_type;
   pending.types_ = types;
   pending.has_weights_ = larc_ != nullptr;
-  for (const List& list : lists) {
-    for (const double type : types) {
-      pending.passes_.push_back(
-          {false, type, list.parameters, kernels::check_tensors(list.views, type)});
+  for (const Device device : devices) {
+    std::vector<std::size_t> indices;
+    std::vector<TensorView> gradients, weights;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const Tensor* gradient = gradient_of(parameters_[i]);
+      if (gradient == nullptr || gradient->device() != device) continue;
+      indices.push_back(i);
+      gradients.push_back(*gradient);
+      if (larc_) weights.push_back(exact_weight(parameters_[i].tensor));
     }
-    if (list.weights.empty()) continue;
-    pending.passes_.push_back(
-        {true, 2.0, list.parameters, kernels::check_tensors(list.weights, 2.0)});
+    for (const double type : types) {
+      pending.passes_.push_back({false, type, indices, kernels::check_tensors(gradients, type)});
+    }
+    if (!larc_) continue;
+    pending.passes_.push_back({true, 2.0, indices, kernels::check_tensors(weights, 2.0)});
   }
   return pending;
 }

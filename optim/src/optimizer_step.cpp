@@ -20,7 +20,11 @@ double clip_coefficient(double norm, double max_norm) {
   return max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1.0;
 }
 
-void check_options(const GradientReport& report, const StepOptions& options) {
+void check_options(const GradientReport& report, std::size_t parameters,
+                   const StepOptions& options) {
+  CAIRN_CHECK(!report.checked() || report.norms.front().values.size() == parameters, "optimizer",
+              "expected a report of this optimizer's ", parameters, " parameters, got one of ",
+              report.norms.front().values.size(), " (check again after add_group)");
   CAIRN_CHECK(std::isfinite(options.gradient_scale), "optimizer",
               "expected a finite gradient_scale, got ", options.gradient_scale);
   CAIRN_CHECK(options.collapse_after >= 0, "optimizer", "expected a collapse_after >= 0, got ",
@@ -45,19 +49,6 @@ void apply_larc(const LarcOptions& options, const ParameterGroup& group, double 
   entry.l2 = group.weight_decay * ratio;
 }
 
-/// Sets a value for the scope and restores the old one.
-class ScopedValue {
- public:
-  ScopedValue(double& place, double value) : place_(place), before_(place) { place = value; }
-  ~ScopedValue() { place_ = before_; }
-  ScopedValue(const ScopedValue&) = delete;
-  ScopedValue& operator=(const ScopedValue&) = delete;
-
- private:
-  double& place_;
-  double before_;
-};
-
 [[noreturn]] void fail_nonfinite(const GradientReport& report) {
   core::fail<core::Error>("optimizer", "expected finite gradients, got ", report.describe(),
                           report.nonfinite.size() > 1
@@ -66,10 +57,6 @@ class ScopedValue {
 }
 
 }  // namespace
-
-double Optimizer::running_norm(const ParameterGroup&, double, double, std::int64_t) const {
-  return 0.0;
-}
 
 bool Optimizer::needs_report(const StepOptions& options) const {
   return options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite || larc_ ||
@@ -187,16 +174,14 @@ kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gra
 }
 
 void Optimizer::add_to_batches(const Parameter& parameter, const kernels::UpdateEntry& entry) {
-  const Device device = entry.weight.device;
   const std::int64_t step = parameter.steps + 1;
   auto batch = std::find_if(batches_.begin(), batches_.end(), [&](const Batch& other) {
-    const bool alike = other.group == parameter.group && other.device == device &&
-                       other.step == step && other.count.id() == parameter.count.id();
-    return other.entries.empty() || alike;
+    return other.entries.empty() || (other.group == parameter.group && other.step == step &&
+                                     other.count.id() == parameter.count.id() &&
+                                     other.entries.front().weight.device == entry.weight.device);
   });
   if (batch == batches_.end()) batch = batches_.insert(batch, Batch{});
   batch->group = parameter.group;
-  batch->device = device;
   batch->step = step;
   batch->count = parameter.count;
   batch->entries.push_back(entry);
@@ -229,18 +214,10 @@ void Optimizer::fill_batches(const GradientReport& report, const std::vector<dou
 void Optimizer::run_batches(const std::vector<double>& scales) {
   for (const Batch& batch : batches_) {
     if (batch.entries.empty()) return;
-    ParameterGroup& group = groups_[batch.group];
-    // LARC has put the weight decay into the gradients.
-    const ScopedValue decay(group.weight_decay, larc_ ? 0.0 : group.weight_decay);
-    update_entries(group, batch.entries, {scales[batch.group], batch.step, {}});
+    const ParameterGroup& group = groups_[batch.group];
+    const double decay = larc_ ? 0.0 : group.weight_decay;
+    update_group(group, batch.entries, {scales[batch.group], batch.step, {}, decay});
   }
-}
-
-void Optimizer::check_report(const GradientReport& report) const {
-  const std::size_t count = parameters_.size();
-  CAIRN_CHECK(!report.checked() || report.norms.front().values.size() == count, "optimizer",
-              "expected a report of this optimizer's ", count, " parameters, got one of ",
-              report.norms.front().values.size(), " (check again after add_group)");
 }
 
 std::vector<Tensor> Optimizer::updated() const {
@@ -259,10 +236,9 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
 }
 
 StepResult Optimizer::apply(const GradientReport& report, const StepOptions& options) {
-  check_report(report);
-  check_options(report, options);
+  check_options(report, parameters_.size(), options);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
-  if (!has_gradient()) return without_gradients(options);
+  if (!has_gradient()) return leave(kNoGradient, options);
   std::vector<double> scales;
   StepResult result = measure(report, options, scales);
   try {
@@ -291,19 +267,17 @@ StepResult Optimizer::apply(const GradientReport& report, const StepOptions& opt
 
 StepResult Optimizer::skip(const GradientReport& report, const StepOptions& options) {
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
-  StepResult result;
-  result.applied = false;
+  StepResult result = leave(report.describe(), options);
   result.culprit = report.culprit;
-  result.reason = report.describe();
-  finish(options);
   return result;
 }
 
-StepResult Optimizer::without_gradients(const StepOptions& options) {
+/// A step that is not applied.
+StepResult Optimizer::leave(std::string reason, const StepOptions& options) {
+  finish(options);
   StepResult result;
   result.applied = false;
-  result.reason = kNoGradient;
-  finish(options);
+  result.reason = std::move(reason);
   return result;
 }
 

@@ -37,14 +37,14 @@ Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tenso
         entry.weight.owner = static_cast<int>(least - load.begin());
       }
       entry.reducer = reducer;
-      entry.is_cut = cuts_any_ = true;
+      cuts_any_ = true;
     }
   }
 }
 
 std::optional<core::ElementRange> Partition::own_part(std::size_t parameter) const {
   const Entry& entry = entries_[parameter];
-  if (!entry.is_cut) return {};
+  if (entry.ranks.world_size == 1) return {};
   return entry.weight.part(entry.ranks.rank, entry.ranks.world_size);
 }
 

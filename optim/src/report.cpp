@@ -12,16 +12,14 @@ namespace {
 
 /// The norm of one type of everything, from the norms of its parts.
 double combine(const double* norms, std::size_t count, double type) {
-  double sum = 0.0;
+  std::vector<kernels::TensorCheck> parts(count);
   for (std::size_t i = 0; i < count; ++i) {
-    if (std::isinf(type)) {
-      sum = std::max(sum, norms[i]);
-    } else {
-      sum += type == 2.0 ? norms[i] * norms[i] : std::pow(norms[i], type);
-    }
+    const bool squares = type == 2.0;
+    parts[i].power_sum = std::isinf(type) ? norms[i]
+                         : squares        ? norms[i] * norms[i]
+                                          : std::pow(norms[i], type);
   }
-  if (std::isinf(type)) return sum;
-  return type == 2.0 ? std::sqrt(sum) : std::pow(sum, 1.0 / type);
+  return kernels::norm_of(parts, type);
 }
 
 std::vector<double>& table_of(std::vector<ParameterNorms>& tables, double type) {
@@ -49,10 +47,6 @@ void sum_up_norms(const Optimizer& optimizer, const std::vector<kernels::TensorC
 }
 
 }  // namespace
-
-double GradientReport::norm() const {
-  return std::sqrt(squared_norm);
-}
 
 const std::vector<double>& GradientReport::norms_of(double type) const {
   for (const ParameterNorms& table : norms) {

@@ -1,4 +1,4 @@
-// What each rule checks, is compared by, shares with torch, and hands to its kernel.
+// What each rule checks, what its states are compared by, and what it hands to its kernel.
 #include <cmath>
 
 #include "cairn/core/error.h"
@@ -29,7 +29,7 @@ template <class Options, class Own, class Call>
 Options kernel_options(const ParameterGroup& group, const Own& own, const Call& call) {
   Options options;
   options.lr = group.lr;
-  options.weight_decay = group.weight_decay;
+  options.weight_decay = call.weight_decay;
   options.gradient_scale = call.gradient_scale;
   if constexpr (requires { options.eps; }) options.eps = group.eps.value_or(own.eps);
   if constexpr (requires { options.beta1; }) options.beta1 = group.beta1.value_or(own.beta1);
@@ -45,24 +45,21 @@ Options kernel_options(const ParameterGroup& group, const Own& own, const Call& 
 
 }  // namespace
 
-FusedAdam::FusedAdam(NamedTensors parameters, const AdamOptions& options)
-    : FusedAdam({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
-
 FusedAdam::FusedAdam(std::vector<ParameterGroup> groups, const AdamOptions& options)
-    : Optimizer(std::move(groups)), options_(options) {
+    : Rule(std::move(groups), options) {
   check_betas_and_eps("FusedAdam", options);
 }
 
-std::vector<std::pair<std::string, double>> FusedAdam::rule_options() const {
-  return {{"beta1", options_.beta1},
-          {"beta2", options_.beta2},
-          {"eps", options_.eps},
-          {"adamw", options_.adamw},
+std::vector<Optimizer::RuleOption> FusedAdam::rule_options() const {
+  return {{"beta1", options_.beta1, "betas.0"},
+          {"beta2", options_.beta2, "betas.1"},
+          {"eps", options_.eps, "eps"},
+          {"adamw", options_.adamw, "decoupled_weight_decay"},
           {"bias_correction", options_.bias_correction}};
 }
 
-void FusedAdam::update_entries(const ParameterGroup& group,
-                               const std::vector<kernels::UpdateEntry>& entries, const Call& call) {
+void FusedAdam::update_group(const ParameterGroup& group, const Entries& entries,
+                             const Call& call) {
   auto options = kernel_options<kernels::AdamOptions>(group, options_, call);
   options.adamw = options_.adamw;
   kernels::DeviceStep device = call.device;
@@ -70,26 +67,8 @@ void FusedAdam::update_entries(const ParameterGroup& group,
   kernels::update(entries, options, device);
 }
 
-const char* FusedAdam::missing_for_torch(bool) const {
-  return options_.bias_correction ? nullptr : "bias correction";
-}
-
-std::vector<Optimizer::TorchOption> FusedAdam::torch_options() const {
-  return {{"lr", "lr"},
-          {"betas.0", "beta1"},
-          {"betas.1", "beta2"},
-          {"eps", "eps"},
-          {"weight_decay", "weight_decay"},
-          {"amsgrad", false},
-          {"maximize", false},
-          {"decoupled_weight_decay", options_.adamw}};
-}
-
-FusedSGD::FusedSGD(NamedTensors parameters, const SgdOptions& options)
-    : FusedSGD({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
-
 FusedSGD::FusedSGD(std::vector<ParameterGroup> groups, const SgdOptions& options)
-    : Optimizer(std::move(groups)), options_(options) {
+    : Rule(std::move(groups), options) {
   CAIRN_CHECK(is_amount(options.momentum), "FusedSGD", "expected a momentum >= 0, got ",
               options.momentum);
   CAIRN_CHECK(std::isfinite(options.dampening), "FusedSGD", "expected a finite dampening, got ",
@@ -106,15 +85,14 @@ std::vector<std::string> FusedSGD::moment_names() const {
   return {};
 }
 
-std::vector<std::pair<std::string, double>> FusedSGD::rule_options() const {
-  return {{"momentum", options_.momentum},
-          {"dampening", options_.dampening},
-          {"nesterov", options_.nesterov},
+std::vector<Optimizer::RuleOption> FusedSGD::rule_options() const {
+  return {{"momentum", options_.momentum, "momentum"},
+          {"dampening", options_.dampening, "dampening"},
+          {"nesterov", options_.nesterov, "nesterov"},
           {"wd_after_momentum", options_.wd_after_momentum}};
 }
 
-void FusedSGD::update_entries(const ParameterGroup& group,
-                              const std::vector<kernels::UpdateEntry>& entries, const Call& call) {
+void FusedSGD::update_group(const ParameterGroup& group, const Entries& entries, const Call& call) {
   auto options = kernel_options<kernels::SgdOptions>(group, options_, call);
   options.momentum = momentum_of(group);
   options.dampening = options_.dampening;
@@ -124,40 +102,23 @@ void FusedSGD::update_entries(const ParameterGroup& group,
   kernels::update(entries, options, call.device);
 }
 
-const char* FusedSGD::missing_for_torch(bool decays) const {
-  return options_.wd_after_momentum && decays ? "weight decay before the momentum" : nullptr;
-}
-
-std::vector<Optimizer::TorchOption> FusedSGD::torch_options() const {
-  return {{"lr", "lr"},
-          {"momentum", "momentum"},
-          {"dampening", options_.dampening},
-          {"weight_decay", "weight_decay"},
-          {"nesterov", options_.nesterov},
-          {"maximize", false}};
-}
-
-FusedAdagrad::FusedAdagrad(NamedTensors parameters, const AdagradOptions& options)
-    : FusedAdagrad({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
-
 FusedAdagrad::FusedAdagrad(std::vector<ParameterGroup> groups, const AdagradOptions& options)
-    : Optimizer(std::move(groups)), options_(options) {
+    : Rule(std::move(groups), options) {
   for (const double value : {options.eps, options.lr_decay, options.initial_accumulator}) {
     CAIRN_CHECK(is_amount(value), "FusedAdagrad",
                 "expected eps, lr_decay and initial_accumulator >= 0, got ", value);
   }
 }
 
-std::vector<std::pair<std::string, double>> FusedAdagrad::rule_options() const {
-  return {{"eps", options_.eps},
+std::vector<Optimizer::RuleOption> FusedAdagrad::rule_options() const {
+  return {{"eps", options_.eps, "eps"},
           {"adagrad_w", options_.adagrad_w},
-          {"lr_decay", options_.lr_decay},
-          {"initial_accumulator", options_.initial_accumulator}};
+          {"lr_decay", options_.lr_decay, "lr_decay"},
+          {"initial_accumulator", options_.initial_accumulator, "initial_accumulator_value"}};
 }
 
-void FusedAdagrad::update_entries(const ParameterGroup& group,
-                                  const std::vector<kernels::UpdateEntry>& entries,
-                                  const Call& call) {
+void FusedAdagrad::update_group(const ParameterGroup& group, const Entries& entries,
+                                const Call& call) {
   auto options = kernel_options<kernels::AdagradOptions>(group, options_, call);
   options.lr = group.lr / (1.0 + static_cast<double>(call.step - 1) * options_.lr_decay);
   options.lr_decay = options_.lr_decay;
@@ -165,24 +126,8 @@ void FusedAdagrad::update_entries(const ParameterGroup& group,
   kernels::update(entries, options, call.device);
 }
 
-const char* FusedAdagrad::missing_for_torch(bool decays) const {
-  return options_.adagrad_w && decays ? "weight decay in the gradient" : nullptr;
-}
-
-std::vector<Optimizer::TorchOption> FusedAdagrad::torch_options() const {
-  return {{"lr", "lr"},
-          {"lr_decay", options_.lr_decay},
-          {"eps", "eps"},
-          {"weight_decay", "weight_decay"},
-          {"initial_accumulator_value", options_.initial_accumulator},
-          {"maximize", false}};
-}
-
-FusedNovoGrad::FusedNovoGrad(NamedTensors parameters, const NovoGradOptions& options)
-    : FusedNovoGrad({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
-
 FusedNovoGrad::FusedNovoGrad(std::vector<ParameterGroup> groups, const NovoGradOptions& options)
-    : Optimizer(std::move(groups)), options_(options) {
+    : Rule(std::move(groups), options) {
   check_betas_and_eps("FusedNovoGrad", options);
   CAIRN_CHECK(options.norm_type == 2.0 || (std::isinf(options.norm_type) && options.norm_type > 0),
               "FusedNovoGrad", "expected norm_type 2 or infinity, got ", options.norm_type);
@@ -196,7 +141,7 @@ double FusedNovoGrad::running_norm(const ParameterGroup& group, double before, d
   return std::sqrt(beta2 * before * before + (1.0 - beta2) * gradient_norm * gradient_norm);
 }
 
-std::vector<std::pair<std::string, double>> FusedNovoGrad::rule_options() const {
+std::vector<Optimizer::RuleOption> FusedNovoGrad::rule_options() const {
   return {{"beta1", options_.beta1},
           {"beta2", options_.beta2},
           {"eps", options_.eps},
@@ -207,26 +152,22 @@ std::vector<std::pair<std::string, double>> FusedNovoGrad::rule_options() const 
           {"init_zero", options_.init_zero}};
 }
 
-void FusedNovoGrad::update_entries(const ParameterGroup& group,
-                                   const std::vector<kernels::UpdateEntry>& entries,
-                                   const Call& call) {
+void FusedNovoGrad::update_group(const ParameterGroup& group, const Entries& entries,
+                                 const Call& call) {
   auto options = kernel_options<kernels::NovoGradOptions>(group, options_, call);
   options.grad_averaging = options_.grad_averaging;
   options.reg_inside_moment = options_.reg_inside_moment;
   kernels::update(entries, options, call.device);
 }
 
-FusedLAMB::FusedLAMB(NamedTensors parameters, const LambOptions& options)
-    : FusedLAMB({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
-
 FusedLAMB::FusedLAMB(std::vector<ParameterGroup> groups, const LambOptions& options)
-    : Optimizer(std::move(groups)), options_(options) {
+    : Rule(std::move(groups), options) {
   check_betas_and_eps("FusedLAMB", options);
   CAIRN_CHECK(is_amount(options.max_gradient_norm), "FusedLAMB",
               "expected max_gradient_norm >= 0, got ", options.max_gradient_norm);
 }
 
-std::vector<std::pair<std::string, double>> FusedLAMB::rule_options() const {
+std::vector<Optimizer::RuleOption> FusedLAMB::rule_options() const {
   return {{"beta1", options_.beta1},
           {"beta2", options_.beta2},
           {"eps", options_.eps},
@@ -237,8 +178,8 @@ std::vector<std::pair<std::string, double>> FusedLAMB::rule_options() const {
           {"use_nvlamb", options_.use_nvlamb}};
 }
 
-void FusedLAMB::update_entries(const ParameterGroup& group,
-                               const std::vector<kernels::UpdateEntry>& entries, const Call& call) {
+void FusedLAMB::update_group(const ParameterGroup& group, const Entries& entries,
+                             const Call& call) {
   auto options = kernel_options<kernels::LambOptions>(group, options_, call);
   options.adamw = options_.adamw;
   options.grad_averaging = options_.grad_averaging;

@@ -55,49 +55,58 @@ std::int64_t take_entry(const StateDict& torch, bool counts_steps, StateDict& ow
 
 }  // namespace
 
-std::vector<Optimizer::TorchOption> Optimizer::checked_torch_options(bool decays) const {
-  std::vector<TorchOption> options = torch_options();
-  if (options.empty()) {
+void Optimizer::check_torch_has_it(bool decays) const {
+  if (torch_flags().empty()) {
     fail<core::Unsupported>(kind(), "expected an optimizer that torch.optim has, got ", kind());
   }
   if (const char* missing = missing_for_torch(decays)) {
     fail<core::Unsupported>(kind(), "expected an optimizer with ", missing,
                             " to exchange states with torch, got one without");
   }
-  return options;
 }
 
 StateDict Optimizer::to_torch(const ParameterGroup& group) const {
+  check_torch_has_it(group.weight_decay != 0);
   const StateDict own = options_of(group);
   StateDict theirs;
-  for (const TorchOption& option : checked_torch_options(group.weight_decay != 0)) {
-    if (const auto* name = std::get_if<const char*>(&option.own)) {
-      set_path(theirs, option.name, own.number(*name));
-    } else if (const auto* flag = std::get_if<bool>(&option.own)) {
-      theirs.set(option.name, std::int64_t{*flag});
+  theirs.set("lr", group.lr);
+  for (const RuleOption& option : rule_options()) {
+    if (option.torch == nullptr) continue;
+    if (const auto* flag = std::get_if<bool>(&option.value)) {
+      theirs.set(option.torch, std::int64_t{*flag});
     } else {
-      theirs.set(option.name, std::get<double>(option.own));
+      const bool is_groups = own.contains(option.name);
+      set_path(theirs, option.torch, is_groups ? own.number(option.name) : option.number());
     }
   }
+  theirs.set("weight_decay", group.weight_decay);
+  for (const char* flag : torch_flags()) theirs.set(flag, std::int64_t{0});
+  theirs.make_dict("params");  // nobody yet
   return theirs;
 }
 
 /// What this optimizer cannot take over must be the same there, unless it is not said.
 StateDict Optimizer::from_torch(const StateDict& theirs) const {
-  StateDict group;
-  for (const TorchOption& option : checked_torch_options(true)) {
-    if (const auto* name = std::get_if<const char*>(&option.own)) {
-      group.set(*name, torch_number(theirs, option.name));
-    } else if (theirs.contains(option.name)) {
-      const auto* flag = std::get_if<bool>(&option.own);
-      const double own = flag != nullptr ? *flag : std::get<double>(option.own);
-      const double their = torch_number(theirs, option.name);
-      if (their == own) continue;
-      fail<core::DataError>(kind(), "expected a torch state with ", option.name, " = ", own,
-                            ", got ", their, " (construct the optimizer like torch's)");
+  check_torch_has_it(true);
+  const auto expect = [&](const char* key, double own) {
+    if (!theirs.contains(key)) return;
+    const double their = torch_number(theirs, key);
+    if (their == own) return;
+    fail<core::DataError>(kind(), "expected a torch state with ", key, " = ", own, ", got ", their,
+                          " (construct the optimizer like torch's)");
+  };
+  StateDict own = options_of({});
+  own.set("lr", torch_number(theirs, "lr"));
+  own.set("weight_decay", torch_number(theirs, "weight_decay"));
+  for (const RuleOption& option : rule_options()) {
+    if (own.contains(option.name)) {
+      own.set(option.name, torch_number(theirs, option.torch));
+    } else if (option.torch != nullptr) {
+      expect(option.torch, option.number());
     }
   }
-  return group;
+  for (const char* flag : torch_flags()) expect(flag, 0);
+  return own;
 }
 
 StateDict Optimizer::torch_state_dict() const {
@@ -110,9 +119,7 @@ StateDict Optimizer::torch_state_dict() const {
   StateDict& entries = state.make_dict("state");
   StateDict groups;
   for (const ParameterGroup& group : groups_) {
-    StateDict& theirs = groups.make_dict(std::to_string(groups.size()));
-    theirs = to_torch(group);
-    theirs.make_dict("params");
+    groups.set(std::to_string(groups.size()), to_torch(group));
   }
   const std::vector<std::string> moments = moment_names();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

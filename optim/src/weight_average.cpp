@@ -20,23 +20,14 @@ namespace {
 constexpr const char* kUpdates = "updates";
 constexpr const char* kValues = "values";
 
-void check_averaged(const NamedTensor& weight, std::set<std::string>& names,
-                    std::set<const void*>& tensors) {
-  const auto& [name, tensor] = weight;
-  CAIRN_CHECK(!name.empty(), "average", "expected weights with names, got an empty name");
-  CAIRN_CHECK(tensor.defined(), "average", "expected a tensor '", name, "', got an undefined one");
-  const bool is_new = names.insert(name).second && tensors.insert(tensor.id()).second;
-  CAIRN_CHECK(is_new, "average", "expected each weight once, got '", name, "' again");
-  if (!core::is_floating(tensor.dtype())) return;
-  CAIRN_CHECK(tensor.dtype() != DType::f64, "average",
-              "expected weights of f16, bf16 or f32, got '", name, "' of f64");
-  CAIRN_CHECK(tensor.view().is_dense(), "average", "expected dense weights, got '", name,
-              "' with shape ", tensor.shape(), " and strides ", tensor.strides());
-}
-
 /// The exact value, where it lies or, of a remainder, put together.
 Tensor value_of(const Tensor& weight) {
   return kernels::MasterWeight::exists(weight) ? kernels::master_value(weight) : weight;
+}
+
+bool alike(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.dtype() == b.dtype() && a.device() == b.device();
 }
 
 Tensor bits_of(const Tensor& x) {
@@ -64,8 +55,12 @@ WeightAverage::WeightAverage(const NamedTensors& weights, const WeightAverageOpt
   std::set<std::string> names;
   std::set<const void*> tensors;
   for (const NamedTensor& weight : weights) {
-    check_averaged(weight, names, tensors);
-    if (!core::is_floating(weight.tensor.dtype())) continue;
+    const bool is_count = weight.tensor.defined() && !core::is_floating(weight.tensor.dtype());
+    if (!is_count) check_dense_float("average", "weights", weight);
+    const bool is_new =
+        names.insert(weight.name).second && tensors.insert(weight.tensor.id()).second;
+    CAIRN_CHECK(is_new, "average", "expected each weight once, got '", weight.name, "' again");
+    if (is_count) continue;
     weights_.push_back(weight);
     averages_.push_back(
         {weight.name, copy_beside(weight.tensor, value_of(weight.tensor), DType::f32)});
@@ -148,10 +143,8 @@ void AveragesInUse::restore() {
   for (const Saved& saved : std::exchange(saved_, {})) {
     const auto& [name, weight] = saved.weight;
     auto* master = kernels::MasterWeight::peek(weight);
-    const DType kept = master != nullptr ? master->tensor().dtype() : weight.dtype();
-    const DType had = saved.master.defined() ? saved.master.dtype() : saved.bits.dtype();
-    if (weight.dtype() != saved.bits.dtype() || weight.device() != saved.bits.device() ||
-        (master != nullptr) != saved.master.defined() || kept != had) {
+    const Tensor exact = master != nullptr ? master->tensor() : Tensor();
+    if (!alike(weight, saved.bits) || !alike(exact, saved.master)) {
       if (changed.empty()) changed = name;
       continue;
     }

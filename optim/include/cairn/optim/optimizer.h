@@ -145,10 +145,9 @@ class Optimizer : public core::Stateful {
   const StateOptions& state_options() const { return state_options_; }
 
   /// kind, steps; options: what the rule was constructed with; groups: lr, weight_decay, and the
-  /// betas, eps and momentum that hold for them; state, nested by
-  /// parameter name: step and the moments in f32 (sharing memory with this optimizer where they are
-  /// kept so; Shards where ranks divide them: parallel::ShardedDataParallel). Masters are saved
-  /// with the model. The same for f32 and half parameters.
+  /// betas, eps and momentum that hold for them; state, nested by parameter name: step and the
+  /// moments in f32 (sharing memory with this optimizer where they are kept so; Shards where ranks
+  /// divide them: parallel::ShardedDataParallel). Masters are saved with the model.
   StateDict state_dict() const override;
   /// Takes lr, weight_decay, betas, eps and momentum over from the state, with a warning that names
   /// both values where they differ from this optimizer's (not of an lr that a Schedule sets). Ends
@@ -172,27 +171,29 @@ class Optimizer : public core::Stateful {
     double gradient_scale = 1.0;
     std::int64_t step = 1;       // each entry is at its step-th update, from 1
     kernels::DeviceStep device;  // where it is defined, it says so instead
+    double weight_decay = 0.0;   // the group's, where LARC has not put it into the gradients
   };
+  using Entries = std::vector<kernels::UpdateEntry>;
   /// Updates parameters of one group, on one device.
-  virtual void update_entries(const ParameterGroup& group,
-                              const std::vector<kernels::UpdateEntry>& entries,
-                              const Call& call) = 0;
+  virtual void update_group(const ParameterGroup& group, const Entries& entries,
+                            const Call& call) = 0;
   virtual const char* kind() const = 0;                       // "FusedAdam"
   virtual std::vector<std::string> moment_names() const = 0;  // at most two; names in the state
-
   virtual double initial_moment() const { return 0.0; }
-  /// Everything that the rule was constructed with but lr and weight_decay, flags as 0 and 1: what
-  /// a state is compared with when it is loaded.
-  virtual std::vector<std::pair<std::string, double>> rule_options() const = 0;
-
-  /// An option of torch's class: one of the group's by its name here, or a number or a flag that
-  /// must be the same there.
-  struct TorchOption {
-    const char* name;  // "betas.0"
-    std::variant<const char*, double, bool> own;
+  struct RuleOption {
+    std::string name;
+    std::variant<double, bool> value;
+    const char* torch = nullptr;  // its name in torch's class, "betas.0"; null: it has none there
+    double number() const {
+      return std::visit([](double x) { return x; }, value);
+    }
   };
-  /// In torch's order; none: torch has no such optimizer.
-  virtual std::vector<TorchOption> torch_options() const { return {}; }
+  /// Everything that the rule was constructed with but lr and weight_decay: what a state is
+  /// compared with when it is loaded.
+  virtual std::vector<RuleOption> rule_options() const = 0;
+
+  /// Flags of torch's class that are false here; none: torch has no such optimizer.
+  virtual std::vector<const char*> torch_flags() const { return {}; }
   /// What torch's rule has and this one has not, with or without weight decay; null: nothing.
   virtual const char* missing_for_torch(bool /*decays*/) const { return nullptr; }
   virtual bool torch_counts_steps() const { return true; }
@@ -203,8 +204,10 @@ class Optimizer : public core::Stateful {
   virtual std::optional<double> running_norm_type() const { return std::nullopt; }
   /// UpdateEntry::norm for this update, kept in the state ("norm"), from that of the update before
   /// (0 in the first) and the norm of the gradient (unscaled, clipped).
-  virtual double running_norm(const ParameterGroup& group, double before, double gradient_norm,
-                              std::int64_t step) const;
+  virtual double running_norm(const ParameterGroup& /*group*/, double /*before*/,
+                              double /*gradient_norm*/, std::int64_t /*step*/) const {
+    return 0.0;
+  }
   /// All gradients (unscaled, clipped as StepOptions says) are scaled to this 2-norm where theirs
   /// is larger; 0: no.
   virtual double own_max_norm() const { return 0.0; }
@@ -233,21 +236,18 @@ class Optimizer : public core::Stateful {
   /// Entries that one kernel call updates: one device, one step count.
   struct Batch {
     std::size_t group = 0;
-    Device device;
     std::int64_t step = 0;
     Tensor count;
-    std::vector<kernels::UpdateEntry> entries;
+    Entries entries;
   };
-  struct LoadPlan;
+  struct Loaded;
   struct DeviceState;
 
   void check_not_moved() const;
-  void check_group(const ParameterGroup& group) const;
   void take_group(ParameterGroup group);
   void attach_arenas();
   /// After parameters changed dtype or device: the arenas are laid out anew, masters and moments
-  /// move along. A step ends with the first of these where it is needed; amp::initialize saves the
-  /// slower first step.
+  /// move along. A step ends with it where it is needed; amp::initialize saves the slower first.
   void refresh();
   void refresh_if_stale();
   Partition partition() const;
@@ -278,7 +278,6 @@ class Optimizer : public core::Stateful {
   StepResult step_on_device(const StepOptions& options, std::uint64_t scaler,
                             const TensorView& loss_scale);
 
-  void check_report(const GradientReport& report) const;
   StepResult measure(const GradientReport& report, const StepOptions& options,
                      std::vector<double>& scales) const;
   double scaled_norm(const GradientReport& report, const std::vector<double>& scales) const;
@@ -290,7 +289,7 @@ class Optimizer : public core::Stateful {
   void add_to_batches(const Parameter& parameter, const kernels::UpdateEntry& entry);
   void run_batches(const std::vector<double>& scales);
   std::vector<Tensor> updated() const;  // those that have a gradient
-  StepResult without_gradients(const StepOptions& options);
+  StepResult leave(std::string reason, const StepOptions& options);
   void finish(const StepOptions& options);
 
   static std::int64_t steps_of(const Parameter& parameter);
@@ -298,15 +297,13 @@ class Optimizer : public core::Stateful {
   void check_capturable(const StepOptions& options) const;
   void write_rates();
   std::vector<Tensor> stepped_counts();
-  void find_nonfinite(const StepOptions& options, const TensorView& loss_scale,
-                      const TensorView& clip, double max_norm);
+  void find_nonfinite(const StepOptions& options, const kernels::DeviceStep& device) const;
   void update_on_device(const StepOptions& options, kernels::DeviceStep device);
 
   /// lr, weight_decay, and the betas, eps and momentum that hold for the group.
   StateDict options_of(const ParameterGroup& group) const;
-  LoadPlan plan_load(const StateDict& state) const;
-  void tell_differences(const LoadPlan& plan) const;
-  std::vector<TorchOption> checked_torch_options(bool decays) const;
+  void tell_differences(const Loaded& loaded) const;
+  void check_torch_has_it(bool decays) const;
   StateDict to_torch(const ParameterGroup& group) const;
   StateDict from_torch(const StateDict& theirs) const;
 
@@ -316,14 +313,25 @@ class Optimizer : public core::Stateful {
   std::vector<Batch> batches_;  // of the running update; their memory serves the next
   Partition partition_;         // that the parts are of
   StateOptions state_options_;
-  std::shared_ptr<const LarcOptions> larc_;  // null: none
-  std::shared_ptr<DeviceState> device_;      // null: not capturable
-  std::shared_ptr<const void> identity_ =
-      std::make_shared<char>();  // which parameters are claimed by
-  SkipStreak skips_;             // since the last step that was applied
+  std::shared_ptr<const LarcOptions> larc_;                          // null: none
+  std::shared_ptr<DeviceState> device_;                              // null: not capturable
+  std::shared_ptr<const void> identity_ = std::make_shared<char>();  // claims parameters
+  SkipStreak skips_;  // since the last step that was applied
   std::int64_t steps_ = 0;
   bool master_weights_ = true;
   bool scheduled_ = false;  // a Schedule sets the learning rates
+};
+
+/// A rule, which keeps what it was constructed with.
+template <class Options>
+class Rule : public Optimizer {
+ public:
+  const Options& options() const { return options_; }
+
+ protected:
+  Rule(std::vector<ParameterGroup> groups, const Options& options)
+      : Optimizer(std::move(groups)), options_(options) {}
+  Options options_;
 };
 
 }  // namespace cairn::optim

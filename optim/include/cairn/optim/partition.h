@@ -40,8 +40,7 @@ class Partition {
   struct Entry {
     core::ShardedWeight weight;
     std::weak_ptr<core::GradientReducer> reducer;
-    bool is_cut = false;
-    core::GradientReducer::Sharding ranks;
+    core::GradientReducer::Sharding ranks;  // of 1: it is not cut
   };
   Reducers reducers() const;
 

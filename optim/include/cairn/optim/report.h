@@ -10,6 +10,7 @@
 //   }
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -46,7 +47,7 @@ struct GradientReport {
   bool finite() const { return culprit.empty(); }
   bool checked() const { return !norms.empty(); }
   /// Of norm_type, of all gradients together.
-  double norm() const;
+  double norm() const { return std::sqrt(squared_norm); }
   /// By parameter. Throws InvalidArgument where this type was not asked for.
   const std::vector<double>& norms_of(double type) const;
   /// "inf in the gradient of conv1.weight (3 elements)"; empty where finite.
