@@ -1,5 +1,6 @@
 // What amp needs of an optimizer beyond what a trainer uses: the parts of a step between which it
-// decides. Each says in optimizer.h what it does. Not for trainers: it may change with any version.
+// decides. Each says here or in optimizer.h what it does. Not for trainers: it may change with any
+// version.
 #pragma once
 
 #include <cstdint>
