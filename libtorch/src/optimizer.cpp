@@ -125,9 +125,9 @@ void TorchOptimizer::agree_on_rates() {
   }
 }
 
-void TorchOptimizer::update_entries(const optim::ParameterGroup& /*group*/,
-                                    const std::vector<kernels::UpdateEntry>& entries,
-                                    const Call& call) {
+void TorchOptimizer::update_group(const optim::ParameterGroup& /*group*/,
+                                  const std::vector<kernels::UpdateEntry>& entries,
+                                  const Call& call) {
   agree_on_rates();
   const torch::NoGradGuard no_grad;
   const Gradients as_they_are(optimizer_);

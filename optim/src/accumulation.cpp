@@ -8,6 +8,8 @@
 
 namespace cairn::optim {
 
+constexpr const char* kCount = "the samples of a window";
+
 MicroBatch::MicroBatch(Accumulation* owner, double weight, bool last)
     : owner_(owner), weight_(weight), last_(last), exceptions_(std::uncaught_exceptions()) {}
 
@@ -39,10 +41,6 @@ Accumulation::~Accumulation() {
   } catch (...) {  // NOLINT: a destructor
   }
 }
-
-namespace {
-constexpr const char* kCount = "the samples of a window";
-}  // namespace
 
 void Accumulation::check_may_begin(std::int64_t count) const {
   CAIRN_CHECK(!abandoned_, "Accumulation", "expected a whole window, got one that an exception ",

@@ -1,8 +1,9 @@
-// Gradients in the layout of their parameters.
+// What is kept beside parameters, in their layout.
 #pragma once
 
 #include <optional>
 
+#include "cairn/core/error.h"
 #include "cairn/core/sharding.h"
 #include "cairn/kernels/empty_with_layout_of.h"
 
@@ -11,9 +12,19 @@ namespace cairn::optim {
 using kernels::copy_beside;
 using kernels::empty_with_layout_of;
 using kernels::laid_out_like;
-using kernels::same_layout;
 
 using OwnedRange = std::optional<core::ElementRange>;  // of a parameter; nothing: all of it
+
+/// Of what is trained or averaged ("parameters", "weights").
+inline void check_dense_float(const char* where, const char* what, const NamedTensor& one) {
+  const auto& [name, tensor] = one;
+  CAIRN_CHECK(!name.empty(), where, "expected ", what, " with names, got an empty name");
+  CAIRN_CHECK(tensor.defined(), where, "expected a tensor '", name, "', got an undefined one");
+  CAIRN_CHECK(core::is_half(tensor.dtype()) || tensor.dtype() == DType::f32, where, "expected ",
+              what, " of f16, bf16 or f32, got '", name, "' of ", tensor.dtype());
+  CAIRN_CHECK(tensor.view().is_dense(), where, "expected dense ", what, ", got '", name,
+              "' with shape ", tensor.shape(), " and strides ", tensor.strides());
+}
 
 /// Of a view laid out like the parameter.
 inline TensorView in_part(const TensorView& x, const OwnedRange& part) {

@@ -1,12 +1,13 @@
 // A step without the host: its numbers lie on the device.
 #include <algorithm>
 #include <bit>
-#include <utility>
+#include <map>
+#include <set>
 
 #include "cairn/core/error.h"
 #include "cairn/core/graph.h"
 #include "cairn/optim/larc.h"
-#include "cairn/optim/optimizer.h"
+#include "cairn/optim/optimizer_access.h"
 #include "layout.h"
 
 namespace cairn::optim {
@@ -20,9 +21,6 @@ struct Optimizer::DeviceState {
   Tensor overflowed;                // f32 [parameters]; not 0: it did since somebody asked
   std::vector<Tensor> rates;        // f64 [1], by group
   std::vector<double> written;      // what the host has put there
-  /// i32 [1], by group and parameter: updates so far. Parameters that had gradients in the same
-  /// steps share one.
-  std::vector<std::vector<Tensor>> counts;
 };
 
 namespace {
@@ -46,51 +44,45 @@ std::int64_t Optimizer::steps() const {
   return capturable() ? read(device_->applied) : steps_;
 }
 
-std::int64_t Optimizer::steps_of(std::size_t group, std::size_t index) const {
-  return capturable() ? read(device_->counts[group][index]) : state_[group][index].steps;
+std::int64_t Optimizer::steps_of(const Parameter& parameter) {
+  return parameter.count.defined() ? read(parameter.count) : parameter.steps;
 }
 
 /// From what the host knows.
-std::shared_ptr<Optimizer::DeviceState> Optimizer::make_device_state() const {
+std::shared_ptr<Optimizer::DeviceState> Optimizer::make_device_state() {
   auto state = std::make_shared<DeviceState>();
-  std::int64_t parameters = 0;
-  std::vector<std::pair<std::int64_t, Tensor>> made;  // a count for each number of steps
-  state->device = groups_.front().parameters.empty()
-                      ? core::default_device()
-                      : groups_.front().parameters.front().tensor.device();
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    std::vector<Tensor>& counts = state->counts.emplace_back();
-    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameters) {
-      const auto& [name, tensor] = groups_[g].parameters[i];
-      if (tensor.device() != state->device) {
-        fail<Unsupported>("optimizer", "expected the parameters of a capturable optimizer on one ",
-                          "device, got '", name, "' on ", tensor.device(), " beside others on ",
-                          state->device);
-      }
-      const std::int64_t steps = state_[g][i].steps;
-      auto count = std::find_if(made.begin(), made.end(),
-                                [&](const auto& other) { return other.first == steps; });
-      if (count == made.end()) {
-        count = made.insert(
-            count, {steps, number_on(state->device, static_cast<double>(steps), DType::i32)});
-      }
-      counts.push_back(count->second);
-    }
-    state->rates.push_back(number_on(state->device, groups_[g].lr, DType::f64));
-    state->written.push_back(groups_[g].lr);
+  const Device device = state->device = parameters_.front().tensor.device();
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.tensor.device() == device) continue;
+    fail<Unsupported>("optimizer", "expected the parameters of a capturable optimizer on one ",
+                      "device, got '", parameter.name, "' on ", parameter.tensor.device(),
+                      " beside others on ", device);
   }
-  state->found_inf = number_on(state->device, 0.0, DType::f32);
-  state->clip = number_on(state->device, 1.0, DType::f64);
-  state->applied = number_on(state->device, static_cast<double>(steps_), DType::i32);
-  state->overflowed = Tensor::zeros({parameters}, DType::f32, state->device);
+  std::map<std::int64_t, Tensor> counts;  // by steps
+  for (Parameter& parameter : parameters_) {
+    Tensor& count = counts[parameter.steps];
+    const auto steps = static_cast<double>(parameter.steps);
+    if (!count.defined()) count = number_on(device, steps, DType::i32);
+    parameter.count = count;
+  }
+  for (const ParameterGroup& group : groups_) {
+    state->rates.push_back(number_on(device, group.lr, DType::f64));
+    state->written.push_back(group.lr);
+  }
+  state->found_inf = number_on(device, 0.0, DType::f32);
+  state->clip = number_on(device, 1.0, DType::f64);
+  state->applied = number_on(device, static_cast<double>(steps_), DType::i32);
+  const auto parameters = static_cast<std::int64_t>(parameters_.size());
+  state->overflowed = Tensor::zeros({parameters}, DType::f32, device);
   return state;
 }
 
 void Optimizer::set_capturable(bool value) {
   if (value == capturable()) return;
   if (!value) {
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      for (std::size_t i = 0; i < state_[g].size(); ++i) state_[g][i].steps = steps_of(g, i);
+    for (Parameter& parameter : parameters_) {
+      parameter.steps = steps_of(parameter);
+      parameter.count = {};
     }
     steps_ = steps();
     device_ = nullptr;
@@ -116,20 +108,17 @@ void Optimizer::check_capturable(const StepOptions& options) const {
   if (options.max_gradient_norm > 0 && own_max_norm() > 0) {
     refuse("max_gradient_norm beside a rule that clips by itself");
   }
-  for (const ParameterGroup& group : groups_) {
-    for (const auto& [name, tensor] : group.parameters) {
-      const core::GradientSlot* slot = tensor.gradient_slot_or_null();
-      if (slot != nullptr && slot->reducer()) refuse("gradients that ranks reduce");
-    }
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.tensor.gradient_slot().reducer()) refuse("gradients that ranks reduce");
   }
 }
 
 /// Where the parameters moved to another device, all of it moves.
 void Optimizer::write_rates() {
-  const auto moved = [&](const ParameterGroup& group) {
-    return !group.parameters.empty() && group.parameters.front().tensor.device() != device_->device;
+  const auto moved = [&](const Parameter& parameter) {
+    return parameter.tensor.device() != device_->device;
   };
-  if (std::any_of(groups_.begin(), groups_.end(), moved)) {
+  if (std::any_of(parameters_.begin(), parameters_.end(), moved)) {
     set_capturable(false);
     set_capturable(true);
   }
@@ -141,70 +130,64 @@ void Optimizer::write_rates() {
   }
 }
 
-/// Fills batches_ and returns the counts that their `step` is an index of. Parameters that no
-/// longer have gradients in the same steps get counts of their own.
-std::vector<TensorView> Optimizer::count_on_device() {
-  struct Count {
-    Tensor own;
-    std::size_t members = 0;
-    std::vector<Tensor*> stepped;
-  };
-  std::vector<Count> counts;
-  const auto count_of = [&](const Tensor& tensor) {
-    const auto found = std::find_if(counts.begin(), counts.end(), [&](const Count& count) {
-      return count.own.id() == tensor.id();
-    });
-    return found != counts.end() ? found : counts.insert(found, Count{tensor, 0, {}});
-  };
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      const auto count = count_of(device_->counts[g][i]);
-      ++count->members;
-      if (gradient_of(g, i) != nullptr) count->stepped.push_back(&device_->counts[g][i]);
-    }
+/// Those of parameters with a gradient, each once. Where others share it, who has no gradient in
+/// this step, they get one of their own.
+std::vector<Tensor> Optimizer::stepped_counts() {
+  std::set<const void*> resting;
+  for (const Parameter& parameter : parameters_) {
+    if (gradient_of(parameter) == nullptr) resting.insert(parameter.count.id());
   }
-  std::vector<TensorView> stepped;
-  for (Count& count : counts) {
-    if (count.stepped.empty()) continue;
-    if (count.stepped.size() < count.members) {
-      core::refuse_in_capture("optimizer", "a step in which fewer parameters have gradients");
-      const Tensor own = number_on(device_->device, 0.0, DType::i32);
-      kernels::copy(count.own, own);
-      for (Tensor* place : count.stepped) *place = own;
-      count.own = own;
+  std::map<const void*, Tensor> stepped;  // by the count before
+  std::vector<Tensor> counts;
+  for (Parameter& parameter : parameters_) {
+    if (gradient_of(parameter) == nullptr) continue;
+    Tensor& count = stepped[parameter.count.id()];
+    if (!count.defined()) {
+      count = parameter.count;
+      if (resting.contains(count.id())) {
+        core::refuse_in_capture("optimizer", "a step in which fewer parameters have gradients");
+        count = number_on(device_->device, 0.0, DType::i32);
+        kernels::copy(parameter.count, count);
+      }
+      counts.push_back(count);
     }
-    stepped.push_back(count.own);
+    parameter.count = count;
   }
-  return stepped;
+  return counts;
 }
 
-void Optimizer::update_on_device(const StepOptions& options, const TensorView& loss_scale,
-                                 const TensorView& clip, const TensorView& found_inf) {
-  const std::vector<TensorView> counts = count_on_device();
-  const std::size_t moments = moment_names().size();
-  std::vector<Tensor> temporaries;
-  for (Batch& batch : batches_) batch.entries.clear();
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      const Tensor* gradient = gradient_of(g, i);
-      if (gradient == nullptr) continue;
-      const auto count = std::find_if(counts.begin(), counts.end(), [&](const TensorView& view) {
-        return view.data == device_->counts[g][i].raw_data();
-      });
-      add_to_batches(g, count - counts.begin(), entry_of(g, i, *gradient, moments, temporaries));
-    }
+void Optimizer::find_nonfinite(const StepOptions& options,
+                               const kernels::DeviceStep& device) const {
+  const TensorView none = device_->overflowed.view().slice(0, 0, 0);
+  std::vector<TensorView> gradients;  // of each parameter
+  for (const Parameter& parameter : parameters_) {
+    const Tensor* gradient = gradient_of(parameter);
+    gradients.push_back(gradient != nullptr ? gradient->view() : none);
   }
-  for (const TensorView& count : counts) kernels::advance_step(count, found_inf);
-  kernels::advance_step(device_->applied, found_inf);
+  kernels::find_nonfinite(gradients,
+                          {.found_inf = device_->found_inf,
+                           .each = device_->overflowed,
+                           .clip = device.clip,
+                           .max_norm = std::max(options.max_gradient_norm, own_max_norm()),
+                           .gradient_scale = options.gradient_scale,
+                           .eps = own_max_norm() > 0 ? 0.0 : 1e-6,
+                           .loss_scale = device.loss_scale});
+}
+
+void Optimizer::update_on_device(const StepOptions& options, kernels::DeviceStep device) {
+  const std::vector<Tensor> counts = stepped_counts();
+  std::vector<Tensor> temporaries;
+  fill_batches({}, std::vector<double>(groups_.size(), options.gradient_scale), temporaries);
+  for (const Tensor& count : counts) kernels::advance_step(count, device.found_inf);
+  kernels::advance_step(device_->applied, device.found_inf);
   for (const Batch& batch : batches_) {
     if (batch.entries.empty()) break;
-    const kernels::DeviceStep device{.lr = device_->rates[batch.group],
-                                     .step = counts[static_cast<std::size_t>(batch.step)],
-                                     .loss_scale = loss_scale,
-                                     .found_inf = found_inf,
-                                     .clip = clip};
-    update_entries(groups_[batch.group], batch.entries, {options.gradient_scale, 1, device});
+    device.lr = device_->rates[batch.group];
+    device.step = batch.count;
+    const ParameterGroup& group = groups_[batch.group];
+    update_group(group, batch.entries, {options.gradient_scale, 1, device, group.weight_decay});
   }
+  kernels::weights_written(updated());
 }
 
 StepResult Optimizer::step_on_device(const StepOptions& options, std::uint64_t scaler,
@@ -214,103 +197,73 @@ StepResult Optimizer::step_on_device(const StepOptions& options, std::uint64_t s
   check_scaler(scaler);
   check_capturable(options);
   prepare_gradients();
-  StepResult result;
-  result.applied = has_gradient();
-  if (!result.applied) {
-    result.reason = kNoGradient;
-    finish(options);
-    return result;
-  }
-  result.known = false;
+  if (!has_gradient()) return leave(kNoGradient, options);
   write_rates();
-  const double max_norm = std::max(options.max_gradient_norm, own_max_norm());
-  const TensorView clip = max_norm > 0 ? device_->clip.view() : TensorView();
-  const bool checks = options.check || max_norm > 0;
-  if (checks) {
-    const TensorView none = device_->overflowed.view().slice(0, 0, 0);
-    std::vector<TensorView> gradients;  // of each parameter
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      for (std::size_t i = 0; i < state_[g].size(); ++i) {
-        const Tensor* gradient = gradient_of(g, i);
-        gradients.push_back(gradient != nullptr ? gradient->view() : none);
-      }
-    }
-    kernels::find_nonfinite(gradients, {.found_inf = device_->found_inf,
-                                        .each = device_->overflowed,
-                                        .clip = clip,
-                                        .max_norm = max_norm,
-                                        .gradient_scale = options.gradient_scale,
-                                        .eps = own_max_norm() > 0 ? 0.0 : 1e-6,
-                                        .loss_scale = loss_scale});
-  }
-  update_on_device(options, loss_scale, clip,
-                   options.check ? device_->found_inf.view() : TensorView());
-  note_updates();
+  const bool clips = options.max_gradient_norm > 0 || own_max_norm() > 0;
+  kernels::DeviceStep device{.loss_scale = loss_scale};
+  if (clips) device.clip = device_->clip;
+  if (options.check) device.found_inf = device_->found_inf;
+  if (options.check || clips) find_nonfinite(options, device);
+  update_on_device(options, device);
   finish(options);
+  StepResult result;
+  result.known = false;
   return result;
 }
 
-TensorView Optimizer::found_inf() const {
-  return device_->found_inf;
+TensorView OptimizerAccess::found_inf() const {
+  return optimizer_.device_->found_inf;
 }
 
-std::vector<std::string> Optimizer::take_overflowed() {
+std::vector<std::string> OptimizerAccess::take_overflowed() const {
+  const Tensor& overflowed = optimizer_.device_->overflowed;
   std::vector<std::string> names;
-  const std::vector<double> flags = device_->overflowed.to_vector<double>();
-  std::size_t parameter = 0;
-  for (const ParameterGroup& group : groups_) {
-    for (const NamedTensor& one : group.parameters) {
-      if (flags[parameter++] != 0.0) names.push_back(one.name);
-    }
+  const std::vector<double> flags = overflowed.to_vector<double>();
+  for (std::size_t i = 0; i < flags.size(); ++i) {
+    if (flags[i] != 0.0) names.push_back(optimizer_.parameters_[i].name);
   }
-  if (!names.empty()) kernels::fill(device_->overflowed, 0.0);
+  if (!names.empty()) kernels::fill(overflowed, 0.0);
   return names;
 }
 
-void Optimizer::prepare_replay() {
-  write_rates();
-  for (const ParameterGroup& group : groups_) {
-    for (const NamedTensor& parameter : group.parameters) {
-      kernels::MasterWeight::of(parameter.tensor);
-    }
+void OptimizerAccess::prepare_replay() const {
+  optimizer_.write_rates();
+  for (const auto& parameter : optimizer_.parameters_) {
+    kernels::MasterWeight::of(parameter.tensor);
   }
 }
 
-void Optimizer::note_replay() {
+void OptimizerAccess::note_replay() const {
   std::vector<Tensor> written;
-  for (const ParameterGroup& group : groups_) {
-    for (const auto& [name, tensor] : group.parameters) {
-      if (tensor.requires_grad()) written.push_back(tensor);
-    }
+  for (const auto& parameter : optimizer_.parameters_) {
+    if (parameter.tensor.requires_grad()) written.push_back(parameter.tensor);
   }
   kernels::weights_written(written);
 }
 
-void Optimizer::add_fingerprint(std::vector<std::uint64_t>& words) const {
-  for (const auto& arena : arenas_) words.push_back(arena->generation());
-  words.push_back(master_weights_);
-  for (const Tensor& number :
-       {device_->found_inf, device_->clip, device_->applied, device_->overflowed}) {
+void OptimizerAccess::add_fingerprint(std::vector<std::uint64_t>& words) const {
+  const Optimizer::DeviceState& device = *optimizer_.device_;
+  for (const auto& arena : optimizer_.arenas_) words.push_back(arena->generation());
+  words.push_back(optimizer_.master_weights_);
+  for (const Tensor& number : {device.found_inf, device.clip, device.applied, device.overflowed}) {
     words.push_back(address(number));
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const ParameterGroup& group = groups_[g];
+  for (const Tensor& rate : device.rates) words.push_back(address(rate));
+  for (const ParameterGroup& group : optimizer_.groups_) {
     words.push_back(std::bit_cast<std::uint64_t>(group.weight_decay));
     for (const auto& option : {group.beta1, group.beta2, group.eps, group.momentum}) {
       words.push_back(option ? std::bit_cast<std::uint64_t>(*option) : 0);
     }
-    words.push_back(address(device_->rates[g]));
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      const Tensor& parameter = group.parameters[i].tensor;
-      const auto* master = kernels::MasterWeight::peek(parameter);
-      const core::GradientSlot* slot = parameter.gradient_slot_or_null();
-      words.insert(words.end(),
-                   {address(parameter), static_cast<std::uint64_t>(parameter.dtype()),
-                    parameter.requires_grad(), address(master ? master->tensor() : Tensor()),
-                    address(slot ? slot->memory() : Tensor()), slot && slot->holds_gradient(),
-                    address(device_->counts[g][i]), address(state_[g][i].moments[0]),
-                    address(state_[g][i].moments[1])});
-    }
+  }
+  for (const auto& parameter : optimizer_.parameters_) {
+    const Tensor& tensor = parameter.tensor;
+    const auto* master = kernels::MasterWeight::peek(tensor);
+    const core::GradientSlot& slot = tensor.gradient_slot();
+    words.insert(words.end(),
+                 {address(tensor), static_cast<std::uint64_t>(tensor.dtype()),
+                  tensor.requires_grad(), address(master ? master->tensor() : Tensor()),
+                  address(slot.memory()), slot.holds_gradient(), address(parameter.count),
+                  address(parameter.moments[0]), address(parameter.moments[1])});
   }
 }
 

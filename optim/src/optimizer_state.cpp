@@ -7,7 +7,7 @@
 #include "cairn/core/log.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
-#include "state_path.h"
+#include "states.h"
 
 namespace cairn::optim {
 
@@ -35,80 +35,16 @@ StateDict::Value in_f32(const Tensor& moment, const Tensor& parameter, const Own
   return Shard{value, parameter.shape(), part->begin};
 }
 
-const StateDict* as_dict(const StateDict::Value* value) {
-  return value == nullptr ? nullptr : std::get_if<StateDict>(value);
-}
-
 /// Every parameter's entry by its full name: a dictionary that holds a step count.
 void collect_entries(const StateDict& at, const std::string& name,
                      std::map<std::string, const StateDict*>& entries) {
-  const StateDict::Value* step =
-      at.find(kStep);  // a dictionary: a parameter or module of that name
-  const bool is_entry = step != nullptr && std::holds_alternative<std::int64_t>(*step);
+  // A dictionary there is of a parameter or module of that name.
+  const bool is_entry = std::get_if<std::int64_t>(at.find(kStep)) != nullptr;
   if (!name.empty() && is_entry) entries[name] = &at;
   for (const auto& [key, value] : at) {
-    const StateDict* child = as_dict(&value);
-    if (child == nullptr) continue;
-    collect_entries(*child, name.empty() ? key : core::str(name, ".", key), entries);
+    const auto* child = std::get_if<StateDict>(&value);
+    if (child != nullptr) collect_entries(*child, path_in(name, key), entries);
   }
-}
-
-/// Of one element range of the parameter, or of all of it; null: neither.
-const Tensor* moment_in(const StateDict::Value* value, const Tensor& parameter,
-                        const OwnedRange& part) {
-  if (value == nullptr) return nullptr;
-  if (const auto* whole = std::get_if<Tensor>(value)) return whole;
-  const auto* shard = std::get_if<Shard>(value);
-  const bool is_own = shard != nullptr && part && shard->whole == parameter.shape() &&
-                      shard->begin == part->begin && shard->tensor.numel() == part->size();
-  return is_own ? &shard->tensor : nullptr;
-}
-
-/// Everything wrong with a state, to be told at once.
-class Problems {
- public:
-  void add(const std::string& text) { text_ += (text_.empty() ? "" : "; ") + text; }
-  void throw_if_any(const char* kind) const {
-    if (text_.empty()) return;
-    core::fail<core::DataError>(kind, "expected a state of this optimizer, got one with ", text_,
-                                " (nothing was changed)");
-  }
-
- private:
-  std::string text_;
-};
-
-struct LoadedParameter {
-  std::int64_t steps = 0;
-  double norm = 0.0;
-  std::array<Tensor, 2> moments;
-};
-
-/// The options of each group (no parameters).
-std::vector<ParameterGroup> read_groups(const StateDict& state, std::size_t count,
-                                        Problems& problems) {
-  const StateDict* groups = as_dict(state.find("groups"));
-  const std::size_t found = groups == nullptr ? 0 : groups->size();
-  std::vector<ParameterGroup> all;
-  if (found != count) {
-    problems.add(core::str(found, " parameter groups instead of ", count));
-    return all;
-  }
-  for (std::size_t g = 0; g < count; ++g) {
-    const StateDict& group = groups->dict(std::to_string(g));
-    ParameterGroup& loaded = all.emplace_back();
-    loaded.lr = group.number("lr");
-    loaded.weight_decay = group.number("weight_decay");
-    const auto is_rate = [](double rate) { return rate >= 0 && std::isfinite(rate); };
-    if (!is_rate(loaded.lr) || !is_rate(loaded.weight_decay)) {
-      problems.add(
-          core::str("lr ", loaded.lr, " and weight_decay ", loaded.weight_decay, " in group ", g));
-    }
-    for (const auto& [key, option] : kOwnOptions) {
-      if (group.contains(key)) loaded.*option = group.number(key);
-    }
-  }
-  return all;
 }
 
 std::optional<double> ParameterGroup::*group_option(const std::string& name) {
@@ -116,47 +52,6 @@ std::optional<double> ParameterGroup::*group_option(const std::string& name) {
     if (name == key) return option;
   }
   return nullptr;
-}
-
-Tensor read_moment(const StateDict& entry, const NamedTensor& parameter, const OwnedRange& part,
-                   const std::string& key, Problems& problems) {
-  const StateDict::Value* value = entry.find(key);
-  const Tensor* moment = moment_in(value, parameter.tensor, part);
-  const bool is_whole = value != nullptr && std::holds_alternative<Tensor>(*value);
-  const Shape& shape = parameter.tensor.shape();
-  if (moment == nullptr) {
-    problems.add("no '" + parameter.name + "." + key + "'");
-  } else if ((is_whole && moment->shape() != shape) || !core::is_floating(moment->dtype())) {
-    problems.add(core::str("'", parameter.name, ".", key, "' of shape ", moment->shape(), " ",
-                           moment->dtype(), " instead of ", shape, " f32"));
-  } else {
-    return *moment;
-  }
-  return {};
-}
-
-LoadedParameter read_parameter(const StateDict& entry, const NamedTensor& parameter,
-                               const OwnedRange& part, const std::vector<std::string>& moments,
-                               bool has_norm, Problems& problems) {
-  LoadedParameter loaded;
-  loaded.steps = entry.integer(kStep);
-  if (loaded.steps < 0) {
-    problems.add(core::str("step ", loaded.steps, " of '", parameter.name, "'"));
-  }
-  if (has_norm && !entry.contains(kNorm)) {
-    problems.add("no '" + parameter.name + "." + kNorm + "'");
-  } else if (has_norm) {
-    loaded.norm = entry.number(kNorm);
-  }
-  for (std::size_t m = 0; m < moments.size() && loaded.steps > 0; ++m) {
-    loaded.moments[m] = read_moment(entry, parameter, part, moments[m], problems);
-  }
-  for (const auto& [key, value] : entry) {
-    const bool known = std::find(moments.begin(), moments.end(), key) != moments.end();
-    if (!std::holds_alternative<Tensor>(value) || known) continue;
-    problems.add(core::str("a surplus '", parameter.name, ".", key, "'"));
-  }
-  return loaded;
 }
 
 /// One a line.
@@ -168,14 +63,16 @@ std::string names_in(const ParameterGroup& group) {
 
 }  // namespace
 
-/// What a state holds for this optimizer, found before anything is changed.
-struct Optimizer::LoadPlan {
-  std::vector<std::vector<LoadedParameter>> parameters;
-  std::vector<ParameterGroup> groups;     // without parameters
-  std::map<std::string, double> options;  // that the state's rule was constructed with
-  std::int64_t steps = 0;
-  bool f32_slots = false;
-};
+StateDict Optimizer::options_of(const ParameterGroup& group) const {
+  StateDict options;
+  options.set("lr", group.lr);
+  options.set("weight_decay", group.weight_decay);
+  for (const RuleOption& rule : rule_options()) {
+    const auto option = group_option(rule.name);
+    if (option != nullptr) options.set(rule.name, (group.*option).value_or(rule.number()));
+  }
+  return options;
+}
 
 StateDict Optimizer::state_dict() const {
   StateDict state;
@@ -183,129 +80,165 @@ StateDict Optimizer::state_dict() const {
   state.set("steps", steps());
   const bool f32_slots = std::any_of(arenas_.begin(), arenas_.end(),
                                      [](const auto& arena) { return arena->f32_slots(); });
-  state.set("f32_gradients",
-            std::int64_t{f32_slots});  // else the first step would round differently
+  // Else the first step would round differently.
+  state.set("f32_gradients", std::int64_t{f32_slots});
   StateDict& options = state.make_dict("options");
-  for (const auto& [key, own] : rule_options()) options.set(key, own);
-  const std::vector<std::string> moments = moment_names();
-  const Partition parts = partition();
-  std::size_t parameter = 0;
+  for (const RuleOption& own : rule_options()) options.set(own.name, own.number());
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     StateDict& group = state.make_dict("groups").make_dict(std::to_string(g));
-    group.set("lr", groups_[g].lr);
-    group.set("weight_decay", groups_[g].weight_decay);
+    group = options_of(groups_[g]);
     if (groups_.size() > 1) group.set("parameters", names_in(groups_[g]));  // torch's state asks
-    for (const auto& [key, own] : rule_options()) {
-      if (const auto option = group_option(key)) group.set(key, (groups_[g].*option).value_or(own));
-    }
-    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
-      const State& own = state_[g][i];
-      const OwnedRange part = parts.own_part(parameter);
-      StateDict& entry = make_path(state.make_dict("state"), groups_[g].parameters[i].name);
-      const std::int64_t taken = steps_of(g, i);
-      entry.set(kStep, taken);
-      if (running_norm_type()) entry.set(kNorm, own.norm);
-      // Shards always: a state that is loaded has those that are here.
-      for (std::size_t m = 0; m < moments.size() && (taken > 0 || part); ++m) {
-        entry.set(moments[m], in_f32(own.moments[m], groups_[g].parameters[i].tensor, part));
-      }
+  }
+  const std::vector<std::string> moments = moment_names();
+  const Partition parts = partition();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& own = parameters_[i];
+    const OwnedRange part = parts.own_part(i);
+    StateDict& entry = make_path(state.make_dict("state"), own.name);
+    const std::int64_t taken = steps_of(own);
+    entry.set(kStep, taken);
+    if (running_norm_type()) entry.set(kNorm, own.norm);
+    // Shards always: a state that is loaded has those that are here.
+    for (std::size_t m = 0; m < moments.size() && (taken > 0 || part); ++m) {
+      entry.set(moments[m], in_f32(own.moments[m], own.tensor, part));
     }
   }
   return state;
 }
 
-Optimizer::LoadPlan Optimizer::plan_load(const StateDict& state) const {
+/// What an optimizer is with a state, found before anything is changed.
+struct Optimizer::Loaded {
+  std::vector<ParameterGroup> groups;
+  std::vector<Parameter> parameters;
+  Partition partition;
+  StateDict options;  // that the state's rule was constructed with
+  std::vector<std::string> moments;
+  bool has_norm = false;
   Problems problems;
-  LoadPlan plan;
-  plan.steps = state.integer("steps");
-  if (plan.steps < 0) problems.add(core::str("steps ", plan.steps));
-  if (state.text("kind") != kind()) problems.add("the state of a " + state.text("kind"));
-  plan.groups = read_groups(state, groups_.size(), problems);
-  plan.f32_slots = state.contains("f32_gradients") && state.integer("f32_gradients") != 0;
-  if (const StateDict* options = as_dict(state.find("options"))) {
-    for (const auto& [key, value] : *options) plan.options[key] = options->number(key);
+
+  void read_groups(const StateDict& state) {
+    const auto* all = std::get_if<StateDict>(state.find("groups"));
+    const std::size_t found = all == nullptr ? 0 : all->size();
+    if (found != groups.size()) {
+      problems.add(found, " parameter groups instead of ", groups.size());
+      return;
+    }
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const StateDict& group = all->dict(std::to_string(g));
+      ParameterGroup& loaded = groups[g];
+      loaded.lr = group.number("lr");
+      loaded.weight_decay = group.number("weight_decay");
+      const auto is_rate = [](double rate) { return rate >= 0 && std::isfinite(rate); };
+      if (!is_rate(loaded.lr) || !is_rate(loaded.weight_decay)) {
+        problems.add("lr ", loaded.lr, " and weight_decay ", loaded.weight_decay, " in group ", g);
+      }
+      for (const auto& [key, option] : kOwnOptions) {
+        loaded.*option = group.contains(key) ? std::optional(group.number(key)) : std::nullopt;
+      }
+    }
   }
 
-  std::map<std::string, const StateDict*> entries;
-  if (const StateDict* root = as_dict(state.find("state"))) collect_entries(*root, "", entries);
-  const std::vector<std::string> moments = moment_names();
-  const Partition parts = partition();
-  std::size_t place = 0;
-  for (const ParameterGroup& group : groups_) {
-    std::vector<LoadedParameter>& loaded = plan.parameters.emplace_back();
-    for (const NamedTensor& parameter : group.parameters) {
-      const OwnedRange part = parts.own_part(place++);
-      loaded.emplace_back();
-      const auto found = entries.find(parameter.name);
+  void read_parameters(const StateDict& state) {
+    std::map<std::string, const StateDict*> entries;
+    if (const auto* root = std::get_if<StateDict>(state.find("state"))) {
+      collect_entries(*root, "", entries);
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      parameters[i].part = partition.own_part(i);
+      const auto found = entries.find(parameters[i].name);
       if (found == entries.end()) {
-        problems.add("no '" + parameter.name + "'");
+        problems.add("no '", parameters[i].name, "'");
         continue;
       }
-      loaded.back() = read_parameter(*found->second, parameter, part, moments,
-                                     running_norm_type().has_value(), problems);
+      read_parameter(*found->second, parameters[i]);
       entries.erase(found);
     }
+    for (const auto& [name, entry] : entries) problems.add("a surplus '", name, "'");
   }
-  for (const auto& [name, entry] : entries) problems.add("a surplus '" + name + "'");
-  problems.throw_if_any(kind());
-  return plan;
-}
+
+  void read_parameter(const StateDict& entry, Parameter& parameter) {
+    parameter.steps = entry.integer(kStep);
+    if (parameter.steps < 0) problems.add("step ", parameter.steps, " of '", parameter.name, "'");
+    if (has_norm && !entry.contains(kNorm)) {
+      problems.add("no '", parameter.name, ".", kNorm, "'");
+    } else if (has_norm) {
+      parameter.norm = entry.number(kNorm);
+    }
+    parameter.moments = {};
+    for (std::size_t m = 0; m < moments.size() && parameter.steps > 0; ++m) {
+      parameter.moments[m] = read_moment(entry, parameter, moments[m]);
+    }
+    for (const auto& [key, value] : entry) {
+      const bool known = std::find(moments.begin(), moments.end(), key) != moments.end();
+      const bool is_surplus = std::holds_alternative<Tensor>(value) && !known;
+      if (is_surplus) problems.add("a surplus '", parameter.name, ".", key, "'");
+    }
+  }
+
+  /// A whole one, or the shard of this part.
+  Tensor read_moment(const StateDict& entry, const Parameter& parameter, const std::string& key) {
+    const Shape& shape = parameter.tensor.shape();
+    const OwnedRange& part = parameter.part;
+    const auto* whole = std::get_if<Tensor>(entry.find(key));
+    const auto* shard = std::get_if<Shard>(entry.find(key));
+    const bool is_own = shard != nullptr && part && shard->whole == shape &&
+                        shard->begin == part->begin && shard->tensor.numel() == part->size();
+    if (whole == nullptr && !is_own) {
+      problems.add("no '", parameter.name, ".", key, "'");
+      return {};
+    }
+    const Tensor& moment = is_own ? shard->tensor : *whole;
+    if ((is_own || moment.shape() == shape) && core::is_floating(moment.dtype())) return moment;
+    problems.add("'", parameter.name, ".", key, "' of shape ", moment.shape(), " ", moment.dtype(),
+                 " instead of ", shape, " f32");
+    return {};
+  }
+};
 
 /// A state of other options is taken over or passed over, but never without a word.
-void Optimizer::tell_differences(const LoadPlan& plan) const {
-  const auto tell = [&](std::size_t g, const char* name, double own, double loaded) {
-    if (own == loaded) return;
-    log::warn("{}: group {} continues with {} {} of the state, not {}", kind(), g, name, loaded,
-              own);
-  };
+void Optimizer::tell_differences(const Loaded& loaded) const {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    if (!scheduled_) tell(g, "lr", groups_[g].lr, plan.groups[g].lr);
-    tell(g, "weight_decay", groups_[g].weight_decay, plan.groups[g].weight_decay);
-  }
-  for (const auto& [name, own] : rule_options()) {
-    if (const auto option = group_option(name)) {
-      for (std::size_t g = 0; g < groups_.size(); ++g) {
-        tell(g, name.c_str(), (groups_[g].*option).value_or(own),
-             (plan.groups[g].*option).value_or(own));
-      }
-      continue;
+    const StateDict before = options_of(groups_[g]), now = options_of(loaded.groups[g]);
+    for (const auto& [name, value] : now) {
+      if (before.number(name) == now.number(name) || (scheduled_ && name == "lr")) continue;
+      log::warn("{}: group {} continues with {} {} of the state, not {}", kind(), g, name,
+                now.number(name), before.number(name));
     }
-    const auto saved = plan.options.find(name);
-    if (saved == plan.options.end() || saved->second == own) continue;
-    log::warn("{}: continues with its own {} {}, the state was trained with {}", kind(), name, own,
-              saved->second);
+  }
+  for (const RuleOption& own : rule_options()) {
+    const bool compares = group_option(own.name) == nullptr && loaded.options.contains(own.name);
+    if (!compares || loaded.options.number(own.name) == own.number()) continue;
+    log::warn("{}: continues with its own {} {}, the state was trained with {}", kind(), own.name,
+              own.number(), loaded.options.number(own.name));
   }
 }
 
 void Optimizer::load_state_dict(const StateDict& state) {
-  const LoadPlan plan = plan_load(state);
-  tell_differences(plan);
-  clear_grad();
-  partition_ = partition();
-  if (plan.f32_slots) {
-    for (const auto& arena : arenas_) arena->use_f32_slots();
-  }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    groups_[g].lr = plan.groups[g].lr;
-    groups_[g].weight_decay = plan.groups[g].weight_decay;
-    for (const auto& [key, option] : kOwnOptions) groups_[g].*option = plan.groups[g].*option;
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      const Tensor& parameter = groups_[g].parameters[i].tensor;
-      State& own = state_[g][i];
-      own.steps = plan.parameters[g][i].steps;
-      own.norm = plan.parameters[g][i].norm;
-      for (std::size_t m = 0; m < own.moments.size(); ++m) {
-        const Tensor& loaded = plan.parameters[g][i].moments[m];
-        if (!loaded.defined()) {
-          own.moments[m] = {};
-          continue;
-        }
-        // A new tensor, not the old one's memory: the state may share that with us.
-        own.moments[m] = copy_state(parameter, own_part(g, i), loaded, state_options_.moments);
-      }
+  Loaded loaded{groups_, parameters_, partition(), {}, moment_names()};
+  loaded.has_norm = running_norm_type().has_value();
+  const std::int64_t steps = state.integer("steps");
+  if (steps < 0) loaded.problems.add("steps ", steps);
+  if (state.text("kind") != kind()) loaded.problems.add("the state of a ", state.text("kind"));
+  const bool f32_slots = state.contains("f32_gradients") && state.integer("f32_gradients") != 0;
+  if (state.contains("options")) loaded.options = state.dict("options");
+  loaded.read_groups(state);
+  loaded.read_parameters(state);
+  loaded.problems.throw_if_any(kind(), "this optimizer");
+  tell_differences(loaded);
+  for (Parameter& parameter : loaded.parameters) {
+    for (Tensor& moment : parameter.moments) {  // in its own memory: the state may share that
+      if (!moment.defined()) continue;
+      moment = copy_state(parameter.tensor, parameter.part, moment, state_options_.moments);
     }
   }
-  steps_ = plan.steps;
+  clear_grad();
+  for (std::size_t g = 0; g < groups_.size(); ++g) groups_[g] = std::move(loaded.groups[g]);
+  parameters_ = std::move(loaded.parameters);
+  partition_ = std::move(loaded.partition);
+  if (f32_slots) {
+    for (const auto& arena : arenas_) arena->use_f32_slots();
+  }
+  steps_ = steps;
   skips_.clear();
   if (capturable()) device_ = make_device_state();
 }

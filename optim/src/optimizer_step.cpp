@@ -20,7 +20,11 @@ double clip_coefficient(double norm, double max_norm) {
   return max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1.0;
 }
 
-void check_options(const GradientReport& report, const StepOptions& options) {
+void check_options(const GradientReport& report, std::size_t parameters,
+                   const StepOptions& options) {
+  CAIRN_CHECK(!report.checked() || report.norms.front().values.size() == parameters, "optimizer",
+              "expected a report of this optimizer's ", parameters, " parameters, got one of ",
+              report.norms.front().values.size(), " (check again after add_group)");
   CAIRN_CHECK(std::isfinite(options.gradient_scale), "optimizer",
               "expected a finite gradient_scale, got ", options.gradient_scale);
   CAIRN_CHECK(options.collapse_after >= 0, "optimizer", "expected a collapse_after >= 0, got ",
@@ -45,19 +49,6 @@ void apply_larc(const LarcOptions& options, const ParameterGroup& group, double 
   entry.l2 = group.weight_decay * ratio;
 }
 
-/// Sets a value for the scope and restores the old one.
-class ScopedValue {
- public:
-  ScopedValue(double& place, double value) : place_(place), before_(place) { place = value; }
-  ~ScopedValue() { place_ = before_; }
-  ScopedValue(const ScopedValue&) = delete;
-  ScopedValue& operator=(const ScopedValue&) = delete;
-
- private:
-  double& place_;
-  double before_;
-};
-
 [[noreturn]] void fail_nonfinite(const GradientReport& report) {
   core::fail<core::Error>("optimizer", "expected finite gradients, got ", report.describe(),
                           report.nonfinite.size() > 1
@@ -66,10 +57,6 @@ class ScopedValue {
 }
 
 }  // namespace
-
-double Optimizer::running_norm(const ParameterGroup&, double, double, std::int64_t) const {
-  return 0.0;
-}
 
 bool Optimizer::needs_report(const StepOptions& options) const {
   return options.check || options.max_gradient_norm > 0 || options.error_if_nonfinite || larc_ ||
@@ -124,11 +111,9 @@ double Optimizer::scaled_norm(const GradientReport& report,
                               const std::vector<double>& scales) const {
   const std::vector<double>& norms = report.norms_of(2.0);
   double sum = 0.0;
-  std::size_t parameter = 0;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
-      sum += norms[parameter] * norms[parameter] * scales[g] * scales[g];
-    }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const double scale = scales[parameters_[i].group];
+    sum += norms[i] * norms[i] * scale * scale;
   }
   return std::sqrt(sum);
 }
@@ -158,121 +143,89 @@ StepResult Optimizer::measure(const GradientReport& report, const StepOptions& o
 
 /// The f32 master or the remainder of a half parameter, as the options say; made where there is
 /// none.
-TensorView Optimizer::master_of(const Tensor& parameter, const OwnedRange& part) {
-  if (kernels::MasterWeight::of(parameter) == nullptr) {
-    kernels::MasterWeight::make(parameter, state_options_.masters);
+TensorView Optimizer::master_of(const Parameter& parameter) {
+  const Tensor& weight = parameter.tensor;
+  if (kernels::MasterWeight::of(weight) == nullptr) {
+    kernels::MasterWeight::make(weight, state_options_.masters);
   }
-  kernels::MasterWeight::change_storage(parameter, state_options_.masters);
-  if (part) kernels::MasterWeight::keep_part(parameter, *part);
-  return kernels::MasterWeight::peek(parameter)->view_to_write();
+  kernels::MasterWeight::change_storage(weight, state_options_.masters);
+  if (parameter.part) kernels::MasterWeight::keep_part(weight, *parameter.part);
+  return kernels::MasterWeight::peek(weight)->view_to_write();
 }
 
-kernels::UpdateEntry Optimizer::entry_of(std::size_t group, std::size_t index,
-                                         const Tensor& gradient, std::size_t moments,
-                                         std::vector<Tensor>& temporaries) {
-  const NamedTensor& parameter = groups_[group].parameters[index];
+kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gradient,
+                                         std::size_t moments, std::vector<Tensor>& temporaries) {
   const Tensor& tensor = parameter.tensor;
-  State& state = state_[group][index];
-  const OwnedRange part = own_part(group, index);
-
   kernels::UpdateEntry entry;
-  entry.weight = in_part(tensor, part);
-  entry.weight.version = nullptr;  // note_updates() counts
-  entry.gradient = in_part(laid_out_like(tensor, gradient, temporaries), part);
-  if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(tensor, part);
+  entry.weight = in_part(tensor, parameter.part);
+  entry.weight.version = nullptr;  // counted for all at the end
+  entry.gradient = in_part(laid_out_like(tensor, gradient, temporaries), parameter.part);
+  if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(parameter);
   if (!master_weights_) kernels::MasterWeight::drop(tensor);
   for (std::size_t m = 0; m < moments; ++m) {
-    if (state.moments[m].defined()) continue;
-    state.moments[m] = empty_state(tensor, part, state_options_.moments);
-    kernels::fill(state.moments[m], initial_moment());
+    Tensor& moment = parameter.moments[m];
+    if (!moment.defined()) {
+      moment = empty_state(tensor, parameter.part, state_options_.moments);
+      kernels::fill(moment, initial_moment());
+    }
+    (m == 0 ? entry.moment1 : entry.moment2) = moment;
   }
-  if (moments > 0) entry.moment1 = state.moments[0];
-  if (moments > 1) entry.moment2 = state.moments[1];
   return entry;
 }
 
-void Optimizer::add_to_batches(std::size_t group, std::int64_t step,
-                               const kernels::UpdateEntry& entry) {
-  const Device device = entry.weight.device;
+void Optimizer::add_to_batches(const Parameter& parameter, const kernels::UpdateEntry& entry) {
+  const std::int64_t step = parameter.steps + 1;
   auto batch = std::find_if(batches_.begin(), batches_.end(), [&](const Batch& other) {
-    const bool alike = other.group == group && other.device == device && other.step == step;
-    return other.entries.empty() || alike;
+    return other.entries.empty() || (other.group == parameter.group && other.step == step &&
+                                     other.count.id() == parameter.count.id() &&
+                                     other.entries.front().weight.device == entry.weight.device);
   });
   if (batch == batches_.end()) batch = batches_.insert(batch, Batch{});
-  batch->group = group;
-  batch->device = device;
+  batch->group = parameter.group;
   batch->step = step;
+  batch->count = parameter.count;
   batch->entries.push_back(entry);
 }
 
 /// All memory is there before anything is written.
-void Optimizer::prepare_batches(const GradientReport& report, const std::vector<double>& scales,
-                                std::vector<Tensor>& temporaries) {
+void Optimizer::fill_batches(const GradientReport& report, const std::vector<double>& scales,
+                             std::vector<Tensor>& temporaries) {
   const std::size_t moments = moment_names().size();
   const std::optional<double> running = running_norm_type();
   const double* running_norms = running ? report.norms_of(*running).data() : nullptr;
   const double* gradient_norms = larc_ ? report.norms_of(2.0).data() : nullptr;
   for (Batch& batch : batches_) batch.entries.clear();
-  std::size_t parameter = 0;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const double scale = std::abs(scales[g]);
-    for (std::size_t i = 0; i < state_[g].size(); ++i, ++parameter) {
-      const Tensor* gradient = gradient_of(g, i);
-      if (gradient == nullptr) continue;
-      State& state = state_[g][i];
-      kernels::UpdateEntry entry = entry_of(g, i, *gradient, moments, temporaries);
-      if (running) {
-        state.next_norm =
-            running_norm(groups_[g], state.norm, running_norms[parameter] * scale, state.steps + 1);
-        entry.norm = state.next_norm;
-      }
-      if (larc_) {
-        apply_larc(*larc_, groups_[g], report.weight_norms[parameter],
-                   gradient_norms[parameter] * scale, entry);
-      }
-      add_to_batches(g, state.steps + 1, entry);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    const Tensor* gradient = gradient_of(parameter);
+    if (gradient == nullptr) continue;
+    const ParameterGroup& group = groups_[parameter.group];
+    const double scale = std::abs(scales[parameter.group]);
+    kernels::UpdateEntry entry = entry_of(parameter, *gradient, moments, temporaries);
+    if (running) {
+      entry.norm = parameter.next_norm =
+          running_norm(group, parameter.norm, running_norms[i] * scale, parameter.steps + 1);
     }
+    if (larc_) apply_larc(*larc_, group, report.weight_norms[i], gradient_norms[i] * scale, entry);
+    add_to_batches(parameter, entry);
   }
 }
 
 void Optimizer::run_batches(const std::vector<double>& scales) {
   for (const Batch& batch : batches_) {
     if (batch.entries.empty()) return;
-    ParameterGroup& group = groups_[batch.group];
-    // LARC has put the weight decay into the gradients.
-    const ScopedValue decay(group.weight_decay, larc_ ? 0.0 : group.weight_decay);
-    update_entries(group, batch.entries, {scales[batch.group], batch.step, {}});
+    const ParameterGroup& group = groups_[batch.group];
+    const double decay = larc_ ? 0.0 : group.weight_decay;
+    update_group(group, batch.entries, {scales[batch.group], batch.step, {}, decay});
   }
 }
 
-void Optimizer::check_report(const GradientReport& report) const {
-  if (!report.checked()) return;
-  std::size_t count = 0;
-  for (const ParameterGroup& group : groups_) count += group.parameters.size();
-  CAIRN_CHECK(report.norms.front().values.size() == count, "optimizer",
-              "expected a report of this optimizer's ", count, " parameters, got one of ",
-              report.norms.front().values.size(), " (check again after add_group)");
-}
-
-/// Weights that have gradients were written, and agree with their masters.
-void Optimizer::note_updates() {
-  std::vector<Tensor> written;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      if (gradient_of(g, i) != nullptr) written.push_back(groups_[g].parameters[i].tensor);
-    }
+std::vector<Tensor> Optimizer::updated() const {
+  std::vector<Tensor> weights;
+  for (const Parameter& parameter : parameters_) {
+    if (gradient_of(parameter) != nullptr) weights.push_back(parameter.tensor);
   }
-  kernels::weights_written(written);
-}
-
-std::vector<bool> Optimizer::updated() const {
-  std::vector<bool> marks;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      marks.push_back(gradient_of(g, i) != nullptr);
-    }
-  }
-  return marks;
+  return weights;
 }
 
 StepResult Optimizer::update(const GradientReport& report, const StepOptions& options) {
@@ -283,22 +236,15 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
 }
 
 StepResult Optimizer::apply(const GradientReport& report, const StepOptions& options) {
-  check_report(report);
-  check_options(report, options);
+  check_options(report, parameters_.size(), options);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
-  if (!has_gradient()) {
-    StepResult nothing;
-    nothing.applied = false;
-    nothing.reason = kNoGradient;
-    finish(options);
-    return nothing;
-  }
+  if (!has_gradient()) return leave(kNoGradient, options);
   std::vector<double> scales;
   StepResult result = measure(report, options, scales);
   try {
-    cut_state();
+    follow();
     std::vector<Tensor> temporaries;
-    prepare_batches(report, scales, temporaries);
+    fill_batches(report, scales, temporaries);
     run_batches(scales);
     if (partition_.cuts_any()) partition_.gather(updated());
   } catch (const core::CommunicationError&) {
@@ -307,14 +253,11 @@ StepResult Optimizer::apply(const GradientReport& report, const StepOptions& opt
     partition_.update_failed(error.what());
     throw;
   }
-  note_updates();
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    for (std::size_t i = 0; i < state_[g].size(); ++i) {
-      if (gradient_of(g, i) == nullptr) continue;
-      State& state = state_[g][i];
-      state.norm = state.next_norm;
-      ++state.steps;
-    }
+  kernels::weights_written(updated());  // they agree with their masters
+  for (Parameter& parameter : parameters_) {
+    if (gradient_of(parameter) == nullptr) continue;
+    parameter.norm = parameter.next_norm;
+    ++parameter.steps;
   }
   ++steps_;
   skips_.clear();
@@ -324,19 +267,23 @@ StepResult Optimizer::apply(const GradientReport& report, const StepOptions& opt
 
 StepResult Optimizer::skip(const GradientReport& report, const StepOptions& options) {
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
+  StepResult result = leave(report.describe(), options);
+  result.culprit = report.culprit;
+  return result;
+}
+
+/// A step that is not applied.
+StepResult Optimizer::leave(std::string reason, const StepOptions& options) {
+  finish(options);
   StepResult result;
   result.applied = false;
-  result.culprit = report.culprit;
-  result.reason = report.describe();
-  finish(options);
+  result.reason = std::move(reason);
   return result;
 }
 
 void Optimizer::finish(const StepOptions& options) {
   if (!options.keep_gradients) clear_grad();
-  const bool stale =
-      std::any_of(arenas_.begin(), arenas_.end(), [](const auto& arena) { return arena->stale(); });
-  if (stale) refresh();
+  refresh_if_stale();
 }
 
 }  // namespace cairn::optim

@@ -37,14 +37,14 @@ Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tenso
         entry.weight.owner = static_cast<int>(least - load.begin());
       }
       entry.reducer = reducer;
-      entry.is_cut = cuts_any_ = true;
+      cuts_any_ = true;
     }
   }
 }
 
 std::optional<core::ElementRange> Partition::own_part(std::size_t parameter) const {
   const Entry& entry = entries_[parameter];
-  if (!entry.is_cut) return {};
+  if (entry.ranks.world_size == 1) return {};
   return entry.weight.part(entry.ranks.rank, entry.ranks.world_size);
 }
 
@@ -54,12 +54,14 @@ Reducers Partition::reducers() const {
   return all;
 }
 
-void Partition::gather(const std::vector<bool>& updated) const {
+void Partition::gather(const std::vector<Tensor>& updated) const {
   for (const auto& reducer : reducers()) {
     std::vector<core::ShardedWeight> weights;
-    for (std::size_t k = 0; k < entries_.size(); ++k) {
-      if (updated[k] && entries_[k].reducer.lock() == reducer)
-        weights.push_back(entries_[k].weight);
+    auto next = updated.begin();
+    for (const Entry& entry : entries_) {
+      if (next == updated.end() || next->id() != entry.weight.weight.id()) continue;
+      ++next;
+      if (entry.reducer.lock() == reducer) weights.push_back(entry.weight);
     }
     reducer->gather_weights(weights);
   }

@@ -12,44 +12,20 @@ namespace {
 
 /// The norm of one type of everything, from the norms of its parts.
 double combine(const double* norms, std::size_t count, double type) {
-  double sum = 0.0;
+  std::vector<kernels::TensorCheck> parts(count);
   for (std::size_t i = 0; i < count; ++i) {
-    if (std::isinf(type)) {
-      sum = std::max(sum, norms[i]);
-    } else {
-      sum += type == 2.0 ? norms[i] * norms[i] : std::pow(norms[i], type);
-    }
+    const bool squares = type == 2.0;
+    parts[i].power_sum = std::isinf(type) ? norms[i]
+                         : squares        ? norms[i] * norms[i]
+                                          : std::pow(norms[i], type);
   }
-  if (std::isinf(type)) return sum;
-  return type == 2.0 ? std::sqrt(sum) : std::pow(sum, 1.0 / type);
+  return kernels::norm_of(parts, type);
 }
 
 std::vector<double>& table_of(std::vector<ParameterNorms>& tables, double type) {
   return std::find_if(tables.begin(), tables.end(),
                       [&](const ParameterNorms& table) { return table.type == type; })
       ->values;
-}
-
-std::size_t parameters_of(const Optimizer& optimizer) {
-  std::size_t count = 0;
-  for (const ParameterGroup& group : optimizer.groups()) count += group.parameters.size();
-  return count;
-}
-
-void name_culprits(const Optimizer& optimizer, const std::vector<kernels::TensorCheck>& checks,
-                   GradientReport& report) {
-  const kernels::TensorCheck* check = checks.data();
-  for (const ParameterGroup& group : optimizer.groups()) {
-    for (const NamedTensor& parameter : group.parameters) {
-      const auto [power_sum, nonfinite, nan] = *check++;
-      if (nonfinite > 0) report.nonfinite.push_back({parameter.name, nonfinite - nan, nan});
-    }
-  }
-  if (report.nonfinite.empty()) return;
-  const NonFinite& first = report.nonfinite.front();
-  report.culprit = first.parameter;
-  report.is_nan = first.nan > 0;
-  report.nonfinite_count = first.inf + first.nan;
 }
 
 /// The squares add up in registration order, as find_nonfinite adds them on the device.
@@ -72,10 +48,6 @@ void sum_up_norms(const Optimizer& optimizer, const std::vector<kernels::TensorC
 
 }  // namespace
 
-double GradientReport::norm() const {
-  return std::sqrt(squared_norm);
-}
-
 const std::vector<double>& GradientReport::norms_of(double type) const {
   for (const ParameterNorms& table : norms) {
     if (table.type == type) return table.values;
@@ -87,8 +59,9 @@ const std::vector<double>& GradientReport::norms_of(double type) const {
 
 std::string GradientReport::describe() const {
   if (finite()) return {};
-  return core::str(is_nan ? "NaN" : "inf", " in the gradient of ", culprit, " (", nonfinite_count,
-                   nonfinite_count == 1 ? " element)" : " elements)");
+  const auto& [name, inf, nan] = nonfinite.front();
+  return core::str(nan > 0 ? "NaN" : "inf", " in the gradient of ", name, " (", inf + nan,
+                   inf + nan == 1 ? " element)" : " elements)");
 }
 
 GradientReport PendingReport::read() const {
@@ -113,7 +86,7 @@ std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>
 }
 
 GradientReport PendingReport::report(const std::vector<kernels::TensorCheck>* found) const {
-  const std::size_t count = parameters_of(*optimizer_);
+  const std::size_t count = optimizer_->parameters_.size();
   GradientReport report;
   report.norm_type = norm_type_;
   for (const double type : types_) {
@@ -123,16 +96,20 @@ GradientReport PendingReport::report(const std::vector<kernels::TensorCheck>* fo
   std::vector<kernels::TensorCheck> counts(count);
   for (const Pass& pass : passes_) {
     const std::vector<kernels::TensorCheck>& checks = *found++;
-    const bool of_weights = pass.of == Of::weights;
     std::vector<double>& norms =
-        of_weights ? report.weight_norms : table_of(report.norms, pass.norm_type);
+        pass.of_weights ? report.weight_norms : table_of(report.norms, pass.norm_type);
     for (std::size_t k = 0; k < checks.size(); ++k) {
       const std::size_t parameter = pass.parameters[k];
       norms[parameter] = kernels::norm_of({checks[k]}, pass.norm_type);
-      if (!of_weights && pass.norm_type == norm_type_) counts[parameter] = checks[k];
+      if (!pass.of_weights && pass.norm_type == norm_type_) counts[parameter] = checks[k];
     }
   }
-  name_culprits(*optimizer_, counts, report);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto [power_sum, nonfinite, nan] = counts[i];
+    if (nonfinite == 0) continue;
+    report.nonfinite.push_back({optimizer_->parameters_[i].name, nonfinite - nan, nan});
+  }
+  if (!report.nonfinite.empty()) report.culprit = report.nonfinite.front().parameter;
   sum_up_norms(*optimizer_, counts, report);
   return report;
 }

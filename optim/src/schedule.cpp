@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <string>
 #include <utility>
 
@@ -11,8 +12,6 @@
 namespace cairn::optim {
 
 namespace {
-
-constexpr double kPi = 3.14159265358979323846;
 
 void check_length(const char* where, std::int64_t steps, std::int64_t least) {
   CAIRN_CHECK(steps >= least, where, "expected a length of at least ", least, " steps, got ",
@@ -42,7 +41,7 @@ Curve cosine(std::int64_t total_steps, double final_factor) {
   check_length("cosine", total_steps, 1);
   check_factor("cosine", final_factor);
   return [=](std::int64_t step) {
-    const double height = 0.5 * (1.0 + std::cos(kPi * progress(step, total_steps)));
+    const double height = 0.5 * (1.0 + std::cos(std::numbers::pi * progress(step, total_steps)));
     return final_factor + (1.0 - final_factor) * height;
   };
 }

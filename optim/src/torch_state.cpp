@@ -1,22 +1,36 @@
 // States of torch.optim.
 #include <algorithm>
-#include <cmath>
 
 #include "cairn/core/error.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
-#include "state_path.h"
-#include "torch_options.h"
+#include "states.h"
 
 namespace cairn::optim {
 
 namespace {
 
+using core::fail;
+
+/// A number, or a tensor of one element; at "betas.0" in a dictionary.
+double torch_number(const StateDict& from, const std::string& path) {
+  const std::size_t dot = path.find('.');
+  if (dot != std::string::npos) {
+    return torch_number(from.dict(path.substr(0, dot)), path.substr(dot + 1));
+  }
+  const auto* tensor = std::get_if<Tensor>(from.find(path));
+  if (tensor == nullptr) return from.number(path);
+  if (!tensor->defined() || tensor->numel() != 1) {
+    fail<core::DataError>("torch state", "expected one number '", path, "', got a tensor",
+                          tensor->defined() ? core::str(" of shape ", tensor->shape()) : "");
+  }
+  return tensor->item();
+}
+
 /// The entries of an own state or of torch's, by name or index; empty where there are none.
 const StateDict& dict_or_empty(const StateDict& from, const std::string& key) {
   static const StateDict empty;
-  const StateDict::Value* value = from.find(key);
-  const auto* dict = value == nullptr ? nullptr : std::get_if<StateDict>(value);
+  const auto* dict = std::get_if<StateDict>(from.find(key));
   return dict == nullptr ? empty : *dict;
 }
 
@@ -41,46 +55,90 @@ std::int64_t take_entry(const StateDict& torch, bool counts_steps, StateDict& ow
 
 }  // namespace
 
-StateDict Optimizer::torch_options(const ParameterGroup&) const {
-  core::fail<core::Unsupported>(kind(), "expected an optimizer that torch.optim has, got ", kind());
+void Optimizer::check_torch_has_it(bool decays) const {
+  if (torch_flags().empty()) {
+    fail<core::Unsupported>(kind(), "expected an optimizer that torch.optim has, got ", kind());
+  }
+  if (const char* missing = missing_for_torch(decays)) {
+    fail<core::Unsupported>(kind(), "expected an optimizer with ", missing,
+                            " to exchange states with torch, got one without");
+  }
 }
 
-void Optimizer::take_torch_options(const StateDict&, StateDict&) const {
-  core::fail<core::Unsupported>(kind(), "expected an optimizer that torch.optim has, got ", kind());
+StateDict Optimizer::to_torch(const ParameterGroup& group) const {
+  check_torch_has_it(group.weight_decay != 0);
+  const StateDict own = options_of(group);
+  StateDict theirs;
+  theirs.set("lr", group.lr);
+  for (const RuleOption& option : rule_options()) {
+    if (option.torch == nullptr) continue;
+    if (const auto* flag = std::get_if<bool>(&option.value)) {
+      theirs.set(option.torch, std::int64_t{*flag});
+    } else {
+      const bool is_groups = own.contains(option.name);
+      set_path(theirs, option.torch, is_groups ? own.number(option.name) : option.number());
+    }
+  }
+  theirs.set("weight_decay", group.weight_decay);
+  for (const char* flag : torch_flags()) theirs.set(flag, std::int64_t{0});
+  theirs.make_dict("params");  // nobody yet
+  return theirs;
+}
+
+/// What this optimizer cannot take over must be the same there, unless it is not said.
+StateDict Optimizer::from_torch(const StateDict& theirs) const {
+  check_torch_has_it(true);
+  const auto expect = [&](const char* key, double own) {
+    if (!theirs.contains(key)) return;
+    const double their = torch_number(theirs, key);
+    if (their == own) return;
+    fail<core::DataError>(kind(), "expected a torch state with ", key, " = ", own, ", got ", their,
+                          " (construct the optimizer like torch's)");
+  };
+  StateDict own = options_of({});
+  own.set("lr", torch_number(theirs, "lr"));
+  own.set("weight_decay", torch_number(theirs, "weight_decay"));
+  for (const RuleOption& option : rule_options()) {
+    if (own.contains(option.name)) {
+      own.set(option.name, torch_number(theirs, option.torch));
+    } else if (option.torch != nullptr) {
+      expect(option.torch, option.number());
+    }
+  }
+  for (const char* flag : torch_flags()) expect(flag, 0);
+  return own;
 }
 
 StateDict Optimizer::torch_state_dict() const {
   if (partition().cuts_any()) {
-    core::fail<core::Unsupported>(kind(), "expected an optimizer whose state is whole on this ",
-                                  "rank, got a sharded one (save the training state; resumed ",
-                                  "without ShardedDataParallel it is whole)");
+    fail<core::Unsupported>(kind(), "expected an optimizer whose state is whole on this ",
+                            "rank, got a sharded one (save the training state; resumed ",
+                            "without ShardedDataParallel it is whole)");
   }
   StateDict state;
   StateDict& entries = state.make_dict("state");
   StateDict groups;
+  for (const ParameterGroup& group : groups_) {
+    groups.set(std::to_string(groups.size()), to_torch(group));
+  }
   const std::vector<std::string> moments = moment_names();
-  std::int64_t index = 0;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    StateDict& group = groups.make_dict(std::to_string(g));
-    group = torch_options(groups_[g]);
-    StateDict& indices = group.make_dict("params");
-    for (std::size_t i = 0; i < state_[g].size(); ++i, ++index) {
-      indices.set(std::to_string(i), index);
-      const State& own = state_[g][i];
-      const std::int64_t steps = steps_of(g, i);
-      if (moments.empty() || (steps == 0 && !torch_begins_with_state())) continue;
-      StateDict& entry = entries.make_dict(std::to_string(index));
-      if (torch_counts_steps())
-        entry.set("step", Tensor::full({}, static_cast<double>(steps), DType::f32, Device{}));
-      const Tensor& parameter = groups_[g].parameters[i].tensor;
-      for (std::size_t m = 0; m < moments.size(); ++m) {
-        const Tensor moment = empty_with_layout_of(parameter, DType::f32);
-        entry.set(moments[m], moment);
-        if (own.moments[m].defined()) {
-          kernels::copy(own.moments[m], moment);
-        } else {
-          kernels::fill(moment, initial_moment());
-        }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
+    StateDict& indices = groups.make_dict(std::to_string(parameter.group)).make_dict("params");
+    indices.set(std::to_string(indices.size()), static_cast<std::int64_t>(i));
+    const std::int64_t steps = steps_of(parameter);
+    if (moments.empty() || (steps == 0 && !torch_begins_with_state())) continue;
+    StateDict& entry = entries.make_dict(std::to_string(i));
+    if (torch_counts_steps()) {
+      entry.set("step", Tensor::full({}, static_cast<double>(steps), DType::f32, Device{}));
+    }
+    for (std::size_t m = 0; m < moments.size(); ++m) {
+      const Tensor moment = empty_with_layout_of(parameter.tensor, DType::f32);
+      entry.set(moments[m], moment);
+      if (parameter.moments[m].defined()) {
+        kernels::copy(parameter.moments[m], moment);
+      } else {
+        kernels::fill(moment, initial_moment());
       }
     }
   }
@@ -92,8 +150,8 @@ void Optimizer::load_torch_state_dict(const StateDict& state) {
   const StateDict& groups = dict_or_empty(state, "param_groups");
   const StateDict& entries = dict_or_empty(state, "state");
   if (groups.size() != groups_.size()) {
-    core::fail<core::DataError>(kind(), "expected a torch state with ", groups_.size(),
-                                " parameter groups, got ", groups.size());
+    fail<core::DataError>(kind(), "expected a torch state with ", groups_.size(),
+                          " parameter groups, got ", groups.size());
   }
   StateDict own;
   own.set("kind", std::string(kind()));
@@ -103,10 +161,10 @@ void Optimizer::load_torch_state_dict(const StateDict& state) {
     const StateDict& indices = group.dict("params");
     const NamedTensors& parameters = groups_[g].parameters;
     if (indices.size() != parameters.size()) {
-      core::fail<core::DataError>(kind(), "expected a torch state with ", parameters.size(),
-                                  " parameters in group ", g, ", got ", indices.size());
+      fail<core::DataError>(kind(), "expected a torch state with ", parameters.size(),
+                            " parameters in group ", g, ", got ", indices.size());
     }
-    take_torch_options(group, own.make_dict("groups").make_dict(std::to_string(g)));
+    own.make_dict("groups").set(std::to_string(g), from_torch(group));
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto index = static_cast<std::int64_t>(torch_number(indices, std::to_string(i)));
       const StateDict& entry = dict_or_empty(entries, std::to_string(index));

@@ -11,7 +11,7 @@
 #include "cairn/kernels/master_weight.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "layout.h"
-#include "state_path.h"
+#include "states.h"
 
 namespace cairn::optim {
 
@@ -20,23 +20,14 @@ namespace {
 constexpr const char* kUpdates = "updates";
 constexpr const char* kValues = "values";
 
-void check_averaged(const NamedTensor& weight, std::set<std::string>& names,
-                    std::set<const void*>& tensors) {
-  const auto& [name, tensor] = weight;
-  CAIRN_CHECK(!name.empty(), "average", "expected weights with names, got an empty name");
-  CAIRN_CHECK(tensor.defined(), "average", "expected a tensor '", name, "', got an undefined one");
-  const bool is_new = names.insert(name).second && tensors.insert(tensor.id()).second;
-  CAIRN_CHECK(is_new, "average", "expected each weight once, got '", name, "' again");
-  if (!core::is_floating(tensor.dtype())) return;
-  CAIRN_CHECK(tensor.dtype() != DType::f64, "average",
-              "expected weights of f16, bf16 or f32, got '", name, "' of f64");
-  CAIRN_CHECK(tensor.view().is_dense(), "average", "expected dense weights, got '", name,
-              "' with shape ", tensor.shape(), " and strides ", tensor.strides());
-}
-
 /// The exact value, where it lies or, of a remainder, put together.
 Tensor value_of(const Tensor& weight) {
   return kernels::MasterWeight::exists(weight) ? kernels::master_value(weight) : weight;
+}
+
+bool alike(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.dtype() == b.dtype() && a.device() == b.device();
 }
 
 Tensor bits_of(const Tensor& x) {
@@ -49,17 +40,10 @@ Tensor bits_of(const Tensor& x) {
 void collect_values(const StateDict& at, const std::string& path,
                     std::map<std::string, Tensor>& values) {
   for (const auto& [key, value] : at) {
-    const std::string name = path.empty() ? key : core::str(path, ".", key);
+    const std::string name = path_in(path, key);
     if (const auto* tensor = std::get_if<Tensor>(&value)) values[name] = *tensor;
     if (const auto* dict = std::get_if<StateDict>(&value)) collect_values(*dict, name, values);
   }
-}
-
-std::string problem_of(const std::string& name, const Tensor& given, const Tensor& average) {
-  if (!given.defined()) return core::str("no '", name, "'");
-  if (given.shape() == average.shape() && core::is_floating(given.dtype())) return {};
-  return core::str("'", name, "' of shape ", given.shape(), " ", given.dtype(), " instead of ",
-                   average.shape(), " f32");
 }
 
 }  // namespace
@@ -71,8 +55,12 @@ WeightAverage::WeightAverage(const NamedTensors& weights, const WeightAverageOpt
   std::set<std::string> names;
   std::set<const void*> tensors;
   for (const NamedTensor& weight : weights) {
-    check_averaged(weight, names, tensors);
-    if (!core::is_floating(weight.tensor.dtype())) continue;
+    const bool is_count = weight.tensor.defined() && !core::is_floating(weight.tensor.dtype());
+    if (!is_count) check_dense_float("average", "weights", weight);
+    const bool is_new =
+        names.insert(weight.name).second && tensors.insert(weight.tensor.id()).second;
+    CAIRN_CHECK(is_new, "average", "expected each weight once, got '", weight.name, "' again");
+    if (is_count) continue;
     weights_.push_back(weight);
     averages_.push_back(
         {weight.name, copy_beside(weight.tensor, value_of(weight.tensor), DType::f32)});
@@ -155,10 +143,8 @@ void AveragesInUse::restore() {
   for (const Saved& saved : std::exchange(saved_, {})) {
     const auto& [name, weight] = saved.weight;
     auto* master = kernels::MasterWeight::peek(weight);
-    const DType kept = master != nullptr ? master->tensor().dtype() : weight.dtype();
-    const DType had = saved.master.defined() ? saved.master.dtype() : saved.bits.dtype();
-    if (weight.dtype() != saved.bits.dtype() || weight.device() != saved.bits.device() ||
-        (master != nullptr) != saved.master.defined() || kept != had) {
+    const Tensor exact = master != nullptr ? master->tensor() : Tensor();
+    if (!alike(weight, saved.bits) || !alike(exact, saved.master)) {
       if (changed.empty()) changed = name;
       continue;
     }
@@ -183,38 +169,35 @@ StateDict WeightAverage::state_dict() const {
   StateDict state;
   state.set(kUpdates, updates_);
   StateDict& values = state.make_dict(kValues);
-  for (const auto& [name, average] : averages_) {
-    const std::size_t dot = name.rfind('.');
-    StateDict& at = dot == std::string::npos
-                        ? values
-                        : make_path(values, std::string_view(name).substr(0, dot));
-    at.set(dot == std::string::npos ? name : name.substr(dot + 1), average);
-  }
+  for (const auto& [name, average] : averages_) set_path(values, name, average);
   return state;
 }
 
 void WeightAverage::load_state_dict(const StateDict& state) {
   std::map<std::string, Tensor> given;
+  std::vector<Tensor> values;  // in the order of the averages
   collect_values(state.dict(kValues), "", given);
   const std::int64_t updates = state.integer(kUpdates);
-  std::string problems = updates < 0 ? core::str(updates, " updates") : "";
-  const auto add = [&](const std::string& text) {
-    if (!text.empty()) problems += (problems.empty() ? "" : "; ") + text;
-  };
+  Problems problems;
+  if (updates < 0) problems.add(updates, " updates");
   for (const auto& [name, average] : averages_) {
     const auto found = given.find(name);
-    add(problem_of(name, found == given.end() ? Tensor() : found->second, average));
+    if (found == given.end()) {
+      problems.add("no '", name, "'");
+      continue;
+    }
+    const Tensor value = found->second;
+    given.erase(found);
+    if (value.shape() == average.shape() && core::is_floating(value.dtype())) {
+      values.push_back(value);
+    } else {
+      problems.add("'", name, "' of shape ", value.shape(), " ", value.dtype(), " instead of ",
+                   average.shape(), " f32");
+    }
   }
-  for (const auto& one : given) {
-    const bool known = std::any_of(averages_.begin(), averages_.end(),
-                                   [&](const NamedTensor& own) { return own.name == one.first; });
-    if (!known) add(core::str("'", one.first, "', which is not averaged"));
-  }
-  if (!problems.empty()) {
-    core::fail<core::DataError>("average", "expected a state of these averages, got one with ",
-                                problems, " (nothing was changed)");
-  }
-  for (const auto& [name, average] : averages_) kernels::copy(given.at(name), average);
+  for (const auto& [name, value] : given) problems.add("'", name, "', which is not averaged");
+  problems.throw_if_any("average", "these averages");
+  for (std::size_t i = 0; i < values.size(); ++i) kernels::copy(values[i], averages_[i].tensor);
   updates_ = updates;
 }
 

@@ -37,6 +37,14 @@ std::vector<std::string> names_of(const NamedTensors& tensors) {
   return names;
 }
 
+/// A sum cannot be added to: ranks would count each other's part again.
+void check_not_summed(const core::GradientSlot& slot, const std::string& name) {
+  CAIRN_CHECK(!slot.adds_to_reduced(), "ddp",
+              "expected one reducing backward a step, the last one, ",
+              "with average = false, got another backward after '", name,
+              "' had been summed over the ranks (no_sync for all but the last; or average = true)");
+}
+
 }  // namespace
 
 DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const DistributedOptions& o)
@@ -134,18 +142,6 @@ void DistributedDataParallel::Impl::follow_model(bool in_backward) {
 }
 
 // ---- A backward
-
-namespace {
-
-/// A sum cannot be added to: ranks would count each other's part again.
-void check_not_summed(const core::GradientSlot& slot, const std::string& name) {
-  CAIRN_CHECK(!slot.adds_to_reduced(), "ddp",
-              "expected one reducing backward a step, the last one, ",
-              "with average = false, got another backward after '", name,
-              "' had been summed over the ranks (no_sync for all but the last; or average = true)");
-}
-
-}  // namespace
 
 void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
   if (!options.average) check_not_summed(parameter.gradient_slot(), parameter.name());

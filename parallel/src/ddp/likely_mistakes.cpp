@@ -6,6 +6,7 @@
 #include "cairn/core/log.h"
 #include "cairn/kernels/hash_tensors.h"
 #include "group/listing.h"
+#include "reducer/names.h"
 
 namespace cairn::parallel {
 namespace {
@@ -43,10 +44,7 @@ void FirstBatch::see(const Tensor& x) {
 void FirstBatch::warn_once_of_same(const ProcessGroup& group) {
   if (std::exchange(compared_, true)) return;
   const auto digests = group.exchange(digest_, "the first batch");
-  const bool same =
-      !digest_.empty() && std::all_of(digests.begin(), digests.end(),
-                                      [&](const std::string& other) { return other == digest_; });
-  if (!same || group.rank() != 0) return;
+  if (digest_.empty() || !all_equal(digests) || group.rank() != 0) return;
   log::warn(
       "all {} ranks were given the same first batch: is the sampler a DistributedSampler "
       "with .world = group.world()?",

@@ -1,6 +1,5 @@
 #include "ddp/model_sync.h"
 
-#include <algorithm>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "cairn/kernels/master_weight.h"
 #include "cairn/parallel/flatten.h"
 #include "group/listing.h"
+#include "reducer/names.h"
 
 namespace cairn::parallel {
 namespace {
@@ -35,14 +35,8 @@ std::string list(const nn::Module& model) {
 void check_same_model(const nn::Module& model, const ProcessGroup& group) {
   const std::string listing = list(model);
   const auto digests = group.exchange(digest(listing), "the model's parameters");
-  if (std::all_of(digests.begin(), digests.end(),
-                  [&](const std::string& d) { return d == digests[0]; }))
-    return;
-  const auto listings = group.exchange(listing, "the models that differ");
-  for (std::size_t rank = 1; rank < listings.size(); ++rank) {
-    if (listings[rank] != listings[0])
-      fail_at_difference("ddp", "model", listings[0], listings[rank], rank);
-  }
+  if (all_equal(digests)) return;
+  check_same_lists("ddp", "model", group.exchange(listing, "the models that differ"));
 }
 
 void broadcast_weights(const NamedTensors& parameters, const ProcessGroup& group) {

@@ -42,22 +42,17 @@ GradientOnRank held_of(const core::GradientSlot& slot) {
 /// Also of parameters that were frozen since.
 std::vector<GradientOnRank> held_of(const NamedTensors& parameters) {
   std::vector<GradientOnRank> held;
-  for (const auto& [name, tensor] : parameters) {
-    const core::GradientSlot* slot = tensor.gradient_slot_or_null();
-    held.push_back(slot == nullptr ? GradientOnRank{} : held_of(*slot));
-  }
+  for (const NamedTensor& one : parameters) held.push_back(held_of(one.tensor.gradient_slot()));
   return held;
 }
 
 bool is_broken(const Tensor& parameter) {
-  const core::GradientSlot* slot = parameter.gradient_slot_or_null();
-  return slot != nullptr && parameter.requires_grad() && slot->state() == State::broken;
+  return parameter.requires_grad() && parameter.gradient_slot().state() == State::broken;
 }
 
 bool has_anything_to_reduce(const NamedTensors& parameters) {
   return std::any_of(parameters.begin(), parameters.end(), [](const NamedTensor& parameter) {
-    const core::GradientSlot* slot = parameter.tensor.gradient_slot_or_null();
-    return slot != nullptr && (held_of(*slot).is_local() || is_broken(parameter.tensor));
+    return held_of(parameter.tensor.gradient_slot()).is_local() || is_broken(parameter.tensor);
   });
 }
 
@@ -115,12 +110,12 @@ Losses losses_of(const NamedTensors& parameters) {
   Losses losses;
   bool any_gradient = false;
   for (const auto& [name, tensor] : parameters) {
-    const core::GradientSlot* slot = tensor.gradient_slot_or_null();
-    if (slot == nullptr || !tensor.requires_grad()) continue;
-    if (slot->holds_gradient() || (!any_gradient && slot->has_sum()))
-      losses.of_gradients = slot->scale();
-    any_gradient = any_gradient || slot->holds_gradient();
-    for (const auto& one : slot->sum_contributions()) {
+    const core::GradientSlot& slot = tensor.gradient_slot();
+    if (!tensor.requires_grad()) continue;
+    if (slot.holds_gradient() || (!any_gradient && slot.has_sum()))
+      losses.of_gradients = slot.scale();
+    any_gradient = any_gradient || slot.holds_gradient();
+    for (const auto& one : slot.sum_contributions()) {
       if (std::find(losses.of_sums.begin(), losses.of_sums.end(), one) == losses.of_sums.end())
         losses.of_sums.push_back(one);
     }

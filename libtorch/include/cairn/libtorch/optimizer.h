@@ -33,11 +33,11 @@ class TorchOptimizer final : public optim::Optimizer {
   void load_state_dict(const StateDict& state) override;
 
  protected:
-  void update_entries(const optim::ParameterGroup& group,
-                      const std::vector<kernels::UpdateEntry>& entries, const Call& call) override;
+  void update_group(const optim::ParameterGroup& group,
+                    const std::vector<kernels::UpdateEntry>& entries, const Call& call) override;
   const char* kind() const override { return "TorchOptimizer"; }
   std::vector<std::string> moment_names() const override { return {}; }
-  std::vector<std::pair<std::string, double>> rule_options() const override { return {}; }
+  std::vector<RuleOption> rule_options() const override { return {}; }
 
  private:
   void agree_on_rates();

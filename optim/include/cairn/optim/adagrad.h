@@ -14,25 +14,23 @@ struct AdagradOptions {
   double initial_accumulator = 0.0;  // where the sums of squares begin
 };
 /// Formulas in kernels/optimizer_update.h. State: sum.
-class FusedAdagrad final : public Optimizer {
+class FusedAdagrad final : public Rule<AdagradOptions> {
  public:
-  explicit FusedAdagrad(NamedTensors parameters, const AdagradOptions& options = {});
+  explicit FusedAdagrad(NamedTensors parameters, const AdagradOptions& options = {})
+      : FusedAdagrad({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
   FusedAdagrad(std::vector<ParameterGroup> groups, const AdagradOptions& options);
-  const AdagradOptions& options() const { return options_; }
 
  protected:
-  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
-                      const Call& call) override;
+  void update_group(const ParameterGroup& group, const Entries& entries, const Call& call) override;
   const char* kind() const override { return "FusedAdagrad"; }
-  std::vector<std::pair<std::string, double>> rule_options() const override;
+  std::vector<RuleOption> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"sum"}; }
-  StateDict torch_options(const ParameterGroup& group) const override;
-  void take_torch_options(const StateDict& options, StateDict& group) const override;
+  std::vector<const char*> torch_flags() const override { return {"maximize"}; }
+  const char* missing_for_torch(bool decays) const override {
+    return options_.adagrad_w && decays ? "weight decay in the gradient" : nullptr;
+  }
   bool torch_begins_with_state() const override { return true; }
   double initial_moment() const override { return options_.initial_accumulator; }
-
- private:
-  AdagradOptions options_;
 };
 
 }  // namespace cairn::optim

@@ -14,24 +14,22 @@ struct AdamOptions {
   bool bias_correction = true;
 };
 /// Adam and AdamW; formulas in kernels/optimizer_update.h. State: exp_avg, exp_avg_sq.
-class FusedAdam final : public Optimizer {
+class FusedAdam final : public Rule<AdamOptions> {
  public:
-  explicit FusedAdam(NamedTensors parameters, const AdamOptions& options = {});
+  explicit FusedAdam(NamedTensors parameters, const AdamOptions& options = {})
+      : FusedAdam({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
   FusedAdam(std::vector<ParameterGroup> groups,
             const AdamOptions& options);  // lr and weight_decay are the groups'
-  const AdamOptions& options() const { return options_; }
 
  protected:
-  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
-                      const Call& call) override;
+  void update_group(const ParameterGroup& group, const Entries& entries, const Call& call) override;
   const char* kind() const override { return "FusedAdam"; }
-  std::vector<std::pair<std::string, double>> rule_options() const override;
+  std::vector<RuleOption> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
-  StateDict torch_options(const ParameterGroup& group) const override;
-  void take_torch_options(const StateDict& options, StateDict& group) const override;
-
- private:
-  AdamOptions options_;
+  std::vector<const char*> torch_flags() const override { return {"amsgrad", "maximize"}; }
+  const char* missing_for_torch(bool /*decays*/) const override {
+    return options_.bias_correction ? nullptr : "bias correction";
+  }
 };
 
 }  // namespace cairn::optim

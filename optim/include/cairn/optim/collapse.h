@@ -25,9 +25,8 @@ class GradientCollapse : public core::Error {
 /// What such an error advises.
 inline constexpr const char* kCollapseAdvice =
     "(Look there for a division or log of 0, an exp of a large value, a broken batch or label; "
-    "lower "
-    "the learning rate or clip with max_gradient_norm; amp::AnomalyMode names the first operation "
-    "that is not finite";
+    "lower the learning rate or clip with max_gradient_norm; amp::AnomalyMode names the first "
+    "operation that is not finite";
 
 /// Skipped steps in a row, and which parameters each of them had in common.
 class SkipStreak {

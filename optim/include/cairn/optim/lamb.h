@@ -21,23 +21,19 @@ struct LambOptions {
 /// Formulas in kernels/optimizer_update.h; gradients are first multiplied by max / norm where their
 /// 2-norm is larger than max_gradient_norm (no 1e-6, unlike StepOptions::max_gradient_norm, which
 /// clips before it). State: exp_avg, exp_avg_sq. With clipping every step checks.
-class FusedLAMB final : public Optimizer {
+class FusedLAMB final : public Rule<LambOptions> {
  public:
-  explicit FusedLAMB(NamedTensors parameters, const LambOptions& options = {});
+  explicit FusedLAMB(NamedTensors parameters, const LambOptions& options = {})
+      : FusedLAMB({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
   FusedLAMB(std::vector<ParameterGroup> groups, const LambOptions& options);
-  const LambOptions& options() const { return options_; }
 
  protected:
-  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
-                      const Call& call) override;
+  void update_group(const ParameterGroup& group, const Entries& entries, const Call& call) override;
   const char* kind() const override { return "FusedLAMB"; }
-  std::vector<std::pair<std::string, double>> rule_options() const override;
+  std::vector<RuleOption> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   bool updates_whole_tensors() const override { return true; }
   double own_max_norm() const override { return options_.max_gradient_norm; }
-
- private:
-  LambOptions options_;
 };
 
 }  // namespace cairn::optim

@@ -21,24 +21,20 @@ struct NovoGradOptions {
 /// Formulas in kernels/optimizer_update.h; the running norm of each parameter is
 ///   norm_type 2: n = sqrt(beta2 n^2 + (1 - beta2) |g|^2);  infinity: n = beta2 n + (1 - beta2) |g|
 /// of the unscaled, clipped gradient. State: exp_avg, norm (a number). Every step checks.
-class FusedNovoGrad final : public Optimizer {
+class FusedNovoGrad final : public Rule<NovoGradOptions> {
  public:
-  explicit FusedNovoGrad(NamedTensors parameters, const NovoGradOptions& options = {});
+  explicit FusedNovoGrad(NamedTensors parameters, const NovoGradOptions& options = {})
+      : FusedNovoGrad({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
   FusedNovoGrad(std::vector<ParameterGroup> groups, const NovoGradOptions& options);
-  const NovoGradOptions& options() const { return options_; }
 
  protected:
-  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
-                      const Call& call) override;
+  void update_group(const ParameterGroup& group, const Entries& entries, const Call& call) override;
   const char* kind() const override { return "FusedNovoGrad"; }
-  std::vector<std::pair<std::string, double>> rule_options() const override;
+  std::vector<RuleOption> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg"}; }
   std::optional<double> running_norm_type() const override { return options_.norm_type; }
   double running_norm(const ParameterGroup& group, double before, double gradient_norm,
                       std::int64_t step) const override;
-
- private:
-  NovoGradOptions options_;
 };
 
 }  // namespace cairn::optim

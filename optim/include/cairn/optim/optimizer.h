@@ -22,6 +22,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "cairn/core/state_dict.h"
@@ -43,10 +44,9 @@ struct [[nodiscard]] StepResult {
   std::string reason;   // empty, or "inf in the gradient of conv1.weight (3 elements); loss scale
                         // 65536 -> 32768"
   std::string culprit;  // the parameter with the first non-finite gradient
-  double gradient_norm =
-      std::numeric_limits<double>::quiet_NaN();  // of the unscaled gradients of all groups, before
-                                                 // clipping; NaN: skipped, unchecked
-  double clip_coefficient = 1.0;                 // the smallest of the groups
+  /// Of the unscaled gradients of all groups, before clipping; NaN: skipped, unchecked.
+  double gradient_norm = std::numeric_limits<double>::quiet_NaN();
+  double clip_coefficient = 1.0;  // the smallest of the groups
   /// false: the step was capturable, and what it did is known to the device alone; the fields above
   /// say applied.
   bool known = true;
@@ -56,9 +56,8 @@ struct [[nodiscard]] StepResult {
 inline constexpr const char* kNoGradient = "no parameter has a gradient (was there a backward?)";
 
 struct StepOptions {
-  double gradient_scale =
-      1.0;            // gradients are multiplied by this: 1 / loss scale, 1 / accumulation steps
-  bool check = true;  // skip the update where a gradient is not finite
+  double gradient_scale = 1.0;      // multiplies gradients: 1 / loss scale, 1 / accumulation steps
+  bool check = true;                // skip the update where a gradient is not finite
   double max_gradient_norm = 0;     // 0: no clipping; else the coefficient is max / (norm + 1e-6)
                                     // where the norm is larger (as torch's)
   double norm_type = 2;             // p of that norm: >= 1, infinity for the largest magnitude
@@ -130,9 +129,8 @@ class Optimizer : public core::Stateful {
   /// sums' memory stays until the optimizer ends.
   PendingReport stash(double scale = 1.0);
 
-  std::vector<ParameterGroup>& groups() {
-    return groups_;
-  }  // lr and weight_decay may be written; parameters come by add_group
+  /// Rates and the other options may be written; parameters come by add_group.
+  std::vector<ParameterGroup>& groups() { return groups_; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
   /// Throws InvalidArgument, naming it, for a parameter that is there already, has no name, no
   /// dense layout or a dtype other than f16, bf16, f32.
@@ -147,10 +145,9 @@ class Optimizer : public core::Stateful {
   const StateOptions& state_options() const { return state_options_; }
 
   /// kind, steps; options: what the rule was constructed with; groups: lr, weight_decay, and the
-  /// betas, eps and momentum that hold for them; state, nested by
-  /// parameter name: step and the moments in f32 (sharing memory with this optimizer where they are
-  /// kept so; Shards where ranks divide them: parallel::ShardedDataParallel). Masters are saved
-  /// with the model. The same for f32 and half parameters.
+  /// betas, eps and momentum that hold for them; state, nested by parameter name: step and the
+  /// moments in f32 (sharing memory with this optimizer where they are kept so; Shards where ranks
+  /// divide them: parallel::ShardedDataParallel). Masters are saved with the model.
   StateDict state_dict() const override;
   /// Takes lr, weight_decay, betas, eps and momentum over from the state, with a warning that names
   /// both values where they differ from this optimizer's (not of an lr that a Schedule sets). Ends
@@ -174,23 +171,31 @@ class Optimizer : public core::Stateful {
     double gradient_scale = 1.0;
     std::int64_t step = 1;       // each entry is at its step-th update, from 1
     kernels::DeviceStep device;  // where it is defined, it says so instead
+    double weight_decay = 0.0;   // the group's, where LARC has not put it into the gradients
   };
+  using Entries = std::vector<kernels::UpdateEntry>;
   /// Updates parameters of one group, on one device.
-  virtual void update_entries(const ParameterGroup& group,
-                              const std::vector<kernels::UpdateEntry>& entries,
-                              const Call& call) = 0;
+  virtual void update_group(const ParameterGroup& group, const Entries& entries,
+                            const Call& call) = 0;
   virtual const char* kind() const = 0;                       // "FusedAdam"
   virtual std::vector<std::string> moment_names() const = 0;  // at most two; names in the state
-
   virtual double initial_moment() const { return 0.0; }
-  /// Everything that the rule was constructed with but lr and weight_decay, flags as 0 and 1: what
-  /// a state is compared with when it is loaded.
-  virtual std::vector<std::pair<std::string, double>> rule_options() const = 0;
+  struct RuleOption {
+    std::string name;
+    std::variant<double, bool> value;
+    const char* torch = nullptr;  // its name in torch's class, "betas.0"; null: it has none there
+    double number() const {
+      return std::visit([](double x) { return x; }, value);
+    }
+  };
+  /// Everything that the rule was constructed with but lr and weight_decay: what a state is
+  /// compared with when it is loaded.
+  virtual std::vector<RuleOption> rule_options() const = 0;
 
-  // torch's options of a group (without params), and the other way: into the group's of
-  // state_dict(). Not overridden: torch has no such optimizer.
-  virtual StateDict torch_options(const ParameterGroup& group) const;
-  virtual void take_torch_options(const StateDict& options, StateDict& group) const;
+  /// Flags of torch's class that are false here; none: torch has no such optimizer.
+  virtual std::vector<const char*> torch_flags() const { return {}; }
+  /// What torch's rule has and this one has not, with or without weight decay; null: nothing.
+  virtual const char* missing_for_torch(bool /*decays*/) const { return nullptr; }
   virtual bool torch_counts_steps() const { return true; }
   virtual bool torch_begins_with_state() const { return false; }
 
@@ -199,8 +204,10 @@ class Optimizer : public core::Stateful {
   virtual std::optional<double> running_norm_type() const { return std::nullopt; }
   /// UpdateEntry::norm for this update, kept in the state ("norm"), from that of the update before
   /// (0 in the first) and the norm of the gradient (unscaled, clipped).
-  virtual double running_norm(const ParameterGroup& group, double before, double gradient_norm,
-                              std::int64_t step) const;
+  virtual double running_norm(const ParameterGroup& /*group*/, double /*before*/,
+                              double /*gradient_norm*/, std::int64_t /*step*/) const {
+    return 0.0;
+  }
   /// All gradients (unscaled, clipped as StepOptions says) are scaled to this 2-norm where theirs
   /// is larger; 0: no.
   virtual double own_max_norm() const { return 0.0; }
@@ -210,33 +217,45 @@ class Optimizer : public core::Stateful {
  private:
   friend class LARC;
   friend class OptimizerAccess;
+  friend class PendingReport;
   friend class Schedule;
   friend class SharedStep;
-  struct State {
+  using OwnedRange = std::optional<core::ElementRange>;  // nothing: all of a parameter
+  /// One of all groups, in registration order, and the state that is kept of it.
+  struct Parameter : NamedTensor {
+    std::size_t group = 0;
+    OwnedRange part;  // what this rank keeps
     std::int64_t steps = 0;
     std::array<Tensor, 2> moments;  // undefined before the first step
     double norm = 0.0;              // of running_norm()
     double next_norm = 0.0;         // of the running update
+    /// i32 [1], instead of `steps` where the optimizer is capturable. Parameters that had gradients
+    /// in the same steps share one.
+    Tensor count;
   };
   /// Entries that one kernel call updates: one device, one step count.
   struct Batch {
     std::size_t group = 0;
-    Device device;
-    std::int64_t step = 0;  // of a capturable step: which count
-    std::vector<kernels::UpdateEntry> entries;
+    std::int64_t step = 0;
+    Tensor count;
+    Entries entries;
   };
-  struct LoadPlan;
+  struct Loaded;
   struct DeviceState;
-  // For OptimizerAccess.
+
   void check_not_moved() const;
-  /// Allocates slots and master weights for parameters that were unfrozen or cast since the last
-  /// step.
-  void prepare();
+  void take_group(ParameterGroup group);
+  void attach_arenas();
   /// After parameters changed dtype or device: the arenas are laid out anew, masters and moments
-  /// move along. A step ends with the first of these where it is needed; amp::initialize saves the
-  /// slower first step.
+  /// move along. A step ends with it where it is needed; amp::initialize saves the slower first.
   void refresh();
-  /// Any parameter has one, stashed or not.
+  void refresh_if_stale();
+  Partition partition() const;
+  /// Moments and masters follow the parameters' devices, the options and the ranks that they are
+  /// divided among: lets go of what others keep.
+  void follow();
+  /// The gradient that a step would use: the stashed sum, or what the slot holds; null: none.
+  static const Tensor* gradient_of(const Parameter& parameter);
   bool has_gradient() const;
 
   // A step, in this order; each comes once.
@@ -258,62 +277,61 @@ class Optimizer : public core::Stateful {
   /// absent.
   StepResult step_on_device(const StepOptions& options, std::uint64_t scaler,
                             const TensorView& loss_scale);
-  TensorView found_inf() const;  // f32 [1]: what the last step's check found
-  /// Parameters whose gradients were not finite in a step since the last call; waits for the
-  /// device.
-  std::vector<std::string> take_overflowed();
-  /// Before a replay: writes what the host has changed where the graph reads it (rates), and lets
-  /// masters follow their weights.
-  void prepare_replay();
-  /// After it: the weights were written.
-  void note_replay();
-  /// All that a captured step holds by value: where it differs, the step must be captured anew.
-  void add_fingerprint(std::vector<std::uint64_t>& words) const;
 
-  void attach_arenas();
-  Partition partition() const;
-  /// Follows the ranks that the state is divided among: lets go of what others keep.
-  void cut_state();
-  std::vector<bool> updated() const;  // by place over all groups: has a gradient
-  const Tensor* gradient_of(std::size_t group, std::size_t index) const;
-  void check_report(const GradientReport& report) const;
   StepResult measure(const GradientReport& report, const StepOptions& options,
                      std::vector<double>& scales) const;
   double scaled_norm(const GradientReport& report, const std::vector<double>& scales) const;
-  void prepare_batches(const GradientReport& report, const std::vector<double>& scales,
-                       std::vector<Tensor>& temporaries);
-  kernels::UpdateEntry entry_of(std::size_t group, std::size_t index, const Tensor& gradient,
-                                std::size_t moments, std::vector<Tensor>& temporaries);
-  TensorView master_of(const Tensor& parameter, const std::optional<core::ElementRange>& part);
-  std::optional<core::ElementRange> own_part(std::size_t group, std::size_t index) const;
-  void add_to_batches(std::size_t group, std::int64_t step, const kernels::UpdateEntry& entry);
+  void fill_batches(const GradientReport& report, const std::vector<double>& scales,
+                    std::vector<Tensor>& temporaries);
+  kernels::UpdateEntry entry_of(Parameter& parameter, const Tensor& gradient, std::size_t moments,
+                                std::vector<Tensor>& temporaries);
+  TensorView master_of(const Parameter& parameter);
+  void add_to_batches(const Parameter& parameter, const kernels::UpdateEntry& entry);
   void run_batches(const std::vector<double>& scales);
-  void note_updates();
+  std::vector<Tensor> updated() const;  // those that have a gradient
+  StepResult leave(std::string reason, const StepOptions& options);
   void finish(const StepOptions& options);
-  std::int64_t steps_of(std::size_t group, std::size_t index) const;
-  std::shared_ptr<DeviceState> make_device_state() const;
+
+  static std::int64_t steps_of(const Parameter& parameter);
+  std::shared_ptr<DeviceState> make_device_state();
   void check_capturable(const StepOptions& options) const;
   void write_rates();
-  std::vector<TensorView> count_on_device();
-  void update_on_device(const StepOptions& options, const TensorView& loss_scale,
-                        const TensorView& clip, const TensorView& found_inf);
-  LoadPlan plan_load(const StateDict& state) const;
-  void tell_differences(const LoadPlan& plan) const;
+  std::vector<Tensor> stepped_counts();
+  void find_nonfinite(const StepOptions& options, const kernels::DeviceStep& device) const;
+  void update_on_device(const StepOptions& options, kernels::DeviceStep device);
+
+  /// lr, weight_decay, and the betas, eps and momentum that hold for the group.
+  StateDict options_of(const ParameterGroup& group) const;
+  void tell_differences(const Loaded& loaded) const;
+  void check_torch_has_it(bool decays) const;
+  StateDict to_torch(const ParameterGroup& group) const;
+  StateDict from_torch(const StateDict& theirs) const;
 
   std::vector<ParameterGroup> groups_;
-  std::vector<std::vector<State>> state_;  // by group and parameter
+  std::vector<Parameter> parameters_;
   std::vector<std::shared_ptr<GradientArena>> arenas_;
   std::vector<Batch> batches_;  // of the running update; their memory serves the next
-  Partition partition_;         // that the state is cut by
+  Partition partition_;         // that the parts are of
   StateOptions state_options_;
-  std::shared_ptr<const LarcOptions> larc_;  // null: none
-  std::shared_ptr<DeviceState> device_;      // null: not capturable
-  std::shared_ptr<const void> identity_ =
-      std::make_shared<char>();  // which parameters are claimed by
-  SkipStreak skips_;             // since the last step that was applied
+  std::shared_ptr<const LarcOptions> larc_;                          // null: none
+  std::shared_ptr<DeviceState> device_;                              // null: not capturable
+  std::shared_ptr<const void> identity_ = std::make_shared<char>();  // claims parameters
+  SkipStreak skips_;  // since the last step that was applied
   std::int64_t steps_ = 0;
   bool master_weights_ = true;
   bool scheduled_ = false;  // a Schedule sets the learning rates
+};
+
+/// A rule, which keeps what it was constructed with.
+template <class Options>
+class Rule : public Optimizer {
+ public:
+  const Options& options() const { return options_; }
+
+ protected:
+  Rule(std::vector<ParameterGroup> groups, const Options& options)
+      : Optimizer(std::move(groups)), options_(options) {}
+  Options options_;
 };
 
 }  // namespace cairn::optim

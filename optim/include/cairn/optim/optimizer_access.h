@@ -1,5 +1,6 @@
 // What amp needs of an optimizer beyond what a trainer uses: the parts of a step between which it
-// decides. Each says in optimizer.h what it does. Not for trainers: it may change with any version.
+// decides. Each says here or in optimizer.h what it does. Not for trainers: it may change with any
+// version.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,9 @@ class OptimizerAccess {
   explicit OptimizerAccess(Optimizer& optimizer) : optimizer_(optimizer) {}
 
   void check_not_moved() const { optimizer_.check_not_moved(); }
-  void prepare() const { optimizer_.prepare(); }
+  /// Allocates slots and master weights for parameters that were unfrozen or cast since the last
+  /// step.
+  void prepare() const;
   void refresh() const { optimizer_.refresh(); }
   bool has_gradient() const { return optimizer_.has_gradient(); }
 
@@ -42,13 +45,16 @@ class OptimizerAccess {
                             const TensorView& loss_scale) const {
     return optimizer_.step_on_device(options, scaler, loss_scale);
   }
-  TensorView found_inf() const { return optimizer_.found_inf(); }
-  std::vector<std::string> take_overflowed() const { return optimizer_.take_overflowed(); }
-  void prepare_replay() const { optimizer_.prepare_replay(); }
-  void note_replay() const { optimizer_.note_replay(); }
-  void add_fingerprint(std::vector<std::uint64_t>& words) const {
-    optimizer_.add_fingerprint(words);
-  }
+  TensorView found_inf() const;  // f32 [1]: what the last step's check found
+  /// Parameters whose gradients were not finite in a step since the last call; waits for the
+  /// device.
+  std::vector<std::string> take_overflowed() const;
+  /// Before a replay: writes what the host has changed where the graph reads it (rates), and lets
+  /// masters follow their weights.
+  void prepare_replay() const;
+  void note_replay() const;  // after it: the weights were written
+  /// All that a captured step holds by value: where it differs, the step must be captured anew.
+  void add_fingerprint(std::vector<std::uint64_t>& words) const;
 
  private:
   Optimizer& optimizer_;

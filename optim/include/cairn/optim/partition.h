@@ -31,8 +31,8 @@ class Partition {
   std::optional<core::ElementRange> own_part(std::size_t parameter) const;
   bool cuts_any() const { return cuts_any_; }
 
-  /// All ranks get each other's updates of the marked parameters. A collective.
-  void gather(const std::vector<bool>& updated) const;
+  /// All ranks get each other's updates of these parameters, in their order. A collective.
+  void gather(const std::vector<Tensor>& updated) const;
   /// This rank cannot take part in the others' gather().
   void update_failed(const char* why) const;
 
@@ -40,8 +40,7 @@ class Partition {
   struct Entry {
     core::ShardedWeight weight;
     std::weak_ptr<core::GradientReducer> reducer;
-    bool is_cut = false;
-    core::GradientReducer::Sharding ranks;
+    core::GradientReducer::Sharding ranks;  // of 1: it is not cut
   };
   Reducers reducers() const;
 

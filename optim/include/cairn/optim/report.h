@@ -10,6 +10,7 @@
 //   }
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -35,27 +36,22 @@ struct ParameterNorms {
 /// the norms.
 struct GradientReport {
   double norm_type = 2.0;
-  double squared_norm = std::numeric_limits<double>::quiet_NaN();  // of the norm of all gradients
-                                                                   // together; NaN: not checked
+  /// Of the norm of all gradients together; NaN: not checked.
+  double squared_norm = std::numeric_limits<double>::quiet_NaN();
   std::vector<NonFinite> nonfinite;   // every such parameter, in registration order
+  std::string culprit;                // the first of them; empty: all are finite
   std::vector<double> group_norms;    // of norm_type
   std::vector<ParameterNorms> norms;  // of norm_type, then of the types that the optimizer needs
-  std::vector<double> weight_norms;   // 2-norms of the weights; empty unless the optimizer (LARC)
-                                      // needs them
-
-  // The first of nonfinite.
-  std::string culprit;               // empty: all are finite
-  bool is_nan = false;               // its gradient holds a NaN (true) or only inf (false)
-  std::int64_t nonfinite_count = 0;  // elements of its gradient
+  std::vector<double> weight_norms;   // 2-norms of the weights; empty unless LARC needs them
 
   bool finite() const { return culprit.empty(); }
   bool checked() const { return !norms.empty(); }
   /// Of norm_type, of all gradients together.
-  double norm() const;
+  double norm() const { return std::sqrt(squared_norm); }
   /// By parameter. Throws InvalidArgument where this type was not asked for.
   const std::vector<double>& norms_of(double type) const;
-  std::string describe()
-      const;  // "inf in the gradient of conv1.weight (3 elements)"; empty where finite
+  /// "inf in the gradient of conv1.weight (3 elements)"; empty where finite.
+  std::string describe() const;
 };
 
 /// Passes over an optimizer's gradients that were launched and not read. The optimizer must be
@@ -69,10 +65,9 @@ class PendingReport {
 
  private:
   friend class Optimizer;
-  enum class Of { gradients, weights };
   /// One norm type, one device, some parameters (by index over all groups).
   struct Pass {
-    Of of = Of::gradients;
+    bool of_weights = false;
     double norm_type = 2.0;
     std::vector<std::size_t> parameters;
     kernels::PendingCheck check;

@@ -14,27 +14,27 @@ struct SgdOptions {
   bool wd_after_momentum = false;
 };
 /// SGD; formulas in kernels/optimizer_update.h. State: momentum_buffer, where a momentum is not 0.
-class FusedSGD final : public Optimizer {
+class FusedSGD final : public Rule<SgdOptions> {
  public:
-  explicit FusedSGD(NamedTensors parameters, const SgdOptions& options = {});
+  explicit FusedSGD(NamedTensors parameters, const SgdOptions& options = {})
+      : FusedSGD({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
   FusedSGD(std::vector<ParameterGroup> groups, const SgdOptions& options);
-  const SgdOptions& options() const { return options_; }
 
  protected:
-  void update_entries(const ParameterGroup& group, const std::vector<kernels::UpdateEntry>& entries,
-                      const Call& call) override;
+  void update_group(const ParameterGroup& group, const Entries& entries, const Call& call) override;
   const char* kind() const override { return "FusedSGD"; }
-  std::vector<std::pair<std::string, double>> rule_options() const override;
+  std::vector<RuleOption> rule_options() const override;
   std::vector<std::string> moment_names() const override;
-  StateDict torch_options(const ParameterGroup& group) const override;
-  void take_torch_options(const StateDict& options, StateDict& group) const override;
+  std::vector<const char*> torch_flags() const override { return {"maximize"}; }
+  const char* missing_for_torch(bool decays) const override {
+    return options_.wd_after_momentum && decays ? "weight decay before the momentum" : nullptr;
+  }
   bool torch_counts_steps() const override { return false; }
 
  private:
   double momentum_of(const ParameterGroup& group) const {
     return group.momentum.value_or(options_.momentum);
   }
-  SgdOptions options_;
 };
 
 }  // namespace cairn::optim

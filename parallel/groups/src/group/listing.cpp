@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <sstream>
-#include <vector>
 
 #include "cairn/core/error.h"
 
@@ -29,14 +28,16 @@ std::vector<std::string> lines_and_end(const std::string& text) {
 
 }  // namespace
 
-void fail_at_difference(std::string_view where, std::string_view what,
-                        const std::string& rank_zeros, const std::string& others,
-                        std::size_t rank) {
-  const auto a = lines_and_end(rank_zeros), b = lines_and_end(others);
-  const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-  core::fail(where, "expected the same ", what, " on every rank, got ",
-             x == a.end() ? "nothing more" : *x, " on rank 0 and ",
-             y == b.end() ? "nothing more" : *y, " on rank ", rank);
+void check_same_lists(std::string_view where, std::string_view what,
+                      const std::vector<std::string>& of_rank) {
+  for (std::size_t rank = 1; rank < of_rank.size(); ++rank) {
+    if (of_rank[rank] == of_rank[0]) continue;
+    const auto a = lines_and_end(of_rank[0]), b = lines_and_end(of_rank[rank]);
+    const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    core::fail(where, "expected the same ", what, " on every rank, got ",
+               x == a.end() ? "nothing more" : *x, " on rank 0 and ",
+               y == b.end() ? "nothing more" : *y, " on rank ", rank);
+  }
 }
 
 }  // namespace cairn::parallel

@@ -3,16 +3,16 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cairn::parallel {
 
 /// 32 bytes that stand for the text: the ranks' are the same where their texts are.
 std::string digest(std::string_view text);
 
-/// Throws InvalidArgument that names the first line in which rank 0's list and another's differ.
-/// `where` and `what` ("model"): "[where] expected the same what on every rank, got ...".
-[[noreturn]] void fail_at_difference(std::string_view where, std::string_view what,
-                                     const std::string& rank_zeros, const std::string& others,
-                                     std::size_t rank);
+/// Throws InvalidArgument that names the first line in which rank 0's list and another's differ, if
+/// any. `where` and `what` ("model"): "[where] expected the same what on every rank, got ...".
+void check_same_lists(std::string_view where, std::string_view what,
+                      const std::vector<std::string>& of_rank);
 
 }  // namespace cairn::parallel

@@ -56,14 +56,6 @@ std::string bytes_of(const Hashes& hashes) {
   return {reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(std::uint64_t)};
 }
 
-void check_listings(const std::vector<std::string>& listings) {
-  for (std::size_t rank = 1; rank < listings.size(); ++rank) {
-    if (listings[rank] != listings[0])
-      fail_at_difference("compare_across_ranks", "list of tensors", listings[0], listings[rank],
-                         rank);
-  }
-}
-
 std::string_view hash_of(const std::string& hashes, std::size_t tensor) {
   return std::string_view(hashes).substr(tensor * sizeof(std::uint64_t), sizeof(std::uint64_t));
 }
@@ -100,7 +92,8 @@ RankDifference compare_across_ranks(const NamedTensors& tensors, const ProcessGr
     return digest(core::str(own_listing.size(), " ", own_listing, own_hashes));
   });
   if (all_equal(digests)) return {};
-  check_listings(group.exchange(own_listing, "compare_across_ranks, tensors"));
+  check_same_lists("compare_across_ranks", "list of tensors",
+                   group.exchange(own_listing, "compare_across_ranks, tensors"));
   const std::vector<std::string> hashes =
       group.exchange(own_hashes, "compare_across_ranks, hashes");
   RankDifference difference;

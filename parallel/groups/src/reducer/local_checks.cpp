@@ -4,11 +4,8 @@
 #include <utility>
 
 namespace cairn::parallel {
-namespace {
 
 constexpr std::size_t kPasses = 16;
-
-}  // namespace
 
 void LocalChecks::begin_pass() {
   passes_.emplace_back();

@@ -15,7 +15,6 @@
 #include "group/library_versions.h"
 #include "group/listing.h"
 #include "reducer/bucket_plan.h"
-#include "reducer/check_options.h"
 #include "reducer/local_checks.h"
 #include "reducer/memory_view.h"
 #include "reducer/names.h"
@@ -62,16 +61,6 @@ void check_schedule(const ReducerOptions& options) {
               "' (nothing is reduced before the end)");
 }
 
-}  // namespace
-
-void check_options(const ReducerOptions& options) {
-  check_sizes(options.first_bucket_bytes, options.bucket_bytes);
-  check_division(options);
-  check_schedule(options);
-}
-
-namespace {
-
 /// What all ranks must have alike: it decides what is reduced when, and into what.
 std::string describe(const ReducerOptions& options) {
   std::ostringstream out;
@@ -104,10 +93,6 @@ std::string list_runs(const std::vector<Gradient>& gradients) {
   return out.str();
 }
 
-}  // namespace
-
-namespace {
-
 /// What a reducer's world tells of this rank's own gradients.
 struct OwnGradients {
   LocalChecks checks;
@@ -135,6 +120,12 @@ class ReducerLink final : public core::WorldLink {
 };
 
 }  // namespace
+
+void check_options(const ReducerOptions& options) {
+  check_sizes(options.first_bucket_bytes, options.bucket_bytes);
+  check_division(options);
+  check_schedule(options);
+}
 
 struct Reducer::Impl {
   Impl(ProcessGroup g, const ReducerOptions& o) : group(std::move(g)), options(o) {}
@@ -224,12 +215,8 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
 /// The ranks' lists differ: an error on every rank, unless only adjacency in memory does (separate
 /// tensors may touch by chance): no gradients count as adjacent then.
 void Reducer::Impl::compare_lists(std::vector<Gradient>& own) const {
-  const std::string listing = list(options, own);
-  const auto listings = group.exchange(listing, "the gradients that differ");
-  for (std::size_t rank = 1; rank < listings.size(); ++rank) {
-    if (listings[rank] != listings[0])
-      fail_at_difference("reducer", "list of gradients", listings[0], listings[rank], rank);
-  }
+  check_same_lists("reducer", "list of gradients",
+                   group.exchange(list(options, own), "the gradients that differ"));
   for (std::size_t i = 0; i < own.size(); ++i) {
     own[i].run = i;
     own[i].offset = 0;
