@@ -46,7 +46,7 @@ Options kernel_options(const ParameterGroup& group, const Own& own, const Call& 
 }  // namespace
 
 FusedAdam::FusedAdam(std::vector<ParameterGroup> groups, const AdamOptions& options)
-    : Rule(std::move(groups), options) {
+    : FusedOptimizer(std::move(groups), options) {
   check_betas_and_eps("FusedAdam", options);
 }
 
@@ -68,7 +68,7 @@ void FusedAdam::update_group(const ParameterGroup& group, const Entries& entries
 }
 
 FusedSGD::FusedSGD(std::vector<ParameterGroup> groups, const SgdOptions& options)
-    : Rule(std::move(groups), options) {
+    : FusedOptimizer(std::move(groups), options) {
   CAIRN_CHECK(is_amount(options.momentum), "FusedSGD", "expected a momentum >= 0, got ",
               options.momentum);
   CAIRN_CHECK(std::isfinite(options.dampening), "FusedSGD", "expected a finite dampening, got ",
@@ -103,7 +103,7 @@ void FusedSGD::update_group(const ParameterGroup& group, const Entries& entries,
 }
 
 FusedAdagrad::FusedAdagrad(std::vector<ParameterGroup> groups, const AdagradOptions& options)
-    : Rule(std::move(groups), options) {
+    : FusedOptimizer(std::move(groups), options) {
   for (const double value : {options.eps, options.lr_decay, options.initial_accumulator}) {
     CAIRN_CHECK(is_amount(value), "FusedAdagrad",
                 "expected eps, lr_decay and initial_accumulator >= 0, got ", value);
@@ -127,7 +127,7 @@ void FusedAdagrad::update_group(const ParameterGroup& group, const Entries& entr
 }
 
 FusedNovoGrad::FusedNovoGrad(std::vector<ParameterGroup> groups, const NovoGradOptions& options)
-    : Rule(std::move(groups), options) {
+    : FusedOptimizer(std::move(groups), options) {
   check_betas_and_eps("FusedNovoGrad", options);
   CAIRN_CHECK(options.norm_type == 2.0 || (std::isinf(options.norm_type) && options.norm_type > 0),
               "FusedNovoGrad", "expected norm_type 2 or infinity, got ", options.norm_type);
@@ -161,7 +161,7 @@ void FusedNovoGrad::update_group(const ParameterGroup& group, const Entries& ent
 }
 
 FusedLAMB::FusedLAMB(std::vector<ParameterGroup> groups, const LambOptions& options)
-    : Rule(std::move(groups), options) {
+    : FusedOptimizer(std::move(groups), options) {
   check_betas_and_eps("FusedLAMB", options);
   CAIRN_CHECK(is_amount(options.max_gradient_norm), "FusedLAMB",
               "expected max_gradient_norm >= 0, got ", options.max_gradient_norm);

@@ -14,7 +14,7 @@ struct AdagradOptions {
   double initial_accumulator = 0.0;  // where the sums of squares begin
 };
 /// Formulas in kernels/optimizer_update.h. State: sum.
-class FusedAdagrad final : public Rule<AdagradOptions> {
+class FusedAdagrad final : public FusedOptimizer<AdagradOptions> {
  public:
   explicit FusedAdagrad(NamedTensors parameters, const AdagradOptions& options = {})
       : FusedAdagrad({{std::move(parameters), options.lr, options.weight_decay}}, options) {}

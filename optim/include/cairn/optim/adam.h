@@ -14,7 +14,7 @@ struct AdamOptions {
   bool bias_correction = true;
 };
 /// Adam and AdamW; formulas in kernels/optimizer_update.h. State: exp_avg, exp_avg_sq.
-class FusedAdam final : public Rule<AdamOptions> {
+class FusedAdam final : public FusedOptimizer<AdamOptions> {
  public:
   explicit FusedAdam(NamedTensors parameters, const AdamOptions& options = {})
       : FusedAdam({{std::move(parameters), options.lr, options.weight_decay}}, options) {}

@@ -21,7 +21,7 @@ struct LambOptions {
 /// Formulas in kernels/optimizer_update.h; gradients are first multiplied by max / norm where their
 /// 2-norm is larger than max_gradient_norm (no 1e-6, unlike StepOptions::max_gradient_norm, which
 /// clips before it). State: exp_avg, exp_avg_sq. With clipping every step checks.
-class FusedLAMB final : public Rule<LambOptions> {
+class FusedLAMB final : public FusedOptimizer<LambOptions> {
  public:
   explicit FusedLAMB(NamedTensors parameters, const LambOptions& options = {})
       : FusedLAMB({{std::move(parameters), options.lr, options.weight_decay}}, options) {}

@@ -21,7 +21,7 @@ struct NovoGradOptions {
 /// Formulas in kernels/optimizer_update.h; the running norm of each parameter is
 ///   norm_type 2: n = sqrt(beta2 n^2 + (1 - beta2) |g|^2);  infinity: n = beta2 n + (1 - beta2) |g|
 /// of the unscaled, clipped gradient. State: exp_avg, norm (a number). Every step checks.
-class FusedNovoGrad final : public Rule<NovoGradOptions> {
+class FusedNovoGrad final : public FusedOptimizer<NovoGradOptions> {
  public:
   explicit FusedNovoGrad(NamedTensors parameters, const NovoGradOptions& options = {})
       : FusedNovoGrad({{std::move(parameters), options.lr, options.weight_decay}}, options) {}

@@ -322,14 +322,14 @@ class Optimizer : public core::Stateful {
   bool scheduled_ = false;  // a Schedule sets the learning rates
 };
 
-/// A rule, which keeps what it was constructed with.
+/// Keeps what the rule was constructed with.
 template <class Options>
-class Rule : public Optimizer {
+class FusedOptimizer : public Optimizer {
  public:
   const Options& options() const { return options_; }
 
  protected:
-  Rule(std::vector<ParameterGroup> groups, const Options& options)
+  FusedOptimizer(std::vector<ParameterGroup> groups, const Options& options)
       : Optimizer(std::move(groups)), options_(options) {}
   Options options_;
 };

@@ -14,7 +14,7 @@ struct SgdOptions {
   bool wd_after_momentum = false;
 };
 /// SGD; formulas in kernels/optimizer_update.h. State: momentum_buffer, where a momentum is not 0.
-class FusedSGD final : public Rule<SgdOptions> {
+class FusedSGD final : public FusedOptimizer<SgdOptions> {
  public:
   explicit FusedSGD(NamedTensors parameters, const SgdOptions& options = {})
       : FusedSGD({{std::move(parameters), options.lr, options.weight_decay}}, options) {}
