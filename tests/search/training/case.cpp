@@ -92,6 +92,11 @@ bool Case::half() const {
   return setup.precision->level == amp::OptLevel::O2 || setup.precision->level == amp::OptLevel::O3;
 }
 
+double Case::in_half(double weight) const {
+  const DType half = setup.precision ? setup.precision->half : dtype;
+  return half == DType::f16 ? rounded_to_f16(weight) : rounded_to_bf16(weight);
+}
+
 bool Case::coarse() const {
   return half() && !(setup.precision && setup.precision->level == amp::OptLevel::O2);
 }
@@ -124,8 +129,7 @@ bool Case::autocasts(const Loss& loss) const {
 Values Case::weight_in_product(int parameter, const Loss& loss) const {
   Values weight = reference.parameters[at(parameter)].raw;
   if (!autocasts(loss)) return weight;
-  const bool f16 = setup.precision->half == DType::f16;
-  for (double& w : weight) w = f16 ? rounded_to_f16(w) : rounded_to_bf16(w);
+  for (double& w : weight) w = in_half(w);
   return weight;
 }
 

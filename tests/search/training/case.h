@@ -40,7 +40,8 @@ struct Case {
   void check(const Rounds& rounds = {});
   /// No f32 value is kept beside the weights (O3, or to() without amp): each update rounds.
   bool coarse() const;
-  bool half() const;  // the weights are
+  bool half() const;                    // the weights are
+  double in_half(double weight) const;  // rounded to the half type in use
   /// Losses may reach other parameters on each rank.
   bool finds_unused() const { return setup.find_unused || setup.wiring.static_graph; }
   /// What each rank's gradient counts in their mean.

@@ -157,9 +157,11 @@ class Replace : public Command {
   int optimizer_;
 };
 
-/// One element, by hand: the others keep what they have, to the last bit.
+/// One element, by hand: the others keep what they have, to the last bit, and so does a half weight
+/// that is written with what it has.
 class WriteElement : public Command {
  public:
+  static constexpr double kWritten = 0.75;
   explicit WriteElement(int parameter) : parameter_(parameter) {}
   /// A module of libtorch's is not written while gradients wait for their step.
   bool possible(const Case& now) const override {
@@ -167,7 +169,9 @@ class WriteElement : public Command {
   }
   void run(Case& now) const override {
     must_not_throw(now.system.each([&](Rank& rank) { rank.write(parameter_, Write::element); }));
-    now.reference.parameters[at(parameter_)].weight[0] = 0.75;
+    double& weight = now.reference.parameters[at(parameter_)].weight[0];
+    const bool changes = !now.half() || now.in_half(weight) != kWritten;
+    if (changes || now.coarse()) weight = kWritten;
     now.check();
   }
   void show(std::ostream& out) const override {
