@@ -11,13 +11,10 @@ namespace {
 
 Tensor broadcast_binary(BinaryOp op, const char* name, const Tensor& a, const Tensor& b,
                         DType dtype) {
-  // Operands of one layout keep it.
-  const bool alike = a.shape() == b.shape() && a.strides() == b.strides();
   const Shape shape = core::broadcast_shapes(a.shape(), b.shape(), name);
   Strides strides = core::contiguous_strides(shape);
-  if (a.shape() == shape && a.view().is_dense()) strides = a.strides();
-  if (!alike && b.shape() == shape && a.shape() != shape && b.view().is_dense()) {
-    strides = b.strides();
+  for (const Tensor* operand : {&b, &a}) {  // a's layout, or b's where a is spread
+    if (operand->shape() == shape && operand->view().is_dense()) strides = operand->strides();
   }
   Tensor y = Tensor::empty_strided(shape, strides, dtype, a.device());
   kernels::binary(op, a, b, y);
