@@ -146,6 +146,14 @@ core::DType compute_dtype(core::DType dtype) {
   return native ? dtype : core::DType::f32;
 }
 
+// The tiles' last pass over 63 of 64 values: oneDNN 2.6 and 2.7 end the process by SIGILL for many
+// sizes of the matrices (uxlfoundation/oneDNN, issue 1661).
+core::DType compute_dtype_of_product(core::DType dtype, std::int64_t inner) {
+  static const bool tiles = has_isa(dnnl::cpu_isa::avx512_core_amx);
+  const bool fails = tiles && dtype == core::DType::bf16 && inner % 64 == 63;
+  return fails ? core::DType::f32 : compute_dtype(dtype);
+}
+
 Desc desc(const core::TensorView& view) {
   return Desc(Dims(view.shape.begin(), view.shape.end()), data_type(view.dtype),
               Dims(view.strides.begin(), view.strides.end()));

@@ -40,6 +40,8 @@ std::string version();
 /// The dtype products of `dtype` are computed in on this processor, where no other is asked for:
 /// its own where there are instructions for it, else f32.
 core::DType compute_dtype(core::DType dtype);
+/// The same of a matrix product that sums so many values, where oneDNN may fail at it.
+core::DType compute_dtype_of_product(core::DType dtype, std::int64_t inner);
 Desc desc(const core::TensorView& view);
 /// Threads for an operation of that many multiplications (or moved elements): one where waking
 /// others costs more than they save.

@@ -27,14 +27,19 @@ std::int64_t multiplications(const MatmulOperands& m) {
   return m.y.numel() * m.a.size(-1);
 }
 
+DType compute_dtype_of(const MatmulOperands& m) {
+  return onednn::compute_dtype_of_product(m.a.dtype, m.a.size(-1));
+}
+
 std::string class_name(const MatmulOperands& m) {
+  const bool usual = compute_dtype_of(m) == onednn::compute_dtype(m.a.dtype);
   const auto lies = [](const TensorView& view) {
     return view.strides[view.dims() - 1] == 1 || view.size(-1) == 1 ? "n" : "t";
   };
   return core::str("matmul ", core::name(m.a.dtype), " to ", core::name(m.y.dtype), " ", lies(m.a),
                    lies(m.b), " ", rounded(matrix_count(m.y)), "x", rounded(m.y.size(-2)), "x",
                    rounded(m.a.size(-1)), "x", rounded(m.y.size(-1)), ", ",
-                   onednn::threads_for(multiplications(m)), " threads");
+                   onednn::threads_for(multiplications(m)), " threads", usual ? "" : ", in f32");
 }
 
 // A corner of y that takes some milliseconds.
@@ -72,7 +77,7 @@ bool takes_blocks(const MatmulOperands& m, DType compute) {
 }
 
 std::vector<Route> routes_of(const MatmulOperands& m) {
-  const DType dtype = m.a.dtype, own = onednn::compute_dtype(dtype);
+  const DType own = compute_dtype_of(m);
   if (takes_blocks(m, own)) return {{own, true}};
   std::vector<Route> routes{{own, false}};
   if (matrix_count(m.y) == 1) routes.push_back({own, true});

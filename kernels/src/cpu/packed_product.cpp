@@ -40,7 +40,7 @@ PackedProduct::PackedProduct(const Backend& backend, std::int64_t rows, const Te
     b_.view = b;
     return;
   }
-  compute_ = onednn::compute_dtype(b.dtype);
+  compute_ = onednn::compute_dtype_of_product(b.dtype, b.shape[0]);
   const auto key = onednn::Key(kPacked, onednn::threads_for(rows * b.numel()))
                        .add(rows)
                        .add(b.shape)
