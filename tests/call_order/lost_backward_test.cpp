@@ -244,6 +244,22 @@ TEST(LostBackward, ALossUnderNoSyncOnOneRankEndsOnAllWithCommunicationErrors) {
   }
 }
 
+/// Of the loss one rank has a gradient left and the other none.
+TEST(LostBackward, AStepThatAllRefusedIsRefusedByAllAgain) {
+  on_two([](Trainer& t) {
+    {
+      const auto guard = t.ddp.no_sync();
+      const Tensor of_b = autograd::sum(autograd::mul(t.model.b(), input(1.0)));
+      t.precision.backward(t.loses() ? of_b : t.ddp(input(1.0)));
+    }
+    t.of_b.clear_grad();
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT(refusal([&] { (void)t.precision.step(); }), HasSubstr("loss 0"));
+    }
+    t.expect_goes_on();
+  });
+}
+
 TEST(LostBackward, ARefusalOfOneRanksStepIsAnErrorOnAll) {
   on_two([](Trainer& t) {
     const auto guard = t.ddp.no_sync();

@@ -37,9 +37,11 @@ class NoSyncState {
     world_synchronizes_ = on;
     was_used_ = was_used_ || !on;
   }
-  /// Since ranks last compared in a step what is to be reduced.
+  /// Since a step last reduced what ranks had.
   bool was_used() const { return was_used_; }
-  void compared() { was_used_ = false; }
+  /// All ranks are in such a step: where all refuse it, all come to the next.
+  void compare() { was_used_ = true; }
+  void reduced() { was_used_ = false; }
 
  private:
   int depth_ = 0;

@@ -176,7 +176,7 @@ bool DistributedDataParallel::Impl::reduce_unreduced() {
                               "got a step that has to reduce ",
                               list_of_local(held_of(parameters), parameters),
                               " (the last micro-batch of a step: no no_sync)"));
-  no_sync.compared();
+  no_sync.compare();
   const auto told = group.world().all_or_throw<core::Error>("what a step has to reduce", [&] {
     check_whole(parameters);
     // With find_unused_parameters a loss under no_sync may have reached nothing on some rank.
@@ -211,6 +211,7 @@ bool DistributedDataParallel::Impl::reduce_unreduced() {
     slot.mark_sum_reduced();
     if (any.local_gradient) slot.mark_reduced();
   }
+  no_sync.reduced();
   return true;
 }
 
