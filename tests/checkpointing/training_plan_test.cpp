@@ -84,8 +84,9 @@ Task conv_net() {
       nn::Conv2d(1, 16, 5, {.padding = 2}), nn::BatchNorm2d(16, {.relu = true}), nn::MaxPool2d(2),
       nn::Conv2d(16, 32, 5, {.padding = 2}), nn::BatchNorm2d(32, {.relu = true}), nn::MaxPool2d(2),
       nn::Flatten(), nn::Linear(32 * 7 * 7, 10));
-  task.batch.x = test::normal_tensor({32, 1, 28, 28}, 2);
-  task.batch.target = random_classes({32}, 10, 3);
+  const std::int64_t samples = core::default_device().is_cuda() ? 16 : 32;  // simulated: slow
+  task.batch.x = test::normal_tensor({samples, 1, 28, 28}, 2);
+  task.batch.target = random_classes({samples}, 10, 3);
   return task;
 }
 
@@ -140,7 +141,7 @@ TEST(TrainingPlan, CountsTheScratchOfSmallProducts) {
   TrainingPlanOptions options;
   options.tensors_only = true;
   options.precisions = {checkpointing::precisions()[1], checkpointing::precisions()[3]};
-  options.micro_batches = {48, 96};
+  options.micro_batches = {48, 88, 96};  // 88, and the rest of 8 adds
   const std::size_t before = core::memory_stats(task.batch.x.device()).current_total;
   const TrainingPlan plan = plan_training(task.model, task.batch, SIZE_MAX / 2, {}, options);
   ASSERT_FALSE(plan.choices().empty());
@@ -403,6 +404,7 @@ TEST(TrainingPlan, ExtrapolatesSizesThatDoNotRun) {
   for (const TrainingChoice& guess : capped.choices()) {
     if (!guess.extrapolated || guess.recomputes) continue;
     ++extrapolated;
+    EXPECT_FALSE(guess.fits) << guess.describe();
     for (const TrainingChoice& truth : exact.choices()) {
       if (truth.recomputes || truth.describe() != guess.describe()) continue;
       const double ratio =

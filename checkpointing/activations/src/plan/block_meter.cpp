@@ -108,7 +108,7 @@ class BlockMeter {
     const std::size_t before = level();
     pass();  // the first run of anything is slow, and autocast keeps what it casts
     profile_.cached = level() - before;
-    if (options_.placed) parameters_.place_gradients(options_.accumulates);
+    if (options_.placed) parameters_.place_gradients(options_.sums);
     if (options_.times_only) {
       step(profile_, block_);
       return {profile_, pass(), differentiable_};

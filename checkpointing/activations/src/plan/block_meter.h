@@ -26,6 +26,7 @@ struct KnownBlocks {
 struct MeterOptions {
   int repeats = 1;                   // timed runs, of which the fastest counts
   bool placed = false;               // gradients of parameters have memory before the backward
+  bool sums = false;                 // which is f32, as of several micro-batches
   bool accumulates = false;          // and hold something, which the backward adds to
   Offload* offload = nullptr;        // given: the block is measured with it, too
   KnownBlocks* known = nullptr;      // given: of the same options

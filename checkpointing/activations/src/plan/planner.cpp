@@ -25,7 +25,7 @@ constexpr std::size_t kFinest = 8;  // times the slots of a long chain
 Schedule choose(const std::vector<BlockProfile>& profile, std::size_t standing,
                 const PlanningBudget& room, std::size_t budget, int slots) {
   const std::size_t finer = std::min(ChainProgramme::kMostBlocks / profile.size(), kFinest);
-  const ScheduleChoice choice(profile,
+  const ScheduleChoice choice({profile},
                               static_cast<std::size_t>(slots) * std::max<std::size_t>(1, finer));
   const CostedSchedule* best =
       choice.fastest(room.of_tensors() > standing ? room.of_tensors() - standing : 0);

@@ -42,19 +42,29 @@ Schedule first_recomputed(std::size_t n, std::size_t count) {
   return schedule;
 }
 
+std::size_t largest_peak(const std::vector<ChainProfile>& profiles, const Schedule& schedule) {
+  std::size_t largest = 0;
+  for (const ChainProfile& profile : profiles)
+    largest = std::max(largest, simulate(profile, schedule).peak);
+  return largest;
+}
+
 bool alike(const ScheduleCost& a, const ScheduleCost& b) {
   return a.peak == b.peak && a.seconds == b.seconds;
 }
 
 }  // namespace
 
-ScheduleChoice::ScheduleChoice(const std::vector<BlockProfile>& profile, std::size_t slots) {
+ScheduleChoice::ScheduleChoice(const std::vector<ChainProfile>& here, std::size_t slots,
+                               const std::vector<ChainProfile>& elsewhere)
+    : here_(here), elsewhere_(elsewhere) {
+  const ChainProfile& profile = here_.front();
   const std::size_t n = profile.size();
-  offer(profile, plain_schedule(n));
-  offer(profile, halves(0, n));
+  offer(plain_schedule(n));
+  offer(halves(0, n));
   for (std::size_t k = 1; k < n; ++k) {
-    offer(profile, segments_of(n, k));
-    offer(profile, first_recomputed(n, k));
+    offer(segments_of(n, k));
+    offer(first_recomputed(n, k));
   }
   // The programme is more careful than the simulation, so the amount it counts with is only a
   // guide.
@@ -62,21 +72,23 @@ ScheduleChoice::ScheduleChoice(const std::vector<BlockProfile>& profile, std::si
   const ChainProgramme programme(merged.blocks(), slots);
   for (std::size_t m = 0; m <= programme.steps(); ++m) {
     if (const std::optional<Schedule> schedule = programme.schedule(m)) {
-      offer(profile, merged.expanded(*schedule));
+      offer(merged.expanded(*schedule));
     }
   }
 }
 
-void ScheduleChoice::offer(const std::vector<BlockProfile>& profile, Schedule schedule) {
-  const ScheduleCost cost = simulate(profile, schedule);
+void ScheduleChoice::offer(Schedule schedule) {
+  ScheduleCost cost = simulate(here_.front(), schedule);
+  cost.peak = largest_peak(here_, schedule);
   if (!all_.empty() && alike(all_.back().cost, cost)) return;
-  all_.push_back({std::move(schedule), cost});
+  const std::size_t elsewhere = largest_peak(elsewhere_, schedule);
+  all_.push_back({std::move(schedule), cost, elsewhere});
 }
 
-const CostedSchedule* ScheduleChoice::fastest(std::size_t room) const {
+const CostedSchedule* ScheduleChoice::fastest(std::size_t room, std::size_t room_elsewhere) const {
   const CostedSchedule* best = nullptr;
   for (const CostedSchedule& one : all_) {
-    if (one.cost.peak > room) continue;
+    if (one.cost.peak > room || one.peak_elsewhere > room_elsewhere) continue;
     if (best == nullptr || one.cost.seconds < best->cost.seconds) best = &one;
   }
   return best;

@@ -32,7 +32,6 @@ constexpr const char* kTrainingPlanner = "plan_training";
 constexpr std::size_t kPlannedSlots = 500;  // of memory, in the programme
 constexpr std::size_t kTimedAgain = 4;      // chains, and only those within a factor
 constexpr double kWithinNoise = 4;
-constexpr std::size_t kExtrapolationMargin = 16;  // a part: products' scratch is not proportional
 
 constexpr std::size_t kScaledLoss = 16;  // bytes: the loss times its scale and weight
 
@@ -100,11 +99,24 @@ struct TimedChoice {
   double steps = 0, fixed = 0;  // seconds: of its micro-batches, of the update
 };
 
+// A backward of a step, as a device sees it.
+struct Pass {
+  std::int64_t samples = 0;                   // of the device
+  std::int64_t with_loss = 0;                 // of which it takes the loss; more are gathered
+  bool one_of_several = false, adds = false;  // and to the gradients of an earlier one
+  bool elsewhere = false;  // on the last of several devices, which makes gradients of its own
+};
+
 struct MeasuredChain {
-  std::vector<BlockProfile> profile;
+  std::vector<ChainProfile> profiles;  // of the first device: of a whole micro-batch, and the rest
+  std::vector<ChainProfile> elsewhere;
   std::size_t input = 0;  // bytes of the model's half input beside the batch
   bool extrapolated = false;
 };
+
+std::size_t less(std::size_t bytes, std::size_t taken) {
+  return bytes > taken ? bytes - taken : 0;
+}
 
 std::size_t extended(std::size_t near, std::size_t far, double ratio) {
   const double slope = static_cast<double>(near) - static_cast<double>(far);
@@ -133,6 +145,19 @@ std::vector<SelectiveBlock> extended(const std::vector<SelectiveBlock>& near,
     all.push_back({extended(static_cast<const KeptBlock&>(way), *same, ratio), way.results});
   }
   return all;
+}
+
+// The ways that both were measured with, under the first one's names.
+void keep_common_ways(BlockProfile& block, BlockProfile& other) {
+  std::erase_if(block.selective, [&](const SelectiveBlock& way) {
+    for (SelectiveBlock& same : other.selective) {
+      if (*same.results != *way.results) continue;
+      same.results = way.results;
+      return false;
+    }
+    return true;
+  });
+  if (!other.offloaded) block.offloaded.reset();
 }
 
 // Everything grows by a line through two sizes: near + ratio (near - far).
@@ -265,7 +290,7 @@ class TrainingPlanner {
                                         const std::map<std::int64_t, MeasuredChain>& smaller) {
     if (smaller.empty() || !smaller.rbegin()->second.extrapolated) {
       try {
-        return measure(precision, kind, size);
+        return measure_all(precision, kind, size);
       } catch (const core::OutOfMemory&) {
         if (smaller.empty()) return std::nullopt;
       }
@@ -279,27 +304,31 @@ class TrainingPlanner {
     const auto far = std::next(near);
     const double step = static_cast<double>(size - near->first);
     MeasuredChain chain = near->second;
+    chain.profiles.resize(1);
+    chain.elsewhere.clear();
     chain.extrapolated = true;
     if (far == smaller.rend()) {  // in proportion
-      std::vector<BlockProfile> nothing(chain.profile.size());
+      const ChainProfile& profile = chain.profiles.front();
+      ChainProfile nothing(profile.size());
       for (std::size_t i = 0; i < nothing.size(); ++i) {
         nothing[i].offloaded = KeptBlock();
-        for (const SelectiveBlock& way : chain.profile[i].selective) {
+        for (const SelectiveBlock& way : profile[i].selective) {
           nothing[i].selective.push_back({{}, way.results});
         }
       }
       extend(chain, nothing, 0, step / static_cast<double>(near->first));
     } else {
-      extend(chain, far->second.profile, far->second.input,
+      extend(chain, far->second.profiles.front(), far->second.input,
              step / static_cast<double>(near->first - far->first));
     }
     return chain;
   }
 
-  static void extend(MeasuredChain& chain, const std::vector<BlockProfile>& far, std::size_t input,
+  static void extend(MeasuredChain& chain, const ChainProfile& far, std::size_t input,
                      double ratio) {
-    for (std::size_t i = 0; i < chain.profile.size(); ++i) {
-      chain.profile[i] = extended(chain.profile[i], far[i], ratio);
+    ChainProfile& profile = chain.profiles.front();
+    for (std::size_t i = 0; i < profile.size(); ++i) {
+      profile[i] = extended(profile[i], far[i], ratio);
     }
     chain.input = extended(chain.input, input, ratio);
   }
@@ -307,18 +336,17 @@ class TrainingPlanner {
   // Of a module kept whole, one after another.
   static double plain_seconds(const MeasuredChain& chain) {
     double seconds = 0;
-    for (const BlockProfile& block : chain.profile) {
+    for (const BlockProfile& block : chain.profiles.front()) {
       seconds += block.forward_seconds + block.backward_seconds;
     }
     return seconds;
   }
 
-  // The fastest choice of each chain that fits and was measured, where noise could have put it
-  // behind another's.
+  // The fastest choice of each chain that fits, where noise could have put it behind another's.
   std::vector<std::size_t> fastest_of_chains() const {
     std::vector<std::size_t> order, best;
     for (std::size_t i = 0; i < choices_.size(); ++i) {
-      if (choices_[i].fits && !choices_[i].extrapolated) order.push_back(i);
+      if (choices_[i].fits) order.push_back(i);
     }
     std::sort(order.begin(), order.end(),
               [&](auto a, auto b) { return choices_[a].seconds < choices_[b].seconds; });
@@ -343,7 +371,8 @@ class TrainingPlanner {
       works.emplace_back([this, &timed = timed_[i]] {
         const TimedChain& chain = timed_chains_[timed.chain];
         const double now =
-            plain_seconds(measure(chain.precision, chain.kind, chain.size, /*times_only=*/true));
+            plain_seconds(measure(chain.precision, passes_of(chain.kind, chain.size).front(),
+                                  chain.kind.fused, /*times_only=*/true));
         return timed.steps * now / chain.seconds + timed.fixed;
       });
     }
@@ -361,48 +390,77 @@ class TrainingPlanner {
     }
   }
 
-  MeasuredChain measure(const Precision& precision, const ChainKind& kind, std::int64_t size,
+  // Fewer samples may take more scratch: the first device's part of a whole micro-batch comes with
+  // each other part that a step has, of the last device and of what the last micro-batch is left.
+  std::vector<Pass> passes_of(const ChainKind& kind, std::int64_t size) const {
+    std::vector<Pass> all;
+    const auto add = [&](std::int64_t micro_batch, bool adds) {
+      const std::int64_t part = part_of(micro_batch), last = (micro_batch - 1) % part + 1;
+      all.push_back({part, kind.balanced ? part : micro_batch, size < samples(), adds});
+      if (last != part) all.push_back({.samples = last, .with_loss = last, .elsewhere = true});
+    };
+    add(size, samples() >= 2 * size);
+    if (samples() % size != 0) add(samples() % size, true);
+    return all;
+  }
+
+  MeasuredChain measure_all(const Precision& precision, const ChainKind& kind, std::int64_t size) {
+    const std::vector<Pass> passes = passes_of(kind, size);
+    MeasuredChain chain = measure(precision, passes.front(), kind.fused);
+    for (std::size_t k = 1; k < passes.size(); ++k) {
+      ChainProfile other = measure(precision, passes[k], kind.fused).profiles.front();
+      for (std::size_t i = 0; i < other.size(); ++i) {
+        keep_common_ways(chain.profiles.front()[i], other[i]);
+      }
+      (passes[k].elsewhere ? chain.elsewhere : chain.profiles).push_back(std::move(other));
+    }
+    return chain;
+  }
+
+  MeasuredChain measure(const Precision& precision, const Pass& pass, bool fused,
                         bool times_only = false) {
     meter_ = {.repeats = options_.repeats,
-              .placed = true,
-              .accumulates = size < samples(),
+              .placed = !pass.elsewhere,
+              .sums = pass.one_of_several,
+              .accumulates = pass.adds,
               .times_only = times_only};
-    const std::int64_t part = part_of(size);
-    const std::int64_t with_loss = kind.balanced ? part : size;
-    const Tensor target = micro_batch_of(batch_.target, batch_.dimension, with_loss);
-    MeasuredChain chain;
-    Tensor x = micro_batch_of(batch_.x, batch_.dimension, part).detach();
+    const Tensor target = micro_batch_of(batch_.target, batch_.dimension, pass.with_loss);
+    MeasuredChain chain{.profiles = {{}}};
+    Tensor x = micro_batch_of(batch_.x, batch_.dimension, pass.samples).detach();
     if (precision.half_weights && core::is_floating(x.dtype())) {
       x = autograd::to(x, precision.half);
       chain.input = x.nbytes();
     }
+    ChainProfile& profile = chain.profiles.front();
     MeasuredBlock last{{}, x, false};
     KnownBlocks known;
     for (std::size_t i = 0; i < model_.size(); ++i) {
       room_.refresh();
       const Tensor own_target = i + 1 == model_.size() ? target : Tensor();
-      last = measure_module(precision, kind, model_.at(i), last, own_target, known);
-      chain.profile.push_back(last.profile);
+      last = measure_module(precision, fused, model_.at(i), last, own_target, pass.samples, known);
+      profile.push_back(last.profile);
     }
     CAIRN_CHECK(last.result_wants_gradient, kTrainingPlanner,
                 "expected a model whose loss depends on a parameter, got one without a graph");
     // The loss's backward follows at once, and writes over results that nobody keeps.
-    chain.profile.back().selective.clear();
+    profile.back().selective.clear();
     // They stand before the step.
-    for (BlockProfile& block : chain.profile) block.parameter_gradients = 0;
+    for (BlockProfile& block : profile) {
+      if (!pass.elsewhere) block.parameter_gradients = 0;
+    }
     return chain;
   }
 
   // The last one with the loss, whose backward writes over outputs that nobody else holds; and
   // where outputs are gathered, with those of other devices.
-  MeasuredBlock measure_module(const Precision& precision, const ChainKind& kind,
-                               nn::Module& original, const MeasuredBlock& before,
-                               const Tensor& target, KnownBlocks& known) {
+  MeasuredBlock measure_module(const Precision& precision, bool fused, nn::Module& original,
+                               const MeasuredBlock& before, const Tensor& target,
+                               std::int64_t samples, KnownBlocks& known) {
     std::shared_ptr<nn::Module> half;
     if (precision.half_weights) half = half_clone(original, precision.half);
     nn::Module& module = half ? *half : original;
     Segment forward = [&module](const Tensor& x) { return module(x); };
-    if (kind.fused && target.defined()) {
+    if (fused && target.defined()) {
       forward = fused_end(dynamic_cast<nn::Linear&>(module), target);
     }
     Segment block = forward;
@@ -410,10 +468,9 @@ class TrainingPlanner {
     if (target.defined()) {
       block = [&](const Tensor& x) {
         Tensor y = in_region(precision, forward, x);
-        if (kind.fused) return y;
+        if (fused) return y;
         if (precision.half_weights && core::is_half(y.dtype())) y = autograd::to(y, DType::f32);
-        if (!kind.balanced) y = gathered(y, target);
-        return loss_(y, target);
+        return loss_(gathered(y, samples, target), target);
       };
     } else if (precision.autocast) {
       region.emplace(true, precision.half);
@@ -437,8 +494,8 @@ class TrainingPlanner {
   }
 
   // Beside this device's output those of the others, of which only copies lie here.
-  Tensor gathered(const Tensor& y, const Tensor& target) const {
-    const std::int64_t samples = target.size(batch_.dimension), part = part_of(samples);
+  Tensor gathered(const Tensor& y, std::int64_t part, const Tensor& target) const {
+    const std::int64_t samples = target.size(batch_.dimension);
     std::vector<Tensor> parts{y};
     for (std::int64_t at = part; at < samples; at += part) {
       const std::int64_t rows = y.size(0) / part * std::min(part, samples - at);
@@ -451,7 +508,7 @@ class TrainingPlanner {
 
   void add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size,
                    const MeasuredChain& chain) {
-    const ScheduleChoice schedules(chain.profile, kPlannedSlots);
+    const ScheduleChoice schedules(chain.profiles, kPlannedSlots, chain.elsewhere);
     timed_chains_.push_back({precision, kind, size, chain.extrapolated, plain_seconds(chain)});
     TrainingChoice choice;
     choice.precision = precision;
@@ -463,7 +520,6 @@ class TrainingPlanner {
     choice.balanced_loss = kind.balanced;
     choice.extrapolated = chain.extrapolated;
     choice.other = bytes_.other() + chain.input;
-    if (chain.extrapolated) choice.other += schedules.plain().cost.peak / kExtrapolationMargin;
     choice.loss_function = loss_;
     choice.offload = offload_;
     for (const bool compact : {false, true}) {
@@ -488,10 +544,9 @@ class TrainingPlanner {
     const double fixed = update + exchange_seconds(all);
     add_choice(choice, schedules.plain(), fixed);
     if (choices_.back().fits) return;
-    const std::size_t beside = standing_of(choice) + scaled_losses();
-    const std::size_t budget = room_.of_tensors();
-    const std::size_t room = budget > beside ? budget - beside : 0;
-    const CostedSchedule* best = room < added_gradient(choice) ? nullptr : schedules.fastest(room);
+    const std::size_t room = less(room_for(choice), scaled_losses());
+    const CostedSchedule* best =
+        room < added_gradient(choice) ? nullptr : schedules.fastest(room, room + only_here(choice));
     add_choice(choice, best == nullptr ? schedules.smallest() : *best, fixed);
   }
 
@@ -506,9 +561,20 @@ class TrainingPlanner {
 
   // What measuring may still take.
   std::size_t room() const {
-    const std::size_t standing = core::memory_stats(device_).current_total,
-                      most = core::memory_capacity(device_);
-    return most > standing ? most - standing : 0;
+    return less(core::memory_capacity(device_), core::memory_stats(device_).current_total);
+  }
+
+  // What other devices do not have before their backwards; they have their parts of a micro-batch.
+  std::size_t only_here(const TrainingChoice& choice) const {
+    const std::size_t batch = batch_.x.nbytes() + batch_.target.nbytes();
+    const auto parts =
+        static_cast<std::size_t>(choice.micro_batch) * batch / static_cast<std::size_t>(samples());
+    return choice.optimizer_state + choice.gradients + less(bytes_.other(), parts);
+  }
+
+  // What the budget leaves to activations.
+  std::size_t room_for(const TrainingChoice& choice) const {
+    return less(room_.of_tensors(), standing_of(choice));
   }
 
   static std::size_t standing_of(const TrainingChoice& choice) {
@@ -528,7 +594,12 @@ class TrainingPlanner {
       choice.recomputes = choice.recomputes || !part.inner.empty() || part.results;
       choice.offloads = choice.offloads || part.offloaded;
     }
-    choice.activations = std::max(costed.cost.peak, added_gradient(choice)) + scaled_losses();
+    const std::size_t elsewhere = less(costed.peak_elsewhere, only_here(choice));
+    choice.activations =
+        std::max({costed.cost.peak, elsewhere, added_gradient(choice)}) + scaled_losses();
+    if (choice.extrapolated) {  // it was tried, and took more than the budget
+      choice.activations = std::max(choice.activations, room_for(choice) + 1);
+    }
     choice.peak_bytes = standing_of(choice) + choice.activations;
     const double share = static_cast<double>(samples()) / static_cast<double>(choice.micro_batch);
     choice.seconds = share * costed.cost.seconds + fixed;
