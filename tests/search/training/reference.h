@@ -320,6 +320,12 @@ struct Reference : State {
     each_of(optimizers, [&](Parameter& p) { any = any || (p.trainable && p.gradient.exists()); });
     return any;
   }
+  /// The optimizers that have gradients, a bit each.
+  unsigned with_gradients() {
+    unsigned all = 0;
+    for (unsigned bit = 1; bit >> rules.size() == 0; bit <<= 1) all |= any_gradient(bit) ? bit : 0;
+    return all;
+  }
   /// Of the gradients that an optimizer's step would use.
   double norm(unsigned optimizer) {
     double sum = 0.0;

@@ -134,10 +134,11 @@ class Backward : public Command {
     const unsigned named = loss_.to_all ? now.all_optimizers() : reached_optimizers(now);
     const auto refuses = [&](int rank) {
       for (int p = 0; p < kParameters; ++p) {
-        const Gradient& gradient = now.reference.parameters[at(p)].gradient;
-        const int optimizer = now.reference.parameters[at(p)].optimizer;
-        const bool is_named = optimizer >= 0 && (named >> optimizer & 1U) != 0;
-        const bool meets = (loss_.by_amp && is_named) || loss_.reaches(p, rank);
+        const Parameter& parameter = now.reference.parameters[at(p)];
+        const Gradient& gradient = parameter.gradient;
+        const bool is_named = parameter.optimizer >= 0 && (named >> parameter.optimizer & 1U) != 0;
+        const bool meets =
+            parameter.trainable && ((loss_.by_amp && is_named) || loss_.reaches(p, rank));
         if (meets && gradient.is_on(rank) && gradient.plain == loss_.by_amp) return true;
       }
       return false;
@@ -180,11 +181,6 @@ class Backward : public Command {
     }
     now.backwards += loss_.twice ? 2 : 1;
     if (loss_.form == Form::norm) now.follow_batch(loss_);
-    // What another of amp's losses has left lies beside the slots until a step reduces it.
-    const bool left = now.setup.precision && reference.unreduced && now.any_gradient();
-    reference.unreduced = now.setup.ranks > 1 && (left || !(reduces(now) && synchronise));
-    reference.summed =
-        now.setup.wiring.sum && (reduces(now) || (reference.summed && now.any_gradient()));
     const auto work = [&](Rank& rank) {
       if (window_) return rank.accumulate(loss_, synchronise, declared);
       rank.backward(loss_, synchronise, declared);
@@ -192,10 +188,15 @@ class Backward : public Command {
     const bool broken = loss_.thrower >= 0;
     const System::Outcome outcome = now.system.each(work);
     if (broken && !outcome.threw()) throw Mismatch("expected the error to come out, got none");
+    if (broken && loss_.in_forward) return false;
+    // What another of amp's losses has left lies beside the slots until a step reduces it.
+    const bool left = now.setup.precision && reference.unreduced && now.any_gradient();
+    reference.unreduced = now.setup.ranks > 1 && (left || !(reduces(now) && synchronise));
+    reference.summed =
+        now.setup.wiring.sum && (reduces(now) || (reference.summed && now.any_gradient()));
     if (outcome.threw()) {
       const bool may = broken || mixes || reference.may_refuse;
       if (!may) throw Mismatch("expected no error, got: " + outcome.error);
-      if (broken && loss_.in_forward) return false;
       // What was there before cannot be told from what was added; what was empty is empty again,
       // but where other ranks may have it: they clear.
       for (const Parameter& p : reference.parameters) {
@@ -203,6 +204,7 @@ class Backward : public Command {
       }
       pending.doubtful = true;
       pending.overflow = false;
+      pending.optimizers &= reference.with_gradients();
       if (loss_.by_amp) reference.add_pending(pending);
       if (now.setup.ddp && now.setup.ranks > 1) clear_module(now);
       return false;
@@ -347,7 +349,10 @@ class TakeStep : public Command {
     }
     const bool empty = !now.reference.any_gradient(which);
     const bool foreign = !step_.by_amp && now.setup.precision && by_amp;
-    expected.may_throw = expected.may_throw || now.reference.may_refuse || empty || foreign;
+    // An optimizer alone may have a loss on some ranks that it has not on others: its step names it.
+    const bool apart = step_.by_amp && step_.optimizer >= 0 && now.reference.ranks_differ;
+    expected.may_throw =
+        expected.may_throw || now.reference.may_refuse || empty || foreign || apart;
     if (empty) {
       for (const Pending& loss : now.reference.pending) {
         if ((loss.optimizers & which) != 0) expected.scales_known = false;
