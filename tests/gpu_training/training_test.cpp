@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -108,8 +109,13 @@ TEST(Training, ShardedHasTheBitsOfDistributedDataParallel) {
 }
 
 TEST(Training, OfTheOtherExamples) {
-  const std::string language =
-      std::string(CAIRN_CHAR_LM_PROGRAM) + " --opt-level O2 --half-dtype bf16 --steps 3 ";
+  const TemporaryFolder folder;
+  std::ofstream text(folder / "text");
+  for (int i = 0; i < 30; ++i) text << "A gradient is added to the sums of its window. ";
+  text.close();
+  const std::string language = std::string(CAIRN_CHAR_LM_PROGRAM) + " --text " +
+                               (folder / "text").string() +
+                               " --opt-level O2 --half-dtype bf16 --steps 3 ";
   const std::string small =
       "--layers 2 --width 32 --heads 2 --tokens 16 --batch-size 2 --sample 0 ";
   expect_near(losses(with("late") + language + small + "--device cuda"), losses(language + small),
