@@ -6,7 +6,7 @@
 #include <limits>
 #include <sstream>
 
-#include "text_table.h"
+#include "cairn/core/text_table.h"
 
 namespace cairn::amp {
 
@@ -68,10 +68,10 @@ std::string short_number(double value) {
   return out.str();
 }
 
-void add_rows(TextTable& table, const MeasuredOp& op) {
+void add_rows(core::TextTable& table, const MeasuredOp& op) {
   for (const ValueRange& range : op.results) {
     const bool some = range.nan + range.inf < range.shape.numel();
-    table.add({op.op, name(op.phase), op.parameters.empty() ? "-" : joined(op.parameters),
+    table.add({op.op, name(op.phase), op.parameters.empty() ? "-" : core::joined(op.parameters),
                core::str(range.dtype), core::str(range.shape), some ? short_number(range.min) : "-",
                some ? short_number(range.max) : "-", bad_values(range)});
   }
@@ -84,7 +84,7 @@ std::string Anomaly::headline() const {
   const bool backward = op.phase == Phase::backward;
   std::ostringstream out;
   out << (backward ? "the backward of " : "") << op.op;
-  if (!op.parameters.empty()) out << " (" << joined(op.parameters) << ")";
+  if (!op.parameters.empty()) out << " (" << core::joined(op.parameters) << ")";
   if (op.phase == Phase::recompute) out << ", recomputed,";
   if (op.parameters.empty() && !after.empty()) out << " after " << after;
   out << " made " << bad_values(bad) << " of " << bad.shape.numel() << " values " << bad.dtype;
@@ -98,7 +98,7 @@ std::string Anomaly::headline() const {
 }
 
 std::string Anomaly::describe() const {
-  TextTable table(
+  core::TextTable table(
       {"operation", "phase", "parameters", "dtype", "shape", "min", "max", "not finite"}, {5, 6});
   for (const MeasuredOp& earlier : before) add_rows(table, earlier);
   add_rows(table, op);

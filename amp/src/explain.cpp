@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cairn/autograd/autocast.h"
-#include "text_table.h"
+#include "cairn/core/text_table.h"
 
 namespace cairn::amp {
 
@@ -25,7 +25,7 @@ std::string dtypes_of(std::span<const Tensor> inputs) {
     const std::string_view dtype = core::name(x.dtype());
     if (std::find(names.begin(), names.end(), dtype) == names.end()) names.emplace_back(dtype);
   }
-  return joined(names);
+  return core::joined(names);
 }
 
 std::string policy_reason(const OpEvent& event) {

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "cairn/amp/explain.h"
-#include "text_table.h"
+#include "cairn/core/text_table.h"
 
 namespace cairn::amp {
 
@@ -42,8 +42,8 @@ std::string ExplainReport::table() const {
       << per_step(cache_hits, steps) << " inputs from the cast cache, "
       << per_step(tensor_core, steps) << " of " << per_step(products, steps)
       << " products fit tensor cores\n\n";
-  TextTable table({"operation", "phase", "count", "in", "casts", "cast", "cached", "why"},
-                  {2, 4, 5, 6});
+  core::TextTable table({"operation", "phase", "count", "in", "casts", "cast", "cached", "why"},
+                        {2, 4, 5, 6});
   for (const ExplainRow& row : rows) {
     table.add({row.op, name(row.phase), per_step(row.count, steps),
                std::string(core::name(row.dtype)), or_dash(row.casts, per_step(row.casts, steps)),
@@ -53,7 +53,7 @@ std::string ExplainReport::table() const {
   out << table.str();
   if (misfits.empty()) return out.str();
   out << "\nproducts that do not fit tensor cores:\n";
-  TextTable list({"operation", "parameter", "count", "why"}, {2});
+  core::TextTable list({"operation", "parameter", "count", "why"}, {2});
   for (const ExplainMisfit& misfit : misfits) {
     list.add({misfit.op, misfit.where.empty() ? "-" : misfit.where, per_step(misfit.count, steps),
               misfit.reason});

@@ -487,8 +487,8 @@ TEST(Async, WhatComesAfterItBeginsAtOnce) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
   });
 }
-// Rank 1's pause lets the other wait for it; one that did not yet, in all of the rounds, tells
-// nothing of how a waiting rank is woken.
+
+// Rank 1 pauses, so that rank 0 most likely waits when the group breaks; ten rounds make sure.
 TEST(Async, EndsWithTheGroupsError) {
   for (int round = 0; round < 10; ++round) {
     run_threads(2, [](ProcessGroup& group) {

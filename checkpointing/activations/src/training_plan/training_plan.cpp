@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <map>
 #include <utility>
 
 #include "cairn/autograd/ops.h"
@@ -89,7 +88,6 @@ struct TimedChain {
   Precision precision;
   ChainKind kind;
   std::int64_t size = 0;
-  bool extrapolated = false;
   double seconds = 0;  // as it was measured, kept whole
 };
 
@@ -111,40 +109,10 @@ struct MeasuredChain {
   std::vector<ChainProfile> profiles;  // of the first device: of a whole micro-batch, and the rest
   std::vector<ChainProfile> elsewhere;
   std::size_t input = 0;  // bytes of the model's half input beside the batch
-  bool extrapolated = false;
 };
 
 std::size_t less(std::size_t bytes, std::size_t taken) {
   return bytes > taken ? bytes - taken : 0;
-}
-
-std::size_t extended(std::size_t near, std::size_t far, double ratio) {
-  const double slope = static_cast<double>(near) - static_cast<double>(far);
-  return static_cast<std::size_t>(std::max(0.0, static_cast<double>(near) + ratio * slope));
-}
-
-KeptBlock extended(const KeptBlock& near, const KeptBlock& far, double ratio) {
-  KeptBlock block = near;
-  block.forward_seconds += ratio * std::max(0.0, near.forward_seconds - far.forward_seconds);
-  block.backward_seconds += ratio * std::max(0.0, near.backward_seconds - far.backward_seconds);
-  block.saved = extended(near.saved, far.saved, ratio);
-  block.forward_peak = extended(near.forward_peak, far.forward_peak, ratio);
-  block.backward_peak = extended(near.backward_peak, far.backward_peak, ratio);
-  block.tail_seconds += ratio * std::max(0.0, near.tail_seconds - far.tail_seconds);
-  return block;
-}
-
-// Those that both sizes were measured with.
-std::vector<SelectiveBlock> extended(const std::vector<SelectiveBlock>& near,
-                                     const std::vector<SelectiveBlock>& far, double ratio) {
-  std::vector<SelectiveBlock> all;
-  for (const SelectiveBlock& way : near) {
-    const auto same = std::find_if(
-        far.begin(), far.end(), [&](const auto& other) { return *other.results == *way.results; });
-    if (same == far.end()) continue;
-    all.push_back({extended(static_cast<const KeptBlock&>(way), *same, ratio), way.results});
-  }
-  return all;
 }
 
 // The ways that both were measured with, under the first one's names.
@@ -158,23 +126,6 @@ void keep_common_ways(BlockProfile& block, BlockProfile& other) {
     return true;
   });
   if (!other.offloaded) block.offloaded.reset();
-}
-
-// Everything grows by a line through two sizes: near + ratio (near - far).
-BlockProfile extended(const BlockProfile& near, const BlockProfile& far, double ratio) {
-  BlockProfile block = near;
-  static_cast<KeptBlock&>(block) =
-      extended(static_cast<const KeptBlock&>(near), static_cast<const KeptBlock&>(far), ratio);
-  block.offloaded.reset();
-  if (near.offloaded && far.offloaded) {
-    block.offloaded = extended(*near.offloaded, *far.offloaded, ratio);
-  }
-  block.selective = extended(near.selective, far.selective, ratio);
-  block.output = extended(near.output, far.output, ratio);
-  block.light_peak = extended(near.light_peak, far.light_peak, ratio);
-  block.gradient = extended(near.gradient, far.gradient, ratio);
-  block.lead = extended(near.lead, far.lead, ratio);
-  return block;
 }
 
 /// Says how far planning is, now and then.
@@ -261,14 +212,23 @@ class TrainingPlanner {
   }
 
   void add_choices(const Precision& precision, const ChainKind& kind, Progress& progress) {
-    std::map<std::int64_t, MeasuredChain> chains;
+    bool runs = true;  // smaller sizes did
     for (const std::int64_t size : sizes_) {
       progress.next(precision, size);
-      const std::optional<MeasuredChain> chain = chain_of(precision, kind, size, chains);
-      if (!chain) continue;
-      chains[size] = *chain;
-      add_choices(precision, kind, size, *chain);
+      runs = runs && add_choices(precision, kind, size);
     }
+  }
+
+  // false: it does not run in the memory that there is.
+  bool add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size) {
+    MeasuredChain chain;
+    try {
+      chain = measure_all(precision, kind, size);
+    } catch (const core::OutOfMemory&) {
+      return false;
+    }
+    add_choices(precision, kind, size, chain);
+    return true;
   }
 
   // Where nothing runs in the budget: what the smallest size takes in all that the device has, for
@@ -276,61 +236,8 @@ class TrainingPlanner {
   void add_smallest(const std::vector<ChainKind>& kinds) {
     room_.lift();
     for (const Precision& precision : options_.precisions) {
-      for (const ChainKind& kind : kinds) {
-        const std::int64_t size = sizes_.front();
-        const std::optional<MeasuredChain> chain = chain_of(precision, kind, size, {});
-        if (chain) add_choices(precision, kind, size, *chain);
-      }
+      for (const ChainKind& kind : kinds) (void)add_choices(precision, kind, sizes_.front());
     }
-  }
-
-  // Measured; where it does not run in the budget, from smaller ones; nothing where no size runs.
-  std::optional<MeasuredChain> chain_of(const Precision& precision, const ChainKind& kind,
-                                        std::int64_t size,
-                                        const std::map<std::int64_t, MeasuredChain>& smaller) {
-    if (smaller.empty() || !smaller.rbegin()->second.extrapolated) {
-      try {
-        return measure_all(precision, kind, size);
-      } catch (const core::OutOfMemory&) {
-        if (smaller.empty()) return std::nullopt;
-      }
-    }
-    return extrapolate(size, smaller);
-  }
-
-  static MeasuredChain extrapolate(std::int64_t size,
-                                   const std::map<std::int64_t, MeasuredChain>& smaller) {
-    const auto near = smaller.rbegin();
-    const auto far = std::next(near);
-    const double step = static_cast<double>(size - near->first);
-    MeasuredChain chain = near->second;
-    chain.profiles.resize(1);
-    chain.elsewhere.clear();
-    chain.extrapolated = true;
-    if (far == smaller.rend()) {  // in proportion
-      const ChainProfile& profile = chain.profiles.front();
-      ChainProfile nothing(profile.size());
-      for (std::size_t i = 0; i < nothing.size(); ++i) {
-        nothing[i].offloaded = KeptBlock();
-        for (const SelectiveBlock& way : profile[i].selective) {
-          nothing[i].selective.push_back({{}, way.results});
-        }
-      }
-      extend(chain, nothing, 0, step / static_cast<double>(near->first));
-    } else {
-      extend(chain, far->second.profiles.front(), far->second.input,
-             step / static_cast<double>(near->first - far->first));
-    }
-    return chain;
-  }
-
-  static void extend(MeasuredChain& chain, const ChainProfile& far, std::size_t input,
-                     double ratio) {
-    ChainProfile& profile = chain.profiles.front();
-    for (std::size_t i = 0; i < profile.size(); ++i) {
-      profile[i] = extended(profile[i], far[i], ratio);
-    }
-    chain.input = extended(chain.input, input, ratio);
   }
 
   // Of a module kept whole, one after another.
@@ -509,7 +416,7 @@ class TrainingPlanner {
   void add_choices(const Precision& precision, const ChainKind& kind, std::int64_t size,
                    const MeasuredChain& chain) {
     const ScheduleChoice schedules(chain.profiles, kPlannedSlots, chain.elsewhere);
-    timed_chains_.push_back({precision, kind, size, chain.extrapolated, plain_seconds(chain)});
+    timed_chains_.push_back({precision, kind, size, plain_seconds(chain)});
     TrainingChoice choice;
     choice.precision = precision;
     choice.micro_batch = size;
@@ -518,7 +425,6 @@ class TrainingPlanner {
     choice.splits_batch_norms = trains_batch_norms_ && choice.micro_batches > 1;
     choice.fused_loss = kind.fused;
     choice.balanced_loss = kind.balanced;
-    choice.extrapolated = chain.extrapolated;
     choice.other = bytes_.other() + chain.input;
     choice.loss_function = loss_;
     choice.offload = offload_;
@@ -597,9 +503,6 @@ class TrainingPlanner {
     const std::size_t elsewhere = less(costed.peak_elsewhere, only_here(choice));
     choice.activations =
         std::max({costed.cost.peak, elsewhere, added_gradient(choice)}) + scaled_losses();
-    if (choice.extrapolated) {  // it was tried, and took more than the budget
-      choice.activations = std::max(choice.activations, room_for(choice) + 1);
-    }
     choice.peak_bytes = standing_of(choice) + choice.activations;
     const double share = static_cast<double>(samples()) / static_cast<double>(choice.micro_batch);
     choice.seconds = share * costed.cost.seconds + fixed;

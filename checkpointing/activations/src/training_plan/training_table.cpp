@@ -6,6 +6,7 @@
 
 #include "cairn/checkpointing/training_plan.h"
 #include "cairn/core/error.h"
+#include "cairn/core/text_table.h"
 
 namespace cairn::checkpointing {
 
@@ -38,7 +39,6 @@ std::string starred(const std::string& text, bool changes_results) {
 }
 
 Row row_of(const TrainingChoice& choice) {
-  const char* about = choice.extrapolated ? "~" : "";
   return {choice.precision.name,
           starred(core::str(choice.micro_batches, " x ", choice.micro_batch),
                   choice.splits_batch_norms),
@@ -49,31 +49,13 @@ Row row_of(const TrainingChoice& choice) {
           megabytes(choice.gradients),
           megabytes(choice.optimizer_state),
           megabytes(choice.activations),
-          core::str(about, megabytes(choice.peak_bytes)),
-          core::str(about, number(1e3 * choice.seconds, 1)),
+          megabytes(choice.peak_bytes),
+          number(1e3 * choice.seconds, 1),
           choice.fits ? "yes" : "no"};
 }
 
 bool changes_results(const TrainingChoice& choice) {
   return choice.changes_results();
-}
-
-std::string aligned(const std::vector<Row>& rows) {
-  constexpr std::size_t kWords = 5;  // columns of text; the others hold numbers
-  std::vector<std::size_t> widths(rows.front().size());
-  for (const Row& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string text;
-  for (const Row& row : rows) {
-    std::string line;
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      const std::string space(widths[c] - row[c].size(), ' ');
-      line += (c == 0 ? "" : "  ") + (c < kWords ? row[c] + space : space + row[c]);
-    }
-    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-  }
-  return text;
 }
 
 }  // namespace
@@ -123,19 +105,20 @@ std::string TrainingPlan::table(std::size_t rows) const {
   const auto first_not = std::find_if(choices_.begin(), choices_.end(),
                                       [](const TrainingChoice& c) { return !c.fits; });
   const auto fitting = static_cast<std::size_t>(first_not - choices_.begin());
-  std::vector<Row> lines{{"precision", "batches", "activations", "loss", "state", "weights",
-                          "gradients", "state", "activations", "peak MB", "step ms", "fits"}};
+  core::TextTable lines({"precision", "batches", "activations", "loss", "state", "weights",
+                         "gradients", "state", "activations", "peak MB", "step ms", "fits"},
+                        {5, 6, 7, 8, 9, 10, 11});
   const std::size_t shown = std::min(rows, fitting);
   const std::size_t over = std::min(rows, choices_.size() - fitting);
-  for (std::size_t i = 0; i < shown; ++i) lines.push_back(row_of(choices_[i]));
-  for (std::size_t i = 0; i < over; ++i) lines.push_back(row_of(choices_[fitting + i]));
+  for (std::size_t i = 0; i < shown; ++i) lines.add(row_of(choices_[i]));
+  for (std::size_t i = 0; i < over; ++i) lines.add(row_of(choices_[fitting + i]));
   const std::size_t beside = choices_.empty() ? 0 : choices_.front().beside;
   std::ostringstream out;
   out << "budget " << megabytes(budget_) << " MB: " << fitting << " of " << choices_.size()
       << " choices fit"
       << (beside > 0 ? core::str(" beside ", megabytes(beside), " MB of the process") : "")
       << "; predicted, the fastest first, then the smallest that do not fit\n"
-      << aligned(lines);
+      << lines.str();
   if (std::any_of(choices_.begin(), choices_.end(), changes_results)) {
     out << "* changes results: batch norms see micro-batches; moments are rounded to bf16\n";
   }

@@ -247,7 +247,8 @@ class Optimizer : public core::Stateful {
   void take_group(ParameterGroup group);
   void attach_arenas();
   /// After parameters changed dtype or device: the arenas are laid out anew, masters and moments
-  /// move along. A step ends with it where it is needed; amp::initialize saves the slower first.
+  /// move along. A step ends with it where it is needed, and amp::initialize, so that the first step
+  /// does not.
   void refresh();
   void refresh_if_stale();
   Partition partition() const;

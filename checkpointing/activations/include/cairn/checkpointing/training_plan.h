@@ -17,15 +17,14 @@
 // Planning runs each module a few times by itself, forward and backward, at each precision and size
 // of micro-batch, with the device capped at the budget: it takes one block's memory and some steps'
 // time. The fastest choices are then timed once more, by turns, until they differ for sure: what
-// else the machine does must not choose. Sizes that do not run in the budget do not fit; what they
-// would take is extrapolated from smaller ones. Where none does, the smallest runs beyond the budget, module by module, in all that
-// the machine has left: what a module makes for itself shows only when it runs, and best() is to
-// name the least budget that would do, exactly. core::set_memory_capacity bounds that too; where
-// nothing runs below it, best() names no number. Weights, gradients and optimizer state are
-// counted, and an update is timed on as many elements as there is room for. Peaks are those of
-// core::MemoryStats::peak_total from the second step on (the first step of a half model that
-// accumulates turns its gradients to f32 and holds both for a moment, unless
-// GradientArena::use_f32_slots() came first).
+// else the machine does must not choose. Sizes that do not run in the budget are not offered. Where
+// none does, the smallest runs beyond the budget, module by module, in all that the machine has
+// left: what a module makes for itself shows only when it runs, and best() is to name the least
+// budget that would do, exactly. core::set_memory_capacity bounds that too; where nothing runs below
+// it, best() names no number. Weights, gradients and optimizer state are counted, and an update is
+// timed on as many elements as there is room for. Peaks are those of core::MemoryStats::peak_total
+// from the second step on (the first step of a half model that accumulates turns its gradients to
+// f32 and holds both for a moment, unless GradientArena::use_f32_slots() came first).
 //
 // No choice learns anything else than the batch at its precision would, but for rounding, unless an
 // option allows it (split_batch_norms, compact_state); the table marks those that do.
@@ -113,8 +112,6 @@ struct TrainingChoice {
   bool recomputes = false, offloads = false;
 
   bool fits = false;
-  /// From smaller micro-batches, because this one does not run in the budget.
-  bool extrapolated = false;
   std::size_t peak_bytes = 0;  // of live tensors
   std::size_t beside = 0;      // what the process takes more, where the budget is the process's
   double seconds = 0;          // a step: all micro-batches and the update

@@ -1,4 +1,4 @@
-// Aligned columns and lists for people.
+// Text for people: aligned columns, lists.
 #pragma once
 
 #include <algorithm>
@@ -7,17 +7,19 @@
 #include <utility>
 #include <vector>
 
-namespace cairn::amp {
+namespace cairn::core {
 
+/// "a, b, c"
 inline std::string joined(const std::vector<std::string>& names) {
   std::string list;
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
   return list;
 }
 
+/// Rows of as many cells as the header has.
 class TextTable {
  public:
-  /// `right`: the columns of numbers.
+  /// `right`: the columns of numbers, which are aligned at their ends.
   TextTable(std::vector<std::string> header, std::set<std::size_t> right)
       : rows_{std::move(header)}, right_(std::move(right)) {}
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
@@ -45,4 +47,4 @@ class TextTable {
   std::set<std::size_t> right_;
 };
 
-}  // namespace cairn::amp
+}  // namespace cairn::core
