@@ -286,6 +286,30 @@ TEST(Gradients, OfALossUnderNoSyncThatReachesNothingOnOneRankAreReducedByTheStep
   });
 }
 
+/// The sum of one rank lacks what another's has of a loss; after the step's reduction none does.
+TEST(Gradients, OfALossThatOneRanksSumLacksAreSteppedApart) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
+    Pair model;
+    parallel::DistributedDataParallel ddp(model, group, {.find_unused_parameters = true});
+    optim::FusedSGD of_a({{"a", model.a()}}, {.lr = 0.1}), of_b({{"b", model.b()}}, {.lr = 0.1});
+    amp::Options options{.opt_level = amp::OptLevel::O0, .num_losses = 2};
+    options.world = ddp.world();
+    amp::Amp precision = amp::initialize(std::vector<nn::Module*>{&model},
+                                         std::vector<optim::Optimizer*>{&of_a, &of_b}, options);
+    precision.backward(ddp(input(1.0)), {.loss_id = 0});
+    {
+      const auto no_sync = ddp.no_sync();
+      const Tensor of_a_alone = autograd::sum(autograd::mul(model.a(), input(4.0)));
+      precision.backward(group.rank() == 0 ? ddp(input(4.0)) : of_a_alone, {.loss_id = 1});
+    }
+    precision.backward(ddp(input(2.0)), {.loss_id = 0});
+    EXPECT_TRUE(precision.step(of_b).applied);
+    EXPECT_TRUE(precision.step(of_a).applied);
+    EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * (1.0 + 4.0 + 2.0), 1e-6);
+    EXPECT_NEAR(value(model.b()), 1.1 - 0.1 * (1.0 + 2.0 + 2.0), 1e-6);
+  });
+}
+
 TEST(Gradients, LoadingAStateEndsWhatIsPending) {
   Pair model;
   optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});

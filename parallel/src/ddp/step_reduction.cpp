@@ -30,6 +30,7 @@ struct RankGradients {
   std::string losses;      // describe_held_losses()
   bool f32_slots = false;  // of the arena: a rank with nothing to add to may be behind
   std::vector<GradientOnRank> parameters;
+  std::vector<bool> sums_of;  // for each parameter and each of Losses::of_sums
 };
 
 GradientOnRank held_of(const core::GradientSlot& slot) {
@@ -66,7 +67,12 @@ std::string pack(const RankGradients& own) {
   std::vector<bool> bits;
   for (const GradientOnRank& held : own.parameters)
     bits.insert(bits.end(), {held.gradient, held.local_gradient, held.sum, held.local_sum});
-  return core::Packer().text(own.losses).number(own.f32_slots ? 1 : 0).bits(bits).bytes();
+  return core::Packer()
+      .text(own.losses)
+      .number(own.f32_slots ? 1 : 0)
+      .bits(bits)
+      .bits(own.sums_of)
+      .bytes();
 }
 
 RankGradients unpack(const std::string& bytes) {
@@ -77,6 +83,7 @@ RankGradients unpack(const std::string& bytes) {
   const std::vector<bool> bits = message.bits();
   for (std::size_t i = 0; i + 3 < bits.size(); i += 4)
     rank.parameters.push_back({bits[i], bits[i + 1], bits[i + 2], bits[i + 3]});
+  rank.sums_of = message.bits();
   return rank;
 }
 
@@ -100,11 +107,17 @@ void check_same_parameters(const std::vector<RankGradients>& ranks,
   }
 }
 
+using Contributions = std::vector<std::shared_ptr<core::Contribution>>;
+
 /// What this rank's gradients are of, which ranks have in common (check_same_losses).
 struct Losses {
   core::GradientScale of_gradients;
-  std::vector<std::shared_ptr<core::Contribution>> of_sums;
+  Contributions of_sums;  // in the order of their descriptions
 };
+
+bool contains(const Contributions& all, const std::shared_ptr<core::Contribution>& one) {
+  return std::find(all.begin(), all.end(), one) != all.end();
+}
 
 Losses losses_of(const NamedTensors& parameters) {
   Losses losses;
@@ -116,11 +129,33 @@ Losses losses_of(const NamedTensors& parameters) {
       losses.of_gradients = slot.scale();
     any_gradient = any_gradient || slot.holds_gradient();
     for (const auto& one : slot.sum_contributions()) {
-      if (std::find(losses.of_sums.begin(), losses.of_sums.end(), one) == losses.of_sums.end())
-        losses.of_sums.push_back(one);
+      if (!one->over && !contains(losses.of_sums, one)) losses.of_sums.push_back(one);
     }
   }
+  std::sort(losses.of_sums.begin(), losses.of_sums.end(),
+            [](const auto& a, const auto& b) { return a->describe() < b->describe(); });
   return losses;
+}
+
+std::vector<bool> sums_of(const Contributions& losses, const NamedTensors& parameters) {
+  std::vector<bool> bits;
+  for (const auto& [name, tensor] : parameters) {
+    for (const auto& one : losses)
+      bits.push_back(contains(tensor.gradient_slot().sum_contributions(), one));
+  }
+  return bits;
+}
+
+/// Of the losses that the parameter's sum is of on any rank.
+Contributions on_any(const std::vector<RankGradients>& ranks, std::size_t parameter,
+                     const Contributions& losses) {
+  Contributions all;
+  for (std::size_t k = 0; k < losses.size(); ++k) {
+    const std::size_t at = parameter * losses.size() + k;
+    if (std::any_of(ranks.begin(), ranks.end(), [&](const auto& rank) { return rank.sums_of[at]; }))
+      all.push_back(losses[k]);
+  }
+  return all;
 }
 
 /// A gradient of zeros.
@@ -144,7 +179,6 @@ void give_zeros(const Tensor& parameter, const GradientOnRank& wanted, const Los
       slot.set_sum(
           kernels::empty_with_layout_of(parameter, DType::f32, core::MemoryCategory::gradients));
     kernels::fill(slot.sum(), 0.0);
-    slot.mark_summed(losses.of_sums);
     if (!slot.holds_gradient()) slot.set_scale({losses.of_gradients.scaler});
   }
   if (wanted.gradient && !slot.holds_gradient()) zero_gradient(parameter, f32, losses.of_gradients);
@@ -177,11 +211,12 @@ bool DistributedDataParallel::Impl::reduce_unreduced() {
                               list_of_local(held_of(parameters), parameters),
                               " (the last micro-batch of a step: no no_sync)"));
   no_sync.compare();
+  const Losses losses = losses_of(parameters);
   const auto told = group.world().all_or_throw<core::Error>("what a step has to reduce", [&] {
     check_whole(parameters);
     // With find_unused_parameters a loss under no_sync may have reached nothing on some rank.
     return pack({describe_held_losses(parameters, !options.find_unused_parameters),
-                 arena->f32_slots(), held_of(parameters)});
+                 arena->f32_slots(), held_of(parameters), sums_of(losses.of_sums, parameters)});
   });
   std::vector<RankGradients> ranks;
   std::vector<std::string> losses_of_rank;
@@ -193,7 +228,6 @@ bool DistributedDataParallel::Impl::reduce_unreduced() {
   if (!finds_unused()) check_same_parameters(ranks, parameters);
   const auto has_f32_slots = [](const RankGradients& rank) { return rank.f32_slots; };
   if (std::any_of(ranks.begin(), ranks.end(), has_f32_slots)) arena->use_f32_slots();
-  const Losses losses = losses_of(parameters);
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     GradientOnRank any;
     for (const RankGradients& rank : ranks) {
@@ -205,8 +239,10 @@ bool DistributedDataParallel::Impl::reduce_unreduced() {
     const GradientOnRank wanted{.gradient = any.local_gradient, .sum = any.local_sum};
     give_zeros(tensor, wanted, losses, arena->f32_slots());
     core::GradientSlot& slot = tensor.gradient_slot();
-    if (any.local_sum)
+    if (any.local_sum) {
+      slot.mark_summed(on_any(ranks, p, losses.of_sums));
       all_reduce(slot.sum(), core::str("gradient ", name, " (sum)"), group, options);
+    }
     if (any.local_gradient) all_reduce(slot.memory(), "gradient " + name, group, options);
     slot.mark_sum_reduced();
     if (any.local_gradient) slot.mark_reduced();

@@ -349,10 +349,7 @@ class TakeStep : public Command {
     }
     const bool empty = !now.reference.any_gradient(which);
     const bool foreign = !step_.by_amp && now.setup.precision && by_amp;
-    // An optimizer alone may have a loss on some ranks that it has not on others: its step names it.
-    const bool apart = step_.by_amp && step_.optimizer >= 0 && now.reference.ranks_differ;
-    expected.may_throw =
-        expected.may_throw || now.reference.may_refuse || empty || foreign || apart;
+    expected.may_throw = expected.may_throw || now.reference.may_refuse || empty || foreign;
     if (empty) {
       for (const Pending& loss : now.reference.pending) {
         if ((loss.optimizers & which) != 0) expected.scales_known = false;
