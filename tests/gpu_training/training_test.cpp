@@ -172,7 +172,7 @@ TEST(Training, ResumesBitForBitAfterAKill) {
 
 // Code 6 is ncclRemoteError. The step in which it falls is not taken.
 TEST(Training, AnErrorOfNcclIsNamedWithinTenSeconds) {
-  const ShellResult result = shell(with("late") + "CAIRN_SIM_FAULTS=ncclAsyncError@8+=6 " + kTwo +
+  const ShellResult result = shell(with("late") + "CAIRN_SIM_FAULTS=ncclAsyncError@12+=6 " + kTwo +
                                    kDigits + kSmall + "--device cuda --steps 400");
   EXPECT_NE(result.status, 0);
   EXPECT_LT(result.seconds, 10);
