@@ -1,6 +1,8 @@
 // A step reduces what no backward has reduced: gradients of no_sync, sums of losses with scales of
 // their own.
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "cairn/core/error.h"
 #include "cairn/core/packer.h"
@@ -30,7 +32,7 @@ struct RankGradients {
   std::string losses;      // describe_held_losses()
   bool f32_slots = false;  // of the arena: a rank with nothing to add to may be behind
   std::vector<GradientOnRank> parameters;
-  std::vector<bool> sums_of;  // for each parameter and each of Losses::of_sums
+  std::vector<bool> sums_of;  // for each parameter and each of names_of(Losses::of_sums)
 };
 
 GradientOnRank held_of(const core::GradientSlot& slot) {
@@ -112,7 +114,7 @@ using Contributions = std::vector<std::shared_ptr<core::Contribution>>;
 /// What this rank's gradients are of, which ranks have in common (check_same_losses).
 struct Losses {
   core::GradientScale of_gradients;
-  Contributions of_sums;  // in the order of their descriptions
+  Contributions of_sums;
 };
 
 bool contains(const Contributions& all, const std::shared_ptr<core::Contribution>& one) {
@@ -132,28 +134,39 @@ Losses losses_of(const NamedTensors& parameters) {
       if (!one->over && !contains(losses.of_sums, one)) losses.of_sums.push_back(one);
     }
   }
-  std::sort(losses.of_sums.begin(), losses.of_sums.end(),
-            [](const auto& a, const auto& b) { return a->describe() < b->describe(); });
   return losses;
 }
 
+/// As all ranks have them: a rank may know a loss twice (given to other optimizers).
+std::set<std::string> names_of(const Contributions& losses) {
+  std::set<std::string> names;
+  for (const auto& one : losses) names.insert(one->describe());
+  return names;
+}
+
 std::vector<bool> sums_of(const Contributions& losses, const NamedTensors& parameters) {
+  const std::set<std::string> all = names_of(losses);
   std::vector<bool> bits;
   for (const auto& [name, tensor] : parameters) {
-    for (const auto& one : losses)
-      bits.push_back(contains(tensor.gradient_slot().sum_contributions(), one));
+    const auto own = names_of(tensor.gradient_slot().sum_contributions());
+    for (const std::string& loss : all) bits.push_back(own.contains(loss));
   }
   return bits;
 }
 
-/// Of the losses that the parameter's sum is of on any rank.
+/// What the sum is of, and what it is of on any other rank.
 Contributions on_any(const std::vector<RankGradients>& ranks, std::size_t parameter,
-                     const Contributions& losses) {
-  Contributions all;
-  for (std::size_t k = 0; k < losses.size(); ++k) {
-    const std::size_t at = parameter * losses.size() + k;
-    if (std::any_of(ranks.begin(), ranks.end(), [&](const auto& rank) { return rank.sums_of[at]; }))
-      all.push_back(losses[k]);
+                     const Losses& losses, const core::GradientSlot& slot) {
+  Contributions all = slot.sum_contributions();
+  const std::set<std::string> own = names_of(all), names = names_of(losses.of_sums);
+  std::size_t at = parameter * names.size();
+  for (const std::string& name : names) {
+    const auto has = [&](const RankGradients& rank) { return rank.sums_of[at]; };
+    const bool added = !own.contains(name) && std::any_of(ranks.begin(), ranks.end(), has);
+    ++at;
+    for (const auto& one : losses.of_sums) {
+      if (added && one->describe() == name) all.push_back(one);
+    }
   }
   return all;
 }
@@ -240,7 +253,7 @@ bool DistributedDataParallel::Impl::reduce_unreduced() {
     give_zeros(tensor, wanted, losses, arena->f32_slots());
     core::GradientSlot& slot = tensor.gradient_slot();
     if (any.local_sum) {
-      slot.mark_summed(on_any(ranks, p, losses.of_sums));
+      slot.mark_summed(on_any(ranks, p, losses, slot));
       all_reduce(slot.sum(), core::str("gradient ", name, " (sum)"), group, options);
     }
     if (any.local_gradient) all_reduce(slot.memory(), "gradient " + name, group, options);
