@@ -197,6 +197,9 @@ class TrainingPlanner {
   std::int64_t part_of(std::int64_t samples) const {
     return (samples + world_.devices - 1) / world_.devices;
   }
+  std::int64_t last_part_of(std::int64_t samples) const {
+    return (samples - 1) % part_of(samples) + 1;
+  }
 
   std::vector<std::int64_t> micro_batches() const {
     std::vector<std::int64_t> sizes = options_.micro_batches;
@@ -302,7 +305,7 @@ class TrainingPlanner {
   std::vector<Pass> passes_of(const ChainKind& kind, std::int64_t size) const {
     std::vector<Pass> all;
     const auto add = [&](std::int64_t micro_batch, bool adds) {
-      const std::int64_t part = part_of(micro_batch), last = (micro_batch - 1) % part + 1;
+      const std::int64_t part = part_of(micro_batch), last = last_part_of(micro_batch);
       all.push_back({part, kind.balanced ? part : micro_batch, size < samples(), adds});
       if (last != part) all.push_back({.samples = last, .with_loss = last, .elsewhere = true});
     };
@@ -470,12 +473,14 @@ class TrainingPlanner {
     return less(core::memory_capacity(device_), core::memory_stats(device_).current_total);
   }
 
-  // What other devices do not have before their backwards; they have their parts of a micro-batch.
+  // What other devices do not have before their backwards; the last has its part.
   std::size_t only_here(const TrainingChoice& choice) const {
     const std::size_t batch = batch_.x.nbytes() + batch_.target.nbytes();
-    const auto parts =
-        static_cast<std::size_t>(choice.micro_batch) * batch / static_cast<std::size_t>(samples());
-    return choice.optimizer_state + choice.gradients + less(bytes_.other(), parts);
+    const std::int64_t rest = samples() % choice.micro_batch;
+    const auto most = static_cast<std::size_t>(
+        std::max(last_part_of(choice.micro_batch), rest == 0 ? 0 : last_part_of(rest)));
+    const std::size_t part = most * batch / static_cast<std::size_t>(samples());
+    return choice.optimizer_state + choice.gradients + less(bytes_.other(), part);
   }
 
   // What the budget leaves to activations.
