@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cairn/kernels/copy.h"
 #include "support/message_of.h"
 #include "update_cases.h"
 
