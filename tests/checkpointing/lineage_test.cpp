@@ -12,6 +12,7 @@
 #include "checkpointing/small_state.h"
 #include "checkpointing/temporary_folder.h"
 #include "checkpointing/threads_world.h"
+#include "support/test_folder.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -193,7 +194,7 @@ TEST(Lineage, ARenamedFolderIsDamaged) {
 class Version1 : public ::testing::Test {
  protected:
   Version1() {
-    fs::copy(CAIRN_TEST_FOLDER "/checkpointing/data/version_1", dir_.string(),
+    fs::copy(test::test_folder() + "/checkpointing/data/version_1", dir_.string(),
              fs::copy_options::recursive);
   }
   const TemporaryFolder dir_;

@@ -19,6 +19,7 @@
 #include "checkpointing/temporary_folder.h"
 #include "support/near.h"
 #include "support/step.h"
+#include "support/test_folder.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -31,7 +32,7 @@ using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
 std::string golden(const std::string& name) {
-  return std::string(CAIRN_GOLDEN_DIR) + "/" + name;
+  return test::golden_file(name);
 }
 
 /// make_torch_files.py's. No bias before the batch norm: its gradient is rounding alone, which Adam
@@ -256,8 +257,8 @@ class WithTorch : public testing::TestWithParam<const char*> {
   }
   void run(const std::string& what) const {
     const std::string command =
-        core::str(python_, " ", CAIRN_TEST_FOLDER, "/checkpointing/torch_both_ways.py ", what, " ",
-                  GetParam(), " ", folder_.string());
+        core::str(python_, " ", test::test_folder(), "/checkpointing/torch_both_ways.py ", what,
+                  " ", GetParam(), " ", folder_.string());
     ASSERT_EQ(std::system(command.c_str()), 0) << command;  // NOLINT: a fixed command
   }
   std::string python_;

@@ -8,6 +8,7 @@
 
 #include "cairn/core/error.h"
 #include "checkpointing/temporary_folder.h"
+#include "support/test_folder.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -27,7 +28,7 @@ std::string file_of(const std::string& header, std::size_t data_bytes) {
 }
 
 TEST(Safetensors, ReadsWhatPythonWrote) {
-  const SafetensorsReader file(CAIRN_TEST_FOLDER "/checkpointing/data/golden.safetensors");
+  const SafetensorsReader file(test::test_folder() + "/checkpointing/data/golden.safetensors");
   EXPECT_EQ(file.entries().size(), 9u);
   EXPECT_THAT(file.metadata(), ElementsAre(std::pair("made_by", "safetensors.torch")));
   const Tensor weight = file.read("weight");
@@ -247,7 +248,8 @@ TEST(Safetensors, TensorsLieWhereTheyCanBeMapped) {
 // file.
 TEST(Safetensors, DamagedHeadersNeverPassTheFilesEnd) {
   const TemporaryFolder folder;
-  const std::string good = read_bytes(CAIRN_TEST_FOLDER "/checkpointing/data/golden.safetensors");
+  const std::string good =
+      read_bytes(test::test_folder() + "/checkpointing/data/golden.safetensors");
   const std::string path = folder / "damaged";
   int refused = 0;
   for (std::size_t at = 0; at + 60 < good.size(); at += 7) {

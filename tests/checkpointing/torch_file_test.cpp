@@ -14,6 +14,7 @@
 #include "checkpointing/temporary_folder.h"
 #include "formats/zip/writer.h"
 #include "io/host_copy.h"
+#include "support/test_folder.h"
 
 namespace cairn::checkpointing {
 namespace {
@@ -23,10 +24,6 @@ using core::DataError;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string torch_file_golden(const std::string& name) {
-  return std::string(CAIRN_GOLDEN_DIR) + "/" + name;
-}
 
 std::string bytes_of(const Tensor& x) {
   const Tensor host = on_host(x);
@@ -46,9 +43,9 @@ Tensor flat_tensor(const StateDict::Value& value) {
 
 /// Every tensor and number of the file equals what Python has of it; returns how many.
 int compare_with_python(const std::string& file) {
-  const SafetensorsReader python(torch_file_golden("torch_files.safetensors"));
+  const SafetensorsReader python(test::golden_file("torch_files.safetensors"));
   int compared = 0, expected = 0;
-  for (const auto& [name, value] : flatten(read_torch(torch_file_golden(file + ".pt")))) {
+  for (const auto& [name, value] : flatten(read_torch(test::golden_file(file + ".pt")))) {
     if (std::holds_alternative<std::string>(value) || std::holds_alternative<StateDict>(value))
       continue;
     const std::string full = core::str(file, ".", name);
@@ -76,7 +73,7 @@ TEST(TorchFile, ReadsWhatPyTorchWrote) {
 }
 
 TEST(TorchFile, KeepsTextStridesAndSharedMemory) {
-  const StateDict state = read_torch(torch_file_golden("torch_values.pt"));
+  const StateDict state = read_torch(test::golden_file("torch_values.pt"));
   EXPECT_EQ(state.dict("text").text("word"), "naïve");
   EXPECT_EQ(state.dict("text").text("empty"), "");
   EXPECT_EQ(state.dict("text").text("dtype"), "torch.bfloat16");
@@ -94,7 +91,7 @@ TEST(TorchFile, KeepsTextStridesAndSharedMemory) {
   EXPECT_EQ(strides.tensor("transposed").raw_data(), strides.tensor("base").raw_data());
   strides.tensor("base").data<float>()[6] = 99;
   EXPECT_EQ(strides.tensor("transposed").to_vector()[1], 99);
-  EXPECT_EQ(read_torch(torch_file_golden("torch_values.pt"))
+  EXPECT_EQ(read_torch(test::golden_file("torch_values.pt"))
                 .dict("strides")
                 .tensor("base")
                 .to_vector()[6],
@@ -103,7 +100,7 @@ TEST(TorchFile, KeepsTextStridesAndSharedMemory) {
 }
 
 TEST(TorchFile, ScalersAreTakenOver) {
-  const StateDict state = read_torch(torch_file_golden("torch_training.pt"));
+  const StateDict state = read_torch(test::golden_file("torch_training.pt"));
   amp::LossScaler apex, torch;
   apex.load_state_dict(state.dict("amp").dict("loss_scaler0"));
   EXPECT_EQ(apex.scale(), 512);
@@ -173,7 +170,7 @@ TEST(TorchFile, ReadsBackWhatItWrote) {
 /// Runs read_pickle.py, which knows zip and pickle from Python's own library.
 std::string python_view(const std::string& path) {
   const std::string command =
-      core::str("python3 ", CAIRN_TEST_FOLDER, "/checkpointing/read_pickle.py '", path, "' 2>&1");
+      core::str("python3 ", test::test_folder(), "/checkpointing/read_pickle.py '", path, "' 2>&1");
   FILE* pipe = popen(command.c_str(), "r");  // NOLINT: a fixed command
   std::string out(100'000, '\0');
   out.resize(std::fread(out.data(), 1, out.size(), pipe));
@@ -442,9 +439,9 @@ void expect_refused_or_same(const std::string& path, const std::string& expected
 
 TEST(TorchFile, EveryFlippedBitIsSeenOrHarmless) {
   const TemporaryFolder folder;
-  const std::string good = read_bytes(torch_file_golden("torch_sgd.pt"));
+  const std::string good = read_bytes(test::golden_file("torch_sgd.pt"));
   std::string expected;
-  for (const auto& [name, value] : flatten(read_torch(torch_file_golden("torch_sgd.pt")))) {
+  for (const auto& [name, value] : flatten(read_torch(test::golden_file("torch_sgd.pt")))) {
     expected += name + "=";
     if (const auto* x = std::get_if<Tensor>(&value)) expected += bytes_of(*x);
   }

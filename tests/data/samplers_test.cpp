@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "support.h"
+#include "support/test_folder.h"
 
 namespace cairn::data::testing {
 namespace {
@@ -19,7 +20,7 @@ struct GoldenLine {
 };
 
 std::vector<GoldenLine> read_golden() {
-  std::ifstream file(CAIRN_TEST_GOLDEN "/distributed_sampler.txt");
+  std::ifstream file(test::test_folder() + "/data/golden/distributed_sampler.txt");
   std::vector<GoldenLine> lines;
   for (std::string text; std::getline(file, text);) {
     if (text.empty() || text[0] == '#') continue;

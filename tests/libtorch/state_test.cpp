@@ -18,6 +18,7 @@
 #include "libtorch/support.h"
 #include "support/message_of.h"
 #include "support/step.h"
+#include "support/test_folder.h"
 
 namespace cairn::test {
 namespace {
@@ -441,7 +442,7 @@ TEST(LibtorchPython, AutocastHasItsBitsAndFilesCrossBothWays) {
   checkpointing::write_torch(folder + "/start.pt",
                              {{"model", cairn.model.state_dict()}, {"batch", data}});
   const std::string command =
-      std::string(python) + " -B " + CAIRN_GOLDEN_DIR + "/../libtorch/python_side.py " + folder;
+      std::string(python) + " -B " + test::test_folder() + "/libtorch/python_side.py " + folder;
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
 
   const StateDict theirs = checkpointing::read_torch(folder + "/python.pt");

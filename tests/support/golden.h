@@ -13,15 +13,15 @@
 #include <vector>
 
 #include "cairn/core/tensor.h"
+#include "support/test_folder.h"
 
 namespace cairn::test {
 
 class Golden {
  public:
-  /// CAIRN_GOLDEN_DIR/name.safetensors
+  /// tests/golden/name.safetensors
   explicit Golden(const std::string& name) {
-    std::ifstream file(std::string(CAIRN_GOLDEN_DIR) + "/" + name + ".safetensors",
-                       std::ios::binary);
+    std::ifstream file(golden_file(name + ".safetensors"), std::ios::binary);
     if (!file) throw std::runtime_error("no golden file " + name);
     const std::string bytes((std::istreambuf_iterator<char>(file)), {});
     std::uint64_t header = 0;

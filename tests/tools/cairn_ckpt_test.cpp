@@ -17,6 +17,7 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/optim.h"
 #include "shell.h"
+#include "support/test_folder.h"
 
 namespace cairn::test {
 namespace {
@@ -187,10 +188,6 @@ TEST_F(CairnCkpt, AFolderWithoutCheckpointsIsAnError) {
 
 // ---- other people's files
 
-std::string golden(const std::string& name) {
-  return std::string(CAIRN_GOLDEN_DIR) + "/" + name;
-}
-
 nn::Sequential net() {  // make_torch_files.py's
   return nn::Sequential(nn::Linear(4, 8, {.bias = false}), nn::BatchNorm1d(8), nn::Tanh(),
                         nn::Linear(8, 3));
@@ -198,7 +195,7 @@ nn::Sequential net() {  // make_torch_files.py's
 
 TEST_F(CairnCkpt, FilesOfPyTorchAndHuggingFaceToo) {
   const std::string out = folder_.string();
-  const std::string file = golden("torch_training.pt");
+  const std::string file = test::golden_file("torch_training.pt");
   EXPECT_EQ(ckpt("verify " + file).status, 0);
   EXPECT_THAT(ckpt("inspect " + file).out,
               AllOf(HasSubstr("model.0.weight"), HasSubstr("optimizer.state.0.exp_avg"),
@@ -220,15 +217,16 @@ TEST_F(CairnCkpt, FilesOfPyTorchAndHuggingFaceToo) {
 
 TEST_F(CairnCkpt, ATrainingOfPyTorchsBecomesACheckpointAndBack) {
   const std::string step = folder_.string() + "/run/step-00000005";
-  const ShellResult made = ckpt("convert " + golden("torch_sgd.pt") + " " + step);
+  const ShellResult made = ckpt("convert " + test::golden_file("torch_sgd.pt") + " " + step);
   ASSERT_EQ(made.status, 0) << made.err;
   nn::Sequential model = net(), straight = net();
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1, .momentum = 0.9});
   optim::FusedSGD same(straight.parameters(), {.lr = 1, .momentum = 0.9});
   checkpointing::TrainingState state({{"model", model}, {"optimizer", optimizer}});
   EXPECT_EQ(state.resume_latest(folder_.string() + "/run")->step, 5);
-  checkpointing::load(straight, golden("torch_sgd.pt"), {.part = "model"});
-  same.load_torch_state_dict(checkpointing::read_torch(golden("torch_sgd.pt")).dict("optimizer"));
+  checkpointing::load(straight, test::golden_file("torch_sgd.pt"), {.part = "model"});
+  same.load_torch_state_dict(
+      checkpointing::read_torch(test::golden_file("torch_sgd.pt")).dict("optimizer"));
   const auto left = checkpointing::flatten(optimizer.state_dict()),
              right = checkpointing::flatten(same.state_dict());
   ASSERT_EQ(left.size(), right.size());
@@ -240,7 +238,7 @@ TEST_F(CairnCkpt, ATrainingOfPyTorchsBecomesACheckpointAndBack) {
   }
   const std::string back = folder_.string() + "/back.pt";
   ASSERT_EQ(ckpt("convert " + step + " " + back).status, 0);
-  const ShellResult diff = ckpt("diff " + golden("torch_sgd.pt") + " " + back);
+  const ShellResult diff = ckpt("diff " + test::golden_file("torch_sgd.pt") + " " + back);
   for (const std::string line : {"exp", "momentum_buffer", "weight:", "bias:", "lr", "momentum:"}) {
     EXPECT_THAT(diff.out, Not(HasSubstr(line))) << "only what torch alone has may differ";
   }
@@ -248,7 +246,7 @@ TEST_F(CairnCkpt, ATrainingOfPyTorchsBecomesACheckpointAndBack) {
 
 // Two groups of AdamW's, which the shapes tell apart.
 TEST_F(CairnCkpt, ParameterGroupsArePutTogetherAgain) {
-  const std::string file = golden("torch_training.pt");
+  const std::string file = test::golden_file("torch_training.pt");
   const std::string step = folder_.string() + "/run/step-00000005";
   const ShellResult made = ckpt("convert " + file + " " + step);
   ASSERT_EQ(made.status, 0) << made.err;

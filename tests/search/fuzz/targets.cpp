@@ -17,6 +17,7 @@
 #include "formats/safetensors/format.h"
 #include "formats/zip/reader.h"
 #include "formats/zip/writer.h"
+#include "support/test_folder.h"
 
 namespace cairn::fuzz {
 
@@ -125,7 +126,7 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-const fs::path kTests = CAIRN_TEST_FOLDER;
+const fs::path kTests = test::test_folder();
 
 std::vector<std::string> corpus(const char* name) {
   std::vector<std::string> files;
