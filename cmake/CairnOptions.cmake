@@ -21,6 +21,11 @@ endif()
 if(CMAKE_UNITY_BUILD)  # a class of one file may have a member of that file's own types
   target_compile_options(cairn_private_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endif()
+# What has no loops over elements gains nothing from -O3, and compiles in 5/6 of the time without.
+set(CAIRN_WITHOUT_LOOPS "")
+if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O3")
+  set(CAIRN_WITHOUT_LOOPS $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O2>)
+endif()
 if(CAIRN_SANITIZE)
   set(flags -fsanitize=${CAIRN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${flags}>")
