@@ -8,6 +8,7 @@
 #include "parallel/ranks.h"
 #include "suite.h"
 #include "support/expect_error.h"
+#include "tools/shell.h"
 
 namespace cairn::parallel {
 namespace {
@@ -43,7 +44,10 @@ TEST(Mpi, EveryCollectiveUnderMpirun) {
 }
 
 TEST(Mpi, RanksOfNoMpirunGetAnError) {
-  const auto results = test::start_ranks(2, [](int) {
+  // Each in a folder of its own: processes that Open MPI starts at once race for making one.
+  const test::TemporaryFolder folders[2];
+  const auto results = test::start_ranks(2, [&](int rank) {
+    setenv("OMPI_MCA_orte_tmpdir_base", folders[rank].string().c_str(), 1);
     setenv("CAIRN_BACKEND", "mpi", 1);
     auto group = ProcessGroup::from_environment(test::fast_options());
     test::expect_error<core::CommunicationError>([&] { group.all_reduce(Tensor::zeros({4})); },

@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(All, DcganLevels,
 TEST(Dcgan, ACutRunContinuesBitForBit) {
   const TemporaryFolder folder;
   const auto run = [&](const std::string& arguments) {
-    const ShellResult result = shell(kDcgan + " --opt-level O2 --report-every 15 " + arguments);
+    const ShellResult result = shell(kDcgan + " --opt-level O2 --report-every 5 " + arguments);
     EXPECT_EQ(result.status, 0) << result.out << result.err;
     return result.out;
   };
@@ -62,12 +62,12 @@ TEST(Dcgan, ACutRunContinuesBitForBit) {
     last.erase("skipped");  // of each run
     return last;
   };
-  run("--steps 45 --metrics " + (folder / "whole").string());
+  run("--steps 15 --metrics " + (folder / "whole").string());
   const std::string checkpoints = " --checkpoint-dir " + (folder / "c").string();
-  run("--steps 30" + checkpoints);
+  run("--steps 10" + checkpoints);
   const std::string out =
-      run("--steps 45 --metrics " + (folder / "resumed").string() + checkpoints);
-  EXPECT_THAT(out, HasSubstr("resumed at step 30"));
+      run("--steps 15 --metrics " + (folder / "resumed").string() + checkpoints);
+  EXPECT_THAT(out, HasSubstr("resumed at step 10"));
   EXPECT_EQ(metrics("whole"), metrics("resumed"));
 }
 

@@ -38,7 +38,7 @@ double test_accuracy(const std::string& arguments) {
 class DigitsLevels : public testing::TestWithParam<const char*> {};
 
 TEST_P(DigitsLevels, ReadsDrawnDigits) {
-  EXPECT_GE(test_accuracy(std::string("--epochs 3 ") + GetParam()), 0.99);
+  EXPECT_GE(test_accuracy(std::string("--epochs 2 ") + GetParam()), 0.99);
 }
 
 INSTANTIATE_TEST_SUITE_P(
