@@ -98,6 +98,43 @@ TEST(GradientArena, TakesInWhatOthersHaveInTheOrderOfRegistration) {
   EXPECT_EQ(gradients_of(parameters), before);
 }
 
+TEST(GradientArena, IsInTheOrderOfRegistrationWhoeverAttachedFirst) {
+  const NamedTensors parameters = three();
+  const auto arena = GradientArena::attach({parameters[1]});
+  EXPECT_EQ(GradientArena::attach(parameters), arena);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(arena->parameters()[i].tensor.same(parameters[i].tensor));
+    EXPECT_EQ(arena->buffers()[0].slots[i].parameter, 2 - i);
+  }
+}
+
+TEST(GradientArena, TakesInF32SlotsAndLetsGoOfFrozenOnes) {
+  const NamedTensors parameters = {make_parameter("a", {4}, 1, DType::bf16),
+                                   make_parameter("b", {4}, 2, DType::bf16),
+                                   make_parameter("c", {4}, 3, DType::bf16)};
+  const auto half = GradientArena::attach({parameters[0]});
+  const auto wide = GradientArena::attach({parameters[1], parameters[2]}, true);
+  Tensor(parameters[2].tensor).set_requires_grad(false);
+  EXPECT_EQ(GradientArena::attach(parameters), half);
+  EXPECT_TRUE(half->f32_slots());
+  EXPECT_EQ(parameters[0].tensor.gradient_slot().memory().dtype(), DType::f32);
+  EXPECT_FALSE(parameters[2].tensor.gradient_slot().placed());
+  EXPECT_FALSE(parameters[2].tensor.gradient_slot().memory().defined());
+}
+
+TEST(GradientArena, AddsInF32UnlessToldOtherwise) {
+  for (const bool in_f32 : {true, false}) {
+    const NamedTensors parameters = {make_parameter("a", {4}, 1, DType::bf16)};
+    const auto arena = GradientArena::attach(parameters);
+    arena->accumulate_in_f32(in_f32);
+    arena->begin(1);
+    write_gradients(parameters, 20);
+    arena->begin(2);  // it adds
+    EXPECT_EQ(parameters[0].tensor.gradient_slot().memory().dtype(),
+              in_f32 ? DType::f32 : DType::bf16);
+  }
+}
+
 TEST(GradientArena, RejectsAParameterGivenTwiceOrWithGaps) {
   const NamedTensor once = make_parameter("once", {3}, 1);
   EXPECT_THROW(GradientArena::attach({once, once}), core::InvalidArgument);
