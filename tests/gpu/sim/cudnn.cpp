@@ -1,19 +1,23 @@
-// cuDNN: convolutions computed in double when their work runs, and the documented rules checked
-// when they are called. What the library answers with a status is answered so (the descriptors'
-// part was compared with the real one, which makes them without a GPU); what it leaves undefined is
-// reported.
+// cuDNN's graph API, as far as it makes convolutions: descriptors, heuristics, plans and their runs,
+// computed in double when their work runs. What the library answers with a status is answered so
+// (its handles and descriptors up to the heuristics were compared with cuDNN 9.19, which makes them
+// without a GPU); what it leaves undefined is reported.
 //
-// Stricter than the library: a search lists algorithms that are not deterministic or not supported
-// first, and workspace sizes that hold for another math type; grouped f32 convolutions exist for
-// row-major storage only; f32 under a math type that allows TF32 is computed in TF32.
+// Stricter than the library: heuristics propose first what is not deterministic, cannot be built,
+// rounds to f16 or wants a terabyte of workspace; grouped f32 convolutions exist for row-major
+// storage only; a tensor must have an id and a type, and no size may be zero.
 #include <cudnn.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
 #include <thread>
 
-#include "gpu/sim/elements.h"
+#include "gpu/sim/cudnn_descriptor.h"
 #include "gpu/sim/machine.h"
 #include "gpu/sim/vendor_object.h"
 
@@ -25,39 +29,14 @@ struct cudnnContext {
   bool destroyed = false;  // its memory is never freed, so that late users find it
 };
 
-struct cudnnTensorStruct {
-  cudnnTensorFormat_t format = CUDNN_TENSOR_NCHW;
-  cudnnDataType_t type = CUDNN_DATA_FLOAT;
-  std::array<int, 4> sizes{};  // N, C, H, W; zeros: not set yet
-};
-
-struct cudnnFilterStruct : cudnnTensorStruct {};
-
-struct cudnnConvolutionStruct {
-  std::array<int, 2> padding{}, stride{}, dilation{};
-  int groups = 1;
-  cudnnDataType_t compute = CUDNN_DATA_FLOAT;
-  cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
-  cudnnMathType_t math = CUDNN_DEFAULT_MATH;
-};
-
 namespace cairn::gpusim {
 namespace {
 
 constexpr const char* kContract = "cudnn contract";
-constexpr std::uint64_t kAlignment = 16;  // of images, weights and workspace: what kernels load
-constexpr std::int64_t kTooMany = std::int64_t{1} << 31;  // "limited to 2 Giga-elements"
+constexpr std::uint64_t kWorkspaceAlignment = 16;
 
-using Tensor = cudnnTensorStruct;
-
-struct Library {
-  Objects<cudnnTensorStruct> tensors{"tensor descriptor"};
-  Objects<cudnnFilterStruct> filters{"filter descriptor"};
-  Objects<cudnnConvolutionStruct> convolutions{"convolution descriptor"};
-};
-
-Library& library() {
-  static auto& all = *new Library;
+Objects<CudnnDescriptor>& descriptors() {
+  static auto& all = *new Objects<CudnnDescriptor>{"descriptor"};
   return all;
 }
 
@@ -100,404 +79,105 @@ Stream& queue_of(const Call& call, const cudnnContext& handle) {
   return *stream;
 }
 
-std::int64_t count_of(const Tensor& tensor) {
-  std::int64_t count = 1;
-  for (const int size : tensor.sizes) count *= size;
-  return count;
-}
-
-/// Like count_of, but a product that a 64-bit integer cannot hold is too many as well.
-bool has_too_many(const std::array<int, 4>& sizes) {
-  std::int64_t count = 1;
-  for (const int size : sizes) {
-    count *= size;
-    if (count >= kTooMany) return true;
-  }
-  return false;
-}
-
-bool all_positive(const std::array<int, 4>& sizes) {
-  return std::all_of(sizes.begin(), sizes.end(), [](int size) { return size > 0; });
-}
-
-bool is_known(cudnnTensorFormat_t format) {
-  return format == CUDNN_TENSOR_NCHW || format == CUDNN_TENSOR_NHWC;
-}
-
-Element element_of(const Tensor& tensor) {
-  if (tensor.type == CUDNN_DATA_HALF) return Element::f16;
-  return tensor.type == CUDNN_DATA_BFLOAT16 ? Element::bf16 : Element::f32;
-}
-
-enum class Pass { forward, backward_data, backward_filter };
-
-/// A convolution as the descriptors tell it: y from x and w, whatever is computed of the three.
-struct Problem {
-  Pass pass;
-  Tensor x, w, y;
-  cudnnConvolutionStruct how;
+/// What is asked of descriptors ahead of the machine's lock.
+struct Outside {
+  std::mutex mutex;
+  std::map<const void*, cudnnBackendDescriptorType_t> types;  // of live descriptors
+  std::set<const void*> executing;                            // plans
 };
 
-int output_size(const Problem& p, int axis) {
-  const auto i = static_cast<std::size_t>(axis);
-  const int reach = p.how.dilation[i] * (p.w.sizes[i + 2] - 1) + 1;
-  return (p.x.sizes[i + 2] + 2 * p.how.padding[i] - reach) / p.how.stride[i] + 1;
+Outside& outside() {
+  static auto& all = *new Outside;
+  return all;
 }
 
-bool is_consistent(const Problem& p) {
-  if (!all_positive(p.x.sizes) || !all_positive(p.w.sizes) || !all_positive(p.y.sizes) ||
-      p.how.stride[0] < 1)  // descriptors that nobody set
-    return false;
-  const bool channels = p.x.sizes[1] == p.w.sizes[1] * p.how.groups &&
-                        p.w.sizes[0] % p.how.groups == 0 && p.y.sizes[1] == p.w.sizes[0];
-  return channels && p.y.sizes[0] == p.x.sizes[0] && p.y.sizes[2] == output_size(p, 0) &&
-         p.y.sizes[3] == output_size(p, 1);
+const char* finalize_name_of(cudnnBackendDescriptor_t descriptor) {
+  const std::lock_guard lock(outside().mutex);
+  const auto found = outside().types.find(descriptor);
+  return found == outside().types.end() ? "cudnnBackendFinalize" : finalize_name(found->second);
 }
 
-bool is_supported(const Problem& p) {
-  const bool types = p.w.type == p.x.type && p.y.type == p.x.type &&
-                     p.how.compute == CUDNN_DATA_FLOAT &&
-                     (p.x.type == CUDNN_DATA_FLOAT || p.x.type == CUDNN_DATA_HALF ||
-                      p.x.type == CUDNN_DATA_BFLOAT16);
-  const bool formats = p.w.format == p.x.format && p.y.format == p.x.format;
-  const bool grouped =
-      p.how.groups > 1 && p.x.format == CUDNN_TENSOR_NHWC && p.x.type == CUDNN_DATA_FLOAT;
-  return types && formats && !grouped && !has_too_many(p.w.sizes);
-}
-
-cudnnStatus_t check(const Problem& p) {
-  if (!is_consistent(p)) return CUDNN_STATUS_BAD_PARAM;
-  return is_supported(p) ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED;
-}
-
-/// One algorithm of a pass, as a search lists it.
-struct Algorithm {
-  int number;
-  bool deterministic;
-  bool supported;
-  bool wants_workspace;
-};
-
-bool is_three_by_three(const Problem& p) {
-  return p.w.sizes[2] == 3 && p.w.sizes[3] == 3 && p.how.groups == 1 &&
-         p.how.stride == std::array{1, 1} && p.how.dilation == std::array{1, 1};
-}
-
-std::vector<Algorithm> algorithms(const Problem& p) {
-  const bool winograd = is_three_by_three(p);
-  switch (p.pass) {
-    case Pass::forward:
-      return {{CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED, true, winograd, true},
-              {CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, true, true, true},
-              {CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM, true, true, false},
-              {CUDNN_CONVOLUTION_FWD_ALGO_DIRECT, true, false, false}};
-    case Pass::backward_data:
-      return {{CUDNN_CONVOLUTION_BWD_DATA_ALGO_0, false, true, false},
-              {CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED, true, winograd, true},
-              {CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, true, true, true}};
-    case Pass::backward_filter:
-      break;
-  }
-  return {{CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0, false, true, false},
-          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3, false, true, true},
-          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED, true, winograd, true},
-          {CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, true, true, true}};
-}
-
-/// What the algorithm needs under the descriptor's math type.
-std::size_t workspace_of(const Problem& p, const Algorithm& algorithm) {
-  if (!algorithm.wants_workspace) return 0;
-  const auto odd = static_cast<std::size_t>(p.x.sizes[2] % 7 + p.w.sizes[0] % 5);
-  const std::size_t more = p.how.math == CUDNN_FMA_MATH ? 0 : 8192;
-  return 16384 + 48 * odd + 1024 * static_cast<std::size_t>(algorithm.number) + more;
-}
-
-/// With tensor operations allowed, half convolutions use them; f32's may then use TF32.
-cudnnMathType_t math_of(const Problem& p) {
-  if (p.how.math == CUDNN_FMA_MATH) return CUDNN_FMA_MATH;
-  return p.x.type == CUDNN_DATA_FLOAT ? CUDNN_DEFAULT_MATH : CUDNN_TENSOR_OP_MATH;
-}
-
-template <class Result>
-Result listed(const Problem& p, const Algorithm& algorithm) {
-  Problem plain = p;
-  plain.how.math = CUDNN_FMA_MATH;
-  Result result{};
-  result.algo = static_cast<decltype(result.algo)>(algorithm.number);
-  result.status = algorithm.supported ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED;
-  result.time = -1.0f;
-  result.memory = workspace_of(plain, algorithm);
-  result.determinism = algorithm.deterministic ? CUDNN_DETERMINISTIC : CUDNN_NON_DETERMINISTIC;
-  result.mathType = math_of(p);
-  return result;
-}
-
-template <class... Given>
-bool any_null(const Given*... given) {
-  return ((static_cast<const void*>(given) == nullptr) || ...);
-}
-
-Problem problem_of(const Call& call, Pass pass, cudnnTensorDescriptor_t x,
-                   cudnnFilterDescriptor_t w, cudnnConvolutionDescriptor_t how,
-                   cudnnTensorDescriptor_t y) {
-  Library& all = library();
-  return {pass, all.tensors.at(x, call), all.filters.at(w, call), all.tensors.at(y, call),
-          all.convolutions.at(how, call)};
-}
-
-template <class Result>
-cudnnStatus_t search(const char* name, Pass pass, cudnnHandle_t handle, cudnnTensorDescriptor_t x,
-                     cudnnFilterDescriptor_t w, cudnnConvolutionDescriptor_t how,
-                     cudnnTensorDescriptor_t y, int requested, int* returned, Result* results) {
-  if (any_null(handle, x, w, how, y, returned, results) || requested < 1)
-    return CUDNN_STATUS_BAD_PARAM;
-  const InUse use(handle, name);
-  const Call call(name);
-  *returned = 0;
-  if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  queue_of(call, *handle);
-  const Problem problem = problem_of(call, pass, x, w, how, y);
-  if (const cudnnStatus_t status = check(problem); status != CUDNN_STATUS_SUCCESS) return status;
-  for (const Algorithm& algorithm : algorithms(problem)) {
-    if (*returned == requested) break;
-    results[(*returned)++] = listed<Result>(problem, algorithm);
-  }
-  return CUDNN_STATUS_SUCCESS;
-}
-
-const Algorithm* find(const std::vector<Algorithm>& all, int number) {
-  for (const Algorithm& algorithm : all) {
-    if (algorithm.number == number && algorithm.supported) return &algorithm;
-  }
-  return nullptr;
-}
-
-cudnnStatus_t workspace_size(const char* name, Pass pass, cudnnHandle_t handle,
-                             cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
-                             cudnnConvolutionDescriptor_t how, cudnnTensorDescriptor_t y,
-                             int number, std::size_t* bytes) {
-  if (any_null(handle, x, w, how, y, bytes)) return CUDNN_STATUS_BAD_PARAM;
-  const InUse use(handle, name);
-  const Call call(name);
-  if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  queue_of(call, *handle);
-  const Problem problem = problem_of(call, pass, x, w, how, y);
-  if (const cudnnStatus_t status = check(problem); status != CUDNN_STATUS_SUCCESS) return status;
-  const auto all = algorithms(problem);
-  const Algorithm* const algorithm = find(all, number);
-  if (algorithm == nullptr) return CUDNN_STATUS_NOT_SUPPORTED;
-  *bytes = workspace_of(problem, *algorithm);
-  return CUDNN_STATUS_SUCCESS;
-}
-
-/// An element's place in memory, from its place in row-major order.
-class Places {
+/// A plan that this thread executes; it serves one at a time.
+class Executing {
  public:
-  explicit Places(const Tensor& tensor) : tensor_(tensor) {}
-
-  std::size_t operator()(std::size_t n, std::size_t c, std::size_t pixel) const {
-    const auto channels = static_cast<std::size_t>(tensor_.sizes[1]), pixels = this->pixels();
-    const bool last = tensor_.format == CUDNN_TENSOR_NHWC;
-    return last ? (n * pixels + pixel) * channels + c : (n * channels + c) * pixels + pixel;
+  explicit Executing(cudnnBackendDescriptor_t plan) : plan_(plan) {
+    const std::lock_guard lock(outside().mutex);
+    if (outside().executing.insert(plan).second) return;
+    report(kContract,
+           "cudnnBackendExecute: expected a plan that serves one thread at a time, got one that "
+           "another thread is executing");
   }
-  std::size_t pixels() const {
-    return static_cast<std::size_t>(tensor_.sizes[2]) * static_cast<std::size_t>(tensor_.sizes[3]);
+  ~Executing() {
+    const std::lock_guard lock(outside().mutex);
+    outside().executing.erase(plan_);
   }
+  Executing(const Executing&) = delete;
+  Executing& operator=(const Executing&) = delete;
 
  private:
-  const Tensor& tensor_;
+  cudnnBackendDescriptor_t plan_;
 };
 
-/// Calls each(row-major index, index in memory).
-template <class Each>
-void for_elements(const Tensor& tensor, Each each) {
-  const Places places(tensor);
-  std::size_t i = 0;
-  for (int n = 0; n < tensor.sizes[0]; ++n) {
-    for (int c = 0; c < tensor.sizes[1]; ++c) {
-      for (std::size_t pixel = 0; pixel < places.pixels(); ++pixel, ++i)
-        each(i, places(static_cast<std::size_t>(n), static_cast<std::size_t>(c), pixel));
-    }
-  }
-}
-
-using Values = std::vector<double>;  // row-major
-
-Values load_tensor(const Tensor& tensor, const void* data) {
-  const Element element = element_of(tensor);
-  const std::size_t size = size_of(element), count = static_cast<std::size_t>(count_of(tensor));
-  const auto* bytes = static_cast<const char*>(read(data, count * size));
-  Values values(count);
-  for_elements(tensor, [&](std::size_t i, std::size_t place) {
-    values[i] = load(element, bytes + place * size);
-  });
-  return values;
-}
-
-Values load_factor(const Problem& p, const Tensor& tensor, const void* data) {
-  Values values = load_tensor(tensor, data);
-  if (tensor.type == CUDNN_DATA_FLOAT && p.how.math != CUDNN_FMA_MATH) {
-    for (double& value : values) value = to_tf32(value);
-  }
-  return values;
-}
-
-void store_tensor(const Tensor& tensor, void* data, const Values& values) {
-  const Element element = element_of(tensor);
-  const std::size_t size = size_of(element);
-  auto* bytes = static_cast<char*>(write(data, values.size() * size));
-  for_elements(tensor, [&](std::size_t i, std::size_t place) {
-    store(element, bytes + place * size, values[i]);
-  });
-}
-
-/// The first and one past the last output whose input, offset - padding + stride o, is inside.
-std::array<int, 2> inside(int offset, int stride, int size, int outputs) {
-  const int first = offset >= 0 ? 0 : (-offset + stride - 1) / stride;
-  const int last = offset >= size ? 0 : (size - 1 - offset) / stride + 1;
-  return {first, std::min(last, outputs)};
-}
-
-/// Calls term(index in y, index in x, index in w) for every product of the convolution.
-template <class Term>
-void for_terms(const Problem& p, Term term) {
-  const auto& [N, O, OH, OW] = p.y.sizes;
-  const auto& [I, kH, kW] = std::array{p.w.sizes[1], p.w.sizes[2], p.w.sizes[3]};
-  const int C = p.x.sizes[1], H = p.x.sizes[2], W = p.x.sizes[3];
-  const auto at = [](int a, int size, int b) { return std::int64_t{a} * size + b; };
-  const auto row = [&](std::int64_t map, std::int64_t x_map, std::int64_t w_map, int kh, int kw) {
-    const int down = kh * p.how.dilation[0] - p.how.padding[0];
-    const int along = kw * p.how.dilation[1] - p.how.padding[1];
-    const auto [top, bottom] = inside(down, p.how.stride[0], H, OH);
-    const auto [left, right] = inside(along, p.how.stride[1], W, OW);
-    const std::int64_t w = (w_map * kH + kh) * kW + kw;
-    for (int oh = top; oh < bottom; ++oh) {
-      const std::int64_t y = (map * OH + oh) * OW;
-      const std::int64_t x = (x_map * H + oh * p.how.stride[0] + down) * W + along;
-      for (int ow = left; ow < right; ++ow) term(y + ow, x + ow * p.how.stride[1], w);
-    }
+/// The pack's pointers in the order x, w, y; null where it lacks one.
+std::array<void*, 3> pointers_of(const CudnnConvolution& problem, const CudnnDescriptor& pack) {
+  const auto ids = pack.values<std::int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+  const auto pointers = pack.values<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+  const auto pointer = [&](const CudnnTensor& tensor) -> void* {
+    const auto found = std::find(ids.begin(), ids.end(), tensor.id);
+    return found == ids.end() ? nullptr : pointers[static_cast<std::size_t>(found - ids.begin())];
   };
-  for (int n = 0; n < N; ++n) {
-    for (int o = 0; o < O; ++o) {
-      const int first = o / (O / p.how.groups) * I;  // channel of the group
-      for (int i = 0; i < I; ++i) {
-        for (int tap = 0; tap < kH * kW; ++tap)
-          row(at(n, O, o), at(n, C, first + i), at(o, I, i), tap / kW, tap % kW);
-      }
-    }
+  return {pointer(problem.x), pointer(problem.w), pointer(problem.y)};
+}
+
+void check_alignment(const Call& call, const CudnnTensor& tensor, const void* data) {
+  const auto promised = static_cast<std::uint64_t>(tensor.alignment);
+  if (alignment_of(data, promised) >= promised) return;
+  report(kContract, std::string(call.name()) + ": expected a tensor aligned to the " +
+                        std::to_string(promised) + " bytes that its descriptor promises, got one " +
+                        "aligned to " + std::to_string(alignment_of(data, promised)));
+}
+
+cudnnStatus_t execute(const Call& call, cudnnContext& handle, CudnnDescriptor& plan,
+                      const CudnnDescriptor& pack) {
+  if (plan.type != CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR ||
+      pack.type != CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)
+    return CUDNN_STATUS_BAD_PARAM_DESCRIPTOR_TYPE;
+  if (!plan.finalized || !pack.finalized) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
+  Stream& queue = queue_of(call, handle);
+  if (plan.handle->device != handle.device) {
+    report(kContract, std::string(call.name()) + ": expected a plan made for device " +
+                          std::to_string(handle.device) + ", got one made for " +
+                          std::to_string(plan.handle->device));
   }
-}
-
-const Tensor& result_of(const Problem& p) {
-  if (p.pass == Pass::forward) return p.y;
-  return p.pass == Pass::backward_data ? p.x : p.w;
-}
-
-/// The images and weight of a call; which one is written depends on the pass.
-struct Pointers {
-  void *x, *w, *y;
-};
-
-Values compute(const Problem& p, const Pointers& data) {
-  Values result(static_cast<std::size_t>(count_of(result_of(p))), 0.0);
-  const auto load = [&](const Tensor& tensor, const void* from) {
-    return &tensor == &result_of(p) ? Values() : load_factor(p, tensor, from);
-  };
-  const Values x = load(p.x, data.x), w = load(p.w, data.w), y = load(p.y, data.y);
-  const auto u = [](std::int64_t i) { return static_cast<std::size_t>(i); };
-  switch (p.pass) {
-    case Pass::forward:
-      for_terms(p, [&](auto iy, auto ix, auto iw) { result[u(iy)] += x[u(ix)] * w[u(iw)]; });
-      break;
-    case Pass::backward_data:
-      for_terms(p, [&](auto iy, auto ix, auto iw) { result[u(ix)] += y[u(iy)] * w[u(iw)]; });
-      break;
-    case Pass::backward_filter:
-      for_terms(p, [&](auto iy, auto ix, auto iw) { result[u(iw)] += x[u(ix)] * y[u(iy)]; });
-      break;
-  }
-  return result;
-}
-
-void run(const Problem& p, const Pointers& data, double alpha, double beta) {
-  Values result = compute(p, data);
-  void* const target = p.pass == Pass::forward         ? data.y
-                       : p.pass == Pass::backward_data ? data.x
-                                                       : data.w;
-  for (double& value : result) value *= alpha;
-  if (beta != 0.0) {
-    const Values before = load_tensor(result_of(p), target);
-    for (std::size_t i = 0; i < result.size(); ++i) result[i] += beta * before[i];
-  }
-  store_tensor(result_of(p), target, result);
-}
-
-void check_alignment(const Call& call, const Pointers& pointers) {
-  for (const void* data : {pointers.x, pointers.w, pointers.y}) {
-    if (alignment_of(data) >= kAlignment) continue;
-    report(kContract, std::string(call.name()) + ": expected images and weight aligned to " +
-                          std::to_string(kAlignment) + " bytes, got one aligned to " +
-                          std::to_string(alignment_of(data)));
-  }
-}
-
-/// What a call of a pass gets besides descriptors and memory.
-struct Given {
-  const void *alpha, *beta;
-  int algorithm;
-  void* workspace;
-  std::size_t workspace_bytes;
-};
-
-cudnnStatus_t convolve(const char* name, Pass pass, cudnnHandle_t handle, cudnnTensorDescriptor_t x,
-                       cudnnFilterDescriptor_t w, cudnnConvolutionDescriptor_t how,
-                       cudnnTensorDescriptor_t y, const Pointers& pointers, const Given& given) {
-  if (any_null(handle, x, w, how, y, pointers.x, pointers.w, pointers.y, given.alpha, given.beta))
-    return CUDNN_STATUS_BAD_PARAM;
-  const InUse use(handle, name);
-  const Call call(name);
-  if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  Stream& queue = queue_of(call, *handle);
-  const Problem problem = problem_of(call, pass, x, w, how, y);
-  if (const cudnnStatus_t status = check(problem); status != CUDNN_STATUS_SUCCESS) return status;
-  const auto all = algorithms(problem);
-  const Algorithm* const algorithm = find(all, given.algorithm);
-  if (algorithm == nullptr) return CUDNN_STATUS_NOT_SUPPORTED;
-  const std::size_t needed = workspace_of(problem, *algorithm);
-  if (needed > given.workspace_bytes || (needed > 0 && given.workspace == nullptr))
-    return CUDNN_STATUS_BAD_PARAM;
-  check_alignment(call, pointers);
-  if (needed > 0)
-    check_workspace(kContract, call, given.workspace, given.workspace_bytes, kAlignment);
-  const double alpha = scalar_at(given.alpha, false, kContract, call);
-  const double beta = scalar_at(given.beta, false, kContract, call);
-  void* const workspace = given.workspace;
-  enqueue_kernel(call, queue, [=] {
-    if (needed > 0) std::memset(write(workspace, needed), 0xa7, needed);
-    run(problem, pointers, alpha, beta);
-  });
+  const std::array<void*, 3> data = pointers_of(plan.problem, pack);
+  if (std::find(data.begin(), data.end(), nullptr) != data.end())
+    return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  check_alignment(call, plan.problem.x, data[0]);
+  check_alignment(call, plan.problem.w, data[1]);
+  check_alignment(call, plan.problem.y, data[2]);
+  const std::size_t needed = workspace_of(plan.problem, plan.config);
+  void* const workspace = pack.value<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+  if (needed > 0 && workspace == nullptr) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  if (needed > 0) check_workspace(kContract, call, workspace, needed, kWorkspaceAlignment);
+  enqueue_kernel(call, queue,
+                 [data, workspace, needed, problem = plan.problem, config = plan.config,
+                  unloaded = plan.unloaded] {
+                   if (*unloaded) {
+                     report("use after destroy",
+                            "expected a graph whose plans live as long, got one whose plan, and "
+                            "its code with it, was destroyed");
+                   }
+                   if (needed > 0) std::memset(write(workspace, needed), 0xa7, needed);
+                   run_convolution(problem, config, data);
+                 });
   return CUDNN_STATUS_SUCCESS;
 }
 
-template <class T>
-cudnnStatus_t create(const char* name, Objects<T>& objects, T** out) {
-  const Call call(name);
-  if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  if (out == nullptr) return CUDNN_STATUS_BAD_PARAM;
-  *out = objects.make();
-  return CUDNN_STATUS_SUCCESS;
-}
-
-template <class T>
-cudnnStatus_t destroy(const char* name, Objects<T>& objects, const T* object) {
-  const Call call(name);
-  if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  if (object != nullptr) objects.destroy(object, call);
-  return CUDNN_STATUS_SUCCESS;
-}
-
-void* writable(const void* data) {
-  return const_cast<void*>(data);
+/// Code is unloaded once what runs has ended; a graph may go on launching it.
+void unload(CudnnDescriptor& plan) {
+  if (plan.unloaded == nullptr || *plan.unloaded) return;
+  Machine::get().finish_device(plan.handle->device);
+  *plan.unloaded = true;
 }
 
 }  // namespace
@@ -559,166 +239,77 @@ void cudnnGetLastErrorString(char* message, size_t size) {
   if (message != nullptr && size > 0) message[0] = '\0';
 }
 
-cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* tensor) {
-  return create("cudnnCreateTensorDescriptor", library().tensors, tensor);
-}
-
-cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t tensor) {
-  return destroy("cudnnDestroyTensorDescriptor", library().tensors, tensor);
-}
-
-cudnnStatus_t cudnnSetTensor4dDescriptor(cudnnTensorDescriptor_t tensor, cudnnTensorFormat_t format,
-                                         cudnnDataType_t type, int n, int c, int h, int w) {
-  const Call call("cudnnSetTensor4dDescriptor");
+cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
+                                           cudnnBackendDescriptor_t* out) {
+  const Call call("cudnnBackendCreateDescriptor");
   if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  const std::array sizes{n, c, h, w};
-  if (tensor == nullptr || !is_known(format) || !all_positive(sizes)) return CUDNN_STATUS_BAD_PARAM;
-  if (has_too_many(sizes)) return CUDNN_STATUS_NOT_SUPPORTED;
-  library().tensors.at(tensor, call) = {format, type, sizes};
+  if (out == nullptr) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  if (!is_known(type)) report("not simulated", "cuDNN's descriptor " + std::to_string(type));
+  CudnnDescriptor* const made = descriptors().make();
+  made->type = type;
+  const std::lock_guard lock(outside().mutex);
+  outside().types[made] = type;
+  *out = made;
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t* filter) {
-  return create("cudnnCreateFilterDescriptor", library().filters, filter);
-}
-
-cudnnStatus_t cudnnDestroyFilterDescriptor(cudnnFilterDescriptor_t filter) {
-  return destroy("cudnnDestroyFilterDescriptor", library().filters, filter);
-}
-
-/// Takes any sizes, as the library does; one that is too large is refused by the search.
-cudnnStatus_t cudnnSetFilter4dDescriptor(cudnnFilterDescriptor_t filter, cudnnDataType_t type,
-                                         cudnnTensorFormat_t format, int k, int c, int h, int w) {
-  const Call call("cudnnSetFilter4dDescriptor");
+cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
+  const Call call("cudnnBackendDestroyDescriptor");
   if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  const std::array sizes{k, c, h, w};
-  if (filter == nullptr || !is_known(format) || !all_positive(sizes)) return CUDNN_STATUS_BAD_PARAM;
-  library().filters.at(filter, call) = cudnnFilterStruct{{format, type, sizes}};
+  if (descriptor == nullptr) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  unload(descriptors().at(descriptor, call));
+  descriptors().destroy(descriptor, call);
+  const std::lock_guard lock(outside().mutex);
+  outside().types.erase(descriptor);
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnCreateConvolutionDescriptor(cudnnConvolutionDescriptor_t* convolution) {
-  return create("cudnnCreateConvolutionDescriptor", library().convolutions, convolution);
-}
-
-cudnnStatus_t cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t convolution) {
-  return destroy("cudnnDestroyConvolutionDescriptor", library().convolutions, convolution);
-}
-
-cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t convolution, int pad_h,
-                                              int pad_w, int u, int v, int dilation_h,
-                                              int dilation_w, cudnnConvolutionMode_t mode,
-                                              cudnnDataType_t compute) {
-  const Call call("cudnnSetConvolution2dDescriptor");
+cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor,
+                                       cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type, int64_t count,
+                                       const void* values) {
+  const Call call("cudnnBackendSetAttribute");
   if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  const bool good = pad_h >= 0 && pad_w >= 0 && u > 0 && v > 0 && dilation_h > 0 && dilation_w > 0;
-  if (convolution == nullptr || !good) return CUDNN_STATUS_BAD_PARAM;
-  if (mode != CUDNN_CROSS_CORRELATION) report("not simulated", "a flipped convolution");
-  auto& set = library().convolutions.at(convolution, call);
-  set.padding = {pad_h, pad_w}, set.stride = {u, v}, set.dilation = {dilation_h, dilation_w};
-  set.mode = mode, set.compute = compute;
-  return CUDNN_STATUS_SUCCESS;
+  if (descriptor == nullptr) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  CudnnDescriptor& target = descriptors().at(descriptor, call);
+  for (int64_t i = 0; type == CUDNN_TYPE_BACKEND_DESCRIPTOR && values && i < count; ++i)
+    descriptors().at(static_cast<void* const*>(values)[i], call);
+  if (type == CUDNN_TYPE_HANDLE && values != nullptr)
+    check_alive(call, **static_cast<const cudnnHandle_t*>(values));
+  return set_attribute(target, name, type, count, values);
 }
 
-cudnnStatus_t cudnnSetConvolutionGroupCount(cudnnConvolutionDescriptor_t convolution, int groups) {
-  const Call call("cudnnSetConvolutionGroupCount");
+cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
+  if (descriptor == nullptr) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  const Call call(finalize_name_of(descriptor));
   if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  if (convolution == nullptr || groups < 1) return CUDNN_STATUS_BAD_PARAM;
-  library().convolutions.at(convolution, call).groups = groups;
-  return CUDNN_STATUS_SUCCESS;
+  CudnnDescriptor& target = descriptors().at(descriptor, call);
+  for (const CudnnDescriptor* other : target.refers_to) descriptors().at(other, call);
+  if (target.handle != nullptr) queue_of(call, *target.handle);
+  return finalize(target);
 }
 
-cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t convolution,
-                                          cudnnMathType_t math) {
-  const Call call("cudnnSetConvolutionMathType");
+cudnnStatus_t cudnnBackendGetAttribute(const cudnnBackendDescriptor_t descriptor,
+                                       cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type, int64_t most,
+                                       int64_t* count, void* values) {
+  const Call call("cudnnBackendGetAttribute");
   if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
-  if (convolution == nullptr || math < CUDNN_DEFAULT_MATH || math > CUDNN_FMA_MATH)
-    return CUDNN_STATUS_BAD_PARAM;
-  library().convolutions.at(convolution, call).math = math;
-  return CUDNN_STATUS_SUCCESS;
+  if (descriptor == nullptr) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  for (int64_t i = 0; type == CUDNN_TYPE_BACKEND_DESCRIPTOR && values && i < most; ++i)
+    descriptors().at(static_cast<void**>(values)[i], call);
+  return get_attribute(descriptors().at(descriptor, call), name, type, most, count, values);
 }
 
-cudnnStatus_t cudnnGetConvolutionForwardAlgorithm_v7(
-    cudnnHandle_t handle, const cudnnTensorDescriptor_t x, const cudnnFilterDescriptor_t w,
-    const cudnnConvolutionDescriptor_t how, const cudnnTensorDescriptor_t y, const int requested,
-    int* returned, cudnnConvolutionFwdAlgoPerf_t* results) {
-  return search("cudnnGetConvolutionForwardAlgorithm_v7", Pass::forward, handle, x, w, how, y,
-                requested, returned, results);
-}
-
-cudnnStatus_t cudnnGetConvolutionBackwardDataAlgorithm_v7(
-    cudnnHandle_t handle, const cudnnFilterDescriptor_t w, const cudnnTensorDescriptor_t dy,
-    const cudnnConvolutionDescriptor_t how, const cudnnTensorDescriptor_t dx, const int requested,
-    int* returned, cudnnConvolutionBwdDataAlgoPerf_t* results) {
-  return search("cudnnGetConvolutionBackwardDataAlgorithm_v7", Pass::backward_data, handle, dx, w,
-                how, dy, requested, returned, results);
-}
-
-cudnnStatus_t cudnnGetConvolutionBackwardFilterAlgorithm_v7(
-    cudnnHandle_t handle, const cudnnTensorDescriptor_t x, const cudnnTensorDescriptor_t dy,
-    const cudnnConvolutionDescriptor_t how, const cudnnFilterDescriptor_t dw, const int requested,
-    int* returned, cudnnConvolutionBwdFilterAlgoPerf_t* results) {
-  return search("cudnnGetConvolutionBackwardFilterAlgorithm_v7", Pass::backward_filter, handle, x,
-                dw, how, dy, requested, returned, results);
-}
-
-cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(
-    cudnnHandle_t handle, const cudnnTensorDescriptor_t x, const cudnnFilterDescriptor_t w,
-    const cudnnConvolutionDescriptor_t how, const cudnnTensorDescriptor_t y,
-    cudnnConvolutionFwdAlgo_t algorithm, size_t* bytes) {
-  return workspace_size("cudnnGetConvolutionForwardWorkspaceSize", Pass::forward, handle, x, w, how,
-                        y, algorithm, bytes);
-}
-
-cudnnStatus_t cudnnGetConvolutionBackwardDataWorkspaceSize(
-    cudnnHandle_t handle, const cudnnFilterDescriptor_t w, const cudnnTensorDescriptor_t dy,
-    const cudnnConvolutionDescriptor_t how, const cudnnTensorDescriptor_t dx,
-    cudnnConvolutionBwdDataAlgo_t algorithm, size_t* bytes) {
-  return workspace_size("cudnnGetConvolutionBackwardDataWorkspaceSize", Pass::backward_data, handle,
-                        dx, w, how, dy, algorithm, bytes);
-}
-
-cudnnStatus_t cudnnGetConvolutionBackwardFilterWorkspaceSize(
-    cudnnHandle_t handle, const cudnnTensorDescriptor_t x, const cudnnTensorDescriptor_t dy,
-    const cudnnConvolutionDescriptor_t how, const cudnnFilterDescriptor_t dw,
-    cudnnConvolutionBwdFilterAlgo_t algorithm, size_t* bytes) {
-  return workspace_size("cudnnGetConvolutionBackwardFilterWorkspaceSize", Pass::backward_filter,
-                        handle, x, dw, how, dy, algorithm, bytes);
-}
-
-cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha,
-                                      const cudnnTensorDescriptor_t x_as, const void* x,
-                                      const cudnnFilterDescriptor_t w_as, const void* w,
-                                      const cudnnConvolutionDescriptor_t how,
-                                      cudnnConvolutionFwdAlgo_t algorithm, void* workspace,
-                                      size_t bytes, const void* beta,
-                                      const cudnnTensorDescriptor_t y_as, void* y) {
-  return convolve("cudnnConvolutionForward", Pass::forward, handle, x_as, w_as, how, y_as,
-                  {writable(x), writable(w), y}, {alpha, beta, algorithm, workspace, bytes});
-}
-
-cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alpha,
-                                           const cudnnFilterDescriptor_t w_as, const void* w,
-                                           const cudnnTensorDescriptor_t dy_as, const void* dy,
-                                           const cudnnConvolutionDescriptor_t how,
-                                           cudnnConvolutionBwdDataAlgo_t algorithm, void* workspace,
-                                           size_t bytes, const void* beta,
-                                           const cudnnTensorDescriptor_t dx_as, void* dx) {
-  return convolve("cudnnConvolutionBackwardData", Pass::backward_data, handle, dx_as, w_as, how,
-                  dy_as, {dx, writable(w), writable(dy)},
-                  {alpha, beta, algorithm, workspace, bytes});
-}
-
-cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void* alpha,
-                                             const cudnnTensorDescriptor_t x_as, const void* x,
-                                             const cudnnTensorDescriptor_t dy_as, const void* dy,
-                                             const cudnnConvolutionDescriptor_t how,
-                                             cudnnConvolutionBwdFilterAlgo_t algorithm,
-                                             void* workspace, size_t bytes, const void* beta,
-                                             const cudnnFilterDescriptor_t dw_as, void* dw) {
-  return convolve("cudnnConvolutionBackwardFilter", Pass::backward_filter, handle, x_as, dw_as, how,
-                  dy_as, {writable(x), dw, writable(dy)},
-                  {alpha, beta, algorithm, workspace, bytes});
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                                  cudnnBackendDescriptor_t pack) {
+  if (handle == nullptr || plan == nullptr || pack == nullptr)
+    return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+  const InUse use(handle, "cudnnBackendExecute");
+  const Executing executing(plan);
+  const Call call("cudnnBackendExecute");
+  if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
+  return execute(call, *handle, descriptors().at(plan, call), descriptors().at(pack, call));
 }
 
 }  // extern "C"

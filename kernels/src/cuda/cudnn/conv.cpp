@@ -1,4 +1,4 @@
-// Convolutions through cuDNN, channels-last first; where it has no deterministic algorithm for that
+// Convolutions through cuDNN, channels-last first; where it has no deterministic plan for that
 // storage, or none that runs, row-major. Weights are [O, I / groups, kH, kW] row-major outside and
 // take the images' storage here: a copy of the weight a call.
 //
@@ -8,7 +8,6 @@
 
 #include "cairn/kernels/tf32.h"
 #include "cuda/cudnn/conv_plan.h"
-#include "cuda/cudnn/handle.h"
 
 namespace cairn::kernels {
 
@@ -22,9 +21,9 @@ std::array<std::int64_t, 4> sizes(View x) {
   return {x.shape[0], x.shape[1], x.shape[2], x.shape[3]};
 }
 
-constexpr std::size_t kAlignment = 16;  // cuDNN takes it for granted; slices may have less
+constexpr std::size_t kAlignment = kConvAlignment;  // slices may have less
 
-/// Tries run(plan, storage) with each storage order until it succeeds.
+/// Tries run(plan, storage) with each plan of each storage order until it succeeds.
 template <class Run>
 void with_plan(const Queue& queue, ConvPass pass, View x, View weight, View y,
                const Conv2dOptions& options, Run run) {
@@ -32,29 +31,20 @@ void with_plan(const Queue& queue, ConvPass pass, View x, View weight, View y,
   shape.device = queue.device().index, shape.pass = pass, shape.dtype = x.dtype;
   shape.x = sizes(x), shape.weight = sizes(weight), shape.y = sizes(y);
   shape.stride = options.stride, shape.padding = options.padding;
-  shape.dilation = options.dilation, shape.groups = options.groups;
+  shape.dilation = options.dilation;
   shape.tf32 = x.dtype == DType::f32 && tf32_allowed();
   for (StorageOrder order : {StorageOrder::channels_last, StorageOrder::row_major}) {
     shape.storage = order;
-    const auto plan = conv_plan_for(queue, shape);
-    if (!plan->algorithms.empty() && run(*plan, order)) return;
+    const auto plans = conv_plans_for(shape);
+    for (std::size_t n = 0;; ++n) {
+      const auto plan = plans->at(queue, n);
+      if (plan == nullptr) break;
+      if (run(*plan, order)) return;  // a proposal is no promise
+    }
   }
-  core::fail<core::DeviceError>(
-      queue.op(), "expected cuDNN to have a deterministic algorithm for x ", x.shape,
-      " and weight ", weight.shape, " of ", core::name(x.dtype), ", got none");
-}
-
-/// Tries call(algorithm, workspace) with the plan's algorithms; false where none runs.
-template <class Call>
-bool run_first_supported(const Queue& queue, const ConvPlan& plan, const char* name, Call call) {
-  for (const ConvAlgorithm& algorithm : plan.algorithms) {
-    const auto workspace = queue.workspace(algorithm.workspace);
-    const cudnnStatus_t status = call(algorithm, workspace->data());
-    if (is_unsupported(status)) continue;  // a search is no promise
-    check_cudnn(status, queue.op(), name);
-    return true;
-  }
-  return false;
+  core::fail<core::DeviceError>(queue.op(), "expected cuDNN to have a deterministic plan for x ",
+                                x.shape, " and weight ", weight.shape, " of ", core::name(x.dtype),
+                                ", got none");
 }
 
 /// Calls part(x's, y's, whether it is the first) for parts of the batch that cuDNN can take.
@@ -76,22 +66,13 @@ void add_bias(const CudaBackend& backend, View bias, View y) {
   if (bias.defined()) backend.axpby(1.0, per_channel(bias).expand(y.shape), 1.0, y);
 }
 
-constexpr float kOne = 1.0f, kZero = 0.0f;
-
 void forward(const CudaBackend& backend, const Queue& queue, View x, View weight, View y,
              const Conv2dOptions& options) {
   const auto run = [&](const ConvPlan& plan, StorageOrder storage) {
     const Input in(backend, queue, x, storage, kAlignment);
     const Input w(backend, queue, weight, storage, kAlignment);
     const Output out(backend, queue, y, storage, kAlignment);
-    const CudnnHandle handle(queue);
-    const auto call = [&](const ConvAlgorithm& a, void* workspace) {
-      return cudnnConvolutionForward(handle, &kOne, plan.x, in.view().data, plan.weight,
-                                     w.view().data, a.convolution.get(),
-                                     static_cast<cudnnConvolutionFwdAlgo_t>(a.number), workspace,
-                                     a.workspace, &kZero, plan.y, out.view().data);
-    };
-    if (!run_first_supported(queue, plan, "cudnnConvolutionForward", call)) return false;
+    if (!plan.run(queue, in.view().data, w.view().data, out.view().data)) return false;
     out.finish();
     return true;
   };
@@ -104,14 +85,7 @@ void backward_data(const CudaBackend& backend, const Queue& queue, View dy, View
     const Input grad(backend, queue, dy, storage, kAlignment);
     const Input w(backend, queue, weight, storage, kAlignment);
     const Output out(backend, queue, dx, storage, kAlignment);
-    const CudnnHandle handle(queue);
-    const auto call = [&](const ConvAlgorithm& a, void* workspace) {
-      return cudnnConvolutionBackwardData(handle, &kOne, plan.weight, w.view().data, plan.y,
-                                          grad.view().data, a.convolution.get(),
-                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(a.number),
-                                          workspace, a.workspace, &kZero, plan.x, out.view().data);
-    };
-    if (!run_first_supported(queue, plan, "cudnnConvolutionBackwardData", call)) return false;
+    if (!plan.run(queue, out.view().data, w.view().data, grad.view().data)) return false;
     out.finish();
     return true;
   };
@@ -129,14 +103,7 @@ void backward_weight(const CudaBackend& backend, const Queue& queue, View x, Vie
                           is_stored(dweight, storage) && is_aligned(dweight, kAlignment);
     const Fresh fresh(queue, like, storage);
     View target = in_place ? dweight : fresh.view();
-    const CudnnHandle handle(queue);
-    const auto call = [&](const ConvAlgorithm& a, void* workspace) {
-      return cudnnConvolutionBackwardFilter(
-          handle, &kOne, plan.x, in.view().data, plan.y, grad.view().data, a.convolution.get(),
-          static_cast<cudnnConvolutionBwdFilterAlgo_t>(a.number), workspace, a.workspace, &kZero,
-          plan.weight, target.data);
-    };
-    if (!run_first_supported(queue, plan, "cudnnConvolutionBackwardFilter", call)) return false;
+    if (!plan.run(queue, in.view().data, target.data, grad.view().data)) return false;
     if (!in_place) backend.axpby(1.0, target, accumulate ? 1.0 : 0.0, dweight);
     return true;
   };

@@ -2,164 +2,244 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <sstream>
+#include <utility>
 
+#include "cairn/core/log.h"
+#include "choices.h"
 #include "cuda/bounded_cache.h"
-#include "cuda/cudnn/handle.h"
+#include "cuda/error.h"
+#include "product_setting.h"
 
 namespace cairn::kernels::cuda {
 namespace {
 
-constexpr std::size_t kKeptPlans = 1024;
-constexpr std::size_t kMostWorkspace = std::size_t{1} << 30;
-constexpr int kMostAlgorithms = 16;
+constexpr std::size_t kKeptConvolutions = 1024;
+constexpr std::size_t kMostConvWorkspace = std::size_t{1} << 30;
 constexpr std::int64_t kMostElements = std::numeric_limits<std::int32_t>::max();
 
-cudnnDataType_t cudnn_type(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return CUDNN_DATA_HALF;
-    case DType::bf16:
-      return CUDNN_DATA_BFLOAT16;
-    default:
-      return CUDNN_DATA_FLOAT;
+/// Of one heuristic mode, the best first.
+std::vector<Descriptor> configs_of(const Queue& queue, const Descriptor& graph,
+                                   cudnnBackendHeurMode_t mode) {
+  static auto& one_at_a_time = *new std::mutex;  // mode B's need, by NVIDIA's cudnn-frontend
+  Descriptor heuristics(queue.op(), CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
+  heuristics.set(CUDNN_ATTR_ENGINEHEUR_MODE, mode);
+  {
+    const std::lock_guard lock(one_at_a_time);
+    if (!heuristics.finalize_if_supported()) return {};
   }
+  return heuristics.get_all(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
 }
 
-int to_int(std::int64_t size) {
-  return static_cast<int>(size);
+Descriptor engine_of(const Descriptor& config) {
+  return std::move(
+      config.get_all(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1).front());
 }
 
-void describe(const Queue& queue, const ConvShape& shape, ConvPlan& plan) {
-  const auto format =
-      shape.storage == StorageOrder::channels_last ? CUDNN_TENSOR_NHWC : CUDNN_TENSOR_NCHW;
-  const auto type = cudnn_type(shape.dtype);
-  const auto tensor = [&](cudnnTensorDescriptor_t descriptor,
-                          const std::array<std::int64_t, 4>& s) {
-    check_cudnn(cudnnSetTensor4dDescriptor(descriptor, format, type, to_int(s[0]), to_int(s[1]),
-                                           to_int(s[2]), to_int(s[3])),
-                queue.op(), "cudnnSetTensor4dDescriptor");
+std::string name_of(const Descriptor& config) {
+  std::ostringstream name;
+  name << engine_of(config).get<std::int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
+  for (const Descriptor& knob :
+       config.get_all(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR,
+                      CUDNN_KNOB_TYPE_COUNTS)) {
+    name << ' ' << knob.get<cudnnBackendKnobType_t>(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE) << '='
+         << knob.get<std::int64_t>(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE);
+  }
+  return name.str();
+}
+
+/// The configuration of a name; none where this version of cuDNN has no such.
+std::optional<Descriptor> config_named(const Queue& queue, const Descriptor& graph,
+                                       const std::string& name) {
+  std::istringstream text(name);
+  std::int64_t index = -1;
+  if (!(text >> index) || index < 0 ||
+      index >= graph.get<std::int64_t>(CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT))
+    return {};
+  Descriptor engine(queue.op(), CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  engine.set(CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph);
+  engine.set(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, index);
+  if (engine.try_finalize() != CUDNN_STATUS_SUCCESS) return {};
+  std::vector<Descriptor> knobs;
+  for (std::string choice; text >> choice;) {
+    std::istringstream parts(choice);
+    int type = 0;
+    char equals = ' ';
+    std::int64_t value = 0;
+    const bool whole = parts >> type >> equals >> value && equals == '=' && parts.eof();
+    if (!whole || type < 0 || type >= CUDNN_KNOB_TYPE_COUNTS) return {};
+    Descriptor& knob = knobs.emplace_back(queue.op(), CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+    knob.set(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, static_cast<cudnnBackendKnobType_t>(type));
+    knob.set(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, value);
+    if (knob.try_finalize() != CUDNN_STATUS_SUCCESS) return {};
+  }
+  Descriptor config(queue.op(), CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+  config.set(CUDNN_ATTR_ENGINECFG_ENGINE, engine);
+  if (!knobs.empty()) config.set(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, knobs);
+  if (config.try_finalize() != CUDNN_STATUS_SUCCESS) return {};
+  return config;
+}
+
+/// Deterministic; sums in f32; f32 images in f32, or in TF32 where that is allowed.
+bool suits(const ConvShape& shape, const Descriptor& config) {
+  const auto notes = engine_of(config).get_all<cudnnBackendNumericalNote_t>(
+      CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
+  const auto has = [&](cudnnBackendNumericalNote_t note) {
+    return std::find(notes.begin(), notes.end(), note) != notes.end();
   };
-  tensor(plan.x, shape.x);
-  tensor(plan.y, shape.y);
-  const auto& w = shape.weight;
-  check_cudnn(cudnnSetFilter4dDescriptor(plan.weight, type, format, to_int(w[0]), to_int(w[1]),
-                                         to_int(w[2]), to_int(w[3])),
-              queue.op(), "cudnnSetFilter4dDescriptor");
+  if (has(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) ||
+      has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) ||
+      has(CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS))
+    return false;
+  return shape.dtype != DType::f32 || shape.tf32 || !has(CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
 }
 
-ConvAlgorithm convolution(const Queue& queue, const ConvShape& shape, cudnnMathType_t math) {
-  cudnnConvolutionDescriptor_t made = nullptr;
-  check_cudnn(cudnnCreateConvolutionDescriptor(&made), queue.op(),
-              "cudnnCreateConvolutionDescriptor");
-  ConvAlgorithm algorithm;
-  algorithm.convolution.reset(made);
-  check_cudnn(cudnnSetConvolution2dDescriptor(
-                  made, to_int(shape.padding[0]), to_int(shape.padding[1]), to_int(shape.stride[0]),
-                  to_int(shape.stride[1]), to_int(shape.dilation[0]), to_int(shape.dilation[1]),
-                  CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
-              queue.op(), "cudnnSetConvolution2dDescriptor");
-  check_cudnn(cudnnSetConvolutionGroupCount(made, to_int(shape.groups)), queue.op(),
-              "cudnnSetConvolutionGroupCount");
-  check_cudnn(cudnnSetConvolutionMathType(made, math), queue.op(), "cudnnSetConvolutionMathType");
-  return algorithm;
+/// Null where it does not suit, or cuDNN makes no plan of it.
+ConvPlanPtr plan_of(const Queue& queue, const CudnnHandle& handle, const ConvShape& shape,
+                    const Descriptor& config, const std::string& name) {
+  if (!suits(shape, config)) return nullptr;
+  Descriptor made(queue.op(), CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  made.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, cudnnHandle_t{handle});
+  made.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+  if (!made.finalize_if_supported()) return nullptr;
+  auto plan = std::make_shared<const ConvPlan>(name, std::move(made));
+  return plan->workspace() <= kMostConvWorkspace ? plan : nullptr;
 }
 
-cudnnStatus_t ask_workspace(cudnnHandle_t handle, ConvPass pass, const ConvPlan& plan,
-                            ConvAlgorithm& a) {
-  switch (pass) {
-    case ConvPass::forward:
-      return cudnnGetConvolutionForwardWorkspaceSize(
-          handle, plan.x, plan.weight, a.convolution.get(), plan.y,
-          static_cast<cudnnConvolutionFwdAlgo_t>(a.number), &a.workspace);
-    case ConvPass::backward_data:
-      return cudnnGetConvolutionBackwardDataWorkspaceSize(
-          handle, plan.weight, plan.y, a.convolution.get(), plan.x,
-          static_cast<cudnnConvolutionBwdDataAlgo_t>(a.number), &a.workspace);
-    case ConvPass::backward_weight:
-      break;
-  }
-  return cudnnGetConvolutionBackwardFilterWorkspaceSize(
-      handle, plan.x, plan.y, a.convolution.get(), plan.weight,
-      static_cast<cudnnConvolutionBwdFilterAlgo_t>(a.number), &a.workspace);
+void describe_sizes(std::ostream& text, const char* name, const auto& sizes) {
+  text << ' ' << name;
+  for (const std::int64_t size : sizes) text << ' ' << size;
 }
 
-/// A search that finds the shape unsupported is an answer, not a failure.
-bool answered(cudnnStatus_t status, const Queue& queue, const char* call) {
-  if (is_unsupported(status)) return false;
-  check_cudnn(status, queue.op(), call);
-  return true;
+/// All of a shape but the device's number.
+std::string name_of(const ConvShape& shape) {
+  constexpr const char* kPasses[] = {"forward", "backward data", "backward weight"};
+  std::ostringstream text;
+  text << kPasses[static_cast<int>(shape.pass)] << ' ' << core::name(shape.dtype)
+       << (shape.storage == StorageOrder::channels_last ? " channels-last" : " row-major");
+  describe_sizes(text, "x", shape.x);
+  describe_sizes(text, "weight", shape.weight);
+  describe_sizes(text, "y", shape.y);
+  describe_sizes(text, "stride", shape.stride);
+  describe_sizes(text, "padding", shape.padding);
+  describe_sizes(text, "dilation", shape.dilation);
+  text << (shape.tf32 ? " tf32" : "");
+  return text.str();
 }
 
-/// f32 is computed in f32, unless TF32 is allowed.
-cudnnMathType_t math_for(const ConvShape& shape, cudnnMathType_t wanted) {
-  return shape.dtype == DType::f32 && !shape.tf32 ? CUDNN_FMA_MATH : wanted;
+Choices& conv_choices(const Queue& queue) {
+  static auto& machines = *new BoundedCache<int, Choices*>(1024);
+  return *machines.get(queue.device().index, [&] {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, queue.device().index), queue.op(),
+               "cudaGetDeviceProperties");
+    return &shared_choices("cudnn_convolutions",
+                           core::str(properties.name, ", cuDNN ", cudnnGetVersion()));
+  });
 }
 
-template <class Found>
-void keep_usable(const Queue& queue, cudnnHandle_t handle, const ConvShape& shape,
-                 const Found* found, int count, ConvPlan& plan) {
-  for (int k = 0; k < count; ++k) {
-    if (found[k].status != CUDNN_STATUS_SUCCESS || found[k].determinism != CUDNN_DETERMINISTIC)
-      continue;
-    ConvAlgorithm algorithm = convolution(queue, shape, math_for(shape, found[k].mathType));
-    algorithm.number = static_cast<int>(found[k].algo);
-    // What the search says of memory holds for the descriptor that it was given.
-    const cudnnStatus_t status = ask_workspace(handle, shape.pass, plan, algorithm);
-    if (!answered(status, queue, "cudnnGetConvolution*WorkspaceSize")) continue;
-    if (algorithm.workspace <= kMostWorkspace) plan.algorithms.push_back(std::move(algorithm));
-  }
-}
-
-void search(const Queue& queue, const ConvShape& shape, ConvPlan& plan) {
-  const CudnnHandle handle(queue);
-  const ConvAlgorithm any = convolution(queue, shape, math_for(shape, CUDNN_TENSOR_OP_MATH));
-  const cudnnConvolutionDescriptor_t how = any.convolution.get();
-  const auto run = [&](auto* found, auto get, const char* call, auto... descriptors) {
-    int count = 0;
-    const cudnnStatus_t status = get(handle, descriptors..., kMostAlgorithms, &count, found);
-    if (answered(status, queue, call)) keep_usable(queue, handle, shape, found, count, plan);
-  };
-  switch (shape.pass) {
-    case ConvPass::forward: {
-      cudnnConvolutionFwdAlgoPerf_t found[kMostAlgorithms];
-      return run(found, cudnnGetConvolutionForwardAlgorithm_v7,
-                 "cudnnGetConvolutionForwardAlgorithm_v7", plan.x, plan.weight, how, plan.y);
-    }
-    case ConvPass::backward_data: {
-      cudnnConvolutionBwdDataAlgoPerf_t found[kMostAlgorithms];
-      return run(found, cudnnGetConvolutionBackwardDataAlgorithm_v7,
-                 "cudnnGetConvolutionBackwardDataAlgorithm_v7", plan.weight, plan.y, how, plan.x);
-    }
-    case ConvPass::backward_weight: {
-      cudnnConvolutionBwdFilterAlgoPerf_t found[kMostAlgorithms];
-      return run(found, cudnnGetConvolutionBackwardFilterAlgorithm_v7,
-                 "cudnnGetConvolutionBackwardFilterAlgorithm_v7", plan.x, plan.y, how, plan.weight);
-    }
-  }
+/// cuDNN unloads a plan's code with the plan; graphs go on launching it.
+void keep_for_graphs(ConvPlanPtr plan) {
+  static auto& mutex = *new std::mutex;
+  static auto& kept = *new std::set<ConvPlanPtr>;
+  const std::lock_guard lock(mutex);
+  kept.insert(std::move(plan));
 }
 
 }  // namespace
 
-ConvPlan::ConvPlan() {
-  check_cudnn(cudnnCreateTensorDescriptor(&x), "conv2d", "cudnnCreateTensorDescriptor");
-  check_cudnn(cudnnCreateTensorDescriptor(&y), "conv2d", "cudnnCreateTensorDescriptor");
-  check_cudnn(cudnnCreateFilterDescriptor(&weight), "conv2d", "cudnnCreateFilterDescriptor");
+ConvPlan::ConvPlan(std::string name, Descriptor plan)
+    : name_(std::move(name)),
+      plan_(std::move(plan)),
+      workspace_(static_cast<std::size_t>(
+          plan_.get<std::int64_t>(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE))) {}
+
+bool ConvPlan::run(const Queue& queue, void* x, void* weight, void* y) const {
+  const auto workspace = queue.workspace(workspace_);
+  Descriptor pack(queue.op(), CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, kConvTensors);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, std::array{x, weight, y});
+  pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, workspace->data());
+  pack.finalize();
+  const CudnnHandle handle(queue);
+  const std::lock_guard lock(mutex_);
+  const cudnnStatus_t status = cudnnBackendExecute(handle, plan_.raw(), pack.raw());
+  if (is_unsupported(status)) return false;
+  check_cudnn(status, queue.op(), "cudnnBackendExecute");
+  return true;
 }
 
-ConvPlan::~ConvPlan() {
-  cudnnDestroyTensorDescriptor(x);
-  cudnnDestroyTensorDescriptor(y);
-  cudnnDestroyFilterDescriptor(weight);
+ConvPlanPtr ConvPlans::at(const Queue& queue, std::size_t n) {
+  const std::lock_guard lock(mutex_);
+  if (!begun_) make_first(queue);
+  begun_ = true;
+  while (plans_.size() <= n && !exhausted_) {
+    ConvPlanPtr plan = next(queue);
+    exhausted_ = plan == nullptr;
+    if (!exhausted_) plans_.push_back(std::move(plan));
+  }
+  if (plans_.size() <= n) return nullptr;
+  if (queue.capturing()) keep_for_graphs(plans_[n]);
+  return plans_[n];
 }
 
-std::shared_ptr<const ConvPlan> conv_plan_for(const Queue& queue, const ConvShape& shape) {
-  static auto& plans = *new BoundedCache<ConvShape, std::shared_ptr<const ConvPlan>>(kKeptPlans);
-  return plans.get(shape, [&] {
-    auto plan = std::make_shared<ConvPlan>();
-    describe(queue, shape, *plan);
-    search(queue, shape, *plan);
-    return plan;
-  });
+/// The one that was chosen before goes first, the best proposed now behind it.
+void ConvPlans::make_first(const Queue& queue) {
+  if (product_setting() != kTimeProducts) return;
+  Choices& kept = conv_choices(queue);
+  const std::string work = name_of(shape_);
+  std::optional<std::string> name = kept.find(work);
+  ConvPlanPtr best;
+  if (!name) {
+    best = next(queue);
+    if (best != nullptr) name = kept.keep(work, best->name());
+  }
+  if (name && (best == nullptr || *name != best->name())) {
+    if (auto plan = chosen(queue, *name)) {
+      plans_.push_back(std::move(plan));
+    } else {
+      log::warn(
+          "cuDNN, {}: the plan chosen before, '{}', is none of this version's; takes its first "
+          "proposal, which may round otherwise",
+          work, *name);
+    }
+  }
+  if (best != nullptr) plans_.push_back(std::move(best));
+}
+
+ConvPlanPtr ConvPlans::chosen(const Queue& queue, const std::string& name) {
+  const CudnnHandle handle(queue);
+  const ConvGraph graph(queue, handle, shape_);
+  if (!graph.is_supported()) return nullptr;
+  const auto config = config_named(queue, graph.graph(), name);
+  if (!config) return nullptr;
+  tried_.insert(name);
+  return plan_of(queue, handle, shape_, *config, name);
+}
+
+/// The best that was not tried yet. Asks anew each time, since descriptors belong to a handle, and
+/// a handle to one thread at a time; more than the first is seldom wanted.
+ConvPlanPtr ConvPlans::next(const Queue& queue) {
+  const CudnnHandle handle(queue);
+  const ConvGraph graph(queue, handle, shape_);
+  if (!graph.is_supported()) return nullptr;
+  for (const auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B, CUDNN_HEUR_MODE_FALLBACK}) {
+    for (const Descriptor& config : configs_of(queue, graph.graph(), mode)) {
+      const std::string name = name_of(config);
+      if (!tried_.insert(name).second) continue;
+      if (auto plan = plan_of(queue, handle, shape_, config, name)) return plan;
+    }
+  }
+  return nullptr;
+}
+
+std::shared_ptr<ConvPlans> conv_plans_for(const ConvShape& shape) {
+  using Key = std::pair<std::uint64_t, ConvShape>;  // a setting that changed asks anew
+  static auto& known = *new BoundedCache<Key, std::shared_ptr<ConvPlans>>(kKeptConvolutions);
+  return known.get({product_setting_epoch(), shape},
+                   [&] { return std::make_shared<ConvPlans>(shape); });
 }
 
 std::int64_t images_at_once(const char* op, const Shape& x, const Shape& weight, const Shape& y) {

@@ -1,59 +1,59 @@
-// A convolution as cuDNN sees it: descriptors and the algorithms found for one shape, made once and
-// kept (conv_plan_for).
+// What computes a convolution: the execution plans that cuDNN makes of what its heuristics propose
+// for a shape, the best first. Which is the first is kept with the other choices (choices.h), by
+// GPU and cuDNN's version.
 #pragma once
 
-#include <cudnn.h>
-
-#include <array>
 #include <memory>
+#include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
-#include "cairn/kernels/conv.h"
-#include "cuda/contiguous.h"
+#include "cuda/cudnn/conv_graph.h"
 
 namespace cairn::kernels::cuda {
 
-enum class ConvPass : std::uint8_t { forward, backward_data, backward_weight };
+/// Deterministic, and in the precision that its shape asks for.
+class ConvPlan {
+ public:
+  /// `name`: the engine and its knobs, as in "12 2=1 13=0". `plan` is finalised.
+  ConvPlan(std::string name, Descriptor plan);
+  const std::string& name() const { return name_; }
+  std::size_t workspace() const { return workspace_; }
 
-struct ConvShape {
-  int device = 0;
-  ConvPass pass = ConvPass::forward;
-  DType dtype = DType::f32;
-  StorageOrder storage = StorageOrder::channels_last;  // of images and weight alike
-  std::array<std::int64_t, 4> x{}, weight{}, y{};
-  std::array<std::int64_t, 2> stride{}, padding{}, dilation{};
-  std::int64_t groups = 1;
-  bool tf32 = false;  // f32 may be rounded to TF32
+  /// Queues it; false where cuDNN refuses to run it. Any thread may call it.
+  bool run(const Queue& queue, void* x, void* weight, void* y) const;
 
-  auto operator<=>(const ConvShape&) const = default;
+ private:
+  std::string name_;
+  Descriptor plan_;
+  std::size_t workspace_;
+  mutable std::mutex mutex_;  // cuDNN's plans serve one thread at a time
 };
 
-struct DestroyConvolution {
-  void operator()(cudnnConvolutionDescriptor_t convolution) const {
-    cudnnDestroyConvolutionDescriptor(convolution);
-  }
+using ConvPlanPtr = std::shared_ptr<const ConvPlan>;
+
+/// The plans of one shape, each made when it is asked for first. Any thread may ask.
+class ConvPlans {
+ public:
+  explicit ConvPlans(const ConvShape& shape) : shape_(shape) {}
+  /// The nth; null past the last.
+  ConvPlanPtr at(const Queue& queue, std::size_t n);
+
+ private:
+  void make_first(const Queue& queue);
+  ConvPlanPtr chosen(const Queue& queue, const std::string& name);
+  ConvPlanPtr next(const Queue& queue);
+
+  const ConvShape shape_;
+  std::mutex mutex_;
+  std::vector<ConvPlanPtr> plans_;
+  std::set<std::string> tried_;  // names of configurations
+  bool begun_ = false, exhausted_ = false;
 };
 
-/// A deterministic algorithm, with a descriptor of its own: the math type is part of that.
-struct ConvAlgorithm {
-  std::unique_ptr<cudnnConvolutionStruct, DestroyConvolution> convolution;
-  int number = 0;  // of the pass's own enumeration
-  std::size_t workspace = 0;
-};
-
-struct ConvPlan {
-  ConvPlan();
-  ~ConvPlan();
-  ConvPlan(const ConvPlan&) = delete;
-  ConvPlan& operator=(const ConvPlan&) = delete;
-
-  cudnnTensorDescriptor_t x = nullptr, y = nullptr;
-  cudnnFilterDescriptor_t weight = nullptr;
-  std::vector<ConvAlgorithm> algorithms;  // the fastest first; one may still refuse to run
-};
-
-/// A plan without algorithms where cuDNN has no deterministic one for the shape.
-std::shared_ptr<const ConvPlan> conv_plan_for(const Queue& queue, const ConvShape& shape);
+/// Without any, where cuDNN has nothing that is deterministic for the shape.
+std::shared_ptr<ConvPlans> conv_plans_for(const ConvShape& shape);
 
 /// How many images cuDNN takes at once, given its limit on a tensor's elements. Throws Unsupported
 /// where one image or the weight is past it.
