@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
@@ -60,14 +61,39 @@ Allocator::Allocator(Device device, bool pinned, SystemMemory* system)
       cuts_(system->gives_segments()),
       capacity_(pinned ? SIZE_MAX : capacity_from_environment(device)) {}
 
+/// Holds the mutex. The system is asked, and given back to, without it: that may wait for a device,
+/// and the device for another's, whose thread may want pinned memory too.
+class Allocator::Lock {
+ public:
+  explicit Lock(Allocator& allocator) : allocator_(allocator), lock_(allocator.mutex_) {}
+  ~Lock() {
+    if (lock_.owns_lock()) unlock();
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+  void lock() { lock_.lock(); }
+  void unlock() noexcept {
+    const std::vector<Block> leaving = std::exchange(allocator_.leaving_, {});
+    lock_.unlock();
+    for (const Block& block : leaving) allocator_.system_->release(block.data, block.bytes);
+  }
+
+ private:
+  Allocator& allocator_;
+  std::unique_lock<std::mutex> lock_;
+};
+
 void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory category,
                          void* stream) {
   const std::size_t block_bytes = cuts_ ? cut_size(bytes) : block_size(bytes);
-  const std::lock_guard lock(mutex_);
+  Lock lock(*this);
   if (over_capacity(bytes)) fail_out_of_memory(bytes, category);
-  const Block block = take_block(block_bytes, stream);
+  const Block block = take_block(lock, block_bytes, stream);
   if (block.data == nullptr && capturing()) fail_capture(bytes);
-  if (block.data == nullptr) fail_out_of_memory(bytes, category);
+  const bool others_were_first = block.data != nullptr && over_capacity(bytes);
+  if (others_were_first) cache_block({block.bytes, stream}, block.data);
+  if (block.data == nullptr || others_were_first) fail_out_of_memory(bytes, category);
   most_live_ = std::max(most_live_, stats_.reserved - cached_);
   if (device_.is_cpu()) unpoison(block.data, bytes);
   storage.data_ = block.data;
@@ -83,7 +109,7 @@ void Allocator::allocate(Storage& storage, std::size_t bytes, MemoryCategory cat
   ++stats_.allocations;
 }
 
-Allocator::Block Allocator::take_block(std::size_t block_bytes, void* stream) {
+Allocator::Block Allocator::take_block(Lock& lock, std::size_t block_bytes, void* stream) {
   if (!pending_.empty() && !capturing()) collect_pending();
   if (const Block block = cached_block(block_bytes, stream); block.data != nullptr) return block;
   if (capturing()) return {};
@@ -92,7 +118,7 @@ Allocator::Block Allocator::take_block(std::size_t block_bytes, void* stream) {
   }
   const std::size_t wanted = cuts_ ? round_up(block_bytes, kSegment) : block_bytes;
   trim_for(wanted);
-  void* data = system_block(wanted);
+  void* data = system_block(lock, wanted);
   if (data == nullptr) return {};
   stats_.reserved += wanted;
   ++stats_.system_allocations;
@@ -204,13 +230,20 @@ Allocator::Block Allocator::take_cached_pages(std::size_t bytes, void* stream) {
 }
 
 // Where the system refuses, all that can be given back is, and it is asked once more.
-void* Allocator::system_block(std::size_t block_bytes) {
-  void* data = system_->allocate(block_bytes);
+void* Allocator::system_block(Lock& lock, std::size_t block_bytes) {
+  void* data = ask_system(lock, block_bytes);
   if (data != nullptr) return data;
-  wait_for_pending_cuda();
+  wait_for_pending_cuda(lock);
   collect_pending();
   release_cached_locked();
-  return system_->allocate(block_bytes);
+  return ask_system(lock, block_bytes);
+}
+
+void* Allocator::ask_system(Lock& lock, std::size_t block_bytes) {
+  lock.unlock();
+  void* data = system_->allocate(block_bytes);
+  lock.lock();
+  return data;
 }
 
 bool Allocator::over_capacity(std::size_t bytes) const {
@@ -264,7 +297,7 @@ void Allocator::keep_block(const Storage& storage) {
   std::vector<Event> uses;
   if (!recorded) uses = record_uses(storage.uses_.get());
   const bool free_now = recorded ? storage.uses_ == nullptr : uses.empty();
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   if (free_now) return cache_block(key, storage.data_);
   pending_.push_back({key, storage.data_, std::move(uses)});
 }
@@ -322,8 +355,12 @@ void Allocator::give_back(void* data, std::size_t block_bytes) noexcept {
   if (device_.is_cpu()) unpoison(data, block_bytes);
   segments_.erase(static_cast<char*>(data));
   free_at_.erase(static_cast<char*>(data));
-  system_->release(data, block_bytes);
   stats_.reserved -= block_bytes;
+  try {
+    leaving_.push_back({data, block_bytes});
+  } catch (const std::bad_alloc&) {
+    system_->release(data, block_bytes);
+  }
 }
 
 namespace {
@@ -345,13 +382,17 @@ void Allocator::collect_pending() noexcept {
   }
 }
 
-// CUDA's work ends by itself. A CPU stream's may need this very lock, so nobody waits for it here.
-void Allocator::wait_for_pending_cuda() {
+// CUDA's work ends by itself. A CPU stream's may need memory too, so nobody waits for it here.
+void Allocator::wait_for_pending_cuda(Lock& lock) {
+  std::vector<Event> uses;
   for (const Pending& block : pending_) {
     for (const Event& event : block.uses) {
-      if (event.device().is_cuda()) event.synchronize();
+      if (event.device().is_cuda()) uses.push_back(event);
     }
   }
+  lock.unlock();
+  for (const Event& event : uses) event.synchronize();
+  lock.lock();
 }
 
 // The largest first: they are the fewest, and each release may wait for the device.
@@ -386,7 +427,7 @@ void Allocator::retain(void* stream) {
 }
 
 void Allocator::release(void* stream) noexcept {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   retained_.erase(stream);
   collect_pending();
   pending_.remove_if([&](const Pending& block) {  // of several of the graph's streams
@@ -466,19 +507,19 @@ std::size_t Allocator::capacity() {
 }
 
 void Allocator::set_capacity(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   capacity_ = bytes;
   if (stats_.reserved > capacity_) release_cached_locked();
 }
 
 void Allocator::set_cache_bound(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   cache_bound_ = bytes;
   trim_for(0);
 }
 
 void Allocator::release_cached() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   collect_pending();
   release_cached_locked();
 }

@@ -96,14 +96,17 @@ class Allocator {
     std::size_t bytes = 0;
   };
 
-  Block take_block(std::size_t block_bytes, void* stream);
+  class Lock;
+
+  Block take_block(Lock& lock, std::size_t block_bytes, void* stream);
   Block cached_block(std::size_t block_bytes, void* stream);
   Block cut(Cache::iterator from, std::size_t bytes);
   Block joined_block(std::size_t block_bytes, void* stream);
   void put_back(const std::vector<Block>& pieces, std::size_t from, void* stream) noexcept;
   void give_up_joining(char* data, std::size_t gap, std::size_t block_bytes) noexcept;
   Block take_cached_pages(std::size_t bytes, void* stream);
-  void* system_block(std::size_t block_bytes);
+  void* system_block(Lock& lock, std::size_t block_bytes);
+  void* ask_system(Lock& lock, std::size_t block_bytes);
   bool over_capacity(std::size_t bytes) const;
   void trim_for(std::size_t block_bytes);
   void release_cached_locked(
@@ -118,7 +121,7 @@ class Allocator {
   char* join_neighbours(CacheKey& key, char* data);
   std::size_t take_out(std::map<char*, CacheKey>::iterator block) noexcept;
   void collect_pending() noexcept;
-  void wait_for_pending_cuda();
+  void wait_for_pending_cuda(Lock& lock);
   void count(std::size_t bytes, MemoryCategory category);
   void link(Storage& storage);
   void unlink(Storage& storage);
@@ -135,9 +138,10 @@ class Allocator {
   std::map<char*, SystemBlock> segments_;  // by where they begin
   std::map<char*, CacheKey> free_at_;      // cached parts of segments
   std::list<Pending> pending_;
-  std::set<void*> retained_;   // streams of graphs
-  std::size_t cached_ = 0;     // bytes in cache_
-  std::size_t most_live_ = 0;  // bytes of live blocks, at most ever
+  std::vector<Block> leaving_;  // for the system, once the lock is released
+  std::set<void*> retained_;    // streams of graphs
+  std::size_t cached_ = 0;      // bytes in cache_
+  std::size_t most_live_ = 0;   // bytes of live blocks, at most ever
   std::size_t capacity_;
   std::size_t cache_bound_ = SIZE_MAX;  // of live and cached bytes
   MemoryStats stats_;

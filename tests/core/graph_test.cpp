@@ -10,6 +10,7 @@
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/tensor.h"
+#include "capture.h"
 #include "support/message_of.h"
 
 namespace cairn::core {
@@ -191,6 +192,29 @@ TEST_F(GraphsOnCuda, ReplaysDrawWhatTheWorkWould) {
   graph.replay();
   EXPECT_EQ(Generator::current().offset(), 9u);
   expect_all(x, 1);
+}
+
+// The host writes the seed of the second while the device has not read that of the first.
+TEST_F(GraphsOnCuda, ReplaysInARowHaveASeedEach) {
+  manual_seed(5);
+  const Tensor last = Tensor::zeros({2}, DType::i64, device);
+  const Tensor before = Tensor::zeros({2}, DType::i64, device);
+  Graph graph(device);
+  const auto work = [&] {
+    Generator::current().draw();
+    copy_bytes(last, before);
+    if (!capturing()) return copy_bytes(before, last);
+    const auto* const base = current_capture()->random_base;  // on the device: seed, offset
+    const TensorView words(const_cast<std::uint64_t*>(base), {2}, DType::i64, device);
+    copy_bytes(words, last.view());
+  };
+  graph.warm_up(work);
+  graph.capture(work);
+  Stream::current(device).synchronize();
+  graph.replay();
+  graph.replay();
+  EXPECT_EQ(before.to_vector<std::int64_t>(), (std::vector<std::int64_t>{5, 1}));
+  EXPECT_EQ(last.to_vector<std::int64_t>(), (std::vector<std::int64_t>{5, 2}));
 }
 
 }  // namespace

@@ -1,10 +1,13 @@
 // Memory whose pages do not move, as a GPU's: blocks are parts of what the system gave at once.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "allocator.h"
@@ -135,6 +138,52 @@ TEST_F(Segments, NeverGiveAByteTwice) {
   allocator_.release_cached();
   EXPECT_TRUE(system_.segments.empty());
   EXPECT_EQ(allocator_.stats().reserved, 0u);
+}
+
+/// Memory whose system takes its time: it may wait for a device, and that for another thread's.
+class Busy final : public SystemMemory {
+ public:
+  void* allocate(std::size_t bytes) override {
+    work();
+    return addresses_.allocate(bytes);
+  }
+  void release(void* data, std::size_t bytes) noexcept override {
+    work();
+    addresses_.release(data, bytes);
+  }
+  bool gives_segments() const override { return true; }
+
+  std::function<void()> meanwhile;  // during the next call
+
+ private:
+  void work() {
+    if (const auto during = std::exchange(meanwhile, nullptr)) during();
+  }
+  Addresses addresses_;
+};
+
+TEST(BusySystem, KeepsNobodyFromBlocksThatThereAre) {
+  Busy system;
+  Allocator allocator({DeviceType::cuda, 0}, /*pinned=*/false, &system);
+  const auto take = [&](std::size_t bytes) {
+    std::shared_ptr<Storage> storage = Storage::wrap(nullptr, 0, {}, nullptr);
+    allocator.allocate(*storage, bytes, MemoryCategory::activations, nullptr);
+    return storage;
+  };
+  bool served = false;
+  std::future<void> other;
+  const auto ask_in_another_thread = [&] {
+    other = std::async(std::launch::async, [&] { take(1000); });
+    served = other.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  };
+  take(kMiB);
+  system.meanwhile = ask_in_another_thread;
+  take(8 * kMiB);
+  EXPECT_TRUE(std::exchange(served, false)) << "while memory is made";
+  system.meanwhile = ask_in_another_thread;
+  allocator.release_cached();
+  EXPECT_TRUE(served) << "while memory goes back";
+  EXPECT_EQ(allocator.stats().current_total, 0u);
 }
 
 /// Tensors of GPT-2 124M (bf16, four sequences) in the order of a step.

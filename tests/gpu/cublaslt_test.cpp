@@ -71,7 +71,7 @@ struct Product {
   int batch = 1;
   std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   float alpha = 1.0f, beta = 0.0f;
-  std::uint32_t alignment = 16;
+  std::uint32_t alignment = 2;  // promised
   std::uint64_t most_workspace = 1 << 20;
 
   int rows_a() const { return transposed_a ? k : m; }
@@ -366,14 +366,30 @@ TEST_F(CublasLtDeathTest, AlgorithmOfAnotherProblem) {
 }
 
 TEST_F(CublasLtDeathTest, PointersLessAlignedThanPromised) {
-  Prepared prepared(Product{});
+  Product p;
+  p.m = p.k = p.n = 8, p.alignment = 16;
+  Prepared prepared(p);
   void* const space = prepared.workspace.data();
-  const std::size_t bytes = prepared.results[0].workspaceSize;
+  const std::size_t bytes = prepared.results[1].workspaceSize;
   auto* const a = static_cast<char*>(prepared.a.data());
-  EXPECT_DEATH(prepared.run_with(a + 8, space, bytes),
+  EXPECT_DEATH(prepared.run_with(a + 8, space, bytes, 1),
                "gpusim: cublasLt contract: .*A aligned to 16 bytes.*got 8");
-  EXPECT_DEATH(prepared.run_with(a, static_cast<char*>(space) + 64, bytes),
+  EXPECT_DEATH(prepared.run_with(a, static_cast<char*>(space) + 64, bytes, 1),
                "gpusim: cublasLt contract: .*workspace aligned to 256 bytes");
+}
+
+TEST_F(CublasLtDeathTest, RowsOrMatricesLessAlignedThanPromised) {
+  Product p;
+  p.m = p.k = p.n = 8, p.alignment = 16;
+  p.gap = 1;
+  EXPECT_DEATH(Prepared(p).run(),
+               "gpusim: cublasLt contract: .*of A aligned to the 16 bytes .* got .* of 4");
+  p.gap = 0, p.batch = 2;
+  Prepared apart(p);
+  apart.a_as = apart.strided(Element::f32, 8, 8, 62);
+  apart.choose();
+  EXPECT_DEATH(apart.run(),
+               "gpusim: cublasLt contract: .*of A aligned to the 16 bytes .* got .* of 8");
 }
 
 TEST_F(CublasLtDeathTest, BiasLessAlignedThanWhenChosen) {
@@ -557,6 +573,8 @@ TEST_F(CublasLt, MatmulComputesF32InTf32WhereItIsAllowed) {
 class TimedCublasLt : public CublasLt {
  protected:
   static constexpr std::int64_t kSize = 104;  // cubed, just enough to be timed
+  /// A number of columns for each test: no two are of one class.
+  static constexpr std::int64_t kColumns[] = {105, 113, 121, 129, 145, 162, 177};
 
   void SetUp() override {
     CublasLt::SetUp();
@@ -581,18 +599,52 @@ class TimedCublasLt : public CublasLt {
 };
 
 TEST_F(TimedCublasLt, CandidatesAreTimedOnceAShape) {
-  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 1, 2);
-  const Tensor y = matrix(kSize, kSize + 1, 3);
-  EXPECT_GT(calls_of(a, b, y), 10u);
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kColumns[0], 2);
+  const Tensor y = matrix(kSize, kColumns[0], 3);
+  const auto waits = [] { return gpusim::counters().waits["cudaEventSynchronize in matmul"]; };
+  const auto waits_before = waits();
+  EXPECT_EQ(calls_of(a, b, y), 4 * 3 + 1u);  // four rounds of three proposals, and the product
+  EXPECT_EQ(waits(), waits_before + 1);
   expect_close(y, naive(a, b), 1e-5, 1e-5);
   EXPECT_EQ(calls_of(a, b, y), 1u);
   const Tensor small = matrix(8, 8, 1), result = matrix(8, 8, 2);
   EXPECT_EQ(calls_of(small, small, result), 1u);
 }
 
+/// The simulated library's last proposal, which takes most workspace.
+TEST_F(TimedCublasLt, TheFastestOfTheProposalsIsChosen) {
+  const core::Stream stream = core::Stream::create(kGpu);
+  const core::StreamGuard on(stream);
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kColumns[6], 2);
+  const Tensor y = matrix(kSize, kColumns[6], 3);
+  calls_of(a, b, y);
+  cudaEvent_t marks[2];
+  for (cudaEvent_t& mark : marks) must(cudaEventCreateWithFlags(&mark, cudaEventDefault));
+  must(cudaEventRecord(marks[0], static_cast<cudaStream_t>(stream.native())));
+  calls_of(a, b, y);
+  must(cudaEventRecord(marks[1], static_cast<cudaStream_t>(stream.native())));
+  must(cudaEventSynchronize(marks[1]));
+  float milliseconds = 0;
+  must(cudaEventElapsedTime(&milliseconds, marks[0], marks[1]));
+  EXPECT_LT(milliseconds, 0.4f);  // the others take a whole one and a half
+  for (const cudaEvent_t mark : marks) must(cudaEventDestroy(mark));
+}
+
+/// Lengths that change from step to step.
+TEST_F(TimedCublasLt, ShapesOfOneClassAreTimedOnce) {
+  const Tensor b = matrix(kSize, kSize, 2);
+  std::uint64_t products = 0;
+  for (std::int64_t rows = 513; rows <= 576; rows += 7) {
+    const Tensor a = matrix(rows, kSize, 1), y = matrix(rows, kSize, 3);
+    products += calls_of(a, b, y);
+    expect_close(y, naive(a, b), 1e-5, 1e-5);
+  }
+  EXPECT_EQ(products, 10 + 12u);
+}
+
 TEST_F(TimedCublasLt, ASumIsAddedToOnce) {
-  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 2, 2);
-  const Tensor y = Tensor::full({kSize, kSize + 2}, 3.0, DType::f32, kGpu);
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kColumns[1], 2);
+  const Tensor y = Tensor::full({kSize, kColumns[1]}, 3.0, DType::f32, kGpu);
   EXPECT_GT(calls_of(a, b, y, {.accumulate = true}), 10u);
   auto expected = naive(a, b);
   for (double& value : expected) value += 3.0;
@@ -600,12 +652,12 @@ TEST_F(TimedCublasLt, ASumIsAddedToOnce) {
 }
 
 TEST_F(TimedCublasLt, ChoicesComeBackWithASavedState) {
-  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 3, 2);
-  const Tensor y = matrix(kSize, kSize + 3, 3);
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kColumns[2], 2);
+  const Tensor y = matrix(kSize, kColumns[2], 3);
   calls_of(a, b, y);
   const std::string saved = kernels::product_choices();
   EXPECT_THAT(saved, HasSubstr("cublaslt_products"));
-  EXPECT_THAT(saved, HasSubstr("1 x 104 107 104 a f32 ld 104"));
+  EXPECT_THAT(saved, HasSubstr("1 x 104 128 104 a f32 align 16"));
   kernels::use_product_choices(saved);
   const CallCount checks("cublasLtMatmulAlgoCheck");
   EXPECT_EQ(calls_of(a, b, y), 1u);
@@ -614,8 +666,8 @@ TEST_F(TimedCublasLt, ChoicesComeBackWithASavedState) {
 }
 
 TEST_F(TimedCublasLt, AnAlgorithmOfAnotherVersionGivesWayToAProposal) {
-  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 4, 2);
-  const Tensor y = matrix(kSize, kSize + 4, 3);
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kColumns[3], 2);
+  const Tensor y = matrix(kSize, kColumns[3], 3);
   calls_of(a, b, y);
   const std::string saved = kernels::product_choices();
   gpusim::inject("cublasLtMatmulAlgoCheck", 1, CUBLAS_STATUS_NOT_SUPPORTED);
@@ -627,16 +679,16 @@ TEST_F(TimedCublasLt, AnAlgorithmOfAnotherVersionGivesWayToAProposal) {
 }
 
 TEST_F(TimedCublasLt, CandidatesThatRefuseLoseTheTiming) {
-  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 5, 2);
-  const Tensor y = matrix(kSize, kSize + 5, 3);
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kColumns[4], 2);
+  const Tensor y = matrix(kSize, kColumns[4], 3);
   gpusim::inject("cublasLtMatmul", 2, CUBLAS_STATUS_NOT_SUPPORTED);
-  EXPECT_GT(calls_of(a, b, y), 5u);
+  EXPECT_EQ(calls_of(a, b, y), 4 * 3 + 1 - 3u);  // it is not asked again
   expect_close(y, naive(a, b), 1e-5, 1e-5);
 }
 
 TEST_F(TimedCublasLt, NothingIsTimedWithinACapture) {
-  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kSize + 6, 2);
-  const Tensor y = matrix(kSize, kSize + 6, 3);
+  const Tensor a = matrix(kSize, kSize, 1), b = matrix(kSize, kColumns[5], 2);
+  const Tensor y = matrix(kSize, kColumns[5], 3);
   const core::Stream stream = core::Stream::create(kGpu);
   const core::StreamGuard on(stream);
   const auto handle = static_cast<cudaStream_t>(stream.native());

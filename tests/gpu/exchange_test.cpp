@@ -3,14 +3,19 @@
 #include <dlpack/dlpack.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "cairn/core/dlpack.h"
+#include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "gpu/planted_kernels.h"
+#include "gpu/sim/machine.h"
 #include "gpu/sim/simulator.h"
+#include "gpu/vendor_support.h"
 
 namespace cairn::test {
 namespace {
@@ -79,6 +84,72 @@ TEST_P(Exchange, ANewListOfTensorsIsNotWaitedFor) {
   kernels::multi_tensor_scale({x}, {x}, 0.5);
   EXPECT_EQ(gpusim::counters().waits, before);
   EXPECT_EQ(x.to_vector<float>(), std::vector<float>(64, 0.5f));
+}
+
+// The bytes of a table stay in pinned memory until they have been copied.
+TEST_P(Exchange, NewListsInARowHaveTheirOwnTables) {
+  const Tensor x = Tensor::full({64}, 2.0, DType::f32, kGpu);
+  const Tensor y = Tensor::full({64}, 4.0, DType::f32, kGpu);
+  core::Stream::current(kGpu).synchronize();
+  kernels::multi_tensor_scale({x}, {x}, 0.5);
+  kernels::multi_tensor_scale({y}, {y}, 0.5);
+  EXPECT_EQ(x.to_vector<float>(), std::vector<float>(64, 1.0f));
+  EXPECT_EQ(y.to_vector<float>(), std::vector<float>(64, 2.0f));
+}
+
+// Two streams that nothing orders read one list: each has a table of its own.
+TEST_P(Exchange, AListOnTwoStreamsIsNoRace) {
+  const Tensor x = Tensor::full({64}, 2.0, DType::f32, kGpu);
+  core::Stream::current(kGpu).synchronize();
+  const core::Stream streams[] = {core::Stream::create(kGpu), core::Stream::create(kGpu)};
+  for (const core::Stream& stream : streams) {
+    const core::StreamGuard guard(stream);
+    (void)kernels::check_tensors({x.view()});
+  }
+  for (const core::Stream& stream : streams) stream.synchronize();
+}
+
+// Ranks of threads: the memory of one's table is had by waiting for its GPU, and that for another
+// rank, which needs a table first.
+TEST(PointerTables, OfAGpuAreMadeWhileAnotherGpuIsWaitedFor) {
+  gpusim::set_schedule(gpusim::Schedule::late, 3);
+  const Device second{DeviceType::cuda, 1};
+  const Tensor x = Tensor::full({64}, 2.0, DType::f32, kGpu);
+  const Tensor y = Tensor::full({64}, 2.0, DType::f32, second);
+  const core::Stream busy = core::Stream::create(kGpu), fresh = core::Stream::create(kGpu);
+  const core::DeviceGuard device(kGpu);
+  {
+    const core::StreamGuard guard(busy);
+    Tensor::empty({std::int64_t{1} << 20}, DType::f32, kGpu);  // goes back where memory is short
+  }
+  core::Stream::current(kGpu).synchronize();
+
+  std::atomic<bool> other_done = false;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto in_time = [=] { return std::chrono::steady_clock::now() < deadline; };
+  {
+    const gpusim::Call call("busy");
+    gpusim::enqueue(*gpusim::find_stream(busy.native()),
+                    {"busy", [] {}, [&, in_time] { return other_done || !in_time(); }});
+  }
+  const auto frees = [] { return gpusim::counters().calls["cudaFree"]; };
+  const auto frees_before = frees();
+  std::thread other([&] {
+    while (frees() == frees_before && in_time()) std::this_thread::yield();
+    kernels::multi_tensor_scale({y}, {y}, 0.5);
+    other_done = true;
+  });
+  gpusim::inject("cudaMalloc", 1, cudaErrorMemoryAllocation);
+  {
+    const core::StreamGuard guard(fresh);
+    kernels::multi_tensor_scale({x}, {x}, 0.5);
+  }
+  EXPECT_TRUE(other_done && in_time());
+  other.join();
+  gpusim::clear_injected();
+  fresh.synchronize();
+  EXPECT_EQ(x.to_vector<float>(), std::vector<float>(64, 1.0f));
+  EXPECT_EQ(y.to_vector<float>(), std::vector<float>(64, 1.0f));
 }
 
 }  // namespace

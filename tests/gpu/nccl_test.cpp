@@ -586,6 +586,16 @@ TEST_F(SimulatedNcclDeathTest, ASplitAheadOfWhatIsPending) {
       "gpusim: nccl split: ncclCommSplit with 1 operations pending");
 }
 
+TEST_F(SimulatedNcclDeathTest, ALocalThatASplitMayStillWrite) {
+  EXPECT_DEATH(run_two([](Rank& me) {
+                 ncclComm_t child = nullptr;
+                 if (me.rank == 0) ncclCommSplit(me.comm, 0, 0, &child, nullptr);
+                 ncclCommAbort(me.comm);
+                 me.comm = nullptr;
+               }),
+               "gpusim: nccl split: a split that is aborted under way may still write");
+}
+
 TEST_F(SimulatedNcclDeathTest, BeyondTheEnd) {
   expect_report(
       [](Rank& me) {

@@ -109,6 +109,16 @@ TEST_P(Reduce, LongSumsKeepTheirDigits) {
   }
 }
 
+// A GPU's blocks, of two warps here, go on to a second row.
+TEST_P(Reduce, MoreRowsThanBlocks) {
+  const Shape shape{16'390, 260};
+  const Tensor x = Tensor::from(random_values(shape.numel(), 6), shape, DType::f32, GetParam());
+  const Tensor y = Tensor::empty({shape[0], 1}, DType::f32, GetParam());
+  reduce(ReduceOp::sum, x, y);
+  const auto expected = reference(ReduceOp::sum, x.to_vector(), shape, y.shape());
+  expect_close(y, expected.values, 1e-6, 1e-5);
+}
+
 TEST_P(Reduce, AccumulatesIntoWhatIsThere) {
   const Tensor x = Tensor::from(random_values(40 * 30, 3), {40, 30}, DType::f16, GetParam());
   for (unsigned bits : {1u, 2u}) {

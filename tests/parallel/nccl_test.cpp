@@ -458,6 +458,19 @@ TEST(Nccl, NothingIsAppliedWhenARankDiesInsideOfAReduction) {
   }
 }
 
+/// What NCCL may still write then is no local variable: the simulator would end the process.
+TEST(Nccl, ASplitThatOneRankFailsFailsOnAll) {
+  const auto results = start_ranks(2, [](int rank) {
+    ProcessGroup group = ProcessGroup::from_environment(fast_options());
+    const Tensor x = on(gpu(group), Tensor::full({100}, 1.0));
+    group.all_reduce(x, ReduceOp::sum, "connect");
+    group.wait();
+    if (rank == 1) gpusim::inject("ncclCommSplit", 1, kRemoteError);
+    expect_error<CommunicationError>([&] { (void)group.split(0); }, {"split"});
+  });
+  for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
 TEST(Nccl, ADeviceThatDoesNotComeIsNoticedAfterTheTimeout) {
   const auto results = start_ranks(2, [](int rank) {
     ProcessGroup group = ProcessGroup::from_environment(

@@ -23,17 +23,39 @@ struct KeptTable {
   bool captured;  // a graph holds its address
 };
 
-struct KeptTables {
-  std::mutex mutex;
-  std::list<KeptTable> tables;  // the last used first
+class KeptTables {
+ public:
+  /// Null where there is none.
+  std::shared_ptr<core::Storage> find(const Queue& queue, const std::vector<std::byte>& bytes,
+                                      bool capturing) {
+    const std::lock_guard lock(mutex_);
+    for (auto it = tables_.begin(); it != tables_.end(); ++it) {
+      if (it->device == queue.device() && it->stream == queue.stream() && it->bytes == bytes) {
+        tables_.splice(tables_.begin(), tables_, it);
+        it->captured = it->captured || capturing;
+        return it->memory;
+      }
+    }
+    return nullptr;
+  }
 
+  void keep(KeptTable table) {
+    const std::lock_guard lock(mutex_);
+    tables_.push_front(std::move(table));
+    forget();
+  }
+
+ private:
   /// Lets go of the table unused for longest, where there are too many.
   void forget() {
-    if (tables.size() <= kKeptTables) return;
-    const auto last = std::find_if(tables.rbegin(), tables.rend(),
+    if (tables_.size() <= kKeptTables) return;
+    const auto last = std::find_if(tables_.rbegin(), tables_.rend(),
                                    [](const KeptTable& table) { return !table.captured; });
-    if (last != tables.rend()) tables.erase(std::next(last).base());
+    if (last != tables_.rend()) tables_.erase(std::next(last).base());
   }
+
+  std::mutex mutex_;
+  std::list<KeptTable> tables_;  // the last used first
 };
 
 KeptTables& kept_tables(bool capturing) {
@@ -50,24 +72,17 @@ std::shared_ptr<core::Storage> upload(const Queue& queue, const std::vector<std:
   return memory;
 }
 
+/// Uploads without a lock: that may wait for the device, and that for other threads' devices.
 std::shared_ptr<core::Storage> find_or_upload(const Queue& queue, std::vector<std::byte> bytes) {
   const bool capturing = queue.capturing();
   KeptTables& kept = kept_tables(capturing);
-  const std::lock_guard lock(kept.mutex);
-  for (auto it = kept.tables.begin(); it != kept.tables.end(); ++it) {
-    if (it->device == queue.device() && it->stream == queue.stream() && it->bytes == bytes) {
-      kept.tables.splice(kept.tables.begin(), kept.tables, it);
-      it->captured = it->captured || capturing;
-      return it->memory;
-    }
-  }
+  if (auto memory = kept.find(queue, bytes, capturing)) return memory;
   CAIRN_CHECK(
       !capturing, queue.op(),
       "expected a list that ran on this stream before the capture, got a new one (its table "
       "of pointers cannot be uploaded while a graph is captured)");
   auto memory = upload(queue, bytes);
-  kept.tables.push_front({queue.device(), queue.stream(), std::move(bytes), memory, false});
-  kept.forget();
+  kept.keep({queue.device(), queue.stream(), std::move(bytes), memory, false});
   return memory;
 }
 

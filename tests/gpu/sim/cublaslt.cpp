@@ -9,6 +9,7 @@
 #include <cmath>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "gpu/sim/elements.h"
 #include "gpu/sim/machine.h"
@@ -54,8 +55,9 @@ struct Library {
   Objects<Layout> layouts{"matrix layout"};
   Objects<Operation> operations{"matmul descriptor"};
   Objects<Preference> preferences{"matmul preference"};
-  std::map<std::uint64_t, std::string> problems;    // that algorithms were chosen for, by digest
-  std::set<std::pair<std::uint64_t, int>> checked;  // problems whose algorithms a device has taken
+  std::map<std::uint64_t, std::string> problems;  // that algorithms were chosen for, by digest
+  // What cublasLtMatmulAlgoCheck has taken: an algorithm's problem, another one, and the device.
+  std::set<std::tuple<std::uint64_t, std::uint64_t, int>> checked;
 };
 
 Library& library() {
@@ -237,14 +239,19 @@ void describe(std::string& text, const char* name, const Layout& layout) {
   }
 }
 
+/// What an algorithm of another size has to have in common.
+std::string describe_kind(const Problem& problem) {
+  const Operation& op = problem.operation;
+  return "compute " + std::to_string(op.compute) + ", scale " + std::to_string(op.scale) +
+         ", transposes " + std::to_string(op.transposes[0]) + std::to_string(op.transposes[1]) +
+         ", epilogue " + std::to_string(op.epilogue) + ", bias type " +
+         std::to_string(op.bias_type) + ", types " + std::to_string(problem.a.type) + " " +
+         std::to_string(problem.b.type) + " " + std::to_string(problem.d.type);
+}
+
 /// All that an algorithm is chosen for, pointers aside.
 std::string describe(const Problem& problem) {
-  const Operation& op = problem.operation;
-  std::string text = "compute " + std::to_string(op.compute) + ", scale " +
-                     std::to_string(op.scale) + ", transposes " + std::to_string(op.transposes[0]) +
-                     std::to_string(op.transposes[1]) + ", epilogue " +
-                     std::to_string(op.epilogue) + ", bias type " + std::to_string(op.bias_type) +
-                     "; type/rows/columns/ld/batch/stride:";
+  std::string text = describe_kind(problem) + "; type/rows/columns/ld/batch/stride:";
   describe(text, "A", problem.a);
   describe(text, "B", problem.b);
   describe(text, "C", problem.c);
@@ -253,11 +260,14 @@ std::string describe(const Problem& problem) {
 }
 
 /// The same in every process: algorithms may be kept in files.
-std::uint64_t digest(const Problem& problem) {
+std::uint64_t digest(const std::string& text) {
   std::uint64_t sum = 14695981039346656037u;  // FNV-1a
-  for (const char byte : describe(problem))
-    sum = (sum ^ static_cast<unsigned char>(byte)) * 1099511628211u;
+  for (const char byte : text) sum = (sum ^ static_cast<unsigned char>(byte)) * 1099511628211u;
   return sum;
+}
+
+std::uint64_t digest(const Problem& problem) {
+  return digest(describe(problem));
 }
 
 bool fits(const Layout& layout) {
@@ -327,7 +337,7 @@ cublasStatus_t check(const Problem& p) {
 /// What lies in a cublasLtMatmulAlgo_t; it may be copied and kept.
 struct Algorithm {
   std::uint64_t made_here = 0;
-  std::uint64_t problem = 0;  // the digest of its description
+  std::uint64_t problem = 0, kind = 0;  // digests of their descriptions
   std::uint64_t workspace = 0;
   std::uint32_t alignments[5] = {};  // of A, B, C, D and the bias
   std::int32_t device = 0;
@@ -344,6 +354,11 @@ std::vector<std::uint64_t> workspaces(const Problem& p) {
   return {0, some, 2 * some};
 }
 
+/// What takes more workspace is faster.
+double milliseconds(const Algorithm& algorithm) {
+  return 1.0 / (1.0 + static_cast<double>(algorithm.workspace) / 65536);
+}
+
 cublasLtMatmulHeuristicResult_t result_of(const Algorithm& algorithm) {
   cublasLtMatmulHeuristicResult_t result{};
   std::memcpy(&result.algo, &algorithm, sizeof(algorithm));
@@ -358,6 +373,7 @@ int choose(const Problem& problem, const Preference& preference, int device, int
   Algorithm algorithm;
   algorithm.made_here = kMadeHere;
   algorithm.problem = digest(problem);
+  algorithm.kind = digest(describe_kind(problem));
   library().problems[algorithm.problem] = describe(problem);
   std::copy(std::begin(preference.alignments), std::end(preference.alignments),
             algorithm.alignments);
@@ -384,15 +400,27 @@ void check_algorithm(const Call& call, const Algorithm& algorithm, const Problem
   const std::string name = call.name();
   if (algorithm.made_here != kMadeHere)
     report(kContract, name + ": expected an algorithm from the heuristic, got other bytes");
-  if (algorithm.device != device && !library().checked.contains({algorithm.problem, device})) {
+  const std::uint64_t wanted = digest(problem);
+  if (library().checked.contains({algorithm.problem, wanted, device})) return;
+  if (algorithm.device != device) {
     report(kContract, name + ": expected an algorithm chosen for device " + std::to_string(device) +
                           ", or that cublasLtMatmulAlgoCheck takes there, got one for " +
                           std::to_string(algorithm.device));
   }
-  if (algorithm.problem != digest(problem)) {
+  if (algorithm.problem != wanted) {
     report(kContract, name + ": expected the algorithm for what it was chosen for (" +
                           library().problems[algorithm.problem] + "), got " + describe(problem));
   }
+}
+
+/// Of all rows and matrices of a batch behind an aligned address.
+std::uint64_t alignment_within(const Layout& layout) {
+  const std::size_t bytes = size_of(*element_of(layout.type));
+  const std::uint64_t stride =
+      layout.batch > 1 ? static_cast<std::uint64_t>(layout.batch_stride) * bytes : 0;
+  const std::uint64_t ld = layout.columns > 1 ? static_cast<std::uint64_t>(layout.ld) * bytes : 0;
+  const std::uint64_t bits = ld | stride | 256;
+  return bits & (~bits + 1);
 }
 
 void check_alignments(const Call& call, const Algorithm& algorithm, const Problem& problem,
@@ -405,6 +433,14 @@ void check_alignments(const Call& call, const Algorithm& algorithm, const Proble
                           std::to_string(algorithm.alignments[i]) +
                           " bytes, as it was when the algorithm was chosen, got " +
                           std::to_string(alignment_of(data[i])));
+  }
+  const Layout* const layouts[] = {&problem.a, &problem.b, &problem.c, &problem.d};
+  for (int i = 0; i < 4; ++i) {
+    if (alignment_within(*layouts[i]) >= algorithm.alignments[i]) continue;
+    report(kContract, std::string(call.name()) + ": expected rows and matrices of " + names[i] +
+                          " aligned to the " + std::to_string(algorithm.alignments[i]) +
+                          " bytes that the preference promised, got a leading dimension or batch " +
+                          "stride of " + std::to_string(alignment_within(*layouts[i])));
   }
 }
 
@@ -696,9 +732,11 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
   if (const cublasStatus_t status = check(problem); status != CUBLAS_STATUS_SUCCESS) return status;
   Algorithm algorithm;
   std::memcpy(static_cast<void*>(&algorithm), algo, sizeof(algorithm));
-  const bool known = algorithm.made_here == kMadeHere && algorithm.problem == digest(problem);
+  const bool known =
+      algorithm.made_here == kMadeHere && algorithm.kind == digest(describe_kind(problem));
   if (!known) return CUBLAS_STATUS_INVALID_VALUE;
-  all.checked.insert({algorithm.problem, all.handles.at(handle, call).device});
+  const int device = all.handles.at(handle, call).device;
+  all.checked.insert({algorithm.problem, digest(problem), device});
   *result = result_of(algorithm);
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -738,11 +776,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     check_workspace(kContract, call, workspace, workspace_bytes, kWorkspaceAlignment);
   const double scales[] = {scalar_at(alpha, problem.wide(), kContract, call),
                            scalar_at(beta, problem.wide(), kContract, call)};
-  enqueue_kernel(call, *queue, [=] {
+  const auto multiply = [=] {
     scribble(workspace, algorithm.workspace);
     for (int i = 0; i < problem.d.batch; ++i)
       multiply_one(problem, pointers, scales[0], scales[1], i);
-  });
+  };
+  enqueue_kernel(call, *queue, multiply, milliseconds(algorithm));
   return CUBLAS_STATUS_SUCCESS;
 }
 

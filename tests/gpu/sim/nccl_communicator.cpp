@@ -1,5 +1,7 @@
 #include "gpu/sim/nccl_communicator.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -71,6 +73,17 @@ void check_independent(const Part& a, const Part& b) {
   }
   report("nccl group", describe(a.what) + " and " + describe(b.what) +
                            " of one group use the same memory, and nothing orders the two");
+}
+
+/// Of the calling thread.
+bool lies_on_stack(const void* data) {
+  pthread_attr_t attributes;
+  void* stack = nullptr;
+  std::size_t bytes = 0;
+  pthread_getattr_np(pthread_self(), &attributes);
+  pthread_attr_getstack(&attributes, &stack, &bytes);
+  pthread_attr_destroy(&attributes);
+  return data >= stack && data < static_cast<char*>(stack) + bytes;
 }
 
 // What an aborted operation leaves: the first half as it was, the second half numbers that look
@@ -208,6 +221,11 @@ ncclResult_t Communicator::finalize() {
 }
 
 void Communicator::abort() {
+  if (split_.under_way && split_.is_local) {
+    report("nccl split",
+           "a split that is aborted under way may still write the new communicator, which is a "
+           "local variable of its caller");
+  }
   aborted_ = true;
   deferred_.clear();
   end();
@@ -221,7 +239,7 @@ void Communicator::end() {
 // ---- Splitting
 
 ncclResult_t Communicator::split(int color, int key, ncclComm_t* child, bool blocking) {
-  split_ = {splits_++, color, key, child, blocking, true};
+  split_ = {splits_++, color, key, child, blocking, true, lies_on_stack(child)};
   *child = nullptr;
   std::ostringstream text;
   text << color << " " << key;

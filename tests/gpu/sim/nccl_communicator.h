@@ -97,6 +97,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     ncclComm_t* child = nullptr;
     bool blocking = true;
     bool under_way = false;
+    bool is_local = false;  // child
   };
 
   bool in_progress() const;

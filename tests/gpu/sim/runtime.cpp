@@ -484,12 +484,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
 
 // ---- Events ----
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   const Call call("cudaEventCreateWithFlags");
   if (const cudaError_t code = enter(call)) return code;
   touch_context(device_now);
   auto* const made = new Event{};
   made->device = device_now;
+  made->timed = (flags & cudaEventDisableTiming) == 0;
   events().insert(made);
   *event = reinterpret_cast<cudaEvent_t>(made);
   return cudaSuccess;
@@ -514,6 +515,19 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
     return answer(cudaErrorInvalidResourceHandle);
   }
   machine().record(*event, *stream);
+  return cudaSuccess;
+}
+
+// Of one stream's work; what it waits for takes no time.
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  const Call call("cudaEventElapsedTime");
+  if (const cudaError_t code = enter(call)) return code;
+  const Event *const start = find_event(from), *const end = find_event(to);
+  const bool timed = start != nullptr && end != nullptr && start->timed && end->timed &&
+                     start->recorded && end->recorded && start->stream == end->stream;
+  if (!timed) return answer(cudaErrorInvalidResourceHandle);
+  if (!machine().done(*start) || !machine().done(*end)) return answer(cudaErrorNotReady);
+  *milliseconds = static_cast<float>(end->milliseconds - start->milliseconds);
   return cudaSuccess;
 }
 

@@ -89,6 +89,7 @@ void Machine::queue(Stream& stream, Work work) {
   }
   start_background();
   stream.clock.learn(host_);
+  stream.milliseconds += work.milliseconds;
   const Point point{stream.id, ++stream.queued};
   if (trace) trace->push_back({work.name, point, stream.clock});
   stream.queue.push_back({std::move(work), point, stream.clock, {}, Time::now()});
@@ -102,6 +103,7 @@ void Machine::record(Event& event, Stream& stream) {
   event.capture = stream.capture;
   event.point = {stream.id, stream.queued};
   event.clock = stream.clock;
+  event.milliseconds = stream.milliseconds;
 }
 
 // An empty work of the waiting stream that runs after the event's.

@@ -40,16 +40,18 @@ struct Stream {
   std::deque<Queued> queue;
   std::uint32_t queued = 0, done = 0;  // numbers of the last work
   Clock clock;                         // after the last queued
+  double milliseconds = 0;             // of all its work
   Graph* capture = nullptr;
 };
 
 /// A point in a stream; or, while its stream is captured, in a graph.
 struct Event {
   int device = 0;
-  bool recorded = false;
+  bool timed = false, recorded = false;
   Stream* stream = nullptr;
   Point point;
   Clock clock;
+  double milliseconds = 0;  // of its stream until then
   Graph* capture = nullptr;
 };
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -26,7 +26,7 @@ constexpr std::size_t kKeptShapes = 4096;
 constexpr int kMostAlgorithms = 8;
 constexpr double kWorthTiming = 1 << 20;  // multiplications; below, a launch is all there is
 constexpr double kWorthLeaving = 0.97;    // of the first proposal's time: less is as likely noise
-constexpr int kRounds = 3, kRunsARound = 4;
+constexpr int kRounds = 4;                // the first loads kernels and does not count
 
 Algorithms proposed(const Queue& queue, const GemmShape& shape, const Problem& problem) {
   cublasLtMatmulPreference_t made = nullptr;
@@ -70,49 +70,68 @@ std::size_t extent(const GemmShape& shape) {
   return static_cast<std::size_t>(elements) * core::size_of(y.dtype);
 }
 
-/// Seconds of some runs of an algorithm; infinite where it refuses.
-class Stopwatch {
+/// Points in the queue's stream, and the device's time between them.
+class Marks {
  public:
-  Stopwatch(const Queue& queue, const GemmShape& shape, const Problem& problem)
-      : queue_(queue), problem_(problem), y_(problem.pointers.y) {
-    if (!shape.accumulate) return;  // y is written anew after the timing
-    scratch_ = queue.workspace(extent(shape));
-    y_ = scratch_->data();
-  }
-
-  double seconds(const Algorithm& algorithm) const {
-    wait();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kRunsARound; ++i) {
-      const cublasStatus_t status = problem_.run(queue_, algorithm, y_);
-      if (status == CUBLAS_STATUS_NOT_SUPPORTED) return std::numeric_limits<double>::infinity();
-      check_cublaslt(status, queue_, "cublasLtMatmul");
+  Marks(const Queue& queue, std::size_t count) : queue_(queue) {
+    for (std::size_t i = 0; i < count; ++i) {
+      cudaEvent_t event = nullptr;
+      check_cuda(cudaEventCreateWithFlags(&event, cudaEventDefault), queue.op(),
+                 "cudaEventCreateWithFlags");
+      events_.push_back(event);
     }
-    wait();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  ~Marks() {
+    for (const cudaEvent_t event : events_) (void)cudaEventDestroy(event);
+  }
+  Marks(const Marks&) = delete;
+  Marks& operator=(const Marks&) = delete;
+
+  void set(std::size_t i) const {
+    check_cuda(cudaEventRecord(events_[i], static_cast<cudaStream_t>(queue_.stream())), queue_.op(),
+               "cudaEventRecord");
+  }
+  void wait_for_last() const {
+    check_cuda(cudaEventSynchronize(events_.back()), queue_.op(), "cudaEventSynchronize");
+  }
+  float time_before(std::size_t i) const {
+    float milliseconds = 0.0f;
+    check_cuda(cudaEventElapsedTime(&milliseconds, events_[i - 1], events_[i]), queue_.op(),
+               "cudaEventElapsedTime");
+    return milliseconds;
   }
 
  private:
-  void wait() const {
-    check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(queue_.stream())), queue_.op(),
-               "cudaStreamSynchronize");
-  }
-
   const Queue& queue_;
-  const Problem& problem_;
-  void* y_;
-  std::shared_ptr<core::Storage> scratch_;
+  std::vector<cudaEvent_t> events_;
 };
 
-/// In turn, so that what else the GPU does falls on all; the best of each counts.
+/// In turn, so that what else the GPU does falls on all; the best of each counts. The host waits
+/// once.
 std::size_t fastest(const Queue& queue, const GemmShape& shape, const Problem& problem,
                     const Algorithms& candidates) {
-  const Stopwatch watch(queue, shape, problem);
-  for (const Algorithm& candidate : candidates) watch.seconds(candidate);  // loads its kernel
-  std::vector<double> best(candidates.size(), std::numeric_limits<double>::infinity());
-  for (int round = 0; round < kRounds; ++round) {
-    for (std::size_t i = 0; i < best.size(); ++i)
-      best[i] = std::min(best[i], watch.seconds(candidates[i]));
+  std::shared_ptr<core::Storage> scratch;
+  if (shape.accumulate)
+    scratch = queue.workspace(extent(shape));  // else y is written anew after it
+  void* const y = scratch ? scratch->data() : problem.pointers.y;
+  const std::size_t count = candidates.size();
+  std::vector<bool> refused(count, false);
+  const Marks marks(queue, kRounds * count + 1);
+  marks.set(0);
+  for (std::size_t run = 0; run < kRounds * count; ++run) {
+    const std::size_t i = run % count;
+    if (!refused[i]) {
+      const cublasStatus_t status = problem.run(queue, candidates[i], y);
+      refused[i] = status == CUBLAS_STATUS_NOT_SUPPORTED;
+      if (!refused[i]) check_cublaslt(status, queue, "cublasLtMatmul");
+    }
+    marks.set(run + 1);
+  }
+  marks.wait_for_last();
+  std::vector<float> best(count, std::numeric_limits<float>::infinity());
+  for (std::size_t run = count; run < kRounds * count; ++run) {
+    const std::size_t i = run % count;
+    if (!refused[i]) best[i] = std::min(best[i], marks.time_before(run + 1));
   }
   const auto least = std::min_element(best.begin(), best.end());
   return *least < kWorthLeaving * best[0] ? static_cast<std::size_t>(least - best.begin()) : 0;
@@ -130,14 +149,23 @@ Choices& choices(const Queue& queue) {
 }
 
 void describe(std::ostream& text, const char* name, const GemmMatrix& m) {
-  text << " " << name << " " << core::name(m.dtype) << (m.transposed ? " T" : "") << " ld " << m.ld
-       << " stride " << m.batch_stride << " align " << m.alignment;
+  text << " " << name << " " << core::name(m.dtype) << (m.transposed ? " T" : "") << " align "
+       << m.alignment;
 }
 
-/// All of a shape but the device's number.
+/// Sizes of one class are within an eighth of each other, eight classes to a doubling.
+std::int64_t class_of(std::int64_t size) {
+  const auto n = static_cast<std::uint64_t>(std::max<std::int64_t>(size, 1));
+  const std::uint64_t step = std::max<std::uint64_t>(std::bit_floor(n - 1) / 8, 1);
+  return static_cast<std::int64_t>((n + step - 1) / step * step);
+}
+
+/// What products have in common that one timing serves: lengths that change from step to step are
+/// of a few classes.
 std::string name_of(const GemmShape& shape) {
   std::ostringstream text;
-  text << shape.batch << " x " << shape.m << " " << shape.n << " " << shape.k;
+  text << class_of(shape.batch) << " x " << class_of(shape.m) << " " << class_of(shape.n) << " "
+       << class_of(shape.k);
   describe(text, "a", shape.a);
   describe(text, "b", shape.b);
   describe(text, "y", shape.y);
@@ -148,8 +176,8 @@ std::string name_of(const GemmShape& shape) {
 
 constexpr char kDigits[] = "0123456789abcdef";
 
-/// An algorithm may be copied as its bytes and used again by the same version (cuBLASLt's manual,
-/// cublasLtMatmulAlgo_t).
+/// An algorithm may be copied as its bytes and used again by the same version, for whatever
+/// cublasLtMatmulAlgoCheck takes it (cuBLASLt's manual, cublasLtMatmulAlgo_t).
 std::string as_text(const cublasLtMatmulAlgo_t& algorithm) {
   std::array<unsigned char, sizeof(algorithm)> bytes{};
   std::memcpy(bytes.data(), &algorithm, bytes.size());
@@ -195,9 +223,9 @@ Algorithms timed(const Queue& queue, const GemmShape& shape, const Problem& prob
     candidates.insert(candidates.begin(), *chosen);
   } else {
     log::warn(
-        "cuBLASLt, {}: the algorithm chosen before is none of this version's; takes its first "
-        "proposal, which may round otherwise",
-        work);
+        "cuBLASLt, {}: the algorithm chosen before is none for this product ([{}, {}, {}]) in this "
+        "version; takes its first proposal, which may round otherwise",
+        work, shape.m, shape.n, shape.k);
   }
   return candidates;
 }

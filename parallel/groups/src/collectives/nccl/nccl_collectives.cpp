@@ -194,6 +194,7 @@ class NcclCollectives : public Collectives {
   std::optional<PairMessage> message_;
   std::mutex mutex_;  // all that follows: the watchdog's thread checks and aborts
   ncclComm_t communicator_ = nullptr;
+  ncclComm_t part_ = nullptr;  // of a split: NCCL may write it until the communicator ends
   std::deque<InFlight> in_flight_;
   std::vector<InFlight> spare_;  // their events are used again
   std::atomic<bool> aborted_ = false;
@@ -277,16 +278,16 @@ std::unique_ptr<Collectives> NcclCollectives::split([[maybe_unused]] int color,
   wait();
   const core::DeviceGuard guard(device_);
   ncclConfig_t config = nonblocking();
-  ncclComm_t part = nullptr;
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard lock(mutex_);
     throw_if_aborted("a split");
-    result =
-        ncclCommSplit(communicator_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, place, &part, &config);
+    result = ncclCommSplit(communicator_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, place, &part_,
+                           &config);
   }
   finish("a split", result);
-  if (color >= 0) return std::make_unique<NcclCollectives>(*this, place, part);
+  if (color >= 0)
+    return std::make_unique<NcclCollectives>(*this, place, std::exchange(part_, nullptr));
 #endif
   return nullptr;
 }
@@ -305,6 +306,7 @@ void NcclCollectives::abort() noexcept {
   }
   ncclCommAbort(communicator_);
   communicator_ = nullptr;
+  if (part_ != nullptr) ncclCommAbort(std::exchange(part_, nullptr));
 }
 
 /// Waits for collectives that are under way, here and on the other ranks: to end a communicator
