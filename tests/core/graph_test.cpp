@@ -194,6 +194,19 @@ TEST_F(GraphsOnCuda, ReplaysDrawWhatTheWorkWould) {
   expect_all(x, 1);
 }
 
+TEST_F(GraphsOnCuda, ReplaysOnTwoStreamsFollowEachOther) {
+  const Tensor from = numbers(1), to = numbers(0);
+  Graph graph(device);
+  const auto work = [&] { copy_bytes(from, to); };
+  graph.warm_up(work);
+  graph.capture(work);
+  Stream::current(device).synchronize();
+  const Stream streams[] = {Stream::create(device), Stream::create(device)};
+  for (const Stream& stream : streams) stream.submit([&] { graph.replay(); });
+  for (const Stream& stream : streams) stream.synchronize();
+  expect_all(to, 1);
+}
+
 // The host writes the seed of the second while the device has not read that of the first.
 TEST_F(GraphsOnCuda, ReplaysInARowHaveASeedEach) {
   manual_seed(5);

@@ -527,6 +527,19 @@ TEST_F(CublasLt, MatmulTakesABiasOfAnyAlignment) {
   }
 }
 
+/// Only the distance of the matrices is no multiple of 16 bytes.
+TEST_F(CublasLt, MatmulTakesBatchesAtAnyDistance) {
+  const Tensor all = random_tensor({65 + 64}, DType::f32, kGpu, 1);
+  const TensorView a(all.raw_data(), {2, 8, 8}, {65, 8, 1}, DType::f32, kGpu);
+  const Tensor b = random_tensor({2, 8, 8}, DType::f32, kGpu, 2);
+  const Tensor y = Tensor::empty({2, 8, 8}, DType::f32, kGpu);
+  kernels::matmul(a, b.view(), y.view());
+  for (std::int64_t i = 0; i < 2; ++i) {
+    const Tensor one = y.alias(y.view().select(0, i));
+    expect_close(one, naive(all.alias(a.select(0, i)), b.alias(b.view().select(0, i))), 1e-6, 1e-6);
+  }
+}
+
 TEST_F(CublasLt, AttentionOverSlicesIsOneProductForAHeadOrASequence) {
   const std::int64_t T = 5, D = 4;
   for (const auto& [B, H] : {std::pair<std::int64_t, std::int64_t>{6, 2}, {2, 6}}) {

@@ -950,6 +950,16 @@ TEST_F(Cudnn, ConvolutionsIntoSlicesOfAnyAlignment) {
   EXPECT_EQ(all.to_vector<float>().back(), 7.0f);
 }
 
+TEST_F(Cudnn, ConvolutionsIntoChannelsLastSlicesOfAnyAlignment) {
+  const Images images;
+  const Tensor all = Tensor::full({images.dy.numel() + 1}, 7.0, DType::f32, kGpu);
+  const Shape shape{2, 6, 6, 5};
+  const TensorView y(static_cast<float*>(all.raw_data()) + 1, shape,
+                     core::channels_last_strides(shape), DType::f32, kGpu);
+  kernels::conv2d(images.x.view(), images.weight.view(), {}, y, images.options);
+  expect_close(all.alias(y), images.on({}).y, 1e-5, 1e-5);
+}
+
 TEST_F(Cudnn, ImagesPastTheLimitAreRefused) {
   const Tensor pixel = Tensor::full({1, 1, 1, 1}, 1.0, DType::f16, kGpu);
   const TensorView x = pixel.view().expand({1, 1, 65536, 32768});

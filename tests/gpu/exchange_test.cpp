@@ -122,6 +122,13 @@ TEST(PointerTables, OfAGpuAreMadeWhileAnotherGpuIsWaitedFor) {
     const core::StreamGuard guard(busy);
     Tensor::empty({std::int64_t{1} << 20}, DType::f32, kGpu);  // goes back where memory is short
   }
+  const auto of_fresh = [&](std::int64_t bytes) {
+    const core::StreamGuard guard(fresh);
+    return Tensor::empty({bytes}, DType::u8, kGpu);
+  };
+  // There is room for what the pass finds, in a segment or without, and none for the table.
+  const Tensor segment = of_fresh((std::int64_t{2} << 20) - 512);
+  of_fresh(24);
   core::Stream::current(kGpu).synchronize();
 
   std::atomic<bool> other_done = false;
