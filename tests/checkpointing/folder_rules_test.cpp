@@ -139,6 +139,36 @@ TEST(Keep, ASaveThatFailsRemovesWhatIsTooMany) {
   EXPECT_THAT(steps_in(dir.string()), ElementsAre(3));
 }
 
+// Killed between giving a checkpoint its name and removing the oldest, a run left no room for the
+// next one to begin.
+TEST(Keep, AFullDiskIsMadeRoomOnBeforeTheFirstStep) {
+  struct SmallDisk : SystemCalls {
+    std::string folder;
+    std::size_t most = 3;
+    ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
+      if (steps_in(folder).size() < most) {
+        return SystemCalls::write(file, data, bytes, offset);
+      }
+      errno = ENOSPC;
+      return -1;
+    }
+  } disk;
+  const TemporaryFolder dir;
+  SmallState small;
+  TrainingState killed({{"small", small}}, {}, {.keep = 9});
+  for (int step = 1; step <= 3; ++step) killed.save(dir.string(), step);
+  flip_last_bit_of(dir / "step-00000003");
+  disk.folder = dir.string();
+  const SystemCallsGuard guard(disk);
+  const auto resume = [&](int keep) {
+    return TrainingState({{"small", small}}, {}, {.keep = keep}).resume_latest(dir.string());
+  };
+  EXPECT_THROW(resume(2), IoError);  // none of them is needless: one is damaged
+  EXPECT_THAT(steps_in(dir.string()), ElementsAre(1, 2, 3));
+  EXPECT_EQ(resume(1)->step, 2);
+  EXPECT_THAT(steps_in(dir.string()), ElementsAre(2, 3));
+}
+
 TEST(Folder, ManifestNamesTheLibraries) {
   const TemporaryFolder dir;
   SmallState small;

@@ -177,6 +177,31 @@ TEST(Manifest, IsKnownInAnyLayout) {
   }
 }
 
+// Written without a tree of JSON, for its time: byte for byte what such a tree gives.
+TEST(Manifest, IsTheTextOfItsJson) {
+  const TemporaryFolder dir;
+  struct Names : SmallState {
+    StateDict state_dict() const override {
+      StateDict state, empty;
+      state.set("quo\"te\\ {[,:]}", Tensor::full({2, 3}, 1.0));
+      state.set("\xc3\xa9t\xc3\xa9", Tensor::zeros({}));
+      state.set("none", Tensor::zeros({0}));
+      state.set("number", 0.5);
+      state.set("integer", std::int64_t{-3});
+      state.set("text", std::string("tab\t \"{\n\\"));
+      state.set("dictionary", empty);
+      return state;
+    }
+  } names;
+  TrainingState state({{"names", names}}, {}, {.keep = 2});
+  for (const int step : {7, 8}) {  // nothing is continued, and something
+    const std::string file = state.save(dir.string(), step, 0.25) + "/manifest.json";
+    const std::string text = read_bytes(file);
+    EXPECT_EQ(text, signed_text(Json::parse(text)) + "\n");
+    EXPECT_THAT(find_damage(file.substr(0, file.rfind('/'))), IsEmpty());
+  }
+}
+
 // A flipped bit among the entries, which are passed over, is seen all the same.
 TEST(Manifest, DamageIsSeenWithoutTheEntries) {
   const TemporaryFolder dir;

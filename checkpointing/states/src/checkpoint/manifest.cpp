@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <set>
+#include <string_view>
 
 #include "cairn/core/error.h"
 #include "cairn/core/version.h"
@@ -27,7 +28,6 @@ constexpr const char* kFormat = "cairn-training-state";
 // that they may pass over (metric, libraries, header) keeps the number.
 constexpr int kVersion = 3, kVersionWithoutShards = 2;
 constexpr std::uint64_t kLargestManifest = 1'000'000'000;  // bytes
-constexpr int kCompact = -1, kIndented = 1;                // nlohmann's indents
 
 // "<what was expected>, got <what is there>", safe to show on a terminal; the file's name follows
 // in parsing().
@@ -55,44 +55,40 @@ std::uint64_t parse_hex(const std::string& text) {
   return value;
 }
 
-std::vector<std::int64_t> sizes_of(const Shape& shape) {
-  return {shape.begin(), shape.end()};
+std::string quoted(const std::string& text) {
+  return json_string(text, "save");
 }
 
-Json json_of(const CheckpointEntry& entry) {
-  Json json = {{"name", entry.name}, {"kind", name(entry.kind)}};
-  switch (entry.kind) {
-    case EntryKind::tensor:
-      json["dtype"] = core::name(entry.dtype);
-      json["shape"] = sizes_of(entry.shape);
-      if (entry.shard)
-        json["shard"] = {{"whole", sizes_of(entry.shard->whole)}, {"begin", entry.shard->begin}};
-      [[fallthrough]];
-    case EntryKind::number:
-    case EntryKind::integer:
-      json["xxh3"] = hex(entry.checksum);
-      break;
-    case EntryKind::text:
-      json["text"] = entry.text;
-      break;
-    case EntryKind::dictionary:
-      break;
+// Compact JSON, as nlohmann's dump() would write it of a tree that takes ten times as long to make.
+void append_to(std::string& text, const CheckpointEntry& entry) {
+  text += R"({"name":)" + quoted(entry.name) + R"(,"kind":")" + name(entry.kind) + '"';
+  if (entry.kind == EntryKind::tensor) {
+    text.append(R"(,"dtype":")").append(core::name(entry.dtype));
+    text += R"(","shape":)" + json_sizes(entry.shape);
   }
-  return json;
+  if (entry.shard) {
+    text += R"(,"shard":{"whole":)" + json_sizes(entry.shard->whole) + R"(,"begin":)" +
+            std::to_string(entry.shard->begin) + '}';
+  }
+  if (entry.in_file()) text += R"(,"xxh3":")" + hex(entry.checksum) + '"';
+  if (entry.kind == EntryKind::text) text += R"(,"text":)" + quoted(entry.text);
+  text += '}';
 }
 
-Json json_of(const ManifestFile& file) {
-  Json entries = Json::array();
-  for (const CheckpointEntry& entry : file.entries) entries.push_back(json_of(entry));
-  Json json = {{"name", file.name}, {"bytes", file.bytes}};
-  if (file.header) json["header"] = hex(*file.header);
-  json["entries"] = std::move(entries);
-  return json;
+void append_to(std::string& text, const ManifestFile& file) {
+  text += R"({"name":)" + quoted(file.name) + R"(,"bytes":)" + std::to_string(file.bytes);
+  if (file.header) text += R"(,"header":")" + hex(*file.header) + '"';
+  text += R"(,"entries":[)";
+  for (std::size_t i = 0; i < file.entries.size(); ++i) {
+    if (i > 0) text += ',';
+    append_to(text, file.entries[i]);
+  }
+  text += "]}";
 }
 
-std::string dump(const Json& json, int indent) {
+std::string dump(const Json& json) {
   try {
-    return json.dump(indent);
+    return json.dump();
   } catch (const Json::exception& e) {
     core::fail("save", "expected names and text in UTF-8: ", e.what());
   }
@@ -174,19 +170,22 @@ void check_size(const CheckpointEntry& entry, std::uint64_t& left) {
   left -= bytes;
 }
 
+[[noreturn]] void fail_names(const ManifestFile& file, std::string_view name) {
+  fail_field("distinct names of entries in ", file.name, ", got '", printable(name), "'");
+}
+
 ManifestFile file_of(const Json& json) {
   ManifestFile file;
   file.name = json.at("name").get<std::string>();
   file.bytes = static_cast<std::uint64_t>(integer_of(json, "bytes", 0));
   if (json.contains("header")) file.header = parse_hex(json.at("header").get<std::string>());
   std::uint64_t left = file.bytes;
-  std::set<std::string> names;
-  for (const Json& item : list_of(json, "entries")) {
+  const Json& entries = list_of(json, "entries");
+  file.entries.reserve(entries.size());
+  for (const Json& item : entries) {
     CheckpointEntry entry = entry_of(item, file.name);
     const bool of_a_rank = file.name == kStateFile && entry.name.starts_with(kRankPrefix);
-    if (!usable_name(entry.name) || of_a_rank || !names.insert(entry.name).second) {
-      fail_field("distinct names of entries in ", file.name, ", got '", printable(entry.name), "'");
-    }
+    if (!usable_name(entry.name) || of_a_rank) fail_names(file, entry.name);
     const bool named_shard = file.name != kStateFile && entry.name.starts_with(kShardPrefix);
     if (entry.shard.has_value() != named_shard) {
       fail_field("shards, and nothing else, in a rank's file under ", kShardPrefix, ", got '",
@@ -195,6 +194,10 @@ ManifestFile file_of(const Json& json) {
     check_size(entry, left);
     file.entries.push_back(std::move(entry));
   }
+  std::vector<std::string_view> names;
+  for (const CheckpointEntry& entry : file.entries) names.emplace_back(entry.name);
+  const std::string_view twice = repeated_name(std::move(names));
+  if (!twice.empty()) fail_names(file, twice);
   return file;
 }
 
@@ -320,11 +323,51 @@ void read_head(const Json& json, const std::string& path, Manifest& manifest) {
   });
 }
 
+// One past the end of the string that begins at `at`.
+std::size_t end_of_string(const std::string& text, std::size_t at) {
+  while (++at < text.size() && text[at] != '"') at += text[at] == '\\' ? 1 : 0;
+  return std::min(at + 1, text.size());
+}
+
+// Outside of strings.
+std::string without_spaces(const std::string& text) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    const std::size_t end = c == '"' ? end_of_string(text, i) : i + 1;
+    if (c != ' ' && c != '\n' && c != '\r' && c != '\t') out.append(text, i, end - i);
+    i = end;
+  }
+  return out;
+}
+
+// The text of a manifest that is as manifest_text writes it, white space aside, without the
+// checksum at its end, and that.
+struct OwnText {
+  std::string body;
+  std::uint64_t checksum = 0;
+};
+
+// Of other manifests, and of damaged ones, nothing.
+std::optional<OwnText> own_text(const std::string& text) {
+  OwnText own{without_spaces(text)};
+  const std::size_t end = own.body.rfind(R"(,"checksum":)");
+  if (end == std::string::npos) return {};
+  const std::string last = own.body.substr(end);
+  own.body.resize(end);
+  own.body += '}';
+  own.checksum = checksum(own.body.data(), own.body.size());
+  if (last != core::str(R"(,"checksum":")", hex(own.checksum), R"("})")) return {};
+  return own;
+}
+
 // Takes it out: it is that of all the rest.
-std::uint64_t check_checksum(Json& json, const std::string& path) {
+std::uint64_t check_checksum(Json& json, const std::string& text, const std::string& path) {
+  if (const std::optional<OwnText> own = own_text(text)) return own->checksum;
   const std::string stored = json.value("checksum", "");
   json.erase("checksum");
-  const std::string body = dump(json, kCompact);
+  const std::string body = dump(json);
   const std::uint64_t actual = checksum(body.data(), body.size());
   if (stored != hex(actual)) {
     core::fail<core::DataError>("manifest", "expected the checksum ", printable(stored), " of '",
@@ -353,19 +396,24 @@ ManifestText manifest_text(const Manifest& manifest, const std::string& path) {
     check_files(manifest);
     check_shards(manifest.files);
   });
-  Json files = Json::array();
-  for (const ManifestFile& file : manifest.files) files.push_back(json_of(file));
   Json json = {{"format", kFormat}, {"version", version_of(manifest)}};
   json.update(json_of(manifest.lineage));
   json["world_size"] = manifest.world_size;
   if (manifest.metric) json["metric"] = *manifest.metric;
   for (const auto& [library, version] : manifest.libraries) json["libraries"][library] = version;
-  json["files"] = std::move(files);
-  const std::string body = dump(json, kCompact);
+  std::string body = dump(json);
+  body.back() = ',';
+  body += R"("files":[)";
+  for (const ManifestFile& file : manifest.files) {
+    if (body.back() != '[') body += ',';
+    append_to(body, file);
+  }
+  body += "]}";
   ManifestText written;
   written.checksum = checksum(body.data(), body.size());
-  json["checksum"] = hex(written.checksum);
-  written.text = dump(json, kIndented) + "\n";
+  body.back() = ',';
+  body += R"("checksum":")" + hex(written.checksum) + "\"}";
+  written.text = json_in_lines(body) + "\n";
   if (written.text.size() <= kLargestManifest) return written;
   core::fail<core::DataError>("manifest", "expected at most ", kLargestManifest, " bytes in '",
                               path, "', got ", written.text.size(), " (too many entries)");
@@ -376,7 +424,7 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
   return parsing(path, [&] {
     check_format(json, path);
     Manifest manifest;
-    manifest.checksum = check_checksum(json, path);
+    manifest.checksum = check_checksum(json, text, path);
     read_head(json, path, manifest);
     for (const Json& file : list_of(json, "files")) manifest.files.push_back(file_of(file));
     check_files(manifest);
@@ -387,37 +435,16 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
 
 namespace {
 
-// Outside of strings.
-std::string without_spaces(const std::string& text) {
-  std::string out;
-  out.reserve(text.size());
-  bool in_string = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    const bool space = c == ' ' || c == '\n' || c == '\r' || c == '\t';
-    if (space && !in_string) continue;
-    out += c;
-    if (c == '"') in_string = !in_string;
-    if (c == '\\' && in_string && i + 1 < text.size()) out += text[++i];
-  }
-  return out;
-}
-
-// Of a manifest that is as manifest_text writes it, white space aside; of others nothing.
 std::optional<Manifest> parse_own_head(const std::string& text, const std::string& path) {
-  std::string compact = without_spaces(text);
-  const std::size_t files = compact.find(R"(,"files":)"), end = compact.rfind(R"(,"checksum":)");
-  if (files == std::string::npos || end == std::string::npos || end < files) return {};
-  const std::string last = compact.substr(end);
-  compact.resize(end);
-  compact += '}';
+  std::optional<OwnText> own = own_text(text);
+  const std::size_t files = own ? own->body.find(R"(,"files":)") : std::string::npos;
+  if (files == std::string::npos) return {};
   Manifest manifest;
-  manifest.checksum = checksum(compact.data(), compact.size());
-  if (last != core::str(R"(,"checksum":")", hex(manifest.checksum), R"("})")) return {};
-  compact.resize(files);
-  compact += '}';
+  manifest.checksum = own->checksum;
+  own->body.resize(files);
+  own->body += '}';
   try {
-    read_head(parse_json(compact, "manifest", path), path, manifest);
+    read_head(parse_json(own->body, "manifest", path), path, manifest);
   } catch (const core::DataError&) {
     return {};
   }
@@ -464,7 +491,7 @@ Manifest read_manifest_head(const std::string& folder) {
 }
 
 std::string lineage_text(const Lineage& lineage) {
-  return dump(json_of(lineage), kCompact);
+  return dump(json_of(lineage));
 }
 
 Lineage parse_lineage(const std::string& text, const std::string& path) {
@@ -473,7 +500,9 @@ Lineage parse_lineage(const std::string& text, const std::string& path) {
 }
 
 std::string manifest_file_text(const ManifestFile& file) {
-  return dump(json_of(file), kCompact);
+  std::string text;
+  append_to(text, file);
+  return text;
 }
 
 ManifestFile parse_manifest_file(const std::string& text, const std::string& path) {

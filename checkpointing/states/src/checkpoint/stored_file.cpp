@@ -1,7 +1,8 @@
 #include "checkpoint/stored_file.h"
 
+#include <algorithm>
 #include <optional>
-#include <set>
+#include <string_view>
 
 #include "cairn/core/error.h"
 #include "formats/printable.h"
@@ -86,15 +87,17 @@ void read_entries(const SafetensorsReader& reader, const ManifestFile& file, Rea
       wrong[i] = core::str(entry.file, ": '", entry.name, "' is lost: ", e.what());
     }
   });
-  std::set<std::string> known;
+  values.reserve(values.size() + tensors.size());
+  std::vector<std::string_view> known;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const CheckpointEntry& entry = file.entries[i];
-    known.insert(entry.name);
+    known.emplace_back(entry.name);
     if (tensors[i]) values.emplace_back(entry.name, value_of(entry.kind, *tensors[i], entry.text));
     if (!tensors[i]) damage.push_back(wrong[i]);
   }
+  std::sort(known.begin(), known.end());
   for (const SafetensorsEntry& entry : reader.entries()) {
-    if (!known.contains(entry.name)) {
+    if (!std::binary_search(known.begin(), known.end(), entry.name)) {
       damage.push_back(
           core::str(file.name, ": '", printable(entry.name), "' is not in the manifest"));
     }

@@ -121,14 +121,16 @@ std::vector<std::string> needless_in(const std::vector<CheckpointInfo>& order,
   return needless;
 }
 
+RetentionPolicy rules_of(const TrainingStateOptions& options) {
+  return {options.keep, options.keep_every, options.keep_best, options.best};
+}
+
 // The newest good ones of this line come first, those of lines left behind fill up. Where one
 // cannot be read all stay until the next save.
 void remove_old(const SavePlan& plan, const std::vector<std::uint64_t>& line) {
-  const TrainingStateOptions& options = plan.options;
-  const RetentionPolicy rules{options.keep, options.keep_every, options.keep_best, options.best};
   try {
     const std::vector<CheckpointInfo> order = in_order(checkpoints_in(plan.dir), line);
-    remove_checkpoints(plan.dir, needless_in(order, rules, plan.damaged));
+    remove_checkpoints(plan.dir, needless_in(order, rules_of(plan.options), plan.damaged));
   } catch (const core::IoError& e) {
     log::warn("old checkpoints stay: {}", e.what());
   }
@@ -229,6 +231,29 @@ void check_rules(const RetentionPolicy& rules, const char* where) {
               " alone (best = Best::lowest for a loss, Best::highest for an accuracy)");
 }
 
+namespace {
+
+// Of all that are there, each verified; an empty line stands for the newest.
+std::vector<std::string> needless_of(const std::string& dir, const RetentionPolicy& rules,
+                                     std::vector<std::uint64_t> line) {
+  const std::vector<CheckpointInfo> checkpoints = checkpoints_in(dir);
+  if (line.empty()) {
+    for (const CheckpointInfo& one : newest_line(checkpoints)) line.push_back(one.id);
+  }
+  std::vector<std::string> damaged;
+  for (const CheckpointInfo& one : checkpoints) {
+    if (!find_damage(one.path).empty()) damaged.push_back(one.path);
+  }
+  return needless_in(in_order(checkpoints, line), rules, damaged);
+}
+
+}  // namespace
+
+void remove_needless(const std::string& dir, const TrainingStateOptions& options,
+                     const std::vector<std::uint64_t>& line) {
+  remove_checkpoints(dir, needless_of(dir, rules_of(options), line));
+}
+
 std::vector<std::string> prune_checkpoints(const std::string& dir, const RetentionPolicy& rules,
                                            bool dry_run) {
   check_rules(rules, "prune");
@@ -237,14 +262,7 @@ std::vector<std::string> prune_checkpoints(const std::string& dir, const Retenti
     turn = std::make_unique<SaveTurn>(FolderLock::take(dir));
     clear_leftovers(dir);
   }
-  const std::vector<CheckpointInfo> checkpoints = checkpoints_in(dir);
-  std::vector<std::uint64_t> line;
-  std::vector<std::string> damaged;
-  for (const CheckpointInfo& one : newest_line(checkpoints)) line.push_back(one.id);
-  for (const CheckpointInfo& one : checkpoints) {
-    if (!find_damage(one.path).empty()) damaged.push_back(one.path);
-  }
-  std::vector<std::string> needless = needless_in(in_order(checkpoints, line), rules, damaged);
+  std::vector<std::string> needless = needless_of(dir, rules, {});
   return dry_run ? needless : remove_checkpoints(dir, needless);
 }
 

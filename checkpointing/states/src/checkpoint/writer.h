@@ -43,6 +43,11 @@ void try_to_remove(const std::string& path);
 /// other leftovers. Nothing is removed before the names that make it needless are flushed.
 void clear_leftovers(const std::string& dir);
 
+/// Rank 0, before anything is saved: removes what the options do not keep and a killed run left,
+/// all verified. Of this line, or where it is empty of the newest, the first ones stay.
+void remove_needless(const std::string& dir, const TrainingStateOptions& options,
+                     const std::vector<std::uint64_t>& line);
+
 /// Rank 0, who holds the folder's lock: makes the temporary folder, clears what killed saves have
 /// left, and gives the save its number.
 void prepare(SavePlan& plan);

@@ -50,6 +50,12 @@ bool usable_name(const std::string& name) {
          std::count(name.begin(), name.end(), '.') < kMostKeys;
 }
 
+std::string_view repeated_name(std::vector<std::string_view> names) {
+  std::sort(names.begin(), names.end());
+  const auto found = std::adjacent_find(names.begin(), names.end());
+  return found == names.end() ? std::string_view() : *found;
+}
+
 const char* name(EntryKind kind) {
   switch (kind) {
     case EntryKind::tensor:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cairn/checkpointing/checkpoint_folder.h"
@@ -12,6 +13,9 @@ using FlatState = std::vector<std::pair<std::string, StateDict::Value>>;
 
 /// "a.b.c" of non-empty keys without control characters, not more than 64: dictionaries recurse.
 bool usable_name(const std::string& name);
+
+/// One that is there twice, or "": of a million names, without a copy of each.
+std::string_view repeated_name(std::vector<std::string_view> names);
 
 /// The tensor or the shard's; nullptr for other values.
 const Tensor* tensor_in(const StateDict::Value& value);

@@ -1,5 +1,6 @@
 #include "formats/json_text.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -9,6 +10,8 @@
 namespace cairn::checkpointing {
 
 namespace {
+
+constexpr std::size_t kUsualKeys = 5;  // of a tensor's entry
 
 /// Builds the values, and checks what nlohmann's own builder does not: in one pass, as states of a
 /// million entries are all names and numbers.
@@ -23,6 +26,9 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
   bool start_object(std::size_t /*size*/) override { return open(Json::object()); }
   bool key(typename Json::string_t& name) override {
     auto& members = open_.back()->template get_ref<typename Json::object_t&>();
+    if constexpr (requires { members.reserve(kUsualKeys); }) {
+      if (members.size() == 1) members.reserve(kUsualKeys);  // growing copies the names
+    }
     const auto [member, is_new] = members.emplace(name, Json());
     if (!is_new) {
       core::fail<core::DataError>(where_, "expected distinct names in '", path_, "', got '",
@@ -110,6 +116,52 @@ nlohmann::ordered_json parse_json(const std::string& text, const char* where,
 nlohmann::json parse_large_json(const std::string& text, const char* where,
                                 const std::string& path) {
   return parse<nlohmann::json>(text, where, path, text.size());
+}
+
+std::string json_string(const std::string& text, const char* where) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
+    return c >= 0x20 && c < 0x7f && c != '"' && c != '\\';
+  });
+  if (plain) return '"' + text + '"';
+  try {
+    return nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception& e) {
+    core::fail(where, "expected names and text in UTF-8: ", e.what());
+  }
+}
+
+std::string json_sizes(const core::Shape& shape) {
+  std::string text = "[";
+  for (const std::int64_t size : shape) {
+    if (text.size() > 1) text += ',';
+    text += std::to_string(size);
+  }
+  return text + ']';
+}
+
+std::string json_in_lines(const std::string& compact) {
+  std::string out;
+  out.reserve(2 * compact.size());
+  std::size_t depth = 0;
+  bool in_string = false;
+  const auto line = [&] { out.append(1, '\n').append(depth, ' '); };
+  for (std::size_t i = 0; i < compact.size(); ++i) {
+    const char c = compact[i];
+    const bool opens = !in_string && (c == '{' || c == '['),
+               closes = !in_string && (c == '}' || c == ']');
+    const bool empty = closes && (compact[i - 1] == '{' || compact[i - 1] == '[');
+    if (closes) --depth;
+    if (closes && !empty) line();
+    out += c;
+    if (c == '"') in_string = !in_string;
+    if (in_string && c == '\\') out += compact[++i];
+    if (opens) ++depth;
+    const bool next_closes =
+        i + 1 < compact.size() && (compact[i + 1] == '}' || compact[i + 1] == ']');
+    if ((opens && !next_closes) || (!in_string && c == ',')) line();
+    if (!in_string && c == ':') out += ' ';
+  }
+  return out;
 }
 
 }  // namespace cairn::checkpointing

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "cairn/core/shape.h"
+
 namespace cairn::checkpointing {
 
 inline constexpr std::size_t kDeepestJson = 32;       // levels; what Cairn writes has five
@@ -20,5 +22,15 @@ nlohmann::ordered_json parse_json(const std::string& text, const char* where,
 /// Keys are sorted, any number of them.
 nlohmann::json parse_large_json(const std::string& text, const char* where,
                                 const std::string& path);
+
+/// A string as it stands in JSON, as nlohmann's dump() writes it. Throws core::InvalidArgument,
+/// as `where`, for text that is not UTF-8.
+std::string json_string(const std::string& text, const char* where);
+
+/// "[2,3]".
+std::string json_sizes(const core::Shape& shape);
+
+/// Compact JSON as nlohmann's dump(1) writes it: a line a value.
+std::string json_in_lines(const std::string& compact);
 
 }  // namespace cairn::checkpointing

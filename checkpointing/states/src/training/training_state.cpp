@@ -134,21 +134,36 @@ TrainingState::TrainingState(std::vector<Part> parts, World world,
 TrainingState::~TrainingState() = default;
 TrainingState::TrainingState(TrainingState&&) noexcept = default;
 
+namespace {
+
+bool is_writable(const std::string& folder, const std::string& probe) {
+  try {
+    check_writable(folder, probe);
+  } catch (const core::IoError&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 // Before the first step, rather than at the first save: whether files can be written there, by
 // every rank, and whether nobody else saves there.
 void TrainingState::open(const std::string& dir) {
   if (impl_->opened == dir) return;
   const std::string what = core::str("open the folder '", dir, "'");
+  const std::string probe = core::str(".probe-", rank_name(world_.rank));
   world_.all_or_throw<core::IoError>(what, [&] {
     if (world_.rank != 0) return "";
     make_folders(dir);
     impl_->lock_folder(dir);
     const SaveTurn turn(impl_->lock);
     clear_leftovers(dir);  // of a killed save: it may have filled the disk
+    if (!is_writable(dir, probe)) remove_needless(dir, options_, line_);  // or its one too many
     return "";
   });
   world_.all_or_throw<core::IoError>(what, [&] {
-    check_writable(dir, core::str(".probe-", rank_name(world_.rank)));
+    check_writable(dir, probe);
     return "";
   });
   impl_->opened = dir;

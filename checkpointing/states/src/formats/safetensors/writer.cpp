@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <bit>
-#include <nlohmann/json.hpp>
 #include <numeric>
-#include <set>
+#include <string_view>
+#include <utility>
 
 #include "cairn/core/error.h"
+#include "formats/flat_state.h"
+#include "formats/json_text.h"
 #include "formats/safetensors/format.h"
 #include "io/file_io.h"
 #include "io/host_copy.h"
@@ -16,18 +18,18 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 namespace {
 
-using nlohmann::ordered_json;
-
 void check_names(const std::string& path, const NamedTensors& tensors) {
-  std::set<std::string> seen;
+  std::vector<std::string_view> names;
   for (const core::NamedTensor& entry : tensors) {
     CAIRN_CHECK(!entry.name.empty() && entry.name != kMetadataKey, "safetensors",
                 "expected a name for each tensor in '", path, "', got '", entry.name, "'");
-    CAIRN_CHECK(seen.insert(entry.name).second, "safetensors", "expected distinct names in '", path,
-                "', got '", entry.name, "' twice");
     CAIRN_CHECK(entry.tensor.defined(), "safetensors", "expected a tensor for '", entry.name,
                 "', got an undefined one");
+    names.emplace_back(entry.name);
   }
+  const std::string_view twice = repeated_name(std::move(names));
+  CAIRN_CHECK(twice.empty(), "safetensors", "expected distinct names in '", path, "', got '", twice,
+              "' twice");
 }
 
 // Wide elements first, so that each tensor starts at a multiple of its element size.
@@ -40,32 +42,23 @@ std::vector<std::size_t> data_order(const NamedTensors& tensors) {
   return order;
 }
 
-std::string dumped(const ordered_json& value) {
-  try {
-    return value.dump();
-  } catch (const ordered_json::exception& e) {
-    core::fail("safetensors", "expected names in UTF-8: ", e.what());
-  }
-}
-
 std::string header_text(const NamedTensors& tensors, const std::vector<std::size_t>& order,
                         const SafetensorsMetadata& metadata) {
+  const auto quoted = [](const std::string& name) { return json_string(name, "safetensors"); };
+  std::string about;
+  for (const auto& [key, value] : metadata) {
+    about += core::str(about.empty() ? "" : ",", quoted(key), ':', quoted(value));
+  }
   std::string text = "{";
-  // A member at a time: an object of all would compare each name with all before it.
-  const auto add = [&](const std::string& name, const ordered_json& value) {
-    if (text.size() > 1) text += ',';
-    text += dumped(name) + ':' + dumped(value);
-  };
-  ordered_json about;
-  for (const auto& [key, value] : metadata) about[key] = value;
-  if (!about.empty()) add(kMetadataKey, about);
+  if (!about.empty()) text += core::str(quoted(kMetadataKey), ":{", about, '}');
   std::uint64_t offset = 0;
   for (const std::size_t i : order) {
     const Tensor& x = tensors[i].tensor;
     const std::uint64_t end = offset + x.nbytes();
-    add(tensors[i].name, {{"dtype", safetensors_name(x.dtype())},
-                          {"shape", std::vector<std::int64_t>(x.shape().begin(), x.shape().end())},
-                          {"data_offsets", {offset, end}}});
+    if (text.size() > 1) text += ',';
+    text += quoted(tensors[i].name) + R"(:{"dtype":")" + safetensors_name(x.dtype()) +
+            R"(","shape":)" + json_sizes(x.shape()) + R"(,"data_offsets":[)" +
+            std::to_string(offset) + ',' + std::to_string(end) + "]}";
     offset = end;
   }
   text += '}';
