@@ -162,9 +162,8 @@ TEST(LostBackward, AnotherLossOnOneRankIsAnErrorThatNamesBoth) {
             t.backward(1.0, t.loses() ? 1 : 0);
             (void)t.precision.step();
           };
-          EXPECT_THAT(refusal(backward_and_step),
-                      testing::AllOf(HasSubstr("loss 0 scaled by 16 on rank 0"),
-                                     HasSubstr("loss 1 scaled by 16 on rank 1")));
+          EXPECT_THAT(refusal(backward_and_step), testing::AllOf(HasSubstr("loss 0 scaled by 16"),
+                                                                 HasSubstr("loss 1 scaled by 16")));
           t.expect_weights(1.1, 1.1);
         },
         how);
@@ -197,7 +196,44 @@ TEST(LostBackward, LossesInAnotherOrderAreAnErrorOfTheBackwardThatReduces) {
   });
 }
 
-/// Where nothing is told in a backward, the step compares: also which of them are reduced.
+/// Where nothing is told, the names of the buckets differ.
+TEST(LostBackward, LossesThatAllReduceInAnotherOrderAreAnErrorOfTheBackward) {
+  for (const auto& how : {kPlain, kFindsUnused, kStaticGraph}) {
+    on_two(
+        [](Trainer& t) {
+          scale_apart(t);
+          t.backward(1.0, 0);
+          const auto others_and_step = [&] {
+            t.backward(1.0, t.loses() ? 0 : 1);
+            t.backward(1.0, t.loses() ? 1 : 0);
+            (void)t.precision.step();
+          };
+          EXPECT_THAT(refusal(others_and_step), testing::AllOf(HasSubstr("loss 0 scaled by 16"),
+                                                               HasSubstr("loss 1 scaled by 8")));
+          t.expect_weights(1.1, 1.1);
+        },
+        how);
+  }
+}
+
+/// What a window has of other backwards is in no bucket's name.
+TEST(LostBackward, LossesThatAllReduceInOneOrderGoOn) {
+  for (const auto& how : {kPlain, kFindsUnused, kStaticGraph}) {
+    on_two(
+        [](Trainer& t) {
+          scale_apart(t);
+          t.backward(1.0, 0);
+          t.backward(2.0, 1);
+          t.backward(3.0, 0);
+          EXPECT_TRUE(t.precision.step().applied);
+          t.expect_weights(0.5, 0.5);
+          t.expect_goes_on();
+        },
+        how);
+  }
+}
+
+/// Where no bucket mixes them, the step compares: also which of them are reduced.
 TEST(LostBackward, LossesInAnotherOrderAreAnErrorOfTheStep) {
   for (const auto& how : {kPlain, kStaticGraph}) {
     on_two(
@@ -205,20 +241,16 @@ TEST(LostBackward, LossesInAnotherOrderAreAnErrorOfTheStep) {
           t.backward(1.0);  // static_graph: ranks tell what it reaches, once
           EXPECT_TRUE(t.precision.step().applied);
           scale_apart(t);
-          if (t.loses()) {
-            t.backward(1.0, 0);
-            under_no_sync(t, 1.0, 1);
-          } else {
-            under_no_sync(t, 1.0, 0);
-            t.backward(1.0, 1);
-          }
+          if (t.loses()) under_no_sync(t, 1.0, 1);
+          t.backward(1.0, 0);
+          if (!t.loses()) under_no_sync(t, 1.0, 1);
           for (int again = 0; again < 2; ++again) {
             EXPECT_THAT(
                 refusal([&] { (void)t.precision.step(); }),
-                testing::AllOf(HasSubstr("loss 1 scaled by 8 (reduced), sums of loss 0 scaled by "
-                                         "16 (not reduced) on rank 0"),
-                               HasSubstr("loss 1 scaled by 8 (not reduced), sums of loss 0 scaled "
-                                         "by 16 (reduced) on rank 1")));
+                testing::AllOf(HasSubstr("loss 1 scaled by 8 (not reduced), sums of loss 0 scaled "
+                                         "by 16 (reduced) on rank 0"),
+                               HasSubstr("loss 0 scaled by 16 (reduced), sums of loss 1 scaled by "
+                                         "8 (not reduced) on rank 1")));
           }
           t.expect_weights(1.0, 1.0);
           t.expect_goes_on();

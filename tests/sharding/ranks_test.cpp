@@ -84,6 +84,27 @@ TEST(ShardedRanks, AFailedUpdateReachesTheOthers) {
   });
 }
 
+// Buckets of two losses never mix.
+TEST(ShardedRanks, LossesInAnotherOrderAreAnErrorThatNamesBoth) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    nn::Sequential net = wide_net();
+    parallel::ShardedDataParallel sharded(net, group);
+    optim::FusedAdam optimizer(net.parameters());
+    amp::Amp precision = amp::initialize(net, optimizer,
+                                         {.opt_level = amp::OptLevel::O2,
+                                          .half_dtype = DType::bf16,
+                                          .num_losses = 2,
+                                          .world = sharded.world()});
+    const std::string said = test::message_of<core::CommunicationError>([&] {
+      const Tensor y = sharded(Tensor::full({4, 301}, 0.1));
+      precision.backward(autograd::mse_loss(y, Tensor::full({4, 299}, 0.2)),
+                         {.loss_id = group.rank()});
+    });
+    EXPECT_THAT(said, HasSubstr("'loss 0 scaled by 1: "));
+    EXPECT_THAT(said, HasSubstr("'loss 1 scaled by 1: "));
+  });
+}
+
 // Where memory is not row-major there is no part that a state could name.
 TEST(ShardedRanks, ParametersThatAreNotRowMajorAreUnsupported) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {

@@ -74,9 +74,10 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
 
   // A backward.
   void on_ready(const Tensor& parameter);
-  void begin_reducing_backward();
+  std::string loss_of(const core::GradientSlot& slot) const;
+  void begin_reducing_backward(const core::GradientSlot& slot);
   ReachedParameters reached_parameters() const;
-  void agree_on_unused(const ReachedParameters& own);
+  void agree_on_unused(const ReachedParameters& own, const std::string& loss);
   void mark_unused_parameters(const ReachedParameters& own);
   void mark_zero(std::size_t gradient);
   void end_reducing_backward();

@@ -1,14 +1,17 @@
 // Makes the ranks start from one model.
 #pragma once
 
+#include <string>
+
 #include "cairn/nn/module.h"
 #include "cairn/parallel/process_group.h"
 
 namespace cairn::parallel {
 
 /// Throws InvalidArgument, on every rank, naming the first parameter or buffer whose name, dtype or
-/// shape differs between ranks.
-void check_same_model(const nn::Module& model, const ProcessGroup& group);
+/// shape differs between ranks. loss: of_loss(), where a backward asks.
+void check_same_model(const nn::Module& model, const ProcessGroup& group,
+                      const std::string& loss = {});
 /// Gives every rank rank 0's values of these parameters and their f32 masters.
 void broadcast_weights(const NamedTensors& parameters, const ProcessGroup& group);
 

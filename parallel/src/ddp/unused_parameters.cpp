@@ -7,7 +7,7 @@
 namespace cairn::parallel {
 
 bool UnusedParameters::agree(const ReachedParameters& own, const std::string& losses, bool shadows,
-                             bool f32_slots, const ProcessGroup& group) {
+                             bool f32_slots, const ProcessGroup& group, const std::string& name) {
   if (static_graph_ && first_.empty() && !shadows) first_ = own.by_loss;
   if (static_graph_ && known_) return f32_slots;
   const std::size_t count = own.in_window.size();
@@ -16,8 +16,7 @@ bool UnusedParameters::agree(const ReachedParameters& own, const std::string& lo
   message.bits(shadows ? std::vector<bool>(count, false) : own.in_window);
   somewhere_.assign(count, false);
   std::vector<std::string> losses_of_rank;
-  for (const std::string& bytes :
-       group.exchange(message.bytes(), "which parameters losses reach")) {
+  for (const std::string& bytes : group.exchange(message.bytes(), name)) {
     core::Unpacker told(bytes);
     losses_of_rank.push_back(told.text());
     f32_slots = told.number() != 0 || f32_slots;

@@ -24,9 +24,9 @@ class UnusedParameters {
   /// losses: what this rank holds; throws InvalidArgument, on every rank, where another's differ.
   /// shadows: this rank's loss is a Join's zero(), which reaches everything and says nothing.
   /// f32_slots: this rank's arena has them. Returns whether some rank's has: a rank that had
-  /// nothing to add to may be behind.
+  /// nothing to add to may be behind. name: the collective's.
   bool agree(const ReachedParameters& own, const std::string& losses, bool shadows, bool f32_slots,
-             const ProcessGroup& group);
+             const ProcessGroup& group, const std::string& name);
   bool reached_somewhere(std::size_t parameter) const { return somewhere_.at(parameter); }
   /// With static_graph: the first parameter that this loss, and not the first one, reaches, or the
   /// other way round.

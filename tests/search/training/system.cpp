@@ -231,9 +231,9 @@ std::vector<System::Outcome> System::on_each(const std::function<Numbers(std::si
   return outcomes;
 }
 
-std::vector<System::Outcome> System::apart(const std::function<void(Rank&)>& work) {
+std::vector<System::Outcome> System::apart(const std::function<void(Rank&, int)>& work) {
   return on_each([&](std::size_t index) {
-    work(*ranks_[index]);
+    work(*ranks_[index], static_cast<int>(index));
     return Numbers();
   });
 }

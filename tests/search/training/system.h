@@ -286,8 +286,8 @@ class System {
       }
     });
   }
-  /// The same where one rank may throw and another not: what befell each.
-  std::vector<Outcome> apart(const std::function<void(Rank&)>& work);
+  /// The same where one rank may throw and another not: what befell each. work(rank, its number)
+  std::vector<Outcome> apart(const std::function<void(Rank&, int)>& work);
   /// Ends every object and makes new ones.
   Outcome rebuild(const Setup& setup, bool fresh);
 

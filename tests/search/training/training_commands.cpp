@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <ostream>
 #include <string>
@@ -645,14 +646,15 @@ class OneRankThrows : public Command {
   }
   void run(Case& now) const override {
     const auto backward =
-        now.system.apart([&](Rank& rank) { rank.backward(loss_, synchronise_, 0); });
+        now.system.apart([&](Rank& rank, int) { rank.backward(loss_, synchronise_, 0); });
     if (!backward[at(loss_.throwing_rank)].threw())
       throw Mismatch("expected the error to come out, got none");
     const bool other_threw = backward[at(1 - loss_.throwing_rank)].threw();
     now.over =
         synchronise_ || other_threw;  // it waited in a collective, or refused the loss as well
     if (other_threw) return;          // a GPU may go on alone until the step
-    for (const System::Outcome& step : now.system.apart([&](Rank& rank) { rank.step(step_); })) {
+    for (const System::Outcome& step :
+         now.system.apart([&](Rank&rank, int) { rank.step(step_); })) {
       if (!step.threw())
         throw Mismatch("expected an error in the step of a lost gradient, got none");
     }
@@ -674,6 +676,49 @@ class OneRankThrows : public Command {
   Loss loss_;
   bool synchronise_;
   Step step_;
+};
+
+/// Both ranks have the same backwards of two losses, each in an order of its own: they hear of it by
+/// the step at the latest, and of which losses they are.
+class LossesInAnotherOrder : public Command {
+ public:
+  /// reducing: a bit for each of the three backwards.
+  LossesInAnotherOrder(int reducing, bool from_the_first)
+      : reducing_(static_cast<unsigned>(reducing)),
+        ids_{{{0, 1, 0}, {from_the_first ? 1 : 0, 0, from_the_first ? 0 : 1}}} {}
+  bool possible(const Case& now) const override {
+    const Reference& reference = now.reference;
+    return now.setup.ranks == 2 && now.setup.ddp && !now.setup.wiring.two_ddps &&
+           !now.setup.wiring.sum && now.setup.precision && !now.any_gradient() &&
+           reference.pending.empty() && !reference.may_refuse &&
+           Backward({.size = 0.5}, true, 1).possible(now);
+  }
+  void run(Case& now) const override {
+    const auto outcomes = now.system.apart([&](Rank& rank, int index) {
+      for (std::size_t k = 0; k < 3; ++k)
+        rank.backward({.id = ids_[at(index)][k], .size = 0.5}, (reducing_ >> k & 1U) != 0, 0);
+      rank.step({});
+    });
+    for (const System::Outcome& outcome : outcomes) {
+      for (const char* loss : {"loss 0 scaled", "loss 1 scaled"}) {
+        if (outcome.error.find(loss) == std::string::npos)
+          throw Mismatch("expected an error that names both losses, got: " + outcome.error);
+      }
+    }
+    now.over = true;
+  }
+  void show(std::ostream& out) const override {
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      out << (rank == 0 ? "rank 0" : "; rank 1") << " alone:";
+      for (std::size_t k = 0; k < 3; ++k)
+        out << " loss " << ids_[rank][k] << ((reducing_ >> k & 1U) != 0 ? "" : " (no_sync)");
+    }
+    out << ", step";
+  }
+
+ private:
+  unsigned reducing_;
+  std::array<std::array<int, 3>, 2> ids_;
 };
 
 class Freeze : public Command {
@@ -890,6 +935,7 @@ rc::Gen<CommandPtr> training_commands() {
       {2, make<AccumulationWindow>(losses(), choice<int>({{1, 1}, {1, 2}, {1, 4}}), steps())},
       {1, make<AccumulationWindow>(losses_of_ranks(), choice<int>({{1, 1}, {1, 2}}), steps())},
       {2, make<OneRankThrows>(losses(), one_of(kParameters), one_of(2), seldom(), steps())},
+      {1, make<LossesInAnotherOrder>(one_of(8), rc::gen::arbitrary<bool>())},
       {2, make<Clear>(choice<int>({{1, 0}, {1, 1}, {2, -1}}))},
       {1, make<Freeze>(one_of(kParameters), just(true))},
       {2, make<Freeze>(one_of(kParameters), just(false))},

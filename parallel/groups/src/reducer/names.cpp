@@ -22,6 +22,10 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+std::string of_loss(const std::string& loss, const std::string& name) {
+  return loss.empty() ? name : loss + ": " + name;
+}
+
 bool all_equal(const std::vector<std::string>& texts) {
   return std::all_of(texts.begin(), texts.end(),
                      [&](const std::string& text) { return text == texts[0]; });

@@ -166,6 +166,7 @@ struct Reducer::Impl {
   std::vector<std::string> order;      // rank 0's, of the first pass
   bool order_known = false;            // it is of these gradients
   double before = 1.0, after = 1.0;
+  std::string loss;  // set_loss()
   std::int64_t passes = 0;
   std::shared_ptr<OwnGradients> own;  // null: nobody has asked for world()
   std::function<void(const std::vector<std::size_t>&)> callback;
@@ -391,11 +392,11 @@ void Reducer::Impl::exchange_data(const PlannedBucket& bucket) {
 
 void Reducer::Impl::all_reduce(const PlannedBucket& bucket, const TensorView& data) const {
   const bool mean = options.average && options.gradient_predivide_factor == 1.0;
-  group.all_reduce(data, mean ? ReduceOp::mean : ReduceOp::sum, bucket.name);
+  group.all_reduce(data, mean ? ReduceOp::mean : ReduceOp::sum, of_loss(loss, bucket.name));
 }
 
 void Reducer::Impl::run_hook(const PlannedBucket& bucket, const TensorView& data) {
-  GradientBucket handed{data, {}, {}, bucket.name, passes};
+  GradientBucket handed{data, {}, {}, of_loss(loss, bucket.name), passes};
   std::int64_t offset = 0;
   for (std::size_t i : bucket.gradients) {
     const TensorView& x = gradients[i].view;
@@ -512,6 +513,9 @@ void Reducer::abandon() {
 void Reducer::set_weights(double before, double after) {
   impl_->before = before;
   impl_->after = after;
+}
+void Reducer::set_loss(std::string description) {
+  impl_->loss = std::move(description);
 }
 void Reducer::before_reduction(std::function<void(const std::vector<std::size_t>&)> callback) {
   impl_->callback = std::move(callback);

@@ -32,8 +32,9 @@ struct GradientBucket {
   TensorView data;
   std::vector<std::string> names;     // of the gradients
   std::vector<TensorView> gradients;  // the part of each, shaped like it
-  std::string name;                   // for errors: "gradients fc.bias ... fc.weight"
-  std::int64_t pass = 0;              // how many passes (steps) were reduced before this one
+  /// For errors, and as ranks compare it: "loss 1 scaled by 8: gradients fc.bias ... fc.weight".
+  std::string name;
+  std::int64_t pass = 0;  // how many passes (steps) were reduced before this one
 };
 
 class CommunicationHook {
