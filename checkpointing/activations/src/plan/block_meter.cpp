@@ -170,13 +170,15 @@ class BlockMeter {
     }
   }
 
-  // As many as keep what caches do not hold, and no more than the chain has or memory has room for.
+  // As many as keep what caches do not hold, and no more than the chain has or half of the memory
+  // that is left has room for: what libraries take meanwhile (packed operands of products, which
+  // leave holes in the heap) is not counted.
   std::size_t runs_at_a_time(const KeptBlock& kept) const {
     const std::size_t bytes = bytes_of(kept);
     if (device_.is_cuda() || bytes * options_.chain < kInTheCaches) return 1;
     const std::size_t capacity = core::memory_capacity(device_), standing = level();
     const std::size_t one = std::max(kept.forward_peak, kept.backward_peak) + x_.nbytes();
-    const std::size_t room = capacity - std::min(capacity, standing + one);
+    const std::size_t room = (capacity - std::min(capacity, standing + one)) / 2;
     const std::size_t most = std::min(kPastTheCaches, room);
     return std::clamp<std::size_t>(most / (bytes + x_.nbytes()), 1, options_.chain);
   }
