@@ -145,11 +145,12 @@ TEST(Keep, AFullDiskIsMadeRoomOnBeforeTheFirstStep) {
   struct SmallDisk : SystemCalls {
     std::string folder;
     std::size_t most = 3;
+    int reason = ENOSPC;
     ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
       if (steps_in(folder).size() < most) {
         return SystemCalls::write(file, data, bytes, offset);
       }
-      errno = ENOSPC;
+      errno = reason;
       return -1;
     }
   } disk;
@@ -165,6 +166,12 @@ TEST(Keep, AFullDiskIsMadeRoomOnBeforeTheFirstStep) {
   };
   EXPECT_THROW(resume(2), IoError);  // none of them is needless: one is damaged
   EXPECT_THAT(steps_in(dir.string()), ElementsAre(1, 2, 3));
+  for (const int another : {EIO, EROFS, EACCES}) {
+    disk.reason = another;
+    EXPECT_THROW(resume(1), IoError);
+    EXPECT_THAT(steps_in(dir.string()), ElementsAre(1, 2, 3)) << "is not full: " << another;
+  }
+  disk.reason = EDQUOT;
   EXPECT_EQ(resume(1)->step, 2);
   EXPECT_THAT(steps_in(dir.string()), ElementsAre(2, 3));
 }

@@ -12,6 +12,7 @@
 #include "cairn/kernels/matmul.h"
 #include "cairn/kernels/product_choices.h"
 #include "cairn/kernels/tf32.h"
+#include "gpu/timed_choices.h"
 #include "gpu/vendor_support.h"
 #include "support/tensors.h"
 
@@ -582,23 +583,13 @@ TEST_F(CublasLt, MatmulComputesF32InTf32WhereItIsAllowed) {
   }
 }
 
-/// Timings on, with choices in memory alone; off again at the end.
 class TimedCublasLt : public CublasLt {
  protected:
   static constexpr std::int64_t kSize = 104;  // cubed, just enough to be timed
   /// A number of columns for each test: no two are of one class.
   static constexpr std::int64_t kColumns[] = {105, 113, 121, 129, 145, 162, 177};
 
-  void SetUp() override {
-    CublasLt::SetUp();
-    setenv("CAIRN_CACHE", "off", 1);
-    unsetenv("CAIRN_PRODUCTS");  // which would stand before saved choices
-    kernels::set_product_routes("time");
-  }
-  void TearDown() override {
-    kernels::set_product_routes("default");
-    setenv("CAIRN_PRODUCTS", "default", 1);
-  }
+  const test::TimedChoices timed_;
 
   static std::uint64_t calls_of(const Tensor& a, const Tensor& b, const Tensor& y,
                                 const kernels::MatmulOptions& options = {}) {

@@ -19,6 +19,7 @@
 #include "cairn/kernels/product_choices.h"
 #include "cairn/kernels/tf32.h"
 #include "cuda/cudnn/conv_plan.h"
+#include "gpu/timed_choices.h"
 #include "gpu/vendor_support.h"
 #include "support/tensors.h"
 
@@ -845,18 +846,9 @@ TEST_F(Cudnn, GraphsOutliveTheCacheOfPlans) {
   expect_close(y, images.on({}).y, 1e-5, 1e-5);
 }
 
-/// Choices count, in memory alone.
 class ChosenCudnn : public Cudnn {
  protected:
-  void SetUp() override {
-    setenv("CAIRN_CACHE", "off", 1);
-    unsetenv("CAIRN_PRODUCTS");  // which would stand before saved choices
-    kernels::set_product_routes("time");
-  }
-  void TearDown() override {
-    kernels::set_product_routes("default");
-    setenv("CAIRN_PRODUCTS", "default", 1);
-  }
+  const test::TimedChoices timed_;
   static std::string with(std::string saved, const std::string& from, const std::string& to) {
     for (auto at = saved.find(from); at != std::string::npos; at = saved.find(from, at + to.size()))
       saved.replace(at, from.size(), to);
@@ -883,8 +875,8 @@ TEST_F(ChosenCudnn, PlansComeBackWithASavedState) {
 
 TEST_F(ChosenCudnn, PlansAreKeptInAFile) {
   constexpr const char* kFolder = "CAIRN_TEST_PLANS";  // the processes below share it
-  char fresh[] = "/tmp/cairn_plans_XXXXXX";
-  if (getenv(kFolder) == nullptr) setenv(kFolder, mkdtemp(fresh), 1);
+  std::string fresh = std::filesystem::temp_directory_path() / "cairn_plans_XXXXXX";
+  if (getenv(kFolder) == nullptr) setenv(kFolder, mkdtemp(fresh.data()), 1);
   const std::filesystem::path folder = getenv(kFolder);
   const auto take = [&](const std::string& expected) {
     setenv("CAIRN_CACHE", folder.c_str(), 1);

@@ -688,6 +688,24 @@ TEST(Reducer, WeightsEachRank) {
 
 // ---- Flat buffers
 
+TEST(Reducer, GradientsOfAnotherLossAreAnErrorThatNamesBoth) {
+  run_threads(2, [](ProcessGroup& group) {
+    Trainer trainer;
+    Reducer reducer(group);
+    reducer.register_gradients(trainer.names, trainer.views);
+    const auto pass = [&](const std::string& loss) {
+      reducer.set_loss(loss);
+      for (std::size_t i = trainer.views.size(); i-- > 0;) reducer.mark_ready(i);
+      reducer.wait();
+    };
+    trainer.write(group.rank(), 0);
+    pass("loss 0 scaled by 8");
+    trainer.expect(2, 0, 2.0, 1e-6);
+    expect_error<CommunicationError>([&] { pass(core::str("loss ", group.rank())); },
+                                     {"'loss 0: gradients", "'loss 1: gradients"});
+  });
+}
+
 TEST(Flatten, GoesThereAndBack) {
   const Tensor a = normal({2, 3}, 1), b = normal({4}, 2);
   const Tensor channels_last = Tensor::empty_strided({2, 3}, {1, 2}, DType::f32, Device{});

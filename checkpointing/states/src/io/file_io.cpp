@@ -25,6 +25,7 @@ constexpr std::size_t kLargestCall = std::size_t{1}
       core::str("expected to ", what, " '", escaped(path), "', got: ", std::strerror(reason));
   const bool none = reason == ENOENT || reason == ENOTDIR || reason == EISDIR;
   if (none) core::fail<NoSuchFile>("file", message);
+  if (reason == ENOSPC || reason == EDQUOT) core::fail<DiskFull>("file", message);
   core::fail<core::IoError>("file", message);
 }
 
@@ -165,6 +166,10 @@ void remove_everything(const std::string& path) {
 
 void check_writable(const std::string& folder, const std::string& probe) {
   const std::string path = core::str(folder, "/", probe);
+  const auto message = [&](const core::IoError& e) {
+    return core::str("expected a folder that checkpoints can be written to, got '", folder,
+                     "': ", e.what());
+  };
   try {
     make_folders(folder);
     remove_everything(path);
@@ -172,10 +177,10 @@ void check_writable(const std::string& folder, const std::string& probe) {
     file.write("probe");
     file.close();
     remove_everything(path);
+  } catch (const DiskFull& e) {
+    core::fail<DiskFull>("folder", message(e));
   } catch (const core::IoError& e) {
-    core::fail<core::IoError>("folder",
-                              "expected a folder that checkpoints can be written to, got '", folder,
-                              "': ", e.what());
+    core::fail<core::IoError>("folder", message(e));
   }
 }
 

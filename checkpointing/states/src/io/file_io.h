@@ -21,6 +21,12 @@ class NoSuchFile : public core::IoError {
   using IoError::IoError;
 };
 
+/// The disk, or what this user may have of it, is full: room can be made.
+class DiskFull : public core::IoError {
+ public:
+  using IoError::IoError;
+};
+
 class WritableFile {
  public:
   enum class Mode { replace, create };  // created, or emptied; created, where nothing has that name
@@ -73,8 +79,8 @@ std::vector<std::string> list_folder(const std::string& path);
 void make_folders(const std::string& path);  // with its parents, where they are missing
 void rename(const std::string& from, const std::string& to);
 void remove_everything(const std::string& path);  // a file, or a folder and all below it, if there
-/// Throws unless a file can be made, written and flushed there. What has the probe's name is
-/// removed; a link is not followed.
+/// Throws unless a file can be made, written and flushed there; DiskFull for lack of room. What has
+/// the probe's name is removed; a link is not followed.
 void check_writable(const std::string& folder, const std::string& probe);
 /// Makes its entries (names created, renamed and removed) outlive a loss of power.
 void flush_folder(const std::string& path);

@@ -134,19 +134,6 @@ TrainingState::TrainingState(std::vector<Part> parts, World world,
 TrainingState::~TrainingState() = default;
 TrainingState::TrainingState(TrainingState&&) noexcept = default;
 
-namespace {
-
-bool is_writable(const std::string& folder, const std::string& probe) {
-  try {
-    check_writable(folder, probe);
-  } catch (const core::IoError&) {
-    return false;
-  }
-  return true;
-}
-
-}  // namespace
-
 // Before the first step, rather than at the first save: whether files can be written there, by
 // every rank, and whether nobody else saves there.
 void TrainingState::open(const std::string& dir) {
@@ -159,7 +146,11 @@ void TrainingState::open(const std::string& dir) {
     impl_->lock_folder(dir);
     const SaveTurn turn(impl_->lock);
     clear_leftovers(dir);  // of a killed save: it may have filled the disk
-    if (!is_writable(dir, probe)) remove_needless(dir, options_, line_);  // or its one too many
+    try {
+      check_writable(dir, probe);
+    } catch (const DiskFull&) {  // the killed save may have left one checkpoint too many
+      remove_needless(dir, options_, line_);
+    }
     return "";
   });
   world_.all_or_throw<core::IoError>(what, [&] {
