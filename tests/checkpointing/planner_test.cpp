@@ -44,6 +44,27 @@ TEST(ChainProgramme, AViewHoldsTheMemoryOfItsInput) {
   EXPECT_EQ(simulate(chain, plain_schedule(3)).peak, 2 * 100u + 2 * 1);
 }
 
+TEST(ChainProgramme, AReplayEndsWithTheLastTensorThatItsLastBlockKeeps) {
+  std::vector<BlockProfile> chain(2);
+  chain[0].forward_seconds = 4;
+  chain[0].tail_seconds = 3;
+  chain[0].output = chain[0].gradient = 1;
+  chain[0].light_peak = 2;
+  chain[0].forward_peak = 100;
+  chain[0].replay_peak = 20;
+  chain[0].lead = 7;
+  chain[1].output = chain[1].gradient = 1;
+  chain[1].forward_peak = 10;
+  chain[1].replay_peak = 5;  // runs whole: it is in no replay
+  const ScheduleCost kept = simulate(chain, {{0, 1}, {1, 2}});
+  EXPECT_EQ(kept.peak, 100u);
+  EXPECT_EQ(kept.seconds, 4);
+  const ScheduleCost replayed = simulate(chain, {{0, 1, {{0, 1}}}, {1, 2}});
+  // Beside the chain's result, two gradients, and what the backward has made.
+  EXPECT_EQ(replayed.peak, 3 + 7 + 20u);
+  EXPECT_EQ(replayed.seconds, 4 + 1);
+}
+
 TEST(MergedChain, NeighboursTakeWhatTheyTakeOneAfterTheOther) {
   std::vector<BlockProfile> chain(2);
   chain[0].forward_seconds = 1;
@@ -59,6 +80,7 @@ TEST(MergedChain, NeighboursTakeWhatTheyTakeOneAfterTheOther) {
   chain[1].output = 2;
   chain[1].light_peak = 90;
   chain[1].forward_peak = 40;
+  chain[1].replay_peak = 31;
   chain[1].backward_peak = 60;
   const MergedChain merged(chain, 1);
   ASSERT_EQ(merged.blocks().size(), 1u);
@@ -69,6 +91,7 @@ TEST(MergedChain, NeighboursTakeWhatTheyTakeOneAfterTheOther) {
   EXPECT_EQ(both.output, 2u);
   EXPECT_EQ(both.light_peak, 20u + 90);     // beside the first one's result
   EXPECT_EQ(both.forward_peak, 200u);       // the first one's
+  EXPECT_EQ(both.replay_peak, 200u);        // which runs whole
   EXPECT_EQ(both.backward_peak, 30u + 60);  // beside all that the first keeps
 }
 
@@ -89,6 +112,7 @@ std::vector<BlockProfile> random_chain(std::mt19937& random, int n) {
     b.saves_output = true;
     b.light_peak = b.output + draw(0, 3);
     b.forward_peak = b.output + b.saved + draw(0, 3);
+    b.replay_peak = draw(static_cast<int>(b.saved), static_cast<int>(b.forward_peak));
     b.backward_peak = b.output + b.saved + b.gradient + b.lead + draw(0, 5);
   }
   return chain;
@@ -124,6 +148,7 @@ std::vector<BlockProfile> random_chain_with_ways(std::mt19937& random, int n) {
       SelectiveBlock way{b, std::make_shared<const std::vector<SegmentOperation>>()};
       way.saved = random() % (b.saved + 1);
       way.forward_peak = b.output + way.saved + random() % 3;
+      way.replay_peak = way.saved + random() % (b.output + 1);
       way.backward_seconds += below(5);
       way.tail_seconds = below(way.forward_seconds);
       b.selective.push_back(way);
@@ -178,14 +203,15 @@ struct Walk {
   // the result and what else stands with it. A replay ends with the last tensor that is kept.
   void run(const Schedule& schedule, std::size_t standing, std::size_t gradient) {
     std::vector<std::size_t> before;
-    const SchedulePart& last_part = schedule.back();
-    if (last_part.end < chain.size()) seconds -= kept_as(last_part).tail_seconds;
-    gradient += gradients_from(last_part.end);
+    const bool replayed = schedule.back().end < chain.size();
+    if (replayed) seconds -= kept_as(schedule.back()).tail_seconds;
+    gradient += gradients_from(schedule.back().end);
     for (const SchedulePart& part : schedule) {
       before.push_back(standing);
       if (part.inner.empty()) {
         const KeptBlock& b = kept_as(part);
-        need(standing + gradient + b.forward_peak);
+        const bool ends = replayed && &part == &schedule.back();
+        need(standing + gradient + (ends ? b.replay_peak : b.forward_peak));
         seconds += b.forward_seconds;
         standing += b.saved + chain[part.begin].output;
         continue;

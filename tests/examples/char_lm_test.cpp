@@ -35,7 +35,7 @@ TEST(CharLm, BeatsUnigramsAndBigramsAndPrintsASample) {
   std::ofstream(folder / "text") << sentences(3000);
   const ShellResult result =
       shell(kCharLm +
-            " --half-dtype bf16 --steps 150 --width 96 --layers 2 --tokens "
+            " --half-dtype bf16 --steps 300 --width 96 --layers 2 --tokens "
             "64 --lr 3e-3 --sample 50 --text " +
             (folder / "text").string() + " --metrics " + (folder / "m").string());
   ASSERT_EQ(result.status, 0) << result.out << result.err;

@@ -229,8 +229,8 @@ class BlockMeter {
 
   bool same_memory(const BlockProfile& known) const {
     const auto memory = [](const BlockProfile& b) {
-      return std::tuple(b.saved, b.saves_input, b.saves_output, b.forward_peak, b.backward_peak,
-                        b.output, b.light_peak, b.gradient, b.lead, b.cached,
+      return std::tuple(b.saved, b.saves_input, b.saves_output, b.forward_peak, b.replay_peak,
+                        b.backward_peak, b.output, b.light_peak, b.gradient, b.lead, b.cached,
                         b.parameter_gradients);
     };
     return memory(profile_) == memory(known);
@@ -252,6 +252,7 @@ class BlockMeter {
     }
     if (options_.offload != nullptr) {
       offloaded = step_of(elsewhere);
+      offloaded.replay_peak = offloaded.forward_peak;  // its own hooks see what it keeps
       timed.push_back({offloaded, elsewhere});
     }
     profile_.lead = lead;
@@ -317,16 +318,18 @@ class BlockMeter {
 
   // Forward and backward as in a chain, of what `run` keeps.
   void step(KeptBlock& kept, const Segment& run) {
-    std::unordered_set<const core::Storage*> saved;
+    SavedStorages saved;
     const std::size_t base = level();
     core::reset_peak_memory(device_);
+    saved.peak = base;
     const double begin = now_seconds();
     Tensor y = forward(saved, run);
     const std::size_t forward_peak = peak() - base;
     fastest(kept.forward_seconds, now_seconds() - begin);
     kept.forward_peak = forward_peak;
-    kept.saves_input = saved.contains(x_.storage().get());
-    kept.saves_output = profile_.output > 0 && saved.contains(y.storage().get());
+    kept.replay_peak = saved.peak - base;
+    kept.saves_input = saved.all.contains(x_.storage().get());
+    kept.saves_output = profile_.output > 0 && saved.all.contains(y.storage().get());
     differentiable_ = y.requires_grad();
     if (!differentiable_) return;
     double backward_begin = 0;
@@ -359,11 +362,19 @@ class BlockMeter {
     bool parameter;
   };
 
-  Tensor forward(std::unordered_set<const core::Storage*>& saved, const Segment& run) {
+  struct SavedStorages {
+    std::unordered_set<const core::Storage*> all;
+    std::size_t peak = 0;  // of the device, when the last one was saved
+  };
+
+  Tensor forward(SavedStorages& saved, const Segment& run) {
     const autograd::SavedTensorHooksGuard hooks(
         {[&](const Tensor& x) -> std::any {
            const bool parameter = autograd::is_parameter(x);
-           if (!parameter) saved.insert(x.storage().get());
+           if (!parameter) {
+             saved.all.insert(x.storage().get());
+             saved.peak = peak();
+           }
            return std::make_shared<Kept>(Kept{autograd::SavedTensor(x), parameter});
          },
          [this](const std::any& value) {

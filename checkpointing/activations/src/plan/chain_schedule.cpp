@@ -69,12 +69,13 @@ class Simulation {
   }
   void reach(std::size_t above) { cost_.peak = std::max(cost_.peak, level_ + above); }
 
-  // Leaves the result held, and the input as it was.
+  // Leaves the result held, and the input as it was. A replay ends with the last tensor that its
+  // last block keeps.
   void forward(const Schedule& schedule) {
     hold(schedule.front().begin);
     for (const SchedulePart& part : schedule) {
       if (part.inner.empty()) {
-        keep(part);
+        keep(part, !first_ && &part == &schedule.back());
       } else {
         hold(part.begin);  // the segment's
         pass(part.inner);
@@ -93,13 +94,14 @@ class Simulation {
     return *way;
   }
 
-  void keep(const SchedulePart& part) {
+  void keep(const SchedulePart& part, bool ends_replay) {
     const KeptBlock& kept = kept_as(part);
     const std::size_t i = part.begin;
     const bool casts_stay = first_ || keeps_graph(part);
     if (casts_stay) level_ += blocks_[i].cached;
-    reach(kept.forward_peak + (casts_stay ? 0 : blocks_[i].cached));
-    cost_.seconds += kept.forward_seconds;
+    const std::size_t peak = ends_replay ? kept.replay_peak : kept.forward_peak;
+    reach(peak + (casts_stay ? 0 : blocks_[i].cached));
+    cost_.seconds += kept.forward_seconds - (ends_replay ? kept.tail_seconds : 0);
     level_ += kept.saved;
     if (kept.saves_input) hold(i);
     if (kept.saves_output) hold(i + 1);
@@ -135,8 +137,6 @@ class Simulation {
       const std::size_t lead = lead_of(blocks_, part->end - 1);
       level_ += lead;
       forward(part->inner);
-      const SchedulePart& end = part->inner.back();
-      if (end.inner.empty()) cost_.seconds -= kept_as(end).tail_seconds;
       level_ -= lead;
       release(part->end);
       release(part->begin);
@@ -199,8 +199,8 @@ std::size_t ChainProgramme::steps_of(std::size_t bytes) const {
 std::vector<ChainProgramme::Way> ChainProgramme::ways_of(const BlockProfile& block) const {
   const auto way = [&](const KeptBlock& k, std::size_t casts) {
     return Way{steps_of(k.saved + casts + block.output), steps_of(k.forward_peak + block.cached),
-               steps_of(k.backward_peak + block.cached), k.forward_seconds + k.backward_seconds,
-               k.tail_seconds};
+               steps_of(k.replay_peak + block.cached),   steps_of(k.backward_peak + block.cached),
+               k.forward_seconds + k.backward_seconds,   k.tail_seconds};
   };
   std::vector<Way> ways{way(block, block.cached)};
   for (const SelectiveBlock& selective : block.selective) ways.push_back(way(selective, 0));
@@ -295,11 +295,12 @@ void ChainProgramme::solve(std::size_t s, std::size_t t) {
 void ChainProgramme::try_keep(std::size_t s, std::size_t t, std::size_t number) {
   const Way& way = sizes_[s].ways[number];
   const auto choice = static_cast<Choice>(kWays + number);
+  const bool ends_replay = s == t && t + 1 < blocks_.size();
+  const std::size_t forward = ends_replay ? way.replay : way.forward;
   const std::size_t least =
-      std::max(later_[t] + sizes_[t].gradient + way.forward, later_[s] + way.backward);
+      std::max(later_[t] + sizes_[t].gradient + forward, later_[s] + way.backward);
   if (s == t) {
-    const bool replayed = t + 1 < blocks_.size();
-    offer(s, t, least, choice, {way.seconds - (replayed ? way.tail_seconds : 0)});
+    offer(s, t, least, choice, {way.seconds - (ends_replay ? way.tail_seconds : 0)});
     return;
   }
   offer(s, t, std::max(least, way.kept), choice, {way.seconds, row(s + 1, t), way.kept});

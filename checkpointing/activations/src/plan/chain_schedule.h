@@ -42,7 +42,7 @@ class ChainProgramme {
  private:
   // How a block is kept.
   struct Way {
-    std::size_t kept, forward, backward;  // steps
+    std::size_t kept, forward, replay, backward;  // steps
     double seconds, tail_seconds;
     bool outside_only = false;
   };

@@ -16,6 +16,7 @@ const SelectiveBlock* way_of(const BlockProfile& block, std::size_t number) {
 void append(KeptBlock& all, const KeptBlock& block, std::size_t before) {
   all.forward_seconds += block.forward_seconds;
   all.backward_seconds += block.backward_seconds;
+  all.replay_peak = std::max(all.forward_peak, before + block.replay_peak);
   all.forward_peak = std::max(all.forward_peak, before + block.forward_peak);
   all.backward_peak = std::max(all.backward_peak, before + block.backward_peak);
   all.saved = before + block.saved;

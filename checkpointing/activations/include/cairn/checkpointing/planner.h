@@ -47,8 +47,9 @@ struct KeptBlock {
   bool saves_output = false;
   std::size_t forward_peak = 0;   // running and keeping what the backward needs
   std::size_t backward_peak = 0;  // with what was kept, and the gradient of the output
-  /// Of the forward, what comes after the last tensor that is kept. The replay of a segment leaves
-  /// it out in its last block.
+  /// The replay of a segment ends with the last tensor that is kept: the peak of the forward up to
+  /// there, and its time from there on, which the last block of a replay does not take.
+  std::size_t replay_peak = 0;
   double tail_seconds = 0;
 };
 
