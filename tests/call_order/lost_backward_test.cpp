@@ -216,7 +216,6 @@ TEST(LostBackward, LossesThatAllReduceInAnotherOrderAreAnErrorOfTheBackward) {
   }
 }
 
-/// What a window has of other backwards is in no bucket's name.
 TEST(LostBackward, LossesThatAllReduceInOneOrderGoOn) {
   for (const auto& how : {kPlain, kFindsUnused, kStaticGraph}) {
     on_two(
@@ -233,7 +232,26 @@ TEST(LostBackward, LossesThatAllReduceInOneOrderGoOn) {
   }
 }
 
-/// Where no bucket mixes them, the step compares: also which of them are reduced.
+/// Also what waits beside a loss that is the same on all: one arena has turned to f32, and the other
+/// has not.
+TEST(LostBackward, LossesUnderNoSyncInAnotherOrderAreAnErrorOfTheBackwardThatReduces) {
+  for (const auto& how : {kPlain, kFindsUnused, kStaticGraph}) {
+    on_two(
+        [](Trainer& t) {
+          scale_apart(t);
+          under_no_sync(t, 1.0, t.loses() ? 1 : 0);
+          under_no_sync(t, 1.0, t.loses() ? 0 : 1);
+          EXPECT_THAT(refusal([&] { t.backward(1.0, 0); }),
+                      testing::AllOf(HasSubstr("loss 0 scaled by 16, sums of loss 1 scaled by 8"),
+                                     HasSubstr("loss 0 scaled by 16, sums of loss 0 scaled by 16 "
+                                               "and loss 1 scaled by 8")));
+          t.expect_weights(1.1, 1.1);
+        },
+        how);
+  }
+}
+
+/// Where no backward reduces, the step compares.
 TEST(LostBackward, LossesInAnotherOrderAreAnErrorOfTheStep) {
   for (const auto& how : {kPlain, kStaticGraph}) {
     on_two(
@@ -241,16 +259,14 @@ TEST(LostBackward, LossesInAnotherOrderAreAnErrorOfTheStep) {
           t.backward(1.0);  // static_graph: ranks tell what it reaches, once
           EXPECT_TRUE(t.precision.step().applied);
           scale_apart(t);
-          if (t.loses()) under_no_sync(t, 1.0, 1);
-          t.backward(1.0, 0);
-          if (!t.loses()) under_no_sync(t, 1.0, 1);
+          under_no_sync(t, 1.0, t.loses() ? 1 : 0);
+          under_no_sync(t, 1.0, t.loses() ? 0 : 1);
           for (int again = 0; again < 2; ++again) {
             EXPECT_THAT(
                 refusal([&] { (void)t.precision.step(); }),
-                testing::AllOf(HasSubstr("loss 1 scaled by 8 (not reduced), sums of loss 0 scaled "
-                                         "by 16 (reduced) on rank 0"),
-                               HasSubstr("loss 0 scaled by 16 (reduced), sums of loss 1 scaled by "
-                                         "8 (not reduced) on rank 1")));
+                testing::AllOf(
+                    HasSubstr("loss 1 scaled by 8, sums of loss 0 scaled by 16 on rank 0"),
+                    HasSubstr("loss 0 scaled by 16, sums of loss 1 scaled by 8 on rank 1")));
           }
           t.expect_weights(1.0, 1.0);
           t.expect_goes_on();
@@ -259,20 +275,48 @@ TEST(LostBackward, LossesInAnotherOrderAreAnErrorOfTheStep) {
   }
 }
 
-/// One rank has something to reduce in a step and the other has not: they meet in different
-/// exchanges, which breaks the group.
+/// Of a loss under no_sync that reaches other parameters on the other rank, then a plain one.
+TEST(LostBackward, ALossThatReachesOtherParametersElsewhereIsTheSameLoss) {
+  for (const bool first : {false, true}) {
+    on_ranks(2, [&](parallel::ProcessGroup& group) {
+      Pair model;
+      parallel::DistributedDataParallel ddp(model, group, kFindsUnused);
+      optim::FusedSGD optimizer(model.parameters(), {.lr = 0.1});
+      amp::Amp precision =
+          amp::initialize(model, optimizer, {.opt_level = amp::OptLevel::O0, .world = ddp.world()});
+      {
+        const auto guard = ddp.no_sync();
+        const Tensor one = autograd::sum(autograd::mul(first ? model.a() : model.b(), input(1.0)));
+        precision.backward(group.rank() == 0 ? ddp(input(1.0)) : one);
+      }
+      autograd::backward(ddp(input(1.0)));
+      EXPECT_TRUE(precision.step().applied);
+      EXPECT_NEAR(value(model.a()), 1.1 - 0.1 * (first ? 2.0 : 1.5), 1e-6);
+      EXPECT_NEAR(value(model.b()), 1.1 - 0.1 * (first ? 1.5 : 2.0), 1e-6);
+    });
+  }
+}
+
+/// One rank has something else to reduce than the other: they meet in different exchanges, which
+/// breaks the group.
 TEST(LostBackward, ALossUnderNoSyncOnOneRankEndsOnAllWithCommunicationErrors) {
   for (const auto& how : {kPlain, kStaticGraph}) {
-    on_two(
-        [](Trainer& t) {
-          t.backward(1.0, 1);  // static_graph: ranks tell what it reaches, once
-          EXPECT_TRUE(t.precision.step().applied);
-          if (!t.loses()) under_no_sync(t, 1.0, 0);
-          t.backward(1.0, 1);
-          EXPECT_THROW((void)t.precision.step(), core::CommunicationError);
-          t.expect_weights(1.0, 1.0);
-        },
-        how);
+    for (const bool ahead : {false, true}) {
+      on_two(
+          [&](Trainer& t) {
+            t.backward(1.0, 1);  // static_graph: ranks tell what it reaches, once
+            EXPECT_TRUE(t.precision.step().applied);
+            const auto window = [&] {
+              if (ahead && !t.loses()) under_no_sync(t, 1.0, 0);
+              t.backward(1.0, 1);
+              if (!ahead && !t.loses()) under_no_sync(t, 1.0, 0);
+              (void)t.precision.step();
+            };
+            EXPECT_THROW(window(), core::CommunicationError);
+            t.expect_weights(1.0, 1.0);
+          },
+          how);
+    }
   }
 }
 

@@ -694,7 +694,7 @@ TEST(Reducer, GradientsOfAnotherLossAreAnErrorThatNamesBoth) {
     Reducer reducer(group);
     reducer.register_gradients(trainer.names, trainer.views);
     const auto pass = [&](const std::string& loss) {
-      reducer.set_loss(loss);
+      reducer.set_losses(loss);
       for (std::size_t i = trainer.views.size(); i-- > 0;) reducer.mark_ready(i);
       reducer.wait();
     };

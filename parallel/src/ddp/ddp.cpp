@@ -6,7 +6,6 @@
 
 #include "cairn/core/error.h"
 #include "cairn/parallel/flatten.h"
-#include "ddp/held_losses.h"
 #include "ddp/model_sync.h"
 #include "reducer/names.h"
 
@@ -146,33 +145,27 @@ void DistributedDataParallel::Impl::follow_model(bool in_backward) {
 void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
   if (!options.average) check_not_summed(parameter.gradient_slot(), parameter.name());
   if (!no_sync.reduces()) return;
-  if (reducing_run != autograd::current_run()) begin_reducing_backward(parameter.gradient_slot());
+  if (reducing_run != autograd::current_run()) begin_reducing_backward();
   const auto gradient = gradient_of.find(parameter.id());
   if (gradient != gradient_of.end()) reducer.mark_ready(gradient->second);
 }
 
-/// A Join's zero() is of no loss: nothing is compared there.
-std::string DistributedDataParallel::Impl::loss_of(const core::GradientSlot& slot) const {
-  const auto& contribution = slot.scale().contribution;
-  return contribution && !uneven ? contribution->describe() : "";
-}
-
-/// `slot`: one that the backward writes.
-void DistributedDataParallel::Impl::begin_reducing_backward(const core::GradientSlot& slot) {
+void DistributedDataParallel::Impl::begin_reducing_backward() {
   follow_model(true);
   if (arena->stale()) arena->refresh();
   if (uneven) {
     const UnevenInputs::Weights weights = uneven->begin_backward(group, options.average);
     reducer.set_weights(weights.before, weights.after);
   }
-  const std::string loss = loss_of(slot);
-  reducer.set_loss(loss);
+  // A Join's zero() is of no loss: nothing is compared there.
+  const std::string losses = uneven ? "" : known_losses(parameters);
+  reducer.set_losses(losses);
   first_batch.warn_once_of_same(group);
   if (planned_generation != arena->generation()) unused.forget();
   const ReachedParameters reached = finds_unused() ? reached_parameters() : ReachedParameters{};
-  if (finds_unused()) agree_on_unused(reached, loss);
+  if (finds_unused()) agree_on_unused(reached, losses);
   if (planned_generation != arena->generation()) {
-    check_same_model(*model, group, loss);
+    check_same_model(*model, group, losses);
     plan();
   }
   reducing_run = autograd::current_run();
@@ -202,13 +195,13 @@ ReachedParameters DistributedDataParallel::Impl::reached_parameters() const {
 }
 
 void DistributedDataParallel::Impl::agree_on_unused(const ReachedParameters& own,
-                                                    const std::string& loss) {
+                                                    const std::string& losses) {
   const bool shadows = uneven && uneven->shadows();
-  const std::string losses = describe_held_losses(parameters, false);
+  const HeldGradients held{describe_held_losses(parameters), arena->f32_slots(), {}};
   // Of a static graph's ranks not all may come here: the name tells.
   const std::string name =
-      of_loss(options.static_graph ? loss : "", "which parameters losses reach");
-  if (unused.agree(own, losses, shadows, arena->f32_slots(), group, name)) arena->use_f32_slots();
+      of_losses(options.static_graph ? losses : "", "which parameters losses reach");
+  if (unused.agree(own, held, shadows, group, name)) arena->use_f32_slots();
   if (const auto change = shadows ? std::nullopt : unused.changed_since_first(own))
     fail_everywhere(core::str(
         "expected the loss to reach the same parameters in every backward (static_graph), got '",

@@ -74,10 +74,9 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
 
   // A backward.
   void on_ready(const Tensor& parameter);
-  std::string loss_of(const core::GradientSlot& slot) const;
-  void begin_reducing_backward(const core::GradientSlot& slot);
+  void begin_reducing_backward();
   ReachedParameters reached_parameters() const;
-  void agree_on_unused(const ReachedParameters& own, const std::string& loss);
+  void agree_on_unused(const ReachedParameters& own, const std::string& losses);
   void mark_unused_parameters(const ReachedParameters& own);
   void mark_zero(std::size_t gradient);
   void end_reducing_backward();

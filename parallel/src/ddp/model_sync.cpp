@@ -32,9 +32,10 @@ std::string list(const nn::Module& model) {
 
 }  // namespace
 
-void check_same_model(const nn::Module& model, const ProcessGroup& group, const std::string& loss) {
+void check_same_model(const nn::Module& model, const ProcessGroup& group,
+                      const std::string& losses) {
   const std::string listing = list(model);
-  const auto digests = group.exchange(digest(listing), of_loss(loss, "the model's parameters"));
+  const auto digests = group.exchange(digest(listing), of_losses(losses, "the model's parameters"));
   if (all_equal(digests)) return;
   check_same_lists("ddp", "model", group.exchange(listing, "the models that differ"));
 }

@@ -9,9 +9,9 @@
 namespace cairn::parallel {
 
 /// Throws InvalidArgument, on every rank, naming the first parameter or buffer whose name, dtype or
-/// shape differs between ranks. loss: of_loss(), where a backward asks.
+/// shape differs between ranks. losses: of_losses(), where a backward asks.
 void check_same_model(const nn::Module& model, const ProcessGroup& group,
-                      const std::string& loss = {});
+                      const std::string& losses = {});
 /// Gives every rank rank 0's values of these parameters and their f32 masters.
 void broadcast_weights(const NamedTensors& parameters, const ProcessGroup& group);
 

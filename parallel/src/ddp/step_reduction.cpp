@@ -5,12 +5,10 @@
 #include <string>
 
 #include "cairn/core/error.h"
-#include "cairn/core/packer.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/ddp.h"
-#include "ddp/held_losses.h"
 #include "reducer/names.h"
 
 namespace cairn::parallel {
@@ -18,22 +16,15 @@ namespace {
 
 using State = core::GradientSlot::State;
 
-/// What a rank holds of one parameter.
+/// What a rank holds of one parameter: the first bits that it tells. Behind those of all
+/// parameters come sums_of().
 struct GradientOnRank {
   bool gradient = false, local_gradient = false;
   bool sum = false, local_sum = false;
 
-  bool operator==(const GradientOnRank&) const = default;
   bool is_local() const { return local_gradient || local_sum; }
 };
-
-/// What a rank holds of all of them.
-struct RankGradients {
-  std::string losses;      // describe_held_losses()
-  bool f32_slots = false;  // of the arena: a rank with nothing to add to may be behind
-  std::vector<GradientOnRank> parameters;
-  std::vector<bool> sums_of;  // for each parameter and each of names_of(Losses::of_sums)
-};
+constexpr std::size_t kBits = 4;
 
 GradientOnRank held_of(const core::GradientSlot& slot) {
   return {.gradient = slot.holds_gradient(),
@@ -43,10 +34,18 @@ GradientOnRank held_of(const core::GradientSlot& slot) {
 }
 
 /// Also of parameters that were frozen since.
-std::vector<GradientOnRank> held_of(const NamedTensors& parameters) {
-  std::vector<GradientOnRank> held;
-  for (const NamedTensor& one : parameters) held.push_back(held_of(one.tensor.gradient_slot()));
-  return held;
+std::vector<bool> bits_of(const NamedTensors& parameters) {
+  std::vector<bool> bits;
+  for (const NamedTensor& one : parameters) {
+    const GradientOnRank held = held_of(one.tensor.gradient_slot());
+    bits.insert(bits.end(), {held.gradient, held.local_gradient, held.sum, held.local_sum});
+  }
+  return bits;
+}
+
+GradientOnRank held_on(const std::vector<bool>& rank, std::size_t parameter) {
+  const std::size_t i = kBits * parameter;
+  return {rank[i], rank[i + 1], rank[i + 2], rank[i + 3]};
 }
 
 bool is_broken(const Tensor& parameter) {
@@ -65,61 +64,36 @@ void check_whole(const NamedTensors& parameters) {
   }
 }
 
-std::string pack(const RankGradients& own) {
-  std::vector<bool> bits;
-  for (const GradientOnRank& held : own.parameters)
-    bits.insert(bits.end(), {held.gradient, held.local_gradient, held.sum, held.local_sum});
-  return core::Packer()
-      .text(own.losses)
-      .number(own.f32_slots ? 1 : 0)
-      .bits(bits)
-      .bits(own.sums_of)
-      .bytes();
-}
-
-RankGradients unpack(const std::string& bytes) {
-  core::Unpacker message(bytes);
-  RankGradients rank;
-  rank.losses = message.text();
-  rank.f32_slots = message.number() != 0;
-  const std::vector<bool> bits = message.bits();
-  for (std::size_t i = 0; i + 3 < bits.size(); i += 4)
-    rank.parameters.push_back({bits[i], bits[i + 1], bits[i + 2], bits[i + 3]});
-  rank.sums_of = message.bits();
-  return rank;
-}
-
-std::string list_of_local(const std::vector<GradientOnRank>& held, const NamedTensors& parameters) {
+std::string list_of_local(const std::vector<bool>& rank, const NamedTensors& parameters) {
   std::vector<std::string> names;
   for (std::size_t p = 0; p < parameters.size(); ++p) {
-    if (held[p].local_gradient) names.push_back(parameters[p].name);
-    if (held[p].sum) names.push_back(parameters[p].name + " (sum)");
+    const GradientOnRank held = held_on(rank, p);
+    if (held.local_gradient) names.push_back(parameters[p].name);
+    if (held.sum) names.push_back(parameters[p].name + " (sum)");
   }
   return names.empty() ? "none" : join_names(names);
 }
 
-void check_same_parameters(const std::vector<RankGradients>& ranks,
+void check_same_parameters(const std::vector<HeldGradients>& ranks,
                            const NamedTensors& parameters) {
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    CAIRN_CHECK(ranks[rank].parameters == ranks[0].parameters, "ddp",
+    const std::vector<bool>&first = ranks[0].bits, &bits = ranks[rank].bits;
+    const auto end = first.begin() + static_cast<std::ptrdiff_t>(kBits * parameters.size());
+    CAIRN_CHECK(std::equal(first.begin(), end, bits.begin()), "ddp",
                 "expected gradients of the same parameters in a step that has to reduce them, got ",
-                list_of_local(ranks[0].parameters, parameters), " on rank 0 and ",
-                list_of_local(ranks[rank].parameters, parameters), " on rank ", rank,
+                list_of_local(first, parameters), " on rank 0 and ",
+                list_of_local(bits, parameters), " on rank ", rank,
                 " (the last micro-batch of a step: no no_sync; or find_unused_parameters)");
   }
 }
 
 using Contributions = std::vector<std::shared_ptr<core::Contribution>>;
 
-/// What this rank's gradients are of, which ranks have in common (check_same_losses).
+/// What this rank's gradients are of, which ranks have in common.
 struct Losses {
   core::GradientScale of_gradients;
   Contributions of_sums;
 };
-
-bool contains(const Contributions& all, const std::shared_ptr<core::Contribution>& one) {
-  return std::find(all.begin(), all.end(), one) != all.end();
-}
 
 Losses losses_of(const NamedTensors& parameters) {
   Losses losses;
@@ -131,7 +105,8 @@ Losses losses_of(const NamedTensors& parameters) {
       losses.of_gradients = slot.scale();
     any_gradient = any_gradient || slot.holds_gradient();
     for (const auto& one : slot.sum_contributions()) {
-      if (!one->over && !contains(losses.of_sums, one)) losses.of_sums.push_back(one);
+      Contributions& all = losses.of_sums;
+      if (!one->over && std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
     }
   }
   return losses;
@@ -144,6 +119,7 @@ std::set<std::string> names_of(const Contributions& losses) {
   return names;
 }
 
+/// For each parameter and each of names_of(losses) whether its sum has a part of that loss.
 std::vector<bool> sums_of(const Contributions& losses, const NamedTensors& parameters) {
   const std::set<std::string> all = names_of(losses);
   std::vector<bool> bits;
@@ -154,16 +130,15 @@ std::vector<bool> sums_of(const Contributions& losses, const NamedTensors& param
   return bits;
 }
 
-/// What the sum is of, and what it is of on any other rank.
-Contributions on_any(const std::vector<RankGradients>& ranks, std::size_t parameter,
-                     const Losses& losses, const core::GradientSlot& slot) {
+/// What the sum is of, and what it is of on any other rank. `bit`: the first of its sums_of().
+Contributions on_any(const std::vector<HeldGradients>& ranks, std::size_t bit, const Losses& losses,
+                     const core::GradientSlot& slot) {
   Contributions all = slot.sum_contributions();
-  const std::set<std::string> own = names_of(all), names = names_of(losses.of_sums);
-  std::size_t at = parameter * names.size();
-  for (const std::string& name : names) {
-    const auto has = [&](const RankGradients& rank) { return rank.sums_of[at]; };
+  const std::set<std::string> own = names_of(all);
+  for (const std::string& name : names_of(losses.of_sums)) {
+    const auto has = [&](const HeldGradients& rank) { return rank.bits[bit]; };
     const bool added = !own.contains(name) && std::any_of(ranks.begin(), ranks.end(), has);
-    ++at;
+    ++bit;
     for (const auto& one : losses.of_sums) {
       if (added && one->describe() == name) all.push_back(one);
     }
@@ -221,31 +196,27 @@ bool DistributedDataParallel::Impl::reduce_unreduced() {
   if (uneven)
     fail_everywhere(core::str("expected a backward that reduces before each step inside join(), ",
                               "got a step that has to reduce ",
-                              list_of_local(held_of(parameters), parameters),
+                              list_of_local(bits_of(parameters), parameters),
                               " (the last micro-batch of a step: no no_sync)"));
   no_sync.compare();
   const Losses losses = losses_of(parameters);
   const auto told = group.world().all_or_throw<core::Error>("what a step has to reduce", [&] {
     check_whole(parameters);
-    // With find_unused_parameters a loss under no_sync may have reached nothing on some rank.
-    return pack({describe_held_losses(parameters, !options.find_unused_parameters),
-                 arena->f32_slots(), held_of(parameters), sums_of(losses.of_sums, parameters)});
+    HeldGradients held{describe_held_losses(parameters), arena->f32_slots(), bits_of(parameters)};
+    const std::vector<bool> sums = sums_of(losses.of_sums, parameters);
+    held.bits.insert(held.bits.end(), sums.begin(), sums.end());
+    return held.pack();
   });
-  std::vector<RankGradients> ranks;
-  std::vector<std::string> losses_of_rank;
-  for (const std::string& bytes : told) {
-    ranks.push_back(unpack(bytes));
-    losses_of_rank.push_back(ranks.back().losses);
-  }
-  check_same_losses(losses_of_rank);
+  const std::vector<HeldGradients> ranks = unpack(told);
   if (!finds_unused()) check_same_parameters(ranks, parameters);
-  const auto has_f32_slots = [](const RankGradients& rank) { return rank.f32_slots; };
-  if (std::any_of(ranks.begin(), ranks.end(), has_f32_slots)) arena->use_f32_slots();
-  for (std::size_t p = 0; p < parameters.size(); ++p) {
+  if (any_has_f32_slots(ranks)) arena->use_f32_slots();
+  const std::size_t count = parameters.size(), names = names_of(losses.of_sums).size();
+  for (std::size_t p = 0; p < count; ++p) {
     GradientOnRank any;
-    for (const RankGradients& rank : ranks) {
-      any.local_gradient = any.local_gradient || rank.parameters[p].local_gradient;
-      any.local_sum = any.local_sum || rank.parameters[p].local_sum;
+    for (const HeldGradients& rank : ranks) {
+      const GradientOnRank held = held_on(rank.bits, p);
+      any.local_gradient = any.local_gradient || held.local_gradient;
+      any.local_sum = any.local_sum || held.local_sum;
     }
     if (!any.is_local()) continue;
     const auto& [name, tensor] = parameters[p];
@@ -253,7 +224,7 @@ bool DistributedDataParallel::Impl::reduce_unreduced() {
     give_zeros(tensor, wanted, losses, arena->f32_slots());
     core::GradientSlot& slot = tensor.gradient_slot();
     if (any.local_sum) {
-      slot.mark_summed(on_any(ranks, p, losses, slot));
+      slot.mark_summed(on_any(ranks, kBits * count + names * p, losses, slot));
       all_reduce(slot.sum(), core::str("gradient ", name, " (sum)"), group, options);
     }
     if (any.local_gradient) all_reduce(slot.memory(), "gradient " + name, group, options);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cairn/parallel/process_group.h"
+#include "ddp/held_gradients.h"
 
 namespace cairn::parallel {
 
@@ -21,11 +22,10 @@ class UnusedParameters {
   explicit UnusedParameters(bool static_graph) : static_graph_(static_graph) {}
 
   /// What some rank's losses reached. A collective, with static_graph only in the first backward.
-  /// losses: what this rank holds; throws InvalidArgument, on every rank, where another's differ.
+  /// held: but for its bits; throws InvalidArgument, on every rank, where another's losses differ.
   /// shadows: this rank's loss is a Join's zero(), which reaches everything and says nothing.
-  /// f32_slots: this rank's arena has them. Returns whether some rank's has: a rank that had
-  /// nothing to add to may be behind. name: the collective's.
-  bool agree(const ReachedParameters& own, const std::string& losses, bool shadows, bool f32_slots,
+  /// name: the collective's. Returns whether some rank's arena has f32 slots.
+  bool agree(const ReachedParameters& own, HeldGradients held, bool shadows,
              const ProcessGroup& group, const std::string& name);
   bool reached_somewhere(std::size_t parameter) const { return somewhere_.at(parameter); }
   /// With static_graph: the first parameter that this loss, and not the first one, reaches, or the

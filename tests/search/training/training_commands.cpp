@@ -74,6 +74,7 @@ class Backward : public Command {
     if (throws && !loss_.in_forward && !parameters[at(loss_.thrower)].trainable) return false;
     if (reduces(now) && !now.finds_unused() && !all) return false;
     if (loss_.by_amp != now.setup.precision.has_value() && loss_.by_amp) return false;
+    if (loss_.by_amp && takes_plain_gradients_to_an_overflow(now)) return false;
     return now.backwards + (loss_.twice ? 2 : 1) * micro_batches_ <= kMostBackwards;
   }
 
@@ -154,6 +155,18 @@ class Backward : public Command {
   }
   bool reduces(const Case& now) const {
     return now.setup.ranks > 1 && now.setup.ddp && synchronise_;
+  }
+
+  /// Gradients of a plain backward wait: whether they count as this loss's, and their optimizers
+  /// skip with it, is the library's choice.
+  bool takes_plain_gradients_to_an_overflow(const Case& now) const {
+    const auto overflows = [](const Pending& loss) { return loss.overflow; };
+    const auto waits = [](const Parameter& p) { return p.gradient.exists() && p.gradient.plain; };
+    const Reference& all = now.reference;
+    return all.rules.size() > 1 &&
+           std::any_of(all.parameters.begin(), all.parameters.end(), waits) &&
+           (loss_.overflow_rank >= 0 ||
+            std::any_of(all.pending.begin(), all.pending.end(), overflows));
   }
 
   unsigned reached_optimizers(const Case& now) const {

@@ -16,27 +16,27 @@ std::string digest(std::string_view text) {
   return bytes;
 }
 
-namespace {
-
-std::vector<std::string> lines_and_end(const std::string& text) {
+std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) lines.push_back(line);
-  lines.push_back("nothing more");
   return lines;
 }
 
-}  // namespace
+bool all_equal(const std::vector<std::string>& texts) {
+  return std::all_of(texts.begin(), texts.end(),
+                     [&](const std::string& text) { return text == texts[0]; });
+}
 
 void check_same_lists(std::string_view where, std::string_view what,
                       const std::vector<std::string>& of_rank) {
+  const std::string end = "nothing more";
   for (std::size_t rank = 1; rank < of_rank.size(); ++rank) {
     if (of_rank[rank] == of_rank[0]) continue;
-    const auto a = lines_and_end(of_rank[0]), b = lines_and_end(of_rank[rank]);
+    const auto a = lines_of(of_rank[0]), b = lines_of(of_rank[rank]);
     const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-    core::fail(where, "expected the same ", what, " on every rank, got ",
-               x == a.end() ? "nothing more" : *x, " on rank 0 and ",
-               y == b.end() ? "nothing more" : *y, " on rank ", rank);
+    core::fail(where, "expected the same ", what, " on every rank, got ", x == a.end() ? end : *x,
+               " on rank 0 and ", y == b.end() ? end : *y, " on rank ", rank);
   }
 }
 

@@ -35,9 +35,11 @@ class Planner {
       sort(places, [&](std::size_t i) { return gradients_[i].expected; });
       cut(places, false);
     }
-    std::stable_sort(
-        buckets_.begin(), buckets_.end(),
-        [&](const PlannedBucket& a, const PlannedBucket& b) { return complete(a) < complete(b); });
+    const auto last = [&](const PlannedBucket& b) {
+      return gradients_[b.gradients.back()].expected;
+    };
+    std::stable_sort(buckets_.begin(), buckets_.end(),
+                     [&](const auto& a, const auto& b) { return last(a) < last(b); });
     return std::move(buckets_);
   }
 
@@ -53,11 +55,6 @@ class Planner {
   /// From the beginning of one to the end of another one of its run.
   std::int64_t extent(std::size_t first, std::size_t last) const {
     return gradients_[last].offset + bytes_of(last) - gradients_[first].offset;
-  }
-  std::size_t complete(const PlannedBucket& bucket) const {
-    std::size_t last = 0;
-    for (std::size_t i : bucket.gradients) last = std::max(last, gradients_[i].expected);
-    return last;
   }
 
   /// A bucket ends where the next gradient would not fit, and at a trigger.

@@ -21,22 +21,6 @@ class Function final : public CommunicationHook {
   std::function<void(const GradientBucket&, const ProcessGroup&)> reduce_;
 };
 
-class Compression final : public CommunicationHook {
- public:
-  explicit Compression(DType dtype) : dtype_(dtype) {}
-  void reduce(const GradientBucket& bucket, const ProcessGroup& group) override {
-    const TensorView& data = bucket.data;
-    if (core::is_half(data.dtype)) return group.all_reduce(data, ReduceOp::mean, bucket.name);
-    const Tensor small = Tensor::empty(data.shape, dtype_, data.device);
-    kernels::affine(data, 1.0 / group.world_size(), 0.0, small);
-    group.all_reduce(small, ReduceOp::sum, bucket.name);
-    kernels::copy(small, data);
-  }
-
- private:
-  DType dtype_;
-};
-
 }  // namespace
 
 std::shared_ptr<CommunicationHook> communication_hook(
@@ -47,7 +31,14 @@ std::shared_ptr<CommunicationHook> communication_hook(
 
 std::shared_ptr<CommunicationHook> compress_to(DType dtype) {
   CAIRN_CHECK(core::is_half(dtype), "compress_to", "expected f16 or bf16, got ", dtype);
-  return std::make_shared<Compression>(dtype);
+  return communication_hook([dtype](const GradientBucket& bucket, const ProcessGroup& group) {
+    const TensorView& data = bucket.data;
+    if (core::is_half(data.dtype)) return group.all_reduce(data, ReduceOp::mean, bucket.name);
+    const Tensor small = Tensor::empty(data.shape, dtype, data.device);
+    kernels::affine(data, 1.0 / group.world_size(), 0.0, small);
+    group.all_reduce(small, ReduceOp::sum, bucket.name);
+    kernels::copy(small, data);
+  });
 }
 
 }  // namespace cairn::parallel

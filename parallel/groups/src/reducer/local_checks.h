@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cairn/core/world.h"
@@ -17,15 +18,16 @@ class LocalChecks {
   /// A backward pass that reduces begins. Only the last few passes are kept: who asks does so
   /// before the next step, and before that an overflow of several losses may have come.
   void begin_pass();
+  /// A gradient's place in the list, by which what is found is ordered, and its name.
+  using Name = std::pair<std::size_t, std::string>;
   /// Queues the check of a bucket on the current stream: gradients of one dtype.
-  void check(std::vector<std::string> names, const std::vector<TensorView>& gradients);
-  /// What the kept passes found, a name once, in the order of `names`; others are left out. Waits
-  /// for the device. All is forgotten then.
-  std::vector<core::NonFinite> take(const std::vector<std::string>& names);
+  void check(std::vector<Name> names, const std::vector<TensorView>& gradients);
+  /// What the kept passes found, a gradient once. Waits for the device. All is forgotten then.
+  std::vector<core::NonFinite> take();
 
  private:
   struct Bucket {
-    std::vector<std::string> names;
+    std::vector<Name> names;
     kernels::PendingCheck check;
   };
   std::deque<std::vector<Bucket>> passes_;

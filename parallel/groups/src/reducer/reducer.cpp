@@ -27,6 +27,7 @@ using core::Stream;
 using core::StreamGuard;
 
 constexpr int kMostStreams = 64;
+constexpr std::int64_t kNoNeighbours = -1;  // bytes between gradients
 
 void check_sizes(std::int64_t first_bucket_bytes, std::int64_t bucket_bytes) {
   CAIRN_CHECK(first_bucket_bytes > 0 && bucket_bytes > 0, "ddp",
@@ -93,15 +94,9 @@ std::string list_runs(const std::vector<Gradient>& gradients) {
   return out.str();
 }
 
-/// What a reducer's world tells of this rank's own gradients.
-struct OwnGradients {
-  LocalChecks checks;
-  std::vector<std::string> names;
-};
-
 class ReducerLink final : public core::WorldLink {
  public:
-  ReducerLink(ProcessGroup group, std::shared_ptr<OwnGradients> own)
+  ReducerLink(ProcessGroup group, std::shared_ptr<LocalChecks> own)
       : group_(std::move(group)), own_(std::move(own)) {}
 
   std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
@@ -110,13 +105,13 @@ class ReducerLink final : public core::WorldLink {
   core::LibraryVersions libraries() const override { return library_versions(); }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
     if (!own_) return std::nullopt;
-    return own_->checks.take(own_->names);
+    return own_->take();
   }
   std::vector<int> job_ranks() const override { return group_.world().job_ranks(); }
 
  private:
   ProcessGroup group_;
-  std::shared_ptr<OwnGradients> own_;
+  std::shared_ptr<LocalChecks> own_;
 };
 
 }  // namespace
@@ -139,14 +134,13 @@ struct Reducer::Impl {
   void plan_order();
   void mark(std::size_t gradient, bool ready);
   void check_in_place(std::size_t gradient) const;
-  void begin_pass();
   void check_own(const PlannedBucket& bucket);
   void reduce_complete();
   void reduce(std::size_t bucket);
   void exchange_data(const PlannedBucket& bucket);
   std::vector<TensorView> parts_of(const PlannedBucket& bucket) const;
+  std::int64_t elements_of(const PlannedBucket& bucket) const;
   TensorView stage(const PlannedBucket& bucket, double before);
-  void all_reduce(const PlannedBucket& bucket, const TensorView& data) const;
   void run_hook(const PlannedBucket& bucket, const TensorView& data);
   bool converts(const TensorView& gradient) const;
   const Stream& stream_of(Device device, std::size_t bucket);
@@ -163,12 +157,12 @@ struct Reducer::Impl {
   std::vector<Tensor> kept;  // the tensors behind them
   std::vector<PlannedBucket> buckets;
   std::vector<std::size_t> bucket_of;  // by gradient
-  std::vector<std::string> order;      // rank 0's, of the first pass
+  std::string order;                   // rank 0's, of the first pass: a name a line
   bool order_known = false;            // it is of these gradients
   double before = 1.0, after = 1.0;
-  std::string loss;  // set_loss()
+  std::string losses;  // set_losses()
   std::int64_t passes = 0;
-  std::shared_ptr<OwnGradients> own;  // null: nobody has asked for world()
+  std::shared_ptr<LocalChecks> own;  // null: nobody has asked for world()
   std::function<void(const std::vector<std::size_t>&)> callback;
   std::map<std::pair<int, int>, std::vector<Stream>> streams;  // by device
 
@@ -218,10 +212,7 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
 void Reducer::Impl::compare_lists(std::vector<Gradient>& own) const {
   check_same_lists("reducer", "list of gradients",
                    group.exchange(list(options, own), "the gradients that differ"));
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    own[i].run = i;
-    own[i].offset = 0;
-  }
+  find_runs(own, kNoNeighbours);
 }
 
 void Reducer::Impl::register_gradients(const std::vector<std::string>& names,
@@ -236,7 +227,6 @@ void Reducer::Impl::register_gradients(const std::vector<std::string>& names,
   });
   if (!all_equal(told)) compare_lists(list);
   gradients = std::move(list);
-  if (own) own->names = names;
   kept.clear();
   plan();
 }
@@ -254,7 +244,7 @@ void Reducer::Impl::plan() {
 /// The order of rank 0's first pass, where it is of these gradients; else the reverse of the list.
 void Reducer::Impl::plan_order() {
   std::unordered_map<std::string, std::size_t> places;
-  for (std::size_t k = 0; k < order.size(); ++k) places[order[k]] = k;
+  for (std::string& name : lines_of(order)) places.emplace(std::move(name), places.size());
   order_known = places.size() == gradients.size() &&
                 std::all_of(gradients.begin(), gradients.end(), [&](const Gradient& gradient) {
                   return places.contains(gradient.name);
@@ -282,7 +272,10 @@ void Reducer::Impl::mark(std::size_t gradient, bool is_ready) {
                               gradients[gradient].name, "' twice (wait() ends a pass)"));
   check_in_place(gradient);
   if (!is_ready) kernels::fill(gradients[gradient].view, 0.0);
-  if (!std::exchange(under_way, true)) begin_pass();
+  if (!std::exchange(under_way, true)) {
+    drop_staged();
+    if (own) own->begin_pass();
+  }
   marked[gradient] = true;
   if (is_ready) ready.push_back(gradient);
   --missing[bucket_of[gradient]];
@@ -298,20 +291,15 @@ void Reducer::Impl::check_in_place(std::size_t gradient) const {
   }
 }
 
-void Reducer::Impl::begin_pass() {
-  drop_staged();
-  if (own) own->checks.begin_pass();
-}
-
 void Reducer::Impl::check_own(const PlannedBucket& bucket) {
   if (!own) return;
-  std::vector<std::string> names;
+  std::vector<LocalChecks::Name> names;
   std::vector<TensorView> views;
   for (const std::size_t i : bucket.gradients) {
-    names.push_back(gradients[i].name);
+    names.emplace_back(i, gradients[i].name);
     views.push_back(gradients[i].view);
   }
-  own->checks.check(std::move(names), views);
+  own->check(std::move(names), views);
 }
 
 void Reducer::Impl::reduce_complete() {
@@ -356,6 +344,12 @@ std::vector<TensorView> Reducer::Impl::parts_of(const PlannedBucket& bucket) con
   return parts;
 }
 
+std::int64_t Reducer::Impl::elements_of(const PlannedBucket& bucket) const {
+  std::int64_t elements = 0;
+  for (const TensorView& part : parts_of(bucket)) elements += part.numel();
+  return elements;
+}
+
 /// Where the bucket is reduced: its slice, or a flat buffer that it is copied to.
 TensorView Reducer::Impl::stage(const PlannedBucket& bucket, double factor) {
   const TensorView& first = gradients[bucket.gradients[0]].view;
@@ -364,12 +358,9 @@ TensorView Reducer::Impl::stage(const PlannedBucket& bucket, double factor) {
     if (factor != 1.0) kernels::affine(bucket.slice, factor, 0.0, bucket.slice);
     return bucket.slice;
   }
-  const std::vector<TensorView> parts = parts_of(bucket);
-  std::int64_t elements = 0;
-  for (const TensorView& part : parts) elements += part.numel();
   const DType dtype = converts(first) ? DType::f32 : first.dtype;
-  staged.push_back(Tensor::empty({elements}, dtype, first.device));
-  flatten(parts, staged.back(), factor);
+  staged.push_back(Tensor::empty({elements_of(bucket)}, dtype, first.device));
+  flatten(parts_of(bucket), staged.back(), factor);
   return staged.back();
 }
 
@@ -379,7 +370,8 @@ void Reducer::Impl::exchange_data(const PlannedBucket& bucket) {
   if (options.hook) {
     run_hook(bucket, data);
   } else {
-    all_reduce(bucket, data);
+    const ReduceOp op = options.average && f == 1.0 ? ReduceOp::mean : ReduceOp::sum;
+    group.all_reduce(data, op, of_losses(losses, bucket.name));
   }
   const double factor = f == 1.0 ? after : after * f / group.world_size();
   if (data.data != bucket.slice.data) {
@@ -390,13 +382,8 @@ void Reducer::Impl::exchange_data(const PlannedBucket& bucket) {
   reduced.push_back(data);
 }
 
-void Reducer::Impl::all_reduce(const PlannedBucket& bucket, const TensorView& data) const {
-  const bool mean = options.average && options.gradient_predivide_factor == 1.0;
-  group.all_reduce(data, mean ? ReduceOp::mean : ReduceOp::sum, of_loss(loss, bucket.name));
-}
-
 void Reducer::Impl::run_hook(const PlannedBucket& bucket, const TensorView& data) {
-  GradientBucket handed{data, {}, {}, of_loss(loss, bucket.name), passes};
+  GradientBucket handed{data, {}, {}, of_losses(losses, bucket.name), passes};
   std::int64_t offset = 0;
   for (std::size_t i : bucket.gradients) {
     const TensorView& x = gradients[i].view;
@@ -462,7 +449,7 @@ void Reducer::Impl::learn_order() {
       if (!listed[i]) text += gradients[i].name + "\n";
     }
   }
-  order = lines_of(group.exchange(text, "the order of gradients")[0]);
+  order = group.exchange(text, "the order of gradients")[0];
   plan();
 }
 
@@ -514,8 +501,8 @@ void Reducer::set_weights(double before, double after) {
   impl_->before = before;
   impl_->after = after;
 }
-void Reducer::set_loss(std::string description) {
-  impl_->loss = std::move(description);
+void Reducer::set_losses(std::string description) {
+  impl_->losses = std::move(description);
 }
 void Reducer::before_reduction(std::function<void(const std::vector<std::size_t>&)> callback) {
   impl_->callback = std::move(callback);
@@ -526,14 +513,12 @@ std::vector<Reducer::Bucket> Reducer::buckets() const {
   for (const PlannedBucket& planned : impl_->buckets) {
     const TensorView& first = impl_->gradients[planned.gradients[0]].view;
     const bool converts = impl_->converts(first);
-    Bucket bucket;
-    std::int64_t elements = 0;
-    for (const TensorView& part : impl_->parts_of(planned)) elements += part.numel();
+    Bucket& bucket = described.emplace_back();
     for (std::size_t i : planned.gradients) bucket.parameters.push_back(impl_->gradients[i].name);
     bucket.dtype = converts ? DType::f32 : first.dtype;
-    bucket.bytes = elements * static_cast<std::int64_t>(core::size_of(bucket.dtype));
+    bucket.bytes =
+        impl_->elements_of(planned) * static_cast<std::int64_t>(core::size_of(bucket.dtype));
     bucket.in_place = planned.slice.defined() && !converts;
-    described.push_back(std::move(bucket));
   }
   return described;
 }
@@ -547,9 +532,8 @@ std::vector<TensorView> Reducer::reduced_buckets() const {
 core::World Reducer::world() {
   const ProcessGroup& group = impl_->group;
   if (group.world_size() > 1 && impl_->options.check_local_gradients && !impl_->own) {
-    impl_->own = std::make_shared<OwnGradients>();
-    for (const Gradient& gradient : impl_->gradients) impl_->own->names.push_back(gradient.name);
-    if (impl_->under_way) impl_->own->checks.begin_pass();
+    impl_->own = std::make_shared<LocalChecks>();
+    if (impl_->under_way) impl_->own->begin_pass();
   }
   return {group.rank(), group.world_size(), std::make_shared<ReducerLink>(group, impl_->own)};
 }
@@ -564,9 +548,7 @@ StateDict Reducer::state_dict() const {
   state.set("bucket_bytes", impl_->options.bucket_bytes);
   state.set("buckets", static_cast<std::int64_t>(impl_->buckets.size()));
   state.set("passes", impl_->passes);
-  std::string order;
-  for (const std::string& name : impl_->order) order += name + "\n";
-  state.set("order", order);
+  state.set("order", impl_->order);
   if (impl_->options.hook) {
     if (StateDict hook = impl_->options.hook->state_dict(false); !hook.empty())
       state.make_dict("hook") = std::move(hook);
@@ -574,23 +556,21 @@ StateDict Reducer::state_dict() const {
   return state;
 }
 
-/// A state of an older version has neither passes nor order.
 void Reducer::load_state_dict(const StateDict& state) {
   CAIRN_CHECK(!impl_->under_way, "reducer", "expected a pass to have ended before a state is ",
               "loaded, got one under way (wait(), or abandon())");
   const std::int64_t first = state.integer("first_bucket_bytes");
   const std::int64_t others = state.integer("bucket_bytes");
   check_sizes(first, others);
-  const std::int64_t passes = state.contains("passes") ? state.integer("passes") : 0;
-  std::vector<std::string> order;
-  if (state.contains("order")) order = lines_of(state.text("order"));
+  const std::int64_t passes = state.integer("passes");
+  std::string order = state.text("order");
   if (impl_->options.hook && state.contains("hook"))
     impl_->options.hook->load_state_dict(state.dict("hook"));
   impl_->options.first_bucket_bytes = first;
   impl_->options.bucket_bytes = others;
   impl_->passes = passes;
   impl_->order = std::move(order);
-  if (impl_->own) impl_->own->checks = {};  // of gradients that are gone
+  if (impl_->own) *impl_->own = {};  // of gradients that are gone
   impl_->plan();
 }
 

@@ -106,10 +106,11 @@ class Reducer : public core::Stateful {
   /// For uneven batches: gradients are multiplied by `before` ahead of the reduction and the
   /// averages by `after` behind it, in all passes from now on.
   void set_weights(double before, double after);
-  /// What the gradients of the passes from now on are of: "loss 1 scaled by 8"; "": nobody says. It
+  /// What the gradients of the passes from now on are of, "loss 1 scaled by 8, sums of loss 0
+  /// scaled by 8", with what waits for the same step; "": nobody says. It
   /// is a part of the names of their collectives: ranks that would reduce gradients of other losses
   /// into one another throw, naming both.
-  void set_loss(std::string description);
+  void set_losses(std::string description);
   /// Called with the gradients of each bucket (places in the list) before its reduction, its stream
   /// current.
   void before_reduction(std::function<void(const std::vector<std::size_t>& gradients)> callback);
