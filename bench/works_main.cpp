@@ -83,6 +83,10 @@ nlohmann::json measure(const bench::Work& work, const Flags& flags) {
   nlohmann::json row = facts(work);
   row["process_bytes"] = static_cast<double>(cairn::core::process_memory("VmHWM")) - before;
   row["peak_bytes"] = cairn::core::memory_stats(device).peak_total;
+  const cairn::core::ProcessParts parts = cairn::core::process_parts();
+  row["process_parts"] = {{"code", parts.code},     {"tensors", parts.tensors},
+                          {"heap", parts.heap},     {"heap_free", parts.heap_free},
+                          {"stacks", parts.stacks}, {"other", parts.other}};
 
   const bench::Run loop = loop_of(work);
   const int loop_repeats = loop ? repeats_of(loop, flags.tiny) : 0;

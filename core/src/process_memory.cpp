@@ -1,25 +1,52 @@
 #include "cairn/core/process_memory.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <optional>
+#include <sstream>
 #include <string>
 
 #include "allocator.h"
+#include "cairn/core/memory.h"
 
 namespace cairn::core {
 
 namespace {
 
-// Of "NAME:   1234 kB" in a file of such lines.
+constexpr std::size_t kMostGuardBytes = std::size_t{64} << 10;  // below a thread's stack
+
+// Of a line "NAME:   1234 kB".
+std::optional<std::size_t> bytes_in(std::string_view name, const std::string& line) {
+  if (!line.starts_with(name) || line[name.size()] != ':') return {};
+  return std::stoull(line.substr(name.size() + 1)) * 1024;
+}
+
 std::optional<std::size_t> field_of(const char* file, std::string_view name) {
   std::ifstream lines(file);
   for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with(name) || line[name.size()] != ':') continue;
-    return std::stoull(line.substr(name.size() + 1)) * 1024;
+    if (const auto bytes = bytes_in(name, line)) return bytes;
   }
   return {};
+}
+
+struct Mapping {
+  std::size_t bytes = 0;
+  std::string access, name;  // "rw-p"; a file, "[heap]", or none
+};
+
+// "7f00-7f80 rw-p 00000000 08:01 1234   /lib/x.so", the first line of a mapping in smaps.
+bool read_mapping(const std::string& line, Mapping& mapping) {
+  std::istringstream in(line);
+  std::size_t begin = 0, end = 0;
+  char dash = 0;
+  std::string offset, device, inode;
+  if (!(in >> std::hex >> begin >> dash >> end >> mapping.access) || dash != '-') return false;
+  in >> offset >> device >> inode >> mapping.name;
+  mapping.bytes = end - begin;
+  return true;
 }
 
 // "max", or a file that is not there: no bound.
@@ -55,6 +82,29 @@ std::size_t process_memory(std::string_view field) {
 
 void reset_most_process_memory() {
   std::ofstream("/proc/self/clear_refs") << 5;
+}
+
+ProcessParts process_parts() {
+  ProcessParts parts;
+  std::size_t anonymous = 0;
+  std::ifstream lines("/proc/self/smaps");
+  std::size_t* part = &anonymous;
+  bool behind_a_guard = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (const auto bytes = bytes_in("Rss", line)) *part += *bytes;
+    Mapping mapping;
+    if (!read_mapping(line, mapping)) continue;
+    const bool stack = mapping.name == "[stack]" || (behind_a_guard && mapping.name.empty());
+    part = mapping.name.starts_with('/') ? &parts.code : stack ? &parts.stacks : &anonymous;
+    behind_a_guard = mapping.access == "---p" && mapping.bytes <= kMostGuardBytes;
+  }
+  const struct mallinfo2 heap = mallinfo2();
+  parts.tensors = memory_stats(Device{}).reserved;
+  parts.heap = heap.uordblks + heap.hblkhd;
+  parts.heap_free = heap.fordblks;
+  const std::size_t heaps = parts.tensors + parts.heap + parts.heap_free;
+  parts.other = anonymous - std::min(anonymous, heaps);
+  return parts;
 }
 
 std::size_t memory_left() {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "cairn/core/memory.h"
@@ -31,6 +32,30 @@ TEST(ProcessMemory, IsWhatTheSystemSays) {
   EXPECT_EQ(process_memory("VmNothing"), 0u);
   EXPECT_GT(memory_left(), 0u);
   EXPECT_LT(memory_left(), std::size_t{1} << 50);
+}
+
+TEST(ProcessMemory, IsKnownByItsParts) {
+  constexpr std::size_t kBytes = std::size_t{32} << 20, kStack = std::size_t{2} << 20;
+  const ProcessParts before = process_parts();
+  EXPECT_GT(before.code, 0u);
+  std::vector<char> data(kBytes, 'x');
+  const Tensor x = Tensor::zeros({static_cast<std::int64_t>(2 * kBytes)}, DType::u8, Device{});
+  ProcessParts parts;
+  std::thread([&] {
+    volatile char deep[kStack];
+    for (std::size_t i = 0; i < kStack; i += 1024) deep[i] = 1;
+    parts = process_parts();
+    EXPECT_EQ(deep[0], 1);
+  }).join();
+  const auto grown = [](std::size_t now, std::size_t then) {
+    return static_cast<double>(now) - static_cast<double>(then);
+  };
+  EXPECT_NEAR(grown(parts.tensors, before.tensors), 2.0 * kBytes, 0.1 * kBytes);
+  EXPECT_NEAR(grown(parts.heap, before.heap), 1.0 * kBytes, 0.1 * kBytes);
+  EXPECT_GE(grown(parts.stacks, before.stacks), 1.0 * kStack);
+  EXPECT_LE(grown(parts.stacks, before.stacks), 2.0 * kStack);
+  const std::size_t all = parts.code + parts.tensors + parts.heap + parts.stacks + parts.other;
+  EXPECT_NEAR(static_cast<double>(all), static_cast<double>(process_memory("VmRSS")), 0.2 * kBytes);
 }
 
 TEST(CacheBound, HoldsForLiveAndCachedBlocks) {

@@ -17,6 +17,20 @@ namespace cairn::core {
 std::size_t process_memory(std::string_view field);
 void reset_most_process_memory();
 
+/// What the process has in memory now, in bytes, by what it is for; all 0 where the system has no
+/// /proc/self/smaps. Tensors are what the CPU's allocator holds, touched or not, cached blocks too;
+/// the heap is what malloc has handed out: graphs, libraries' kernels and scratch, and once more the
+/// tensors of less than 128 KiB.
+struct ProcessParts {
+  std::size_t code = 0;  // mapped files: the program and its libraries
+  std::size_t tensors = 0;
+  std::size_t heap = 0;
+  std::size_t heap_free = 0;  // freed, and kept by malloc
+  std::size_t stacks = 0;     // of all threads
+  std::size_t other = 0;      // mapped by somebody else
+};
+ProcessParts process_parts();
+
 /// Bytes that the process may still take before the system refuses or kills it: what the machine
 /// has available (MemAvailable), or less where a control group (memory.max) leaves less. SIZE_MAX
 /// where the system does not say.
