@@ -56,8 +56,8 @@ MicroBatch Accumulation::begin(std::int64_t count, const BeginOptions& options) 
   const bool by_tokens = options_.tokens > 0;
   const auto ranks = static_cast<double>(options_.world.size);
   const auto own = static_cast<double>(count);
-  const double everywhere = by_tokens || reference_ == 0 ? options_.world.sum(own, kCount) : own;
   const bool knows_all = by_tokens || reference_ == 0;
+  const double everywhere = knows_all ? options_.world.sum(own, kCount) : own;
   CAIRN_CHECK(!knows_all || everywhere > 0, "Accumulation",
               "expected samples on some rank, got a count of 0 on all ", ranks);
   if (reference_ == 0) reference_ = everywhere / ranks;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cairn/core/text_table.h"
+
 namespace cairn::optim {
 
 void SkipStreak::add(std::vector<std::string> parameters) {
@@ -24,14 +26,12 @@ void SkipStreak::set(int length, std::vector<std::string> parameters) {
 }
 
 std::string SkipStreak::describe() const {
-  constexpr std::size_t kShown = 8;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(parameters_.size(), kShown); ++i) {
-    if (i > 0) text += ", ";
-    text += parameters_[i];
-  }
-  if (parameters_.size() > kShown) text += core::str(" and ", parameters_.size() - kShown, " more");
-  return text.empty() ? "a different one each time" : text;
+  constexpr std::ptrdiff_t kShown = 8;
+  if (parameters_.empty()) return "a different one each time";
+  const std::ptrdiff_t more = std::ssize(parameters_) - kShown;
+  if (more <= 0) return core::joined(parameters_);
+  const auto begin = parameters_.begin();
+  return core::str(core::joined({begin, begin + kShown}), " and ", more, " more");
 }
 
 }  // namespace cairn::optim

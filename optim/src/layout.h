@@ -1,19 +1,18 @@
 // What is kept beside parameters, in their layout.
 #pragma once
 
-#include <optional>
+#include <set>
+#include <string>
 
 #include "cairn/core/error.h"
-#include "cairn/core/sharding.h"
 #include "cairn/kernels/empty_with_layout_of.h"
+#include "cairn/optim/partition.h"
 
 namespace cairn::optim {
 
 using kernels::copy_beside;
 using kernels::empty_with_layout_of;
 using kernels::laid_out_like;
-
-using OwnedRange = std::optional<core::ElementRange>;  // of a parameter; nothing: all of it
 
 /// Of what is trained or averaged ("parameters", "weights").
 inline void check_dense_float(const char* where, const char* what, const NamedTensor& one) {
@@ -26,6 +25,19 @@ inline void check_dense_float(const char* where, const char* what, const NamedTe
               "' with shape ", tensor.shape(), " and strides ", tensor.strides());
 }
 
+/// Refuses a tensor, or a name, that came before.
+class EachOnce {
+ public:
+  void add(const char* where, const char* what, const NamedTensor& one) {
+    const bool is_new = names_.insert(one.name).second && tensors_.insert(one.tensor.id()).second;
+    CAIRN_CHECK(is_new, where, "expected each ", what, " once, got '", one.name, "' again");
+  }
+
+ private:
+  std::set<std::string> names_;
+  std::set<const void*> tensors_;
+};
+
 /// Of a view laid out like the parameter.
 inline TensorView in_part(const TensorView& x, const OwnedRange& part) {
   return part ? core::part_of(x, *part) : x;
@@ -36,6 +48,14 @@ inline Tensor empty_state(const Tensor& parameter, const OwnedRange& part, DType
   if (!part) return empty_with_layout_of(parameter, dtype);
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
   return Tensor::empty({part->size()}, dtype, parameter.device());
+}
+
+/// The same, filled with one value.
+inline Tensor full_state(const Tensor& parameter, const OwnedRange& part, DType dtype,
+                         double value) {
+  const Tensor state = empty_state(parameter, part, dtype);
+  kernels::fill(state, value);
+  return state;
 }
 
 /// The same with these values (of the parameter's shape, or of its part), converted.

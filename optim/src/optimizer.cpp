@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <unordered_set>
 #include <utility>
 
 #include "cairn/core/error.h"
@@ -44,17 +43,11 @@ void bring_along(Tensor& moment, const NamedTensor& parameter, const OwnedRange&
 
 void Optimizer::take_group(ParameterGroup group) {
   check_rates(group);
-  std::unordered_set<const void*> tensors;
-  std::unordered_set<std::string> names;
-  const auto is_new = [&](const NamedTensor& one) {
-    const bool fresh = tensors.insert(one.tensor.id()).second;
-    return names.insert(one.name).second && fresh;
-  };
-  for (const Parameter& parameter : parameters_) is_new(parameter);
+  EachOnce once;
+  for (const Parameter& parameter : parameters_) once.add("optimizer", "parameter", parameter);
   for (const NamedTensor& parameter : group.parameters) {
     check_dense_float("optimizer", "parameters", parameter);
-    CAIRN_CHECK(is_new(parameter), "optimizer", "expected each parameter once, got '",
-                parameter.name, "' again");
+    once.add("optimizer", "parameter", parameter);
   }
   for (const NamedTensor& parameter : group.parameters) {
     parameters_.push_back({parameter, groups_.size()});
@@ -83,6 +76,7 @@ void Optimizer::attach_arenas() {
   const auto former = std::exchange(arenas_, {});  // keeps them alive until the end
   NamedTensors homeless;
   for (const Parameter& parameter : parameters_) {
+    parameter.tensor.gradient_slot().claim(identity_);  // unless one that it replaces still lives
     std::shared_ptr<GradientArena> arena = GradientArena::of(parameter.tensor);
     if (!arena) {
       homeless.push_back(parameter);
@@ -94,9 +88,6 @@ void Optimizer::attach_arenas() {
     if (arena->stale()) arena->refresh();
   }
   const bool f32_slots = !former.empty() && former.front()->f32_slots();
-  for (const Parameter& parameter : parameters_) {
-    parameter.tensor.gradient_slot().claim(identity_);  // unless one that it replaces still lives
-  }
   auto arena = GradientArena::attach(homeless, f32_slots);
   if (!arena->parameters().empty()) arenas_.push_back(std::move(arena));
   for (const auto& used : arenas_) used->accumulate_in_f32(master_weights_);

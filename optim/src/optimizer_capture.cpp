@@ -15,14 +15,6 @@ namespace cairn::optim {
 using core::fail;
 using core::Unsupported;
 
-struct Optimizer::DeviceState {
-  Device device;
-  Tensor found_inf, clip, applied;  // f32, f64, i32 [1]
-  Tensor overflowed;                // f32 [parameters]; not 0: it did since somebody asked
-  std::vector<Tensor> rates;        // f64 [1], by group
-  std::vector<double> written;      // what the host has put there
-};
-
 namespace {
 
 Tensor number_on(Device device, double value, DType dtype) {
@@ -174,19 +166,14 @@ void Optimizer::find_nonfinite(const StepOptions& options,
                            .loss_scale = device.loss_scale});
 }
 
-void Optimizer::update_on_device(const StepOptions& options, kernels::DeviceStep device) {
+void Optimizer::update_on_device(const StepOptions& options, const kernels::DeviceStep& device) {
   const std::vector<Tensor> counts = stepped_counts();
   std::vector<Tensor> temporaries;
-  fill_batches({}, std::vector<double>(groups_.size(), options.gradient_scale), temporaries);
+  const std::vector<double> scales(groups_.size(), options.gradient_scale);
+  fill_batches({}, scales, temporaries);
   for (const Tensor& count : counts) kernels::advance_step(count, device.found_inf);
   kernels::advance_step(device_->applied, device.found_inf);
-  for (const Batch& batch : batches_) {
-    if (batch.entries.empty()) break;
-    device.lr = device_->rates[batch.group];
-    device.step = batch.count;
-    const ParameterGroup& group = groups_[batch.group];
-    update_group(group, batch.entries, {options.gradient_scale, 1, device, group.weight_decay});
-  }
+  run_batches(scales, device);
   kernels::weights_written(updated());
 }
 

@@ -98,7 +98,6 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
   }
   PendingReport pending;
   pending.optimizer_ = this;
-  pending.norm_type_ = norm_type;
   pending.types_ = types;
   pending.has_weights_ = larc_ != nullptr;
   for (const Device device : devices) {
@@ -111,11 +110,11 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
       gradients.push_back(*gradient);
       if (larc_) weights.push_back(exact_weight(parameters_[i].tensor));
     }
-    for (const double type : types) {
-      pending.passes_.push_back({false, type, indices, kernels::check_tensors(gradients, type)});
+    for (std::size_t k = 0; k < types.size(); ++k) {
+      pending.passes_.push_back({false, k, indices, kernels::check_tensors(gradients, types[k])});
     }
     if (!larc_) continue;
-    pending.passes_.push_back({true, 2.0, indices, kernels::check_tensors(weights, 2.0)});
+    pending.passes_.push_back({true, 0, indices, kernels::check_tensors(weights, 2.0)});
   }
   return pending;
 }
@@ -132,7 +131,7 @@ PendingReport Optimizer::stash(double scale) {
   pending.optimizer_ = this;
   pending.types_ = {2.0};
   for (gradients::StashPass& pass : gradients::stash(tensors, scale)) {
-    pending.passes_.push_back({false, 2.0, std::move(pass.tensors), std::move(pass.check)});
+    pending.passes_.push_back({false, 0, std::move(pass.tensors), std::move(pass.check)});
   }
   return pending;
 }

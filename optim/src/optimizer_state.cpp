@@ -26,25 +26,12 @@ constexpr std::pair<const char*, std::optional<double> ParameterGroup::*> kOwnOp
 StateDict::Value in_f32(const Tensor& moment, const Tensor& parameter, const OwnedRange& part) {
   Tensor value = moment;
   if (!moment.defined()) {
-    value = empty_state(parameter, part, DType::f32);
-    kernels::fill(value, 0.0);
+    value = full_state(parameter, part, DType::f32, 0.0);
   } else if (moment.dtype() != DType::f32 || (part && moment.numel() != part->size())) {
     value = copy_state(parameter, part, moment, DType::f32);
   }
   if (!part) return value;
   return Shard{value, parameter.shape(), part->begin};
-}
-
-/// Every parameter's entry by its full name: a dictionary that holds a step count.
-void collect_entries(const StateDict& at, const std::string& name,
-                     std::map<std::string, const StateDict*>& entries) {
-  // A dictionary there is of a parameter or module of that name.
-  const bool is_entry = std::get_if<std::int64_t>(at.find(kStep)) != nullptr;
-  if (!name.empty() && is_entry) entries[name] = &at;
-  for (const auto& [key, value] : at) {
-    const auto* child = std::get_if<StateDict>(&value);
-    if (child != nullptr) collect_entries(*child, path_in(name, key), entries);
-  }
 }
 
 std::optional<double> ParameterGroup::*group_option(const std::string& name) {
@@ -117,14 +104,13 @@ struct Optimizer::Loaded {
   Problems problems;
 
   void read_groups(const StateDict& state) {
-    const auto* all = std::get_if<StateDict>(state.find("groups"));
-    const std::size_t found = all == nullptr ? 0 : all->size();
-    if (found != groups.size()) {
-      problems.add(found, " parameter groups instead of ", groups.size());
+    const StateDict& all = dict_or_empty(state, "groups");
+    if (all.size() != groups.size()) {
+      problems.add(all.size(), " parameter groups instead of ", groups.size());
       return;
     }
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      const StateDict& group = all->dict(std::to_string(g));
+      const StateDict& group = all.dict(std::to_string(g));
       ParameterGroup& loaded = groups[g];
       loaded.lr = group.number("lr");
       loaded.weight_decay = group.number("weight_decay");
@@ -139,19 +125,20 @@ struct Optimizer::Loaded {
   }
 
   void read_parameters(const StateDict& state) {
-    std::map<std::string, const StateDict*> entries;
-    if (const auto* root = std::get_if<StateDict>(state.find("state"))) {
-      collect_entries(*root, "", entries);
-    }
+    std::map<std::string, const StateDict*> entries;  // by full name: they hold a step count
+    walk(dict_or_empty(state, "state"), [&](const std::string& name, const auto& value) {
+      // A "step" that is a dictionary is of a parameter or module of that name.
+      const auto* entry = std::get_if<StateDict>(&value);
+      if (entry && std::get_if<std::int64_t>(entry->find(kStep))) entries[name] = entry;
+    });
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       parameters[i].part = partition.own_part(i);
-      const auto found = entries.find(parameters[i].name);
-      if (found == entries.end()) {
+      const auto found = entries.extract(parameters[i].name);
+      if (found.empty()) {
         problems.add("no '", parameters[i].name, "'");
-        continue;
+      } else {
+        read_parameter(*found.mapped(), parameters[i]);
       }
-      read_parameter(*found->second, parameters[i]);
-      entries.erase(found);
     }
     for (const auto& [name, entry] : entries) problems.add("a surplus '", name, "'");
   }
@@ -220,7 +207,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
   if (steps < 0) loaded.problems.add("steps ", steps);
   if (state.text("kind") != kind()) loaded.problems.add("the state of a ", state.text("kind"));
   const bool f32_slots = state.contains("f32_gradients") && state.integer("f32_gradients") != 0;
-  if (state.contains("options")) loaded.options = state.dict("options");
+  loaded.options = dict_or_empty(state, "options");
   loaded.read_groups(state);
   loaded.read_parameters(state);
   loaded.problems.throw_if_any(kind(), "this optimizer");

@@ -165,8 +165,7 @@ kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gra
   for (std::size_t m = 0; m < moments; ++m) {
     Tensor& moment = parameter.moments[m];
     if (!moment.defined()) {
-      moment = empty_state(tensor, parameter.part, state_options_.moments);
-      kernels::fill(moment, initial_moment());
+      moment = full_state(tensor, parameter.part, state_options_.moments, initial_moment());
     }
     (m == 0 ? entry.moment1 : entry.moment2) = moment;
   }
@@ -211,12 +210,13 @@ void Optimizer::fill_batches(const GradientReport& report, const std::vector<dou
   }
 }
 
-void Optimizer::run_batches(const std::vector<double>& scales) {
+void Optimizer::run_batches(const std::vector<double>& scales, kernels::DeviceStep device) {
   for (const Batch& batch : batches_) {
     if (batch.entries.empty()) return;
     const ParameterGroup& group = groups_[batch.group];
     const double decay = larc_ ? 0.0 : group.weight_decay;
-    update_group(group, batch.entries, {scales[batch.group], batch.step, {}, decay});
+    if (capturable()) device.lr = device_->rates[batch.group], device.step = batch.count;
+    update_group(group, batch.entries, {scales[batch.group], batch.step, device, decay});
   }
 }
 
@@ -245,7 +245,7 @@ StepResult Optimizer::apply(const GradientReport& report, const StepOptions& opt
     follow();
     std::vector<Tensor> temporaries;
     fill_batches(report, scales, temporaries);
-    run_batches(scales);
+    run_batches(scales, {});
     if (partition_.cuts_any()) partition_.gather(updated());
   } catch (const core::CommunicationError&) {
     throw;

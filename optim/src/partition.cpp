@@ -42,7 +42,7 @@ Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tenso
   }
 }
 
-std::optional<core::ElementRange> Partition::own_part(std::size_t parameter) const {
+OwnedRange Partition::own_part(std::size_t parameter) const {
   const Entry& entry = entries_[parameter];
   if (entry.ranks.world_size == 1) return {};
   return entry.weight.part(entry.ranks.rank, entry.ranks.world_size);

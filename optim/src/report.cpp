@@ -1,7 +1,7 @@
 #include "cairn/optim/report.h"
 
-#include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "cairn/core/error.h"
 #include "cairn/optim/optimizer.h"
@@ -11,38 +11,30 @@ namespace cairn::optim {
 namespace {
 
 /// The norm of one type of everything, from the norms of its parts.
-double combine(const double* norms, std::size_t count, double type) {
-  std::vector<kernels::TensorCheck> parts(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const bool squares = type == 2.0;
-    parts[i].power_sum = std::isinf(type) ? norms[i]
-                         : squares        ? norms[i] * norms[i]
-                                          : std::pow(norms[i], type);
+double combine(std::span<const double> norms, double type) {
+  std::vector<kernels::TensorCheck> parts;
+  for (const double norm : norms) {
+    const double power = type == 2.0 ? norm * norm : std::pow(norm, type);
+    parts.push_back({.power_sum = std::isinf(type) ? norm : power});
   }
   return kernels::norm_of(parts, type);
-}
-
-std::vector<double>& table_of(std::vector<ParameterNorms>& tables, double type) {
-  return std::find_if(tables.begin(), tables.end(),
-                      [&](const ParameterNorms& table) { return table.type == type; })
-      ->values;
 }
 
 /// The squares add up in registration order, as find_nonfinite adds them on the device.
 void sum_up_norms(const Optimizer& optimizer, const std::vector<kernels::TensorCheck>& checks,
                   GradientReport& report) {
-  const double* norms = report.norms.front().values.data();
+  std::span<const double> norms = report.norms.front().values;
   for (const ParameterGroup& group : optimizer.groups()) {
-    report.group_norms.push_back(combine(norms, group.parameters.size(), report.norm_type));
-    norms += group.parameters.size();
+    const std::size_t count = group.parameters.size();
+    report.group_norms.push_back(combine(norms.first(count), report.norm_type));
+    norms = norms.subspan(count);
   }
   if (report.norm_type == 2.0) {
     report.squared_norm = 0.0;
     for (const kernels::TensorCheck& check : checks) report.squared_norm += check.power_sum;
     return;
   }
-  const double norm =
-      combine(report.group_norms.data(), report.group_norms.size(), report.norm_type);
+  const double norm = combine(report.group_norms, report.norm_type);
   report.squared_norm = norm * norm;
 }
 
@@ -88,7 +80,7 @@ std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>
 GradientReport PendingReport::report(const std::vector<kernels::TensorCheck>* found) const {
   const std::size_t count = optimizer_->parameters_.size();
   GradientReport report;
-  report.norm_type = norm_type_;
+  report.norm_type = types_.front();
   for (const double type : types_) {
     report.norms.push_back({type, std::vector<double>(count, 0.0)});
   }
@@ -96,12 +88,13 @@ GradientReport PendingReport::report(const std::vector<kernels::TensorCheck>* fo
   std::vector<kernels::TensorCheck> counts(count);
   for (const Pass& pass : passes_) {
     const std::vector<kernels::TensorCheck>& checks = *found++;
+    const double type = pass.of_weights ? 2.0 : types_[pass.type_index];
     std::vector<double>& norms =
-        pass.of_weights ? report.weight_norms : table_of(report.norms, pass.norm_type);
+        pass.of_weights ? report.weight_norms : report.norms[pass.type_index].values;
     for (std::size_t k = 0; k < checks.size(); ++k) {
       const std::size_t parameter = pass.parameters[k];
-      norms[parameter] = kernels::norm_of({checks[k]}, pass.norm_type);
-      if (!pass.of_weights && pass.norm_type == norm_type_) counts[parameter] = checks[k];
+      norms[parameter] = kernels::norm_of({checks[k]}, type);
+      if (!pass.of_weights && pass.type_index == 0) counts[parameter] = checks[k];
     }
   }
   for (std::size_t i = 0; i < count; ++i) {

@@ -23,9 +23,21 @@ inline void set_path(StateDict& root, const std::string& path, StateDict::Value 
   at.set(path.substr(dot + 1), std::move(value));  // npos + 1 is 0
 }
 
-/// The path of a key in what lies at `path`; "" is the root.
-inline std::string path_in(const std::string& path, const std::string& key) {
-  return path.empty() ? key : path + "." + key;
+/// What lies at a key; empty where there is no dictionary.
+inline const StateDict& dict_or_empty(const StateDict& from, const std::string& key) {
+  static const StateDict empty;
+  const auto* dict = std::get_if<StateDict>(from.find(key));
+  return dict == nullptr ? empty : *dict;
+}
+
+/// Visits all that lies below, dictionaries too, by its path: visit("a.b.c", value).
+template <class Visit>
+void walk(const StateDict& at, const Visit& visit, const std::string& path = "") {
+  for (const auto& [key, value] : at) {
+    const std::string name = path.empty() ? key : path + "." + key;
+    visit(name, value);
+    if (const auto* child = std::get_if<StateDict>(&value)) walk(*child, visit, name);
+  }
 }
 
 /// Everything wrong with a state, to be told at once.

@@ -27,13 +27,6 @@ double torch_number(const StateDict& from, const std::string& path) {
   return tensor->item();
 }
 
-/// The entries of an own state or of torch's, by name or index; empty where there are none.
-const StateDict& dict_or_empty(const StateDict& from, const std::string& key) {
-  static const StateDict empty;
-  const auto* dict = std::get_if<StateDict>(from.find(key));
-  return dict == nullptr ? empty : *dict;
-}
-
 bool holds_moments(const StateDict& entry) {
   return std::any_of(entry.begin(), entry.end(), [](const StateDict::Entry& value) {
     return value.first != "step" && std::holds_alternative<Tensor>(value.second);
@@ -133,13 +126,10 @@ StateDict Optimizer::torch_state_dict() const {
       entry.set("step", Tensor::full({}, static_cast<double>(steps), DType::f32, Device{}));
     }
     for (std::size_t m = 0; m < moments.size(); ++m) {
-      const Tensor moment = empty_with_layout_of(parameter.tensor, DType::f32);
-      entry.set(moments[m], moment);
-      if (parameter.moments[m].defined()) {
-        kernels::copy(parameter.moments[m], moment);
-      } else {
-        kernels::fill(moment, initial_moment());
-      }
+      const Tensor& moment = parameter.moments[m];
+      entry.set(moments[m], moment.defined()
+                                ? copy_state(parameter.tensor, {}, moment, DType::f32)
+                                : full_state(parameter.tensor, {}, DType::f32, initial_moment()));
     }
   }
   state.set("param_groups", std::move(groups));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "cairn/core/error.h"
@@ -36,30 +35,17 @@ Tensor bits_of(const Tensor& x) {
   return copy;
 }
 
-/// What flattens to names.
-void collect_values(const StateDict& at, const std::string& path,
-                    std::map<std::string, Tensor>& values) {
-  for (const auto& [key, value] : at) {
-    const std::string name = path_in(path, key);
-    if (const auto* tensor = std::get_if<Tensor>(&value)) values[name] = *tensor;
-    if (const auto* dict = std::get_if<StateDict>(&value)) collect_values(*dict, name, values);
-  }
-}
-
 }  // namespace
 
 WeightAverage::WeightAverage(const NamedTensors& weights, const WeightAverageOptions& options)
     : options_(options) {
   CAIRN_CHECK(options.decay >= 0 && options.decay < 1, "average",
               "expected a decay in [0, 1), got ", options.decay);
-  std::set<std::string> names;
-  std::set<const void*> tensors;
+  EachOnce once;
   for (const NamedTensor& weight : weights) {
     const bool is_count = weight.tensor.defined() && !core::is_floating(weight.tensor.dtype());
     if (!is_count) check_dense_float("average", "weights", weight);
-    const bool is_new =
-        names.insert(weight.name).second && tensors.insert(weight.tensor.id()).second;
-    CAIRN_CHECK(is_new, "average", "expected each weight once, got '", weight.name, "' again");
+    once.add("average", "weight", weight);
     if (is_count) continue;
     weights_.push_back(weight);
     averages_.push_back(
@@ -176,18 +162,19 @@ StateDict WeightAverage::state_dict() const {
 void WeightAverage::load_state_dict(const StateDict& state) {
   std::map<std::string, Tensor> given;
   std::vector<Tensor> values;  // in the order of the averages
-  collect_values(state.dict(kValues), "", given);
+  walk(state.dict(kValues), [&](const std::string& name, const StateDict::Value& value) {
+    if (const auto* tensor = std::get_if<Tensor>(&value)) given[name] = *tensor;
+  });
   const std::int64_t updates = state.integer(kUpdates);
   Problems problems;
   if (updates < 0) problems.add(updates, " updates");
   for (const auto& [name, average] : averages_) {
-    const auto found = given.find(name);
-    if (found == given.end()) {
+    const auto found = given.extract(name);
+    if (found.empty()) {
       problems.add("no '", name, "'");
       continue;
     }
-    const Tensor value = found->second;
-    given.erase(found);
+    const Tensor& value = found.mapped();
     if (value.shape() == average.shape() && core::is_floating(value.dtype())) {
       values.push_back(value);
     } else {

@@ -16,16 +16,24 @@ NamedTensors three() {
           make_parameter("third", {}, 3)};
 }
 
+/// These alone, registered in their order, which is the reverse of that in the one buffer.
+void expect_order(const GradientArena& arena, const NamedTensors& parameters) {
+  ASSERT_EQ(arena.buffers().size(), 1u);
+  const auto& slots = arena.buffers().front().slots;
+  ASSERT_EQ(slots.size(), parameters.size());
+  ASSERT_EQ(arena.parameters().size(), parameters.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_TRUE(arena.parameters()[i].tensor.same(parameters[i].tensor));
+    EXPECT_EQ(slots[i].parameter, slots.size() - 1 - i);
+    EXPECT_EQ(slots[i].offset, static_cast<std::int64_t>(16 * i));
+  }
+}
+
 TEST(GradientArena, LaysOutInReverseOrderAligned) {
   const NamedTensors parameters = three();
   const auto arena = GradientArena::attach(parameters);
-  ASSERT_EQ(arena->buffers().size(), 1u);
+  expect_order(*arena, parameters);
   const GradientArena::Buffer& buffer = arena->buffers().front();
-  ASSERT_EQ(buffer.slots.size(), 3u);
-  for (std::size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(buffer.slots[i].parameter, 2 - i);
-    EXPECT_EQ(buffer.slots[i].offset, static_cast<std::int64_t>(16 * i));
-  }
   EXPECT_EQ(buffer.data.numel(), 48);
   EXPECT_EQ(buffer.data.storage()->category(), core::MemoryCategory::gradients);
   for (const auto& slot : buffer.slots) {
@@ -88,12 +96,10 @@ TEST(GradientArena, TakesInWhatOthersHaveInTheOrderOfRegistration) {
   const auto arena = GradientArena::attach(parameters);
   EXPECT_EQ(arena, first);
   EXPECT_TRUE(last->parameters().empty());
-  ASSERT_EQ(arena->buffers().size(), 1u);
-  for (std::size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(arena->buffers()[0].slots[i].parameter, 2 - i);
-    EXPECT_TRUE(arena->parameters()[i].tensor.same(parameters[i].tensor));
-    EXPECT_EQ(parameters[i].tensor.grad().storage(), arena->buffers()[0].data.storage());
-    EXPECT_EQ(GradientArena::of(parameters[i].tensor), arena);
+  expect_order(*arena, parameters);
+  for (const auto& [name, tensor] : parameters) {
+    EXPECT_EQ(tensor.grad().storage(), arena->buffers()[0].data.storage());
+    EXPECT_EQ(GradientArena::of(tensor), arena);
   }
   EXPECT_EQ(gradients_of(parameters), before);
 }
@@ -102,10 +108,7 @@ TEST(GradientArena, IsInTheOrderOfRegistrationWhoeverAttachedFirst) {
   const NamedTensors parameters = three();
   const auto arena = GradientArena::attach({parameters[1]});
   EXPECT_EQ(GradientArena::attach(parameters), arena);
-  for (std::size_t i = 0; i < 3; ++i) {
-    EXPECT_TRUE(arena->parameters()[i].tensor.same(parameters[i].tensor));
-    EXPECT_EQ(arena->buffers()[0].slots[i].parameter, 2 - i);
-  }
+  expect_order(*arena, parameters);
 }
 
 TEST(GradientArena, TakesInF32SlotsAndLetsGoOfFrozenOnes) {

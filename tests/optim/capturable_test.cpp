@@ -85,24 +85,17 @@ TEST(Capturable, HasTheBitsOfOtherOptimizersInRandomOrders) {
       (void)both.capturable->step(options);
       EXPECT_EQ(kernels::host_reads(), reads);
       (void)both.plain->step(options);
-      switch (random() % 8) {
-        case 0:
-          both.each([&](Optimizer& one) { one.set_lr(1e-3 * (1 + k)); });
-          break;
-        case 1: {
-          const StateDict state = both.capturable->state_dict();
-          both.each([&](Optimizer& one) { one.load_state_dict(state); });
-          break;
-        }
-        case 2:
-          both.capturable->set_capturable(false);
-          both.capturable->set_capturable(true);
-          break;
-        case 3:
-          both.each([&](Optimizer& one) { one.groups()[1].weight_decay = 0.01 * k; });
-          break;
-        default:
-          break;
+      const auto change = random() % 8;
+      if (change == 0) {
+        both.each([&](Optimizer& one) { one.set_lr(1e-3 * (1 + k)); });
+      } else if (change == 1) {
+        const StateDict state = both.capturable->state_dict();
+        both.each([&](Optimizer& one) { one.load_state_dict(state); });
+      } else if (change == 2) {
+        both.capturable->set_capturable(false);
+        both.capturable->set_capturable(true);
+      } else if (change == 3) {
+        both.each([&](Optimizer& one) { one.groups()[1].weight_decay = 0.01 * k; });
       }
       expect_same(both, core::str("step ", k));
       if (testing::Test::HasFailure()) return;

@@ -59,10 +59,7 @@ class Larc : public testing::TestWithParam<LarcCase> {
     }
     // With remainders the norms are of the bf16 weights.
     const double tolerance = c.masters == MasterStorage::remainder ? 1e-3 : 1e-5;
-    for (std::size_t i = 0; i < 3; ++i) {
-      test::expect_close(exact(parameters[i].tensor), expected[i], tolerance, tolerance,
-                         parameters[i].name);
-    }
+    expect_weights(parameters, expected, tolerance, tolerance);
   }
 };
 

@@ -47,18 +47,5 @@ TEST(Passes, GroupsNormsLarcAndStashWaitOnceTogether) {
       1);
 }
 
-TEST(Passes, SeveralOptimizersWaitOnceTogether) {
-  const NamedTensors parameters = make();
-  FusedAdam first({parameters[0]});
-  FusedSGD second({parameters[1], parameters[2]}, {});
-  write_gradients(parameters, 1);
-  EXPECT_EQ(reads([&] {
-              const auto reports = PendingReport::read({first.begin_check(), second.begin_check()});
-              expect_applied(first.update(reports[0], {}));
-              expect_applied(second.update(reports[1], {}));
-            }),
-            1);
-}
-
 }  // namespace
 }  // namespace cairn::optim

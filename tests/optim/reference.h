@@ -1,7 +1,6 @@
 // The optimizers' formulas in double precision, one parameter at a time.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -10,31 +9,47 @@
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/novograd.h"
 #include "cairn/optim/sgd.h"
+#include "support/training.h"
 
 namespace cairn::optim::reference {
 
-using Values = std::vector<double>;
+using test::Values;
+
+/// The moments of Adam and LAMB.
+struct AdamMoments {
+  Values m, v;
+  int step = 0;
+
+  /// What an update takes from the weights, times the learning rate. m takes in `share` of the
+  /// gradient.
+  template <class Options>
+  Values update(const Options& options, const Values& w, const Values& gradient, double scale,
+                double share) {
+    m.resize(w.size()), v.resize(w.size());
+    ++step;
+    const double c1 = options.bias_correction ? 1 - std::pow(options.beta1, step) : 1.0;
+    const double c2 = options.bias_correction ? 1 - std::pow(options.beta2, step) : 1.0;
+    Values change(w.size());
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      double g = gradient[i] * scale;
+      if (!options.adamw) g += options.weight_decay * w[i];
+      m[i] = options.beta1 * m[i] + share * g;
+      v[i] = options.beta2 * v[i] + (1 - options.beta2) * g * g;
+      change[i] = (m[i] / c1) / (std::sqrt(v[i] / c2) + options.eps);
+      if (options.adamw) change[i] += options.weight_decay * w[i];
+    }
+    return change;
+  }
+};
 
 struct Adam {
   using Optimizer = FusedAdam;
   AdamOptions options;
-  Values m, v;
-  int step = 0;
+  AdamMoments moments;
 
   void update(Values& w, const Values& gradient, double scale = 1.0) {
-    if (m.empty()) m.assign(w.size(), 0.0), v.assign(w.size(), 0.0);
-    ++step;
-    const double c1 = options.bias_correction ? 1 - std::pow(options.beta1, step) : 1.0;
-    const double c2 = options.bias_correction ? 1 - std::pow(options.beta2, step) : 1.0;
-    for (std::size_t i = 0; i < w.size(); ++i) {
-      double g = gradient[i] * scale;
-      if (!options.adamw) g += options.weight_decay * w[i];
-      m[i] = options.beta1 * m[i] + (1 - options.beta1) * g;
-      v[i] = options.beta2 * v[i] + (1 - options.beta2) * g * g;
-      double change = (m[i] / c1) / (std::sqrt(v[i] / c2) + options.eps);
-      if (options.adamw) change += options.weight_decay * w[i];
-      w[i] -= options.lr * change;
-    }
+    const Values change = moments.update(options, w, gradient, scale, 1 - options.beta1);
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] -= options.lr * change[i];
   }
 };
 
@@ -84,33 +99,17 @@ struct Adagrad {
 struct Lamb {
   using Optimizer = FusedLAMB;
   LambOptions options;
-  Values m, v;
-  int step = 0;
+  AdamMoments moments;
 
   void update(Values& w, const Values& gradient, double scale = 1.0, double total_norm = 0.0) {
-    if (m.empty()) m.assign(w.size(), 0.0), v.assign(w.size(), 0.0);
-    ++step;
     const bool clips = options.max_gradient_norm > 0 && total_norm > options.max_gradient_norm;
     if (clips) scale *= options.max_gradient_norm / total_norm;
-    const double b1 = options.beta1, b2 = options.beta2;
-    const double c1 = options.bias_correction ? 1 - std::pow(b1, step) : 1.0;
-    const double c2 = options.bias_correction ? 1 - std::pow(b2, step) : 1.0;
-    Values u(w.size());
-    double w_norm = 0.0, u_norm = 0.0;
-    for (std::size_t i = 0; i < w.size(); ++i) {
-      double g = gradient[i] * scale;
-      if (!options.adamw) g += options.weight_decay * w[i];
-      m[i] = b1 * m[i] + (options.grad_averaging ? 1 - b1 : 1.0) * g;
-      v[i] = b2 * v[i] + (1 - b2) * g * g;
-      u[i] = (m[i] / c1) / (std::sqrt(v[i] / c2) + options.eps);
-      if (options.adamw) u[i] += options.weight_decay * w[i];
-      w_norm += w[i] * w[i];
-      u_norm += u[i] * u[i];
-    }
+    const double share = options.grad_averaging ? 1 - options.beta1 : 1.0;
+    const Values change = moments.update(options, w, gradient, scale, share);
+    const double w_norm = test::norm_of(w), change_norm = test::norm_of(change);
     const bool adapts = options.weight_decay != 0 || options.use_nvlamb;
-    const double ratio =
-        adapts && w_norm > 0 && u_norm > 0 ? std::sqrt(w_norm) / std::sqrt(u_norm) : 1.0;
-    for (std::size_t i = 0; i < w.size(); ++i) w[i] -= options.lr * ratio * u[i];
+    const double ratio = adapts && w_norm > 0 && change_norm > 0 ? w_norm / change_norm : 1.0;
+    for (std::size_t i = 0; i < w.size(); ++i) w[i] -= options.lr * ratio * change[i];
   }
 };
 
@@ -122,14 +121,9 @@ struct NovoGrad {
   int step = 0;
 
   void update(Values& w, const Values& gradient, double scale = 1.0) {
-    if (m.empty()) m.assign(w.size(), 0.0);
+    m.resize(w.size());
     ++step;
-    double norm = 0.0;
-    for (const double x : gradient) {
-      norm = options.norm_type == 2 ? norm + x * x * scale * scale
-                                    : std::max(norm, std::abs(x * scale));
-    }
-    if (options.norm_type == 2) norm = std::sqrt(norm);
+    const double norm = test::norm_of(gradient, options.norm_type) * scale;
     const double b1 = options.beta1, b2 = options.beta2;
     if (step == 1 && !options.init_zero) n = norm;
     n = options.norm_type == 2 ? std::sqrt(b2 * n * n + (1 - b2) * norm * norm)

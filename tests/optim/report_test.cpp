@@ -65,17 +65,22 @@ TEST(Report, NormsByParameterAndGroupOfEveryType) {
   EXPECT_THROW(optimizer.begin_check(kNaN).read(), core::InvalidArgument);
 }
 
-TEST(Report, SeveralOptimizersAreReadTogether) {
+TEST(Report, SeveralOptimizersAreReadTogetherAndWaitOnce) {
   const NamedTensors parameters = report_three();
   FusedSGD first({parameters[0], parameters[1]}, {});
   FusedAdam second({parameters[2]});
   write_gradients(parameters, 1);
   write_gradient(parameters[2].tensor, Values(4, kNaN));
+  const double alone = first.begin_check().read().squared_norm;
+  const std::int64_t waits = kernels::host_reads();
   const auto reports = PendingReport::read({first.begin_check(), second.begin_check()});
   ASSERT_EQ(reports.size(), 2u);
   EXPECT_TRUE(reports[0].finite());
   EXPECT_EQ(reports[1].culprit, "c");
-  EXPECT_EQ(reports[0].squared_norm, first.begin_check().read().squared_norm);
+  EXPECT_EQ(reports[0].squared_norm, alone);
+  expect_applied(first.update(reports[0], {}));
+  EXPECT_FALSE(second.skip(reports[1], {}).applied);
+  EXPECT_EQ(kernels::host_reads(), waits + 1);
   EXPECT_TRUE(PendingReport::read(std::vector<PendingReport>{}).empty());
 }
 
@@ -237,11 +242,10 @@ TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {
   const std::size_t before = gradients();
   optimizer.stash();
   EXPECT_EQ(gradients(), before + 4000);
-  const Values start = values(parameters[0].tensor);
+  Values expected = values(parameters[0].tensor);
   expect_applied(optimizer.step({.keep_gradients = true}));
   EXPECT_TRUE(any_sum(parameters));
   expect_applied(optimizer.step());
-  Values expected = start;
   const Values gradient = test::random_values(1000, 1);
   for (std::size_t i = 0; i < 1000; ++i) expected[i] -= 2 * static_cast<float>(gradient[i]);
   test::expect_close(parameters[0].tensor, expected, 1e-6, 1e-6);

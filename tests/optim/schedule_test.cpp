@@ -71,18 +71,18 @@ TEST(Schedule, ResumesInAnyOrderWithTheOptimizer) {
   FusedSGD optimizer({{"a", parameter()}}, {.lr = 0.7});
   Schedule schedule(optimizer, warm_up(5, cosine(20)));
   for (int i = 0; i < 8; ++i) schedule.step({});
+  const StateDict state = schedule.state_dict(), rates = optimizer.state_dict();
+  const double saved = optimizer.lr();
+  schedule.step({});
   for (const bool schedule_first : {true, false}) {
     FusedSGD other({{"a", parameter()}}, {.lr = 0.1});
     Schedule resumed(other, warm_up(5, cosine(20)));
-    if (schedule_first) resumed.load_state_dict(schedule.state_dict());
-    other.load_state_dict(optimizer.state_dict());
-    if (!schedule_first) resumed.load_state_dict(schedule.state_dict());
-    EXPECT_EQ(other.lr(), optimizer.lr());
+    if (schedule_first) resumed.load_state_dict(state);
+    other.load_state_dict(rates);
+    if (!schedule_first) resumed.load_state_dict(state);
+    EXPECT_EQ(other.lr(), saved);
     resumed.step({});
-    FusedSGD copy({{"a", parameter()}}, {.lr = 0.7});
-    Schedule unbroken(copy, warm_up(5, cosine(20)));
-    for (int i = 0; i < 9; ++i) unbroken.step({});
-    EXPECT_EQ(other.lr(), copy.lr());
+    EXPECT_EQ(other.lr(), optimizer.lr());
   }
 }
 

@@ -17,15 +17,6 @@ NamedTensors make_parameters(DType dtype = DType::f32) {
           make_parameter("net.0.bias", {7}, 2, dtype), make_parameter("scale", {}, 3, dtype)};
 }
 
-void copy_values(const NamedTensors& from, const NamedTensors& to) {
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    kernels::copy(from[i].tensor, to[i].tensor);
-    if (kernels::MasterWeight::exists(from[i].tensor)) {
-      kernels::MasterWeight::assign(to[i].tensor, kernels::master_value(from[i].tensor));
-    }
-  }
-}
-
 void expect_bit_exact_resume(const Rule& rule, DType dtype) {
   const NamedTensors parameters = make_parameters(dtype), others = make_parameters(dtype);
   const auto optimizer = rule.make({{parameters, 0.01, 0.1}});
@@ -72,8 +63,7 @@ TEST(OptimizerState, AFreshStateResetsTheMoments) {
   EXPECT_FALSE(optimizer.state_dict().dict("state").dict("scale").contains("exp_avg"));
   write_gradient(parameters[2].tensor, {2.0});
   expect_applied(optimizer.step());  // from moments of 0: (1 - beta1) times the gradient
-  const Tensor moment = optimizer.state_dict().dict("state").dict("scale").tensor("exp_avg");
-  EXPECT_NEAR(moment.item(), 0.2, 1e-6);
+  EXPECT_NEAR(moment_of(optimizer, "scale").item(), 0.2, 1e-6);
 }
 
 TEST(OptimizerState, NamesMayBePrefixesOfEachOther) {

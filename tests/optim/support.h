@@ -55,6 +55,35 @@ inline void train(Optimizer& optimizer, const NamedTensors& parameters, std::uin
   expect_applied(optimizer.step());
 }
 
+inline Values rounded(const Values& exact, DType dtype) {
+  return values(Tensor::from(exact, {static_cast<std::int64_t>(exact.size())}, dtype));
+}
+
+/// Weights and masters of others of the same shapes.
+inline void copy_values(const NamedTensors& from, const NamedTensors& to) {
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    kernels::copy(from[i].tensor, to[i].tensor);
+    if (kernels::MasterWeight::exists(from[i].tensor)) {
+      kernels::MasterWeight::assign(to[i].tensor, kernels::master_value(from[i].tensor));
+    }
+  }
+}
+
+/// The exact values, of masters where there are some.
+inline void expect_weights(const NamedTensors& parameters, const std::vector<Values>& expected,
+                           double relative, double absolute) {
+  ASSERT_EQ(parameters.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const auto& [name, tensor] = parameters[i];
+    test::expect_close(exact(tensor), expected[i], relative, absolute, name);
+  }
+}
+
+inline Tensor moment_of(const Optimizer& optimizer, const std::string& parameter,
+                        const std::string& moment = "exp_avg") {
+  return optimizer.state_dict().dict("state").dict(parameter).tensor(moment);
+}
+
 struct Rule {
   std::string name;
   std::function<std::unique_ptr<Optimizer>(std::vector<ParameterGroup>)> make;

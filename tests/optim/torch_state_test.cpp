@@ -1,9 +1,8 @@
 // States of PyTorch's optimizers, in and out (tests/golden/make_torch_state.py).
 #include <gmock/gmock.h>
 
-#include <functional>
-#include <memory>
 #include <set>
+#include <sstream>
 
 #include "support.h"
 #include "support/golden.h"
@@ -25,13 +24,9 @@ const test::Golden& golden() {
 }
 
 std::vector<std::string> split(const std::string& name) {
-  std::vector<std::string> parts{""};
-  for (const char c : name) {
-    if (c == '.')
-      parts.emplace_back();
-    else
-      parts.back() += c;
-  }
+  std::vector<std::string> parts;
+  std::istringstream text(name);
+  for (std::string part; std::getline(text, part, '.');) parts.push_back(part);
   return parts;
 }
 
@@ -49,12 +44,8 @@ StateDict torch_state(const std::string& name) {
   return state;
 }
 
-struct TorchStateCase {
-  std::string name;
-  std::function<std::unique_ptr<Optimizer>(Groups)> make;
-};
-
-std::vector<TorchStateCase> torch_state_cases() {
+/// As torch's of that name in the file.
+std::vector<Rule> torch_rules() {
   using test::maker;
   return {
       {"adam", maker<FusedAdam>(AdamOptions{.lr = 1, .adamw = false})},
@@ -92,33 +83,26 @@ void train(Optimizer& optimizer, const NamedTensors& parameters, int begin, int 
   }
 }
 
-void expect_weights(const std::string& prefix, const NamedTensors& parameters) {
-  for (std::size_t i = 0; i < 3; ++i) {
-    test::expect_close(parameters[i].tensor, golden().values(prefix + "." + kTorchStateNames[i]),
-                       4e-6, 2e-6, prefix + "." + kTorchStateNames[i]);
-  }
-}
-
-class TorchState : public testing::TestWithParam<TorchStateCase> {};
+class TorchState : public testing::TestWithParam<Rule> {};
 
 TEST_P(TorchState, ContinuesWhatPyTorchBegan) {
-  const TorchStateCase& c = GetParam();
+  const Rule& c = GetParam();
   const NamedTensors parameters = parameters_at(c.name + ".weight5");
   const auto optimizer = c.make(groups_of(parameters));
   optimizer->load_torch_state_dict(torch_state(c.name));
   train(*optimizer, parameters, 5, 10);
-  expect_weights(c.name + ".weight10", parameters);
+  expect_weights(parameters, values(parameters_at(c.name + ".weight10")), 4e-6, 2e-6);
 }
 
 TEST_P(TorchState, WritesWhatPyTorchWrites) {
-  const TorchStateCase& c = GetParam();
+  const Rule& c = GetParam();
   const NamedTensors parameters = parameters_at("init");
   const auto optimizer = c.make(groups_of(parameters));
   StateDict begin = torch_state(c.name);  // its options, without its state
   begin.make_dict("state") = {};
   optimizer->load_torch_state_dict(begin);
   train(*optimizer, parameters, 0, 5);
-  expect_weights(c.name + ".weight5", parameters);
+  expect_weights(parameters, values(parameters_at(c.name + ".weight5")), 4e-6, 2e-6);
 
   std::map<std::string, Values> ours = test::flat(optimizer->torch_state_dict());
   for (const auto& [name, expected] : test::flat(torch_state(c.name))) {
@@ -132,18 +116,18 @@ TEST_P(TorchState, WritesWhatPyTorchWrites) {
 }
 
 TEST_P(TorchState, RoundTripsBitForBit) {
-  const TorchStateCase& c = GetParam();
+  const Rule& c = GetParam();
   const NamedTensors a = parameters_at("init"), b = parameters_at("init");
   const auto first = c.make(groups_of(a, 0.1, 0.05, 0.01));
   train(*first, a, 0, 5);
-  for (std::size_t i = 0; i < 3; ++i) kernels::copy(a[i].tensor, b[i].tensor);
+  copy_values(a, b);
   const auto second = c.make(groups_of(b));
   second->load_torch_state_dict(snapshot(first->torch_state_dict()));
   train(*first, a, 5, 10);
   train(*second, b, 5, 10);
   EXPECT_EQ(values(a), values(b));
 }
-INSTANTIATE_TEST_SUITE_P(Optimizers, TorchState, testing::ValuesIn(torch_state_cases()),
+INSTANTIATE_TEST_SUITE_P(Optimizers, TorchState, testing::ValuesIn(torch_rules()),
                          [](const auto& info) { return info.param.name; });
 
 std::string error_of(Optimizer& optimizer, const StateDict& state) {

@@ -220,7 +220,6 @@ class Optimizer : public core::Stateful {
   friend class PendingReport;
   friend class Schedule;
   friend class SharedStep;
-  using OwnedRange = std::optional<core::ElementRange>;  // nothing: all of a parameter
   /// One of all groups, in registration order, and the state that is kept of it.
   struct Parameter : NamedTensor {
     std::size_t group = 0;
@@ -240,8 +239,15 @@ class Optimizer : public core::Stateful {
     Tensor count;
     Entries entries;
   };
+  /// The numbers of a capturable optimizer's steps.
+  struct DeviceState {
+    Device device;
+    Tensor found_inf, clip, applied;  // f32, f64, i32 [1]
+    Tensor overflowed;                // f32 [parameters]; not 0: it did since somebody asked
+    std::vector<Tensor> rates;        // f64 [1], by group
+    std::vector<double> written;      // what the host has put there
+  };
   struct Loaded;
-  struct DeviceState;
 
   void check_not_moved() const;
   void take_group(ParameterGroup group);
@@ -288,7 +294,7 @@ class Optimizer : public core::Stateful {
                                 std::vector<Tensor>& temporaries);
   TensorView master_of(const Parameter& parameter);
   void add_to_batches(const Parameter& parameter, const kernels::UpdateEntry& entry);
-  void run_batches(const std::vector<double>& scales);
+  void run_batches(const std::vector<double>& scales, kernels::DeviceStep device);
   std::vector<Tensor> updated() const;  // those that have a gradient
   StepResult leave(std::string reason, const StepOptions& options);
   void finish(const StepOptions& options);
@@ -299,7 +305,7 @@ class Optimizer : public core::Stateful {
   void write_rates();
   std::vector<Tensor> stepped_counts();
   void find_nonfinite(const StepOptions& options, const kernels::DeviceStep& device) const;
-  void update_on_device(const StepOptions& options, kernels::DeviceStep device);
+  void update_on_device(const StepOptions& options, const kernels::DeviceStep& device);
 
   /// lr, weight_decay, and the betas, eps and momentum that hold for the group.
   StateDict options_of(const ParameterGroup& group) const;

@@ -15,6 +15,8 @@ namespace cairn::optim {
 
 struct ParameterGroup;
 
+using OwnedRange = std::optional<core::ElementRange>;  // of a parameter; nothing: all of it
+
 /// Each once, in the order of the parameters: the same on every rank.
 using Reducers = std::vector<std::shared_ptr<core::GradientReducer>>;
 void add_reducer(Reducers& reducers, std::shared_ptr<core::GradientReducer> one);  // null: nothing
@@ -28,7 +30,7 @@ class Partition {
   Partition(const std::vector<ParameterGroup>& groups, bool whole_tensors);
 
   /// This rank's elements of a parameter (its place over all groups); nothing: it is not cut.
-  std::optional<core::ElementRange> own_part(std::size_t parameter) const;
+  OwnedRange own_part(std::size_t parameter) const;
   bool cuts_any() const { return cuts_any_; }
 
   /// All ranks get each other's updates of these parameters, in their order. A collective.

@@ -67,16 +67,15 @@ class PendingReport {
   friend class Optimizer;
   /// One norm type, one device, some parameters (by index over all groups).
   struct Pass {
-    bool of_weights = false;
-    double norm_type = 2.0;
+    bool of_weights = false;     // their 2-norms
+    std::size_t type_index = 0;  // in types_
     std::vector<std::size_t> parameters;
     kernels::PendingCheck check;
   };
   GradientReport report(const std::vector<kernels::TensorCheck>* found) const;
 
   const Optimizer* optimizer_ = nullptr;
-  double norm_type_ = 2.0;
-  std::vector<double> types_;  // of norms that the report has
+  std::vector<double> types_;  // of norms that the report has; the first is its norm_type
   bool has_weights_ = false;
   std::vector<Pass> passes_;
 };
