@@ -82,6 +82,24 @@ std::vector<LarcCase> larc_cases() {
 }
 INSTANTIATE_TEST_SUITE_P(Cases, Larc, testing::ValuesIn(larc_cases()));
 
+TEST(Larc, ReadsNormsOfGradientsThatEachGroupHasClipped) {
+  std::vector<Values> weights;
+  for (const bool by_hand : {false, true}) {
+    const NamedTensors both = {make_parameter("a", {4}, 1), make_parameter("b", {9}, 2)};
+    FusedSGD optimizer({{{both[0]}, 0.1, 0.1}, {{both[1]}, 0.1, 0.1}}, {.lr = 0.1});
+    LARC larc(optimizer);
+    // Norms 8 and 6, each clipped to 1.
+    write_gradient(both[0].tensor, Values(4, by_hand ? 0.5 : 4.0));
+    write_gradient(both[1].tensor, Values(9, by_hand ? 1.0 / 3 : 2.0));
+    expect_applied(by_hand ? larc.step()
+                           : larc.step({.max_gradient_norm = 1.0, .per_group_norm = true}));
+    weights.push_back(values(both[0].tensor));
+    weights.push_back(values(both[1].tensor));
+  }
+  test::expect_close(weights[0], weights[2], 1e-6, 1e-6);
+  test::expect_close(weights[1], weights[3], 1e-6, 1e-6);
+}
+
 TEST(Larc, EndsWithTheWrapper) {
   const NamedTensors parameters = {make_parameter("a", {5}, 1)};
   FusedSGD optimizer(parameters, {.lr = 1.0});
