@@ -202,7 +202,7 @@ class ProcessGroup {
   /// Runs this rank's part of the job and returns its result. Where it throws, all other ranks
   /// learn the text ("rank 1 (pid 77 on host) threw: ...") before the exception goes on.
   ///
-  ///   group.run([&] { train_step(batch); });
+  ///   group.run([&] { train_step(); });
   template <class F>
   decltype(auto) run(F&& work) const {
     try {
