@@ -63,11 +63,10 @@ double test_accuracy(nn::Module& model, const data::Dataset& test, const World& 
   return mean.over(world, "test accuracy");
 }
 
-int train(const Flags& flags) {
+int train(const Flags& flags, const parallel::ProcessGroup& group) {
   const support::Digits images = support::load_digits(flags.data, flags.seed);
   manual_seed(flags.seed);
   nn::Sequential model = support::conv_net();
-  parallel::ProcessGroup group = parallel::ProcessGroup::from_environment();
   const Device device = group.device(flags.device);
   model.to(device);
 
@@ -149,5 +148,6 @@ int main(int argc, char** argv) {
   flags.data.add_to(app);
   app.add_option("--picture", flags.picture,
                  "PNG with test digits, predictions and the loss curve");
-  return support::run_program(app, argc, argv, [&] { return train(flags); });
+  return support::run_program(
+      app, argc, argv, [&](const parallel::ProcessGroup& group) { return train(flags, group); });
 }

@@ -114,7 +114,7 @@ void check(const Flags& flags) {
   CAIRN_CHECK(!flags.prompt.empty(), "char_lm", "expected a --prompt of at least one byte");
 }
 
-int train(const Flags& flags) {
+int train(const Flags& flags, const parallel::ProcessGroup& group) {
   check(flags);
   const std::vector<std::string> files = flags.text.empty() ? project_docs() : flags.text;
   const auto text = data::TextDataset::from_files(
@@ -125,7 +125,6 @@ int train(const Flags& flags) {
 
   manual_seed(flags.seed);
   support::Gpt model(sizes);
-  parallel::ProcessGroup group = parallel::ProcessGroup::from_environment();
   const Device device = group.device(flags.device);
   model.to(device);
 
@@ -205,5 +204,6 @@ int main(int argc, char** argv) {
   flags.epochs = 10;
   flags.add_to(app);
   flags.add_shard_to(app);
-  return support::run_program(app, argc, argv, [&] { return train(flags); });
+  return support::run_program(
+      app, argc, argv, [&](const parallel::ProcessGroup& group) { return train(flags, group); });
 }

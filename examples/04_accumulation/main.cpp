@@ -176,8 +176,7 @@ double difference(const std::vector<double>& a, const std::vector<double>& b) {
   return largest > 0 ? most / largest : most;
 }
 
-int run(const Flags& flags) {
-  auto group = parallel::ProcessGroup::from_environment();
+int run(const Flags& flags, const parallel::ProcessGroup& group) {
   const Device device = group.device(flags.common.device);
   CAIRN_CHECK(flags.batch_size >= 6 * flags.micro_batches * group.world_size(), "accumulation",
               "expected at least 6 samples for each of the ",
@@ -234,5 +233,6 @@ int main(int argc, char** argv) {
                "accumulation");
   Flags flags;
   flags.add_to(app);
-  return support::run_program(app, argc, argv, [&] { return run(flags); });
+  return support::run_program(
+      app, argc, argv, [&](const parallel::ProcessGroup& group) { return run(flags, group); });
 }

@@ -128,4 +128,12 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<int()>
   }
 }
 
+int run_program(CLI::App& app, int argc, char** argv,
+                const std::function<int(const parallel::ProcessGroup&)>& body) {
+  return run_program(app, argc, argv, [&] {
+    const auto group = parallel::ProcessGroup::from_environment();
+    return group.run([&] { return body(group); });
+  });
+}
+
 }  // namespace support

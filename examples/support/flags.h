@@ -58,5 +58,8 @@ struct Flags {
 /// Parses the command line and runs `body`. Bad usage ends with status 2 and one line; an error
 /// with status 1 and one line.
 int run_program(CLI::App& app, int argc, char** argv, const std::function<int()>& body);
+/// The same in the job this process was started in: the other ranks learn of an error too.
+int run_program(CLI::App& app, int argc, char** argv,
+                const std::function<int(const cairn::parallel::ProcessGroup&)>& body);
 
 }  // namespace support

@@ -193,5 +193,17 @@ TEST(Digits, KeepBatchnormTakesNoValueToo) {
   EXPECT_THAT(wrong.err, testing::AllOf(HasSubstr("true"), HasSubstr("false"), HasSubstr("maybe")));
 }
 
+// Two processes by hand: cairn-run may end the other one before it can say so.
+TEST(Digits, AnErrorOfOneRankIsToldByTheOther) {
+  const std::string port = std::to_string(20'000 + getpid() % 12'000);
+  const ShellResult result =
+      shell("export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + "\nRANK=1 " +
+            kDigits + " --data /nowhere 2>/dev/null &\nRANK=0 " + kDigits + " --steps 1000000");
+  EXPECT_EQ(result.status, 1) << result.err;
+  EXPECT_THAT(result.err,
+              testing::ContainsRegex("digits: .*rank 1 .pid [0-9]+ on .*. threw: "
+                                     "\\[read_image_folder\\] expected a folder, got '/nowhere'"));
+}
+
 }  // namespace
 }  // namespace cairn::test

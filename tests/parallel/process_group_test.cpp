@@ -19,6 +19,7 @@
 #include "environment.h"
 #include "group/group_impl.h"
 #include "ranks.h"
+#include "store/store.h"
 #include "support/expect_error.h"
 
 namespace cairn::parallel {
@@ -713,16 +714,20 @@ TEST(Failure, ARankThatGivesUpSaysWhy) {
 
 /// What the ranks of two say, of which rank 1 throws.
 void hear_of_an_exception(ProcessGroup group, const char* gives_up) {
-  group.barrier("start");
   if (group.rank() == 1) {
+    group.barrier("start");
     if (gives_up != nullptr) group.give_up(gives_up);
     throw std::runtime_error("the data is gone");
   }
-  const Tensor x = Tensor::zeros({1000});
+  const auto call = [&] {
+    group.barrier("start");  // which rank 1 may leave first
+    group.all_reduce(Tensor::zeros({1000}), ReduceOp::sum, "w");
+  };
   expect_error<CommunicationError>(
-      [&] { group.all_reduce(x, ReduceOp::sum, "w"); },
-      {gives_up == nullptr ? "rank 1 threw an exception outside of its collectives"
-                           : "rank 1 gave up: no memory"});
+      call, {gives_up == nullptr
+                 ? "rank 1 threw an exception outside of its collectives (its own output has "
+                   "the text; ProcessGroup::run passes it on)"
+                 : "rank 1 gave up: no memory"});
 }
 
 TEST(Failure, ARankThatThrowsIsNamedSo) {
@@ -736,6 +741,107 @@ TEST(Failure, ARankThatThrowsIsNamedSo) {
     }
   });
   for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
+}
+
+/// Rank 1 does what ends it, outside of the collectives; the others must hear these words of it,
+/// whichever they are in.
+void expect_words(const ProcessGroup& group, const std::function<void()>& end,
+                  const std::string& words) {
+  if (group.rank() == 1) {
+    group.barrier("start");
+    return end();
+  }
+  const std::string here = this_process(), host = here.substr(here.find(" on "));
+  const auto call = [&] {
+    group.barrier("start");
+    group.all_reduce(Tensor::zeros({1000}), ReduceOp::sum, "w");
+  };
+  expect_error<CommunicationError>(
+      call, {"] rank 1 (pid ",
+             core::str(host, ") ", words, "; rank ", group.rank(), " was in collective ")});
+}
+
+void throw_in_run(ProcessGroup& group) {
+  const auto end = [&] {
+    expect_error<core::IoError>(
+        [&] { group.run([] { core::fail<core::IoError>("data", "expected a file, got none"); }); },
+        {"[data] expected a file, got none"});
+  };
+  expect_words(group, end, "threw: [data] expected a file, got none");
+}
+
+TEST(Failure, TheTextOfAnExceptionInRunIsToldByProcesses) {
+  run_ranks(3, throw_in_run);
+}
+
+TEST(Failure, TheTextOfAnExceptionInRunIsToldByThreads) {
+  run_threads(3, throw_in_run);
+}
+
+TEST(Failure, WhatIsNoExceptionOfTheStandardsIsToldToo) {
+  run_threads(2, [](ProcessGroup& group) {
+    const auto end = [&] { EXPECT_THROW(group.run([] { throw 7; }), int); };
+    expect_words(group, end, "threw what is no std::exception");
+  });
+}
+
+// A part of one rank needs nobody, but its job does.
+TEST(Failure, TheTextOfAnExceptionIsToldByAPart) {
+  run_threads(3, [](ProcessGroup& group) {
+    const ProcessGroup part = group.split(group.rank());
+    const auto end = [&] {
+      EXPECT_THROW(part.run([] { throw std::runtime_error("the data is gone"); }),
+                   std::runtime_error);
+    };
+    expect_words(group, end, "threw: the data is gone");
+  });
+}
+
+TEST(ProcessGroup, RunReturnsWhatTheWorkDoes) {
+  int value = 7;
+  int& same = ProcessGroup::single().run([&]() -> int& { return value; });
+  EXPECT_EQ(&same, &value);
+  EXPECT_THROW(ProcessGroup::single().run([] { throw std::runtime_error("alone"); }),
+               std::runtime_error);
+}
+
+constexpr int kOwnHandler = 3;  // the status that a program's own std::terminate_handler ends with
+
+/// What ranks say where rank 1 does what nobody catches; the handler of before must run.
+void end_in_terminate(const std::function<void()>& end, const std::string& words) {
+  const auto results = start_ranks(3, [&](int rank) {
+    if (rank == 1) std::set_terminate([] { _exit(kOwnHandler); });
+    expect_words(ProcessGroup::from_environment(fast_options()), end, words);
+  });
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_EQ(results[rank].status, rank == 1 ? kOwnHandler : 0) << results[rank].output;
+  }
+}
+
+TEST(Failure, TheTextOfAnUncaughtExceptionIsTold) {
+  end_in_terminate([] { std::thread([] { throw std::runtime_error("no disk"); }).join(); },
+                   "threw: no disk");
+}
+
+TEST(Failure, TerminateWithoutAnExceptionIsTold) {
+  end_in_terminate([] { std::terminate(); }, "called std::terminate");
+}
+
+// Whoever should hear it is stopped, and the store with it.
+TEST(Failure, AnUncaughtExceptionEndsTheProcessThoughNobodyHears) {
+  const auto results = start_ranks(
+      2,
+      [](int rank) {
+        std::set_terminate([] { _exit(kOwnHandler); });
+        const ProcessGroup group = ProcessGroup::from_environment();
+        group.barrier("start");
+        if (rank == 0) raise(SIGSTOP);  // the harness kills it in the end
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        std::terminate();
+      },
+      7.0);
+  if (results.empty()) return;
+  EXPECT_EQ(results[1].status, kOwnHandler) << results[1].output;
 }
 
 TEST(Failure, AnExceptionThatLeavesTheGroupAloneBreaksNothing) {

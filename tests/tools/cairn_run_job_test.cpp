@@ -218,7 +218,10 @@ TEST(CairnRunJob, StopsAndGoesOnAsAWhole) {
   for (int round = 0; round < 2; ++round) {
     job.signal(SIGTSTP);
     ASSERT_TRUE(wait_until([&] { return job.state() == 'T'; }));
-    EXPECT_EQ(std::ranges::count(states_of_children(job.pid()), 'T'), 2);  // the guardian sleeps
+    EXPECT_TRUE(wait_until([&] {  // 'D': waits for a child that was stopped before its exec
+      const std::string states = states_of_children(job.pid());  // the guardian sleeps
+      return std::ranges::count(states, 'T') + std::ranges::count(states, 'D') == 2;
+    }));
     job.signal(SIGCONT);
     EXPECT_TRUE(grows());
   }

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -271,21 +272,47 @@ TEST(CairnRun, LeavesNothingWhenItIsKilled) {
   EXPECT_TRUE(ends_within(sleep, 5.0));
 }
 
+/// Listens at a port of the loopback interface until it goes.
+class TakenPort {
+ public:
+  TakenPort() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(listen(fd_, 1), 0);
+    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    number_ = std::to_string(ntohs(address.sin_port));
+  }
+  ~TakenPort() { close(fd_); }
+  TakenPort(const TakenPort&) = delete;
+  TakenPort& operator=(const TakenPort&) = delete;
+  const std::string& number() const { return number_; }
+
+ private:
+  int fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  std::string number_;
+};
+
 TEST(CairnRun, NamesAPortInUse) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
-  ASSERT_EQ(listen(fd, 1), 0);
-  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  const std::string port = std::to_string(ntohs(address.sin_port));
-  const ShellResult result = cairn_run("--master-port " + port + " true");
-  close(fd);
+  const TakenPort port;
+  const ShellResult result = cairn_run("--master-port " + port.number() + " true");
   EXPECT_EQ(result.status, 1);
-  EXPECT_THAT(result.err,
-              AllOf(HasSubstr("port " + port), HasSubstr("in use"), HasSubstr("--master-port")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("port " + port.number()), HasSubstr("in use"),
+                                HasSubstr("--master-port")));
+}
+
+// Of the processes of a cairn-run that was killed and is started again, say.
+TEST(CairnRun, WaitsForAPortThatIsFreeSoon) {
+  std::optional<TakenPort> port(std::in_place);
+  const std::string command = "--master-port " + port->number() + " true";
+  std::thread others([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    port.reset();
+  });
+  EXPECT_EQ(cairn_run(command).status, 0);
+  others.join();
 }
 
 TEST(CairnRun, SaysWhatAnEmptyTokenLacks) {

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <string>
 
 namespace cairn::test {
@@ -20,9 +20,11 @@ struct ShellResult {
   double seconds = 0.0;
 };
 
+/// Of what there is to read: a process of /proc may be gone.
 inline std::string read_text(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
 }
 
 /// A folder that vanishes with the object.

@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 
 #include "machine.h"
 
@@ -27,6 +29,7 @@ namespace {
 constexpr int kFirstPort = 20000;
 constexpr int kLastPort = 32767;
 constexpr int kPortAttempts = 128;
+constexpr auto kPortPatience = std::chrono::seconds(5);
 
 template <std::size_t N>
 std::array<unsigned char, N> random_bytes() {
@@ -73,10 +76,21 @@ int find_port(const std::string& address) {
   throw std::runtime_error("found no free port at " + address + " (give one with --master-port)");
 }
 
+/// The processes of a cairn-run that was killed may hold the port for a moment.
+int bind_error_in_the_end(const std::string& address, int port) {
+  const auto limit = std::chrono::steady_clock::now() + kPortPatience;
+  int error = bind_error(address, port);
+  while (error == EADDRINUSE && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    error = bind_error(address, port);
+  }
+  return error;
+}
+
 int choose_port(const Options& options) {
   if (options.master_port == 0) return find_port(options.master_addr);
   const int error =
-      options.node_rank == 0 ? bind_error(options.master_addr, options.master_port) : 0;
+      options.node_rank == 0 ? bind_error_in_the_end(options.master_addr, options.master_port) : 0;
   if (error == EADDRINUSE) {
     throw std::runtime_error(
         "port " + std::to_string(options.master_port) + " of " + options.master_addr +

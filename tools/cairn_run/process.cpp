@@ -14,7 +14,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 
 namespace cairn::run {
@@ -113,7 +112,8 @@ struct Stat {
 /// /proc/PID/stat: "pid (name) state ppid pgrp ...", where name may hold anything.
 bool read_stat(const fs::path& folder, Stat& stat) {
   std::ifstream file(folder / "stat");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  std::getline(file, text, '\0');  // all of it; nothing where the process has just gone
   const std::size_t name_end = text.rfind(')');
   if (name_end == std::string::npos || name_end + 4 >= text.size()) return false;
   stat.zombie = text[name_end + 2] == 'Z';

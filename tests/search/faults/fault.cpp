@@ -12,6 +12,8 @@
 namespace cairn::test {
 namespace {
 
+constexpr int kOutputLost = 74;  // sysexits.h: EX_IOERR, of cairn-run
+
 constexpr std::array<const char*, kFaultKinds> kNames{"kill",
                                                       "stop",
                                                       "doze",
@@ -37,7 +39,9 @@ constexpr std::array<const char*, kFaultKinds> kNames{"kill",
                                                       "groups in a row",
                                                       "groups on threads",
                                                       "asked to save",
-                                                      "slow link"};
+                                                      "slow link",
+                                                      "restarted launcher",
+                                                      "lost output"};
 constexpr std::array<const char*, 4> kEngines{"shared memory", "gloo", "two machines", "NCCL"};
 
 bool is_mismatch(FaultKind kind) {
@@ -57,11 +61,12 @@ bool needs_namespaces(FaultKind kind) {
 bool needs_cpu(FaultKind kind) {
   return needs_two_machines(kind) || kind == FaultKind::reset_data ||
          kind == FaultKind::out_of_memory || kind == FaultKind::in_a_row ||
-         kind == FaultKind::on_threads;
+         kind == FaultKind::on_threads || Fault{.kind = kind}.has_launchers();
 }
 
 bool is_possible(FaultKind kind, Surroundings around) {
-  return (around.netem || kind != FaultKind::slow_link) &&
+  const bool launched = Fault{.kind = kind}.has_launchers();
+  return (around.launcher || !launched) && (around.netem || kind != FaultKind::slow_link) &&
          (around.namespaces || !needs_namespaces(kind)) && !(around.gpus && needs_cpu(kind));
 }
 
@@ -79,7 +84,7 @@ Fault draw(FaultKind kind, std::mt19937_64& random, Surroundings around) {
   fault.victim = below(fault.world);
   if (kind == FaultKind::late_root) fault.victim = 0;
   fault.at = 5 + below(60);
-  fault.token = fault.engine == Engine::two_machines || below(4) != 0;
+  fault.token = fault.engine == Engine::two_machines || fault.has_launchers() || below(4) != 0;
   fault.seed = random();
   return fault;
 }
@@ -97,6 +102,7 @@ std::string Fault::expected_type(int rank) const {
 
 int Fault::expected_status(int rank) const {
   if (kind == FaultKind::asked_to_save) return checkpointing::kSavedOnSignal;
+  if (kind == FaultKind::lost_output && rank == victim) return kOutputLost;
   const bool killed = kind == FaultKind::kill || kind == FaultKind::stop;
   return killed && rank == victim ? 128 + SIGKILL : 0;
 }
@@ -115,6 +121,8 @@ std::string Fault::expected(int rank) const {
       return is_victim ? "rank [0-9] died" : culprit + " died.*sign of life";
     case FaultKind::leave:
       return is_victim ? "" : culprit + " left the group after .* needs it for collective ";
+    case FaultKind::restarted_launcher:
+      return is_victim ? "" : culprit + " died";
     case FaultKind::give_up:
       return is_victim ? "" : culprit + " gave up: the loss is NaN";
     case FaultKind::lost_message:

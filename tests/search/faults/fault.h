@@ -34,9 +34,11 @@ enum class FaultKind : std::uint8_t {
   in_a_row,
   on_threads,
   asked_to_save,
-  slow_link
+  slow_link,
+  restarted_launcher,
+  lost_output
 };
-inline constexpr int kFaultKinds = 26;
+inline constexpr int kFaultKinds = 28;
 
 enum class Engine : std::uint8_t { shared_memory, gloo, two_machines, nccl };
 
@@ -56,6 +58,10 @@ struct Fault {
   /// The exit status; 128 + n for signal n.
   int expected_status(int rank) const;
   bool breaks() const;
+  /// Whether each rank is the one of a node, under a cairn-run of its own.
+  bool has_launchers() const {
+    return kind == FaultKind::restarted_launcher || kind == FaultKind::lost_output;
+  }
 
   std::string describe() const;
   std::string pack() const;
@@ -67,6 +73,7 @@ struct Surroundings {
   bool namespaces = false;  // of their own; without, they have one machine
   bool gpus = false;        // tensors are on them
   bool netem = false;       // links may be slow and lossy
+  bool launcher = false;    // cairn-run is built, and seen
 };
 
 /// The kinds in turn, in an order of the generator's, so that a few faults are of different kinds.

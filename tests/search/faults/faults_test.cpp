@@ -46,11 +46,19 @@ constexpr double kDoze = 4.5;  // longer than a heartbeat's timeout
 constexpr int kSideBySide = 2;
 constexpr const char* kFaultVariable = "CAIRN_TEST_FAULT";
 
+const std::regex kSaysThatOutputIsLost("output is lost: cannot write .*: No space left");
+
 /// What a rank wrote: a line of run_rank's.
 struct Line {
   std::string word, text;
   std::int64_t time = 0;
 };
+
+#ifdef CAIRN_RUN_PROGRAM
+constexpr const char* kLauncher = CAIRN_RUN_PROGRAM;
+#else
+constexpr const char* kLauncher = "";
+#endif
 
 const std::set<std::string> kWords{"at", "error", "ok", "wrong"};
 
@@ -59,6 +67,8 @@ std::vector<Line> lines_in(const std::string& output) {
   std::istringstream in(output);
   for (std::string text; std::getline(in, text);) {
     Line line;
+    if (text.starts_with("[rank ")) text.erase(0, text.find(' ', 6) + 1);  // cairn-run's
+    if (text.starts_with(' ')) continue;                                   // its last lines, again
     std::istringstream words(text);
     words >> line.word >> line.time;
     if (words.fail() || !kWords.contains(line.word)) continue;
@@ -75,8 +85,9 @@ std::vector<pid_t> processes_with(const std::string& variable) {
     const int pid = std::atoi(entry.path().filename().c_str());
     if (pid <= 0) continue;
     std::ifstream file(entry.path() / "environ");
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
-    if (text.find(variable) != std::string::npos) found.push_back(pid);
+    for (std::string entry; std::getline(file, entry, '\0');) {
+      if (entry == variable) found.push_back(pid);
+    }
   }
   return found;
 }
@@ -88,14 +99,20 @@ class Job {
         place_(namespaces, fault.engine == Engine::two_machines),
         variable_(core::str(kFaultVariable, '=', fault.pack())),
         port_(free_port()) {
+    if (fault_.kind == FaultKind::lost_output) {  // /dev/full is a disk without room
+      std::filesystem::create_directory(place_.folder() + "/logs");
+      std::filesystem::create_symlink(
+          "/dev/full", core::str(place_.folder(), "/logs/rank_", fault_.victim, ".log"));
+    }
     if (namespaces && fault_.kind == FaultKind::full_disk && fault_.victim == 0) {
       place_.add_small_disk("checkpoints");
     }
+    ranks_.resize(static_cast<std::size_t>(fault_.world));
     for (int rank = 0; rank < fault_.world; ++rank) start(rank);
   }
   ~Job() {
     for (const Rank& rank : ranks_) {
-      if (rank.running) kill(rank.pid, SIGKILL), waitpid(rank.pid, nullptr, 0);
+      if (rank.pid > 0 && rank.running) kill(rank.pid, SIGKILL), waitpid(rank.pid, nullptr, 0);
     }
     for (const int fd : strangers_) close(fd);
   }
@@ -123,8 +140,15 @@ class Job {
   double since_fault(std::int64_t time) const {
     return static_cast<double>(time - fault_time_) / 1e9;
   }
+  bool loses_output(int rank) const {
+    return fault_.kind == FaultKind::lost_output && rank == fault_.victim;
+  }
+  bool loses_log(int rank) const { return loses_output(rank) && fault_.seed % 2 == 0; }
+  bool loses_screen(int rank) const { return loses_output(rank) && fault_.seed % 2 != 0; }
   bool is_late() const;
   void start(int rank);
+  std::vector<std::string> command(int rank) const;
+  void restart_launcher();
   [[noreturn]] void become(int rank, char* const* arguments, char* const* environment) const;
   void watch();
   void collect();
@@ -145,37 +169,58 @@ class Job {
 void Job::start(int rank) {
   const bool second = fault_.engine == Engine::two_machines && rank >= 2;
   const int local = fault_.engine == Engine::two_machines ? 2 : fault_.world;
-  std::vector<std::string> own{
-      variable_,
-      core::str("RANK=", rank),
-      core::str("WORLD_SIZE=", fault_.world),
-      core::str("LOCAL_RANK=", second ? rank - 2 : rank),
-      core::str("LOCAL_WORLD_SIZE=", local),
-      core::str("MASTER_ADDR=", place_.master_addr()),
-      core::str("MASTER_PORT=", port_),
-      "OMP_NUM_THREADS=1",
-  };
+  std::vector<std::string> own{variable_, "OMP_NUM_THREADS=1"};
+  if (!fault_.has_launchers()) {
+    own.insert(
+        own.end(),
+        {core::str("RANK=", rank), core::str("WORLD_SIZE=", fault_.world),
+         core::str("LOCAL_RANK=", second ? rank - 2 : rank), core::str("LOCAL_WORLD_SIZE=", local),
+         core::str("MASTER_ADDR=", place_.master_addr()), core::str("MASTER_PORT=", port_)});
+  }
   if (fault_.token) own.emplace_back("CAIRN_JOB_TOKEN=0123456789abcdef0123456789abcdef");
   if (fault_.engine == Engine::gloo) own.emplace_back("CAIRN_BACKEND=gloo");
   std::vector<char*> environment;
   for (std::string& text : own) environment.push_back(text.data());
   for (char** at = environ; *at != nullptr; ++at) environment.push_back(*at);
   environment.push_back(nullptr);
-  char program[] = "test_faults", filter[] = "--gtest_filter=Faults.EndAsTheyShould";
-  char* const arguments[] = {program, filter, nullptr};
+  std::vector<std::string> words = command(rank);
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
   const pid_t pid = fork();
-  if (pid == 0) become(rank, arguments, environment.data());
-  ranks_.push_back({.pid = pid});
+  if (pid == 0) become(rank, arguments.data(), environment.data());
+  ranks_[static_cast<std::size_t>(rank)] = {.pid = pid};
+}
+
+std::vector<std::string> Job::command(int rank) const {
+  const std::string program = "/proc/self/exe", filter = "--gtest_filter=Faults.EndAsTheyShould";
+  if (!fault_.has_launchers()) return {program, filter};
+  // Of one machine by a name that cairn-run does not know as loopback.
+  const bool one = fault_.engine != Engine::two_machines;
+  std::vector<std::string> words{kLauncher,
+                                 "--nnodes",
+                                 std::to_string(fault_.world),
+                                 "--node-rank",
+                                 std::to_string(rank),
+                                 "--max-restarts",
+                                 "3",
+                                 "--master-addr",
+                                 one ? "0x7f000001" : place_.master_addr(),
+                                 "--master-port",
+                                 std::to_string(port_)};
+  if (loses_log(rank)) words.insert(words.end(), {"--log-dir", "logs"});
+  words.insert(words.end(), {std::filesystem::read_symlink(program).string(), filter});
+  return words;
 }
 
 void Job::become(int rank, char* const* arguments, char* const* environment) const {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (fault_.engine == Engine::two_machines && rank >= 2) place_.enter_second();
-  const int fd = open(path_of(rank).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
-  dup2(fd, STDOUT_FILENO);
+  const int fd = open(path_of(rank).c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  dup2(loses_screen(rank) ? open("/dev/full", O_WRONLY) : fd, STDOUT_FILENO);
   dup2(fd, STDERR_FILENO);
   close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
-  if (chdir(place_.folder().c_str()) == 0) execve("/proc/self/exe", arguments, environment);
+  if (chdir(place_.folder().c_str()) == 0) execve(arguments[0], arguments, environment);
   _exit(127);
 }
 
@@ -216,6 +261,7 @@ void Job::inject() {
   if (fault_.kind == FaultKind::asked_to_save) {
     kill(ranks_[static_cast<std::size_t>(fault_.victim)].pid, SIGUSR1);
   }
+  if (fault_.kind == FaultKind::restarted_launcher) restart_launcher();
   if (fault_.kind != FaultKind::stranger) return;
   std::string greeting(64, '\0');  // the beginning of ZeroMQ's handshake, and then nothing of it
   greeting[0] = '\xff', greeting[9] = '\x7f', greeting[10] = '\x03';
@@ -223,6 +269,15 @@ void Job::inject() {
                                    greeting, greeting + std::string(500, '\x04')}) {
     for (const int fd : place_.knock(words)) strangers_.push_back(fd);
   }
+}
+
+/// Its guardian ends the rank.
+void Job::restart_launcher() {
+  std::this_thread::sleep_for(milliseconds(fault_.seed % 30));
+  const pid_t pid = ranks_[static_cast<std::size_t>(fault_.victim)].pid;
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  start(fault_.victim);
 }
 
 void Job::wake() {
@@ -264,7 +319,9 @@ std::string Job::judge(int r) const {
     wrong += core::str("rank ", r, " ", what...) + "\n";
   };
   if (rank.status != fault_.expected_status(r)) complain("has the status ", rank.status);
-  if (fault_.expected_status(r) != 0) return wrong;
+  if (fault_.expected_status(r) != 0 && !loses_output(r)) return wrong;
+  if (loses_output(r) && !std::regex_search(rank.output, kSaysThatOutputIsLost))
+    complain("does not say that its output is lost");
   if (since_fault(rank.ended) > kMostToExit)
     complain("ended after ", since_fault(rank.ended), " s");
   const std::string type = fault_.expected_type(r), text = fault_.expected(r);
@@ -351,7 +408,9 @@ TEST(Faults, EndAsTheyShould) {
   const int count = number_in("CAIRN_FAULTS", 12), only = number_in("CAIRN_FAULT", -1);
   std::printf("%d faults\n", count);
   const bool gpus = core::default_device().is_cuda();
-  const std::vector<Fault> faults = draw_faults(count, seed, {namespaces, gpus, netem});
+  const std::string path = kLauncher;
+  const bool launcher = !path.empty() && !(namespaces && path.starts_with("/tmp/"));  // hidden
+  const std::vector<Fault> faults = draw_faults(count, seed, {namespaces, gpus, netem, launcher});
   std::atomic<int> next = 0;
   std::vector<std::string> wrong(faults.size());
   const auto work = [&] {

@@ -11,9 +11,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -47,7 +50,7 @@ void say(const std::string& word, const std::string& text = "") {
   std::string line = core::str(word, ' ', nanoseconds_now(), ' ', text);
   for (char& c : line) c = c == '\n' ? ' ' : c;
   line += '\n';
-  while (write(STDOUT_FILENO, line.data(), line.size()) < 0 && errno == EINTR) {
+  while (write(STDERR_FILENO, line.data(), line.size()) < 0 && errno == EINTR) {
   }
 }
 
@@ -132,16 +135,20 @@ class Child {
 
 /// A value to save.
 struct Weights : Stateful {
-  Tensor values = Tensor::zeros({50'000});
+  explicit Weights(std::int64_t n = 50'000) : values(Tensor::zeros({n})) {}
+  Tensor values;
   StateDict state_dict() const override {
     StateDict state;
     state.set("values", values);
     return state;
   }
-  void load_state_dict(const StateDict& /*state*/) override {}
+  void load_state_dict(const StateDict& state) override {
+    values = Tensor::from(state.tensor("values").to_vector(), values.shape());
+  }
 };
 
 constexpr std::int64_t kMeeting = 20'000;  // elements
+constexpr std::int64_t kTrained = 500;
 
 class Loop {
  public:
@@ -153,6 +160,7 @@ class Loop {
   /// Returns when all ranks have gone on for long enough.
   void run() {
     group_.barrier("start");
+    if (fault_.has_launchers()) return train();
     // Connects them; and no host waits in what has been called before.
     if (fault_.engine == Engine::nccl)
       group_.all_reduce(Tensor::zeros({kMeeting}), ReduceOp::sum,
@@ -273,6 +281,57 @@ class Loop {
       default:
         return pass_on(x, n, k);
     }
+  }
+
+  /// Steps whose weights depend on all before, saved and resumed: those of a job that nobody
+  /// disturbs, bit for bit.
+  void train() {
+    constexpr int kSaveEvery = 4, kGoOnFor = 20;
+    const bool again = started_before(), awaited = fault_.kind == FaultKind::restarted_launcher;
+    Weights weights(kTrained);
+    Values undisturbed(kTrained);
+    checkpointing::TrainingState state({{"weights", weights}}, group_.world());
+    if (!state.resume_latest("checkpoints") && again) throw WrongResult("nothing was resumed");
+    const std::int64_t begin = state.step();
+    bool over = false;
+    for (int k = 1; !over; ++k) {
+      advance(undisturbed, k, [&](std::int64_t i) { return sum(i, k); });
+      if (k <= begin) continue;
+      if (k == fault_.at && is_victim()) say("at");
+      const Tensor x = pattern(rank_, kTrained, k, DType::f32);
+      group_.all_reduce(x, ReduceOp::sum, "x");
+      Values own = weights.values.to_vector(), total = x.to_vector();
+      advance(own, k, [&](std::int64_t i) { return total[static_cast<std::size_t>(i)]; });
+      weights.values = Tensor::from(own, {kTrained}, DType::f32);
+      std::printf("step %d\n", k);
+      std::fflush(stdout);
+      if (k % kSaveEvery != 0) continue;
+      state.save("checkpoints", k);
+      const bool ready = k >= fault_.at + kGoOnFor && (again || !awaited || !is_victim());
+      over = group_.all_reduce_max(ready ? 0 : 1) == 0;
+    }
+    Weights saved(kTrained);
+    checkpointing::TrainingState({{"weights", saved}}, group_.world(), {.read_only = true})
+        .resume_latest("checkpoints");
+    if (weights.values.to_vector() != undisturbed) throw WrongResult("other weights");
+    if (saved.values.to_vector() != undisturbed) throw WrongResult("other weights are saved");
+    group_.barrier("end");
+  }
+
+  template <class F>
+  static void advance(Values& weights, int k, F gradient) {
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const double next = 0.7 * weights[i] + gradient(static_cast<std::int64_t>(i)) / (k + 2);
+      weights[i] = static_cast<double>(static_cast<float>(next));
+    }
+  }
+
+  /// Whether this rank had another process before.
+  bool started_before() const {
+    const std::string name = core::str("started_", rank_);
+    const bool before = std::filesystem::exists(name);
+    std::ofstream(name) << "x";
+    return before;
   }
 
   void exchange(int k) const {
@@ -437,11 +496,12 @@ class Loop {
   std::optional<Child> child_;
 };
 
-/// Says it before the group ends, which may wait for others.
-void say_what_happens(const std::function<void()>& calls) {
+/// Says it before the group ends, which may wait for others. Returns whether all is well.
+bool say_what_happens(const std::function<void()>& calls) {
   try {
     calls();
     say("ok");
+    return true;
   } catch (const core::CommunicationError& error) {
     say("error", core::str("CommunicationError ", error.what()));
   } catch (const core::OutOfMemory& error) {
@@ -449,6 +509,7 @@ void say_what_happens(const std::function<void()>& calls) {
   } catch (const std::exception& error) {
     say("wrong", error.what());
   }
+  return false;
 }
 
 }  // namespace
@@ -461,19 +522,21 @@ std::int64_t nanoseconds_now() {
 void run_rank(const Fault& fault, int rank) {
   if (fault.kind == FaultKind::signals && rank == fault.victim) start_signals();
   const core::DefaultDeviceGuard device(device_of_rank(rank));
-  std::optional<Loop> loop;
+  std::unique_ptr<Loop> loop;
   if (fault.kind == FaultKind::late_root && rank == 0) std::this_thread::sleep_for(kLate);
   const parallel::GroupOptions options{
       .timeout = seconds(6), .heartbeat_timeout = seconds(3), .rendezvous_timeout = seconds(20)};
-  say_what_happens([&] {
+  const bool well = say_what_happens([&] {
     for (int i = 0; fault.kind == FaultKind::in_a_row && i < 5; ++i) {
       const ProcessGroup group = ProcessGroup::from_environment(options);
       group.barrier("one of a row");
       if (rank == fault.victim) std::this_thread::sleep_for(milliseconds(100));
     }
-    loop.emplace(fault, ProcessGroup::from_environment(options));
+    loop = std::make_unique<Loop>(fault, ProcessGroup::from_environment(options));
     loop->run();
   });
+  loop.reset();
+  if (fault.has_launchers() && !well) std::exit(1);  // to be started again
 }
 
 }  // namespace cairn::test

@@ -7,7 +7,7 @@
 
 namespace cairn::test {
 
-/// Writes lines to standard output, each with the monotonic clock in nanoseconds:
+/// Writes lines to standard error, each with the monotonic clock in nanoseconds:
 ///   at TIME              the fault's iteration is reached
 ///   error TIME TYPE TEXT
 ///   ok TIME              the loop ended, and every result was right; or this rank left

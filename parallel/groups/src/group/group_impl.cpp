@@ -152,7 +152,7 @@ ProcessGroup::Impl::Impl(std::shared_ptr<JobConnection> job, Members members, in
 }
 
 ProcessGroup::Impl::~Impl() {
-  tell_of_exception();
+  tell_why_it_ends();
   // Ranks that still need this one find that out, and the connections end without them.
   if (history_) history_->leave();
   if (cpu_) cpu_->close();
@@ -472,17 +472,21 @@ void ProcessGroup::Impl::give_up(const std::string& reason) {
   if (history_) history_->give_up(reason);
 }
 
-/// Of a rank that gave up, they hear why it did. The exception's own text cannot be had before it
-/// is caught.
-void ProcessGroup::Impl::tell_of_exception() noexcept {
+/// Of a rank that gave up, they hear why it did.
+void ProcessGroup::Impl::tell_of_exception(const std::string& words) {
+  if (!job_->coordinator || failure_->is_set()) return;
+  const std::string why = history_ ? history_->why_given_up() : "";
+  abort(core::str("rank ", members_.job_rank(), why.empty() ? words : " gave up: " + why));
+}
+
+/// The exception's own text cannot be had before it is caught.
+void ProcessGroup::Impl::tell_why_it_ends() noexcept {
   const bool last = job_.use_count() == 1;
-  if (!history_ || !last || std::uncaught_exceptions() <= job_->exceptions) return;
+  if (!last || std::uncaught_exceptions() <= job_->exceptions) return;
   try {
-    const std::string why = history_->why_given_up();
-    if (failure_->is_set()) return;
-    abort(why.empty() ? core::str("rank ", members_.job_rank(), " threw an exception outside of ",
-                                  "its collectives (its own output has the text)")
-                      : core::str("rank ", members_.job_rank(), " gave up: ", why));
+    tell_of_exception(
+        " threw an exception outside of its collectives (its own output has the text; "
+        "ProcessGroup::run passes it on)");
   } catch (const std::exception&) {  // they hear that it has left
   }
 }

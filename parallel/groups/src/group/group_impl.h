@@ -78,6 +78,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   int local_rank() const { return local_rank_; }
   int local_world_size() const { return local_world_size_; }
   const GroupOptions& options() const { return job_->options; }
+  const std::shared_ptr<JobConnection>& job() const { return job_; }
 
   using QueuedCalls = std::function<void(Collectives&)>;
   /// Runs a collective in the order of the device's current stream. `what` is its description for
@@ -103,14 +104,15 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void check() const;
   std::string failure() const { return failure_->reason(); }
   void abort(const std::string& reason);
-  /// For the others, where an exception ends this rank's part in the job.
-  void tell_of_exception() noexcept;
+  /// For the others, where an exception ends this rank's part in the job: "rank 1" and these words.
+  void tell_of_exception(const std::string& words);
   void give_up(const std::string& reason);
   /// The stream of the device in which async() works.
   core::Stream stream(Device device);
 
  private:
   class Queued;
+  void tell_why_it_ends() noexcept;
   /// A collective's place in the order.
   struct Ticket {
     const char* operation = "";

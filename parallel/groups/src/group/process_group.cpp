@@ -13,6 +13,7 @@
 #include "collectives/cpu/combine.h"
 #include "group/group_impl.h"
 #include "group/job_environment.h"
+#include "group/last_words.h"
 #include "group/library_versions.h"
 #include "store/descriptors.h"
 
@@ -155,10 +156,12 @@ ProcessGroup ProcessGroup::from_environment(const GroupOptions& given) {
   const JobEnvironment job = read_job_environment();
   const GroupOptions options = with_environment(given);
   if (job.world_size > 1) make_room_for_connections(job.rank == 0 ? job.world_size : 1);
-  return ProcessGroup(
+  const auto impl =
       std::make_shared<Impl>(job, options, [&](OnFailure on_failure, CheckDevices check) {
         return join_processes(job, options, std::move(on_failure), std::move(check));
-      }));
+      });
+  if (job.world_size > 1) tell_of_terminate(impl->job());
+  return ProcessGroup(impl);
 }
 
 std::vector<ProcessGroup> ProcessGroup::in_process(int world_size, const GroupOptions& options) {
@@ -465,6 +468,13 @@ void ProcessGroup::check() const {
 
 void ProcessGroup::give_up(std::string_view reason) const {
   impl_->give_up(std::string(reason));
+}
+
+void ProcessGroup::tell_of_exception() const noexcept {
+  try {
+    impl_->tell_of_exception(words_on_exception());
+  } catch (const std::exception&) {  // they hear that it has left
+  }
 }
 
 void ProcessGroup::abort(std::string_view reason) const {

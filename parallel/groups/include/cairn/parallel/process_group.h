@@ -32,6 +32,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cairn/core/tensor_view.h"
@@ -198,10 +199,26 @@ class ProcessGroup {
   /// on with the next one.
   void give_up(std::string_view reason) const;
 
+  /// Runs this rank's part of the job and returns its result. Where it throws, all other ranks
+  /// learn the text ("rank 1 (pid 77 on host) threw: ...") before the exception goes on.
+  ///
+  ///   group.run([&] { train_step(); });
+  template <class F>
+  decltype(auto) run(F&& work) const {
+    try {
+      return std::forward<F>(work)();
+    } catch (...) {
+      tell_of_exception();
+      throw;
+    }
+  }
+
   class Impl;
   explicit ProcessGroup(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
  private:
+  void tell_of_exception() const noexcept;
+
   std::shared_ptr<Impl> impl_;
 };
 
