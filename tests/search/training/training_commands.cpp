@@ -141,7 +141,9 @@ class Backward : public Command {
         const bool is_named = parameter.optimizer >= 0 && (named >> parameter.optimizer & 1U) != 0;
         const bool meets =
             parameter.trainable && ((loss_.by_amp && is_named) || loss_.reaches(p, rank));
-        if (meets && gradient.is_on(rank) && gradient.plain == loss_.by_amp) return true;
+        // What was reduced is on every rank, whoever's loss reached it.
+        const bool held = now.reference.unreduced ? gradient.is_on(rank) : gradient.exists();
+        if (meets && held && gradient.plain == loss_.by_amp) return true;
       }
       return false;
     };
