@@ -205,8 +205,11 @@ class Backward : public Command {
     const System::Outcome outcome = now.system.each(work);
     if (broken && !outcome.threw()) throw Mismatch("expected the error to come out, got none");
     if (broken && loss_.in_forward) return false;
-    // What another of amp's losses has left lies beside the slots until a step reduces it.
-    const bool left = now.setup.precision && reference.unreduced && now.any_gradient();
+    // What another of amp's losses has left lies beside the slots until a step reduces it, and a
+    // DDP reduces what its own module has.
+    const bool elsewhere = now.setup.wiring.two_ddps && loss_.reach != 3;
+    const bool left =
+        (now.setup.precision || elsewhere) && reference.unreduced && now.any_gradient();
     reference.unreduced = now.setup.ranks > 1 && (left || !(reduces(now) && synchronise));
     reference.summed =
         now.setup.wiring.sum && (reduces(now) || (reference.summed && now.any_gradient()));
