@@ -221,6 +221,8 @@ class Backward : public Command {
       for (const Parameter& p : reference.parameters) {
         reference.may_refuse = reference.may_refuse || (p.trainable && p.gradient.exists());
       }
+      // An overflow that was found in a gradient which is broken now is gone with it.
+      for (Pending& earlier : reference.pending) earlier.doubtful = true;
       pending.doubtful = true;
       pending.overflow = false;
       pending.optimizers &= reference.with_gradients();
