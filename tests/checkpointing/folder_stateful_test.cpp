@@ -469,6 +469,15 @@ class Model {
     std::erase_if(damaged_, [&](std::int64_t step) { return !found.contains(step); });
   }
 
+  // A run that begins on a full disk may remove what its `keep` does not cover.
+  void made_room(int keep) {
+    const Folder before = stands_, found = look();
+    for (const int must : kept({.keep = keep}))
+      RC_ASSERT(damaged_.contains(saves_.at(must).step) || stands(found, must));
+    adopt(found);
+    if (stands_.size() < before.size()) durable_ = stands_;  // none goes before its heir is safe
+  }
+
   // A new job whose every rank calls `resume`, which must find `expected`: a value, nothing (0) or
   // an error (kBroken). saved_ranks: whose files it finds.
   void resume(const Command& command, int expected, int saved_ranks,
@@ -516,6 +525,7 @@ class Model {
         RC_ASSERT(seeds[r] == 7u);
       }
     }
+    if (faulty && command.fault == Fault::full) made_room(command.keep);
     if (outcome == Outcome::error) return;
     if (expected > 0) job->line = saves_.at(expected).line, job->step = saves_.at(expected).step;
     job_ = std::move(job);
