@@ -13,8 +13,7 @@ void LocalChecks::begin_pass() {
 }
 
 void LocalChecks::check(std::vector<Name> names, const std::vector<TensorView>& gradients) {
-  const bool can_be_checked = core::is_half(gradients[0].dtype) || gradients[0].dtype == DType::f32;
-  if (can_be_checked)
+  if (core::is_half(gradients[0].dtype) || gradients[0].dtype == DType::f32)
     passes_.back().push_back({std::move(names), kernels::check_tensors(gradients)});
 }
 
@@ -40,7 +39,8 @@ std::vector<core::NonFinite> LocalChecks::take() {
     }
   }
   std::vector<core::NonFinite> all;
-  for (auto& [name, sum] : sums) all.push_back(std::move(sum));
+  all.reserve(sums.size());
+  for (const auto& [name, sum] : sums) all.push_back(sum);
   return all;
 }
 
