@@ -91,6 +91,7 @@ std::string reshard_checkpoint(const std::string& from, const std::string& to, i
   plan.manifest.libraries = source.libraries;
   const Resharding contents(from, source, world_size);
   make_folders(plan.dir);
+  flush_parents(plan.dir);
   const SaveTurn turn(FolderLock::take(plan.dir));
   if (exists(plan.folder())) {
     core::fail<core::IoError>("reshard", "expected a new checkpoint to write, got '", plan.folder(),

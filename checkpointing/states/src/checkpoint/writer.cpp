@@ -213,7 +213,6 @@ Committed commit(SavePlan& plan, const std::vector<std::string>& files) {
   flush_folder(temporary);
   replace_folder(temporary, folder, aside);
   flush_folder(plan.dir);
-  if (!plan.parents_flushed) flush_parents(plan.dir);
   try_to_remove(aside);
   std::erase(plan.damaged, folder);
   std::vector<std::uint64_t> line = manifest.lineage.continues;

@@ -26,7 +26,6 @@ struct SavePlan {
   int rank = 0;
   TrainingStateOptions options;
   std::vector<std::string> damaged;  // paths of checkpoints that do not count as good
-  bool parents_flushed = false;      // the folder's name is on the disk already
   std::shared_ptr<const SavingMark> mark = std::make_shared<SavingMark>();  // until it is whole
 
   std::string folder() const;     // dir/step-00000500

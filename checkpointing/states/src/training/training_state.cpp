@@ -105,6 +105,13 @@ struct TrainingState::Impl {
   SaveReport report;                           // of the save in the background
   std::unique_ptr<BackgroundSave> background;  // last: it ends before the lock
 
+  // A loss of power takes no checkpoint with the folder that it lies in.
+  void make_folder(const std::string& dir) {
+    if (flushed == dir && exists(dir)) return;
+    make_folders(dir);
+    flush_parents(dir);
+    flushed = dir;
+  }
   void lock_folder(const std::string& dir) {
     if (locked == dir) return;
     lock.reset();
@@ -196,9 +203,7 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
   try {
     world_.all_or_throw<core::IoError>(what, [&] {
       if (world_.rank != 0) return "";
-      if (!exists(dir)) impl_->flushed.clear();
-      plan.parents_flushed = impl_->flushed == dir;
-      make_folders(dir);
+      impl_->make_folder(dir);
       impl_->lock_folder(dir);
       turn = std::make_unique<SaveTurn>(impl_->lock);
       prepare(plan);
@@ -255,7 +260,6 @@ void TrainingState::saved(const SaveReport& report, const Committed& committed,
                           const std::vector<std::string>& damaged) {
   last_save_ = report;
   if (world_.rank != 0) return;
-  impl_->flushed = impl_->last_dir;
   damaged_ = damaged;
   last_number_ = committed.save;
   line_.insert(line_.begin(), committed.id);
