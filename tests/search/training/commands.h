@@ -1,7 +1,7 @@
 // What a trainer may do, in any order. Each command knows when it makes sense, does its work on the
 // reference and on the system, and says where the two part.
 //
-// A new command is a class and a line in training_commands.cpp or state_commands.cpp.
+// A new command is a class and a line in one of the *_commands.cpp.
 #pragma once
 
 #include <iosfwd>
@@ -23,8 +23,10 @@ class Command {
 };
 using CommandPtr = std::shared_ptr<const Command>;
 
-/// Backwards and steps, and what befalls parameters and gradients in between.
+/// Backwards and steps.
 rc::Gen<CommandPtr> training_commands();
+/// What befalls parameters and gradients between a backward and its step.
+rc::Gen<CommandPtr> between_commands();
 /// What a trainer does to gradients, weights and optimizers by itself.
 rc::Gen<CommandPtr> own_commands();
 /// Precision, clones and files.

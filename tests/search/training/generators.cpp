@@ -114,6 +114,53 @@ void keep_states(Setup& setup, bool bf16_moments, bool remainders) {
 
 }  // namespace
 
+rc::Gen<Loss> losses() {
+  return rc::gen::map(
+      rc::gen::tuple(
+          one_of(kLosses), choice<unsigned>({{4, 3}, {1, 1}, {1, 2}}),
+          choice<double>({{3, 0.5}, {1, 0x1p-6}, {1, 0x1p-9}}), mostly(), mostly(),
+          rc::gen::tuple(mostly(), seldom(), choice<int>({{20, -1}, {1, 0}, {1, 1}, {1, 2}}),
+                         choice<int>({{12, -1}, {1, 0}, {1, 1}, {1, 2}, {1, 3}}), seldom()),
+          choice<Form>({{4, Form::linear}, {3, Form::product}, {1, Form::tanh}, {2, Form::norm}}),
+          rc::gen::pair(seldom(), seldom())),
+      [](const auto& drawn) {
+        const auto& [id, reach, size, by_amp, by_ddp, more, form, how] = drawn;
+        const auto& [to_all, delayed, overflow_rank, thrower, in_forward] = more;
+        Loss loss{id,     reach,   size,          by_amp,  by_ddp,
+                  to_all, delayed, overflow_rank, thrower, in_forward};
+        loss.form = form;  // exact in f16 with any weight that is not tiny
+        loss.apart = how.first && by_amp;
+        loss.twice = how.second && !loss.apart && thrower < 0;
+        if (form != Form::linear) loss.size = std::max(size, 0x1p-3);
+        return loss;
+      });
+}
+
+rc::Gen<Loss> losses_of_ranks() {
+  return rc::gen::map(rc::gen::pair(losses(), choice<unsigned>({{1, 3}, {1, 1}, {1, 2}})),
+                      [](const auto& drawn) {
+                        Loss loss = drawn.first;
+                        loss.odd_reach = drawn.second;
+                        return loss;
+                      });
+}
+
+rc::Gen<Step> steps() {
+  return rc::gen::map(rc::gen::tuple(mostly(), choice<int>({{2, -1}, {1, 0}, {1, 1}}),
+                                     choice<double>({{3, 0.0}, {1, 0.25}, {1, 2.0}}), seldom(),
+                                     rc::gen::arbitrary<bool>(), seldom()),
+                      [](const auto& drawn) {
+                        const auto& [by_amp, optimizer, max_norm, schedule, per_group, keep] =
+                            drawn;
+                        return Step{.by_amp = by_amp,
+                                    .optimizer = optimizer,
+                                    .max_norm = max_norm,
+                                    .schedule = schedule,
+                                    .keep = keep,
+                                    .per_group = per_group && max_norm > 0};
+                      });
+}
+
 rc::Gen<Setup> setups(int ranks) {
   const auto layouts = choice<std::vector<int>>({{3, {0, 0, 0, 0}},
                                                  {2, {0, 0, 1, 1}},

@@ -46,6 +46,9 @@ rc::Gen<Order> orders();
 rc::Gen<unsigned> frozen_masks();
 rc::Gen<Wiring> wirings();
 rc::Gen<Loss> losses();
+/// Odd ranks reach another part of the model than the others.
+rc::Gen<Loss> losses_of_ranks();
+rc::Gen<Step> steps();
 rc::Gen<Setup> setups(int ranks);
 
 const char* order_name(Order order);

@@ -43,8 +43,10 @@ std::ostream& operator<<(std::ostream& out, const Script& script) {
 }
 
 rc::Gen<Script> scripts(int ranks) {
-  const auto commands = rc::gen::weightedOneOf<CommandPtr>(
-      {{30, training_commands()}, {10, own_commands()}, {8, state_commands()}});
+  const auto commands = rc::gen::weightedOneOf<CommandPtr>({{21, training_commands()},
+                                                            {9, between_commands()},
+                                                            {10, own_commands()},
+                                                            {8, state_commands()}});
   return rc::gen::map(
       rc::gen::pair(setups(ranks), rc::gen::container<std::vector<CommandPtr>>(commands)),
       [](const auto& drawn) {
