@@ -19,6 +19,7 @@ constexpr std::array<const char*, kFaultKinds> kNames{"kill",
                                                       "doze",
                                                       "leave",
                                                       "give up",
+                                                      "throw",
                                                       "other collective",
                                                       "other shape",
                                                       "other dtype",
@@ -125,6 +126,8 @@ std::string Fault::expected(int rank) const {
       return is_victim ? "" : culprit + " died";
     case FaultKind::give_up:
       return is_victim ? "" : culprit + " gave up: the loss is NaN";
+    case FaultKind::throws:
+      return is_victim ? "" : culprit + " .*threw: the batch is empty";
     case FaultKind::lost_message:
       return core::str("ranks wait for each other: (?=.*rank ", (victim + 1) % world,
                        " is in recv from ", victim, " ).*", culprit, " is in ");

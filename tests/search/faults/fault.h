@@ -14,6 +14,7 @@ enum class FaultKind : std::uint8_t {
   doze,
   leave,
   give_up,
+  throws,
   other_collective,
   other_shape,
   other_dtype,
@@ -38,7 +39,7 @@ enum class FaultKind : std::uint8_t {
   restarted_launcher,
   lost_output
 };
-inline constexpr int kFaultKinds = 28;
+inline constexpr int kFaultKinds = 29;
 
 enum class Engine : std::uint8_t { shared_memory, gloo, two_machines, nccl };
 

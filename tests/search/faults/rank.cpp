@@ -420,6 +420,12 @@ class Loop {
       case FaultKind::give_up:
         group_.abort("the loss is NaN");
         return false;
+      case FaultKind::throws:
+        try {
+          group_.run([] { throw std::runtime_error("the batch is empty"); });
+        } catch (const std::runtime_error&) {
+        }
+        return false;
       case FaultKind::sleep:
         std::this_thread::sleep_for(kSleep);
         return true;
