@@ -19,7 +19,7 @@ namespace {
 using namespace cairn;
 
 template <class Real>
-void train(plain::Flags& flags) {
+void train(plain::Flags& flags, const parallel::ProcessGroup& group) {
   const auto steps = static_cast<std::int64_t>(flags.number("--steps", 200));
   const auto rows = static_cast<std::size_t>(flags.number("--batch", 8));
   const auto save_every = static_cast<std::int64_t>(flags.number("--save-every", 10));
@@ -37,7 +37,6 @@ void train(plain::Flags& flags) {
     parameters.push_back(optim::wrap_parameter(name, Tensor::wrap(model.weights, dims, begin),
                                                gradients.back().tensor));
   }
-  const auto group = parallel::ProcessGroup::from_environment();
   parallel::Reducer reducer(group);
   reducer.register_gradients(gradients);
   optim::FusedAdam optimizer(parameters, {.lr = 1e-2, .weight_decay = 0.01});
@@ -64,10 +63,10 @@ void train(plain::Flags& flags) {
   }
 }
 
-void train_in(const std::string& dtype, plain::Flags& flags) {
-  if (dtype == "f32") return train<float>(flags);
-  if (dtype == "f16") return train<core::Half>(flags);
-  if (dtype == "bf16") return train<core::BFloat16>(flags);
+void train_in(const std::string& dtype, plain::Flags& flags, const parallel::ProcessGroup& group) {
+  if (dtype == "f32") return train<float>(flags, group);
+  if (dtype == "f16") return train<core::Half>(flags, group);
+  if (dtype == "bf16") return train<core::BFloat16>(flags, group);
   throw std::invalid_argument("expected --dtype f32, f16 or bf16, got " + dtype);
 }
 
@@ -76,7 +75,9 @@ void train_in(const std::string& dtype, plain::Flags& flags) {
 int main(int argc, char** argv) {
   try {
     plain::Flags flags(argc, argv);
-    train_in(flags.text("--dtype", "bf16"), flags);
+    const std::string dtype = flags.text("--dtype", "bf16");
+    const auto group = parallel::ProcessGroup::from_environment();
+    group.run([&] { train_in(dtype, flags, group); });  // where it throws, the others learn why
   } catch (const std::exception& error) {
     std::fprintf(stderr, "plain_gpt_cairn: %s\n", error.what());
     return 1;
