@@ -7,11 +7,12 @@
 namespace cairn::core {
 
 ElementRange even_part(std::int64_t numel, int rank, int world_size) {
-  constexpr std::int64_t kBlock = 16;
   CAIRN_CHECK(rank >= 0 && rank < world_size, "sharding", "expected a rank below ", world_size,
               ", got ", rank);
-  const std::int64_t blocks = (numel + kBlock - 1) / kBlock;
-  const auto at = [&](std::int64_t r) { return std::min(numel, blocks * r / world_size * kBlock); };
+  const std::int64_t blocks = (numel + kPartBlock - 1) / kPartBlock;
+  const auto at = [&](std::int64_t r) {
+    return std::min(numel, blocks * r / world_size * kPartBlock);
+  };
   return {at(rank), at(rank + 1)};
 }
 

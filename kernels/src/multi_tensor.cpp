@@ -1,5 +1,6 @@
 #include "cairn/kernels/multi_tensor.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -98,6 +99,34 @@ PendingCheck check_tensors(const std::vector<TensorView>& tensors, double p) {
   check_power("check_tensors", p);
   check_float_list("check_tensors", "tensor", tensors);
   return launch_check(tensors, p);
+}
+
+std::vector<core::ElementRange> pieces_of(core::ElementRange part, std::int64_t numel) {
+  std::vector<core::ElementRange> pieces;
+  for (std::int64_t at = part.begin; at < part.end; at = pieces.back().end) {
+    const std::int64_t chunk_end = std::min(numel, at / kSumChunk * kSumChunk + kSumChunk);
+    const bool whole = at % kSumChunk == 0 && chunk_end <= part.end;
+    pieces.push_back({at, whole ? chunk_end : std::min({part.end, chunk_end, at + kSumBlock})});
+  }
+  return pieces;
+}
+
+TensorCheck join_pieces(std::span<const CheckedPiece> pieces, double p) {
+  const JoinParts join{PowerSum(p)};
+  CheckPart total{0.0, 0, 0}, chunk{0.0, 0, 0};
+  std::int64_t at = 0;
+  for (const auto& [elements, check] : pieces) {
+    CAIRN_CHECK(elements.begin == at, "join_pieces", "expected a piece from element ", at,
+                " on, got one from ", elements.begin, " on");
+    at = elements.end;
+    if (elements.begin % kSumChunk == 0) {
+      total = join(total, chunk);
+      chunk = {0.0, 0, 0};
+    }
+    chunk = join(chunk, {check.power_sum, check.nonfinite, check.nan});
+  }
+  total = join(total, chunk);
+  return {total.power_sum, total.nonfinite, total.nan};
 }
 
 double norm_of(const std::vector<TensorCheck>& checks, double p) {

@@ -19,12 +19,12 @@ struct Chunk {
 
 /// size(i) is the number of elements of tensor i.
 template <class Size>
-std::vector<Chunk> cut(std::size_t tensors, const Size& size) {
+std::vector<Chunk> cut(std::size_t tensors, const Size& size, std::int64_t chunk = kChunk) {
   std::vector<Chunk> chunks;
   for (std::size_t i = 0; i < tensors; ++i) {
     const std::int64_t n = size(i);
-    for (std::int64_t at = 0; at < n; at += kChunk)
-      chunks.push_back({i, at, std::min(kChunk, n - at)});
+    for (std::int64_t at = 0; at < n; at += chunk)
+      chunks.push_back({i, at, std::min(chunk, n - at)});
   }
   return chunks;
 }

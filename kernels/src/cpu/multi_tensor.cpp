@@ -110,27 +110,35 @@ double sum_of_powers(const T* x, std::int64_t n) {
   return Sum::join(a.total(), b.total());
 }
 
+template <class Sum, class T>
+double sum_of_blocks(const T* x, std::int64_t n) {
+  double total = 0.0;
+  for (std::int64_t at = 0; at < n; at += kSumBlock)
+    total = Sum::join(total, sum_of_powers<Sum>(x + at, std::min(kSumBlock, n - at)));
+  return total;
+}
+
 template <class Sum>
-double sum_of_powers(DType dtype, const void* x, std::int64_t n) {
+double sum_of_blocks(DType dtype, const void* x, std::int64_t n) {
   switch (dtype) {
     case DType::f16:
-      return sum_of_powers<Sum>(static_cast<const Half*>(x), n);
+      return sum_of_blocks<Sum>(static_cast<const Half*>(x), n);
     case DType::bf16:
-      return sum_of_powers<Sum>(static_cast<const BFloat16*>(x), n);
+      return sum_of_blocks<Sum>(static_cast<const BFloat16*>(x), n);
     default:
-      return sum_of_powers<Sum>(static_cast<const float*>(x), n);
+      return sum_of_blocks<Sum>(static_cast<const float*>(x), n);
   }
 }
 
-/// Of every kind but general powers. Not finite if and only if an element is not.
+/// Of every kind but general powers, block after block. Not finite if and only if an element is not.
 double SumOfPowers(PowerSum::Kind kind, DType dtype, const void* x, std::int64_t n) {
   switch (kind) {
     case PowerSum::Kind::absolutes:
-      return sum_of_powers<Sum<Absolute>>(dtype, x, n);
+      return sum_of_blocks<Sum<Absolute>>(dtype, x, n);
     case PowerSum::Kind::largest:
-      return sum_of_powers<Largest>(dtype, x, n);
+      return sum_of_blocks<Largest>(dtype, x, n);
     default:
-      return sum_of_powers<Sum<Square>>(dtype, x, n);
+      return sum_of_blocks<Sum<Square>>(dtype, x, n);
   }
 }
 
@@ -184,7 +192,7 @@ HWY_EXPORT(Combine);
 
 namespace {
 
-/// Element by element: general powers, and runs with elements to count.
+/// Element by element: general powers, and blocks with elements to count.
 CheckPart check_elements(DType dtype, const void* x, std::int64_t n, const PowerSum& power) {
   CheckPart part{0.0, 0, 0};
   core::dispatch_floating(dtype, "check_tensors", [&](auto zero) {
@@ -197,19 +205,35 @@ CheckPart check_elements(DType dtype, const void* x, std::int64_t n, const Power
 }  // namespace
 
 CheckPart cpu::check_run(DType dtype, const void* x, std::int64_t n, const PowerSum& power) {
-  if (power.kind() == PowerSum::Kind::powers) return check_elements(dtype, x, n, power);
-  const double sum = HWY_DYNAMIC_DISPATCH(SumOfPowers)(power.kind(), dtype, x, n);
-  return std::isfinite(sum) ? CheckPart{sum, 0, 0} : check_elements(dtype, x, n, power);
+  const bool vectors = power.kind() != PowerSum::Kind::powers;
+  const auto sum_of = [&](const void* from, std::int64_t count) {
+    return HWY_DYNAMIC_DISPATCH(SumOfPowers)(power.kind(), dtype, from, count);
+  };
+  if (vectors) {
+    const double sum = sum_of(x, n);
+    if (std::isfinite(sum)) return {sum, 0, 0};
+  }
+  CheckPart total{0.0, 0, 0};
+  const JoinParts join{power};
+  for (std::int64_t at = 0; at < n; at += kSumBlock) {
+    const void* from =
+        static_cast<const char*>(x) + at * static_cast<std::int64_t>(core::size_of(dtype));
+    const std::int64_t count = std::min(kSumBlock, n - at);
+    const double sum = vectors ? sum_of(from, count) : HUGE_VAL;
+    const bool counts = !std::isfinite(sum);
+    total = join(total, counts ? check_elements(dtype, from, count, power) : CheckPart{sum, 0, 0});
+  }
+  return total;
 }
 
 void CpuBackend::check_tensors(const std::vector<TensorView>& tensors, double p,
                                TensorCheck* checks) const {
   const PowerSum power(p);
-  const std::vector<cpu::Chunk> chunks =
-      cpu::cut(tensors.size(), [&](std::size_t i) { return tensors[i].numel(); });
+  const std::vector<cpu::Chunk> chunks = cpu::cut(
+      tensors.size(), [&](std::size_t i) { return tensors[i].numel(); }, kSumChunk);
   std::vector<CheckPart> parts(chunks.size());
   core::parallel_for(
-      static_cast<std::int64_t>(chunks.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+      static_cast<std::int64_t>(chunks.size()), 4, [&](std::int64_t begin, std::int64_t end) {
         for (auto k = static_cast<std::size_t>(begin); k < static_cast<std::size_t>(end); ++k) {
           const TensorView& x = tensors[chunks[k].tensor];
           parts[k] =

@@ -1,8 +1,8 @@
 // Passes over a list of tensors in one launch: a table of pointers, cut into chunks of equal
 // length, a block a chunk. Bound by memory.
 //
-// A check is deterministic: a chunk's sum is a tree of fixed shape, and so is the sum of a tensor's
-// chunks.
+// A check's sums are those of multi_tensor.h, whatever the alignment of the memory: a warp adds a
+// block up, then the blocks of a chunk and the chunks of a tensor follow each other.
 #pragma once
 
 #include "cuda/device/block.cuh"
@@ -11,11 +11,49 @@
 
 namespace cairn::kernels::cuda {
 
+static_assert(kChunk == kSumChunk);
+
+/// see(value) for the elements [begin, end) of view 0 that are this lane's: kLanes of each
+/// 32 * kLanes.
+template <class See>
+__device__ __forceinline__ void see_by_lanes(const Slot& slot, std::int64_t begin, std::int64_t end,
+                                             See see) {
+  constexpr std::int64_t kStep = 32 * kLanes;
+  with_list_type(slot.dtype[0], [&](auto type) {
+    const auto* const x = static_cast<const decltype(type)*>(slot.data[0]);
+    const bool aligned = packs_aligned(x + begin);
+    for (std::int64_t i = begin + threadIdx.x % 32 * kLanes; i < end; i += kStep) {
+      if (aligned && i + kLanes <= end) {
+        const auto pack = load_pack<kLanes>(x + i);
+        SIMT_UNROLL
+        for (int k = 0; k < kLanes; ++k) see(static_cast<float>(widen(pack[k])));
+      } else {
+        for (std::int64_t k = i; k < smaller(i + kLanes, end); ++k)
+          see(static_cast<float>(widen(x[k])));
+      }
+    }
+  });
+}
+
 static __global__ void check_chunks_kernel(Table table, PowerSum power, CheckPart* parts) {
-  CheckPart part{0.0, 0, 0};
-  see_chunk(BlockChunk(table), [&](float x) { part.see(static_cast<double>(x), power); });
-  part = block_reduce(part, JoinParts{power}, CheckPart{0.0, 0, 0});
-  if (threadIdx.x == 0) parts[blockIdx.x] = part;
+  constexpr int kBlocks = static_cast<int>(kSumChunk / kSumBlock);
+  SIMT_SHARED(CheckPart, sums, kBlocks);
+  const BlockChunk chunk(table);
+  const JoinParts join{power};
+  for (int b = static_cast<int>(threadIdx.x / 32); b < kBlocks;
+       b += static_cast<int>(blockDim.x / 32)) {
+    const std::int64_t begin = chunk.begin + b * kSumBlock;
+    CheckPart part{0.0, 0, 0};
+    see_by_lanes(chunk.slot, begin, smaller(begin + kSumBlock, chunk.end),
+                 [&](float x) { part.see(static_cast<double>(x), power); });
+    part = warp_reduce(part, join);
+    if (threadIdx.x % 32 == 0) sums[b] = part;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  CheckPart total{0.0, 0, 0};
+  for (int b = 0; b < kBlocks; ++b) total = join(total, sums[b]);
+  parts[blockIdx.x] = total;
 }
 
 /// out = a x + b y, or a x, and which arguments are checked.
@@ -81,18 +119,23 @@ static __global__ void linear_chunks_kernel(Table table, Linear linear, PowerSum
   if (threadIdx.x == 0) parts[blockIdx.x] = part;
 }
 
-/// A warp a tensor: lane k adds every 32nd chunk from k on.
+/// A warp a tensor: it loads 32 chunks at a time, and its first lane adds them up.
 static __global__ void join_chunks_kernel(Table table, const CheckPart* parts, PowerSum power,
                                           CheckPart* checks) {
+  SIMT_SHARED(CheckPart, loaded, 32);
   const std::int32_t slot = static_cast<std::int32_t>(blockIdx.x);
+  const std::int32_t end = table.first_chunk[slot + 1];
+  const auto lane = static_cast<std::int32_t>(threadIdx.x);
   const JoinParts join{power};
   CheckPart total{0.0, 0, 0};
-  for (std::int32_t k = table.first_chunk[slot] + static_cast<std::int32_t>(threadIdx.x);
-       k < table.first_chunk[slot + 1]; k += static_cast<std::int32_t>(blockDim.x)) {
-    total = join(total, parts[k]);
+  for (std::int32_t k = table.first_chunk[slot]; k < end; k += 32) {
+    if (k + lane < end) loaded[lane] = parts[k + lane];
+    __syncthreads();
+    for (std::int32_t j = 0; lane == 0 && j < 32 && k + j < end; ++j)
+      total = join(total, loaded[j]);
+    __syncthreads();
   }
-  total = block_reduce(total, join, CheckPart{0.0, 0, 0});
-  if (threadIdx.x == 0) checks[slot] = total;
+  if (lane == 0) checks[slot] = total;
 }
 
 }  // namespace cairn::kernels::cuda

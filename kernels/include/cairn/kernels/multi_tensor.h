@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "cairn/core/sharding.h"
 #include "cairn/core/tensor_view.h"
 
 namespace cairn::kernels {
@@ -50,6 +52,22 @@ class PendingCheck {
 /// overflow to infinity. The norm of x * s is s times the norm of x: nothing needs to be unscaled
 /// for it.
 [[nodiscard]] PendingCheck check_tensors(const std::vector<TensorView>& tensors, double p = 2.0);
+
+/// How a tensor's powers are summed: blocks of so many elements from its start each by itself, the
+/// blocks of a chunk one after another, and the chunks one after another. Where elements of a tensor
+/// lie on several devices or ranks, in parts that are cut between blocks, pieces_of() each part are
+/// checked and join_pieces() of all have the bits of a check of the whole.
+inline constexpr std::int64_t kSumBlock = core::kPartBlock, kSumChunk = 16 * kSumBlock;
+
+/// Whole chunks, and blocks where the part begins or ends within one; in order.
+std::vector<core::ElementRange> pieces_of(core::ElementRange part, std::int64_t numel);
+
+struct CheckedPiece {
+  core::ElementRange elements;  // of the whole
+  TensorCheck check;            // with the same p
+};
+/// Pieces of one tensor, in order. Throws InvalidArgument where one does not follow the one before.
+TensorCheck join_pieces(std::span<const CheckedPiece> pieces, double p = 2.0);
 
 /// The p-norm of the finite elements of all tensors together. p as in the check.
 double norm_of(const std::vector<TensorCheck>& checks, double p = 2.0);
