@@ -97,7 +97,9 @@ AccumulateGrad* leaf_behind_cast(const InputInfo& info) {
   AccumulateGrad* leaf = leaf_behind(info.edge.get());
   if (leaf == nullptr) return nullptr;
   const core::GradientSlot& slot = leaf->leaf().gradient_slot();
-  return slot.placed() && slot.memory().dtype() == DType::f32 ? leaf : nullptr;
+  const bool has_place = slot.placed() || slot.owner() != nullptr;
+  const Tensor& like = slot.memory().defined() ? slot.memory() : leaf->leaf();
+  return has_place && like.dtype() == DType::f32 ? leaf : nullptr;
 }
 }  // namespace
 

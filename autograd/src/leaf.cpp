@@ -6,6 +6,7 @@
 #include "cairn/autograd/saved_tensor.h"
 #include "cairn/core/memory.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/empty_with_layout_of.h"
 #include "node_access.h"
 
 namespace cairn::autograd {
@@ -31,9 +32,15 @@ Tensors AccumulateGrad::backward(const Tensor&) {
   return {};
 }
 
+/// Of an arena without buffers.
+bool AccumulateGrad::must_lend() const {
+  const GradientSlot& slot = leaf_.gradient_slot();
+  return !slot.placed() && !slot.memory().defined() && slot.owner() != nullptr;
+}
+
 bool AccumulateGrad::has_target() const {
   const GradientSlot& slot = leaf_.gradient_slot();
-  if (slot.placed()) return true;
+  if (slot.placed() || must_lend()) return true;
   if (!slot.holds_gradient() || !slot.memory().view().is_dense()) return false;
   return slot.memory().dtype() == leaf_.dtype() || slot.memory().dtype() == DType::f32;
 }
@@ -41,6 +48,8 @@ bool AccumulateGrad::has_target() const {
 GradTarget AccumulateGrad::target(const Shape& shape, const Strides& strides, DType dtype) {
   if (!has_target()) return {Tensor::empty_strided(shape, strides, dtype, leaf_.device()), false};
   GradientSlot& slot = leaf_.gradient_slot();
+  if (must_lend())
+    slot.lend(kernels::empty_with_layout_of(leaf_, leaf_.dtype(), MemoryCategory::gradients));
   const bool accumulate = slot.write();
   return {slot.memory(), accumulate};
 }

@@ -44,6 +44,9 @@ Tensor GradientSlot::gradient() const {
 }
 
 Tensor GradientSlot::whole_gradient(const std::string& name) const {
+  CAIRN_CHECK(!holds_part(), "grad", "expected the whole gradient of '", name,
+              "', got this rank's part of it, ", (holds_gradient() ? *memory_ : *sum_).numel(),
+              " elements (ranks divide gradients: ZeroStage::optimizer_states keeps them whole)");
   if (!summed_) return gradient();
   CAIRN_CHECK(!holds_gradient(), "grad", "expected the whole gradient of '", name,
               "' in one place, got a part that still has its loss scale beside the sum of earlier ",
@@ -58,7 +61,12 @@ void GradientSlot::place(Tensor memory) {
 
 void GradientSlot::displace() {
   placed_ = false;
-  if (!holds_gradient()) *memory_ = Tensor();
+  if (!holds_gradient()) drop_memory();
+}
+
+void GradientSlot::drop_memory() {
+  *memory_ = Tensor();
+  memory_is_part_ = false;
 }
 
 namespace {
@@ -69,6 +77,7 @@ std::string describe(const GradientScale& scale) {
 
 bool GradientSlot::must_stash_for(const GradientScale& scale) const {
   if (!holds_gradient() || scale_.scaler != scale.scaler) return false;
+  if (memory_is_part_) return true;
   if (scale_.factor != scale.factor) return true;
   return scale_.contribution && scale.contribution && scale_.contribution != scale.contribution;
 }
@@ -105,6 +114,10 @@ bool GradientSlot::write() {
   return held_before();
 }
 
+void GradientSlot::lend(Tensor memory) {
+  *memory_ = std::move(memory);
+}
+
 void GradientSlot::adopt(Tensor gradient) {
   write();
   *memory_ = std::move(gradient);
@@ -137,7 +150,7 @@ void GradientSlot::abort(const std::string& error) {
   state_ = is_lost || (changed && held_before()) ? State::broken : before_;
   if (state_ == State::broken) error_ = error;
   if (state_ != State::empty) return;
-  if (!placed_) *memory_ = Tensor();
+  if (!placed_) drop_memory();
   forget_scale_if_empty();
 }
 
@@ -153,6 +166,12 @@ bool GradientSlot::adds_to_reduced() const {
 void GradientSlot::mark_reduced() {
   reduced_in_run_ = state_ == State::writing;
   if (state_ == State::local) state_ = State::reduced;
+}
+
+void GradientSlot::keep_part(Tensor part) {
+  if (state_ != State::writing || !written_) return;
+  *memory_ = std::move(part);
+  memory_is_part_ = reduced_in_run_ = true;
 }
 
 void GradientSlot::mark_sum_reduced() {
@@ -181,6 +200,7 @@ void GradientSlot::release_sum() {
 }
 
 void GradientSlot::mark_stashed() {
+  sum_is_part_ = memory_is_part_;
   sum_is_local_ = sum_is_local() || state_ == State::local;
   summed_ = true;
   state_ = State::empty;
@@ -190,7 +210,7 @@ void GradientSlot::mark_stashed() {
   if (scale_.contribution && known == sum_contributions_.end())
     sum_contributions_.push_back(scale_.contribution);
   scale_ = {scale_.scaler};
-  if (!placed_) *memory_ = Tensor();
+  if (!placed_) drop_memory();
 }
 
 void GradientSlot::clear() {
@@ -198,7 +218,7 @@ void GradientSlot::clear() {
   summed_ = sum_is_local_ = false;
   sum_contributions_.clear();
   written_ = reduced_in_run_ = false;
-  if (!placed_) *memory_ = Tensor();
+  if (!placed_) drop_memory();
   if (state_ == State::writing) {
     before_ = State::empty;
     return;

@@ -87,6 +87,7 @@ void GradientArena::take_in(const NamedTensors& parameters) {
     other->shared_.clear();
     ++other->generation_;
     f32_slots_ = f32_slots_ || other->f32_slots_;
+    has_buffers_ = has_buffers_ && other->has_buffers_;
   }
   if (more.empty()) return;
   parameters_.insert(parameters_.end(), more.begin(), more.end());
@@ -117,14 +118,27 @@ bool GradientArena::holds_slot_of(const Tensor& parameter) const {
                      [&](const Buffer& buffer) { return buffer.data.storage() == storage; });
 }
 
+std::vector<GradientArena::Layout> GradientArena::layouts() const {
+  std::vector<Layout> all;
+  for (const auto& [name, tensor] : parameters_)
+    all.push_back({tensor.device(), tensor.dtype(), tensor.requires_grad()});
+  return all;
+}
+
+void GradientArena::use_no_buffers() {
+  if (!std::exchange(has_buffers_, false)) return;
+  refresh();
+}
+
 bool GradientArena::stale() const {
+  if (!has_buffers_) return layouts() != laid_out_;
   return std::any_of(parameters_.begin(), parameters_.end(), [&](const NamedTensor& parameter) {
     return parameter.tensor.requires_grad() != holds_slot_of(parameter.tensor);
   });
 }
 
 bool GradientArena::would_add_to_half() const {
-  if (f32_slots_ || !accumulate_in_f32_) return false;
+  if (f32_slots_ || !accumulate_in_f32_ || !has_buffers_) return false;
   return std::any_of(parameters_.begin(), parameters_.end(), [](const NamedTensor& parameter) {
     const core::GradientSlot& slot = parameter.tensor.gradient_slot();
     return parameter.tensor.requires_grad() && slot.holds_gradient() &&
@@ -159,6 +173,12 @@ void GradientArena::refresh() {
 }
 
 void GradientArena::lay_out() {
+  ++generation_;
+  buffers_.clear();
+  if (!has_buffers_) {
+    laid_out_ = layouts();
+    return;
+  }
   struct Plan {
     Device device;
     DType dtype;
@@ -178,7 +198,6 @@ void GradientArena::lay_out() {
     plan->elements = align_elements(plan->elements + tensor.numel(), dtype);
   }
 
-  buffers_.clear();
   const core::MemoryCategoryGuard category(core::MemoryCategory::gradients);
   for (Plan& plan : plans) {
     Buffer buffer{Tensor::zeros({plan.elements}, plan.dtype, plan.device), std::move(plan.slots)};
@@ -193,7 +212,6 @@ void GradientArena::lay_out() {
     }
     buffers_.push_back(std::move(buffer));
   }
-  ++generation_;
 }
 
 void GradientArena::clear() {

@@ -80,11 +80,12 @@ std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale) {
     const Tensor& tensor = tensors[i];
     if (!holds_gradient(tensor)) continue;
     core::GradientSlot& slot = tensor.gradient_slot();
-    if (!slot.sum().defined())
+    const Tensor& like = slot.holds_part() ? slot.memory() : tensor;
+    if (!slot.sum().defined() || slot.sum().shape() != like.shape())
       slot.set_sum(
-          kernels::empty_with_layout_of(tensor, DType::f32, core::MemoryCategory::gradients));
+          kernels::empty_with_layout_of(like, DType::f32, core::MemoryCategory::gradients));
     Pass& pass = pass_for(passes, tensor.device(), slot);
-    pass.gradients.push_back(kernels::laid_out_like(tensor, slot.memory(), temporaries));
+    pass.gradients.push_back(kernels::laid_out_like(like, slot.memory(), temporaries));
     pass.sums.push_back(slot.sum());
     pass.tensors.push_back(i);
   }

@@ -12,6 +12,9 @@
 // and says why. Of ranks that reduce together, one that throws has lost what the others may have:
 // all slots that its loss reached are broken there, and the others hear of it where they meet.
 //
+// Where ranks divide gradients (ZeRO, stage 2), what is reduced is this rank's part of the gradient
+// alone, [n]: so is the sum that it goes to before another backward writes.
+//
 // Beside its memory a slot may hold a sum: f32, unscaled, into which gradients of other
 // contributions were moved (gradients::stash). A sum with a local part is local as well. A broken
 // slot is broken until clear(), whoever steps it.
@@ -24,6 +27,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cairn/core/tensor_view.h"
@@ -77,9 +81,14 @@ class GradientReducer {
   /// Of how many ranks, which each update a part of every weight, this one is which.
   struct Sharding {
     int rank = 0;
-    int world_size = 1;  // 1: this rank updates all of them
+    int world_size = 1;      // 1: this rank updates all of them
+    bool gradients = false;  // what is reduced is this rank's part, too
   };
   virtual Sharding sharding() const { return {}; }
+  /// What each of those ranks says, by rank. A collective.
+  virtual std::vector<std::string> exchange(const std::string& own, std::string_view /*name*/) {
+    return {own};
+  }
   /// This rank has updated its part of these weights: every rank gets all of them. A collective.
   virtual void gather_weights(const std::vector<ShardedWeight>& /*weights*/) {}
   /// This rank could not update its part.
@@ -100,8 +109,10 @@ class GradientSlot {
   bool holds_gradient() const;
   /// What memory() holds; undefined unless holds_gradient(). Scaled, and without the sum.
   Tensor gradient() const;
+  /// What it holds, memory() or the sum, is this rank's part.
+  bool holds_part() const { return holds_gradient() ? memory_is_part_ : summed_ && sum_is_part_; }
   /// The whole gradient, memory() or the sum; undefined where there is none. Throws InvalidArgument
-  /// where a part of it lies in the other, naming the parameter.
+  /// where a part of it lies in the other or on other ranks, naming the parameter.
   Tensor whole_gradient(const std::string& name) const;
   /// Where it lies or will lie; undefined for an empty slot that is not placed.
   const Tensor& memory() const;
@@ -133,6 +144,8 @@ class GradientSlot {
   void begin(RunId run, const GradientScale& scale, const std::string& name);
   /// The run writes memory() now. Returns true where it has to add to what is there.
   bool write();
+  /// Memory for the first gradient of a slot that is not placed: gone with what it holds.
+  void lend(Tensor memory);
   /// The first gradient of a slot that is not placed.
   void adopt(Tensor gradient);
   /// The same from outside of a run: a local gradient, in place of whatever was there.
@@ -149,6 +162,9 @@ class GradientSlot {
   bool adds_to_reduced() const;
   void mark_reduced();  // what memory() holds, or will hold when its run ends
   void mark_sum_reduced();
+  /// Of what the run that is writing has made, this rank keeps the average of its part alone, which
+  /// is or will be in `part`.
+  void keep_part(Tensor part);
   /// The reduction of what it holds, if anything, has failed.
   void mark_broken(const std::string& error);
 
@@ -158,7 +174,8 @@ class GradientSlot {
   void mark_written(const GradientScale& scale = {});
   /// The sum's memory, whether or not it holds something; undefined before set_sum().
   const Tensor& sum() const;
-  /// f32, shaped like the parameter; the caller has copied what the former one held.
+  /// f32, shaped like the parameter, or like the part that memory() holds; the caller has copied what
+  /// the former one held.
   void set_sum(Tensor memory);
   void release_sum();
   bool has_sum() const { return summed_; }
@@ -188,6 +205,7 @@ class GradientSlot {
  private:
   void check_may_begin(const GradientScale& scale, const std::string& name) const;
   void forget_scale_if_empty();
+  void drop_memory();
   bool held_before() const { return before_ == State::local || before_ == State::reduced; }
 
   State state_ = State::empty;
@@ -197,8 +215,10 @@ class GradientSlot {
   bool written_ = false;  // by the run that is writing
   bool reduced_in_run_ = false;
   bool placed_ = false;
+  bool memory_is_part_ = false;
   bool summed_ = false;
   bool sum_is_local_ = false;
+  bool sum_is_part_ = false;
   GradientScale scale_;
   std::vector<std::shared_ptr<Contribution>> sum_contributions_;
   std::string error_;  // broken: why

@@ -10,6 +10,9 @@
 // it a new one in the same arena. An arena that ends leaves gradients behind as tensors of their
 // own.
 //
+// Where ranks divide gradients (ZeRO, stage 2) the arena has no buffers: each gradient is a tensor of
+// its own until it is reduced.
+//
 // Slots hold gradients in the parameters' dtype. When a second backward is about to add to half
 // gradients, the arena turns to f32 slots for good (sums of many half gradients lose theirs; a
 // single one a step pays nothing), unless accumulate_in_f32(false) says otherwise.
@@ -72,11 +75,14 @@ class GradientArena final : public core::GradientMemory,
   /// Lays out f32 slots from now on.
   void use_f32_slots();
   void accumulate_in_f32(bool value) { accumulate_in_f32_ = value; }
+  /// From now on slots lie in no buffer: gradients are tensors of their own.
+  void use_no_buffers();
 
   /// A run's first write: the moment to give slots to parameters that were unfrozen, and to turn to
   /// f32 where it will add to half gradients.
   void begin(core::RunId run);
-  /// True where a parameter has lost its slot, or stopped or started to require a gradient.
+  /// True where a parameter has lost its slot, or stopped or started to require a gradient; where
+  /// there are no buffers, also where its dtype or device is another one.
   bool stale() const;
   /// Lays out the slots anew for the parameters as they are now; written gradients move along.
   /// Views of the former buffers no longer belong to the arena: who holds some looks at
@@ -92,7 +98,15 @@ class GradientArena final : public core::GradientMemory,
   void push_changes() const;
 
  private:
+  /// What a slot is laid out for.
+  struct Layout {
+    Device device;
+    DType dtype = DType::f32;
+    bool requires_grad = false;
+    bool operator==(const Layout&) const = default;
+  };
   GradientArena() = default;
+  std::vector<Layout> layouts() const;
   void take_in(const NamedTensors& parameters);
   void order_like(const NamedTensors& parameters);
   void lay_out();
@@ -105,6 +119,8 @@ class GradientArena final : public core::GradientMemory,
   std::vector<std::weak_ptr<SharedParameters>> shared_;
   bool f32_slots_ = false;
   bool accumulate_in_f32_ = true;
+  bool has_buffers_ = true;
+  std::vector<Layout> laid_out_;  // where there are none: of each parameter
   core::RunId last_run_ = 0;
   std::uint64_t generation_ = 0;
 };

@@ -18,6 +18,7 @@
 #include "reducer/local_checks.h"
 #include "reducer/memory_view.h"
 #include "reducer/names.h"
+#include "reducer/rank_major.h"
 
 namespace cairn::parallel {
 namespace {
@@ -45,6 +46,9 @@ void check_division(const ReducerOptions& options) {
   CAIRN_CHECK(
       options.average && f == 1.0, "ddp", "expected a hook to divide by itself, got one with ",
       options.average ? "a gradient_predivide_factor" : "average = false", " (divide in the hook)");
+  CAIRN_CHECK(!options.shard, "ddp",
+              "expected no hook where each rank gets its part of the averages ",
+              "alone, got one (ReducerOptions::shard, ZeroStage::gradients)");
   CAIRN_CHECK(!options.allreduce_always_fp32, "ddp", "expected a hook to choose the dtype that ",
               "travels, got one with allreduce_always_fp32 (convert in the hook)");
 }
@@ -72,6 +76,7 @@ std::string describe(const ReducerOptions& options) {
       {"average", options.average},
       {"delay_allreduce", options.delay_allreduce},
       {"allreduce_always_fp32", options.allreduce_always_fp32},
+      {"shard", options.shard},
       {"a hook", options.hook != nullptr}};
   for (const auto& [name, on] : switches) out << ", " << (on ? "" : "no ") << name;
   for (const std::string& trigger : options.trigger_parameters) out << ", trigger " << trigger;
@@ -132,12 +137,16 @@ struct Reducer::Impl {
   void compare_lists(std::vector<Gradient>& own) const;
   void plan();
   void plan_order();
-  void mark(std::size_t gradient, bool ready);
+  void mark(std::size_t gradient, bool ready, const TensorView& where);
+  void check_where(std::size_t gradient, const TensorView& where) const;
   void check_in_place(std::size_t gradient) const;
   void check_own(const PlannedBucket& bucket);
   void reduce_complete();
   void reduce(std::size_t bucket);
   void exchange_data(const PlannedBucket& bucket);
+  void scatter(const PlannedBucket& bucket, const Tensor& own);
+  RankMajor rank_major(const PlannedBucket& bucket) const;
+  Tensor own_parts_of(const PlannedBucket& bucket) const;
   std::vector<TensorView> parts_of(const PlannedBucket& bucket) const;
   std::int64_t elements_of(const PlannedBucket& bucket) const;
   TensorView stage(const PlannedBucket& bucket, double before);
@@ -164,11 +173,13 @@ struct Reducer::Impl {
   std::int64_t passes = 0;
   std::shared_ptr<LocalChecks> own;  // null: nobody has asked for world()
   std::function<void(const std::vector<std::size_t>&)> callback;
+  std::function<void(std::size_t, const Tensor&)> part_callback;
   std::map<std::pair<int, int>, std::vector<Stream>> streams;  // by device
 
   // The pass under way.
   std::vector<bool> marked;
-  std::vector<std::size_t> missing;  // gradients, by bucket
+  std::vector<TensorView> own_memory;  // with options.shard: of each gradient; undefined: zeros
+  std::vector<std::size_t> missing;    // gradients, by bucket
   bool under_way = false;
   std::vector<std::size_t> ready;  // in the order in which they came
   std::size_t next = 0;            // the first bucket that is not on its way
@@ -191,7 +202,8 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
   std::unordered_set<std::string> seen;
   for (std::size_t i = 0; i < views.size(); ++i) {
     const TensorView& x = views[i];
-    const bool fits = x.defined() && x.is_dense() && core::is_floating(x.dtype);
+    const bool there = x.data != nullptr || options.shard || x.numel() == 0;
+    const bool fits = x.defined() && there && x.is_dense() && core::is_floating(x.dtype);
     CAIRN_CHECK(fits, "reducer", "expected a dense gradient of a floating dtype '", names[i],
                 "', got ", x.dtype, x.shape, " with strides ", x.strides);
     core::check_exists(x.device);
@@ -203,7 +215,7 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
     CAIRN_CHECK(layout.partial || seen.contains(trigger), "reducer",
                 "expected trigger_parameters to be among the gradients, got '", trigger, "'");
   }
-  find_runs(list, layout.gap_bytes);
+  find_runs(list, options.shard ? kNoNeighbours : layout.gap_bytes);
   return list;
 }
 
@@ -257,13 +269,25 @@ void Reducer::Impl::plan_order() {
 void Reducer::Impl::end_pass() {
   under_way = false;
   marked.assign(gradients.size(), false);
+  own_memory.assign(options.shard ? gradients.size() : 0, TensorView());
   ready.clear();
   next = 0;
   missing.clear();
   for (const PlannedBucket& bucket : buckets) missing.push_back(bucket.gradients.size());
 }
 
-void Reducer::Impl::mark(std::size_t gradient, bool is_ready) {
+void Reducer::Impl::check_where(std::size_t gradient, const TensorView& where) const {
+  const TensorView& registered = gradients[gradient].view;
+  if (options.shard && where.dtype == registered.dtype && where.device == registered.device &&
+      where.shape == registered.shape && where.strides == registered.strides)
+    return;
+  fail_everywhere(core::str("expected ", options.shard ? "" : "ReducerOptions::shard, and ",
+                            registered.dtype, registered.shape, " on ", registered.device, " for '",
+                            gradients[gradient].name, "', got ", where.dtype, where.shape, " on ",
+                            where.device));
+}
+
+void Reducer::Impl::mark(std::size_t gradient, bool is_ready, const TensorView& where) {
   if (gradient >= gradients.size())
     fail_everywhere(
         core::str("expected the place of one of ", gradients.size(), " gradients, got ", gradient));
@@ -271,7 +295,10 @@ void Reducer::Impl::mark(std::size_t gradient, bool is_ready) {
     fail_everywhere(core::str("expected each gradient to be ready once, got '",
                               gradients[gradient].name, "' twice (wait() ends a pass)"));
   check_in_place(gradient);
-  if (!is_ready) kernels::fill(gradients[gradient].view, 0.0);
+  if (where.defined()) check_where(gradient, where);
+  if (options.shard && is_ready)
+    own_memory[gradient] = where.defined() ? where : gradients[gradient].view;
+  if (!is_ready && !options.shard) kernels::fill(gradients[gradient].view, 0.0);
   if (!std::exchange(under_way, true)) {
     drop_staged();
     if (own) own->begin_pass();
@@ -296,14 +323,16 @@ void Reducer::Impl::check_own(const PlannedBucket& bucket) {
   std::vector<LocalChecks::Name> names;
   std::vector<TensorView> views;
   for (const std::size_t i : bucket.gradients) {
+    const TensorView& view = options.shard ? own_memory[i] : gradients[i].view;
+    if (!view.defined()) continue;
     names.emplace_back(i, gradients[i].name);
-    views.push_back(gradients[i].view);
+    views.push_back(view);
   }
-  own->check(std::move(names), views);
+  if (!views.empty()) own->check(std::move(names), views);
 }
 
 void Reducer::Impl::reduce_complete() {
-  if (group.world_size() == 1) return;
+  if (group.world_size() == 1 && !options.shard) return;
   while (next < buckets.size() && missing[next] == 0) reduce(next++);
 }
 
@@ -318,6 +347,7 @@ void Reducer::Impl::reduce(std::size_t bucket) {
   const PlannedBucket& planned = buckets[bucket];
   const Device device = gradients[planned.gradients[0]].view.device;
   const Stream& stream = stream_of(device, bucket);
+  const Tensor own_parts = options.shard ? own_parts_of(planned) : Tensor();
   Event written(device);
   written.record(Stream::current(device));
   stream.wait(written);
@@ -325,7 +355,7 @@ void Reducer::Impl::reduce(std::size_t bucket) {
   try {
     check_own(planned);
     if (callback) callback(planned.gradients);
-    exchange_data(planned);
+    options.shard ? scatter(planned, own_parts) : exchange_data(planned);
   } catch (const std::exception& error) {
     group.abort(core::str(planned.name, ": ", error.what()));
     throw;
@@ -380,6 +410,43 @@ void Reducer::Impl::exchange_data(const PlannedBucket& bucket) {
     kernels::affine(data, factor, 0.0, data);
   }
   reduced.push_back(data);
+}
+
+RankMajor Reducer::Impl::rank_major(const PlannedBucket& bucket) const {
+  std::vector<std::int64_t> sizes;
+  for (const std::size_t i : bucket.gradients) sizes.push_back(gradients[i].view.numel());
+  const TensorView& first = gradients[bucket.gradients[0]].view;
+  return {std::move(sizes), first.dtype, group.world_size()};
+}
+
+/// Where this rank's parts come to lie: in memory of the stream that will use them.
+Tensor Reducer::Impl::own_parts_of(const PlannedBucket& bucket) const {
+  const TensorView& first = gradients[bucket.gradients[0]].view;
+  const core::MemoryCategoryGuard category(core::MemoryCategory::gradients);
+  const std::int64_t count = rank_major(bucket).counts()[static_cast<std::size_t>(group.rank())];
+  return Tensor::empty({count}, first.dtype, first.device);
+}
+
+void Reducer::Impl::scatter(const PlannedBucket& bucket, const Tensor& own_parts) {
+  const RankMajor layout = rank_major(bucket);
+  const TensorView& first = gradients[bucket.gradients[0]].view;
+  own_parts.storage()->record_use(Stream::current(first.device));
+  std::vector<TensorView> views;
+  for (const std::size_t i : bucket.gradients) views.push_back(own_memory[i]);
+  const core::MemoryCategoryGuard category(core::MemoryCategory::communication);
+  const DType dtype = converts(first) ? DType::f32 : first.dtype;
+  const Tensor flat = Tensor::empty({layout.elements()}, dtype, first.device);
+  const double f = options.gradient_predivide_factor;
+  layout.fill(views, flat, before / f);
+  const Tensor summed =
+      converts(first) ? Tensor::empty(own_parts.shape(), dtype, first.device) : own_parts;
+  const ReduceOp op = options.average && f == 1.0 ? ReduceOp::mean : ReduceOp::sum;
+  group.reduce_scatter(flat, summed, layout.counts(), op, of_losses(losses, bucket.name));
+  const double factor = f == 1.0 ? after : after * f / group.world_size();
+  if (factor != 1.0 || converts(first)) kernels::affine(summed, factor, 0.0, own_parts);
+  for (std::size_t k = 0; part_callback && k < bucket.gradients.size(); ++k)
+    part_callback(bucket.gradients[k], own_parts.alias(layout.part(own_parts, group.rank(), k)));
+  if (options.retain_allreduce_buffers) reduced.push_back(own_parts);
 }
 
 void Reducer::Impl::run_hook(const PlannedBucket& bucket, const TensorView& data) {
@@ -481,10 +548,13 @@ void Reducer::register_gradients(const NamedTensors& gradients) {
 }
 
 void Reducer::mark_ready(std::size_t gradient) {
-  impl_->mark(gradient, true);
+  impl_->mark(gradient, true, {});
+}
+void Reducer::mark_ready(std::size_t gradient, const TensorView& where) {
+  impl_->mark(gradient, true, where);
 }
 void Reducer::mark_unused(std::size_t gradient) {
-  impl_->mark(gradient, false);
+  impl_->mark(gradient, false, {});
 }
 bool Reducer::is_marked(std::size_t gradient) const {
   return impl_->marked.at(gradient);
@@ -503,6 +573,9 @@ void Reducer::set_weights(double before, double after) {
 }
 void Reducer::set_losses(std::string description) {
   impl_->losses = std::move(description);
+}
+void Reducer::on_part(std::function<void(std::size_t, const Tensor&)> callback) {
+  impl_->part_callback = std::move(callback);
 }
 void Reducer::before_reduction(std::function<void(const std::vector<std::size_t>&)> callback) {
   impl_->callback = std::move(callback);

@@ -57,6 +57,10 @@ struct ReducerOptions {
   /// more: about 1 % of a step with 500 rows (samples, tokens, pixels) a rank, less with more, 3 %
   /// with 100 (docs/parallel.md). A Reducer does so once world() was called.
   bool check_local_gradients = true;
+  /// Each rank gets its part of the averages alone (core::even_part of each gradient): a
+  /// reduce_scatter in place of the all_reduce. Gradients are dense, and left as they are; on_part()
+  /// hands the parts out. Not with a hook.
+  bool shard = false;
   /// Takes the place of the all-reduce and its division: only with average,
   /// gradient_predivide_factor 1 and without allreduce_always_fp32.
   std::shared_ptr<CommunicationHook> hook;
@@ -92,7 +96,10 @@ class Reducer : public core::Stateful {
   /// The gradient (its place in the list) is complete, in the order of the current stream of its
   /// device. It is left alone until wait().
   void mark_ready(std::size_t gradient);
-  /// This rank has none: it is filled with zeros.
+  /// The same of a gradient that has other memory in each pass; with ReducerOptions::shard. Its
+  /// memory must live as long as what the current streams have been given so far.
+  void mark_ready(std::size_t gradient, const TensorView& where);
+  /// This rank has none: it is filled with zeros (with ReducerOptions::shard it counts as zeros).
   void mark_unused(std::size_t gradient);
   bool is_marked(std::size_t gradient) const;
   /// Ends a pass: all gradients are marked, all buckets are on their way, and later work of the
@@ -114,6 +121,11 @@ class Reducer : public core::Stateful {
   /// Called with the gradients of each bucket (places in the list) before its reduction, its stream
   /// current.
   void before_reduction(std::function<void(const std::vector<std::size_t>& gradients)> callback);
+
+  /// With ReducerOptions::shard: called with a gradient's place and this rank's part of its average,
+  /// [n], once its reduction is under way; wait() returns when it is whole. Its memory is the
+  /// bucket's, and lives as long as one of its parts.
+  void on_part(std::function<void(std::size_t gradient, const Tensor& part)> callback);
 
   struct Bucket {
     std::vector<std::string> parameters;  // in the order in which their gradients are expected
