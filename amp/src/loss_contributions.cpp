@@ -194,7 +194,7 @@ LossContributions::Resolved LossContributions::resolve(const Indices& optimizers
     for (const gradients::Check& check : one->checks) stashed.push_back(check.found);
   }
   std::vector<optim::GradientReport> reports =
-      optim::PendingReport::read(pending, std::move(stashed));
+      optim::OptimizerAccess::read_own(pending, std::move(stashed));
   for (std::size_t i = 0; i < reports.size(); ++i) {
     if (!sources[i]) continue;
     std::vector<optim::NonFinite>& all = sources[i]->nonfinite;

@@ -56,13 +56,14 @@ void Flags::add_to(CLI::App& app) {
 void Flags::add_shard_to(CLI::App& app) {
   app.add_option("--shard", shard,
                  "what the processes divide among each other: 0 nothing, 1 the optimizer's state "
-                 "and f32 masters (ZeRO)")
-      ->check(CLI::Range(0, 1));
+                 "and f32 masters, 2 these and the gradients (ZeRO)")
+      ->check(CLI::Range(0, 2));
 }
 
 std::unique_ptr<parallel::DistributedDataParallel> Flags::data_parallel(
     nn::Module& model, const parallel::ProcessGroup& group) const {
-  if (shard > 0) return std::make_unique<parallel::ShardedDataParallel>(model, group);
+  const parallel::ShardedOptions options{.stage = static_cast<parallel::ZeroStage>(shard)};
+  if (shard > 0) return std::make_unique<parallel::ShardedDataParallel>(model, group, options);
   return std::make_unique<parallel::DistributedDataParallel>(model, group);
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
+#include "cairn/core/packer.h"
 #include "cairn/gradients/stash.h"
 #include "cairn/optim/optimizer.h"
 #include "layout.h"
@@ -76,6 +77,24 @@ TensorView exact_weight(const Tensor& weight) {
   return has_it ? master->tensor() : weight;
 }
 
+/// The elements of the parameter of which this rank has the gradient.
+core::ElementRange elements_of(const Tensor& parameter) {
+  const core::GradientSlot& slot = parameter.gradient_slot();
+  if (!slot.holds_part()) return {0, parameter.numel()};
+  const auto reducer = slot.reducer();
+  CAIRN_CHECK(reducer, "optimizer",
+              "expected the ShardedDataParallel that divided the gradient of '", parameter.name(),
+              "' to live until the step, got one that has ended");
+  const core::GradientReducer::Sharding ranks = reducer->sharding();
+  return core::even_part(parameter.numel(), ranks.rank, ranks.world_size);
+}
+
+/// A whole gradient is checked in one piece.
+std::vector<core::ElementRange> checked_together(const Tensor& parameter, core::ElementRange here) {
+  if (!parameter.gradient_slot().holds_part()) return {here};
+  return kernels::pieces_of(here, parameter.numel());
+}
+
 }  // namespace
 
 PendingReport Optimizer::begin_own_check(double norm_type) const {
@@ -102,19 +121,29 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
   pending.has_weights_ = larc_ != nullptr;
   for (const Device device : devices) {
     std::vector<std::size_t> indices;
+    std::vector<core::ElementRange> elements;
     std::vector<TensorView> gradients, weights;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const Tensor* gradient = gradient_of(parameters_[i]);
       if (gradient == nullptr || gradient->device() != device) continue;
-      indices.push_back(i);
-      gradients.push_back(*gradient);
+      const core::ElementRange here = elements_of(parameters_[i].tensor);
+      const bool part = parameters_[i].tensor.gradient_slot().holds_part();
+      pending.divided_ = pending.divided_ || part;
+      for (const core::ElementRange& piece : checked_together(parameters_[i].tensor, here)) {
+        indices.push_back(i);
+        elements.push_back(piece);
+        gradients.push_back(
+            part ? gradient->view().slice(0, piece.begin - here.begin, piece.end - here.begin)
+                 : gradient->view());
+      }
       if (larc_) weights.push_back(exact_weight(parameters_[i].tensor));
     }
     for (std::size_t k = 0; k < types.size(); ++k) {
-      pending.passes_.push_back({false, k, indices, kernels::check_tensors(gradients, types[k])});
+      pending.passes_.push_back(
+          {false, k, indices, elements, kernels::check_tensors(gradients, types[k])});
     }
     if (!larc_) continue;
-    pending.passes_.push_back({true, 0, indices, kernels::check_tensors(weights, 2.0)});
+    pending.passes_.push_back({true, 0, indices, elements, kernels::check_tensors(weights, 2.0)});
   }
   return pending;
 }
@@ -131,9 +160,79 @@ PendingReport Optimizer::stash(double scale) {
   pending.optimizer_ = this;
   pending.types_ = {2.0};
   for (gradients::StashPass& pass : gradients::stash(tensors, scale)) {
-    pending.passes_.push_back({false, 0, std::move(pass.tensors), std::move(pass.check)});
+    std::vector<core::ElementRange> elements;
+    for (const std::size_t i : pass.tensors) {
+      elements.push_back(elements_of(tensors[i]));
+      pending.divided_ = pending.divided_ || tensors[i].gradient_slot().holds_part();
+    }
+    pending.passes_.push_back(
+        {false, 0, std::move(pass.tensors), std::move(elements), std::move(pass.check)});
   }
   return pending;
+}
+
+namespace {
+
+/// What this rank found in its parts of some parameters, and what another one did.
+std::string pack(const FoundChecks& found, const std::vector<std::size_t>& parameters) {
+  core::Packer packer;
+  for (const FoundChecks::OfParameters& of_type : found.gradients) {
+    for (const std::size_t p : parameters) {
+      packer.number(of_type[p].size());
+      for (const auto& [elements, check] : of_type[p]) {
+        packer.number(static_cast<std::uint64_t>(elements.begin));
+        packer.number(static_cast<std::uint64_t>(elements.end));
+        packer.real(check.power_sum).number(static_cast<std::uint64_t>(check.nonfinite));
+        packer.number(static_cast<std::uint64_t>(check.nan));
+      }
+    }
+  }
+  return packer.bytes();
+}
+
+void append(const std::string& told, const std::vector<std::size_t>& parameters,
+            FoundChecks& found) {
+  core::Unpacker unpacker(told);
+  const auto number = [&] { return static_cast<std::int64_t>(unpacker.number()); };
+  for (FoundChecks::OfParameters& of_type : found.gradients) {
+    for (const std::size_t p : parameters) {
+      for (std::uint64_t left = unpacker.count(40); left > 0; --left) {
+        kernels::CheckedPiece piece;
+        piece.elements.begin = number();
+        piece.elements.end = number();
+        piece.check.power_sum = unpacker.real();
+        piece.check.nonfinite = number();
+        piece.check.nan = number();
+        of_type[p].push_back(piece);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+GradientReport Optimizer::complete(const GradientReport& report) const {
+  if (!report.of_parts) return report;
+  FoundChecks all = *report.of_parts;
+  Reducers reducers;
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.tensor.gradient_slot().holds_part())
+      add_reducer(reducers, parameter.tensor.gradient_slot().reducer());
+  }
+  for (const auto& reducer : reducers) {
+    std::vector<std::size_t> theirs;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const core::GradientSlot& slot = parameters_[i].tensor.gradient_slot();
+      if (slot.holds_part() && slot.reducer() == reducer) theirs.push_back(i);
+    }
+    const std::string own = pack(all, theirs);
+    for (FoundChecks::OfParameters& of_type : all.gradients) {
+      for (const std::size_t p : theirs) of_type[p].clear();
+    }
+    for (const std::string& told : reducer->exchange(own, "what is in parts of gradients"))
+      append(told, theirs, all);
+  }
+  return make_report(groups_, all);
 }
 
 void Optimizer::clear_grad() {

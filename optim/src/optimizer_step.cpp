@@ -159,7 +159,9 @@ kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gra
   kernels::UpdateEntry entry;
   entry.weight = in_part(tensor, parameter.part);
   entry.weight.version = nullptr;  // counted for all at the end
-  entry.gradient = in_part(laid_out_like(tensor, gradient, temporaries), parameter.part);
+  entry.gradient = tensor.gradient_slot().holds_part()
+                       ? gradient.view()
+                       : in_part(laid_out_like(tensor, gradient, temporaries), parameter.part);
   if (master_weights_ && core::is_half(tensor.dtype())) entry.master = master_of(parameter);
   if (!master_weights_) kernels::MasterWeight::drop(tensor);
   for (std::size_t m = 0; m < moments; ++m) {
@@ -235,7 +237,8 @@ StepResult Optimizer::update(const GradientReport& report, const StepOptions& op
   return apply(report, options);
 }
 
-StepResult Optimizer::apply(const GradientReport& report, const StepOptions& options) {
+StepResult Optimizer::apply(const GradientReport& own_report, const StepOptions& options) {
+  const GradientReport report = complete(own_report);
   check_options(report, parameters_.size(), options);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
   if (!has_gradient()) return leave(kNoGradient, options);

@@ -21,10 +21,10 @@ double combine(std::span<const double> norms, double type) {
 }
 
 /// The squares add up in registration order, as find_nonfinite adds them on the device.
-void sum_up_norms(const Optimizer& optimizer, const std::vector<kernels::TensorCheck>& checks,
-                  GradientReport& report) {
+void sum_up_norms(const std::vector<ParameterGroup>& groups,
+                  const std::vector<kernels::TensorCheck>& checks, GradientReport& report) {
   std::span<const double> norms = report.norms.front().values;
-  for (const ParameterGroup& group : optimizer.groups()) {
+  for (const ParameterGroup& group : groups) {
     const std::size_t count = group.parameters.size();
     report.group_norms.push_back(combine(norms.first(count), report.norm_type));
     norms = norms.subspan(count);
@@ -36,6 +36,34 @@ void sum_up_norms(const Optimizer& optimizer, const std::vector<kernels::TensorC
   }
   const double norm = combine(report.group_norms, report.norm_type);
   report.squared_norm = norm * norm;
+}
+
+void list_nonfinite(const std::vector<ParameterGroup>& groups,
+                    const FoundChecks::OfParameters& found, GradientReport& report) {
+  auto next = found.begin();
+  for (const ParameterGroup& group : groups) {
+    for (const NamedTensor& parameter : group.parameters) {
+      NonFinite sum{parameter.name, 0, 0};
+      for (const kernels::CheckedPiece& piece : *next++) {
+        sum.inf += piece.check.nonfinite - piece.check.nan;
+        sum.nan += piece.check.nan;
+      }
+      if (sum.inf + sum.nan > 0) report.nonfinite.push_back(std::move(sum));
+    }
+  }
+  if (!report.nonfinite.empty()) report.culprit = report.nonfinite.front().parameter;
+}
+
+std::vector<kernels::TensorCheck> joined(const FoundChecks::OfParameters& found, double type) {
+  std::vector<kernels::TensorCheck> checks;
+  for (const auto& pieces : found) checks.push_back(kernels::join_pieces(pieces, type));
+  return checks;
+}
+
+std::vector<double> norms_of(const std::vector<kernels::TensorCheck>& checks, double type) {
+  std::vector<double> norms;
+  for (const kernels::TensorCheck& check : checks) norms.push_back(kernels::norm_of({check}, type));
+  return norms;
 }
 
 }  // namespace
@@ -56,12 +84,33 @@ std::string GradientReport::describe() const {
                    inf + nan == 1 ? " element)" : " elements)");
 }
 
+GradientReport make_report(const std::vector<ParameterGroup>& groups, const FoundChecks& found) {
+  GradientReport report;
+  report.norm_type = found.types.front();
+  list_nonfinite(groups, found.gradients.front(), report);
+  std::vector<std::vector<kernels::TensorCheck>> checks;
+  for (std::size_t k = 0; k < found.types.size(); ++k) {
+    checks.push_back(joined(found.gradients[k], found.types[k]));
+    report.norms.push_back({found.types[k], norms_of(checks[k], found.types[k])});
+  }
+  if (!found.weights.empty()) report.weight_norms = norms_of(joined(found.weights, 2.0), 2.0);
+  sum_up_norms(groups, checks.front(), report);
+  return report;
+}
+
 GradientReport PendingReport::read() const {
   return read(std::vector<PendingReport>{*this}).front();
 }
 
-std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>& pending,
-                                                std::vector<kernels::PendingCheck> others) {
+std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>& pending) {
+  std::vector<GradientReport> reports = read_own(pending, {});
+  for (std::size_t i = 0; i < pending.size(); ++i)
+    reports[i] = pending[i].optimizer_->complete(reports[i]);
+  return reports;
+}
+
+std::vector<GradientReport> PendingReport::read_own(const std::vector<PendingReport>& pending,
+                                                    std::vector<kernels::PendingCheck> others) {
   std::vector<kernels::PendingCheck> checks;
   for (const PendingReport& one : pending) {
     for (const Pass& pass : one.passes_) checks.push_back(pass.check);
@@ -79,31 +128,18 @@ std::vector<GradientReport> PendingReport::read(const std::vector<PendingReport>
 
 GradientReport PendingReport::report(const std::vector<kernels::TensorCheck>* found) const {
   const std::size_t count = optimizer_->parameters_.size();
-  GradientReport report;
-  report.norm_type = types_.front();
-  for (const double type : types_) {
-    report.norms.push_back({type, std::vector<double>(count, 0.0)});
-  }
-  if (has_weights_) report.weight_norms.resize(count);
-  std::vector<kernels::TensorCheck> counts(count);
+  FoundChecks all{types_, {types_.size(), FoundChecks::OfParameters(count)}, {}};
+  if (has_weights_) all.weights.resize(count);
   for (const Pass& pass : passes_) {
     const std::vector<kernels::TensorCheck>& checks = *found++;
-    const double type = pass.of_weights ? 2.0 : types_[pass.type_index];
-    std::vector<double>& norms =
-        pass.of_weights ? report.weight_norms : report.norms[pass.type_index].values;
-    for (std::size_t k = 0; k < checks.size(); ++k) {
-      const std::size_t parameter = pass.parameters[k];
-      norms[parameter] = kernels::norm_of({checks[k]}, type);
-      if (!pass.of_weights && pass.type_index == 0) counts[parameter] = checks[k];
-    }
+    auto& of = pass.of_weights ? all.weights : all.gradients[pass.type_index];
+    for (std::size_t k = 0; k < checks.size(); ++k)
+      of[pass.parameters[k]].push_back({pass.elements[k], checks[k]});
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto [power_sum, nonfinite, nan] = counts[i];
-    if (nonfinite == 0) continue;
-    report.nonfinite.push_back({optimizer_->parameters_[i].name, nonfinite - nan, nan});
-  }
-  if (!report.nonfinite.empty()) report.culprit = report.nonfinite.front().parameter;
-  sum_up_norms(*optimizer_, counts, report);
+  if (!divided_) return make_report(optimizer_->groups(), all);
+  GradientReport report;
+  list_nonfinite(optimizer_->groups(), all.gradients.front(), report);
+  report.of_parts = std::make_shared<const FoundChecks>(std::move(all));
   return report;
 }
 

@@ -45,11 +45,11 @@ std::vector<Recipe> recipes_of_bits() {
 }
 
 class ShardedBits : public testing::TestWithParam<std::tuple<Recipe, int>> {};
+class DividedGradients : public ShardedBits {};
 
-TEST_P(ShardedBits, AreThoseOfDistributedDataParallel) {
-  const auto& [recipe, world_size] = GetParam();
-  test::run_threads(world_size, [&, recipe = recipe](parallel::ProcessGroup& group) {
-    Training plain(recipe, group, false), sharded(recipe, group, true);
+void expect_bits_of_plain(const Recipe& recipe, int world_size, test::Stage stage) {
+  test::run_threads(world_size, [&](parallel::ProcessGroup& group) {
+    Training plain(recipe, group, test::kPlain), sharded(recipe, group, stage);
     int skipped = 0;
     for (int step = 1; step <= 8; ++step) {
       const optim::StepResult expected = plain.step(), got = sharded.step();
@@ -62,7 +62,7 @@ TEST_P(ShardedBits, AreThoseOfDistributedDataParallel) {
       ASSERT_EQ(got.clip_coefficient, expected.clip_coefficient) << "step " << step;
       ASSERT_EQ(test::difference_of_weights(sharded.net, plain.net), "") << "step " << step;
     }
-    EXPECT_EQ(skipped, recipe.overflow > 0 ? 1 : 0);
+    EXPECT_EQ(skipped > 0, recipe.overflow > 0);
     EXPECT_EQ(sharded.precision->loss_scale(), plain.precision->loss_scale());
 
     std::int64_t moments = 0, masters = 0;
@@ -86,21 +86,46 @@ TEST_P(ShardedBits, AreThoseOfDistributedDataParallel) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    , ShardedBits, testing::Combine(testing::ValuesIn(recipes_of_bits()), testing::Values(2, 3, 4)),
-    [](const auto& info) {
-      return core::str(std::get<0>(info.param).name, "_", std::get<1>(info.param), "_ranks");
-    });
+TEST_P(ShardedBits, AreThoseOfDistributedDataParallel) {
+  const auto& [recipe, world_size] = GetParam();
+  expect_bits_of_plain(recipe, world_size, test::kStates);
+}
+
+// Each backward reduces: of two, the averages are summed.
+TEST_P(DividedGradients, HaveTheBitsOfDistributedDataParallel) {
+  auto [recipe, world_size] = GetParam();
+  recipe.reduces_each = true;
+  expect_bits_of_plain(recipe, world_size, test::kGradients);
+}
+
+std::string name_of(const testing::TestParamInfo<std::tuple<Recipe, int>>& info) {
+  return core::str(std::get<0>(info.param).name, "_", std::get<1>(info.param), "_ranks");
+}
+
+std::vector<Recipe> recipes_of_divided_gradients() {
+  std::vector<Recipe> recipes = recipes_of_bits();
+  std::erase_if(recipes, [](const Recipe& one) { return one.larc || one.name == "lamb"; });
+  return recipes;
+}
+
+INSTANTIATE_TEST_SUITE_P(, ShardedBits,
+                         testing::Combine(testing::ValuesIn(recipes_of_bits()),
+                                          testing::Values(2, 3, 4)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(, DividedGradients,
+                         testing::Combine(testing::ValuesIn(recipes_of_divided_gradients()),
+                                          testing::Values(2, 3, 4)),
+                         name_of);
 
 TEST(EvenPart, CoversEveryElementOnce) {
-  for (const std::int64_t numel : {0, 1, 15, 16, 17, 100, 4096, 100003}) {
+  for (const std::int64_t numel : {0, 1, 1023, 1024, 1025, 100, 4096, 100003}) {
     for (const int ranks : {1, 2, 3, 7, 256}) {
       std::int64_t at = 0;
       for (int rank = 0; rank < ranks; ++rank) {
         const core::ElementRange part = core::even_part(numel, rank, ranks);
         ASSERT_EQ(part.begin, at);
-        ASSERT_LE(part.size(), numel / ranks + 16);
-        ASSERT_TRUE(part.end == numel || part.end % 16 == 0);
+        ASSERT_LE(part.size(), numel / ranks + 1024);
+        ASSERT_TRUE(part.end == numel || part.end % 1024 == 0);
         at = part.end;
       }
       ASSERT_EQ(at, numel);

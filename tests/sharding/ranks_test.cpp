@@ -23,7 +23,7 @@ nn::Sequential wide_net() {
   return nn::Sequential(nn::Linear(301, 407), nn::Linear(407, 299));
 }
 
-// 12 n / N bytes of masters and moments, and at most 16 elements of each tensor more.
+// 12 n / N bytes of masters and moments, and at most 1,024 elements of each tensor more.
 TEST(ShardedMemory, IsWhatTheFormulaSays) {
   test::run_ranks(3, [](parallel::ProcessGroup& group) {
     nn::Sequential net = wide_net();
@@ -44,8 +44,8 @@ TEST(ShardedMemory, IsWhatTheFormulaSays) {
     }
     const core::MemoryStats stats = core::memory_stats(core::default_device());
     const std::size_t states = stats.of(core::MemoryCategory::optimizer_state);
-    EXPECT_GE(states, 12 * elements / 3 - 12 * 16 * tensors);
-    EXPECT_LE(states, 12 * elements / 3 + 12 * 16 * tensors + 64 * 3 * tensors);
+    EXPECT_GE(states, 12 * elements / 3 - 12 * 1024 * tensors);
+    EXPECT_LE(states, 12 * elements / 3 + 12 * 1024 * tensors + 64 * 3 * tensors);
     EXPECT_LE(stats.of(core::MemoryCategory::parameters), 2 * elements + 64 * tensors);
   });
 }
@@ -132,7 +132,7 @@ TEST(ShardedRanks, OneRankIsDistributedDataParallel) {
   auto group = parallel::ProcessGroup::single();
   const Recipe recipe{.name = "adam",
                       .optimizer = make<optim::FusedAdam>(optim::AdamOptions{.lr = 1e-2})};
-  Training sharded(recipe, group, true), plain(recipe, group, false);
+  Training sharded(recipe, group, test::kStates), plain(recipe, group, test::kPlain);
   for (int step = 0; step < 3; ++step) {
     EXPECT_TRUE(sharded.step().applied);
     EXPECT_TRUE(plain.step().applied);

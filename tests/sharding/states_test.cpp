@@ -27,13 +27,13 @@ std::string folder_of(const std::string& name) {
 
 struct Form {
   int world_size;
-  bool sharded;
+  test::Stage stage;
 };
 
 /// Trains, and saves.
 void save(const Recipe& recipe, Form form, const std::string& dir) {
   test::run_threads(form.world_size, [&](parallel::ProcessGroup& group) {
-    Training training(recipe, group, form.sharded);
+    Training training(recipe, group, form.stage);
     for (int step = 0; step < 4; ++step) test::expect_applied(training.step());
     training.state->save(dir, 4);
   });
@@ -43,7 +43,7 @@ void save(const Recipe& recipe, Form form, const std::string& dir) {
 void expect_resumes_alike(const Recipe& recipe, Form form, const std::string& sharded_dir,
                           const std::string& plain_dir) {
   test::run_threads(form.world_size, [&](parallel::ProcessGroup& group) {
-    Training from_sharded(recipe, group, form.sharded), from_plain(recipe, group, false);
+    Training from_sharded(recipe, group, form.stage), from_plain(recipe, group, test::kPlain);
     ASSERT_TRUE(from_sharded.state->resume_latest(sharded_dir));
     ASSERT_TRUE(from_plain.state->resume_latest(plain_dir));
     for (int step = 0; step <= 3; ++step) {
@@ -67,13 +67,20 @@ class ShardedStates : public testing::TestWithParam<Recipe> {};
 
 TEST_P(ShardedStates, ResumeInEveryForm) {
   const std::string plain = folder_of("plain"), sharded = folder_of("sharded");
-  save(GetParam(), {3, false}, plain);
-  save(GetParam(), {3, true}, sharded);
-  for (const Form form : {Form{3, true}, Form{2, true}, Form{4, true}, Form{2, false},
-                          Form{1, false}, Form{1, true}}) {
-    SCOPED_TRACE(core::str(form.world_size, form.sharded ? " sharded" : " plain"));
+  save(GetParam(), {3, test::kPlain}, plain);
+  save(GetParam(), {3, test::kStates}, sharded);
+  for (const Form form : {Form{3, test::kStates}, Form{2, test::kStates}, Form{4, test::kStates},
+                          Form{2, test::kPlain}, Form{1, test::kPlain}, Form{1, test::kStates}}) {
+    SCOPED_TRACE(core::str(form.world_size, form.stage ? " sharded" : " plain"));
     expect_resumes_alike(GetParam(), form, sharded, plain);
     expect_resumes_alike(GetParam(), form, plain, plain);
+  }
+  if (GetParam().name != "lamb") {
+    expect_resumes_alike(GetParam(), {2, test::kGradients}, sharded, plain);
+    std::filesystem::remove_all(sharded);
+    save(GetParam(), {3, test::kGradients}, sharded);
+    expect_resumes_alike(GetParam(), {4, test::kStates}, sharded, plain);
+    expect_resumes_alike(GetParam(), {2, test::kPlain}, sharded, plain);
   }
   std::filesystem::remove_all(plain);
   std::filesystem::remove_all(sharded);
@@ -103,9 +110,9 @@ const Recipe kAdam{.name = "adam",
 // A part that cannot load gives all of them their old state back, the other ranks' weights too.
 TEST(ShardedState, AFailedLoadChangesNothing) {
   const std::string dir = folder_of("failed");
-  save(kAdam, {2, true}, dir);
+  save(kAdam, {2, test::kStates}, dir);
   test::run_threads(2, [&](parallel::ProcessGroup& group) {
-    Training training(kAdam, group, true), same(kAdam, group, true);
+    Training training(kAdam, group, test::kStates), same(kAdam, group, test::kStates);
     for (int step = 0; step < 2; ++step) {
       test::expect_applied(training.step());
       test::expect_applied(same.step());
@@ -133,7 +140,7 @@ TEST(ShardedState, AFailedLoadChangesNothing) {
 // The optimizer's own state, without a file: what was handed out is taken back.
 TEST(ShardedState, GoThereAndBackWithoutAFile) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
-    Training training(kAdam, group, true), same(kAdam, group, true);
+    Training training(kAdam, group, test::kStates), same(kAdam, group, test::kStates);
     test::expect_applied(training.step());
     test::expect_applied(same.step());
     training.optimizer->load_state_dict(training.optimizer->state_dict());
@@ -191,7 +198,7 @@ TEST(ShardedState, OfRanksThatAreGoneAreAnError) {
 // Everything that needs an exact value which is on another rank.
 TEST(ShardedState, WholeMastersAreUnsupported) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
-    Training training(kAdam, group, true);
+    Training training(kAdam, group, test::kStates);
     test::expect_applied(training.step());
     const auto unsupported = [](auto&& f) {
       return test::message_of<core::Unsupported>([&] { f(); });

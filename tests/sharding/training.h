@@ -23,18 +23,18 @@
 
 namespace cairn::test {
 
-constexpr std::int64_t kInputs = 7, kOutputs = 5;
+constexpr std::int64_t kInputs = 7, kHidden = 139, kOutputs = 5;
 
-/// Sizes that no number of ranks divides; a tied weight, a norm that stays f32 at O2, and a scale
+/// Sizes that no number of ranks divides, one above the chunks of sums over a tensor; a tied weight, a norm that stays f32 at O2, and a scale
 /// of one element.
 class OddNet : public nn::Module {
  public:
   OddNet() {
     manual_seed(11);
-    first_ = add_module("first", nn::Linear(kInputs, 33));
-    norm_ = add_module("norm", nn::BatchNorm1d(33));
-    tied_ = add_module("tied", nn::Linear(33, 33));
-    last_ = add_module("last", nn::Linear(33, kOutputs));
+    first_ = add_module("first", nn::Linear(kInputs, kHidden));
+    norm_ = add_module("norm", nn::BatchNorm1d(kHidden));
+    tied_ = add_module("tied", nn::Linear(kHidden, kHidden));
+    last_ = add_module("last", nn::Linear(kHidden, kOutputs));
     scale_ = add_parameter("scale", Tensor::full({1}, 1.0));
   }
   std::string kind() const override { return "OddNet"; }
@@ -69,6 +69,7 @@ struct Recipe {
   bool larc = false;
   double max_norm = 0.0;      // clips
   bool accumulates = false;   // two micro-batches a step
+  bool reduces_each = false;  // each of them; the averages are summed in f32
   std::int64_t overflow = 0;  // in this step, on rank 1
 };
 
@@ -76,19 +77,28 @@ inline std::ostream& operator<<(std::ostream& out, const Recipe& recipe) {
   return out << recipe.name;
 }
 
+using Stage = std::optional<parallel::ZeroStage>;  // nothing: DistributedDataParallel
+constexpr Stage kPlain{}, kStates{parallel::ZeroStage::optimizer_states},
+    kGradients{parallel::ZeroStage::gradients};
+
 /// Everything of one rank's training. The order of the members is that of construction.
 class Training {
  public:
-  Training(const Recipe& recipe, const parallel::ProcessGroup& group, bool sharded)
-      : recipe_(recipe), group_(group) {
-    if (sharded) ddp_ = std::make_unique<parallel::ShardedDataParallel>(net, group);
-    if (!sharded) ddp_ = std::make_unique<parallel::DistributedDataParallel>(net, group);
+  Training(const Recipe& recipe, const parallel::ProcessGroup& group, Stage stage)
+      : recipe_(recipe), group_(group), stage_(stage) {
+    if (stage) {
+      const parallel::ShardedOptions options{.stage = *stage};
+      ddp_ = std::make_unique<parallel::ShardedDataParallel>(net, group, options);
+    } else {
+      ddp_ = std::make_unique<parallel::DistributedDataParallel>(net, group);
+    }
     optimizer = recipe.optimizer(net.parameters());
     optimizer->set_state_options(recipe.states);
     if (recipe.larc) larc_.emplace(*optimizer);
     amp::Options options{
         .opt_level = recipe.level, .half_dtype = recipe.half, .world = ddp_->world()};
     options.max_gradient_norm = recipe.max_norm;
+    options.scaler.init_scale = 4096;
     precision.emplace(amp::initialize(net, *optimizer, options));
     state = std::make_unique<checkpointing::TrainingState>(
         std::vector<checkpointing::TrainingState::Part>{
@@ -98,9 +108,12 @@ class Training {
 
   optim::StepResult step() {
     const std::int64_t now = ++steps_;
-    if (recipe_.accumulates) {
+    if (recipe_.accumulates && !recipe_.reduces_each) {
       const auto no_sync = ddp_->no_sync();
       precision->backward(loss(2 * now));
+    } else if (recipe_.accumulates) {
+      precision->backward(loss(2 * now));
+      if (stage_ != parallel::ZeroStage::gradients) (void)optimizer->stash();
     }
     Tensor last = loss(2 * now + 1);
     if (now == recipe_.overflow && group_.rank() == 1) last = autograd::affine(last, 1e38, 0.0);
@@ -126,6 +139,7 @@ class Training {
 
   Recipe recipe_;
   parallel::ProcessGroup group_;
+  Stage stage_;
   std::unique_ptr<parallel::DistributedDataParallel> ddp_;
   std::optional<optim::LARC> larc_;
   std::int64_t steps_ = 0;

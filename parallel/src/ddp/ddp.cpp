@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/stream.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/model_sync.h"
 #include "reducer/names.h"
@@ -36,6 +37,10 @@ std::vector<std::string> names_of(const NamedTensors& tensors) {
   return names;
 }
 
+TensorView without_memory(const Tensor& like) {
+  return {nullptr, like.shape(), like.strides(), like.dtype(), like.device()};
+}
+
 /// A sum cannot be added to: ranks would count each other's part again.
 void check_not_summed(const core::GradientSlot& slot, const std::string& name) {
   CAIRN_CHECK(!slot.adds_to_reduced(), "ddp",
@@ -44,13 +49,21 @@ void check_not_summed(const core::GradientSlot& slot, const std::string& name) {
               "' had been summed over the ranks (no_sync for all but the last; or average = true)");
 }
 
+ReducerOptions reducer_options(const DistributedOptions& options, std::optional<ZeroStage> stage) {
+  ReducerOptions of_reducer = options.of_reducer();
+  of_reducer.shard = stage == ZeroStage::gradients;
+  return of_reducer;
+}
+
 }  // namespace
 
-DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const DistributedOptions& o)
+DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const DistributedOptions& o,
+                                    std::optional<ZeroStage> s)
     : model(&m),
       group(std::move(g)),
       options(o),
-      reducer(group, o.of_reducer()),
+      stage(s),
+      reducer(group, reducer_options(o, s)),
       of_reducer(reducer.world()),
       parameters(m.parameters()),
       buffers(m.buffers()),
@@ -61,9 +74,15 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Distrib
     CAIRN_CHECK(std::find(names.begin(), names.end(), trigger) != names.end(), "ddp",
                 "expected trigger_parameters to be the model's, got '", trigger, "'");
   }
-  reducer.before_reduction([this](const std::vector<std::size_t>& places) {
-    for (const std::size_t i : places) slot_of(i).mark_reduced();
-  });
+  if (shards_gradients()) {
+    arena->use_no_buffers();
+    reducer.on_part(
+        [this](std::size_t gradient, const Tensor& part) { keep_part(gradient, part); });
+  } else {
+    reducer.before_reduction([this](const std::vector<std::size_t>& places) {
+      for (const std::size_t i : places) slot_of(i).mark_reduced();
+    });
+  }
   plan();
 }
 
@@ -92,7 +111,7 @@ void DistributedDataParallel::Impl::connect() {
 
 bool DistributedDataParallel::Impl::is_reduced(const Tensor& parameter) const {
   return parameter.requires_grad() && optim::GradientArena::of(parameter) == arena &&
-         parameter.gradient_slot().placed();
+         (shards_gradients() || parameter.gradient_slot().placed());
 }
 
 /// A collective, so that no rank waits for a gradient which another has frozen or cast.
@@ -107,7 +126,7 @@ void DistributedDataParallel::Impl::plan() {
     gradient_of[tensor.id()] = parameter_of_gradient.size();
     parameter_of_gradient.push_back(p);
     names.push_back(parameters[p].name);
-    views.push_back(tensor.gradient_slot().memory());
+    views.push_back(shards_gradients() ? without_memory(tensor) : tensor.gradient_slot().memory());
   }
   reducer.register_gradients(names, views, {.gap_bytes = kGapBytes, .partial = true});
   planned_generation = arena->generation();
@@ -147,7 +166,20 @@ void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
   if (!no_sync.reduces()) return;
   if (reducing_run != autograd::current_run()) begin_reducing_backward();
   const auto gradient = gradient_of.find(parameter.id());
-  if (gradient != gradient_of.end()) reducer.mark_ready(gradient->second);
+  if (gradient != gradient_of.end()) mark_ready(gradient->second);
+}
+
+void DistributedDataParallel::Impl::mark_ready(std::size_t gradient) {
+  if (!shards_gradients()) return reducer.mark_ready(gradient);
+  reducer.mark_ready(gradient, slot_of(gradient).memory());
+}
+
+/// What this rank does not keep is given back. Called on the communication stream.
+void DistributedDataParallel::Impl::keep_part(std::size_t gradient, const Tensor& part) {
+  core::GradientSlot& slot = slot_of(gradient);
+  if (const Tensor& whole = slot.memory(); whole.defined())
+    whole.storage()->record_use(core::Stream::current(whole.device()));
+  slot.keep_part(part);
 }
 
 void DistributedDataParallel::Impl::begin_reducing_backward() {
@@ -215,7 +247,7 @@ void DistributedDataParallel::Impl::mark_unused_parameters(const ReachedParamete
     const std::size_t parameter = parameter_of_gradient[i];
     if (own.by_loss[parameter]) continue;
     if (own.in_window[parameter]) {
-      reducer.mark_ready(i);  // what an earlier backward left here
+      mark_ready(i);  // what an earlier backward left here
       continue;
     }
     unused.names.push_back(parameter_of(i).name);
@@ -235,7 +267,7 @@ void DistributedDataParallel::Impl::end_reducing_backward() {
   for (std::size_t i = 0; i < parameter_of_gradient.size(); ++i) {
     if (reducer.is_marked(i)) continue;
     if (slot_of(i).holds_gradient()) {
-      reducer.mark_ready(i);  // what an earlier backward left here
+      mark_ready(i);  // what an earlier backward left here
     } else if (finds_unused()) {
       mark_zero(i);
     } else {

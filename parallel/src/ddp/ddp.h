@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -16,7 +17,7 @@
 #include "cairn/autograd/engine.h"
 #include "cairn/core/sharding.h"
 #include "cairn/optim/arena.h"
-#include "cairn/parallel/distributed.h"
+#include "cairn/parallel/sharded.h"
 #include "ddp/likely_mistakes.h"
 #include "ddp/uneven_inputs.h"
 #include "ddp/unused_parameters.h"
@@ -52,7 +53,8 @@ class NoSyncState {
 struct DistributedDataParallel::Impl final : core::GradientReducer,
                                              core::RankSet,
                                              std::enable_shared_from_this<Impl> {
-  Impl(nn::Module& model, ProcessGroup group, const DistributedOptions& options);
+  Impl(nn::Module& model, ProcessGroup group, const DistributedOptions& options,
+       std::optional<ZeroStage> stage);
   ~Impl() override;
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -61,6 +63,9 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   void backward_failed(const std::string& why) override;
   std::vector<int> job_ranks() const override { return group.world().job_ranks(); }
   Sharding sharding() const override;
+  std::vector<std::string> exchange(const std::string& own, std::string_view name) override {
+    return group.exchange(own, name);
+  }
   void gather_weights(const std::vector<core::ShardedWeight>& weights) override;
   void update_failed(const std::string& why) override;
 
@@ -79,6 +84,8 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   void agree_on_unused(const ReachedParameters& own, const std::string& losses);
   void mark_unused_parameters(const ReachedParameters& own);
   void mark_zero(std::size_t gradient);
+  void mark_ready(std::size_t gradient);
+  void keep_part(std::size_t gradient, const Tensor& part);
   void end_reducing_backward();
 
   // A step.
@@ -88,6 +95,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   bool other_ranks_have_batches();
 
   bool is_reduced(const Tensor& parameter) const;
+  bool shards_gradients() const { return stage == ZeroStage::gradients && group.world_size() > 1; }
   bool finds_unused() const { return options.find_unused_parameters || options.static_graph; }
   const NamedTensor& parameter_of(std::size_t gradient) const {
     return parameters[parameter_of_gradient[gradient]];
@@ -100,6 +108,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   nn::Module* model;
   ProcessGroup group;
   DistributedOptions options;
+  std::optional<ZeroStage> stage;  // of a ShardedDataParallel
   Reducer reducer;
   core::World of_reducer;            // also tells of gradients that were not finite before
   NamedTensors parameters, buffers;  // the model's
@@ -113,7 +122,6 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   std::unique_ptr<UnevenInputs> uneven;  // while a Join lives
   core::RunId reducing_run = 0;          // 0: none is under way
   NoSyncState no_sync;
-  bool shards_updates = false;  // of a ShardedDataParallel
 };
 
 }  // namespace cairn::parallel

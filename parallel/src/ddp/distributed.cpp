@@ -23,7 +23,10 @@ class ModelLink final : public core::WorldLink {
   core::LibraryVersions libraries() const override { return alive()->of_reducer.libraries(); }
   bool reduces_gradients() const override { return true; }
   std::vector<int> job_ranks() const override { return alive()->job_ranks(); }
-  void synchronize(bool on) override { alive()->no_sync.synchronize(on); }
+  /// Where ranks divide gradients each backward reduces, into sums that are divided too.
+  void synchronize(bool on) override {
+    if (const auto ddp = alive(); !ddp->shards_gradients()) ddp->no_sync.synchronize(on);
+  }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
     return alive()->of_reducer.take_local_nonfinite();
   }
@@ -56,7 +59,12 @@ ReducerOptions DistributedOptions::of_reducer() const {
 }
 
 DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup group,
-                                                 const DistributedOptions& options) {
+                                                 const DistributedOptions& options)
+    : DistributedDataParallel(model, std::move(group), options, std::nullopt) {}
+
+DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup group,
+                                                 const DistributedOptions& options,
+                                                 std::optional<ZeroStage> stage) {
   check_options(options.of_reducer());
   if (group.world_size() > 1) {
     check_same_model(model, group);
@@ -65,7 +73,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup
     broadcast_parameters(model.buffers(), group);
     group.wait();
   }
-  impl_ = std::make_shared<Impl>(model, std::move(group), options);
+  impl_ = std::make_shared<Impl>(model, std::move(group), options, stage);
   impl_->connect();
 }
 
@@ -91,6 +99,12 @@ DistributedDataParallel::NoSync::~NoSync() {
 }
 
 DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool enabled) {
+  if (enabled && impl_->shards_gradients()) {
+    core::fail<core::Unsupported>("ddp",
+                                  "expected each backward to reduce where ranks divide "
+                                  "gradients, got no_sync() (they add up in sums that are divided "
+                                  "too; ZeroStage::optimizer_states keeps whole gradients)");
+  }
   return NoSync(enabled ? impl_->no_sync.enter() : nullptr);
 }
 

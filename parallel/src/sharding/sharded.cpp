@@ -10,13 +10,12 @@ namespace cairn::parallel {
 
 ShardedDataParallel::ShardedDataParallel(nn::Module& model, ProcessGroup group,
                                          const ShardedOptions& options)
-    : DistributedDataParallel(model, std::move(group), options.distributed), stage_(options.stage) {
-  impl_->shards_updates = true;
-}
+    : DistributedDataParallel(model, std::move(group), options.distributed, options.stage),
+      stage_(options.stage) {}
 
 core::GradientReducer::Sharding DistributedDataParallel::Impl::sharding() const {
-  if (!shards_updates) return {};
-  return {group.rank(), group.world_size()};
+  if (!stage) return {};
+  return {group.rank(), group.world_size(), shards_gradients()};
 }
 
 void DistributedDataParallel::Impl::gather_weights(
@@ -25,7 +24,7 @@ void DistributedDataParallel::Impl::gather_weights(
 }
 
 void DistributedDataParallel::Impl::update_failed(const std::string& why) {
-  if (shards_updates) group.abort(core::str("its update failed: ", why));
+  if (stage) group.abort(core::str("its update failed: ", why));
 }
 
 }  // namespace cairn::parallel

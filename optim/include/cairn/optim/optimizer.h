@@ -276,7 +276,9 @@ class Optimizer : public core::Stateful {
   void prepare_gradients() const;
   bool needs_report(const StepOptions& options) const;
   PendingReport begin_own_check(double norm_type = 2.0) const;
-  StepResult apply(const GradientReport& report, const StepOptions& options);
+  StepResult apply(const GradientReport& own_report, const StepOptions& options);
+  /// Where ranks divide gradients and the report is of this rank's parts: of all. A collective then.
+  GradientReport complete(const GradientReport& report) const;
   /// Warns of a skipped step, and throws GradientCollapse after so many in a row.
   void note_skip(const std::string& reason, std::vector<std::string> parameters,
                  int collapse_after);

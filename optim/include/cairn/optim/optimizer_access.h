@@ -32,6 +32,11 @@ class OptimizerAccess {
   PendingReport begin_own_check(double norm_type) const {
     return optimizer_.begin_own_check(norm_type);
   }
+  /// Where ranks divide gradients: of this rank's parts; apply() completes it.
+  static std::vector<GradientReport> read_own(const std::vector<PendingReport>& pending,
+                                              std::vector<kernels::PendingCheck> others) {
+    return PendingReport::read_own(pending, std::move(others));
+  }
   StepResult apply(const GradientReport& report, const StepOptions& options) const {
     return optimizer_.apply(report, options);
   }

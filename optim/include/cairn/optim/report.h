@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,14 @@ struct ParameterNorms {
   std::vector<double> values;
 };
 
+/// What passes found in an optimizer's gradients and weights, before it is made into a report.
+struct FoundChecks {
+  using OfParameters = std::vector<std::vector<kernels::CheckedPiece>>;  // in registration order
+  std::vector<double> types;            // of norms; the first is the report's norm_type
+  std::vector<OfParameters> gradients;  // by type
+  OfParameters weights;                 // empty unless the optimizer needs their norms
+};
+
 /// What a check found, of the gradients as they lie (scaled). Non-finite elements are left out of
 /// the norms.
 struct GradientReport {
@@ -43,6 +52,9 @@ struct GradientReport {
   std::vector<double> group_norms;    // of norm_type
   std::vector<ParameterNorms> norms;  // of norm_type, then of the types that the optimizer needs
   std::vector<double> weight_norms;   // 2-norms of the weights; empty unless LARC needs them
+  /// Where ranks divide gradients and have not told each other yet: what this one found in its
+  /// parts. There are no norms then, and `nonfinite` is this rank's.
+  std::shared_ptr<const FoundChecks> of_parts;
 
   bool finite() const { return culprit.empty(); }
   bool checked() const { return !norms.empty(); }
@@ -54,29 +66,40 @@ struct GradientReport {
   std::string describe() const;
 };
 
+struct ParameterGroup;
+/// Of everything: every parameter's pieces make up the whole.
+GradientReport make_report(const std::vector<ParameterGroup>& groups, const FoundChecks& found);
+
 /// Passes over an optimizer's gradients that were launched and not read. The optimizer must be
 /// there, with the groups that it had, when they are read.
 class PendingReport {
  public:
-  GradientReport read() const;  // the host waits
-  /// Waits once for all of them, and for `others`, whose read() is at once then.
-  static std::vector<GradientReport> read(const std::vector<PendingReport>& pending,
-                                          std::vector<kernels::PendingCheck> others = {});
+  /// The host waits. Where ranks divide gradients a collective: each has all norms then.
+  GradientReport read() const;
+  /// Waits once for all of them.
+  static std::vector<GradientReport> read(const std::vector<PendingReport>& pending);
 
  private:
   friend class Optimizer;
+  friend class OptimizerAccess;
   /// One norm type, one device, some parameters (by index over all groups).
   struct Pass {
-    bool of_weights = false;     // their 2-norms
-    std::size_t type_index = 0;  // in types_
-    std::vector<std::size_t> parameters;
+    bool of_weights = false;                   // their 2-norms
+    std::size_t type_index = 0;                // in types_
+    std::vector<std::size_t> parameters;       // of each tensor checked
+    std::vector<core::ElementRange> elements;  // of that parameter
     kernels::PendingCheck check;
   };
+  /// What this rank found. Waits once for all of them, and for `others`, whose read() is at once
+  /// then.
+  static std::vector<GradientReport> read_own(const std::vector<PendingReport>& pending,
+                                              std::vector<kernels::PendingCheck> others);
   GradientReport report(const std::vector<kernels::TensorCheck>* found) const;
 
   const Optimizer* optimizer_ = nullptr;
   std::vector<double> types_;  // of norms that the report has; the first is its norm_type
   bool has_weights_ = false;
+  bool divided_ = false;  // ranks have parts of the gradients
   std::vector<Pass> passes_;
 };
 

@@ -42,6 +42,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,6 +88,8 @@ enum class DivideBy : std::uint8_t {
   world,         // all ranks, as long as there are batches
   samples,  // each gradient times its rank's samples, by all samples: the mean over these, exactly
 };
+
+enum class ZeroStage : std::uint8_t;  // of a ShardedDataParallel
 
 class DistributedDataParallel : public core::Stateful {
  public:
@@ -181,6 +184,8 @@ class DistributedDataParallel : public core::Stateful {
 
  private:
   friend class ShardedDataParallel;
+  DistributedDataParallel(nn::Module& model, ProcessGroup group, const DistributedOptions& options,
+                          std::optional<ZeroStage> stage);
   std::shared_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,326 @@
+// Gradients of which each rank keeps its part (ZeRO, stage 2): what they take, what may be asked of
+// them, and that ranks agree on what only some of them hold.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cairn/core/memory.h"
+#include "cairn/kernels/multi_tensor.h"
+#include "cairn/optim/accumulation.h"
+#include "parallel/ranks.h"
+#include "sharding/training.h"
+#include "support/message_of.h"
+
+namespace cairn {
+namespace {
+
+using test::kGradients;
+using test::make;
+using test::Recipe;
+using test::Training;
+using ::testing::HasSubstr;
+
+const parallel::ShardedOptions kStage2{.stage = parallel::ZeroStage::gradients};
+
+Tensor inputs(const parallel::ProcessGroup& group, std::uint64_t seed) {
+  return test::normal_tensor({4, test::kInputs}, seed * 16 + static_cast<unsigned>(group.rank()));
+}
+
+Tensor loss_of(const Tensor& y) {
+  return autograd::mean(autograd::mul(y, y));
+}
+
+/// A training of OddNet in f32 by one optimizer.
+struct Plain {
+  Plain(const parallel::ProcessGroup& group, test::Stage stage,
+        const parallel::DistributedOptions& options = {}) {
+    if (stage)
+      ddp = std::make_unique<parallel::ShardedDataParallel>(
+          net, group, parallel::ShardedOptions{*stage, options});
+    if (!stage) ddp = std::make_unique<parallel::DistributedDataParallel>(net, group, options);
+    optimizer =
+        std::make_unique<optim::FusedAdam>(net.parameters(), optim::AdamOptions{.lr = 1e-2});
+  }
+  test::OddNet net;
+  std::unique_ptr<parallel::DistributedDataParallel> ddp;
+  std::unique_ptr<optim::Optimizer> optimizer;
+};
+
+// 2 n / N bytes once the backward is over, where DistributedDataParallel keeps 2 n.
+TEST(GradientMemory, IsWhatTheFormulaSays) {
+  test::run_ranks(3, [](parallel::ProcessGroup& group) {
+    nn::Sequential net(nn::Linear(301, 407), nn::Linear(407, 299));
+    parallel::ShardedDataParallel sharded(net, group, kStage2);
+    optim::FusedAdam optimizer(net.parameters());
+    amp::Amp precision = amp::initialize(
+        net, optimizer,
+        {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = sharded.world()});
+    std::size_t elements = 0, tensors = 0;
+    for (const auto& [name, tensor] : net.parameters()) {
+      elements += static_cast<std::size_t>(tensor.numel());
+      ++tensors;
+    }
+    const auto held = [] {
+      return core::memory_stats(core::default_device()).of(core::MemoryCategory::gradients);
+    };
+    const auto backward = [&] {
+      precision.backward(
+          autograd::mse_loss(sharded(Tensor::full({4, 301}, 0.1)), Tensor::full({4, 299}, 0.2)));
+    };
+    const std::size_t block = 1024 * tensors;
+    for (int step = 0; step < 3; ++step) {
+      backward();
+      EXPECT_GE(held(), 2 * elements / 3 - 2 * block);
+      EXPECT_LE(held(), 2 * elements / 3 + 2 * block);
+      ASSERT_TRUE(precision.step().applied);
+      EXPECT_EQ(held(), 0U);
+    }
+    for (int step = 0; step < 3; ++step) {
+      backward();
+      backward();  // the first average waits in f32
+      EXPECT_LE(held(), (2 + 4) * elements / 3 + (2 + 4) * block);
+      ASSERT_TRUE(precision.step().applied);
+      EXPECT_LE(held(), 4 * elements / 3 + 4 * block);  // the sums' memory serves again
+    }
+  });
+}
+
+TEST(DividedGradient, IsNotHandedOutForTheWhole) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    Plain training(group, kGradients);
+    autograd::backward(loss_of((*training.ddp)(inputs(group, 1))));
+    const Tensor weight = training.net.parameters().front().tensor;
+    EXPECT_THAT(test::message_of([&] { (void)weight.grad(); }),
+                HasSubstr("got this rank's part of it"));
+    EXPECT_TRUE(training.optimizer->step().applied);
+    EXPECT_FALSE(weight.grad().defined());
+  });
+}
+
+TEST(DividedGradient, OfRulesThatLookAtWholeTensorsIsUnsupported) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    test::OddNet net;
+    parallel::ShardedDataParallel sharded(net, group, kStage2);
+    optim::FusedLAMB optimizer(net.parameters());
+    autograd::backward(loss_of(sharded(inputs(group, 1))));
+    EXPECT_THAT(test::message_of<core::Unsupported>([&] { (void)optimizer.step(); }),
+                HasSubstr("FusedLAMB"));
+    EXPECT_THAT(test::message_of<core::Unsupported>([&] { (void)sharded.no_sync(); }),
+                HasSubstr("got no_sync()"));
+  });
+}
+
+// An element that is not finite lies in one rank's part: all skip.
+TEST(DividedGradient, ThatIsNotFiniteIsSkippedByAll) {
+  test::run_threads(3, [](parallel::ProcessGroup& group) {
+    Plain training(group, kGradients), plain(group, test::kPlain);
+    for (Plain* one : {&training, &plain}) {
+      const Tensor y = (*one->ddp)(inputs(group, 1));
+      std::vector<float> factors(test::kOutputs, 1.0F);
+      if (group.rank() == 1) factors[2] = std::numeric_limits<float>::infinity();
+      autograd::backward(loss_of(autograd::mul(y, Tensor::from(factors, {test::kOutputs}))));
+    }
+    const optim::StepResult expected = plain.optimizer->step(), got = training.optimizer->step();
+    EXPECT_FALSE(expected.applied);
+    EXPECT_EQ(got.applied, expected.applied);
+    EXPECT_EQ(got.reason, expected.reason);
+    EXPECT_EQ(got.culprit, expected.culprit);
+    EXPECT_EQ(test::difference_of_weights(training.net, plain.net), "");
+  });
+}
+
+// Norms of every type, for all and by group.
+TEST(DividedGradient, HasTheNormsOfTheWhole) {
+  test::run_threads(3, [](parallel::ProcessGroup& group) {
+    Plain training(group, kGradients), plain(group, test::kPlain);
+    for (Plain* one : {&training, &plain})
+      autograd::backward(loss_of((*one->ddp)(inputs(group, 2))));
+    for (const double type : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+      const optim::GradientReport expected = plain.optimizer->begin_check(type).read();
+      const optim::GradientReport got = training.optimizer->begin_check(type).read();
+      EXPECT_EQ(got.squared_norm, expected.squared_norm) << type;
+      EXPECT_EQ(got.group_norms, expected.group_norms) << type;
+      EXPECT_EQ(got.norms_of(type), expected.norms_of(type)) << type;
+    }
+  });
+}
+
+// What one rank's loss does not reach, what no rank's does, and what is frozen.
+TEST(DividedGradient, OfParametersThatLossesDoNotReach) {
+  class TwoHeads : public nn::Module {
+   public:
+    TwoHeads() {
+      manual_seed(5);
+      heads_ = {add_module("a", nn::Linear(test::kInputs, 300)),
+                add_module("b", nn::Linear(test::kInputs, 300)),
+                add_module("c", nn::Linear(test::kInputs, 300)),
+                add_module("frozen", nn::Linear(test::kInputs, 300))};
+      for (NamedTensor& p : heads_[3]->parameters()) p.tensor.set_requires_grad(false);
+    }
+    std::string kind() const override { return "TwoHeads"; }
+    Tensor forward(const Tensor& x) override {
+      return autograd::add((*heads_[head])(x), (*heads_[3])(x));
+    }
+    std::size_t head = 0;
+
+   private:
+    std::vector<std::shared_ptr<nn::Linear>> heads_;
+  };
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    TwoHeads net, same;
+    const parallel::DistributedOptions options{.find_unused_parameters = true};
+    parallel::ShardedDataParallel sharded(
+        net, group, {.stage = parallel::ZeroStage::gradients, .distributed = options});
+    parallel::DistributedDataParallel plain(same, group, options);
+    optim::FusedAdam optimizer(net.parameters()), expected(same.parameters());
+    for (std::uint64_t step = 0; step < 4; ++step) {
+      net.head = same.head = step % 2 == 0 ? static_cast<std::size_t>(group.rank()) : 0;
+      autograd::backward(loss_of(sharded(inputs(group, step))));
+      autograd::backward(loss_of(plain(inputs(group, step))));
+      ASSERT_TRUE(optimizer.step().applied);
+      ASSERT_TRUE(expected.step().applied);
+      ASSERT_EQ(test::difference_of_weights(net, same), "") << step;
+    }
+  });
+}
+
+// Ranks with unequal numbers of batches.
+TEST(DividedGradient, OfUnevenInputs) {
+  test::run_threads(3, [](parallel::ProcessGroup& group) {
+    Plain training(group, kGradients), plain(group, test::kPlain);
+    for (Plain* one : {&training, &plain}) {
+      auto join = one->ddp->join();
+      for (int batch = 0; batch < 1 + group.rank(); ++batch) {
+        autograd::backward(loss_of((*one->ddp)(inputs(group, static_cast<unsigned>(batch)))));
+        ASSERT_TRUE(one->optimizer->step().applied);
+      }
+      while (join.other_ranks_have_batches()) {
+        autograd::backward(join.zero());
+        ASSERT_TRUE(one->optimizer->step().applied);
+      }
+    }
+    EXPECT_EQ(test::difference_of_weights(training.net, plain.net), "");
+  });
+}
+
+// An accumulation window reduces each micro-batch, and steps once.
+TEST(DividedGradient, AddsUpOverAnAccumulation) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    Plain training(group, kGradients), plain(group, test::kPlain);
+    optim::Accumulation accumulation({.steps = 4, .world = training.ddp->world()});
+    for (std::uint64_t batch = 0; batch < 8; ++batch) {
+      const auto micro = accumulation.begin(4);
+      for (Plain* one : {&training, &plain})
+        autograd::backward(
+            autograd::affine(loss_of((*one->ddp)(inputs(group, batch))), micro.weight(), 0.0));
+      if (!micro.last()) {
+        (void)plain.optimizer->stash();
+        continue;
+      }
+      const optim::StepOptions options{.gradient_scale = accumulation.finish()};
+      ASSERT_TRUE(training.optimizer->step(options).applied);
+      ASSERT_TRUE(plain.optimizer->step(options).applied);
+      ASSERT_EQ(test::difference_of_weights(training.net, plain.net), "") << batch;
+    }
+  });
+}
+
+// A backward that throws on one rank: the others hear why, and nobody steps.
+TEST(DividedGradient, OfABackwardThatThrewIsBroken) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    Plain training(group, kGradients);
+    const Tensor first = training.net.parameters().front().tensor;
+    const auto hook = autograd::on_gradient_ready(first, [&](const Tensor&) {
+      if (group.rank() == 1) throw core::Error("[test] the trainer's own");
+    });
+    EXPECT_THROW(autograd::backward(loss_of((*training.ddp)(inputs(group, 3)))), core::Error);
+    EXPECT_THROW((void)training.optimizer->step(), core::Error);
+  });
+}
+
+// Reduced in f32, and divided before and after the sum.
+TEST(DividedGradient, TravelsAsTheOptionsSay) {
+  test::run_threads(3, [](parallel::ProcessGroup& group) {
+    const parallel::DistributedOptions options{.first_bucket_bytes = 100,
+                                               .bucket_bytes = 3000,
+                                               .allreduce_always_fp32 = true,
+                                               .gradient_predivide_factor = 2.0};
+    test::OddNet net, same;
+    parallel::ShardedDataParallel sharded(
+        net, group, {.stage = parallel::ZeroStage::gradients, .distributed = options});
+    parallel::DistributedDataParallel plain(same, group, options);
+    optim::FusedAdam optimizer(net.parameters()), expected(same.parameters());
+    const amp::Options level{.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16};
+    amp::Options of_sharded = level, of_plain = level;
+    of_sharded.world = sharded.world();
+    of_plain.world = plain.world();
+    amp::Amp a = amp::initialize(net, optimizer, of_sharded);
+    amp::Amp b = amp::initialize(same, expected, of_plain);
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      a.backward(loss_of(sharded(inputs(group, step))));
+      b.backward(loss_of(plain(inputs(group, step))));
+      ASSERT_TRUE(a.step().applied);
+      ASSERT_TRUE(b.step().applied);
+      ASSERT_EQ(test::difference_of_weights(net, same), "") << step;
+    }
+    EXPECT_GT(sharded.buckets().size(), 3U);
+  });
+}
+
+// A reducer on arrays of one's own.
+TEST(ShardedReducer, HandsOutParts) {
+  test::run_threads(3, [](parallel::ProcessGroup& group) {
+    parallel::Reducer reducer(group, {.bucket_bytes = 4096, .shard = true});
+    const std::vector<std::int64_t> sizes = {5, 2048, 4000, 1};
+    NamedTensors gradients;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      std::vector<float> values;
+      for (std::int64_t k = 0; k < sizes[i]; ++k)
+        values.push_back(static_cast<float>(3 * k + group.rank()));
+      gradients.push_back({core::str("g", i), Tensor::from(values, {sizes[i]})});
+    }
+    reducer.register_gradients(gradients);
+    std::vector<Tensor> parts(sizes.size());
+    reducer.on_part([&](std::size_t i, const Tensor& part) { parts[i] = part; });
+    for (int pass = 0; pass < 3; ++pass) {
+      for (std::size_t i = 0; i < sizes.size(); ++i) reducer.mark_ready(i);
+      reducer.wait();
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        const auto own = core::even_part(sizes[i], group.rank(), 3);
+        std::vector<double> expected;
+        for (std::int64_t k = own.begin; k < own.end; ++k)
+          expected.push_back(static_cast<double>(3 * k + 1));
+        EXPECT_EQ(parts[i].to_vector(), expected) << i << " pass " << pass;
+      }
+    }
+  });
+}
+
+// Cuts that fall between any blocks, in the midst of chunks too.
+TEST(SumPieces, JoinToTheSumOfTheWhole) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const std::int64_t numel : {1, 1023, 1025, 16384, 16385, 70000}) {
+      const Tensor x = autograd::to(test::normal_tensor({numel}, 3), dtype);
+      for (const double p : {1.0, 2.0, 2.5, std::numeric_limits<double>::infinity()}) {
+        const kernels::TensorCheck whole = kernels::check_tensors({x}, p).read()[0];
+        for (const int ranks : {2, 3, 7}) {
+          std::vector<kernels::CheckedPiece> pieces;
+          for (int rank = 0; rank < ranks; ++rank) {
+            for (const auto& piece :
+                 kernels::pieces_of(core::even_part(numel, rank, ranks), numel)) {
+              const TensorView view = x.view().slice(0, piece.begin, piece.end);
+              pieces.push_back({piece, kernels::check_tensors({view}, p).read()[0]});
+            }
+          }
+          EXPECT_EQ(kernels::join_pieces(pieces, p).power_sum, whole.power_sum)
+              << dtype << ' ' << numel << ' ' << p << ' ' << ranks;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cairn
