@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "layouts.h"
 #include "support/message_of.h"
 
@@ -67,31 +70,96 @@ TEST_P(Embedding, GradientAddsOccurrencesAndRoundsOnce) {
   }
 }
 
-/// Many rows, most of one token, and tokens that differ in every byte of their numbers: the
-/// gradient has the bits of sums in the order of the rows, with rows that are whole packs and with
-/// others.
-TEST_P(Embedding, GradientAddsManyRowsOfOneTokenInTheirOrder) {
-  const std::int64_t rows = 2500, vocabulary = 70000;
-  std::vector<std::int64_t> tokens;
-  for (std::int64_t n = 0; n < rows; ++n) tokens.push_back(n % 3 == 0 ? n * 27 : 65536 + n % 2);
-  const Tensor index = Tensor::from(tokens, {rows}, DType::i64, GetParam());
+/// The gradient of f32 rows, as a GPU adds them: a token's in their order; more than 64 in pieces
+/// of 64, and then the pieces' sums.
+std::vector<float> added_in_pieces(const std::vector<std::int64_t>& tokens, std::int64_t vocabulary,
+                                   const std::vector<double>& rows, std::int64_t columns) {
+  std::vector<std::vector<std::size_t>> rows_of(static_cast<std::size_t>(vocabulary));
+  for (std::size_t n = 0; n < tokens.size(); ++n) {
+    rows_of[static_cast<std::size_t>(tokens[n])].push_back(n);
+  }
+  const auto width = static_cast<std::size_t>(columns);
+  std::vector<float> sums;
+  for (const std::vector<std::size_t>& own : rows_of) {
+    for (std::size_t c = 0; c < width; ++c) {
+      float sum = 0.0f, piece = 0.0f;
+      for (std::size_t k = 0; k < own.size(); ++k) {
+        piece += static_cast<float>(rows[own[k] * width + c]);
+        if (k % 64 == 63 || k + 1 == own.size()) sum += std::exchange(piece, 0.0f);
+      }
+      sums.push_back(sum);
+    }
+  }
+  return sums;
+}
+
+/// With rows that are whole packs and with others; twice, for the same bits.
+void check_pieces(const std::vector<std::int64_t>& tokens, std::int64_t vocabulary, Device device) {
+  const std::int64_t rows = std::ssize(tokens);
+  const Tensor index = Tensor::from(tokens, {rows}, DType::i64, device);
   for (std::int64_t columns : {1, 4}) {
     const std::vector<double> gradient =
         test::rounded(random_values(rows * columns, 3), DType::f32);
-    const Tensor dy = Tensor::from(gradient, {rows, columns}, DType::f32, GetParam());
-    const Tensor dweight = Tensor::empty({vocabulary, columns}, DType::f32, GetParam());
+    const Tensor dy = Tensor::from(gradient, {rows, columns}, DType::f32, device);
+    const Tensor dweight = Tensor::empty({vocabulary, columns}, DType::f32, device);
     embedding_backward(dy, index, dweight, false);
-    std::vector<float> expected(static_cast<std::size_t>(vocabulary * columns), 0.0f);
-    for (std::size_t k = 0; k < gradient.size(); ++k) {
-      const auto n = static_cast<std::int64_t>(k) / columns,
-                 c = static_cast<std::int64_t>(k) % columns;
-      expected[static_cast<std::size_t>(tokens[static_cast<std::size_t>(n)] * columns + c)] +=
-          static_cast<float>(gradient[k]);
-    }
-    if (GetParam().is_cuda()) {
-      EXPECT_EQ(dweight.to_vector<float>(), expected) << columns;
+    const std::vector<float> first = dweight.to_vector<float>();
+    const auto expected = added_in_pieces(tokens, vocabulary, gradient, columns);
+    if (device.is_cuda()) {
+      EXPECT_EQ(first, expected) << columns;
     } else {  // the CPU sums in double
       expect_close(dweight, {expected.begin(), expected.end()}, 1e-5, 1e-5);
+    }
+    embedding_backward(dy, index, dweight, false);
+    EXPECT_EQ(dweight.to_vector<float>(), first) << columns;
+  }
+}
+
+/// Many rows, most of two tokens, and tokens that differ in every byte of their numbers.
+TEST_P(Embedding, GradientAddsManyRowsOfOneTokenInAFixedOrder) {
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t n = 0; n < 2500; ++n) tokens.push_back(n % 3 == 0 ? n * 27 : 65536 + n % 2);
+  check_pieces(tokens, 70000, GetParam());
+}
+
+/// Around whole pieces, with what lies before them at any place.
+TEST_P(Embedding, GradientAddsRunsOfEveryLength) {
+  std::vector<std::int64_t> tokens;
+  std::int64_t token = 0;
+  for (const std::int64_t length :
+       {64, 65, 1, 66, 63, 128, 0, 129, 3, 127, 2, 192, 193, 64, 1, 10000, 62, 65}) {
+    tokens.insert(tokens.end(), static_cast<std::size_t>(length), token++);
+  }
+  check_pieces(tokens, token, GetParam());
+  std::reverse(tokens.begin(), tokens.end());
+  check_pieces(tokens, token, GetParam());
+}
+
+/// Sums that f32 holds and halves do not.
+TEST_P(Embedding, GradientOfHalvesIsSummedUnrounded) {
+  constexpr std::int64_t kVocabulary = 3, kColumns = 24;
+  const std::vector<std::int64_t> counts{300, 40, 0};
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t v = 0; v < kVocabulary; ++v) {
+    tokens.insert(tokens.end(), static_cast<std::size_t>(counts[static_cast<std::size_t>(v)]), v);
+  }
+  const std::int64_t rows = std::ssize(tokens);
+  const Tensor index = Tensor::from(tokens, {rows}, DType::i64, GetParam());
+  for (DType dtype : {DType::f16, DType::bf16}) {
+    for (bool accumulate : {false, true}) {
+      std::vector<double> gradient;  // a large one, then small ones that halves lose beside it
+      std::vector<double> expected(kVocabulary * kColumns, accumulate ? 8.0 : 0.0);
+      for (std::int64_t n = 0; n < rows; ++n) {
+        for (std::int64_t c = 0; c < kColumns; ++c) {
+          gradient.push_back(n == 0 || n == 300 ? 64.0 : static_cast<double>(c % 5 + 1) / 64);
+          expected[static_cast<std::size_t>(tokens[static_cast<std::size_t>(n)] * kColumns + c)] +=
+              gradient.back();
+        }
+      }
+      const Tensor dy = Tensor::from(gradient, {rows, kColumns}, dtype, GetParam());
+      const Tensor dweight = Tensor::full({kVocabulary, kColumns}, 8.0, dtype, GetParam());
+      embedding_backward(dy, index, dweight, accumulate);
+      EXPECT_EQ(dweight.to_vector(), test::rounded(expected, dtype)) << dtype << accumulate;
     }
   }
 }

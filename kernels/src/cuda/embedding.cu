@@ -77,15 +77,22 @@ void CudaBackend::embedding_backward(View dy, View index, View dweight, bool acc
   const Input grad(*this, queue, dy);
   const Output out(*this, queue, dweight);
   if (accumulate && out.view().data != dweight.data) copy(dweight, out.view());
-  const RowGroups groups(queue, {rows, vocabulary, index.as<std::int64_t>(), index.strides[0]});
+  const Tokens tokens{rows, vocabulary, index.as<std::int64_t>(), index.strides[0]};
+  const RowGroups groups(queue, tokens);
+  const TokenRuns runs{tokens, groups.start, groups.order};
   dispatch_two(dy.dtype, dweight.dtype, [&](auto type, auto weight_type) {
     using T = decltype(type);
     using W = decltype(weight_type);
     W* const to = out.view().as<W>();
     const bool packs = whole_packs<T, W>(columns) && packs_aligned(grad.as<T>(), to);
-    launch(queue, grid_for_rows(vocabulary, columns), embedding_backward_kernel<T, W>, vocabulary,
-           columns, packs, static_cast<const std::int32_t*>(groups.start), groups.order,
-           grad.as<T>(), to, accumulate);
+    const Buffer<Arithmetic<T>> sums(queue, runs.slots() * columns);  // of pieces
+    if (runs.slots() > 0) {
+      launch(queue, grid_for_rows(runs.slots(), columns), embedding_pieces_kernel<T>, runs, columns,
+             packs, grad.as<T>(), sums.data());
+    }
+    launch(queue, grid_for_rows(vocabulary, columns), embedding_backward_kernel<T, W>, runs,
+           columns, packs, grad.as<T>(), static_cast<const Arithmetic<T>*>(sums.data()), to,
+           accumulate);
   });
   out.finish();
 }

@@ -1,6 +1,7 @@
 // Table lookup. The backward sorts the rows of dy by token, rows of one token in their order, and
-// adds each token's rows in that order: the bits do not depend on the schedule. The sort is a
-// stable radix sort, 8 bits a pass: no token costs more than another, however often it occurs.
+// adds each token's rows in that order, long runs in pieces: the bits do not depend on the schedule.
+// The sort is a stable radix sort, 8 bits a pass. No token costs more than another, however often
+// it occurs.
 #pragma once
 
 #include <limits>
@@ -160,32 +161,132 @@ static __global__ void group_starts_kernel(Tokens tokens, const std::int32_t* or
   }
 }
 
-/// A block a row of dweight. packs: rows are whole packs, and aligned.
+/// The rows of dy by token.
+struct TokenRuns {
+  /// A run of more rows is added in pieces of so many, by a block each.
+  static constexpr std::int64_t kPiece = 64;
+
+  Tokens tokens;
+  const std::int32_t* start;  // [vocabulary + 1], in order
+  const std::int32_t* order;  // [rows]
+
+  __device__ __host__ std::int64_t slots() const {
+    return tokens.rows > kPiece ? 2 * ((tokens.rows + kPiece - 1) / kPiece) : 0;
+  }
+  /// Where a piece's sum goes. Among kPiece places of the order at most one piece begins of a run
+  /// that began before them, and one of a run that begins there.
+  __device__ static std::int64_t slot(std::int64_t place, bool first) {
+    return 2 * (place / kPiece) + (first ? 1 : 0);
+  }
+};
+
+/// Places in the order.
+struct Piece {
+  std::int64_t begin = 0, end = 0;
+};
+
+/// The piece whose sum goes to the slot; an empty one where there is none.
+__device__ inline Piece piece_of(const TokenRuns& runs, std::int64_t slot) {
+  constexpr std::int64_t kPiece = TokenRuns::kPiece;
+  const bool first = slot % 2 == 1;
+  const std::int64_t from = slot / 2 * kPiece;
+  const std::int64_t inside = first ? from + kPiece - 1 : from;  // a place of the run
+  if (inside >= runs.tokens.rows) return {};
+  const std::int64_t token = runs.tokens.of(runs.order[inside]);
+  if (token == runs.tokens.vocabulary) return {};
+  const std::int64_t begin = runs.start[token], end = runs.start[token + 1];
+  if (end - begin <= kPiece || first != (begin >= from)) return {};
+  const std::int64_t before = first ? 0 : (from - begin + kPiece - 1) / kPiece;
+  const std::int64_t place = begin + before * kPiece;
+  return {place, smaller(place + kPiece, end)};
+}
+
+/// Adds rows of dy.
+template <class T>
+struct RowSums {
+  using A = Arithmetic<T>;
+  const std::int32_t* order;
+  const T* dy;
+  std::int64_t columns;
+
+  __device__ A one(std::int64_t begin, std::int64_t end, std::int64_t i, A sum) const {
+    for (std::int64_t k = begin; k < end; ++k) {
+      sum += widen(dy[std::int64_t{order[k]} * columns + i]);
+    }
+    return sum;
+  }
+  template <int N>
+  __device__ Packed<A, N> pack(std::int64_t begin, std::int64_t end, std::int64_t i,
+                               Packed<A, N> sum) const {
+    for (std::int64_t k = begin; k < end; ++k) {
+      const auto row = load_pack<N>(dy + std::int64_t{order[k]} * columns + i);
+      SIMT_UNROLL
+      for (int j = 0; j < N; ++j) sum[j] += widen(row[j]);
+    }
+    return sum;
+  }
+};
+
+/// A block a slot. packs: rows are whole packs, and aligned.
+template <class T>
+__global__ void embedding_pieces_kernel(TokenRuns runs, std::int64_t columns, bool packs,
+                                        const T* dy, Arithmetic<T>* sums) {
+  using A = Arithmetic<T>;
+  constexpr int N = pack_width<T, A>;
+  const RowSums<T> rows{runs.order, dy, columns};
+  for (std::int64_t slot = blockIdx.x; slot < runs.slots(); slot += gridDim.x) {
+    const Piece piece = piece_of(runs, slot);
+    if (piece.begin == piece.end) continue;
+    A* const to = sums + slot * columns;
+    visit_row<N>(
+        columns, packs ? 0 : columns,
+        [&](std::int64_t i) { to[i] = rows.one(piece.begin, piece.end, i, A(0)); },
+        [&](std::int64_t i) {
+          const auto zeros = pack_or<N>(static_cast<const A*>(nullptr), i, A(0));
+          store_pack<N>(to + i, rows.template pack<N>(piece.begin, piece.end, i, zeros));
+        });
+  }
+}
+
+/// A block a row of dweight: the sum of its token's rows, or of its pieces' sums. packs: rows are
+/// whole packs, and aligned.
 template <class T, class W>
-__global__ void embedding_backward_kernel(std::int64_t vocabulary, std::int64_t columns, bool packs,
-                                          const std::int32_t* start, const std::int32_t* order,
-                                          const T* dy, W* dweight, bool accumulate) {
+__global__ void embedding_backward_kernel(TokenRuns runs, std::int64_t columns, bool packs,
+                                          const T* dy, const Arithmetic<T>* sums, W* dweight,
+                                          bool accumulate) {
   using A = Arithmetic<T>;
   constexpr int N = pack_width<T, W>;
-  for (std::int64_t v = blockIdx.x; v < vocabulary; v += gridDim.x) {
-    const std::int32_t begin = start[v], end = start[v + 1];
+  constexpr std::int64_t kPiece = TokenRuns::kPiece;
+  const RowSums<T> rows{runs.order, dy, columns};
+  for (std::int64_t v = blockIdx.x; v < runs.tokens.vocabulary; v += gridDim.x) {
+    const std::int64_t begin = runs.start[v], end = runs.start[v + 1];
     if (accumulate && begin == end) continue;
+    const bool in_pieces = end - begin > kPiece;
+    const auto piece_sum = [&](std::int64_t place) {
+      return sums + TokenRuns::slot(place, place == begin) * columns;
+    };
     W* const to = dweight + v * columns;
     visit_row<N>(
         columns, packs ? 0 : columns,
         [&](std::int64_t i) {
           A sum = accumulate ? static_cast<A>(widen(to[i])) : A(0);
-          for (std::int32_t k = begin; k < end; ++k) {
-            sum += widen(dy[std::int64_t{order[k]} * columns + i]);
+          if (in_pieces) {
+            for (std::int64_t k = begin; k < end; k += kPiece) sum += piece_sum(k)[i];
+          } else {
+            sum = rows.one(begin, end, i, sum);
           }
           to[i] = narrow<W>(sum);
         },
         [&](std::int64_t i) {
           auto sum = pack_or<N>(accumulate ? to : nullptr, i, A(0));
-          for (std::int32_t k = begin; k < end; ++k) {
-            const auto row = load_pack<N>(dy + std::int64_t{order[k]} * columns + i);
-            SIMT_UNROLL
-            for (int j = 0; j < N; ++j) sum[j] += widen(row[j]);
+          if (in_pieces) {
+            for (std::int64_t k = begin; k < end; k += kPiece) {
+              const auto part = load_pack<N>(piece_sum(k) + i);
+              SIMT_UNROLL
+              for (int j = 0; j < N; ++j) sum[j] += part[j];
+            }
+          } else {
+            sum = rows.template pack<N>(begin, end, i, sum);
           }
           store_pack<N>(to + i, narrowed<W>(sum));
         });
