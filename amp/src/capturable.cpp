@@ -25,7 +25,9 @@ void check_capturable(const Options& options, std::size_t optimizers) {
   };
   if (options.num_losses != 1) refuse(options.num_losses, " losses with scales of their own");
   if (optimizers != 1) refuse(optimizers, " optimizers");
-  if (options.world.size > 1) refuse(options.world.size, " ranks, which agree on the host");
+  if (options.world.size > 1 && !options.world.reduces_gradients())
+    refuse(options.world.size,
+           " ranks whose backwards do not average gradients (.world = ddp.world())");
   if (options.fallback_after > 0) refuse("fallback_after, which looks at each layer's output");
 }
 

@@ -7,6 +7,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
 #include "capture.h"
+#include "cuda_interface.h"
 #include "poison.h"
 
 namespace cairn::core {
@@ -258,19 +259,26 @@ void Allocator::trim_for(std::size_t block_bytes) {
 
 namespace {
 
-// The points in the streams after which none of their work uses the storage.
-std::vector<Event> record_uses(const StorageUses* uses) {
-  std::vector<Event> events;
-  if (uses == nullptr) return events;
-  for (const Stream& stream : uses->streams) {
-    if (stream.idle()) continue;
-    events.emplace_back(stream.device());
-    events.back().record(stream);
-  }
-  return events;
+// Nobody may ask, nor mark a point, while any thread records the stream's work.
+bool is_recorded(const Stream& stream) {
+  if (!stream.device().is_cuda()) return false;
+  return capturing() || (stream.native() != nullptr && cuda::is_captured(stream.native()));
 }
 
 }  // namespace
+
+void Allocator::mark_uses(Pending& block) {
+  std::vector<Stream> later;
+  for (const Stream& stream : block.streams) {
+    if (is_recorded(stream)) {
+      later.push_back(stream);
+    } else if (!stream.idle()) {
+      block.uses.emplace_back(stream.device());
+      block.uses.back().record(stream);
+    }
+  }
+  block.streams = std::move(later);
+}
 
 void Allocator::free(Storage& storage) noexcept {
   forget(storage);
@@ -293,13 +301,17 @@ void Allocator::forget(Storage& storage) noexcept {
 // of its streams use it, nobody's until the graph ends (release).
 void Allocator::keep_block(const Storage& storage) {
   const bool recorded = capturing() && !pinned_ && device_.is_cuda();
-  const CacheKey key{storage.block_bytes_, recorded ? capture_stream() : storage.stream_};
-  std::vector<Event> uses;
-  if (!recorded) uses = record_uses(storage.uses_.get());
-  const bool free_now = recorded ? storage.uses_ == nullptr : uses.empty();
+  Pending block{{storage.block_bytes_, recorded ? capture_stream() : storage.stream_},
+                storage.data_};
+  block.until_graph_ends = recorded && storage.uses_ != nullptr;
+  if (!recorded && storage.uses_ != nullptr) {
+    block.streams = storage.uses_->streams;
+    mark_uses(block);
+  }
+  const bool in_use = block.until_graph_ends || !block.uses.empty() || !block.streams.empty();
   const Lock lock(*this);
-  if (free_now) return cache_block(key, storage.data_);
-  pending_.push_back({key, storage.data_, std::move(uses)});
+  if (!in_use) return cache_block(block.key, block.data);
+  pending_.push_back(std::move(block));
 }
 
 void Allocator::cache_block(CacheKey key, void* data) noexcept {
@@ -363,20 +375,18 @@ void Allocator::give_back(void* data, std::size_t block_bytes) noexcept {
   }
 }
 
-namespace {
-
 // A device that does not answer has not finished.
-bool all_done(const std::vector<Event>& uses) noexcept try {
-  return std::all_of(uses.begin(), uses.end(), [](const Event& event) { return event.done(); });
+bool Allocator::all_done(Pending& block) noexcept try {
+  mark_uses(block);
+  return block.streams.empty() && std::all_of(block.uses.begin(), block.uses.end(),
+                                              [](const Event& use) { return use.done(); });
 } catch (const std::exception&) {
   return false;
 }
 
-}  // namespace
-
 void Allocator::collect_pending() noexcept {
   for (auto it = pending_.begin(); it != pending_.end();) {
-    const bool done = !it->uses.empty() && all_done(it->uses);
+    const bool done = !it->until_graph_ends && all_done(*it);
     if (done) cache_block(it->key, it->data);
     it = done ? pending_.erase(it) : std::next(it);
   }
@@ -431,7 +441,7 @@ void Allocator::release(void* stream) noexcept {
   retained_.erase(stream);
   collect_pending();
   pending_.remove_if([&](const Pending& block) {  // of several of the graph's streams
-    const bool own = block.key.second == stream && block.uses.empty();
+    const bool own = block.key.second == stream && block.until_graph_ends;
     if (own) cache_block(block.key, block.data);
     return own;
   });

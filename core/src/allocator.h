@@ -80,10 +80,12 @@ class Allocator {
  private:
   using CacheKey = std::pair<std::size_t, void*>;  // block size, stream
   using Cache = std::map<CacheKey, std::vector<void*>>;
-  struct Pending {  // a freed block and the points after which nobody uses it
+  struct Pending {  // a freed block
     CacheKey key;
-    void* data;
-    std::vector<Event> uses;
+    void* data = nullptr;
+    std::vector<Event> uses = {};      // points after which nobody uses it
+    std::vector<Stream> streams = {};  // of further uses; their points are to be marked
+    bool until_graph_ends = false;
   };
 
   struct SystemBlock {  // what the system gave at once, and on which stream it was asked for
@@ -120,6 +122,8 @@ class Allocator {
   void cache_block(CacheKey key, void* data) noexcept;
   char* join_neighbours(CacheKey& key, char* data);
   std::size_t take_out(std::map<char*, CacheKey>::iterator block) noexcept;
+  static void mark_uses(Pending& block);
+  static bool all_done(Pending& block) noexcept;
   void collect_pending() noexcept;
   void wait_for_pending_cuda(Lock& lock);
   void count(std::size_t bytes, MemoryCategory category);

@@ -1,6 +1,9 @@
 // The capture that is under way in this thread.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "cairn/core/generator.h"
 #include "cairn/core/graph.h"
 
@@ -11,6 +14,8 @@ struct Capture {
   void* stream = nullptr;
   const std::uint64_t* random_base = nullptr;  // on the device: seed, offset
   Generator before;                            // as the capture found it
+  std::vector<ReplayHook>* hooks = nullptr;
+  std::uint64_t number = 0;
 };
 
 const Capture* current_capture();  // null: none

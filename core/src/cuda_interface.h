@@ -20,12 +20,17 @@ void set_device(int index);
 // would be made ready for work by the return, in every process.
 void return_to_device(int index) noexcept;
 
+// Whether work of `device` may touch the memory of `peer`, which the first question enables; never
+// throws.
+bool reaches(int device, int peer);
+
 void* allocate(int device, std::size_t bytes);  // nullptr where the device has not that much left
 void release(int device, void* data) noexcept;
 void* allocate_pinned(std::size_t bytes);  // nullptr where the host has not that much left
 void release_pinned(void* data) noexcept;
 
-// Waits for a copy whose host side is not pinned.
+// Waits for a copy whose host side is not pinned. Between GPUs it goes directly where the
+// destination's reaches the source's memory, else through the host.
 void copy(void* dst, Device dst_device, const void* src, Device src_device, std::size_t bytes,
           void* stream);
 // `count` elements of 1, 2, 4 or 8 bytes, each what `element` points to; nobody waits.
@@ -36,6 +41,7 @@ void zero(void* data, std::size_t bytes, int device, void* stream);
 void* create_stream(int device, const char* name);
 void destroy_stream(void* stream) noexcept;
 bool stream_idle(void* stream);
+bool is_captured(void* stream);  // by any thread; it may be asked at any time
 void synchronize_stream(void* stream);
 void wait_event(void* stream, void* event);
 

@@ -1,7 +1,9 @@
 #include "cairn/core/graph.h"
 
+#include <atomic>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "allocator.h"
 #include "cairn/core/error.h"
@@ -55,6 +57,24 @@ bool capturing() {
   return current != nullptr;
 }
 
+std::uint64_t capture_number() {
+  return current == nullptr ? 0 : current->number;
+}
+
+void at_each_replay(ReplayHook hook) {
+  CAIRN_CHECK(capturing(), "graph", "expected a graph that is recorded, got none");
+  current->hooks->push_back(std::move(hook));
+}
+
+std::vector<TensorView> broken_in_replays() {
+  std::vector<TensorView> all;
+  if (!capturing()) return all;
+  for (const ReplayHook& hook : *current->hooks) {
+    if (hook.broken.defined()) all.push_back(hook.broken);
+  }
+  return all;
+}
+
 void refuse_in_capture(const char* where, const char* what) {
   if (!capturing()) return;
   fail<Unsupported>(where, "expected work that a graph can repeat, got ", what,
@@ -68,6 +88,7 @@ struct Graph::Impl {
   Tensor random;            // i64: seed, offset
   std::uint64_t draws = 0;  // of one replay
   void* executable = nullptr;
+  std::vector<ReplayHook> hooks;
 
   explicit Impl(Device d) : device(d), stream(Stream::create(d, "graph")), replayed(d) {
     allocator_of(device).retain(stream.native());
@@ -86,6 +107,7 @@ struct Graph::Impl {
     if (executable == nullptr) return;
     replayed.synchronize();
     cuda::destroy_graph(std::exchange(executable, nullptr));
+    hooks.clear();  // they keep what the graph uses
   }
   void record(const std::function<void()>& work);
   void write_random(const Stream& on);
@@ -93,9 +115,11 @@ struct Graph::Impl {
 
 /// The host runs the work with what it draws counted from 0.
 void Graph::Impl::record(const std::function<void()>& work) {
+  static std::atomic<std::uint64_t> captures = 0;
   Generator& generator = Generator::current();
+  std::vector<ReplayHook> wanted;
   const Capture capture{stream.native(), static_cast<const std::uint64_t*>(random.raw_data()),
-                        generator};
+                        generator, &wanted, ++captures};
   cuda::begin_capture(stream.native());
   current = &capture;
   try {
@@ -110,6 +134,7 @@ void Graph::Impl::record(const std::function<void()>& work) {
   draws = generator.offset() - capture.before.offset();
   generator = capture.before;
   executable = cuda::end_capture(stream.native());
+  hooks = std::move(wanted);
 }
 
 void Graph::Impl::write_random(const Stream& on) {
@@ -160,6 +185,9 @@ void Graph::replay() {
   refuse_in_capture("graph", "the replay of another graph");
   const DeviceGuard device(impl_->device);
   const Stream stream = Stream::current(impl_->device);
+  for (const ReplayHook& hook : impl_->hooks) {
+    if (hook.before) hook.before(stream);
+  }
   stream.wait(impl_->replayed);
   if (impl_->draws > 0) {
     impl_->write_random(stream);
@@ -168,6 +196,9 @@ void Graph::replay() {
   }
   cuda::launch_graph(impl_->executable, stream.native());
   impl_->replayed.record(stream);
+  for (const ReplayHook& hook : impl_->hooks) {
+    if (hook.after) hook.after(stream);
+  }
 }
 
 }  // namespace cairn::core

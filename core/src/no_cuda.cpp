@@ -31,6 +31,9 @@ void return_to_device(int) noexcept {}
 void set_device(int) {
   refuse();
 }
+bool reaches(int, int) {
+  return false;
+}
 void* allocate(int, std::size_t) {
   refuse();
 }
@@ -54,6 +57,9 @@ void* create_stream(int, const char*) {
 void destroy_stream(void*) noexcept {}
 bool stream_idle(void*) {
   refuse();
+}
+bool is_captured(void*) {
+  return false;
 }
 void synchronize_stream(void*) {
   refuse();

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cairn/core/graph.h"
 #include "cairn/core/parallel_for.h"
 #include "cairn/core/stream.h"
 #include "cuda_interface.h"
@@ -93,7 +94,10 @@ void copy_with_cuda(const TensorView& src, const TensorView& dst) {
   const Device where = dst.device.is_cuda() ? dst.device : src.device;
   const bool between_gpus =
       src.device.is_cuda() && dst.device.is_cuda() && src.device != dst.device;
-  if (between_gpus) order(src.device, dst.device);
+  if (between_gpus) {
+    refuse_in_capture("copy", "a copy between GPUs");
+    order(src.device, dst.device);
+  }
   cuda::copy(dst.data, dst.device, src.data, src.device, src.nbytes(),
              Stream::current(where).native());
   if (between_gpus) order(dst.device, src.device);

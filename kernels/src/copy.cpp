@@ -1,5 +1,7 @@
 #include "cairn/kernels/copy.h"
 
+#include "cairn/core/graph.h"
+#include "cairn/core/peers.h"
 #include "cairn/core/tensor.h"
 #include "check.h"
 #include "launch.h"
@@ -22,9 +24,10 @@ void keep_until_done(const Tensor& tensor) {
   }
 }
 
-/// Between two CPU devices: after what is queued on either's stream, before what comes later on
-/// either.
-void copy_between_cpus(const TensorView& x, const TensorView& y) {
+/// By y's device, which reaches x's memory: after what is queued on either's stream, before what
+/// comes later on either.
+void copy_directly(const TensorView& x, const TensorView& y) {
+  if (y.device.is_cuda()) core::refuse_in_capture("copy", "a copy between GPUs");
   const core::Stream from = core::Stream::current(x.device), to = core::Stream::current(y.device);
   core::Event ready(x.device), done(y.device);
   ready.record(from);
@@ -68,8 +71,8 @@ void copy(const TensorView& x, const TensorView& y) {
   wrote(y);
   if (x.device == y.device) {
     launch(y.device, [=](const Backend& backend) { backend.copy(from, y); });
-  } else if (x.device.is_cpu() && y.device.is_cpu()) {
-    copy_between_cpus(from, y);
+  } else if (core::reaches(y.device, x.device)) {
+    copy_directly(from, y);
   } else {
     copy_across(from, y);
   }

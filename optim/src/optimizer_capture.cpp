@@ -3,9 +3,11 @@
 #include <bit>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "cairn/core/error.h"
 #include "cairn/core/graph.h"
+#include "cairn/kernels/elementwise.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/optimizer_access.h"
 #include "layout.h"
@@ -100,9 +102,7 @@ void Optimizer::check_capturable(const StepOptions& options) const {
   if (options.max_gradient_norm > 0 && own_max_norm() > 0) {
     refuse("max_gradient_norm beside a rule that clips by itself");
   }
-  for (const Parameter& parameter : parameters_) {
-    if (parameter.tensor.gradient_slot().reducer()) refuse("gradients that ranks reduce");
-  }
+  if (partition_.cuts_any()) refuse("states that are divided among ranks");
 }
 
 /// Where the parameters moved to another device, all of it moves.
@@ -166,6 +166,17 @@ void Optimizer::find_nonfinite(const StepOptions& options,
                            .loss_scale = device.loss_scale});
 }
 
+/// In a graph, where the host does not see whether what ranks reduced is whole: a step is skipped
+/// where it is not.
+void Optimizer::find_broken(bool checked, kernels::DeviceStep& device) const {
+  const TensorView found = device_->found_inf;
+  for (const TensorView& broken : core::broken_in_replays()) {
+    if (!std::exchange(checked, true)) kernels::fill(found, 0.0);
+    kernels::binary(kernels::BinaryOp::maximum, found, broken, found);
+    device.found_inf = found;
+  }
+}
+
 void Optimizer::update_on_device(const StepOptions& options, const kernels::DeviceStep& device) {
   const std::vector<Tensor> counts = stepped_counts();
   std::vector<Tensor> temporaries;
@@ -191,6 +202,7 @@ StepResult Optimizer::step_on_device(const StepOptions& options, std::uint64_t s
   if (clips) device.clip = device_->clip;
   if (options.check) device.found_inf = device_->found_inf;
   if (options.check || clips) find_nonfinite(options, device);
+  find_broken(options.check, device);
   update_on_device(options, device);
   finish(options);
   StepResult result;
@@ -248,9 +260,9 @@ void OptimizerAccess::add_fingerprint(std::vector<std::uint64_t>& words) const {
     const core::GradientSlot& slot = tensor.gradient_slot();
     words.insert(words.end(),
                  {address(tensor), static_cast<std::uint64_t>(tensor.dtype()),
-                  tensor.requires_grad(), address(master ? master->tensor() : Tensor()),
-                  address(slot.memory()), slot.holds_gradient(), address(parameter.count),
-                  address(parameter.moments[0]), address(parameter.moments[1])});
+                  address(master ? master->tensor() : Tensor()), address(slot.memory()),
+                  slot.holds_gradient(), address(parameter.count), address(parameter.moments[0]),
+                  address(parameter.moments[1])});
   }
 }
 

@@ -76,8 +76,8 @@ SharedStep::~SharedStep() {
 
 StepResult Optimizer::step(const StepOptions& options) {
   const SharedStep shared({this});
-  if (capturable()) return step_on_device(options, 0, {});
   wait_for_reductions();  // all ranks have then what some have: they refuse it together
+  if (capturable()) return step_on_device(options, 0, {});
   check_scaler(0);
   prepare_gradients();
   GradientReport report;

@@ -264,6 +264,44 @@ TEST(CapturedStep, ClipsAndAccumulatesAsUncapturedOnes) {
   expect_equal(plain, graph, "after clipped steps of two backwards");
 }
 
+/// Steps, a change to both models, and steps: the change is seen, and recorded.
+template <class Change>
+void check_change(const char* what, const Change& change) {
+  Twins twins(rules()[0], kDynamic);
+  const auto train = [&](std::uint64_t from, std::uint64_t to) {
+    for (std::uint64_t k = from; k < to; ++k) {
+      const Feed feed = feed_of(k);
+      twins.train(feed);
+    }
+  };
+  train(0, 6);
+  EXPECT_EQ(twins.step.captured(), on_gpu());
+  twins.each([&](Training& one) { change(one); });
+  train(6, 7);
+  twins.expect_same(core::str("a step after ", what));
+  EXPECT_FALSE(twins.step.captured()) << what;
+  train(7, 12);
+  EXPECT_EQ(twins.step.captured(), on_gpu());
+  twins.expect_same(core::str("steps after ", what));
+}
+
+TEST(CapturedStep, IsRecordedAnewAfterTrainAndEval) {
+  check_change("eval()", [](Training& one) { one.model.eval(); });
+  check_change("eval() of a layer", [](Training& one) {
+    for (const auto& [name, module] : one.model.modules()) {
+      if (name == "3") module->eval();  // dropout
+    }
+  });
+}
+
+TEST(CapturedStep, IsRecordedAnewAfterAParameterIsFrozen) {
+  check_change("a frozen bias", [](Training& one) {
+    for (const auto& [name, tensor] : one.model.parameters()) {
+      if (name == "0.bias") Tensor(tensor).set_requires_grad(false);
+    }
+  });
+}
+
 // Random orders of what a trainer does between steps.
 TEST(CapturedStep, IsFoundEqualInRandomOrders) {
   const std::uint64_t replays_before = replays();

@@ -4,7 +4,10 @@
 
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "cairn/core/error.h"
 #include "cairn/core/generator.h"
@@ -126,6 +129,118 @@ TEST_F(GraphsOnCuda, KeepAlsoWhatIsFreedWhileTheyAreCaptured) {
     for (const Tensor& one : others) expect_all(one, 9);
   }
   EXPECT_EQ(memory_stats(device).current_total, live);
+}
+
+// One branch of the graph reads a block that another frees, and may get again.
+TEST_F(GraphsOnCuda, HandOutNoBlockThatAnotherBranchUses) {
+  const Tensor from = numbers(1), others = numbers(2), to = numbers(0), kept = numbers(0);
+  const Stream branch = Stream::create(device);
+  Graph graph(device);
+  const auto follow = [&](const Stream& later, const Stream& earlier) {
+    Event point(device);
+    point.record(earlier);
+    later.wait(point);
+  };
+  const auto work = [&] {
+    const Stream own = Stream::current(device);
+    Tensor scratch = Tensor::empty_like(from);
+    copy_bytes(from, scratch);
+    follow(branch, own);
+    {
+      const StreamGuard guard(branch);
+      copy_bytes(scratch, to);
+    }
+    scratch.storage()->record_use(branch);
+    scratch = Tensor();
+    const Tensor next = Tensor::empty_like(from);
+    copy_bytes(others, next);
+    copy_bytes(next, kept);
+    follow(own, branch);
+  };
+  graph.warm_up([&] {  // enough of them, however late the device is
+    const Tensor blocks[] = {Tensor::empty_like(from), Tensor::empty_like(from),
+                             Tensor::empty_like(from), Tensor::empty_like(from)};
+  });
+  graph.warm_up(work);
+  graph.capture(work);
+  for (int k = 0; k < 3; ++k) graph.replay();
+  expect_all(to, 1);
+  expect_all(kept, 2);
+}
+
+// Another thread frees what the graph's stream has used: nobody may ask that stream meanwhile.
+TEST_F(GraphsOnCuda, AreNotBrokenByWhatOtherThreadsFree) {
+  const Tensor from = numbers(1), to = numbers(0);
+  Tensor used = numbers(3);
+  Graph graph(device);
+  graph.warm_up([&] {
+    copy_bytes(used, to);
+    used.storage()->record_use(Stream::current(device));
+  });
+  const void* const block = used.raw_data();
+  graph.capture([&] {
+    std::thread([&] { used = Tensor(); }).join();
+    copy_bytes(from, to);
+  });
+  graph.replay();
+  expect_all(to, 1);
+  std::vector<Tensor> next;
+  while (next.size() < 100 && (next.empty() || next.back().raw_data() != block)) {
+    next.push_back(numbers(9));
+  }
+  EXPECT_EQ(next.back().raw_data(), block);
+}
+
+// A copy's staging memory goes back although a graph is recorded.
+TEST_F(GraphsOnCuda, KeepNoPinnedMemoryThatIsFreedMeanwhile) {
+  const Tensor from = numbers(1), to = numbers(0);
+  const Stream other = Stream::create(device);
+  auto staging = Storage::allocate_pinned(4000);
+  const void* const block = staging->data();
+  staging->record_use(other);
+  Graph graph(device);
+  graph.capture([&] {
+    staging = nullptr;
+    copy_bytes(from, to);
+  });
+  EXPECT_EQ(Storage::allocate_pinned(4000)->data(), block);
+}
+
+// What a replay asks of the host comes before and after it, and ends with the graph.
+TEST_F(GraphsOnCuda, HaveHooksOfTheirReplays) {
+  const Tensor x = numbers(1), y = numbers(0);
+  std::string calls;
+  const auto alive = std::make_shared<int>(0);
+  bool fails = false;
+  {
+    Graph graph(device);
+    const auto work = [&] {
+      copy_bytes(x, y);
+      if (!capturing()) return;
+      EXPECT_NE(capture_number(), 0u);
+      at_each_replay({.before = [&, alive](const Stream&) {
+        if (fails) throw InvalidArgument("no");
+        calls += "a";
+      }});
+      EXPECT_TRUE(broken_in_replays().empty());
+      at_each_replay({.broken = x,
+                      .before = [&](const Stream&) { calls += "b"; },
+                      .after = [&](const Stream&) { calls += "c"; }});
+      EXPECT_EQ(broken_in_replays().size(), 1u);
+    };
+    graph.warm_up(work);
+    graph.capture(work);
+    EXPECT_EQ(calls, "");
+    for (int k = 0; k < 2; ++k) graph.replay();
+    EXPECT_EQ(calls, "abcabc");
+    copy_bytes(numbers(5), x);
+    fails = true;
+    EXPECT_THROW(graph.replay(), InvalidArgument);
+    expect_all(y, 1);
+  }
+  EXPECT_EQ(alive.use_count(), 1);
+  EXPECT_EQ(capture_number(), 0u);
+  EXPECT_THROW(at_each_replay({}), InvalidArgument);
 }
 
 TEST_F(GraphsOnCuda, GiveBackThePartsOfSegmentsThatTheyFreed) {

@@ -10,63 +10,17 @@
 #include <vector>
 
 #include "gpu/planted_kernels.h"
+#include "gpu/programs.h"
 
 namespace cairn::test {
 namespace {
 
 using gpusim::Schedule;
 
-constexpr int kCount = 64;
-constexpr std::size_t kBytes = kCount * sizeof(float);
-
-#define OK(call) ASSERT_EQ(call, cudaSuccess)
-#define MUST(call) \
-  if ((call) != cudaSuccess) throw std::runtime_error(#call)
-
-float* device_floats(int count = kCount) {
-  void* data = nullptr;
-  MUST(cudaMalloc(&data, static_cast<std::size_t>(count) * sizeof(float)));
-  return static_cast<float*>(data);
-}
-
-cudaStream_t new_stream() {
-  cudaStream_t stream = nullptr;
-  MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  return stream;
-}
-
-cudaEvent_t recorded(cudaStream_t stream) {
-  cudaEvent_t event = nullptr;
-  MUST(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-  MUST(cudaEventRecord(event, stream));
-  return event;
-}
-
-std::vector<float> values_of(const float* data, cudaStream_t stream, int count = kCount) {
-  std::vector<float> values(static_cast<std::size_t>(count));
-  MUST(cudaMemcpyAsync(values.data(), data, values.size() * sizeof(float), cudaMemcpyDeviceToHost,
-                       stream));
-  MUST(cudaStreamSynchronize(stream));
-  return values;
-}
-
-class Simulator : public testing::TestWithParam<Schedule> {
- protected:
-  Simulator() {
-    GTEST_FLAG_SET(death_test_style, "threadsafe");
-    gpusim::set_schedule(GetParam(), 7);
-    MUST(cudaSetDevice(0));
-  }
-};
 using SimulatorDeathTest = Simulator;
-
-std::string schedule_name(const testing::TestParamInfo<Schedule>& info) {
-  static const char* const names[] = {"late", "early", "shuffled"};
-  return names[static_cast<int>(info.param)];
-}
-constexpr auto kAll = {Schedule::late, Schedule::early, Schedule::shuffled};
-INSTANTIATE_TEST_SUITE_P(Schedules, Simulator, testing::ValuesIn(kAll), schedule_name);
-INSTANTIATE_TEST_SUITE_P(Schedules, SimulatorDeathTest, testing::ValuesIn(kAll), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Schedules, Simulator, testing::ValuesIn(kSchedules), schedule_name);
+INSTANTIATE_TEST_SUITE_P(Schedules, SimulatorDeathTest, testing::ValuesIn(kSchedules),
+                         schedule_name);
 
 TEST_P(Simulator, RunsWorkOfAStreamInOrder) {
   const cudaStream_t stream = new_stream();
@@ -329,34 +283,6 @@ TEST_P(Simulator, CountsKernelsWaitsAndContexts) {
                                                           ? before.waits.at("cudaStreamSynchronize")
                                                           : 0) +
                                                          1);
-}
-
-TEST_P(Simulator, GraphsReplayWhatWasCaptured) {
-  const cudaStream_t stream = new_stream();
-  float* const x = device_floats();
-  float* const y = device_floats();
-  launch_fill(stream, x, kCount, 1.0f);
-  launch_fill(stream, y, kCount, 0.0f);
-  OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  launch_add(stream, x, y, kCount);
-  cudaGraph_t graph = nullptr;
-  OK(cudaStreamEndCapture(stream, &graph));
-  cudaGraphExec_t executable = nullptr;
-  OK(cudaGraphInstantiate(&executable, graph, 0));
-  for (int i = 0; i < 3; ++i) OK(cudaGraphLaunch(executable, stream));
-  EXPECT_EQ(values_of(y, stream), std::vector<float>(kCount, 3.0f));
-}
-
-TEST_P(Simulator, AWaitSpoilsACapture) {
-  const cudaStream_t stream = new_stream();
-  OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorStreamCaptureUnsupported);
-  void* data = nullptr;
-  EXPECT_EQ(cudaMalloc(&data, 4), cudaErrorStreamCaptureUnsupported);
-  cudaGraph_t graph = nullptr;
-  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
-  EXPECT_EQ(graph, nullptr);
-  (void)cudaGetLastError();
 }
 
 TEST_P(Simulator, ALostDeviceStaysLost) {

@@ -32,6 +32,11 @@ Tensor loss_of(const Tensor& y) {
   return autograd::mean(autograd::mul(y, y));
 }
 
+/// Of tests that compare bits: NCCL adds up more of them in an order of its own.
+int ranks_in_order() {
+  return core::default_device().is_cuda() ? 2 : 3;
+}
+
 /// A training of OddNet in f32 by one optimizer.
 struct Plain {
   Plain(const parallel::ProcessGroup& group, test::Stage stage,
@@ -114,7 +119,7 @@ TEST(DividedGradient, OfRulesThatLookAtWholeTensorsIsUnsupported) {
 
 // An element that is not finite lies in one rank's part: all skip.
 TEST(DividedGradient, ThatIsNotFiniteIsSkippedByAll) {
-  test::run_threads(3, [](parallel::ProcessGroup& group) {
+  test::run_threads(ranks_in_order(), [](parallel::ProcessGroup& group) {
     Plain training(group, kGradients), plain(group, test::kPlain);
     for (Plain* one : {&training, &plain}) {
       const Tensor y = (*one->ddp)(inputs(group, 1));
@@ -133,7 +138,7 @@ TEST(DividedGradient, ThatIsNotFiniteIsSkippedByAll) {
 
 // Norms of every type, for all and by group.
 TEST(DividedGradient, HasTheNormsOfTheWhole) {
-  test::run_threads(3, [](parallel::ProcessGroup& group) {
+  test::run_threads(ranks_in_order(), [](parallel::ProcessGroup& group) {
     Plain training(group, kGradients), plain(group, test::kPlain);
     for (Plain* one : {&training, &plain})
       autograd::backward(loss_of((*one->ddp)(inputs(group, 2))));
@@ -188,7 +193,7 @@ TEST(DividedGradient, OfParametersThatLossesDoNotReach) {
 
 // Ranks with unequal numbers of batches.
 TEST(DividedGradient, OfUnevenInputs) {
-  test::run_threads(3, [](parallel::ProcessGroup& group) {
+  test::run_threads(ranks_in_order(), [](parallel::ProcessGroup& group) {
     Plain training(group, kGradients), plain(group, test::kPlain);
     for (Plain* one : {&training, &plain}) {
       auto join = one->ddp->join();
@@ -242,7 +247,7 @@ TEST(DividedGradient, OfABackwardThatThrewIsBroken) {
 
 // Reduced in f32, and divided before and after the sum.
 TEST(DividedGradient, TravelsAsTheOptionsSay) {
-  test::run_threads(3, [](parallel::ProcessGroup& group) {
+  test::run_threads(ranks_in_order(), [](parallel::ProcessGroup& group) {
     const parallel::DistributedOptions options{.first_bucket_bytes = 100,
                                                .bucket_bytes = 3000,
                                                .allreduce_always_fp32 = true,
@@ -272,7 +277,7 @@ TEST(DividedGradient, TravelsAsTheOptionsSay) {
 // A reducer on arrays of one's own.
 TEST(ShardedReducer, HandsOutParts) {
   test::run_threads(3, [](parallel::ProcessGroup& group) {
-    parallel::Reducer reducer(group, {.bucket_bytes = 4096, .shard = true});
+    parallel::Reducer reducer(group, {.bucket_bytes = 4096, .average = false, .shard = true});
     const std::vector<std::int64_t> sizes = {5, 2048, 4000, 1};
     NamedTensors gradients;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -291,7 +296,7 @@ TEST(ShardedReducer, HandsOutParts) {
         const auto own = core::even_part(sizes[i], group.rank(), 3);
         std::vector<double> expected;
         for (std::int64_t k = own.begin; k < own.end; ++k)
-          expected.push_back(static_cast<double>(3 * k + 1));
+          expected.push_back(static_cast<double>(9 * k + 3));
         EXPECT_EQ(parts[i].to_vector(), expected) << i << " pass " << pass;
       }
     }

@@ -6,6 +6,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "cairn/core/error.h"
 #include "cairn/core/graph.h"
@@ -75,6 +78,16 @@ bool has_context(int device) {
   return active != 0;
 }
 
+// A GPU has room for a few peers only; where it refuses one more, copies go through the host.
+bool enable_access(int device, int peer) {
+  const DeviceGuard guard({DeviceType::cuda, device});
+  int can = 0;
+  cudaError_t status = cudaDeviceCanAccessPeer(&can, device, peer);
+  if (status == cudaSuccess && can != 0) status = cudaDeviceEnablePeerAccess(peer, 0);
+  if (status != cudaSuccess) (void)cudaGetLastError();
+  return can != 0 && (status == cudaSuccess || status == cudaErrorPeerAccessAlreadyEnabled);
+}
+
 template <class Function, class... Args>
 void call_driver(const char* name, Args... args) {
   auto* const function = driver_function<Function>(name);
@@ -132,6 +145,20 @@ void return_to_device(int index) noexcept {
   if (has_context(index)) log_failure(cudaSetDevice(index), "cudaSetDevice");
 }
 
+// Enabling may wait for devices, so no lock is held meanwhile: two threads may do it at once.
+bool reaches(int device, int peer) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::pair<int, int>, bool>;
+  const std::pair pair(device, peer);
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known.find(pair); found != known.end()) return found->second;
+  }
+  const bool enabled = enable_access(device, peer);
+  const std::lock_guard lock(mutex);
+  return known[pair] = enabled;
+}
+
 void* allocate(int device, std::size_t bytes) {
   const DeviceGuard guard({DeviceType::cuda, device});
   void* data = nullptr;
@@ -156,6 +183,7 @@ void copy(void* dst, Device dst_device, const void* src, Device src_device, std:
           void* stream) {
   const DeviceGuard guard(dst_device.is_cuda() ? dst_device : src_device);
   if (dst_device.is_cuda() && src_device.is_cuda() && dst_device != src_device) {
+    (void)reaches(dst_device.index, src_device.index);
     check(
         cudaMemcpyPeerAsync(dst, dst_device.index, src, src_device.index, bytes, stream_of(stream)),
         "cudaMemcpyPeerAsync");
@@ -221,6 +249,12 @@ bool stream_idle(void* stream) {
   }
   check(status, "cudaStreamQuery");
   return true;
+}
+
+bool is_captured(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream_of(stream), &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
 }
 
 void synchronize_stream(void* stream) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/graph.h"
 #include "cairn/core/stream.h"
 #include "cairn/parallel/flatten.h"
 #include "ddp/model_sync.h"
@@ -211,7 +212,8 @@ void DistributedDataParallel::Impl::begin_reducing_backward() {
 
 /// The others may wait in a collective of this backward: the group breaks then, and they learn why.
 void DistributedDataParallel::Impl::backward_failed(const std::string& why) {
-  if (no_sync.reduces()) group.give_up(core::str("its backward failed: ", why));
+  if (no_sync.reduces() && !core::capturing())
+    group.give_up(core::str("its backward failed: ", why));
 }
 
 /// The engine has begun the slots of all parameters that the loss reaches.

@@ -27,6 +27,7 @@ CUresult fill(const Call& call, CUdeviceptr to, std::size_t pitch, Element value
   if (Machine::get().lost != 0) return CUDA_ERROR_ILLEGAL_ADDRESS;
   Stream* const stream = find_stream(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (const int code = refuse_use(*stream)) return static_cast<CUresult>(code);
   char* const data = reinterpret_cast<char*>(to);
   if (to % sizeof(Element) != 0 || bytes_left(data) < (height - 1) * pitch + sizeof(Element)) {
     return CUDA_ERROR_INVALID_VALUE;

@@ -48,7 +48,7 @@ class Call {
   int injected_ = 0;
 };
 
-/// A piece of work in a stream. Copyable: a captured one runs at each launch of its graph.
+/// A piece of work in a stream. Copyable: a captured one is queued at each launch of its graph.
 struct Work {
   std::string name;
   std::function<void()> run;
@@ -56,6 +56,8 @@ struct Work {
   /// Unset: at once. It may use read() and write() too.
   std::function<bool()> ready = {};
   double milliseconds = 0.01;  // that it takes, as far as events tell
+  /// Of a captured work that has a state: the work of one launch.
+  std::function<Work()> again = {};
 };
 
 /// A kernel's launch: what <<<>>> does.

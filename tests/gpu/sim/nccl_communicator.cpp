@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "gpu/sim/nccl_math.h"
+#include "gpu/sim/scheduler.h"
 
 namespace cairn::gpusim {
 namespace {
@@ -86,6 +87,11 @@ bool lies_on_stack(const void* data) {
   return data >= stack && data < static_cast<char*>(stack) + bytes;
 }
 
+std::string name_of(const Group& group) {
+  return "nccl " + (group.parts.size() == 1 ? describe(group.parts[0].what)
+                                            : "group of " + std::to_string(group.parts.size()));
+}
+
 // What an aborted operation leaves: the first half as it was, the second half numbers that look
 // like results (f32 0.748, f16 1.8), so that only who knows of the abort keeps from using them.
 constexpr int kGarbage = 0x3f;
@@ -149,10 +155,6 @@ void Communicator::add(Part part, Stream* stream) {
   }
   group.stream = stream;
   for (const Part& other : group.parts) check_independent(part, other);
-  const auto peer = static_cast<std::size_t>(std::max(part.peer, 0));
-  part.number = part.what.kind == Kind::send   ? sends_[peer]++
-                : part.what.kind == Kind::recv ? recvs_[peer]++
-                                               : collectives_++;
   group.parts.push_back(std::move(part));
 }
 
@@ -163,20 +165,39 @@ ncclResult_t Communicator::start_added() {
     deferred_ = std::move(added);
     return ncclInProgress;
   }
-  for (auto& group : added) issue(std::move(group));
+  for (const auto& group : added) issue(group);
   return ncclSuccess;
 }
 
-void Communicator::issue(std::shared_ptr<Group> group) {
-  group->number = issued_++;
-  const std::string name =
-      "nccl " + (group->parts.size() == 1 ? describe(group->parts[0].what)
-                                          : "group of " + std::to_string(group->parts.size()));
+// In a capture it gets its numbers, and may begin, at each launch of the graph.
+void Communicator::issue(const std::shared_ptr<Group>& group) {
   count_kernel();
   Stream& stream = *group->stream;
+  if (!stream.capture) return enqueue(stream, work_of(group));
   const auto self = shared_from_this();
-  enqueue(stream, {name, [self, group] { self->run(*group); },
-                   [self, group] { return self->is_ready(*group); }});
+  Work captured{name_of(*group), {}};
+  captured.again = [self, group] { return self->work_of(std::make_shared<Group>(*group)); };
+  enqueue(stream, std::move(captured));
+}
+
+void Communicator::number(Group& group) {
+  group.number = issued_++;
+  for (Part& part : group.parts) {
+    const auto peer = static_cast<std::size_t>(std::max(part.peer, 0));
+    part.number = part.what.kind == Kind::send   ? sends_[peer]++
+                  : part.what.kind == Kind::recv ? recvs_[peer]++
+                                                 : collectives_++;
+  }
+}
+
+Work Communicator::work_of(const std::shared_ptr<Group>& group) {
+  if (stage_ == Stage::ended && !aborted_) {
+    report("nccl graph", "a graph is launched that holds operations of a destroyed communicator");
+  }
+  number(*group);
+  const auto self = shared_from_this();
+  return {name_of(*group), [self, group] { self->run(*group); },
+          [self, group] { return self->is_ready(*group); }};
 }
 
 ncclResult_t Communicator::connected() {
@@ -195,7 +216,7 @@ ncclResult_t Communicator::poll() {
   if (polls_ > 0) --polls_;
   if (polls_ > 0) return ncclInProgress;
   if (stage_ == Stage::connecting) return connected();
-  for (auto& group : std::exchange(deferred_, {})) issue(std::move(group));
+  for (const auto& group : std::exchange(deferred_, {})) issue(group);
   if (split_.under_way) return finish_split();
   if (stage_ != Stage::finalizing) return ncclSuccess;
   if (pending() > 0) return ncclInProgress;

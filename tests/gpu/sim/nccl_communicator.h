@@ -104,7 +104,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t connected();
   ncclResult_t finish_split();
   int draw_polls(int most);
-  void issue(std::shared_ptr<Group> group);
+  void issue(const std::shared_ptr<Group>& group);
+  void number(Group& group);
+  Work work_of(const std::shared_ptr<Group>& group);
   bool is_ready(Group& group);
   bool is_ready(Part& part, std::vector<std::string>& inputs);
   bool collective_is_ready(Part& part, std::vector<std::string>& inputs);

@@ -58,6 +58,7 @@ Machine::Machine() {
   set_schedule(settings.schedule, settings.seed);
   memory.start(gpus, settings.memory);
   shared_limit = settings.shared;
+  peers = settings.peers;
   for (int device = 0; device < gpus; ++device) default_streams_.push_back(make_stream(device));
 }
 
@@ -71,36 +72,78 @@ Stream* Machine::make_stream(int device) {
   stream->id = static_cast<std::uint32_t>(streams_.size());
   stream->device = device;
   stream->name = "stream " + std::to_string(stream->id);
-  handles_.insert(stream.get());
   return streams_.emplace_back(std::move(stream)).get();
+}
+
+void* Machine::make_handle(Stream& stream) {
+  void* handle = &stream;
+  if (!free_handles_.empty()) {
+    handle = free_handles_.back();
+    free_handles_.pop_back();
+  }
+  handles_[handle] = &stream;
+  return handle;
+}
+
+void Machine::destroy(void* handle) {
+  Stream& stream = *handles_.at(handle);
+  if (stream.blocking) {  // the default stream still comes after its work
+    queue(*default_stream(stream.device), {"wait", [] {}});
+    std::erase(blocking_, &stream);
+  }
+  handles_.erase(handle);
+  free_handles_.push_back(handle);
 }
 
 Stream* Machine::find(void* handle) {
   if (handle == nullptr) return default_stream(current_device());
-  if (!handles_.contains(handle)) return nullptr;
-  auto* const stream = static_cast<Stream*>(handle);
-  return stream->destroyed ? nullptr : stream;
+  const auto found = handles_.find(handle);
+  return found == handles_.end() ? nullptr : found->second;
+}
+
+void Machine::make_blocking(Stream& stream) {
+  stream.blocking = true;
+  blocking_.push_back(&stream);
+}
+
+// The default stream comes after all that blocking streams have, and they after it.
+void Machine::follow_blocking(Stream& stream, Queued& work) {
+  const auto follow = [&](const Stream& other) {
+    if (other.queued == 0) return;
+    work.after.push_back({other.id, other.queued});
+    work.clock.learn(other.clock);
+  };
+  const Stream& main = *default_stream(stream.device);
+  if (stream.blocking) follow(main);
+  if (&stream != &main) return;
+  for (const Stream* other : blocking_) {
+    if (other->device == stream.device) follow(*other);
+  }
 }
 
 void Machine::queue(Stream& stream, Work work) {
-  if (stream.capture != nullptr) {
-    stream.capture->work.push_back(std::move(work));
-    return;
-  }
+  if (stream.capture) return stream.capture->add(stream.branch, std::move(work));
   start_background();
   stream.clock.learn(host_);
   stream.milliseconds += work.milliseconds;
-  const Point point{stream.id, ++stream.queued};
-  if (trace) trace->push_back({work.name, point, stream.clock});
-  stream.queue.push_back({std::move(work), point, stream.clock, {}, Time::now()});
+  const Point point{stream.id, stream.queued + 1};
+  Queued queued{std::move(work), point, stream.clock, {}, Time::now()};
+  follow_blocking(stream, queued);
+  if (trace) trace->push_back({queued.work.name, point, queued.clock});
+  stream.queued = point.number;
+  stream.clock = queued.clock;
   stream.clock.learn(point);
+  stream.queue.push_back(std::move(queued));
   progress();
 }
 
 void Machine::record(Event& event, Stream& stream) {
+  const bool follows = !blocking_.empty() && &stream == default_stream(stream.device);
+  if (follows && !stream.capture) queue(stream, {"record", [] {}});
   event.recorded = true;
   event.stream = &stream;
   event.capture = stream.capture;
+  event.node = stream.capture ? stream.capture->last[stream.branch] : 0;
   event.point = {stream.id, stream.queued};
   event.clock = stream.clock;
   event.milliseconds = stream.milliseconds;
@@ -109,23 +152,12 @@ void Machine::record(Event& event, Stream& stream) {
 // An empty work of the waiting stream that runs after the event's.
 void Machine::wait(Stream& stream, const Event& event) {
   if (!event.recorded) return;
-  if (event.capture != nullptr) {
-    stream.capture = event.capture;
-    return;
-  }
   stream.clock.learn(host_);
   stream.clock.learn(event.clock);
   const Point point{stream.id, ++stream.queued};
   stream.queue.push_back({{"wait", [] {}}, point, stream.clock, {event.point}, Time::now()});
   stream.clock.learn(point);
   progress();
-}
-
-void Machine::end_capture(const Graph& graph) {
-  for (const auto& stream : streams_) {
-    if (stream->capture == &graph) stream->capture = nullptr;
-  }
-  --captures;
 }
 
 // A host that has seen the event done knows what came before it.

@@ -8,21 +8,20 @@
 
 #include <chrono>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "gpu/sim/capture.h"
 #include "gpu/sim/machine.h"
 #include "gpu/sim/memory.h"
 #include "gpu/sim/simulator.h"
 
 namespace cairn::gpusim {
-
-struct Graph;
 
 struct Queued {
   Work work;
@@ -36,15 +35,16 @@ struct Stream {
   std::uint32_t id = 0;
   int device = 0;
   std::string name;
-  bool destroyed = false;
+  bool blocking = false;  // it waits for the default stream, and that one for it
   std::deque<Queued> queue;
   std::uint32_t queued = 0, done = 0;  // numbers of the last work
   Clock clock;                         // after the last queued
   double milliseconds = 0;             // of all its work
-  Graph* capture = nullptr;
+  std::shared_ptr<Capture> capture;    // under way
+  std::size_t branch = 0;              // of the capture's graph
 };
 
-/// A point in a stream; or, while its stream is captured, in a graph.
+/// A point in a stream; or, where that was captured, in a graph.
 struct Event {
   int device = 0;
   bool timed = false, recorded = false;
@@ -52,13 +52,8 @@ struct Event {
   Point point;
   Clock clock;
   double milliseconds = 0;  // of its stream until then
-  Graph* capture = nullptr;
-};
-
-struct Graph {
-  Stream* origin = nullptr;
-  bool broken = false;
-  std::vector<Work> work;
+  std::shared_ptr<Capture> capture;
+  std::size_t node = 0;
 };
 
 struct Fault {
@@ -79,18 +74,24 @@ class Machine {
   std::optional<std::vector<TracedWork>> trace;
   int gpus = 1;
   std::size_t shared_limit = 0;  // shared memory that a block may ask for
-  int captures = 0;              // under way
+  bool peers = true;             // GPUs can be given access to each other's memory
+  std::vector<std::shared_ptr<Capture>> captures;  // under way
   int lost = 0;  // the error that every later call answers, as after a fault of a kernel
 
   Stream* make_stream(int device);
+  /// For a caller of the runtime. The handle of a destroyed stream stands for the next one.
+  void* make_handle(Stream& stream);
+  void destroy(void* handle);  // what was queued still runs
   Stream* default_stream(int device) { return default_streams_[static_cast<std::size_t>(device)]; }
   Stream* find(void* handle);
+  void make_blocking(Stream& stream);
+  const std::vector<Stream*>& blocking_streams() const { return blocking_; }
+  const std::vector<std::unique_ptr<Stream>>& streams() const { return streams_; }
   Schedule set_schedule(Schedule schedule, std::uint64_t seed);
 
   void queue(Stream& stream, Work work);
   void record(Event& event, Stream& stream);
   void wait(Stream& stream, const Event& event);
-  void end_capture(const Graph& graph);
   bool done(const Event& event);
   bool idle(Stream& stream);
 
@@ -104,6 +105,7 @@ class Machine {
  private:
   friend void background();
   Machine();
+  void follow_blocking(Stream& stream, Queued& work);
   void finish(const std::vector<std::pair<Stream*, std::uint32_t>>& points);
   bool can_run(Stream& stream);
   void run_first(Stream& stream);
@@ -116,8 +118,9 @@ class Machine {
   Schedule schedule_ = Schedule::late;
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Stream>> streams_;  // by id
-  std::set<const void*> handles_;
-  std::vector<Stream*> default_streams_;
+  std::map<const void*, Stream*> handles_;
+  std::vector<void*> free_handles_;  // the last one destroyed last
+  std::vector<Stream*> default_streams_, blocking_;
   Clock host_;
   std::uint64_t works_run_ = 0;
   bool background_ = false;

@@ -137,7 +137,8 @@ class Amp : public core::Stateful {
   /// device, and the optimizer is capturable. The bits are those of other steps. What a step did is
   /// not known (StepResult::known): report() tells. loss_scale(), scaler() and states wait for the
   /// device; overflows() has no step of these. Throws Unsupported for several losses or optimizers,
-  /// several ranks, fallback_after, and what the optimizer refuses.
+  /// several ranks other than of a DistributedDataParallel's world(), fallback_after, and what the
+  /// optimizer refuses.
   void set_capturable(bool value);
   bool capturable() const;
   /// What the capturable steps since the last call did; waits for the device. applied: none was

@@ -15,8 +15,10 @@
 //
 // Branches that the function takes on the host are frozen when it is recorded. Cairn records anew
 // when it detects a loaded state, other groups or options than lr, frozen or cast parameters, or
-// train() and eval(). Learning rates may change at any time, and uncaptured
-// steps may come between.
+// train() and eval(). Learning rates may change at any time, and uncaptured steps may come between.
+//
+// Over several ranks (Options::world = ddp.world()) the collectives are in the graph, and each rank
+// has a CapturedStep of its own, which ends before the group does.
 #pragma once
 
 #include <functional>

@@ -17,10 +17,13 @@
 // work made and that live on belong to it as well: each replay writes them anew.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "cairn/core/stream.h"
+#include "cairn/core/tensor_view.h"
 
 namespace cairn::core {
 
@@ -55,6 +58,21 @@ class Graph {
 
 /// Whether this thread is recording.
 bool capturing();
+/// Another number for each capture; 0 where this thread is not recording.
+std::uint64_t capture_number();
+/// What a replay of the graph that this thread is recording needs.
+struct ReplayHook {
+  /// f32 [1] for kernels of the graph's device: above 0 before they can meet what was half done,
+  /// since it was given up by the host, which nobody asks in a replay.
+  TensorView broken = {};
+  /// By the host, in the thread that replays, whose current stream they are given. What throws
+  /// before keeps the replay from running.
+  std::function<void(const Stream&)> before = {}, after = {};
+};
+/// For as long as the graph has this recording; in the order of these calls.
+void at_each_replay(ReplayHook hook);
+/// ReplayHook::broken of all hooks so far, where this thread is recording.
+std::vector<TensorView> broken_in_replays();
 /// Throws Unsupported where it is: "[where] expected work that a graph can repeat, got `what`".
 void refuse_in_capture(const char* where, const char* what);
 

@@ -118,7 +118,7 @@ class Optimizer : public core::Stateful {
   /// other steps; its result is not known. steps() and states wait for the device. All parameters
   /// on one device. Throws Unsupported for FusedNovoGrad and LARC, whose norms the host reads. A
   /// capturable step throws Unsupported for clipping by group or by another norm than the 2-norm,
-  /// for error_if_nonfinite, and for gradients that are reduced over ranks.
+  /// for error_if_nonfinite, and for states that are divided among ranks.
   void set_capturable(bool value);
   bool capturable() const { return device_ != nullptr; }
 
@@ -307,6 +307,7 @@ class Optimizer : public core::Stateful {
   void write_rates();
   std::vector<Tensor> stepped_counts();
   void find_nonfinite(const StepOptions& options, const kernels::DeviceStep& device) const;
+  void find_broken(bool checked, kernels::DeviceStep& device) const;
   void update_on_device(const StepOptions& options, const kernels::DeviceStep& device);
 
   /// lr, weight_decay, and the betas, eps and momentum that hold for the group.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/graph.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/work_observer.h"
 
@@ -245,6 +246,12 @@ ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation
   return {operation, what, next_turn_++, pair ? 0 : next_++, pair};
 }
 
+ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_turn(const char* operation,
+                                                         const Description& what) {
+  const std::lock_guard lock(mutex_);
+  return {operation, what, next_turn_++, 0, {}};
+}
+
 std::string ProcessGroup::Impl::numbered(const Ticket& ticket) const {
   return ticket.pair ? text_of(ticket)
                      : core::str("collective ", ticket.sequence, ", ", text_of(ticket));
@@ -303,17 +310,24 @@ void ProcessGroup::Impl::explain(const Ticket& ticket, const std::string& messag
                                  members_.job_rank(), " was in ", numbered(ticket));
 }
 
+/// Waits for it; the next one comes when it ends.
+class ProcessGroup::Impl::Turn {
+ public:
+  Turn(Impl& impl, const Ticket& ticket) : impl_(impl) { impl_.wait_for_turn(ticket); }
+  ~Turn() {
+    impl_.history_->end();
+    impl_.pass_turn();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Impl& impl_;
+};
+
 template <class Calls>
 void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout, Calls&& calls) {
-  wait_for_turn(ticket);
-  struct Turn {
-    Impl& impl;
-    ~Turn() {
-      impl.history_->end();
-      impl.pass_turn();
-    }
-  };
-  const Turn turn{*this};
+  const Turn turn(*this, ticket);
   const std::string observed = core::WorkObservation::any() ? text_of(ticket) : std::string();
   const core::WorkSpan span(core::ObservedWork::Kind::collective, observed);
   try {
@@ -338,11 +352,38 @@ void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout, Cal
   }
 }
 
+CollectiveId ProcessGroup::Impl::id_of(const Ticket& ticket) const {
+  return {ticket.sequence, fingerprint(ticket.what, ticket.sequence) ^ members_.id,
+          [this, &ticket] { return numbered(ticket); }};
+}
+
 Collectives& ProcessGroup::Impl::begin(const Ticket& ticket, Device device) {
   Collectives& backend = this->backend(device);
-  backend.begin({ticket.sequence, fingerprint(ticket.what, ticket.sequence) ^ members_.id,
-                 [&] { return numbered(ticket); }});
+  backend.begin(id_of(ticket));
   return backend;
+}
+
+/// Recorded in a graph. The other ranks hear of it, and it has a number, at each replay: to them it
+/// is one collective, whether it is replayed here or called.
+void ProcessGroup::Impl::capture(const char* operation, const Description& what,
+                                 const QueuedCalls& work) {
+  const Ticket ticket = take_turn(operation, what);
+  const Turn turn(*this, ticket);
+  if (!cuda_ || !known_.contains(what.hash()))
+    core::refuse_in_capture("group", "a collective that no warm-up has called");
+  core::at_each_replay({.before = [self = shared_from_this(), operation, what](const Stream&) {
+    self->note_replay(operation, what);
+  }});
+  cuda_->begin(id_of(ticket));
+  work(*cuda_);
+}
+
+void ProcessGroup::Impl::note_replay(const char* operation, const Description& what) {
+  const Ticket ticket = take_ticket(operation, what);
+  execute(ticket, options().timeout, [&] {
+    history_->mark_untagged();
+    cuda_->begin(id_of(ticket));
+  });
 }
 
 /// Send and receive, in which two ranks take part: nobody else would connect.
@@ -413,11 +454,15 @@ class ProcessGroup::Impl::Queued {
 
 void ProcessGroup::Impl::run(const char* operation, const Description& what, Device device,
                              const QueuedCalls& work) {
-  if (history_) queue(take_ticket(operation, what), device, work);
+  if (!history_) return;
+  if (core::capturing() && device.is_cuda()) return capture(operation, what, work);
+  queue(take_ticket(operation, what), device, work);
 }
 
 void ProcessGroup::Impl::run_pair(const Pair& pair, const Description& what) {
-  if (history_) queue(take_ticket(pair.operation, what, pair), pair.x.device, {});
+  if (!history_) return;
+  core::refuse_in_capture("group", "a message between two ranks");
+  queue(take_ticket(pair.operation, what, pair), pair.x.device, {});
 }
 
 void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const QueuedCalls& work) {
@@ -430,6 +475,7 @@ void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const Queued
 void ProcessGroup::Impl::run_now(const char* operation, const Description& what,
                                  milliseconds timeout, const QueuedCalls& work) {
   if (!history_) return;
+  core::refuse_in_capture("group", "an exchange between ranks by the host");
   const Ticket ticket = take_ticket(operation, what);
   execute(ticket, timeout, [&] { work(begin(ticket, Device{})); });
 }
@@ -460,7 +506,7 @@ void ProcessGroup::Impl::check() const {
 
 void ProcessGroup::Impl::wait() {
   try {
-    if (cuda_) cuda_->wait();
+    if (cuda_ && !core::capturing()) cuda_->wait();  // what is recorded is not under way
   } catch (const CommunicationError& error) {
     core::fail<CommunicationError>("group", reason_of(error.what()), "; rank ", members_.job_rank(),
                                    ": ", error.what());

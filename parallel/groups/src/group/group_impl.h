@@ -121,18 +121,23 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
     std::uint64_t sequence = 0;
     std::optional<Pair> pair;  // has a turn, but no number
   };
+  class Turn;
   Ticket take_ticket(const char* operation, const Description& what, std::optional<Pair> pair = {});
+  Ticket take_turn(const char* operation, const Description& what);  // without a number
   /// As errors say it: "all_reduce sum f32[3] 'x' in the group of ranks 1, 3"; with its number.
   std::string text_of(const Ticket& ticket) const { return ticket.what.text() + members_.name; }
   std::string numbered(const Ticket& ticket) const;
   void queue(const Ticket& ticket, Device device, const QueuedCalls& work);
   void perform(const Ticket& ticket, Device device, const QueuedCalls& work);
+  void capture(const char* operation, const Description& what, const QueuedCalls& work);
+  void note_replay(const char* operation, const Description& what);
   template <class Calls>
   void execute(const Ticket& ticket, std::chrono::milliseconds timeout, Calls&& calls);
   Collectives& begin(const Ticket& ticket, Device device);
   void meet(const Ticket& ticket);
   void agree_with_peer(const Pair& pair);
   void agree(const Ticket& ticket);
+  CollectiveId id_of(const Ticket& ticket) const;
   void wait_for_turn(const Ticket& ticket);
   void pass_turn();
   Collectives& backend(Device device);

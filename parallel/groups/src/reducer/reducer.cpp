@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/graph.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
@@ -185,6 +186,7 @@ struct Reducer::Impl {
   std::size_t next = 0;            // the first bucket that is not on its way
   std::vector<Tensor> staged;      // flat buffers
   std::vector<TensorView> reduced;
+  std::vector<Stream> streams_used;  // of the buckets that are on their way
 };
 
 /// The other ranks must not wait for this one.
@@ -268,6 +270,7 @@ void Reducer::Impl::plan_order() {
 
 void Reducer::Impl::end_pass() {
   under_way = false;
+  streams_used.clear();
   marked.assign(gradients.size(), false);
   own_memory.assign(options.shard ? gradients.size() : 0, TensorView());
   ready.clear();
@@ -301,7 +304,7 @@ void Reducer::Impl::mark(std::size_t gradient, bool is_ready, const TensorView& 
   if (!is_ready && !options.shard) kernels::fill(gradients[gradient].view, 0.0);
   if (!std::exchange(under_way, true)) {
     drop_staged();
-    if (own) own->begin_pass();
+    if (own && !core::capturing()) own->begin_pass();
   }
   marked[gradient] = true;
   if (is_ready) ready.push_back(gradient);
@@ -319,7 +322,7 @@ void Reducer::Impl::check_in_place(std::size_t gradient) const {
 }
 
 void Reducer::Impl::check_own(const PlannedBucket& bucket) {
-  if (!own) return;
+  if (!own || core::capturing()) return;  // the host reads what is found
   std::vector<LocalChecks::Name> names;
   std::vector<TensorView> views;
   for (const std::size_t i : bucket.gradients) {
@@ -346,7 +349,9 @@ const Stream& Reducer::Impl::stream_of(Device device, std::size_t bucket) {
 void Reducer::Impl::reduce(std::size_t bucket) {
   const PlannedBucket& planned = buckets[bucket];
   const Device device = gradients[planned.gradients[0]].view.device;
-  const Stream& stream = stream_of(device, bucket);
+  const Stream stream = stream_of(device, bucket);
+  if (std::find(streams_used.begin(), streams_used.end(), stream) == streams_used.end())
+    streams_used.push_back(stream);
   const Tensor own_parts = options.shard ? own_parts_of(planned) : Tensor();
   Event written(device);
   written.record(Stream::current(device));
@@ -357,7 +362,7 @@ void Reducer::Impl::reduce(std::size_t bucket) {
     if (callback) callback(planned.gradients);
     options.shard ? scatter(planned, own_parts) : exchange_data(planned);
   } catch (const std::exception& error) {
-    group.abort(core::str(planned.name, ": ", error.what()));
+    if (!core::capturing()) group.abort(core::str(planned.name, ": ", error.what()));
     throw;
   }
 }
@@ -450,6 +455,7 @@ void Reducer::Impl::scatter(const PlannedBucket& bucket, const Tensor& own_parts
 }
 
 void Reducer::Impl::run_hook(const PlannedBucket& bucket, const TensorView& data) {
+  core::refuse_in_capture("reducer", "a communication hook, which counts its passes");
   GradientBucket handed{data, {}, {}, of_losses(losses, bucket.name), passes};
   std::int64_t offset = 0;
   for (std::size_t i : bucket.gradients) {
@@ -473,14 +479,13 @@ void Reducer::Impl::drop_staged() {
   reduced.clear();
 }
 
-/// Work on the current streams comes after what has been reduced so far.
+/// Work on the current streams comes after what has been reduced so far. A stream of no bucket of
+/// this pass is in no graph that records it.
 void Reducer::Impl::wait_for_streams() const {
-  for (const auto& [device, own] : streams) {
-    for (const Stream& stream : own) {
-      Event done(stream.device());
-      done.record(stream);
-      Stream::current(stream.device()).wait(done);
-    }
+  for (const Stream& stream : streams_used) {
+    Event done(stream.device());
+    done.record(stream);
+    Stream::current(stream.device()).wait(done);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cairn/core/error.h"
+#include "cairn/core/graph.h"
 #include "cairn/core/log.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
@@ -113,6 +114,14 @@ class Calls {
   ncclResult_t result_ = ncclSuccess;
 };
 
+/// A number in memory of the host that the GPU reads.
+std::shared_ptr<core::Storage> zero_for(Device device) {
+  const core::DeviceGuard guard(device);
+  auto memory = core::Storage::allocate_pinned(sizeof(float));
+  *static_cast<float*>(memory->data()) = 0.0f;
+  return memory;
+}
+
 /// A collective or message that the device may not have done yet.
 struct InFlight {
   std::string what;
@@ -174,6 +183,8 @@ class NcclCollectives : public Collectives {
   void finish_start(ncclResult_t result);
   void finish(const std::string& name, ncclResult_t result);
   InFlight start(const Stream& stream);
+  void watch(InFlight started, const Stream& stream);
+  void watch_replays();
   void finish_close();
   // These need mutex_.
   void forget_done();
@@ -188,6 +199,7 @@ class NcclCollectives : public Collectives {
   Device device_;
   std::chrono::milliseconds timeout_;
   std::shared_ptr<Store> store_;
+  std::shared_ptr<core::Storage> broken_ = zero_for(device_);  // f32 [1]
   // What is being called.
   std::string what_;
   std::uint64_t sequence_ = 0;
@@ -197,6 +209,7 @@ class NcclCollectives : public Collectives {
   ncclComm_t part_ = nullptr;  // of a split: NCCL may write it until the communicator ends
   std::deque<InFlight> in_flight_;
   std::vector<InFlight> spare_;  // their events are used again
+  std::uint64_t watched_capture_ = 0;
   std::atomic<bool> aborted_ = false;
 };
 
@@ -304,6 +317,7 @@ void NcclCollectives::abort() noexcept {
     forget_done();
   } catch (const core::Error&) {  // what is left in flight is named; more is not lost
   }
+  std::atomic_ref(*static_cast<float*>(broken_->data())) = 1.0f;
   ncclCommAbort(communicator_);
   communicator_ = nullptr;
   if (part_ != nullptr) ncclCommAbort(std::exchange(part_, nullptr));
@@ -383,6 +397,27 @@ InFlight NcclCollectives::start(const Stream& stream) {
   started.reached_since.reset();
   started.reached.record(stream);
   return started;
+}
+
+void NcclCollectives::watch(InFlight started, const Stream& stream) {
+  started.done.record(stream);
+  const std::lock_guard lock(mutex_);
+  in_flight_.push_back(std::move(started));
+}
+
+/// Of the graph that is being recorded: a replay is watched as its first collective. The group's
+/// own hook keeps this object.
+void NcclCollectives::watch_replays() {
+  const std::uint64_t capture = core::capture_number();
+  if (std::exchange(watched_capture_, capture) == capture) return;
+  const auto replay = std::make_shared<std::optional<InFlight>>();
+  core::at_each_replay({.broken = {broken_->data(), {1}, DType::f32, device_},
+                        .before = [this, replay](const Stream& stream) { *replay = start(stream); },
+                        .after =
+                            [this, replay](const Stream& stream) {
+                              watch(std::move(**replay), stream);
+                              replay->reset();
+                            }});
 }
 
 /// The device does the collectives of one communicator in order.
@@ -485,7 +520,12 @@ void NcclCollectives::run(const char* name, const TensorView& x, Call&& call) {
               ", got one on ", x.device);
   const core::DeviceGuard guard(device_);
   const Stream stream = Stream::current(device_);
-  InFlight started = start(stream);
+  std::optional<InFlight> started;
+  if (core::capturing()) {
+    watch_replays();
+  } else {
+    started = start(stream);
+  }
   ncclResult_t result = ncclSuccess;
   {
     const std::lock_guard lock(mutex_);
@@ -493,9 +533,7 @@ void NcclCollectives::run(const char* name, const TensorView& x, Call&& call) {
     result = call(static_cast<cudaStream_t>(stream.native()));
   }
   finish(what_, result);
-  started.done.record(stream);
-  const std::lock_guard lock(mutex_);
-  in_flight_.push_back(std::move(started));
+  if (started) watch(std::move(*started), stream);
 }
 
 /// Calls that NCCL does as one, at the same time.
