@@ -120,6 +120,7 @@ bool GradientArena::holds_slot_of(const Tensor& parameter) const {
 
 std::vector<GradientArena::Layout> GradientArena::layouts() const {
   std::vector<Layout> all;
+  all.reserve(parameters_.size());
   for (const auto& [name, tensor] : parameters_)
     all.push_back({tensor.device(), tensor.dtype(), tensor.requires_grad()});
   return all;

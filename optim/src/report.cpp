@@ -56,12 +56,14 @@ void list_nonfinite(const std::vector<ParameterGroup>& groups,
 
 std::vector<kernels::TensorCheck> joined(const FoundChecks::OfParameters& found, double type) {
   std::vector<kernels::TensorCheck> checks;
+  checks.reserve(found.size());
   for (const auto& pieces : found) checks.push_back(kernels::join_pieces(pieces, type));
   return checks;
 }
 
 std::vector<double> norms_of(const std::vector<kernels::TensorCheck>& checks, double type) {
   std::vector<double> norms;
+  norms.reserve(checks.size());
   for (const kernels::TensorCheck& check : checks) norms.push_back(kernels::norm_of({check}, type));
   return norms;
 }

@@ -419,6 +419,7 @@ void Reducer::Impl::exchange_data(const PlannedBucket& bucket) {
 
 RankMajor Reducer::Impl::rank_major(const PlannedBucket& bucket) const {
   std::vector<std::int64_t> sizes;
+  sizes.reserve(bucket.gradients.size());
   for (const std::size_t i : bucket.gradients) sizes.push_back(gradients[i].view.numel());
   const TensorView& first = gradients[bucket.gradients[0]].view;
   return {std::move(sizes), first.dtype, group.world_size()};
@@ -437,6 +438,7 @@ void Reducer::Impl::scatter(const PlannedBucket& bucket, const Tensor& own_parts
   const TensorView& first = gradients[bucket.gradients[0]].view;
   own_parts.storage()->record_use(Stream::current(first.device));
   std::vector<TensorView> views;
+  views.reserve(bucket.gradients.size());
   for (const std::size_t i : bucket.gradients) views.push_back(own_memory[i]);
   const core::MemoryCategoryGuard category(core::MemoryCategory::communication);
   const DType dtype = converts(first) ? DType::f32 : first.dtype;
