@@ -18,7 +18,7 @@ TEST(ThreadOrders, OfBlocksThatGoOnToASecondRow) {
   std::vector<double> values, sums;
   for (std::int64_t row = 0; row < kRows; ++row) {
     for (std::int64_t i = 0; i < kColumns; ++i) {
-      values.push_back(static_cast<double>((row * 7 + i) % 64));
+      values.push_back(static_cast<double>((row * 7 + i) % 61));
     }
     sums.push_back(0.0);
     for (std::int64_t i = 0; i < kColumns; ++i)
@@ -26,13 +26,11 @@ TEST(ThreadOrders, OfBlocksThatGoOnToASecondRow) {
   }
   const Tensor x = Tensor::from(values, {kRows, kColumns}, DType::f32, gpu);
   const Tensor y = Tensor::zeros({kRows, 1}, DType::f32, gpu);
-  for (const simt::Schedule& order :
-       {simt::Schedule{simt::Order::forward}, simt::Schedule{simt::Order::reverse},
-        simt::Schedule{simt::Order::shuffled, 3}}) {
-    simt::schedule() = order;
+  for (const std::uint64_t seed : {1, 2}) {
+    simt::schedule() = {simt::Order::shuffled, seed};
     kernels::reduce(kernels::ReduceOp::sum, x, y);
     simt::schedule() = {};
-    EXPECT_EQ(y.to_vector(), sums);
+    EXPECT_EQ(y.to_vector(), sums) << seed;
   }
 }
 

@@ -174,17 +174,35 @@ void Machine::start_block() {
   }
 }
 
+namespace {
+
+/// The threads of the warps, warp after warp.
+std::vector<std::size_t> threads_of(const std::vector<std::size_t>& warps, std::size_t threads) {
+  std::vector<std::size_t> all;
+  for (const std::size_t warp : warps) {
+    const std::size_t first = warp * kWarpSize, end = std::min(first + kWarpSize, threads);
+    for (std::size_t thread = first; thread < end; ++thread) all.push_back(thread);
+  }
+  return all;
+}
+
+}  // namespace
+
+// In half of the blocks whose threads are shuffled a warp goes as far as it can before the next.
 void Machine::run_block() {
   start_block();
+  const bool by_warps = schedule().order == Order::shuffled && random_() % 2 == 0;
   while (ended_ < threads_.size()) {
     bool progress = false;
-    order_ = visiting_order(threads_.size());
+    order_ = by_warps ? threads_of(visiting_order(warps_.size()), threads_.size())
+                      : visiting_order(threads_.size());
     for (next_ = 0; next_ < order_.size();) {
       const std::size_t thread = order_[next_++];
       const State state = threads_[thread].state;
       if (state != State::fresh && state != State::ready) continue;
       progress = true;
       resume(thread);
+      if (by_warps) next_ = 0;
     }
     if (waiting_ > 0 && waiting_ == threads_.size()) release_barrier();
     if (!progress) throw Error("deadlock: " + waiting_report());
