@@ -62,9 +62,9 @@ void Flags::add_shard_to(CLI::App& app) {
 
 std::unique_ptr<parallel::DistributedDataParallel> Flags::data_parallel(
     nn::Module& model, const parallel::ProcessGroup& group) const {
+  if (shard == 0) return std::make_unique<parallel::DistributedDataParallel>(model, group);
   const parallel::ShardedOptions options{.stage = static_cast<parallel::ZeroStage>(shard)};
-  if (shard > 0) return std::make_unique<parallel::ShardedDataParallel>(model, group, options);
-  return std::make_unique<parallel::DistributedDataParallel>(model, group);
+  return std::make_unique<parallel::ShardedDataParallel>(model, group, options);
 }
 
 amp::Options Flags::amp_options(const World& world) const {

@@ -87,7 +87,7 @@ void GradientArena::take_in(const NamedTensors& parameters) {
     other->shared_.clear();
     ++other->generation_;
     f32_slots_ = f32_slots_ || other->f32_slots_;
-    has_buffers_ = has_buffers_ && other->has_buffers_;
+    if (has_buffers()) without_buffers_ = other->without_buffers_;
   }
   if (more.empty()) return;
   parameters_.insert(parameters_.end(), more.begin(), more.end());
@@ -126,20 +126,20 @@ std::vector<GradientArena::Layout> GradientArena::layouts() const {
   return all;
 }
 
-void GradientArena::use_no_buffers() {
-  if (!std::exchange(has_buffers_, false)) return;
+void GradientArena::use_no_buffers(std::weak_ptr<const void> who) {
+  without_buffers_ = std::move(who);
   refresh();
 }
 
 bool GradientArena::stale() const {
-  if (!has_buffers_) return layouts() != laid_out_;
+  if (!has_buffers()) return layouts() != laid_out_;
   return std::any_of(parameters_.begin(), parameters_.end(), [&](const NamedTensor& parameter) {
     return parameter.tensor.requires_grad() != holds_slot_of(parameter.tensor);
   });
 }
 
 bool GradientArena::would_add_to_half() const {
-  if (f32_slots_ || !accumulate_in_f32_ || !has_buffers_) return false;
+  if (f32_slots_ || !accumulate_in_f32_ || !has_buffers()) return false;
   return std::any_of(parameters_.begin(), parameters_.end(), [](const NamedTensor& parameter) {
     const core::GradientSlot& slot = parameter.tensor.gradient_slot();
     return parameter.tensor.requires_grad() && slot.holds_gradient() &&
@@ -176,7 +176,7 @@ void GradientArena::refresh() {
 void GradientArena::lay_out() {
   ++generation_;
   buffers_.clear();
-  if (!has_buffers_) {
+  if (!has_buffers()) {
     laid_out_ = layouts();
     return;
   }
@@ -204,6 +204,7 @@ void GradientArena::lay_out() {
     Buffer buffer{Tensor::zeros({plan.elements}, plan.dtype, plan.device), std::move(plan.slots)};
     for (const Slot& slot : buffer.slots) {
       const Tensor& parameter = parameters_[slot.parameter].tensor;
+      if (parameter.gradient_slot().holds_part()) continue;  // it comes when that is gone
       const TensorView start = buffer.data.view().slice(0, slot.offset, slot.offset + slot.numel);
       const TensorView place(start.data, parameter.shape(), parameter.strides(), plan.dtype,
                              plan.device);

@@ -81,7 +81,8 @@ std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale) {
     if (!holds_gradient(tensor)) continue;
     core::GradientSlot& slot = tensor.gradient_slot();
     const Tensor& like = slot.holds_part() ? slot.memory() : tensor;
-    if (!slot.sum().defined() || slot.sum().shape() != like.shape())
+    const bool fits = slot.sum().defined() && slot.sum().shape() == like.shape();
+    if (!fits && !slot.has_sum())
       slot.set_sum(
           kernels::empty_with_layout_of(like, DType::f32, core::MemoryCategory::gradients));
     Pass& pass = pass_for(passes, tensor.device(), slot);

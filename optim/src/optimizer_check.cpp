@@ -29,6 +29,11 @@ void Optimizer::prepare_gradients() const {
     slot.check_whole(parameter.name);
     CAIRN_CHECK(slot.claim(identity_), "optimizer", "expected parameters of one optimizer, got '",
                 parameter.name, "', which another optimizer steps too");
+    if (slot.holds_part() && (updates_whole_tensors() || larc_)) {
+      core::fail<core::Unsupported>("optimizer", "expected whole gradients for ",
+                                    larc_ ? "LARC" : kind(), ", got this rank's part of '",
+                                    parameter.name, "' (ZeroStage::optimizer_states)");
+    }
     if (slot.has_sum()) beside_sums.push_back(parameter.tensor);
   }
   gradients::stash(beside_sums);

@@ -268,7 +268,8 @@ StepResult Optimizer::apply(const GradientReport& own_report, const StepOptions&
   return result;
 }
 
-StepResult Optimizer::skip(const GradientReport& report, const StepOptions& options) {
+StepResult Optimizer::skip(const GradientReport& own_report, const StepOptions& options) {
+  const GradientReport report = complete(own_report);
   if (options.error_if_nonfinite && !report.finite()) fail_nonfinite(report);
   StepResult result = leave(report.describe(), options);
   result.culprit = report.culprit;

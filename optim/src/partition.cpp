@@ -29,13 +29,6 @@ Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tenso
                                       tensor.strides());
       }
       entry.ranks = reducer->sharding();
-      if (whole_tensors && entry.ranks.gradients) {
-        core::fail<core::Unsupported>(
-            "sharding",
-            "expected a rule that does not look at whole tensors where ranks divide "
-            "gradients, got FusedLAMB or LARC for '",
-            name, "' (ZeroStage::optimizer_states)");
-      }
       if (whole_tensors) {
         std::vector<std::int64_t>& load = loads[reducer.get()];
         load.resize(static_cast<std::size_t>(entry.ranks.world_size));

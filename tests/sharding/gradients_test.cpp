@@ -108,10 +108,18 @@ TEST(DividedGradient, OfRulesThatLookAtWholeTensorsIsUnsupported) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
     test::OddNet net;
     parallel::ShardedDataParallel sharded(net, group, kStage2);
-    optim::FusedLAMB optimizer(net.parameters());
+    {
+      optim::FusedLAMB optimizer(net.parameters());
+      autograd::backward(loss_of(sharded(inputs(group, 1))));
+      EXPECT_THAT(test::message_of<core::Unsupported>([&] { (void)optimizer.step(); }),
+                  HasSubstr("expected whole gradients for FusedLAMB"));
+      optimizer.clear_grad();
+    }
+    optim::FusedSGD optimizer(net.parameters());
+    const optim::LARC larc(optimizer);
     autograd::backward(loss_of(sharded(inputs(group, 1))));
     EXPECT_THAT(test::message_of<core::Unsupported>([&] { (void)optimizer.step(); }),
-                HasSubstr("FusedLAMB"));
+                HasSubstr("expected whole gradients for LARC"));
     EXPECT_THAT(test::message_of<core::Unsupported>([&] { (void)sharded.no_sync(); }),
                 HasSubstr("got no_sync()"));
   });
@@ -133,6 +141,60 @@ TEST(DividedGradient, ThatIsNotFiniteIsSkippedByAll) {
     EXPECT_EQ(got.reason, expected.reason);
     EXPECT_EQ(got.culprit, expected.culprit);
     EXPECT_EQ(test::difference_of_weights(training.net, plain.net), "");
+  });
+}
+
+// What lies in one rank's part alone is an error of all, where that is asked for.
+TEST(DividedGradient, ThatIsNotFiniteIsAnErrorOfAll) {
+  class TwoLeaves : public nn::Module {
+   public:
+    TwoLeaves()
+        : small_(add_parameter("small", Tensor::full({3}, 1.0))),
+          large_(add_parameter("large", Tensor::full({4000}, 1.0))) {}
+    std::string kind() const override { return "TwoLeaves"; }
+    Tensor forward(const Tensor& x) override {
+      return autograd::sum(small_) * x + autograd::sum(large_);
+    }
+
+   private:
+    Tensor small_, large_;
+  };
+  test::run_threads(3, [](parallel::ProcessGroup& group) {
+    TwoLeaves net;
+    parallel::ShardedDataParallel sharded(net, group, kStage2);
+    optim::FusedAdam optimizer(net.parameters());
+    amp::Amp precision =
+        amp::initialize(net, optimizer, {.opt_level = amp::OptLevel::O0, .world = sharded.world()});
+    const double factor = group.rank() == 1 ? std::numeric_limits<double>::infinity() : 1.0;
+    precision.backward(sharded(Tensor::full({}, factor)));
+    EXPECT_THAT(
+        test::message_of<core::Error>([&] { (void)precision.step({.error_if_nonfinite = true}); }),
+        HasSubstr("expected finite gradients, got inf in the gradient of small"));
+  });
+}
+
+// The wrapper is gone: another one's gradients lie in buffers again, and are reduced.
+TEST(DividedGradient, MayBeWholeAgain) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    test::OddNet net, same;
+    optim::FusedAdam optimizer(net.parameters()), expected(same.parameters());
+    {
+      parallel::ShardedDataParallel sharded(net, group, kStage2);
+      autograd::backward(loss_of(sharded(inputs(group, 1))));
+    }
+    optimizer.clear_grad();
+    parallel::DistributedDataParallel ddp(net, group), plain(same, group);
+    for (std::uint64_t step = 0; step < 2; ++step) {
+      autograd::backward(loss_of(ddp(inputs(group, step))));
+      autograd::backward(loss_of(plain(inputs(group, step))));
+      for (const auto& [name, tensor] : net.parameters()) {
+        EXPECT_TRUE(tensor.gradient_slot().placed()) << name;
+        EXPECT_EQ(tensor.gradient_slot().state(), core::GradientSlot::State::reduced) << name;
+      }
+      ASSERT_TRUE(optimizer.step().applied);
+      ASSERT_TRUE(expected.step().applied);
+      ASSERT_EQ(test::difference_of_weights(net, same), "") << step;
+    }
   });
 }
 
@@ -301,6 +363,32 @@ TEST(ShardedReducer, HandsOutParts) {
       }
     }
   });
+}
+
+TEST(ShardedReducer, OfOneRankHandsOutTheWhole) {
+  parallel::Reducer reducer(parallel::ProcessGroup::single(), {.shard = true});
+  const Tensor gradient = test::normal_tensor({2000}, 4);
+  reducer.register_gradients({{"g", gradient}});
+  Tensor seen;
+  reducer.on_part([&](std::size_t, const Tensor& part) { seen = part; });
+  reducer.mark_ready(0);
+  reducer.wait();
+  EXPECT_EQ(seen.to_vector(), gradient.to_vector());
+}
+
+TEST(ShardedReducer, RefusesWhatItCannotDivide) {
+  const auto hook = parallel::communication_hook(
+      [](const parallel::GradientBucket&, const parallel::ProcessGroup&) {});
+  const auto group = parallel::ProcessGroup::single();
+  EXPECT_THAT(test::message_of<core::InvalidArgument>(
+                  [&] { parallel::Reducer(group, {.shard = true, .hook = hook}); }),
+              HasSubstr("expected no hook"));
+  parallel::Reducer reducer(group, {.shard = true});
+  const TensorView nowhere(nullptr, {4}, DType::f32, core::default_device());
+  reducer.register_gradients({"g"}, {nowhere});
+  EXPECT_THAT(test::message_of([&] { reducer.mark_ready(0); }), HasSubstr("with memory"));
+  EXPECT_THAT(test::message_of([&] { reducer.mark_ready(0, Tensor::zeros({5})); }),
+              HasSubstr("expected f32[4]"));
 }
 
 // Cuts that fall between any blocks, in the midst of chunks too.

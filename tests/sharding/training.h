@@ -25,8 +25,8 @@ namespace cairn::test {
 
 constexpr std::int64_t kInputs = 7, kHidden = 139, kOutputs = 5;
 
-/// Sizes that no number of ranks divides, one above the chunks of sums over a tensor; a tied weight, a norm that stays f32 at O2, and a scale
-/// of one element.
+/// Sizes that no number of ranks divides, one above the chunks of sums over a tensor; a tied weight,
+/// a norm that stays f32 at O2, and a scale of one element.
 class OddNet : public nn::Module {
  public:
   OddNet() {

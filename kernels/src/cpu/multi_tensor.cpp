@@ -130,7 +130,8 @@ double sum_of_blocks(DType dtype, const void* x, std::int64_t n) {
   }
 }
 
-/// Of every kind but general powers, block after block. Not finite if and only if an element is not.
+/// Of every kind but general powers, block after block. Not finite if and only if an element is
+/// not.
 double SumOfPowers(PowerSum::Kind kind, DType dtype, const void* x, std::int64_t n) {
   switch (kind) {
     case PowerSum::Kind::absolutes:

@@ -1,5 +1,5 @@
 // Table lookup. The backward sorts the rows of dy by token, rows of one token in their order, and
-// adds each token's rows in that order, long runs in pieces: the bits do not depend on the schedule.
+// adds each token's rows in that order, long runs in pieces: no schedule changes the bits.
 // The sort is a stable radix sort, 8 bits a pass. No token costs more than another, however often
 // it occurs.
 #pragma once

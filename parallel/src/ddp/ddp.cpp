@@ -76,7 +76,7 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Distrib
                 "expected trigger_parameters to be the model's, got '", trigger, "'");
   }
   if (shards_gradients()) {
-    arena->use_no_buffers();
+    arena->use_no_buffers(divides);
     reducer.on_part(
         [this](std::size_t gradient, const Tensor& part) { keep_part(gradient, part); });
   } else {

@@ -108,7 +108,8 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   nn::Module* model;
   ProcessGroup group;
   DistributedOptions options;
-  std::optional<ZeroStage> stage;  // of a ShardedDataParallel
+  std::optional<ZeroStage> stage;                                  // of a ShardedDataParallel
+  std::shared_ptr<const void> divides = std::make_shared<char>();  // for the arena: while it lives
   Reducer reducer;
   core::World of_reducer;            // also tells of gradients that were not finite before
   NamedTensors parameters, buffers;  // the model's

@@ -7,7 +7,7 @@
 #include "cairn/parallel/flatten.h"
 #include "ddp/ddp.h"
 #include "ddp/model_sync.h"
-#include "reducer/bucket_plan.h"
+#include "reducer/options.h"
 
 namespace cairn::parallel {
 namespace {

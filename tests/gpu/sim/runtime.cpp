@@ -1,4 +1,4 @@
-// The CUDA runtime: devices, errors, launches. What Cairn does not call is not here: its use fails to
+// The CUDA runtime: devices, errors, launches. What Cairn does not call is not here: use fails to
 // link, and docs/gpu.md tells how to add it.
 #include "gpu/sim/runtime.h"
 

@@ -99,8 +99,8 @@ class OneRankThrows : public Command {
   Step step_;
 };
 
-/// Both ranks have the same backwards of two losses, each in an order of its own: they hear of it by
-/// the step at the latest, and of which losses they are.
+/// Both ranks have the same backwards of two losses, each in an order of its own: they hear of it
+/// by the step at the latest, and of which losses they are.
 class LossesInAnotherOrder : public Command {
  public:
   /// reducing: a bit for each of the three backwards.

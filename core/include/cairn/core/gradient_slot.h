@@ -174,8 +174,8 @@ class GradientSlot {
   void mark_written(const GradientScale& scale = {});
   /// The sum's memory, whether or not it holds something; undefined before set_sum().
   const Tensor& sum() const;
-  /// f32, shaped like the parameter, or like the part that memory() holds; the caller has copied what
-  /// the former one held.
+  /// f32, shaped like the parameter, or like the part that memory() holds; the caller has copied
+  /// what the former one held.
   void set_sum(Tensor memory);
   void release_sum();
   bool has_sum() const { return summed_; }

@@ -10,8 +10,8 @@
 // it a new one in the same arena. An arena that ends leaves gradients behind as tensors of their
 // own.
 //
-// Where ranks divide gradients (ZeRO, stage 2) the arena has no buffers: each gradient is a tensor of
-// its own until it is reduced.
+// Where ranks divide gradients (ZeRO, stage 2) the arena has no buffers: each gradient is a tensor
+// of its own until it is reduced.
 //
 // Slots hold gradients in the parameters' dtype. When a second backward is about to add to half
 // gradients, the arena turns to f32 slots for good (sums of many half gradients lose theirs; a
@@ -75,8 +75,8 @@ class GradientArena final : public core::GradientMemory,
   /// Lays out f32 slots from now on.
   void use_f32_slots();
   void accumulate_in_f32(bool value) { accumulate_in_f32_ = value; }
-  /// From now on slots lie in no buffer: gradients are tensors of their own.
-  void use_no_buffers();
+  /// While `who` lives slots lie in no buffer: gradients are tensors of their own.
+  void use_no_buffers(std::weak_ptr<const void> who);
 
   /// A run's first write: the moment to give slots to parameters that were unfrozen, and to turn to
   /// f32 where it will add to half gradients.
@@ -107,6 +107,7 @@ class GradientArena final : public core::GradientMemory,
   };
   GradientArena() = default;
   std::vector<Layout> layouts() const;
+  bool has_buffers() const { return without_buffers_.expired(); }
   void take_in(const NamedTensors& parameters);
   void order_like(const NamedTensors& parameters);
   void lay_out();
@@ -119,8 +120,8 @@ class GradientArena final : public core::GradientMemory,
   std::vector<std::weak_ptr<SharedParameters>> shared_;
   bool f32_slots_ = false;
   bool accumulate_in_f32_ = true;
-  bool has_buffers_ = true;
-  std::vector<Layout> laid_out_;  // where there are none: of each parameter
+  std::weak_ptr<const void> without_buffers_;  // who asked for it
+  std::vector<Layout> laid_out_;               // where there are none: of each parameter
   core::RunId last_run_ = 0;
   std::uint64_t generation_ = 0;
 };

@@ -54,9 +54,9 @@ class PendingCheck {
 [[nodiscard]] PendingCheck check_tensors(const std::vector<TensorView>& tensors, double p = 2.0);
 
 /// How a tensor's powers are summed: blocks of so many elements from its start each by itself, the
-/// blocks of a chunk one after another, and the chunks one after another. Where elements of a tensor
-/// lie on several devices or ranks, in parts that are cut between blocks, pieces_of() each part are
-/// checked and join_pieces() of all have the bits of a check of the whole.
+/// blocks of a chunk one after another, and the chunks one after another. Where a tensor lies on
+/// several ranks, in parts that are cut between blocks, each checks the pieces_of() its part, and
+/// join_pieces() of all have the bits of a check of the whole.
 inline constexpr std::int64_t kSumBlock = core::kPartBlock, kSumChunk = 16 * kSumBlock;
 
 /// Whole chunks, and blocks where the part begins or ends within one; in order.

@@ -277,7 +277,8 @@ class Optimizer : public core::Stateful {
   bool needs_report(const StepOptions& options) const;
   PendingReport begin_own_check(double norm_type = 2.0) const;
   StepResult apply(const GradientReport& own_report, const StepOptions& options);
-  /// Where ranks divide gradients and the report is of this rank's parts: of all. A collective then.
+  /// Where ranks divide gradients and the report is of this rank's parts: that of all parts, by a
+  /// collective. Else the report itself.
   GradientReport complete(const GradientReport& report) const;
   /// Warns of a skipped step, and throws GradientCollapse after so many in a row.
   void note_skip(const std::string& reason, std::vector<std::string> parameters,

@@ -9,9 +9,6 @@
 
 namespace cairn::parallel {
 
-/// Throws InvalidArgument for a value out of range and for a combination that makes no sense.
-void check_options(const ReducerOptions& options);
-
 struct Gradient {
   std::string name;
   TensorView view;

@@ -58,8 +58,8 @@ struct ReducerOptions {
   /// with 100 (docs/parallel.md). A Reducer does so once world() was called.
   bool check_local_gradients = true;
   /// Each rank gets its part of the averages alone (core::even_part of each gradient): a
-  /// reduce_scatter in place of the all_reduce. Gradients are dense, and left as they are; on_part()
-  /// hands the parts out. Not with a hook.
+  /// reduce_scatter in place of the all_reduce. Gradients are left as they are; on_part() hands the
+  /// parts out. Not with a hook.
   bool shard = false;
   /// Takes the place of the all-reduce and its division: only with average,
   /// gradient_predivide_factor 1 and without allreduce_always_fp32.
@@ -122,9 +122,9 @@ class Reducer : public core::Stateful {
   /// current.
   void before_reduction(std::function<void(const std::vector<std::size_t>& gradients)> callback);
 
-  /// With ReducerOptions::shard: called with a gradient's place and this rank's part of its average,
-  /// [n], once its reduction is under way; wait() returns when it is whole. Its memory is the
-  /// bucket's, and lives as long as one of its parts.
+  /// With ReducerOptions::shard: called with a gradient's place and this rank's part of its
+  /// average, [n] of its dtype, once its reduction is under way, whose stream is current: other streams see
+  /// the part after wait(). Its memory is the bucket's, and lives as long as one of its parts.
   void on_part(std::function<void(std::size_t gradient, const Tensor& part)> callback);
 
   struct Bucket {
