@@ -242,11 +242,54 @@ std::shared_ptr<Storage> Storage::wrap(void* data, std::size_t bytes, Device dev
   return storage;
 }
 
+/// Memory that comes and goes is that of another storage.
+struct Storage::Returnable {
+  char* origin;  // what tensors count from: where the memory was first
+  std::function<void()> bring;
+  std::shared_ptr<Storage> memory;  // null: not here
+};
+
 Storage::~Storage() {
   if (allocator_ != nullptr) allocator_->free(*this);
 }
 
+void Storage::make_returnable(std::function<void()> bring) {
+  if (returnable_ == nullptr) {
+    const bool can = allocator_ != nullptr && !pinned_;
+    if (!can) {
+      fail<Unsupported>("storage", "expected memory of ", device_, "'s allocator, got ",
+                        pinned_ ? "pinned" : "foreign", " memory");
+    }
+    returnable_.reset(new Returnable{static_cast<char*>(data_), nullptr, nullptr});
+    allocator_->free(*this);
+    allocator_ = nullptr;
+    uses_ = nullptr;
+    data_ = nullptr;
+  }
+  returnable_->bring = std::move(bring);
+}
+
+void Storage::set_memory(std::shared_ptr<Storage> memory) {
+  CAIRN_CHECK(
+      returnable_ && (!memory || (memory->bytes() == bytes_ && memory->device() == device_)),
+      "storage", "expected memory of ", bytes_, " bytes on ", device_,
+      " for a storage that gave its own back, got other memory, or one that did not");
+  returnable_->memory = std::move(memory);
+  data_ = returnable_->memory ? returnable_->memory->data() : nullptr;
+}
+
+void* Storage::locate(void* origin) const {
+  if (!has_memory()) returnable_->bring();
+  CAIRN_CHECK(has_memory(), "storage", "expected the memory to be brought, got none");
+  return static_cast<char*>(data_) + (static_cast<char*>(origin) - returnable_->origin);
+}
+
+void* Storage::origin_of(void* address) const {
+  return returnable_->origin + (static_cast<char*>(address) - static_cast<char*>(data_));
+}
+
 void Storage::record_use(const Stream& stream) {
+  if (returnable_ && returnable_->memory) return returnable_->memory->record_use(stream);
   if (allocator_ == nullptr || stream.is_inline()) return;
   if (stream.device() == device_ && device_.is_cuda() && stream.native() == stream_) return;
   if (!uses_) uses_ = std::make_unique<StorageUses>();
@@ -257,7 +300,9 @@ void Storage::record_use(const Stream& stream) {
 }
 
 void Storage::set_category(MemoryCategory category) {
-  if (allocator_ != nullptr) {
+  if (returnable_ && returnable_->memory) {
+    returnable_->memory->set_category(category);
+  } else if (allocator_ != nullptr) {
     allocator_->move_category(*this, category);
   } else {
     category_ = category;

@@ -33,4 +33,21 @@ TensorView part_of(const TensorView& x, ElementRange part) {
   return result;
 }
 
+WeightInParts* WeightInParts::of(const Tensor& weight) {
+  const TensorAttachments* attachments = weight.attachments_or_null();
+  return attachments == nullptr ? nullptr : static_cast<WeightInParts*>(attachments->parts.get());
+}
+
+TensorView part_of_weight(const Tensor& weight, ElementRange part) {
+  WeightInParts* parts = WeightInParts::of(weight);
+  if (parts == nullptr) return part_of(weight, part);
+  CAIRN_CHECK(part == parts->range(), "sharding", "expected elements of '", weight.name(),
+              "' that this rank holds, ", parts->range().begin, " to ", parts->range().end,
+              ", got ", part.begin, " to ", part.end);
+  parts->let_go();
+  TensorView result = parts->part();
+  result.version = &weight.storage()->version_counter();
+  return result;
+}
+
 }  // namespace cairn::core

@@ -200,6 +200,7 @@ const Tensor::Impl& Tensor::impl() const {
 TensorView Tensor::view() const {
   TensorView view = impl().view;
   const Storage& storage = *impl_->storage;
+  if (storage.returnable()) view.data = storage.locate(view.data);
   if (storage.whereabouts() != storage.data()) fail_moved();
   view.version = &impl_->storage->version_counter();
   return view;
@@ -220,7 +221,8 @@ bool Tensor::is_contiguous() const {
   return impl().view.is_contiguous();
 }
 void* Tensor::raw_data() const {
-  return impl().view.data;
+  void* data = impl().view.data;
+  return impl_->storage->returnable() ? impl_->storage->locate(data) : data;
 }
 const std::shared_ptr<Storage>& Tensor::storage() const {
   return impl().storage;
@@ -235,7 +237,7 @@ T* Tensor::data() const {
   CAIRN_CHECK(dtype() == dtype_of<T>, "data", "expected a tensor of ", core::name(dtype_of<T>),
               ", got ", dtype(), " ", shape());
   impl_->storage->version_counter().give_pointer();
-  return impl_->view.as<T>();
+  return static_cast<T*>(raw_data());
 }
 
 Tensor Tensor::alias(const TensorView& view) const {
@@ -251,6 +253,7 @@ Tensor Tensor::alias(const TensorView& view) const {
   auto impl = std::make_shared<Impl>();
   impl->storage = impl_->storage;
   impl->view = view;
+  if (whole.returnable()) impl->view.data = whole.origin_of(view.data);
   return Tensor(std::move(impl));
 }
 
@@ -264,6 +267,7 @@ void Tensor::set_data(const Tensor& data) {
     CAIRN_CHECK(!meta->requires_grad || is_floating(data.dtype()), "set_data",
                 "expected a floating dtype for a tensor that requires grad, got ", data.dtype());
     meta->attachments.graph = nullptr;
+    meta->attachments.parts = nullptr;
     if (meta->slot && !only_values) {
       meta->slot->clear();
       meta->slot->release_sum();

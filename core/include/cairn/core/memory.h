@@ -112,6 +112,20 @@ class Storage {
   /// Where the container holds them: data(), unless it has moved them, as a vector does that grows.
   const void* whereabouts() const { return whereabouts_ ? whereabouts_() : data_; }
 
+  // Memory that comes and goes: of a weight that is whole only while it is used (ZeRO, stage 3).
+  // Tensors of the storage live on; where one is asked for its elements meanwhile, `bring` is called,
+  // which sets memory, or throws.
+
+  /// Gives the memory back. Throws Unsupported for foreign and for pinned memory.
+  void make_returnable(std::function<void()> bring);
+  /// Of the same size and device; null: gives back what was set.
+  void set_memory(std::shared_ptr<Storage> memory);
+  bool returnable() const { return returnable_ != nullptr; }
+  bool has_memory() const { return data_ != nullptr || bytes_ == 0; }
+  /// Where a tensor's elements are now. `origin`: what origin_of() gave for where they once were.
+  void* locate(void* origin) const;
+  void* origin_of(void* address) const;
+
   std::uint64_t version() const { return version_.value(); }
   void bump_version() { version_.count_write(); }  // that has happened
   WriteCount& version_counter() { return version_; }
@@ -127,6 +141,8 @@ class Storage {
   WriteCount version_;
   std::shared_ptr<void> owner_;  // of foreign memory
   std::function<const void*()> whereabouts_;
+  struct Returnable;
+  std::unique_ptr<Returnable> returnable_;  // null: the memory stays
 
   // What the allocator keeps here; null for foreign memory.
   Allocator* allocator_ = nullptr;

@@ -28,6 +28,7 @@ struct TensorAttachments {
   std::shared_ptr<void> graph;   // autograd's: the node that made it; null for a leaf
   std::shared_ptr<void> leaf;    // autograd's: a leaf's node and hooks; survives set_data
   std::shared_ptr<void> master;  // kernels::MasterWeight: the exact value of a half weight
+  std::shared_ptr<void> parts;   // core::WeightInParts: what this rank holds of it
 };
 
 class Tensor {
@@ -88,7 +89,8 @@ class Tensor {
   /// Points this handle's tensor, and so every handle to it, at other data (used by casts of
   /// parameters). Keeps name, requires_grad and the arena (which gives it a new slot when
   /// refreshed), drops the graph, the gradient where dtype, shape, strides or device change (a
-  /// window of accumulation goes on with other values), and the master where the dtype changes.
+  /// window of accumulation goes on with other values), and the master where the dtype changes. A
+  /// weight that ranks held in parts is whole afterwards.
   void set_data(const Tensor& data);
   bool same(const Tensor& other) const {
     return impl_ == other.impl_;
