@@ -51,6 +51,13 @@ TensorView own_view(const Tensor& x) {
   return view;
 }
 
+/// What a master of this part is of.
+TensorView own_part(const Tensor& weight, const std::optional<core::ElementRange>& part) {
+  TensorView view = part ? core::part_of_weight(weight, *part) : weight.view();
+  view.version = nullptr;
+  return view;
+}
+
 /// Refuses writes to the exact value of a half weight.
 class Seal : public core::WriteGuard {
  public:
@@ -166,13 +173,21 @@ MasterWeight& MasterWeight::assign(const Tensor& weight, Tensor exact, MasterSto
 MasterWeight& MasterWeight::make(const Tensor& weight, MasterStorage storage) {
   check_can_have(weight, storage);
   auto master = std::make_shared<MasterWeight>();
-  if (storage == MasterStorage::f32) {
-    master->keep(weight, copy_beside(weight, weight, DType::f32));
+  if (const auto* parts = core::WeightInParts::of(weight)) master->part_ = parts->range();
+  const DType dtype = storage == MasterStorage::f32 ? DType::f32 : DType::i16;
+  Tensor exact;
+  if (master->part_) {
+    const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+    exact = Tensor::empty({master->part_->size()}, dtype, weight.device());
   } else {
-    Tensor remainder = empty_with_layout_of(weight, DType::i16);
-    fill(remainder, 0.0);
-    master->keep(weight, std::move(remainder));
+    exact = empty_with_layout_of(weight, dtype);
   }
+  if (storage == MasterStorage::f32) {
+    copy(own_part(weight, master->part_), exact);
+  } else {
+    fill(exact, 0.0);
+  }
+  master->keep(weight, std::move(exact));
   master->weight_written(weight);
   weight.attachments().master = master;
   return *master;
@@ -199,6 +214,13 @@ void MasterWeight::keep_part(const Tensor& weight, core::ElementRange part) {
   weight.attachments().master = own;
 }
 
+void MasterWeight::moved(const Tensor& weight) {
+  MasterWeight* master = peek(weight);
+  if (master == nullptr) return;
+  master->watch_ = nullptr;  // of where it was
+  master->weight_written(weight);
+}
+
 void MasterWeight::change_storage(const Tensor& weight, MasterStorage storage) {
   MasterWeight* master = of(weight);
   if (master->storage() == storage) return;
@@ -212,7 +234,7 @@ void MasterWeight::change_storage(const Tensor& weight, MasterStorage storage) {
   const DType dtype = storage == MasterStorage::f32 ? DType::f32 : DType::i16;
   master->keep(weight, Tensor::empty(exact.shape(), dtype, weight.device()));
   master->watch_ = nullptr;  // of the other form
-  master->write_tensor(exact, master->in_part(own_view(weight)));
+  master->write_tensor(exact, own_part(weight, master->part_));
   weight.storage()->bump_version();
   master->weight_written(weight);
 }
@@ -222,7 +244,7 @@ Tensor MasterWeight::value(const Tensor& weight) const {
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
   Tensor exact =
       Tensor::empty_strided(tensor_.shape(), tensor_.strides(), DType::f32, weight.device());
-  join_master(in_part(own_view(weight)), tensor_, exact);
+  join_master(own_part(weight, part_), tensor_, exact);
   return exact;
 }
 
@@ -244,7 +266,7 @@ void MasterWeight::keep(const Tensor& weight, Tensor master) {
 void MasterWeight::weight_written(const Tensor& weight) {
   tensor_.storage()->bump_version();
   if (!watch_ || !watch_->is_of(weight)) {
-    watch_ = std::make_shared<Watch>(weight, in_part(own_view(weight)),
+    watch_ = std::make_shared<Watch>(weight, own_part(weight, part_),
                                      storage() == MasterStorage::remainder);
     weight.storage()->version_counter().add_guard(watch_);
   }
@@ -266,6 +288,8 @@ void MasterWeight::write(const Tensor& weight, const Tensor& value) {
       storage() == MasterStorage::f32 && !part_ ? value : copy_beside(weight, value, DType::f32);
   if (!part_) {
     write_tensor(exact, own_view(weight));
+  } else if (core::WeightInParts::of(weight) != nullptr) {
+    write_tensor(exact.alias(in_part(own_view(exact))), own_part(weight, part_));
   } else if (storage() == MasterStorage::f32) {
     copy(exact, own_view(weight));
     copy(in_part(own_view(exact)), view_to_write());
@@ -279,8 +303,8 @@ void MasterWeight::write(const Tensor& weight, const Tensor& value) {
 }
 
 void MasterWeight::write_part(const Tensor& weight, const Tensor& value, const Tensor& rounded) {
-  copy(rounded, own_view(weight));
-  write_tensor(value, in_part(own_view(weight)));
+  if (core::WeightInParts::of(weight) == nullptr) copy(rounded, own_view(weight));
+  write_tensor(value, own_part(weight, part_));
   weight.storage()->bump_version();
   weight_written(weight);
 }
@@ -294,9 +318,9 @@ void MasterWeight::follow(const Tensor& weight) {
     copy(tensor_, moved);
     keep(weight, moved);
   } else if (storage() == MasterStorage::f32) {
-    reconcile_master(in_part(own_view(weight)), view_to_write());
+    reconcile_master(own_part(weight, part_), view_to_write());
   } else if (watch_->is_of(weight) && watch_->former().defined()) {
-    reconcile_remainder(in_part(own_view(weight)), watch_->former(), view_to_write());
+    reconcile_remainder(own_part(weight, part_), watch_->former(), view_to_write());
   } else {
     fill(view_to_write(), 0.0);  // which elements were written is not known
   }
@@ -344,28 +368,63 @@ Tensor exported_value(const Tensor& weight) {
 
 StateDict::Value exported_state(const Tensor& weight) {
   const MasterWeight* master = MasterWeight::of(weight);
-  if (master == nullptr || !master->part()) return exported_value(weight);
-  return core::Shard{sealed(master->value(weight), master), weight.shape(), master->part()->begin,
-                     weight.detach()};
+  const core::WeightInParts* parts = core::WeightInParts::of(weight);
+  if (master != nullptr && master->part()) {
+    return core::Shard{sealed(master->value(weight), master), weight.shape(), master->part()->begin,
+                       parts == nullptr ? weight.detach() : Tensor()};
+  }
+  if (parts == nullptr) return exported_value(weight);
+  core::part_of_weight(weight, parts->range());  // nobody writes the whole meanwhile
+  const Tensor& part = parts->part();
+  const bool is_f32 = part.dtype() == DType::f32;
+  return core::Shard{is_f32 ? part.detach() : copy_beside(part, part, DType::f32), weight.shape(),
+                     parts->range().begin};
 }
+
+std::optional<core::ElementRange> stored_part(const Tensor& weight) {
+  if (const auto* parts = core::WeightInParts::of(weight)) return parts->range();
+  const MasterWeight* master = MasterWeight::peek(weight);
+  return master == nullptr ? std::nullopt : master->part();
+}
+
+namespace {
+
+/// Of a weight that ranks hold in parts.
+void write_part(const Tensor& weight, const Tensor& value, bool keep_exact) {
+  const Tensor& part = core::WeightInParts::of(weight)->part();
+  const bool keeps = keep_exact && core::is_half(weight.dtype()) && value.numel() > 0;
+  if (keeps && !fits_exactly(value, part)) {
+    return MasterWeight::make(weight).write_part(weight, value, {});
+  }
+  copy(value, core::part_of_weight(weight, *stored_part(weight)));
+  weight.storage()->bump_version();
+}
+
+}  // namespace
 
 void write_weight(const Tensor& weight, const StateDict::Value& value, bool keep_exact) {
   if (const auto* whole = std::get_if<Tensor>(&value)) {
     return write_weight(weight, *whole, keep_exact);
   }
   const auto* shard = std::get_if<core::Shard>(&value);
-  MasterWeight* master = MasterWeight::of(weight);
-  const bool fits = shard != nullptr && shard->rounded.defined() && master != nullptr &&
-                    master->part() && master->part()->begin == shard->begin &&
-                    master->part()->size() == shard->tensor.numel();
+  const auto own = stored_part(weight);
+  const bool in_parts = core::WeightInParts::of(weight) != nullptr;
+  const bool fits = shard != nullptr && own && own->begin == shard->begin &&
+                    own->size() == shard->tensor.numel() && (in_parts || shard->rounded.defined());
   CAIRN_CHECK(fits, "master", "expected the value of '", weight.name(),
               "' or the shard of it that this rank keeps, got another");
+  MasterWeight* master = MasterWeight::of(weight);
+  if (master == nullptr) return write_part(weight, shard->tensor, keep_exact);
   master->write_part(weight, shard->tensor, shard->rounded);
 }
 
 void write_weight(const Tensor& weight, const Tensor& value, bool keep_exact) {
   MasterWeight* master = MasterWeight::of(weight);
   if (master != nullptr) return master->write(weight, value);
+  if (const auto* parts = core::WeightInParts::of(weight)) {
+    const Tensor exact = copy_beside(weight, value, DType::f32, core::MemoryCategory::workspace);
+    return write_part(weight, exact.alias(core::part_of(exact, parts->range())), keep_exact);
+  }
   if (keep_exact && core::is_half(weight.dtype()) && !fits_exactly(value, weight)) {
     MasterWeight::assign(weight, copy_beside(weight, value, DType::f32));
     return;

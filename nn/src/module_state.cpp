@@ -17,7 +17,9 @@ namespace {
 // What files hold: the exact value of a half weight that has a master, else the tensor itself.
 StateDict::Value saved_value(const Tensor& tensor, bool as_f32) {
   const bool has_value = as_f32 || kernels::MasterWeight::exists(tensor);
-  return has_value ? kernels::exported_state(tensor) : tensor.detach();
+  const bool in_parts = core::WeightInParts::of(tensor) != nullptr;
+  if (has_value || in_parts) return kernels::exported_state(tensor);
+  return tensor.detach();
 }
 
 // "a.b.c" -> tensor.
@@ -34,18 +36,18 @@ void flatten(const StateDict& state, const std::string& path,
 }
 
 bool is_own_part(const Shard& shard, const Tensor& tensor) {
-  const kernels::MasterWeight* master = kernels::MasterWeight::peek(tensor);
-  return master != nullptr && master->part() && master->part()->begin == shard.begin &&
-         master->part()->size() == shard.tensor.numel();
+  const auto own = kernels::stored_part(tensor);
+  return own && own->begin == shard.begin && own->size() == shard.tensor.numel();
 }
 
 // What keeps the value from being loaded into the tensor; empty: nothing.
 std::string problem(const std::string& name, const StateDict::Value& value, const Tensor& tensor) {
   const auto* shard = std::get_if<Shard>(&value);
-  const auto* given = shard == nullptr ? std::get_if<Tensor>(&value) : &shard->rounded;
+  const auto* given = shard == nullptr ? std::get_if<Tensor>(&value) : &shard->tensor;
   if (given == nullptr || !given->defined()) return core::str("'", name, "' is not a tensor");
-  if (given->shape() != tensor.shape()) {
-    return core::str("'", name, "' has shape ", given->shape(), " instead of ", tensor.shape());
+  const Shape& shape = shard == nullptr ? given->shape() : shard->whole;
+  if (shape != tensor.shape()) {
+    return core::str("'", name, "' has shape ", shape, " instead of ", tensor.shape());
   }
   if (shard != nullptr && !is_own_part(*shard, tensor)) {
     return core::str("'", name, "' is a part of it that this rank does not keep");

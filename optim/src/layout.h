@@ -21,8 +21,9 @@ inline void check_dense_float(const char* where, const char* what, const NamedTe
   CAIRN_CHECK(tensor.defined(), where, "expected a tensor '", name, "', got an undefined one");
   CAIRN_CHECK(core::is_half(tensor.dtype()) || tensor.dtype() == DType::f32, where, "expected ",
               what, " of f16, bf16 or f32, got '", name, "' of ", tensor.dtype());
-  CAIRN_CHECK(tensor.view().is_dense(), where, "expected dense ", what, ", got '", name,
-              "' with shape ", tensor.shape(), " and strides ", tensor.strides());
+  const TensorView layout(nullptr, tensor.shape(), tensor.strides(), tensor.dtype());
+  CAIRN_CHECK(layout.is_dense(), where, "expected dense ", what, ", got '", name, "' with shape ",
+              tensor.shape(), " and strides ", tensor.strides());
 }
 
 /// Refuses a tensor, or a name, that came before.

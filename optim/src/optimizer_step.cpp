@@ -157,7 +157,7 @@ kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gra
                                          std::size_t moments, std::vector<Tensor>& temporaries) {
   const Tensor& tensor = parameter.tensor;
   kernels::UpdateEntry entry;
-  entry.weight = in_part(tensor, parameter.part);
+  entry.weight = parameter.part ? core::part_of_weight(tensor, *parameter.part) : tensor.view();
   entry.weight.version = nullptr;  // counted for all at the end
   entry.gradient = tensor.gradient_slot().holds_part()
                        ? gradient.view()

@@ -13,8 +13,9 @@
 // The master itself is not written by others: a kernel that would, throws InvalidArgument.
 //
 // Where ranks divide an optimizer's state (ZeRO), each keeps the master of its part alone: the
-// elements of keep_part(), [n]. The weight is whole on every rank; its exact value is not, and
-// whoever needs all of it (a cast to f32, an average) gets Unsupported.
+// elements of keep_part(), [n]. The weight is whole on every rank (but for stage 3, where it lies in
+// parts too: core::WeightInParts); its exact value is not, and whoever needs all of it (a cast to
+// f32, an average) gets Unsupported.
 //
 // Everything is queued on the current stream of the weight's device.
 #pragma once
@@ -54,6 +55,9 @@ class MasterWeight {
   /// Keeps the master of these elements alone, for good; does nothing where they are those that it
   /// keeps. Throws InvalidArgument where it has let go of some of them.
   static void keep_part(const Tensor& weight, core::ElementRange part);
+  /// The elements of keep_part() lie in other memory now (core::WeightInParts), unchanged: they are
+  /// watched there.
+  static void moved(const Tensor& weight);
   /// Keeps the exact values, or the part of them that is here, in the other form.
   static void change_storage(const Tensor& weight, MasterStorage storage);
 
@@ -98,8 +102,11 @@ Tensor master_value(const Tensor& weight);
 /// The same for others to keep: what is not a tensor's own memory (a half one's) is not written by
 /// them. A kernel that would, throws InvalidArgument, since the tensor would not follow.
 Tensor exported_value(const Tensor& weight);
-/// The same for a state: a Shard with the rounded weight where this rank has a part only.
+/// The same for a state: a Shard where this rank has a part only, with the rounded weight where that
+/// is whole.
 StateDict::Value exported_state(const Tensor& weight);
+/// The elements of the Shard that exported_state() gives; nothing: it gives the whole.
+std::optional<core::ElementRange> stored_part(const Tensor& weight);
 
 /// Writes a value (any floating dtype, of its shape) into a weight and its master. keep_exact: a
 /// half weight that has no master gets one where the value does not fit it (waits for the device).
