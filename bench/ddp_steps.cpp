@@ -55,17 +55,22 @@ Batch texts(std::int64_t rows) {
   return {integers({rows, 256}, 256), integers({rows, 256}, 256)};
 }
 
+constexpr parallel::ZeroStage kStages[] = {parallel::ZeroStage::optimizer_states,
+                                           parallel::ZeroStage::gradients,
+                                           parallel::ZeroStage::parameters};
+using Stage = std::optional<parallel::ZeroStage>;  // nothing: DistributedDataParallel
+
 /// A model with all that a step needs; with DDP where there are several ranks.
 class Training {
  public:
   Training(std::shared_ptr<nn::Module> model, Batch batch, const parallel::ProcessGroup& group,
-           const parallel::DistributedOptions& options, bool sharded)
+           const parallel::DistributedOptions& options, Stage stage)
       : model_(std::move(model)),
         batch_(std::move(batch)),
         optimizer_(model_->parameters(), {.lr = 1e-3, .weight_decay = 0.01}) {
-    if (sharded) {
+    if (stage) {
       ddp_ = std::make_unique<parallel::ShardedDataParallel>(
-          *model_, group, parallel::ShardedOptions{.distributed = options});
+          *model_, group, parallel::ShardedOptions{.stage = *stage, .distributed = options});
     } else if (group.world_size() > 1) {
       ddp_ = std::make_unique<parallel::DistributedDataParallel>(*model_, group, options);
     }
@@ -91,15 +96,15 @@ class Training {
 std::unique_ptr<Training> training(const std::string& model, std::int64_t threads,
                                    const parallel::ProcessGroup& group,
                                    const parallel::DistributedOptions& options = {},
-                                   bool sharded = false) {
+                                   Stage stage = {}) {
   manual_seed(1);
   if (model == "convnet")
     return std::make_unique<Training>(std::make_shared<nn::Sequential>(support::conv_net()),
-                                      images(100 * threads), group, options, sharded);
+                                      images(100 * threads), group, options, stage);
   const support::GptSizes sizes{
       .vocabulary = 256, .tokens = 256, .width = 384, .layers = 6, .heads = 6};
   return std::make_unique<Training>(std::make_shared<support::Gpt>(sizes), texts(2 * threads),
-                                    group, options, sharded);
+                                    group, options, stage);
 }
 
 parallel::ProcessGroup join(int rank, int ranks, const char* port) {
@@ -110,13 +115,22 @@ parallel::ProcessGroup join(int rank, int ranks, const char* port) {
   return parallel::ProcessGroup::from_environment();
 }
 
-double median(std::vector<double> values) {
+double median(const std::vector<double>& times) {
+  std::vector<double> values = times;
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
 
 double least(const std::vector<double>& values) {
   return *std::min_element(values.begin(), values.end());
+}
+
+/// "[1.2, 3.4]"
+std::string list_of(const std::vector<std::vector<double>>& all,
+                    double (*of)(const std::vector<double>&)) {
+  std::string text;
+  for (const auto& one : all) text += (text.empty() ? "[" : ", ") + std::to_string(of(one));
+  return text + "]";
 }
 
 int turns(const std::string& model, int ranks, int steps, const char* port) {
@@ -126,21 +140,21 @@ int turns(const std::string& model, int ranks, int steps, const char* port) {
     const auto overlapped = training(model, 1, group);
     const auto delayed = training(model, 1, group, {.delay_allreduce = true});
     const auto alone = training(model, 1, parallel::ProcessGroup::single());
-    const auto sharded = training(model, 1, group, {}, true);
+    std::vector<std::unique_ptr<Training>> sharded;
+    for (const auto stage : kStages) sharded.push_back(training(model, 1, group, {}, stage));
     overlapped->step();  // buckets follow the first backward
     std::vector<Tensor> buckets;
     for (const auto& bucket : overlapped->buckets())
       buckets.push_back(Tensor::zeros({bucket.bytes / 4}));
-    const std::function<void()> kinds[] = {[&] { overlapped->step(); }, [&] { delayed->step(); },
-                                           [&] { alone->step(); },
-                                           [&] {
-                                             for (const Tensor& bucket : buckets)
-                                               group.all_reduce(bucket, parallel::ReduceOp::mean);
-                                           },
-                                           [&] { sharded->step(); }};
-    std::vector<double> times[5];
+    std::vector<std::function<void()>> kinds = {
+        [&] { overlapped->step(); }, [&] { delayed->step(); }, [&] { alone->step(); },
+        [&] {
+          for (const Tensor& bucket : buckets) group.all_reduce(bucket, parallel::ReduceOp::mean);
+        }};
+    for (const auto& one : sharded) kinds.emplace_back([&one] { one->step(); });
+    std::vector<std::vector<double>> times(kinds.size());
     for (int turn = -2; turn < steps; ++turn) {
-      for (std::size_t kind = 0; kind < 5; ++kind) {
+      for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
         group.barrier();
         const auto begin = std::chrono::steady_clock::now();
         kinds[kind]();
@@ -151,19 +165,20 @@ int turns(const std::string& model, int ranks, int steps, const char* port) {
       }
     }
     if (rank != 0) return;
-    std::vector<double> shares, gains, sharded_shares;
+    std::vector<double> shares, gains;
+    std::vector<std::vector<double>> sharded_shares(sharded.size());
     for (std::size_t i = 0; i < times[0].size(); ++i) {
       shares.push_back(times[0][i] / std::max(times[2][i], times[3][i]));
       gains.push_back(times[1][i] / times[0][i]);
-      sharded_shares.push_back(times[4][i] / times[0][i]);
+      for (std::size_t s = 0; s < sharded.size(); ++s)
+        sharded_shares[s].push_back(times[4 + s][i] / times[0][i]);
     }
     std::printf(
         "{\"overlapped_ms\": %.4f, \"delayed_ms\": %.4f, \"compute_ms\": %.4f, "
-        "\"communication_ms\": %.4f, \"sharded_ms\": %.4f, \"share\": %.4f, \"gain\": %.4f, "
-        "\"sharded_share\": %.4f, \"fastest_ms\": [%.4f, %.4f, %.4f, %.4f, %.4f]}\n",
-        median(times[0]), median(times[1]), median(times[2]), median(times[3]), median(times[4]),
-        median(shares), median(gains), median(sharded_shares), least(times[0]), least(times[1]),
-        least(times[2]), least(times[3]), least(times[4]));
+        "\"communication_ms\": %.4f, \"share\": %.4f, \"gain\": %.4f, \"sharded_shares\": %s, "
+        "\"fastest_ms\": %s}\n",
+        median(times[0]), median(times[1]), median(times[2]), median(times[3]), median(shares),
+        median(gains), list_of(sharded_shares, median).c_str(), list_of(times, least).c_str());
   });
 }
 

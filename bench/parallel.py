@@ -16,7 +16,7 @@ import tempfile
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [("1 KiB", KIB), ("32 KiB", 32 * KIB), ("256 KiB", 256 * KIB), ("4 MiB", 4 * MIB), ("25 MiB", 25 * MIB), ("256 MiB", 256 * MIB)]
 OVERLAP = 1 / 1.05   # a step of at most 1.05 times the longer of its two parts
-SHARDED = 1 / 1.03   # of a step of DDP
+SHARDED = (1 / 1.03, 1 / 1.03, 1 / 1.15)   # of a step of DDP, by stage
 CONTROL_MS = 0.1     # 1 % of a step of 10 ms
 MOST_SECONDS = 300   # a program
 
@@ -93,18 +93,19 @@ def all_reduces(programs, rounds, ranks, label, size):
 def overlap(programs, rounds, model, steps):
     def times(ms, fastest):
         return {"ms": ms, "fastest_ms": fastest}
-    longer, delayed, alone, sharded = [], [], [], []
+    longer, delayed, alone, sharded = [], [], [], [[] for _ in SHARDED]
     for _ in range(rounds):
         found = programs.own("ddp_steps", "turns", model, 2, steps, free_port())
         fastest = found["fastest_ms"]
         own = times(found["overlapped_ms"], fastest[0])
         longer.append((own, times(own["ms"] / found["share"], max(fastest[2:4]))))
         delayed.append((own, times(own["ms"] * found["gain"], fastest[1])))
-        sharded.append((times(own["ms"] * found["sharded_share"], fastest[4]), own))
+        for stage, share in enumerate(found["sharded_shares"]):
+            sharded[stage].append((times(own["ms"] * share, fastest[4 + stage]), own))
         alone.append((times(found["communication_ms"], fastest[3]), times(found["compute_ms"], fastest[2])))
     return [row(f"DDP step, {model}: the longer of compute and communication", longer, OVERLAP),
             row(f"DDP step, {model}: without overlap", delayed, None),
-            row(f"ShardedDataParallel step, {model}: DDP", sharded, SHARDED),
+            *(row(f"ShardedDataParallel step, stage {stage + 1}, {model}: DDP", sharded[stage], goal) for stage, goal in enumerate(SHARDED)),
             row(f"communication alone, {model}: compute alone", alone, None)]
 
 

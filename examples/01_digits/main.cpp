@@ -126,7 +126,8 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
     }
   }
 
-  ddp->sync_buffers();  // one set of running statistics for the evaluation
+  ddp->sync_buffers();                          // one set of running statistics for the evaluation
+  const auto whole = ddp->gather_parameters();  // each process evaluates by itself
   const double test = test_accuracy(model, *images.test, world, device);
   if (world.rank == 0 && !flags.picture.empty()) {
     digits::save_picture(flags.picture, model, *images.test, kNormalize, device, reporter.losses());

@@ -185,6 +185,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
     }
   }
 
+  const auto whole = ddp->gather_parameters();  // each process evaluates by itself
   reporter.finish({{"test_loss", test_loss(model, test, world, device)},
                    {"unigram_loss", char_lm::unigram_loss(training, test)},
                    {"bigram_loss", char_lm::bigram_loss(training, test)},

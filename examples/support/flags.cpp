@@ -56,8 +56,8 @@ void Flags::add_to(CLI::App& app) {
 void Flags::add_shard_to(CLI::App& app) {
   app.add_option("--shard", shard,
                  "what the processes divide among each other: 0 nothing, 1 the optimizer's state "
-                 "and f32 masters, 2 these and the gradients (ZeRO)")
-      ->check(CLI::Range(0, 2));
+                 "and f32 masters, 2 these and the gradients, 3 the weights too (ZeRO)")
+      ->check(CLI::Range(0, 3));
 }
 
 std::unique_ptr<parallel::DistributedDataParallel> Flags::data_parallel(

@@ -100,7 +100,8 @@ TEST(Digits, AShardedJobGoesOnUnsharded) {
   const std::string plain = (folder / "plain").string(), sharded = (folder / "sharded").string();
   const std::pair<int, std::string> runs[] = {{0, plain + " --steps 12"},
                                               {1, sharded + " --shard 1 --steps 4"},
-                                              {2, sharded + " --shard 2 --steps 8"},
+                                              {2, sharded + " --shard 2 --steps 7"},
+                                              {3, sharded + " --shard 3 --steps 10"},
                                               {0, sharded + " --steps 12"}};
   for (const auto& [stage, arguments] : runs) {
     const ShellResult result = shell(job + arguments);

@@ -46,6 +46,7 @@ std::vector<Recipe> recipes_of_bits() {
 
 class ShardedBits : public testing::TestWithParam<std::tuple<Recipe, int>> {};
 class DividedGradients : public ShardedBits {};
+class DividedWeights : public ShardedBits {};
 
 void expect_bits_of_plain(const Recipe& recipe, int world_size, test::Stage stage) {
   test::run_threads(world_size, [&](parallel::ProcessGroup& group) {
@@ -60,7 +61,7 @@ void expect_bits_of_plain(const Recipe& recipe, int world_size, test::Stage stag
         ASSERT_EQ(got.gradient_norm, expected.gradient_norm) << "step " << step;
       }
       ASSERT_EQ(got.clip_coefficient, expected.clip_coefficient) << "step " << step;
-      ASSERT_EQ(test::difference_of_weights(sharded.net, plain.net), "") << "step " << step;
+      ASSERT_EQ(test::difference_of_weights(sharded, plain), "") << "step " << step;
     }
     EXPECT_EQ(skipped > 0, recipe.overflow > 0);
     EXPECT_EQ(sharded.precision->loss_scale(), plain.precision->loss_scale());
@@ -71,16 +72,16 @@ void expect_bits_of_plain(const Recipe& recipe, int world_size, test::Stage stag
               "");
     EXPECT_EQ(test::difference_in_parts(sharded.net.state_dict(), plain.net.state_dict(), masters),
               "");
-    std::int64_t elements = 0, with_master = 0;
+    std::int64_t elements = 0, in_parts = 0;
     for (const auto& [name, tensor] : sharded.net.parameters()) {
       elements += tensor.numel();
       const bool has_master = recipe.level == OptLevel::O2 && core::is_half(tensor.dtype());
-      with_master += has_master ? tensor.numel() : 0;
+      in_parts += has_master || stage == test::kParameters ? tensor.numel() : 0;
     }
     const auto in_all = [&](std::int64_t own) {
       return group.all_reduce_sum(static_cast<double>(own));
     };
-    EXPECT_EQ(in_all(masters), static_cast<double>(with_master));
+    EXPECT_EQ(in_all(masters), static_cast<double>(in_parts));
     EXPECT_EQ(std::fmod(in_all(moments), static_cast<double>(elements)), 0.0);
     EXPECT_GT(in_all(moments), 0.0);
   });
@@ -98,6 +99,12 @@ TEST_P(DividedGradients, HaveTheBitsOfDistributedDataParallel) {
   expect_bits_of_plain(recipe, world_size, test::kGradients);
 }
 
+TEST_P(DividedWeights, HaveTheBitsOfDistributedDataParallel) {
+  auto [recipe, world_size] = GetParam();
+  recipe.reduces_each = true;
+  expect_bits_of_plain(recipe, world_size, test::kParameters);
+}
+
 std::string name_of(const testing::TestParamInfo<std::tuple<Recipe, int>>& info) {
   return core::str(std::get<0>(info.param).name, "_", std::get<1>(info.param), "_ranks");
 }
@@ -113,6 +120,10 @@ INSTANTIATE_TEST_SUITE_P(, ShardedBits,
                                           testing::Values(2, 3, 4)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(, DividedGradients,
+                         testing::Combine(testing::ValuesIn(recipes_of_divided_gradients()),
+                                          testing::Values(2, 3, 4)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(, DividedWeights,
                          testing::Combine(testing::ValuesIn(recipes_of_divided_gradients()),
                                           testing::Values(2, 3, 4)),
                          name_of);

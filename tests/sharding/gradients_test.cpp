@@ -16,26 +16,16 @@
 namespace cairn {
 namespace {
 
+using test::inputs;
 using test::kGradients;
+using test::loss_of;
 using test::make;
+using test::ranks_in_order;
 using test::Recipe;
 using test::Training;
 using ::testing::HasSubstr;
 
 const parallel::ShardedOptions kStage2{.stage = parallel::ZeroStage::gradients};
-
-Tensor inputs(const parallel::ProcessGroup& group, std::uint64_t seed) {
-  return test::normal_tensor({4, test::kInputs}, seed * 16 + static_cast<unsigned>(group.rank()));
-}
-
-Tensor loss_of(const Tensor& y) {
-  return autograd::mean(autograd::mul(y, y));
-}
-
-/// Of tests that compare bits: NCCL adds up more of them in an order of its own.
-int ranks_in_order() {
-  return core::default_device().is_cuda() ? 2 : 3;
-}
 
 /// A training of OddNet in f32 by one optimizer.
 struct Plain {

@@ -13,6 +13,7 @@
 namespace cairn {
 namespace {
 
+using test::kAdam;
 using test::make;
 using test::Recipe;
 using test::Training;
@@ -48,7 +49,7 @@ void expect_resumes_alike(const Recipe& recipe, Form form, const std::string& sh
     ASSERT_TRUE(from_plain.state->resume_latest(plain_dir));
     for (int step = 0; step <= 3; ++step) {
       std::int64_t elements = 0;
-      ASSERT_EQ(test::difference_of_weights(from_sharded.net, from_plain.net), "") << step;
+      ASSERT_EQ(test::difference_of_weights(from_sharded, from_plain), "") << step;
       ASSERT_EQ(test::difference_in_parts(from_sharded.optimizer->state_dict(),
                                           from_plain.optimizer->state_dict(), elements),
                 "")
@@ -82,6 +83,12 @@ TEST_P(ShardedStates, ResumeInEveryForm) {
     save(GetParam(), {3, test::kGradients}, sharded);
     expect_resumes_alike(GetParam(), {4, test::kStates}, sharded, plain);
     expect_resumes_alike(GetParam(), {2, test::kPlain}, sharded, plain);
+    expect_resumes_alike(GetParam(), {3, test::kParameters}, sharded, plain);
+    std::filesystem::remove_all(sharded);
+    save(GetParam(), {3, test::kParameters}, sharded);
+    for (const Form form : {Form{4, test::kParameters}, Form{2, test::kGradients},
+                            Form{2, test::kPlain}, Form{1, test::kParameters}})
+      expect_resumes_alike(GetParam(), form, sharded, plain);
   }
   std::filesystem::remove_all(plain);
   std::filesystem::remove_all(sharded);
@@ -105,9 +112,6 @@ std::vector<Recipe> recipes_of_states() {
 INSTANTIATE_TEST_SUITE_P(, ShardedStates, testing::ValuesIn(recipes_of_states()),
                          [](const auto& info) { return info.param.name; });
 
-const Recipe kAdam{.name = "adam",
-                   .optimizer = make<optim::FusedAdam>(optim::AdamOptions{.lr = 1e-2})};
-
 // A part that cannot load gives all of them their old state back, the other ranks' weights too.
 TEST(ShardedState, AFailedLoadChangesNothing) {
   const std::string dir = folder_of("failed");
@@ -130,7 +134,7 @@ TEST(ShardedState, AFailedLoadChangesNothing) {
     const std::string said = test::message_of<core::DataError>([&] { state.resume_latest(dir); });
     EXPECT_THAT(said, HasSubstr("refused"));
     for (int step = 0; step < 3; ++step) {
-      ASSERT_EQ(test::difference_of_weights(training.net, same.net), "") << step;
+      ASSERT_EQ(test::difference_of_weights(training, same), "") << step;
       test::expect_applied(training.step());
       test::expect_applied(same.step());
     }
@@ -147,7 +151,7 @@ TEST(ShardedState, GoThereAndBackWithoutAFile) {
     training.optimizer->load_state_dict(training.optimizer->state_dict());
     training.net.load_state_dict(training.net.state_dict());
     for (int step = 0; step < 2; ++step) {
-      ASSERT_EQ(test::difference_of_weights(training.net, same.net), "") << step;
+      ASSERT_EQ(test::difference_of_weights(training, same), "") << step;
       test::expect_applied(training.step());
       test::expect_applied(same.step());
     }

@@ -77,9 +77,26 @@ inline std::ostream& operator<<(std::ostream& out, const Recipe& recipe) {
   return out << recipe.name;
 }
 
+const Recipe kAdam{.name = "adam",
+                   .optimizer = make<optim::FusedAdam>(optim::AdamOptions{.lr = 1e-2})};
+
+inline Tensor inputs(const parallel::ProcessGroup& group, std::uint64_t seed,
+                     std::int64_t width = kInputs) {
+  return normal_tensor({4, width}, seed * 16 + static_cast<unsigned>(group.rank()));
+}
+
+/// Of tests that compare bits: NCCL adds up more of them in an order of its own.
+inline int ranks_in_order() {
+  return core::default_device().is_cuda() ? 2 : 3;
+}
+
+inline Tensor loss_of(const Tensor& y) {
+  return autograd::mean(autograd::mul(y, y));
+}
+
 using Stage = std::optional<parallel::ZeroStage>;  // nothing: DistributedDataParallel
 constexpr Stage kPlain{}, kStates{parallel::ZeroStage::optimizer_states},
-    kGradients{parallel::ZeroStage::gradients};
+    kGradients{parallel::ZeroStage::gradients}, kParameters{parallel::ZeroStage::parameters};
 
 /// Everything of one rank's training. The order of the members is that of construction.
 class Training {
@@ -113,7 +130,7 @@ class Training {
       precision->backward(loss(2 * now));
     } else if (recipe_.accumulates) {
       precision->backward(loss(2 * now));
-      if (stage_ != parallel::ZeroStage::gradients) (void)optimizer->stash();
+      if (!stage_ || *stage_ < parallel::ZeroStage::gradients) (void)optimizer->stash();
     }
     Tensor last = loss(2 * now + 1);
     if (now == recipe_.overflow && group_.rank() == 1) last = autograd::affine(last, 1e38, 0.0);
@@ -122,6 +139,8 @@ class Training {
   }
 
   parallel::DistributedDataParallel& ddp() { return *ddp_; }
+  /// While it lives, weights are whole.
+  parallel::GatheredParameters gather() { return ddp_->gather_parameters(); }
 
   OddNet net;
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -194,6 +213,12 @@ inline std::string difference_of_weights(const nn::Module& a, const nn::Module& 
     }
   }
   return "";
+}
+
+/// The same of trainings whose weights may lie in parts.
+inline std::string difference_of_weights(Training& a, Training& b) {
+  const auto left = a.gather(), right = b.gather();
+  return difference_of_weights(a.net, b.net);
 }
 
 }  // namespace cairn::test

@@ -52,24 +52,26 @@ void check_not_summed(const core::GradientSlot& slot, const std::string& name) {
 
 ReducerOptions reducer_options(const DistributedOptions& options, std::optional<ZeroStage> stage) {
   ReducerOptions of_reducer = options.of_reducer();
-  of_reducer.shard = stage == ZeroStage::gradients;
+  of_reducer.shard = stage >= ZeroStage::gradients;
   return of_reducer;
 }
 
 }  // namespace
 
-DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const DistributedOptions& o,
+DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const ShardedOptions& o,
                                     std::optional<ZeroStage> s)
     : model(&m),
       group(std::move(g)),
-      options(o),
+      options(o.distributed),
       stage(s),
-      reducer(group, reducer_options(o, s)),
+      reducer(group, reducer_options(options, s)),
       of_reducer(reducer.world()),
       parameters(m.parameters()),
       buffers(m.buffers()),
       arena(optim::GradientArena::attach(parameters)),
-      unused(o.static_graph) {
+      unused(options.static_graph) {
+  if (stage == ZeroStage::parameters && group.world_size() > 1)
+    units = std::make_shared<WeightUnits>(m, group, o);
   for (const std::string& trigger : options.trigger_parameters) {
     const auto names = names_of(parameters);
     CAIRN_CHECK(std::find(names.begin(), names.end(), trigger) != names.end(), "ddp",
@@ -105,8 +107,10 @@ void DistributedDataParallel::Impl::connect() {
   hooks.clear();
   for (const auto& [name, tensor] : parameters) {
     tensor.gradient_slot().set_reducer(weak_from_this());
-    hooks.push_back(
-        autograd::on_gradient_ready(tensor, [this](const Tensor& leaf) { on_ready(leaf); }));
+    hooks.push_back(autograd::on_gradient_ready(tensor, [this](const Tensor& leaf) {
+      on_ready(leaf);
+      if (units) units->gradient_ready(leaf);
+    }));
   }
 }
 

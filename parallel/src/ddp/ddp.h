@@ -21,6 +21,7 @@
 #include "ddp/likely_mistakes.h"
 #include "ddp/uneven_inputs.h"
 #include "ddp/unused_parameters.h"
+#include "sharding/weight_units.h"
 
 namespace cairn::parallel {
 
@@ -53,7 +54,7 @@ class NoSyncState {
 struct DistributedDataParallel::Impl final : core::GradientReducer,
                                              core::RankSet,
                                              std::enable_shared_from_this<Impl> {
-  Impl(nn::Module& model, ProcessGroup group, const DistributedOptions& options,
+  Impl(nn::Module& model, ProcessGroup group, const ShardedOptions& options,
        std::optional<ZeroStage> stage);
   ~Impl() override;
   Impl(const Impl&) = delete;
@@ -95,7 +96,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   bool other_ranks_have_batches();
 
   bool is_reduced(const Tensor& parameter) const;
-  bool shards_gradients() const { return stage == ZeroStage::gradients && group.world_size() > 1; }
+  bool shards_gradients() const { return stage >= ZeroStage::gradients && group.world_size() > 1; }
   bool finds_unused() const { return options.find_unused_parameters || options.static_graph; }
   const NamedTensor& parameter_of(std::size_t gradient) const {
     return parameters[parameter_of_gradient[gradient]];
@@ -110,6 +111,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   DistributedOptions options;
   std::optional<ZeroStage> stage;                                  // of a ShardedDataParallel
   std::shared_ptr<const void> divides = std::make_shared<char>();  // for the arena: while it lives
+  std::shared_ptr<WeightUnits> units;  // null: weights are whole (all but stage 3)
   Reducer reducer;
   core::World of_reducer;            // also tells of gradients that were not finite before
   NamedTensors parameters, buffers;  // the model's

@@ -60,12 +60,12 @@ ReducerOptions DistributedOptions::of_reducer() const {
 
 DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup group,
                                                  const DistributedOptions& options)
-    : DistributedDataParallel(model, std::move(group), options, std::nullopt) {}
+    : DistributedDataParallel(model, std::move(group), {.distributed = options}, std::nullopt) {}
 
 DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup group,
-                                                 const DistributedOptions& options,
+                                                 const ShardedOptions& options,
                                                  std::optional<ZeroStage> stage) {
-  check_options(options.of_reducer());
+  check_options(options.distributed.of_reducer());
   if (group.world_size() > 1) {
     check_same_model(model, group);
     warn_of_devices(model, group);
@@ -75,6 +75,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup
   }
   impl_ = std::make_shared<Impl>(model, std::move(group), options, stage);
   impl_->connect();
+  if (impl_->units) impl_->units->connect();
 }
 
 core::World DistributedDataParallel::world() const {
@@ -109,6 +110,13 @@ DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool enabled) {
 }
 
 DistributedDataParallel::Join DistributedDataParallel::join(DivideBy divide_by) {
+  if (impl_->units) {
+    core::fail<core::Unsupported>(
+        "ddp",
+        "expected as many batches on every rank where weights are "
+        "gathered in each forward, got join() (ZeroStage::gradients keeps "
+        "whole weights)");
+  }
   CAIRN_CHECK(!impl_->uneven, "ddp", "expected one join() at a time, got another one");
   CAIRN_CHECK(
       impl_->options.average || divide_by != DivideBy::samples, "ddp",

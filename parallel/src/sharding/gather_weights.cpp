@@ -11,67 +11,87 @@
 namespace cairn::parallel {
 namespace {
 
-using core::ShardedWeight;
-
 constexpr std::size_t kChunkBytes = std::size_t{25} << 20;
+constexpr std::size_t kLargeBytes = std::size_t{1} << 20;  // a copy costs more than a collective
 
-/// Part `rank` of each.
-std::vector<TensorView> parts_of(const std::vector<ShardedWeight>& weights, int rank,
-                                 int world_size) {
+std::string label(const PartAndWhole& first, bool more) {
+  return "weights " + first.name + (more ? " ..." : "");
+}
+
+/// Parts follow each other in rank order: the whole is what a gather makes of them.
+void gather_in_place(const PartAndWhole& tensor, const ProcessGroup& group) {
+  const TensorView all = core::part_of(tensor.whole, {0, tensor.whole.numel()});
+  group.all_gather(tensor.part, all, tensor.counts, label(tensor, false));
+}
+
+/// Part `rank` of each whole.
+std::vector<TensorView> parts_of(const std::vector<PartAndWhole>& chunk, std::size_t rank) {
   std::vector<TensorView> parts;
-  for (const ShardedWeight& sharded : weights) {
-    TensorView weight = sharded.weight;
-    weight.version = nullptr;
-    parts.push_back(core::part_of(weight, sharded.part(rank, world_size)));
+  for (const PartAndWhole& tensor : chunk) {
+    std::int64_t begin = 0;
+    for (std::size_t r = 0; r < rank; ++r) begin += tensor.counts[r];
+    parts.push_back(core::part_of(tensor.whole, {begin, begin + tensor.counts[rank]}));
   }
   return parts;
 }
 
-std::int64_t elements_of(const std::vector<TensorView>& views) {
-  std::int64_t elements = 0;
-  for (const TensorView& view : views) elements += view.numel();
-  return elements;
-}
-
-/// Weights of one dtype and device.
-void gather_chunk(const std::vector<ShardedWeight>& chunk, const ProcessGroup& group) {
-  const int world_size = group.world_size();
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(world_size));
-  for (int rank = 0; rank < world_size; ++rank)
-    counts[static_cast<std::size_t>(rank)] = elements_of(parts_of(chunk, rank, world_size));
+/// Tensors of one dtype and device.
+void gather_flat(const std::vector<PartAndWhole>& chunk, const ProcessGroup& group) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(group.world_size()));
+  std::vector<TensorView> own;
   std::int64_t total = 0;
-  for (const std::int64_t count : counts) total += count;
-  const Tensor& first = chunk.front().weight;
+  for (const PartAndWhole& tensor : chunk) {
+    own.push_back(tensor.part);
+    for (std::size_t r = 0; r < counts.size(); ++r) counts[r] += tensor.counts[r];
+    total += tensor.whole.numel();
+  }
+  const TensorView& first = chunk.front().whole;
   const core::MemoryCategoryGuard category(core::MemoryCategory::communication);
-  const Tensor own = flatten(parts_of(chunk, group.rank(), world_size));
-  const Tensor all = Tensor::empty({total}, first.dtype(), first.device());
-  group.all_gather(own, all, counts, "weights " + first.name() + " ...");
+  const Tensor flat = flatten(own);
+  const Tensor all = Tensor::empty({total}, first.dtype, first.device);
+  group.all_gather(flat, all, counts, label(chunk.front(), true));
   std::int64_t at = 0;
-  for (int rank = 0; rank < world_size; ++rank) {
-    const std::int64_t end = at + counts[static_cast<std::size_t>(rank)];
-    if (rank != group.rank()) {
-      unflatten(all.view().slice(0, at, end), parts_of(chunk, rank, world_size));
-    }
-    at = end;
+  for (std::size_t rank = 0; rank < counts.size(); ++rank) {
+    unflatten(all.view().slice(0, at, at + counts[rank]), parts_of(chunk, rank));
+    at += counts[rank];
   }
 }
 
 }  // namespace
 
-void gather_weights(const std::vector<ShardedWeight>& weights, const ProcessGroup& group) {
-  std::vector<ShardedWeight> left = weights;
+std::vector<PartAndWhole> parts_in_place(const std::vector<core::ShardedWeight>& weights,
+                                         const ProcessGroup& group) {
+  const int world_size = group.world_size();
+  std::vector<PartAndWhole> parts;
+  for (const core::ShardedWeight& sharded : weights) {
+    PartAndWhole& one = parts.emplace_back();
+    one.name = sharded.weight.name();
+    one.whole = sharded.weight;
+    one.whole.version = nullptr;
+    for (int rank = 0; rank < world_size; ++rank)
+      one.counts.push_back(sharded.part(rank, world_size).size());
+    one.part = core::part_of(one.whole, sharded.part(group.rank(), world_size));
+  }
+  return parts;
+}
+
+void gather_parts(const std::vector<PartAndWhole>& tensors, const ProcessGroup& group) {
+  std::vector<PartAndWhole> left;
+  for (const PartAndWhole& tensor : tensors) {
+    const bool large = tensor.whole.nbytes() >= kLargeBytes;
+    large ? gather_in_place(tensor, group) : left.push_back(tensor);
+  }
   while (!left.empty()) {
-    std::vector<ShardedWeight> chunk, rest;
+    std::vector<PartAndWhole> chunk, rest;
     std::size_t bytes = 0;
-    for (ShardedWeight& one : left) {
-      const Tensor& first = chunk.empty() ? one.weight : chunk.front().weight;
-      const bool alike =
-          one.weight.dtype() == first.dtype() && one.weight.device() == first.device();
-      const bool fits = chunk.empty() || bytes + one.weight.nbytes() <= kChunkBytes;
-      if (alike && fits) bytes += one.weight.nbytes();
+    for (PartAndWhole& one : left) {
+      const TensorView& first = chunk.empty() ? one.whole : chunk.front().whole;
+      const bool alike = one.whole.dtype == first.dtype && one.whole.device == first.device;
+      const bool fits = chunk.empty() || bytes + one.whole.nbytes() <= kChunkBytes;
+      if (alike && fits) bytes += one.whole.nbytes();
       (alike && fits ? chunk : rest).push_back(std::move(one));
     }
-    gather_chunk(chunk, group);
+    gather_flat(chunk, group);
     left = std::move(rest);
   }
 }

@@ -1,4 +1,4 @@
-// Weights of which each rank has updated its part.
+// Weights of which each rank has a part.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,21 @@
 
 namespace cairn::parallel {
 
-/// Gives every rank all parts, in flat buffers of up to 25 MiB, one dtype and device each. A
-/// collective: every rank hands in the same weights. Done in the current streams' order; nobody is
-/// told that the weights were written.
-void gather_weights(const std::vector<core::ShardedWeight>& weights, const ProcessGroup& group);
+/// What one rank puts into a gather, and gets.
+struct PartAndWhole {
+  std::string name;
+  TensorView part;                   // this rank's, [n]; may be its place in the whole
+  TensorView whole;                  // dense
+  std::vector<std::int64_t> counts;  // elements of each rank
+};
+
+/// The parts of weights that every rank keeps whole.
+std::vector<PartAndWhole> parts_in_place(const std::vector<core::ShardedWeight>& weights,
+                                         const ProcessGroup& group);
+
+/// Gives every rank all parts: large tensors where they lie, small ones in flat buffers of up to 25
+/// MiB, one dtype and device each. A collective: every rank hands in the same tensors. Done in the
+/// current streams' order; nobody is told that the wholes were written.
+void gather_parts(const std::vector<PartAndWhole>& tensors, const ProcessGroup& group);
 
 }  // namespace cairn::parallel

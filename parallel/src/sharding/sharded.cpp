@@ -7,11 +7,41 @@
 #include "sharding/gather_weights.h"
 
 namespace cairn::parallel {
+namespace {
+
+const ShardedOptions& checked(const ShardedOptions& options) {
+  const bool in_parts = options.stage == ZeroStage::parameters;
+  CAIRN_CHECK(in_parts || options.units.empty(), "sharding",
+              "expected units with ZeroStage::parameters only, got some with another stage");
+  const bool unlike =
+      options.distributed.find_unused_parameters || options.distributed.static_graph;
+  if (in_parts && unlike) {
+    core::fail<core::Unsupported>(
+        "sharding", "expected the same graph on all ranks where weights are gathered as it needs ",
+        "them, got ", options.distributed.static_graph ? "static_graph" : "find_unused_parameters",
+        " (ZeroStage::gradients keeps whole weights)");
+  }
+  return options;
+}
+
+}  // namespace
 
 ShardedDataParallel::ShardedDataParallel(nn::Module& model, ProcessGroup group,
                                          const ShardedOptions& options)
-    : DistributedDataParallel(model, std::move(group), options.distributed, options.stage),
+    : DistributedDataParallel(model, std::move(group), checked(options), options.stage),
       stage_(options.stage) {}
+
+GatheredParameters DistributedDataParallel::gather_parameters() {
+  if (impl_->units) impl_->units->gather_all();
+  return GatheredParameters(impl_->units);
+}
+
+GatheredParameters::GatheredParameters(std::shared_ptr<WeightUnits> units)
+    : units_(std::move(units)) {}
+GatheredParameters::GatheredParameters(GatheredParameters&& other) noexcept = default;
+GatheredParameters::~GatheredParameters() {
+  if (units_) units_->give_back();
+}
 
 core::GradientReducer::Sharding DistributedDataParallel::Impl::sharding() const {
   if (!stage) return {};
@@ -20,7 +50,11 @@ core::GradientReducer::Sharding DistributedDataParallel::Impl::sharding() const 
 
 void DistributedDataParallel::Impl::gather_weights(
     const std::vector<core::ShardedWeight>& weights) {
-  parallel::gather_weights(weights, group);
+  std::vector<core::ShardedWeight> whole;
+  for (const core::ShardedWeight& one : weights) {
+    if (core::WeightInParts::of(one.weight) == nullptr) whole.push_back(one);
+  }
+  if (!whole.empty()) gather_parts(parts_in_place(whole, group), group);
 }
 
 void DistributedDataParallel::Impl::update_failed(const std::string& why) {

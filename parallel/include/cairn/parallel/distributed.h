@@ -90,6 +90,23 @@ enum class DivideBy : std::uint8_t {
 };
 
 enum class ZeroStage : std::uint8_t;  // of a ShardedDataParallel
+struct ShardedOptions;
+class WeightUnits;
+
+/// Of gather_parameters(). While it lives, every weight is whole on every rank, to be read and
+/// written (on all ranks alike); forwards are this rank's own. Its end takes over what was written.
+/// No step, save or load meanwhile.
+class [[nodiscard]] GatheredParameters {
+ public:
+  ~GatheredParameters();
+  GatheredParameters(GatheredParameters&& other) noexcept;
+  GatheredParameters& operator=(GatheredParameters&&) = delete;
+
+ private:
+  friend class DistributedDataParallel;
+  explicit GatheredParameters(std::shared_ptr<WeightUnits> units);
+  std::shared_ptr<WeightUnits> units_;
+};
 
 class DistributedDataParallel : public core::Stateful {
  public:
@@ -162,6 +179,11 @@ class DistributedDataParallel : public core::Stateful {
   /// take part in.
   void sync_buffers();
 
+  /// A collective, between steps, where ranks hold weights in parts (ZeroStage::parameters); else it
+  /// does nothing: an evaluation in which ranks have batches of different numbers, a picture that
+  /// one of them draws, an average of weights.
+  GatheredParameters gather_parameters();
+
   /// The one handle for the others: rank, size, agreement, and what only this model's gradients
   /// tell.
   core::World world() const;
@@ -184,7 +206,7 @@ class DistributedDataParallel : public core::Stateful {
 
  private:
   friend class ShardedDataParallel;
-  DistributedDataParallel(nn::Module& model, ProcessGroup group, const DistributedOptions& options,
+  DistributedDataParallel(nn::Module& model, ProcessGroup group, const ShardedOptions& options,
                           std::optional<ZeroStage> stage);
   std::shared_ptr<Impl> impl_;
 };

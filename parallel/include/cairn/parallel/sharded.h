@@ -1,8 +1,8 @@
 // ShardedDataParallel: DistributedDataParallel whose ranks divide the optimizer's state among each
 // other (ZeRO, stage 1; Rajbhandari et al. 2020; PyTorch's ZeroRedundancyOptimizer, DeepSpeed's
-// "stage": 1), or gradients too (stage 2). Of n parameters in half precision a rank of N keeps 2 n
-// bytes of weights, 2 n or 2 n / N of gradients and 12 n / N of masters and moments, where
-// DistributedDataParallel keeps 16 n.
+// "stage": 1), gradients too (stage 2), or weights too (stage 3; FSDP). Of n parameters in half
+// precision a rank of N keeps 2 n bytes of weights (stage 3: 2 n / N), 2 n of gradients (stages 2
+// and 3: 2 n / N) and 12 n / N of masters and moments, where DistributedDataParallel keeps 16 n.
 //
 //   parallel::ShardedDataParallel sharded(model, group);     // in place of DistributedDataParallel
 //   optim::FusedAdam optimizer(model.parameters(), {.lr = 1e-3});
@@ -11,13 +11,21 @@
 // Each parameter is cut evenly over the ranks, at multiples of 1,024 elements. Gradients are
 // averaged as DistributedDataParallel does, on every rank, or (stage 2) each rank gets its part of
 // them; a step checks and measures all of them, updates this rank's part of every weight, and
-// gathers the others' (in the weights' dtype). The weights, the norms and the skips are those of
+// gathers the others' (in the weights' dtype; not in stage 3). The weights, the norms and the skips are those of
 // DistributedDataParallel, bit for bit (in stage 2 where the engine adds up in rank order: NCCL does
 // so for two ranks). An optimizer whose update looks at whole tensors (FusedLAMB, LARC) gives each
 // of them to one rank instead, in stage 1; in stage 2 it is Unsupported.
 //
 // In stage 2 every backward reduces: several in a step add up in f32 sums of this rank's parts
 // (no_sync() is Unsupported), and grad() is InvalidArgument, because no rank has the whole.
+//
+// In stage 3 a weight lies in parts from the first forward on. It is whole while its unit of the
+// model (ShardedOptions::units) is in a forward, and from the first operation of a backward that
+// needs it until the unit's gradients are there; the next unit is gathered meanwhile. All ranks run
+// the same graph. A use of a weight elsewhere (an average, a clamp, an initialiser) is
+// InvalidArgument unless gather_parameters() has made it whole. Forwards on the model itself gather
+// as well, on every rank. A pointer from data() is good as long as the weight is whole.
+// find_unused_parameters, static_graph, join() and captured steps are Unsupported.
 //
 // A step is a collective. Where a rank cannot take its part in one (it is out of memory), the group
 // breaks and says so. Sharded and plain optimizers may be constructed before or after; those that
@@ -33,6 +41,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "cairn/parallel/distributed.h"
 
@@ -42,11 +52,22 @@ namespace cairn::parallel {
 enum class ZeroStage : std::uint8_t {
   optimizer_states = 1,  // moments and master weights
   gradients = 2,         // these too, once they are reduced
+  parameters = 3,        // weights too, while no forward or backward uses them
 };
 
 struct ShardedOptions {
   ZeroStage stage = ZeroStage::optimizer_states;
   DistributedOptions distributed;
+
+  // Of ZeroStage::parameters.
+  /// The modules, by full name, whose weights are gathered as one ("block0", "block1.mlp"); what is
+  /// in none of them is whole for all of a forward. Empty: each layer of the model, members of a
+  /// Sequential or a ModuleList counting as layers.
+  std::vector<std::string> units;
+  /// false: weights stay whole from the forward to the backward, which gathers none then.
+  bool reshard_after_forward = true;
+  /// The next unit is gathered while one works. false: one unit less in memory.
+  bool prefetch = true;
 };
 
 class ShardedDataParallel : public DistributedDataParallel {

@@ -1,0 +1,79 @@
+// Stage 3 of ZeRO: each weight lies in parts on the ranks, and is whole only where its unit of the
+// model is at work.
+//
+// A unit is a module whose weights are gathered together: the innermost one around a weight, of
+// several apart (a tied weight) the first; what is in none belongs to the model itself. A unit is
+// gathered before its forward and let go of after it. Elsewhere in a forward, and in a backward, it
+// is gathered by the first operation that asks one of its weights for its elements (what operations
+// have saved are tensors of the same storage), and let go of with the model's forward, or when the
+// gradients of all its weights are there. While a unit works, the next one is on its way: the order
+// is that of the first forward.
+//
+// All of that is in the order of the program, which is the same on every rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cairn/core/sharding.h"
+#include "cairn/core/stream.h"
+#include "cairn/nn/module.h"
+#include "cairn/parallel/process_group.h"
+#include "cairn/parallel/sharded.h"
+
+namespace cairn::parallel {
+
+class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
+ public:
+  struct Unit;
+
+  /// Throws InvalidArgument for a unit that the model has not.
+  WeightUnits(nn::Module& model, ProcessGroup group, const ShardedOptions& options);
+  /// Takes its wrappers off the model. Weights stay in parts.
+  ~WeightUnits();
+  WeightUnits(const WeightUnits&) = delete;
+  WeightUnits& operator=(const WeightUnits&) = delete;
+
+  /// Puts itself around the forwards of the model and its units.
+  void connect();
+  /// In a backward, when the weight's gradient is complete.
+  void gradient_ready(const Tensor& weight);
+
+  /// Every weight is whole until give_back(), which takes over what was written meanwhile.
+  void gather_all();
+  void give_back();
+
+ private:
+  class Part;
+  class Forward;
+  void plan_units(const std::vector<std::string>& names);
+  void divide();
+  void divide(const NamedTensor& weight, Unit& unit);
+  Tensor forward(Unit& unit, const Tensor& x, const nn::Module::Forward& next);
+  void learn(Unit& unit);
+  void bring(Unit& unit);
+  void start(Unit& unit);
+  const core::Stream& stream_of(Device device);
+  void fetch_ahead(const Unit& unit);
+  void let_go(Unit& unit);
+  void let_go_of_all();
+  void follow_backward();
+
+  nn::Module* model_;
+  ProcessGroup group_;
+  bool reshard_after_forward_;
+  bool prefetch_;
+  std::vector<std::unique_ptr<Unit>> units_;        // the model itself first
+  std::unordered_map<const void*, Unit*> unit_of_;  // by Tensor::id()
+  std::vector<Unit*> order_;                        // of the first forward
+  bool order_known_ = false;
+  std::vector<core::Stream> streams_;  // for gathers, one a device
+  int forwards_ = 0;                   // under way, one within the other
+  core::RunId run_ = 0;                // the backward that is followed
+  bool gathered_ = false;
+};
+
+}  // namespace cairn::parallel
