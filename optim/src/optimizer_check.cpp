@@ -29,10 +29,10 @@ void Optimizer::prepare_gradients() const {
     slot.check_whole(parameter.name);
     CAIRN_CHECK(slot.claim(identity_), "optimizer", "expected parameters of one optimizer, got '",
                 parameter.name, "', which another optimizer steps too");
-    if (slot.holds_part() && (updates_whole_tensors() || larc_)) {
-      core::fail<core::Unsupported>("optimizer", "expected whole gradients for ",
-                                    larc_ ? "LARC" : kind(), ", got this rank's part of '",
-                                    parameter.name, "' (ZeroStage::optimizer_states)");
+    if (slot.holds_part() && updates_whole_tensors()) {
+      core::fail<core::Unsupported>("optimizer", "expected whole gradients for ", kind(),
+                                    ", got this rank's part of '", parameter.name,
+                                    "' (ZeroStage::optimizer_states)");
     }
     if (slot.has_sum()) beside_sums.push_back(parameter.tensor);
   }
@@ -74,12 +74,19 @@ PendingReport Optimizer::begin_check(double norm_type) const {
 
 namespace {
 
-/// The f32 master where all of it is here (else another rank asks), or the weight.
-TensorView exact_weight(const Tensor& weight) {
+/// The f32 master where these elements of it are here (else another rank asks), or the weight.
+TensorView exact_weight(const Tensor& weight, core::ElementRange elements) {
   const auto* master = kernels::MasterWeight::of(weight);
   const bool has_it = master != nullptr && master->storage() == MasterStorage::f32 &&
-                      master->tensor().numel() == weight.numel();
-  return has_it ? master->tensor() : weight;
+                      master->tensor().numel() == elements.size();
+  if (has_it) return master->tensor();
+  const bool whole = elements.size() == weight.numel() && !core::WeightInParts::of(weight);
+  return whole ? weight.view() : core::part_of_weight(weight, elements);
+}
+
+/// A piece of what lies here, [n] of `here`.
+TensorView piece_of(const TensorView& x, core::ElementRange here, core::ElementRange piece) {
+  return piece == here ? x : x.slice(0, piece.begin - here.begin, piece.end - here.begin);
 }
 
 /// The elements of the parameter of which this rank has the gradient.
@@ -132,16 +139,14 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
       const Tensor* gradient = gradient_of(parameters_[i]);
       if (gradient == nullptr || gradient->device() != device) continue;
       const core::ElementRange here = elements_of(parameters_[i].tensor);
-      const bool part = parameters_[i].tensor.gradient_slot().holds_part();
-      pending.divided_ = pending.divided_ || part;
+      pending.divided_ = pending.divided_ || parameters_[i].tensor.gradient_slot().holds_part();
+      const TensorView weight = larc_ ? exact_weight(parameters_[i].tensor, here) : TensorView();
       for (const core::ElementRange& piece : checked_together(parameters_[i].tensor, here)) {
         indices.push_back(i);
         elements.push_back(piece);
-        gradients.push_back(
-            part ? gradient->view().slice(0, piece.begin - here.begin, piece.end - here.begin)
-                 : gradient->view());
+        gradients.push_back(piece_of(*gradient, here, piece));
+        if (larc_) weights.push_back(piece_of(weight, here, piece));
       }
-      if (larc_) weights.push_back(exact_weight(parameters_[i].tensor));
     }
     for (std::size_t k = 0; k < types.size(); ++k) {
       pending.passes_.push_back(
@@ -178,13 +183,21 @@ PendingReport Optimizer::stash(double scale) {
 
 namespace {
 
+/// Of gradients by type, and of weights where the optimizer needs their norms.
+std::vector<FoundChecks::OfParameters*> all_of(FoundChecks& found) {
+  std::vector<FoundChecks::OfParameters*> all;
+  for (FoundChecks::OfParameters& of_type : found.gradients) all.push_back(&of_type);
+  if (!found.weights.empty()) all.push_back(&found.weights);
+  return all;
+}
+
 /// What this rank found in its parts of some parameters, and what another one did.
-std::string pack(const FoundChecks& found, const std::vector<std::size_t>& parameters) {
+std::string pack(FoundChecks& found, const std::vector<std::size_t>& parameters) {
   core::Packer packer;
-  for (const FoundChecks::OfParameters& of_type : found.gradients) {
+  for (const FoundChecks::OfParameters* of : all_of(found)) {
     for (const std::size_t p : parameters) {
-      packer.number(of_type[p].size());
-      for (const auto& [elements, check] : of_type[p]) {
+      packer.number((*of)[p].size());
+      for (const auto& [elements, check] : (*of)[p]) {
         packer.number(static_cast<std::uint64_t>(elements.begin));
         packer.number(static_cast<std::uint64_t>(elements.end));
         packer.real(check.power_sum).number(static_cast<std::uint64_t>(check.nonfinite));
@@ -199,7 +212,7 @@ void append(const std::string& told, const std::vector<std::size_t>& parameters,
             FoundChecks& found) {
   core::Unpacker unpacker(told);
   const auto number = [&] { return static_cast<std::int64_t>(unpacker.number()); };
-  for (FoundChecks::OfParameters& of_type : found.gradients) {
+  for (FoundChecks::OfParameters* of : all_of(found)) {
     for (const std::size_t p : parameters) {
       for (std::uint64_t left = unpacker.count(40); left > 0; --left) {
         kernels::CheckedPiece piece;
@@ -208,7 +221,7 @@ void append(const std::string& told, const std::vector<std::size_t>& parameters,
         piece.check.power_sum = unpacker.real();
         piece.check.nonfinite = number();
         piece.check.nan = number();
-        of_type[p].push_back(piece);
+        (*of)[p].push_back(piece);
       }
     }
   }
@@ -231,8 +244,8 @@ GradientReport Optimizer::complete(const GradientReport& report) const {
       if (slot.holds_part() && slot.reducer() == reducer) theirs.push_back(i);
     }
     const std::string own = pack(all, theirs);
-    for (FoundChecks::OfParameters& of_type : all.gradients) {
-      for (const std::size_t p : theirs) of_type[p].clear();
+    for (FoundChecks::OfParameters* of : all_of(all)) {
+      for (const std::size_t p : theirs) (*of)[p].clear();
     }
     for (const std::string& told : reducer->exchange(own, "what is in parts of gradients"))
       append(told, theirs, all);

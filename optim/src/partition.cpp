@@ -29,7 +29,7 @@ Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tenso
                                       tensor.strides());
       }
       entry.ranks = reducer->sharding();
-      if (whole_tensors) {
+      if (whole_tensors && !entry.ranks.gradients) {
         std::vector<std::int64_t>& load = loads[reducer.get()];
         load.resize(static_cast<std::size_t>(entry.ranks.world_size));
         const auto least = std::min_element(load.begin(), load.end());

@@ -274,7 +274,8 @@ TEST_P(Mistakes, MomentsDroppedSwappedOrOfAnOldStepAfterResuming) {
 // Seven tensors of less than a block each: all of them are one rank's.
 TEST_P(Mistakes, RanksThatHoldNothing) {
   test::run_threads(4, [](parallel::ProcessGroup& group) {
-    nn::Sequential net(nn::Linear(5, 3), nn::Linear(3, 2)), same(nn::Linear(5, 3), nn::Linear(3, 2));
+    nn::Sequential net(nn::Linear(5, 3), nn::Linear(3, 2)),
+        same(nn::Linear(5, 3), nn::Linear(3, 2));
     parallel::ShardedDataParallel sharded(net, group, {.stage = GetParam()});
     parallel::DistributedDataParallel plain(same, group);
     {
@@ -305,9 +306,9 @@ TEST_P(Mistakes, FrozenParametersWithGradients) {
       const auto stats = core::memory_stats(core::default_device());
       EXPECT_LT(stats.peak_of(core::MemoryCategory::gradients), 4U * 2 * 600 * 2);
       test::expect_applied(optimizer.step());
-      EXPECT_LT(core::memory_stats(core::default_device()).of(
-                    core::MemoryCategory::optimizer_state),
-                8U * 2 * 600 * 2);
+      EXPECT_LT(
+          core::memory_stats(core::default_device()).of(core::MemoryCategory::optimizer_state),
+          8U * 2 * 600 * 2);
     }
   });
 }
@@ -322,8 +323,7 @@ TEST_P(Mistakes, AllOfTheStateOnEachRankAtLoad) {
     for (int i = 0; i < 8; ++i) net.add(nn::Linear(256, 256));
     parallel::ShardedDataParallel sharded(net, group, {.stage = GetParam()});
     optim::FusedAdam optimizer(net.parameters());
-    checkpointing::TrainingState state({{"model", net}, {"optimizer", optimizer}},
-                                       sharded.world());
+    checkpointing::TrainingState state({{"model", net}, {"optimizer", optimizer}}, sharded.world());
     autograd::backward(loss_of(sharded(inputs(group, 1, 256))));
     test::expect_applied(optimizer.step());
     state.save(dir.string(), 1);

@@ -50,6 +50,45 @@ TEST(ShardedMemory, IsWhatTheFormulaSays) {
   });
 }
 
+// Weights, gradients, masters and moments of all ranks together, at O2 with Adam, before a step.
+TEST(ShardedMemory, OfOneToEightRanks) {
+  const auto bytes = [](core::MemoryCategory category) {
+    return static_cast<double>(core::memory_stats(core::default_device()).of(category));
+  };
+  for (const auto stage : {parallel::ZeroStage::optimizer_states, parallel::ZeroStage::gradients,
+                           parallel::ZeroStage::parameters}) {
+    for (const int ranks : {1, 2, 3, 4, 6, 8}) {
+      SCOPED_TRACE(core::str("stage ", static_cast<int>(stage), ", ", ranks, " ranks"));
+      test::run_threads(ranks, [&](parallel::ProcessGroup& group) {
+        nn::Sequential net;
+        for (int i = 0; i < 8; ++i) net.add(nn::Linear(256, 256));
+        const double n = 8 * (256 * 256 + 256);
+        parallel::ShardedDataParallel sharded(net, group, {.stage = stage});
+        optim::FusedAdam optimizer(net.parameters());
+        amp::Amp precision = amp::initialize(
+            net, optimizer,
+            {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = sharded.world()});
+        for (int step = 0; step < 2; ++step) {
+          precision.backward(test::loss_of(sharded(test::inputs(group, 1, 256))));
+          group.barrier();
+          const double divided_weights = stage == parallel::ZeroStage::parameters ? 1 : ranks;
+          const double divided_gradients = stage >= parallel::ZeroStage::gradients ? 1 : ranks;
+          if (step == 1 && group.rank() == 0) {
+            using core::MemoryCategory;
+            EXPECT_NEAR(bytes(MemoryCategory::parameters), 2 * n * divided_weights,
+                        0.02 * 2 * n * divided_weights);
+            EXPECT_NEAR(bytes(MemoryCategory::gradients), 2 * n * divided_gradients,
+                        0.02 * 2 * n * divided_gradients);
+            EXPECT_NEAR(bytes(MemoryCategory::optimizer_state), 12 * n, 0.02 * 12 * n);
+          }
+          group.barrier();
+          ASSERT_TRUE(precision.step().applied);
+        }
+      });
+    }
+  }
+}
+
 // Tensors that are not cut: no rank has more than its share and the largest of them.
 TEST(ShardedMemory, OfWholeTensorsIsBalanced) {
   test::run_threads(3, [](parallel::ProcessGroup& group) {

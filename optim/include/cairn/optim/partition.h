@@ -24,8 +24,8 @@ void add_reducer(Reducers& reducers, std::shared_ptr<core::GradientReducer> one)
 class Partition {
  public:
   Partition() = default;
-  /// whole_tensors: a parameter is not cut; each goes, in the order of the groups, to the rank that
-  /// has the fewest elements so far. Throws Unsupported for a parameter that is to be cut and is
+  /// whole_tensors: a parameter is not cut where its gradient is whole; each goes, in the order of
+  /// the groups, to the rank that has the fewest elements so far. Throws Unsupported for a parameter that is to be cut and is
   /// not row-major.
   Partition(const std::vector<ParameterGroup>& groups, bool whole_tensors);
 
