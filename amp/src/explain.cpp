@@ -80,7 +80,7 @@ Sizes sizes_of(const OpEvent& event) {
   if (op == "attention") {
     return {{"T", shape(0)[2]}, {"S", shape(1)[2]}, {"D", shape(0)[3]}};
   }
-  if (op == "self_attention") return {{"T", shape(0)[1]}, {"C", shape(0)[2] / 3}};
+  if (op == "self_attention") return {{"T", shape(0)[1]}, {"C", event.outputs[0].shape()[2]}};
   return {};
 }
 

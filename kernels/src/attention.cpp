@@ -18,8 +18,12 @@ void check_inputs(const char* op, View q, View k, View v, const AttentionOptions
   check_dims(op, {"q", q}, 4);
   check_dims(op, {"k", k}, 4);
   check_same_shape(op, {{"k", k}, {"v", v}});
-  CAIRN_CHECK(q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3), op,
-              "expected q [B, H, T, D] and k, v [B, H, S, D], got ", q.shape, " and ", k.shape);
+  CAIRN_CHECK(q.size(0) == k.size(0) && q.size(3) == k.size(3), op,
+              "expected q [B, H, T, D] and k, v [B, G, S, D], got ", q.shape, " and ", k.shape);
+  const bool shared = k.size(1) > 0 ? q.size(1) % k.size(1) == 0 : q.size(1) == 0;
+  CAIRN_CHECK(shared && q.size(1) >= k.size(1), op,
+              "expected heads of q that are a multiple of those of k and v, got q ", q.shape,
+              " and k ", k.shape);
   CAIRN_CHECK(q.size(3) >= 1, op, "expected heads of at least 1 element, got q ", q.shape);
   check_lengths(op, {"q", q}, {"key_lengths", options.key_lengths}, q.size(0));
   CAIRN_CHECK(options.dropout >= 0.0 && options.dropout < 1.0, op,

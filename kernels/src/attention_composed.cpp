@@ -9,8 +9,35 @@ namespace cairn::kernels {
 
 namespace {
 
-Shape scores_shape(const TensorView& q, const TensorView& k) {
+using View = const TensorView&;
+
+Shape scores_shape(View q, View k) {
   return {q.size(0), q.size(1), q.size(2), k.size(2)};
+}
+
+/// x [B, H, N, C] with a row after the other of the heads that share one of k's `heads`: [B, heads,
+/// H / heads N, C].
+TensorView joined(View x, std::int64_t heads) {
+  return x.reshape({x.size(0), heads, x.size(1) / heads * x.size(2), x.size(3)});
+}
+
+/// The same of an operand as it lies: a copy where its heads do not lie behind each other.
+Temporary joined_copy(const Backend& backend, View x, std::int64_t heads) {
+  const Shape shape{x.size(0), heads, x.size(1) / heads * x.size(2), x.size(3)};
+  if (x.can_reshape(shape)) return {Tensor(), x.reshape(shape)};
+  Temporary copy = temporary(x.shape, x.dtype, x.device);
+  backend.copy(x, copy.view);
+  return {std::move(copy.owner), joined(copy.view, heads)};
+}
+
+/// Rows of y, joined, from a product that writes them.
+template <class Write>
+void write_joined(const Backend& backend, View y, std::int64_t heads, Write write) {
+  const Shape shape{y.size(0), heads, y.size(1) / heads * y.size(2), y.size(3)};
+  if (y.can_reshape(shape)) return write(y.reshape(shape));
+  const Temporary rows = temporary(shape, y.dtype, y.device);
+  write(rows.view);
+  backend.copy(rows.view.reshape(y.shape), y);
 }
 
 SoftmaxOptions softmax_of(const AttentionOptions& options) {
@@ -18,9 +45,10 @@ SoftmaxOptions softmax_of(const AttentionOptions& options) {
 }
 
 /// q k^T, not yet scaled.
-Temporary scores_of(const Backend& backend, const TensorView& q, const TensorView& k) {
+Temporary scores_of(const Backend& backend, View q, View k) {
   Temporary scores = temporary(scores_shape(q, k), wide(q.dtype), q.device);
-  backend.matmul(q, k.transpose(-2, -1), scores.view, {});
+  const Temporary queries = joined_copy(backend, q, k.size(1));
+  backend.matmul(queries.view, k.transpose(-2, -1), joined(scores.view, k.size(1)), {});
   return scores;
 }
 
@@ -73,31 +101,36 @@ void write_lse(const Backend& backend, const TensorView& q, const TensorView& k,
 
 }  // namespace
 
-void composed_attention(const Backend& backend, const TensorView& q, const TensorView& k,
-                        const TensorView& v, const TensorView& y, const TensorView& lse,
+void composed_attention(const Backend& backend, View q, View k, View v, View y, View lse,
                         const AttentionOptions& options) {
   write_lse(backend, q, k, lse, options);
   const Temporary weights = weights_of(backend, q, k, options);
   drop(backend, weights.view, options);
-  backend.matmul(weights.view, v, y, {});
+  write_joined(backend, y, v.size(1),
+               [&](View rows) { backend.matmul(joined(weights.view, v.size(1)), v, rows, {}); });
 }
 
 void composed_attention_backward(const Backend& backend, const TensorView& q, const TensorView& k,
                                  const TensorView& v, const TensorView& dy, const TensorView& dq,
                                  const TensorView& dk, const TensorView& dv,
                                  const AttentionOptions& options) {
+  const std::int64_t heads = k.size(1);
   const Temporary weights = weights_of(backend, q, k, options);
   const Temporary gradient = temporary(weights.view.shape, q.dtype, q.device);
+  const TensorView rows = joined(gradient.view, heads);
+  const Temporary dy_rows = joined_copy(backend, dy, heads);
+  const Temporary q_rows = joined_copy(backend, q, heads);
   backend.copy(weights.view, gradient.view);
   drop(backend, gradient.view, options);
-  backend.matmul(gradient.view.transpose(-2, -1), dy, dv, {});
-  backend.matmul(dy, v.transpose(-2, -1), gradient.view, {});
+  backend.matmul(rows.transpose(-2, -1), dy_rows.view, dv, {});
+  backend.matmul(dy_rows.view, v.transpose(-2, -1), rows, {});
   drop(backend, gradient.view, options);
   SoftmaxOptions unscaled = softmax_of(options);
   unscaled.scale = 1.0;
   backend.softmax_backward(weights.view, gradient.view, gradient.view, unscaled);
-  backend.matmul(gradient.view, k, dq, {.alpha = options.scale});
-  backend.matmul(gradient.view.transpose(-2, -1), q, dk, {.alpha = options.scale});
+  write_joined(backend, dq, heads,
+               [&](View dq_rows) { backend.matmul(rows, k, dq_rows, {.alpha = options.scale}); });
+  backend.matmul(rows.transpose(-2, -1), q_rows.view, dk, {.alpha = options.scale});
 }
 
 }  // namespace cairn::kernels

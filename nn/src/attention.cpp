@@ -7,10 +7,16 @@ namespace cairn::nn {
 
 MultiheadAttention::MultiheadAttention(std::int64_t size, std::int64_t heads,
                                        const MultiheadAttentionOptions& options)
-    : size_(size), heads_(heads), options_(options) {
+    : size_(size),
+      heads_(heads),
+      kv_heads_(options.kv_heads == 0 ? heads : options.kv_heads),
+      options_(options) {
   CAIRN_CHECK(heads > 0 && size > 0 && size % heads == 0, "MultiheadAttention",
               "expected a size that is a multiple of the heads, got ", size, " and ", heads);
-  qkv_ = add_module("qkv", Linear(size, 3 * size, {.bias = options.bias}));
+  CAIRN_CHECK(kv_heads_ > 0 && heads % kv_heads_ == 0, "MultiheadAttention",
+              "expected heads that are a multiple of kv_heads, got ", heads, " and ", kv_heads_);
+  const std::int64_t columns = (heads + 2 * kv_heads_) * (size / heads);
+  qkv_ = add_module("qkv", Linear(size, columns, {.bias = options.bias}));
   out_ = add_module("out", Linear(size, size, {.bias = options.bias}));
   init::xavier_uniform(qkv_->weight());
   if (options.bias) {
@@ -18,6 +24,7 @@ MultiheadAttention::MultiheadAttention(std::int64_t size, std::int64_t heads,
     init::constant(out_->bias(), 0.0);
   }
   extra_ = core::str(heads, " heads of ", size / heads, options.causal ? ", causal" : "");
+  if (kv_heads_ != heads) extra_ += core::str(", ", kv_heads_, " of keys");
 }
 
 Tensor MultiheadAttention::forward(const Tensor& x) {
@@ -27,16 +34,18 @@ Tensor MultiheadAttention::forward(const Tensor& x) {
 Tensor MultiheadAttention::run(const Tensor& x, const Tensor& lengths) {
   CAIRN_CHECK(x.dims() == 3 && x.size(2) == size_, "MultiheadAttention", "expected x [B, T, ",
               size_, "], got ", x.shape());
-  return (*out_)(autograd::self_attention((*qkv_)(x), heads_, options_.causal, dropout(), lengths));
+  return (*out_)(
+      autograd::self_attention((*qkv_)(x), heads_, options_.causal, dropout(), lengths, kv_heads_));
 }
 
-// x [B, T, C] through that third of the projection: [B, H, T, D], which lies as [B, T, H, D].
-Tensor MultiheadAttention::heads_of(const Tensor& x, std::int64_t third) const {
-  const std::int64_t begin = third * size_, end = begin + size_;
+// x [B, T, C] through `count` heads of the projection: [B, count, T, D], which lies as
+// [B, T, count, D].
+Tensor MultiheadAttention::heads_of(const Tensor& x, std::int64_t first, std::int64_t count) const {
+  const std::int64_t D = size_ / heads_, begin = first * D, end = begin + count * D;
   const Tensor weight = autograd::slice(qkv_->weight(), 0, begin, end);
   const Tensor bias = options_.bias ? autograd::slice(qkv_->bias(), 0, begin, end) : Tensor();
   const Tensor y = autograd::linear(x, weight, bias);
-  const Shape heads{x.size(0), x.size(1), heads_, size_ / heads_};
+  const Shape heads{x.size(0), x.size(1), count, D};
   return autograd::transpose(autograd::reshape(y, heads), 1, 2);
 }
 
@@ -47,9 +56,9 @@ Tensor MultiheadAttention::run(const Tensor& query, const Tensor& key, const Ten
                 "MultiheadAttention", "expected query [B, T, ", size_, "], key and value [B, S, ",
                 size_, "], got ", query.shape(), ", ", key.shape(), " and ", value.shape());
   }
-  const Tensor y = autograd::scaled_dot_product_attention(heads_of(query, 0), heads_of(key, 1),
-                                                          heads_of(value, 2), options_.causal,
-                                                          dropout(), key_lengths);
+  const Tensor y = autograd::scaled_dot_product_attention(
+      heads_of(query, 0, heads_), heads_of(key, heads_, kv_heads_),
+      heads_of(value, heads_ + kv_heads_, kv_heads_), options_.causal, dropout(), key_lengths);
   return (*out_)(autograd::reshape(autograd::transpose(y, 1, 2), query.shape()));
 }
 

@@ -279,6 +279,49 @@ TEST(Attention, ThePackedFormIsTheSame) {
   EXPECT_THAT(error_of([&] { self_attention(qkv, 5, true); }), HasSubstr("[2, 5, 18]"));
 }
 
+// x [B, G, S, D], each head `times` times.
+Tensor repeat_heads(const Tensor& x, std::int64_t times) {
+  Tensors heads;
+  for (std::int64_t i = 0; i < x.size(1) * times; ++i)
+    heads.push_back(slice(x, 1, i / times, i / times + 1));
+  return concat(heads, 1);
+}
+
+TEST(Attention, HeadsOfQueriesShareThoseOfKeys) {
+  const Tensor q = leaf({2, 6, 4, 3}, 1), k = leaf({2, 2, 5, 3}, 2), v = leaf({2, 2, 5, 3}, 3);
+  for (const bool causal : {false, true}) {
+    const auto f = [=](const Tensors& x) {
+      return scaled_dot_product_attention(x[0], x[1], x[2], causal);
+    };
+    const Tensor expected = attention_reference(q, repeat_heads(k, 3), repeat_heads(v, 3), causal);
+    expect_close(f({q, k, v}), expected.to_vector(), 1e-12);
+    check_gradients(f, {q, k, v});
+  }
+  const auto refused = [&](const Tensor& keys) {
+    return error_of([&] { scaled_dot_product_attention(q, keys, keys, true); });
+  };
+  EXPECT_THAT(refused(leaf({2, 4, 5, 3}, 4)), HasSubstr("q [2, 6, 4, 3] and k [2, 4, 5, 3]"));
+}
+
+TEST(Attention, ThePackedFormHasFewerHeadsOfKeys) {
+  const std::int64_t B = 2, T = 5, H = 4, G = 2, D = 3;
+  const Tensor qkv = leaf({B, T, (H + 2 * G) * D}, 1);
+  const Tensor heads = permute(reshape(qkv, {B, T, H + 2 * G, D}), {0, 2, 1, 3});
+  const auto part = [&](std::int64_t begin, std::int64_t end) {
+    return contiguous(slice(heads, 1, begin, end));
+  };
+  const Tensor apart =
+      scaled_dot_product_attention(part(0, H), part(H, H + G), part(H + G, H + 2 * G), true);
+  const auto f = [=](const Tensors& x) { return self_attention(x[0], H, true, 0.0, {}, G); };
+  const Tensor joined = reshape(contiguous(permute(apart, {0, 2, 1, 3})), {B, T, H * D});
+  expect_close(f({qkv}), joined.to_vector(), 1e-12);
+  check_gradients(f, {qkv});
+  EXPECT_THAT(error_of([&] { self_attention(qkv, H, true, 0.0, {}, 3); }),
+              HasSubstr("expected heads that are a multiple of kv_heads, got 4 and 3"));
+  EXPECT_THAT(error_of([&] { self_attention(qkv, 6, true, 0.0, {}, 2); }),
+              HasSubstr("6 heads and 2 of keys and of values, got [2, 5, 24]"));
+}
+
 TEST(Attention, DropoutDrawsTheSameMaskInTheBackward) {
   const auto f = [](const Tensors& x) {
     manual_seed(4);

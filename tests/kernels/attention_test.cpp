@@ -31,15 +31,16 @@ struct AttentionCase {
   std::int64_t B, H, T, S, D;
   AttentionOptions options;
   std::vector<std::int64_t> lengths = {};  // of keys; empty: all S
+  std::int64_t G = H;                      // heads of keys and of values
 
   std::int64_t keys_of(std::int64_t sample) const {
     return lengths.empty() ? S : lengths[static_cast<std::size_t>(sample)];
   }
   Shape queries() const { return {B, H, T, D}; }
-  Shape keys() const { return {B, H, S, D}; }
+  Shape keys() const { return {B, G, S, D}; }
   std::string text() const {
-    return "B " + std::to_string(B) + " H " + std::to_string(H) + " T " + std::to_string(T) +
-           " S " + std::to_string(S) + " D " + std::to_string(D) +
+    return "B " + std::to_string(B) + " H " + std::to_string(H) + " G " + std::to_string(G) +
+           " T " + std::to_string(T) + " S " + std::to_string(S) + " D " + std::to_string(D) +
            (options.causal ? " causal" : "") + " dropout " + std::to_string(options.dropout) +
            " lengths " + testing::PrintToString(lengths);
   }
@@ -103,7 +104,8 @@ Reference reference(const AttentionCase& c, const std::vector<double>& q,
   const auto D = static_cast<std::size_t>(c.D), S = static_cast<std::size_t>(c.S);
   std::vector<double> p(S), g(S);
   for (std::size_t row = 0; row < q.size() / D; ++row) {
-    const std::size_t head = row / static_cast<std::size_t>(c.T), keys = head * S;
+    const std::size_t head = row / static_cast<std::size_t>(c.T);
+    const std::size_t keys = head / static_cast<std::size_t>(c.H / c.G) * S;
     const auto t = static_cast<std::int64_t>(row) % c.T;
     const std::int64_t seen = c.options.causal ? std::max<std::int64_t>(0, t + c.S - c.T + 1) : c.S;
     const std::int64_t length = c.keys_of(static_cast<std::int64_t>(head) / c.H);
@@ -215,7 +217,11 @@ TEST_P(Attention, MatchesTheReferenceInEveryDtypeAndLayout) {
       {1, 2, 33, 47, 64, {.scale = 0.125, .dropout = 0.3, .draw = {5, 9}}},
       {1, 1, 40, 40, 128, {.causal = true, .scale = 0.09, .dropout = 0.5, .draw = {2, 0}}},
       {4, 2, 20, 70, 16, {.scale = 0.25}, {70, 0, 33, 1}},
-      {2, 2, 70, 70, 24, {.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {3, 1}}, {64, 7}}};
+      {2, 2, 70, 70, 24, {.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {3, 1}}, {64, 7}},
+      {2, 6, 40, 70, 16, {.causal = true, .scale = 0.25}, {}, 2},
+      {1, 4, 130, 70, 33, {.causal = true, .scale = 0.2}, {}, 1},
+      {2, 4, 33, 40, 8, {.scale = 0.3, .dropout = 0.3, .draw = {7, 2}}, {40, 7}, 2},
+      {1, 3, 9, 11, 260, {.causal = true, .scale = 0.06, .dropout = 0.2, .draw = {4, 3}}, {}, 1}};
   std::uint64_t seed = 1;
   for (const AttentionCase& c : cases) {
     for (const DType dtype : test::kFloating) {
@@ -232,6 +238,7 @@ TEST_P(Attention, MatchesTheReferenceInDrawnShapes) {
   const auto length = [&] { return below(2) == 0 ? edges[below(14)] : 1 + below(150); };
   for (int i = 0; i < 40; ++i) {
     AttentionCase c{1 + below(2), 1 + below(3), length(), length(), 1 + below(80), {}};
+    if (below(3) == 0) c.H *= 2 + below(3);
     if (below(6) == 0) c.D = 1 + below(300);
     c.options.causal = below(2) == 0;
     c.options.scale = 1.0 / std::sqrt(static_cast<double>(c.D));
@@ -288,6 +295,38 @@ TEST_P(Attention, ReadsKeysThatHeadsShare) {
   EXPECT_EQ(y_of(k.view().expand({1, 4, 9, 16})), y_of(each));
 }
 
+/// A head of keys that several of queries share is what they would read of copies; dk and dv are
+/// sums over them.
+TEST_P(Attention, HeadsOfQueriesShareThoseOfKeys) {
+  const AttentionCase grouped{2, 6, 37, 50, 16, {.causal = true, .scale = 0.25}, {}, 2};
+  const Result r = run(grouped, DType::f32, HeadLayout::packed, 9);
+  const Shape each{2, 2, 3, 50, 16};
+  const auto copied = [&](const Tensor& x) {
+    const Tensor y = Tensor::empty({2, 6, 50, 16}, DType::f32, GetParam());
+    copy(x.view().unsqueeze(2).expand(each), y.view().reshape(each));
+    return y;
+  };
+  const Tensor k = copied(r.k), v = copied(r.v), y = Tensor::empty_like(r.y),
+               lse = Tensor::empty_like(r.lse), dq = Tensor::empty_like(r.q),
+               dk = Tensor::empty_like(k), dv = Tensor::empty_like(k);
+  attention(r.q, k, v, y, lse, grouped.options);
+  attention_backward(r.q, k, v, y, lse, r.dy, dq, dk, dv, grouped.options);
+  EXPECT_EQ(y.to_vector(), r.y.to_vector());
+  EXPECT_EQ(lse.to_vector(), r.lse.to_vector());
+  EXPECT_EQ(dq.to_vector(), r.dq.to_vector());
+  const auto sums = [&](const Tensor& x) {
+    const std::vector<double> all = x.to_vector<double>();
+    std::vector<double> summed(all.size() / 3);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const std::size_t head = i / (50 * 16);
+      summed[head / 3 * 50 * 16 + i % (50 * 16)] += all[i];
+    }
+    return summed;
+  };
+  expect_near_largest(r.dk.to_vector<double>(), sums(dk), 4e-6, 1e-6, "dk");
+  expect_near_largest(r.dv.to_vector<double>(), sums(dv), 4e-6, 1e-6, "dv");
+}
+
 TEST_P(Attention, LargeScoresNeitherOverflowNorVanish) {
   const AttentionCase c{1, 1, 40, 40, 16, {.causal = true, .scale = 200.0}};
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
@@ -313,10 +352,11 @@ TEST_P(Attention, GivesTheSameBitsInEveryRun) {
 
 TEST_P(Attention, SharesAHeadAmongThreads) {
   if (!GetParam().is_cpu() || kEmulated) GTEST_SKIP() << "threads are the CPU's";
-  const AttentionCase c{1,   1,  700,
-                        600, 40, {.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {1, 0}}};
+  const AttentionOptions options{.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {1, 0}};
+  const AttentionCase one{1, 1, 700, 600, 40, options}, grouped{1, 3, 300, 600, 40, options, {}, 1};
   const int threads = core::num_threads();
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const auto& [c, dtype] : {std::pair(one, DType::f32), std::pair(one, DType::bf16),
+                                 std::pair(grouped, DType::f32), std::pair(grouped, DType::bf16)}) {
     core::set_num_threads(1);
     const Result alone = run(c, dtype, HeadLayout::interleaved, 1);
     for (const int n : {3, 8}) {
@@ -372,8 +412,15 @@ TEST_P(Attention, ErrorsNameWhatIsWrong) {
                            const AttentionOptions& o = {}) {
     return message_of([&] { attention(q, keys, values, zeros({1, 2, 3, 4}), sums, o); });
   };
-  EXPECT_THAT(message(zeros({1, 3, 5, 4}), zeros({1, 3, 5, 4}), lse),
-              HasSubstr("expected q [B, H, T, D] and k, v [B, H, S, D], got [1, 2, 3, 4] and"));
+  EXPECT_THAT(message(zeros({1, 2, 5, 3}), zeros({1, 2, 5, 3}), lse),
+              HasSubstr("expected q [B, H, T, D] and k, v [B, G, S, D], got [1, 2, 3, 4] and"));
+  for (const std::int64_t heads : {0, 3, 4}) {
+    const Tensor keys = zeros({1, heads, 5, 4});
+    EXPECT_THAT(message(keys, keys, lse),
+                HasSubstr("expected heads of q that are a multiple of those of k and v, got q [1, "
+                          "2, 3, 4] and k [1, " +
+                          std::to_string(heads) + ", 5, 4]"));
+  }
   EXPECT_THAT(message(k, zeros({1, 2, 4, 4}), lse), HasSubstr("expected v of shape [1, 2, 5, 4]"));
   EXPECT_THAT(message(k, k, zeros({1, 2, 4})), HasSubstr("expected lse of shape [1, 2, 3]"));
   EXPECT_THAT(message(k, k, zeros({1, 2, 3}, DType::f64)), HasSubstr("expected lse of dtype f32"));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "autograd/gradient_check.h"
+#include "cairn/kernels/copy.h"
 #include "cairn/nn/nn.h"
 #include "torch_cases.h"
 
@@ -437,6 +438,29 @@ TEST(MultiheadAttention, ToItselfIsTheSame) {
   }
 }
 
+TEST(MultiheadAttention, SharesHeadsOfKeys) {
+  manual_seed(1);
+  MultiheadAttention grouped(8, 4, {.causal = true, .kv_heads = 2}), each(8, 4);
+  // The one's heads of keys and values, twice each, are the other's.
+  const auto copy_heads = [](const Tensor& from, const Tensor& to) {
+    for (std::int64_t head = 0; head < 12; ++head) {
+      const std::int64_t part = head < 4 ? head : head / 2 + 2;
+      kernels::copy(from.view().slice(0, 2 * part, 2 * part + 2),
+                    to.view().slice(0, 2 * head, 2 * head + 2));
+    }
+  };
+  const NamedTensors from = grouped.parameters(), to = each.parameters();
+  EXPECT_EQ(from[0].name, "qkv.weight");
+  EXPECT_EQ(from[0].tensor.shape(), Shape({16, 8}));
+  EXPECT_EQ(from[1].tensor.shape(), Shape({16}));
+  for (const std::size_t qkv : {0, 1}) copy_heads(from[qkv].tensor, to[qkv].tensor);
+  for (const std::size_t out : {2, 3}) kernels::copy(from[out].tensor, to[out].tensor);
+  const Tensor x = random_tensor({2, 5, 8}, 1, -1, 1, DType::f32);
+  autograd::testing::expect_close(grouped(x), each(x).to_vector(), 1e-5);
+  autograd::testing::expect_close(grouped.run(x, x, x), grouped(x).to_vector(), 1e-5);
+  EXPECT_EQ(grouped.clone()->parameters()[0].tensor.shape(), Shape({16, 8}));
+}
+
 TEST(MultiheadAttention, NamesWhatDoesNotFit) {
   MultiheadAttention attention(8, 2);
   const Tensor x = random_tensor({2, 5, 8}, 1, -1, 1, DType::f32);
@@ -444,6 +468,10 @@ TEST(MultiheadAttention, NamesWhatDoesNotFit) {
   EXPECT_THAT(layer_refusal_of([&] { attention.run(x, narrow, narrow); }), HasSubstr("[B, S, 8]"));
   EXPECT_THAT(layer_refusal_of([&] { attention.run(x, autograd::slice(x, 0, 0, 1), x); }),
               HasSubstr("query [B, T, 8]"));
+  for (const std::int64_t kv_heads : {-1, 3, 4}) {
+    EXPECT_THAT(layer_refusal_of([&] { MultiheadAttention(8, 2, {.kv_heads = kv_heads}); }),
+                HasSubstr("expected heads that are a multiple of kv_heads, got 2 and"));
+  }
 }
 
 TEST(Transformer, LayersArePyTorchs) {

@@ -13,7 +13,7 @@ using core::TensorView;
 
 namespace {
 
-// q [B, H, T, D], k and v [B, H, S, D], any strides; key_lengths [B], or undefined.
+// q [B, H, T, D], k and v [B, G, S, D], any strides; key_lengths [B], or undefined.
 struct Heads {
   TensorView q, k, v, key_lengths = {};
 };
@@ -74,19 +74,19 @@ struct Attention {
  private:
   static void check(const Tensor& q, const Tensor& k, const Tensor& v) {
     CAIRN_CHECK(k.defined() && v.defined() && q.dims() == 4 && k.dims() == 4 &&
-                    k.shape() == v.shape() && q.size(0) == k.size(0) && q.size(1) == k.size(1) &&
-                    q.size(3) == k.size(3),
-                kInfo.name, "expected q [B, H, T, D] and k, v [B, H, S, D], got ", q.shape(), ", ",
+                    k.shape() == v.shape() && q.size(0) == k.size(0) && q.size(3) == k.size(3),
+                kInfo.name, "expected q [B, H, T, D] and k, v [B, G, S, D], got ", q.shape(), ", ",
                 k.shape(), " and ", v.shape());
   }
 };
 
-// The three thirds of qkv [B, T, 3 C] as heads [B, H, T, D].
-Heads heads_of(const Tensor& qkv, std::int64_t H, const Tensor& key_lengths = {}) {
-  const std::int64_t D = qkv.size(2) / 3 / H;
+// The parts q, k and v of qkv [B, T, (H + 2 G) D] as heads [B, H or G, T, D].
+Heads heads_of(const Tensor& qkv, std::int64_t H, std::int64_t G, const Tensor& key_lengths = {}) {
+  const std::int64_t D = qkv.size(2) / (H + 2 * G);
   const TensorView all =
-      qkv.view().reshape({qkv.size(0), qkv.size(1), 3, H, D}).permute({2, 0, 3, 1, 4});
-  return {all.select(0, 0), all.select(0, 1), all.select(0, 2), view_or_none(key_lengths)};
+      qkv.view().reshape({qkv.size(0), qkv.size(1), H + 2 * G, D}).permute({0, 2, 1, 3});
+  return {all.slice(1, 0, H), all.slice(1, H, H + G), all.slice(1, H + G, H + 2 * G),
+          view_or_none(key_lengths)};
 }
 
 // [B, T, C] as [B, H, T, D].
@@ -96,23 +96,33 @@ TensorView as_heads(const Tensor& x, std::int64_t H) {
 
 struct SelfAttention {
   static constexpr OpInfo kInfo{"self_attention", CastPolicy::half};
-  std::int64_t heads;
+  std::int64_t heads, kv_heads;
   AttentionSettings job;
 
   Tensor forward(Context& ctx, const Tensor& x, const Tensor& key_lengths) {
-    CAIRN_CHECK(x.dims() == 3 && heads > 0 && x.size(2) % (3 * heads) == 0, kInfo.name,
-                "expected qkv [B, T, 3 C] with C a multiple of ", heads, " heads, got ", x.shape());
+    check(x);
     const Tensor qkv = contiguous_data(x);
-    Tensor y = empty_as(x, {x.size(0), x.size(1), x.size(2) / 3}, x.dtype());
-    const Tensor lse = job.forward(heads_of(qkv, heads, key_lengths), as_heads(y, heads));
+    const std::int64_t C = x.size(2) / (heads + 2 * kv_heads) * heads;
+    Tensor y = empty_as(x, {x.size(0), x.size(1), C}, x.dtype());
+    const Tensor lse = job.forward(heads_of(qkv, heads, kv_heads, key_lengths), as_heads(y, heads));
     for (const Tensor& saved : {qkv, y, lse, key_lengths}) ctx.save(saved);
     return y;
   }
   Tensors backward(Context& ctx, const Tensor& dy) {
     const Tensor qkv = ctx.saved(0), key_lengths = ctx.saved(3), dqkv = Tensor::empty_like(qkv);
-    job.backward(heads_of(qkv, heads, key_lengths), as_heads(ctx.saved(1), heads), ctx.saved(2),
-                 as_heads(contiguous_data(dy), heads), heads_of(dqkv, heads));
+    job.backward(heads_of(qkv, heads, kv_heads, key_lengths), as_heads(ctx.saved(1), heads),
+                 ctx.saved(2), as_heads(contiguous_data(dy), heads),
+                 heads_of(dqkv, heads, kv_heads));
     return {dqkv, Tensor()};
+  }
+
+ private:
+  void check(const Tensor& x) const {
+    CAIRN_CHECK(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, kInfo.name,
+                "expected heads that are a multiple of kv_heads, got ", heads, " and ", kv_heads);
+    CAIRN_CHECK(x.dims() == 3 && x.size(2) % (heads + 2 * kv_heads) == 0, kInfo.name,
+                "expected qkv [B, T, (heads + 2 kv_heads) D] with ", heads, " heads and ", kv_heads,
+                " of keys and of values, got ", x.shape());
   }
 };
 
@@ -124,8 +134,9 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
 }
 
 Tensor self_attention(const Tensor& qkv, std::int64_t heads, bool causal, double dropout,
-                      const Tensor& key_lengths) {
-  return apply(SelfAttention{heads, AttentionSettings::draw(causal, dropout)}, qkv, key_lengths);
+                      const Tensor& key_lengths, std::int64_t kv_heads) {
+  const AttentionSettings settings = AttentionSettings::draw(causal, dropout);
+  return apply(SelfAttention{heads, kv_heads == 0 ? heads : kv_heads, settings}, qkv, key_lengths);
 }
 
 }  // namespace cairn::autograd

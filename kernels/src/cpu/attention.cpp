@@ -66,8 +66,9 @@ class Forward {
 
   void load_keys(std::int64_t tile) {
     const std::int64_t n = job_.keys(tile), padded = round_up(n, kUnit);
-    load_rows(head_of<T>(job_.k, head_), tile * kTile, n, scratch_.k);
-    load_rows(head_of<T>(job_.v, head_), tile * kTile, n, scratch_.v.elements);
+    const std::int64_t head = head_ / job_.sharing;
+    load_rows(head_of<T>(job_.k, head), tile * kTile, n, scratch_.k);
+    load_rows(head_of<T>(job_.v, head), tile * kTile, n, scratch_.v.elements);
     pair_rows(scratch_.v.elements, padded, job_.width, scratch_.v.words);
     transpose(scratch_.v.words, padded / kPerWord, job_.width, scratch_.v_transposed);
   }

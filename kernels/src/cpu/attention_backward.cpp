@@ -23,25 +23,27 @@ template <class T, class E>
 class Backward {
  public:
   Backward(const AttentionJob& job, cpu::attention::Carver carver)
-      : job_(job), scratch_(carver, job.width, job.T), drops_(job.options.dropout > 0) {}
+      : job_(job), scratch_(carver, job.width, rows_kept(job)), drops_(job.options.dropout > 0) {}
 
   /// dk and dv of every parts-th group of neighbouring tiles of keys of a head; what these keys
-  /// give to dq^T is summed into `sums`.
+  /// give to dq^T of the heads that share them is summed into `sums`.
   void run(std::int64_t piece, float* sums) {
-    head_ = piece / job_.parts;
-    sums_ = sums;
-    std::fill(sums, sums + job_.sums_count, 0.0f);
-    prepare_queries();
+    key_head_ = piece / job_.parts;
+    std::fill(sums, sums + job_.sharing * job_.sums_count, 0.0f);
+    for (std::int64_t i = 0; i < job_.sharing; ++i) {
+      turn_to(i, sums);
+      prepare_queries();
+    }
     const std::int64_t tiles = tiles_of(job_.S), group = group_of(job_.width);
     for (std::int64_t i = piece % job_.parts * group; i < tiles; i += job_.parts * group) {
-      run_group(i, std::min(tiles, i + group));
+      run_group(i, std::min(tiles, i + group), sums);
     }
   }
 
-  /// dq of a head from the sums of its parts.
+  /// dq of a head from the sums of its parts, of which the first are given.
   void finish_queries(std::int64_t head, float* sums) {
     for (std::int64_t part = 1; part < job_.parts; ++part) {
-      const float* const more = sums + part * job_.sums_count;
+      const float* const more = sums + part * job_.sharing * job_.sums_count;
       for_vectors<Floats>(job_.sums_count, [&](auto io, std::int64_t i) HWY_ATTR {
         io.store(io.load(sums + i) + io.load(more + i), sums + i);
       });
@@ -62,14 +64,23 @@ class Backward {
     return cpu::attention::query_sums(sums_, job_.width, tile);
   }
 
+  /// To the nth of the heads that share the piece's keys.
+  void turn_to(std::int64_t n, float* sums) {
+    const std::int64_t rows = n * tiles_of(job_.T) * kTile;
+    head_ = key_head_ * job_.sharing + n;
+    sums_ = sums + n * job_.sums_count;
+    shift_ = scratch_.shift + rows;
+    delta_ = scratch_.delta + rows;
+  }
+
   /// Of every query: the shift of its scores, and sum dy y, which the softmax's backward subtracts.
   void prepare_queries() {
     const float* const lse = job_.lse.as<float>() + head_ * job_.T;
     const std::int64_t tiles = tiles_of(job_.T);
-    std::fill(scratch_.shift, scratch_.shift + tiles * kTile, 0.0f);
-    std::fill(scratch_.delta, scratch_.delta + tiles * kTile, 0.0f);
+    std::fill(shift_, shift_ + tiles * kTile, 0.0f);
+    std::fill(delta_, delta_ + tiles * kTile, 0.0f);
     for (std::int64_t t = 0; t < job_.T; ++t) {
-      if (!std::isinf(lse[t])) scratch_.shift[t] = static_cast<float>(kLog2E * lse[t]);
+      if (!std::isinf(lse[t])) shift_[t] = static_cast<float>(kLog2E * lse[t]);
     }
     const Matrix<E>&y = scratch_.q.elements, &dy = scratch_.dy.elements;
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
@@ -77,7 +88,7 @@ class Backward {
       load_rows(head_of<T>(job_.y, head_), tile * kTile, n, y);
       load_rows(head_of<T>(job_.dy, head_), tile * kTile, n, dy);
       for (std::int64_t i = 0; i < n; ++i) {
-        scratch_.delta[tile * kTile + i] = dot(y.row(i), dy.row(i));
+        delta_[tile * kTile + i] = dot(y.row(i), dy.row(i));
       }
     }
   }
@@ -89,8 +100,22 @@ class Backward {
     return sum_of(sum);
   }
 
-  void run_group(std::int64_t first, std::int64_t last) {
+  void run_group(std::int64_t first, std::int64_t last, float* sums) {
     for (std::int64_t key = first; key < last; ++key) load_keys(key, scratch_.keys[key - first]);
+    for (std::int64_t i = 0; i < job_.sharing; ++i) {
+      turn_to(i, sums);
+      add_queries(first, last);
+    }
+    for (std::int64_t key = first; key < last; ++key) {
+      const Keys& from = scratch_.keys[key - first];
+      const std::int64_t s = key * kTile, n = job_.keys(key);
+      store_rows(from.dk, job_.options.scale, head_of<T>(job_.dk, key_head_), s, n);
+      store_rows(from.dv, 1.0 / (1.0 - job_.options.dropout), head_of<T>(job_.dv, key_head_), s, n);
+    }
+  }
+
+  /// What the head's queries give to these tiles of keys, and get from them.
+  void add_queries(std::int64_t first, std::int64_t last) {
     for (std::int64_t tile = 0; tile < tiles_of(job_.T); ++tile) {
       if (job_.visible_to_tile(head_, tile) <= first * kTile) continue;
       load_queries(tile);
@@ -99,18 +124,12 @@ class Backward {
                     [&](const Tile& part) HWY_ATTR { add(part, scratch_.keys[key - first]); });
       }
     }
-    for (std::int64_t key = first; key < last; ++key) {
-      const Keys& from = scratch_.keys[key - first];
-      const std::int64_t s = key * kTile, n = job_.keys(key);
-      store_rows(from.dk, job_.options.scale, head_of<T>(job_.dk, head_), s, n);
-      store_rows(from.dv, 1.0 / (1.0 - job_.options.dropout), head_of<T>(job_.dv, head_), s, n);
-    }
   }
 
   void load_keys(std::int64_t tile, const Keys& to) {
     const std::int64_t n = job_.keys(tile), padded = round_up(n, kUnit);
-    load_rows(head_of<T>(job_.v, head_), tile * kTile, n, to.v);
-    load_rows(head_of<T>(job_.k, head_), tile * kTile, n, to.k.elements);
+    load_rows(head_of<T>(job_.v, key_head_), tile * kTile, n, to.v);
+    load_rows(head_of<T>(job_.k, key_head_), tile * kTile, n, to.k.elements);
     pair_rows(to.k.elements, padded, job_.width, to.k.words);
     transpose(to.k.words, padded / kPerWord, job_.width, to.k_transposed);
     std::fill(to.dk.data, to.dk.row(kTile), 0.0f);
@@ -150,8 +169,8 @@ class Backward {
   void differentiate(const Tile& tile, std::int64_t m, std::int64_t j) {
     const Visible visible(job_, tile, j);
     const Floats scale(job_.options.scale * kLog2E), none(0.0);
-    const Floats shift = load<Floats>(scratch_.shift + tile.t + j);
-    const Floats delta = load<Floats>(scratch_.delta + tile.t + j);
+    const Floats shift = load<Floats>(shift_ + tile.t + j);
+    const Floats delta = load<Floats>(delta_ + tile.t + j);
     const auto weight = [&](std::int64_t k) HWY_ATTR {
       return power_of_two(fma(scale, from(scratch_.scores, k, j), -shift));
     };
@@ -198,8 +217,8 @@ class Backward {
   const AttentionJob& job_;
   BackwardScratch<E> scratch_;
   bool drops_;
-  std::int64_t head_ = 0;
-  float* sums_ = nullptr;
+  std::int64_t key_head_ = 0, head_ = 0;
+  float *sums_ = nullptr, *shift_ = nullptr, *delta_ = nullptr;  // of the head
 };
 
 template <class F>
@@ -214,9 +233,10 @@ void with_backward(const AttentionJob& job, std::int64_t worker, const F& f) {
 void AttentionBackwardWorker(const AttentionJob& job, std::int64_t worker, Pieces& pieces) {
   with_backward(job, worker, [&](auto&& backward) HWY_ATTR {
     for (std::int64_t i = pieces.take(); i >= 0; i = pieces.take()) {
-      float* const sums = job.sums + (job.parts > 1 ? i : worker) * job.sums_count;
+      float* const sums = job.sums_of(job.parts > 1 ? i : worker);
       backward.run(i, sums);
-      if (job.parts == 1) backward.finish_queries(i, sums);
+      for (std::int64_t n = 0; job.parts == 1 && n < job.sharing; ++n)
+        backward.finish_queries(i * job.sharing + n, sums + n * job.sums_count);
     }
   });
 }
@@ -225,7 +245,8 @@ void AttentionBackwardWorker(const AttentionJob& job, std::int64_t worker, Piece
 void AttentionQueriesWorker(const AttentionJob& job, std::int64_t worker, Pieces& pieces) {
   with_backward(job, worker, [&](auto&& backward) HWY_ATTR {
     for (std::int64_t i = pieces.take(); i >= 0; i = pieces.take()) {
-      backward.finish_queries(i, job.sums + i * job.parts * job.sums_count);
+      float* const sums = job.sums_of(i / job.sharing * job.parts);
+      backward.finish_queries(i, sums + i % job.sharing * job.sums_count);
     }
   });
 }
@@ -250,16 +271,18 @@ void CpuBackend::attention_backward(View q, View k, View v, View y, View lse, Vi
   job.y = y, job.lse = lse, job.dy = dy, job.dq = dq, job.dk = dk, job.dv = dv;
   const std::int64_t threads = core::num_threads();
   const std::int64_t groups = divided(tiles_of(job.S), group_of(job.width));
-  job.parts = std::clamp<std::int64_t>(divided(threads, job.heads), 1, groups);
-  const std::int64_t pieces = job.heads * job.parts;
+  job.parts = std::clamp<std::int64_t>(divided(threads, job.key_heads), 1, groups);
+  const std::int64_t pieces = job.key_heads * job.parts;
   job.workers = std::min(threads, pieces);
-  job.scratch_bytes = job.bf16 != nullptr ? BackwardScratch<core::BFloat16>::bytes(job.width, job.T)
-                                          : BackwardScratch<float>::bytes(job.width, job.T);
+  job.scratch_bytes = job.bf16 != nullptr
+                          ? BackwardScratch<core::BFloat16>::bytes(job.width, rows_kept(job))
+                          : BackwardScratch<float>::bytes(job.width, rows_kept(job));
   const Temporary scratch = bytes_for_workers(job, q.device);
   job.scratch = scratch.view.as<char>();
   job.sums_count = query_sums_count(job.width, job.T);
   const std::int64_t sums_held = job.parts > 1 ? pieces : job.workers;
-  const Temporary sums = temporary({sums_held * job.sums_count}, DType::f32, q.device);
+  const Temporary sums =
+      temporary({sums_held * job.sharing * job.sums_count}, DType::f32, q.device);
   job.sums = sums.view.as<float>();
   run_workers(job, pieces, HWY_DYNAMIC_DISPATCH(AttentionBackwardWorker));
   if (job.parts > 1) {

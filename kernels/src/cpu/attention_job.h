@@ -22,14 +22,17 @@ struct AttentionJob {
   TensorView q, k, v, y, lse, dy, dq, dk, dv;
   AttentionOptions options;
   const Bf16Tiles* bf16;  // what computes the products; null: f32
-  std::int64_t T, S, heads;
-  std::int64_t width;      // D, rounded up
-  std::int64_t parts = 1;  // of a head: groups of its tiles of queries; backward: of its keys
+  std::int64_t T, S;
+  std::int64_t heads, key_heads, sharing;  // of queries, of keys; queries' heads for one of keys
+  std::int64_t width;                      // D, rounded up
+  std::int64_t parts = 1;  // of a head: groups of its tiles of queries; backward: of keys' heads
   std::int64_t workers = 1;
   char* scratch = nullptr;  // of each worker
   std::size_t scratch_bytes = 0;
-  float* sums = nullptr;  // backward: dq^T of each worker, or of each part where there are some
-  std::int64_t sums_count = 0;  // floats of one
+  // Backward: dq^T of the heads that share one of keys; for each worker, or each part where there
+  // are some.
+  float* sums = nullptr;
+  std::int64_t sums_count = 0;  // floats of one head's
 
   AttentionJob(const TensorView& queries, const TensorView& keys, const TensorView& values,
                const AttentionOptions& attention)
@@ -41,6 +44,8 @@ struct AttentionJob {
         T(q.size(2)),
         S(k.size(2)),
         heads(q.size(0) * q.size(1)),
+        key_heads(q.size(0) * k.size(1)),
+        sharing(q.size(1) / k.size(1)),
         width(round_up(q.size(3), bf16 ? Operand<core::BFloat16>::kUnit : Operand<float>::kUnit)) {}
 
   /// Of a tile of queries, of keys.
@@ -55,6 +60,7 @@ struct AttentionJob {
   std::int64_t visible_to_tile(std::int64_t head, std::int64_t tile) const {
     return visible(head, tile * kTile + queries(tile) - 1);
   }
+  float* sums_of(std::int64_t holder) const { return sums + holder * sharing * sums_count; }
   void* scratch_of(std::int64_t worker) const {
     return scratch + static_cast<std::size_t>(worker) * scratch_bytes;
   }
@@ -102,6 +108,12 @@ class Pieces {
   std::int64_t count_;
   std::atomic<std::int64_t> next_ = 0;
 };
+
+/// Queries of which the backward knows shift and delta at once: of the heads that share one of keys,
+/// each head's in whole tiles.
+inline std::int64_t rows_kept(const AttentionJob& job) {
+  return job.sharing * tiles_of(job.T) * kTile;
+}
 
 using Worker = void (*)(const AttentionJob& job, std::int64_t worker, Pieces& pieces);
 

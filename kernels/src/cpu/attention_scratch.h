@@ -167,9 +167,9 @@ struct BackwardScratch {
   Matrix<Word> dscores_words;
   Matrix<float> rows;  // [queries, width]
   KeepBits* keep;
-  float *shift, *delta;  // [T]: lse, as a power of two; sum of dy y
+  float *shift, *delta;  // [heads, T]: lse, as a power of two; sum of dy y
 
-  BackwardScratch(Carver& carver, std::int64_t width, std::int64_t T)
+  BackwardScratch(Carver& carver, std::int64_t width, std::int64_t rows_kept)
       : q(carver, width),
         dy(carver, width),
         q_transposed(right_transpose<E>(carver, width)),
@@ -178,8 +178,8 @@ struct BackwardScratch {
         gradient(carver.matrix<float>(kTile, kTile)),
         rows(carver.matrix<float>(kTile, width)),
         keep(carver.take<KeepBits>(1)),
-        shift(carver.take<float>(tiles_of(T) * kTile)),
-        delta(carver.take<float>(tiles_of(T) * kTile)) {
+        shift(carver.take<float>(rows_kept)),
+        delta(carver.take<float>(rows_kept)) {
     for (std::int64_t i = 0; i < group_of(width); ++i) {
       keys.push_back({Rows<E>(carver, width), carver.matrix<E>(kTile, width),
                       left_transpose<E>(carver, width), carver.matrix<float>(kTile, width),
@@ -194,9 +194,9 @@ struct BackwardScratch {
       dscores = dscores_words = gradient;
     }
   }
-  static std::size_t bytes(std::int64_t width, std::int64_t T) {
+  static std::size_t bytes(std::int64_t width, std::int64_t rows_kept) {
     Carver carver(nullptr);
-    BackwardScratch(carver, width, T);
+    BackwardScratch(carver, width, rows_kept);
     return carver.used();
   }
 };

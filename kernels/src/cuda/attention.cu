@@ -95,6 +95,7 @@ AttentionShape shape_of(const TensorView& q, const TensorView& k, const PackedHe
       q.size(1),
       q.size(2),
       k.size(2),
+      q.size(1) / k.size(1),
       static_cast<int>(heads.columns()),
       options.causal,
       options.key_lengths.defined() ? options.key_lengths.as<std::int64_t>() : nullptr,
@@ -141,6 +142,7 @@ void CudaBackend::attention_backward(View q, View k, View v, View y, View lse, V
   const PackedHeads dqueries(*this, queue, dq), dkeys(*this, queue, dk), dvalues(*this, queue, dv);
   const AttentionShape shape = shape_of(q, k, queries, options);
   const std::int64_t heads = q.size(0) * q.size(1), rows = heads * padded_rows(q.size(2));
+  const std::int64_t key_heads = q.size(0) * k.size(1);
   const Buffer<RowTerms> terms(queue, rows);
   dispatch_tiles(q, "attention_backward", [&](auto type, auto size) {
     using T = decltype(type);
@@ -148,16 +150,16 @@ void CudaBackend::attention_backward(View q, View k, View v, View y, View lse, V
     using Tile = BackwardTiling<T, D>;
     const auto q_heads = queries.as<T>(), k_heads = keys.as<T>(), v_heads = values.as<T>(),
                dy_heads = gradients.as<T>();
-    const auto grid = [&](std::int64_t length) {
-      return Grid{heads * ceil_div(length, Tile::kRows), Tile::kThreads,
+    const auto grid = [&](std::int64_t count, std::int64_t length) {
+      return Grid{count * ceil_div(length, Tile::kRows), Tile::kThreads,
                   BackwardMemory<T, D>::kBytes};
     };
     launch(queue, grid_for(rows * (D / 8)), attention_rows_kernel<T, D>, shape, rows, outs.as<T>(),
            dy_heads, lse.as<float>(), terms.data());
-    launch(queue, grid(shape.queries), attention_queries_kernel<T, D>, shape, q_heads, k_heads,
-           v_heads, dy_heads, terms.data(), dqueries.as<T>());
+    launch(queue, grid(heads, shape.queries), attention_queries_kernel<T, D>, shape, q_heads,
+           k_heads, v_heads, dy_heads, terms.data(), dqueries.as<T>());
     const auto sum_keys = [&](auto kernel) {
-      launch(queue, grid(shape.keys), kernel, shape, q_heads, k_heads, v_heads, dy_heads,
+      launch(queue, grid(key_heads, shape.keys), kernel, shape, q_heads, k_heads, v_heads, dy_heads,
              terms.data(), dkeys.as<T>(), dvalues.as<T>());
     };
     if constexpr (D <= 128) {

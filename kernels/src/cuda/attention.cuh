@@ -59,6 +59,7 @@ struct WeightDropout {
 
 struct AttentionShape {
   std::int64_t heads, queries, keys;  // H, T, S
+  std::int64_t sharing;               // neighbouring heads that read the same keys and values
   int columns;                        // D, a multiple of 8
   bool causal;
   const std::int64_t* key_lengths;  // of each sample; null: all S
@@ -70,6 +71,11 @@ struct AttentionShape {
     if (key_lengths == nullptr) return keys;
     const std::int64_t n = key_lengths[divide(head, heads)];
     return n < 0 ? 0 : n < keys ? n : keys;
+  }
+  /// The keys or values that a head reads.
+  template <class T>
+  __device__ T* read_by(std::int64_t head, const Heads<T>& x) const {
+    return x.of(divide(head, sharing), divide(heads, sharing));
   }
   /// Keys that query t sees, of `length`: those before this one.
   __device__ std::int64_t visible(std::int64_t t, std::int64_t length) const {
@@ -200,11 +206,10 @@ class TileLoader {
 };
 
 template <int Rows, int D, int Threads, class T>
-__device__ __forceinline__ void load_rows(T* tile, const Heads<T>& x, std::int64_t head,
+__device__ __forceinline__ void load_rows(T* tile, const T* x, std::int64_t stride,
                                           std::int64_t first, std::int64_t n,
                                           const AttentionShape& shape) {
-  TileLoader<Rows, D, Threads, T>(x.of(head, shape.heads), x.row, first, n, shape.columns)
-      .next(tile);
+  TileLoader<Rows, D, Threads, T>(x, stride, first, n, shape.columns).next(tile);
 }
 
 /// The warp's rows of a result, times factor(m, r) for row(m, 2 r), by way of shared memory of its
@@ -394,13 +399,13 @@ __global__ void __launch_bounds__(ForwardTiling<T, D>::kThreads, 1)
   const std::int64_t last_row = smaller(t0 + Tile::kRows, shape.queries) - 1;
   const std::int64_t length = shape.length(head);
   const std::int64_t warp_t = t0 + threadIdx.x / 32 * Tile::kWarpRows;
-  TileLoader<N, D, kThreads, T> keys(k.of(head, shape.heads), k.row, 0, shape.keys, shape.columns);
-  TileLoader<N, D, kThreads, T> values(v.of(head, shape.heads), v.row, 0, shape.keys,
-                                       shape.columns);
+  TileLoader<N, D, kThreads, T> keys(shape.read_by(head, k), k.row, 0, shape.keys, shape.columns);
+  TileLoader<N, D, kThreads, T> values(shape.read_by(head, v), v.row, 0, shape.keys, shape.columns);
 
   Sums<M, D> out = {};
   OnlineSoftmax<M> softmax;
-  load_rows<Tile::kRows, D, kThreads>(memory.rows(0), q, head, t0, shape.queries, shape);
+  load_rows<Tile::kRows, D, kThreads>(memory.rows(0), q.of(head, shape.heads), q.row, t0,
+                                      shape.queries, shape);
   for_each_tile(
       0, static_cast<int>((shape.visible(last_row, length) + N - 1) / N),
       [&](int, int stage) {
@@ -485,12 +490,13 @@ __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
   const std::int64_t last_row = smaller(t0 + Tile::kRows, shape.queries) - 1;
   const std::int64_t length = shape.length(head);
   const std::int64_t warp_t = t0 + threadIdx.x / 32 * Tile::kWarpRows;
-  TileLoader<N, D, kThreads, T> keys(k.of(head, shape.heads), k.row, 0, shape.keys, shape.columns);
-  TileLoader<N, D, kThreads, T> values(v.of(head, shape.heads), v.row, 0, shape.keys,
-                                       shape.columns);
+  TileLoader<N, D, kThreads, T> keys(shape.read_by(head, k), k.row, 0, shape.keys, shape.columns);
+  TileLoader<N, D, kThreads, T> values(shape.read_by(head, v), v.row, 0, shape.keys, shape.columns);
 
-  load_rows<Tile::kRows, D, kThreads>(memory.rows(0), q, head, t0, shape.queries, shape);
-  load_rows<Tile::kRows, D, kThreads>(memory.rows(1), dy, head, t0, shape.queries, shape);
+  load_rows<Tile::kRows, D, kThreads>(memory.rows(0), q.of(head, shape.heads), q.row, t0,
+                                      shape.queries, shape);
+  load_rows<Tile::kRows, D, kThreads>(memory.rows(1), dy.of(head, shape.heads), dy.row, t0,
+                                      shape.queries, shape);
   RowTerms row_terms[M][2];
   SIMT_UNROLL
   for (int m = 0; m < M; ++m) {
@@ -530,8 +536,8 @@ __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
 
 enum class KeyGradients { both, keys, values };
 
-/// dk, dv or both. Grid: a block for each tile of keys of each head, in a head those that most see
-/// first.
+/// dk, dv or both. Grid: a block for each tile of keys of each head of keys, in a head those that
+/// most see first. The queries of heads that share it come one head after the other.
 template <class T, int D, KeyGradients Which>
 __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
     attention_keys_kernel(AttentionShape shape, Heads<T> q, Heads<T> k, Heads<T> v, Heads<T> dy,
@@ -545,76 +551,84 @@ __global__ void __launch_bounds__(BackwardTiling<T, D>::kThreads, 1)
   const float scale = shape.scale * kLog2E;
   const bool drops = shape.dropout.drops();
   const std::int64_t tiles = (shape.keys + Tile::kRows - 1) / Tile::kRows;
-  const std::int64_t head = divide(blockIdx.x, tiles);
-  const std::int64_t s0 = (blockIdx.x - head * tiles) * Tile::kRows;
+  const std::int64_t key_head = divide(blockIdx.x, tiles), first_head = key_head * shape.sharing;
+  const std::int64_t s0 = (blockIdx.x - key_head * tiles) * Tile::kRows;
   const std::int64_t warp_s = s0 + threadIdx.x / 32 * Tile::kWarpRows;
-  const std::int64_t length = shape.length(head);
+  const std::int64_t length = shape.length(first_head);
   const auto tile_count = static_cast<int>((shape.queries + N - 1) / N);
   const int first_tile = s0 < length ? static_cast<int>(shape.first_query(s0) / N) : tile_count;
-  TileLoader<N, D, kThreads, T> queries(q.of(head, shape.heads), q.row,
-                                        std::int64_t{first_tile} * N, shape.queries, shape.columns);
-  TileLoader<N, D, kThreads, T> gradients(
-      dy.of(head, shape.heads), dy.row, std::int64_t{first_tile} * N, shape.queries, shape.columns);
-  terms += head * padded_rows(shape.queries);
+  const std::int64_t first_row = std::int64_t{first_tile} * N;
 
-  load_rows<Tile::kRows, D, kThreads>(memory.rows(0), k, head, s0, shape.keys, shape);
+  load_rows<Tile::kRows, D, kThreads>(memory.rows(0), shape.read_by(first_head, k), k.row, s0,
+                                      shape.keys, shape);
   if constexpr (kKeys) {
-    load_rows<Tile::kRows, D, kThreads>(memory.rows(1), v, head, s0, shape.keys, shape);
+    load_rows<Tile::kRows, D, kThreads>(memory.rows(1), shape.read_by(first_head, v), v.row, s0,
+                                        shape.keys, shape);
   }
   Sums<M, D> key_sums = {}, value_sums = {};
-  for_each_tile(
-      first_tile, tile_count,
-      [&](int tile, int stage) {
-        queries.next(memory.columns(stage, 0));
-        gradients.next(memory.columns(stage, 1));
-        const int i = static_cast<int>(threadIdx.x) * 2;
-        if (i < N) copy_async_16(memory.terms(stage) + i, terms + std::int64_t{tile} * N + i);
-      },
-      [&](int tile, int stage) {
-        const std::int64_t t = std::int64_t{tile} * N;
-        const RowTerms* const column_terms = memory.terms(stage);
-        if (drops) draw_columns<N>(memory.kept(), shape, head, t, warp_s);
-        Sums<M, N> weights = {};
-        add_product_transposed<D>(weights, memory.warp_rows(0), memory.columns(stage, 0));
-        weights.each([&](float& weight, int, int j, int i) {
-          weight = power_of_two(weight * scale - column_terms[Sums<M, N>::column(j, i)].lse);
+  SIMT_UNROLL_BY(1)
+  for (std::int64_t head = first_head; head < first_head + shape.sharing; ++head) {
+    TileLoader<N, D, kThreads, T> queries(q.of(head, shape.heads), q.row, first_row, shape.queries,
+                                          shape.columns);
+    TileLoader<N, D, kThreads, T> gradients(dy.of(head, shape.heads), dy.row, first_row,
+                                            shape.queries, shape.columns);
+    const RowTerms* const head_terms = terms + head * padded_rows(shape.queries);
+    for_each_tile(
+        first_tile, tile_count,
+        [&](int tile, int stage) {
+          queries.next(memory.columns(stage, 0));
+          gradients.next(memory.columns(stage, 1));
+          const int i = static_cast<int>(threadIdx.x) * 2;
+          if (i < N)
+            copy_async_16(memory.terms(stage) + i, head_terms + std::int64_t{tile} * N + i);
+        },
+        [&](int tile, int stage) {
+          const std::int64_t t = std::int64_t{tile} * N;
+          const RowTerms* const column_terms = memory.terms(stage);
+          if (drops) draw_columns<N>(memory.kept(), shape, head, t, warp_s);
+          Sums<M, N> weights = {};
+          add_product_transposed<D>(weights, memory.warp_rows(0), memory.columns(stage, 0));
+          weights.each([&](float& weight, int, int j, int i) {
+            weight = power_of_two(weight * scale - column_terms[Sums<M, N>::column(j, i)].lse);
+          });
+          if (s0 + Tile::kRows > shape.visible(t, length)) {
+            const int diagonal = shape.causal
+                                     ? static_cast<int>(warp_s + shape.queries - shape.keys - t)
+                                     : -Tile::kRows;
+            const auto end = static_cast<int>(length - warp_s);
+            weights.each([&](float& weight, int m, int j, int i) {
+              const int row = Sums<M, N>::row(m, i);
+              if (Sums<M, N>::column(j, i) - row < diagonal || row >= end) weight = 0.0f;
+            });
+          }
+          if (drops) negate_dropped(weights, memory.kept());
+          if constexpr (kValues) {
+            Sums<M, N> kept = weights;
+            kept.each(
+                [&](float& weight, int, int, int) { weight = weight < 0.0f ? 0.0f : weight; });
+            add_product(value_sums, kept, memory.columns(stage, 1));
+          }
+          if constexpr (kKeys) {
+            Sums<M, N> gradient = {};
+            add_product_transposed<D>(gradient, memory.warp_rows(1), memory.columns(stage, 1));
+            weights.each([&](float& weight, int m, int j, int i) {
+              const float g = weight < 0.0f ? 0.0f : gradient.of[m][j][i] * shape.dropout.scale;
+              weight = fabsf(weight) * (g - column_terms[Sums<M, N>::column(j, i)].delta);
+            });
+            add_product(key_sums, weights, memory.columns(stage, 0));
+          }
         });
-        if (s0 + Tile::kRows > shape.visible(t, length)) {
-          const int diagonal = shape.causal
-                                   ? static_cast<int>(warp_s + shape.queries - shape.keys - t)
-                                   : -Tile::kRows;
-          const auto end = static_cast<int>(length - warp_s);
-          weights.each([&](float& weight, int m, int j, int i) {
-            const int row = Sums<M, N>::row(m, i);
-            if (Sums<M, N>::column(j, i) - row < diagonal || row >= end) weight = 0.0f;
-          });
-        }
-        if (drops) negate_dropped(weights, memory.kept());
-        if constexpr (kValues) {
-          Sums<M, N> kept = weights;
-          kept.each([&](float& weight, int, int, int) { weight = weight < 0.0f ? 0.0f : weight; });
-          add_product(value_sums, kept, memory.columns(stage, 1));
-        }
-        if constexpr (kKeys) {
-          Sums<M, N> gradient = {};
-          add_product_transposed<D>(gradient, memory.warp_rows(1), memory.columns(stage, 1));
-          weights.each([&](float& weight, int m, int j, int i) {
-            const float g = weight < 0.0f ? 0.0f : gradient.of[m][j][i] * shape.dropout.scale;
-            weight = fabsf(weight) * (g - column_terms[Sums<M, N>::column(j, i)].delta);
-          });
-          add_product(key_sums, weights, memory.columns(stage, 0));
-        }
-      });
+  }
   const std::int64_t rows = shape.keys - warp_s;
   if constexpr (kKeys) {
     store_rows(
         key_sums, [&](int, int) { return shape.scale; }, memory.warp_rows(0),
-        dk.of(head, shape.heads) + warp_s * dk.row, dk.row, rows, shape);
+        shape.read_by(first_head, dk) + warp_s * dk.row, dk.row, rows, shape);
   }
   if constexpr (kValues) {
     store_rows(
         value_sums, [&](int, int) { return shape.dropout.scale; }, memory.warp_rows(1),
-        dv.of(head, shape.heads) + warp_s * dv.row, dv.row, rows, shape);
+        shape.read_by(first_head, dv) + warp_s * dv.row, dv.row, rows, shape);
   }
 }
 

@@ -254,16 +254,18 @@ struct LstmResult {
 /// is carried from step to step in f32.
 LstmResult lstm(const Tensor& x, const LstmWeights& weights, const LstmOptions& options = {});
 
-/// softmax(q k^T / sqrt(D)) v. q [B, H, T, D], k and v [B, H, S, D]; causal: row t sees columns 0
+/// softmax(q k^T / sqrt(D)) v. q [B, H, T, D], k and v [B, G, S, D] with H a multiple of G: H / G
+/// neighbouring heads of q share one of k and v (grouped queries). causal: row t sees columns 0
 /// .. t + S - T. key_lengths [B] i64 on their device, or undefined: of sample b's keys only the
 /// first key_lengths[b] (0 .. S) are seen, what follows is padding (finite values; its gradients
 /// are 0). A row that sees nothing gives 0. The result lies as q does.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
                                     double dropout = 0.0, const Tensor& key_lengths = {});
-/// The same of one packed tensor, without copying heads apart: qkv [B, T, 3 C] = q | k | v, each
-/// [B, T, heads, C / heads]; result [B, T, C].
+/// The same of one packed tensor, without copying heads apart: qkv [B, T, (heads + 2 kv_heads) D] =
+/// q | k | v, q [B, T, heads, D], k and v [B, T, kv_heads, D]; kv_heads 0: as many as heads. Result
+/// [B, T, heads D].
 Tensor self_attention(const Tensor& qkv, std::int64_t heads, bool causal, double dropout = 0.0,
-                      const Tensor& key_lengths = {});
+                      const Tensor& key_lengths = {}, std::int64_t kv_heads = 0);
 
 }  // namespace cairn::autograd
 

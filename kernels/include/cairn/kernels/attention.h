@@ -19,17 +19,19 @@ struct AttentionOptions {
   TensorView key_lengths = {};
 };
 
-/// y [B, H, T, D] = dropout(softmax(scale q k^T)) v, with q [B, H, T, D], k and v [B, H, S, D], all
+/// y [B, H, T, D] = dropout(softmax(scale q k^T)) v, with q [B, H, T, D], k and v [B, G, S, D], all
 /// of one floating dtype and with any strides: heads may lie interleaved, as in a projection's
-/// output. lse [B, H, T], contiguous, f32 (f64 for f64), is written too, for the backward: the log
+/// output. H is a multiple of G: H / G neighbouring heads of q share one of k and v (grouped-query
+/// attention, Ainslie et al. 2023). lse [B, H, T], contiguous, f32 (f64 for f64), is written too, for the backward: the log
 /// of the row's sum of exponentials, -inf where the row sees nothing. Sums are in f32 (f64 for
 /// f64); half weights may be rounded to half before they meet v. y and lse overlap nothing.
 void attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& y,
                const TensorView& lse, const AttentionOptions& options);
 
 /// dq, dk, dv of the shapes and dtype of q, k, v, with any strides, from dy and the forward's y and
-/// lse, with its options. They overlap none of the inputs. The same bits in every run,
-/// on a CPU for the same number of threads.
+/// lse, with its options. They overlap none of the inputs. What heads that share keys give to dk and
+/// dv is summed in f32 and rounded once. The same bits in every run, on a CPU for the same number of
+/// threads.
 void attention_backward(const TensorView& q, const TensorView& k, const TensorView& v,
                         const TensorView& y, const TensorView& lse, const TensorView& dy,
                         const TensorView& dq, const TensorView& dk, const TensorView& dv,
