@@ -815,8 +815,9 @@ TEST_F(Cudnn, ThreadsExecuteAPlanOneAtATime) {
                                                      .stride = {1, 1},
                                                      .dilation = {1, 1}})
                           ->at(queue, 0);
-    for (int i = 0; i < 2000; ++i)
-      ASSERT_TRUE(plan->run(queue, x.view().data, x.view().data, y.view().data));
+    const auto arguments =
+        kernels::cuda::conv_arguments(x.view().data, x.view().data, y.view().data);
+    for (int i = 0; i < 2000; ++i) ASSERT_TRUE(plan->run(queue, arguments));
     EXPECT_EQ(y.to_vector<float>(), std::vector<float>{9.0f});
   };
   std::thread other(run);

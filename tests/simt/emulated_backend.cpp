@@ -2,6 +2,7 @@
 // not emulated.
 #include "cairn/core/error.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/cudnn/attention.h"
 
 namespace cairn::kernels {
 
@@ -30,5 +31,20 @@ void CudaBackend::conv2d_backward_data(View, View, View, View, const Conv2dOptio
 void CudaBackend::conv2d_backward_weight(View, View, View, View, const Conv2dOptions&, bool) const {
   not_emulated("conv2d_backward_weight");
 }
+
+namespace cuda {
+
+bool sdpa_may_ask(const Queue&, const TensorView&, const TensorView&, const AttentionOptions&,
+                  bool) {
+  return false;
+}
+bool sdpa_forward(const Queue&, const SdpaOperands&, const AttentionOptions&) {
+  not_emulated("sdpa_forward");
+}
+bool sdpa_backward(const Queue&, const SdpaOperands&, const AttentionOptions&) {
+  not_emulated("sdpa_backward");
+}
+
+}  // namespace cuda
 
 }  // namespace cairn::kernels

@@ -5,6 +5,7 @@
 
 #include "attention_composed.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/cudnn/attention.h"
 #include "cuda/launch.cuh"
 
 namespace cairn::kernels {
@@ -70,6 +71,7 @@ class PackedHeads {
     if (memory_ != nullptr) backend_.copy(part(), target_);
   }
 
+  const TensorView& view() const { return view_; }
   std::int64_t columns() const { return view_.size(3); }
   template <class T>
   Heads<T> as() const {
@@ -114,10 +116,15 @@ void CudaBackend::attention(View q, View k, View v, View y, View lse,
                             const AttentionOptions& options) const {
   if (!is_fused(q)) return composed_attention(*this, q, k, v, y, lse, options);
   const Queue queue("attention", y.device);
-  if (!tiles_fit(queue, q)) return composed_attention(*this, q, k, v, y, lse, options);
+  const bool fits = tiles_fit(queue, q), asks = sdpa_may_ask(queue, q, k, options, false);
+  if (!fits && !asks) return composed_attention(*this, q, k, v, y, lse, options);
   const auto queries = PackedHeads::of(*this, queue, q), keys = PackedHeads::of(*this, queue, k),
              values = PackedHeads::of(*this, queue, v);
   const PackedHeads out(*this, queue, y);
+  const SdpaOperands operands{
+      .q = queries.view(), .k = keys.view(), .v = values.view(), .y = out.view(), .lse = lse};
+  if (asks && sdpa_forward(queue, operands, options)) return out.finish();
+  if (!fits) return composed_attention(*this, q, k, v, y, lse, options);
   const AttentionShape shape = shape_of(q, k, queries, options);
   dispatch_tiles(q, "attention", [&](auto type, auto size) {
     using T = decltype(type);
@@ -135,11 +142,18 @@ void CudaBackend::attention_backward(View q, View k, View v, View y, View lse, V
                                      View dk, View dv, const AttentionOptions& options) const {
   if (!is_fused(q)) return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
   const Queue queue("attention_backward", q.device);
-  if (!tiles_fit(queue, q))
-    return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
+  const bool fits = tiles_fit(queue, q), asks = sdpa_may_ask(queue, q, k, options, true);
+  if (!fits && !asks) return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
   const auto in = [&](const TensorView& x) { return PackedHeads::of(*this, queue, x); };
   const PackedHeads queries = in(q), keys = in(k), values = in(v), outs = in(y), gradients = in(dy);
   const PackedHeads dqueries(*this, queue, dq), dkeys(*this, queue, dk), dvalues(*this, queue, dv);
+  const auto finish = [&] {
+    for (const PackedHeads* gradient : {&dqueries, &dkeys, &dvalues}) gradient->finish();
+  };
+  const SdpaOperands operands{queries.view(),   keys.view(),     values.view(), outs.view(),   lse,
+                              gradients.view(), dqueries.view(), dkeys.view(),  dvalues.view()};
+  if (asks && sdpa_backward(queue, operands, options)) return finish();
+  if (!fits) return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
   const AttentionShape shape = shape_of(q, k, queries, options);
   const std::int64_t heads = q.size(0) * q.size(1), rows = heads * padded_rows(q.size(2));
   const std::int64_t key_heads = q.size(0) * k.size(1);
@@ -169,7 +183,7 @@ void CudaBackend::attention_backward(View q, View k, View v, View y, View lse, V
       sum_keys(attention_keys_kernel<T, D, KeyGradients::keys>);
     }
   });
-  for (const PackedHeads* gradient : {&dqueries, &dkeys, &dvalues}) gradient->finish();
+  finish();
 }
 
 }  // namespace cairn::kernels

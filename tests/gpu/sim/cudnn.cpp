@@ -1,7 +1,7 @@
-// cuDNN's graph API, as far as it makes convolutions: descriptors, heuristics, plans and their runs,
-// computed in double when their work runs. What the library answers with a status is answered so
-// (its handles and descriptors up to the heuristics were compared with cuDNN 9.19, which makes them
-// without a GPU); what it leaves undefined is reported.
+// cuDNN's graph API, as far as it makes convolutions and attention: descriptors, heuristics, plans
+// and their runs, computed in double when their work runs. What the library answers with a status is
+// answered so (its handles and descriptors up to the heuristics were compared with cuDNN 9.19, which
+// makes them without a GPU); what it leaves undefined is reported.
 //
 // Stricter than the library: heuristics propose first what is not deterministic, cannot be built,
 // rounds to f16 or wants a terabyte of workspace; grouped f32 convolutions exist for row-major
@@ -34,6 +34,7 @@ namespace {
 
 constexpr const char* kContract = "cudnn contract";
 constexpr std::uint64_t kWorkspaceAlignment = 16;
+constexpr std::size_t kMostScribbled = std::size_t{1} << 20;  // of a workspace
 
 Objects<CudnnDescriptor>& descriptors() {
   static auto& all = *new Objects<CudnnDescriptor>{"descriptor"};
@@ -118,15 +119,31 @@ class Executing {
   cudnnBackendDescriptor_t plan_;
 };
 
-/// The pack's pointers in the order x, w, y; null where it lacks one.
-std::array<void*, 3> pointers_of(const CudnnConvolution& problem, const CudnnDescriptor& pack) {
+using Pointers = std::map<std::int64_t, void*>;  // by the tensors' ids
+
+Pointers pointers_of(const CudnnDescriptor& pack) {
   const auto ids = pack.values<std::int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
   const auto pointers = pack.values<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
-  const auto pointer = [&](const CudnnTensor& tensor) -> void* {
-    const auto found = std::find(ids.begin(), ids.end(), tensor.id);
-    return found == ids.end() ? nullptr : pointers[static_cast<std::size_t>(found - ids.begin())];
-  };
-  return {pointer(problem.x), pointer(problem.w), pointer(problem.y)};
+  Pointers found;
+  for (std::size_t i = 0; i < ids.size(); ++i) found[ids[i]] = pointers[i];
+  return found;
+}
+
+/// What a variant pack has to name.
+std::vector<CudnnTensor> arguments_of(const CudnnDescriptor& plan) {
+  if (plan.attention) return plan.attention->arguments();
+  return {plan.problem.x, plan.problem.w, plan.problem.y};
+}
+
+/// A tensor that is passed by value lies in the host's memory, and is read now.
+double number_at(const Call& call, const CudnnTensor& tensor, const void* data) {
+  if (location_of(data) >= 0) {
+    report(kContract, std::string(call.name()) +
+                          ": expected a number that is passed by value in the host's memory, got "
+                          "device memory");
+  }
+  if (tensor.type == CUDNN_DATA_INT32) return *static_cast<const std::int32_t*>(data);
+  return double{*static_cast<const float*>(data)};
 }
 
 void check_alignment(const Call& call, const CudnnTensor& tensor, const void* data) {
@@ -149,26 +166,35 @@ cudnnStatus_t execute(const Call& call, cudnnContext& handle, CudnnDescriptor& p
                           std::to_string(handle.device) + ", got one made for " +
                           std::to_string(plan.handle->device));
   }
-  const std::array<void*, 3> data = pointers_of(plan.problem, pack);
-  if (std::find(data.begin(), data.end(), nullptr) != data.end())
-    return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
-  check_alignment(call, plan.problem.x, data[0]);
-  check_alignment(call, plan.problem.w, data[1]);
-  check_alignment(call, plan.problem.y, data[2]);
-  const std::size_t needed = workspace_of(plan.problem, plan.config);
+  const Pointers data = pointers_of(pack);
+  std::map<std::int64_t, double> numbers;
+  for (const CudnnTensor& tensor : arguments_of(plan)) {
+    const auto found = data.find(tensor.id);
+    if (found == data.end() || found->second == nullptr) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+    if (tensor.is_by_value) {
+      numbers[tensor.id] = number_at(call, tensor, found->second);
+    } else {
+      check_alignment(call, tensor, found->second);
+    }
+  }
+  const std::size_t needed = workspace_of(plan);
   void* const workspace = pack.value<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
   if (needed > 0 && workspace == nullptr) return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
   if (needed > 0) check_workspace(kContract, call, workspace, needed, kWorkspaceAlignment);
   enqueue_kernel(call, queue,
-                 [data, workspace, needed, problem = plan.problem, config = plan.config,
-                  unloaded = plan.unloaded] {
+                 [data, numbers, workspace, needed, problem = plan.problem, config = plan.config,
+                  attention = plan.attention, unloaded = plan.unloaded] {
                    if (*unloaded) {
                      report("use after destroy",
                             "expected a graph whose plans live as long, got one whose plan, and "
                             "its code with it, was destroyed");
                    }
-                   if (needed > 0) std::memset(write(workspace, needed), 0xa7, needed);
-                   run_convolution(problem, config, data);
+                   const std::size_t used = std::min(needed, kMostScribbled);
+                   if (used > 0) std::memset(write(workspace, used), 0xa7, used);
+                   if (attention) return run_attention(*attention, config, data, numbers);
+                   run_convolution(
+                       problem, config,
+                       {data.at(problem.x.id), data.at(problem.w.id), data.at(problem.y.id)});
                  });
   return CUDNN_STATUS_SUCCESS;
 }
@@ -286,7 +312,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
   CudnnDescriptor& target = descriptors().at(descriptor, call);
   for (const CudnnDescriptor* other : target.refers_to) descriptors().at(other, call);
   if (target.handle != nullptr) queue_of(call, *target.handle);
-  return finalize(target);
+  return finalize(target, Machine::get().capability);
 }
 
 cudnnStatus_t cudnnBackendGetAttribute(const cudnnBackendDescriptor_t descriptor,

@@ -48,42 +48,7 @@ double to_low(double x, bool sum) {
   return std::nearbyint(x / unit) * unit;
 }
 
-using Values = std::vector<double>;  // row-major
-
-/// Calls each(row-major index, index in memory).
-template <class Each>
-void for_elements(const CudnnTensor& tensor, Each each) {
-  const auto& [N, C, H, W] = tensor.sizes;
-  std::size_t i = 0;
-  for (std::int64_t n = 0; n < N; ++n) {
-    for (std::int64_t c = 0; c < C; ++c) {
-      for (std::int64_t h = 0; h < H; ++h) {
-        for (std::int64_t w = 0; w < W; ++w) {
-          each(i++, static_cast<std::size_t>(n * tensor.strides[0] + c * tensor.strides[1] +
-                                             h * tensor.strides[2] + w * tensor.strides[3]));
-        }
-      }
-    }
-  }
-}
-
-Values load_tensor(const CudnnTensor& tensor, const void* data) {
-  const std::size_t size = size_of(tensor.element());
-  const auto* bytes = static_cast<const char*>(read(data, tensor.count() * size));
-  Values values(tensor.count());
-  for_elements(tensor, [&](std::size_t i, std::size_t place) {
-    values[i] = load(tensor.element(), bytes + place * size);
-  });
-  return values;
-}
-
-void store_tensor(const CudnnTensor& tensor, void* data, const Values& values) {
-  const std::size_t size = size_of(tensor.element());
-  auto* bytes = static_cast<char*>(write(data, values.size() * size));
-  for_elements(tensor, [&](std::size_t i, std::size_t place) {
-    store(tensor.element(), bytes + place * size, values[i]);
-  });
-}
+using Values = CudnnValues;
 
 /// The first and one past the last output whose input, offset + stride o, is inside.
 std::array<std::int64_t, 2> inside(std::int64_t offset, std::int64_t stride, std::int64_t size,
@@ -155,21 +120,6 @@ Values sums_of(const CudnnConvolution& p, CudnnPrecision precision,
 }
 
 }  // namespace
-
-bool CudnnTensor::is_packed(bool channels_last) const {
-  const auto [n, c, h, w] = sizes;
-  if (channels_last) return strides == std::array{c * h * w, std::int64_t{1}, w * c, c};
-  return strides == std::array{c * h * w, h * w, w, std::int64_t{1}};
-}
-
-Element CudnnTensor::element() const {
-  if (type == CUDNN_DATA_HALF) return Element::f16;
-  return type == CUDNN_DATA_BFLOAT16 ? Element::bf16 : Element::f32;
-}
-
-std::size_t CudnnTensor::count() const {
-  return static_cast<std::size_t>(sizes[0] * sizes[1] * sizes[2] * sizes[3]);
-}
 
 const CudnnTensor& CudnnConvolution::result() const {
   if (pass == CudnnPass::forward) return y;

@@ -7,22 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "gpu/sim/elements.h"
+#include "gpu/sim/cudnn_tensor.h"
 #include "gpu/sim/machine.h"
 
 namespace cairn::gpusim {
-
-/// A tensor as its descriptor tells it: N, C, H, W.
-struct CudnnTensor {
-  std::int64_t id = 0;
-  cudnnDataType_t type = CUDNN_DATA_FLOAT;
-  std::int64_t alignment = 0;
-  std::array<std::int64_t, 4> sizes{}, strides{};
-
-  bool is_packed(bool channels_last) const;
-  Element element() const;
-  std::size_t count() const;
-};
 
 enum class CudnnPass { forward, backward_data, backward_filter };
 

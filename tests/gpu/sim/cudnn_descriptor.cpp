@@ -23,6 +23,10 @@ struct Rule {
 
 constexpr auto kDescriptors = CUDNN_TYPE_BACKEND_DESCRIPTOR;
 
+Rule tensor_rule(Name name, bool required = true) {
+  return {name, kDescriptors, 1, required, {CUDNN_BACKEND_TENSOR_DESCRIPTOR}};
+}
+
 std::vector<Rule> operation_rules(Name x, Name w, Name y, Name convolution, Name alpha, Name beta) {
   return {{x, kDescriptors, 1, true, {CUDNN_BACKEND_TENSOR_DESCRIPTOR}},
           {w, kDescriptors, 1, true, {CUDNN_BACKEND_TENSOR_DESCRIPTOR}},
@@ -45,7 +49,9 @@ const std::map<Kind, Known>& known() {
          {CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1},
          {CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1},
          {CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, CUDNN_DIM_MAX},
-         {CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, CUDNN_DIM_MAX}}}},
+         {CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, CUDNN_DIM_MAX},
+         {CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, false},
+         {CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, false}}}},
       {CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR,
        {"cudnnBackendFinalize(convolution)",
         {{CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1},
@@ -84,11 +90,59 @@ const std::map<Kind, Known>& known() {
         {{CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1},
          {CUDNN_ATTR_OPERATIONGRAPH_OPS,
           kDescriptors,
-          1,
+          64,
           true,
           {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
            CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
-           CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR}}}}},
+           CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+           CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+           CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
+           CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR}}}}},
+      {CUDNN_BACKEND_MATMUL_DESCRIPTOR,
+       {"cudnnBackendFinalize(matmul)", {{CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1}}}},
+      {CUDNN_BACKEND_POINTWISE_DESCRIPTOR,
+       {"cudnnBackendFinalize(pointwise)",
+        {{CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1},
+         {CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1},
+         {CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, false}}}},
+      {CUDNN_BACKEND_REDUCTION_DESCRIPTOR,
+       {"cudnnBackendFinalize(reduction)",
+        {{CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1},
+         {CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1}}}},
+      {CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
+       {"cudnnBackendFinalize(operation)",
+        {tensor_rule(CUDNN_ATTR_OPERATION_MATMUL_ADESC),
+         tensor_rule(CUDNN_ATTR_OPERATION_MATMUL_BDESC),
+         tensor_rule(CUDNN_ATTR_OPERATION_MATMUL_CDESC),
+         {CUDNN_ATTR_OPERATION_MATMUL_DESC,
+          kDescriptors,
+          1,
+          true,
+          {CUDNN_BACKEND_MATMUL_DESCRIPTOR}}}}},
+      {CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+       {"cudnnBackendFinalize(operation)",
+        {tensor_rule(CUDNN_ATTR_OPERATION_POINTWISE_XDESC),
+         tensor_rule(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, false),
+         tensor_rule(CUDNN_ATTR_OPERATION_POINTWISE_TDESC, false),
+         tensor_rule(CUDNN_ATTR_OPERATION_POINTWISE_YDESC),
+         {CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
+          kDescriptors,
+          1,
+          true,
+          {CUDNN_BACKEND_POINTWISE_DESCRIPTOR}}}}},
+      {CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
+       {"cudnnBackendFinalize(operation)",
+        {tensor_rule(CUDNN_ATTR_OPERATION_REDUCTION_XDESC),
+         tensor_rule(CUDNN_ATTR_OPERATION_REDUCTION_YDESC),
+         {CUDNN_ATTR_OPERATION_REDUCTION_DESC,
+          kDescriptors,
+          1,
+          true,
+          {CUDNN_BACKEND_REDUCTION_DESCRIPTOR}}}}},
+      {CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
+       {"cudnnBackendFinalize(operation)",
+        {tensor_rule(CUDNN_ATTR_OPERATION_RESHAPE_XDESC),
+         tensor_rule(CUDNN_ATTR_OPERATION_RESHAPE_YDESC)}}},
       {CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR,
        {"cudnnBackendFinalize(heuristics)",
         {{CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1},
@@ -137,6 +191,8 @@ std::size_t bytes_of(Type type) {
   switch (type) {
     case CUDNN_TYPE_INT64:
       return sizeof(std::int64_t);
+    case CUDNN_TYPE_BOOLEAN:
+      return sizeof(bool);
     case CUDNN_TYPE_HANDLE:
     case CUDNN_TYPE_VOID_PTR:
     case CUDNN_TYPE_BACKEND_DESCRIPTOR:
@@ -160,6 +216,8 @@ cudnnStatus_t finalize_tensor(CudnnDescriptor& d) {
   d.tensor.alignment = d.value<std::int64_t>(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
   std::copy(sizes.begin(), sizes.end(), d.tensor.sizes.begin());
   std::copy(strides.begin(), strides.end(), d.tensor.strides.begin());
+  d.tensor.is_virtual = d.value<bool>(CUDNN_ATTR_TENSOR_IS_VIRTUAL);
+  d.tensor.is_by_value = d.value<bool>(CUDNN_ATTR_TENSOR_IS_BY_VALUE);
   const auto element = static_cast<std::int64_t>(size_of(d.tensor.element()));
   const std::int64_t alignment = d.tensor.alignment;
   const bool aligned = alignment >= element && (alignment & (alignment - 1)) == 0;
@@ -205,20 +263,59 @@ cudnnStatus_t finalize_operation(CudnnDescriptor& d, CudnnPass pass) {
                                                       : CUDNN_STATUS_BAD_PARAM;
 }
 
+/// Of an attention's: how it computes lies in a descriptor of its own.
+cudnnStatus_t finalize_fusible(CudnnDescriptor& d, CudnnOperation::Kind kind,
+                               const std::vector<Name>& inputs, Name y) {
+  d.operation.kind = kind;
+  for (const Name name : inputs) {
+    if (d.attributes.contains(name))
+      d.operation.inputs.push_back(d.value<CudnnDescriptor*>(name)->tensor);
+  }
+  d.operation.y = d.value<CudnnDescriptor*>(y)->tensor;
+  for (const CudnnDescriptor* other : d.refers_to) {
+    if (other->type == CUDNN_BACKEND_POINTWISE_DESCRIPTOR) {
+      d.operation.mode = other->value<cudnnPointwiseMode_t>(CUDNN_ATTR_POINTWISE_MODE);
+      d.operation.axis = other->value<std::int64_t>(CUDNN_ATTR_POINTWISE_AXIS, -1);
+    }
+    if (other->type == CUDNN_BACKEND_REDUCTION_DESCRIPTOR)
+      d.operation.mode = other->value<cudnnReduceTensorOp_t>(CUDNN_ATTR_REDUCTION_OPERATOR);
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+/// A convolution alone, or the operations of an attention.
+cudnnStatus_t finalize_graph(CudnnDescriptor& d, int capability) {
+  auto attention = std::make_shared<CudnnAttention>();
+  attention->capability = capability;
+  for (const auto* operation : d.values<CudnnDescriptor*>(CUDNN_ATTR_OPERATIONGRAPH_OPS)) {
+    const bool convolution = operation->operation.inputs.empty();
+    if (convolution) return d.refers_to.size() == 1 ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
+    attention->operations.push_back(operation->operation);
+  }
+  if (!attention->is_consistent()) return CUDNN_STATUS_BAD_PARAM;
+  d.attention = std::move(attention);
+  return CUDNN_STATUS_SUCCESS;
+}
+
+std::vector<CudnnEngine> engines_behind(const CudnnDescriptor& d) {
+  return d.attention ? engines_of(*d.attention) : engines_of(d.problem);
+}
+
 cudnnStatus_t finalize_heuristics(CudnnDescriptor& d) {
-  d.results = proposals(d.problem, d.value<cudnnBackendHeurMode_t>(CUDNN_ATTR_ENGINEHEUR_MODE));
+  const auto mode = d.value<cudnnBackendHeurMode_t>(CUDNN_ATTR_ENGINEHEUR_MODE);
+  d.results = d.attention ? proposals(*d.attention, mode) : proposals(d.problem, mode);
   return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t finalize_engine(CudnnDescriptor& d) {
   d.config.engine = d.value<std::int64_t>(CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
-  const auto engines = static_cast<std::int64_t>(engines_of(d.problem).size());
+  const auto engines = static_cast<std::int64_t>(engines_behind(d).size());
   const bool known = d.config.engine >= 0 && d.config.engine < engines;
   return known ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED;
 }
 
 CudnnEngine engine_of(const CudnnDescriptor& d) {
-  return engines_of(d.problem)[static_cast<std::size_t>(d.config.engine)];
+  return engines_behind(d)[static_cast<std::size_t>(d.config.engine)];
 }
 
 cudnnStatus_t finalize_config(CudnnDescriptor& d) {
@@ -233,7 +330,8 @@ cudnnStatus_t finalize_config(CudnnDescriptor& d) {
 }
 
 cudnnStatus_t finalize_plan(CudnnDescriptor& d) {
-  const cudnnStatus_t status = check_support(d.problem, d.config);
+  const cudnnStatus_t status =
+      d.attention ? check_support(*d.attention, d.config) : check_support(d.problem, d.config);
   if (status == CUDNN_STATUS_SUCCESS) d.unloaded = std::make_shared<bool>(false);
   return status;
 }
@@ -245,7 +343,7 @@ cudnnStatus_t finalize_pack(CudnnDescriptor& d) {
   return distinct && ids.size() == pointers.size() ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
 
-cudnnStatus_t finalize_kind(CudnnDescriptor& d) {
+cudnnStatus_t finalize_kind(CudnnDescriptor& d, int capability) {
   switch (d.type) {
     case CUDNN_BACKEND_TENSOR_DESCRIPTOR:
       return finalize_tensor(d);
@@ -257,6 +355,27 @@ cudnnStatus_t finalize_kind(CudnnDescriptor& d) {
       return finalize_operation(d, CudnnPass::backward_data);
     case CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR:
       return finalize_operation(d, CudnnPass::backward_filter);
+    case CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR:
+      return finalize_fusible(
+          d, CudnnOperation::Kind::matmul,
+          {CUDNN_ATTR_OPERATION_MATMUL_ADESC, CUDNN_ATTR_OPERATION_MATMUL_BDESC},
+          CUDNN_ATTR_OPERATION_MATMUL_CDESC);
+    case CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR:
+      return finalize_fusible(
+          d, CudnnOperation::Kind::pointwise,
+          {CUDNN_ATTR_OPERATION_POINTWISE_XDESC, CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+           CUDNN_ATTR_OPERATION_POINTWISE_TDESC},
+          CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
+    case CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR:
+      return finalize_fusible(d, CudnnOperation::Kind::reduction,
+                              {CUDNN_ATTR_OPERATION_REDUCTION_XDESC},
+                              CUDNN_ATTR_OPERATION_REDUCTION_YDESC);
+    case CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR:
+      return finalize_fusible(d, CudnnOperation::Kind::reshape,
+                              {CUDNN_ATTR_OPERATION_RESHAPE_XDESC},
+                              CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
+    case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
+      return finalize_graph(d, capability);
     case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR:
       return finalize_heuristics(d);
     case CUDNN_BACKEND_ENGINE_DESCRIPTOR:
@@ -276,7 +395,7 @@ cudnnStatus_t finalize_kind(CudnnDescriptor& d) {
 void inherit(CudnnDescriptor& d) {
   for (const CudnnDescriptor* other : d.refers_to) {
     if (other->type == CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR) continue;
-    d.problem = other->problem, d.config = other->config;
+    d.problem = other->problem, d.config = other->config, d.attention = other->attention;
   }
 }
 
@@ -312,7 +431,7 @@ Answer answer(std::vector<CudnnDescriptor> descriptors) {
 CudnnDescriptor part_of(const CudnnDescriptor& whole, Kind kind) {
   CudnnDescriptor part;
   part.type = kind, part.finalized = true;
-  part.problem = whole.problem, part.config = whole.config;
+  part.problem = whole.problem, part.config = whole.config, part.attention = whole.attention;
   part.handle = whole.handle, part.refers_to = whole.refers_to;
   return part;
 }
@@ -334,7 +453,7 @@ std::optional<Answer> read_attribute(const CudnnDescriptor& d, Name name) {
   switch (name) {
     case CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT:
       return answer(CUDNN_TYPE_INT64,
-                    std::vector{static_cast<std::int64_t>(engines_of(d.problem).size())});
+                    std::vector{static_cast<std::int64_t>(engines_behind(d).size())});
     case CUDNN_ATTR_ENGINEHEUR_RESULTS:
       return answer(results_of(d));
     case CUDNN_ATTR_ENGINECFG_ENGINE:
@@ -350,8 +469,7 @@ std::optional<Answer> read_attribute(const CudnnDescriptor& d, Name name) {
     case CUDNN_ATTR_ENGINE_NUMERICAL_NOTE:
       return answer(CUDNN_TYPE_NUMERICAL_NOTE, engine_of(d).notes);
     case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:
-      return answer(CUDNN_TYPE_INT64,
-                    std::vector{static_cast<std::int64_t>(workspace_of(d.problem, d.config))});
+      return answer(CUDNN_TYPE_INT64, std::vector{static_cast<std::int64_t>(workspace_of(d))});
     default:
       return {};
   }
@@ -368,6 +486,11 @@ bool has_attribute(Kind kind, Name name) {
 }
 
 }  // namespace
+
+std::size_t workspace_of(const CudnnDescriptor& plan) {
+  return plan.attention ? workspace_of(*plan.attention, plan.config)
+                        : workspace_of(plan.problem, plan.config);
+}
 
 const char* finalize_name(Kind kind) {
   return known().at(kind).finalize_name;
@@ -400,13 +523,13 @@ cudnnStatus_t set_attribute(CudnnDescriptor& d, Name name, Type type, std::int64
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t finalize(CudnnDescriptor& d) {
+cudnnStatus_t finalize(CudnnDescriptor& d, int capability) {
   if (d.finalized) return CUDNN_STATUS_BAD_PARAM;
   for (const Rule& rule : known().at(d.type).rules) {
     if (rule.required && !d.attributes.contains(rule.name)) return CUDNN_STATUS_BAD_PARAM;
   }
   inherit(d);
-  const cudnnStatus_t status = finalize_kind(d);
+  const cudnnStatus_t status = finalize_kind(d, capability);
   d.finalized = status == CUDNN_STATUS_SUCCESS;
   return status;
 }

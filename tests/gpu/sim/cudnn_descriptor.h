@@ -4,10 +4,12 @@
 
 #include <cudnn.h>
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <vector>
 
+#include "gpu/sim/cudnn_attention.h"
 #include "gpu/sim/cudnn_convolution.h"
 
 namespace cairn::gpusim {
@@ -27,6 +29,8 @@ struct CudnnDescriptor {
   // What was made of them: of a descriptor by itself, or of those that it refers to.
   CudnnTensor tensor;
   CudnnConvolution problem;
+  CudnnOperation operation;                         // of an attention
+  std::shared_ptr<const CudnnAttention> attention;  // in place of a convolution
   CudnnConfig config;
   std::vector<CudnnConfig> results;
   cudnnHandle_t handle = nullptr;
@@ -36,10 +40,16 @@ struct CudnnDescriptor {
   std::vector<T> values(cudnnBackendAttributeName_t name) const;
   template <class T>
   T value(cudnnBackendAttributeName_t name, T otherwise = {}) const {
-    const std::vector<T> all = values<T>(name);
-    return all.empty() ? otherwise : all.front();
+    const auto found = attributes.find(name);
+    if (found == attributes.end()) return otherwise;
+    T first{};
+    std::memcpy(&first, found->second.bytes.data(), sizeof(first));
+    return first;
   }
 };
+
+/// What the graph behind it asks of a workspace.
+std::size_t workspace_of(const CudnnDescriptor& plan);
 
 /// The name that finalisations of the type are counted and refused by:
 /// "cudnnBackendFinalize(plan)".
@@ -53,8 +63,8 @@ cudnnStatus_t set_attribute(CudnnDescriptor& descriptor, cudnnBackendAttributeNa
                             cudnnBackendAttributeType_t type, std::int64_t count,
                             const void* values);
 
-/// What it refers to is live.
-cudnnStatus_t finalize(CudnnDescriptor& descriptor);
+/// What it refers to is live. `capability`: of the GPUs, 90 for 9.0.
+cudnnStatus_t finalize(CudnnDescriptor& descriptor, int capability);
 
 /// Descriptors are written into those that `values` names, which are live.
 cudnnStatus_t get_attribute(const CudnnDescriptor& descriptor, cudnnBackendAttributeName_t name,

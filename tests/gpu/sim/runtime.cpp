@@ -122,9 +122,16 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   const Call call("cudaDeviceGetAttribute");
   if (const cudaError_t code = enter(call)) return code;
   if (!exists(device)) return answer(cudaErrorInvalidDevice);
-  if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin) return answer(cudaErrorInvalidValue);
-  *value = static_cast<int>(machine().shared_limit);
-  return cudaSuccess;
+  switch (attribute) {
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = static_cast<int>(machine().shared_limit);
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = machine().capability / 10;
+      return cudaSuccess;
+    default:
+      return answer(cudaErrorInvalidValue);
+  }
 }
 
 cudaError_t cudaDeviceSynchronize() {

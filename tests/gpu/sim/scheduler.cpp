@@ -58,6 +58,7 @@ Machine::Machine() {
   set_schedule(settings.schedule, settings.seed);
   memory.start(gpus, settings.memory);
   shared_limit = settings.shared;
+  capability = settings.capability;
   peers = settings.peers;
   for (int device = 0; device < gpus; ++device) default_streams_.push_back(make_stream(device));
 }

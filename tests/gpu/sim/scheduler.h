@@ -74,6 +74,7 @@ class Machine {
   std::optional<std::vector<TracedWork>> trace;
   int gpus = 1;
   std::size_t shared_limit = 0;  // shared memory that a block may ask for
+  int capability = 90;           // compute capability, times ten
   bool peers = true;             // GPUs can be given access to each other's memory
   std::vector<std::shared_ptr<Capture>> captures;  // under way
   int lost = 0;  // the error that every later call answers, as after a fault of a kernel

@@ -85,6 +85,7 @@ Settings settings_from_environment() {
   settings.gpus = static_cast<int>(number("CAIRN_SIM_GPUS", 1, kMostGpus));
   settings.memory = bytes_of("CAIRN_SIM_MEMORY", settings.memory);
   settings.shared = bytes_of("CAIRN_SIM_SHARED", settings.shared);
+  settings.capability = static_cast<int>(number("CAIRN_SIM_CAPABILITY", 90, 200));
   settings.peers = number("CAIRN_SIM_PEERS", 1, 1) != 0;
   settings.schedule = schedule();
   settings.seed = number("CAIRN_SIM_SEED", 1, UINT64_MAX);

@@ -15,6 +15,7 @@ struct Settings {
   int gpus = 1;
   std::size_t memory = std::size_t{2} << 30;
   std::size_t shared = std::size_t{163} << 10;  // of a block
+  int capability = 90;                          // of the GPUs, times ten
   bool peers = true;
   Schedule schedule = Schedule::late;
   std::uint64_t seed = 1;

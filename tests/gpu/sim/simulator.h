@@ -11,6 +11,7 @@
 //   CAIRN_SIM_GPUS=2              number of GPUs (default 1)
 //   CAIRN_SIM_MEMORY=64M          of each (default 2G)
 //   CAIRN_SIM_SHARED=99K          shared memory that a block may ask for (default 163K)
+//   CAIRN_SIM_CAPABILITY=80       of the GPUs: 8.0 (default 90)
 //   CAIRN_SIM_PEERS=0             no GPU can be given access to another's memory (default 1)
 //   CAIRN_SIM_SCHEDULE=late       or early, or shuffled
 //   CAIRN_SIM_SEED=7              of the order among streams (default 1)

@@ -68,11 +68,12 @@ void add_bias(const CudaBackend& backend, View bias, View y) {
 
 void forward(const CudaBackend& backend, const Queue& queue, View x, View weight, View y,
              const Conv2dOptions& options) {
-  const auto run = [&](const ConvPlan& plan, StorageOrder storage) {
+  const auto run = [&](const Plan& plan, StorageOrder storage) {
     const Input in(backend, queue, x, storage, kAlignment);
     const Input w(backend, queue, weight, storage, kAlignment);
     const Output out(backend, queue, y, storage, kAlignment);
-    if (!plan.run(queue, in.view().data, w.view().data, out.view().data)) return false;
+    if (!plan.run(queue, conv_arguments(in.view().data, w.view().data, out.view().data)))
+      return false;
     out.finish();
     return true;
   };
@@ -81,11 +82,12 @@ void forward(const CudaBackend& backend, const Queue& queue, View x, View weight
 
 void backward_data(const CudaBackend& backend, const Queue& queue, View dy, View weight, View dx,
                    const Conv2dOptions& options) {
-  const auto run = [&](const ConvPlan& plan, StorageOrder storage) {
+  const auto run = [&](const Plan& plan, StorageOrder storage) {
     const Input grad(backend, queue, dy, storage, kAlignment);
     const Input w(backend, queue, weight, storage, kAlignment);
     const Output out(backend, queue, dx, storage, kAlignment);
-    if (!plan.run(queue, out.view().data, w.view().data, grad.view().data)) return false;
+    if (!plan.run(queue, conv_arguments(out.view().data, w.view().data, grad.view().data)))
+      return false;
     out.finish();
     return true;
   };
@@ -96,14 +98,15 @@ void backward_weight(const CudaBackend& backend, const Queue& queue, View x, Vie
                      const Conv2dOptions& options, bool accumulate) {
   TensorView like = dweight;
   like.dtype = x.dtype;
-  const auto run = [&](const ConvPlan& plan, StorageOrder storage) {
+  const auto run = [&](const Plan& plan, StorageOrder storage) {
     const Input in(backend, queue, x, storage, kAlignment);
     const Input grad(backend, queue, dy, storage, kAlignment);
     const bool in_place = like.dtype == dweight.dtype && !accumulate &&
                           is_stored(dweight, storage) && is_aligned(dweight, kAlignment);
     const Fresh fresh(queue, like, storage);
     View target = in_place ? dweight : fresh.view();
-    if (!plan.run(queue, in.view().data, target.data, grad.view().data)) return false;
+    if (!plan.run(queue, conv_arguments(in.view().data, target.data, grad.view().data)))
+      return false;
     if (!in_place) backend.axpby(1.0, target, accumulate ? 1.0 : 0.0, dweight);
     return true;
   };

@@ -1,18 +1,9 @@
 #include "cuda/cudnn/conv_graph.h"
 
+#include <utility>
+
 namespace cairn::kernels::cuda {
 namespace {
-
-cudnnDataType_t cudnn_type(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return CUDNN_DATA_HALF;
-    case DType::bf16:
-      return CUDNN_DATA_BFLOAT16;
-    default:
-      return CUDNN_DATA_FLOAT;
-  }
-}
 
 std::array<std::int64_t, 4> strides(const std::array<std::int64_t, 4>& size, StorageOrder storage) {
   const auto [n, c, h, w] = size;
@@ -20,16 +11,13 @@ std::array<std::int64_t, 4> strides(const std::array<std::int64_t, 4>& size, Sto
   return {c * h * w, h * w, w, 1};
 }
 
-Descriptor tensor(const char* op, const ConvShape& shape, std::int64_t id,
-                  const std::array<std::int64_t, 4>& size) {
-  Descriptor tensor(op, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  tensor.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, id);
-  tensor.set(CUDNN_ATTR_TENSOR_DATA_TYPE, cudnn_type(shape.dtype));
-  tensor.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, kConvAlignment);
-  tensor.set(CUDNN_ATTR_TENSOR_DIMENSIONS, size);
-  tensor.set(CUDNN_ATTR_TENSOR_STRIDES, strides(size, shape.storage));
-  tensor.finalize();
-  return tensor;
+const Descriptor& image(OperationGraph& graph, const ConvShape& shape, std::int64_t id,
+                        const std::array<std::int64_t, 4>& size) {
+  return graph.tensor({.id = id,
+                       .type = cudnn_type(shape.dtype),
+                       .alignment = kConvAlignment,
+                       .sizes = size,
+                       .strides = strides(size, shape.storage)});
 }
 
 Descriptor convolution(const char* op, const ConvShape& shape) {
@@ -83,24 +71,19 @@ OperationNames names_of(ConvPass pass) {
 
 }  // namespace
 
-ConvGraph::ConvGraph(const Queue& queue, const CudnnHandle& handle, const ConvShape& shape)
-    : x_(tensor(queue.op(), shape, kConvTensors[0], shape.x)),
-      weight_(tensor(queue.op(), shape, kConvTensors[1], shape.weight)),
-      y_(tensor(queue.op(), shape, kConvTensors[2], shape.y)),
-      convolution_(convolution(queue.op(), shape)),
-      operation_(queue.op(), names_of(shape.pass).type),
-      graph_(queue.op(), CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) {
+OperationGraph conv_graph(const Queue& queue, const CudnnHandle& handle, const ConvShape& shape) {
+  OperationGraph graph(queue.op());
   const OperationNames names = names_of(shape.pass);
-  operation_.set(names.x, x_);
-  operation_.set(names.weight, weight_);
-  operation_.set(names.y, y_);
-  operation_.set(names.convolution, convolution_);
-  operation_.set(names.alpha, 1.0f);
-  operation_.set(names.beta, 0.0f);
-  if (!operation_.finalize_if_supported()) return;
-  graph_.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, cudnnHandle_t{handle});
-  graph_.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation_);
-  supported_ = graph_.finalize_if_supported();
+  Descriptor operation(queue.op(), names.type);
+  operation.set(names.x, image(graph, shape, kConvTensors[0], shape.x));
+  operation.set(names.weight, image(graph, shape, kConvTensors[1], shape.weight));
+  operation.set(names.y, image(graph, shape, kConvTensors[2], shape.y));
+  operation.set(names.convolution, graph.keep(convolution(queue.op(), shape)));
+  operation.set(names.alpha, 1.0f);
+  operation.set(names.beta, 0.0f);
+  graph.add(std::move(operation));
+  graph.finish(handle);
+  return graph;
 }
 
 }  // namespace cairn::kernels::cuda

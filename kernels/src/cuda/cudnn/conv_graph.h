@@ -5,7 +5,7 @@
 
 #include "cairn/kernels/conv.h"
 #include "cuda/contiguous.h"
-#include "cuda/cudnn/descriptor.h"
+#include "cuda/cudnn/graph.h"
 
 namespace cairn::kernels::cuda {
 
@@ -25,20 +25,9 @@ struct ConvShape {
 
 inline constexpr std::int64_t kConvAlignment = 16;  // of images and weight, in bytes
 
-/// By which a graph's tensors are told apart, in the order of ConvGraph's pointers.
+/// By which the graph's tensors are told apart: x, weight and y.
 inline constexpr std::array<std::int64_t, 3> kConvTensors{'x', 'w', 'y'};
 
-/// The graph names the descriptors beside it, so they live as long.
-class ConvGraph {
- public:
-  ConvGraph(const Queue& queue, const CudnnHandle& handle, const ConvShape& shape);
-  const Descriptor& graph() const { return graph_; }
-  /// Whether cuDNN knows such a graph at all.
-  bool is_supported() const { return supported_; }
-
- private:
-  Descriptor x_, weight_, y_, convolution_, operation_, graph_;
-  bool supported_ = false;
-};
+OperationGraph conv_graph(const Queue& queue, const CudnnHandle& handle, const ConvShape& shape);
 
 }  // namespace cairn::kernels::cuda

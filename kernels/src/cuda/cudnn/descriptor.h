@@ -22,6 +22,9 @@ namespace cairn::kernels::cuda {
 constexpr cudnnBackendAttributeType_t attribute_type(std::int64_t) {
   return CUDNN_TYPE_INT64;
 }
+constexpr cudnnBackendAttributeType_t attribute_type(bool) {
+  return CUDNN_TYPE_BOOLEAN;
+}
 constexpr cudnnBackendAttributeType_t attribute_type(float) {
   return CUDNN_TYPE_FLOAT;
 }
@@ -33,6 +36,12 @@ constexpr cudnnBackendAttributeType_t attribute_type(void*) {
 }
 constexpr cudnnBackendAttributeType_t attribute_type(cudnnDataType_t) {
   return CUDNN_TYPE_DATA_TYPE;
+}
+constexpr cudnnBackendAttributeType_t attribute_type(cudnnPointwiseMode_t) {
+  return CUDNN_TYPE_POINTWISE_MODE;
+}
+constexpr cudnnBackendAttributeType_t attribute_type(cudnnReduceTensorOp_t) {
+  return CUDNN_TYPE_REDUCTION_OPERATOR_TYPE;
 }
 constexpr cudnnBackendAttributeType_t attribute_type(cudnnConvolutionMode_t) {
   return CUDNN_TYPE_CONVOLUTION_MODE;
@@ -60,6 +69,10 @@ class Descriptor {
   template <class T, std::size_t N>
   void set(Name name, const std::array<T, N>& values) {
     set_raw(name, attribute_type(T{}), N, values.data());
+  }
+  template <class T>
+  void set(Name name, const std::vector<T>& values) {
+    set_raw(name, attribute_type(T{}), values.size(), values.data());
   }
   void set(Name name, const Descriptor& other);
   void set(Name name, const std::vector<Descriptor>& others);
