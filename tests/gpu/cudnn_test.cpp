@@ -817,7 +817,7 @@ TEST_F(Cudnn, ThreadsExecuteAPlanOneAtATime) {
                           ->at(queue, 0);
     const auto arguments =
         kernels::cuda::conv_arguments(x.view().data, x.view().data, y.view().data);
-    for (int i = 0; i < 2000; ++i) ASSERT_TRUE(plan->run(queue, arguments));
+    for (int i = 0; i < 8000; ++i) ASSERT_TRUE(plan->run(queue, arguments));
     EXPECT_EQ(y.to_vector<float>(), std::vector<float>{9.0f});
   };
   std::thread other(run);
