@@ -181,10 +181,12 @@ TEST(WeightsInParts, OfAGuardAreNeitherSteppedNorSaved) {
 TEST(WeightsInParts, OfAForwardThatThrewAreLetGoOf) {
   class Throws : public nn::Module {
    public:
-    Throws() : fc_(add_module("fc", nn::Linear(test::kInputs, 600))) {}
+    Throws()
+        : fc_(add_module("fc", nn::Linear(test::kInputs, 600))),
+          shift_(add_parameter("shift", Tensor::zeros({600}))) {}
     std::string kind() const override { return "Throws"; }
     Tensor forward(const Tensor& x) override {
-      Tensor y = (*fc_)(x);
+      Tensor y = autograd::add((*fc_)(x), shift_);
       if (throws) throw core::Error("[test] the layer's own");
       return y;
     }
@@ -192,6 +194,7 @@ TEST(WeightsInParts, OfAForwardThatThrewAreLetGoOf) {
 
    private:
     std::shared_ptr<nn::Linear> fc_;
+    Tensor shift_;
   };
   test::run_threads(2, [](parallel::ProcessGroup& group) {
     Throws net;
@@ -200,7 +203,7 @@ TEST(WeightsInParts, OfAForwardThatThrewAreLetGoOf) {
     autograd::backward(loss_of(sharded(inputs(group, 1))));
     net.throws = true;
     EXPECT_THROW((void)sharded(inputs(group, 1)), core::Error);
-    EXPECT_FALSE(has_memory(net.parameters()[0].tensor));
+    for (const auto& [name, tensor] : net.parameters()) EXPECT_FALSE(has_memory(tensor)) << name;
     net.throws = false;
     optimizer.clear_grad();
     autograd::backward(loss_of(sharded(inputs(group, 1))));
