@@ -458,10 +458,15 @@ TEST(WeightsInParts, OutliveTheirWrapper) {
     test::OddNet net;
     optim::FusedAdam optimizer(net.parameters());
     {
-      parallel::ShardedDataParallel sharded(net, group, kStage3);
+      const parallel::ShardedOptions options{.stage = parallel::ZeroStage::parameters,
+                                             .reshard_after_forward = false};
+      parallel::ShardedDataParallel sharded(net, group, options);
       autograd::backward(loss_of(sharded(inputs(group, 1))));
       test::expect_applied(optimizer.step());
+      (void)sharded(inputs(group, 1));  // has no backward, and leaves weights whole
+      EXPECT_TRUE(has_memory(net.parameters()[0].tensor));
     }
+    for (const auto& [name, tensor] : net.parameters()) EXPECT_FALSE(has_memory(tensor)) << name;
     EXPECT_THAT(test::message_of([&] { (void)net(inputs(group, 1)); }),
                 HasSubstr("its ShardedDataParallel has ended"));
     std::int64_t elements = 0;

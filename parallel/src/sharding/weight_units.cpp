@@ -104,6 +104,7 @@ WeightUnits::WeightUnits(nn::Module& model, ProcessGroup group, const ShardedOpt
 }
 
 WeightUnits::~WeightUnits() {
+  let_go_of_all();
   for (const auto& unit : units_) unit->module->remove_forward_wrappers(kWrapper);
 }
 
