@@ -34,20 +34,14 @@ step() {
   printf '\n== %s (%d s)\n' "$stage" $((now - CAIRN_SCRIPT_BEGAN))
 }
 
-# build PRESET [TARGET...]: waits for whoever builds the preset already. build/PRESET.built is there when it has been built.
+# build PRESET [TARGET...]
 build() {
   local preset=$1 log
   shift
   step "build $preset"
-  mkdir -p build
-  (
-    flock 9
-    rm -f "build/$preset.built"
-    log=$(mktemp)
-    cmake --preset "$preset" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
-    grep 'Cairn backends' "$log" || true
-    rm -f "$log"
-    cmake --build "build/$preset" -j "$jobs" ${1:+--target "$@"} 9>&-
-    touch "build/$preset.built"
-  ) 9>"build/$preset.lock"
+  log=$(mktemp)
+  cmake --preset "$preset" >"$log" 2>&1 || { cat "$log" >&2; return 1; }
+  grep 'Cairn backends' "$log" || true
+  rm -f "$log"
+  cmake --build "build/$preset" -j "$jobs" ${1:+--target "$@"}
 }
