@@ -113,8 +113,8 @@ class Storage {
   const void* whereabouts() const { return whereabouts_ ? whereabouts_() : data_; }
 
   // Memory that comes and goes: of a weight that is whole only while it is used (ZeRO, stage 3).
-  // Tensors of the storage live on; where one is asked for its elements meanwhile, `bring` is called,
-  // which sets memory, or throws.
+  // Tensors of the storage live on; where one is asked for its elements meanwhile, `bring` is
+  // called, which sets memory, or throws.
 
   /// Gives the memory back. Throws Unsupported for foreign and for pinned memory.
   void make_returnable(std::function<void()> bring);

@@ -47,8 +47,8 @@ class WeightInParts {
 
   const Tensor& part() const { return part_; }  // [n], in the weight's dtype
   const ElementRange& range() const { return range_; }
-  /// Lets go of the whole: the part is all there is. Throws InvalidArgument while somebody keeps the
-  /// whole.
+  /// Lets go of the whole: the part is all there is. Throws InvalidArgument while somebody keeps
+  /// the whole.
   virtual void let_go() = 0;
 
  private:

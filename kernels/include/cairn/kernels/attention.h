@@ -22,9 +22,10 @@ struct AttentionOptions {
 /// y [B, H, T, D] = dropout(softmax(scale q k^T)) v, with q [B, H, T, D], k and v [B, G, S, D], all
 /// of one floating dtype and with any strides: heads may lie interleaved, as in a projection's
 /// output. H is a multiple of G: H / G neighbouring heads of q share one of k and v (grouped-query
-/// attention, Ainslie et al. 2023). lse [B, H, T], contiguous, f32 (f64 for f64), is written too, for the backward: the log
-/// of the row's sum of exponentials, -inf where the row sees nothing. Sums are in f32 (f64 for
-/// f64); half weights may be rounded to half before they meet v. y and lse overlap nothing.
+/// attention, Ainslie et al. 2023). lse [B, H, T], contiguous, f32 (f64 for f64), is written too,
+/// for the backward: the log of the row's sum of exponentials, -inf where the row sees nothing.
+/// Sums are in f32 (f64 for f64); half weights may be rounded to half before they meet v. y and lse
+/// overlap nothing.
 void attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& y,
                const TensorView& lse, const AttentionOptions& options);
 

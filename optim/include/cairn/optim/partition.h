@@ -25,8 +25,8 @@ class Partition {
  public:
   Partition() = default;
   /// whole_tensors: a parameter is not cut where its gradient is whole; each goes, in the order of
-  /// the groups, to the rank that has the fewest elements so far. Throws Unsupported for a parameter that is to be cut and is
-  /// not row-major.
+  /// the groups, to the rank that has the fewest elements so far. Throws Unsupported for a
+  /// parameter that is to be cut and is not row-major.
   Partition(const std::vector<ParameterGroup>& groups, bool whole_tensors);
 
   /// This rank's elements of a parameter (its place over all groups); nothing: it is not cut.

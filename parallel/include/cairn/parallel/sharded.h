@@ -11,13 +11,13 @@
 // Each parameter is cut evenly over the ranks, at multiples of 1,024 elements. Gradients are
 // averaged as DistributedDataParallel does, on every rank, or (stage 2) each rank gets its part of
 // them; a step checks and measures all of them, updates this rank's part of every weight, and
-// gathers the others' (in the weights' dtype; not in stage 3). The weights, the norms and the skips are those of
-// DistributedDataParallel, bit for bit (in stage 2 where the engine adds up in rank order: NCCL does
-// so for two ranks). An optimizer whose update looks at whole tensors (FusedLAMB, LARC) gives each
-// of them to one rank instead, in stage 1; in stages 2 and 3 FusedLAMB is Unsupported.
+// gathers the others' (in the weights' dtype; not in stage 3). The weights, the norms and the skips
+// are those of DistributedDataParallel, bit for bit (in stages 2 and 3 where the engine adds up in
+// rank order: NCCL does so for two ranks). An optimizer whose update looks at whole tensors
+// (FusedLAMB, LARC) gives each of them to one rank instead, in stage 1; in stages 2 and 3 FusedLAMB is Unsupported.
 //
-// In stage 2 every backward reduces: several in a step add up in f32 sums of this rank's parts
-// (no_sync() is Unsupported), and grad() is InvalidArgument, because no rank has the whole.
+// In stages 2 and 3 every backward reduces: several in a step add up in f32 sums of this rank's
+// parts (no_sync() is Unsupported), and grad() is InvalidArgument, because no rank has the whole.
 //
 // In stage 3 a weight lies in parts from the first forward on. It is whole while its unit of the
 // model (ShardedOptions::units) is in a forward, and from the first operation of a backward that
