@@ -70,6 +70,7 @@ StepReport Amp::Impl::found_by(const LossContributions::Resolved& resolved,
   }
   for (std::size_t k = 0; k < which.size(); ++k) {
     if (!resolved.reports[k].finite()) found.optimizers[which[k]] = true;
+    found.in_parts = found.in_parts || resolved.reports[k].of_parts != nullptr;
   }
   return found;
 }

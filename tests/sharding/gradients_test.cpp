@@ -127,6 +127,22 @@ TEST(DividedGradient, ThatIsNotFiniteIsSkippedByAll) {
 }
 
 // What lies in one rank's part alone is an error of all, where that is asked for.
+// The average lies on rank 0 alone: these parameters are smaller than what is cut.
+TEST(DividedGradient, ThatIsNotFiniteInAnotherRanksPartNamesWhose) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    nn::Linear net(3, 2);
+    parallel::ShardedDataParallel sharded(net, group, {.stage = parallel::ZeroStage::gradients});
+    optim::FusedSGD optimizer(net.parameters(), {.lr = 0.1});
+    amp::Amp precision =
+        amp::initialize(net, optimizer, {.opt_level = amp::OptLevel::O0, .world = sharded.world()});
+    for (const int guilty : {1, 0, 1}) {
+      const double factor = group.rank() == guilty ? std::numeric_limits<double>::infinity() : 1.0;
+      precision.backward(autograd::affine(loss_of(sharded(inputs(group, 1, 3))), factor, 0.0));
+      EXPECT_THAT(precision.step().reason, HasSubstr(core::str("on rank ", guilty, ",")));
+    }
+  });
+}
+
 TEST(DividedGradient, ThatIsNotFiniteIsAnErrorOfAll) {
   class TwoLeaves : public nn::Module {
    public:

@@ -101,13 +101,14 @@ constexpr Stage kPlain{}, kStates{parallel::ZeroStage::optimizer_states},
 /// Everything of one rank's training. The order of the members is that of construction.
 class Training {
  public:
-  Training(const Recipe& recipe, const parallel::ProcessGroup& group, Stage stage)
+  Training(const Recipe& recipe, const parallel::ProcessGroup& group, Stage stage,
+           parallel::ShardedOptions sharded = {})
       : recipe_(recipe), group_(group), stage_(stage) {
     if (stage) {
-      const parallel::ShardedOptions options{.stage = *stage};
-      ddp_ = std::make_unique<parallel::ShardedDataParallel>(net, group, options);
+      sharded.stage = *stage;
+      ddp_ = std::make_unique<parallel::ShardedDataParallel>(net, group, sharded);
     } else {
-      ddp_ = std::make_unique<parallel::DistributedDataParallel>(net, group);
+      ddp_ = std::make_unique<parallel::DistributedDataParallel>(net, group, sharded.distributed);
     }
     optimizer = recipe.optimizer(net.parameters());
     optimizer->set_state_options(recipe.states);
@@ -132,10 +133,15 @@ class Training {
       precision->backward(loss(2 * now));
       if (!stage_ || *stage_ < parallel::ZeroStage::gradients) (void)optimizer->stash();
     }
-    Tensor last = loss(2 * now + 1);
-    if (now == recipe_.overflow && group_.rank() == 1) last = autograd::affine(last, 1e38, 0.0);
-    precision->backward(last);
+    backward(2 * now + 1, now == recipe_.overflow ? 1 : -1);
     return precision->step();
+  }
+
+  /// Of a batch of this rank's own.
+  Tensor forward(std::int64_t batch) { return (*ddp_)(values(batch, kInputs, 1000)); }
+  void backward(std::int64_t batch, int overflows_on) {
+    const Tensor all = loss(batch);
+    precision->backward(group_.rank() == overflows_on ? autograd::affine(all, 1e38, 0.0) : all);
   }
 
   parallel::DistributedDataParallel& ddp() { return *ddp_; }
@@ -148,12 +154,12 @@ class Training {
   std::unique_ptr<checkpointing::TrainingState> state;
 
  private:
-  Tensor loss(std::int64_t batch) {
+  Tensor values(std::int64_t batch, std::int64_t width, std::uint64_t of) const {
     const auto seed = static_cast<std::uint64_t>(batch * 16 + group_.rank());
-    const auto values = [&](std::int64_t width, std::uint64_t of) {
-      return Tensor::from(normal_tensor({4, width}, seed + of).to_vector<float>(), {4, width});
-    };
-    return autograd::mse_loss((*ddp_)(values(kInputs, 1000)), values(kOutputs, 900000));
+    return Tensor::from(normal_tensor({4, width}, seed + of).to_vector<float>(), {4, width});
+  }
+  Tensor loss(std::int64_t batch) {
+    return autograd::mse_loss(forward(batch), values(batch, kOutputs, 900000));
   }
 
   Recipe recipe_;

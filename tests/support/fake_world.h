@@ -44,18 +44,22 @@ inline std::string step_report(const std::string& own, const std::vector<core::N
   out.text(core::Unpacker(found).text()).text("");
   const auto sent = [&out] { return core::Packer().number(0).text(out.bytes()).bytes(); };
   if (its_own.empty() && sum.empty()) {
-    out.bits({}).bits({}).number(0).number(0);
+    out.bits({}).bits({}).number(0).bits({false}).number(0);
     return sent();
   }
-  out.bits({true});  // the first of these losses
-  out.bits({true});  // optimizer 0
-  for (const auto* list : {&its_own, &sum}) {
-    out.number(1).number(0).number(list->size());  // loss 0
-    for (const core::NonFinite& n : *list) {
+  const auto list = [&out](const std::vector<core::NonFinite>& all) {
+    out.number(all.size());
+    for (const core::NonFinite& n : all) {
       out.text(n.parameter);
       out.number(static_cast<std::uint64_t>(n.inf)).number(static_cast<std::uint64_t>(n.nan));
     }
-  }
+  };
+  out.bits({true});         // the first of these losses
+  out.bits({true});         // optimizer 0
+  out.number(1).number(0);  // loss 0
+  list(sum.empty() ? its_own : sum);
+  out.bits({!sum.empty()});  // it looked before the sum
+  list(sum.empty() ? sum : its_own);
   return sent();
 }
 

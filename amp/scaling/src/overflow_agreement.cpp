@@ -11,57 +11,65 @@ namespace cairn::amp {
 
 namespace {
 
-void pack(const Overflows& overflows, core::Packer& out) {
-  out.number(overflows.size());
-  for (const auto& [loss, culprits] : overflows) {
-    out.number(static_cast<std::uint64_t>(loss)).number(culprits.size());
-    for (const Culprit& c : culprits) {
-      out.text(c.parameter);
-      out.number(static_cast<std::uint64_t>(c.inf)).number(static_cast<std::uint64_t>(c.nan));
-    }
+void pack(const std::vector<Culprit>& culprits, core::Packer& out) {
+  out.number(culprits.size());
+  for (const Culprit& c : culprits) {
+    out.text(c.parameter);
+    out.number(static_cast<std::uint64_t>(c.inf)).number(static_cast<std::uint64_t>(c.nan));
   }
 }
 
-Overflows unpack_overflows(core::Unpacker& in, int rank) {
-  Overflows overflows;
-  const auto number = [&in] { return static_cast<std::int64_t>(in.number()); };
-  for (std::uint64_t left = in.count(16); left > 0; --left) {
-    std::vector<Culprit>& culprits = overflows[static_cast<int>(number())];
-    for (std::uint64_t more = in.count(24); more > 0; --more) {
-      culprits.push_back({in.text(), rank, number(), number()});
-    }
+std::int64_t unpack_number(core::Unpacker& in) {
+  return static_cast<std::int64_t>(in.number());
+}
+
+std::vector<Culprit> unpack_culprits(core::Unpacker& in, int rank) {
+  std::vector<Culprit> culprits;
+  for (std::uint64_t left = in.count(24); left > 0; --left) {
+    culprits.push_back({in.text(), rank, unpack_number(in), unpack_number(in)});
   }
-  return overflows;
+  return culprits;
 }
 
 std::string pack(const StepReport& own) {
   core::Packer out;
   out.text(own.losses_ended).text(own.layer).bits(own.overflowed).bits(own.optimizers);
-  pack(own.overflows, out);
-  pack(own.in_sum, out);
+  out.number(own.overflows.size());
+  for (const auto& [loss, culprits] : own.overflows) {
+    out.number(static_cast<std::uint64_t>(loss));
+    pack(culprits, out);
+  }
+  out.bits({own.before_sum.has_value()});
+  pack(own.before_sum.value_or(std::vector<Culprit>()), out);
   return out.bytes();
 }
 
 StepReport unpack(const std::string& bytes, int rank) {
   core::Unpacker in(bytes);
-  return {.losses_ended = in.text(),
-          .layer = in.text(),
-          .overflowed = in.bits(),
-          .optimizers = in.bits(),
-          .overflows = unpack_overflows(in, rank),
-          .in_sum = unpack_overflows(in, kSumOfRanks)};
+  StepReport report{.losses_ended = in.text(),
+                    .layer = in.text(),
+                    .overflowed = in.bits(),
+                    .optimizers = in.bits()};
+  for (std::uint64_t left = in.count(16); left > 0; --left) {
+    const int loss = static_cast<int>(unpack_number(in));
+    report.overflows[loss] = unpack_culprits(in, rank);
+  }
+  const std::vector<bool> looked = in.bits();
+  std::vector<Culprit> before_sum = unpack_culprits(in, rank);
+  if (!looked.empty() && looked[0]) report.before_sum = std::move(before_sum);
+  return report;
 }
 
-/// Where this rank knows what its gradients were before the sum over ranks, it tells of both.
-void tell_own_from_sum(StepReport& own, const World& world) {
-  if (own.overflows.empty()) return;
+/// What this rank's gradients were before the sum over ranks, where somebody looked and some part of
+/// the sum may not be finite.
+std::optional<std::vector<Culprit>> before_sum(const StepReport& own, const World& world) {
+  if (own.overflows.empty() && !own.in_parts) return std::nullopt;
   const std::optional<std::vector<core::NonFinite>> local = world.take_local_nonfinite();
-  if (!local) return;
-  own.in_sum = own.overflows;
-  for (auto& [loss, culprits] : own.overflows) {
-    culprits.clear();
-    for (const core::NonFinite& n : *local) culprits.push_back({n.parameter, 0, n.inf, n.nan});
-  }
+  if (!local) return std::nullopt;
+  std::vector<Culprit> culprits;
+  culprits.reserve(local->size());
+  for (const core::NonFinite& n : *local) culprits.push_back({n.parameter, 0, n.inf, n.nan});
+  return culprits;
 }
 
 void check_alike(const std::vector<StepReport>& ranks) {
@@ -84,7 +92,7 @@ void add(const std::vector<bool>& some, std::vector<bool>& all) {
 StepReport agree(const std::function<StepReport()>& find, const World& world) {
   const std::vector<std::string> told = world.all_or_throw("what a step found", [&] {
     StepReport own = find();
-    tell_own_from_sum(own, world);
+    own.before_sum = before_sum(own, world);
     return pack(own);
   });
   std::vector<StepReport> ranks;
@@ -93,18 +101,29 @@ StepReport agree(const std::function<StepReport()>& find, const World& world) {
     ranks.push_back(unpack(bytes, static_cast<int>(ranks.size())));
   check_alike(ranks);
   StepReport all;
+  Overflows in_sum;
+  std::vector<Culprit> guilty;
   for (const StepReport& report : ranks) {
     if (all.layer.empty()) all.layer = report.layer;
     add(report.overflowed, all.overflowed);
     add(report.optimizers, all.optimizers);
-    for (const auto& [loss, own] : report.overflows) {
-      std::vector<Culprit>& culprits = all.overflows[loss];
-      culprits.insert(culprits.end(), own.begin(), own.end());
+    for (const auto& [loss, seen] : report.overflows) {
+      if (report.before_sum) {
+        in_sum.insert({loss, seen});  // as the first rank saw it
+      } else {
+        std::vector<Culprit>& culprits = all.overflows[loss];
+        culprits.insert(culprits.end(), seen.begin(), seen.end());
+      }
     }
-    all.in_sum.insert(report.in_sum.begin(), report.in_sum.end());  // as the first rank saw it
+    if (report.before_sum) {
+      guilty.insert(guilty.end(), report.before_sum->begin(), report.before_sum->end());
+    }
   }
-  for (auto& [loss, culprits] : all.overflows) {
-    if (culprits.empty()) culprits = all.in_sum[loss];
+  for (auto& [loss, seen] : in_sum) {
+    for (Culprit& culprit : seen) culprit.rank = kSumOfRanks;
+    std::vector<Culprit>& culprits = all.overflows[loss];
+    culprits.insert(culprits.end(), guilty.begin(), guilty.end());
+    if (culprits.empty()) culprits = std::move(seen);
   }
   return all;
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,9 @@ struct StepReport {
   std::string layer;             // the first whose output was not finite, where that was looked for
   std::vector<bool> overflowed;  // of losses_ended, by place
   std::vector<bool> optimizers;  // whose gradients are not finite
-  Overflows overflows;
-  Overflows in_sum = {};  // in the sum of all ranks' gradients: agree() finds it
+  bool in_parts = false;         // ranks divide gradients: overflows are those of this one's parts
+  Overflows overflows;           // in what the optimizers have: an average, or a part of one
+  std::optional<std::vector<Culprit>> before_sum;  // of this rank's own; agree() asks for it
 };
 
 /// What all ranks found, each by `find`. A collective over `world`. Ranks that found nothing in

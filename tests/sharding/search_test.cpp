@@ -1,0 +1,275 @@
+// Random trainings divided at a random stage, and the same calls under DistributedDataParallel: the
+// bits of weights, states, norms, skips, scales and outputs agree after each call.
+//
+//   RC_PARAMS="seed=7" CAIRN_STATEFUL_SEQUENCES=1 test_sharding --gtest_filter=ShardingSearch.*
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "parallel/ranks.h"
+#include "sharding/training.h"
+#include "support/search.h"
+
+namespace cairn {
+namespace {
+
+using amp::OptLevel;
+using parallel::ZeroStage;
+using test::Draw;
+using test::make;
+using test::Recipe;
+using test::Training;
+
+struct Drawn {
+  Recipe recipe;
+  parallel::ShardedOptions options;
+  int ranks = 2;
+};
+
+Recipe draw_recipe(Draw& draw, ZeroStage stage) {
+  const double decay = draw.one_in(2) ? 0.01 : 0.0;
+  std::vector<std::pair<const char*, test::Make>> rules{
+      {"adam", make<optim::FusedAdam>(optim::AdamOptions{.lr = 1e-2, .weight_decay = decay})},
+      {"sgd", make<optim::FusedSGD>(
+                  optim::SgdOptions{.lr = 0.05, .momentum = 0.9, .weight_decay = decay})},
+      {"adagrad", make<optim::FusedAdagrad>(optim::AdagradOptions{.lr = 0.05})},
+      {"novograd", make<optim::FusedNovoGrad>(optim::NovoGradOptions{.lr = 0.01})}};
+  if (stage == ZeroStage::optimizer_states) {
+    rules.emplace_back("lamb", make<optim::FusedLAMB>(optim::LambOptions{.lr = 0.01}));
+  }
+  const auto [name, optimizer] = draw.of(rules);
+  Recipe recipe{.name = name, .optimizer = optimizer};
+  recipe.level = draw.of<OptLevel>({OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3});
+  recipe.half = draw.of<DType>({DType::bf16, DType::f16});
+  if (recipe.name == "adam" && recipe.half == DType::bf16 && recipe.level == OptLevel::O2 &&
+      draw.one_in(2)) {
+    recipe.states = {.moments = DType::bf16, .masters = optim::MasterStorage::remainder};
+    recipe.name += ", compact states";
+  }
+  if (recipe.name == "sgd" && draw.one_in(2)) {
+    recipe.larc = true;
+    recipe.name += " with LARC";
+  }
+  recipe.max_norm = draw.one_in(2) ? 0.05 : 0.0;
+  return recipe;
+}
+
+Drawn draw_setup(Draw& draw) {
+  Drawn drawn;
+  drawn.options.stage = draw.of<ZeroStage>({ZeroStage::optimizer_states, ZeroStage::gradients,
+                                            ZeroStage::parameters, ZeroStage::parameters});
+  drawn.recipe = draw_recipe(draw, drawn.options.stage);
+  drawn.ranks = 2 + draw.below(test::ranks_in_order() - 1);
+  if (draw.one_in(2)) {
+    drawn.options.distributed.first_bucket_bytes = drawn.options.distributed.bucket_bytes = 3000;
+  }
+  if (drawn.options.stage == ZeroStage::parameters) {
+    if (draw.one_in(3)) drawn.options.units = {"tied"};
+    drawn.options.reshard_after_forward = !draw.one_in(3);
+    drawn.options.prefetch = draw.one_in(2);
+  }
+  return drawn;
+}
+
+std::ostream& operator<<(std::ostream& out, const Drawn& drawn) {
+  const parallel::ShardedOptions& options = drawn.options;
+  out << drawn.ranks << " ranks, stage " << static_cast<int>(options.stage) << ", "
+      << drawn.recipe.name << ", O" << static_cast<int>(drawn.recipe.level) << ' '
+      << core::name(drawn.recipe.half);
+  if (drawn.recipe.max_norm > 0) out << ", clipped";
+  if (!options.units.empty()) out << ", one unit";
+  if (!options.reshard_after_forward) out << ", whole after forwards";
+  if (!options.prefetch) out << ", no prefetch";
+  return out;
+}
+
+/// One rank's two trainings. Every rank draws the same calls.
+class Pair {
+ public:
+  Pair(const Drawn& drawn, const parallel::ProcessGroup& group, std::string folder)
+      : plain_(drawn.recipe, group, test::kPlain, drawn.options),
+        divided_(drawn.recipe, group, drawn.options.stage, drawn.options),
+        divides_gradients_(drawn.options.stage >= ZeroStage::gradients),
+        ranks_(drawn.ranks),
+        folder_(std::move(folder)) {}
+
+  /// Returns what it did.
+  std::string call(Draw& draw) {
+    switch (draw.below(13)) {
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+        return backward(draw);
+      case 4:
+      case 5:
+      case 6:
+        return step();
+      case 7:
+        return clear();
+      case 8:
+        return evaluate();
+      case 9:
+        return forward_alone();
+      case 10:
+        return forward_that_throws();
+      case 11:
+        return draw.one_in(2) ? write_weights(draw) : change_rate(draw);
+      default:
+        return draw.one_in(2) ? exchange_states() : states_and_back();
+    }
+  }
+
+  void compare() {
+    EXPECT_EQ(divided_.precision->loss_scale(), plain_.precision->loss_scale());
+    std::int64_t elements = 0;
+    if (updated_) {  // before, one of them may have zeros where the other has nothing
+      EXPECT_EQ(test::difference_in_parts(divided_.optimizer->state_dict(),
+                                          plain_.optimizer->state_dict(), elements),
+                "");
+    }
+    EXPECT_EQ(
+        test::difference_in_parts(divided_.net.state_dict(), plain_.net.state_dict(), elements),
+        "");
+    EXPECT_EQ(test::difference_of_weights(divided_, plain_), "");
+  }
+
+ private:
+  template <class F>
+  void both(F&& f) {
+    f(plain_);
+    f(divided_);
+  }
+
+  std::string backward(Draw& draw) {
+    const int overflows_on = draw.one_in(8) ? draw.below(ranks_) : -1;
+    const bool again = pending_ > 0;
+    both([&](Training& one) {
+      // Divided gradients of several backwards are summed in f32, as a stash is.
+      const bool sums = divides_gradients_ && &one == &divided_;
+      if (again && !sums) (void)one.optimizer->stash();
+      one.backward(batch_, overflows_on);
+    });
+    ++batch_, ++pending_;
+    return overflows_on < 0 ? "backward" : core::str("backward, inf on rank ", overflows_on);
+  }
+
+  std::string step() {
+    if (pending_ == 0) return "";
+    const optim::StepResult expected = plain_.precision->step(), got = divided_.precision->step();
+    pending_ = 0;
+    updated_ = updated_ || expected.applied;
+    EXPECT_EQ(got.applied, expected.applied) << got.reason;
+    EXPECT_EQ(got.reason, expected.reason);
+    EXPECT_EQ(got.clip_coefficient, expected.clip_coefficient);
+    if (expected.applied) {
+      EXPECT_EQ(got.gradient_norm, expected.gradient_norm);
+    }
+    return expected.applied ? "step" : "step, skipped";
+  }
+
+  std::string clear() {
+    both([](Training& one) { one.optimizer->clear_grad(); });
+    pending_ = 0;
+    return "clear_grad";
+  }
+
+  std::string evaluate() {
+    std::vector<std::vector<double>> outputs;
+    both([&](Training& one) {
+      const autograd::NoGradGuard no_grad;
+      one.net.train(false);
+      outputs.push_back(one.forward(batch_).to_vector<double>());
+      one.net.train();
+    });
+    EXPECT_EQ(outputs[0], outputs[1]);
+    return "forward in eval mode";
+  }
+
+  std::string forward_alone() {
+    both([&](Training& one) { (void)one.forward(batch_); });
+    return "forward without backward";
+  }
+
+  std::string forward_that_throws() {
+    const Tensor wrong = Tensor::zeros({4, test::kInputs + 1});
+    both([&](Training& one) { EXPECT_THROW((void)one.ddp()(wrong), core::Error); });
+    return "forward that throws";
+  }
+
+  std::string write_weights(Draw& draw) {
+    if (pending_ > 0) return "";
+    const double factor = draw.of<double>({0.5, 0.75});
+    both([&](Training& one) {
+      const auto whole = one.gather();
+      for (const auto& [name, tensor] : one.net.parameters())
+        kernels::affine(tensor, factor, 0.0, tensor);
+    });
+    return core::str("weights times ", factor);
+  }
+
+  std::string change_rate(Draw& draw) {
+    const double lr = draw.of<double>({1e-3, 1e-2, 3e-2});
+    both([&](Training& one) { one.optimizer->set_lr(lr); });
+    return core::str("lr ", lr);
+  }
+
+  /// Each goes on from the other's checkpoint.
+  std::string exchange_states() {
+    (void)clear();
+    ++saves_;
+    plain_.state->save(folder_ + "/plain", saves_);
+    divided_.state->save(folder_ + "/divided", saves_);
+    EXPECT_TRUE(plain_.state->resume_latest(folder_ + "/divided"));
+    EXPECT_TRUE(divided_.state->resume_latest(folder_ + "/plain"));
+    return "each resumes from the other's checkpoint";
+  }
+
+  std::string states_and_back() {
+    both([](Training& one) {
+      one.optimizer->load_state_dict(one.optimizer->state_dict());
+      one.net.load_state_dict(one.net.state_dict());
+    });
+    return "states handed out and loaded";
+  }
+
+  Training plain_, divided_;
+  bool divides_gradients_;
+  int ranks_;
+  std::string folder_;
+  std::int64_t batch_ = 0, saves_ = 0;
+  int pending_ = 0;  // backwards since the last step
+  bool updated_ = false;
+};
+
+void search(std::uint64_t seed) {
+  Draw setup_draw(seed);
+  const Drawn drawn = draw_setup(setup_draw);
+  const auto folder = std::filesystem::temp_directory_path() /
+                      core::str("cairn-sharding-search-", getuid(), "-", getpid());
+  test::run_threads(drawn.ranks, [&](parallel::ProcessGroup& group) {
+    Draw draw(seed + 1'000'003);
+    Pair pair(drawn, group, folder.string());
+    std::string calls;
+    for (int i = 0; i < 14; ++i) {
+      SCOPED_TRACE(core::str("seed ", seed, ": ", drawn, calls, "\n  and then"));
+      const std::string what = pair.call(draw);
+      if (!what.empty()) calls += "\n  " + what;
+      if (draw.one_in(2)) pair.compare();
+    }
+    SCOPED_TRACE(core::str("seed ", seed, ": ", drawn, calls));
+    pair.compare();
+  });
+  std::filesystem::remove_all(folder);
+}
+
+TEST(ShardingSearch, AnyCallsHaveTheBitsOfDistributedDataParallel) {
+  for (const std::uint64_t seed : test::search_seeds(80)) {
+    search(seed);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace cairn
