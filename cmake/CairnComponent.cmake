@@ -123,10 +123,11 @@ function(cairn_pkg_config name own_library depends links)
 endfunction()
 
 # Kernels for the simulated GPU are plain C++ that asks before every access to memory (tests/gpu/sim/kernels.cpp answers). Vectorising and
-# merging would change how wide an access is.
+# merging would change how wide an access is. Undefined behaviour of theirs is reported too.
 function(cairn_simulate_kernels)
+  set(undefined alignment,bool,bounds,integer-divide-by-zero,shift,signed-integer-overflow)
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
     COMPILE_DEFINITIONS CAIRN_SIMT_EMULATOR
     INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/tests
-    COMPILE_OPTIONS "-x;c++;-fsanitize=kernel-address;--param=asan-instrumentation-with-call-threshold=0;--param=asan-stack=0;--param=asan-globals=0;-fno-tree-vectorize;-fno-store-merging;-fsanitize=alignment;-fsanitize-recover=alignment")
+    COMPILE_OPTIONS "-x;c++;-fsanitize=kernel-address;--param=asan-instrumentation-with-call-threshold=0;--param=asan-stack=0;--param=asan-globals=0;-fno-tree-vectorize;-fno-store-merging;-fsanitize=${undefined};-fsanitize-recover=${undefined};-fsanitize=unreachable,return;-O1")
 endfunction()

@@ -35,6 +35,19 @@ void divergent_barrier_kernel() {
   if (threadIdx.x < 16) __syncthreads();
 }
 
+void shift_kernel(float* y, int count) {
+  y[0] = static_cast<float>(1 << count);
+}
+
+void local_array_kernel(float* y, int i) {
+  const float local[4] = {y[0], y[1], y[2], y[3]};
+  y[0] = local[i];
+}
+
+void sum_of_integers_kernel(float* y, int a, int b) {
+  y[0] = static_cast<float>(a + b);
+}
+
 }  // namespace
 
 void launch_fill(void* stream, float* data, int count, float value) {
@@ -51,6 +64,16 @@ void launch_shared_overrun(void* stream, float* y) {
 }
 void launch_divergent_barrier(void* stream) {
   simt::launch(shape(stream, 32), divergent_barrier_kernel);
+}
+
+void launch_shift(void* stream, float* y, int count) {
+  simt::launch({dim3(1), dim3(1), 0, stream}, shift_kernel, y, count);
+}
+void launch_local_array(void* stream, float* y, int i) {
+  simt::launch({dim3(1), dim3(1), 0, stream}, local_array_kernel, y, i);
+}
+void launch_sum_of_integers(void* stream, float* y, int a, int b) {
+  simt::launch({dim3(1), dim3(1), 0, stream}, sum_of_integers_kernel, y, a, b);
 }
 
 }  // namespace cairn::test

@@ -187,6 +187,27 @@ TEST_P(SimulatorDeathTest, MisalignedPack) {
       "gpusim: kernel: misaligned: an access of 16 bytes");
 }
 
+TEST_P(SimulatorDeathTest, UndefinedBehaviourOfKernels) {
+  float* const y = device_floats();
+  launch_fill(nullptr, y, kCount, 1.0f);
+  launch_shift(nullptr, y, 30);
+  launch_local_array(nullptr, y, 3);
+  launch_sum_of_integers(nullptr, y, 2147483646, 1);
+  OK(cudaDeviceSynchronize());
+  const auto dies = [](const auto& launch, const char* message) {
+    EXPECT_DEATH(
+        {
+          launch();
+          cudaDeviceSynchronize();
+        },
+        message);
+  };
+  dies([&] { launch_shift(nullptr, y, 32); }, "gpusim: undefined behaviour: .*shifts by");
+  dies([&] { launch_local_array(nullptr, y, 4); }, "planted_kernels.cu:.* takes an element");
+  dies([&] { launch_sum_of_integers(nullptr, y, 2147483647, 1); },
+       "planted_kernels.cu:.* adds signed integers");
+}
+
 TEST_P(SimulatorDeathTest, SharedMemoryOverrunAndDivergentBarrier) {
   float* const y = device_floats();
   EXPECT_DEATH(

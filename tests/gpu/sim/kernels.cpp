@@ -1,6 +1,6 @@
 // Kernels of the simulated GPUs: launches of the emulator queue here, and every access that a
 // kernel's instructions make to memory is checked. The .cu files are compiled with
-// -fsanitize=kernel-address,alignment and calls for every check, which end here; the machine's own
+// -fsanitize=kernel-address, checks of undefined behaviour, and calls for every check, which end here; the machine's own
 // code and the emulator are not.
 #include <link.h>
 
@@ -74,6 +74,7 @@ void check(const void* address, std::size_t bytes, bool write) {
 }
 
 void run(const simt::Launch& shape, const simt::Kernel& kernel) {
+  ++simt::launch_count();
   in_kernel = true;
   Machine::get().memory.running().kernel = true;
   kernel_memory = {static_cast<const char*>(kernel.parameters.get()), kernel.bytes};
@@ -115,7 +116,7 @@ extern "C" void __asan_storeN_noabort(const void* address, std::size_t bytes) {
 }
 extern "C" void __asan_handle_no_return() {}
 
-// The part of the sanitizers' interface that tells of a misaligned pack.
+// The sanitizers' interface: each handler's first argument begins with where it happened.
 struct SourceLocation {
   const char* file;
   std::uint32_t line, column;
@@ -132,3 +133,20 @@ extern "C" void __ubsan_handle_type_mismatch_v1(const TypeMismatch* mismatch, co
                            std::to_string(1u << mismatch->log_alignment) + " bytes, got " +
                            Machine::get().memory.describe(address));
 }
+
+#define UNDEFINED(name, what)                                                                     \
+  extern "C" void __ubsan_handle_##name(const SourceLocation* at) {                               \
+    cairn::gpusim::report("undefined behaviour",                                                  \
+                          std::string(at->file) + ":" + std::to_string(at->line) + " " + (what)); \
+  }
+UNDEFINED(shift_out_of_bounds, "shifts by a negative count, or by more bits than there are")
+UNDEFINED(divrem_overflow, "divides by zero, or the least integer by -1")
+UNDEFINED(add_overflow, "adds signed integers to what their type does not hold")
+UNDEFINED(sub_overflow, "subtracts signed integers to what their type does not hold")
+UNDEFINED(mul_overflow, "multiplies signed integers to what their type does not hold")
+UNDEFINED(negate_overflow, "negates the least integer")
+UNDEFINED(out_of_bounds, "takes an element that its array does not have")
+UNDEFINED(load_invalid_value, "reads a bool that is neither true nor false")
+UNDEFINED(builtin_unreachable, "reaches what cannot be reached")
+UNDEFINED(missing_return, "ends without the value that it returns")
+#undef UNDEFINED

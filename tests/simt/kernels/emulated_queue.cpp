@@ -1,5 +1,5 @@
 // The queue of the CUDA backend on the emulator: "device" memory is the CPU's, work runs at once.
-#include "simt/emulated_queue.h"
+#include "simt/kernels/emulated_queue.h"
 
 #include <cstring>
 

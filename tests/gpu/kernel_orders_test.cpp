@@ -1,7 +1,6 @@
 // Every own kernel gives the same bits whatever the order of threads and blocks (a missing barrier,
 // blocks that depend on each other and unordered sums would not), at sizes that leave tails, on
-// addresses that packs cannot use. What the values should be is tests/kernels' business: that suite
-// runs in this program too.
+// addresses that packs cannot use. What the values should be is tests/kernels' business.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,6 +22,7 @@
 #include "cairn/kernels/resample.h"
 #include "cairn/kernels/softmax.h"
 #include "cairn/kernels/sort_scan.h"
+#include "gpu/sim/simulator.h"
 #include "simt/emulator.h"
 #include "support/tensors.h"
 
@@ -30,11 +30,12 @@ namespace cairn::kernels {
 namespace {
 
 using simt::Order;
+const Device kGpu{DeviceType::cuda, 0};
 using Tensors = std::vector<Tensor>;
 
 /// Random values; its address is `shift` elements past an aligned one.
 Tensor random(const Shape& shape, DType dtype, std::uint64_t seed, std::int64_t shift = 0) {
-  const Tensor values = test::random_tensor(shape, dtype, {}, seed);
+  const Tensor values = test::random_tensor(shape, dtype, kGpu, seed);
   const Tensor room = Tensor::zeros({shape.numel() + shift}, dtype);
   const Tensor moved = room.alias(room.view().slice(0, shift, room.numel()).reshape(shape));
   copy(values, moved);
@@ -42,7 +43,7 @@ Tensor random(const Shape& shape, DType dtype, std::uint64_t seed, std::int64_t 
 }
 
 Tensor images(const Shape& shape, DType dtype, std::uint64_t seed) {
-  return test::random_channels_last(shape, dtype, {}, seed);
+  return test::random_channels_last(shape, dtype, kGpu, seed);
 }
 
 Tensor indices(std::int64_t count, std::int64_t limit, std::uint64_t seed) {
@@ -213,7 +214,7 @@ Tensors pools(DType dtype) {
       return channels_last ? images(s, dtype, seed) : random(s, dtype, seed);
     };
     const Tensor x = make(shape, 1), dy = make(small, 2), y = make(small, 3), dx = make(shape, 4);
-    const Tensor index = Tensor::empty_strided(small, y.strides(), DType::i32, {});
+    const Tensor index = Tensor::empty_strided(small, y.strides(), DType::i32, kGpu);
     max_pool2d(x, y, index, options);
     max_pool2d_backward(dy, index, dx, options);
     const Tensor mean = make(small, 5), dmean = make(shape, 6);
@@ -224,7 +225,7 @@ Tensors pools(DType dtype) {
     const Tensor z = make(other, 7), dz = make(shape, 8), most = make(other, 9);
     resample2d(x, z, {ResampleMode::bilinear});
     resample2d_backward(z, dz, {ResampleMode::area});
-    const Tensor winner = Tensor::empty_strided(other, most.strides(), DType::i32, {});
+    const Tensor winner = Tensor::empty_strided(other, most.strides(), DType::i32, kGpu);
     max_pool2d(x, most, winner, {.output = {{4, 11}}});
     results.insert(results.end(), {z, dz, most, winner});
   }
@@ -389,14 +390,18 @@ std::vector<Case> cases() {
 }
 
 std::string bytes_of(const Tensor& tensor) {
-  const Tensor dense = Tensor::empty(tensor.shape(), tensor.dtype());
+  const Tensor dense = Tensor::empty(tensor.shape(), tensor.dtype(), {});
   copy(tensor, dense);
   return {static_cast<const char*>(dense.raw_data()), dense.nbytes()};
 }
 
 class Orders : public testing::TestWithParam<Case> {
  protected:
+  Orders() { gpusim::set_schedule(gpusim::Schedule::early, 1); }  // kernels run in this thread
   ~Orders() override { simt::schedule() = {}; }
+
+ private:
+  core::DefaultDeviceGuard gpu_{kGpu};
 };
 
 TEST_P(Orders, GiveTheSameBits) {
@@ -415,7 +420,7 @@ TEST_P(Orders, GiveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Simt, Orders, testing::ValuesIn(cases()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Kernels, Orders, testing::ValuesIn(cases()), [](const auto& info) {
   return std::string(info.param.name) + "_" + std::string(core::name(info.param.dtype));
 });
 

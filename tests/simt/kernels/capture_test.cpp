@@ -1,5 +1,5 @@
 // Which lists a capture takes: a graph holds the addresses of their pointer tables.
-#include "simt/emulated_queue.h"
+#include "simt/kernels/emulated_queue.h"
 
 #include <gtest/gtest.h>
 
