@@ -39,7 +39,7 @@ std::string pack(const StepReport& own) {
     out.number(static_cast<std::uint64_t>(loss));
     pack(culprits, out);
   }
-  out.bits({own.before_sum.has_value()});
+  out.bits({own.before_sum.has_value(), own.in_parts});
   pack(own.before_sum.value_or(std::vector<Culprit>()), out);
   return out.bytes();
 }
@@ -56,7 +56,9 @@ StepReport unpack(const std::string& bytes, int rank) {
   }
   const std::vector<bool> looked = in.bits();
   std::vector<Culprit> before_sum = unpack_culprits(in, rank);
-  if (!looked.empty() && looked[0]) report.before_sum = std::move(before_sum);
+  const auto is_set = [&looked](std::size_t i) { return looked.size() > i && looked[i]; };
+  if (is_set(0)) report.before_sum = std::move(before_sum);
+  report.in_parts = is_set(1);
   return report;
 }
 
@@ -108,7 +110,7 @@ StepReport agree(const std::function<StepReport()>& find, const World& world) {
     add(report.overflowed, all.overflowed);
     add(report.optimizers, all.optimizers);
     for (const auto& [loss, seen] : report.overflows) {
-      if (report.before_sum) {
+      if (report.before_sum || report.in_parts) {
         in_sum.insert({loss, seen});  // as the first rank saw it
       } else {
         std::vector<Culprit>& culprits = all.overflows[loss];
