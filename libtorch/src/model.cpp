@@ -52,8 +52,7 @@ class FlagGuard {
 
 }  // namespace
 
-Model::Impl::Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group,
-                  const parallel::DistributedOptions& options)
+Model::Impl::Impl(torch::nn::Module& theirs, const Wrap& wrap)
     : module(theirs),
       mirror(theirs, known),
       parameters(shared_of(mirror.parameters(), known, theirs)),
@@ -65,17 +64,19 @@ Model::Impl::Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     index[parameters[i].theirs.unsafeGetTensorImpl()] = i;
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters[i].theirs,
-                                                   std::make_unique<OnGradient>(*this, i));
   }
   arena = optim::GradientArena::attach(mirror.parameters());
-  if (group != nullptr) ddp.emplace(mirror, *group, options);
+  if (wrap) ddp = wrap(mirror);
   for (const Shared& parameter : parameters) {
     watching.push_back(autograd::on_gradient_ready(parameter.ours, [this](const Tensor& leaf) {
       CAIRN_CHECK(sees_gradients, "libtorch", "expected a backward that the Model sees for '",
                   leaf.name(), "', got autograd::backward() (precision.backward(join.zero()), or ",
                   "model.backward(join.zero()) without amp)");
     }));
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {  // last: nothing throws any more
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters[i].theirs,
+                                                   std::make_unique<OnGradient>(*this, i));
   }
 }
 
@@ -184,14 +185,29 @@ void Model::Impl::on_gradient(std::size_t i) {
   parameter.shows_gradient = true;
 }
 
-Model::Model(torch::nn::Module& module)
-    : impl_(std::make_shared<Impl>(module, nullptr, parallel::DistributedOptions{})) {
+Model::Model(torch::nn::Module& module) : impl_(std::make_shared<Impl>(module, nullptr)) {
   impl_->arena->share(impl_);
 }
 
 Model::Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
              const parallel::DistributedOptions& options)
-    : impl_(std::make_shared<Impl>(module, &group, options)) {
+    : impl_(std::make_shared<Impl>(module, [&](nn::Module& mirror) {
+        return std::make_unique<parallel::DistributedDataParallel>(mirror, group, options);
+      })) {
+  impl_->arena->share(impl_);
+}
+
+Model::Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
+             const parallel::ShardedOptions& options)
+    : impl_(std::make_shared<Impl>(module, [&](nn::Module& mirror) {
+        if (options.stage != parallel::ZeroStage::optimizer_states) {
+          core::fail<core::Unsupported>(
+              "libtorch", "expected ZeroStage::optimizer_states, got stage ",
+              static_cast<int>(options.stage),
+              " (gradients and weights of libtorch's tensors keep their memory)");
+        }
+        return std::make_unique<parallel::ShardedDataParallel>(mirror, group, options);
+      })) {
   impl_->arena->share(impl_);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -24,8 +25,11 @@ struct Model::Impl final : optim::SharedParameters {
     bool shows_gradient = false;  // theirs' .grad is the slot's
   };
 
-  Impl(torch::nn::Module& theirs, const parallel::ProcessGroup* group,
-       const parallel::DistributedOptions& options);
+  using Wrap =
+      std::function<std::unique_ptr<parallel::DistributedDataParallel>(nn::Module& mirror)>;
+
+  /// wrap: makes it data parallel; may be empty.
+  Impl(torch::nn::Module& theirs, const Wrap& wrap);
   ~Impl() override;
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -54,7 +58,7 @@ struct Model::Impl final : optim::SharedParameters {
   std::vector<Shared> parameters, buffers;
   std::unordered_map<const at::TensorImpl*, std::size_t> index;  // of parameters
   std::shared_ptr<optim::GradientArena> arena;
-  std::optional<parallel::DistributedDataParallel> ddp;
+  std::unique_ptr<parallel::DistributedDataParallel> ddp;
   SharedWrites writes;
   bool sees_gradients = false;                 // those of the backward that runs
   std::vector<autograd::HookHandle> watching;  // that there are no others

@@ -106,6 +106,12 @@ TorchOptimizer::TorchOptimizer(Model& model, torch::optim::Optimizer& optimizer)
 TorchOptimizer::TorchOptimizer(const std::vector<Model*>& models,
                                torch::optim::Optimizer& optimizer)
     : Optimizer(groups_of(models, optimizer)), optimizer_(optimizer) {
+  for (const Model* model : models) {
+    if (dynamic_cast<parallel::ShardedDataParallel*>(model->impl().ddp.get()) == nullptr) continue;
+    core::fail<core::Unsupported>("TorchOptimizer", "expected one of Cairn's optimizers with ",
+                                  "parallel::ShardedOptions, got one of libtorch's, whose state ",
+                                  "is of whole tensors");
+  }
   for (const auto& theirs : optimizer.param_groups()) {
     rates_.push_back(theirs.options().get_lr());
     for (const torch::Tensor& x : theirs.params()) {
