@@ -143,6 +143,21 @@ TEST(DividedGradient, ThatIsNotFiniteInAnotherRanksPartNamesWhose) {
   });
 }
 
+TEST(DividedGradient, ThatNobodyLookedAtAccusesNoRank) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    nn::Linear net(3, 2);
+    parallel::ShardedDataParallel sharded(
+        net, group,
+        {.stage = parallel::ZeroStage::gradients, .distributed = {.check_local_gradients = false}});
+    optim::FusedSGD optimizer(net.parameters(), {.lr = 0.1});
+    amp::Amp precision =
+        amp::initialize(net, optimizer, {.opt_level = amp::OptLevel::O0, .world = sharded.world()});
+    const double factor = group.rank() == 1 ? std::numeric_limits<double>::infinity() : 1.0;
+    precision.backward(autograd::affine(loss_of(sharded(inputs(group, 1, 3))), factor, 0.0));
+    EXPECT_THAT(precision.step().reason, HasSubstr("in the sum over ranks"));
+  });
+}
+
 TEST(DividedGradient, ThatIsNotFiniteIsAnErrorOfAll) {
   class TwoLeaves : public nn::Module {
    public:
