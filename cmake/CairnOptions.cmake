@@ -29,7 +29,7 @@ if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O3")
   set(CAIRN_PROGRAMS $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
 endif()
 # g++ collects its garbage whenever it has grown by half: where there is memory, an eighth of the compile time.
-if(PROJECT_IS_TOP_LEVEL AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   cmake_host_system_information(RESULT memory QUERY TOTAL_PHYSICAL_MEMORY)  # MiB
   if(memory GREATER 15000)
     add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=1048576>")  # KiB
