@@ -133,6 +133,8 @@ class Pair {
         return forward_that_throws();
       case 11:
         return draw.one_in(2) ? write_weights(draw) : change_rate(draw);
+      case 12:
+        return draw.one_in(2) ? freeze(draw) : alone();
       default:
         return draw.one_in(2) ? exchange_states() : states_and_back();
     }
@@ -188,7 +190,7 @@ class Pair {
 
   /// Or thaws.
   std::string freeze(Draw& draw) {
-    if (pending_ > 0) return "";
+    if (pending_ > 0 || !updated_) return "";  // all have states
     const auto which = static_cast<std::size_t>(draw.below(9));
     both([&](Training& one) {
       Tensor weight = one.net.parameters()[which].tensor;
