@@ -197,7 +197,7 @@ std::vector<Work> table_works(const Sizes& s, std::int64_t vocabulary) {
 
 std::vector<Work> list_works(const Sizes& s) {
   return {
-      work(s, "check_tensors_bf16", 2, "^check_chunks_kernel",
+      work(s, "check_tensors_bf16", 2, "^check_chunks_kernel<Squares>",
            [s] {
              const Tensor x = s.matrix();
              return [=] { (void)kernels::check_tensors({x}); };

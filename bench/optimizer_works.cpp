@@ -184,7 +184,7 @@ std::vector<Work> gpu_optimizer_works(bool tiny) {
   };
   const auto o2 = [](const Gpt2& model) { return o2_update(model, {}); };
   const auto compact = [](const Gpt2& model) { return o2_update(model, kCompact); };
-  const char* const kAdam = "^(check_chunks_kernel|update_kernel<Adam<)";
+  const char* const kAdam = "^(check_chunks_kernel<Squares>|update_kernel<Adam<)";
   const char* const kLamb = "^lamb_(moments|weights)_kernel";
   return {
       work("o2_update_124m_bf16", 30, kAdam, o2, small),

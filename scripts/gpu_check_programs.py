@@ -132,9 +132,9 @@ class Server:
 
 
 class Works(Server):
-    def __init__(self, options, logs):
+    def __init__(self, options, logs, environment=None):
         command = [folder_of(options) / "bin/cairn_works", "--device", "cuda", *(["--tiny"] if options.sim else [])]
-        super().__init__("Cairn", [*command, "-"], environment_of(options), logs / "cairn_works.log")
+        super().__init__("Cairn", [*command, "-"], environment_of(options, environment), logs / "cairn_works.log")
         self.list_command = [str(c) for c in [*command, "--list"]]
 
     def names(self):

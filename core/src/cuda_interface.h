@@ -16,6 +16,9 @@ const char* absence_hint();  // " (...)" for messages about a CUDA device that d
 
 int current_device();
 void set_device(int index);
+// Whether the calling thread ever did: a thread whose current device is only the default has no
+// context, and the driver, cuBLASLt and cuDNN need one.
+bool device_was_set();
 // Where the process has used that device: one that was current only because no other was chosen yet
 // would be made ready for work by the return, in every process.
 void return_to_device(int index) noexcept;

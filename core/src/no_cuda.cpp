@@ -27,6 +27,9 @@ const char* absence_hint() {
 int current_device() {
   return -1;
 }
+bool device_was_set() {
+  return false;
+}
 void return_to_device(int) noexcept {}
 void set_device(int) {
   refuse();

@@ -307,9 +307,9 @@ StreamGuard::~StreamGuard() {
 DeviceGuard::DeviceGuard(Device device) {
   if (device.is_cpu()) return;
   const int current = cuda::current_device();
-  if (current == device.index) return;
+  if (current == device.index && cuda::device_was_set()) return;
   cuda::set_device(device.index);
-  previous_ = current;
+  if (current != device.index) previous_ = current;
 }
 
 DeviceGuard::~DeviceGuard() {

@@ -112,7 +112,7 @@ std::vector<core::ElementRange> pieces_of(core::ElementRange part, std::int64_t 
 }
 
 TensorCheck join_pieces(std::span<const CheckedPiece> pieces, double p) {
-  const JoinParts join{PowerSum(p)};
+  const JoinParts<PowerSum> join{PowerSum(p)};
   CheckPart total{0.0, 0, 0}, chunk{0.0, 0, 0};
   std::int64_t at = 0;
   for (const auto& [elements, check] : pieces) {

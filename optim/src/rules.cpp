@@ -36,9 +36,8 @@ Options kernel_options(const ParameterGroup& group, const Own& own, const Call& 
   if constexpr (requires { options.beta2; }) options.beta2 = group.beta2.value_or(own.beta2);
   if constexpr (requires { options.correction1; }) {
     if (!own.bias_correction) return options;
-    const auto step = static_cast<double>(call.step);
-    options.correction1 = 1.0 - std::pow(options.beta1, step);
-    options.correction2 = 1.0 - std::pow(group.beta2.value_or(own.beta2), step);
+    options.correction1 = kernels::correction_of(options.beta1, call.step);
+    options.correction2 = kernels::correction_of(group.beta2.value_or(own.beta2), call.step);
   }
   return options;
 }

@@ -141,7 +141,7 @@ class PlanSearch {
   explicit PlanSearch(std::uint64_t seed)
       : draw_(seed),
         random_(random_task(draw_, folder_.string())),
-        devices_(draw_.one_in(2) ? 1 : draw_.between(2, most_devices())),
+        devices_(draw_.one_in(2) || most_devices() < 2 ? 1 : draw_.between(2, most_devices())),
         before_(core::memory_stats(device()).current_total) {}
 
   void run() {

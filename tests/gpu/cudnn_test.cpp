@@ -502,7 +502,10 @@ TEST_F(CudnnDeathTest, MisalignedImage) {
 
 TEST_F(CudnnDeathTest, HandleOfAnotherThread) {
   const Prepared prepared(Convolution{});
-  EXPECT_DEATH(std::thread([&] { (void)prepared.run(); }).join(),
+  EXPECT_DEATH(std::thread([&] {
+                 (void)cudaSetDevice(0);
+                 (void)prepared.run();
+               }).join(),
                "gpusim: cudnn contract: .*thread that set the handle's stream");
   EXPECT_DEATH(std::thread([&] { (void)cudnnBackendFinalize(prepared.d.plan(kPlain)); }).join(),
                "gpusim: cudnn contract: .*thread that set the handle's stream");

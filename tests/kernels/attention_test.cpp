@@ -233,6 +233,9 @@ TEST_P(Attention, MatchesTheReferenceInEveryDtypeAndLayout) {
       {4, 2, 20, 70, 16, {.scale = 0.25}, {70, 0, 33, 1}},
       {2, 2, 70, 70, 24, {.causal = true, .scale = 0.2, .dropout = 0.2, .draw = {3, 1}}, {64, 7}},
       {2, 6, 40, 70, 16, {.causal = true, .scale = 0.25}, {}, 2},
+      {1, 4, 24, 24, 64, {.causal = true, .scale = 0.125}, {}, 2},
+      {1, 4, 20, 24, 64, {.scale = 0.125}, {}, 2},
+      {1, 1, 24, 40, 64, {.causal = true, .scale = 0.125}},
       {1, 4, 130, 70, 33, {.causal = true, .scale = 0.2}, {}, 1},
       {2, 4, 33, 40, 8, {.scale = 0.3, .dropout = 0.3, .draw = {7, 2}}, {40, 7}, 2},
       {1, 3, 9, 11, 260, {.causal = true, .scale = 0.06, .dropout = 0.2, .draw = {4, 3}}, {}, 1}};

@@ -66,6 +66,22 @@ TEST_P(Copy, TransposesLargeViews) {
   }
 }
 
+/// Rows that are longer than a block's threads, and begin anywhere.
+TEST_P(Copy, TakesLongRowsOfAnyDistance) {
+  for (const DType dtype : {DType::u8, DType::bf16, DType::f32, DType::f64}) {
+    const Tensor x = Tensor::from(random_values(5 * 2605, 1, 0, 100), {5, 2605}, dtype, GetParam());
+    const Tensor y = Tensor::full({5, 2608}, 7.0, dtype, GetParam());
+    copy(x.view().slice(1, 1, 2602), y.view().slice(1, 2, 2603));
+    const auto from = x.to_vector<double>();
+    const auto to = y.to_vector<double>();
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      const std::size_t row = i / 2608, column = i % 2608;
+      const bool copied = column >= 2 && column < 2603;
+      ASSERT_EQ(to[i], copied ? from[row * 2605 + column - 1] : 7.0) << core::name(dtype) << i;
+    }
+  }
+}
+
 TEST_P(Copy, BroadcastsItsInput) {
   const Tensor x = Tensor::from(std::vector<float>{1, 2, 3}, {3, 1}, DType::f32, GetParam());
   const Tensor y = Tensor::empty({2, 3, 2}, DType::f16, GetParam());

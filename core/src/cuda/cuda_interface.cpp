@@ -97,6 +97,8 @@ void call_driver(const char* name, Args... args) {
   }
 }
 
+thread_local bool has_set_device = false;
+
 cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
@@ -139,6 +141,11 @@ int current_device() {
 
 void set_device(int index) {
   check(cudaSetDevice(index), "cudaSetDevice");
+  has_set_device = true;
+}
+
+bool device_was_set() {
+  return has_set_device;
 }
 
 void return_to_device(int index) noexcept {
@@ -198,7 +205,6 @@ void copy(void* dst, Device dst_device, const void* src, Device src_device, std:
 void fill(void* data, const void* element, std::size_t element_bytes, std::size_t count, int device,
           void* stream) {
   const DeviceGuard guard({DeviceType::cuda, device});
-  set_device(device);  // the driver asks for a context in this thread: cudaGetDevice makes none
   const auto at = reinterpret_cast<CUdeviceptr>(data);
   const auto where = static_cast<CUstream>(stream);
   std::uint32_t words[2] = {};

@@ -215,7 +215,7 @@ CheckPart cpu::check_run(DType dtype, const void* x, std::int64_t n, const Power
     if (std::isfinite(sum)) return {sum, 0, 0};
   }
   CheckPart total{0.0, 0, 0};
-  const JoinParts join{power};
+  const JoinParts<PowerSum> join{power};
   for (std::int64_t at = 0; at < n; at += kSumBlock) {
     const void* from =
         static_cast<const char*>(x) + at * static_cast<std::int64_t>(core::size_of(dtype));
@@ -260,7 +260,7 @@ LinearBlock block_at(const LinearLists& lists, const cpu::Chunk& chunk) {
 
 CheckPart combine_chunk(const LinearLists& lists, const cpu::Chunk& chunk) {
   const PowerSum power(2.0);
-  const JoinParts join{power};
+  const JoinParts<PowerSum> join{power};
   CheckPart part{0.0, 0, 0};
   for (std::int64_t done = 0; done < chunk.count; done += kBlock) {
     const LinearBlock block =

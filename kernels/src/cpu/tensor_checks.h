@@ -15,7 +15,7 @@ CheckPart check_run(DType dtype, const void* x, std::int64_t n, const PowerSum& 
 /// Per tensor, in the chunks' order.
 inline void join_chunks(const std::vector<Chunk>& chunks, const std::vector<CheckPart>& parts,
                         const PowerSum& power, std::span<TensorCheck> checks) {
-  const JoinParts join{power};
+  const JoinParts<PowerSum> join{power};
   std::vector<CheckPart> totals(checks.size(), CheckPart{0.0, 0, 0});
   for (std::size_t k = 0; k < chunks.size(); ++k) {
     CheckPart& total = totals[chunks[k].tensor];

@@ -1,6 +1,8 @@
 #include "cuda/copy.cuh"
 
+#include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "cuda/cuda_backend.h"
 #include "cuda/map.cuh"
@@ -56,15 +58,34 @@ void convert_any(const Queue& queue, const TensorView& x, const TensorView& y) {
   launch(queue, grid_for(n), convert_any_kernel, n, layout, x.data, x.dtype, y.data, y.dtype);
 }
 
+/// Long rows that no packs fit, if the copy is one of such.
+template <class Word>
+std::optional<RowCopy> rows_without_packs(Layout<2> layout, const TensorView& x,
+                                          const TensorView& y) {
+  const bool rows = layout.dims == 2 && layout.stride[0][0] == 1 && layout.stride[1][0] == 1;
+  if (!rows || layout.size[0] < kThreads) return {};
+  const RowCopy copy{layout.size[1], layout.size[0], layout.stride[1][1], layout.stride[0][1]};
+  constexpr int N = pack_width<Word, Word>;
+  if (packs_aligned(x.as<const Word>(), y.as<Word>()) && take_packs<N>(layout)) return {};
+  return copy;
+}
+
 void copy_words(const Queue& queue, const TensorView& x, const TensorView& y) {
   const core::Strides* const strides[] = {&y.strides, &x.strides};
-  if (make_layout(y.shape, strides, Visit::any_order).is_linear()) {
+  const Layout<2> layout = make_layout(y.shape, strides, Visit::any_order);
+  if (layout.is_linear()) {
     queue.copy(y.data, x.data, y.nbytes());
     return;
   }
   dispatch_word(y.dtype, [&](auto word) {
     using Word = decltype(word);
-    map<Word, Word>(queue, Same<Word>{}, y, {&x});
+    if (const auto rows = rows_without_packs<Word>(layout, x, y)) {
+      const std::int64_t pieces = rows->rows * ceil_div(rows->columns, kThreads * kCopiesAhead);
+      launch(queue, {std::min(pieces, kMaxBlocks), kThreads}, copy_rows_kernel<Word>, *rows,
+             x.as<const Word>(), y.as<Word>());
+    } else {
+      map<Word, Word>(queue, Same<Word>{}, y, {&x});
+    }
   });
 }
 

@@ -29,7 +29,12 @@ void CudaBackend::check_tensors(const std::vector<TensorView>& tensors, double p
   const Buffer<CheckPart> parts(queue, table.chunk_count);
   const PowerSum power(p);
   if (table.chunk_count > 0) {
-    launch(queue, {table.chunk_count, kThreads}, check_chunks_kernel, table, power, parts.data());
+    const Grid grid{table.chunk_count, kThreads};
+    if (power.kind() == PowerSum::Kind::squares) {
+      launch(queue, grid, check_chunks_kernel<Squares>, table, Squares(), parts.data());
+    } else {
+      launch(queue, grid, check_chunks_kernel<PowerSum>, table, power, parts.data());
+    }
   }
   join_chunks(queue, table, parts, power, checks);
 }
@@ -48,8 +53,7 @@ void CudaBackend::multi_tensor_linear(const LinearLists& lists, TensorCheck* che
                       lists.check_x, lists.check_y};
   const PowerSum squares(2.0);
   if (table.chunk_count > 0) {
-    launch(queue, {table.chunk_count, kThreads}, linear_chunks_kernel, table, linear, squares,
-           parts.data());
+    launch(queue, {table.chunk_count, kThreads}, linear_chunks_kernel, table, linear, parts.data());
   }
   join_chunks(queue, table, parts, squares, checks);
 }

@@ -14,7 +14,7 @@ namespace cairn::kernels::cuda {
 static_assert(kChunk == kSumChunk);
 
 /// see(value) for the elements [begin, end) of view 0 that are this lane's: kLanes of each
-/// 32 * kLanes.
+/// 32 * kLanes. Those of a whole block are on their way together.
 template <class See>
 __device__ __forceinline__ void see_by_lanes(const Slot& slot, std::int64_t begin, std::int64_t end,
                                              See see) {
@@ -22,6 +22,19 @@ __device__ __forceinline__ void see_by_lanes(const Slot& slot, std::int64_t begi
   with_list_type(slot.dtype[0], [&](auto type) {
     const auto* const x = static_cast<const decltype(type)*>(slot.data[0]);
     const bool aligned = packs_aligned(x + begin);
+    if (aligned && end - begin == kSumBlock) {
+      constexpr int kPacks = static_cast<int>(kSumBlock / kStep);
+      const auto* const mine = x + begin + threadIdx.x % 32 * kLanes;
+      Packed<decltype(type), kLanes> packs[kPacks];
+      SIMT_UNROLL
+      for (int i = 0; i < kPacks; ++i) packs[i] = load_pack<kLanes>(mine + i * kStep);
+      SIMT_UNROLL
+      for (int i = 0; i < kPacks; ++i) {
+        SIMT_UNROLL
+        for (int k = 0; k < kLanes; ++k) see(static_cast<float>(widen(packs[i][k])));
+      }
+      return;
+    }
     for (std::int64_t i = begin + threadIdx.x % 32 * kLanes; i < end; i += kStep) {
       if (aligned && i + kLanes <= end) {
         const auto pack = load_pack<kLanes>(x + i);
@@ -35,17 +48,19 @@ __device__ __forceinline__ void see_by_lanes(const Slot& slot, std::int64_t begi
   });
 }
 
-static __global__ void check_chunks_kernel(Table table, PowerSum power, CheckPart* parts) {
+/// Power is PowerSum, or one of its kinds.
+template <class Power>
+__global__ void check_chunks_kernel(Table table, Power power, CheckPart* parts) {
   constexpr int kBlocks = static_cast<int>(kSumChunk / kSumBlock);
   SIMT_SHARED(CheckPart, sums, kBlocks);
   const BlockChunk chunk(table);
-  const JoinParts join{power};
+  const JoinParts<Power> join{power};
   for (int b = static_cast<int>(threadIdx.x / 32); b < kBlocks;
        b += static_cast<int>(blockDim.x / 32)) {
     const std::int64_t begin = chunk.begin + b * kSumBlock;
     CheckPart part{0.0, 0, 0};
     see_by_lanes(chunk.slot, begin, smaller(begin + kSumBlock, chunk.end),
-                 [&](float x) { part.see(static_cast<double>(x), power); });
+                 [&](float x) { part.see(x, power); });
     part = warp_reduce(part, join);
     if (threadIdx.x % 32 == 0) sums[b] = part;
   }
@@ -61,9 +76,9 @@ struct Linear {
   float a, b;
   bool has_y, check_x, check_y;
 
-  __device__ float operator()(float x, float y, CheckPart& part, const PowerSum& power) const {
-    if (check_x) part.see(x, power);
-    if (check_y) part.see(y, power);
+  __device__ float operator()(float x, float y, CheckPart& part) const {
+    if (check_x) part.see(x, Squares());
+    if (check_y) part.see(y, Squares());
     return has_y ? math::fma(a, x, b * y) : a * x;
   }
 };
@@ -71,7 +86,7 @@ struct Linear {
 /// A chunk whose x is X, and whose y (where there is one) and out are Y.
 template <class X, class Y>
 __device__ __forceinline__ void linear_chunk(const BlockChunk& chunk, const Linear& linear,
-                                             const PowerSum& power, CheckPart& part) {
+                                             CheckPart& part) {
   const X* const x = static_cast<const X*>(chunk.slot.data[0]) + chunk.begin;
   const Y* y = static_cast<const Y*>(chunk.slot.data[1]);
   if (y != nullptr) y += chunk.begin;
@@ -80,59 +95,60 @@ __device__ __forceinline__ void linear_chunk(const BlockChunk& chunk, const Line
   visit_row<kLanes>(
       n, common_head(n, x, y, out),
       [&](std::int64_t i) {
-        out[i] = narrow<Y>(linear(widen(x[i]), element_or(y, i, 0.0f), part, power));
+        out[i] = narrow<Y>(linear(widen(x[i]), element_or(y, i, 0.0f), part));
       },
       [&](std::int64_t i) {
         auto pack = widened<float>(load_pack<kLanes>(x + i));
         const auto added = pack_or<kLanes>(y, i, 0.0f);
         SIMT_UNROLL
-        for (int k = 0; k < kLanes; ++k) pack[k] = linear(pack[k], added[k], part, power);
+        for (int k = 0; k < kLanes; ++k) pack[k] = linear(pack[k], added[k], part);
         store_pack<kLanes>(out + i, narrowed<Y>(pack));
       });
 }
 
 /// A y of another dtype than out.
 __device__ inline void linear_chunk_any(const BlockChunk& chunk, const Linear& linear,
-                                        const PowerSum& power, CheckPart& part) {
+                                        CheckPart& part) {
   const AnyFloat x(chunk.slot.data[0], chunk.slot.dtype[0]);
   const AnyFloat y(chunk.slot.data[1], chunk.slot.dtype[1]);
   const AnyFloat out(chunk.slot.data[2], chunk.slot.dtype[2]);
   for (std::int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += blockDim.x) {
-    out.store(i, linear(x.load<float>(i), y.load<float>(i), part, power));
+    out.store(i, linear(x.load<float>(i), y.load<float>(i), part));
   }
 }
 
-static __global__ void linear_chunks_kernel(Table table, Linear linear, PowerSum power,
-                                            CheckPart* parts) {
+static __global__ void linear_chunks_kernel(Table table, Linear linear, CheckPart* parts) {
   const BlockChunk chunk(table);
   CheckPart part{0.0, 0, 0};
   if (linear.has_y && chunk.slot.dtype[1] != chunk.slot.dtype[2]) {
-    linear_chunk_any(chunk, linear, power, part);
+    linear_chunk_any(chunk, linear, part);
   } else {
     with_list_type(chunk.slot.dtype[0], [&](auto x) {
-      with_list_type(chunk.slot.dtype[2], [&](auto y) {
-        linear_chunk<decltype(x), decltype(y)>(chunk, linear, power, part);
-      });
+      with_list_type(chunk.slot.dtype[2],
+                     [&](auto y) { linear_chunk<decltype(x), decltype(y)>(chunk, linear, part); });
     });
   }
-  part = block_reduce(part, JoinParts{power}, CheckPart{0.0, 0, 0});
+  part = block_reduce(part, JoinParts<Squares>(), CheckPart{0.0, 0, 0});
   if (threadIdx.x == 0) parts[blockIdx.x] = part;
 }
 
-/// A warp a tensor: it loads 32 chunks at a time, and its first lane adds them up.
+/// A warp a tensor, whose lanes all add the chunks up in their order: they load 32 at a time, ahead.
+/// What is missing of the last 32 is 0, which changes no sum of powers.
 static __global__ void join_chunks_kernel(Table table, const CheckPart* parts, PowerSum power,
                                           CheckPart* checks) {
   SIMT_SHARED(CheckPart, loaded, 32);
   const std::int32_t slot = static_cast<std::int32_t>(blockIdx.x);
   const std::int32_t end = table.first_chunk[slot + 1];
   const auto lane = static_cast<std::int32_t>(threadIdx.x);
-  const JoinParts join{power};
-  CheckPart total{0.0, 0, 0};
+  const auto part_at = [&](std::int32_t k) { return k < end ? parts[k] : CheckPart{0.0, 0, 0}; };
+  const JoinParts<PowerSum> join{power};
+  CheckPart total{0.0, 0, 0}, next = part_at(table.first_chunk[slot] + lane);
   for (std::int32_t k = table.first_chunk[slot]; k < end; k += 32) {
-    if (k + lane < end) loaded[lane] = parts[k + lane];
+    loaded[lane] = next;
     __syncthreads();
-    for (std::int32_t j = 0; lane == 0 && j < 32 && k + j < end; ++j)
-      total = join(total, loaded[j]);
+    next = part_at(k + 32 + lane);
+    SIMT_UNROLL
+    for (int j = 0; j < 32; ++j) total = join(total, loaded[j]);
     __syncthreads();
   }
   if (lane == 0) checks[slot] = total;

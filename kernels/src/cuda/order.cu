@@ -13,7 +13,7 @@ void CudaBackend::topk(View x, View index, bool largest) const {
   const Output out(*this, queue, index);
   core::dispatch_all(x.dtype, [&](auto type) {
     using T = decltype(type);
-    launch(queue, grid_for_rows(x.size(0), x.size(1)), topk_kernel<T>, x.size(0), x.size(1),
+    launch(queue, grid_for_rows(x.size(0), x.size(1), 8), topk_kernel<T>, x.size(0), x.size(1),
            index.size(1), largest, in.as<T>(), out.as<std::int64_t>());
   });
   out.finish();

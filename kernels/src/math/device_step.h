@@ -2,7 +2,6 @@
 // kernels and the CPU backend share it.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "cairn/core/half.h"
@@ -32,7 +31,7 @@ struct StepState {
     return clip != nullptr ? scale * *clip : scale;
   }
   CAIRN_HOST_DEVICE double correction(double beta) const {
-    return bias_correction ? 1.0 - ::pow(beta, static_cast<double>(*step)) : 1.0;
+    return bias_correction ? correction_of(beta, *step) : 1.0;
   }
 };
 

@@ -756,6 +756,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (any_null(operation, alpha, A, a, B, b, beta, C, c, D, d)) return CUBLAS_STATUS_INVALID_VALUE;
   if (algo == nullptr) report("not simulated", "cublasLtMatmul without an algorithm");
+  check_bound_context(kContract, call);
   Library& all = library();
   Stream* const queue = find_stream(stream);
   if (queue == nullptr) report(kContract, "cublasLtMatmul: expected a live stream, got another");

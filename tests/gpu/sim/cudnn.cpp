@@ -160,6 +160,7 @@ cudnnStatus_t execute(const Call& call, cudnnContext& handle, CudnnDescriptor& p
       pack.type != CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)
     return CUDNN_STATUS_BAD_PARAM_DESCRIPTOR_TYPE;
   if (!plan.finalized || !pack.finalized) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
+  check_bound_context(kContract, call);
   Stream& queue = queue_of(call, handle);
   if (plan.handle->device != handle.device) {
     report(kContract, std::string(call.name()) + ": expected a plan made for device " +

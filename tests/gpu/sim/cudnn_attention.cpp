@@ -308,6 +308,20 @@ bool has_half_weights(const CudnnAttention& graph) {
   return is_half(product(graph, 1).inputs[0]);
 }
 
+/// What is summed over heads is kept in the operands' type, whatever the graph says (seen on an
+/// H200, cuDNN 9.19: no error, and rubbish in dk and dv).
+void check_sums_of_heads(const CudnnAttention& graph) {
+  for (const CudnnOperation& operation : graph.operations) {
+    const bool sums =
+        operation.kind == Kind::reduction && operation.inputs[0].sizes[1] > operation.y.sizes[1];
+    if (sums && !is_half(operation.inputs[0])) {
+      report("cudnn contract",
+             "expected gradients that are summed over heads in the operands' type, got f32, which "
+             "the library takes and reads as halves");
+    }
+  }
+}
+
 }  // namespace
 
 bool CudnnAttention::is_consistent() const {
@@ -375,6 +389,7 @@ cudnnStatus_t check_support(const CudnnAttention& graph, const CudnnConfig& conf
   if (const cudnnStatus_t status = check_extents(graph)) return status;
   if (const cudnnStatus_t status = check_operands(graph)) return status;
   if (!has_half_weights(graph)) return CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE;
+  check_sums_of_heads(graph);
   const bool refused =
       config.engine == kUnbuiltFusion || (config.engine == kPlainFusion && !forward);
   return refused ? CUDNN_STATUS_NOT_SUPPORTED : CUDNN_STATUS_SUCCESS;
@@ -386,7 +401,7 @@ std::size_t workspace_of(const CudnnAttention& graph, const CudnnConfig& config)
   if (graph.is_forward()) return 256;
   const Extents e(graph);
   std::int64_t bytes = 256 + e.batch * e.heads * up_to(e.queries, 64) * up_to(e.keys, 128) * 2;
-  if (e.heads != e.key_heads) bytes += 2 * e.batch * e.heads * e.keys * e.columns * 4;
+  if (e.heads != e.key_heads) bytes += 2 * e.batch * e.heads * e.keys * e.columns * 2;
   return static_cast<std::size_t>(bytes);
 }
 

@@ -75,9 +75,11 @@ void* find_driver_function(const char* name);
 Stream* find_stream(void* handle);
 int device_of(const Stream& stream);
 int current_device();
-/// Whether a call of the runtime has given the calling thread a context, which the driver's
-/// functions need and asking for the current device does not give.
+/// Whether a call of the runtime has given the calling thread a context, which the driver's and the
+/// vendor libraries' functions need and asking for the current device does not give.
 bool has_bound_context();
+/// Reports a thread without one.
+void check_bound_context(const char* contract, const Call& call);
 
 /// Inside work: `bytes` of memory from `data` on, which must be one allocation of the work's device
 /// (or of a peer that it may reach), pinned host memory, or, for copies, pageable memory.

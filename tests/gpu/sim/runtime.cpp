@@ -3,6 +3,7 @@
 #include "gpu/sim/runtime.h"
 
 #include <cuda.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <utility>
@@ -15,6 +16,7 @@ namespace {
 thread_local int device_now = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local bool context_bound = false;
+pid_t context_owner = 0;  // the process that made the first context
 
 bool exists(int device) {
   return device >= 0 && device < machine().gpus;
@@ -27,8 +29,10 @@ cudaError_t answer(int code) {
   return static_cast<cudaError_t>(code);
 }
 
+// A process that was forked from one with a context has no GPU.
 cudaError_t enter(const Call& call) {
   if (machine().gpus == 0) return answer(cudaErrorNoDevice);
+  if (context_owner != 0 && context_owner != getpid()) return answer(cudaErrorInitializationError);
   if (call.injected() == cudaErrorIllegalAddress ||
       call.injected() == cudaErrorDeviceUninitialized ||
       call.injected() == cudaErrorLaunchFailure || call.injected() == cudaErrorECCUncorrectable) {
@@ -39,6 +43,7 @@ cudaError_t enter(const Call& call) {
 
 void touch_context(int device) {
   context_bound = true;
+  if (context_owner == 0) context_owner = getpid();
   machine().counters.contexts.insert(device);
 }
 
@@ -52,6 +57,13 @@ int current_device() {
 
 bool has_bound_context() {
   return context_bound;
+}
+
+void check_bound_context(const char* contract, const Call& call) {
+  if (context_bound) return;
+  report(contract, std::string(call.name()) +
+                       ": expected a thread with a context (cudaSetDevice gives it one), got one "
+                       "that never set a device");
 }
 
 // An error of a launch is found by the next cudaGetLastError.

@@ -6,6 +6,7 @@
 #include "cairn/kernels/tf32.h"
 #include "cuda/contiguous.h"
 #include "cuda/cublaslt/gemm.h"
+#include "cuda/cublaslt/padded_product.h"
 
 namespace cairn::kernels {
 
@@ -193,6 +194,14 @@ int shortest_batch_dimension(View y) {
   return shortest;
 }
 
+void multiply_matrices(const CudaBackend& backend, const Queue& queue, View a, View b, View y,
+                       const MatmulOptions& options) {
+  const auto once = [&](View a_part, View b_part, View y_part, const MatmulOptions& of_part) {
+    Product(backend, queue, a_part, b_part, y_part, of_part);
+  };
+  if (!multiply_padded(backend, queue, a, b, y, options, once)) once(a, b, y, options);
+}
+
 void multiply(const CudaBackend& backend, const Queue& queue, View a, View b, View y,
               const MatmulOptions& options) {
   MatmulOptions inner = options;
@@ -200,12 +209,16 @@ void multiply(const CudaBackend& backend, const Queue& queue, View a, View b, Vi
     inner.pre_activation = stacked(options.pre_activation);
     TensorView one = b;
     while (one.dims() > 2) one = one.select(0, 0);
-    Product(backend, queue, stacked(a), one, stacked(y), inner);
+    multiply_matrices(backend, queue, stacked(a), one, stacked(y), inner);
+    return;
+  }
+  if (y.dims() == 2) {
+    multiply_matrices(backend, queue, a, b, y, inner);
     return;
   }
   const std::int64_t count = y.numel() / (y.size(-2) * y.size(-1));
-  const Shape batch = y.dims() == 2 ? Shape{} : Shape{count};
-  if (y.dims() <= 3 || all_reshape({&a, &b, &y, &options.pre_activation}, batch)) {
+  const Shape batch{count};
+  if (y.dims() == 3 || all_reshape({&a, &b, &y, &options.pre_activation}, batch)) {
     inner.pre_activation = with_batch(options.pre_activation, batch);
     Product(backend, queue, with_batch(a, batch), with_batch(b, batch), with_batch(y, batch),
             inner);

@@ -59,10 +59,10 @@ class SdpaOperations {
     return inner(sizes, packed_strides(sizes), type);
   }
   GraphRef row() { return inner(rows(), packed_strides(rows()), CUDNN_DATA_FLOAT); }
-  /// Of every head of queries, in f32.
-  GraphRef heads_of(std::int64_t length) {
+  /// Of every head of queries.
+  GraphRef heads_of(std::int64_t length, cudnnDataType_t type) {
     const Sizes4 sizes{shape_.batch, shape_.heads, length, shape_.columns};
-    return inner(sizes, packed_strides(sizes), CUDNN_DATA_FLOAT);
+    return inner(sizes, packed_strides(sizes), type);
   }
 
   GraphRef matmul(GraphRef a, GraphRef b, GraphRef y) {
@@ -142,12 +142,14 @@ class SdpaOperations {
     const Sizes4 sizes{shape_.batch, shape_.heads, shape_.queries, shape_.keys};
     return reshape(x, inner(swapped(sizes), swapped(packed_strides(sizes)), half()));
   }
-  /// weights^T x, summed over the heads of queries that share one of keys.
+  /// weights^T x, summed over the heads of queries that share one of keys. Each head's is of halves:
+  /// cuDNN keeps them as such, and gives rubbish where the graph says f32.
   void sum_queries(GraphRef weights, GraphRef x, GraphRef y) {
     if (shape_.heads == shape_.key_heads) {
       matmul(transposed(weights), x, y);
     } else {
-      reduce(CUDNN_REDUCE_TENSOR_ADD, matmul(transposed(weights), x, heads_of(shape_.keys)), y);
+      reduce(CUDNN_REDUCE_TENSOR_ADD, matmul(transposed(weights), x, heads_of(shape_.keys, half())),
+             y);
     }
   }
   /// k, which was given transposed.
@@ -199,7 +201,7 @@ void add_backward(SdpaOperations& ops, const SdpaShape& shape) {
   GraphRef k = ops.keys_transposed(kSdpaK, shape.k), v = ops.keys_transposed(kSdpaV, shape.v);
   GraphRef scale = ops.number(kSdpaScale);
   GraphRef along = ops.combine(CUDNN_POINTWISE_MUL, dy, ops.queries(kSdpaY, shape.y),
-                               ops.heads_of(shape.queries));
+                               ops.heads_of(shape.queries, CUDNN_DATA_FLOAT));
   GraphRef delta =
       ops.combine(CUDNN_POINTWISE_MUL, ops.reduce(CUDNN_REDUCE_TENSOR_ADD, along, ops.row()),
                   ops.number(kSdpaOne), ops.row_numbers(kSdpaDelta));
