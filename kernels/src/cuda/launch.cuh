@@ -32,9 +32,9 @@ inline Grid grid_for(std::int64_t items, int threads = kThreads) {
   return {std::clamp<std::int64_t>(ceil_div(items, threads), 1, kMaxBlocks), threads};
 }
 
-/// A block a row, of about a thread for each `per_thread` elements: by 64, most rows are a warp's, which needs no
-/// barrier and has several loads on their way.
-inline Grid grid_for_rows(std::int64_t rows, std::int64_t columns, int per_thread = 64) {
+/// A block a row, of about a thread for each `per_thread` elements. Few threads have several packs
+/// each and little to wait for; 32 blocks of 64 threads fill a multiprocessor.
+inline Grid grid_for_rows(std::int64_t rows, std::int64_t columns, int per_thread = 32) {
   int threads = 32;
   while (threads < 512 && std::int64_t{threads} * per_thread < columns) threads *= 2;
   return {std::min(rows, kMaxBlocks * 64), threads};

@@ -134,7 +134,6 @@ template <int N, class One, class Pack>
 __device__ __forceinline__ void visit_row(std::int64_t n, std::int64_t head, One one, Pack pack) {
   const std::int64_t packs = (n - head) / N, tail = head + packs * N;
   for (std::int64_t i = threadIdx.x; i < head; i += blockDim.x) one(i);
-  SIMT_UNROLL_BY(4)
   for (std::int64_t i = threadIdx.x; i < packs; i += blockDim.x) pack(head + i * N);
   for (std::int64_t i = tail + threadIdx.x; i < n; i += blockDim.x) one(i);
 }
