@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "backend.h"
 #include "cairn/kernels/copy.h"
+#include "gpu/vendor_support.h"
+#include "support/search.h"
 #include "support/tensors.h"
 
 namespace cairn::kernels::cuda {
@@ -86,6 +90,53 @@ TEST(PaddedProduct, TakesWhatOtherProductsTake) {
   EXPECT_EQ(pieces_of({20, 17, 16, false, true, {.accumulate = true}}), 3) << "rows of y alone";
   EXPECT_EQ(pieces_of({20, 17, 16, false, true, {.bias = bias}}), 3);
   EXPECT_EQ(pieces_of({17, 16, 32, true, false, {.accumulate = true}, DType::f32}), 3);
+}
+
+/// Sizes, orders and options as they come.
+TEST(PaddedProduct, HasTheBitsOfThePlainOneInDrawnForms) {
+  std::mt19937_64 draw(test::search_seed());
+  const auto below = [&](std::uint64_t n) { return static_cast<std::int64_t>(draw() % n); };
+  int padded = 0;
+  for (int i = 0; i < 300; ++i) {
+    Case c{1 + below(40), 1 + below(40), 1 + below(40), below(2) == 0, below(2) == 0};
+    if (below(3) == 0) c.y = DType::f32;
+    c.options.accumulate = below(3) == 0;
+    const Tensor bias = random_tensor({c.n}, c.y, kGpu, 4);
+    if (!c.options.accumulate && below(2) == 0) c.options.bias = bias;
+    const Tensor a = matrix(c.m, c.k, c.a_by_columns, DType::bf16, draw());
+    const Tensor b = matrix(c.k, c.n, c.b_by_columns, DType::bf16, draw());
+    const Tensor y = random_tensor({c.m, c.n}, c.y, kGpu, 3);
+    const Tensor expected = random_tensor({c.m, c.n}, c.y, kGpu, 3);
+    const auto plain = [](const TensorView& a_part, const TensorView& b_part,
+                          const TensorView& y_part, const MatmulOptions& options) {
+      matmul(a_part, b_part, y_part, options);
+    };
+    const Queue queue("matmul", kGpu);
+    if (!multiply_padded(backend(kGpu), queue, a, b, y, c.options, plain, kSmall)) continue;
+    ++padded;
+    matmul(a, b, expected, c.options);
+    ASSERT_EQ(y.to_vector<double>(), expected.to_vector<double>())
+        << c.m << " x " << c.n << " x " << c.k << " columns of a " << c.a_by_columns << ", of b "
+        << c.b_by_columns << " accumulate " << c.options.accumulate << ", i " << i;
+  }
+  EXPECT_GT(padded, 100);
+}
+
+/// As large as a product must be to gain: 8 columns at a time and the last one alone.
+TEST(PaddedProduct, IsWhatMatmulMakesOfLargeOnes) {
+  const Tensor a = matrix(512, 512, false, DType::bf16, 1);
+  const Tensor b = matrix(512, 1025, true, DType::bf16, 2);
+  const Tensor y = Tensor::empty({512, 1025}, DType::bf16, kGpu);
+  const Tensor expected = Tensor::empty({512, 1025}, DType::bf16, kGpu);
+  const test::CallCount products("cublasLtMatmul");
+  matmul(a, b, y);
+  EXPECT_EQ(products(), 2u);
+  for (const std::int64_t begin : {0, 256}) {  // too small to gain
+    const auto rows = [&](const Tensor& x) { return x.view().slice(0, begin, begin + 256); };
+    matmul(rows(a), b, rows(expected));
+  }
+  EXPECT_EQ(products(), 4u);
+  EXPECT_EQ(y.to_vector<double>(), expected.to_vector<double>());
 }
 
 TEST(PaddedProduct, LeavesAlignedRowsAndSmallProductsAlone) {

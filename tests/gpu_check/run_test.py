@@ -101,6 +101,10 @@ class Run(unittest.TestCase):
         self.assertIn("no memory was left", rows["add_bf16: Cairn"]["measured"])
         self.assertEqual(rows["matmul_8192_bf16"]["met"], True)
 
+    def test_some_works_of_a_phase_alone(self):
+        _, rows = self.run_phases("memory", "--works", "gelu")
+        self.assertEqual(set(rows), {"gelu_bf16"})
+
     def test_pytorch_is_asked_in_turn(self):
         status, rows = self.run_phases("updates,gpt2")
         self.assertEqual(status, 0)  # a goal that is missed is no failure

@@ -91,7 +91,9 @@ class [[nodiscard]] StreamGuard {
 };
 
 /// Makes a device the calling thread's current one for as long as the guard lives (cudaSetDevice on
-/// CUDA). It does not change where tensors are made: DefaultDeviceGuard does.
+/// CUDA, which gives the thread a context as well). It does not change where tensors are made:
+/// DefaultDeviceGuard does. Throws DeviceError where CUDA refuses, as it does every call of a
+/// process that was forked from one with a context.
 class [[nodiscard]] DeviceGuard {
  public:
   explicit DeviceGuard(Device device);
