@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <future>
 #include <map>
 #include <memory>
@@ -217,6 +218,41 @@ TEST(ControlNode, NamesWhatRanksCalledBeforeTheCollectiveTheyAreStuckIn) {
   EXPECT_EQ(judge.failure(),
             "ranks disagree on collective 6: rank 0 calls broadcast from 0; rank 1 calls broadcast "
             "from 1");
+}
+
+// A rank that got what another one's collective sent, in place of a message, waits to hear why.
+// Whenever the root asks, and whatever else it asks about in turn, it says so in that time.
+TEST(ControlNode, ExplainsAMessageThatIsMissedBeforeTheRankGivesUp) {
+  constexpr Milliseconds kHeartbeat(1000), kLimit(60'000);
+  for (int phase = 0; phase < 1000; phase += 100) {
+    History waits(0, 0, 2), went_on(0, 1, 2);
+    std::deque<History> others;
+    for (const std::uint64_t group : {1u, 2u}) others.emplace_back(group, 0, 1);
+    for (History& other : others) other.begin(0, "slow", kLimit);
+    waits.begin_pair(1, false, "recv from 1", kLimit);
+    went_on.begin(0, "barrier", kLimit);
+    const auto begin = Clock::now();
+    auto now = begin + Milliseconds(phase);
+    ControlNode::LocalProbes own;
+    own.stuck = [&] {
+      std::vector<Stuck> all{*waits.under_way(now), *went_on.under_way(now)};
+      for (const History& other : others) all.push_back(*other.under_way(now));
+      return all;
+    };
+    own.standing = [&](std::uint64_t group, std::uint64_t sequence) {
+      if (group != 0) return std::vector<RankProgress>{others[group - 1].standing(sequence)};
+      return std::vector<RankProgress>{waits.standing(sequence), went_on.standing(sequence)};
+    };
+    own.meetings = [&](std::uint64_t) {
+      return std::vector<MessageProgress>{*waits.meeting(now), *went_on.meeting(now)};
+    };
+    own.reached = [] { return std::vector<GroupProgress>{}; };
+    own.warn = [](const std::string&) {};
+    ControlNode judge(0, 1, "", kHeartbeat, own, now);
+    while (judge.failure().empty() && now - begin < kLimit) judge.tick(now += Milliseconds(100));
+    EXPECT_THAT(judge.failure(), HasSubstr("ranks wait for each other: rank 0 is in recv from 1"));
+    EXPECT_LT(now - begin, ControlNode::time_to_explain(kHeartbeat)) << phase;
+  }
 }
 
 /// Ranks that run scripts of messages and barriers; what they do is in real histories. With `ahead`

@@ -12,8 +12,6 @@ using Place = MessageProgress::Place;
 
 constexpr std::size_t kNamed = 8;  // ranks whose place is told
 constexpr std::size_t kMostNamed = 200;
-// What sends may end without the other rank, where buffers take it: not within this.
-constexpr auto kPatience = Milliseconds(3000);
 
 bool is_pair(const MessageProgress& meeting) {
   return meeting.place == Place::sending || meeting.place == Place::receiving;
@@ -29,7 +27,7 @@ std::uint64_t begun(const MessageProgress& of, int rank, bool sends) {
 
 /// Whether one cannot go on before the other has begun something that it has not.
 bool waits_for(const MessageProgress& one, const MessageProgress& other) {
-  const bool long_ago = one.waited >= kPatience;
+  const bool long_ago = one.waited >= MessageStatus::kPatience;
   if (one.place == Place::collective)
     return long_ago && other.place != Place::left && other.started <= one.number;
   if (!is_pair(one) || one.peer != other.rank) return false;

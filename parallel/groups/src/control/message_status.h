@@ -12,6 +12,9 @@ namespace cairn::parallel {
 
 class MessageStatus {
  public:
+  /// What sends may end without the other rank, where buffers take it: not within this.
+  static constexpr auto kPatience = Milliseconds(3000);
+
   void add(const MessageProgress& meeting);
   void add(const MessageStatus& other);
 

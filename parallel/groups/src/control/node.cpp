@@ -213,6 +213,12 @@ bool ControlNode::may_go() const {
   return now_ - failed_ >= kLastWords || std::all_of(children_.begin(), children_.end(), knows);
 }
 
+Milliseconds ControlNode::time_to_explain(Milliseconds heartbeat_timeout) {
+  constexpr auto kToHear = Milliseconds(2000);
+  const auto questions = MessageStatus::kPatience + static_cast<int>(kMostStuck) * kAgain;
+  return std::max<Milliseconds>(heartbeat_timeout, questions) + kToHear;
+}
+
 void ControlNode::hear(const Report& report, Clock::time_point now) {
   now_ = now;
   const auto found = children_.find(report.rank);

@@ -81,6 +81,9 @@ class ControlNode {
   ControlNode(int rank, int world_size, std::string host, Milliseconds heartbeat_timeout,
               LocalProbes own, Clock::time_point now);
   static Milliseconds heartbeat_interval(Milliseconds heartbeat_timeout);
+  /// For how long a rank whose connection failed waits to hear why: a death takes a heartbeat's
+  /// timeout to be seen, ranks that wait for each other some questions.
+  static Milliseconds time_to_explain(Milliseconds heartbeat_timeout);
 
   void hear(const Report& report, Clock::time_point now);
   void hear(const ParentMessage& word, Clock::time_point now);

@@ -11,6 +11,7 @@
 #include "cairn/core/graph.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/work_observer.h"
+#include "control/node.h"
 
 namespace cairn::parallel {
 namespace {
@@ -22,9 +23,6 @@ using std::chrono::milliseconds;
 // Descriptions that the ranks have agreed on are remembered, up to this many. A caller that makes
 // up a new name every step has each of them checked, but the memory stays bounded.
 constexpr std::size_t kMostKnown = 4096;
-// How long past a heartbeat an error waits for the control thread, which hears why a connection
-// closed.
-constexpr auto kExplanation = milliseconds(2000);
 
 std::uint64_t number_in(const std::string& bytes) {
   std::uint64_t number = 0;
@@ -298,7 +296,8 @@ void ProcessGroup::Impl::watch_device() {
 /// Why a backend failed. It only sees a closed connection; the store knows who died. Unless nobody
 /// did: then this rank is the cause.
 std::string ProcessGroup::Impl::reason_of(const std::string& message) {
-  std::string reason = failure_->wait(options().heartbeat_timeout + kExplanation);
+  std::string reason =
+      failure_->wait(ControlNode::time_to_explain(options().heartbeat_timeout));
   if (!reason.empty()) return reason;
   reason = core::str("rank ", members_.job_rank(), " failed: ", message);
   abort(reason);
