@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <filesystem>
 #include <future>
 #include <iterator>
+#include <thread>
 #include <zmq.hpp>
 
 #include "cairn/core/error.h"
@@ -36,6 +38,45 @@ struct Host {
   StoreServer server;
   StoreAddress address;
 };
+
+/// Ten thousand signals a second come to this thread, whose calls they interrupt.
+class Interruptions {
+ public:
+  Interruptions() : thread_(pthread_self()) {
+    struct sigaction action {};
+    action.sa_handler = [](int) {};
+    sigaction(SIGUSR2, &action, &before_);
+    sender_ = std::jthread([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        pthread_kill(thread_, SIGUSR2);
+        std::this_thread::sleep_for(std::chrono::microseconds(30));
+      }
+    });
+  }
+  ~Interruptions() {
+    sender_.request_stop();
+    sender_.join();
+    sigaction(SIGUSR2, &before_, nullptr);
+  }
+  Interruptions(const Interruptions&) = delete;
+  Interruptions& operator=(const Interruptions&) = delete;
+
+ private:
+  pthread_t thread_;
+  struct sigaction before_ {};
+  std::jthread sender_;
+};
+
+TEST(Store, SignalsNeitherBreakNorDelayIt) {
+  const Interruptions interruptions;
+  const auto begin = steady_clock::now();
+  for (int i = 0; i < 300; ++i) {
+    const Host host(2);
+    StoreClient client(host.address, 0);
+    EXPECT_EQ(client.add("n", 1), 1);
+  }
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(20));
+}
 
 TEST(Store, SetsGetsAndAdds) {
   const Host host(2);

@@ -28,6 +28,7 @@ class Control::Sockets {
   Sockets(const std::string& master_addr, const std::string& token, bool has_children)
       : token_(token) {
     if (!has_children) return;
+    const BlockedSignals blocked;
     down_ = open_socket(context_, zmq::socket_type::router);
     secure_server(down_, token);
     prepare(down_);
@@ -127,12 +128,12 @@ Control::~Control() {
 
 void Control::start(std::uint64_t job, const StoreAddress& parent) {
   job_ = job;
-  if (options_.rank != 0) sockets_->connect(parent);
   node_ = std::make_unique<ControlNode>(
       options_.rank, options_.world_size, this_process(), options_.heartbeat_timeout,
       ControlNode::probes_of([this] { return histories(); }), Clock::now());
   {
     const BlockedSignals blocked;
+    if (options_.rank != 0) sockets_->connect(parent);
     thread_ = std::thread([this] { run(); });
   }
   std::unique_lock lock(mutex_);

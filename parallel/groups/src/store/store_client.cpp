@@ -36,6 +36,7 @@ std::string this_process() {
 StoreConnection::StoreConnection(const StoreAddress& address)
     : context_(std::make_unique<zmq::context_t>(1)),
       socket_(std::make_unique<zmq::socket_t>(open_socket(*context_, zmq::socket_type::dealer))) {
+  const BlockedSignals blocked;
   secure_client(*socket_, address.token);
   prepare(*socket_);
   socket_->set(zmq::sockopt::reconnect_ivl, 50);
@@ -46,6 +47,7 @@ StoreConnection::StoreConnection(const StoreAddress& address)
 StoreConnection::~StoreConnection() = default;
 
 void StoreConnection::send(std::string_view message) {
+  const BlockedSignals blocked;
   zmq_send(socket_->handle(), message.data(), message.size(), ZMQ_DONTWAIT);
 }
 

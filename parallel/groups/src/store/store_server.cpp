@@ -270,12 +270,12 @@ void StoreServer::Loop::answer(const Asker& asker, Reply reply, std::string_view
 
 StoreServer::StoreServer(const StoreAddress& address, int world_size, std::uint64_t group)
     : context_(std::make_unique<zmq::context_t>(1)) {
+  const BlockedSignals blocked;
   zmq::socket_t socket = open_socket(*context_, zmq::socket_type::router);
   secure_server(socket, address.token);
   prepare(socket);
   port_ = listen(socket, address);
   loop_ = std::make_unique<Loop>(std::move(socket), world_size, group, stop_.fd());
-  const BlockedSignals blocked;
   thread_ = std::thread([this] { loop_->run(); });
 }
 

@@ -42,7 +42,8 @@ std::string copy_message(const zmq::message_t& message);
 /// zmq::poll that takes an interruption by a signal for a wake-up without news.
 void poll(zmq::pollitem_t* items, std::size_t count, Milliseconds timeout);
 
-/// For threads that are started meanwhile: signals are for the program's own.
+/// For threads that are started meanwhile: signals are for the program's own. And for calls of
+/// ZeroMQ's that would end where one comes: to bind and to connect.
 class BlockedSignals {
  public:
   BlockedSignals() {
