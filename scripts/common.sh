@@ -18,6 +18,9 @@ simulates_gpus() { has_toolkit && ! has_gpu; }
 # Searches take it: each commit's tree searches elsewhere, and the same tree the same sequences again.
 search_seed() { echo $((16#$(git rev-parse 'HEAD^{tree}' 2>/dev/null | cut -c1-15 || echo 1))); }
 
+# one_in N: of the lines that come, one in N, drawn by the seed in RC_PARAMS, as searches are.
+one_in() { shuf --random-source=<(yes "${RC_PARAMS:-}") | awk -v n="$1" 'NR % n == n - 1 || n == 1'; }
+
 # Presets that compile alike share their objects.
 if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1

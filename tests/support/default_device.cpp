@@ -16,6 +16,8 @@ namespace {
 
 class DefaultDevice : public testing::Environment {
   void SetUp() override {
+    for (const char* const name : {"GTEST_TOTAL_SHARDS", "GTEST_SHARD_INDEX"})
+      unsetenv(name);  // programs that a test starts run what it says
     const char* const name = getenv("CAIRN_TEST_DEVICE");
     if (name != nullptr) guard_ = std::make_unique<core::DefaultDeviceGuard>(Device::parse(name));
   }
