@@ -25,9 +25,13 @@ FlatState values_of(const std::string& path, const Manifest& manifest, ReadBy by
   FlatState values;
   for (const ManifestFile& file : manifest.files) {
     if (!wanted(file.name)) continue;
-    for (auto& [name, value] : read_stored_file(path, file, by, damage)) {
-      values.emplace_back(entry_prefix(file.name) + name, std::move(value));
+    FlatState stored = read_stored_file(path, file, by, damage);
+    if (values.empty() && entry_prefix(file.name).empty()) {
+      values = std::move(stored);
+      continue;
     }
+    for (auto& [name, value] : stored)
+      values.emplace_back(entry_prefix(file.name) + name, std::move(value));
   }
   return values;
 }
@@ -139,9 +143,9 @@ FlatState with_whole_tensors(const FlatState& values, const Manifest& manifest) 
 StateDict read_files(const std::string& path, const Manifest& manifest, ReadBy by,
                      const std::function<bool(const std::string&)>& wanted) {
   std::vector<std::string> damage;
-  const FlatState values = values_of(path, manifest, by, wanted, damage);
+  FlatState values = values_of(path, manifest, by, wanted, damage);
   if (!damage.empty()) fail_damaged(path, damage);
-  return unflatten(values);
+  return unflatten(std::move(values));
 }
 
 StateDict read_checkpoint(const std::string& path) {

@@ -95,17 +95,25 @@ std::string dump(const Json& json) {
 }
 
 // Whole and in range: nlohmann's own getter takes 1.5 for 1 and wraps what does not fit.
-std::int64_t integer_of(const Json& json, const char* key, std::int64_t least,
-                        std::int64_t largest = INT64_MAX) {
-  const Json& value = json.at(key);
+std::int64_t integer_in(const Json& value, const char* what, std::int64_t least,
+                        std::int64_t largest) {
   const bool fits = value.is_number_integer() &&
                     !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) &&
                     value.get<std::int64_t>() >= least && value.get<std::int64_t>() <= largest;
   if (!fits) {
-    fail_field("an integer from ", least, " to ", largest, " as ", key, ", got ",
+    fail_field("an integer from ", least, " to ", largest, " as ", what, ", got ",
                printable(value.dump()));
   }
   return value.get<std::int64_t>();
+}
+
+std::int64_t integer_of(const Json& json, const char* key, std::int64_t least,
+                        std::int64_t largest = INT64_MAX) {
+  return integer_in(json.at(key), key, least, largest);
+}
+
+const std::string& text_of(const Json& json, const char* key) {
+  return json.at(key).get_ref<const std::string&>();
 }
 
 const Json& list_of(const Json& json, const char* key) {
@@ -128,9 +136,7 @@ Shape shape_of(const Json& entry, const char* key, const std::string& name) {
     fail_field("at most ", core::kMaxDims, " sizes for '", name, "', got ", sizes.size());
   }
   Shape shape;
-  for (const Json& size : sizes) {
-    shape.push_back(integer_of(Json{{"size", size}}, "size", 0));
-  }
+  for (const Json& size : sizes) shape.push_back(integer_in(size, "size", 0, INT64_MAX));
   return shape;
 }
 
@@ -140,18 +146,18 @@ ShardPlace place_of(const Json& shard, const std::string& name) {
 
 CheckpointEntry entry_of(const Json& json, const std::string& file) {
   CheckpointEntry entry;
-  entry.name = json.at("name").get<std::string>();
+  entry.name = text_of(json, "name");
   entry.file = file;
-  entry.kind = parse_kind(json.at("kind").get<std::string>());
+  entry.kind = parse_kind(text_of(json, "kind"));
   if (entry.kind == EntryKind::number) entry.dtype = DType::f64;
   if (entry.kind == EntryKind::integer) entry.dtype = DType::i64;
-  if (entry.kind == EntryKind::text) entry.text = json.at("text").get<std::string>();
+  if (entry.kind == EntryKind::text) entry.text = text_of(json, "text");
   if (entry.kind == EntryKind::tensor) {
-    entry.dtype = core::parse_dtype(json.at("dtype").get<std::string>());
+    entry.dtype = core::parse_dtype(text_of(json, "dtype"));
     entry.shape = shape_of(json, "shape", entry.name);
     if (json.contains("shard")) entry.shard = place_of(json.at("shard"), entry.name);
   }
-  if (entry.in_file()) entry.checksum = parse_hex(json.at("xxh3").get<std::string>());
+  if (entry.in_file()) entry.checksum = parse_hex(text_of(json, "xxh3"));
   return entry;
 }
 
@@ -176,9 +182,9 @@ void check_size(const CheckpointEntry& entry, std::uint64_t& left) {
 
 ManifestFile file_of(const Json& json) {
   ManifestFile file;
-  file.name = json.at("name").get<std::string>();
+  file.name = text_of(json, "name");
   file.bytes = static_cast<std::uint64_t>(integer_of(json, "bytes", 0));
-  if (json.contains("header")) file.header = parse_hex(json.at("header").get<std::string>());
+  if (json.contains("header")) file.header = parse_hex(text_of(json, "header"));
   std::uint64_t left = file.bytes;
   const Json& entries = list_of(json, "entries");
   file.entries.reserve(entries.size());
@@ -218,12 +224,14 @@ void check_files(const Manifest& manifest) {
 // What is cut is there once, whole.
 void check_shards(const std::vector<ManifestFile>& files) {
   std::string problems;
+  const std::vector<ShardedTensor> sharded = sharded_tensors(files, problems);
+  if (sharded.empty()) return;
   std::set<std::string> shared;
   for (const ManifestFile& file : files) {
     if (file.name != kStateFile) continue;
     for (const CheckpointEntry& entry : file.entries) shared.insert(entry.name);
   }
-  for (const ShardedTensor& tensor : sharded_tensors(files, problems)) {
+  for (const ShardedTensor& tensor : sharded) {
     if (shared.contains(tensor.name)) {
       problems += core::str("\n  '", tensor.name, "': in shards and in ", kStateFile);
     }

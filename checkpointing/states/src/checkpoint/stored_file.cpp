@@ -74,6 +74,20 @@ std::optional<Tensor> read_tensor(const SafetensorsReader& reader, const Checkpo
   return tensor;
 }
 
+void find_unlisted(const SafetensorsReader& reader, const ManifestFile& file,
+                   std::vector<std::string>& damage) {
+  std::vector<std::string_view> known;
+  known.reserve(file.entries.size());
+  for (const CheckpointEntry& entry : file.entries) known.emplace_back(entry.name);
+  std::sort(known.begin(), known.end());
+  for (const SafetensorsEntry& entry : reader.entries()) {
+    if (!std::binary_search(known.begin(), known.end(), entry.name)) {
+      damage.push_back(
+          core::str(file.name, ": '", printable(entry.name), "' is not in the manifest"));
+    }
+  }
+}
+
 void read_entries(const SafetensorsReader& reader, const ManifestFile& file, ReadBy by,
                   FlatState& values, std::vector<std::string>& damage) {
   std::vector<std::optional<Tensor>> tensors(file.entries.size());
@@ -88,20 +102,12 @@ void read_entries(const SafetensorsReader& reader, const ManifestFile& file, Rea
     }
   });
   values.reserve(values.size() + tensors.size());
-  std::vector<std::string_view> known;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const CheckpointEntry& entry = file.entries[i];
-    known.emplace_back(entry.name);
     if (tensors[i]) values.emplace_back(entry.name, value_of(entry.kind, *tensors[i], entry.text));
     if (!tensors[i]) damage.push_back(wrong[i]);
   }
-  std::sort(known.begin(), known.end());
-  for (const SafetensorsEntry& entry : reader.entries()) {
-    if (!std::binary_search(known.begin(), known.end(), entry.name)) {
-      damage.push_back(
-          core::str(file.name, ": '", printable(entry.name), "' is not in the manifest"));
-    }
-  }
+  find_unlisted(reader, file, damage);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "formats/flat_state.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cairn/core/error.h"
 #include "formats/printable.h"
@@ -117,9 +118,9 @@ StateDict::Value value_of(EntryKind kind, const Tensor& tensor, const std::strin
   return StateDict{};
 }
 
-StateDict unflatten(const FlatState& entries) {
+StateDict unflatten(FlatState entries) {
   StateDict state;
-  for (const auto& [name, value] : entries) insert(state, name, 0, value);
+  for (auto& [name, value] : entries) insert(state, name, 0, std::move(value));
   return state;
 }
 

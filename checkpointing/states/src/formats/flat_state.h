@@ -26,6 +26,6 @@ Tensor tensor_of(const StateDict::Value& value);
 /// The value of a tensor that was read for an entry of this kind.
 StateDict::Value value_of(EntryKind kind, const Tensor& tensor, const std::string& text);
 /// Throws core::DataError where one name is both an entry and a dictionary.
-StateDict unflatten(const FlatState& entries);
+StateDict unflatten(FlatState entries);
 
 }  // namespace cairn::checkpointing

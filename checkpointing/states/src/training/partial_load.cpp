@@ -35,7 +35,7 @@ StateDict renamed(const StateDict& state,
   if (names.empty()) return state;
   FlatState entries = flatten(state);
   for (auto& [name, value] : entries) name = new_name(name, names);
-  return unflatten(entries);
+  return unflatten(std::move(entries));
 }
 
 bool of_different_optimizers(const StateDict& a, const StateDict& b) {
@@ -54,7 +54,7 @@ StateDict merged(const StateDict& now, const StateDict& loaded, const std::strin
     if (!found.empty()) value = found.mapped();
   }
   for (const auto& [name, value] : others) ignored.push_back(prefix + name);
-  return unflatten(entries);
+  return unflatten(std::move(entries));
 }
 
 }  // namespace cairn::checkpointing

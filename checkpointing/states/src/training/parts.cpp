@@ -2,9 +2,10 @@
 
 #include <functional>
 #include <limits>
-#include <map>
 #include <set>
+#include <string_view>
 #include <type_traits>
+#include <unordered_map>
 
 #include "cairn/core/error.h"
 #include "cairn/kernels/master_weight.h"
@@ -53,10 +54,14 @@ void fail_with(const char* what, const std::string& problems) {
   core::fail<core::DataError>(what, "expected a state that fits, got:", problems);
 }
 
+std::string surplus(const std::string& name) {
+  return core::str("\n  surplus: '", name, "'");
+}
+
 std::string surplus_in(const FlatState& state, const std::set<std::string>& known) {
   std::string problems;
   for (const auto& [name, value] : state) {
-    if (!known.contains(name)) problems += core::str("\n  surplus: '", name, "'");
+    if (!known.contains(name)) problems += surplus(name);
   }
   return problems;
 }
@@ -145,24 +150,29 @@ bool fits(const StateDict::Value& from, const StateDict::Value& to) {
 // Copies the values into the tensors of `own`; all or nothing.
 void load_tensors(const char* what, const FlatState& own, const StateDict& state) {
   const FlatState entries = flatten(state);
-  std::map<std::string, const StateDict::Value*> loaded;
-  for (const auto& [name, value] : entries) loaded[name] = &value;
+  std::unordered_map<std::string_view, const StateDict::Value*> loaded;
+  loaded.reserve(entries.size());
+  for (const auto& [name, value] : entries) loaded.emplace(name, &value);
   std::string problems;
-  std::set<std::string> known;
+  std::vector<const StateDict::Value*> values;  // for each of `own`
+  values.reserve(own.size());
   for (const auto& [name, value] : own) {
-    known.insert(name);
-    const StateDict::Value* from = loaded[name];
-    if (from == nullptr) {
+    const auto from = loaded.extract(name);
+    if (from.empty()) {
       problems += core::str("\n  missing: '", name, "'");
-    } else if (!fits(*from, value)) {
-      problems +=
-          core::str("\n  '", name, "': expected ", text_of(value), ", got ", text_of(*from));
+    } else if (!fits(*from.mapped(), value)) {
+      problems += core::str("\n  '", name, "': expected ", text_of(value), ", got ",
+                            text_of(*from.mapped()));
     }
+    values.push_back(from.empty() ? nullptr : from.mapped());
   }
-  fail_with(what, problems + surplus_in(entries, known));
-  for (const auto& [name, value] : own) {
-    const Tensor& tensor = *tensor_in(value);
-    kernels::write_weight(tensor, *tensor_in(*loaded[name]), tensor.requires_grad());
+  for (const auto& [name, value] : entries) {
+    if (!loaded.empty() && loaded.contains(name)) problems += surplus(name);
+  }
+  fail_with(what, problems);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const Tensor& tensor = *tensor_in(own[i].second);
+    kernels::write_weight(tensor, *tensor_in(*values[i]), tensor.requires_grad());
   }
 }
 
@@ -177,7 +187,7 @@ StateDict Tensors::state_dict() const {
   FlatState values;
   for (const auto& [name, value] : entries_)
     values.emplace_back(name, saved_value(*tensor_in(value)));
-  return unflatten(values);
+  return unflatten(std::move(values));
 }
 
 void Tensors::load_state_dict(const StateDict& state) {

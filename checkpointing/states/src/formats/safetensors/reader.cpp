@@ -71,7 +71,7 @@ SafetensorsEntry parse_entry(const std::string& name, const LargeJson& value,
   SafetensorsEntry entry;
   entry.name = name;
   const LargeJson& dtype = member(value, "dtype", path, name);
-  if (!dtype.is_string() || !parse_safetensors_dtype(dtype.get<std::string>(), entry.dtype)) {
+  if (!dtype.is_string() || !parse_safetensors_dtype(dtype.get_ref<const std::string&>(), entry.dtype)) {
     fail_data(path, "expected a dtype of F16, BF16, F32, F64, I16, I32, I64, U8 or BOOL for '",
               name, "', got ", printable(dtype.dump()));
   }
@@ -110,14 +110,15 @@ SafetensorsMetadata parse_metadata(const LargeJson& value, const std::string& pa
 void check_tiling(const std::vector<SafetensorsEntry>& entries, std::uint64_t data_bytes,
                   const std::string& path) {
   std::uint64_t at = 0;
-  std::string before = "the header";
+  const SafetensorsEntry* last = nullptr;
+  const auto before = [&] { return last ? "'" + last->name + "'" : std::string("the header"); };
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin < at) {
-      fail_data(path, "expected '", entry.name, "' to start at ", at, " or later, after ", before,
+      fail_data(path, "expected '", entry.name, "' to start at ", at, " or later, after ", before(),
                 ", got an overlap at ", entry.begin);
     }
     if (entry.begin > at) {
-      fail_data(path, "expected '", entry.name, "' to start at ", at, ", right after ", before,
+      fail_data(path, "expected '", entry.name, "' to start at ", at, ", right after ", before(),
                 ", got a hole up to ", entry.begin);
     }
     if (entry.end > data_bytes) {
@@ -125,10 +126,10 @@ void check_tiling(const std::vector<SafetensorsEntry>& entries, std::uint64_t da
                 "', got a file truncated to ", data_bytes);
     }
     at = entry.end;
-    before = "'" + entry.name + "'";
+    last = &entry;
   }
   if (at != data_bytes) {
-    fail_data(path, "expected the data to end after ", before, " at ", at, ", got ",
+    fail_data(path, "expected the data to end after ", before(), " at ", at, ", got ",
               data_bytes - at, " surplus bytes");
   }
 }
@@ -167,7 +168,8 @@ SafetensorsReader::SafetensorsReader(const std::string& path)
   const LargeJson header = parse_large_json(text, "safetensors", path);
   if (!header.is_object())
     fail_data(path, "expected an object as header, got ", header.type_name());
-  for (const auto& [name, value] : header.items()) {
+  entries_.reserve(header.size());
+  for (const auto& [name, value] : header.get_ref<const LargeJson::object_t&>()) {
     if (name == kMetadataKey) {
       metadata_ = parse_metadata(value, path);
     } else {
@@ -177,7 +179,8 @@ SafetensorsReader::SafetensorsReader(const std::string& path)
   std::stable_sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
-  for (std::size_t i = 0; i < entries_.size(); ++i) places_[entries_[i].name] = i;
+  places_.reserve(entries_.size());
+  for (std::size_t i = 0; i < entries_.size(); ++i) places_.emplace(entries_[i].name, i);
   data_begin_ = sizeof length + length;
   check_tiling(entries_, file_bytes_ - data_begin_, path);
 }
