@@ -3,13 +3,14 @@
 //
 //   gpt2 --write-random random    weights of 124M parameters, where the real ones are not to be had
 //   gpt2 --model random --text shakespeare.txt --steps 10 --budget 3G --export tuned
+//   cairn-run --nproc-per-node 4 gpt2 --model random --text shakespeare.txt --shard 2 --budget 1500M
 //   python3 compare.py tuned logits.safetensors    PyTorch's own logits (gpt2 --logits wrote ours)
 //
 // Text is taken as GPT-2's 256 byte tokens, without its merges.
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <optional>
 
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/ops.h"
@@ -34,11 +35,11 @@ struct Flags {
   std::vector<std::string> text;
   gpt2::Config config;
   std::uint64_t budget = std::uint64_t{3} << 30, seed = 1;
-  int steps = 10, batch_size = 4;
+  int steps = 10, batch_size = 4, micro_batches = 0;
   std::int64_t tokens = 256;
   double lr = 1e-4;
   bool recompute = false, full_state = false;
-  support::Flags common;  // of them: opt level, half dtype
+  support::Flags common;  // of them: opt level, half dtype, sharding
 
   void add_to(CLI::App& app) {
     common.half_dtype = "bf16";
@@ -46,7 +47,11 @@ struct Flags {
     app.add_option("--model", model, "folder with model.safetensors and config.json");
     app.add_option("--text", text, "text files to learn")->check(CLI::ExistingFile);
     app.add_option("--steps", steps, "optimizer steps; 0: none")->check(CLI::Range(0, 1 << 20));
-    app.add_option("--batch-size", batch_size, "windows of a step")->check(CLI::Range(1, 1 << 16));
+    app.add_option("--batch-size", batch_size, "windows of a step and process")
+        ->check(CLI::Range(1, 1 << 16));
+    app.add_option("--micro-batches", micro_batches,
+                   "in so many parts; 0: as many as the budget asks for (of several processes: 1)")
+        ->check(CLI::Range(0, 1 << 16));
     app.add_option("--tokens", tokens, "tokens of a window")->check(CLI::Range(2, 1 << 16));
     app.add_option("--lr", lr, "learning rate of AdamW")->check(CLI::PositiveNumber);
     app.add_option("--opt-level", common.opt_level, "precision: O0, O1, O2 or O3")
@@ -57,7 +62,8 @@ struct Flags {
                  "masters and moments in f32, not as bf16 with 16-bit remainders");
     app.add_flag("--recompute", recompute,
                  "blocks keep their inputs only, even where more would fit");
-    app.add_option("--budget", budget, "memory of the whole process: 3G")
+    common.add_shard_to(app);
+    app.add_option("--budget", budget, "memory of each process: 3G")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
         ->default_str("3G");
     app.add_option("--export", export_to, "folder for the fine-tuned model; none: not written");
@@ -98,6 +104,18 @@ Tensor to_tokens(const Tensor& bytes) {
   return Tensor::from(tokens, bytes.shape(), DType::i64);
 }
 
+std::string rounded(double value, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+/// Of several processes the first speaks.
+void say(const World& world, const std::string& line) {
+  if (world.rank == 0) std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
 /// How a step is cut so that it fits.
 struct Way {
   bool recompute = false;  // blocks keep their inputs only
@@ -109,17 +127,19 @@ struct Way {
   }
 };
 
-/// One pass over a batch's tokens [B, T]; returns the mean loss. Gradients are added up.
-double backward_through(gpt2::Gpt2& model, amp::Amp& precision, const Tensor& tokens,
-                        const Tensor& next, const Way& way) {
+/// One pass over a batch's tokens [B, T]; returns the mean loss. Gradients are added up. `loss_of`
+/// is a module, or one whose gradients ranks average.
+template <class LossOf>
+double backward_through(LossOf& loss_of, amp::Amp& precision, const Tensor& tokens,
+                        const Tensor& next, int parts) {
   const std::int64_t n = tokens.size(0);
   double loss = 0.0;
-  for (std::int64_t k = 0; k < way.parts; ++k) {
-    const std::int64_t begin = n * k / way.parts, end = n * (k + 1) / way.parts;
+  for (std::int64_t k = 0; k < parts; ++k) {
+    const std::int64_t begin = n * k / parts, end = n * (k + 1) / parts;
     const double share = static_cast<double>(end - begin) / static_cast<double>(n);
     const auto region = precision.region();
-    const Tensor mean = model.loss(autograd::slice(tokens, 0, begin, end),
-                                   autograd::slice(next, 0, begin, end), way.recompute);
+    const Tensor mean = loss_of(autograd::stack(
+        {autograd::slice(tokens, 0, begin, end), autograd::slice(next, 0, begin, end)}));
     precision.backward(mean, {.weight = share});
     loss += mean.item() * share;
   }
@@ -128,18 +148,20 @@ double backward_through(gpt2::Gpt2& model, amp::Amp& precision, const Tensor& to
 
 /// The first way whose step fits below the cap, tried on a batch of nothing: plain, recomputed, in
 /// more and more micro-batches. Throws core::OutOfMemory.
-Way fitting_way(gpt2::Gpt2& model, amp::Amp& precision, optim::FusedAdam& optimizer,
-                const Flags& flags) {
+Way fitting_way(gpt2::NextTokenLoss& model, amp::Amp& precision,
+                const optim::FusedAdam& optimizer, const Flags& flags) {
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
   std::int64_t count = 0;
   for (const auto& [name, parameter] : model.parameters()) count += parameter.numel();
   const bool compact = optimizer.state_options().moments == DType::bf16;
   const Tensor moments = Tensor::empty({2 * count}, compact ? DType::bf16 : DType::f32);
   const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
-  for (Way way{.recompute = flags.recompute};; way.recompute = true) {
+  Way way{flags.recompute, std::max(1, flags.micro_batches)};
+  for (;; way.recompute = true) {
     if (way.parts > 1) optim::GradientArena::attach(model.parameters(), true);  // sums in f32
+    model.recompute = way.recompute;
     try {
-      backward_through(model, precision, tokens, tokens, way);
+      backward_through(model, precision, tokens, tokens, way.parts);
       model.clear_grad();
       core::release_cached_memory(Device{});
       return way;
@@ -161,38 +183,63 @@ void cap_memory(std::uint64_t budget) {
   core::set_memory_capacity(Device{}, budget - taken);
 }
 
-void train(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags) {
-  optim::FusedAdam optimizer(model.parameters(), {.lr = flags.lr, .weight_decay = 0.01});
-  if (!flags.full_state && flags.common.half_dtype == "bf16") {
-    optimizer.set_state_options({DType::bf16, optim::MasterStorage::remainder});
-  }
-  amp::Amp precision = amp::initialize(model, optimizer, flags.common.amp_options({}));
-  const Way way = fitting_way(model, precision, optimizer, flags);
-  std::printf("within %s: %s\n", support::human_bytes(flags.budget).c_str(), way.text().c_str());
-  data::RandomSampler sampler(text.size(), flags.seed);
+template <class LossOf>
+void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& text, int parts,
+                const Flags& flags, const World& world) {
+  data::DistributedSampler sampler(text.size(), {.world = world, .seed = flags.seed});
   data::DataLoader loader(text, sampler, {.batch_size = flags.batch_size, .drop_last = true});
+  CAIRN_CHECK(loader.batches_per_epoch() > 0, "gpt2", "expected ", flags.batch_size,
+              " windows of text for each process, got fewer (shorter --tokens, more --text)");
   for (int step = 1; step <= flags.steps;) {
     for (const data::Batch& batch : loader) {
       const auto start = std::chrono::steady_clock::now();
-      const double loss =
-          backward_through(model, precision, to_tokens(batch.inputs), to_tokens(batch.labels), way);
+      const double own = backward_through(loss_of, precision, to_tokens(batch.inputs),
+                                          to_tokens(batch.labels), parts);
       const optim::StepResult result = precision.step();
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-      std::printf("step %d/%d: loss %.4f, %.2f s, process %s%s%s\n", step, flags.steps, loss,
-                  spent.count(), support::human_bytes(core::process_memory("VmHWM")).c_str(),
-                  result.applied ? "" : "; skipped: ", result.reason.c_str());
-      std::fflush(stdout);
+      const double loss = world.sum(own, "loss") / world.size;
+      say(world, core::str("step ", step, "/", flags.steps, ": loss ", rounded(loss, 4), ", ",
+                           rounded(spent.count(), 2), " s, process ",
+                           support::human_bytes(core::process_memory("VmHWM")),
+                           result.applied ? "" : "; skipped: ", result.reason));
       if (++step > flags.steps) break;
     }
   }
 }
 
-void train_within_budget(gpt2::Gpt2& model, const data::TextDataset& text, const Flags& flags) {
+/// Alone: in the first way that fits. Of several processes each takes the way that it is given: one
+/// that ran out of memory in a trial would leave the others waiting.
+void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& text,
+           const Flags& flags, const parallel::ProcessGroup& group) {
+  gpt2::NextTokenLoss model(gpt2);
+  const bool alone = group.world_size() == 1 && flags.common.shard == 0;
+  const auto ddp = alone ? nullptr : flags.common.data_parallel(model, group);
+  const World world = alone ? World{} : ddp->world();
+  optim::FusedAdam optimizer(model.parameters(), {.lr = flags.lr, .weight_decay = 0.01});
+  if (!flags.full_state && flags.common.half_dtype == "bf16") {
+    optimizer.set_state_options({DType::bf16, optim::MasterStorage::remainder});
+  }
+  amp::Amp precision = amp::initialize(model, optimizer, flags.common.amp_options(world));
+  const Way way = alone ? fitting_way(model, precision, optimizer, flags)
+                        : Way{flags.recompute, std::max(1, flags.micro_batches)};
+  model.recompute = way.recompute;
+  say(world, core::str("within ", support::human_bytes(flags.budget),
+                       alone ? "" : " a process", ": ", way.text(), "; ",
+                       flags.common.describe(world, Device{}, 0)));
+  if (alone) return take_steps(model, precision, text, way.parts, flags, world);
+  take_steps(*ddp, precision, text, way.parts, flags, world);
+}
+
+void train_within_budget(const std::shared_ptr<gpt2::Gpt2>& model, const data::TextDataset& text,
+                         const Flags& flags, const parallel::ProcessGroup& group) {
   try {
-    train(model, text, flags);
+    train(model, text, flags, group);
   } catch (const core::OutOfMemory& error) {
     std::string advice;
     if (flags.full_state) advice += "; no --full-state, which takes 8 bytes a parameter more";
+    if (group.world_size() > 1 && flags.common.shard < 3)
+      advice += core::str("; --shard ", flags.common.shard + 1, ", which divides more");
+    if (group.world_size() > 1 && !flags.recompute) advice += "; --recompute";
     throw core::OutOfMemory(error.what() + advice + "; fewer --tokens or a smaller --batch-size");
   }
 }
@@ -207,35 +254,46 @@ void write_logits(gpt2::Gpt2& model, const data::TextDataset& text, const Flags&
   std::printf("wrote %s\n", flags.logits.c_str());
 }
 
-int run(const Flags& flags) {
+void check(const Flags& flags, const parallel::ProcessGroup& group) {
+  CAIRN_CHECK(!flags.model.empty() && !flags.text.empty(), "gpt2",
+              "expected --model and --text (or --write-random), got one or none");
+  const bool writes = !flags.export_to.empty() || !flags.logits.empty();
+  CAIRN_CHECK(flags.common.shard == 0 || group.world_size() == 1 || !writes, "gpt2",
+              "expected --export and --logits without --shard, which leaves each process a part of "
+              "the exact weights, got both");
+}
+
+int run(const Flags& flags, const parallel::ProcessGroup& group) {
   if (!flags.write_random.empty()) {
     gpt2::write_random(flags.config, flags.write_random, flags.seed);
     std::printf("wrote %s\n", flags.write_random.c_str());
     return 0;
   }
-  CAIRN_CHECK(!flags.model.empty() && !flags.text.empty(), "gpt2",
-              "expected --model and --text (or --write-random), got one or none");
+  check(flags, group);
   cap_memory(flags.budget);
-  gpt2::Gpt2 model(gpt2::read_config(flags.model));
-  gpt2::load(model, flags.model);
+  const auto model = std::make_shared<gpt2::Gpt2>(gpt2::read_config(flags.model));
+  gpt2::load(*model, flags.model);
   std::int64_t count = 0;
-  for (const auto& [name, parameter] : model.parameters()) count += parameter.numel();
-  std::printf("%s: %.1f million parameters\n", flags.model.c_str(),
-              static_cast<double>(count) / 1e6);
+  for (const auto& [name, parameter] : model->parameters()) count += parameter.numel();
+  const World world = group.world();
+  say(world, core::str(flags.model, ": ", rounded(static_cast<double>(count) / 1e6, 1),
+                       " million parameters"));
   const auto text = data::TextDataset::from_files(flags.text, {.window = flags.tokens});
   if (flags.steps > 0) {
-    train_within_budget(model, text, flags);
-    model.clear_grad();
-    amp::release(model);  // f32 again, in the place of moments and gradients
+    train_within_budget(model, text, flags, group);
+    model->clear_grad();
+    if (flags.common.shard == 0) amp::release(*model);  // f32 again, in the place of moments
   }
-  if (!flags.export_to.empty()) {
-    gpt2::save(model, flags.export_to);
-    std::printf("wrote %s\n", flags.export_to.c_str());
+  if (!flags.export_to.empty() && world.rank == 0) {
+    gpt2::save(*model, flags.export_to);
+    say(world, "wrote " + flags.export_to);
   }
-  if (!flags.logits.empty()) write_logits(model, text, flags);
-  const std::size_t most = core::process_memory("VmHWM");
-  std::printf("the process took %s at most, of %s\n", support::human_bytes(most).c_str(),
-              support::human_bytes(flags.budget).c_str());
+  if (!flags.logits.empty() && world.rank == 0) write_logits(*model, text, flags);
+  const auto most = static_cast<std::size_t>(
+      group.all_reduce_max(static_cast<double>(core::process_memory("VmHWM"))));
+  say(world, core::str(world.size == 1 ? "the process" : "the largest process", " took ",
+                       support::human_bytes(most), " at most, of ",
+                       support::human_bytes(flags.budget)));
   return most <= flags.budget ? 0 : 1;
 }
 
@@ -245,5 +303,7 @@ int main(int argc, char** argv) {
   CLI::App app("Fine-tunes GPT-2 from Hugging Face's files within a budget of memory", "gpt2");
   Flags flags;
   flags.add_to(app);
-  return support::run_program(app, argc, argv, [&] { return run(flags); });
+  return support::run_program(app, argc, argv, [&](const parallel::ProcessGroup& group) {
+    return run(flags, group);
+  });
 }

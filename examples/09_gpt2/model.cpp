@@ -107,9 +107,11 @@ Tensor Gpt2::forward(const Tensor& tokens) {
   return autograd::linear(hidden(tokens, false), words_->weight());
 }
 
-Tensor Gpt2::loss(const Tensor& tokens, const Tensor& next, bool recompute) {
-  return nn::linear_cross_entropy(hidden(tokens, recompute), words_->weight(), {}, next, {},
-                                  recompute);
+Tensor NextTokenLoss::forward(const Tensor& tokens_and_next) {
+  const Tensor tokens = autograd::select(tokens_and_next, 0, 0),
+               next = autograd::select(tokens_and_next, 0, 1);
+  return nn::linear_cross_entropy(model_->hidden(tokens, recompute), model_->words_->weight(), {},
+                                  next, {}, recompute);
 }
 
 namespace {

@@ -26,17 +26,32 @@ class Gpt2 : public cairn::nn::Module {
   std::string kind() const override { return "Gpt2"; }
   /// Logits [B, T, words].
   cairn::Tensor forward(const cairn::Tensor& tokens) override;
-  /// The mean loss of predicting `next`, without logits in memory. `recompute`: the blocks keep
-  /// their inputs only, and the gradients of the output layer are made in the backward.
-  cairn::Tensor loss(const cairn::Tensor& tokens, const cairn::Tensor& next, bool recompute);
   const Config& config() const { return config_; }
 
  private:
+  friend class NextTokenLoss;
   cairn::Tensor hidden(const cairn::Tensor& tokens, bool recompute);
   Config config_;
   std::shared_ptr<cairn::nn::Embedding> words_, positions_;
   std::shared_ptr<cairn::nn::Sequential> blocks_;
   std::shared_ptr<cairn::nn::LayerNorm> norm_;
+};
+
+/// The mean loss of predicting the tokens that follow, without logits in memory: a module, as data
+/// parallel training takes one. `recompute`: the blocks keep their inputs only, and the gradients
+/// of the output layer are made in the backward.
+class NextTokenLoss : public cairn::nn::Module {
+ public:
+  explicit NextTokenLoss(std::shared_ptr<Gpt2> model) : model_(std::move(model)) {
+    add_child("gpt2", model_);
+  }
+  std::string kind() const override { return "NextTokenLoss"; }
+  /// Tokens, and those that follow each: [2, B, T] i64.
+  cairn::Tensor forward(const cairn::Tensor& tokens_and_next) override;
+  bool recompute = false;
+
+ private:
+  std::shared_ptr<Gpt2> model_;
 };
 
 /// Reads model.safetensors of the folder: with or without "transformer." before the names; masks

@@ -49,8 +49,8 @@ std::shared_ptr<GradientArena> GradientArena::of(const Tensor& parameter) {
   return slot == nullptr ? nullptr : std::dynamic_pointer_cast<GradientArena>(slot->owner());
 }
 
-std::shared_ptr<GradientArena> GradientArena::attach(const NamedTensors& parameters,
-                                                     bool f32_slots) {
+std::shared_ptr<GradientArena> GradientArena::attach(const NamedTensors& parameters, bool f32_slots,
+                                                     std::weak_ptr<const void> without_buffers) {
   const NamedTensors chosen = eligible(parameters);
   std::shared_ptr<GradientArena> arena;
   for (const NamedTensor& parameter : chosen) {
@@ -58,6 +58,7 @@ std::shared_ptr<GradientArena> GradientArena::attach(const NamedTensors& paramet
   }
   if (!arena) arena.reset(new GradientArena());
   arena->f32_slots_ = arena->f32_slots_ || f32_slots;
+  if (arena->has_buffers()) arena->without_buffers_ = std::move(without_buffers);
   arena->take_in(chosen);
   arena->order_like(chosen);
   if (f32_slots) arena->use_f32_slots();
@@ -124,11 +125,6 @@ std::vector<GradientArena::Layout> GradientArena::layouts() const {
   for (const auto& [name, tensor] : parameters_)
     all.push_back({tensor.device(), tensor.dtype(), tensor.requires_grad()});
   return all;
-}
-
-void GradientArena::use_no_buffers(std::weak_ptr<const void> who) {
-  without_buffers_ = std::move(who);
-  refresh();
 }
 
 bool GradientArena::stale() const {

@@ -43,6 +43,25 @@ struct Plain {
   std::unique_ptr<optim::Optimizer> optimizer;
 };
 
+// Not before a backward either, while weights are f32 still.
+TEST(GradientMemory, IsNotTakenForTheWhole) {
+  test::run_ranks(2, [](parallel::ProcessGroup& group) {
+    nn::Sequential net(nn::Linear(301, 407), nn::Linear(407, 299));
+    const Device device = core::default_device();
+    const auto peak = [&] {
+      return core::memory_stats(device).peak_of(core::MemoryCategory::gradients);
+    };
+    {
+      core::reset_peak_memory(device);
+      const parallel::ShardedDataParallel sharded(net, group, kStage2);
+      const optim::FusedAdam optimizer(net.parameters());
+      EXPECT_EQ(peak(), 0U);
+    }
+    const parallel::DistributedDataParallel plain(net, group);
+    EXPECT_GT(peak(), 0U);
+  });
+}
+
 // 2 n / N bytes once the backward is over, where DistributedDataParallel keeps 2 n.
 TEST(GradientMemory, IsWhatTheFormulaSays) {
   test::run_ranks(3, [](parallel::ProcessGroup& group) {

@@ -68,7 +68,7 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
       of_reducer(reducer.world()),
       parameters(m.parameters()),
       buffers(m.buffers()),
-      arena(optim::GradientArena::attach(parameters)),
+      arena(attach_arena()),
       unused(options.static_graph) {
   if (stage == ZeroStage::parameters && group.world_size() > 1)
     units = std::make_shared<WeightUnits>(m, group, o);
@@ -78,7 +78,6 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
                 "expected trigger_parameters to be the model's, got '", trigger, "'");
   }
   if (shards_gradients()) {
-    arena->use_no_buffers(divides);
     reducer.on_part(
         [this](std::size_t gradient, const Tensor& part) { keep_part(gradient, part); });
   } else {
@@ -87,6 +86,13 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
     });
   }
   plan();
+}
+
+/// No rank ever has buffers for gradients that ranks divide.
+std::shared_ptr<optim::GradientArena> DistributedDataParallel::Impl::attach_arena() const {
+  using Nobody = std::weak_ptr<const void>;
+  return optim::GradientArena::attach(parameters, /*f32_slots=*/false,
+                                      shards_gradients() ? Nobody(divides) : Nobody());
 }
 
 /// Gradients outlive the reducer that knows whether they are whole.
@@ -159,7 +165,7 @@ void DistributedDataParallel::Impl::follow_model(bool in_backward) {
   }
   parameters = std::move(now);
   buffers = all_buffers;
-  arena = optim::GradientArena::attach(parameters);
+  arena = attach_arena();
   connect();
   planned_generation = 0;
 }

@@ -72,6 +72,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
 
   /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.
   void connect();
+  std::shared_ptr<optim::GradientArena> attach_arena() const;
   /// Follows a model whose parameters or buffers have changed, on all ranks alike.
   void follow_model(bool in_backward);
   void plan();

@@ -58,10 +58,12 @@ class GradientArena final : public core::GradientMemory,
   /// The arena of all of these parameters: a new one; the one that some of them have, which takes
   /// in the others (and what further arenas they have). Parameters whose gradient lies in somebody
   /// else's memory (wrap_parameter) are left out. Gradients that are there already move into their
-  /// slots. f32_slots gives half parameters f32 gradients from the start. Throws InvalidArgument,
+  /// slots. f32_slots gives half parameters f32 gradients from the start. While `without_buffers`
+  /// lives slots lie in no buffer: gradients are tensors of their own. Throws InvalidArgument,
   /// naming it, where one is given twice or has no dense layout.
   static std::shared_ptr<GradientArena> attach(const NamedTensors& parameters,
-                                               bool f32_slots = false);
+                                               bool f32_slots = false,
+                                               std::weak_ptr<const void> without_buffers = {});
   /// The arena that a parameter belongs to; null: none.
   static std::shared_ptr<GradientArena> of(const Tensor& parameter);
 
@@ -75,8 +77,6 @@ class GradientArena final : public core::GradientMemory,
   /// Lays out f32 slots from now on.
   void use_f32_slots();
   void accumulate_in_f32(bool value) { accumulate_in_f32_ = value; }
-  /// While `who` lives slots lie in no buffer: gradients are tensors of their own.
-  void use_no_buffers(std::weak_ptr<const void> who);
 
   /// A run's first write: the moment to give slots to parameters that were unfrozen, and to turn to
   /// f32 where it will add to half gradients.
