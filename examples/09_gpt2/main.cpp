@@ -148,8 +148,8 @@ double backward_through(LossOf& loss_of, amp::Amp& precision, const Tensor& toke
 
 /// The first way whose step fits below the cap, tried on a batch of nothing: plain, recomputed, in
 /// more and more micro-batches. Throws core::OutOfMemory.
-Way fitting_way(gpt2::NextTokenLoss& model, amp::Amp& precision,
-                const optim::FusedAdam& optimizer, const Flags& flags) {
+Way fitting_way(gpt2::NextTokenLoss& model, amp::Amp& precision, const optim::FusedAdam& optimizer,
+                const Flags& flags) {
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
   std::int64_t count = 0;
   for (const auto& [name, parameter] : model.parameters()) count += parameter.numel();
@@ -223,9 +223,8 @@ void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& tex
   const Way way = alone ? fitting_way(model, precision, optimizer, flags)
                         : Way{flags.recompute, std::max(1, flags.micro_batches)};
   model.recompute = way.recompute;
-  say(world, core::str("within ", support::human_bytes(flags.budget),
-                       alone ? "" : " a process", ": ", way.text(), "; ",
-                       flags.common.describe(world, Device{}, 0)));
+  const std::string ranks = alone ? "" : "; " + flags.common.describe(world, Device{}, 0);
+  say(world, core::str("within ", support::human_bytes(flags.budget), ": ", way.text(), ranks));
   if (alone) return take_steps(model, precision, text, way.parts, flags, world);
   take_steps(*ddp, precision, text, way.parts, flags, world);
 }
@@ -291,9 +290,9 @@ int run(const Flags& flags, const parallel::ProcessGroup& group) {
   if (!flags.logits.empty() && world.rank == 0) write_logits(*model, text, flags);
   const auto most = static_cast<std::size_t>(
       group.all_reduce_max(static_cast<double>(core::process_memory("VmHWM"))));
-  say(world, core::str(world.size == 1 ? "the process" : "the largest process", " took ",
-                       support::human_bytes(most), " at most, of ",
-                       support::human_bytes(flags.budget)));
+  say(world,
+      core::str(world.size == 1 ? "the process" : "the largest process", " took ",
+                support::human_bytes(most), " at most, of ", support::human_bytes(flags.budget)));
   return most <= flags.budget ? 0 : 1;
 }
 
@@ -303,7 +302,6 @@ int main(int argc, char** argv) {
   CLI::App app("Fine-tunes GPT-2 from Hugging Face's files within a budget of memory", "gpt2");
   Flags flags;
   flags.add_to(app);
-  return support::run_program(app, argc, argv, [&](const parallel::ProcessGroup& group) {
-    return run(flags, group);
-  });
+  return support::run_program(
+      app, argc, argv, [&](const parallel::ProcessGroup& group) { return run(flags, group); });
 }

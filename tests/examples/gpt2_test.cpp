@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -17,6 +18,8 @@ using checkpointing::SafetensorsReader;
 using testing::HasSubstr;
 
 const std::string kGpt2 = "OMP_NUM_THREADS=1 " CAIRN_GPT2_PROGRAM;
+const std::string kTwoGpt2 =
+    "OMP_NUM_THREADS=1 " CAIRN_RUN_PROGRAM " --nproc-per-node 2 " CAIRN_GPT2_PROGRAM " ";
 
 class Gpt2Example : public testing::Test {
  protected:
@@ -110,6 +113,30 @@ TEST_F(Gpt2Example, FindsAWayToFitItsBudget) {
                                   " --tokens 64 --batch-size 16 --steps 1 --budget 84M");
   EXPECT_EQ(refused.status, 1) << refused.out;
   EXPECT_THAT(refused.err, HasSubstr("fewer --tokens or a smaller --batch-size"));
+}
+
+// Whatever processes divide, the losses are the same.
+TEST_F(Gpt2Example, LearnsTheSameAtEachStageOfSharding) {
+  const auto losses = [&](const std::string& how) {
+    const ShellResult result =
+        shell(kTwoGpt2 + train("--steps 4 --budget 500M " + how));
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    EXPECT_THAT(result.out, HasSubstr("the largest process took "));
+    std::string found;
+    const std::regex loss("step ./4: loss [.0-9]+");
+    for (std::sregex_iterator it(result.out.begin(), result.out.end(), loss), end; it != end; ++it)
+      found += it->str() + "\n";
+    return found;
+  };
+  const std::string plain = losses("");
+  EXPECT_EQ(std::count(plain.begin(), plain.end(), '\n'), 4) << plain;
+  for (const int stage : {1, 2, 3}) {
+    for (const std::string way : {"", " --recompute"})
+      EXPECT_EQ(losses(core::str("--shard ", stage, way)), plain);
+  }
+  EXPECT_NE(losses("--shard 2 --micro-batches 2"), "");
+  const ShellResult refused = shell(kTwoGpt2 + train("--shard 2 --export " + path("tuned")));
+  EXPECT_THAT(refused.out + refused.err, HasSubstr("expected --export and --logits without --shard"));
 }
 
 TEST_F(Gpt2Example, SaysWhatIsWrong) {
