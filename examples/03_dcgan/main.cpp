@@ -42,23 +42,23 @@ struct Flags {
     app.add_option("--device", device, "cpu or cuda")->capture_default_str();
     app.add_option("--steps", steps, "of both optimizers")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
-    app.add_option("--batch-size", batch_size)->capture_default_str()->check(CLI::PositiveNumber);
+        ->check(command_line::above_zero());
+    app.add_option("--batch-size", batch_size)->capture_default_str()->check(command_line::above_zero());
     app.add_option("--nz", nz, "noise values an image is drawn from")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+        ->check(command_line::above_zero());
     app.add_option("--ngf", ngf, "channels of the generator")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+        ->check(command_line::above_zero());
     app.add_option("--ndf", ndf, "channels of the discriminator")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+        ->check(command_line::above_zero());
     app.add_option("--lr", lr, "learning rate of both")->capture_default_str();
     app.add_option("--beta1", beta1, "of Adam")->capture_default_str();
     app.add_option("--seed", seed)->capture_default_str();
     app.add_option("--report-every", report_every, "steps between lines")
         ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+        ->check(command_line::above_zero());
     app.add_option("--picture", picture, "PNG with a grid of samples and the loss curves");
     app.add_option("--metrics", metrics, "file that gets a JSON line a report");
     app.add_option(

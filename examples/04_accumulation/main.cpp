@@ -42,7 +42,7 @@ struct Flags {
         ->check(CLI::Range(1, 1 << 20));
     app.add_option("--steps", steps, "optimizer steps")->check(CLI::Range(1, 1 << 20));
     app.add_option("--lr", lr, "learning rate of SGD with momentum 0.9")
-        ->check(CLI::PositiveNumber);
+        ->check(command_line::above_zero());
     app.add_option("--opt-level", common.opt_level, "precision: O0, O1, O2 or O3")
         ->check(CLI::IsMember({"O0", "O1", "O2", "O3"}));
     app.add_option("--half-dtype", common.half_dtype, "the half type of O1 - O3")

@@ -44,7 +44,7 @@ struct Flags {
     app.add_option("--words", words, "words of the language")->check(CLI::Range(2, 1 << 24));
     app.add_option("--width", width, "width of embedding and LSTM")->check(CLI::Range(1, 1 << 14));
     app.add_option("--lr", lr, "learning rate of SGD with momentum 0.9")
-        ->check(CLI::PositiveNumber);
+        ->check(command_line::above_zero());
     app.add_option("--seed", seed, "of initialisation and sentences");
     app.add_option("--picture", picture, "a PNG of each device's memory; none: no picture");
   }

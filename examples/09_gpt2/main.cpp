@@ -53,7 +53,7 @@ struct Flags {
                    "in so many parts; 0: as many as the budget asks for (of several processes: 1)")
         ->check(CLI::Range(0, 1 << 16));
     app.add_option("--tokens", tokens, "tokens of a window")->check(CLI::Range(2, 1 << 16));
-    app.add_option("--lr", lr, "learning rate of AdamW")->check(CLI::PositiveNumber);
+    app.add_option("--lr", lr, "learning rate of AdamW")->check(command_line::above_zero());
     app.add_option("--opt-level", common.opt_level, "precision: O0, O1, O2 or O3")
         ->check(CLI::IsMember({"O0", "O1", "O2", "O3"}));
     app.add_option("--half-dtype", common.half_dtype, "the half type of O1 - O3")

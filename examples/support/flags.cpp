@@ -30,14 +30,14 @@ void Flags::add_to(CLI::App& app) {
                  "cpu, cuda or cuda:N; under cairn-run, cuda takes the process's local rank");
   app.add_option("--epochs", epochs, "passes over the data")->check(CLI::Range(1, 1000000));
   app.add_option("--steps", steps, "end after this many optimizer steps; 0: after the epochs")
-      ->check(CLI::NonNegativeNumber);
+      ->check(command_line::not_below_zero());
   app.add_option("--batch-size", batch_size, "samples per process and micro-batch")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--accumulate", accumulate, "micro-batches per optimizer step")
       ->check(CLI::Range(1, 1 << 16));
   app.add_option("--optimizer", optimizer, "adam (AdamW), or sgd (momentum 0.9)")
       ->check(CLI::IsMember({"adam", "sgd"}));
-  app.add_option("--lr", lr, "learning rate")->check(CLI::PositiveNumber);
+  app.add_option("--lr", lr, "learning rate")->check(command_line::above_zero());
   app.add_option("--schedule", schedule,
                  "of the learning rate: cosine (to 0 at the last step) or constant")
       ->check(CLI::IsMember({"cosine", "constant"}));
@@ -117,8 +117,8 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<int()>
   } catch (const CLI::Success& done) {  // --help
     return app.exit(done);
   } catch (const CLI::ParseError& error) {
-    std::cerr << app.get_name() << ": " << error.what() << " (see " << app.get_name()
-              << " --help)\n";
+    std::cerr << app.get_name() << ": " << command_line::explain(app, error) << " (see "
+              << app.get_name() << " --help)\n";
     return 2;
   }
   try {

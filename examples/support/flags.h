@@ -12,6 +12,7 @@
 #include "cairn/data/loader.h"
 #include "cairn/optim/schedule.h"
 #include "cairn/parallel/distributed.h"
+#include "command_line/command_line.h"
 
 namespace support {
 

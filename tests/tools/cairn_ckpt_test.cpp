@@ -77,6 +77,17 @@ TEST_F(CairnCkpt, WrongUsageIsOneLineAndStatus2) {
   }
 }
 
+TEST_F(CairnCkpt, AsksWhetherSomethingAlikeWasMeant) {
+  EXPECT_EQ(
+      ckpt("inspcet /tmp").err,
+      "cairn-ckpt: unknown command 'inspcet': did you mean inspect? (see cairn-ckpt --help)\n");
+  EXPECT_EQ(ckpt("prune /tmp --keepbest 3").err,
+            "cairn-ckpt: unknown flag '--keepbest': did you mean --keep-best? (see cairn-ckpt "
+            "--help)\n");
+  EXPECT_THAT(ckpt("inspect /tmp --nothing-like-it").err,
+              HasSubstr("unknown flag '--nothing-like-it' (see"));
+}
+
 TEST_F(CairnCkpt, InspectListsEveryEntry) {
   manual_seed(77);
   save("run", 5);

@@ -61,7 +61,8 @@ TEST(CairnRun, ExplainsItself) {
 
 TEST(CairnRun, RefusesBadCommandLinesInOneLine) {
   const std::pair<const char*, const char*> cases[] = {
-      {"--bogus true", "--bogus"},
+      {"--bogus true", "unknown flag '--bogus' (see cairn-run --help)"},
+      {"--nproc_per_node=2 true", "'--nproc_per_node': did you mean --nproc-per-node?"},
       {"--nproc-per-node 0 true", "0"},
       {"--nproc-per-node many true", "many"},
       {"--nproc-per-node -2 true", "-2"},

@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "cairn/core/error.h"
+#include "command_line/command_line.h"
 #include "commands.h"
 #include "contents.h"
 
@@ -58,11 +59,11 @@ std::function<int()> add_commands(CLI::App& app, Arguments& given) {
   prune->add_option("--keep", given.rules.keep, "good ones that stay")
       ->check(CLI::Range(1, 1000000));
   prune->add_option("--keep-every", given.rules.keep_every, "and every one of a step it divides")
-      ->check(CLI::NonNegativeNumber);
+      ->check(cairn::command_line::not_below_zero());
   CLI::Option* best = prune->add_option("--best", given.best, "lowest or highest")
                           ->check(CLI::IsMember({"lowest", "highest"}));
   prune->add_option("--keep-best", given.rules.keep_best, "and so many with the best metric")
-      ->check(CLI::NonNegativeNumber)
+      ->check(cairn::command_line::not_below_zero())
       ->needs(best);
   prune->add_flag("--dry-run", given.dry_run, "only say what would go");
   CLI::App* repair = app.add_subcommand(
@@ -74,11 +75,11 @@ std::function<int()> add_commands(CLI::App& app, Arguments& given) {
       "run PROGRAM unbroken, and again with a kill and a second start, and compare every entry. "
       "It must save to the folder of --checkpoint-dir (or {dir} in ARGS) and resume from it");
   prove->add_option("--steps", given.prove.steps, "passed on as --steps")
-      ->check(CLI::PositiveNumber);
+      ->check(cairn::command_line::above_zero());
   prove
       ->add_option("--kill-at", given.prove.kill_at,
                    "kill once a checkpoint of this step or a later one stands")
-      ->check(CLI::PositiveNumber);
+      ->check(cairn::command_line::above_zero());
   prove->add_option("--out", given.prove.folder, "keep both runs here");
   prove->add_option("PROGRAM", given.prove.command, "and its ARGS, after --")->required();
   return [=, &given] {
@@ -115,7 +116,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& done) {  // --help
     return app.exit(done);
   } catch (const CLI::ParseError& e) {
-    std::cerr << "cairn-ckpt: " << e.what() << " (see cairn-ckpt --help)\n";
+    std::cerr << "cairn-ckpt: " << cairn::command_line::explain(app, e)
+              << " (see cairn-ckpt --help)\n";
     return 2;
   }
   try {

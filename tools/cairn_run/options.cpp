@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "command_line/command_line.h"
 #include "machine.h"
 
 namespace cairn::run {
@@ -39,12 +40,15 @@ constexpr std::array<std::string_view, 9> kOwnVariables{
     "RANK",        "LOCAL_RANK",  "WORLD_SIZE",          "LOCAL_WORLD_SIZE", "GROUP_RANK",
     "MASTER_ADDR", "MASTER_PORT", "CAIRN_RESTART_COUNT", "CAIRN_RUN_ID"};
 
-void check_command(const Options& options) {
+void check_command(const CLI::App& app, const Options& options) {
   if (options.command.empty())
     throw UsageError("no program given: cairn-run [flags] PROGRAM [ARGS...]");
-  if (options.command.front().starts_with('-')) {
-    throw UsageError("unknown flag '" + options.command.front() + "' (see cairn-run --help)");
-  }
+  const std::string& first = options.command.front();
+  if (!first.starts_with('-')) return;
+  const std::string flag = first.substr(0, first.find('='));
+  throw UsageError("unknown flag '" + flag + "'" +
+                   command_line::did_you_mean(flag, command_line::flags_of(app)) +
+                   " (see cairn-run --help)");
 }
 
 bool is_loopback(const std::string& address) {
@@ -180,7 +184,7 @@ Options parse_options(int argc, char** argv) {
   if (!options.command.empty() && options.command.front() == "--") {
     options.command.erase(options.command.begin());
   }
-  check_command(options);
+  check_command(app, options);
   options.nproc_per_node = count_processes(processes);
   for (const std::string& variable : variables) {
     options.variables.push_back(parse_variable(variable));
