@@ -49,7 +49,8 @@ struct Flags : support::Flags {
     app.add_option("--prompt", prompt, "start of the sample");
     app.add_option("--sample", sample, "bytes to sample at the end; 0: none")
         ->check(CLI::Range(0, 1 << 20));
-    app.add_option("--temperature", temperature, "of the sample")->check(command_line::above_zero());
+    app.add_option("--temperature", temperature, "of the sample")
+        ->check(command_line::above_zero());
   }
 };
 

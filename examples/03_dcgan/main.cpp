@@ -43,7 +43,9 @@ struct Flags {
     app.add_option("--steps", steps, "of both optimizers")
         ->capture_default_str()
         ->check(command_line::above_zero());
-    app.add_option("--batch-size", batch_size)->capture_default_str()->check(command_line::above_zero());
+    app.add_option("--batch-size", batch_size)
+        ->capture_default_str()
+        ->check(command_line::above_zero());
     app.add_option("--nz", nz, "noise values an image is drawn from")
         ->capture_default_str()
         ->check(command_line::above_zero());

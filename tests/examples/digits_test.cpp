@@ -177,8 +177,11 @@ TEST(Digits, BadUsageEndsWithStatus2AndOneLine) {
 }
 
 TEST(Digits, SaysWhatWasExpectedInPlaceOfAFlag) {
-  const auto told = [](const std::string& arguments) { return shell(kDigits + " " + arguments).err; };
-  EXPECT_EQ(told("--lr -1"), "digits: --lr: expected a number above 0, got '-1' (see digits --help)\n");
+  const auto told = [](const std::string& arguments) {
+    return shell(kDigits + " " + arguments).err;
+  };
+  EXPECT_EQ(told("--lr -1"),
+            "digits: --lr: expected a number above 0, got '-1' (see digits --help)\n");
   EXPECT_EQ(told("--opt-levle O2"),
             "digits: unknown flag '--opt-levle': did you mean --opt-level? (see digits --help)\n");
 }

@@ -118,8 +118,7 @@ TEST_F(Gpt2Example, FindsAWayToFitItsBudget) {
 // Whatever processes divide, the losses are the same.
 TEST_F(Gpt2Example, LearnsTheSameAtEachStageOfSharding) {
   const auto losses = [&](const std::string& how) {
-    const ShellResult result =
-        shell(kTwoGpt2 + train("--steps 4 --budget 500M " + how));
+    const ShellResult result = shell(kTwoGpt2 + train("--steps 4 --budget 500M " + how));
     EXPECT_EQ(result.status, 0) << result.out << result.err;
     EXPECT_THAT(result.out, HasSubstr("the largest process took "));
     std::string found;
@@ -136,7 +135,8 @@ TEST_F(Gpt2Example, LearnsTheSameAtEachStageOfSharding) {
   }
   EXPECT_NE(losses("--shard 2 --micro-batches 2"), "");
   const ShellResult refused = shell(kTwoGpt2 + train("--shard 2 --export " + path("tuned")));
-  EXPECT_THAT(refused.out + refused.err, HasSubstr("expected --export and --logits without --shard"));
+  EXPECT_THAT(refused.out + refused.err,
+              HasSubstr("expected --export and --logits without --shard"));
 }
 
 TEST_F(Gpt2Example, SaysWhatIsWrong) {

@@ -47,9 +47,10 @@ inline CLI::Validator not_below_zero() {
 
 /// ": did you mean --steps?"; "" where none of the names is like it.
 inline std::string did_you_mean(const std::string& given, const std::vector<std::string>& names) {
-  const auto nearest = std::min_element(names.begin(), names.end(), [&](const auto& a, const auto& b) {
-    return detail::distance(given, a) < detail::distance(given, b);
-  });
+  const auto nearest =
+      std::min_element(names.begin(), names.end(), [&](const auto& a, const auto& b) {
+        return detail::distance(given, a) < detail::distance(given, b);
+      });
   const bool like = nearest != names.end() &&
                     detail::distance(given, *nearest) <= std::max<std::size_t>(2, given.size() / 3);
   return like ? ": did you mean " + *nearest + "?" : "";

@@ -296,8 +296,7 @@ void ProcessGroup::Impl::watch_device() {
 /// Why a backend failed. It only sees a closed connection; the store knows who died. Unless nobody
 /// did: then this rank is the cause.
 std::string ProcessGroup::Impl::reason_of(const std::string& message) {
-  std::string reason =
-      failure_->wait(ControlNode::time_to_explain(options().heartbeat_timeout));
+  std::string reason = failure_->wait(ControlNode::time_to_explain(options().heartbeat_timeout));
   if (!reason.empty()) return reason;
   reason = core::str("rank ", members_.job_rank(), " failed: ", message);
   abort(reason);

@@ -71,7 +71,8 @@ SafetensorsEntry parse_entry(const std::string& name, const LargeJson& value,
   SafetensorsEntry entry;
   entry.name = name;
   const LargeJson& dtype = member(value, "dtype", path, name);
-  if (!dtype.is_string() || !parse_safetensors_dtype(dtype.get_ref<const std::string&>(), entry.dtype)) {
+  if (!dtype.is_string() ||
+      !parse_safetensors_dtype(dtype.get_ref<const std::string&>(), entry.dtype)) {
     fail_data(path, "expected a dtype of F16, BF16, F32, F64, I16, I32, I64, U8 or BOOL for '",
               name, "', got ", printable(dtype.dump()));
   }
