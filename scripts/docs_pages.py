@@ -7,7 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ["core", "kernels", "gradients", "autograd", "nn", "data", "optim", "amp", "checkpointing", "parallel", "libtorch"]
-GUIDES = ["installing", "architecture", "naming", "errors", "environment", "performance", "measuring", "gpu", "cuda_report"]
+GUIDES = ["tutorial", "installing", "architecture", "naming", "errors", "environment", "performance", "measuring", "gpu", "cuda_report"]
 
 
 def title_of(page):

@@ -14,7 +14,7 @@ using wire::Unpacker;
 
 constexpr std::size_t kMostStuck = 4;
 constexpr auto kMoment = Milliseconds(250);  // for which a collective may take before anybody asks
-constexpr auto kAgain = Milliseconds(1000);  // between questions
+constexpr auto kAgain = Milliseconds(500);  // between questions
 constexpr auto kLastWords = Milliseconds(2000);  // for which a rank stays to tell why it ends
 constexpr auto kLong = Milliseconds(30'000);     // before people hear of a wait
 
