@@ -14,7 +14,7 @@ using wire::Unpacker;
 
 constexpr std::size_t kMostStuck = 4;
 constexpr auto kMoment = Milliseconds(250);  // for which a collective may take before anybody asks
-constexpr auto kAgain = Milliseconds(500);  // between questions
+constexpr auto kAgain = Milliseconds(500);   // between questions
 constexpr auto kLastWords = Milliseconds(2000);  // for which a rank stays to tell why it ends
 constexpr auto kLong = Milliseconds(30'000);     // before people hear of a wait
 
@@ -214,9 +214,9 @@ bool ControlNode::may_go() const {
 }
 
 Milliseconds ControlNode::time_to_explain(Milliseconds heartbeat_timeout) {
-  constexpr auto kToHear = Milliseconds(2000);
+  constexpr auto kToHear = Milliseconds(2000), kToAnswer = Milliseconds(500);
   const auto questions = MessageStatus::kPatience + static_cast<int>(kMostStuck) * kAgain;
-  return std::max<Milliseconds>(heartbeat_timeout, questions) + kToHear;
+  return std::max<Milliseconds>(heartbeat_timeout + kToHear, questions + kToAnswer);
 }
 
 void ControlNode::hear(const Report& report, Clock::time_point now) {
