@@ -167,8 +167,8 @@ TEST(Digits, ADamagedCheckpointFallsBackToTheOneBefore) {
 }
 
 TEST(Digits, BadUsageEndsWithStatus2AndOneLine) {
-  for (const char* arguments :
-       {"--opt-level O9", "--batch-size 0", "--no-such-flag", "--lr -1", "--epochs x"}) {
+  for (const char* arguments : {"--opt-level O9", "--batch-size 0", "--no-such-flag", "--lr -1",
+                                "--lr inf", "--lr nan", "--epochs x"}) {
     const ShellResult result = shell(kDigits + " " + arguments);
     EXPECT_EQ(result.status, 2) << arguments;
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -15,7 +16,8 @@ namespace detail {
 inline CLI::Validator number(const std::string& what, bool (*fits)(double)) {
   return {[what, fits](const std::string& text) {
             double value = 0.0;
-            const bool good = CLI::detail::lexical_cast(text, value) && fits(value);
+            const bool good =
+                CLI::detail::lexical_cast(text, value) && std::isfinite(value) && fits(value);
             return good ? std::string() : "expected " + what + ", got '" + text + "'";
           },
           ""};

@@ -14,7 +14,8 @@ using wire::Unpacker;
 
 constexpr std::size_t kMostStuck = 4;
 constexpr auto kMoment = Milliseconds(250);  // for which a collective may take before anybody asks
-constexpr auto kAgain = Milliseconds(500);   // between questions
+constexpr auto kAgain = Milliseconds(1000);  // between questions
+constexpr auto kSoon = Milliseconds(500);    // likewise, where a wait may soon be judged
 constexpr auto kLastWords = Milliseconds(2000);  // for which a rank stays to tell why it ends
 constexpr auto kLong = Milliseconds(30'000);     // before people hear of a wait
 
@@ -215,7 +216,7 @@ bool ControlNode::may_go() const {
 
 Milliseconds ControlNode::time_to_explain(Milliseconds heartbeat_timeout) {
   constexpr auto kToHear = Milliseconds(2000), kToAnswer = Milliseconds(500);
-  const auto questions = MessageStatus::kPatience + static_cast<int>(kMostStuck) * kAgain;
+  const auto questions = MessageStatus::kPatience + static_cast<int>(kMostStuck) * kSoon;
   return std::max<Milliseconds>(heartbeat_timeout + kToHear, questions + kToAnswer);
 }
 
@@ -365,8 +366,9 @@ bool ControlNode::choose_audit() {
 
 void ControlNode::ask(Clock::time_point now) {
   if (!choose_stuck() && !choose_audit()) return;
-  const Milliseconds left = asked_.timeout - asked_.waited;
-  next_question_ = now + (left.count() > 0 ? std::min(left, kAgain) : kAgain);
+  const bool long_ago = asked_.waited >= MessageStatus::kPatience - kAgain;
+  const Milliseconds left = asked_.timeout - asked_.waited, pace = long_ago ? kSoon : kAgain;
+  next_question_ = now + (left.count() > 0 ? std::min(left, pace) : pace);
 }
 
 void ControlNode::ask_about(std::uint64_t group, std::uint64_t sequence) {
