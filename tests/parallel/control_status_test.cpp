@@ -1,4 +1,4 @@
-// What ranks know of each other: the sums of their standings against a count of all, their histories,
+// What ranks know of each other: sums of their standings against a count of all, their histories,
 // and who waits for whom in random scripts.
 #include <gtest/gtest.h>
 
