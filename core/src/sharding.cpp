@@ -16,11 +16,6 @@ ElementRange even_part(std::int64_t numel, int rank, int world_size) {
   return {at(rank), at(rank + 1)};
 }
 
-ElementRange ShardedWeight::part(int rank, int world_size) const {
-  if (owner < 0) return even_part(weight.numel(), rank, world_size);
-  return rank == owner ? ElementRange{0, weight.numel()} : ElementRange{};
-}
-
 TensorView part_of(const TensorView& x, ElementRange part) {
   CAIRN_CHECK(x.is_dense() && part.begin >= 0 && part.begin <= part.end && part.end <= x.numel(),
               "sharding", "expected elements of a dense tensor of ", x.numel(), ", got ",

@@ -1,8 +1,12 @@
 #include "cairn/kernels/optimizer_update.h"
 
+#include <utility>
+
 #include "cairn/kernels/empty_with_layout_of.h"
 #include "launch.h"
 #include "list_check.h"
+#include "math/lamb_step.h"
+#include "pending_check.h"
 
 namespace cairn::kernels {
 
@@ -196,6 +200,32 @@ void update(const std::vector<UpdateEntry>& entries, const UpdateRule& rule,
          [list = listed(entries, moments), rule, device](const Backend& backend) {
            backend.update(list, rule, device);
          });
+}
+
+PendingCheck begin_lamb_update(const std::vector<UpdateEntry>& pieces, const LambOptions& options) {
+  if (pieces.empty()) return {};
+  check_entries(LambOptions::kName, pieces, options.moments());
+  return pending_check(pieces[0].weight.device, 2 * pieces.size(),
+                       [list = listed(pieces, options.moments()), options](const Backend& backend,
+                                                                           TensorCheck* checks) {
+                         backend.lamb_moments(list, options, checks);
+                       });
+}
+
+void end_lamb_update(const std::vector<UpdateEntry>& entries, const std::vector<LambNorms>& norms,
+                     const LambOptions& options) {
+  constexpr auto op = LambOptions::kName;
+  CAIRN_CHECK(norms.size() == entries.size(), op, "expected norms of ", entries.size(),
+              " entries, got ", norms.size());
+  if (entries.empty()) return;
+  check_entries(op, entries, options.moments());
+  UpdateList list = listed(entries, options.moments());
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    list.items[i].norm = lamb_step(options.lr, is_adaptive(options), norms[i]);
+  }
+  launch(list.device, [list = std::move(list), options](const Backend& backend) {
+    backend.lamb_weights(list, options);
+  });
 }
 
 void join_master(const TensorView& weight, const TensorView& remainder, const TensorView& out) {

@@ -12,7 +12,8 @@ namespace cairn::kernels {
 struct UpdateItem {
   void *gradient, *weight, *master, *moment1, *moment2;
   std::int64_t count;  // elements
-  double gradient_factor, l2, norm;
+  double gradient_factor, l2;
+  double norm;  // of UpdateEntry; in LAMB's second pass its step length
   DType gradient_dtype, weight_dtype, master_dtype, moment_dtype;
 };
 

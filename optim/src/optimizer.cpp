@@ -101,10 +101,6 @@ Optimizer::~Optimizer() {
   }
 }
 
-Partition Optimizer::partition() const {
-  return Partition(groups_, updates_whole_tensors() || larc_ != nullptr);
-}
-
 void Optimizer::follow() {
   partition_ = partition();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

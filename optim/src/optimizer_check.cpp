@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
-#include "cairn/core/packer.h"
 #include "cairn/gradients/stash.h"
 #include "cairn/optim/optimizer.h"
+#include "exchange_parts.h"
 #include "layout.h"
 
 namespace cairn::optim {
@@ -29,11 +29,6 @@ void Optimizer::prepare_gradients() const {
     slot.check_whole(parameter.name);
     CAIRN_CHECK(slot.claim(identity_), "optimizer", "expected parameters of one optimizer, got '",
                 parameter.name, "', which another optimizer steps too");
-    if (slot.holds_part() && updates_whole_tensors()) {
-      core::fail<core::Unsupported>("optimizer", "expected whole gradients for ", kind(),
-                                    ", got this rank's part of '", parameter.name,
-                                    "' (ZeroStage::optimizer_states)");
-    }
     if (slot.has_sum()) beside_sums.push_back(parameter.tensor);
   }
   gradients::stash(beside_sums);
@@ -74,19 +69,14 @@ PendingReport Optimizer::begin_check(double norm_type) const {
 
 namespace {
 
-/// The f32 master where these elements of it are here (else another rank asks), or the weight.
-TensorView exact_weight(const Tensor& weight, core::ElementRange elements) {
+/// These elements of the f32 master, or of the weight where it has none.
+TensorView exact_weight(const Tensor& weight, const OwnedRange& part) {
   const auto* master = kernels::MasterWeight::of(weight);
-  const bool has_it = master != nullptr && master->storage() == MasterStorage::f32 &&
-                      master->tensor().numel() == elements.size();
-  if (has_it) return master->tensor();
-  const bool whole = elements.size() == weight.numel() && !core::WeightInParts::of(weight);
-  return whole ? weight.view() : core::part_of_weight(weight, elements);
-}
-
-/// A piece of what lies here, [n] of `here`.
-TensorView piece_of(const TensorView& x, core::ElementRange here, core::ElementRange piece) {
-  return piece == here ? x : x.slice(0, piece.begin - here.begin, piece.end - here.begin);
+  const bool has_master = master != nullptr && master->storage() == MasterStorage::f32;
+  if (!part) return has_master ? master->tensor().view() : weight.view();
+  if (!has_master) return core::part_of_weight(weight, *part);
+  const TensorView view = master->tensor();
+  return view.numel() == part->size() ? view : core::part_of(view, *part);
 }
 
 /// The elements of the parameter of which this rank has the gradient.
@@ -101,11 +91,29 @@ core::ElementRange elements_of(const Tensor& parameter) {
   return core::even_part(parameter.numel(), ranks.rank, ranks.world_size);
 }
 
-/// A whole gradient is checked in one piece.
-std::vector<core::ElementRange> checked_together(const Tensor& parameter, core::ElementRange here) {
-  if (!parameter.gradient_slot().holds_part()) return {here};
-  return kernels::pieces_of(here, parameter.numel());
-}
+/// What one pass checks: whole tensors, and parts in pieces.
+struct CheckedList {
+  std::vector<std::size_t> parameters;
+  std::vector<core::ElementRange> elements;
+  std::vector<TensorView> views;
+
+  void add(std::size_t parameter, const TensorView& whole) {
+    add_piece(parameter, {0, whole.numel()}, whole);
+  }
+  /// Elements `part` of `numel`.
+  void add(std::size_t parameter, const TensorView& x, core::ElementRange part,
+           std::int64_t numel) {
+    for (const core::ElementRange& piece : kernels::pieces_of(part, numel))
+      add_piece(parameter, piece, x.slice(0, piece.begin - part.begin, piece.end - part.begin));
+  }
+
+ private:
+  void add_piece(std::size_t parameter, core::ElementRange piece, const TensorView& view) {
+    parameters.push_back(parameter);
+    elements.push_back(piece);
+    views.push_back(view);
+  }
+};
 
 }  // namespace
 
@@ -131,29 +139,32 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
   pending.optimizer_ = this;
   pending.types_ = types;
   pending.has_weights_ = larc_ != nullptr;
+  const Partition ranks = larc_ ? partition() : Partition();
   for (const Device device : devices) {
-    std::vector<std::size_t> indices;
-    std::vector<core::ElementRange> elements;
-    std::vector<TensorView> gradients, weights;
+    CheckedList gradients, weights;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const Tensor& tensor = parameters_[i].tensor;
       const Tensor* gradient = gradient_of(parameters_[i]);
       if (gradient == nullptr || gradient->device() != device) continue;
-      const core::ElementRange here = elements_of(parameters_[i].tensor);
-      pending.divided_ = pending.divided_ || parameters_[i].tensor.gradient_slot().holds_part();
-      const TensorView weight = larc_ ? exact_weight(parameters_[i].tensor, here) : TensorView();
-      for (const core::ElementRange& piece : checked_together(parameters_[i].tensor, here)) {
-        indices.push_back(i);
-        elements.push_back(piece);
-        gradients.push_back(piece_of(*gradient, here, piece));
-        if (larc_) weights.push_back(piece_of(weight, here, piece));
+      if (tensor.gradient_slot().holds_part()) {
+        gradients.add(i, *gradient, elements_of(tensor), tensor.numel());
+        pending.divided_ = true;
+      } else {
+        gradients.add(i, *gradient);
       }
+      if (!larc_) continue;
+      const OwnedRange part = ranks.own_part(i);
+      const TensorView weight = exact_weight(tensor, part);
+      part ? weights.add(i, weight, *part, tensor.numel()) : weights.add(i, weight);
+      pending.divided_ = pending.divided_ || part;
     }
     for (std::size_t k = 0; k < types.size(); ++k) {
-      pending.passes_.push_back(
-          {false, k, indices, elements, kernels::check_tensors(gradients, types[k])});
+      pending.passes_.push_back({false, k, gradients.parameters, gradients.elements,
+                                 kernels::check_tensors(gradients.views, types[k])});
     }
     if (!larc_) continue;
-    pending.passes_.push_back({true, 0, indices, elements, kernels::check_tensors(weights, 2.0)});
+    pending.passes_.push_back({true, 0, weights.parameters, weights.elements,
+                               kernels::check_tensors(weights.views, 2.0)});
   }
   return pending;
 }
@@ -181,75 +192,19 @@ PendingReport Optimizer::stash(double scale) {
   return pending;
 }
 
-namespace {
-
-/// Of gradients by type, and of weights where the optimizer needs their norms.
-std::vector<FoundChecks::OfParameters*> all_of(FoundChecks& found) {
-  std::vector<FoundChecks::OfParameters*> all;
-  for (FoundChecks::OfParameters& of_type : found.gradients) all.push_back(&of_type);
-  if (!found.weights.empty()) all.push_back(&found.weights);
-  return all;
-}
-
-/// What this rank found in its parts of some parameters, and what another one did.
-std::string pack(FoundChecks& found, const std::vector<std::size_t>& parameters) {
-  core::Packer packer;
-  for (const FoundChecks::OfParameters* of : all_of(found)) {
-    for (const std::size_t p : parameters) {
-      packer.number((*of)[p].size());
-      for (const auto& [elements, check] : (*of)[p]) {
-        packer.number(static_cast<std::uint64_t>(elements.begin));
-        packer.number(static_cast<std::uint64_t>(elements.end));
-        packer.real(check.power_sum).number(static_cast<std::uint64_t>(check.nonfinite));
-        packer.number(static_cast<std::uint64_t>(check.nan));
-      }
-    }
-  }
-  return packer.bytes();
-}
-
-void append(const std::string& told, const std::vector<std::size_t>& parameters,
-            FoundChecks& found) {
-  core::Unpacker unpacker(told);
-  const auto number = [&] { return static_cast<std::int64_t>(unpacker.number()); };
-  for (FoundChecks::OfParameters* of : all_of(found)) {
-    for (const std::size_t p : parameters) {
-      for (std::uint64_t left = unpacker.count(40); left > 0; --left) {
-        kernels::CheckedPiece piece;
-        piece.elements.begin = number();
-        piece.elements.end = number();
-        piece.check.power_sum = unpacker.real();
-        piece.check.nonfinite = number();
-        piece.check.nan = number();
-        (*of)[p].push_back(piece);
-      }
-    }
-  }
-}
-
-}  // namespace
-
 GradientReport Optimizer::complete(const GradientReport& report) const {
   if (!report.of_parts) return report;
   FoundChecks all = *report.of_parts;
-  Reducers reducers;
-  for (const Parameter& parameter : parameters_) {
-    if (parameter.tensor.gradient_slot().holds_part())
-      add_reducer(reducers, parameter.tensor.gradient_slot().reducer());
+  const Partition ranks = partition();
+  std::vector<bool> gradients, weights;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    gradients.push_back(parameters_[i].tensor.gradient_slot().holds_part());
+    weights.push_back(ranks.own_part(i).has_value());
   }
-  for (const auto& reducer : reducers) {
-    std::vector<std::size_t> theirs;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const core::GradientSlot& slot = parameters_[i].tensor.gradient_slot();
-      if (slot.holds_part() && slot.reducer() == reducer) theirs.push_back(i);
-    }
-    const std::string own = pack(all, theirs);
-    for (FoundChecks::OfParameters* of : all_of(all)) {
-      for (const std::size_t p : theirs) (*of)[p].clear();
-    }
-    for (const std::string& told : reducer->exchange(own, "what is in parts of gradients"))
-      append(told, theirs, all);
-  }
+  std::vector<FoundInParts> lists;
+  for (FoundChecks::OfParameters& of_type : all.gradients) lists.push_back({of_type, gradients});
+  if (!all.weights.empty()) lists.push_back({all.weights, weights});
+  exchange_parts(ranks, lists, "what is in parts of gradients");
   return make_report(groups_, all);
 }
 

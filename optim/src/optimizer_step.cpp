@@ -174,7 +174,8 @@ kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gra
   return entry;
 }
 
-void Optimizer::add_to_batches(const Parameter& parameter, const kernels::UpdateEntry& entry) {
+void Optimizer::add_to_batches(std::size_t index, const kernels::UpdateEntry& entry) {
+  const Parameter& parameter = parameters_[index];
   const std::int64_t step = parameter.steps + 1;
   auto batch = std::find_if(batches_.begin(), batches_.end(), [&](const Batch& other) {
     return other.entries.empty() || (other.group == parameter.group && other.step == step &&
@@ -186,6 +187,7 @@ void Optimizer::add_to_batches(const Parameter& parameter, const kernels::Update
   batch->step = step;
   batch->count = parameter.count;
   batch->entries.push_back(entry);
+  batch->parameters.push_back(index);
 }
 
 /// All memory is there before anything is written.
@@ -195,7 +197,7 @@ void Optimizer::fill_batches(const GradientReport& report, const std::vector<dou
   const std::optional<double> running = running_norm_type();
   const double* running_norms = running ? report.norms_of(*running).data() : nullptr;
   const double* gradient_norms = larc_ ? report.norms_of(2.0).data() : nullptr;
-  for (Batch& batch : batches_) batch.entries.clear();
+  for (Batch& batch : batches_) batch.entries.clear(), batch.parameters.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     const Tensor* gradient = gradient_of(parameter);
@@ -208,17 +210,22 @@ void Optimizer::fill_batches(const GradientReport& report, const std::vector<dou
           running_norm(group, parameter.norm, running_norms[i] * scale, parameter.steps + 1);
     }
     if (larc_) apply_larc(*larc_, group, report.weight_norms[i], gradient_norms[i] * scale, entry);
-    add_to_batches(parameter, entry);
+    add_to_batches(i, entry);
   }
+}
+
+Optimizer::Call Optimizer::call_of(const Batch& batch, const std::vector<double>& scales) const {
+  const double decay = larc_ ? 0.0 : groups_[batch.group].weight_decay;
+  return {scales[batch.group], batch.step, {}, decay};
 }
 
 void Optimizer::run_batches(const std::vector<double>& scales, kernels::DeviceStep device) {
   for (const Batch& batch : batches_) {
     if (batch.entries.empty()) return;
-    const ParameterGroup& group = groups_[batch.group];
-    const double decay = larc_ ? 0.0 : group.weight_decay;
+    Call call = call_of(batch, scales);
     if (capturable()) device.lr = device_->rates[batch.group], device.step = batch.count;
-    update_group(group, batch.entries, {scales[batch.group], batch.step, device, decay});
+    call.device = device;
+    update_group(groups_[batch.group], batch.entries, call);
   }
 }
 
@@ -248,7 +255,8 @@ StepResult Optimizer::apply(const GradientReport& own_report, const StepOptions&
     follow();
     std::vector<Tensor> temporaries;
     fill_batches(report, scales, temporaries);
-    run_batches(scales, {});
+    const bool of_parts = partition_.cuts_any() && updates_in_two_passes();
+    of_parts ? run_batches_of_parts(scales) : run_batches(scales, {});
     if (partition_.cuts_any()) partition_.gather(updated());
   } catch (const core::CommunicationError&) {
     throw;

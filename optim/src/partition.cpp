@@ -1,7 +1,6 @@
 #include "cairn/optim/partition.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "cairn/core/error.h"
@@ -14,12 +13,11 @@ void add_reducer(Reducers& reducers, std::shared_ptr<core::GradientReducer> one)
   if (is_new) reducers.push_back(std::move(one));
 }
 
-Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tensors) {
-  std::map<const core::GradientReducer*, std::vector<std::int64_t>> loads;  // elements by rank
+Partition::Partition(const std::vector<ParameterGroup>& groups) {
   for (const ParameterGroup& group : groups) {
     for (const auto& [name, tensor] : group.parameters) {
       Entry& entry = entries_.emplace_back();
-      entry.weight.weight = tensor;
+      entry.weight = tensor;
       const core::GradientSlot* slot = tensor.gradient_slot_or_null();
       auto reducer = slot == nullptr ? nullptr : slot->reducer();
       if (reducer == nullptr || reducer->sharding().world_size == 1) continue;
@@ -29,13 +27,6 @@ Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tenso
                                       tensor.strides());
       }
       entry.ranks = reducer->sharding();
-      if (whole_tensors && !entry.ranks.gradients) {
-        std::vector<std::int64_t>& load = loads[reducer.get()];
-        load.resize(static_cast<std::size_t>(entry.ranks.world_size));
-        const auto least = std::min_element(load.begin(), load.end());
-        *least += tensor.numel();
-        entry.weight.owner = static_cast<int>(least - load.begin());
-      }
       entry.reducer = reducer;
       cuts_any_ = true;
     }
@@ -45,7 +36,7 @@ Partition::Partition(const std::vector<ParameterGroup>& groups, bool whole_tenso
 OwnedRange Partition::own_part(std::size_t parameter) const {
   const Entry& entry = entries_[parameter];
   if (entry.ranks.world_size == 1) return {};
-  return entry.weight.part(entry.ranks.rank, entry.ranks.world_size);
+  return core::even_part(entry.weight.numel(), entry.ranks.rank, entry.ranks.world_size);
 }
 
 Reducers Partition::reducers() const {
@@ -54,12 +45,20 @@ Reducers Partition::reducers() const {
   return all;
 }
 
+std::vector<std::size_t> Partition::cut_by(const core::GradientReducer& reducer) const {
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].reducer.lock().get() == &reducer) places.push_back(i);
+  }
+  return places;
+}
+
 void Partition::gather(const std::vector<Tensor>& updated) const {
   for (const auto& reducer : reducers()) {
-    std::vector<core::ShardedWeight> weights;
+    std::vector<Tensor> weights;
     auto next = updated.begin();
     for (const Entry& entry : entries_) {
-      if (next == updated.end() || next->id() != entry.weight.weight.id()) continue;
+      if (next == updated.end() || next->id() != entry.weight.id()) continue;
       ++next;
       if (entry.reducer.lock() == reducer) weights.push_back(entry.weight);
     }

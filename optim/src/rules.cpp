@@ -177,15 +177,32 @@ std::vector<Optimizer::RuleOption> FusedLAMB::rule_options() const {
           {"use_nvlamb", options_.use_nvlamb}};
 }
 
-void FusedLAMB::update_group(const ParameterGroup& group, const Entries& entries,
-                             const Call& call) {
+kernels::LambOptions FusedLAMB::kernel_options_of(const ParameterGroup& group,
+                                                  const Call& call) const {
   auto options = kernel_options<kernels::LambOptions>(group, options_, call);
   options.adamw = options_.adamw;
   options.grad_averaging = options_.grad_averaging;
   options.use_nvlamb = options_.use_nvlamb;
+  return options;
+}
+
+void FusedLAMB::update_group(const ParameterGroup& group, const Entries& entries,
+                             const Call& call) {
   kernels::DeviceStep device = call.device;
   device.bias_correction = options_.bias_correction;
-  kernels::update(entries, options, device);
+  kernels::update(entries, kernel_options_of(group, call), device);
+}
+
+kernels::PendingCheck FusedLAMB::begin_update(const ParameterGroup& group, const Entries& pieces,
+                                              const Call& call) {
+  return kernels::begin_lamb_update(pieces, kernel_options_of(group, call));
+}
+
+void FusedLAMB::end_update(const ParameterGroup& group, const Entries& entries,
+                           const std::vector<TwoChecks>& found, const Call& call) {
+  std::vector<kernels::LambNorms> norms;
+  for (const TwoChecks& one : found) norms.push_back({one[0].power_sum, one[1].power_sum});
+  kernels::end_lamb_update(entries, norms, kernel_options_of(group, call));
 }
 
 }  // namespace cairn::optim

@@ -310,7 +310,7 @@ Tensors updates(DType dtype) {
   return results;
 }
 
-/// LAMB and NovoGrad, with remainders beside bf16 weights and scalars for each entry.
+/// LAMB (in one call and in two) and NovoGrad, with remainders beside bf16 weights and scalars for each entry.
 Tensors layerwise_updates(DType dtype) {
   Tensors results;
   std::vector<UpdateEntry> lamb, novograd;
@@ -335,6 +335,15 @@ Tensors layerwise_updates(DType dtype) {
     novograd.push_back(entry(3));
   }
   update(lamb, LambOptions{.weight_decay = 0.1});
+  std::vector<LambNorms> norms;
+  std::vector<double> found;
+  const std::vector<TensorCheck> checks = begin_lamb_update(lamb, LambOptions{}).read();
+  for (std::size_t i = 0; i < lamb.size(); ++i) {
+    norms.push_back({checks[2 * i].power_sum, checks[2 * i + 1].power_sum});
+    found.insert(found.end(), {norms.back().weight, norms.back().update});
+  }
+  end_lamb_update(lamb, norms, LambOptions{});
+  results.push_back(Tensor::from(found, {std::ssize(found)}));
   update(novograd, NovoGradOptions{.weight_decay = 0.1, .reg_inside_moment = true});
   return results;
 }

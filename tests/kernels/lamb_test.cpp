@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "cairn/core/error.h"
 #include "cairn/core/parallel_for.h"
 #include "update_cases.h"
 
@@ -127,6 +128,46 @@ TEST_P(Lamb, ManyTensorsKeepTheirOwnRatios) {
     expect_lamb(p, p, options);
     p.expect_matches();
   }
+}
+
+/// Two passes over parts of a tensor, cut between blocks as ranks cut it: update()'s bits.
+TEST_P(Lamb, OfPartsHasTheBitsOfTheWhole) {
+  const LambOptions options{.lr = 0.02, .weight_decay = 0.1, .gradient_scale = 0.5};
+  for (const Mix& mix : all_mixes()) {
+    for (const std::int64_t numel : {0, 700, 5000, 16384, 70001}) {
+      const auto fresh = [&] { return make_parameter(mix, numel, GetParam(), 2, 0); };
+      const Parameter whole = fresh(), parts = fresh();
+      const UpdateEntry all = parts.entry();
+      update({whole.entry()}, options);
+      const auto piece_of = [&](core::ElementRange range) {
+        UpdateEntry piece = all;
+        for (TensorView* view :
+             {&piece.gradient, &piece.weight, &piece.master, &piece.moment1, &piece.moment2}) {
+          if (view->defined()) *view = view->slice(0, range.begin, range.end);
+        }
+        return piece;
+      };
+      std::vector<UpdateEntry> cut;
+      std::vector<CheckedPiece> of_weight, of_update;
+      for (int rank = 0; rank < 3; ++rank) {
+        const core::ElementRange part = core::even_part(numel, rank, 3);
+        cut.push_back(piece_of(part));
+        std::vector<UpdateEntry> entries;
+        const std::vector<core::ElementRange> pieces = pieces_of(part, numel);
+        for (const core::ElementRange& piece : pieces) entries.push_back(piece_of(piece));
+        const std::vector<TensorCheck> found = begin_lamb_update(entries, options).read();
+        for (std::size_t k = 0; k < pieces.size(); ++k) {
+          of_weight.push_back({pieces[k], found[2 * k]});
+          of_update.push_back({pieces[k], found[2 * k + 1]});
+        }
+      }
+      const LambNorms norms{join_pieces(of_weight).power_sum, join_pieces(of_update).power_sum};
+      for (const UpdateEntry& part : cut) end_lamb_update({part}, {norms}, options);
+      EXPECT_EQ(parts.truth(), whole.truth()) << whole.name << ' ' << numel;
+      EXPECT_EQ(parts.moment2.values(), whole.moment2.values()) << whole.name << ' ' << numel;
+    }
+  }
+  EXPECT_THROW(end_lamb_update({}, {{1.0, 1.0}}, options), core::InvalidArgument);
 }
 
 TEST(LambOnThreads, BitsDoNotDependOnTheirNumber) {

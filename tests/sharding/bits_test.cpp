@@ -36,9 +36,14 @@ std::vector<Recipe> recipes_of_bits() {
        .overflow = 4},
       {.name = "sgd", .optimizer = sgd},
       {.name = "larc", .optimizer = sgd, .larc = true},
+      {.name = "larc_O0", .optimizer = sgd, .level = OptLevel::O0, .larc = true},
       {.name = "adagrad",
        .optimizer = make<optim::FusedAdagrad>(optim::AdagradOptions{.lr = 0.05})},
       {.name = "lamb", .optimizer = make<optim::FusedLAMB>(optim::LambOptions{.lr = 0.01})},
+      {.name = "lamb_compact",
+       .optimizer = make<optim::FusedLAMB>(optim::LambOptions{.lr = 0.01}),
+       .states = compact,
+       .accumulates = true},
       {.name = "novograd",
        .optimizer = make<optim::FusedNovoGrad>(optim::NovoGradOptions{.lr = 0.01})},
   };
@@ -109,22 +114,16 @@ std::string name_of(const testing::TestParamInfo<std::tuple<Recipe, int>>& info)
   return core::str(std::get<0>(info.param).name, "_", std::get<1>(info.param), "_ranks");
 }
 
-std::vector<Recipe> recipes_of_divided_gradients() {
-  std::vector<Recipe> recipes = recipes_of_bits();
-  std::erase_if(recipes, [](const Recipe& one) { return one.name == "lamb"; });
-  return recipes;
-}
-
 INSTANTIATE_TEST_SUITE_P(, ShardedBits,
                          testing::Combine(testing::ValuesIn(recipes_of_bits()),
                                           testing::Values(2, 3, 4)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(, DividedGradients,
-                         testing::Combine(testing::ValuesIn(recipes_of_divided_gradients()),
+                         testing::Combine(testing::ValuesIn(recipes_of_bits()),
                                           testing::Values(2, 3, 4)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(, DividedWeights,
-                         testing::Combine(testing::ValuesIn(recipes_of_divided_gradients()),
+                         testing::Combine(testing::ValuesIn(recipes_of_bits()),
                                           testing::Values(2, 3, 4)),
                          name_of);
 

@@ -27,23 +27,22 @@ struct Drawn {
   int ranks = 2;
 };
 
-Recipe draw_recipe(Draw& draw, ZeroStage stage) {
+Recipe draw_recipe(Draw& draw) {
   const double decay = draw.one_in(2) ? 0.01 : 0.0;
-  std::vector<std::pair<const char*, test::Make>> rules{
+  const std::vector<std::pair<const char*, test::Make>> rules{
       {"adam", make<optim::FusedAdam>(optim::AdamOptions{.lr = 1e-2, .weight_decay = decay})},
       {"sgd", make<optim::FusedSGD>(
                   optim::SgdOptions{.lr = 0.05, .momentum = 0.9, .weight_decay = decay})},
       {"adagrad", make<optim::FusedAdagrad>(optim::AdagradOptions{.lr = 0.05})},
-      {"novograd", make<optim::FusedNovoGrad>(optim::NovoGradOptions{.lr = 0.01})}};
-  if (stage == ZeroStage::optimizer_states) {
-    rules.emplace_back("lamb", make<optim::FusedLAMB>(optim::LambOptions{.lr = 0.01}));
-  }
+      {"novograd", make<optim::FusedNovoGrad>(optim::NovoGradOptions{.lr = 0.01})},
+      {"lamb", make<optim::FusedLAMB>(
+                   optim::LambOptions{.lr = 0.01, .weight_decay = decay, .use_nvlamb = true})}};
   const auto [name, optimizer] = draw.of(rules);
   Recipe recipe{.name = name, .optimizer = optimizer};
   recipe.level = draw.of<OptLevel>({OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3});
   recipe.half = draw.of<DType>({DType::bf16, DType::f16});
-  if (recipe.name == "adam" && recipe.half == DType::bf16 && recipe.level == OptLevel::O2 &&
-      draw.one_in(2)) {
+  if ((recipe.name == "adam" || recipe.name == "lamb") && recipe.half == DType::bf16 &&
+      recipe.level == OptLevel::O2 && draw.one_in(2)) {
     recipe.states = {.moments = DType::bf16, .masters = optim::MasterStorage::remainder};
     recipe.name += ", compact states";
   }
@@ -59,7 +58,7 @@ Drawn draw_setup(Draw& draw) {
   Drawn drawn;
   drawn.options.stage = draw.of<ZeroStage>({ZeroStage::optimizer_states, ZeroStage::gradients,
                                             ZeroStage::parameters, ZeroStage::parameters});
-  drawn.recipe = draw_recipe(draw, drawn.options.stage);
+  drawn.recipe = draw_recipe(draw);
   drawn.ranks = 2 + draw.below(test::ranks_in_order() - 1);
   parallel::DistributedOptions& distributed = drawn.options.distributed;
   if (draw.one_in(2)) distributed.first_bucket_bytes = distributed.bucket_bytes = 3000;

@@ -4,6 +4,7 @@
 #define HWY_TARGET_INCLUDE "cpu/lamb.cpp"
 #include "cpu/targets.h"
 // ---
+#include <algorithm>
 #include <vector>
 
 #include "cpu/cpu_backend.h"
@@ -60,8 +61,9 @@ HWY_INLINE Pack<N> directions(const math::Lamb<Real>& lamb, const Pack<N>& m, co
   return u;
 }
 
-void LambMomentsChunk(const UpdateChunk& c, const LambOptions& options, LambNorms& norms) {
-  const math::Lamb<Real> lamb(options);
+template <class Types>
+HWY_INLINE LambNorms moments_of_block(Types known, const UpdateChunk& c,
+                                      const math::Lamb<Real>& lamb) {
   const Prepared prepared(c.scalars);
   PackSquares weight, update;
   const auto body = [=, &weight, &update](auto types, auto io, auto size,
@@ -85,13 +87,27 @@ void LambMomentsChunk(const UpdateChunk& c, const LambOptions& options, LambNorm
     weight.add(io, w);
     update.add(io, directions(lamb, m, v, w));
   };
-  with_types(c.types, [&](auto types) HWY_ATTR { for_packs(types, c, body); });
-  norms = {weight.total(), update.total()};
+  for_packs(known, c, body);
+  return {weight.total(), update.total()};
 }
 
-void LambWeightsChunk(const UpdateChunk& c, const LambOptions& options, double step) {
+/// Its blocks one after another.
+void LambMomentsChunk(const UpdateChunk& c, const LambOptions& options, LambNorms& norms) {
   const math::Lamb<Real> lamb(options);
-  const Real length(step);
+  norms = {0.0, 0.0};
+  with_types(c.types, [&](auto types) HWY_ATTR {
+    for (std::int64_t at = 0; at < c.count; at += kSumBlock) {
+      const UpdateChunk block = cpu::slice(c, at, std::min(kSumBlock, c.count - at));
+      const LambNorms found = moments_of_block(types, block, lamb);
+      norms.weight += found.weight;
+      norms.update += found.update;
+    }
+  });
+}
+
+void LambWeightsChunk(const UpdateChunk& c, const LambOptions& options) {
+  const math::Lamb<Real> lamb(options);
+  const Real length(c.scalars.of_norm);
   const auto body = [=](auto types, auto io, auto size, std::int64_t i) CAIRN_PACK_BODY {
     constexpr int N = decltype(size)::value;
     const UpdateTypes t = types.get();
@@ -118,21 +134,35 @@ namespace cairn::kernels {
 HWY_EXPORT(LambMomentsChunk);
 HWY_EXPORT(LambWeightsChunk);
 
-void cpu::update_lamb(const UpdateList& list, const LambOptions& options) {
-  const std::vector<cpu::Chunk> chunks = cpu::cut(list);
-  std::vector<LambNorms> parts(chunks.size()), norms(list.items.size(), LambNorms{0.0, 0.0});
+void CpuBackend::lamb_moments(const UpdateList& list, const LambOptions& options,
+                              TensorCheck* checks) const {
+  const std::vector<cpu::Chunk> chunks = cpu::cut(list, kSumChunk);
+  std::vector<LambNorms> parts(chunks.size());
   cpu::for_each_chunk(list, chunks, options, [&](const UpdateChunk& chunk, std::size_t k) {
     HWY_DYNAMIC_DISPATCH(LambMomentsChunk)(chunk, options, parts[k]);
   });
+  std::fill_n(checks, 2 * list.items.size(), TensorCheck{});
   for (std::size_t k = 0; k < chunks.size(); ++k) {
-    norms[chunks[k].tensor].weight += parts[k].weight;
-    norms[chunks[k].tensor].update += parts[k].update;
+    checks[2 * chunks[k].tensor].power_sum += parts[k].weight;
+    checks[2 * chunks[k].tensor + 1].power_sum += parts[k].update;
   }
-  const bool adaptive = options.use_nvlamb || options.weight_decay != 0.0;
-  cpu::for_each_chunk(list, chunks, options, [&](const UpdateChunk& chunk, std::size_t k) {
-    const double step = lamb_step(options.lr, adaptive, norms[chunks[k].tensor]);
-    HWY_DYNAMIC_DISPATCH(LambWeightsChunk)(chunk, options, step);
+}
+
+void CpuBackend::lamb_weights(const UpdateList& list, const LambOptions& options) const {
+  cpu::for_each_chunk(list, cpu::cut(list), options, [&](const UpdateChunk& chunk, std::size_t) {
+    HWY_DYNAMIC_DISPATCH(LambWeightsChunk)(chunk, options);
   });
+}
+
+void cpu::update_lamb(UpdateList list, const LambOptions& options) {
+  const CpuBackend backend;
+  std::vector<TensorCheck> checks(2 * list.items.size());
+  backend.lamb_moments(list, options, checks.data());
+  for (std::size_t i = 0; i < list.items.size(); ++i) {
+    const LambNorms norms{checks[2 * i].power_sum, checks[2 * i + 1].power_sum};
+    list.items[i].norm = lamb_step(options.lr, is_adaptive(options), norms);
+  }
+  backend.lamb_weights(list, options);
 }
 
 }  // namespace cairn::kernels

@@ -63,21 +63,33 @@ inline Truth truth_of(const UpdateItem& item) {
   return item.master_dtype == DType::i16 ? Truth::joined : Truth::master;
 }
 
+/// Elements [begin, begin + count) of a chunk.
+inline UpdateChunk slice(UpdateChunk c, std::int64_t begin, std::int64_t count) {
+  const auto at = [&](auto* data, DType dtype) {
+    const std::int64_t bytes = begin * static_cast<std::int64_t>(core::size_of(dtype));
+    return data == nullptr ? nullptr : const_cast<char*>(static_cast<const char*>(data)) + bytes;
+  };
+  c.gradient = at(c.gradient, c.types.gradient);
+  c.weight = at(c.weight, c.types.weight);
+  c.master = at(c.master, c.types.truth == Truth::joined ? DType::i16 : DType::f32);
+  c.moment1 = at(c.moment1, c.types.moment);
+  c.moment2 = at(c.moment2, c.types.moment);
+  c.count = count;
+  return c;
+}
+
 inline UpdateChunk chunk_of(const UpdateItem& item, const Chunk& chunk, const EntryScalars& scalars,
                             bool streamed) {
-  const auto at = [&](void* data, DType dtype) -> void* {
-    const std::int64_t bytes = chunk.begin * static_cast<std::int64_t>(core::size_of(dtype));
-    return data == nullptr ? nullptr : static_cast<char*>(data) + bytes;
-  };
-  return {{item.gradient_dtype, item.weight_dtype, item.moment_dtype, truth_of(item)},
-          at(item.gradient, item.gradient_dtype),
-          at(item.weight, item.weight_dtype),
-          at(item.master, item.master_dtype),
-          at(item.moment1, item.moment_dtype),
-          at(item.moment2, item.moment_dtype),
-          chunk.count,
-          scalars,
-          streamed};
+  const UpdateChunk all{{item.gradient_dtype, item.weight_dtype, item.moment_dtype, truth_of(item)},
+                        item.gradient,
+                        item.weight,
+                        item.master,
+                        item.moment1,
+                        item.moment2,
+                        item.count,
+                        scalars,
+                        streamed};
+  return slice(all, chunk.begin, chunk.count);
 }
 
 /// Calls update(chunk, index of the chunk) for all chunks of a list, by all threads.
@@ -94,11 +106,13 @@ void for_each_chunk(const UpdateList& list, const std::vector<Chunk>& chunks,
       });
 }
 
-inline std::vector<Chunk> cut(const UpdateList& list) {
-  return cut(list.items.size(), [&](std::size_t i) { return list.items[i].count; });
+inline std::vector<Chunk> cut(const UpdateList& list, std::int64_t chunk = kChunk) {
+  return cut(
+      list.items.size(), [&](std::size_t i) { return list.items[i].count; }, chunk);
 }
 
-void update_lamb(const UpdateList& list, const LambOptions& options);  // lamb.cpp
+/// Both passes, in lamb.cpp.
+void update_lamb(UpdateList list, const LambOptions& options);
 
 }  // namespace cpu
 }  // namespace cairn::kernels

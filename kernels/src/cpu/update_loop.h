@@ -351,7 +351,7 @@ HWY_INLINE void for_update_packs(Types types, const UpdateChunk& c, const Body& 
 template <class Rule>
 HWY_INLINE void update_chunk(const UpdateChunk& c, const Rule& rule) {
   const Prepared prepared(c.scalars);
-  const Real inverse(c.scalars.inverse);
+  const Real inverse(c.scalars.of_norm);
   const auto body = [=](auto types, auto io, auto size, std::int64_t i) CAIRN_PACK_BODY {
     constexpr int N = decltype(size)::value;
     const UpdateTypes t = types.get();

@@ -3,6 +3,7 @@
 
 #include "cuda/device/block.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/list_chunk.cuh"
 #include "cuda/optimizer_list.cuh"
 #include "cuda/optimizer_update.cuh"
 #include "math/lamb.h"
@@ -45,53 +46,71 @@ __device__ inline void see(LambNorms& norms, const math::Lamb<float>& lamb, floa
   norms.update += u * u;
 }
 
-template <class Rule>
-__global__ void lamb_moments_kernel(Table table, Rule rule, LambNorms* parts) {
-  const std::int32_t index = table.chunk_slot[blockIdx.x];
-  const Slot& slot = table.slots[index];
+/// One block of a sum, by a warp; what its lanes have seen.
+__device__ inline LambNorms lamb_moments_of_block(const Slot& slot, const Span& block,
+                                                  const math::Lamb<float>& lamb,
+                                                  const EntryScalars& scalars) {
   const UpdateViews views(slot);
   LambNorms norms{0.0, 0.0};
-  rule.with(index, [&](const math::Lamb<float>& lamb, const EntryScalars& scalars) {
-    visit_entry(
-        slot, span_of(blockIdx.x, table.first_chunk[index], slot.count),
-        [&](const auto& entry, std::int64_t i) {
-          const auto gradient = entry.load_gradient(i);
-          const auto w = entry.load_truth(i);
-          auto m = entry.load_moment(entry.moment1, i);
-          auto v = entry.load_moment(entry.moment2, i);
-          SIMT_UNROLL
-          for (int k = 0; k < kLanes; ++k) {
-            lamb_moments(lamb, scalars, gradient[k], w[k], m[k], v[k]);
-            see(norms, lamb, w[k], entry.stored(m[k]), entry.stored(v[k]));
-          }
-          entry.store_moment(entry.moment1, i, m);
-          entry.store_moment(entry.moment2, i, v);
-        },
-        [&](std::int64_t i) {
-          const float w = views.load_truth(i);
-          float m = views.moment1.load<float>(i), v = views.moment2.load<float>(i);
-          lamb_moments(lamb, scalars, views.gradient.load<float>(i), w, m, v);
-          views.moment1.store(i, m);
-          views.moment2.store(i, v);
-          see(norms, lamb, w, views.moment1.load<float>(i), views.moment2.load<float>(i));
-        });
-  });
-  norms = block_reduce(norms, AddNorms{}, LambNorms{0.0, 0.0});
-  if (threadIdx.x == 0) parts[blockIdx.x] = norms;
+  visit_entry_by_lanes(
+      slot, block,
+      [&](const auto& entry, std::int64_t i) {
+        const auto gradient = entry.load_gradient(i);
+        const auto w = entry.load_truth(i);
+        auto m = entry.load_moment(entry.moment1, i);
+        auto v = entry.load_moment(entry.moment2, i);
+        SIMT_UNROLL
+        for (int k = 0; k < kLanes; ++k) {
+          lamb_moments(lamb, scalars, gradient[k], w[k], m[k], v[k]);
+          see(norms, lamb, w[k], entry.stored(m[k]), entry.stored(v[k]));
+        }
+        entry.store_moment(entry.moment1, i, m);
+        entry.store_moment(entry.moment2, i, v);
+      },
+      [&](std::int64_t i) {
+        const float w = views.load_truth(i);
+        float m = views.moment1.load<float>(i), v = views.moment2.load<float>(i);
+        lamb_moments(lamb, scalars, views.gradient.load<float>(i), w, m, v);
+        views.moment1.store(i, m);
+        views.moment2.store(i, v);
+        see(norms, lamb, w, views.moment1.load<float>(i), views.moment2.load<float>(i));
+      });
+  return norms;
 }
 
-/// Lane k adds every 32nd chunk from k on.
+/// Summed as check_chunks_kernel sums.
+template <class Rule>
+__global__ void lamb_moments_kernel(Table table, Rule rule, LambNorms* parts) {
+  constexpr int kBlocks = static_cast<int>(kSumChunk / kSumBlock);
+  SIMT_SHARED(LambNorms, sums, kBlocks);
+  const std::int32_t index = table.chunk_slot[blockIdx.x];
+  const Slot& slot = table.slots[index];
+  const Span span = span_of(blockIdx.x, table.first_chunk[index], slot.count);
+  for (int b = static_cast<int>(threadIdx.x / 32); b < kBlocks;
+       b += static_cast<int>(blockDim.x / 32)) {
+    const std::int64_t begin = span.begin + b * kSumBlock;
+    const Span block{begin, smaller(begin + kSumBlock, span.end)};
+    LambNorms norms{0.0, 0.0};
+    rule.with(index, [&](const math::Lamb<float>& lamb, const EntryScalars& scalars) {
+      norms = lamb_moments_of_block(slot, block, lamb, scalars);
+    });
+    norms = warp_reduce(norms, AddNorms{});
+    if (threadIdx.x % 32 == 0) sums[b] = norms;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  LambNorms total{0.0, 0.0};
+  for (int b = 0; b < kBlocks; ++b) total = AddNorms{}(total, sums[b]);
+  parts[blockIdx.x] = total;
+}
+
+/// A warp a tensor.
 template <class Rule>
 __global__ void lamb_steps_kernel(Table table, const LambNorms* parts, Rule rule, bool adaptive,
                                   float* steps) {
   if (rule.skipped()) return;
-  const std::int32_t slot = static_cast<std::int32_t>(blockIdx.x);
-  LambNorms norms{0.0, 0.0};
-  for (std::int32_t k = table.first_chunk[slot] + static_cast<std::int32_t>(threadIdx.x);
-       k < table.first_chunk[slot + 1]; k += static_cast<std::int32_t>(blockDim.x)) {
-    norms = AddNorms{}(norms, parts[k]);
-  }
-  norms = block_reduce(norms, AddNorms{}, LambNorms{0.0, 0.0});
+  const auto slot = static_cast<std::int32_t>(blockIdx.x);
+  const LambNorms norms = joined_chunks(table, slot, parts, AddNorms{}, LambNorms{0.0, 0.0});
   if (threadIdx.x == 0) steps[slot] = static_cast<float>(lamb_step(rule.lr(), adaptive, norms));
 }
 
@@ -128,11 +147,10 @@ void update_lamb(const Queue& queue, const UpdateList& list, const LambOptions& 
   if (table.chunk_count == 0) return;
   const Buffer<LambNorms> parts(queue, table.chunk_count);
   const Buffer<float> steps(queue, table.slot_count);
-  const bool adaptive = options.use_nvlamb || options.weight_decay != 0.0;
   launch(queue, {table.chunk_count, kThreads}, lamb_moments_kernel<Rule>, table, rule,
          parts.data());
   launch(queue, {table.slot_count, 32}, lamb_steps_kernel<Rule>, table, parts.data(), rule,
-         adaptive, steps.data());
+         is_adaptive(options), steps.data());
   launch(queue, {table.chunk_count, kThreads}, lamb_weights_kernel<Rule>, table, rule,
          steps.data());
 }

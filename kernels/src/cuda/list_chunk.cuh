@@ -18,6 +18,27 @@ struct BlockChunk {
         end(smaller(begin + kChunk, slot.count)) {}
 };
 
+/// What the chunks of a slot add up to, by a warp whose lanes all add them in their order: they load
+/// 32 at a time, ahead. `none` is what is missing of the last 32, and changes no sum.
+template <class Part, class Join>
+__device__ Part joined_chunks(const Table& table, std::int32_t slot, const Part* parts, Join join,
+                              Part none) {
+  SIMT_SHARED(Part, loaded, 32);
+  const std::int32_t end = table.first_chunk[slot + 1];
+  const auto lane = static_cast<std::int32_t>(threadIdx.x);
+  const auto part_at = [&](std::int32_t k) { return k < end ? parts[k] : none; };
+  Part total = none, next = part_at(table.first_chunk[slot] + lane);
+  for (std::int32_t k = table.first_chunk[slot]; k < end; k += 32) {
+    loaded[lane] = next;
+    __syncthreads();
+    next = part_at(k + 32 + lane);
+    SIMT_UNROLL
+    for (int j = 0; j < 32; ++j) total = join(total, loaded[j]);
+    __syncthreads();
+  }
+  return total;
+}
+
 /// The floating types of a list's tensors.
 template <class F>
 __device__ __forceinline__ void with_list_type(DType dtype, F f) {

@@ -132,26 +132,13 @@ static __global__ void linear_chunks_kernel(Table table, Linear linear, CheckPar
   if (threadIdx.x == 0) parts[blockIdx.x] = part;
 }
 
-/// A warp a tensor, whose lanes all add the chunks up in their order: they load 32 at a time, ahead.
-/// What is missing of the last 32 is 0, which changes no sum of powers.
+/// A warp a tensor.
 static __global__ void join_chunks_kernel(Table table, const CheckPart* parts, PowerSum power,
                                           CheckPart* checks) {
-  SIMT_SHARED(CheckPart, loaded, 32);
-  const std::int32_t slot = static_cast<std::int32_t>(blockIdx.x);
-  const std::int32_t end = table.first_chunk[slot + 1];
-  const auto lane = static_cast<std::int32_t>(threadIdx.x);
-  const auto part_at = [&](std::int32_t k) { return k < end ? parts[k] : CheckPart{0.0, 0, 0}; };
-  const JoinParts<PowerSum> join{power};
-  CheckPart total{0.0, 0, 0}, next = part_at(table.first_chunk[slot] + lane);
-  for (std::int32_t k = table.first_chunk[slot]; k < end; k += 32) {
-    loaded[lane] = next;
-    __syncthreads();
-    next = part_at(k + 32 + lane);
-    SIMT_UNROLL
-    for (int j = 0; j < 32; ++j) total = join(total, loaded[j]);
-    __syncthreads();
-  }
-  if (lane == 0) checks[slot] = total;
+  const auto slot = static_cast<std::int32_t>(blockIdx.x);
+  const CheckPart total =
+      joined_chunks(table, slot, parts, JoinParts<PowerSum>{power}, CheckPart{0.0, 0, 0});
+  if (threadIdx.x == 0) checks[slot] = total;
 }
 
 }  // namespace cairn::kernels::cuda

@@ -4,7 +4,7 @@
 #include <variant>
 
 #include "cuda/cuda_backend.h"
-#include "cuda/lamb.cuh"
+#include "cuda/lamb_parts.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/map.cuh"
 #include "cuda/master.cuh"
@@ -40,6 +40,36 @@ void CudaBackend::update(const UpdateList& list, const UpdateRule& rule,
                          const DeviceStep& device) const {
   if (device.defined()) return update_on_device(list, rule, device);
   std::visit([&](const auto& options) { update_by(list, options); }, rule);
+}
+
+void CudaBackend::lamb_moments(const UpdateList& list, const LambOptions& options,
+                               TensorCheck* checks) const {
+  const Queue queue(LambOptions::kName, list.device);
+  const DeviceTable kept(queue, slots_of(list));
+  const Table& table = kept.table();
+  const Buffer<LambNorms> parts(queue, table.chunk_count);
+  const DeviceScalars scalars(queue, list, options);
+  const LambOfHost rule{scalars.list(), math::Lamb<float>(options), options.lr};
+  if (table.chunk_count > 0) {
+    launch(queue, {table.chunk_count, kThreads}, lamb_moments_kernel<LambOfHost>, table, rule,
+           parts.data());
+  }
+  launch(queue, {table.slot_count, 32}, lamb_checks_kernel, table,
+         static_cast<const LambNorms*>(parts.data()), checks);
+}
+
+void CudaBackend::lamb_weights(const UpdateList& list, const LambOptions& options) const {
+  const Queue queue(LambOptions::kName, list.device);
+  const DeviceTable kept(queue, slots_of(list));
+  const Table& table = kept.table();
+  if (table.chunk_count == 0) return;
+  const DeviceScalars scalars(queue, list, options);
+  const Buffer<float> steps(queue, table.slot_count);
+  launch(queue, {1, kThreads}, lamb_steps_of_host_kernel, scalars.list(), table.slot_count,
+         steps.data());
+  const LambOfHost rule{scalars.list(), math::Lamb<float>(options), options.lr};
+  launch(queue, {table.chunk_count, kThreads}, lamb_weights_kernel<LambOfHost>, table, rule,
+         static_cast<const float*>(steps.data()));
 }
 
 void CudaBackend::join_master(View weight, View remainder, View out) const {

@@ -163,7 +163,7 @@ template <class Rule>
 __device__ void apply(const Rule& rule, const EntryScalars& scalars, float gradient, float& weight,
                       float& moment1, float& moment2) {
   const float g = math::fma(scalars.l2, weight, gradient * scalars.scale);
-  rule.update(g, scalars.inverse, moment1, moment2, weight);
+  rule.update(g, scalars.of_norm, moment1, moment2, weight);
 }
 
 template <class Rule, class Types>
@@ -218,6 +218,25 @@ __device__ __forceinline__ void visit_entry(const Slot& slot, const Span& span, 
     }
   });
   for (std::int64_t i = left + threadIdx.x; i < span.end; i += blockDim.x) one(i);
+}
+
+/// The same by one warp: whatever the alignment, a lane has the same elements in the same order.
+template <class PackBody, class OneBody>
+__device__ __forceinline__ void visit_entry_by_lanes(const Slot& slot, const Span& span,
+                                                     PackBody pack, OneBody one) {
+  constexpr std::int64_t kStep = 32 * kLanes;
+  const std::int64_t first = span.begin + threadIdx.x % 32 * kLanes;
+  bool in_packs = false;
+  with_types(slot, CommonUpdates{}, [&](auto types) {
+    const TypedEntry<decltype(types)> entry(slot);
+    in_packs = entry.aligned();
+    if (!in_packs) return;
+    for (std::int64_t i = first; i + kLanes <= span.end; i += kStep) pack(entry, i);
+  });
+  for (std::int64_t i = first; i < span.end; i += kStep) {
+    if (in_packs && i + kLanes <= span.end) continue;
+    for (std::int64_t k = i; k < smaller(i + kLanes, span.end); ++k) one(k);
+  }
 }
 
 /// A block's chunk.

@@ -3,14 +3,13 @@
 
 #include <cmath>
 
-#include "cairn/core/half.h"
+#include "cairn/kernels/optimizer_update.h"
 
 namespace cairn::kernels {
 
-/// Squared 2-norms of a tensor, or of a part of it.
-struct LambNorms {
-  double weight, update;
-};
+inline bool is_adaptive(const LambOptions& options) {
+  return options.use_nvlamb || options.weight_decay != 0.0;
+}
 
 /// lr times the trust ratio |w| / |u|; lr where the ratio is off or one of the norms is 0.
 CAIRN_HOST_DEVICE inline double lamb_step(double lr, bool adaptive, const LambNorms& norms) {

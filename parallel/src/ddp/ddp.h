@@ -67,7 +67,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   std::vector<std::string> exchange(const std::string& own, std::string_view name) override {
     return group.exchange(own, name);
   }
-  void gather_weights(const std::vector<core::ShardedWeight>& weights) override;
+  void gather_weights(const std::vector<Tensor>& weights) override;
   void update_failed(const std::string& why) override;
 
   /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.

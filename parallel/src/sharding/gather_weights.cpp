@@ -59,18 +59,18 @@ void gather_flat(const std::vector<PartAndWhole>& chunk, const ProcessGroup& gro
 
 }  // namespace
 
-std::vector<PartAndWhole> parts_in_place(const std::vector<core::ShardedWeight>& weights,
+std::vector<PartAndWhole> parts_in_place(const std::vector<Tensor>& weights,
                                          const ProcessGroup& group) {
   const int world_size = group.world_size();
   std::vector<PartAndWhole> parts;
-  for (const core::ShardedWeight& sharded : weights) {
+  for (const Tensor& weight : weights) {
     PartAndWhole& one = parts.emplace_back();
-    one.name = sharded.weight.name();
-    one.whole = sharded.weight;
+    one.name = weight.name();
+    one.whole = weight;
     one.whole.version = nullptr;
     for (int rank = 0; rank < world_size; ++rank)
-      one.counts.push_back(sharded.part(rank, world_size).size());
-    one.part = core::part_of(one.whole, sharded.part(group.rank(), world_size));
+      one.counts.push_back(core::even_part(weight.numel(), rank, world_size).size());
+    one.part = core::part_of(one.whole, core::even_part(weight.numel(), group.rank(), world_size));
   }
   return parts;
 }

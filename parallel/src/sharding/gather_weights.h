@@ -17,7 +17,7 @@ struct PartAndWhole {
 };
 
 /// The parts of weights that every rank keeps whole.
-std::vector<PartAndWhole> parts_in_place(const std::vector<core::ShardedWeight>& weights,
+std::vector<PartAndWhole> parts_in_place(const std::vector<Tensor>& weights,
                                          const ProcessGroup& group);
 
 /// Gives every rank all parts: large tensors where they lie, small ones in flat buffers of up to 25

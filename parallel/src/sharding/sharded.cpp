@@ -48,11 +48,10 @@ core::GradientReducer::Sharding DistributedDataParallel::Impl::sharding() const 
   return {group.rank(), group.world_size(), shards_gradients()};
 }
 
-void DistributedDataParallel::Impl::gather_weights(
-    const std::vector<core::ShardedWeight>& weights) {
-  std::vector<core::ShardedWeight> whole;
-  for (const core::ShardedWeight& one : weights) {
-    if (core::WeightInParts::of(one.weight) == nullptr) whole.push_back(one);
+void DistributedDataParallel::Impl::gather_weights(const std::vector<Tensor>& weights) {
+  std::vector<Tensor> whole;
+  for (const Tensor& weight : weights) {
+    if (core::WeightInParts::of(weight) == nullptr) whole.push_back(weight);
   }
   if (!whole.empty()) gather_parts(parts_in_place(whole, group), group);
 }

@@ -36,7 +36,6 @@ namespace cairn::core {
 
 class Tensor;
 class GradientSlot;
-struct ShardedWeight;
 
 /// One outermost backward of this process, from 1; 0: none.
 using RunId = std::uint64_t;
@@ -89,8 +88,9 @@ class GradientReducer {
   virtual std::vector<std::string> exchange(const std::string& own, std::string_view /*name*/) {
     return {own};
   }
-  /// This rank has updated its part of these weights: every rank gets all of them. A collective.
-  virtual void gather_weights(const std::vector<ShardedWeight>& /*weights*/) {}
+  /// This rank has updated its even_part() of these weights: every rank gets all of them. A
+  /// collective.
+  virtual void gather_weights(const std::vector<Tensor>& /*weights*/) {}
   /// This rank could not update its part.
   virtual void update_failed(const std::string& /*why*/) {}
 };

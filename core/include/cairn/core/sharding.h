@@ -25,14 +25,6 @@ inline constexpr std::int64_t kPartBlock = 1024;  // elements
 /// whatever becomes of the tensors beside it.
 ElementRange even_part(std::int64_t numel, int rank, int world_size);
 
-/// A weight of which each rank updates its part.
-struct ShardedWeight {
-  Tensor weight;
-  int owner = -1;  // the rank that has all of it; -1: an even cut
-
-  ElementRange part(int rank, int world_size) const;
-};
-
 /// The same elements of a dense view: [n].
 TensorView part_of(const TensorView& x, ElementRange part);
 

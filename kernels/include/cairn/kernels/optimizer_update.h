@@ -14,6 +14,7 @@
 
 #include "cairn/core/half.h"
 #include "cairn/core/tensor_view.h"
+#include "cairn/kernels/multi_tensor.h"
 
 namespace cairn::kernels {
 
@@ -151,11 +152,10 @@ struct NovoGradOptions {
 ///   adamw false: g += weight_decay w.  m = b1 m + b3 g;  v = b2 v + (1 - b2) g^2
 ///   u = (m / correction1) / (sqrt(v / correction2) + eps) [+ weight_decay w if adamw]
 ///   w -= lr r u
-/// b3 = 1 - beta1 with grad_averaging, else 1. r is the tensor's |w| / |u| (2-norms, in f64, in a
-/// fixed order) if weight_decay is not 0 or use_nvlamb is set, and 1 otherwise and where either
-/// norm is 0. Clipping by the global norm is the caller's, in gradient_scale. Two passes, with
-/// nothing between them but norms, which stay on the device: the second takes u from the moments as
-/// stored. You et al. 2020.
+/// b3 = 1 - beta1 with grad_averaging, else 1. r is the tensor's |w| / |u| (LambNorms) if
+/// weight_decay is not 0 or use_nvlamb is set, and 1 otherwise and where either norm is 0. Clipping
+/// by the global norm is the caller's, in gradient_scale. Two passes, with nothing between them but
+/// norms, which stay on the device: the second takes u from the moments as stored. You et al. 2020.
 struct LambOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01;
   bool adamw = true, grad_averaging = true, use_nvlamb = false;
@@ -166,6 +166,21 @@ struct LambOptions {
   int moments() const { return 2; }
   double l2() const { return adamw ? 0.0 : weight_decay; }
 };
+
+/// Squared 2-norms of a tensor's true weight and of its u, in f64, summed as check_tensors sums.
+struct LambNorms {
+  double weight, update;
+};
+
+/// LAMB of tensors that ranks have parts of, in two calls between which the caller adds up norms:
+/// update() of the whole tensors, bit for bit. The first updates the moments and finds LambNorms of
+/// each entry: check 2 i is that of the weight, 2 i + 1 that of u. A part goes in as pieces_of()
+/// it, and join_pieces() of all have the tensor's.
+[[nodiscard]] PendingCheck begin_lamb_update(const std::vector<UpdateEntry>& pieces,
+                                             const LambOptions& options);
+/// The second updates the weights, by the norms of the whole tensor of each entry.
+void end_lamb_update(const std::vector<UpdateEntry>& entries, const std::vector<LambNorms>& norms,
+                     const LambOptions& options);
 
 /// Updates every entry by the rule whose options these are: update(entries, AdamOptions{.lr =
 /// 0.1}). Throws InvalidArgument "[adam_update] expected ..." for entries that do not fit. With a

@@ -32,8 +32,15 @@ class FusedLAMB final : public FusedOptimizer<LambOptions> {
   const char* kind() const override { return "FusedLAMB"; }
   std::vector<RuleOption> rule_options() const override;
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
-  bool updates_whole_tensors() const override { return true; }
+  bool updates_in_two_passes() const override { return true; }
+  kernels::PendingCheck begin_update(const ParameterGroup& group, const Entries& pieces,
+                                     const Call& call) override;
+  void end_update(const ParameterGroup& group, const Entries& entries,
+                  const std::vector<TwoChecks>& found, const Call& call) override;
   double own_max_norm() const override { return options_.max_gradient_norm; }
+
+ private:
+  kernels::LambOptions kernel_options_of(const ParameterGroup& group, const Call& call) const;
 };
 
 }  // namespace cairn::optim

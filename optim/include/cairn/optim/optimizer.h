@@ -211,8 +211,18 @@ class Optimizer : public core::Stateful {
   /// All gradients (unscaled, clipped as StepOptions says) are scaled to this 2-norm where theirs
   /// is larger; 0: no.
   virtual double own_max_norm() const { return 0.0; }
-  /// The update looks at norms of whole tensors, so that a sharded one cuts none.
-  virtual bool updates_whole_tensors() const { return false; }
+  /// The update is two passes, and the second needs norms of whole tensors, which where ranks have
+  /// parts of them they tell each other between begin_update() and end_update().
+  virtual bool updates_in_two_passes() const { return false; }
+  /// Of entry i two checks, 2 i and 2 i + 1, whose pieces make up those of the whole tensor.
+  virtual kernels::PendingCheck begin_update(const ParameterGroup& /*group*/,
+                                             const Entries& /*pieces*/, const Call& /*call*/) {
+    return {};
+  }
+  /// Both checks of each entry's whole tensor.
+  using TwoChecks = std::array<kernels::TensorCheck, 2>;
+  virtual void end_update(const ParameterGroup& /*group*/, const Entries& /*entries*/,
+                          const std::vector<TwoChecks>& /*found*/, const Call& /*call*/) {}
 
  private:
   friend class LARC;
@@ -238,6 +248,7 @@ class Optimizer : public core::Stateful {
     std::int64_t step = 0;
     Tensor count;
     Entries entries;
+    std::vector<std::size_t> parameters;  // of the entries
   };
   /// The numbers of a capturable optimizer's steps.
   struct DeviceState {
@@ -257,7 +268,7 @@ class Optimizer : public core::Stateful {
   /// does not.
   void refresh();
   void refresh_if_stale();
-  Partition partition() const;
+  Partition partition() const { return Partition(groups_); }
   /// Moments and masters follow the parameters' devices, the options and the ranks that they are
   /// divided among: lets go of what others keep.
   void follow();
@@ -296,8 +307,11 @@ class Optimizer : public core::Stateful {
   kernels::UpdateEntry entry_of(Parameter& parameter, const Tensor& gradient, std::size_t moments,
                                 std::vector<Tensor>& temporaries);
   TensorView master_of(const Parameter& parameter);
-  void add_to_batches(const Parameter& parameter, const kernels::UpdateEntry& entry);
+  void add_to_batches(std::size_t parameter, const kernels::UpdateEntry& entry);
+  Call call_of(const Batch& batch, const std::vector<double>& scales) const;
   void run_batches(const std::vector<double>& scales, kernels::DeviceStep device);
+  /// The same of a rule that updates_in_two_passes(), where ranks have parts. A collective.
+  void run_batches_of_parts(const std::vector<double>& scales);
   std::vector<Tensor> updated() const;  // those that have a gradient
   StepResult leave(std::string reason, const StepOptions& options);
   void finish(const StepOptions& options);

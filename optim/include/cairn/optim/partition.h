@@ -24,15 +24,17 @@ void add_reducer(Reducers& reducers, std::shared_ptr<core::GradientReducer> one)
 class Partition {
  public:
   Partition() = default;
-  /// whole_tensors: a parameter is not cut where its gradient is whole; each goes, in the order of
-  /// the groups, to the rank that has the fewest elements so far. Throws Unsupported for a
-  /// parameter that is to be cut and is not row-major.
-  Partition(const std::vector<ParameterGroup>& groups, bool whole_tensors);
+  /// Throws Unsupported for a parameter that is to be cut and is not row-major.
+  explicit Partition(const std::vector<ParameterGroup>& groups);
 
   /// This rank's elements of a parameter (its place over all groups); nothing: it is not cut.
   OwnedRange own_part(std::size_t parameter) const;
   bool cuts_any() const { return cuts_any_; }
 
+  /// Of the parameters that are cut.
+  Reducers reducers() const;
+  /// The parameters that one of those cuts, by their place over all groups.
+  std::vector<std::size_t> cut_by(const core::GradientReducer& reducer) const;
   /// All ranks get each other's updates of these parameters, in their order. A collective.
   void gather(const std::vector<Tensor>& updated) const;
   /// This rank cannot take part in the others' gather().
@@ -40,11 +42,10 @@ class Partition {
 
  private:
   struct Entry {
-    core::ShardedWeight weight;
+    Tensor weight;
     std::weak_ptr<core::GradientReducer> reducer;
     core::GradientReducer::Sharding ranks;  // of 1: it is not cut
   };
-  Reducers reducers() const;
 
   std::vector<Entry> entries_;
   bool cuts_any_ = false;

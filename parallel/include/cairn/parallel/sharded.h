@@ -13,9 +13,8 @@
 // them; a step checks and measures all of them, updates this rank's part of every weight, and
 // gathers the others' (in the weights' dtype; not in stage 3). The weights, the norms and the skips
 // are those of DistributedDataParallel, bit for bit (in stages 2 and 3 where the engine adds up in
-// rank order: NCCL does so for two ranks). An optimizer whose update looks at whole tensors
-// (FusedLAMB, LARC) gives each of them to one rank instead, in stage 1; in stages 2 and 3 FusedLAMB
-// is Unsupported.
+// rank order: NCCL does so for two ranks). Where an update looks at norms of whole tensors
+// (FusedLAMB, LARC), the ranks tell each other those of their parts.
 //
 // In stages 2 and 3 every backward reduces: several in a step add up in f32 sums of this rank's
 // parts (no_sync() is Unsupported), and grad() is InvalidArgument, because no rank has the whole.
