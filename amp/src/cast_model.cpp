@@ -4,7 +4,9 @@
 
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/ops.h"
+#include "cairn/core/deferred.h"
 #include "cairn/core/error.h"
+#include "cairn/core/gradient_slot.h"
 #include "cairn/core/memory.h"
 #include "cairn/kernels/elementwise.h"
 
@@ -55,12 +57,17 @@ void cast_to_half(nn::Module& model, const Options& options, const MasterStorage
   for (const auto& [name, tensor] : model.parameters()) {
     if (!core::is_floating(tensor.dtype()) || kept.contains(tensor.id())) continue;
     if (tensor.dtype() == half) continue;  // shared with a model before this one
+    const bool deferred = !core::deferred(tensor).empty();
     Tensor exact = cast_in_place(tensor, half);
-    if (!*options.master_weights) continue;
-    const auto storage = storages.find(tensor.id());
-    kernels::MasterWeight::assign(
-        tensor, std::move(exact),
-        storage == storages.end() ? optim::MasterStorage::f32 : storage->second);
+    if (*options.master_weights) {
+      const auto storage = storages.find(tensor.id());
+      kernels::MasterWeight::assign(
+          tensor, std::move(exact),
+          storage == storages.end() ? optim::MasterStorage::f32 : storage->second);
+    }
+    const core::GradientSlot* slot = tensor.gradient_slot_or_null();
+    const auto reducer = slot == nullptr ? nullptr : slot->reducer();
+    if (deferred && reducer) reducer->weight_arrived(tensor);
   }
   for (const auto& [name, tensor] : model.buffers()) {
     if (core::is_floating(tensor.dtype()) && !kept.contains(tensor.id())) {

@@ -247,26 +247,33 @@ struct Storage::Returnable {
   char* origin;  // what tensors count from: where the memory was first
   std::function<void()> bring;
   std::shared_ptr<Storage> memory;  // null: not here
+  std::string deferred;
 };
 
 Storage::~Storage() {
   if (allocator_ != nullptr) allocator_->free(*this);
 }
 
-void Storage::make_returnable(std::function<void()> bring) {
+void Storage::make_returnable(std::function<void()> bring, std::string deferred) {
   if (returnable_ == nullptr) {
-    const bool can = allocator_ != nullptr && !pinned_;
-    if (!can) {
+    if (!can_return()) {
       fail<Unsupported>("storage", "expected memory of ", device_, "'s allocator, got ",
                         pinned_ ? "pinned" : "foreign", " memory");
     }
-    returnable_.reset(new Returnable{static_cast<char*>(data_), nullptr, nullptr});
+    returnable_.reset(new Returnable{static_cast<char*>(data_), nullptr, nullptr, {}});
     allocator_->free(*this);
     allocator_ = nullptr;
     uses_ = nullptr;
     data_ = nullptr;
   }
+  set_memory(nullptr);
   returnable_->bring = std::move(bring);
+  returnable_->deferred = std::move(deferred);
+}
+
+const std::string& Storage::deferred() const {
+  static const std::string none;
+  return returnable_ ? returnable_->deferred : none;
 }
 
 void Storage::set_memory(std::shared_ptr<Storage> memory) {
@@ -275,6 +282,7 @@ void Storage::set_memory(std::shared_ptr<Storage> memory) {
       "storage", "expected memory of ", bytes_, " bytes on ", device_,
       " for a storage that gave its own back, got other memory, or one that did not");
   returnable_->memory = std::move(memory);
+  if (returnable_->memory) returnable_->deferred.clear();
   data_ = returnable_->memory ? returnable_->memory->data() : nullptr;
 }
 

@@ -240,6 +240,13 @@ T* Tensor::data() const {
   return static_cast<T*>(raw_data());
 }
 
+Tensor Tensor::detach() const {
+  auto same = std::make_shared<Impl>();
+  same->storage = impl().storage;
+  same->view = impl().view;
+  return Tensor(std::move(same));
+}
+
 Tensor Tensor::alias(const TensorView& view) const {
   const Storage& whole = *storage();
   const auto bytes = static_cast<std::size_t>(span_of(view)) * size_of(view.dtype);

@@ -21,6 +21,7 @@
 #include "cairn/core/process_memory.h"
 #include "cairn/data/loader.h"
 #include "cairn/data/text.h"
+#include "cairn/nn/deferred_init.h"
 #include "cairn/optim/adam.h"
 #include "model.h"
 #include "support/flags.h"
@@ -270,7 +271,10 @@ int run(const Flags& flags, const parallel::ProcessGroup& group) {
   }
   check(flags, group);
   cap_memory(flags.budget);
-  const auto model = std::make_shared<gpt2::Gpt2>(gpt2::read_config(flags.model));
+  const auto model = [&] {
+    const nn::DeferredInit deferred;  // the file has all weights, and is read as they are used
+    return std::make_shared<gpt2::Gpt2>(gpt2::read_config(flags.model));
+  }();
   gpt2::load(*model, flags.model);
   std::int64_t count = 0;
   for (const auto& [name, parameter] : model->parameters()) count += parameter.numel();

@@ -20,7 +20,8 @@ using namespace cairn;
 class Conv1D : public nn::Module {
  public:
   Conv1D(std::int64_t in, std::int64_t out) {
-    weight_ = add_parameter("weight", Tensor::zeros({in, out}));
+    weight_ = add_parameter("weight", Tensor::empty({in, out}));
+    nn::init::constant(weight_, 0.0);
     bias_ = add_parameter("bias", Tensor::zeros({out}));
   }
   std::string kind() const override { return "Conv1D"; }

@@ -35,8 +35,9 @@ NamedTensors eligible(const NamedTensors& parameters) {
     CAIRN_CHECK(seen.insert(tensor.id()).second, "arena", "expected each parameter once, got '",
                 parameter.name, "' twice");
     if (has_foreign_slot(tensor) || !core::is_floating(tensor.dtype())) continue;
-    CAIRN_CHECK(tensor.view().is_dense(), "arena", "expected dense parameters, got '",
-                parameter.name, "' with shape ", tensor.shape(), " and strides ", tensor.strides());
+    CAIRN_CHECK(tensor.is_contiguous() || tensor.view().is_dense(), "arena",
+                "expected dense parameters, got '", parameter.name, "' with shape ", tensor.shape(),
+                " and strides ", tensor.strides());
     chosen.push_back(parameter);
   }
   return chosen;

@@ -1,31 +1,54 @@
 #include "cairn/nn/init.h"
 
 #include <cmath>
+#include <string>
 #include <vector>
 
+#include "cairn/core/deferred.h"
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/nn/deferred_init.h"
 
 namespace cairn::nn::init {
 
 namespace {
-// Draws into a host tensor and moves the values over.
+
+/// draw(generator, host) makes the values in an f32 tensor of the host. `what` names them, but for
+/// where the generator stands.
 template <class Draw>
-void draw_into(const Tensor& x, Draw draw) {
-  const Tensor host = Tensor::empty(x.shape(), DType::f32, Device{});
-  draw(host);
-  kernels::copy(host, x);
+void draw_into(const Tensor& x, const std::string& what, Draw draw) {
+  const auto fill = [draw](Generator& generator, const Tensor& to) {
+    const Tensor host = Tensor::empty(to.shape(), DType::f32, Device{});
+    draw(generator, host);
+    kernels::copy(host, to);
+  };
+  Generator& current = Generator::current();
+  if (!DeferredInit::active() || !core::can_defer(x)) return fill(current, x);
+  const Generator before = current;
+  (void)current.next();  // one operation, as the draw is
+  core::defer(x, {[fill, before](const Tensor& to) {
+                    Generator own = before;
+                    fill(own, to);
+                  },
+                  core::str(what, " from seed ", before.seed(), ", offset ", before.offset())});
 }
+
 }  // namespace
 
 void constant(const Tensor& x, double value) {
-  kernels::fill(x, value);
+  if (!DeferredInit::active() || !core::can_defer(x)) return kernels::fill(x, value);
+  core::defer(x,
+              {[value](const Tensor& to) { kernels::fill(to, value); }, core::str("all ", value)});
 }
 void uniform(const Tensor& x, double low, double high) {
-  draw_into(x, [&](const Tensor& host) { Generator::current().fill_uniform(host, low, high); });
+  draw_into(
+      x, core::str("uniform in ", low, " to ", high),
+      [=](Generator& generator, const Tensor& host) { generator.fill_uniform(host, low, high); });
 }
 void normal(const Tensor& x, double mean, double stddev) {
-  draw_into(x, [&](const Tensor& host) { Generator::current().fill_normal(host, mean, stddev); });
+  draw_into(
+      x, core::str("normal around ", mean, " with deviation ", stddev),
+      [=](Generator& generator, const Tensor& host) { generator.fill_normal(host, mean, stddev); });
 }
 
 std::int64_t fan_in(const Shape& weight) {
@@ -76,16 +99,19 @@ void orthogonal(const Tensor& weight, double gain) {
   const std::int64_t columns = fan_in(weight.shape());
   if (weight.numel() == 0) return;
   const std::int64_t rows = weight.size(0);
-  const Tensor drawn = Tensor::empty({rows, columns}, DType::f32, Device{});
-  Generator::current().fill_normal(drawn, 0.0, 1.0);
-  std::vector<double> values = drawn.to_vector();
-  if (rows <= columns) {
-    make_orthonormal(values, rows, columns, columns, 1);
-  } else {
-    make_orthonormal(values, columns, rows, 1, columns);
-  }
-  for (double& value : values) value *= gain;
-  kernels::copy(Tensor::from(values, weight.shape(), DType::f32, Device{}), weight);
+  draw_into(weight, core::str("orthogonal times ", gain),
+            [=](Generator& generator, const Tensor& host) {
+              const Tensor drawn = Tensor::empty({rows, columns}, DType::f32, Device{});
+              generator.fill_normal(drawn, 0.0, 1.0);
+              std::vector<double> values = drawn.to_vector();
+              if (rows <= columns) {
+                make_orthonormal(values, rows, columns, columns, 1);
+              } else {
+                make_orthonormal(values, columns, rows, 1, columns);
+              }
+              for (double& value : values) value *= gain;
+              kernels::copy(Tensor::from(values, host.shape(), DType::f32, Device{}), host);
+            });
 }
 
 void xavier_uniform(const Tensor& weight) {

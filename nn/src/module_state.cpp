@@ -2,6 +2,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "cairn/core/deferred.h"
 #include "cairn/core/generator.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/master_weight.h"
@@ -111,6 +112,10 @@ void Module::load_state_dict(const StateDict& state) {
                     " that differ: ", text);
   }
   for (const NamedTensor& entry : own) {
+    const auto* same = std::get_if<Tensor>(by_name.at(entry.name));
+    const bool comes_later = same != nullptr && !core::deferred(*same).empty() &&
+                             same->storage() == entry.tensor.storage();
+    if (comes_later) continue;
     // A half weight keeps the exact value if it trains; a frozen one if it has a master already.
     kernels::write_weight(entry.tensor, *by_name.at(entry.name), entry.tensor.requires_grad());
   }

@@ -99,6 +99,19 @@ TEST(Safetensors, WriterRefusesBadNames) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
+TEST(Safetensors, ReadsIntoATensorOfTheSameKind) {
+  const TemporaryFolder folder;
+  const auto path = folder / "into.safetensors";
+  const Tensor x = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
+  write_safetensors(path, {{"x", x}});
+  const SafetensorsReader file(path);
+  const Tensor y = Tensor::zeros({2, 3});
+  file.read_into(*file.find("x"), y);
+  EXPECT_EQ(y.to_vector(), x.to_vector());
+  for (const Tensor& wrong : {Tensor::zeros({3, 2}), Tensor::zeros({2, 3}, DType::f16)})
+    EXPECT_THROW(file.read_into(*file.find("x"), wrong), core::InvalidArgument);
+}
+
 TEST(Safetensors, MissingFilesAreIoErrors) {
   const TemporaryFolder folder;
   EXPECT_THAT(message_of<IoError>([&] { SafetensorsReader(folder / "none"); }),

@@ -68,6 +68,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
     return group.exchange(own, name);
   }
   void gather_weights(const std::vector<Tensor>& weights) override;
+  void weight_arrived(const Tensor& weight) override;
   void update_failed(const std::string& why) override;
 
   /// Hooks and the reducer of every parameter, frozen ones too: they may be unfrozen.

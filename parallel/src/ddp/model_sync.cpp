@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cairn/core/deferred.h"
 #include "cairn/core/error.h"
 #include "cairn/kernels/master_weight.h"
 #include "cairn/parallel/flatten.h"
@@ -23,7 +24,9 @@ std::string list(const nn::Module& model) {
         << (master == nullptr ? ""
             : remainder       ? " with a remainder"
                               : " with a master")
-        << (tensor.requires_grad() ? "" : " frozen") << "\n";
+        << (tensor.requires_grad() ? "" : " frozen");
+    const std::string& deferred = core::deferred(tensor);
+    out << (deferred.empty() ? "" : ", deferred: ") << deferred << "\n";
   }
   for (const auto& [name, tensor] : model.buffers())
     out << "buffer '" << name << "' " << tensor.dtype() << tensor.shape() << "\n";
@@ -41,7 +44,10 @@ void check_same_model(const nn::Module& model, const ProcessGroup& group,
 }
 
 void broadcast_weights(const NamedTensors& parameters, const ProcessGroup& group) {
-  NamedTensors weights = parameters;
+  NamedTensors weights;
+  for (const NamedTensor& one : parameters) {
+    if (core::deferred(one.tensor).empty()) weights.push_back(one);  // else all ranks make the same
+  }
   for (const auto& [name, tensor] : parameters) {
     if (auto* master = kernels::MasterWeight::of(tensor))
       weights.push_back({name + " (master)", Tensor::wrap(master->view_to_write())});

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/kernels/master_weight.h"
 #include "ddp/ddp.h"
 #include "sharding/gather_weights.h"
 
@@ -54,6 +55,13 @@ void DistributedDataParallel::Impl::gather_weights(const std::vector<Tensor>& we
     if (core::WeightInParts::of(weight) == nullptr) whole.push_back(weight);
   }
   if (!whole.empty()) gather_parts(parts_in_place(whole, group), group);
+}
+
+void DistributedDataParallel::Impl::weight_arrived(const Tensor& weight) {
+  if (!stage || group.world_size() == 1) return;
+  kernels::MasterWeight::keep_part(
+      weight, core::even_part(weight.numel(), group.rank(), group.world_size()));
+  if (units) units->divide(weight);
 }
 
 void DistributedDataParallel::Impl::update_failed(const std::string& why) {

@@ -143,11 +143,20 @@ void WeightUnits::connect() {
 /// Weights that are whole: at first all, later those that the model was given or has cast.
 void WeightUnits::divide() {
   for (const NamedTensor& weight : model_->parameters()) {
-    if (WeightInParts::of(weight.tensor) != nullptr) continue;
-    Unit*& unit = unit_of_[weight.tensor.id()];
-    if (unit == nullptr) unit = units_.front().get();
-    divide(weight, *unit);
+    if (WeightInParts::of(weight.tensor) == nullptr) divide(weight, unit_of(weight.tensor));
   }
+}
+
+void WeightUnits::divide(const Tensor& weight) {
+  for (const NamedTensor& one : model_->parameters()) {
+    if (one.tensor.same(weight)) return divide(one, unit_of(weight));
+  }
+}
+
+WeightUnits::Unit& WeightUnits::unit_of(const Tensor& weight) {
+  Unit*& unit = unit_of_[weight.id()];
+  if (unit == nullptr) unit = units_.front().get();
+  return *unit;
 }
 
 void WeightUnits::divide(const NamedTensor& weight, Unit& unit) {

@@ -42,6 +42,9 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   /// In a backward, when the weight's gradient is complete.
   void gradient_ready(const Tensor& weight);
 
+  /// This rank keeps its part of a weight of the model, before the first forward divides the others.
+  void divide(const Tensor& weight);
+
   /// Every weight is whole until give_back(), which takes over what was written meanwhile.
   void gather_all();
   void give_back();
@@ -52,6 +55,7 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   void plan_units(const std::vector<std::string>& names);
   void divide();
   void divide(const NamedTensor& weight, Unit& unit);
+  Unit& unit_of(const Tensor& weight);
   Tensor forward(Unit& unit, const Tensor& x, const nn::Module::Forward& next);
   void learn(Unit& unit);
   void bring(Unit& unit);

@@ -3,8 +3,11 @@
 #include <map>
 #include <set>
 
+#include "cairn/core/deferred.h"
 #include "cairn/core/error.h"
+#include "cairn/kernels/copy.h"
 #include "formats/flat_state.h"
+#include "formats/safetensors/model.h"
 
 namespace cairn::checkpointing {
 
@@ -40,6 +43,27 @@ std::string shape_text(const Tensor* tensor) {
   return tensor == nullptr ? "no tensor" : core::str(tensor->shape());
 }
 
+bool has_deferred(const StateDict& state) {
+  for (const auto& [name, value] : flatten(state)) {
+    const auto* tensor = std::get_if<Tensor>(&value);
+    if (tensor != nullptr && tensor->defined() && !core::deferred(*tensor).empty()) return true;
+  }
+  return false;
+}
+
+/// Of a file that allows it, tensors are read when they are used.
+StateDict read(const std::string& path, bool when_used) {
+  const FileKind kind = kind_of_file(path);
+  const bool allows = kind == FileKind::safetensors || kind == FileKind::safetensors_model;
+  if (!when_used || !allows) return read_state(path);
+  return unflatten(read_safetensors_model(path, ReadTensors::when_used));
+}
+
+/// The same for two names of one tensor.
+const void* identity_of(const Tensor& tensor) {
+  return core::deferred(tensor).empty() ? tensor.raw_data() : tensor.storage().get();
+}
+
 // What the file has for the model, and all that differs.
 class Matching {
  public:
@@ -66,6 +90,14 @@ class Matching {
                                 text);
   }
 
+  /// Deferred weights learn where their values are. The others' are in state().
+  void defer(const std::string& path) const {
+    for (const auto& [own, given] : later_) {
+      const std::string& known = core::deferred(given);
+      core::defer(own, {[given = given](const Tensor& to) { kernels::copy(given, to); },
+                        known.empty() ? "from '" + path + "'" : known});
+    }
+  }
   StateDict state() const { return unflatten(entries_); }
   const LoadReport& report() const { return report_; }
 
@@ -84,15 +116,16 @@ class Matching {
           core::str("; '", name, "' ", shape_text(tensor), " instead of ", shape_text(own));
       return true;
     }
-    memory_.insert(tensor->raw_data());
-    entries_[place->second].second = *tensor;
+    memory_.insert(identity_of(*tensor));
+    if (!core::deferred(*own).empty()) later_.emplace_back(*own, *tensor);
+    if (core::deferred(*own).empty()) entries_[place->second].second = *tensor;
     report_.loaded.push_back(name);
     return true;
   }
 
   bool is_tied(const StateDict::Value& value) const {
     const auto* tensor = std::get_if<Tensor>(&value);
-    return tensor != nullptr && tensor->nbytes() > 0 && memory_.contains(tensor->raw_data());
+    return tensor != nullptr && tensor->nbytes() > 0 && memory_.contains(identity_of(*tensor));
   }
 
   FlatState entries_;  // the model's
@@ -100,6 +133,7 @@ class Matching {
   std::set<std::string> taken_;
   std::set<const void*> memory_;
   std::vector<std::pair<std::string, const StateDict::Value*>> left_;
+  std::vector<std::pair<Tensor, Tensor>> later_;  // the model's, and what the file has for it
   std::string problems_;
   LoadReport report_;
 };
@@ -107,9 +141,11 @@ class Matching {
 }  // namespace
 
 LoadReport load(core::Stateful& model, const std::string& path, const LoadOptions& options) {
-  const FlatState given = flatten(part_of(read_state(path), options.part, path));
-  const Matching matching(model.state_dict(), given, options);
+  const StateDict own = model.state_dict();
+  const FlatState given = flatten(part_of(read(path, has_deferred(own)), options.part, path));
+  const Matching matching(own, given, options);
   matching.check(path, options.strict);
+  matching.defer(path);
   model.load_state_dict(matching.state());
   return matching.report();
 }

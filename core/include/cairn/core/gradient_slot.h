@@ -91,6 +91,9 @@ class GradientReducer {
   /// This rank has updated its even_part() of these weights: every rank gets all of them. A
   /// collective.
   virtual void gather_weights(const std::vector<Tensor>& /*weights*/) {}
+  /// A weight whose values were deferred has got its dtype (amp::initialize): what other ranks keep
+  /// of it need not stay.
+  virtual void weight_arrived(const Tensor& /*weight*/) {}
   /// This rank could not update its part.
   virtual void update_failed(const std::string& /*why*/) {}
 };

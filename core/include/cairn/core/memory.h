@@ -112,15 +112,18 @@ class Storage {
   /// Where the container holds them: data(), unless it has moved them, as a vector does that grows.
   const void* whereabouts() const { return whereabouts_ ? whereabouts_() : data_; }
 
-  // Memory that comes and goes: of a weight that is whole only while it is used (ZeRO, stage 3).
-  // Tensors of the storage live on; where one is asked for its elements meanwhile, `bring` is
-  // called, which sets memory, or throws.
+  // Memory that comes and goes: of a weight that is whole only while it is used (ZeRO, stage 3), or
+  // that nobody has asked for yet (deferred.h). Tensors of the storage live on; where one is asked
+  // for its elements meanwhile, `bring` is called, which sets memory, or throws.
 
   /// Gives the memory back. Throws Unsupported for foreign and for pinned memory.
-  void make_returnable(std::function<void()> bring);
+  void make_returnable(std::function<void()> bring, std::string deferred = {});
+  /// What make_returnable was told, until memory is set.
+  const std::string& deferred() const;
   /// Of the same size and device; null: gives back what was set.
   void set_memory(std::shared_ptr<Storage> memory);
   bool returnable() const { return returnable_ != nullptr; }
+  bool can_return() const { return returnable_ != nullptr || (allocator_ != nullptr && !pinned_); }
   bool has_memory() const { return data_ != nullptr || bytes_ == 0; }
   /// Where a tensor's elements are now. `origin`: what origin_of() gave for where they once were.
   void* locate(void* origin) const;

@@ -85,7 +85,7 @@ class Tensor {
 
   /// A tensor over (part of) the same storage; `view` must point into it. No gradient.
   Tensor alias(const TensorView& view) const;
-  Tensor detach() const { return alias(view()); }
+  Tensor detach() const;
   /// Points this handle's tensor, and so every handle to it, at other data (used by casts of
   /// parameters). Keeps name, requires_grad and the arena (which gives it a new slot when
   /// refreshed), drops the graph, the gradient where dtype, shape, strides or device change (a

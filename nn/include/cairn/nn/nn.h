@@ -4,6 +4,7 @@
 #include "cairn/nn/activations.h"
 #include "cairn/nn/attention.h"
 #include "cairn/nn/conv.h"
+#include "cairn/nn/deferred_init.h"
 #include "cairn/nn/embedding.h"
 #include "cairn/nn/init.h"
 #include "cairn/nn/layer.h"

@@ -27,6 +27,9 @@
 // as well, on every rank. A pointer from data() is good as long as the weight is whole.
 // find_unused_parameters, static_graph, join() and captured steps are Unsupported.
 //
+// A model that is described by nn::DeferredInit is born in parts: no process ever holds all of its
+// weights (stage 3), or all of their masters (stages 1 and 2, from amp::initialize on).
+//
 // A step is a collective. Where a rank cannot take its part in one (it is out of memory), the group
 // breaks and says so. Sharded and plain optimizers may be constructed before or after; those that
 // hold states already let go of the other ranks' parts at the next step.

@@ -26,7 +26,9 @@ struct LoadReport {
   std::vector<std::string> surplus;          // names in the file
 };
 
-/// Loads parameters and buffers, whatever their floating dtypes. A second name of a loaded tensor
+/// Loads parameters and buffers, whatever their floating dtypes. Weights that are deferred
+/// (nn::DeferredInit) stay so: each is read when it is used, of safetensors files one tensor at a
+/// time (an IoError comes then). A second name of a loaded tensor
 /// (tied weights) is no surplus, and PyTorch's num_batches_tracked may be there or not. Throws
 /// core::DataError, and changes nothing, which names every entry of another shape and, where
 /// strict, every missing and surplus one.

@@ -54,6 +54,8 @@ class SafetensorsReader {
   /// name the file lacks, core::IoError where reading fails.
   Tensor read(const std::string& name) const;
   Tensor read(const SafetensorsEntry& entry) const;
+  /// Into a contiguous tensor on cpu:0 of the entry's shape and dtype.
+  void read_into(const SafetensorsEntry& entry, const Tensor& to) const;
   /// The same without a copy, where the system can: the tensor is the file's own pages, which are
   /// read now. What is written to it stays in this process. The file may be removed or replaced by
   /// renaming, but must not be written or cut short while the tensor lives.

@@ -10,6 +10,7 @@
 
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/checkpointing/state_file.h"
+#include "cairn/core/deferred.h"
 #include "cairn/core/error.h"
 #include "formats/json_text.h"
 #include "formats/printable.h"
@@ -25,19 +26,35 @@ using LargeJson = nlohmann::json;
 
 constexpr std::uint64_t kLargestIndex = 100'000'000;  // bytes
 
-// Maps the file's tensors, and returns them under their other names.
-FlatState read_model_file(const std::string& path, FlatState& state) {
-  const SafetensorsReader file(path);
-  std::vector<Tensor> tensors(file.entries().size());
-  on_threads(threads_for(file.file_bytes()), tensors.size(),
-             [&](std::size_t i) { tensors[i] = file.map(file.entries()[i]); });
+// A tensor that is read when it is used, where it is large enough for that.
+Tensor deferred_tensor(const std::shared_ptr<const SafetensorsReader>& file,
+                       const SafetensorsEntry& entry) {
+  const Tensor tensor = Tensor::empty(entry.shape, entry.dtype, Device{});
+  if (!core::can_defer(tensor)) return file->read(entry);
+  core::defer(tensor, {[file, &entry](const Tensor& to) { file->read_into(entry, to); },
+                       core::str("'", entry.name, "' of a file whose header has the checksum ",
+                                 file->header_checksum())});
+  return tensor;
+}
+
+// The file's tensors; returns them under their other names.
+FlatState read_model_file(const std::string& path, ReadTensors when, FlatState& state) {
+  const auto file = std::make_shared<const SafetensorsReader>(path);
+  std::vector<Tensor> tensors(file->entries().size());
+  if (when == ReadTensors::now) {
+    on_threads(threads_for(file->file_bytes()), tensors.size(),
+               [&](std::size_t i) { tensors[i] = file->map(file->entries()[i]); });
+  } else {
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      tensors[i] = deferred_tensor(file, file->entries()[i]);
+  }
   std::map<std::string, Tensor> stored;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::string& name = file.entries()[i].name;
+    const std::string& name = file->entries()[i].name;
     state.emplace_back(name, stored[name] = tensors[i]);
   }
   FlatState tied;
-  for (const auto& [name, kept] : file.metadata()) {
+  for (const auto& [name, kept] : file->metadata()) {
     const auto found = stored.find(kept);
     if (found != stored.end() && !stored.contains(name)) tied.emplace_back(name, found->second);
   }
@@ -71,7 +88,7 @@ std::map<std::string, std::set<std::string>> read_index(const std::string& path)
   return files;
 }
 
-FlatState read_indexed(const std::string& path) {
+FlatState read_indexed(const std::string& path, ReadTensors when) {
   FlatState state, tied;
   std::string problems;
   for (auto& [file, names] : read_index(path)) {
@@ -81,7 +98,7 @@ FlatState read_indexed(const std::string& path) {
       continue;
     }
     FlatState stored;
-    append_to(tied, read_model_file(full, stored));
+    append_to(tied, read_model_file(full, when, stored));
     append_to(state, stored);
     for (const auto& entry : stored) {
       if (names.erase(entry.first) == 1) continue;
@@ -99,15 +116,15 @@ FlatState read_indexed(const std::string& path) {
 
 }  // namespace
 
-FlatState read_safetensors_model(const std::string& path) {
+FlatState read_safetensors_model(const std::string& path, ReadTensors when) {
   const fs::path folder = path;
   if (fs::is_directory(path)) {
     const std::string index = (folder / kModelIndex).string();
-    return read_safetensors_model(exists(index) ? index : (folder / kModelFile).string());
+    return read_safetensors_model(exists(index) ? index : (folder / kModelFile).string(), when);
   }
-  if (path.ends_with(".json")) return read_indexed(path);
+  if (path.ends_with(".json")) return read_indexed(path, when);
   FlatState state;
-  append_to(state, read_model_file(path, state));
+  append_to(state, read_model_file(path, when, state));
   return state;
 }
 

@@ -10,8 +10,10 @@ namespace cairn::checkpointing {
 inline constexpr const char* kModelFile = "model.safetensors";
 inline constexpr const char* kModelIndex = "model.safetensors.index.json";
 
+enum class ReadTensors { now, when_used };  // in their files' pages; deferred (core/deferred.h)
+
 /// A file, an index beside its files, or the folder of either. Names whose tensor is stored under
 /// another (tied weights) share it.
-FlatState read_safetensors_model(const std::string& path);
+FlatState read_safetensors_model(const std::string& path, ReadTensors when = ReadTensors::now);
 
 }  // namespace cairn::checkpointing

@@ -201,9 +201,18 @@ Tensor SafetensorsReader::read(const std::string& name) const {
 
 Tensor SafetensorsReader::read(const SafetensorsEntry& entry) const {
   Tensor result = Tensor::empty(entry.shape, entry.dtype, Device{});
-  file_->read(data_begin_ + entry.begin, result.raw_data(), result.nbytes());
-  if (entry.dtype == DType::boolean) check_booleans(result, path_, entry.name);
+  read_into(entry, result);
   return result;
+}
+
+void SafetensorsReader::read_into(const SafetensorsEntry& entry, const Tensor& to) const {
+  CAIRN_CHECK(to.is_contiguous() && to.shape() == entry.shape && to.dtype() == entry.dtype &&
+                  to.device() == Device{},
+              "safetensors", "expected a contiguous ", core::name(entry.dtype), entry.shape,
+              " on cpu:0 for '", entry.name, "', got ", to.dtype(), to.shape(), " on ",
+              to.device());
+  file_->read(data_begin_ + entry.begin, to.raw_data(), to.nbytes());
+  if (entry.dtype == DType::boolean) check_booleans(to, path_, entry.name);
 }
 
 Tensor SafetensorsReader::map(const SafetensorsEntry& entry) const {
