@@ -137,6 +137,9 @@ class Training {
     return precision->step();
   }
 
+  /// Its next step is the one after this.
+  void go_on_after(std::int64_t step) { steps_ = step; }
+
   /// Of a batch of this rank's own.
   Tensor forward(std::int64_t batch) { return (*ddp_)(values(batch, kInputs, 1000)); }
   void backward(std::int64_t batch, int overflows_on) {
