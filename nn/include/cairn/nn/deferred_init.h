@@ -1,12 +1,12 @@
 // A model that is described before it is made:
 //
-//   std::shared_ptr<Gpt> model;
+//   std::shared_ptr<nn::Linear> layer;
 //   {
 //     const nn::DeferredInit deferred;
-//     model = std::make_shared<Gpt>(config);         // no large weight has memory
+//     layer = std::make_shared<nn::Linear>(40960, 40960);    // no large weight has memory
 //   }
-//   checkpointing::load(*model, "gpt2/");            // nor now: it knows where its values are
-//   parallel::ShardedDataParallel ddp(*model, group, {.stage = parallel::ZeroStage::parameters});
+//   checkpointing::load(*layer, "layer.safetensors");        // nor now: it knows its values' place
+//   parallel::ShardedDataParallel ddp(*layer, group, {.stage = parallel::ZeroStage::parameters});
 //
 // Each weight is drawn, or read, when it is first used: with the bits that it would have had. Where
 // ranks have parts of weights, amp::initialize (O2, O3) or the first forward (O0, O1) makes one
