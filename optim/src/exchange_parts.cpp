@@ -10,7 +10,7 @@ namespace {
 using Pieces = std::vector<kernels::CheckedPiece>;  // of one list and parameter
 
 std::vector<Pieces*> divided_of(const std::vector<FoundInParts>& lists,
-                          const std::vector<std::size_t>& parameters) {
+                                const std::vector<std::size_t>& parameters) {
   std::vector<Pieces*> all;
   for (const FoundInParts& list : lists) {
     for (const std::size_t p : parameters) {

@@ -47,8 +47,7 @@ void Optimizer::run_batches_of_parts(const std::vector<double>& scales) {
         pieces.add(p, piece, piece_of(entry, piece.begin - part->begin, piece.end - part->begin));
       }
     }
-    pending.push_back(
-        begin_update(groups_[batch.group], pieces.entries, call_of(batch, scales)));
+    pending.push_back(begin_update(groups_[batch.group], pieces.entries, call_of(batch, scales)));
   }
 
   const auto found = kernels::PendingCheck::read(pending);

@@ -162,6 +162,10 @@ TEST_P(Lamb, OfPartsHasTheBitsOfTheWhole) {
         }
       }
       const LambNorms norms{join_pieces(of_weight).power_sum, join_pieces(of_update).power_sum};
+      const Parameter measured = fresh();
+      const std::vector<TensorCheck> sums = begin_lamb_update({measured.entry()}, options).read();
+      EXPECT_EQ(norms.weight, sums[0].power_sum) << whole.name << ' ' << numel;
+      EXPECT_EQ(norms.update, sums[1].power_sum) << whole.name << ' ' << numel;
       for (const UpdateEntry& part : cut) end_lamb_update({part}, {norms}, options);
       EXPECT_EQ(parts.truth(), whole.truth()) << whole.name << ' ' << numel;
       EXPECT_EQ(parts.moment2.values(), whole.moment2.values()) << whole.name << ' ' << numel;

@@ -78,8 +78,7 @@ TEST(DeferredInit, ALoadedStateReplacesWhatWasDeferred) {
   const auto later = net();
   later->load_state_dict(plain->state_dict());
   for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
-    EXPECT_EQ(later->parameters()[i].tensor.to_vector(),
-              plain->parameters()[i].tensor.to_vector());
+    EXPECT_EQ(later->parameters()[i].tensor.to_vector(), plain->parameters()[i].tensor.to_vector());
   }
   const auto copy = net();
   EXPECT_EQ(copy->clone()->parameters()[0].tensor.to_vector(),
@@ -105,8 +104,9 @@ TEST(Deferred, AFailedFillIsTheUsesErrorAndIsTriedAgain) {
 
 TEST(Deferred, NeedsMemoryOfItsOwn) {
   const auto message = [](const Tensor& x) {
-    return test::message_of<core::InvalidArgument>(
-        [&] { core::defer(x, {[](const Tensor&) {}, "x"}); });
+    return test::message_of<core::InvalidArgument>([&] {
+      core::defer(x, {[](const Tensor&) {}, "x"});
+    });
   };
   const Tensor whole = Tensor::zeros({64, 64});
   EXPECT_THAT(message(whole.alias(whole.view().slice(0, 0, 32))), HasSubstr("of its own"));

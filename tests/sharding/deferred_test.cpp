@@ -69,8 +69,7 @@ struct Whole {
     optimizer = std::make_unique<optim::FusedAdam>(net.parameters());
     optimizer->set_state_options(c.states);
     precision.emplace(amp::initialize(
-        net, *optimizer,
-        {.opt_level = c.level, .half_dtype = DType::bf16, .world = ddp->world()}));
+        net, *optimizer, {.opt_level = c.level, .half_dtype = DType::bf16, .world = ddp->world()}));
   }
   void step(const Tensor& x) {
     precision->backward(test::loss_of((*ddp)(x)));

@@ -92,8 +92,8 @@ class ShardedFaults : public testing::TestWithParam<Strike> {};
 
 TEST_P(ShardedFaults, AreNamedAndTheJobGoesOnFromItsCheckpoint) {
   const Strike& c = GetParam();
-  const auto results =
-      test::start_ranks(kJobRanks, [&](int rank) { train_until_struck(c, rank); }, 60.0);
+  const auto results = test::start_ranks(
+      kJobRanks, [&](int rank) { train_until_struck(c, rank); }, 60.0);
   if (results.empty()) return;
   for (int rank = 0; rank < kJobRanks; ++rank) {
     const test::RankResult& result = results[static_cast<std::size_t>(rank)];
