@@ -223,7 +223,8 @@ void end_lamb_update(const std::vector<UpdateEntry>& entries, const std::vector<
   for (std::size_t i = 0; i < norms.size(); ++i) {
     list.items[i].norm = lamb_step(options.lr, is_adaptive(options), norms[i]);
   }
-  launch(list.device, [list = std::move(list), options](const Backend& backend) {
+  const Device device = list.device;
+  launch(device, [list = std::move(list), options](const Backend& backend) {
     backend.lamb_weights(list, options);
   });
 }

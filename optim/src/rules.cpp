@@ -201,6 +201,7 @@ kernels::PendingCheck FusedLAMB::begin_update(const ParameterGroup& group, const
 void FusedLAMB::end_update(const ParameterGroup& group, const Entries& entries,
                            const std::vector<TwoChecks>& found, const Call& call) {
   std::vector<kernels::LambNorms> norms;
+  norms.reserve(found.size());
   for (const TwoChecks& one : found) norms.push_back({one[0].power_sum, one[1].power_sum});
   kernels::end_lamb_update(entries, norms, kernel_options_of(group, call));
 }

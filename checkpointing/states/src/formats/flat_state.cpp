@@ -120,7 +120,7 @@ StateDict::Value value_of(EntryKind kind, const Tensor& tensor, const std::strin
 
 StateDict unflatten(FlatState entries) {
   StateDict state;
-  for (auto& [name, value] : entries) insert(state, name, 0, std::move(value));
+  for (auto& entry : entries) insert(state, entry.first, 0, std::move(entry.second));
   return state;
 }
 

@@ -29,7 +29,7 @@ constexpr std::uint64_t kLargestIndex = 100'000'000;  // bytes
 // A tensor that is read when it is used, where it is large enough for that.
 Tensor deferred_tensor(const std::shared_ptr<const SafetensorsReader>& file,
                        const SafetensorsEntry& entry) {
-  const Tensor tensor = Tensor::empty(entry.shape, entry.dtype, Device{});
+  Tensor tensor = Tensor::empty(entry.shape, entry.dtype, Device{});
   if (!core::can_defer(tensor)) return file->read(entry);
   core::defer(tensor, {[file, &entry](const Tensor& to) { file->read_into(entry, to); },
                        core::str("'", entry.name, "' of a file whose header has the checksum ",
