@@ -11,6 +11,8 @@ namespace cairn::core {
 
 bool can_defer(const Tensor& x) {
   const auto& storage = x.storage();
+  const TensorAttachments* attached = x.attachments_or_null();
+  if (attached != nullptr && (attached->master || attached->parts)) return false;
   return x.is_contiguous() && x.numel() >= kPartBlock && storage->bytes() == x.nbytes() &&
          storage->can_return();
 }
@@ -31,6 +33,7 @@ void defer(const Tensor& x, DeferredValues values) {
     own->set_memory(whole.storage());
   };
   storage->make_returnable(bring, std::move(values.what));
+  storage->bump_version();
 }
 
 const std::string& deferred(const Tensor& x) {

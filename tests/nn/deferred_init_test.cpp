@@ -8,6 +8,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
+#include "cairn/kernels/master_weight.h"
 #include "cairn/nn/nn.h"
 #include "support/message_of.h"
 
@@ -100,6 +101,13 @@ TEST(Deferred, AFailedFillIsTheUsesErrorAndIsTriedAgain) {
   EXPECT_EQ(x.to_vector()[7], 3.0);
   (void)x.to_vector();
   EXPECT_EQ(calls, 2);
+}
+
+TEST(Deferred, IsNotForWeightsWithAMaster) {
+  const Tensor weight = Tensor::zeros({2000}, DType::bf16);
+  EXPECT_TRUE(core::can_defer(weight));
+  kernels::MasterWeight::make(weight);
+  EXPECT_FALSE(core::can_defer(weight));
 }
 
 TEST(Deferred, NeedsMemoryOfItsOwn) {

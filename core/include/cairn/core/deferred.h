@@ -19,7 +19,7 @@ struct DeferredValues {
 };
 
 /// Whether defer() takes it: contiguous, of at least 1,024 elements, with memory of its own that the
-/// allocator gave.
+/// allocator gave, and neither a weight with a master nor one that ranks have in parts.
 bool can_defer(const Tensor& x);
 /// Forgets the values of x and gives its memory back. The first use of x, or of a tensor that
 /// shares its memory, fills it again, on the thread that asks (one at a time). What fill throws, the
