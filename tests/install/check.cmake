@@ -12,8 +12,12 @@ if(HOW STREQUAL "INSTALLED")
   run(${CMAKE_COMMAND} --install ${CAIRN_BUILD} --prefix ${WORK}/prefix)
   list(APPEND programs trains)
 endif()
+set(as_preset "")
+if(HOW STREQUAL "SUBDIRECTORY")  # compiled as the presets do, so that ccache has it; FETCHCONTENT is as users have it
+  set(as_preset -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 -DCAIRN_WERROR=ON)
+endif()
 run(${CMAKE_COMMAND} -G Ninja -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DHOW=${HOW} -DCAIRN_SOURCE=${CAIRN_SOURCE}
-  -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_BUILD_TYPE=Release -DCAIRN_CUDA=OFF)
+  -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_BUILD_TYPE=Release -DCAIRN_CUDA=OFF ${as_preset})
 run(${CMAKE_COMMAND} --build ${WORK}/build --target ${programs})
 foreach(program IN LISTS programs)
   run(${WORK}/build/${program})
