@@ -256,9 +256,10 @@ TEST(ShmMesh, FindsDamagedPositions) {
   }
   const auto segment = ShmSegment::create(2);
   ShmMesh mesh(segment, 0);
-  const char byte = 0;
+  const std::vector<char> more_than_fits(segment->ring_bytes());
   segment->positions(0, 1).read = 5;  // more than was written
-  expect_error<CommunicationError>([&] { mesh.start(0, {{1, &byte, 1}}, {}); }, {"damaged"});
+  const std::vector<Mesh::Send> sends{{1, more_than_fits.data(), more_than_fits.size()}};
+  expect_error<CommunicationError>([&] { mesh.start(0, sends, {}); }, {"damaged"});
 }
 
 TEST(ShmMesh, FindsAMessageOfAnotherSizeOrCollective) {

@@ -237,11 +237,10 @@ std::shared_ptr<ProcessGroup::Impl> ProcessGroup::Impl::split(int color, int key
   return part;
 }
 
-ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation,
-                                                           const Description& what,
+ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_ticket(const char* operation, Description what,
                                                            std::optional<Pair> pair) {
   const std::lock_guard lock(mutex_);
-  return {operation, what, next_turn_++, pair ? 0 : next_++, pair};
+  return {operation, std::move(what), next_turn_++, pair ? 0 : next_++, pair};
 }
 
 ProcessGroup::Impl::Ticket ProcessGroup::Impl::take_turn(const char* operation,
@@ -450,24 +449,21 @@ class ProcessGroup::Impl::Queued {
   bool ran_ = false;
 };
 
-void ProcessGroup::Impl::run(const char* operation, const Description& what, Device device,
-                             const QueuedCalls& work) {
-  if (!history_) return;
-  if (core::capturing() && device.is_cuda()) return capture(operation, what, work);
-  queue(take_ticket(operation, what), device, work);
-}
-
 void ProcessGroup::Impl::run_pair(const Pair& pair, const Description& what) {
   if (!history_) return;
   core::refuse_in_capture("group", "a message between two ranks");
-  queue(take_ticket(pair.operation, what, pair), pair.x.device, {});
+  const Ticket ticket = take_ticket(pair.operation, what, pair);
+  const Device device = pair.x.device;
+  runs_here(device) ? perform(ticket, device, {}) : queue(ticket, device, {});
+}
+
+bool ProcessGroup::Impl::runs_here(Device device) {
+  return device.is_cuda() || Stream::current(device).is_inline();
 }
 
 void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const QueuedCalls& work) {
-  const Stream stream = Stream::current(device);
-  if (device.is_cuda() || stream.is_inline()) return perform(ticket, device, work);
   const auto queued = std::make_shared<Queued>(shared_from_this(), ticket);
-  stream.submit([queued, device, work] { queued->run(device, work); });
+  Stream::current(device).submit([queued, device, work] { queued->run(device, work); });
 }
 
 void ProcessGroup::Impl::run_now(const char* operation, const Description& what,

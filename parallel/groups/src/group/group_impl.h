@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "cairn/core/graph.h"
 #include "cairn/core/stream.h"
 #include "group/coordinator.h"
 
@@ -82,8 +83,14 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
 
   using QueuedCalls = std::function<void(Collectives&)>;
   /// Runs a collective in the order of the device's current stream. `what` is its description for
-  /// its history.
-  void run(const char* operation, const Description& what, Device device, const QueuedCalls& work);
+  /// its history. `work` is copied only where a stream keeps it.
+  template <class Work>
+  void run(const char* operation, Description what, Device device, const Work& work) {
+    if (!history_) return;
+    if (core::capturing() && device.is_cuda()) return capture(operation, what, work);
+    const Ticket ticket = take_ticket(operation, std::move(what));
+    runs_here(device) ? perform(ticket, device, std::ref(work)) : queue(ticket, device, work);
+  }
   /// The same for what only this rank and another take part in: in the order of this rank's
   /// collectives, but without a number of the group.
   struct Pair {
@@ -122,11 +129,13 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
     std::optional<Pair> pair;  // has a turn, but no number
   };
   class Turn;
-  Ticket take_ticket(const char* operation, const Description& what, std::optional<Pair> pair = {});
+  Ticket take_ticket(const char* operation, Description what, std::optional<Pair> pair = {});
   Ticket take_turn(const char* operation, const Description& what);  // without a number
   /// As errors say it: "all_reduce sum f32[3] 'x' in the group of ranks 1, 3"; with its number.
   std::string text_of(const Ticket& ticket) const { return ticket.what.text() + members_.name; }
   std::string numbered(const Ticket& ticket) const;
+  /// The host calls it at once: the device's current stream does not run on another thread.
+  static bool runs_here(Device device);
   void queue(const Ticket& ticket, Device device, const QueuedCalls& work);
   void perform(const Ticket& ticket, Device device, const QueuedCalls& work);
   void capture(const char* operation, const Description& what, const QueuedCalls& work);

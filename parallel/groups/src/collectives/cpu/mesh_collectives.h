@@ -74,8 +74,7 @@ class MeshCollectives : public Collectives {
     for (int i = 1; i < size(); ++i) f((rank() + i) % size());
   }
   std::byte* workspace(std::size_t bytes);
-  Gathering start_gathering(int round, const std::vector<Mesh::Send>& sends, std::byte* own,
-                            std::size_t bytes, std::byte* space);
+  Gathering start_gathering(int round, std::byte* own, std::size_t bytes, std::byte* space);
   std::vector<std::byte*> gather_in_log_rounds(const std::byte* own,
                                                const std::vector<std::size_t>& bytes,
                                                std::byte* space);
@@ -92,6 +91,9 @@ class MeshCollectives : public Collectives {
 
   std::unique_ptr<Mesh> mesh_;
   std::shared_ptr<core::Storage> workspace_;
+  // Of the messages that start next: they keep their memory.
+  std::vector<Mesh::Send> sends_;
+  std::vector<Mesh::Receive> receives_;
   // Messages so far, by peer.
   std::vector<std::uint64_t> sent_, received_;
 };

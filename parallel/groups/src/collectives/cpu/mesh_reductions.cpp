@@ -40,21 +40,19 @@ bool MeshCollectives::is_small(std::size_t bytes) const {
          (size() <= kDirectRanks || bytes * static_cast<std::size_t>(size()) <= kSmallTotalBytes);
 }
 
-/// Starts to receive one block from every peer into `space` while sending them theirs; our own
-/// block is `own`.
-MeshCollectives::Gathering MeshCollectives::start_gathering(int round,
-                                                            const std::vector<Mesh::Send>& sends,
-                                                            std::byte* own, std::size_t bytes,
-                                                            std::byte* space) {
+/// Starts to receive one block from every peer into `space` while sending them theirs (sends_); our
+/// own block is `own`.
+MeshCollectives::Gathering MeshCollectives::start_gathering(int round, std::byte* own,
+                                                            std::size_t bytes, std::byte* space) {
   Gathering gathering;
   gathering.blocks.assign(static_cast<std::size_t>(size()), own);
-  std::vector<Mesh::Receive> receives;
+  receives_.clear();
   for_each_peer([&](int peer) {
     std::byte* block = space + bytes * static_cast<std::size_t>(peer);
     gathering.blocks[static_cast<std::size_t>(peer)] = block;
-    if (bytes > 0) receives.push_back({peer, block, bytes});
+    if (bytes > 0) receives_.push_back({peer, block, bytes});
   });
-  gathering.transfer = mesh_->start(round, sends, receives);
+  gathering.transfer = mesh_->start(round, sends_, receives_);
   return gathering;
 }
 
@@ -67,9 +65,9 @@ void MeshCollectives::reduce_small(const TensorView& x, void* out, ReduceOp op) 
     const auto blocks = gather_in_log_rounds(own, std::vector<std::size_t>(n, x.nbytes()), space);
     return combine(op, x.dtype, {blocks.begin(), blocks.end()}, out, count);
   }
-  std::vector<Mesh::Send> sends;
-  for_each_peer([&](int peer) { sends.push_back({peer, own, x.nbytes()}); });
-  const Gathering all = start_gathering(0, sends, own, x.nbytes(), space);
+  sends_.clear();
+  for_each_peer([&](int peer) { sends_.push_back({peer, own, x.nbytes()}); });
+  const Gathering all = start_gathering(0, own, x.nbytes(), space);
   all.transfer->wait();
   combine(op, x.dtype, all.blocks, out, count);
 }
@@ -78,7 +76,8 @@ void MeshCollectives::reduce_small_to_root(const TensorView& x, const TensorView
                                            int root) {
   if (rank() != root) return mesh_->exchange({{root, x.data, x.nbytes()}}, {});
   std::byte* space = workspace(x.nbytes() * static_cast<std::size_t>(size()));
-  const Gathering all = start_gathering(0, {}, static_cast<std::byte*>(x.data), x.nbytes(), space);
+  sends_.clear();
+  const Gathering all = start_gathering(0, static_cast<std::byte*>(x.data), x.nbytes(), space);
   all.transfer->wait();
   combine(op, x.dtype, all.blocks, y.data, static_cast<std::size_t>(x.numel()));
 }
@@ -129,13 +128,13 @@ MeshCollectives::Gathering MeshCollectives::gather_segment(const MessageChunk& s
                                                            const Reduction& reduction) {
   const std::size_t half = reduction.block * static_cast<std::size_t>(size());
   std::byte* space = reduction.space + (segment.index % 2 == 0 ? 0 : half);
-  std::vector<Mesh::Send> sends;
+  sends_.clear();
   for_each_peer([&](int peer) {
     const auto p = static_cast<std::size_t>(peer);
-    if (segment.bytes[p] > 0) sends.push_back({peer, segment.at[p], segment.bytes[p]});
+    if (segment.bytes[p] > 0) sends_.push_back({peer, segment.at[p], segment.bytes[p]});
   });
   const auto me = static_cast<std::size_t>(rank());
-  return start_gathering(2 * segment.index, sends, segment.at[me], segment.bytes[me], space);
+  return start_gathering(2 * segment.index, segment.at[me], segment.bytes[me], space);
 }
 
 void MeshCollectives::reduce_segments(const std::vector<MessageChunk>& segments,

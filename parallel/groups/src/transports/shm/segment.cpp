@@ -146,8 +146,7 @@ std::byte* ShmSegment::ring(int from, int to) const {
 
 void ShmSegment::wake(int rank) const {
   Bell& theirs = bell(rank);
-  // Read by writing: who goes to sleep after this sees all that was written before it.
-  if (theirs.asleep.fetch_add(0) == 0) return;
+  if (theirs.asleep.load() == 0) return;
   theirs.rings.fetch_add(1);
   syscall(SYS_futex, &theirs.rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

@@ -56,7 +56,9 @@ class ShmSegment {
     std::atomic<std::int32_t> core;       // where it last waited, + 1; 0: nowhere yet
   };
   Owner& owner(int rank) const;
-  /// Wakes the rank if it sleeps; what it shall find was written before.
+  // Who goes to sleep says so and then looks at positions once more; who moves a position then looks
+  // who sleeps. These four are in one order (seq_cst), so one of the two sees the other.
+  /// Wakes the rank if it sleeps.
   void wake(int rank) const;
   /// Sleeps until somebody wakes this rank, or a while. `find` looks once more before.
   template <class Find>
@@ -80,7 +82,7 @@ template <class Find>
 bool ShmSegment::sleep(int rank, Find&& find) const {
   Bell& mine = bell(rank);
   const std::uint32_t seen = mine.rings.load();
-  mine.asleep.exchange(1);  // by writing: sees what was written before the last wake()
+  mine.asleep.store(1);
   const bool found = find();
   if (!found) sleep_on(mine, seen);
   mine.asleep.store(0);

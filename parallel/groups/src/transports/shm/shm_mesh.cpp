@@ -148,17 +148,13 @@ bool ShmMesh::push(int to) {
   Peer& p = peer(to);
   if (p.sends.empty() && p.offers.empty()) return false;
   ShmSegment::Positions& positions = segment_->positions(rank(), to);
-  const std::uint64_t read = positions.read.load(std::memory_order_acquire);
-  bool moved = end_offers(p, read);
+  bool moved = !p.offers.empty() && end_offers(p, positions.read.load());
   while (!p.sends.empty()) {
-    const std::uint64_t used = p.written - positions.read.load(std::memory_order_acquire);
-    if (used > segment_->ring_bytes())
-      core::fail<CommunicationError>("shm", "rank ", to, " has damaged the shared memory");
     ShmMessage& message = p.sends.front();
-    const std::size_t some = push_some(message, to, segment_->ring_bytes() - used);
+    const std::size_t some = push_some(message, to, room_for(message, to));
     if (some == 0) break;
     p.written += some;
-    positions.written.store(p.written, std::memory_order_release);
+    positions.written.store(p.written);
     segment_->wake(to);
     moved = true;
     if (message.offered) {
@@ -171,6 +167,18 @@ bool ShmMesh::push(int to) {
     p.sends.pop_front();
   }
   return moved;
+}
+
+/// In the ring. The reader's position lies in its core's cache: it is looked at where the room that
+/// was seen last is not enough.
+std::size_t ShmMesh::room_for(const ShmMessage& message, int to) {
+  Peer& p = peer(to);
+  const auto room = [&] { return segment_->ring_bytes() - (p.written - p.seen_read); };
+  if (room() >= kHeader + message.bytes - message.done) return room();
+  p.seen_read = segment_->positions(rank(), to).read.load();
+  if (p.written - p.seen_read > segment_->ring_bytes())
+    core::fail<CommunicationError>("shm", "rank ", to, " has damaged the shared memory");
+  return room();
 }
 
 /// Those whose header is behind the reader's position have been read.
@@ -210,14 +218,14 @@ bool ShmMesh::pull(int from) {
   ShmSegment::Positions& positions = segment_->positions(from, rank());
   bool moved = false;
   while (!p.receives.empty()) {
-    const std::uint64_t there = positions.written.load(std::memory_order_acquire) - p.read;
+    const std::uint64_t there = positions.written.load() - p.read;
     if (there > segment_->ring_bytes())
       core::fail<CommunicationError>("shm", "rank ", from, " has damaged the shared memory");
     ShmMessage& message = p.receives.front();
     const std::size_t some = pull_some(message, from, there);
     if (some == 0) break;
     p.read += some;
-    positions.read.store(p.read, std::memory_order_release);
+    positions.read.store(p.read);
     segment_->wake(from);
     moved = true;
     if (message.done < kHeader + message.bytes) continue;
@@ -280,9 +288,11 @@ void ShmMesh::read_memory(const ShmMessage& message, int from, std::uint64_t add
                                    std::strerror(errno));
 }
 
-/// Whether a rank that this one may wait for last ran where this one runs.
-bool ShmMesh::shares_core() const {
-  const std::int32_t core = segment_->owner(rank()).core;
+/// Whether a rank that this one may wait for last waited where this one does.
+bool ShmMesh::shares_core() {
+  std::atomic<std::int32_t>& mine = segment_->owner(rank()).core;
+  const std::int32_t core = sched_getcpu() + 1;
+  if (mine.load(std::memory_order_relaxed) != core) mine = core;
   for (int other = 0; other < size(); ++other) {
     if (other != rank() && segment_->owner(other).core == core) return true;
   }
@@ -292,26 +302,25 @@ bool ShmMesh::shares_core() const {
 /// Until none of them is left.
 void ShmMesh::wait_for(const std::size_t& messages, std::chrono::milliseconds timeout) {
   throw_if_ended();
-  const auto deadline = Clock::now() + timeout;
   const auto moves = [&] { return aborted_ || progress(); };
-  auto idle_since = Clock::now();
-  bool idle = false, shared = false;
+  std::optional<Clock::time_point> deadline, idle_since;  // most waits need no clock
+  bool shared = false;
   while (messages > 0) {
     throw_if_ended();
     if (progress()) {
-      idle = false;
+      idle_since.reset();
       continue;
     }
     const auto now = Clock::now();
-    if (!std::exchange(idle, true)) {
+    if (!deadline) deadline = now + timeout;
+    if (!idle_since) {
       idle_since = now;
-      segment_->owner(rank()).core = sched_getcpu() + 1;
       shared = shares_core();
       if (shared) sched_yield();
       continue;
     }
-    if (!shared && now - idle_since < kSpin) continue;
-    if (!segment_->sleep(rank(), moves) && now >= deadline)
+    if (!shared && now - *idle_since < kSpin) continue;
+    if (!segment_->sleep(rank(), moves) && now >= *deadline)
       core::fail<CommunicationError>("shm", "the other rank did not come in time");
   }
 }

@@ -47,7 +47,8 @@ class ShmMesh : public Mesh {
     std::deque<ShmMessage> sends, receives;
     std::deque<ShmMessage> offers;  // whose header is written and not yet read
     std::uint64_t written = 0, read = 0;
-    bool probed = false;  // whether this rank can read the peer's memory
+    std::uint64_t seen_read = 0;  // the peer's position when this side last looked
+    bool probed = false;          // whether this rank can read the peer's memory
   };
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   bool progress();
@@ -56,10 +57,11 @@ class ShmMesh : public Mesh {
   std::size_t push_some(ShmMessage& message, int to, std::size_t room);
   std::size_t pull_some(ShmMessage& message, int from, std::size_t there);
   std::uint64_t pull_header(const ShmMessage& message, int from);
+  std::size_t room_for(const ShmMessage& message, int to);
   bool end_offers(Peer& p, std::uint64_t read);
   void probe(int from);
   void read_memory(const ShmMessage& message, int from, std::uint64_t address) const;
-  bool shares_core() const;
+  bool shares_core();
   void wait_for(const std::size_t& messages, std::chrono::milliseconds timeout);
   void forget(ShmTransfer& transfer);
   void throw_if_ended() const;
