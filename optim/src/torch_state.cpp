@@ -27,6 +27,23 @@ double torch_number(const StateDict& from, const std::string& path) {
   return tensor->item();
 }
 
+/// Of the parameter that a group names at `key`: by index, or by its dotted name, as
+/// torch.distributed.checkpoint.state_dict has it.
+const StateDict& torch_entry(const StateDict& entries, const StateDict& group,
+                             const std::string& key) {
+  const auto* name = std::get_if<std::string>(group.find(key));
+  if (name == nullptr)
+    return dict_or_empty(entries,
+                         std::to_string(static_cast<std::int64_t>(torch_number(group, key))));
+  const StateDict* found = &entries;
+  for (std::size_t at = 0; at <= name->size();) {
+    const std::size_t end = std::min(name->find('.', at), name->size());
+    found = &dict_or_empty(*found, name->substr(at, end - at));
+    at = end + 1;
+  }
+  return *found;
+}
+
 bool holds_moments(const StateDict& entry) {
   return std::any_of(entry.begin(), entry.end(), [](const StateDict::Entry& value) {
     return value.first != "step" && std::holds_alternative<Tensor>(value.second);
@@ -156,8 +173,7 @@ void Optimizer::load_torch_state_dict(const StateDict& state) {
     }
     own.make_dict("groups").set(std::to_string(g), from_torch(group));
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const auto index = static_cast<std::int64_t>(torch_number(indices, std::to_string(i)));
-      const StateDict& entry = dict_or_empty(entries, std::to_string(index));
+      const StateDict& entry = torch_entry(entries, indices, std::to_string(i));
       StateDict& target = make_path(own.make_dict("state"), parameters[i].name);
       most_steps = std::max(most_steps, take_entry(entry, torch_counts_steps(), target));
     }

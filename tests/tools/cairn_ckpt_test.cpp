@@ -255,6 +255,24 @@ TEST_F(CairnCkpt, ATrainingOfPyTorchsBecomesACheckpointAndBack) {
   }
 }
 
+TEST_F(CairnCkpt, ATrainingOfTorchsManyRanksBecomesACheckpoint) {
+  const std::string step = folder_.string() + "/run/step-00000002";
+  const ShellResult made = ckpt("convert " + test::golden_file("torch_distributed") + " " + step);
+  ASSERT_EQ(made.status, 0) << made.err;
+  nn::Sequential model(nn::Linear(3, 5), nn::Tanh{});
+  optim::FusedAdam optimizer(model.parameters(), {.beta1 = 0.8, .beta2 = 0.95});
+  checkpointing::TrainingState state({{"model", model}, {"optimizer", optimizer}});
+  const auto resumed = state.resume_latest(folder_.string() + "/run", {.strict = false});
+  EXPECT_EQ(resumed->step, 2);
+  const StateDict theirs =
+      checkpointing::read_torch_distributed(test::golden_file("torch_distributed"));
+  const auto moment = [](const StateDict& optimizer_state) {
+    const StateDict& entry = optimizer_state.dict("state").dict("0").dict("weight");
+    return std::get<Tensor>(*entry.find("exp_avg")).to_vector();
+  };
+  EXPECT_EQ(moment(optimizer.state_dict()), moment(theirs.dict("optimizer")));
+}
+
 // Two groups of AdamW's, which the shapes tell apart.
 TEST_F(CairnCkpt, ParameterGroupsArePutTogetherAgain) {
   const std::string file = test::golden_file("torch_training.pt");

@@ -165,13 +165,21 @@ class Dealing {
   std::map<std::vector<std::size_t>, int> ways_;
 };
 
+/// Of torch.distributed.checkpoint.state_dict, parameters are names.
+const StateDict* names_in(const StateDict& group) {
+  if (const StateDict* given = dictionary(group, "param_names")) return given;
+  const StateDict& given = group.dict("params");
+  const bool named = given.size() > 0 && std::holds_alternative<std::string>(given.begin()->second);
+  return named ? &given : nullptr;
+}
+
 Groups torch_groups(const StateDict& torch, const NamedTensors& parameters) {
   const StateDict& groups = torch.dict("param_groups");
-  if (groups.size() == 1) return one_group(parameters);
   std::vector<std::vector<std::string>> names;
   for (const auto& [key, value] : groups) {
-    const StateDict* given = dictionary(std::get<StateDict>(value), "param_names");
-    if (given == nullptr) return Dealing(torch, parameters).deal();
+    const StateDict* given = names_in(std::get<StateDict>(value));
+    if (given == nullptr)
+      return groups.size() == 1 ? one_group(parameters) : Dealing(torch, parameters).deal();
     std::vector<std::string>& group_names = names.emplace_back();
     for (const auto& [place, name] : *given) group_names.push_back(std::get<std::string>(name));
   }

@@ -10,6 +10,7 @@
 #include "checkpoint/step_folder.h"
 #include "formats/flat_state.h"
 #include "formats/safetensors/model.h"
+#include "formats/torch/archive.h"
 #include "io/file_io.h"
 
 namespace cairn::checkpointing {
@@ -22,7 +23,8 @@ namespace fs = std::filesystem;
   core::fail<core::DataError>(
       "file",
       "expected a checkpoint, a folder of checkpoints, a safetensors file, a folder with "
-      "model.safetensors or its index, or a file of torch.save's, got '",
+      "model.safetensors or its index, a file of torch.save's, or a folder of "
+      "torch.distributed.checkpoint's, got '",
       path, "', which is none of them");
 }
 
@@ -32,6 +34,7 @@ FileKind kind_of_folder(const std::string& path) {
   if (exists((folder / kModelIndex).string()) || exists((folder / kModelFile).string())) {
     return FileKind::safetensors_model;
   }
+  if (exists((folder / kDistributedMetadata).string())) return FileKind::torch_distributed;
   if (!list_checkpoints(path).empty()) return FileKind::checkpoint;
   fail_kind(path);
 }
@@ -56,6 +59,8 @@ StateDict read_state(const std::string& path) {
   switch (kind_of_file(path)) {
     case FileKind::torch:
       return read_torch(path);
+    case FileKind::torch_distributed:
+      return read_torch_distributed(path);
     case FileKind::safetensors:
     case FileKind::safetensors_model:
       return unflatten(read_safetensors_model(path));

@@ -161,8 +161,9 @@ class Optimizer : public core::Stateful {
   /// Throws Unsupported for a rule or an option that torch lacks.
   StateDict torch_state_dict() const;
   /// Takes such a state over: lr, weight decay, betas, eps and momentum of each group, step counts
-  /// and moments. Numbers may be tensors of one element. Throws DataError, and changes nothing,
-  /// where it differs from this optimizer in anything else.
+  /// and moments. Numbers may be tensors of one element, and parameters names instead of indices
+  /// (torch.distributed.checkpoint.state_dict). Throws DataError, and changes nothing, where it
+  /// differs from this optimizer in anything else.
   void load_torch_state_dict(const StateDict& state);
 
  protected:

@@ -4,7 +4,7 @@
 //   StateDict state = checkpointing::read_state("gpt2/");      // Hugging Face's files
 //   checkpointing::write_safetensors_model("export", model.state_dict());
 //
-// Read are: PyTorch's files (torch_file.h), safetensors files, folders as Hugging Face lays them
+// Read are: PyTorch's files and folders (torch_file.h), safetensors files, folders as Hugging Face lays them
 // out (model.safetensors, or model-00001-of-00003.safetensors ... beside
 // model.safetensors.index.json), and checkpoints of Cairn's. What a path holds is told by its
 // content.
@@ -17,7 +17,7 @@
 
 namespace cairn::checkpointing {
 
-enum class FileKind { checkpoint, torch, safetensors, safetensors_model };
+enum class FileKind { checkpoint, torch, torch_distributed, safetensors, safetensors_model };
 /// Throws core::IoError where nothing can be read, core::DataError for another kind of file or
 /// folder. A folder of checkpoints is a checkpoint: the one saved last.
 FileKind kind_of_file(const std::string& path);

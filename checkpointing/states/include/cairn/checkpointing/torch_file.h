@@ -13,6 +13,12 @@
 // dictionaries need, and any other is an error that names it. Tensors are mapped, not copied: the
 // file must stay as it is while they live. What is written to them stays in memory.
 //
+// What torch.distributed.checkpoint (DCP) saved, a folder with a piece of each tensor from every
+// rank, is read whole, whatever cut it: FSDP, DDP, tensor parallelism.
+//
+//   StateDict state = checkpointing::read_torch_distributed("step-1000/");
+//   optimizer.load_torch_state_dict(state.dict("optimizer"));
+//
 // In a StateDict, lists and tuples are dictionaries with the keys "0", "1" ..., booleans are 0 and
 // 1, None is absent, dtypes and devices are text, names with dots ("0.weight") are nested.
 #pragma once
@@ -37,6 +43,12 @@ struct TorchReadOptions {
 /// Cairn lacks or a number that does not fit 64 bits, or stands for much more memory than it has
 /// bytes.
 StateDict read_torch(const std::string& path, const TorchReadOptions& options = {});
+
+/// A folder with .metadata and the files that it names. A tensor in several pieces is put together
+/// in memory, any other is mapped, or copied where its bytes are not aligned. Throws as read_torch;
+/// core::DataError, naming the tensor, where pieces are missing, overlap or lie outside of it, and
+/// for files outside of the folder or compressed ones.
+StateDict read_torch_distributed(const std::string& folder, const TorchReadOptions& options = {});
 
 using TorchParts = std::vector<std::pair<std::string, StateDict::Value>>;
 

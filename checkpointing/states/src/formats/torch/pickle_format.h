@@ -38,6 +38,7 @@ enum class PickleOp : std::uint8_t {
   set_items = 'u',
   persistent_id = 'Q',
   proto = 0x80,
+  new_object = 0x81,
   tuple1 = 0x85,
   tuple2 = 0x86,
   tuple3 = 0x87,
@@ -61,7 +62,10 @@ enum class NameMeaning : std::uint8_t {
   storage,
   numpy_scalar,
   numpy_dtype,
-  encode
+  encode,
+  object,          // with attributes
+  first_argument,  // is what it makes of it
+  path,
 };
 
 struct PickleName {
@@ -100,6 +104,20 @@ inline constexpr PickleName kPickleNames[] = {
     {"numpy._core.multiarray", "scalar", NameMeaning::numpy_scalar, 2, 2},
     {"numpy", "dtype", NameMeaning::numpy_dtype, 1, 3},
     {"_codecs", "encode", NameMeaning::encode, 2, 2},
+    // Of the metadata of torch.distributed.checkpoint.
+    {"torch.distributed.checkpoint.metadata", "Metadata", NameMeaning::object},
+    {"torch.distributed.checkpoint.metadata", "TensorStorageMetadata", NameMeaning::object},
+    {"torch.distributed.checkpoint.metadata", "TensorProperties", NameMeaning::object},
+    {"torch.distributed.checkpoint.metadata", "ChunkStorageMetadata", NameMeaning::object},
+    {"torch.distributed.checkpoint.metadata", "BytesStorageMetadata", NameMeaning::object},
+    {"torch.distributed.checkpoint.metadata", "MetadataIndex", NameMeaning::object},
+    {"torch.distributed.checkpoint.metadata", "StorageMeta", NameMeaning::object},
+    {"torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING", NameMeaning::first_argument,
+     1, 1},
+    {"torch.distributed.checkpoint.filesystem", "_StorageInfo", NameMeaning::object},
+    {"torch.serialization", "_get_layout", NameMeaning::first_argument, 1, 1},
+    {"pathlib", "PosixPath", NameMeaning::path, 0, 1000},
+    {"pathlib._local", "PosixPath", NameMeaning::path, 0, 1000},
 };
 
 }  // namespace cairn::checkpointing

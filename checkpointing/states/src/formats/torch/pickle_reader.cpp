@@ -15,8 +15,8 @@ namespace cairn::checkpointing {
 
 const char* name(Pickle::Kind kind) {
   static constexpr const char* kNames[] = {
-      "None",    "a bool",       "an integer", "a number",  "text",          "bytes", "a list",
-      "a tuple", "a dictionary", "a tensor",   "a storage", "a numpy dtype", "a name"};
+      "None",    "a bool",       "an integer", "a number",  "text",          "bytes",  "a list",
+      "a tuple", "a dictionary", "a tensor",   "a storage", "a numpy dtype", "a name", "an object"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -203,8 +203,13 @@ class PickleMachine {
         return push(Kind::numpy_dtype, text(given[0], "a numpy dtype"));
       case NameMeaning::encode:
         return push_bytes(given);
+      case NameMeaning::first_argument:
+        return stack_.push_back(given[0]);
+      case NameMeaning::path:
+        return stack_.push_back(arguments);
       case NameMeaning::dtype:
       case NameMeaning::storage:
+      case NameMeaning::object:
         break;
     }
     fail("expected a function, got ", known.module, ".", known.name);
@@ -322,11 +327,25 @@ class PickleMachine {
     }
   }
 
-  // What an object carries besides its value: nothing of a dictionary's is needed.
+  void push_object() {
+    const Refs& arguments = items(pop(), Kind::tuple, "arguments");
+    const PickleName& known = name_of(pop(), "a class");
+    if (known.meaning != NameMeaning::object || !arguments.empty())
+      fail("expected a class of torch.distributed.checkpoint's, got ", known.module, ".",
+           known.name);
+    push(Kind::object, Refs{});
+  }
+
+  // What a value carries besides: an object's attributes. Nothing of a dictionary's is needed, and
+  // nothing of objects that give theirs without names.
   void build() {
     const Ref state = pop();
-    const Value& target = value(top());
+    Value& target = value(top());
     if (target.kind == Kind::dictionary) return;
+    if (target.kind == Kind::object) {
+      if (value(state).kind == Kind::dictionary) target.data = Refs{state};
+      return;
+    }
     if (target.kind != Kind::numpy_dtype)
       fail("expected a dictionary that gets attributes, got ", name(target.kind));
     const Refs& parts = items(state, Kind::tuple, "a numpy dtype's state");
@@ -452,6 +471,9 @@ class PickleMachine {
       }
       case PickleOp::reduce:
         reduce();
+        break;
+      case PickleOp::new_object:
+        push_object();
         break;
       case PickleOp::build:
         build();

@@ -7,6 +7,7 @@
 #include "cairn/core/error.h"
 #include "formats/flat_state.h"
 #include "formats/printable.h"
+#include "formats/torch/archive.h"
 #include "formats/torch/pickle_reader.h"
 #include "formats/zip/reader.h"
 #include "io/mapped_file.h"
@@ -27,18 +28,21 @@ template <class... Args>
 
 class TorchFile {
  public:
-  TorchFile(const std::string& path, const TorchReadOptions& options)
-      : file_(std::make_shared<MappedFile>(path)),
-        zip_(check_kind(*file_), path),
-        budget_(kLeastBudget + kBudgetForAByte * file_->size()) {
+  /// Of `size` bytes of the file from `offset` on; `place` names them.
+  TorchFile(std::shared_ptr<MappedFile> file, std::uint64_t offset, std::uint64_t size,
+            std::string place, const TorchReadOptions& options)
+      : file_(std::move(file)),
+        offset_(offset),
+        place_(std::move(place)),
+        zip_(check_kind(file_->bytes().substr(offset, size), place_), place_),
+        budget_(kLeastBudget + kBudgetForAByte * size) {
     find_folder();
     if (options.verify) check_all();
     check_byte_order();
   }
 
   StateDict read() {
-    const ZipEntry* entry = zip_.find(folder_ + "data.pkl");
-    const Pickle pickle(zip_.bytes_of(*entry), entry->offset, path());
+    const Pickle pickle = unpickled();
     const Pickle::Value& root = pickle[pickle.root()];
     if (root.kind == Pickle::Kind::tensor) {
       add(pickle, pickle.root(), "tensor", 0);
@@ -48,16 +52,27 @@ class TorchFile {
     return unflatten(flat_);
   }
 
- private:
-  const std::string& path() const { return file_->path(); }
+  FlatState read_as(const std::string& name) {
+    const Pickle pickle = unpickled();
+    add(pickle, pickle.root(), name, 0);
+    return std::move(flat_);
+  }
 
-  static std::string_view check_kind(const MappedFile& file) {
-    if (file.bytes().starts_with("PK")) return file.bytes();
+ private:
+  const std::string& path() const { return place_; }
+
+  Pickle unpickled() const {
+    const ZipEntry* entry = zip_.find(folder_ + "data.pkl");
+    return {zip_.bytes_of(*entry), entry->offset, path()};
+  }
+
+  static std::string_view check_kind(std::string_view bytes, const std::string& place) {
+    if (bytes.starts_with("PK")) return bytes;
     fail_torch(
         "expected a zip archive, as torch.save writes it since PyTorch 1.6, got another kind of "
         "file at byte 0 "
         "in '",
-        file.path(), "' (an older file: load and save it again in Python)");
+        place, "' (an older file: load and save it again in Python)");
   }
 
   // All of an archive lies in one folder, of any name.
@@ -136,6 +151,7 @@ class TorchFile {
       case Pickle::Kind::storage:
       case Pickle::Kind::numpy_dtype:
       case Pickle::Kind::name:
+      case Pickle::Kind::object:
         break;
     }
     fail_at(value, "expected a tensor, number, text, list or dictionary as '", printable(name),
@@ -222,7 +238,7 @@ class TorchFile {
   }
 
   Tensor bytes_of(const ZipEntry& entry) const {
-    char* data = file_->data() + entry.offset;
+    char* data = file_->data() + offset_ + entry.offset;
     const Shape shape{static_cast<std::int64_t>(entry.size)};
     if (reinterpret_cast<std::uintptr_t>(data) % kWidestElement == 0) {
       return Tensor::wrap(TensorView(data, shape, DType::u8), file_);
@@ -242,6 +258,8 @@ class TorchFile {
   }
 
   std::shared_ptr<MappedFile> file_;
+  std::uint64_t offset_;
+  std::string place_;
   ZipReader zip_;
   std::uint64_t budget_;
   std::string folder_;  // "archive/"
@@ -253,7 +271,15 @@ class TorchFile {
 }  // namespace
 
 StateDict read_torch(const std::string& path, const TorchReadOptions& options) {
-  return TorchFile(path, options).read();
+  auto file = std::make_shared<MappedFile>(path);
+  const std::uint64_t size = file->size();
+  return TorchFile(std::move(file), 0, size, path, options).read();
+}
+
+FlatState read_torch_archive(const TorchArchive& archive, const std::string& name,
+                             const TorchReadOptions& options) {
+  const std::string place = core::str(archive.file->path(), " from byte ", archive.offset);
+  return TorchFile(archive.file, archive.offset, archive.size, place, options).read_as(name);
 }
 
 }  // namespace cairn::checkpointing
