@@ -1,8 +1,10 @@
 // dcgan: two models, two optimizers and three losses, each with a loss scale of its own: a
-// generator learns to draw digits that a discriminator takes for real ones.
+// generator learns to draw digits that a discriminator takes for real ones. On one or many
+// processes.
 //
 //   dcgan --picture samples.png                   drawn digits, O1
 //   dcgan --data MNIST_FOLDER --opt-level O2 --half-dtype bf16
+//   cairn-run --nproc-per-node 2 dcgan --shard 2
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -16,6 +18,7 @@
 #include "cairn/data/loader.h"
 #include "cairn/data/samplers.h"
 #include "cairn/optim/adam.h"
+#include "cairn/parallel/distributed.h"
 #include "networks.h"
 #include "picture.h"
 #include "support/digits_data.h"
@@ -28,7 +31,7 @@ using namespace cairn;
 
 struct Flags {
   support::DigitsFlags data;
-  std::string opt_level = "O1", half_dtype = "f16", device = "cpu";
+  support::Flags common;  // of them: opt level, half dtype, device, sharding
   std::int64_t steps = 1500, batch_size = 64, nz = 64, ngf = 32, ndf = 32;
   double lr = 2e-4, beta1 = 0.5;
   std::uint64_t seed = 2809;
@@ -37,13 +40,14 @@ struct Flags {
 
   void add_to(CLI::App& app) {
     data.add_to(app);
-    app.add_option("--opt-level", opt_level, "O0, O1, O2 or O3")->capture_default_str();
-    app.add_option("--half-dtype", half_dtype, "f16 or bf16")->capture_default_str();
-    app.add_option("--device", device, "cpu or cuda")->capture_default_str();
+    common.opt_level = "O1";
+    app.add_option("--opt-level", common.opt_level, "O0, O1, O2 or O3")->capture_default_str();
+    app.add_option("--half-dtype", common.half_dtype, "f16 or bf16")->capture_default_str();
+    app.add_option("--device", common.device, "cpu or cuda")->capture_default_str();
     app.add_option("--steps", steps, "of both optimizers")
         ->capture_default_str()
         ->check(command_line::above_zero());
-    app.add_option("--batch-size", batch_size)
+    app.add_option("--batch-size", batch_size, "of each process")
         ->capture_default_str()
         ->check(command_line::above_zero());
     app.add_option("--nz", nz, "noise values an image is drawn from")
@@ -67,6 +71,7 @@ struct Flags {
         "--checkpoint-dir", checkpoint_dir,
         "saves there at each report, and continues what it finds. SIGTERM saves and ends "
         "with status 75");
+    common.add_shard_to(app);
   }
 };
 
@@ -80,33 +85,36 @@ struct Told {
 
 class Gan {
  public:
-  explicit Gan(const Flags& flags, Device device)
+  explicit Gan(const Flags& flags, const parallel::ProcessGroup& group, Device device)
       : nz_(flags.nz),
         device_(device),
         g_(dcgan::generator(flags.nz, flags.ngf)),
         d_(dcgan::discriminator(flags.ndf)),
-        g_optimizer_((prepare(g_), g_.parameters()), {.lr = flags.lr, .beta1 = flags.beta1}),
-        d_optimizer_((prepare(d_), d_.parameters()), {.lr = flags.lr, .beta1 = flags.beta1}),
+        g_ddp_((prepare(g_), flags.common.data_parallel(g_, group))),
+        d_ddp_((prepare(d_), flags.common.data_parallel(d_, group))),
+        g_optimizer_(g_.parameters(), {.lr = flags.lr, .beta1 = flags.beta1}),
+        d_optimizer_(d_.parameters(), {.lr = flags.lr, .beta1 = flags.beta1}),
         precision_(amp::initialize({&g_, &d_}, {&g_optimizer_, &d_optimizer_},
-                                   {.opt_level = amp::parse_opt_level(flags.opt_level),
-                                    .half_dtype = core::parse_dtype(flags.half_dtype),
-                                    .num_losses = 3})) {}
+                                   {.opt_level = amp::parse_opt_level(flags.common.opt_level),
+                                    .half_dtype = core::parse_dtype(flags.common.half_dtype),
+                                    .num_losses = 3,
+                                    .world = g_ddp_->world()})) {}
 
   Told step(const Tensor& real) {
     const std::int64_t n = real.size(0);
     const Tensor ones = Tensor::full({n, 1}, 1.0, DType::f32, device_);
     const Tensor zeros = Tensor::zeros({n, 1}, DType::f32, device_);
-    const Tensor fake = g_(noise(n));
+    const Tensor fake = (*g_ddp_)(noise(n));
 
-    const Tensor real_logits = as_f32(d_(real));
+    const Tensor real_logits = judged(real);
     const Tensor real_loss = autograd::bce_with_logits(real_logits, ones);
     precision_.backward(real_loss, {.loss_id = kReal, .optimizers = {&d_optimizer_}});
-    const Tensor fake_logits = as_f32(d_(fake.detach()));
+    const Tensor fake_logits = judged(fake.detach());
     const Tensor fake_loss = autograd::bce_with_logits(fake_logits, zeros);
     precision_.backward(fake_loss, {.loss_id = kFake, .optimizers = {&d_optimizer_}});
     note(precision_.step(d_optimizer_));
 
-    const Tensor fooled_loss = autograd::bce_with_logits(as_f32(d_(fake)), ones);
+    const Tensor fooled_loss = autograd::bce_with_logits(judged(fake), ones);
     precision_.backward(fooled_loss, {.loss_id = kFooled, .optimizers = {&g_optimizer_}});
     note(precision_.step(g_optimizer_));
     d_optimizer_.clear_grad();  // the last loss went through the discriminator as well
@@ -124,13 +132,19 @@ class Gan {
   }
 
   checkpointing::TrainingState state(core::Stateful& sampler) {
-    return {{"g", g_},
-            {"d", d_},
-            {"g_optimizer", g_optimizer_},
-            {"d_optimizer", d_optimizer_},
-            {"amp", precision_},
-            {"sampler", sampler}};
+    return {{{"g", g_},
+             {"d", d_},
+             {"g_optimizer", g_optimizer_},
+             {"d_optimizer", d_optimizer_},
+             {"amp", precision_},
+             {"sampler", sampler},
+             {"g_ddp", *g_ddp_},
+             {"d_ddp", *d_ddp_}},
+            world()};
   }
+  World world() const { return g_ddp_->world(); }
+  /// Whole weights of the generator, for one process to use; a collective.
+  auto whole_generator() { return g_ddp_->gather_parameters(); }
   const amp::Amp& precision() const { return precision_; }
   std::int64_t skipped() const { return skipped_; }
 
@@ -144,6 +158,7 @@ class Gan {
     nn::init::normal(z);
     return z;
   }
+  Tensor judged(const Tensor& images) { return as_f32((*d_ddp_)(images)); }
   static Tensor as_f32(const Tensor& x) { return autograd::to(x, DType::f32); }
   static double probability(const Tensor& logits) {
     const autograd::NoGradGuard no_grad;
@@ -152,18 +167,20 @@ class Gan {
   void note(const optim::StepResult& result) {
     if (result.applied) return;
     ++skipped_;
-    std::printf("skipped: %s\n", result.reason.c_str());
+    if (world().rank == 0) std::printf("skipped: %s\n", result.reason.c_str());
   }
 
   std::int64_t nz_, skipped_ = 0;
   Device device_;
   nn::Sequential g_, d_;
+  std::unique_ptr<parallel::DistributedDataParallel> g_ddp_, d_ddp_;
   optim::FusedAdam g_optimizer_, d_optimizer_;
   amp::Amp precision_;
 };
 
 void report(const Flags& flags, std::int64_t step, const Told& told, const Gan& gan,
             double images_per_second) {
+  if (gan.world().rank != 0) return;
   const amp::Amp& p = gan.precision();
   std::printf(
       "step %4lld/%lld  d_loss %.3f  g_loss %.3f  D(real) %.2f  D(fake) %.2f  scales %g %g %g  "
@@ -188,12 +205,15 @@ void report(const Flags& flags, std::int64_t step, const Told& told, const Gan& 
   if (!file) core::fail<core::IoError>("dcgan", "expected to write ", flags.metrics);
 }
 
-int train(const Flags& flags) {
-  const Device device = Device::parse(flags.device);
+int train(const Flags& flags, const parallel::ProcessGroup& group) {
+  const Device device = group.device(flags.common.device);
   const support::Digits images = support::load_digits(flags.data, flags.seed);
   manual_seed(flags.seed);
-  Gan gan(flags, device);
-  data::RandomSampler sampler(images.train->size(), flags.seed);
+  Gan gan(flags, group, device);
+  const World world = gan.world();
+  if (world.rank > 0)  // noise of its own
+    manual_seed(flags.seed + static_cast<std::uint64_t>(world.rank));
+  data::DistributedSampler sampler(images.train->size(), {.world = world, .seed = flags.seed});
   data::DataLoader loader(*images.train, sampler,
                           {.batch_size = flags.batch_size,
                            .drop_last = true,
@@ -209,9 +229,9 @@ int train(const Flags& flags) {
     state.save_on_signal(SIGTERM, flags.checkpoint_dir);
     if (const auto found = state.resume_latest(flags.checkpoint_dir)) step = found->step;
   }
-  std::printf("%s; %s%s\n", images.description.c_str(),
-              core::str(flags.opt_level, " ", flags.half_dtype, "; on ", device).c_str(),
-              step > 0 ? core::str("; resumed at step ", step).c_str() : "");
+  if (world.rank == 0)
+    std::printf("%s; %s\n", images.description.c_str(),
+                flags.common.describe(world, device, step).c_str());
 
   dcgan::Curves curves;
   auto begin = std::chrono::steady_clock::now();
@@ -224,7 +244,8 @@ int train(const Flags& flags) {
         const auto now = std::chrono::steady_clock::now();
         const double seconds = std::chrono::duration<double>(now - begin).count();
         const auto steps = (step - 1) % flags.report_every + 1;
-        report(flags, step, told, gan, static_cast<double>(steps * flags.batch_size) / seconds);
+        const auto seen = static_cast<double>(steps * flags.batch_size * world.size);
+        report(flags, step, told, gan, seen / seconds);
         if (!flags.checkpoint_dir.empty()) state.save(flags.checkpoint_dir, step);
         begin = std::chrono::steady_clock::now();
       }
@@ -232,6 +253,8 @@ int train(const Flags& flags) {
       if (step == flags.steps) break;
     }
   }
+  const auto whole = gan.whole_generator();
+  if (world.rank != 0) return 0;
   if (!flags.picture.empty()) {
     dcgan::save_picture(flags.picture, gan.samples(dcgan::kSamples), *images.train, curves);
     std::printf("wrote %s\n", flags.picture.c_str());
@@ -248,5 +271,6 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a DCGAN on drawn or real handwritten digits in mixed precision", "dcgan");
   Flags flags;
   flags.add_to(app);
-  return support::run_program(app, argc, argv, [&] { return train(flags); });
+  return support::run_program(
+      app, argc, argv, [&](const parallel::ProcessGroup& group) { return train(flags, group); });
 }

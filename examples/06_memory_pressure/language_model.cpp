@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
+#include <thread>
 
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/autograd.h"
@@ -17,6 +19,7 @@
 #include "cairn/optim/accumulation.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/data_parallel.h"
+#include "cairn/parallel/sharded.h"
 
 namespace memory_pressure {
 
@@ -211,6 +214,76 @@ std::vector<double> balanced(const Job& job, const std::function<void()>& steppe
   });
 }
 
+using DataParallel = std::unique_ptr<parallel::DistributedDataParallel>;
+using MakeDataParallel = DataParallel (*)(nn::Module&, const parallel::ProcessGroup&);
+
+/// One rank of several, with a device of its own and its part of the batch.
+std::vector<double> rank_of_many(const Job& job, const parallel::ProcessGroup& group,
+                                 MakeDataParallel make, const std::function<void()>& stepped) {
+  const Device device{core::DeviceType::cpu, group.rank()};
+  const core::DefaultDeviceGuard here(device);
+  Training training(job);
+  const DataParallel ddp = make(training.model, group);
+  const World world = ddp->world();
+  amp::Amp precision = amp::initialize(training.model, training.optimizer,
+                                       {.opt_level = amp::OptLevel::O0, .world = world});
+  return steps_of(job, stepped, [&](const Batch& batch) {
+    const std::int64_t n = batch.x.size(0), ranks = world.size;
+    const Batch part = batch.part(n * world.rank / ranks, n * (world.rank + 1) / ranks);
+    const Tensor loss =
+        nn::cross_entropy((*ddp)(autograd::to(part.x, device)), autograd::to(part.next, device));
+    precision.backward(loss);
+    tell(precision.step());
+    return world.sum(loss.item(), "loss") / static_cast<double>(ranks);
+  });
+}
+
+/// Ranks that hear of another's error throw as well.
+void throw_unless_it_followed(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const core::CommunicationError&) {
+  }
+}
+
+/// A way whose ranks are threads.
+Way of_ranks(std::string name, std::string what, MakeDataParallel make) {
+  const auto train = [make](const Job& job, const std::function<void()>& stepped) {
+    const auto groups = parallel::ProcessGroup::in_process(job.devices);
+    std::vector<std::vector<double>> losses(groups.size());
+    std::vector<std::exception_ptr> errors(groups.size());
+    std::vector<std::thread> threads;
+    for (std::size_t r = 0; r < groups.size(); ++r)
+      threads.emplace_back([&, r] {
+        try {
+          groups[r].run([&] {
+            losses[r] = rank_of_many(
+                job, groups[r], make, r == 0 ? stepped : [] {});
+          });
+        } catch (...) {
+          errors[r] = std::current_exception();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const std::exception_ptr& error : errors) throw_unless_it_followed(error);
+    for (const std::exception_ptr& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+    return losses.front();
+  };
+  return {std::move(name), std::move(what), train};
+}
+
+template <parallel::ZeroStage stage>
+DataParallel sharded(nn::Module& model, const parallel::ProcessGroup& group) {
+  return std::make_unique<parallel::ShardedDataParallel>(model, group,
+                                                         parallel::ShardedOptions{.stage = stage});
+}
+
+DataParallel replicated(nn::Module& model, const parallel::ProcessGroup& group) {
+  return std::make_unique<parallel::DistributedDataParallel>(model, group);
+}
+
 amp::Options amp_options(const checkpointing::Precision& precision) {
   amp::Options options;
   options.opt_level = precision.half_weights ? amp::OptLevel::O2
@@ -279,6 +352,10 @@ std::vector<Way> language_model_ways() {
                 return fused_loss(model, batch, true);
               }),
       {"balanced", "a part of the batch and its loss on each device", balanced},
+      of_ranks("ddp", "a part of the batch on each device, models kept equal", replicated),
+      of_ranks("zero", "the same, gradients and optimizer's states divided (stage 2)",
+               sharded<parallel::ZeroStage::gradients>),
+      of_ranks("fsdp", "the same, weights too (stage 3)", sharded<parallel::ZeroStage::parameters>),
       {"planned", "the fastest that plan_training finds within the budget", trained_by_plan},
   };
 }

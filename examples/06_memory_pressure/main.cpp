@@ -13,6 +13,7 @@
 #include <iostream>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 #include "chain.h"
 #include "child.h"
 #include "language_model.h"
@@ -41,7 +42,8 @@ struct Flags {
     app.add_option("--budget", budget, "memory of each device: 1G, 300M")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
         ->default_str("1G");
-    app.add_option("--devices", devices, "how many devices the balanced way has")
+    app.add_option("--devices", devices,
+                   "how many devices the balanced way has, and the ranks of ddp, zero and fsdp")
         ->check(CLI::Range(1, 64));
     app.add_option("--scale", scale, "shrinks the words, the image and the budget")
         ->check(CLI::Range(0.01, 1.0));
@@ -96,6 +98,7 @@ std::vector<Part> parts(const Job& job) {
 }
 
 int measure_one(const Flags& flags) {
+  log::set_level(log::Level::warn);  // the table is to be read
   const Job job = flags.job();
   for (const Part& part : parts(job)) {
     for (const Way& way : part.ways) {

@@ -121,10 +121,11 @@ TEST(TorchDistributed, NamesWhatIsMissingDamagedOrElsewhere) {
                               bytes[(name + 69) / 64 * 64 + 3] ^= 1;
                             },
                             {"__0_0.distcp from byte 0", "data/0", "damaged"});
-  expect_refused<DataError>(
-      ".metadata",
-      [](std::string& bytes) { replace_first(bytes, "ChunkStorageMetadata", "ChunkStorageMetadatX"); },
-      {"expected a name", "ChunkStorageMetadatX", "nothing is executed"});
+  expect_refused<DataError>(".metadata",
+                            [](std::string& bytes) {
+                              replace_first(bytes, "ChunkStorageMetadata", "ChunkStorageMetadatX");
+                            },
+                            {"expected a name", "ChunkStorageMetadatX", "nothing is executed"});
   expect_refused<DataError>(".metadata", [](std::string& bytes) { bytes.resize(bytes.size() / 2); },
                             {".metadata"});
   expect_refused<DataError>(

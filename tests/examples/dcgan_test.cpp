@@ -71,6 +71,24 @@ TEST(Dcgan, ACutRunContinuesBitForBit) {
   EXPECT_EQ(metrics("whole"), metrics("resumed"));
 }
 
+TEST(Dcgan, TwoProcessesDivideItsStatesWithTheSameBits) {
+  const TemporaryFolder folder;
+  const auto losses = [&](const std::string& stage) {
+    const std::string metrics = folder / ("of" + stage);
+    const ShellResult result =
+        shell("OMP_NUM_THREADS=1 " CAIRN_RUN_PROGRAM " --nproc-per-node 2 " CAIRN_DCGAN_PROGRAM
+              " --opt-level O2 --steps 6 --report-every 1 --batch-size 8 --metrics " +
+              metrics + " --shard " + stage);
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    std::vector<nlohmann::json> lines = lines_of(metrics);
+    for (nlohmann::json& line : lines) line.erase("images_per_second");
+    return lines;
+  };
+  const auto expected = losses("0");
+  ASSERT_EQ(expected.size(), 6u);
+  for (const char* stage : {"1", "2", "3"}) EXPECT_EQ(losses(stage), expected) << stage;
+}
+
 TEST(Dcgan, BadUsage) {
   EXPECT_EQ(shell(kDcgan + " --opt-level 02").status, 1);
   EXPECT_EQ(shell(kDcgan + " --batch-size 0").status, 2);

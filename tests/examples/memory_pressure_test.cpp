@@ -46,7 +46,7 @@ TEST(MemoryPressureExample, EveryWayButPlainFitsAndLearnsTheSame) {
   const ShellResult result =
       shell(kPressure + " --scale 0.05 --steps 2 --budget 1500M --picture " + picture +
             " --only accumulation,o2,recomputation,offload,fused,fused-recompute,balanced,"
-            "sqrt-n,log-n,constant");
+            "ddp,zero,fsdp,sqrt-n,log-n,constant");
   ASSERT_EQ(result.status, 0) << result.out << result.err;
   EXPECT_THAT(read_text(picture).substr(1), StartsWith("PNG"));
 
@@ -56,14 +56,16 @@ TEST(MemoryPressureExample, EveryWayButPlainFitsAndLearnsTheSame) {
              chain = rows_of(result.out.substr(second));
   ASSERT_THAT(result.out.substr(0, second),
               HasSubstr("plain, within it:\n[allocate] expected at most"));
-  for (const char* way :
-       {"accumulation", "o2", "recomputation", "offload", "fused", "fused-recompute", "balanced"}) {
+  for (const char* way : {"accumulation", "o2", "recomputation", "offload", "fused",
+                          "fused-recompute", "balanced", "ddp", "zero", "fsdp"}) {
     ASSERT_TRUE(words.contains(way)) << way << "\n" << result.out;
     const Row& row = words.at(way);
     EXPECT_LT(row.device, 75.0) << way;
     EXPECT_LE(row.differs, way == std::string("o2") ? 1e-3 : 1e-6) << way;
   }
   EXPECT_GT(words.at("plain,").device, 75.0);
+  EXPECT_LT(words.at("zero").tensors, words.at("ddp").tensors);
+  EXPECT_LT(words.at("fsdp").tensors, words.at("zero").tensors);
   // The whole of it is seen by the operating system, and little else.
   EXPECT_NEAR(words.at("plain,").process, words.at("plain,").accounted, 12.0);
   for (const char* way : {"sqrt-n", "log-n", "constant"}) {
