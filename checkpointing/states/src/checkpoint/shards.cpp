@@ -4,9 +4,12 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
+#include <utility>
 
 #include "cairn/checkpointing/safetensors.h"
 #include "cairn/core/error.h"
+#include "cairn/core/packer.h"
 #include "formats/safetensors/format.h"
 #include "io/host_copy.h"
 
@@ -77,7 +80,50 @@ StateDict::Value shard_like(const Shard& wanted, const Shape& whole, DType dtype
   return Shard{in_shape(elements(*range), wanted.tensor.shape()), whole, wanted.begin};
 }
 
+/// "model", of "shards.model.fc.weight".
+std::string part_of(const std::string& name) {
+  const std::size_t begin = std::strlen(kShardPrefix);
+  return name.substr(begin, name.find('.', begin) - begin);
+}
+
+using Described = std::set<std::pair<std::string, std::uint64_t>>;  // parts, and what is held
+
+Described parse_described(const std::string& told) {
+  Described parts;
+  core::Unpacker message(told);
+  while (!message.rest().empty()) {
+    std::string part = message.text();
+    parts.emplace(std::move(part), message.number());
+  }
+  return parts;
+}
+
 }  // namespace
+
+std::string describe_shards(const FlatState& own) {
+  std::map<std::string, core::Packer> parts;
+  for (const auto& [name, value] : own) {
+    const auto* shard = std::get_if<Shard>(&value);
+    if (shard == nullptr) continue;
+    parts[part_of(name)].text(name).text(core::str(shard->tensor.shape(), " from ", shard->begin));
+  }
+  core::Packer all;
+  for (const auto& [part, held] : parts)
+    all.text(part).number(checksum(held.bytes().data(), held.bytes().size()));
+  return all.bytes();
+}
+
+void leave_out_copies(FlatState& own, const std::vector<std::string>& told, int rank) {
+  Described before;
+  for (int r = 0; r < rank; ++r) before.merge(parse_described(told[static_cast<std::size_t>(r)]));
+  std::set<std::string> copies;
+  for (const auto& held : parse_described(told[static_cast<std::size_t>(rank)])) {
+    if (before.contains(held)) copies.insert(held.first);
+  }
+  std::erase_if(own, [&](const auto& entry) {
+    return std::holds_alternative<Shard>(entry.second) && copies.contains(part_of(entry.first));
+  });
+}
 
 std::optional<ElementRange> elements_of(const Shape& shape, const ShardPlace& place) {
   const auto whole = product_from(place.whole, 0);

@@ -16,6 +16,12 @@ namespace cairn::checkpointing {
 /// In a rank's file a shard of "model.weight" is called "shards.model.weight".
 inline constexpr const char* kShardPrefix = "shards.";
 
+/// Which shards of each part a rank's state holds, for leave_out_copies().
+std::string describe_shards(const FlatState& own);
+/// Takes the shards of a part out of a rank's state where a rank before it holds the same ones
+/// (ranks that keep copies of each other's). told: what each rank describes, in rank order.
+void leave_out_copies(FlatState& own, const std::vector<std::string>& told, int rank);
+
 /// Elements of a tensor, in row-major order.
 struct ElementRange {
   std::int64_t begin = 0, end = 0;

@@ -196,27 +196,30 @@ void TrainingState::start_save(const std::string& dir, std::int64_t step,
   if (metric && std::isfinite(*metric)) plan.manifest.metric = metric;
   plan.manifest.libraries = all_libraries(world_);
   std::unique_ptr<SaveTurn> turn;
+  RankContents contents;
   std::optional<RankContents> copy;
   std::string written;
   SaveReport report{.path = plan.folder(), .step = step};
   Committed committed;
   try {
-    world_.all_or_throw<core::IoError>(what, [&] {
-      if (world_.rank != 0) return "";
+    const auto shards = world_.all_or_throw<core::IoError>(what, [&] {
+      contents = contents_of_rank();
+      if (world_.rank != 0) return describe_shards(contents.own);
       impl_->make_folder(dir);
       impl_->lock_folder(dir);
       turn = std::make_unique<SaveTurn>(impl_->lock);
       prepare(plan);
-      return "";
+      return describe_shards(contents.own);
     });
+    leave_out_copies(contents.own, shards, world_.rank);
     const auto files = world_.all_or_throw<core::IoError>(what, [&] {
-      RankContents contents = contents_of_rank();
-      const std::uint64_t bytes = bytes_of(contents.shared) + bytes_of(contents.own);
+      const RankContents own = std::move(contents);
+      const std::uint64_t bytes = bytes_of(own.shared) + bytes_of(own.own);
       if (asynchronous && bytes <= options_.snapshot_bytes) {
-        copy = {contents.has_shared, snapshot_of(contents.shared), snapshot_of(contents.own)};
+        copy = {own.has_shared, snapshot_of(own.shared), snapshot_of(own.own)};
         report.snapshot_bytes = bytes;
       } else {
-        written = write_rank_files(plan, contents);
+        written = write_rank_files(plan, own);
       }
       return written;
     });
