@@ -58,12 +58,15 @@ void Flags::add_shard_to(CLI::App& app) {
                  "what the processes divide among each other: 0 nothing, 1 the optimizer's state "
                  "and f32 masters, 2 these and the gradients, 3 the weights too (ZeRO)")
       ->check(CLI::Range(0, 3));
+  app.add_option("--shard-within", shard_within,
+                 "so many neighbours divide one copy, and others have copies; 0: all divide one");
 }
 
 std::unique_ptr<parallel::DistributedDataParallel> Flags::data_parallel(
     nn::Module& model, const parallel::ProcessGroup& group) const {
   if (shard == 0) return std::make_unique<parallel::DistributedDataParallel>(model, group);
-  const parallel::ShardedOptions options{.stage = static_cast<parallel::ZeroStage>(shard)};
+  const parallel::ShardedOptions options{.stage = static_cast<parallel::ZeroStage>(shard),
+                                         .shard_within = shard_within};
   return std::make_unique<parallel::ShardedDataParallel>(model, group, options);
 }
 

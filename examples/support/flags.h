@@ -25,7 +25,8 @@ struct Flags {
   std::int64_t steps = 0;  // 0: as many as the epochs hold
   int batch_size = 50;     // per process and micro-batch
   int accumulate = 1;
-  int shard = 0;  // ZeRO stage; 0: every process keeps all of the optimizer's state
+  int shard = 0;         // ZeRO stage; 0: every process keeps all of the optimizer's state
+  int shard_within = 0;  // processes that divide one copy; 0: all
   std::string optimizer = "adam";
   double lr = 1e-3;
   std::string schedule = "cosine";
@@ -38,7 +39,7 @@ struct Flags {
   /// Adds them to the program's command line; the values above (or changed before the call) are the
   /// defaults that --help shows.
   void add_to(CLI::App& app);
-  /// --shard, where a program's processes share one model.
+  /// --shard and --shard-within, where a program's processes share one model.
   void add_shard_to(CLI::App& app);
 
   std::unique_ptr<cairn::parallel::DistributedDataParallel> data_parallel(

@@ -53,9 +53,12 @@ class ShardedBits : public testing::TestWithParam<std::tuple<Recipe, int>> {};
 class DividedGradients : public ShardedBits {};
 class DividedWeights : public ShardedBits {};
 
-void expect_bits_of_plain(const Recipe& recipe, int world_size, test::Stage stage) {
+/// within: of ShardedOptions::shard_within.
+void expect_bits_of_plain(const Recipe& recipe, int world_size, test::Stage stage, int within = 0) {
   test::run_threads(world_size, [&](parallel::ProcessGroup& group) {
-    Training plain(recipe, group, test::kPlain), sharded(recipe, group, stage);
+    Training plain(recipe, group, test::kPlain);
+    Training sharded(recipe, group, stage, {.shard_within = within});
+    const int copies = within == 0 ? 1 : world_size / within;
     int skipped = 0;
     for (int step = 1; step <= 8; ++step) {
       const optim::StepResult expected = plain.step(), got = sharded.step();
@@ -86,8 +89,8 @@ void expect_bits_of_plain(const Recipe& recipe, int world_size, test::Stage stag
     const auto in_all = [&](std::int64_t own) {
       return group.all_reduce_sum(static_cast<double>(own));
     };
-    EXPECT_EQ(in_all(masters), static_cast<double>(in_parts));
-    EXPECT_EQ(std::fmod(in_all(moments), static_cast<double>(elements)), 0.0);
+    EXPECT_EQ(in_all(masters), static_cast<double>(in_parts * copies));
+    EXPECT_EQ(std::fmod(in_all(moments), static_cast<double>(elements * copies)), 0.0);
     EXPECT_GT(in_all(moments), 0.0);
   });
 }
@@ -126,6 +129,47 @@ INSTANTIATE_TEST_SUITE_P(, DividedWeights,
                          testing::Combine(testing::ValuesIn(recipes_of_bits()),
                                           testing::Values(2, 3, 4)),
                          name_of);
+
+// Shards within a group of ranks, with copies of them in others; groups of one have all of it.
+struct HybridForm {
+  int world_size, within;
+};
+class HybridBits
+    : public testing::TestWithParam<std::tuple<Recipe, HybridForm, parallel::ZeroStage>> {};
+
+TEST_P(HybridBits, AreThoseOfDistributedDataParallel) {
+  auto [recipe, form, stage] = GetParam();
+  if (form.world_size > test::ranks_in_order() && core::default_device().is_cuda())
+    GTEST_SKIP() << "NCCL adds up more than two ranks in an order of its own";
+  recipe.reduces_each = stage >= parallel::ZeroStage::gradients;
+  expect_bits_of_plain(recipe, form.world_size, stage, form.within);
+}
+
+std::vector<Recipe> recipes_of_hybrids() {
+  std::vector<Recipe> chosen;
+  for (const Recipe& recipe : recipes_of_bits()) {
+    for (const char* name : {"adam_O0", "adam_O2_f16", "clipped", "accumulated_f16", "sgd",
+                             "larc_O0", "lamb_compact"}) {
+      if (recipe.name == name) chosen.push_back(recipe);
+    }
+  }
+  return chosen;
+}
+
+std::string name_of_hybrid(const testing::TestParamInfo<HybridBits::ParamType>& info) {
+  const auto& [recipe, form, stage] = info.param;
+  return core::str(recipe.name, "_", form.world_size, "_by_", form.within, "_stage_",
+                   static_cast<int>(stage));
+}
+
+INSTANTIATE_TEST_SUITE_P(, HybridBits,
+                         testing::Combine(testing::ValuesIn(recipes_of_hybrids()),
+                                          testing::Values(HybridForm{4, 2}, HybridForm{6, 3},
+                                                          HybridForm{6, 2}),
+                                          testing::Values(parallel::ZeroStage::optimizer_states,
+                                                          parallel::ZeroStage::gradients,
+                                                          parallel::ZeroStage::parameters)),
+                         name_of_hybrid);
 
 TEST(EvenPart, CoversEveryElementOnce) {
   for (const std::int64_t numel : {0, 1, 1023, 1024, 1025, 100, 4096, 100003}) {

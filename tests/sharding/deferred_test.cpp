@@ -58,11 +58,11 @@ const Level kLevels[] = {
 /// A training by DistributedDataParallel (no stage) or in parts, of a model that has its values.
 struct Whole {
   Whole(nn::Sequential& model, const Level& c, const parallel::ProcessGroup& group,
-        test::Stage stage)
+        test::Stage stage, int within = 0)
       : net(model) {
     if (stage) {
       ddp = std::make_unique<parallel::ShardedDataParallel>(
-          net, group, parallel::ShardedOptions{.stage = *stage});
+          net, group, parallel::ShardedOptions{.stage = *stage, .shard_within = within});
     } else {
       ddp = std::make_unique<parallel::DistributedDataParallel>(net, group);
     }
@@ -85,12 +85,13 @@ class BornInParts : public testing::TestWithParam<std::tuple<Level, parallel::Ze
 
 TEST_P(BornInParts, HasTheBitsOfAModelThatWasWhole) {
   const auto& [c, stage] = GetParam();
-  test::run_threads(2, [&](parallel::ProcessGroup& group) {
+  const int ranks = core::default_device().is_cuda() ? 2 : 4;
+  test::run_threads(ranks, [&](parallel::ProcessGroup& group) {
     manual_seed(3);
     nn::Sequential plain = deep_net();
     manual_seed(3);
     nn::Sequential parts = deferred_net();
-    Whole expected(plain, c, group, test::kPlain), got(parts, c, group, stage);
+    Whole expected(plain, c, group, test::kPlain), got(parts, c, group, stage, 2);
     for (std::uint64_t step = 0; step < 3; ++step) {
       const Tensor x = test::inputs(group, step, kWidth);
       expected.step(x);

@@ -57,13 +57,16 @@ TEST(ShardedMemory, OfOneToEightRanks) {
   };
   for (const auto stage : {parallel::ZeroStage::optimizer_states, parallel::ZeroStage::gradients,
                            parallel::ZeroStage::parameters}) {
-    for (const int ranks : {1, 2, 3, 4, 6, 8}) {
-      SCOPED_TRACE(core::str("stage ", static_cast<int>(stage), ", ", ranks, " ranks"));
-      test::run_threads(ranks, [&](parallel::ProcessGroup& group) {
+    const std::vector<std::pair<int, int>> forms{{1, 0}, {2, 0}, {3, 0}, {4, 0}, {6, 0},
+                                                 {8, 0}, {4, 2}, {6, 3}, {6, 2}, {4, 1}};
+    for (const auto& [ranks, within] : forms) {
+      SCOPED_TRACE(core::str("stage ", static_cast<int>(stage), ", ", ranks, " ranks by ", within));
+      const double copies = within == 0 ? 1 : ranks / within;
+      test::run_threads(ranks, [&, within = within](parallel::ProcessGroup& group) {
         nn::Sequential net;
         for (int i = 0; i < 8; ++i) net.add(nn::Linear(256, 256));
         const double n = 8 * (256 * 256 + 256);
-        parallel::ShardedDataParallel sharded(net, group, {.stage = stage});
+        parallel::ShardedDataParallel sharded(net, group, {.stage = stage, .shard_within = within});
         optim::FusedAdam optimizer(net.parameters());
         amp::Amp precision = amp::initialize(
             net, optimizer,
@@ -71,15 +74,16 @@ TEST(ShardedMemory, OfOneToEightRanks) {
         for (int step = 0; step < 2; ++step) {
           precision.backward(test::loss_of(sharded(test::inputs(group, 1, 256))));
           group.barrier();
-          const double divided_weights = stage == parallel::ZeroStage::parameters ? 1 : ranks;
-          const double divided_gradients = stage >= parallel::ZeroStage::gradients ? 1 : ranks;
+          const double divided_weights = stage == parallel::ZeroStage::parameters ? copies : ranks;
+          const double divided_gradients = stage >= parallel::ZeroStage::gradients ? copies : ranks;
           if (step == 1 && group.rank() == 0) {
             using core::MemoryCategory;
             EXPECT_NEAR(bytes(MemoryCategory::parameters), 2 * n * divided_weights,
                         0.02 * 2 * n * divided_weights);
             EXPECT_NEAR(bytes(MemoryCategory::gradients), 2 * n * divided_gradients,
                         0.02 * 2 * n * divided_gradients);
-            EXPECT_NEAR(bytes(MemoryCategory::optimizer_state), 12 * n, 0.02 * 12 * n);
+            EXPECT_NEAR(bytes(MemoryCategory::optimizer_state), 12 * n * copies,
+                        0.02 * 12 * n * copies);
           }
           group.barrier();
           ASSERT_TRUE(precision.step().applied);

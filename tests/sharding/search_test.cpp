@@ -60,6 +60,10 @@ Drawn draw_setup(Draw& draw) {
                                             ZeroStage::parameters, ZeroStage::parameters});
   drawn.recipe = draw_recipe(draw);
   drawn.ranks = 2 + draw.below(test::ranks_in_order() - 1);
+  if (!core::default_device().is_cuda() && draw.one_in(3)) {
+    const std::vector<std::pair<int, int>> forms{{4, 2}, {4, 2}, {2, 1}, {6, 3}, {6, 2}};
+    std::tie(drawn.ranks, drawn.options.shard_within) = draw.of(forms);
+  }
   parallel::DistributedOptions& distributed = drawn.options.distributed;
   if (draw.one_in(2)) distributed.first_bucket_bytes = distributed.bucket_bytes = 3000;
   distributed.average = !draw.one_in(4);
@@ -79,9 +83,9 @@ Drawn draw_setup(Draw& draw) {
 
 std::ostream& operator<<(std::ostream& out, const Drawn& drawn) {
   const parallel::ShardedOptions& options = drawn.options;
-  out << drawn.ranks << " ranks, stage " << static_cast<int>(options.stage) << ", "
-      << drawn.recipe.name << ", O" << static_cast<int>(drawn.recipe.level) << ' '
-      << core::name(drawn.recipe.half);
+  out << drawn.ranks << " ranks by " << options.shard_within << ", stage "
+      << static_cast<int>(options.stage) << ", " << drawn.recipe.name << ", O"
+      << static_cast<int>(drawn.recipe.level) << ' ' << core::name(drawn.recipe.half);
   if (drawn.recipe.max_norm > 0) out << ", clipped";
   const parallel::DistributedOptions& distributed = options.distributed;
   if (distributed.bucket_bytes == 3000) out << ", small buckets";
@@ -104,7 +108,8 @@ class Pair {
   Pair(const Drawn& drawn, const parallel::ProcessGroup& group, std::string folder)
       : plain_(drawn.recipe, group, test::kPlain, drawn.options),
         divided_(drawn.recipe, group, drawn.options.stage, drawn.options),
-        divides_gradients_(drawn.options.stage >= ZeroStage::gradients),
+        divides_gradients_(drawn.options.stage >= ZeroStage::gradients &&
+                           drawn.options.shard_within != 1),
         knows_culprits_(drawn.options.distributed.check_local_gradients),
         one_reduction_(!drawn.options.distributed.average),
         ranks_(drawn.ranks),

@@ -29,12 +29,13 @@ std::string folder_of(const std::string& name) {
 struct Form {
   int world_size;
   test::Stage stage;
+  int within = 0;  // ShardedOptions::shard_within
 };
 
 /// Trains, and saves.
 void save(const Recipe& recipe, Form form, const std::string& dir) {
   test::run_threads(form.world_size, [&](parallel::ProcessGroup& group) {
-    Training training(recipe, group, form.stage);
+    Training training(recipe, group, form.stage, {.shard_within = form.within});
     for (int step = 0; step < 4; ++step) test::expect_applied(training.step());
     training.state->save(dir, 4);
   });
@@ -44,7 +45,8 @@ void save(const Recipe& recipe, Form form, const std::string& dir) {
 void expect_resumes_alike(const Recipe& recipe, Form form, const std::string& sharded_dir,
                           const std::string& plain_dir) {
   test::run_threads(form.world_size, [&](parallel::ProcessGroup& group) {
-    Training from_sharded(recipe, group, form.stage), from_plain(recipe, group, test::kPlain);
+    Training from_sharded(recipe, group, form.stage, {.shard_within = form.within});
+    Training from_plain(recipe, group, test::kPlain);
     ASSERT_TRUE(from_sharded.state->resume_latest(sharded_dir));
     ASSERT_TRUE(from_plain.state->resume_latest(plain_dir));
     for (int step = 0; step <= 3; ++step) {
@@ -111,6 +113,47 @@ std::vector<Recipe> recipes_of_states() {
 
 INSTANTIATE_TEST_SUITE_P(, ShardedStates, testing::ValuesIn(recipes_of_states()),
                          [](const auto& info) { return info.param.name; });
+
+// Copies of shards are saved once, and a checkpoint says nothing of them.
+class HybridStates : public testing::TestWithParam<Recipe> {};
+
+TEST_P(HybridStates, ResumeInEveryForm) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "NCCL adds up in an order of its own";
+  const std::string plain = folder_of("plain"), hybrid = folder_of("hybrid");
+  save(GetParam(), {4, test::kPlain}, plain);
+  for (const auto stage : {test::kStates, test::kGradients, test::kParameters}) {
+    save(GetParam(), {4, stage, 2}, hybrid);
+    const std::vector<Form> forms{
+        {2, test::kPlain},         {3, test::kStates}, {4, test::kGradients, 2},
+        {6, test::kParameters, 3}, {6, stage, 2},      {1, test::kPlain}};
+    for (const Form& form : forms) {
+      SCOPED_TRACE(
+          core::str(form.world_size, form.stage ? " sharded by " : " plain ", form.within));
+      expect_resumes_alike(GetParam(), form, hybrid, plain);
+      expect_resumes_alike(GetParam(), form, plain, plain);
+    }
+    std::filesystem::remove_all(hybrid);
+  }
+  std::filesystem::remove_all(plain);
+}
+
+INSTANTIATE_TEST_SUITE_P(, HybridStates, testing::ValuesIn(recipes_of_states()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(HybridState, IsSavedOnce) {
+  const auto bytes_of = [](Form form) {
+    const std::string dir = folder_of("once");
+    save(kAdam, form, dir);
+    std::size_t bytes = 0;
+    for (const auto& file : std::filesystem::recursive_directory_iterator(dir)) {
+      if (file.path().extension() == ".safetensors") bytes += file.file_size();
+    }
+    std::filesystem::remove_all(dir);
+    return static_cast<double>(bytes);
+  };
+  const double once = bytes_of({2, test::kParameters});
+  EXPECT_NEAR(bytes_of({4, test::kParameters, 2}), once, 0.05 * once);
+}
 
 // A part that cannot load gives all of them their old state back, the other ranks' weights too.
 TEST(ShardedState, AFailedLoadChangesNothing) {

@@ -10,6 +10,7 @@
 #include "cairn/parallel/flatten.h"
 #include "ddp/model_sync.h"
 #include "reducer/names.h"
+#include "reducer/shard_groups.h"
 
 namespace cairn::parallel {
 namespace {
@@ -50,9 +51,10 @@ void check_not_summed(const core::GradientSlot& slot, const std::string& name) {
               "' had been summed over the ranks (no_sync for all but the last; or average = true)");
 }
 
-ReducerOptions reducer_options(const DistributedOptions& options, std::optional<ZeroStage> stage) {
-  ReducerOptions of_reducer = options.of_reducer();
-  of_reducer.shard = stage >= ZeroStage::gradients;
+ReducerOptions reducer_options(const ShardedOptions& options, bool shards_gradients) {
+  ReducerOptions of_reducer = options.distributed.of_reducer();
+  of_reducer.shard = shards_gradients;
+  of_reducer.shard_within = shards_gradients ? options.shard_within : 0;
   return of_reducer;
 }
 
@@ -64,14 +66,15 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
       group(std::move(g)),
       options(o.distributed),
       stage(s),
-      reducer(group, reducer_options(options, s)),
+      shards(stage ? shard_group(group, o.shard_within) : group),
+      reducer(group, reducer_options(o, shards_gradients())),
       of_reducer(reducer.world()),
       parameters(m.parameters()),
       buffers(m.buffers()),
       arena(attach_arena()),
       unused(options.static_graph) {
-  if (stage == ZeroStage::parameters && group.world_size() > 1)
-    units = std::make_shared<WeightUnits>(m, group, o);
+  if (stage == ZeroStage::parameters && shards.world_size() > 1)
+    units = std::make_shared<WeightUnits>(m, shards, o);
   for (const std::string& trigger : options.trigger_parameters) {
     const auto names = names_of(parameters);
     CAIRN_CHECK(std::find(names.begin(), names.end(), trigger) != names.end(), "ddp",

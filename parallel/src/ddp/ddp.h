@@ -65,7 +65,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   std::vector<int> job_ranks() const override { return group.world().job_ranks(); }
   Sharding sharding() const override;
   std::vector<std::string> exchange(const std::string& own, std::string_view name) override {
-    return group.exchange(own, name);
+    return shards.exchange(own, name);
   }
   void gather_weights(const std::vector<Tensor>& weights) override;
   void weight_arrived(const Tensor& weight) override;
@@ -98,7 +98,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   bool other_ranks_have_batches();
 
   bool is_reduced(const Tensor& parameter) const;
-  bool shards_gradients() const { return stage >= ZeroStage::gradients && group.world_size() > 1; }
+  bool shards_gradients() const { return stage >= ZeroStage::gradients && shards.world_size() > 1; }
   bool finds_unused() const { return options.find_unused_parameters || options.static_graph; }
   const NamedTensor& parameter_of(std::size_t gradient) const {
     return parameters[parameter_of_gradient[gradient]];
@@ -111,7 +111,8 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   nn::Module* model;
   ProcessGroup group;
   DistributedOptions options;
-  std::optional<ZeroStage> stage;                                  // of a ShardedDataParallel
+  std::optional<ZeroStage> stage;  // of a ShardedDataParallel
+  ProcessGroup shards;             // the ranks that divide a copy; all but for hybrid sharding
   std::shared_ptr<const void> divides = std::make_shared<char>();  // for the arena: while it lives
   std::shared_ptr<WeightUnits> units;  // null: weights are whole (all but stage 3)
   Reducer reducer;

@@ -46,7 +46,7 @@ GatheredParameters::~GatheredParameters() {
 
 core::GradientReducer::Sharding DistributedDataParallel::Impl::sharding() const {
   if (!stage) return {};
-  return {group.rank(), group.world_size(), shards_gradients()};
+  return {shards.rank(), shards.world_size(), shards_gradients()};
 }
 
 void DistributedDataParallel::Impl::gather_weights(const std::vector<Tensor>& weights) {
@@ -54,13 +54,13 @@ void DistributedDataParallel::Impl::gather_weights(const std::vector<Tensor>& we
   for (const Tensor& weight : weights) {
     if (core::WeightInParts::of(weight) == nullptr) whole.push_back(weight);
   }
-  if (!whole.empty()) gather_parts(parts_in_place(whole, group), group);
+  if (!whole.empty()) gather_parts(parts_in_place(whole, shards), shards);
 }
 
 void DistributedDataParallel::Impl::weight_arrived(const Tensor& weight) {
-  if (!stage || group.world_size() == 1) return;
+  if (!stage || shards.world_size() == 1) return;
   kernels::MasterWeight::keep_part(
-      weight, core::even_part(weight.numel(), group.rank(), group.world_size()));
+      weight, core::even_part(weight.numel(), shards.rank(), shards.world_size()));
   if (units) units->divide(weight);
 }
 

@@ -50,6 +50,8 @@ void check_sizes(std::int64_t first_bucket_bytes, std::int64_t bucket_bytes) {
 }
 
 void check_options(const ReducerOptions& options) {
+  CAIRN_CHECK(options.shard || options.shard_within == 0, "reducer",
+              "expected shard_within with shard alone, got ", options.shard_within, " without");
   check_sizes(options.first_bucket_bytes, options.bucket_bytes);
   check_division(options);
   check_schedule(options);
@@ -59,7 +61,8 @@ std::string describe(const ReducerOptions& options) {
   std::ostringstream out;
   out << "first_bucket_bytes " << options.first_bucket_bytes << ", bucket_bytes "
       << options.bucket_bytes << ", num_allreduce_streams " << options.num_allreduce_streams
-      << ", gradient_predivide_factor " << options.gradient_predivide_factor;
+      << ", gradient_predivide_factor " << options.gradient_predivide_factor << ", shard_within "
+      << options.shard_within;
   const std::pair<const char*, bool> switches[] = {
       {"average", options.average},
       {"delay_allreduce", options.delay_allreduce},

@@ -20,6 +20,7 @@
 #include "reducer/names.h"
 #include "reducer/options.h"
 #include "reducer/rank_major.h"
+#include "reducer/shard_groups.h"
 
 namespace cairn::parallel {
 namespace {
@@ -69,7 +70,8 @@ class ReducerLink final : public core::WorldLink {
 }  // namespace
 
 struct Reducer::Impl {
-  Impl(ProcessGroup g, const ReducerOptions& o) : group(std::move(g)), options(o) {}
+  Impl(ProcessGroup g, const ReducerOptions& o)
+      : group(std::move(g)), replicas(replica_group(group, o.shard_within)), options(o) {}
 
   void register_gradients(const std::vector<std::string>& names,
                           const std::vector<TensorView>& views, const Layout& layout);
@@ -87,6 +89,8 @@ struct Reducer::Impl {
   void exchange_data(const PlannedBucket& bucket);
   void scatter(const PlannedBucket& bucket, const Tensor& own);
   RankMajor rank_major(const PlannedBucket& bucket) const;
+  int shard() const { return group.rank() % shards(); }
+  int shards() const { return group.world_size() / replicas.world_size(); }
   Tensor own_parts_of(const PlannedBucket& bucket) const;
   std::vector<TensorView> parts_of(const PlannedBucket& bucket) const;
   std::int64_t elements_of(const PlannedBucket& bucket) const;
@@ -102,6 +106,7 @@ struct Reducer::Impl {
   [[noreturn]] void fail_everywhere(const std::string& message) const;
 
   ProcessGroup group;
+  ProcessGroup replicas;  // with options.shard: the ranks that keep the same parts
   ReducerOptions options;
   std::vector<Gradient> gradients;
   std::vector<Tensor> kept;  // the tensors behind them
@@ -367,17 +372,18 @@ RankMajor Reducer::Impl::rank_major(const PlannedBucket& bucket) const {
   sizes.reserve(bucket.gradients.size());
   for (const std::size_t i : bucket.gradients) sizes.push_back(gradients[i].view.numel());
   const TensorView& first = gradients[bucket.gradients[0]].view;
-  return {std::move(sizes), first.dtype, group.world_size()};
+  return {std::move(sizes), first.dtype, shards(), replicas.world_size()};
 }
 
 /// Where this rank's parts come to lie: in memory of the stream that will use them.
 Tensor Reducer::Impl::own_parts_of(const PlannedBucket& bucket) const {
   const TensorView& first = gradients[bucket.gradients[0]].view;
   const core::MemoryCategoryGuard category(core::MemoryCategory::gradients);
-  const std::int64_t count = rank_major(bucket).counts()[static_cast<std::size_t>(group.rank())];
-  return Tensor::empty({count}, first.dtype, first.device);
+  return Tensor::empty({rank_major(bucket).elements_of(shard())}, first.dtype, first.device);
 }
 
+/// Every rank adds up one piece, in rank order whatever the number of replicas, and those hand each
+/// other the pieces of the parts that they keep.
 void Reducer::Impl::scatter(const PlannedBucket& bucket, const Tensor& own_parts) {
   const RankMajor layout = rank_major(bucket);
   const TensorView& first = gradients[bucket.gradients[0]].view;
@@ -393,11 +399,15 @@ void Reducer::Impl::scatter(const PlannedBucket& bucket, const Tensor& own_parts
   const Tensor summed =
       converts(first) ? Tensor::empty(own_parts.shape(), dtype, first.device) : own_parts;
   const ReduceOp op = options.average && f == 1.0 ? ReduceOp::mean : ReduceOp::sum;
-  group.reduce_scatter(flat, summed, layout.counts(), op, of_losses(losses, bucket.name));
+  const core::ElementRange piece = layout.piece(group.rank());
+  const TensorView own = summed.view().slice(0, piece.begin, piece.end);
+  const std::string name = of_losses(losses, bucket.name);
+  group.reduce_scatter(flat, own, layout.counts(), op, name);
+  if (replicas.world_size() > 1) replicas.all_gather(own, summed, layout.pieces_of(shard()), name);
   const double factor = f == 1.0 ? after : after * f / group.world_size();
   if (factor != 1.0 || converts(first)) kernels::affine(summed, factor, 0.0, own_parts);
   for (std::size_t k = 0; part_callback && k < bucket.gradients.size(); ++k)
-    part_callback(bucket.gradients[k], own_parts.alias(layout.part(own_parts, group.rank(), k)));
+    part_callback(bucket.gradients[k], own_parts.alias(layout.part(own_parts, shard(), k)));
   if (options.retain_allreduce_buffers) reduced.push_back(own_parts);
 }
 

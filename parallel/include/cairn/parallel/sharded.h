@@ -16,6 +16,9 @@
 // rank order: NCCL does so for two ranks). Where an update looks at norms of whole tensors
 // (FusedLAMB, LARC), the ranks tell each other those of their parts.
 //
+// With shard_within = n (hybrid sharding) groups of n neighbours divide a copy each, and the above
+// holds with n in place of N; averages are over all ranks, with the same bits.
+//
 // In stages 2 and 3 every backward reduces: several in a step add up in f32 sums of this rank's
 // parts (no_sync() is Unsupported), and grad() is InvalidArgument, because no rank has the whole.
 //
@@ -61,6 +64,10 @@ enum class ZeroStage : std::uint8_t {
 struct ShardedOptions {
   ZeroStage stage = ZeroStage::optimizer_states;
   DistributedOptions distributed;
+  /// Hybrid sharding: so many neighbours in rank order (a host's ranks) divide one copy of what the
+  /// stage divides, and each such group has a copy; gradients are averaged over all ranks. 0: all
+  /// ranks divide one copy. Must divide the number of ranks.
+  int shard_within = 0;
 
   // Of ZeroStage::parameters.
   /// The modules, by full name, whose weights are gathered as one ("block0", "block1.mlp"); what is
@@ -75,7 +82,8 @@ struct ShardedOptions {
 
 class ShardedDataParallel : public DistributedDataParallel {
  public:
-  /// Throws as DistributedDataParallel.
+  /// Throws as DistributedDataParallel; also InvalidArgument, on every rank, for a shard_within that
+  /// does not divide the number of ranks or that they do not share.
   ShardedDataParallel(nn::Module& model, ProcessGroup group, const ShardedOptions& options = {});
 
   ZeroStage stage() const { return stage_; }
