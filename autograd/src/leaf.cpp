@@ -5,6 +5,7 @@
 #include "cairn/autograd/engine.h"
 #include "cairn/autograd/saved_tensor.h"
 #include "cairn/core/memory.h"
+#include "cairn/gradients/arena.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/empty_with_layout_of.h"
 #include "node_access.h"
@@ -38,6 +39,12 @@ bool AccumulateGrad::must_lend() const {
   return !slot.placed() && !slot.memory().defined() && slot.owner() != nullptr;
 }
 
+/// Of a gradient that lies in no buffer.
+DType AccumulateGrad::own_dtype() const {
+  const auto arena = gradients::GradientArena::of(leaf_);
+  return arena ? arena->gradient_dtype(leaf_) : leaf_.dtype();
+}
+
 bool AccumulateGrad::has_target() const {
   const GradientSlot& slot = leaf_.gradient_slot();
   if (slot.placed() || must_lend()) return true;
@@ -49,7 +56,7 @@ GradTarget AccumulateGrad::target(const Shape& shape, const Strides& strides, DT
   if (!has_target()) return {Tensor::empty_strided(shape, strides, dtype, leaf_.device()), false};
   GradientSlot& slot = leaf_.gradient_slot();
   if (must_lend())
-    slot.lend(kernels::empty_with_layout_of(leaf_, leaf_.dtype(), MemoryCategory::gradients));
+    slot.lend(kernels::empty_with_layout_of(leaf_, own_dtype(), MemoryCategory::gradients));
   const bool accumulate = slot.write();
   return {slot.memory(), accumulate};
 }
@@ -79,10 +86,11 @@ bool AccumulateGrad::add(Tensor gradient) {
     }
     return accumulate;
   }
-  const bool take = gradient.unique() && gradient.strides() == leaf_.strides() &&
-                    gradient.dtype() == leaf_.dtype();
+  const bool take =
+      gradient.unique() && gradient.strides() == leaf_.strides() && gradient.dtype() == own_dtype();
   if (!take) {
-    const Tensor copy = Tensor::empty_like(leaf_);
+    const Tensor copy =
+        kernels::empty_with_layout_of(leaf_, own_dtype(), MemoryCategory::gradients);
     kernels::copy(gradient, copy);
     gradient = copy;
   }

@@ -30,6 +30,7 @@ class AccumulateGrad final : public Node {
   const Tensor& leaf() const { return leaf_; }
   GradTarget target(const Shape& shape, const Strides& strides, DType dtype);
   bool must_lend() const;
+  DType own_dtype() const;  // of a gradient that lies alone
   bool has_target() const;  // gradients land in a slot, or on top of an earlier gradient
   /// True where the gradient was written through target().
   bool landed(const Tensor& gradient) const;

@@ -169,9 +169,16 @@ void GradientSlot::mark_reduced() {
 }
 
 void GradientSlot::keep_part(Tensor part) {
-  if (state_ != State::writing || !written_) return;
+  if (!holds_gradient()) return;
   *memory_ = std::move(part);
-  memory_is_part_ = reduced_in_run_ = true;
+  memory_is_part_ = true;
+  mark_reduced();
+}
+
+void GradientSlot::keep_part_of_sum(Tensor part) {
+  *sum_ = std::move(part);
+  sum_is_part_ = true;
+  mark_sum_reduced();
 }
 
 void GradientSlot::mark_sum_reduced() {

@@ -7,6 +7,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/empty_with_layout_of.h"
 
 namespace cairn::gradients {
 
@@ -124,8 +125,12 @@ std::vector<GradientArena::Layout> GradientArena::layouts() const {
   std::vector<Layout> all;
   all.reserve(parameters_.size());
   for (const auto& [name, tensor] : parameters_)
-    all.push_back({tensor.device(), tensor.dtype(), tensor.requires_grad()});
+    all.push_back({tensor.device(), gradient_dtype(tensor), tensor.requires_grad()});
   return all;
+}
+
+DType GradientArena::gradient_dtype(const Tensor& parameter) const {
+  return f32_slots_ && core::is_half(parameter.dtype()) ? DType::f32 : parameter.dtype();
 }
 
 bool GradientArena::stale() const {
@@ -136,7 +141,7 @@ bool GradientArena::stale() const {
 }
 
 bool GradientArena::would_add_to_half() const {
-  if (f32_slots_ || !accumulate_in_f32_ || !has_buffers()) return false;
+  if (f32_slots_ || !accumulate_in_f32_) return false;
   return std::any_of(parameters_.begin(), parameters_.end(), [](const NamedTensor& parameter) {
     const core::GradientSlot& slot = parameter.tensor.gradient_slot();
     return parameter.tensor.requires_grad() && slot.holds_gradient() &&
@@ -155,7 +160,7 @@ void GradientArena::use_f32_slots() {
     return core::is_half(buffer.data.dtype());
   });
   f32_slots_ = true;
-  if (half_slots) refresh();
+  if (half_slots || (!has_buffers() && stale())) refresh();
 }
 
 /// Gradients become tensors of their own (still in the old buffer's memory).
@@ -173,10 +178,7 @@ void GradientArena::refresh() {
 void GradientArena::lay_out() {
   ++generation_;
   buffers_.clear();
-  if (!has_buffers()) {
-    laid_out_ = layouts();
-    return;
-  }
+  if (!has_buffers()) return lay_out_alone();
   struct Plan {
     Device device;
     DType dtype;
@@ -187,7 +189,7 @@ void GradientArena::lay_out() {
   for (std::size_t i = parameters_.size(); i-- > 0;) {
     const Tensor& tensor = parameters_[i].tensor;
     if (!tensor.requires_grad()) continue;
-    const DType dtype = f32_slots_ && core::is_half(tensor.dtype()) ? DType::f32 : tensor.dtype();
+    const DType dtype = gradient_dtype(tensor);
     auto plan = std::find_if(plans.begin(), plans.end(), [&](const Plan& p) {
       return p.device == tensor.device() && p.dtype == dtype;
     });
@@ -210,6 +212,21 @@ void GradientArena::lay_out() {
       parameter.gradient_slot().place(buffer.data.alias(place));
     }
     buffers_.push_back(std::move(buffer));
+  }
+}
+
+/// Without buffers: whole gradients turn to the dtype of their slots; parts go as they are.
+void GradientArena::lay_out_alone() {
+  laid_out_ = layouts();
+  for (const auto& [name, tensor] : parameters_) {
+    core::GradientSlot& slot = tensor.gradient_slot();
+    const Tensor former = slot.holds_part() ? Tensor() : slot.gradient();
+    if (!former.defined() || former.dtype() == gradient_dtype(tensor)) continue;
+    const Tensor wide = kernels::empty_with_layout_of(tensor, gradient_dtype(tensor),
+                                                      core::MemoryCategory::gradients);
+    kernels::copy(former, wide);
+    slot.place(wide);
+    slot.displace();
   }
 }
 

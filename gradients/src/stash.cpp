@@ -80,8 +80,14 @@ std::vector<StashPass> stash(const std::vector<Tensor>& tensors, double scale) {
     const Tensor& tensor = tensors[i];
     if (!holds_gradient(tensor)) continue;
     core::GradientSlot& slot = tensor.gradient_slot();
-    const Tensor& like = slot.holds_part() ? slot.memory() : tensor;
+    // A weight that lies in parts has a layout and no elements to ask for.
+    const bool alike = slot.holds_part() || slot.memory().strides() == tensor.strides();
+    const Tensor& like = alike ? slot.memory() : tensor;
     const bool fits = slot.sum().defined() && slot.sum().shape() == like.shape();
+    CAIRN_CHECK(fits || !slot.has_sum(), "stash",
+                "expected no_sync ahead of the first backward that reduces where ranks divide ",
+                "gradients of several losses, got the whole gradient of '", tensor.name(),
+                "' beside a sum of which this rank has a part");
     if (!fits && !slot.has_sum())
       slot.set_sum(
           kernels::empty_with_layout_of(like, DType::f32, core::MemoryCategory::gradients));

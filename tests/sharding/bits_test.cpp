@@ -113,6 +113,21 @@ TEST_P(DividedWeights, HaveTheBitsOfDistributedDataParallel) {
   expect_bits_of_plain(recipe, world_size, test::kParameters);
 }
 
+struct HybridForm {
+  int world_size, within;
+};
+
+// Under no_sync() a micro-batch's gradients are whole, and added to before they are averaged.
+class UnderNoSync
+    : public testing::TestWithParam<std::tuple<Recipe, HybridForm, parallel::ZeroStage>> {};
+
+TEST_P(UnderNoSync, HasTheBitsOfDistributedDataParallel) {
+  const auto& [recipe, form, stage] = GetParam();
+  if (form.world_size > 2 && core::default_device().is_cuda())
+    GTEST_SKIP() << "NCCL adds up more than two ranks in an order of its own";
+  expect_bits_of_plain(recipe, form.world_size, stage, form.within);
+}
+
 std::string name_of(const testing::TestParamInfo<std::tuple<Recipe, int>>& info) {
   return core::str(std::get<0>(info.param).name, "_", std::get<1>(info.param), "_ranks");
 }
@@ -130,10 +145,7 @@ INSTANTIATE_TEST_SUITE_P(, DividedWeights,
                                           testing::Values(2, 3, 4)),
                          name_of);
 
-// Shards within a group of ranks, with copies of them in others; groups of one have all of it.
-struct HybridForm {
-  int world_size, within;
-};
+// Shards within a group of ranks, with copies of them in others.
 class HybridBits
     : public testing::TestWithParam<std::tuple<Recipe, HybridForm, parallel::ZeroStage>> {};
 
@@ -168,6 +180,27 @@ INSTANTIATE_TEST_SUITE_P(, HybridBits,
                                                           HybridForm{6, 2}),
                                           testing::Values(parallel::ZeroStage::optimizer_states,
                                                           parallel::ZeroStage::gradients,
+                                                          parallel::ZeroStage::parameters)),
+                         name_of_hybrid);
+
+std::vector<Recipe> recipes_of_no_sync() {
+  std::vector<Recipe> chosen;
+  for (Recipe recipe : recipes_of_bits()) {
+    for (const char* name :
+         {"adam_O0", "adam_O1", "adam_O2_f16", "adam_O3", "accumulated", "larc", "lamb_compact"}) {
+      if (recipe.name != name) continue;
+      recipe.accumulates = true;
+      chosen.push_back(recipe);
+    }
+  }
+  return chosen;
+}
+
+INSTANTIATE_TEST_SUITE_P(, UnderNoSync,
+                         testing::Combine(testing::ValuesIn(recipes_of_no_sync()),
+                                          testing::Values(HybridForm{2, 0}, HybridForm{3, 0},
+                                                          HybridForm{4, 2}),
+                                          testing::Values(parallel::ZeroStage::gradients,
                                                           parallel::ZeroStage::parameters)),
                          name_of_hybrid);
 

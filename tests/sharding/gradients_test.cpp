@@ -113,15 +113,6 @@ TEST(DividedGradient, IsNotHandedOutForTheWhole) {
   });
 }
 
-TEST(DividedGradient, IsNotAddedUpBeforeItIsReduced) {
-  test::run_threads(2, [](parallel::ProcessGroup& group) {
-    test::OddNet net;
-    parallel::ShardedDataParallel sharded(net, group, kStage2);
-    EXPECT_THAT(test::message_of<core::Unsupported>([&] { (void)sharded.no_sync(); }),
-                HasSubstr("got no_sync()"));
-  });
-}
-
 // An element that is not finite lies in one rank's part: all skip.
 TEST(DividedGradient, ThatIsNotFiniteIsSkippedByAll) {
   test::run_threads(ranks_in_order(), [](parallel::ProcessGroup& group) {

@@ -22,9 +22,8 @@ TEST(HybridSharding, OfAnotherNumberOfRanksNamesBoth) {
                       [&] { ShardedDataParallel(net, group, {.shard_within = within}); }),
                   HasSubstr(core::str("to divide the number of ranks, 3, got ", within)));
     }
-    EXPECT_THAT(test::message_of<core::InvalidArgument>([&] {
-                  (void)parallel::Reducer(group, {.shard = true, .shard_within = 2});
-                }),
+    EXPECT_THAT(test::message_of<core::InvalidArgument>(
+                    [&] { (void)parallel::Reducer(group, {.shard = true, .shard_within = 2}); }),
                 HasSubstr("to divide the number of ranks, 3, got 2"));
     EXPECT_THAT(test::message_of<core::InvalidArgument>(
                     [&] { (void)parallel::Reducer(group, {.shard_within = 3}); }),
@@ -51,10 +50,9 @@ TEST(HybridReducer, HandsOutPartsOfEachCopy) {
   for (const Form form : {Form{4, 2}, Form{6, 3}, Form{6, 2}, Form{3, 1}, Form{2, 2}}) {
     SCOPED_TRACE(core::str(form.ranks, " by ", form.within));
     test::run_threads(form.ranks, [&](parallel::ProcessGroup& group) {
-      parallel::Reducer reducer(group, {.bucket_bytes = 1 << 15,
-                                        .average = false,
-                                        .shard = true,
-                                        .shard_within = form.within});
+      parallel::Reducer reducer(
+          group,
+          {.bucket_bytes = 1 << 15, .average = false, .shard = true, .shard_within = form.within});
       const std::vector<std::int64_t> sizes = {5, 2048, 4000, 1, 3073, 1024};
       NamedTensors gradients;
       for (std::size_t i = 0; i < sizes.size(); ++i) {

@@ -2,7 +2,7 @@
 // reference is what one process computes from all ranks' batches. The rest of the list stands with
 // what it is about: a rank that skips a layer, tied weights of two units, an evaluation between a
 // backward and its step, a forward that throws, a use of a part for the whole in
-// parameters_test.cpp; states of other sizes in states_test.cpp; no_sync in gradients_test.cpp.
+// parameters_test.cpp; states of other sizes in states_test.cpp; no_sync in no_sync_test.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -166,9 +166,9 @@ class Pair {
   }
 
   std::string backward(Draw& draw) {
-    if (pending_ > 0 && one_reduction_) return "";
+    if (pending_ > 0 && one_reduction_ && !local_) return "";
     const int overflows_on = draw.one_in(8) ? draw.below(ranks_) : -1;
-    const bool again = pending_ > 0;
+    const bool again = pending_ > 0 && !local_;
     both([&](Training& one) {
       // Divided gradients of several backwards are summed in f32, as a stash is.
       const bool sums = divides_gradients_ && &one == &divided_;
@@ -176,20 +176,20 @@ class Pair {
       one.backward(batch_, overflows_on);
     });
     ++batch_, ++pending_;
+    local_ = false;
     return overflows_on < 0 ? "backward" : core::str("backward, inf on rank ", overflows_on);
   }
 
-  /// Under no_sync(), before a backward that reduces what this one leaves.
+  /// Under no_sync(), before a backward that reduces what this one leaves, or a step that does.
   std::string alone() {
-    if (divides_gradients_ || pending_ > 0) return "";
+    if (pending_ > 0 && !local_) return "";
     both([&](Training& one) {
       const auto no_sync = one.ddp().no_sync();
       one.backward(batch_, -1);
     });
-    ++batch_;
-    both([&](Training& one) { one.backward(batch_, -1); });
     ++batch_, ++pending_;
-    return "backward under no_sync, backward";
+    local_ = true;
+    return "backward under no_sync";
   }
 
   /// Or thaws.
@@ -207,6 +207,7 @@ class Pair {
     if (pending_ == 0) return "";
     const optim::StepResult expected = plain_.precision->step(), got = divided_.precision->step();
     pending_ = 0;
+    local_ = false;
     updated_ = updated_ || expected.applied;
     EXPECT_EQ(got.applied, expected.applied) << got.reason;
     if (knows_culprits_ && !cleared_) {
@@ -224,6 +225,7 @@ class Pair {
     both([](Training& one) { one.optimizer->clear_grad(); });
     cleared_ = cleared_ || pending_ > 0;
     pending_ = 0;
+    local_ = false;
     return "clear_grad";
   }
 
@@ -291,7 +293,8 @@ class Pair {
   int ranks_;
   std::string folder_;
   std::int64_t batch_ = 0, saves_ = 0;
-  int pending_ = 0;  // backwards since the last step
+  int pending_ = 0;     // backwards since the last step
+  bool local_ = false;  // none of which has reduced
   bool updated_ = false;
   bool cleared_ = false;  // backwards, of which the next skip's message tells as well
 };

@@ -39,8 +39,8 @@ std::vector<std::string> names_of(const NamedTensors& tensors) {
   return names;
 }
 
-TensorView without_memory(const Tensor& like) {
-  return {nullptr, like.shape(), like.strides(), like.dtype(), like.device()};
+TensorView without_memory(const Tensor& like, DType dtype) {
+  return {nullptr, like.shape(), like.strides(), dtype, like.device()};
 }
 
 /// A sum cannot be added to: ranks would count each other's part again.
@@ -117,8 +117,8 @@ void DistributedDataParallel::Impl::connect() {
   for (const auto& [name, tensor] : parameters) {
     tensor.gradient_slot().set_reducer(weak_from_this());
     hooks.push_back(autograd::on_gradient_ready(tensor, [this](const Tensor& leaf) {
+      if (units) units->gradient_ready(leaf);  // first: it may have to gather, on every rank
       on_ready(leaf);
-      if (units) units->gradient_ready(leaf);
     }));
   }
 }
@@ -140,7 +140,8 @@ void DistributedDataParallel::Impl::plan() {
     gradient_of[tensor.id()] = parameter_of_gradient.size();
     parameter_of_gradient.push_back(p);
     names.push_back(parameters[p].name);
-    views.push_back(shards_gradients() ? without_memory(tensor) : tensor.gradient_slot().memory());
+    views.push_back(shards_gradients() ? without_memory(tensor, arena->gradient_dtype(tensor))
+                                       : tensor.gradient_slot().memory());
   }
   reducer.register_gradients(names, views, {.gap_bytes = kGapBytes, .partial = true});
   planned_generation = arena->generation();
@@ -296,6 +297,7 @@ void DistributedDataParallel::Impl::end_reducing_backward() {
                               "find_unused_parameters)"));
   reducer.wait();
   reducing_run = 0;
+  if (shards_gradients()) reduce_unreduced();  // sums that no_sync has left, which would be whole
   if (!uneven) return;
   for (std::size_t i = 0; finds_unused() && uneven->shadows() && i < parameter_of_gradient.size();
        ++i) {

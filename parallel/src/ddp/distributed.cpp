@@ -23,7 +23,8 @@ class ModelLink final : public core::WorldLink {
   core::LibraryVersions libraries() const override { return alive()->of_reducer.libraries(); }
   bool reduces_gradients() const override { return true; }
   std::vector<int> job_ranks() const override { return alive()->job_ranks(); }
-  /// Where ranks divide gradients each backward reduces, into sums that are divided too.
+  /// Where ranks divide gradients each backward reduces, into sums that are divided too: whole
+  /// gradients are for those who ask for them by no_sync().
   void synchronize(bool on) override {
     if (const auto ddp = alive(); !ddp->shards_gradients()) ddp->no_sync.synchronize(on);
   }
@@ -100,12 +101,6 @@ DistributedDataParallel::NoSync::~NoSync() {
 }
 
 DistributedDataParallel::NoSync DistributedDataParallel::no_sync(bool enabled) {
-  if (enabled && impl_->shards_gradients()) {
-    core::fail<core::Unsupported>("ddp",
-                                  "expected each backward to reduce where ranks divide "
-                                  "gradients, got no_sync() (they add up in sums that are divided "
-                                  "too; ZeroStage::optimizer_states keeps whole gradients)");
-  }
   return NoSync(enabled ? impl_->no_sync.enter() : nullptr);
 }
 

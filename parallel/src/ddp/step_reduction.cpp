@@ -1,10 +1,13 @@
 // A step reduces what no backward has reduced: gradients of no_sync, sums of losses with scales of
-// their own.
+// their own. Where ranks divide gradients the backward that reduces does so with these sums.
 #include <algorithm>
 #include <set>
 #include <string>
 
 #include "cairn/core/error.h"
+#include "cairn/core/memory.h"
+#include "cairn/core/sharding.h"
+#include "cairn/kernels/copy.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/parallel/flatten.h"
@@ -163,7 +166,7 @@ void give_zeros(const Tensor& parameter, const GradientOnRank& wanted, const Los
                 bool f32) {
   core::GradientSlot& slot = parameter.gradient_slot();
   if (wanted.sum && !slot.has_sum()) {
-    if (!slot.sum().defined())
+    if (!slot.sum().defined() || slot.sum().shape() != parameter.shape())
       slot.set_sum(
           kernels::empty_with_layout_of(parameter, DType::f32, core::MemoryCategory::gradients));
     kernels::fill(slot.sum(), 0.0);
@@ -181,6 +184,23 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
   flatten({gradient}, wide);
   group.all_reduce(wide, op, name);
   unflatten(wide, {gradient});
+}
+
+Tensor copy_of_part(const Tensor& whole, core::ElementRange range) {
+  const core::MemoryCategoryGuard category(core::MemoryCategory::gradients);
+  const Tensor part = Tensor::empty({range.size()}, whole.dtype(), whole.device());
+  kernels::copy(core::part_of(whole, range), part);
+  return part;
+}
+
+/// Where ranks divide gradients: of what was reduced.
+void keep_parts(const Tensor& parameter, const GradientOnRank& reduced,
+                const ProcessGroup& shards) {
+  core::GradientSlot& slot = parameter.gradient_slot();
+  if (slot.placed()) return;  // somebody else's memory
+  const auto own = core::even_part(parameter.numel(), shards.rank(), shards.world_size());
+  if (reduced.gradient) slot.keep_part(copy_of_part(slot.memory(), own));
+  if (reduced.sum) slot.keep_part_of_sum(copy_of_part(slot.sum(), own));
 }
 
 }  // namespace
@@ -230,6 +250,7 @@ bool DistributedDataParallel::Impl::reduce_unreduced() {
     if (any.local_gradient) all_reduce(slot.memory(), "gradient " + name, group, options);
     slot.mark_sum_reduced();
     if (any.local_gradient) slot.mark_reduced();
+    if (shards_gradients()) keep_parts(tensor, wanted, shards);
   }
   no_sync.reduced();
   return true;

@@ -12,8 +12,9 @@
 // and says why. Of ranks that reduce together, one that throws has lost what the others may have:
 // all slots that its loss reached are broken there, and the others hear of it where they meet.
 //
-// Where ranks divide gradients (ZeRO, stage 2), what is reduced is this rank's part of the gradient
-// alone, [n]: so is the sum that it goes to before another backward writes.
+// Where ranks divide gradients (ZeRO, stage 2), what is local is whole, and what is reduced is this
+// rank's part of the gradient alone, [n]: so is the sum that it goes to before another backward
+// writes.
 //
 // Beside its memory a slot may hold a sum: f32, unscaled, into which gradients of other
 // contributions were moved (gradients::stash). A sum with a local part is local as well. A broken
@@ -165,9 +166,11 @@ class GradientSlot {
   bool adds_to_reduced() const;
   void mark_reduced();  // what memory() holds, or will hold when its run ends
   void mark_sum_reduced();
-  /// Of what the run that is writing has made, this rank keeps the average of its part alone, which
-  /// is or will be in `part`.
+  /// Of what it holds, of the run that is writing or of those before, this rank keeps the average of
+  /// its part alone, which is or will be in `part`.
   void keep_part(Tensor part);
+  /// The same of the sum.
+  void keep_part_of_sum(Tensor part);
   /// The reduction of what it holds, if anything, has failed.
   void mark_broken(const std::string& error);
 
@@ -191,9 +194,10 @@ class GradientSlot {
   void set_scale(const GradientScale& scale) { scale_ = scale; }
   /// memory() was moved into the sum: the slot is empty.
   void mark_stashed();
-  /// sum() was written: this rank's own, of these contributions.
+  /// sum() was written: this rank's own and whole, of these contributions.
   void mark_summed(std::vector<std::shared_ptr<Contribution>> contributions) {
     summed_ = sum_is_local_ = true;
+    sum_is_part_ = false;
     sum_contributions_ = std::move(contributions);
   }
   /// No gradient, no sum: whatever was there or is broken is gone. Inside a run: what it writes

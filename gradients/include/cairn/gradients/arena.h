@@ -11,7 +11,7 @@
 // own.
 //
 // Where ranks divide gradients (ZeRO, stage 2) the arena has no buffers: each gradient is a tensor
-// of its own until it is reduced.
+// of its own until it is reduced, and "slots" below are these.
 //
 // Slots hold gradients in the parameters' dtype. When a second backward is about to add to half
 // gradients, the arena turns to f32 slots for good (sums of many half gradients lose theirs; a
@@ -74,6 +74,7 @@ class GradientArena final : public core::GradientMemory,
   const NamedTensors& parameters() const { return parameters_; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
   bool f32_slots() const { return f32_slots_; }
+  DType gradient_dtype(const Tensor& parameter) const;  // of its slot
   /// Lays out f32 slots from now on.
   void use_f32_slots();
   void accumulate_in_f32(bool value) { accumulate_in_f32_ = value; }
@@ -111,6 +112,7 @@ class GradientArena final : public core::GradientMemory,
   void take_in(const NamedTensors& parameters);
   void order_like(const NamedTensors& parameters);
   void lay_out();
+  void lay_out_alone();
   void displace_slots();
   bool holds_slot_of(const Tensor& parameter) const;
   bool would_add_to_half() const;

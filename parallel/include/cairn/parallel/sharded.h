@@ -19,16 +19,20 @@
 // With shard_within = n (hybrid sharding) groups of n neighbours divide a copy each, and the above
 // holds with n in place of N; averages are over all ranks, with the same bits.
 //
-// In stages 2 and 3 every backward reduces: several in a step add up in f32 sums of this rank's
-// parts (no_sync() is Unsupported), and grad() is InvalidArgument, because no rank has the whole.
+// In stages 2 and 3 several backwards in a step add up in f32 sums of this rank's parts: each one
+// reduces. Under no_sync() gradients are whole instead (2 n bytes, 4 n from the second backward of
+// half weights on), add up before they are averaged, and have the bits of DistributedDataParallel
+// under no_sync() (of several losses: ahead of the first backward that reduces). What is reduced is
+// a part: grad() is InvalidArgument, because no rank has the whole.
 //
 // In stage 3 a weight lies in parts from the first forward on. It is whole while its unit of the
 // model (ShardedOptions::units) is in a forward, and from the first operation of a backward that
 // needs it until the unit's gradients are there; the next unit is gathered meanwhile. All ranks run
-// the same graph. A use of a weight elsewhere (an average, a clamp, an initialiser) is
+// the same graph, unless find_unused_parameters or static_graph says that they do not: all units are
+// gathered at the beginning of a forward then, and whole until its backward has ended. A use of a weight elsewhere (an average, a clamp, an initialiser) is
 // InvalidArgument unless gather_parameters() has made it whole. Forwards on the model itself gather
 // as well, on every rank. A pointer from data() is good as long as the weight is whole.
-// find_unused_parameters, static_graph, join() and captured steps are Unsupported.
+// join() and captured steps are Unsupported.
 //
 // A model that is described by nn::DeferredInit is born in parts: no process ever holds all of its
 // weights (stage 3), or all of their masters (stages 1 and 2, from amp::initialize on).
