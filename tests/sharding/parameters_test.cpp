@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cairn/checkpointing/recompute.h"
@@ -40,7 +41,7 @@ void expect_bits_of_plain(const parallel::ProcessGroup& group, F&& f,
                           const parallel::ShardedOptions& options = kStage3) {
   Net net, same;
   parallel::ShardedDataParallel sharded(net, group, options);
-  parallel::DistributedDataParallel plain(same, group);
+  parallel::DistributedDataParallel plain(same, group, options.distributed);
   optim::FusedAdam optimizer(net.parameters()), expected(same.parameters());
   for (std::uint64_t step = 0; step < 4; ++step) {
     f(net, sharded, step);
@@ -453,6 +454,68 @@ TEST(WeightsInParts, OfALayerThatARankSkipsAreAnErrorOfAll) {
   });
 }
 
+/// Branches of other depths behind a trunk that not all of them use.
+class Branches : public nn::Module {
+ public:
+  Branches() {
+    manual_seed(6);
+    trunk_ = add_module("trunk", nn::Linear(test::kInputs, 300));
+    branches_ = {
+        add_module("deep", nn::Sequential(nn::Linear(300, 300), nn::Tanh(), nn::Linear(300, 5))),
+        add_module("flat", nn::Sequential(nn::Linear(300, 5))),
+        add_module("aside", nn::Sequential(nn::Linear(test::kInputs, 5))),
+        add_module("idle", nn::Sequential(nn::Linear(300, 5)))};
+  }
+  std::string kind() const override { return "Branches"; }
+  Tensor forward(const Tensor& x) override {
+    nn::Sequential& branch = *branches_[chosen];
+    return branch(chosen == 2 ? x : autograd::tanh((*trunk_)(x)));
+  }
+  std::size_t chosen = 0;
+
+ private:
+  std::shared_ptr<nn::Linear> trunk_;
+  std::vector<std::shared_ptr<nn::Sequential>> branches_;
+};
+
+// Each rank's graph is another one, in another order, and two of them wait for their backwards.
+TEST(WeightsInParts, MayBeUnusedOnSomeRanks) {
+  struct Form {
+    int ranks, within;
+    bool is_static;
+  };
+  for (const Form form :
+       {Form{2, 0, false}, Form{3, 0, false}, Form{4, 2, false}, Form{3, 0, true}}) {
+    if (form.ranks > test::ranks_in_order() && core::default_device().is_cuda()) continue;
+    SCOPED_TRACE(core::str(form.ranks, " by ", form.within, form.is_static ? ", static" : ""));
+    parallel::ShardedOptions options = kStage3;
+    options.shard_within = form.within;
+    (form.is_static ? options.distributed.static_graph
+                    : options.distributed.find_unused_parameters) = true;
+    test::run_threads(form.ranks, [&](parallel::ProcessGroup& group) {
+      const auto choose = [&](std::uint64_t step) {
+        const auto rank = static_cast<std::uint64_t>(group.rank());
+        return static_cast<std::size_t>((form.is_static ? rank : rank + step) % 3);
+      };
+      expect_bits_of_plain<Branches>(
+          group,
+          [&](auto& net, auto& ddp, std::uint64_t step) {
+            net.chosen = choose(step);
+            const Tensor loss = loss_of(ddp(inputs(group, step)));
+            {
+              const autograd::NoGradGuard no_grad;
+              (void)ddp(inputs(group, 50 + step));
+            }
+            if (step == 2) (void)ddp(inputs(group, 60));  // has no backward
+            autograd::backward(loss);
+            EXPECT_TRUE(std::find(ddp.unused_parameters().begin(), ddp.unused_parameters().end(),
+                                  "idle.0.weight") != ddp.unused_parameters().end());
+          },
+          options);
+    });
+  }
+}
+
 TEST(WeightsInParts, OutliveTheirWrapper) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
     test::OddNet net;
@@ -485,11 +548,6 @@ TEST(WeightsInParts, RefuseWhatNeedsThemWhole) {
     options.units = {"firt"};
     EXPECT_THAT(test::message_of([&] { parallel::ShardedDataParallel(net, group, options); }),
                 HasSubstr("got 'firt'"));
-    options = kStage3;
-    options.distributed.find_unused_parameters = true;
-    EXPECT_THAT(test::message_of<core::Unsupported>(
-                    [&] { parallel::ShardedDataParallel(net, group, options); }),
-                HasSubstr("the same graph on all ranks"));
     options = {.stage = parallel::ZeroStage::gradients, .units = {"first"}};
     EXPECT_THAT(test::message_of([&] { parallel::ShardedDataParallel(net, group, options); }),
                 HasSubstr("ZeroStage::parameters only"));

@@ -14,14 +14,6 @@ const ShardedOptions& checked(const ShardedOptions& options) {
   const bool in_parts = options.stage == ZeroStage::parameters;
   CAIRN_CHECK(in_parts || options.units.empty(), "sharding",
               "expected units with ZeroStage::parameters only, got some with another stage");
-  const bool unlike =
-      options.distributed.find_unused_parameters || options.distributed.static_graph;
-  if (in_parts && unlike) {
-    core::fail<core::Unsupported>(
-        "sharding", "expected the same graph on all ranks where weights are gathered as it needs ",
-        "them, got ", options.distributed.static_graph ? "static_graph" : "find_unused_parameters",
-        " (ZeroStage::gradients keeps whole weights)");
-  }
   return options;
 }
 

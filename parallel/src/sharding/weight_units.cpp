@@ -98,8 +98,9 @@ class WeightUnits::Part final : public WeightInParts {
 WeightUnits::WeightUnits(nn::Module& model, ProcessGroup group, const ShardedOptions& options)
     : model_(&model),
       group_(std::move(group)),
-      reshard_after_forward_(options.reshard_after_forward),
-      prefetch_(options.prefetch) {
+      all_at_once_(options.distributed.find_unused_parameters || options.distributed.static_graph),
+      reshard_after_forward_(options.reshard_after_forward && !all_at_once_),
+      prefetch_(options.prefetch && !all_at_once_) {
   plan_units(options.units.empty() ? layers_of(model) : options.units);
 }
 
@@ -200,7 +201,11 @@ class WeightUnits::Forward {
     const bool stays = units_.gathered_ || autograd::in_backward() ||
                        (!units_.reshard_after_forward_ && autograd::grad_enabled());
     if (stays) return;
-    units_.forwards_ == 0 ? units_.let_go_of_all() : units_.let_go(unit_);
+    if (units_.forwards_ == 0) {
+      units_.let_go_of_all();
+    } else if (!units_.all_at_once_) {
+      units_.let_go(unit_);
+    }
   }
   Forward(const Forward&) = delete;
   Forward& operator=(const Forward&) = delete;
@@ -216,7 +221,7 @@ Tensor WeightUnits::forward(Unit& unit, const Tensor& x, const nn::Module::Forwa
   const bool is_first = is_model && forwards_ == 0 && !autograd::in_backward();
   if (is_first && !gathered_) divide();
   const Forward running(*this, unit);
-  bring(unit);
+  all_at_once_ ? bring_all() : bring(unit);
   if (!order_known_ && !autograd::in_backward()) learn(unit);
   Tensor y = next(x);
   order_known_ = order_known_ || is_first;
@@ -244,6 +249,10 @@ void WeightUnits::bring(Unit& unit) {
   unit.arriving.clear();
   unit.arrived.reset();
   unit.whole = true;
+}
+
+void WeightUnits::bring_all() {
+  for (const auto& unit : units_) bring(*unit);
 }
 
 /// Its gather follows those that this rank has called before, on a stream of its own.
@@ -329,6 +338,7 @@ void WeightUnits::follow_backward() {
     if (!alive->gathered_) alive->let_go_of_all();
   };
   autograd::on_backward_end(end, [end](const std::string& /*error*/) { end(); });
+  if (all_at_once_) bring_all();
 }
 
 void WeightUnits::gradient_ready(const Tensor& weight) {
@@ -338,7 +348,7 @@ void WeightUnits::gradient_ready(const Tensor& weight) {
   Unit& unit = *found->second;
   const auto trained = std::count_if(unit.weights.begin(), unit.weights.end(),
                                      [](const auto& one) { return one.tensor.requires_grad(); });
-  if (++unit.gradients == trained && !gathered_) let_go(unit);
+  if (++unit.gradients == trained && !gathered_ && !all_at_once_) let_go(unit);
 }
 
 // ---- Between steps
@@ -348,7 +358,7 @@ void WeightUnits::gather_all() {
               "expected gather_parameters() between steps, got it inside of one");
   CAIRN_CHECK(!gathered_, "sharding",
               "expected one gather_parameters() at a time, got another one");
-  for (const auto& unit : units_) bring(*unit);
+  bring_all();
   gathered_ = true;
 }
 

@@ -9,7 +9,9 @@
 // gradients of all its weights are there. While a unit works, the next one is on its way: the order
 // is that of the first forward.
 //
-// All of that is in the order of the program, which is the same on every rank.
+// All of that is in the order of the program, which is the same on every rank. Where it need not be
+// (find_unused_parameters), a forward or backward begins with the gathers of all units, in their own
+// order, and they stay whole until it ends, or the backward after it.
 #pragma once
 
 #include <cstdint>
@@ -59,6 +61,7 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   Tensor forward(Unit& unit, const Tensor& x, const nn::Module::Forward& next);
   void learn(Unit& unit);
   void bring(Unit& unit);
+  void bring_all();
   void start(Unit& unit);
   const core::Stream& stream_of(Device device);
   void fetch_ahead(const Unit& unit);
@@ -68,6 +71,7 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
 
   nn::Module* model_;
   ProcessGroup group_;
+  bool all_at_once_;  // ranks' losses may reach other units: nobody gathers by what they use
   bool reshard_after_forward_;
   bool prefetch_;
   std::vector<std::unique_ptr<Unit>> units_;        // the model itself first
