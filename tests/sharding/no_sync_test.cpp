@@ -1,5 +1,5 @@
-// Whole gradients under no_sync() where ranks divide them (ZeRO, stages 2 and 3): what they take, and
-// what becomes of them in the backward or the step that reduces. Their bits: bits_test.cpp.
+// Whole gradients under no_sync() where ranks divide them (ZeRO, stages 2 and 3): what they take,
+// and what becomes of them in the backward or the step that reduces. Their bits: bits_test.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -178,8 +178,8 @@ TEST(NoSync, OfParametersThatLossesDoNotReach) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
     Heads net, same;
     const parallel::DistributedOptions options{.find_unused_parameters = true};
-    parallel::ShardedDataParallel sharded(
-        net, group, {.stage = ZeroStage::gradients, .distributed = options});
+    parallel::ShardedDataParallel sharded(net, group,
+                                          {.stage = ZeroStage::gradients, .distributed = options});
     parallel::DistributedDataParallel plain(same, group, options);
     optim::FusedAdam optimizer(net.parameters()), expected(same.parameters());
     const auto own = static_cast<std::size_t>(group.rank());

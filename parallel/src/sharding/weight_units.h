@@ -10,8 +10,8 @@
 // is that of the first forward.
 //
 // All of that is in the order of the program, which is the same on every rank. Where it need not be
-// (find_unused_parameters), a forward or backward begins with the gathers of all units, in their own
-// order, and they stay whole until it ends, or the backward after it.
+// (find_unused_parameters), a forward or backward begins with the gathers of all units, in their
+// own order, and they stay whole until it ends, or the backward after it.
 #pragma once
 
 #include <cstdint>

@@ -166,8 +166,8 @@ class GradientSlot {
   bool adds_to_reduced() const;
   void mark_reduced();  // what memory() holds, or will hold when its run ends
   void mark_sum_reduced();
-  /// Of what it holds, of the run that is writing or of those before, this rank keeps the average of
-  /// its part alone, which is or will be in `part`.
+  /// Of what it holds, of this run or of those before, this rank keeps the average of its part
+  /// alone, which is or will be in `part`.
   void keep_part(Tensor part);
   /// The same of the sum.
   void keep_part_of_sum(Tensor part);

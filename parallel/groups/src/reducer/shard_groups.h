@@ -10,8 +10,8 @@ namespace cairn::parallel {
 /// collective. Throws InvalidArgument, on every rank, where `within` does not divide the number of
 /// ranks or is another one elsewhere.
 ProcessGroup shard_group(const ProcessGroup& group, int within);
-/// Those that have this rank's part, of each copy; with 0 this rank alone, and no collective. Throws
-/// as shard_group().
+/// Those that have this rank's part, of each copy; with 0 this rank alone, and no collective.
+/// Throws as shard_group().
 ProcessGroup replica_group(const ProcessGroup& group, int within);
 
 }  // namespace cairn::parallel

@@ -28,11 +28,12 @@
 // In stage 3 a weight lies in parts from the first forward on. It is whole while its unit of the
 // model (ShardedOptions::units) is in a forward, and from the first operation of a backward that
 // needs it until the unit's gradients are there; the next unit is gathered meanwhile. All ranks run
-// the same graph, unless find_unused_parameters or static_graph says that they do not: all units are
-// gathered at the beginning of a forward then, and whole until its backward has ended. A use of a weight elsewhere (an average, a clamp, an initialiser) is
-// InvalidArgument unless gather_parameters() has made it whole. Forwards on the model itself gather
-// as well, on every rank. A pointer from data() is good as long as the weight is whole.
-// join() and captured steps are Unsupported.
+// the same graph, unless find_unused_parameters or static_graph says that they do not: all units
+// are gathered at the beginning of a forward then, and whole until its backward has ended. A use of
+// a weight elsewhere (an average, a clamp, an initialiser) is InvalidArgument unless
+// gather_parameters() has made it whole. Forwards on the model itself gather as well, on every
+// rank. A pointer from data() is good as long as the weight is whole. join() and captured steps are
+// Unsupported.
 //
 // A model that is described by nn::DeferredInit is born in parts: no process ever holds all of its
 // weights (stage 3), or all of their masters (stages 1 and 2, from amp::initialize on).
@@ -86,8 +87,8 @@ struct ShardedOptions {
 
 class ShardedDataParallel : public DistributedDataParallel {
  public:
-  /// Throws as DistributedDataParallel; also InvalidArgument, on every rank, for a shard_within that
-  /// does not divide the number of ranks or that they do not share.
+  /// Throws as DistributedDataParallel; also InvalidArgument, on every rank, for a shard_within
+  /// that does not divide the number of ranks or that they do not share.
   ShardedDataParallel(nn::Module& model, ProcessGroup group, const ShardedOptions& options = {});
 
   ZeroStage stage() const { return stage_; }

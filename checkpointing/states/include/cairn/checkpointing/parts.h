@@ -68,9 +68,9 @@ class Tensors : public core::Stateful {
 };
 
 /// This rank's shards (core::Shard) of named tensors, of any device and dense strides. A save
-/// writes each rank's own (of ranks that hold the same ones the first rank's), and is an error where
-/// they do not make up every tensor once; a state is loaded from any other cut and world size, or
-/// from whole tensors.
+/// writes each rank's own (of ranks that hold the same ones the first rank's), and is an error
+/// where they do not make up every tensor once; a state is loaded from any other cut and world
+/// size, or from whole tensors.
 class Shards : public core::Stateful {
  public:
   using NamedShards = std::vector<std::pair<std::string, Shard>>;

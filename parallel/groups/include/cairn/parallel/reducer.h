@@ -61,8 +61,8 @@ struct ReducerOptions {
   /// reduce_scatter in place of the all_reduce. Gradients are left as they are; on_part() hands the
   /// parts out. Not with a hook.
   bool shard = false;
-  /// With shard: so many neighbours in rank order divide each gradient, and every such group has all
-  /// of the averages, which are over all ranks. Must divide the number of ranks; construction is a
+  /// With shard: so many neighbours in rank order divide each gradient, and each such group has all
+  /// of the averages, which are over all ranks. Must divide the number of ranks: construction is a
   /// collective, and throws InvalidArgument on every rank. 0: all ranks divide it.
   int shard_within = 0;
   /// Takes the place of the all-reduce and its division: only with average,
