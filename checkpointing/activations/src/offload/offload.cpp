@@ -13,11 +13,11 @@
 
 #include "cairn/autograd/saved_tensor.h"
 #include "cairn/core/error.h"
+#include "cairn/core/file_memory.h"
 #include "cairn/core/log.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
-#include "offload/nameless_file.h"
 
 namespace cairn::checkpointing {
 
@@ -48,7 +48,7 @@ void copy_by_parts(const TensorView& from, const TensorView& to, const TensorVie
   for (std::int64_t begin = 0; begin < bytes; begin += kPart) {
     const std::int64_t end = std::min(begin + kPart, bytes);
     core::copy_bytes(from.slice(0, begin, end), to.slice(0, begin, end));
-    leave_to_file(mapped.slice(0, begin, end).data, static_cast<std::size_t>(end - begin));
+    core::leave_to_file(mapped.slice(0, begin, end));
   }
 }
 
@@ -230,7 +230,7 @@ class Offload::Impl {
 
   std::shared_ptr<Storage> room_for(const Storage& storage) const {
     if (storage.device().is_cuda()) return Storage::allocate_pinned(storage.bytes());
-    std::shared_ptr<void> memory = map_nameless_file(options_.folder, storage.bytes());
+    std::shared_ptr<void> memory = core::allocate_in_file(options_.folder, storage.bytes());
     return Storage::wrap(memory.get(), storage.bytes(), Device{}, memory);
   }
 
