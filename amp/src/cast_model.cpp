@@ -6,9 +6,11 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/core/deferred.h"
 #include "cairn/core/error.h"
+#include "cairn/core/file_memory.h"
 #include "cairn/core/gradient_slot.h"
 #include "cairn/core/memory.h"
 #include "cairn/kernels/elementwise.h"
+#include "cairn/kernels/empty_with_layout_of.h"
 
 namespace cairn::amp {
 
@@ -51,7 +53,7 @@ Tensor cast_in_place(Tensor tensor, DType dtype) {
   return former;
 }
 
-void cast_to_half(nn::Module& model, const Options& options, const MasterStorages& storages) {
+void cast_to_half(nn::Module& model, const Options& options, const StatesOfParameters& states) {
   const DType half = *options.cast_model_type;
   const TensorIds kept = kept_in_f32(model, *options.keep_batchnorm_fp32);
   for (const auto& [name, tensor] : model.parameters()) {
@@ -59,15 +61,15 @@ void cast_to_half(nn::Module& model, const Options& options, const MasterStorage
     if (tensor.dtype() == half) continue;  // shared with a model before this one
     const bool deferred = !core::deferred(tensor).empty();
     Tensor exact = cast_in_place(tensor, half);
+    const auto found = states.find(tensor.id());
+    const optim::StateOptions state = found == states.end() ? optim::StateOptions() : found->second;
     if (*options.master_weights) {
-      const auto storage = storages.find(tensor.id());
-      kernels::MasterWeight::assign(
-          tensor, std::move(exact),
-          storage == storages.end() ? optim::MasterStorage::f32 : storage->second);
+      kernels::MasterWeight::assign(tensor, std::move(exact), state.masters);
     }
     const core::GradientSlot* slot = tensor.gradient_slot_or_null();
     const auto reducer = slot == nullptr ? nullptr : slot->reducer();
     if (deferred && reducer) reducer->weight_arrived(tensor);
+    kernels::MasterWeight::keep_in(tensor, state.folder);
   }
   for (const auto& [name, tensor] : model.buffers()) {
     if (core::is_floating(tensor.dtype()) && !kept.contains(tensor.id())) {
@@ -116,7 +118,8 @@ Tensor to_floating(const Tensor& x, DType dtype) {
 
 void widen_parameter(Tensor parameter) {
   if (!core::is_half(parameter.dtype())) return;
-  const Tensor exact = kernels::master_value(parameter);
+  Tensor exact = kernels::master_value(parameter);
+  if (core::lies_in_file(exact)) exact = kernels::copy_beside(parameter, exact, DType::f32);
   exact.storage()->set_category(core::MemoryCategory::parameters);
   parameter.set_data(exact);
 }
@@ -132,10 +135,10 @@ void check_masters_whole(const NamedTensors& parameters, const char* what) {
   }
 }
 
-void cast_model(nn::Module& model, const Options& options, const MasterStorages& storages,
+void cast_model(nn::Module& model, const Options& options, const StatesOfParameters& states,
                 std::function<bool()> in_region) {
   if (core::is_half(options.cast_model_type.value_or(DType::f32))) {
-    cast_to_half(model, options, storages);
+    cast_to_half(model, options, states);
   }
   model.set_saves_f32(true);
   model.add_forward_wrapper(forward_wrapper(options, std::move(in_region)), kWrapper);

@@ -25,12 +25,12 @@ void widen_parameter(Tensor parameter);
 /// Throws Unsupported where this rank has a part of a master only: the parameter cannot become f32.
 void check_masters_whole(const NamedTensors& parameters, const char* what);
 
-/// How each parameter's optimizer keeps its master, by Tensor::id().
-using MasterStorages = std::unordered_map<const void*, optim::MasterStorage>;
+/// How each parameter's optimizer keeps its state, by Tensor::id().
+using StatesOfParameters = std::unordered_map<const void*, optim::StateOptions>;
 
 /// Casts the model and its forward. `in_region` says at each forward whether it runs in an autocast
 /// region although the level has none (a layer fell back to f32).
-void cast_model(nn::Module& model, const Options& options, const MasterStorages& storages,
+void cast_model(nn::Module& model, const Options& options, const StatesOfParameters& states,
                 std::function<bool()> in_region);
 /// f32 values, no casts around forward.
 void release_model(nn::Module& model);

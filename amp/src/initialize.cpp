@@ -23,9 +23,9 @@ void check_list(const char* kind, const std::vector<T*>& list) {
   }
 }
 
-MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers,
-                               const Options& options) {
-  MasterStorages storages;
+StatesOfParameters states_of(const std::vector<optim::Optimizer*>& optimizers,
+                             const Options& options) {
+  StatesOfParameters states;
   const bool remainders =
       !options.master_weights.value_or(false) || options.half_dtype == DType::bf16;
   for (const optim::Optimizer* optimizer : optimizers) {
@@ -35,12 +35,12 @@ MasterStorages master_storages(const std::vector<optim::Optimizer*>& optimizers,
                 " (set_state_options({.masters = MasterStorage::f32}))");
     for (const optim::ParameterGroup& group : optimizer->groups()) {
       for (const auto& [name, tensor] : group.parameters) {
-        CAIRN_CHECK(storages.emplace(tensor.id(), masters).second, "initialize",
+        CAIRN_CHECK(states.emplace(tensor.id(), optimizer->state_options()).second, "initialize",
                     "expected parameters of one optimizer each, got '", name, "' in two");
       }
     }
   }
-  return storages;
+  return states;
 }
 
 /// Ranks that scale or skip by other rules would part without a word, at the latest where a step's
@@ -79,14 +79,14 @@ Amp initialize(const std::vector<nn::Module*>& models,
   const LossScaler checks_its_options(resolved.scaler);
   check_list("model", models);
   check_list("optimizer", optimizers);
-  const MasterStorages storages = master_storages(optimizers, resolved);
+  const StatesOfParameters states = states_of(optimizers, resolved);
   for (const nn::Module* model : models) {
     if (resolved.enabled) check_model(*model);
   }
   check_same_options(resolved);
   auto impl = std::make_shared<Amp::Impl>(resolved, models, optimizers);
   for (nn::Module* model : models) {
-    if (resolved.enabled) cast_model(*model, resolved, storages, impl->fallback.any());
+    if (resolved.enabled) cast_model(*model, resolved, states, impl->fallback.any());
   }
   for (optim::Optimizer* optimizer : optimizers) {
     if (resolved.master_weights) optimizer->set_master_weights(*resolved.master_weights);

@@ -239,6 +239,19 @@ void MasterWeight::change_storage(const Tensor& weight, MasterStorage storage) {
   master->weight_written(weight);
 }
 
+void MasterWeight::keep_in(const Tensor& weight, const std::string& folder) {
+  MasterWeight* master = of(weight);
+  if (master == nullptr || master->folder_ == folder) return;
+  const Tensor former = master->tensor_;
+  if (former.nbytes() < core::kLeastInFile) return;
+  const Tensor placed =
+      empty_in(folder, former.shape(), former.strides(), former.dtype(), weight.device());
+  copy_by_blocks(former, own_view(placed));
+  master->keep(weight, placed);
+  master->folder_ = folder;
+  master->weight_written(weight);
+}
+
 Tensor MasterWeight::value(const Tensor& weight) const {
   if (storage() == MasterStorage::f32) return tensor_;
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
@@ -259,6 +272,7 @@ TensorView MasterWeight::view_to_write() const {
 
 void MasterWeight::keep(const Tensor& weight, Tensor master) {
   tensor_ = std::move(master);
+  folder_.clear();
   seal_ = std::make_shared<Seal>(weight.name());
   tensor_.storage()->version_counter().add_guard(seal_);
 }

@@ -1,16 +1,20 @@
 // What is kept beside parameters, in their layout.
 #pragma once
 
+#include <algorithm>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "cairn/core/error.h"
+#include "cairn/core/file_memory.h"
 #include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/optim/partition.h"
 
 namespace cairn::optim {
 
 using kernels::copy_beside;
+using kernels::copy_by_blocks;
 using kernels::empty_with_layout_of;
 using kernels::laid_out_like;
 
@@ -44,32 +48,50 @@ inline TensorView in_part(const TensorView& x, const OwnedRange& part) {
   return part ? core::part_of(x, *part) : x;
 }
 
+/// How a moment is kept: in memory, or in a file of a folder.
+struct StateForm {
+  DType dtype = DType::f32;
+  std::string folder = {};  // empty: in memory
+
+  bool wants_file(const Tensor& state) const {
+    return !folder.empty() && state.nbytes() >= core::kLeastInFile;
+  }
+};
+
 /// State of a parameter: laid out like it, or [n] of its part. Uninitialised.
-inline Tensor empty_state(const Tensor& parameter, const OwnedRange& part, DType dtype) {
-  if (!part) return empty_with_layout_of(parameter, dtype);
-  const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
-  return Tensor::empty({part->size()}, dtype, parameter.device());
+inline Tensor empty_state(const Tensor& parameter, const OwnedRange& part, const StateForm& form) {
+  const Shape shape = part ? Shape{part->size()} : parameter.shape();
+  const Strides strides = part ? Strides{1} : parameter.strides();
+  return kernels::empty_in(form.folder, shape, strides, form.dtype, parameter.device());
 }
 
 /// The same, filled with one value.
-inline Tensor full_state(const Tensor& parameter, const OwnedRange& part, DType dtype,
+inline Tensor full_state(const Tensor& parameter, const OwnedRange& part, const StateForm& form,
                          double value) {
-  const Tensor state = empty_state(parameter, part, dtype);
-  kernels::fill(state, value);
+  const Tensor state = empty_state(parameter, part, form);
+  const bool in_file = core::lies_in_file(state);
+  if (in_file && value == 0.0) return state;  // as files begin
+  const std::int64_t block = in_file ? kernels::kFileBlock : state.numel();
+  for (std::int64_t begin = 0; begin < state.numel(); begin += block) {
+    const TensorView run = kernels::run_of(state, begin, std::min(begin + block, state.numel()));
+    kernels::fill(run, value);
+    core::leave_to_file(run);
+  }
   return state;
 }
 
 /// The same with these values (of the parameter's shape, or of its part), converted.
 inline Tensor copy_state(const Tensor& parameter, const OwnedRange& part, const Tensor& values,
-                         DType dtype) {
-  const Tensor state = empty_state(parameter, part, dtype);
+                         const StateForm& form) {
+  const Tensor state = empty_state(parameter, part, form);
   const bool is_whole = values.shape() == parameter.shape();
   if (!part || !is_whole) {
-    kernels::copy(values, state);
+    copy_by_blocks(values, state);
   } else {
-    const Tensor whole =
-        copy_beside(parameter, values, values.dtype(), core::MemoryCategory::workspace);
-    kernels::copy(core::part_of(whole, *part), state);
+    const Tensor whole = values.is_contiguous() ? values
+                                                : copy_beside(parameter, values, values.dtype(),
+                                                              core::MemoryCategory::workspace);
+    copy_by_blocks(core::part_of(whole, *part), state);
   }
   return state;
 }

@@ -27,7 +27,7 @@ void check_rates(const ParameterGroup& group) {
 
 /// A state that is whole, or that of this part, becomes that of the part, beside its parameter.
 void bring_along(Tensor& moment, const NamedTensor& parameter, const OwnedRange& part,
-                 DType dtype) {
+                 const StateForm& form, const std::string& former_folder) {
   const bool is_whole = moment.shape() == parameter.tensor.shape();
   const bool is_part = part && moment.dims() == 1 && moment.numel() == part->size();
   const bool fits = part ? is_part : is_whole;
@@ -35,8 +35,19 @@ void bring_along(Tensor& moment, const NamedTensor& parameter, const OwnedRange&
               part ? part->size() : parameter.tensor.numel(), " elements, got ", moment.numel(),
               ": what other ranks keep of it since it was sharded is not here (save the training "
               "state, and resume it in the other form)");
-  if (fits && moment.dtype() == dtype && moment.device() == parameter.tensor.device()) return;
-  moment = copy_state(parameter.tensor, part, moment, dtype);
+  const bool in_file = core::lies_in_file(moment);
+  const bool is_placed =
+      in_file == form.wants_file(moment) && (!in_file || form.folder == former_folder);
+  const bool is_beside = moment.device() == parameter.tensor.device();
+  if (fits && moment.dtype() == form.dtype && is_beside && is_placed) return;
+  moment = copy_state(parameter.tensor, part, moment, form);
+}
+
+void check_on_cpu(const std::string& folder, const NamedTensor& parameter) {
+  if (folder.empty() || parameter.tensor.device().is_cpu()) return;
+  core::fail<core::Unsupported>("optimizer", "expected parameters on the CPU for states in files, ",
+                                "got '", parameter.name, "' on ", parameter.tensor.device(),
+                                " (StateOptions without a folder)");
 }
 
 }  // namespace
@@ -102,14 +113,24 @@ Optimizer::~Optimizer() {
 }
 
 void Optimizer::follow() {
+  follow_from(state_options_.folder);
+}
+
+void Optimizer::follow_from(const std::string& former_folder) {
+  const auto& [dtype, masters, folder] = state_options_;
   partition_ = partition();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
+    check_on_cpu(folder, parameter);
     parameter.part = partition_.own_part(i);
     for (Tensor& moment : parameter.moments) {
-      if (moment.defined()) bring_along(moment, parameter, parameter.part, state_options_.moments);
+      if (!moment.defined()) continue;
+      bring_along(moment, parameter, parameter.part, {dtype, folder}, former_folder);
     }
     if (parameter.part) kernels::MasterWeight::keep_part(parameter.tensor, *parameter.part);
+    if (kernels::MasterWeight::exists(parameter.tensor)) {
+      kernels::MasterWeight::keep_in(parameter.tensor, folder);
+    }
   }
 }
 
@@ -162,6 +183,17 @@ void Optimizer::set_master_weights(bool value) {
   for (const Parameter& parameter : parameters_) kernels::MasterWeight::drop(parameter.tensor);
 }
 
+void Optimizer::check_can_lie_in(const std::string& folder) const {
+  if (folder.empty()) return;
+  for (const Parameter& parameter : parameters_) check_on_cpu(folder, parameter);
+  if (capturable()) {
+    core::fail<core::Unsupported>("optimizer",
+                                  "expected states in memory for capturable steps, got ",
+                                  "the folder ", folder, " (set_capturable(false), or no folder)");
+  }
+  core::allocate_in_file(folder, core::kLeastInFile);  // it is there, and can be written to
+}
+
 void Optimizer::set_state_options(const StateOptions& options) {
   CAIRN_CHECK(options.moments == DType::f32 || options.moments == DType::bf16, "optimizer",
               "expected moments of f32 or bf16, got ", options.moments);
@@ -170,8 +202,14 @@ void Optimizer::set_state_options(const StateOptions& options) {
                 "optimizer", "expected bf16 parameters for masters stored as remainders, got '",
                 parameter.name, "' of f16 (MasterStorage::f32)");
   }
-  state_options_ = options;
-  follow();
+  check_can_lie_in(options.folder);
+  const StateOptions former = std::exchange(state_options_, options);
+  try {
+    follow_from(former.folder);
+  } catch (...) {
+    state_options_ = former;
+    throw;
+  }
 }
 
 }  // namespace cairn::optim

@@ -87,6 +87,11 @@ void Optimizer::set_capturable(bool value) {
                       "expected a rule whose norms need no host to be capturable, got ",
                       larc_ ? "LARC around " : "", kind());
   }
+  if (!state_options_.folder.empty()) {
+    fail<Unsupported>("optimizer",
+                      "expected states in memory for capturable steps, got the folder ",
+                      state_options_.folder, " (set_state_options without a folder)");
+  }
   device_ = make_device_state();
 }
 

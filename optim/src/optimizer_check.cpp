@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cairn/core/error.h"
+#include "cairn/core/file_memory.h"
 #include "cairn/gradients/stash.h"
 #include "cairn/optim/optimizer.h"
 #include "exchange_parts.h"
@@ -106,6 +107,13 @@ struct CheckedList {
     for (const core::ElementRange& piece : kernels::pieces_of(part, numel))
       add_piece(parameter, piece, x.slice(0, piece.begin - part.begin, piece.end - part.begin));
   }
+  std::vector<CheckedList> each() const {
+    std::vector<CheckedList> lists;
+    for (std::size_t k = 0; k < views.size(); ++k) {
+      lists.push_back({{parameters[k]}, {elements[k]}, {views[k]}});
+    }
+    return lists;
+  }
 
  private:
   void add_piece(std::size_t parameter, core::ElementRange piece, const TensorView& view) {
@@ -163,8 +171,12 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
                                  kernels::check_tensors(gradients.views, types[k])});
     }
     if (!larc_) continue;
-    pending.passes_.push_back({true, 0, weights.parameters, weights.elements,
-                               kernels::check_tensors(weights.views, 2.0)});
+    const bool in_files = !state_options_.folder.empty();
+    for (const CheckedList& list : in_files ? weights.each() : std::vector{weights}) {
+      pending.passes_.push_back(
+          {true, 0, list.parameters, list.elements, kernels::check_tensors(list.views, 2.0)});
+      if (in_files) core::leave_to_file(list.views.front());
+    }
   }
   return pending;
 }

@@ -23,12 +23,14 @@ constexpr std::pair<const char*, std::optional<double> ParameterGroup::*> kOwnOp
 
 /// Files hold f32 whatever the moments are kept in; zeros for one that no update has needed yet
 /// (momentum that was switched on since). A whole one may not have been cut yet.
-StateDict::Value in_f32(const Tensor& moment, const Tensor& parameter, const OwnedRange& part) {
+StateDict::Value in_f32(const Tensor& moment, const Tensor& parameter, const OwnedRange& part,
+                        const std::string& folder) {
+  const StateForm form{DType::f32, folder};
   Tensor value = moment;
   if (!moment.defined()) {
-    value = full_state(parameter, part, DType::f32, 0.0);
+    value = full_state(parameter, part, form, 0.0);
   } else if (moment.dtype() != DType::f32 || (part && moment.numel() != part->size())) {
-    value = copy_state(parameter, part, moment, DType::f32);
+    value = copy_state(parameter, part, moment, form);
   }
   if (!part) return value;
   return Shard{value, parameter.shape(), part->begin};
@@ -87,7 +89,7 @@ StateDict Optimizer::state_dict() const {
     if (running_norm_type()) entry.set(kNorm, own.norm);
     // Shards always: a state that is loaded has those that are here.
     for (std::size_t m = 0; m < moments.size() && (taken > 0 || part); ++m) {
-      entry.set(moments[m], in_f32(own.moments[m], own.tensor, part));
+      entry.set(moments[m], in_f32(own.moments[m], own.tensor, part, state_options_.folder));
     }
   }
   return state;
@@ -215,7 +217,8 @@ void Optimizer::load_state_dict(const StateDict& state) {
   for (Parameter& parameter : loaded.parameters) {
     for (Tensor& moment : parameter.moments) {  // in its own memory: the state may share that
       if (!moment.defined()) continue;
-      moment = copy_state(parameter.tensor, parameter.part, moment, state_options_.moments);
+      const StateForm form{state_options_.moments, state_options_.folder};
+      moment = copy_state(parameter.tensor, parameter.part, moment, form);
     }
   }
   clear_grad();

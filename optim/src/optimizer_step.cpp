@@ -9,6 +9,7 @@
 #include "cairn/core/log.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/optimizer_access.h"
+#include "file_window.h"
 #include "layout.h"
 
 namespace cairn::optim {
@@ -150,7 +151,10 @@ TensorView Optimizer::master_of(const Parameter& parameter) {
   }
   kernels::MasterWeight::change_storage(weight, state_options_.masters);
   if (parameter.part) kernels::MasterWeight::keep_part(weight, *parameter.part);
-  return kernels::MasterWeight::peek(weight)->view_to_write();
+  kernels::MasterWeight::keep_in(weight, state_options_.folder);
+  const TensorView master = kernels::MasterWeight::peek(weight)->view_to_write();
+  core::leave_to_file(master);  // it may have followed its weight
+  return master;
 }
 
 kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gradient,
@@ -167,7 +171,8 @@ kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gra
   for (std::size_t m = 0; m < moments; ++m) {
     Tensor& moment = parameter.moments[m];
     if (!moment.defined()) {
-      moment = full_state(tensor, parameter.part, state_options_.moments, initial_moment());
+      const StateForm form{state_options_.moments, state_options_.folder};
+      moment = full_state(tensor, parameter.part, form, initial_moment());
     }
     (m == 0 ? entry.moment1 : entry.moment2) = moment;
   }
@@ -188,6 +193,8 @@ void Optimizer::add_to_batches(std::size_t index, const kernels::UpdateEntry& en
   batch->count = parameter.count;
   batch->entries.push_back(entry);
   batch->parameters.push_back(index);
+  batch->elements.push_back(
+      parameter.part.value_or(core::ElementRange{0, parameter.tensor.numel()}));
 }
 
 /// All memory is there before anything is written.
@@ -197,7 +204,11 @@ void Optimizer::fill_batches(const GradientReport& report, const std::vector<dou
   const std::optional<double> running = running_norm_type();
   const double* running_norms = running ? report.norms_of(*running).data() : nullptr;
   const double* gradient_norms = larc_ ? report.norms_of(2.0).data() : nullptr;
-  for (Batch& batch : batches_) batch.entries.clear(), batch.parameters.clear();
+  for (Batch& batch : batches_) {
+    batch.entries.clear();
+    batch.parameters.clear();
+    batch.elements.clear();
+  }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     const Tensor* gradient = gradient_of(parameter);
@@ -212,6 +223,7 @@ void Optimizer::fill_batches(const GradientReport& report, const std::vector<dou
     if (larc_) apply_larc(*larc_, group, report.weight_norms[i], gradient_norms[i] * scale, entry);
     add_to_batches(i, entry);
   }
+  if (!state_options_.folder.empty()) cut_batches();
 }
 
 Optimizer::Call Optimizer::call_of(const Batch& batch, const std::vector<double>& scales) const {
@@ -220,12 +232,15 @@ Optimizer::Call Optimizer::call_of(const Batch& batch, const std::vector<double>
 }
 
 void Optimizer::run_batches(const std::vector<double>& scales, kernels::DeviceStep device) {
+  FileWindow window(batches_, state_options_.folder);
   for (const Batch& batch : batches_) {
     if (batch.entries.empty()) return;
     Call call = call_of(batch, scales);
     if (capturable()) device.lr = device_->rates[batch.group], device.step = batch.count;
     call.device = device;
+    window.enter(batch);
     update_group(groups_[batch.group], batch.entries, call);
+    window.leave(batch);
   }
 }
 
@@ -255,8 +270,8 @@ StepResult Optimizer::apply(const GradientReport& own_report, const StepOptions&
     follow();
     std::vector<Tensor> temporaries;
     fill_batches(report, scales, temporaries);
-    const bool of_parts = partition_.cuts_any() && updates_in_two_passes();
-    of_parts ? run_batches_of_parts(scales) : run_batches(scales, {});
+    const bool of_parts = partition_.cuts_any() || !state_options_.folder.empty();
+    of_parts&& updates_in_two_passes() ? run_batches_of_parts(scales) : run_batches(scales, {});
     if (partition_.cuts_any()) partition_.gather(updated());
   } catch (const core::CommunicationError&) {
     throw;

@@ -144,9 +144,10 @@ StateDict Optimizer::torch_state_dict() const {
     }
     for (std::size_t m = 0; m < moments.size(); ++m) {
       const Tensor& moment = parameter.moments[m];
+      const StateForm form{DType::f32, state_options_.folder};
       entry.set(moments[m], moment.defined()
-                                ? copy_state(parameter.tensor, {}, moment, DType::f32)
-                                : full_state(parameter.tensor, {}, DType::f32, initial_moment()));
+                                ? copy_state(parameter.tensor, {}, moment, form)
+                                : full_state(parameter.tensor, {}, form, initial_moment()));
     }
   }
   state.set("param_groups", std::move(groups));

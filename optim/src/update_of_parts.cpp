@@ -1,17 +1,20 @@
-// The update of a rule that needs norms of whole tensors, where ranks have parts of them.
+// The update by parts of tensors: those that ranks have, and blocks of what lies in files.
+#include <algorithm>
 #include <utility>
 
+#include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/optim/optimizer.h"
 #include "exchange_parts.h"
+#include "file_window.h"
 
 namespace cairn::optim {
 namespace {
 
-/// Elements [begin, end) of an entry of a part: [n] each.
+/// Elements [begin, end) of an entry, in the order of memory: [n] each.
 kernels::UpdateEntry piece_of(kernels::UpdateEntry entry, std::int64_t begin, std::int64_t end) {
   for (TensorView* view :
        {&entry.gradient, &entry.weight, &entry.master, &entry.moment1, &entry.moment2}) {
-    if (view->defined()) *view = view->slice(0, begin, end);
+    if (view->defined()) *view = kernels::run_of(*view, begin, end);
   }
   return entry;
 }
@@ -34,20 +37,24 @@ struct MeasuredEntries {
 void Optimizer::run_batches_of_parts(const std::vector<double>& scales) {
   std::vector<MeasuredEntries> measured;
   std::vector<kernels::PendingCheck> pending;
+  FileWindow measures(batches_, state_options_.folder);
   for (const Batch& batch : batches_) {
+    if (batch.entries.empty()) break;
     MeasuredEntries& pieces = measured.emplace_back();
     for (std::size_t k = 0; k < batch.entries.size(); ++k) {
       const kernels::UpdateEntry& entry = batch.entries[k];
       const std::size_t p = batch.parameters[k];
-      const OwnedRange& part = parameters_[p].part;
-      if (!part) pieces.add(p, {0, entry.weight.numel()}, entry);
-      if (!part) continue;
-      for (const core::ElementRange& piece :
-           kernels::pieces_of(*part, parameters_[p].tensor.numel())) {
-        pieces.add(p, piece, piece_of(entry, piece.begin - part->begin, piece.end - part->begin));
+      const core::ElementRange own = batch.elements[k];
+      const std::int64_t numel = parameters_[p].tensor.numel();
+      if (own.size() == numel) pieces.add(p, own, entry);
+      if (own.size() == numel) continue;
+      for (const core::ElementRange& piece : kernels::pieces_of(own, numel)) {
+        pieces.add(p, piece, piece_of(entry, piece.begin - own.begin, piece.end - own.begin));
       }
     }
+    measures.enter(batch);
     pending.push_back(begin_update(groups_[batch.group], pieces.entries, call_of(batch, scales)));
+    measures.leave(batch);
   }
 
   const auto found = kernels::PendingCheck::read(pending);
@@ -67,13 +74,41 @@ void Optimizer::run_batches_of_parts(const std::vector<double>& scales) {
   exchange_parts(partition_, {{checks[0], divided}, {checks[1], divided}},
                  "the norms of an update's parts");
 
+  FileWindow window(batches_, state_options_.folder);
   for (const Batch& batch : batches_) {
+    if (batch.entries.empty()) return;
     std::vector<TwoChecks> whole;
     for (const std::size_t p : batch.parameters) {
       whole.push_back({kernels::join_pieces(checks[0][p]), kernels::join_pieces(checks[1][p])});
     }
+    window.enter(batch);
     end_update(groups_[batch.group], batch.entries, whole, call_of(batch, scales));
+    window.leave(batch);
   }
+}
+
+/// Into batches of at most kFileBlock elements, which an update brings in one after another.
+void Optimizer::cut_batches() {
+  std::vector<Batch> blocks;
+  for (const Batch& batch : batches_) {
+    std::int64_t left = 0;  // elements that the last block has room for
+    for (std::size_t k = 0; k < batch.entries.size(); ++k) {
+      const core::ElementRange all = batch.elements[k];
+      for (std::int64_t begin = 0; begin < all.size(); begin += kernels::kFileBlock) {
+        const std::int64_t end = std::min(begin + kernels::kFileBlock, all.size());
+        if (end - begin > left) {
+          blocks.push_back({batch.group, batch.step, batch.count, {}, {}, {}});
+          left = kernels::kFileBlock;
+        }
+        left -= end - begin;
+        Batch& block = blocks.back();
+        block.entries.push_back(piece_of(batch.entries[k], begin, end));
+        block.parameters.push_back(batch.parameters[k]);
+        block.elements.push_back({all.begin + begin, all.begin + end});
+      }
+    }
+  }
+  batches_ = std::move(blocks);
 }
 
 }  // namespace cairn::optim

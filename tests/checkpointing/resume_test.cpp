@@ -28,8 +28,8 @@ struct ResumePrecision {
   optim::StateOptions storage = {};
 };
 
-constexpr optim::StateOptions kSmall{.moments = DType::bf16,
-                                     .masters = optim::MasterStorage::remainder};
+const optim::StateOptions kSmall{.moments = DType::bf16,
+                                 .masters = optim::MasterStorage::remainder};
 
 nn::Sequential make_model() {
   return nn::Sequential(nn::Linear(8, 16), nn::BatchNorm1d(16), nn::ReLU(), nn::Dropout(0.2),

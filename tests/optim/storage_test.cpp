@@ -9,7 +9,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr StateOptions kSmall{.moments = DType::bf16, .masters = MasterStorage::remainder};
+const StateOptions kSmall{.moments = DType::bf16, .masters = MasterStorage::remainder};
 
 NamedTensors bf16_parameters(Device device = core::default_device()) {
   return {make_parameter("layer.weight", {37, 11}, 1, DType::bf16, device),

@@ -1,8 +1,12 @@
 // Tensors beside another one, in its layout: masters and moments beside a weight.
 #pragma once
 
+#include <algorithm>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "cairn/core/file_memory.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/copy.h"
@@ -23,6 +27,45 @@ inline Tensor empty_with_layout_of(
     core::MemoryCategory category = core::MemoryCategory::optimizer_state) {
   const core::MemoryCategoryGuard guard(category);
   return Tensor::empty_strided(x.shape(), x.strides(), dtype, x.device());
+}
+
+/// Optimizer state in a file of `folder` (core/file_memory.h), as zeros; in memory, uninitialised,
+/// where that is empty, or the tensor smaller than core::kLeastInFile. Dense strides.
+inline Tensor empty_in(const std::string& folder, const Shape& shape, const Strides& strides,
+                       DType dtype, Device device) {
+  const auto bytes = static_cast<std::size_t>(shape.numel()) * core::size_of(dtype);
+  if (folder.empty() || bytes < core::kLeastInFile) {
+    const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+    return Tensor::empty_strided(shape, strides, dtype, device);
+  }
+  const std::shared_ptr<void> memory = core::allocate_in_file(folder, bytes);
+  return Tensor::wrap({memory.get(), shape, strides, dtype, device}, memory);
+}
+
+/// Elements [begin, end) of a dense view, in the order of memory.
+inline TensorView run_of(const TensorView& x, std::int64_t begin, std::int64_t end) {
+  TensorView part = x;
+  part.shape = {end - begin};
+  part.strides = {1};
+  part.data = static_cast<char*>(x.data) + static_cast<std::size_t>(begin) * core::size_of(x.dtype);
+  return part;
+}
+
+/// Elements of a tensor in a file that are in memory at once, where nothing needs all of them.
+inline constexpr std::int64_t kFileBlock = std::int64_t{1} << 19;
+
+/// Copies `from` (any device), converted. Of dense views of one layout as much as a block of what
+/// lies in files is in memory.
+inline void copy_by_blocks(const TensorView& from, const TensorView& to) {
+  const bool in_files = core::lies_in_file(from) || core::lies_in_file(to);
+  if (!in_files || !same_layout(from, to) || !from.is_dense()) return copy(from, to);
+  for (std::int64_t begin = 0; begin < to.numel(); begin += kFileBlock) {
+    const std::int64_t end = std::min(begin + kFileBlock, to.numel());
+    const TensorView source = run_of(from, begin, end), target = run_of(to, begin, end);
+    copy(source, target);
+    core::leave_to_file(source);
+    core::leave_to_file(target);
+  }
 }
 
 /// The same, with these values (of x's shape, any device), converted.

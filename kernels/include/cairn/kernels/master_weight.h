@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "cairn/core/sharding.h"
@@ -60,6 +61,10 @@ class MasterWeight {
   static void moved(const Tensor& weight);
   /// Keeps the exact values, or the part of them that is here, in the other form.
   static void change_storage(const Tensor& weight, MasterStorage storage);
+  /// Keeps them in a file of this folder (core/file_memory.h), or, where it is empty, in memory
+  /// beside the weight. Does nothing where they lie so, and for less than core::kLeastInFile bytes.
+  /// Every other function that makes a master anew leaves it in memory.
+  static void keep_in(const Tensor& weight, const std::string& folder);
 
   MasterStorage storage() const;
   /// The elements that it is of; nothing: all of the weight's.
@@ -87,6 +92,7 @@ class MasterWeight {
 
   Tensor tensor_;
   std::optional<core::ElementRange> part_;
+  std::string folder_;                      // of its file; empty: it is in memory
   std::shared_ptr<core::WriteGuard> seal_;  // of tensor_
   std::shared_ptr<Watch> watch_;            // of the weight, since the two agreed
 };

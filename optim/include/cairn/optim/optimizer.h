@@ -74,6 +74,9 @@ struct StepOptions {
 struct StateOptions {
   DType moments = DType::f32;                  // or bf16: rounded after each update
   MasterStorage masters = MasterStorage::f32;  // or remainder: half parameters must be bf16
+  /// Masters and moments lie in nameless files of this folder (core/file_memory.h), of which a step
+  /// brings in a block of tensors after another; empty: in memory. Parameters on the CPU.
+  std::string folder = {};
 };
 
 struct ParameterGroup {
@@ -118,7 +121,7 @@ class Optimizer : public core::Stateful {
   /// other steps; its result is not known. steps() and states wait for the device. All parameters
   /// on one device. Throws Unsupported for FusedNovoGrad and LARC, whose norms the host reads. A
   /// capturable step throws Unsupported for clipping by group or by another norm than the 2-norm,
-  /// for error_if_nonfinite, and for states that are divided among ranks.
+  /// for error_if_nonfinite, and for states that are divided among ranks or lie in files.
   void set_capturable(bool value);
   bool capturable() const { return device_ != nullptr; }
 
@@ -139,8 +142,11 @@ class Optimizer : public core::Stateful {
   void set_lr(double lr);               // of every group
   std::int64_t steps() const;           // applied ones
   void set_master_weights(bool value);  // false drops the masters
-  /// Converts what is there; masters at the next step. Throws InvalidArgument for moments that are
-  /// neither f32 nor bf16 and, naming it, for remainders of an f16 parameter.
+  /// Converts and moves what is there; masters that are converted at the next step. Throws
+  /// InvalidArgument for moments that are neither f32 nor bf16 and, naming it, for remainders of an
+  /// f16 parameter; Unsupported for a folder where a parameter lies on a GPU, or where the optimizer
+  /// is capturable; IoError for a folder that is not there, cannot be written to or has too little
+  /// room.
   void set_state_options(const StateOptions& options);
   const StateOptions& state_options() const { return state_options_; }
 
@@ -249,7 +255,8 @@ class Optimizer : public core::Stateful {
     std::int64_t step = 0;
     Tensor count;
     Entries entries;
-    std::vector<std::size_t> parameters;  // of the entries
+    std::vector<std::size_t> parameters;       // of the entries
+    std::vector<core::ElementRange> elements;  // of its parameter that an entry is of
   };
   /// The numbers of a capturable optimizer's steps.
   struct DeviceState {
@@ -273,6 +280,10 @@ class Optimizer : public core::Stateful {
   /// Moments and masters follow the parameters' devices, the options and the ranks that they are
   /// divided among: lets go of what others keep.
   void follow();
+  /// The same where files lay in this folder until now.
+  void follow_from(const std::string& former_folder);
+  /// Throws where states cannot lie in files of this folder; nothing can be wrong with none.
+  void check_can_lie_in(const std::string& folder) const;
   /// The gradient that a step would use: the stashed sum, or what the slot holds; null: none.
   static const Tensor* gradient_of(const Parameter& parameter);
   bool has_gradient() const;
@@ -309,9 +320,11 @@ class Optimizer : public core::Stateful {
                                 std::vector<Tensor>& temporaries);
   TensorView master_of(const Parameter& parameter);
   void add_to_batches(std::size_t parameter, const kernels::UpdateEntry& entry);
+  void cut_batches();
   Call call_of(const Batch& batch, const std::vector<double>& scales) const;
   void run_batches(const std::vector<double>& scales, kernels::DeviceStep device);
-  /// The same of a rule that updates_in_two_passes(), where ranks have parts. A collective.
+  /// The same of a rule that updates_in_two_passes(), where entries are not whole tensors. A
+  /// collective where ranks have parts.
   void run_batches_of_parts(const std::vector<double>& scales);
   std::vector<Tensor> updated() const;  // those that have a gradient
   StepResult leave(std::string reason, const StepOptions& options);
