@@ -62,13 +62,13 @@ bool lies_in_file(const Training& training, const char* moment) {
 void expect_same(Training& a, Training& b) {
   std::int64_t elements = 0;
   ASSERT_EQ(test::difference_of_weights(a, b), "");
-  ASSERT_EQ(test::difference_in_parts(a.optimizer->state_dict(), b.optimizer->state_dict(), elements),
-            "");
+  ASSERT_EQ(
+      test::difference_in_parts(a.optimizer->state_dict(), b.optimizer->state_dict(), elements),
+      "");
   ASSERT_EQ(test::difference_in_parts(a.net.state_dict(), b.net.state_dict(), elements), "");
 }
 
-class ShardedStatesInFiles
-    : public testing::TestWithParam<std::tuple<Recipe, int, test::Stage>> {};
+class ShardedStatesInFiles : public testing::TestWithParam<std::tuple<Recipe, int, test::Stage>> {};
 
 TEST_P(ShardedStatesInFiles, HaveTheBitsOfStatesInMemory) {
   auto [recipe, world_size, stage] = GetParam();
@@ -131,7 +131,8 @@ TEST(StatesInFilesOfRanks, ResumeInMemoryAndTheOtherWayRound) {
 
 TEST(StatesInFilesOfRanks, AmpMakesMastersThereAndTakesThemBack) {
   test::run_threads(1, [](parallel::ProcessGroup& group) {
-    Training memory(test::kAdam, group, test::kPlain), files(in_files(test::kAdam), group, test::kPlain);
+    Training memory(test::kAdam, group, test::kPlain),
+        files(in_files(test::kAdam), group, test::kPlain);
     const auto tied = [](Training& training) {
       for (const auto& [name, tensor] : training.net.parameters())
         if (name == "tied.weight") return tensor;
