@@ -122,8 +122,9 @@ void fetch_from_file(const TensorView& x) {
   ::madvise(pages.begin, pages.bytes, MADV_WILLNEED);
   if (::madvise(pages.begin, pages.bytes, MADV_POPULATE_WRITE) == 0) return;
   if (errno == EINVAL) return;  // of an older system: they come in as they are touched
-  fail<IoError>("offload", "expected to read ", pages.bytes, " bytes of a file, got: ",
-                std::strerror(errno), " (the disk fails, or the machine has no memory left)");
+  fail<IoError>("offload", "expected to read ", pages.bytes,
+                " bytes of a file, got: ", std::strerror(errno),
+                " (the disk fails, or the machine has no memory left)");
 }
 
 void leave_to_file(const TensorView& x) {

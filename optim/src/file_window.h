@@ -46,9 +46,7 @@ class FileWindow {
     core::Event done(device_of(block.entries));
     done.record(core::Stream::current(done.device()));
     beside_->wait(done);
-    beside_->submit([entries = &block.entries] {
-      for_each_state(*entries, core::leave_to_file);
-    });
+    beside_->submit([entries = &block.entries] { for_each_state(*entries, core::leave_to_file); });
   }
 
  private:
@@ -71,8 +69,8 @@ class FileWindow {
   }
 
   std::vector<const Entries*> blocks_;
-  std::size_t next_ = 0;            // to be fetched
-  std::deque<core::Event> ready_;   // of those that are being fetched
+  std::size_t next_ = 0;                // to be fetched
+  std::deque<core::Event> ready_;       // of those that are being fetched
   std::optional<core::Stream> beside_;  // ends, with its work done, before the rest
 };
 
