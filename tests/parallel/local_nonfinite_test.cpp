@@ -6,6 +6,7 @@
 
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/autograd.h"
+#include "cairn/gradients/stash.h"
 #include "cairn/kernels/multi_tensor.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/optimizer.h"
@@ -68,6 +69,12 @@ Found local_nonfinite(DistributedDataParallel& ddp) {
   return ddp.world().take_local_nonfinite().value_or(Found{});
 }
 
+std::vector<Tensor> weights_of(Weights& model) {
+  std::vector<Tensor> weights;
+  for (const auto& [name, weight] : model.parameters()) weights.push_back(weight);
+  return weights;
+}
+
 DistributedOptions bucket_each() {
   return {.first_bucket_bytes = 1, .bucket_bytes = 1};
 }
@@ -111,7 +118,7 @@ TEST(LocalNonfinite, BelongsToTheRankThatMadeItInThreads) {
   run_threads(4, check_attribution);
 }
 
-TEST(LocalNonfinite, CountsEveryBackwardSinceTheLastQuestion) {
+TEST(LocalNonfinite, CountsEveryBackwardThatTheStepUses) {
   run_threads(2, [](ProcessGroup& group) {
     Weights model(DType::f32);
     DistributedDataParallel ddp(model, group);
@@ -119,11 +126,13 @@ TEST(LocalNonfinite, CountsEveryBackwardSinceTheLastQuestion) {
       model.factors[parameter][3] = group.rank() == 1 ? value : 0.5;
       backward(ddp);
       model.factors[parameter][3] = 0.5;
-      model.clear_grad();
     };
-    with(0, kInf);  // the losses of one step
-    with(2, kNan);
-    with(0, kInf);
+    with(1, kInf);
+    model.clear_grad();  // and so does not use this one
+    for (const auto& [parameter, value] : {std::pair(0, kInf), {2, kNan}, {0, kInf}}) {
+      with(static_cast<std::size_t>(parameter), value);
+      gradients::stash(weights_of(model));  // the losses of one step
+    }
     const Found expected = {{"a", 2, 0}, {"c", 0, 1}};
     expect_found(local_nonfinite(ddp), group.rank() == 1 ? expected : Found{});
   });
@@ -135,7 +144,7 @@ TEST(LocalNonfinite, GoesByNameWhereParametersAreFrozenSince) {
     DistributedDataParallel ddp(model, group);
     model.factors[2][3] = kInf;
     backward(ddp);
-    model.clear_grad();
+    gradients::stash(weights_of(model));
     model.factors[2][3] = 0.5;
     Tensor(model.parameters()[1].tensor).set_requires_grad(false);
     backward(ddp);

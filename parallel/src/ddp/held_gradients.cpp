@@ -67,6 +67,15 @@ HeldByModel held_by(const NamedTensors& parameters) {
 
 }  // namespace
 
+bool holds_any_of_before(const NamedTensors& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(), [](const NamedTensor& parameter) {
+    const Slot* slot = parameter.tensor.gradient_slot_or_null();
+    if (slot == nullptr) return false;
+    const bool writing = slot->state() == Slot::State::writing;
+    return slot->has_sum() || (writing ? slot->held_before() : slot->holds_gradient());
+  });
+}
+
 std::string describe_held_losses(const NamedTensors& parameters) {
   return held_by(parameters).describe();
 }

@@ -13,9 +13,9 @@
 
 namespace cairn::core {
 
-/// Zeros, aligned to a page, for as long as somebody has them. Their room on the disk is taken at once, so that a full one
-/// is an error here and not a signal later. Throws IoError, with the folder's name, where it is
-/// missing, cannot be written to or has too little room.
+/// Zeros, aligned to a page, for as long as somebody has them. Their room on the disk is taken at
+/// once, so that a full one is an error here and not a signal later. Throws IoError, with the
+/// folder's name, where it is missing, cannot be written to or has too little room.
 std::shared_ptr<void> allocate_in_file(const std::string& folder, std::size_t bytes);
 
 /// A tensor of fewer bytes is not worth a file: it stays in memory.

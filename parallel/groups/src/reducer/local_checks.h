@@ -22,6 +22,7 @@ class LocalChecks {
   using Name = std::pair<std::size_t, std::string>;
   /// Queues the check of a bucket on the current stream: gradients of one dtype.
   void check(std::vector<Name> names, const std::vector<TensorView>& gradients);
+  void forget() { passes_.clear(); }
   /// What the kept passes found, a gradient once. Waits for the device. All is forgotten then.
   std::vector<core::NonFinite> take();
 

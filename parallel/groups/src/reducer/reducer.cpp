@@ -573,6 +573,10 @@ core::World Reducer::world() {
   return {group.rank(), group.world_size(), std::make_shared<ReducerLink>(group, impl_->own)};
 }
 
+void Reducer::forget_local_nonfinite() {
+  if (impl_->own) impl_->own->forget();
+}
+
 const ProcessGroup& Reducer::group() const {
   return impl_->group;
 }

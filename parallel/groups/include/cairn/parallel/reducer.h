@@ -145,8 +145,11 @@ class Reducer : public core::Stateful {
 
   const ProcessGroup& group() const;
   /// The group's, for a scaler and training states; it also knows which of this rank's own
-  /// gradients were not finite before they were reduced (take_local_nonfinite()).
+  /// gradients were not finite before they were reduced (take_local_nonfinite(), of the passes since
+  /// it was last asked or forget_local_nonfinite()).
   core::World world();
+  /// The gradients of the passes so far were dropped: no step will use them.
+  void forget_local_nonfinite();
 
   /// The bucket sizes, the order of the gradients and the hook's state.
   StateDict state_dict() const override;
