@@ -271,7 +271,11 @@ StepResult Optimizer::apply(const GradientReport& own_report, const StepOptions&
     std::vector<Tensor> temporaries;
     fill_batches(report, scales, temporaries);
     const bool of_parts = partition_.cuts_any() || !state_options_.folder.empty();
-    of_parts&& updates_in_two_passes() ? run_batches_of_parts(scales) : run_batches(scales, {});
+    if (of_parts && updates_in_two_passes()) {
+      run_batches_of_parts(scales);
+    } else {
+      run_batches(scales, {});
+    }
     if (partition_.cuts_any()) partition_.gather(updated());
   } catch (const core::CommunicationError&) {
     throw;
