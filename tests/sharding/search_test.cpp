@@ -73,6 +73,7 @@ Drawn draw_setup(Draw& draw) {
   distributed.num_allreduce_streams = !distributed.delay_allreduce && draw.one_in(4) ? 2 : 1;
   distributed.check_local_gradients = !draw.one_in(4);
   distributed.broadcast_buffers = draw.one_in(4);
+  distributed.find_unused_parameters = draw.one_in(4);
   if (drawn.options.stage == ZeroStage::parameters) {
     if (draw.one_in(3)) drawn.options.units = {"tied"};
     drawn.options.reshard_after_forward = !draw.one_in(3);
@@ -96,6 +97,7 @@ std::ostream& operator<<(std::ostream& out, const Drawn& drawn) {
   if (distributed.num_allreduce_streams > 1) out << ", two streams";
   if (!distributed.check_local_gradients) out << ", unchecked";
   if (distributed.broadcast_buffers) out << ", rank 0's buffers";
+  if (distributed.find_unused_parameters) out << ", unused parameters";
   if (!options.units.empty()) out << ", one unit";
   if (!options.reshard_after_forward) out << ", whole after forwards";
   if (!options.prefetch) out << ", no prefetch";
@@ -138,7 +140,7 @@ class Pair {
       case 11:
         return draw.one_in(2) ? write_weights(draw) : change_rate(draw);
       case 12:
-        return draw.one_in(2) ? freeze(draw) : alone();
+        return draw.one_in(2) ? freeze(draw) : alone(draw);
       default:
         return draw.one_in(2) ? exchange_states() : states_and_back();
     }
@@ -181,15 +183,17 @@ class Pair {
   }
 
   /// Under no_sync(), before a backward that reduces what this one leaves, or a step that does.
-  std::string alone() {
+  std::string alone(Draw& draw) {
     if (pending_ > 0 && !local_) return "";
+    const int overflows_on = draw.one_in(8) ? draw.below(ranks_) : -1;
     both([&](Training& one) {
       const auto no_sync = one.ddp().no_sync();
-      one.backward(batch_, -1);
+      one.backward(batch_, overflows_on);
     });
     ++batch_, ++pending_;
     local_ = true;
-    return "backward under no_sync";
+    return overflows_on < 0 ? "backward under no_sync"
+                            : core::str("backward under no_sync, inf on rank ", overflows_on);
   }
 
   /// Or thaws.

@@ -204,7 +204,7 @@ void DistributedDataParallel::Impl::begin_reducing_backward() {
     const UnevenInputs::Weights weights = uneven->begin_backward(group, options.average);
     reducer.set_weights(weights.before, weights.after);
   }
-  if (!holds_any_of_before(parameters)) reducer.forget_local_nonfinite();
+  if (!holds_reduced_of_before(parameters)) reducer.forget_local_nonfinite();
   // A Join's zero() is of no loss: nothing is compared there.
   const std::string losses = uneven ? "" : known_losses(parameters);
   reducer.set_losses(losses);

@@ -67,12 +67,11 @@ HeldByModel held_by(const NamedTensors& parameters) {
 
 }  // namespace
 
-bool holds_any_of_before(const NamedTensors& parameters) {
+bool holds_reduced_of_before(const NamedTensors& parameters) {
   return std::any_of(parameters.begin(), parameters.end(), [](const NamedTensor& parameter) {
     const Slot* slot = parameter.tensor.gradient_slot_or_null();
-    if (slot == nullptr) return false;
-    const bool writing = slot->state() == Slot::State::writing;
-    return slot->has_sum() || (writing ? slot->held_before() : slot->holds_gradient());
+    return slot != nullptr &&
+           (slot->adds_to_reduced() || slot->has_sum() || slot->state() == Slot::State::reduced);
   });
 }
 

@@ -21,8 +21,8 @@ struct HeldGradients {
 std::vector<HeldGradients> unpack(const std::vector<std::string>& of_rank);
 bool any_has_f32_slots(const std::vector<HeldGradients>& ranks);
 
-/// Whether a backward that has begun adds to what others left.
-bool holds_any_of_before(const NamedTensors& parameters);
+/// Whether anything is left of what backwards before the one that has begun reduced.
+bool holds_reduced_of_before(const NamedTensors& parameters);
 /// "loss 1 scaled by 8, sums of loss 0 scaled by 16"; "none". Frozen parameters are left out.
 std::string describe_held_losses(const NamedTensors& parameters);
 /// The same; empty where all is of plain backwards.
