@@ -6,11 +6,9 @@
 #include "cairn/autograd/ops.h"
 #include "cairn/core/deferred.h"
 #include "cairn/core/error.h"
-#include "cairn/core/file_memory.h"
 #include "cairn/core/gradient_slot.h"
 #include "cairn/core/memory.h"
 #include "cairn/kernels/elementwise.h"
-#include "cairn/kernels/empty_with_layout_of.h"
 
 namespace cairn::amp {
 
@@ -69,7 +67,7 @@ void cast_to_half(nn::Module& model, const Options& options, const StatesOfParam
     const core::GradientSlot* slot = tensor.gradient_slot_or_null();
     const auto reducer = slot == nullptr ? nullptr : slot->reducer();
     if (deferred && reducer) reducer->weight_arrived(tensor);
-    kernels::MasterWeight::keep_in(tensor, state.folder);
+    kernels::MasterWeight::keep_in(tensor, state.place());
   }
   for (const auto& [name, tensor] : model.buffers()) {
     if (core::is_floating(tensor.dtype()) && !kept.contains(tensor.id())) {
@@ -118,8 +116,7 @@ Tensor to_floating(const Tensor& x, DType dtype) {
 
 void widen_parameter(Tensor parameter) {
   if (!core::is_half(parameter.dtype())) return;
-  Tensor exact = kernels::master_value(parameter);
-  if (core::lies_in_file(exact)) exact = kernels::copy_beside(parameter, exact, DType::f32);
+  const Tensor exact = kernels::master_value_beside(parameter);
   exact.storage()->set_category(core::MemoryCategory::parameters);
   parameter.set_data(exact);
 }

@@ -51,6 +51,15 @@ TensorView own_view(const Tensor& x) {
   return view;
 }
 
+/// A view's elements on this device: a copy, unless they are there.
+Tensor brought_to(Device device, const TensorView& x) {
+  if (x.device == device) return Tensor::wrap(x);
+  const core::MemoryCategoryGuard category(core::MemoryCategory::workspace);
+  Tensor copied = Tensor::empty_strided(x.shape, x.strides, x.dtype, device);
+  core::copy_bytes(x, copied);
+  return copied;
+}
+
 /// What a master of this part is of.
 TensorView own_part(const Tensor& weight, const std::optional<core::ElementRange>& part) {
   TensorView view = part ? core::part_of_weight(weight, *part) : weight.view();
@@ -229,8 +238,13 @@ void MasterWeight::change_storage(const Tensor& weight, MasterStorage storage) {
     return;
   }
   check_can_have(weight, storage);
-  const Tensor exact = master->value(weight);
+  Tensor exact = master->value(weight);
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+  if (exact.device() != weight.device()) {
+    const Tensor beside = Tensor::empty(exact.shape(), DType::f32, weight.device());
+    copy(exact, beside);
+    exact = beside;
+  }
   const DType dtype = storage == MasterStorage::f32 ? DType::f32 : DType::i16;
   master->keep(weight, Tensor::empty(exact.shape(), dtype, weight.device()));
   master->watch_ = nullptr;  // of the other form
@@ -239,17 +253,20 @@ void MasterWeight::change_storage(const Tensor& weight, MasterStorage storage) {
   master->weight_written(weight);
 }
 
-void MasterWeight::keep_in(const Tensor& weight, const std::string& folder) {
+void MasterWeight::keep_in(const Tensor& weight, const StatePlace& place) {
   MasterWeight* master = of(weight);
-  if (master == nullptr || master->folder_ == folder) return;
+  if (master == nullptr || master->place_ == place) return;
   const Tensor former = master->tensor_;
-  if (former.nbytes() < core::kLeastInFile) return;
-  const Tensor placed =
-      empty_in(folder, former.shape(), former.strides(), former.dtype(), weight.device());
-  copy_by_blocks(former, own_view(placed));
-  master->keep(weight, placed);
-  master->folder_ = folder;
-  master->weight_written(weight);
+  const bool any_files =
+      former.nbytes() >= core::kLeastInFile && master->place_.folder != place.folder;
+  if (any_files || former.device() != place.home_of(weight.device())) {
+    const Tensor placed =
+        empty_in(place, former.shape(), former.strides(), former.dtype(), weight.device());
+    copy_by_blocks(former, own_view(placed));
+    master->keep(weight, placed);
+    master->weight_written(weight);
+  }
+  master->place_ = place;
 }
 
 Tensor MasterWeight::value(const Tensor& weight) const {
@@ -272,7 +289,7 @@ TensorView MasterWeight::view_to_write() const {
 
 void MasterWeight::keep(const Tensor& weight, Tensor master) {
   tensor_ = std::move(master);
-  folder_.clear();
+  place_ = {};
   seal_ = std::make_shared<Seal>(weight.name());
   tensor_.storage()->version_counter().add_guard(seal_);
 }
@@ -325,14 +342,15 @@ void MasterWeight::write_part(const Tensor& weight, const Tensor& value, const T
 
 void MasterWeight::follow(const Tensor& weight) {
   if (watch_->agrees(weight)) return;
-  if (tensor_.device() != weight.device()) {
-    const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+  if (tensor_.device() != place_.home_of(weight.device())) {
+    const StatePlace place = place_;
     const Tensor moved =
-        Tensor::empty_strided(tensor_.shape(), tensor_.strides(), tensor_.dtype(), weight.device());
-    copy(tensor_, moved);
+        empty_in(place, tensor_.shape(), tensor_.strides(), tensor_.dtype(), weight.device());
+    copy(tensor_, own_view(moved));
     keep(weight, moved);
+    place_ = place;
   } else if (storage() == MasterStorage::f32) {
-    reconcile_master(own_part(weight, part_), view_to_write());
+    reconcile_master(brought_to(tensor_.device(), own_part(weight, part_)), view_to_write());
   } else if (watch_->is_of(weight) && watch_->former().defined()) {
     reconcile_remainder(own_part(weight, part_), watch_->former(), view_to_write());
   } else {
@@ -360,6 +378,12 @@ Tensor master_value(const Tensor& weight) {
         "all of it: save, and resume without ShardedDataParallel)");
   }
   return master->value(weight);
+}
+
+Tensor master_value_beside(const Tensor& weight) {
+  const Tensor value = master_value(weight);
+  const bool is_beside = value.device() == weight.device() && !core::lies_in_file(value);
+  return is_beside ? value : copy_beside(weight, value, DType::f32);
 }
 
 namespace {

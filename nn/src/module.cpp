@@ -180,7 +180,7 @@ Module& Module::to(DType dtype) {
   const auto cast = [dtype](const Tensor& x) {
     if (!core::is_floating(x.dtype()) || x.dtype() == dtype) return x;
     if (!kernels::MasterWeight::exists(x)) return autograd::to(x, dtype);
-    const Tensor exact = kernels::master_value(x);
+    const Tensor exact = kernels::master_value_beside(x);
     exact.storage()->set_category(MemoryCategory::parameters);
     return autograd::to(exact, dtype);
   };

@@ -48,13 +48,13 @@ inline TensorView in_part(const TensorView& x, const OwnedRange& part) {
   return part ? core::part_of(x, *part) : x;
 }
 
-/// How a moment is kept: in memory, or in a file of a folder.
+/// How a moment is kept, and where.
 struct StateForm {
   DType dtype = DType::f32;
-  std::string folder = {};  // empty: in memory
+  kernels::StatePlace place = {};
 
   bool wants_file(const Tensor& state) const {
-    return !folder.empty() && state.nbytes() >= core::kLeastInFile;
+    return !place.folder.empty() && state.nbytes() >= core::kLeastInFile;
   }
 };
 
@@ -62,7 +62,7 @@ struct StateForm {
 inline Tensor empty_state(const Tensor& parameter, const OwnedRange& part, const StateForm& form) {
   const Shape shape = part ? Shape{part->size()} : parameter.shape();
   const Strides strides = part ? Strides{1} : parameter.strides();
-  return kernels::empty_in(form.folder, shape, strides, form.dtype, parameter.device());
+  return kernels::empty_in(form.place, shape, strides, form.dtype, parameter.device());
 }
 
 /// The same, filled with one value.

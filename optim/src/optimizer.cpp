@@ -37,17 +37,18 @@ void bring_along(Tensor& moment, const NamedTensor& parameter, const OwnedRange&
               "state, and resume it in the other form)");
   const bool in_file = core::lies_in_file(moment);
   const bool is_placed =
-      in_file == form.wants_file(moment) && (!in_file || form.folder == former_folder);
-  const bool is_beside = moment.device() == parameter.tensor.device();
-  if (fits && moment.dtype() == form.dtype && is_beside && is_placed) return;
+      in_file == form.wants_file(moment) && (!in_file || form.place.folder == former_folder);
+  const bool is_home = moment.device() == form.place.home_of(parameter.tensor.device());
+  if (fits && moment.dtype() == form.dtype && is_home && is_placed) return;
   moment = copy_state(parameter.tensor, part, moment, form);
 }
 
-void check_on_cpu(const std::string& folder, const NamedTensor& parameter) {
-  if (folder.empty() || parameter.tensor.device().is_cpu()) return;
-  core::fail<core::Unsupported>("optimizer", "expected parameters on the CPU for states in files, ",
-                                "got '", parameter.name, "' on ", parameter.tensor.device(),
-                                " (StateOptions without a folder)");
+void check_masters(const StateOptions& options, const NamedTensor& parameter) {
+  const Device device = parameter.tensor.device();
+  if (options.masters == MasterStorage::f32 || options.place().home_of(device) == device) return;
+  core::fail<core::Unsupported>("optimizer", "expected f32 masters of what the host updates, got ",
+                                "remainders of '", parameter.name, "' on ", device,
+                                " (MasterStorage::f32)");
 }
 
 }  // namespace
@@ -117,20 +118,20 @@ void Optimizer::follow() {
 }
 
 void Optimizer::follow_from(const std::string& former_folder) {
-  const auto& [dtype, masters, folder] = state_options_;
+  const StateForm form{state_options_.moments, state_options_.place()};
   partition_ = partition();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
-    check_on_cpu(folder, parameter);
+    check_masters(state_options_, parameter);
     parameter.part = partition_.own_part(i);
     for (Tensor& moment : parameter.moments) {
       if (!moment.defined()) continue;
-      bring_along(moment, parameter, parameter.part, {dtype, folder}, former_folder);
+      bring_along(moment, parameter, parameter.part, form, former_folder);
     }
     if (parameter.part) kernels::MasterWeight::keep_part(parameter.tensor, *parameter.part);
-    if (kernels::MasterWeight::exists(parameter.tensor)) {
-      kernels::MasterWeight::keep_in(parameter.tensor, folder);
-    }
+    const auto* master = kernels::MasterWeight::peek(parameter.tensor);
+    if (master == nullptr || master->storage() != state_options_.masters) continue;
+    kernels::MasterWeight::keep_in(parameter.tensor, form.place);
   }
 }
 
@@ -183,15 +184,24 @@ void Optimizer::set_master_weights(bool value) {
   for (const Parameter& parameter : parameters_) kernels::MasterWeight::drop(parameter.tensor);
 }
 
-void Optimizer::check_can_lie_in(const std::string& folder) const {
-  if (folder.empty()) return;
-  for (const Parameter& parameter : parameters_) check_on_cpu(folder, parameter);
-  if (capturable()) {
-    core::fail<core::Unsupported>("optimizer",
-                                  "expected states in memory for capturable steps, got ",
-                                  "the folder ", folder, " (set_capturable(false), or no folder)");
+bool Optimizer::lie_elsewhere(const StateOptions& options) const {
+  const kernels::StatePlace place = options.place();
+  return !place.folder.empty() ||
+         std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& parameter) {
+           return place.home_of(parameter.tensor.device()) != parameter.tensor.device();
+         });
+}
+
+void Optimizer::check_place(const StateOptions& options) const {
+  for (const Parameter& parameter : parameters_) check_masters(options, parameter);
+  if (capturable() && lie_elsewhere(options)) {
+    core::fail<core::Unsupported>("optimizer", "expected states beside their parameters for ",
+                                  "capturable steps, got ",
+                                  options.folder.empty() ? "the host" : "the folder ",
+                                  options.folder, " (set_capturable(false))");
   }
-  core::allocate_in_file(folder, core::kLeastInFile);  // it is there, and can be written to
+  if (options.folder.empty()) return;
+  core::allocate_in_file(options.folder, core::kLeastInFile);  // it can be written to
 }
 
 void Optimizer::set_state_options(const StateOptions& options) {
@@ -202,7 +212,7 @@ void Optimizer::set_state_options(const StateOptions& options) {
                 "optimizer", "expected bf16 parameters for masters stored as remainders, got '",
                 parameter.name, "' of f16 (MasterStorage::f32)");
   }
-  check_can_lie_in(options.folder);
+  check_place(options);
   const StateOptions former = std::exchange(state_options_, options);
   try {
     follow_from(former.folder);

@@ -87,10 +87,10 @@ void Optimizer::set_capturable(bool value) {
                       "expected a rule whose norms need no host to be capturable, got ",
                       larc_ ? "LARC around " : "", kind());
   }
-  if (!state_options_.folder.empty()) {
-    fail<Unsupported>("optimizer",
-                      "expected states in memory for capturable steps, got the folder ",
-                      state_options_.folder, " (set_state_options without a folder)");
+  if (lie_elsewhere(state_options_)) {
+    fail<Unsupported>("optimizer", "expected states beside their parameters for capturable steps, ",
+                      "got them in files or on the host (set_state_options without a folder and ",
+                      "on_host)");
   }
   device_ = make_device_state();
 }

@@ -171,11 +171,11 @@ PendingReport Optimizer::begin_own_check(double norm_type) const {
                                  kernels::check_tensors(gradients.views, types[k])});
     }
     if (!larc_) continue;
-    const bool in_files = !state_options_.folder.empty();
-    for (const CheckedList& list : in_files ? weights.each() : std::vector{weights}) {
+    const bool elsewhere = lie_elsewhere(state_options_);
+    for (const CheckedList& list : elsewhere ? weights.each() : std::vector{weights}) {
       pending.passes_.push_back(
           {true, 0, list.parameters, list.elements, kernels::check_tensors(list.views, 2.0)});
-      if (in_files) core::leave_to_file(list.views.front());
+      if (elsewhere) core::leave_to_file(list.views.front());
     }
   }
   return pending;

@@ -24,8 +24,8 @@ constexpr std::pair<const char*, std::optional<double> ParameterGroup::*> kOwnOp
 /// Files hold f32 whatever the moments are kept in; zeros for one that no update has needed yet
 /// (momentum that was switched on since). A whole one may not have been cut yet.
 StateDict::Value in_f32(const Tensor& moment, const Tensor& parameter, const OwnedRange& part,
-                        const std::string& folder) {
-  const StateForm form{DType::f32, folder};
+                        const kernels::StatePlace& place) {
+  const StateForm form{DType::f32, place};
   Tensor value = moment;
   if (!moment.defined()) {
     value = full_state(parameter, part, form, 0.0);
@@ -89,7 +89,7 @@ StateDict Optimizer::state_dict() const {
     if (running_norm_type()) entry.set(kNorm, own.norm);
     // Shards always: a state that is loaded has those that are here.
     for (std::size_t m = 0; m < moments.size() && (taken > 0 || part); ++m) {
-      entry.set(moments[m], in_f32(own.moments[m], own.tensor, part, state_options_.folder));
+      entry.set(moments[m], in_f32(own.moments[m], own.tensor, part, state_options_.place()));
     }
   }
   return state;
@@ -217,7 +217,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
   for (Parameter& parameter : loaded.parameters) {
     for (Tensor& moment : parameter.moments) {  // in its own memory: the state may share that
       if (!moment.defined()) continue;
-      const StateForm form{state_options_.moments, state_options_.folder};
+      const StateForm form{state_options_.moments, state_options_.place()};
       moment = copy_state(parameter.tensor, parameter.part, moment, form);
     }
   }

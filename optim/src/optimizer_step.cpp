@@ -9,8 +9,8 @@
 #include "cairn/core/log.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/optimizer_access.h"
-#include "file_window.h"
 #include "layout.h"
+#include "state_window.h"
 
 namespace cairn::optim {
 
@@ -151,7 +151,7 @@ TensorView Optimizer::master_of(const Parameter& parameter) {
   }
   kernels::MasterWeight::change_storage(weight, state_options_.masters);
   if (parameter.part) kernels::MasterWeight::keep_part(weight, *parameter.part);
-  kernels::MasterWeight::keep_in(weight, state_options_.folder);
+  kernels::MasterWeight::keep_in(weight, state_options_.place());
   const TensorView master = kernels::MasterWeight::peek(weight)->view_to_write();
   core::leave_to_file(master);  // it may have followed its weight
   return master;
@@ -171,7 +171,7 @@ kernels::UpdateEntry Optimizer::entry_of(Parameter& parameter, const Tensor& gra
   for (std::size_t m = 0; m < moments; ++m) {
     Tensor& moment = parameter.moments[m];
     if (!moment.defined()) {
-      const StateForm form{state_options_.moments, state_options_.folder};
+      const StateForm form{state_options_.moments, state_options_.place()};
       moment = full_state(tensor, parameter.part, form, initial_moment());
     }
     (m == 0 ? entry.moment1 : entry.moment2) = moment;
@@ -223,7 +223,7 @@ void Optimizer::fill_batches(const GradientReport& report, const std::vector<dou
     if (larc_) apply_larc(*larc_, group, report.weight_norms[i], gradient_norms[i] * scale, entry);
     add_to_batches(i, entry);
   }
-  if (!state_options_.folder.empty()) cut_batches();
+  if (lie_elsewhere(state_options_)) cut_batches();
 }
 
 Optimizer::Call Optimizer::call_of(const Batch& batch, const std::vector<double>& scales) const {
@@ -231,16 +231,23 @@ Optimizer::Call Optimizer::call_of(const Batch& batch, const std::vector<double>
   return {scales[batch.group], batch.step, {}, decay};
 }
 
+std::vector<const Optimizer::Entries*> Optimizer::lists() const {
+  std::vector<const Entries*> all;
+  for (const Batch& batch : batches_) {
+    if (!batch.entries.empty()) all.push_back(&batch.entries);
+  }
+  return all;
+}
+
 void Optimizer::run_batches(const std::vector<double>& scales, kernels::DeviceStep device) {
-  FileWindow window(batches_, state_options_.folder);
+  StateWindow window(lists(), lie_elsewhere(state_options_));
   for (const Batch& batch : batches_) {
     if (batch.entries.empty()) return;
     Call call = call_of(batch, scales);
     if (capturable()) device.lr = device_->rates[batch.group], device.step = batch.count;
     call.device = device;
-    window.enter(batch);
-    update_group(groups_[batch.group], batch.entries, call);
-    window.leave(batch);
+    update_group(groups_[batch.group], window.enter(), call);
+    window.leave();
   }
 }
 
@@ -270,7 +277,7 @@ StepResult Optimizer::apply(const GradientReport& own_report, const StepOptions&
     follow();
     std::vector<Tensor> temporaries;
     fill_batches(report, scales, temporaries);
-    const bool of_parts = partition_.cuts_any() || !state_options_.folder.empty();
+    const bool of_parts = partition_.cuts_any() || lie_elsewhere(state_options_);
     if (of_parts && updates_in_two_passes()) {
       run_batches_of_parts(scales);
     } else {

@@ -144,7 +144,7 @@ StateDict Optimizer::torch_state_dict() const {
     }
     for (std::size_t m = 0; m < moments.size(); ++m) {
       const Tensor& moment = parameter.moments[m];
-      const StateForm form{DType::f32, state_options_.folder};
+      const StateForm form{DType::f32, state_options_.place()};
       entry.set(moments[m], moment.defined()
                                 ? copy_state(parameter.tensor, {}, moment, form)
                                 : full_state(parameter.tensor, {}, form, initial_moment()));

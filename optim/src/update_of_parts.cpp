@@ -5,7 +5,7 @@
 #include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/optim/optimizer.h"
 #include "exchange_parts.h"
-#include "file_window.h"
+#include "state_window.h"
 
 namespace cairn::optim {
 namespace {
@@ -37,12 +37,13 @@ struct MeasuredEntries {
 void Optimizer::run_batches_of_parts(const std::vector<double>& scales) {
   std::vector<MeasuredEntries> measured;
   std::vector<kernels::PendingCheck> pending;
-  FileWindow measures(batches_, state_options_.folder);
+  StateWindow measures(lists(), lie_elsewhere(state_options_), StateWindow::Writes::states_alone);
   for (const Batch& batch : batches_) {
     if (batch.entries.empty()) break;
+    const Entries& entries = measures.enter();
     MeasuredEntries& pieces = measured.emplace_back();
     for (std::size_t k = 0; k < batch.entries.size(); ++k) {
-      const kernels::UpdateEntry& entry = batch.entries[k];
+      const kernels::UpdateEntry& entry = entries[k];
       const std::size_t p = batch.parameters[k];
       const core::ElementRange own = batch.elements[k];
       const std::int64_t numel = parameters_[p].tensor.numel();
@@ -52,9 +53,8 @@ void Optimizer::run_batches_of_parts(const std::vector<double>& scales) {
         pieces.add(p, piece, piece_of(entry, piece.begin - own.begin, piece.end - own.begin));
       }
     }
-    measures.enter(batch);
     pending.push_back(begin_update(groups_[batch.group], pieces.entries, call_of(batch, scales)));
-    measures.leave(batch);
+    measures.leave();
   }
 
   const auto found = kernels::PendingCheck::read(pending);
@@ -74,16 +74,15 @@ void Optimizer::run_batches_of_parts(const std::vector<double>& scales) {
   exchange_parts(partition_, {{checks[0], divided}, {checks[1], divided}},
                  "the norms of an update's parts");
 
-  FileWindow window(batches_, state_options_.folder);
+  StateWindow window(lists(), lie_elsewhere(state_options_));
   for (const Batch& batch : batches_) {
     if (batch.entries.empty()) return;
     std::vector<TwoChecks> whole;
     for (const std::size_t p : batch.parameters) {
       whole.push_back({kernels::join_pieces(checks[0][p]), kernels::join_pieces(checks[1][p])});
     }
-    window.enter(batch);
-    end_update(groups_[batch.group], batch.entries, whole, call_of(batch, scales));
-    window.leave(batch);
+    end_update(groups_[batch.group], window.enter(), whole, call_of(batch, scales));
+    window.leave();
   }
 }
 

@@ -21,7 +21,9 @@ constexpr const char* kValues = "values";
 
 /// The exact value, where it lies or, of a remainder, put together.
 Tensor value_of(const Tensor& weight) {
-  return kernels::MasterWeight::exists(weight) ? kernels::master_value(weight) : weight;
+  if (!kernels::MasterWeight::exists(weight)) return weight;
+  const Tensor value = kernels::master_value(weight);
+  return value.device() == weight.device() ? value : copy_beside(weight, value, DType::f32);
 }
 
 bool alike(const Tensor& a, const Tensor& b) {

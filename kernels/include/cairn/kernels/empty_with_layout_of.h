@@ -29,17 +29,33 @@ inline Tensor empty_with_layout_of(
   return Tensor::empty_strided(x.shape(), x.strides(), dtype, x.device());
 }
 
-/// Optimizer state in a file of `folder` (core/file_memory.h), as zeros; in memory, uninitialised,
-/// where that is empty, or the tensor smaller than core::kLeastInFile. Dense strides.
-inline Tensor empty_in(const std::string& folder, const Shape& shape, const Strides& strides,
-                       DType dtype, Device device) {
-  const auto bytes = static_cast<std::size_t>(shape.numel()) * core::size_of(dtype);
-  if (folder.empty() || bytes < core::kLeastInFile) {
-    const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
-    return Tensor::empty_strided(shape, strides, dtype, device);
+/// Where an optimizer keeps its state of a tensor.
+struct StatePlace {
+  std::string folder = {};  // in files of it, if any (core/file_memory.h)
+  bool on_host = false;     // of a GPU's tensors in pinned memory of the host, as in files
+
+  bool operator==(const StatePlace&) const = default;
+  /// The device of the state of a tensor on this one.
+  Device home_of(Device device) const {
+    const bool leaves = device.is_cuda() && (on_host || !folder.empty());
+    return leaves ? Device{} : device;
   }
-  const std::shared_ptr<void> memory = core::allocate_in_file(folder, bytes);
-  return Tensor::wrap({memory.get(), shape, strides, dtype, device}, memory);
+};
+
+/// State of a tensor on this device, with dense strides: in files zeros, else uninitialised. Less
+/// than core::kLeastInFile bytes lie in memory.
+inline Tensor empty_in(const StatePlace& place, const Shape& shape, const Strides& strides,
+                       DType dtype, Device device) {
+  const Device home = place.home_of(device);
+  const auto bytes = static_cast<std::size_t>(shape.numel()) * core::size_of(dtype);
+  if (!place.folder.empty() && bytes >= core::kLeastInFile) {
+    const std::shared_ptr<void> memory = core::allocate_in_file(place.folder, bytes);
+    return Tensor::wrap({memory.get(), shape, strides, dtype, home}, memory);
+  }
+  const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
+  if (home == device) return Tensor::empty_strided(shape, strides, dtype, device);
+  const auto memory = core::Storage::allocate_pinned(bytes);
+  return Tensor::wrap({memory->data(), shape, strides, dtype, home}, memory);
 }
 
 /// Elements [begin, end) of a dense view, in the order of memory.

@@ -23,13 +23,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "cairn/core/sharding.h"
 #include "cairn/core/state_dict.h"
 #include "cairn/core/tensor.h"
 #include "cairn/core/write_count.h"
+#include "cairn/kernels/empty_with_layout_of.h"
 
 namespace cairn::kernels {
 
@@ -61,15 +61,15 @@ class MasterWeight {
   static void moved(const Tensor& weight);
   /// Keeps the exact values, or the part of them that is here, in the other form.
   static void change_storage(const Tensor& weight, MasterStorage storage);
-  /// Keeps them in a file of this folder (core/file_memory.h), or, where it is empty, in memory
-  /// beside the weight. Does nothing where they lie so, and for less than core::kLeastInFile bytes.
-  /// Every other function that makes a master anew leaves it in memory.
-  static void keep_in(const Tensor& weight, const std::string& folder);
+  /// Keeps them in another place. Does nothing where they lie there. Every other function that makes
+  /// a master anew makes it in memory beside the weight. Not for remainders of a GPU's weights.
+  static void keep_in(const Tensor& weight, const StatePlace& place);
 
   MasterStorage storage() const;
   /// The elements that it is of; nothing: all of the weight's.
   const std::optional<core::ElementRange>& part() const { return part_; }
-  /// f32, or the i16 remainder; laid out like the weight, or [n] of its part. For reading.
+  /// f32, or the i16 remainder; laid out like the weight, or [n] of its part; where keep_in() says.
+  /// For reading.
   const Tensor& tensor() const { return tensor_; }
   /// The exact value, or its part, in f32: tensor() itself, or put together from the remainder.
   Tensor value(const Tensor& weight) const;
@@ -92,7 +92,7 @@ class MasterWeight {
 
   Tensor tensor_;
   std::optional<core::ElementRange> part_;
-  std::string folder_;                      // of its file; empty: it is in memory
+  StatePlace place_;                        // of tensor_
   std::shared_ptr<core::WriteGuard> seal_;  // of tensor_
   std::shared_ptr<Watch> watch_;            // of the weight, since the two agreed
 };
@@ -104,6 +104,9 @@ void weights_written(const std::vector<Tensor>& weights);
 /// together, an f32 tensor itself, a half one without a master widened. Throws Unsupported where
 /// this rank has a part of it only.
 Tensor master_value(const Tensor& weight);
+
+/// The same in memory beside the tensor, whose value it may become.
+Tensor master_value_beside(const Tensor& weight);
 
 /// The same for others to keep: what is not a tensor's own memory (a half one's) is not written by
 /// them. A kernel that would, throws InvalidArgument, since the tensor would not follow.

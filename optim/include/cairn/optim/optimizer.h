@@ -75,8 +75,14 @@ struct StateOptions {
   DType moments = DType::f32;                  // or bf16: rounded after each update
   MasterStorage masters = MasterStorage::f32;  // or remainder: half parameters must be bf16
   /// Masters and moments lie in nameless files of this folder (core/file_memory.h), of which a step
-  /// brings in a block of tensors after another; empty: in memory. Parameters on the CPU.
+  /// brings in a block of tensors after another; empty: in memory.
   std::string folder = {};
+  /// Those of parameters on a GPU lie in pinned memory of the host, whose kernels update them, a
+  /// block after another: gradients come to it, weights go back. In files, they do so too. On the
+  /// CPU they are there already. Not with remainders.
+  bool on_host = false;
+
+  kernels::StatePlace place() const { return {folder, on_host}; }
 };
 
 struct ParameterGroup {
@@ -121,7 +127,7 @@ class Optimizer : public core::Stateful {
   /// other steps; its result is not known. steps() and states wait for the device. All parameters
   /// on one device. Throws Unsupported for FusedNovoGrad and LARC, whose norms the host reads. A
   /// capturable step throws Unsupported for clipping by group or by another norm than the 2-norm,
-  /// for error_if_nonfinite, and for states that are divided among ranks or lie in files.
+  /// for error_if_nonfinite, and for states that are divided among ranks or lie elsewhere.
   void set_capturable(bool value);
   bool capturable() const { return device_ != nullptr; }
 
@@ -144,9 +150,9 @@ class Optimizer : public core::Stateful {
   void set_master_weights(bool value);  // false drops the masters
   /// Converts and moves what is there; masters that are converted at the next step. Throws
   /// InvalidArgument for moments that are neither f32 nor bf16 and, naming it, for remainders of an
-  /// f16 parameter; Unsupported for a folder where a parameter lies on a GPU, or where the optimizer
-  /// is capturable; IoError for a folder that is not there, cannot be written to or has too little
-  /// room.
+  /// f16 parameter; Unsupported for remainders of a GPU's parameters that the host updates, and where
+  /// the optimizer is capturable for any other place than beside the parameters; IoError for a
+  /// folder that is not there, cannot be written to or has too little room.
   void set_state_options(const StateOptions& options);
   const StateOptions& state_options() const { return state_options_; }
 
@@ -282,8 +288,10 @@ class Optimizer : public core::Stateful {
   void follow();
   /// The same where files lay in this folder until now.
   void follow_from(const std::string& former_folder);
-  /// Throws where states cannot lie in files of this folder; nothing can be wrong with none.
-  void check_can_lie_in(const std::string& folder) const;
+  /// Throws where states cannot lie as these options say.
+  void check_place(const StateOptions& options) const;
+  /// Whether states lie elsewhere than beside their parameters: steps walk through blocks then.
+  bool lie_elsewhere(const StateOptions& options) const;
   /// The gradient that a step would use: the stashed sum, or what the slot holds; null: none.
   static const Tensor* gradient_of(const Parameter& parameter);
   bool has_gradient() const;
@@ -321,6 +329,7 @@ class Optimizer : public core::Stateful {
   TensorView master_of(const Parameter& parameter);
   void add_to_batches(std::size_t parameter, const kernels::UpdateEntry& entry);
   void cut_batches();
+  std::vector<const Entries*> lists() const;  // of the batches, up to the first without any
   Call call_of(const Batch& batch, const std::vector<double>& scales) const;
   void run_batches(const std::vector<double>& scales, kernels::DeviceStep device);
   /// The same of a rule that updates_in_two_passes(), where entries are not whole tensors. A
