@@ -102,8 +102,9 @@ StateWindow::Streams& StateWindow::streams_of(Device device) {
   for (Streams& gpu : gpus_) {
     if (gpu.device == device) return gpu;
   }
-  Streams& made = gpus_.emplace_back(
-      Streams{device, Stream::create(device, "gradients to the host"), Stream::create(device, "weights from the host")});
+  Streams& made =
+      gpus_.emplace_back(Streams{device, Stream::create(device, "gradients to the host"),
+                                 Stream::create(device, "weights from the host")});
   Event now(device);
   now.record(Stream::current(device));
   made.down.wait(now);

@@ -57,7 +57,8 @@ void expect_trained_alike(const HostTrained& host, const HostTrained& cpu) {
   const auto got = test::everything(host.parameters, *host.optimizer);
   const auto expected = test::everything(cpu.parameters, *cpu.optimizer);
   ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) test::expect_close(got[i], expected[i], 1e-5, 1e-6, "");
+  for (std::size_t i = 0; i < got.size(); ++i)
+    test::expect_close(got[i], expected[i], 1e-5, 1e-6, "");
 }
 
 TEST_F(StatesOnHost, TrainAsParametersOnTheHostDo) {
@@ -110,7 +111,8 @@ TEST_F(StatesOnHost, LeaveWeightsAndGradientsOnTheDevice) {
 }
 
 TEST_F(StatesOnHost, ComeAndGoAndAreLoaded) {
-  const HostTrained host(adam_, DType::bf16, gpu_, {.on_host = true}), cpu(adam_, DType::bf16, cpu_, {});
+  const HostTrained host(adam_, DType::bf16, gpu_, {.on_host = true}),
+      cpu(adam_, DType::bf16, cpu_, {});
   for (std::uint64_t step = 0; step < 6; ++step) {
     host.optimizer->set_state_options({.on_host = step % 2 == 0});
     host.step(step);
@@ -128,7 +130,8 @@ TEST_F(StatesOnHost, ComeAndGoAndAreLoaded) {
 }
 
 TEST_F(StatesOnHost, FollowWhatIsWrittenIntoWeights) {
-  const HostTrained host(adam_, DType::f16, gpu_, {.on_host = true}), cpu(adam_, DType::f16, cpu_, {});
+  const HostTrained host(adam_, DType::f16, gpu_, {.on_host = true}),
+      cpu(adam_, DType::f16, cpu_, {});
   for (std::uint64_t step = 0; step < 4; ++step) {
     for (const HostTrained* one : {&host, &cpu}) {
       if (step == 2) kernels::fill(one->parameters[0].tensor.view().slice(0, 3, 40), 0.25);
@@ -152,7 +155,8 @@ TEST_F(StatesOnHost, SkipAndAverageAndLarc) {
     average.update(), expected.update();
   }
   expect_trained_alike(host, cpu);
-  const auto averages = test::flat(average.state_dict()), of_the_cpu = test::flat(expected.state_dict());
+  const auto averages = test::flat(average.state_dict()),
+             of_the_cpu = test::flat(expected.state_dict());
   for (const auto& [name, values] : of_the_cpu) {
     test::expect_close(averages.at(name), values, 1e-5, 1e-6, name);
   }
@@ -171,16 +175,15 @@ TEST_F(StatesOnHost, RefuseWhatCannotBe) {
               HasSubstr("on the host"));
   host.optimizer->set_state_options({});
   host.optimizer->set_capturable(true);
-  EXPECT_THAT(message_of<core::Unsupported>(
-                  [&] { host.optimizer->set_state_options({.on_host = true}); }),
-              AllOf(HasSubstr("the host"), HasSubstr("set_capturable(false)")));
+  EXPECT_THAT(
+      message_of<core::Unsupported>([&] { host.optimizer->set_state_options({.on_host = true}); }),
+      AllOf(HasSubstr("the host"), HasSubstr("set_capturable(false)")));
 }
 
 TEST(StatesOfTheHost, AreThereAlready) {
   const Rule adam = rules().front();
   const HostTrained plain(adam, DType::bf16, Device{}, {}),
-      host(adam, DType::bf16, Device{},
-           {.masters = MasterStorage::remainder, .on_host = true});
+      host(adam, DType::bf16, Device{}, {.masters = MasterStorage::remainder, .on_host = true});
   plain.step(1);
   host.step(1);
   EXPECT_EQ(exact(host.parameters), exact(plain.parameters));
