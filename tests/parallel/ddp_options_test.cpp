@@ -280,8 +280,8 @@ TEST(DdpOptions, MustBeTheSameOnAllRanks) {
       expect_error<InvalidArgument>([&] { DistributedDataParallel(tower, group, options); }, parts);
     };
     refused({.gradient_predivide_factor = first ? 1.0 : 2.0},
-            {"gradient_predivide_factor 1, average, no delay_allreduce", "on rank 0 and options",
-             "gradient_predivide_factor 2"});
+            {"gradient_predivide_factor 1, shard_within 0, average, no delay_allreduce",
+             "on rank 0 and options", "gradient_predivide_factor 2"});
     refused({.average = first}, {", no average, "});
   });
 }
