@@ -32,7 +32,7 @@ namespace {
 using namespace cairn;
 
 struct Flags {
-  std::string write_random, model, export_to, logits;
+  std::string write_random, model, offload, export_to, logits;
   std::vector<std::string> text;
   gpt2::Config config;
   std::uint64_t budget = std::uint64_t{3} << 30, seed = 1;
@@ -63,6 +63,8 @@ struct Flags {
                  "masters and moments in f32, not as bf16 with 16-bit remainders");
     app.add_flag("--recompute", recompute,
                  "blocks keep their inputs only, even where more would fit");
+    app.add_option("--offload", offload, "masters and moments in files of this folder; none: no")
+        ->check(CLI::ExistingDirectory);
     common.add_shard_to(app);
     app.add_option("--budget", budget, "memory of each process: 3G")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
@@ -155,7 +157,9 @@ Way fitting_way(gpt2::NextTokenLoss& model, amp::Amp& precision, const optim::Fu
   std::int64_t count = 0;
   for (const auto& [name, parameter] : model.parameters()) count += parameter.numel();
   const bool compact = optimizer.state_options().moments == DType::bf16;
-  const Tensor moments = Tensor::empty({2 * count}, compact ? DType::bf16 : DType::f32);
+  const bool in_files = !optimizer.state_options().folder.empty();
+  const Tensor moments =
+      Tensor::empty({in_files ? 0 : 2 * count}, compact ? DType::bf16 : DType::f32);
   const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
   Way way{flags.recompute, std::max(1, flags.micro_batches)};
   for (;; way.recompute = true) {
@@ -217,9 +221,12 @@ void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& tex
   const auto ddp = alone ? nullptr : flags.common.data_parallel(model, group);
   const World world = alone ? World{} : ddp->world();
   optim::FusedAdam optimizer(model.parameters(), {.lr = flags.lr, .weight_decay = 0.01});
+  optim::StateOptions states{.folder = flags.offload};
   if (!flags.full_state && flags.common.half_dtype == "bf16") {
-    optimizer.set_state_options({DType::bf16, optim::MasterStorage::remainder});
+    states.moments = DType::bf16;
+    states.masters = optim::MasterStorage::remainder;
   }
+  optimizer.set_state_options(states);
   amp::Amp precision = amp::initialize(model, optimizer, flags.common.amp_options(world));
   const Way way = alone ? fitting_way(model, precision, optimizer, flags)
                         : Way{flags.recompute, std::max(1, flags.micro_batches)};
