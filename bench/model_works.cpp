@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <memory>
 
 #include "cairn/amp/amp.h"
@@ -16,7 +17,7 @@ namespace {
 using namespace cairn;
 
 /// Moments and masters in the least memory; the loss in the model's dtype then.
-constexpr optim::StateOptions kCompact{DType::bf16, optim::MasterStorage::remainder};
+const optim::StateOptions kCompact{DType::bf16, optim::MasterStorage::remainder};
 
 amp::Amp initialize(nn::Module& model, optim::Optimizer& optimizer, amp::OptLevel level,
                     const optim::StateOptions& state) {
@@ -82,6 +83,16 @@ Work gpt(const char* name, DType dtype, std::int64_t tokens = 256) {
             return steps(small_gpt(tokens), level_of(dtype), integers(shape, 256),
                          integers(shape, 256));
           }};
+}
+
+/// What states in files cost: the share of the time that those in memory take.
+Work gpt_with_states_in_files(const char* name, std::int64_t tokens) {
+  const auto at_o2 = [tokens](const optim::StateOptions& state) {
+    return steps(small_gpt(), amp::OptLevel::O2, integers({tokens / 256, 256}, 256),
+                 integers({tokens / 256, 256}, 256), state);
+  };
+  return {name, [=] { return at_o2({.folder = std::filesystem::temp_directory_path()}); },
+          [=] { return at_o2({}); }};
 }
 
 Work resnet(const char* name, amp::OptLevel level) {
@@ -229,6 +240,7 @@ std::vector<Work> model_works() {
           gpt("gpt_step_bf16", DType::bf16),
           gpt("gpt_t1024_step_f32", DType::f32, 1024),
           gpt("gpt_t1024_step_bf16", DType::bf16, 1024),
+          gpt_with_states_in_files("gpt_step_o2_files", 2048),
           accumulation(),
           vocabulary_plain(),
           vocabulary_fused("vocabulary_40k", false),

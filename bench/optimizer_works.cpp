@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -139,8 +140,8 @@ Work rule(const char* name, const Gpt2& model, const Options& options, Bytes loo
           [=] { return memory_loop(loop, model.parameters()); }};
 }
 
-constexpr optim::StateOptions kCompact{.moments = DType::bf16,
-                                       .masters = optim::MasterStorage::remainder};
+const optim::StateOptions kCompact{.moments = DType::bf16,
+                                   .masters = optim::MasterStorage::remainder};
 
 /// With the bytes of each parameter on paper (docs/measuring.md).
 Work with_bytes(Work work, const Gpt2& model, double per_parameter, const char* kernels) {
@@ -162,6 +163,8 @@ std::vector<Work> optimizer_works() {
       {"adamw_124m_f32", [] { return adamw(kSmall); }, loop(Bytes::adamw_f32)},
       {"o2_update_124m_bf16", o2({}), loop(Bytes::o2)},
       {"o2_update_124m_compact", o2(kCompact), loop(Bytes::o2_compact)},
+      // its share: of the update with states in memory
+      {"o2_update_124m_files", o2({.folder = std::filesystem::temp_directory_path()}), o2({})},
       // its share: of the update without a scaler
       {"amp_step_124m_bf16", [] { return amp_step(kSmall); }, o2({})},
       rule("lamb_update_124m", kSmall, kernels::LambOptions{.weight_decay = 0.01}, Bytes::lamb),
