@@ -91,10 +91,10 @@ TEST(HybridRanks, AFailedUpdateReachesEveryGroup) {
       autograd::backward(
           autograd::mse_loss(sharded(Tensor::full({4, 301}, 0.1)), Tensor::full({4, 299}, 0.2)));
     };
-    backward();
-    const auto held = core::memory_stats(core::default_device()).current_total;
-    if (group.rank() == 3) core::set_memory_capacity(core::default_device(), held + (1 << 16));
     const std::string said = test::message_of<core::Error>([&] {
+      backward();
+      const auto held = core::memory_stats(core::default_device()).current_total;
+      if (group.rank() == 3) core::set_memory_capacity(core::default_device(), held + (1 << 16));
       (void)optimizer.step();
       backward();  // where a group whose ranks are well goes on to meet the others
     });
