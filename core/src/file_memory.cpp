@@ -119,9 +119,12 @@ bool lies_in_file(const TensorView& x) {
 void fetch_from_file(const TensorView& x) {
   const Pages pages = pages_of(x);
   if (pages.bytes == 0) return;
-  ::madvise(pages.begin, pages.bytes, MADV_WILLNEED);
   if (::madvise(pages.begin, pages.bytes, MADV_POPULATE_WRITE) == 0) return;
-  if (errno == EINVAL) return;  // of an older system: they come in as they are touched
+  const int error = errno;
+  if (error == EINVAL) {  // of an older system: they come in as they are touched
+    ::madvise(pages.begin, pages.bytes, MADV_WILLNEED);
+    return;
+  }
   fail<IoError>("offload", "expected to read ", pages.bytes,
                 " bytes of a file, got: ", std::strerror(errno),
                 " (the disk fails, or the machine has no memory left)");
