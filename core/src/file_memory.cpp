@@ -126,7 +126,7 @@ void fetch_from_file(const TensorView& x) {
     return;
   }
   fail<IoError>("offload", "expected to read ", pages.bytes,
-                " bytes of a file, got: ", std::strerror(errno),
+                " bytes of a file, got: ", std::strerror(error),
                 " (the disk fails, or the machine has no memory left)");
 }
 
