@@ -42,6 +42,23 @@ TEST(HybridSharding, ThatRanksDoNotShareNamesBoth) {
   });
 }
 
+TEST(HybridSharding, OnGpusHasOneCommunicatorAtWork) {
+  if (!core::default_device().is_cuda()) GTEST_SKIP() << "of GPUs";
+  test::run_threads(4, [](parallel::ProcessGroup& group) {
+    test::OddNet net;
+    parallel::ShardedOptions several{.stage = ZeroStage::gradients, .shard_within = 2};
+    several.distributed.num_allreduce_streams = 2;
+    for (const auto& options :
+         {parallel::ShardedOptions{.stage = ZeroStage::parameters, .shard_within = 2}, several}) {
+      EXPECT_THAT(
+          test::message_of<core::Unsupported>([&] { ShardedDataParallel(net, group, options); }),
+          HasSubstr("for shard_within on GPUs"));
+    }
+    group.barrier();  // it lives
+    ShardedDataParallel(net, group, {.stage = ZeroStage::gradients, .shard_within = 2});
+  });
+}
+
 // Parts of a gradient that pieces cut anywhere, at their ends and in the zeros between.
 TEST(HybridReducer, HandsOutPartsOfEachCopy) {
   struct Form {

@@ -73,6 +73,7 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
       buffers(m.buffers()),
       arena(attach_arena()),
       unused(options.static_graph) {
+  check_communicators(parameters);
   if (stage == ZeroStage::parameters && shards.world_size() > 1)
     units = std::make_shared<WeightUnits>(m, shards, o);
   for (const std::string& trigger : options.trigger_parameters) {
@@ -158,6 +159,7 @@ void DistributedDataParallel::Impl::follow_model(bool in_backward) {
                               "whose parameters have changed, got a backward with ",
                               added.empty() ? "some removed" : join_names(names_of(added)),
                               " (it gives new ones rank 0's values)"));
+  check_communicators(now);
   const NamedTensors all_buffers = model->buffers();
   if (group.world_size() > 1) {
     check_same_model(*model, group);

@@ -98,6 +98,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   bool other_ranks_have_batches();
 
   bool is_reduced(const Tensor& parameter) const;
+  void check_communicators(const NamedTensors& of) const;
   bool shards_gradients() const { return stage >= ZeroStage::gradients && shards.world_size() > 1; }
   bool finds_unused() const { return options.find_unused_parameters || options.static_graph; }
   const NamedTensor& parameter_of(std::size_t gradient) const {

@@ -36,6 +36,22 @@ GatheredParameters::~GatheredParameters() {
   if (units_) units_->give_back();
 }
 
+/// Two communicators of NCCL's that are at work on a GPU at once may each keep the other's kernel
+/// from starting. Gathers and reductions of one stream are in order.
+void DistributedDataParallel::Impl::check_communicators(const NamedTensors& of) const {
+  const bool of_groups = shards.world_size() > 1 && shards.world_size() < group.world_size();
+  const bool at_once = stage == ZeroStage::parameters || options.num_allreduce_streams > 1;
+  if (!of_groups || !at_once) return;
+  for (const auto& [name, tensor] : of) {
+    if (tensor.device().is_cuda())
+      core::fail<core::Unsupported>(
+          "sharding", "expected ZeroStage::optimizer_states or gradients, and one stream, for ",
+          "shard_within on GPUs, got ",
+          stage == ZeroStage::parameters ? "ZeroStage::parameters" : "several streams", " and '",
+          name, "' on ", tensor.device());
+  }
+}
+
 core::GradientReducer::Sharding DistributedDataParallel::Impl::sharding() const {
   if (!stage) return {};
   return {shards.rank(), shards.world_size(), shards_gradients()};

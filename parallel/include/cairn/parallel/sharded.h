@@ -71,7 +71,8 @@ struct ShardedOptions {
   DistributedOptions distributed;
   /// Hybrid sharding: so many neighbours in rank order (a host's ranks) divide one copy of what the
   /// stage divides, and each such group has a copy; gradients are averaged over all ranks. 0: all
-  /// ranks divide one copy. Must divide the number of ranks.
+  /// ranks divide one copy. Must divide the number of ranks. On GPUs not with
+  /// ZeroStage::parameters, nor with several streams of reductions (Unsupported).
   int shard_within = 0;
 
   // Of ZeroStage::parameters.
