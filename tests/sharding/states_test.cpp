@@ -261,5 +261,27 @@ TEST(ShardedState, WholeMastersAreUnsupported) {
   });
 }
 
+// Masters that lie on the host come from rank 0 as the others do.
+TEST(StatesOnHost, AreBroadcastByWhoIsMadeAfterThem) {
+  if (!core::default_device().is_cuda()) GTEST_SKIP() << "of GPUs";
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    manual_seed(static_cast<std::uint64_t>(group.rank()));  // weights of its own
+    nn::Linear net(70, 30);
+    optim::FusedAdam optimizer(net.parameters(), {});
+    optimizer.set_state_options({.on_host = true});
+    amp::Amp precision =
+        amp::initialize(net, optimizer, {.opt_level = amp::OptLevel::O2, .world = group.world()});
+    parallel::DistributedDataParallel ddp(net, group);
+    const Tensor master = kernels::MasterWeight::peek(net.weight())->tensor();
+    EXPECT_TRUE(master.device().is_cpu());
+    std::string values;
+    for (const double value : master.to_vector()) values += core::str(value, ' ');
+    const auto all = group.exchange(values, "masters");
+    EXPECT_EQ(all[0], all[1]);
+    const auto half = net.weight().to_vector(), exact = master.to_vector();
+    for (std::size_t i = 0; i < half.size(); ++i) EXPECT_NEAR(half[i], exact[i], 1e-3);
+  });
+}
+
 }  // namespace
 }  // namespace cairn
