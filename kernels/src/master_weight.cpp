@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/kernels/optimizer_update.h"
@@ -49,6 +50,13 @@ TensorView own_view(const Tensor& x) {
   TensorView view = x;
   view.version = nullptr;
   return view;
+}
+
+/// Copies; between a GPU and pinned memory the host waits, because it writes there next, or lets go.
+void copy_and_wait(const TensorView& from, const TensorView& to) {
+  copy_by_blocks(from, to);
+  if (from.device == to.device) return;
+  core::Stream::current(from.device.is_cuda() ? from.device : to.device).synchronize();
 }
 
 /// A view's elements on this device: a copy, unless they are there.
@@ -242,7 +250,7 @@ void MasterWeight::change_storage(const Tensor& weight, MasterStorage storage) {
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
   if (exact.device() != weight.device()) {
     const Tensor beside = Tensor::empty(exact.shape(), DType::f32, weight.device());
-    copy(exact, beside);
+    copy_and_wait(exact, beside);
     exact = beside;
   }
   const DType dtype = storage == MasterStorage::f32 ? DType::f32 : DType::i16;
@@ -262,7 +270,7 @@ void MasterWeight::keep_in(const Tensor& weight, const StatePlace& place) {
   if (any_files || former.device() != place.home_of(weight.device())) {
     const Tensor placed =
         empty_in(place, former.shape(), former.strides(), former.dtype(), weight.device());
-    copy_by_blocks(former, own_view(placed));
+    copy_and_wait(former, own_view(placed));
     master->keep(weight, placed);
     master->weight_written(weight);
   }
@@ -346,7 +354,7 @@ void MasterWeight::follow(const Tensor& weight) {
     const StatePlace place = place_;
     const Tensor moved =
         empty_in(place, tensor_.shape(), tensor_.strides(), tensor_.dtype(), weight.device());
-    copy(tensor_, own_view(moved));
+    copy_and_wait(tensor_, own_view(moved));
     keep(weight, moved);
     place_ = place;
   } else if (storage() == MasterStorage::f32) {

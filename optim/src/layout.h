@@ -8,6 +8,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/file_memory.h"
+#include "cairn/core/stream.h"
 #include "cairn/kernels/empty_with_layout_of.h"
 #include "cairn/optim/partition.h"
 
@@ -92,6 +93,10 @@ inline Tensor copy_state(const Tensor& parameter, const OwnedRange& part, const 
                                                 : copy_beside(parameter, values, values.dtype(),
                                                               core::MemoryCategory::workspace);
     copy_by_blocks(core::part_of(whole, *part), state);
+  }
+  if (values.device() != state.device()) {  // the host writes there next, or lets go of it
+    const Device gpu = values.device().is_cuda() ? values.device() : state.device();
+    core::Stream::current(gpu).synchronize();
   }
   return state;
 }
