@@ -212,6 +212,12 @@ void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& t
   }
 }
 
+void export_model(gpt2::Gpt2& model, const Flags& flags, const World& world) {
+  if (flags.export_to.empty()) return;
+  gpt2::save(model, flags.export_to, world);
+  say(world, "wrote " + flags.export_to);
+}
+
 /// Alone: in the first way that fits. Of several processes each takes the way that it is given: one
 /// that ran out of memory in a trial would leave the others waiting.
 void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& text,
@@ -235,6 +241,7 @@ void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& tex
   say(world, core::str("within ", support::human_bytes(flags.budget), ": ", way.text(), ranks));
   if (alone) return take_steps(model, precision, text, way.parts, flags, world);
   take_steps(*ddp, precision, text, way.parts, flags, world);
+  if (flags.common.shard > 0) export_model(*gpt2, flags, world);  // while ranks know their parts
 }
 
 void train_within_budget(const std::shared_ptr<gpt2::Gpt2>& model, const data::TextDataset& text,
@@ -264,10 +271,10 @@ void write_logits(gpt2::Gpt2& model, const data::TextDataset& text, const Flags&
 void check(const Flags& flags, const parallel::ProcessGroup& group) {
   CAIRN_CHECK(!flags.model.empty() && !flags.text.empty(), "gpt2",
               "expected --model and --text (or --write-random), got one or none");
-  const bool writes = !flags.export_to.empty() || !flags.logits.empty();
-  CAIRN_CHECK(flags.common.shard == 0 || group.world_size() == 1 || !writes, "gpt2",
-              "expected --export and --logits without --shard, which leaves each process a part of "
-              "the exact weights, got both");
+  const bool parts = flags.common.shard > 0 && group.world_size() > 1;
+  CAIRN_CHECK(!parts || flags.logits.empty(), "gpt2",
+              "expected --logits without --shard, which leaves each process a part of the exact "
+              "weights, got both");
 }
 
 int run(const Flags& flags, const parallel::ProcessGroup& group) {
@@ -294,10 +301,7 @@ int run(const Flags& flags, const parallel::ProcessGroup& group) {
     model->clear_grad();
     if (flags.common.shard == 0) amp::release(*model);  // f32 again, in the place of moments
   }
-  if (!flags.export_to.empty() && world.rank == 0) {
-    gpt2::save(*model, flags.export_to);
-    say(world, "wrote " + flags.export_to);
-  }
+  if (flags.steps == 0 || flags.common.shard == 0) export_model(*model, flags, world);
   if (!flags.logits.empty() && world.rank == 0) write_logits(*model, text, flags);
   const auto most = static_cast<std::size_t>(
       group.all_reduce_max(static_cast<double>(core::process_memory("VmHWM"))));

@@ -196,9 +196,9 @@ void load(Gpt2& model, const std::string& folder) {
                               problems);
 }
 
-void save(Gpt2& model, const std::string& folder) {
-  write_config(folder, model.config());
-  checkpointing::write_safetensors_model(folder, model.state_dict());
+void save(Gpt2& model, const std::string& folder, const World& world) {
+  checkpointing::write_safetensors_model(folder, model.state_dict(), {.world = world});
+  if (world.rank == 0) write_config(folder, model.config());
 }
 
 void write_random(const Config& config, const std::string& folder, std::uint64_t seed) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "cairn/core/world.h"
 #include "cairn/nn/nn.h"
 
 namespace gpt2 {
@@ -58,8 +59,9 @@ class NextTokenLoss : public cairn::nn::Module {
 /// and a second name of the tied output layer may be there. Throws core::DataError for anything
 /// else.
 void load(Gpt2& model, const std::string& folder);
-/// Writes config.json and model.safetensors, in f32.
-void save(Gpt2& model, const std::string& folder);
+/// Writes config.json and model.safetensors, in f32: all ranks of a world together, each its part of
+/// a model that is divided among them.
+void save(Gpt2& model, const std::string& folder, const cairn::World& world);
 /// The same of a model with random weights, GPT-2's initialisation; with the causal masks that the
 /// published files have.
 void write_random(const Config& config, const std::string& folder, std::uint64_t seed);

@@ -134,9 +134,16 @@ TEST_F(Gpt2Example, LearnsTheSameAtEachStageOfSharding) {
       EXPECT_EQ(losses(core::str("--shard ", stage, way)), plain);
   }
   EXPECT_NE(losses("--shard 2 --micro-batches 2"), "");
-  const ShellResult refused = shell(kTwoGpt2 + train("--shard 2 --export " + path("tuned")));
-  EXPECT_THAT(refused.out + refused.err,
-              HasSubstr("expected --export and --logits without --shard"));
+  for (const std::string stage : {"0", "2", "3"})
+    EXPECT_EQ(losses("--shard " + stage + " --export " + path("tuned" + stage)), plain);
+  for (const std::string name : {"/model.safetensors", "/config.json"}) {
+    const std::string whole = read_text(path("tuned0") + name);
+    EXPECT_NE(whole, "");
+    EXPECT_EQ(read_text(path("tuned2") + name), whole);
+    EXPECT_EQ(read_text(path("tuned3") + name), whole);
+  }
+  const ShellResult refused = shell(kTwoGpt2 + train("--shard 2 --logits " + path("logits")));
+  EXPECT_THAT(refused.out + refused.err, HasSubstr("expected --logits without --shard"));
 }
 
 TEST_F(Gpt2Example, SaysWhatIsWrong) {

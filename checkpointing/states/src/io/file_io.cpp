@@ -40,10 +40,17 @@ int open_or_fail(const std::string& path, int flags, const char* what) {
 
 }  // namespace
 
+namespace {
+
+int flags_of(WritableFile::Mode mode) {
+  if (mode == WritableFile::Mode::existing) return O_WRONLY;
+  return O_WRONLY | O_CREAT | (mode == WritableFile::Mode::create ? O_EXCL : O_TRUNC);
+}
+
+}  // namespace
+
 WritableFile::WritableFile(const std::string& path, Mode mode)
-    : path_(path),
-      descriptor_(open_or_fail(path, O_WRONLY | O_CREAT | (mode == Mode::create ? O_EXCL : O_TRUNC),
-                               "write")) {}
+    : path_(path), descriptor_(open_or_fail(path, flags_of(mode), "write")) {}
 
 WritableFile::~WritableFile() {
   if (descriptor_ >= 0) system_calls().close(descriptor_);

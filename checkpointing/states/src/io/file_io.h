@@ -29,7 +29,8 @@ class DiskFull : public core::IoError {
 
 class WritableFile {
  public:
-  enum class Mode { replace, create };  // created, or emptied; created, where nothing has that name
+  /// Created, or emptied; created, where nothing has that name; one that is there, as it is.
+  enum class Mode { replace, create, existing };
   explicit WritableFile(const std::string& path, Mode mode = Mode::replace);
   ~WritableFile();
   WritableFile(const WritableFile&) = delete;

@@ -3,6 +3,7 @@
 //
 //   StateDict state = checkpointing::read_state("gpt2/");      // Hugging Face's files
 //   checkpointing::write_safetensors_model("export", model.state_dict());
+//   checkpointing::write_safetensors_model("export", model.state_dict(), {.world = ddp.world()});
 //
 // Read are: PyTorch's files and folders (torch_file.h), safetensors files, folders as Hugging Face lays them
 // out (model.safetensors, or model-00001-of-00003.safetensors ... beside
@@ -14,6 +15,7 @@
 #include <string>
 
 #include "cairn/core/state_dict.h"
+#include "cairn/core/world.h"
 
 namespace cairn::checkpointing {
 
@@ -29,11 +31,19 @@ StateDict read_state(const std::string& path);
 
 struct SafetensorsModelOptions {
   std::uint64_t file_bytes = 5'000'000'000;  // of tensors, at most, in a file with more than one
+  /// The ranks that write together; `ddp.world()`. Of a state with shards it must be all that hold
+  /// some.
+  World world = {};
 };
 /// Writes a model's state as Hugging Face lays it out, one file or several with their index, and
 /// flushes it to the disk. A tensor that is there twice (tied weights) is stored under its first
 /// name; the other stands in the metadata. Throws core::InvalidArgument for a state that holds
 /// anything but tensors, core::IoError where writing fails.
+///
+/// With a world it is a collective, into a folder that all ranks see. Each rank writes its shards
+/// where they belong in the file, and rank 0 what is whole: no rank holds more than before. Throws
+/// core::InvalidArgument on all ranks where their states differ or shards are missing; where one
+/// rank fails the others' IoError quotes it.
 void write_safetensors_model(const std::string& folder, const StateDict& state,
                              const SafetensorsModelOptions& options = {});
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cairn/checkpointing/safetensors.h"
+#include "cairn/core/world.h"
 
 namespace cairn::checkpointing {
 
@@ -37,6 +38,23 @@ struct SafetensorsChecksums {
   std::uint64_t header = 0;  // of all before the data
   std::vector<std::uint64_t> tensors;
 };
+
+/// A tensor of a file, or a rank's part of it.
+struct SafetensorsPart {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;             // of all of it
+  Tensor values;           // from element `begin` on, in row-major order; undefined: others write it
+  std::int64_t begin = 0;  // elements
+};
+
+/// Writes one file by all ranks of a world: each the values that it has, which together are all
+/// of them. Names, dtypes and shapes are the same on every rank. Where one fails all throw. The
+/// checksums are those of this rank's values.
+SafetensorsChecksums write_safetensors_parts(const std::string& path,
+                                             const std::vector<SafetensorsPart>& parts,
+                                             const SafetensorsMetadata& metadata,
+                                             const World& world);
 
 /// write_safetensors that returns the checksums.
 SafetensorsChecksums write_safetensors_with_checksums(const std::string& path,

@@ -1,15 +1,10 @@
 #include "formats/safetensors/model.h"
 
-#include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <set>
-#include <tuple>
 
 #include "cairn/checkpointing/safetensors.h"
-#include "cairn/checkpointing/state_file.h"
 #include "cairn/core/deferred.h"
 #include "cairn/core/error.h"
 #include "formats/json_text.h"
@@ -126,70 +121,6 @@ FlatState read_safetensors_model(const std::string& path, ReadTensors when) {
   FlatState state;
   append_to(state, read_model_file(path, when, state));
   return state;
-}
-
-namespace {
-
-// The tensors of one file, and other names of theirs.
-struct OutputFile {
-  NamedTensors tensors;
-  SafetensorsMetadata metadata = {{"format", "pt"}};
-  std::uint64_t bytes = 0;
-};
-
-std::vector<OutputFile> files_of_state(const StateDict& state, std::uint64_t limit) {
-  std::vector<OutputFile> shards(1);
-  std::map<std::tuple<const void*, DType, std::string>, std::pair<std::size_t, std::string>> stored;
-  for (const auto& [name, value] : flatten(state)) {
-    const auto* tensor = std::get_if<Tensor>(&value);
-    CAIRN_CHECK(tensor != nullptr && tensor->defined(), "safetensors",
-                "expected tensors alone, as a model's state has them, got '", name, "'");
-    const auto id = std::tuple(tensor->raw_data(), tensor->dtype(),
-                               core::str(tensor->device(), tensor->shape(), tensor->strides()));
-    const auto first = stored.find(id);
-    if (first != stored.end() && tensor->nbytes() > 0) {
-      shards[first->second.first].metadata.emplace_back(name, first->second.second);
-      continue;
-    }
-    if (!shards.back().tensors.empty() && shards.back().bytes + tensor->nbytes() > limit) {
-      shards.emplace_back();
-    }
-    stored.emplace(id, std::pair(shards.size() - 1, name));
-    shards.back().tensors.push_back({name, *tensor});
-    shards.back().bytes += tensor->nbytes();
-  }
-  return shards;
-}
-
-std::string shard_name(std::size_t i, std::size_t count) {
-  char text[64];
-  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, count);
-  return text;
-}
-
-}  // namespace
-
-void write_safetensors_model(const std::string& folder, const StateDict& state,
-                             const SafetensorsModelOptions& options) {
-  const std::vector<OutputFile> shards = files_of_state(state, options.file_bytes);
-  const fs::path path = folder;
-  make_folders(folder);
-  if (shards.size() == 1) {
-    write_safetensors((path / kModelFile).string(), shards[0].tensors, shards[0].metadata);
-    return;
-  }
-  LargeJson index = {{"metadata", {{"total_size", 0}}}, {"weight_map", LargeJson::object()}};
-  std::uint64_t total = 0;
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    const std::string file = shard_name(i, shards.size());
-    write_safetensors((path / file).string(), shards[i].tensors, shards[i].metadata);
-    for (const NamedTensor& entry : shards[i].tensors) index["weight_map"][entry.name] = file;
-    total += shards[i].bytes;
-  }
-  index["metadata"]["total_size"] = total;
-  WritableFile file((path / kModelIndex).string());
-  file.write(index.dump(2) + "\n");
-  file.close();
 }
 
 }  // namespace cairn::checkpointing

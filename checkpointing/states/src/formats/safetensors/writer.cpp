@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -18,31 +19,35 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 namespace {
 
-void check_names(const std::string& path, const NamedTensors& tensors) {
+using Parts = std::vector<SafetensorsPart>;
+
+void check_names(const std::string& path, const Parts& parts) {
   std::vector<std::string_view> names;
-  for (const core::NamedTensor& entry : tensors) {
-    CAIRN_CHECK(!entry.name.empty() && entry.name != kMetadataKey, "safetensors",
-                "expected a name for each tensor in '", path, "', got '", entry.name, "'");
-    CAIRN_CHECK(entry.tensor.defined(), "safetensors", "expected a tensor for '", entry.name,
-                "', got an undefined one");
-    names.emplace_back(entry.name);
+  for (const SafetensorsPart& part : parts) {
+    CAIRN_CHECK(!part.name.empty() && part.name != kMetadataKey, "safetensors",
+                "expected a name for each tensor in '", path, "', got '", part.name, "'");
+    names.emplace_back(part.name);
   }
   const std::string_view twice = repeated_name(std::move(names));
   CAIRN_CHECK(twice.empty(), "safetensors", "expected distinct names in '", path, "', got '", twice,
               "' twice");
 }
 
+std::uint64_t bytes_of(const SafetensorsPart& part) {
+  return core::size_of(part.dtype) * static_cast<std::uint64_t>(part.shape.numel());
+}
+
 // Wide elements first, so that each tensor starts at a multiple of its element size.
-std::vector<std::size_t> data_order(const NamedTensors& tensors) {
-  std::vector<std::size_t> order(tensors.size());
+std::vector<std::size_t> data_order(const Parts& parts) {
+  std::vector<std::size_t> order(parts.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return core::size_of(tensors[a].tensor.dtype()) > core::size_of(tensors[b].tensor.dtype());
+    return core::size_of(parts[a].dtype) > core::size_of(parts[b].dtype);
   });
   return order;
 }
 
-std::string header_text(const NamedTensors& tensors, const std::vector<std::size_t>& order,
+std::string header_text(const Parts& parts, const std::vector<std::size_t>& order,
                         const SafetensorsMetadata& metadata) {
   const auto quoted = [](const std::string& name) { return json_string(name, "safetensors"); };
   std::string about;
@@ -53,11 +58,11 @@ std::string header_text(const NamedTensors& tensors, const std::vector<std::size
   if (!about.empty()) text += core::str(quoted(kMetadataKey), ":{", about, '}');
   std::uint64_t offset = 0;
   for (const std::size_t i : order) {
-    const Tensor& x = tensors[i].tensor;
-    const std::uint64_t end = offset + x.nbytes();
+    const SafetensorsPart& part = parts[i];
+    const std::uint64_t end = offset + bytes_of(part);
     if (text.size() > 1) text += ',';
-    text += quoted(tensors[i].name) + R"(:{"dtype":")" + safetensors_name(x.dtype()) +
-            R"(","shape":)" + json_sizes(x.shape()) + R"(,"data_offsets":[)" +
+    text += quoted(part.name) + R"(:{"dtype":")" + safetensors_name(part.dtype) +
+            R"(","shape":)" + json_sizes(part.shape) + R"(,"data_offsets":[)" +
             std::to_string(offset) + ',' + std::to_string(end) + "]}";
     offset = end;
   }
@@ -81,37 +86,80 @@ std::uint64_t write_and_sum(WritableFile& file, std::uint64_t offset, const Tens
   return sum.value();
 }
 
+// The file's beginning, and where each tensor's data lies.
+struct FileLayout {
+  std::vector<std::size_t> order;
+  std::string beginning;
+  std::vector<std::uint64_t> offsets;  // of the tensors, in the file
+  std::uint64_t end = 0;
+
+  FileLayout(const Parts& parts, const SafetensorsMetadata& metadata)
+      : order(data_order(parts)), offsets(parts.size()) {
+    const std::string header = header_text(parts, order, metadata);
+    const std::uint64_t length = header.size();
+    CAIRN_CHECK(length <= kLargestHeader, "safetensors", "expected a header of at most ",
+                kLargestHeader, " bytes, got ", length);
+    beginning = std::string(reinterpret_cast<const char*>(&length), sizeof length) + header;
+    end = beginning.size();
+    for (const std::size_t i : order) {
+      offsets[i] = end;
+      end += bytes_of(parts[i]);
+    }
+  }
+};
+
+void write_values(WritableFile& file, const FileLayout& layout, const Parts& parts,
+                  std::vector<std::uint64_t>& checksums) {
+  for (const SafetensorsPart& part : parts)
+    if (part.values.defined()) wait_for_device(part.values);  // in this thread, whose streams wrote
+  on_threads(threads_for(layout.end), layout.order.size(), [&](std::size_t job) {
+    const std::size_t i = layout.order[job];
+    const SafetensorsPart& part = parts[i];
+    if (!part.values.defined()) return;
+    const std::uint64_t begin =
+        core::size_of(part.dtype) * static_cast<std::uint64_t>(part.begin);
+    checksums[i] = write_and_sum(file, layout.offsets[i] + begin, on_host(part.values));
+  });
+}
+
+Parts whole_parts(const std::string& path, const NamedTensors& tensors) {
+  Parts parts;
+  parts.reserve(tensors.size());
+  for (const core::NamedTensor& entry : tensors) {
+    CAIRN_CHECK(entry.tensor.defined(), "safetensors", "expected a tensor for '", entry.name,
+                "' in '", path, "', got an undefined one");
+    parts.push_back({entry.name, entry.tensor.dtype(), entry.tensor.shape(), entry.tensor});
+  }
+  return parts;
+}
+
 }  // namespace
+
+SafetensorsChecksums write_safetensors_parts(const std::string& path, const Parts& parts,
+                                             const SafetensorsMetadata& metadata,
+                                             const World& world) {
+  check_names(path, parts);
+  const FileLayout layout(parts, metadata);
+  SafetensorsChecksums checksums{checksum(layout.beginning.data(), layout.beginning.size()), {}};
+  checksums.tensors.resize(parts.size());
+  std::optional<WritableFile> file;
+  world.all_or_throw<core::IoError>("safetensors", [&] {
+    if (world.rank == 0) file.emplace(path).write(layout.beginning);
+    return "";
+  });
+  world.all_or_throw<core::IoError>("safetensors", [&] {
+    if (!file) file.emplace(path, WritableFile::Mode::existing);
+    write_values(*file, layout, parts, checksums.tensors);
+    file->close();
+    return "";
+  });
+  return checksums;
+}
 
 SafetensorsChecksums write_safetensors_with_checksums(const std::string& path,
                                                       const NamedTensors& tensors,
                                                       const SafetensorsMetadata& metadata) {
-  check_names(path, tensors);
-  const std::vector<std::size_t> order = data_order(tensors);
-  const std::string header = header_text(tensors, order, metadata);
-  const std::uint64_t length = header.size();
-  CAIRN_CHECK(length <= kLargestHeader, "safetensors", "expected a header of at most ",
-              kLargestHeader, " bytes, got ", length);
-  const std::string beginning =
-      std::string(reinterpret_cast<const char*>(&length), sizeof length) + header;
-  WritableFile file(path);
-  file.write(beginning);
-  SafetensorsChecksums checksums{checksum(beginning.data(), beginning.size()), {}};
-  checksums.tensors.resize(tensors.size());
-  std::vector<std::uint64_t> offsets;
-  std::uint64_t end = beginning.size();
-  for (const std::size_t i : order) {
-    offsets.push_back(end);
-    end += tensors[i].tensor.nbytes();
-    wait_for_device(tensors[i].tensor);  // in this thread, whose streams wrote it
-  }
-  on_threads(threads_for(end), order.size(), [&](std::size_t job) {
-    const std::size_t i = order[job];
-    const Tensor host = on_host(tensors[i].tensor);
-    checksums.tensors[i] = write_and_sum(file, offsets[job], host);
-  });
-  file.close();
-  return checksums;
+  return write_safetensors_parts(path, whole_parts(path, tensors), metadata, {});
 }
 
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
