@@ -23,6 +23,7 @@ void Optimizer::wait_for_reductions() const {
 }
 
 void Optimizer::prepare_gradients() const {
+  check_ended();
   std::vector<Tensor> beside_sums;
   for (const Parameter& parameter : parameters_) {
     if (!parameter.tensor.requires_grad()) continue;

@@ -64,6 +64,7 @@ StateDict Optimizer::options_of(const ParameterGroup& group) const {
 }
 
 StateDict Optimizer::state_dict() const {
+  check_ended();
   StateDict state;
   state.set("kind", std::string(kind()));
   state.set("steps", steps());
@@ -230,6 +231,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
   }
   steps_ = steps;
   skips_.clear();
+  stopped_.clear();
   if (capturable()) device_ = make_device_state();
 }
 

@@ -239,16 +239,37 @@ std::vector<const Optimizer::Entries*> Optimizer::lists() const {
   return all;
 }
 
-void Optimizer::run_batches(const std::vector<double>& scales, kernels::DeviceStep device) {
+/// One block after another. Once one is updated an error leaves weights of two steps.
+void Optimizer::run_blocks(const UpdateBlock& update_block) {
   StateWindow window(lists(), lie_elsewhere(state_options_));
-  for (const Batch& batch : batches_) {
-    if (batch.entries.empty()) return;
+  bool begun = false;
+  try {
+    for (const Batch& batch : batches_) {
+      if (batch.entries.empty()) return;
+      update_block(batch, window.enter());
+      begun = true;
+      window.leave();
+    }
+  } catch (const std::exception& error) {
+    if (begun) stopped_ = error.what();
+    throw;
+  }
+}
+
+void Optimizer::run_batches(const std::vector<double>& scales, kernels::DeviceStep device) {
+  run_blocks([&](const Batch& batch, const Entries& entries) {
     Call call = call_of(batch, scales);
     if (capturable()) device.lr = device_->rates[batch.group], device.step = batch.count;
     call.device = device;
-    update_group(groups_[batch.group], window.enter(), call);
-    window.leave();
-  }
+    update_group(groups_[batch.group], entries, call);
+  });
+}
+
+void Optimizer::check_ended() const {
+  CAIRN_CHECK(stopped_.empty(), "optimizer",
+              "expected an update that has ended, got one that stopped after a part of the weights "
+              "(resume from a checkpoint): ",
+              stopped_);
 }
 
 std::vector<Tensor> Optimizer::updated() const {

@@ -120,6 +120,7 @@ StateDict Optimizer::from_torch(const StateDict& theirs) const {
 }
 
 StateDict Optimizer::torch_state_dict() const {
+  check_ended();
   if (partition().cuts_any()) {
     fail<core::Unsupported>(kind(), "expected an optimizer whose state is whole on this ",
                             "rank, got a sharded one (save the training state; resumed ",

@@ -74,16 +74,13 @@ void Optimizer::run_batches_of_parts(const std::vector<double>& scales) {
   exchange_parts(partition_, {{checks[0], divided}, {checks[1], divided}},
                  "the norms of an update's parts");
 
-  StateWindow window(lists(), lie_elsewhere(state_options_));
-  for (const Batch& batch : batches_) {
-    if (batch.entries.empty()) return;
+  run_blocks([&](const Batch& batch, const Entries& entries) {
     std::vector<TwoChecks> whole;
     for (const std::size_t p : batch.parameters) {
       whole.push_back({kernels::join_pieces(checks[0][p]), kernels::join_pieces(checks[1][p])});
     }
-    end_update(groups_[batch.group], window.enter(), whole, call_of(batch, scales));
-    window.leave();
-  }
+    end_update(groups_[batch.group], entries, whole, call_of(batch, scales));
+  });
 }
 
 /// Into batches of at most kFileBlock elements, which an update brings in one after another.

@@ -1,7 +1,9 @@
 // Masters and moments in files: the bits of those in memory, in little memory.
 #include <gmock/gmock.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -363,6 +365,44 @@ TEST(StatesOnDisk, AFullDiskChangesNothing) {
   EXPECT_EQ(files.optimizer->steps(), 0);
   expect_applied(files.optimizer->step());  // with the gradients that are still there
   EXPECT_EQ(files.all(), memory.all());
+}
+
+/// Takes a tensor's pages away, as a disk does that fails to read them.
+void fail_to_read(const TensorView& x) {
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto at = reinterpret_cast<std::uintptr_t>(x.data);
+  ASSERT_EQ(at % page, 0u);
+  ASSERT_EQ(::munmap(x.data, page), 0);
+}
+
+TEST(StatesOnDisk, ADiskThatFailsInTheMiddleStopsTheTrainingUntilAStateIsLoaded) {
+  const Folder folder;
+  const NamedTensors all = parameters_of(DType::bf16, 91);
+  const NamedTensors parameters = {all[0], all[3]};
+  const auto optimizer = adam().make({{{all[0]}, 1e-2, 0.01}, {{all[3]}, 1e-3, 0.01}});
+  const auto step = [&](std::uint64_t seed) {
+    write_gradients(parameters, seed);
+    return optimizer->step();
+  };
+  expect_applied(step(1));
+  const StateDict saved = optimizer->state_dict();
+  optimizer->set_state_options({.folder = folder.path()});
+  expect_applied(step(2));
+  {
+    const StateDict state = optimizer->state_dict();
+    fail_to_read(std::get<Tensor>(*state.dict("state").dict("turned").find("exp_avg")));
+  }
+  EXPECT_THAT(message_of<core::IoError>([&] { (void)step(3); }), HasSubstr("the disk fails"));
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_THAT(message_of([&] { (void)step(3); }),
+                AllOf(HasSubstr("resume from a checkpoint"), HasSubstr("the disk fails")));
+    EXPECT_THAT(message_of([&] { (void)optimizer->state_dict(); }),
+                HasSubstr("stopped after a part of the weights"));
+    optimizer->clear_grad();
+  }
+  EXPECT_EQ(optimizer->steps(), 2);
+  optimizer->load_state_dict(saved);
+  expect_applied(step(2));
 }
 
 TEST(StatesOnDisk, AMoveThatFailsLeavesThemWhereTheyAre) {

@@ -17,6 +17,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -109,6 +110,9 @@ class Optimizer : public core::Stateful {
   /// DistributedDataParallel reduces the model's (no_sync) are averaged first. A skip is logged as
   /// a warning, of several in a row the first, second, fourth, eighth ...;
   /// StepOptions::collapse_after of them throw GradientCollapse.
+  ///
+  /// Where the update itself fails (a disk with states in files, a device), some weights may have
+  /// had it: from then on steps and state_dict() throw InvalidArgument, until load_state_dict().
   StepResult step(const StepOptions& options = {});
 
   // The parts of a step, for trainers that decide between them (on several optimizers together,
@@ -331,10 +335,13 @@ class Optimizer : public core::Stateful {
   void cut_batches();
   std::vector<const Entries*> lists() const;  // of the batches, up to the first without any
   Call call_of(const Batch& batch, const std::vector<double>& scales) const;
+  using UpdateBlock = std::function<void(const Batch&, const Entries&)>;
+  void run_blocks(const UpdateBlock& update_block);
   void run_batches(const std::vector<double>& scales, kernels::DeviceStep device);
   /// The same of a rule that updates_in_two_passes(), where entries are not whole tensors. A
   /// collective where ranks have parts.
   void run_batches_of_parts(const std::vector<double>& scales);
+  void check_ended() const;             // throws where the last update stopped in the middle
   std::vector<Tensor> updated() const;  // those that have a gradient
   StepResult leave(std::string reason, const StepOptions& options);
   void finish(const StepOptions& options);
@@ -365,6 +372,7 @@ class Optimizer : public core::Stateful {
   std::shared_ptr<DeviceState> device_;                              // null: not capturable
   std::shared_ptr<const void> identity_ = std::make_shared<char>();  // claims parameters
   SkipStreak skips_;  // since the last step that was applied
+  std::string stopped_;  // an update that some blocks of weights have had, and why not all
   std::int64_t steps_ = 0;
   bool master_weights_ = true;
   bool scheduled_ = false;  // a Schedule sets the learning rates
