@@ -15,9 +15,9 @@
 namespace cairn {
 namespace {
 
-using checkpointing::write_safetensors_model;
 using checkpointing::read_bytes;
 using checkpointing::TemporaryFolder;
+using checkpointing::write_safetensors_model;
 using test::Training;
 using ::testing::HasSubstr;
 

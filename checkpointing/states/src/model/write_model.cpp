@@ -66,8 +66,8 @@ std::vector<Entry> entries_of(const StateDict& state) {
     Entry& entry = entries.emplace_back(entry_of(name, value));
     const Tensor& x = entry.part.values;
     if (x.nbytes() == 0) continue;
-    const auto memory = std::tuple(
-        x.raw_data(), x.dtype(), core::str(x.device(), x.shape(), x.strides(), entry.part.begin));
+    const auto memory = std::tuple(x.raw_data(), x.dtype(),
+                                   core::str(x.device(), x.shape(), x.strides(), entry.part.begin));
     entry.held.tied = first.emplace(memory, name).first->second;
   }
   return entries;
@@ -126,8 +126,8 @@ void leave_to_first(Entry& entry, const std::vector<Held>& held, std::size_t own
                 at, " is next");
     at = elements.second;
   }
-  CAIRN_CHECK(at == entry.part.shape.numel(), kWhere, "expected all elements of ",
-              entry.held.about, ", got those up to ", at, " of ", entry.part.shape.numel(),
+  CAIRN_CHECK(at == entry.part.shape.numel(), kWhere, "expected all elements of ", entry.held.about,
+              ", got those up to ", at, " of ", entry.part.shape.numel(),
               " (does .world have every rank that holds shards?)");
   const auto own = owners.find(std::pair(entry.held.elements.begin, entry.held.elements.end));
   if (own == owners.end() || own->second != own_rank) entry.part.values = {};
@@ -168,8 +168,8 @@ std::vector<OutputFile> files_of(const std::vector<Entry>& entries, std::uint64_
       files[first->second].metadata.emplace_back(entry.part.name, entry.held.tied);
       continue;
     }
-    const std::uint64_t bytes = core::size_of(entry.part.dtype) *
-                                static_cast<std::uint64_t>(entry.part.shape.numel());
+    const std::uint64_t bytes =
+        core::size_of(entry.part.dtype) * static_cast<std::uint64_t>(entry.part.shape.numel());
     if (!files.back().parts.empty() && files.back().bytes + bytes > limit) files.emplace_back();
     places.emplace(entry.part.name, files.size() - 1);
     files.back().parts.push_back(entry.part);

@@ -371,7 +371,7 @@ class Optimizer : public core::Stateful {
   std::shared_ptr<const LarcOptions> larc_;                          // null: none
   std::shared_ptr<DeviceState> device_;                              // null: not capturable
   std::shared_ptr<const void> identity_ = std::make_shared<char>();  // claims parameters
-  SkipStreak skips_;  // since the last step that was applied
+  SkipStreak skips_;     // since the last step that was applied
   std::string stopped_;  // an update that some blocks of weights have had, and why not all
   std::int64_t steps_ = 0;
   bool master_weights_ = true;

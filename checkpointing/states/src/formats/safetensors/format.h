@@ -43,8 +43,8 @@ struct SafetensorsChecksums {
 struct SafetensorsPart {
   std::string name;
   DType dtype = DType::f32;
-  Shape shape;             // of all of it
-  Tensor values;           // from element `begin` on, in row-major order; undefined: others write it
+  Shape shape;    // of all of it
+  Tensor values;  // from element `begin` on, in row-major order; undefined: others write it
   std::int64_t begin = 0;  // elements
 };
 

@@ -61,9 +61,9 @@ std::string header_text(const Parts& parts, const std::vector<std::size_t>& orde
     const SafetensorsPart& part = parts[i];
     const std::uint64_t end = offset + bytes_of(part);
     if (text.size() > 1) text += ',';
-    text += quoted(part.name) + R"(:{"dtype":")" + safetensors_name(part.dtype) +
-            R"(","shape":)" + json_sizes(part.shape) + R"(,"data_offsets":[)" +
-            std::to_string(offset) + ',' + std::to_string(end) + "]}";
+    text += quoted(part.name) + R"(:{"dtype":")" + safetensors_name(part.dtype) + R"(","shape":)" +
+            json_sizes(part.shape) + R"(,"data_offsets":[)" + std::to_string(offset) + ',' +
+            std::to_string(end) + "]}";
     offset = end;
   }
   text += '}';
@@ -116,8 +116,7 @@ void write_values(WritableFile& file, const FileLayout& layout, const Parts& par
     const std::size_t i = layout.order[job];
     const SafetensorsPart& part = parts[i];
     if (!part.values.defined()) return;
-    const std::uint64_t begin =
-        core::size_of(part.dtype) * static_cast<std::uint64_t>(part.begin);
+    const std::uint64_t begin = core::size_of(part.dtype) * static_cast<std::uint64_t>(part.begin);
     checksums[i] = write_and_sum(file, layout.offsets[i] + begin, on_host(part.values));
   });
 }
