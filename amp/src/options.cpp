@@ -118,14 +118,16 @@ Options resolve(Options o) {
   return o;
 }
 
-std::string describe(const Options& o) {
-  if (!o.enabled) return "disabled: the model as it is, loss scale 1";
+namespace {
+
+std::string describe_enabled(const Options& o) {
   const DType model = o.cast_model_type.value_or(DType::f32);
   const std::string half(core::name(o.half_dtype));
   std::string text = core::str("opt level ", name(o.opt_level), ": model ", model);
   if (o.autocast.value_or(false)) text += ", autocast " + half;
   for (std::size_t i = 0; i < o.cast_policies.size(); ++i) {
-    text += (i == 0 ? " but for " : ", ") + o.cast_policies[i].first;
+    const auto& [operation, policy] = o.cast_policies[i];
+    text += core::str(i == 0 ? " but for " : ", ", operation, " (", autograd::name(policy), ")");
   }
   if (core::is_half(model)) {
     text += ", batch norm " + (*o.keep_batchnorm_fp32 ? std::string("f32") : half);
@@ -144,10 +146,17 @@ std::string describe(const Options& o) {
   } else {
     text += ", loss scale " + number(o.loss_scale.value_or(1.0));
   }
-  if (o.max_gradient_norm > 0) text += ", clipped at norm " + number(o.max_gradient_norm);
   if (o.fallback_after > 0) {
     text += core::str(", layers fall back to f32 after ", o.fallback_after, " overflows in a row");
   }
+  return text;
+}
+
+}  // namespace
+
+std::string describe(const Options& o) {
+  std::string text = o.enabled ? describe_enabled(o) : "disabled: the model as it is, loss scale 1";
+  if (o.max_gradient_norm > 0) text += ", clipped at norm " + number(o.max_gradient_norm);
   return text;
 }
 

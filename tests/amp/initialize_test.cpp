@@ -279,7 +279,7 @@ TEST(Initialize, OverridesOfSinglePolicies) {
   Classifier run({.cast_policies = {{"linear", autograd::CastPolicy::f32}}}), other({});
   EXPECT_EQ(run.model(make_batch(1).x).dtype(), DType::f32);
   EXPECT_EQ(other.model(make_batch(1).x).dtype(), DType::f16);
-  EXPECT_THAT(run.precision.describe(), HasSubstr("autocast f16 but for linear"));
+  EXPECT_THAT(run.precision.describe(), HasSubstr("autocast f16 but for linear (f32), dynamic"));
   const auto refusal = [](const Options& options) {
     return message_of([&] { Classifier{options}; });
   };

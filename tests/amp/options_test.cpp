@@ -117,6 +117,13 @@ TEST(Options, DescribeTellsAll) {
             "opt level O1: model f32, autocast bf16, loss scale 1");
   EXPECT_EQ(describe(resolve({.opt_level = OptLevel::O3})),
             "opt level O3: model f16, batch norm f16, no masters, loss scale 1");
+  EXPECT_EQ(describe(resolve({.loss_scale = 8,
+                              .cast_policies = {{"softmax", autograd::CastPolicy::half},
+                                                {"gelu", autograd::CastPolicy::f32}}})),
+            "opt level O1: model f32, autocast f16 but for softmax (half), gelu (f32), "
+            "loss scale 8");
+  EXPECT_EQ(describe(resolve({.enabled = false, .max_gradient_norm = 2})),
+            "disabled: the model as it is, loss scale 1, clipped at norm 2");
 }
 
 }  // namespace

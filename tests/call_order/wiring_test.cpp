@@ -141,9 +141,14 @@ TEST(Wiring, AmpsWorldHasAllWhoAverage) {
 TEST(Wiring, RanksInitializeAmpWithTheSameOptions) {
   const amp::Options one{.loss_scale = 512};  // steps that check nothing compare nothing either
   const amp::Options other{.loss_scale = 1024};
-  amp::Options first, hesitates;
+  amp::Options first, hesitates, softmax_f32, softmax_half;
   hesitates.scaler.hysteresis = 2;
-  for (const auto& [mine, its] : {std::pair{one, other}, std::pair{first, hesitates}}) {
+  softmax_f32.cast_policies = {{"softmax", autograd::CastPolicy::f32}};
+  softmax_half.cast_policies = {{"softmax", autograd::CastPolicy::half}};
+  const amp::Options off{.enabled = false};
+  const amp::Options clips{.enabled = false, .max_gradient_norm = 1.0};
+  for (const auto& [mine, its] : {std::pair{one, other}, std::pair{first, hesitates},
+                                  std::pair{softmax_f32, softmax_half}, std::pair{off, clips}}) {
     std::string said[2];
     on_ranks(2, [&, mine = mine, its = its](parallel::ProcessGroup& group) {
       Pair model;
@@ -153,7 +158,8 @@ TEST(Wiring, RanksInitializeAmpWithTheSameOptions) {
       said[group.rank()] = refusal([&] { amp::initialize(model, optimizer, options); });
     });
     EXPECT_EQ(said[0], said[1]);
-    EXPECT_THAT(said[0], HasSubstr("expected the same options on every rank, got 'opt level O1"));
+    EXPECT_THAT(said[0], HasSubstr("expected the same options on every rank, got '" +
+                                   amp::describe(amp::resolve(mine))));
   }
 }
 
