@@ -2,6 +2,7 @@
 
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cairn/core/deferred.h"
@@ -33,14 +34,32 @@ std::string list(const nn::Module& model) {
   return out.str();
 }
 
+/// What a DistributedDataParallel adds to the options of its reducer, which compares those.
+std::string list(const DistributedOptions& options) {
+  std::ostringstream out;
+  out << std::boolalpha << "find_unused_parameters " << options.find_unused_parameters
+      << "\nstatic_graph " << options.static_graph << "\nbroadcast_buffers "
+      << options.broadcast_buffers << "\n";
+  return out.str();
+}
+
+void check_same(const std::string& listing, std::string_view what, const ProcessGroup& group,
+                const std::string& losses) {
+  const auto digests = group.exchange(digest(listing), of_losses(losses, "the model's parameters"));
+  if (all_equal(digests)) return;
+  check_same_lists("ddp", what, group.exchange(listing, "the models that differ"));
+}
+
 }  // namespace
 
 void check_same_model(const nn::Module& model, const ProcessGroup& group,
                       const std::string& losses) {
-  const std::string listing = list(model);
-  const auto digests = group.exchange(digest(listing), of_losses(losses, "the model's parameters"));
-  if (all_equal(digests)) return;
-  check_same_lists("ddp", "model", group.exchange(listing, "the models that differ"));
+  check_same(list(model), "model", group, losses);
+}
+
+void check_same_options_and_model(const DistributedOptions& options, const nn::Module& model,
+                                  const ProcessGroup& group) {
+  check_same(list(options) + list(model), "options and model", group, "");
 }
 
 void broadcast_weights(const NamedTensors& parameters, const ProcessGroup& group) {

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <sstream>
-#include <utility>
 
 #include "cairn/core/error.h"
 
@@ -57,20 +56,18 @@ void check_options(const ReducerOptions& options) {
   check_schedule(options);
 }
 
-std::string describe(const ReducerOptions& options) {
+std::string list_options(const ReducerOptions& options) {
   std::ostringstream out;
-  out << "first_bucket_bytes " << options.first_bucket_bytes << ", bucket_bytes "
-      << options.bucket_bytes << ", num_allreduce_streams " << options.num_allreduce_streams
-      << ", gradient_predivide_factor " << options.gradient_predivide_factor << ", shard_within "
-      << options.shard_within;
-  const std::pair<const char*, bool> switches[] = {
-      {"average", options.average},
-      {"delay_allreduce", options.delay_allreduce},
-      {"allreduce_always_fp32", options.allreduce_always_fp32},
-      {"shard", options.shard},
-      {"a hook", options.hook != nullptr}};
-  for (const auto& [name, on] : switches) out << ", " << (on ? "" : "no ") << name;
-  for (const std::string& trigger : options.trigger_parameters) out << ", trigger " << trigger;
+  out << std::boolalpha;
+  out << "first_bucket_bytes " << options.first_bucket_bytes << "\nbucket_bytes "
+      << options.bucket_bytes << "\ndelay_allreduce " << options.delay_allreduce
+      << "\nallreduce_always_fp32 " << options.allreduce_always_fp32 << "\naverage "
+      << options.average << "\ngradient_predivide_factor " << options.gradient_predivide_factor
+      << "\ntrigger_parameters";
+  for (const std::string& trigger : options.trigger_parameters) out << " '" << trigger << "'";
+  out << "\nnum_allreduce_streams " << options.num_allreduce_streams << "\nshard " << options.shard
+      << "\nshard_within " << options.shard_within << "\nhook "
+      << (options.hook ? options.hook->describe() : "none") << "\n";
   return out.str();
 }
 

@@ -12,7 +12,8 @@ namespace cairn::parallel {
 void check_options(const ReducerOptions& options);
 void check_sizes(std::int64_t first_bucket_bytes, std::int64_t bucket_bytes);
 
-/// What all ranks must have alike: it decides what is reduced when, and into what.
-std::string describe(const ReducerOptions& options);
+/// What all ranks must have alike, a line an option: it decides what is reduced when, and into
+/// what.
+std::string list_options(const ReducerOptions& options);
 
 }  // namespace cairn::parallel

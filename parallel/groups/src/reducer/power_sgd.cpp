@@ -108,6 +108,14 @@ class PowerSgd final : public CommunicationHook {
     if (!matrices.empty()) approximate(matrices, group, bucket);
   }
 
+  std::string describe() const override {
+    const PowerSgdOptions& o = options_;
+    return core::str("power_sgd(rank ", o.rank, ", start_step ", o.start_step,
+                     ", min_compression_rate ", o.min_compression_rate, ", error_feedback ",
+                     o.error_feedback ? "true" : "false", ", warm_start ",
+                     o.warm_start ? "true" : "false", ", seed ", o.seed, ")");
+  }
+
   StateDict state_dict(bool of_this_rank) const override {
     StateDict state;
     std::int64_t number = 0;

@@ -33,7 +33,7 @@ constexpr std::int64_t kNoNeighbours = -1;  // bytes between gradients
 
 std::string list(const ReducerOptions& options, const std::vector<Gradient>& gradients) {
   std::ostringstream out;
-  out << "options: " << describe(options) << "\n";
+  out << list_options(options);
   for (const Gradient& gradient : gradients) {
     out << "gradient '" << gradient.name << "' " << gradient.view.dtype << gradient.view.shape
         << " on " << (gradient.view.device.is_cuda() ? "cuda" : "cpu") << "\n";
@@ -169,7 +169,7 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
 /// The ranks' lists differ: an error on every rank, unless only adjacency in memory does (separate
 /// tensors may touch by chance): no gradients count as adjacent then.
 void Reducer::Impl::compare_lists(std::vector<Gradient>& own) const {
-  check_same_lists("reducer", "list of gradients",
+  check_same_lists("reducer", "options and gradients",
                    group.exchange(list(options, own), "the gradients that differ"));
   find_runs(own, kNoNeighbours);
 }

@@ -46,9 +46,12 @@ class CommunicationHook {
   /// rank by rank.
   virtual StateDict state_dict(bool /*of_this_rank*/) const { return {}; }
   virtual void load_state_dict(const StateDict& /*state*/) {}
+  /// Its name and what all ranks must have alike, on one line, "power_sgd(rank 4 ...)": ranks whose
+  /// hooks are described differently get an InvalidArgument where gradients are registered.
+  virtual std::string describe() const { return "a hook"; }
 };
 
-/// A function of the user's.
+/// A function of the user's; describe() calls each of them "a function".
 std::shared_ptr<CommunicationHook> communication_hook(
     std::function<void(const GradientBucket&, const ProcessGroup&)> reduce);
 
