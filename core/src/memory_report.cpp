@@ -23,8 +23,8 @@ const char* remedy(MemoryCategory category) {
       return "states of 2 bytes (Optimizer::set_state_options), an optimizer with fewer (SGD), or "
              "states sharded over the ranks (parallel::ShardedDataParallel)";
     case MemoryCategory::activations:
-      return "a smaller batch with gradient accumulation, half precision (O1, O2), or recomputed "
-             "activations (checkpointing::checkpoint)";
+      return "a smaller batch with gradient accumulation, half precision (opt level O1 or O2), "
+             "where it is not on yet, or recomputed activations (checkpointing::checkpoint)";
     case MemoryCategory::workspace:
       return "a smaller batch, which needs less scratch memory";
     case MemoryCategory::communication:

@@ -92,7 +92,8 @@ TEST(Memory, OutOfMemorySaysWhatHolds) {
                     HasSubstr("capacity 64.0 KiB"), HasSubstr("activations         39.1 KiB"),
                     HasSubstr("largest of 2 live blocks: 39.1 KiB activations, 19.5 KiB "
                               "optimizer_state"),
-                    HasSubstr("what would help: a smaller batch with gradient accumulation"),
+                    HasSubstr("what would help: a smaller batch with gradient accumulation, half "
+                              "precision (opt level O1 or O2), where it is not on yet, or"),
                     HasSubstr("CAIRN_DEVICE_MEMORY")));
   activations = {};
   EXPECT_NO_THROW(Tensor::empty({2000}, DType::f32, kSmallest));
