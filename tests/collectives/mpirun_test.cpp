@@ -8,6 +8,7 @@
 #include "parallel/ranks.h"
 #include "suite.h"
 #include "support/expect_error.h"
+#include "support/free_port.h"
 #include "tools/shell.h"
 
 namespace cairn::parallel {

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <utility>
 
+#include "support/free_port.h"
 #include "tools/shell.h"
 
 namespace cairn::test {
@@ -210,7 +211,7 @@ TEST(Digits, KeepBatchnormTakesNoValueToo) {
 
 // Two processes by hand: cairn-run may end the other one before it can say so.
 TEST(Digits, AnErrorOfOneRankIsToldByTheOther) {
-  const std::string port = std::to_string(20'000 + getpid() % 12'000);
+  const std::string port = std::to_string(free_port());
   const ShellResult result =
       shell("export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + "\nRANK=1 " +
             kDigits + " --data /nowhere 2>/dev/null &\nRANK=0 " + kDigits + " --steps 1000000");

@@ -20,6 +20,7 @@
 #include "group/group_impl.h"
 #include "ranks.h"
 #include "support/expect_error.h"
+#include "support/free_port.h"
 #include "support/step.h"
 #include "support/tensors.h"
 #ifdef CAIRN_SIMULATED_GPUS

@@ -1,12 +1,9 @@
 #include "ranks.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +13,7 @@
 #include <iterator>
 #include <thread>
 
+#include "support/free_port.h"
 #include "support/rank_device.h"
 
 namespace cairn::test {
@@ -87,18 +85,6 @@ void run_body(const std::function<void(int)>& body, int rank, Device device) {
 }
 
 }  // namespace
-
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  bind(fd, reinterpret_cast<sockaddr*>(&address), length);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  close(fd);
-  return ntohs(address.sin_port);
-}
 
 std::vector<RankResult> start_ranks(int world_size, const std::function<void(int)>& body,
                                     double seconds) {

@@ -31,9 +31,6 @@ void run_threads(int world_size, const std::function<void(parallel::ProcessGroup
 /// Stays away from what the other ranks are in until they have given up; 20 s at most.
 void wait_until_broken(const parallel::ProcessGroup& group);
 
-/// A port of the loopback interface that nobody uses now.
-int free_port();
-
 /// Short deadlines, so that tests of failures are fast.
 parallel::GroupOptions fast_options();
 

@@ -19,6 +19,7 @@
 #include "cairn/core/tensor.h"
 #include "cairn/parallel/process_group.h"
 #include "shell.h"
+#include "support/free_port.h"
 
 namespace cairn::test {
 namespace {
@@ -125,7 +126,7 @@ void meet(const std::filesystem::path& folder) {
 TEST(CairnRunJob, ANodeWhoseLauncherIsStartedAgainRejoins) {
   if (const char* folder = job_folder()) return meet(folder);
   const TemporaryFolder folder;
-  const std::string port = std::to_string(20'000 + getpid() % 12'000);
+  const std::string port = std::to_string(free_port());
   const auto node = [&](int rank) {  // loopback by a name that cairn-run does not know as such
     return "--nnodes 2 --node-rank " + std::to_string(rank) +
            " --master-addr 0x7f000001 --max-restarts 3 --master-port " + port;

@@ -28,9 +28,9 @@
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/elementwise.h"
 #include "fault.h"
-#include "parallel/ranks.h"
 #include "place.h"
 #include "rank.h"
+#include "support/free_port.h"
 #include "support/search.h"
 
 namespace cairn::test {
