@@ -153,7 +153,7 @@ constexpr int kRanks = 3;  // fewer than attempts: a knock spoils one at most
 void check_a_group_among_strangers(int rank, const std::string& words, std::size_t most) {
   setenv("CAIRN_BACKEND", "gloo", 1);
   auto options = test::fast_options();
-  if (most == 1) options.timeout = std::chrono::seconds(30);  // an attempt has a tenth of it
+  if (most == 1) options.timeout = std::chrono::seconds(30);  // its first attempt has one of them
   auto group = ProcessGroup::from_environment(options);
   const Stranger stranger(words, most, own_ports());  // the store's port has tests of its own
   const Tensor x = test::pattern(rank, 1000, DType::f32);
