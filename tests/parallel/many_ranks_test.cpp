@@ -1,13 +1,17 @@
 // Jobs of many ranks: they start, step and end, and no rank but the first holds more for it.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "cairn/core/tensor.h"
 #include "cairn/parallel/process_group.h"
+#include "group/coordinator.h"
 #include "ranks.h"
+#include "support/free_port.h"
 
 namespace cairn::parallel {
 namespace {
@@ -61,6 +65,34 @@ TEST(ManyRanks, Processes) {
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
     EXPECT_EQ(results[rank].status, 0) << "rank " << rank << ":\n" << results[rank].output;
   }
+}
+
+// From 18 ranks on some besides rank 0 have children, who must learn where those listen. Rank 0,
+// which has the store, is later than a store at work may take to answer.
+TEST(ManyRanks, StartWithALateRankZero) {
+  constexpr int kRanks = 20;
+  const int port = test::free_port();
+  const GroupOptions options{.heartbeat_timeout = std::chrono::seconds(30)};
+  std::vector<std::string> errors(kRanks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      JobEnvironment job{.rank = rank, .world_size = kRanks, .local_world_size = kRanks};
+      job.master_port = port;
+      job.token = "0123456789abcdef0123456789abcdef";
+      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      try {
+        join_processes(
+            job, options, [](const std::string& /*reason*/) {}, [] { return std::string(); },
+            std::chrono::milliseconds(rank == 0 ? 10'000 : 100))
+            ->leave();
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(errors, std::vector<std::string>(kRanks));
 }
 
 }  // namespace

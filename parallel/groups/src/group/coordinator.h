@@ -11,6 +11,7 @@
 #include "control/history.h"
 #include "group/job_environment.h"
 #include "store/broken.h"
+#include "store/store.h"
 
 namespace cairn::parallel {
 
@@ -52,9 +53,11 @@ using OnFailure = std::function<void(const std::string& reason)>;
 /// What is wrong on this rank's devices, asked now and then from one thread; empty: nothing.
 using CheckDevices = std::function<std::string()>;
 
-/// Joins the job's other processes. Throws as ProcessGroup::from_environment.
+/// Joins the job's other processes. Throws as ProcessGroup::from_environment. A store at work
+/// answers within `answer_time`.
 std::unique_ptr<Coordinator> join_processes(const JobEnvironment& job, const GroupOptions& options,
-                                            OnFailure on_failure, CheckDevices check);
+                                            OnFailure on_failure, CheckDevices check,
+                                            Milliseconds answer_time = StoreClient::kAnswerTime);
 
 /// What the ranks of an in-process group share.
 class InProcessGroup;

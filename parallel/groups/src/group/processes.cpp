@@ -21,7 +21,7 @@ namespace {
 class ProcessCoordinator : public Coordinator {
  public:
   ProcessCoordinator(const JobEnvironment& job, const GroupOptions& options, OnFailure on_failure,
-                     CheckDevices check);
+                     CheckDevices check, Milliseconds answer_time);
   void add(const std::shared_ptr<History>& history) override { control_.add(history); }
   void break_group(const std::string& reason) override { control_.break_job(reason); }
   void leave() noexcept override { control_.leave(); }
@@ -58,13 +58,14 @@ std::unique_ptr<StoreServer> serve(const StoreAddress& address, const JobEnviron
 }
 
 ProcessCoordinator::ProcessCoordinator(const JobEnvironment& job, const GroupOptions& options,
-                                       OnFailure on_failure, CheckDevices check)
+                                       OnFailure on_failure, CheckDevices check,
+                                       Milliseconds answer_time)
     : job_(job),
       options_(options),
       start_(next_start(job)),
       address_{job.master_addr, job.master_port, job.token},
       server_(serve(address_, job, start_)),
-      client_(std::make_shared<StoreClient>(address_, job.rank, start_)),
+      client_(std::make_shared<StoreClient>(address_, job.rank, start_, answer_time)),
       control_(control_options(std::move(on_failure), std::move(check))) {
   const std::uint64_t number = client_->join(job.world_size, options.rendezvous_timeout, contact());
   control_.start(number, parent());
@@ -107,9 +108,10 @@ std::unique_ptr<Collectives> ProcessCoordinator::connect(Device device, const Me
 }  // namespace
 
 std::unique_ptr<Coordinator> join_processes(const JobEnvironment& job, const GroupOptions& options,
-                                            OnFailure on_failure, CheckDevices check) {
-  return std::make_unique<ProcessCoordinator>(job, options, std::move(on_failure),
-                                              std::move(check));
+                                            OnFailure on_failure, CheckDevices check,
+                                            Milliseconds answer_time) {
+  return std::make_unique<ProcessCoordinator>(job, options, std::move(on_failure), std::move(check),
+                                              answer_time);
 }
 
 }  // namespace cairn::parallel
