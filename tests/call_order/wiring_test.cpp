@@ -138,6 +138,38 @@ TEST(Wiring, AmpsWorldHasAllWhoAverage) {
   EXPECT_THAT(said[2], HasSubstr("got a world of one"));
 }
 
+/// A step of two models, averaged over the groups of ranks 0 and 1 and of ranks 1 and 2, whose amp
+/// asks the first group or all ranks.
+optim::StepResult step_of_two(const parallel::ProcessGroup& all, bool asks_all) {
+  const parallel::ProcessGroup left = all.split(all.rank() == 2 ? 1 : 0);
+  const parallel::ProcessGroup right = all.split(all.rank() == 0 ? 1 : 0);
+  Pair one, other;
+  optim::FusedSGD sgd(one.parameters(), {.lr = 0.1}), other_sgd(other.parameters(), {.lr = 0.1});
+  parallel::DistributedDataParallel ddp(one, left), other_ddp(other, right);
+  amp::Amp precision = amp::initialize({&one, &other}, {&sgd, &other_sgd},
+                                       {.world = asks_all ? all.world() : ddp.world()});
+  const Tensor x = input(all.rank() + 1);
+  precision.backward(autograd::add(ddp(x), other_ddp(x)));
+  const optim::StepResult result = precision.step();
+  const double expected[][2] = {{1.5, 1.0}, {1.5, 2.5}, {3.0, 2.5}};  // means over each group
+  EXPECT_NEAR(value(one.a()), 1.1 - 0.1 * expected[all.rank()][0], 1e-6);
+  EXPECT_NEAR(value(other.a()), 1.1 - 0.1 * expected[all.rank()][1], 1e-6);
+  return result;
+}
+
+TEST(Wiring, AmpOfTwoGroupsThatOverlapAsksTheRanksOfBoth) {
+  std::string said[3];
+  on_ranks(3, [&](parallel::ProcessGroup& all) {
+    EXPECT_TRUE(step_of_two(all, true).applied);
+    said[all.rank()] = refusal([&] { (void)step_of_two(all, false); });
+  });
+  for (const std::string& text : said)
+    EXPECT_THAT(text, HasSubstr("averaged (ranks 1, 2), got a world of "));
+  EXPECT_THAT(said[0], HasSubstr("world of 2 (ranks 0, 1)"));
+  EXPECT_THAT(said[1], HasSubstr("world of 2 (ranks 0, 1)"));
+  EXPECT_THAT(said[2], HasSubstr("world of one"));
+}
+
 TEST(Wiring, RanksInitializeAmpWithTheSameOptions) {
   const amp::Options one{.loss_scale = 512};  // steps that check nothing compare nothing either
   const amp::Options other{.loss_scale = 1024};
