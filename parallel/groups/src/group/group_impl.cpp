@@ -259,7 +259,10 @@ void ProcessGroup::Impl::wait_for_turn(const Ticket& ticket) {
   const auto come = [&] { return turn_ == ticket.turn || failure_->is_set(); };
   // What comes first may wait for other ranks (bounded by its timeout) or sit in a stream that is
   // busy.
-  while (!come()) turn_changed_.wait_for(lock, milliseconds(200));
+  while (!come()) {
+    const auto woken = turn_changed_.wait_for(lock, milliseconds(200));
+    if (woken == std::cv_status::timeout && turn_ == ticket.turn) ++unnotified_turns_;
+  }
 }
 
 void ProcessGroup::Impl::pass_turn() {

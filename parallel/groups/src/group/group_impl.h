@@ -116,6 +116,8 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   void give_up(const std::string& reason);
   /// The stream of the device in which async() works.
   core::Stream stream(Device device);
+  /// Turns that somebody waited for and found when looking again, 200 ms later, without being told.
+  std::uint64_t unnotified_turns() const { return unnotified_turns_; }
 
  private:
   class Queued;
@@ -165,6 +167,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   std::uint64_t splits_ = 0;
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
+  std::atomic<std::uint64_t> unnotified_turns_ = 0;
   // What follows belongs to the collective whose turn it is.
   using Known = std::unordered_set<std::uint64_t>;  // hashes of descriptions
   static bool is_new(Known& known, std::uint64_t what);
