@@ -150,10 +150,13 @@ TEST(CairnRunJob, ANodeWhoseLauncherIsStartedAgainRejoins) {
   EXPECT_THAT(again.output(), Not(HasSubstr("restart")));
 }
 
-/// Takes its time to be saved.
+/// In a rank it takes its time to be saved: longer than the grace.
 struct SlowState : Stateful {
   StateDict state_dict() const override {
-    std::this_thread::sleep_for(seconds(2));
+    if (!begun.empty()) {
+      append(begun, "x");
+      std::this_thread::sleep_for(milliseconds(1200));
+    }
     StateDict state;
     state.set("value", Tensor::full({3}, 7.0));
     return state;
@@ -161,30 +164,56 @@ struct SlowState : Stateful {
   void load_state_dict(const StateDict& state) override {
     loaded = state.tensor("value").to_vector();
   }
+  std::filesystem::path begun;  // a file, in a rank
   std::vector<double> loaded;
 };
 
-// Longer than the grace; the others, who have saved, are not killed either.
-TEST(CairnRunJob, ARankThatSavesIsWaitedFor) {
-  if (const char* folder = job_folder()) {
-    const auto group = parallel::ProcessGroup::from_environment();
-    SlowState slow;
-    checkpointing::TrainingState state({{"slow", slow}}, group.world());
-    state.save_on_signal(SIGTERM, std::string(folder) + "/saved");
-    append(std::string(folder) + "/ready", "x");
-    for (int step = 1;; ++step) {
-      state.end_on_signal(step);
-      std::this_thread::sleep_for(milliseconds(5));
-    }
+/// A rank that saves when this signal comes, and does not mind SIGTERM otherwise.
+void step_until(int signal_number, const std::filesystem::path& folder) {
+  signal(SIGTERM, SIG_IGN);
+  const auto group = parallel::ProcessGroup::from_environment();
+  SlowState slow;
+  slow.begun = folder / "begun";
+  checkpointing::TrainingState state({{"slow", slow}}, group.world());
+  state.save_on_signal(signal_number, folder / "saved");
+  append(folder / "ready", "x");
+  for (int step = 1;; ++step) {
+    state.end_on_signal(step);
+    std::this_thread::sleep_for(milliseconds(5));
   }
+}
+
+/// cairn-run gets the signal and, while its ranks save, another one where that is not 0.
+void check_saved(int signal_number, int meanwhile) {
+  if (const char* folder = job_folder()) return step_until(signal_number, folder);
   const TemporaryFolder folder;
   Launched job(folder, "output", "--nproc-per-node 2 --grace-period 0.5");
-  ASSERT_TRUE(wait_until([&] { return read_text(folder / "ready").size() == 2; })) << job.output();
-  EXPECT_EQ(job.end(SIGTERM), checkpointing::kSavedOnSignal) << job.output();
+  const auto both = [&](const char* file) {
+    return wait_until([&] { return read_text(folder / file).size() == 2; });
+  };
+  ASSERT_TRUE(both("ready")) << job.output();
+  job.signal(signal_number);
+  if (meanwhile != 0) {
+    ASSERT_TRUE(both("begun")) << job.output();
+    job.signal(meanwhile);
+  }
+  EXPECT_EQ(job.wait(), checkpointing::kSavedOnSignal) << job.output();
   SlowState slow;
   ASSERT_TRUE(
       checkpointing::TrainingState({{"slow", slow}}).resume_latest((folder / "saved").string()));
   EXPECT_EQ(slow.loaded, std::vector<double>(3, 7.0));
+}
+
+// The others, who have saved, are not killed either.
+TEST(CairnRunJob, ARankThatSavesIsWaitedFor) {
+  check_saved(SIGTERM, 0);
+}
+TEST(CairnRunJob, RanksThatSaveOnAUsersSignalAreWaitedFor) {
+  check_saved(SIGUSR1, 0);
+}
+// Slurm's --signal=USR1@90, of which 90 s were not enough.
+TEST(CairnRunJob, RanksThatSaveOnAUsersSignalAreWaitedForWhenTheEndComes) {
+  check_saved(SIGUSR1, SIGTERM);
 }
 
 /// A process that ignores SIGTERM and holds a file of cairn-run's as one that saves does.
