@@ -52,6 +52,7 @@ struct Command {
   int refusing = -1;        // of a resume: the rank whose part refuses the state
   int pick = 0;             // which checkpoint (resume_from, damage, reshard), which of its files
   int harm = 0, position = 0;  // of damage: flip a byte, truncate, delete; where
+  bool maps = false;           // whether files can be mapped
 };
 
 // What a process lives through.
@@ -90,7 +91,8 @@ void showValue(const Command& c, std::ostream& out) {
       out << "power loss " << c.pick;
       return;
     case Kind::reshard:
-      out << "reshard pick " << c.pick << " for " << c.ranks << " rank(s)" << fault_of(c);
+      out << "reshard pick " << c.pick << " for " << c.ranks << " rank(s)" << fault_of(c)
+          << (c.maps ? ", maps" : "");
       return;
     case Kind::prune:
       out << (c.pick % 4 == 0 ? "say what a prune" : "prune") << ", keep " << c.keep << fault_of(c);
@@ -100,7 +102,7 @@ void showValue(const Command& c, std::ostream& out) {
       break;
   }
   out << ", " << (c.kind == Kind::save ? "a new job: " : "") << c.ranks << " rank(s), cut " << c.cut
-      << ", keep " << c.keep;
+      << ", keep " << c.keep << (c.maps ? ", maps" : "");
 }
 
 rc::Gen<Command> any_command() {
@@ -135,7 +137,8 @@ rc::Gen<Command> any_command() {
           set(&Command::cut, inRange(0, 6)),
           set(&Command::refusing, weightedElement<int>({{8, -1}, {1, 0}, {1, 1}})),
           set(&Command::pick, inRange(0, 12)), set(&Command::harm, inRange(0, 3)),
-          set(&Command::position, inRange(0, 10000))));
+          set(&Command::position, inRange(0, 10000)),
+          set(&Command::maps, rc::gen::arbitrary<bool>())));
 }
 
 // What a job trains: the value says which save it is of.
@@ -296,7 +299,7 @@ constexpr int kBroken = -1;  // the value of a checkpoint that cannot be read
 class Model {
  public:
   void run(const Command& command) {
-    disk_.set_maps(command.pick % 2 == 0);
+    disk_.set_maps(command.maps);
     switch (command.kind) {
       case Kind::save:
         return save(command);

@@ -18,6 +18,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "io/system_calls.h"
@@ -110,7 +111,11 @@ class SimulatedDisk : public SystemCalls {
     const std::size_t from = std::min<std::size_t>(offset, all.size());
     return static_cast<ssize_t>(all.copy(static_cast<char*>(data), bytes, from));
   }
-  void start_flush(int, std::uint64_t, std::size_t) override {}  // a hint: nothing is promised
+  /// Promises nothing; what goes wrong is told by the next fsync.
+  void start_flush(int file, std::uint64_t, std::size_t) override {
+    const Guard guard(mutex_);
+    if (refused(true, true)) open_files_.at(file)->late_error = errno;
+  }
   ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
     constexpr std::size_t kLargestWrite = 512;  // so that a kill may fall into the midst of a file
     const Guard guard(mutex_);
@@ -154,6 +159,7 @@ class SimulatedDisk : public SystemCalls {
     const Guard guard(mutex_);
     if (refused(true)) return -1;
     Node& node = *open_files_.at(file);
+    if (node.late_error != 0) return failed(std::exchange(node.late_error, 0));
     node.flushed = node.bytes;
     node.before.clear();
     return 0;
@@ -230,6 +236,7 @@ class SimulatedDisk : public SystemCalls {
   struct Node {
     bool folder = false;
     std::string bytes, flushed;   // of a file
+    int late_error = 0;           // of a flush that had begun
     Entries entries;              // of a folder
     std::vector<Entries> before;  // its names before each change since it was flushed
   };

@@ -46,6 +46,8 @@ int SystemCalls::fsync(int file) {
 
 void SystemCalls::start_flush(int file, std::uint64_t offset, std::size_t bytes) {
 #ifdef SYNC_FILE_RANGE_WRITE
+  constexpr std::size_t kWorthACall = std::size_t{1} << 20;
+  if (bytes < kWorthACall) return;
   (void)::sync_file_range(file, static_cast<off64_t>(offset), static_cast<off64_t>(bytes),
                           SYNC_FILE_RANGE_WRITE);
 #endif

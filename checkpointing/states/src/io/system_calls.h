@@ -23,7 +23,8 @@ class SystemCalls {
   virtual ssize_t read(int file, void* data, std::size_t bytes, std::uint64_t offset);
   virtual ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset);
   virtual int fsync(int file);
-  /// Has the disk begin with what was written there, so that fsync finds less to do. A hint.
+  /// Has the disk begin with what was written there, so that fsync finds less to do. A hint, which
+  /// small pieces do not give; what goes wrong is fsync's to tell.
   virtual void start_flush(int file, std::uint64_t offset, std::size_t bytes);
   virtual int lock(int file);  // exclusive, without waiting: EWOULDBLOCK where another has it
   virtual void sleep(std::chrono::milliseconds time);  // between tries of lock

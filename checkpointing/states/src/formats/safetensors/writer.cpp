@@ -74,14 +74,14 @@ std::string header_text(const Parts& parts, const std::vector<std::size_t>& orde
 // A piece is summed and written while it is in the cache; then the disk begins, while the next one
 // comes. Returns the checksum.
 std::uint64_t write_and_sum(WritableFile& file, std::uint64_t offset, const Tensor& host) {
-  constexpr std::size_t kPiece = std::size_t{4} << 20, kWorthACall = std::size_t{1} << 20;
+  constexpr std::size_t kPiece = std::size_t{4} << 20;
   const auto* data = static_cast<const char*>(host.raw_data());
   RunningChecksum sum;
   for (std::size_t at = 0; at < host.nbytes(); at += kPiece) {
     const std::size_t bytes = std::min(kPiece, host.nbytes() - at);
     sum.add(data + at, bytes);
     file.write_at(offset + at, data + at, bytes);
-    if (bytes >= kWorthACall) file.start_flush(offset + at, bytes);
+    file.start_flush(offset + at, bytes);
   }
   return sum.value();
 }
