@@ -13,6 +13,7 @@
 #include "control/control.h"
 #include "control/node.h"
 #include "support/expect_error.h"
+#include "support/search.h"
 
 namespace cairn::parallel {
 namespace {
@@ -240,13 +241,14 @@ TEST(History, WhatIsUnderWayDoesNotWaitWhereTheProcessSleeps) {
 
 TEST(ControlNode, NamesTheCulpritOfRandomFaults) {
 #if defined(__SANITIZE_THREAD__)
-  constexpr int kRounds = 15;
+  constexpr int kJobs = 15;
 #else
-  constexpr int kRounds = 150;
+  constexpr int kJobs = 150;
 #endif
-  std::mt19937 random(20261122);
-  for (int round = 0; round < kRounds; ++round) {
-    const int size = 2 + static_cast<int>(random() % (round % 10 == 0 ? 300 : 40));
+  for (const std::uint64_t seed : test::search_seeds(kJobs)) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(static_cast<unsigned>(seed));
+    const int size = 2 + static_cast<int>(random() % (seed % 10 == 0 ? 300 : 40));
     SimulatedJob job(size, random(), random() % 2 * 0.1, static_cast<int>(random() % 200));
     job.advance(Milliseconds(500 + random() % 2000));
     const int culprit = static_cast<int>(random() % static_cast<unsigned>(size));

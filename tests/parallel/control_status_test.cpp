@@ -1,5 +1,6 @@
 // What ranks know of each other: sums of their standings against a count of all, their histories,
 // and who waits for whom in random scripts.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "control/history.h"
 #include "control/message_status.h"
 #include "control/node.h"
+#include "support/search.h"
 
 namespace cairn::parallel {
 namespace {
@@ -430,7 +432,7 @@ class ScriptedRanks {
 
 // Random scripts, stopped at random: whoever is told to wait for ever does, and who does is told.
 TEST(MessageStatus, NameThoseWhoWaitForEachOtherAndNobodyElse) {
-  std::mt19937 random(20261122);
+  std::mt19937 random(static_cast<unsigned>(test::search_seed()));
   int told = 0, well = 0;
   for (int round = 0; round < 6000; ++round) {
     ScriptedRanks ranks(random, round % 2 == 0, random() % 4);
