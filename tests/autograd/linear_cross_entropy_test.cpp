@@ -54,7 +54,7 @@ Outcome outcome(const Tensors& leaves, const Tensor& loss, double seed = 1.0) {
 }
 
 /// Sums of as many terms, rounded in another order.
-void expect_near(const Outcome& got, const Outcome& expected, double tolerance) {
+void expect_outcome_near(const Outcome& got, const Outcome& expected, double tolerance) {
   expect_near_largest(got.loss, expected.loss, tolerance, 0, "loss");
   expect_near_largest(got.dx, expected.dx, tolerance, 0, "dx");
   expect_near_largest(got.dweight, expected.dweight, tolerance, 0, "dweight");
@@ -105,7 +105,7 @@ TEST(LinearCrossEntropy, IsCrossEntropyOfLinear) {
                              : dtype == DType::f32  ? 2e-5
                              : dtype == DType::bf16 ? 2e-2
                                                     : 3e-3;
-    expect_near(got, expected, tolerance);
+    expect_outcome_near(got, expected, tolerance);
     if (HasFatalFailure()) return;
   }
 }
@@ -168,7 +168,7 @@ TEST(LinearCrossEntropy, RunsInHalfInAnAutocastRegion) {
   };
   const Outcome expected = in_region([&] { return cross_entropy(linear(x, weight, {}), target); });
   const Outcome got = in_region([&] { return linear_cross_entropy(x, weight, {}, target); });
-  expect_near(got, expected, 2e-2);
+  expect_outcome_near(got, expected, 2e-2);
 }
 
 /// What `work` takes at most beside what lives before it.

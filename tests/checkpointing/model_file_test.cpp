@@ -50,8 +50,8 @@ void train(nn::Module& model, optim::Optimizer& optimizer, const Tensor& x, cons
   }
 }
 
-void expect_near(const nn::Module& model, const SafetensorsReader& expected,
-                 const std::string& prefix) {
+void expect_state_near(const nn::Module& model, const SafetensorsReader& expected,
+                       const std::string& prefix) {
   int compared = 0;
   for (const auto& [name, value] : flatten(model.state_dict())) {
     test::expect_near(std::get<Tensor>(value).to_vector(), expected.read(prefix + name).to_vector(),
@@ -82,14 +82,14 @@ TEST(ModelFile, TrainingThatPyTorchBeganGoesOn) {
     EXPECT_THAT(report.surplus, IsEmpty()) << "num_batches_tracked is taken for granted";
     optimizer.load_torch_state_dict(read_torch(golden("torch_training.pt")).dict("optimizer"));
     train(model, optimizer, x, target, 3);
-    expect_near(model, expected, "weight8.");
+    expect_state_near(model, expected, "weight8.");
   }
   nn::Sequential model = net();
   optim::FusedSGD optimizer(model.parameters(), {.lr = 1, .momentum = 0.9});
   load(model, golden("torch_sgd.pt"), {.part = "model"});
   optimizer.load_torch_state_dict(read_torch(golden("torch_sgd.pt")).dict("optimizer"));
   train(model, optimizer, x, target, 3);
-  expect_near(model, expected, "sgd8.");
+  expect_state_near(model, expected, "sgd8.");
 }
 
 TEST(ModelFile, EverythingThatDiffersIsNamedAtOnce) {
@@ -280,14 +280,14 @@ TEST_P(WithTorch, NextStepsAreEqualBothWays) {
   const SafetensorsReader then(folder_ / "then.safetensors");
   const Tensor x = then.read("x"), target = then.read("target");
   train(model, *optimizer, x, target, 3);
-  expect_near(model, then, "");
+  expect_state_near(model, then, "");
 
   write_torch(folder_ / "ours.pt",
               {{"model", model.state_dict()}, {"optimizer", optimizer->torch_state_dict()}});
   write_safetensors_model(folder_ / "ours", model.state_dict(), {.file_bytes = 100});
   run("continue");  // three more steps from each of the two
   train(model, *optimizer, x, target, 3);
-  expect_near(model, SafetensorsReader(folder_ / "end.safetensors"), "");
+  expect_state_near(model, SafetensorsReader(folder_ / "end.safetensors"), "");
 }
 INSTANTIATE_TEST_SUITE_P(ModelFile, WithTorch, testing::Values("adamw", "sgd"),
                          [](const auto& info) { return std::string(info.param); });

@@ -23,6 +23,7 @@
 #include "cairn/optim/arena.h"
 #include "cairn/optim/optimizer_access.h"
 #include "cairn/optim/sgd.h"
+#include "support/tensors.h"
 
 namespace cairn::conformance {
 
@@ -186,9 +187,7 @@ class Reference {
 /// torch.testing.assert_close's tolerance for the dtype.
 inline void expect_close(const std::vector<double>& values, const Vec& expected, DType dtype) {
   const double relative = dtype == DType::f16 ? 1e-3 : 1.3e-6;
-  for (std::size_t k = 0; k < 2; ++k) {
-    EXPECT_NEAR(values[k], expected[k], 1e-5 + relative * std::abs(expected[k]));
-  }
+  test::expect_close(values, {expected.begin(), expected.end()}, relative, 1e-5);
 }
 
 class CaseRun {

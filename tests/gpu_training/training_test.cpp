@@ -35,8 +35,8 @@ std::vector<double> losses(const std::string& command, const std::string& key = 
   return all;
 }
 
-void expect_near(const std::vector<double>& got, const std::vector<double>& expected,
-                 double relative) {
+void expect_same_losses(const std::vector<double>& got, const std::vector<double>& expected,
+                        double relative) {
   ASSERT_GT(got.size(), 2u);
   for (const double loss : expected) ASSERT_TRUE(std::isfinite(loss));
   expect_close(got, expected, relative, relative);
@@ -71,7 +71,7 @@ TEST_P(Levels, OfDigitsTrainAsOnTheCpu) {
   std::vector<double> first;
   for (const char* schedule : {"late", "early", "shuffled"}) {
     const auto got = losses(with(schedule) + run + " --device cuda");
-    expect_near(got, expected, GetParam().relative);
+    expect_same_losses(got, expected, GetParam().relative);
     if (first.empty()) first = got;
     EXPECT_EQ(got, first) << schedule << ": a schedule changed the bits";
   }
@@ -81,7 +81,7 @@ TEST_P(Levels, OfDigitsTrainAsOnTheCpuInTwoProcesses) {
   const std::string run =
       kTwo + kDigits + kSmall + GetParam().arguments + " --steps 4 --accumulate 2";
   const auto expected = losses(run);
-  expect_near(losses(with("late") + run + " --device cuda"), expected, GetParam().relative);
+  expect_same_losses(losses(with("late") + run + " --device cuda"), expected, GetParam().relative);
 }
 
 // As a user starts it: ranks on GPUs of their own adopt each other's choices of algorithms, first
@@ -118,14 +118,15 @@ TEST(Training, OfTheOtherExamples) {
                                " --opt-level O2 --half-dtype bf16 --steps 3 ";
   const std::string small =
       "--layers 2 --width 32 --heads 2 --tokens 16 --batch-size 2 --sample 0 ";
-  expect_near(losses(with("late") + language + small + "--device cuda"), losses(language + small),
-              6e-2);
+  expect_same_losses(losses(with("late") + language + small + "--device cuda"),
+                     losses(language + small), 6e-2);
   const std::string images =
       std::string(CAIRN_DCGAN_PROGRAM) +
       " --opt-level O2 --half-dtype bf16 --steps 3 --report-every 1 "
       "--batch-size 4 --nz 8 --ngf 4 --ndf 4 --train-size 64 --test-size 16 ";
   for (const char* loss : {"d_loss", "g_loss"}) {
-    expect_near(losses(with("late") + images + "--device cuda", loss), losses(images, loss), 6e-2);
+    expect_same_losses(losses(with("late") + images + "--device cuda", loss), losses(images, loss),
+                       6e-2);
   }
 }
 

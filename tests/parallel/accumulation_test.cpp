@@ -12,6 +12,7 @@
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
 #include "ranks.h"
+#include "support/near.h"
 #include "support/step.h"
 #include "support/tensors.h"
 
@@ -45,21 +46,20 @@ Tensor mean_loss(Model& model, const Samples& samples) {
   return autograd::cross_entropy(model(samples.x), samples.labels);
 }
 
-std::vector<std::vector<double>> values_of(const nn::Module& model, bool gradients) {
+std::vector<std::vector<double>> accumulated_weights(const nn::Module& model) {
   std::vector<std::vector<double>> all;
-  for (const auto& [name, tensor] : model.parameters()) {
-    all.push_back((gradients ? tensor.grad() : tensor).to_vector<double>());
-  }
+  for (const auto& [name, tensor] : model.parameters()) all.push_back(tensor.to_vector<double>());
   return all;
 }
 
-void expect_near(const std::vector<std::vector<double>>& a,
-                 const std::vector<std::vector<double>>& b, double factor, double tolerance) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t p = 0; p < a.size(); ++p) {
-    ASSERT_EQ(a[p].size(), b[p].size());
-    for (std::size_t i = 0; i < a[p].size(); ++i) ASSERT_NEAR(a[p][i] * factor, b[p][i], tolerance);
+std::vector<std::vector<double>> accumulated_gradients(const nn::Module& model,
+                                                       double factor = 1.0) {
+  std::vector<std::vector<double>> all;
+  for (const auto& [name, tensor] : model.parameters()) {
+    all.push_back(tensor.grad().to_vector<double>());
+    for (double& element : all.back()) element *= factor;
   }
+  return all;
 }
 
 std::int64_t total(const SampleCounts& counts) {
@@ -96,10 +96,11 @@ void compare(ProcessGroup& group, const SampleCounts& counts, std::int64_t token
       begin += count;
     }
     const double factor = accumulation.finish();
-    expect_near(values_of(model, true), values_of(whole, true), factor, 3e-7);
+    test::expect_near(accumulated_gradients(model, factor), accumulated_gradients(whole), 3e-7,
+                      "gradient");
     test::expect_applied(optimizer.step({.gradient_scale = factor}));
     test::expect_applied(reference.step());
-    expect_near(values_of(model, false), values_of(whole, false), 1.0, 2e-6);
+    test::expect_near(accumulated_weights(model), accumulated_weights(whole), 2e-6, "weight");
   }
 }
 
