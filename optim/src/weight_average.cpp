@@ -87,9 +87,10 @@ void WeightAverage::update() {
   const double keeps = options_.equal ? before / (before + 1) : options_.decay;
   for (auto& [device, list] : lists) {
     if (updates_ == 0) {
-      kernels::multi_tensor_scale(list.values, list.averages, 1.0);
+      (void)kernels::multi_tensor_scale(list.values, list.averages, 1.0);
     } else {
-      kernels::multi_tensor_axpby(keeps, list.averages, 1 - keeps, list.values, list.averages);
+      (void)kernels::multi_tensor_axpby(keeps, list.averages, 1 - keeps, list.values,
+                                        list.averages);
     }
   }
   ++updates_;

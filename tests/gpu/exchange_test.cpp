@@ -81,7 +81,7 @@ TEST_P(Exchange, ANewListOfTensorsIsNotWaitedFor) {
   const Tensor x = Tensor::full({64}, 2.0, DType::f32, kGpu);
   kernels::fill(x, 1.0);
   const auto before = gpusim::counters().waits;
-  kernels::multi_tensor_scale({x}, {x}, 0.5);
+  (void)kernels::multi_tensor_scale({x}, {x}, 0.5);
   EXPECT_EQ(gpusim::counters().waits, before);
   EXPECT_EQ(x.to_vector<float>(), std::vector<float>(64, 0.5f));
 }
@@ -91,8 +91,8 @@ TEST_P(Exchange, NewListsInARowHaveTheirOwnTables) {
   const Tensor x = Tensor::full({64}, 2.0, DType::f32, kGpu);
   const Tensor y = Tensor::full({64}, 4.0, DType::f32, kGpu);
   core::Stream::current(kGpu).synchronize();
-  kernels::multi_tensor_scale({x}, {x}, 0.5);
-  kernels::multi_tensor_scale({y}, {y}, 0.5);
+  (void)kernels::multi_tensor_scale({x}, {x}, 0.5);
+  (void)kernels::multi_tensor_scale({y}, {y}, 0.5);
   EXPECT_EQ(x.to_vector<float>(), std::vector<float>(64, 1.0f));
   EXPECT_EQ(y.to_vector<float>(), std::vector<float>(64, 2.0f));
 }
@@ -143,13 +143,13 @@ TEST(PointerTables, OfAGpuAreMadeWhileAnotherGpuIsWaitedFor) {
   const auto frees_before = frees();
   std::thread other([&] {
     while (frees() == frees_before && in_time()) std::this_thread::yield();
-    kernels::multi_tensor_scale({y}, {y}, 0.5);
+    (void)kernels::multi_tensor_scale({y}, {y}, 0.5);
     other_done = true;
   });
   gpusim::inject("cudaMalloc", 1, cudaErrorMemoryAllocation);
   {
     const core::StreamGuard guard(fresh);
-    kernels::multi_tensor_scale({x}, {x}, 0.5);
+    (void)kernels::multi_tensor_scale({x}, {x}, 0.5);
   }
   EXPECT_TRUE(other_done && in_time());
   other.join();

@@ -185,7 +185,7 @@ TEST_P(MultiTensorLinear, TakesChannelsLastImagesAmongThemselves) {
   expect_close(z.values(), linear(2.0, x.values(), 8.0, y.values()), 1e-6, 1e-6);
 
   const Tensor rows = Tensor::zeros(shape, DType::f32, GetParam());
-  EXPECT_THAT(message_of([&] { multi_tensor_scale({x}, {rows}, 1.0); }),
+  EXPECT_THAT(message_of([&] { (void)multi_tensor_scale({x}, {rows}, 1.0); }),
               AllOf(HasSubstr("[multi_tensor_scale] expected out 0 with strides"),
                     HasSubstr("like in 0"), HasSubstr("copy one into the other's layout")));
 }
@@ -232,28 +232,28 @@ TEST_P(MultiTensorLinear, ErrorsNameTheTensor) {
   const Tensor longer = make({1, 2, 3, 4}, DType::f32);
   const Tensor f64 = Tensor::zeros({3}, DType::f64, GetParam());
   EXPECT_EQ(message_of([&] {
-              multi_tensor_scale({x, x}, {x}, 1.0);
+              (void)multi_tensor_scale({x, x}, {x}, 1.0);
             }),
             "[multi_tensor_scale] expected as many tensors in out as in in, 2, got 1");
   EXPECT_EQ(message_of([&] {
-              multi_tensor_axpby(1, {x, x}, 1, {x}, {x, x});
+              (void)multi_tensor_axpby(1, {x, x}, 1, {x}, {x, x});
             }),
             "[multi_tensor_axpby] expected as many tensors in y as in x, 2, got 1");
   EXPECT_EQ(message_of([&] {
-              multi_tensor_axpby(1, {x, x}, 1, {half, longer}, {x, x});
+              (void)multi_tensor_axpby(1, {x, x}, 1, {half, longer}, {x, x});
             }),
             "[multi_tensor_axpby] expected y 1 of shape [3] like x 1, got [4]");
   EXPECT_EQ(message_of([&] {
-              multi_tensor_scale({x, x}, {half, f64}, 1.0);
+              (void)multi_tensor_scale({x, x}, {half, f64}, 1.0);
             }),
             "[multi_tensor_scale] expected out 1 of dtype f16, bf16 or f32, got f64");
   const TensorView gaps = Tensor::zeros({3, 2}, DType::f32, GetParam()).view().select(1, 0);
   EXPECT_THAT(message_of([&] {
-                multi_tensor_scale({x, gaps}, {x, gaps}, 1.0);
+                (void)multi_tensor_scale({x, gaps}, {x, gaps}, 1.0);
               }),
               HasSubstr("expected a dense in 1"));
   const TensorView as_half(x.raw_data(), {3}, DType::f16, GetParam());
-  EXPECT_THAT(message_of([&] { multi_tensor_scale({x}, {as_half}, 1.0); }),
+  EXPECT_THAT(message_of([&] { (void)multi_tensor_scale({x}, {as_half}, 1.0); }),
               HasSubstr("which shares the memory of in 0, of its dtype f32, got f16"));
 }
 
@@ -263,10 +263,10 @@ INSTANTIATE_TEST_SUITE_P(Devices, MultiTensorLinear, testing::ValuesIn(test::dev
 TEST(MultiTensorLinearOnDevices, ListsAreOfOneDevice) {
   const Device other{core::DeviceType::cpu, 1};  // check_tensors_test.cpp asks for two
   const Tensor here = Tensor::zeros({3}), there = Tensor::zeros({3}, DType::f32, other);
-  EXPECT_EQ(message_of([&] { multi_tensor_scale({here}, {there}, 1.0); }),
+  EXPECT_EQ(message_of([&] { (void)multi_tensor_scale({here}, {there}, 1.0); }),
             "[multi_tensor_scale] expected out 0 on cpu:0, the device of in 0, got cpu:1");
   EXPECT_EQ(message_of([&] {
-              multi_tensor_axpby(1, {here, there}, 1, {here, here}, {here, here});
+              (void)multi_tensor_axpby(1, {here, there}, 1, {here, here}, {here, here});
             }),
             "[multi_tensor_axpby] expected every x on cpu:0, the device of the first, got x 1 on "
             "cpu:1");

@@ -70,11 +70,11 @@ TEST(Devices, AParameterThatMovesDropsItsGradientAndItsStash) {
   FusedSGD optimizer(NamedTensors{{"w", parameter}}, {.lr = 1.0});
   const Values before = values(parameter);
   write_gradient(parameter, Values(33, 0.5));
-  optimizer.stash();
+  (void)optimizer.stash();
   move_to_second(parameter, optimizer);
   EXPECT_FALSE(OptimizerAccess(optimizer).has_gradient());
   write_gradient(parameter, Values(33, 0.25));
-  optimizer.stash();
+  (void)optimizer.stash();
   EXPECT_EQ(parameter.gradient_slot().sum().device(), kSecond);
   expect_applied(optimizer.step());
   test::expect_close(parameter, less(before, 0.25), 1e-6, 1e-6);

@@ -195,7 +195,7 @@ TEST_P(StashOnDevice, ChecksWhatItMoves) {
                                    make_parameter("b", {3}, 2, DType::f32, GetParam())};
   FusedSGD optimizer(parameters, {});
   write_gradients(parameters, 1);
-  optimizer.stash(1.0);
+  (void)optimizer.stash(1.0);
   write_gradients(parameters, 1);
   write_gradient(parameters[0].tensor, {1.0, kInf, 1e9});
   GradientReport report = optimizer.stash(0.5).read();
@@ -213,14 +213,14 @@ TEST(Stash, TakesInWhatCameIntoTheSlotsSince) {
   FusedSGD optimizer(parameters, {});
   optimizer.clear_grad();
   write_gradient(parameters[1].tensor, Values(7, 2.0));
-  optimizer.stash();
+  (void)optimizer.stash();
   write_gradient(parameters[1].tensor, Values(7, 1.0));
   EXPECT_NEAR(optimizer.begin_check().read().norm(), 3.0 * std::sqrt(7.0), 1e-6);
   EXPECT_EQ(values(parameters[1].tensor.grad()), Values(7, 3.0));
   optimizer.clear_grad();
   EXPECT_FALSE(any_sum(parameters));
   EXPECT_EQ(optimizer.begin_check().read().norm(), 0.0);
-  EXPECT_THROW(optimizer.stash(kInf), core::InvalidArgument);
+  EXPECT_THROW((void)optimizer.stash(kInf), core::InvalidArgument);
 }
 
 TEST(Stash, EachGradientByItsOwnFactor) {
@@ -229,7 +229,7 @@ TEST(Stash, EachGradientByItsOwnFactor) {
   for (const NamedTensor& one : parameters) write_gradient(one.tensor, Values(3, 8.0));
   parameters[0].tensor.gradient_slot().mark_written({0, 8.0, nullptr});
   parameters[1].tensor.gradient_slot().mark_written({0, 2.0, nullptr});
-  optimizer.stash();
+  (void)optimizer.stash();
   EXPECT_EQ(values(parameters[0].tensor.grad()), Values(3, 1.0));
   EXPECT_EQ(values(parameters[1].tensor.grad()), Values(3, 4.0));
 }
@@ -240,7 +240,7 @@ TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {
   write_gradients(parameters, 1);
   const auto gradients = [] { return test::bytes_of(core::MemoryCategory::gradients); };
   const std::size_t before = gradients();
-  optimizer.stash();
+  (void)optimizer.stash();
   EXPECT_EQ(gradients(), before + 4000);
   Values expected = values(parameters[0].tensor);
   expect_applied(optimizer.step({.keep_gradients = true}));
@@ -251,7 +251,7 @@ TEST(Stash, KeepsItsMemoryAndItsSumsIfAsked) {
   test::expect_close(parameters[0].tensor, expected, 1e-6, 1e-6);
   write_gradient(parameters[0].tensor, gradient);
   const auto written = core::memory_stats(core::default_device()).allocations;
-  optimizer.stash();
+  (void)optimizer.stash();
   expect_applied(optimizer.step());
   CAIRN_CPU_ONLY("on a GPU lists of pointers take memory");
   EXPECT_EQ(core::memory_stats({}).allocations, written);

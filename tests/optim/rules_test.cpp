@@ -141,7 +141,7 @@ TEST(NovoGrad, WorksOnStashedGradients) {
   FusedNovoGrad stashing(a), plain(b);
   for (std::uint64_t step = 0; step < 3; ++step) {
     for (const NamedTensors* parameters : {&a, &b}) write_gradients(*parameters, step);
-    stashing.stash(0.5);
+    (void)stashing.stash(0.5);
     expect_applied(stashing.step());
     expect_applied(plain.step({.gradient_scale = 0.5}));
   }

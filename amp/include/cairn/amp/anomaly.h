@@ -67,7 +67,7 @@ struct AnomalyOptions {
   std::vector<std::string> ignore;  // operations that may make inf, by name
 };
 
-class AnomalyMode : private autograd::ScopedObserver {
+class [[nodiscard]] AnomalyMode : private autograd::ScopedObserver {
  public:
   explicit AnomalyMode(AnomalyOptions options = {}) : options_(std::move(options)) {}
   const std::optional<Anomaly>& first() const { return first_; }

@@ -50,7 +50,7 @@ struct ExplainReport {
   std::string json() const;   // the fields above, sums over all steps
 };
 
-class Explain : private autograd::ScopedObserver {
+class [[nodiscard]] Explain : private autograd::ScopedObserver {
  public:
   /// Ends a step: the report divides by their number.
   void step() { ++sums_.steps; }

@@ -29,7 +29,7 @@ class WorkObserver {
 
 /// Shows an observer the work of the whole process for as long as this lives. The end waits for a
 /// call that is under way.
-class WorkObservation {
+class [[nodiscard]] WorkObservation {
  public:
   explicit WorkObservation(WorkObserver& observer);
   ~WorkObservation();
@@ -42,7 +42,7 @@ class WorkObservation {
 };
 
 /// From here to the end of its life is a piece of work. Names live as long.
-class WorkSpan {
+class [[nodiscard]] WorkSpan {
  public:
   WorkSpan(ObservedWork::Kind kind, std::string_view name);
   ~WorkSpan();

@@ -27,7 +27,7 @@ struct TensorCheck {
 
 /// A check that was launched and not read. What it found lies in device memory, which it owns,
 /// until the host asks; copies share it. For one thread at a time.
-class PendingCheck {
+class [[nodiscard]] PendingCheck {
  public:
   PendingCheck() = default;  // of no tensors
 

@@ -72,7 +72,7 @@ GradientReport make_report(const std::vector<ParameterGroup>& groups, const Foun
 
 /// Passes over an optimizer's gradients that were launched and not read. The optimizer must be
 /// there, with the groups that it had, when they are read.
-class PendingReport {
+class [[nodiscard]] PendingReport {
  public:
   /// The host waits. Where ranks divide gradients a collective: each has all norms then.
   GradientReport read() const;

@@ -121,7 +121,7 @@ class DistributedDataParallel : public core::Stateful {
   Tensor operator()(const Tensor& x);  // the model's forward
 
   /// While it lives, backward adds up gradients on this rank and reduces nothing.
-  class NoSync {
+  class [[nodiscard]] NoSync {
    public:
     ~NoSync();
     NoSync(NoSync&& other) noexcept;
@@ -152,7 +152,7 @@ class DistributedDataParallel : public core::Stateful {
   /// A rank without a single batch may begin with other_ranks_have_batches(). Each backward that
   /// reduces costs an exchange of a few bytes meanwhile. Collectives of the trainer's own, and
   /// steps that reduce what no_sync left behind, are not shadowed: the latter are an error.
-  class Join {
+  class [[nodiscard]] Join {
    public:
     ~Join();
     Join(Join&& other) noexcept;

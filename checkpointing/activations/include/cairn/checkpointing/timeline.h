@@ -67,7 +67,7 @@ struct TimelineRecord {
   std::size_t peak_sample() const;
 };
 
-class Timeline : public autograd::ScopedObserver, private core::WorkObserver {
+class [[nodiscard]] Timeline : public autograd::ScopedObserver, private core::WorkObserver {
  public:
   explicit Timeline(std::string name, Device device = core::default_device());
 
