@@ -102,16 +102,6 @@ const char* kind_name(Kind kind) {
   return names[static_cast<int>(kind)];
 }
 
-/// What each rule and level allows.
-void keep_states(Setup& setup, bool bf16_moments, bool remainders) {
-  setup.bf16_moments = bf16_moments;
-  setup.remainders = remainders && (!setup.precision || setup.precision->half == DType::bf16);
-  for (Rule& rule : setup.rules) {
-    if (rule.kind == Kind::lamb) setup.bf16_moments = false;  // whose direction reads them rounded
-    if (setup.remainders) rule.larc = false;                  // whose norms are of rounded weights
-  }
-}
-
 }  // namespace
 
 rc::Gen<Loss> losses() {
@@ -188,7 +178,9 @@ rc::Gen<Setup> setups(int ranks) {
         }
         std::tie(setup.frozen, setup.precision, setup.wiring) = rest;
         if (ranks == 1) setup.wiring.static_odd_reach = 0;
-        keep_states(setup, states.first, states.second);
+        setup.bf16_moments = states.first;
+        setup.remainders =
+            states.second && (!setup.precision || setup.precision->half == DType::bf16);
         return possible(setup);
       });
 }

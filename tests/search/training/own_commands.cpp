@@ -71,6 +71,16 @@ class UpdateByHand : public Command {
   static constexpr double kRate = 0.0625;
 };
 
+/// What a backward of a linear loss leaves, which reduces.
+void add_to_ranks(const Case& now, Parameter& own, int p, const Loss& loss) {
+  own.gradient.of_rank.resize(at(now.setup.ranks), Values(own.weight.size(), 0.0));
+  for (int rank = 0; rank < now.setup.ranks; ++rank) {
+    const Values c = loss.coefficients(p, rank);
+    Values& sum = own.gradient.of_rank[at(rank)];
+    for (std::size_t i = 0; i < c.size(); ++i) sum[i] += now.share() * c[i];
+  }
+}
+
 class Adopt : public Command {
  public:
   explicit Adopt(Loss loss) : loss_(loss) {
@@ -82,27 +92,30 @@ class Adopt : public Command {
   }
   bool possible(const Case& now) const override {
     const Reference& reference = now.reference;
-    if (!has_cairns_modules() || !now.setup.precision || now.setup.ranks > 1) return false;
+    if (!has_cairns_modules() || !now.setup.precision) return false;
     if (now.any_gradient() || !reference.pending.empty() || reference.may_refuse) return false;
     if (now.setup.wiring.static_graph) return false;
-    bool any = false;
+    bool any = false, all = true;
     for (int p = 0; p < kParameters; ++p) {
       const Parameter& own = reference.parameters[at(p)];
+      all = all && (loss_.reaches(p) || !own.trainable);
       if (!loss_.reaches(p) || !own.trainable) continue;
       if (own.optimizer < 0) return false;
       any = true;
     }
-    return any;
+    return any && (all || now.setup.ranks == 1 || now.finds_unused());
   }
   void run(Case& now) const override {
     Reference& reference = now.reference;
     const bool scaled = reference.scales[at(loss_.id)].value != 1.0;
+    reference.unreduced = false;
+    reference.summed = now.setup.wiring.sum && now.setup.ranks > 1;
     unsigned reached = 0;
     for (int p = 0; p < kParameters; ++p) {
       Parameter& own = reference.parameters[at(p)];
       if (!loss_.reaches(p) || !own.trainable) continue;
       reached |= bit(own.optimizer);
-      own.gradient.of_rank = {loss_.coefficients(p, 0)};
+      add_to_ranks(now, own, p, loss_);
       own.gradient.scaled = scaled;
     }
     must_not_throw(now.system.each([&](Rank& rank) { rank.adopt(loss_, reached); }));
@@ -188,7 +201,8 @@ class ScaleTwo : public Command {
   ScaleTwo(int first, int second) : ids_{first, second} {}
   bool possible(const Case& now) const override {
     const Reference& reference = now.reference;
-    if (!has_cairns_modules() || now.setup.ranks > 1 || now.setup.wiring.static_graph) return false;
+    if (!has_cairns_modules() || now.setup.wiring.static_graph) return false;
+    if (now.setup.wiring.sum && now.setup.ranks > 1) return false;  // which takes one backward
     if (now.any_gradient() || !reference.pending.empty() || reference.may_refuse) return false;
     for (const Parameter& p : reference.parameters) {
       if (p.trainable && p.optimizer >= 0) return now.setup.precision.has_value();
@@ -197,6 +211,7 @@ class ScaleTwo : public Command {
   }
   void run(Case& now) const override {
     Reference& reference = now.reference;
+    reference.unreduced = false;
     Loss first{.id = ids_[0], .size = 0.5}, second{.id = ids_[1], .size = 0.125};
     must_not_throw(now.system.each([&](Rank& rank) { rank.scale_two(first, second); }));
     for (const Loss& loss : {first, second}) {
@@ -204,9 +219,7 @@ class ScaleTwo : public Command {
         Parameter& own = reference.parameters[at(p)];
         if (!own.trainable) continue;
         own.gradient.scaled = own.gradient.scaled || reference.scales[at(loss.id)].value != 1.0;
-        own.gradient.of_rank.resize(1, Values(own.weight.size(), 0.0));
-        const Values c = loss.coefficients(p, 0);
-        for (std::size_t i = 0; i < c.size(); ++i) own.gradient.of_rank[0][i] += c[i];
+        add_to_ranks(now, own, p, loss);
       }
       const unsigned all = now.all_optimizers();
       reference.add_pending({.loss = loss.id, .given = all, .optimizers = all});

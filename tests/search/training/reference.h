@@ -141,29 +141,31 @@ struct Parameter {
   Gradient gradient;
 
   /// coefficient: of clipping. The moments that stay are rounded to bf16 where that is asked for;
-  /// the weight has used them before.
-  void update(const Rule& rule, double lr, double coefficient, bool bf16_moments) {
+  /// the weight has used them before, but for LAMB's. raw_norm: LARC measures the weight as a
+  /// forward sees it, bf16.
+  void update(const Rule& rule, double lr, double coefficient, bool bf16_moments, bool raw_norm) {
     Values g = gradient.mean();
     for (double& x : g) x *= coefficient;
     ++updates;
     const double decay = rule.larc ? 0.0 : rule.decay;
-    if (rule.larc) adapt(g, rule, lr);
+    if (rule.larc) adapt(g, rule, lr, norm_of(raw_norm ? raw : weight));
     first.resize(g.size(), 0.0);
     second.resize(rule.kind == Kind::novograd ? 1 : g.size(), 0.0);
     if (rule.kind == Kind::sgd) sgd(g, rule, lr, decay);
     if (rule.kind == Kind::adagrad) adagrad(g, lr, decay);
-    if (rule.kind == Kind::adam || rule.kind == Kind::lamb) adam(g, rule, lr, decay);
+    if (rule.kind == Kind::adam) adam(g, lr, decay);
+    if (rule.kind == Kind::lamb) lamb(g, lr, decay, bf16_moments);
     if (rule.kind == Kind::novograd) novograd(g, lr, decay);
-    if (!bf16_moments) return;
-    for (double& m : first) m = rounded_to_bf16(m);
-    if (rule.kind == Kind::novograd) return;
-    for (double& v : second) v = rounded_to_bf16(v);
+    if (bf16_moments) round_moments(rule);
+    if (!raw_norm) return;
+    raw = weight;
+    for (double& w : raw) w = rounded_to_bf16(w);
   }
 
  private:
   /// LARC: the weight decay is in the gradient.
-  void adapt(Values& g, const Rule& rule, double lr) const {
-    const double w = norm_of(weight), n = norm_of(g);
+  void adapt(Values& g, const Rule& rule, double lr, double w) const {
+    const double n = norm_of(g);
     if (w == 0 || n == 0) return;
     const double ratio = std::min(0.02 * w / (n + rule.decay * w + 1e-8) / lr, 1.0);
     for (std::size_t i = 0; i < g.size(); ++i) g[i] = ratio * (g[i] + rule.decay * weight[i]);
@@ -181,22 +183,39 @@ struct Parameter {
       weight[i] -= lr * whole / (std::sqrt(first[i]) + 1e-10);
     }
   }
-  /// LAMB: the same direction, as long as the weight.
-  void adam(const Values& g, const Rule& rule, double lr, double decay) {
-    Values direction;
+  void round_moments(const Rule& rule) {
+    for (double& m : first) m = rounded_to_bf16(m);
+    if (rule.kind == Kind::novograd) return;
+    for (double& v : second) v = rounded_to_bf16(v);
+  }
+  void average(const Values& g) {
     for (std::size_t i = 0; i < g.size(); ++i) {
       first[i] = 0.9 * first[i] + 0.1 * g[i];
       second[i] = 0.999 * second[i] + 0.001 * g[i] * g[i];
+    }
+  }
+  Values direction(double eps, double decay) const {
+    Values all;
+    for (std::size_t i = 0; i < weight.size(); ++i) {
       const double m = first[i] / (1 - std::pow(0.9, updates));
       const double v = second[i] / (1 - std::pow(0.999, updates));
-      const double eps = rule.kind == Kind::lamb ? 1e-6 : 1e-8;
-      direction.push_back(m / (std::sqrt(v) + eps) + decay * weight[i]);
+      all.push_back(m / (std::sqrt(v) + eps) + decay * weight[i]);
     }
-    const double w = norm_of(weight), d = norm_of(direction);
-    const bool stretches = rule.kind == Kind::lamb && decay != 0 && w != 0 && d != 0;
-    for (std::size_t i = 0; i < g.size(); ++i) {
-      weight[i] -= lr * (stretches ? w / d : 1.0) * direction[i];
-    }
+    return all;
+  }
+  void adam(const Values& g, double lr, double decay) {
+    average(g);
+    const Values u = direction(1e-8, decay);
+    for (std::size_t i = 0; i < g.size(); ++i) weight[i] -= lr * u[i];
+  }
+  /// As long as the weight, in a direction from the moments as they are stored.
+  void lamb(const Values& g, double lr, double decay, bool bf16_moments) {
+    average(g);
+    if (bf16_moments) round_moments({.kind = Kind::lamb});
+    const Values u = direction(1e-6, decay);
+    const double w = norm_of(weight), d = norm_of(u);
+    const double stretch = decay != 0 && w != 0 && d != 0 ? w / d : 1.0;
+    for (std::size_t i = 0; i < g.size(); ++i) weight[i] -= lr * stretch * u[i];
   }
   void novograd(const Values& g, double lr, double decay) {
     const double n = norm_of(g);
@@ -284,6 +303,7 @@ struct Reference : State {
   std::vector<Statistics> statistics;  // by rank
   std::vector<Rule> rules;
   bool bf16_moments = false;
+  bool raw_norms = false;  // LARC's, of half weights whose masters are remainders
   std::vector<Pending> pending;
   std::vector<Answer> skips;  // by optimizer: a loss that reaches it overflowed in another's step
   bool unreduced = false;     // the ranks' gradients are their own
@@ -453,7 +473,7 @@ struct Reference : State {
     each_of(bit, [&](Parameter& p) {
       if (!p.trainable || !p.gradient.exists()) return;
       const double rate = lr(optimizer, p.driven) * (p.group == 1 ? 0.5 : 1.0);
-      p.update(rule, rate, coefficient(p) * bound, bf16_moments);
+      p.update(rule, rate, coefficient(p) * bound, bf16_moments, raw_norms);
     });
   }
 };
