@@ -7,6 +7,7 @@
 #include "cairn/optim/lamb.h"
 #include "cairn/optim/larc.h"
 #include "cairn/optim/novograd.h"
+#include "cairn/optim/schedule.h"
 #include "support.h"
 #include "support/fake_world.h"
 
@@ -379,12 +380,25 @@ TEST(Misuse, AnyLossWithADelayedUnscaleIsRefusedByTheStep) {
 
 TEST(Misuse, AStepOfAllIsAppliedWhereAnOptimizerHasNoGradient) {
   Pair pair(kO2);
+  optim::Schedule of_a(pair.a_optimizer, optim::linear(4)),
+      of_b(pair.b_optimizer, optim::linear(4));
+  const auto step = [&] {
+    const optim::StepResult result = pair.precision.step();
+    of_a.step(result);
+    of_b.step(result);
+    return result;
+  };
   pair.precision.backward(pair.b.loss(0.25));
-  const optim::StepResult result = pair.precision.step();
+  const optim::StepResult result = step();
   EXPECT_TRUE(result.applied);
   EXPECT_EQ(result.reason, "");
   EXPECT_NEAR(result.gradient_norm, 0.5, 1e-9);
-  EXPECT_FALSE(pair.precision.step().applied);  // none has one
+  EXPECT_FALSE(step().applied);  // none has one
+  pair.backward_a(kInf, 0);
+  EXPECT_FALSE(step().applied);
+  for (const optim::Schedule* schedule : {&of_a, &of_b}) EXPECT_EQ(schedule->position(), 1);
+  for (const optim::Optimizer* optimizer : {&pair.a_optimizer, &pair.b_optimizer})
+    EXPECT_EQ(optimizer->groups()[0].lr, 0.75);
 }
 
 TEST(Misuse, AnotherOptimizerStepsTheWholeGradientThatItTakesOver) {
