@@ -5,7 +5,7 @@
 
 #include "cairn/checkpointing/checkpoint_folder.h"
 #include "cairn/checkpointing/state_file.h"
-#include "formats/printable.h"
+#include "io/printable.h"
 
 namespace cairn::tools {
 

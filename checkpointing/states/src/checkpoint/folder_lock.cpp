@@ -13,7 +13,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/log.h"
-#include "formats/printable.h"
+#include "io/printable.h"
 #include "io/system_calls.h"
 
 namespace cairn::checkpointing {

@@ -13,9 +13,9 @@
 #include "checkpoint/step_folder.h"
 #include "formats/flat_state.h"
 #include "formats/json_text.h"
-#include "formats/printable.h"
 #include "formats/safetensors/format.h"
 #include "io/file_io.h"
+#include "io/printable.h"
 
 namespace cairn::checkpointing {
 

@@ -5,9 +5,9 @@
 #include <string_view>
 
 #include "cairn/core/error.h"
-#include "formats/printable.h"
 #include "formats/safetensors/format.h"
 #include "io/file_io.h"
+#include "io/printable.h"
 #include "io/work_threads.h"
 
 namespace cairn::checkpointing {

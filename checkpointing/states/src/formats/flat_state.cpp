@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
-#include "formats/printable.h"
+#include "io/printable.h"
 
 namespace cairn::checkpointing {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cairn/core/error.h"
-#include "formats/printable.h"
+#include "io/printable.h"
 
 namespace cairn::checkpointing {
 

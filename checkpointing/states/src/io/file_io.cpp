@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
-#include "formats/printable.h"
+#include "io/printable.h"
 #include "io/system_calls.h"
 
 namespace cairn::checkpointing {

@@ -8,8 +8,8 @@
 #include "cairn/core/deferred.h"
 #include "cairn/core/error.h"
 #include "formats/json_text.h"
-#include "formats/printable.h"
 #include "io/file_io.h"
+#include "io/printable.h"
 #include "io/work_threads.h"
 
 namespace cairn::checkpointing {

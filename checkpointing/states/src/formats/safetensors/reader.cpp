@@ -3,9 +3,9 @@
 
 #include "cairn/core/error.h"
 #include "formats/json_text.h"
-#include "formats/printable.h"
 #include "formats/safetensors/format.h"
 #include "io/file_io.h"
+#include "io/printable.h"
 
 namespace cairn::checkpointing {
 

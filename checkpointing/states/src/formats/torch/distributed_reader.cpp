@@ -8,9 +8,9 @@
 #include "cairn/core/error.h"
 #include "cairn/kernels/copy.h"
 #include "formats/flat_state.h"
-#include "formats/printable.h"
 #include "formats/torch/archive.h"
 #include "formats/torch/pickle_reader.h"
+#include "io/printable.h"
 
 namespace cairn::checkpointing {
 

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "cairn/core/error.h"
-#include "formats/printable.h"
 #include "formats/torch/pickle_format.h"
+#include "io/printable.h"
 
 namespace cairn::checkpointing {
 

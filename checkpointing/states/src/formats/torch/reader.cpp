@@ -6,11 +6,11 @@
 #include "cairn/checkpointing/torch_file.h"
 #include "cairn/core/error.h"
 #include "formats/flat_state.h"
-#include "formats/printable.h"
 #include "formats/torch/archive.h"
 #include "formats/torch/pickle_reader.h"
 #include "formats/zip/reader.h"
 #include "io/mapped_file.h"
+#include "io/printable.h"
 
 namespace cairn::checkpointing {
 

@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "cairn/core/error.h"
-#include "formats/printable.h"
 #include "formats/zip/format.h"
+#include "io/printable.h"
 
 namespace cairn::checkpointing {
 
