@@ -7,7 +7,6 @@
 //   }
 #pragma once
 
-#include <type_traits>
 #include <utility>
 
 #include "backend.h"
@@ -28,18 +27,6 @@ void launch(Device device, Work work) {
     }
   }
   work(backend(device));
-}
-
-/// The same for work whose result the host needs now: waits for the stream.
-template <class Work>
-std::invoke_result_t<Work, const Backend&> launch_and_wait(Device device, Work work) {
-  if (device.is_cuda()) return work(backend(device));
-  const core::Stream stream = core::Stream::current(device);
-  if (stream.is_inline()) return work(cpu_backend());
-  std::invoke_result_t<Work, const Backend&> result;
-  stream.submit([&] { result = work(cpu_backend()); });
-  stream.synchronize();
-  return result;
 }
 
 }  // namespace cairn::kernels

@@ -56,7 +56,6 @@ class CollectiveStatus {
   void add_kind(const CollectiveGroup& kind);
   void add_gave_up(const Ranks& ranks, const std::string& why);
   bool parted_before() const;
-  bool same_descriptions() const;
   std::string name(const Stuck& stuck) const;  // "collective 41, all_reduce ..."
   std::uint64_t counted() const {
     return absent_.count + left_.count + inside_.count + done_.count;

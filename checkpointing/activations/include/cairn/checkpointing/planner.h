@@ -119,7 +119,6 @@ class [[nodiscard]] RecomputationPlan {
   // forward and backward. `plain`: without recomputation.
   std::size_t peak_bytes() const { return peak_bytes_; }
   double seconds() const { return seconds_; }
-  std::size_t plain_peak_bytes() const { return plain_peak_bytes_; }
   double plain_seconds() const { return plain_seconds_; }
 
   const std::vector<BlockProfile>& profile() const { return profile_; }
