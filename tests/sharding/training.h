@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -19,11 +20,17 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/optim.h"
 #include "cairn/parallel/sharded.h"
+#include "cairn/parallel/sync_batch_norm.h"
 #include "support/tensors.h"
 
 namespace cairn::test {
 
 constexpr std::int64_t kInputs = 7, kHidden = 139, kOutputs = 5;
+
+/// The same values in every training, and on whatever device.
+inline Tensor values(const Shape& shape, std::uint64_t seed) {
+  return Tensor::from(normal_tensor(shape, seed).to_vector<float>(), shape);
+}
 
 /// Sizes that no number of ranks divides, one above the chunks of sums over a tensor; a tied weight,
 /// a norm that stays f32 at O2, and a scale of one element.
@@ -43,6 +50,11 @@ class OddNet : public nn::Module {
     y = autograd::tanh((*tied_)(y));
     y = autograd::tanh((*tied_)(y));
     return autograd::mul((*last_)(y), scale_);
+  }
+  /// Of a batch, which a number stands for; what TrainingOf asks of a net.
+  static Tensor batch(std::uint64_t seed) { return values({4, kInputs}, seed + 1000); }
+  static Tensor loss(const Tensor& y, std::uint64_t seed) {
+    return autograd::mse_loss(y, values({4, kOutputs}, seed + 900000));
   }
 
  private:
@@ -67,10 +79,13 @@ struct Recipe {
   DType half = DType::bf16;
   optim::StateOptions states = {};
   bool larc = false;
-  double max_norm = 0.0;      // clips
-  bool accumulates = false;   // two micro-batches a step
-  bool reduces_each = false;  // each of them; the averages are summed in f32
-  std::int64_t overflow = 0;  // in this step, on rank 1
+  double max_norm = 0.0;                // clips
+  bool accumulates = false;             // two micro-batches a step
+  bool reduces_each = false;            // each of them; the averages are summed in f32
+  std::int64_t overflow = 0;            // in this step, on rank 1
+  int losses = 1;                       // a step, with scales of their own; the last one overflows
+  std::int64_t growth_interval = 2000;  // of the loss scale
+  bool syncs_batch_norm = false;        // over all ranks
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Recipe& recipe) {
@@ -98,25 +113,34 @@ using Stage = std::optional<parallel::ZeroStage>;  // nothing: DistributedDataPa
 constexpr Stage kPlain{}, kStates{parallel::ZeroStage::optimizer_states},
     kGradients{parallel::ZeroStage::gradients}, kParameters{parallel::ZeroStage::parameters};
 
+inline std::unique_ptr<parallel::DistributedDataParallel> data_parallel(
+    nn::Module& model, const parallel::ProcessGroup& group, Stage stage,
+    parallel::ShardedOptions options = {}) {
+  if (!stage)
+    return std::make_unique<parallel::DistributedDataParallel>(model, group, options.distributed);
+  options.stage = *stage;
+  return std::make_unique<parallel::ShardedDataParallel>(model, group, options);
+}
+
 /// Everything of one rank's training. The order of the members is that of construction.
-class Training {
+template <class Net>
+class TrainingOf {
  public:
-  Training(const Recipe& recipe, const parallel::ProcessGroup& group, Stage stage,
-           parallel::ShardedOptions sharded = {})
+  TrainingOf(const Recipe& recipe, const parallel::ProcessGroup& group, Stage stage,
+             const parallel::ShardedOptions& sharded = {})
       : recipe_(recipe), group_(group), stage_(stage) {
-    if (stage) {
-      sharded.stage = *stage;
-      ddp_ = std::make_unique<parallel::ShardedDataParallel>(net, group, sharded);
-    } else {
-      ddp_ = std::make_unique<parallel::DistributedDataParallel>(net, group, sharded.distributed);
-    }
+    if (recipe.syncs_batch_norm) parallel::convert_sync_batch_norm(net, group);
+    ddp_ = data_parallel(net, group, stage, sharded);
     optimizer = recipe.optimizer(net.parameters());
     optimizer->set_state_options(recipe.states);
     if (recipe.larc) larc_.emplace(*optimizer);
-    amp::Options options{
-        .opt_level = recipe.level, .half_dtype = recipe.half, .world = ddp_->world()};
+    amp::Options options{.opt_level = recipe.level,
+                         .half_dtype = recipe.half,
+                         .num_losses = recipe.losses,
+                         .world = ddp_->world()};
     options.max_gradient_norm = recipe.max_norm;
     options.scaler.init_scale = 4096;
+    options.scaler.growth_interval = recipe.growth_interval;
     precision.emplace(amp::initialize(net, *optimizer, options));
     state = std::make_unique<checkpointing::TrainingState>(
         std::vector<checkpointing::TrainingState::Part>{
@@ -133,7 +157,10 @@ class Training {
       precision->backward(loss(2 * now));
       if (!stage_ || *stage_ < parallel::ZeroStage::gradients) (void)optimizer->stash();
     }
-    backward(2 * now + 1, now == recipe_.overflow ? 1 : -1);
+    for (int id = 0; id < recipe_.losses; ++id) {
+      const bool overflows = now == recipe_.overflow && id + 1 == recipe_.losses;
+      backward(2 * now + 1 + 1000 * id, overflows ? 1 : -1, id);
+    }
     return precision->step();
   }
 
@@ -141,29 +168,28 @@ class Training {
   void go_on_after(std::int64_t step) { steps_ = step; }
 
   /// Of a batch of this rank's own.
-  Tensor forward(std::int64_t batch) { return (*ddp_)(values(batch, kInputs, 1000)); }
-  void backward(std::int64_t batch, int overflows_on) {
+  Tensor forward(std::int64_t batch) { return (*ddp_)(Net::batch(seed_of(batch))); }
+  void backward(std::int64_t batch, int overflows_on, int loss_id = 0) {
+    const double infinity = std::numeric_limits<double>::infinity();
     const Tensor all = loss(batch);
-    precision->backward(group_.rank() == overflows_on ? autograd::affine(all, 1e38, 0.0) : all);
+    precision->backward(group_.rank() == overflows_on ? autograd::affine(all, infinity, 0.0) : all,
+                        {.loss_id = loss_id});
   }
 
   parallel::DistributedDataParallel& ddp() { return *ddp_; }
   /// While it lives, weights are whole.
   parallel::GatheredParameters gather() { return ddp_->gather_parameters(); }
 
-  OddNet net;
+  Net net;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<amp::Amp> precision;
   std::unique_ptr<checkpointing::TrainingState> state;
 
  private:
-  Tensor values(std::int64_t batch, std::int64_t width, std::uint64_t of) const {
-    const auto seed = static_cast<std::uint64_t>(batch * 16 + group_.rank());
-    return Tensor::from(normal_tensor({4, width}, seed + of).to_vector<float>(), {4, width});
+  std::uint64_t seed_of(std::int64_t batch) const {
+    return static_cast<std::uint64_t>(batch * 16 + group_.rank());
   }
-  Tensor loss(std::int64_t batch) {
-    return autograd::mse_loss(forward(batch), values(batch, kOutputs, 900000));
-  }
+  Tensor loss(std::int64_t batch) { return Net::loss(forward(batch), seed_of(batch)); }
 
   Recipe recipe_;
   parallel::ProcessGroup group_;
@@ -172,6 +198,8 @@ class Training {
   std::optional<optim::LARC> larc_;
   std::int64_t steps_ = 0;
 };
+
+using Training = TrainingOf<OddNet>;
 
 /// Every tensor and shard of a state by its full name.
 inline void tensors_of(const StateDict& state, const std::string& path,
@@ -225,9 +253,30 @@ inline std::string difference_of_weights(const nn::Module& a, const nn::Module& 
 }
 
 /// The same of trainings whose weights may lie in parts.
-inline std::string difference_of_weights(Training& a, Training& b) {
+template <class Net>
+std::string difference_of_weights(TrainingOf<Net>& a, TrainingOf<Net>& b) {
   const auto left = a.gather(), right = b.gather();
   return difference_of_weights(a.net, b.net);
+}
+
+/// The same of weights, masters, buffers, moments and loss scales. `whole` is in no parts.
+template <class Net>
+std::string difference_of_states(TrainingOf<Net>& own, TrainingOf<Net>& whole) {
+  std::int64_t elements = 0;
+  std::string all = difference_of_weights(own, whole);
+  for (const auto& [part, other] :
+       {std::pair(own.optimizer->state_dict(), whole.optimizer->state_dict()),
+        std::pair(own.net.state_dict(), whole.net.state_dict())}) {
+    if (all.empty()) all = difference_in_parts(part, other, elements);
+  }
+  const int losses = whole.precision->options().num_losses;
+  for (int loss = 0; all.empty() && loss < losses; ++loss) {
+    const double scale = own.precision->loss_scale(loss);
+    const double expected = whole.precision->loss_scale(loss);
+    if (scale != expected)
+      all = core::str("the scale of loss ", loss, " is ", scale, ", expected ", expected);
+  }
+  return all;
 }
 
 }  // namespace cairn::test
