@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <queue>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -30,7 +31,7 @@ class Post {
     const auto* data = static_cast<const char*>(send.data);
     {
       const std::lock_guard lock(box.mutex);
-      box.letters[{from, tag}] = std::string(data, data + send.bytes);
+      box.letters[{from, tag}].emplace(data, data + send.bytes);
     }
     box.came.notify_one();
     Count& count = counts_[static_cast<std::size_t>(from)];
@@ -42,10 +43,11 @@ class Post {
     std::unique_lock lock(box.mutex);
     const std::pair<int, std::uint64_t> key{receive.from, tag};
     if (!box.came.wait_for(lock, std::chrono::seconds(30),
-                           [&] { return box.letters.contains(key); }))
+                           [&] { return !box.letters[key].empty(); }))
       core::fail<core::CommunicationError>("post", "nothing came");
-    const std::string letter = std::move(box.letters[key]);
-    box.letters.erase(key);
+    const std::string letter = std::move(box.letters[key].front());
+    box.letters[key].pop();
+    if (box.letters[key].empty()) box.letters.erase(key);
     if (letter.size() != receive.bytes)
       core::fail<core::CommunicationError>("post", "got another size");
     std::memcpy(receive.data, letter.data(), letter.size());
@@ -56,7 +58,7 @@ class Post {
   struct Box {
     std::mutex mutex;
     std::condition_variable came;
-    std::map<std::pair<int, std::uint64_t>, std::string> letters;
+    std::map<std::pair<int, std::uint64_t>, std::queue<std::string>> letters;
   };
   std::vector<Box> boxes_;
   std::vector<Count> counts_;  // each written by its rank alone
