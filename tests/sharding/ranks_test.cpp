@@ -2,8 +2,11 @@
 // take its part in a step.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 
 #include "cairn/core/memory.h"
 #include "parallel/ranks.h"
@@ -50,46 +53,112 @@ TEST(ShardedMemory, IsWhatTheFormulaSays) {
   });
 }
 
+/// Where masters and moments are, and what they take.
+struct KeptStates {
+  const char* name;
+  optim::StateOptions options;
+  std::int64_t bytes_each;  // of a master, and of each of two moments
+
+  bool in_files() const { return !options.folder.empty(); }
+};
+
+std::vector<KeptStates> kept_states() {
+  optim::StateOptions compact{.moments = DType::bf16, .masters = optim::MasterStorage::remainder};
+  optim::StateOptions in_files{.folder = std::filesystem::temp_directory_path().string()};
+  return {{"f32", {}, 4}, {"compact", compact, 2}, {"in files", in_files, 4}};
+}
+
+double accounted(core::MemoryCategory category) {
+  return static_cast<double>(core::memory_stats(core::default_device()).of(category));
+}
+
+/// Of this process's mappings of files without a name.
+double bytes_in_files() {
+  const std::string folder = std::filesystem::temp_directory_path().string();
+  std::ifstream maps("/proc/self/maps");
+  double bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (!line.ends_with("(deleted)") || line.find(folder) == std::string::npos) continue;
+    std::size_t dash = 0;
+    const auto begin = std::stoull(line, &dash, 16);
+    bytes += static_cast<double>(std::stoull(line.substr(dash + 1), nullptr, 16) - begin);
+  }
+  return bytes;
+}
+
+struct MemoryForm {
+  parallel::ZeroStage stage;
+  int ranks, within;
+  int shards() const { return within == 0 ? ranks : within; }
+  int copies() const { return ranks / shards(); }
+};
+
+/// Of the states of a weight in files, whole pages each, on all ranks.
+double pages_of(std::int64_t numel, std::int64_t bytes_each, const MemoryForm& form) {
+  const std::int64_t page = sysconf(_SC_PAGESIZE);
+  std::int64_t bytes = 0;
+  for (int shard = 0; shard < form.shards(); ++shard) {
+    const std::int64_t own = core::even_part(numel, shard, form.shards()).size() * bytes_each;
+    bytes += 3 * ((own + page - 1) / page * page);
+  }
+  return static_cast<double>(bytes * form.copies());
+}
+
+void expect_memory_of_formula(const MemoryForm& form, const KeptStates& states) {
+  SCOPED_TRACE(core::str("stage ", static_cast<int>(form.stage), ", ", form.ranks, " ranks by ",
+                         form.within, ", states ", states.name));
+  constexpr std::int64_t kLayers = 4, kWidth = 256;
+  const double n = kLayers * (kWidth * kWidth + kWidth);
+  const double small_states = 12.0 * kLayers * kWidth * form.copies();  // no file is worth them
+  const auto expect_near = [](double bytes, double expected) {
+    EXPECT_NEAR(bytes, expected, 0.02 * expected);
+  };
+  test::run_threads(form.ranks, [&](parallel::ProcessGroup& group) {
+    nn::Sequential net;
+    for (std::int64_t i = 0; i < kLayers; ++i) net.add(nn::Linear(kWidth, kWidth));
+    parallel::ShardedDataParallel sharded(net, group,
+                                          {.stage = form.stage, .shard_within = form.within});
+    optim::FusedAdam optimizer(net.parameters());
+    optimizer.set_state_options(states.options);
+    amp::Amp precision = amp::initialize(
+        net, optimizer,
+        {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = sharded.world()});
+    for (int step = 0; step < 2; ++step) {
+      precision.backward(test::loss_of(sharded(test::inputs(group, 1, kWidth))));
+      group.barrier();
+      const double whole = form.ranks, copies = form.copies();
+      const bool in_parts = form.stage == parallel::ZeroStage::parameters;
+      const bool divides_gradients = form.stage >= parallel::ZeroStage::gradients;
+      if (step == 1 && group.rank() == 0) {
+        using core::MemoryCategory;
+        expect_near(accounted(MemoryCategory::parameters), 2 * n * (in_parts ? copies : whole));
+        expect_near(accounted(MemoryCategory::gradients),
+                    2 * n * (divides_gradients ? copies : whole));
+        const double held = accounted(MemoryCategory::optimizer_state);
+        if (states.in_files()) {
+          EXPECT_LE(held, small_states);
+          EXPECT_EQ(bytes_in_files(), kLayers * pages_of(kWidth * kWidth, states.bytes_each, form));
+        } else {
+          expect_near(held, 3.0 * static_cast<double>(states.bytes_each) * n * copies);
+          EXPECT_EQ(bytes_in_files(), 0);
+        }
+      }
+      group.barrier();
+      ASSERT_TRUE(precision.step().applied);
+    }
+  });
+}
+
 // Weights, gradients, masters and moments of all ranks together, at O2 with Adam, before a step.
 TEST(ShardedMemory, OfOneToEightRanks) {
-  const auto bytes = [](core::MemoryCategory category) {
-    return static_cast<double>(core::memory_stats(core::default_device()).of(category));
-  };
   for (const auto stage : {parallel::ZeroStage::optimizer_states, parallel::ZeroStage::gradients,
                            parallel::ZeroStage::parameters}) {
-    const std::vector<std::pair<int, int>> forms{{1, 0}, {2, 0}, {3, 0}, {4, 0}, {6, 0},
-                                                 {8, 0}, {4, 2}, {6, 3}, {6, 2}, {4, 1}};
-    for (const auto& [ranks, within] : forms) {
-      SCOPED_TRACE(core::str("stage ", static_cast<int>(stage), ", ", ranks, " ranks by ", within));
-      const double copies = within == 0 ? 1 : ranks / within;
-      test::run_threads(ranks, [&, within = within](parallel::ProcessGroup& group) {
-        nn::Sequential net;
-        for (int i = 0; i < 8; ++i) net.add(nn::Linear(256, 256));
-        const double n = 8 * (256 * 256 + 256);
-        parallel::ShardedDataParallel sharded(net, group, {.stage = stage, .shard_within = within});
-        optim::FusedAdam optimizer(net.parameters());
-        amp::Amp precision = amp::initialize(
-            net, optimizer,
-            {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = sharded.world()});
-        for (int step = 0; step < 2; ++step) {
-          precision.backward(test::loss_of(sharded(test::inputs(group, 1, 256))));
-          group.barrier();
-          const double divided_weights = stage == parallel::ZeroStage::parameters ? copies : ranks;
-          const double divided_gradients = stage >= parallel::ZeroStage::gradients ? copies : ranks;
-          if (step == 1 && group.rank() == 0) {
-            using core::MemoryCategory;
-            EXPECT_NEAR(bytes(MemoryCategory::parameters), 2 * n * divided_weights,
-                        0.02 * 2 * n * divided_weights);
-            EXPECT_NEAR(bytes(MemoryCategory::gradients), 2 * n * divided_gradients,
-                        0.02 * 2 * n * divided_gradients);
-            EXPECT_NEAR(bytes(MemoryCategory::optimizer_state), 12 * n * copies,
-                        0.02 * 12 * n * copies);
-          }
-          group.barrier();
-          ASSERT_TRUE(precision.step().applied);
-        }
-      });
+    for (const KeptStates& states : kept_states()) {
+      for (int ranks = 1; ranks <= 8; ++ranks) expect_memory_of_formula({stage, ranks, 0}, states);
     }
+    for (const auto& [ranks, within] :
+         {std::pair{4, 2}, std::pair{6, 3}, std::pair{6, 2}, std::pair{4, 1}})
+      expect_memory_of_formula({stage, ranks, within}, kept_states().front());
   }
 }
 
