@@ -10,6 +10,7 @@
 
 #include "parallel/ranks.h"
 #include "sharding/training.h"
+#include "support/step.h"
 
 namespace cairn {
 namespace {
@@ -201,6 +202,46 @@ INSTANTIATE_TEST_SUITE_P(, HundredSteps,
                          testing::Combine(testing::Values(DType::bf16, DType::f16),
                                           testing::Values(2, 3)),
                          name_of_form);
+
+/// Of four steps with one batch, the first and the last loss.
+std::pair<double, double> losses_of_gpt(const parallel::ProcessGroup& group, test::Stage stage,
+                                        const GptSizes& sizes) {
+  const auto model = [&] {
+    const nn::DeferredInit deferred;
+    return std::make_shared<Gpt>(sizes);
+  }();
+  const auto ddp = test::data_parallel(*model, group, stage);
+  optim::FusedAdam optimizer(model->parameters(), {.lr = 3e-3});
+  amp::Amp precision = amp::initialize(
+      *model, optimizer,
+      {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = ddp->world()});
+  std::vector<double> losses;
+  for (int step = 0; step < 4; ++step) {
+    const Tensor loss = Gpt::loss((*ddp)(Gpt::batch(1, sizes)), 1, sizes);
+    losses.push_back(loss.item());
+    precision.backward(loss);
+    test::expect_applied(precision.step());
+  }
+  return {losses.front(), losses.back()};
+}
+
+// What Adam keeps at O2, 12 bytes a parameter, is more than a rank may take.
+TEST(ModelsInLittleMemory, TrainWhereTheirStatesFitNoRank) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "one variable for the host and its GPUs";
+  const GptSizes sizes{.words = 512, .width = 128, .tokens = 16, .layers = 4, .feedforward = 512};
+  std::int64_t elements = 0;
+  for (const auto& [name, tensor] : Gpt(sizes).parameters()) elements += tensor.numel();
+  setenv("CAIRN_DEVICE_MEMORY", std::to_string(12 * elements * 99 / 100).c_str(), 1);
+  test::run_ranks(4, [&](parallel::ProcessGroup& group) {
+    EXPECT_THROW((void)losses_of_gpt(group, test::kPlain, sizes), core::OutOfMemory);
+    for (const test::Stage stage : kStages) {
+      group.barrier();
+      const auto [first, last] = losses_of_gpt(group, stage, sizes);
+      EXPECT_LT(last, first - 1.0) << "stage " << static_cast<int>(*stage);
+    }
+  });
+  unsetenv("CAIRN_DEVICE_MEMORY");
+}
 
 }  // namespace
 }  // namespace cairn
