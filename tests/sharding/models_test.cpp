@@ -203,6 +203,21 @@ INSTANTIATE_TEST_SUITE_P(, HundredSteps,
                                           testing::Values(2, 3)),
                          name_of_form);
 
+// Statistics of all ranks' batches, in the forward that stage 3 gathers weights for and in its
+// backward.
+TEST(ModelsOfSyncedNorms, HaveTheBitsOfDistributedDataParallel) {
+  for (const int ranks : {2, 3}) {
+    if (ranks > test::ranks_in_order()) continue;
+    Recipe recipe = recipe_of(DType::bf16);
+    recipe.syncs_batch_norm = true;
+    recipe.overflow = 3;
+    test::run_threads(ranks, [&](parallel::ProcessGroup& group) {
+      SideBySide<ConvNet> all(recipe, group);
+      EXPECT_EQ(all.train(1, 10), 1);
+    });
+  }
+}
+
 /// Of four steps with one batch, the first and the last loss.
 std::pair<double, double> losses_of_gpt(const parallel::ProcessGroup& group, test::Stage stage,
                                         const GptSizes& sizes) {
