@@ -34,6 +34,18 @@ std::vector<Recipe> recipes_of_bits() {
        .half = DType::f16,
        .accumulates = true,
        .overflow = 4},
+      {.name = "two_losses",
+       .optimizer = adam,
+       .half = DType::f16,
+       .max_norm = 0.05,
+       .overflow = 2,
+       .losses = 2},
+      {.name = "three_losses_O1",
+       .optimizer = sgd,
+       .level = OptLevel::O1,
+       .half = DType::f16,
+       .overflow = 2,
+       .losses = 3},
       {.name = "sgd", .optimizer = sgd},
       {.name = "larc", .optimizer = sgd, .larc = true},
       {.name = "larc_O0", .optimizer = sgd, .level = OptLevel::O0, .larc = true},
@@ -72,7 +84,11 @@ void expect_bits_of_plain(const Recipe& recipe, int world_size, test::Stage stag
       ASSERT_EQ(test::difference_of_weights(sharded, plain), "") << "step " << step;
     }
     EXPECT_EQ(skipped > 0, recipe.overflow > 0);
-    EXPECT_EQ(sharded.precision->loss_scale(), plain.precision->loss_scale());
+    for (int loss = 0; loss < recipe.losses; ++loss)
+      EXPECT_EQ(sharded.precision->loss_scale(loss), plain.precision->loss_scale(loss)) << loss;
+    if (recipe.losses > 1) {
+      EXPECT_NE(plain.precision->loss_scale(0), 4096);  // each has found an overflow of its own
+    }
 
     std::int64_t moments = 0, masters = 0;
     EXPECT_EQ(test::difference_in_parts(sharded.optimizer->state_dict(),

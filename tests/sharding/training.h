@@ -83,7 +83,7 @@ struct Recipe {
   bool accumulates = false;             // two micro-batches a step
   bool reduces_each = false;            // each of them; the averages are summed in f32
   std::int64_t overflow = 0;            // in this step, on rank 1
-  int losses = 1;                       // a step, with scales of their own; the last one overflows
+  int losses = 1;                       // a step, with scales of their own
   std::int64_t growth_interval = 2000;  // of the loss scale
   bool syncs_batch_norm = false;        // over all ranks
 };
@@ -158,8 +158,7 @@ class TrainingOf {
       if (!stage_ || *stage_ < parallel::ZeroStage::gradients) (void)optimizer->stash();
     }
     for (int id = 0; id < recipe_.losses; ++id) {
-      const bool overflows = now == recipe_.overflow && id + 1 == recipe_.losses;
-      backward(2 * now + 1 + 1000 * id, overflows ? 1 : -1, id);
+      backward(2 * now + 1 + 1000 * id, overflows(now, id) ? 1 : -1, id);
     }
     return precision->step();
   }
@@ -186,6 +185,12 @@ class TrainingOf {
   std::unique_ptr<checkpointing::TrainingState> state;
 
  private:
+  /// The last loss and, where there are several, three steps later the first one.
+  bool overflows(std::int64_t step, int loss_id) const {
+    if (recipe_.overflow == 0) return false;
+    const bool is_last = loss_id + 1 == recipe_.losses;
+    return is_last ? step == recipe_.overflow : loss_id == 0 && step == recipe_.overflow + 3;
+  }
   std::uint64_t seed_of(std::int64_t batch) const {
     return static_cast<std::uint64_t>(batch * 16 + group_.rank());
   }
