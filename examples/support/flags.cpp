@@ -64,6 +64,8 @@ void Flags::add_shard_to(CLI::App& app) {
 
 std::unique_ptr<parallel::DistributedDataParallel> Flags::data_parallel(
     nn::Module& model, const parallel::ProcessGroup& group) const {
+  CAIRN_CHECK(shard > 0 || shard_within == 0, "train", "expected --shard-within ", shard_within,
+              " with --shard 1, 2 or 3, got it without");
   if (shard == 0) return std::make_unique<parallel::DistributedDataParallel>(model, group);
   const parallel::ShardedOptions options{.stage = static_cast<parallel::ZeroStage>(shard),
                                          .shard_within = shard_within};
@@ -111,6 +113,7 @@ bool Flags::save_due(std::int64_t step, std::int64_t total_steps) const {
 std::string Flags::describe(const World& world, Device device, std::int64_t step) const {
   return core::str(opt_level, " ", half_dtype, "; ", world.size, " process(es) on ", device,
                    shard > 0 ? core::str("; ZeRO stage ", shard) : "",
+                   shard_within > 0 ? core::str(" within ", shard_within) : "",
                    step > 0 ? core::str("; resumed at step ", step) : "");
 }
 

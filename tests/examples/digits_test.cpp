@@ -119,6 +119,33 @@ TEST(Digits, AShardedJobGoesOnUnsharded) {
   EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
 }
 
+// Two copies of two parts: the second one's processes save no shards, and it learns the same.
+TEST(Digits, AJobShardedWithinPairsLearnsTheSame) {
+  const TemporaryFolder folder;
+  const std::string job = kDigitsRun + " --nproc-per-node 4 " + kDigits +
+                          " --train-size 2000 --test-size 500 --steps 3 --save-every 1000"
+                          " --checkpoint-dir ";
+  const std::string plain = (folder / "plain").string(), pairs = (folder / "pairs").string();
+  ASSERT_EQ(shell(job + plain).status, 0);
+  const ShellResult result = shell(job + pairs + " --shard 2 --shard-within 2");
+  ASSERT_EQ(result.status, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("ZeRO stage 2 within 2"));
+  const auto bytes = [&](const char* file) {
+    return std::filesystem::file_size(folder / "pairs/step-00000003" / file);
+  };
+  EXPECT_GT(bytes("rank-1.safetensors"), 10 * bytes("rank-2.safetensors"));
+  const ShellResult diff =
+      shell(kCkpt + " diff " + plain + "/step-00000003 " + pairs + "/step-00000003");
+  EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
+  for (const auto& [flags, what] :
+       {std::pair("--shard 2 --shard-within 3", "to divide the number of ranks, 4, got 3"),
+        std::pair("--shard-within 2", "expected --shard-within 2 with --shard 1, 2 or 3")}) {
+    const ShellResult refused = shell(job + pairs + " --resume never " + flags);
+    EXPECT_EQ(refused.status, 1) << flags;
+    EXPECT_THAT(refused.out + refused.err, HasSubstr(what));
+  }
+}
+
 // What a cluster does before it takes a machine away; saved is the very step, which no other save
 // would have had.
 TEST(Digits, ATerminatedJobSavesAndResumesBitForBit) {
