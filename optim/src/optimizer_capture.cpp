@@ -107,7 +107,7 @@ void Optimizer::check_capturable(const StepOptions& options) const {
   if (options.max_gradient_norm > 0 && own_max_norm() > 0) {
     refuse("max_gradient_norm beside a rule that clips by itself");
   }
-  if (partition_.cuts_any()) refuse("states that are divided among ranks");
+  if (partition().cuts_any()) refuse("states that are divided among ranks");
 }
 
 /// Where the parameters moved to another device, all of it moves.

@@ -7,11 +7,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
+#include "cairn/amp/captured_step.h"
 #include "cairn/core/memory.h"
 #include "parallel/ranks.h"
 #include "sharding/training.h"
 #include "support/message_of.h"
+#include "support/step.h"
 
 namespace cairn {
 namespace {
@@ -230,6 +233,53 @@ TEST(ShardedRanks, ParametersThatAreNotRowMajorAreUnsupported) {
         test::message_of<core::Unsupported>([&] { optim::FusedAdam optimizer(net.parameters()); }),
         HasSubstr("expected row-major parameters, got 'weight'"));
   });
+}
+
+// At each stage, whether the optimizer or the wrapper was first; the training goes on without.
+TEST(ShardedRanks, CapturedStepsAreUnsupported) {
+  for (const auto stage : {parallel::ZeroStage::optimizer_states, parallel::ZeroStage::gradients,
+                           parallel::ZeroStage::parameters}) {
+    for (const bool optimizer_first : {false, true}) {
+      test::run_threads(2, [&](parallel::ProcessGroup& group) {
+        nn::Sequential net = wide_net();
+        std::optional<optim::FusedAdam> early;
+        if (optimizer_first) early.emplace(net.parameters());
+        parallel::ShardedDataParallel sharded(net, group, {.stage = stage});
+        if (!optimizer_first) early.emplace(net.parameters());
+        optim::FusedAdam& optimizer = *early;
+        amp::Amp precision = amp::initialize(
+            net, optimizer,
+            {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = sharded.world()});
+        const auto loss = [&](const Tensor& x) { return test::loss_of(sharded(x)); };
+        const Tensor x = test::inputs(group, 1, 301);
+        amp::CapturedStep step(precision, loss);
+        EXPECT_THAT(test::message_of<core::Unsupported>([&] { step(x); }),
+                    HasSubstr("states that are divided among ranks"));
+        precision.set_capturable(false);
+        optimizer.clear_grad();
+        precision.backward(loss(x));
+        test::expect_applied(precision.step());
+      });
+    }
+  }
+}
+
+// The optimizer has been told of no ranks when it becomes capturable.
+TEST(ShardedRanks, CapturableStepsOfAnEarlierOptimizerAreUnsupported) {
+  for (const auto stage : {parallel::ZeroStage::optimizer_states, parallel::ZeroStage::gradients,
+                           parallel::ZeroStage::parameters}) {
+    test::run_threads(2, [&](parallel::ProcessGroup& group) {
+      nn::Sequential net = wide_net();
+      optim::FusedAdam optimizer(net.parameters());
+      parallel::ShardedDataParallel sharded(net, group, {.stage = stage});
+      optimizer.set_capturable(true);
+      autograd::backward(test::loss_of(sharded(test::inputs(group, 1, 301))));
+      EXPECT_THAT(test::message_of<core::Unsupported>([&] { (void)optimizer.step(); }),
+                  HasSubstr("states that are divided among ranks"));
+      optimizer.set_capturable(false);
+      test::expect_applied(optimizer.step());
+    });
+  }
 }
 
 // With one rank there is nothing to divide.

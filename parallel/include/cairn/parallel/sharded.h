@@ -32,8 +32,7 @@
 // are gathered at the beginning of a forward then, and whole until its backward has ended. A use of
 // a weight elsewhere (an average, a clamp, an initialiser) is InvalidArgument unless
 // gather_parameters() has made it whole. Forwards on the model itself gather as well, on every
-// rank. A pointer from data() is good as long as the weight is whole. join() and captured steps are
-// Unsupported.
+// rank. A pointer from data() is good as long as the weight is whole. join() is Unsupported.
 //
 // A model that is described by nn::DeferredInit is born in parts: no process ever holds all of its
 // weights (stage 3), or all of their masters (stages 1 and 2, from amp::initialize on).
@@ -48,7 +47,7 @@
 //
 // What needs the exact value of a whole half weight is Unsupported meanwhile: amp's release() and
 // fallback_after, optim::WeightAverage of half weights, torch_state_dict(), clones. A checkpoint
-// holds it. Parameters are row-major.
+// holds it. So are captured steps, at each stage. Parameters are row-major.
 #pragma once
 
 #include <cstdint>
