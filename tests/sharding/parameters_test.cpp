@@ -545,6 +545,25 @@ TEST(WeightsInParts, OutliveTheirWrapper) {
   });
 }
 
+// What would have no effect.
+TEST(WeightsInParts, AloneHaveOptionsOfTheirs) {
+  const auto single = parallel::ProcessGroup::single();
+  for (const auto stage : {parallel::ZeroStage::optimizer_states, parallel::ZeroStage::gradients}) {
+    const auto expect_refused = [&](parallel::ShardedOptions options, const char* what) {
+      test::OddNet net;
+      options.stage = stage;
+      EXPECT_THAT(test::message_of<core::InvalidArgument>(
+                      [&] { parallel::ShardedDataParallel(net, single, options); }),
+                  HasSubstr(core::str("expected ", what,
+                                      " with ZeroStage::parameters only, got it with stage ",
+                                      static_cast<int>(stage))));
+    };
+    expect_refused({.units = {"first"}}, "units");
+    expect_refused({.reshard_after_forward = false}, "reshard_after_forward = false");
+    expect_refused({.prefetch = false}, "prefetch = false");
+  }
+}
+
 TEST(WeightsInParts, RefuseWhatNeedsThemWhole) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
     test::OddNet net;
@@ -552,9 +571,6 @@ TEST(WeightsInParts, RefuseWhatNeedsThemWhole) {
     options.units = {"firt"};
     EXPECT_THAT(test::message_of([&] { parallel::ShardedDataParallel(net, group, options); }),
                 HasSubstr("got 'firt'"));
-    options = {.stage = parallel::ZeroStage::gradients, .units = {"first"}};
-    EXPECT_THAT(test::message_of([&] { parallel::ShardedDataParallel(net, group, options); }),
-                HasSubstr("ZeroStage::parameters only"));
     parallel::ShardedDataParallel sharded(net, group, kStage3);
     EXPECT_THAT(test::message_of<core::Unsupported>([&] { (void)sharded.join(); }),
                 HasSubstr("got join()"));

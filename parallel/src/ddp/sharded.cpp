@@ -10,10 +10,16 @@
 namespace cairn::parallel {
 namespace {
 
+/// What other stages would leave without effect.
 const ShardedOptions& checked(const ShardedOptions& options) {
-  const bool in_parts = options.stage == ZeroStage::parameters;
-  CAIRN_CHECK(in_parts || options.units.empty(), "sharding",
-              "expected units with ZeroStage::parameters only, got some with another stage");
+  const auto refuse = [&](const char* what, bool given) {
+    CAIRN_CHECK(!given || options.stage == ZeroStage::parameters, "sharding", "expected ", what,
+                " with ZeroStage::parameters only, got it with stage ",
+                static_cast<int>(options.stage));
+  };
+  refuse("units", !options.units.empty());
+  refuse("reshard_after_forward = false", !options.reshard_after_forward);
+  refuse("prefetch = false", !options.prefetch);
   return options;
 }
 

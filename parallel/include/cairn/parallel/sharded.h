@@ -74,7 +74,7 @@ struct ShardedOptions {
   /// ZeroStage::parameters, nor with several streams of reductions (Unsupported).
   int shard_within = 0;
 
-  // Of ZeroStage::parameters.
+  // Of ZeroStage::parameters: InvalidArgument with another stage.
   /// The modules, by full name, whose weights are gathered as one ("block0", "block1.mlp"); what is
   /// in none of them is whole for all of a forward. Empty: each layer of the model, members of a
   /// Sequential or a ModuleList counting as layers.
