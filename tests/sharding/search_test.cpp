@@ -1,5 +1,6 @@
 // Random trainings divided at a random stage, and the same calls under DistributedDataParallel: the
-// bits of weights, states, norms, skips, scales and outputs agree after each call.
+// bits of weights, states, norms, skips, scales and outputs agree after each call. Half of them are
+// saved in the middle, and go on at another stage and number of ranks.
 //
 //   RC_PARAMS="seed=7" CAIRN_STATEFUL_SEQUENCES=1 test_sharding --gtest_filter=ShardingSearch.*
 #include <gtest/gtest.h>
@@ -25,6 +26,13 @@ struct Drawn {
   Recipe recipe;
   parallel::ShardedOptions options;
   int ranks = 2;
+  bool in_files = false;  // masters and moments of the divided one
+
+  Recipe divided_recipe() const {
+    Recipe own = recipe;
+    if (in_files) own.states.folder = std::filesystem::temp_directory_path().string();
+    return own;
+  }
 };
 
 Recipe draw_recipe(Draw& draw) {
@@ -54,11 +62,11 @@ Recipe draw_recipe(Draw& draw) {
   return recipe;
 }
 
-Drawn draw_setup(Draw& draw) {
-  Drawn drawn;
+Drawn draw_form(Draw& draw, const Recipe& recipe) {
+  Drawn drawn{.recipe = recipe};
   drawn.options.stage = draw.of<ZeroStage>({ZeroStage::optimizer_states, ZeroStage::gradients,
                                             ZeroStage::parameters, ZeroStage::parameters});
-  drawn.recipe = draw_recipe(draw);
+  drawn.in_files = draw.one_in(4);
   drawn.ranks = 2 + draw.below(test::ranks_in_order() - 1);
   if (!core::default_device().is_cuda() && draw.one_in(3)) {
     const std::vector<std::pair<int, int>> forms{{4, 2}, {4, 2}, {2, 1}, {6, 3}, {6, 2}};
@@ -88,6 +96,7 @@ std::ostream& operator<<(std::ostream& out, const Drawn& drawn) {
       << static_cast<int>(options.stage) << ", " << drawn.recipe.name << ", O"
       << static_cast<int>(drawn.recipe.level) << ' ' << core::name(drawn.recipe.half);
   if (drawn.recipe.max_norm > 0) out << ", clipped";
+  if (drawn.in_files) out << ", states in files";
   const parallel::DistributedOptions& distributed = options.distributed;
   if (distributed.bucket_bytes == 3000) out << ", small buckets";
   if (!distributed.average) out << ", sums";
@@ -104,18 +113,44 @@ std::ostream& operator<<(std::ostream& out, const Drawn& drawn) {
   return out;
 }
 
+/// How far a training has come, whoever goes on with it.
+struct Progress {
+  std::int64_t batch = 0, saves = 0;
+  bool updated = false;
+  std::string calls;
+};
+
 /// One rank's two trainings. Every rank draws the same calls.
 class Pair {
  public:
-  Pair(const Drawn& drawn, const parallel::ProcessGroup& group, std::string folder)
+  Pair(const Drawn& drawn, const parallel::ProcessGroup& group, std::string folder,
+       const Progress& before)
       : plain_(drawn.recipe, group, test::kPlain, drawn.options),
-        divided_(drawn.recipe, group, drawn.options.stage, drawn.options),
+        divided_(drawn.divided_recipe(), group, drawn.options.stage, drawn.options),
         divides_gradients_(drawn.options.stage >= ZeroStage::gradients &&
                            drawn.options.shard_within != 1),
         knows_culprits_(drawn.options.distributed.check_local_gradients),
         one_reduction_(!drawn.options.distributed.average),
         ranks_(drawn.ranks),
-        folder_(std::move(folder)) {}
+        folder_(std::move(folder)),
+        batch_(before.batch),
+        saves_(before.saves),
+        updated_(before.updated) {}
+
+  /// Both, for another pair.
+  Progress save() {
+    (void)clear();
+    ++saves_;
+    plain_.state->save(folder_ + "/plain", saves_);
+    divided_.state->save(folder_ + "/divided", saves_);
+    return {batch_, saves_, updated_, ""};
+  }
+
+  /// From what another pair has saved: each from its own, or from the other's.
+  void resume(bool from_own) {
+    EXPECT_TRUE(plain_.state->resume_latest(folder_ + (from_own ? "/plain" : "/divided")));
+    EXPECT_TRUE(divided_.state->resume_latest(folder_ + (from_own ? "/divided" : "/plain")));
+  }
 
   /// Returns what it did.
   std::string call(Draw& draw) {
@@ -273,12 +308,8 @@ class Pair {
 
   /// Each goes on from the other's checkpoint.
   std::string exchange_states() {
-    (void)clear();
-    ++saves_;
-    plain_.state->save(folder_ + "/plain", saves_);
-    divided_.state->save(folder_ + "/divided", saves_);
-    EXPECT_TRUE(plain_.state->resume_latest(folder_ + "/divided"));
-    EXPECT_TRUE(divided_.state->resume_latest(folder_ + "/plain"));
+    (void)save();
+    resume(false);
     return "each resumes from the other's checkpoint";
   }
 
@@ -294,30 +325,52 @@ class Pair {
   bool divides_gradients_, knows_culprits_, one_reduction_;
   int ranks_;
   std::string folder_;
-  std::int64_t batch_ = 0, saves_ = 0;
+  std::int64_t batch_, saves_;
+  bool updated_;
   int pending_ = 0;     // backwards since the last step
   bool local_ = false;  // none of which has reduced
-  bool updated_ = false;
 };
 
-void search(std::uint64_t seed) {
-  Draw setup_draw(seed);
-  const Drawn drawn = draw_setup(setup_draw);
-  const auto folder = std::filesystem::temp_directory_path() /
-                      core::str("cairn-sharding-search-", getuid(), "-", getpid());
+/// As many calls; what has come before is resumed, and what comes of it is saved where that is
+/// wanted.
+Progress train(const Drawn& drawn, std::uint64_t seed, int calls, const std::string& folder,
+               const Progress& before, bool saves) {
+  Progress after;
   test::run_threads(drawn.ranks, [&](parallel::ProcessGroup& group) {
-    Draw draw(seed + 1'000'003);
-    Pair pair(drawn, group, folder.string());
-    std::string calls;
-    for (int i = 0; i < 14; ++i) {
-      SCOPED_TRACE(core::str("seed ", seed, ": ", drawn, calls, "\n  and then"));
+    Draw draw(seed + 1'000'003 + static_cast<std::uint64_t>(before.saves));
+    Pair pair(drawn, group, folder, before);
+    std::string all = before.calls + core::str("\n ", drawn);
+    if (before.saves > 0) {
+      SCOPED_TRACE(core::str("seed ", seed, ":", all, "\n  and then resumes"));
+      pair.resume(draw.one_in(2));
+      pair.compare();
+    }
+    for (int i = 0; i < calls; ++i) {
+      SCOPED_TRACE(core::str("seed ", seed, ":", all, "\n  and then"));
       const std::string what = pair.call(draw);
-      if (!what.empty()) calls += "\n  " + what;
+      if (!what.empty()) all += "\n  " + what;
       if (draw.one_in(2)) pair.compare();
     }
-    SCOPED_TRACE(core::str("seed ", seed, ": ", drawn, calls));
+    SCOPED_TRACE(core::str("seed ", seed, ":", all));
     pair.compare();
+    if (!saves) return;
+    Progress own = pair.save();
+    own.calls = all;
+    if (group.rank() == 0) after = own;
   });
+  return after;
+}
+
+void search(std::uint64_t seed) {
+  Draw draw(seed);
+  const Recipe recipe = draw_recipe(draw);
+  const auto folder = std::filesystem::temp_directory_path() /
+                      core::str("cairn-sharding-search-", getuid(), "-", getpid());
+  const bool goes_on = draw.one_in(2);
+  const Progress progress =
+      train(draw_form(draw, recipe), seed, goes_on ? 8 : 14, folder.string(), {}, goes_on);
+  if (goes_on && !testing::Test::HasFailure())
+    (void)train(draw_form(draw, recipe), seed, 6, folder.string(), progress, false);
   std::filesystem::remove_all(folder);
 }
 
