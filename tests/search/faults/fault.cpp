@@ -41,6 +41,7 @@ constexpr std::array<const char*, kFaultKinds> kNames{"kill",
                                                       "groups on threads",
                                                       "asked to save",
                                                       "slow link",
+                                                      "slow rank",
                                                       "restarted launcher",
                                                       "lost output"};
 constexpr std::array<const char*, 4> kEngines{"shared memory", "gloo", "two machines", "NCCL"};
@@ -65,6 +66,12 @@ bool needs_cpu(FaultKind kind) {
          kind == FaultKind::on_threads || Fault{.kind = kind}.has_launchers();
 }
 
+/// What is done to a rank wherever it is.
+bool befalls_trainings(FaultKind kind) {
+  return kind == FaultKind::kill || kind == FaultKind::stop || kind == FaultKind::doze ||
+         kind == FaultKind::sleep || kind == FaultKind::slow_link || kind == FaultKind::slow_rank;
+}
+
 bool is_possible(FaultKind kind, Surroundings around) {
   const bool launched = Fault{.kind = kind}.has_launchers();
   return (around.launcher || !launched) && (around.netem || kind != FaultKind::slow_link) &&
@@ -87,6 +94,8 @@ Fault draw(FaultKind kind, std::mt19937_64& random, Surroundings around) {
   fault.at = 5 + below(60);
   fault.token = fault.engine == Engine::two_machines || fault.has_launchers() || below(4) != 0;
   fault.seed = random();
+  // NCCL adds up more than two ranks in an order of its own.
+  if (befalls_trainings(kind) && !around.gpus) fault.stage = below(4);
   return fault;
 }
 
@@ -134,7 +143,7 @@ std::string Fault::expected(int rank) const {
     case FaultKind::out_of_memory:
       return is_victim ? "cpu:0" : culprit + " failed in collective .*'meeting'.*cpu:0";
     case FaultKind::sleep:
-      return culprit + " did not come to collective .*'meeting'";
+      return culprit + " did not come to collective " + (stage > 0 ? "" : ".*'meeting'");
     case FaultKind::reset_data:
       return "rank [0-9] failed: ";
     case FaultKind::cut:
@@ -151,19 +160,21 @@ std::string Fault::expected(int rank) const {
 std::string Fault::describe() const {
   return core::str(kNames[static_cast<std::size_t>(kind)], ", rank ", victim, " of ", world, ", ",
                    kEngines[static_cast<std::size_t>(engine)], token ? "" : ", no token",
-                   ", iteration ", at);
+                   ", iteration ", at,
+                   stage > 0 ? core::str(", of a training at stage ", stage) : "");
 }
 
 std::string Fault::pack() const {
   return core::str(static_cast<int>(kind), ' ', static_cast<int>(engine), ' ', world, ' ', victim,
-                   ' ', at, ' ', token, ' ', seed);
+                   ' ', at, ' ', token, ' ', seed, ' ', stage);
 }
 
 Fault Fault::unpack(const std::string& text) {
   std::istringstream in(text);
   int kind = 0, engine = 0;
   Fault fault;
-  in >> kind >> engine >> fault.world >> fault.victim >> fault.at >> fault.token >> fault.seed;
+  in >> kind >> engine >> fault.world >> fault.victim >> fault.at >> fault.token >> fault.seed >>
+      fault.stage;
   fault.kind = static_cast<FaultKind>(kind);
   fault.engine = static_cast<Engine>(engine);
   return fault;

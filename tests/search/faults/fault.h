@@ -36,10 +36,11 @@ enum class FaultKind : std::uint8_t {
   on_threads,
   asked_to_save,
   slow_link,
+  slow_rank,
   restarted_launcher,
   lost_output
 };
-inline constexpr int kFaultKinds = 29;
+inline constexpr int kFaultKinds = 30;
 
 enum class Engine : std::uint8_t { shared_memory, gloo, two_machines, nccl };
 
@@ -51,6 +52,7 @@ struct Fault {
   int at = 0;         // the iteration
   bool token = true;  // without one the job meets at local sockets
   std::uint64_t seed = 0;
+  int stage = 0;  // of ZeRO: the job is a training that its ranks divide; 0: collectives
 
   /// What the error of a rank must match (a regular expression); empty: the rank must end well.
   std::string expected(int rank) const;

@@ -26,6 +26,7 @@
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
 #include "cairn/parallel/process_group.h"
+#include "sharded_job.h"
 #include "support/rank_device.h"
 
 namespace cairn::test {
@@ -168,6 +169,7 @@ class Loop {
     for (const auto& inode : inodes()) {
       if (!control_.contains(inode)) data_.insert(inode);
     }
+    if (fault_.stage > 0) training_ = make_sharded_job(fault_.stage, group_);
     Weights weights;
     std::optional<checkpointing::TrainingState> state;
     if (fault_.kind == FaultKind::asked_to_save) {
@@ -229,6 +231,13 @@ class Loop {
   }
 
   void step(int k) {
+    if (fault_.kind == FaultKind::slow_rank && is_victim() && k >= fault_.at)
+      std::this_thread::sleep_for(milliseconds(draw(k, 7) % 30));
+    if (!training_) return call(k);
+    if (const std::string wrong = training_->step(); !wrong.empty()) throw WrongResult(wrong);
+  }
+
+  void call(int k) {
     constexpr std::int64_t kSizes[] = {1, 300, 5000, 40'000, 120'000};
     constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::i64};
     // Small ones leave the workspace small: a large collective has to allocate.
@@ -362,7 +371,7 @@ class Loop {
     if (fault_.kind == FaultKind::full_disk) return save();
     if (fault_.kind == FaultKind::on_threads) work_on_threads();
     if (is_victim() && !befall()) return false;
-    call_meeting();
+    if (!training_) call_meeting();
     return true;
   }
 
@@ -500,6 +509,7 @@ class Loop {
   std::set<std::string> control_, data_;  // inodes: made before, and by, the first collective
   std::chrono::steady_clock::time_point met_;
   std::optional<Child> child_;
+  std::unique_ptr<ShardedJob> training_;
 };
 
 /// Says it before the group ends, which may wait for others. Returns whether all is well.
