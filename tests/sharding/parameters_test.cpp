@@ -53,15 +53,25 @@ void expect_bits_of_plain(const parallel::ProcessGroup& group, F&& f,
   }
 }
 
-// 16 n / N bytes between steps; beside them, in a step, the unit at work and the one that is fetched
+// 16 n / N bytes between steps; beside them, in a step, the unit at work and those that are fetched
 // meanwhile: not one more, and not one less.
 TEST(WeightMemory, IsWhatTheFormulaSays) {
+  struct Form {
+    int prefetch;
+    std::int64_t most_gathered;
+    std::size_t units;  // that are whole or on their way
+  };
+  constexpr std::int64_t kUnit = 301 * 301 + 301;
   test::run_ranks(3, [](parallel::ProcessGroup& group) {
-    for (const bool prefetch : {true, false}) {
+    for (const Form form : {Form{1, 0, 2}, Form{0, 0, 1}, Form{2, 0, 3}, Form{7, 3 * kUnit, 3},
+                            Form{7, 3 * kUnit - 1, 2}, Form{7, 1, 1}}) {
+      SCOPED_TRACE(core::str(form.prefetch, " ahead, at most ", form.most_gathered));
       nn::Sequential net;
       for (int i = 0; i < 8; ++i) net.add(nn::Linear(301, 301));
-      parallel::ShardedDataParallel sharded(
-          net, group, {.stage = parallel::ZeroStage::parameters, .prefetch = prefetch});
+      parallel::ShardedDataParallel sharded(net, group,
+                                            {.stage = parallel::ZeroStage::parameters,
+                                             .prefetch = form.prefetch,
+                                             .most_gathered = form.most_gathered});
       optim::FusedAdam optimizer(net.parameters());
       amp::Amp precision = amp::initialize(
           net, optimizer,
@@ -71,7 +81,7 @@ TEST(WeightMemory, IsWhatTheFormulaSays) {
         elements += static_cast<std::size_t>(tensor.numel());
         ++tensors;
       }
-      const std::size_t block = 1024 * tensors, units = (prefetch ? 2 : 1) * elements / 8;
+      const std::size_t block = 1024 * tensors, units = form.units * elements / 8;
       const auto expect_parts = [&](std::size_t bytes, std::size_t held_bytes) {
         EXPECT_GE(held_bytes, bytes * elements / 3 - bytes * block);
         EXPECT_LE(held_bytes, bytes * elements / 3 + bytes * block);
@@ -84,8 +94,8 @@ TEST(WeightMemory, IsWhatTheFormulaSays) {
         const auto peak = core::memory_stats(core::default_device());
         const std::size_t of_weights = peak.peak_of(core::MemoryCategory::parameters);
         if (step > 0) {  // the order of the units is known
-          EXPECT_LE(of_weights, 2 * elements / 3 + 2 * block + 2 * units) << prefetch;
-          EXPECT_GE(of_weights, 2 * elements / 3 - 2 * block + 2 * units) << prefetch;
+          EXPECT_LE(of_weights, 2 * elements / 3 + 2 * block + 2 * units);
+          EXPECT_GE(of_weights, 2 * elements / 3 - 2 * block + 2 * units);
         }
         ASSERT_TRUE(precision.step().applied);
         expect_parts(2, held(core::MemoryCategory::parameters));
@@ -267,13 +277,43 @@ TEST(WeightsInParts, AreGatheredAgainWhereForwardsAre) {
   });
 }
 
+// They are updated as in stage 2, and gathered with the update.
+TEST(WeightsInParts, MayBeTooSmallForThat) {
+  test::run_threads(3, [](parallel::ProcessGroup& group) {
+    nn::Sequential net(nn::Linear(5, 600), nn::Linear(600, 3));
+    parallel::ShardedOptions options = kStage3;
+    options.keep_whole = 1800;  // the second weight, and both biases
+    parallel::ShardedDataParallel sharded(net, group, options);
+    optim::FusedAdam optimizer(net.parameters());
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      autograd::backward(loss_of(sharded(inputs(group, step, 5))));
+      test::expect_applied(optimizer.step());
+      std::string whole;
+      for (const auto& [name, weight] : net.parameters()) whole += has_memory(weight) ? '1' : '0';
+      EXPECT_EQ(whole, "0111");
+    }
+    std::int64_t moments = 0;
+    for (const auto& [name, tensor] : net.parameters()) {
+      const StateDict state = optimizer.state_dict();
+      const auto* shard = std::get_if<Shard>(state.dict("state").dict(name).find("exp_avg"));
+      ASSERT_NE(shard, nullptr) << name;
+      moments += shard->tensor.numel();
+    }
+    EXPECT_LE(moments, 4 * 1024);  // divided all the same
+  });
+}
+
 // Whatever is gathered when, results are the same.
 TEST(WeightsInParts, HaveTheSameBitsWhateverTheUnits) {
-  std::vector<parallel::ShardedOptions> forms(4, kStage3);
-  forms[0].prefetch = false;
+  std::vector<parallel::ShardedOptions> forms(8, kStage3);
+  forms[0].prefetch = 0;
   forms[1].reshard_after_forward = false;
   forms[2].units = {"tied"};
   forms[3].units = {"first", "norm", "last"};
+  forms[4].prefetch = 3;
+  forms[5].prefetch = 3, forms[5].most_gathered = 20'000;
+  forms[6].keep_whole = test::kHidden;  // biases and norms
+  forms[7].keep_whole = 1'000'000, forms[7].reshard_after_forward = false;
   for (const auto& options : forms) {
     test::run_threads(2, [&](parallel::ProcessGroup& group) {
       expect_bits_of_plain<test::OddNet>(
@@ -545,6 +585,16 @@ TEST(WeightsInParts, OutliveTheirWrapper) {
   });
 }
 
+TEST(WeightsInParts, AreGatheredByNumbersThatAreNotNegative) {
+  test::OddNet net;
+  EXPECT_THAT(test::message_of<core::InvalidArgument>([&] {
+                parallel::ShardedDataParallel(
+                    net, parallel::ProcessGroup::single(),
+                    {.stage = parallel::ZeroStage::parameters, .prefetch = -1});
+              }),
+              HasSubstr("expected prefetch, most_gathered and keep_whole >= 0, got -1, 0 and 0"));
+}
+
 // What would have no effect.
 TEST(WeightsInParts, AloneHaveOptionsOfTheirs) {
   const auto single = parallel::ProcessGroup::single();
@@ -560,7 +610,9 @@ TEST(WeightsInParts, AloneHaveOptionsOfTheirs) {
     };
     expect_refused({.units = {"first"}}, "units");
     expect_refused({.reshard_after_forward = false}, "reshard_after_forward = false");
-    expect_refused({.prefetch = false}, "prefetch = false");
+    expect_refused({.prefetch = 0}, "prefetch");
+    expect_refused({.most_gathered = 1}, "most_gathered");
+    expect_refused({.keep_whole = 1}, "keep_whole");
   }
 }
 

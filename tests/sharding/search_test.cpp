@@ -85,7 +85,9 @@ Drawn draw_form(Draw& draw, const Recipe& recipe) {
   if (drawn.options.stage == ZeroStage::parameters) {
     if (draw.one_in(3)) drawn.options.units = {"tied"};
     drawn.options.reshard_after_forward = !draw.one_in(3);
-    drawn.options.prefetch = draw.one_in(2);
+    drawn.options.prefetch = draw.below(4);
+    if (draw.one_in(3)) drawn.options.most_gathered = 20'000;
+    if (draw.one_in(3)) drawn.options.keep_whole = draw.one_in(2) ? 139 : 1000;
   }
   return drawn;
 }
@@ -109,7 +111,9 @@ std::ostream& operator<<(std::ostream& out, const Drawn& drawn) {
   if (distributed.find_unused_parameters) out << ", unused parameters";
   if (!options.units.empty()) out << ", one unit";
   if (!options.reshard_after_forward) out << ", whole after forwards";
-  if (!options.prefetch) out << ", no prefetch";
+  if (options.prefetch != 1) out << ", " << options.prefetch << " ahead";
+  if (options.most_gathered > 0) out << ", at most " << options.most_gathered;
+  if (options.keep_whole > 0) out << ", small ones whole to " << options.keep_whole;
   return out;
 }
 

@@ -19,7 +19,12 @@ const ShardedOptions& checked(const ShardedOptions& options) {
   };
   refuse("units", !options.units.empty());
   refuse("reshard_after_forward = false", !options.reshard_after_forward);
-  refuse("prefetch = false", !options.prefetch);
+  refuse("prefetch", options.prefetch != ShardedOptions{}.prefetch);
+  refuse("most_gathered", options.most_gathered != 0);
+  refuse("keep_whole", options.keep_whole != 0);
+  CAIRN_CHECK(options.prefetch >= 0 && options.most_gathered >= 0 && options.keep_whole >= 0,
+              "sharding", "expected prefetch, most_gathered and keep_whole >= 0, got ",
+              options.prefetch, ", ", options.most_gathered, " and ", options.keep_whole);
   return options;
 }
 

@@ -62,6 +62,15 @@ struct WeightUnits::Unit {
   std::optional<Event> arrived;
 
   Device device() const { return weights.front().tensor.device(); }
+  bool has(const Tensor& weight) const {
+    return std::any_of(weights.begin(), weights.end(),
+                       [&](const NamedTensor& one) { return one.tensor.same(weight); });
+  }
+  std::int64_t elements() const {
+    std::int64_t sum = 0;
+    for (const NamedTensor& weight : weights) sum += weight.tensor.numel();
+    return sum;
+  }
 };
 
 /// Of one weight. Outlives the units: optimizers and states go on with the parts.
@@ -100,7 +109,9 @@ WeightUnits::WeightUnits(nn::Module& model, ProcessGroup group, const ShardedOpt
       group_(std::move(group)),
       all_at_once_(options.distributed.find_unused_parameters || options.distributed.static_graph),
       reshard_after_forward_(options.reshard_after_forward && !all_at_once_),
-      prefetch_(options.prefetch && !all_at_once_) {
+      prefetch_(all_at_once_ ? 0 : options.prefetch),
+      most_gathered_(options.most_gathered),
+      keep_whole_(options.keep_whole) {
   plan_units(options.units.empty() ? layers_of(model) : options.units);
 }
 
@@ -163,7 +174,7 @@ WeightUnits::Unit& WeightUnits::unit_of(const Tensor& weight) {
 void WeightUnits::divide(const NamedTensor& weight, Unit& unit) {
   const Tensor& tensor = weight.tensor;
   const std::shared_ptr<core::Storage>& storage = tensor.storage();
-  if (tensor.numel() == 0) return;
+  if (tensor.numel() <= keep_whole_) return;
   if (!tensor.is_contiguous() || storage->bytes() != tensor.nbytes()) {
     core::fail<core::Unsupported>("sharding", "expected row-major parameters with memory of their ",
                                   "own, got '", weight.name, "' with shape ", tensor.shape(),
@@ -185,9 +196,7 @@ void WeightUnits::divide(const NamedTensor& weight, Unit& unit) {
   tensor.attachments().parts = part;
   kernels::MasterWeight::keep_part(tensor, range);
   kernels::MasterWeight::moved(tensor);
-  const auto known = std::find_if(unit.weights.begin(), unit.weights.end(),
-                                  [&](const NamedTensor& one) { return one.tensor.same(tensor); });
-  if (known == unit.weights.end()) unit.weights.push_back(weight);
+  if (!unit.has(tensor)) unit.weights.push_back(weight);
 }
 
 // ---- A forward
@@ -297,19 +306,31 @@ const Stream& WeightUnits::stream_of(Device device) {
   return *found;
 }
 
-/// The unit that comes next: in a backward the one before it.
-void WeightUnits::fetch_ahead(const Unit& unit) {
-  if (!prefetch_ || !order_known_) return;
-  const auto at = std::find(order_.begin(), order_.end(), &unit);
-  if (at == order_.end()) return;
-  Unit* next = nullptr;
-  if (autograd::in_backward()) {
-    if (at != order_.begin()) next = *(at - 1);
-  } else if (at + 1 != order_.end()) {
-    next = *(at + 1);
+std::int64_t WeightUnits::gathered_elements() const {
+  std::int64_t elements = 0;
+  for (const auto& unit : units_) {
+    if (unit->whole || unit->arrived) elements += unit->elements();
   }
-  const bool starts = next != nullptr && !next->whole && !next->arrived && !next->weights.empty();
-  if (starts) start(*next);
+  return elements;
+}
+
+/// The units that come next: in a backward those before it.
+void WeightUnits::fetch_ahead(const Unit& unit) {
+  if (prefetch_ == 0 || !order_known_) return;
+  const auto found = std::find(order_.begin(), order_.end(), &unit);
+  if (found == order_.end()) return;
+  const auto at = found - order_.begin();
+  const auto count = static_cast<std::ptrdiff_t>(order_.size());
+  for (std::ptrdiff_t ahead = 1; ahead <= prefetch_; ++ahead) {
+    const std::ptrdiff_t place = autograd::in_backward() ? at - ahead : at + ahead;
+    if (place < 0 || place >= count) return;
+    Unit& next = *order_[static_cast<std::size_t>(place)];
+    if (next.whole || next.arrived || next.weights.empty()) continue;
+    const bool fits =
+        most_gathered_ == 0 || gathered_elements() + next.elements() <= most_gathered_;
+    if (!fits) return;
+    start(next);
+  }
 }
 
 void WeightUnits::let_go(Unit& unit) {
@@ -346,6 +367,7 @@ void WeightUnits::gradient_ready(const Tensor& weight) {
   if (found == unit_of_.end()) return;
   follow_backward();
   Unit& unit = *found->second;
+  if (!unit.has(weight)) return;  // it is small, and whole
   const auto trained = std::count_if(unit.weights.begin(), unit.weights.end(),
                                      [](const auto& one) { return one.tensor.requires_grad(); });
   if (++unit.gradients == trained && !gathered_ && !all_at_once_) let_go(unit);

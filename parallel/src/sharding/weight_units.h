@@ -6,8 +6,8 @@
 // gathered before its forward and let go of after it. Elsewhere in a forward, and in a backward, it
 // is gathered by the first operation that asks one of its weights for its elements (what operations
 // have saved are tensors of the same storage), and let go of with the model's forward, or when the
-// gradients of all its weights are there. While a unit works, the next one is on its way: the order
-// is that of the first forward.
+// gradients of all its weights are there. While a unit works, the next ones are on their way: the order
+// is that of the first forward. Weights of at most keep_whole elements are in no unit.
 //
 // All of that is in the order of the program, which is the same on every rank. Where it need not be
 // (find_unused_parameters), a forward or backward begins with the gathers of all units, in their
@@ -63,6 +63,7 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   void bring(Unit& unit);
   void bring_all();
   void start(Unit& unit);
+  std::int64_t gathered_elements() const;
   const core::Stream& stream_of(Device device);
   void fetch_ahead(const Unit& unit);
   void let_go(Unit& unit);
@@ -73,7 +74,9 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   ProcessGroup group_;
   bool all_at_once_;  // ranks' losses may reach other units: nobody gathers by what they use
   bool reshard_after_forward_;
-  bool prefetch_;
+  int prefetch_;                // units
+  std::int64_t most_gathered_;  // elements; 0: any number
+  std::int64_t keep_whole_;
   std::vector<std::unique_ptr<Unit>> units_;        // the model itself first
   std::unordered_map<const void*, Unit*> unit_of_;  // by Tensor::id()
   std::vector<Unit*> order_;                        // of the first forward

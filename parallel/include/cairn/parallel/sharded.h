@@ -81,8 +81,14 @@ struct ShardedOptions {
   std::vector<std::string> units;
   /// false: weights stay whole from the forward to the backward, which gathers none then.
   bool reshard_after_forward = true;
-  /// The next unit is gathered while one works. false: one unit less in memory.
-  bool prefetch = true;
+  /// So many of the next units are gathered while one works; each takes its memory.
+  int prefetch = 1;
+  /// A unit is gathered ahead only where the weights of all units that are whole or on their way
+  /// have at most so many elements then. 0: no bound.
+  std::int64_t most_gathered = 0;
+  /// Weights of at most so many elements are not divided, and updated as in the other stages:
+  /// biases and norms need no gather of their own then.
+  std::int64_t keep_whole = 0;
 };
 
 class ShardedDataParallel : public DistributedDataParallel {
