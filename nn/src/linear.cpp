@@ -12,6 +12,13 @@ Linear::Linear(std::int64_t in, std::int64_t out, const LinearOptions& options)
   extra_ = core::str(in, " -> ", out, options.bias ? "" : ", no bias");
 }
 
+Linear::Linear(const Tensor& weight) : options_{.bias = false} {
+  CAIRN_CHECK(weight.defined() && weight.dims() == 2, "Linear", "expected a weight [O, I], got ",
+              weight.defined() ? core::str(weight.shape()) : "none");
+  weight_ = add_parameter("weight", weight);
+  extra_ = core::str(weight.size(1), " -> ", weight.size(0), ", no bias");
+}
+
 Tensor Linear::forward(const Tensor& x) {
   return autograd::linear(x, weight_, bias_, options_.activation);
 }

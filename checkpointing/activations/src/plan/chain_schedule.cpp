@@ -29,8 +29,13 @@ namespace {
 
 class Simulation {
  public:
-  explicit Simulation(const std::vector<BlockProfile>& blocks)
-      : blocks_(blocks), users_(blocks.size() + 1), memory_(blocks.size() + 1) {
+  Simulation(const std::vector<BlockProfile>& blocks, const ChainBeside& beside)
+      : blocks_(blocks),
+        users_(blocks.size() + 1),
+        memory_(blocks.size() + 1),
+        beside_(beside.blocks),
+        weights_(beside.blocks),
+        gradients_(beside.gradients) {
     // A result that is a view lies in the memory of the input.
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       memory_[i + 1] = blocks[i].output == 0 ? memory_[i] : i + 1;
@@ -42,6 +47,7 @@ class Simulation {
     first_ = true;
     forward(schedule);
     first_ = false;
+    weights_.let_go_of_all();
     for (const SchedulePart& part : schedule) {
       if (keeps_graph(part)) continue;
       // The region's copies for blocks that were not kept end with it.
@@ -49,6 +55,7 @@ class Simulation {
     }
     gradient_ = blocks_.back().gradient;
     level_ += gradient_;
+    gradients_ = 0;
     backward(schedule);
     return cost_;
   }
@@ -68,6 +75,11 @@ class Simulation {
     if (--users_[i] == 0) level_ -= bytes(i);
   }
   void reach(std::size_t above) { cost_.peak = std::max(cost_.peak, level_ + above); }
+  // While the block runs; its weights come first.
+  void reach(std::size_t block, std::size_t above) {
+    reach(above + weights_.bring(block, !first_) + gradients_);
+    if (first_) weights_.let_go(block);
+  }
 
   // Leaves the result held, and the input as it was. A replay ends with the last tensor that its
   // last block keeps.
@@ -100,7 +112,7 @@ class Simulation {
     const bool casts_stay = first_ || keeps_graph(part);
     if (casts_stay) level_ += blocks_[i].cached;
     const std::size_t peak = ends_replay ? kept.replay_peak : kept.forward_peak;
-    reach(peak + (casts_stay ? 0 : blocks_[i].cached));
+    reach(i, peak + (casts_stay ? 0 : blocks_[i].cached));
     cost_.seconds += kept.forward_seconds - (ends_replay ? kept.tail_seconds : 0);
     level_ += kept.saved;
     if (kept.saves_input) hold(i);
@@ -123,7 +135,7 @@ class Simulation {
 
   void pass(std::size_t i) {
     if (first_) level_ += blocks_[i].cached;
-    reach(blocks_[i].light_peak + (first_ ? 0 : blocks_[i].cached));
+    reach(i, blocks_[i].light_peak + (first_ ? 0 : blocks_[i].cached));
     cost_.seconds += blocks_[i].forward_seconds;
     hold(i + 1);
   }
@@ -149,7 +161,9 @@ class Simulation {
     const std::size_t i = part.begin;
     const BlockProfile& block = blocks_[i];
     const std::size_t there = kept.saved + (kept.saves_output ? block.output : 0) + block.gradient;
-    reach(kept.backward_peak > there ? kept.backward_peak - there : 0);
+    if (!beside_.empty()) gradients_ = beside_[i].gradients;
+    reach(i, kept.backward_peak > there ? kept.backward_peak - there : 0);
+    weights_.let_go(i);
     cost_.seconds += kept.backward_seconds;
     level_ -= kept.saved + (keeps_graph(part) ? block.cached : 0) + gradient_;
     if (kept.saves_output) release(i + 1);
@@ -166,13 +180,17 @@ class Simulation {
   std::size_t level_ = 0;
   bool first_ = false;        // the chain runs for the first time, in the autocast region
   std::size_t gradient_ = 0;  // of what the backward has come to
+  const std::vector<BlockBeside>& beside_;
+  GatheredWeights weights_;
+  std::size_t gradients_;  // of parameters, that stand beside
   ScheduleCost cost_;
 };
 
 }  // namespace
 
-ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& schedule) {
-  return Simulation(blocks).run(schedule);
+ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& schedule,
+                      const ChainBeside& beside) {
+  return Simulation(blocks, beside).run(schedule);
 }
 
 Schedule plain_schedule(std::size_t blocks) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cairn/checkpointing/planner.h"
+#include "plan/gathered_weights.h"
 
 namespace cairn::checkpointing {
 
@@ -16,9 +17,10 @@ struct ScheduleCost {
   double seconds = 0;
 };
 
-/// Walks through a step by what each block was measured to take and to keep. The result of the
-/// chain is held until the end.
-ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& schedule);
+/// Walks through a step by what each block was measured to take and to keep, and what stands beside.
+/// The result of the chain is held until the end.
+ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& schedule,
+                      const ChainBeside& beside = {});
 
 /// Every block kept.
 Schedule plain_schedule(std::size_t blocks);

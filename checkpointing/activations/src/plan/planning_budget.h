@@ -24,6 +24,7 @@ class PlanningBudget {
   /// hold from now on to what the budget leaves to tensors.
   void give_back();
 
+  bool of_process() const { return of_process_; }
   std::size_t beside() const { return beside_; }  // that the process takes beside tensors
   std::size_t of_tensors() const { return bytes_ > beside_ ? bytes_ - beside_ : 0; }
 

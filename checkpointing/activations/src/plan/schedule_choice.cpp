@@ -42,10 +42,11 @@ Schedule first_recomputed(std::size_t n, std::size_t count) {
   return schedule;
 }
 
-std::size_t largest_peak(const std::vector<ChainProfile>& profiles, const Schedule& schedule) {
+std::size_t largest_peak(const std::vector<ChainProfile>& profiles, const Schedule& schedule,
+                         const ChainBeside& beside = {}) {
   std::size_t largest = 0;
   for (const ChainProfile& profile : profiles)
-    largest = std::max(largest, simulate(profile, schedule).peak);
+    largest = std::max(largest, simulate(profile, schedule, beside).peak);
   return largest;
 }
 
@@ -83,6 +84,13 @@ void ScheduleChoice::offer(Schedule schedule) {
   if (!all_.empty() && alike(all_.back().cost, cost)) return;
   const std::size_t elsewhere = largest_peak(elsewhere_, schedule);
   all_.push_back({std::move(schedule), cost, elsewhere});
+}
+
+ScheduleChoice ScheduleChoice::with(const ChainBeside& beside) const {
+  ScheduleChoice other = *this;
+  if (beside.blocks.empty()) return other;
+  for (CostedSchedule& one : other.all_) one.cost.peak = largest_peak(here_, one.schedule, beside);
+  return other;
 }
 
 const CostedSchedule* ScheduleChoice::fastest(std::size_t room, std::size_t room_elsewhere) const {

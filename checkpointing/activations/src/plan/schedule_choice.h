@@ -27,6 +27,9 @@ class ScheduleChoice {
   ScheduleChoice(const std::vector<ChainProfile>& here, std::size_t slots,
                  const std::vector<ChainProfile>& elsewhere = {});
 
+  /// The same schedules, with what stands beside the blocks here.
+  ScheduleChoice with(const ChainBeside& beside) const;
+
   /// The fastest whose peaks are at most so many bytes; null: none.
   const CostedSchedule* fastest(std::size_t room, std::size_t room_elsewhere = SIZE_MAX) const;
   const CostedSchedule& smallest() const;  // of the least peak

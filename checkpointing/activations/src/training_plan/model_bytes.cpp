@@ -1,25 +1,29 @@
 #include "training_plan/model_bytes.h"
 
 #include <algorithm>
-#include <chrono>
-#include <limits>
+#include <map>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/file_memory.h"
 #include "cairn/core/memory.h"
-#include "cairn/core/stream.h"
+#include "cairn/core/sharding.h"
 #include "cairn/kernels/elementwise.h"
-#include "cairn/kernels/multi_tensor.h"
-#include "cairn/kernels/optimizer_update.h"
-#include "cairn/nn/module.h"
+#include "cairn/kernels/empty_with_layout_of.h"
+#include "cairn/nn/sequential.h"
 
 namespace cairn::checkpointing {
 
 namespace {
 
-constexpr std::size_t kUpdatedElements = std::size_t{1} << 21;  // as many as are timed
-constexpr std::size_t kUpdateScratch = 8;   // of the room: what is left to the passes themselves
-constexpr std::size_t kSlotAlignment = 64;  // of an arena's slots
+constexpr std::size_t kSlotAlignment = 64;  // of an arena's slots, and of parts in a bucket
+
+// As ranks gather weights: small ones together, in flat buffers.
+constexpr std::size_t kLargeWeight = std::size_t{1} << 20, kFlatBuffer = std::size_t{25} << 20;
+// Blocks of states in files that are in memory at once.
+constexpr std::size_t kBlocksInMemory = 2;
 
 std::unordered_set<const void*> batch_norm_tensors(nn::Module& model) {
   std::unordered_set<const void*> ids;
@@ -29,27 +33,6 @@ std::unordered_set<const void*> batch_norm_tensors(nn::Module& model) {
     for (const auto& buffer : module->buffers()) ids.insert(buffer.tensor.id());
   }
   return ids;
-}
-
-// What one parameter has in memory.
-struct ElementBytes {
-  DType weight, gradient, moments;
-  DType master;  // f32, i16 for a remainder; the weight's dtype for none
-
-  std::size_t of_update(bool half, int kept_moments) const {
-    const std::size_t values = core::size_of(gradient) + core::size_of(weight);
-    return values + (half ? core::size_of(master) : 0) +
-           static_cast<std::size_t>(kept_moments) * core::size_of(moments);
-  }
-};
-
-ElementBytes element_bytes(const Precision& precision, bool half, bool compact, bool accumulates) {
-  ElementBytes bytes{DType::f32, DType::f32, compact ? DType::bf16 : DType::f32, DType::f32};
-  if (!half) return bytes;
-  bytes.weight = precision.half;
-  bytes.gradient = accumulates ? DType::f32 : precision.half;
-  if (compact && precision.half == DType::bf16) bytes.master = DType::i16;
-  return bytes;
 }
 
 // Tables of pointers that a GPU keeps of the lists that a step checks and updates: so much a
@@ -62,7 +45,7 @@ std::size_t table_bytes(std::size_t elements) {
   return kListsOfAStep * (kTableSlotBytes + chunks * kChunkBytes);
 }
 
-std::size_t align_slot(std::size_t bytes) {
+std::size_t aligned(std::size_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
@@ -77,94 +60,266 @@ void set_half(const Tensor& tensor, DType half) {
 
 }  // namespace
 
-ModelBytes::ModelBytes(nn::Module& model, Device device) : device_(device) {
+std::size_t ElementBytes::of_update(bool half, int kept_moments) const {
+  const std::size_t values = core::size_of(gradient) + core::size_of(weight);
+  return values + (half ? core::size_of(master) : 0) +
+         static_cast<std::size_t>(kept_moments) * core::size_of(moments);
+}
+
+ElementBytes element_bytes(const StepKind& kind, bool half) {
+  ElementBytes bytes{DType::f32, DType::f32, kind.compact ? DType::bf16 : DType::f32, DType::f32};
+  if (!half) return bytes;
+  // Divided gradients add up in sums beside them.
+  const bool sums_in_place = kind.accumulates && !kind.divides(Sharding::gradients);
+  bytes.weight = kind.precision.half;
+  bytes.gradient = sums_in_place ? DType::f32 : kind.precision.half;
+  if (kind.compact && kind.precision.half == DType::bf16) bytes.master = DType::i16;
+  return bytes;
+}
+
+double sent_bytes(const StepBytes& bytes, const StepKind& kind, std::int64_t backwards, int ranks) {
+  const auto reduced = static_cast<double>(bytes.reduced), times = static_cast<double>(backwards);
+  // An all_reduce is a reduce_scatter and an all_gather; of one backward of the step.
+  const double gradients = kind.divides(Sharding::gradients) ? times * reduced : 2 * reduced;
+  const double weights = kind.divides(Sharding::parameters)
+                             ? times * static_cast<double>(bytes.used_weights)
+                             : static_cast<double>(bytes.updated_weights);
+  const double divided = kind.sharding == Sharding::none ? 0 : weights;
+  return (gradients + divided) * (ranks - 1) / ranks;
+}
+
+// ---- The model
+
+ModelBytes::ModelBytes(nn::Sequential& model, Device device, const TrainingWorld& world)
+    : world_(world), blocks_(model.size()) {
   const core::MemoryStats stats = core::memory_stats(device);
-  const std::unordered_set<const void*> batch_norms = batch_norm_tensors(model);
   std::size_t own =
       stats.of(core::MemoryCategory::gradients) + stats.of(core::MemoryCategory::optimizer_state);
   for (const auto& [name, tensor] : model.parameters()) {
     CAIRN_CHECK(tensor.dtype() == DType::f32 && tensor.device() == device, "plan_training",
                 "expected an f32 model on the batch's device, ", device, ", got '", name, "' of ",
                 tensor.dtype(), " on ", tensor.device(), " (plan before amp::initialize)");
-    const auto elements = static_cast<std::size_t>(tensor.numel());
-    parameters_.push_back({elements, tensor.requires_grad(), !batch_norms.contains(tensor.id())});
-    if (tensor.requires_grad()) trained_elements_ += elements;
     own += tensor.nbytes();
   }
   CAIRN_CHECK(!model.has_forward_wrapper("amp"), "plan_training",
               "expected a model before amp::initialize, got one after it");
+  list_parameters(model);
   other_ = stats.current_total > own ? stats.current_total - own : 0;
   for (const Parameter& p : parameters_) {
-    if (device.is_cuda() && p.trained) other_ += table_bytes(p.elements);
+    const auto elements = static_cast<std::size_t>(p.elements);
+    if (!p.trained) continue;
+    trained_elements_ += elements;
+    if (device.is_cuda()) other_ += table_bytes(elements);
   }
 }
 
-StepBytes ModelBytes::of(const Precision& precision, bool compact, int moments,
-                         bool accumulates) const {
-  StepBytes all;
-  for (const Parameter& p : parameters_) {
-    const bool half = precision.half_weights && p.may_be_half;
-    const ElementBytes bytes = element_bytes(precision, half, compact, accumulates);
-    all.weights += p.elements * core::size_of(bytes.weight);
-    if (half) all.optimizer_state += p.elements * core::size_of(bytes.master);
-    if (!p.trained) continue;
-    all.gradients += align_slot(p.elements * core::size_of(bytes.gradient));
-    all.optimizer_state +=
-        p.elements * core::size_of(bytes.moments) * static_cast<std::size_t>(moments);
+// In the order of the model: a tied one where it is used first.
+void ModelBytes::list_parameters(nn::Sequential& model) {
+  const std::unordered_set<const void*> batch_norms = batch_norm_tensors(model);
+  std::unordered_map<const void*, std::size_t> places;
+  for (std::size_t block = 0; block < model.size(); ++block) {
+    for (const auto& [name, tensor] : model.at(block).parameters()) {
+      const auto [known, is_new] = places.try_emplace(tensor.id(), parameters_.size());
+      if (is_new) {
+        parameters_.push_back({tensor.numel(), tensor.requires_grad(),
+                               !batch_norms.contains(tensor.id()), block, block});
+      }
+      parameters_[known->second].last_block = block;
+    }
   }
-  return all;
 }
 
 std::size_t ModelBytes::largest_gradient(const Precision& precision) const {
   std::size_t largest = 0;
   for (const Parameter& p : parameters_) {
-    const bool half = precision.half_weights && p.may_be_half;
-    const DType dtype = half ? precision.half : DType::f32;
-    if (p.trained) largest = std::max(largest, p.elements * core::size_of(dtype));
+    const DType dtype = is_half(p, precision) ? precision.half : DType::f32;
+    if (p.trained)
+      largest = std::max(largest, static_cast<std::size_t>(p.elements) * core::size_of(dtype));
   }
   return largest;
 }
 
-double ModelBytes::update_seconds(const Precision& precision, bool compact, int moments,
-                                  bool accumulates, std::size_t room) {
-  const DType half = precision.half_weights ? precision.half : DType::f32;
-  const auto [known, is_new] = measured_.try_emplace({half, compact, moments, accumulates}, 0.0);
-  if (is_new) {
-    known->second = update_seconds_per_element(precision, compact, moments, accumulates, room);
+// ---- A rank
+
+// Of one parameter, on one rank. Bytes.
+struct ModelBytes::Sizes {
+  std::size_t weight, own_weight;      // whole, and what the rank has of it where ranks divide it
+  std::size_t gradient, own_gradient;  // the same; 0 for a frozen one
+  std::size_t flat_gradient;           // in a bucket: the parts of all ranks
+  DType weight_dtype, gradient_dtype;
+  std::size_t own_elements;
+  const Parameter* parameter;
+};
+
+std::vector<ModelBytes::Sizes> ModelBytes::sizes_of(const StepKind& kind, int rank) const {
+  std::vector<Sizes> all;
+  for (const Parameter& p : parameters_) {
+    const ElementBytes bytes = element_bytes(kind, is_half(p, kind.precision));
+    const auto elements = static_cast<std::size_t>(p.elements);
+    const auto part = [&](int of) {
+      return static_cast<std::size_t>(core::even_part(p.elements, of, world_.ranks).size());
+    };
+    Sizes& one = all.emplace_back(Sizes{});
+    one.parameter = &p;
+    one.weight_dtype = bytes.weight;
+    one.gradient_dtype = bytes.gradient;
+    one.own_elements = kind.sharding == Sharding::none ? elements : part(rank);
+    one.weight = elements * core::size_of(bytes.weight);
+    one.own_weight = one.own_elements * core::size_of(bytes.weight);
+    if (!p.trained) continue;
+    one.gradient = elements * core::size_of(bytes.gradient);
+    if (!kind.divides(Sharding::gradients)) continue;
+    one.own_gradient = aligned(one.own_elements * core::size_of(bytes.gradient));
+    for (int of = 0; of < world_.ranks; ++of)
+      one.flat_gradient += aligned(part(of) * core::size_of(bytes.gradient));
   }
-  return known->second * static_cast<double>(trained_elements_);
+  return all;
 }
 
-double ModelBytes::update_seconds_per_element(const Precision& precision, bool compact, int moments,
-                                              bool accumulates, std::size_t room) const {
-  const core::MemoryCategoryGuard category(core::MemoryCategory::workspace);
-  const bool half = precision.half_weights;
-  const ElementBytes bytes = element_bytes(precision, half, compact, accumulates);
-  const std::size_t place = room - room / kUpdateScratch;
-  const std::size_t most = std::min(kUpdatedElements, place / bytes.of_update(half, moments));
-  const auto n =
-      static_cast<std::int64_t>(std::max<std::size_t>(1, std::min(trained_elements_, most)));
-  const auto zeros = [&](DType dtype) { return Tensor::zeros({n}, dtype, device_); };
-  const Tensor gradient = zeros(bytes.gradient), weight = zeros(bytes.weight);
-  const Tensor master = half ? zeros(bytes.master) : Tensor();
-  const Tensor moment1 = moments > 0 ? zeros(bytes.moments) : Tensor();
-  const Tensor moment2 = moments > 1 ? zeros(bytes.moments) : Tensor();
-  const auto view = [](const Tensor& x) { return x.defined() ? x.view() : TensorView(); };
-  const kernels::UpdateEntry entry{gradient.view(), weight.view(), view(master), view(moment1),
-                                   view(moment2)};
-  const kernels::UpdateRule rule =
-      moments == 2 ? kernels::UpdateRule(kernels::AdamOptions())
-                   : kernels::UpdateRule(kernels::SgdOptions{.momentum = moments == 1 ? 0.9 : 0.0});
-  double best = std::numeric_limits<double>::infinity();
-  for (int run = 0; run < 3; ++run) {
-    const auto begin = std::chrono::steady_clock::now();
-    kernels::check_tensors({gradient.view()}).read();
-    kernels::update({entry}, rule);
-    core::Stream::current(device_).synchronize();
-    const auto end = std::chrono::steady_clock::now();
-    best = std::min(best, std::chrono::duration<double>(end - begin).count());
+namespace {
+
+// Masters or moments of one tensor: in memory, or in a file of their own.
+void add_state(StepBytes& all, std::size_t bytes, bool in_files) {
+  const bool in_file = in_files && bytes >= core::kLeastInFile;
+  (in_file ? all.in_files : all.optimizer_state) += bytes;
+}
+
+}  // namespace
+
+StepBytes ModelBytes::of_rank(const StepKind& kind, int rank) const {
+  StepBytes all;
+  const std::vector<Sizes> sizes = sizes_of(kind, rank);
+  std::size_t largest_in_file = 0;  // bytes an element
+  for (const Sizes& one : sizes) {
+    const Parameter& p = *one.parameter;
+    const bool half = is_half(p, kind.precision);
+    const ElementBytes bytes = element_bytes(kind, half);
+    all.weights += kind.divides(Sharding::parameters) ? one.own_weight : one.weight;
+    if (half) add_state(all, one.own_elements * core::size_of(bytes.master), kind.in_files);
+    all.used_weights += 2 * one.weight;
+    // The first block has let go of a tied one when the last asks.
+    if (p.last_block > p.first_block) all.used_weights += one.weight;
+    if (!p.trained) continue;
+    for (int moment = 0; moment < kind.moments; ++moment)
+      add_state(all, one.own_elements * core::size_of(bytes.moments), kind.in_files);
+    largest_in_file = std::max(
+        largest_in_file, (half ? core::size_of(bytes.master) : 0) +
+                             static_cast<std::size_t>(kind.moments) * core::size_of(bytes.moments));
+    const auto elements = static_cast<std::size_t>(p.elements);
+    all.updated += one.own_elements;
+    all.checked += kind.divides(Sharding::gradients) ? one.own_elements : elements;
+    all.updated_weights += one.weight;
+    if (kind.divides(Sharding::gradients)) {
+      all.gradients += one.own_gradient;
+      all.counted_beside += one.own_gradient;
+      all.reduced += one.gradient;
+      if (kind.accumulates) all.gradients += one.own_elements * core::size_of(DType::f32);
+    } else {
+      all.gradients += aligned(one.gradient);
+      all.reduced += aligned(one.gradient);
+    }
   }
-  return best / static_cast<double>(n);
+  constexpr std::size_t kWindow = kBlocksInMemory * kernels::kFileBlock;
+  all.in_window = std::min(all.in_files, kWindow * largest_in_file);
+  if (kind.divides(Sharding::gradients)) {
+    all.beside.blocks.resize(blocks_);
+    if (kind.accumulates) all.beside.gradients = all.in_sums = all.counted_beside;
+    add_gradients(sizes, all.beside);
+  }
+  if (kind.divides(Sharding::parameters)) {
+    add_weights(sizes, all.beside);
+  } else if (kind.sharding != Sharding::none) {
+    all.updating = gathering(sizes, blocks_);
+  }
+  return all;
+}
+
+StepBytes ModelBytes::of(const StepKind& kind) const {
+  StepBytes most = of_rank(kind, 0);
+  const int ranks = kind.sharding == Sharding::none ? 1 : world_.ranks;
+  for (int rank = 1; rank < ranks; ++rank) {
+    StepBytes other = of_rank(kind, rank);
+    if (other.standing() > most.standing()) most = std::move(other);
+  }
+  return most;
+}
+
+// ---- What comes and goes
+
+// Flat buffers of a block's weights, or of all (block: past the last), that are small: of all ranks
+// and of this one. Those of one dtype go together.
+std::size_t ModelBytes::gathering(const std::vector<Sizes>& sizes, std::size_t block) const {
+  std::map<DType, std::size_t> small;
+  for (const Sizes& one : sizes) {
+    const bool meant =
+        block == blocks_ ? one.parameter->trained : one.parameter->first_block == block;
+    if (meant && one.weight < kLargeWeight) small[one.weight_dtype] += one.weight + one.own_weight;
+  }
+  std::size_t most = 0;
+  for (const auto& [dtype, bytes] : small) most = std::max(most, bytes);
+  return std::min(most, kFlatBuffer + kFlatBuffer / static_cast<std::size_t>(world_.ranks));
+}
+
+// As a Reducer fills them: gradients of one dtype, the last parameter's first.
+std::vector<std::vector<std::size_t>> ModelBytes::buckets(const std::vector<Sizes>& sizes) const {
+  std::vector<std::vector<std::size_t>> all;
+  std::map<DType, std::size_t> open, bytes;  // bucket and its bytes, by dtype
+  for (std::size_t k = sizes.size(); k-- > 0;) {
+    const Sizes& one = sizes[k];
+    if (one.gradient == 0) continue;
+    const bool is_first = !open.contains(one.gradient_dtype);
+    const std::size_t room = bytes[one.gradient_dtype];
+    if (is_first || room < one.gradient) {
+      open[one.gradient_dtype] = all.size();
+      const std::size_t size = is_first ? world_.first_bucket_bytes : world_.bucket_bytes;
+      bytes[one.gradient_dtype] = std::max(size, one.gradient);
+      all.emplace_back();
+    }
+    bytes[one.gradient_dtype] -= one.gradient;
+    all[open[one.gradient_dtype]].push_back(k);
+  }
+  return all;
+}
+
+// A gradient is whole from the block that makes it until its bucket has been reduced, by the time
+// that the next one is full; a bucket is copied into a flat buffer, and leaves this rank's parts.
+void ModelBytes::add_gradients(const std::vector<Sizes>& sizes, ChainBeside& beside) const {
+  const std::vector<std::vector<std::size_t>> all = buckets(sizes);
+  std::vector<std::size_t> bucket_of(sizes.size(), 0), missing;
+  for (std::size_t b = 0; b < all.size(); ++b) {
+    for (const std::size_t k : all[b]) bucket_of[k] = b;
+    missing.push_back(all[b].size());
+  }
+  std::size_t level = 0, on_its_way = 0;
+  for (std::size_t block = blocks_; block-- > 0;) {
+    for (const Sizes& one : sizes) {
+      if (one.parameter->last_block == block) level += one.gradient;
+    }
+    std::size_t most = level;
+    for (std::size_t k = sizes.size(); k-- > 0;) {
+      if (sizes[k].gradient == 0 || sizes[k].parameter->first_block != block) continue;
+      const std::size_t b = bucket_of[k];
+      if (--missing[b] > 0) continue;
+      level -= on_its_way;
+      on_its_way = 0;
+      for (const std::size_t member : all[b]) {
+        on_its_way += sizes[member].gradient + sizes[member].flat_gradient;
+        level += sizes[member].flat_gradient + sizes[member].own_gradient;
+      }
+      most = std::max(most, level);
+    }
+    beside.blocks[block].gradients = most;
+  }
+}
+
+void ModelBytes::add_weights(const std::vector<Sizes>& sizes, ChainBeside& beside) const {
+  for (std::size_t block = 0; block < blocks_; ++block)
+    beside.blocks[block].gathering = gathering(sizes, block);
+  for (const Sizes& one : sizes) {
+    const Parameter& p = *one.parameter;
+    beside.blocks[p.first_block].weights += one.weight;
+    if (p.last_block > p.first_block) beside.blocks[p.last_block].ties.push_back(p.first_block);
+  }
 }
 
 std::shared_ptr<nn::Module> half_clone(const nn::Module& module, DType half) {

@@ -19,55 +19,23 @@
 #include "plan/block_meter.h"
 #include "plan/planning_budget.h"
 #include "plan/schedule_choice.h"
-#include "plan/schedule_run.h"
-#include "training_plan/model_bytes.h"
+#include "training_plan/fused_end.h"
 #include "training_plan/paired_times.h"
+#include "training_plan/step_choices.h"
 
 namespace cairn::checkpointing {
 
 namespace {
 
-constexpr const char* kTrainingPlanner = "plan_training";
 constexpr std::size_t kPlannedSlots = 500;  // of memory, in the programme
 constexpr std::size_t kTimedAgain = 4;      // chains, and only those within a factor
 constexpr double kWithinNoise = 4;
-
-constexpr std::size_t kScaledLoss = 16;  // bytes: the loss times its scale and weight
 
 using LossFunction = std::function<Tensor(const Tensor&, const Tensor&)>;
 
 Tensor micro_batch_of(const Tensor& x, int dimension, std::int64_t size) {
   return x.alias(x.view().slice(dimension, 0, std::min(size, x.size(dimension))));
 }
-
-nn::Linear* fusable_end(nn::Sequential& model) {
-  if (model.size() == 0) return nullptr;
-  auto* linear = dynamic_cast<nn::Linear*>(&model.at(model.size() - 1));
-  const bool plain =
-      linear != nullptr && linear->options().activation == autograd::Activation::none;
-  return plain ? linear : nullptr;
-}
-
-Segment fused_end(const nn::Linear& linear, const Tensor& target) {
-  return [weight = linear.weight(), bias = linear.bias(), target](const Tensor& x) {
-    return autograd::linear_cross_entropy(x, weight, bias, target);
-  };
-}
-
-class RunnerGuard {
- public:
-  RunnerGuard(nn::Sequential& model, nn::Sequential::Runner runner)
-      : model_(model), before_(model.runner()) {
-    model_.set_runner(std::move(runner));
-  }
-  ~RunnerGuard() { model_.set_runner(std::move(before_)); }
-  RunnerGuard(const RunnerGuard&) = delete;
-  RunnerGuard& operator=(const RunnerGuard&) = delete;
-
- private:
-  nn::Sequential& model_;
-  nn::Sequential::Runner before_;
-};
 
 bool trains_batch_norms(nn::Module& model) {
   const auto modules = model.modules();
@@ -110,10 +78,6 @@ struct MeasuredChain {
   std::vector<ChainProfile> elsewhere;
   std::size_t input = 0;  // bytes of the model's half input beside the batch
 };
-
-std::size_t less(std::size_t bytes, std::size_t taken) {
-  return bytes > taken ? bytes - taken : 0;
-}
 
 // The ways that both were measured with, under the first one's names.
 void keep_common_ways(BlockProfile& block, BlockProfile& other) {
@@ -162,27 +126,34 @@ class TrainingPlanner {
                   ? options.loss
                   : [](const Tensor& y, const Tensor& t) { return autograd::cross_entropy(y, t); }),
         offload_(planned_offload(options.offload)),
-        bytes_(model, device_),
+        steps_(model, batch_, room_, world, options),
+        parts_{world.devices},
         trains_batch_norms_(trains_batch_norms(model)),
         sizes_(micro_batches()) {}
 
-  std::vector<TrainingChoice> choices() {
+  TrainingPlan plan(std::size_t budget) {
     const std::vector<ChainKind> all = kinds();
     Progress progress(options_.precisions.size() * all.size() * sizes_.size());
     for (const Precision& precision : options_.precisions) {
       for (const ChainKind& kind : all) add_choices(precision, kind, progress);
     }
-    if (choices_.empty()) add_smallest(all);
+    if (choices_.empty()) add_beyond_the_budget(all);
     time_fastest_again();
     room_.give_back();
-    for (TrainingChoice& choice : choices_) {  // libraries have taken what they take
-      choice.beside = room_.beside();
-      choice.fits = choice.fits && choice.peak_bytes <= room_.of_tensors();
-    }
-    return std::move(choices_);
+    for (TrainingChoice& choice : choices_) settle(choice);
+    std::optional<TrainingChoice> least = steps_.least();
+    if (!least) return {std::move(choices_), budget};
+    settle(*least);
+    return {std::move(choices_), budget, std::move(*least)};
   }
 
  private:
+  // Libraries have taken what they take.
+  void settle(TrainingChoice& choice) const {
+    choice.beside = room_.beside();
+    choice.fits = choice.fits && choice.peak_bytes <= room_.of_tensors();
+  }
+
   std::vector<ChainKind> kinds() {
     std::vector<ChainKind> all{{.fused = false, .balanced = true}};
     if (world_.devices > 1) all.push_back({.fused = false, .balanced = false});
@@ -192,14 +163,6 @@ class TrainingPlanner {
   }
 
   std::int64_t samples() const { return batch_.x.size(batch_.dimension); }
-
-  // The first device's of so many samples.
-  std::int64_t part_of(std::int64_t samples) const {
-    return (samples + world_.devices - 1) / world_.devices;
-  }
-  std::int64_t last_part_of(std::int64_t samples) const {
-    return (samples - 1) % part_of(samples) + 1;
-  }
 
   std::vector<std::int64_t> micro_batches() const {
     std::vector<std::int64_t> sizes = options_.micro_batches;
@@ -235,11 +198,13 @@ class TrainingPlanner {
   }
 
   // Where nothing runs in the budget: what the smallest size takes in all that the device has, for
-  // the error that says which budget would do.
-  void add_smallest(const std::vector<ChainKind>& kinds) {
+  // the error that says which budget would do; of what only ranks together can hold, every size.
+  void add_beyond_the_budget(const std::vector<ChainKind>& kinds) {
     room_.lift();
+    if (!steps_.divides()) sizes_.resize(1);
+    Progress progress(options_.precisions.size() * kinds.size() * sizes_.size());
     for (const Precision& precision : options_.precisions) {
-      for (const ChainKind& kind : kinds) (void)add_choices(precision, kind, sizes_.front());
+      for (const ChainKind& kind : kinds) add_choices(precision, kind, progress);
     }
   }
 
@@ -305,7 +270,7 @@ class TrainingPlanner {
   std::vector<Pass> passes_of(const ChainKind& kind, std::int64_t size) const {
     std::vector<Pass> all;
     const auto add = [&](std::int64_t micro_batch, bool adds) {
-      const std::int64_t part = part_of(micro_batch), last = last_part_of(micro_batch);
+      const std::int64_t part = parts_.first(micro_batch), last = parts_.last(micro_batch);
       all.push_back({part, kind.balanced ? part : micro_batch, size < samples(), adds});
       if (last != part) all.push_back({.samples = last, .with_loss = last, .elsewhere = true});
     };
@@ -428,92 +393,14 @@ class TrainingPlanner {
     choice.splits_batch_norms = trains_batch_norms_ && choice.micro_batches > 1;
     choice.fused_loss = kind.fused;
     choice.balanced_loss = kind.balanced;
-    choice.other = bytes_.other() + chain.input;
+    choice.other = steps_.other() + chain.input;
     choice.loss_function = loss_;
     choice.offload = offload_;
-    for (const bool compact : {false, true}) {
-      if (compact && (!options_.compact_state || options_.moments + precision.half_weights == 0)) {
-        continue;
-      }
-      choice.compact_state = compact;
-      choice.rounds_moments = compact && options_.moments > 0;
-      add_choices(choice, schedules);
+    for (TrainingChoice& one : steps_.of(std::move(choice), schedules)) {
+      const double fixed = one.update_seconds + one.exchange_seconds;
+      timed_.push_back({timed_chains_.size() - 1, one.seconds - fixed, fixed});
+      choices_.push_back(std::move(one));
     }
-  }
-
-  // The plain one, and where it does not fit the fastest that does, or the smallest.
-  void add_choices(TrainingChoice choice, const ScheduleChoice& schedules) {
-    const StepBytes all = bytes_.of(choice.precision, choice.compact_state, options_.moments,
-                                    choice.micro_batches > 1);
-    choice.weights = all.weights;
-    choice.gradients = all.gradients;
-    choice.optimizer_state = all.optimizer_state;
-    const double update = bytes_.update_seconds(choice.precision, choice.compact_state,
-                                                options_.moments, choice.micro_batches > 1, room());
-    const double fixed = update + exchange_seconds(all);
-    add_choice(choice, schedules.plain(), fixed);
-    if (choices_.back().fits) return;
-    const std::size_t room = less(room_for(choice), scaled_losses());
-    const CostedSchedule* best =
-        room < added_gradient(choice) ? nullptr : schedules.fastest(room, room + only_here(choice));
-    add_choice(choice, best == nullptr ? schedules.smallest() : *best, fixed);
-  }
-
-  // At the backward's end the other devices' gradients come one after the other, and are added.
-  std::size_t added_gradient(const TrainingChoice& choice) const {
-    const bool one_part = part_of(choice.micro_batch) == choice.micro_batch;
-    return one_part ? 0 : bytes_.largest_gradient(choice.precision);
-  }
-  std::size_t scaled_losses() const {
-    return kScaledLoss * static_cast<std::size_t>(world_.devices);
-  }
-
-  // What measuring may still take.
-  std::size_t room() const {
-    return less(core::memory_capacity(device_), core::memory_stats(device_).current_total);
-  }
-
-  // What other devices do not have before their backwards; the last has its part.
-  std::size_t only_here(const TrainingChoice& choice) const {
-    const std::size_t batch = batch_.x.nbytes() + batch_.target.nbytes();
-    const std::int64_t rest = samples() % choice.micro_batch;
-    const auto most = static_cast<std::size_t>(
-        std::max(last_part_of(choice.micro_batch), rest == 0 ? 0 : last_part_of(rest)));
-    const std::size_t part = most * batch / static_cast<std::size_t>(samples());
-    return choice.optimizer_state + choice.gradients + less(bytes_.other(), part);
-  }
-
-  // What the budget leaves to activations.
-  std::size_t room_for(const TrainingChoice& choice) const {
-    return less(room_.of_tensors(), standing_of(choice));
-  }
-
-  static std::size_t standing_of(const TrainingChoice& choice) {
-    return choice.weights + choice.gradients + choice.optimizer_state + choice.other;
-  }
-
-  // Of a ring: gradients summed and scattered, then collected.
-  double exchange_seconds(const StepBytes& all) const {
-    if (world_.ranks == 1 || world_.bandwidth <= 0) return 0;
-    const double bytes = 2 * static_cast<double>(all.gradients);
-    return bytes * (world_.ranks - 1) / world_.ranks / world_.bandwidth;
-  }
-
-  void add_choice(TrainingChoice choice, const CostedSchedule& costed, double fixed) {
-    choice.schedule = costed.schedule;
-    for (const SchedulePart& part : choice.schedule) {
-      choice.recomputes = choice.recomputes || !part.inner.empty() || part.results;
-      choice.offloads = choice.offloads || part.offloaded;
-    }
-    const std::size_t elsewhere = less(costed.peak_elsewhere, only_here(choice));
-    choice.activations =
-        std::max({costed.cost.peak, elsewhere, added_gradient(choice)}) + scaled_losses();
-    choice.peak_bytes = standing_of(choice) + choice.activations;
-    const double share = static_cast<double>(samples()) / static_cast<double>(choice.micro_batch);
-    choice.seconds = share * costed.cost.seconds + fixed;
-    timed_.push_back({timed_chains_.size() - 1, share * costed.cost.seconds, fixed});
-    choice.fits = choice.peak_bytes <= room_.of_tensors();
-    choices_.push_back(std::move(choice));
   }
 
   nn::Sequential& model_;
@@ -524,7 +411,8 @@ class TrainingPlanner {
   PlanningBudget room_;
   LossFunction loss_;
   std::shared_ptr<Offload> offload_;
-  ModelBytes bytes_;
+  StepChoices steps_;
+  DeviceParts parts_;
   bool trains_batch_norms_;
   std::vector<std::int64_t> sizes_;
   std::vector<TrainingChoice> choices_;
@@ -532,6 +420,28 @@ class TrainingPlanner {
   std::vector<TimedChoice> timed_;  // the choices', as many
   MeterOptions meter_;              // of the chain that is measured now
 };
+
+void check_division(Device device, const TrainingWorld& world, const TrainingPlanOptions& options) {
+  const auto& all = options.shardings;
+  const bool divides =
+      std::any_of(all.begin(), all.end(), [](Sharding one) { return one != Sharding::none; });
+  CAIRN_CHECK(!options.shardings.empty(), kTrainingPlanner,
+              "expected shardings, got none (Sharding::none where ranks divide nothing)");
+  CAIRN_CHECK(!divides || world.ranks == 1 || world.bandwidth > 0, kTrainingPlanner,
+              "expected a bandwidth in bytes a second to compare shardings by, got ",
+              world.bandwidth);
+  CAIRN_CHECK(!divides || world.devices == 1, kTrainingPlanner,
+              "expected one device a process where ranks divide a model, got ", world.devices);
+  CAIRN_CHECK(world.bucket_bytes > 0 && world.first_bucket_bytes > 0, kTrainingPlanner,
+              "expected buckets of some bytes, got ", world.first_bucket_bytes, " and ",
+              world.bucket_bytes);
+  CAIRN_CHECK(options.states_bandwidth >= 0, kTrainingPlanner,
+              "expected a states_bandwidth of bytes a second, or 0, got ",
+              options.states_bandwidth);
+  CAIRN_CHECK(options.states_folder.empty() || device.is_cpu() || options.states_bandwidth > 0,
+              kTrainingPlanner, "expected a states_bandwidth for states of ", device,
+              " in files, got none (an update is timed on the CPU alone)");
+}
 
 void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const TrainingWorld& world,
                      const TrainingPlanOptions& options) {
@@ -552,6 +462,7 @@ void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const Tr
               kTrainingPlanner, "expected precisions, repeats above 0 and 0 to 2 moments, got ",
               options.precisions.size(), " precisions, ", options.repeats, " and ",
               options.moments);
+  check_division(batch.x.device(), world, options);
   for (const std::int64_t size : options.micro_batches) {
     CAIRN_CHECK(size > 0 && size <= batch.x.size(batch.dimension), kTrainingPlanner,
                 "expected micro-batches of 1 to ", batch.x.size(batch.dimension), " samples, got ",
@@ -561,6 +472,10 @@ void check_arguments(nn::Sequential& model, const TrainingBatch& batch, const Tr
 
 }  // namespace
 
+std::vector<Sharding> shardings() {
+  return {Sharding::none, Sharding::optimizer_states, Sharding::gradients, Sharding::parameters};
+}
+
 std::vector<Precision> precisions() {
   return {{"O0"},
           {"O1 bf16", DType::bf16, true, false},
@@ -569,45 +484,13 @@ std::vector<Precision> precisions() {
           {"O2 f16", DType::f16, false, true}};
 }
 
-Tensor TrainingChoice::output(nn::Sequential& model, const Tensor& x) const {
-  CAIRN_CHECK(!fused_loss, kTrainingPlanner,
-              "expected a choice whose loss is not fused with the last module, got ", describe());
-  return run(model, x, nullptr);
-}
-
-Tensor TrainingChoice::loss(nn::Sequential& model, const Tensor& x, const Tensor& target) const {
-  const Tensor y = run(model, x, &target);
-  return fused_loss ? y : loss_function(y, target);
-}
-
-// The fused end takes the target.
-Tensor TrainingChoice::run(nn::Sequential& model, const Tensor& x, const Tensor* target) const {
-  CAIRN_CHECK(!schedule.empty() && schedule.back().end == model.size(), kTrainingPlanner,
-              "expected the planned Sequential, got one of ", model.size(), " modules");
-  CAIRN_CHECK(dimension < x.dims() && x.size(dimension) <= micro_batch, kTrainingPlanner,
-              "expected a micro-batch of at most ", micro_batch, " samples along dimension ",
-              dimension, ", as this choice counts its memory, got ", x.shape(),
-              " (cut the batch: micro_batches of them, then one update)");
-  const RunnerGuard guard(model, [&](nn::Sequential& modules, const Tensor& in) {
-    std::vector<Segment> parts = modules_of(modules);
-    if (fused_loss) {
-      nn::Linear* end = fusable_end(modules);
-      CAIRN_CHECK(end != nullptr, kTrainingPlanner,
-                  "expected the planned Sequential, which ends with a Linear, got another one");
-      parts.back() = fused_end(*end, *target);
-    }
-    return run_schedule(parts, schedule, offload, in);
-  });
-  return model(x);
-}
-
 TrainingPlan plan_training(nn::Sequential& model, const TrainingBatch& batch, std::size_t budget,
                            const TrainingWorld& world, const TrainingPlanOptions& options) {
   check_arguments(model, batch, world, options);
   core::Stream::current(batch.x.device()).synchronize();
   const core::PassiveWaitGuard waits;  // the processors may be other programs', too
   const kernels::PassingLists lists;   // or the next plan finds a fuller device
-  return {TrainingPlanner(model, batch, budget, world, options).choices(), budget};
+  return TrainingPlanner(model, batch, budget, world, options).plan(budget);
 }
 
 }  // namespace cairn::checkpointing

@@ -7,6 +7,8 @@
 #include "cairn/checkpointing/training_plan.h"
 #include "cairn/core/error.h"
 #include "cairn/core/text_table.h"
+#include "cairn/core/world.h"
+#include "training_plan/packed_choice.h"
 
 namespace cairn::checkpointing {
 
@@ -38,18 +40,35 @@ std::string starred(const std::string& text, bool changes_results) {
   return changes_results ? text + " *" : text;
 }
 
+std::string sharding_text(const TrainingChoice& choice) {
+  return choice.sharding == Sharding::none ? "all"
+                                           : core::str("ZeRO ", static_cast<int>(choice.sharding));
+}
+
+std::string state_text(const TrainingChoice& choice) {
+  const std::string dtypes = choice.compact_state ? "compact" : "f32";
+  return starred(choice.states_in_files ? dtypes + ", in files" : dtypes, choice.rounds_moments);
+}
+
+std::size_t budget_of(const TrainingChoice& choice) {
+  return choice.peak_bytes + choice.beside;
+}
+
 Row row_of(const TrainingChoice& choice) {
   return {choice.precision.name,
+          sharding_text(choice),
           starred(core::str(choice.micro_batches, " x ", choice.micro_batch),
                   choice.splits_batch_norms),
           activations_text(choice),
           loss_text(choice),
-          starred(choice.compact_state ? "compact" : "f32", choice.rounds_moments),
+          state_text(choice),
           megabytes(choice.weights),
           megabytes(choice.gradients),
           megabytes(choice.optimizer_state),
           megabytes(choice.activations),
           megabytes(choice.peak_bytes),
+          number(1e3 * choice.update_seconds, 1),
+          number(1e3 * choice.exchange_seconds, 1),
           number(1e3 * choice.seconds, 1),
           choice.fits ? "yes" : "no"};
 }
@@ -69,7 +88,9 @@ std::string TrainingChoice::describe() const {
   if (offloads) text += ", offload";
   if (fused_loss) text += ", fused loss";
   if (!balanced_loss) text += ", gathered loss";
+  if (sharding != Sharding::none) text += ", " + sharding_text(*this);
   if (compact_state) text += ", compact state";
+  if (states_in_files) text += ", states in files";
   if (splits_batch_norms) text += ", split batch norms";
   return text;
 }
@@ -80,34 +101,55 @@ TrainingPlan::TrainingPlan(std::vector<TrainingChoice> choices, std::size_t budg
     if (a.fits != b.fits) return a.fits;
     return a.fits ? a.seconds < b.seconds : a.peak_bytes < b.peak_bytes;
   });
+  const auto smallest =
+      std::min_element(choices_.begin(), choices_.end(),
+                       [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
+  if (smallest != choices_.end()) least_ = *smallest;
+}
+
+TrainingPlan::TrainingPlan(std::vector<TrainingChoice> choices, std::size_t budget,
+                           TrainingChoice least)
+    : TrainingPlan(std::move(choices), budget) {
+  least_ = std::move(least);
+}
+
+const TrainingChoice& TrainingPlan::least() const {
+  if (least_) return *least_;
+  core::fail<core::OutOfMemory>("plan_training",
+                                "expected a model whose modules run on the smallest micro-batch ",
+                                "in the device's memory, got one that does not (budget: ", budget_,
+                                " bytes; smaller modules take less)");
 }
 
 const TrainingChoice& TrainingPlan::best() const {
-  if (choices_.empty()) {
-    core::fail<core::OutOfMemory>(
-        "plan_training", "expected a model whose modules run on the smallest micro-batch ",
-        "in the device's memory, got one that does not (budget: ", budget_,
-        " bytes; smaller modules take less)");
-  }
-  const TrainingChoice& first = choices_.front();
-  if (first.fits) return first;
+  if (!choices_.empty() && choices_.front().fits) return choices_.front();
   const bool told = std::any_of(choices_.begin(), choices_.end(), changes_results);
   const char* const advice =
       told ? ""
            : "; so may split_batch_norms and compact_state of TrainingPlanOptions, which change "
              "results";
   core::fail<core::OutOfMemory>("plan_training", "expected a budget of at least ",
-                                first.peak_bytes + first.beside, " bytes (", first.describe(),
-                                "), got ", budget_, " (a smaller model takes less", advice, ")");
+                                budget_of(least()), " bytes (", least().describe(), "), got ",
+                                budget_, " (a smaller model takes less", advice, ")");
+}
+
+TrainingChoice TrainingPlan::best(const core::World& world) const {
+  const std::vector<std::string> told = world.all_or_throw<core::OutOfMemory>(
+      "plan_training", [&] { return world.rank == 0 ? pack(best()) : std::string(); });
+  TrainingChoice choice = unpack(told[0]);
+  choice.loss_function = least().loss_function;
+  choice.offload = least().offload;
+  return choice;
 }
 
 std::string TrainingPlan::table(std::size_t rows) const {
   const auto first_not = std::find_if(choices_.begin(), choices_.end(),
                                       [](const TrainingChoice& c) { return !c.fits; });
   const auto fitting = static_cast<std::size_t>(first_not - choices_.begin());
-  core::TextTable lines({"precision", "batches", "activations", "loss", "state", "weights",
-                         "gradients", "state", "activations", "peak MB", "step ms", "fits"},
-                        {5, 6, 7, 8, 9, 10, 11});
+  core::TextTable lines(
+      {"precision", "each rank", "batches", "activations", "loss", "state", "weights", "gradients",
+       "state", "activations", "peak MB", "update ms", "exchange ms", "step ms", "fits"},
+      {6, 7, 8, 9, 10, 11, 12, 13, 14});
   const std::size_t shown = std::min(rows, fitting);
   const std::size_t over = std::min(rows, choices_.size() - fitting);
   for (std::size_t i = 0; i < shown; ++i) lines.add(row_of(choices_[i]));
@@ -117,8 +159,15 @@ std::string TrainingPlan::table(std::size_t rows) const {
   out << "budget " << megabytes(budget_) << " MB: " << fitting << " of " << choices_.size()
       << " choices fit"
       << (beside > 0 ? core::str(" beside ", megabytes(beside), " MB of the process") : "")
-      << "; predicted, the fastest first, then the smallest that do not fit\n"
-      << lines.str();
+      << "; predicted, the fastest first, then the smallest that do not fit\n";
+  if (shown > 0) {
+    out << "chosen, because no faster one fits: " << choices_.front().describe() << "\n";
+  }
+  if (least_) {
+    out << "the least budget that would do: " << megabytes(budget_of(*least_)) << " MB ("
+        << least_->describe() << ")\n";
+  }
+  out << lines.str();
   if (std::any_of(choices_.begin(), choices_.end(), changes_results)) {
     out << "* changes results: batch norms see micro-batches; moments are rounded to bf16\n";
   }

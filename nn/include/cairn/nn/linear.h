@@ -16,6 +16,8 @@ struct LinearOptions {
 class Linear : public Module {
  public:
   Linear(std::int64_t in, std::int64_t out, const LinearOptions& options = {});
+  /// With a weight [O, I] that is another module's too (an embedding's: tied), and no bias.
+  explicit Linear(const Tensor& weight);
 
   std::string kind() const override { return "Linear"; }
   Tensor forward(const Tensor& x) override;

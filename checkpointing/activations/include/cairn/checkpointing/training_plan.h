@@ -29,8 +29,18 @@
 // No choice learns anything else than the batch at its precision would, but for rounding, unless an
 // option allows it (split_batch_norms, compact_state); the table marks those that do.
 //
-// Nothing here knows of amp, optimizers or ranks: their means are described (Precision,
-// TrainingWorld), and who reads a choice acts on it.
+// Of several ranks (TrainingWorld) a choice says what they divide (ZeRO), where an option offers it.
+// Bytes are those of the rank that has most: parts as core::even_part cuts them, whole gradients
+// until their bucket is reduced, whole weights of the module at work and the next. Seconds are those
+// of this rank's modules, of an update of its part, and of the bytes that it sends over a link:
+//
+//   checkpointing::TrainingPlan plan = checkpointing::plan_training(
+//       model, {x, labels}, 1ull << 30, {.ranks = 4, .bandwidth = 2e9},
+//       {.shardings = checkpointing::shardings(), .states_folder = "/scratch"});
+//   const checkpointing::TrainingChoice choice = plan.best(group.world());  // rank 0's, on all
+//
+// Nothing here knows of amp, optimizers or process groups: their means are described (Precision,
+// TrainingWorld, Sharding), and who reads a choice acts on it.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +59,10 @@ namespace cairn::nn {
 class Sequential;
 }
 
+namespace cairn::core {
+class World;
+}
+
 namespace cairn::checkpointing {
 
 /// How a level of amp computes.
@@ -61,6 +75,16 @@ struct Precision {
 /// O0, O1 in bf16 and f16, O2 in bf16 and f16.
 std::vector<Precision> precisions();
 
+/// What ranks divide among each other, by the stages of ZeRO: parallel::ZeroStage's numbers.
+enum class Sharding : std::uint8_t {
+  none = 0,              // each has all of it (parallel::DistributedDataParallel)
+  optimizer_states = 1,  // moments and master weights
+  gradients = 2,         // these too
+  parameters = 3,        // weights too
+};
+/// All of them.
+std::vector<Sharding> shardings();
+
 /// One batch of one rank. Micro-batches are slices along `dimension`.
 struct TrainingBatch {
   Tensor x, target;
@@ -71,9 +95,12 @@ struct TrainingBatch {
 struct TrainingWorld {
   int ranks = 1;    // processes with a batch each, whose gradients are averaged
   int devices = 1;  // of this process, that share a batch (parallel::DataParallel)
-  /// Bytes a second of an all-reduce, as each rank sends and receives them; 0: not counted in the
-  /// time.
+  /// Bytes a second that each rank sends while it receives as many; 0: not counted in the time.
+  /// Nothing is taken to be hidden behind computation.
   double bandwidth = 0;
+  /// As parallel::DistributedOptions has them: gradients that ranks divide are whole until one of
+  /// their buckets is full.
+  std::size_t first_bucket_bytes = 1 << 20, bucket_bytes = 25 << 20;
 };
 
 struct TrainingPlanOptions {
@@ -92,6 +119,14 @@ struct TrainingPlanOptions {
   bool compact_state = false;
   bool fused_loss = true;                 // offers nn::linear_cross_entropy
   std::optional<OffloadOptions> offload;  // given: offers it
+  /// What ranks may divide. More than nothing wants TrainingWorld::bandwidth, and one device a
+  /// process.
+  std::vector<Sharding> shardings = {Sharding::none};
+  /// Given: offers masters and moments in files of this folder (optim::StateOptions::folder).
+  std::string states_folder;
+  /// Bytes a second that the folder takes, and gives; 0: an update in its files is timed (on the
+  /// CPU).
+  double states_bandwidth = 0;
   /// The budget is of live tensors, as PlanOptions::tensors_only.
   bool tensors_only = false;
   int repeats = 1;  // timed runs of each module
@@ -110,13 +145,18 @@ struct TrainingChoice {
   bool balanced_loss = true;  // several devices: outputs stay where they are (DataParallelModel)
   Schedule schedule;          // of the modules; the loss runs with the last
   bool recomputes = false, offloads = false;
+  Sharding sharding = Sharding::none;  // what ranks divide
+  bool states_in_files = false;        // of TrainingPlanOptions::states_folder
 
   bool fits = false;
-  std::size_t peak_bytes = 0;  // of live tensors
-  std::size_t beside = 0;      // what the process takes more, where the budget is the process's
-  double seconds = 0;          // a step: all micro-batches and the update
+  std::size_t peak_bytes = 0;   // of live tensors
+  std::size_t beside = 0;       // what the process takes more, where the budget is the process's
+  double seconds = 0;           // a step: all micro-batches, the update and the exchange
+  double update_seconds = 0;    // of them: checks and updates what this rank has, to files and back
+  double exchange_seconds = 0;  // of them: what this rank sends to the others
   // What stands through the step, and what comes on top at its peak.
   std::size_t weights = 0, gradients = 0, optimizer_state = 0, other = 0, activations = 0;
+  std::size_t in_files = 0;  // of masters and moments, in no account of memory
 
   /// The loss of a micro-batch by this choice. The model may have been initialized by amp since,
   /// and is the planned one or one that is built alike. On several devices: of each device's part,
@@ -126,7 +166,7 @@ struct TrainingChoice {
   /// The model's output, without the loss. Not for a fused loss, which makes none.
   Tensor output(nn::Sequential& model, const Tensor& x) const;
   bool changes_results() const { return splits_batch_norms || rounds_moments; }
-  std::string describe() const;  // "O2 bf16, 4 x 8, recompute, compact state"
+  std::string describe() const;  // "O2 bf16, 4 x 8, recompute, ZeRO 2, compact state"
 
   // How loss() runs.
   std::function<Tensor(const Tensor& y, const Tensor& target)> loss_function;
@@ -139,19 +179,28 @@ struct TrainingChoice {
 class [[nodiscard]] TrainingPlan {
  public:
   TrainingPlan(std::vector<TrainingChoice> choices, std::size_t budget);
+  /// `least`: of all that was tried, listed or not, the one that takes least memory.
+  TrainingPlan(std::vector<TrainingChoice> choices, std::size_t budget, TrainingChoice least);
 
   /// Those that fit, the fastest first; then the others, the smallest first.
   const std::vector<TrainingChoice>& choices() const { return choices_; }
   /// The fastest that fits. Throws core::OutOfMemory, which says what the smallest takes.
   const TrainingChoice& best() const;
+  /// The same on every rank: rank 0's, whose schedule all run, as measures of ranks differ. A
+  /// collective; every rank has planned the same model, batch and options. Throws on every rank.
+  TrainingChoice best(const core::World& world) const;
+  /// Of all that was tried, the one that takes least memory, however slow. Throws core::OutOfMemory
+  /// where nothing ran.
+  const TrainingChoice& least() const;
   std::size_t budget() const { return budget_; }
-  /// For people: the `rows` fastest choices that fit, and as many of those that do not. What
-  /// changes results has a star.
+  /// For people: what is chosen, the least budget that would do, the `rows` fastest choices that
+  /// fit, and as many of those that do not. What changes results has a star.
   std::string table(std::size_t rows = 12) const;
 
  private:
   std::vector<TrainingChoice> choices_;
   std::size_t budget_;
+  std::optional<TrainingChoice> least_;  // none: nothing ran
 };
 
 /// Before amp::initialize, with an f32 model that has no gradients, on the batch's device. An
