@@ -4,6 +4,7 @@
 //   gpt2 --write-random random    weights of 124M parameters, where the real ones are not to be had
 //   gpt2 --model random --text shakespeare.txt --steps 10 --budget 3G --export tuned
 //   cairn-run --nproc-per-node 4 gpt2 --model random --text shakespeare.txt --shard 2 --budget 1500M
+//   cairn-run --nproc-per-node 4 gpt2 --model random --text shakespeare.txt --plan --budget 1500M
 //   python3 compare.py tuned logits.safetensors    PyTorch's own logits (gpt2 --logits wrote ours)
 //
 // Text is taken as GPT-2's 256 byte tokens, without its merges.
@@ -11,11 +12,14 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <limits>
+#include <optional>
 
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
 #include "cairn/checkpointing/safetensors.h"
+#include "cairn/checkpointing/training_plan.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/process_memory.h"
@@ -39,7 +43,8 @@ struct Flags {
   int steps = 10, batch_size = 4, micro_batches = 0;
   std::int64_t tokens = 256;
   double lr = 1e-4;
-  bool recompute = false, full_state = false;
+  bool recompute = false, full_state = false, plan = false;
+  std::uint64_t bandwidth = 0;
   support::Flags common;  // of them: opt level, half dtype, sharding
 
   void add_to(CLI::App& app) {
@@ -66,6 +71,12 @@ struct Flags {
     app.add_option("--offload", offload, "masters and moments in files of this folder; none: no")
         ->check(CLI::ExistingDirectory);
     common.add_shard_to(app);
+    app.add_flag("--plan", plan,
+                 "chooses the fastest of --shard, --micro-batches, what is recomputed and whether "
+                 "states go to --offload's folder that is predicted to fit, and says why");
+    app.add_option("--bandwidth", bandwidth,
+                   "bytes a second that a process sends to the others, for --plan; 0: measured")
+        ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
     app.add_option("--budget", budget, "memory of each process: 3G")
         ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
         ->default_str("3G");
@@ -131,16 +142,18 @@ struct Way {
 };
 
 /// One pass over a batch's tokens [B, T]; returns the mean loss. Gradients are added up. `loss_of`
-/// is a module, or one whose gradients ranks average.
+/// is a module, or one whose gradients ranks average: those of the last part, and what they were
+/// added to.
 template <class LossOf>
 double backward_through(LossOf& loss_of, amp::Amp& precision, const Tensor& tokens,
-                        const Tensor& next, int parts) {
+                        const Tensor& next, int parts, const World& world = {}) {
   const std::int64_t n = tokens.size(0);
   double loss = 0.0;
   for (std::int64_t k = 0; k < parts; ++k) {
     const std::int64_t begin = n * k / parts, end = n * (k + 1) / parts;
     const double share = static_cast<double>(end - begin) / static_cast<double>(n);
     const auto region = precision.region();
+    world.synchronize(k + 1 == parts);
     const Tensor mean = loss_of(autograd::stack(
         {autograd::slice(tokens, 0, begin, end), autograd::slice(next, 0, begin, end)}));
     precision.backward(mean, {.weight = share});
@@ -149,17 +162,21 @@ double backward_through(LossOf& loss_of, amp::Amp& precision, const Tensor& toke
   return loss;
 }
 
+std::int64_t count_of(const nn::Module& model) {
+  std::int64_t count = 0;
+  for (const auto& [name, parameter] : model.parameters()) count += parameter.numel();
+  return count;
+}
+
 /// The first way whose step fits below the cap, tried on a batch of nothing: plain, recomputed, in
 /// more and more micro-batches. Throws core::OutOfMemory.
 Way fitting_way(gpt2::NextTokenLoss& model, amp::Amp& precision, const optim::FusedAdam& optimizer,
                 const Flags& flags) {
   const core::MemoryCategoryGuard category(core::MemoryCategory::optimizer_state);
-  std::int64_t count = 0;
-  for (const auto& [name, parameter] : model.parameters()) count += parameter.numel();
   const bool compact = optimizer.state_options().moments == DType::bf16;
   const bool in_files = !optimizer.state_options().folder.empty();
   const Tensor moments =
-      Tensor::empty({in_files ? 0 : 2 * count}, compact ? DType::bf16 : DType::f32);
+      Tensor::empty({in_files ? 0 : 2 * count_of(model)}, compact ? DType::bf16 : DType::f32);
   const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
   Way way{flags.recompute, std::max(1, flags.micro_batches)};
   for (;; way.recompute = true) {
@@ -199,7 +216,7 @@ void take_steps(LossOf& loss_of, amp::Amp& precision, const data::TextDataset& t
     for (const data::Batch& batch : loader) {
       const auto start = std::chrono::steady_clock::now();
       const double own = backward_through(loss_of, precision, to_tokens(batch.inputs),
-                                          to_tokens(batch.labels), parts);
+                                          to_tokens(batch.labels), parts, world);
       const optim::StepResult result = precision.step();
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
       const double loss = world.sum(own, "loss") / world.size;
@@ -218,13 +235,86 @@ void export_model(gpt2::Gpt2& model, const Flags& flags, const World& world) {
   say(world, "wrote " + flags.export_to);
 }
 
-/// Alone: in the first way that fits. Of several processes each takes the way that it is given: one
-/// that ran out of memory in a trial would leave the others waiting.
+/// Bytes a second that each process sends in an all_reduce of so many. What the group keeps for it is
+/// there when memory is planned.
+double measured_bandwidth(const parallel::ProcessGroup& group, std::int64_t bytes) {
+  constexpr int kRuns = 3;
+  if (group.world_size() == 1) return 0.0;
+  const Tensor x = Tensor::zeros({bytes / 4});
+  double least = std::numeric_limits<double>::infinity();
+  for (int run = 0; run < kRuns; ++run) {
+    group.barrier();
+    const auto start = std::chrono::steady_clock::now();
+    group.all_reduce(x, parallel::ReduceOp::sum, "bandwidth");
+    group.wait();
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    least = std::min(least, spent.count());
+  }
+  const double ranks = group.world_size();
+  return 2.0 * static_cast<double>(x.nbytes()) * (ranks - 1.0) / ranks /
+         group.all_reduce_max(least);
+}
+
+checkpointing::Precision precision_of(const std::string& level, const std::string& half_dtype) {
+  CAIRN_CHECK(level != "O3", "gpt2", "expected --opt-level O0, O1 or O2 with --plan, got O3");
+  const DType half = level == "O0" ? DType::f32 : core::parse_dtype(half_dtype);
+  return {level + (level == "O0" ? "" : " " + half_dtype), half, level == "O1", level == "O2"};
+}
+
+/// Whole, in f32.
+std::shared_ptr<gpt2::Gpt2> model_to_plan(const Flags& flags) {
+  try {
+    return std::make_shared<gpt2::Gpt2>(gpt2::read_config(flags.model));
+  } catch (const core::OutOfMemory& error) {
+    throw core::OutOfMemory(core::str(
+        error.what(), "; --plan measures a whole model in f32, which ", "--shard 3 never makes"));
+  }
+}
+
+/// Of a model with the same sizes, on a batch of nothing.
+checkpointing::TrainingChoice planned(const Flags& flags, const parallel::ProcessGroup& group) {
+  constexpr std::int64_t kMessage = std::int64_t{8} << 20;
+  const auto model = model_to_plan(flags);
+  checkpointing::TrainingPlanOptions options;
+  options.precisions = {precision_of(flags.common.opt_level, flags.common.half_dtype)};
+  options.compact_state = !flags.full_state && flags.common.half_dtype == "bf16";
+  options.tensors_only = true;  // as memory is capped
+  const bool whole = !flags.logits.empty();
+  if (!whole) options.shardings = checkpointing::shardings();
+  options.states_folder = flags.offload;
+  const double measured = measured_bandwidth(group, std::min(kMessage, 2 * count_of(*model)));
+  const double bandwidth = flags.bandwidth > 0 ? static_cast<double>(flags.bandwidth) : measured;
+  const Tensor tokens = Tensor::zeros({flags.batch_size, flags.tokens}, DType::i64);
+  const checkpointing::TrainingPlan plan = checkpointing::plan_training(
+      *model->chain(), {tokens, tokens}, core::memory_capacity(Device{}),
+      {.ranks = group.world_size(), .bandwidth = bandwidth}, options);
+  say(group.world(), plan.table());
+  return plan.best(group.world());
+}
+
+/// What the command line would say.
+Flags as_planned(Flags flags, const checkpointing::TrainingChoice& choice) {
+  flags.common.shard = static_cast<int>(choice.sharding);
+  flags.micro_batches = static_cast<int>(choice.micro_batches);
+  flags.recompute = choice.recomputes;
+  flags.full_state = !choice.compact_state;
+  if (!choice.states_in_files) flags.offload.clear();
+  return flags;
+}
+
+using Plan = std::optional<checkpointing::TrainingChoice>;
+
+/// By the plan, if there is one. Else, alone, in the first way that fits; of several processes each
+/// takes the way that it is given: one that ran out of memory in a trial would leave the others
+/// waiting.
 void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& text,
-           const Flags& flags, const parallel::ProcessGroup& group) {
+           const Flags& flags, const Plan& plan, const parallel::ProcessGroup& group) {
   gpt2::NextTokenLoss model(gpt2);
+  model.plan = plan;
   const bool alone = group.world_size() == 1 && flags.common.shard == 0;
-  const auto ddp = alone ? nullptr : flags.common.data_parallel(model, group);
+  std::vector<std::string> units;
+  for (const std::string& layer : gpt2->layers()) units.push_back("gpt2." + layer);
+  const auto ddp = alone ? nullptr : flags.common.data_parallel(model, group, units);
   const World world = alone ? World{} : ddp->world();
   optim::FusedAdam optimizer(model.parameters(), {.lr = flags.lr, .weight_decay = 0.01});
   optim::StateOptions states{.folder = flags.offload};
@@ -234,20 +324,25 @@ void train(const std::shared_ptr<gpt2::Gpt2>& gpt2, const data::TextDataset& tex
   }
   optimizer.set_state_options(states);
   amp::Amp precision = amp::initialize(model, optimizer, flags.common.amp_options(world));
-  const Way way = alone ? fitting_way(model, precision, optimizer, flags)
-                        : Way{flags.recompute, std::max(1, flags.micro_batches)};
+  const Way way = alone && !plan ? fitting_way(model, precision, optimizer, flags)
+                                 : Way{flags.recompute, std::max(1, flags.micro_batches)};
   model.recompute = way.recompute;
+  const bool sums_whole =
+      plan && way.parts > 1 && plan->sharding < checkpointing::Sharding::gradients;
+  if (sums_whole) optim::GradientArena::attach(model.parameters(), true);
   const std::string ranks = alone ? "" : "; " + flags.common.describe(world, Device{}, 0);
-  say(world, core::str("within ", support::human_bytes(flags.budget), ": ", way.text(), ranks));
+  say(world, core::str("within ", support::human_bytes(flags.budget), ": ",
+                       plan ? plan->describe() : way.text(), ranks));
   if (alone) return take_steps(model, precision, text, way.parts, flags, world);
   take_steps(*ddp, precision, text, way.parts, flags, world);
   if (flags.common.shard > 0) export_model(*gpt2, flags, world);  // while ranks know their parts
 }
 
 void train_within_budget(const std::shared_ptr<gpt2::Gpt2>& model, const data::TextDataset& text,
-                         const Flags& flags, const parallel::ProcessGroup& group) {
+                         const Flags& flags, const Plan& plan,
+                         const parallel::ProcessGroup& group) {
   try {
-    train(model, text, flags, group);
+    train(model, text, flags, plan, group);
   } catch (const core::OutOfMemory& error) {
     std::string advice;
     if (flags.full_state) advice += "; no --full-state, which takes 8 bytes a parameter more";
@@ -275,9 +370,13 @@ void check(const Flags& flags, const parallel::ProcessGroup& group) {
   CAIRN_CHECK(!parts || flags.logits.empty(), "gpt2",
               "expected --logits without --shard, which leaves each process a part of the exact "
               "weights, got both");
+  const bool chosen = flags.common.shard > 0 || flags.common.shard_within > 0 ||
+                      flags.micro_batches > 0 || flags.recompute;
+  CAIRN_CHECK(!flags.plan || !chosen, "gpt2", "expected --plan, which chooses, without --shard, ",
+              "--shard-within, --micro-batches and --recompute, got some of them");
 }
 
-int run(const Flags& flags, const parallel::ProcessGroup& group) {
+int run(Flags flags, const parallel::ProcessGroup& group) {
   if (!flags.write_random.empty()) {
     gpt2::write_random(flags.config, flags.write_random, flags.seed);
     std::printf("wrote %s\n", flags.write_random.c_str());
@@ -285,19 +384,22 @@ int run(const Flags& flags, const parallel::ProcessGroup& group) {
   }
   check(flags, group);
   cap_memory(flags.budget);
+  Plan plan;
+  if (flags.plan) {
+    plan = planned(flags, group);
+    flags = as_planned(flags, *plan);
+  }
   const auto model = [&] {
     const nn::DeferredInit deferred;  // the file has all weights, and is read as they are used
     return std::make_shared<gpt2::Gpt2>(gpt2::read_config(flags.model));
   }();
   gpt2::load(*model, flags.model);
-  std::int64_t count = 0;
-  for (const auto& [name, parameter] : model->parameters()) count += parameter.numel();
   const World world = group.world();
-  say(world, core::str(flags.model, ": ", rounded(static_cast<double>(count) / 1e6, 1),
+  say(world, core::str(flags.model, ": ", rounded(static_cast<double>(count_of(*model)) / 1e6, 1),
                        " million parameters"));
   const auto text = data::TextDataset::from_files(flags.text, {.window = flags.tokens});
   if (flags.steps > 0) {
-    train_within_budget(model, text, flags, group);
+    train_within_budget(model, text, flags, plan, group);
     model->clear_grad();
     if (flags.common.shard == 0) amp::release(*model);  // f32 again, in the place of moments
   }

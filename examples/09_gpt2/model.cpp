@@ -65,7 +65,8 @@ class Mlp : public nn::Module {
 class Block : public nn::Module {
  public:
   explicit Block(const Config& config)
-      : norm1_(add_module("ln_1", nn::LayerNorm(config.width))),
+      : config_(config),
+        norm1_(add_module("ln_1", nn::LayerNorm(config.width))),
         attention_(add_module("attn", Attention(config.width, config.heads))),
         norm2_(add_module("ln_2", nn::LayerNorm(config.width))),
         mlp_(add_module("mlp", Mlp(config.width))) {}
@@ -75,30 +76,80 @@ class Block : public nn::Module {
     return y + (*mlp_)((*norm2_)(y));
   }
 
+ protected:
+  std::shared_ptr<Module> make_like() const override { return std::make_shared<Block>(config_); }
+
  private:
+  Config config_;
   std::shared_ptr<nn::LayerNorm> norm1_;
   std::shared_ptr<Attention> attention_;
   std::shared_ptr<nn::LayerNorm> norm2_;
   std::shared_ptr<Mlp> mlp_;
 };
 
+/// What tokens and their places become: [B, T] i64 -> [B, T, width].
+class Embeddings : public nn::Module {
+ public:
+  Embeddings(const Config& config, std::shared_ptr<nn::Embedding> words,
+             std::shared_ptr<nn::Embedding> positions)
+      : config_(config), words_(std::move(words)), positions_(std::move(positions)) {
+    add_child("wte", words_);
+    add_child("wpe", positions_);
+  }
+  std::string kind() const override { return "Embeddings"; }
+  Tensor forward(const Tensor& tokens) override {
+    const std::int64_t length = tokens.size(-1);
+    CAIRN_CHECK(length <= config_.positions, "gpt2", "expected at most ", config_.positions,
+                " tokens, got ", length);
+    std::vector<std::int64_t> order(static_cast<std::size_t>(length));
+    std::iota(order.begin(), order.end(), 0);
+    const Tensor places = Tensor::from(order, {length}, DType::i64, tokens.device());
+    return (*words_)(tokens) + (*positions_)(places);
+  }
+
+ protected:
+  std::shared_ptr<Module> make_like() const override {
+    return std::make_shared<Embeddings>(
+        config_, std::make_shared<nn::Embedding>(config_.words, config_.width),
+        std::make_shared<nn::Embedding>(config_.positions, config_.width));
+  }
+
+ private:
+  Config config_;
+  std::shared_ptr<nn::Embedding> words_, positions_;
+};
+
+// The chain comes first: names of weights are those that they have in the model.
 Gpt2::Gpt2(const Config& config)
     : config_(config),
-      words_(add_module("wte", nn::Embedding(config.words, config.width))),
-      positions_(add_module("wpe", nn::Embedding(config.positions, config.width))),
-      blocks_(add_module("h", nn::Sequential())),
-      norm_(add_module("ln_f", nn::LayerNorm(config.width))) {
-  for (std::int64_t i = 0; i < config.layers; ++i) blocks_->add(Block(config));
+      chain_(std::make_shared<nn::Sequential>()),
+      words_(std::make_shared<nn::Embedding>(config.words, config.width)),
+      positions_(std::make_shared<nn::Embedding>(config.positions, config.width)),
+      blocks_(std::make_shared<nn::Sequential>()),
+      norm_(std::make_shared<nn::LayerNorm>(config.width)) {
+  std::vector<std::shared_ptr<Block>> blocks;
+  for (std::int64_t i = 0; i < config.layers; ++i)
+    blocks.push_back(std::make_shared<Block>(config));
+  chain_->add(std::make_shared<Embeddings>(config, words_, positions_));
+  for (const auto& block : blocks) chain_->add(block);
+  chain_->add(norm_);
+  chain_->add(std::make_shared<nn::Linear>(words_->weight()));
+  for (const auto& block : blocks) blocks_->add(block);
+  add_child("wte", words_);
+  add_child("wpe", positions_);
+  add_child("h", blocks_);
+  add_child("ln_f", norm_);
+}
+
+std::vector<std::string> Gpt2::layers() const {
+  std::vector<std::string> names{"wte", "wpe"};
+  for (std::int64_t i = 0; i < config_.layers; ++i) names.push_back(core::str("h.", i));
+  names.emplace_back("ln_f");
+  return names;
 }
 
 Tensor Gpt2::hidden(const Tensor& tokens, bool recompute) {
-  const std::int64_t length = tokens.size(-1);
-  CAIRN_CHECK(length <= config_.positions, "gpt2", "expected at most ", config_.positions,
-              " tokens, got ", length);
-  std::vector<std::int64_t> order(static_cast<std::size_t>(length));
-  std::iota(order.begin(), order.end(), 0);
-  const Tensor places = Tensor::from(order, {length}, DType::i64, tokens.device());
-  Tensor x = (*words_)(tokens) + (*positions_)(places);
+  Tensor x = chain_->at(0)(tokens);
   if (!recompute) return (*norm_)((*blocks_)(x));
   x = checkpointing::checkpoint_sequential(*blocks_, checkpointing::Uniform{1}, x);
   return (*norm_)(x);
@@ -111,6 +162,7 @@ Tensor Gpt2::forward(const Tensor& tokens) {
 Tensor NextTokenLoss::forward(const Tensor& tokens_and_next) {
   const Tensor tokens = autograd::select(tokens_and_next, 0, 0),
                next = autograd::select(tokens_and_next, 0, 1);
+  if (plan) return plan->loss(*model_->chain_, tokens, next);
   return nn::linear_cross_entropy(model_->hidden(tokens, recompute), model_->words_->weight(), {},
                                   next, {}, recompute);
 }

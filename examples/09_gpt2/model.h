@@ -5,8 +5,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "cairn/checkpointing/training_plan.h"
 #include "cairn/core/world.h"
 #include "cairn/nn/nn.h"
 
@@ -28,11 +31,16 @@ class Gpt2 : public cairn::nn::Module {
   /// Logits [B, T, words].
   cairn::Tensor forward(const cairn::Tensor& tokens) override;
   const Config& config() const { return config_; }
+  /// The same layers one after another: embeddings, blocks, the last norm, the output layer.
+  const std::shared_ptr<cairn::nn::Sequential>& chain() const { return chain_; }
+  /// Names of the layers that own weights: the chain's, but for the embeddings, which are two.
+  std::vector<std::string> layers() const;
 
  private:
   friend class NextTokenLoss;
   cairn::Tensor hidden(const cairn::Tensor& tokens, bool recompute);
   Config config_;
+  std::shared_ptr<cairn::nn::Sequential> chain_;
   std::shared_ptr<cairn::nn::Embedding> words_, positions_;
   std::shared_ptr<cairn::nn::Sequential> blocks_;
   std::shared_ptr<cairn::nn::LayerNorm> norm_;
@@ -50,6 +58,8 @@ class NextTokenLoss : public cairn::nn::Module {
   /// Tokens, and those that follow each: [2, B, T] i64.
   cairn::Tensor forward(const cairn::Tensor& tokens_and_next) override;
   bool recompute = false;
+  /// Given: how the chain runs, in place of `recompute`.
+  std::optional<cairn::checkpointing::TrainingChoice> plan;
 
  private:
   std::shared_ptr<Gpt2> model_;

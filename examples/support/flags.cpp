@@ -63,12 +63,14 @@ void Flags::add_shard_to(CLI::App& app) {
 }
 
 std::unique_ptr<parallel::DistributedDataParallel> Flags::data_parallel(
-    nn::Module& model, const parallel::ProcessGroup& group) const {
+    nn::Module& model, const parallel::ProcessGroup& group,
+    const std::vector<std::string>& units) const {
   CAIRN_CHECK(shard > 0 || shard_within == 0, "train", "expected --shard-within ", shard_within,
               " with --shard 1, 2 or 3, got it without");
   if (shard == 0) return std::make_unique<parallel::DistributedDataParallel>(model, group);
-  const parallel::ShardedOptions options{.stage = static_cast<parallel::ZeroStage>(shard),
-                                         .shard_within = shard_within};
+  parallel::ShardedOptions options{.stage = static_cast<parallel::ZeroStage>(shard),
+                                   .shard_within = shard_within};
+  if (options.stage == parallel::ZeroStage::parameters) options.units = units;
   return std::make_unique<parallel::ShardedDataParallel>(model, group, options);
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cairn/amp/amp.h"
 #include "cairn/checkpointing/training_state.h"
@@ -42,8 +43,10 @@ struct Flags {
   /// --shard and --shard-within, where a program's processes share one model.
   void add_shard_to(CLI::App& app);
 
+  /// `units`: layers whose weights stage 3 gathers together; empty: those of the model.
   std::unique_ptr<cairn::parallel::DistributedDataParallel> data_parallel(
-      cairn::nn::Module& model, const cairn::parallel::ProcessGroup& group) const;
+      cairn::nn::Module& model, const cairn::parallel::ProcessGroup& group,
+      const std::vector<std::string>& units = {}) const;
   cairn::amp::Options amp_options(const cairn::World& world) const;
   std::unique_ptr<cairn::optim::Optimizer> make_optimizer(cairn::NamedTensors parameters) const;
   /// Optimizer steps of the whole run. Throws InvalidArgument where an epoch holds no batch.

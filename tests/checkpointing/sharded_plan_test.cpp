@@ -1,5 +1,5 @@
-// plan_training of several ranks: what each keeps and sends by what they divide, against formulas in
-// bytes a parameter, and which choice a budget leads to.
+// plan_training of several ranks: what each keeps and sends by what they divide, against formulas
+// in bytes a parameter, and which choice a budget leads to.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -146,6 +146,49 @@ TEST_F(Gpt2Example, LearnsTheSameAtEachStageOfSharding) {
   EXPECT_THAT(refused.out + refused.err, HasSubstr("expected --logits without --shard"));
 }
 
+/// The number behind `words`, in bytes; the text has megabytes.
+double megabytes_after(const std::string& text, const std::string& words) {
+  const std::size_t at = text.find(words);
+  return at == std::string::npos ? 0.0 : 1e6 * std::stod(text.substr(at + words.size()));
+}
+
+// What the program takes beside tensors is not known ahead: budgets are told by a first run's table.
+TEST_F(Gpt2Example, PlansWhatProcessesDivide) {
+  const std::string wide = path("wide");
+  ASSERT_EQ(
+      run("--layers 4 --heads 4 --width 256 --positions 64 --words 300 --write-random " + wide)
+          .status,
+      0);
+  const auto planned = [&](double budget) {
+    return shell(kTwoGpt2 + "--model " + wide + " --text " + text_ +
+                 " --tokens 32 --batch-size 4 --steps 2 --lr 3e-3 --plan --bandwidth 1M --budget " +
+                 std::to_string(static_cast<std::int64_t>(budget)));
+  };
+  const std::string losses = "step 1/2: loss [.0-9]+";
+  const auto first_loss = [&](const ShellResult& result) {
+    std::smatch found;
+    return std::regex_search(result.out, found, std::regex(losses)) ? found.str() : "none";
+  };
+  const double ample = 4e8;
+  const ShellResult roomy = planned(ample);
+  ASSERT_EQ(roomy.status, 0) << roomy.out << roomy.err;
+  EXPECT_THAT(roomy.out, HasSubstr("chosen, because no faster one fits: O2 bf16"));
+  const double beside = ample - megabytes_after(roomy.out, "budget ");
+  const double least = megabytes_after(roomy.out, "the least budget that would do: ");
+  ASSERT_GT(least, 1e7) << roomy.out;
+  // Alone each rank has 13 bytes a parameter of 3.3 million, at least.
+  ASSERT_LT(least, 4e7) << roomy.out;
+  const ShellResult tight = planned(beside + least + 3e6);
+  EXPECT_EQ(tight.status, 0) << tight.out << tight.err;
+  EXPECT_THAT(tight.out, HasSubstr(", ZeRO 3, compact state; O2 bf16; 2 process(es)"));
+  EXPECT_EQ(first_loss(tight), first_loss(roomy));
+  const ShellResult refused = planned(beside + least - 3e6);
+  EXPECT_EQ(refused.status, 1) << refused.out << refused.err;
+  EXPECT_THAT(refused.out + refused.err, HasSubstr("expected a budget of at least "));
+  EXPECT_THAT(run(train("--plan --shard 1")).err, HasSubstr("expected --plan, which chooses"));
+  EXPECT_THAT(run(train("--plan --opt-level O3")).err, HasSubstr("expected --opt-level O0, O1"));
+}
+
 TEST_F(Gpt2Example, SaysWhatIsWrong) {
   const ShellResult small = run(train("--budget 20M"));
   EXPECT_EQ(small.status, 1);

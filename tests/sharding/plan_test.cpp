@@ -1,5 +1,5 @@
-// Trainings by what plan_training chooses for several ranks: processes that take the memory which it
-// predicts.
+// Trainings by what plan_training chooses for several ranks: processes that take the memory which
+// it predicts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -95,7 +95,7 @@ std::unique_ptr<parallel::DistributedDataParallel> data_parallel(
                                .distributed = distributed});
 }
 
-/// What the third step takes at most; every rank takes its part.
+/// What the second step takes at most; every rank takes its part.
 std::size_t trained_peak(Task& task, const TrainingChoice& choice,
                          const parallel::ProcessGroup& group, const std::string& folder = "") {
   const Device device = core::default_device();
@@ -107,7 +107,7 @@ std::size_t trained_peak(Task& task, const TrainingChoice& choice,
   amp::Amp precision = amp::initialize(task.model, optimizer, options);
   const World world = ddp->world();
   std::size_t peak = 0;
-  for (int step = 0; step < 3; ++step) {
+  for (int step = 0; step < 2; ++step) {
     core::reset_peak_memory(device);
     for (std::int64_t i = 0; i < choice.micro_batches; ++i) {
       const std::int64_t begin = i * choice.micro_batch;
