@@ -72,7 +72,8 @@ TEST(ManyRanks, Processes) {
 TEST(ManyRanks, StartWithALateRankZero) {
   constexpr int kRanks = 20;
   const int port = test::free_port();
-  const GroupOptions options{.heartbeat_timeout = std::chrono::seconds(30)};
+  const GroupOptions options{.heartbeat_timeout = std::chrono::seconds(30),
+                             .rendezvous_timeout = std::chrono::seconds(30)};
   std::vector<std::string> errors(kRanks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
