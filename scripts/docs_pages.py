@@ -6,7 +6,7 @@ import shutil
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FOLDERS = ["core", "kernels", "gradients", "autograd", "nn", "data", "optim", "amp", "checkpointing", "parallel", "libtorch"]
+FOLDERS = ["core", "kernels", "gradients", "autograd", "nn", "data", "observe", "optim", "amp", "checkpointing", "parallel", "libtorch"]
 GUIDES = ["tutorial", "installing", "architecture", "naming", "errors", "environment", "performance", "measuring", "gpu", "cuda_report"]
 
 

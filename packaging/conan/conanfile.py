@@ -9,7 +9,7 @@ from conan.tools.files import copy
 from conan.tools.system.package_manager import Apt
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COMPONENTS = {"core": [], "kernels": ["core"], "gradients": ["core", "kernels"], "autograd": ["gradients"], "nn": ["autograd"], "data": ["core"],
+COMPONENTS = {"core": [], "kernels": ["core"], "gradients": ["core", "kernels"], "autograd": ["gradients"], "nn": ["autograd"], "data": ["core"], "observe": ["core"],
               "optim": ["gradients"], "amp": ["autograd", "nn", "optim"], "checkpointing": ["autograd", "nn"], "parallel": ["autograd", "nn", "optim"]}
 
 
@@ -34,7 +34,7 @@ class Cairn(ConanFile):
 
     def system_requirements(self):
         Apt(self).check(["libdnnl-dev", "libhwy-dev", "libgloo-dev", "libzmq3-dev", "cppzmq-dev", "nlohmann-json3-dev", "libcli11-dev",
-                         "libspdlog-dev", "libxxhash-dev", "libdlpack-dev", "zlib1g-dev", "libsodium-dev", "libopenmpi-dev"])
+                         "libspdlog-dev", "libxxhash-dev", "libdlpack-dev", "libprotozero-dev", "zlib1g-dev", "libsodium-dev", "libopenmpi-dev"])
 
     def layout(self):
         cmake_layout(self)

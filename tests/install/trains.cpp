@@ -5,6 +5,7 @@
 #include <cairn/core/generator.h>
 #include <cairn/data/samplers.h>
 #include <cairn/nn/nn.h>
+#include <cairn/observe/run.h>
 #include <cairn/optim/adam.h>
 #include <cairn/parallel/distributed.h>
 
@@ -26,12 +27,14 @@ int main() {
   for (int i = 0; i < 32; ++i) labels.push_back(x.data<float>()[i * 8] > 0.0f);
   const Tensor target = Tensor::from(labels, {32});
 
+  observe::Run run("runs/trains");
   double first = 0, last = 0;
   for (int step = 0; step < 100; ++step) {
     const Tensor loss = nn::cross_entropy(ddp(x), target);
     (step == 0 ? first : last) = loss.item();
     precision.backward(loss);
     if (const auto r = precision.step(); !r.applied) std::cerr << r.reason << "\n";
+    run.step({{"loss", loss.item()}});
   }
   std::cout << "loss " << first << " -> " << last << "\n";
   return last < first / 4 ? 0 : 1;

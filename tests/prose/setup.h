@@ -38,6 +38,7 @@
 #include <cairn/kernels/optimizer_update.h>
 #include <cairn/kernels/softmax.h>
 #include <cairn/nn/nn.h>
+#include <cairn/observe/run.h>
 #include <cairn/optim/optim.h>
 #include <cairn/parallel/compare.h>
 #include <cairn/parallel/data_parallel.h>
@@ -106,6 +107,7 @@ Tensor block(const Tensor& x);
 Tensor my_fused_block(const Tensor& x);
 extern void *w_pointer, *g_pointer;
 extern amp::LossScaler scaler;
+extern observe::Run run;
 extern DLManagedTensor* theirs;
 
 }  // namespace prose

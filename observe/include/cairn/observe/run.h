@@ -1,0 +1,158 @@
+// A run that tells how it goes: its numbers step by step, what befell it, and where its time and
+// memory went, in files that a browser, TensorBoard, Prometheus and scripts open.
+//
+//   observe::Run run("runs/mnist", {.world = ddp.world()});
+//   for (const data::Batch& batch : loader) {
+//     train_step(batch);
+//     run.step({{"loss", loss.item()}, {"lr", optimizer.lr()}});
+//   }
+//
+// In the folder (of ranks other than 0 in its folder rank-N):
+//   report.html                one page: curves, time, memory, skips, events; an open page follows
+//   metrics.jsonl              a JSON object a step, an event, and the summary
+//   metrics.csv                a line a step
+//   metrics.prom               OpenMetrics, of the last step
+//   events.out.tfevents.*      TensorBoard's
+//
+// What is told goes into a ring of the calling thread (kRingBytes, made when a thread first tells
+// something) without locks or allocations; a thread of the run empties the rings some 50 times a
+// second and writes. Where a ring is full, what does not fit is dropped, and the page and
+// metrics.prom say how much was. The run's memory is bounded: at most kMostNames curves of at most
+// kMostPoints points, however long it lasts; so are the files.
+//
+// A disk that is full, or fails, does not end a training: the run warns once, goes on, tries
+// again, and its end says what is missing.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cairn/core/device.h"
+#include "cairn/core/world.h"
+
+namespace cairn::observe {
+
+inline constexpr std::size_t kRingBytes = std::size_t{1} << 18;  // a thread's
+inline constexpr std::size_t kMostNames = 128;    // of values; later ones stand in no curve
+inline constexpr std::size_t kMostPoints = 2000;  // a curve's: lowest and highest of steps together
+
+/// A number of a step, by name. The page knows "loss", "accuracy", "lr", "loss_scale",
+/// "gradient_norm" and names that end with "_per_second"; any other has a curve of its own. Ahead
+/// of a '/' stands what belongs together. A name must not be empty, nor be "step", "time" or
+/// "event", nor begin with "seconds/" or "memory/", which the run adds itself.
+struct Value {
+  template <class T>
+  requires std::is_arithmetic_v<T> Value(std::string_view name_, T value_)
+      : name(name_), value(static_cast<double>(value_)) {}
+  std::string_view name;
+  double value;
+};
+
+enum class EventKind : std::uint8_t {
+  skip,        // the step under way updated nothing
+  overflow,    // a gradient of the step under way was not finite
+  restart,     // the run went on from a checkpoint
+  checkpoint,  // one was saved
+  note
+};
+inline constexpr int kEventKinds = 5;
+std::string_view name(EventKind kind);
+
+struct RunOptions {
+  World world;  // of it: rank and size
+  /// The step that the run goes on from. What the folder holds up to it is kept, what came later
+  /// goes. 0: a run that stands in the folder is overwritten.
+  std::int64_t first_step = 0;
+  Device device = core::default_device();  // whose memory is told
+  /// Lines of the page's table: {"opt level", "O2"}. The run adds command, machine and versions.
+  std::vector<std::pair<std::string, std::string>> about;
+  /// report.html and metrics.prom are written anew at most so often, and so seldom that this takes
+  /// less than a two-hundredth of the time.
+  double renew_seconds = 5;
+  /// metrics.jsonl and metrics.csv are begun anew at this size, and the former becomes NAME.1;
+  /// of TensorBoard's files the last two stay.
+  std::size_t log_bytes = std::size_t{64} << 20;
+};
+
+class Writer;
+
+class Run {
+ public:
+  /// Makes the folder. Throws core::IoError where it cannot be made or written.
+  explicit Run(const std::string& folder, RunOptions options = {});
+  /// Writes what is left, as std::exit does for the runs that live.
+  ~Run();
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  /// The values of one more step. With them go "seconds/step", the time since the last call in this
+  /// thread, "seconds/NAME" of each Span that ended in this thread since, without the spans within
+  /// it, and, some ten times a second, "memory/CATEGORY" (bytes): the highest seen since. Values
+  /// may be NaN. Any thread may call, one at a time.
+  void step(std::initializer_list<Value> values) { step(last_step() + 1, values); }
+  /// The same where steps are counted elsewhere, or not each is told. Throws InvalidArgument unless
+  /// steps rise.
+  void step(std::int64_t step, std::initializer_list<Value> values) {
+    this->step(step, std::span<const Value>(values.begin(), values.size()));
+  }
+  void step(std::int64_t step, std::span<const Value> values);
+  /// The step that was told last; before that, first_step.
+  std::int64_t last_step() const { return last_step_.load(std::memory_order_relaxed); }
+
+  /// Numbers of the whole run: a test accuracy.
+  void summary(std::initializer_list<Value> values);
+
+  /// A skip or overflow belongs to the step after the last that was told, any other event to that
+  /// one, unless `step` (not below 0) says where. `culprit`: the parameter. Of texts, the first
+  /// 4,096 bytes are kept.
+  void event(EventKind kind, std::string_view text, std::string_view culprit = {},
+             std::int64_t step = -1);
+
+  /// Where the files are.
+  const std::string& folder() const;
+
+ private:
+  friend class Span;
+  std::unique_ptr<Writer> writer_;
+  std::atomic<std::int64_t> last_step_;
+};
+
+/// A part of a step: from here to the end of the scope. Spans of one name in a step are added up;
+/// of spans within others each has its own time alone.
+///
+///   observe::Span part(run, "forward");
+///   const Tensor loss = nn::cross_entropy(model(images), labels);
+///   part.next("backward");
+///   precision.backward(loss);
+class [[nodiscard]] Span {
+ public:
+  /// The name is read when the span ends.
+  Span(Run& run, std::string_view name) : Span(&run, name) {}
+  /// Null: nothing is told.
+  Span(Run* run, std::string_view name);
+  ~Span();
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+
+  /// Ends the part, and begins another. Of the spans of its thread this must be the innermost.
+  void next(std::string_view name);
+
+ private:
+  void begin(std::string_view name);
+  void end();
+  Run* run_;
+  std::string_view name_;
+  double begin_ = 0, inner_ = 0;
+  Span* outer_ = nullptr;
+};
+
+}  // namespace cairn::observe

@@ -1,0 +1,185 @@
+#include "event_log.h"
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <protozero/pbf_writer.hpp>
+#include <system_error>
+
+#include "cairn/core/error.h"
+
+namespace cairn::observe {
+
+namespace {
+
+namespace fs = std::filesystem;
+using protozero::pbf_writer;
+
+// Numbers of fields.
+namespace event {
+enum { wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7 };
+}
+namespace session_log {
+enum { status = 1 };
+enum { start = 1 };  // of status
+}  // namespace session_log
+namespace summary {
+enum { value = 1 };
+}
+namespace value {
+enum { tag = 1, simple_value = 2, tensor = 8, metadata = 9 };
+}
+namespace metadata {
+enum { plugin_data = 1 };
+enum { plugin_name = 1 };  // of plugin_data
+}  // namespace metadata
+namespace tensor {
+enum { dtype = 1, shape = 2, string_value = 8 };
+enum { string_type = 7 };          // of dtype
+enum { dimension = 2, size = 1 };  // of shape, of a dimension
+}  // namespace tensor
+
+constexpr std::array<std::uint32_t, 256> make_table() {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    std::uint32_t crc = i;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82f63b78u : 0u);
+    table[i] = crc;
+  }
+  return table;
+}
+constexpr std::array<std::uint32_t, 256> kTable = make_table();
+
+// As TensorFlow stores checksums of data that may hold checksums.
+std::uint32_t masked(std::uint32_t crc) {
+  return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+}
+
+void append_little_endian(std::string& out, std::uint64_t number, int bytes) {
+  for (int i = 0; i < bytes; ++i) out += static_cast<char>(number >> (8 * i) & 0xff);
+}
+
+void add_scalar(pbf_writer& summary_message, const std::string& tag, double number) {
+  pbf_writer message(summary_message, summary::value);
+  message.add_string(value::tag, tag);
+  message.add_float(value::simple_value, static_cast<float>(number));
+}
+
+void add_string(pbf_writer& summary_message, const std::string& tag, const std::string& text) {
+  pbf_writer message(summary_message, summary::value);
+  message.add_string(value::tag, tag);
+  {
+    pbf_writer metadata_message(message, value::metadata);
+    pbf_writer plugin(metadata_message, metadata::plugin_data);
+    plugin.add_string(metadata::plugin_name, "text");
+  }
+  pbf_writer tensor_message(message, value::tensor);
+  tensor_message.add_enum(tensor::dtype, tensor::string_type);
+  {
+    pbf_writer shape(tensor_message, tensor::shape);
+    pbf_writer dimension(shape, tensor::dimension);
+    dimension.add_int64(tensor::size, 1);
+  }
+  tensor_message.add_bytes(tensor::string_value, text);
+}
+
+constexpr const char* kPrefix = "events.out.tfevents.";
+constexpr const char* kSuffix = ".cairn";
+
+void remove_files_of_earlier_run(const std::string& folder) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string file = entry.path().filename().string();
+    if (file.starts_with(kPrefix) && file.ends_with(kSuffix)) fs::remove(entry.path(), ignored);
+  }
+}
+
+}  // namespace
+
+std::uint32_t crc32c(std::string_view bytes) {
+  std::uint32_t crc = ~0u;
+  for (const char byte : bytes)
+    crc = (crc >> 8) ^ kTable[(crc ^ static_cast<unsigned char>(byte)) & 0xff];
+  return ~crc;
+}
+
+std::string tf_record(std::string_view data) {
+  std::string out;
+  append_little_endian(out, data.size(), 8);
+  append_little_endian(out, masked(crc32c(out)), 4);
+  out += data;
+  append_little_endian(out, masked(crc32c(data)), 4);
+  return out;
+}
+
+EventLog::EventLog(Failures& failures, std::string folder, std::int64_t first_step, double time,
+                   std::size_t most_bytes)
+    : file_(failures),
+      folder_(std::move(folder)),
+      started_(static_cast<std::int64_t>(time)),
+      most_bytes_(most_bytes) {
+  if (first_step == 0) remove_files_of_earlier_run(folder_);
+  begin_file(time);
+  if (first_step == 0) return;
+  std::string data;
+  {
+    pbf_writer message(data);
+    message.add_double(event::wall_time, time);
+    message.add_int64(event::step, first_step + 1);
+    pbf_writer session(message, event::session_log);
+    session.add_enum(session_log::status, session_log::start);
+  }
+  file_.add(tf_record(data));
+}
+
+// TensorBoard reads a folder's files in the order of their names.
+void EventLog::begin_file(double time) {
+  const std::string last = file_.path();
+  std::array<char, 40> name;
+  do {  // another run of this second
+    std::snprintf(name.data(), name.size(), "%010lld.%04d", static_cast<long long>(started_),
+                  number_++);
+  } while (fs::exists(core::str(folder_, "/", kPrefix, name.data(), kSuffix)));
+  file_.open(core::str(folder_, "/", kPrefix, name.data(), kSuffix), 0);
+  std::error_code ignored;
+  if (!before_.empty()) fs::remove(before_, ignored);
+  before_ = last;
+  std::string data;
+  pbf_writer message(data);
+  message.add_double(event::wall_time, time);
+  message.add_string(event::file_version, "brain.Event:2");
+  file_.add(tf_record(data));
+}
+
+void EventLog::add_event(double time, std::int64_t step, const std::string& summary_data) {
+  if (file_.bytes() > most_bytes_) begin_file(time);
+  std::string data;
+  pbf_writer message(data);
+  message.add_double(event::wall_time, time);
+  message.add_int64(event::step, step);
+  message.add_message(event::summary, summary_data);
+  file_.add(tf_record(data));
+}
+
+void EventLog::add(const StepRecord& record) {
+  std::string data;
+  pbf_writer summary_message(data);
+  for (const auto& [name, number] : record.values) add_scalar(summary_message, name, number);
+  add_event(record.time, record.step, data);
+}
+
+void EventLog::add(const EventRecord& event) {
+  std::string text = event.text;
+  if (!event.culprit.empty()) text += "\n\n" + event.culprit;  // it reads Markdown
+  add_text(event.time, event.step, core::str("events/", name(event.kind)), text);
+}
+
+void EventLog::add_text(double time, std::int64_t step, const std::string& tag,
+                        const std::string& text) {
+  std::string data;
+  pbf_writer summary_message(data);
+  add_string(summary_message, tag, text);
+  add_event(time, step, data);
+}
+
+}  // namespace cairn::observe

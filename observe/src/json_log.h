@@ -1,0 +1,34 @@
+// metrics.jsonl: {"step":1,"time":...,"loss":2.3}, {"event":"skip","step":7,...}, and a summary
+// without a step. JSON has no NaN and no infinity: null.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "files.h"
+#include "records.h"
+
+namespace cairn::observe {
+
+class JsonLog {
+ public:
+  JsonLog(Failures& failures, std::string path, std::size_t most_bytes)
+      : file_(failures), path_(std::move(path)), most_bytes_(most_bytes) {}
+
+  /// Hands over what the file holds up to `last_step`; what comes later, or is no record of ours,
+  /// goes. Throws core::IoError where the file cannot be written.
+  void open(std::int64_t last_step, const std::function<void(const StepRecord&)>& step,
+            const std::function<void(const EventRecord&)>& event);
+  void add(const StepRecord& record);
+  void add(const EventRecord& event);
+  void add_summary(double time, const NamedValues& values);
+  void flush() { file_.flush(); }
+
+ private:
+  void add_line(const std::string& line);
+  LogFile file_;
+  std::string path_;
+  std::size_t most_bytes_;
+};
+
+}  // namespace cairn::observe

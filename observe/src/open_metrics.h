@@ -1,0 +1,25 @@
+// metrics.prom: OpenMetrics 1.0 text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "history.h"
+
+namespace cairn::observe {
+
+/// What is said of a run beside its history.
+struct RunFacts {
+  std::string name;  // of the folder
+  int rank = 0, ranks = 1;
+  bool running = true;
+  double started = 0, renewed = 0;  // seconds since 1970
+  double renew_seconds = 0;
+  std::uint64_t dropped = 0, unwritten = 0;
+  std::string failures;
+  std::vector<std::pair<std::string, std::string>> about;
+};
+
+std::string open_metrics(const History& history, const RunFacts& facts);
+
+}  // namespace cairn::observe

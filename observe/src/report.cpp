@@ -1,0 +1,104 @@
+#include "report.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "number.h"
+#include "report_page.h"
+
+namespace cairn::observe {
+
+namespace {
+
+using nlohmann::json;
+
+// JSON has no NaN.
+std::string json_number(double value) {
+  return std::isfinite(value) ? short_number(value) : "null";
+}
+
+json event_json(const EventRecord& event) {
+  return {event.time, event.step, name(event.kind), event.text, event.culprit};
+}
+
+json values_json(const NamedValues& values) {
+  json all = json::array();
+  for (const auto& [name, value] : values) all.push_back({name, value});
+  return all;
+}
+
+json head_json(const History& history, const RunFacts& facts) {
+  json events = json::array(), about = json::array(), counts = json::object();
+  for (const EventRecord& event : history.events()) events.push_back(event_json(event));
+  for (const auto& [what, text] : facts.about) about.push_back({what, text});
+  for (int i = 0; i < kEventKinds; ++i) {
+    const auto kind = static_cast<EventKind>(i);
+    counts[std::string(name(kind))] = history.events(kind);
+  }
+  return {{"name", facts.name},
+          {"rank", facts.rank},
+          {"ranks", facts.ranks},
+          {"running", facts.running},
+          {"started", facts.started},
+          {"renewed", facts.renewed},
+          {"every", facts.renew_seconds},
+          {"step", history.last_step()},
+          {"dropped", facts.dropped},
+          {"failures", facts.failures},
+          {"too_many_names", history.too_many_names()},
+          {"events", events},
+          {"counts", counts},
+          {"about", about},
+          {"summary", values_json(history.summary())},
+          {"most_memory",
+           {{"step", history.most_memory().step},
+            {"values", values_json(history.most_memory().values)}}}};
+}
+
+/// [step, value], or of several steps [last step, mean, low, high, count, how many not finite].
+std::string point(const Bucket& bucket, std::int64_t step) {
+  const std::string head = "[" + std::to_string(step) + "," + json_number(bucket.mean());
+  if (bucket.count == 1) return head + "]";
+  return head + "," + json_number(bucket.low) + "," + json_number(bucket.high) + "," +
+         std::to_string(bucket.count) + "," + std::to_string(bucket.not_finite) + "]";
+}
+
+// Curves are most of the page: written as they are, without a tree of values.
+std::string curves_json(const History& history) {
+  std::string text = "[";
+  for (const Curve& curve : history.curves()) {
+    if (text.size() > 1) text += ",";
+    text += "{\"name\":" + json(curve.name).dump() + ",\"points\":[";
+    for (const Bucket& bucket : curve.buckets) {
+      const std::int64_t last = (bucket.key + 1) * history.width() - 1;
+      if (text.back() == ']') text += ",";
+      text += point(bucket, std::min(last, history.last_step()));
+    }
+    text += "]}";
+  }
+  return text + "]";
+}
+
+void replace(std::string& text, std::string_view place, const std::string& with) {
+  text.replace(text.find(place), place.size(), with);
+}
+
+// A name must not end the script.
+std::string embedded(std::string text) {
+  for (std::size_t at = 0; (at = text.find('<', at)) != std::string::npos;)
+    text.replace(at, 1, "\\u003c");
+  return text;
+}
+
+}  // namespace
+
+std::string report(const History& history, const RunFacts& facts) {
+  std::string head = head_json(history, facts).dump();
+  head.pop_back();  // its }
+  std::string page = kReportPage;
+  replace(page, "DATA", embedded(head + ",\"curves\":" + curves_json(history) + "}"));
+  return page;
+}
+
+}  // namespace cairn::observe

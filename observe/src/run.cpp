@@ -1,0 +1,110 @@
+#include "cairn/observe/run.h"
+
+#include "cairn/core/error.h"
+#include "clock.h"
+#include "ring.h"
+#include "writer.h"
+
+namespace cairn::observe {
+
+namespace {
+
+thread_local Span* innermost = nullptr;
+
+void check_names(std::span<const Value> values) {
+  for (const auto& [name, value] : values) {
+    const bool taken = name == "step" || name == "time" || name == "event" ||
+                       name.starts_with(kSeconds) || name.starts_with(kMemory);
+    CAIRN_CHECK(!name.empty() && !taken, "observe", "expected a name of a value other than '', ",
+                "step, time, event, seconds/... and memory/..., which the run has itself, got '",
+                name, "'");
+  }
+}
+
+void put_values(Message& message, std::span<const Value> values) {
+  message.put(static_cast<std::uint32_t>(values.size()));
+  for (const auto& [name, value] : values) message.put(value).put_text(name);
+}
+
+}  // namespace
+
+std::string_view name(EventKind kind) {
+  constexpr std::string_view kNames[kEventKinds] = {"skip", "overflow", "restart", "checkpoint",
+                                                    "note"};
+  return kNames[static_cast<int>(kind)];
+}
+
+Run::Run(const std::string& folder, RunOptions options) : last_step_(options.first_step) {
+  CAIRN_CHECK(options.first_step >= 0, "observe", "expected a first_step of 0 or more, got ",
+              options.first_step);
+  CAIRN_CHECK(options.renew_seconds >= 0, "observe", "expected renew_seconds of 0 or more, got ",
+              options.renew_seconds);
+  writer_ = std::make_unique<Writer>(folder, std::move(options));
+}
+
+Run::~Run() = default;
+
+void Run::step(std::int64_t step, std::span<const Value> values) {
+  CAIRN_CHECK(step > last_step(), "observe", "expected steps to rise, got ", step, " after ",
+              last_step());
+  check_names(values);
+  Message message(writer_->ring());
+  message.put(Told::step).put(steady_seconds()).put(step);
+  put_values(message, values);
+  last_step_.store(step, std::memory_order_relaxed);
+}
+
+void Run::summary(std::initializer_list<Value> values) {
+  const std::span<const Value> all(values.begin(), values.size());
+  check_names(all);
+  Message message(writer_->ring());
+  message.put(Told::summary).put(steady_seconds()).put(last_step());
+  put_values(message, all);
+}
+
+void Run::event(EventKind kind, std::string_view text, std::string_view culprit,
+                std::int64_t step) {
+  const bool under_way = kind == EventKind::skip || kind == EventKind::overflow;
+  if (step < 0) step = last_step() + (under_way ? 1 : 0);
+  Message message(writer_->ring());
+  message.put(Told::event).put(steady_seconds()).put(step).put(kind);
+  message.put_text(text).put_text(culprit);
+}
+
+const std::string& Run::folder() const {
+  return writer_->folder();
+}
+
+Span::Span(Run* run, std::string_view name) : run_(run) {
+  begin(name);
+}
+
+Span::~Span() {
+  end();
+}
+
+void Span::next(std::string_view name) {
+  end();
+  begin(name);
+}
+
+void Span::begin(std::string_view name) {
+  CAIRN_CHECK(name != "step", "observe", "expected a name of a part of a step, got 'step'");
+  if (run_ == nullptr) return;
+  name_ = name;
+  inner_ = 0;
+  outer_ = innermost;
+  innermost = this;
+  begin_ = steady_seconds();
+}
+
+void Span::end() {
+  if (run_ == nullptr) return;
+  const double seconds = steady_seconds() - begin_;
+  innermost = outer_;
+  if (outer_ != nullptr) outer_->inner_ += seconds;
+  Message message(run_->writer_->ring());
+  message.put(Told::span).put(seconds - inner_).put_text(name_);
+}
+
+}  // namespace cairn::observe

@@ -1,0 +1,344 @@
+#include "writer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include "cairn/core/error.h"
+#include "cairn/core/version.h"
+#include "clock.h"
+#include "report.h"
+
+namespace cairn::observe {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kTurn = std::chrono::milliseconds(20);
+constexpr double kSampleSeconds = 0.1, kMostShare = 1.0 / 200;
+
+/// The rings that a thread tells in, one a run; each knows when the thread has ended.
+struct OwnRings {
+  struct Own {
+    std::uint64_t run;
+    std::shared_ptr<Ring> ring;
+  };
+  std::vector<Own> all;
+  ~OwnRings() {
+    for (const Own& own : all) own.ring->abandon();
+  }
+};
+thread_local OwnRings own_rings;
+
+/// std::exit ends no local object: it ends the runs that live, so that nothing that was told is lost.
+class LiveRuns {
+ public:
+  static LiveRuns& instance() {
+    static auto* const instance = new LiveRuns;
+    return *instance;
+  }
+  void add(Writer& writer) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(&writer);
+  }
+  void remove(Writer& writer) {
+    const std::lock_guard lock(mutex_);
+    std::erase(all_, &writer);
+  }
+
+ private:
+  LiveRuns() {
+    std::atexit([] { instance().end_all(); });
+  }
+  void end_all() {
+    const std::lock_guard lock(mutex_);
+    for (Writer* writer : all_) writer->end();
+  }
+  std::mutex mutex_;
+  std::vector<Writer*> all_;
+};
+
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> last = 0;
+  return ++last;
+}
+
+std::string made_folder(const std::string& folder, const World& world) {
+  CAIRN_CHECK(!folder.empty(), "observe", "expected a folder for the run's files, got ''");
+  fs::path path = fs::path(folder + "/").lexically_normal().parent_path();
+  if (world.rank > 0) path /= core::str("rank-", world.rank);
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) {
+    core::fail<core::IoError>("observe", "expected to make the folder ", path.string(), ", got '",
+                              error.message(), "'");
+  }
+  return path.string();
+}
+
+std::string value_in(const char* path, std::string_view key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(": ");
+    if (line.starts_with(key) && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+std::string command() {
+  std::ifstream file("/proc/self/cmdline");
+  std::string all, word;
+  while (std::getline(file, word, '\0')) all += (all.empty() ? "" : " ") + word;
+  return valid_utf8(all);
+}
+
+std::string host() {
+  char name[256] = "unknown";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+void add_machine(RunOptions& options) {
+  auto& about = options.about;
+  for (auto& [what, text] : about) what = valid_utf8(what), text = valid_utf8(text);
+  about.emplace_back("command", command());
+  about.emplace_back("host", core::str(host(), ", process ", getpid()));
+  about.emplace_back("processor", core::str(value_in("/proc/cpuinfo", "model name"), ", ",
+                                            std::thread::hardware_concurrency(), " threads"));
+  about.emplace_back("device", core::str(options.device));
+  about.emplace_back("Cairn", core::version());
+  for (const auto& version : core::library_versions()) about.push_back(version);
+}
+
+NamedValues take_values(MessageReader& reader) {
+  NamedValues values(reader.take<std::uint32_t>());
+  for (auto& [name, value] : values) {
+    value = reader.take<double>();
+    name = valid_utf8(reader.take_text());
+  }
+  return values;
+}
+
+}  // namespace
+
+Writer::Writer(const std::string& folder, RunOptions options)
+    : options_(std::move(options)),
+      folder_(made_folder(folder, options_.world)),
+      id_(next_id()),
+      started_(steady_seconds()),
+      unix_offset_(unix_seconds() - started_),
+      json_(failures_, folder_ + "/metrics.jsonl", options_.log_bytes),
+      csv_(failures_, folder_ + "/metrics.csv", options_.log_bytes),
+      events_(failures_, folder_, options_.first_step, unix_of(started_), options_.log_bytes) {
+  add_machine(options_);
+  json_.open(
+      options_.first_step,
+      [&](const StepRecord& record) {
+        history_.add(record);
+        csv_.add(record);
+      },
+      [&](const EventRecord& event) { history_.add(event); });
+  std::string about;
+  for (const auto& [what, text] : options_.about) about += core::str("- ", what, ": ", text, "\n");
+  events_.add_text(unix_of(started_), options_.first_step, "about", about);
+  if (options_.first_step > 0) {
+    tell({.step = options_.first_step,
+          .time = unix_of(started_),
+          .kind = EventKind::restart,
+          .text = core::str("went on from step ", options_.first_step),
+          .culprit = {}});
+  }
+  thread_ = std::thread([this] { run(); });
+  LiveRuns::instance().add(*this);
+}
+
+Writer::~Writer() {
+  LiveRuns::instance().remove(*this);
+  end();
+}
+
+void Writer::end() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+Ring& Writer::ring() {
+  for (const auto& own : own_rings.all) {
+    if (own.run == id_) return *own.ring;
+  }
+  return new_ring();
+}
+
+Ring& Writer::new_ring() {
+  const auto ring = std::make_shared<Ring>();
+  // Of runs that have ended this thread is the last owner.
+  std::erase_if(own_rings.all, [](const auto& own) { return own.ring.use_count() == 1; });
+  own_rings.all.push_back({id_, ring});
+  const std::lock_guard lock(rings_mutex_);
+  sources_.push_back({.ring = ring, .parts = {}, .last_step = started_});
+  return *ring;
+}
+
+void Writer::run() {
+  for (bool last = false; !last;) {
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, kTurn, [this] { return ending_; });
+      last = ending_;
+    }
+    try {
+      turn(last);
+    } catch (const std::exception& error) {
+      failures_.add(folder_, error.what(), 1);
+    }
+  }
+  failures_.say_at_end(folder_);
+}
+
+void Writer::turn(bool last) {
+  const double now = steady_seconds();
+  sample_memory(now);
+  empty_rings();
+  json_.flush();
+  csv_.flush();
+  events_.flush();
+  if (!last && now < renew_at_) return;
+  renew(!last);
+  const double after = steady_seconds();
+  renew_at_ = after + std::max(options_.renew_seconds, (after - now) / kMostShare);
+}
+
+void Writer::sample_memory(double now) {
+  if (now < sampled_ + kSampleSeconds) return;
+  sampled_ = now;
+  const core::MemoryStats stats = core::memory_stats(options_.device);
+  if (!memory_ || stats.current_total >= memory_->current_total) memory_ = stats;
+}
+
+void Writer::empty_rings() {
+  const std::lock_guard lock(rings_mutex_);
+  for (Source& source : sources_) {
+    const bool ended = source.ring->abandoned();  // before it is emptied
+    bytes_.clear();
+    source.ring->take(bytes_);
+    MessageReader reader({bytes_.data(), bytes_.size()});
+    while (!reader.done()) decode(source, reader);
+    if (!ended) continue;
+    dropped_ += source.ring->dropped();
+    source.ring = nullptr;
+  }
+  std::erase_if(sources_, [](const Source& source) { return source.ring == nullptr; });
+}
+
+void Writer::decode(Source& source, MessageReader& reader) {
+  switch (reader.take<Told>()) {
+    case Told::step:
+      return take_step(source, reader);
+    case Told::summary:
+      return take_summary(reader);
+    case Told::event:
+      return take_event(reader);
+    case Told::span:
+      return take_span(source, reader);
+  }
+}
+
+void Writer::take_step(Source& source, MessageReader& reader) {
+  const auto now = reader.take<double>();
+  const auto step = reader.take<std::int64_t>();
+  StepRecord record{.step = step, .time = unix_of(now), .values = take_values(reader)};
+  record.values.emplace_back(kStepSeconds, now - source.last_step);
+  source.last_step = now;
+  for (auto& part : source.parts) record.values.push_back(std::move(part));
+  source.parts.clear();
+  add_memory(record.values);
+  history_.add(record);
+  json_.add(record);
+  csv_.add(record);
+  events_.add(record);
+}
+
+void Writer::take_span(Source& source, MessageReader& reader) {
+  const auto seconds = reader.take<double>();
+  const std::string part = core::str(kSeconds, valid_utf8(reader.take_text()));
+  for (auto& [name, sum] : source.parts) {
+    if (name != part) continue;
+    sum += seconds;
+    return;
+  }
+  if (source.parts.size() < kMostNames) source.parts.emplace_back(part, seconds);
+}
+
+void Writer::take_summary(MessageReader& reader) {
+  const double time = unix_of(reader.take<double>());
+  reader.take<std::int64_t>();
+  const NamedValues values = take_values(reader);
+  history_.add_summary(values);
+  json_.add_summary(time, values);
+}
+
+void Writer::take_event(MessageReader& reader) {
+  EventRecord event;
+  event.time = unix_of(reader.take<double>());
+  event.step = reader.take<std::int64_t>();
+  event.kind = reader.take<EventKind>();
+  event.text = valid_utf8(reader.take_text());
+  event.culprit = valid_utf8(reader.take_text());
+  tell(event);
+}
+
+void Writer::tell(const EventRecord& event) {
+  history_.add(event);
+  json_.add(event);
+  events_.add(event);
+}
+
+void Writer::add_memory(NamedValues& values) {
+  if (!memory_) return;
+  for (int i = 0; i < core::kMemoryCategories; ++i) {
+    const auto category = static_cast<core::MemoryCategory>(i);
+    values.emplace_back(core::str(kMemory, core::name(category)),
+                        static_cast<double>(memory_->of(category)));
+  }
+  values.emplace_back(kMemoryPeak, static_cast<double>(memory_->peak_total));
+  memory_.reset();
+}
+
+RunFacts Writer::facts(bool running) {
+  std::uint64_t dropped = dropped_;
+  {
+    const std::lock_guard lock(rings_mutex_);
+    for (const Source& source : sources_) dropped += source.ring->dropped();
+  }
+  return {.name = fs::path(folder_).lexically_normal().string(),
+          .rank = options_.world.rank,
+          .ranks = options_.world.size,
+          .running = running,
+          .started = unix_of(started_),
+          .renewed = unix_seconds(),
+          .renew_seconds = options_.renew_seconds,
+          .dropped = dropped,
+          .unwritten = failures_.records(),
+          .failures = failures_.describe(),
+          .about = options_.about};
+}
+
+void Writer::renew(bool running) {
+  const RunFacts now = facts(running);
+  replace_file(folder_ + "/metrics.prom", open_metrics(history_, now), failures_);
+  replace_file(folder_ + "/report.html", report(history_, now), failures_);
+}
+
+}  // namespace cairn::observe

@@ -1,0 +1,94 @@
+// The thread of a run that empties the rings and writes the files.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "cairn/core/memory.h"
+#include "cairn/observe/run.h"
+#include "csv_log.h"
+#include "event_log.h"
+#include "files.h"
+#include "history.h"
+#include "json_log.h"
+#include "open_metrics.h"
+#include "records.h"
+#include "ring.h"
+
+namespace cairn::observe {
+
+/// How a message begins; its fields follow.
+enum class Told : std::uint8_t {
+  step,     // seconds, step, values
+  summary,  // seconds, step, values
+  event,    // seconds, step, kind, text, culprit
+  span      // seconds that it took, name
+};
+
+class Writer {
+ public:
+  Writer(const std::string& folder, RunOptions options);
+  ~Writer();
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  /// The calling thread's, made at its first call.
+  Ring& ring();
+  const std::string& folder() const { return folder_; }
+  /// Writes what is left; nothing is told any more.
+  void end();
+
+ private:
+  struct Source {
+    std::shared_ptr<Ring> ring;
+    NamedValues parts;  // seconds of spans since its last step
+    double last_step = 0;
+  };
+
+  Ring& new_ring();
+  void run();
+  void turn(bool last);
+  void empty_rings();
+  void decode(Source& source, MessageReader& reader);
+  void take_step(Source& source, MessageReader& reader);
+  void take_span(Source& source, MessageReader& reader);
+  void take_summary(MessageReader& reader);
+  void take_event(MessageReader& reader);
+  void tell(const EventRecord& event);
+  void add_memory(NamedValues& values);
+  void sample_memory(double now);
+  RunFacts facts(bool running);
+  void renew(bool running);
+  double unix_of(double steady) const { return steady + unix_offset_; }
+
+  RunOptions options_;
+  std::string folder_;
+  const std::uint64_t id_;
+  const double started_, unix_offset_;
+  Failures failures_;
+  History history_;
+  JsonLog json_;
+  CsvLog csv_;
+  EventLog events_;
+  std::optional<core::MemoryStats> memory_;  // the highest since the last step
+  double sampled_ = 0, renew_at_ = 0;
+
+  std::mutex rings_mutex_;
+  std::vector<Source> sources_;
+  std::vector<char> bytes_;    // of a ring, being read
+  std::uint64_t dropped_ = 0;  // by threads that have ended
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace cairn::observe

@@ -1,0 +1,32 @@
+"""owners_readers.py FOLDER: what TensorBoard and Prometheus' client read in a run's folder, as JSON. NaN is null, infinities are texts."""
+import json
+import math
+import pathlib
+import sys
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+
+
+def number(value):
+    return None if math.isnan(value) else str(value) if math.isinf(value) else value
+
+
+def tensorboard(folder):
+    events = EventAccumulator(folder, size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    scalars = {tag: [[event.step, number(event.value)] for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    texts = {}
+    for tag in events.Tags()["tensors"]:
+        assert events.SummaryMetadata(tag).plugin_data.plugin_name == "text", tag
+        texts[tag] = [[event.step, tensor_util.make_ndarray(event.tensor_proto)[0].decode()] for event in events.Tensors(tag)]
+    return {"scalars": scalars, "texts": texts}
+
+
+def openmetrics(folder):
+    text = (pathlib.Path(folder) / "metrics.prom").read_text()
+    return [[sample.name, sample.labels, number(sample.value)] for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+print(json.dumps({"tensorboard": tensorboard(sys.argv[1]), "openmetrics": openmetrics(sys.argv[1])}))

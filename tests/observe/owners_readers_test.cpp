@@ -1,0 +1,126 @@
+// The files as their owners' readers read them: TensorBoard's, Prometheus' and a browser. Python's
+// packages lie in build/readers (scripts/install_dependencies fetches them).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cairn/observe/run.h"
+#include "observe/run_files.h"
+#include "support/test_folder.h"
+#include "tools/shell.h"
+
+namespace cairn::observe {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+const char* const kOdd = "a \"b\"\\,\nc";
+
+json read_by_owners(const std::string& folder) {
+  const std::string readers = test::test_folder() + "/../build/readers";
+  const test::ShellResult result =
+      test::shell("PYTHONPATH=" + readers + " python3 -B " + test::test_folder() +
+                  "/observe/owners_readers.py " + folder);
+  EXPECT_EQ(result.status, 0) << result.err;
+  return result.status == 0 ? json::parse(result.out) : json();
+}
+
+bool readers_are_here() {
+  return std::filesystem::exists(test::test_folder() + "/../build/readers/tensorboard");
+}
+
+void tell_training(const std::string& folder, std::int64_t first, std::int64_t last) {
+  observe::Run run(folder, {.first_step = first, .about = {{"opt level", "O2"}}});
+  for (std::int64_t step = first + 1; step <= last; ++step) {
+    { const Span span(run, "forward"); }
+    const double loss = step == 4 ? std::nan("") : 1.0 / static_cast<double>(step);
+    run.step({{"loss", loss}, {kOdd, step}});
+  }
+  run.event(EventKind::skip, "inf in the gradient of fc.weight", "fc.weight");
+  run.event(EventKind::checkpoint, "saved");
+  run.summary({{"best", std::numeric_limits<double>::infinity()}});
+}
+
+TEST(OwnersReaders, TensorBoardHasEveryValue) {
+  if (!readers_are_here()) GTEST_SKIP() << "no build/readers: run scripts/install_dependencies";
+  const test::TemporaryFolder folder;
+  tell_training(folder.string(), 0, 50);
+  const json read = read_by_owners(folder.string())["tensorboard"];
+  const json loss = read["scalars"]["loss"];
+  ASSERT_EQ(loss.size(), 50u);
+  for (std::size_t i = 0; i < 50; ++i) {
+    EXPECT_EQ(loss[i][0], i + 1);
+    const double expected = static_cast<float>(1.0 / static_cast<double>(i + 1));
+    if (i + 1 == 4)
+      EXPECT_TRUE(loss[i][1].is_null());
+    else
+      EXPECT_EQ(loss[i][1], expected);
+  }
+  EXPECT_EQ(read["scalars"][kOdd][6], (json{7, 7.0}));
+  EXPECT_EQ(read["scalars"]["seconds/forward"].size(), 50u);
+  EXPECT_THAT(read["texts"]["events/skip"][0][1].get<std::string>(), HasSubstr("fc.weight"));
+  EXPECT_EQ(read["texts"]["events/skip"][0][0], 51);
+  EXPECT_THAT(read["texts"]["about"][0][1].get<std::string>(), HasSubstr("opt level: O2"));
+}
+
+// Of the steps after the checkpoint those of the second process alone.
+TEST(OwnersReaders, TensorBoardForgetsWhatCameAfterACheckpoint) {
+  if (!readers_are_here()) GTEST_SKIP() << "no build/readers: run scripts/install_dependencies";
+  const test::TemporaryFolder folder;
+  tell_training(folder.string(), 0, 20);
+  tell_training(folder.string(), 10, 12);
+  const json loss = read_by_owners(folder.string())["tensorboard"]["scalars"]["loss"];
+  ASSERT_EQ(loss.size(), 12u);
+  for (std::size_t i = 0; i < 12; ++i) EXPECT_EQ(loss[i][0], i + 1);
+}
+
+TEST(OwnersReaders, PrometheusHasTheLastValues) {
+  if (!readers_are_here()) GTEST_SKIP() << "no build/readers: run scripts/install_dependencies";
+  const test::TemporaryFolder folder;
+  tell_training(folder.string(), 0, 50);
+  const json samples = read_by_owners(folder.string())["openmetrics"];
+  const auto value = [&](const std::string& name, const json& labels) {
+    for (const json& sample : samples) {
+      if (sample[0] == name && sample[1] == labels) return sample[2];
+    }
+    ADD_FAILURE() << "no " << name << labels << " in " << samples;
+    return json();
+  };
+  EXPECT_EQ(value("cairn_step", {{"rank", "0"}}), 50);
+  EXPECT_EQ(value("cairn_running", {{"rank", "0"}}), 0);
+  EXPECT_EQ(value("cairn_value", {{"rank", "0"}, {"name", "loss"}}), 1.0 / 50);
+  EXPECT_EQ(value("cairn_value", {{"rank", "0"}, {"name", kOdd}}), 50);
+  EXPECT_EQ(value("cairn_events_total", {{"rank", "0"}, {"kind", "skip"}}), 1);
+  EXPECT_EQ(value("cairn_events_total", {{"rank", "0"}, {"kind", "restart"}}), 0);
+  EXPECT_EQ(value("cairn_summary", {{"rank", "0"}, {"name", "best"}}), "inf");
+  EXPECT_EQ(value("cairn_dropped_records_total", {{"rank", "0"}}), 0);
+  EXPECT_GT(value("cairn_checkpoint_timestamp_seconds", {{"rank", "0"}}), 1.7e9);
+  EXPECT_GT(value("cairn_step_part_seconds", {{"rank", "0"}, {"part", "forward"}}), 0.0);
+}
+
+TEST(OwnersReaders, ABrowserDrawsEveryCurveWithoutAnError) {
+  const char* const kBrowser = "chromium-headless-shell";
+  if (test::shell(std::string("command -v ") + kBrowser).status != 0)
+    GTEST_SKIP() << "no " << kBrowser;
+  const test::TemporaryFolder folder;
+  tell_training(folder.string(), 0, 50);
+  const test::ShellResult page =
+      test::shell(std::string(kBrowser) + " --no-sandbox --disable-gpu --enable-logging=stderr " +
+                  "--dump-dom file://" + (folder / "report.html").string());
+  EXPECT_EQ(page.status, 0) << page.err;
+  EXPECT_THAT(page.err, testing::Not(HasSubstr("CONSOLE"))) << page.err;
+  for (const char* shown :
+       {"<h2>Loss</h2>", "Where a step's time goes", "Skipped steps, by culprit", "fc.weight",
+        "ended after", "<td>opt level</td><td>O2</td>"})
+    EXPECT_THAT(page.out, HasSubstr(shown));
+  std::size_t charts = 0;
+  for (std::size_t at = 0; (at = page.out.find("<svg", at)) != std::string::npos; ++at) ++charts;
+  EXPECT_GE(charts, 3u);
+  EXPECT_THAT(page.out, testing::Not(HasSubstr("NaN")));
+}
+
+}  // namespace
+}  // namespace cairn::observe
