@@ -127,6 +127,10 @@ function range(spec) {
     high = Math.max(high, spec.stacked ? p.top : p.high);
   }
   if (low > high) return [0, 1];
+  if (spec.capped) {  // a first step that takes long hides no other
+    const tops = spec.series.flatMap(s => s.points.map(p => p.high)).sort((a, b) => a - b);
+    high = Math.min(high, 3 * tops[Math.floor(0.95 * tops.length)]);
+  }
   if (spec.powers) return [Math.floor(Math.log2(low)) - 1, Math.ceil(Math.log2(high)) + 1];
   if (low >= 0 && low < 0.5 * high) low = 0;
   const margin = low === high ? 0.1 * Math.abs(low) || 1 : 0.05 * (high - low);
@@ -142,7 +146,7 @@ function draw(area, spec) {
   const L = 12 + 6.6 * Math.max(...rows.map(t => label(t).length));
   const x = s => L + (W - L - R) * (s - first) / (end - first);
   const up = v => spec.powers ? Math.log2(v) : v;
-  const y = v => H - B - (H - B - T) * (up(v) - low) / (high - low);
+  const y = v => Math.max(T, H - B - (H - B - T) * (up(v) - low) / (high - low));
   const at = (p, v) => `${x(p.x).toFixed(1)},${y(v).toFixed(1)}`;
   let svg = "";
   for (const t of rows) {
@@ -192,12 +196,12 @@ function draw(area, spec) {
     hair.setAttribute("visibility", "hidden"), tip.style.display = "none";
   };
 }
-// The mean of the neighbours on both sides.
+// The mean of the neighbours on both sides; at the beginning, which is steep, of fewer.
 function smooth(points) {
   const wide = Math.max(4, Math.round(points.length / 50)), sums = [0];
   for (const p of points) sums.push(sums[sums.length - 1] + p.y);
   return points.map((p, i) => {
-    const from = Math.max(0, i - wide), to = Math.min(points.length, i + wide + 1);
+    const near = Math.min(wide, i), from = i - near, to = Math.min(points.length, i + near + 1);
     return { x: p.x, y: (sums[to] - sums[from]) / (to - from) };
   });
 }
@@ -258,7 +262,8 @@ if (speed) tiles += tile(words(speed), plain(last(speed)));
 if (curves.has("seconds/step")) tiles += tile("step's time", show("seconds", last("seconds/step")));
 if (curves.has("memory/peak")) tiles += tile("peak memory", show("bytes", last("memory/peak")));
 tiles += tile("skipped steps", whole(run.counts.skip));
-for (const [name, value] of run.summary) tiles += tile(words(name), plain(value));
+for (const [name, value] of run.summary)
+  if (!curves.has(name)) tiles += tile(words(name), plain(value));
 get("tiles").innerHTML = tiles;
 
 const done = new Set();
@@ -292,7 +297,7 @@ if (steps) {
       top: Math.max(top[i].top, p.y), y: p.y })) });
   }
   const box = chart({ title: "Where a step's time goes", kind: "seconds", series,
-    stacked: parts.length > 0 });
+    stacked: parts.length > 0, capped: true });
   if (parts.length) {
     const counted = steps.reduce((a, p) => a + p.count, 0);
     const all = sum(steps), shares = parts.map(([name, points]) => [name, sum(points) / all]);

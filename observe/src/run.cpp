@@ -54,12 +54,11 @@ void Run::step(std::int64_t step, std::span<const Value> values) {
   last_step_.store(step, std::memory_order_relaxed);
 }
 
-void Run::summary(std::initializer_list<Value> values) {
-  const std::span<const Value> all(values.begin(), values.size());
-  check_names(all);
+void Run::summary(std::span<const Value> values) {
+  check_names(values);
   Message message(writer_->ring());
-  message.put(Told::summary).put(steady_seconds()).put(last_step());
-  put_values(message, all);
+  message.put(Told::summary).put(steady_seconds());
+  put_values(message, values);
 }
 
 void Run::event(EventKind kind, std::string_view text, std::string_view culprit,

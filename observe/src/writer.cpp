@@ -283,7 +283,6 @@ void Writer::take_span(Source& source, MessageReader& reader) {
 
 void Writer::take_summary(MessageReader& reader) {
   const double time = unix_of(reader.take<double>());
-  reader.take<std::int64_t>();
   const NamedValues values = take_values(reader);
   history_.add_summary(values);
   json_.add_summary(time, values);

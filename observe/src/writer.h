@@ -27,7 +27,7 @@ namespace cairn::observe {
 /// How a message begins; its fields follow.
 enum class Told : std::uint8_t {
   step,     // seconds, step, values
-  summary,  // seconds, step, values
+  summary,  // seconds, values
   event,    // seconds, step, kind, text, culprit
   span      // seconds that it took, name
 };

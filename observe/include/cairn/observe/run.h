@@ -109,7 +109,10 @@ class Run {
   std::int64_t last_step() const { return last_step_.load(std::memory_order_relaxed); }
 
   /// Numbers of the whole run: a test accuracy.
-  void summary(std::initializer_list<Value> values);
+  void summary(std::initializer_list<Value> values) {
+    summary(std::span<const Value>(values.begin(), values.size()));
+  }
+  void summary(std::span<const Value> values);
 
   /// A skip or overflow belongs to the step after the last that was told, any other event to that
   /// one, unless `step` (not below 0) says where. `culprit`: the parameter. Of texts, the first
