@@ -266,12 +266,12 @@ def training(check):
 
 
 def train(check, program, level, arguments, figure, learned):
-    label, metrics = f"{program} {level}", check.out / "logs" / f"{program}_{level}.jsonl"
-    status, output = check.run(label.replace(" ", "_"), [f"bin/{program}", "--device", "cuda", "--opt-level", level, "--metrics", metrics.resolve(), *arguments])
+    label, run = f"{program} {level}", check.out / "logs" / f"{program}_{level}"
+    status, output = check.run(label.replace(" ", "_"), [f"bin/{program}", "--device", "cuda", "--opt-level", level, "--observe", run.resolve(), *arguments])
     if status != 0:
         check.add(label, "time was up" if status is None else f"status {status}", ok=None if status is None else False, note=last_line(output))
         return
-    last = json.loads(metrics.read_text().strip().split("\n")[-1])
+    last = json.loads((run / "metrics.jsonl").read_text().strip().split("\n")[-1])
     speed = next((f", {last[key]:,.0f} {key.split('_')[0]}/s" for key in last if key.endswith("_per_second")), "")
     if check.options.sim:
         check.add(label, "ran", ok=True)

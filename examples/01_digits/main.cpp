@@ -93,35 +93,47 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
                                      world);
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
   std::int64_t step = flags.resume(state);
-  support::Reporter reporter({.active = world.rank == 0,
-                              .metrics_path = flags.metrics,
-                              .first_step = step,
-                              .total_steps = total_steps});
-  reporter.note(core::str(images.description, "; ", flags.describe(world, device, step)));
+  support::Reporter reporter(
+      {.world = world,
+       .observe = flags.observe,
+       .device = device,
+       .description = core::str(images.description, "; ", flags.describe(world, device, step)),
+       .first_step = step,
+       .total_steps = total_steps});
   const std::int64_t images_per_step =
       std::int64_t{flags.batch_size} * flags.accumulate * world.size;
 
+  observe::Span part(reporter.run(), "data");
   while (step < total_steps) {
     for (const data::Batch& batch : loader) {
+      part.next("forward");
       const optim::MicroBatch micro = accumulation.begin(batch.size());
       const Tensor logits = (*ddp)(batch.inputs);
       const Tensor loss = nn::cross_entropy(logits, batch.labels);
+      part.next("backward");
       precision.backward(loss, {.weight = micro.weight()});
+      part.next("data");
       reporter.micro_batch(loss.item(), accuracy(logits, batch.labels));
       if (!micro.last()) continue;
 
+      part.next("update");
       const double lr = optimizer->lr();
       const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});
       schedule.step(result);
       ++step;
-      if (!result.applied) reporter.note(core::str("step ", step, " skipped: ", result.reason));
+      part.next("save");
       reporter.step({.step = step,
                      .lr = lr,
                      .loss_scale = precision.loss_scale(),
                      .units = images_per_step,
-                     .memory_bytes = core::memory_stats(device).peak_total});
-      if (flags.save_due(step, total_steps)) state.save(flags.checkpoint_dir, step);
+                     .memory_bytes = core::memory_stats(device).peak_total,
+                     .result = result});
+      if (flags.save_due(step, total_steps)) {
+        state.save(flags.checkpoint_dir, step);
+        reporter.saved(step);
+      }
       state.end_on_signal(step);
+      part.next("data");
       if (step == total_steps) break;
     }
   }
@@ -130,7 +142,7 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   const auto whole = ddp->gather_parameters();  // each process evaluates by itself
   const double test = test_accuracy(model, *images.test, world, device);
   if (world.rank == 0 && !flags.picture.empty()) {
-    digits::save_picture(flags.picture, model, *images.test, kNormalize, device, reporter.losses());
+    digits::save_picture(flags.picture, model, *images.test, kNormalize, device);
   }
   reporter.finish({{"test_accuracy", test},
                    {"steps", static_cast<double>(step)},
@@ -147,8 +159,7 @@ int main(int argc, char** argv) {
   flags.add_to(app);
   flags.add_shard_to(app);
   flags.data.add_to(app);
-  app.add_option("--picture", flags.picture,
-                 "PNG with test digits, predictions and the loss curve");
+  app.add_option("--picture", flags.picture, "PNG with test digits and predictions");
   return support::run_program(
       app, argc, argv, [&](const parallel::ProcessGroup& group) { return train(flags, group); });
 }

@@ -11,10 +11,8 @@ namespace digits {
 using namespace cairn;
 
 void save_picture(const std::string& path, nn::Module& model, const data::TensorDataset& test,
-                  const data::Normalize& normalize, Device device,
-                  const std::vector<double>& losses) {
-  constexpr int kColumns = 10, kRows = 6, kZoom = 2, kCell = 28 * kZoom + 22, kMargin = 16,
-                kCurveHeight = 240;
+                  const data::Normalize& normalize, Device device) {
+  constexpr int kColumns = 10, kRows = 6, kZoom = 2, kCell = 28 * kZoom + 22, kMargin = 16;
   const std::int64_t shown = std::min<std::int64_t>(kColumns * kRows, test.size());
   data::SequentialSampler sampler(test.size());
   data::DataLoader loader(test, sampler,
@@ -26,8 +24,7 @@ void save_picture(const std::string& path, nn::Module& model, const data::Tensor
   const std::vector<double> predictions = autograd::argmax(model(batch.inputs)).to_vector();
   model.train();
 
-  support::Canvas canvas(kColumns * kCell + 2 * kMargin,
-                         kRows * kCell + kCurveHeight + 3 * kMargin);
+  support::Canvas canvas(kColumns * kCell + 2 * kMargin, kRows * kCell + 2 * kMargin);
   const std::uint8_t* pixels = test.inputs().data<std::uint8_t>();
   const std::vector<std::int64_t> labels = test.labels().to_vector<std::int64_t>();
   for (int i = 0; i < shown; ++i) {
@@ -40,10 +37,6 @@ void save_picture(const std::string& path, nn::Module& model, const data::Tensor
         (right ? "" : " / " + std::to_string(labels[static_cast<std::size_t>(i)]));
     canvas.text(x + 4, y + 28 * kZoom + 3, text, 2, right ? support::kGreen : support::kRed);
   }
-  support::Curve curve{.title = "training loss by step", .x = {}, .y = losses};
-  for (std::size_t i = 0; i < losses.size(); ++i) curve.x.push_back(static_cast<double>(i + 1));
-  support::draw_curve(canvas, kMargin, kRows * kCell + 2 * kMargin, kColumns * kCell, kCurveHeight,
-                      curve);
   canvas.save(path);
 }
 

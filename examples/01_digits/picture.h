@@ -1,8 +1,7 @@
-// A picture of what the model learnt: test digits with its predictions, and the loss curve.
+// A picture of what the model learnt: test digits with its predictions.
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "cairn/data/loader.h"
 #include "cairn/nn/module.h"
@@ -11,6 +10,6 @@ namespace digits {
 
 void save_picture(const std::string& path, cairn::nn::Module& model,
                   const cairn::data::TensorDataset& test, const cairn::data::Normalize& normalize,
-                  cairn::Device device, const std::vector<double>& losses);
+                  cairn::Device device);
 
 }  // namespace digits

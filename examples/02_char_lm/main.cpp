@@ -151,37 +151,49 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
                                      world);
   if (!flags.checkpoint_dir.empty()) state.save_on_signal(SIGTERM, flags.checkpoint_dir);
   std::int64_t step = flags.resume(state);
-  support::Reporter reporter({.active = world.rank == 0,
-                              .metrics_path = flags.metrics,
-                              .unit = "tokens",
-                              .first_step = step,
-                              .total_steps = total_steps,
-                              .accuracy = false});
-  reporter.note(core::str(text.tokens().size(), " bytes of ", files.size(), " file(s); ",
-                          flags.describe(world, device, step)));
+  support::Reporter reporter(
+      {.world = world,
+       .observe = flags.observe,
+       .device = device,
+       .description = core::str(text.tokens().size(), " bytes of ", files.size(), " file(s); ",
+                                flags.describe(world, device, step)),
+       .unit = "tokens",
+       .first_step = step,
+       .total_steps = total_steps,
+       .accuracy = false});
   const std::int64_t tokens_per_step =
       std::int64_t{flags.batch_size} * flags.accumulate * world.size * flags.sizes.tokens;
 
+  observe::Span part(reporter.run(), "data");
   while (step < total_steps) {
     for (const data::Batch& batch : loader) {
+      part.next("forward");
       const optim::MicroBatch micro = accumulation.begin(batch.size());
       const Tensor loss = nn::cross_entropy((*ddp)(batch.inputs), batch.labels);
+      part.next("backward");
       precision.backward(loss, {.weight = micro.weight()});
+      part.next("data");
       reporter.micro_batch(loss.item());
       if (!micro.last()) continue;
 
+      part.next("update");
       const double lr = optimizer->lr();
       const optim::StepResult result = precision.step({.gradient_scale = accumulation.finish()});
       schedule.step(result);
       ++step;
-      if (!result.applied) reporter.note(core::str("step ", step, " skipped: ", result.reason));
+      part.next("save");
       reporter.step({.step = step,
                      .lr = lr,
                      .loss_scale = precision.loss_scale(),
                      .units = tokens_per_step,
-                     .memory_bytes = core::memory_stats(device).peak_total});
-      if (flags.save_due(step, total_steps)) state.save(flags.checkpoint_dir, step);
+                     .memory_bytes = core::memory_stats(device).peak_total,
+                     .result = result});
+      if (flags.save_due(step, total_steps)) {
+        state.save(flags.checkpoint_dir, step);
+        reporter.saved(step);
+      }
       state.end_on_signal(step);
+      part.next("data");
       if (step == total_steps) break;
     }
   }

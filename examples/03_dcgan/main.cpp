@@ -8,8 +8,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
-#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cairn/autograd/ops.h"
 #include "cairn/autograd/thread_state.h"
@@ -17,6 +16,7 @@
 #include "cairn/core/generator.h"
 #include "cairn/data/loader.h"
 #include "cairn/data/samplers.h"
+#include "cairn/observe/run.h"
 #include "cairn/optim/adam.h"
 #include "cairn/parallel/distributed.h"
 #include "networks.h"
@@ -36,7 +36,7 @@ struct Flags {
   double lr = 2e-4, beta1 = 0.5;
   std::uint64_t seed = 2809;
   int report_every = 100;
-  std::string picture, metrics, checkpoint_dir;
+  std::string picture, observe, checkpoint_dir;
 
   void add_to(CLI::App& app) {
     data.add_to(app);
@@ -66,7 +66,9 @@ struct Flags {
         ->capture_default_str()
         ->check(command_line::above_zero());
     app.add_option("--picture", picture, "PNG with a grid of samples and the loss curves");
-    app.add_option("--metrics", metrics, "file that gets a JSON line a report");
+    app.add_option("--observe", observe,
+                   "folder for what the run tells at each report: report.html (open it in a "
+                   "browser), metrics as JSON lines and CSV, for TensorBoard and for Prometheus");
     app.add_option(
         "--checkpoint-dir", checkpoint_dir,
         "saves there at each report, and continues what it finds. SIGTERM saves and ends "
@@ -100,7 +102,8 @@ class Gan {
                                     .num_losses = 3,
                                     .world = g_ddp_->world()})) {}
 
-  Told step(const Tensor& real) {
+  /// `step`: its number.
+  Told step(std::int64_t step, const Tensor& real, observe::Run* run) {
     const std::int64_t n = real.size(0);
     const Tensor ones = Tensor::full({n, 1}, 1.0, DType::f32, device_);
     const Tensor zeros = Tensor::zeros({n, 1}, DType::f32, device_);
@@ -112,11 +115,11 @@ class Gan {
     const Tensor fake_logits = judged(fake.detach());
     const Tensor fake_loss = autograd::bce_with_logits(fake_logits, zeros);
     precision_.backward(fake_loss, {.loss_id = kFake, .optimizers = {&d_optimizer_}});
-    note(precision_.step(d_optimizer_));
+    note(step, precision_.step(d_optimizer_), run);
 
     const Tensor fooled_loss = autograd::bce_with_logits(judged(fake), ones);
     precision_.backward(fooled_loss, {.loss_id = kFooled, .optimizers = {&g_optimizer_}});
-    note(precision_.step(g_optimizer_));
+    note(step, precision_.step(g_optimizer_), run);
     d_optimizer_.clear_grad();  // the last loss went through the discriminator as well
     return {real_loss.item() + fake_loss.item(), fooled_loss.item(), probability(real_logits),
             probability(fake_logits)};
@@ -164,9 +167,10 @@ class Gan {
     const autograd::NoGradGuard no_grad;
     return autograd::mean(autograd::sigmoid(logits)).item();
   }
-  void note(const optim::StepResult& result) {
+  void note(std::int64_t step, const optim::StepResult& result, observe::Run* run) {
     if (result.applied) return;
     ++skipped_;
+    if (run != nullptr) run->event(observe::EventKind::skip, result.reason, result.culprit, step);
     if (world().rank == 0) std::printf("skipped: %s\n", result.reason.c_str());
   }
 
@@ -179,9 +183,20 @@ class Gan {
 };
 
 void report(const Flags& flags, std::int64_t step, const Told& told, const Gan& gan,
-            double images_per_second) {
-  if (gan.world().rank != 0) return;
+            double images_per_second, observe::Run* run) {
   const amp::Amp& p = gan.precision();
+  if (run != nullptr) {
+    run->step(step, {{"d_loss", told.d_loss},
+                     {"g_loss", told.g_loss},
+                     {"d_real", told.d_real},
+                     {"d_fake", told.d_fake},
+                     {"loss_scale_real", p.loss_scale(kReal)},
+                     {"loss_scale_fake", p.loss_scale(kFake)},
+                     {"loss_scale_fooled", p.loss_scale(kFooled)},
+                     {"skipped", gan.skipped()},
+                     {"images_per_second", images_per_second}});
+  }
+  if (gan.world().rank != 0) return;
   std::printf(
       "step %4lld/%lld  d_loss %.3f  g_loss %.3f  D(real) %.2f  D(fake) %.2f  scales %g %g %g  "
       "%.0f images/s\n",
@@ -189,20 +204,6 @@ void report(const Flags& flags, std::int64_t step, const Told& told, const Gan& 
       told.d_real, told.d_fake, p.loss_scale(kReal), p.loss_scale(kFake), p.loss_scale(kFooled),
       images_per_second);
   std::fflush(stdout);
-  if (flags.metrics.empty()) return;
-  std::ofstream file(flags.metrics, std::ios::app);
-  file << nlohmann::json{{"step", step},
-                         {"d_loss", told.d_loss},
-                         {"g_loss", told.g_loss},
-                         {"d_real", told.d_real},
-                         {"d_fake", told.d_fake},
-                         {"loss_scale_real", p.loss_scale(kReal)},
-                         {"loss_scale_fake", p.loss_scale(kFake)},
-                         {"loss_scale_fooled", p.loss_scale(kFooled)},
-                         {"skipped", gan.skipped()},
-                         {"images_per_second", images_per_second}}
-       << '\n';
-  if (!file) core::fail<core::IoError>("dcgan", "expected to write ", flags.metrics);
 }
 
 int train(const Flags& flags, const parallel::ProcessGroup& group) {
@@ -229,23 +230,31 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
     state.save_on_signal(SIGTERM, flags.checkpoint_dir);
     if (const auto found = state.resume_latest(flags.checkpoint_dir)) step = found->step;
   }
-  if (world.rank == 0)
-    std::printf("%s; %s\n", images.description.c_str(),
-                flags.common.describe(world, device, step).c_str());
+  const std::string description =
+      core::str(images.description, "; ", flags.common.describe(world, device, step));
+  if (world.rank == 0) std::printf("%s\n", description.c_str());
+  std::optional<observe::Run> observed;
+  if (!flags.observe.empty()) {
+    observed.emplace(
+        flags.observe,
+        observe::RunOptions{
+            .world = world, .first_step = step, .device = device, .about = {{"run", description}}});
+  }
+  observe::Run* const run = observed ? &*observed : nullptr;
 
   dcgan::Curves curves;
   auto begin = std::chrono::steady_clock::now();
   while (step < flags.steps) {
     for (const data::Batch& batch : loader) {
-      const Told told = gan.step(batch.inputs);
       ++step;
+      const Told told = gan.step(step, batch.inputs, run);
       curves.add(static_cast<double>(step), told.d_loss, told.g_loss);
       if (step % flags.report_every == 0 || step == flags.steps) {
         const auto now = std::chrono::steady_clock::now();
         const double seconds = std::chrono::duration<double>(now - begin).count();
         const auto steps = (step - 1) % flags.report_every + 1;
         const auto seen = static_cast<double>(steps * flags.batch_size * world.size);
-        report(flags, step, told, gan, seen / seconds);
+        report(flags, step, told, gan, seen / seconds, run);
         if (!flags.checkpoint_dir.empty()) state.save(flags.checkpoint_dir, step);
         begin = std::chrono::steady_clock::now();
       }

@@ -50,7 +50,10 @@ void Flags::add_to(CLI::App& app) {
   app.add_option(
       "--resume", resume_from,
       "auto (continue what stands in the checkpoint folder), never, or a checkpoint's path");
-  app.add_option("--metrics", metrics, "file for one JSON line a step");
+  app.add_option(
+      "--observe", observe,
+      "folder for what the run tells: report.html (open it in a browser), metrics as JSON "
+      "lines and CSV, for TensorBoard and for Prometheus");
 }
 
 void Flags::add_shard_to(CLI::App& app) {

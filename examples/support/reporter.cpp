@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
 #include <iomanip>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
@@ -31,22 +29,11 @@ std::string human_bytes(std::size_t bytes) {
 
 namespace {
 
-/// The lines of an earlier part of the run, up to the step that this one resumes from; their losses
-/// go to `losses`.
-std::vector<std::string> lines_until(const std::string& path, std::int64_t last_step,
-                                     std::vector<double>& losses) {
-  std::vector<std::string> lines;
-  std::ifstream file(path);
-  for (std::string line; last_step > 0 && std::getline(file, line);) {
-    const nlohmann::json entry = nlohmann::json::parse(line, nullptr, false);
-    if (!entry.is_object() || !entry.contains("loss") ||
-        !entry.value("step", nlohmann::json()).is_number() || entry["step"] > last_step)
-      break;
-    lines.push_back(line);
-    // JSON has no NaN: a loss that was none stands there as null.
-    losses.push_back(entry["loss"].is_number() ? entry["loss"].get<double>() : std::nan(""));
-  }
-  return lines;
+std::vector<cairn::observe::Value> values_of(
+    const std::vector<std::pair<std::string, double>>& numbers) {
+  std::vector<cairn::observe::Value> values;
+  for (const auto& [name, value] : numbers) values.emplace_back(name, value);
+  return values;
 }
 
 }  // namespace
@@ -55,13 +42,13 @@ Reporter::Reporter(const Options& options)
     : options_(options),
       terminal_(isatty(STDOUT_FILENO) == 1),
       last_drawn_(Clock::now() - std::chrono::hours(1)) {
-  if (!options_.active || options_.metrics_path.empty()) return;
-  const std::vector<std::string> kept =
-      lines_until(options_.metrics_path, options_.first_step, losses_);
-  metrics_.open(options_.metrics_path, std::ios::out | std::ios::trunc);
-  for (const std::string& line : kept) metrics_ << line << "\n";
-  if (!metrics_)
-    cairn::core::fail<cairn::core::IoError>("metrics", "cannot write ", options_.metrics_path);
+  note(options_.description);
+  if (options_.observe.empty()) return;
+  run_.emplace(options_.observe,
+               cairn::observe::RunOptions{.world = options_.world,
+                                          .first_step = options_.first_step,
+                                          .device = options_.device,
+                                          .about = {{"run", options_.description}}});
 }
 
 Reporter::~Reporter() {
@@ -74,30 +61,42 @@ void Reporter::micro_batch(double loss, double accuracy) {
   accuracy_sum_ += accuracy;
 }
 
+void Reporter::tell(const StepMetrics& metrics, double loss, double accuracy) {
+  const cairn::optim::StepResult& result = metrics.result;
+  if (!result.applied) {
+    run_->event(cairn::observe::EventKind::skip, result.reason, result.culprit, metrics.step);
+  }
+  const std::string speed = options_.unit + "_per_second";
+  std::vector<cairn::observe::Value> values = {{"loss", loss},
+                                               {"lr", metrics.lr},
+                                               {"loss_scale", metrics.loss_scale},
+                                               {"gradient_norm", result.gradient_norm},
+                                               {speed, per_second()}};
+  if (options_.accuracy) values.emplace_back("accuracy", accuracy);
+  run_->step(metrics.step, values);
+}
+
 void Reporter::step(const StepMetrics& metrics) {
   const double loss = std::exchange(loss_sum_, 0) / micro_batches_;
   const double accuracy = std::exchange(accuracy_sum_, 0) / micro_batches_;
   micro_batches_ = 0;
-  if (!options_.active) return;
   throughput_.step(metrics.units);
+  if (run_) tell(metrics, loss, accuracy);
+  if (!metrics.result.applied)
+    note(cairn::core::str("step ", metrics.step, " skipped: ", metrics.result.reason));
   const double weight = shown_++ == 0 ? 1.0 : 0.1;
   smooth_loss_ += weight * (loss - smooth_loss_);
   smooth_accuracy_ += weight * (accuracy - smooth_accuracy_);
-  losses_.push_back(loss);
-  if (metrics_) {
-    metrics_ << nlohmann::json{{"step", metrics.step},
-                               {"loss", loss},
-                               {"lr", metrics.lr},
-                               {"loss_scale", metrics.loss_scale},
-                               {options_.unit + "_per_second", per_second()},
-                               {"memory_bytes", metrics.memory_bytes}}
-             << "\n"
-             << std::flush;
-  }
+  if (options_.world.rank != 0) return;
   const auto interval =
       terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(2000);
   const bool last = metrics.step == options_.total_steps;
   if (last || Clock::now() - last_drawn_ >= interval) draw(metrics);
+}
+
+void Reporter::saved(std::int64_t step) {
+  if (!run_) return;
+  run_->event(cairn::observe::EventKind::checkpoint, cairn::core::str("step ", step), {}, step);
 }
 
 // Why steps have just been slower than those to come.
@@ -140,27 +139,25 @@ void Reporter::draw(const StepMetrics& metrics) {
 }
 
 void Reporter::note(const std::string& line) {
-  if (!options_.active) return;
+  if (options_.world.rank != 0) return;
   std::cout << (bar_shown_ ? "\r\033[K" : "") << line << std::endl;
   bar_shown_ = false;
 }
 
 void Reporter::finish(const std::vector<std::pair<std::string, double>>& numbers,
                       const std::vector<std::pair<std::string, std::string>>& texts) {
-  if (!options_.active) return;
+  if (run_) run_->summary(values_of(numbers));
+  if (options_.world.rank != 0) return;
   if (bar_shown_) std::cout << "\n";
   bar_shown_ = false;
-  nlohmann::json last;
   std::cout << "\n";
   for (const auto& [name, value] : numbers) {
-    last[name] = value;
     std::cout << "  " << std::left << std::setw(22) << name << std::setprecision(5) << value
               << "\n";
   }
   for (const auto& [name, value] : texts)
     std::cout << "  " << std::left << std::setw(22) << name << value << "\n";
   std::cout << std::flush;
-  if (metrics_) metrics_ << last << "\n" << std::flush;
 }
 
 }  // namespace support

@@ -1,14 +1,17 @@
 // What a person and a script see of a training run: a progress bar (plain lines where the output is
-// no terminal), JSON lines, a final table.
+// no terminal), a final table, and what cairn::observe writes.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
-#include <fstream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cairn/core/world.h"
+#include "cairn/observe/run.h"
+#include "cairn/optim/optimizer.h"
 #include "support/throughput.h"
 
 namespace support {
@@ -18,13 +21,16 @@ struct StepMetrics {
   double lr = 0, loss_scale = 1;
   std::int64_t units = 0;        // images or tokens in this step, over all processes
   std::size_t memory_bytes = 0;  // peak of live tensors
+  cairn::optim::StepResult result;
 };
 
 class Reporter {
  public:
   struct Options {
-    bool active = true;        // rank 0 reports, the others keep quiet
-    std::string metrics_path;  // empty: none
+    cairn::World world;   // rank 0 reports, the others keep quiet
+    std::string observe;  // the folder of an observe::Run; empty: none
+    cairn::Device device;
+    std::string description;  // the first line
     std::string unit = "images";
     std::int64_t first_step = 0, total_steps = 0;
     bool accuracy = true;
@@ -35,21 +41,23 @@ class Reporter {
   /// Of one micro-batch; step() reports the means over those since the last step.
   void micro_batch(double loss, double accuracy = 0);
   void step(const StepMetrics& metrics);
+  void saved(std::int64_t step);       // a checkpoint
   void note(const std::string& line);  // a line of its own, above the bar
-  /// Ends the bar, prints the table, writes the last JSON line with the numeric entries.
+  /// Ends the bar, prints the table; the numbers are the run's summary.
   void finish(const std::vector<std::pair<std::string, double>>& numbers,
               const std::vector<std::pair<std::string, std::string>>& texts);
 
   /// Units (images or tokens) over the last steps.
   double per_second() const { return throughput_.per_second(); }
-  /// One loss a step, from the metrics file's earlier part on where the run was resumed.
-  const std::vector<double>& losses() const { return losses_; }
+  /// For spans; null: nobody observes.
+  cairn::observe::Run* run() { return run_ ? &*run_ : nullptr; }
 
  private:
   void draw(const StepMetrics& metrics);
+  void tell(const StepMetrics& metrics, double loss, double accuracy);
   std::string first_uses();
   Options options_;
-  std::ofstream metrics_;
+  std::optional<cairn::observe::Run> run_;
   bool terminal_ = false, bar_shown_ = false;
   Throughput throughput_;
   std::chrono::steady_clock::time_point last_drawn_;
@@ -57,7 +65,6 @@ class Reporter {
   int micro_batches_ = 0;
   double loss_sum_ = 0, accuracy_sum_ = 0;
   double smooth_loss_ = 0, smooth_accuracy_ = 0;
-  std::vector<double> losses_;
 };
 
 std::string human_bytes(std::size_t bytes);

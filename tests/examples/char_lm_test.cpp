@@ -37,9 +37,9 @@ TEST(CharLm, BeatsUnigramsAndBigramsAndPrintsASample) {
       shell(kCharLm +
             " --half-dtype bf16 --steps 300 --width 96 --layers 2 --tokens "
             "64 --lr 3e-3 --sample 50 --text " +
-            (folder / "text").string() + " --metrics " + (folder / "m").string());
+            (folder / "text").string() + " --observe " + (folder / "run").string());
   ASSERT_EQ(result.status, 0) << result.out << result.err;
-  const std::string text = read_text(folder / "m");
+  const std::string text = read_text(folder / "run/metrics.jsonl");
   const auto last = nlohmann::json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1));
   EXPECT_LT(last["bigram_loss"], last["unigram_loss"]);
   EXPECT_LT(last["test_loss"], last["bigram_loss"]);

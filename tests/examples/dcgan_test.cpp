@@ -16,11 +16,19 @@ using testing::HasSubstr;
 // One thread: beside other tests the networks' small operations would wait for each other.
 const std::string kDcgan = "OMP_NUM_THREADS=1 " CAIRN_DCGAN_PROGRAM;
 
-std::vector<nlohmann::json> lines_of(const std::filesystem::path& path) {
-  std::vector<nlohmann::json> lines;
-  std::istringstream file(read_text(path));
-  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
-  return lines;
+/// The values of each step that a run told, without its times and memory.
+std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {
+  std::vector<nlohmann::json> steps;
+  std::istringstream file(read_text(run / "metrics.jsonl"));
+  for (std::string text; std::getline(file, text);) {
+    const nlohmann::json line = nlohmann::json::parse(text);
+    if (line.contains("event") || !line.contains("step")) continue;
+    nlohmann::json& step = steps.emplace_back();
+    for (const auto& [name, value] : line.items()) {
+      if (name != "time" && name.find('/') == std::string::npos) step[name] = value;
+    }
+  }
+  return steps;
 }
 
 class DcganLevels : public testing::TestWithParam<const char*> {};
@@ -28,11 +36,11 @@ class DcganLevels : public testing::TestWithParam<const char*> {};
 TEST_P(DcganLevels, BothNetworksLearn) {
   const TemporaryFolder folder;
   const ShellResult result =
-      shell(kDcgan + " --steps 150 --report-every 10 --metrics " + (folder / "m").string() +
+      shell(kDcgan + " --steps 150 --report-every 10 --observe " + (folder / "run").string() +
             " --picture " + (folder / "samples.png").string() + " " + GetParam());
   ASSERT_EQ(result.status, 0) << result.out << result.err;
   double d_loss = 0, d_real = 0, d_fake = 0;  // means of the second half
-  const auto lines = lines_of(folder / "m");
+  const auto lines = steps_of(folder / "run");
   ASSERT_EQ(lines.size(), 15u);
   for (std::size_t i = 5; i < 15; ++i) {
     d_loss += lines[i]["d_loss"].get<double>() / 10;
@@ -57,16 +65,16 @@ TEST(Dcgan, ACutRunContinuesBitForBit) {
     return result.out;
   };
   const auto metrics = [&](const char* name) {
-    nlohmann::json last = lines_of(folder / name).back();
+    nlohmann::json last = steps_of(folder / name).back();
     last.erase("images_per_second");
     last.erase("skipped");  // of each run
     return last;
   };
-  run("--steps 15 --metrics " + (folder / "whole").string());
+  run("--steps 15 --observe " + (folder / "whole").string());
   const std::string checkpoints = " --checkpoint-dir " + (folder / "c").string();
   run("--steps 10" + checkpoints);
   const std::string out =
-      run("--steps 15 --metrics " + (folder / "resumed").string() + checkpoints);
+      run("--steps 15 --observe " + (folder / "resumed").string() + checkpoints);
   EXPECT_THAT(out, HasSubstr("resumed at step 10"));
   EXPECT_EQ(metrics("whole"), metrics("resumed"));
 }
@@ -77,10 +85,10 @@ TEST(Dcgan, TwoProcessesDivideItsStatesWithTheSameBits) {
     const std::string metrics = folder / ("of" + stage);
     const ShellResult result =
         shell("OMP_NUM_THREADS=1 " CAIRN_RUN_PROGRAM " --nproc-per-node 2 " CAIRN_DCGAN_PROGRAM
-              " --opt-level O2 --steps 6 --report-every 1 --batch-size 8 --metrics " +
+              " --opt-level O2 --steps 6 --report-every 1 --batch-size 8 --observe " +
               metrics + " --shard " + stage);
     EXPECT_EQ(result.status, 0) << result.out << result.err;
-    std::vector<nlohmann::json> lines = lines_of(metrics);
+    std::vector<nlohmann::json> lines = steps_of(metrics);
     for (nlohmann::json& line : lines) line.erase("images_per_second");
     return lines;
   };

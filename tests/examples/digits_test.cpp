@@ -30,9 +30,9 @@ std::vector<nlohmann::json> metrics(const std::filesystem::path& path) {
 double test_accuracy(const std::string& arguments) {
   const TemporaryFolder folder;
   const ShellResult result =
-      shell(kDigits + " --metrics " + (folder / "m").string() + " " + arguments);
+      shell(kDigits + " --observe " + (folder / "run").string() + " " + arguments);
   EXPECT_EQ(result.status, 0) << result.out << result.err;
-  const auto lines = metrics(folder / "m");
+  const auto lines = metrics(folder / "run/metrics.jsonl");
   return lines.empty() ? 0.0 : lines.back().value("test_accuracy", 0.0);
 }
 
@@ -146,29 +146,49 @@ TEST(Digits, AJobShardedWithinPairsLearnsTheSame) {
   }
 }
 
+/// Both parts of a run of 40 steps told each step once, with its parts, and where it went on.
+void expect_told_whole(const std::filesystem::path& run) {
+  std::int64_t steps = 0, restarts = 0, checkpoints = 0;
+  for (const nlohmann::json& line : metrics(run / "metrics.jsonl")) {
+    restarts += line.value("event", "") == "restart";
+    checkpoints += line.value("event", "") == "checkpoint";
+    if (line.contains("event") || !line.contains("step")) continue;
+    EXPECT_EQ(line["step"], ++steps);
+    for (const char* value :
+         {"loss", "accuracy", "lr", "loss_scale", "gradient_norm", "images_per_second",
+          "seconds/forward", "seconds/backward", "seconds/update", "seconds/step"})
+      EXPECT_TRUE(line.contains(value)) << value << " of " << line;
+  }
+  EXPECT_EQ(steps, 40);
+  EXPECT_EQ(restarts, 1);
+  EXPECT_EQ(checkpoints, 1);
+  EXPECT_THAT(read_text(run / "report.html"), HasSubstr("\"running\":false"));
+}
+
 // What a cluster does before it takes a machine away; saved is the very step, which no other save
 // would have had.
 TEST(Digits, ATerminatedJobSavesAndResumesBitForBit) {
   for (const std::string& launcher : {std::string(), kDigitsRun + " --nproc-per-node 2 "}) {
     const TemporaryFolder folder;
     const std::string whole = (folder / "whole").string(), broken = (folder / "broken").string();
-    const std::string seen = (folder / "metrics").string();
+    const std::string seen = (folder / "seen").string();
     const std::string job = launcher + kDigits +
                             " --train-size 1000 --test-size 250 --batch-size 25 --steps 40 "
                             "--save-every 1000";
     const ShellResult unbroken = shell(job + " --checkpoint-dir " + whole);
     ASSERT_EQ(unbroken.status, 0) << unbroken.out << unbroken.err;
-    const ShellResult ended =
-        shell(job + " --metrics " + seen + " --checkpoint-dir " + broken +
-              " & job=$!; until [ \"$(cat " + seen +
-              " 2>/dev/null | wc -l)\" -ge 5 ]; do kill -0 $job || break; sleep 0.01; done; "
-              "kill -TERM $job; wait $job");
+    const ShellResult ended = shell(job + " --observe " + seen + " --checkpoint-dir " + broken +
+                                    " & job=$!; until [ \"$(cat " + seen +
+                                    "/metrics.jsonl 2>/dev/null | wc -l)\" -ge 5 ]; do kill -0 "
+                                    "$job || break; sleep 0.01; done; "
+                                    "kill -TERM $job; wait $job");
     EXPECT_EQ(ended.status, 75) << ended.out << ended.err;
     EXPECT_THAT(ended.out + ended.err, HasSubstr("a signal has come"));
     EXPECT_FALSE(std::filesystem::exists(folder / "broken/step-00000040"));
-    const ShellResult resumed = shell(job + " --checkpoint-dir " + broken);
+    const ShellResult resumed = shell(job + " --observe " + seen + " --checkpoint-dir " + broken);
     ASSERT_EQ(resumed.status, 0) << resumed.out << resumed.err;
     EXPECT_THAT(resumed.out, HasSubstr("resumed at step"));
+    expect_told_whole(seen);
     const ShellResult diff =
         shell(kCkpt + " diff " + whole + "/step-00000040 " + broken + "/step-00000040");
     EXPECT_EQ(diff.status, 0) << diff.out << diff.err;
@@ -225,7 +245,8 @@ TEST(Digits, BadInputEndsWithStatus1AndNamesIt) {
   fails_with("--data " + folder.string(), folder.string());
   fails_with("--train-size 10", "batch");
   fails_with("--resume " + (folder / "none").string(), "none");
-  fails_with("--steps 1 --metrics " + (folder / "no/such/file").string(), "no/such/file");
+  std::ofstream(folder / "file") << "x";
+  fails_with("--steps 1 --observe " + (folder / "file/run").string(), "file/run");
 }
 
 TEST(Digits, KeepBatchnormTakesNoValueToo) {

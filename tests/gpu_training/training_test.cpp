@@ -24,10 +24,10 @@ const std::string kTwo = std::string(CAIRN_RUN_PROGRAM) + " --nproc-per-node 2 "
 /// Runs a program and gives each step's loss, or another of its metrics.
 std::vector<double> losses(const std::string& command, const std::string& key = "loss") {
   const TemporaryFolder folder;
-  const ShellResult result = shell(command + " --metrics " + (folder / "m").string());
+  const ShellResult result = shell(command + " --observe " + (folder / "run").string());
   EXPECT_EQ(result.status, 0) << command << "\n" << result.out << result.err;
   std::vector<double> all;
-  std::istringstream file(read_text(folder / "m"));
+  std::istringstream file(read_text(folder / "run/metrics.jsonl"));
   for (std::string line; std::getline(file, line);) {
     const auto json = nlohmann::json::parse(line);
     if (json.contains(key) && json.contains("step")) all.push_back(json[key]);
