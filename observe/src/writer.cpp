@@ -21,8 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kTurn = std::chrono::milliseconds(20);
-constexpr double kSampleSeconds = 0.1, kMostShare = 1.0 / 200;
+constexpr auto kTurn = std::chrono::milliseconds(50);
+constexpr double kSampleSeconds = 0.1, kMostShare = 1.0 / 500;
 
 /// The rings that a thread tells in, one a run; each knows when the thread has ended.
 struct OwnRings {

@@ -265,6 +265,29 @@ TEST(Run, MemoryIsThatOfTheDevicesAccounts) {
   EXPECT_THAT(page["most_memory"]["values"].dump(), HasSubstr("optimizer_state"));
 }
 
+TEST(Run, MemoryIsTheHighestSinceTheLastStep) {
+  const test::TemporaryFolder folder;
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(300)); };
+  constexpr std::int64_t kBytes = 1 << 22;
+  {
+    observe::Run run(folder.string());
+    run.step({});
+    {
+      const core::MemoryCategoryGuard guard(core::MemoryCategory::workspace);
+      const Tensor held = Tensor::empty({kBytes}, DType::u8);
+      pause();
+    }
+    pause();
+    run.step({});
+    pause();
+    run.step({});
+  }
+  const auto steps = test::step_lines(folder.string());
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_GE(steps[1]["memory/workspace"], kBytes);
+  EXPECT_LT(steps[2]["memory/workspace"], kBytes);
+}
+
 TEST(Run, AnOpenPageIsRenewedWhileTheRunGoesOn) {
   const test::TemporaryFolder folder;
   observe::Run run(folder.string(), {.renew_seconds = 0});
@@ -354,6 +377,23 @@ TEST(Run, WhatComesTooFastIsCountedAndSaid) {
   EXPECT_THAT(test::text_of(folder / "metrics.prom"),
               HasSubstr(core::str("cairn_dropped_records_total{rank=\"0\"} ",
                                   page["dropped"].get<std::int64_t>(), "\n")));
+}
+
+TEST(Run, DropsOfAThreadThatHasEndedAreCounted) {
+  const test::TemporaryFolder folder;
+  constexpr int kTold = 20'000;
+  {
+    observe::Run run(folder.string());
+    std::thread([&] {
+      for (int i = 0; i < kTold; ++i) run.event(EventKind::note, std::string(4000, 'x'));
+    }).join();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  std::int64_t written = 0;
+  for (const json& line : test::json_lines(folder / "metrics.jsonl"))
+    written += line.contains("event");
+  const json page = test::page_data(folder.string());
+  EXPECT_EQ(written + page["dropped"].get<std::int64_t>(), kTold);
 }
 
 TEST(Run, FilesOfALongRunAreBounded) {

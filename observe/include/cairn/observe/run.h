@@ -15,8 +15,8 @@
 //   events.out.tfevents.*      TensorBoard's
 //
 // What is told goes into a ring of the calling thread (kRingBytes, made when a thread first tells
-// something) without locks or allocations; a thread of the run empties the rings some 50 times a
-// second and writes. Where a ring is full, what does not fit is dropped, and the page and
+// something) without locks or allocations; a thread of the run empties the rings 20 times a second
+// and writes. Where a ring is full, what does not fit is dropped, and the page and
 // metrics.prom say how much was. The run's memory is bounded: at most kMostNames curves of at most
 // kMostPoints points, however long it lasts; so are the files.
 //
@@ -76,7 +76,7 @@ struct RunOptions {
   /// Lines of the page's table: {"opt level", "O2"}. The run adds command, machine and versions.
   std::vector<std::pair<std::string, std::string>> about;
   /// report.html and metrics.prom are written anew at most so often, and so seldom that this takes
-  /// less than a two-hundredth of the time.
+  /// less than 1/500 of the time.
   double renew_seconds = 5;
   /// metrics.jsonl and metrics.csv are begun anew at this size, and the former becomes NAME.1;
   /// of TensorBoard's files the last two stay.
