@@ -1,11 +1,21 @@
 // What a capture of streams takes, and what it refuses.
+#include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#include <cudnn.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "cairn/core/error.h"
+#include "cairn/core/graph.h"
+#include "cairn/core/tensor.h"
+#include "cuda/cudnn/handle.h"
 #include "gpu/planted_kernels.h"
 #include "gpu/programs.h"
 #include "gpu/sim/simulator.h"
@@ -178,46 +188,140 @@ TEST_P(Captures, ABrokenOneTakesNothingMore) {
   EXPECT_EQ(values_of(x, stream), std::vector<float>(kCount, 1.0f));
 }
 
-/// Calls that may wait for a device, and what each answers.
-std::vector<cudaError_t> unsafe_calls(void* pinned) {
-  void *data = nullptr, *host = nullptr;
-  float value = 0.0f;
-  std::vector<cudaError_t> codes{cudaMalloc(&data, 4), cudaHostAlloc(&host, 4, 0),
-                                 cudaMemcpy(&value, pinned, 4, cudaMemcpyHostToHost)};
-  if (codes[0] == cudaSuccess) codes.push_back(cudaFree(data));
-  if (codes[1] == cudaSuccess) codes.push_back(cudaFreeHost(host));
-  return codes;
+/// What may wait for a device, or takes memory of one: unsafe, in the words of the manual. Whether
+/// each was refused.
+std::vector<std::pair<std::string, std::function<bool()>>> unsafe_calls() {
+  const auto refused = [](cudaError_t code) { return code == cudaErrorStreamCaptureUnsupported; };
+  static const cudaStream_t other = new_stream();
+  static const cudaEvent_t outside = recorded(other);
+  static void* const pinned = [] {
+    void* data = nullptr;
+    MUST(cudaHostAlloc(&data, 4, 0));
+    *static_cast<float*>(data) = 1.0f;
+    return data;
+  }();
+  const auto freed = [refused](auto allocate, auto free) {
+    void* data = nullptr;
+    MUST(allocate(&data));
+    return [refused, data, free] { return refused(free(data)); };
+  };
+  const auto on_device = [](void** data) { return cudaMalloc(data, 4); };
+  const auto on_host = [](void** data) { return cudaHostAlloc(data, 4, 0); };
+  static void* data = nullptr;
+  static float value = 0.0f;
+  static cublasLtHandle_t products = nullptr;
+  static cudnnHandle_t convolutions = nullptr;
+  return {
+      {"cudaMalloc", [=] { return refused(on_device(&data)); }},
+      {"cudaHostAlloc", [=] { return refused(on_host(&data)); }},
+      {"cudaFree", freed(on_device, [](void* block) { return cudaFree(block); })},
+      {"cudaFreeHost", freed(on_host, [](void* block) { return cudaFreeHost(block); })},
+      {"cudaMemcpy", [=] { return refused(cudaMemcpy(&value, pinned, 4, cudaMemcpyHostToHost)); }},
+      {"cudaEventQuery", [=] { return refused(cudaEventQuery(outside)); }},
+      {"cudaEventSynchronize", [=] { return refused(cudaEventSynchronize(outside)); }},
+      {"cudaStreamQuery", [=] { return refused(cudaStreamQuery(other)); }},
+      {"cudaStreamSynchronize", [=] { return refused(cudaStreamSynchronize(other)); }},
+      {"cublasLtCreate", [] { return cublasLtCreate(&products) == CUBLAS_STATUS_ALLOC_FAILED; }},
+      {"cudnnCreate", [] { return cudnnCreate(&convolutions) != CUDNN_STATUS_SUCCESS; }}};
 }
 
-TEST_P(Captures, ForbidUnsafeCallsByTheirMode) {
+/// What takes its place in streams that are not captured, or asks for what no device has to tell.
+void expect_safe_calls(float* x) {
+  const cudaStream_t other = new_stream();
+  const cudaEvent_t event = recorded(other);
+  cudaStreamCaptureStatus status{};
+  cudaPointerAttributes attributes{};
+  std::size_t free = 0, total = 0;
+  launch_fill(other, x, kCount, 1.0f);
+  for (const cudaError_t code :
+       {cudaGetLastError(), cudaMemsetAsync(x, 0, kBytes, other),
+        cudaMemcpyAsync(x, x + 32, 4, cudaMemcpyDeviceToDevice, other),
+        cudaStreamWaitEvent(other, event, 0), cudaStreamIsCapturing(other, &status),
+        cudaPointerGetAttributes(&attributes, x), cudaMemGetInfo(&free, &total),
+        cudaEventDestroy(event)})
+    EXPECT_EQ(code, cudaSuccess);
+}
+
+/// Whether unsafe calls are refused to the thread that captures, and to others; each breaks a
+/// capture of its own.
+void expect_of(cudaStreamCaptureMode mode, bool own_refused, bool others_refused) {
   const cudaStream_t stream = new_stream();
-  void *data = nullptr, *pinned = nullptr;
-  OK(cudaMalloc(&data, 4));
-  OK(cudaHostAlloc(&pinned, 4, 0));
-  *static_cast<float*>(pinned) = 1.0f;
-  const cudaEvent_t outside = recorded(nullptr);
-  struct Rule {
-    cudaStreamCaptureMode mode;
-    bool own, others;  // threads are refused
-  };
-  for (const Rule& rule : {Rule{cudaStreamCaptureModeGlobal, true, true},
-                           Rule{cudaStreamCaptureModeThreadLocal, true, false},
-                           Rule{cudaStreamCaptureModeRelaxed, false, false}}) {
-    for (const bool own : {true, false}) {
-      const bool refused = own ? rule.own : rule.others;
-      begin(stream, rule.mode);
-      std::vector<cudaError_t> codes;
-      const auto calls = [&] {
-        codes = unsafe_calls(pinned);
-        codes.push_back(cudaEventQuery(outside));
-      };
-      own ? calls() : std::thread(calls).join();
-      for (const cudaError_t code : codes) {
-        EXPECT_EQ(code == cudaErrorStreamCaptureUnsupported, refused) << rule.mode << own;
-      }
-      EXPECT_EQ(end(stream), refused ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+  float* const x = device_floats();
+  for (const bool own : {true, false}) {
+    const auto in_thread = [own](const std::function<void()>& f) {
+      own ? f() : std::thread(f).join();
+    };
+    const bool refused = own ? own_refused : others_refused;
+    for (const auto& [name, is_refused] : unsafe_calls()) {
+      begin(stream, mode);
+      in_thread([&, &refuses = is_refused, &call = name] {
+        EXPECT_EQ(refuses(), refused) << call << " own " << own;
+      });
+      EXPECT_EQ(end(stream), refused ? cudaErrorStreamCaptureInvalidated : cudaSuccess) << name;
     }
+    begin(stream, mode);
+    in_thread([&] { expect_safe_calls(x); });
+    EXPECT_EQ(end(stream), cudaSuccess);
+    OK(cudaDeviceSynchronize());
+    begin(stream, mode);  // no mode lets anybody wait for a captured stream
+    in_thread([] { EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorStreamCaptureUnsupported); });
+    EXPECT_EQ(end(stream), cudaErrorStreamCaptureInvalidated);
   }
+}
+
+TEST_P(Captures, InModeGlobalKeepEveryThreadFromUnsafeCalls) {
+  expect_of(cudaStreamCaptureModeGlobal, true, true);
+}
+
+TEST_P(Captures, InModeThreadLocalKeepTheirOwnThreadFromUnsafeCalls) {
+  expect_of(cudaStreamCaptureModeThreadLocal, true, false);
+}
+
+TEST_P(Captures, InModeRelaxedKeepNobodyFromUnsafeCalls) {
+  expect_of(cudaStreamCaptureModeRelaxed, false, false);
+  const cudaStream_t stream = new_stream();
+  begin(stream, cudaStreamCaptureModeRelaxed);
+  cudaError_t elsewhere = cudaErrorUnknown;
+  std::thread([&] { elsewhere = end(stream); }).join();  // nor from ending them
+  EXPECT_EQ(elsewhere, cudaSuccess);
+}
+
+// Cairn's own are of mode ThreadLocal: the calling thread's mistakes are found out, and loaders of
+// data, other ranks and watchdogs go on.
+TEST_P(Captures, OfCairnsLetOtherThreadsCallWhatTheyLike) {
+  const core::Device device{core::DeviceType::cuda, 0};
+  const core::Tensor x = core::Tensor::full({kCount}, 1.0, core::DType::f32, device);
+  const core::Tensor y = core::Tensor::zeros({kCount}, core::DType::f32, device);
+  core::Graph graph(device);
+  for (const auto& [name, is_refused] : unsafe_calls()) {
+    graph.capture([&, &refuses = is_refused] {
+      std::thread([&] { EXPECT_FALSE(refuses()); }).join();
+      core::copy_bytes(x, y);
+    });
+    EXPECT_TRUE(graph.captured()) << name;
+  }
+  for (const auto& [name, is_refused] : unsafe_calls()) {
+    const auto capture = [&, &refuses = is_refused] {
+      graph.capture([&] { EXPECT_TRUE(refuses()); });
+    };
+    EXPECT_THROW(capture(), core::DeviceError) << name;
+    EXPECT_FALSE(graph.captured()) << name;
+    (void)cudaGetLastError();
+  }
+}
+
+TEST(CairnsCaptures, MakeNoHandleOfCudnn) {
+  const core::Device device{core::DeviceType::cuda, 0};
+  core::Graph graph(device);
+  const auto borrow_all = [&] {
+    const kernels::cuda::Queue queue("conv2d", device);
+    std::vector<std::unique_ptr<kernels::cuda::CudnnHandle>> held;
+    while (held.size() < 1000) held.push_back(std::make_unique<kernels::cuda::CudnnHandle>(queue));
+  };
+  EXPECT_THAT([&] { graph.capture(borrow_all); },
+              testing::ThrowsMessage<core::Unsupported>(
+                  testing::HasSubstr("[cudnn] expected work that a graph can repeat, got a handle "
+                                     "that no warm-up has left")));
 }
 
 TEST_P(Captures, AreNotMergedNorEndedByOthers) {

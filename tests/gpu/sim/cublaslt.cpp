@@ -11,6 +11,7 @@
 #include <set>
 #include <tuple>
 
+#include "gpu/sim/capture.h"
 #include "gpu/sim/elements.h"
 #include "gpu/sim/machine.h"
 #include "gpu/sim/vendor_object.h"
@@ -157,12 +158,14 @@ cublasStatus_t get(Attribute from, void* to, std::size_t bytes, std::size_t* wri
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/// Creates an object, or answers as the library does.
+/// Creates an object, or answers as the library does; some take memory of the device.
 template <class T, class Handle, class Init>
-cublasStatus_t create(const char* name, Objects<T>& objects, Handle* out, Init init) {
+cublasStatus_t create(const char* name, Objects<T>& objects, Handle* out, Init init,
+                      bool allocates = false) {
   const Call call(name);
   if (call.injected() != 0) return static_cast<cublasStatus_t>(call.injected());
   if (out == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  if (allocates && refuse_unsafe_call() != 0) return CUBLAS_STATUS_ALLOC_FAILED;
   T* const made = objects.make();
   init(*made);
   *out = made;
@@ -587,8 +590,9 @@ using namespace cairn::gpusim;  // NOLINT: the entry points stand outside it
 extern "C" {
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
-  return create("cublasLtCreate", library().handles, handle,
-                [](cublasLtContext& made) { made.device = current_device(); });
+  return create(
+      "cublasLtCreate", library().handles, handle,
+      [](cublasLtContext& made) { made.device = current_device(); }, true);
 }
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {

@@ -17,6 +17,7 @@
 #include <set>
 #include <thread>
 
+#include "gpu/sim/capture.h"
 #include "gpu/sim/cudnn_descriptor.h"
 #include "gpu/sim/machine.h"
 #include "gpu/sim/vendor_object.h"
@@ -200,6 +201,11 @@ cudnnStatus_t execute(const Call& call, cudnnContext& handle, CudnnDescriptor& p
   return CUDNN_STATUS_SUCCESS;
 }
 
+/// Of what is no call of its own.
+void count(const char* what) {
+  ++Machine::get().counters.calls[what];
+}
+
 /// Code is unloaded once what runs has ended; a graph may go on launching it.
 void unload(CudnnDescriptor& plan) {
   if (plan.unloaded == nullptr || *plan.unloaded) return;
@@ -218,6 +224,7 @@ cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   const Call call("cudnnCreate");
   if (call.injected() != 0) return static_cast<cudnnStatus_t>(call.injected());
   if (handle == nullptr) return CUDNN_STATUS_BAD_PARAM;
+  if (refuse_unsafe_call() != 0) return CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
   *handle = new cudnnContext;
   (*handle)->device = current_device();
   return CUDNN_STATUS_SUCCESS;
@@ -313,7 +320,10 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
   CudnnDescriptor& target = descriptors().at(descriptor, call);
   for (const CudnnDescriptor* other : target.refers_to) descriptors().at(other, call);
   if (target.handle != nullptr) queue_of(call, *target.handle);
-  return finalize(target, Machine::get().capability);
+  const cudnnStatus_t status = finalize(target, Machine::get().capability);
+  const bool compiled = target.type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR && target.attention;
+  if (status == CUDNN_STATUS_SUCCESS && compiled) count("cudnn compilation");
+  return status;
 }
 
 cudnnStatus_t cudnnBackendGetAttribute(const cudnnBackendDescriptor_t descriptor,

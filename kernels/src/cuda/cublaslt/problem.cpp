@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cairn/core/graph.h"
 #include "cuda/bounded_cache.h"
 
 namespace cairn::kernels::cuda {
@@ -70,6 +71,7 @@ void check_cublaslt(cublasStatus_t status, const Queue& queue, const char* call)
 cublasLtHandle_t handle_for(const Queue& queue) {
   static auto& handles = *new BoundedCache<int, cublasLtHandle_t>(1024);
   return handles.get(queue.device().index, [&] {
+    core::refuse_in_capture("cublaslt", "a handle that no warm-up has left");
     cublasLtHandle_t handle = nullptr;
     check_cublaslt(cublasLtCreate(&handle), queue, "cublasLtCreate");
     return handle;

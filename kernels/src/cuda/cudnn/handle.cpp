@@ -4,6 +4,8 @@
 #include <mutex>
 #include <vector>
 
+#include "cairn/core/graph.h"
+
 namespace cairn::kernels::cuda {
 namespace {
 
@@ -34,7 +36,10 @@ CudnnHandle::CudnnHandle(const Queue& queue) : device_(queue.device().index) {
     auto& free = pool().free[device_];
     if (!free.empty()) handle_ = free.back(), free.pop_back();
   }
-  if (handle_ == nullptr) check_cudnn(cudnnCreate(&handle_), queue.op(), "cudnnCreate");
+  if (handle_ == nullptr) {
+    core::refuse_in_capture("cudnn", "a handle that no warm-up has left");
+    check_cudnn(cudnnCreate(&handle_), queue.op(), "cudnnCreate");
+  }
   check_cudnn(cudnnSetStream(handle_, static_cast<cudaStream_t>(queue.stream())), queue.op(),
               "cudnnSetStream");
 }
