@@ -31,7 +31,7 @@ using testing::ThrowsMessage;
 
 constexpr Device kGpu{core::DeviceType::cuda, 0}, kOther{core::DeviceType::cuda, 1};
 constexpr const char *kRun = "cudnnBackendExecute", *kPropose = "cudnnBackendFinalize(heuristics)",
-                     *kBuild = "cudnnBackendFinalize(plan)";
+                     *kBuild = "cudnnBackendFinalize(plan)", *kCompile = "cudnn compilation";
 
 /// A setting of the environment, for as long as it lives.
 class Setting {
@@ -126,6 +126,7 @@ class CudnnAttention : public testing::Test {
  protected:
   CudnnAttention() {
     GTEST_FLAG_SET(death_test_style, "threadsafe");
+    kernels::set_product_routes("default");  // plans begin anew
     must(cudaSetDevice(0));
   }
   ~CudnnAttention() override { gpusim::clear_injected(); }
@@ -354,6 +355,93 @@ TEST_F(CudnnAttention, ManySamplesAreTakenInParts) {
   EXPECT_FALSE(may_ask(2, 8193, true));
 }
 
+// ---- Lengths that change from step to step
+
+constexpr std::int64_t kOwnLengths = 8;  // that have plans of their own
+
+/// Fifty others up to 189: of three classes.
+std::vector<std::int64_t> changing_lengths() {
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t i = 0; i < 50; ++i) lengths.push_back(3 + i * 47 % 187);
+  return lengths;
+}
+
+TEST_F(CudnnAttention, LengthsThatChangeShareAFewPlans) {
+  const CallCount compilations(kCompile), runs(kRun);
+  const auto attended = [](std::int64_t T) { return Attended{.G = 1, .T = T, .S = T, .D = 8}; };
+  for (const std::int64_t T : changing_lengths())
+    expect_same(attended(T).on(kGpu), attended(T).on({}));
+  EXPECT_EQ(runs(), 100u);
+  constexpr std::uint64_t kPasses = 2, kTried = 2;  // one wants too much workspace
+  EXPECT_LE(compilations(), kPasses * kTried * (kOwnLengths + 3));
+  const CallCount proposals(kPropose), builds(kBuild);
+  for (const std::int64_t T : changing_lengths()) (void)attended(T).on(kGpu);
+  EXPECT_EQ(proposals() + builds(), 0u);
+}
+
+/// Rows of zeros that an attention of queries to as many keys gets, or -1.
+class RowsOfZeros {
+ public:
+  explicit RowsOfZeros(bool backward = false, bool causal = true, std::int64_t heads = 1,
+                       Device device = kGpu)
+      : queue_("attention", device), backward_(backward), heads_(heads) {
+    options_.causal = causal;
+  }
+  std::int64_t operator()(std::int64_t T, std::int64_t more_keys = 0) const {
+    const auto view = [&](std::int64_t length) {
+      return TensorView(nullptr, {1, heads_, length, 8}, DType::f16, queue_.device());
+    };
+    return kernels::cuda::sdpa_rows_of_zeros(queue_, view(T), view(T + more_keys), options_,
+                                             backward_)
+        .value_or(-1);
+  }
+  void use_up() const {
+    for (std::int64_t T = 1; T <= kOwnLengths; ++T) EXPECT_EQ((*this)(T), 0);
+  }
+
+ private:
+  kernels::cuda::Queue queue_;
+  bool backward_;
+  std::int64_t heads_;
+  AttentionOptions options_;
+};
+
+TEST_F(CudnnAttention, TheFirstLengthsOfAKindAndWholeClassesAreTakenAsTheyAre) {
+  const RowsOfZeros zeros;
+  for (const std::int64_t T : {64, 128, 512, 576, 1024, 1152, 8192}) EXPECT_EQ(zeros(T), 0);
+  zeros.use_up();
+  EXPECT_EQ(zeros(9), 55);
+  EXPECT_EQ(zeros(577), 63);
+  EXPECT_EQ(zeros(1025), 127);
+  EXPECT_EQ(zeros(1), 0);
+  for (const RowsOfZeros& other :
+       {RowsOfZeros(true), RowsOfZeros(false, false), RowsOfZeros(false, true, 2),
+        RowsOfZeros(false, true, 1, kOther)})
+    EXPECT_EQ(other(9), 0);
+}
+
+TEST_F(CudnnAttention, OnlyQueriesThatSeeNoZerosGetSome) {
+  const RowsOfZeros all(false, false), more_keys;
+  all.use_up();
+  EXPECT_EQ(all(9), -1);
+  EXPECT_EQ(all(64), 0);
+  for (std::int64_t T = 1; T <= kOwnLengths; ++T) EXPECT_EQ(more_keys(T, 2), 0);
+  EXPECT_EQ(more_keys(9, 2), -1);
+  EXPECT_EQ(more_keys(9), 55);
+  expect_runs({.T = 9, .S = 9, .D = 8, .options = {.scale = 0.3}}, 2);  // of other heads
+  const RowsOfZeros backward(true, true, 6);
+  backward.use_up();
+  EXPECT_EQ(backward(4650), -1) << "its scores fit into 256 MiB, those of 5,120 do not";
+}
+
+TEST_F(CudnnAttention, OwnKernelsComputeWhereThePlansOfAClassRefuse) {
+  for (std::int64_t T = 1; T <= kOwnLengths; ++T) (void)Attended{.T = T, .S = T}.on(kGpu);
+  const Attended attended{.T = 33, .S = 33, .interleaved = true};
+  const auto expected = attended.on({});
+  gpusim::inject(kRun, 1, CUDNN_STATUS_NOT_SUPPORTED, true);
+  expect_same(attended.on(kGpu), expected);
+}
+
 class ChosenCudnnAttention : public CudnnAttention {
   const TimedChoices timed_;
 };
@@ -363,13 +451,25 @@ TEST_F(ChosenCudnnAttention, PlansComeBackWithASavedState) {
   expect_runs(attended, 2);
   std::string saved = kernels::product_choices();
   EXPECT_THAT(saved, AllOf(HasSubstr("cudnn_attention"),
-                           HasSubstr("backward f16 causal B 1 H 2 G 2 T 31 S 31 D 16 q"),
+                           HasSubstr("backward f16 causal H 2 G 2 D 16 T 31 S 31 B 1 q"),
                            HasSubstr("3 2=2")));
   for (auto at = saved.find("3 2=2"); at != std::string::npos; at = saved.find("3 2=2", at))
     saved.replace(at, 5, "3 2=1");
   kernels::use_product_choices(saved);
   const CallCount proposals(kPropose);
   expect_runs(attended, 2);
+  EXPECT_EQ(proposals(), 0u);
+}
+
+// Else the two runs would round otherwise.
+TEST_F(ChosenCudnnAttention, AResumedRunTakesTheSameLengthsAsTheyAre) {
+  for (std::int64_t T = 21; T <= 30; ++T) (void)Attended{.T = T, .S = T, .D = 24}.on(kGpu);
+  const std::string saved = kernels::product_choices();
+  EXPECT_THAT(saved, AllOf(HasSubstr("D 24 T 28 S 28 B 1 q"), HasSubstr("D 24 T 64 S 64 B 1 q"),
+                           testing::Not(HasSubstr("T 29 S 29"))));
+  kernels::use_product_choices(saved);
+  const CallCount proposals(kPropose);
+  for (std::int64_t T = 30; T >= 21; --T) expect_runs({.T = T, .S = T, .D = 24}, 2);
   EXPECT_EQ(proposals(), 0u);
 }
 

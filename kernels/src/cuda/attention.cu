@@ -1,6 +1,7 @@
 #include "cuda/attention.cuh"
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include "attention_composed.h"
@@ -47,22 +48,32 @@ bool tiles_fit(const Queue& queue, const TensorView& q) {
   return bytes <= queue.most_shared_bytes();
 }
 
-/// An operand as the kernels want it: itself, or workspace, with zeros beyond the rows' ends.
+/// An operand [B, H, N, D], or one number a row [B, H, N], as the kernels want it: itself, or
+/// workspace, with zeros beyond the rows' ends and, where that is asked for, in rows behind them.
 class PackedHeads {
  public:
-  PackedHeads(const CudaBackend& backend, const Queue& queue, const TensorView& x)
+  PackedHeads(const CudaBackend& backend, const Queue& queue, const TensorView& x,
+              std::int64_t zeros = 0)
       : backend_(backend), target_(x), view_(x) {
-    if (is_packed(x)) return;
-    const core::Shape shape{x.size(0), x.size(1), x.size(2), ceil_div(x.size(3), 8) * 8};
+    if (zeros == 0 && is_packed(x)) return;
+    core::Shape shape = x.shape;
+    shape[2] += zeros;
+    if (x.dims() == 4) shape[3] = ceil_div(x.size(3), 8) * 8;
     memory_ = queue.workspace(static_cast<std::size_t>(shape.numel()) * core::size_of(x.dtype));
     view_ = TensorView(memory_->data(), shape, core::contiguous_strides(shape), x.dtype, x.device);
   }
 
   /// An operand that is read.
-  static PackedHeads of(const CudaBackend& backend, const Queue& queue, const TensorView& x) {
-    PackedHeads heads(backend, queue, x);
+  static PackedHeads of(const CudaBackend& backend, const Queue& queue, const TensorView& x,
+                        std::int64_t zeros = 0) {
+    PackedHeads heads(backend, queue, x, zeros);
     if (heads.memory_ == nullptr) return heads;
-    if (heads.columns() > x.size(3)) backend.fill(heads.view_, 0.0);
+    const TensorView& all = heads.view_;
+    if (all.size(-1) > x.size(-1)) {
+      backend.fill(all, 0.0);
+    } else if (zeros > 0) {
+      backend.fill(all.slice(2, x.size(2), all.size(2)), 0.0);
+    }
     backend.copy(x, heads.part());
     return heads;
   }
@@ -80,11 +91,15 @@ class PackedHeads {
 
  private:
   static bool is_packed(const TensorView& x) {
+    if (x.dims() == 3) return true;
     const auto whole = [&](int d) { return x.size(d) == 1 || x.strides[d] % 8 == 0; };
     return x.size(3) % 8 == 0 && x.strides[3] == 1 && whole(0) && whole(1) && whole(2) &&
            reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
   }
-  TensorView part() const { return view_.slice(3, 0, target_.size(3)); }
+  TensorView part() const {
+    const TensorView rows = view_.slice(2, 0, target_.size(2));
+    return rows.dims() == 3 ? rows : rows.slice(3, 0, target_.size(3));
+  }
 
   const CudaBackend& backend_;
   TensorView target_, view_;
@@ -116,14 +131,22 @@ void CudaBackend::attention(View q, View k, View v, View y, View lse,
                             const AttentionOptions& options) const {
   if (!is_fused(q)) return composed_attention(*this, q, k, v, y, lse, options);
   const Queue queue("attention", y.device);
-  const bool fits = tiles_fit(queue, q), asks = sdpa_may_ask(queue, q, k, options, false);
+  const bool fits = tiles_fit(queue, q);
+  const std::optional<std::int64_t> asks = sdpa_rows_of_zeros(queue, q, k, options, false);
   if (!fits && !asks) return composed_attention(*this, q, k, v, y, lse, options);
-  const auto queries = PackedHeads::of(*this, queue, q), keys = PackedHeads::of(*this, queue, k),
-             values = PackedHeads::of(*this, queue, v);
-  const PackedHeads out(*this, queue, y);
-  const SdpaOperands operands{
-      .q = queries.view(), .k = keys.view(), .v = values.view(), .y = out.view(), .lse = lse};
-  if (asks && sdpa_forward(queue, operands, options)) return out.finish();
+  const std::int64_t zeros = asks.value_or(0);
+  const auto in = [&](const TensorView& x) { return PackedHeads::of(*this, queue, x, zeros); };
+  const PackedHeads queries = in(q), keys = in(k), values = in(v);
+  const PackedHeads out(*this, queue, y, zeros), sums(*this, queue, lse, zeros);
+  const SdpaOperands operands{.q = queries.view(),
+                              .k = keys.view(),
+                              .v = values.view(),
+                              .y = out.view(),
+                              .lse = sums.view()};
+  if (asks && sdpa_forward(queue, operands, options)) {
+    sums.finish();
+    return out.finish();
+  }
   if (!fits) return composed_attention(*this, q, k, v, y, lse, options);
   const AttentionShape shape = shape_of(q, k, queries, options);
   dispatch_tiles(q, "attention", [&](auto type, auto size) {
@@ -142,16 +165,21 @@ void CudaBackend::attention_backward(View q, View k, View v, View y, View lse, V
                                      View dk, View dv, const AttentionOptions& options) const {
   if (!is_fused(q)) return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
   const Queue queue("attention_backward", q.device);
-  const bool fits = tiles_fit(queue, q), asks = sdpa_may_ask(queue, q, k, options, true);
+  const bool fits = tiles_fit(queue, q);
+  const std::optional<std::int64_t> asks = sdpa_rows_of_zeros(queue, q, k, options, true);
   if (!fits && !asks) return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
-  const auto in = [&](const TensorView& x) { return PackedHeads::of(*this, queue, x); };
-  const PackedHeads queries = in(q), keys = in(k), values = in(v), outs = in(y), gradients = in(dy);
-  const PackedHeads dqueries(*this, queue, dq), dkeys(*this, queue, dk), dvalues(*this, queue, dv);
+  const std::int64_t zeros = asks.value_or(0);
+  const auto in = [&](const TensorView& x) { return PackedHeads::of(*this, queue, x, zeros); };
+  const PackedHeads queries = in(q), keys = in(k), values = in(v), outs = in(y), gradients = in(dy),
+                    sums = in(lse);
+  const PackedHeads dqueries(*this, queue, dq, zeros), dkeys(*this, queue, dk, zeros),
+      dvalues(*this, queue, dv, zeros);
   const auto finish = [&] {
     for (const PackedHeads* gradient : {&dqueries, &dkeys, &dvalues}) gradient->finish();
   };
-  const SdpaOperands operands{queries.view(),   keys.view(),     values.view(), outs.view(),   lse,
-                              gradients.view(), dqueries.view(), dkeys.view(),  dvalues.view()};
+  const SdpaOperands operands{queries.view(),  keys.view(),  values.view(),
+                              outs.view(),     sums.view(),  gradients.view(),
+                              dqueries.view(), dkeys.view(), dvalues.view()};
   if (asks && sdpa_backward(queue, operands, options)) return finish();
   if (!fits) return composed_attention_backward(*this, q, k, v, dy, dq, dk, dv, options);
   const AttentionShape shape = shape_of(q, k, queries, options);

@@ -34,9 +34,9 @@ void CudaBackend::conv2d_backward_weight(View, View, View, View, const Conv2dOpt
 
 namespace cuda {
 
-bool sdpa_may_ask(const Queue&, const TensorView&, const TensorView&, const AttentionOptions&,
-                  bool) {
-  return false;
+std::optional<std::int64_t> sdpa_rows_of_zeros(const Queue&, const TensorView&, const TensorView&,
+                                               const AttentionOptions&, bool) {
+  return {};
 }
 bool sdpa_forward(const Queue&, const SdpaOperands&, const AttentionOptions&) {
   not_emulated("sdpa_forward");

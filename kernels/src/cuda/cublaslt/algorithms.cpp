@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "choices.h"
 #include "cuda/bounded_cache.h"
 #include "cuda/error.h"
+#include "cuda/shape_class.h"
 #include "product_setting.h"
 
 namespace cairn::kernels::cuda {
@@ -151,13 +151,6 @@ Choices& choices(const Queue& queue) {
 void describe(std::ostream& text, const char* name, const GemmMatrix& m) {
   text << " " << name << " " << core::name(m.dtype) << (m.transposed ? " T" : "") << " align "
        << m.alignment;
-}
-
-/// Sizes of one class are within an eighth of each other, eight classes to a doubling.
-std::int64_t class_of(std::int64_t size) {
-  const auto n = static_cast<std::uint64_t>(std::max<std::int64_t>(size, 1));
-  const std::uint64_t step = std::max<std::uint64_t>(std::bit_floor(n - 1) / 8, 1);
-  return static_cast<std::int64_t>((n + step - 1) / step * step);
 }
 
 /// What products have in common that one timing serves: lengths that change from step to step are

@@ -53,9 +53,9 @@ std::int64_t padded_to(std::int64_t n, std::int64_t to) {
   return (n + to - 1) / to * to;
 }
 
-/// Of one sample's scores, which a backward keeps.
-std::int64_t score_bytes(View q, View k) {
-  return q.size(1) * padded_to(q.size(2), 64) * padded_to(k.size(2), 128) * 2;
+/// Of one sample's scores, which a backward keeps, with so many rows of zeros.
+std::int64_t score_bytes(View q, View k, std::int64_t zeros = 0) {
+  return q.size(1) * padded_to(q.size(2) + zeros, 64) * padded_to(k.size(2) + zeros, 128) * 2;
 }
 
 /// A dimension of size 1 has any stride, and cuDNN wants one that makes sense.
@@ -162,6 +162,21 @@ bool sdpa_may_ask(const Queue& queue, View q, View k, const AttentionOptions& op
   if (capability < 8 || q.size(3) > most_columns(capability, backward)) return false;
   if (!backward) return true;
   return has_deterministic_backward(capability) && score_bytes(q, k) <= kMostScoreBytes;
+}
+
+std::optional<std::int64_t> sdpa_rows_of_zeros(const Queue& queue, View q, View k,
+                                               const AttentionOptions& options, bool backward) {
+  if (!sdpa_may_ask(queue, q, k, options, backward)) return {};
+  const SdpaKind kind{.device = queue.device().index,
+                      .backward = backward,
+                      .causal = options.causal,
+                      .dtype = q.dtype,
+                      .heads = q.size(1),
+                      .key_heads = k.size(1),
+                      .columns = padded_to(q.size(3), 8)};
+  const auto zeros = rows_of_zeros(queue, kind, {q.size(2), k.size(2)});
+  if (zeros && backward && score_bytes(q, k, *zeros) > kMostScoreBytes) return {};
+  return zeros;
 }
 
 bool sdpa_forward(const Queue& queue, const SdpaOperands& x, const AttentionOptions& options) {

@@ -7,8 +7,12 @@
 //   - where a causal mask leaves queries without keys: its documents refuse that, it does not;
 //   - for scales that are not positive: engines take the maximum before they scale;
 //   - for a backward on sm_100 and sm_110, where the graph's form does not make it deterministic,
-//     and where the scores of one sample take more than 256 MiB in half.
+//     and where the scores of one sample take more than 256 MiB in half;
+//   - for ever new lengths without a causal mask, or of queries and keys that differ
+//     (attention_lengths.h).
 #pragma once
+
+#include <optional>
 
 #include "cairn/kernels/attention.h"
 #include "cuda/queue.h"
@@ -24,6 +28,12 @@ struct SdpaOperands {
 /// Whether cuDNN may be asked; no promise that it has a plan.
 bool sdpa_may_ask(const Queue& queue, const TensorView& q, const TensorView& k,
                   const AttentionOptions& options, bool backward);
+
+/// The same, and for which lengths (attention_lengths.h): rows of zeros that all operands are to get
+/// behind their own. Nothing where cuDNN is not to be asked.
+std::optional<std::int64_t> sdpa_rows_of_zeros(const Queue& queue, const TensorView& q,
+                                               const TensorView& k, const AttentionOptions& options,
+                                               bool backward);
 
 /// Queues it. False where cuDNN has no plan: the results are to come from elsewhere then.
 bool sdpa_forward(const Queue& queue, const SdpaOperands& operands,

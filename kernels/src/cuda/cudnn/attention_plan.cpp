@@ -14,10 +14,7 @@ constexpr std::size_t kKeptAttentions = 1024;
 /// All of a shape but the device's number.
 std::string name_of(const SdpaShape& shape) {
   std::ostringstream text;
-  text << (shape.backward ? "backward " : "forward ") << core::name(shape.dtype)
-       << (shape.causal ? " causal" : "") << " B " << shape.batch << " H " << shape.heads << " G "
-       << shape.key_heads << " T " << shape.queries << " S " << shape.keys << " D "
-       << shape.columns;
+  text << sdpa_name(kind_of(shape), {shape.queries, shape.keys}) << " B " << shape.batch;
   const auto add = [&](const char* name, const HeadStrides& by) {
     text << ' ' << name << ' ' << by.batch << ' ' << by.head << ' ' << by.row;
   };
@@ -28,7 +25,7 @@ std::string name_of(const SdpaShape& shape) {
 }
 
 PlannedGraph planned(const SdpaShape& shape) {
-  return {.kind = "cudnn_attention",
+  return {.kind = kAttentionPlans,
           .name = name_of(shape),
           .describe = [shape](const Queue& queue, const CudnnHandle& handle) {
             return sdpa_graph(queue, handle, shape);
@@ -36,6 +33,16 @@ PlannedGraph planned(const SdpaShape& shape) {
 }
 
 }  // namespace
+
+SdpaKind kind_of(const SdpaShape& shape) {
+  return {.device = shape.device,
+          .backward = shape.backward,
+          .causal = shape.causal,
+          .dtype = shape.dtype,
+          .heads = shape.heads,
+          .key_heads = shape.key_heads,
+          .columns = shape.columns};
+}
 
 std::shared_ptr<Plans> sdpa_plans_for(const SdpaShape& shape) {
   using Key = std::pair<std::uint64_t, SdpaShape>;  // a setting that changed asks anew

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "cairn/core/log.h"
-#include "choices.h"
 #include "cuda/bounded_cache.h"
 #include "cuda/error.h"
 #include "product_setting.h"
@@ -103,17 +102,6 @@ PlanPtr plan_of(const Queue& queue, const CudnnHandle& handle, const PlannedGrap
   return plan->workspace() <= graph.most_workspace ? plan : nullptr;
 }
 
-Choices& choices_of(const Queue& queue, const char* kind) {
-  using Key = std::pair<int, std::string>;
-  static auto& machines = *new BoundedCache<Key, Choices*>(1024);
-  return *machines.get({queue.device().index, kind}, [&] {
-    cudaDeviceProp properties{};
-    check_cuda(cudaGetDeviceProperties(&properties, queue.device().index), queue.op(),
-               "cudaGetDeviceProperties");
-    return &shared_choices(kind, core::str(properties.name, ", cuDNN ", cudnnGetVersion()));
-  });
-}
-
 /// cuDNN unloads a plan's code with the plan; graphs go on launching it.
 void keep_for_graphs(PlanPtr plan) {
   static auto& mutex = *new std::mutex;
@@ -123,6 +111,17 @@ void keep_for_graphs(PlanPtr plan) {
 }
 
 }  // namespace
+
+Choices& plan_choices(const Queue& queue, const char* kind) {
+  using Key = std::pair<int, std::string>;
+  static auto& machines = *new BoundedCache<Key, Choices*>(1024);
+  return *machines.get({queue.device().index, kind}, [&] {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, queue.device().index), queue.op(),
+               "cudaGetDeviceProperties");
+    return &shared_choices(kind, core::str(properties.name, ", cuDNN ", cudnnGetVersion()));
+  });
+}
 
 Plan::Plan(std::string name, Descriptor plan)
     : name_(std::move(name)),
@@ -168,7 +167,7 @@ PlanPtr Plans::at(const Queue& queue, std::size_t n) {
 /// The one that was chosen before goes first, the best proposed now behind it.
 void Plans::make_first(const Queue& queue) {
   if (product_setting() != kTimeProducts) return;
-  Choices& kept = choices_of(queue, graph_.kind);
+  Choices& kept = plan_choices(queue, graph_.kind);
   const std::string& work = graph_.name;
   std::optional<std::string> name = kept.find(work);
   PlanPtr best;

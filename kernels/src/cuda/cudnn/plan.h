@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "choices.h"
 #include "cuda/cudnn/graph.h"
 
 namespace cairn::kernels::cuda {
@@ -47,6 +48,9 @@ class Plan {
 };
 
 using PlanPtr = std::shared_ptr<const Plan>;
+
+/// Of the queue's GPU and this version; `kind`: a PlannedGraph's.
+Choices& plan_choices(const Queue& queue, const char* kind);
 
 /// The plans of one graph, each made when it is asked for first. Any thread may ask.
 class Plans {
