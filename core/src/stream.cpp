@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cairn/core/error.h"
+#include "cairn/core/graph.h"
 #include "cairn/core/work_observer.h"
 #include "cuda_interface.h"
 #include "work_queue.h"
@@ -209,6 +210,7 @@ void* Stream::native() const {
 
 void Stream::submit(std::function<void()> work) const {
   if (impl_->queue) {
+    refuse_in_capture("stream", "work of another thread of the host");
     impl_->queue->submit([stream = impl_.get(), name = impl_->name, work = std::move(work)] {
       run_observed(stream, name, work);
     });

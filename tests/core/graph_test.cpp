@@ -278,6 +278,11 @@ TEST_F(GraphsOnCuda, RefuseWhatNeedsTheHost) {
               HasSubstr("[stream] expected work that a graph can repeat, got a wait"));
   EXPECT_THAT(refused([] { Generator::current().next(); }), HasSubstr("[random] expected"));
   EXPECT_THAT(refused([] { Storage::allocate_pinned(10); }), HasSubstr("[allocate] expected"));
+  const Stream worker = Stream::create(Device());
+  EXPECT_THAT(
+      refused([&] { worker.submit([] {}); }),
+      HasSubstr("[stream] expected work that a graph can repeat, got work of another thread "
+                "of the host"));
   std::vector<Tensor> kept;
   const auto keep = [&] { kept.push_back(Tensor::empty({1 << 20}, DType::f32, device)); };
   EXPECT_THAT(refused(keep), HasSubstr("[capture] expected memory that a warm-up has left, got a "

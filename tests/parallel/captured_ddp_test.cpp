@@ -1,6 +1,7 @@
 // Captured steps over two ranks: the bits of uncaptured ones. NCCL's collectives are in the graphs.
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "cairn/nn/nn.h"
 #include "cairn/optim/optim.h"
 #include "cairn/parallel/distributed.h"
+#include "cairn/parallel/sync_batch_norm.h"
 #include "ranks.h"
 #include "support/expect_error.h"
 #include "support/tensors.h"
@@ -36,10 +38,12 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 /// A rank's training with a GPU of its own.
 struct Training {
-  Training(const ProcessGroup& group, const DistributedOptions& options)
+  using MakeModel = std::function<nn::Sequential()>;
+  Training(const ProcessGroup& group, const DistributedOptions& options,
+           const MakeModel& make = make_model)
       : rank(group.rank()),
         on_gpu({core::DeviceType::cuda, group.rank()}),
-        model(make_model()),
+        model(make()),
         optimizer(model.parameters(), {.lr = 1e-2}),
         ddp(model, group, options),
         precision(amp::initialize(model, optimizer,
@@ -103,8 +107,8 @@ const DistributedOptions kSmallBuckets{.first_bucket_bytes = 200, .bucket_bytes 
 
 /// Twelve steps, of which one overflows on one rank, and one has fewer rows there.
 std::vector<double> train(const ProcessGroup& group, const DistributedOptions& options,
-                          bool captures) {
-  Training training(group, options);
+                          bool captures, const Training::MakeModel& make = Training::make_model) {
+  Training training(group, options, make);
   std::optional<amp::CapturedStep> step;
   if (captures) step.emplace(training.captured());
   for (int k = 0; k < 12; ++k) {
@@ -149,6 +153,19 @@ TEST(NcclCaptured, BucketsMayTravelInF32OverSeveralStreams) {
   });
 }
 
+TEST(NcclCaptured, BatchNormsMayBeSynchronised) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  test::run_threads(2, [](ProcessGroup& group) {
+    const auto make = [&] {
+      manual_seed(3);
+      nn::Sequential model(nn::Linear(8, 32), nn::BatchNorm1d(32), nn::ReLU(), nn::Linear(32, 4));
+      convert_sync_batch_norm(model, group);
+      return model;
+    };
+    EXPECT_EQ(train(group, kSmallBuckets, false, make), train(group, kSmallBuckets, true, make));
+  });
+}
+
 #ifdef CAIRN_SIMULATED_GPUS
 TEST(NcclCaptured, AReplayIsOneLaunchThatNobodyWaitsFor) {
   test::run_ranks(2, [](ProcessGroup& group) {
@@ -183,9 +200,66 @@ TEST(NcclCaptured, ExchangesOfTheHostAreRefusedAndChangeNothing) {
     amp::CapturedStep step = training.captured();
     for (int k = 0; k < 2; ++k) step(training.batch(k), training.factor(false));
     expect_unsupported([&] { step(training.batch(2), training.factor(false)); },
-                       "got an exchange between ranks by the host");
+                       "got an exchange between ranks by the host, exchange 'which parameters "
+                       "losses reach");
     group.barrier("the group goes on");
     EXPECT_FALSE(step.captured());
+  });
+}
+
+/// A replay would leave it out, and the other ranks' too: each is refused by its name.
+TEST(NcclCaptured, WhatPassesThroughTheHostIsRefusedByName) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  test::run_threads(2, [](ProcessGroup& group) {
+    const Device device{core::DeviceType::cuda, group.rank()};
+    const Tensor x = Tensor::full({10}, 1.0, DType::f32, Device{});
+    core::Graph graph(device);
+    const auto expect_refused = [&](const std::function<void()>& work, const char* text) {
+      graph.warm_up(work);
+      expect_unsupported([&] { graph.capture(work); }, text);
+    };
+    const std::string host = "got a collective of the host's tensors, ";
+    expect_refused([&] { group.all_reduce(x, ReduceOp::sum, "metric"); },
+                   (host + "all_reduce sum f32[10] 'metric'").c_str());
+    expect_refused([&] { group.broadcast(x, 0, "x"); }, (host + "broadcast from 0").c_str());
+    const std::string by_host = "got an exchange between ranks by the host, ";
+    expect_refused([&] { group.barrier("b"); }, (by_host + "barrier 'b'").c_str());
+    expect_refused([&] { group.exchange("v", "e"); }, (by_host + "exchange 'e'").c_str());
+    expect_refused([&] { group.all_reduce_sum(1.0, "s"); }, (by_host + "exchange 's'").c_str());
+    expect_refused([&] { group.split(0, 0, "halves"); }, (by_host + "split 'halves'").c_str());
+    expect_refused([&] { group.split(0, 0).barrier("of a part"); }, (by_host + "split").c_str());
+    group.wait();
+    EXPECT_EQ(x.to_vector(), std::vector<double>(10, 2.0));
+  });
+}
+
+/// A step that reduces what no_sync left behind compares what ranks hold.
+TEST(NcclCaptured, AStepThatReducesWhatBackwardsLeftIsRefused) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  test::run_threads(2, [](ProcessGroup& group) {
+    Training training(group, kSmallBuckets);
+    amp::CapturedStep step = training.captured();
+    const auto no_sync = training.ddp.no_sync();
+    for (int k = 0; k < 2; ++k) step(training.batch(k), training.factor(false));
+    expect_unsupported([&] { step(training.batch(2), training.factor(false)); },
+                       "got an exchange between ranks by the host, ");
+    group.barrier("the group goes on");
+  });
+}
+
+/// The ranks tell each other who has run out of batches.
+TEST(NcclCaptured, UnevenInputsAreRefused) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  test::run_threads(2, [](ProcessGroup& group) {
+    Training training(group, kSmallBuckets);
+    amp::CapturedStep step = training.captured();
+    {
+      auto join = training.ddp.join();
+      for (int k = 0; k < 2; ++k) step(training.batch(k), training.factor(false));
+      expect_unsupported([&] { step(training.batch(2), training.factor(false)); },
+                         "got an exchange between ranks by the host, exchange 'join'");
+    }
+    group.barrier("the group goes on");
   });
 }
 

@@ -365,17 +365,24 @@ Collectives& ProcessGroup::Impl::begin(const Ticket& ticket, Device device) {
 
 /// Recorded in a graph. The other ranks hear of it, and it has a number, at each replay: to them it
 /// is one collective, whether it is replayed here or called.
-void ProcessGroup::Impl::capture(const char* operation, const Description& what,
+void ProcessGroup::Impl::capture(const char* operation, const Description& what, Device device,
                                  const QueuedCalls& work) {
+  if (device.is_cpu()) refuse_in_capture("a collective of the host's tensors", what);
   const Ticket ticket = take_turn(operation, what);
   const Turn turn(*this, ticket);
   if (!cuda_ || !known_.contains(what.hash()))
-    core::refuse_in_capture("group", "a collective that no warm-up has called");
+    refuse_in_capture("a collective that no warm-up has called", what);
   core::at_each_replay({.before = [self = shared_from_this(), operation, what](const Stream&) {
     self->note_replay(operation, what);
   }});
   cuda_->begin(id_of(ticket));
   work(*cuda_);
+}
+
+/// What the host does once would not be done at the replays.
+void ProcessGroup::Impl::refuse_in_capture(const char* kind, const Description& what) const {
+  if (!core::capturing()) return;
+  core::refuse_in_capture("group", core::str(kind, ", ", what.text(), members_.name).c_str());
 }
 
 void ProcessGroup::Impl::note_replay(const char* operation, const Description& what) {
@@ -454,7 +461,7 @@ class ProcessGroup::Impl::Queued {
 
 void ProcessGroup::Impl::run_pair(const Pair& pair, const Description& what) {
   if (!history_) return;
-  core::refuse_in_capture("group", "a message between two ranks");
+  refuse_in_capture("a message between two ranks", what);
   const Ticket ticket = take_ticket(pair.operation, what, pair);
   const Device device = pair.x.device;
   runs_here(device) ? perform(ticket, device, {}) : queue(ticket, device, {});
@@ -472,7 +479,7 @@ void ProcessGroup::Impl::queue(const Ticket& ticket, Device device, const Queued
 void ProcessGroup::Impl::run_now(const char* operation, const Description& what,
                                  milliseconds timeout, const QueuedCalls& work) {
   if (!history_) return;
-  core::refuse_in_capture("group", "an exchange between ranks by the host");
+  refuse_in_capture("an exchange between ranks by the host", what);
   const Ticket ticket = take_ticket(operation, what);
   execute(ticket, timeout, [&] { work(begin(ticket, Device{})); });
 }

@@ -87,7 +87,7 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   template <class Work>
   void run(const char* operation, Description what, Device device, const Work& work) {
     if (!history_) return;
-    if (core::capturing() && device.is_cuda()) return capture(operation, what, work);
+    if (core::capturing()) return capture(operation, what, device, work);
     const Ticket ticket = take_ticket(operation, std::move(what));
     runs_here(device) ? perform(ticket, device, std::ref(work)) : queue(ticket, device, work);
   }
@@ -140,7 +140,9 @@ class ProcessGroup::Impl : public std::enable_shared_from_this<ProcessGroup::Imp
   static bool runs_here(Device device);
   void queue(const Ticket& ticket, Device device, const QueuedCalls& work);
   void perform(const Ticket& ticket, Device device, const QueuedCalls& work);
-  void capture(const char* operation, const Description& what, const QueuedCalls& work);
+  void capture(const char* operation, const Description& what, Device device,
+               const QueuedCalls& work);
+  void refuse_in_capture(const char* kind, const Description& what) const;
   void note_replay(const char* operation, const Description& what);
   template <class Calls>
   void execute(const Ticket& ticket, std::chrono::milliseconds timeout, Calls&& calls);
