@@ -9,8 +9,8 @@
 //
 // What the host decides while it records is decided for good: addresses, shapes, numbers passed by
 // value. So a capture refuses, with Unsupported, whatever needs the host each time: waits, values
-// read or uploaded, random draws that are passed by value (Generator::next), and memory that no
-// warm-up has left. Other threads may go on meanwhile.
+// read or uploaded, work of another thread of the host, random draws that are passed by value
+// (Generator::next), and memory that no warm-up has left. Other threads may go on meanwhile.
 //
 // Memory: a graph has a stream of its own, and blocks that are freed there stay for it alone,
 // neither handed to others nor given back to the system, until it ends. Tensors that the recorded

@@ -37,7 +37,8 @@ class Stream {
   bool idle() const;       // whether no work is queued; work that asks from inside does not count
   /// Runs `work` in stream order: at once where the stream is inline, later in the stream's worker
   /// thread, or, on CUDA, at once on the host with this stream current, so that what it launches is
-  /// queued here.
+  /// queued here. Throws Unsupported for a worker's while a Graph is captured: no replay would ask
+  /// it again.
   void submit(std::function<void()> work) const;
   /// Makes later work start after the event. Only where the stream is inline does the host wait,
   /// and an error of the event's stream is then rethrown here.
