@@ -434,6 +434,27 @@ TEST_F(CudnnAttention, OnlyQueriesThatSeeNoZerosGetSome) {
   EXPECT_EQ(backward(4650), -1) << "its scores fit into 256 MiB, those of 5,120 do not";
 }
 
+TEST_F(CudnnAttention, GraphsPadWhatTheyFind) {
+  const RowsOfZeros zeros(false, true, 2);
+  zeros.use_up();
+  ASSERT_EQ(zeros(30), 34);
+  const core::Shape heads{1, 2, 30, 8};
+  const Tensor q = random_tensor(heads, DType::f16, kGpu, 1);
+  const Tensor y = Tensor::empty(heads, DType::f16, kGpu), once = Tensor::empty_like(y);
+  const Tensor lse = Tensor::empty({1, 2, 30}, DType::f32, kGpu);
+  const core::StreamGuard guard(core::Stream::create(kGpu));
+  const auto work = [&] { kernels::attention(q, q, q, y, lse, {.causal = true, .scale = 0.25}); };
+  core::Graph graph(kGpu);
+  graph.warm_up(work);
+  graph.capture(work);
+  kernels::copy(random_tensor(heads, DType::f16, kGpu, 2).view(), q.view());
+  work();
+  kernels::copy(y.view(), once.view());
+  kernels::fill(y.view(), 0.0);
+  graph.replay();
+  EXPECT_EQ(y.to_vector(), once.to_vector());
+}
+
 TEST_F(CudnnAttention, OwnKernelsComputeWhereThePlansOfAClassRefuse) {
   for (std::int64_t T = 1; T <= kOwnLengths; ++T) (void)Attended{.T = T, .S = T}.on(kGpu);
   const Attended attended{.T = 33, .S = 33, .interleaved = true};
