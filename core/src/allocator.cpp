@@ -117,16 +117,16 @@ Allocator::Block Allocator::take_block(Lock& lock, std::size_t block_bytes, void
   if (system_->moves_pages() && block_bytes >= kHugePage) {
     if (const Block block = joined_block(block_bytes, stream); block.data != nullptr) return block;
   }
-  const std::size_t wanted = cuts_ ? round_up(block_bytes, kSegment) : block_bytes;
-  trim_for(wanted);
-  void* data = system_block(lock, wanted);
-  if (data == nullptr) return {};
-  stats_.reserved += wanted;
+  const std::size_t least = cuts_ ? round_up(block_bytes, kSegment) : block_bytes;
+  trim_for(least);
+  const Block made = system_block(lock, cuts_ ? segment_for(block_bytes) : least, least);
+  if (made.data == nullptr) return {};
+  stats_.reserved += made.bytes;
   ++stats_.system_allocations;
-  if (device_.is_cpu()) poison(data, wanted);
-  if (!cuts_) return {data, wanted};
-  segments_[static_cast<char*>(data)] = {wanted, stream};
-  cache_block({wanted, stream}, data);
+  if (device_.is_cpu()) poison(made.data, made.bytes);
+  if (!cuts_) return made;
+  segments_[static_cast<char*>(made.data)] = {made.bytes, stream};
+  cache_block({made.bytes, stream}, made.data);
   return cached_block(block_bytes, stream);
 }
 
@@ -230,14 +230,25 @@ Allocator::Block Allocator::take_cached_pages(std::size_t bytes, void* stream) {
   return best == cache_.end() ? Block{} : cut(best, bytes);
 }
 
+// Where there is room, a sixteenth more than the block, which the next one may need, and a tenth of
+// all that is live, since few large segments leave less in pieces.
+std::size_t Allocator::segment_for(std::size_t block_bytes) const {
+  const std::size_t live = std::max(most_live_, stats_.reserved - cached_ + block_bytes);
+  const std::size_t most = std::min({capacity_, cache_bound_, most_reserved(live, cuts_)});
+  const std::size_t wanted =
+      round_up(std::max(block_bytes + block_bytes / 16, live / 10), kSegment);
+  return stats_.reserved + wanted <= most ? wanted : round_up(block_bytes, kSegment);
+}
+
 // Where the system refuses, all that can be given back is, and it is asked once more.
-void* Allocator::system_block(Lock& lock, std::size_t block_bytes) {
-  void* data = ask_system(lock, block_bytes);
-  if (data != nullptr) return data;
+Allocator::Block Allocator::system_block(Lock& lock, std::size_t wanted, std::size_t least) {
+  if (void* data = ask_system(lock, wanted); data != nullptr) return {data, wanted};
+  if (void* data = wanted > least ? ask_system(lock, least) : nullptr; data != nullptr)
+    return {data, least};
   wait_for_pending_cuda(lock);
   collect_pending();
   release_cached_locked();
-  return ask_system(lock, block_bytes);
+  return {ask_system(lock, least), least};
 }
 
 void* Allocator::ask_system(Lock& lock, std::size_t block_bytes) {

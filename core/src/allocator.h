@@ -6,9 +6,10 @@
 //     at most an eighth is lost. From 2 MiB on its pages can be moved: cached blocks are cut and
 //     put together, and the system is asked for what they lack.
 //   - Elsewhere blocks are parts of what the system gave at once (a segment). A request takes the
-//     smallest free part that holds it, and free neighbours become one again: lengths that change
-//     from step to step soon need nothing more of the system. (CAIRN_SEGMENTS=0: size classes, each
-//     block by itself, for tools that look for accesses beyond one.)
+//     smallest free part that holds it, and free neighbours become one again. A segment has a
+//     little more than what is asked for: lengths that change from step to step soon need nothing
+//     more of the system. (CAIRN_SEGMENTS=0: size classes, each block by itself, for tools that
+//     look for accesses beyond one.)
 // Cached memory (of segments: whole ones) goes back to the system where a request fails, would take
 // the device past its capacity, or would take the allocator far past the most that was ever live.
 #pragma once
@@ -107,7 +108,8 @@ class Allocator {
   void put_back(const std::vector<Block>& pieces, std::size_t from, void* stream) noexcept;
   void give_up_joining(char* data, std::size_t gap, std::size_t block_bytes) noexcept;
   Block take_cached_pages(std::size_t bytes, void* stream);
-  void* system_block(Lock& lock, std::size_t block_bytes);
+  std::size_t segment_for(std::size_t block_bytes) const;
+  Block system_block(Lock& lock, std::size_t wanted, std::size_t least);
   void* ask_system(Lock& lock, std::size_t block_bytes);
   bool over_capacity(std::size_t bytes) const;
   void trim_for(std::size_t block_bytes);
