@@ -278,7 +278,8 @@ bool is_recorded(const Stream& stream) {
 
 }  // namespace
 
-void Allocator::mark_uses(Pending& block) {
+// A stream that cannot be asked is asked again when memory is wanted.
+void Allocator::mark_uses(Pending& block) noexcept try {
   std::vector<Stream> later;
   for (const Stream& stream : block.streams) {
     if (is_recorded(stream)) {
@@ -289,6 +290,7 @@ void Allocator::mark_uses(Pending& block) {
     }
   }
   block.streams = std::move(later);
+} catch (const std::exception&) {  // block.streams is what it was
 }
 
 void Allocator::free(Storage& storage) noexcept {

@@ -124,7 +124,7 @@ class Allocator {
   void cache_block(CacheKey key, void* data) noexcept;
   char* join_neighbours(CacheKey& key, char* data);
   std::size_t take_out(std::map<char*, CacheKey>::iterator block) noexcept;
-  static void mark_uses(Pending& block);
+  static void mark_uses(Pending& block) noexcept;
   static bool all_done(Pending& block) noexcept;
   void collect_pending() noexcept;
   void wait_for_pending_cuda(Lock& lock);
