@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cairn/core/file_memory.h"
+#include "cairn/core/log.h"
 #include "cairn/core/tensor.h"
 
 namespace cairn::optim {
@@ -55,9 +56,14 @@ StateWindow::StateWindow(std::vector<const Entries*> blocks, bool elsewhere, Wri
 
 StateWindow::~StateWindow() {
   for (const Streams& gpu : gpus_) {
-    Event done(gpu.device);
-    done.record(gpu.up);
-    Stream::current(gpu.device).wait(done);
+    try {
+      Event done(gpu.device);
+      done.record(gpu.up);
+      Stream::current(gpu.device).wait(done);
+    } catch (const std::exception& error) {  // the GPU is lost, which the next call of it says
+      log::error("weights of {} may be on their way from the host still: {}", gpu.device,
+                 error.what());
+    }
   }
 }
 

@@ -26,7 +26,7 @@ class StateWindow {
   /// Where states do not lie elsewhere, the blocks are what enter() gives. They, and their memory,
   /// live until the window ends.
   StateWindow(std::vector<const Entries*> blocks, bool elsewhere, Writes writes = Writes::weights);
-  /// The current stream of a GPU waits for the weights.
+  /// The current stream of a GPU waits for the weights. What fails there is logged.
   ~StateWindow();
   StateWindow(const StateWindow&) = delete;
   StateWindow& operator=(const StateWindow&) = delete;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/log.h"
 #include "cairn/kernels/master_weight.h"
 #include "ddp/ddp.h"
 #include "sharding/gather_weights.h"
@@ -44,7 +45,11 @@ GatheredParameters::GatheredParameters(std::shared_ptr<WeightUnits> units)
     : units_(std::move(units)) {}
 GatheredParameters::GatheredParameters(GatheredParameters&& other) noexcept = default;
 GatheredParameters::~GatheredParameters() {
-  if (units_) units_->give_back();
+  try {
+    if (units_) units_->give_back();
+  } catch (const std::exception& error) {  // the ranks have been told
+    log::error("weights that were gathered are lost: {}", error.what());
+  }
 }
 
 /// Two communicators of NCCL's that are at work on a GPU at once may each keep the other's kernel

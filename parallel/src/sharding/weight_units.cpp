@@ -385,6 +385,18 @@ void WeightUnits::gather_all() {
 }
 
 void WeightUnits::give_back() {
+  try {
+    take_over();
+  } catch (const std::exception& error) {
+    group_.abort(core::str("the parts of gathered weights: ", error.what()));
+    throw;
+  }
+  gathered_ = false;
+  let_go_of_all();
+}
+
+/// Each rank's part, from the whole.
+void WeightUnits::take_over() {
   for (const auto& unit : units_) {
     for (const auto& [name, tensor] : unit->weights) {
       const WeightInParts* parts = WeightInParts::of(tensor);
@@ -392,8 +404,6 @@ void WeightUnits::give_back() {
       kernels::copy(core::part_of(quiet(tensor), parts->range()), quiet(parts->part()));
     }
   }
-  gathered_ = false;
-  let_go_of_all();
 }
 
 }  // namespace cairn::parallel

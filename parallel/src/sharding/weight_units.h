@@ -66,6 +66,7 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   std::int64_t gathered_elements() const;
   const core::Stream& stream_of(Device device);
   void fetch_ahead(const Unit& unit);
+  void take_over();
   void let_go(Unit& unit);
   void let_go_of_all();
   void follow_backward();

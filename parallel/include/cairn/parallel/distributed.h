@@ -94,8 +94,8 @@ struct ShardedOptions;
 class WeightUnits;
 
 /// Of gather_parameters(). While it lives, every weight is whole on every rank, to be read and
-/// written (on all ranks alike); forwards are this rank's own. Its end takes over what was written.
-/// No step, save or load meanwhile.
+/// written (on all ranks alike); forwards are this rank's own. Its end takes over what was written;
+/// where that fails, it is logged and the group breaks. No step, save or load meanwhile.
 class [[nodiscard]] GatheredParameters {
  public:
   ~GatheredParameters();
