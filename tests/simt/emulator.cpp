@@ -113,7 +113,8 @@ void* Machine::shared_memory(const void* key, std::size_t bytes) {
   shared_bytes_ += bytes;
   if (shared_bytes_ > kStaticSharedLimit) throw Error("shared arrays of a block exceed 48 KiB");
   if (shared_bytes_ + launch_.shared_bytes > shared_limit()) {
-    throw Error("shared memory of a block exceeds 163 KiB");
+    throw Error("shared memory of a block exceeds " + std::to_string(shared_limit() >> 10) +
+                " KiB");
   }
   return shared_.back().memory.get();
 }
