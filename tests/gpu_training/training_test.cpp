@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
 
 #include "support/tensors.h"
@@ -108,18 +109,33 @@ TEST(Training, ShardedHasTheBitsOfDistributedDataParallel) {
   }
 }
 
-TEST(Training, OfTheOtherExamples) {
-  const TemporaryFolder folder;
+/// A small char_lm, and the text that it learns.
+std::string language_model(const TemporaryFolder& folder) {
   std::ofstream text(folder / "text");
   for (int i = 0; i < 30; ++i) text << "A gradient is added to the sums of its window. ";
-  text.close();
-  const std::string language = std::string(CAIRN_CHAR_LM_PROGRAM) + " --text " +
-                               (folder / "text").string() +
-                               " --opt-level O2 --half-dtype bf16 --steps 3 ";
-  const std::string small =
-      "--layers 2 --width 32 --heads 2 --tokens 16 --batch-size 2 --sample 0 ";
-  expect_same_losses(losses(with("late") + language + small + "--device cuda"),
-                     losses(language + small), 6e-2);
+  return std::string(CAIRN_CHAR_LM_PROGRAM) + " --text " + (folder / "text").string() +
+         " --opt-level O2 --half-dtype bf16 --steps 3 --layers 2 --width 32 --heads 2 --tokens 16 "
+         "--batch-size 2 --sample 0 ";
+}
+
+// As a user starts it; the schedule is drawn anew each time.
+TEST(Training, ALanguageModelInTwoProcessesHasTheSameBitsAtEveryStage) {
+  const TemporaryFolder folder;
+  const char* const schedules[] = {"late", "early", "shuffled"};
+  const std::string schedule = schedules[std::random_device()() % 3];
+  SCOPED_TRACE(schedule);
+  const std::string model = kTwo + language_model(folder);
+  const std::string run = with(schedule) + model + "--device cuda";
+  const auto expected = losses(run);
+  expect_same_losses(expected, losses(model), 6e-2);
+  for (const char* stage : {" --shard 2", " --shard 3"})
+    EXPECT_EQ(losses(run + stage), expected) << stage;
+}
+
+TEST(Training, OfTheOtherExamples) {
+  const TemporaryFolder folder;
+  const std::string language = language_model(folder);
+  expect_same_losses(losses(with("late") + language + "--device cuda"), losses(language), 6e-2);
   const std::string images =
       std::string(CAIRN_DCGAN_PROGRAM) +
       " --opt-level O2 --half-dtype bf16 --steps 3 --report-every 1 "
