@@ -131,6 +131,20 @@ std::string Board::conflict() const {
   return "";
 }
 
+int Board::shared_with(const Board& other) const {
+  std::set<std::pair<pid_t, int>> theirs;
+  for (int rank = 0; rank < other.ranks_; ++rank) {
+    const Member member = parse_member(other.message("joined", rank).value_or(""));
+    theirs.emplace(member.pid, member.device);
+  }
+  int shared = 0;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const Member member = parse_member(message("joined", rank).value_or(""));
+    shared += static_cast<int>(theirs.count({member.pid, member.device}));
+  }
+  return shared;
+}
+
 void Board::leave() {
   if (!std::exchange(joined_, false)) return;
   post("left", "");

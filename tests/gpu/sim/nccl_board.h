@@ -28,6 +28,8 @@ class Board {
   /// What is wrong with the ranks that have joined: empty, or two on one device, or of two sizes,
   /// or with other ids.
   std::string conflict() const;
+  /// How many devices have joined both.
+  int shared_with(const Board& other) const;
   void leave();
 
   void post(const std::string& key, const std::string& message);

@@ -27,10 +27,6 @@ bool reduces(Kind kind) {
   return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter;
 }
 
-bool is_collective(Kind kind) {
-  return kind != Kind::send && kind != Kind::recv;
-}
-
 bool has_root(Kind kind) {
   return kind == Kind::broadcast || kind == Kind::reduce;
 }
@@ -87,16 +83,20 @@ bool lies_on_stack(const void* data) {
   return data >= stack && data < static_cast<char*>(stack) + bytes;
 }
 
-std::string name_of(const Group& group) {
-  return "nccl " + (group.parts.size() == 1 ? describe(group.parts[0].what)
-                                            : "group of " + std::to_string(group.parts.size()));
-}
-
 // What an aborted operation leaves: the first half as it was, the second half numbers that look
 // like results (f32 0.748, f16 1.8), so that only who knows of the abort keeps from using them.
 constexpr int kGarbage = 0x3f;
 
 }  // namespace
+
+bool is_collective(Kind kind) {
+  return kind != Kind::send && kind != Kind::recv;
+}
+
+std::string name_of(const Group& group) {
+  return "nccl " + (group.parts.size() == 1 ? describe(group.parts[0].what)
+                                            : "group of " + std::to_string(group.parts.size()));
+}
 
 std::string describe(const Signature& signature) {
   std::ostringstream text;
@@ -187,6 +187,7 @@ void Communicator::number(Group& group) {
     part.number = part.what.kind == Kind::send   ? sends_[peer]++
                   : part.what.kind == Kind::recv ? recvs_[peer]++
                                                  : collectives_++;
+    if (is_collective(part.what.kind)) say_place(part.number);
   }
 }
 
@@ -297,6 +298,7 @@ ncclResult_t Communicator::finish_split() {
 
 bool Communicator::is_ready(Group& group) {
   if (aborted_) return true;
+  if (!std::exchange(group.reached, true)) check_beside(group);
   if (error_ != ncclSuccess || completed_ != group.number) return false;
   group.inputs.resize(group.parts.size());
   bool all = true;
@@ -344,6 +346,7 @@ bool Communicator::collective_is_ready(Part& part, std::vector<std::string>& inp
     if (!agrees(part.what, rank, other)) return false;
   }
   inputs = *messages;
+  board_.remove(key_of_place(part.number));  // every rank has queued it, and read its place
   // Who has come to this one has read the one before.
   if (part.number > 0) board_.remove(key_of("collective", part.number - 1));
   return true;
@@ -461,6 +464,13 @@ ncclComm_t make_handle(std::shared_ptr<Communicator> communicator) {
   const ncclComm_t handle = comm.get();
   handles().all[handle] = std::move(comm);
   return handle;
+}
+
+std::vector<std::shared_ptr<Communicator>> all_communicators() {
+  const std::lock_guard lock(handles().mutex);
+  std::vector<std::shared_ptr<Communicator>> all;
+  for (const auto& [handle, comm] : handles().all) all.push_back(comm->communicator);
+  return all;
 }
 
 void set_last_error(const std::string& text) {

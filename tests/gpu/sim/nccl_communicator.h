@@ -5,18 +5,26 @@
 // the board when it does. A non-blocking communicator queues an operation in its stream only when a
 // poll answers ncclSuccess: work that was put there before is ahead of it, as it may be on
 // hardware.
+//
+// A collective's kernel stays on its GPU until all ranks have come to it. Of two communicators that
+// share ranks, the collectives must therefore be in one order on all of them, and streams must give
+// it on each (nccl_order.cpp): where there is no room for both kernels, each may keep the other's
+// from starting.
 #pragma once
 
 #include <nccl.h>
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "gpu/sim/machine.h"
 #include "gpu/sim/nccl_board.h"
+#include "gpu/sim/order.h"
 
 namespace cairn::gpusim {
 
@@ -38,6 +46,7 @@ struct Signature {
   bool operator==(const Signature&) const = default;
 };
 std::string describe(const Signature& signature);  // "all_reduce sum of 4 f32"
+bool is_collective(Kind kind);
 
 /// One operation, or one of a group.
 struct Part {
@@ -54,8 +63,13 @@ struct Group {
   std::vector<Part> parts;
   Stream* stream = nullptr;
   std::uint64_t number = 0;                      // among the communicator's groups
+  bool reached = false;                          // by its stream
   std::vector<std::vector<std::string>> inputs;  // by part and rank, once ready
 };
+
+/// Of a rank's word to the others about a collective's place among other communicators'.
+std::string key_of_place(std::uint64_t collective);
+std::string name_of(const Group& group);  // "nccl all_reduce sum of 4 f32"
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
@@ -116,6 +130,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool agrees(const Signature& mine, int other_rank, const Signature& other);
   void run(Group& group);
   void run(const Part& part, const std::vector<std::string>& inputs);
+  bool has_order(const Communicator& other);
+  std::vector<Communicator*> others_in_order();
+  void say_place(std::uint64_t collective);
+  void check_beside(const Group& group);
 
   Board board_;
   int device_;
@@ -132,11 +150,22 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<std::uint64_t> sends_, recvs_;  // by peer
   std::uint64_t splits_ = 0;
   Split split_;
+
+  /// Of groups with collectives, when their streams came to them.
+  struct Reached {
+    std::string what;
+    Point point;
+    Clock clock;
+  };
+  std::deque<Reached> reached_;
+  std::map<std::string, bool> has_order_;  // by the other communicator's name
 };
 
 /// What a handle stands for; reports one that stands for nothing, or is gone.
 std::shared_ptr<Communicator> communicator_of(ncclComm_t handle, const char* call);
 ncclComm_t make_handle(std::shared_ptr<Communicator> communicator);
+/// All that were made, ended ones too.
+std::vector<std::shared_ptr<Communicator>> all_communicators();
 void set_last_error(const std::string& text);
 const char* last_error();
 
