@@ -2,10 +2,12 @@
 #include "cairn/parallel/reducer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <thread>
 
 #include "cairn/amp/scaled_step.h"
 #include "cairn/checkpointing/training_state.h"
@@ -268,6 +270,41 @@ TEST(Reducer, RetainsWhatItReduced) {
 }
 
 /// Half sums that a plain sum would overflow.
+// On the CPU, where memory that is free serves every stream.
+TEST(Reducer, WhatItReducedStaysWhileAStreamReadsIt) {
+  run_threads(2, [](ProcessGroup& group) {
+    const core::DefaultDeviceGuard host(Device{});
+    Reducer reducer(group, {.allreduce_always_fp32 = true, .retain_allreduce_buffers = true});
+    const Tensor a = Tensor::empty({700}, DType::bf16), b = Tensor::empty({300}, DType::bf16);
+    reducer.register_gradients({{"a", a}, {"b", b}});
+    const Tensor copy = Tensor::zeros({1000});
+    std::atomic<bool> go = false;
+    const core::Stream reader = core::Stream::create(Device{}, "reader");
+    {
+      const core::StreamGuard guard(reader);
+      kernels::fill(a, group.rank() == 0 ? 1.0 : 3.0);
+      kernels::fill(b, 2.0);
+      reducer.mark_ready(0);
+      reducer.mark_ready(1);
+      reducer.wait();
+      const TensorView reduced = reducer.reduced_buckets().at(0);
+      ASSERT_EQ(reduced.numel(), 1000);
+      reader.submit([&go] {
+        while (!go) std::this_thread::yield();
+      });
+      kernels::copy(reduced, copy);
+      reducer.mark_ready(0);  // the next pass lets go of what this one reduced
+    }
+    const Tensor other = Tensor::full({1000}, 7.0);
+    go = true;
+    reader.synchronize();
+    EXPECT_EQ(copy.to_vector(), std::vector<double>(1000, 2.0));
+    reducer.mark_ready(1);
+    reducer.wait();
+    EXPECT_EQ(other.to_vector(), std::vector<double>(1000, 7.0));
+  });
+}
+
 TEST(Reducer, PredivideKeepsHalfSumsFinite) {
   run_threads(4, [](ProcessGroup& group) {
     const NamedTensors gradients = {{"g", Tensor::full({3}, 40000.0, DType::f16)}};

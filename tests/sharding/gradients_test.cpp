@@ -410,6 +410,27 @@ TEST(ShardedReducer, HandsOutParts) {
   });
 }
 
+// What nobody keeps is free again, but not before the collective has been there.
+TEST(ShardedReducer, PartsThatNobodyKeepsAreWrittenInPeace) {
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    parallel::Reducer reducer(group, {.average = false, .shard = true});
+    const Tensor gradient = Tensor::full({6144}, 1.0 + group.rank()), kept = Tensor::zeros({3072});
+    reducer.register_gradients({{"g", gradient}});
+    std::size_t bytes = 0;
+    reducer.on_part([&](std::size_t, const Tensor& part) {
+      bytes = part.storage()->bytes();
+      kernels::copy(part, kept);
+    });
+    for (int pass = 0; pass < 3; ++pass) {
+      reducer.mark_ready(0);
+      const Tensor other = Tensor::full({static_cast<std::int64_t>(bytes / 4)}, 7.0);
+      reducer.wait();
+      EXPECT_EQ(kept.to_vector(), std::vector<double>(3072, 3.0)) << "pass " << pass;
+      EXPECT_EQ(other.to_vector(), std::vector<double>(bytes / 4, 7.0)) << "pass " << pass;
+    }
+  });
+}
+
 TEST(ShardedReducer, OfOneRankHandsOutTheWhole) {
   parallel::Reducer reducer(parallel::ProcessGroup::single(), {.shard = true});
   const Tensor gradient = test::normal_tensor({2000}, 4);

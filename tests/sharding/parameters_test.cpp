@@ -226,6 +226,37 @@ TEST(WeightsInParts, OfAForwardThatThrewAreLetGoOf) {
   });
 }
 
+// The weights of the unit behind are on their way then, and their memory is free again.
+TEST(WeightsInParts, OfAForwardThatThrewArriveInPeace) {
+  class Throws : public nn::Module {
+   public:
+    explicit Throws(const bool& throws) : throws_(throws) {
+      add_parameter("unused", Tensor::zeros({3}));
+    }
+    std::string kind() const override { return "Throws"; }
+    Tensor forward(const Tensor& x) override {
+      if (throws_) throw core::Error("[test] the layer's own");
+      return x;
+    }
+
+   private:
+    const bool& throws_;
+  };
+  test::run_threads(2, [](parallel::ProcessGroup& group) {
+    bool throws = false;
+    nn::Sequential net(nn::Linear(test::kInputs, 600), Throws(throws), nn::Linear(600, 300));
+    parallel::ShardedDataParallel sharded(net, group, kStage3);
+    const auto grad = autograd::GradModeGuard(false);
+    const auto expected = sharded(inputs(group, 1)).to_vector();
+    throws = true;
+    EXPECT_THROW((void)sharded(inputs(group, 1)), core::Error);
+    const Tensor other = Tensor::full({300, 600}, 7.0);
+    throws = false;
+    EXPECT_EQ(sharded(inputs(group, 1)).to_vector(), expected);
+    EXPECT_EQ(other.to_vector(), std::vector<double>(300 * 600, 7.0));
+  });
+}
+
 // A forward without a backward, and one between a backward and its step: with the weights as they
 // are.
 TEST(WeightsInParts, AreThoseOfTodayInAnEvaluation) {
