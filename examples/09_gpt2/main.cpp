@@ -289,7 +289,14 @@ checkpointing::TrainingChoice planned(const Flags& flags, const parallel::Proces
       *model->chain(), {tokens, tokens}, core::memory_capacity(Device{}),
       {.ranks = group.world_size(), .bandwidth = bandwidth}, options);
   say(group.world(), plan.table());
-  return plan.best(group.world());
+  try {
+    return plan.best(group.world());
+  } catch (const core::OutOfMemory& error) {
+    const std::size_t program = flags.budget - core::memory_capacity(Device{});
+    throw core::OutOfMemory(core::str(error.what(), "; beside that the program takes ",
+                                      support::human_bytes(program), ": --budget ",
+                                      support::human_bytes(program + plan.least().peak_bytes)));
+  }
 }
 
 /// What the command line would say.
