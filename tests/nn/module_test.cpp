@@ -117,6 +117,39 @@ TEST(Module, ATiedParameterKeepsItsFirstNameInEachModule) {
   EXPECT_EQ(weight.name(), "0.0.weight");
 }
 
+TEST(Module, AnOutputLayerHasTheWeightOfAnEmbedding) {
+  manual_seed(1);
+  Sequential model;
+  const auto words = model.add(Embedding(5, 3));
+  model.add(Linear(words->weight()));
+  ASSERT_EQ(model.parameters().size(), 1U);
+  EXPECT_EQ(model.parameters()[0].name, "0.weight");
+  const Tensor index = Tensor::from(std::vector<std::int64_t>{2}, {1}, DType::i64);
+  const std::vector<double> weight = words->weight().to_vector();
+  const Tensor logits = model(index);
+  ASSERT_EQ(logits.shape(), Shape({1, 5}));
+  for (std::size_t word = 0; word < 5; ++word) {
+    double expected = 0;
+    for (std::size_t k = 0; k < 3; ++k) expected += weight[2 * 3 + k] * weight[word * 3 + k];
+    EXPECT_NEAR(logits.to_vector()[word], expected, 1e-6);
+  }
+  // Of the sum of logits: what looked word 2 up adds the sum of all rows to its own.
+  autograd::backward(autograd::sum(logits));
+  const std::vector<double> gradient = words->weight().grad().to_vector();
+  for (std::size_t word = 0; word < 5; ++word) {
+    for (std::size_t k = 0; k < 3; ++k) {
+      double expected = weight[2 * 3 + k];
+      for (std::size_t other = 0; word == 2 && other < 5; ++other)
+        expected += weight[other * 3 + k];
+      EXPECT_NEAR(gradient[word * 3 + k], expected, 1e-5);
+    }
+  }
+  EXPECT_THAT(test::message_of([] { (void)Linear(Tensor()); }),
+              HasSubstr("weight [O, I], got none"));
+  EXPECT_THAT(test::message_of([] { (void)Linear(Tensor::zeros({4})); }),
+              HasSubstr("expected a weight [O, I], got [4]"));
+}
+
 TEST(Module, RejectsNamesThatCannotBe) {
   class Twice : public Plain {
    public:
