@@ -1,8 +1,8 @@
 // What an allocator of segments asks of a GPU's system where lengths change from step to step:
 // GPT-2 124M's tensors, as many tokens a sequence as are drawn anew each step, on addresses without
-// memory behind them. A line of JSON for each kind of batch, over several seeds: calls of the system
-// (cudaMalloc, cudaFree) a step, in the first steps and later, beside those of a system that is
-// asked for each block; and what is reserved over the most that was live, median and most.
+// memory behind them. A line of JSON for each kind of batch, over several seeds: calls of the
+// system (cudaMalloc, cudaFree), in the first steps and a later step, beside those of a system that
+// is asked for each block; and what is reserved over the most that was live, median and most.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>

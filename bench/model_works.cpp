@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "cairn/amp/amp.h"
+#include "cairn/amp/captured_step.h"
 #include "cairn/autograd/engine.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/adam.h"
@@ -208,6 +209,86 @@ struct ConvJob {
   double operations() const { return 0; }
 };
 
+/// Steps at O2 on sequences of these lengths, one after another.
+Run steps_of_lengths(const GptJob& job, const std::vector<std::int64_t>& lengths) {
+  const auto training = std::make_shared<Training<support::Gpt>>(
+      on_default_device([&] { return support::Gpt(job.sizes); }), amp::OptLevel::O2, Tensor(),
+      Tensor(), optim::StateOptions{});
+  std::vector<Tensor> batches;
+  for (const std::int64_t length : lengths)
+    batches.push_back(integers({job.batch, length}, job.sizes.vocabulary));
+  return [=] {
+    for (const Tensor& batch : batches) {
+      training->x = training->target = batch;
+      training->step(1);
+    }
+  };
+}
+
+/// Lengths that change from step to step; the share: as many tokens in sequences of one length.
+Work changing_lengths(const std::string& name, const GptJob& job) {
+  std::vector<std::int64_t> lengths;
+  std::int64_t all = 0;
+  for (const std::int64_t k : {5, 1, 7, 2, 8, 3, 6, 4}) {  // 9/16 to 16/16 of the most, a bit less
+    lengths.push_back(job.sizes.tokens * (8 + k) / 16 - (k % 3));
+    all += lengths.back();
+  }
+  const auto count = static_cast<std::int64_t>(lengths.size());
+  const std::vector<std::int64_t> same(lengths.size(), all / count);
+  Work work{name, [=] { return steps_of_lengths(job, lengths); },
+            [=] { return steps_of_lengths(job, same); }};
+  work.items = static_cast<double>(job.batch * all);
+  return work;
+}
+
+/// Blocks of a GPT at O2; what is timed is a step.
+struct Blocks {
+  explicit Blocks(const GptJob& job)
+      : model(on_default_device([&] { return made(job.sizes); })),
+        optimizer(model.parameters(), {.lr = 1e-3, .weight_decay = 0.01}),
+        precision(amp::initialize(model, optimizer,
+                                  {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16})),
+        x(random({job.batch, job.sizes.tokens, job.sizes.width})) {}
+  static nn::Sequential made(const support::GptSizes& sizes) {
+    nn::Sequential blocks;
+    for (std::int64_t i = 0; i < sizes.layers; ++i) blocks.add(support::GptBlock(sizes));
+    return blocks;
+  }
+  Tensor loss(const Tensor& input) {
+    const Tensor y = autograd::to(model(precision.cast(input)), DType::f32);
+    return autograd::mean(autograd::mul(y, y));
+  }
+
+  nn::Sequential model;
+  optim::FusedAdam optimizer;
+  amp::Amp precision;
+  Tensor x;
+  std::unique_ptr<amp::CapturedStep> captured;
+};
+
+Run captured_steps(const GptJob& job) {
+  const auto blocks = std::make_shared<Blocks>(job);
+  Blocks& own = *blocks;
+  own.captured = std::make_unique<amp::CapturedStep>(
+      own.precision, [&own](const Tensor& input) { return own.loss(input); });
+  return [blocks] { (*blocks->captured)(blocks->x); };
+}
+
+Run eager_steps(const GptJob& job) {
+  const auto blocks = std::make_shared<Blocks>(job);
+  return [blocks] {
+    blocks->precision.backward(blocks->loss(blocks->x));
+    (void)blocks->precision.step();
+  };
+}
+
+/// A whole step as one graph; the share: the time that the step takes without.
+Work captured(const std::string& name, const GptJob& job) {
+  Work work{name, [=] { return captured_steps(job); }, [=] { return eager_steps(job); }};
+  work.items = job.tokens();
+  return work;
+}
+
 /// O0, O1 and O2 of a job; the share of the halves is O0's time over theirs.
 template <class Job>
 std::vector<Work> levels(const std::string& name, const Job& job) {
@@ -253,6 +334,10 @@ std::vector<Work> gpu_model_works(bool tiny) {
                     16};
   auto works = levels("gpt2_124m", tiny ? tiny_gpt : gpt2);
   for (const Work& work : levels("convnet", ConvJob{tiny ? 2 : 4096})) works.push_back(work);
+  const GptJob small{{.vocabulary = 256, .tokens = 256, .width = 384, .layers = 6, .heads = 6}, 8};
+  works.push_back(changing_lengths("lengths_gpt2_124m_o2", tiny ? tiny_gpt : gpt2));
+  works.push_back(captured("captured_blocks_384_o2", tiny ? tiny_gpt : small));
+  works.push_back(captured("captured_blocks_768_o2", tiny ? tiny_gpt : gpt2));
   return works;
 }
 

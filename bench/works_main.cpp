@@ -1,7 +1,7 @@
 // Times pieces of work, one JSON line each: the fastest and the median run in milliseconds, the
 // share where there is something to take it of (median over runs in turn), the bytes and operations
-// of a run, the device's peak memory before that something joined it, and how much the process grew
-// (VmHWM over what it was).
+// of a run, how often it asks the system for memory, the device's peak memory before that something
+// joined it, and how much the process grew (VmHWM over what it was).
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -91,17 +91,21 @@ nlohmann::json measure(const bench::Work& work, const Flags& flags) {
   const bench::Run loop = loop_of(work);
   const int loop_repeats = loop ? repeats_of(loop, flags.tiny) : 0;
   std::vector<double> times, loop_times, shares;
-  double total = 0;
+  double total = 0, runs = 0;
+  std::uint64_t asked = 0;  // the system for memory
   const int warm = flags.tiny ? 0 : -1, least = flags.tiny ? 1 : 5;
   for (int turn = warm; turn < least || total < flags.seconds * 1000; ++turn) {
     const double loop_ms = loop ? milliseconds(loop, loop_repeats) : 0.0;
+    const std::uint64_t before = cairn::core::memory_stats(device).system_allocations;
     const double ms = milliseconds(run, repeats);
     if (turn < 0) continue;  // first runs touch memory for the first time
+    asked += cairn::core::memory_stats(device).system_allocations - before, runs += repeats;
     times.push_back(ms), loop_times.push_back(loop_ms), shares.push_back(loop_ms / ms);
     total += ms * repeats + loop_ms * loop_repeats;
   }
   row["fastest_ms"] = *std::min_element(times.begin(), times.end());
   row["ms"] = median(times);
+  row["system_allocations"] = static_cast<double>(asked) / runs;
   if (loop) row["loop_ms"] = median(loop_times), row["share"] = median(shares);
   return row;
 }

@@ -1,6 +1,7 @@
 """What scripts/gpu_check writes: results.json, and one page, results.md. Foretells a kernel's speed from scripts/cuda_report's table."""
 import json
 import re
+import tarfile
 
 SATURATED = 0.9  # cuda_report's "in flight" is against what 90 % of a copy's bandwidth needs
 
@@ -63,6 +64,44 @@ def replace(path, text):
     beside = path.with_name(path.name + ".new")
     beside.write_text(text)
     beside.replace(path)
+
+
+ARCHIVE_LIMIT = 64 << 20  # what can be carried
+LOG_LIMIT = 1 << 20       # of each log; its beginning and its end
+
+
+def shortened(log):
+    if log.stat().st_size <= LOG_LIMIT:
+        return log
+    half = LOG_LIMIT // 2
+    with open(log, "rb") as file:
+        begin = file.read(half)
+        file.seek(-half, 2)
+        end = file.read()
+    short = log.with_name(log.name + ".short")
+    short.write_bytes(begin + b"\n... the middle was left out ...\n" + end)
+    return short
+
+
+def archive(out):
+    """results.tar.xz: the pages and the newest logs, within ARCHIVE_LIMIT before compression. Named in it: what was left out."""
+    logs = sorted((out / "logs").glob("*"), key=lambda log: -log.stat().st_mtime)
+    part, room, left_out = out / "results.tar.xz.new", ARCHIVE_LIMIT, []
+    with tarfile.open(part, "w:xz", preset=1) as packed:
+        for name in ("results.md", "results.json"):
+            packed.add(out / name, name)
+            room -= (out / name).stat().st_size
+        for log in [log for log in logs if not log.name.endswith((".short", "left_out"))]:
+            short = shortened(log)
+            if short.stat().st_size > room:
+                left_out.append(log.name)
+                continue
+            packed.add(short, f"logs/{log.name}")
+            room -= short.stat().st_size
+        if left_out:
+            (out / "logs/left_out").write_text("\n".join(left_out) + "\n")
+            packed.add(out / "logs/left_out", "logs/left_out")
+    part.replace(out / "results.tar.xz")
 
 
 def write(out, rows, sim):

@@ -47,6 +47,13 @@ def environment_of(options, more=None):
     return {**os.environ, "LD_LIBRARY_PATH": ":".join(folders), "CAIRN_LOG": "warn", "OMP_WAIT_POLICY": "PASSIVE", **(more or {})}
 
 
+def gpu_count(options):
+    if options.sim:
+        return options.sim_gpus
+    listed = answer_of(["nvidia-smi", "-L"])
+    return sum(line.startswith("GPU ") for line in listed.split("\n"))
+
+
 def find_program(name):
     beside = Path("/usr/local/cuda/bin") / name
     return shutil.which(name) or (str(beside) if beside.exists() else None)

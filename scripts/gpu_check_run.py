@@ -1,5 +1,6 @@
-"""The phases of scripts/gpu_check run, in order of importance. Each has a limit in minutes; what it found is written before the next begins, so
-that a run that is cut off leaves results. docs/gpu.md says how to read the page.
+"""The phases of scripts/gpu_check run, in order of importance: 40 minutes in four calls of 10 (--call 1 to 4), and phases that only --only runs.
+Each has a limit in minutes; what it found is written before the next begins, so that a run that is cut off leaves results: results.md and
+results.json, and one archive of them and the logs, results.tar.xz. docs/gpu.md says how to read the page.
 """
 import argparse
 import concurrent.futures
@@ -73,7 +74,11 @@ class Check:
 
     def run(self, name, command, **environment):
         """(status, output) of one of Cairn's programs; status None where time was up. The output goes to a log, too."""
-        return programs.run(self.options, self.out / "logs" / name, command, self.seconds(), environment)
+        return programs.run(self.options, self.out / "logs" / log_name(name), command, self.seconds(), environment)
+
+
+def log_name(label):
+    return re.sub(r"[^\w.-]+", "_", label)
 
 
 def machine(check):
@@ -107,7 +112,7 @@ def test_program(check, label, name, pattern, environment, before=()):
 
 def shard(check, label, command, environment, index, shards):
     """What a share of the tests came to: counts, and why it did not end if it did not."""
-    results = (check.out / "logs" / f"{label}.{index}.json").resolve()
+    results = (check.out / "logs" / log_name(f"{label}.{index}.json")).resolve()
     status, output = check.run(f"{label}.{index}", command, **environment, GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(index),
                                GTEST_OUTPUT=f"json:{results}")
     errors = sum(int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", output))
@@ -171,7 +176,7 @@ def ask(check, side, name, seconds):
 
 
 def memory(check):
-    for _, row in works(check, r"^(?!.*(update|adamw|amp_step|matmul|attention|gpt2|convnet))"):
+    for _, row in works(check, r"^(?!.*(update|adamw|amp_step|matmul|attention|gpt2|convnet|captured))"):
         if row:
             add_share(check, row)
 
@@ -181,11 +186,27 @@ def add_share(check, row):
                 note=f"{row['bytes'] / row['ms'] / 1e6:,.0f} GB/s, copy {row['bytes'] / row['loop_ms'] / 1e6:,.0f}")
 
 
+def lengths(check):
+    for _, row in works(check, r"^lengths_", seconds=5):
+        if row:
+            check.timed(row["work"], row["share"], "of the speed at one length", 0.9, 1.0,
+                        note=f"{row['items'] / row['ms'] * 1000:,.0f} tokens/s, {row['system_allocations']:.2f} requests of the system in 8 steps")
+
+
+def graphs(check):
+    for _, row in works(check, r"^captured_", seconds=2):
+        if row:
+            check.timed(row["work"], row["share"], "x: an eager step's time over a captured one's", 1.0, note=f"{row['ms']:.2f} and {row['loop_ms']:.2f} ms")
+
+
 def products(check):
     for _, row in works(check, r"^(matmul|gpt2_(?!124m))"):
         if row:
             check.timed(row["work"], row["share"], "of cuBLASLt's best", PRODUCT_GOAL, 1.0,
                         note=f"{row['operations'] / row['ms'] / 1e9:,.0f} TFLOP/s")
+    with programs.Works(check.options, check.out / "logs") as ours:
+        if not any("f8" in name for name in ours.names()):
+            check.add("products in f8", "left out: there is no such work, since Cairn has no 8-bit floating type")
 
 
 def middle(values):
@@ -267,7 +288,7 @@ def training(check):
 
 def train(check, program, level, arguments, figure, learned):
     label, run = f"{program} {level}", check.out / "logs" / f"{program}_{level}"
-    status, output = check.run(label.replace(" ", "_"), [f"bin/{program}", "--device", "cuda", "--opt-level", level, "--observe", run.resolve(), *arguments])
+    status, output = check.run(label, [f"bin/{program}", "--device", "cuda", "--opt-level", level, "--observe", run.resolve(), *arguments])
     if status != 0:
         check.add(label, "time was up" if status is None else f"status {status}", ok=None if status is None else False, note=last_line(output))
         return
@@ -291,12 +312,71 @@ def ranks(check):
         check.add(label, "agrees" if status == 0 else f"status {status}", ok=status == 0, note=last_line(output))
 
 
-PHASES = [  # what, at most how many minutes
-    ("machine", 1, machine), ("suite", 10, suite), ("memory", 5, memory), ("updates", 6, updates), ("gpt2", 6, steps("gpt2")),
-    ("products", 4, products), ("attention", 3, attention), ("convnet", 3, steps("convnet")), ("training", 6, training), ("ranks", 3, ranks),
-    ("memcheck", 6, sanitizer("memcheck")), ("racecheck", 5, sanitizer("racecheck")), ("synccheck", 4, sanitizer("synccheck")),
-    ("initcheck", 4, sanitizer("initcheck")),
+def recovery(check):
+    status, output = check.run("recovery", ["bin/gpu_recovery"], **({"CAIRN_SIM_MEMORY": "64M"} if check.options.sim else {}))
+    if status is None:
+        check.add("out of memory, and on", "time was up", ok=None)
+    else:
+        check.add("out of memory, and on", "goes on" if status == 0 else f"status {status}", ok=status == 0, note=last_line(output))
+
+
+# --- Two GPUs
+
+
+def two_gpus(check):
+    count = programs.gpu_count(check.options)
+    if count < 2:
+        check.add("two GPUs", f"skipped: the machine has {count} GPU{'' if count == 1 else 's'}, and NCCL takes one rank a GPU")
+        return
+    simulated = {"CAIRN_SIM_GPUS": "2"} if check.options.sim else {}
+    for label, name, pattern, on_gpu in SIMULATED_PAIR_SUITES if check.options.sim else PAIR_SUITES:
+        test_program(check, label, name, pattern, {**simulated, **({"CAIRN_TEST_DEVICE": "cuda:0"} if on_gpu else {})})
+    for what, count in (("copies", 1), ("bandwidth", 2), ("overlap", 2)):
+        pair(check, what, count)
+
+
+# Two ranks, as processes and as threads, each with a GPU of its own; whether tensors that a test gives no device lie there.
+PAIR_SUITES = [
+    ("NCCL's collectives", "test_collectives", "NcclEngine.HasEvery*", False),
+    ("NCCL's ranks, killed and aborted ones, captured steps", "test_parallel", "Nccl*", False),
+    ("DDP and its reducer", "test_parallel",
+     "Ddp.TwoProcesses:Ddp.Accumulates*:Ddp.RemaindersOfTwo*:Ddp.ReducesWhile*:Reducer.AveragesBetween*:Reducer.Retains*", True),
+    ("sharding", "test_sharding", "DividedGradients.*adam_O2*_2_ranks:DividedWeights.*adam_O2*_2_ranks:WeightsInParts.AreWhole*", True),
 ]
+SIMULATED_PAIR_SUITES = [("DDP and its reducer", "test_parallel", "Reducer.Retains*", True)]  # scripts/gpusim runs the rest
+
+
+def pair(check, what, processes):
+    launcher = ["bin/cairn-run", "--nproc-per-node", str(processes)] if processes > 1 else []
+    tiny = ["--tiny"] if check.options.sim else []
+    status, output = check.run(f"pair_{what}", [*launcher, "bin/gpu_pair", what, *tiny], **({"CAIRN_SIM_GPUS": "2"} if check.options.sim else {}))
+    if status != 0:
+        check.add(what, "time was up" if status is None else f"status {status}", ok=None if status is None else False, note=last_line(output))
+    for line in re.findall(r"^(?:\[rank 0\] )?(\{.*\})$", output, re.MULTILINE):
+        add_figure(check, json.loads(line))
+
+
+def add_figure(check, row):
+    if "bus_gb_s" in row:
+        check.timed(f"{row['figure']}, {row['bytes']:,} bytes", row["bus_gb_s"], "GB/s of the bus", note=f"{row['ms']:.3f} ms")
+    elif "hidden" in row:
+        check.timed("all_reduces hidden by backward", row["hidden"], "of their time",
+                    note=f"a step {row['ms']:.2f} ms, alone {row['alone_ms']:.2f}, reduced after it {row['delayed_ms']:.2f}")
+    else:
+        check.timed(row["figure"], row["gb_s"], "GB/s")
+
+
+PHASES = [  # what, at most how many minutes, in which call: each call has 10 minutes
+    ("machine", 1, machine, 1), ("suite", 9, suite, 1),
+    ("gpt2", 4, steps("gpt2"), 2), ("attention", 2, attention, 2), ("updates", 4, updates, 2),
+    ("memory", 3, memory, 3), ("convnet", 1, steps("convnet"), 3), ("products", 2, products, 3), ("lengths", 2, lengths, 3), ("graphs", 1, graphs, 3),
+    ("recovery", 1, recovery, 3),
+    ("two_gpus", 5, two_gpus, 4), ("ranks", 1, ranks, 4), ("training", 4, training, 4),
+    # What only --only runs.
+    ("memcheck", 6, sanitizer("memcheck"), None), ("racecheck", 5, sanitizer("racecheck"), None), ("synccheck", 4, sanitizer("synccheck"), None),
+    ("initcheck", 4, sanitizer("initcheck"), None),
+]
+CALLS = sorted({call for _, _, _, call in PHASES if call})
 
 
 def run_phase(check, name, minutes, phase):
@@ -313,6 +393,7 @@ def run_phase(check, name, minutes, phase):
     for row in check.rows[first:]:
         print(page.line(row), flush=True)
     page.write(check.out, check.rows, check.options.sim)
+    page.archive(check.out)
 
 
 def earlier_rows(out, names):
@@ -324,16 +405,22 @@ def earlier_rows(out, names):
 
 
 def arguments():
-    names = [name for name, _, _ in PHASES]
+    names = [name for name, *_ in PHASES]
     parser = argparse.ArgumentParser(prog="gpu_check run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check", help="folder for results.md, results.json and logs")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=names, help="of " + ",".join(names) + "; results of the others in --out stay")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check", help="folder for results.md, results.json, logs and results.tar.xz")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="of " + ",".join(names) + "; results of the others in --out stay")
+    parser.add_argument("--call", type=int, choices=CALLS, help="the phases of one call of 10 minutes; results of the others in --out stay")
     parser.add_argument("--works", default="", help="a regular expression: of what is timed, the works whose names match")
-    parser.add_argument("--minutes", type=float, default=55, help="for all phases together")
+    parser.add_argument("--minutes", type=float, help="for all phases together (40; of a call 10)")
     parser.add_argument("--programs", type=Path, help="a build folder or an unpacked pack; default: what 'pack' made")
     parser.add_argument("--python", help="an interpreter with PyTorch; default: this one, or python3")
     parser.add_argument("--sim", action="store_true", help="a dry run on simulated GPUs: tiny sizes, no figures")
+    parser.add_argument("--sim-gpus", type=int, default=2, help="so many of them")
     options = parser.parse_args()
+    if options.only and options.call:
+        parser.error("expected --only or --call, got both")
+    options.only = options.only or [name for name, _, _, call in PHASES if call and options.call in (call, None)]
+    options.minutes = options.minutes or (10 if options.call else 40)
     unknown = set(options.only) - set(names)
     if unknown:
         parser.error(f"no phase called {', '.join(sorted(unknown))}")
@@ -347,7 +434,7 @@ def main():
     (options.out / "logs").mkdir(parents=True, exist_ok=True)
     check = Check(options)
     check.rows = earlier_rows(options.out, options.only)
-    for name, minutes, phase in PHASES:
+    for name, minutes, phase, _ in PHASES:
         if name in options.only:
             run_phase(check, name, minutes, phase)
     wrong = [row for row in check.rows if row.get("ok") is False]
