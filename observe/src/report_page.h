@@ -336,9 +336,10 @@ if (skips.length) {
       return [name, whole(all.length), `step ${whole(e[1])}: ${e[3]}`];
     }));
 }
-if (run.events.length) {
+if (run.events.length) {  // those of earlier processes too
+  const began = Math.min(run.started, run.events[0][0]);
   rows(card("Events"), ["step", "after", "what", ""],
-    run.events.slice().reverse().map(e => [whole(e[1]), span(e[0] - run.started), e[2], e[3]]));
+    run.events.slice().reverse().map(e => [whole(e[1]), span(e[0] - began), e[2], e[3]]));
 }
 rows(card("About"), ["", ""], run.about);
 

@@ -46,11 +46,11 @@ class LiveRuns {
   }
   void add(Writer& writer) {
     const std::lock_guard lock(mutex_);
-    all_.push_back(&writer);
+    all_.push_back({&writer, getpid()});
   }
   void remove(Writer& writer) {
     const std::lock_guard lock(mutex_);
-    std::erase(all_, &writer);
+    std::erase_if(all_, [&](const Live& live) { return live.writer == &writer; });
   }
 
  private:
@@ -59,10 +59,16 @@ class LiveRuns {
   }
   void end_all() {
     const std::lock_guard lock(mutex_);
-    for (Writer* writer : all_) writer->end();
+    for (const Live& live : all_) {
+      if (live.process == getpid()) live.writer->end();  // a child has its parent's, without thread
+    }
   }
+  struct Live {
+    Writer* writer;
+    pid_t process;
+  };
   std::mutex mutex_;
-  std::vector<Writer*> all_;
+  std::vector<Live> all_;
 };
 
 std::uint64_t next_id() {

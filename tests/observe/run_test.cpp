@@ -197,6 +197,7 @@ TEST(Run, SpansHaveTheirOwnTimeInTheStepOfTheirThread) {
       }
     }
     std::thread([&] { const Span span(run, "elsewhere"); }).join();
+    pause(150);  // until it is read
     const Span nothing(nullptr, "nothing");
     run.step({});
     run.step({});
@@ -244,6 +245,18 @@ TEST(Run, ExitLosesNothing) {
       testing::ExitedWithCode(75), "");
   EXPECT_EQ(test::step_lines(folder.string()).size(), 1u);
   EXPECT_EQ(test::page_data(folder.string())["running"], false);
+}
+
+// A child process has the run's records, but not its thread.
+TEST(Run, AChildThatExitsLeavesTheRunAlone) {
+  const test::TemporaryFolder folder;
+  {
+    observe::Run run(folder.string());
+    run.step({{"loss", 1}});
+    EXPECT_EXIT(std::exit(3), testing::ExitedWithCode(3), "");
+    run.step({{"loss", 2}});
+  }
+  EXPECT_EQ(test::step_lines(folder.string()).size(), 2u);
 }
 
 TEST(Run, MemoryIsThatOfTheDevicesAccounts) {
