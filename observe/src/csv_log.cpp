@@ -18,6 +18,10 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
+bool has(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 std::string header(const std::vector<std::string>& columns) {
   std::string line = "step,time";
   for (const std::string& name : columns) line += "," + quoted(name);
@@ -31,23 +35,26 @@ CsvLog::CsvLog(Failures& failures, std::string path, std::size_t most_bytes)
   file_.open(path_, 0);
 }
 
-// The header stands first: with a new name the file is written anew.
+// The header stands first: with new names the file is written anew.
 void CsvLog::add_columns(const StepRecord& record) {
-  std::vector<std::string> columns = columns_;
+  std::vector<std::string> fresh;
   for (const auto& [name, value] : record.values) {
-    const bool known = std::find(columns.begin(), columns.end(), name) != columns.end();
-    if (!known && columns.size() < kMostNames) columns.push_back(name);
+    const bool known = has(columns_, name) || has(fresh, name);
+    if (!known && columns_.size() + fresh.size() < kMostNames) fresh.push_back(name);
   }
-  if (columns.size() == columns_.size() && file_.bytes() > 0) return;
+  if (fresh.empty() && file_.bytes() > 0) return;
   file_.flush();
-  std::ostringstream old;
-  old << std::ifstream(path_).rdbuf();
-  std::string rows = std::move(old).str();
-  rows.erase(0, header(columns_).size());
-  const std::string commas(columns.size() - columns_.size(), ',');
-  for (std::size_t at = 0; (at = rows.find('\n', at)) != std::string::npos; at += commas.size() + 1)
-    rows.insert(at, commas);
-  const std::string whole = header(columns) + rows;
+  std::ostringstream file;
+  file << std::ifstream(path_).rdbuf();
+  const std::string old = std::move(file).str(), commas(fresh.size(), ',');
+  std::vector<std::string> columns = columns_;
+  columns.insert(columns.end(), fresh.begin(), fresh.end());
+  std::string whole = header(columns);
+  for (std::size_t at = header(columns_).size(); at < old.size();) {
+    const std::size_t end = std::min(old.find('\n', at), old.size());
+    whole.append(old, at, end - at).append(commas).append("\n");
+    at = end + 1;
+  }
   if (!replace_file(path_, whole, failures_)) return;
   columns_ = std::move(columns);
   file_.open(path_, whole.size());
