@@ -15,7 +15,6 @@
 #include "checkpointing/temporary_folder.h"
 #include "plan/block_meter.h"
 #include "plan/schedule_run.h"
-#include "support/search.h"
 #include "support/tensors.h"
 
 namespace cairn::checkpointing::nested_peaks {
@@ -222,14 +221,14 @@ TEST(NestedPeaks, ASegmentHoldsItsInputWhileItRunsWithinAnother) {
 }
 
 TEST(NestedPeaks, NoStepOfRandomNetsTakesMoreThanPredicted) {
-  const bool simulated = core::default_device().is_cuda();  // and slow
+  const std::uint64_t nets = core::default_device().is_cuda() ? 2 : 60;  // simulated: slow
   double share = 0;
   std::size_t steps = 0;
-  for (const std::uint64_t seed : test::search_seeds(simulated ? 2 : 60)) {
+  for (std::uint64_t seed = 1; seed <= nets; ++seed) {
     manual_seed(seed);
     RandomNests draw(seed);
     PlannedPeaks peaks(draw.net());
-    for (int i = 0; i < (simulated ? 5 : 20); ++i, ++steps) {
+    for (int i = 0; i < (nets > 2 ? 20 : 5); ++i, ++steps) {
       Schedule schedule = draw.schedule(0, peaks.size() - 1, kDeepest);
       schedule.push_back({peaks.size() - 1, peaks.size()});
       const auto [predicted, measured] = peaks.of(schedule);
