@@ -615,6 +615,42 @@ TEST(WeightsInParts, OutliveTheirWrapper) {
   });
 }
 
+/// Ranks that gather in another order, or divide something else, would wait for each other.
+TEST(ShardedOptions, MustBeTheSameOnAllRanks) {
+  struct Pair {
+    parallel::ShardedOptions others;
+    const char *of_first, *of_others;
+  };
+  constexpr auto stage = parallel::ZeroStage::parameters;
+  const Pair pairs[] = {
+      {{.stage = parallel::ZeroStage::gradients}, "stage 3", "stage 2"},
+      {{.stage = stage, .units = {"first"}}, "units on rank 0", "units 'first'"},
+      {{.stage = stage, .reshard_after_forward = false},
+       "reshard_after_forward true",
+       "reshard_after_forward false"},
+      {{.stage = stage, .prefetch = 2}, "prefetch 1", "prefetch 2"},
+      {{.stage = stage, .most_gathered = 7}, "most_gathered 0", "most_gathered 7"},
+      {{.stage = stage, .keep_whole = 7}, "keep_whole 0", "keep_whole 7"}};
+  test::run_threads(2, [&](parallel::ProcessGroup& group) {
+    const bool first = group.rank() == 0;
+    test::OddNet net;
+    const auto refused = [&](const auto& make, const char* one, const char* other) {
+      const std::string message = test::message_of<core::InvalidArgument>(make);
+      EXPECT_THAT(message, HasSubstr(one));
+      EXPECT_THAT(message, HasSubstr(other));
+    };
+    for (const Pair& pair : pairs) {
+      refused([&] { parallel::ShardedDataParallel(net, group, first ? kStage3 : pair.others); },
+              pair.of_first, pair.of_others);
+    }
+    const auto either = [&] {
+      if (first) parallel::ShardedDataParallel(net, group);
+      if (!first) parallel::DistributedDataParallel(net, group);
+    };
+    refused(either, "stage 1 on rank 0", "stage 0 on rank 1");
+  });
+}
+
 TEST(WeightsInParts, AreGatheredByNumbersThatAreNotNegative) {
   test::OddNet net;
   EXPECT_THAT(test::message_of<core::InvalidArgument>([&] {

@@ -68,7 +68,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& model, ProcessGroup
                                                  std::optional<ZeroStage> stage) {
   check_options(options.distributed.of_reducer());
   if (group.world_size() > 1) {
-    check_same_options_and_model(options.distributed, model, group);
+    check_same_options_and_model(options, stage, model, group);
     warn_of_devices(model, group);
     broadcast_weights(model.parameters(), group);
     broadcast_parameters(model.buffers(), group);

@@ -43,6 +43,17 @@ std::string list(const DistributedOptions& options) {
   return out.str();
 }
 
+/// shard_within is compared where ranks find their groups.
+std::string list(const ShardedOptions& options, std::optional<ZeroStage> stage) {
+  std::ostringstream out;
+  out << std::boolalpha << "stage " << (stage ? static_cast<int>(*stage) : 0) << "\nunits";
+  for (const std::string& unit : options.units) out << " '" << unit << "'";
+  out << "\nreshard_after_forward " << options.reshard_after_forward << "\nprefetch "
+      << options.prefetch << "\nmost_gathered " << options.most_gathered << "\nkeep_whole "
+      << options.keep_whole << "\n";
+  return out.str();
+}
+
 void check_same(const std::string& listing, std::string_view what, const ProcessGroup& group,
                 const std::string& losses) {
   const auto digests = group.exchange(digest(listing), of_losses(losses, "the model's parameters"));
@@ -57,9 +68,10 @@ void check_same_model(const nn::Module& model, const ProcessGroup& group,
   check_same(list(model), "model", group, losses);
 }
 
-void check_same_options_and_model(const DistributedOptions& options, const nn::Module& model,
-                                  const ProcessGroup& group) {
-  check_same(list(options) + list(model), "options and model", group, "");
+void check_same_options_and_model(const ShardedOptions& options, std::optional<ZeroStage> stage,
+                                  const nn::Module& model, const ProcessGroup& group) {
+  const std::string listing = list(options, stage) + list(options.distributed) + list(model);
+  check_same(listing, "options and model", group, "");
 }
 
 void broadcast_weights(const NamedTensors& parameters, const ProcessGroup& group) {
