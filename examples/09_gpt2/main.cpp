@@ -2,9 +2,9 @@
 // within a budget of the process's memory, and exports it to the same layout.
 //
 //   gpt2 --write-random random    weights of 124M parameters, where the real ones are not to be had
-//   gpt2 --model random --text shakespeare.txt --steps 10 --budget 3G --export tuned
-//   cairn-run --nproc-per-node 4 gpt2 --model random --text shakespeare.txt --shard 2 --budget 1500M
-//   cairn-run --nproc-per-node 4 gpt2 --model random --text shakespeare.txt --plan --budget 1500M
+//   gpt2 --model random --text plays.txt --steps 10 --budget 3G --export tuned
+//   cairn-run --nproc-per-node 4 gpt2 --model random --text plays.txt --shard 2 --budget 1500M
+//   cairn-run --nproc-per-node 4 gpt2 --model random --text plays.txt --plan --budget 1500M
 //   python3 compare.py tuned logits.safetensors    PyTorch's own logits (gpt2 --logits wrote ours)
 //
 // Text is taken as GPT-2's 256 byte tokens, without its merges.
@@ -235,8 +235,8 @@ void export_model(gpt2::Gpt2& model, const Flags& flags, const World& world) {
   say(world, "wrote " + flags.export_to);
 }
 
-/// Bytes a second that each process sends in an all_reduce of so many. What the group keeps for it is
-/// there when memory is planned.
+/// Bytes a second that each process sends in an all_reduce of so many. What the group keeps for it
+/// is there when memory is planned.
 double measured_bandwidth(const parallel::ProcessGroup& group, std::int64_t bytes) {
   constexpr int kRuns = 3;
   if (group.world_size() == 1) return 0.0;

@@ -69,8 +69,8 @@ class NextTokenLoss : public cairn::nn::Module {
 /// and a second name of the tied output layer may be there. Throws core::DataError for anything
 /// else.
 void load(Gpt2& model, const std::string& folder);
-/// Writes config.json and model.safetensors, in f32: all ranks of a world together, each its part of
-/// a model that is divided among them.
+/// Writes config.json and model.safetensors, in f32: all ranks of a world together, each its part
+/// of a model that is divided among them.
 void save(Gpt2& model, const std::string& folder, const cairn::World& world);
 /// The same of a model with random weights, GPT-2's initialisation; with the causal masks that the
 /// published files have.

@@ -52,7 +52,8 @@ TensorView own_view(const Tensor& x) {
   return view;
 }
 
-/// Copies; between a GPU and pinned memory the host waits, because it writes there next, or lets go.
+/// Copies; between a GPU and pinned memory the host waits, because it writes there next, or lets
+/// go.
 void copy_and_wait(const TensorView& from, const TensorView& to) {
   copy_by_blocks(from, to);
   if (from.device == to.device) return;

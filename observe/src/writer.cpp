@@ -37,7 +37,8 @@ struct OwnRings {
 };
 thread_local OwnRings own_rings;
 
-/// std::exit ends no local object: it ends the runs that live, so that nothing that was told is lost.
+/// std::exit ends no local object: it ends the runs that live, so that nothing that was told is
+/// lost.
 class LiveRuns {
  public:
   static LiveRuns& instance() {

@@ -232,8 +232,8 @@ TEST(LostBackward, LossesThatAllReduceInOneOrderGoOn) {
   }
 }
 
-/// Also what waits beside a loss that is the same on all: one arena has turned to f32, and the other
-/// has not.
+/// Also what waits beside a loss that is the same on all: one arena has turned to f32, and the
+/// other has not.
 TEST(LostBackward, LossesUnderNoSyncInAnotherOrderAreAnErrorOfTheBackwardThatReduces) {
   for (const auto& how : {kPlain, kFindsUnused, kStaticGraph}) {
     on_two(

@@ -144,8 +144,8 @@ TEST(ShardedPlan, CountsTheRankThatHasMost) {
 }
 
 // Five micro-batches: what sends least needs most. In bytes a parameter of four ranks: 18, 9, 6.5
-// and 5, of which stages 1 and 2 need 2.5 more while small weights are gathered in flat buffers (and
-// stage 2 half a byte less: gradients are in their sums by then). Sent: 8, 10, 12 and 30 times
+// and 5, of which stages 1 and 2 need 2.5 more while small weights are gathered in flat buffers
+// (and stage 2 half a byte less: gradients are in their sums by then). Sent: 8, 10, 12 and 30 times
 // 3 / 4.
 TEST(ShardedPlan, TakesTheFastestThatFitsTheBudget) {
   CAIRN_CPU_ONLY("a GPU has tables of pointers beside");

@@ -131,8 +131,8 @@ TEST(TrainingPlan, PredictsThePeakOfEveryChoiceOfAConvNet) {
   expect_predicted(conv_net(), 6'000'000, {32, 8}, 12);
 }
 
-// The product of a weight's gradient takes more scratch than what it multiplies; how much depends on
-// where it writes, and whether it adds.
+// The product of a weight's gradient takes more scratch than what it multiplies; how much depends
+// on where it writes, and whether it adds.
 TEST(TrainingPlan, CountsTheScratchOfSmallProducts) {
   CAIRN_CPU_ONLY("oneDNN's scratch");
   Task task;

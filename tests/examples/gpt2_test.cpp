@@ -152,7 +152,8 @@ double megabytes_after(const std::string& text, const std::string& words) {
   return at == std::string::npos ? 0.0 : 1e6 * std::stod(text.substr(at + words.size()));
 }
 
-// What the program takes beside tensors is not known ahead: budgets are told by a first run's table.
+// What the program takes beside tensors is not known ahead: budgets are told by a first run's
+// table.
 TEST_F(Gpt2Example, PlansWhatProcessesDivide) {
   const std::string wide = path("wide");
   ASSERT_EQ(

@@ -310,7 +310,8 @@ Tensors updates(DType dtype) {
   return results;
 }
 
-/// LAMB (in one call and in two) and NovoGrad, with remainders beside bf16 weights and scalars for each entry.
+/// LAMB (in one call and in two) and NovoGrad, with remainders beside bf16 weights and scalars for
+/// each entry.
 Tensors layerwise_updates(DType dtype) {
   Tensors results;
   std::vector<UpdateEntry> lamb, novograd;

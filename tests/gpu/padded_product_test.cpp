@@ -41,8 +41,8 @@ struct Case {
   DType y = DType::bf16;
 };
 
-/// How many pieces there were of whole units in n and k, which have the rows that tensor cores want.
-/// The others are a few columns. All together are the plain product.
+/// How many pieces there were of whole units in n and k, which have the rows that tensor cores
+/// want. The others are a few columns. All together are the plain product.
 int pieces_of(const Case& c, bool padded = true) {
   const Tensor a = matrix(c.m, c.k, c.a_by_columns, DType::bf16, 1);
   const Tensor b = matrix(c.k, c.n, c.b_by_columns, DType::bf16, 2);

@@ -1,5 +1,5 @@
-// Sharded jobs whose ranks are killed, stopped or slow at any moment of a step: the others say so in
-// time, and the job goes on from its last checkpoint with the bits of one that nobody disturbed.
+// Sharded jobs whose ranks are killed, stopped or slow at any moment of a step: the others say so
+// in time, and the job goes on from its last checkpoint with the bits of one that nobody disturbed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -60,8 +60,8 @@ Task small_gpt() {
 }
 
 constexpr std::size_t kBuckets = 1 << 18;  // bytes; smaller than the model's
-/// Of the largest layer, elements that its gather takes on two ranks: the whole, and flat buffers of
-/// the whole and of a half.
+/// Of the largest layer, elements that its gather takes on two ranks: the whole, and flat buffers
+/// of the whole and of a half.
 constexpr double kUnit = 2.5 * (4 * kWidth * kWidth + 2 * 397 * kWidth + 1500);
 
 TrainingPlan planned(Task& task, const parallel::ProcessGroup& group, std::size_t budget,
@@ -141,8 +141,8 @@ void expect_predicted(const TrainingChoice& choice, const parallel::ProcessGroup
   const auto predicted = static_cast<double>(choice.peak_bytes);
   const auto measured = static_cast<double>(trained_peak(task, choice, group, folder) - kept);
   EXPECT_LE(measured, predicted);
-  // The rank that has most takes what was predicted; where weights come and go, a gather may be over
-  // before the most is reached.
+  // The rank that has most takes what was predicted; where weights come and go, a gather may be
+  // over before the most is reached.
   const double most = group.all_reduce_max(measured);
   const double value = choice.precision.half_weights ? 2 : 4;
   if (choice.sharding == Sharding::parameters) {

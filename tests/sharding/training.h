@@ -32,8 +32,8 @@ inline Tensor values(const Shape& shape, std::uint64_t seed) {
   return Tensor::from(normal_tensor(shape, seed).to_vector<float>(), shape);
 }
 
-/// Sizes that no number of ranks divides, one above the chunks of sums over a tensor; a tied weight,
-/// a norm that stays f32 at O2, and a scale of one element.
+/// Sizes that no number of ranks divides, one above the chunks of sums over a tensor; a tied
+/// weight, a norm that stays f32 at O2, and a scale of one element.
 class OddNet : public nn::Module {
  public:
   OddNet() {

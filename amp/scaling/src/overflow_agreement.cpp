@@ -62,8 +62,8 @@ StepReport unpack(const std::string& bytes, int rank) {
   return report;
 }
 
-/// What this rank's gradients were before the sum over ranks, where somebody looked and some part of
-/// the sum may not be finite.
+/// What this rank's gradients were before the sum over ranks, where somebody looked and some part
+/// of the sum may not be finite.
 std::optional<std::vector<Culprit>> before_sum(const StepReport& own, const World& world) {
   if (own.overflows.empty() && !own.in_parts) return std::nullopt;
   const std::optional<std::vector<core::NonFinite>> local = world.take_local_nonfinite();

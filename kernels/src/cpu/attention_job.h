@@ -109,8 +109,8 @@ class Pieces {
   std::atomic<std::int64_t> next_ = 0;
 };
 
-/// Queries of which the backward knows shift and delta at once: of the heads that share one of keys,
-/// each head's in whole tiles.
+/// Queries of which the backward knows shift and delta at once: of the heads that share one of
+/// keys, each head's in whole tiles.
 inline std::int64_t rows_kept(const AttentionJob& job) {
   return job.sharing * tiles_of(job.T) * kTile;
 }

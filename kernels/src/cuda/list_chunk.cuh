@@ -18,8 +18,8 @@ struct BlockChunk {
         end(smaller(begin + kChunk, slot.count)) {}
 };
 
-/// What the chunks of a slot add up to, by a warp whose lanes all add them in their order: they load
-/// 32 at a time, ahead. `none` is what is missing of the last 32, and changes no sum.
+/// What the chunks of a slot add up to, by a warp whose lanes all add them in their order: they
+/// load 32 at a time, ahead. `none` is what is missing of the last 32, and changes no sum.
 template <class Part, class Join>
 __device__ Part joined_chunks(const Table& table, std::int32_t slot, const Part* parts, Join join,
                               Part none) {

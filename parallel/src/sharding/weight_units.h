@@ -6,8 +6,8 @@
 // gathered before its forward and let go of after it. Elsewhere in a forward, and in a backward, it
 // is gathered by the first operation that asks one of its weights for its elements (what operations
 // have saved are tensors of the same storage), and let go of with the model's forward, or when the
-// gradients of all its weights are there. While a unit works, the next ones are on their way: the order
-// is that of the first forward. Weights of at most keep_whole elements are in no unit.
+// gradients of all its weights are there. While a unit works, the next ones are on their way: the
+// order is that of the first forward. Weights of at most keep_whole elements are in no unit.
 //
 // All of that is in the order of the program, which is the same on every rank. Where it need not be
 // (find_unused_parameters), a forward or backward begins with the gathers of all units, in their
@@ -44,7 +44,8 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   /// In a backward, when the weight's gradient is complete.
   void gradient_ready(const Tensor& weight);
 
-  /// This rank keeps its part of a weight of the model, before the first forward divides the others.
+  /// This rank keeps its part of a weight of the model, before the first forward divides the
+  /// others.
   void divide(const Tensor& weight);
 
   /// Every weight is whole until give_back(), which takes over what was written meanwhile.

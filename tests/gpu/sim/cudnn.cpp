@@ -1,7 +1,7 @@
 // cuDNN's graph API, as far as it makes convolutions and attention: descriptors, heuristics, plans
-// and their runs, computed in double when their work runs. What the library answers with a status is
-// answered so (its handles and descriptors up to the heuristics were compared with cuDNN 9.19, which
-// makes them without a GPU); what it leaves undefined is reported.
+// and their runs, computed in double when their work runs. What the library answers with a status
+// is answered so (its handles and descriptors up to the heuristics were compared with cuDNN 9.19,
+// which makes them without a GPU); what it leaves undefined is reported.
 //
 // Stricter than the library: heuristics propose first what is not deterministic, cannot be built,
 // rounds to f16 or wants a terabyte of workspace; grouped f32 convolutions exist for row-major

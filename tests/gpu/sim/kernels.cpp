@@ -1,7 +1,7 @@
 // Kernels of the simulated GPUs: launches of the emulator queue here, and every access that a
 // kernel's instructions make to memory is checked. The .cu files are compiled with
-// -fsanitize=kernel-address, checks of undefined behaviour, and calls for every check, which end here; the machine's own
-// code and the emulator are not.
+// -fsanitize=kernel-address, checks of undefined behaviour, and calls for every check, which end
+// here; the machine's own code and the emulator are not.
 #include <link.h>
 
 #include "gpu/sim/scheduler.h"

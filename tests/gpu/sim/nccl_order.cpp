@@ -74,7 +74,8 @@ void Communicator::say_place(std::uint64_t collective) {
   }
 }
 
-/// When a stream comes to a group: what nothing orders starts in any order, on each rank in its own.
+/// When a stream comes to a group: what nothing orders starts in any order, on each rank in its
+/// own.
 void Communicator::check_beside(const Group& group) {
   const bool any = std::any_of(group.parts.begin(), group.parts.end(),
                                [](const Part& part) { return is_collective(part.what.kind); });

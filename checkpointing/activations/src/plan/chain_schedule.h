@@ -17,8 +17,8 @@ struct ScheduleCost {
   double seconds = 0;
 };
 
-/// Walks through a step by what each block was measured to take and to keep, and what stands beside.
-/// The result of the chain is held until the end.
+/// Walks through a step by what each block was measured to take and to keep, and what stands
+/// beside. The result of the chain is held until the end.
 ScheduleCost simulate(const std::vector<BlockProfile>& blocks, const Schedule& schedule,
                       const ChainBeside& beside = {});
 

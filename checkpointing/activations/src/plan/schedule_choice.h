@@ -20,8 +20,8 @@ struct CostedSchedule {
 /// The simple strategies (plain; segments of each length; the first blocks recomputed; halves
 /// within halves) and what the programme finds for each amount of memory, for neighbours together
 /// where there are more than ChainProgramme::kMostBlocks. Times are of the first of the profiles,
-/// peaks the largest of all: the others, here and on other devices, are of the same blocks, with its
-/// ways, on other inputs.
+/// peaks the largest of all: the others, here and on other devices, are of the same blocks, with
+/// its ways, on other inputs.
 class ScheduleChoice {
  public:
   ScheduleChoice(const std::vector<ChainProfile>& here, std::size_t slots,

@@ -18,12 +18,12 @@ struct DeferredValues {
   std::string what;
 };
 
-/// Whether defer() takes it: contiguous, of at least 1,024 elements, with memory of its own that the
-/// allocator gave, and neither a weight with a master nor one that ranks have in parts.
+/// Whether defer() takes it: contiguous, of at least 1,024 elements, with memory of its own that
+/// the allocator gave, and neither a weight with a master nor one that ranks have in parts.
 bool can_defer(const Tensor& x);
 /// Forgets the values of x and gives its memory back. The first use of x, or of a tensor that
-/// shares its memory, fills it again, on the thread that asks (one at a time). What fill throws, the
-/// use throws, and the next use fills again. Throws InvalidArgument where can_defer() is false.
+/// shares its memory, fills it again, on the thread that asks (one at a time). What fill throws,
+/// the use throws, and the next use fills again. Throws InvalidArgument where can_defer() is false.
 void defer(const Tensor& x, DeferredValues values);
 /// What the values were said to be, as long as nobody has asked for them; empty otherwise.
 const std::string& deferred(const Tensor& x);

@@ -25,7 +25,8 @@ inline constexpr std::size_t kLeastInFile = 4096;
 bool lies_in_file(const TensorView& x);
 
 /// Brings in a dense view's pages; afterwards reading and writing them does not stop for the disk.
-/// The calling thread waits; does nothing for a view elsewhere. Throws IoError where the disk fails.
+/// The calling thread waits; does nothing for a view elsewhere. Throws IoError where the disk
+/// fails.
 void fetch_from_file(const TensorView& x);
 /// The process gives up a dense view's pages; the file keeps what was written. Does nothing for a
 /// view elsewhere.

@@ -19,8 +19,8 @@ void reset_most_process_memory();
 
 /// What the process has in memory now, in bytes, by what it is for; all 0 where the system has no
 /// /proc/self/smaps. Tensors are what the CPU's allocator holds, touched or not, cached blocks too;
-/// the heap is what malloc has handed out: graphs, libraries' kernels and scratch, and once more the
-/// tensors of less than 128 KiB.
+/// the heap is what malloc has handed out: graphs, libraries' kernels and scratch, and once more
+/// the tensors of less than 128 KiB.
 struct ProcessParts {
   std::size_t code = 0;  // mapped files: the program and its libraries
   std::size_t tensors = 0;

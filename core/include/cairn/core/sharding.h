@@ -19,10 +19,10 @@ struct ElementRange {
 
 inline constexpr std::int64_t kPartBlock = 1024;  // elements
 
-/// Part `rank` of an even cut at multiples of kPartBlock, so that sums over a tensor, which are sums
-/// of blocks, do not depend on the cut. Parts differ by at most a block, follow each other in rank
-/// order, and may be empty. The cut depends on nothing else, so that a part stays with its rank
-/// whatever becomes of the tensors beside it.
+/// Part `rank` of an even cut at multiples of kPartBlock, so that sums over a tensor, which are
+/// sums of blocks, do not depend on the cut. Parts differ by at most a block, follow each other in
+/// rank order, and may be empty. The cut depends on nothing else, so that a part stays with its
+/// rank whatever becomes of the tensors beside it.
 ElementRange even_part(std::int64_t numel, int rank, int world_size);
 
 /// The same elements of a dense view: [n].

@@ -30,9 +30,9 @@ void attention(const TensorView& q, const TensorView& k, const TensorView& v, co
                const TensorView& lse, const AttentionOptions& options);
 
 /// dq, dk, dv of the shapes and dtype of q, k, v, with any strides, from dy and the forward's y and
-/// lse, with its options. They overlap none of the inputs. What heads that share keys give to dk and
-/// dv is summed in f32 and rounded once. The same bits in every run, on a CPU for the same number of
-/// threads.
+/// lse, with its options. They overlap none of the inputs. What heads that share keys give to dk
+/// and dv is summed in f32 and rounded once. The same bits in every run, on a CPU for the same
+/// number of threads.
 void attention_backward(const TensorView& q, const TensorView& k, const TensorView& v,
                         const TensorView& y, const TensorView& lse, const TensorView& dy,
                         const TensorView& dq, const TensorView& dk, const TensorView& dv,

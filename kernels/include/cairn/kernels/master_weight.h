@@ -13,9 +13,9 @@
 // The master itself is not written by others: a kernel that would, throws InvalidArgument.
 //
 // Where ranks divide an optimizer's state (ZeRO), each keeps the master of its part alone: the
-// elements of keep_part(), [n]. The weight is whole on every rank (but for stage 3, where it lies in
-// parts too: core::WeightInParts); its exact value is not, and whoever needs all of it (a cast to
-// f32, an average) gets Unsupported.
+// elements of keep_part(), [n]. The weight is whole on every rank (but for stage 3, where it lies
+// in parts too: core::WeightInParts); its exact value is not, and whoever needs all of it (a cast
+// to f32, an average) gets Unsupported.
 //
 // Everything is queued on the current stream of the weight's device.
 #pragma once
@@ -61,8 +61,9 @@ class MasterWeight {
   static void moved(const Tensor& weight);
   /// Keeps the exact values, or the part of them that is here, in the other form.
   static void change_storage(const Tensor& weight, MasterStorage storage);
-  /// Keeps them in another place. Does nothing where they lie there. Every other function that makes
-  /// a master anew makes it in memory beside the weight. Not for remainders of a GPU's weights.
+  /// Keeps them in another place. Does nothing where they lie there. Every other function that
+  /// makes a master anew makes it in memory beside the weight. Not for remainders of a GPU's
+  /// weights.
   static void keep_in(const Tensor& weight, const StatePlace& place);
 
   MasterStorage storage() const;
@@ -111,8 +112,8 @@ Tensor master_value_beside(const Tensor& weight);
 /// The same for others to keep: what is not a tensor's own memory (a half one's) is not written by
 /// them. A kernel that would, throws InvalidArgument, since the tensor would not follow.
 Tensor exported_value(const Tensor& weight);
-/// The same for a state: a Shard where this rank has a part only, with the rounded weight where that
-/// is whole.
+/// The same for a state: a Shard where this rank has a part only, with the rounded weight where
+/// that is whole.
 StateDict::Value exported_state(const Tensor& weight);
 /// The elements of the Shard that exported_state() gives; nothing: it gives the whole.
 std::optional<core::ElementRange> stored_part(const Tensor& weight);

@@ -39,8 +39,8 @@ struct UpdateEntry {
 // A rule is its options. Each names itself in errors (kName), says how many moments an entry needs
 // and how much of the weight decay goes into g before the rule (l2).
 
-/// 1 - beta^step, by which a moment that began at 0 is corrected. By squaring: hosts and devices get
-/// the same bits, which pow of their libraries does not promise.
+/// 1 - beta^step, by which a moment that began at 0 is corrected. By squaring: hosts and devices
+/// get the same bits, which pow of their libraries does not promise.
 CAIRN_HOST_DEVICE inline double correction_of(double beta, std::int64_t step) {
   double power = 1.0;
   for (; step > 0; step >>= 1) {

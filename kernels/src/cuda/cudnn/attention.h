@@ -29,8 +29,8 @@ struct SdpaOperands {
 bool sdpa_may_ask(const Queue& queue, const TensorView& q, const TensorView& k,
                   const AttentionOptions& options, bool backward);
 
-/// The same, and for which lengths (attention_lengths.h): rows of zeros that all operands are to get
-/// behind their own. Nothing where cuDNN is not to be asked.
+/// The same, and for which lengths (attention_lengths.h): rows of zeros that all operands are to
+/// get behind their own. Nothing where cuDNN is not to be asked.
 std::optional<std::int64_t> sdpa_rows_of_zeros(const Queue& queue, const TensorView& q,
                                                const TensorView& k, const AttentionOptions& options,
                                                bool backward);

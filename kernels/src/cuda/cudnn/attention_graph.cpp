@@ -142,8 +142,8 @@ class SdpaOperations {
     const Sizes4 sizes{shape_.batch, shape_.heads, shape_.queries, shape_.keys};
     return reshape(x, inner(swapped(sizes), swapped(packed_strides(sizes)), half()));
   }
-  /// weights^T x, summed over the heads of queries that share one of keys. Each head's is of halves:
-  /// cuDNN keeps them as such, and gives rubbish where the graph says f32.
+  /// weights^T x, summed over the heads of queries that share one of keys. Each head's is of
+  /// halves: cuDNN keeps them as such, and gives rubbish where the graph says f32.
   void sum_queries(GraphRef weights, GraphRef x, GraphRef y) {
     if (shape_.heads == shape_.key_heads) {
       matmul(transposed(weights), x, y);

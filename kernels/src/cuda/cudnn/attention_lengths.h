@@ -1,6 +1,6 @@
-// Which lengths attention has plans of its own for. cuDNN compiles a plan's kernels for its lengths,
-// so lengths that change from step to step share plans: behind the first few of a kind, a causal
-// attention of a sequence to itself is given rows of zeros up to the end of its class
+// Which lengths attention has plans of its own for. cuDNN compiles a plan's kernels for its
+// lengths, so lengths that change from step to step share plans: behind the first few of a kind, a
+// causal attention of a sequence to itself is given rows of zeros up to the end of its class
 // (shape_class.h). No query of its own sees those keys; those queries' gradients are zero, and so
 // are their parts in the gradients of keys.
 //
@@ -35,8 +35,8 @@ struct SdpaLengths {
 /// All of a plan's name but batch and strides, without the device's number.
 std::string sdpa_name(const SdpaKind& kind, const SdpaLengths& lengths);
 
-/// Rows of zeros that queries and keys get behind their own. Nothing where cuDNN is not to be asked:
-/// these lengths would need a plan of their own, and there are enough.
+/// Rows of zeros that queries and keys get behind their own. Nothing where cuDNN is not to be
+/// asked: these lengths would need a plan of their own, and there are enough.
 std::optional<std::int64_t> rows_of_zeros(const Queue& queue, const SdpaKind& kind,
                                           const SdpaLengths& lengths);
 

@@ -51,8 +51,8 @@ class Model : public core::Stateful {
   /// does; every rank starts with rank 0's values. Batch norms: SyncBatchNorm.
   Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
         const parallel::DistributedOptions& options = {});
-  /// The same, with optimizer states and f32 masters divided among the ranks (ZeRO, stage 1). Throws
-  /// Unsupported for the other stages: libtorch's tensors keep their memory.
+  /// The same, with optimizer states and f32 masters divided among the ranks (ZeRO, stage 1).
+  /// Throws Unsupported for the other stages: libtorch's tensors keep their memory.
   Model(torch::nn::Module& module, const parallel::ProcessGroup& group,
         const parallel::ShardedOptions& options);
   ~Model() override;

@@ -154,9 +154,9 @@ class Optimizer : public core::Stateful {
   void set_master_weights(bool value);  // false drops the masters
   /// Converts and moves what is there; masters that are converted at the next step. Throws
   /// InvalidArgument for moments that are neither f32 nor bf16 and, naming it, for remainders of an
-  /// f16 parameter; Unsupported for remainders of a GPU's parameters that the host updates, and where
-  /// the optimizer is capturable for any other place than beside the parameters; IoError for a
-  /// folder that is not there, cannot be written to or has too little room.
+  /// f16 parameter; Unsupported for remainders of a GPU's parameters that the host updates, and
+  /// where the optimizer is capturable for any other place than beside the parameters; IoError for
+  /// a folder that is not there, cannot be written to or has too little room.
   void set_state_options(const StateOptions& options);
   const StateOptions& state_options() const { return state_options_; }
 
@@ -282,8 +282,8 @@ class Optimizer : public core::Stateful {
   void take_group(ParameterGroup group);
   void attach_arenas();
   /// After parameters changed dtype or device: the arenas are laid out anew, masters and moments
-  /// move along. A step ends with it where it is needed, and amp::initialize, so that the first step
-  /// does not.
+  /// move along. A step ends with it where it is needed, and amp::initialize, so that the first
+  /// step does not.
   void refresh();
   void refresh_if_stale();
   Partition partition() const { return Partition(groups_); }

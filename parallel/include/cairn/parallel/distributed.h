@@ -179,9 +179,9 @@ class DistributedDataParallel : public core::Stateful {
   /// take part in.
   void sync_buffers();
 
-  /// A collective, between steps, where ranks hold weights in parts (ZeroStage::parameters); else it
-  /// does nothing: an evaluation in which ranks have batches of different numbers, a picture that
-  /// one of them draws, an average of weights.
+  /// A collective, between steps, where ranks hold weights in parts (ZeroStage::parameters); else
+  /// it does nothing: an evaluation in which ranks have batches of different numbers, a picture
+  /// that one of them draws, an average of weights.
   GatheredParameters gather_parameters();
 
   /// The one handle for the others: rank, size, agreement, and what only this model's gradients

@@ -20,19 +20,21 @@
 // else the machine does must not choose. Sizes that do not run in the budget are not offered. Where
 // none does, the smallest runs beyond the budget, module by module, in all that the machine has
 // left: what a module makes for itself shows only when it runs, and best() is to name the least
-// budget that would do, exactly. core::set_memory_capacity bounds that too; where nothing runs below
-// it, best() names no number. Weights, gradients and optimizer state are counted, and an update is
-// timed on as many elements as there is room for. Peaks are those of core::MemoryStats::peak_total
-// from the second step on (the first step of a half model that accumulates turns its gradients to
-// f32 and holds both for a moment, unless GradientArena::use_f32_slots() came first).
+// budget that would do, exactly. core::set_memory_capacity bounds that too; where nothing runs
+// below it, best() names no number. Weights, gradients and optimizer state are counted, and an
+// update is timed on as many elements as there is room for. Peaks are those of
+// core::MemoryStats::peak_total from the second step on (the first step of a half model that
+// accumulates turns its gradients to f32 and holds both for a moment, unless
+// GradientArena::use_f32_slots() came first).
 //
 // No choice learns anything else than the batch at its precision would, but for rounding, unless an
 // option allows it (split_batch_norms, compact_state); the table marks those that do.
 //
-// Of several ranks (TrainingWorld) a choice says what they divide (ZeRO), where an option offers it.
-// Bytes are those of the rank that has most: parts as core::even_part cuts them, whole gradients
-// until their bucket is reduced, whole weights of the module at work and the next. Seconds are those
-// of this rank's modules, of an update of its part, and of the bytes that it sends over a link:
+// Of several ranks (TrainingWorld) a choice says what they divide (ZeRO), where an option offers
+// it. Bytes are those of the rank that has most: parts as core::even_part cuts them, whole
+// gradients until their bucket is reduced, whole weights of the module at work and the next.
+// Seconds are those of this rank's modules, of an update of its part, and of the bytes that it
+// sends over a link:
 //
 //   checkpointing::TrainingPlan plan = checkpointing::plan_training(
 //       model, {x, labels}, 1ull << 30, {.ranks = 4, .bandwidth = 2e9},

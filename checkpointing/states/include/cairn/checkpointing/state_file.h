@@ -5,8 +5,8 @@
 //   checkpointing::write_safetensors_model("export", model.state_dict());
 //   checkpointing::write_safetensors_model("export", model.state_dict(), {.world = ddp.world()});
 //
-// Read are: PyTorch's files and folders (torch_file.h), safetensors files, folders as Hugging Face lays them
-// out (model.safetensors, or model-00001-of-00003.safetensors ... beside
+// Read are: PyTorch's files and folders (torch_file.h), safetensors files, folders as Hugging Face
+// lays them out (model.safetensors, or model-00001-of-00003.safetensors ... beside
 // model.safetensors.index.json), and checkpoints of Cairn's. What a path holds is told by its
 // content.
 #pragma once

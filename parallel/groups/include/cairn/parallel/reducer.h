@@ -127,8 +127,9 @@ class Reducer : public core::Stateful {
   void before_reduction(std::function<void(const std::vector<std::size_t>& gradients)> callback);
 
   /// With ReducerOptions::shard: called with a gradient's place and this rank's part of its
-  /// average, [n] of its dtype, once its reduction is under way, whose stream is current: other streams see
-  /// the part after wait(). Its memory is the bucket's, and lives as long as one of its parts.
+  /// average, [n] of its dtype, once its reduction is under way, whose stream is current: other
+  /// streams see the part after wait(). Its memory is the bucket's, and lives as long as one of its
+  /// parts.
   void on_part(std::function<void(std::size_t gradient, const Tensor& part)> callback);
 
   struct Bucket {
@@ -145,8 +146,8 @@ class Reducer : public core::Stateful {
 
   const ProcessGroup& group() const;
   /// The group's, for a scaler and training states; it also knows which of this rank's own
-  /// gradients were not finite before they were reduced (take_local_nonfinite(), of the passes since
-  /// it was last asked or forget_local_nonfinite()).
+  /// gradients were not finite before they were reduced (take_local_nonfinite(), of the passes
+  /// since it was last asked or forget_local_nonfinite()).
   core::World world();
   /// The gradients of the passes so far were dropped: no step will use them.
   void forget_local_nonfinite();

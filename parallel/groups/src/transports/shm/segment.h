@@ -56,8 +56,8 @@ class ShmSegment {
     std::atomic<std::int32_t> core;       // where it last waited, + 1; 0: nowhere yet
   };
   Owner& owner(int rank) const;
-  // Who goes to sleep says so and then looks at positions once more; who moves a position then looks
-  // who sleeps. These four are in one order (seq_cst), so one of the two sees the other.
+  // Who goes to sleep says so and then looks at positions once more; who moves a position then
+  // looks who sleeps. These four are in one order (seq_cst), so one of the two sees the other.
   /// Wakes the rank if it sleeps.
   void wake(int rank) const;
   /// Sleeps until somebody wakes this rank, or a while. `find` looks once more before.
