@@ -2,8 +2,10 @@
 //                                                 without DDP on as many ranks at once, its
 //                                                 buckets' all_reduces alone, and a step of
 //                                                 ShardedDataParallel, by turns
-// ddp_steps train MODEL RANKS THREADS STEPS PORT  a step of ranks of so many threads; one rank has
-//                                                 no DDP
+// ddp_steps train MODEL RANKS THREADS STEPS PORT [STAGE]
+//                                                 a step of ranks of so many threads, of DDP or of
+//                                                 ShardedDataParallel at a stage of 1 to 3; one rank
+//                                                 has no DDP
 // ddp_steps control PORT                          the CPU time of the control plane
 // ddp_steps pipeline RANKS MICRO_BATCHES SCHEDULE PORT
 //                                                 a step of stages that sleep in both directions;
@@ -182,11 +184,12 @@ int turns(const std::string& model, int ranks, int steps, const char* port) {
   });
 }
 
-int train(const std::string& model, int ranks, int threads, int steps, const char* port) {
+int train(const std::string& model, int ranks, int threads, int steps, const char* port,
+          Stage stage) {
   return bench::run_ranks(ranks, [&](int rank) {
     core::set_num_threads(threads);
     const auto group = ranks > 1 ? join(rank, ranks, port) : parallel::ProcessGroup::single();
-    const auto work = training(model, threads, group);
+    const auto work = training(model, threads, group, {}, stage);
     const bench::Times times = bench::time_runs(steps, [&] { work->step(); });
     group.barrier();
     if (rank == 0) bench::print(times);
@@ -277,8 +280,9 @@ int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "turns" && argc == 6)
     return turns(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), argv[5]);
-  if (mode == "train" && argc == 7)
-    return train(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]), argv[6]);
+  if (mode == "train" && (argc == 7 || argc == 8))
+    return train(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]), argv[6],
+                 argc == 8 ? Stage(kStages[std::clamp(std::atoi(argv[7]), 1, 3) - 1]) : Stage());
   if (mode == "control" && argc == 3) return control(argv[2]);
   if (mode == "pipeline" && argc == 6)
     return pipeline(std::atoi(argv[2]), std::atoi(argv[3]), argv[4], argv[5]);

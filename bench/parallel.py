@@ -116,6 +116,14 @@ def against_torch(programs, rounds, model, steps):
     return [row(f"DDP step, {model}, 2 ranks: PyTorch", pairs, 1.3)]
 
 
+def sharded_against_torch(programs, rounds):
+    """Stage 3 and FSDP2, in which a unit is a block."""
+    if not programs.torch:
+        return []
+    pairs = [(programs.own("ddp_steps", "train", "gpt", 2, 1, 4, free_port(), 3), programs.torch_ranks("fsdp", 2, 4)) for _ in range(rounds)]
+    return [row("ShardedDataParallel step, stage 3, gpt, 2 ranks: PyTorch's FSDP2", pairs, 1.3)]
+
+
 def against_threads(programs, rounds, model, steps):
     """Ranks against threads; as many samples in a step."""
     pairs = [tuple(programs.own("ddp_steps", "train", model, ranks, 3 - ranks, steps, free_port()) for ranks in (2, 1)) for _ in range(rounds)]
@@ -144,6 +152,7 @@ def works(programs, rounds):
         yield f"overlap, {model}", lambda m=model, s=steps: overlap(programs, rounds, m, s)
         yield f"torch, {model}", lambda m=model, s=steps: against_torch(programs, rounds, m, s)
         yield f"threads, {model}", lambda m=model, s=steps: against_threads(programs, rounds, m, s)
+    yield "torch, sharded gpt", lambda: sharded_against_torch(programs, rounds)
     yield "control", lambda: control(programs, rounds)
     for schedule in ("gpipe", "1f1b"):
         for micro_batches in (1, 2, 4, 8):
