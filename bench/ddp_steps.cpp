@@ -4,8 +4,8 @@
 //                                                 ShardedDataParallel, by turns
 // ddp_steps train MODEL RANKS THREADS STEPS PORT [STAGE]
 //                                                 a step of ranks of so many threads, of DDP or of
-//                                                 ShardedDataParallel at a stage of 1 to 3; one rank
-//                                                 has no DDP
+//                                                 ShardedDataParallel at a stage of 1 to 3; one
+//                                                 rank has no DDP
 // ddp_steps control PORT                          the CPU time of the control plane
 // ddp_steps pipeline RANKS MICRO_BATCHES SCHEDULE PORT
 //                                                 a step of stages that sleep in both directions;

@@ -273,6 +273,28 @@ TEST_F(CairnCkpt, ATrainingOfTorchsManyRanksBecomesACheckpoint) {
   EXPECT_EQ(moment(optimizer.state_dict()), moment(theirs.dict("optimizer")));
 }
 
+// Its groups are of names.
+TEST_F(CairnCkpt, ATrainingOfDeepSpeedsBecomesACheckpoint) {
+  const std::string theirs = test::golden_file("deepspeed_universal/stage3_f16");
+  const std::string step = folder_.string() + "/run/step-00000002";
+  const ShellResult made = ckpt("convert " + theirs + " " + step);
+  ASSERT_EQ(made.status, 0) << made.err;
+  nn::Sequential model(nn::Linear(3, 3), nn::Tanh{}, nn::Linear(3, 3, {.bias = false}));
+  const NamedTensors all = model.parameters();
+  optim::FusedAdam optimizer({{.parameters = {all[0]}}, {.parameters = {all[1]}}},
+                             optim::AdamOptions{.beta1 = 0.8, .beta2 = 0.95});
+  checkpointing::TrainingState state({{"model", model}, {"optimizer", optimizer}});
+  const auto resumed = state.resume_latest(folder_.string() + "/run", {.strict = false});
+  EXPECT_EQ(resumed->step, 2);
+  const StateDict read = checkpointing::read_deepspeed_universal(theirs);
+  const auto moment = [](const StateDict& optimizer_state) {
+    const StateDict& entry = optimizer_state.dict("state").dict("0").dict("bias");
+    return std::get<Tensor>(*entry.find("exp_avg")).to_vector();
+  };
+  EXPECT_EQ(moment(optimizer.state_dict()), moment(read.dict("optimizer")));
+  EXPECT_EQ(optimizer.groups()[1].lr, 2e-2);
+}
+
 // Two groups of AdamW's, which the shapes tell apart.
 TEST_F(CairnCkpt, ParameterGroupsArePutTogetherAgain) {
   const std::string file = test::golden_file("torch_training.pt");

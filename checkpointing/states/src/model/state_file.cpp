@@ -23,8 +23,9 @@ namespace fs = std::filesystem;
   core::fail<core::DataError>(
       "file",
       "expected a checkpoint, a folder of checkpoints, a safetensors file, a folder with "
-      "model.safetensors or its index, a file of torch.save's, or a folder of "
-      "torch.distributed.checkpoint's, got '",
+      "model.safetensors or its index, a file of torch.save's, a folder of "
+      "torch.distributed.checkpoint's, or a universal checkpoint of DeepSpeed's (its "
+      "ds_to_universal makes one), got '",
       path, "', which is none of them");
 }
 
@@ -35,6 +36,10 @@ FileKind kind_of_folder(const std::string& path) {
     return FileKind::safetensors_model;
   }
   if (exists((folder / kDistributedMetadata).string())) return FileKind::torch_distributed;
+  if (exists((folder / kUniversalLatest).string()) ||
+      exists((folder / kUniversalOptimizer).string())) {
+    return FileKind::deepspeed_universal;
+  }
   if (!list_checkpoints(path).empty()) return FileKind::checkpoint;
   fail_kind(path);
 }
@@ -61,6 +66,8 @@ StateDict read_state(const std::string& path) {
       return read_torch(path);
     case FileKind::torch_distributed:
       return read_torch_distributed(path);
+    case FileKind::deepspeed_universal:
+      return read_deepspeed_universal(path);
     case FileKind::safetensors:
     case FileKind::safetensors_model:
       return unflatten(read_safetensors_model(path));

@@ -5,10 +5,10 @@
 //   checkpointing::write_safetensors_model("export", model.state_dict());
 //   checkpointing::write_safetensors_model("export", model.state_dict(), {.world = ddp.world()});
 //
-// Read are: PyTorch's files and folders (torch_file.h), safetensors files, folders as Hugging Face
-// lays them out (model.safetensors, or model-00001-of-00003.safetensors ... beside
-// model.safetensors.index.json), and checkpoints of Cairn's. What a path holds is told by its
-// content.
+// Read are: PyTorch's files and folders and DeepSpeed's universal checkpoints (torch_file.h),
+// safetensors files, folders as Hugging Face lays them out (model.safetensors, or
+// model-00001-of-00003.safetensors ... beside model.safetensors.index.json), and checkpoints of
+// Cairn's. What a path holds is told by its content.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,21 @@
 
 namespace cairn::checkpointing {
 
-enum class FileKind { checkpoint, torch, torch_distributed, safetensors, safetensors_model };
+enum class FileKind {
+  checkpoint,
+  torch,
+  torch_distributed,
+  deepspeed_universal,
+  safetensors,
+  safetensors_model
+};
 /// Throws core::IoError where nothing can be read, core::DataError for another kind of file or
 /// folder. A folder of checkpoints is a checkpoint: the one saved last.
 FileKind kind_of_file(const std::string& path);
 
-/// All of it. Tensors of PyTorch's and Hugging Face's files are mapped: those must not change while
-/// the tensors live. Throws core::IoError and core::DataError, which name what is missing or
-/// damaged.
+/// All of it. Tensors of PyTorch's, DeepSpeed's and Hugging Face's files are mapped: those must not
+/// change while the tensors live. Throws core::IoError and core::DataError, which name what is
+/// missing or damaged.
 StateDict read_state(const std::string& path);
 
 struct SafetensorsModelOptions {

@@ -19,6 +19,16 @@
 //   StateDict state = checkpointing::read_torch_distributed("step-1000/");
 //   optimizer.load_torch_state_dict(state.dict("optimizer"));
 //
+// DeepSpeed's ZeRO makes universal checkpoints of what its ranks saved, which are read too:
+//
+//   python -m deepspeed.checkpoint.ds_to_universal --input_folder run/global_step500
+//          --output_folder run/global_step500_universal
+//
+//   checkpointing::load(model, "run/", {.part = "model"});
+//   StateDict state = checkpointing::read_deepspeed_universal("run/");
+//   optimizer.load_torch_state_dict(state.dict("optimizer"));
+//   precision.load_state_dict(state.dict("amp"));               // where its loss scale is dynamic
+//
 // In a StateDict, lists and tuples are dictionaries with the keys "0", "1" ..., booleans are 0 and
 // 1, None is absent, dtypes and devices are text, names with dots ("0.weight") are nested.
 #pragma once
@@ -49,6 +59,17 @@ StateDict read_torch(const std::string& path, const TorchReadOptions& options = 
 /// core::DataError, naming the tensor, where pieces are missing, overlap or lie outside of it, and
 /// for files outside of the folder or compressed ones.
 StateDict read_torch_distributed(const std::string& folder, const TorchReadOptions& options = {});
+
+/// A universal checkpoint of DeepSpeed's (of ZeRO, any stage, number of ranks and dtype), or a
+/// folder whose latest_universal names one: {"model": the f32 values of its parameters, frozen ones
+/// and buffers as they were; "optimizer": Adam's states by names and its groups, as
+/// load_torch_state_dict takes them; "amp": {"loss_scaler0"} of a dynamic loss scale;
+/// "global_steps", "global_samples", "skipped_steps", "lr_scheduler", and what was given to
+/// save_checkpoint as client_state}. Throws as read_torch; core::IoError for a missing file;
+/// core::DataError, naming the file, for a newer version, a tensor of another shape than the
+/// model's, frozen parameters of stage 3, which the conversion leaves out, a training with tensor
+/// or pipeline parallelism or round_robin_gradients, of which the conversion mixes values up.
+StateDict read_deepspeed_universal(const std::string& folder, const TorchReadOptions& options = {});
 
 using TorchParts = std::vector<std::pair<std::string, StateDict::Value>>;
 

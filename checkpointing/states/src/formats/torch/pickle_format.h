@@ -64,6 +64,8 @@ enum class NameMeaning : std::uint8_t {
   numpy_dtype,
   encode,
   object,          // with attributes
+  type,            // of a tensor that is rebuilt
+  rebuild,         // by a function, as a type, of arguments, with attributes
   first_argument,  // is what it makes of it
   path,
 };
@@ -80,6 +82,8 @@ inline constexpr PickleName kPickleNames[] = {
     {"torch._utils", "_rebuild_parameter", NameMeaning::parameter, 3, 3},
     {"torch._utils", "_rebuild_parameter_with_state", NameMeaning::parameter, 4, 4},
     {"collections", "OrderedDict", NameMeaning::dictionary, 0, 0},
+    {"torch._tensor", "_rebuild_from_type_v2", NameMeaning::rebuild, 4, 4},
+    {"torch", "Tensor", NameMeaning::type},
     {"torch", "Size", NameMeaning::size, 1, 1},
     {"torch", "device", NameMeaning::device, 1, 2},
     {"torch", "HalfStorage", NameMeaning::storage, 0, 0, DType::f16},
@@ -118,6 +122,11 @@ inline constexpr PickleName kPickleNames[] = {
     {"torch.serialization", "_get_layout", NameMeaning::first_argument, 1, 1},
     {"pathlib", "PosixPath", NameMeaning::path, 0, 1000},
     {"pathlib._local", "PosixPath", NameMeaning::path, 0, 1000},
+    // Of universal checkpoints of DeepSpeed's.
+    {"deepspeed.runtime.fp16.loss_scaler", "LossScaler", NameMeaning::object},
+    {"deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler", NameMeaning::object},
+    {"deepspeed.runtime.zero.config", "ZeroStageEnum", NameMeaning::first_argument, 1, 1},
+    {"deepspeed.checkpoint.universal_checkpoint", "SubparamShape", NameMeaning::object},
 };
 
 }  // namespace cairn::checkpointing

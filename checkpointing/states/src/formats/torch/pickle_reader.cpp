@@ -203,6 +203,8 @@ class PickleMachine {
         return push(Kind::numpy_dtype, text(given[0], "a numpy dtype"));
       case NameMeaning::encode:
         return push_bytes(given);
+      case NameMeaning::rebuild:
+        return rebuild(given);
       case NameMeaning::first_argument:
         return stack_.push_back(given[0]);
       case NameMeaning::path:
@@ -210,6 +212,7 @@ class PickleMachine {
       case NameMeaning::dtype:
       case NameMeaning::storage:
       case NameMeaning::object:
+      case NameMeaning::type:
         break;
     }
     fail("expected a function, got ", known.module, ".", known.name);
@@ -307,6 +310,17 @@ class PickleMachine {
     push(Kind::tensor, static_cast<std::int64_t>(pickle_.tensors_.size() - 1));
   }
 
+  // (function, type, arguments, attributes): a tensor that carries attributes, which nobody needs.
+  void rebuild(const Refs& given) {
+    const PickleName& function = name_of(given[0], "what rebuilds");
+    const Refs arguments = items(given[2], Kind::tuple, "arguments");
+    if (function.meaning != NameMeaning::tensor || arguments.size() < function.least ||
+        arguments.size() > function.most)
+      fail("expected a tensor to rebuild, got ", function.module, ".", function.name, " of ",
+           arguments.size(), " arguments");
+    push_tensor(arguments);
+  }
+
   // Every element lies in the storage, and their number fits 64 bits.
   void check_inside(const Pickle::TensorOf& tensor) const {
     const bool strided = tensor.strides.dims() == tensor.shape.dims();
@@ -331,8 +345,7 @@ class PickleMachine {
     const Refs& arguments = items(pop(), Kind::tuple, "arguments");
     const PickleName& known = name_of(pop(), "a class");
     if (known.meaning != NameMeaning::object || !arguments.empty())
-      fail("expected a class of torch.distributed.checkpoint's, got ", known.module, ".",
-           known.name);
+      fail("expected a class whose attributes are state, got ", known.module, ".", known.name);
     push(Kind::object, Refs{});
   }
 

@@ -2,8 +2,8 @@
 //
 // The machine knows the opcodes that torch.save writes (protocols 2 to 5) and a closed table of
 // names: torch's tensors, parameters, storages, sizes, dtypes and devices, collections.OrderedDict,
-// numpy's scalars, the metadata of torch.distributed.checkpoint. A name is never looked up
-// anywhere, it only says what its arguments mean.
+// numpy's scalars, the metadata of torch.distributed.checkpoint, DeepSpeed's loss scalers. A name
+// is never looked up anywhere, it only says what its arguments mean.
 // Whatever else is there ends in a core::DataError that names it and the byte.
 //
 // Nothing recurses, what the pickle shares stays shared, and memory is bounded by the pickle's

@@ -52,6 +52,17 @@ class TorchFile {
     return unflatten(flat_);
   }
 
+  FlatState read_values() {
+    const Pickle pickle = unpickled();
+    const Pickle::Value& root = pickle[pickle.root()];
+    if (is_collection(root)) {
+      add_items(pickle, root, "", 0);
+    } else {
+      add(pickle, pickle.root(), kOnlyValue, 0);
+    }
+    return std::move(flat_);
+  }
+
   FlatState read_as(const std::string& name) {
     const Pickle pickle = unpickled();
     add(pickle, pickle.root(), name, 0);
@@ -144,6 +155,10 @@ class TorchFile {
       case Pickle::Kind::tuple:
       case Pickle::Kind::dictionary:
         return add_items(pickle, value, name, depth);
+      case Pickle::Kind::object:  // its attributes
+        for (const Pickle::Ref attributes : std::get<std::vector<Pickle::Ref>>(value.data))
+          add_items(pickle, pickle[attributes], name, depth);
+        return;
       case Pickle::Kind::tensor:
         flat_.emplace_back(name, tensor_of(pickle, value));
         return;
@@ -151,17 +166,20 @@ class TorchFile {
       case Pickle::Kind::storage:
       case Pickle::Kind::numpy_dtype:
       case Pickle::Kind::name:
-      case Pickle::Kind::object:
         break;
     }
     fail_at(value, "expected a tensor, number, text, list or dictionary as '", printable(name),
             "', got ", checkpointing::name(value.kind));
   }
 
+  static bool is_collection(const Pickle::Value& value) {
+    return value.kind == Pickle::Kind::list || value.kind == Pickle::Kind::tuple ||
+           value.kind == Pickle::Kind::dictionary;
+  }
+
   void add_items(const Pickle& pickle, const Pickle::Value& value, const std::string& name,
                  int depth) {
-    if (value.kind != Pickle::Kind::list && value.kind != Pickle::Kind::tuple &&
-        value.kind != Pickle::Kind::dictionary) {
+    if (!is_collection(value)) {
       fail_at(value, "expected a dictionary or a tensor, got ", checkpointing::name(value.kind));
     }
     if (depth == kDeepest) fail_at(value, "expected at most ", kDeepest, " levels, got more");
@@ -274,6 +292,12 @@ StateDict read_torch(const std::string& path, const TorchReadOptions& options) {
   auto file = std::make_shared<MappedFile>(path);
   const std::uint64_t size = file->size();
   return TorchFile(std::move(file), 0, size, path, options).read();
+}
+
+FlatState read_torch_values(const std::string& path, const TorchReadOptions& options) {
+  auto file = std::make_shared<MappedFile>(path);
+  const std::uint64_t size = file->size();
+  return TorchFile(std::move(file), 0, size, path, options).read_values();
 }
 
 FlatState read_torch_archive(const TorchArchive& archive, const std::string& name,
