@@ -19,15 +19,14 @@
 //   StateDict state = checkpointing::read_torch_distributed("step-1000/");
 //   optimizer.load_torch_state_dict(state.dict("optimizer"));
 //
-// DeepSpeed's ZeRO makes universal checkpoints of what its ranks saved, which are read too:
-//
-//   python -m deepspeed.checkpoint.ds_to_universal --input_folder run/global_step500
-//          --output_folder run/global_step500_universal
+// Of what DeepSpeed's ZeRO saved, its own program (python -m deepspeed.checkpoint.ds_to_universal
+// --input_folder run/step --output_folder run/step_universal) makes a universal checkpoint, which
+// is read too.
 //
 //   checkpointing::load(model, "run/", {.part = "model"});
 //   StateDict state = checkpointing::read_deepspeed_universal("run/");
 //   optimizer.load_torch_state_dict(state.dict("optimizer"));
-//   precision.load_state_dict(state.dict("amp"));               // where its loss scale is dynamic
+//   precision.load_state_dict(state.dict("amp"));             // there for a dynamic loss scale
 //
 // In a StateDict, lists and tuples are dictionaries with the keys "0", "1" ..., booleans are 0 and
 // 1, None is absent, dtypes and devices are text, names with dots ("0.weight") are nested.

@@ -153,17 +153,18 @@ class UniversalCheckpoint {
   }
 
   void add_shape(Parameters& to, const std::string& path, const StateDict::Value& value) const {
-    if (std::holds_alternative<StateDict>(value)) return to.push_back({path, {}});  // a scalar
+    const bool scalar = std::holds_alternative<StateDict>(value);  // without dimensions
     const auto* size = std::get_if<std::int64_t>(&value);
     const std::size_t dot = path.rfind('.');
-    const std::string name = path.substr(0, dot);
+    const std::string name = scalar ? path : path.substr(0, dot);
     const bool known = !to.empty() && to.back().name == name;
-    if (size == nullptr || *size < 0 || dot == std::string::npos ||
-        name.find('/') != std::string::npos || (known && to.back().shape.dims() == core::kMaxDims))
+    const bool sized = size != nullptr && *size >= 0 && dot != std::string::npos &&
+                       !(known && to.back().shape.dims() == core::kMaxDims);
+    if ((!scalar && !sized) || name.find('/') != std::string::npos)
       fail_universal("expected shapes of parameters by their names in '", model_.path, "', got '",
                      printable(path), "'");
     if (!known) to.push_back({name, {}});
-    to.back().shape.push_back(*size);
+    if (!scalar) to.back().shape.push_back(*size);
   }
 
   void find_module() {
