@@ -44,6 +44,51 @@ const StateDict& torch_entry(const StateDict& entries, const StateDict& group,
   return *found;
 }
 
+bool same_name(const std::string& a, const std::string& b) {
+  return a == b;
+}
+/// One has "module." or the like in front of the other.
+bool same_end(const std::string& a, const std::string& b) {
+  return a.ends_with("." + b) || b.ends_with("." + a);
+}
+
+/// The key of each parameter in a group that names its parameters; "" for one that it has not.
+std::vector<std::string> keys_by(bool (*same)(const std::string&, const std::string&),
+                                 const StateDict& group, const NamedTensors& parameters) {
+  std::vector<std::string> keys;
+  for (const NamedTensor& parameter : parameters) {
+    const auto found = std::find_if(group.begin(), group.end(), [&](const StateDict::Entry& entry) {
+      const auto* name = std::get_if<std::string>(&entry.second);
+      return name != nullptr && same(*name, parameter.name);
+    });
+    keys.push_back(found == group.end() ? "" : found->first);
+  }
+  return keys;
+}
+
+/// Those of a group with names; without, or where it knows none of them by these, as they come.
+std::vector<std::string> keys_of(const StateDict& group, const NamedTensors& parameters,
+                                 const char* kind) {
+  std::vector<std::string> keys;
+  const auto known = [&] {
+    return std::any_of(keys.begin(), keys.end(), [](const auto& key) { return !key.empty(); });
+  };
+  keys = keys_by(same_name, group, parameters);
+  if (!known()) keys = keys_by(same_end, group, parameters);
+  if (!known()) {
+    for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = std::to_string(i);
+  }
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const bool once = std::count(keys.begin(), keys.end(), keys[i]) == 1;
+    if (keys[i].empty() || !once)
+      fail<core::DataError>(kind,
+                            "expected a torch state that names each of these parameters, got ",
+                            keys[i].empty() ? "none for '" : "one that may be several for '",
+                            parameters[i].name, "'");
+  }
+  return keys;
+}
+
 bool holds_moments(const StateDict& entry) {
   return std::any_of(entry.begin(), entry.end(), [](const StateDict::Entry& value) {
     return value.first != "step" && std::holds_alternative<Tensor>(value.second);
@@ -174,8 +219,9 @@ void Optimizer::load_torch_state_dict(const StateDict& state) {
                             " parameters in group ", g, ", got ", indices.size());
     }
     own.make_dict("groups").set(std::to_string(g), from_torch(group));
+    const std::vector<std::string> keys = keys_of(indices, parameters, kind());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const StateDict& entry = torch_entry(entries, indices, std::to_string(i));
+      const StateDict& entry = torch_entry(entries, indices, keys[i]);
       StateDict& target = make_path(own.make_dict("state"), parameters[i].name);
       most_steps = std::max(most_steps, take_entry(entry, torch_counts_steps(), target));
     }

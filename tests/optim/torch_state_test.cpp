@@ -156,6 +156,44 @@ TEST(TorchStateErrors, NamesWhatDiffersAndChangesNothing) {
   EXPECT_THAT(error_of(plain, StateDict()), HasSubstr("2 parameter groups, got 0"));
 }
 
+// As torch.distributed.checkpoint and DeepSpeed have it: of equal shapes no other thing tells.
+TEST(TorchStateNames, SayWhoseMomentsTheyAre) {
+  const auto parameter = [](const char* name, std::uint64_t seed) {
+    return make_parameter(name, {5}, seed, DType::f32, Device{});
+  };
+  const NamedTensors a = {parameter("net.a", 1), parameter("net.b", 2)};
+  const NamedTensors b = {parameter("net.a", 1), parameter("net.b", 2)};
+  FusedAdam first(a), second(b);
+  write_gradients(a, 1);
+  expect_applied(first.step());
+  write_gradients(b, 1);
+  expect_applied(second.step());
+  StateDict state = snapshot(first.torch_state_dict());
+  const auto rename = [&](const char* zero, const char* one) {
+    StateDict& params = state.make_dict("param_groups").make_dict("0").make_dict("params");
+    params = {};
+    params.set("0", std::string(zero));
+    params.set("1", std::string(one));
+  };
+  StateDict& entries = state.make_dict("state");
+  const StateDict of_a = entries.dict("0"), of_b = entries.dict("1");
+  entries = {};
+  entries.set("a", of_a);
+  entries.set("b", of_b);
+  for (const auto& names : {std::pair("a", "b"), std::pair("b", "a")}) {
+    rename(names.first, names.second);
+    second.load_torch_state_dict(state);
+    EXPECT_EQ(test::flat(second.torch_state_dict()), test::flat(first.torch_state_dict()));
+  }
+  entries.set("c", of_b);
+  rename("a", "c");
+  EXPECT_THAT(error_of(second, state), HasSubstr("got none for 'net.b'"));
+  const NamedTensors ends = {parameter("deep.net", 1), parameter("net", 2)};
+  FusedAdam third(ends);
+  rename("other.deep.net", "other.net");
+  EXPECT_THAT(error_of(third, state), HasSubstr("got one that may be several for"));
+}
+
 TEST(TorchStateErrors, RefusesWhatTorchLacks) {
   const NamedTensors p = parameters_at("init");
   const auto expect_refused = [](const Optimizer& optimizer) {

@@ -177,8 +177,9 @@ class Optimizer : public core::Stateful {
   /// Throws Unsupported for a rule or an option that torch lacks.
   StateDict torch_state_dict() const;
   /// Takes such a state over: lr, weight decay, betas, eps and momentum of each group, step counts
-  /// and moments. Numbers may be tensors of one element, and parameters names instead of indices
-  /// (torch.distributed.checkpoint.state_dict). Throws DataError, and changes nothing, where it
+  /// and moments. Numbers may be tensors of one element. Parameters may be names instead of indices
+  /// (torch.distributed.checkpoint.state_dict), in any order; where none is known here (another
+  /// model's names) they are taken as they come. Throws DataError, and changes nothing, where it
   /// differs from this optimizer in anything else.
   void load_torch_state_dict(const StateDict& state);
 
