@@ -87,7 +87,7 @@ TEST(DeferredInit, ALoadedStateReplacesWhatWasDeferred) {
 }
 
 TEST(Deferred, AFailedFillIsTheUsesErrorAndIsTriedAgain) {
-  const Tensor x = Tensor::zeros({2000});
+  const Tensor x = Tensor::zeros({2000}, DType::f32, Device{});
   int calls = 0;
   core::defer(x, {[&calls](const Tensor& to) {
                     if (++calls == 1) throw core::IoError("no disk");
