@@ -10,9 +10,9 @@
 
 #include "cairn/core/error.h"
 #include "formats/flat_state.h"
-#include "formats/printable.h"
 #include "formats/torch/archive.h"
 #include "io/file_io.h"
+#include "io/printable.h"
 
 namespace cairn::checkpointing {
 
