@@ -32,6 +32,7 @@ namespace {
 std::vector<cairn::observe::Value> values_of(
     const std::vector<std::pair<std::string, double>>& numbers) {
   std::vector<cairn::observe::Value> values;
+  values.reserve(numbers.size());
   for (const auto& [name, value] : numbers) values.emplace_back(name, value);
   return values;
 }

@@ -188,7 +188,7 @@ void all_reduce(const TensorView& gradient, const std::string& name, const Proce
 
 Tensor copy_of_part(const Tensor& whole, core::ElementRange range) {
   const core::MemoryCategoryGuard category(core::MemoryCategory::gradients);
-  const Tensor part = Tensor::empty({range.size()}, whole.dtype(), whole.device());
+  Tensor part = Tensor::empty({range.size()}, whole.dtype(), whole.device());
   kernels::copy(core::part_of(whole, range), part);
   return part;
 }

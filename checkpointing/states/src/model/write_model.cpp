@@ -141,11 +141,13 @@ std::vector<Entry> agreed_entries(const StateDict& state, const World& world) {
     return packed(entries);
   });
   std::vector<std::vector<Held>> of_rank;
+  of_rank.reserve(told.size());
   for (const std::string& text : told) of_rank.push_back(unpacked(text));
   for (std::size_t rank = 1; rank < of_rank.size(); ++rank)
     check_same(of_rank[0], of_rank[rank], rank);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     std::vector<Held> held;
+    held.reserve(of_rank.size());
     for (const std::vector<Held>& all : of_rank) held.push_back(all[i]);
     leave_to_first(entries[i], held, static_cast<std::size_t>(world.rank));
   }

@@ -53,12 +53,14 @@ core::ElementRange RankMajor::piece(int rank) const {
 
 std::vector<std::int64_t> RankMajor::counts() const {
   std::vector<std::int64_t> counts;
+  counts.reserve(static_cast<std::size_t>(shards_ * replicas_));
   for (int rank = 0; rank < shards_ * replicas_; ++rank) counts.push_back(piece(rank).size());
   return counts;
 }
 
 std::vector<std::int64_t> RankMajor::pieces_of(int shard) const {
   std::vector<std::int64_t> counts;
+  counts.reserve(static_cast<std::size_t>(replicas_));
   for (int r = 0; r < replicas_; ++r) counts.push_back(piece(r * shards_ + shard).size());
   return counts;
 }

@@ -78,7 +78,7 @@ fs::path step_folder(const fs::path& folder) {
 
 std::string model_states_in(const fs::path& folder) {
   for (const char* name : kModelStates) {
-    const std::string path = (folder / name).string();
+    std::string path = (folder / name).string();
     if (exists(path)) return path;
   }
   core::fail<core::IoError>("deepspeed", "expected '", kModelStates[0], "', or of stage 3 '",

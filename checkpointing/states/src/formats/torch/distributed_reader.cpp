@@ -165,7 +165,7 @@ class DistributedCheckpoint {
     const Shape shape(extents.begin(), extents.end());
     std::vector<Piece> pieces = pieces_of(name, shape, entry);
     if (pieces.size() == 1 && pieces.front().tensor.shape() == shape) return pieces.front().tensor;
-    const Tensor all = Tensor::empty(shape, pieces.front().tensor.dtype(), Device{});
+    Tensor all = Tensor::empty(shape, pieces.front().tensor.dtype(), Device{});
     for (const Piece& piece : pieces) kernels::copy(piece.tensor.view(), part_of(all, piece));
     return all;
   }
