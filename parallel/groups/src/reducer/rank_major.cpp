@@ -53,7 +53,7 @@ core::ElementRange RankMajor::piece(int rank) const {
 
 std::vector<std::int64_t> RankMajor::counts() const {
   std::vector<std::int64_t> counts;
-  counts.reserve(static_cast<std::size_t>(shards_ * replicas_));
+  counts.reserve(static_cast<std::size_t>(shards_) * static_cast<std::size_t>(replicas_));
   for (int rank = 0; rank < shards_ * replicas_; ++rank) counts.push_back(piece(rank).size());
   return counts;
 }
