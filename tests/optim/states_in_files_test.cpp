@@ -367,12 +367,15 @@ TEST(StatesOnDisk, AFullDiskChangesNothing) {
   EXPECT_EQ(files.all(), memory.all());
 }
 
-/// Takes a tensor's pages away, as a disk does that fails to read them.
+/// Puts the end of an empty file in place of a tensor's first page: it cannot be read.
 void fail_to_read(const TensorView& x) {
-  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto at = reinterpret_cast<std::uintptr_t>(x.data);
-  ASSERT_EQ(at % page, 0u);
-  ASSERT_EQ(::munmap(x.data, page), 0);
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  ASSERT_EQ(reinterpret_cast<std::uintptr_t>(x.data) % page, 0u);
+  const int empty = memfd_create("empty", 0);
+  void* mapped =
+      ::mmap(x.data, page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, /*offset=*/0);
+  ASSERT_EQ(mapped, x.data);
+  ::close(empty);
 }
 
 TEST(StatesOnDisk, ADiskThatFailsInTheMiddleStopsTheTrainingUntilAStateIsLoaded) {
