@@ -208,12 +208,13 @@ TEST_P(Lengths, ThatChangeFromStepToStepNeedNothingMoreOfTheSystem) {
         return storage;
       });
       std::mt19937 random(seed);
-      int in_first = 0;
+      int in_first = 0, in_hundred = 0;
       for (int k = 0; k < kSteps; ++k) {
         const int before = system.calls;
         const std::size_t peak = allocator.stats().peak_total;
         model.step(sequences * (least + random() % (most + 1 - least)));
         if (k < kFirst) in_first = system.calls;
+        if (k < 100) in_hundred = system.calls;
         const bool asks = k >= kFirst && system.calls > before;
         EXPECT_TRUE(!asks || allocator.stats().peak_total > peak) << "step " << k;
       }
@@ -223,6 +224,8 @@ TEST_P(Lengths, ThatChangeFromStepToStepNeedNothingMoreOfTheSystem) {
       const MemoryStats stats = allocator.stats();
       reserved.push_back(static_cast<double>(stats.reserved) /
                          static_cast<double>(stats.peak_total));
+      EXPECT_TRUE(sequences != 4 || reserved.back() <= 1.15) << reserved.back();
+      EXPECT_TRUE(sequences != 4 || seed != 1 || system.calls == in_hundred);
     }
   }
   EXPECT_LE(later, 30);  // of 1,800 steps
