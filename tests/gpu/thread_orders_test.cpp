@@ -2,6 +2,8 @@
 // that hardware may choose.
 #include <gmock/gmock.h>
 
+#include <numeric>
+
 #include "cairn/core/tensor.h"
 #include "cairn/kernels/reduce.h"
 #include "gpu/sim/simulator.h"
@@ -14,17 +16,15 @@ namespace {
 TEST(ThreadOrders, OfBlocksThatGoOnToASecondRow) {
   gpusim::set_schedule(gpusim::Schedule::early, 1);  // kernels run in this thread
   const Device gpu{DeviceType::cuda, 0};
-  constexpr std::int64_t kRows = 16'390, kColumns = 260;  // 16,384 blocks of two warps
-  std::vector<double> values, sums;
-  for (std::int64_t row = 0; row < kRows; ++row) {
-    for (std::int64_t i = 0; i < kColumns; ++i) {
-      values.push_back(static_cast<double>((row * 7 + i) % 61));
-    }
-    sums.push_back(0.0);
-    for (std::int64_t i = 0; i < kColumns; ++i)
-      sums.back() += values[static_cast<std::size_t>(row * kColumns + i)];
+  constexpr std::int64_t kRows = 16'390, kColumns = 1'028;  // 16,384 blocks of two warps
+  std::vector<double> values(kRows + kColumns), sums;       // each row begins at the next value
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i * i * 7 % 61);
+  for (auto row = values.begin(); row != values.end() - kColumns; ++row) {
+    sums.push_back(std::accumulate(row, row + kColumns, 0.0));
   }
-  const Tensor x = Tensor::from(values, {kRows, kColumns}, DType::f32, gpu);
+  const Tensor memory = Tensor::from(values, {kRows + kColumns}, DType::f32, gpu);
+  TensorView x = memory;
+  x.shape = {kRows, kColumns}, x.strides = {1, 1};
   const Tensor y = Tensor::zeros({kRows, 1}, DType::f32, gpu);
   for (const std::uint64_t seed : {1, 2}) {
     simt::schedule() = {simt::Order::shuffled, seed};
