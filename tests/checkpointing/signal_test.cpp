@@ -96,6 +96,34 @@ TEST(SaveOnSignal, EndsWhenTheStepIsWholeInItsOwnFolder) {
   }
 }
 
+// A cluster's warning, and its SIGTERM while the state that was asked for is written.
+TEST(SaveOnSignal, IsNotCutShortBySigterm) {
+  struct TerminatingDisk : SystemCalls {
+    ssize_t write(int file, const void* data, std::size_t bytes, std::uint64_t offset) override {
+      raise(SIGTERM);
+      return SystemCalls::write(file, data, bytes, offset);
+    }
+  };
+  const TemporaryFolder dir;
+  const pid_t child = fork();
+  if (child == 0) {
+    core::set_num_threads(1);
+    log::set_level(log::Level::off);
+    TerminatingDisk disk;
+    const SystemCallsGuard guard(disk);
+    SmallState small;
+    TrainingState state({{"small", small}});
+    state.save_on_signal(SIGUSR1, dir.string());
+    raise(SIGUSR1);
+    state.end_on_signal(1);
+    _exit(1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), kSavedOnSignal);
+  EXPECT_EQ(list_checkpoints(dir.string()).size(), 1u);
+}
+
 TEST(SaveOnSignal, GivesTheSignalBack) {
   const TemporaryFolder dir;
   SmallState small;

@@ -312,6 +312,7 @@ bool TrainingState::signal_came() const {
 
 void TrainingState::end_on_signal(std::int64_t step) {
   if (!impl_->watch || !signal_came()) return;
+  const SignalWatch spared(SIGTERM);  // this ends the process as soon as it can without loss
   const bool there = impl_->last_step == step && impl_->last_dir == impl_->signal_dir;
   if (!there) save(impl_->signal_dir, step);
   finish();

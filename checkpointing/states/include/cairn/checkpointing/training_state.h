@@ -155,6 +155,7 @@ class TrainingState {
   /// From now on, once the signal (SIGTERM, say) has come to any rank, the next save_every or
   /// end_on_signal saves to `dir` on all ranks and ends the process by std::exit(kSavedOnSignal).
   /// The handler only sets a mark. With several ranks each such call then is a small collective.
+  /// A SIGTERM that comes during that last save does not end it.
   void save_on_signal(int signal, const std::string& dir);
   /// For loops that call save() themselves: after each step, with its number.
   void end_on_signal(std::int64_t step);
