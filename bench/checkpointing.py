@@ -16,8 +16,8 @@ BLOCKING = 0.05  # of a plain save
 
 def row(work, cairn, peer, goal):
     ratios = [b / a for a, b in zip(cairn, peer)]
-    return {"work": work, "cairn": statistics.median(cairn), "peer": statistics.median(peer), "ratio": statistics.median(ratios), "goal": goal,
-            "fastest": min(peer) / min(cairn), "ratios": ratios}
+    return {"work": work, "cairn": statistics.median(cairn), "peer": statistics.median(peer),
+            "ratio": statistics.median(ratios), "goal": goal, "fastest": min(peer) / min(cairn), "ratios": ratios}
 
 
 class Programs:
@@ -33,7 +33,8 @@ class Programs:
         return answer([str(self.folder / "recompute_works"), work, str(rounds)])
 
     def peer(self, *arguments):
-        return answer([sys.executable, str(pathlib.Path(__file__).with_name("peer_state_files.py")), *map(str, arguments)])
+        return answer([sys.executable, str(pathlib.Path(__file__).with_name("peer_state_files.py")),
+                       *map(str, arguments)])
 
 
 def save(programs, rounds):
@@ -56,7 +57,8 @@ def load(programs, rounds, own, file, peer, label, goal):
         programs.own("files", folder, programs.mib)
         path = pathlib.Path(folder) / file
         pairs = [(programs.own(own, path, 5)["ms"], programs.peer(peer, path, 5)["ms"]) for _ in range(rounds)]
-    return [row(f"load {file[6:]}, {programs.mib} MiB: {label}", [min(a) for a, _ in pairs], [min(b) for _, b in pairs], goal)]
+    return [row(f"load {file[6:]}, {programs.mib} MiB: {label}", [min(a) for a, _ in pairs], [min(b) for _, b in pairs],
+                goal)]
 
 
 ENTRIES, TIMES = 1_000_000, 8
@@ -74,8 +76,10 @@ def entries(programs, rounds):
     rows = []
     for what in ("save", "verify", "resume"):
         times = [run[f"{what}_ms"] for run in many]
-        rows.append(row(f"{what} {ENTRIES:,} entries: {TIMES} times an {TIMES}th of them", times, [TIMES * run[f"{what}_ms"] for run in few], 0.7))
-        rows.append(row(f"{what} {ENTRIES:,} entries: {MOST_ENTRIES_MS / 1e3:g} s", times, [MOST_ENTRIES_MS] * len(times), 1.0))
+        rows.append(row(f"{what} {ENTRIES:,} entries: {TIMES} times an {TIMES}th of them", times,
+                        [TIMES * run[f"{what}_ms"] for run in few], 0.7))
+        rows.append(row(f"{what} {ENTRIES:,} entries: {MOST_ENTRIES_MS / 1e3:g} s", times,
+                        [MOST_ENTRIES_MS] * len(times), 1.0))
     return rows
 
 
@@ -83,7 +87,8 @@ def hostile(programs, rounds):
     """The slowest of several kinds to be refused."""
     with tempfile.TemporaryDirectory(dir=programs.scratch) as folder:
         times = [programs.own("hostile", folder)["ms"] for _ in range(rounds)]
-    return [row(f"refuse a hostile header of 2.6 MB: {MOST_HOSTILE_MS / 1e3:g} s", times, [MOST_HOSTILE_MS] * len(times), 1.0)]
+    return [row(f"refuse a hostile header of 2.6 MB: {MOST_HOSTILE_MS / 1e3:g} s", times,
+                [MOST_HOSTILE_MS] * len(times), 1.0)]
 
 
 SEGMENTS = 5  # sqrt(24 blocks)
@@ -131,7 +136,8 @@ def works(programs, rounds):
     yield "hostile header", lambda: hostile(programs, rounds)
     yield "blocking", lambda: blocking(programs, rounds)
     if programs.safetensors:
-        yield "load safetensors", lambda: load(programs, rounds, "load", "state.safetensors", "safetensors", "safetensors.torch.load_file", 1.0)
+        yield "load safetensors", lambda: load(programs, rounds, "load", "state.safetensors", "safetensors",
+                                               "safetensors.torch.load_file", 1.0)
     if programs.torch:
         yield "load torch", lambda: load(programs, rounds, "load_torch", "state.pt", "torch", "torch.load", 1.5)
 
@@ -139,20 +145,23 @@ def works(programs, rounds):
 def main():
     parser = argparse.ArgumentParser(prog="scripts/bench_checkpointing", description=__doc__)
     parser.add_argument("--programs", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--json", help="file for one line a figure: work, cairn and peer (milliseconds), ratio, goal, the ratio of the fastest, the rounds' ratios")
+    parser.add_argument("--json",
+                        help="file for one line a figure: work, cairn and peer (milliseconds), ratio, goal, the ratio of the fastest, the rounds' ratios")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=256, help="of the state")
     parser.add_argument("--folder", default=".", help="on the disk that is measured")
     parser.add_argument("--only", default="", help="works whose name has this in it: save, blocking, load ...")
     parser.add_argument("--list", action="store_true", help="names the works")
-    parser.add_argument("--curve", metavar="FILE.svg", help="draws a step's time against its budget, and does nothing else")
+    parser.add_argument("--curve", metavar="FILE.svg",
+                        help="draws a step's time against its budget, and does nothing else")
     args = parser.parse_args()
 
     programs = Programs(args.programs, args.folder, args.mib)
     if args.curve:
         return curve(programs, args.rounds, args.curve)
     missing = [] if programs.safetensors else ["loaders of Python's are left out: .venv/bin/pip install torch numpy safetensors"]
-    report(works(programs, args.rounds), args, missing, "milliseconds, medians of {} rounds; ratio: the peer's time over Cairn's")
+    report(works(programs, args.rounds), args, missing,
+           "milliseconds, medians of {} rounds; ratio: the peer's time over Cairn's")
 
 
 if __name__ == "__main__":

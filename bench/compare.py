@@ -38,13 +38,17 @@ PAIRS = [  # work, other work, what of it, at most that share of the other's
 
 def processor():
     """Its name, or what stands for one: some virtual machines call every one of a make the same."""
-    fields = dict(re.findall(r"^(vendor_id|model name|flags)\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M))
-    features = [f for f in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16") if f in fields.get("flags", "").split()]
-    return fields.get("model name", platform.machine()), features, INTEL if fields.get("vendor_id") == "GenuineIntel" else AMD
+    fields = dict(re.findall(r"^(vendor_id|model name|flags)\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(),
+                             re.M))
+    features = [f for f in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
+                if f in fields.get("flags", "").split()]
+    maker = INTEL if fields.get("vendor_id") == "GenuineIntel" else AMD
+    return fields.get("model name", platform.machine()), features, maker
 
 
 def figures(command):
-    """What a program says of its work: the median in milliseconds and, for some works, the share of a loop's bandwidth."""
+    """What a program says of its work: the median in milliseconds and, for some works, the share of a loop's
+    bandwidth."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
@@ -62,7 +66,9 @@ def variants(name):
 def faster(name, seconds):
     """Eager or compiled, whichever is faster here."""
     choices = variants(name)
-    return min(choices, key=lambda program: figures([*program, name, str(seconds)])["ms"]) if len(choices) > 1 else next(iter(choices), None)
+    if len(choices) < 2:
+        return next(iter(choices), None)
+    return min(choices, key=lambda program: figures([*program, name, str(seconds)])["ms"])
 
 
 def compare(name, args):
@@ -73,12 +79,14 @@ def compare(name, args):
         ours.append(figures([args.cairn, name, str(args.seconds)]))
         if peer:
             theirs.append(figures([*peer, name, str(args.seconds)]))
-    row = {"work": name, "cairn_ms": statistics.median(r["ms"] for r in ours), "cairn_bytes": statistics.median(r["process_bytes"] for r in ours),
+    row = {"work": name, "cairn_ms": statistics.median(r["ms"] for r in ours),
+           "cairn_bytes": statistics.median(r["process_bytes"] for r in ours),
            "goal": GOALS.get(name, (None, None))[args.make]}
     if peer:
         ratios = [b["ms"] / a["ms"] for a, b in zip(ours, theirs)]
-        row |= {"peer_ms": statistics.median(r["ms"] for r in theirs), "peer_bytes": statistics.median(r["process_bytes"] for r in theirs),
-                "ratio": statistics.median(ratios), "ratios": ratios, "peer": "compiled" if "--compile" in peer else "eager"}
+        row |= {"peer_ms": statistics.median(r["ms"] for r in theirs),
+                "peer_bytes": statistics.median(r["process_bytes"] for r in theirs), "ratio": statistics.median(ratios),
+                "ratios": ratios, "peer": "compiled" if "--compile" in peer else "eager"}
     if "share" in ours[0]:
         row |= {"share": statistics.median(r["share"] for r in ours), "shares": [r["share"] for r in ours]}
     return row
@@ -87,7 +95,8 @@ def compare(name, args):
 def line(row):
     def cell(key, width, digits=2, unit=1):
         return f"{row[key] / unit:>{width}.{digits}f}" if row.get(key) is not None else f"{'-':>{width}}"
-    missed = (row["goal"] and row["ratio"] < row["goal"]) or row.get("share", 1.0) < SHARE_GOALS.get(row["work"], SHARE_GOAL)
+    slow = row["goal"] and row["ratio"] < row["goal"]
+    missed = slow or row.get("share", 1.0) < SHARE_GOALS.get(row["work"], SHARE_GOAL)
     return (f"{row['work']:<28}{cell('cairn_ms', 10)}{cell('peer_ms', 10)}{cell('ratio', 8)}{cell('goal', 7)}{cell('share', 9)}"
             f"{cell('cairn_bytes', 8, 0, 2**20)}{cell('peer_bytes', 8, 0, 2**20)}  {row.get('peer', ''):<9}{' missed' if missed else ''}")
 
@@ -111,7 +120,8 @@ def main():
     args = parser.parse_args()
 
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
-    names = args.works or subprocess.run([args.cairn, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    names = args.works or subprocess.run([args.cairn, "--list"], capture_output=True, text=True,
+                                         check=True).stdout.split()
     model, features, args.make = processor()
     print(f"{model} ({' '.join(features)}), PyTorch {torch.__version__}, {os.environ['OMP_NUM_THREADS']} threads; milliseconds, medians of {args.rounds} rounds and their ratio;"
           f" of loop: share of the bandwidth of a loop over the same bytes in the same run (goal {SHARE_GOAL}); MiB: what the process grew by at most; PyTorch"

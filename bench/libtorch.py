@@ -26,9 +26,11 @@ class Programs:
         """Rank 0's answer."""
         port, children = free_port(), []
         for rank in range(size):
-            environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
-                           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "CAIRN_LOG": "warn"}
-            children.append(subprocess.Popen([self.steps, "ranks", *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=environment))
+            environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
+                           "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                           "OMP_NUM_THREADS": "1", "CAIRN_LOG": "warn"}
+            children.append(subprocess.Popen([self.steps, "ranks", *map(str, arguments)], stdout=subprocess.PIPE,
+                                             text=True, env=environment))
         answers = [child.communicate(timeout=300)[0] for child in children]
         if any(child.returncode for child in children):
             raise RuntimeError("a rank failed")
@@ -40,25 +42,34 @@ def works(programs, rounds):
     def pairs(name, own, peer, goal):
         return name, lambda: [row(name, [(own(), peer()) for _ in range(rounds)], goal)]
 
-    yield pairs("update, 124M, cairn: torch::optim::AdamW", lambda: programs.own("update", "cairn"), lambda: programs.own("update", "torch"), 8.0)
+    yield pairs("update, 124M, cairn: torch::optim::AdamW", lambda: programs.own("update", "cairn"),
+                lambda: programs.own("update", "torch"), 8.0)
     for net, steps in (("convnet", 60), ("resnet", 6)):
-        yield pairs(f"step at O0, {net}: libtorch alone", lambda n=net, s=steps: programs.own("step", "cairn", n, s), lambda n=net, s=steps: programs.own("step", "torch", n, s), 1 / 1.02)
+        yield pairs(f"step at O0, {net}: libtorch alone", lambda n=net, s=steps: programs.own("step", "cairn", n, s),
+                    lambda n=net, s=steps: programs.own("step", "torch", n, s), 1 / 1.02)
     for net, what, goal in (("tall", "activations", 1.6), ("wide", "weights", 1.0)):
-        yield pairs(f"memory of O2, mostly {what}: of O0", lambda n=net: programs.own("memory", n, "O2"), lambda n=net: programs.own("memory", n, "O0"), goal)
+        yield pairs(f"memory of O2, mostly {what}: of O0", lambda n=net: programs.own("memory", n, "O2"),
+                    lambda n=net: programs.own("memory", n, "O0"), goal)
     if not programs.torch:
         return
-    for name, goal in (("cairn", 1.1), ("checked", 0.96)):  # a check reads the gradients: 4 bytes more than PyTorch's 28
-        yield pairs(f"update, 124M, {name}: PyTorch's fused AdamW", lambda n=name: programs.own("update", n), lambda: programs.python("peer_torch_libtorch.py", "update"), goal)
-    yield pairs("step, convnet, 2 ranks: PyTorch's DDP", lambda: programs.ranks(2, "convnet", 40), lambda: programs.python("peer_torch_ranks.py", "train", "convnet", 2, 40), 1.2)
-    yield pairs("recomputation: PyTorch's checkpoint", lambda: programs.own("recompute", 10), lambda: programs.python("peer_torch_libtorch.py", "recompute", 10), 1.0)
+    # a check reads the gradients: 4 bytes more than PyTorch's 28
+    for name, goal in (("cairn", 1.1), ("checked", 0.96)):
+        yield pairs(f"update, 124M, {name}: PyTorch's fused AdamW", lambda n=name: programs.own("update", n),
+                    lambda: programs.python("peer_torch_libtorch.py", "update"), goal)
+    yield pairs("step, convnet, 2 ranks: PyTorch's DDP", lambda: programs.ranks(2, "convnet", 40),
+                lambda: programs.python("peer_torch_ranks.py", "train", "convnet", 2, 40), 1.2)
+    yield pairs("recomputation: PyTorch's checkpoint", lambda: programs.own("recompute", 10),
+                lambda: programs.python("peer_torch_libtorch.py", "recompute", 10), 1.0)
 
 
 def main():
     parser = argparse.ArgumentParser(prog="scripts/bench_libtorch", description=__doc__)
     parser.add_argument("--programs", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--json", help="file for one line a figure: work, cairn and peer, ratio, goal, the ratio of the fastest repeats, the rounds' ratios")
+    parser.add_argument("--json",
+                        help="file for one line a figure: work, cairn and peer, ratio, goal, the ratio of the fastest repeats, the rounds' ratios")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="works whose name has this in it: update, step, memory, recomputation ...")
+    parser.add_argument("--only", default="",
+                        help="works whose name has this in it: update, step, memory, recomputation ...")
     parser.add_argument("--list", action="store_true", help="names the works")
     args = parser.parse_args()
 

@@ -39,7 +39,8 @@ class Block(nn.Module):
 def main():
     segments, rounds = int(sys.argv[1]), int(sys.argv[2])
     torch.manual_seed(1)
-    model = nn.Sequential(Embedding(), *[Block() for _ in range(BLOCKS)], nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False))
+    model = nn.Sequential(Embedding(), *[Block() for _ in range(BLOCKS)], nn.LayerNorm(WIDTH),
+                          nn.Linear(WIDTH, WORDS, bias=False))
     index = (torch.arange(SAMPLES * TOKENS) * 7919 % WORDS).view(SAMPLES, TOKENS)
     times = []
     for _ in range(rounds + 1):

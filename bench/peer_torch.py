@@ -127,7 +127,8 @@ class ResidualBlock(nn.Module):
         self.conv1, self.norm1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs)
         self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
         same = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
+                                                                 nn.BatchNorm2d(outputs))
 
     def forward(self, x):
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
@@ -155,7 +156,8 @@ def resnet(dtype):
 class LanguageModel(nn.Module):
     def __init__(self, words, width, layers):
         super().__init__()
-        self.embedding, self.lstm, self.head = nn.Embedding(words, width), nn.LSTM(width, width, layers), nn.Linear(width, words)
+        self.embedding, self.lstm, self.head = nn.Embedding(words, width), nn.LSTM(
+            width, width, layers), nn.Linear(width, words)
 
     def forward(self, index):
         return self.head(self.lstm(self.embedding(index))[0])
@@ -193,7 +195,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         b, t, d = x.shape
-        q, k, v = (y.view(b, t, self.heads, d // self.heads).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, dim=-1))
+        q, k, v = (y.view(b, t, self.heads, d // self.heads).transpose(1, 2)
+                   for y in self.qkv(self.norm1(x)).chunk(3, dim=-1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -302,7 +305,8 @@ WORKS = {
     "o2_update_124m_bf16": o2_update,
     "o2_update_124m_compact": o2_update,  # has no such state
 }
-COMPILED = [name for name in WORKS if "_step_" in name or name.startswith(("layer_norm", "gelu", "cross_entropy", "vocabulary_40k_plain"))]
+COMPILED = [name for name in WORKS
+            if "_step_" in name or name.startswith(("layer_norm", "gelu", "cross_entropy", "vocabulary_40k_plain"))]
 GPU_WORKS = {  # O1 and O2 beside autocast to bf16
     "o2_update_124m_bf16": o2_update,
     "o2_update_1558m_bf16": lambda: o2_update(48, 1600),

@@ -86,7 +86,8 @@ def main():
     ranks = int(arguments.pop(1 if kind == "train" else 0))
     with tempfile.TemporaryDirectory() as folder:
         forked = multiprocessing.get_context("fork")
-        children = [forked.Process(target=work, args=(kind, rank, ranks, folder + "/meeting", arguments)) for rank in range(ranks)]
+        children = [forked.Process(target=work, args=(kind, rank, ranks, folder + "/meeting", arguments))
+                    for rank in range(ranks)]
         for child in children:
             child.start()
         for child in children:

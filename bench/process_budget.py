@@ -48,7 +48,8 @@ def draw(all_found):
     height = TOP + ROW * len(all_found) + 46
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
            f'<rect width="{WIDTH}" height="{height}" fill="white"/>']
-    high = 1.04 * max(max(row["process"], row["budget"]) for found in all_found for row in [found["plain"], *found["runs"]]) / MB
+    high = 1.04 * max(max(row["process"], row["budget"]) for found in all_found
+                      for row in [found["plain"], *found["runs"]]) / MB
 
     def x(megabytes):
         return LEFT + (WIDTH - LEFT - RIGHT) * megabytes / high
@@ -73,9 +74,11 @@ def draw(all_found):
         plain = x(found["plain"]["process"] / MB)
         out.append(f'<line x1="{plain:.1f}" y1="{middle - 21}" x2="{plain:.1f}" y2="{middle + 21}" stroke="{PLAIN}" stroke-dasharray="3 2"/>')
     at = LEFT
-    for words, mark in [("budget", f'<line x1="0" y1="-5" x2="0" y2="5" stroke="{INK}" stroke-width="1.5"/>'), ("the process took at most", f'<circle r="3" fill="{PROCESS}"/>'),
+    for words, mark in [("budget", f'<line x1="0" y1="-5" x2="0" y2="5" stroke="{INK}" stroke-width="1.5"/>'),
+                        ("the process took at most", f'<circle r="3" fill="{PROCESS}"/>'),
                         ("while it was planned", f'<circle r="3" fill="white" stroke="{PLANNING}"/>'),
-                        ("plain training", f'<line x1="0" y1="-6" x2="0" y2="6" stroke="{PLAIN}" stroke-dasharray="3 2"/>')]:
+                        ("plain training",
+                         f'<line x1="0" y1="-6" x2="0" y2="6" stroke="{PLAIN}" stroke-dasharray="3 2"/>')]:
         out.append(f'<g transform="translate({at:.1f} 26)">{mark}</g>')
         text(at + 10, 30, words, "start")
         at += 30 + 6.6 * len(words)
@@ -89,7 +92,8 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--nets")
     given = parser.parse_args()
-    nets = given.nets.split(",") if given.nets else subprocess.run([given.program, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    nets = given.nets.split(",") if given.nets else subprocess.run([given.program, "--list"], capture_output=True,
+                                                                   text=True, check=True).stdout.split()
     begin, all_found, problems = time.time(), [], []
     for net in nets:
         found = measure(given.program, net)
@@ -100,7 +104,8 @@ def main():
             print(f"{net:11} budget {row['budget'] / MB:6.1f}  planning {row['planning'] / MB:6.1f}  process {row['process'] / MB:6.1f} ({over:+5.1f})  "
                   f"before {row['before'] / MB:5.1f}  after {row['after'] / MB:5.1f}  beside {row['beside'] / MB:4.1f}  plain {found['plain']['process'] / MB:6.1f}  "
                   f"{row['planning_seconds']:4.1f} s  {row['schedule'][:60]}", flush=True)
-    print(f"{len(all_found)} nets, {sum(len(f['runs']) for f in all_found)} runs, {time.time() - begin:.0f} s", *problems, sep="\n")
+    print(f"{len(all_found)} nets, {sum(len(f['runs']) for f in all_found)} runs, {time.time() - begin:.0f} s",
+          *problems, sep="\n")
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump(all_found, file)

@@ -49,7 +49,8 @@ def draw(found):
     line(at((standing, bottom)), at((standing, top)), "#999999", ' stroke-dasharray="2 3"')
     text(at((standing, bottom))[0] + 5, HEIGHT - BOTTOM - 8, "weights", "start", "#777777")
     text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "peak of live tensors, MB")
-    text(16, (TOP + HEIGHT - BOTTOM) / 2, "time of a step, plain training = 1", extra=f' transform="rotate(-90 16 {(TOP + HEIGHT - BOTTOM) / 2:.1f})"')
+    text(16, (TOP + HEIGHT - BOTTOM) / 2, "time of a step, plain training = 1",
+         extra=f' transform="rotate(-90 16 {(TOP + HEIGHT - BOTTOM) / 2:.1f})"')
 
     def marks(points, color, joined, hollow=False):
         places = [at(p) for p in sorted(points)]
@@ -66,8 +67,9 @@ def draw(found):
     marks(halves, HALVES, False)
     marks([place(found["plain"])], INK, False)
     x = LEFT + 4
-    for words, color, hollow in [("planner, measured", PLANNER, False), ("predicted", PLANNER, True), ("segments of equal length", SEGMENTS, False),
-                                 ("halves within halves", HALVES, False), ("plain", INK, False)]:
+    for words, color, hollow in [("planner, measured", PLANNER, False), ("predicted", PLANNER, True),
+                                 ("segments of equal length", SEGMENTS, False), ("halves within halves", HALVES, False),
+                                 ("plain", INK, False)]:
         out.append(f'<circle cx="{x + 5}" cy="22" r="4" fill="{"white" if hollow else color}" stroke="{color}"/>')
         text(x + 14, 26, words, "start")
         x += 34 + 6.3 * len(words)

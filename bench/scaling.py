@@ -18,7 +18,8 @@ class Link:
 
 
 def direct(n, size, link, segment=4 * MIB, piece=64 << 10):
-    """Cairn's own all_reduce over a mesh: pieces to who combines them, results to all, segment by segment. beta has the combining in it."""
+    """Cairn's own all_reduce over a mesh: pieces to who combines them, results to all, segment by segment.
+    beta has the combining in it."""
     segments = math.ceil(size / max(segment, n * piece))
     return segments * 2 * (n - 1) * link.alpha + 2 * (n - 1) / n * size * link.beta
 
@@ -79,7 +80,8 @@ def draw(path):
         axes.plot(DEVICES, [100 * efficiency(job, n) for n in DEVICES], style, label=job, markersize=4)
     axes.set_xscale("log", base=2)
     axes.set_xticks(DEVICES, [f"{n:,}" for n in DEVICES])
-    axes.set(ylim=(0, 105), xlabel="devices", ylabel="% of linear speed-up", title="Prediction, not a measurement: weak scaling from the cost model")
+    axes.set(ylim=(0, 105), xlabel="devices", ylabel="% of linear speed-up",
+             title="Prediction, not a measurement: weak scaling from the cost model")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left", fontsize=8)
     figure.tight_layout()

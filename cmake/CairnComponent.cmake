@@ -28,25 +28,29 @@ function(cairn_component name)
     endif()
   endforeach()
 
-  # Compiled by themselves, with and without a feature: all other files compile alike in every build, so that ccache has one for the other.
+  # Compiled by themselves, with and without a feature: all other files compile alike in every build, so that
+  # ccache has one for the other.
   list(JOIN CAIRN_FEATURES "|" features)
   set(feature_sources ${sources})
   list(FILTER feature_sources INCLUDE REGEX "/(no_)?(${features})[/.]")
   set_source_files_properties(${feature_sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(CAIRN_CUDA STREQUAL "SIMULATED")
     list(FILTER feature_sources INCLUDE REGEX "/(cuda|nccl)/")
-    set_property(SOURCE ${feature_sources} APPEND PROPERTY INCLUDE_DIRECTORIES $<TARGET_PROPERTY:cairn_gpusim,INTERFACE_INCLUDE_DIRECTORIES>)
+    set_property(SOURCE ${feature_sources}
+      APPEND PROPERTY INCLUDE_DIRECTORIES $<TARGET_PROPERTY:cairn_gpusim,INTERFACE_INCLUDE_DIRECTORIES>)
   endif()
 
   cairn_library(${name} SOURCES ${sources} HEADERS ${headers} DEPENDS ${arg_DEPENDS} LINK ${arg_LINK})
 endfunction()
 
-# cairn_library(NAME SOURCES file... HEADERS file... DEPENDS component... LINK library...): the library cairn::NAME of these files.
+# cairn_library(NAME SOURCES file... HEADERS file... DEPENDS component... LINK library...): the library
+# cairn::NAME of these files.
 function(cairn_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;HEADERS;DEPENDS;LINK" ${ARGN})
   add_library(cairn_${name} ${arg_SOURCES})
   add_library(cairn::${name} ALIAS cairn_${name})
-  set_target_properties(cairn_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON VERIFY_INTERFACE_HEADER_SETS ON
+  set_target_properties(cairn_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON
+    VERIFY_INTERFACE_HEADER_SETS ON
     DEFINE_SYMBOL ""  # archives and shared libraries compile alike, so that ccache has one for the other
     VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
   if(BUILD_SHARED_LIBS)  # exports what is cairn's, and nothing of the libraries that were compiled in
@@ -61,7 +65,8 @@ function(cairn_library name)
   target_sources(cairn_${name} PUBLIC FILE_SET HEADERS BASE_DIRS include FILES ${arg_HEADERS})
   target_include_directories(cairn_${name} PRIVATE src)
   list(TRANSFORM arg_DEPENDS PREPEND cairn:: OUTPUT_VARIABLE dependencies)
-  target_link_libraries(cairn_${name} PUBLIC ${dependencies} PRIVATE $<BUILD_INTERFACE:cairn_private_options> ${arg_LINK})
+  target_link_libraries(cairn_${name} PUBLIC ${dependencies} PRIVATE $<BUILD_INTERFACE:cairn_private_options>
+    ${arg_LINK})
   if(CAIRN_HAS_OPENMP)
     target_link_libraries(cairn_${name} PRIVATE OpenMP::OpenMP_CXX)
   endif()
@@ -119,15 +124,18 @@ function(cairn_pkg_config name own_library depends links)
   list(JOIN private " " private)
   file(RELATIVE_PATH to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)  # wherever it is unpacked
   configure_file(${PROJECT_SOURCE_DIR}/cmake/cairn.pc.in ${CMAKE_CURRENT_BINARY_DIR}/cairn-${name}.pc @ONLY)
-  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/cairn-${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/cairn-${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+    COMPONENT development)
 endfunction()
 
-# Kernels for the simulated GPU are plain C++ that asks before every access to memory (tests/gpu/sim/kernels.cpp answers). Vectorising and
-# merging would change how wide an access is. Undefined behaviour of theirs is reported too.
+# Kernels for the simulated GPU are plain C++ that asks before every access to memory
+# (tests/gpu/sim/kernels.cpp answers). Vectorising and merging would change how wide an access is. Undefined
+# behaviour of theirs is reported too.
 function(cairn_simulate_kernels)
   set(undefined alignment,bool,bounds,integer-divide-by-zero,shift,signed-integer-overflow)
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
     COMPILE_DEFINITIONS CAIRN_SIMT_EMULATOR
     INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/tests
-    COMPILE_OPTIONS "-x;c++;-fsanitize=kernel-address;--param=asan-instrumentation-with-call-threshold=0;--param=asan-stack=0;--param=asan-globals=0;-fno-tree-vectorize;-fno-store-merging;-fsanitize=${undefined};-fsanitize-recover=${undefined};-fsanitize=unreachable,return;-O1")
+    COMPILE_OPTIONS
+    "-x;c++;-fsanitize=kernel-address;--param=asan-instrumentation-with-call-threshold=0;--param=asan-stack=0;--param=asan-globals=0;-fno-tree-vectorize;-fno-store-merging;-fsanitize=${undefined};-fsanitize-recover=${undefined};-fsanitize=unreachable,return;-O1")
 endfunction()

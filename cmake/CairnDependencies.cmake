@@ -5,7 +5,8 @@ include(CairnExternal)
 macro(cairn_require package debian)
   find_package(${package} QUIET ${ARGN})
   if(NOT ${package}_FOUND)
-    message(FATAL_ERROR "Cairn needs ${package}: install it with 'apt-get install ${debian}' or run scripts/install_dependencies")
+    message(FATAL_ERROR
+      "Cairn needs ${package}: install it with 'apt-get install ${debian}' or run scripts/install_dependencies")
   endif()
 endmacro()
 
@@ -18,11 +19,13 @@ cairn_require_library(dnnl oneapi/dnnl/dnnl.hpp dnnl libdnnl-dev)
 cairn_require_library(hwy hwy/highway.h hwy libhwy-dev)
 cairn_require_library(xxhash xxhash.h xxhash libxxhash-dev)
 cairn_require_library(sodium sodium.h sodium libsodium-dev)
-# cairn_require_header(NAME HEADER DEBIAN): CAIRN_<NAME>_INCLUDE, of a library that is headers alone and that no public header names.
+# cairn_require_header(NAME HEADER DEBIAN): CAIRN_<NAME>_INCLUDE, of a library that is headers alone and that
+# no public header names.
 function(cairn_require_header name header debian)
   find_path(CAIRN_${name}_INCLUDE ${header})
   if(NOT CAIRN_${name}_INCLUDE)
-    message(FATAL_ERROR "Cairn needs ${header}: install it with 'apt-get install ${debian}' or run scripts/install_dependencies")
+    message(FATAL_ERROR
+      "Cairn needs ${header}: install it with 'apt-get install ${debian}' or run scripts/install_dependencies")
   endif()
 endfunction()
 cairn_require_header(dlpack dlpack/dlpack.h libdlpack-dev)
@@ -104,4 +107,5 @@ elseif(CAIRN_CUDA)  # AUTO or ON
     message(FATAL_ERROR "CAIRN_CUDA=ON needs ${missing}")
   endif()
 endif()
-message(STATUS "Cairn backends: cpu, cuda ${CAIRN_HAS_CUDA}, nccl ${CAIRN_HAS_NCCL}, gloo ${CAIRN_HAS_GLOO}, mpi ${CAIRN_HAS_MPI}, openmp ${CAIRN_HAS_OPENMP}")
+message(STATUS
+  "Cairn backends: cpu, cuda ${CAIRN_HAS_CUDA}, nccl ${CAIRN_HAS_NCCL}, gloo ${CAIRN_HAS_GLOO}, mpi ${CAIRN_HAS_MPI}, openmp ${CAIRN_HAS_OPENMP}")

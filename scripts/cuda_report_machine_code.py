@@ -21,7 +21,8 @@ class Instruction:
         self.label = match[1] if (match := re.search(r"`\((\S+)\)", operands)) else None
 
     def access(self):
-        """("loads" or "stores", bytes) of a global access; LD and ST are those whose address space the compiler does not know."""
+        """("loads" or "stores", bytes) of a global access; LD and ST are those whose address space the
+        compiler does not know."""
         kind = {"LDG": "loads", "LD": "loads", "LDGSTS": "loads", "STG": "stores", "ST": "stores"}.get(self.kind)
         width = next((WIDTHS[part] for part in self.name.split(".")[1:] if part in WIDTHS), 4)
         return (kind, width) if kind else None
@@ -48,7 +49,8 @@ def functions(text):
 
 
 class Graph:
-    """Basic blocks, in the order of the text; a block is a list of instructions, and successors and predecessors are indices."""
+    """Basic blocks, in the order of the text; a block is a list of instructions, and successors and
+    predecessors are indices."""
 
     def __init__(self, lines):
         self.blocks, self.labels = [[]], {}
@@ -207,7 +209,8 @@ def in_flight(instructions):
 def single_widths(graph, loops, kind):
     """Widths of the narrow accesses in innermost loops."""
     inner = [s for s in loops if not any(t != s and t in loops[s] for t in loops)]
-    found = {width for s in inner for b in loops[s] for k, width in accesses(graph.blocks[b]) if k == kind and width < WIDE}
+    found = {width for s in inner for b in loops[s] for k, width in accesses(graph.blocks[b])
+             if k == kind and width < WIDE}
     return sorted(found)
 
 

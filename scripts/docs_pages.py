@@ -6,8 +6,10 @@ import shutil
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FOLDERS = ["core", "kernels", "gradients", "autograd", "nn", "data", "observe", "optim", "amp", "checkpointing", "parallel", "libtorch"]
-GUIDES = ["tutorial", "installing", "architecture", "naming", "errors", "environment", "performance", "measuring", "gpu", "cuda_report"]
+FOLDERS = ["core", "kernels", "gradients", "autograd", "nn", "data", "observe", "optim", "amp", "checkpointing",
+           "parallel", "libtorch"]
+GUIDES = ["tutorial", "installing", "architecture", "naming", "errors", "environment", "performance", "measuring",
+          "gpu", "cuda_report"]
 
 
 def title_of(page):
@@ -55,13 +57,16 @@ def main():
     decisions = [{title_of(page): f"adr/{page.name}"} for page in sorted((pages / "adr").glob("*.md"))]
     config = {
         "site_name": "Cairn", "docs_dir": str(pages), "site_dir": str(out / "site"), "use_directory_urls": False,
-        "theme": {"name": "material", "font": False, "features": ["navigation.tabs", "navigation.top", "search.highlight", "content.code.copy"],
+        "theme": {"name": "material", "font": False,
+                  "features": ["navigation.tabs", "navigation.top", "search.highlight", "content.code.copy"],
                   "palette": [{"media": "(prefers-color-scheme: light)", "scheme": "default", "primary": "blue grey"},
                               {"media": "(prefers-color-scheme: dark)", "scheme": "slate", "primary": "blue grey"}]},
         "plugins": ["search", "offline"],
-        "markdown_extensions": ["tables", "admonition", "pymdownx.superfences", "pymdownx.highlight", {"toc": {"permalink": True}}],
+        "markdown_extensions": ["tables", "admonition", "pymdownx.superfences", "pymdownx.highlight",
+                                {"toc": {"permalink": True}}],
         "validation": {"anchors": "warn", "links": {"not_found": "warn", "unrecognized_links": "info"}},
-        "nav": [{"Start": "index.md"}, {"Guides": named(others)}, {"About": named(guides)}, {"Reference": reference}, {"Decisions": decisions}],
+        "nav": [{"Start": "index.md"}, {"Guides": named(others)}, {"About": named(guides)}, {"Reference": reference},
+                {"Decisions": decisions}],
     }
     (out / "mkdocs.yml").write_text(json.dumps(config, indent=1))  # JSON is YAML
 

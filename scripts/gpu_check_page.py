@@ -15,8 +15,10 @@ def kernel_report(folder):
 
 
 def foreseen_share(rows, kernels):
-    """Of a copy's bytes a second: by Little's law, what the slowest of these kernels has in flight on sm_90, at most all."""
-    shares = [min(1.0, SATURATED * row["share"]) for row in rows if str(row["architecture"]) == "90" and re.search(kernels, row["kernel"])]
+    """Of a copy's bytes a second: by Little's law, what the slowest of these kernels has in flight on sm_90,
+    at most all."""
+    shares = [min(1.0, SATURATED * row["share"]) for row in rows
+              if str(row["architecture"]) == "90" and re.search(kernels, row["kernel"])]
     return min(shares, default=None)
 
 
@@ -36,7 +38,8 @@ def verdict(row):
 
 def cells(row):
     unit = row.get("unit", "")
-    return [row["what"], f"{number(row['measured'])} {unit}".strip(), number(row.get("foreseen")), number(row.get("goal")), verdict(row), row.get("note", "")]
+    return [row["what"], f"{number(row['measured'])} {unit}".strip(), number(row.get("foreseen")),
+            number(row.get("goal")), verdict(row), row.get("note", "")]
 
 
 def line(row):
@@ -50,7 +53,8 @@ def phase_table(rows):
 
 
 def markdown(rows, sim):
-    failures, missed = (sum(test(row) for row in rows) for test in (lambda r: r.get("ok") is False, lambda r: r.get("met") is False))
+    failures, missed = (sum(test(row) for row in rows)
+                        for test in (lambda r: r.get("ok") is False, lambda r: r.get("met") is False))
     lines = ["# GPU check" + (": a dry run on simulated GPUs, without figures" if sim else ""), "",
              f"{len(rows)} results, {failures} failures, {missed} goals missed. 'Foreseen' is what was predicted before: by scripts/cuda_report "
              "for kernels, on paper in docs/adr/0021 for the rest.", ""]
@@ -84,7 +88,8 @@ def shortened(log):
 
 
 def archive(out):
-    """results.tar.xz: the pages and the newest logs, within ARCHIVE_LIMIT before compression. Named in it: what was left out."""
+    """results.tar.xz: the pages and the newest logs, within ARCHIVE_LIMIT before compression. Named in it:
+    what was left out."""
     logs = sorted((out / "logs").glob("*"), key=lambda log: -log.stat().st_mtime)
     part, room, left_out = out / "results.tar.xz.new", ARCHIVE_LIMIT, []
     with tarfile.open(part, "w:xz", preset=1) as packed:

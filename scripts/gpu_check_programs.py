@@ -44,7 +44,8 @@ def library_folders(options):
 
 def environment_of(options, more=None):
     folders = library_folders(options) + [f for f in [os.environ.get("LD_LIBRARY_PATH")] if f]
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join(folders), "CAIRN_LOG": "warn", "OMP_WAIT_POLICY": "PASSIVE", **(more or {})}
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(folders), "CAIRN_LOG": "warn", "OMP_WAIT_POLICY": "PASSIVE",
+            **(more or {})}
 
 
 def gpu_count(options):
@@ -73,8 +74,9 @@ def run(options, log, command, seconds, environment):
     folder = folder_of(options)
     command = [str(folder / c) if str(c).startswith("bin/") else str(c) for c in command]
     with open(f"{log}.log", "w+", errors="replace") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment_of(options, environment), stdin=subprocess.DEVNULL, stdout=output,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment_of(options, environment),
+                                   stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
         try:
             status = process.wait(max(1, seconds))
         except subprocess.TimeoutExpired:
@@ -85,7 +87,8 @@ def run(options, log, command, seconds, environment):
 
 
 class Server:
-    """A program that reads 'NAME SECONDS' and answers with a line of JSON. Started when it is first asked, and again after a failure."""
+    """A program that reads 'NAME SECONDS' and answers with a line of JSON. Started when it is first asked,
+    and again after a failure."""
 
     def __init__(self, label, command, environment, log):
         self.label, self.command, self.environment, self.log = label, [str(c) for c in command], environment, log
@@ -106,8 +109,8 @@ class Server:
 
     def start(self):
         with open(self.log, "a") as errors:
-            self.process = subprocess.Popen(self.command, cwd=ROOT, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                            stderr=errors, start_new_session=True)
+            self.process = subprocess.Popen(self.command, cwd=ROOT, env=self.environment, stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
 
     def ask(self, name, seconds, limit):
         if self.process is None:
@@ -155,7 +158,8 @@ class Peer(Server):
     def __init__(self, options, logs):
         python = None if options.sim else self.python_with_torch(options)
         self.present = python is not None
-        super().__init__("PyTorch", [python, ROOT / "bench/peer_torch.py", "--device", "cuda", "-"], dict(os.environ), logs / "peer_torch.log")
+        super().__init__("PyTorch", [python, ROOT / "bench/peer_torch.py", "--device", "cuda", "-"], dict(os.environ),
+                         logs / "peer_torch.log")
 
     @staticmethod
     def python_with_torch(options):
@@ -170,7 +174,8 @@ class Peer(Server):
         return f'"{name}":' in (ROOT / "bench/peer_torch.py").read_text()
 
 
-# Each library tells its version as an integer, by return value or through a pointer. A process of its own, since it needs the search path.
+# Each library tells its version as an integer, by return value or through a pointer. A process of its own,
+# since it needs the search path.
 ASK_LIBRARIES = """
 import ctypes
 for what, name, function in [("CUDA runtime", "libcudart.so.13", "cudaRuntimeGetVersion"), ("CUDA of the driver", "libcudart.so.13", "cudaDriverGetVersion"),
@@ -196,7 +201,8 @@ def answer_of(command, environment=None):
 
 def versions(options):
     commit = folder_of(options) / "commit"
-    found = {"date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "Cairn": commit.read_text().strip() if commit.exists() else "a build folder"}
+    found = {"date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+             "Cairn": commit.read_text().strip() if commit.exists() else "a build folder"}
     if options.sim:
         return {**found, "GPU": "simulated: a dry run without figures"}
     asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap", "--format=csv,noheader"]

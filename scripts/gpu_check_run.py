@@ -29,8 +29,9 @@ def whole_suites():
 
 # Test programs, what runs of each, and whether tensors that a test gives no device lie on the GPU.
 SUITES = [
-    ("test_kernels", "*/cuda*", False), ("test_core", "*uda*", False), ("test_parallel", "Nccl*:*uda*", False), ("test_data", "DataLoader*evice*", False),
-    ("test_conformance", "*/cuda*", False), *((f"test_{name}", pattern, True) for name, pattern in whole_suites()),
+    ("test_kernels", "*/cuda*", False), ("test_core", "*uda*", False), ("test_parallel", "Nccl*:*uda*", False),
+    ("test_data", "DataLoader*evice*", False), ("test_conformance", "*/cuda*", False),
+    *((f"test_{name}", pattern, True) for name, pattern in whole_suites()),
 ]
 SIMULATED_SUITES = [("test_kernels", "*Softmax*/cuda*", False)]  # scripts/gpusim runs the rest
 
@@ -41,8 +42,9 @@ TORCH_GOALS = {"o2_update_124m_bf16": 1.5, "o2_update_1558m_bf16": 1.5, "gpt2_12
 
 # Foreseen on paper, of PyTorch's time over Cairn's and of O0's over a level's: docs/adr/0021 has the sums.
 TORCH_FORESEEN = {
-    "o2_update_124m_bf16": 60 / 30, "o2_update_1558m_bf16": 60 / 30, "o2_update_124m_compact": 60 / 20, "o2_update_1558m_compact": 60 / 20,
-    "adamw_124m_f32": 1.0, "gpt2_124m_o2": 1.1, "attention_gpt2_forward_bf16": 1.0, "attention_gpt2_bf16": 0.8, "attention_8192x128_bf16": 0.7,
+    "o2_update_124m_bf16": 60 / 30, "o2_update_1558m_bf16": 60 / 30, "o2_update_124m_compact": 60 / 20,
+    "o2_update_1558m_compact": 60 / 20, "adamw_124m_f32": 1.0, "gpt2_124m_o2": 1.1, "attention_gpt2_forward_bf16": 1.0,
+    "attention_gpt2_bf16": 0.8, "attention_8192x128_bf16": 0.7,
 }
 LEVEL_FORESEEN = {"gpt2_124m_o2": 6.7}
 
@@ -70,7 +72,8 @@ class Check:
         if self.options.sim:
             self.add(what, "ran", ok=True)
         else:
-            self.add(what, value, unit=unit, goal=goal, foreseen=foreseen, met=None if goal is None else value >= goal, **facts)
+            self.add(what, value, unit=unit, goal=goal, foreseen=foreseen, met=None if goal is None else value >= goal,
+                     **facts)
 
     def run(self, name, command, **environment):
         """(status, output) of one of Cairn's programs; status None where time was up. The output goes to a log, too."""
@@ -99,22 +102,24 @@ def test_program(check, label, name, pattern, environment, before=()):
     if not path.exists():
         check.add(label, "not packed", ok=None)
         return
-    status, listed = check.run(f"{label}.list", [path, "--gtest_list_tests", f"--gtest_filter={pattern}"], **environment)
+    status, listed = check.run(f"{label}.list", [path, "--gtest_list_tests", f"--gtest_filter={pattern}"],
+                               **environment)
     count = len(re.findall(r"^  \S", listed, re.MULTILINE))
     if status != 0 or count == 0:
         check.add(label, f"no tests match {pattern} (status {status})", ok=False)
         return
     shards = min(16, max(1, count // 40))
     with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
-        ran = list(pool.map(lambda i: shard(check, label, [*before, path, f"--gtest_filter={pattern}"], environment, i, shards), range(shards)))
+        ran = list(pool.map(lambda i: shard(check, label, [*before, path, f"--gtest_filter={pattern}"], environment, i,
+                                            shards), range(shards)))
     report_tests(check, label, count, ran)
 
 
 def shard(check, label, command, environment, index, shards):
     """What a share of the tests came to: counts, and why it did not end if it did not."""
     results = (check.out / "logs" / log_name(f"{label}.{index}.json")).resolve()
-    status, output = check.run(f"{label}.{index}", command, **environment, GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(index),
-                               GTEST_OUTPUT=f"json:{results}")
+    status, output = check.run(f"{label}.{index}", command, **environment, GTEST_TOTAL_SHARDS=str(shards),
+                               GTEST_SHARD_INDEX=str(index), GTEST_OUTPUT=f"json:{results}")
     errors = sum(int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", output))
     if status is None or not results.exists():
         begun = re.findall(r"\[ RUN      \] (\S+)", output)
@@ -138,14 +143,16 @@ def report_tests(check, label, count, ran):
     parts = [f"{total('passed')} of {count} passed", f"{len(failed)} failed"]
     parts += [f"{total('skipped')} skipped"] if total("skipped") else []
     parts += [f"{total('errors')} errors of the tool"] if total("errors") else []
-    check.add(label, ", ".join(parts), ok=False if wrong else None if troubles else True, note="; ".join((failed + troubles)[:5]))
+    check.add(label, ", ".join(parts), ok=False if wrong else None if troubles else True,
+              note="; ".join((failed + troubles)[:5]))
 
 
 def sanitizer(tool):
     def phase(check):
         found = programs.find_program("compute-sanitizer")
         if check.options.sim or not found:
-            check.add(tool, "skipped: " + ("the simulator checks more" if check.options.sim else "no compute-sanitizer here"))
+            check.add(tool,
+                      "skipped: " + ("the simulator checks more" if check.options.sim else "no compute-sanitizer here"))
             return
         test_program(check, f"{tool}.test_kernels", "test_kernels", "*/cuda*", {},
                      [found, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"])
@@ -182,7 +189,8 @@ def memory(check):
 
 
 def add_share(check, row):
-    check.timed(row["work"], row["share"], "of copy", SHARE_GOAL, page.foreseen_share(check.kernel_report, row["kernels"]),
+    check.timed(row["work"], row["share"], "of copy", SHARE_GOAL,
+                page.foreseen_share(check.kernel_report, row["kernels"]),
                 note=f"{row['bytes'] / row['ms'] / 1e6:,.0f} GB/s, copy {row['bytes'] / row['loop_ms'] / 1e6:,.0f}")
 
 
@@ -196,7 +204,8 @@ def lengths(check):
 def graphs(check):
     for _, row in works(check, r"^captured_", seconds=2):
         if row:
-            check.timed(row["work"], row["share"], "x: an eager step's time over a captured one's", 1.0, note=f"{row['ms']:.2f} and {row['loop_ms']:.2f} ms")
+            check.timed(row["work"], row["share"], "x: an eager step's time over a captured one's", 1.0,
+                        note=f"{row['ms']:.2f} and {row['loop_ms']:.2f} ms")
 
 
 def products(check):
@@ -214,13 +223,16 @@ def middle(values):
 
 
 def beside_torch(check, pattern, judge):
-    """Rounds of both programs in turn; medians over rounds, the ratio's taken in each. judge(check, row) adds what is Cairn's alone."""
+    """Rounds of both programs in turn; medians over rounds, the ratio's taken in each. judge(check, row) adds
+    what is Cairn's alone."""
     rounds = 1 if check.options.sim else 3
-    with programs.Works(check.options, check.out / "logs") as ours, programs.Peer(check.options, check.out / "logs") as peer:
+    logs = check.out / "logs"
+    with programs.Works(check.options, logs) as ours, programs.Peer(check.options, logs) as peer:
         if not peer.present:
             check.add("PyTorch", "skipped: " + ("a dry run" if check.options.sim else "no PyTorch with CUDA here"))
         for name in chosen(check, ours, pattern):
-            pairs = [(ask(check, ours, name, 1), ask(check, peer, name, 1) if peer.present and peer.knows(name) else None) for _ in range(rounds)]
+            pairs = [(ask(check, ours, name, 1),
+                      ask(check, peer, name, 1) if peer.present and peer.knows(name) else None) for _ in range(rounds)]
             mine = [a for a, _ in pairs if a]
             both = [(a, b) for a, b in pairs if a and b]
             if mine:
@@ -250,9 +262,11 @@ def steps(name):
     def judge(check, row):
         unit = "tokens" if name == "gpt2" else "images"
         rate = f"{row['operations'] / row['ms'] / 1e9:,.0f} TFLOP/s, " if "operations" in row else ""
-        check.timed(row["work"], row["items"] / row["ms"] * 1000, f"{unit}/s", note=f"{rate}{row['ms']:.2f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB")
+        check.timed(row["work"], row["items"] / row["ms"] * 1000, f"{unit}/s",
+                    note=f"{rate}{row['ms']:.2f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB")
         if "share" in row:
-            check.timed(f"{row['work']}: O0's time over its own", row["share"], "x", LEVEL_GOALS.get(row["work"]), LEVEL_FORESEEN.get(row["work"]))
+            check.timed(f"{row['work']}: O0's time over its own", row["share"], "x", LEVEL_GOALS.get(row["work"]),
+                        LEVEL_FORESEEN.get(row["work"]))
     return lambda check: beside_torch(check, rf"^{name}(_124m)?_o\d$", judge)
 
 
@@ -274,8 +288,8 @@ TRAINING = {
 }
 SIMULATED_TRAINING = {
     "digits": ["--train-size", "64", "--test-size", "16", "--batch-size", "8", "--steps", "2"],
-    "char_lm": ["--text", str(ROOT / "docs/naming.md"), "--sample", "0", "--steps", "2", "--layers", "1", "--width", "16", "--heads", "2",
-                "--tokens", "8", "--batch-size", "2"],
+    "char_lm": ["--text", str(ROOT / "docs/naming.md"), "--sample", "0", "--steps", "2", "--layers", "1", "--width",
+                "16", "--heads", "2", "--tokens", "8", "--batch-size", "2"],
 }
 
 
@@ -283,14 +297,18 @@ def training(check):
     arguments_of = SIMULATED_TRAINING if check.options.sim else TRAINING
     for level in ("O0", "O1", "O2"):
         train(check, "digits", level, arguments_of["digits"], "test_accuracy", lambda m: m["test_accuracy"] >= 0.97)
-        train(check, "char_lm", level, arguments_of["char_lm"], "test_loss", lambda m: m["test_loss"] < m["bigram_loss"])
+        train(check, "char_lm", level, arguments_of["char_lm"], "test_loss",
+              lambda m: m["test_loss"] < m["bigram_loss"])
 
 
 def train(check, program, level, arguments, figure, learned):
     label, run = f"{program} {level}", check.out / "logs" / f"{program}_{level}"
-    status, output = check.run(label, [f"bin/{program}", "--device", "cuda", "--opt-level", level, "--observe", run.resolve(), *arguments])
+    status, output = check.run(label,
+                               [f"bin/{program}", "--device", "cuda", "--opt-level", level, "--observe", run.resolve(),
+                                *arguments])
     if status != 0:
-        check.add(label, "time was up" if status is None else f"status {status}", ok=None if status is None else False, note=last_line(output))
+        check.add(label, "time was up" if status is None else f"status {status}", ok=None if status is None else False,
+                  note=last_line(output))
         return
     last = json.loads((run / "metrics.jsonl").read_text().strip().split("\n")[-1])
     speed = next((f", {last[key]:,.0f} {key.split('_')[0]}/s" for key in last if key.endswith("_per_second")), "")
@@ -306,18 +324,21 @@ def last_line(text):
 
 def ranks(check):
     alone = ("NCCL, one rank", ["bin/gpu_ranks", "nccl"])
-    staged = ("two ranks on one GPU, gradients staged through the host to Gloo", ["bin/cairn-run", "--nproc-per-node", "2", "bin/gpu_ranks", "staged"])
+    staged = ("two ranks on one GPU, gradients staged through the host to Gloo",
+              ["bin/cairn-run", "--nproc-per-node", "2", "bin/gpu_ranks", "staged"])
     for label, command in (alone, staged):
         status, output = check.run(command[-1], command)
         check.add(label, "agrees" if status == 0 else f"status {status}", ok=status == 0, note=last_line(output))
 
 
 def recovery(check):
-    status, output = check.run("recovery", ["bin/gpu_recovery"], **({"CAIRN_SIM_MEMORY": "64M"} if check.options.sim else {}))
+    status, output = check.run("recovery", ["bin/gpu_recovery"],
+                               **({"CAIRN_SIM_MEMORY": "64M"} if check.options.sim else {}))
     if status is None:
         check.add("out of memory, and on", "time was up", ok=None)
     else:
-        check.add("out of memory, and on", "goes on" if status == 0 else f"status {status}", ok=status == 0, note=last_line(output))
+        check.add("out of memory, and on", "goes on" if status == 0 else f"status {status}", ok=status == 0,
+                  note=last_line(output))
 
 
 # --- Two GPUs
@@ -326,7 +347,8 @@ def recovery(check):
 def two_gpus(check):
     count = programs.gpu_count(check.options)
     if count < 2:
-        check.add("two GPUs", f"skipped: the machine has {count} GPU{'' if count == 1 else 's'}, and NCCL takes one rank a GPU")
+        check.add("two GPUs",
+                  f"skipped: the machine has {count} GPU{'' if count == 1 else 's'}, and NCCL takes one rank a GPU")
         return
     simulated = {"CAIRN_SIM_GPUS": "2"} if check.options.sim else {}
     for label, name, pattern, on_gpu in SIMULATED_PAIR_SUITES if check.options.sim else PAIR_SUITES:
@@ -335,30 +357,37 @@ def two_gpus(check):
         pair(check, what, count)
 
 
-# Two ranks, as processes and as threads, each with a GPU of its own; whether tensors that a test gives no device lie there.
+# Two ranks, as processes and as threads, each with a GPU of its own; whether tensors that a test gives no
+# device lie there.
 PAIR_SUITES = [
     ("NCCL's collectives", "test_collectives", "NcclEngine.HasEvery*", False),
     ("NCCL's ranks, killed and aborted ones, captured steps", "test_parallel", "Nccl*", False),
     ("DDP and its reducer", "test_parallel",
-     "Ddp.TwoProcesses:Ddp.Accumulates*:Ddp.RemaindersOfTwo*:Ddp.ReducesWhile*:Reducer.AveragesBetween*:Reducer.Retains*", True),
-    ("sharding", "test_sharding", "DividedGradients.*adam_O2*_2_ranks:DividedWeights.*adam_O2*_2_ranks:WeightsInParts.AreWhole*", True),
+     "Ddp.TwoProcesses:Ddp.Accumulates*:Ddp.RemaindersOfTwo*:Ddp.ReducesWhile*:Reducer.AveragesBetween*:Reducer.Retains*",
+     True),
+    ("sharding", "test_sharding",
+     "DividedGradients.*adam_O2*_2_ranks:DividedWeights.*adam_O2*_2_ranks:WeightsInParts.AreWhole*", True),
 ]
-SIMULATED_PAIR_SUITES = [("DDP and its reducer", "test_parallel", "Reducer.Retains*", True)]  # scripts/gpusim runs the rest
+# scripts/gpusim runs the rest
+SIMULATED_PAIR_SUITES = [("DDP and its reducer", "test_parallel", "Reducer.Retains*", True)]
 
 
 def pair(check, what, processes):
     launcher = ["bin/cairn-run", "--nproc-per-node", str(processes)] if processes > 1 else []
     tiny = ["--tiny"] if check.options.sim else []
-    status, output = check.run(f"pair_{what}", [*launcher, "bin/gpu_pair", what, *tiny], **({"CAIRN_SIM_GPUS": "2"} if check.options.sim else {}))
+    status, output = check.run(f"pair_{what}", [*launcher, "bin/gpu_pair", what, *tiny],
+                               **({"CAIRN_SIM_GPUS": "2"} if check.options.sim else {}))
     if status != 0:
-        check.add(what, "time was up" if status is None else f"status {status}", ok=None if status is None else False, note=last_line(output))
+        check.add(what, "time was up" if status is None else f"status {status}", ok=None if status is None else False,
+                  note=last_line(output))
     for line in re.findall(r"^(?:\[rank 0\] )?(\{.*\})$", output, re.MULTILINE):
         add_figure(check, json.loads(line))
 
 
 def add_figure(check, row):
     if "bus_gb_s" in row:
-        check.timed(f"{row['figure']}, {row['bytes']:,} bytes", row["bus_gb_s"], "GB/s of the bus", note=f"{row['ms']:.3f} ms")
+        check.timed(f"{row['figure']}, {row['bytes']:,} bytes", row["bus_gb_s"], "GB/s of the bus",
+                    note=f"{row['ms']:.3f} ms")
     elif "hidden" in row:
         check.timed("all_reduces hidden by backward", row["hidden"], "of their time",
                     note=f"a step {row['ms']:.2f} ms, alone {row['alone_ms']:.2f}, reduced after it {row['delayed_ms']:.2f}")
@@ -406,11 +435,16 @@ def earlier_rows(out, names):
 
 def arguments():
     names = [name for name, *_ in PHASES]
-    parser = argparse.ArgumentParser(prog="gpu_check run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check", help="folder for results.md, results.json, logs and results.tar.xz")
-    parser.add_argument("--only", type=lambda text: text.split(","), help="of " + ",".join(names) + "; results of the others in --out stay")
-    parser.add_argument("--call", type=int, choices=CALLS, help="the phases of one call of 10 minutes; results of the others in --out stay")
-    parser.add_argument("--works", default="", help="a regular expression: of what is timed, the works whose names match")
+    parser = argparse.ArgumentParser(prog="gpu_check run", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check",
+                        help="folder for results.md, results.json, logs and results.tar.xz")
+    parser.add_argument("--only", type=lambda text: text.split(","),
+                        help="of " + ",".join(names) + "; results of the others in --out stay")
+    parser.add_argument("--call", type=int, choices=CALLS,
+                        help="the phases of one call of 10 minutes; results of the others in --out stay")
+    parser.add_argument("--works", default="",
+                        help="a regular expression: of what is timed, the works whose names match")
     parser.add_argument("--minutes", type=float, help="for all phases together (40; of a call 10)")
     parser.add_argument("--programs", type=Path, help="a build folder or an unpacked pack; default: what 'pack' made")
     parser.add_argument("--python", help="an interpreter with PyTorch; default: this one, or python3")

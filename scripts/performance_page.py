@@ -34,12 +34,14 @@ def ratio(value):
 
 def table(machine):
     lines = [f"## {machine['processor']}", "", machine["software"] + ".", "",
-             "| work | Cairn ms | peer | its ms | ratio | of loop | Cairn's memory | its memory |", "|---|---|---|---|---|---|---|---|"]
+             "| work | Cairn ms | peer | its ms | ratio | of loop | Cairn's memory | its memory |",
+             "|---|---|---|---|---|---|---|---|"]
     for group in machine["groups"]:
         lines.append(f"| **{group['title']}** | | | | | | | |")
         for row in group["rows"]:
-            cells = [row["work"], milliseconds(row.get("cairn_ms")), row.get("peer", ""), milliseconds(row.get("peer_ms")), ratio(row.get("ratio")),
-                     ratio(row.get("of_loop")), row.get("memory", ""), row.get("peer_memory", "")]
+            cells = [row["work"], milliseconds(row.get("cairn_ms")), row.get("peer", ""),
+                     milliseconds(row.get("peer_ms")), ratio(row.get("ratio")), ratio(row.get("of_loop")),
+                     row.get("memory", ""), row.get("peer_memory", "")]
             lines.append("|" + "".join(f" {cell} |" if cell else " |" for cell in cells))
     lines += [""] + [f"- {group['title']}: `{group['command']}`; {group['conditions']}." for group in machine["groups"]]
     return "\n".join(lines) + "\n"
@@ -70,7 +72,8 @@ def row_of(found):
         return row | ({"of_loop": found["share"]} if "share" in found else {})
     work, _, peer = found["work"].partition(": ")
     if work.startswith("memory of "):  # both in MB
-        return {"work": work, "peer": peer.removeprefix("of "), "memory": f"{found['cairn']:,.0f} MB", "peer_memory": f"{found['peer']:,.0f} MB"}
+        return {"work": work, "peer": peer.removeprefix("of "), "memory": f"{found['cairn']:,.0f} MB",
+                "peer_memory": f"{found['peer']:,.0f} MB"}
     return {"work": work, "cairn_ms": found["cairn"], "peer": peer, "peer_ms": found["peer"], "ratio": found["ratio"]}
 
 
@@ -94,7 +97,8 @@ def collect(name, *files):
     for each in files:
         title, _, file = each.partition("=")
         rows = [row_of(json.loads(line)) for line in pathlib.Path(file).read_text().splitlines()]
-        groups.append({"title": title, "command": f"scripts/{pathlib.Path(file).stem}", "conditions": f"load {os.getloadavg()[0]:.1f} at the end", "rows": rows})
+        groups.append({"title": title, "command": f"scripts/{pathlib.Path(file).stem}",
+                       "conditions": f"load {os.getloadavg()[0]:.1f} at the end", "rows": rows})
     file = DOCS / "performance" / f"{name}.json"
     measured = {group["title"] for group in groups}
     if file.exists():

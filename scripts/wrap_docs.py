@@ -33,7 +33,8 @@ def paragraph(lines, start):
     first = item[0] if item else re.match(r"^\s*", lines[start])[0]
     rest = " " * len(first)
     end = start + 1
-    while end < len(lines) and lines[end].strip() and not ENDS_PARAGRAPH.match(lines[end]) and (not item or lines[end].startswith(rest)):
+    while end < len(lines) and lines[end].strip() and not ENDS_PARAGRAPH.match(lines[end]) and (
+        not item or lines[end].startswith(rest)):
         end += 1
     return end, first, rest
 

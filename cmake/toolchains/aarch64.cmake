@@ -1,4 +1,5 @@
-# 64-bit Arm from another machine: Debian's cross compiler, and libraries that scripts/try_aarch64 unpacked into CAIRN_AARCH64_ROOT.
+# 64-bit Arm from another machine: Debian's cross compiler, and libraries that scripts/try_aarch64 unpacked
+# into CAIRN_AARCH64_ROOT.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)

@@ -19,7 +19,8 @@ def read(path):
     tensors = {}
     for name, entry in header.items():
         begin, end = (8 + length + at for at in entry["data_offsets"])
-        tensors[name] = torch.frombuffer(bytearray(data[begin:end]), dtype=DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        tensors[name] = torch.frombuffer(bytearray(data[begin:end]),
+                                         dtype=DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return tensors
 
 
@@ -34,7 +35,8 @@ def gpt2(weights, config, tokens):
         return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
     def attention(x, name):
-        q, k, v = (part.view(batch, length, heads, -1).transpose(1, 2) for part in conv1d(x, f"{name}.c_attn").split(width, dim=2))
+        q, k, v = (part.view(batch, length, heads, -1).transpose(1, 2)
+                   for part in conv1d(x, f"{name}.c_attn").split(width, dim=2))
         scores = q @ k.transpose(2, 3) / math.sqrt(width // heads)
         scores = scores.masked_fill(~torch.ones(length, length, dtype=torch.bool).tril(), float("-inf"))
         return conv1d((scores.softmax(dim=3) @ v).transpose(1, 2).reshape(batch, length, width), f"{name}.c_proj")

@@ -9,8 +9,10 @@ from conan.tools.files import copy
 from conan.tools.system.package_manager import Apt
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COMPONENTS = {"core": [], "kernels": ["core"], "gradients": ["core", "kernels"], "autograd": ["gradients"], "nn": ["autograd"], "data": ["core"], "observe": ["core"],
-              "optim": ["gradients"], "amp": ["autograd", "nn", "optim"], "checkpointing": ["autograd", "nn"], "parallel": ["autograd", "nn", "optim"]}
+COMPONENTS = {"core": [], "kernels": ["core"], "gradients": ["core", "kernels"], "autograd": ["gradients"],
+              "nn": ["autograd"], "data": ["core"], "observe": ["core"], "optim": ["gradients"],
+              "amp": ["autograd", "nn", "optim"], "checkpointing": ["autograd", "nn"],
+              "parallel": ["autograd", "nn", "optim"]}
 
 
 class Cairn(ConanFile):
@@ -33,8 +35,9 @@ class Cairn(ConanFile):
             copy(self, file, ROOT, self.export_sources_folder)
 
     def system_requirements(self):
-        Apt(self).check(["libdnnl-dev", "libhwy-dev", "libgloo-dev", "libzmq3-dev", "cppzmq-dev", "nlohmann-json3-dev", "libcli11-dev",
-                         "libspdlog-dev", "libxxhash-dev", "libdlpack-dev", "libprotozero-dev", "zlib1g-dev", "libsodium-dev", "libopenmpi-dev"])
+        Apt(self).check(["libdnnl-dev", "libhwy-dev", "libgloo-dev", "libzmq3-dev", "cppzmq-dev", "nlohmann-json3-dev",
+                         "libcli11-dev", "libspdlog-dev", "libxxhash-dev", "libdlpack-dev", "libprotozero-dev",
+                         "zlib1g-dev", "libsodium-dev", "libopenmpi-dev"])
 
     def layout(self):
         cmake_layout(self)
@@ -42,7 +45,8 @@ class Cairn(ConanFile):
     def generate(self):
         CMakeDeps(self).generate()
         toolchain = CMakeToolchain(self)
-        toolchain.cache_variables.update({"CAIRN_BUILD_TESTS": "OFF", "CAIRN_BUILD_EXAMPLES": "OFF", "CAIRN_TORCH": "OFF", "CMAKE_UNITY_BUILD": "ON"})
+        toolchain.cache_variables.update({"CAIRN_BUILD_TESTS": "OFF", "CAIRN_BUILD_EXAMPLES": "OFF",
+                                          "CAIRN_TORCH": "OFF", "CMAKE_UNITY_BUILD": "ON"})
         toolchain.generate()
 
     def build(self):

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 what, kind, folder = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
 torch.manual_seed(3)
 x, target = torch.randn(6, 4), torch.randn(6, 3)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+model = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Tanh(),
+                            torch.nn.Linear(8, 3))
 if kind == "adamw":
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
 else:
@@ -36,7 +37,8 @@ else:
     ours = torch.load(folder / "ours.pt", weights_only=True)
     mapped = torch.load(folder / "ours.pt", weights_only=True, mmap=True)
     index = json.loads((folder / "ours" / "model.safetensors.index.json").read_text())
-    tensors = {name: value for file in set(index["weight_map"].values()) for name, value in load_file(folder / "ours" / file).items()}
+    tensors = {name: value for file in set(index["weight_map"].values())
+               for name, value in load_file(folder / "ours" / file).items()}
     assert set(tensors) == set(ours["model"]) == set(index["weight_map"])
     for name, value in ours["model"].items():
         assert torch.equal(value, tensors[name]) and torch.equal(value, mapped["model"][name]), name

@@ -27,7 +27,8 @@ class Planted(unittest.TestCase):
     def setUpClass(cls):
         with tempfile.TemporaryDirectory() as folder:
             rows = Path(folder) / "rows.json"
-            cls.result = report("--arch", "90", "--rules", HERE / "planted_rules.json", "--json", rows, HERE / "planted.cu")
+            cls.result = report("--arch", "90", "--rules", HERE / "planted_rules.json", "--json", rows,
+                                HERE / "planted.cu")
             cls.rows = {row["kernel"]: row for row in json.loads(rows.read_text())}
 
     def test_fails_and_names_the_kernels(self):

@@ -32,7 +32,8 @@ VERSION = {constants.UNIVERSAL_CHECKPOINT_VERSION_KEY: constants.UNIVERSAL_CHECK
 
 class Stage2:
     config = {"zero_optimization": {"stage": 2, "round_robin_gradients": False}}
-    info = {**VERSION, constants.PARAMETER_WITH_SUB_PARAMS: [{"patterns": ["1.weight"], "shape": ((2, 3), 3), "partition_dim": 0}],
+    info = {**VERSION,
+            constants.PARAMETER_WITH_SUB_PARAMS: [{"patterns": ["1.weight"], "shape": ((2, 3), 3), "partition_dim": 0}],
             constants.SUB_PARAM_SHARD_WIDTHS: {"1.weight": [[2], [3]]}}
     scales = (1.0, 0.5)
 
@@ -48,7 +49,8 @@ class Stage2:
 
 
 class Stage3F16:
-    config = {"zero_optimization": {"stage": 3}, "fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2}}
+    config = {"zero_optimization": {"stage": 3},
+              "fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2}}
     info = VERSION
     scales = (1.0, 0.5, 0.25, 1.0)
 
@@ -67,7 +69,8 @@ def engine_of(kind):
     torch.manual_seed(7)
     model = kind.model()
     optimizer = torch.optim.AdamW(kind.groups(model), **ADAMW)
-    config = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0, "zero_allow_untested_optimizer": True, **kind.config}
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0, "zero_allow_untested_optimizer": True,
+              **kind.config}
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]
 
 
@@ -80,7 +83,8 @@ def join(rank, port):
     accelerator = type(get_accelerator())
     accelerator.is_fp16_supported = lambda self: True
     accelerator.supported_dtypes = lambda self: [torch.float32, torch.float16, torch.bfloat16]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank), LOCAL_SIZE=str(RANKS))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(RANKS),
+                      LOCAL_RANK=str(rank), LOCAL_SIZE=str(RANKS))
     deepspeed.init_distributed("gloo")
     return torch.randn(4, 3, generator=torch.Generator().manual_seed(5))
 
@@ -90,7 +94,8 @@ def train(rank, kind, folder):
     engine = engine_of(kind)
     for scale in kind.scales:
         step(engine, x * scale)
-    engine.save_checkpoint(folder, tag="steps", client_state={"epoch": 3, constants.UNIVERSAL_CHECKPOINT_INFO: kind.info})
+    engine.save_checkpoint(folder, tag="steps",
+                           client_state={"epoch": 3, constants.UNIVERSAL_CHECKPOINT_INFO: kind.info})
     step(engine, x)
     if rank == 0 and kind is Stage2:
         save(engine.module, x, folder)
@@ -109,7 +114,8 @@ def step_of_torch(kind, folder):
     model.load_state_dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), "steps"))
     optimizer = torch.optim.AdamW(kind.groups(model), **ADAMW)
     for name, weight in model.named_parameters():
-        moments = {moment: torch.load(folder / "steps_universal" / "zero" / name / f"{moment}.pt").view(weight.shape) for moment in MOMENTS}
+        moments = {moment: torch.load(folder / "steps_universal" / "zero" / name / f"{moment}.pt").view(weight.shape)
+                   for moment in MOMENTS}
         optimizer.state[weight] = {"step": torch.tensor(float(len(kind.scales))), **moments}
     model(x).square().sum().backward()
     optimizer.step()
@@ -119,8 +125,10 @@ def step_of_torch(kind, folder):
 def make(kind, folder):
     shutil.rmtree(folder, ignore_errors=True)
     mp.spawn(train, (kind, str(folder)), nprocs=RANKS)
-    ds_to_universal.main(argparse.Namespace(input_folder=str(folder / "steps"), output_folder=str(folder / "steps_universal"), num_extract_workers=1,
-                                            num_merge_workers=1, keep_temp_folder=False, strict=True, inject_missing_state=False))
+    ds_to_universal.main(argparse.Namespace(input_folder=str(folder / "steps"),
+                                            output_folder=str(folder / "steps_universal"), num_extract_workers=1,
+                                            num_merge_workers=1, keep_temp_folder=False, strict=True,
+                                            inject_missing_state=False))
     if kind is Stage3F16:
         step_of_torch(kind, folder)
     shutil.rmtree(folder / "steps")

@@ -87,7 +87,8 @@ for name, (make, options) in UPDATES.items():
     result(f"{name}.weight", parameter)
 
 B, H, D = 2, 3, 8
-for name, queries, keys, causal in [("attention.all", 5, 9, False), ("attention.causal", 7, 7, True), ("attention.causal_after", 4, 9, True)]:
+for name, queries, keys, causal in [("attention.all", 5, 9, False), ("attention.causal", 7, 7, True),
+                                    ("attention.causal_after", 4, 9, True)]:
     q, k, v = given(name + ".q", B, H, queries, D), given(name + ".k", B, H, keys, D), given(name + ".v", B, H, keys, D)
     seen = torch.ones(queries, keys).tril(keys - queries).bool() if causal else None  # the last query sees the last key
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)

@@ -48,7 +48,8 @@ def module(name, model, a, b=None, call=None):
 
 
 x = random("sequence", 2, 6, 11)
-case("conv1d", lambda a, b: F.conv1d(a, b, None, stride=2, padding=3, dilation=2, groups=3), x, random("kernel", 9, 2, 4))
+case("conv1d", lambda a, b: F.conv1d(a, b, None, stride=2, padding=3, dilation=2, groups=3), x,
+     random("kernel", 9, 2, 4))
 module("conv1d_module", nn.Conv1d(6, 4, 3, padding=1), x)
 module("batch_norm1d", nn.BatchNorm1d(6), x)
 module("batch_norm3d", nn.BatchNorm3d(3), random("volumes", 2, 3, 4, 3, 5))

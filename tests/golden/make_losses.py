@@ -36,7 +36,8 @@ for reduction in ("none", "mean", "sum"):
     case(f"kl_div_log.{reduction}", lambda a, b: F.kl_div(a, b, reduction=reduction, log_target=True),
          F.log_softmax(x, -1), p.log())
     labels = torch.tensor([3, -100, 0, 4])
-    case(f"nll_loss.{reduction}", lambda a: F.nll_loss(a, labels, reduction=reduction), F.log_softmax(x, -1), index=labels)
+    case(f"nll_loss.{reduction}", lambda a: F.nll_loss(a, labels, reduction=reduction), F.log_softmax(x, -1),
+         index=labels)
 case("clamp", lambda a: a.clamp(-1, 0.5), x)
 case("abs", torch.abs, x)
 case("rsqrt", torch.rsqrt, x.abs() + 0.1)

@@ -33,10 +33,10 @@ def keep(prefix, model, x, target, renamed):
             out[f"{prefix}.buffer.{name}"] = buffer
 
 
-conv = nn.Sequential(
-    nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
-    nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), nn.SiLU(),
-    nn.Conv2d(6, 4, 3, stride=2, groups=2, bias=False), nn.LeakyReLU(0.1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 5))
+conv = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+                     nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), nn.SiLU(),
+                     nn.Conv2d(6, 4, 3, stride=2, groups=2, bias=False), nn.LeakyReLU(0.1), nn.AvgPool2d(2),
+                     nn.Flatten(), nn.Linear(4, 5))
 keep("conv", conv, torch.randn(3, 2, 7, 6), torch.tensor([1, 4, -100]), lambda name: name)
 
 

@@ -55,8 +55,8 @@ def run(rank, folder):
     step(model, optimizer, x)
     after = get_state_dict(model, optimizer, options=whole)[0]
     if rank == 0:
-        torch.save({"model": dict(states[0]), "optimizer": states[1], **others, "grid": grid, "x": x, "after": dict(after)},
-                   os.path.join(folder, "whole.pt"))
+        torch.save({"model": dict(states[0]), "optimizer": states[1], **others, "grid": grid, "x": x,
+                    "after": dict(after)}, os.path.join(folder, "whole.pt"))
     dist.destroy_process_group()
 
 

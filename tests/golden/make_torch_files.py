@@ -41,20 +41,17 @@ def save(value, name, **options):
 
 
 base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
-numbers = {"int": 7, "negative": -3, "large": 2**40, "least": -2**63, "float": 0.1, "true": True, "false": False, "none": None,
-           "numpy": numpy.float64(0.3), "numpy_int": numpy.int64(-5), "inf": float("inf")}
+numbers = {"int": 7, "negative": -3, "large": 2**40, "least": -2**63, "float": 0.1, "true": True, "false": False,
+           "none": None, "numpy": numpy.float64(0.3), "numpy_int": numpy.int64(-5), "inf": float("inf")}
 text = {"word": "naïve", "empty": "", "dtype": torch.bfloat16, "device": torch.device("cuda", 1)}
 values = {
-    "dtypes": {str(t).split(".")[1]: torch.tensor([0, 1, 1, 0, 1]).to(t) for t in
-               (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)},
+    "dtypes": {str(t).split(".")[1]: torch.tensor([0, 1, 1, 0, 1]).to(t)
+               for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int16, torch.int32,
+                         torch.int64, torch.uint8, torch.bool)},
     "strides": {"base": base, "transposed": base.t(), "slice": base[1:3, ::2], "expanded": base[0, :2].expand(3, 2),
                 "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)},
-    "shapes": {"scalar": torch.tensor(2.5), "none": torch.zeros(3, 0)},
-    "parameter": torch.nn.Parameter(torch.ones(2)),
-    "numbers": numbers,
-    "text": text,
-    "lists": [1, [2.5, "x"], (torch.ones(1), {}), []],
-    "size": torch.Size([2, 3]),
+    "shapes": {"scalar": torch.tensor(2.5), "none": torch.zeros(3, 0)}, "parameter": torch.nn.Parameter(torch.ones(2)),
+    "numbers": numbers, "text": text, "lists": [1, [2.5, "x"], (torch.ones(1), {}), []], "size": torch.Size([2, 3]),
     5: {"ordered": collections.OrderedDict(a=1)},
 }
 save(values, "torch_values")
@@ -64,7 +61,8 @@ x, target = torch.randn(6, 4), torch.randn(6, 3)
 
 
 def net():
-    return torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    return torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.Tanh(),
+                               torch.nn.Linear(8, 3))
 
 
 def train(model, optimizer, steps):
@@ -86,9 +84,11 @@ def case(make, file, after, extra):
 
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 scaler.scale(torch.ones(1))
-case(lambda m: torch.optim.AdamW([{"params": m[0].parameters()}, {"params": [*m[1].parameters(), *m[3].parameters()], "lr": 5e-3}],
-                                 lr=1e-2, weight_decay=0.1), "torch_training", "weight8",
-     {"amp": collections.OrderedDict(loss_scaler0={"loss_scale": 512.0, "unskipped": 17}), "scaler": scaler.state_dict(), "epoch": 3})
+case(lambda m: torch.optim.AdamW([{"params": m[0].parameters()},
+                                  {"params": [*m[1].parameters(), *m[3].parameters()], "lr": 5e-3}], lr=1e-2,
+                                 weight_decay=0.1), "torch_training", "weight8",
+     {"amp": collections.OrderedDict(loss_scaler0={"loss_scale": 512.0, "unskipped": 17}),
+      "scaler": scaler.state_dict(), "epoch": 3})
 case(lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9), "torch_sgd", "sgd8", {})
 flat.update(x=x, target=target)
 save_file({name: value.contiguous() for name, value in flat.items()}, FOLDER / "torch_files.safetensors")

@@ -102,8 +102,9 @@ class Run(unittest.TestCase):
         (self.path / "bin").mkdir()
         self.program("bin/cairn_works", WORKS)
         self.program("torch", TORCH)
-        (self.path / "cuda_report.json").write_text(json.dumps(
-            [{"kernel": "map_kernel<Unary<BFloat16>, BFloat16, BFloat16>", "architecture": "90", "share": share} for share in (0.5, 1.86)]))
+        (self.path / "cuda_report.json").write_text(json.dumps([{"kernel": "map_kernel<Unary<BFloat16>, BFloat16, BFloat16>",
+                                                                 "architecture": "90", "share": share}
+                                                                for share in (0.5, 1.86)]))
 
     def tearDown(self):
         self.folder.cleanup()
@@ -116,8 +117,9 @@ class Run(unittest.TestCase):
     def run_phases(self, phases, *more):
         """(status, rows by what they are of). `phases`: a list of names, or the number of a call."""
         which = ["--call", str(phases)] if isinstance(phases, int) else ["--only", phases]
-        done = subprocess.run([sys.executable, "-B", ROOT / "scripts/gpu_check_run.py", "--programs", self.path, "--out", self.path / "out", *which,
-                               "--python", self.path / "torch", *more], capture_output=True, text=True, timeout=100,
+        done = subprocess.run([sys.executable, "-B", ROOT / "scripts/gpu_check_run.py", "--programs", self.path,
+                               "--out", self.path / "out", *which, "--python", self.path / "torch", *more],
+                              capture_output=True, text=True, timeout=100,
                               env={**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}"})
         self.page = (self.path / "out/results.md").read_text()
         rows = json.loads((self.path / "out/results.json").read_text())["rows"]
@@ -157,8 +159,10 @@ class Run(unittest.TestCase):
         status, rows = self.run_phases("suite")
         self.assertEqual(status, 1)
         self.assertEqual((rows["test_core"]["ok"], rows["test_core"]["note"]), (False, "Suite.Second"))
-        self.assertEqual((rows["test_amp"]["ok"], rows["test_amp"]["note"]), (False, "ended with status -6 in Suite.Second"))
-        self.assertEqual((rows["test_nn"]["ok"], rows["test_nn"]["measured"]), (True, "2 of 3 passed, 0 failed, 1 skipped"))
+        self.assertEqual((rows["test_amp"]["ok"], rows["test_amp"]["note"]),
+                         (False, "ended with status -6 in Suite.Second"))
+        self.assertEqual((rows["test_nn"]["ok"], rows["test_nn"]["measured"]),
+                         (True, "2 of 3 passed, 0 failed, 1 skipped"))
         self.assertEqual(rows["test_optim"]["measured"], "not packed")
 
     def test_time_that_is_up_is_no_failure_and_later_phases_are_not_begun(self):
@@ -170,7 +174,8 @@ class Run(unittest.TestCase):
 
     def test_a_call_runs_its_phases_alone(self):
         _, rows = self.run_phases(2)
-        self.assertEqual({row["phase"] for row in rows.values()}, {"gpt2", "updates"})  # there is no work of attention's
+        # there is no work of attention's
+        self.assertEqual({row["phase"] for row in rows.values()}, {"gpt2", "updates"})
 
     def test_lengths_that_change_and_captured_steps(self):
         _, rows = self.run_phases("lengths,graphs")
@@ -205,16 +210,19 @@ class Run(unittest.TestCase):
         self.assertEqual(rows["copy between GPUs"]["measured"], 150.0)
         self.assertEqual(rows["all_reduce, 8,192 bytes"]["measured"], 0.4)
         self.assertEqual(rows["all_reduces hidden by backward"]["measured"], 0.7)
-        self.assertEqual(rows["NCCL's ranks, killed and aborted ones, captured steps"]["measured"], "2 of 3 passed, 0 failed, 1 skipped")
+        self.assertEqual(rows["NCCL's ranks, killed and aborted ones, captured steps"]["measured"],
+                         "2 of 3 passed, 0 failed, 1 skipped")
         self.assertEqual(rows["sharding"]["measured"], "not packed")
 
     def test_results_and_logs_are_one_archive_of_bounded_size(self):
-        self.program("bin/gpu_recovery", "import random; print('begin'); print(random.Random(1).randbytes(1 << 21).hex()); print('end')")
+        self.program("bin/gpu_recovery",
+                     "import random; print('begin'); print(random.Random(1).randbytes(1 << 21).hex()); print('end')")
         self.run_phases("recovery,products")
         archive = self.path / "out/results.tar.xz"
         self.assertLess(archive.stat().st_size, 2 << 20)
         with tarfile.open(archive) as packed:
-            self.assertTrue({"results.md", "results.json", "logs/recovery.log", "logs/cairn_works.log"} <= set(packed.getnames()))
+            self.assertTrue({"results.md", "results.json", "logs/recovery.log",
+                             "logs/cairn_works.log"} <= set(packed.getnames()))
             log = packed.extractfile("logs/recovery.log").read().decode()
         self.assertTrue(log.startswith("begin") and log.endswith("end\n"))
         self.assertIn("the middle was left out", log)

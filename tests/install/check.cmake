@@ -1,4 +1,5 @@
-# cmake -DHOW=... -DCAIRN_SOURCE=... -DCAIRN_BUILD=... -DWORK=... -P check.cmake: builds the consumer project and runs its programs.
+# cmake -DHOW=... -DCAIRN_SOURCE=... -DCAIRN_BUILD=... -DWORK=... -P check.cmake: builds the consumer project
+# and runs its programs.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
   if(status)
@@ -25,7 +26,8 @@ endforeach()
 
 # The README's first program, as a stranger builds it: it trains.
 if(HOW STREQUAL "INSTALLED")
-  run(${CMAKE_COMMAND} -G Ninja -S ${CAIRN_SOURCE}/examples/00_train_step -B ${WORK}/first -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_BUILD_TYPE=Release)
+  run(${CMAKE_COMMAND} -G Ninja -S ${CAIRN_SOURCE}/examples/00_train_step -B ${WORK}/first
+    -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_BUILD_TYPE=Release)
   run(${CMAKE_COMMAND} --build ${WORK}/first)
   run(${CMAKE_COMMAND} -DPROGRAM=${WORK}/first/train_step -P ${CMAKE_CURRENT_LIST_DIR}/loss_falls.cmake)
 endif()

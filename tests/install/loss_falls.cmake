@@ -1,4 +1,5 @@
-# cmake -DPROGRAM=... -P loss_falls.cmake: fails unless the losses that it prints begin above 1.5 (ten classes, untrained) and end below 0.5.
+# cmake -DPROGRAM=... -P loss_falls.cmake: fails unless the losses that it prints begin above 1.5 (ten
+# classes, untrained) and end below 0.5.
 execute_process(COMMAND ${PROGRAM} OUTPUT_VARIABLE told COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "loss [0-9.]+" losses "${told}")
 string(REGEX REPLACE "loss " "" losses "${losses}")

@@ -16,17 +16,20 @@ def number(value):
 def tensorboard(folder):
     events = EventAccumulator(folder, size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
-    scalars = {tag: [[event.step, number(event.value)] for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    scalars = {tag: [[event.step, number(event.value)] for event in events.Scalars(tag)]
+               for tag in events.Tags()["scalars"]}
     texts = {}
     for tag in events.Tags()["tensors"]:
         assert events.SummaryMetadata(tag).plugin_data.plugin_name == "text", tag
-        texts[tag] = [[event.step, tensor_util.make_ndarray(event.tensor_proto)[0].decode()] for event in events.Tensors(tag)]
+        texts[tag] = [[event.step, tensor_util.make_ndarray(event.tensor_proto)[0].decode()]
+                      for event in events.Tensors(tag)]
     return {"scalars": scalars, "texts": texts}
 
 
 def openmetrics(folder):
     text = (pathlib.Path(folder) / "metrics.prom").read_text()
-    return [[sample.name, sample.labels, number(sample.value)] for family in text_string_to_metric_families(text) for sample in family.samples]
+    return [[sample.name, sample.labels, number(sample.value)] for family in text_string_to_metric_families(text)
+            for sample in family.samples]
 
 
 print(json.dumps({"tensorboard": tensorboard(sys.argv[1]), "openmetrics": openmetrics(sys.argv[1])}))

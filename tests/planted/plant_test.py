@@ -31,7 +31,8 @@ class Plant(unittest.TestCase):
             (Path(folder) / "optim").mkdir()
             for name, text in FAULTS.items():
                 (Path(folder) / f"optim/{name}.patch").write_text(text)
-            done = subprocess.run([ROOT / "scripts/plant", "--build", BUILD, "--faults", folder, *arguments], text=True, capture_output=True)
+            done = subprocess.run([ROOT / "scripts/plant", "--build", BUILD, "--faults", folder, *arguments], text=True,
+                                  capture_output=True)
         return done.returncode, done.stdout + done.stderr
 
     def test_tells_what_became_of_each(self):

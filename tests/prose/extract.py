@@ -75,7 +75,8 @@ def source_of_fragments(blocks):
         parts += block.includes()
     for number, block in enumerate(blocks):
         opening, closing = ("", "") if block.is_definition() else ("void fragment() {", "}")
-        parts += [f"namespace prose_{number} {{", "using namespace prose;", opening, f'#line {block.line} "{block.path}"']
+        parts += [f"namespace prose_{number} {{", "using namespace prose;", opening,
+                  f'#line {block.line} "{block.path}"']
         parts += block.body() + [closing, "}"]
     return "\n".join(parts) + "\n"
 

@@ -11,9 +11,9 @@ import sys
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".cmake", ".txt", ".py", ".sh", ".json", ""}
 FILE = re.compile(r"[\w./*-]+\.(?:h|cpp|cu|cuh|cmake|md|py)\b")
 # Names of other projects, and placeholders.
-FOREIGN = {"CAIRN_NAME", "ONEDNN_MAX_CPU_ISA", "my_op", "unscale_l2norm", "weight_ih_l0",
-           "message_size", "bucket_cap_mb", "gradient_average", "allreduce_trigger_params", "register_comm_hook", "gradient_as_bucket_view",
-           "disable_allreduce", "convert_syncbn_model", "master_params", "register_module"}
+FOREIGN = {"CAIRN_NAME", "ONEDNN_MAX_CPU_ISA", "my_op", "unscale_l2norm", "weight_ih_l0", "message_size",
+           "bucket_cap_mb", "gradient_average", "allreduce_trigger_params", "register_comm_hook",
+           "gradient_as_bucket_view", "disable_allreduce", "convert_syncbn_model", "master_params", "register_module"}
 
 
 def tree(root):
