@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <thread>
 
 #include "cairn/amp/amp.h"
 #include "cairn/autograd/autograd.h"
@@ -13,26 +12,10 @@
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/compare.h"
 #include "cairn/parallel/distributed.h"
+#include "on_ranks.h"
 
 namespace cairn::conformance {
 namespace {
-
-void on_two_ranks(const std::function<void(parallel::ProcessGroup&)>& body) {
-  auto groups = parallel::ProcessGroup::in_process(2);
-  std::vector<std::thread> threads;
-  for (parallel::ProcessGroup& group : groups) {
-    threads.emplace_back([&body, group = std::move(group)]() mutable {
-      try {
-        body(group);
-      } catch (const std::exception& error) {
-        group.abort(error.what());
-        ADD_FAILURE() << error.what();
-      }
-    });
-  }
-  groups.clear();
-  for (std::thread& thread : threads) thread.join();
-}
 
 class Product : public nn::Module {
  public:
@@ -55,7 +38,7 @@ double exact_sum(const Tensor& x) {
 /// was reduced too early, or read too early, has another sum.
 TEST(Ddp, GradientsAreWholeWhenSeveralStreamsReduceThem) {
   constexpr std::int64_t kElements = std::int64_t{4096} * 4096;
-  on_two_ranks([](parallel::ProcessGroup& group) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
     Product model(kElements);
     parallel::DistributedDataParallel ddp(model, group,
                                           {.first_bucket_bytes = 1,
@@ -74,7 +57,7 @@ TEST(Ddp, GradientsAreWholeWhenSeveralStreamsReduceThem) {
 }
 
 TEST(Ddp, MasterWeightsAgreeBetweenRanksAfter500Steps) {
-  on_two_ranks([](parallel::ProcessGroup& group) {
+  on_ranks(2, [](parallel::ProcessGroup& group) {
     manual_seed(static_cast<std::uint64_t>(group.rank()));  // other weights, other data
     nn::Linear model(1024, 16);
     optim::FusedSGD optimizer(model.parameters(), {.lr = 1e-3});

@@ -3,15 +3,13 @@
 // computes in f32.
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <thread>
-
 #include "cairn/autograd/autograd.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/nn/nn.h"
 #include "cairn/optim/sgd.h"
 #include "cairn/parallel/distributed.h"
 #include "cairn/parallel/sync_batch_norm.h"
+#include "on_ranks.h"
 #include "support/batch_norm_reference.h"
 #include "support/step.h"
 #include "support/tensors.h"
@@ -26,23 +24,6 @@ using test::random_values;
 using test::rows_of;
 using test::Values;
 using Reference = test::BatchNormReference;
-
-void on_ranks(int ranks, const std::function<void(ProcessGroup&)>& body) {
-  auto groups = ProcessGroup::in_process(ranks);
-  std::vector<std::thread> threads;
-  for (ProcessGroup& group : groups) {
-    threads.emplace_back([&body, group = std::move(group)]() mutable {
-      try {
-        body(group);
-      } catch (const std::exception& error) {
-        group.abort(error.what());
-        ADD_FAILURE() << error.what();
-      }
-    });
-  }
-  groups.clear();
-  for (std::thread& thread : threads) thread.join();
-}
 
 /// A batch with values of that dtype, affine parameters and gradients.
 Reference batch_of(const Shape& shape, DType dtype, std::uint64_t seed) {

@@ -22,10 +22,8 @@
 namespace cairn::kernels {
 namespace {
 
-using test::epsilon;
 using test::expect_near_largest;
 using test::message_of;
-using test::random_values;
 using testing::HasSubstr;
 
 struct AttentionCase {

@@ -10,15 +10,7 @@
 namespace cairn::kernels {
 namespace {
 
-using test::describe;
-using test::epsilon;
-using test::expect_close;
-using test::kFloating;
-using test::LaidOut;
-using test::Layout;
-using test::layouts;
 using test::message_of;
-using test::random_values;
 using test::rounded;
 
 struct Operation {

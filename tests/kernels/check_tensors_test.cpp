@@ -19,10 +19,7 @@
 namespace cairn::kernels {
 namespace {
 
-using test::LaidOut;
-using test::Layout;
 using test::message_of;
-using test::random_values;
 using Checks = std::vector<TensorCheck>;
 
 const bool kTwoDevices = ::setenv("CAIRN_CPU_DEVICES", "2", /*overwrite=*/1) == 0;

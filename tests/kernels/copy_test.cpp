@@ -12,12 +12,7 @@
 namespace cairn::kernels {
 namespace {
 
-using test::describe;
-using test::LaidOut;
-using test::Layout;
-using test::layouts;
 using test::message_of;
-using test::random_values;
 using test::rounded;
 
 constexpr DType kAll[] = {DType::f16, DType::bf16, DType::f32, DType::f64,    DType::i16,

@@ -8,15 +8,7 @@
 namespace cairn::kernels {
 namespace {
 
-using test::describe;
-using test::epsilon;
-using test::expect_close;
-using test::kFloating;
-using test::LaidOut;
-using test::Layout;
-using test::layouts;
 using test::message_of;
-using test::random_values;
 
 class Dropout : public testing::TestWithParam<Device> {};
 

@@ -10,15 +10,7 @@
 namespace cairn::kernels {
 namespace {
 
-using test::describe;
-using test::epsilon;
-using test::expect_close;
-using test::kFloating;
-using test::LaidOut;
-using test::Layout;
-using test::layouts;
 using test::message_of;
-using test::random_values;
 using Values = std::vector<double>;
 
 constexpr double kLayerNormEps = 1e-5;

@@ -128,3 +128,16 @@ inline std::string describe(const Shape& shape, DType dtype, Layout layout) {
 }
 
 }  // namespace cairn::test
+
+namespace cairn::kernels {  // where the tests are
+
+using test::describe;
+using test::epsilon;
+using test::expect_close;
+using test::kFloating;
+using test::LaidOut;
+using test::Layout;
+using test::layouts;
+using test::random_values;
+
+}  // namespace cairn::kernels

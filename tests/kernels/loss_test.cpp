@@ -15,15 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-using test::describe;
-using test::epsilon;
-using test::expect_close;
-using test::kFloating;
-using test::LaidOut;
-using test::Layout;
-using test::layouts;
 using test::message_of;
-using test::random_values;
 
 DType loss_dtype(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;

@@ -16,8 +16,6 @@
 namespace cairn::kernels {
 namespace {
 
-using test::epsilon;
-using test::expect_close;
 using test::message_of;
 using test::random_tensor;
 using ::testing::HasSubstr;

@@ -13,11 +13,7 @@
 namespace cairn::kernels {
 namespace {
 
-using test::expect_close;
-using test::LaidOut;
-using test::Layout;
 using test::message_of;
-using test::random_values;
 using testing::HasSubstr;
 using Views = std::vector<TensorView>;
 using Values = std::vector<double>;

@@ -11,15 +11,7 @@
 namespace cairn::kernels {
 namespace {
 
-using test::describe;
-using test::epsilon;
-using test::expect_close;
-using test::kFloating;
-using test::LaidOut;
-using test::Layout;
-using test::layouts;
 using test::message_of;
-using test::random_values;
 
 /// x's shape with 1 in the dimensions whose bit is set.
 Shape without(const Shape& x, unsigned bits) {

@@ -16,11 +16,6 @@
 namespace cairn::kernels {
 namespace {
 
-using test::epsilon;
-using test::kFloating;
-using test::LaidOut;
-using test::Layout;
-using test::layouts;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
