@@ -9,7 +9,7 @@ void DistributedDataParallel::Impl::forward_begins(const Tensor& x) {
   if (group.world_size() == 1 || !no_sync.reduces() || !model->training()) return;
   first_batch.see(x);
   if (!options.broadcast_buffers || buffers.empty()) return;
-  if (uneven) uneven->announce(UnevenInputs::Next::forward, group);
+  if (uneven_inputs) uneven_inputs->announce(UnevenInputs::Next::forward, group);
   sync_buffers(0);
 }
 
@@ -21,11 +21,11 @@ void DistributedDataParallel::Impl::sync_buffers(int root) {
 
 /// A rank without batches takes part in the others' forwards until they begin a backward.
 bool DistributedDataParallel::Impl::other_ranks_have_batches() {
-  if (group.world_size() == 1 || uneven->over()) return false;
+  if (group.world_size() == 1 || uneven_inputs->over()) return false;
   while (true) {
     follow_model(false);
-    const UnevenInputs::Others others = uneven->next_of_others(group);
-    if (others.next != UnevenInputs::Next::forward) return !uneven->over();
+    const UnevenInputs::Others others = uneven_inputs->next_of_others(group);
+    if (others.next != UnevenInputs::Next::forward) return !uneven_inputs->over();
     sync_buffers(others.first);
   }
 }

@@ -68,7 +68,7 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
       stage(s),
       shards(stage ? shard_group(group, o.shard_within) : group),
       reducer(group, reducer_options(o, shards_gradients())),
-      of_reducer(reducer.world()),
+      reducer_world(reducer.world()),
       parameters(m.parameters()),
       buffers(m.buffers()),
       arena(attach_arena()),
@@ -96,7 +96,7 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
 std::shared_ptr<optim::GradientArena> DistributedDataParallel::Impl::attach_arena() const {
   using Nobody = std::weak_ptr<const void>;
   return optim::GradientArena::attach(parameters, /*f32_slots=*/false,
-                                      shards_gradients() ? Nobody(divides) : Nobody());
+                                      shards_gradients() ? Nobody(without_buffers) : Nobody());
 }
 
 /// Gradients outlive the reducer that knows whether they are whole.
@@ -181,7 +181,7 @@ void DistributedDataParallel::Impl::follow_model(bool in_backward) {
 void DistributedDataParallel::Impl::on_ready(const Tensor& parameter) {
   if (!options.average) check_not_summed(parameter.gradient_slot(), parameter.name());
   if (!no_sync.reduces()) return;
-  if (reducing_run != autograd::current_run()) begin_reducing_backward();
+  if (reducing_backward != autograd::current_run()) begin_reducing_backward();
   const auto gradient = gradient_of.find(parameter.id());
   if (gradient != gradient_of.end()) mark_ready(gradient->second);
 }
@@ -202,13 +202,13 @@ void DistributedDataParallel::Impl::keep_part(std::size_t gradient, const Tensor
 void DistributedDataParallel::Impl::begin_reducing_backward() {
   follow_model(true);
   if (arena->stale()) arena->refresh();
-  if (uneven) {
-    const UnevenInputs::Weights weights = uneven->begin_backward(group, options.average);
+  if (uneven_inputs) {
+    const UnevenInputs::Weights weights = uneven_inputs->begin_backward(group, options.average);
     reducer.set_weights(weights.before, weights.after);
   }
   if (!holds_reduced_of_before(parameters)) reducer.forget_local_nonfinite();
   // A Join's zero() is of no loss: nothing is compared there.
-  const std::string losses = uneven ? "" : known_losses(parameters);
+  const std::string losses = uneven_inputs ? "" : known_losses(parameters);
   reducer.set_losses(losses);
   first_batch.warn_once_of_same(group);
   if (planned_generation != arena->generation()) unused.forget();
@@ -218,10 +218,10 @@ void DistributedDataParallel::Impl::begin_reducing_backward() {
     check_same_model(*model, group, losses);
     plan();
   }
-  reducing_run = autograd::current_run();
+  reducing_backward = autograd::current_run();
   autograd::on_backward_end([this] { end_reducing_backward(); },
                             [this](const std::string& /*error*/) {
-                              reducing_run = 0;
+                              reducing_backward = 0;
                               reducer.abandon();  // before anybody writes there again
                             });
   if (finds_unused()) mark_unused_parameters(reached);
@@ -247,7 +247,7 @@ ReachedParameters DistributedDataParallel::Impl::reached_parameters() const {
 
 void DistributedDataParallel::Impl::agree_on_unused(const ReachedParameters& own,
                                                     const std::string& losses) {
-  const bool shadows = uneven && uneven->shadows();
+  const bool shadows = uneven_inputs && uneven_inputs->shadows();
   const HeldGradients held{describe_held_losses(parameters), arena->f32_slots(), {}};
   // Of a static graph's ranks not all may come here: the name tells.
   const std::string name =
@@ -299,15 +299,15 @@ void DistributedDataParallel::Impl::end_reducing_backward() {
                               " (freeze them with set_requires_grad(false), or set "
                               "find_unused_parameters)"));
   reducer.wait();
-  reducing_run = 0;
+  reducing_backward = 0;
   if (shards_gradients()) reduce_unreduced();  // sums that no_sync has left, which would be whole
-  if (!uneven) return;
-  for (std::size_t i = 0; finds_unused() && uneven->shadows() && i < parameter_of_gradient.size();
-       ++i) {
+  if (!uneven_inputs) return;
+  const bool shadows = finds_unused() && uneven_inputs->shadows();
+  for (std::size_t i = 0; shadows && i < parameter_of_gradient.size(); ++i) {
     if (!unused.reached_somewhere(parameter_of_gradient[i]))
       slot_of(i).clear();  // zero() reached it, and no loss did
   }
-  uneven->end_backward();
+  uneven_inputs->end_backward();
 }
 
 // ---- A step

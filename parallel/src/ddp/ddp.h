@@ -114,10 +114,11 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   DistributedOptions options;
   std::optional<ZeroStage> stage;  // of a ShardedDataParallel
   ProcessGroup shards;             // the ranks that divide a copy; all but for hybrid sharding
-  std::shared_ptr<const void> divides = std::make_shared<char>();  // for the arena: while it lives
+  /// The arena's, where ranks divide gradients: it has no buffers while this lives.
+  std::shared_ptr<const void> without_buffers = std::make_shared<char>();
   std::shared_ptr<WeightUnits> units;  // null: weights are whole (all but stage 3)
   Reducer reducer;
-  core::World of_reducer;            // also tells of gradients that were not finite before
+  core::World reducer_world;         // also tells of gradients that were not finite before
   NamedTensors parameters, buffers;  // the model's
   std::shared_ptr<optim::GradientArena> arena;
   std::uint64_t planned_generation = 0;  // of the arena
@@ -126,8 +127,8 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   std::vector<autograd::HookHandle> hooks;
   FirstBatch first_batch;
   UnusedParameters unused;
-  std::unique_ptr<UnevenInputs> uneven;  // while a Join lives
-  core::RunId reducing_run = 0;          // 0: none is under way
+  std::unique_ptr<UnevenInputs> uneven_inputs;  // while a Join lives
+  core::RunId reducing_backward = 0;            // its run; 0: none is under way
   NoSyncState no_sync;
 };
 

@@ -18,9 +18,9 @@ class ModelLink final : public core::WorldLink {
   explicit ModelLink(std::weak_ptr<DistributedDataParallel::Impl> ddp) : ddp_(std::move(ddp)) {}
 
   std::vector<std::string> exchange(const std::string& value, std::string_view name) override {
-    return alive()->of_reducer.exchange(value, name);
+    return alive()->reducer_world.exchange(value, name);
   }
-  core::LibraryVersions libraries() const override { return alive()->of_reducer.libraries(); }
+  core::LibraryVersions libraries() const override { return alive()->reducer_world.libraries(); }
   bool reduces_gradients() const override { return true; }
   std::vector<int> job_ranks() const override { return alive()->job_ranks(); }
   /// Where ranks divide gradients each backward reduces, into sums that are divided too: whole
@@ -29,7 +29,7 @@ class ModelLink final : public core::WorldLink {
     if (const auto ddp = alive(); !ddp->shards_gradients()) ddp->no_sync.synchronize(on);
   }
   std::optional<std::vector<core::NonFinite>> take_local_nonfinite() override {
-    return alive()->of_reducer.take_local_nonfinite();
+    return alive()->reducer_world.take_local_nonfinite();
   }
 
  private:
@@ -112,24 +112,24 @@ DistributedDataParallel::Join DistributedDataParallel::join(DivideBy divide_by) 
         "gathered in each forward, got join() (ZeroStage::gradients keeps "
         "whole weights)");
   }
-  CAIRN_CHECK(!impl_->uneven, "ddp", "expected one join() at a time, got another one");
+  CAIRN_CHECK(!impl_->uneven_inputs, "ddp", "expected one join() at a time, got another one");
   CAIRN_CHECK(
       impl_->options.average || divide_by != DivideBy::samples, "ddp",
       "expected gradients that are averaged, to be weighted by samples, got average = false");
-  impl_->uneven = std::make_unique<UnevenInputs>(divide_by);
+  impl_->uneven_inputs = std::make_unique<UnevenInputs>(divide_by);
   return Join(impl_);
 }
 
 DistributedDataParallel::Join::Join(Join&& other) noexcept = default;
 DistributedDataParallel::Join::~Join() {
   if (!ddp_) return;
-  ddp_->uneven.reset();
+  ddp_->uneven_inputs.reset();
   ddp_->reducer.set_weights(1.0, 1.0);
 }
 
 void DistributedDataParallel::Join::samples(std::int64_t count) {
   CAIRN_CHECK(count > 0, "ddp", "expected a number of samples above 0, got ", count);
-  ddp_->uneven->set_samples(count);
+  ddp_->uneven_inputs->set_samples(count);
 }
 
 bool DistributedDataParallel::Join::other_ranks_have_batches() {

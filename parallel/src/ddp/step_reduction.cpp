@@ -211,9 +211,9 @@ void keep_parts(const Tensor& parameter, const GradientOnRank& reduced,
 /// where ranks hold what cannot go together. Returns whether it came to that.
 bool DistributedDataParallel::Impl::reduce_unreduced() {
   if (group.world_size() == 1) return false;
-  const bool others_may = finds_unused() && no_sync.was_used() && !uneven;
+  const bool others_may = finds_unused() && no_sync.was_used() && !uneven_inputs;
   if (!has_anything_to_reduce(parameters) && !others_may) return false;
-  if (uneven)
+  if (uneven_inputs)
     fail_everywhere(core::str("expected a backward that reduces before each step inside join(), ",
                               "got a step that has to reduce ",
                               list_of_local(bits_of(parameters), parameters),
