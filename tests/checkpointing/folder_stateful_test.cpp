@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -18,270 +19,16 @@
 #include "cairn/checkpointing/training_state.h"
 #include "cairn/core/generator.h"
 #include "cairn/core/log.h"
+#include "checkpointing/folder_commands.h"
+#include "checkpointing/folder_jobs.h"
 #include "checkpointing/simulated_disk.h"
-#include "checkpointing/turns_world.h"
 #include "support/search.h"
 
-namespace cairn::checkpointing {
+namespace cairn::checkpointing::folder_stateful {
 namespace {
 
 constexpr const char* kFolder = "/runs/mnist";
 constexpr const char* kResharded = "/runs/resharded";
-
-enum class Kind {
-  save,
-  resume_latest,
-  resume_from,
-  fresh_start,
-  damage,
-  power_loss,
-  reshard,
-  prune,
-  rival
-};
-using Fault = SimulatedDisk::Fault;
-
-struct Command {
-  Kind kind = Kind::save;
-  int steps = 1;              // of a save: after the last one
-  Fault fault = Fault::none;  // of a save, a reshard, a prune
-  int calls = 1;              // into it
-  bool asynchronous = false;
-  int ranks = 1, keep = 1;  // of a new job, of what is resharded, of a prune
-  int cut = 0;              // of a new job: how its ranks hold what they share out
-  int refusing = -1;        // of a resume: the rank whose part refuses the state
-  int pick = 0;             // which checkpoint (resume_from, damage, reshard), which of its files
-  int harm = 0, position = 0;  // of damage: flip a byte, truncate, delete; where
-  bool maps = false;           // whether files can be mapped
-};
-
-// What a process lives through.
-bool is_error(Fault fault) {
-  return fault != Fault::none && fault != Fault::kill_all && fault != Fault::kill_one;
-}
-
-std::string fault_of(const Command& c) {
-  static constexpr const char* kFaults[] = {
-      "",      " killed",          " one rank killed", " failing",
-      " full", " failing to read", " reading no more", " gone"};
-  const std::string call = c.fault == Fault::none ? "" : " at call " + std::to_string(c.calls);
-  return kFaults[static_cast<int>(c.fault)] + call;
-}
-
-void showValue(const Command& c, std::ostream& out) {
-  static constexpr const char* kHarms[] = {"flip a byte", "truncate", "delete a file"};
-  switch (c.kind) {
-    case Kind::save:
-      out << (c.asynchronous ? "asynchronous " : "") << "save " << c.steps << " on" << fault_of(c);
-      break;
-    case Kind::resume_latest:
-    case Kind::resume_from:
-      out << (c.kind == Kind::resume_latest ? "resume latest" : "resume pick ");
-      if (c.kind == Kind::resume_from) out << c.pick;
-      if (c.refusing >= 0) out << ", rank " << c.refusing << " refuses";
-      if (is_error(c.fault)) out << fault_of(c);
-      break;
-    case Kind::fresh_start:
-      out << "fresh start";
-      break;
-    case Kind::damage:
-      out << kHarms[c.harm] << " of pick " << c.pick << " at " << c.position;
-      return;
-    case Kind::power_loss:
-      out << "power loss " << c.pick;
-      return;
-    case Kind::reshard:
-      out << "reshard pick " << c.pick << " for " << c.ranks << " rank(s)" << fault_of(c)
-          << (c.maps ? ", maps" : "");
-      return;
-    case Kind::prune:
-      out << (c.pick % 4 == 0 ? "say what a prune" : "prune") << ", keep " << c.keep << fault_of(c);
-      return;
-    case Kind::rival:
-      out << "a rival saves, meanwhile " << (c.pick % 2 == 0 ? "a save" : "a resume");
-      break;
-  }
-  out << ", " << (c.kind == Kind::save ? "a new job: " : "") << c.ranks << " rank(s), cut " << c.cut
-      << ", keep " << c.keep << (c.maps ? ", maps" : "");
-}
-
-rc::Gen<Command> any_command() {
-  using rc::gen::inRange;
-  using rc::gen::set;
-  using rc::gen::weightedElement;
-  // At full size: RapidCheck draws the ranges of small ones from their beginnings only.
-  return rc::gen::resize(
-      rc::kNominalSize,
-      rc::gen::build<Command>(
-          set(&Command::kind, weightedElement<Kind>({{12, Kind::save},
-                                                     {4, Kind::resume_latest},
-                                                     {3, Kind::resume_from},
-                                                     {2, Kind::fresh_start},
-                                                     {3, Kind::damage},
-                                                     {2, Kind::power_loss},
-                                                     {2, Kind::reshard},
-                                                     {2, Kind::prune},
-                                                     {1, Kind::rival}})),
-          set(&Command::steps, weightedElement<int>({{3, 1}, {1, 0}, {1, 2}})),
-          set(&Command::fault, weightedElement<Fault>({{6, Fault::none},
-                                                       {4, Fault::kill_all},
-                                                       {1, Fault::kill_one},
-                                                       {1, Fault::fail},
-                                                       {1, Fault::full},
-                                                       {1, Fault::fail_read},
-                                                       {1, Fault::fail_reads},
-                                                       {1, Fault::gone}})),
-          set(&Command::calls, inRange(1, 60)),
-          set(&Command::asynchronous, weightedElement<bool>({{3, false}, {1, true}})),
-          set(&Command::ranks, inRange(1, 4)), set(&Command::keep, inRange(1, 4)),
-          set(&Command::cut, inRange(0, 6)),
-          set(&Command::refusing, weightedElement<int>({{8, -1}, {1, 0}, {1, 1}})),
-          set(&Command::pick, inRange(0, 12)), set(&Command::harm, inRange(0, 3)),
-          set(&Command::position, inRange(0, 10000)),
-          set(&Command::maps, rc::gen::arbitrary<bool>())));
-}
-
-// What a job trains: the value says which save it is of.
-struct Part : core::Stateful {
-  Tensor weight = Tensor::zeros({4});
-  bool refuses = false;
-
-  int value() const { return static_cast<int>(weight.to_vector()[3]); }
-  void set_value(int value) { weight = Tensor::full({4}, value); }
-  StateDict state_dict() const override {
-    StateDict state;
-    state.set("weight", weight);
-    return state;
-  }
-  void load_state_dict(const StateDict& state) override {
-    if (refuses) core::fail<core::DataError>("part", "expected another state");
-    core::copy_bytes(state.tensor("weight"), weight);
-  }
-};
-
-// What the ranks of a job hold between them, cut by rows or elements: all of it on every rank, even
-// rows, even elements, everything on the last rank, a row for each rank but the last, and one
-// tensor of two whole.
-constexpr int kCuts = 6;
-
-struct SharedOut : core::Stateful {
-  static constexpr std::int64_t kRows = 5, kColumns = 3;
-
-  SharedOut(int cut, int rank, int ranks) {
-    const bool by_rows = cut == 1 || cut == 4;
-    add("table", {kRows, kColumns}, cut == 0 || cut == 5, by_rows,
-        bounds(cut, by_rows ? kRows : kRows * kColumns, rank, ranks));
-    add("list", {kRows}, cut == 0, by_rows, bounds(cut, kRows, rank, ranks));
-  }
-  StateDict state_dict() const override { return state; }
-  void load_state_dict(const StateDict& loaded) override {
-    for (const auto& [name, value] : loaded)
-      core::copy_bytes(tensor_in(loaded, name), tensor_in(state, name));
-  }
-  void set_value(int value) {
-    for (const Piece& piece : pieces) {
-      auto* elements = piece.tensor.data<float>();
-      for (std::int64_t i = 0; i < piece.tensor.numel(); ++i) {
-        elements[i] = static_cast<float>(element(value, piece.first + i));
-      }
-    }
-  }
-  bool has_value(int value) const {
-    return std::all_of(pieces.begin(), pieces.end(),
-                       [&](const Piece& piece) { return is(piece.tensor, value, piece.first); });
-  }
-  /// Whether the tensor holds the elements from `first` on of a whole that was saved with this
-  /// value.
-  static bool is(const Tensor& x, int value, std::int64_t first = 0) {
-    for (const double seen : x.to_vector()) {
-      if (seen != element(value, first++)) return false;
-    }
-    return true;
-  }
-
- private:
-  struct Piece {
-    Tensor tensor;
-    std::int64_t first;  // element of the whole
-  };
-  struct Bounds {
-    std::int64_t begin, end;
-  };
-
-  static double element(int value, std::int64_t index) {
-    return value == 0 ? 0 : value + static_cast<double>(index) / 16;
-  }
-  static const Tensor& tensor_in(const StateDict& dict, const std::string& name) {
-    const bool sharded = std::holds_alternative<Shard>(*dict.find(name));
-    return sharded ? dict.shard(name).tensor : dict.tensor(name);
-  }
-  static Bounds bounds(int cut, std::int64_t units, int rank, int ranks) {
-    if (cut == 3) return {0, rank + 1 == ranks ? units : 0};
-    if (cut == 4) return {rank, rank + 1 == ranks ? units : rank + 1};
-    return {rank * units / ranks, (rank + 1) * units / ranks};
-  }
-  void add(const std::string& name, Shape shape, bool all, bool by_rows, const Bounds& own) {
-    const Shape whole = shape;
-    if (!all && !by_rows) shape = {0};
-    if (!all) shape[0] = own.end - own.begin;
-    const std::int64_t unit = by_rows ? whole.numel() / whole[0] : 1;
-    const Tensor tensor = Tensor::zeros(shape, DType::f32, Device{});
-    pieces.push_back({tensor, all ? 0 : own.begin * unit});
-    if (all) state.set(name, tensor);
-    if (!all) state.set(name, Shard{tensor, whole, own.begin});
-  }
-
-  StateDict state;
-  std::vector<Piece> pieces;
-};
-
-// The processes of one job.
-struct Job {
-  struct Rank {
-    Part first, second;
-    std::unique_ptr<SharedOut> shared_out;
-    std::unique_ptr<TrainingState> state;
-  };
-  explicit Job(const Command& command)
-      : keep(command.keep), world(command.ranks), ranks(static_cast<std::size_t>(command.ranks)) {
-    for (int r = 0; r < command.ranks; ++r) {
-      Rank& rank = ranks[static_cast<std::size_t>(r)];
-      rank.shared_out = std::make_unique<SharedOut>(command.cut, r, command.ranks);
-      rank.state = std::make_unique<TrainingState>(
-          std::initializer_list<TrainingState::Part>{
-              {"first", rank.first}, {"shared_out", *rank.shared_out}, {"second", rank.second}},
-          world.of(r), TrainingStateOptions{.keep = keep, .peer_timeout = std::chrono::seconds(2)});
-    }
-  }
-  int keep;
-  TurnsWorld world;
-  std::vector<Rank> ranks;
-  std::vector<int> line;  // the saves that this job continues, newest first
-  std::int64_t step = 0;
-};
-
-enum class Outcome { done, error, killed };
-
-// Calls f(rank) in each process of the job; the outcome of the worst one.
-Outcome everywhere(Job& job, const std::function<void(int, Job::Rank&)>& f) {
-  std::vector<Outcome> outcomes(job.ranks.size(), Outcome::done);
-  job.world.run([&](int r) {
-    const auto at = static_cast<std::size_t>(r);
-    try {
-      f(r, job.ranks[at]);
-    } catch (const core::Error&) {
-      outcomes[at] = Outcome::error;
-    } catch (const SimulatedDisk::Killed&) {
-      outcomes[at] = Outcome::killed;
-    }
-  });
-  const Outcome worst = *std::max_element(outcomes.begin(), outcomes.end());
-  if (worst == Outcome::error) {  // of one is an error of all
-    RC_ASSERT(std::count(outcomes.begin(), outcomes.end(), worst) ==
-              static_cast<std::ptrdiff_t>(outcomes.size()));
-  }
-  return worst;
-}
 
 std::uint64_t seed_of(int value, int rank) {
   return static_cast<std::uint64_t>(value * 10 + rank);
@@ -759,4 +506,4 @@ TEST(FolderStateful, AnySequenceLeavesWhatTheModelSays) {
 }
 
 }  // namespace
-}  // namespace cairn::checkpointing
+}  // namespace cairn::checkpointing::folder_stateful
