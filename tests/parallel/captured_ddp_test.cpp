@@ -16,6 +16,7 @@
 #include "cairn/optim/optim.h"
 #include "cairn/parallel/distributed.h"
 #include "cairn/parallel/sync_batch_norm.h"
+#include "ddp_support.h"
 #include "ranks.h"
 #include "support/expect_error.h"
 #include "support/tensors.h"
@@ -80,16 +81,8 @@ struct Training {
     core::copy_bytes(x, y);
     return y;
   }
-  std::vector<double> weights() const {
-    std::vector<double> all;
-    for (const auto& [name, tensor] : model.parameters()) {
-      const auto values = tensor.to_vector();
-      all.insert(all.end(), values.begin(), values.end());
-    }
-    return all;
-  }
   std::vector<double> state() {
-    std::vector<double> all = weights();
+    std::vector<double> all = test::weights_of(model);
     all.push_back(precision.loss_scale());
     all.push_back(static_cast<double>(optimizer.steps()));
     return all;
@@ -233,16 +226,20 @@ TEST(NcclCaptured, WhatPassesThroughTheHostIsRefusedByName) {
   });
 }
 
+/// Two steps run; the third, which is recorded, is refused.
+void expect_not_recorded(Training& training, const std::string& text) {
+  amp::CapturedStep step = training.captured();
+  for (int k = 0; k < 2; ++k) step(training.batch(k), training.factor(false));
+  expect_unsupported([&] { step(training.batch(2), training.factor(false)); }, text);
+}
+
 /// A step that reduces what no_sync left behind compares what ranks hold.
 TEST(NcclCaptured, AStepThatReducesWhatBackwardsLeftIsRefused) {
   if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
   test::run_threads(2, [](ProcessGroup& group) {
     Training training(group, kSmallBuckets);
-    amp::CapturedStep step = training.captured();
     const auto no_sync = training.ddp.no_sync();
-    for (int k = 0; k < 2; ++k) step(training.batch(k), training.factor(false));
-    expect_unsupported([&] { step(training.batch(2), training.factor(false)); },
-                       "got an exchange between ranks by the host, ");
+    expect_not_recorded(training, "got an exchange between ranks by the host, ");
     group.barrier("the group goes on");
   });
 }
@@ -252,12 +249,9 @@ TEST(NcclCaptured, UnevenInputsAreRefused) {
   if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
   test::run_threads(2, [](ProcessGroup& group) {
     Training training(group, kSmallBuckets);
-    amp::CapturedStep step = training.captured();
     {
       auto join = training.ddp.join();
-      for (int k = 0; k < 2; ++k) step(training.batch(k), training.factor(false));
-      expect_unsupported([&] { step(training.batch(2), training.factor(false)); },
-                         "got an exchange between ranks by the host, exchange 'join'");
+      expect_not_recorded(training, "got an exchange between ranks by the host, exchange 'join'");
     }
     group.barrier("the group goes on");
   });
@@ -329,13 +323,13 @@ TEST(NcclCaptured, AReplayThatDoesNotEndIsNamed) {
     for (int k = 0; k < 5; ++k) step(training.batch(k), training.factor(false));
     group.wait();
     if (rank == 1) return test::wait_until_broken(group);
-    const std::vector<double> before = training.weights();
+    const std::vector<double> before = test::weights_of(training.model);
     step(training.batch(5), training.factor(false));
     test::expect_error<CommunicationError>(
         [&] { group.wait(); }, {"rank 1 did not come to collective", "all_reduce mean f16"});
     test::expect_error<CommunicationError>([&] { step(training.batch(6), training.factor(false)); },
                                            {"all_reduce mean f16"});
-    EXPECT_EQ(training.weights(), before);
+    EXPECT_EQ(test::weights_of(training.model), before);
   });
   for (const auto& result : results) EXPECT_EQ(result.status, 0) << result.output;
 }

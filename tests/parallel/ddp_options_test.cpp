@@ -30,6 +30,7 @@ using test::run_ranks;
 using test::run_threads;
 using test::Tower;
 using test::wait_until_broken;
+using test::weights_of;
 
 std::uint64_t rank_of(const ProcessGroup& group) {
   return static_cast<std::uint64_t>(group.rank());
@@ -221,15 +222,6 @@ TEST(DdpOrders, TwoModelsTwoOptimizersAndSeveralForwards) {
       }
     }
   });
-}
-
-std::vector<double> weights_of(const nn::Module& model) {
-  std::vector<double> all;
-  for (const auto& [name, tensor] : model.parameters()) {
-    const auto own = tensor.to_vector<double>();
-    all.insert(all.end(), own.begin(), own.end());
-  }
-  return all;
 }
 
 /// A step applies what one process gets that adds up all losses of all ranks.

@@ -26,6 +26,16 @@ inline Tensor normal(const Shape& shape, std::uint64_t seed, DType dtype = DType
   return Tensor::from(normal_tensor(shape, seed).to_vector<float>(), shape, dtype);
 }
 
+/// Of all parameters, one after another.
+inline std::vector<double> weights_of(const nn::Module& model) {
+  std::vector<double> all;
+  for (const auto& [name, tensor] : model.parameters()) {
+    const auto own = tensor.to_vector<double>();
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
 /// Layers one after another, some of which a loss may leave out; layer 0 may be used twice.
 class Tower : public nn::Module {
  public:
