@@ -1,22 +1,18 @@
-// The reducer alone: buckets, options, hooks, mistakes. The oracle is a mean that is computed here.
+// The reducer alone: buckets, options, hooks. The oracle is a mean that is computed here.
 #include "cairn/parallel/reducer.h"
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <limits>
 #include <thread>
 
 #include "cairn/amp/scaled_step.h"
-#include "cairn/checkpointing/training_state.h"
 #include "cairn/core/error.h"
 #include "cairn/core/memory.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/optim/adam.h"
-#include "cairn/parallel/flatten.h"
 #include "ddp_support.h"
 #include "ranks.h"
 #include "support/expect_error.h"
@@ -269,7 +265,6 @@ TEST(Reducer, RetainsWhatItReduced) {
   expect_error<InvalidArgument>([&] { reducer.reduced_buckets(); }, {"retain_allreduce_buffers"});
 }
 
-/// Half sums that a plain sum would overflow.
 // On the CPU, where memory that is free serves every stream.
 TEST(Reducer, WhatItReducedStaysWhileAStreamReadsIt) {
   run_threads(2, [](ProcessGroup& group) {
@@ -304,6 +299,8 @@ TEST(Reducer, WhatItReducedStaysWhileAStreamReadsIt) {
     EXPECT_EQ(other.to_vector(), std::vector<double>(1000, 7.0));
   });
 }
+
+/// Half sums that a plain sum would overflow.
 
 TEST(Reducer, PredivideKeepsHalfSumsFinite) {
   run_threads(4, [](ProcessGroup& group) {
@@ -365,8 +362,6 @@ TEST(Reducer, MakesOneCollectiveABucketAndOneForTheOrder) {
   EXPECT_EQ(per_pass({.hook = compress_to(DType::f16)}), 3);
 }
 
-// ---- Hooks
-
 TEST(Reducer, RunsAUsersHookOnEachBucket) {
   run_threads(2, [](ProcessGroup& group) {
     Trainer trainer;
@@ -416,281 +411,6 @@ TEST(Reducer, AHookThatThrowsBreaksTheGroupForAll) {
   });
 }
 
-/// Runs PowerSGD over matrices of its own; returns what ranks got and the truth, summed over
-/// passes.
-struct Course {
-  std::vector<double> got, truth;
-};
-Course power_sgd_course(const PowerSgdOptions& options, int passes, std::int64_t rows,
-                        std::int64_t columns) {
-  Course course;
-  run_threads(3, [&](ProcessGroup& group) {
-    const NamedTensors gradients = {{"w", Tensor::empty({rows, columns})},
-                                    {"b", Tensor::empty({rows})}};
-    Reducer reducer(group, {.hook = power_sgd(options)});
-    reducer.register_gradients(gradients);
-    Course own;
-    for (int pass = 0; pass < passes; ++pass) {
-      for (std::size_t i = 0; i < 2; ++i) {
-        const Tensor& x = gradients[i].tensor;
-        const std::size_t at = i == 0 ? 0 : static_cast<std::size_t>(rows * columns);
-        own.truth.resize(static_cast<std::size_t>(rows * columns + rows), 0.0);
-        own.got.resize(own.truth.size(), 0.0);
-        for (int rank = 0; rank < 3; ++rank) {
-          // One drift that stays and noise that does not.
-          const Tensor drift = normal(x.shape(), 70 + i);
-          const Tensor noise =
-              normal(x.shape(), 1000 + static_cast<std::uint64_t>(30 * pass + 10 * rank) + i);
-          const auto a = drift.to_vector<double>(), b = noise.to_vector<double>();
-          for (std::size_t k = 0; k < a.size(); ++k) own.truth[at + k] += (a[k] + 0.5 * b[k]) / 3;
-          if (rank != group.rank()) continue;
-          std::vector<float> sum(a.size());
-          for (std::size_t k = 0; k < a.size(); ++k) sum[k] = static_cast<float>(a[k] + 0.5 * b[k]);
-          kernels::copy(Tensor::from(sum, x.shape()), x);
-        }
-        reducer.mark_ready(i);
-      }
-      reducer.wait();
-      for (std::size_t i = 0; i < 2; ++i) {
-        const std::size_t at = i == 0 ? 0 : static_cast<std::size_t>(rows * columns);
-        const auto values = gradients[i].tensor.to_vector<double>();
-        for (std::size_t k = 0; k < values.size(); ++k) own.got[at + k] += values[k];
-      }
-    }
-    if (group.rank() == 0) course = own;
-  });
-  return course;
-}
-
-double distance(const Course& course) {
-  double square = 0;
-  for (std::size_t i = 0; i < course.got.size(); ++i)
-    square += (course.got[i] - course.truth[i]) * (course.got[i] - course.truth[i]);
-  return std::sqrt(square);
-}
-
-TEST(PowerSgd, IsExactAtFullRank) {
-  for (const auto& [rows, columns] :
-       {std::pair<std::int64_t, std::int64_t>{9, 5}, {5, 9}, {7, 7}}) {
-    for (const int rank : {static_cast<int>(std::min(rows, columns)), 50}) {
-      const PowerSgdOptions options{.rank = rank, .start_step = 0, .min_compression_rate = 0.0};
-      const Course course = power_sgd_course(options, 4, rows, columns);
-      for (std::size_t i = 0; i < course.got.size(); ++i)
-        ASSERT_NEAR(course.got[i], course.truth[i], 2e-5) << rows << " x " << columns << " " << i;
-    }
-  }
-}
-
-// The file that the state came from is closed by then.
-TEST(PowerSgd, GoesOnFromATrainingState) {
-  std::string folder = "/tmp/cairn_power_sgd_XXXXXX";
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  run_threads(2, [&](ProcessGroup& group) {
-    const PowerSgdOptions options{.rank = 9, .start_step = 1, .min_compression_rate = 0.0};
-    nn::Sequential model(nn::Linear(3, 2));
-    DistributedDataParallel ddp(model, group, {.hook = power_sgd(options)});
-    const auto backward = [&] {
-      autograd::backward(autograd::sum(ddp(Tensor::full({2, 3}, 1.0 + group.rank()))));
-    };
-    backward();
-    backward();
-    checkpointing::TrainingState state({{"model", model}, {"ddp", ddp}}, group.world());
-    state.save(folder, 1);
-    state.resume(folder + "/step-00000001");
-    model.clear_grad();
-    backward();
-    for (const double g : model.parameters()[0].tensor.grad().to_vector<double>()) {
-      EXPECT_NEAR(g, 3.0, 1e-5);  // of 2 samples: 2 on rank 0, 4 on rank 1
-    }
-  });
-  std::filesystem::remove_all(folder);
-}
-
-// An overflow, which amp answers with a skipped step, must not stay in what is fed back.
-TEST(PowerSgd, ForgetsAnOverflow) {
-  run_threads(2, [](ProcessGroup& group) {
-    const Tensor w = Tensor::empty({5, 4});
-    const auto hook = power_sgd({.rank = 4, .start_step = 0, .min_compression_rate = 0.0});
-    Reducer reducer(group, {.hook = hook});
-    reducer.register_gradients({{"w", w}});
-    for (std::uint64_t pass = 0; pass < 4; ++pass) {
-      std::vector<double> mean(20, 0.0);
-      const bool overflows = pass == 1;
-      for (int rank = 0; rank < 2; ++rank) {
-        const Tensor own = normal(w.shape(), 40 + 2 * pass + static_cast<std::uint64_t>(rank));
-        auto values = own.to_vector<double>();
-        for (std::size_t k = 0; k < mean.size(); ++k) mean[k] += values[k] / 2;
-        if (overflows && rank == 1) values[7] = std::numeric_limits<double>::infinity();
-        if (rank == group.rank()) kernels::copy(Tensor::from(values, w.shape()), w);
-      }
-      reducer.mark_ready(0);
-      reducer.wait();
-      const auto got = w.to_vector<double>();
-      if (overflows) {
-        EXPECT_TRUE(
-            std::any_of(got.begin(), got.end(), [](double v) { return !std::isfinite(v); }));
-        EXPECT_EQ(hook->state_dict(true).size(), 0u);
-        continue;
-      }
-      for (std::size_t k = 0; k < mean.size(); ++k) ASSERT_NEAR(got[k], mean[k], 2e-5) << pass;
-    }
-  });
-}
-
-TEST(PowerSgd, TravelsExactlyBeforeItsStartAndWhereNothingIsSaved) {
-  const Course before = power_sgd_course({.rank = 1, .start_step = 3}, 3, 20, 20);
-  EXPECT_LT(distance(before), 1e-4);
-  const Course small = power_sgd_course({.rank = 1, .start_step = 0}, 3, 4, 4);  // 8 * 2 >= 16
-  EXPECT_LT(distance(small), 1e-4);
-}
-
-/// What error feedback promises: the sum of what was applied stays within one error of the truth,
-/// however many passes there were; without it the distance grows with them.
-TEST(PowerSgd, ErrorFeedbackSumsToTheTruth) {
-  const auto course = [](bool feedback, int passes) {
-    return distance(power_sgd_course(
-        {.rank = 2, .start_step = 0, .error_feedback = feedback, .warm_start = true}, passes, 16,
-        16));
-  };
-  const double early = course(true, 40), late = course(true, 160);
-  const double without = course(false, 160);
-  EXPECT_GT(early, 0.1);  // it does compress
-  EXPECT_LT(late, 2 * early);
-  EXPECT_GT(without, 5 * late);
-}
-
-TEST(PowerSgd, GoesOnFromItsStateWithTheSameBits) {
-  run_threads(2, [](ProcessGroup& group) {
-    const auto pass = [&](Reducer& reducer, const Tensor& x, std::uint64_t number) {
-      const auto seed = 10 * number + static_cast<std::uint64_t>(group.rank());
-      kernels::copy(normal(x.shape(), seed), x);
-      reducer.mark_ready(0);
-      reducer.wait();
-      return x.to_vector<float>();
-    };
-    const PowerSgdOptions options{.rank = 2, .start_step = 1};
-    const auto hook = power_sgd(options), resumed_hook = power_sgd(options);
-    const NamedTensors one = {{"w", Tensor::empty({16, 16})}};
-    const NamedTensors other = {{"w", Tensor::empty({16, 16})}};
-    Reducer reducer(group, {.hook = hook}), resumed(group, {.hook = resumed_hook});
-    reducer.register_gradients(one);
-    resumed.register_gradients(other);
-    for (std::uint64_t k = 0; k < 3; ++k) pass(reducer, one[0].tensor, k);
-    resumed.load_state_dict(reducer.state_dict());
-    resumed_hook->load_state_dict(hook->state_dict(true));  // this rank's errors too
-    EXPECT_EQ(pass(reducer, one[0].tensor, 3), pass(resumed, other[0].tensor, 3));
-  });
-}
-
-TEST(Hooks, RefuseOptionsOutOfRange) {
-  expect_error<InvalidArgument>([] { compress_to(DType::f32); }, {"f16 or bf16", "f32"});
-  expect_error<InvalidArgument>([] { communication_hook(nullptr); }, {"expected a function"});
-  expect_error<InvalidArgument>([] { power_sgd({.rank = 0}); }, {"rank of at least 1", "0"});
-  expect_error<InvalidArgument>([] { power_sgd({.start_step = -1}); }, {"start_step"});
-  expect_error<InvalidArgument>([] { power_sgd({.min_compression_rate = -1}); },
-                                {"min_compression_rate"});
-}
-
-// ---- Mistakes
-
-TEST(Reducer, RefusesOptionsThatMakeNoSense) {
-  const auto refuses = [](const ReducerOptions& options, std::initializer_list<std::string> texts) {
-    expect_error<InvalidArgument>([&] { Reducer reducer(ProcessGroup::single(), options); }, texts);
-  };
-  refuses({.bucket_bytes = 0}, {"bucket sizes above 0"});
-  refuses({.delay_allreduce = true, .num_allreduce_streams = 2}, {"one stream", "delay_allreduce"});
-  refuses({.delay_allreduce = true, .trigger_parameters = {"a"}}, {"trigger_parameters", "'a'"});
-  refuses({.num_allreduce_streams = 0}, {"num_allreduce_streams from 1"});
-  refuses({.gradient_predivide_factor = 0.0}, {"gradient_predivide_factor", "above 0"});
-  refuses({.gradient_predivide_factor = std::numeric_limits<double>::infinity()}, {"finite"});
-  refuses({.average = false, .gradient_predivide_factor = 2.0}, {"with average"});
-  const auto hook = compress_to(DType::f16);
-  refuses({.average = false, .hook = hook}, {"hook to divide by itself"});
-  refuses({.gradient_predivide_factor = 2.0, .hook = hook}, {"hook to divide by itself"});
-  refuses({.allreduce_always_fp32 = true, .hook = hook}, {"allreduce_always_fp32"});
-}
-
-TEST(Reducer, NamesWhatIsWrongWithAList) {
-  Reducer reducer(ProcessGroup::single(), {.trigger_parameters = {"z"}});
-  const Tensor x = Tensor::zeros({4, 4});
-  const auto registers = [&](const std::vector<std::string>& names,
-                             const std::vector<TensorView>& views) {
-    return [&reducer, names, views] { reducer.register_gradients(names, views); };
-  };
-  expect_error<InvalidArgument>(registers({"a"}, {x, x}), {"a name for each of 2", "got 1"});
-  expect_error<InvalidArgument>(registers({"a"}, {x.view().slice(1, 0, 2)}), {"dense", "'a'"});
-  const Tensor whole = Tensor::zeros({2}, DType::i64);
-  expect_error<InvalidArgument>(registers({"a"}, {whole}), {"floating", "'a'", "i64"});
-  const TensorView nowhere(x.raw_data(), {4}, DType::f32, {DeviceType::cpu, 77});
-  expect_error<InvalidArgument>(registers({"a"}, {nowhere}), {"cpu:77"});
-  expect_error<InvalidArgument>(registers({"a", "a"}, {x, x}), {"once", "'a' twice"});
-  expect_error<InvalidArgument>(registers({"a"}, {x}), {"trigger_parameters", "'z'"});
-}
-
-TEST(Reducer, NamesWhereListsDifferOnEveryRank) {
-  run_threads(3, [](ProcessGroup& group) {
-    const Tensor x = Tensor::zeros({4, group.rank() == 2 ? 5 : 4});
-    Reducer reducer(group);
-    expect_error<InvalidArgument>(
-        [&] {
-          reducer.register_gradients(NamedTensors{{"w", x}});
-        },
-        {"'w' f32[4, 4]", "rank 0", "f32[4, 5]", "rank 2"});
-  });
-  run_threads(2, [](ProcessGroup& group) {  // wrong by itself, on one rank
-    const Tensor x = Tensor::zeros({4}, group.rank() == 1 ? DType::i64 : DType::f32);
-    Reducer reducer(group);
-    expect_error<InvalidArgument>(
-        [&] {
-          reducer.register_gradients(NamedTensors{{"w", x}});
-        },
-        {group.rank() == 1 ? "[reducer] expected" : "got on rank 1: [reducer] expected",
-         "floating dtype 'w'", "i64"});
-  });
-}
-
-/// Every rank gets a typed error that names the gradient.
-void check_mistake(const std::function<void(Reducer&)>& mistake, const std::string& text) {
-  run_threads(2, [&](ProcessGroup& group) {
-    const NamedTensors gradients = {{"first", Tensor::zeros({4})}, {"second", Tensor::zeros({4})}};
-    Reducer reducer(group, {.first_bucket_bytes = 1, .bucket_bytes = 1});
-    if (group.rank() == 0) {
-      reducer.register_gradients(gradients);
-      expect_error<InvalidArgument>([&] { mistake(reducer); }, {"[reducer]", text});
-      return;
-    }
-    const auto pass = [&] {  // rank 0 may give up before this one knows that they have registered
-      reducer.register_gradients(gradients);
-      for (int k = 0; k < 2; ++k) {
-        reducer.mark_ready(1);
-        reducer.mark_ready(0);
-        reducer.wait();
-      }
-    };
-    expect_error<CommunicationError>(pass, {"rank 0 gave up", text});
-  });
-}
-
-TEST(Reducer, AGradientMarkedTwiceIsAnErrorOnEveryRank) {
-  check_mistake(
-      [](Reducer& reducer) {
-        reducer.mark_ready(1);
-        reducer.mark_ready(1);
-      },
-      "'second' twice");
-}
-TEST(Reducer, AGradientNeverMarkedIsAnErrorOnEveryRank) {
-  check_mistake(
-      [](Reducer& reducer) {
-        reducer.mark_ready(1);
-        reducer.wait();
-      },
-      "no word of 'first'");
-}
-TEST(Reducer, APlaceOutOfTheListIsAnErrorOnEveryRank) {
-  check_mistake([](Reducer& reducer) { reducer.mark_ready(2); }, "one of 2 gradients, got 2");
-}
-
 TEST(Reducer, BeginsAnewAfterAPassIsAbandoned) {
   run_threads(2, [](ProcessGroup& group) {
     const NamedTensors gradients = {{"a", Tensor::zeros({4})}, {"b", Tensor::zeros({4})}};
@@ -723,8 +443,6 @@ TEST(Reducer, WeightsEachRank) {
   });
 }
 
-// ---- Flat buffers
-
 TEST(Reducer, GradientsOfAnotherLossAreAnErrorThatNamesBoth) {
   run_threads(2, [](ProcessGroup& group) {
     Trainer trainer;
@@ -741,33 +459,6 @@ TEST(Reducer, GradientsOfAnotherLossAreAnErrorThatNamesBoth) {
     expect_error<CommunicationError>([&] { pass(core::str("loss ", group.rank())); },
                                      {"'loss 0: gradients", "'loss 1: gradients"});
   });
-}
-
-TEST(Flatten, GoesThereAndBack) {
-  const Tensor a = normal({2, 3}, 1), b = normal({4}, 2);
-  const Tensor channels_last = Tensor::empty_strided({2, 3}, {1, 2}, DType::f32, Device{});
-  kernels::copy(normal({2, 3}, 3), channels_last);
-  const Tensor flat = flatten({a, b, channels_last});
-  ASSERT_EQ(flat.shape(), Shape({16}));
-  auto expected = a.to_vector<float>();
-  const auto more = b.to_vector<float>();
-  expected.insert(expected.end(), more.begin(), more.end());
-  const auto* memory = static_cast<const float*>(channels_last.raw_data());
-  expected.insert(expected.end(), memory, memory + 6);  // in the order of its memory
-  EXPECT_EQ(flat.to_vector<float>(), expected);
-
-  const Tensor c = Tensor::zeros({2, 3}), d = Tensor::zeros({4}),
-               e = Tensor::empty_like(channels_last);
-  unflatten(flat, {c, d, e}, 2.0);
-  for (std::size_t i = 0; i < 6; ++i)
-    EXPECT_EQ(e.to_vector<float>()[i], 2 * channels_last.to_vector<float>()[i]);
-  EXPECT_EQ(c.to_vector<float>()[5], 2 * a.to_vector<float>()[5]);
-
-  expect_error<InvalidArgument>([] { flatten(std::vector<TensorView>{}); },
-                                {"at least one tensor"});
-  const Tensor half = Tensor::zeros({2}, DType::f16);
-  expect_error<InvalidArgument>([&] { flatten({a, half}); }, {"one dtype and device", "f16"});
-  expect_error<InvalidArgument>([&] { unflatten(flat, {a, b}); }, {"10 elements", "16"});
 }
 
 // A trainer's own arrays on two ranks: whose gradient overflowed is known on both, although their
@@ -806,41 +497,6 @@ TEST(Reducer, ItsWorldTellsWhoseGradientsWereNotFinite) {
     EXPECT_EQ(optimizer.steps(), 1);
     EXPECT_EQ(scaled.scale(), 512.0);
     EXPECT_THROW((void)scaled.step({.check = false}), InvalidArgument);
-  });
-}
-
-TEST(Reducer, AVectorThatHasMovedIsNamedOnEveryRank) {
-  run_threads(2, [](ProcessGroup& group) {
-    std::vector<float> gradient(3, 1.0f);
-    Reducer reducer(group);
-    reducer.register_gradients({{"w", Tensor::wrap(gradient, {3})}});
-    if (group.rank() == 1) gradient = std::vector<float>(3, 2.0f);
-    const auto pass = [&] {
-      reducer.mark_ready(0);
-      reducer.wait();
-    };
-    if (group.rank() == 1) {
-      expect_error<InvalidArgument>(pass, {"gradient 'w'", "has moved them"});
-    } else {
-      expect_error<CommunicationError>(pass, {"gradient 'w'", "has moved them"});
-    }
-  });
-}
-
-TEST(Flatten, BroadcastsParametersOfAnyDtype) {
-  run_threads(3, [](ProcessGroup& group) {
-    const double own = group.rank() + 1;
-    const NamedTensors tensors = {{"a", Tensor::full({3}, own)},
-                                  {"b", Tensor::full({5}, own, DType::bf16)},
-                                  {"c", Tensor::full({2, 2}, own)},
-                                  {"n", Tensor::full({1}, own, DType::i64)}};
-    std::vector<std::uint64_t> versions;
-    for (const auto& [name, tensor] : tensors) versions.push_back(tensor.storage()->version());
-    broadcast_parameters(tensors, group, 1);
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      for (const double value : tensors[i].tensor.to_vector()) EXPECT_EQ(value, 2.0);
-      EXPECT_GT(tensors[i].tensor.storage()->version(), versions[i]);
-    }
   });
 }
 
