@@ -556,14 +556,15 @@ class Branches : public nn::Module {
 TEST(WeightsInParts, MayBeUnusedOnSomeRanks) {
   struct Form {
     int ranks, within;
-    bool is_static;
+    bool is_static, stay_whole = false;
   };
-  for (const Form form :
-       {Form{2, 0, false}, Form{3, 0, false}, Form{4, 2, false}, Form{3, 0, true}}) {
+  for (const Form form : {Form{2, 0, false}, Form{3, 0, false}, Form{4, 2, false},
+                          Form{3, 0, true}, Form{3, 0, false, true}}) {
     if (form.ranks > test::ranks_in_order() && core::default_device().is_cuda()) continue;
     SCOPED_TRACE(core::str(form.ranks, " by ", form.within, form.is_static ? ", static" : ""));
     parallel::ShardedOptions options = kStage3;
     options.shard_within = form.within;
+    options.reshard_after_forward = !form.stay_whole;
     (form.is_static ? options.distributed.static_graph
                     : options.distributed.find_unused_parameters) = true;
     test::run_threads(form.ranks, [&](parallel::ProcessGroup& group) {
@@ -576,6 +577,10 @@ TEST(WeightsInParts, MayBeUnusedOnSomeRanks) {
           [&](auto& net, auto& ddp, std::uint64_t step) {
             net.chosen = choose(step);
             const Tensor loss = loss_of(ddp(inputs(group, step)));
+            using Ddp = std::decay_t<decltype(ddp)>;
+            const bool stay =
+                form.stay_whole || std::is_same_v<Ddp, parallel::DistributedDataParallel>;
+            for (const auto& [name, weight] : net.parameters()) EXPECT_EQ(has_memory(weight), stay);
             {
               const autograd::NoGradGuard no_grad;
               (void)ddp(inputs(group, 50 + step));
@@ -659,6 +664,24 @@ TEST(WeightsInParts, AreGatheredByNumbersThatAreNotNegative) {
                     {.stage = parallel::ZeroStage::parameters, .prefetch = -1});
               }),
               HasSubstr("expected prefetch, most_gathered and keep_whole >= 0, got -1, 0 and 0"));
+}
+
+TEST(WeightsInParts, OfAllUnitsAtOnceAreNotFetchedAhead) {
+  const auto expect_refused = [](parallel::ShardedOptions options, const char* got) {
+    options.stage = parallel::ZeroStage::parameters;
+    for (const bool is_static : {false, true}) {
+      test::OddNet net;
+      options.distributed.static_graph = is_static;
+      options.distributed.find_unused_parameters = !is_static;
+      EXPECT_THAT(test::message_of<core::InvalidArgument>([&] {
+                    parallel::ShardedDataParallel(net, parallel::ProcessGroup::single(), options);
+                  }),
+                  HasSubstr(core::str("which gather all units at once, got ", got)));
+    }
+  };
+  expect_refused({.prefetch = 2}, "2 and 0");
+  expect_refused({.prefetch = 0}, "0 and 0");
+  expect_refused({.most_gathered = 7}, "1 and 7");
 }
 
 // What would have no effect.

@@ -85,8 +85,10 @@ Drawn draw_form(Draw& draw, const Recipe& recipe) {
   if (drawn.options.stage == ZeroStage::parameters) {
     if (draw.one_in(3)) drawn.options.units = {"tied"};
     drawn.options.reshard_after_forward = !draw.one_in(3);
-    drawn.options.prefetch = draw.below(4);
-    if (draw.one_in(3)) drawn.options.most_gathered = 20'000;
+    if (!distributed.find_unused_parameters) {
+      drawn.options.prefetch = draw.below(4);
+      if (draw.one_in(3)) drawn.options.most_gathered = 20'000;
+    }
     if (draw.one_in(3)) drawn.options.keep_whole = draw.one_in(2) ? 139 : 1000;
   }
   return drawn;

@@ -26,6 +26,13 @@ const ShardedOptions& checked(const ShardedOptions& options) {
   CAIRN_CHECK(options.prefetch >= 0 && options.most_gathered >= 0 && options.keep_whole >= 0,
               "sharding", "expected prefetch, most_gathered and keep_whole >= 0, got ",
               options.prefetch, ", ", options.most_gathered, " and ", options.keep_whole);
+  const DistributedOptions& distributed = options.distributed;
+  const bool by_graph = !distributed.find_unused_parameters && !distributed.static_graph;
+  CAIRN_CHECK(by_graph || (options.prefetch == ShardedOptions{}.prefetch &&
+                           options.most_gathered == 0),
+              "sharding", "expected no prefetch nor most_gathered with find_unused_parameters or ",
+              "static_graph, which gather all units at once, got ", options.prefetch, " and ",
+              options.most_gathered, " (leave them out; reshard_after_forward is there)");
   return options;
 }
 

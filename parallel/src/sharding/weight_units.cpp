@@ -108,7 +108,7 @@ WeightUnits::WeightUnits(nn::Module& model, ProcessGroup group, const ShardedOpt
     : model_(&model),
       group_(std::move(group)),
       all_at_once_(options.distributed.find_unused_parameters || options.distributed.static_graph),
-      reshard_after_forward_(options.reshard_after_forward && !all_at_once_),
+      reshard_after_forward_(options.reshard_after_forward),
       prefetch_(all_at_once_ ? 0 : options.prefetch),
       most_gathered_(options.most_gathered),
       keep_whole_(options.keep_whole) {

@@ -11,7 +11,7 @@
 //
 // All of that is in the order of the program, which is the same on every rank. Where it need not be
 // (find_unused_parameters), a forward or backward begins with the gathers of all units, in their
-// own order, and they stay whole until it ends, or the backward after it.
+// own order, and they stay whole until it ends.
 #pragma once
 
 #include <cstdint>

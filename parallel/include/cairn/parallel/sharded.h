@@ -29,9 +29,9 @@
 // model (ShardedOptions::units) is in a forward, and from the first operation of a backward that
 // needs it until the unit's gradients are there; the next unit is gathered meanwhile. All ranks run
 // the same graph, unless find_unused_parameters or static_graph says that they do not: all units
-// are gathered at the beginning of a forward then, and whole until its backward has ended. A use of
-// a weight elsewhere (an average, a clamp, an initialiser) is InvalidArgument unless
-// gather_parameters() has made it whole. Forwards on the model itself gather as well, on every
+// are gathered at the beginning of a forward, and of a backward, then, and whole until it has
+// ended. A use of a weight elsewhere (an average, a clamp, an initialiser) is InvalidArgument
+// unless gather_parameters() has made it whole. Forwards on the model itself gather as well, on every
 // rank. A pointer from data() is good as long as the weight is whole. join() is Unsupported.
 //
 // A model that is described by nn::DeferredInit is born in parts: no process ever holds all of its
@@ -81,7 +81,8 @@ struct ShardedOptions {
   std::vector<std::string> units;
   /// false: weights stay whole from the forward to the backward, which gathers none then.
   bool reshard_after_forward = true;
-  /// So many of the next units are gathered while one works; each takes its memory.
+  /// So many of the next units are gathered while one works; each takes its memory. Neither this nor
+  /// most_gathered with find_unused_parameters or static_graph (InvalidArgument).
   int prefetch = 1;
   /// A unit is gathered ahead only where the weights of all units that are whole or on their way
   /// have at most so many elements then. 0: no bound.
