@@ -106,6 +106,41 @@ TEST(WeightMemory, IsWhatTheFormulaSays) {
   });
 }
 
+// Between a forward and the backward 2 n / reshard_within bytes more.
+TEST(WeightMemory, AfterAForwardIsThatOfTheGroupsParts) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "of CPUs";
+  test::run_ranks(4, [](parallel::ProcessGroup& group) {
+    nn::Sequential net;
+    for (int i = 0; i < 8; ++i) net.add(nn::Linear(301, 301));
+    parallel::ShardedOptions options = kStage3;
+    options.reshard_within = 2;
+    parallel::ShardedDataParallel sharded(net, group, options);
+    optim::FusedAdam optimizer(net.parameters());
+    amp::Amp precision = amp::initialize(
+        net, optimizer,
+        {.opt_level = amp::OptLevel::O2, .half_dtype = DType::bf16, .world = sharded.world()});
+    constexpr std::size_t kElements = 8 * (301 * 301 + 301), kBlocks = 16 * 1024;
+    const auto expect_held = [](std::size_t bytes, const char* when) {
+      SCOPED_TRACE(when);
+      EXPECT_NEAR(held(core::MemoryCategory::parameters), bytes, 2.0 * kBlocks);
+    };
+    for (int step = 0; step < 3; ++step) {
+      const Tensor loss = loss_of(sharded(inputs(group, 1, 301)));
+      expect_held(2 * kElements / 4 + 2 * kElements / 2, "after the forward");
+      {
+        const autograd::NoGradGuard no_grad;
+        (void)sharded(inputs(group, 2, 301));
+      }
+      expect_held(2 * kElements / 4 + 2 * kElements / 2, "after an evaluation");
+      precision.backward(loss);
+      expect_held(2 * kElements / 4, "after the backward");
+      (void)sharded(inputs(group, 3, 301));  // has no backward
+      ASSERT_TRUE(precision.step().applied);
+      expect_held(2 * kElements / 4, "after the step");
+    }
+  });
+}
+
 TEST(WeightsInParts, AreWholeOnlyWhereTheyAreUsed) {
   test::run_threads(2, [](parallel::ProcessGroup& group) {
     nn::Sequential net(nn::Linear(5, 600), nn::Linear(600, 300), nn::Linear(300, 5));
@@ -357,6 +392,64 @@ TEST(WeightsInParts, HaveTheSameBitsWhateverTheUnits) {
   }
 }
 
+// Whoever gathers from whom: parts of a smaller group, between steps those of all.
+TEST(WeightsInParts, MayStayInASmallerGroup) {
+  if (core::default_device().is_cuda()) GTEST_SKIP() << "of CPUs";
+  std::vector<parallel::ShardedOptions> forms(5, kStage3);
+  forms[1].shard_within = 4, forms[1].prefetch = 3;
+  forms[2].units = {"tied"}, forms[2].keep_whole = test::kHidden;
+  forms[3].distributed.find_unused_parameters = true;
+  forms[4].reshard_within = 1;
+  for (auto& options : forms) {
+    if (options.reshard_within == 0) options.reshard_within = 2;
+    test::run_threads(4, [&](parallel::ProcessGroup& group) {
+      const auto run = [&](auto& /*net*/, auto& ddp, std::uint64_t step) {
+        const Tensor first = loss_of(ddp(inputs(group, 20 + step)));
+        const Tensor second = loss_of(ddp(inputs(group, 40 + step)));
+        {
+          const autograd::NoGradGuard no_grad;
+          (void)ddp(inputs(group, 60 + step));
+        }
+        {
+          const auto no_sync = ddp.no_sync();
+          autograd::backward(first);
+          autograd::backward(second);
+        }
+        autograd::backward(loss_of(ddp(inputs(group, step))));
+        (void)ddp(inputs(group, 80 + step));  // has no backward
+      };
+      expect_bits_of_plain<test::OddNet>(group, run, options);
+    });
+  }
+  test::run_threads(4, [](parallel::ProcessGroup& group) {
+    parallel::ShardedOptions options = kStage3;
+    options.reshard_within = 2;
+    expect_bits_of_plain<Recomputed>(
+        group,
+        [&](auto&, auto& ddp, std::uint64_t step) {
+          autograd::backward(loss_of(ddp(inputs(group, step))));
+        },
+        options);
+  });
+}
+
+TEST(WeightsInParts, StayInGroupsThatDivideTheRanks) {
+  const auto refused = [](parallel::ProcessGroup& group, parallel::ShardedOptions options) {
+    test::OddNet net;
+    options.stage = parallel::ZeroStage::parameters;
+    return test::message_of<core::InvalidArgument>(
+        [&] { parallel::ShardedDataParallel(net, group, options); });
+  };
+  test::run_threads(4, [&](parallel::ProcessGroup& group) {
+    EXPECT_THAT(refused(group, {.reshard_within = 3}),
+                HasSubstr("expected reshard_within to divide the number of ranks, 4, got 3"));
+    EXPECT_THAT(refused(group, {.shard_within = 2, .reshard_within = 4}),
+                HasSubstr("expected reshard_within to divide the number of ranks, 2, got 4"));
+    EXPECT_THAT(refused(group, {.reshard_after_forward = false, .reshard_within = 2}),
+                HasSubstr("expected no reshard_within with reshard_after_forward = false, got 2"));
+  });
+}
+
 // Of a MiB and more: they are gathered where they lie.
 TEST(WeightsInParts, MayBeLarge) {
   class Large : public nn::Sequential {
@@ -558,8 +651,8 @@ TEST(WeightsInParts, MayBeUnusedOnSomeRanks) {
     int ranks, within;
     bool is_static, stay_whole = false;
   };
-  for (const Form form : {Form{2, 0, false}, Form{3, 0, false}, Form{4, 2, false},
-                          Form{3, 0, true}, Form{3, 0, false, true}}) {
+  for (const Form form : {Form{2, 0, false}, Form{3, 0, false}, Form{4, 2, false}, Form{3, 0, true},
+                          Form{3, 0, false, true}}) {
     if (form.ranks > test::ranks_in_order() && core::default_device().is_cuda()) continue;
     SCOPED_TRACE(core::str(form.ranks, " by ", form.within, form.is_static ? ", static" : ""));
     parallel::ShardedOptions options = kStage3;
@@ -633,6 +726,7 @@ TEST(ShardedOptions, MustBeTheSameOnAllRanks) {
       {{.stage = stage, .reshard_after_forward = false},
        "reshard_after_forward true",
        "reshard_after_forward false"},
+      {{.stage = stage, .reshard_within = 2}, "reshard_within 0", "reshard_within 2"},
       {{.stage = stage, .prefetch = 2}, "prefetch 1", "prefetch 2"},
       {{.stage = stage, .most_gathered = 7}, "most_gathered 0", "most_gathered 7"},
       {{.stage = stage, .keep_whole = 7}, "keep_whole 0", "keep_whole 7"}};
@@ -699,6 +793,7 @@ TEST(WeightsInParts, AloneHaveOptionsOfTheirs) {
     };
     expect_refused({.units = {"first"}}, "units");
     expect_refused({.reshard_after_forward = false}, "reshard_after_forward = false");
+    expect_refused({.reshard_within = 2}, "reshard_within");
     expect_refused({.prefetch = 0}, "prefetch");
     expect_refused({.most_gathered = 1}, "most_gathered");
     expect_refused({.keep_whole = 1}, "keep_whole");

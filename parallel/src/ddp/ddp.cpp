@@ -67,6 +67,8 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
       options(o.distributed),
       stage(s),
       shards(stage ? shard_group(group, o.shard_within) : group),
+      near(stage == ZeroStage::parameters ? shard_group(shards, o.reshard_within, "reshard_within")
+                                          : shards),
       reducer(group, reducer_options(o, shards_gradients())),
       reducer_world(reducer.world()),
       parameters(m.parameters()),
@@ -75,7 +77,7 @@ DistributedDataParallel::Impl::Impl(nn::Module& m, ProcessGroup g, const Sharded
       unused(options.static_graph) {
   check_communicators(parameters);
   if (stage == ZeroStage::parameters && shards.world_size() > 1)
-    units = std::make_shared<WeightUnits>(m, shards, o);
+    units = std::make_shared<WeightUnits>(m, shards, near, o);
   for (const std::string& trigger : options.trigger_parameters) {
     const auto names = names_of(parameters);
     CAIRN_CHECK(std::find(names.begin(), names.end(), trigger) != names.end(), "ddp",

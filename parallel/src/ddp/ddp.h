@@ -114,6 +114,7 @@ struct DistributedDataParallel::Impl final : core::GradientReducer,
   DistributedOptions options;
   std::optional<ZeroStage> stage;  // of a ShardedDataParallel
   ProcessGroup shards;             // the ranks that divide a copy; all but for hybrid sharding
+  ProcessGroup near;               // those of them who keep a copy from a forward to its backward
   /// The arena's, where ranks divide gradients: it has no buffers while this lives.
   std::shared_ptr<const void> without_buffers = std::make_shared<char>();
   std::shared_ptr<WeightUnits> units;  // null: weights are whole (all but stage 3)

@@ -48,9 +48,9 @@ std::string list(const ShardedOptions& options, std::optional<ZeroStage> stage) 
   std::ostringstream out;
   out << std::boolalpha << "stage " << (stage ? static_cast<int>(*stage) : 0) << "\nunits";
   for (const std::string& unit : options.units) out << " '" << unit << "'";
-  out << "\nreshard_after_forward " << options.reshard_after_forward << "\nprefetch "
-      << options.prefetch << "\nmost_gathered " << options.most_gathered << "\nkeep_whole "
-      << options.keep_whole << "\n";
+  out << "\nreshard_after_forward " << options.reshard_after_forward << "\nreshard_within "
+      << options.reshard_within << "\nprefetch " << options.prefetch << "\nmost_gathered "
+      << options.most_gathered << "\nkeep_whole " << options.keep_whole << "\n";
   return out.str();
 }
 

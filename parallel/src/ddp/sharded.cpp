@@ -20,19 +20,23 @@ const ShardedOptions& checked(const ShardedOptions& options) {
   };
   refuse("units", !options.units.empty());
   refuse("reshard_after_forward = false", !options.reshard_after_forward);
+  refuse("reshard_within", options.reshard_within != 0);
   refuse("prefetch", options.prefetch != ShardedOptions{}.prefetch);
   refuse("most_gathered", options.most_gathered != 0);
   refuse("keep_whole", options.keep_whole != 0);
   CAIRN_CHECK(options.prefetch >= 0 && options.most_gathered >= 0 && options.keep_whole >= 0,
               "sharding", "expected prefetch, most_gathered and keep_whole >= 0, got ",
               options.prefetch, ", ", options.most_gathered, " and ", options.keep_whole);
+  CAIRN_CHECK(options.reshard_after_forward || options.reshard_within == 0, "sharding",
+              "expected no reshard_within with reshard_after_forward = false, got ",
+              options.reshard_within);
   const DistributedOptions& distributed = options.distributed;
   const bool by_graph = !distributed.find_unused_parameters && !distributed.static_graph;
-  CAIRN_CHECK(by_graph || (options.prefetch == ShardedOptions{}.prefetch &&
-                           options.most_gathered == 0),
-              "sharding", "expected no prefetch nor most_gathered with find_unused_parameters or ",
-              "static_graph, which gather all units at once, got ", options.prefetch, " and ",
-              options.most_gathered, " (leave them out; reshard_after_forward is there)");
+  CAIRN_CHECK(
+      by_graph || (options.prefetch == ShardedOptions{}.prefetch && options.most_gathered == 0),
+      "sharding", "expected no prefetch nor most_gathered with find_unused_parameters or ",
+      "static_graph, which gather all units at once, got ", options.prefetch, " and ",
+      options.most_gathered, " (leave them out; reshard_after_forward is there)");
   return options;
 }
 
@@ -62,11 +66,18 @@ GatheredParameters::~GatheredParameters() {
 /// Two communicators of NCCL's that are at work on a GPU at once may each keep the other's kernel
 /// from starting. Gathers and reductions of one stream are in order.
 void DistributedDataParallel::Impl::check_communicators(const NamedTensors& of) const {
-  const bool of_groups = shards.world_size() > 1 && shards.world_size() < group.world_size();
+  const auto part_of = [](const ProcessGroup& some, const ProcessGroup& all) {
+    return some.world_size() > 1 && some.world_size() < all.world_size();
+  };
   const bool at_once = stage == ZeroStage::parameters || options.num_allreduce_streams > 1;
-  if (!of_groups || !at_once) return;
+  const bool shards_at_once = part_of(shards, group) && at_once;
   for (const auto& [name, tensor] : of) {
-    if (tensor.device().is_cuda())
+    if (tensor.device().is_cpu()) continue;
+    if (part_of(near, shards))
+      core::fail<core::Unsupported>(
+          "sharding", "expected reshard_within on CPUs alone, got '", name, "' on ",
+          tensor.device(), " (reshard_after_forward = false gathers for the forward only)");
+    if (shards_at_once)
       core::fail<core::Unsupported>(
           "sharding", "expected ZeroStage::optimizer_states or gradients, and one stream, for ",
           "shard_within on GPUs, got ",

@@ -28,6 +28,13 @@ TensorView quiet(const Tensor& x) {
   return view;
 }
 
+Tensor copied_part(const Tensor& whole, core::ElementRange range) {
+  const core::MemoryCategoryGuard category(core::MemoryCategory::parameters);
+  Tensor part = Tensor::empty({range.size()}, whole.dtype(), whole.device());
+  kernels::copy(core::part_of(quiet(whole), range), part);
+  return part;
+}
+
 /// Blocks of a list are layers of their own.
 bool is_list(const nn::Module& module) {
   return module.kind() == "Sequential" || module.kind() == "ModuleList";
@@ -55,7 +62,8 @@ struct WeightUnits::Unit {
   nn::Module* module = nullptr;
   NamedTensors weights;
   bool whole = false;
-  std::int64_t gradients = 0;  // ready, in this backward
+  std::int64_t gradients = 0;      // ready, in this backward
+  std::vector<Tensor> near_parts;  // of each weight; empty: a gather is of this rank's own parts
 
   // On their way.
   std::vector<Tensor> arriving;  // of each weight
@@ -104,11 +112,13 @@ class WeightUnits::Part final : public WeightInParts {
   Unit* unit_;
 };
 
-WeightUnits::WeightUnits(nn::Module& model, ProcessGroup group, const ShardedOptions& options)
+WeightUnits::WeightUnits(nn::Module& model, ProcessGroup group, ProcessGroup near,
+                         const ShardedOptions& options)
     : model_(&model),
       group_(std::move(group)),
+      near_(std::move(near)),
       all_at_once_(options.distributed.find_unused_parameters || options.distributed.static_graph),
-      reshard_after_forward_(options.reshard_after_forward),
+      reshard_after_forward_(options.reshard_after_forward && options.reshard_within != 1),
       prefetch_(all_at_once_ ? 0 : options.prefetch),
       most_gathered_(options.most_gathered),
       keep_whole_(options.keep_whole) {
@@ -186,10 +196,8 @@ void WeightUnits::divide(const NamedTensor& weight, Unit& unit) {
               "' on ", tensor.device(), " beside others on ", unit.weights.front().tensor.device());
   kernels::MasterWeight::of(tensor);  // follow what was written
   const auto range = core::even_part(tensor.numel(), group_.rank(), group_.world_size());
-  const core::MemoryCategoryGuard category(core::MemoryCategory::parameters);
-  Tensor kept = Tensor::empty({range.size()}, tensor.dtype(), tensor.device());
-  kernels::copy(core::part_of(quiet(tensor), range), kept);
-  const auto part = std::make_shared<Part>(std::move(kept), range, weak_from_this(), unit);
+  const auto part =
+      std::make_shared<Part>(copied_part(tensor, range), range, weak_from_this(), unit);
   storage->make_returnable([part = std::weak_ptr<Part>(part), name = weight.name] {
     if (const auto alive = part.lock()) alive->bring(name);
   });
@@ -197,6 +205,7 @@ void WeightUnits::divide(const NamedTensor& weight, Unit& unit) {
   kernels::MasterWeight::keep_part(tensor, range);
   kernels::MasterWeight::moved(tensor);
   if (!unit.has(tensor)) unit.weights.push_back(weight);
+  unit.near_parts.clear();
 }
 
 // ---- A forward
@@ -211,9 +220,9 @@ class WeightUnits::Forward {
                        (!units_.reshard_after_forward_ && autograd::grad_enabled());
     if (stays) return;
     if (units_.forwards_ == 0) {
-      units_.let_go_of_all();
+      for (const auto& unit : units_.units_) units_.let_go_of_whole(*unit);
     } else if (!units_.all_at_once_) {
-      units_.let_go(unit_);
+      units_.let_go_of_whole(unit_);
     }
   }
   Forward(const Forward&) = delete;
@@ -234,7 +243,29 @@ Tensor WeightUnits::forward(Unit& unit, const Tensor& x, const nn::Module::Forwa
   if (!order_known_ && !autograd::in_backward()) learn(unit);
   Tensor y = next(x);
   order_known_ = order_known_ || is_first;
+  const bool has_backward = autograd::grad_enabled() && !autograd::in_backward();
+  if (near_.world_size() == group_.world_size() || !has_backward || gathered_) return y;
+  if (forwards_ > 1 && !all_at_once_) keep_near_parts(unit);
+  if (forwards_ > 1) return y;
+  for (const auto& each : units_) keep_near_parts(*each);
   return y;
+}
+
+/// What remains when the unit is let go of.
+void WeightUnits::keep_near_parts(Unit& unit) {
+  if (!unit.whole || !unit.near_parts.empty()) return;
+  try {
+    for (const NamedTensor& weight : unit.weights) {
+      const Tensor& whole = weight.tensor;
+      const auto range = core::even_part(whole.numel(), near_.rank(), near_.world_size());
+      const bool in_parts = WeightInParts::of(whole) != nullptr;
+      unit.near_parts.push_back(in_parts ? copied_part(whole, range) : Tensor());
+    }
+  } catch (const std::exception& error) {
+    unit.near_parts.clear();
+    group_.abort(core::str("the weights of '", unit.name, "': ", error.what()));
+    throw;
+  }
 }
 
 void WeightUnits::learn(Unit& unit) {
@@ -267,29 +298,33 @@ void WeightUnits::bring_all() {
 /// Its gather follows those that this rank has called before, on a stream of its own.
 void WeightUnits::start(Unit& unit) {
   const Stream stream = stream_of(unit.device());
+  const bool near = !unit.near_parts.empty();
+  const ProcessGroup& group = near ? near_ : group_;
   try {
     const core::MemoryCategoryGuard category(core::MemoryCategory::parameters);
     std::vector<PartAndWhole> gathers;
-    for (const auto& [name, tensor] : unit.weights) {
+    for (std::size_t i = 0; i < unit.weights.size(); ++i) {
+      const auto& [name, tensor] = unit.weights[i];
       const WeightInParts* parts = WeightInParts::of(tensor);
       unit.arriving.push_back(parts == nullptr
                                   ? Tensor()
                                   : Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()));
       if (parts == nullptr) continue;
+      const Tensor& part = near ? unit.near_parts[i] : parts->part();
       unit.arriving.back().storage()->record_use(stream);
-      parts->part().storage()->record_use(stream);
+      part.storage()->record_use(stream);
       PartAndWhole& one = gathers.emplace_back();
       one.name = name;
-      one.part = quiet(parts->part());
+      one.part = quiet(part);
       one.whole = quiet(unit.arriving.back());
-      for (int rank = 0; rank < group_.world_size(); ++rank)
-        one.counts.push_back(core::even_part(tensor.numel(), rank, group_.world_size()).size());
+      for (int rank = 0; rank < group.world_size(); ++rank)
+        one.counts.push_back(core::even_part(tensor.numel(), rank, group.world_size()).size());
     }
     Event ready(unit.device());
     ready.record(Stream::current(unit.device()));
     stream.wait(ready);
     const core::StreamGuard guard(stream);
-    gather_parts(gathers, group_);
+    gather_parts(gathers, group);
     unit.arrived.emplace(unit.device());
     unit.arrived->record(stream);
   } catch (const std::exception& error) {
@@ -334,6 +369,11 @@ void WeightUnits::fetch_ahead(const Unit& unit) {
 }
 
 void WeightUnits::let_go(Unit& unit) {
+  unit.near_parts.clear();
+  let_go_of_whole(unit);
+}
+
+void WeightUnits::let_go_of_whole(Unit& unit) {
   unit.arriving.clear();
   unit.arrived.reset();
   if (!std::exchange(unit.whole, false)) return;

@@ -12,6 +12,10 @@
 // All of that is in the order of the program, which is the same on every rank. Where it need not be
 // (find_unused_parameters), a forward or backward begins with the gathers of all units, in their
 // own order, and they stay whole until it ends.
+//
+// With reshard_within a unit that is let go of after its forward leaves the parts that a smaller
+// group of ranks divides: gathers come from these until somebody asks for this rank's own part (to
+// write it), or the unit's gradients are there.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +37,8 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   struct Unit;
 
   /// Throws InvalidArgument for a unit that the model has not.
-  WeightUnits(nn::Module& model, ProcessGroup group, const ShardedOptions& options);
+  WeightUnits(nn::Module& model, ProcessGroup group, ProcessGroup near,
+              const ShardedOptions& options);
   /// Takes its wrappers off the model. Weights stay in parts.
   ~WeightUnits();
   WeightUnits(const WeightUnits&) = delete;
@@ -68,13 +73,16 @@ class WeightUnits : public std::enable_shared_from_this<WeightUnits> {
   const core::Stream& stream_of(Device device);
   void fetch_ahead(const Unit& unit);
   void take_over();
+  void keep_near_parts(Unit& unit);
+  void let_go_of_whole(Unit& unit);
   void let_go(Unit& unit);
   void let_go_of_all();
   void follow_backward();
 
   nn::Module* model_;
   ProcessGroup group_;
-  bool all_at_once_;  // ranks' losses may reach other units: nobody gathers by what they use
+  ProcessGroup near_;  // those of them who keep a copy from a forward to its backward
+  bool all_at_once_;   // ranks' losses may reach other units: nobody gathers by what they use
   bool reshard_after_forward_;
   int prefetch_;                // units
   std::int64_t most_gathered_;  // elements; 0: any number

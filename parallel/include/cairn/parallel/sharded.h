@@ -81,6 +81,12 @@ struct ShardedOptions {
   std::vector<std::string> units;
   /// false: weights stay whole from the forward to the backward, which gathers none then.
   bool reshard_after_forward = true;
+  /// Between a forward and the backward so many neighbours (a host's ranks) of those that divide a
+  /// copy keep a unit's weights among each other, and the backward gathers within them. Takes
+  /// 1 / reshard_within of the weights meanwhile. 0: all who divide a copy; 1: as
+  /// reshard_after_forward = false. Must divide shard_within, or the number of ranks. On GPUs 0, 1
+  /// or all alone (Unsupported).
+  int reshard_within = 0;
   /// So many of the next units are gathered while one works; each takes its memory. Neither this nor
   /// most_gathered with find_unused_parameters or static_graph (InvalidArgument).
   int prefetch = 1;
