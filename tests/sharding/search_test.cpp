@@ -8,6 +8,8 @@
 
 #include <filesystem>
 
+#include "cairn/checkpointing/state_file.h"
+#include "checkpointing/temporary_folder.h"
 #include "parallel/ranks.h"
 #include "sharding/training.h"
 #include "support/search.h"
@@ -85,6 +87,10 @@ Drawn draw_form(Draw& draw, const Recipe& recipe) {
   if (drawn.options.stage == ZeroStage::parameters) {
     if (draw.one_in(3)) drawn.options.units = {"tied"};
     drawn.options.reshard_after_forward = !draw.one_in(3);
+    const int divide = drawn.options.shard_within == 0 ? drawn.ranks : drawn.options.shard_within;
+    const bool cpu_groups = !core::default_device().is_cuda() && divide % 2 == 0;
+    if (drawn.options.reshard_after_forward && cpu_groups && draw.one_in(2))
+      drawn.options.reshard_within = divide / 2;
     if (!distributed.find_unused_parameters) {
       drawn.options.prefetch = draw.below(4);
       if (draw.one_in(3)) drawn.options.most_gathered = 20'000;
@@ -113,6 +119,7 @@ std::ostream& operator<<(std::ostream& out, const Drawn& drawn) {
   if (distributed.find_unused_parameters) out << ", unused parameters";
   if (!options.units.empty()) out << ", one unit";
   if (!options.reshard_after_forward) out << ", whole after forwards";
+  if (options.reshard_within > 0) out << ", in " << options.reshard_within << " after forwards";
   if (options.prefetch != 1) out << ", " << options.prefetch << " ahead";
   if (options.most_gathered > 0) out << ", at most " << options.most_gathered;
   if (options.keep_whole > 0) out << ", small ones whole to " << options.keep_whole;
@@ -160,7 +167,7 @@ class Pair {
 
   /// Returns what it did.
   std::string call(Draw& draw) {
-    switch (draw.below(14)) {
+    switch (draw.below(15)) {
       case 0:
       case 1:
       case 2:
@@ -182,6 +189,8 @@ class Pair {
         return draw.one_in(2) ? write_weights(draw) : change_rate(draw);
       case 12:
         return draw.one_in(2) ? freeze(draw) : alone(draw);
+      case 13:
+        return export_model(draw);
       default:
         return draw.one_in(2) ? exchange_states() : states_and_back();
     }
@@ -319,6 +328,28 @@ class Pair {
     return "each resumes from the other's checkpoint";
   }
 
+  /// By all ranks, in one file or several: both have the same bytes.
+  std::string export_model(Draw& draw) {
+    const std::uint64_t file_bytes = draw.of<std::uint64_t>({1'000'000'000, 50'000, 5'000});
+    std::vector<std::string> folders;
+    both([&](Training& one) {
+      folders.push_back(core::str(folder_, "/export", saves_, "-", exports_++));
+      checkpointing::write_safetensors_model(
+          folders.back(), one.net.state_dict(),
+          {.file_bytes = file_bytes, .world = one.ddp().world()});
+    });
+    std::size_t files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folders[0])) {
+      const std::string name = entry.path().filename().string();
+      EXPECT_EQ(checkpointing::read_bytes(folders[1] + "/" + name),
+                checkpointing::read_bytes(entry.path().string()))
+          << name;
+      ++files;
+    }
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folders[1]), {}), files);
+    return core::str("exported in ", files, " files");
+  }
+
   std::string states_and_back() {
     both([](Training& one) {
       one.optimizer->load_state_dict(one.optimizer->state_dict());
@@ -331,7 +362,7 @@ class Pair {
   bool divides_gradients_, knows_culprits_, one_reduction_;
   int ranks_;
   std::string folder_;
-  std::int64_t batch_, saves_;
+  std::int64_t batch_, saves_, exports_ = 0;
   bool updated_;
   int pending_ = 0;     // backwards since the last step
   bool local_ = false;  // none of which has reduced
