@@ -230,14 +230,14 @@ Allocator::Block Allocator::take_cached_pages(std::size_t bytes, void* stream) {
   return best == cache_.end() ? Block{} : cut(best, bytes);
 }
 
-// Where there is room, a sixteenth more than the block, which the next one may need, and a tenth of
-// all that is live, since few large segments leave less in pieces.
+// As far as there is room, three sixteenths more than the block, which the next one may need, and a
+// seventh of all that is live, since few large segments leave less in pieces.
 std::size_t Allocator::segment_for(std::size_t block_bytes) const {
   const std::size_t live = std::max(most_live_, stats_.reserved - cached_ + block_bytes);
   const std::size_t most = std::min({capacity_, cache_bound_, most_reserved(live, cuts_)});
-  const std::size_t wanted =
-      round_up(std::max(block_bytes + block_bytes / 16, live / 10), kSegment);
-  return stats_.reserved + wanted <= most ? wanted : round_up(block_bytes, kSegment);
+  const std::size_t room = (most - std::min(most, stats_.reserved)) / kSegment * kSegment;
+  const std::size_t wanted = std::max(block_bytes + block_bytes / 16 * 3, live / 7);
+  return std::clamp(room, round_up(block_bytes, kSegment), round_up(wanted, kSegment));
 }
 
 // Where the system refuses, all that can be given back is, and it is asked once more.

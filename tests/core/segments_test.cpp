@@ -208,31 +208,29 @@ TEST_P(Lengths, ThatChangeFromStepToStepNeedNothingMoreOfTheSystem) {
         return storage;
       });
       std::mt19937 random(seed);
-      int in_first = 0, in_hundred = 0;
+      int in_first = 0;
       for (int k = 0; k < kSteps; ++k) {
         const int before = system.calls;
         const std::size_t peak = allocator.stats().peak_total;
         model.step(sequences * (least + random() % (most + 1 - least)));
         if (k < kFirst) in_first = system.calls;
-        if (k < 100) in_hundred = system.calls;
         const bool asks = k >= kFirst && system.calls > before;
         EXPECT_TRUE(!asks || allocator.stats().peak_total > peak) << "step " << k;
       }
-      EXPECT_LE(system.calls, 150);  // 13 a layer
+      EXPECT_LE(system.calls, 50);
       later += system.calls - in_first;
       runs_without += system.calls == in_first ? 1 : 0;
       const MemoryStats stats = allocator.stats();
       reserved.push_back(static_cast<double>(stats.reserved) /
                          static_cast<double>(stats.peak_total));
-      EXPECT_TRUE(sequences != 4 || reserved.back() <= 1.15) << reserved.back();
-      EXPECT_TRUE(sequences != 4 || seed != 1 || system.calls == in_hundred);
+      EXPECT_LE(reserved.back(), 1.15);
+      EXPECT_TRUE(sequences != 4 || system.calls == in_first);
     }
   }
-  EXPECT_LE(later, 30);  // of 1,800 steps
-  EXPECT_GE(2 * runs_without, runs);
+  EXPECT_LE(later, 8);  // of 1,800 steps, all in one run
+  EXPECT_GE(runs_without, runs - 1);
   std::sort(reserved.begin(), reserved.end());
-  EXPECT_LE(reserved[reserved.size() / 2], 1.15);
-  EXPECT_LE(reserved.back(), 1.2);
+  EXPECT_LE(reserved[reserved.size() / 2], 1.12);
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, Lengths,
@@ -248,6 +246,35 @@ TEST(SpareMemory, IsNotInsistedOn) {
   allocator.allocate(*storage, 18 * kMiB, MemoryCategory::activations, nullptr);
   EXPECT_EQ(small.calls, 1);
   EXPECT_EQ(allocator.stats().reserved, 18 * kMiB);
+}
+
+TEST(SpareMemory, TakesNoOthersBlocksFromThem) {
+  Addresses small(42 * kMiB);
+  Allocator allocator({DeviceType::cuda, 0}, /*pinned=*/false, &small);
+  int streams[2];
+  const auto take = [&](std::size_t bytes, int stream) {
+    std::shared_ptr<Storage> storage = Storage::wrap(nullptr, 0, {}, nullptr);
+    allocator.allocate(*storage, bytes, MemoryCategory::activations, &streams[stream]);
+    return storage;
+  };
+  take(20 * kMiB, 0);
+  const auto other = take(18 * kMiB, 1);  // there is room for it, and none to spare
+  EXPECT_EQ(small.calls, 2);
+  EXPECT_EQ(small.segments.size(), 2u);
+}
+
+TEST(SpareMemory, IsWithinTheCapacityAndTheBound) {
+  for (const bool capacity : {true, false}) {
+    Addresses system;
+    Allocator allocator({DeviceType::cuda, 0}, /*pinned=*/false, &system);
+    capacity ? allocator.set_capacity(41 * kMiB) : allocator.set_cache_bound(41 * kMiB);
+    std::shared_ptr<Storage> two[2];
+    for (auto& storage : two) {
+      storage = Storage::wrap(nullptr, 0, {}, nullptr);
+      allocator.allocate(*storage, 18 * kMiB, MemoryCategory::activations, nullptr);
+    }
+    EXPECT_EQ(allocator.stats().reserved, 40 * kMiB) << capacity;  // 22, and 18
+  }
 }
 
 }  // namespace
