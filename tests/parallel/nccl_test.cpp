@@ -149,6 +149,22 @@ TEST(Nccl, ResultsAreTheCpusInThreads) {
   run_as_threads(check_collectives);
 }
 
+// The simulator names collectives of two communicators that no stream orders.
+TEST(Nccl, AsyncFollowsWhatAnotherGroupHasInTheCurrentStream) {
+  if (!two_gpus()) GTEST_SKIP() << "needs two GPUs";
+  run_as_threads([](ProcessGroup& group) {
+    const ProcessGroup part = group.split(0);
+    const Tensor x = on(gpu(group), Tensor::full({100}, 1.0)), y = on(gpu(group), x);
+    for (int k = 0; k < 3; ++k) {
+      part.all_reduce(y, ReduceOp::sum, "y");
+      const Work work = group.async(x.device(), [&] { group.all_reduce(x, ReduceOp::sum, "x"); });
+      work.wait();
+    }
+    EXPECT_EQ(x.to_vector(), std::vector<double>(100, 8.0));
+    EXPECT_EQ(y.to_vector(), std::vector<double>(100, 8.0));
+  });
+}
+
 #ifdef CAIRN_SIMULATED_GPUS
 TEST(Nccl, APartOfAConnectedGroupNeedsNoNewRendezvous) {
   run_as_threads([](ProcessGroup& group) {

@@ -54,8 +54,31 @@ TEST(HybridSharding, OnGpusHasOneCommunicatorAtWork) {
           test::message_of<core::Unsupported>([&] { ShardedDataParallel(net, group, options); }),
           HasSubstr("for shard_within on GPUs"));
     }
+    parallel::Reducer copies(group, {.num_allreduce_streams = 2, .shard = true, .shard_within = 1});
+    EXPECT_THAT(test::message_of<core::Unsupported>([&] {
+                  copies.register_gradients({{"gradient", Tensor::zeros({8})}});
+                }),
+                HasSubstr("one stream for shard_within on GPUs"));
     group.barrier();  // it lives
     ShardedDataParallel(net, group, {.stage = ZeroStage::gradients, .shard_within = 2});
+  });
+}
+
+// Its gathers of weights follow the reductions, whatever streams those take.
+TEST(HybridSharding, OfStatesTakesSeveralStreams) {
+  test::run_threads(4, [](parallel::ProcessGroup& group) {
+    nn::Sequential net(nn::Linear(30, 40), nn::Linear(40, 30));
+    parallel::ShardedOptions options{.stage = ZeroStage::optimizer_states, .shard_within = 2};
+    options.distributed.num_allreduce_streams = 2;
+    options.distributed.first_bucket_bytes = options.distributed.bucket_bytes = 1000;
+    ShardedDataParallel sharded(net, group, options);
+    optim::FusedAdam optimizer(net.parameters());
+    for (int step = 0; step < 3; ++step) {
+      autograd::backward(
+          autograd::mse_loss(sharded(Tensor::full({4, 30}, 0.1)), Tensor::full({4, 30}, 0.2)));
+      test::expect_applied(optimizer.step());
+    }
+    group.wait();
   });
 }
 
@@ -65,11 +88,15 @@ TEST(HybridReducer, HandsOutPartsOfEachCopy) {
     int ranks, within;
   };
   for (const Form form : {Form{4, 2}, Form{6, 3}, Form{6, 2}, Form{3, 1}, Form{2, 2}}) {
+    const bool on_gpus = core::default_device().is_cuda();
+    if (on_gpus && form.ranks > core::device_count(core::DeviceType::cuda)) continue;
     SCOPED_TRACE(core::str(form.ranks, " by ", form.within));
     test::run_threads(form.ranks, [&](parallel::ProcessGroup& group) {
-      parallel::Reducer reducer(
-          group,
-          {.bucket_bytes = 1 << 15, .average = false, .shard = true, .shard_within = form.within});
+      parallel::Reducer reducer(group, {.first_bucket_bytes = 1 << 14,
+                                        .bucket_bytes = 1 << 14,
+                                        .average = false,
+                                        .shard = true,
+                                        .shard_within = form.within});
       const std::vector<std::int64_t> sizes = {5, 2048, 4000, 1, 3073, 1024};
       NamedTensors gradients;
       for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -79,6 +106,7 @@ TEST(HybridReducer, HandsOutPartsOfEachCopy) {
         gradients.push_back({core::str("g", i), Tensor::from(values, {sizes[i]})});
       }
       reducer.register_gradients(gradients);
+      EXPECT_GT(reducer.buckets().size(), 2u);
       std::vector<Tensor> parts(sizes.size());
       reducer.on_part([&](std::size_t i, const Tensor& part) { parts[i] = part; });
       const int n = form.ranks, shard = group.rank() % form.within;

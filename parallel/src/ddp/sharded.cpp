@@ -69,8 +69,7 @@ void DistributedDataParallel::Impl::check_communicators(const NamedTensors& of) 
   const auto part_of = [](const ProcessGroup& some, const ProcessGroup& all) {
     return some.world_size() > 1 && some.world_size() < all.world_size();
   };
-  const bool at_once = stage == ZeroStage::parameters || options.num_allreduce_streams > 1;
-  const bool shards_at_once = part_of(shards, group) && at_once;
+  const bool shards_at_once = part_of(shards, group) && stage == ZeroStage::parameters;
   for (const auto& [name, tensor] : of) {
     if (tensor.device().is_cpu()) continue;
     if (part_of(near, shards))
@@ -79,10 +78,9 @@ void DistributedDataParallel::Impl::check_communicators(const NamedTensors& of) 
           tensor.device(), " (reshard_after_forward = false gathers for the forward only)");
     if (shards_at_once)
       core::fail<core::Unsupported>(
-          "sharding", "expected ZeroStage::optimizer_states or gradients, and one stream, for ",
-          "shard_within on GPUs, got ",
-          stage == ZeroStage::parameters ? "ZeroStage::parameters" : "several streams", " and '",
-          name, "' on ", tensor.device());
+          "sharding",
+          "expected ZeroStage::optimizer_states or gradients for shard_within on GPUs, ",
+          "got ZeroStage::parameters and '", name, "' on ", tensor.device());
   }
 }
 

@@ -27,6 +27,7 @@ struct Reducer::Impl {
                           const std::vector<TensorView>& views, const Layout& layout);
   std::vector<Gradient> checked(const std::vector<std::string>& names,
                                 const std::vector<TensorView>& views, const Layout& layout) const;
+  void check_streams(const std::string& name, Device device) const;
   void compare_lists(std::vector<Gradient>& own) const;
   void plan();
   void plan_order();

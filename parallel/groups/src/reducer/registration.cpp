@@ -34,6 +34,14 @@ std::string list_runs(const std::vector<Gradient>& gradients) {
 
 }  // namespace
 
+/// NCCL's communicators of the two groups: at work on a GPU at once, each may keep the other's
+/// kernel from starting.
+void Reducer::Impl::check_streams(const std::string& name, Device device) const {
+  if (options.num_allreduce_streams == 1 || replicas.world_size() == 1 || device.is_cpu()) return;
+  core::fail<core::Unsupported>("reducer", "expected one stream for shard_within on GPUs, got ",
+                                options.num_allreduce_streams, " and '", name, "' on ", device);
+}
+
 std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& names,
                                              const std::vector<TensorView>& views,
                                              const Layout& layout) const {
@@ -48,6 +56,7 @@ std::vector<Gradient> Reducer::Impl::checked(const std::vector<std::string>& nam
     CAIRN_CHECK(fits, "reducer", "expected a dense gradient of a floating dtype '", names[i],
                 "', got ", x.dtype, x.shape, " with strides ", x.strides);
     core::check_exists(x.device);
+    check_streams(names[i], x.device);
     CAIRN_CHECK(seen.insert(names[i]).second, "reducer", "expected each gradient once, got '",
                 names[i], "' twice");
     list.push_back({names[i], x, 0, i, 0});

@@ -71,7 +71,7 @@ struct ShardedOptions {
   /// Hybrid sharding: so many neighbours in rank order (a host's ranks) divide one copy of what the
   /// stage divides, and each such group has a copy; gradients are averaged over all ranks. 0: all
   /// ranks divide one copy. Must divide the number of ranks. On GPUs not with
-  /// ZeroStage::parameters, nor with several streams of reductions (Unsupported).
+  /// ZeroStage::parameters, nor with ZeroStage::gradients in several streams (Unsupported).
   int shard_within = 0;
 
   // Of ZeroStage::parameters: InvalidArgument with another stage.

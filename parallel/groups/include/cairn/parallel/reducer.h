@@ -48,7 +48,7 @@ struct ReducerOptions {
   /// A bucket ends with each of these gradients. Not with delay_allreduce.
   std::vector<std::string> trigger_parameters;
   /// Communication streams on each device, which buckets take in turn; the collectives keep their
-  /// order.
+  /// order. On GPUs not several with shard_within (Unsupported).
   int num_allreduce_streams = 1;
   /// Reducer::reduced_buckets() has what the last pass reduced.
   bool retain_allreduce_buffers = false;
