@@ -1,10 +1,10 @@
 #include "control/description.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cstring>
 #include <utility>
-
-#include "cairn/core/error.h"
 
 namespace cairn::parallel {
 namespace {
@@ -43,11 +43,33 @@ Description::Description(const char* operation, std::string_view detail, int roo
   for (const std::int64_t size : x.shape) hash_ = mixed(hash_, static_cast<std::uint64_t>(size));
 }
 
+/// The text, piece by piece.
+template <class Add>
+void Description::spell(const Add& add) const {
+  const auto add_number = [&](std::int64_t number) {
+    std::array<char, 24> digits;
+    add({digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr});
+  };
+  if (operation_ == nullptr) return add(name_);
+  add(operation_);
+  if (!detail_.empty()) add(" "), add(detail_);
+  if (root_ >= 0) add(" "), add_number(root_);
+  add(" "), add(core::name(dtype_)), add("[");
+  for (int i = 0; i < shape_.dims(); ++i) add(i > 0 ? ", " : ""), add_number(shape_[i]);
+  add("]");
+  if (!name_.empty()) add(" '"), add(name_), add("'");
+}
+
 std::string Description::text() const {
-  if (operation_ == nullptr) return name_;
-  const std::string root = root_ < 0 ? "" : core::str(" ", root_);
-  return core::str(operation_, detail_.empty() ? "" : " ", detail_, root, " ", dtype_, shape_,
-                   name_.empty() ? "" : core::str(" '", name_, "'"));
+  std::string text;
+  spell([&](std::string_view piece) { text += piece; });
+  return text;
+}
+
+std::size_t Description::write(std::span<char> out) const {
+  std::size_t size = 0;
+  spell([&](std::string_view piece) { size += piece.copy(out.data() + size, out.size() - size); });
+  return size;
 }
 
 std::uint64_t fingerprint(const Description& description, std::uint64_t sequence) {

@@ -1,7 +1,9 @@
 // What a rank calls, as the ranks compare it and errors print it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -22,10 +24,15 @@ class Description {
               std::string_view name);
 
   std::string text() const;
+  /// As much of the text as there is room for, without allocating; its bytes.
+  std::size_t write(std::span<char> out) const;
   /// The same on all ranks that call the same.
   std::uint64_t hash() const { return hash_; }
 
  private:
+  template <class Add>
+  void spell(const Add& add) const;
+
   const char* operation_ = nullptr;  // none: name_ is the text
   std::string_view detail_;
   int root_ = -1;

@@ -1,6 +1,7 @@
 #include "group/group_impl.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <sstream>
@@ -9,6 +10,8 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/graph.h"
+#include "cairn/core/status.h"
+#include "cairn/core/status_page.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/work_observer.h"
 #include "control/node.h"
@@ -327,6 +330,9 @@ class ProcessGroup::Impl::Turn {
 
 template <class Calls>
 void ProcessGroup::Impl::execute(const Ticket& ticket, milliseconds timeout, Calls&& calls) {
+  std::array<char, core::StatusPage::kText> status;
+  const std::size_t status_size = core::tells_status() ? ticket.what.write(status) : 0;
+  const core::WaitMark mark({status.data(), status_size}, core::WaitMark::Kind::collective);
   const Turn turn(*this, ticket);
   const std::string observed = core::WorkObservation::any() ? text_of(ticket) : std::string();
   const core::WorkSpan span(core::ObservedWork::Kind::collective, observed);
@@ -509,6 +515,7 @@ void ProcessGroup::Impl::check() const {
 }
 
 void ProcessGroup::Impl::wait() {
+  const core::WaitMark mark("waiting for collectives on the device");
   try {
     if (cuda_ && !core::capturing()) cuda_->wait();  // what is recorded is not under way
   } catch (const CommunicationError& error) {

@@ -8,6 +8,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/packer.h"
+#include "cairn/core/status.h"
 #include "cairn/core/stream.h"
 #include "cairn/core/tensor.h"
 #include "collectives/cpu/combine.h"
@@ -155,12 +156,16 @@ ProcessGroup ProcessGroup::single() {
 ProcessGroup ProcessGroup::from_environment(const GroupOptions& given) {
   const JobEnvironment job = read_job_environment();
   const GroupOptions options = with_environment(given);
-  if (job.world_size > 1) make_room_for_connections(job.rank == 0 ? job.world_size : 1);
+  const bool alone = job.world_size == 1;
+  core::tell_job(alone ? "" : core::str(job.master_addr, ":", job.master_port), job.rank,
+                 job.world_size);
+  const core::WaitMark meeting("meeting the other ranks");
+  if (!alone) make_room_for_connections(job.rank == 0 ? job.world_size : 1);
   const auto impl =
       std::make_shared<Impl>(job, options, [&](OnFailure on_failure, CheckDevices check) {
         return join_processes(job, options, std::move(on_failure), std::move(check));
       });
-  if (job.world_size > 1) tell_of_terminate(impl->job());
+  if (!alone) tell_of_terminate(impl->job());
   return ProcessGroup(impl);
 }
 

@@ -4,6 +4,7 @@
 
 #include "cairn/core/error.h"
 #include "cairn/core/graph.h"
+#include "cairn/core/status.h"
 #include "cairn/core/stream.h"
 #include "cairn/kernels/elementwise.h"
 #include "cairn/parallel/flatten.h"
@@ -182,6 +183,7 @@ void Reducer::Impl::drop_staged() {
 /// Work on the current streams comes after what has been reduced so far. A stream of no bucket of
 /// this pass is in no graph that records it.
 void Reducer::Impl::wait_for_streams() const {
+  const core::WaitMark mark("waiting for gradients to be reduced");
   for (const Stream& stream : streams_used) {
     Event done(stream.device());
     done.record(stream);

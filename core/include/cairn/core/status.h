@@ -1,0 +1,57 @@
+// What a process tells of itself while it runs, for `cairn-run status`, `top` and `stacks`
+// (docs/parallel.md): who it is, its step, and what its threads are in. Process groups and
+// observe::Run tell it; a trainer without them may:
+//
+//   core::tell_job("", 0, 1);
+//   core::tell_step(step, loss);
+//
+// Nobody tells before tell_job() was called: all else does nothing then. Telling takes no lock and
+// no allocation, sends nothing, and writes a few words of memory (status_page.h). A child made by
+// fork() tells nothing until it calls tell_job().
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace cairn::core {
+
+/// The first call makes the page and, unless the program handles SIGURG itself, has that signal
+/// write a thread's stack into it. Later calls may correct what it says. `job`: where its ranks
+/// meet, "" where it is alone. Where the system has no memory for the page, nothing is told.
+void tell_job(std::string_view job, int rank, int world_size);
+bool tells_status();  // the process has a page
+
+void tell_device(std::string_view device);
+
+/// A step has ended, in this thread. `loss` may be NaN: none.
+void tell_step(std::int64_t step, double loss);
+
+/// This thread is in that part of a step, since then (seconds of std::chrono::steady_clock); "":
+/// in none.
+void tell_part(std::string_view name, double since);
+
+/// What this process has done with other ranks, in all threads.
+struct StatusTotals {
+  std::uint64_t collectives = 0;
+  double waited = 0;  // seconds in them, or waiting for their end
+};
+StatusTotals status_totals();
+
+/// From here to the end of its life this thread waits for other ranks. Within another, the inner
+/// one is shown. The text must live as long.
+class [[nodiscard]] WaitMark {
+ public:
+  enum class Kind : bool { collective, other };
+  explicit WaitMark(std::string_view text, Kind kind = Kind::other);
+  ~WaitMark();
+  WaitMark(const WaitMark&) = delete;
+  WaitMark& operator=(const WaitMark&) = delete;
+
+ private:
+  std::string_view text_;
+  double since_ = 0;
+  WaitMark* outer_ = nullptr;
+  bool told_ = false;
+};
+
+}  // namespace cairn::core

@@ -1,0 +1,105 @@
+// What a process tells of itself while it runs, as it lies in memory: a file without a name (memfd)
+// that the process maps and writes without locks. `cairn-run status` opens it through /proc, which
+// the system allows to the same user alone, and needs nothing of the process: one that hangs, or is
+// stopped, cannot fail to answer. The program that reads is of the same build or a newer one.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace cairn::core {
+
+struct StatusPage {
+  static constexpr char kName[] = "cairn-status";                   // the file's
+  static constexpr std::uint64_t kMagic = 0x0131'7375'7461'7473;    // and the layout's version
+  static constexpr std::size_t kThreads = 32, kLosses = 256, kText = 184;
+  static constexpr std::size_t kStacks = 64, kDepth = 62;
+
+  /// A text and since when it holds (seconds of std::chrono::steady_clock). One thread writes it;
+  /// others that read while it does read again.
+  class Text {
+   public:
+    void set(std::string_view text, double since) {
+      const std::uint32_t before = changes_.load(std::memory_order_relaxed);
+      changes_.store(before + 1, std::memory_order_relaxed);  // odd: being written
+      text = text.substr(0, kText);
+      size_.store(text.size(), std::memory_order_release);
+      since_.store(since, std::memory_order_release);
+      for (std::size_t at = 0; at < text.size(); at += sizeof(std::uint64_t)) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, text.data() + at, std::min(sizeof word, text.size() - at));
+        words_[at / sizeof word].store(word, std::memory_order_release);
+      }
+      changes_.store(before + 2, std::memory_order_release);
+    }
+    struct Read {
+      std::string text;
+      double since = 0;
+      bool whole = false;  // no writer was stopped in the middle: it is not waited for
+    };
+    Read get() const {
+      std::array<char, kText> bytes;
+      std::size_t size = 0;
+      Read read;
+      for (int attempt = 0; attempt < 1000 && !read.whole; ++attempt) {
+        const std::uint32_t before = changes_.load(std::memory_order_acquire);
+        size = std::min<std::size_t>(size_.load(std::memory_order_acquire), kText);
+        read.since = since_.load(std::memory_order_acquire);
+        for (std::size_t i = 0; i < words_.size(); ++i) {
+          const std::uint64_t word = words_[i].load(std::memory_order_acquire);
+          std::memcpy(bytes.data() + i * sizeof word, &word, sizeof word);
+        }
+        read.whole = before % 2 == 0 && changes_.load(std::memory_order_relaxed) == before;
+      }
+      read.text.assign(bytes.data(), size);
+      return read;
+    }
+
+   private:
+    std::atomic<std::uint32_t> changes_;
+    std::atomic<std::uint64_t> size_;
+    std::atomic<double> since_;
+    std::array<std::atomic<std::uint64_t>, kText / sizeof(std::uint64_t)> words_;
+  };
+
+  /// What a thread is in; empty: nothing that it told.
+  struct Thread {
+    std::atomic<std::int32_t> id;  // the system's; 0: nobody's
+    Text part;                     // of a step: an observe::Span
+    Text wait;                     // for other ranks: a collective
+  };
+
+  /// Where a thread stood when it was asked by the signal.
+  struct Stack {
+    std::atomic<std::uint64_t> number;  // the last word written; 0: being written
+    std::int32_t thread;
+    std::uint32_t depth;
+    std::array<std::uint64_t, kDepth> frames;  // the first is where it was, the others return there
+  };
+
+  std::atomic<std::uint64_t> magic;
+  std::int32_t process;
+  std::int32_t signal;  // SIGURG: asks a thread for its stack; 0: the program handles it itself
+  std::atomic<std::int32_t> rank, world_size;
+  Text job;  // "127.0.0.1:29500": where the ranks meet; empty: it is alone
+  Text device;
+  // Of the last step that was told.
+  std::atomic<std::int64_t> step, steps;         // its number; how many were told
+  std::atomic<double> step_at;                   // steady_clock; 0: none
+  std::atomic<double> step_seconds, step_waits;  // it took; of which its thread waited for ranks
+  std::array<std::atomic<float>, kLosses> losses;  // of step i of `steps` at i % kLosses
+  // Since the process began, of all threads.
+  std::atomic<std::uint64_t> collectives;
+  std::atomic<double> waited;  // seconds
+  std::array<Thread, kThreads> threads;
+  std::atomic<std::uint64_t> stacks_begun;
+  std::array<Stack, kStacks> stacks;
+};
+static_assert(std::atomic<double>::is_always_lock_free);
+
+}  // namespace cairn::core
