@@ -36,7 +36,7 @@ struct Flags {
   double lr = 2e-4, beta1 = 0.5;
   std::uint64_t seed = 2809;
   int report_every = 100;
-  std::string picture, observe, checkpoint_dir;
+  std::string picture, observe, observe_address, checkpoint_dir;
 
   void add_to(CLI::App& app) {
     data.add_to(app);
@@ -66,9 +66,13 @@ struct Flags {
         ->capture_default_str()
         ->check(command_line::above_zero());
     app.add_option("--picture", picture, "PNG with a grid of samples and the loss curves");
-    app.add_option("--observe", observe,
-                   "folder for what the run tells at each report: report.html (open it in a "
-                   "browser), metrics as JSON lines and CSV, for TensorBoard and for Prometheus");
+    CLI::Option* const folder = app.add_option(
+        "--observe", observe,
+        "folder for what the run tells at each report: report.html (open it in a "
+        "browser), metrics as JSON lines and CSV, for TensorBoard and for Prometheus");
+    app.add_option("--observe-address", observe_address,
+                   "where Prometheus may ask, 127.0.0.1:9464 (rank r: a port higher by r)")
+        ->needs(folder);
     app.add_option(
         "--checkpoint-dir", checkpoint_dir,
         "saves there at each report, and continues what it finds. SIGTERM saves and ends "
@@ -235,10 +239,11 @@ int train(const Flags& flags, const parallel::ProcessGroup& group) {
   if (world.rank == 0) std::printf("%s\n", description.c_str());
   std::optional<observe::Run> observed;
   if (!flags.observe.empty()) {
-    observed.emplace(
-        flags.observe,
-        observe::RunOptions{
-            .world = world, .first_step = step, .device = device, .about = {{"run", description}}});
+    observed.emplace(flags.observe, observe::RunOptions{.world = world,
+                                                        .first_step = step,
+                                                        .device = device,
+                                                        .about = {{"run", description}},
+                                                        .serve = flags.observe_address});
   }
   observe::Run* const run = observed ? &*observed : nullptr;
 

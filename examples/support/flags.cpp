@@ -50,10 +50,14 @@ void Flags::add_to(CLI::App& app) {
   app.add_option(
       "--resume", resume_from,
       "auto (continue what stands in the checkpoint folder), never, or a checkpoint's path");
-  app.add_option(
+  CLI::Option* const folder = app.add_option(
       "--observe", observe,
       "folder for what the run tells: report.html (open it in a browser), metrics as JSON "
       "lines and CSV, for TensorBoard and for Prometheus");
+  app.add_option("--observe-address", observe_address,
+                 "where Prometheus may ask, 127.0.0.1:9464 (rank r: a port higher by r); beyond "
+                 "the loopback interface with the token in CAIRN_OBSERVE_TOKEN")
+      ->needs(folder);
 }
 
 void Flags::add_shard_to(CLI::App& app) {

@@ -35,7 +35,7 @@ struct Flags {
   std::string checkpoint_dir;
   int save_every = 100;
   std::string resume_from = "auto";
-  std::string observe;
+  std::string observe, observe_address;
 
   /// Adds them to the program's command line; the values above (or changed before the call) are the
   /// defaults that --help shows.

@@ -49,7 +49,8 @@ Reporter::Reporter(const Options& options)
                cairn::observe::RunOptions{.world = options_.world,
                                           .first_step = options_.first_step,
                                           .device = options_.device,
-                                          .about = {{"run", options_.description}}});
+                                          .about = {{"run", options_.description}},
+                                          .serve = options_.observe_address});
 }
 
 Reporter::~Reporter() {

@@ -27,8 +27,9 @@ struct StepMetrics {
 class Reporter {
  public:
   struct Options {
-    cairn::World world;   // rank 0 reports, the others keep quiet
-    std::string observe;  // the folder of an observe::Run; empty: none
+    cairn::World world;           // rank 0 reports, the others keep quiet
+    std::string observe;          // the folder of an observe::Run; empty: none
+    std::string observe_address;  // RunOptions::serve
     cairn::Device device;
     std::string description;  // the first line
     std::string unit = "images";

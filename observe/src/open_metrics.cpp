@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cairn/core/error.h"
+#include "cairn/core/status.h"
 #include "cairn/core/version.h"
 #include "number.h"
 
@@ -89,6 +90,13 @@ std::string open_metrics(const History& history, const RunFacts& facts) {
     text.family("checkpoint_timestamp_seconds", "gauge", "seconds", "When the last was saved.");
     text.sample(history.last_checkpoint());
   }
+  const core::StatusTotals totals = core::status_totals();
+  text.family("collectives", "counter", "", "With other ranks, by this process.");
+  text.sample(static_cast<double>(totals.collectives), {}, "_total");
+  text.family("wait_seconds", "counter", "seconds", "In them, or waiting for their end.");
+  text.sample(totals.waited, {}, "_total");
+  text.family("restarts", "counter", "", "Of all ranks by cairn-run, after one had failed.");
+  text.sample(facts.restarts, {}, "_total");
   text.family("dropped_records", "counter", "", "Told while a thread's ring was full.");
   text.sample(static_cast<double>(facts.dropped), {}, "_total");
   text.family("unwritten_records", "counter", "", "Of files that could not be written.");

@@ -15,6 +15,7 @@ struct RunFacts {
   bool running = true;
   double started = 0, renewed = 0;  // seconds since 1970
   double renew_seconds = 0;
+  double restarts = 0;  // of the processes, by cairn-run
   std::uint64_t dropped = 0, unwritten = 0;
   std::string failures;
   std::vector<std::pair<std::string, std::string>> about;

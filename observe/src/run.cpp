@@ -1,6 +1,10 @@
 #include "cairn/observe/run.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "cairn/core/error.h"
+#include "cairn/core/status.h"
 #include "clock.h"
 #include "ring.h"
 #include "writer.h"
@@ -21,6 +25,12 @@ void check_names(std::span<const Value> values) {
   }
 }
 
+double loss_of(std::span<const Value> values) {
+  const auto loss = std::find_if(values.begin(), values.end(),
+                                 [](const Value& value) { return value.name == "loss"; });
+  return loss == values.end() ? std::nan("") : loss->value;
+}
+
 void put_values(Message& message, std::span<const Value> values) {
   message.put(static_cast<std::uint32_t>(values.size()));
   for (const auto& [name, value] : values) message.put(value).put_text(name);
@@ -39,6 +49,8 @@ Run::Run(const std::string& folder, RunOptions options) : last_step_(options.fir
               options.first_step);
   CAIRN_CHECK(options.renew_seconds >= 0, "observe", "expected renew_seconds of 0 or more, got ",
               options.renew_seconds);
+  if (!core::tells_status()) core::tell_job("", options.world.rank, options.world.size);
+  core::tell_device(core::str(options.device));
   writer_ = std::make_unique<Writer>(folder, std::move(options));
 }
 
@@ -52,6 +64,7 @@ void Run::step(std::int64_t step, std::span<const Value> values) {
   message.put(Told::step).put(steady_seconds()).put(step);
   put_values(message, values);
   last_step_.store(step, std::memory_order_relaxed);
+  core::tell_step(step, loss_of(values));
 }
 
 void Run::summary(std::span<const Value> values) {
@@ -72,6 +85,10 @@ void Run::event(EventKind kind, std::string_view text, std::string_view culprit,
 
 const std::string& Run::folder() const {
   return writer_->folder();
+}
+
+std::string Run::served_at() const {
+  return writer_->served_at();
 }
 
 Span::Span(Run* run, std::string_view name) : run_(run) {
@@ -95,12 +112,14 @@ void Span::begin(std::string_view name) {
   outer_ = innermost;
   innermost = this;
   begin_ = steady_seconds();
+  core::tell_part(name_, begin_);
 }
 
 void Span::end() {
   if (run_ == nullptr) return;
   const double seconds = steady_seconds() - begin_;
   innermost = outer_;
+  outer_ != nullptr ? core::tell_part(outer_->name_, outer_->begin_) : core::tell_part("", 0);
   if (outer_ != nullptr) outer_->inner_ += seconds;
   Message message(run_->writer_->ring());
   message.put(Told::span).put(seconds - inner_).put_text(name_);

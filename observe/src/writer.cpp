@@ -112,6 +112,11 @@ std::string host() {
   return name;
 }
 
+double restart_count() {
+  const char* const count = std::getenv("CAIRN_RESTART_COUNT");
+  return count == nullptr ? 0 : std::strtod(count, nullptr);
+}
+
 void add_machine(RunOptions& options) {
   auto& about = options.about;
   for (auto& [what, text] : about) what = valid_utf8(what), text = valid_utf8(text);
@@ -141,6 +146,7 @@ Writer::Writer(const std::string& folder, RunOptions options)
       id_(next_id()),
       started_(steady_seconds()),
       unix_offset_(unix_seconds() - started_),
+      restarts_(restart_count()),
       json_(failures_, folder_ + "/metrics.jsonl", options_.log_bytes),
       csv_(failures_, folder_ + "/metrics.csv", options_.log_bytes),
       events_(failures_, folder_, options_.first_step, unix_of(started_), options_.log_bytes) {
@@ -162,6 +168,7 @@ Writer::Writer(const std::string& folder, RunOptions options)
           .text = core::str("went on from step ", options_.first_step),
           .culprit = {}});
   }
+  if (!options_.serve.empty()) serve();
   thread_ = std::thread([this] { run(); });
   LiveRuns::instance().add(*this);
 }
@@ -173,6 +180,7 @@ Writer::~Writer() {
 
 void Writer::end() {
   if (!thread_.joinable()) return;
+  server_.reset();
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -202,7 +210,7 @@ void Writer::run() {
   for (bool last = false; !last;) {
     {
       std::unique_lock lock(mutex_);
-      wake_.wait_for(lock, kTurn, [this] { return ending_; });
+      wake_.wait_for(lock, kTurn, [this] { return ending_ || asked_; });
       last = ending_;
     }
     try {
@@ -218,6 +226,7 @@ void Writer::turn(bool last) {
   const double now = steady_seconds();
   sample_memory(now);
   empty_rings();
+  hand_out_metrics();
   json_.flush();
   csv_.flush();
   events_.flush();
@@ -335,10 +344,40 @@ RunFacts Writer::facts(bool running) {
           .started = unix_of(started_),
           .renewed = unix_seconds(),
           .renew_seconds = options_.renew_seconds,
+          .restarts = restarts_,
           .dropped = dropped,
           .unwritten = failures_.records(),
           .failures = failures_.describe(),
           .about = options_.about};
+}
+
+void Writer::serve() {
+  const char* const token = std::getenv("CAIRN_OBSERVE_TOKEN");
+  server_.emplace(options_.serve, options_.world.rank, token == nullptr ? "" : token,
+                  [this] { return metrics_now(); });
+}
+
+/// In the server's thread. What is known belongs to the writer's thread, which may be stuck in a
+/// disk: then there are none.
+std::string Writer::metrics_now() {
+  std::unique_lock lock(mutex_);
+  metrics_.clear();
+  asked_ = true;
+  wake_.notify_one();
+  metrics_made_.wait_for(lock, std::chrono::seconds(1), [this] { return !asked_; });
+  return metrics_;
+}
+
+void Writer::hand_out_metrics() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!asked_) return;
+  }
+  std::string text = open_metrics(history_, facts(/*running=*/true));
+  const std::lock_guard lock(mutex_);
+  metrics_ = std::move(text);
+  asked_ = false;
+  metrics_made_.notify_one();
 }
 
 void Writer::renew(bool running) {

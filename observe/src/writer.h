@@ -18,6 +18,7 @@
 #include "files.h"
 #include "history.h"
 #include "json_log.h"
+#include "metrics_server.h"
 #include "open_metrics.h"
 #include "records.h"
 #include "ring.h"
@@ -42,6 +43,7 @@ class Writer {
   /// The calling thread's, made at its first call.
   Ring& ring();
   const std::string& folder() const { return folder_; }
+  std::string served_at() const { return server_ ? server_->address() : ""; }
   /// Writes what is left; nothing is told any more.
   void end();
 
@@ -65,13 +67,16 @@ class Writer {
   void add_memory(NamedValues& values);
   void sample_memory(double now);
   RunFacts facts(bool running);
+  void serve();
+  std::string metrics_now();
+  void hand_out_metrics();
   void renew(bool running);
   double unix_of(double steady) const { return steady + unix_offset_; }
 
   RunOptions options_;
   std::string folder_;
   const std::uint64_t id_;
-  const double started_, unix_offset_;
+  const double started_, unix_offset_, restarts_;
   Failures failures_;
   History history_;
   JsonLog json_;
@@ -88,6 +93,10 @@ class Writer {
   std::mutex mutex_;
   std::condition_variable wake_;
   bool ending_ = false;
+  bool asked_ = false;  // for metrics, by the server's thread
+  std::string metrics_;
+  std::condition_variable metrics_made_;
+  std::optional<MetricsServer> server_;
   std::thread thread_;
 };
 

@@ -81,13 +81,18 @@ struct RunOptions {
   /// metrics.jsonl and metrics.csv are begun anew at this size, and the former becomes NAME.1;
   /// of TensorBoard's files the last two stay.
   std::size_t log_bytes = std::size_t{64} << 20;
+  /// Where Prometheus may ask for the metrics: "127.0.0.1:9464", rank r at a port higher by r; port
+  /// 0: any that is free. Beyond the loopback interface only with a token in CAIRN_OBSERVE_TOKEN,
+  /// of 16 characters or more, which each request must bring. Empty: nowhere.
+  std::string serve;
 };
 
 class Writer;
 
 class Run {
  public:
-  /// Makes the folder. Throws core::IoError where it cannot be made or written.
+  /// Makes the folder. Throws core::IoError where it cannot be made or written, or the address
+  /// cannot be served.
   explicit Run(const std::string& folder, RunOptions options = {});
   /// Writes what is left, as std::exit does for the runs that live.
   ~Run();
@@ -122,6 +127,8 @@ class Run {
 
   /// Where the files are.
   const std::string& folder() const;
+  /// Where metrics are served: "127.0.0.1:9464"; empty: nowhere.
+  std::string served_at() const;
 
  private:
   friend class Span;
