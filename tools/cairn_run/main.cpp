@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "ask.h"
 #include "launcher.h"
 #include "process.h"
 
@@ -31,6 +32,7 @@ int main(int argc, char** argv) {
   fill_standard_streams();
   raise_descriptor_limit();
   try {
+    if (const auto status = cairn::run::ask(argc, argv)) return *status;
     const cairn::run::Options options = cairn::run::parse_options(argc, argv);
     if (!options.help.empty()) {
       std::fputs(options.help.c_str(), stdout);

@@ -33,7 +33,12 @@ constexpr const char* kExamples =
     "  export CAIRN_JOB_TOKEN=...        the same secret on both, from 'openssl rand -hex 32', "
     "say\n"
     "  cairn-run --nnodes 2 --node-rank 0 --master-addr node0 --master-port 29500 ./train\n"
-    "  cairn-run --nnodes 2 --node-rank 1 --master-addr node0 --master-port 29500 ./train\n";
+    "  cairn-run --nnodes 2 --node-rank 1 --master-addr node0 --master-port 29500 ./train\n"
+    "Of jobs that run on this machine, however they were started (each has --help):\n"
+    "  cairn-run status [JOB]            each rank's step, what it is in and since when\n"
+    "  cairn-run top [JOB]               the same each second, with the loss's curve\n"
+    "  cairn-run stacks [JOB]            where each thread of each rank stands\n"
+    "A program that is called so itself: cairn-run ./status\n";
 
 /// What cairn-run sets itself.
 constexpr std::array<std::string_view, 9> kOwnVariables{
