@@ -122,14 +122,9 @@ void expect_same(const Attended::Results& actual, const Attended::Results& expec
   expect_close(actual.dv, expected.dv, error, error, "dv");
 }
 
-class CudnnAttention : public testing::Test {
+class CudnnAttention : public VendorTest {
  protected:
-  CudnnAttention() {
-    GTEST_FLAG_SET(death_test_style, "threadsafe");
-    kernels::set_product_routes("default");  // plans begin anew
-    must(cudaSetDevice(0));
-  }
-  ~CudnnAttention() override { gpusim::clear_injected(); }
+  CudnnAttention() { kernels::set_product_routes("default"); }  // plans begin anew
 
   /// That so many passes of two ran through cuDNN, with the CPU's results.
   static void expect_runs(const Attended& attended, std::uint64_t passes) {
@@ -322,20 +317,30 @@ TEST_F(CudnnAttention, ThreadsShareThePlansOfAShape) {
   for (std::thread& thread : threads) thread.join();
 }
 
+/// Attention of 30 queries to themselves, recorded into a graph.
+struct RecordedAttention {
+  explicit RecordedAttention(std::int64_t D)
+      : q(random_tensor({1, 2, 30, D}, DType::f16, kGpu, 1)), y(Tensor::empty_like(q)) {
+    graph.warm_up([this] { run(); });
+    warmed_up = y.to_vector();
+    graph.capture([this] { run(); });
+  }
+  void run() const { kernels::attention(q, q, q, y, lse, {.causal = true, .scale = 0.25}); }
+  void expect_replayed(const std::vector<double>& expected) {
+    kernels::fill(y.view(), 0.0);
+    graph.replay();
+    EXPECT_EQ(y.to_vector(), expected);
+  }
+
+  core::StreamGuard guard{core::Stream::create(kGpu)};
+  Tensor q, y, lse = Tensor::empty({1, 2, 30}, DType::f32, kGpu);
+  core::Graph graph{kGpu};
+  std::vector<double> warmed_up;  // y then
+};
+
 TEST_F(CudnnAttention, GraphsKeepTheNumbersThatWereCaptured) {
-  const core::Shape heads{1, 2, 30, 16};
-  const Tensor q = random_tensor(heads, DType::f16, kGpu, 1);
-  const Tensor y = Tensor::empty(heads, DType::f16, kGpu), once = Tensor::empty_like(y);
-  const Tensor lse = Tensor::empty({1, 2, 30}, DType::f32, kGpu);
-  const core::StreamGuard guard(core::Stream::create(kGpu));
-  const auto work = [&] { kernels::attention(q, q, q, y, lse, {.causal = true, .scale = 0.25}); };
-  core::Graph graph(kGpu);
-  graph.warm_up(work);
-  kernels::copy(y.view(), once.view());
-  graph.capture(work);
-  kernels::fill(y.view(), 0.0);
-  graph.replay();
-  EXPECT_EQ(y.to_vector(), once.to_vector());
+  RecordedAttention recorded(16);
+  recorded.expect_replayed(recorded.warmed_up);
 }
 
 TEST_F(CudnnAttention, ManySamplesAreTakenInParts) {
@@ -438,21 +443,10 @@ TEST_F(CudnnAttention, GraphsPadWhatTheyFind) {
   const RowsOfZeros zeros(false, true, 2);
   zeros.use_up();
   ASSERT_EQ(zeros(30), 34);
-  const core::Shape heads{1, 2, 30, 8};
-  const Tensor q = random_tensor(heads, DType::f16, kGpu, 1);
-  const Tensor y = Tensor::empty(heads, DType::f16, kGpu), once = Tensor::empty_like(y);
-  const Tensor lse = Tensor::empty({1, 2, 30}, DType::f32, kGpu);
-  const core::StreamGuard guard(core::Stream::create(kGpu));
-  const auto work = [&] { kernels::attention(q, q, q, y, lse, {.causal = true, .scale = 0.25}); };
-  core::Graph graph(kGpu);
-  graph.warm_up(work);
-  graph.capture(work);
-  kernels::copy(random_tensor(heads, DType::f16, kGpu, 2).view(), q.view());
-  work();
-  kernels::copy(y.view(), once.view());
-  kernels::fill(y.view(), 0.0);
-  graph.replay();
-  EXPECT_EQ(y.to_vector(), once.to_vector());
+  RecordedAttention recorded(8);
+  kernels::copy(random_tensor({1, 2, 30, 8}, DType::f16, kGpu, 2).view(), recorded.q.view());
+  recorded.run();
+  recorded.expect_replayed(recorded.y.to_vector());
 }
 
 TEST_F(CudnnAttention, OwnKernelsComputeWhereThePlansOfAClassRefuse) {

@@ -7,6 +7,7 @@
 #include <nccl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -80,6 +81,48 @@ inline void run_ranks(int ranks, const std::function<void(Rank&)>& body) {
     threads.emplace_back([&, rank] {
       Rank me{rank, ranks};
       run_rank(me, id, body);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline ncclComm_t begin_nonblocking(const ncclUniqueId& id, int ranks, int rank) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm = nullptr;
+  EXPECT_EQ(cudaSetDevice(rank), cudaSuccess);
+  EXPECT_EQ(ncclCommInitRankConfig(&comm, ranks, id, rank, &config), ncclInProgress);
+  return comm;
+}
+
+/// Polls until it is something else than ncclInProgress, for at most `seconds`.
+inline ncclResult_t poll(ncclComm_t comm, double seconds, int* polls = nullptr) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  ncclResult_t result = ncclInProgress;
+  while (result == ncclInProgress && std::chrono::steady_clock::now() < end) {
+    EXPECT_EQ(ncclCommGetAsyncError(comm, &result), ncclSuccess);
+    if (polls != nullptr) ++*polls;
+    if (result == ncclInProgress) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return result;
+}
+
+/// Two ranks with communicators that do not block.
+inline void run_two(const std::function<void(Rank&)>& body) {
+  ncclUniqueId id;
+  OK(ncclGetUniqueId(&id));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Rank me{rank, 2, begin_nonblocking(id, 2, rank), nullptr};
+      OK(cudaStreamCreateWithFlags(&me.stream, cudaStreamNonBlocking));
+      OK(poll(me.comm, 5));
+      body(me);
+      if (me.comm != nullptr) {
+        OK(ncclCommAbort(me.comm));
+      }
+      OK(cudaStreamSynchronize(me.stream));
+      OK(cudaStreamDestroy(me.stream));
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -70,6 +70,18 @@ inline std::vector<double> rounded(gpusim::Element element, std::vector<double> 
   return values;
 }
 
+/// A test of a library's calls on the first GPU; the faults that it injects end with it.
+class VendorTest : public testing::Test {
+ protected:
+  VendorTest() {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    must(cudaSetDevice(0));
+  }
+  ~VendorTest() override { gpusim::clear_injected(); }
+};
+class CublasLt : public VendorTest {};
+class Cudnn : public VendorTest {};
+
 /// How often a call was made meanwhile.
 class CallCount {
  public:

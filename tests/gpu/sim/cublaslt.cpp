@@ -6,12 +6,12 @@
 // Faults of its own: a heuristic that is injected -1 succeeds with no algorithm.
 #include <cublasLt.h>
 
-#include <cmath>
-#include <optional>
 #include <set>
 #include <tuple>
 
 #include "gpu/sim/capture.h"
+#include "gpu/sim/cublaslt_problem.h"
+#include "gpu/sim/cublaslt_product.h"
 #include "gpu/sim/elements.h"
 #include "gpu/sim/machine.h"
 #include "gpu/sim/vendor_object.h"
@@ -20,30 +20,11 @@ struct cublasLtContext {
   int device = 0;
 };
 
-namespace cairn::gpusim {
+namespace cairn::gpusim::cublaslt {
 namespace {
 
 constexpr const char* kContract = "cublasLt contract";
 constexpr std::uint64_t kWorkspaceAlignment = 256;  // cublasLtMatmul: "Must be 256B aligned"
-
-struct Layout : cublasLtMatrixLayoutOpaque_t {
-  std::uint32_t type = 0;
-  std::int32_t order = CUBLASLT_ORDER_COL;
-  std::uint64_t rows = 0, columns = 0;
-  std::int64_t ld = 0;
-  std::int32_t batch = 1;
-  std::int64_t batch_stride = 0;
-};
-
-struct Operation : cublasLtMatmulDescOpaque_t {
-  std::int32_t compute = 0, scale = 0;
-  std::int32_t pointer_mode = CUBLASLT_POINTER_MODE_HOST;
-  std::int32_t transposes[2] = {CUBLAS_OP_N, CUBLAS_OP_N};
-  std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
-  std::int32_t bias_type = -1;  // as D
-};
 
 struct Preference : cublasLtMatmulPreferenceOpaque_t {
   std::uint64_t workspace = 0;
@@ -198,70 +179,6 @@ cublasStatus_t get_attribute(const char* name, Objects<T>& objects, const void* 
   return get(find(objects.at(object, call), which), to, bytes, written);
 }
 
-std::optional<Element> element_of(std::uint32_t type) {
-  switch (type) {
-    case CUDA_R_16F:
-      return Element::f16;
-    case CUDA_R_16BF:
-      return Element::bf16;
-    case CUDA_R_32F:
-      return Element::f32;
-    case CUDA_R_64F:
-      return Element::f64;
-    default:
-      return {};
-  }
-}
-
-/// A product as the descriptors tell it.
-struct Problem {
-  Operation operation;
-  Layout a, b, c, d;
-
-  bool transposed(int operand) const { return operation.transposes[operand] != CUBLAS_OP_N; }
-  bool wide() const { return operation.scale == CUDA_R_64F; }
-  bool tf32() const { return operation.compute == CUBLAS_COMPUTE_32F_FAST_TF32; }
-  bool has_bias() const { return (operation.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
-  std::uint64_t m() const { return d.rows; }
-  std::uint64_t n() const { return d.columns; }
-  std::uint64_t k() const { return transposed(0) ? a.rows : a.columns; }
-  Element bias_element() const {
-    const auto type = static_cast<std::uint32_t>(operation.bias_type);
-    return *element_of(operation.bias_type < 0 ? d.type : type);
-  }
-};
-
-void describe(std::string& text, const char* name, const Layout& layout) {
-  for (const std::int64_t value :
-       {std::int64_t{layout.type}, static_cast<std::int64_t>(layout.rows),
-        static_cast<std::int64_t>(layout.columns), layout.ld, std::int64_t{layout.batch},
-        layout.batch_stride}) {
-    text += (name != nullptr ? std::string(" ") + name + " " : std::string("/")) +
-            std::to_string(value);
-    name = nullptr;
-  }
-}
-
-/// What an algorithm of another size has to have in common.
-std::string describe_kind(const Problem& problem) {
-  const Operation& op = problem.operation;
-  return "compute " + std::to_string(op.compute) + ", scale " + std::to_string(op.scale) +
-         ", transposes " + std::to_string(op.transposes[0]) + std::to_string(op.transposes[1]) +
-         ", epilogue " + std::to_string(op.epilogue) + ", bias type " +
-         std::to_string(op.bias_type) + ", types " + std::to_string(problem.a.type) + " " +
-         std::to_string(problem.b.type) + " " + std::to_string(problem.d.type);
-}
-
-/// All that an algorithm is chosen for, pointers aside.
-std::string describe(const Problem& problem) {
-  std::string text = describe_kind(problem) + "; type/rows/columns/ld/batch/stride:";
-  describe(text, "A", problem.a);
-  describe(text, "B", problem.b);
-  describe(text, "C", problem.c);
-  describe(text, "D", problem.d);
-  return text;
-}
-
 /// The same in every process: algorithms may be kept in files.
 std::uint64_t digest(const std::string& text) {
   std::uint64_t sum = 14695981039346656037u;  // FNV-1a
@@ -271,70 +188,6 @@ std::uint64_t digest(const std::string& text) {
 
 std::uint64_t digest(const Problem& problem) {
   return digest(describe(problem));
-}
-
-bool fits(const Layout& layout) {
-  const bool apart = layout.ld >= static_cast<std::int64_t>(layout.rows);
-  return layout.order == CUBLASLT_ORDER_COL && layout.rows > 0 && layout.columns > 0 && apart &&
-         layout.batch > 0;
-}
-
-/// The sizes fit one another; else the library answers INVALID_VALUE.
-bool is_consistent(const Problem& p) {
-  const std::uint64_t b_rows = p.transposed(1) ? p.b.columns : p.b.rows;
-  const std::uint64_t b_columns = p.transposed(1) ? p.b.rows : p.b.columns;
-  const std::uint64_t a_rows = p.transposed(0) ? p.a.columns : p.a.rows;
-  const bool shapes = fits(p.a) && fits(p.b) && fits(p.c) && fits(p.d) && p.k() == b_rows &&
-                      a_rows == p.m() && b_columns == p.n() && p.c.rows == p.m() &&
-                      p.c.columns == p.n();
-  const bool batches = p.a.batch == p.d.batch && p.b.batch == p.d.batch && p.c.batch == p.d.batch;
-  return shapes && batches && p.c.type == p.d.type;
-}
-
-/// Rows of the tables in cublasLtMatmul's documentation: A and B, and C and D, of one type each.
-bool has_supported_types(const Problem& p) {
-  const Operation& op = p.operation;
-  if (p.a.type != p.b.type) return false;
-  if (op.compute == CUBLAS_COMPUTE_64F || op.compute == CUBLAS_COMPUTE_64F_PEDANTIC) {
-    return op.scale == CUDA_R_64F && p.a.type == CUDA_R_64F && p.d.type == CUDA_R_64F &&
-           op.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
-  }
-  const bool narrow = op.compute == CUBLAS_COMPUTE_32F ||
-                      op.compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
-                      (p.tf32() && p.a.type == CUDA_R_32F);
-  if (!narrow || op.scale != CUDA_R_32F) return false;
-  if (p.a.type == CUDA_R_32F) return p.d.type == CUDA_R_32F;
-  const bool half = p.a.type == CUDA_R_16F || p.a.type == CUDA_R_16BF;
-  return half && (p.d.type == p.a.type || p.d.type == CUDA_R_32F);
-}
-
-bool has_supported_epilogue(const Problem& p) {
-  switch (p.operation.epilogue) {
-    case CUBLASLT_EPILOGUE_DEFAULT:
-    case CUBLASLT_EPILOGUE_RELU:
-    case CUBLASLT_EPILOGUE_GELU:
-      return true;
-    case CUBLASLT_EPILOGUE_BIAS:
-    case CUBLASLT_EPILOGUE_RELU_BIAS:
-    case CUBLASLT_EPILOGUE_GELU_BIAS:
-      return p.operation.bias_type < 0 ||
-             static_cast<std::uint32_t>(p.operation.bias_type) == p.d.type;
-    default:
-      return false;
-  }
-}
-
-bool is_small(const Layout& layout) {
-  return layout.rows <= INT32_MAX && layout.columns <= INT32_MAX;
-}
-
-cublasStatus_t check(const Problem& p) {
-  if (!is_consistent(p)) return CUBLAS_STATUS_INVALID_VALUE;
-  const bool small = is_small(p.a) && is_small(p.b) && is_small(p.d);
-  const bool host_scalars = p.operation.pointer_mode == CUBLASLT_POINTER_MODE_HOST;
-  if (!small || !host_scalars || !has_supported_types(p) || !has_supported_epilogue(p))
-    return CUBLAS_STATUS_NOT_SUPPORTED;
-  return CUBLAS_STATUS_SUCCESS;
 }
 
 /// What lies in a cublasLtMatmulAlgo_t; it may be copied and kept.
@@ -391,13 +244,6 @@ int choose(const Problem& problem, const Preference& preference, int device, int
   return count;
 }
 
-/// The pointers of one call.
-struct Pointers {
-  const void *a, *b, *c;
-  void* d;
-  const void* bias;
-};
-
 void check_algorithm(const Call& call, const Algorithm& algorithm, const Problem& problem,
                      int device) {
   const std::string name = call.name();
@@ -453,125 +299,6 @@ void check_result(const Call& call, const Problem& problem) {
                         ": expected the batch's results apart, got a batch stride of 0 for D");
 }
 
-/// A column-major matrix without gaps.
-struct Matrix {
-  std::size_t rows, columns;
-  std::vector<double> values;
-
-  double& at(std::size_t row, std::size_t column) { return values[column * rows + row]; }
-  double at(std::size_t row, std::size_t column) const { return values[column * rows + row]; }
-};
-
-const char* address(const void* data, const Layout& layout, std::int64_t matrix) {
-  const auto size = static_cast<std::int64_t>(size_of(*element_of(layout.type)));
-  return static_cast<const char*>(data) + matrix * layout.batch_stride * size;
-}
-
-/// Calls each(column's number, address, columns at once): whole where columns have no gaps, so that
-/// only what is used is named.
-template <class Each>
-void for_columns(const Layout& layout, const char* data, Each each) {
-  const std::size_t size = size_of(*element_of(layout.type));
-  const auto ld = static_cast<std::size_t>(layout.ld);
-  if (ld == layout.rows) return each(std::size_t{0}, data, layout.columns);
-  for (std::size_t column = 0; column < layout.columns; ++column)
-    each(column, data + column * ld * size, std::size_t{1});
-}
-
-Matrix load_matrix(const Layout& layout, const void* data, std::int64_t number) {
-  Matrix matrix{layout.rows, layout.columns, {}};
-  matrix.values.resize(matrix.rows * matrix.columns);
-  const Element element = *element_of(layout.type);
-  const std::size_t size = size_of(element);
-  for_columns(layout, address(data, layout, number),
-              [&](std::size_t first, const char* from, std::size_t columns) {
-                const std::size_t count = columns * matrix.rows;
-                const auto* bytes = static_cast<const char*>(read(from, count * size));
-                for (std::size_t i = 0; i < count; ++i)
-                  matrix.values[first * matrix.rows + i] = load(element, bytes + i * size);
-              });
-  return matrix;
-}
-
-void store_matrix(const Layout& layout, void* data, std::int64_t number, const Matrix& matrix) {
-  const Element element = *element_of(layout.type);
-  const std::size_t size = size_of(element);
-  for_columns(layout, address(data, layout, number),
-              [&](std::size_t first, const char* to, std::size_t columns) {
-                const std::size_t count = columns * matrix.rows;
-                auto* bytes = static_cast<char*>(write(const_cast<char*>(to), count * size));
-                for (std::size_t i = 0; i < count; ++i)
-                  store(element, bytes + i * size, matrix.values[first * matrix.rows + i]);
-              });
-}
-
-Matrix transpose(const Matrix& x) {
-  Matrix y{x.columns, x.rows, std::vector<double>(x.values.size())};
-  for (std::size_t column = 0; column < x.columns; ++column) {
-    for (std::size_t row = 0; row < x.rows; ++row) y.at(column, row) = x.at(row, column);
-  }
-  return y;
-}
-
-/// a b, summed along k in order.
-Matrix product(const Matrix& a, const Matrix& b) {
-  Matrix y{a.rows, b.columns, std::vector<double>(a.rows * b.columns, 0.0)};
-  for (std::size_t column = 0; column < y.columns; ++column) {
-    double* const sums = &y.values[column * y.rows];
-    for (std::size_t k = 0; k < a.columns; ++k) {
-      const double scale = b.at(k, column);
-      const double* const terms = &a.values[k * a.rows];
-      for (std::size_t row = 0; row < y.rows; ++row) sums[row] += terms[row] * scale;
-    }
-  }
-  return y;
-}
-
-double gelu_tanh(double x) {
-  const double slope = 0.7978845608028654;  // sqrt(2 / pi)
-  return 0.5 * x * (1.0 + std::tanh(slope * (x + 0.044715 * x * x * x)));
-}
-
-double activate(std::uint32_t epilogue, double x) {
-  if ((epilogue & CUBLASLT_EPILOGUE_RELU) != 0) return x < 0.0 ? 0.0 : x;  // NaN stays
-  if ((epilogue & CUBLASLT_EPILOGUE_GELU) != 0) return gelu_tanh(x);
-  return x;
-}
-
-void add_bias(const Problem& problem, const void* bias, std::int64_t number, Matrix& y) {
-  const Element element = problem.bias_element();
-  const std::size_t size = size_of(element);
-  const auto* from = static_cast<const char*>(bias) +
-                     number * problem.operation.bias_stride * static_cast<std::int64_t>(size);
-  const auto* bytes = static_cast<const char*>(read(from, y.rows * size));
-  for (std::size_t row = 0; row < y.rows; ++row) {
-    const double value = load(element, bytes + row * size);
-    for (std::size_t column = 0; column < y.columns; ++column) y.at(row, column) += value;
-  }
-}
-
-void multiply_one(const Problem& problem, const Pointers& pointers, double alpha, double beta,
-                  std::int64_t number) {
-  Matrix a = load_matrix(problem.a, pointers.a, number);
-  Matrix b = load_matrix(problem.b, pointers.b, number);
-  if (problem.tf32()) {
-    for (Matrix* factor : {&a, &b}) {
-      for (double& value : factor->values) value = to_tf32(value);
-    }
-  }
-  if (problem.transposed(0)) a = transpose(a);
-  if (problem.transposed(1)) b = transpose(b);
-  Matrix y = product(a, b);
-  for (double& value : y.values) value *= alpha;
-  if (beta != 0.0) {
-    const Matrix c = load_matrix(problem.c, pointers.c, number);
-    for (std::size_t i = 0; i < y.values.size(); ++i) y.values[i] += beta * c.values[i];
-  }
-  if (problem.has_bias()) add_bias(problem, pointers.bias, number, y);
-  for (double& value : y.values) value = activate(problem.operation.epilogue, value);
-  store_matrix(problem.d, pointers.d, number, y);
-}
-
 template <class... Given>
 bool any_null(const Given*... given) {
   return ((static_cast<const void*>(given) == nullptr) || ...);
@@ -583,9 +310,10 @@ void scribble(void* workspace, std::size_t bytes) {
 }
 
 }  // namespace
-}  // namespace cairn::gpusim
+}  // namespace cairn::gpusim::cublaslt
 
-using namespace cairn::gpusim;  // NOLINT: the entry points stand outside it
+using namespace cairn::gpusim;            // NOLINT: the entry points stand outside it
+using namespace cairn::gpusim::cublaslt;  // NOLINT
 
 extern "C" {
 
