@@ -34,8 +34,8 @@ struct Part : core::Stateful {
   }
 };
 
-/// What the ranks of a job hold between them, cut by rows or elements: all of it on every rank, even
-/// rows, even elements, everything on the last rank, a row for each rank but the last, and one
+/// What the ranks of a job hold between them, cut by rows or elements: all of it on every rank,
+/// even rows, even elements, everything on the last rank, a row for each rank but the last, and one
 /// tensor of two whole.
 constexpr int kCuts = 6;
 
